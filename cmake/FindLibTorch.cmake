@@ -1,0 +1,51 @@
+# LibTorch for the CPU, without its own CMake package (which wants a CUDA toolkit when it comes from a CUDA wheel).
+#
+# Looked for in CMAKE_PREFIX_PATH first (an unpacked libtorch, or the torch folder of a wheel), then where
+# scripts/setup.sh puts it. Defines the target LibTorch::cpu and LibTorch_LIBRARY_DIR.
+
+set(_supported 2.11)  # c10d::Reducer's constructor changes between minor releases
+
+if(DEFINED ENV{XDG_CACHE_HOME} AND NOT "$ENV{XDG_CACHE_HOME}" STREQUAL "")
+  set(_cache $ENV{XDG_CACHE_HOME}/ddprun)
+else()
+  set(_cache $ENV{HOME}/.cache/ddprun)
+endif()
+set(_setup_torch ${_cache}/libtorch-2.11.0/torch)
+
+find_path(LibTorch_INCLUDE_DIR torch/csrc/distributed/c10d/reducer.hpp PATHS ${_setup_torch}/include)
+find_library(LibTorch_CPU_LIBRARY torch_cpu PATHS ${_setup_torch}/lib)
+find_library(LibTorch_C10_LIBRARY c10 PATHS ${_setup_torch}/lib)
+find_path(Gloo_INCLUDE_DIR gloo/rendezvous/store.h)
+
+if(NOT LibTorch_INCLUDE_DIR OR NOT LibTorch_CPU_LIBRARY OR NOT LibTorch_C10_LIBRARY)
+  message(FATAL_ERROR "LibTorch not found: run scripts/setup.sh, or pass -DCMAKE_PREFIX_PATH=<unpacked libtorch> "
+                      "(looked for torch/csrc/distributed/c10d/reducer.hpp and libtorch_cpu.so; "
+                      "-DDDPRUN_WORKER=OFF builds the launcher alone)")
+endif()
+if(NOT Gloo_INCLUDE_DIR)
+  message(FATAL_ERROR "Gloo's headers not found: install libgloo-dev (looked for gloo/rendezvous/store.h)")
+endif()
+
+file(STRINGS ${LibTorch_INCLUDE_DIR}/torch/headeronly/version.h _lines REGEX "#define TORCH_VERSION_(MAJOR|MINOR) ")
+string(REGEX REPLACE ".*MAJOR ([0-9]+).*MINOR ([0-9]+).*" "\\1.\\2" LibTorch_VERSION "${_lines}")
+if(NOT LibTorch_VERSION STREQUAL _supported)
+  message(FATAL_ERROR "LibTorch ${_supported} expected, found ${LibTorch_VERSION} in ${LibTorch_INCLUDE_DIR}")
+endif()
+
+get_filename_component(LibTorch_LIBRARY_DIR ${LibTorch_CPU_LIBRARY} DIRECTORY)
+
+if(NOT TARGET LibTorch::cpu)
+  add_library(LibTorch::cpu INTERFACE IMPORTED)
+  set_target_properties(LibTorch::cpu PROPERTIES
+    INTERFACE_INCLUDE_DIRECTORIES
+      "${LibTorch_INCLUDE_DIR};${LibTorch_INCLUDE_DIR}/torch/csrc/api/include;${Gloo_INCLUDE_DIR}"
+    INTERFACE_COMPILE_DEFINITIONS "USE_DISTRIBUTED;USE_C10D_GLOO"
+    INTERFACE_LINK_LIBRARIES "${LibTorch_CPU_LIBRARY};${LibTorch_C10_LIBRARY}"
+    # libtorch_cpu's own NVIDIA libraries are found through its RPATH; --disable-new-dtags makes ours count for it too.
+    INTERFACE_LINK_OPTIONS "-Wl,--allow-shlib-undefined,--disable-new-dtags,-rpath,${LibTorch_LIBRARY_DIR}")
+endif()
+
+include(FindPackageHandleStandardArgs)
+find_package_handle_standard_args(LibTorch REQUIRED_VARS LibTorch_CPU_LIBRARY LibTorch_INCLUDE_DIR
+                                  VERSION_VAR LibTorch_VERSION)
+mark_as_advanced(LibTorch_INCLUDE_DIR LibTorch_CPU_LIBRARY LibTorch_C10_LIBRARY Gloo_INCLUDE_DIR)

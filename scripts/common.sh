@@ -1,0 +1,35 @@
+# What the scripts share; sourced, not run. Expects to be sourced from a script in scripts/.
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/ddprun
+torch_version=2.11.0
+libtorch=$cache/libtorch-$torch_version
+
+say() { printf '%s: %s\n' "${0##*/}" "$*" >&2; }
+die() { say "error: $*"; exit 1; }
+
+# Prints the calling script's opening comment and ends it.
+usage() {
+  sed -n '2,/^source/{/^source/d;s/^# \{0,1\}//;p}' "$0"
+  exit 0
+}
+
+# Runs a step and says what it is and how long it took.
+step() {
+  local what=$1 begin=$SECONDS
+  shift
+  say "$what ..."
+  "$@"
+  say "$what: done in $((SECONDS - begin)) s"
+}
+
+# Jobs that memory allows: a file that includes LibTorch needs up to 2 GB of it.
+jobs() {
+  local cpus memory_gb
+  cpus=$(nproc)
+  memory_gb=$(awk '/MemAvailable/ {print int($2 / 1048576)}' /proc/meminfo)
+  local fit=$((memory_gb / 2))
+  ((fit >= 1)) || fit=1
+  echo $((cpus < fit ? cpus : fit))
+}

@@ -1,0 +1,149 @@
+#!/usr/bin/env bash
+# Installs what a build and its tests need: system packages and LibTorch. Running it again changes nothing.
+#
+# usage: scripts/setup.sh [--cuda] [--dev] [--no-libtorch]
+#   --cuda         fetch also what a GPU needs (NVIDIA's packages, about 3.5 GB more on disk)
+#   --dev          install also what only developers need (clang-format)
+#   --no-libtorch  leave LibTorch alone: you pass -DCMAKE_PREFIX_PATH=<unpacked libtorch> to cmake
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+cuda=no dev=no fetch_libtorch=yes
+for argument in "$@"; do
+  case $argument in
+    --cuda) cuda=yes ;;
+    --dev) dev=yes ;;
+    --no-libtorch) fetch_libtorch=no ;;
+    --help | -h) usage ;;
+    *) say "error: unknown argument '$argument', expected --cuda, --dev or --no-libtorch"; exit 2 ;;
+  esac
+done
+
+# ---- system packages -------------------------------------------------------------------------------------------
+
+packages=(g++ cmake ninja-build ccache git ca-certificates python3 python3-pip libspdlog-dev catch2 libcli11-dev
+          nlohmann-json3-dev libgloo-dev zlib1g-dev libzip-dev dataset-fashion-mnist)
+[ "$dev" = no ] || packages+=(clang-format)
+
+is_installed() { [ "$(dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
+
+# The distribution's newest Boost that we support: Debian 12 has 1.81 beside its default 1.74, Ubuntu 24.04 has 1.83.
+boost_package() {
+  local name
+  for name in libboost1.88-dev libboost1.83-dev libboost1.81-dev; do
+    if is_installed "$name"; then echo "$name"; return; fi
+  done
+  for name in libboost1.83-dev libboost1.81-dev libboost1.88-dev; do
+    if apt-cache show "$name" >/dev/null 2>&1; then echo "$name"; return; fi
+  done
+  echo libboost1.83-dev
+}
+
+missing_packages() {
+  local name
+  for name in "${packages[@]}" "$(boost_package)"; do
+    is_installed "$name" || printf '%s ' "$name"
+  done
+}
+
+as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi; }
+
+install_packages() {
+  as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$@" >&2
+}
+
+setup_packages() {
+  if ! command -v apt-get >/dev/null; then
+    say "no apt-get here: this script knows Debian 12 and Ubuntu 24.04. Elsewhere, install the counterparts of:"
+    say "  ${packages[*]} libboost-dev (1.81 or later)"
+    die "cannot install system packages"
+  fi
+  local missing
+  missing=$(missing_packages)
+  if [ -z "${missing// /}" ]; then return; fi
+  if [ "$(id -u)" != 0 ] && ! command -v sudo >/dev/null; then
+    die "not root and no sudo. As root, run: apt-get update && apt-get install -y --no-install-recommends $missing"
+  fi
+  say "system packages to install: $missing"
+  as_root apt-get update >&2 || say "warning: apt-get update failed; going on with the lists at hand"
+  missing=$(missing_packages) # the lists may have brought a Boost
+  # shellcheck disable=SC2086
+  install_packages $missing || die "could not install: $missing(is there a network?)"
+}
+
+# ---- LibTorch from the torch wheel -------------------------------------------------------------------------------
+
+# Prints the packages that the CPU build loads at run time, or with "all" every NVIDIA package of the wheel.
+nvidia_requirements() {
+  if [ "$1" = cpu ]; then
+    # libtorch_cpu of this wheel is linked to these two even where there is no GPU.
+    printf '%s\n' nvidia-cuda-cupti==13.0.85 nvidia-cuda-runtime==13.0.96
+  else
+    printf '%s\n' nvidia-cublas==13.1.0.3 nvidia-cuda-cupti==13.0.85 nvidia-cuda-nvrtc==13.0.88 \
+      nvidia-cuda-runtime==13.0.96 nvidia-cudnn-cu13==9.19.0.56 nvidia-cufft==12.0.0.61 nvidia-cufile==1.15.1.6 \
+      nvidia-curand==10.4.0.35 nvidia-cusolver==12.0.4.66 nvidia-cusparse==12.6.3.3 nvidia-cusparselt-cu13==0.8.0 \
+      nvidia-nccl-cu13==2.28.9 nvidia-nvjitlink==13.0.88 nvidia-nvshmem-cu13==3.4.5 nvidia-nvtx==13.0.85
+  fi
+}
+
+# download FOLDER REQUIREMENT...: wheels of the fixed Python tag, so that every Python 3 fetches the same files.
+download() {
+  local folder=$1
+  shift
+  python3 -m pip download --progress-bar on --disable-pip-version-check --no-deps --only-binary=:all: \
+    --python-version 3.11 --implementation cp --abi cp311 --abi abi3 --abi none \
+    --platform "manylinux_2_28_$(uname -m)" --platform "manylinux_2_27_$(uname -m)" \
+    --platform "manylinux_2_25_$(uname -m)" --platform "manylinux_2_17_$(uname -m)" \
+    --platform "manylinux2014_$(uname -m)" --dest "$folder" "$@" >&2
+}
+
+# unpack FOLDER WHEEL...: only libraries, headers and licences; no Python code.
+unpack() {
+  python3 - "$@" <<'PYTHON'
+import re, sys, zipfile
+folder, wheels = sys.argv[1], sys.argv[2:]
+wanted = re.compile(r"torch/lib/(?!libtorch_python)|torch/include/|nvidia/.*/(lib|include)/|[^/]+\.dist-info/(licenses/|LICENSE|License)")
+for wheel in wheels:
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder, [n for n in archive.namelist() if wanted.match(n)])
+PYTHON
+}
+
+fetch_wheels() { # fetch_wheels WHAT REQUIREMENT...
+  local what=$1 work
+  shift
+  work=$(mktemp -d "$cache/download.XXXXXX")
+  # shellcheck disable=SC2064
+  trap "rm -rf '$work'" EXIT
+  say "downloading $what"
+  download "$work/wheels" "$@" || die "could not download $what from the Python package index (is there a network?)"
+  say "unpacking $what into $libtorch"
+  mkdir -p "$libtorch"
+  unpack "$libtorch" "$work"/wheels/*.whl
+  rm -rf "$work"
+  trap - EXIT
+}
+
+setup_libtorch() {
+  mkdir -p "$cache"
+  exec 9>"$cache/setup.lock"
+  flock 9 # two setups at once: the second finds everything there
+  if [ ! -e "$libtorch/cpu.complete" ]; then
+    local free_mb
+    free_mb=$(df -Pm "$cache" | awk 'NR==2 {print $4}')
+    ((free_mb > 2500)) || die "$cache: LibTorch needs 2.5 GB while it is unpacked, only $free_mb MB are free"
+    # shellcheck disable=SC2046
+    fetch_wheels "LibTorch $torch_version for the CPU (545 MB, 1.1 GB unpacked)" \
+      "torch==$torch_version" $(nvidia_requirements cpu)
+    touch "$libtorch/cpu.complete"
+  fi
+  if [ "$cuda" = yes ] && [ ! -e "$libtorch/cuda.complete" ]; then
+    # shellcheck disable=SC2046
+    fetch_wheels "NVIDIA's libraries for the GPU (2.2 GB, 3.5 GB unpacked)" $(nvidia_requirements all)
+    touch "$libtorch/cuda.complete"
+  fi
+  exec 9>&-
+}
+
+setup_packages
+[ "$fetch_libtorch" = no ] || setup_libtorch
+say "ready"

@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Installs what is missing, builds, and runs all tests. The exit status is the verdict.
+#
+# usage: scripts/test.sh [ctest arguments, such as -R loader or -LE slow]
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+if [ "${1:-}" = --help ] || [ "${1:-}" = -h ]; then usage; fi
+
+cd "$root"
+scripts/setup.sh
+scripts/build.sh
+# One test at a time: many start several processes of their own, and some watch the clock.
+ctest --test-dir build --output-on-failure --no-tests=error "$@"
