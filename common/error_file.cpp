@@ -1,0 +1,94 @@
+#include "common/error_file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "common/files.h"
+#include "common/unique_fd.h"
+
+namespace ddprun {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::size_t kMaxBytes = 64 * 1024;
+
+std::int64_t parse_timestamp(const json& value) {
+  if (value.is_number()) return value.get<std::int64_t>();
+  if (value.is_string()) return std::strtoll(value.get<std::string>().c_str(), nullptr, 10);
+  return 0;
+}
+
+std::string text_of(const json& object, const char* key) {
+  const auto found = object.find(key);
+  if (found == object.end()) return "";
+  return found->is_string() ? found->get<std::string>()
+                            : found->dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+ErrorFileContent interpret(const std::string& bytes) {
+  const json root = json::parse(bytes, nullptr, /*allow_exceptions=*/false);
+  if (root.is_discarded() || !root.is_object() || !root.contains("message"))
+    return {std::nullopt, "is not JSON with a \"message\""};
+  const json& message = root["message"];
+  WorkerError error;
+  if (!message.is_object()) {
+    error.message = text_of(root, "message");
+    if (root.contains("timestamp")) error.timestamp = parse_timestamp(root["timestamp"]);
+    return {error, ""};
+  }
+  error.message = text_of(message, "message");
+  if (const auto extra = message.find("extraInfo"); extra != message.end() && extra->is_object()) {
+    error.call_stack = text_of(*extra, "py_callstack");
+    if (extra->contains("timestamp")) error.timestamp = parse_timestamp((*extra)["timestamp"]);
+  }
+  return {error, ""};
+}
+
+ErrorFileContent read_and_interpret(const std::filesystem::path& path) {
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  if (!fd && errno == ENOENT) return {};
+  if (!fd && errno == ELOOP) return {std::nullopt, "is a symbolic link, which is not followed"};
+  if (!fd) return {std::nullopt, std::string("cannot be opened: ") + std::strerror(errno)};
+  struct stat info {};
+  if (::fstat(fd.get(), &info) != 0 || !S_ISREG(info.st_mode)) return {std::nullopt, "is not a regular file"};
+  std::string bytes(kMaxBytes + 1, '\0');
+  std::size_t size = 0;
+  while (size < bytes.size()) {
+    const ssize_t n = ::read(fd.get(), bytes.data() + size, bytes.size() - size);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return {std::nullopt, std::string("cannot be read: ") + std::strerror(errno)};
+    if (n == 0) break;
+    size += static_cast<std::size_t>(n);
+  }
+  if (size > kMaxBytes) return {std::nullopt, "is larger than 64 KiB"};
+  if (size == 0) return {};  // created in advance, never filled
+  bytes.resize(size);
+  return interpret(bytes);
+}
+
+}  // namespace
+
+void write_error_file(const std::filesystem::path& path, const WorkerError& error) {
+  const json root = {
+      {"message",
+       {{"message", error.message},
+        {"extraInfo",
+         {{"py_callstack", error.call_stack}, {"timestamp", std::to_string(error.timestamp)}}}}}};
+  write_file_atomic(path, root.dump(-1, ' ', false, json::error_handler_t::replace));
+}
+
+ErrorFileContent read_error_file(const std::filesystem::path& path) noexcept {
+  try {
+    return read_and_interpret(path);
+  } catch (const std::exception& error) {
+    return {std::nullopt, std::string("cannot be understood: ") + error.what()};
+  }
+}
+
+}  // namespace ddprun

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <string>
+
+namespace ddprun {
+
+/// How a process ended: it exited with a code, or a signal killed it.
+struct ExitStatus {
+  enum class Kind { kExited, kKilled };
+
+  Kind kind = Kind::kExited;
+  int code = 0;              ///< exit code 0..255 if exited
+  int signal = 0;            ///< signal number if killed
+  bool core_dumped = false;  ///< only if killed
+
+  static ExitStatus exited(int code) { return {Kind::kExited, code, 0, false}; }
+  static ExitStatus killed(int signal, bool core_dumped = false) {
+    return {Kind::kKilled, 0, signal, core_dumped};
+  }
+  /// From the status word of wait(2).
+  static ExitStatus from_wait_status(int wait_status);
+
+  bool success() const { return kind == Kind::kExited && code == 0; }
+  bool operator==(const ExitStatus&) const = default;
+};
+
+/// "exit code 7", "signal 9 (SIGKILL)", "signal 11 (SIGSEGV), core dumped".
+std::string describe(const ExitStatus& status);
+
+/// The code a shell would show: the exit code itself, or 128 + signal.
+int to_exit_code(const ExitStatus& status);
+
+/// "SIGTERM" for 15, "SIGRTMIN+1" for a real-time signal; "signal 99" for a number that has no name.
+std::string signal_name(int signal);
+
+}  // namespace ddprun

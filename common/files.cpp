@@ -1,0 +1,94 @@
+#include "common/files.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <system_error>
+#include <vector>
+
+#include "common/errors.h"
+#include "common/unique_fd.h"
+
+namespace ddprun {
+namespace {
+
+void write_all(const std::filesystem::path& path, int fd, std::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t n = ::write(fd, bytes.data(), bytes.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) throw IoError(path, "cannot write", errno);
+    bytes.remove_prefix(static_cast<std::size_t>(n));
+  }
+}
+
+void sync_path(const std::filesystem::path& path, int flags) {
+  const UniqueFd fd(::open(path.c_str(), flags | O_CLOEXEC));
+  if (!fd) throw IoError(path, "cannot open", errno);
+  // Some file systems have no fsync for folders (EINVAL): then there is nothing to wait for.
+  if (::fsync(fd.get()) != 0 && errno != EINVAL) throw IoError(path, "cannot write to disk", errno);
+}
+
+}  // namespace
+
+std::string read_file(const std::filesystem::path& path, std::size_t max_bytes) {
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd) throw IoError(path, "cannot open", errno);
+  struct stat info {};
+  if (::fstat(fd.get(), &info) != 0) throw IoError(path, "cannot stat", errno);
+  if (S_ISDIR(info.st_mode)) throw IoError(path, "is a folder, expected a file");
+  std::string bytes;
+  if (info.st_size > 0) bytes.reserve(static_cast<std::size_t>(info.st_size));
+  char buffer[1 << 16];
+  for (;;) {
+    const ssize_t n = ::read(fd.get(), buffer, sizeof buffer);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) throw IoError(path, "cannot read", errno);
+    if (n == 0) return bytes;
+    bytes.append(buffer, static_cast<std::size_t>(n));
+    if (bytes.size() > max_bytes)
+      throw IoError(path, "is larger than the " + std::to_string(max_bytes) + " bytes expected at most");
+  }
+}
+
+std::filesystem::path temporary_beside(const std::filesystem::path& path) {
+  return path.parent_path() / ("." + path.filename().string() + ".tmp." + std::to_string(::getpid()));
+}
+
+void commit_file(const std::filesystem::path& temporary, const std::filesystem::path& path) {
+  sync_path(temporary, O_RDONLY);
+  if (::rename(temporary.c_str(), path.c_str()) != 0) throw IoError(path, "cannot replace", errno);
+  sync_path(path.has_parent_path() ? path.parent_path() : ".", O_RDONLY | O_DIRECTORY);
+}
+
+void discard_file(const std::filesystem::path& temporary) noexcept { ::unlink(temporary.c_str()); }
+
+void write_file_atomic(const std::filesystem::path& path, std::string_view bytes) {
+  replace_file_atomic(path, [&](const std::filesystem::path& temporary) {
+    const UniqueFd fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0644));
+    if (!fd) throw IoError(path, "cannot create", errno);
+    write_all(path, fd.get(), bytes);
+  });
+}
+
+TempDir::TempDir(const std::string& prefix) {
+  std::string pattern = (std::filesystem::temp_directory_path() / (prefix + "-XXXXXX")).string();
+  if (::mkdtemp(pattern.data()) == nullptr) throw IoError(pattern, "cannot create a temporary folder", errno);
+  path_ = pattern;
+}
+
+TempDir::~TempDir() {
+  std::error_code ignored;
+  std::filesystem::remove_all(path_, ignored);
+}
+
+std::filesystem::path cache_folder() {
+  if (const char* xdg = std::getenv("XDG_CACHE_HOME"); xdg != nullptr && *xdg != '\0')
+    return std::filesystem::path(xdg) / "ddprun";
+  const char* home = std::getenv("HOME");
+  return std::filesystem::path(home != nullptr ? home : "/") / ".cache" / "ddprun";
+}
+
+}  // namespace ddprun

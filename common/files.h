@@ -1,0 +1,55 @@
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <string>
+#include <string_view>
+
+namespace ddprun {
+
+/// The whole file as bytes. throws IoError if it cannot be read or is larger than max_bytes.
+std::string read_file(const std::filesystem::path& path, std::size_t max_bytes = std::size_t{1} << 40);
+
+/// Replaces path with the given bytes so that a reader, or a crash at any moment, sees the old file or the
+/// new one and never a mixture: temporary file beside it, fsync, rename, fsync of the folder.
+/// throws IoError naming path; the temporary file is gone then.
+void write_file_atomic(const std::filesystem::path& path, std::string_view bytes);
+
+/// As above for a writer that wants a path: calls write(temporary path), then fsyncs and renames.
+template <typename Write>
+void replace_file_atomic(const std::filesystem::path& path, Write write);
+
+/// A fresh folder under $TMPDIR (mode 0700), removed with all it holds when this goes.
+class TempDir {
+ public:
+  explicit TempDir(const std::string& prefix = "ddprun");
+  ~TempDir();
+  TempDir(const TempDir&) = delete;
+  TempDir& operator=(const TempDir&) = delete;
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+/// Where LibTorch and data sets are cached: $XDG_CACHE_HOME/ddprun, else $HOME/.cache/ddprun.
+std::filesystem::path cache_folder();
+
+// -- details of replace_file_atomic --
+std::filesystem::path temporary_beside(const std::filesystem::path& path);
+void commit_file(const std::filesystem::path& temporary, const std::filesystem::path& path);
+void discard_file(const std::filesystem::path& temporary) noexcept;
+
+template <typename Write>
+void replace_file_atomic(const std::filesystem::path& path, Write write) {
+  const auto temporary = temporary_beside(path);
+  try {
+    write(temporary);
+    commit_file(temporary, path);
+  } catch (...) {
+    discard_file(temporary);
+    throw;
+  }
+}
+
+}  // namespace ddprun

@@ -1,0 +1,54 @@
+#include "common/logging.h"
+
+#include <spdlog/pattern_formatter.h>
+#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cstdlib>
+#include <memory>
+
+namespace ddprun {
+namespace {
+
+/// "warning: " and "error: " as compilers write them; nothing before ordinary lines.
+class LevelWord : public spdlog::custom_flag_formatter {
+ public:
+  void format(const spdlog::details::log_msg& message, const std::tm&, spdlog::memory_buf_t& out) override {
+    std::string_view word;
+    if (message.level == spdlog::level::debug || message.level == spdlog::level::trace) word = "debug: ";
+    if (message.level == spdlog::level::warn) word = "warning: ";
+    if (message.level >= spdlog::level::err) word = "error: ";
+    out.append(word.data(), word.data() + word.size());
+  }
+  std::unique_ptr<custom_flag_formatter> clone() const override { return std::make_unique<LevelWord>(); }
+};
+
+spdlog::level::level_enum level_from_environment() {
+  const char* value = std::getenv("LOGLEVEL");
+  if (value == nullptr) return spdlog::level::info;
+  std::string name(value);
+  std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return std::tolower(c); });
+  const auto level = spdlog::level::from_str(name);
+  return level == spdlog::level::off && name != "off" ? spdlog::level::info : level;
+}
+
+}  // namespace
+
+void configure_logging(const std::string& name) {
+  auto logger = std::make_shared<spdlog::logger>(name, std::make_shared<spdlog::sinks::stderr_sink_mt>());
+  auto formatter = std::make_unique<spdlog::pattern_formatter>();
+  formatter->add_flag<LevelWord>('*').set_pattern("%n: %*%v");
+  logger->set_formatter(std::move(formatter));
+  logger->set_level(level_from_environment());
+  logger->flush_on(spdlog::level::trace);
+  spdlog::set_default_logger(std::move(logger));
+}
+
+void log_debug(std::string_view line) { spdlog::debug(line); }
+void log_info(std::string_view line) { spdlog::info(line); }
+void log_warning(std::string_view line) { spdlog::warn(line); }
+void log_error(std::string_view line) { spdlog::error(line); }
+
+}  // namespace ddprun

@@ -1,0 +1,120 @@
+#include "common/worker_env.h"
+
+#include <charconv>
+#include <cstdlib>
+
+#include "common/errors.h"
+
+namespace ddprun {
+namespace {
+
+int parse_int(const std::string& name, const std::string& text, int low, int high) {
+  int value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < low || value > high)
+    throw UsageError(name + ": expected an integer from " + std::to_string(low) + " to " +
+                     std::to_string(high) + ", got '" + text + "'");
+  return value;
+}
+
+constexpr int kMaxWorld = 1 << 24;
+
+class Reader {
+ public:
+  explicit Reader(const EnvLookup& lookup) : lookup_(lookup) {}
+
+  int integer(const std::string& name, int fallback, int low, int high) const {
+    const auto text = lookup_(name);
+    return text && !text->empty() ? parse_int(name, *text, low, high) : fallback;
+  }
+  std::string text(const std::string& name, const std::string& fallback) const {
+    return lookup_(name).value_or(fallback);
+  }
+
+ private:
+  const EnvLookup& lookup_;
+};
+
+/// True if a launcher set the rendezvous variables, false if none is set; throws if only some are.
+bool launched(const EnvLookup& lookup) {
+  std::string missing, present;
+  for (const char* name : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) {
+    const auto value = lookup(name);
+    std::string& list = value && !value->empty() ? present : missing;
+    list += (list.empty() ? "" : ", ") + std::string(name);
+  }
+  if (!present.empty() && !missing.empty())
+    throw UsageError("environment: " + missing + " not set although " + present +
+                     " is: expected all four (a launcher sets them) or none (one process)");
+  return missing.empty();
+}
+
+}  // namespace
+
+std::vector<std::pair<std::string, std::string>> to_env(const WorkerEnv& env) {
+  std::vector<std::pair<std::string, std::string>> variables = {
+      {"RANK", std::to_string(env.rank)},
+      {"LOCAL_RANK", std::to_string(env.local_rank)},
+      {"GROUP_RANK", std::to_string(env.group_rank)},
+      {"ROLE_RANK", std::to_string(env.role_rank)},
+      {"ROLE_NAME", env.role_name},
+      {"LOCAL_WORLD_SIZE", std::to_string(env.local_world_size)},
+      {"WORLD_SIZE", std::to_string(env.world_size)},
+      {"GROUP_WORLD_SIZE", std::to_string(env.group_world_size)},
+      {"ROLE_WORLD_SIZE", std::to_string(env.role_world_size)},
+      {"MASTER_ADDR", env.master_addr},
+      {"MASTER_PORT", std::to_string(env.master_port)},
+      {"TORCHELASTIC_RESTART_COUNT", std::to_string(env.restart_count)},
+      {"TORCHELASTIC_MAX_RESTARTS", std::to_string(env.max_restarts)},
+      {"TORCHELASTIC_RUN_ID", env.run_id},
+      {"TORCHELASTIC_USE_AGENT_STORE", env.use_agent_store ? "True" : "False"},
+      {"TORCHELASTIC_ERROR_FILE", env.error_file},
+  };
+  if (env.store_fd) variables.emplace_back("DDPRUN_STORE_FD", std::to_string(*env.store_fd));
+  return variables;
+}
+
+const std::vector<std::string>& worker_variable_names() {
+  static const std::vector<std::string> names = [] {
+    WorkerEnv all;
+    all.store_fd = 0;
+    std::vector<std::string> list;
+    for (const auto& [name, value] : to_env(all)) list.push_back(name);
+    list.insert(list.end(), {"NODE_RANK", "TORCHELASTIC_SIGNALS_TO_HANDLE", "TORCHELASTIC_TIMER_FILE"});
+    return list;
+  }();
+  return names;
+}
+
+std::optional<std::string> process_env(const std::string& name) {
+  const char* value = std::getenv(name.c_str());
+  return value == nullptr ? std::nullopt : std::optional<std::string>(value);
+}
+
+WorkerEnv from_env(const EnvLookup& lookup) {
+  const Reader read(lookup);
+  WorkerEnv env;
+  env.error_file = read.text("TORCHELASTIC_ERROR_FILE", "");
+  if (!launched(lookup)) return env;
+
+  env.world_size = read.integer("WORLD_SIZE", 1, 1, kMaxWorld);
+  env.rank = read.integer("RANK", 0, 0, env.world_size - 1);
+  env.local_world_size = read.integer("LOCAL_WORLD_SIZE", env.world_size, 1, env.world_size);
+  env.local_rank = read.integer("LOCAL_RANK", env.rank, 0, env.local_world_size - 1);
+  env.group_world_size = read.integer("GROUP_WORLD_SIZE", 1, 1, env.world_size);
+  env.group_rank = read.integer("GROUP_RANK", 0, 0, env.group_world_size - 1);
+  env.role_world_size = read.integer("ROLE_WORLD_SIZE", env.world_size, 1, kMaxWorld);
+  env.role_rank = read.integer("ROLE_RANK", env.rank, 0, env.role_world_size - 1);
+  env.role_name = read.text("ROLE_NAME", env.role_name);
+  env.master_addr = read.text("MASTER_ADDR", env.master_addr);
+  env.master_port = read.integer("MASTER_PORT", 0, 1, 65535);
+  env.restart_count = read.integer("TORCHELASTIC_RESTART_COUNT", 0, 0, 1 << 30);
+  env.max_restarts = read.integer("TORCHELASTIC_MAX_RESTARTS", 0, 0, 1 << 30);
+  env.run_id = read.text("TORCHELASTIC_RUN_ID", env.run_id);
+  env.use_agent_store = read.text("TORCHELASTIC_USE_AGENT_STORE", "False") == "True";
+  if (const auto fd = lookup("DDPRUN_STORE_FD"); fd && !fd->empty())
+    env.store_fd = parse_int("DDPRUN_STORE_FD", *fd, 0, 1 << 20);
+  return env;
+}
+
+}  // namespace ddprun
