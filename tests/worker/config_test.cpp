@@ -1,0 +1,146 @@
+#include "worker/config.h"
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "common/errors.h"
+#include "common/files.h"
+#include "tests/support/catch.h"
+
+using namespace ddprun;
+using ddprun::test::ContainsSubstring;
+
+namespace {
+
+Config parse(std::vector<const char*> arguments) {
+  arguments.insert(arguments.begin(), "worker");
+  return parse_config(static_cast<int>(arguments.size()), arguments.data());
+}
+
+}  // namespace
+
+TEST_CASE("the defaults are the document's", "[config]") {
+  const auto config = parse({"mnist"});
+  CHECK(config.task == "mnist");
+  CHECK(config.train.epochs == 5);
+  CHECK(config.train.batch_size == 128);
+  CHECK(config.train.log_interval == 10);
+  CHECK(config.optim.lr == 1e-3);
+  CHECK(config.train.progress);
+  CHECK_FALSE(config.model.dropout);
+  CHECK(config.timeout == std::chrono::minutes(30));
+}
+
+TEST_CASE("every flag has both spellings and both forms of its value", "[config]") {
+  const auto dashed = parse({"mnist",
+                             "--batch-size",
+                             "7",
+                             "--log-interval=3",
+                             "--limit-train",
+                             "100",
+                             "--limit-test=50",
+                             "--loader-threads",
+                             "0",
+                             "--init-weights",
+                             "w.pt",
+                             "--no-progress",
+                             "--seed",
+                             "9",
+                             "--lr",
+                             "1e-30",
+                             "--dropout",
+                             "0",
+                             "--timeout",
+                             "1.5",
+                             "--out",
+                             "o",
+                             "--epochs=2"});
+  const auto underscored =
+      parse({"mnist", "--batch_size=7", "--log_interval", "3", "--limit_train=100", "--limit_test", "50",
+             "--loader_threads=0", "--init_weights=w.pt", "--no_progress", "--seed=9", "--lr=1e-30",
+             "--dropout=0", "--timeout=1.5", "--out=o", "--epochs", "2"});
+  CHECK(to_json(dashed) == to_json(underscored));
+  for (const auto& config : {dashed, underscored}) {
+    CHECK(config.train.batch_size == 7);
+    CHECK(config.train.log_interval == 3);
+    CHECK(config.data.limit_train == 100);
+    CHECK(config.data.limit_test == 50);
+    CHECK(config.train.loader_threads == 0);
+    CHECK(config.model.init_weights == "w.pt");
+    CHECK_FALSE(config.train.progress);
+    CHECK(config.train.seed == 9);
+    CHECK(config.optim.lr == 1e-30);
+    CHECK(config.model.dropout == 0.0);
+    CHECK(config.timeout == std::chrono::milliseconds(1500));
+    CHECK(config.train.out == "o");
+    CHECK(config.train.epochs == 2);
+  }
+}
+
+TEST_CASE("a bad value is refused in one line that names flag, expectation and value", "[config]") {
+  const auto [flag, value, expected] = GENERATE(table<const char*, const char*, const char*>({
+      {"--epochs", "0", "--epochs: expected an integer from 1 to 2147483647, got '0'"},
+      {"--epochs", "foo", "expected an integer from 1 to 2147483647, got 'foo'"},
+      {"--epochs", "1.5", "got '1.5'"},
+      {"--epochs", "", "--epochs: expected one value"},
+      {"--epochs", " 3", "got ' 3'"},
+      {"--batch_size", "-1", "expected an integer from 1 to 2147483647, got '-1'"},
+      {"--batch-size", "99999999999999999999", "got '99999999999999999999'"},
+      {"--limit-train", "0", "expected an integer from 1"},
+      {"--loader-threads", "65", "expected an integer from 0 to 64, got '65'"},
+      {"--lr", "0", "--lr: expected a number above 0, got '0'"},
+      {"--lr", "nan", "got 'nan'"},
+      {"--lr", "inf", "got 'inf'"},
+      {"--lr", "-1e-3", "got '-1e-3'"},
+      {"--dropout", "1.01", "--dropout: expected a probability from 0 to 1, got '1.01'"},
+      {"--timeout", "0", "--timeout: expected seconds above 0, got '0'"},
+      {"--seed", "-1", "expected an integer from 0"},
+  }));
+  CAPTURE(flag, value);
+  const auto joined = std::string(flag) + "=" + value;
+  CHECK_THROWS_AS(parse({"mnist", joined.c_str()}), UsageError);
+  CHECK_THROWS_WITH(parse({"mnist", joined.c_str()}),
+                    ContainsSubstring(expected) && !ContainsSubstring("\n"));
+}
+
+TEST_CASE("an unknown task, flag or argument and a missing value are named", "[config]") {
+  CHECK_THROWS_WITH(parse({}), "no task given, expected: mnist");
+  CHECK_THROWS_WITH(parse({"minst"}), "unknown task 'minst', expected: mnist");
+  CHECK_THROWS_WITH(parse({"mnist", "--eppochs", "3"}), ContainsSubstring("unknown flag '--eppochs'"));
+  CHECK_THROWS_WITH(parse({"mnist", "extra"}), ContainsSubstring("unknown argument 'extra'"));
+  CHECK_THROWS_WITH(parse({"mnist", "--epochs"}), "--epochs: expected one value");
+  CHECK_THROWS_WITH(parse({"--epochs", "3"}), ContainsSubstring("unknown flag '--epochs'"));
+  CHECK_THROWS_AS(parse({"mnist", "--epochs", "1", "--epochs", "2"}), UsageError);
+}
+
+TEST_CASE("a used run folder is refused unless it may be overwritten", "[config]") {
+  const TempDir dir;
+  auto config = parse({"mnist"});
+  config.train.out = dir.path() / "a" / "b";
+  CHECK(make_run_folder(config) == config.train.out);
+  CHECK(std::filesystem::is_directory(config.train.out / "checkpoints"));
+  CHECK_THROWS_AS(make_run_folder(config), UsageError);
+  CHECK_THROWS_WITH(make_run_folder(config),
+                    ContainsSubstring("holds a run already") && ContainsSubstring("--overwrite"));
+  std::ofstream(config.train.out / "summary.json") << "{}";
+  config.overwrite = true;
+  CHECK(make_run_folder(config) == config.train.out);
+  CHECK_FALSE(std::filesystem::exists(config.train.out / "summary.json"));
+}
+
+TEST_CASE("a run folder that cannot be made is refused by name", "[config]") {
+  auto config = parse({"mnist"});
+  config.train.out = "/dev/null/run";
+  CHECK_THROWS_AS(make_run_folder(config), IoError);
+  CHECK_THROWS_WITH(make_run_folder(config),
+                    ContainsSubstring("/dev/null/run: cannot create the run folder"));
+}
+
+TEST_CASE("the configuration as JSON says what decides the result", "[config]") {
+  const auto json =
+      nlohmann::json::parse(parse({"mnist", "--lr", "0.5", "--dropout", "0.1"}).train.config_json);
+  CHECK(json["task"] == "mnist");
+  CHECK(json["lr"] == 0.5);
+  CHECK(json["dropout"] == 0.1);
+  CHECK(json["batch_size"] == 128);
+}

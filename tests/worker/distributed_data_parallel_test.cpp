@@ -1,0 +1,216 @@
+#include "worker/ddp/distributed_data_parallel.h"
+
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/sgd.h>
+
+#include <atomic>
+#include <mutex>
+
+#include "common/errors.h"
+#include "tests/support/catch.h"
+#include "tests/support/golden.h"
+#include "tests/support/run_ranks.h"
+#include "worker/models/mnist_cnn.h"
+
+using namespace ddprun;
+using ddp::DistributedDataParallel;
+using ddp::ProcessGroup;
+using models::MnistCnn;
+
+namespace {
+
+constexpr int kPerRank = 6;
+
+/// The union batch of `size` ranks; rank r's part is rows r * kPerRank on.
+struct Data {
+  explicit Data(int size) {
+    torch::manual_seed(3);
+    images = torch::randn({size * kPerRank, 1, 28, 28});
+    labels = torch::randint(0, 10, {size * kPerRank}, torch::kInt64);
+  }
+  torch::Tensor part(const torch::Tensor& all, int rank, int begin = 0, int count = kPerRank) const {
+    return all.slice(0, rank * kPerRank + begin, rank * kPerRank + begin + count);
+  }
+  torch::Tensor images, labels;
+};
+
+/// The same weights on whoever calls it. The generator is the process's, and ranks are threads here.
+MnistCnn make_model(std::uint64_t seed = 7) {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  torch::manual_seed(seed);
+  return MnistCnn(0.0);
+}
+
+double relative_difference(const torch::Tensor& a, const torch::Tensor& b) {
+  return ((a - b).norm() / b.norm()).item<double>();
+}
+
+void check_gradients_equal(MnistCnn& model, MnistCnn& reference, double tolerance) {
+  for (const auto& item : model->named_parameters()) {
+    const double difference =
+        relative_difference(item.value().grad(), reference->named_parameters()[item.key()].grad());
+    ensure(difference <= tolerance, (item.key() + " differs by " + std::to_string(difference)).c_str());
+  }
+}
+
+}  // namespace
+
+TEST_CASE("gradients of N ranks equal those of one rank on the union batch", "[distributed_data_parallel]") {
+  const int size = GENERATE(1, 2, 3);
+  const Data data(size);
+  auto reference = make_model();
+  torch::optim::SGD reference_optimizer(reference->parameters(), 0.05);
+  // Three steps: the buckets are rebuilt after the first.
+  std::vector<std::vector<torch::Tensor>> expected;
+  for (int step = 0; step < 3; ++step) {
+    reference_optimizer.zero_grad();
+    torch::nll_loss(reference->forward(data.images), data.labels).backward();
+    expected.emplace_back();
+    for (const auto& p : reference->parameters()) expected.back().push_back(p.grad().clone());
+    reference_optimizer.step();
+  }
+  test::run_ranks(size, [&](const ProcessGroup& group) {
+    auto model = make_model(7 + static_cast<std::uint64_t>(group.rank()));  // rank 0's weights must win
+    DistributedDataParallel ddp(*model, group);
+    torch::optim::SGD optimizer(model->parameters(), 0.05);
+    for (int step = 0; step < 3; ++step) {
+      optimizer.zero_grad();
+      auto loss = ddp.forward([&] {
+        return torch::nll_loss(model->forward(data.part(data.images, group.rank())),
+                               data.part(data.labels, group.rank()));
+      });
+      loss.backward();
+      for (std::size_t i = 0; i < expected[step].size(); ++i) {
+        const double difference = relative_difference(model->parameters()[i].grad(), expected[step][i]);
+        ensure(difference < 5e-6,
+               ("step " + std::to_string(step) + ": a gradient differs by " + std::to_string(difference))
+                   .c_str());
+      }
+      optimizer.step();
+    }
+    ensure(ddp.statistics().buckets_rebuilt, "buckets rebuilt after the first backward");
+  });
+}
+
+TEST_CASE("buckets after the rebuild are PyTorch's", "[distributed_data_parallel]") {
+  const auto golden =
+      test::read_golden("mnist_ddp.json")["rebuilt_bucket_bytes"].get<std::vector<std::int64_t>>();
+  const Data data(2);
+  test::run_ranks(2, [&](const ProcessGroup& group) {
+    auto model = make_model();
+    DistributedDataParallel ddp(*model, group);
+    for (int step = 0; step < 3; ++step)
+      ddp.forward([&] {
+           return torch::nll_loss(model->forward(data.part(data.images, group.rank())),
+                                  data.part(data.labels, group.rank()));
+         })
+          .backward();
+    ensure(ddp.statistics().bucket_bytes == golden, "the bucket sizes that Python's DDP reports");
+  });
+}
+
+TEST_CASE("no_sync keeps gradients local, and the next backward reduces the sum",
+          "[distributed_data_parallel]") {
+  const Data data(2);
+  auto reference = make_model();
+  (torch::nll_loss(reference->forward(data.images), data.labels)).backward();
+  test::run_ranks(2, [&](const ProcessGroup& group) {
+    auto model = make_model();
+    DistributedDataParallel ddp(*model, group);
+    const auto half = [&](int begin) {
+      return ddp.forward([&] {
+        return torch::nll_loss(model->forward(data.part(data.images, group.rank(), begin, kPerRank / 2)),
+                               data.part(data.labels, group.rank(), begin, kPerRank / 2)) /
+               2;
+      });
+    };
+    {
+      const auto guard = ddp.no_sync();
+      half(0).backward();
+    }
+    auto alone = make_model();
+    (torch::nll_loss(alone->forward(data.part(data.images, group.rank(), 0, kPerRank / 2)),
+                     data.part(data.labels, group.rank(), 0, kPerRank / 2)) /
+     2)
+        .backward();
+    check_gradients_equal(model, alone, 1e-6);  // this rank's own so far
+    half(kPerRank / 2).backward();
+    check_gradients_equal(model, reference, 5e-6);
+  });
+}
+
+TEST_CASE("rank 0's parameters and buffers reach every rank", "[distributed_data_parallel]") {
+  test::run_ranks(3, [](const ProcessGroup& group) {
+    torch::nn::BatchNorm1d norm(4);
+    torch::NoGradGuard no_grad;
+    norm->weight.fill_(group.rank() + 1);
+    norm->running_mean.fill_(group.rank() + 10);
+    DistributedDataParallel ddp(*norm, group);
+    ensure(norm->weight.eq(1).all().item<bool>(), "parameters are rank 0's");
+    ensure(norm->running_mean.eq(10).all().item<bool>(), "buffers are rank 0's");
+    ensure(norm->weight.requires_grad(), "parameters still want gradients");
+
+    norm->running_mean.fill_(group.rank() + 20);
+    norm->eval();
+    ddp.forward([&] { return norm->forward(torch::ones({2, 4})); });
+    ensure(norm->running_mean.eq(20).all().item<bool>(), "buffers are rank 0's before every forward");
+    norm->running_mean.fill_(group.rank() + 30);
+    ddp.synchronize_buffers();
+    ensure(norm->running_mean.eq(30).all().item<bool>(), "buffers are rank 0's on demand");
+  });
+}
+
+TEST_CASE("ranks whose modules differ are refused on every rank, naming parameter and ranks",
+          "[distributed_data_parallel]") {
+  std::mutex mutex;
+  std::vector<std::string> messages;
+  const auto construct = [&](const ProcessGroup& group, torch::nn::Module& module) {
+    try {
+      DistributedDataParallel ddp(module, group);
+    } catch (const std::invalid_argument& error) {
+      const std::lock_guard lock(mutex);
+      messages.emplace_back(error.what());
+    }
+  };
+  std::string expected;
+  SECTION("another shape") {
+    test::run_ranks(3, [&](const ProcessGroup& group) {
+      torch::nn::Linear model(4, group.rank() == 1 ? 5 : 3);
+      construct(group, *model);
+    });
+    expected = "rank 0 has parameter weight [3, 4] float, not so rank 1";
+  }
+  SECTION("one parameter more") {
+    test::run_ranks(3, [&](const ProcessGroup& group) {
+      torch::nn::Linear model(torch::nn::LinearOptions(4, 3).bias(group.rank() == 1));
+      construct(group, *model);
+    });
+    expected = "rank 0 has no further parameter or buffer, not so rank 1";
+  }
+  SECTION("a frozen parameter") {
+    test::run_ranks(3, [&](const ProcessGroup& group) {
+      torch::nn::Linear model(4, 3);
+      model->bias.requires_grad_(group.rank() == 0);
+      construct(group, *model);
+    });
+    expected = "rank 0 has parameter bias [3] float, not so rank 1, 2";
+  }
+  REQUIRE(messages.size() == 3);
+  for (const auto& message : messages) CHECK_THAT(message, test::ContainsSubstring(expected));
+}
+
+TEST_CASE("a module without trainable parameters is refused", "[distributed_data_parallel]") {
+  test::run_ranks(1, [](const ProcessGroup& group) {
+    torch::nn::Linear model(2, 2);
+    for (auto& parameter : model->parameters()) parameter.requires_grad_(false);
+    bool thrown = false;
+    try {
+      DistributedDataParallel ddp(*model, group);
+    } catch (const std::invalid_argument&) {
+      thrown = true;
+    }
+    ensure(thrown, "std::invalid_argument");
+  });
+}

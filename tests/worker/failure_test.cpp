@@ -1,0 +1,37 @@
+#include "worker/failure.h"
+
+#include <c10/util/Exception.h>
+
+#include <stdexcept>
+
+#include "common/errors.h"
+#include "tests/support/catch.h"
+
+using ddprun::describe_failure;
+
+namespace {
+
+template <typename Throw>
+ddprun::Failure failure_of(Throw throwing) {
+  try {
+    throwing();
+  } catch (...) {
+    return describe_failure(std::current_exception());
+  }
+  return {};
+}
+
+}  // namespace
+
+TEST_CASE("a usage error exits with 2, any other with 1", "[failure]") {
+  CHECK(failure_of([] { throw ddprun::UsageError("--epochs: expected"); }).exit_code == 2);
+  CHECK(failure_of([] { throw ddprun::IoError("/x", "is cut"); }).exit_code == 1);
+  CHECK(failure_of([] { throw std::runtime_error("x"); }).exit_code == 1);
+  CHECK(failure_of([] { throw 42; }).exit_code == 1);
+}
+
+TEST_CASE("a failure is one line, without LibTorch's stack trace", "[failure]") {
+  const auto failure = failure_of([] { TORCH_CHECK(false, "shapes differ\nsecond line"); });
+  CHECK(failure.message == "shapes differ");
+  CHECK(failure.exit_code == 1);
+}

@@ -1,0 +1,97 @@
+#include "worker/data/loader.h"
+
+#include <atomic>
+#include <numeric>
+#include <stdexcept>
+
+#include "tests/support/catch.h"
+
+using ddprun::data::Batch;
+using ddprun::data::Dataset;
+using ddprun::data::Loader;
+
+namespace {
+
+/// Example i is the number i. Counts what was asked for; can fail on one example.
+class Numbers : public Dataset {
+ public:
+  explicit Numbers(std::int64_t bad = -1) : bad_(bad) {}
+  std::int64_t size() const override { return 1000; }
+  Batch get_batch(const std::vector<std::int64_t>& indices) const override {
+    ++batches_asked;
+    for (const auto i : indices)
+      if (i == bad_) throw std::runtime_error("example " + std::to_string(i) + " is bad");
+    auto values = torch::tensor(indices, torch::kInt64);
+    return {values.to(torch::kFloat32), values};
+  }
+  mutable std::atomic<int> batches_asked{0};
+
+ private:
+  std::int64_t bad_;
+};
+
+std::vector<std::int64_t> counting(std::int64_t n) {
+  std::vector<std::int64_t> v(static_cast<std::size_t>(n));
+  std::iota(v.begin(), v.end(), 0);
+  return v;
+}
+
+std::vector<std::vector<std::int64_t>> drain(Loader& loader) {
+  std::vector<std::vector<std::int64_t>> all;
+  while (auto batch = loader.next()) {
+    const auto* begin = batch->target.const_data_ptr<std::int64_t>();
+    all.emplace_back(begin, begin + batch->size());
+  }
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("loader gives the same batches whatever the number of threads", "[loader]") {
+  const Numbers numbers;
+  Loader reference(numbers, counting(103), 10, 0);
+  const auto expected = drain(reference);
+  REQUIRE(expected.size() == 11);
+  CHECK(expected.back() == std::vector<std::int64_t>{100, 101, 102});
+  for (const int threads : {1, 2, 5}) {
+    Loader loader(numbers, counting(103), 10, threads);
+    CHECK(loader.batches() == 11);
+    CHECK(drain(loader) == expected);
+    CHECK_FALSE(loader.next());
+  }
+}
+
+TEST_CASE("loader hands an example's error to the consumer, at its batch", "[loader]") {
+  const Numbers numbers(25);
+  for (const int threads : {0, 1, 3}) {
+    Loader loader(numbers, counting(50), 10, threads);
+    CHECK(loader.next());
+    CHECK(loader.next());
+    CHECK_THROWS_WITH(loader.next(), "example 25 is bad");
+    CHECK(loader.next());  // the batches after it are whole
+  }
+}
+
+TEST_CASE("loader prepares no more than its window ahead", "[loader]") {
+  const Numbers numbers;
+  Loader loader(numbers, counting(1000), 10, 2);
+  for (int i = 0; i < 10; ++i) REQUIRE(loader.next());
+  CHECK(numbers.batches_asked <= 10 + 2 * 2);
+}
+
+TEST_CASE("loader ends at once when it is dropped halfway", "[loader]") {
+  const Numbers numbers;
+  Loader loader(numbers, counting(1000), 1, 3);
+  REQUIRE(loader.next());
+}
+
+TEST_CASE("loader of nothing gives nothing", "[loader]") {
+  const Numbers numbers;
+  for (const int threads : {0, 2}) CHECK_FALSE(Loader(numbers, {}, 10, threads).next());
+}
+
+TEST_CASE("loader refuses a batch size below one", "[loader]") {
+  const Numbers numbers;
+  CHECK_THROWS_AS(Loader(numbers, counting(3), 0, 0), std::invalid_argument);
+  CHECK_THROWS_AS(Loader(numbers, counting(3), 1, -1), std::invalid_argument);
+}

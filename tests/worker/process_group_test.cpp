@@ -1,0 +1,92 @@
+#include "worker/ddp/process_group.h"
+
+#include <fcntl.h>
+#include <sys/socket.h>
+
+#include <atomic>
+#include <thread>
+
+#include "common/errors.h"
+#include "tests/support/catch.h"
+#include "tests/support/run_ranks.h"
+#include "worker/ddp/collectives.h"
+
+using namespace ddprun;
+using namespace std::chrono_literals;
+using ddprun::ddp::ProcessGroup;
+using ddprun::test::ContainsSubstring;
+
+TEST_CASE("process group of one needs no launcher", "[process_group]") {
+  auto group = ProcessGroup::connect(from_env([](const std::string&) { return std::nullopt; }), {});
+  CHECK(group.rank() == 0);
+  CHECK(group.size() == 1);
+  CHECK(ddp::all_reduce_sum(group, {1.5, -2}) == std::vector<double>{1.5, -2});
+  group.close();
+  group.close();  // twice does no harm
+}
+
+TEST_CASE("process group sums and broadcasts over its ranks", "[process_group]") {
+  test::run_ranks(3, [](const ProcessGroup& group) {
+    ensure(group.size() == 3, "three ranks");
+    const auto sums = ddp::all_reduce_sum(group, {1.0, static_cast<double>(group.rank())});
+    ensure(sums == std::vector<double>{3, 3}, "sums over ranks");
+    auto tensor = torch::full({5}, group.rank() + 7);
+    ddp::broadcast_from_rank_0(group, {tensor});
+    ensure(tensor.eq(7).all().item<bool>(), "rank 0's values");
+  });
+}
+
+TEST_CASE("rank 0's store listens on the launcher's socket, on loopback only", "[process_group]") {
+  const test::HeldPort port;
+  auto env = test::rank_env(port, 0, 1);
+  auto group = ProcessGroup::connect(env, {});
+  int listening = 0;
+  socklen_t size = sizeof listening;
+  REQUIRE(::getsockopt(port.socket.get(), SOL_SOCKET, SO_ACCEPTCONN, &listening, &size) == 0);
+  CHECK(listening == 1);
+  CHECK((::fcntl(*env.store_fd, F_GETFD) & FD_CLOEXEC) != 0);  // our own children do not get it
+  group.close();
+}
+
+TEST_CASE("a store descriptor that is not MASTER_PORT's socket is refused", "[process_group]") {
+  const test::HeldPort port, other;
+  auto env = test::rank_env(port, 0, 1);
+  SECTION("another port's socket") { env.store_fd = other.socket.get(); }
+  SECTION("no socket") { env.store_fd = ::open("/dev/null", O_RDONLY); }
+  SECTION("nothing") { env.store_fd = 987654; }
+  CHECK_THROWS_AS(ProcessGroup::connect(env, {}), UsageError);
+  CHECK_THROWS_WITH(ProcessGroup::connect(env, {}),
+                    ContainsSubstring("DDPRUN_STORE_FD: expected a socket bound to MASTER_PORT " +
+                                      std::to_string(port.port)));
+}
+
+TEST_CASE("a rank whose peers do not come gives up after the connect timeout", "[process_group]") {
+  const test::HeldPort port;
+  const auto begin = std::chrono::steady_clock::now();
+  CHECK_THROWS(ProcessGroup::connect(test::rank_env(port, 0, 2), {.connect_timeout = 500ms}));
+  CHECK(std::chrono::steady_clock::now() - begin < 30s);
+}
+
+TEST_CASE("a collective that a rank does not join fails after the timeout", "[process_group]") {
+  const test::HeldPort port;
+  std::atomic<bool> failed{false};
+  const auto rank = [&](int index) {
+    auto group =
+        ProcessGroup::connect(test::rank_env(port, index, 2), {.timeout = 1s, .connect_timeout = 30s});
+    if (index == 1) {
+      while (!failed) std::this_thread::sleep_for(10ms);
+      return;
+    }
+    try {
+      ddp::all_reduce_sum(group, {1});
+    } catch (const std::exception&) {
+      failed = true;
+    }
+  };
+  std::thread other(rank, 1);
+  rank(0);
+  const bool result = failed;
+  failed = true;
+  other.join();
+  CHECK(result);
+}

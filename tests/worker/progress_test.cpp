@@ -1,0 +1,30 @@
+#include "worker/train/progress.h"
+
+#include "tests/support/catch.h"
+
+using ddprun::train::BarState;
+using ddprun::train::render_bar;
+
+TEST_CASE("bar shows share, count, times, rate and loss", "[progress]") {
+  const BarState state{"epoch 1/5", 105, 235, 12.4, 2134.4, 0.41201};
+  CHECK(render_bar(state, 120) ==
+        "epoch 1/5  45% |#################                       | 105/235 [00:12<00:15, 2134 samples/s, "
+        "loss 0.4120]");
+  CHECK(render_bar(state, 100).size() == 100);
+}
+
+TEST_CASE("bar gets narrower with the terminal, then is cut", "[progress]") {
+  const BarState state{"epoch 1/5", 105, 235, 12.4, 2134.4, 0.41201};
+  for (int columns = 0; columns < 200; ++columns)
+    CHECK(render_bar(state, columns).size() <= static_cast<std::size_t>(columns));
+  CHECK(render_bar(state, 75) ==
+        "epoch 1/5  45% |###    | 105/235 [00:12<00:15, 2134 samples/s, loss 0.4120]");
+  CHECK(render_bar(state, 20) == "epoch 1/5  45% || 10");
+}
+
+TEST_CASE("bar at the ends of an epoch", "[progress]") {
+  CHECK_THAT(render_bar({"e", 0, 10, 0, 0, 0}, 60),
+             ddprun::test::ContainsSubstring("  0% |") && ddprun::test::ContainsSubstring("0/10"));
+  CHECK_THAT(render_bar({"e", 10, 10, 7200, 1, 0}, 60), ddprun::test::ContainsSubstring("100% |###") &&
+                                                            ddprun::test::ContainsSubstring("2:00:00<00:00"));
+}

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+
+#include "worker/train/trainer.h"
+
+namespace ddprun {
+
+/// What the user asked the worker for: one task and its settings.
+struct Config {
+  std::string task;
+
+  struct Data {
+    std::string source;            ///< a folder, the name of a data set, or empty: the task's default
+    std::int64_t limit_train = 0;  ///< samples over all ranks; 0: all
+    std::int64_t limit_test = 0;
+  } data;
+
+  struct Model {
+    std::optional<double> dropout;  ///< nullopt: the model's own
+    std::filesystem::path init_weights;
+  } model;
+
+  struct Optim {
+    double lr = 1e-3;
+  } optim;
+
+  train::TrainerOptions train;
+  bool overwrite = false;                       ///< a run folder that holds a run already may be used
+  std::chrono::milliseconds timeout{1800'000};  ///< of one collective
+};
+
+/// Parses the worker's command line. --help and --version print to stdout and end the program with 0.
+/// throws  UsageError: one line that names the flag, what was expected and what was got
+Config parse_config(int argc, const char* const* argv);
+
+/// The configuration as a flat JSON object, as checkpoints keep it.
+std::string to_json(const Config& config);
+
+/// Makes the run folder and its checkpoints/ (rank 0 only). An empty path stands for runs/<task>-<UTC time>.
+/// returns  the folder
+/// throws   UsageError if a run is in it already and overwrite is false; IoError if it cannot be made or
+/// written to
+std::filesystem::path make_run_folder(const Config& config);
+
+}  // namespace ddprun

@@ -1,0 +1,26 @@
+#pragma once
+
+#include <torch/types.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace ddprun::data {
+
+/// Some examples, ready for a model. B examples:
+struct Batch {
+  torch::Tensor input;   ///< float [B, ...], what the model's forward takes
+  torch::Tensor target;  ///< [B, ...], what the loss compares with; class numbers are int64
+  std::int64_t size() const { return input.size(0); }
+};
+
+/// A fixed set of examples, numbered from 0. Const, so that several loader threads read one at once.
+class Dataset {
+ public:
+  virtual ~Dataset() = default;
+  virtual std::int64_t size() const = 0;
+  /// The examples with these numbers, in this order. Every number is in [0, size()).
+  virtual Batch get_batch(const std::vector<std::int64_t>& indices) const = 0;
+};
+
+}  // namespace ddprun::data

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace ddprun::data {
+
+/// Which examples a rank sees in an epoch, in order: bit for bit
+/// torch.utils.data.distributed.DistributedSampler.
+///
+/// The order is randperm(size) seeded with seed + epoch (or 0 .. size-1), padded from its own start to a
+/// multiple of num_replicas (drop_last: cut to one), and rank r takes every num_replicas-th from r on.
+class DistributedSampler {
+ public:
+  struct Options {
+    bool shuffle = true;
+    std::uint64_t seed = 0;
+    bool drop_last = false;
+  };
+
+  /// throws  std::invalid_argument unless 0 <= rank < num_replicas and size >= 1
+  DistributedSampler(std::int64_t size, int num_replicas, int rank, const Options& options);
+
+  /// The epoch, from 0, that indices() is for. Without it every epoch has the same order.
+  void set_epoch(std::int64_t epoch) { epoch_ = epoch; }
+
+  /// Examples a rank, the same on every rank.
+  std::int64_t num_samples() const { return num_samples_; }
+
+  std::vector<std::int64_t> indices() const;
+
+ private:
+  std::int64_t size_;
+  int num_replicas_;
+  int rank_;
+  Options options_;
+  std::int64_t epoch_ = 0;
+  std::int64_t num_samples_;
+};
+
+/// Every num_replicas-th of 0 .. size-1 from rank on, without padding: over all ranks each exactly once. For
+/// metrics.
+std::vector<std::int64_t> exact_share(std::int64_t size, int num_replicas, int rank);
+
+}  // namespace ddprun::data

@@ -1,0 +1,140 @@
+#include "worker/data/idx_dataset.h"
+
+#include <zlib.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <memory>
+#include <string>
+
+#include "common/errors.h"
+
+namespace ddprun::data {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::int64_t kMaxBytes = std::int64_t{8}
+                                   << 30;  // far above any real file: a wrong header asks for more
+
+struct GzClose {
+  void operator()(gzFile file) const { ::gzclose(file); }
+};
+
+/// Reads plain files and gzip alike.
+class GzReader {
+ public:
+  explicit GzReader(const fs::path& path) : path_(path), file_(::gzopen(path.c_str(), "rbe")) {
+    if (!file_) throw IoError(path, "cannot open", errno);
+    ::gzbuffer(file_.get(), 1 << 17);
+  }
+
+  /// Fills the buffer; throws if the file ends before that.
+  void read(void* buffer, std::int64_t size, const std::string& what) {
+    auto* begin = static_cast<unsigned char*>(buffer);
+    for (std::int64_t done = 0; done < size;) {
+      const auto chunk = static_cast<unsigned>(std::min<std::int64_t>(size - done, 1 << 30));
+      const int n = ::gzread(file_.get(), begin + done, chunk);
+      if (n < 0) fail();
+      if (n == 0)
+        throw IoError(path_, "is cut: expected " + std::to_string(size) + " bytes of " + what + ", got " +
+                                 std::to_string(done));
+      done += n;
+    }
+  }
+
+  /// Throws if anything is left, or if gzip's checksum is wrong.
+  void expect_end() {
+    unsigned char extra = 0;
+    const int n = ::gzread(file_.get(), &extra, 1);
+    if (n > 0) throw IoError(path_, "has more bytes than its header announces");
+    int error = Z_OK;
+    ::gzerror(file_.get(), &error);
+    if (n < 0 || error == Z_BUF_ERROR) fail();
+  }
+
+ private:
+  [[noreturn]] void fail() {
+    int error = Z_OK;
+    const std::string text = ::gzerror(file_.get(), &error);
+    if (error == Z_ERRNO) throw IoError(path_, "cannot read", errno);
+    throw IoError(path_,
+                  "is not a whole gzip file (" + (text.empty() ? std::string("it is cut") : text) + ")");
+  }
+
+  fs::path path_;
+  std::unique_ptr<gzFile_s, GzClose> file_;
+};
+
+std::uint32_t big_endian(const unsigned char* bytes) {
+  return std::uint32_t{bytes[0]} << 24 | std::uint32_t{bytes[1]} << 16 | std::uint32_t{bytes[2]} << 8 |
+         bytes[3];
+}
+
+/// NAME or NAME.gz in the folder, whichever is there.
+fs::path find_idx(const fs::path& folder, const std::string& name) {
+  for (const auto& path : {folder / name, folder / (name + ".gz")})
+    if (fs::exists(path)) return path;
+  if (!fs::is_directory(folder)) throw IoError(folder, "no such folder; expected one with " + name + "[.gz]");
+  throw IoError(folder / name, "no such file, nor with .gz");
+}
+
+}  // namespace
+
+torch::Tensor read_idx(const fs::path& path, int dimensions) {
+  if (fs::is_directory(path)) throw IoError(path, "is a folder, expected an IDX file");
+  GzReader reader(path);
+  unsigned char header[4];
+  reader.read(header, sizeof header, "header");
+  const std::uint32_t expected = 0x800u + static_cast<std::uint32_t>(dimensions);
+  if (big_endian(header) != expected)
+    throw IoError(path, "expected magic number " + std::to_string(expected) + " (IDX of unsigned bytes, " +
+                            std::to_string(dimensions) + "-dimensional), got " +
+                            std::to_string(big_endian(header)));
+  std::vector<std::int64_t> shape;
+  std::int64_t bytes = 1;
+  for (int i = 0; i < dimensions; ++i) {
+    unsigned char size[4];
+    reader.read(size, sizeof size, "header");
+    shape.push_back(big_endian(size));
+    if (shape.back() != 0 && bytes > kMaxBytes / shape.back())
+      throw IoError(path, "has a header that asks for more than 8 GiB");
+    bytes *= shape.back();
+  }
+  auto values = torch::empty(shape, torch::kUInt8);
+  reader.read(values.data_ptr(), bytes, "values");
+  reader.expect_end();
+  return values;
+}
+
+IdxDataset::IdxDataset(const fs::path& folder, Part part, float mean, float std, std::int64_t limit)
+    : mean_(mean), std_(std) {
+  const std::string stem = part == Part::kTrain ? "train" : "t10k";
+  const auto image_path = find_idx(folder, stem + "-images-idx3-ubyte");
+  const auto label_path = find_idx(folder, stem + "-labels-idx1-ubyte");
+  images_NHW_ = read_idx(image_path, 3);
+  if (images_NHW_.size(1) != 28 || images_NHW_.size(2) != 28)
+    throw IoError(image_path, "expected images of 28 x 28, got " + std::to_string(images_NHW_.size(1)) +
+                                  " x " + std::to_string(images_NHW_.size(2)));
+  if (images_NHW_.size(0) == 0) throw IoError(image_path, "holds no images");
+  const auto labels = read_idx(label_path, 1);
+  if (labels.size(0) != images_NHW_.size(0))
+    throw IoError(label_path, "expected " + std::to_string(images_NHW_.size(0)) +
+                                  " labels, one an image, got " + std::to_string(labels.size(0)));
+  if (const int largest = labels.max().item<int>(); largest > 9)
+    throw IoError(label_path, "expected labels from 0 to 9, got " + std::to_string(largest));
+  labels_N_ = labels.to(torch::kInt64);
+  if (limit > 0 && limit < images_NHW_.size(0)) {
+    images_NHW_ = images_NHW_.slice(0, 0, limit).clone();
+    labels_N_ = labels_N_.slice(0, 0, limit).clone();
+  }
+}
+
+Batch IdxDataset::get_batch(const std::vector<std::int64_t>& indices) const {
+  const auto index_B = torch::tensor(indices, torch::kInt64);
+  // The arithmetic of torchvision's ToTensor and Normalize, in their order: equal to the last bit.
+  auto image_BHW = images_NHW_.index_select(0, index_B).to(torch::kFloat32).div_(255).sub_(mean_).div_(std_);
+  return {image_BHW.unsqueeze(1), labels_N_.index_select(0, index_B)};
+}
+
+}  // namespace ddprun::data

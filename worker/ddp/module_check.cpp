@@ -1,0 +1,78 @@
+#include "worker/ddp/module_check.h"
+
+#include <algorithm>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <torch/nn/module.h>
+
+#include "worker/ddp/collectives.h"
+
+namespace ddprun::ddp {
+namespace {
+
+std::string describe(const std::string& kind, const std::string& name, const torch::Tensor& tensor) {
+  std::ostringstream text;
+  text << kind << ' ' << name << ' ' << tensor.sizes() << ' ' << tensor.dtype()
+       << (tensor.requires_grad() ? "" : " without gradient");
+  return text.str();
+}
+
+std::vector<std::string> describe(const torch::nn::Module& module) {
+  std::vector<std::string> lines;
+  for (const auto& item : module.named_parameters())
+    lines.push_back(describe("parameter", item.key(), item.value()));
+  for (const auto& item : module.named_buffers())
+    lines.push_back(describe("buffer", item.key(), item.value()));
+  return lines;
+}
+
+/// Rank 0's lines, on every rank.
+std::vector<std::string> from_rank_0(const ProcessGroup& group, const std::vector<std::string>& lines) {
+  std::string text;
+  for (const auto& line : lines) text += line + '\n';
+  const auto size = all_reduce_sum(group, {group.rank() == 0 ? static_cast<double>(text.size()) : 0})[0];
+  text.resize(static_cast<std::size_t>(size));
+  broadcast_from_rank_0(group,
+                        {torch::from_blob(text.data(), {static_cast<std::int64_t>(size)}, torch::kUInt8)});
+  std::vector<std::string> result;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) result.push_back(line);
+  return result;
+}
+
+}  // namespace
+
+void check_same_module(const ProcessGroup& group, const torch::nn::Module& module) {
+  const auto mine = describe(module);
+  const auto first = from_rank_0(group, mine);
+  const auto differs = std::mismatch(mine.begin(), mine.end(), first.begin(), first.end()).second;
+  const bool same = mine == first;
+
+  // For each rank 1 + the number of rank 0's line where it differs, or 0; the sum tells every rank
+  // everything.
+  std::vector<double> by_rank(static_cast<std::size_t>(group.size()), 0);
+  if (!same)
+    by_rank[static_cast<std::size_t>(group.rank())] = static_cast<double>(1 + (differs - first.begin()));
+  by_rank = all_reduce_sum(group, std::move(by_rank));
+
+  std::string ranks;
+  double where = 0;
+  for (std::size_t rank = 0; rank < by_rank.size(); ++rank) {
+    if (by_rank[rank] == 0) continue;
+    ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
+    where = where == 0 ? by_rank[rank] : std::min(where, by_rank[rank]);
+  }
+  if (ranks.empty()) return;
+  const auto line = static_cast<std::size_t>(where) - 1;
+  const auto expected = line < first.size() ? first[line] : "no further parameter or buffer";
+  std::string message = "DistributedDataParallel: modules differ between ranks: rank 0 has " + expected +
+                        ", not so rank " + ranks;
+  if (!same && line < mine.size() && (line >= first.size() || mine[line] != first[line]))
+    message += " (this rank, " + std::to_string(group.rank()) + ", has " + mine[line] + ")";
+  throw std::invalid_argument(message);
+}
+
+}  // namespace ddprun::ddp

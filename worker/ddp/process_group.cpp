@@ -1,0 +1,112 @@
+#include "worker/ddp/process_group.h"
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <cstdlib>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "common/errors.h"
+
+namespace ddprun::ddp {
+namespace {
+
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+std::optional<int> bound_port(int fd) {
+  sockaddr_storage address{};
+  socklen_t size = sizeof address;
+  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0) return std::nullopt;
+  if (address.ss_family == AF_INET) return ntohs(reinterpret_cast<sockaddr_in&>(address).sin_port);
+  if (address.ss_family == AF_INET6) return ntohs(reinterpret_cast<sockaddr_in6&>(address).sin6_port);
+  return std::nullopt;
+}
+
+/// The launcher's socket, checked and kept from our own children.
+int take_store_fd(const WorkerEnv& env) {
+  const int fd = *env.store_fd;
+  if (bound_port(fd) != env.master_port)
+    throw UsageError("DDPRUN_STORE_FD: expected a socket bound to MASTER_PORT " +
+                     std::to_string(env.master_port) + ", got file descriptor " + std::to_string(fd));
+  ::fcntl(fd, F_SETFD, FD_CLOEXEC);
+  return fd;
+}
+
+StorePtr make_store(const WorkerEnv& env, std::chrono::milliseconds timeout) {
+  if (env.master_port == 0) return c10::make_intrusive<c10d::HashStore>();
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<std::uint16_t>(env.master_port);
+  options.isServer = env.rank == 0 && !env.use_agent_store;
+  options.numWorkers = env.use_agent_store ? std::nullopt : std::optional<std::size_t>(env.world_size);
+  options.timeout = timeout;
+  if (options.isServer && env.store_fd) options.masterListenFd = take_store_fd(env);
+  return c10::make_intrusive<c10d::PrefixStore>(
+      "ddprun/attempt_" + std::to_string(env.restart_count),
+      c10::make_intrusive<c10d::TCPStore>(env.master_addr, options));
+}
+
+bool is_loopback(const std::string& address) {
+  return address == "localhost" || address == "::1" || address.rfind("127.", 0) == 0;
+}
+
+/// The network device of Gloo: the interface the user names; loopback on one node, where no host name needs
+/// to resolve and nothing is open to the network; otherwise the one this host's name stands for.
+std::shared_ptr<gloo::transport::Device> make_device(const WorkerEnv& env) {
+  if (const char* interface = std::getenv("GLOO_SOCKET_IFNAME"); interface != nullptr && *interface != '\0')
+    return c10d::ProcessGroupGloo::createDeviceForInterface(interface);
+  if (env.master_port == 0 || is_loopback(env.master_addr))
+    return c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1");
+  return c10d::ProcessGroupGloo::createDefaultDevice();
+}
+
+}  // namespace
+
+struct ProcessGroup::Connections {
+  // In the order of making; the group goes before the store that its keys are in.
+  StorePtr store;
+  c10::intrusive_ptr<c10d::ProcessGroupGloo> gloo;
+  c10::intrusive_ptr<c10d::ProcessGroup> group;
+};
+
+ProcessGroup ProcessGroup::connect(const WorkerEnv& env, const Options& options) {
+  auto connections = std::make_unique<Connections>();
+  connections->store = make_store(env, options.connect_timeout);
+  auto gloo_options = c10d::ProcessGroupGloo::Options::create(options.timeout);
+  gloo_options->devices.push_back(make_device(env));
+  connections->gloo =
+      c10::make_intrusive<c10d::ProcessGroupGloo>(connections->store, env.rank, env.world_size, gloo_options);
+  connections->group = c10::make_intrusive<c10d::ProcessGroup>(connections->store, env.rank, env.world_size);
+  connections->group->setBackend(c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::GLOO,
+                                 c10::intrusive_ptr<c10d::Backend>(connections->gloo));
+  connections->group->setDefaultBackend(c10d::ProcessGroup::BackendType::GLOO);
+  return {env.rank, env.world_size, std::move(connections)};
+}
+
+ProcessGroup::ProcessGroup(int rank, int size, std::unique_ptr<Connections> connections)
+    : rank_(rank), size_(size), connections_(std::move(connections)) {}
+ProcessGroup::ProcessGroup(ProcessGroup&&) noexcept = default;
+ProcessGroup& ProcessGroup::operator=(ProcessGroup&&) noexcept = default;
+ProcessGroup::~ProcessGroup() = default;
+
+void ProcessGroup::close() {
+  if (!connections_) return;
+  connections_->group->barrier()->wait();
+  connections_.reset();
+}
+
+const c10::intrusive_ptr<c10d::ProcessGroup>& ProcessGroup::handle() const {
+  ensure(connections_ != nullptr, "the process group is closed");
+  return connections_->group;
+}
+
+}  // namespace ddprun::ddp

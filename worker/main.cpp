@@ -1,0 +1,38 @@
+// worker: configuration -> process group -> task -> training -> exit code.
+#include <cstdlib>
+#include <optional>
+
+#include <torch/types.h>
+
+#include "common/logging.h"
+#include "common/worker_env.h"
+#include "worker/config.h"
+#include "worker/ddp/process_group.h"
+#include "worker/failure.h"
+#include "worker/memory.h"
+#include "worker/tasks/registry.h"
+#include "worker/train/trainer.h"
+
+int main(int argc, char** argv) {
+  using namespace ddprun;
+  keep_freed_memory();
+  configure_logging("worker");
+  // Declared out here so that a failure does not close its connections: the other ranks must not fail for our
+  // sake before the launcher has seen us fail. The exit of the process closes them.
+  std::optional<ddp::ProcessGroup> group;
+  try {
+    Config config = parse_config(argc, argv);
+    const WorkerEnv env = from_env();
+    torch::manual_seed(config.train.seed);  // the same initial weights on every rank
+    train::Task task = tasks::make_task(config);
+    if (env.rank == 0) config.train.out = make_run_folder(config);
+
+    group.emplace(ddp::ProcessGroup::connect(env, {.timeout = config.timeout}));
+    torch::manual_seed(train::rank_seed(config.train.seed, env.rank));  // dropout differs between ranks
+    train::fit(task, config.train, *group);
+    group->close();
+    return EXIT_SUCCESS;
+  } catch (...) {
+    end_in_failure(std::current_exception());
+  }
+}

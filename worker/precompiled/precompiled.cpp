@@ -1,0 +1,1 @@
+// Carries the precompiled header: a target needs a source file.

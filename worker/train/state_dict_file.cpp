@@ -1,0 +1,145 @@
+#include "worker/train/state_dict_file.h"
+
+#include <ATen/core/jit_type.h>
+#include <c10/core/GradMode.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <optional>
+#include <sstream>
+#include <string_view>
+#include <unordered_map>
+
+#include "common/errors.h"
+#include "worker/train/in_quotes.h"
+#include "worker/train/safetensors.h"
+
+namespace ddprun::train {
+namespace {
+
+constexpr std::string_view kWrapper = "module.";
+constexpr std::size_t kNamesShown = 3;
+
+/// Python's order: a module's own parameters, its own buffers, then its children.
+void collect(const torch::nn::Module& module, const std::string& prefix, StateDict& tensors) {
+  for (const auto& item : module.named_parameters(/*recurse=*/false))
+    if (item.value().defined()) tensors.emplace_back(prefix + item.key(), item.value());
+  for (const auto& item : module.named_buffers(/*recurse=*/false))
+    if (item.value().defined()) tensors.emplace_back(prefix + item.key(), item.value());
+  for (const auto& item : module.named_children()) collect(*item.value(), prefix + item.key() + ".", tensors);
+}
+
+std::string shape_of(const torch::Tensor& tensor) {
+  std::ostringstream text;
+  text << tensor.sizes();
+  return text.str();
+}
+
+/// One kind of misfit: what, and the first few of the tensors that it concerns.
+class NameList {
+ public:
+  explicit NameList(const char* what) : what_(what) {}
+  void add(const std::string& name, const std::string& detail) {
+    if (++count_ <= kNamesShown) text_ += (count_ > 1 ? ", " : "") + in_quotes(name) + " " + detail;
+  }
+  /// Appends this to a line of several.
+  void append_to(std::string& line) const {
+    if (count_ == 0) return;
+    line += (line.empty() ? "" : "; ") + std::string(what_) + " " + text_;
+    if (count_ > kNamesShown) line += " and " + std::to_string(count_ - kNamesShown) + " more";
+  }
+
+ private:
+  const char* what_;
+  std::size_t count_ = 0;
+  std::string text_;
+};
+
+bool is_state_dict(const c10::impl::GenericDict& dict) {
+  return !dict.empty() && std::all_of(dict.begin(), dict.end(), [](const auto& item) {
+    return item.key().isString() && item.value().isTensor();
+  });
+}
+
+/// The part of a .pt file's value that is the state_dict.
+std::optional<c10::impl::GenericDict> find_state_dict(const c10::IValue& root) {
+  if (!root.isGenericDict()) return std::nullopt;
+  const auto dict = root.toGenericDict();
+  if (is_state_dict(dict)) return dict;
+  for (const char* key : {"model", "state_dict"}) {
+    const auto found = dict.find(key);
+    if (found == dict.end() || !found->value().isGenericDict()) continue;
+    if (is_state_dict(found->value().toGenericDict())) return found->value().toGenericDict();
+  }
+  return std::nullopt;
+}
+
+StateDict read_pt_weights(const std::filesystem::path& path) {
+  const auto root = read_pt(path);
+  const auto dict = find_state_dict(root);
+  if (!dict)
+    throw IoError(
+        path, R"(holds no weights, expected a state_dict, or a dict with one under "model" or "state_dict")");
+  StateDict weights;
+  for (const auto& item : *dict) weights.emplace_back(item.key().toStringRef(), item.value().toTensor());
+  return weights;
+}
+
+void strip_wrapper(StateDict& weights) {
+  if (!std::all_of(weights.begin(), weights.end(),
+                   [](const auto& item) { return item.first.starts_with(kWrapper); }))
+    return;
+  for (auto& item : weights) item.first.erase(0, kWrapper.size());
+}
+
+/// What keeps the weights from being copied into the targets; empty if nothing does.
+std::string misfit(const StateDict& targets, const std::unordered_map<std::string, torch::Tensor>& weights) {
+  NameList missing("missing");
+  NameList misshapen("with another shape");
+  NameList unexpected("unexpected");
+  std::unordered_map<std::string, torch::Tensor> left = weights;
+  for (const auto& [name, target] : targets) {
+    const auto found = weights.find(name);
+    left.erase(name);
+    if (found == weights.end())
+      missing.add(name, shape_of(target));
+    else if (found->second.sizes() != target.sizes())
+      misshapen.add(name, shape_of(found->second) + ", expected " + shape_of(target));
+  }
+  std::vector<std::string> names;
+  for (const auto& item : left) names.push_back(item.first);
+  std::sort(names.begin(), names.end());
+  for (const auto& name : names) unexpected.add(name, shape_of(left.at(name)));
+  std::string line;
+  for (const auto* list : {&missing, &misshapen, &unexpected}) list->append_to(line);
+  return line;
+}
+
+}  // namespace
+
+StateDict read_weights(const std::filesystem::path& path) {
+  auto weights = is_safetensors(path) ? read_safetensors(path) : read_pt_weights(path);
+  if (weights.empty()) throw IoError(path, "holds no tensors, expected a model's weights");
+  strip_wrapper(weights);
+  return weights;
+}
+
+void load_weights(torch::nn::Module& module, const StateDict& weights, const std::filesystem::path& source) {
+  StateDict targets;
+  collect(module, "", targets);
+  const std::unordered_map<std::string, torch::Tensor> by_name(weights.begin(), weights.end());
+  if (const auto reason = misfit(targets, by_name); !reason.empty())
+    throw IoError(source, "its tensors do not fit the model: " + reason);
+  const c10::NoGradGuard no_grad;
+  for (auto& [name, target] : targets) target.copy_(by_name.at(name));
+}
+
+c10::impl::GenericDict state_dict(const torch::nn::Module& module) {
+  StateDict tensors;
+  collect(module, "", tensors);
+  c10::impl::GenericDict dict(c10::StringType::get(), c10::AnyType::get());
+  for (const auto& [name, tensor] : tensors) dict.insert(name, tensor.detach());
+  return dict;
+}
+
+}  // namespace ddprun::train

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <torch/types.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "worker/data/dataset.h"
+
+namespace torch::nn {
+class Module;
+}
+namespace torch::optim {
+class Optimizer;
+}
+
+namespace ddprun::train {
+
+/// What one batch gave.
+struct StepResult {
+  torch::Tensor loss;     ///< float [], mean over the batch; backward() is called on it when training
+  torch::Tensor correct;  ///< int64 [], how many of the batch were classified rightly
+};
+
+/// What a log line of training may say. Counts are of all ranks together.
+struct TrainProgress {
+  std::int64_t epoch;          ///< from 0
+  std::int64_t samples_done;   ///< of this epoch
+  std::int64_t samples_total;  ///< of an epoch
+  double loss;                 ///< this step's, mean over ranks
+};
+
+/// One training, as data: what the trainer needs and nothing of how it trains.
+struct Task {
+  std::string name;
+  std::string data_source;  ///< where the data comes from, for the log
+  std::shared_ptr<torch::nn::Module> module;
+  std::unique_ptr<torch::optim::Optimizer> optimizer;  ///< over the module's parameters
+  std::unique_ptr<data::Dataset> train_set;
+  std::unique_ptr<data::Dataset> test_set;
+  std::function<StepResult(const data::Batch&)> step;  ///< forward pass and loss
+  std::function<std::string(const TrainProgress&)>
+      train_line;  ///< the log line, as the task's document has it
+};
+
+}  // namespace ddprun::train
