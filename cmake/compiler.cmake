@@ -5,7 +5,7 @@ target_include_directories(ddprun_options INTERFACE ${CMAKE_SOURCE_DIR})
 target_compile_options(ddprun_options INTERFACE -Wall -Wextra -Wshadow=local -Wnon-virtual-dtor -Woverloaded-virtual)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   # False alarms of GCC 12 on "text" + string (GCC bug 105651).
-  target_compile_options(ddprun_options INTERFACE -Wno-restrict -Wno-stringop-overflow)
+  target_compile_options(ddprun_options INTERFACE -Wno-restrict -Wno-stringop-overflow -Wno-array-bounds)
 endif()
 if(DDPRUN_WERROR)
   target_compile_options(ddprun_options INTERFACE -Werror)

@@ -12,13 +12,15 @@ MAY_INCLUDE = {
     "common": set(),
     "launcher": {"common"},
     "launcher/rendezvous": {"common"},
-    "worker": {"common", "worker/ddp", "worker/data", "worker/models", "worker/report", "worker/train", "worker/tasks"},
+    "worker": {"common", "worker/ddp", "worker/data", "worker/models", "worker/report", "worker/serialize", "worker/train",
+               "worker/tasks"},
     "worker/precompiled": set(),
     "worker/ddp": {"common"},
     "worker/data": {"common"},
     "worker/models": {"common"},
     "worker/report": {"common"},
-    "worker/train": {"common", "worker/ddp", "worker/data", "worker/report"},
+    "worker/serialize": {"common"},
+    "worker/train": {"common", "worker/ddp", "worker/data", "worker/report", "worker/serialize"},
     "worker/tasks": {"common", "worker", "worker/models", "worker/data", "worker/train"},
 }
 MAY_INCLUDE["launcher"] = {"common", "launcher/rendezvous"}

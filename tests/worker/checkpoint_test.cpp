@@ -6,6 +6,7 @@
 #include "common/files.h"
 #include "tests/support/catch.h"
 #include "worker/models/mnist_cnn.h"
+#include "worker/serialize/pt_file.h"
 #include "worker/train/state_dict_file.h"
 
 using namespace ddprun;
@@ -20,7 +21,7 @@ TEST_CASE("a checkpoint holds the whole state, and its weights can be loaded aga
   optimizer.step();
   train::save_checkpoint(path, {*model, optimizer, 4, 99, R"({"task":"mnist","lr":0.001,"dropout":null})"});
 
-  const auto root = train::read_pt(path).toGenericDict();
+  const auto root = serialize::read_pt(path).toGenericDict();
   CHECK(root.at("epoch").toInt() == 4);
   CHECK(root.at("step").toInt() == 99);
   CHECK(root.at("config").toGenericDict().at("task").toStringRef() == "mnist");

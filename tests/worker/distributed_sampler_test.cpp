@@ -12,7 +12,7 @@ using ddprun::data::DistributedSampler;
 using ddprun::data::exact_share;
 
 TEST_CASE("sampler gives every rank PyTorch's order, bit for bit", "[distributed_sampler]") {
-  const auto cases = ddprun::test::read_golden("sampler.json");
+  const auto cases = ddprun::test::read_golden("sampler/orders.json");
   REQUIRE(cases.size() >= 100);
   for (const auto& golden : cases) {
     CAPTURE(golden.dump());

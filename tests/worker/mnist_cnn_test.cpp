@@ -8,7 +8,7 @@ using ddprun::test::check_digest;
 using ddprun::test::read_golden;
 
 TEST_CASE("MNIST CNN draws PyTorch's initial weights from the same seed, under its names", "[mnist_cnn]") {
-  const auto golden = read_golden("mnist_cnn.json");
+  const auto golden = read_golden("mnist_cnn/batch.json");
   torch::manual_seed(7);
   MnistCnn model;
   std::int64_t count = 0;
@@ -23,7 +23,7 @@ TEST_CASE("MNIST CNN draws PyTorch's initial weights from the same seed, under i
 }
 
 TEST_CASE("MNIST CNN gives PyTorch's output and every gradient with the same weights", "[mnist_cnn]") {
-  const auto golden = read_golden("mnist_cnn.json");
+  const auto golden = read_golden("mnist_cnn/batch.json");
   torch::manual_seed(7);
   MnistCnn model;
   torch::manual_seed(11);

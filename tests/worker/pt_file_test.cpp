@@ -1,4 +1,4 @@
-#include "worker/train/pt_file.h"
+#include "worker/serialize/pt_file.h"
 
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -25,7 +25,8 @@ using ddprun::test::check_python;
 using ddprun::test::ContainsSubstring;
 using ddprun::test::make_dict;
 using ddprun::test::same;
-using namespace ddprun::train;
+using namespace ddprun::serialize;
+using ddprun::train::read_weights;
 using namespace std::string_literals;
 
 namespace {

@@ -14,6 +14,7 @@
 #include "common/files.h"
 #include "tests/support/catch.h"
 #include "tests/worker/pickled_values.h"
+#include "worker/serialize/pt_file.h"
 #include "worker/train/optimizer_state.h"
 
 using ddprun::IoError;
@@ -24,6 +25,7 @@ using ddprun::test::check_python;
 using ddprun::test::ContainsSubstring;
 using ddprun::test::make_dict;
 using ddprun::test::same;
+using namespace ddprun::serialize;
 using namespace ddprun::train;
 using namespace std::string_literals;
 

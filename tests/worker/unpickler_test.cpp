@@ -1,4 +1,4 @@
-#include "worker/train/unpickler.h"
+#include "worker/serialize/unpickler.h"
 
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
@@ -11,10 +11,10 @@
 
 #include "tests/support/catch.h"
 
+using ddprun::serialize::StorageReference;
+using ddprun::serialize::unpickle;
+using ddprun::serialize::UnpickleError;
 using ddprun::test::ContainsSubstring;
-using ddprun::train::StorageReference;
-using ddprun::train::unpickle;
-using ddprun::train::UnpickleError;
 using namespace std::string_literals;
 
 namespace {

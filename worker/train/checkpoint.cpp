@@ -6,14 +6,16 @@
 #include <nlohmann/json.hpp>
 
 #include "common/errors.h"
+#include "worker/serialize/pt_file.h"
 #include "worker/train/optimizer_state.h"
-#include "worker/train/pt_file.h"
 #include "worker/train/state_dict_file.h"
 
 namespace ddprun::train {
 namespace {
 
-c10::impl::GenericDict make_dict() { return c10::impl::GenericDict(c10::StringType::get(), c10::AnyType::get()); }
+c10::impl::GenericDict make_dict() {
+  return c10::impl::GenericDict(c10::StringType::get(), c10::AnyType::get());
+}
 
 c10::IValue to_value(const nlohmann::json& json) {
   if (json.is_boolean()) return json.get<bool>();
@@ -39,7 +41,7 @@ void save_checkpoint(const std::filesystem::path& path, const TrainingState& sta
   std::error_code error;
   std::filesystem::create_directories(path.parent_path(), error);
   if (error) throw IoError(path.parent_path(), "cannot create the folder", error.value());
-  write_pt(path, root);
+  serialize::write_pt(path, root);
 }
 
 }  // namespace ddprun::train

@@ -11,8 +11,9 @@
 #include <unordered_map>
 
 #include "common/errors.h"
-#include "worker/train/in_quotes.h"
-#include "worker/train/safetensors.h"
+#include "worker/serialize/in_quotes.h"
+#include "worker/serialize/pt_file.h"
+#include "worker/serialize/safetensors.h"
 
 namespace ddprun::train {
 namespace {
@@ -40,7 +41,8 @@ class NameList {
  public:
   explicit NameList(const char* what) : what_(what) {}
   void add(const std::string& name, const std::string& detail) {
-    if (++count_ <= kNamesShown) text_ += (count_ > 1 ? ", " : "") + in_quotes(name) + " " + detail;
+    if (++count_ <= kNamesShown)
+      text_ += (count_ > 1 ? ", " : "") + serialize::in_quotes(name) + " " + detail;
   }
   /// Appends this to a line of several.
   void append_to(std::string& line) const {
@@ -75,7 +77,7 @@ std::optional<c10::impl::GenericDict> find_state_dict(const c10::IValue& root) {
 }
 
 StateDict read_pt_weights(const std::filesystem::path& path) {
-  const auto root = read_pt(path);
+  const auto root = serialize::read_pt(path);
   const auto dict = find_state_dict(root);
   if (!dict)
     throw IoError(
@@ -118,7 +120,7 @@ std::string misfit(const StateDict& targets, const std::unordered_map<std::strin
 }  // namespace
 
 StateDict read_weights(const std::filesystem::path& path) {
-  auto weights = is_safetensors(path) ? read_safetensors(path) : read_pt_weights(path);
+  auto weights = serialize::is_safetensors(path) ? serialize::read_safetensors(path) : read_pt_weights(path);
   if (weights.empty()) throw IoError(path, "holds no tensors, expected a model's weights");
   strip_wrapper(weights);
   return weights;

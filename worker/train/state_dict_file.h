@@ -8,8 +8,6 @@
 #include <ATen/core/Dict.h>
 #include <torch/types.h>
 
-#include "worker/train/pt_file.h"
-
 namespace torch::nn {
 class Module;
 }

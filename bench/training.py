@@ -1,0 +1,82 @@
+#!/usr/bin/env python3
+"""Training speed and memory, side by side in one run: ddprun + worker against torchrun + Python.
+
+usage: training.py --torchrun TORCHRUN [--script NAME=PYTHON_SCRIPT ...] [--data FOLDER] [--limit 12800] [--runs 5]
+
+Runs take turns, so that a noisy neighbour disturbs all alike. Prints a Markdown table of medians (min-max in brackets)
+and, for each, the median of the ratios to the worker in the same turn. CPU seconds are of all processes of the job.
+A script gets FOLDER --batch-size 128 --limit N --epochs 1 and prints a JSON line with samples_per_second and peak_mb.
+"""
+import argparse
+import json
+import os
+import pathlib
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+def measure(command, read_figures):
+    before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.time()
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(map(str, command))}: exit status {done.returncode}\n{done.stdout}\n{done.stderr}")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    rate, peak = read_figures(done.stdout)
+    return dict(rate=rate, peak=peak, cpu=cpu, wall=time.time() - begin)
+
+
+def run_worker(arguments):
+    with tempfile.TemporaryDirectory() as out:
+        def read(_):
+            summary = json.loads(pathlib.Path(out, "summary.json").read_text())
+            return summary["samples_per_second"], summary["peak_rss_mb"]
+        return measure([ROOT / "build/bin/ddprun", "--nproc-per-node=2", ROOT / "build/bin/worker", "mnist",
+                        "--data", arguments.data, "--limit-train", str(arguments.limit), "--limit-test", "500",
+                        "--epochs", "1", "--batch-size", "128", "--out", out, "--overwrite"], read)
+
+
+def run_script(arguments, script):
+    def read(text):
+        figures = next(json.loads(line) for line in reversed(text.splitlines()) if line.startswith("{"))
+        return figures["samples_per_second"], figures["peak_mb"]
+    return measure([arguments.torchrun, "--standalone", "--nproc_per_node=2", script, arguments.data,
+                    "--batch-size", "128", "--limit", str(arguments.limit), "--epochs", "1"], read)
+
+
+def cell(values, digits=0):
+    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})"
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--torchrun", required=True)
+    parser.add_argument("--script", action="append", default=[])
+    parser.add_argument("--data", default="/usr/share/datasets/fashion-mnist")
+    parser.add_argument("--limit", type=int, default=12800)
+    parser.add_argument("--runs", type=int, default=5)
+    arguments = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("LOGLEVEL", "ERROR")
+    scripts = dict([("Python, lean", str(ROOT / "bench/mnist_ddp.py"))] + [s.split("=", 1) for s in arguments.script])
+    results = {"ddprun worker": []} | {name: [] for name in scripts}
+    for _ in range(arguments.runs):
+        results["ddprun worker"].append(run_worker(arguments))
+        for name, script in scripts.items():
+            results[name].append(run_script(arguments, script))
+    ours = results["ddprun worker"]
+    print("| job | samples/s | ratio | peak MB per rank | CPU s, whole job | wall s, whole job |\n|---|---|---|---|---|---|")
+    for name, runs in results.items():
+        ratio = statistics.median(r["rate"] / o["rate"] for r, o in zip(runs, ours))
+        print(f"| {name} | {cell([r['rate'] for r in runs])} | {ratio:.2f} | {cell([r['peak'] for r in runs])} | "
+              f"{cell([r['cpu'] for r in runs], 1)} | {cell([r['wall'] for r in runs], 1)} |")
+
+
+if __name__ == "__main__":
+    main()

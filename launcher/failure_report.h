@@ -1,0 +1,41 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "common/error_file.h"
+#include "common/exit_status.h"
+
+namespace ddprun {
+
+/// A worker that failed.
+struct FailedWorker {
+  int rank = 0;
+  int local_rank = 0;
+  pid_t pid = 0;
+  ExitStatus status;
+  std::chrono::system_clock::time_point time;
+  ErrorFileContent error;     ///< what the worker wrote about it
+  bool asked_to_end = false;  ///< after ddprun had begun to end the job, in a way of its own
+};
+
+/// What the user is told when a job fails.
+struct FailureReport {
+  std::string program;
+  std::string host;
+  FailedWorker root_cause;           ///< the first that failed
+  std::vector<FailedWorker> others;  ///< that failed by themselves too, in rank order
+  std::vector<int> ended_by_us;      ///< ranks that ended because ddprun told them to
+};
+
+/// True if a worker that was told to end by these signals ended because of them: with success, killed by one,
+/// or with the exit code by which programs say so.
+bool ended_as_told(const ExitStatus& status, const std::vector<int>& signals);
+
+/// The summary, several lines. What came out of a worker cannot drive the terminal.
+std::string describe(const FailureReport& report);
+
+}  // namespace ddprun

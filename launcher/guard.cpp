@@ -1,0 +1,81 @@
+#include "launcher/guard.h"
+
+#include <fcntl.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <climits>
+#include <csignal>
+#include <filesystem>
+#include <system_error>
+#include <vector>
+
+namespace ddprun {
+namespace {
+
+/// Reads messages, a group to watch or minus a group to forget, until ddprun is gone.
+std::vector<pid_t> read_until_launcher_is_gone(int pipe) {
+  std::vector<pid_t> groups;
+  for (;;) {
+    pid_t message = 0;  // so small a write is never divided
+    const ssize_t n = ::read(pipe, &message, sizeof message);
+    if (n < 0 && errno == EINTR) continue;
+    if (n != sizeof message) return groups;
+    if (message > 0) {
+      groups.push_back(message);
+    } else {
+      groups.erase(std::remove(groups.begin(), groups.end(), -message), groups.end());
+    }
+  }
+}
+
+[[noreturn]] void run_guard(int pipe, const std::filesystem::path& folder) {
+  sigset_t all;
+  sigfillset(&all);
+  ::sigprocmask(SIG_SETMASK, &all, nullptr);
+  ::setsid();
+  ::prctl(PR_SET_NAME, "ddprun-guard");
+  [[maybe_unused]] const int ignored = ::chdir("/");  // hold no mount point
+  ::dup2(pipe, STDIN_FILENO);
+  ::syscall(SYS_close_range, 1U, UINT_MAX, 0);
+  for (const pid_t group : read_until_launcher_is_gone(STDIN_FILENO)) ::kill(-group, SIGKILL);
+  std::error_code ignored_error;
+  std::filesystem::remove_all(folder, ignored_error);
+  ::_exit(0);
+}
+
+}  // namespace
+
+Guard::Guard(const std::filesystem::path& folder) {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) throw std::system_error(errno, std::generic_category(), "pipe");
+  UniqueFd reading(ends[0]);
+  pipe_.reset(ends[1]);
+  // ddprun never waits for the guard: should somebody freeze it, its messages are lost and not the job.
+  ::fcntl(pipe_.get(), F_SETFL, O_NONBLOCK);
+  pid_ = ::fork();
+  if (pid_ < 0) throw std::system_error(errno, std::generic_category(), "cannot start the guard process");
+  if (pid_ == 0) {
+    pipe_.reset();
+    run_guard(reading.get(), folder);
+  }
+}
+
+Guard::~Guard() {
+  // Killed by somebody and reaped already: then its number may be another's by now.
+  if (::waitpid(pid_, nullptr, WNOHANG) != 0) return;
+  ::kill(pid_, SIGKILL);
+  while (::waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
+  }
+}
+
+void Guard::tell(pid_t message) {
+  // A guard that was killed means EPIPE (SIGPIPE is ignored): the parent-death signals remain.
+  [[maybe_unused]] const ssize_t ignored = ::write(pipe_.get(), &message, sizeof message);
+}
+
+}  // namespace ddprun

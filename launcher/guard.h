@@ -1,0 +1,40 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <filesystem>
+
+#include "common/unique_fd.h"
+
+namespace ddprun {
+
+/// A tiny process that outlives ddprun for a moment if ddprun is killed: it then kills the job's process
+/// groups and removes the job's temporary folder. It holds the reading end of a pipe; the end of the pipe is
+/// ddprun's death, however it came.
+///
+/// The kernel's parent-death signal ends each worker too, but not the worker's own children, and not a worker
+/// that changed its user. The guard sits in a session of its own, blocks all signals and holds no descriptor
+/// but the pipe, so that neither Ctrl-C nor a closed terminal ends it, and no reader of the job's output
+/// waits for it.
+class Guard {
+ public:
+  /// Forks; so make it early, while ddprun is small.
+  /// folder  removed, with all it holds, if ddprun is killed
+  /// throws  std::system_error
+  explicit Guard(const std::filesystem::path& folder);
+  /// The job is over: the guard is ended without doing anything.
+  ~Guard();
+  Guard(const Guard&) = delete;
+  Guard& operator=(const Guard&) = delete;
+
+  void watch(pid_t group) { tell(group); }
+  void forget(pid_t group) { tell(-group); }
+
+ private:
+  void tell(pid_t message);
+
+  UniqueFd pipe_;
+  pid_t pid_ = -1;
+};
+
+}  // namespace ddprun

@@ -1,0 +1,69 @@
+#include "launcher/job_events.h"
+
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/use_awaitable.hpp>
+
+namespace ddprun {
+namespace asio = boost::asio;
+
+JobEvents::JobEvents(asio::io_context& io, const SignalFd& signals)
+    : io_(io), signals_(io, signals.get()), wake_up_(io) {
+  watch_signals();
+}
+
+JobEvents::~JobEvents() {
+  // Asio would close what belongs to others.
+  signals_.release();
+  for (Descriptor& descriptor : pidfds_) descriptor.release();
+}
+
+void JobEvents::watch_exit(std::size_t index, int pidfd) {
+  auto& descriptor = pidfds_.emplace_back(io_, pidfd);
+  // epoll reports descriptors in the order in which they became ready: the first worker to fail comes first
+  // even if ddprun was late to look.
+  descriptor.async_wait(Descriptor::wait_read, [this, index](const boost::system::error_code& error) {
+    if (!error) push(WorkerExited{index});
+  });
+}
+
+asio::awaitable<JobEvent> JobEvents::next(std::optional<Clock::time_point> deadline) {
+  while (events_.empty()) {
+    wake_up_.expires_at(deadline.value_or(Clock::time_point::max()));
+    boost::system::error_code cancelled;
+    co_await wake_up_.async_wait(asio::redirect_error(asio::use_awaitable, cancelled));
+    if (!cancelled && events_.empty()) co_return DeadlinePassed{};
+  }
+  const JobEvent event = events_.front();
+  events_.pop_front();
+  co_return event;
+}
+
+void JobEvents::push(JobEvent event) {
+  events_.push_back(event);
+  wake_up_.cancel();
+}
+
+void JobEvents::watch_signals() {
+  signals_.async_wait(Descriptor::wait_read, [this](const boost::system::error_code& error) {
+    if (error) return;
+    read_signals();
+    watch_signals();
+  });
+}
+
+void JobEvents::read_signals() {
+  signalfd_siginfo info{};
+  while (::read(signals_.native_handle(), &info, sizeof info) == sizeof info) {
+    const int signal = static_cast<int>(info.ssi_signo);
+    if (signal == SIGCHLD) {
+      push(ChildEnded{});
+    } else {
+      push(SignalReceived{signal});
+    }
+  }
+}
+
+}  // namespace ddprun

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+namespace ddprun {
+
+/// The job could not be started, or not be ended, for a reason that is not a worker's. The exit code tells
+/// which, in the words of env(1) and timeout(1).
+class LaunchError : public std::runtime_error {
+ public:
+  static constexpr int kOwnFailure = 125;
+  static constexpr int kNotExecutable = 126;
+  static constexpr int kNotFound = 127;
+
+  LaunchError(int exit_code, const std::string& message)
+      : std::runtime_error(message), exit_code(exit_code) {}
+
+  int exit_code;
+};
+
+}  // namespace ddprun

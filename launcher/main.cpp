@@ -1,0 +1,38 @@
+#include <unistd.h>
+
+#include <exception>
+#include <iostream>
+
+#include "common/errors.h"
+#include "common/logging.h"
+#include "launcher/launch_error.h"
+#include "launcher/options.h"
+#include "launcher/signals.h"
+#include "launcher/supervisor.h"
+
+using namespace ddprun;
+
+int main(int argc, char** argv) {
+  configure_logging("ddprun");
+  try {
+    const Options options = parse_options({argv + (argc > 0 ? 1 : 0), argv + argc});
+    if (options.help) std::cout << help_text();
+    if (options.version) std::cout << "ddprun " DDPRUN_VERSION "\n";
+    if (options.help || options.version) return 0;
+
+    std::vector<std::string> environment;
+    for (char** variable = environ; *variable != nullptr; ++variable) environment.emplace_back(*variable);
+    const RunResult result = run_job(options, environment);
+    if (result.ended_by) end_by_signal(*result.ended_by);
+    return result.exit_code;
+  } catch (const UsageError& error) {
+    log_error(error.what());
+    return 2;
+  } catch (const LaunchError& error) {
+    log_error(error.what());
+    return error.exit_code;
+  } catch (const std::exception& error) {
+    log_error(error.what());
+    return LaunchError::kOwnFailure;
+  }
+}

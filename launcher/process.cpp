@@ -1,0 +1,175 @@
+#include "launcher/process.h"
+
+#include <fcntl.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <charconv>
+#include <climits>
+#include <csignal>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+
+namespace ddprun {
+namespace {
+
+constexpr unsigned kPidfdSignalProcessGroup = 1U << 2;  // PIDFD_SIGNAL_PROCESS_GROUP, Linux 6.9
+
+/// All that the child needs, made before vfork: the child runs in our memory and must not allocate.
+struct ChildSetup {
+  const char* path;
+  char* const* argv;
+  char* const* env;
+  int stdin_fd;
+  int inherited_fd;  // -1: none
+  pid_t launcher;
+};
+
+/// Where the child says why it failed, in the memory that it shares with us.
+struct ChildFailure {
+  const char* step = nullptr;
+  int error = 0;
+};
+
+[[noreturn]] void fail_child(volatile ChildFailure& failure, const char* step) {
+  failure.error = errno;
+  failure.step = step;
+  ::_exit(1);
+}
+
+/// SIG_DFL for every signal but an ignored SIGHUP (nohup). Dispositions are not shared with the parent.
+void reset_signal_dispositions() {
+  struct sigaction action {};
+  const bool ignore_hangup = ::sigaction(SIGHUP, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
+  action = {};
+  action.sa_handler = SIG_DFL;
+  for (int signal = 1; signal < NSIG; ++signal)
+    if (signal != SIGHUP || !ignore_hangup) ::sigaction(signal, &action, nullptr);
+}
+
+void close_other_descriptors(int kept) {
+  const auto close_from_to = [](unsigned first, unsigned last) {
+    if (first <= last) ::syscall(SYS_close_range, first, last, 0);
+  };
+  if (kept < 0) return close_from_to(3, UINT_MAX);
+  close_from_to(3, static_cast<unsigned>(kept) - 1);
+  close_from_to(static_cast<unsigned>(kept) + 1, UINT_MAX);
+}
+
+/// The child between vfork and execve. Only plain system calls: memory, but nothing else, is the parent's.
+[[noreturn]] void run_child(const ChildSetup& setup, volatile ChildFailure& failure) {
+  // A session of its own and not only a group: a background *group* of ddprun's terminal would be stopped
+  // (SIGTTIN, SIGTTOU) when it reads the terminal or sets its modes. The kernel asks that only of processes
+  // whose controlling terminal it is, and a new session has none. Ctrl-C then reaches the worker through
+  // ddprun alone, that is once.
+  if (::setsid() < 0) fail_child(failure, "setsid");
+  if (::prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) fail_child(failure, "prctl(PR_SET_PDEATHSIG)");
+  if (::getppid() != setup.launcher) ::_exit(1);  // ddprun died before the line above
+  if (setup.stdin_fd != STDIN_FILENO && ::dup2(setup.stdin_fd, STDIN_FILENO) < 0) fail_child(failure, "dup2");
+  if (setup.inherited_fd >= 0 && ::fcntl(setup.inherited_fd, F_SETFD, 0) != 0) fail_child(failure, "fcntl");
+  close_other_descriptors(setup.inherited_fd);
+  reset_signal_dispositions();
+  sigset_t none;
+  sigemptyset(&none);
+  ::sigprocmask(SIG_SETMASK, &none, nullptr);
+  ::execve(setup.path, setup.argv, setup.env);
+  fail_child(failure, "execve");
+}
+
+// vfork and not fork: the cost does not grow with our memory, and the child's failure needs no pipe. The
+// child must not return from the function that called vfork, and nothing but it may run in our memory
+// meanwhile: all signals are blocked by the caller.
+[[gnu::noinline]] pid_t vfork_and_exec(const ChildSetup& setup, volatile ChildFailure& failure) {
+  const pid_t pid = ::vfork();
+  if (pid == 0) run_child(setup, failure);
+  return pid;
+}
+
+std::vector<char*> pointers_to(const std::vector<std::string>& strings) {
+  std::vector<char*> pointers;
+  pointers.reserve(strings.size() + 1);
+  for (const std::string& text : strings) pointers.push_back(const_cast<char*>(text.c_str()));
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
+pid_t wait_for(pid_t pid, int* status, int flags) {
+  pid_t result;
+  do result = ::waitpid(pid, status, flags);
+  while (result < 0 && errno == EINTR);
+  return result;
+}
+
+}  // namespace
+
+std::variant<Process, StartFailure> start_process(const ProcessSpec& spec) {
+  const auto argv = pointers_to(spec.argv);
+  const auto env = pointers_to(spec.env);
+  const ChildSetup setup{
+      spec.path.c_str(), argv.data(), env.data(), spec.stdin_fd, spec.inherited_fd.value_or(-1), ::getpid()};
+  volatile ChildFailure failure;
+  sigset_t all, before;
+  sigfillset(&all);
+  ::sigprocmask(SIG_SETMASK, &all, &before);
+  const pid_t pid = vfork_and_exec(setup, failure);
+  const int vfork_error = errno;
+  ::sigprocmask(SIG_SETMASK, &before, nullptr);
+
+  if (pid < 0) return StartFailure{"vfork", vfork_error};
+  if (failure.step != nullptr) {
+    wait_for(pid, nullptr, 0);
+    return StartFailure{failure.step, failure.error};
+  }
+  // The pid is ours until we reap it, so there is no race between vfork and this.
+  Process process{pid, UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)))};
+  if (process.pidfd) return process;
+  const int error = errno;
+  ::kill(-pid, SIGKILL);
+  wait_for(pid, nullptr, 0);
+  return StartFailure{"pidfd_open", error};
+}
+
+std::optional<ExitStatus> try_reap(const Process& process) {
+  int status = 0;
+  if (wait_for(process.pid, &status, WNOHANG) != process.pid) return {};
+  return ExitStatus::from_wait_status(status);
+}
+
+bool signal_group(const Process& process, int signal) {
+  // The pidfd names the group even after its leader is reaped, when the bare number could be another's. Older
+  // kernels get the number: it stays taken as long as the group has members, and we, the subreaper, are the
+  // one to reap the last of them.
+  if (::syscall(SYS_pidfd_send_signal, process.pidfd.get(), signal, nullptr, kPidfdSignalProcessGroup) == 0)
+    return true;
+  if (errno == EINVAL || errno == ENOSYS)
+    if (::kill(-process.pid, signal) == 0) return true;
+  return errno != ESRCH;
+}
+
+std::vector<pid_t> group_members(pid_t group) {
+  std::vector<pid_t> members;
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc", ignored)) {
+    const std::string name = entry.path().filename().string();
+    pid_t pid = 0;
+    const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), pid);
+    if (error != std::errc() || end != name.data() + name.size()) continue;
+    // "PID (NAME) STATE PPID PGRP ...", where NAME may hold anything
+    std::ifstream stat(entry.path() / "stat");
+    std::string line;
+    std::getline(stat, line, '\0');
+    const auto name_end = line.rfind(") ");
+    if (name_end == std::string::npos) continue;
+    char state = 0;
+    int parent = 0, its_group = 0;
+    if (std::sscanf(line.c_str() + name_end + 2, "%c %d %d", &state, &parent, &its_group) != 3) continue;
+    if (its_group == group && state != 'Z' && state != 'X') members.push_back(pid);
+  }
+  return members;
+}
+
+}  // namespace ddprun

@@ -1,0 +1,56 @@
+#include "launcher/program.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "launcher/launch_error.h"
+
+namespace ddprun {
+namespace {
+
+/// 0 if the file can be executed, else the errno that says why not.
+int executable_error(const std::string& path) {
+  struct stat info {};
+  if (::stat(path.c_str(), &info) != 0) return errno;
+  if (S_ISDIR(info.st_mode)) return EISDIR;
+  if (!S_ISREG(info.st_mode)) return EACCES;
+  return ::access(path.c_str(), X_OK) == 0 ? 0 : errno;
+}
+
+[[noreturn]] void fail(const std::string& path, int error) {
+  const bool missing = error == ENOENT || error == ENOTDIR || error == ENAMETOOLONG || error == ELOOP;
+  throw LaunchError(missing ? LaunchError::kNotFound : LaunchError::kNotExecutable,
+                    "cannot run " + path + ": " + std::strerror(error));
+}
+
+}  // namespace
+
+std::string find_program(const std::string& name, const std::string& search_path) {
+  if (name.empty()) fail("''", ENOENT);
+  if (name.find('/') != std::string::npos) {
+    if (const int error = executable_error(name)) fail(name, error);
+    return name;
+  }
+  std::string refused;  // the first one that is there but cannot be executed
+  int refusal = 0;
+  for (std::size_t begin = 0; begin <= search_path.size();) {
+    const auto end = std::min(search_path.find(':', begin), search_path.size());
+    const std::string folder = search_path.substr(begin, end - begin);
+    begin = end + 1;
+    const std::string path = (folder.empty() ? "." : folder) + "/" + name;
+    const int error = executable_error(path);
+    if (error == 0) return path;
+    if (refusal == 0 && error != ENOENT && error != ENOTDIR) {
+      refused = path;
+      refusal = error;
+    }
+  }
+  if (refusal != 0) fail(refused, refusal);
+  throw LaunchError(LaunchError::kNotFound, "cannot run " + name + ": not found in PATH");
+}
+
+}  // namespace ddprun

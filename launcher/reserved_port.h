@@ -1,0 +1,32 @@
+#pragma once
+
+#include <optional>
+
+#include "common/unique_fd.h"
+
+namespace ddprun {
+
+/// A TCP port of 127.0.0.1 that is the job's from before its workers start.
+///
+/// Two sockets are bound to it with SO_REUSEADDR and do not listen. Bound, they keep the port from everyone's
+/// bind(0); with SO_REUSEADDR and not listening, they let any program's rank 0 bind and listen on the same
+/// port by itself. There are two because a duplicate of a descriptor shares its listening state: had ddprun
+/// kept a copy of rank 0's socket, connections would still be taken after rank 0's death and never answered.
+class ReservedPort {
+ public:
+  /// Takes the port asked for, or a free one. throws LaunchError naming the port if it is taken
+  explicit ReservedPort(std::optional<int> wanted);
+
+  int number() const { return number_; }
+
+  /// The socket for rank 0 to inherit and listen on; close it here once rank 0 has it.
+  int store_fd() const { return for_rank0_.get(); }
+  void close_store_fd() { for_rank0_.reset(); }
+
+ private:
+  UniqueFd held_;
+  int number_ = 0;
+  UniqueFd for_rank0_;
+};
+
+}  // namespace ddprun

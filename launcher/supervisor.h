@@ -1,0 +1,22 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "launcher/options.h"
+
+namespace ddprun {
+
+struct RunResult {
+  int exit_code = 0;
+  std::optional<int> ended_by;  ///< the user's signal that ended the job: ddprun is to end by it as well
+};
+
+/// Runs one job from start to end, and leaves no process and no file of it behind.
+///
+/// environment   ddprun's own, "NAME=value"
+/// throws        UsageError, LaunchError, IoError, std::system_error
+RunResult run_job(const Options& options, const std::vector<std::string>& environment);
+
+}  // namespace ddprun

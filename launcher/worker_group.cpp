@@ -1,0 +1,182 @@
+#include "launcher/worker_group.h"
+
+#include <fcntl.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "common/errors.h"
+#include "common/logging.h"
+
+namespace ddprun {
+namespace asio = boost::asio;
+namespace {
+
+// After SIGKILL only the kernel can hold a process, in a system call that does not end (a dead network file
+// system, a broken driver). Nobody is helped by waiting for it forever.
+constexpr std::chrono::seconds kKillTimeout{10};
+
+UniqueFd open_dev_null() {
+  UniqueFd fd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  if (!fd) throw IoError("/dev/null", "cannot open", errno);
+  return fd;
+}
+
+}  // namespace
+
+WorkerGroup::WorkerGroup(JobEvents& events, const SignalFd& signals, Guard& guard)
+    : events_(events), signals_(signals), guard_(guard) {}
+
+WorkerGroup::~WorkerGroup() { signal_all(SIGKILL); }
+
+std::optional<StartFailed> WorkerGroup::start(const std::string& program,
+                                              const std::vector<WorkerSpec>& specs) {
+  const UniqueFd dev_null = open_dev_null();
+  for (const WorkerSpec& spec : specs) ranks_.push_back(spec.rank);
+  workers_.reserve(specs.size());
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    if (signals_.end_requested()) return {};
+    const WorkerSpec& spec = specs[i];
+    auto started = start_process(
+        {program, spec.argv, spec.env, spec.reads_stdin ? STDIN_FILENO : dev_null.get(), spec.store_fd});
+    if (const auto* failure = std::get_if<StartFailure>(&started)) return StartFailed{i, *failure};
+    Worker& worker = workers_.emplace_back();
+    worker.process = std::move(std::get<Process>(started));
+    guard_.watch(worker.process.pid);
+    events_.watch_exit(i, worker.process.pidfd.get());
+  }
+  return {};
+}
+
+asio::awaitable<GroupEvent> WorkerGroup::wait() {
+  std::size_t succeeded = 0;
+  for (;;) {
+    const JobEvent event = co_await events_.next();
+    handle(event);
+    if (const auto* received = std::get_if<SignalReceived>(&event)) {
+      if (ends_job(received->signal)) co_return *received;
+    } else if (const auto* exited = std::get_if<WorkerExited>(&event)) {
+      const auto& status = workers_[exited->index].status;
+      ensure(status.has_value(), "a worker whose pidfd is readable can be reaped");
+      if (!status->success()) co_return WorkerFailed{exited->index};
+      if (++succeeded == ranks_.size()) co_return AllSucceeded{};
+    }
+  }
+}
+
+asio::awaitable<std::vector<pid_t>> WorkerGroup::stop(int signal, std::chrono::milliseconds grace) {
+  // Who has ended by now did so unasked, even if its event is still on the way.
+  for (Worker& worker : workers_) record_exit(worker);
+  stopping_ = true;
+  if (all_gone()) co_return std::vector<pid_t>();
+  signal_to_end(signal);
+  if (co_await groups_gone(JobEvents::Clock::now() + grace, /*may_hurry=*/true))
+    co_return std::vector<pid_t>();
+  const std::string when =
+      user_signals_ > 1 ? "before the second signal" : "within " + std::to_string(grace.count()) + " ms";
+  log_warning(ranks_left() + " did not end " + when + ": sending SIGKILL");
+  signal_to_end(SIGKILL);
+  co_await groups_gone(JobEvents::Clock::now() + kKillTimeout, /*may_hurry=*/false);
+  co_return processes_left();
+}
+
+/// Until nobody is left. False if the deadline has passed or, with may_hurry, the user has signalled twice.
+asio::awaitable<bool> WorkerGroup::groups_gone(JobEvents::Clock::time_point deadline, bool may_hurry) {
+  while (!all_gone()) {
+    const JobEvent event = co_await events_.next(deadline);
+    if (std::holds_alternative<DeadlinePassed>(event)) co_return false;
+    handle(event);
+    const auto* received = std::get_if<SignalReceived>(&event);
+    if (received == nullptr || !ends_job(received->signal) || !may_hurry) continue;
+    if (user_signals_ > 1) co_return false;
+    signal_to_end(received->signal);
+  }
+  co_return true;
+}
+
+/// What every event means, whatever the group is waiting for.
+void WorkerGroup::handle(const JobEvent& event) {
+  if (const auto* exited = std::get_if<WorkerExited>(&event)) {
+    record_exit(workers_[exited->index]);
+    reap_orphans();  // it may have stood before them in the kernel's list
+  } else if (std::holds_alternative<ChildEnded>(event)) {
+    reap_orphans();
+  } else if (const auto* received = std::get_if<SignalReceived>(&event)) {
+    if (ends_job(received->signal)) {
+      ++user_signals_;
+    } else {
+      signal_all(received->signal);
+    }
+  }
+}
+
+void WorkerGroup::record_exit(Worker& worker) {
+  if (worker.status) return;
+  worker.status = try_reap(worker.process);
+  if (!worker.status) return;
+  worker.ended_at = std::chrono::system_clock::now();
+  worker.asked_to_end = stopping_;
+  check_group(worker);
+}
+
+/// ddprun is the subreaper of its workers' processes: those that outlive their parents become its children,
+/// and their end is the only sign that a group whose leader is dead has come to its own end.
+void WorkerGroup::reap_orphans() {
+  for (;;) {
+    siginfo_t info{};
+    if (::waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0) break;
+    if (is_running_worker(info.si_pid)) break;  // its own event is on the way, and brings us here again
+    ::waitpid(info.si_pid, nullptr, WNOHANG);
+  }
+  for (Worker& worker : workers_)
+    if (worker.status) check_group(worker);
+}
+
+void WorkerGroup::check_group(Worker& worker) {
+  if (worker.group_gone || signal_group(worker.process, 0)) return;
+  worker.group_gone = true;
+  guard_.forget(worker.process.pid);
+}
+
+void WorkerGroup::signal_all(int signal) {
+  for (Worker& worker : workers_)
+    if (!worker.group_gone) signal_group(worker.process, signal);
+}
+
+void WorkerGroup::signal_to_end(int signal) {
+  ending_signals_.push_back(signal);
+  signal_all(signal);
+}
+
+bool WorkerGroup::all_gone() const {
+  return std::all_of(workers_.begin(), workers_.end(),
+                     [](const Worker& worker) { return worker.group_gone; });
+}
+
+bool WorkerGroup::is_running_worker(pid_t pid) const {
+  return std::any_of(workers_.begin(), workers_.end(),
+                     [&](const Worker& worker) { return !worker.status && worker.process.pid == pid; });
+}
+
+std::string WorkerGroup::ranks_left() const {
+  std::string text;
+  for (std::size_t i = 0; i < workers_.size(); ++i) {
+    if (workers_[i].group_gone) continue;
+    text += (text.empty() ? "rank " : ", rank ") + std::to_string(ranks_[i]) + " (pid " +
+            std::to_string(workers_[i].process.pid) + (workers_[i].status ? ", its children)" : ")");
+  }
+  return text;
+}
+
+std::vector<pid_t> WorkerGroup::processes_left() const {
+  std::vector<pid_t> pids;
+  for (const Worker& worker : workers_) {
+    if (worker.group_gone) continue;
+    const auto members = group_members(worker.process.pid);
+    pids.insert(pids.end(), members.begin(), members.end());
+  }
+  return pids;
+}
+
+}  // namespace ddprun

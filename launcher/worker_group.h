@@ -1,0 +1,86 @@
+#pragma once
+
+#include <boost/asio/awaitable.hpp>
+#include <chrono>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "common/exit_status.h"
+#include "launcher/guard.h"
+#include "launcher/job_events.h"
+#include "launcher/launch_plan.h"
+#include "launcher/process.h"
+
+namespace ddprun {
+
+struct AllSucceeded {};
+struct WorkerFailed {
+  std::size_t index;  ///< of the first one
+};
+struct StartFailed {
+  std::size_t index;  ///< those before it were started
+  StartFailure failure;
+};
+
+/// Why the job is over, or has to be ended now.
+using GroupEvent = std::variant<AllSucceeded, WorkerFailed, SignalReceived, StartFailed>;
+
+/// A worker that was started.
+struct Worker {
+  Process process;
+  std::optional<ExitStatus> status;  ///< once it has ended; its children may live on
+  std::chrono::system_clock::time_point ended_at;
+  bool asked_to_end = false;  ///< it ended after ddprun had begun to stop the group
+  bool group_gone = false;    ///< nobody is left in its process group
+};
+
+/// The workers of this node, and with each of them its process group: everything that it started itself.
+/// Destroyed while some of them live, it kills them.
+class WorkerGroup {
+ public:
+  WorkerGroup(JobEvents& events, const SignalFd& signals, Guard& guard);
+  ~WorkerGroup();
+  WorkerGroup(const WorkerGroup&) = delete;
+  WorkerGroup& operator=(const WorkerGroup&) = delete;
+
+  /// Starts one worker after the other. Stops early when one cannot be started, which is returned, or when
+  /// the user wants the job to end, which wait() then returns.
+  std::optional<StartFailed> start(const std::string& program, const std::vector<WorkerSpec>& specs);
+
+  /// Until all have succeeded, one has failed, or a signal wants the job to end.
+  boost::asio::awaitable<GroupEvent> wait();
+
+  /// Asks every group that has members left to end, kills it once the grace period has passed or the user has
+  /// signalled twice, and waits until all are gone. returns the processes that even SIGKILL did not end
+  boost::asio::awaitable<std::vector<pid_t>> stop(int signal, std::chrono::milliseconds grace);
+
+  const std::vector<Worker>& workers() const { return workers_; }
+  /// The signals that ddprun sent to end the workers.
+  const std::vector<int>& ending_signals() const { return ending_signals_; }
+
+ private:
+  boost::asio::awaitable<bool> groups_gone(JobEvents::Clock::time_point deadline, bool may_hurry);
+  void handle(const JobEvent& event);
+  void record_exit(Worker& worker);
+  void reap_orphans();
+  void check_group(Worker& worker);
+  void signal_all(int signal);
+  void signal_to_end(int signal);
+  bool all_gone() const;
+  bool is_running_worker(pid_t pid) const;
+  std::string ranks_left() const;
+  std::vector<pid_t> processes_left() const;
+
+  JobEvents& events_;
+  const SignalFd& signals_;
+  Guard& guard_;
+  std::vector<Worker> workers_;
+  std::vector<int> ranks_;  ///< by index, of all that are planned
+  std::vector<int> ending_signals_;
+  int user_signals_ = 0;  ///< signals of the user that want the job to end
+  bool stopping_ = false;
+};
+
+}  // namespace ddprun

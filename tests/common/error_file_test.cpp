@@ -1,0 +1,96 @@
+#include "common/error_file.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "common/errors.h"
+#include "common/files.h"
+#include "tests/support/catch.h"
+
+namespace ddprun {
+namespace {
+
+using test::ContainsSubstring;
+
+ErrorFileContent read_text(const std::string& text) {
+  const TempDir folder;
+  write_file_atomic(folder.path() / "error.json", text);
+  return read_error_file(folder.path() / "error.json");
+}
+
+TEST_CASE("an error file is read back as it was written", "[error_file]") {
+  const TempDir folder;
+  const auto path = folder.path() / "error.json";
+  write_error_file(path, {"ValueError: \"quotes\"\nand lines", "File x, line 1", 1700000000});
+  const auto content = read_error_file(path);
+  REQUIRE(content.error);
+  CHECK(content.problem.empty());
+  CHECK(content.error->message == "ValueError: \"quotes\"\nand lines");
+  CHECK(content.error->call_stack == "File x, line 1");
+  CHECK(content.error->timestamp == 1700000000);
+}
+
+TEST_CASE("bytes that are not UTF-8 do not keep an error from being written", "[error_file]") {
+  const TempDir folder;
+  write_error_file(folder.path() / "error.json", {"bad \xff byte", "", 0});
+  const auto content = read_error_file(folder.path() / "error.json");
+  REQUIRE(content.error);
+  CHECK_THAT(content.error->message, ContainsSubstring("bad "));
+}
+
+TEST_CASE("the older formats of torch elastic are understood", "[error_file]") {
+  for (const char* text :
+       {R"({"message": "text", "timestamp": 10})", R"({"message": "text", "timestamp": "10"})"}) {
+    const auto content = read_text(text);
+    REQUIRE(content.error);
+    CHECK(content.error->message == "text");
+    CHECK(content.error->timestamp == 10);
+  }
+}
+
+TEST_CASE("fields that are missing or of another type are no problem", "[error_file]") {
+  for (const char* text :
+       {R"({"message": {"message": "text"}})", R"({"message": {"message": "text", "extraInfo": 7}})",
+        R"({"message": {"message": "text", "extraInfo": {"timestamp": null}}})"}) {
+    const auto content = read_text(text);
+    REQUIRE(content.error);
+    CHECK(content.error->message == "text");
+    CHECK(content.error->timestamp == 0);
+  }
+  CHECK(read_text(R"({"message": 5})").error->message == "5");
+}
+
+TEST_CASE("an empty or missing error file is no error and no problem", "[error_file]") {
+  const auto missing = read_error_file("/nowhere/error.json");
+  CHECK_FALSE(missing.error);
+  CHECK(missing.problem.empty());
+  CHECK_FALSE(read_text("").error);
+  CHECK(read_text("").problem.empty());
+}
+
+TEST_CASE("what is not an error file is said in one line", "[error_file]") {
+  for (const std::string& text :
+       {std::string("garbage"), std::string("[1]"), std::string("{}"), std::string("\0\0", 2),
+        std::string(R"({"message": )"), std::string(1 << 17, ' ')}) {
+    const auto content = read_text(text);
+    CHECK_FALSE(content.error);
+    CHECK_FALSE(content.problem.empty());
+    CHECK(content.problem.find('\n') == std::string::npos);
+  }
+}
+
+TEST_CASE("FIFOs, links and folders are neither followed nor waited for", "[error_file]") {
+  const TempDir folder;
+  const auto fifo = folder.path() / "fifo";
+  const auto link = folder.path() / "link";
+  REQUIRE(::mkfifo(fifo.c_str(), 0600) == 0);
+  REQUIRE(::symlink("/etc/passwd", link.c_str()) == 0);
+  for (const auto& path : {fifo, link, folder.path()}) {
+    const auto content = read_error_file(path);
+    CHECK_FALSE(content.error);
+    CHECK_FALSE(content.problem.empty());
+  }
+}
+
+}  // namespace
+}  // namespace ddprun

@@ -1,0 +1,80 @@
+#include "common/files.h"
+
+#include <sys/stat.h>
+
+#include "common/errors.h"
+#include "tests/support/catch.h"
+
+namespace ddprun {
+namespace {
+
+using test::ContainsSubstring;
+
+std::size_t entries_in(const std::filesystem::path& folder) {
+  const std::filesystem::directory_iterator begin(folder);
+  return static_cast<std::size_t>(std::distance(begin, std::filesystem::directory_iterator()));
+}
+
+TEST_CASE("a file is read back as it was written", "[files]") {
+  const TempDir folder;
+  const std::string bytes("a\0b\xff\n", 5);
+  write_file_atomic(folder.path() / "file", bytes);
+  CHECK(read_file(folder.path() / "file") == bytes);
+  write_file_atomic(folder.path() / "file", "");
+  CHECK(read_file(folder.path() / "file").empty());
+  CHECK(entries_in(folder.path()) == 1);
+}
+
+TEST_CASE("a write that fails leaves the old file and no other", "[files]") {
+  const TempDir folder;
+  const auto path = folder.path() / "file";
+  write_file_atomic(path, "old");
+  CHECK_THROWS_AS(replace_file_atomic(path,
+                                      [](const std::filesystem::path& temporary) {
+                                        write_file_atomic(temporary, "half");
+                                        throw std::runtime_error("broken off");
+                                      }),
+                  std::runtime_error);
+  CHECK(read_file(path) == "old");
+  CHECK(entries_in(folder.path()) == 1);
+}
+
+TEST_CASE("files that cannot be used throw IoError with path and errno", "[files]") {
+  const TempDir folder;
+  const auto missing = folder.path() / "no" / "file";
+  CHECK_THROWS_AS(write_file_atomic(missing, "x"), IoError);
+  CHECK_THROWS_AS(read_file(folder.path()), IoError);
+  try {
+    read_file(missing);
+    FAIL("expected IoError");
+  } catch (const IoError& error) {
+    CHECK(error.path == missing);
+    CHECK(error.error_number == ENOENT);
+    CHECK_THAT(error.what(), ContainsSubstring(missing.string()));
+  }
+}
+
+TEST_CASE("a file larger than allowed is refused", "[files]") {
+  const TempDir folder;
+  write_file_atomic(folder.path() / "file", "12345");
+  CHECK(read_file(folder.path() / "file", 5) == "12345");
+  CHECK_THROWS_AS(read_file(folder.path() / "file", 4), IoError);
+}
+
+TEST_CASE("a temporary folder is private and goes with all it holds", "[files]") {
+  std::filesystem::path path;
+  {
+    const TempDir folder("prefix");
+    path = folder.path();
+    struct stat info {};
+    REQUIRE(::stat(path.c_str(), &info) == 0);
+    CHECK((info.st_mode & 0777) == 0700);
+    CHECK_THAT(path.filename().string(), ContainsSubstring("prefix"));
+    std::filesystem::create_directories(path / "a" / "b");
+    write_file_atomic(path / "a" / "b" / "file", "x");
+  }
+  CHECK_FALSE(std::filesystem::exists(path));
+}
+
+}  // namespace
+}  // namespace ddprun

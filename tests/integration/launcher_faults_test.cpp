@@ -1,0 +1,123 @@
+// Workers that fail, and what they leave behind.
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <csignal>
+
+#include "tests/integration/job.h"
+
+namespace ddprun::test {
+namespace {
+
+TEST_CASE("the summary names rank, pid, exit code, host, time and the worker's own message", "[launcher]") {
+  const Finished run(job({"--nproc-per-node=3"}, {"--rank", "1", "ready", "error", "ValueError: bad\x1b[2J",
+                                                  "exit", "7", "--all", "pause"}));
+  CHECK(run.status == ExitStatus::exited(7));
+  const std::string pid = run.out.substr(std::string("ready 1 ").size(), run.out.find('\n') - 8);
+  CHECK_THAT(run.err, ContainsSubstring("rank      : 1 (local_rank: 1, pid: " + pid + ")"));
+  CHECK_THAT(run.err, ContainsSubstring("exit code 7"));
+  CHECK_THAT(run.err, ContainsSubstring("host      : "));
+  CHECK_THAT(run.err, ContainsSubstring(" UTC"));
+  CHECK_THAT(run.err, ContainsSubstring("ValueError: bad?[2J"));
+  CHECK_THAT(run.err, ContainsSubstring("ended by ddprun: rank 0, 2"));
+}
+
+TEST_CASE("a rank that fails in its own way after the first one is listed, not blamed", "[launcher]") {
+  const TempDir folder;
+  const std::string go = (folder.path() / "go").string();
+  Child ddprun(job({"--nproc-per-node=2"}, {"ready", "--rank", "0", "await", "exit", "9", "--rank", "1",
+                                            "wait-for-file", go, "exit", "3"}));
+  REQUIRE(ddprun.wait_for_output("ready ", 2));
+  write_file_atomic(go, "");
+  CHECK(ddprun.wait() == ExitStatus::exited(3));
+  CHECK_THAT(ddprun.err(), ContainsSubstring("rank      : 1"));
+  CHECK_THAT(ddprun.err(), ContainsSubstring("other failures:\n  rank 0"));
+  CHECK_THAT(ddprun.err(), ContainsSubstring("exit code 9, after ddprun told it to end"));
+  check_nothing_left(ddprun);
+}
+
+TEST_CASE("when all fail at once one of them is the root cause", "[launcher]") {
+  const Finished run(job({"--nproc-per-node=8"}, {"exit", "3"}));
+  CHECK(run.status == ExitStatus::exited(3));
+  CHECK(count_of("root cause", run.err) == 1);
+}
+
+TEST_CASE("the children of a crashed worker are ended", "[launcher]") {
+  Child ddprun(job({"--nproc-per-node=2", "--shutdown-timeout=600"},
+                   {"--rank", "1", "child", "child", "kill", "11", "--all", "pause"}));
+  CHECK(ddprun.wait() == ExitStatus::exited(139));
+  check_nothing_left(ddprun);
+}
+
+TEST_CASE("children that ignore SIGTERM are killed after the grace period", "[launcher]") {
+  const Finished run(job({"--nproc-per-node=2", "--shutdown-timeout=0.2"},
+                         {"--rank", "0", "stubborn-child", "exit", "5", "--all", "pause"}));
+  CHECK(run.status == ExitStatus::exited(5));
+}
+
+TEST_CASE("children that outlive workers which succeeded are ended", "[launcher]") {
+  const Finished run(job({"--nproc-per-node=2", "--shutdown-timeout=600"}, {"child"}));
+  CHECK(run.status == ExitStatus::exited(0));
+}
+
+TEST_CASE("a program behind a shell that died at once still has its grace period", "[launcher]") {
+  // The shell dies of SIGTERM, the stub takes its time and says when it is done.
+  Child ddprun({{DDPRUN_PROGRAM, "--shutdown-timeout=600", "sh", "-c",
+                 std::string(STUB_WORKER_PROGRAM) + " ready await expect-no-signal 300; exit 1"}});
+  REQUIRE(ddprun.wait_for_output("ready "));
+  ddprun.send_signal(SIGTERM);
+  CHECK(ddprun.wait() == ExitStatus::killed(SIGTERM));
+  CHECK(count_of("got SIGTERM", ddprun.out()) == 1);
+  CHECK(count_of("no second signal", ddprun.out()) == 1);
+  check_nothing_left(ddprun);
+}
+
+TEST_CASE("an error file of any kind neither hides the exit code nor blocks", "[launcher]") {
+  const auto [kind, text] =
+      GENERATE(table<std::string, std::string>({{"legacy", "old words"},
+                                                {"garbage", "error file is not JSON"},
+                                                {"huge", "error file is larger"},
+                                                {"fifo", "error file is not a regular file"},
+                                                {"link", "error file is a symbolic link"}}));
+  const Finished run(
+      job({"--nproc-per-node=2"}, {"--rank", "0", "bad-error-file", kind, "exit", "6", "--all", "pause"}));
+  CHECK(run.status == ExitStatus::exited(6));
+  CHECK_THAT(run.err, ContainsSubstring(text));
+}
+
+TEST_CASE("workers that were started are ended when a later one cannot be", "[launcher]") {
+  if (::getuid() != 0) skip("needs root to become a user without processes");
+  Command command = job({"--nproc-per-node=16"}, {"ready", "pause"});
+  command.env["TMPDIR"] = "/tmp";
+  command.in_child = [] {
+    const rlimit limit{6, 6};
+    if (::setgid(54321) != 0 || ::setuid(54321) != 0 || ::setrlimit(RLIMIT_NPROC, &limit) != 0) ::_exit(122);
+  };
+  const Finished run(command);
+  CHECK(run.status == ExitStatus::exited(125));
+  CHECK_THAT(run.err, ContainsSubstring("cannot start rank "));
+}
+
+TEST_CASE("too few descriptors for all workers is an error of ddprun, and nothing is left", "[launcher]") {
+  Command command = job({"--nproc-per-node=32"}, {"pause"});
+  command.in_child = [] {
+    const rlimit limit{24, 24};
+    ::setrlimit(RLIMIT_NOFILE, &limit);
+  };
+  const Finished run(command);
+  CHECK(run.status == ExitStatus::exited(125));
+  CHECK_THAT(run.err, ContainsSubstring("cannot start rank "));
+  CHECK_THAT(run.err, ContainsSubstring("Too many open files"));
+}
+
+TEST_CASE("a temporary folder that cannot be made ends ddprun before any worker starts", "[launcher]") {
+  Command command = job({"--nproc-per-node=2"}, {"ready"});
+  command.env["TMPDIR"] = "/nowhere/at/all";
+  const Finished run(command);
+  CHECK(run.status == ExitStatus::exited(125));
+  CHECK(run.out.empty());
+}
+
+}  // namespace
+}  // namespace ddprun::test

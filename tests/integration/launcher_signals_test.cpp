@@ -1,0 +1,191 @@
+// Signals to ddprun, and its own death.
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/ioctl.h>
+#include <termios.h>
+#include <unistd.h>
+
+#include <csignal>
+
+#include "common/unique_fd.h"
+#include "tests/integration/job.h"
+
+namespace ddprun::test {
+namespace {
+
+/// Long enough that a test which waits it out fails at its deadline.
+const std::string kLongGrace = "--shutdown-timeout=600";
+
+TEST_CASE("a signal that ends the job reaches every worker once, and ddprun ends by it", "[launcher]") {
+  const auto signal = GENERATE(SIGINT, SIGTERM, SIGHUP, SIGQUIT);
+  Command command = job({"--nproc-per-node=3", kLongGrace}, {"ready", "await", "expect-no-signal", "50"});
+  command.in_child = [] { ::signal(SIGHUP, SIG_DFL); };  // the test may run under nohup
+  Child ddprun(command);
+  REQUIRE(ddprun.wait_for_output("ready ", 3));
+  ddprun.send_signal(signal);
+  CHECK(ddprun.wait() == ExitStatus::killed(signal));
+  CHECK(count_of("got " + signal_name(signal), ddprun.out()) == 3);
+  CHECK(count_of("no second signal", ddprun.out()) == 3);
+  check_nothing_left(ddprun);
+}
+
+TEST_CASE("a signal whose workers have children ends those too", "[launcher]") {
+  Child ddprun(job({"--nproc-per-node=2", kLongGrace}, {"child", "pause"}));
+  REQUIRE(ddprun.wait_for_output("child ", 2));
+  ddprun.send_signal(SIGTERM);
+  CHECK(ddprun.wait() == ExitStatus::killed(SIGTERM));
+  check_nothing_left(ddprun);
+}
+
+TEST_CASE("SIGUSR1 and SIGUSR2 are passed on and the job goes on", "[launcher]") {
+  const auto signal = GENERATE(SIGUSR1, SIGUSR2);
+  Child ddprun(job({"--nproc-per-node=2"}, {"ready", "await", "exit", "0"}));
+  REQUIRE(ddprun.wait_for_output("ready ", 2));
+  ddprun.send_signal(signal);
+  CHECK(ddprun.wait() == ExitStatus::exited(0));
+  CHECK(count_of("got " + signal_name(signal), ddprun.out()) == 2);
+  check_nothing_left(ddprun);
+}
+
+TEST_CASE("under nohup SIGHUP ends nothing", "[launcher]") {
+  Command command = job({"--nproc-per-node=2"}, {"ready", "await", "exit", "0"});
+  command.in_child = [] { ::signal(SIGHUP, SIG_IGN); };
+  Child ddprun(command);
+  REQUIRE(ddprun.wait_for_output("ready ", 2));
+  ddprun.send_signal(SIGHUP);
+  ddprun.send_signal(SIGUSR1);
+  CHECK(ddprun.wait() == ExitStatus::exited(0));
+  CHECK(count_of("got SIGUSR1", ddprun.out()) == 2);
+  check_nothing_left(ddprun);
+}
+
+TEST_CASE("SIGINT ends a job that a shell started in the background", "[launcher]") {
+  Command command = job({"--nproc-per-node=2"}, {"ready", "pause"});
+  command.in_child = [] { ::signal(SIGINT, SIG_IGN); };  // as sh does for a command with '&'
+  Child ddprun(command);
+  REQUIRE(ddprun.wait_for_output("ready ", 2));
+  ddprun.send_signal(SIGINT);
+  CHECK(ddprun.wait() == ExitStatus::killed(SIGINT));
+  check_nothing_left(ddprun);
+}
+
+TEST_CASE("a worker that ignores SIGTERM is killed after the grace period, by name", "[launcher]") {
+  Child ddprun(job({"--nproc-per-node=2", "--shutdown-timeout=0.2"}, {"ignore-term", "ready", "pause"}));
+  REQUIRE(ddprun.wait_for_output("ready ", 2));
+  ddprun.send_signal(SIGTERM);
+  CHECK(ddprun.wait() == ExitStatus::killed(SIGTERM));
+  CHECK_THAT(ddprun.err(), ContainsSubstring("rank 1 (pid "));
+  CHECK_THAT(ddprun.err(), ContainsSubstring("SIGKILL"));
+  check_nothing_left(ddprun);
+}
+
+TEST_CASE("a second signal skips the grace period", "[launcher]") {
+  Child ddprun(job({"--nproc-per-node=2", kLongGrace}, {"ready", "await", "say", "first", "await", "pause"}));
+  REQUIRE(ddprun.wait_for_output("ready ", 2));
+  ddprun.send_signal(SIGINT);
+  REQUIRE(ddprun.wait_for_output("first", 2));
+  ddprun.send_signal(SIGINT);
+  ddprun.send_signal(SIGINT);
+  CHECK(ddprun.wait() == ExitStatus::killed(SIGINT));
+  check_nothing_left(ddprun);
+}
+
+TEST_CASE("a signal at any moment of the start leaves nothing behind", "[launcher]") {
+  for (int i = 0; i < 25; ++i) {
+    Child ddprun(job({"--nproc-per-node=32"}, {"ready", "pause"}));
+    // From before main() to long after the first worker: whatever is the case when so many are ready.
+    REQUIRE(ddprun.wait_for_output("ready ", i));
+    ddprun.send_signal(SIGTERM);
+    CHECK(ddprun.wait() == ExitStatus::killed(SIGTERM));
+    check_nothing_left(ddprun);
+  }
+}
+
+TEST_CASE("workers and their children die with a ddprun that is killed", "[launcher]") {
+  Child ddprun(job({"--nproc-per-node=3"}, {"stubborn-child", "ignore-term", "ready", "pause"}));
+  REQUIRE(ddprun.wait_for_output("ready ", 3));
+  REQUIRE(ddprun.wait_for_output("child ", 3));
+  ddprun.send_signal(SIGKILL);
+  CHECK(ddprun.wait() == ExitStatus::killed(SIGKILL));
+  CHECK(ddprun.nothing_left());
+  CHECK(wait_until([&] { return std::filesystem::is_empty(ddprun.temp_folder()); }));  // the guard's last act
+}
+
+TEST_CASE("the children of a worker that has ended die with a ddprun that is killed", "[launcher]") {
+  Child ddprun(job({"--nproc-per-node=2"},
+                   {"--rank", "0", "stubborn-child", "exit", "0", "--rank", "1", "ready", "pause"}));
+  REQUIRE(ddprun.wait_for_output("ready "));
+  REQUIRE(ddprun.wait_for_output("child "));
+  ddprun.send_signal(SIGKILL);
+  ddprun.wait();
+  CHECK(ddprun.nothing_left());
+}
+
+TEST_CASE("a job goes on and ends in order when its guard is killed", "[launcher]") {
+  Child ddprun(job({"--nproc-per-node=2"}, {"ready", "await", "exit", "4"}));
+  REQUIRE(ddprun.wait_for_output("ready ", 2));
+  const auto kill_guard = [&] {
+    for (const pid_t pid : ddprun.processes())
+      if (read_file("/proc/" + std::to_string(pid) + "/comm") == "ddprun-guard\n")
+        return ::kill(pid, SIGKILL) == 0;
+    return false;
+  };
+  REQUIRE(wait_until(kill_guard));
+  ddprun.send_signal(SIGUSR1);
+  CHECK(ddprun.wait() == ExitStatus::exited(4));
+  check_nothing_left(ddprun);
+}
+
+/// A terminal whose other end the test holds; the child gets it as its own, with its standard input.
+class Terminal {
+ public:
+  Terminal() : ours_(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC)) {
+    if (!ours_ || ::grantpt(ours_.get()) != 0 || ::unlockpt(ours_.get()) != 0)
+      skip("no pseudo-terminals here");
+    name_ = ::ptsname(ours_.get());
+  }
+  void become_controlling() const {
+    ::setsid();
+    const int fd = ::open(name_.c_str(), O_RDWR);
+    ::ioctl(fd, TIOCSCTTY, 0);
+    termios modes{};
+    ::tcgetattr(fd, &modes);
+    modes.c_lflag |= TOSTOP;  // stops background groups that write
+    ::tcsetattr(fd, TCSANOW, &modes);
+    ::dup2(fd, STDIN_FILENO);
+  }
+  void type(const std::string& keys) const { CHECK(::write(ours_.get(), keys.data(), keys.size()) > 0); }
+
+ private:
+  UniqueFd ours_;
+  std::string name_;
+};
+
+TEST_CASE("Ctrl-C in a terminal reaches every worker once", "[launcher]") {
+  const Terminal terminal;
+  Command command = job({"--nproc-per-node=2", kLongGrace}, {"ready", "await", "expect-no-signal", "50"});
+  command.in_child = [&] { terminal.become_controlling(); };
+  Child ddprun(command);
+  REQUIRE(ddprun.wait_for_output("ready ", 2));
+  terminal.type("\x03");
+  CHECK(ddprun.wait() == ExitStatus::killed(SIGINT));
+  CHECK(count_of("got SIGINT", ddprun.out()) == 2);
+  CHECK(count_of("no second signal", ddprun.out()) == 2);
+  check_nothing_left(ddprun);
+}
+
+TEST_CASE("rank 0 reads the terminal and sets its modes without being stopped", "[launcher]") {
+  const Terminal terminal;
+  Command command = job({"--nproc-per-node=2"}, {"ready", "--rank", "0", "read-line"});
+  command.in_child = [&] { terminal.become_controlling(); };
+  Child ddprun(command);
+  REQUIRE(ddprun.wait_for_output("ready 0"));
+  terminal.type("hello\n");
+  CHECK(ddprun.wait() == ExitStatus::exited(0));
+  CHECK_THAT(ddprun.out(), ContainsSubstring("line 'hello'"));
+  check_nothing_left(ddprun);
+}
+
+}  // namespace
+}  // namespace ddprun::test

@@ -1,0 +1,178 @@
+// The real ddprun from outside: how it starts, what it accepts, and what it exits with.
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <memory>
+
+#include "common/unique_fd.h"
+#include "tests/integration/job.h"
+
+namespace ddprun::test {
+namespace {
+
+int lines_in(const std::string& text) { return count_of("\n", text); }
+
+void make_file(const std::filesystem::path& path, const std::string& text, mode_t mode) {
+  write_file_atomic(path, text);
+  ::chmod(path.c_str(), mode);
+}
+
+TEST_CASE("ddprun exits with 0 when all workers succeed", "[launcher]") {
+  const Finished run(job({"--standalone", "--nproc-per-node=4"}, {"ready"}));
+  CHECK(run.status == ExitStatus::exited(0));
+  CHECK(count_of("ready ", run.out) == 4);
+  CHECK(run.err.empty());
+}
+
+TEST_CASE("ddprun starts one worker by default", "[launcher]") {
+  CHECK(count_of("ready 0", Finished(job({}, {"ready"})).out) == 1);
+}
+
+TEST_CASE("ddprun runs 64 workers", "[launcher]") {
+  const Finished run(job({"--nproc-per-node", "64"}, {"ready"}));
+  CHECK(run.status == ExitStatus::exited(0));
+  CHECK(count_of("ready ", run.out) == 64);
+}
+
+TEST_CASE("ddprun waits for the others when one worker has succeeded early", "[launcher]") {
+  Child ddprun(job({"--nproc-per-node=2"}, {"ready", "--rank", "0", "exit", "0", "--rank", "1", "await"}));
+  REQUIRE(ddprun.wait_for_output("ready ", 2));
+  ddprun.send_signal(SIGUSR1);
+  CHECK(ddprun.wait() == ExitStatus::exited(0));
+  check_nothing_left(ddprun);
+}
+
+TEST_CASE("ddprun exits with the code of the worker that failed", "[launcher]") {
+  const auto code = GENERATE(1, 2, 3, 7, 42, 64, 99, 124, 125, 126, 127, 128, 130, 137, 143, 200, 254, 255);
+  const Finished run(
+      job({"--nproc-per-node=2"}, {"--rank", "1", "exit", std::to_string(code), "--all", "pause"}));
+  CHECK(run.status == ExitStatus::exited(code));
+}
+
+TEST_CASE("ddprun exits with 128 + S when signal S killed a worker", "[launcher]") {
+  const auto signal = GENERATE(SIGSEGV, SIGABRT, SIGKILL, SIGTERM, SIGFPE, SIGPIPE);
+  Command command =
+      job({"--nproc-per-node=2"}, {"--rank", "1", "kill", std::to_string(signal), "--all", "pause"});
+  const Finished run(command);
+  CHECK(run.status == ExitStatus::exited(128 + signal));
+  CHECK_THAT(run.err, ContainsSubstring("rank      : 1 (local_rank: 1"));
+  CHECK_THAT(run.err, ContainsSubstring(signal_name(signal)));
+  CHECK((run.err.find("OOM killer") != std::string::npos) == (signal == SIGKILL));
+}
+
+TEST_CASE("ddprun says in one line what is wrong with its flags and exits with 2", "[launcher]") {
+  const auto flags = GENERATE(values<std::vector<std::string>>({{"--nproc_per_node=0"},
+                                                                {"--nproc-per-node=foo"},
+                                                                {"--nproc-per-node", "-1"},
+                                                                {"--nproc-per-node=1000000000"},
+                                                                {"--nope"},
+                                                                {"--nnodes=2"},
+                                                                {"--master-port=65536"}}));
+  const Finished run(job(flags, {"ready"}));
+  CHECK(run.status == ExitStatus::exited(2));
+  CHECK(lines_in(run.err) == 1);
+  CHECK_THAT(run.err, ContainsSubstring("ddprun: error: "));
+  CHECK(run.out.empty());
+}
+
+TEST_CASE("ddprun exits with 2 when no program is given", "[launcher]") {
+  const Finished run({{DDPRUN_PROGRAM, "--nproc-per-node=2"}});
+  CHECK(run.status == ExitStatus::exited(2));
+  CHECK_THAT(run.err, ContainsSubstring("no program given"));
+}
+
+TEST_CASE("ddprun exits with 2 when GPUs are asked for and none is visible", "[launcher]") {
+  Command command = job({"--nproc-per-node=gpu"}, {"ready"});
+  command.env["CUDA_VISIBLE_DEVICES"] = "";
+  const Finished run(command);
+  CHECK(run.status == ExitStatus::exited(2));
+  CHECK(lines_in(run.err) == 1);
+}
+
+TEST_CASE("ddprun starts one worker a CPU with auto when no GPU is visible", "[launcher]") {
+  Command command = job({"--nproc-per-node=auto"}, {"ready"});
+  command.env["CUDA_VISIBLE_DEVICES"] = "-1";
+  const Finished by_auto(command);
+  const Finished by_cpu(job({"--nproc-per-node=cpu"}, {"ready"}));
+  CHECK(count_of("ready ", by_auto.out) >= 1);
+  CHECK(count_of("ready ", by_auto.out) == count_of("ready ", by_cpu.out));
+}
+
+TEST_CASE("ddprun says once that the program cannot be run", "[launcher]") {
+  const TempDir folder;
+  make_file(folder.path() / "plain", "#!/bin/sh\n", 0644);
+  make_file(folder.path() / "no_interpreter", "#!/nowhere/sh\n", 0755);
+  make_file(folder.path() / "no_format", "just words\n", 0755);
+  const auto [name, code] = GENERATE(table<std::string, int>(
+      {{"missing", 127}, {"plain", 126}, {"no_interpreter", 127}, {"no_format", 126}, {".", 126}}));
+  const std::string path = (folder.path() / name).string();
+  const Finished run({{DDPRUN_PROGRAM, "--nproc-per-node=3", path}});
+  // access(2) lets root execute only what somebody may execute, so this holds for root too.
+  CHECK(run.status == ExitStatus::exited(code));
+  CHECK_THAT(run.err, ContainsSubstring(path));
+  CHECK(lines_in(run.err) == 1);
+}
+
+TEST_CASE("ddprun exits with 127 when the program is not in PATH", "[launcher]") {
+  const Finished run({{DDPRUN_PROGRAM, "--nproc-per-node=2", "no-such-program-anywhere"}});
+  CHECK(run.status == ExitStatus::exited(127));
+  CHECK(lines_in(run.err) == 1);
+}
+
+TEST_CASE("ddprun prints help and version on stdout", "[launcher]") {
+  const Finished help({{DDPRUN_PROGRAM, "--help"}});
+  CHECK(help.status == ExitStatus::exited(0));
+  CHECK_THAT(help.out, ContainsSubstring("--nproc-per-node"));
+  CHECK(lines_in(help.out) <= 24);
+  const Finished version({{DDPRUN_PROGRAM, "--version"}});
+  CHECK(version.status == ExitStatus::exited(0));
+  CHECK_THAT(version.out, ContainsSubstring("ddprun "));
+}
+
+TEST_CASE("ddprun refuses a master port that is in use, naming it", "[launcher]") {
+  const UniqueFd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  REQUIRE(::bind(listener.get(), reinterpret_cast<sockaddr*>(&address), size) == 0);
+  REQUIRE(::listen(listener.get(), 1) == 0);
+  ::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address), &size);
+  const std::string port = std::to_string(ntohs(address.sin_port));
+  const Finished run(job({"--master-port", port}, {"ready"}));
+  CHECK(run.status == ExitStatus::exited(125));
+  CHECK_THAT(run.err, ContainsSubstring(port));
+  CHECK(run.out.empty());
+}
+
+TEST_CASE("ddprun keeps MASTER_PORT away from everyone who asks for a free port", "[launcher]") {
+  const Finished run(job({"--nproc-per-node=8"}, {"bind-many", "500"}));
+  CHECK(run.status == ExitStatus::exited(0));
+  CHECK(count_of("bound", run.out) == 8);
+}
+
+TEST_CASE("rank 0 can listen on the socket it inherits, or bind the port itself", "[launcher]") {
+  const auto action = GENERATE(as<std::string>(), "listen-store-fd", "bind-master-port");
+  const Finished run(job({"--nproc-per-node=2"}, {"--rank", "0", action, "--rank", "1", "connect"}));
+  CHECK(run.status == ExitStatus::exited(0));
+  CHECK(count_of("accepted", run.out) == 1);
+}
+
+TEST_CASE("twenty jobs at once do not get in each other's way", "[launcher]") {
+  std::vector<std::unique_ptr<Child>> jobs;
+  for (int i = 0; i < 20; ++i)
+    jobs.push_back(std::make_unique<Child>(
+        job({"--nproc-per-node=2"}, {"--rank", "0", "bind-master-port", "--rank", "1", "connect"})));
+  for (const auto& ddprun : jobs) {
+    CHECK(ddprun->wait() == ExitStatus::exited(0));
+    check_nothing_left(*ddprun);
+  }
+}
+
+}  // namespace
+}  // namespace ddprun::test

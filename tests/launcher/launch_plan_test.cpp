@@ -1,0 +1,102 @@
+#include "launcher/launch_plan.h"
+
+#include <algorithm>
+
+#include "common/errors.h"
+#include "tests/support/catch.h"
+
+namespace ddprun {
+namespace {
+
+using Kind = WorkersWanted::Kind;
+
+bool has(const WorkerSpec& spec, const std::string& variable) {
+  return std::count(spec.env.begin(), spec.env.end(), variable) == 1;
+}
+
+bool sets(const WorkerSpec& spec, const std::string& name) {
+  return std::any_of(spec.env.begin(), spec.env.end(),
+                     [&](const std::string& variable) { return variable.rfind(name + "=", 0) == 0; });
+}
+
+std::vector<WorkerSpec> plan(int workers, std::vector<std::string> environment, int cpus = 8) {
+  const LaunchContext context{{"train", "--lr", "\xff"}, std::move(environment), "/tmp/errors", 9};
+  return plan_workers(context, static_round(workers, 12345, "the-run"), {cpus, 0});
+}
+
+TEST_CASE("the number of workers is the number asked for, or counted", "[launch_plan]") {
+  CHECK(worker_count({Kind::kCount, 3}, {8, 2}) == 3);
+  CHECK(worker_count({Kind::kCpu, 0}, {8, 2}) == 8);
+  CHECK(worker_count({Kind::kGpu, 0}, {8, 2}) == 2);
+  CHECK(worker_count({Kind::kAuto, 0}, {8, 2}) == 2);
+  CHECK(worker_count({Kind::kAuto, 0}, {8, 0}) == 8);
+  CHECK_THROWS_AS(worker_count({Kind::kGpu, 0}, {8, 0}), UsageError);
+}
+
+TEST_CASE("every worker runs the program with its own rank", "[launch_plan]") {
+  const auto specs = plan(3, {});
+  REQUIRE(specs.size() == 3);
+  for (int rank = 0; rank < 3; ++rank) {
+    const WorkerSpec& spec = specs[static_cast<std::size_t>(rank)];
+    CHECK(spec.argv == std::vector<std::string>{"train", "--lr", "\xff"});
+    CHECK(has(spec, "RANK=" + std::to_string(rank)));
+    CHECK(has(spec, "LOCAL_RANK=" + std::to_string(rank)));
+    CHECK(has(spec, "WORLD_SIZE=3"));
+    CHECK(has(spec, "MASTER_ADDR=127.0.0.1"));
+    CHECK(has(spec, "MASTER_PORT=12345"));
+    CHECK(has(spec, "TORCHELASTIC_RUN_ID=the-run"));
+    CHECK(has(spec, "TORCHELASTIC_USE_AGENT_STORE=False"));
+    CHECK(has(spec, "TORCHELASTIC_ERROR_FILE=" + spec.error_file.string()));
+  }
+  CHECK(specs[0].error_file != specs[1].error_file);
+}
+
+TEST_CASE("only rank 0 reads stdin and gets the socket", "[launch_plan]") {
+  const auto specs = plan(2, {});
+  CHECK(specs[0].reads_stdin);
+  CHECK(specs[0].store_fd == 9);
+  CHECK(has(specs[0], "DDPRUN_STORE_FD=9"));
+  CHECK_FALSE(specs[1].reads_stdin);
+  CHECK_FALSE(specs[1].store_fd);
+  CHECK_FALSE(sets(specs[1], "DDPRUN_STORE_FD"));
+}
+
+TEST_CASE("on a later node ranks go on and nobody gets the socket", "[launch_plan]") {
+  Round round = static_round(2, 12345, "the-run");
+  round.group_rank = 1;
+  round.group_world_size = 2;
+  round.first_rank = 2;
+  round.world_size = 4;
+  const auto specs = plan_workers({{"train"}, {}, "/tmp/errors", 9}, round, {8, 0});
+  CHECK(has(specs[0], "RANK=2"));
+  CHECK(has(specs[0], "LOCAL_RANK=0"));
+  CHECK(has(specs[0], "GROUP_RANK=1"));
+  CHECK(has(specs[0], "WORLD_SIZE=4"));
+  CHECK(has(specs[0], "LOCAL_WORLD_SIZE=2"));
+  CHECK_FALSE(specs[0].store_fd);
+}
+
+TEST_CASE("the environment is inherited without another launcher's variables", "[launch_plan]") {
+  const auto specs = plan(1, {"PATH=/bin", "RANK=77", "RANKING=1", "TORCHELASTIC_USE_AGENT_STORE=True",
+                              "DDPRUN_STORE_FD=3", "ODD", "EMPTY=", "BYTES=\xff"});
+  for (const char* kept : {"PATH=/bin", "RANKING=1", "ODD", "EMPTY=", "BYTES=\xff", "RANK=0"})
+    CHECK(has(specs[0], kept));
+  for (const char* stale : {"RANK=77", "TORCHELASTIC_USE_AGENT_STORE=True", "DDPRUN_STORE_FD=3"})
+    CHECK_FALSE(has(specs[0], stale));
+}
+
+TEST_CASE("several workers share the CPUs unless the user has decided", "[launch_plan]") {
+  CHECK(has(plan(2, {}, 8)[0], "OMP_NUM_THREADS=4"));
+  CHECK(has(plan(3, {}, 8)[0], "OMP_NUM_THREADS=2"));
+  CHECK(has(plan(9, {}, 8)[0], "OMP_NUM_THREADS=1"));
+  CHECK_FALSE(sets(plan(1, {}, 8)[0], "OMP_NUM_THREADS"));
+  CHECK(has(plan(2, {"OMP_NUM_THREADS=7"}, 8)[0], "OMP_NUM_THREADS=7"));
+}
+
+TEST_CASE("errors of NCCL end a worker unless the user has decided", "[launch_plan]") {
+  CHECK(has(plan(1, {})[0], "TORCH_NCCL_ASYNC_ERROR_HANDLING=1"));
+  CHECK(has(plan(1, {"TORCH_NCCL_ASYNC_ERROR_HANDLING=0"})[0], "TORCH_NCCL_ASYNC_ERROR_HANDLING=0"));
+}
+
+}  // namespace
+}  // namespace ddprun

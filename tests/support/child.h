@@ -1,0 +1,76 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/exit_status.h"
+#include "common/files.h"
+
+namespace ddprun::test {
+
+/// Time enough for anything on a loaded machine: reached only when something is wrong.
+constexpr std::chrono::seconds kDeadline{30};
+
+/// Polls until condition() is true. False if the deadline passes.
+bool wait_until(const std::function<bool()>& condition, std::chrono::milliseconds deadline = kDeadline);
+
+/// A program to start. It inherits the test's environment with the changes given here.
+struct Command {
+  std::vector<std::string> argv;
+  std::map<std::string, std::optional<std::string>> env = {};  ///< nullopt: not set
+  std::string stdin_text = "";                                 ///< what it reads, then end of file
+  std::function<void()> in_child = {};  ///< runs in the new process before exec: limits, signals, descriptors
+};
+
+/// A started program, with its output and everything that it starts in turn.
+///
+/// Its processes are found by a variable of their environment with a value of its own, which they all
+/// inherit. What is left of them when this goes is killed.
+class Child {
+ public:
+  explicit Child(const Command& command);
+  ~Child();
+  Child(const Child&) = delete;
+  Child& operator=(const Child&) = delete;
+
+  pid_t pid() const { return pid_; }
+  void send_signal(int signal) const;
+
+  /// What it has written so far.
+  std::string out() const;
+  std::string err() const;
+
+  /// Waits until stdout holds the text so many times. False if the deadline passes.
+  bool wait_for_output(const std::string& text, int times = 1,
+                       std::chrono::milliseconds deadline = kDeadline) const;
+
+  /// Waits for the program itself to end. throws std::runtime_error, with its output, if the deadline passes
+  ExitStatus wait(std::chrono::milliseconds deadline = kDeadline);
+
+  /// The living processes that it started, at whatever remove, and itself. Zombies do not count.
+  std::vector<pid_t> processes() const;
+
+  /// True if they are all gone, at once or after a moment: a process that was killed needs one.
+  bool nothing_left() const;
+
+  /// Its own empty $TMPDIR, which it should leave so.
+  std::filesystem::path temp_folder() const { return folder_.path() / "tmp"; }
+
+ private:
+  TempDir folder_;
+  std::string marker_;
+  pid_t pid_ = -1;
+  std::optional<ExitStatus> status_;
+};
+
+/// How often text occurs.
+int count_of(const std::string& text, const std::string& in);
+
+}  // namespace ddprun::test

@@ -1,0 +1,304 @@
+// A worker that does what its arguments say, one action after the other, and then exits with 0:
+//
+//   stub_worker ready --rank 1 exit 7 --all await     rank 1 exits with 7, the others wait for a signal
+//
+// It prints "ready RANK PID" and the like in one write each, so that a test can wait for a line.
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <termios.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "common/error_file.h"
+#include "common/exit_status.h"
+#include "common/files.h"
+
+extern char** environ;
+
+namespace {
+
+using nlohmann::json;
+
+std::string variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+void say(const std::string& line) {
+  const std::string text = line + "\n";
+  if (::write(STDOUT_FILENO, text.data(), text.size()) < 0) ::_exit(110);
+}
+
+[[noreturn]] void die(const std::string& why) {
+  say("stub_worker: " + why);
+  ::_exit(111);
+}
+
+std::string hex(const std::string& bytes) {
+  std::string text;
+  for (const unsigned char byte : bytes) {
+    text += "0123456789abcdef"[byte >> 4];
+    text += "0123456789abcdef"[byte & 15];
+  }
+  return text;
+}
+
+std::set<int> open_descriptors() {
+  std::set<int> fds;
+  for (int fd = 0; fd < 1024; ++fd)
+    if (::fcntl(fd, F_GETFD) >= 0) fds.insert(fd);
+  return fds;
+}
+
+std::vector<int> ignored_signals() {
+  std::vector<int> list;
+  struct sigaction action {};
+  for (int signal = 1; signal < NSIG; ++signal)
+    if (::sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN) list.push_back(signal);
+  return list;
+}
+
+std::vector<int> blocked_signals() {
+  std::vector<int> list;
+  sigset_t set;
+  ::sigprocmask(SIG_SETMASK, nullptr, &set);
+  for (int signal = 1; signal < NSIG; ++signal)
+    if (sigismember(&set, signal) == 1) list.push_back(signal);
+  return list;
+}
+
+/// Everything that a launcher decides for a worker, as one line of JSON. Bytes in hex: they need not be text.
+void dump(const std::vector<std::string>& argv) {
+  json all = {{"fds", open_descriptors()},
+              {"ignored", ignored_signals()},
+              {"blocked", blocked_signals()},
+              {"leads_session", ::getsid(0) == ::getpid() && ::getpgrp() == ::getpid()}};
+  for (const std::string& argument : argv) all["argv"].push_back(hex(argument));
+  std::map<std::string, std::string> env;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string text = *entry;
+    env[text.substr(0, text.find('='))] = text.substr(std::min(text.find('=') + 1, text.size()));
+  }
+  all["env"] = env;
+  say(all.dump(-1, ' ', true, json::error_handler_t::replace));
+}
+
+sigset_t awaited_signals() {
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2}) sigaddset(&set, signal);
+  return set;
+}
+
+void await_signal() {
+  const sigset_t set = awaited_signals();
+  int signal = 0;
+  ::sigwait(&set, &signal);
+  say("got " + ddprun::signal_name(signal) + " rank " + variable("RANK"));
+}
+
+void expect_no_signal(int milliseconds) {
+  const sigset_t set = awaited_signals();
+  const timespec time{milliseconds / 1000, milliseconds % 1000 * 1'000'000L};
+  if (::sigtimedwait(&set, nullptr, &time) >= 0) die("got a second signal");
+  say("no second signal");
+}
+
+/// A child that lives until it is killed; TERM is not enough if it ignores it.
+void spawn_child(bool ignores_term) {
+  if (::fork() != 0) return;
+  sigset_t none;
+  sigemptyset(&none);
+  if (ignores_term) ::signal(SIGTERM, SIG_IGN);
+  ::sigprocmask(SIG_SETMASK, &none, nullptr);
+  say("child " + std::to_string(::getpid()));
+  for (;;) ::pause();
+}
+
+void listen_on(int fd) {
+  if (::listen(fd, 16) != 0) die("cannot listen");
+  const int peer = ::accept(fd, nullptr, nullptr);
+  if (peer < 0) die("cannot accept");
+  say("accepted");
+}
+
+sockaddr_in master_address() {
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<std::uint16_t>(std::stoi(variable("MASTER_PORT"))));
+  ::inet_pton(AF_INET, variable("MASTER_ADDR").c_str(), &address.sin_addr);
+  return address;
+}
+
+/// What any program's rank 0 does, Python's TCPStore among them: bind the port by itself, on all interfaces.
+void bind_master_port() {
+  const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
+  const int on = 1;
+  ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  sockaddr_in address = master_address();
+  address.sin_addr.s_addr = htonl(INADDR_ANY);
+  if (::bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) die("cannot bind");
+  listen_on(fd);
+}
+
+void connect_to_master() {
+  const sockaddr_in address = master_address();
+  for (;;) {  // until rank 0 listens; the test has the deadline
+    const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
+    if (::connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) return;
+    ::close(fd);
+    ::usleep(1000);
+  }
+}
+
+/// Holds many ports that the kernel chose: MASTER_PORT must not be among them.
+void bind_many(int count) {
+  const std::uint16_t master = master_address().sin_port;
+  for (int i = 0; i < count; ++i) {
+    const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(i % 2 == 0 ? INADDR_LOOPBACK : INADDR_ANY);
+    socklen_t size = sizeof address;
+    if (::bind(fd, reinterpret_cast<const sockaddr*>(&address), size) != 0) die("cannot bind");
+    ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size);
+    if (address.sin_port == master) die("got the master port");
+  }
+  say("bound");
+}
+
+void read_stdin() {
+  std::string text;
+  char byte;
+  while (::read(STDIN_FILENO, &byte, 1) == 1) text += byte;
+  say("stdin rank " + variable("RANK") + ": '" + text + "'");
+}
+
+void read_line() {
+  std::string text;
+  char byte;
+  ssize_t n = 0;
+  while ((n = ::read(STDIN_FILENO, &byte, 1)) == 1 && byte != '\n') text += byte;
+  if (n != 1) die("cannot read a line");
+  termios modes{};
+  if (::tcgetattr(STDIN_FILENO, &modes) == 0 && ::tcsetattr(STDIN_FILENO, TCSANOW, &modes) != 0)
+    die("cannot set the terminal's modes");
+  say("line '" + text + "'");
+}
+
+void make_bad_error_file(const std::string& kind) {
+  const std::string path = variable("TORCHELASTIC_ERROR_FILE");
+  if (kind == "garbage") ddprun::write_file_atomic(path, "}not json\x1b[2J");
+  if (kind == "huge") ddprun::write_file_atomic(path, std::string(1 << 20, 'x'));
+  if (kind == "legacy") ddprun::write_file_atomic(path, R"({"message": "old words", "timestamp": "10"})");
+  if (kind == "fifo" && ::mkfifo(path.c_str(), 0600) != 0) die("cannot make a FIFO");
+  if (kind == "link" && ::symlink("/etc/passwd", path.c_str()) != 0) die("cannot make a link");
+}
+
+class Script {
+ public:
+  explicit Script(std::vector<std::string> words) : words_(std::move(words)) {}
+
+  void run() {
+    while (next_ < words_.size()) {
+      const std::string word = take();
+      if (word == "--rank") {
+        applies_ = take() == variable("RANK");
+      } else if (word == "--all") {
+        applies_ = true;
+      } else {
+        const auto action = actions_.find(word);
+        if (action == actions_.end()) die("no such action: " + word);
+        const std::string argument = action->second.has_argument ? take() : "";
+        if (applies_) action->second.run(argument);
+      }
+    }
+  }
+
+ private:
+  struct Action {
+    bool has_argument;
+    std::function<void(const std::string&)> run;
+  };
+
+  std::string take() {
+    if (next_ == words_.size()) die("a word is missing");
+    return words_[next_++];
+  }
+
+  std::vector<std::string> words_;
+  std::size_t next_ = 0;
+  bool applies_ = true;
+  std::map<std::string, Action> actions_ = {
+      {"ready", {false, [](auto&) { say("ready " + variable("RANK") + " " + std::to_string(::getpid())); }}},
+      {"say", {true, [](auto& text) { say(text); }}},
+      {"exit", {true, [](auto& code) { ::_exit(std::stoi(code)); }}},
+      {"kill",
+       {true,
+        [](auto& signal) {
+          ::signal(std::stoi(signal), SIG_DFL);  // sanitizers handle some
+          ::kill(::getpid(), std::stoi(signal));
+          for (;;) ::pause();
+        }}},
+      {"await", {false, [](auto&) { await_signal(); }}},
+      {"expect-no-signal", {true, [](auto& ms) { expect_no_signal(std::stoi(ms)); }}},
+      {"ignore-term", {false, [](auto&) { ::signal(SIGTERM, SIG_IGN); }}},
+      {"pause",
+       {false,
+        [](auto&) {
+          for (;;) ::pause();
+        }}},
+      {"child", {false, [](auto&) { spawn_child(false); }}},
+      {"stubborn-child", {false, [](auto&) { spawn_child(true); }}},
+      {"wait-for-file",
+       {true,
+        [](auto& path) {
+          while (!std::filesystem::exists(path)) ::usleep(1000);
+        }}},
+      {"error",
+       {true,
+        [](auto& text) {
+          ddprun::write_error_file(variable("TORCHELASTIC_ERROR_FILE"), {text, "", 1});
+        }}},
+      {"bad-error-file", {true, [](auto& kind) { make_bad_error_file(kind); }}},
+      {"listen-store-fd", {false, [](auto&) { listen_on(std::stoi(variable("DDPRUN_STORE_FD"))); }}},
+      {"bind-master-port", {false, [](auto&) { bind_master_port(); }}},
+      {"connect", {false, [](auto&) { connect_to_master(); }}},
+      {"bind-many", {true, [](auto& count) { bind_many(std::stoi(count)); }}},
+      {"read-stdin", {false, [](auto&) { read_stdin(); }}},
+      {"read-line", {false, [](auto&) { read_line(); }}},
+  };
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::vector<std::string> words(argv + 1, argv + argc);
+  if (!words.empty() && words[0] == "dump") {
+    dump({argv, argv + argc});
+    return 0;
+  }
+  for (const std::string& word : words) {
+    if (word != "await") continue;  // from the start, so that no signal comes before it is waited for
+    const sigset_t set = awaited_signals();
+    ::sigprocmask(SIG_BLOCK, &set, nullptr);
+  }
+  Script(words).run();
+}

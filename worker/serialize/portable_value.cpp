@@ -1,0 +1,123 @@
+#include "worker/serialize/portable_value.h"
+
+#include <ATen/core/Dict.h>
+#include <ATen/core/List.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/jit_type.h>
+#include <ATen/ops/empty.h>
+
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace ddprun::serialize {
+namespace {
+
+constexpr int kMaxDepth = 100;
+
+/// What the value's tensors have of one storage.
+struct StorageUse {
+  at::ScalarType dtype;
+  std::size_t used_bytes = 0;
+  bool one_dtype = true;
+  at::Tensor copy = {};  // all of it on the CPU, once made
+};
+
+class Converter {
+ public:
+  c10::IValue convert(const c10::IValue& value) {
+    count(value, 0);
+    return copy(value);
+  }
+
+ private:
+  void count(const c10::IValue& value, int depth);
+  void count(const at::Tensor& tensor);
+  c10::IValue copy(const c10::IValue& value);
+  at::Tensor copy(const at::Tensor& tensor);
+  bool cloned(const at::Tensor& tensor) const;
+
+  std::unordered_map<const void*, StorageUse> uses_;
+};
+
+std::string valid_utf8(const std::string& text) {
+  const auto json = nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  return nlohmann::json::parse(json).get<std::string>();
+}
+
+void Converter::count(const at::Tensor& tensor) {
+  if (!tensor.defined() || tensor.layout() != at::kStrided || tensor.is_quantized() || tensor.is_conj() ||
+      tensor.is_neg() || tensor.is_meta())
+    throw std::invalid_argument("only dense tensors can be written to a .pt file");
+  const auto [use, is_new] =
+      uses_.try_emplace(tensor.storage().unsafeGetStorageImpl(), StorageUse{tensor.scalar_type()});
+  use->second.used_bytes += tensor.nbytes();
+  if (use->second.dtype != tensor.scalar_type()) use->second.one_dtype = false;
+}
+
+void Converter::count(const c10::IValue& value, int depth) {
+  if (depth > kMaxDepth) throw std::invalid_argument("a value nested too deep for a .pt file");
+  if (value.isTensor()) return count(value.toTensor());
+  if (value.isGenericDict())
+    for (const auto& item : value.toGenericDict()) {
+      if (!item.key().isString() && !item.key().isInt())
+        throw std::invalid_argument("a dict's key for a .pt file is a " + item.key().tagKind());
+      count(item.value(), depth + 1);
+    }
+  else if (value.isList())
+    for (const c10::IValue& element : value.toList()) count(element, depth + 1);
+  else if (value.isTuple())
+    for (const auto& element : value.toTupleRef().elements()) count(element, depth + 1);
+  else if (!value.isString() && !value.isInt() && !value.isDouble() && !value.isBool() && !value.isNone())
+    throw std::invalid_argument("a " + value.tagKind() + " cannot be written to a .pt file");
+}
+
+/// Python reads a storage with one dtype, and whole.
+bool Converter::cloned(const at::Tensor& tensor) const {
+  const auto& use = uses_.at(tensor.storage().unsafeGetStorageImpl());
+  const auto bytes = tensor.storage().nbytes();
+  return !use.one_dtype || bytes % tensor.element_size() != 0 || use.used_bytes < bytes / 2;
+}
+
+at::Tensor Converter::copy(const at::Tensor& tensor) {
+  const auto plain = tensor.detach();
+  if (cloned(plain)) return plain.to(at::kCPU, plain.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+  if (plain.is_cpu()) return plain;
+  auto& use = uses_.at(plain.storage().unsafeGetStorageImpl());
+  if (!use.copy.defined()) {
+    const auto numel = static_cast<std::int64_t>(plain.storage().nbytes() / plain.element_size());
+    use.copy = plain.as_strided({numel}, {1}, 0).to(at::kCPU);
+  }
+  return use.copy.as_strided(plain.sizes(), plain.strides(), plain.storage_offset());
+}
+
+c10::IValue Converter::copy(const c10::IValue& value) {
+  if (value.isTensor()) return copy(value.toTensor());
+  if (value.isString()) return valid_utf8(value.toStringRef());
+  if (value.isGenericDict()) {
+    const auto dict = value.toGenericDict();
+    c10::impl::GenericDict result(c10::StringType::get(), c10::AnyType::get());
+    if (!dict.empty() && dict.begin()->key().isInt()) result.unsafeSetKeyType(c10::IntType::get());
+    for (const auto& item : dict) result.insert_or_assign(copy(item.key()), copy(item.value()));
+    return result;
+  }
+  if (value.isList()) {
+    c10::impl::GenericList result(c10::AnyType::get());
+    for (const c10::IValue& element : value.toList()) result.push_back(copy(element));
+    return result;
+  }
+  if (value.isTuple()) {
+    std::vector<c10::IValue> elements;
+    for (const auto& element : value.toTupleRef().elements()) elements.push_back(copy(element));
+    return c10::ivalue::Tuple::create(std::move(elements));
+  }
+  return value;
+}
+
+}  // namespace
+
+c10::IValue portable_value(const c10::IValue& value) { return Converter().convert(value); }
+
+}  // namespace ddprun::serialize

@@ -1,0 +1,94 @@
+#include "worker/serialize/rebuild_tensor.h"
+
+#include <c10/core/TensorImpl.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "worker/serialize/in_quotes.h"
+
+namespace ddprun::serialize {
+namespace {
+
+constexpr std::size_t kMaxDimensions = 64;
+
+struct DtypeNames {
+  std::string_view storage;  // of the older, typed storages
+  std::string_view dtype;
+  c10::ScalarType type;
+};
+constexpr DtypeNames kDtypes[] = {
+    {"torch.FloatStorage", "torch.float32", c10::ScalarType::Float},
+    {"torch.DoubleStorage", "torch.float64", c10::ScalarType::Double},
+    {"torch.HalfStorage", "torch.float16", c10::ScalarType::Half},
+    {"torch.BFloat16Storage", "torch.bfloat16", c10::ScalarType::BFloat16},
+    {"torch.LongStorage", "torch.int64", c10::ScalarType::Long},
+    {"torch.IntStorage", "torch.int32", c10::ScalarType::Int},
+    {"torch.ShortStorage", "torch.int16", c10::ScalarType::Short},
+    {"torch.CharStorage", "torch.int8", c10::ScalarType::Char},
+    {"torch.ByteStorage", "torch.uint8", c10::ScalarType::Byte},
+    {"torch.BoolStorage", "torch.bool", c10::ScalarType::Bool},
+};
+
+std::optional<std::vector<std::int64_t>> integers(const c10::IValue& tuple) {
+  if (!tuple.isTuple()) return std::nullopt;
+  std::vector<std::int64_t> numbers;
+  for (const auto& element : tuple.toTupleRef().elements()) {
+    if (!element.isInt() || element.toInt() < 0) return std::nullopt;
+    numbers.push_back(element.toInt());
+  }
+  return numbers;
+}
+
+}  // namespace
+
+std::optional<c10::ScalarType> storage_dtype(std::string_view name) {
+  for (const auto& known : kDtypes)
+    if (known.storage == name) return known.type;
+  return std::nullopt;
+}
+
+bool is_dtype_name(std::string_view name) {
+  for (const auto& known : kDtypes)
+    if (known.dtype == name) return true;
+  return false;
+}
+
+std::optional<std::string> misfit(const TensorGeometry& geometry, const StorageReference& storage) {
+  const auto sizes = integers(geometry.size);
+  const auto strides = integers(geometry.stride);
+  if (!geometry.offset.isInt() || geometry.offset.toInt() < 0 || !sizes || !strides ||
+      sizes->size() != strides->size() || sizes->size() > kMaxDimensions)
+    return "a tensor whose offset, size and stride are not a number and two tuples of as many numbers, all "
+           ">= 0";
+  // Bounds of int64, also for the product without its zeros: TensorImpl multiplies in that order.
+  std::int64_t bytes = static_cast<std::int64_t>(c10::elementSize(storage.dtype));
+  std::int64_t last = geometry.offset.toInt();
+  bool overflow = false;
+  bool empty = false;
+  for (std::size_t i = 0; i < sizes->size(); ++i) {
+    const auto size = (*sizes)[i];
+    std::int64_t reach = 0;
+    if (size == 0) empty = true;
+    if (size == 0) continue;
+    overflow |= __builtin_mul_overflow(bytes, size, &bytes);
+    overflow |= __builtin_mul_overflow(size - 1, (*strides)[i], &reach);
+    overflow |= __builtin_add_overflow(last, reach, &last);
+  }
+  const bool fits = empty ? geometry.offset.toInt() <= storage.numel : last < storage.numel;
+  if (!overflow && fits) return std::nullopt;
+  return "a tensor reaches beyond its storage " + in_quotes(storage.key) + " of " +
+         std::to_string(storage.numel) + " elements";
+}
+
+at::Tensor rebuild_tensor(const c10::Storage& storage, c10::ScalarType dtype,
+                          const TensorGeometry& geometry) {
+  const auto sizes = integers(geometry.size).value();
+  const auto strides = integers(geometry.stride).value();
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(storage), c10::DispatchKeySet(c10::DispatchKey::CPU), c10::scalarTypeToTypeMeta(dtype));
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, geometry.offset.toInt());
+  return tensor;
+}
+
+}  // namespace ddprun::serialize

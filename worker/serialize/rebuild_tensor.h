@@ -1,0 +1,34 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <c10/core/Storage.h>
+
+#include "worker/serialize/unpickler.h"
+
+namespace ddprun::serialize {
+
+/// A tensor's view of its storage, as a pickle gives it: an int, a tuple of ints, a tuple of ints, unchecked.
+struct TensorGeometry {
+  const c10::IValue& offset;
+  const c10::IValue& size;
+  const c10::IValue& stride;
+};
+
+/// The element type of "torch.FloatStorage" and its like; nothing for another name.
+std::optional<c10::ScalarType> storage_dtype(std::string_view name);
+
+/// Whether the name is one of "torch.float32" and its like.
+bool is_dtype_name(std::string_view name);
+
+/// Why such a tensor cannot lie in such a storage; nothing when it can.
+std::optional<std::string> misfit(const TensorGeometry& geometry, const StorageReference& storage);
+
+/// The tensor. geometry must not be a misfit.
+at::Tensor rebuild_tensor(const c10::Storage& storage, c10::ScalarType dtype, const TensorGeometry& geometry);
+
+}  // namespace ddprun::serialize

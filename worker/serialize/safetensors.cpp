@@ -1,0 +1,183 @@
+#include "worker/serialize/safetensors.h"
+
+#include <ATen/ops/empty.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <tuple>
+
+#include "common/errors.h"
+#include "common/unique_fd.h"
+#include "worker/serialize/in_quotes.h"
+
+namespace ddprun::serialize {
+namespace {
+
+constexpr std::uint64_t kMaxHeader = 100'000'000;
+constexpr std::size_t kMaxDimensions = 64;
+constexpr int kMaxJsonDepth = 3;  // header, tensor, shape
+
+struct Entry {
+  std::string name;
+  at::ScalarType dtype;
+  std::vector<std::int64_t> shape;
+  std::uint64_t begin;
+  std::uint64_t end;
+};
+
+std::optional<at::ScalarType> dtype_named(const std::string& name) {
+  static const std::pair<const char*, at::ScalarType> kDtypes[] = {
+      {"F64", at::kDouble}, {"F32", at::kFloat}, {"F16", at::kHalf},  {"BF16", at::kBFloat16},
+      {"I64", at::kLong},   {"I32", at::kInt},   {"I16", at::kShort}, {"I8", at::kChar},
+      {"U8", at::kByte},    {"BOOL", at::kBool}};
+  for (const auto& [known, dtype] : kDtypes)
+    if (known == name) return dtype;
+  return std::nullopt;
+}
+
+class SafetensorsFile {
+ public:
+  explicit SafetensorsFile(const std::filesystem::path& path)
+      : path_(path), fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
+    if (!fd_) throw IoError(path, "cannot open", errno);
+    const auto end = ::lseek(fd_.get(), 0, SEEK_END);
+    if (end < 0) throw IoError(path, "cannot read", errno);
+    size_ = static_cast<std::uint64_t>(end);
+  }
+
+  std::uint64_t size() const { return size_; }
+  [[noreturn]] void fail(const std::string& message) const {
+    throw IoError(path_, "damaged, expected a .safetensors file: " + message);
+  }
+  void read(std::uint64_t offset, void* bytes, std::uint64_t count) const {
+    char* to = static_cast<char*>(bytes);
+    while (count > 0) {
+      const auto got = ::pread(fd_.get(), to, count, static_cast<off_t>(offset));
+      if (got < 0 && errno == EINTR) continue;
+      if (got < 0) throw IoError(path_, "cannot read", errno);
+      if (got == 0) fail("ends before its time");
+      to += got;
+      offset += static_cast<std::uint64_t>(got);
+      count -= static_cast<std::uint64_t>(got);
+    }
+  }
+  std::uint64_t header_size() const {
+    unsigned char digits[8];
+    read(0, digits, sizeof digits);
+    std::uint64_t length = 0;
+    for (int i = 7; i >= 0; --i) length = length << 8 | digits[i];
+    return length;
+  }
+
+ private:
+  std::filesystem::path path_;
+  UniqueFd fd_;
+  std::uint64_t size_;
+};
+
+nlohmann::json read_header(const SafetensorsFile& file, std::uint64_t length) {
+  if (length > kMaxHeader || length > file.size() - 8)
+    file.fail("a header of " + std::to_string(length) + " bytes in a file of " + std::to_string(file.size()));
+  std::string text(length, '\0');
+  file.read(8, text.data(), length);
+  const auto check_depth = [&](int depth, nlohmann::json::parse_event_t, nlohmann::json&) {
+    if (depth > kMaxJsonDepth) file.fail("its header is nested too deep");
+    return true;
+  };
+  auto header = nlohmann::json::parse(text, check_depth, /*allow_exceptions=*/false);
+  if (!header.is_object()) file.fail("its header is not a JSON object");
+  return header;
+}
+
+/// The numbers of a JSON array; nothing when it is anything else than an array of int64 >= 0.
+std::optional<std::vector<std::int64_t>> numbers(const nlohmann::json& array) {
+  if (!array.is_array()) return std::nullopt;
+  std::vector<std::int64_t> result;
+  for (const auto& element : array) {
+    if (!element.is_number_unsigned() || element.get<std::uint64_t>() > INT64_MAX) return std::nullopt;
+    result.push_back(element.get<std::int64_t>());
+  }
+  return result;
+}
+
+Entry make_entry(const SafetensorsFile& file, const std::string& name, const nlohmann::json& json) {
+  const auto field = [&](const char* key) {
+    return json.is_object() && json.contains(key) ? json[key] : nlohmann::json();
+  };
+  const auto dtype_name = field("dtype").is_string() ? field("dtype").get<std::string>() : std::string();
+  const auto shape = numbers(field("shape"));
+  const auto offsets = numbers(field("data_offsets"));
+  if (!shape || shape->size() > kMaxDimensions || !offsets || offsets->size() != 2 ||
+      (*offsets)[0] > (*offsets)[1])
+    file.fail("tensor " + in_quotes(name) + " lacks a proper shape or data_offsets");
+  const auto dtype = dtype_named(dtype_name);
+  if (!dtype)
+    file.fail("tensor " + in_quotes(name) + " has dtype " + in_quotes(dtype_name) +
+              ", expected F64, F32, F16, BF16, I64, I32, I16, I8, U8 or BOOL");
+  auto bytes = static_cast<std::int64_t>(c10::elementSize(*dtype));
+  bool overflow = false;
+  bool empty = false;
+  for (const auto size : *shape) {
+    if (size == 0) empty = true;
+    if (size > 0) overflow |= __builtin_mul_overflow(bytes, size, &bytes);
+  }
+  const auto given = (*offsets)[1] - (*offsets)[0];
+  if (overflow || given != (empty ? 0 : bytes))
+    file.fail("tensor " + in_quotes(name) + " has " + std::to_string(given) +
+              " bytes, which its shape does not");
+  return {name, *dtype, *shape, static_cast<std::uint64_t>((*offsets)[0]),
+          static_cast<std::uint64_t>((*offsets)[1])};
+}
+
+at::Tensor read_tensor(const SafetensorsFile& file, std::uint64_t data, const Entry& entry) {
+  auto tensor = at::empty(entry.shape, entry.dtype);
+  file.read(data + entry.begin, tensor.mutable_data_ptr(), entry.end - entry.begin);
+  if (entry.dtype == at::kBool) {
+    const auto* bytes = static_cast<const unsigned char*>(tensor.const_data_ptr());
+    if (std::any_of(bytes, bytes + tensor.numel(), [](unsigned char byte) { return byte > 1; }))
+      file.fail("tensor " + in_quotes(entry.name) + " holds bools that are neither 0 nor 1");
+  }
+  return tensor;
+}
+
+}  // namespace
+
+bool is_safetensors(const std::filesystem::path& path) {
+  const SafetensorsFile file(path);
+  char brace = 0;
+  if (file.size() < 9 || file.header_size() > kMaxHeader) return false;
+  file.read(8, &brace, 1);
+  return brace == '{';
+}
+
+std::vector<std::pair<std::string, at::Tensor>> read_safetensors(const std::filesystem::path& path) {
+  const SafetensorsFile file(path);
+  if (file.size() < 9) file.fail("ends before its time");
+  const auto length = file.header_size();
+  const auto header = read_header(file, length);
+  std::vector<Entry> entries;
+  for (const auto& [name, json] : header.items())
+    if (name != "__metadata__") entries.push_back(make_entry(file, name, json));
+  std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
+    return std::tie(a.begin, a.end) < std::tie(b.begin, b.end);
+  });
+  const auto data = 8 + length;
+  std::uint64_t at = 0;
+  for (const auto& entry : entries) {
+    if (entry.begin != at) file.fail("a hole or an overlap in the data before " + in_quotes(entry.name));
+    at = entry.end;
+  }
+  if (at != file.size() - data)
+    file.fail("its tensors take " + std::to_string(at) + " bytes, but " + std::to_string(file.size() - data) +
+              " follow the header");
+  std::vector<std::pair<std::string, at::Tensor>> tensors;
+  for (const auto& entry : entries) tensors.emplace_back(entry.name, read_tensor(file, data, entry));
+  return tensors;
+}
+
+}  // namespace ddprun::serialize

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+#include <ATen/core/ivalue.h>
+#include <c10/core/ScalarType.h>
+#include <c10/core/Storage.h>
+
+namespace ddprun::serialize {
+
+/// A storage that a pickle refers to by its key: the record data/KEY of the zip around it.
+struct StorageReference {
+  c10::ScalarType dtype;
+  std::string key;
+  std::int64_t numel;
+};
+
+/// Gives the storage's memory on the CPU, the same one for the same key; at least numel elements of dtype.
+using OpenStorage = std::function<c10::Storage(const StorageReference&)>;
+
+/// What a pickle holds that is malformed, too deep or not on the list: one line, with the byte's position.
+class UnpickleError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+/// The value that a pickle describes, by interpreting the opcodes that torch.save writes and calling nothing
+/// but the functions on a list: OrderedDict, set, torch.Size, the rebuilding of dense tensors and parameters.
+///
+/// bytes         one pickle of protocol 2 (Python's data.pkl); what follows its end is ignored
+/// open_storage  called for every reference to a storage
+/// returns       dict and OrderedDict as GenericDict, list and set as GenericList, tuple and torch.Size as
+/// Tuple,
+///               a dtype as the string "torch.float32"; attributes (_metadata) and requires_grad are dropped
+/// throws        UnpickleError; what open_storage throws
+c10::IValue unpickle(std::string_view bytes, const OpenStorage& open_storage);
+
+}  // namespace ddprun::serialize

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+
+struct zip;
+
+namespace ddprun::serialize {
+
+/// The records of a zip archive as torch.save writes it: not compressed, all under one folder, each verified
+/// by its CRC-32 when it is read. All throw IoError naming the archive.
+class ZipRecords {
+ public:
+  explicit ZipRecords(const std::filesystem::path& path);
+
+  bool has(const std::string& name) const {
+    return records_.contains(name);
+  }  ///< without the folder: "data.pkl"
+  std::uint64_t size(const std::string& name) const;
+  std::string read(const std::string& name);
+  void read(const std::string& name, void* bytes);  ///< size(name) bytes
+
+  /// Reads the records that were not read so far, for their CRC-32.
+  void verify_unread();
+
+ private:
+  struct Close {
+    void operator()(zip* archive) const;
+  };
+  struct Record {
+    std::uint64_t index;
+    std::uint64_t size;
+    bool verified = false;
+  };
+  [[noreturn]] void fail(const std::string& message) const;
+  const Record& record(const std::string& name) const;
+  void list_records();
+  void add_record(std::uint64_t index, std::string& folder);
+  template <typename Sink>
+  void read_record(const std::string& name, Record& record, Sink sink);
+
+  std::filesystem::path path_;
+  std::unique_ptr<zip, Close> archive_;
+  std::map<std::string, Record> records_;
+};
+
+}  // namespace ddprun::serialize
