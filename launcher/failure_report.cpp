@@ -62,7 +62,7 @@ std::string describe(const FailureReport& report) {
   const std::string indent(14, ' ');
   const FailedWorker& root = report.root_cause;
   std::string text = line + "\n" + printable(report.program, "") + " FAILED\n";
-  text += "root cause (the first failure):\n";
+  text += "Root Cause (first observed failure):\n";
   text += "  rank      : " + std::to_string(root.rank) + " (local_rank: " + std::to_string(root.local_rank) +
           ", pid: " + std::to_string(root.pid) + ")\n";
   text += "  ended by  : " + describe_end(root) + "\n";
@@ -70,7 +70,7 @@ std::string describe(const FailureReport& report) {
   text += "  time      : " + utc(root.time) + "\n";
   if (const auto error = describe_error(root.error, indent); !error.empty())
     text += "  error     : " + error + "\n";
-  if (!report.others.empty()) text += "other failures:\n";
+  if (!report.others.empty()) text += "Other Failures:\n";
   for (const FailedWorker& worker : report.others) {
     text += "  rank " + std::to_string(worker.rank) + " (local_rank: " + std::to_string(worker.local_rank) +
             ", pid: " + std::to_string(worker.pid) + "): " + describe_end(worker);

@@ -1,19 +1,21 @@
 #!/usr/bin/env bash
 # Configures and builds; programs land in build/bin (release) or build-NAME/bin.
 #
-# usage: scripts/build.sh [--debug|--asan|--tsan] [cmake arguments, such as -DCMAKE_PREFIX_PATH=<libtorch>]
-#   --debug  everything, without optimisation            (build-debug)
-#   --asan   launcher and common, AddressSanitizer+UBSan (build-asan)
-#   --tsan   launcher and common, ThreadSanitizer        (build-tsan)
+# usage: scripts/build.sh [--debug|--asan|--tsan] [--programs] [cmake arguments, such as -DCMAKE_PREFIX_PATH=<libtorch>]
+#   --programs  only ddprun and worker, no tests
+#   --debug     everything, without optimisation            (build-debug)
+#   --asan      launcher and common, AddressSanitizer+UBSan (build-asan)
+#   --tsan      launcher and common, ThreadSanitizer        (build-tsan)
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-preset=release arguments=()
+preset=release arguments=() targets=()
 for argument in "$@"; do
   case $argument in
     --debug | --asan | --tsan) preset=${argument#--} ;;
+    --programs) targets=(--target ddprun worker) ;;
     --help | -h) usage ;;
     -D*) arguments+=("$argument") ;;
-    *) say "error: unknown argument '$argument', expected --debug, --asan, --tsan or -D..."; exit 2 ;;
+    *) say "error: unknown argument '$argument', expected --debug, --asan, --tsan, --programs or -D..."; exit 2 ;;
   esac
 done
 
@@ -22,4 +24,4 @@ command -v cmake >/dev/null || die "cmake is missing: run scripts/setup.sh first
 # In CI a warning is an error.
 [ -z "${CI:-}" ] || arguments+=(-DDDPRUN_WERROR=ON)
 step "configuring ($preset)" cmake --preset "$preset" ${arguments[@]+"${arguments[@]}"}
-step "building ($preset)" cmake --build --preset "$preset" -j "$(jobs)" >&2
+step "building ($preset)" cmake --build --preset "$preset" -j "$(jobs)" ${targets[@]+"${targets[@]}"} >&2

@@ -8,7 +8,7 @@ if [ "${1:-}" = --help ] || [ "${1:-}" = -h ]; then usage; fi
 
 cd "$root"
 scripts/setup.sh
-scripts/build.sh
+scripts/build.sh --programs
 
 out=runs/quickstart
 say "training on 2 ranks: build/bin/ddprun --nproc-per-node=2 build/bin/worker mnist --data fashion-mnist"

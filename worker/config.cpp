@@ -35,8 +35,8 @@ CLI::Option* add_integer(CLI::App& app, const std::string& names, Integer& targe
            text + "'";
   };
   return app.add_option(both_spellings(names), target, help)
-      ->check(CLI::Validator(check, "INT"))
-      ->type_name("");
+      ->check(CLI::Validator(check, ""))
+      ->type_name("N");
 }
 
 /// A flag with a number from low to high, both included; with open_low, low itself is not allowed.
@@ -52,9 +52,19 @@ CLI::Option* add_number(CLI::App& app, const std::string& names, Number& target,
     return "expected " + expected + ", got '" + text + "'";
   };
   return app.add_option(both_spellings(names), target, help)
-      ->check(CLI::Validator(check, "NUM"))
-      ->type_name("");
+      ->check(CLI::Validator(check, ""))
+      ->type_name("X");
 }
+
+/// Help without the underscored spellings, which would only double it.
+class HelpFormatter : public CLI::Formatter {
+ public:
+  std::string make_option_name(const CLI::Option* option, bool positional) const override {
+    const auto& names = option->get_lnames();
+    return positional || names.empty() ? CLI::Formatter::make_option_name(option, positional)
+                                       : "--" + names.front();
+  }
+};
 
 void add_common_flags(CLI::App& app, Config& config, double& timeout_seconds) {
   const auto max_int = std::numeric_limits<int>::max();
@@ -79,8 +89,9 @@ void add_common_flags(CLI::App& app, Config& config, double& timeout_seconds) {
   app.add_option(both_spellings("--init-weights"), config.model.init_weights,
                  "start from a model's weights: .pt of ours or of Python, .safetensors")
       ->type_name("FILE");
-  app.add_flag("!" + std::string("--no-progress") + ",!--no_progress", config.train.progress,
-               "no progress bar");
+  app.add_flag_function(
+      both_spellings("--no-progress"), [&config](std::int64_t) { config.train.progress = false; },
+      "no progress bar");
   add_number(app, "--timeout", timeout_seconds, 0, 1e9, true, "seconds above 0",
              "seconds a collective may take before the run fails")
       ->capture_default_str();
@@ -146,6 +157,8 @@ Config parse_config(int argc, const char* const* argv) {
       "Distributed data-parallel training in C++. Start it under ddprun (or torchrun, srun), or alone.",
       "worker");
   app.require_subcommand(1);
+  app.formatter(std::make_shared<HelpFormatter>());
+  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   app.set_version_flag("--version", "worker " DDPRUN_VERSION);
   app.footer(
       "worker TASK --help shows a task's flags. Every flag may be spelt with - or _.\n"

@@ -32,7 +32,7 @@ TEST_CASE("a rank that fails in its own way after the first one is listed, not b
   write_file_atomic(go, "");
   CHECK(ddprun.wait() == ExitStatus::exited(3));
   CHECK_THAT(ddprun.err(), ContainsSubstring("rank      : 1"));
-  CHECK_THAT(ddprun.err(), ContainsSubstring("other failures:\n  rank 0"));
+  CHECK_THAT(ddprun.err(), ContainsSubstring("Other Failures:\n  rank 0"));
   CHECK_THAT(ddprun.err(), ContainsSubstring("exit code 9, after ddprun told it to end"));
   check_nothing_left(ddprun);
 }
@@ -40,7 +40,7 @@ TEST_CASE("a rank that fails in its own way after the first one is listed, not b
 TEST_CASE("when all fail at once one of them is the root cause", "[launcher]") {
   const Finished run(job({"--nproc-per-node=8"}, {"exit", "3"}));
   CHECK(run.status == ExitStatus::exited(3));
-  CHECK(count_of("root cause", run.err) == 1);
+  CHECK(count_of("Root Cause", run.err) == 1);
 }
 
 TEST_CASE("the children of a crashed worker are ended", "[launcher]") {

@@ -237,7 +237,7 @@ TEST_CASE("a mistake is one line, and ddprun shows it as the root cause", "[trai
   REQUIRE(child.wait(kTraining) == ExitStatus::exited(code));
   check_clean_end(child);
   CAPTURE(child.err());
-  const auto report = child.err().find("Root cause");
+  const auto report = child.err().find("Root Cause");
   REQUIRE(report != std::string::npos);
   CHECK(child.err().find(message, report) != std::string::npos);
   CHECK(count_of("worker: error: ", child.err()) >= 1);
@@ -260,7 +260,7 @@ TEST_CASE("the death of a rank ends the job, and the dead rank is the root cause
   REQUIRE(::kill(rank_1, SIGKILL) == 0);
   CHECK(child.wait() == ExitStatus::exited(128 + SIGKILL));
   check_clean_end(child);
-  const auto report = child.err().substr(child.err().find("Root cause"));
+  const auto report = child.err().substr(child.err().find("Root Cause"));
   CAPTURE(child.err());
   CHECK_THAT(report, ContainsSubstring("rank") && ContainsSubstring(std::to_string(rank_1)) &&
                          ContainsSubstring("SIGKILL"));

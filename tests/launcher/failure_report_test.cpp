@@ -28,7 +28,7 @@ TEST_CASE("the report names what is known of the root cause", "[failure_report]"
   CHECK_THAT(text, ContainsSubstring("host      : node1"));
   CHECK_THAT(text, ContainsSubstring("1970-01-01 00:00:00 UTC"));
   CHECK_THAT(text, ContainsSubstring("error     : ValueError: two\n              lines\n"));
-  CHECK(text.find("other failures") == std::string::npos);
+  CHECK(text.find("Other Failures") == std::string::npos);
   CHECK(text.find("ended by ddprun") == std::string::npos);
 }
 

@@ -7,11 +7,19 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <ostream>
 #include <string>
 #include <vector>
 
 #include "common/exit_status.h"
 #include "common/files.h"
+
+namespace ddprun {
+/// For Catch2's messages.
+inline std::ostream& operator<<(std::ostream& out, const ExitStatus& status) {
+  return out << describe(status);
+}
+}  // namespace ddprun
 
 namespace ddprun::test {
 
