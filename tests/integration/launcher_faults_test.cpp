@@ -88,7 +88,14 @@ TEST_CASE("an error file of any kind neither hides the exit code nor blocks", "[
 
 TEST_CASE("workers that were started are ended when a later one cannot be", "[launcher]") {
   if (::getuid() != 0) skip("needs root to become a user without processes");
-  Command command = job({"--nproc-per-node=16"}, {"ready", "pause"});
+  // Where that user may go: the build folder may be below somebody's private one.
+  const TempDir programs;
+  std::filesystem::permissions(programs.path(), std::filesystem::perms(0755));
+  std::filesystem::copy(DDPRUN_PROGRAM, programs.path() / "ddprun");
+  std::filesystem::copy(STUB_WORKER_PROGRAM, programs.path() / "stub_worker");
+  Command command;
+  command.argv = {programs.path() / "ddprun", "--nproc-per-node=16", programs.path() / "stub_worker", "ready",
+                  "pause"};
   command.env["TMPDIR"] = "/tmp";
   command.in_child = [] {
     const rlimit limit{6, 6};
