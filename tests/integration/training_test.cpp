@@ -25,6 +25,13 @@ void need_fashion_mnist() {
   if (!fs::exists(fashion_mnist())) skip("Fashion-MNIST (package dataset-fashion-mnist) is not installed");
 }
 
+/// $DDPRUN_TEST_PYTHON; without it the test is skipped.
+std::string python_with_torch() {
+  const char* python = std::getenv("DDPRUN_TEST_PYTHON");
+  if (python == nullptr) skip("DDPRUN_TEST_PYTHON names no Python with PyTorch");
+  return python;
+}
+
 /// ddprun (or with 0 ranks the worker alone) on the MNIST task, with small data unless the flags say
 /// otherwise.
 Command mnist(int ranks, const fs::path& out, const std::vector<std::string>& flags) {
@@ -188,6 +195,31 @@ TEST_CASE("a worker started by hand is a world of one", "[training]") {
   REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
   CHECK(read_summary(dir.path() / "run")["world_size"] == 1);
   CHECK(read_summary(dir.path() / "run")["steps"] == 20);
+}
+
+TEST_CASE("the worker trains under torchrun, whose store it joins as a client", "[training]") {
+  need_fashion_mnist();
+  const auto python = python_with_torch();
+  const TempDir dir;
+  Command command = mnist(0, dir.path() / "run", small());
+  const std::vector<std::string> torchrun = {
+      python, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--no-python"};
+  command.argv.insert(command.argv.begin(), torchrun.begin(), torchrun.end());
+  Child child(command);
+  REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+  CHECK(read_summary(dir.path() / "run")["world_size"] == 2);
+}
+
+TEST_CASE("Python's DDP trains under ddprun", "[training]") {
+  need_fashion_mnist();
+  Command command;
+  command.argv = {DDPRUN_PROGRAM,           "--nproc-per-node=2",
+                  python_with_torch(),      DDPRUN_SOURCE_DIR "/bench/mnist_ddp.py",
+                  fashion_mnist().string(), "--limit=640"};
+  Child child(command);
+  REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+  CHECK_THAT(child.out(), ContainsSubstring("samples_per_second"));
+  CHECK(child.nothing_left());
 }
 
 TEST_CASE("a mistake is one line, and ddprun shows it as the root cause", "[training]") {

@@ -67,7 +67,7 @@ void Converter::count(const c10::IValue& value, int depth) {
       count(item.value(), depth + 1);
     }
   else if (value.isList())
-    for (const c10::IValue& element : value.toList()) count(element, depth + 1);
+    for (const c10::IValue& element : value.toListRef()) count(element, depth + 1);
   else if (value.isTuple())
     for (const auto& element : value.toTupleRef().elements()) count(element, depth + 1);
   else if (!value.isString() && !value.isInt() && !value.isDouble() && !value.isBool() && !value.isNone())
@@ -105,7 +105,7 @@ c10::IValue Converter::copy(const c10::IValue& value) {
   }
   if (value.isList()) {
     c10::impl::GenericList result(c10::AnyType::get());
-    for (const c10::IValue& element : value.toList()) result.push_back(copy(element));
+    for (const c10::IValue& element : value.toListRef()) result.push_back(copy(element));
     return result;
   }
   if (value.isTuple()) {
