@@ -64,7 +64,7 @@ TEST_CASE("children that outlive workers which succeeded are ended", "[launcher]
 TEST_CASE("a program behind a shell that died at once still has its grace period", "[launcher]") {
   // The shell dies of SIGTERM, the stub takes its time and says when it is done.
   Child ddprun({{DDPRUN_PROGRAM, "--shutdown-timeout=600", "sh", "-c",
-                 std::string(STUB_WORKER_PROGRAM) + " ready await expect-no-signal 300; exit 1"}});
+                 "'" STUB_WORKER_PROGRAM "' ready await expect-no-signal 300; exit 1"}});
   REQUIRE(ddprun.wait_for_output("ready "));
   ddprun.send_signal(SIGTERM);
   CHECK(ddprun.wait() == ExitStatus::killed(SIGTERM));
