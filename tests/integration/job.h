@@ -17,6 +17,13 @@ inline Command job(const std::vector<std::string>& flags, const std::vector<std:
   return command;
 }
 
+/// For tests of what happens between vfork and exec: ThreadSanitizer makes a fork of every vfork.
+inline void need_vfork() {
+#ifdef __SANITIZE_THREAD__
+  skip("ThreadSanitizer turns vfork into fork");
+#endif
+}
+
 /// The end of every test: whatever happened, no process and no file is left.
 inline void check_nothing_left(const Child& ddprun) {
   CHECK(ddprun.nothing_left());

@@ -92,6 +92,7 @@ TEST_CASE("a second signal skips the grace period", "[launcher]") {
 }
 
 TEST_CASE("a signal at any moment of the start leaves nothing behind", "[launcher]") {
+  need_vfork();
   for (int i = 0; i < 25; ++i) {
     Child ddprun(job({"--nproc-per-node=32"}, {"ready", "pause"}));
     // From before main() to long after the first worker: whatever is the case when so many are ready.

@@ -104,6 +104,7 @@ TEST_CASE("ddprun starts one worker a CPU with auto when no GPU is visible", "[l
 }
 
 TEST_CASE("ddprun says once that the program cannot be run", "[launcher]") {
+  need_vfork();
   const TempDir folder;
   make_file(folder.path() / "plain", "#!/bin/sh\n", 0644);
   make_file(folder.path() / "no_interpreter", "#!/nowhere/sh\n", 0755);
