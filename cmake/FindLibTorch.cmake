@@ -12,9 +12,18 @@ else()
 endif()
 set(_setup_torch ${_cache}/libtorch-2.11.0/torch)
 
-find_path(LibTorch_INCLUDE_DIR torch/csrc/distributed/c10d/reducer.hpp PATHS ${_setup_torch}/include)
-find_library(LibTorch_CPU_LIBRARY torch_cpu PATHS ${_setup_torch}/lib)
-find_library(LibTorch_C10_LIBRARY c10 PATHS ${_setup_torch}/lib)
+# A prefix given later, or another cache folder, must not be answered from what was found before.
+set(_searched "${CMAKE_PREFIX_PATH};${_setup_torch}")
+if(NOT "${LibTorch_SEARCHED}" STREQUAL "${_searched}")
+  unset(LibTorch_INCLUDE_DIR CACHE)
+  unset(LibTorch_CPU_LIBRARY CACHE)
+  unset(LibTorch_C10_LIBRARY CACHE)
+endif()
+set(LibTorch_SEARCHED "${_searched}" CACHE INTERNAL "where LibTorch was looked for")
+
+find_path(LibTorch_INCLUDE_DIR torch/csrc/distributed/c10d/reducer.hpp HINTS ${_setup_torch}/include)
+find_library(LibTorch_CPU_LIBRARY torch_cpu HINTS ${_setup_torch}/lib)
+find_library(LibTorch_C10_LIBRARY c10 HINTS ${_setup_torch}/lib)
 find_path(Gloo_INCLUDE_DIR gloo/rendezvous/store.h)
 
 if(NOT LibTorch_INCLUDE_DIR OR NOT LibTorch_CPU_LIBRARY OR NOT LibTorch_C10_LIBRARY)

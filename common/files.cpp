@@ -74,8 +74,11 @@ void write_file_atomic(const std::filesystem::path& path, std::string_view bytes
 }
 
 TempDir::TempDir(const std::string& prefix) {
-  std::string pattern = (std::filesystem::temp_directory_path() / (prefix + "-XXXXXX")).string();
-  if (::mkdtemp(pattern.data()) == nullptr) throw IoError(pattern, "cannot create a temporary folder", errno);
+  const char* folder = std::getenv("TMPDIR");
+  if (folder == nullptr || *folder == '\0') folder = "/tmp";
+  std::string pattern = (std::filesystem::path(folder) / (prefix + "-XXXXXX")).string();
+  if (::mkdtemp(pattern.data()) == nullptr)
+    throw IoError(folder, "cannot create a temporary folder here ($TMPDIR)", errno);
   path_ = pattern;
 }
 

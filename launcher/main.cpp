@@ -18,7 +18,7 @@ int main(int argc, char** argv) {
     const Options options = parse_options({argv + (argc > 0 ? 1 : 0), argv + argc});
     if (options.help) std::cout << help_text();
     if (options.version) std::cout << "ddprun " DDPRUN_VERSION "\n";
-    if (options.help || options.version) return 0;
+    if (options.help || options.version) return std::cout.flush() ? 0 : LaunchError::kOwnFailure;
 
     std::vector<std::string> environment;
     for (char** variable = environ; *variable != nullptr; ++variable) environment.emplace_back(*variable);

@@ -21,7 +21,7 @@ done
 
 cd "$root"
 command -v cmake >/dev/null || die "cmake is missing: run scripts/setup.sh first"
-# In CI a warning is an error.
-[ -z "${CI:-}" ] || arguments+=(-DDDPRUN_WERROR=ON)
-step "configuring ($preset)" cmake --preset "$preset" ${arguments[@]+"${arguments[@]}"}
+# In CI a warning is an error. First, so that the caller's arguments count.
+arguments=(-DDDPRUN_WERROR="$([ -z "${CI:-}" ] && echo OFF || echo ON)" ${arguments[@]+"${arguments[@]}"})
+step "configuring ($preset)" cmake --preset "$preset" "${arguments[@]}"
 step "building ($preset)" cmake --build --preset "$preset" -j "$(jobs)" ${targets[@]+"${targets[@]}"} >&2

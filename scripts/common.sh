@@ -2,7 +2,7 @@
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-cache=${XDG_CACHE_HOME:-$HOME/.cache}/ddprun
+cache=${XDG_CACHE_HOME:-${HOME:-}/.cache}/ddprun
 torch_version=2.11.0
 libtorch=$cache/libtorch-$torch_version
 

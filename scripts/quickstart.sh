@@ -12,7 +12,7 @@ scripts/build.sh --programs
 
 out=runs/quickstart
 say "training on 2 ranks: build/bin/ddprun --nproc-per-node=2 build/bin/worker mnist --data fashion-mnist"
-build/bin/ddprun --nproc-per-node=2 build/bin/worker mnist --data fashion-mnist --epochs 1 --out "$out" --overwrite "$@"
+build/bin/ddprun --nproc-per-node=2 build/bin/worker mnist --data fashion-mnist --epochs 1 "$@" --out "$out" --overwrite
 
 accuracy=$(sed -n 's/.*"test_acc": \([0-9.e-]*\).*/\1/p' "$out/summary.json")
 cat <<EOF

@@ -47,6 +47,8 @@ missing_packages() {
 
 as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi; }
 
+by_hand() { echo "apt-get update && apt-get install -y --no-install-recommends $1"; }
+
 install_packages() {
   as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$@" >&2
 }
@@ -61,35 +63,32 @@ setup_packages() {
   missing=$(missing_packages)
   if [ -z "${missing// /}" ]; then return; fi
   if [ "$(id -u)" != 0 ] && ! command -v sudo >/dev/null; then
-    die "not root and no sudo. As root, run: apt-get update && apt-get install -y --no-install-recommends $missing"
+    die "not root and no sudo. As root, run: $(by_hand "$missing")"
   fi
   say "system packages to install: $missing"
   as_root apt-get update >&2 || say "warning: apt-get update failed; going on with the lists at hand"
   missing=$(missing_packages) # the lists may have brought a Boost
   # shellcheck disable=SC2086
-  install_packages $missing || die "could not install: $missing(is there a network?)"
+  install_packages $missing || die "could not install them (no network, or sudo is not for you?). As root, run: $(by_hand "$missing")"
 }
 
 # ---- LibTorch from the torch wheel -------------------------------------------------------------------------------
 
-# Prints the packages that the CPU build loads at run time, or with "all" every NVIDIA package of the wheel.
-nvidia_requirements() {
-  if [ "$1" = cpu ]; then
-    # libtorch_cpu of this wheel is linked to these two even where there is no GPU.
-    printf '%s\n' nvidia-cuda-cupti==13.0.85 nvidia-cuda-runtime==13.0.96
-  else
-    printf '%s\n' nvidia-cublas==13.1.0.3 nvidia-cuda-cupti==13.0.85 nvidia-cuda-nvrtc==13.0.88 \
-      nvidia-cuda-runtime==13.0.96 nvidia-cudnn-cu13==9.19.0.56 nvidia-cufft==12.0.0.61 nvidia-cufile==1.15.1.6 \
-      nvidia-curand==10.4.0.35 nvidia-cusolver==12.0.4.66 nvidia-cusparse==12.6.3.3 nvidia-cusparselt-cu13==0.8.0 \
-      nvidia-nccl-cu13==2.28.9 nvidia-nvjitlink==13.0.88 nvidia-nvshmem-cu13==3.4.5 nvidia-nvtx==13.0.85
-  fi
-}
+# libtorch_cpu of this wheel is linked to these two even where there is no GPU.
+cpu_requirements=("torch==$torch_version" nvidia-cuda-cupti==13.0.85 nvidia-cuda-runtime==13.0.96)
+# The rest of what the wheel asks for: what libtorch_cuda is linked to.
+cuda_requirements=(nvidia-cublas==13.1.0.3 nvidia-cuda-nvrtc==13.0.88 nvidia-cudnn-cu13==9.19.0.56
+                   nvidia-cufft==12.0.0.61 nvidia-cufile==1.15.1.6 nvidia-curand==10.4.0.35
+                   nvidia-cusolver==12.0.4.66 nvidia-cusparse==12.6.3.3 nvidia-cusparselt-cu13==0.8.0
+                   nvidia-nccl-cu13==2.28.9 nvidia-nvjitlink==13.0.88 nvidia-nvshmem-cu13==3.4.5
+                   nvidia-nvtx==13.0.85)
 
 # download FOLDER REQUIREMENT...: wheels of the fixed Python tag, so that every Python 3 fetches the same files.
 download() {
   local folder=$1
   shift
-  python3 -m pip download --progress-bar on --disable-pip-version-check --no-deps --only-binary=:all: \
+  # Nothing is kept twice: no copy in pip's own cache, and its scratch files beside ours and not in /tmp.
+  TMPDIR=$work python3 -m pip download --no-cache-dir --progress-bar on --disable-pip-version-check --no-deps --only-binary=:all: \
     --python-version 3.11 --implementation cp --abi cp311 --abi abi3 --abi none \
     --platform "manylinux_2_28_$(uname -m)" --platform "manylinux_2_27_$(uname -m)" \
     --platform "manylinux_2_25_$(uname -m)" --platform "manylinux_2_17_$(uname -m)" \
@@ -108,37 +107,36 @@ for wheel in wheels:
 PYTHON
 }
 
+work= # the folder of the download in progress
+trap '[ -z "$work" ] || rm -rf "$work"' EXIT
+
 fetch_wheels() { # fetch_wheels WHAT REQUIREMENT...
-  local what=$1 work
+  local what=$1
   shift
   work=$(mktemp -d "$cache/download.XXXXXX")
-  # shellcheck disable=SC2064
-  trap "rm -rf '$work'" EXIT
   say "downloading $what"
   download "$work/wheels" "$@" || die "could not download $what from the Python package index (is there a network?)"
   say "unpacking $what into $libtorch"
   mkdir -p "$libtorch"
   unpack "$libtorch" "$work"/wheels/*.whl
   rm -rf "$work"
-  trap - EXIT
+  work=
 }
 
 setup_libtorch() {
   mkdir -p "$cache"
   exec 9>"$cache/setup.lock"
-  flock 9 # two setups at once: the second finds everything there
+  flock 9                      # two setups at once: the second finds everything there
+  rm -rf "$cache"/download.* # of a setup that was killed
   if [ ! -e "$libtorch/cpu.complete" ]; then
     local free_mb
     free_mb=$(df -Pm "$cache" | awk 'NR==2 {print $4}')
     ((free_mb > 2500)) || die "$cache: LibTorch needs 2.5 GB while it is unpacked, only $free_mb MB are free"
-    # shellcheck disable=SC2046
-    fetch_wheels "LibTorch $torch_version for the CPU (545 MB, 1.1 GB unpacked)" \
-      "torch==$torch_version" $(nvidia_requirements cpu)
+    fetch_wheels "LibTorch $torch_version for the CPU (545 MB, 1.1 GB unpacked)" "${cpu_requirements[@]}"
     touch "$libtorch/cpu.complete"
   fi
   if [ "$cuda" = yes ] && [ ! -e "$libtorch/cuda.complete" ]; then
-    # shellcheck disable=SC2046
-    fetch_wheels "NVIDIA's libraries for the GPU (2.2 GB, 3.5 GB unpacked)" $(nvidia_requirements all)
+    fetch_wheels "NVIDIA's libraries for the GPU (2.2 GB, 3.5 GB unpacked)" "${cuda_requirements[@]}"
     touch "$libtorch/cuda.complete"
   fi
   exec 9>&-

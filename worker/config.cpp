@@ -1,5 +1,7 @@
 #include "worker/config.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -29,13 +31,15 @@ CLI::Option* add_integer(CLI::App& app, const std::string& names, Integer& targe
     errno = 0;
     const long long value = std::strtoll(text.c_str(), &end, 10);
     if (!text.empty() && *end == '\0' && errno == 0 && value >= low && value <= high &&
-        !std::isspace(text[0]))
+        !std::isspace(text[0])) {
+      text = std::to_string(value);  // CLI11, which converts it next, would take 010 for octal
       return "";
+    }
     return "expected an integer from " + std::to_string(low) + " to " + std::to_string(high) + ", got '" +
            text + "'";
   };
   return app.add_option(both_spellings(names), target, help)
-      ->check(CLI::Validator(check, ""))
+      ->transform(CLI::Validator(check, ""))
       ->type_name("N");
 }
 
@@ -131,9 +135,9 @@ std::string explain(const CLI::ParseError& error, const CLI::App& app) {
 }
 
 bool holds_a_run(const fs::path& folder) {
-  for (const char* name : {"metrics.csv", "summary.json", "checkpoints"})
-    if (fs::exists(folder / name)) return true;
-  return false;
+  const auto checkpoints = folder / "checkpoints";
+  return fs::exists(folder / "metrics.csv") || fs::exists(folder / "summary.json") ||
+         (fs::is_directory(checkpoints) && !fs::is_empty(checkpoints));
 }
 
 fs::path default_run_folder(const std::string& task) {
@@ -143,9 +147,23 @@ fs::path default_run_folder(const std::string& task) {
   char time[32];
   std::strftime(time, sizeof time, "%Y%m%dT%H%M%SZ", &utc);
   const fs::path base = fs::path("runs") / (task + "-" + time);
+  // Another run may have started in this second: the folder is ours if it is we who make it.
+  std::error_code error;
+  fs::create_directories("runs", error);
   auto folder = base;
-  for (int i = 2; fs::exists(folder); ++i) folder = base.string() + "-" + std::to_string(i);
+  for (int i = 2; !fs::create_directory(folder, error) && !error; ++i)
+    folder = base.string() + "-" + std::to_string(i);
+  if (error) throw IoError(folder, "cannot create the run folder", error.value());
   return folder;
+}
+
+/// Two runs in one folder would spoil each other's files. The lock goes with the process, however it ends.
+void lock_for_this_process(const fs::path& folder) {
+  const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) throw IoError(folder, "cannot open the run folder", errno);
+  if (::flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+    throw UsageError("--out: another run is using " + folder.string() + " now; expected a folder of its own");
+  // Not closed: that would end the lock. A file system without locks has to do without.
 }
 
 }  // namespace
@@ -193,10 +211,13 @@ std::string to_json(const Config& config) {
 
 fs::path make_run_folder(const Config& config) {
   const auto folder = config.train.out.empty() ? default_run_folder(config.task) : config.train.out;
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) throw IoError(folder, "cannot create the run folder", error.value());
+  lock_for_this_process(folder);
   if (!config.overwrite && holds_a_run(folder))
     throw UsageError("--out: " + folder.string() +
                      " holds a run already; expected another folder, or --overwrite");
-  std::error_code error;
   fs::create_directories(folder / "checkpoints", error);
   if (error) throw IoError(folder, "cannot create the run folder", error.value());
   if (::access(folder.c_str(), W_OK) != 0) throw IoError(folder, "cannot write to the run folder", errno);

@@ -78,3 +78,13 @@ TEST_CASE("a temporary folder is private and goes with all it holds", "[files]")
 
 }  // namespace
 }  // namespace ddprun
+
+TEST_CASE("a temporary folder that cannot be made is refused by name", "[files]") {
+  const char* before = std::getenv("TMPDIR");
+  const std::string kept = before != nullptr ? before : "/tmp";
+  ::setenv("TMPDIR", "/no/such/folder", 1);
+  CHECK_THROWS_WITH(
+      ddprun::TempDir(),
+      "/no/such/folder: cannot create a temporary folder here ($TMPDIR): No such file or directory");
+  ::setenv("TMPDIR", kept.c_str(), 1);
+}

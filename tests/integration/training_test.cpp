@@ -1,5 +1,7 @@
 // The real ddprun with the real worker: what a user runs.
-#include <sys/wait.h>
+#include <sched.h>
+#include <sys/mount.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <fstream>
@@ -159,6 +161,55 @@ TEST_CASE("test metrics are the same whatever the number of ranks", "[training]"
   }
 }
 
+TEST_CASE("training metrics count no padding", "[training]") {
+  need_fashion_mnist();
+  std::vector<nlohmann::json> summaries;
+  for (const int ranks : {1, 2}) {  // two ranks see four examples of three
+    const TempDir dir;
+    Child child(mnist(ranks, dir.path() / "run",
+                      {"--data=fashion-mnist", "--limit-train=3", "--limit-test=10", "--epochs=1",
+                       "--lr=1e-30", "--dropout=0", "--batch-size=2"}));
+    REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+    summaries.push_back(read_summary(dir.path() / "run"));
+  }
+  CHECK(summaries[1]["train_acc"] == summaries[0]["train_acc"]);
+  CHECK(summaries[1]["train_loss"].get<double>() ==
+        Approx(summaries[0]["train_loss"].get<double>()).epsilon(1e-6));
+}
+
+TEST_CASE("a full disk is a warning once a checkpoint is there, and a failure if none ever is",
+          "[training]") {
+  need_fashion_mnist();
+  if (::getuid() != 0) skip("needs root to make a small disk");
+  const auto [size, code, text] = GENERATE(table<const char*, int, const char*>(
+      {{"size=20m", 0, "No space left on device; the training goes on"},
+       {"size=5m", 1, "no checkpoint could be written in the whole run"}}));
+  const TempDir dir;
+  const auto disk = dir.path() / "disk";
+  fs::create_directory(disk);
+  auto command = mnist(1, disk / "run", small({"--epochs=2"}));
+  // A disk of its own for this job alone: nothing is left mounted, whatever happens.
+  command.in_child = [disk = disk.string(), size = size] {
+    if (::unshare(CLONE_NEWNS) != 0 || ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+        ::mount("tmpfs", disk.c_str(), "tmpfs", 0, size) != 0)
+      ::_exit(122);
+  };
+  Child child(command);
+  const auto status = child.wait(kTraining);
+  if (status == ExitStatus::exited(122)) skip("this machine lets nobody mount a disk");
+  CHECK(status == ExitStatus::exited(code));
+  CHECK_THAT(child.err(), ContainsSubstring("last.pt: ") && ContainsSubstring(text));
+  CHECK(count_of("Test set: ", child.out()) == 2);  // it trained to its end
+}
+
+TEST_CASE("a training that diverges says so", "[training]") {
+  need_fashion_mnist();
+  const TempDir dir;
+  Child child(mnist(1, dir.path() / "run", small({"--lr=1e30"})));
+  CHECK(child.wait(kTraining) == ExitStatus::exited(0));
+  CHECK(count_of("the training has diverged", child.err()) == 1);
+}
+
 TEST_CASE("the same seed gives the same run, whatever the number of loader threads", "[training]") {
   need_fashion_mnist();
   std::vector<std::string> losses;
@@ -260,7 +311,8 @@ TEST_CASE("a mistake is one line, and ddprun shows it as the root cause", "[trai
     message = "weights.pt: ";
   }
   SECTION("used run folder") {
-    fs::create_directories(dir.path() / "run/checkpoints");
+    fs::create_directories(dir.path() / "run");
+    std::ofstream(dir.path() / "run/metrics.csv") << "epoch\n";
     flags = {"--data=fashion-mnist"};
     message = "--out: " + (dir.path() / "run").string() + " holds a run already";
     code = 2;

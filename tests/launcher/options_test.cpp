@@ -75,6 +75,7 @@ TEST_CASE("a bad value is one line naming flag, what was expected and what was g
                                                                        {"--master-port", "65536"},
                                                                        {"--master-port", "abc"},
                                                                        {"--master-addr", "10.0.0.1"},
+                                                                       {"--master-addr", "127.0.0.5"},
                                                                        {"--rdzv-backend", "etcd"},
                                                                        {"--rdzv-endpoint", "host:29500"},
                                                                        {"--rdzv-endpoint", ":1"},

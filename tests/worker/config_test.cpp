@@ -83,6 +83,11 @@ TEST_CASE("of a flag given twice the last counts, as with argparse", "[config]")
   CHECK(parse({"mnist", "--batch-size=3", "--batch_size=4"}).train.batch_size == 4);
 }
 
+TEST_CASE("a number with leading zeros is decimal", "[config]") {
+  CHECK(parse({"mnist", "--limit-train", "010"}).data.limit_train == 10);
+  CHECK(parse({"mnist", "--seed=0640"}).train.seed == 640);
+}
+
 TEST_CASE("a bad value is refused in one line that names flag, expectation and value", "[config]") {
   const auto [flag, value, expected] = GENERATE(table<const char*, const char*, const char*>({
       {"--epochs", "0", "--epochs: expected an integer from 1 to 2147483647, got '0'"},
@@ -118,16 +123,32 @@ TEST_CASE("an unknown task, flag or argument and a missing value are named", "[c
   CHECK_THROWS_WITH(parse({"--epochs", "3"}), ContainsSubstring("unknown flag '--epochs'"));
 }
 
-TEST_CASE("a used run folder is refused unless it may be overwritten", "[config]") {
+TEST_CASE("a run folder is made, for one run at a time", "[config]") {
   const TempDir dir;
   auto config = parse({"mnist"});
   config.train.out = dir.path() / "a" / "b";
   CHECK(make_run_folder(config) == config.train.out);
   CHECK(std::filesystem::is_directory(config.train.out / "checkpoints"));
   CHECK_THROWS_AS(make_run_folder(config), UsageError);
-  CHECK_THROWS_WITH(make_run_folder(config),
-                    ContainsSubstring("holds a run already") && ContainsSubstring("--overwrite"));
-  std::ofstream(config.train.out / "summary.json") << "{}";
+  CHECK_THROWS_WITH(make_run_folder(config), ContainsSubstring("another run is using"));
+}
+
+TEST_CASE("a used run folder is refused unless it may be overwritten", "[config]") {
+  const TempDir dir;
+  auto config = parse({"mnist"});
+  const auto use = [&](const std::string& name, const std::string& file) {
+    config.train.out = dir.path() / name;
+    std::filesystem::create_directories(config.train.out / "checkpoints");
+    if (!file.empty()) std::ofstream(config.train.out / file) << "{}";
+  };
+  for (const char* file : {"metrics.csv", "summary.json", "checkpoints/last.pt"}) {
+    use(std::string("used ") + file[0], file);
+    CHECK_THROWS_WITH(make_run_folder(config),
+                      ContainsSubstring("holds a run already") && ContainsSubstring("--overwrite"));
+  }
+  use("prepared", "");  // a run that failed before it began
+  CHECK(make_run_folder(config) == config.train.out);
+  use("overwritten", "summary.json");
   config.overwrite = true;
   CHECK(make_run_folder(config) == config.train.out);
   CHECK_FALSE(std::filesystem::exists(config.train.out / "summary.json"));

@@ -25,6 +25,6 @@ TEST_CASE("a name that is no column is a broken invariant", "[csv_sink]") {
 
 TEST_CASE("a file that cannot be written is refused by name", "[csv_sink]") {
   CHECK_THROWS_WITH(CsvSink("/no/such/folder/metrics.csv", {"epoch"}),
-                    ddprun::test::ContainsSubstring("/no/such/folder/metrics.csv: cannot write"));
+                    ddprun::test::ContainsSubstring("/no/such/folder/metrics.csv: cannot create"));
   CHECK_THROWS_AS(CsvSink("/dev/full", {"epoch"}), ddprun::IoError);
 }

@@ -35,6 +35,24 @@ TEST_CASE("sampler gives every rank PyTorch's order, bit for bit", "[distributed
   }
 }
 
+TEST_CASE("without its padding the ranks' orders hold each example once", "[distributed_sampler]") {
+  for (const int size : {1, 2, 7, 10, 101})
+    for (const int replicas : {1, 2, 3, 5, 16}) {
+      std::vector<std::int64_t> all;
+      for (int rank = 0; rank < replicas; ++rank) {
+        const DistributedSampler sampler(size, replicas, rank, {});
+        const auto order = sampler.indices();
+        all.insert(all.end(), order.begin(), order.begin() + sampler.num_without_padding());
+      }
+      std::sort(all.begin(), all.end());
+      std::vector<std::int64_t> expected(static_cast<std::size_t>(size));
+      std::iota(expected.begin(), expected.end(), 0);
+      CHECK(all == expected);
+      CHECK(DistributedSampler(size, replicas, 0, {.drop_last = true}).num_without_padding() ==
+            size / replicas);
+    }
+}
+
 TEST_CASE("sampler gives another order in another epoch", "[distributed_sampler]") {
   DistributedSampler sampler(100, 2, 0, {});
   const auto first = sampler.indices();

@@ -60,6 +60,15 @@ TEST_CASE("a store descriptor that is not MASTER_PORT's socket is refused", "[pr
                                       std::to_string(port.port)));
 }
 
+TEST_CASE("a network interface that is not there is refused by name", "[process_group]") {
+  ::setenv("GLOO_SOCKET_IFNAME", "nosuch0", 1);
+  CHECK_THROWS_WITH(ProcessGroup::connect(WorkerEnv{}, {}),
+                    "GLOO_SOCKET_IFNAME: expected a network interface of this host, got 'nosuch0'");
+  ::setenv("GLOO_SOCKET_IFNAME", "lo", 1);
+  ProcessGroup::connect(WorkerEnv{}, {}).close();
+  ::unsetenv("GLOO_SOCKET_IFNAME");
+}
+
 TEST_CASE("a rank whose peers do not come gives up after the connect timeout", "[process_group]") {
   const test::HeldPort port;
   const auto begin = std::chrono::steady_clock::now();

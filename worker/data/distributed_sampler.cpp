@@ -3,6 +3,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <torch/types.h>
 
+#include <algorithm>
 #include <numeric>
 #include <stdexcept>
 
@@ -33,6 +34,12 @@ DistributedSampler::DistributedSampler(std::int64_t size, int num_replicas, int 
   if (rank < 0 || rank >= num_replicas || size < 1)
     throw std::invalid_argument("DistributedSampler: expected 0 <= rank < num_replicas and size >= 1");
   num_samples_ = samples_per_rank(size, num_replicas, options.drop_last);
+}
+
+std::int64_t DistributedSampler::num_without_padding() const {
+  // Places rank, rank + num_replicas, ... below size; drop_last has cut off some of them.
+  const auto places = (size_ - rank_ + num_replicas_ - 1) / num_replicas_;
+  return std::min(num_samples_, std::max<std::int64_t>(places, 0));
 }
 
 std::vector<std::int64_t> DistributedSampler::indices() const {

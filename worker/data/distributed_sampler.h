@@ -27,6 +27,9 @@ class DistributedSampler {
   /// Examples a rank, the same on every rank.
   std::int64_t num_samples() const { return num_samples_; }
 
+  /// How many of indices() are there for the first time, over all ranks: the rest, at its end, is padding.
+  std::int64_t num_without_padding() const;
+
   std::vector<std::int64_t> indices() const;
 
  private:

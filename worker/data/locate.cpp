@@ -13,8 +13,9 @@ std::optional<std::filesystem::path> locate(const std::string& name) {
     roots.emplace_back(data);
   roots.push_back(cache_folder() / "data");
   roots.emplace_back("/usr/share/datasets");
+  std::error_code unreadable;  // somebody else's folder holds nothing for us
   for (const auto& root : roots)
-    if (std::filesystem::is_directory(root / name)) return root / name;
+    if (std::filesystem::is_directory(root / name, unreadable)) return root / name;
   return std::nullopt;
 }
 

@@ -1,6 +1,7 @@
 #include "worker/ddp/process_group.h"
 
 #include <fcntl.h>
+#include <net/if.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 
@@ -62,8 +63,12 @@ bool is_loopback(const std::string& address) {
 /// The network device of Gloo: the interface the user names; loopback on one node, where no host name needs
 /// to resolve and nothing is open to the network; otherwise the one this host's name stands for.
 std::shared_ptr<gloo::transport::Device> make_device(const WorkerEnv& env) {
-  if (const char* interface = std::getenv("GLOO_SOCKET_IFNAME"); interface != nullptr && *interface != '\0')
+  if (const char* interface = std::getenv("GLOO_SOCKET_IFNAME"); interface != nullptr && *interface != '\0') {
+    if (::if_nametoindex(interface) == 0)
+      throw UsageError("GLOO_SOCKET_IFNAME: expected a network interface of this host, got '" +
+                       std::string(interface) + "'");
     return c10d::ProcessGroupGloo::createDeviceForInterface(interface);
+  }
   if (env.master_port == 0 || is_loopback(env.master_addr))
     return c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1");
   return c10d::ProcessGroupGloo::createDefaultDevice();

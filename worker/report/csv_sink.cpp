@@ -1,5 +1,8 @@
 #include "worker/report/csv_sink.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
@@ -20,11 +23,13 @@ std::string format_number(double value) {
 }  // namespace
 
 CsvSink::CsvSink(std::filesystem::path path, std::vector<std::string> columns)
-    : path_(std::move(path)), columns_(std::move(columns)), file_(path_) {
+    : path_(std::move(path)),
+      columns_(std::move(columns)),
+      file_(::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644)) {
+  if (!file_) throw IoError(path_, "cannot create", errno);
   std::string line;
   for (const auto& column : columns_) line += (line.empty() ? "" : ",") + column;
-  file_ << line << std::endl;
-  if (!file_) throw IoError(path_, "cannot write", errno);
+  append(line + "\n");
 }
 
 void CsvSink::add(const MetricRow& row) {
@@ -34,9 +39,20 @@ void CsvSink::add(const MetricRow& row) {
     ensure(column != columns_.end(), "a metric has no column");
     cells[static_cast<std::size_t>(column - columns_.begin())] = format_number(value);
   }
-  for (std::size_t i = 0; i < cells.size(); ++i) file_ << (i == 0 ? "" : ",") << cells[i];
-  file_ << std::endl;
-  if (!file_) throw IoError(path_, "cannot write", errno);
+  std::string line;
+  for (std::size_t i = 0; i < cells.size(); ++i) line += (i == 0 ? "" : ",") + cells[i];
+  append(line + "\n");
+}
+
+void CsvSink::append(const std::string& line) {
+  const ssize_t written = ::write(file_.get(), line.data(), line.size());
+  if (written == static_cast<ssize_t>(line.size())) {
+    size_ += written;
+    return;
+  }
+  const int error = written < 0 ? errno : ENOSPC;
+  if (::ftruncate(file_.get(), size_) == 0) ::lseek(file_.get(), size_, SEEK_SET);
+  throw IoError(path_, "cannot write", error);
 }
 
 }  // namespace ddprun::report

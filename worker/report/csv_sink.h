@@ -1,10 +1,12 @@
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
-#include <fstream>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "common/unique_fd.h"
 
 namespace ddprun::report {
 
@@ -23,9 +25,12 @@ class CsvSink {
   void add(const MetricRow& row);
 
  private:
+  void append(const std::string& line);
+
   std::filesystem::path path_;
   std::vector<std::string> columns_;
-  std::ofstream file_;
+  UniqueFd file_;
+  std::int64_t size_ = 0;  // bytes of whole lines
 };
 
 }  // namespace ddprun::report

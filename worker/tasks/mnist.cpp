@@ -67,8 +67,8 @@ train::Task make_mnist(const Config& config) {
       std::make_unique<data::IdxDataset>(folder, data::Part::kTest, kMean, kStd, config.data.limit_test);
   task.step = [model](const data::Batch& batch) mutable {
     const auto output_BK = model->forward(batch.input);
-    return train::StepResult{torch::nll_loss(output_BK, batch.target),
-                             (output_BK.argmax(1) == batch.target).sum()};
+    return train::StepResult{torch::nll_loss(output_BK, batch.target, {}, torch::Reduction::None),
+                             output_BK.argmax(1) == batch.target};
   };
   task.train_line = train_line;
   return task;

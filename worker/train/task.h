@@ -18,10 +18,10 @@ class Optimizer;
 
 namespace ddprun::train {
 
-/// What one batch gave.
+/// What one batch of B examples gave.
 struct StepResult {
-  torch::Tensor loss;     ///< float [], mean over the batch; backward() is called on it when training
-  torch::Tensor correct;  ///< int64 [], how many of the batch were classified rightly
+  torch::Tensor losses;   ///< float [B], of each example; training minimises their mean
+  torch::Tensor correct;  ///< bool [B], which examples were classified rightly
 };
 
 /// What a log line of training may say. Counts are of all ranks together.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -12,14 +13,13 @@
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
-#include "common/files.h"
+#include "common/logging.h"
 #include "worker/data/distributed_sampler.h"
 #include "worker/data/loader.h"
 #include "worker/ddp/collectives.h"
 #include "worker/ddp/distributed_data_parallel.h"
-#include "worker/report/csv_sink.h"
-#include "worker/train/checkpoint.h"
 #include "worker/train/progress.h"
+#include "worker/train/run_record.h"
 
 namespace ddprun::train {
 namespace {
@@ -34,10 +34,11 @@ double seconds_since(Clock::time_point begin) {
 struct Totals {
   double loss = 0, correct = 0, samples = 0;
 
-  void add(const StepResult& result, std::int64_t batch_size) {
-    loss += result.loss.item<double>() * static_cast<double>(batch_size);
-    correct += static_cast<double>(result.correct.item<std::int64_t>());
-    samples += static_cast<double>(batch_size);
+  /// Adds the batch's first `count` examples.
+  void add(const StepResult& result, std::int64_t count) {
+    loss += result.losses.detach().slice(0, 0, count).sum(torch::kFloat64).item<double>();
+    correct += static_cast<double>(result.correct.slice(0, 0, count).sum().item<std::int64_t>());
+    samples += static_cast<double>(count);
   }
   Totals over_ranks(const ddp::ProcessGroup& group) const {
     const auto sums = ddp::all_reduce_sum(group, {loss, correct, samples});
@@ -66,10 +67,7 @@ class Trainer {
         ddp_(*task.module, group),
         sampler_(task.train_set->size(), group.size(), group.rank(), {.seed = options.seed}),
         progress_(options.progress && group.rank() == 0) {
-    if (group.rank() == 0)
-      metrics_.emplace(options.out / "metrics.csv",
-                       std::vector<std::string>{"epoch", "step", "lr", "train_loss", "train_loss_epoch",
-                                                "train_acc", "test_loss", "test_acc", "samples_per_second"});
+    if (group.rank() == 0) record_.emplace(options.out);
   }
 
   void run() {
@@ -96,14 +94,20 @@ class Trainer {
     task_.module->train();
     sampler_.set_epoch(epoch_);
     data::Loader loader(*task_.train_set, sampler_.indices(), options_.batch_size, options_.loader_threads);
+    // Padding is at the end of the sampler's order: trained on, but not counted twice in the metrics.
+    std::int64_t to_count = sampler_.num_without_padding(), seen = 0;
     Totals totals;
     epoch_begin_ = Clock::now();
     for (std::int64_t index = 0; auto batch = loader.next(); ++index) {
       const auto result = train_step(*batch);
-      totals.add(result, batch->size());
+      const auto counted = std::min(to_count, batch->size());
+      totals.add(result, counted);
+      to_count -= counted;
+      seen += batch->size();
+      const double loss = result.losses.mean().item<double>();
       const bool last = index + 1 == loader.batches();
-      if (index % options_.log_interval == 0 || last) log_step(result, totals.samples);
-      show_progress(index + 1, loader.batches(), totals, result);
+      if (index % options_.log_interval == 0 || last) log_step(loss, seen);
+      show_progress(index + 1, loader.batches(), seen, loss);
     }
     progress_.clear();
     train_ = totals.over_ranks(group_);
@@ -116,26 +120,27 @@ class Trainer {
   StepResult train_step(const data::Batch& batch) {
     task_.optimizer->zero_grad();
     auto result = ddp_.forward([&] { return task_.step(batch); });
-    result.loss.backward();
+    result.losses.mean().backward();
     task_.optimizer->step();
     ++step_;
     return result;
   }
 
-  /// samples  seen by this rank in this epoch; every rank has seen as many
-  void log_step(const StepResult& result, double samples) {
-    const double loss = ddp::all_reduce_sum(group_, {result.loss.item<double>()})[0] / group_.size();
-    if (group_.rank() != 0) return;
+  /// loss  this rank's mean over its batch
+  /// seen  examples of this epoch by this rank; every rank has seen as many
+  void log_step(double loss, std::int64_t seen) {
+    loss = ddp::all_reduce_sum(group_, {loss})[0] / group_.size();
+    if (!record_) return;
     const auto total = task_.train_set->size();
-    const auto done = std::min(total, static_cast<std::int64_t>(samples) * group_.size());
-    print(task_.train_line({epoch_, done, total, loss}));
-    metrics_->add({{"epoch", epoch_}, {"step", step_}, {"lr", learning_rate()}, {"train_loss", loss}});
+    print(task_.train_line({epoch_, std::min(total, seen * group_.size()), total, loss}));
+    warn_unless_finite("training loss", loss);
+    record_->add_metrics({{"epoch", epoch_}, {"step", step_}, {"lr", learning_rate()}, {"train_loss", loss}});
   }
 
-  void show_progress(std::int64_t done, std::int64_t total, const Totals& totals, const StepResult& result) {
+  void show_progress(std::int64_t done, std::int64_t total, std::int64_t seen, double loss) {
     const double seconds = seconds_since(epoch_begin_);
     progress_.update({"epoch " + std::to_string(epoch_ + 1) + "/" + std::to_string(options_.epochs), done,
-                      total, seconds, totals.samples * group_.size() / seconds, result.loss.item<double>()});
+                      total, seconds, static_cast<double>(seen * group_.size()) / seconds, loss});
   }
 
   /// Each test example once, whatever the number of ranks.
@@ -151,26 +156,26 @@ class Trainer {
   }
 
   void finish_epoch() {
-    if (group_.rank() != 0) return;
+    if (!record_) return;
     char line[160];
     std::snprintf(line, sizeof line, "Test set: Average loss: %.4f, Accuracy: %.0f/%.0f (%.2f%%)",
                   test_.mean_loss(), test_.correct, test_.samples, 100 * test_.accuracy());
     print(line);
-    metrics_->add({{"epoch", epoch_},
-                   {"step", step_},
-                   {"lr", learning_rate()},
-                   {"train_loss_epoch", train_.mean_loss()},
-                   {"train_acc", train_.accuracy()},
-                   {"test_loss", test_.mean_loss()},
-                   {"test_acc", test_.accuracy()},
-                   {"samples_per_second", epoch_rate_}});
-    save_checkpoint(checkpoint_path(),
-                    {*task_.module, *task_.optimizer, epoch_, step_, options_.config_json});
+    warn_unless_finite("test loss", test_.mean_loss());
+    record_->add_metrics({{"epoch", epoch_},
+                          {"step", step_},
+                          {"lr", learning_rate()},
+                          {"train_loss_epoch", train_.mean_loss()},
+                          {"train_acc", train_.accuracy()},
+                          {"test_loss", test_.mean_loss()},
+                          {"test_acc", test_.accuracy()},
+                          {"samples_per_second", epoch_rate_}});
+    record_->save({*task_.module, *task_.optimizer, epoch_, step_, options_.config_json});
   }
 
   void write_summary() {
     const double peak = peak_rss_mb(group_);
-    if (group_.rank() != 0) return;
+    if (!record_) return;
     const nlohmann::ordered_json summary = {{"task", task_.name},
                                             {"world_size", group_.size()},
                                             {"epochs", options_.epochs},
@@ -181,15 +186,22 @@ class Trainer {
                                             {"train_acc", train_.accuracy()},
                                             {"test_loss", test_.mean_loss()},
                                             {"test_acc", test_.accuracy()},
-                                            {"checkpoint", checkpoint_path().string()},
+                                            {"checkpoint", record_->checkpoint_path().string()},
                                             {"peak_rss_mb", peak}};
-    write_file_atomic(options_.out / "summary.json", summary.dump(2) + "\n");
-    print("checkpoint: " + checkpoint_path().string());
-    print("metrics:    " + (options_.out / "metrics.csv").string());
-    print("summary:    " + (options_.out / "summary.json").string());
+    record_->finish(summary.dump(2) + "\n");
+    print("checkpoint: " + record_->checkpoint_path().string());
+    print("metrics:    " + record_->metrics_path().string());
+    print("summary:    " + record_->summary_path().string());
   }
 
-  std::filesystem::path checkpoint_path() const { return options_.out / "checkpoints" / "last.pt"; }
+  /// Once a run: what comes after a loss that is no number is no training any more.
+  void warn_unless_finite(const std::string& what, double loss) {
+    if (std::isfinite(loss) || warned_) return;
+    warned_ = true;
+    log_warning("the " + what + " is " + std::to_string(loss) + " at step " + std::to_string(step_) +
+                ": the training has diverged; a smaller --lr may help");
+  }
+
   double learning_rate() const { return task_.optimizer->param_groups().front().options().get_lr(); }
 
   void print(const std::string& line) {
@@ -205,8 +217,9 @@ class Trainer {
   ddp::DistributedDataParallel ddp_;
   data::DistributedSampler sampler_;
   Progress progress_;
-  std::optional<report::CsvSink> metrics_;  // rank 0 only
+  std::optional<RunRecord> record_;  // rank 0 only
 
+  bool warned_ = false;
   std::int64_t epoch_ = 0, step_ = 0;
   Totals train_, test_;  // of the last epoch, over all ranks
   double epoch_rate_ = 0, train_seconds_ = 0, trained_samples_ = 0;
