@@ -87,12 +87,13 @@ cuda_requirements=(nvidia-cublas==13.1.0.3 nvidia-cuda-nvrtc==13.0.88 nvidia-cud
 download() {
   local folder=$1
   shift
+  # What this wheel's generation runs on: glibc 2.28, or anything older.
+  local platforms=(--platform "manylinux2014_$(uname -m)") minor
+  for minor in {17..28}; do platforms+=(--platform "manylinux_2_${minor}_$(uname -m)"); done
   # Nothing is kept twice: no copy in pip's own cache, and its scratch files beside ours and not in /tmp.
   TMPDIR=$work python3 -m pip download --no-cache-dir --progress-bar on --disable-pip-version-check --no-deps --only-binary=:all: \
     --python-version 3.11 --implementation cp --abi cp311 --abi abi3 --abi none \
-    --platform "manylinux_2_28_$(uname -m)" --platform "manylinux_2_27_$(uname -m)" \
-    --platform "manylinux_2_25_$(uname -m)" --platform "manylinux_2_17_$(uname -m)" \
-    --platform "manylinux2014_$(uname -m)" --dest "$folder" "$@" >&2
+    "${platforms[@]}" --dest "$folder" "$@" >&2
 }
 
 # unpack FOLDER WHEEL...: only libraries, headers and licences; no Python code.

@@ -1,0 +1,145 @@
+// The real ddprun with the real worker: mistakes, deaths, signals, full disks.
+#include <sched.h>
+#include <sys/mount.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <fstream>
+
+#include "tests/integration/training_job.h"
+
+using namespace ddprun;
+using namespace ddprun::test;
+
+TEST_CASE("a full disk is a warning once a checkpoint is there, and a failure if none ever is",
+          "[training]") {
+  need_fashion_mnist();
+  if (::getuid() != 0) skip("needs root to make a small disk");
+  const auto [size, code, text] = GENERATE(table<const char*, int, const char*>(
+      {{"size=20m", 0, "No space left on device; the training goes on"},
+       {"size=5m", 1, "no checkpoint could be written in the whole run"}}));
+  const TempDir dir;
+  const auto disk = dir.path() / "disk";
+  fs::create_directory(disk);
+  auto command = mnist(1, disk / "run", small({"--epochs=2"}));
+  // A disk of its own for this job alone: nothing is left mounted, whatever happens.
+  command.in_child = [disk = disk.string(), size = size] {
+    if (::unshare(CLONE_NEWNS) != 0 || ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+        ::mount("tmpfs", disk.c_str(), "tmpfs", 0, size) != 0)
+      ::_exit(122);
+  };
+  Child child(command);
+  const auto status = child.wait(kTraining);
+  if (status == ExitStatus::exited(122)) skip("this machine lets nobody mount a disk");
+  CHECK(status == ExitStatus::exited(code));
+  CHECK_THAT(child.err(), ContainsSubstring("last.pt: ") && ContainsSubstring(text));
+  CHECK(count_of("Test set: ", child.out()) == 2);  // it trained to its end
+}
+
+TEST_CASE("a training that diverges says so", "[training]") {
+  need_fashion_mnist();
+  const TempDir dir;
+  Child child(mnist(1, dir.path() / "run", small({"--lr=1e30"})));
+  CHECK(child.wait(kTraining) == ExitStatus::exited(0));
+  CHECK(count_of("the training has diverged", child.err()) == 1);
+}
+
+TEST_CASE("a mistake is one line, and ddprun shows it as the root cause", "[training]") {
+  need_fashion_mnist();
+  const TempDir dir;
+  std::vector<std::string> flags;
+  int code = 1;
+  std::string message;
+  SECTION("missing folder") {
+    flags = {"--data=/no/such/folder"};
+    message = "/no/such/folder: no such folder; expected one with train-images-idx3-ubyte[.gz]";
+  }
+  SECTION("cut file") {
+    fs::copy(fashion_mnist(), dir.path() / "data");
+    fs::resize_file(dir.path() / "data/t10k-images-idx3-ubyte.gz", 100000);
+    flags = {"--data=" + (dir.path() / "data").string()};
+    message = (dir.path() / "data/t10k-images-idx3-ubyte.gz").string() + ": is";
+  }
+  SECTION("wrong file") {
+    fs::copy(fashion_mnist(), dir.path() / "data");
+    fs::copy_file(dir.path() / "data/train-labels-idx1-ubyte.gz",
+                  dir.path() / "data/train-images-idx3-ubyte.gz", fs::copy_options::overwrite_existing);
+    flags = {"--data=" + (dir.path() / "data").string()};
+    message = "train-images-idx3-ubyte.gz: expected magic number 2051";
+  }
+  SECTION("unknown data set") {
+    flags = {"--data=mnits"};
+    message = "mnits: no such folder";
+  }
+  SECTION("bad flag") {
+    flags = {"--epochs=many"};
+    message = "--epochs: expected an integer from 1 to 2147483647, got 'many'";
+    code = 2;
+  }
+  SECTION("weights that are none") {
+    std::ofstream(dir.path() / "weights.pt") << "nothing of the kind";
+    flags = {"--data=fashion-mnist", "--init-weights=" + (dir.path() / "weights.pt").string()};
+    message = "weights.pt: ";
+  }
+  SECTION("used run folder") {
+    fs::create_directories(dir.path() / "run");
+    std::ofstream(dir.path() / "run/metrics.csv") << "epoch\n";
+    flags = {"--data=fashion-mnist"};
+    message = "--out: " + (dir.path() / "run").string() + " holds a run already";
+    code = 2;
+  }
+  Child child(mnist(2, dir.path() / "run", flags));
+  REQUIRE(child.wait(kTraining) == ExitStatus::exited(code));
+  check_clean_end(child);
+  CAPTURE(child.err());
+  const auto report = child.err().find("Root Cause");
+  REQUIRE(report != std::string::npos);
+  CHECK(child.err().find(message, report) != std::string::npos);
+  CHECK(count_of("worker: error: ", child.err()) >= 1);
+  CHECK_FALSE(fs::exists(dir.path() / "run/summary.json"));
+}
+
+TEST_CASE("the death of a rank ends the job, and the dead rank is the root cause", "[training]") {
+  need_fashion_mnist();
+  const TempDir dir;
+  Child child(mnist(2, dir.path() / "run", {"--data=fashion-mnist", "--epochs=50", "--log-interval=1"}));
+  REQUIRE(child.wait_for_output("Train Epoch: 1 ", 3));
+  // Rank 1 is the worker whose environment says so.
+  pid_t rank_1 = -1;
+  for (const pid_t pid : child.processes()) {
+    const auto environment = read_file("/proc/" + std::to_string(pid) + "/environ");
+    const bool is_worker = fs::read_symlink("/proc/" + std::to_string(pid) + "/exe").filename() == "worker";
+    if (is_worker && environment.find(std::string("\0RANK=1\0", 8)) != std::string::npos) rank_1 = pid;
+  }
+  REQUIRE(rank_1 > 0);
+  REQUIRE(::kill(rank_1, SIGKILL) == 0);
+  CHECK(child.wait() == ExitStatus::exited(128 + SIGKILL));
+  check_clean_end(child);
+  const auto report = child.err().substr(child.err().find("Root Cause"));
+  CAPTURE(child.err());
+  CHECK_THAT(report, ContainsSubstring("rank") && ContainsSubstring(std::to_string(rank_1)) &&
+                         ContainsSubstring("SIGKILL"));
+}
+
+TEST_CASE("a user's signal ends the training and is what ddprun dies of", "[training]") {
+  need_fashion_mnist();
+  const int signal = GENERATE(SIGTERM, SIGINT);
+  const TempDir dir;
+  Child child(mnist(2, dir.path() / "run", {"--data=fashion-mnist", "--epochs=50", "--log-interval=1"}));
+  REQUIRE(child.wait_for_output("Train Epoch: 1 ", 3));
+  child.send_signal(signal);
+  CHECK(child.wait() == ExitStatus::killed(signal));
+  check_clean_end(child);
+  CHECK(read_metrics(dir.path() / "run").size() >= 3);  // what was measured is kept
+}
+
+TEST_CASE("SIGKILL of ddprun takes the training with it", "[training]") {
+  need_fashion_mnist();
+  const TempDir dir;
+  Child child(mnist(2, dir.path() / "run", {"--data=fashion-mnist", "--epochs=50", "--log-interval=1"}));
+  REQUIRE(child.wait_for_output("Train Epoch: 1 ", 2));
+  REQUIRE(child.processes().size() >= 3);
+  child.send_signal(SIGKILL);
+  CHECK(child.wait() == ExitStatus::killed(SIGKILL));
+  CHECK(child.nothing_left());
+}

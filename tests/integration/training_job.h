@@ -1,0 +1,86 @@
+#pragma once
+
+// What the tests of the real ddprun with the real worker share.
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "common/files.h"
+#include "tests/support/catch.h"
+#include "tests/support/child.h"
+
+namespace ddprun::test {
+
+namespace fs = std::filesystem;
+using namespace std::chrono_literals;
+
+constexpr auto kTraining = 120s;  // far more than a training of these tests takes
+
+inline fs::path fashion_mnist() { return "/usr/share/datasets/fashion-mnist"; }
+
+inline void need_fashion_mnist() {
+  if (!fs::exists(fashion_mnist())) skip("Fashion-MNIST (package dataset-fashion-mnist) is not installed");
+}
+
+/// $DDPRUN_TEST_PYTHON; without it the test is skipped.
+inline std::string python_with_torch() {
+  const char* python = std::getenv("DDPRUN_TEST_PYTHON");
+  if (python == nullptr) skip("DDPRUN_TEST_PYTHON names no Python with PyTorch");
+  return python;
+}
+
+/// ddprun (or with 0 ranks the worker alone) on the MNIST task, with small data unless the flags say
+/// otherwise.
+inline Command mnist(int ranks, const fs::path& out, const std::vector<std::string>& flags) {
+  Command command;
+  if (ranks > 0)
+    command.argv = {DDPRUN_PROGRAM, "--nproc-per-node=" + std::to_string(ranks), "--shutdown-timeout=5"};
+  for (const std::string& word : {std::string(WORKER_PROGRAM), std::string("mnist"), "--out=" + out.string()})
+    command.argv.push_back(word);
+  command.argv.insert(command.argv.end(), flags.begin(), flags.end());
+  return command;
+}
+
+inline std::vector<std::string> small(const std::vector<std::string>& more = {}) {
+  std::vector<std::string> flags = {"--data=fashion-mnist", "--limit-train=640", "--limit-test=500",
+                                    "--batch-size=32", "--epochs=1"};
+  flags.insert(flags.end(), more.begin(), more.end());
+  return flags;
+}
+
+/// metrics.csv as rows of name -> text; empty cells are left out.
+inline std::vector<std::map<std::string, std::string>> read_metrics(const fs::path& out) {
+  std::istringstream file(read_file(out / "metrics.csv"));
+  const auto split = [](const std::string& line) {
+    std::vector<std::string> cells;
+    std::istringstream stream(line);
+    for (std::string cell; std::getline(stream, cell, ',');) cells.push_back(cell);
+    return cells;
+  };
+  std::string line;
+  std::getline(file, line);
+  const auto names = split(line);
+  std::vector<std::map<std::string, std::string>> rows;
+  while (std::getline(file, line)) {
+    const auto cells = split(line);
+    rows.emplace_back();
+    for (std::size_t i = 0; i < cells.size(); ++i)
+      if (!cells[i].empty()) rows.back()[names.at(i)] = cells[i];
+  }
+  return rows;
+}
+
+inline nlohmann::json read_summary(const fs::path& out) {
+  return nlohmann::json::parse(read_file(out / "summary.json"));
+}
+
+inline void check_clean_end(Child& child) {
+  CHECK(child.nothing_left());
+  CHECK(fs::is_empty(child.temp_folder()));
+}
+
+}  // namespace ddprun::test
