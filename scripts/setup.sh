@@ -2,7 +2,7 @@
 # Installs what a build and its tests need: system packages and LibTorch. Running it again changes nothing.
 #
 # usage: scripts/setup.sh [--cuda] [--dev] [--no-libtorch]
-#   --cuda         fetch also what a GPU needs (NVIDIA's packages, about 3.5 GB more on disk)
+#   --cuda         fetch also what a GPU needs (NVIDIA's packages, about 2.6 GB more on disk)
 #   --dev          install also what only developers need (clang-format)
 #   --no-libtorch  leave LibTorch alone: you pass -DCMAKE_PREFIX_PATH=<unpacked libtorch> to cmake
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -137,7 +137,7 @@ setup_libtorch() {
     touch "$libtorch/cpu.complete"
   fi
   if [ "$cuda" = yes ] && [ ! -e "$libtorch/cuda.complete" ]; then
-    fetch_wheels "NVIDIA's libraries for the GPU (2.2 GB, 3.5 GB unpacked)" "${cuda_requirements[@]}"
+    fetch_wheels "NVIDIA's libraries for the GPU (2.2 GB, 2.6 GB unpacked)" "${cuda_requirements[@]}"
     touch "$libtorch/cuda.complete"
   fi
   exec 9>&-
