@@ -6,7 +6,7 @@
 namespace ddprun::test {
 using Catch::Approx;
 using Catch::Matchers::ContainsSubstring;
-}
+}  // namespace ddprun::test
 #else
 #include <catch2/catch.hpp>
 namespace ddprun::test {
