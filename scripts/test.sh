@@ -9,6 +9,4 @@ cd "$root"
 scripts/setup.sh
 scripts/build.sh
 # One test at a time: many start several processes of their own, and some watch the clock.
-# Tests that run ranks as threads of one process crash now and then inside LibTorch, which real ranks, being processes,
-# do not; until they are processes there too, a failed test is tried again.
-ctest --test-dir build --output-on-failure --no-tests=error --repeat until-pass:3 "$@"
+ctest --test-dir build --output-on-failure --no-tests=error "$@"

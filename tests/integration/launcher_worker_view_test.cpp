@@ -10,6 +10,7 @@
 #include <sstream>
 
 #include "tests/integration/job.h"
+#include "tests/support/hex.h"
 
 namespace ddprun::test {
 namespace {
@@ -25,15 +26,6 @@ std::vector<json> dumps(const Finished& run) {
     return std::stoi(a["env"]["RANK"].get<std::string>()) < std::stoi(b["env"]["RANK"].get<std::string>());
   });
   return list;
-}
-
-std::string hex(const std::string& bytes) {
-  std::string text;
-  for (const unsigned char byte : bytes) {
-    text += "0123456789abcdef"[byte >> 4];
-    text += "0123456789abcdef"[byte & 15];
-  }
-  return text;
 }
 
 TEST_CASE("every worker gets torchrun's variables", "[launcher]") {

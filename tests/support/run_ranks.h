@@ -18,8 +18,14 @@ struct HeldPort {
 /// The environment of one of `size` ranks that meet at the port; rank 0 gets the socket.
 WorkerEnv rank_env(const HeldPort& port, int rank, int size);
 
-/// Runs body(group) as each of `size` ranks, each in a thread, connected by Gloo through a real TCPStore, and
-/// closes the group. Rethrows the first rank's exception; the others' groups are then dropped.
+/// Runs body(rank) as each of `size` ranks, each a process of its own as in a real job: c10d keeps records
+/// that are one a process. What the ranks compare must be made in them; the caller must not have run a
+/// backward, after which autograd refuses to work in a forked process.
+///
+/// throws  std::runtime_error naming every rank whose body threw, with its message, or that died
+void fork_ranks(int size, const std::function<void(int rank)>& body);
+
+/// fork_ranks() whose ranks are connected by Gloo through a real TCPStore; closes the group after the body.
 void run_ranks(int size, const std::function<void(const ddp::ProcessGroup&)>& body);
 
 }  // namespace ddprun::test

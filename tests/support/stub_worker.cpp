@@ -29,11 +29,13 @@
 #include "common/error_file.h"
 #include "common/exit_status.h"
 #include "common/files.h"
+#include "tests/support/hex.h"
 
 extern char** environ;
 
 namespace {
 
+using ddprun::test::hex;
 using nlohmann::json;
 
 std::string variable(const char* name) {
@@ -49,15 +51,6 @@ void say(const std::string& line) {
 [[noreturn]] void die(const std::string& why) {
   say("stub_worker: " + why);
   ::_exit(111);
-}
-
-std::string hex(const std::string& bytes) {
-  std::string text;
-  for (const unsigned char byte : bytes) {
-    text += "0123456789abcdef"[byte >> 4];
-    text += "0123456789abcdef"[byte & 15];
-  }
-  return text;
 }
 
 std::set<int> open_descriptors() {

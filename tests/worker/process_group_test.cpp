@@ -2,9 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/socket.h>
-
-#include <atomic>
-#include <thread>
+#include <unistd.h>
 
 #include "common/errors.h"
 #include "tests/support/catch.h"
@@ -78,24 +76,24 @@ TEST_CASE("a rank whose peers do not come gives up after the connect timeout", "
 
 TEST_CASE("a collective that a rank does not join fails after the timeout", "[process_group]") {
   const test::HeldPort port;
-  std::atomic<bool> failed{false};
-  const auto rank = [&](int index) {
+  int failed[2];  // rank 0 tells rank 1 that it has failed
+  REQUIRE(::pipe2(failed, O_CLOEXEC) == 0);
+  UniqueFd seen(failed[0]), failing(failed[1]);
+  test::fork_ranks(2, [&](int rank) {
     auto group =
-        ProcessGroup::connect(test::rank_env(port, index, 2), {.timeout = 1s, .connect_timeout = 30s});
-    if (index == 1) {
-      while (!failed) std::this_thread::sleep_for(10ms);
+        ProcessGroup::connect(test::rank_env(port, rank, 2), {.timeout = 1s, .connect_timeout = 30s});
+    if (rank == 1) {
+      failing.reset();
+      char byte;
+      ensure(::read(seen.get(), &byte, 1) == 1, "rank 0's collective failed");
       return;
     }
+    bool thrown = false;
     try {
       ddp::all_reduce_sum(group, {1});
     } catch (const std::exception&) {
-      failed = true;
+      thrown = true;
     }
-  };
-  std::thread other(rank, 1);
-  rank(0);
-  const bool result = failed;
-  failed = true;
-  other.join();
-  CHECK(result);
+    ensure(thrown && ::write(failing.get(), "", 1) == 1, "the collective failed");
+  });
 }

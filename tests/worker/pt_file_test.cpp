@@ -17,14 +17,8 @@
 #include "tests/worker/pickled_values.h"
 #include "worker/train/state_dict_file.h"
 
-using ddprun::IoError;
-using ddprun::read_file;
-using ddprun::TempDir;
-using ddprun::write_file_atomic;
-using ddprun::test::check_python;
-using ddprun::test::ContainsSubstring;
-using ddprun::test::make_dict;
-using ddprun::test::same;
+using namespace ddprun;
+using namespace ddprun::test;
 using namespace ddprun::serialize;
 using ddprun::train::read_weights;
 using namespace std::string_literals;

@@ -17,14 +17,8 @@
 #include "worker/serialize/pt_file.h"
 #include "worker/train/optimizer_state.h"
 
-using ddprun::IoError;
-using ddprun::read_file;
-using ddprun::TempDir;
-using ddprun::write_file_atomic;
-using ddprun::test::check_python;
-using ddprun::test::ContainsSubstring;
-using ddprun::test::make_dict;
-using ddprun::test::same;
+using namespace ddprun;
+using namespace ddprun::test;
 using namespace ddprun::serialize;
 using namespace ddprun::train;
 using namespace std::string_literals;

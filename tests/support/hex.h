@@ -1,0 +1,17 @@
+#pragma once
+
+#include <string>
+
+namespace ddprun::test {
+
+/// Two lower-case digits a byte: any string survives a trip through JSON.
+inline std::string hex(const std::string& bytes) {
+  std::string text;
+  for (const unsigned char byte : bytes) {
+    text += "0123456789abcdef"[byte >> 4];
+    text += "0123456789abcdef"[byte & 15];
+  }
+  return text;
+}
+
+}  // namespace ddprun::test
