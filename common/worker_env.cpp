@@ -71,13 +71,14 @@ std::vector<std::pair<std::string, std::string>> to_env(const WorkerEnv& env) {
       {"TORCHELASTIC_ERROR_FILE", env.error_file},
   };
   if (env.store_fd) variables.emplace_back("DDPRUN_STORE_FD", std::to_string(*env.store_fd));
+  if (env.heartbeat_fd) variables.emplace_back("DDPRUN_HEARTBEAT_FD", std::to_string(*env.heartbeat_fd));
   return variables;
 }
 
 const std::vector<std::string>& worker_variable_names() {
   static const std::vector<std::string> names = [] {
     WorkerEnv all;
-    all.store_fd = 0;
+    all.store_fd = all.heartbeat_fd = 0;
     std::vector<std::string> list;
     for (const auto& [name, value] : to_env(all)) list.push_back(name);
     list.insert(list.end(), {"NODE_RANK", "TORCHELASTIC_SIGNALS_TO_HANDLE", "TORCHELASTIC_TIMER_FILE"});

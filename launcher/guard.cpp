@@ -14,6 +14,8 @@
 #include <system_error>
 #include <vector>
 
+#include "launcher/job_processes.h"
+
 namespace ddprun {
 namespace {
 
@@ -33,7 +35,18 @@ std::vector<pid_t> read_until_launcher_is_gone(int pipe) {
   }
 }
 
-[[noreturn]] void run_guard(int pipe, const std::filesystem::path& folder) {
+/// Also those that have left their groups, as daemons do. A process may start another while we look: again,
+/// until nobody is left.
+void kill_job(const std::vector<pid_t>& groups, const std::string& job_id) {
+  for (const pid_t group : groups) ::kill(-group, SIGKILL);
+  for (int round = 0; round < 100; ++round) {
+    const auto left = processes_of_job(job_id);
+    if (left.empty()) return;
+    for (const pid_t pid : left) ::kill(pid, SIGKILL);
+  }
+}
+
+[[noreturn]] void run_guard(int pipe, const std::filesystem::path& folder, const std::string& job_id) {
   sigset_t all;
   sigfillset(&all);
   ::sigprocmask(SIG_SETMASK, &all, nullptr);
@@ -42,7 +55,7 @@ std::vector<pid_t> read_until_launcher_is_gone(int pipe) {
   [[maybe_unused]] const int ignored = ::chdir("/");  // hold no mount point
   ::dup2(pipe, STDIN_FILENO);
   ::syscall(SYS_close_range, 1U, UINT_MAX, 0);
-  for (const pid_t group : read_until_launcher_is_gone(STDIN_FILENO)) ::kill(-group, SIGKILL);
+  kill_job(read_until_launcher_is_gone(STDIN_FILENO), job_id);
   std::error_code ignored_error;
   std::filesystem::remove_all(folder, ignored_error);
   ::_exit(0);
@@ -50,7 +63,7 @@ std::vector<pid_t> read_until_launcher_is_gone(int pipe) {
 
 }  // namespace
 
-Guard::Guard(const std::filesystem::path& folder) {
+Guard::Guard(const std::filesystem::path& folder, const std::string& job_id) {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) throw std::system_error(errno, std::generic_category(), "pipe");
   UniqueFd reading(ends[0]);
@@ -61,7 +74,7 @@ Guard::Guard(const std::filesystem::path& folder) {
   if (pid_ < 0) throw std::system_error(errno, std::generic_category(), "cannot start the guard process");
   if (pid_ == 0) {
     pipe_.reset();
-    run_guard(reading.get(), folder);
+    run_guard(reading.get(), folder, job_id);
   }
 }
 

@@ -3,14 +3,15 @@
 #include <sys/types.h>
 
 #include <filesystem>
+#include <string>
 
 #include "common/unique_fd.h"
 
 namespace ddprun {
 
 /// A tiny process that outlives ddprun for a moment if ddprun is killed: it then kills the job's process
-/// groups and removes the job's temporary folder. It holds the reading end of a pipe; the end of the pipe is
-/// ddprun's death, however it came.
+/// groups, and what has left them, and removes the job's temporary folder. It holds the reading end of a
+/// pipe; the end of the pipe is ddprun's death, however it came.
 ///
 /// The kernel's parent-death signal ends each worker too, but not the worker's own children, and not a worker
 /// that changed its user. The guard sits in a session of its own, blocks all signals and holds no descriptor
@@ -20,8 +21,9 @@ class Guard {
  public:
   /// Forks; so make it early, while ddprun is small.
   /// folder  removed, with all it holds, if ddprun is killed
+  /// job_id  tells the job's processes: see job_processes.h
   /// throws  std::system_error
-  explicit Guard(const std::filesystem::path& folder);
+  Guard(const std::filesystem::path& folder, const std::string& job_id);
   /// The job is over: the guard is ended without doing anything.
   ~Guard();
   Guard(const Guard&) = delete;
@@ -29,6 +31,7 @@ class Guard {
 
   void watch(pid_t group) { tell(group); }
   void forget(pid_t group) { tell(-group); }
+  pid_t pid() const { return pid_; }
 
  private:
   void tell(pid_t message);

@@ -1,10 +1,12 @@
 #include "launcher/launch_plan.h"
 
 #include <algorithm>
+#include <cctype>
 #include <string_view>
 
 #include "common/errors.h"
 #include "common/worker_env.h"
+#include "launcher/job_processes.h"
 
 namespace ddprun {
 namespace {
@@ -17,22 +19,59 @@ bool is_set(const std::vector<std::string>& environment, std::string_view name) 
 }
 
 /// The part of the environment that every worker of the node shares.
-std::vector<std::string> common_environment(const std::vector<std::string>& inherited, int workers,
+std::vector<std::string> common_environment(const LaunchContext& context, int workers,
                                             const Topology& topology) {
   const auto& ours = worker_variable_names();
   std::vector<std::string> env;
-  for (const std::string& variable : inherited)
-    if (std::find(ours.begin(), ours.end(), name_of(variable)) == ours.end()) env.push_back(variable);
+  std::string job = context.job_id;
+  for (const std::string& variable : context.environment) {
+    const std::string_view name = name_of(variable);
+    if (name == kJobIdVariable) {
+      job = variable.substr(std::min(name.size() + 1, variable.size())) + "/" + job;
+    } else if (std::find(ours.begin(), ours.end(), name) == ours.end() &&
+               !(name == "CUDA_VISIBLE_DEVICES" && !context.visible_gpus.empty())) {
+      env.push_back(variable);
+    }
+  }
+  env.push_back(std::string(kJobIdVariable) + "=" + job);
   if (!is_set(env, "TORCH_NCCL_ASYNC_ERROR_HANDLING")) env.push_back("TORCH_NCCL_ASYNC_ERROR_HANDLING=1");
   if (workers > 1 && !is_set(env, "OMP_NUM_THREADS"))
     env.push_back("OMP_NUM_THREADS=" + std::to_string(std::max(1, topology.cpus / workers)));
   return env;
 }
 
-WorkerEnv worker_variables(const Round& round, int local_rank) {
+/// string.Template's safe_substitute with local_rank alone, which is what torchrun does to every argument:
+/// ${local_rank} and $local_rank are replaced, $$ becomes $, any other $ stays.
+std::string expanded(const std::string& text, const std::string& local_rank) {
+  const std::string name = "local_rank";
+  const auto is_word = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_'; };
+  std::string result;
+  for (std::size_t i = 0; i < text.size();) {
+    const std::size_t plain = i + 1 + name.size();
+    if (text.compare(i, 2, "$$") == 0) {
+      result += '$';
+      i += 2;
+    } else if (text.compare(i, name.size() + 3, "${" + name + "}") == 0) {
+      result += local_rank;
+      i += name.size() + 3;
+    } else if (text.compare(i, name.size() + 1, "$" + name) == 0 &&
+               (plain == text.size() || !is_word(text[plain]))) {
+      result += local_rank;
+      i = plain;
+    } else {
+      result += text[i++];
+    }
+  }
+  return result;
+}
+
+WorkerEnv worker_variables(const LaunchContext& context, const Round& round, int local_rank) {
   WorkerEnv env;
+  env.role_name = context.role;
+  env.restart_count = context.restart_count;
+  env.max_restarts = context.max_restarts;
   env.rank = env.role_rank = round.first_rank + local_rank;
-  env.local_rank = local_rank;
+  env.local_rank = context.visible_gpus.empty() ? local_rank : 0;
   env.group_rank = round.group_rank;
   env.world_size = env.role_world_size = round.world_size;
   env.local_world_size = round.local_world_size;
@@ -56,20 +95,26 @@ int worker_count(const WorkersWanted& wanted, const Topology& topology) {
 
 std::vector<WorkerSpec> plan_workers(const LaunchContext& context, const Round& round,
                                      const Topology& topology) {
-  const auto common = common_environment(context.environment, round.local_world_size, topology);
+  const auto common = common_environment(context, round.local_world_size, topology);
   std::vector<WorkerSpec> specs(static_cast<std::size_t>(round.local_world_size));
-  for (int local_rank = 0; local_rank < round.local_world_size; ++local_rank) {
-    WorkerEnv variables = worker_variables(round, local_rank);
-    WorkerSpec& spec = specs[static_cast<std::size_t>(local_rank)];
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    const int local_rank = static_cast<int>(i);
+    WorkerEnv variables = worker_variables(context, round, local_rank);
+    WorkerSpec& spec = specs[i];
     spec.rank = variables.rank;
     spec.local_rank = local_rank;
-    spec.argv = context.program;
-    spec.error_file = context.error_folder / ("error_" + std::to_string(local_rank) + ".json");
+    for (const std::string& word : context.program)
+      spec.argv.push_back(context.expand ? expanded(word, std::to_string(local_rank)) : word);
+    spec.error_file = context.folder / std::to_string(local_rank) / "error.json";
     spec.reads_stdin = local_rank == 0;
-    if (variables.rank == 0 && context.store_fd >= 0) spec.store_fd = context.store_fd;
+    if (!context.cpus.empty()) spec.cpus = context.cpus[i];
     variables.error_file = spec.error_file.string();
-    variables.store_fd = spec.store_fd;
+    if (variables.rank == 0 && context.store_fd >= 0) variables.store_fd = context.store_fd;
+    if (!context.heartbeat_fds.empty()) variables.heartbeat_fd = context.heartbeat_fds[i];
+    for (const auto& fd : {variables.store_fd, variables.heartbeat_fd})
+      if (fd) spec.inherited_fds.push_back(*fd);
     spec.env = common;
+    if (!context.visible_gpus.empty()) spec.env.push_back("CUDA_VISIBLE_DEVICES=" + context.visible_gpus[i]);
     for (const auto& [name, value] : to_env(variables)) spec.env.push_back(name + "=" + value);
   }
   return specs;

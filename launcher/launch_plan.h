@@ -19,15 +19,27 @@ struct WorkerSpec {
   std::vector<std::string> env;      ///< "NAME=value", the whole environment
   std::filesystem::path error_file;  ///< also in env
   bool reads_stdin = false;          ///< gets ddprun's stdin; else /dev/null
-  std::optional<int> store_fd;       ///< the one descriptor above 2 that it inherits; also in env
+  std::vector<int> inherited_fds;    ///< the descriptors above 2 that it keeps; a variable of env names each
+  std::vector<int> cpus;             ///< to run on; empty: all of ddprun's
 };
 
-/// What all workers of a node have in common.
+/// What a round's workers on a node are made from.
 struct LaunchContext {
   std::vector<std::string> program;      ///< argv of every worker
+  bool expand = false;                   ///< ${local_rank} in argv
   std::vector<std::string> environment;  ///< ddprun's own, "NAME=value"
-  std::filesystem::path error_folder;    ///< absolute; each worker gets a file in it
-  int store_fd = -1;                     ///< bound socket of the master port, for local rank 0 of node 0
+  std::string role = "default";
+  std::string job_id;  ///< see job_processes.h
+  int restart_count = 0;
+  int max_restarts = 0;
+  std::filesystem::path folder;  ///< absolute; each worker gets LOCAL_RANK/error.json in it
+  int store_fd = -1;             ///< bound socket of the master port, for local rank 0 of node 0
+
+  // By local rank; empty if there are none.
+  std::vector<int> heartbeat_fds;
+  std::vector<std::vector<int>> cpus;
+  std::vector<std::string>
+      visible_gpus;  ///< --virtual-local-rank: CUDA_VISIBLE_DEVICES; LOCAL_RANK is 0 then
 };
 
 /// How many workers to start. throws UsageError if one a GPU is asked for and there is none
@@ -37,7 +49,8 @@ int worker_count(const WorkersWanted& wanted, const Topology& topology);
 ///
 /// Their environment is ddprun's own without what another launcher left in it, then torchrun's variables,
 /// then, unless set already: TORCH_NCCL_ASYNC_ERROR_HANDLING=1, and for several workers OMP_NUM_THREADS, the
-/// share of each in the CPUs (torchrun: 1, which leaves CPUs idle).
+/// share of each in the CPUs (torchrun: 1, which leaves CPUs idle), and the job's id, after that of a job
+/// around it.
 std::vector<WorkerSpec> plan_workers(const LaunchContext& context, const Round& round,
                                      const Topology& topology);
 

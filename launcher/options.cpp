@@ -1,219 +1,169 @@
 #include "launcher/options.h"
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
-#include <charconv>
-#include <cmath>
 
 #include "common/errors.h"
-#include "common/spelling.h"
+#include "launcher/flags.h"
+#include "launcher/option_values.h"
 
 namespace ddprun {
 namespace {
 
-/// The flags as they were typed; interpret() gives them their meaning.
-struct RawOptions {
-  std::string nproc_per_node = "1";
-  std::string shutdown_timeout = "30";
-  std::string nnodes = "1";
-  std::string node_rank = "0";
-  std::string max_restarts = "0";
-  std::string master_addr = "127.0.0.1";
-  std::string master_port;
-  std::string rdzv_id;
-  std::string rdzv_backend = "static";
-  std::string rdzv_endpoint;
-  bool standalone = false;
-  bool no_python = false;
-  bool help = false;
-  bool version = false;
+/// The settings by name, with messages that name where a bad one came from.
+class Settings {
+ public:
+  explicit Settings(const CommandLine& line) : settings_(line.settings) {}
+
+  bool given(const std::string& name) const { return settings_.count(name) > 0; }
+  bool is_true(const std::string& name) const { return text(name, "false") == "true"; }
+  std::string text(const std::string& name, const std::string& fallback = "") const {
+    const auto found = settings_.find(name);
+    return found == settings_.end() ? fallback : found->second.text;
+  }
+
+  /// parse(text) if it was given: a parser of option_values.h, which returns none for what it does not take.
+  template <typename Parse, typename Target>
+  void read(const std::string& name, const std::string& expected, Parse parse, Target& target) const {
+    if (!given(name)) return;
+    auto value = parse(text(name));
+    if (!value) reject(name, expected);
+    target = *value;
+  }
+
+  [[noreturn]] void reject(const std::string& name, const std::string& expected) const {
+    const Setting& setting = settings_.at(name);
+    throw UsageError(setting.source + ": expected " + expected + ", got " + quoted(setting.text));
+  }
+
+ private:
+  const std::map<std::string, Setting>& settings_;
 };
 
-void declare_flags(CLI::App& app, RawOptions& raw) {
-  app.set_help_flag();  // help_text() is ours
-  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-  const auto value = [&](const char* name, std::string& target) {
-    app.add_option(both_spellings(name), target);
+const std::string kSeconds = "seconds from 0 to 1000000, such as 30 or 1.5";
+
+/// torchrun's flags that leave no choice on one node: accepted with the values that are true.
+void check_single_node(const Settings& settings) {
+  const auto expect = [&](const std::string& name, bool right, const std::string& expected) {
+    if (settings.given(name) && !right) settings.reject(name, expected);
   };
-  const auto flag = [&](const char* name, bool& target) { app.add_flag(both_spellings(name), target); };
-  value("--nproc-per-node", raw.nproc_per_node);
-  value("--shutdown-timeout", raw.shutdown_timeout);
-  value("--nnodes", raw.nnodes);
-  value("--node-rank", raw.node_rank);
-  value("--max-restarts", raw.max_restarts);
-  value("--master-addr", raw.master_addr);
-  value("--master-port", raw.master_port);
-  value("--rdzv-id", raw.rdzv_id);
-  value("--rdzv-backend", raw.rdzv_backend);
-  value("--rdzv-endpoint", raw.rdzv_endpoint);
-  flag("--standalone", raw.standalone);
-  flag("--no-python", raw.no_python);
-  flag("--help,-h", raw.help);
-  flag("--version", raw.version);
+  const std::string nnodes = settings.text("--nnodes");
+  expect("--nnodes", nnodes == "1" || nnodes == "1:1", "1 or 1:1 (one node only in this version)");
+  expect("--node-rank", settings.text("--node-rank") == "0", "0 (one node only in this version)");
+  const std::string backend = settings.text("--rdzv-backend");
+  expect("--rdzv-backend", backend == "c10d" || backend == "static", "c10d or static");
+  expect("--rdzv-endpoint", is_local_endpoint(settings.text("--rdzv-endpoint")),
+         "localhost[:PORT] (one node only in this version)");
+  const std::string address = settings.text("--master-addr");
+  expect("--master-addr", address == "localhost" || address == "127.0.0.1",
+         "localhost or 127.0.0.1 (one node only in this version)");
 }
 
-/// The user's text inside a one-line message: no byte of it may break the line or drive the terminal.
-std::string quoted(const std::string& text) {
-  std::string shown = "'";
-  for (const char c : text) shown += static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? '?' : c;
-  return shown + "'";
+/// Flags that scripts pass to torchrun and that change nothing here.
+void note_without_effect(const Settings& settings, std::vector<std::string>& notes) {
+  const std::pair<const char*, const char*> reasons[] = {
+      {"--monitor-interval", "ddprun does not poll"},
+      {"--start-method", "every worker is a program of its own"},
+      {"--run-path", "a script is run as a program of its own"},
+      {"--event-log-handler", "see --events-json"},
+      {"--logs-specs", "see --log-dir, --redirects and --tee"},
+      {"--local-addr", "one node needs no address"},
+      {"--rdzv-conf", "one node needs no rendezvous"},
+  };
+  for (const auto& [name, reason] : reasons)
+    if (settings.given(name)) notes.push_back(std::string(name) + " has no effect: " + reason);
 }
 
-[[noreturn]] void reject(const std::string& flag, const std::string& expected, const std::string& got) {
-  throw UsageError(flag + ": expected " + expected + ", got " + quoted(got));
-}
-
-/// Where the program starts, and the words before it with "--flag value" joined to "--flag=value".
-struct SplitArguments {
-  std::vector<std::string> flags;
-  std::vector<std::string> program;
-};
-
-// Done here and not by CLI11, which drops a "--" and takes an unknown flag for the program's name.
-SplitArguments split_at_program(const CLI::App& app, const std::vector<std::string>& arguments) {
-  SplitArguments split;
-  std::size_t i = 0;
-  for (; i < arguments.size(); ++i) {
-    const std::string& word = arguments[i];
-    if (word == "--") {
-      ++i;
-      break;
-    }
-    if (word.size() < 2 || word[0] != '-') break;
-    const std::string name = word.substr(0, word.find('='));
-    const CLI::Option* option = app.get_option_no_throw(name);
-    if (option == nullptr)
-      throw UsageError("unknown flag " + quoted(name) + ": expected one of those that --help lists");
-    const bool has_value = name.size() < word.size();
-    const bool wants_value = option->get_expected_min() > 0;
-    if (has_value && word.size() == name.size() + 1)
-      throw UsageError(name + ": expected a value after '=', got none");
-    if (has_value || !wants_value) {
-      split.flags.push_back(word);
-    } else if (i + 1 < arguments.size() && !arguments[i + 1].empty()) {
-      split.flags.push_back(word + "=" + arguments[++i]);
-    } else {
-      throw UsageError(name + ": expected a value, got none");
-    }
+/// A signal ends the job or is passed on: of a default and what the user says, the user's word counts.
+void read_signals(const Settings& settings, Options& options) {
+  const std::string expected = "names of signals, such as SIGUSR1,SIGUSR2";
+  settings.read("--signals-to-handle", expected, parse_signals, options.ending_signals);
+  settings.read("--forward-signals", expected + ", or none", parse_signals, options.forwarded_signals);
+  std::vector<int>& ending = options.ending_signals;
+  std::vector<int>& forwarded = options.forwarded_signals;
+  const auto contains = [](const std::vector<int>& list, int signal) {
+    return std::find(list.begin(), list.end(), signal) != list.end();
+  };
+  if (!settings.given("--forward-signals")) {
+    std::erase_if(forwarded, [&](int signal) { return contains(ending, signal); });
+  } else if (!settings.given("--signals-to-handle")) {
+    std::erase_if(ending, [&](int signal) { return contains(forwarded, signal); });
+  } else if (std::any_of(ending.begin(), ending.end(),
+                         [&](int signal) { return contains(forwarded, signal); })) {
+    settings.reject("--forward-signals", "other signals than --signals-to-handle");
   }
-  split.program.assign(arguments.begin() + static_cast<std::ptrdiff_t>(std::min(i, arguments.size())),
-                       arguments.end());
-  return split;
 }
 
-std::optional<int> whole_number(const std::string& text, int low, int high) {
-  int value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || value < low || value > high) return {};
-  return value;
+void read_restarts(const Settings& settings, RestartOptions& restart) {
+  settings.read("--max-restarts", "a number from 0 to 1000000", parse_count, restart.max_restarts);
+  settings.read("--restart-backoff", kSeconds, parse_seconds, restart.backoff);
+  settings.read("--restart-window", kSeconds, parse_seconds, restart.window);
+  restart.on_codes = settings.text("--restart-on-codes");
 }
 
-WorkersWanted parse_nproc(const std::string& text) {
-  if (text == "cpu") return {WorkersWanted::Kind::kCpu, 0};
-  if (text == "gpu") return {WorkersWanted::Kind::kGpu, 0};
-  if (text == "auto") return {WorkersWanted::Kind::kAuto, 0};
-  if (const auto count = whole_number(text, 1, kMaxWorkersPerNode))
-    return {WorkersWanted::Kind::kCount, *count};
-  reject("--nproc-per-node",
-         "a number from 1 to " + std::to_string(kMaxWorkersPerNode) + ", cpu, gpu or auto", text);
+void read_output(const Settings& settings, OutputOptions& output) {
+  if (settings.given("--log-dir")) output.log_dir = settings.text("--log-dir");
+  output.redirects = settings.text("--redirects", "0");
+  output.tee = settings.text("--tee", "0");
+  output.local_ranks_filter = settings.text("--local-ranks-filter");
+  output.stdout_filters = settings.text("--duplicate-stdout-filters");
+  output.stderr_filters = settings.text("--duplicate-stderr-filters");
+  if (settings.is_true("--prefix")) output.prefix = true;
+  if (settings.is_true("--no-prefix")) output.prefix = false;
+  output.timestamps = settings.is_true("--timestamp");
+  settings.read("--log-max-size", "bytes, such as 1000000, 500K, 100M or 2G", parse_bytes,
+                output.log_max_size);
 }
 
-std::chrono::milliseconds parse_seconds(const std::string& flag, const std::string& text) {
-  constexpr double kMaxSeconds = 1e6;
-  double seconds = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
-  if (error != std::errc() || end != text.data() + text.size() || !(seconds >= 0 && seconds <= kMaxSeconds))
-    reject(flag, "seconds from 0 to 1000000, such as 30 or 1.5", text);
-  return std::chrono::milliseconds(std::llround(seconds * 1000));
-}
-
-bool is_this_host(const std::string& host) {
-  return host == "localhost" || host == "::1" || host == "[::1]" || host.rfind("127.", 0) == 0;
-}
-
-/// "HOST", "HOST:PORT" or "[V6]:PORT" of this very host.
-void check_endpoint(const std::string& endpoint) {
-  const std::string expected = "localhost[:PORT] (one node only in this version)";
-  std::string host = endpoint;
-  const auto colon = endpoint.rfind(':');
-  if (colon != std::string::npos && endpoint != "::1" && endpoint.back() != ']') {
-    host = endpoint.substr(0, colon);
-    if (!whole_number(endpoint.substr(colon + 1), 0, 65535)) reject("--rdzv-endpoint", expected, endpoint);
+void read_program(const Settings& settings, const CommandLine& line, Options& options) {
+  if (line.program.empty()) throw UsageError("no program given: expected ddprun [flags] PROGRAM [arguments]");
+  options.program = line.program;
+  options.expand = settings.is_true("--expand");
+  const bool module = settings.is_true("--module"), no_python = settings.is_true("--no-python");
+  if (module && no_python)
+    throw UsageError("--module: expected without --no-python, which runs the program as it is");
+  const std::string& name = line.program[0];
+  if (module) {
+    options.program_kind = ProgramKind::kPythonModule;
+  } else if (!no_python && name.size() > 3 && name.substr(name.size() - 3) == ".py") {
+    options.program_kind = ProgramKind::kPythonScript;
   }
-  if (!is_this_host(host)) reject("--rdzv-endpoint", expected, endpoint);
 }
 
-/// torchrun's flags that leave no choice on one node: accepted with the one value that is true.
-void check_single_node(const RawOptions& raw) {
-  if (raw.nnodes != "1" && raw.nnodes != "1:1")
-    reject("--nnodes", "1 or 1:1 (one node only in this version)", raw.nnodes);
-  if (raw.node_rank != "0") reject("--node-rank", "0 (one node only in this version)", raw.node_rank);
-  if (raw.max_restarts != "0") reject("--max-restarts", "0 (no restarts in this version)", raw.max_restarts);
-  if (raw.rdzv_backend != "c10d" && raw.rdzv_backend != "static")
-    reject("--rdzv-backend", "c10d or static", raw.rdzv_backend);
-  if (!raw.rdzv_endpoint.empty()) check_endpoint(raw.rdzv_endpoint);
-  if (raw.master_addr != "localhost" && raw.master_addr != "127.0.0.1")
-    reject("--master-addr", "localhost or 127.0.0.1 (one node only in this version)", raw.master_addr);
-}
-
-Options interpret(const RawOptions& raw) {
+Options interpret(const CommandLine& line) {
+  const Settings settings(line);
   Options options;
-  options.help = raw.help;
-  options.version = raw.version;
-  if (raw.help || raw.version) return options;
-  check_single_node(raw);
-  options.nproc_per_node = parse_nproc(raw.nproc_per_node);
-  options.shutdown_timeout = parse_seconds("--shutdown-timeout", raw.shutdown_timeout);
-  options.run_id = raw.rdzv_id;
-  if (!raw.master_port.empty()) {
-    options.master_port = whole_number(raw.master_port, 1, 65535);
-    if (!options.master_port) reject("--master-port", "a port from 1 to 65535", raw.master_port);
-  }
+  options.help = settings.is_true("--help");
+  options.version = settings.is_true("--version");
+  if (options.help || options.version) return options;
+  check_single_node(settings);
+  note_without_effect(settings, options.notes);
+  settings.read("--nproc-per-node",
+                "a number from 1 to " + std::to_string(kMaxWorkersPerNode) + ", cpu, gpu or auto",
+                parse_nproc, options.nproc_per_node);
+  settings.read("--master-port", "a port from 1 to 65535", parse_port, options.master_port);
+  settings.read("--shutdown-timeout", kSeconds, parse_seconds, options.shutdown_timeout);
+  settings.read("--timeout", kSeconds, parse_seconds, options.timeout);
+  settings.read("--hang-timeout", kSeconds, parse_seconds, options.hang_timeout);
+  settings.read("--numa-binding", "node, socket, exclusive or core-complex", parse_numa_binding,
+                options.numa_binding);
+  settings.read("--display", "map", parse_display_map, options.display_map);
+  options.run_id = settings.text("--rdzv-id");
+  options.role = settings.text("--role", "default");
+  options.result_json = settings.text("--result-json");
+  options.events_json = settings.text("--events-json");
+  options.virtual_local_rank = settings.is_true("--virtual-local-rank");
+  options.dry_run = settings.is_true("--dry-run");
+  read_signals(settings, options);
+  read_restarts(settings, options.restart);
+  read_output(settings, options.output);
+  read_program(settings, line, options);
   return options;
 }
 
 }  // namespace
 
-Options parse_options(const std::vector<std::string>& arguments) {
-  CLI::App app;
-  RawOptions raw;
-  declare_flags(app, raw);
-  SplitArguments split = split_at_program(app, arguments);
-  try {
-    std::reverse(split.flags.begin(), split.flags.end());  // CLI11 takes its words from the back
-    app.parse(split.flags);
-  } catch (const CLI::ParseError& error) {
-    throw UsageError(error.what());
-  }
-  Options options = interpret(raw);
-  if (options.help || options.version) return options;
-  if (split.program.empty())
-    throw UsageError("no program given: expected ddprun [flags] PROGRAM [arguments]");
-  options.program = std::move(split.program);
-  return options;
-}
-
-std::string help_text() {
-  return R"(ddprun: starts N copies of a program with torchrun's environment, and ends them together.
-
-usage: ddprun [flags] [--] PROGRAM [arguments]      (all after PROGRAM is the program's, byte for byte)
-  ddprun --standalone --nproc-per-node=2 python train.py --lr 0.1
-
-  --nproc-per-node N|cpu|gpu|auto  workers: a number, one a CPU, one a GPU, or GPUs if any else CPUs [1]
-  --shutdown-timeout SECONDS       from SIGTERM to SIGKILL when the job ends early [30]
-  --master-port PORT               MASTER_PORT of the workers [a free one, held for the job]
-  --rdzv-id ID                     TORCHELASTIC_RUN_ID of the workers [random]
-  --version, --help
-
-Every flag also with underscores, as --flag VALUE or --flag=VALUE; the last one counts.
-Accepted from torchrun, with the value that one node leaves: --standalone, --no-python, --nnodes 1,
-  --node-rank 0, --max-restarts 0, --rdzv-backend c10d|static, --rdzv-endpoint localhost[:PORT] (not used),
-  --master-addr localhost
-
-The first worker that fails ends the others, and ddprun exits with its code, or 128 + its signal. Ctrl-C
-and SIGTERM end the job; a second one at once. SIGUSR1 and SIGUSR2 are passed on.
-exit codes: 2 wrong usage, 125 ddprun's own failure, 126 PROGRAM not executable, 127 PROGRAM not found
-)";
+Options parse_options(const std::vector<std::string>& arguments, const EnvLookup& environment) {
+  return interpret(read_command_line(arguments, environment));
 }
 
 }  // namespace ddprun

@@ -1,9 +1,15 @@
 #pragma once
 
 #include <chrono>
+#include <csignal>
+#include <cstddef>
+#include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
+
+#include "common/worker_env.h"
 
 namespace ddprun {
 
@@ -14,23 +20,63 @@ struct WorkersWanted {
   int count = 1;  ///< only for kCount
 };
 
+/// What PROGRAM is, as torchrun tells it: by -m, --no-python, or its name ending in ".py".
+enum class ProgramKind { kExecutable, kPythonScript, kPythonModule };
+
+/// Where the workers' output goes. The texts are checked, and mean what torchrun says.
+struct OutputOptions {
+  std::optional<std::filesystem::path> log_dir;  ///< none: no files are asked for
+  std::string redirects = "0";
+  std::string tee = "0";
+  std::string local_ranks_filter;
+  std::string stdout_filters, stderr_filters;  ///< comma-separated
+  std::optional<bool> prefix;                  ///< none: on a terminal with several workers, and with --tee
+  bool timestamps = false;
+  std::size_t log_max_size = 0;  ///< bytes; 0: no limit
+};
+
+struct RestartOptions {
+  int max_restarts = 0;
+  std::chrono::milliseconds backoff{0};             ///< before the first restart; doubles with each
+  std::optional<std::chrono::milliseconds> window;  ///< healthy for so long, an attempt renews the budget
+  std::string on_codes;                             ///< empty: every failure
+};
+
 /// What the user asked for. Everything here is checked; nothing was looked up on the host yet.
 struct Options {
   WorkersWanted nproc_per_node;
+  std::string role = "default";
+  std::string run_id;              ///< empty: a random one
+  std::optional<int> master_port;  ///< none: a free one
+
   std::chrono::milliseconds shutdown_timeout{30'000};  ///< from asking the workers to end to SIGKILL
-  std::string run_id;                                  ///< empty: a random one
-  std::optional<int> master_port;                      ///< none: a free one
-  bool help = false;                                   ///< show help_text() and do nothing else
+  std::optional<std::chrono::milliseconds> timeout, hang_timeout;
+  std::vector<int> ending_signals{SIGTERM, SIGINT, SIGHUP, SIGQUIT};  ///< end the job
+  std::vector<int> forwarded_signals{SIGUSR1, SIGUSR2};               ///< are passed on and end nothing
+
+  RestartOptions restart;
+  OutputOptions output;
+  std::filesystem::path result_json, events_json;  ///< empty: none
+  std::string numa_binding;                        ///< node, socket, exclusive, core-complex; empty: none
+  bool virtual_local_rank = false;
+  bool display_map = false;
+  bool dry_run = false;  ///< show what would be started, and start nothing
+
+  bool help = false;  ///< show help_text() and do nothing else
   bool version = false;
+  std::vector<std::string> notes;  ///< for the user, one line each: flags that change nothing here
+  ProgramKind program_kind = ProgramKind::kExecutable;
+  bool expand = false;               ///< torchrun's ${local_rank} in the program's arguments
   std::vector<std::string> program;  ///< program and arguments, byte for byte; never empty in a run
 };
 
 /// Most workers that one node may be asked for: a typing error must not fork until the machine gives up.
 constexpr int kMaxWorkersPerNode = 4096;
 
-/// Reads the command line without argv[0]. Our flags end at the first word that is none, or at "--"; from
-/// there on everything is the program's. throws UsageError
-Options parse_options(const std::vector<std::string>& arguments);
+/// Reads the command line without argv[0], over DDPRUN_<FLAG> and PET_<FLAG> variables, over the --config
+/// file. Our flags end at the first word that is none, or at "--"; from there on everything is the program's.
+/// throws UsageError, IoError for the --config file
+Options parse_options(const std::vector<std::string>& arguments, const EnvLookup& environment = process_env);
 
 /// What --help prints.
 std::string help_text();

@@ -1,18 +1,16 @@
 #include "launcher/process.h"
 
 #include <fcntl.h>
+#include <sched.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <climits>
 #include <csignal>
-#include <cstdio>
-#include <filesystem>
-#include <fstream>
 
 namespace ddprun {
 namespace {
@@ -24,8 +22,11 @@ struct ChildSetup {
   const char* path;
   char* const* argv;
   char* const* env;
-  int stdin_fd;
-  int inherited_fd;  // -1: none
+  int standard_fds[3];
+  const int* inherited_fds;  // ascending
+  std::size_t inherited_count;
+  const cpu_set_t* cpus;  // null: as ddprun
+  std::size_t cpus_size;
   pid_t launcher;
 };
 
@@ -51,13 +52,24 @@ void reset_signal_dispositions() {
     if (signal != SIGHUP || !ignore_hangup) ::sigaction(signal, &action, nullptr);
 }
 
-void close_other_descriptors(int kept) {
-  const auto close_from_to = [](unsigned first, unsigned last) {
-    if (first <= last) ::syscall(SYS_close_range, first, last, 0);
-  };
-  if (kept < 0) return close_from_to(3, UINT_MAX);
-  close_from_to(3, static_cast<unsigned>(kept) - 1);
-  close_from_to(static_cast<unsigned>(kept) + 1, UINT_MAX);
+/// The child's standard streams. What is to become one of them lies above them, or is there already.
+bool set_standard_streams(const int (&fds)[3]) {
+  for (int target = 0; target < 3; ++target)
+    if (fds[target] != target && ::dup2(fds[target], target) < 0) return false;
+  return true;
+}
+
+/// Closes all descriptors above 2 but those to inherit.
+bool keep_descriptors(const int* inherited, std::size_t count) {
+  unsigned first = 3;
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto kept = static_cast<unsigned>(inherited[i]);
+    if (::fcntl(inherited[i], F_SETFD, 0) != 0) return false;
+    if (first < kept) ::syscall(SYS_close_range, first, kept - 1, 0);
+    first = kept + 1;
+  }
+  ::syscall(SYS_close_range, first, UINT_MAX, 0);
+  return true;
 }
 
 /// The child between vfork and execve. Only plain system calls: memory, but nothing else, is the parent's.
@@ -69,9 +81,10 @@ void close_other_descriptors(int kept) {
   if (::setsid() < 0) fail_child(failure, "setsid");
   if (::prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) fail_child(failure, "prctl(PR_SET_PDEATHSIG)");
   if (::getppid() != setup.launcher) ::_exit(1);  // ddprun died before the line above
-  if (setup.stdin_fd != STDIN_FILENO && ::dup2(setup.stdin_fd, STDIN_FILENO) < 0) fail_child(failure, "dup2");
-  if (setup.inherited_fd >= 0 && ::fcntl(setup.inherited_fd, F_SETFD, 0) != 0) fail_child(failure, "fcntl");
-  close_other_descriptors(setup.inherited_fd);
+  if (!set_standard_streams(setup.standard_fds)) fail_child(failure, "dup2");
+  if (!keep_descriptors(setup.inherited_fds, setup.inherited_count)) fail_child(failure, "fcntl");
+  if (setup.cpus != nullptr && ::sched_setaffinity(0, setup.cpus_size, setup.cpus) != 0)
+    fail_child(failure, "sched_setaffinity");
   reset_signal_dispositions();
   sigset_t none;
   sigemptyset(&none);
@@ -97,6 +110,17 @@ std::vector<char*> pointers_to(const std::vector<std::string>& strings) {
   return pointers;
 }
 
+/// The CPUs as the kernel wants them: as many sets in a row as the highest number needs.
+std::vector<cpu_set_t> cpu_mask(const std::vector<int>& cpus) {
+  if (cpus.empty()) return {};
+  const auto highest = static_cast<std::size_t>(*std::max_element(cpus.begin(), cpus.end()));
+  std::vector<cpu_set_t> mask(highest / CPU_SETSIZE + 1);
+  const std::size_t size = mask.size() * sizeof(cpu_set_t);
+  CPU_ZERO_S(size, mask.data());
+  for (const int cpu : cpus) CPU_SET_S(static_cast<std::size_t>(cpu), size, mask.data());
+  return mask;
+}
+
 pid_t wait_for(pid_t pid, int* status, int flags) {
   pid_t result;
   do result = ::waitpid(pid, status, flags);
@@ -109,8 +133,18 @@ pid_t wait_for(pid_t pid, int* status, int flags) {
 std::variant<Process, StartFailure> start_process(const ProcessSpec& spec) {
   const auto argv = pointers_to(spec.argv);
   const auto env = pointers_to(spec.env);
-  const ChildSetup setup{
-      spec.path.c_str(), argv.data(), env.data(), spec.stdin_fd, spec.inherited_fd.value_or(-1), ::getpid()};
+  std::vector<int> inherited = spec.inherited_fds;
+  std::sort(inherited.begin(), inherited.end());
+  const auto cpus = cpu_mask(spec.cpus);
+  const ChildSetup setup{spec.path.c_str(),
+                         argv.data(),
+                         env.data(),
+                         {spec.stdin_fd, spec.stdout_fd, spec.stderr_fd},
+                         inherited.data(),
+                         inherited.size(),
+                         cpus.empty() ? nullptr : cpus.data(),
+                         cpus.size() * sizeof(cpu_set_t),
+                         ::getpid()};
   volatile ChildFailure failure;
   sigset_t all, before;
   sigfillset(&all);
@@ -148,28 +182,6 @@ bool signal_group(const Process& process, int signal) {
   if (errno == EINVAL || errno == ENOSYS)
     if (::kill(-process.pid, signal) == 0) return true;
   return errno != ESRCH;
-}
-
-std::vector<pid_t> group_members(pid_t group) {
-  std::vector<pid_t> members;
-  std::error_code ignored;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc", ignored)) {
-    const std::string name = entry.path().filename().string();
-    pid_t pid = 0;
-    const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), pid);
-    if (error != std::errc() || end != name.data() + name.size()) continue;
-    // "PID (NAME) STATE PPID PGRP ...", where NAME may hold anything
-    std::ifstream stat(entry.path() / "stat");
-    std::string line;
-    std::getline(stat, line, '\0');
-    const auto name_end = line.rfind(") ");
-    if (name_end == std::string::npos) continue;
-    char state = 0;
-    int parent = 0, its_group = 0;
-    if (std::sscanf(line.c_str() + name_end + 2, "%c %d %d", &state, &parent, &its_group) != 3) continue;
-    if (its_group == group && state != 'Z' && state != 'X') members.push_back(pid);
-  }
-  return members;
 }
 
 }  // namespace ddprun

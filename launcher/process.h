@@ -16,9 +16,12 @@ namespace ddprun {
 struct ProcessSpec {
   std::string path;
   std::vector<std::string> argv;
-  std::vector<std::string> env;     ///< "NAME=value"
-  int stdin_fd = 0;                 ///< becomes its standard input
-  std::optional<int> inherited_fd;  ///< the one descriptor above 2 that it keeps, under the same number
+  std::vector<std::string> env;  ///< "NAME=value"
+  int stdin_fd = 0;              ///< becomes its standard input
+  int stdout_fd = 1;
+  int stderr_fd = 2;
+  std::vector<int> inherited_fds = {};  ///< the only ones above 2 that it keeps, under the same numbers
+  std::vector<int> cpus = {};           ///< to run on; empty: ddprun's own
 };
 
 /// A child of ddprun and the process group, equal to its session, that it leads. Entirely passive: the owner
@@ -45,8 +48,5 @@ std::optional<ExitStatus> try_reap(const Process& process);
 
 /// Sends a signal to every member of the process's group (0: only asks). False if no member is left.
 bool signal_group(const Process& process, int signal);
-
-/// The living members of a process group, found in /proc: slow, for messages about processes that do not end.
-std::vector<pid_t> group_members(pid_t group);
 
 }  // namespace ddprun

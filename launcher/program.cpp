@@ -53,4 +53,20 @@ std::string find_program(const std::string& name, const std::string& search_path
   throw LaunchError(LaunchError::kNotFound, "cannot run " + name + ": not found in PATH");
 }
 
+Program find_program(const Options& options, const EnvLookup& environment) {
+  const std::string search_path = environment("PATH").value_or("/bin:/usr/bin");
+  if (options.program_kind == ProgramKind::kExecutable)
+    return {find_program(options.program[0], search_path), options.program};
+  const auto chosen = environment("PYTHON_EXEC");
+  const std::string python = chosen && !chosen->empty() ? *chosen : "python3";
+  Program program{find_program(python, search_path), {python, "-u"}};
+  if (options.program_kind == ProgramKind::kPythonModule) {
+    program.argv.emplace_back("-m");
+  } else if (::access(options.program[0].c_str(), R_OK) != 0) {
+    fail(options.program[0], errno);
+  }
+  program.argv.insert(program.argv.end(), options.program.begin(), options.program.end());
+  return program;
+}
+
 }  // namespace ddprun

@@ -4,54 +4,52 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <system_error>
+#include <utility>
 
 namespace ddprun {
 namespace {
-
-constexpr int kEnding[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
 
 bool is_ignored(int signal) {
   struct sigaction action {};
   return ::sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
 }
 
-sigset_t handled_signals() {
-  sigset_t set;
-  sigemptyset(&set);
-  for (const int signal : kEnding)
-    // A shell without job control ignores SIGINT and SIGQUIT for what it starts with '&'; only nohup's SIGHUP
-    // is a wish of the user.
-    if (signal != SIGHUP || !is_ignored(SIGHUP)) sigaddset(&set, signal);
-  for (const int signal : {SIGUSR1, SIGUSR2, SIGCHLD}) sigaddset(&set, signal);
-  return set;
-}
-
 }  // namespace
 
-SignalFd::SignalFd() {
-  // An inherited SIG_IGN of SIGCHLD would let the kernel throw the workers' exit statuses away.
-  ::signal(SIGCHLD, SIG_DFL);
+SignalFd::SignalFd(std::vector<int> ending, const std::vector<int>& forwarded) : ending_(std::move(ending)) {
+  // A shell without job control ignores SIGINT and SIGQUIT for what it starts with '&'; only nohup's SIGHUP
+  // is a wish of the user.
+  if (is_ignored(SIGHUP)) std::erase(ending_, SIGHUP);
   ::signal(SIGPIPE, SIG_IGN);
-  const sigset_t set = handled_signals();
+  for (const int signal : {SIGUSR1, SIGUSR2}) ::signal(signal, SIG_IGN);  // unless they are handled below
+  ::signal(SIGXFSZ, SIG_IGN);  // a log file at its limit is a failed write
+  sigset_t set;
+  sigemptyset(&set);
+  std::vector<int> handled = {SIGTSTP, SIGCHLD};
+  handled.insert(handled.end(), ending_.begin(), ending_.end());
+  handled.insert(handled.end(), forwarded.begin(), forwarded.end());
+  for (const int signal : handled) {
+    // An ignored signal would be thrown away although it is blocked, and with SIGCHLD the exit statuses.
+    if (signal != SIGHUP) ::signal(signal, SIG_DFL);
+    sigaddset(&set, signal);
+  }
   ::sigprocmask(SIG_BLOCK, &set, nullptr);
   fd_.reset(::signalfd(-1, &set, SFD_NONBLOCK | SFD_CLOEXEC));
   if (!fd_) throw std::system_error(errno, std::generic_category(), "signalfd");
 }
 
+bool SignalFd::ends_job(int signal) const {
+  return std::find(ending_.begin(), ending_.end(), signal) != ending_.end();
+}
+
 bool SignalFd::end_requested() const {
   sigset_t pending;
   if (::sigpending(&pending) != 0) return false;
-  for (const int signal : kEnding)
-    if (sigismember(&pending, signal) == 1 && !(signal == SIGHUP && is_ignored(SIGHUP))) return true;
-  return false;
-}
-
-bool ends_job(int signal) {
-  for (const int ending : kEnding)
-    if (signal == ending) return true;
-  return false;
+  return std::any_of(ending_.begin(), ending_.end(),
+                     [&](int signal) { return sigismember(&pending, signal) == 1; });
 }
 
 void end_by_signal(int signal) {

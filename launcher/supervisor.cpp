@@ -77,8 +77,12 @@ LaunchError start_error(const std::string& program, int rank, const StartFailure
 }
 
 FailedWorker failed_worker(const WorkerSpec& spec, const Worker& worker) {
-  return {spec.rank,          spec.local_rank, worker.process.pid,
-          *worker.status,     worker.ended_at, read_error_file(spec.error_file),
+  return {spec.rank,
+          spec.local_rank,
+          worker.process.pid,
+          *worker.status,
+          std::chrono::system_clock::now(),
+          read_error_file(spec.error_file),
           worker.asked_to_end};
 }
 
@@ -122,7 +126,7 @@ asio::awaitable<RunResult> supervise(WorkerGroup& group, ReservedPort& port, con
   if (start_failed) {
     event = *start_failed;
   } else {
-    event = co_await group.wait();
+    event = co_await group.wait(std::nullopt, nullptr);
   }
   const auto* received = std::get_if<SignalReceived>(&event);
   if (received != nullptr) log_warning("received " + signal_name(received->signal) + ": ending the job");
@@ -155,24 +159,30 @@ RunResult run_job(const Options& options, const std::vector<std::string>& enviro
   const Topology topology =
       detect_topology(kind == WorkersWanted::Kind::kGpu || kind == WorkersWanted::Kind::kAuto);
   const int workers = worker_count(options.nproc_per_node, topology);
-  const std::string program = find_program(options.program[0], process_env("PATH").value_or("/bin:/usr/bin"));
+  const Program program = find_program(options, process_env);
 
   open_missing_standard_streams();
-  const SignalFd signals;  // before there is anything that a signal could leave behind
-  const TempDir error_folder("ddprun");
-  Guard guard(error_folder.path());
+  const SignalFd signals(options.ending_signals,
+                         options.forwarded_signals);  // before there is anything to leave behind
+  const TempDir folder("ddprun");
+  const std::string job_id = random_run_id();
+  Guard guard(folder.path(), job_id);
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   ReservedPort port(options.master_port);
-  const Round round =
-      static_round(workers, port.number(), options.run_id.empty() ? random_run_id() : options.run_id);
-  const auto specs = plan_workers(
-      {options.program, environment, std::filesystem::absolute(error_folder.path()), port.store_fd()}, round,
-      topology);
+  const Round round = static_round(workers, port.number(), options.run_id.empty() ? job_id : options.run_id);
+  LaunchContext context;
+  context.program = program.argv;
+  context.environment = environment;
+  context.job_id = job_id;
+  context.folder = std::filesystem::absolute(folder.path());
+  context.store_fd = port.store_fd();
+  for (int i = 0; i < workers; ++i) std::filesystem::create_directory(context.folder / std::to_string(i));
+  const auto specs = plan_workers(context, round, topology);
 
   asio::io_context io(1);
   JobEvents events(io, signals);
   WorkerGroup group(events, signals, guard);
-  return run_loop(io, supervise(group, port, options, program, specs));
+  return run_loop(io, supervise(group, port, options, program.path, specs));
 }
 
 }  // namespace ddprun

@@ -2,12 +2,15 @@
 
 #include <fcntl.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
 
 #include "common/errors.h"
 #include "common/logging.h"
+#include "launcher/job_processes.h"
 
 namespace ddprun {
 namespace asio = boost::asio;
@@ -38,24 +41,33 @@ std::optional<StartFailed> WorkerGroup::start(const std::string& program,
   for (std::size_t i = 0; i < specs.size(); ++i) {
     if (signals_.end_requested()) return {};
     const WorkerSpec& spec = specs[i];
-    auto started = start_process(
-        {program, spec.argv, spec.env, spec.reads_stdin ? STDIN_FILENO : dev_null.get(), spec.store_fd});
+    ProcessSpec process{program, spec.argv, spec.env};
+    process.stdin_fd = spec.reads_stdin ? STDIN_FILENO : dev_null.get();
+    process.inherited_fds = spec.inherited_fds;
+    process.cpus = spec.cpus;
+    auto started = start_process(process);
     if (const auto* failure = std::get_if<StartFailure>(&started)) return StartFailed{i, *failure};
     Worker& worker = workers_.emplace_back();
     worker.process = std::move(std::get<Process>(started));
+    worker.started = JobEvents::Clock::now();
     guard_.watch(worker.process.pid);
     events_.watch_exit(i, worker.process.pidfd.get());
   }
   return {};
 }
 
-asio::awaitable<GroupEvent> WorkerGroup::wait() {
+asio::awaitable<GroupEvent> WorkerGroup::wait(std::optional<JobEvents::Clock::time_point> deadline,
+                                              const FindHung& find_hung) {
   std::size_t succeeded = 0;
   for (;;) {
-    const JobEvent event = co_await events_.next();
+    const auto now = JobEvents::Clock::now();
+    const HangCheck check = find_hung ? find_hung(now) : HangCheck{};
+    if (deadline && now >= *deadline) co_return TimedOut{};
+    if (!check.hung.empty()) co_return Hung{check.hung};
+    const JobEvent event = co_await events_.next(std::min(check.next, deadline.value_or(check.next)));
     handle(event);
     if (const auto* received = std::get_if<SignalReceived>(&event)) {
-      if (ends_job(received->signal)) co_return *received;
+      if (signals_.ends_job(received->signal)) co_return *received;
     } else if (const auto* exited = std::get_if<WorkerExited>(&event)) {
       const auto& status = workers_[exited->index].status;
       ensure(status.has_value(), "a worker whose pidfd is readable can be reaped");
@@ -87,8 +99,9 @@ asio::awaitable<bool> WorkerGroup::groups_gone(JobEvents::Clock::time_point dead
     const JobEvent event = co_await events_.next(deadline);
     if (std::holds_alternative<DeadlinePassed>(event)) co_return false;
     handle(event);
+    signal_strays();
     const auto* received = std::get_if<SignalReceived>(&event);
-    if (received == nullptr || !ends_job(received->signal) || !may_hurry) continue;
+    if (received == nullptr || !signals_.ends_job(received->signal) || !may_hurry) continue;
     if (user_signals_ > 1) co_return false;
     signal_to_end(received->signal);
   }
@@ -103,8 +116,10 @@ void WorkerGroup::handle(const JobEvent& event) {
   } else if (std::holds_alternative<ChildEnded>(event)) {
     reap_orphans();
   } else if (const auto* received = std::get_if<SignalReceived>(&event)) {
-    if (ends_job(received->signal)) {
+    if (signals_.ends_job(received->signal)) {
       ++user_signals_;
+    } else if (received->signal == SIGTSTP) {
+      stop_with_the_job();
     } else {
       signal_all(received->signal);
     }
@@ -115,7 +130,7 @@ void WorkerGroup::record_exit(Worker& worker) {
   if (worker.status) return;
   worker.status = try_reap(worker.process);
   if (!worker.status) return;
-  worker.ended_at = std::chrono::system_clock::now();
+  worker.ended = JobEvents::Clock::now();
   worker.asked_to_end = stopping_;
   check_group(worker);
 }
@@ -147,11 +162,41 @@ void WorkerGroup::signal_all(int signal) {
 void WorkerGroup::signal_to_end(int signal) {
   ending_signals_.push_back(signal);
   signal_all(signal);
+  told_strays_.clear();
+  signal_strays();
+}
+
+/// Those that nobody has told yet: a worker may leave one behind while it ends.
+void WorkerGroup::signal_strays() {
+  for (const pid_t pid : strays())
+    if (told_strays_.insert(pid).second) ::kill(pid, ending_signals_.back());
+}
+
+/// Ctrl-Z. The workers' groups are in sessions of their own, where the kernel ignores a SIGTSTP that nobody
+/// handles: so SIGSTOP for them, and for ddprun itself, which is to look stopped.
+void WorkerGroup::stop_with_the_job() {
+  signal_all(SIGSTOP);
+  ::raise(SIGSTOP);
+  signal_all(SIGCONT);
+  resumed_ = JobEvents::Clock::now();
+}
+
+/// Our children that are neither workers nor in a worker's group.
+std::vector<pid_t> WorkerGroup::strays() const {
+  std::vector<pid_t> list = children();
+  std::erase_if(list, [&](pid_t pid) {
+    const pid_t group = ::getpgid(pid);
+    return pid == guard_.pid() || std::any_of(workers_.begin(), workers_.end(), [&](const Worker& worker) {
+             return worker.process.pid == group && !worker.group_gone;
+           });
+  });
+  return list;
 }
 
 bool WorkerGroup::all_gone() const {
   return std::all_of(workers_.begin(), workers_.end(),
-                     [](const Worker& worker) { return worker.group_gone; });
+                     [](const Worker& worker) { return worker.group_gone; }) &&
+         strays().empty();
 }
 
 bool WorkerGroup::is_running_worker(pid_t pid) const {
@@ -166,11 +211,12 @@ std::string WorkerGroup::ranks_left() const {
     text += (text.empty() ? "rank " : ", rank ") + std::to_string(ranks_[i]) + " (pid " +
             std::to_string(workers_[i].process.pid) + (workers_[i].status ? ", its children)" : ")");
   }
+  for (const pid_t pid : strays()) text += (text.empty() ? "pid " : ", pid ") + std::to_string(pid);
   return text;
 }
 
 std::vector<pid_t> WorkerGroup::processes_left() const {
-  std::vector<pid_t> pids;
+  std::vector<pid_t> pids = strays();
   for (const Worker& worker : workers_) {
     if (worker.group_gone) continue;
     const auto members = group_members(worker.process.pid);

@@ -19,9 +19,18 @@ bool sets(const WorkerSpec& spec, const std::string& name) {
                      [&](const std::string& variable) { return variable.rfind(name + "=", 0) == 0; });
 }
 
+LaunchContext context_of(std::vector<std::string> environment) {
+  LaunchContext context;
+  context.program = {"train", "--lr", "\xff"};
+  context.environment = std::move(environment);
+  context.job_id = "job";
+  context.folder = "/tmp/errors";
+  context.store_fd = 9;
+  return context;
+}
+
 std::vector<WorkerSpec> plan(int workers, std::vector<std::string> environment, int cpus = 8) {
-  const LaunchContext context{{"train", "--lr", "\xff"}, std::move(environment), "/tmp/errors", 9};
-  return plan_workers(context, static_round(workers, 12345, "the-run"), {cpus, 0});
+  return plan_workers(context_of(std::move(environment)), static_round(workers, 12345, "the-run"), {cpus, 0});
 }
 
 TEST_CASE("the number of workers is the number asked for, or counted", "[launch_plan]") {
@@ -54,10 +63,10 @@ TEST_CASE("every worker runs the program with its own rank", "[launch_plan]") {
 TEST_CASE("only rank 0 reads stdin and gets the socket", "[launch_plan]") {
   const auto specs = plan(2, {});
   CHECK(specs[0].reads_stdin);
-  CHECK(specs[0].store_fd == 9);
+  CHECK(specs[0].inherited_fds == std::vector<int>{9});
   CHECK(has(specs[0], "DDPRUN_STORE_FD=9"));
   CHECK_FALSE(specs[1].reads_stdin);
-  CHECK_FALSE(specs[1].store_fd);
+  CHECK(specs[1].inherited_fds.empty());
   CHECK_FALSE(sets(specs[1], "DDPRUN_STORE_FD"));
 }
 
@@ -67,13 +76,13 @@ TEST_CASE("on a later node ranks go on and nobody gets the socket", "[launch_pla
   round.group_world_size = 2;
   round.first_rank = 2;
   round.world_size = 4;
-  const auto specs = plan_workers({{"train"}, {}, "/tmp/errors", 9}, round, {8, 0});
+  const auto specs = plan_workers(context_of({}), round, {8, 0});
   CHECK(has(specs[0], "RANK=2"));
   CHECK(has(specs[0], "LOCAL_RANK=0"));
   CHECK(has(specs[0], "GROUP_RANK=1"));
   CHECK(has(specs[0], "WORLD_SIZE=4"));
   CHECK(has(specs[0], "LOCAL_WORLD_SIZE=2"));
-  CHECK_FALSE(specs[0].store_fd);
+  CHECK(specs[0].inherited_fds.empty());
 }
 
 TEST_CASE("the environment is inherited without another launcher's variables", "[launch_plan]") {

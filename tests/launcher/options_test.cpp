@@ -1,8 +1,12 @@
 #include "launcher/options.h"
 
 #include <algorithm>
+#include <csignal>
+#include <map>
 
 #include "common/errors.h"
+#include "common/files.h"
+#include "launcher/flags.h"
 #include "tests/support/catch.h"
 
 namespace ddprun {
@@ -12,10 +16,23 @@ using test::ContainsSubstring;
 using Kind = WorkersWanted::Kind;
 using Words = std::vector<std::string>;
 
+/// No variable is set.
+std::optional<std::string> nothing_set(const std::string&) { return std::nullopt; }
+
+Options parse_all(const Words& words) { return parse_options(words, nothing_set); }
+
 /// The flags before a program.
 Options parse(Words flags) {
   flags.push_back("prog");
-  return parse_options(flags);
+  return parse_all(flags);
+}
+
+/// Without flags, but with these variables.
+Options parse_variables(const std::map<std::string, std::string>& variables, const Words& words = {"prog"}) {
+  return parse_options(words, [&](const std::string& name) -> std::optional<std::string> {
+    const auto found = variables.find(name);
+    return found == variables.end() ? std::nullopt : std::optional(found->second);
+  });
 }
 
 TEST_CASE("without flags one worker runs, with a free port and a random id", "[options]") {
@@ -70,7 +87,7 @@ TEST_CASE("a bad value is one line naming flag, what was expected and what was g
                                                                        {"--nnodes", "1:2:3"},
                                                                        {"--nnodes", "a"},
                                                                        {"--node-rank", "1"},
-                                                                       {"--max-restarts", "1"},
+                                                                       {"--max-restarts", "-1"},
                                                                        {"--master-port", "0"},
                                                                        {"--master-port", "65536"},
                                                                        {"--master-port", "abc"},
@@ -84,7 +101,19 @@ TEST_CASE("a bad value is one line naming flag, what was expected and what was g
                                                                        {"--shutdown-timeout", "-1"},
                                                                        {"--shutdown-timeout", "soon"},
                                                                        {"--shutdown-timeout", "nan"},
-                                                                       {"--shutdown-timeout", "1e9"}}));
+                                                                       {"--shutdown-timeout", "1e9"},
+                                                                       {"--timeout", "1h"},
+                                                                       {"--hang-timeout", "-0.5"},
+                                                                       {"--restart-backoff", "x"},
+                                                                       {"--restart-window", "x"},
+                                                                       {"--log-max-size", "0"},
+                                                                       {"--log-max-size", "5X"},
+                                                                       {"--log-max-size", "9999999999999G"},
+                                                                       {"--numa-binding", "near"},
+                                                                       {"--display", "all"},
+                                                                       {"--signals-to-handle", "SIGFOO"},
+                                                                       {"--signals-to-handle", "SIGKILL"},
+                                                                       {"--forward-signals", "SIGUSR1,"}}));
   for (const Words& flags : {Words{flag + "=" + value}, Words{flag, value}}) {
     try {
       parse(flags);
@@ -104,10 +133,10 @@ TEST_CASE("unknown flags, missing values and missing programs are usage errors",
   CHECK_THROWS_WITH(parse({"-x"}), ContainsSubstring("unknown flag '-x'"));
   CHECK_THROWS_AS(parse({"--nproc-per-node="}), UsageError);
   CHECK_THROWS_AS(parse({"--standalone=maybe"}), UsageError);
-  CHECK_THROWS_AS(parse_options({"--nproc-per-node"}), UsageError);
-  CHECK_THROWS_WITH(parse_options({}), ContainsSubstring("no program given"));
-  CHECK_THROWS_WITH(parse_options({"--standalone"}), ContainsSubstring("no program given"));
-  CHECK_THROWS_WITH(parse_options({"--"}), ContainsSubstring("no program given"));
+  CHECK_THROWS_AS(parse_all({"--nproc-per-node"}), UsageError);
+  CHECK_THROWS_WITH(parse_all({}), ContainsSubstring("no program given"));
+  CHECK_THROWS_WITH(parse_all({"--standalone"}), ContainsSubstring("no program given"));
+  CHECK_THROWS_WITH(parse_all({"--"}), ContainsSubstring("no program given"));
 }
 
 TEST_CASE("everything from the program on is the program's", "[options]") {
@@ -117,28 +146,140 @@ TEST_CASE("everything from the program on is the program's", "[options]") {
   Words dashed = {"--nproc-per-node", "2", "--"};
   for (Words* words : {&plain, &dashed}) {
     words->insert(words->end(), program.begin(), program.end());
-    const Options options = parse_options(*words);
+    const Options options = parse_all(*words);
     CHECK(options.program == program);
     CHECK(options.nproc_per_node.count == 2);
   }
-  CHECK(parse_options({"--", "--odd-name", "x"}).program == Words{"--odd-name", "x"});
-  CHECK(parse_options({"-", "x"}).program == Words{"-", "x"});
+  CHECK(parse_all({"--", "--odd-name", "x"}).program == Words{"--odd-name", "x"});
+  CHECK(parse_all({"-", "x"}).program == Words{"-", "x"});
 }
 
 TEST_CASE("help and version need no program and no other flag to be right", "[options]") {
-  CHECK(parse_options({"--help"}).help);
-  CHECK(parse_options({"-h"}).help);
-  CHECK(parse_options({"--version"}).version);
-  CHECK(parse_options({"--nproc-per-node=foo", "--help"}).help);
+  CHECK(parse_all({"--help"}).help);
+  CHECK(parse_all({"-h"}).help);
+  CHECK(parse_all({"--version"}).version);
+  CHECK(parse_all({"--nproc-per-node=foo", "--help"}).help);
 }
 
-TEST_CASE("the help names every flag and fits a screen", "[options]") {
+TEST_CASE("the help names every flag and fits two screens", "[options]") {
   const std::string text = help_text();
-  for (const char* flag : {"--nproc-per-node", "--shutdown-timeout", "--nnodes", "--node-rank",
-                           "--max-restarts", "--master-addr", "--master-port", "--rdzv-id", "--rdzv-backend",
-                           "--rdzv-endpoint", "--standalone", "--no-python", "--help", "--version"})
-    CHECK_THAT(text, ContainsSubstring(flag));
-  CHECK(std::count(text.begin(), text.end(), '\n') <= 24);
+  for (const Flag& flag : all_flags()) CHECK_THAT(text, ContainsSubstring(flag.name));
+  CHECK(std::count(text.begin(), text.end(), '\n') <= 60);
+}
+
+TEST_CASE("an unambiguous beginning of a flag's name will do", "[options]") {
+  CHECK(parse({"--redirect=3"}).output.redirects == "3");
+  CHECK(parse({"--nproc=2"}).nproc_per_node.count == 2);
+  CHECK_THROWS_WITH(parse({"--rdzv-e"}), ContainsSubstring("--rdzv-endpoint: expected"));
+  CHECK_THROWS_WITH(parse({"--rdzv=x"}), ContainsSubstring("--rdzv-backend or --rdzv-endpoint"));
+}
+
+TEST_CASE("short flags take their value with or without a space", "[options]") {
+  CHECK(parse({"-r", "3"}).output.redirects == "3");
+  CHECK(parse({"-r3"}).output.redirects == "3");
+  CHECK(parse({"-t=0:1,1:2"}).output.tee == "0:1,1:2");
+  CHECK(parse({"-m"}).program_kind == ProgramKind::kPythonModule);
+}
+
+TEST_CASE("variables give flags, DDPRUN_ before PET_, and the command line wins", "[options]") {
+  CHECK(parse_variables({{"PET_NPROC_PER_NODE", "3"}}).nproc_per_node.count == 3);
+  CHECK(parse_variables({{"PET_NPROC_PER_NODE", "3"}, {"DDPRUN_NPROC_PER_NODE", "4"}}).nproc_per_node.count ==
+        4);
+  CHECK(parse_variables({{"DDPRUN_NPROC_PER_NODE", "4"}}, {"--nproc-per-node=5", "prog"})
+            .nproc_per_node.count == 5);
+  CHECK(parse_variables({{"DDPRUN_TIMEOUT", "2"}}).timeout == std::chrono::seconds(2));
+  CHECK_FALSE(parse_variables({{"PET_TIMEOUT", "2"}}).timeout);  // not torchrun's
+  CHECK(parse_variables({{"PET_MODULE", "1"}}).program_kind == ProgramKind::kPythonModule);
+  CHECK(parse_variables({{"PET_MODULE", "0"}}).program_kind == ProgramKind::kExecutable);
+  CHECK(parse_variables({{"PET_ROLE", ""}}).role == "default");
+}
+
+TEST_CASE("a bad variable is named", "[options]") {
+  CHECK_THROWS_WITH(
+      parse_variables({{"PET_NPROC_PER_NODE", "x"}}),
+      ContainsSubstring("PET_NPROC_PER_NODE: expected a number") && ContainsSubstring("got 'x'"));
+  CHECK_THROWS_WITH(parse_variables({{"PET_STANDALONE", "maybe"}}),
+                    ContainsSubstring("PET_STANDALONE: expected true or false"));
+}
+
+TEST_CASE("a configuration file gives flags and the program, below variables and command line", "[options]") {
+  const TempDir folder;
+  const std::string path = folder.path() / "job.toml";
+  write_file_atomic(path,
+                    "# a job\nnproc-per-node = 3\nshutdown_timeout = 1.5\ntimestamp = true\n"
+                    "program = [\"python3\", \"train.py\"]\n");
+  const Options options = parse_all({"--config", path});
+  CHECK(options.nproc_per_node.count == 3);
+  CHECK(options.shutdown_timeout == std::chrono::milliseconds(1500));
+  CHECK(options.output.timestamps);
+  CHECK(options.program == Words{"python3", "train.py"});
+  CHECK(parse_all({"--config", path, "--nproc-per-node=2", "other"}).nproc_per_node.count == 2);
+  CHECK(parse_all({"--config", path, "other"}).program == Words{"other"});
+  CHECK(parse_variables({{"PET_NPROC_PER_NODE", "7"}, {"DDPRUN_CONFIG", path}}).nproc_per_node.count == 7);
+}
+
+TEST_CASE("a bad configuration file is one line naming file and culprit", "[options]") {
+  const TempDir folder;
+  const std::string path = folder.path() / "job.toml";
+  const auto [text, expected] = GENERATE(table<std::string, std::string>({
+      {"nproc-per-node = \"x\"", "job.toml: nproc-per-node: expected a number"},
+      {"no-such = 1", "job.toml: no-such: expected the name of a flag"},
+      {"config = \"a\"", "job.toml: config: expected the name of a flag"},
+      {"role = [\"a\", \"b\"]", "job.toml: role: expected one value"},
+      {"\n[section]\nrole = 1", "job.toml:2: expected a string"},
+      {"role = ", "job.toml:1: "},
+  }));
+  write_file_atomic(path, text);
+  try {
+    parse({"--config", path});
+    FAIL("expected a UsageError for " + text);
+  } catch (const UsageError& error) {
+    CHECK_THAT(error.what(), ContainsSubstring(expected));
+    CHECK(std::string(error.what()).find('\n') == std::string::npos);
+  }
+  CHECK_THROWS_AS(parse({"--config=" + (folder.path() / "missing").string()}), IoError);
+}
+
+TEST_CASE("a script and a module are Python's, unless the user says otherwise", "[options]") {
+  CHECK(parse_all({"train.py", "--lr", "1"}).program_kind == ProgramKind::kPythonScript);
+  CHECK(parse_all({"--no-python", "train.py"}).program_kind == ProgramKind::kExecutable);
+  CHECK(parse_all({"-m", "my.module"}).program_kind == ProgramKind::kPythonModule);
+  CHECK(parse_all({"./train"}).program_kind == ProgramKind::kExecutable);
+  CHECK_THROWS_AS(parse_all({"-m", "--no-python", "x"}), UsageError);
+}
+
+TEST_CASE("a signal ends the job or is passed on, as the user says", "[options]") {
+  const Options unchanged = parse({});
+  CHECK(unchanged.ending_signals == std::vector<int>{SIGTERM, SIGINT, SIGHUP, SIGQUIT});
+  CHECK(unchanged.forwarded_signals == std::vector<int>{SIGUSR1, SIGUSR2});
+  const Options usr1_ends = parse({"--signals-to-handle=SIGTERM,USR1"});
+  CHECK(usr1_ends.ending_signals == std::vector<int>{SIGTERM, SIGUSR1});
+  CHECK(usr1_ends.forwarded_signals == std::vector<int>{SIGUSR2});
+  const Options hup_passed = parse({"--forward-signals=SIGHUP"});
+  CHECK(hup_passed.ending_signals == std::vector<int>{SIGTERM, SIGINT, SIGQUIT});
+  CHECK(hup_passed.forwarded_signals == std::vector<int>{SIGHUP});
+  CHECK(parse({"--forward-signals=none"}).forwarded_signals.empty());
+  CHECK_THROWS_AS(parse({"--signals-to-handle=SIGTERM", "--forward-signals=SIGTERM"}), UsageError);
+}
+
+TEST_CASE("torchrun's flags that change nothing here are accepted with a note", "[options]") {
+  const Options options = parse({"--monitor-interval=0.1", "--start-method=spawn", "--run-path",
+                                 "--event-log-handler=console", "--rdzv-conf=timeout=3", "--local-addr=a"});
+  CHECK(options.notes.size() == 6);
+  CHECK_THAT(options.notes[0], ContainsSubstring("--monitor-interval has no effect"));
+}
+
+TEST_CASE("further values are read into their types", "[options]") {
+  CHECK(parse({"--log-max-size=2M"}).output.log_max_size == 2u << 20);
+  CHECK(parse({"--log-max-size=77"}).output.log_max_size == 77);
+  CHECK(parse({"--no-prefix"}).output.prefix == false);
+  CHECK(parse({"--prefix"}).output.prefix == true);
+  CHECK_FALSE(parse({}).output.prefix);
+  CHECK(parse({"--max-restarts=3"}).restart.max_restarts == 3);
+  CHECK(parse({"--restart-backoff=0.5"}).restart.backoff == std::chrono::milliseconds(500));
+  CHECK(parse({"--restart-window=60"}).restart.window == std::chrono::seconds(60));
+  CHECK(parse({"--numa-binding=core-complex"}).numa_binding == "core-complex");
+  CHECK(parse({"--display=map"}).display_map);
 }
 
 }  // namespace

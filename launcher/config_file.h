@@ -1,0 +1,18 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace ddprun {
+
+/// `key = value` or `key = [value, ...]` of a configuration file; values as text.
+struct ConfigEntry {
+  std::string key;
+  std::vector<std::string> values;
+};
+
+/// Reads a TOML file of flat entries (no tables), in its order. throws IoError, or UsageError naming the line
+std::vector<ConfigEntry> read_config_file(const std::filesystem::path& path);
+
+}  // namespace ddprun

@@ -1,0 +1,67 @@
+#include "launcher/options.h"
+
+namespace ddprun {
+
+std::string help_text() {
+  return R"(ddprun: starts N copies of a program with torchrun's environment, and supervises them together.
+
+usage: ddprun [flags] [--] PROGRAM [arguments]      (all after PROGRAM is the program's, byte for byte)
+  ddprun --nproc-per-node=2 train.py --lr 0.1         a .py file is run by python3 (or $PYTHON_EXEC)
+  ddprun --nproc-per-node=2 -m my.module              so is a module
+  ddprun --nproc-per-node=2 ./worker mnist            anything else is run as it is
+
+Workers
+  --nproc-per-node N|cpu|gpu|auto  a number, one a CPU, one a GPU, or GPUs if any else CPUs [1]
+  -m, --module                     PROGRAM is the name of a Python module
+  --no-python                      run PROGRAM as it is, also if its name ends in .py
+  --expand                         replace ${local_rank} in the arguments, as torchrun does
+  --role NAME                      ROLE_NAME of the workers [default]
+  --master-port PORT               MASTER_PORT of the workers [a free one, held for the job]
+  --rdzv-id ID                     TORCHELASTIC_RUN_ID of the workers [random]
+
+Where they run
+  --numa-binding node|socket|exclusive|core-complex   bind workers to CPUs, near their GPUs if any
+  --virtual-local-rank             each worker sees one GPU, and LOCAL_RANK 0
+  --display map                    show rank, GPU and CPUs of every worker
+
+Output
+  --prefix, --no-prefix            begin lines with [ROLE RANK]: [on a terminal, and with --tee]
+  --timestamp                      and with the time
+  --log-dir DIR                    where files go: DIR/ID/attempt_N/RANK/{stdout,stderr}.log [ddprun_logs]
+  -r, --redirects 0|1|2|3|RANK:N,..  to files instead: 1 stdout, 2 stderr, 3 both
+  -t, --tee 0|1|2|3|RANK:N,..      to files as well, if --log-dir is given, with a prefix
+  --local-ranks-filter RANK,..     show only these workers' output
+  --duplicate-stdout-filters TEXT,..  lines that hold one of the texts go to filtered_stdout.log too
+  --duplicate-stderr-filters TEXT,..  the same of stderr
+  --log-max-size BYTES[K|M|G]      begin a file anew at this size, keeping the last one as FILE.1
+
+When something ends
+  --max-restarts N                 start all workers again after a failure, so often at most [0]
+  --restart-backoff SECONDS        wait before the first restart; twice as long before each further one [0]
+  --restart-window SECONDS         an attempt that lasted so long renews the budget of restarts
+  --restart-on-codes CODE,..       only after these: 1, 3-5, SIGKILL [any failure]
+  --timeout SECONDS                end the job after this time
+  --hang-timeout SECONDS           ... or after so long without output or heartbeat
+  --shutdown-timeout SECONDS       from SIGTERM to SIGKILL when the job ends early [30]
+  --signals-to-handle SIGNAL,..    these end the job [SIGTERM,SIGINT,SIGHUP,SIGQUIT]
+  --forward-signals SIGNAL,..      these are passed on and end nothing [SIGUSR1,SIGUSR2]
+  --result-json FILE               how the job ended
+  --events-json FILE               what happened and when, a line an event
+
+  --config FILE                    flags from a TOML file: nproc-per-node = 2
+  --dry-run                        show what would be started, and start nothing
+  --version, --help
+
+Every flag also with underscores, as --flag VALUE or --flag=VALUE; the last one counts. DDPRUN_<FLAG> variables
+give flags too, and PET_<FLAG> those of torchrun. Accepted from torchrun, with the value that one node leaves:
+  --standalone, --nnodes 1, --node-rank 0, --rdzv-backend c10d|static, --rdzv-endpoint localhost[:PORT],
+  --master-addr localhost; without effect: --local-addr, --rdzv-conf, --monitor-interval, --start-method,
+  --run-path, --event-log-handler, --logs-specs
+
+The first worker that fails ends the others, and ddprun exits with its code, or 128 + its signal. Ctrl-C and
+SIGTERM end the job; a second one at once.
+exit codes: 2 wrong usage, 124 timeout or hang, 125 ddprun's own failure, 126 PROGRAM not executable, 127 missing
+)";
+}
+
+}  // namespace ddprun

@@ -1,0 +1,100 @@
+#include "launcher/job_processes.h"
+
+#include <unistd.h>
+
+#include <charconv>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <sstream>
+
+namespace ddprun {
+namespace {
+
+struct ProcessState {
+  std::string name;
+  char state = 0;
+  pid_t parent = 0;
+  pid_t group = 0;
+};
+
+std::string read_proc(pid_t pid, const char* file) {
+  std::ifstream stream("/proc/" + std::to_string(pid) + "/" + file, std::ios::binary);
+  std::ostringstream text;
+  text << stream.rdbuf();
+  return text.str();
+}
+
+/// None if there is no such process, or only its zombie.
+std::optional<ProcessState> living(pid_t pid) {
+  // "PID (NAME) STATE PPID PGRP ...", where NAME may hold anything
+  const std::string line = read_proc(pid, "stat");
+  const auto name_begin = line.find('('), name_end = line.rfind(") ");
+  if (name_begin == std::string::npos || name_end == std::string::npos) return {};
+  ProcessState process;
+  process.name = line.substr(name_begin + 1, name_end - name_begin - 1);
+  if (std::sscanf(line.c_str() + name_end + 2, "%c %d %d", &process.state, &process.parent, &process.group) !=
+      3)
+    return {};
+  if (process.state == 'Z' || process.state == 'X') return {};
+  return process;
+}
+
+std::vector<pid_t> all_pids() {
+  std::vector<pid_t> pids;
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc", ignored)) {
+    const std::string name = entry.path().filename().string();
+    pid_t pid = 0;
+    const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), pid);
+    if (error == std::errc() && end == name.data() + name.size()) pids.push_back(pid);
+  }
+  return pids;
+}
+
+bool names_job(const std::string& environment, const std::string& job_id) {
+  const std::string name = std::string(kJobIdVariable) + "=";
+  for (std::size_t begin = 0; begin < environment.size();) {
+    const auto end = std::min(environment.find('\0', begin), environment.size());
+    if (environment.compare(begin, name.size(), name) == 0)
+      return environment.substr(begin, end - begin).find(job_id) != std::string::npos;
+    begin = end + 1;
+  }
+  return false;
+}
+
+}  // namespace
+
+std::vector<pid_t> group_members(pid_t group) {
+  std::vector<pid_t> members;
+  for (const pid_t pid : all_pids())
+    if (const auto process = living(pid); process && process->group == group) members.push_back(pid);
+  return members;
+}
+
+std::vector<pid_t> processes_of_job(const std::string& job_id) {
+  std::vector<pid_t> found;
+  for (const pid_t pid : all_pids()) {
+    if (pid == ::getpid() || !names_job(read_proc(pid, "environ"), job_id)) continue;
+    // A guard of a job inside ours has that job's processes to end, and ends by itself then.
+    if (const auto process = living(pid); process && process->name != "ddprun-guard") found.push_back(pid);
+  }
+  return found;
+}
+
+std::vector<pid_t> children() {
+  std::vector<pid_t> found;
+  // Absent if the kernel was built without CONFIG_PROC_CHILDREN.
+  std::ifstream list("/proc/self/task/" + std::to_string(::getpid()) + "/children");
+  if (list) {
+    for (pid_t pid = 0; list >> pid;)
+      if (living(pid)) found.push_back(pid);
+    return found;
+  }
+  for (const pid_t pid : all_pids())
+    if (const auto process = living(pid); process && process->parent == ::getpid()) found.push_back(pid);
+  return found;
+}
+
+}  // namespace ddprun
