@@ -125,6 +125,27 @@ void spawn_child(bool ignores_term) {
   for (;;) ::pause();
 }
 
+/// A process that has left its parent, its group and its session, as daemons do.
+void spawn_daemon() {
+  int ready[2];
+  if (::pipe(ready) != 0) die("cannot make a pipe");
+  if (::fork() == 0) {
+    ::setsid();
+    if (::fork() != 0) ::_exit(0);
+    sigset_t none;
+    sigemptyset(&none);
+    ::sigprocmask(SIG_SETMASK, &none, nullptr);
+    say("daemon " + std::to_string(::getpid()));
+    ::close(ready[0]);
+    ::close(ready[1]);
+    for (;;) ::pause();
+  }
+  ::close(ready[1]);
+  char byte;
+  [[maybe_unused]] const ssize_t end = ::read(ready[0], &byte, 1);  // until the daemon is one
+  ::close(ready[0]);
+}
+
 void listen_on(int fd) {
   if (::listen(fd, 16) != 0) die("cannot listen");
   const int peer = ::accept(fd, nullptr, nullptr);
@@ -260,6 +281,7 @@ class Script {
         }}},
       {"child", {false, [](auto&) { spawn_child(false); }}},
       {"stubborn-child", {false, [](auto&) { spawn_child(true); }}},
+      {"daemon", {false, [](auto&) { spawn_daemon(); }}},
       {"wait-for-file",
        {true,
         [](auto& path) {

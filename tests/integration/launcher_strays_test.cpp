@@ -1,0 +1,94 @@
+// Processes that leave their worker's group, and jobs that are stopped and continued.
+
+#include <unistd.h>
+
+#include <csignal>
+
+#include "tests/integration/job.h"
+
+namespace ddprun::test {
+namespace {
+
+/// R of running, S of sleeping, T of stopped, ...
+char state_of(pid_t pid) {
+  const std::string line = read_file("/proc/" + std::to_string(pid) + "/stat");
+  return line[line.rfind(") ") + 2];
+}
+
+TEST_CASE("a daemon that a worker leaves behind ends with the job", "[launcher]") {
+  const auto code = GENERATE("0", "3");
+  const Finished run(job({"--nproc-per-node=2"}, {"daemon", "exit", code}));
+  CHECK(run.status == ExitStatus::exited(std::stoi(code)));
+  CHECK(count_of("daemon ", run.out) >= 1);
+}
+
+TEST_CASE("a daemon that ignores SIGTERM is killed after the grace period", "[launcher]") {
+  const Finished run(job({"--shutdown-timeout=0.1"}, {"ignore-term", "daemon", "exit", "0"}));
+  CHECK(run.status == ExitStatus::exited(0));
+  CHECK_THAT(run.err, ContainsSubstring("sending SIGKILL"));
+}
+
+TEST_CASE("a daemon dies with a ddprun that is killed", "[launcher]") {
+  Child ddprun(job({"--nproc-per-node=2"}, {"daemon", "ready", "pause"}));
+  REQUIRE(ddprun.wait_for_output("ready ", 2));
+  ddprun.send_signal(SIGKILL);
+  CHECK(ddprun.wait() == ExitStatus::killed(SIGKILL));
+  CHECK(ddprun.nothing_left());
+}
+
+TEST_CASE("a daemon of a job inside a job dies with the outer ddprun", "[launcher]") {
+  Command inner = job({"--nproc-per-node=2"}, {"daemon", "ready", "pause"});
+  Command outer{{DDPRUN_PROGRAM, "--"}};
+  outer.argv.insert(outer.argv.end(), inner.argv.begin(), inner.argv.end());
+  Child ddprun(outer);
+  REQUIRE(ddprun.wait_for_output("ready ", 2));
+  ddprun.send_signal(SIGKILL);
+  ddprun.wait();
+  CHECK(ddprun.nothing_left());
+}
+
+TEST_CASE("processes of another job are left alone", "[launcher]") {
+  Child other(job({}, {"daemon", "ready", "await", "exit", "0"}));
+  REQUIRE(other.wait_for_output("ready "));
+  Child ddprun(job({}, {"daemon", "ready", "pause"}));
+  REQUIRE(ddprun.wait_for_output("ready "));
+  const auto before = other.processes();
+  ddprun.send_signal(SIGKILL);
+  ddprun.wait();
+  CHECK(ddprun.nothing_left());
+  CHECK(other.processes() == before);
+  other.send_signal(SIGUSR1);
+  CHECK(other.wait() == ExitStatus::exited(0));
+}
+
+TEST_CASE("workers stop and go on with ddprun", "[launcher]") {
+  Child ddprun(job({"--nproc-per-node=2"}, {"ready", "await", "exit", "0"}));
+  REQUIRE(ddprun.wait_for_output("ready ", 2));
+  const auto all_are = [&](char state) {
+    for (const pid_t pid : ddprun.processes())
+      if (state_of(pid) != state && read_file("/proc/" + std::to_string(pid) + "/comm") != "ddprun-guard\n")
+        return false;
+    return true;
+  };
+  ddprun.send_signal(SIGTSTP);
+  CHECK(wait_until([&] { return all_are('T'); }));
+  ddprun.send_signal(SIGCONT);
+  CHECK(wait_until([&] { return all_are('S'); }));
+  ddprun.send_signal(SIGUSR1);
+  CHECK(ddprun.wait() == ExitStatus::exited(0));
+  check_nothing_left(ddprun);
+}
+
+TEST_CASE("a stopped job can be ended", "[launcher]") {
+  Child ddprun(job({"--nproc-per-node=2"}, {"ready", "pause"}));
+  REQUIRE(ddprun.wait_for_output("ready ", 2));
+  ddprun.send_signal(SIGTSTP);
+  CHECK(wait_until([&] { return state_of(ddprun.pid()) == 'T'; }));
+  ddprun.send_signal(SIGTERM);
+  ddprun.send_signal(SIGCONT);
+  CHECK(ddprun.wait() == ExitStatus::killed(SIGTERM));
+  check_nothing_left(ddprun);
+}
+
+}  // namespace
+}  // namespace ddprun::test
