@@ -6,7 +6,10 @@
 
 #include <cerrno>
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <string>
 
 #include "launcher/launch_error.h"
@@ -14,12 +17,48 @@
 namespace ddprun {
 namespace {
 
+/// The inode of a socket that listens on the port of any address; 0 if there is none.
+unsigned long listening_inode(int port) {
+  for (const char* table : {"/proc/net/tcp", "/proc/net/tcp6"}) {
+    std::ifstream lines(table);
+    std::string line;
+    std::getline(lines, line);  // the headings
+    while (std::getline(lines, line)) {
+      unsigned local_port = 0, state = 0;
+      unsigned long inode = 0;
+      // "sl: ADDRESS:PORT REMOTE:PORT STATE queues timer retransmits uid timeout INODE ..."
+      if (std::sscanf(line.c_str(), " %*d: %*[0-9A-F]:%X %*[0-9A-F]:%*X %X %*s %*s %*s %*s %*s %lu", &local_port,
+                      &state, &inode) != 3)
+        continue;
+      if (static_cast<int>(local_port) == port && state == 10 /* TCP_LISTEN */) return inode;
+    }
+  }
+  return 0;
+}
+
+/// " by PID (NAME)" of a process that listens on the port, if it is one that we may see.
+std::string owner_of(int port) {
+  const unsigned long inode = listening_inode(port);
+  if (inode == 0) return "";
+  const std::string socket = "socket:[" + std::to_string(inode) + "]";
+  std::error_code ignored;
+  for (const auto& process : std::filesystem::directory_iterator("/proc", ignored))
+    for (const auto& fd : std::filesystem::directory_iterator(process.path() / "fd", ignored)) {
+      if (std::filesystem::read_symlink(fd.path(), ignored) != socket) continue;
+      std::ifstream comm(process.path() / "comm");
+      std::string name;
+      std::getline(comm, name);
+      return " by process " + process.path().filename().string() + " (" + name + ")";
+    }
+  return "";
+}
+
 [[noreturn]] void fail(int port, int error) {
-  const std::string which = port == 0 ? "a free port" : "port " + std::to_string(port);
-  throw LaunchError(
-      LaunchError::kOwnFailure,
-      "cannot reserve " + which + " on 127.0.0.1: " + std::strerror(error) +
-          (error == EADDRINUSE && port != 0 ? " (--master-port; left out, a free one is found)" : ""));
+  const bool taken = error == EADDRINUSE && port != 0;
+  throw LaunchError(LaunchError::kOwnFailure,
+                    "cannot reserve " + (port == 0 ? "a free port" : "port " + std::to_string(port)) +
+                        " on 127.0.0.1: " + std::strerror(error) + (taken ? owner_of(port) : "") +
+                        (taken ? " (--master-port; left out, a free one is found)" : ""));
 }
 
 UniqueFd bind_reusable(int port) {

@@ -147,7 +147,8 @@ TEST_CASE("ddprun refuses a master port that is in use, naming it", "[launcher]"
   const std::string port = std::to_string(ntohs(address.sin_port));
   const Finished run(job({"--master-port", port}, {"ready"}));
   CHECK(run.status == ExitStatus::exited(125));
-  CHECK_THAT(run.err, ContainsSubstring(port));
+  CHECK_THAT(run.err, ContainsSubstring("port " + port));
+  CHECK_THAT(run.err, ContainsSubstring("in use by process " + std::to_string(::getpid()) + " ("));
   CHECK(run.out.empty());
 }
 
