@@ -47,6 +47,8 @@ ErrorFileContent interpret(const std::string& bytes) {
     error.call_stack = text_of(*extra, "py_callstack");
     if (extra->contains("timestamp")) error.timestamp = parse_timestamp((*extra)["timestamp"]);
   }
+  if (const auto code = message.find("errorCode"); code != message.end() && code->is_number_integer())
+    error.error_code = code->get<int>();
   return {error, ""};
 }
 
@@ -57,6 +59,7 @@ ErrorFileContent read_and_interpret(const std::filesystem::path& path) {
   if (!fd) return {std::nullopt, std::string("cannot be opened: ") + std::strerror(errno)};
   struct stat info {};
   if (::fstat(fd.get(), &info) != 0 || !S_ISREG(info.st_mode)) return {std::nullopt, "is not a regular file"};
+  if (::geteuid() != 0 && info.st_uid != ::geteuid()) return {std::nullopt, "belongs to another user"};
   std::string bytes(kMaxBytes + 1, '\0');
   std::size_t size = 0;
   while (size < bytes.size()) {
@@ -75,11 +78,11 @@ ErrorFileContent read_and_interpret(const std::filesystem::path& path) {
 }  // namespace
 
 void write_error_file(const std::filesystem::path& path, const WorkerError& error) {
-  const json root = {
-      {"message",
-       {{"message", error.message},
-        {"extraInfo",
-         {{"py_callstack", error.call_stack}, {"timestamp", std::to_string(error.timestamp)}}}}}};
+  json message = {
+      {"message", error.message},
+      {"extraInfo", {{"py_callstack", error.call_stack}, {"timestamp", std::to_string(error.timestamp)}}}};
+  if (error.error_code) message["errorCode"] = *error.error_code;
+  const json root = {{"message", message}};
   write_file_atomic(path, root.dump(-1, ' ', false, json::error_handler_t::replace));
 }
 

@@ -73,13 +73,23 @@ void write_file_atomic(const std::filesystem::path& path, std::string_view bytes
   });
 }
 
-TempDir::TempDir(const std::string& prefix) {
+std::filesystem::path temp_folder() {
   const char* folder = std::getenv("TMPDIR");
-  if (folder == nullptr || *folder == '\0') folder = "/tmp";
-  std::string pattern = (std::filesystem::path(folder) / (prefix + "-XXXXXX")).string();
+  return std::filesystem::absolute(folder == nullptr || *folder == '\0' ? "/tmp" : folder);
+}
+
+TempDir::TempDir(const std::string& prefix) {
+  const auto folder = temp_folder();
+  std::string pattern = folder / (prefix + "-XXXXXX");
   if (::mkdtemp(pattern.data()) == nullptr)
     throw IoError(folder, "cannot create a temporary folder here ($TMPDIR)", errno);
   path_ = pattern;
+}
+
+TempDir::TempDir(const Exactly& wanted) {
+  if (::mkdir(wanted.path.c_str(), 0700) != 0)
+    throw IoError(wanted.path.parent_path(), "cannot create a temporary folder here ($TMPDIR)", errno);
+  path_ = wanted.path;
 }
 
 TempDir::~TempDir() {

@@ -19,16 +19,27 @@ void write_file_atomic(const std::filesystem::path& path, std::string_view bytes
 template <typename Write>
 void replace_file_atomic(const std::filesystem::path& path, Write write);
 
-/// A fresh folder under $TMPDIR (mode 0700), removed with all it holds when this goes.
+/// Where temporary files go: $TMPDIR, else /tmp; absolute.
+std::filesystem::path temp_folder();
+
+/// A fresh folder (mode 0700), removed with all it holds when this goes. throws IoError
 class TempDir {
  public:
+  /// In temp_folder(), under a name of its own.
   explicit TempDir(const std::string& prefix = "ddprun");
+  /// Under exactly this path, where nothing may be yet.
+  static TempDir at(const std::filesystem::path& path) { return TempDir(Exactly{path}); }
   ~TempDir();
   TempDir(const TempDir&) = delete;
   TempDir& operator=(const TempDir&) = delete;
   const std::filesystem::path& path() const { return path_; }
 
  private:
+  struct Exactly {
+    std::filesystem::path path;
+  };
+  explicit TempDir(const Exactly& wanted);
+
   std::filesystem::path path_;
 };
 

@@ -4,8 +4,18 @@
 #include <csignal>
 #include <ctime>
 
+#include "launcher/end_hint.h"
+#include "launcher/printable.h"
+
 namespace ddprun {
 namespace {
+
+using Lines = std::vector<std::string>;
+
+constexpr std::size_t kWidth = 80;          // of what is ours; a worker's lines are not broken
+constexpr std::size_t kLabelWidth = 10;     // "local_rank" and the like
+constexpr std::size_t kMaxLineBytes = 500;  // of a worker's line
+constexpr std::size_t kMaxOthers = 8;       // that are shown one by one
 
 std::string utc(std::chrono::system_clock::time_point time) {
   const std::time_t seconds = std::chrono::system_clock::to_time_t(time);
@@ -16,36 +26,113 @@ std::string utc(std::chrono::system_clock::time_point time) {
   return text;
 }
 
-/// Text of a worker without control characters, its further lines indented below the first.
-std::string printable(const std::string& text, const std::string& indent) {
-  std::string shown;
-  for (const char c : text) {
-    if (c == '\n') {
-      shown += "\n" + indent;
-    } else {
-      const auto byte = static_cast<unsigned char>(c);
-      shown += (byte < 0x20 && c != '\t') || byte == 0x7f ? '?' : c;
-    }
-  }
-  return shown;
+/// A worker's text, ready to be shown: bounded in both directions.
+Lines bounded(const std::string& text, std::size_t first, std::size_t last) {
+  Lines lines = first_and_last(printable_lines(text), first, last);
+  for (std::string& line : lines) line = shortened(line, kMaxLineBytes);
+  return lines;
 }
 
-std::string describe_end(const FailedWorker& worker) {
-  std::string text = describe(worker.status);
-  if (worker.status == ExitStatus::killed(SIGKILL)) text += ", not sent by ddprun: possibly the OOM killer";
-  if (worker.asked_to_end) text += ", after ddprun told it to end";
+std::string indented(const Lines& lines, const std::string& indent) {
+  std::string text;
+  for (const std::string& line : lines) text += indent + line + "\n";
   return text;
 }
 
-std::string describe_error(const ErrorFileContent& error, const std::string& indent) {
-  if (error.error) return printable(error.error->message, indent);
-  if (!error.problem.empty()) return "the worker's error file " + printable(error.problem, indent);
-  return "";
+/// "  label     : first line", the others below it; nothing without lines.
+std::string field(const std::string& label, const Lines& lines) {
+  if (lines.empty()) return "";
+  const std::string head = "  " + label + std::string(kLabelWidth - label.size(), ' ') + ": ";
+  const std::string rest = indented({lines.begin() + 1, lines.end()}, std::string(head.size(), ' '));
+  return head + lines.front() + "\n" + rest;
 }
 
-std::string ranks(const std::vector<int>& list) {
+/// A sentence of ours, broken to fit.
+std::string sentence(const std::string& label, const std::string& text) {
+  return field(label, wrapped(text, kWidth - kLabelWidth - 4));
+}
+
+std::string paths(const std::string& label, const std::vector<std::filesystem::path>& list) {
+  Lines lines;
+  for (const auto& path : list) lines.push_back(printable(path.string()));
+  return field(label, lines);
+}
+
+std::string describe_worker(const FailedWorker& worker) {
+  return std::to_string(worker.rank) + " (local_rank: " + std::to_string(worker.local_rank) +
+         ", pid: " + std::to_string(worker.pid) + ")";
+}
+
+std::string describe_end(const FailedWorker& worker) {
+  return describe(worker.status) + (worker.asked_to_end ? ", after ddprun told it to end" : "");
+}
+
+Lines error_lines(const ErrorFileContent& error, std::size_t first, std::size_t last) {
+  if (error.error) return bounded(error.error->message, first, last);
+  if (error.problem.empty()) return {};
+  return {"the worker's error file " + printable(error.problem)};
+}
+
+/// True if these lines stand, one after the other, among the others.
+bool stands_in(const Lines& lines, const Lines& others) {
+  return std::search(others.begin(), others.end(), lines.begin(), lines.end()) != others.end();
+}
+
+std::string describe_output(const FailedWorker& root) {
+  std::string joined;
+  for (const std::string& line : root.last_lines) joined += line + "\n";
+  Lines last = bounded(joined, 0, kLastLines);
+
   std::string text;
-  for (const int rank : list) text += (text.empty() ? "" : ", ") + std::to_string(rank);
+  const Lines stack = root.error.error ? bounded(root.error.error->call_stack, 8, 16) : Lines();
+  // Python prints what @record has written as well: once is enough.
+  if (!stack.empty() && !stands_in(stack, last)) text += "  call stack:\n" + indented(stack, "    ");
+  if (!last.empty()) text += "  last lines of its stderr:\n" + indented(last, "    | ");
+  return text;
+}
+
+std::string describe_root_cause(const FailureReport& report) {
+  const FailedWorker& root = report.root_cause;
+  const bool killed_by_memory = !root.out_of_memory.empty() && root.status == ExitStatus::killed(SIGKILL);
+  std::string text = field("rank", {describe_worker(root)});
+  text += field("ended by", {describe_end(root)});
+  text += sentence("memory", root.out_of_memory);
+  if (!killed_by_memory && !root.asked_to_end) text += sentence("hint", end_hint(root.status));
+  text += field("host", {printable(report.host)});
+  text += field("time", {utc(root.time)});
+  if (report.max_restarts > 0)
+    text += field("attempt", {std::to_string(report.attempt + 1) +
+                              " (--max-restarts=" + std::to_string(report.max_restarts) + ")"});
+  if (!root.core.empty()) text += field("core file", {printable(root.core)});
+  text += paths("stacks", root.stacks);
+  text += paths("log files", root.logs);
+  text += field("error", error_lines(root.error, 12, 8));
+  return text + describe_output(root);
+}
+
+std::string describe_others(const std::vector<FailedWorker>& others) {
+  if (others.empty()) return "";
+  std::string text = "Other Failures:\n";
+  const std::size_t shown = others.size() <= kMaxOthers + 1 ? others.size() : kMaxOthers;
+  for (std::size_t i = 0; i < shown; ++i) {
+    text += "  rank " + describe_worker(others[i]) + ": " + describe_end(others[i]) + "\n";
+    text += indented(error_lines(others[i].error, 2, 1), "    ");
+  }
+  if (shown < others.size()) text += "  and " + std::to_string(others.size() - shown) + " more\n";
+  return text;
+}
+
+/// "0, 2-5, 7" for ranks in order.
+std::string ranges(const std::vector<int>& ranks) {
+  std::string text;
+  for (std::size_t begin = 0; begin < ranks.size();) {
+    std::size_t end = begin + 1;
+    while (end < ranks.size() && ranks[end] == ranks[end - 1] + 1) ++end;
+    if (end - begin == 2) --end;  // "1, 2" and not "1-2"
+    text += (text.empty() ? "" : ", ") + std::to_string(ranks[begin]);
+    if (end - begin > 1) text += "-" + std::to_string(ranks[end - 1]);
+    begin = end;
+  }
   return text;
 }
 
@@ -58,27 +145,12 @@ bool ended_as_told(const ExitStatus& status, const std::vector<int>& signals) {
 }
 
 std::string describe(const FailureReport& report) {
-  const std::string line(72, '=');
-  const std::string indent(14, ' ');
-  const FailedWorker& root = report.root_cause;
-  std::string text = line + "\n" + printable(report.program, "") + " FAILED\n";
-  text += "Root Cause (first observed failure):\n";
-  text += "  rank      : " + std::to_string(root.rank) + " (local_rank: " + std::to_string(root.local_rank) +
-          ", pid: " + std::to_string(root.pid) + ")\n";
-  text += "  ended by  : " + describe_end(root) + "\n";
-  text += "  host      : " + report.host + "\n";
-  text += "  time      : " + utc(root.time) + "\n";
-  if (const auto error = describe_error(root.error, indent); !error.empty())
-    text += "  error     : " + error + "\n";
-  if (!report.others.empty()) text += "Other Failures:\n";
-  for (const FailedWorker& worker : report.others) {
-    text += "  rank " + std::to_string(worker.rank) + " (local_rank: " + std::to_string(worker.local_rank) +
-            ", pid: " + std::to_string(worker.pid) + "): " + describe_end(worker);
-    if (const auto error = describe_error(worker.error, "    "); !error.empty()) text += ": " + error;
-    text += "\n";
-  }
-  if (!report.ended_by_us.empty()) text += "ended by ddprun: rank " + ranks(report.ended_by_us) + "\n";
-  return text + line + "\n";
+  const std::string rule(kWidth, '=');
+  std::string text = rule + "\n" + shortened(printable(report.program), kMaxLineBytes) + " FAILED\n";
+  text += "Root Cause (first observed failure):\n" + describe_root_cause(report);
+  text += describe_others(report.others);
+  if (!report.ended_by_us.empty()) text += "ended by ddprun: rank " + ranges(report.ended_by_us) + "\n";
+  return text + rule + "\n";
 }
 
 }  // namespace ddprun

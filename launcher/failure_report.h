@@ -3,6 +3,7 @@
 #include <sys/types.h>
 
 #include <chrono>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,13 @@ struct FailedWorker {
   std::chrono::system_clock::time_point time;
   ErrorFileContent error;     ///< what the worker wrote about it
   bool asked_to_end = false;  ///< after ddprun had begun to end the job, in a way of its own
+
+  // What is only looked for, and shown, of the root cause.
+  std::string out_of_memory = {};                  ///< describe(OomFinding); empty: nothing is known of it
+  std::string core = {};                           ///< find_core(); empty: none
+  std::vector<std::string> last_lines = {};        ///< of its stderr, as they came; the last ones are shown
+  std::vector<std::filesystem::path> logs = {};    ///< its log files
+  std::vector<std::filesystem::path> stacks = {};  ///< where its stack was dumped to
 };
 
 /// What the user is told when a job fails.
@@ -28,8 +36,13 @@ struct FailureReport {
   std::string host;
   FailedWorker root_cause;           ///< the first that failed
   std::vector<FailedWorker> others;  ///< that failed by themselves too, in rank order
-  std::vector<int> ended_by_us;      ///< ranks that ended because ddprun told them to
+  std::vector<int> ended_by_us;      ///< ranks that ended because ddprun told them to, in order
+  int attempt = 0;                   ///< from 0
+  int max_restarts = 0;
 };
+
+/// Lines of a worker's stderr that are shown, and so have to be kept.
+constexpr std::size_t kLastLines = 20;
 
 /// True if a worker that was told to end by these signals ended because of them: with success, killed by one,
 /// or with the exit code by which programs say so.

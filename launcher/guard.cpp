@@ -35,14 +35,16 @@ std::vector<pid_t> read_until_launcher_is_gone(int pipe) {
   }
 }
 
-/// Also those that have left their groups, as daemons do. A process may start another while we look: again,
-/// until nobody is left.
+/// Also those that have left their groups, as daemons do. A process may start another while we look, or be
+/// between two programs and have no environment to read: again, until nobody is seen twice.
 void kill_job(const std::vector<pid_t>& groups, const std::string& job_id) {
   for (const pid_t group : groups) ::kill(-group, SIGKILL);
-  for (int round = 0; round < 100; ++round) {
+  int rounds_without = 0;
+  for (int round = 0; round < 100 && rounds_without < 2; ++round) {
     const auto left = processes_of_job(job_id);
-    if (left.empty()) return;
     for (const pid_t pid : left) ::kill(pid, SIGKILL);
+    rounds_without = left.empty() ? rounds_without + 1 : 0;
+    ::usleep(1000);
   }
 }
 
@@ -86,7 +88,8 @@ Guard::~Guard() {
   }
 }
 
-void Guard::tell(pid_t message) {
+void Guard::forget(pid_t group) {
+  const pid_t message = -group;
   // A guard that was killed means EPIPE (SIGPIPE is ignored): the parent-death signals remain.
   [[maybe_unused]] const ssize_t ignored = ::write(pipe_.get(), &message, sizeof message);
 }

@@ -20,7 +20,7 @@ namespace ddprun {
 class Guard {
  public:
   /// Forks; so make it early, while ddprun is small.
-  /// folder  removed, with all it holds, if ddprun is killed
+  /// folder  absolute; removed, with all it holds, if ddprun is killed; need not be there yet
   /// job_id  tells the job's processes: see job_processes.h
   /// throws  std::system_error
   Guard(const std::filesystem::path& folder, const std::string& job_id);
@@ -29,13 +29,13 @@ class Guard {
   Guard(const Guard&) = delete;
   Guard& operator=(const Guard&) = delete;
 
-  void watch(pid_t group) { tell(group); }
-  void forget(pid_t group) { tell(-group); }
+  /// Where a process that is to lead a group writes its pid before it can start another: so there is no moment
+  /// at which a group is not watched.
+  int announce_fd() const { return pipe_.get(); }
+  void forget(pid_t group);
   pid_t pid() const { return pid_; }
 
  private:
-  void tell(pid_t message);
-
   UniqueFd pipe_;
   pid_t pid_ = -1;
 };

@@ -23,6 +23,7 @@ struct ChildSetup {
   char* const* argv;
   char* const* env;
   int standard_fds[3];
+  int announce_fd;
   const int* inherited_fds;  // ascending
   std::size_t inherited_count;
   const cpu_set_t* cpus;  // null: as ddprun
@@ -81,6 +82,9 @@ bool keep_descriptors(const int* inherited, std::size_t count) {
   if (::setsid() < 0) fail_child(failure, "setsid");
   if (::prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) fail_child(failure, "prctl(PR_SET_PDEATHSIG)");
   if (::getppid() != setup.launcher) ::_exit(1);  // ddprun died before the line above
+  const pid_t pid = ::getpid();
+  // A full pipe or a dead reader is no reason not to start.
+  if (setup.announce_fd >= 0) [[maybe_unused]] const auto ignored = ::write(setup.announce_fd, &pid, sizeof pid);
   if (!set_standard_streams(setup.standard_fds)) fail_child(failure, "dup2");
   if (!keep_descriptors(setup.inherited_fds, setup.inherited_count)) fail_child(failure, "fcntl");
   if (setup.cpus != nullptr && ::sched_setaffinity(0, setup.cpus_size, setup.cpus) != 0)
@@ -140,6 +144,7 @@ std::variant<Process, StartFailure> start_process(const ProcessSpec& spec) {
                          argv.data(),
                          env.data(),
                          {spec.stdin_fd, spec.stdout_fd, spec.stderr_fd},
+                         spec.announce_fd,
                          inherited.data(),
                          inherited.size(),
                          cpus.empty() ? nullptr : cpus.data(),

@@ -28,30 +28,35 @@ UniqueFd open_dev_null() {
 
 }  // namespace
 
-WorkerGroup::WorkerGroup(JobEvents& events, const SignalFd& signals, Guard& guard)
-    : events_(events), signals_(signals), guard_(guard) {}
+WorkerGroup::WorkerGroup(JobEvents& events, const SignalFd& signals, Guard& guard, EventLog& log, int attempt)
+    : events_(events), signals_(signals), guard_(guard), log_(log), attempt_(attempt) {}
 
 WorkerGroup::~WorkerGroup() { signal_all(SIGKILL); }
 
 std::optional<StartFailed> WorkerGroup::start(const std::string& program,
-                                              const std::vector<WorkerSpec>& specs) {
+                                              const std::vector<WorkerSpec>& specs,
+                                              const OpenOutputs& open_outputs) {
   const UniqueFd dev_null = open_dev_null();
-  for (const WorkerSpec& spec : specs) ranks_.push_back(spec.rank);
+  for (const WorkerSpec& spec : specs) places_.push_back({spec.rank, spec.local_rank});
   workers_.reserve(specs.size());
   for (std::size_t i = 0; i < specs.size(); ++i) {
     if (signals_.end_requested()) return {};
     const WorkerSpec& spec = specs[i];
+    const WorkerOutputs outputs = open_outputs(i);
     ProcessSpec process{program, spec.argv, spec.env};
     process.stdin_fd = spec.reads_stdin ? STDIN_FILENO : dev_null.get();
+    if (outputs.out) process.stdout_fd = outputs.out.get();
+    if (outputs.err) process.stderr_fd = outputs.err.get();
     process.inherited_fds = spec.inherited_fds;
+    process.announce_fd = guard_.announce_fd();
     process.cpus = spec.cpus;
     auto started = start_process(process);
     if (const auto* failure = std::get_if<StartFailure>(&started)) return StartFailed{i, *failure};
     Worker& worker = workers_.emplace_back();
     worker.process = std::move(std::get<Process>(started));
     worker.started = JobEvents::Clock::now();
-    guard_.watch(worker.process.pid);
     events_.watch_exit(i, worker.process.pidfd.get());
+    log_worker(EventRecord::Kind::kStarted, i);
   }
   return {};
 }
@@ -61,10 +66,14 @@ asio::awaitable<GroupEvent> WorkerGroup::wait(std::optional<JobEvents::Clock::ti
   std::size_t succeeded = 0;
   for (;;) {
     const auto now = JobEvents::Clock::now();
-    const HangCheck check = find_hung ? find_hung(now) : HangCheck{};
     if (deadline && now >= *deadline) co_return TimedOut{};
-    if (!check.hung.empty()) co_return Hung{check.hung};
-    const JobEvent event = co_await events_.next(std::min(check.next, deadline.value_or(check.next)));
+    auto wake_up = deadline.value_or(JobEvents::Clock::time_point::max());
+    if (find_hung) {
+      const auto verdict = find_hung(now);
+      if (const auto* hung = std::get_if<Hung>(&verdict)) co_return *hung;
+      wake_up = std::min(wake_up, std::get<LookAgain>(verdict).at);
+    }
+    const JobEvent event = co_await events_.next(wake_up);
     handle(event);
     if (const auto* received = std::get_if<SignalReceived>(&event)) {
       if (signals_.ends_job(received->signal)) co_return *received;
@@ -72,14 +81,20 @@ asio::awaitable<GroupEvent> WorkerGroup::wait(std::optional<JobEvents::Clock::ti
       const auto& status = workers_[exited->index].status;
       ensure(status.has_value(), "a worker whose pidfd is readable can be reaped");
       if (!status->success()) co_return WorkerFailed{exited->index};
-      if (++succeeded == ranks_.size()) co_return AllSucceeded{};
+      if (++succeeded == places_.size()) co_return AllSucceeded{};
     }
   }
 }
 
+asio::awaitable<bool> WorkerGroup::wait_for_event(JobEvents::Clock::time_point deadline) {
+  const JobEvent event = co_await events_.next(deadline);
+  handle(event);
+  co_return !std::holds_alternative<DeadlinePassed>(event) && user_signals_ == 0;
+}
+
 asio::awaitable<std::vector<pid_t>> WorkerGroup::stop(int signal, std::chrono::milliseconds grace) {
   // Who has ended by now did so unasked, even if its event is still on the way.
-  for (Worker& worker : workers_) record_exit(worker);
+  for (std::size_t i = 0; i < workers_.size(); ++i) record_exit(i);
   stopping_ = true;
   if (all_gone()) co_return std::vector<pid_t>();
   signal_to_end(signal);
@@ -111,11 +126,14 @@ asio::awaitable<bool> WorkerGroup::groups_gone(JobEvents::Clock::time_point dead
 /// What every event means, whatever the group is waiting for.
 void WorkerGroup::handle(const JobEvent& event) {
   if (const auto* exited = std::get_if<WorkerExited>(&event)) {
-    record_exit(workers_[exited->index]);
+    record_exit(exited->index);
     reap_orphans();  // it may have stood before them in the kernel's list
   } else if (std::holds_alternative<ChildEnded>(event)) {
     reap_orphans();
   } else if (const auto* received = std::get_if<SignalReceived>(&event)) {
+    EventRecord record{EventRecord::Kind::kSignal, JobEvents::Clock::now(), attempt_};
+    record.signal = received->signal;
+    log_.add(record);
     if (signals_.ends_job(received->signal)) {
       ++user_signals_;
     } else if (received->signal == SIGTSTP) {
@@ -126,12 +144,14 @@ void WorkerGroup::handle(const JobEvent& event) {
   }
 }
 
-void WorkerGroup::record_exit(Worker& worker) {
+void WorkerGroup::record_exit(std::size_t index) {
+  Worker& worker = workers_[index];
   if (worker.status) return;
   worker.status = try_reap(worker.process);
   if (!worker.status) return;
   worker.ended = JobEvents::Clock::now();
   worker.asked_to_end = stopping_;
+  log_worker(EventRecord::Kind::kExited, index);
   check_group(worker);
 }
 
@@ -161,6 +181,10 @@ void WorkerGroup::signal_all(int signal) {
 
 void WorkerGroup::signal_to_end(int signal) {
   ending_signals_.push_back(signal);
+  EventRecord record{signal == SIGKILL ? EventRecord::Kind::kKilled : EventRecord::Kind::kStopping,
+                     JobEvents::Clock::now(), attempt_};
+  record.signal = signal;
+  log_.add(record);
   signal_all(signal);
   told_strays_.clear();
   signal_strays();
@@ -204,11 +228,22 @@ bool WorkerGroup::is_running_worker(pid_t pid) const {
                      [&](const Worker& worker) { return !worker.status && worker.process.pid == pid; });
 }
 
+void WorkerGroup::log_worker(EventRecord::Kind kind, std::size_t index) const {
+  const Worker& worker = workers_[index];
+  const bool exited = kind == EventRecord::Kind::kExited;
+  EventRecord record{kind, exited ? worker.ended : worker.started, attempt_};
+  record.rank = places_[index].rank;
+  record.local_rank = places_[index].local_rank;
+  record.pid = worker.process.pid;
+  record.status = worker.status;
+  log_.add(record);
+}
+
 std::string WorkerGroup::ranks_left() const {
   std::string text;
   for (std::size_t i = 0; i < workers_.size(); ++i) {
     if (workers_[i].group_gone) continue;
-    text += (text.empty() ? "rank " : ", rank ") + std::to_string(ranks_[i]) + " (pid " +
+    text += (text.empty() ? "rank " : ", rank ") + std::to_string(places_[i].rank) + " (pid " +
             std::to_string(workers_[i].process.pid) + (workers_[i].status ? ", its children)" : ")");
   }
   for (const pid_t pid : strays()) text += (text.empty() ? "pid " : ", pid ") + std::to_string(pid);

@@ -10,7 +10,10 @@
 #include <vector>
 
 #include "common/exit_status.h"
+#include "common/unique_fd.h"
+#include "launcher/event_log.h"
 #include "launcher/guard.h"
+#include "launcher/hang_policy.h"
 #include "launcher/job_events.h"
 #include "launcher/launch_plan.h"
 #include "launcher/process.h"
@@ -27,19 +30,18 @@ struct StartFailed {
 };
 
 struct TimedOut {};
-struct Hung {
-  std::vector<std::size_t> workers;  ///< those without a sign of life
-};
 
 /// Why the job is over, or has to be ended now.
 using GroupEvent = std::variant<AllSucceeded, WorkerFailed, SignalReceived, StartFailed, TimedOut, Hung>;
 
-/// Asked for the workers that hang by now, and for when to ask again.
-struct HangCheck {
-  std::vector<std::size_t> hung;
-  JobEvents::Clock::time_point next = JobEvents::Clock::time_point::max();
+/// Asked again at the time that it names.
+using FindHung = std::function<std::variant<LookAgain, Hung>(JobEvents::Clock::time_point now)>;
+
+/// Asked for a worker's stdout and stderr before it is started; what is not set is ddprun's own.
+struct WorkerOutputs {
+  UniqueFd out, err;
 };
-using FindHung = std::function<HangCheck(JobEvents::Clock::time_point now)>;
+using OpenOutputs = std::function<WorkerOutputs(std::size_t index)>;
 
 /// A worker that was started.
 struct Worker {
@@ -56,14 +58,16 @@ struct Worker {
 /// job as well. Destroyed while some of them live, it kills them.
 class WorkerGroup {
  public:
-  WorkerGroup(JobEvents& events, const SignalFd& signals, Guard& guard);
+  /// attempt  for the log
+  WorkerGroup(JobEvents& events, const SignalFd& signals, Guard& guard, EventLog& log, int attempt);
   ~WorkerGroup();
   WorkerGroup(const WorkerGroup&) = delete;
   WorkerGroup& operator=(const WorkerGroup&) = delete;
 
   /// Starts one worker after the other. Stops early when one cannot be started, which is returned, or when
   /// the user wants the job to end, which wait() then returns.
-  std::optional<StartFailed> start(const std::string& program, const std::vector<WorkerSpec>& specs);
+  std::optional<StartFailed> start(const std::string& program, const std::vector<WorkerSpec>& specs,
+                                   const OpenOutputs& open_outputs);
 
   /// Until all have succeeded, one has failed, a signal wants the job to end, the deadline has passed, or
   /// find_hung names workers that hang.
@@ -74,16 +78,26 @@ class WorkerGroup {
   /// signalled twice, and waits until all are gone. returns the processes that even SIGKILL did not end
   boost::asio::awaitable<std::vector<pid_t>> stop(int signal, std::chrono::milliseconds grace);
 
+  /// Handles one event, such as the end of a child that is no worker's. False if the deadline has passed or the
+  /// user wants the job to end.
+  boost::asio::awaitable<bool> wait_for_event(JobEvents::Clock::time_point deadline);
+
   const std::vector<Worker>& workers() const { return workers_; }
   /// The signals that ddprun sent to end the workers.
   const std::vector<int>& ending_signals() const { return ending_signals_; }
+  /// How many signals of the user wanted the job to end.
+  int user_signals() const { return user_signals_; }
   /// When the job went on after it was stopped by SIGTSTP; else the epoch.
   JobEvents::Clock::time_point resumed() const { return resumed_; }
 
  private:
   boost::asio::awaitable<bool> groups_gone(JobEvents::Clock::time_point deadline, bool may_hurry);
+  struct Place {
+    int rank, local_rank;
+  };
   void handle(const JobEvent& event);
-  void record_exit(Worker& worker);
+  void log_worker(EventRecord::Kind kind, std::size_t index) const;
+  void record_exit(std::size_t index);
   void reap_orphans();
   void check_group(Worker& worker);
   void signal_all(int signal);
@@ -99,8 +113,10 @@ class WorkerGroup {
   JobEvents& events_;
   const SignalFd& signals_;
   Guard& guard_;
+  EventLog& log_;
+  int attempt_;
   std::vector<Worker> workers_;
-  std::vector<int> ranks_;  ///< by index, of all that are planned
+  std::vector<Place> places_;  ///< by index, of all that are planned
   std::vector<int> ending_signals_;
   std::set<pid_t> told_strays_;  ///< have got the last of ending_signals_
   JobEvents::Clock::time_point resumed_;

@@ -1,0 +1,104 @@
+#include "launcher/event_log.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <nlohmann/json.hpp>
+
+#include "common/errors.h"
+#include "common/logging.h"
+
+namespace ddprun {
+namespace {
+
+using json = nlohmann::ordered_json;
+
+const char* name_of(EventRecord::Kind kind) {
+  switch (kind) {
+    case EventRecord::Kind::kStarted:
+      return "started";
+    case EventRecord::Kind::kFirstOutput:
+      return "first_output";
+    case EventRecord::Kind::kExited:
+      return "exited";
+    case EventRecord::Kind::kSignal:
+      return "signal";
+    case EventRecord::Kind::kStopping:
+      return "stopping";
+    case EventRecord::Kind::kKilled:
+      return "killed";
+    case EventRecord::Kind::kRestart:
+      return "restart";
+    case EventRecord::Kind::kHang:
+      return "hang";
+    case EventRecord::Kind::kTimeout:
+      return "timeout";
+    case EventRecord::Kind::kFinished:
+      return "finished";
+  }
+  return "unknown";
+}
+
+template <typename Value>
+void add_if_known(json& object, const char* key, const std::optional<Value>& value) {
+  if (value) object[key] = *value;
+}
+
+void add_signal(json& object, int signal) {
+  object["signal"] = signal;
+  object["signal_name"] = signal_name(signal);
+}
+
+void add_status(json& object, const ExitStatus& status) {
+  if (status.kind == ExitStatus::Kind::kExited) {
+    object["exit_code"] = status.code;
+  } else {
+    add_signal(object, status.signal);
+    object["core_dumped"] = status.core_dumped;
+  }
+}
+
+}  // namespace
+
+std::string to_json_line(const EventRecord& event, const JobClock& clock) {
+  json object = {{"t_ns", clock.ns(event.at)},
+                 {"time", utc_iso(clock.date(event.at))},
+                 {"event", name_of(event.kind)},
+                 {"attempt", event.attempt}};
+  add_if_known(object, "rank", event.rank);
+  add_if_known(object, "local_rank", event.local_rank);
+  add_if_known(object, "pid", event.pid);
+  if (event.status) add_status(object, *event.status);
+  if (event.signal) add_signal(object, *event.signal);
+  add_if_known(object, "exit_code", event.exit_code);
+  if (event.delay) object["delay_s"] = std::chrono::duration<double>(*event.delay).count();
+  if (!event.detail.empty()) object["detail"] = event.detail;
+  return object.dump(-1, ' ', false, json::error_handler_t::replace) + "\n";
+}
+
+EventLog::EventLog(const std::optional<std::filesystem::path>& path, const JobClock& clock) : clock_(clock) {
+  if (!path) return;
+  path_ = *path;
+  fd_.reset(::open(path_.c_str(),
+                   O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, 0600));
+  if (!fd_) give_up("cannot open", errno);
+}
+
+void EventLog::add(const EventRecord& event) {
+  if (!fd_) return;
+  const std::string line = to_json_line(event, clock_);
+  ssize_t n = 0;
+  do n = ::write(fd_.get(), line.data(), line.size());
+  while (n < 0 && errno == EINTR);
+  if (n < 0) return give_up("cannot write", errno);
+  if (static_cast<std::size_t>(n) < line.size()) give_up("cannot write", ENOSPC);
+}
+
+void EventLog::give_up(const std::string& what, int error) {
+  log_warning(std::string("--events-json: ") + IoError(path_, what, error).what() +
+              ": events are no longer recorded");
+  fd_.reset();
+}
+
+}  // namespace ddprun

@@ -1,0 +1,19 @@
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "common/error_file.h"
+#include "launcher/failure_report.h"
+
+namespace ddprun {
+
+/// What a launcher that started ddprun is told: the root cause's own error, or a line on how it ended if it
+/// wrote none, with its exit code, or minus the signal, as errorCode. So does torchrun.
+WorkerError error_for_parent(const FailureReport& report);
+
+/// Writes it to ddprun's own TORCHELASTIC_ERROR_FILE, given here as it stands in ddprun's environment; does
+/// nothing if that is not set or empty. A file that cannot be written is a warning.
+void forward_error(const FailureReport& report, const std::optional<std::string>& error_file);
+
+}  // namespace ddprun

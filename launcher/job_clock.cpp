@@ -1,0 +1,21 @@
+#include "launcher/job_clock.h"
+
+#include <cstdio>
+#include <ctime>
+
+namespace ddprun {
+
+std::string utc_iso(JobClock::Wall::time_point time) {
+  const auto whole = std::chrono::floor<std::chrono::seconds>(time);
+  const auto micros = std::chrono::duration_cast<std::chrono::microseconds>(time - whole).count();
+  const std::time_t seconds = JobClock::Wall::to_time_t(whole);
+  std::tm parts{};
+  ::gmtime_r(&seconds, &parts);
+  char text[64];
+  std::snprintf(text, sizeof text, "%04d-%02d-%02dT%02d:%02d:%02d.%06dZ", parts.tm_year + 1900,
+                parts.tm_mon + 1, parts.tm_mday, parts.tm_hour, parts.tm_min, parts.tm_sec,
+                static_cast<int>(micros));
+  return text;
+}
+
+}  // namespace ddprun

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+namespace ddprun {
+
+/// The time of a job: monotonic since its start, and as a date that never goes back either.
+class JobClock {
+ public:
+  using Monotonic = std::chrono::steady_clock;
+  using Wall = std::chrono::system_clock;
+
+  explicit JobClock(Monotonic::time_point start = Monotonic::now(), Wall::time_point date = Wall::now())
+      : start_(start), date_(date) {}
+
+  std::int64_t ns(Monotonic::time_point time) const {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(time - start_).count();
+  }
+  Wall::time_point date(Monotonic::time_point time) const {
+    return date_ + std::chrono::duration_cast<Wall::duration>(time - start_);
+  }
+
+ private:
+  Monotonic::time_point start_;
+  Wall::time_point date_;
+};
+
+/// "2026-01-31T12:34:56.123456Z".
+std::string utc_iso(JobClock::Wall::time_point time);
+
+}  // namespace ddprun

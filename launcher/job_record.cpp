@@ -1,0 +1,167 @@
+#include "launcher/job_record.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <nlohmann/json.hpp>
+
+#include "common/errors.h"
+#include "common/files.h"
+#include "common/unique_fd.h"
+#include "launcher/launch_error.h"
+#include "launcher/redact.h"
+
+namespace ddprun {
+namespace {
+
+using json = nlohmann::ordered_json;
+
+constexpr int kFormatVersion = 1;
+constexpr int kPipePatienceMs = 2000;  // for a reader that does not read: the job is over, the user waits
+
+template <typename Value>
+json value_or_null(const std::optional<Value>& value) {
+  return value ? json(*value) : json(nullptr);
+}
+
+json signal_or_null(const std::optional<int>& signal) {
+  return signal ? json(signal_name(*signal)) : json(nullptr);
+}
+
+json status_json(const std::optional<ExitStatus>& status) {
+  if (!status) return nullptr;
+  if (status->kind == ExitStatus::Kind::kExited) return {{"exit_code", status->code}};
+  return {{"signal", status->signal},
+          {"signal_name", signal_name(status->signal)},
+          {"core_dumped", status->core_dumped}};
+}
+
+json worker_json(const WorkerRecord& worker) {
+  json object = {{"rank", worker.rank},
+                 {"local_rank", worker.local_rank},
+                 {"pid", worker.pid},
+                 {"status", status_json(worker.status)},
+                 {"start_ns", worker.start_ns},
+                 {"end_ns", value_or_null(worker.end_ns)},
+                 {"asked_to_end", worker.asked_to_end}};
+  if (!worker.error_message.empty()) object["error"] = worker.error_message;
+  if (!worker.out_of_memory.empty()) object["out_of_memory"] = worker.out_of_memory;
+  if (!worker.core.empty()) object["core"] = worker.core;
+  if (!worker.last_lines.empty()) object["stderr"] = worker.last_lines;
+  for (const auto& log : worker.logs) object["logs"].push_back(log.string());
+  return object;
+}
+
+json attempt_json(const AttemptRecord& attempt) {
+  json workers = json::array();
+  for (const WorkerRecord& worker : attempt.workers) workers.push_back(worker_json(worker));
+  return {{"number", attempt.number},
+          {"port", attempt.port},
+          {"start_ns", attempt.start_ns},
+          {"end_ns", attempt.end_ns},
+          {"reason", to_string(attempt.outcome)},
+          {"root_cause_rank", value_or_null(attempt.root_cause_rank)},
+          {"workers", workers}};
+}
+
+void write_all(const std::filesystem::path& path, int fd, std::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t n = ::write(fd, bytes.data(), bytes.size());
+    if (n >= 0) {
+      bytes.remove_prefix(static_cast<std::size_t>(n));
+    } else if (errno == EAGAIN) {
+      pollfd writable{fd, POLLOUT, 0};
+      if (::poll(&writable, 1, kPipePatienceMs) == 0) throw IoError(path, "nobody reads from it");
+    } else if (errno != EINTR) {
+      throw IoError(path, "cannot write", errno);
+    }
+  }
+}
+
+/// To rename a file over /dev/null, or over the pipe of a shell's >(command), would be no service.
+bool is_device_or_pipe(const std::filesystem::path& path) {
+  struct stat info {};
+  return ::stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode) && !S_ISDIR(info.st_mode);
+}
+
+}  // namespace
+
+std::string to_string(JobOutcome outcome) {
+  switch (outcome) {
+    case JobOutcome::kSucceeded:
+      return "succeeded";
+    case JobOutcome::kWorkerFailed:
+      return "failed";
+    case JobOutcome::kSignal:
+      return "signal";
+    case JobOutcome::kTimeout:
+      return "timeout";
+    case JobOutcome::kHang:
+      return "hang";
+    case JobOutcome::kOwnFailure:
+      return "own-failure";
+    case JobOutcome::kNotExecutable:
+      return "not-executable";
+    case JobOutcome::kNotFound:
+      return "not-found";
+    case JobOutcome::kUsage:
+      return "usage";
+  }
+  return "unknown";
+}
+
+JobOutcome outcome_of_own_exit(int exit_code) {
+  switch (exit_code) {
+    case 2:
+      return JobOutcome::kUsage;
+    case LaunchError::kNotExecutable:
+      return JobOutcome::kNotExecutable;
+    case LaunchError::kNotFound:
+      return JobOutcome::kNotFound;
+    default:
+      return JobOutcome::kOwnFailure;
+  }
+}
+
+std::string to_json(const JobRecord& record) {
+  json attempts = json::array();
+  for (const AttemptRecord& attempt : record.attempts) attempts.push_back(attempt_json(attempt));
+  const std::chrono::duration<double> duration = record.end - record.start;
+  json object = {{"format", kFormatVersion},
+                 {"ddprun", record.version},
+                 {"run_id", record.run_id},
+                 {"program", redacted(record.program)},
+                 {"exit_code", record.exit_code},
+                 {"ended_by", signal_or_null(record.ended_by)},
+                 {"reason", to_string(record.outcome)},
+                 {"root_cause_rank", record.attempts.empty() ? json() : value_or_null(record.attempts.back().root_cause_rank)},
+                 {"max_restarts", record.max_restarts},
+                 {"restarts", record.restarts},
+                 {"start", utc_iso(record.start)},
+                 {"end", utc_iso(record.end)},
+                 {"duration_s", duration.count()},
+                 {"attempts", attempts}};
+  if (!record.message.empty()) object["message"] = record.message;
+  return object.dump(2, ' ', false, json::error_handler_t::replace) + "\n";
+}
+
+void write_job_record(const std::filesystem::path& path, const JobRecord& record) {
+  const std::string text = to_json(record);
+  if (is_device_or_pipe(path)) {
+    const UniqueFd fd(::open(path.c_str(), O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
+    if (!fd) throw IoError(path, "cannot open", errno);
+    write_all(path, fd.get(), text);
+    return;
+  }
+  replace_file_atomic(path, [&](const std::filesystem::path& temporary) {
+    discard_file(temporary);  // left by an earlier process of this number
+    const UniqueFd fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
+    if (!fd) throw IoError(path, "cannot create", errno);
+    write_all(path, fd.get(), text);
+  });
+}
+
+}  // namespace ddprun

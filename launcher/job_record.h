@@ -1,0 +1,84 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/exit_status.h"
+#include "launcher/job_clock.h"
+
+namespace ddprun {
+
+/// Why a job ended as it did: tells a worker's exit code 2, or 124 to 127, from ddprun's own.
+enum class JobOutcome {
+  kSucceeded,      ///< "succeeded"
+  kWorkerFailed,   ///< "failed": the exit code is the root cause's
+  kSignal,         ///< "signal": of the user
+  kTimeout,        ///< "timeout": 124
+  kHang,           ///< "hang": 124
+  kOwnFailure,     ///< "own-failure": 125
+  kNotExecutable,  ///< "not-executable": 126
+  kNotFound,       ///< "not-found": 127
+  kUsage,          ///< "usage": 2
+};
+
+std::string to_string(JobOutcome outcome);
+
+/// What ended ddprun itself: the outcome that stands for the exit code of a LaunchError or UsageError.
+JobOutcome outcome_of_own_exit(int exit_code);
+
+/// A worker as it is told to --result-json. Times are nanoseconds since the job's start (JobClock::ns).
+struct WorkerRecord {
+  int rank = 0;
+  int local_rank = 0;
+  pid_t pid = 0;
+  std::optional<ExitStatus> status;  ///< none: it was never reaped
+  std::int64_t start_ns = 0;
+  std::optional<std::int64_t> end_ns;
+  bool asked_to_end = false;
+  std::string error_message;                ///< its error file's
+  std::string out_of_memory;                ///< what is known of it, as in the failure report
+  std::string core;                         ///< where its core file is
+  std::vector<std::string> last_lines;      ///< of its stderr; of the root cause only
+  std::vector<std::filesystem::path> logs;  ///< its log files
+};
+
+/// One start of all workers.
+struct AttemptRecord {
+  int number = 0;  ///< from 0, as in TORCHELASTIC_RESTART_COUNT
+  int port = 0;
+  std::int64_t start_ns = 0;
+  std::int64_t end_ns = 0;
+  JobOutcome outcome = JobOutcome::kSucceeded;
+  std::optional<int> root_cause_rank;
+  std::vector<WorkerRecord> workers;
+};
+
+/// All that --result-json says of a job.
+struct JobRecord {
+  std::string version;  ///< ddprun's
+  std::string run_id;
+  std::vector<std::string> program;  ///< with its arguments, redacted() by to_json
+  int exit_code = 0;                 ///< ddprun's
+  std::optional<int> ended_by;       ///< the signal of which ddprun dies
+  JobOutcome outcome = JobOutcome::kSucceeded;
+  std::string message;  ///< ddprun's own last words, one line; empty if none
+  int max_restarts = 0;
+  int restarts = 0;  ///< that were made
+  JobClock::Wall::time_point start;
+  JobClock::Wall::time_point end;
+  std::vector<AttemptRecord> attempts;
+};
+
+/// The record as one JSON object, in lines. Bytes that are no UTF-8 become U+FFFD.
+std::string to_json(const JobRecord& record);
+
+/// Writes it where --result-json says, readable for the user alone: in the place of what was there, at once,
+/// or into a device or a pipe. throws IoError
+void write_job_record(const std::filesystem::path& path, const JobRecord& record);
+
+}  // namespace ddprun

@@ -1,0 +1,196 @@
+#include "launcher/oom.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <charconv>
+#include <cstdio>
+#include <sstream>
+#include <vector>
+
+#include "common/errors.h"
+#include "common/files.h"
+
+namespace ddprun {
+namespace {
+
+constexpr std::size_t kMaxTextBytes = 1 << 20;
+constexpr int kMaxLogRecords = 10'000;  // of one look: a kernel that writes faster is not waited for
+
+std::vector<std::string> split(const std::string& text, char separator) {
+  std::vector<std::string> parts;
+  std::istringstream stream(text);
+  for (std::string part; std::getline(stream, part, separator);) parts.push_back(part);
+  return parts;
+}
+
+bool lists(const std::string& names, const std::string& name) {
+  for (const std::string& part : split(names, ','))
+    if (part == name) return true;
+  return false;
+}
+
+/// Where a cgroup is, by /proc/PID/cgroup: lines of "ID:CONTROLLERS:PATH", v2 with ID 0 and none.
+struct CgroupPath {
+  bool v2 = false;
+  std::string path;
+};
+
+std::optional<CgroupPath> memory_cgroup(std::string_view cgroup) {
+  std::optional<CgroupPath> found;
+  for (const std::string& line : split(std::string(cgroup), '\n')) {
+    const auto first = line.find(':');
+    const auto second = line.find(':', first + 1);
+    if (first == std::string::npos || second == std::string::npos) continue;
+    const std::string controllers = line.substr(first + 1, second - first - 1);
+    const std::string path = line.substr(second + 1);
+    if (lists(controllers, "memory")) return CgroupPath{false, path};  // v1 has it, so v2 has not
+    if (line.substr(0, first) == "0" && controllers.empty()) found = CgroupPath{true, path};
+  }
+  return found;
+}
+
+/// A line of mountinfo: "ID PARENT MAJOR:MINOR ROOT MOUNT_POINT OPTIONS [TAGS] - TYPE SOURCE SUPER_OPTIONS".
+struct Mount {
+  std::string root;
+  std::string point;
+  std::string type;
+  std::string options;
+};
+
+std::optional<Mount> parse_mount(const std::string& line) {
+  const auto words = split(line, ' ');
+  for (std::size_t dash = 6; dash + 3 < words.size(); ++dash)
+    if (words[dash] == "-") return Mount{words[3], words[4], words[dash + 1], words[dash + 3]};
+  return std::nullopt;
+}
+
+/// The path below the mount's root; nullopt if it is not there.
+std::optional<std::string> relative_to(const std::string& root, const std::string& path) {
+  if (path.find("/..") != std::string::npos) return std::nullopt;  // outside of our cgroup namespace
+  if (root == "/") return path;
+  if (path.substr(0, root.size()) != root) return std::nullopt;
+  const std::string rest = path.substr(root.size());
+  return rest.empty() || rest[0] == '/' ? std::optional(rest) : std::nullopt;
+}
+
+std::uint64_t number_after(std::string_view text, std::string_view key) {
+  const auto found = text.find(key);
+  std::uint64_t value = 0;
+  if (found == std::string_view::npos) return value;
+  const std::string_view digits = text.substr(found + key.size());
+  std::from_chars(digits.data(), digits.data() + digits.size(), value);
+  return value;
+}
+
+std::string gibibytes(std::uint64_t bytes) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.2f GiB", static_cast<double>(bytes) / (1ULL << 30));
+  return text;
+}
+
+UniqueFd open_kernel_log() {
+  UniqueFd fd(::open("/dev/kmsg", O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  if (fd) ::lseek(fd.get(), 0, SEEK_END);
+  return fd;
+}
+
+}  // namespace
+
+std::optional<std::filesystem::path> oom_counter_file(std::string_view cgroup, std::string_view mountinfo) {
+  const auto own = memory_cgroup(cgroup);
+  if (!own) return std::nullopt;
+  for (const std::string& line : split(std::string(mountinfo), '\n')) {
+    const auto mount = parse_mount(line);
+    if (!mount || mount->type != (own->v2 ? "cgroup2" : "cgroup")) continue;
+    if (!own->v2 && !lists(mount->options, "memory")) continue;
+    if (const auto below = relative_to(mount->root, own->path))
+      return std::filesystem::path(mount->point + *below) /
+             (own->v2 ? "memory.events" : "memory.oom_control");
+  }
+  return std::nullopt;
+}
+
+std::optional<std::uint64_t> parse_oom_kills(std::string_view text) {
+  constexpr std::string_view kKey = "oom_kill ";
+  for (const std::string& line : split(std::string(text), '\n')) {
+    if (line.substr(0, kKey.size()) != kKey) continue;
+    std::uint64_t value = 0;
+    const char* end = line.data() + line.size();
+    if (std::from_chars(line.data() + kKey.size(), end, value).ptr == end) return value;
+  }
+  return std::nullopt;
+}
+
+std::optional<OomKill> parse_oom_kill(std::string_view line) {
+  constexpr std::string_view kKilled = "Killed process ";
+  const auto found = line.find(kKilled);
+  if (found == std::string_view::npos || line.find("ut of memory: ") == std::string_view::npos) return {};
+  const std::string_view rest = line.substr(found + kKilled.size());
+  OomKill kill;
+  const auto [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), kill.pid);
+  if (error != std::errc() || kill.pid <= 0) return std::nullopt;
+  const auto open = rest.find('(');
+  const auto close = rest.find(") total-vm", open);
+  if (open != std::string_view::npos && close != std::string_view::npos)
+    kill.name = rest.substr(open + 1, close - open - 1);
+  kill.in_cgroup = line.substr(0, found).find("emory cgroup out of memory") != std::string_view::npos;
+  kill.anonymous_bytes = number_after(rest, "anon-rss:") * 1024;
+  return kill;
+}
+
+std::string describe(const OomFinding& finding, bool killed) {
+  if (finding.named) {
+    const OomKill& kill = *finding.named;
+    const std::string held =
+        kill.anonymous_bytes > 0 ? ", when it held " + gibibytes(kill.anonymous_bytes) : "";
+    return std::string("out of memory: the kernel killed it, as its ") +
+           (kill.in_cgroup ? "cgroup" : "machine") + " had none left" + held;
+  }
+  if (finding.kills == 0) return "";
+  const std::string count = finding.kills == 1 ? "a process" : std::to_string(finding.kills) + " processes";
+  return std::string(killed ? "out of memory" : "perhaps out of memory") + ": the kernel killed " + count +
+         " of this cgroup for it while the job ran";
+}
+
+OomWatch::OomWatch() : kernel_log_(open_kernel_log()) {
+  try {
+    counter_ = oom_counter_file(read_file("/proc/self/cgroup", kMaxTextBytes),
+                                read_file("/proc/self/mountinfo", kMaxTextBytes));
+  } catch (const IoError&) {
+    // No /proc: nothing is known then.
+  }
+  restart();
+}
+
+void OomWatch::restart() {
+  kills_before_ = read_counter().value_or(0);
+  if (kernel_log_) ::lseek(kernel_log_.get(), 0, SEEK_END);
+}
+
+OomFinding OomWatch::look(pid_t pid) {
+  OomFinding finding;
+  const std::uint64_t kills = read_counter().value_or(0);
+  finding.kills = kills > kills_before_ ? kills - kills_before_ : 0;
+  char record[8192];  // one record a read; a smaller buffer would be refused
+  for (int i = 0; kernel_log_ && i < kMaxLogRecords; ++i) {
+    const ssize_t n = ::read(kernel_log_.get(), record, sizeof record);
+    if (n < 0 && (errno == EPIPE || errno == EINTR)) continue;  // EPIPE: overwritten before we came, go on
+    if (n <= 0) break;
+    const auto kill = parse_oom_kill({record, static_cast<std::size_t>(n)});
+    if (kill && kill->pid == pid) finding.named = kill;
+  }
+  return finding;
+}
+
+std::optional<std::uint64_t> OomWatch::read_counter() const {
+  if (!counter_) return std::nullopt;
+  try {
+    return parse_oom_kills(read_file(*counter_, kMaxTextBytes));
+  } catch (const IoError&) {
+    return std::nullopt;
+  }
+}
+
+}  // namespace ddprun

@@ -1,0 +1,120 @@
+#include "launcher/restart_policy.h"
+
+#include <algorithm>
+#include <cctype>
+#include <charconv>
+#include <csignal>
+
+#include "common/errors.h"
+#include "launcher/printable.h"
+
+namespace ddprun {
+namespace {
+
+constexpr int kTimedOut = 124;
+constexpr int kMaxCode = 255;
+
+/// 9 for "SIGKILL", "KILL" or "sigkill"; 0 if no signal is called so.
+int signal_number(std::string_view text) {
+  std::string name(text);
+  for (char& c : name) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  if (name.substr(0, 3) != "SIG") name = "SIG" + name;
+  for (int signal = 1; signal <= SIGRTMAX; ++signal)
+    if (signal_name(signal) == name) return signal;
+  return 0;
+}
+
+std::optional<int> code(std::string_view text) {
+  int value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < 1 || value > kMaxCode) return {};
+  return value;
+}
+
+RestartCodes::Range parse_item(std::string_view item) {
+  if (const int signal = signal_number(item)) return {128 + signal, 128 + signal};
+  const auto dash = item.find('-');
+  const auto first = code(item.substr(0, dash));
+  const auto last = dash == std::string_view::npos ? first : code(item.substr(dash + 1));
+  if (!first || !last || *first > *last)
+    throw UsageError(
+        "--restart-on-codes: expected exit codes from 1 to 255, ranges such as 3-5 or names of "
+        "signals, separated by commas, got '" +
+        printable(item) + "'");
+  return {*first, *last};
+}
+
+int exit_code_of(const AttemptEnd& end) {
+  switch (end.kind) {
+    case AttemptEnd::Kind::kSucceeded:
+      return 0;
+    case AttemptEnd::Kind::kWorkerFailed:
+      return to_exit_code(end.status);
+    case AttemptEnd::Kind::kHang:
+    case AttemptEnd::Kind::kTimeout:
+      return kTimedOut;
+    case AttemptEnd::Kind::kSignal:
+      return 128 + end.signal;
+    case AttemptEnd::Kind::kStartFailed:
+      return end.exit_code;
+  }
+  return 0;
+}
+
+/// The delay before restart number n, from 1.
+std::chrono::milliseconds backoff_before(int n, std::chrono::milliseconds first) {
+  const auto longest = std::max(first, kMaxBackoff);
+  auto delay = first;
+  for (int i = 1; i < n && delay < longest && delay.count() > 0; ++i) delay *= 2;
+  return std::min(delay, longest);
+}
+
+}  // namespace
+
+bool RestartCodes::contains(int code) const {
+  return ranges.empty() || std::any_of(ranges.begin(), ranges.end(), [&](const Range& range) {
+           return range.first <= code && code <= range.last;
+         });
+}
+
+RestartCodes parse_restart_codes(std::string_view text) {
+  RestartCodes codes;
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const auto end = std::min(text.find(',', begin), text.size());
+    codes.ranges.push_back(parse_item(text.substr(begin, end - begin)));
+    begin = end + 1;
+  }
+  return codes;
+}
+
+Decision decide(const RestartSettings& settings, const AttemptEnd& end, int restarts_used,
+                std::chrono::milliseconds lived) {
+  const int exit_code = exit_code_of(end);
+  const auto finish = [&](const std::string& why) {
+    return Decision{false, std::chrono::milliseconds(0), restarts_used, exit_code, why};
+  };
+  switch (end.kind) {
+    case AttemptEnd::Kind::kSucceeded:
+      return finish("all workers succeeded");
+    case AttemptEnd::Kind::kSignal:
+      return finish(signal_name(end.signal) + " ends the job");
+    case AttemptEnd::Kind::kTimeout:
+      return finish("--timeout ends the job");
+    case AttemptEnd::Kind::kStartFailed:
+      return finish("the program cannot be started");
+    case AttemptEnd::Kind::kWorkerFailed:
+    case AttemptEnd::Kind::kHang:
+      break;
+  }
+  if (settings.max_restarts == 0) return finish("no restarts were asked for");
+  if (!settings.codes.contains(exit_code))
+    return finish("exit code " + std::to_string(exit_code) + " is not among --restart-on-codes");
+  if (settings.window && lived >= *settings.window) restarts_used = 0;
+  if (restarts_used >= settings.max_restarts)
+    return finish("all " + std::to_string(settings.max_restarts) + " restarts are used");
+  const int n = restarts_used + 1;
+  return {true, backoff_before(n, settings.backoff), n, exit_code,
+          "restart " + std::to_string(n) + " of " + std::to_string(settings.max_restarts)};
+}
+
+}  // namespace ddprun
