@@ -25,6 +25,8 @@ struct ChildSetup {
   char* const* argv;
   char* const* env;
   int stdin_fd;
+  int stdout_fd;
+  int stderr_fd;
   int inherited_fd;  // -1: none
   pid_t launcher;
 };
@@ -70,6 +72,10 @@ void close_other_descriptors(int kept) {
   if (::prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) fail_child(failure, "prctl(PR_SET_PDEATHSIG)");
   if (::getppid() != setup.launcher) ::_exit(1);  // ddprun died before the line above
   if (setup.stdin_fd != STDIN_FILENO && ::dup2(setup.stdin_fd, STDIN_FILENO) < 0) fail_child(failure, "dup2");
+  if (setup.stdout_fd != STDOUT_FILENO && ::dup2(setup.stdout_fd, STDOUT_FILENO) < 0)
+    fail_child(failure, "dup2");
+  if (setup.stderr_fd != STDERR_FILENO && ::dup2(setup.stderr_fd, STDERR_FILENO) < 0)
+    fail_child(failure, "dup2");
   if (setup.inherited_fd >= 0 && ::fcntl(setup.inherited_fd, F_SETFD, 0) != 0) fail_child(failure, "fcntl");
   close_other_descriptors(setup.inherited_fd);
   reset_signal_dispositions();
@@ -109,8 +115,14 @@ pid_t wait_for(pid_t pid, int* status, int flags) {
 std::variant<Process, StartFailure> start_process(const ProcessSpec& spec) {
   const auto argv = pointers_to(spec.argv);
   const auto env = pointers_to(spec.env);
-  const ChildSetup setup{
-      spec.path.c_str(), argv.data(), env.data(), spec.stdin_fd, spec.inherited_fd.value_or(-1), ::getpid()};
+  const ChildSetup setup{spec.path.c_str(),
+                         argv.data(),
+                         env.data(),
+                         spec.stdin_fd,
+                         spec.stdout_fd,
+                         spec.stderr_fd,
+                         spec.inherited_fd.value_or(-1),
+                         ::getpid()};
   volatile ChildFailure failure;
   sigset_t all, before;
   sigfillset(&all);

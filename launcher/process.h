@@ -19,6 +19,8 @@ struct ProcessSpec {
   std::vector<std::string> env;     ///< "NAME=value"
   int stdin_fd = 0;                 ///< becomes its standard input
   std::optional<int> inherited_fd;  ///< the one descriptor above 2 that it keeps, under the same number
+  int stdout_fd = 1;
+  int stderr_fd = 2;
 };
 
 /// A child of ddprun and the process group, equal to its session, that it leads. Entirely passive: the owner
