@@ -9,7 +9,8 @@
 namespace ddprun {
 
 /// The contract between a launcher and a worker: torchrun's environment variables, one field each.
-/// Names and meaning are those of torch.distributed.run; DDPRUN_STORE_FD is the one addition.
+/// Names and meaning are those of torch.distributed.run; DDPRUN_STORE_FD and DDPRUN_HEARTBEAT_FD are the
+/// additions.
 struct WorkerEnv {
   int rank = 0;                           ///< RANK, 0 .. world_size-1
   int local_rank = 0;                     ///< LOCAL_RANK, 0 .. local_world_size-1
@@ -28,7 +29,8 @@ struct WorkerEnv {
   bool use_agent_store =
       false;               ///< TORCHELASTIC_USE_AGENT_STORE: the launcher hosts the store, rank 0 is a client
   std::string error_file;  ///< TORCHELASTIC_ERROR_FILE; empty: none wanted
-  std::optional<int> store_fd;  ///< DDPRUN_STORE_FD: bound socket of master_port that rank 0 listens on
+  std::optional<int> store_fd;      ///< DDPRUN_STORE_FD: bound socket of master_port that rank 0 listens on
+  std::optional<int> heartbeat_fd;  ///< DDPRUN_HEARTBEAT_FD: pipe that takes signs of life; see heartbeat.h
 };
 
 /// The variables a launcher sets for one worker, in a fixed order.
