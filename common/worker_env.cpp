@@ -27,6 +27,10 @@ class Reader {
     const auto text = lookup_(name);
     return text && !text->empty() ? parse_int(name, *text, low, high) : fallback;
   }
+  std::optional<int> descriptor(const std::string& name) const {
+    const auto text = lookup_(name);
+    return text && !text->empty() ? std::optional<int>(parse_int(name, *text, 0, 1 << 20)) : std::nullopt;
+  }
   std::string text(const std::string& name, const std::string& fallback) const {
     return lookup_(name).value_or(fallback);
   }
@@ -113,8 +117,8 @@ WorkerEnv from_env(const EnvLookup& lookup) {
   env.max_restarts = read.integer("TORCHELASTIC_MAX_RESTARTS", 0, 0, 1 << 30);
   env.run_id = read.text("TORCHELASTIC_RUN_ID", env.run_id);
   env.use_agent_store = read.text("TORCHELASTIC_USE_AGENT_STORE", "False") == "True";
-  if (const auto fd = lookup("DDPRUN_STORE_FD"); fd && !fd->empty())
-    env.store_fd = parse_int("DDPRUN_STORE_FD", *fd, 0, 1 << 20);
+  env.store_fd = read.descriptor("DDPRUN_STORE_FD");
+  env.heartbeat_fd = read.descriptor("DDPRUN_HEARTBEAT_FD");
   return env;
 }
 

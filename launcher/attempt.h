@@ -1,6 +1,7 @@
 #pragma once
 
 #include <boost/asio/awaitable.hpp>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -19,7 +20,7 @@ struct Attempt {
   std::vector<Worker> workers;    ///< of those that were started
   std::vector<std::vector<std::string>> last_lines;  ///< of each worker's stderr
   std::vector<std::vector<std::filesystem::path>> logs;  ///< each worker's files
-  std::vector<std::filesystem::path> stacks;  ///< by rank, where they were dumped; empty if nothing hung
+  std::map<int, std::filesystem::path> stacks;  ///< by rank, where they were dumped; empty if nothing hung
   std::vector<int> ending_signals;            ///< that ddprun sent
   int user_signals = 0;                       ///< that wanted the job to end
   std::vector<pid_t> left;                    ///< processes that even SIGKILL did not end

@@ -12,6 +12,7 @@
 #include "launcher/job_events.h"
 #include "launcher/launch_plan.h"
 #include "launcher/options.h"
+#include "launcher/outputs.h"
 #include "launcher/program.h"
 #include "launcher/signals.h"
 #include "launcher/topology.h"
@@ -25,14 +26,17 @@ struct Job {
   Program program;
   Topology topology;
   int workers = 0;
+  std::vector<std::vector<int>> cpus;     ///< to bind to, by local rank; empty: not bound
+  std::vector<std::string> visible_gpus;  ///< by local rank; empty: all see the same
+  std::optional<JobEvents::Clock::time_point> deadline;
   std::string job_id, run_id;
-  std::filesystem::path temp_folder;  ///< absolute
   JobClock clock;
   boost::asio::io_context& io;
   const SignalFd& signals;
   Guard& guard;
   JobEvents& events;
   EventLog& log;
+  Outputs& outputs;
 };
 
 }  // namespace ddprun

@@ -24,9 +24,16 @@ void JobEvents::watch_exit(std::size_t index, int pidfd) {
   auto& descriptor = pidfds_.emplace_back(io_, pidfd);
   // epoll reports descriptors in the order in which they became ready: the first worker to fail comes first
   // even if ddprun was late to look.
-  descriptor.async_wait(Descriptor::wait_read, [this, index](const boost::system::error_code& error) {
-    if (!error) push(WorkerExited{index});
+  descriptor.async_wait(Descriptor::wait_read, [this, index, generation = generation_](const boost::system::error_code& error) {
+    if (!error && generation == generation_) push(WorkerExited{index});
   });
+}
+
+void JobEvents::forget_exits() {
+  for (Descriptor& descriptor : pidfds_) descriptor.release();
+  pidfds_.clear();
+  ++generation_;
+  std::erase_if(events_, [](const JobEvent& event) { return std::holds_alternative<WorkerExited>(event); });
 }
 
 asio::awaitable<JobEvent> JobEvents::next(std::optional<Clock::time_point> deadline) {

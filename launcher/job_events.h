@@ -37,6 +37,12 @@ class JobEvents {
   /// From now on the end of this process is an event. The descriptor remains the caller's.
   void watch_exit(std::size_t index, int pidfd);
 
+  /// The workers that were watched have all been reaped: what is still to be told of them is not.
+  void forget_exits();
+
+  /// True if next() would not wait.
+  bool pending() const { return !events_.empty(); }
+
   /// The next event; DeadlinePassed if none comes in time.
   boost::asio::awaitable<JobEvent> next(std::optional<Clock::time_point> deadline = std::nullopt);
 
@@ -50,6 +56,7 @@ class JobEvents {
   boost::asio::io_context& io_;
   Descriptor signals_;
   std::list<Descriptor> pidfds_;
+  int generation_ = 0;  ///< of pidfds_: an exit may be on its way when it is forgotten
   boost::asio::steady_timer wake_up_;  ///< cancelled when an event has come
   std::deque<JobEvent> events_;
 };

@@ -230,8 +230,10 @@ bool WorkerGroup::is_running_worker(pid_t pid) const {
 
 void WorkerGroup::log_worker(EventRecord::Kind kind, std::size_t index) const {
   const Worker& worker = workers_[index];
-  const bool exited = kind == EventRecord::Kind::kExited;
-  EventRecord record{kind, exited ? worker.ended : worker.started, attempt_};
+  const auto at = kind == EventRecord::Kind::kStarted  ? worker.started
+                  : kind == EventRecord::Kind::kExited ? worker.ended
+                                                       : JobEvents::Clock::now();
+  EventRecord record{kind, at, attempt_};
   record.rank = places_[index].rank;
   record.local_rank = places_[index].local_rank;
   record.pid = worker.process.pid;

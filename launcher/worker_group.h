@@ -78,11 +78,15 @@ class WorkerGroup {
   /// signalled twice, and waits until all are gone. returns the processes that even SIGKILL did not end
   boost::asio::awaitable<std::vector<pid_t>> stop(int signal, std::chrono::milliseconds grace);
 
+  void log_first_output(std::size_t index) const { log_worker(EventRecord::Kind::kFirstOutput, index); }
+
   /// Handles one event, such as the end of a child that is no worker's. False if the deadline has passed or the
   /// user wants the job to end.
   boost::asio::awaitable<bool> wait_for_event(JobEvents::Clock::time_point deadline);
 
   const std::vector<Worker>& workers() const { return workers_; }
+  /// Once they have all ended.
+  std::vector<Worker> take_workers() { return std::move(workers_); }
   /// The signals that ddprun sent to end the workers.
   const std::vector<int>& ending_signals() const { return ending_signals_; }
   /// How many signals of the user wanted the job to end.

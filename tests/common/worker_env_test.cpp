@@ -46,20 +46,22 @@ TEST_CASE("what a launcher sets a worker reads", "[worker_env]") {
   env.use_agent_store = true;
   env.error_file = "/tmp/x/error.json";
   env.store_fd = 7;
+  env.heartbeat_fd = 8;
   const auto variables = to_env(env);
   const WorkerEnv back = read(Variables(variables.begin(), variables.end()));
   CHECK(to_env(back) == variables);
   CHECK(back.store_fd == 7);
+  CHECK(back.heartbeat_fd == 8);
 }
 
-TEST_CASE("the socket's variable is set only for the rank that has it", "[worker_env]") {
-  for (const auto& [name, value] : to_env(WorkerEnv())) CHECK(name != "DDPRUN_STORE_FD");
+TEST_CASE("a descriptor's variable is set only for the rank that has it", "[worker_env]") {
+  for (const auto& [name, value] : to_env(WorkerEnv())) CHECK(name.find("_FD") == std::string::npos);
 }
 
 TEST_CASE("all variables that a launcher may set are known as such", "[worker_env]") {
   const auto& names = worker_variable_names();
   for (const char* name : {"RANK", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE",
-                           "DDPRUN_STORE_FD", "NODE_RANK"})
+                           "DDPRUN_STORE_FD", "DDPRUN_HEARTBEAT_FD", "NODE_RANK"})
     CHECK(std::count(names.begin(), names.end(), name) == 1);
 }
 
@@ -91,7 +93,8 @@ TEST_CASE("a variable out of its range is an error that names it", "[worker_env]
                                              {"MASTER_PORT", "65536"},
                                              {"LOCAL_RANK", "-1"},
                                              {"GROUP_RANK", "x"},
-                                             {"DDPRUN_STORE_FD", "3x"}})
+                                             {"DDPRUN_STORE_FD", "3x"},
+                                             {"DDPRUN_HEARTBEAT_FD", "-1"}})
     CHECK_THROWS_WITH(read(minimal_with(name, value)),
                       ContainsSubstring(name) && ContainsSubstring("'" + value + "'"));
 }

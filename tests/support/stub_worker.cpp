@@ -30,6 +30,7 @@
 #include "common/exit_status.h"
 #include "common/files.h"
 #include "tests/support/hex.h"
+#include "tests/support/stub_hang.h"
 
 extern char** environ;
 
@@ -278,6 +279,15 @@ class Script {
        {false,
         [](auto&) {
           for (;;) ::pause();
+        }}},
+      {"stop-self", {false, [](auto&) { ::raise(SIGSTOP); }}},
+      {"spin", {false, [](auto&) { ddprun::test::stub_worker_spin(); }}},
+      {"thread", {false, [](auto&) { ddprun::test::start_pausing_thread(); }}},
+      {"catch-abort", {false, [](auto&) { ::signal(SIGABRT, [](int) { ::_exit(99); }); }}},
+      {"beat",
+       {true,
+        [](auto& count) {
+          if (!ddprun::test::send_beats(std::stoi(count))) die("no pipe for heartbeats");
         }}},
       {"child", {false, [](auto&) { spawn_child(false); }}},
       {"stubborn-child", {false, [](auto&) { spawn_child(true); }}},

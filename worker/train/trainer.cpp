@@ -123,6 +123,7 @@ class Trainer {
     result.losses.mean().backward();
     task_.optimizer->step();
     ++step_;
+    options_.heartbeat.beat();
     return result;
   }
 
@@ -151,7 +152,10 @@ class Trainer {
                         data::exact_share(task_.test_set->size(), group_.size(), group_.rank()),
                         kTestBatchSize, options_.loader_threads);
     Totals totals;
-    while (auto batch = loader.next()) totals.add(task_.step(*batch), batch->size());
+    while (auto batch = loader.next()) {
+      totals.add(task_.step(*batch), batch->size());
+      options_.heartbeat.beat();
+    }
     return totals.over_ranks(group_);
   }
 

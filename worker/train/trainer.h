@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <string>
 
+#include "common/heartbeat.h"
 #include "worker/ddp/process_group.h"
 #include "worker/train/task.h"
 
@@ -18,6 +19,7 @@ struct TrainerOptions {
   bool progress = true;            ///< a progress bar, where stderr is a terminal
   std::filesystem::path out;       ///< the run folder; used on rank 0 only
   std::string config_json = "{}";  ///< what the run was asked for, kept in its checkpoints
+  Heartbeat heartbeat;             ///< gets a beat every training step and every test batch
 };
 
 /// The seed of a rank's own randomness (dropout): far apart for ranks and seeds that are close. Rank 0's is

@@ -1,0 +1,20 @@
+"""Signs of life for ddprun's --hang-timeout: a rank that stops sending them is held for hung.
+
+ddprun --nproc-per-node=2 --hang-timeout=60 examples/heartbeat.py
+"""
+import contextlib
+import os
+import time
+
+
+def heartbeat(fd=int(os.environ.get("DDPRUN_HEARTBEAT_FD", -1))):
+    """Call it every step. Costs a microsecond; does nothing without ddprun."""
+    with contextlib.suppress(OSError):  # not under ddprun, or the pipe is full of beats
+        os.write(fd, b".")
+
+
+if __name__ == "__main__":
+    for step in range(3):
+        time.sleep(0.01)  # a step of the training
+        heartbeat()
+    print(f"rank {os.environ.get('RANK', 0)} is done")

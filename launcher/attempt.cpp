@@ -1,0 +1,166 @@
+#include "launcher/attempt.h"
+
+#include <algorithm>
+
+#include "common/logging.h"
+#include "launcher/heartbeat.h"
+#include "launcher/reserved_port.h"
+#include "launcher/stack_dump.h"
+
+namespace ddprun {
+namespace asio = boost::asio;
+namespace {
+
+using Clock = JobEvents::Clock;
+
+/// The heartbeat pipes' ends for the workers.
+std::vector<UniqueFd> open_heartbeats(Heartbeats& beats, const Job& job) {
+  std::vector<UniqueFd> ends;
+  for (int i = 0; job.options.hang_timeout && i < job.workers; ++i) ends.push_back(beats.add());
+  return ends;
+}
+
+LaunchContext launch_context(const Job& job, int number, const std::filesystem::path& folder,
+                             const ReservedPort& port, const std::vector<UniqueFd>& heartbeats) {
+  LaunchContext context;
+  context.program = job.program.argv;
+  context.expand = job.options.expand;
+  context.environment = job.environment;
+  context.role = job.options.role;
+  context.job_id = job.job_id;
+  context.restart_count = number;
+  context.max_restarts = job.options.restart.max_restarts;
+  context.folder = folder;
+  context.store_fd = port.store_fd();
+  context.cpus = job.cpus;
+  context.visible_gpus = job.visible_gpus;
+  for (const UniqueFd& end : heartbeats) context.heartbeat_fds.push_back(end.get());
+  return context;
+}
+
+std::vector<SignsOfLife> signs_of_life(const WorkerGroup& group, const WorkerLogs& logs,
+                                       const Heartbeats& beats) {
+  std::vector<SignsOfLife> signs;
+  for (std::size_t i = 0; i < group.workers().size(); ++i)
+    signs.push_back({!group.workers()[i].status, logs.last_output(i), beats.last_beat(i)});
+  return signs;
+}
+
+/// What every rank is doing, before the workers of a job that does not get on are ended. returns the signal to
+/// end them with
+asio::awaitable<int> dump_stacks(Job& job, WorkerGroup& group, Attempt& attempt) {
+  std::vector<StackTarget> targets;
+  for (std::size_t i = 0; i < group.workers().size(); ++i)
+    if (!group.workers()[i].status)
+      targets.push_back({attempt.specs[i].rank, group.workers()[i].process.pid});
+  const auto folder = job.outputs.attempt_folder(attempt.number);
+  const auto path = process_env("PATH").value_or("/bin:/usr/bin");
+  StackDump dump(targets, folder, find_stack_tools(path));
+  const auto deadline = Clock::now() + kStackDumpTimeout;
+  while (!dump.advance() && co_await group.wait_for_event(deadline)) {
+  }
+  const auto results = dump.finish();
+  for (const StackResult& result : results) {
+    log_warning(describe(result));
+    if (!result.file.empty()) attempt.stacks[result.rank] = result.file;
+  }
+  co_return signal_after(results);
+}
+
+std::string seconds(std::chrono::milliseconds time) {
+  std::string text = std::to_string(static_cast<double>(time.count()) / 1000);
+  text.erase(text.find_last_not_of('0') + 1);
+  return text.back() == '.' ? text + "0 s" : text + " s";
+}
+
+/// Says why the attempt is ended, where it is not a worker's own end. returns the signal to end it with
+asio::awaitable<int> prepare_to_stop(Job& job, WorkerGroup& group, Attempt& attempt) {
+  const EventRecord now{EventRecord::Kind::kHang, Clock::now(), attempt.number};
+  if (const auto* received = std::get_if<SignalReceived>(&attempt.event)) {
+    log_warning("received " + signal_name(received->signal) + ": ending the job");
+    co_return received->signal;
+  }
+  if (std::holds_alternative<TimedOut>(attempt.event)) {
+    log_error("the job did not end within " + seconds(*job.options.timeout) + " (--timeout): ending it");
+    EventRecord record = now;
+    record.kind = EventRecord::Kind::kTimeout;
+    job.log.add(record);
+    co_return co_await dump_stacks(job, group, attempt);
+  }
+  if (const auto* hung = std::get_if<Hung>(&attempt.event)) {
+    std::string ranks;
+    for (const std::size_t index : hung->workers) {
+      EventRecord record = now;
+      record.rank = attempt.specs[index].rank;
+      record.local_rank = attempt.specs[index].local_rank;
+      record.pid = group.workers()[index].process.pid;
+      job.log.add(record);
+      ranks += (ranks.empty() ? "" : ", ") + std::to_string(attempt.specs[index].rank);
+    }
+    log_error("no sign of life from rank " + ranks + " for " + seconds(*job.options.hang_timeout) +
+              " (--hang-timeout): ending the job");
+    co_return co_await dump_stacks(job, group, attempt);
+  }
+  co_return SIGTERM;
+}
+
+/// Until the workers' last words are where they belong; a user who signals twice does not want to wait.
+asio::awaitable<void> drain(Job& job, WorkerGroup& group, WorkerLogs& logs) {
+  using namespace std::chrono_literals;
+  while (!co_await logs.drain(Clock::now() + 100ms)) {
+    while (job.events.pending()) co_await group.wait_for_event(Clock::now());
+    if (group.user_signals() > 1) co_return;
+  }
+}
+
+}  // namespace
+
+asio::awaitable<Attempt> run_attempt(Job& job, int number) {
+  Attempt attempt;
+  attempt.number = number;
+  attempt.start = Clock::now();
+  ReservedPort port(job.options.master_port);
+  attempt.port = port.number();
+  Heartbeats beats(job.io);
+  auto heartbeat_ends = open_heartbeats(beats, job);
+  const auto folder = job.outputs.make_attempt_folder(number, job.workers);
+  const Round round = static_round(job.workers, port.number(), job.run_id);
+  attempt.specs =
+      plan_workers(launch_context(job, number, folder, port, heartbeat_ends), round, job.topology);
+  const auto output_plans = job.outputs.plan(number, attempt.specs);
+  for (const WorkerLogPlan& plan : output_plans) attempt.logs.push_back(job.outputs.files(plan));
+
+  WorkerLogs logs(job.io, job.outputs.console(), job.outputs.log_folder(), job.outputs.settings());
+  WorkerGroup group(job.events, job.signals, job.guard, job.log, number);
+  logs.on_first_output([&](std::size_t index) { group.log_first_output(index); });
+  const auto start_failed = group.start(job.program.path, attempt.specs, [&](std::size_t index) {
+    auto ends = logs.open(index, output_plans[index]);
+    return WorkerOutputs{std::move(ends.out), std::move(ends.err)};
+  });
+  port.close_store_fd();  // rank 0 has it now, and only rank 0 may
+  heartbeat_ends.clear();
+  if (start_failed) {
+    attempt.event = *start_failed;
+  } else {
+    FindHung find_hung;
+    if (job.options.hang_timeout)
+      find_hung = [&](Clock::time_point now) {
+        return judge_hang(signs_of_life(group, logs, beats), std::max(attempt.start, group.resumed()),
+                          *job.options.hang_timeout, now);
+      };
+    attempt.event = co_await group.wait(job.deadline, find_hung);
+  }
+  const int signal = co_await prepare_to_stop(job, group, attempt);
+  attempt.left = co_await group.stop(signal, job.options.shutdown_timeout);
+  co_await drain(job, group, logs);
+  attempt.end = Clock::now();
+  attempt.ending_signals = group.ending_signals();
+  attempt.user_signals = group.user_signals();
+  for (std::size_t i = 0; i < group.workers().size(); ++i)
+    attempt.last_lines.push_back(logs.last_error_lines(i));
+  attempt.workers = group.take_workers();
+  job.events.forget_exits();
+  co_return attempt;
+}
+
+}  // namespace ddprun

@@ -1,0 +1,249 @@
+#include "launcher/stack_dump.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <fstream>
+#include <memory>
+
+#include "tests/support/catch.h"
+#include "tests/support/child.h"
+
+namespace ddprun {
+namespace {
+
+using test::Child;
+using test::ContainsSubstring;
+using test::wait_until;
+
+/// stub_worker with these actions, the leader of a process group.
+std::unique_ptr<Child> worker(std::vector<std::string> actions) {
+  actions.insert(actions.begin(), STUB_WORKER_PROGRAM);
+  test::Command command{std::move(actions)};
+  command.env["RANK"] = "0";
+  command.in_child = [] { ::setsid(); };
+  return std::make_unique<Child>(command);
+}
+
+char state_of(pid_t pid) {
+  std::ifstream status("/proc/" + std::to_string(pid) + "/status");
+  for (std::string line; std::getline(status, line);)
+    if (line.rfind("State:\t", 0) == 0) return line[7];
+  return '-';
+}
+
+StackTools real_gdb() {
+  const StackTools tools = find_stack_tools("/usr/local/bin:/usr/bin:/bin");
+  if (tools.gdb.empty()) test::skip("gdb is not installed");
+  return {tools.gdb, "", ""};
+}
+
+/// A stand-in for gdb that does what the lines of shell say.
+StackTools fake_gdb(const TempDir& folder, const std::string& script) {
+  const auto path = folder.path() / "gdb";
+  write_file_atomic(path, "#!/bin/sh\n" + script + "\n");
+  ::chmod(path.c_str(), 0700);
+  return {path.string(), "", ""};
+}
+
+/// To the end, or for so long.
+std::vector<StackResult> run(StackDump& dump, std::chrono::milliseconds timeout = test::kDeadline) {
+  wait_until([&] { return dump.advance(); }, timeout);
+  return dump.finish();
+}
+
+std::vector<StackResult> run(const std::vector<StackTarget>& targets, const TempDir& folder,
+                             const StackTools& tools) {
+  StackDump dump(targets, folder.path(), tools);
+  return run(dump);
+}
+
+/// For tests that need real stacks: skips where this machine lets nobody trace.
+void need_stacks(const StackResult& result) {
+  if (result.tools.empty() && result.problem.find("not permitted") != std::string::npos)
+    test::skip("tracing is not allowed here: " + result.problem);
+}
+
+TEST_CASE("the stacks of a rank in an endless loop name its function", "[stack_dump]") {
+  const TempDir folder;
+  const auto child = worker({"ready", "spin"});
+  REQUIRE(child->wait_for_output("ready"));
+  const auto results = run({{3, child->pid()}}, folder, real_gdb());
+  need_stacks(results.at(0));
+  CHECK(results[0].tools == std::vector<std::string>{"gdb"});
+  CHECK(results[0].file == folder.path() / "stacks_3.txt");
+  CHECK_THAT(read_file(results[0].file), ContainsSubstring("stub_worker_spin"));
+  CHECK(describe(results[0]) == "rank 3 (pid " + std::to_string(child->pid()) + "): stacks in " +
+                                    results[0].file.string() + " (gdb)");
+  CHECK(signal_after(results) == SIGTERM);
+  CHECK(wait_until([&] { return state_of(child->pid()) == 'R'; }));  // it goes on
+}
+
+TEST_CASE("the stacks of every thread are there", "[stack_dump]") {
+  const TempDir folder;
+  const auto child = worker({"thread", "thread", "ready", "pause"});
+  REQUIRE(child->wait_for_output("ready"));
+  const auto results = run({{0, child->pid()}}, folder, real_gdb());
+  need_stacks(results.at(0));
+  const std::string text = read_file(results[0].file);
+  CHECK(test::count_of("stub_worker_thread", text) >= 2);
+  CHECK_THAT(text, ContainsSubstring("main ("));
+  CHECK(test::count_of("\n  thread ", text) == 3);
+}
+
+TEST_CASE("a stopped rank has stacks too, and is stopped afterwards", "[stack_dump]") {
+  const TempDir folder;
+  const auto child = worker({"stop-self"});
+  REQUIRE(wait_until([&] { return state_of(child->pid()) == 'T'; }));
+  const auto results = run({{0, child->pid()}}, folder, real_gdb());
+  need_stacks(results.at(0));
+  CHECK(results[0].view.stopped);
+  CHECK_THAT(read_file(results[0].file), ContainsSubstring("raise"));
+  CHECK_THAT(describe(results[0]), ContainsSubstring("which is stopped: stacks in"));
+  CHECK(wait_until([&] { return state_of(child->pid()) == 'T'; }));
+  child->send_signal(SIGKILL);
+  CHECK(child->wait() == ExitStatus::killed(SIGKILL, false));
+}
+
+TEST_CASE("the stacks of many ranks and of their children are collected", "[stack_dump]") {
+  const TempDir folder;
+  std::vector<std::unique_ptr<Child>> children;
+  std::vector<StackTarget> targets;
+  for (int rank = 0; rank < 10; ++rank) {  // more than may be looked at at once
+    children.push_back(worker({"child", "ready", "pause"}));
+    REQUIRE(children.back()->wait_for_output("child "));
+    REQUIRE(children.back()->wait_for_output("ready"));
+    targets.push_back({rank, children.back()->pid()});
+  }
+  const StackTools tools = fake_gdb(folder, "echo '[New LWP 1]'; echo '#0  0x00 in f ()'");
+  const auto results = run(targets, folder, tools);
+  REQUIRE(results.size() == 10);
+  for (const StackResult& result : results) {
+    CHECK(result.tools.size() == 1);  // the child's are not counted
+    CHECK(result.problem.empty());
+    const std::string text = read_file(result.file);
+    CHECK(test::count_of("\n#0 ", text) == 2);
+    CHECK(test::count_of("gdb on process ", text) == 2);
+    CHECK(test::count_of("process " + std::to_string(result.pid) + " (stub_worker)", text) == 1);
+  }
+}
+
+TEST_CASE("what the kernel tells is there even if no debugger is", "[stack_dump]") {
+  const TempDir folder;
+  const auto child = worker({"ready", "pause"});
+  REQUIRE(child->wait_for_output("ready"));
+  StackDump dump({{0, child->pid()}}, folder.path(), {});
+  CHECK(dump.advance());  // at once
+  const auto results = dump.finish();
+  const std::string pid = std::to_string(child->pid());
+  CHECK_THAT(read_file(results[0].file),
+             ContainsSubstring("process " + pid + " (stub_worker): S (sleeping)"));
+  CHECK_THAT(read_file(results[0].file), ContainsSubstring("  thread " + pid + " (stub_worker): S"));
+  CHECK(describe(results[0]) ==
+        "rank 0 (pid " + pid +
+            "): no stacks: gdb, eu-stack and py-spy not found in PATH; what the kernel "
+            "tells is in " +
+            results[0].file.string());
+  CHECK(signal_after(results) == SIGABRT);
+}
+
+TEST_CASE("the file is for its owner alone, and never somebody else's", "[stack_dump]") {
+  const TempDir folder;
+  const auto victim = folder.path() / "victim", file = folder.path() / "stacks_0.txt";
+  write_file_atomic(victim, "untouched");
+  REQUIRE(::symlink(victim.c_str(), file.c_str()) == 0);
+  const auto child = worker({"ready", "pause"});
+  REQUIRE(child->wait_for_output("ready"));
+  run({{0, child->pid()}}, folder, {});
+  CHECK(read_file(victim) == "untouched");
+  struct stat info {};
+  REQUIRE(::lstat(file.c_str(), &info) == 0);
+  CHECK(S_ISREG(info.st_mode));
+  CHECK((info.st_mode & 07777) == 0600);
+}
+
+TEST_CASE("a debugger that may not attach is quoted", "[stack_dump]") {
+  const TempDir folder;
+  const auto child = worker({"ready", "pause"});
+  REQUIRE(child->wait_for_output("ready"));
+  const auto tools = fake_gdb(folder, "echo 'ptrace: Operation not permitted.' >&2; exit 1");
+  const auto results = run({{0, child->pid()}}, folder, tools);
+  CHECK(results[0].tools.empty());
+  CHECK_THAT(describe(results[0]),
+             ContainsSubstring("no stacks: gdb: ptrace: Operation not permitted.; what"));
+  CHECK(signal_after(results) == SIGABRT);
+}
+
+TEST_CASE("a debugger that does not end is killed, with its children", "[stack_dump]") {
+  const TempDir folder;
+  const auto child = worker({"ready", "pause"});
+  REQUIRE(child->wait_for_output("ready"));
+  const auto pids = folder.path() / "pids";
+  const auto tools = fake_gdb(folder, "echo '#0  0x00 in f ()'; sleep 1000 & echo $$ $! > " + pids.string() +
+                                          ".tmp; mv " + pids.string() + ".tmp " + pids.string() + "; wait");
+  StackDump dump({{0, child->pid()}}, folder.path(), tools);
+  REQUIRE(wait_until([&] { return std::filesystem::exists(pids); }));
+  CHECK_FALSE(dump.advance());
+  const auto results = dump.finish();
+  CHECK_THAT(describe(results[0]), ContainsSubstring("(gdb; gdb: not done in time)"));
+  std::ifstream list(pids);
+  for (pid_t pid; list >> pid;)
+    CHECK(wait_until([&] { return state_of(pid) == '-' || state_of(pid) == 'Z'; }));
+  CHECK(state_of(child->pid()) == 'S');
+}
+
+TEST_CASE("a debugger that cannot be started is a reason", "[stack_dump]") {
+#ifdef __SANITIZE_THREAD__
+  test::skip("ThreadSanitizer turns vfork into fork");
+#endif
+  const TempDir folder;
+  const auto child = worker({"ready", "pause"});
+  REQUIRE(child->wait_for_output("ready"));
+  const auto results = run({{0, child->pid()}}, folder, {"/nowhere/gdb", "", ""});
+  CHECK_THAT(describe(results[0]), ContainsSubstring("no stacks: gdb: No such file or directory"));
+}
+
+TEST_CASE("ranks that are gone and folders that cannot be written to are said", "[stack_dump]") {
+  const TempDir folder;
+  auto child = worker({"exit", "0"});
+  child->wait();
+  CHECK_THAT(describe(run({{0, child->pid()}}, folder, real_gdb())[0]),
+             ContainsSubstring("no stacks: it has ended"));
+  child = worker({"ready", "pause"});
+  REQUIRE(child->wait_for_output("ready"));
+  StackDump dump({{0, child->pid()}}, folder.path() / "missing", real_gdb());
+  const auto results = run(dump);
+  CHECK_THAT(describe(results[0]), ContainsSubstring("stacks_0.txt: cannot create: No such file"));
+  CHECK(signal_after(results) == SIGABRT);
+}
+
+TEST_CASE("a program that handles SIGABRT gets it", "[stack_dump]") {
+  const TempDir folder;
+  const auto child = worker({"catch-abort", "ready", "pause"});
+  REQUIRE(child->wait_for_output("ready"));
+  const auto tools = fake_gdb(folder, "echo '#0  0x00 in f ()'");
+  auto results = run({{0, child->pid()}}, folder, tools);
+  CHECK(results[0].view.catches_abort);
+  CHECK(signal_after(results) == SIGABRT);
+  results[0].tools.push_back("py-spy");  // nothing left to tell
+  CHECK(signal_after(results) == SIGTERM);
+}
+
+TEST_CASE("a Python program is known as one", "[stack_dump]") {
+  const TempDir folder;
+  Child child({{"python3", "-c", "print('ready', flush=True); input()"}, {}, "", [] {
+                 int ends[2];
+                 if (::pipe(ends) != 0 || ::dup2(ends[0], 0) < 0) ::_exit(1);
+                 ::setsid();
+               }});
+  REQUIRE(child.wait_for_output("ready"));
+  StackTools tools = fake_gdb(folder, "echo 'Thread 1 (idle): \"MainThread\"'");
+  tools.py_spy = tools.gdb;
+  const auto results = run({{0, child.pid()}}, folder, tools);
+  CHECK(results[0].view.python);
+  CHECK(results[0].tools == std::vector<std::string>{"py-spy", "gdb"});
+}
+
+}  // namespace
+}  // namespace ddprun

@@ -1,0 +1,30 @@
+#include "tests/support/stub_hang.h"
+
+#include <unistd.h>
+
+#include <thread>
+
+#include "common/heartbeat.h"
+#include "common/worker_env.h"
+
+namespace ddprun::test {
+
+bool send_beats(int count) {
+  const Heartbeat heartbeat(std::stoi(process_env("DDPRUN_HEARTBEAT_FD").value_or("-1")));
+  for (int i = 0; i < count; ++i) heartbeat.beat();
+  return heartbeat.connected();
+}
+
+// The names of these two are looked for in stacks.
+
+[[gnu::noinline]] void stub_worker_spin() {
+  for (;;) asm volatile("");
+}
+
+[[gnu::noinline]] static void stub_worker_thread() {
+  for (;;) ::pause();
+}
+
+void start_pausing_thread() { std::thread(stub_worker_thread).detach(); }
+
+}  // namespace ddprun::test

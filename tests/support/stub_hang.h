@@ -1,0 +1,14 @@
+#pragma once
+
+namespace ddprun::test {
+
+/// Sends so many heartbeats to DDPRUN_HEARTBEAT_FD. False if that is no pipe.
+bool send_beats(int count);
+
+/// An endless loop.
+[[noreturn]] void stub_worker_spin();
+
+/// Starts a thread that waits in stub_worker_thread() for ever.
+void start_pausing_thread();
+
+}  // namespace ddprun::test
