@@ -53,7 +53,7 @@ asio::awaitable<int> dump_stacks(Job& job, WorkerGroup& group, Attempt& attempt)
   for (std::size_t i = 0; i < group.workers().size(); ++i)
     if (!group.workers()[i].status)
       targets.push_back({attempt.specs[i].rank, group.workers()[i].process.pid});
-  const auto folder = job.outputs.attempt_folder(attempt.number);
+  const auto folder = job.outputs.lasting_folder(attempt.number);
   const auto path = process_env("PATH").value_or("/bin:/usr/bin");
   StackDump dump(targets, folder, find_stack_tools(path));
   const auto deadline = Clock::now() + kStackDumpTimeout;
@@ -104,13 +104,20 @@ asio::awaitable<int> prepare_to_stop(Job& job, WorkerGroup& group, Attempt& atte
   co_return SIGTERM;
 }
 
-/// Until the workers' last words are where they belong; a user who signals twice does not want to wait.
+/// Handles what has happened meanwhile. True if the user has no patience left.
+asio::awaitable<bool> hurried(Job& job, WorkerGroup& group) {
+  while (job.events.pending()) co_await group.wait_for_event(Clock::now());
+  co_return group.user_signals() > 1;
+}
+
+/// Until the workers' last words are where they belong.
 asio::awaitable<void> drain(Job& job, WorkerGroup& group, WorkerLogs& logs) {
-  using namespace std::chrono_literals;
-  while (!co_await logs.drain(Clock::now() + 100ms)) {
-    while (job.events.pending()) co_await group.wait_for_event(Clock::now());
-    if (group.user_signals() > 1) co_return;
-  }
+  constexpr std::chrono::milliseconds kLook{100};
+  while (!co_await logs.wait_for_ends(Clock::now() + kLook))
+    if (co_await hurried(job, group)) break;
+  logs.finish();
+  while (!co_await job.outputs.console().drain(Clock::now() + kLook))
+    if (co_await hurried(job, group)) break;
 }
 
 }  // namespace

@@ -15,6 +15,7 @@ class JobClock {
   explicit JobClock(Monotonic::time_point start = Monotonic::now(), Wall::time_point date = Wall::now())
       : start_(start), date_(date) {}
 
+  Monotonic::time_point start() const { return start_; }
   std::int64_t ns(Monotonic::time_point time) const {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(time - start_).count();
   }

@@ -12,6 +12,7 @@
 #include <exception>
 #include <system_error>
 
+#include "common/errors.h"
 #include "common/files.h"
 #include "common/logging.h"
 #include "launcher/attempt.h"
@@ -113,6 +114,10 @@ asio::awaitable<RunResult> supervise(Job& job, const RestartSettings& restarts, 
   }
 }
 
+RestartSettings restart_settings(const RestartOptions& options) {
+  return {options.max_restarts, options.backoff, options.window, parse_restart_codes(options.on_codes)};
+}
+
 JobRecord begin_record(const Options& options, const std::string& version, const std::string& run_id) {
   JobRecord record;
   record.version = version;
@@ -135,5 +140,50 @@ void finish_record(const std::filesystem::path& path, const RunResult& result, J
   }
 }
 
+/// --numa-binding and --virtual-local-rank.
+void place_workers(Job& job) {}
+
 }  // namespace
+
+RunResult run_job(const Options& options, const std::vector<std::string>& environment) {
+  const JobClock clock;
+  const auto kind = options.nproc_per_node.kind;
+  const Topology topology =
+      detect_topology(kind == WorkersWanted::Kind::kGpu || kind == WorkersWanted::Kind::kAuto);
+  const int workers = worker_count(options.nproc_per_node, topology);
+  const RestartSettings restarts = restart_settings(options.restart);
+  const std::string job_id = random_id();
+  const std::string run_id = options.run_id.empty() ? job_id : options.run_id;
+  JobRecord record = begin_record(options, DDPRUN_VERSION, run_id);
+  RunResult result;
+  try {
+    const Program program = find_program(options, process_env);
+    open_missing_standard_streams();
+    // Before there is anything that a signal could leave behind; and the guard before what it is to remove.
+    const SignalFd signals(options.ending_signals, options.forwarded_signals);
+    const auto temp_path = temp_folder() / ("ddprun-" + job_id);
+    Guard guard(temp_path, job_id);
+    const TempDir temp = TempDir::at(temp_path);
+    ::prctl(PR_SET_CHILD_SUBREAPER, 1);
+    asio::io_context io(1);
+    JobEvents events(io, signals);
+    EventLog log(options.events_json.empty() ? std::nullopt : std::optional(options.events_json), clock);
+    Outputs outputs(io, options, run_id, job_id, temp.path());
+    Job job{options, environment, program, topology, workers, {}, {}, {}, job_id, run_id, clock, io, signals, guard, events, log, outputs};
+    if (options.timeout) job.deadline = clock.start() + *options.timeout;
+    place_workers(job);
+    result = run_loop(io, supervise(job, restarts, record));
+    finish_record(options.result_json, result, record);
+    EventRecord event{EventRecord::Kind::kFinished, JobEvents::Clock::now(), 0};
+    event.exit_code = result.exit_code;
+    log.add(event);
+  } catch (const LaunchError& error) {
+    record.outcome = outcome_of_own_exit(error.exit_code);
+    record.message = error.what();
+    finish_record(options.result_json, {error.exit_code, std::nullopt}, record);
+    throw;
+  }
+  return result;
+}
+
 }  // namespace ddprun

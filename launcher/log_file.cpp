@@ -1,0 +1,148 @@
+#include "launcher/log_file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <string>
+#include <utility>
+
+#include "common/errors.h"
+#include "common/logging.h"
+
+namespace ddprun {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int kFolderFlags = O_PATH | O_DIRECTORY | O_CLOEXEC;
+constexpr const char* kUntrusted =
+    "expected a folder that belongs to this user and in which others cannot exchange files";
+
+UniqueFd open_folder(int parent, const char* name, int flags, const fs::path& path) {
+  UniqueFd fd(::openat(parent, name, kFolderFlags | flags));
+  if (!fd && errno == ENOENT) {
+    if (::mkdirat(parent, name, 0700) != 0 && errno != EEXIST)
+      throw IoError(path, "cannot create the log folder", errno);
+    fd.reset(::openat(parent, name, kFolderFlags | flags));
+  }
+  if (!fd) throw IoError(path, "cannot open the log folder", errno);
+  return fd;
+}
+
+void check_trust(int folder, const fs::path& path) {
+  struct stat info {};
+  if (::fstat(folder, &info) != 0) throw IoError(path, "cannot stat", errno);
+  const bool sticky = (info.st_mode & S_ISVTX) != 0;
+  const bool ours = info.st_uid == ::geteuid() || (info.st_uid == 0 && sticky);
+  if (!ours || ((info.st_mode & S_IWOTH) != 0 && !sticky)) throw IoError(path, kUntrusted);
+}
+
+UniqueFd create_file(int folder, const std::string& name) {
+  // Readable too, for the end of what a worker wrote into it itself.
+  return UniqueFd(::openat(folder, name.c_str(),
+                           O_RDWR | O_APPEND | O_CREAT | O_EXCL | O_NOFOLLOW | O_NOCTTY | O_CLOEXEC, 0600));
+}
+
+bool leads_out(const fs::path& relative) {
+  return relative.empty() || relative.is_absolute() || *relative.begin() == "..";
+}
+
+}  // namespace
+
+LogFolder::LogFolder(const fs::path& path) : path_(fs::absolute(path).lexically_normal()) {
+  // The way to the folder is the user's, links included.
+  UniqueFd at(::open("/", kFolderFlags));
+  fs::path walked = "/";
+  for (const fs::path& name : path_.relative_path()) {
+    if (name.empty()) continue;  // a slash at the end
+    walked /= name;
+    at = open_folder(at.get(), name.c_str(), 0, walked);
+  }
+  check_trust(at.get(), path_);
+  fd_ = std::move(at);
+}
+
+UniqueFd LogFolder::open_below(const fs::path& relative) const {
+  UniqueFd at(::fcntl(fd_.get(), F_DUPFD_CLOEXEC, 3));
+  if (!at) throw IoError(path_, "cannot open", errno);
+  fs::path walked = path_;
+  for (const fs::path& name : relative) {
+    walked /= name;
+    at = open_folder(at.get(), name.c_str(), O_NOFOLLOW, walked);
+    check_trust(at.get(), walked);
+  }
+  return at;
+}
+
+LogFile::LogFile(const LogFolder& folder, const fs::path& file, std::size_t max_size)
+    : path_((folder.path() / file).lexically_normal()), max_size_(max_size) {
+  const fs::path relative = path_.lexically_relative(folder.path());
+  if (leads_out(relative) || !relative.has_filename())
+    throw IoError(path_, "expected a file inside " + folder.path().string());
+  UniqueFd parent = folder.open_below(relative.parent_path());
+  fd_ = create_file(parent.get(), relative.filename());
+  if (!fd_) throw IoError(path_, "cannot create", errno);
+  if (max_size_ != 0) folder_ = std::move(parent);
+}
+
+void LogFile::write(std::string_view bytes) {
+  while (max_size_ != 0 && size_ + bytes.size() > max_size_) {
+    const std::size_t room = max_size_ > size_ ? max_size_ - size_ : 0;
+    std::size_t part = bytes.substr(0, room).rfind('\n') + 1;  // 0: no line ends there
+    if (part == 0 && !(at_line_start_ && size_ > 0)) part = room;
+    append(bytes.substr(0, part));
+    bytes.remove_prefix(part);
+    rotate();
+  }
+  append(bytes);
+}
+
+void LogFile::append(std::string_view bytes) {
+  if (bytes.empty()) return;
+  at_line_start_ = bytes.back() == '\n';
+  size_ += bytes.size();
+  while (!bytes.empty()) {
+    const ssize_t n = ::write(fd_.get(), bytes.data(), bytes.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return warn_once("cannot write, output is missing here, the job goes on", errno);
+    bytes.remove_prefix(static_cast<std::size_t>(n));
+  }
+}
+
+/// If it fails, the file grows on under whatever name it has, and it is tried again after as many bytes.
+void LogFile::rotate() {
+  size_ = 0;
+  at_line_start_ = true;
+  const std::string name = path_.filename();
+  const std::string older = name + ".1";
+  if (::renameat(folder_.get(), name.c_str(), folder_.get(), older.c_str()) != 0)
+    return warn_once("cannot rename to .1", errno);
+  UniqueFd next = create_file(folder_.get(), name);
+  if (!next) return warn_once("cannot begin anew", errno);
+  fd_ = std::move(next);
+}
+
+UniqueFd LogFile::duplicate() const {
+  UniqueFd copy(::fcntl(fd_.get(), F_DUPFD_CLOEXEC, 3));
+  if (!copy) throw IoError(path_, "cannot duplicate the descriptor", errno);
+  return copy;
+}
+
+std::string LogFile::tail(std::size_t max_bytes) const {
+  struct stat info {};
+  if (::fstat(fd_.get(), &info) != 0) return "";
+  const auto size = static_cast<std::size_t>(info.st_size);
+  std::string bytes(std::min(size, max_bytes), '\0');
+  const ssize_t n = ::pread(fd_.get(), bytes.data(), bytes.size(), static_cast<off_t>(size - bytes.size()));
+  bytes.resize(n > 0 ? static_cast<std::size_t>(n) : 0);
+  return bytes;
+}
+
+void LogFile::warn_once(const char* problem, int error) {
+  if (std::exchange(warned_, true)) return;
+  log_warning(IoError(path_, problem, error).what());
+}
+
+}  // namespace ddprun

@@ -1,0 +1,72 @@
+#include "launcher/outputs.h"
+
+#include <unistd.h>
+
+#include "common/logging.h"
+#include "common/worker_env.h"
+
+namespace ddprun {
+namespace {
+
+constexpr char kStacksDir[] = "ddprun_logs";
+
+}  // namespace
+
+Outputs::Outputs(boost::asio::io_context& io, const Options& options, const std::string& run_id,
+                 const std::string& job_id, const std::filesystem::path& temp_folder)
+    : options_(options),
+      wishes_(read_output_wishes(options.output)),
+      job_name_(folder_name(run_id) + "_" + job_id.substr(0, 8)),
+      temp_folder_(temp_folder),
+      console_(io) {
+  if (wishes_.log_dir.empty()) return;
+  log_folder_.emplace(std::filesystem::absolute(wishes_.log_dir) / job_name_);
+  if (!options.output.log_dir) log_info("log files: " + log_folder_->path().string());
+}
+
+std::filesystem::path Outputs::attempt_folder(int attempt) const {
+  return (log_folder_ ? log_folder_->path() : temp_folder_) / ("attempt_" + std::to_string(attempt));
+}
+
+std::filesystem::path Outputs::make_attempt_folder(int attempt, int workers) const {
+  const auto folder = attempt_folder(attempt);
+  const LogFolder parent(folder);
+  for (int i = 0; i < workers; ++i) parent.open_below(std::to_string(i));
+  return folder;
+}
+
+std::filesystem::path Outputs::lasting_folder(int attempt) {
+  if (!log_folder_) log_folder_.emplace(std::filesystem::absolute(kStacksDir) / job_name_);
+  const LogFolder folder(attempt_folder(attempt));
+  return folder.path();
+}
+
+std::vector<WorkerLogPlan> Outputs::plan(int attempt, const std::vector<WorkerSpec>& specs) const {
+  OutputPlace place;
+  place.out_is_terminal = ::isatty(STDOUT_FILENO) == 1;
+  place.err_is_terminal = ::isatty(STDERR_FILENO) == 1;
+  place.need_activity = settings().need_activity;
+  place.role = options_.role;
+  place.prefix_template =
+      process_env("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE").value_or(kDefaultPrefixTemplate);
+  place.attempt_folder = attempt_folder(attempt);
+  return plan_outputs(wishes_, place, specs[0].rank, static_cast<int>(specs.size()));
+}
+
+LogSettings Outputs::settings() const {
+  LogSettings settings;
+  settings.timestamps = wishes_.timestamps;
+  settings.max_size = options_.output.log_max_size;
+  settings.need_activity = options_.hang_timeout.has_value();
+  return settings;
+}
+
+std::vector<std::filesystem::path> Outputs::files(const WorkerLogPlan& plan) {
+  std::vector<std::filesystem::path> list;
+  for (const StreamPlan* stream : {&plan.out, &plan.err})
+    for (const auto& path : {stream->file, stream->filtered_file})
+      if (!path.empty()) list.push_back(path);
+  return list;
+}
+
+}  // namespace ddprun

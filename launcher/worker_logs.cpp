@@ -1,0 +1,148 @@
+#include "launcher/worker_logs.h"
+
+#include <fcntl.h>
+
+#include <algorithm>
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <cerrno>
+#include <utility>
+
+#include "common/errors.h"
+#include "launcher/output_channel.h"
+
+namespace ddprun {
+namespace asio = boost::asio;
+namespace {
+
+UniqueFd open_dev_null() {
+  UniqueFd fd(::open("/dev/null", O_WRONLY | O_CLOEXEC));
+  if (!fd) throw IoError("/dev/null", "cannot open", errno);
+  return fd;
+}
+
+}  // namespace
+
+struct WorkerLogs::Worker {
+  std::shared_ptr<WorkerOutput> out, err;  // null: not read by us
+  std::shared_ptr<LogFile> direct_err;     // stderr, if the worker writes the file itself
+  OutputTail error_tail;
+  Clock::time_point last_output = Clock::now();
+  bool has_written = false;
+};
+
+WorkerLogs::WorkerLogs(asio::io_context& io, Console& console, const LogFolder* folder, LogSettings settings)
+    : io_(io), console_(console), folder_(folder), settings_(settings), ended_(io) {}
+
+WorkerLogs::~WorkerLogs() = default;
+
+WorkerLogs::Ends WorkerLogs::open(std::size_t index, const WorkerLogPlan& plan) {
+  auto& worker = workers_[index];
+  ensure(worker == nullptr, "a worker's streams are opened once");
+  worker = std::make_unique<Worker>();
+  Ends ends;
+  ends.out = open_stream(index, plan.out, /*is_err=*/false);
+  ends.err = open_stream(index, plan.err, /*is_err=*/true);
+  return ends;
+}
+
+UniqueFd WorkerLogs::open_stream(std::size_t index, const StreamPlan& plan, bool is_err) {
+  if (plan.inherit) return {};
+  Worker& worker = *workers_.at(index);
+  OutputTargets targets;
+  if (!plan.file.empty()) targets.file = open_file(plan.file);
+  if (!plan.filtered_file.empty()) {
+    auto& file = filtered_files_[plan.filtered_file];
+    if (!file) file = open_file(plan.filtered_file);
+    targets.filtered = file;
+  }
+  const bool looked_at = plan.console || targets.filtered || settings_.need_activity ||
+                         (targets.file && settings_.max_size != 0);
+  if (!looked_at && targets.file) {
+    if (is_err) worker.direct_err = targets.file;
+    return targets.file->duplicate();
+  }
+  if (!looked_at && !is_err) return open_dev_null();
+
+  if (plan.console) targets.console = is_err ? console_.err() : console_.out();
+  targets.prefix = plan.prefix;
+  targets.timestamps = settings_.timestamps;
+  targets.sanitize = settings_.sanitize;
+  targets.filtered_prefix = plan.filtered_prefix;
+  targets.filters = plan.filters;
+  const bool terminal = targets.console && targets.console->is_terminal();
+  OutputChannel channel =
+      terminal ? open_output_terminal(is_err ? console_.err_fd() : console_.out_fd()) : open_output_pipe();
+  auto& output = is_err ? worker.err : worker.out;
+  output = std::make_shared<WorkerOutput>(io_, std::move(channel.reading), std::move(targets));
+  output->start([this, index, is_err](std::string_view bytes) { note_output(index, bytes, is_err); },
+                [this] { ended_.cancel(); });
+  return std::move(channel.writing);
+}
+
+std::shared_ptr<LogFile> WorkerLogs::open_file(const std::filesystem::path& path) {
+  ensure(folder_ != nullptr, "a log file has a log folder");
+  return std::make_shared<LogFile>(*folder_, path, settings_.max_size);
+}
+
+void WorkerLogs::note_output(std::size_t index, std::string_view bytes, bool is_err) {
+  Worker& worker = *workers_.at(index);
+  worker.last_output = Clock::now();
+  if (is_err) worker.error_tail.add(bytes);
+  if (!std::exchange(worker.has_written, true) && on_first_output_) on_first_output_(index);
+}
+
+asio::awaitable<bool> WorkerLogs::wait_for_ends(std::optional<Clock::time_point> deadline) {
+  while (!all_ended()) {
+    ended_.expires_at(deadline.value_or(Clock::time_point::max()));
+    boost::system::error_code cancelled;
+    co_await ended_.async_wait(asio::redirect_error(asio::use_awaitable, cancelled));
+    if (!cancelled) co_return false;
+  }
+  co_return true;
+}
+
+void WorkerLogs::finish() {
+  for (auto& [index, worker] : workers_) {
+    if (worker->out) worker->out->finish();
+    if (worker->err) worker->err->finish();
+  }
+}
+
+asio::awaitable<void> WorkerLogs::drain(std::optional<Clock::time_point> deadline) {
+  co_await wait_for_ends(deadline);
+  finish();
+  co_await console_.drain(deadline);
+}
+
+std::vector<std::string> WorkerLogs::last_error_lines(std::size_t index) const {
+  const Worker& worker = at(index);
+  if (!worker.direct_err) return worker.error_tail.lines();
+  OutputTail tail;
+  tail.add(worker.direct_err->tail(OutputTail::kMaxBytes));
+  return tail.lines();
+}
+
+WorkerLogs::Clock::time_point WorkerLogs::last_output(std::size_t index) const {
+  const Worker& worker = at(index);
+  const bool held_up = (worker.out && worker.out->held_up()) || (worker.err && worker.err->held_up());
+  return held_up ? Clock::now() : worker.last_output;
+}
+
+void WorkerLogs::update_window_size() {
+  for (auto& [index, worker] : workers_) {
+    if (worker->out && !worker->out->ended()) copy_window_size(console_.out_fd(), worker->out->descriptor());
+    if (worker->err && !worker->err->ended()) copy_window_size(console_.err_fd(), worker->err->descriptor());
+  }
+}
+
+bool WorkerLogs::all_ended() const {
+  return std::all_of(workers_.begin(), workers_.end(), [](const auto& entry) {
+    const Worker& worker = *entry.second;
+    return (!worker.out || worker.out->ended()) && (!worker.err || worker.err->ended());
+  });
+}
+
+const WorkerLogs::Worker& WorkerLogs::at(std::size_t index) const { return *workers_.at(index); }
+
+}  // namespace ddprun

@@ -1,0 +1,99 @@
+#pragma once
+
+#include <boost/asio/awaitable.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <chrono>
+#include <cstddef>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/unique_fd.h"
+#include "launcher/console.h"
+#include "launcher/line_format.h"
+#include "launcher/log_file.h"
+#include "launcher/output_plan.h"
+#include "launcher/worker_output.h"
+
+namespace ddprun {
+
+/// What holds for all workers of a node.
+struct LogSettings {
+  bool timestamps = false;     ///< before each line on the console, before its prefix
+  bool sanitize = true;        ///< what goes to a terminal
+  std::size_t max_size = 0;    ///< of a log file before it is rotated; 0: none
+  bool need_activity = false;  ///< last_output() and on_first_output are to know of every stream
+};
+
+/// What the workers of one attempt write, on its way to ddprun's console and to files.
+///
+/// A stream that goes only to a file, and that nobody has to look at, is the file itself to its worker:
+/// nothing is lost then even if ddprun is killed.
+class WorkerLogs {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  /// What to give to a worker as its stdout and stderr; to be closed once it is started. Invalid: ddprun's
+  /// own.
+  struct Ends {
+    UniqueFd out, err;
+  };
+
+  /// folder  where log files are made; may be null if no plan has one. It and the console must outlive this
+  WorkerLogs(boost::asio::io_context& io, Console& console, const LogFolder* folder, LogSettings settings);
+  ~WorkerLogs();
+  WorkerLogs(const WorkerLogs&) = delete;
+  WorkerLogs& operator=(const WorkerLogs&) = delete;
+
+  /// Makes the files and pipes of the worker with this index, and begins to read. Where the console is a
+  /// terminal, the worker gets terminals too, in raw mode and of the same size.
+  /// throws IoError for the files, std::system_error for the pipes
+  Ends open(std::size_t index, const WorkerLogPlan& plan);
+
+  /// Called at the first output of each worker, with its index.
+  void on_first_output(std::function<void(std::size_t)> callback) { on_first_output_ = std::move(callback); }
+
+  /// Until every stream has come to its end, or the deadline. False at the deadline.
+  boost::asio::awaitable<bool> wait_for_ends(std::optional<Clock::time_point> deadline);
+
+  /// Closes the streams; what has no end of line is passed on. The console may have to be drained yet.
+  void finish();
+
+  /// wait_for_ends(), finish(), and until the console has written all, or the deadline.
+  boost::asio::awaitable<void> drain(std::optional<Clock::time_point> deadline);
+
+  /// The end of a worker's stderr, however it is routed: at most 20 lines and 16 KiB, raw.
+  std::vector<std::string> last_error_lines(std::size_t index) const;
+
+  /// When a worker last wrote something that went through ddprun; at first when it was opened. Now, while the
+  /// console keeps it from writing.
+  Clock::time_point last_output(std::size_t index) const;
+
+  /// Gives the workers' terminals the present size of ddprun's.
+  void update_window_size();
+
+ private:
+  struct Worker;
+
+  UniqueFd open_stream(std::size_t index, const StreamPlan& plan, bool is_err);
+  std::shared_ptr<LogFile> open_file(const std::filesystem::path& path);
+  void note_output(std::size_t index, std::string_view bytes, bool is_err);
+  bool all_ended() const;
+  const Worker& at(std::size_t index) const;
+
+  boost::asio::io_context& io_;
+  Console& console_;
+  const LogFolder* folder_;
+  LogSettings settings_;
+  std::map<std::size_t, std::unique_ptr<Worker>> workers_;
+  std::map<std::filesystem::path, std::shared_ptr<LogFile>> filtered_files_;
+  std::function<void(std::size_t)> on_first_output_;
+  boost::asio::steady_timer ended_;  // cancelled when a stream has ended
+};
+
+}  // namespace ddprun

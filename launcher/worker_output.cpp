@@ -1,0 +1,119 @@
+#include "launcher/worker_output.h"
+
+#include <cerrno>
+#include <chrono>
+#include <utility>
+
+namespace ddprun {
+namespace asio = boost::asio;
+namespace {
+
+// How long a line without an end may stay unseen on a terminal, and so how often a progress bar is redrawn.
+constexpr std::chrono::milliseconds kPartialDelay{100};
+// Of a transient line no more than this is drawn: more fits on no terminal.
+constexpr std::size_t kMaxTransient = 2048;
+
+}  // namespace
+
+WorkerOutput::WorkerOutput(asio::io_context& io, UniqueFd source, OutputTargets targets)
+    : source_(io, source.release()),
+      partial_timer_(io),
+      targets_(std::move(targets)),
+      to_terminal_(targets_.console && targets_.console->is_terminal()) {}
+
+WorkerOutput::~WorkerOutput() {
+  if (targets_.console) targets_.console->forget(this);
+}
+
+void WorkerOutput::start(Bytes on_bytes, std::function<void()> on_end) {
+  on_bytes_ = std::move(on_bytes);
+  on_end_ = std::move(on_end);
+  wait();
+}
+
+void WorkerOutput::wait() {
+  source_.async_wait(source_.wait_read, [weak = weak_from_this()](const boost::system::error_code& error) {
+    const auto self = weak.lock();
+    if (self && !error && !self->finished_) self->read();
+  });
+}
+
+void WorkerOutput::read() {
+  if (targets_.console && !targets_.console->has_room()) {
+    held_up_ = true;
+    targets_.console->when_room(this, [this] {
+      held_up_ = false;
+      wait();
+    });
+    return;
+  }
+  char buffer[1 << 16];
+  const ssize_t n = ::read(source_.native_handle(), buffer, sizeof buffer);
+  if (n > 0) take(std::string_view(buffer, static_cast<std::size_t>(n)));
+  if (n > 0 || (n < 0 && (errno == EAGAIN || errno == EINTR))) return wait();
+  ended_ = true;  // or EIO: a terminal that no process has open any more
+  finish();
+  on_end_();
+}
+
+void WorkerOutput::finish() {
+  if (std::exchange(finished_, true)) return;
+  partial_timer_.cancel();
+  boost::system::error_code ignored;
+  source_.close(ignored);
+  const std::string rest(splitter_.partial());
+  splitter_.drop_partial();
+  if (!rest.empty()) take_line(rest);
+  if (!filtered_.empty()) targets_.filtered->write(std::exchange(filtered_, {}));
+  if (!targets_.console) return;
+  if (!line_start_.empty()) targets_.console->end_line(this);
+  targets_.console->forget(this);
+}
+
+void WorkerOutput::take(std::string_view bytes) {
+  on_bytes_(bytes);
+  if (targets_.file) targets_.file->write(bytes);
+  if (!targets_.console && !targets_.filtered) return;
+  line_start_ = targets_.prefix;
+  if (targets_.timestamps)
+    line_start_ = utc_timestamp(std::chrono::system_clock::now()) + " " + targets_.prefix;
+  splitter_.add(bytes, [this](std::string_view line) { take_line(line); });
+  if (!filtered_.empty()) targets_.filtered->write(std::exchange(filtered_, {}));
+  if (to_terminal_ && !splitter_.partial().empty()) schedule_partial();
+}
+
+void WorkerOutput::take_line(std::string_view line) {
+  if (targets_.filtered && matches_any(line, targets_.filters)) {
+    filtered_ += targets_.filtered_prefix;
+    filtered_ += line;
+    if (line.back() != '\n') filtered_ += '\n';
+  }
+  if (targets_.console) print(line);
+}
+
+void WorkerOutput::print(std::string_view line) {
+  if (!to_terminal_) return targets_.console->write(this, line_start_, line);
+  const std::string_view shown = last_shown(line);
+  targets_.console->write(this, line_start_,
+                          (targets_.sanitize ? sanitized(shown) : std::string(shown)) + '\n');
+}
+
+void WorkerOutput::schedule_partial() {
+  if (std::exchange(partial_due_, true)) return;
+  partial_timer_.expires_after(kPartialDelay);
+  partial_timer_.async_wait([weak = weak_from_this()](const boost::system::error_code& error) {
+    const auto self = weak.lock();
+    if (self && !error && !self->finished_) self->show_partial();
+  });
+}
+
+void WorkerOutput::show_partial() {
+  partial_due_ = false;
+  if (!targets_.filtered) splitter_.drop_overwritten();
+  if (splitter_.partial().empty()) return;
+  // Whatever the user says: of a transient line what drives the terminal cannot be part.
+  const std::string_view shown = last_shown(splitter_.partial()).substr(0, kMaxTransient);
+  targets_.console->show_transient(this, line_start_ + sanitized(shown));
+}
+
+}  // namespace ddprun

@@ -1,0 +1,75 @@
+#include "launcher/stream_selection.h"
+
+#include "common/errors.h"
+#include "tests/support/catch.h"
+
+namespace ddprun {
+namespace {
+
+using test::ContainsSubstring;
+using Texts = std::vector<std::string>;
+
+constexpr Streams kNone{false, false};
+constexpr Streams kOut{true, false};
+constexpr Streams kErr{false, true};
+constexpr Streams kBoth{true, true};
+
+StreamSelection parse(const std::string& text) { return parse_stream_selection("--tee", text); }
+
+TEST_CASE("one digit selects streams of all workers", "[stream_selection]") {
+  CHECK(parse("0").of(0) == kNone);
+  CHECK(parse("1").of(0) == kOut);
+  CHECK(parse("2").of(7) == kErr);
+  CHECK(parse("3").of(4095) == kBoth);
+}
+
+TEST_CASE("a list selects streams of the listed workers, others have none", "[stream_selection]") {
+  const StreamSelection selection = parse("0:1,1:2,3:3,4:0");
+  CHECK(selection.of(0) == kOut);
+  CHECK(selection.of(1) == kErr);
+  CHECK(selection.of(2) == kNone);
+  CHECK(selection.of(3) == kBoth);
+  CHECK(selection.of(4) == kNone);
+}
+
+TEST_CASE("ranks in a list may have several digits", "[stream_selection]") {
+  CHECK(parse("10:3").of(10) == kBoth);
+  CHECK(parse("10:3").of(1) == kNone);
+  CHECK(parse("127:1,0:2").of(127) == kOut);
+}
+
+TEST_CASE("a selection that is none is refused, naming the flag, the syntax and the text",
+          "[stream_selection]") {
+  const std::string text = GENERATE(as<std::string>(), "", "4", "-1", "11", "a", "0:1,", ",0:1", "0:1,1",
+                                    "0:4", "0:", ":1", "0:11", "0:1,,1:1", "0:1 ,1:1", " 1", "+0:1", "-1:1",
+                                    "-0:1", "0:1,0:2", "1:1,01:1", "99999999999:1", "4096:1", "0:1:1", "0=1");
+  CHECK_THROWS_AS(parse(text), UsageError);
+  CHECK_THROWS_WITH(parse(text), ContainsSubstring("--tee: expected 0 (none), 1 (stdout)") &&
+                                     ContainsSubstring("got '" + text + "'"));
+}
+
+TEST_CASE("control characters of a refused text stay out of the message", "[stream_selection]") {
+  CHECK_THROWS_WITH(parse("1\n\x1b[2J"), ContainsSubstring("got '1??[2J'"));
+}
+
+TEST_CASE("local ranks are a list of numbers, and none given means all", "[stream_selection]") {
+  CHECK_FALSE(parse_local_ranks("--local-ranks-filter", ""));
+  CHECK(parse_local_ranks("--local-ranks-filter", "0") == std::set<int>{0});
+  CHECK(parse_local_ranks("--local-ranks-filter", "10,2,2") == std::set<int>{2, 10});
+  for (const char* text : {",", "0,", "a", "0 1", "-1", "0:1", "4096"})
+    CHECK_THROWS_WITH(parse_local_ranks("--local-ranks-filter", text),
+                      ContainsSubstring("--local-ranks-filter: expected local ranks separated by commas"));
+}
+
+TEST_CASE("filters are separated by commas, a double comma is part of a filter", "[stream_selection]") {
+  CHECK(parse_line_filters("a") == Texts{"a"});
+  CHECK(parse_line_filters("loss,val acc") == Texts{"loss", "val acc"});
+  CHECK(parse_line_filters("a,,b,c") == Texts{"a,b", "c"});
+  CHECK(parse_line_filters("a,,,b") == Texts{"a,", "b"});
+  CHECK(parse_line_filters(",,") == Texts{","});
+  CHECK(parse_line_filters("").empty());
+  CHECK(parse_line_filters("a,").size() == 1);
+}
+
+}  // namespace
+}  // namespace ddprun
