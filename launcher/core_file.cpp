@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <vector>
 
@@ -102,7 +103,9 @@ std::string core_glob(std::string_view pattern, bool uses_pid, const CoreDump& d
 
 std::optional<std::string> core_handler(std::string_view pattern, const CoreDump& dump) {
   if (pattern.empty()) return std::nullopt;
-  if (pattern[0] == '@') return "handed to " + std::string(pattern.substr(pattern.find_first_not_of('@')));
+  if (pattern[0] == '@')  // since Linux 6.16, a socket
+    return "handed to " +
+           std::string(pattern.substr(std::min(pattern.find_first_not_of('@'), pattern.size())));
   if (pattern[0] != '|') return std::nullopt;
   const std::string name = handler_name(pattern.substr(1));
   if (name == "systemd-coredump")

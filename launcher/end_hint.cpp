@@ -8,8 +8,7 @@ namespace {
 std::string signal_hint(int signal) {
   switch (signal) {
     case SIGKILL:
-      return "not sent by ddprun: killed by somebody, or by the kernel's OOM killer (dmesg and memory.events "
-             "know)";
+      return "not sent by ddprun: by somebody, or by the kernel's OOM killer (dmesg and memory.events know)";
     case SIGTERM:
     case SIGINT:
     case SIGHUP:

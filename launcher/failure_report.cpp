@@ -35,7 +35,11 @@ Lines bounded(const std::string& text, std::size_t first, std::size_t last) {
 
 std::string indented(const Lines& lines, const std::string& indent) {
   std::string text;
-  for (const std::string& line : lines) text += indent + line + "\n";
+  for (const std::string& line : lines) {
+    text += indent + line;
+    text.erase(text.find_last_not_of(" \t") + 1);
+    text += "\n";
+  }
   return text;
 }
 
@@ -81,7 +85,9 @@ bool stands_in(const Lines& lines, const Lines& others) {
 std::string describe_output(const FailedWorker& root) {
   std::string joined;
   for (const std::string& line : root.last_lines) joined += line + "\n";
-  Lines last = bounded(joined, 0, kLastLines);
+  Lines last = printable_lines(joined);
+  if (last.size() > kLastLines) last.erase(last.begin(), last.end() - kLastLines);
+  for (std::string& line : last) line = shortened(line, kMaxLineBytes);
 
   std::string text;
   const Lines stack = root.error.error ? bounded(root.error.error->call_stack, 8, 16) : Lines();
@@ -98,6 +104,7 @@ std::string describe_root_cause(const FailureReport& report) {
   text += field("ended by", {describe_end(root)});
   text += sentence("memory", root.out_of_memory);
   if (!killed_by_memory && !root.asked_to_end) text += sentence("hint", end_hint(root.status));
+  text += field("error", error_lines(root.error, 12, 8));
   text += field("host", {printable(report.host)});
   text += field("time", {utc(root.time)});
   if (report.max_restarts > 0)
@@ -106,13 +113,11 @@ std::string describe_root_cause(const FailureReport& report) {
   if (!root.core.empty()) text += field("core file", {printable(root.core)});
   text += paths("stacks", root.stacks);
   text += paths("log files", root.logs);
-  text += field("error", error_lines(root.error, 12, 8));
   return text + describe_output(root);
 }
 
 std::string describe_others(const std::vector<FailedWorker>& others) {
-  if (others.empty()) return "";
-  std::string text = "Other Failures:\n";
+  std::string text;
   const std::size_t shown = others.size() <= kMaxOthers + 1 ? others.size() : kMaxOthers;
   for (std::size_t i = 0; i < shown; ++i) {
     text += "  rank " + describe_worker(others[i]) + ": " + describe_end(others[i]) + "\n";
@@ -145,12 +150,14 @@ bool ended_as_told(const ExitStatus& status, const std::vector<int>& signals) {
 }
 
 std::string describe(const FailureReport& report) {
-  const std::string rule(kWidth, '=');
-  std::string text = rule + "\n" + shortened(printable(report.program), kMaxLineBytes) + " FAILED\n";
+  const std::string rule = std::string(kWidth, '=') + "\n";
+  const std::string thin_rule = std::string(kWidth, '-') + "\n";
+  std::string text = rule + shortened(printable(report.program), kMaxLineBytes) + " FAILED\n" + thin_rule;
   text += "Root Cause (first observed failure):\n" + describe_root_cause(report);
-  text += describe_others(report.others);
-  if (!report.ended_by_us.empty()) text += "ended by ddprun: rank " + ranges(report.ended_by_us) + "\n";
-  return text + rule + "\n";
+  if (!report.others.empty()) text += thin_rule + "Other Failures:\n" + describe_others(report.others);
+  if (!report.ended_by_us.empty())
+    text += thin_rule + "ended by ddprun: rank " + ranges(report.ended_by_us) + "\n";
+  return text + rule;
 }
 
 }  // namespace ddprun

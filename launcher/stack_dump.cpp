@@ -15,6 +15,7 @@
 #include <variant>
 
 #include "common/worker_env.h"
+#include "launcher/job_processes.h"
 
 namespace ddprun {
 namespace {

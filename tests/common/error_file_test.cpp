@@ -30,6 +30,32 @@ TEST_CASE("an error file is read back as it was written", "[error_file]") {
   CHECK(content.error->timestamp == 1700000000);
 }
 
+TEST_CASE("how the worker ended is written as torchrun does, if it is known", "[error_file]") {
+  const TempDir folder;
+  const auto path = folder.path() / "error.json";
+  write_error_file(path, {"E: x", "", 1, -9});
+  CHECK(read_file(path) == R"({"message":{"errorCode":-9,"extraInfo":{"py_callstack":"","timestamp":"1"},)"
+                           R"("message":"E: x"}})");
+  CHECK(read_error_file(path).error->error_code == -9);
+  write_error_file(path, {"E: x", "", 1});
+  CHECK(read_file(path).find("errorCode") == std::string::npos);
+  CHECK_FALSE(read_error_file(path).error->error_code);
+  CHECK_FALSE(read_text(R"({"message": {"message": "text", "errorCode": "9"}})").error->error_code);
+}
+
+TEST_CASE("the error file of another user is not believed", "[error_file]") {
+  if (::geteuid() != 0) test::skip("only root can make a file of another user");
+  const TempDir folder;
+  const auto path = folder.path() / "error.json";
+  write_error_file(path, {"E: x", "", 1});
+  REQUIRE(::chmod(folder.path().c_str(), 0711) == 0);
+  REQUIRE(::seteuid(65534) == 0);
+  const auto content = read_error_file(path);
+  REQUIRE(::seteuid(0) == 0);
+  CHECK(content.problem == "belongs to another user");
+  CHECK_FALSE(content.error);
+}
+
 TEST_CASE("bytes that are not UTF-8 do not keep an error from being written", "[error_file]") {
   const TempDir folder;
   write_error_file(folder.path() / "error.json", {"bad \xff byte", "", 0});

@@ -1,0 +1,119 @@
+#include "launcher/restart_policy.h"
+
+#include <csignal>
+
+#include "common/errors.h"
+#include "tests/support/catch.h"
+
+namespace ddprun {
+namespace {
+
+using namespace std::chrono_literals;
+using test::ContainsSubstring;
+using Kind = AttemptEnd::Kind;
+
+AttemptEnd failed(int code) { return {Kind::kWorkerFailed, ExitStatus::exited(code)}; }
+AttemptEnd killed(int signal) { return {Kind::kWorkerFailed, ExitStatus::killed(signal)}; }
+
+TEST_CASE("codes, ranges and signals make up --restart-on-codes", "[restart_policy]") {
+  const auto codes = parse_restart_codes("1,3-5,SIGKILL,term,139");
+  for (const int code : {1, 3, 4, 5, 137, 143, 139}) CHECK(codes.contains(code));
+  for (const int code : {2, 6, 9, 15, 138, 255}) CHECK_FALSE(codes.contains(code));
+  CHECK(parse_restart_codes("SIGRTMIN+1").contains(128 + SIGRTMIN + 1));
+  CHECK(RestartCodes().contains(1));
+}
+
+TEST_CASE("what is no list of codes is refused", "[restart_policy]") {
+  for (const char* text : {"", ",", "1,", "0", "256", "-1", "1-", "5-3", "SIGNOPE", "SIG", "1 ,2", "1-2-3",
+                           "x", "99999999999", "SIGKILL-SIGTERM"}) {
+    INFO(text);
+    CHECK_THROWS_AS(parse_restart_codes(text), UsageError);
+  }
+  CHECK_THROWS_WITH(parse_restart_codes("1,x\x1b"),
+                    ContainsSubstring("--restart-on-codes: expected") && ContainsSubstring("got 'x?'"));
+}
+
+TEST_CASE("failures and hangs are tried again while the budget lasts, nothing else is", "[restart_policy]") {
+  struct Row {
+    const char* name;
+    AttemptEnd end;
+    int max_restarts;
+    int used;
+    bool restart;
+    int exit_code;
+  };
+  const Row rows[] = {
+      {"success", {Kind::kSucceeded}, 3, 0, false, 0},
+      {"failure without restarts", failed(7), 0, 0, false, 7},
+      {"failure", failed(7), 3, 0, true, 7},
+      {"failure, last restart", failed(7), 3, 2, true, 7},
+      {"failure, budget used", failed(7), 3, 3, false, 7},
+      {"death by a signal", killed(SIGSEGV), 1, 0, true, 139},
+      {"death by a signal, budget used", killed(SIGSEGV), 1, 1, false, 139},
+      {"hang", {Kind::kHang}, 1, 0, true, 124},
+      {"hang, budget used", {Kind::kHang}, 1, 1, false, 124},
+      {"timeout", {Kind::kTimeout}, 9, 0, false, 124},
+      {"the user's signal", {Kind::kSignal, {}, SIGTERM}, 9, 0, false, 143},
+      {"no start", {Kind::kStartFailed, {}, 0, 127}, 9, 0, false, 127},
+  };
+  for (const Row& row : rows) {
+    INFO(row.name);
+    RestartSettings settings;
+    settings.max_restarts = row.max_restarts;
+    const Decision decision = decide(settings, row.end, row.used, 1s);
+    CHECK(decision.restart == row.restart);
+    CHECK(decision.exit_code == row.exit_code);
+    CHECK(decision.restarts_used == row.used + (row.restart ? 1 : 0));
+    CHECK(decision.delay == 0ms);
+    CHECK_FALSE(decision.reason.empty());
+  }
+}
+
+TEST_CASE("only listed codes are tried again, a hang as 124", "[restart_policy]") {
+  RestartSettings settings;
+  settings.max_restarts = 1;
+  settings.codes = parse_restart_codes("3,SIGKILL");
+  CHECK(decide(settings, failed(3), 0, 1s).restart);
+  CHECK(decide(settings, failed(137), 0, 1s).restart);
+  CHECK(decide(settings, killed(SIGKILL), 0, 1s).restart);
+  CHECK_FALSE(decide(settings, failed(4), 0, 1s).restart);
+  CHECK_FALSE(decide(settings, {Kind::kHang}, 0, 1s).restart);
+  CHECK_THAT(decide(settings, failed(4), 0, 1s).reason, ContainsSubstring("exit code 4 is not among"));
+  settings.codes = parse_restart_codes("124");
+  CHECK(decide(settings, {Kind::kHang}, 0, 1s).restart);
+}
+
+TEST_CASE("the delay doubles up to a minute, or stays if it began longer", "[restart_policy]") {
+  RestartSettings settings;
+  settings.max_restarts = 100;
+  const auto delay = [&](std::chrono::milliseconds backoff, int used) {
+    settings.backoff = backoff;
+    return decide(settings, failed(1), used, 0s).delay;
+  };
+  CHECK(delay(1500ms, 0) == 1500ms);
+  CHECK(delay(1500ms, 1) == 3s);
+  CHECK(delay(1500ms, 2) == 6s);
+  CHECK(delay(1500ms, 6) == 60s);
+  CHECK(delay(1500ms, 99) == 60s);
+  CHECK(delay(90s, 0) == 90s);
+  CHECK(delay(90s, 5) == 90s);
+  CHECK(delay(0ms, 50) == 0ms);
+}
+
+TEST_CASE("an attempt that lived long enough makes budget and delay new", "[restart_policy]") {
+  RestartSettings settings;
+  settings.max_restarts = 2;
+  settings.backoff = 1s;
+  settings.window = 60s;
+  const Decision early = decide(settings, failed(1), 2, 59'999ms);
+  CHECK_FALSE(early.restart);
+  const Decision late = decide(settings, failed(1), 2, 60s);
+  CHECK(late.restart);
+  CHECK(late.restarts_used == 1);
+  CHECK(late.delay == 1s);
+  settings.window = std::nullopt;
+  CHECK_FALSE(decide(settings, failed(1), 2, 1h).restart);
+}
+
+}  // namespace
+}  // namespace ddprun
