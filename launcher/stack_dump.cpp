@@ -150,7 +150,7 @@ void StackDump::look_at(Rank& rank, const std::filesystem::path& folder) {
     if (of_worker && view.text.empty()) rank.result.problem = "it has ended";
     if (view.text.empty()) continue;
     write_all(rank.file.get(), view.text);
-    for (StackCommand& command : stack_commands(tools_, pid, view.python))
+    for (StackCommand& command : stack_commands(tools_, pid, view))
       rank.steps.push_back({std::move(command), pid, of_worker});
   }
   if (rank.steps.empty() && rank.result.problem.empty())

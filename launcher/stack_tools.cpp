@@ -21,11 +21,14 @@ StackTools find_stack_tools(const std::string& search_path) {
           find_or_empty("py-spy", search_path)};
 }
 
-std::vector<StackCommand> stack_commands(const StackTools& tools, pid_t pid, bool python) {
+std::vector<StackCommand> stack_commands(const StackTools& tools, pid_t pid, const KernelView& process) {
   const std::string number = std::to_string(pid);
   std::vector<StackCommand> commands;
-  if (python && !tools.py_spy.empty())
+  if (process.python && !tools.py_spy.empty()) {
     commands.push_back({"py-spy", {tools.py_spy, "dump", "--pid", number}});
+    // It stumbles over a process that is stopped already.
+    if (process.stopped) commands.back().argv.push_back("--nonblocking");
+  }
   if (!tools.gdb.empty()) {
     // Of nobody's start-up files and scripts, and nothing from the network.
     commands.push_back({"gdb",

@@ -7,6 +7,8 @@
 #include <string_view>
 #include <vector>
 
+#include "launcher/kernel_view.h"
+
 namespace ddprun {
 
 /// The programs that can print another process's stacks, as paths; empty: not there.
@@ -26,7 +28,7 @@ struct StackCommand {
 };
 
 /// What to run, one after the other (two cannot trace a process at once), to get all stacks of a process.
-std::vector<StackCommand> stack_commands(const StackTools& tools, pid_t pid, bool python);
+std::vector<StackCommand> stack_commands(const StackTools& tools, pid_t pid, const KernelView& process);
 
 /// True if a tool's output has at least one stack in it.
 bool shows_stacks(std::string_view output);

@@ -25,7 +25,7 @@ int main(int argc, char** argv) {
     Config config = parse_config(argc, argv);
     const WorkerEnv env = from_env();
     config.train.heartbeat = Heartbeat(env.heartbeat_fd);  // early: its number is nobody else's yet
-    torch::manual_seed(config.train.seed);  // the same initial weights on every rank
+    torch::manual_seed(config.train.seed);                 // the same initial weights on every rank
     train::Task task = tasks::make_task(config);
     if (env.rank == 0) config.train.out = make_run_folder(config);
 

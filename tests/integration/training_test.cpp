@@ -1,4 +1,10 @@
 // The real ddprun with the real worker: what a user runs.
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "common/unique_fd.h"
 #include "tests/integration/training_job.h"
 
 using namespace ddprun;
@@ -135,6 +141,37 @@ TEST_CASE("a worker started by hand is a world of one", "[training]") {
   REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
   CHECK(read_summary(dir.path() / "run")["world_size"] == 1);
   CHECK(read_summary(dir.path() / "run")["steps"] == 20);
+}
+
+TEST_CASE("every training step and every test batch sends a heartbeat", "[training]") {
+  need_fashion_mnist();
+  int ends[2];
+  REQUIRE(::pipe2(ends, O_CLOEXEC) == 0);
+  const UniqueFd reading(ends[0]);
+  UniqueFd writing(ends[1]);
+  const UniqueFd store(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{AF_INET, 0, {htonl(INADDR_LOOPBACK)}, {}};
+  socklen_t size = sizeof address;
+  REQUIRE(::bind(store.get(), reinterpret_cast<sockaddr*>(&address), size) == 0);
+  REQUIRE(::getsockname(store.get(), reinterpret_cast<sockaddr*>(&address), &size) == 0);
+
+  const TempDir dir;
+  Command command = mnist(0, dir.path() / "run", small({"--limit-test=1000"}));  // 20 steps, 2 batches
+  command.env = {{"RANK", "0"},
+                 {"WORLD_SIZE", "1"},
+                 {"MASTER_ADDR", "127.0.0.1"},
+                 {"MASTER_PORT", std::to_string(ntohs(address.sin_port))},
+                 {"DDPRUN_STORE_FD", std::to_string(store.get())},
+                 {"DDPRUN_HEARTBEAT_FD", std::to_string(writing.get())}};
+  command.in_child = [store_fd = store.get(), heartbeat_fd = writing.get()] {
+    ::fcntl(store_fd, F_SETFD, 0);
+    ::fcntl(heartbeat_fd, F_SETFD, 0);
+  };
+  Child child(command);
+  writing.reset();
+  REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+  char beats[256];
+  CHECK(::read(reading.get(), beats, sizeof beats) == 22);
 }
 
 TEST_CASE("the worker trains under torchrun, whose store it joins as a client", "[training]") {

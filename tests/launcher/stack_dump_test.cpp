@@ -1,5 +1,6 @@
 #include "launcher/stack_dump.h"
 
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -7,6 +8,8 @@
 #include <fstream>
 #include <memory>
 
+#include "launcher/launch_error.h"
+#include "launcher/program.h"
 #include "tests/support/catch.h"
 #include "tests/support/child.h"
 
@@ -22,7 +25,10 @@ std::unique_ptr<Child> worker(std::vector<std::string> actions) {
   actions.insert(actions.begin(), STUB_WORKER_PROGRAM);
   test::Command command{std::move(actions)};
   command.env["RANK"] = "0";
-  command.in_child = [] { ::setsid(); };
+  command.in_child = [] {
+    ::setsid();
+    ::prctl(PR_SET_PTRACER, ::getppid());  // where Yama wants it: our children may trace it
+  };
   return std::make_unique<Child>(command);
 }
 
@@ -33,8 +39,16 @@ char state_of(pid_t pid) {
   return '-';
 }
 
+constexpr const char* kPath = "/usr/local/bin:/usr/bin:/bin";
+
+std::string find_on_path(const std::string& program) try {
+  return find_program(program, kPath);
+} catch (const LaunchError&) {
+  return "";
+}
+
 StackTools real_gdb() {
-  const StackTools tools = find_stack_tools("/usr/local/bin:/usr/bin:/bin");
+  const StackTools tools = find_stack_tools(kPath);
   if (tools.gdb.empty()) test::skip("gdb is not installed");
   return {tools.gdb, "", ""};
 }
@@ -61,7 +75,8 @@ std::vector<StackResult> run(const std::vector<StackTarget>& targets, const Temp
 
 /// For tests that need real stacks: skips where this machine lets nobody trace.
 void need_stacks(const StackResult& result) {
-  if (result.tools.empty() && result.problem.find("not permitted") != std::string::npos)
+  const auto says = [&](const char* words) { return result.problem.find(words) != std::string::npos; };
+  if (result.tools.empty() && (says("not permitted") || says("kernel.yama")))
     test::skip("tracing is not allowed here: " + result.problem);
 }
 
@@ -173,6 +188,19 @@ TEST_CASE("a debugger that may not attach is quoted", "[stack_dump]") {
   CHECK_THAT(describe(results[0]),
              ContainsSubstring("no stacks: gdb: ptrace: Operation not permitted.; what"));
   CHECK(signal_after(results) == SIGABRT);
+}
+
+TEST_CASE("gdb without root's capabilities may not attach to a process that has them, and says so",
+          "[stack_dump]") {
+  const std::string gdb = real_gdb().gdb, setpriv = find_on_path("setpriv");
+  if (::geteuid() != 0 || setpriv.empty()) test::skip("wants root and setpriv");
+  const TempDir folder;
+  const auto child = worker({"ready", "pause"});
+  REQUIRE(child->wait_for_output("ready"));
+  const auto tools = fake_gdb(folder, "exec " + setpriv + " --bounding-set=-all " + gdb + " \"$@\"");
+  const auto results = run({{0, child->pid()}}, folder, tools);
+  CHECK(results[0].tools.empty());
+  CHECK_THAT(results[0].problem, ContainsSubstring("not permitted"));
 }
 
 TEST_CASE("a debugger that does not end is killed, with its children", "[stack_dump]") {

@@ -11,6 +11,7 @@ namespace ddprun {
 namespace {
 
 constexpr pid_t kPid = 4711;
+const KernelView kProgram, kPython{"", false, false, true}, kStoppedPython{"", true, false, true};
 const StackTools kAll{"/bin/gdb", "/bin/eu-stack", "/bin/py-spy"};
 
 std::vector<std::string> names(const std::vector<StackCommand>& commands) {
@@ -22,19 +23,28 @@ std::vector<std::string> names(const std::vector<StackCommand>& commands) {
 using Names = std::vector<std::string>;
 
 TEST_CASE("a process is given to gdb, or to eu-stack without it", "[stack_tools]") {
-  CHECK(names(stack_commands(kAll, kPid, false)) == Names{"gdb"});
-  CHECK(names(stack_commands({"", "/bin/eu-stack", "/bin/py-spy"}, kPid, false)) == Names{"eu-stack"});
-  CHECK(stack_commands({}, kPid, true).empty());
+  CHECK(names(stack_commands(kAll, kPid, kProgram)) == Names{"gdb"});
+  CHECK(names(stack_commands({"", "/bin/eu-stack", "/bin/py-spy"}, kPid, kProgram)) == Names{"eu-stack"});
+  CHECK(stack_commands({}, kPid, kPython).empty());
 }
 
 TEST_CASE("a Python process is given to py-spy first", "[stack_tools]") {
-  CHECK(names(stack_commands(kAll, kPid, true)) == Names{"py-spy", "gdb"});
-  CHECK(names(stack_commands({"", "", "/bin/py-spy"}, kPid, true)) == Names{"py-spy"});
+  CHECK(names(stack_commands(kAll, kPid, kPython)) == Names{"py-spy", "gdb"});
+  CHECK(names(stack_commands({"", "", "/bin/py-spy"}, kPid, kPython)) == Names{"py-spy"});
+}
+
+TEST_CASE("py-spy is told not to stop a process that is stopped", "[stack_tools]") {
+  const auto has_flag = [](const KernelView& process) {
+    const auto argv = stack_commands(kAll, kPid, process)[0].argv;
+    return std::count(argv.begin(), argv.end(), "--nonblocking") == 1;
+  };
+  CHECK(has_flag(kStoppedPython));
+  CHECK_FALSE(has_flag(kPython));
 }
 
 TEST_CASE("every command names its program and the process", "[stack_tools]") {
   const StackTools no_gdb{"", "/bin/eu-stack", ""};
-  for (const auto& commands : {stack_commands(kAll, kPid, true), stack_commands(no_gdb, kPid, true)})
+  for (const auto& commands : {stack_commands(kAll, kPid, kPython), stack_commands(no_gdb, kPid, kPython)})
     for (const StackCommand& command : commands) {
       CHECK(command.argv[0] == "/bin/" + command.tool);
       CHECK(std::count(command.argv.begin(), command.argv.end(), "4711") == 1);
