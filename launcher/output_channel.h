@@ -17,7 +17,7 @@ OutputChannel open_output_pipe();
 /// and progress bars only on a terminal. A pipe where the system gives no terminal. throws std::system_error
 OutputChannel open_output_terminal(int like);
 
-/// Gives one terminal the size of another; the programs on it get SIGWINCH. No terminal: nothing happens.
+/// Gives one terminal the size of another. No terminal: nothing happens.
 void copy_window_size(int from, int to);
 
 }  // namespace ddprun

@@ -48,32 +48,40 @@ WorkerLogs::Ends WorkerLogs::open(std::size_t index, const WorkerLogPlan& plan) 
 
 UniqueFd WorkerLogs::open_stream(std::size_t index, const StreamPlan& plan, bool is_err) {
   if (plan.inherit) return {};
-  Worker& worker = *workers_.at(index);
+  OutputTargets targets = targets_of(plan, is_err);
+  const bool looked_at = targets.console || targets.filtered || settings_.need_activity ||
+                         (targets.file && settings_.max_size != 0);
+  if (!looked_at && targets.file) {
+    if (is_err) workers_.at(index)->direct_err = targets.file;
+    return targets.file->duplicate();
+  }
+  // Of stderr the end is kept for the failure report, wherever it goes.
+  if (!looked_at && !is_err) return open_dev_null();
+  return read_stream(index, std::move(targets), is_err);
+}
+
+OutputTargets WorkerLogs::targets_of(const StreamPlan& plan, bool is_err) {
   OutputTargets targets;
+  if (plan.console) targets.console = is_err ? console_.err() : console_.out();
+  targets.prefix = plan.prefix;
+  targets.timestamps = settings_.timestamps;
+  targets.sanitize = settings_.sanitize;
   if (!plan.file.empty()) targets.file = open_file(plan.file);
   if (!plan.filtered_file.empty()) {
     auto& file = filtered_files_[plan.filtered_file];
     if (!file) file = open_file(plan.filtered_file);
     targets.filtered = file;
   }
-  const bool looked_at = plan.console || targets.filtered || settings_.need_activity ||
-                         (targets.file && settings_.max_size != 0);
-  if (!looked_at && targets.file) {
-    if (is_err) worker.direct_err = targets.file;
-    return targets.file->duplicate();
-  }
-  if (!looked_at && !is_err) return open_dev_null();
-
-  if (plan.console) targets.console = is_err ? console_.err() : console_.out();
-  targets.prefix = plan.prefix;
-  targets.timestamps = settings_.timestamps;
-  targets.sanitize = settings_.sanitize;
   targets.filtered_prefix = plan.filtered_prefix;
   targets.filters = plan.filters;
+  return targets;
+}
+
+UniqueFd WorkerLogs::read_stream(std::size_t index, OutputTargets targets, bool is_err) {
   const bool terminal = targets.console && targets.console->is_terminal();
   OutputChannel channel =
       terminal ? open_output_terminal(is_err ? console_.err_fd() : console_.out_fd()) : open_output_pipe();
-  auto& output = is_err ? worker.err : worker.out;
+  auto& output = is_err ? workers_.at(index)->err : workers_.at(index)->out;
   output = std::make_shared<WorkerOutput>(io_, std::move(channel.reading), std::move(targets));
   output->start([this, index, is_err](std::string_view bytes) { note_output(index, bytes, is_err); },
                 [this] { ended_.cancel(); });

@@ -74,13 +74,16 @@ class WorkerLogs {
   /// console keeps it from writing.
   Clock::time_point last_output(std::size_t index) const;
 
-  /// Gives the workers' terminals the present size of ddprun's.
+  /// Gives the workers' terminals the present size of ddprun's. They get no SIGWINCH: theirs is no
+  /// controlling terminal.
   void update_window_size();
 
  private:
   struct Worker;
 
   UniqueFd open_stream(std::size_t index, const StreamPlan& plan, bool is_err);
+  OutputTargets targets_of(const StreamPlan& plan, bool is_err);
+  UniqueFd read_stream(std::size_t index, OutputTargets targets, bool is_err);
   std::shared_ptr<LogFile> open_file(const std::filesystem::path& path);
   void note_output(std::size_t index, std::string_view bytes, bool is_err);
   bool all_ended() const;

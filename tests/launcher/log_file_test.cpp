@@ -1,0 +1,172 @@
+#include "launcher/log_file.h"
+
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <csignal>
+
+#include "common/errors.h"
+#include "tests/launcher/output_rig.h"
+#include "tests/support/catch.h"
+
+namespace ddprun::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+unsigned mode_of(const fs::path& path) {
+  struct stat info {};
+  REQUIRE(::stat(path.c_str(), &info) == 0);
+  return info.st_mode & 07777;
+}
+
+/// No larger file can be written while this lives.
+class SmallDisk {
+ public:
+  explicit SmallDisk(rlim_t bytes) {
+    ::signal(SIGXFSZ, SIG_IGN);
+    ::getrlimit(RLIMIT_FSIZE, &before_);
+    const rlimit small{bytes, before_.rlim_max};
+    ::setrlimit(RLIMIT_FSIZE, &small);
+  }
+  ~SmallDisk() { ::setrlimit(RLIMIT_FSIZE, &before_); }
+
+ private:
+  rlimit before_{};
+};
+
+TEST_CASE("log files are for their owner only, whatever the umask", "[log_file]") {
+  const TempDir temp;
+  const mode_t before = ::umask(0);
+  const LogFolder folder(temp.path() / "made" / "root");
+  LogFile file(folder, "run/attempt_0/0/stdout.log");
+  ::umask(before);
+  file.write("text\n");
+  CHECK(read_file(temp.path() / "made/root/run/attempt_0/0/stdout.log") == "text\n");
+  CHECK(mode_of(file.path()) == 0600);
+  for (fs::path path = file.path().parent_path(); path != temp.path(); path = path.parent_path())
+    CHECK(mode_of(path) == 0700);
+}
+
+TEST_CASE("a file may be named with the folder's path", "[log_file]") {
+  const TempDir temp;
+  const LogFolder folder(temp.path());
+  const LogFile file(folder, temp.path() / "a" / "b.log");
+  CHECK(file.path() == temp.path() / "a" / "b.log");
+  CHECK(fs::exists(file.path()));
+}
+
+TEST_CASE("a log file never follows a link or takes a file that is there", "[log_file]") {
+  const TempDir temp, elsewhere;
+  const LogFolder folder(temp.path());
+  write_file_atomic(temp.path() / "file", "old");
+  fs::create_symlink(elsewhere.path() / "victim", temp.path() / "dangling");
+  fs::create_symlink(temp.path() / "file", temp.path() / "link");
+  fs::create_directory_symlink(elsewhere.path(), temp.path() / "folder");
+  for (const char* name : {"file", "dangling", "link", "folder/victim"})
+    CHECK_THROWS_AS(LogFile(folder, name), IoError);
+  CHECK(read_file(temp.path() / "file") == "old");
+  CHECK(fs::is_empty(elsewhere.path()));
+}
+
+TEST_CASE("a log file lies inside its folder", "[log_file]") {
+  const TempDir temp;
+  const LogFolder folder(temp.path() / "logs");
+  for (const char* name : {"../out", "a/../../out", "/somewhere/out", "", ".", "a/"})
+    CHECK_THROWS_AS(LogFile(folder, name), IoError);
+  CHECK(std::distance(fs::directory_iterator(temp.path()), {}) == 1);
+}
+
+TEST_CASE("a folder that others may change is refused unless it has the sticky bit", "[log_file]") {
+  const TempDir temp;
+  ::chmod(temp.path().c_str(), 0777);
+  CHECK_THROWS_WITH(LogFolder(temp.path()), ContainsSubstring(temp.path().string() + ": expected a folder"));
+  ::chmod(temp.path().c_str(), 01777);
+  const LogFolder folder(temp.path());
+  fs::create_directory(temp.path() / "open");
+  ::chmod((temp.path() / "open").c_str(), 0777);
+  CHECK_THROWS_AS(LogFile(folder, "open/file"), IoError);
+  CHECK_NOTHROW(LogFile(folder, "closed/file"));
+}
+
+TEST_CASE("a folder of another user is refused", "[log_file]") {
+  if (::geteuid() != 0) skip("only root can give a folder away");
+  const TempDir temp;
+  const LogFolder root(temp.path());
+  fs::create_directory(temp.path() / "theirs");
+  REQUIRE(::chown((temp.path() / "theirs").c_str(), 12345, 12345) == 0);
+  CHECK_THROWS_AS(LogFolder(temp.path() / "theirs"), IoError);
+  CHECK_THROWS_AS(LogFile(root, "theirs/file"), IoError);
+}
+
+TEST_CASE("a log folder that is a file is an error naming it", "[log_file]") {
+  const TempDir temp;
+  write_file_atomic(temp.path() / "file", "");
+  CHECK_THROWS_WITH(LogFolder(temp.path() / "file"),
+                    ContainsSubstring("file: cannot open the log folder: Not a"));
+  CHECK_THROWS_AS(LogFolder(temp.path() / "file" / "below"), IoError);
+}
+
+TEST_CASE("a full file is renamed and begun anew at the end of a line", "[log_file]") {
+  const TempDir temp;
+  LogFile file(LogFolder(temp.path()), "log", 10);
+  file.write("one\ntwo\nthree\n");
+  CHECK(read_file(temp.path() / "log.1") == "one\ntwo\n");
+  CHECK(read_file(temp.path() / "log") == "three\n");
+  file.write("four\n");
+  CHECK(read_file(temp.path() / "log.1") == "three\n");
+  CHECK(read_file(temp.path() / "log") == "four\n");
+  CHECK(mode_of(temp.path() / "log") == 0600);
+}
+
+TEST_CASE("a line longer than the limit is divided, and no byte is lost at a rotation", "[log_file]") {
+  const TempDir temp;
+  LogFile file(LogFolder(temp.path()), "log", 10);
+  file.write("abc");
+  file.write("defghijkl");
+  CHECK(read_file(temp.path() / "log.1") == "abcdefghij");
+  CHECK(read_file(temp.path() / "log") == "kl");
+  file.write("mnopqrstuvwxyz\n");
+  CHECK(read_file(temp.path() / "log.1") + read_file(temp.path() / "log") == "klmnopqrstuvwxyz\n");
+}
+
+TEST_CASE("a file that cannot be rotated grows, with one warning", "[log_file]") {
+  const TempDir temp;
+  CapturedLog log;
+  LogFile file(LogFolder(temp.path()), "log", 4);
+  fs::create_directory(temp.path() / "log.1");
+  for (const char* line : {"one\n", "two\n", "six\n"}) file.write(line);
+  CHECK(read_file(temp.path() / "log") == "one\ntwo\nsix\n");
+  CHECK(count_of("warning: " + file.path().string() + ": cannot rename", log.text()) == 1);
+}
+
+TEST_CASE("a full disk is one warning, and writing is tried again", "[log_file]") {
+  const TempDir temp;
+  CapturedLog log;
+  LogFile file(LogFolder(temp.path()), "log");
+  {
+    const SmallDisk disk(6);
+    for (int i = 0; i < 3; ++i) file.write("1234\n");
+  }
+  CHECK(read_file(temp.path() / "log") == "1234\n1");
+  file.write("after\n");
+  CHECK(read_file(temp.path() / "log") == "1234\n1after\n");
+  CHECK_THAT(log.text(), ContainsSubstring("ddprun: warning: " + file.path().string() + ": cannot write") &&
+                             ContainsSubstring("File too large"));
+  CHECK(count_of("\n", log.text()) == 1);
+}
+
+TEST_CASE("a worker's descriptor appends to the same file, of which the end can be read", "[log_file]") {
+  const TempDir temp;
+  LogFile file(LogFolder(temp.path()), "log");
+  const UniqueFd worker = file.duplicate();
+  CHECK((::fcntl(worker.get(), F_GETFD) & FD_CLOEXEC) != 0);
+  file.write("ours ");
+  put(worker.get(), "theirs");
+  CHECK(file.tail(100) == "ours theirs");
+  CHECK(file.tail(6) == "theirs");
+}
+
+}  // namespace
+}  // namespace ddprun::test
