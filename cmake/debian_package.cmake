@@ -12,7 +12,7 @@ not, and needs neither Python nor PyTorch itself.")
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_RELEASE 1)
 set(CPACK_DEBIAN_PACKAGE_SECTION science)
-set(CPACK_DEBIAN_PACKAGE_DEPENDS "libc6 (>= 2.28)")
+set(CPACK_DEBIAN_PACKAGE_DEPENDS "libc6 (>= ${DDPRUN_GLIBC})")
 set(CPACK_PRE_BUILD_SCRIPTS ${CMAKE_SOURCE_DIR}/packaging/debian_layout.cmake)
 
 string(TIMESTAMP _date "%a, %d %b %Y %H:%M:%S +0000" UTC)
