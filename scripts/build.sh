@@ -1,23 +1,25 @@
 #!/usr/bin/env bash
 # Configures and builds; programs land in build/bin (release) or build-NAME/bin.
 #
-# usage: scripts/build.sh [--debug|--asan|--tsan] [--programs] [cmake arguments, such as -DCMAKE_PREFIX_PATH=<libtorch>]
+# usage: scripts/build.sh [--debug|--asan|--tsan|--portable] [--programs] [cmake arguments, such as -DCMAKE_PREFIX_PATH=<libtorch>]
 #   --programs  only ddprun and worker, no tests
 #   --debug     everything, without optimisation            (build-debug)
 #   --asan      launcher and common, AddressSanitizer+UBSan (build-asan)
 #   --tsan      launcher and common, ThreadSanitizer        (build-tsan)
+#   --portable  ddprun alone, small and stripped, for any Linux with glibc 2.28 or later (build-portable)
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 preset=release arguments=() targets=()
 for argument in "$@"; do
   case $argument in
-    --debug | --asan | --tsan) preset=${argument#--} ;;
+    --debug | --asan | --tsan | --portable) preset=${argument#--} ;;
     --programs) targets=(--target ddprun worker) ;;
     --help | -h) usage ;;
     -D*) arguments+=("$argument") ;;
-    *) say "error: unknown argument '$argument', expected --debug, --asan, --tsan, --programs or -D..."; exit 2 ;;
+    *) say "error: unknown argument '$argument', expected --debug, --asan, --tsan, --portable, --programs or -D..."; exit 2 ;;
   esac
 done
+[ "$preset" != portable ] || targets=(--target ddprun)
 
 cd "$root"
 command -v cmake >/dev/null || die "cmake is missing: run scripts/setup.sh first"
