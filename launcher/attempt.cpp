@@ -20,24 +20,6 @@ std::vector<UniqueFd> open_heartbeats(Heartbeats& beats, const Job& job) {
   return ends;
 }
 
-LaunchContext launch_context(const Job& job, int number, const std::filesystem::path& folder,
-                             const ReservedPort& port, const std::vector<UniqueFd>& heartbeats) {
-  LaunchContext context;
-  context.program = job.program.argv;
-  context.expand = job.options.expand;
-  context.environment = job.environment;
-  context.role = job.options.role;
-  context.job_id = job.job_id;
-  context.restart_count = number;
-  context.max_restarts = job.options.restart.max_restarts;
-  context.folder = folder;
-  context.store_fd = port.store_fd();
-  context.cpus = job.cpus;
-  context.visible_gpus = job.visible_gpus;
-  for (const UniqueFd& end : heartbeats) context.heartbeat_fds.push_back(end.get());
-  return context;
-}
-
 std::vector<SignsOfLife> signs_of_life(const WorkerGroup& group, const WorkerLogs& logs,
                                        const Heartbeats& beats) {
   std::vector<SignsOfLife> signs;
@@ -122,6 +104,24 @@ asio::awaitable<void> drain(Job& job, WorkerGroup& group, WorkerLogs& logs) {
 
 }  // namespace
 
+std::vector<WorkerSpec> plan_attempt(const Job& job, int number, const std::filesystem::path& folder, int port,
+                                     int store_fd, const std::vector<int>& heartbeat_fds) {
+  LaunchContext context;
+  context.program = job.program.argv;
+  context.expand = job.options.expand;
+  context.environment = job.environment;
+  context.role = job.options.role;
+  context.job_id = job.job_id;
+  context.restart_count = number;
+  context.max_restarts = job.options.restart.max_restarts;
+  context.folder = folder;
+  context.store_fd = store_fd;
+  context.heartbeat_fds = heartbeat_fds;
+  context.cpus = job.placement.cpus;
+  context.visible_gpus = job.placement.visible_gpus;
+  return plan_workers(context, static_round(job.workers, port, job.run_id), job.topology);
+}
+
 asio::awaitable<Attempt> run_attempt(Job& job, int number) {
   Attempt attempt;
   attempt.number = number;
@@ -131,9 +131,9 @@ asio::awaitable<Attempt> run_attempt(Job& job, int number) {
   Heartbeats beats(job.io);
   auto heartbeat_ends = open_heartbeats(beats, job);
   const auto folder = job.outputs.make_attempt_folder(number, job.workers);
-  const Round round = static_round(job.workers, port.number(), job.run_id);
-  attempt.specs =
-      plan_workers(launch_context(job, number, folder, port, heartbeat_ends), round, job.topology);
+  std::vector<int> heartbeat_fds;
+  for (const UniqueFd& end : heartbeat_ends) heartbeat_fds.push_back(end.get());
+  attempt.specs = plan_attempt(job, number, folder, port.number(), port.store_fd(), heartbeat_fds);
   const auto output_plans = job.outputs.plan(number, attempt.specs);
   for (const WorkerLogPlan& plan : output_plans) attempt.logs.push_back(job.outputs.files(plan));
 

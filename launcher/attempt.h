@@ -26,6 +26,13 @@ struct Attempt {
   std::vector<pid_t> left;                    ///< processes that even SIGKILL did not end
 };
 
+/// What the workers of an attempt are to be, without starting them.
+///
+/// folder      of the attempt
+/// store_fd, heartbeat_fds   for the workers; -1 and empty: none
+std::vector<WorkerSpec> plan_attempt(const Job& job, int number, const std::filesystem::path& folder, int port,
+                                     int store_fd, const std::vector<int>& heartbeat_fds);
+
 /// Starts the workers, waits for what ends the attempt, and ends them all.
 /// throws LaunchError, IoError, std::system_error if something of ddprun's own fails
 boost::asio::awaitable<Attempt> run_attempt(Job& job, int number);

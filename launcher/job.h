@@ -13,6 +13,7 @@
 #include "launcher/launch_plan.h"
 #include "launcher/options.h"
 #include "launcher/outputs.h"
+#include "launcher/placement.h"
 #include "launcher/program.h"
 #include "launcher/signals.h"
 #include "launcher/topology.h"
@@ -26,8 +27,7 @@ struct Job {
   Program program;
   Topology topology;
   int workers = 0;
-  std::vector<std::vector<int>> cpus;     ///< to bind to, by local rank; empty: not bound
-  std::vector<std::string> visible_gpus;  ///< by local rank; empty: all see the same
+  Placement placement;
   std::optional<JobEvents::Clock::time_point> deadline;
   std::string job_id, run_id;
   JobClock clock;

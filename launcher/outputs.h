@@ -26,6 +26,8 @@ class Outputs {
   Outputs(boost::asio::io_context& io, const Options& options, const std::string& run_id,
           const std::string& job_id, const std::filesystem::path& temp_folder);
 
+  std::filesystem::path attempt_folder(int attempt) const;
+
   /// Makes the folders of an attempt, one a worker. returns the attempt's
   std::filesystem::path make_attempt_folder(int attempt, int workers) const;
 
@@ -41,8 +43,6 @@ class Outputs {
   static std::vector<std::filesystem::path> files(const WorkerLogPlan& plan);
 
  private:
-  std::filesystem::path attempt_folder(int attempt) const;
-
   const Options& options_;
   OutputWishes wishes_;
   std::string job_name_;

@@ -114,17 +114,6 @@ std::vector<char*> pointers_to(const std::vector<std::string>& strings) {
   return pointers;
 }
 
-/// The CPUs as the kernel wants them: as many sets in a row as the highest number needs.
-std::vector<cpu_set_t> cpu_mask(const std::vector<int>& cpus) {
-  if (cpus.empty()) return {};
-  const auto highest = static_cast<std::size_t>(*std::max_element(cpus.begin(), cpus.end()));
-  std::vector<cpu_set_t> mask(highest / CPU_SETSIZE + 1);
-  const std::size_t size = mask.size() * sizeof(cpu_set_t);
-  CPU_ZERO_S(size, mask.data());
-  for (const int cpu : cpus) CPU_SET_S(static_cast<std::size_t>(cpu), size, mask.data());
-  return mask;
-}
-
 pid_t wait_for(pid_t pid, int* status, int flags) {
   pid_t result;
   do result = ::waitpid(pid, status, flags);
@@ -139,7 +128,7 @@ std::variant<Process, StartFailure> start_process(const ProcessSpec& spec) {
   const auto env = pointers_to(spec.env);
   std::vector<int> inherited = spec.inherited_fds;
   std::sort(inherited.begin(), inherited.end());
-  const auto cpus = cpu_mask(spec.cpus);
+  const CpuSet cpus(spec.cpus);
   const ChildSetup setup{spec.path.c_str(),
                          argv.data(),
                          env.data(),
@@ -147,8 +136,8 @@ std::variant<Process, StartFailure> start_process(const ProcessSpec& spec) {
                          spec.announce_fd,
                          inherited.data(),
                          inherited.size(),
-                         cpus.empty() ? nullptr : cpus.data(),
-                         cpus.size() * sizeof(cpu_set_t),
+                         spec.cpus.empty() ? nullptr : cpus.data(),
+                         cpus.bytes(),
                          ::getpid()};
   volatile ChildFailure failure;
   sigset_t all, before;

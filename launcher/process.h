@@ -9,6 +9,7 @@
 
 #include "common/exit_status.h"
 #include "common/unique_fd.h"
+#include "launcher/cpu_list.h"
 
 namespace ddprun {
 
@@ -22,7 +23,7 @@ struct ProcessSpec {
   int stderr_fd = 2;
   std::vector<int> inherited_fds = {};  ///< the only ones above 2 that it keeps, under the same numbers
   int announce_fd = -1;  ///< the new process writes its pid here before it runs the program; -1: nowhere
-  std::vector<int> cpus = {};           ///< to run on; empty: ddprun's own
+  CpuList cpus = {};           ///< to run on; empty: ddprun's own
 };
 
 /// A child of ddprun and the process group, equal to its session, that it leads. Entirely passive: the owner

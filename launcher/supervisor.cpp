@@ -17,7 +17,10 @@
 #include "common/logging.h"
 #include "launcher/attempt.h"
 #include "launcher/conclusion.h"
+#include "launcher/dry_run.h"
 #include "launcher/forward_error.h"
+#include "launcher/gpu_health.h"
+#include "launcher/placement.h"
 #include "launcher/run_loop.h"
 
 namespace ddprun {
@@ -140,22 +143,32 @@ void finish_record(const std::filesystem::path& path, const RunResult& result, J
   }
 }
 
-/// --numa-binding and --virtual-local-rank.
-void place_workers(Job& job) {}
+/// --dry-run. The port is not reserved, and 0 stands for a free one.
+void show_plan(Job& job) {
+  const auto specs =
+      plan_attempt(job, 0, job.outputs.attempt_folder(0), job.options.master_port.value_or(0), -1, {});
+  const auto text = dry_run_text(job.program.path, specs, job.outputs.plan(0, specs), job.environment);
+  std::fwrite(text.data(), 1, text.size(), stdout);
+}
+
+void warn_of_gpus(const Topology& topology) {
+  if (!topology.gpu_problem.empty()) log_warning("NVIDIA's driver: " + topology.gpu_problem);
+  for (const std::string& problem : gpu_problems(topology.host_gpus, topology.visible)) log_warning(problem);
+}
 
 }  // namespace
 
 RunResult run_job(const Options& options, const std::vector<std::string>& environment) {
   const JobClock clock;
-  const auto kind = options.nproc_per_node.kind;
-  const Topology topology =
-      detect_topology(kind == WorkersWanted::Kind::kGpu || kind == WorkersWanted::Kind::kAuto);
+  for (const std::string& note : options.notes) log_info(note);
+  const Topology topology = detect_topology(needs_gpus(options));
+  warn_of_gpus(topology);
   const int workers = worker_count(options.nproc_per_node, topology);
+  const Placement placement = place_workers(options, topology, workers);
   const RestartSettings restarts = restart_settings(options.restart);
   const std::string job_id = random_id();
   const std::string run_id = options.run_id.empty() ? job_id : options.run_id;
   JobRecord record = begin_record(options, DDPRUN_VERSION, run_id);
-  RunResult result;
   try {
     const Program program = find_program(options, process_env);
     open_missing_standard_streams();
@@ -169,21 +182,26 @@ RunResult run_job(const Options& options, const std::vector<std::string>& enviro
     JobEvents events(io, signals);
     EventLog log(options.events_json.empty() ? std::nullopt : std::optional(options.events_json), clock);
     Outputs outputs(io, options, run_id, job_id, temp.path());
-    Job job{options, environment, program, topology, workers, {}, {}, {}, job_id, run_id, clock, io, signals, guard, events, log, outputs};
+    Job job{options,   environment, program, topology, workers, placement, {},  job_id,
+            run_id,    clock,       io,      signals,  guard,   events,    log, outputs};
+    if (options.display_map) std::fputs(placement_map(topology, placement, 0, workers).c_str(), stderr);
+    if (options.dry_run) {
+      show_plan(job);
+      return {};
+    }
     if (options.timeout) job.deadline = clock.start() + *options.timeout;
-    place_workers(job);
-    result = run_loop(io, supervise(job, restarts, record));
+    const RunResult result = run_loop(io, supervise(job, restarts, record));
+    EventRecord finished{EventRecord::Kind::kFinished, JobEvents::Clock::now()};
+    finished.exit_code = result.exit_code;
+    log.add(finished);
     finish_record(options.result_json, result, record);
-    EventRecord event{EventRecord::Kind::kFinished, JobEvents::Clock::now(), 0};
-    event.exit_code = result.exit_code;
-    log.add(event);
+    return result;
   } catch (const LaunchError& error) {
     record.outcome = outcome_of_own_exit(error.exit_code);
     record.message = error.what();
     finish_record(options.result_json, {error.exit_code, std::nullopt}, record);
     throw;
   }
-  return result;
 }
 
 }  // namespace ddprun

@@ -1,26 +1,25 @@
 #pragma once
 
-#include <optional>
 #include <string>
 #include <vector>
 
+#include "launcher/cpu_list.h"
+#include "launcher/gpu_list.h"
+
 namespace ddprun {
 
-/// What this host offers the job.
+/// What this host offers the job. All that regards GPUs is empty if nobody asked.
 struct Topology {
-  int cpus = 1;  ///< CPUs this process may use
-  int gpus = 0;  ///< GPUs that CUDA_VISIBLE_DEVICES leaves; 0 also if nobody asked
+  int cpus = 1;                     ///< how many may compute at once: affinity and cgroup's quota, at least 1
+  int gpus = 0;                     ///< GPUs that a process which is left with the whole list sees
+  CpuList allowed_cpus = {};        ///< those of our affinity, whatever the quota
+  std::vector<Gpu> host_gpus = {};  ///< all of the host
+  std::vector<VisibleGpu> visible = {};  ///< those that CUDA_VISIBLE_DEVICES leaves, MIG instances one by one
+  std::string gpu_problem = {};          ///< why NVIDIA's driver told nothing though it is there, or empty
 };
 
-/// How many of the GPUs a CUDA program would see.
-///
-/// uuids         the host's GPUs in NVML's order, "GPU-..."
-/// visible       value of CUDA_VISIBLE_DEVICES, if set: indices or (beginnings of) UUIDs
-/// returns       the entries before the first one that names no GPU, as CUDA counts them; 0 if one is there
-///               twice. A MIG instance ends the list: CUDA shows a process one of them and nothing else.
-int visible_gpus(const std::vector<std::string>& uuids, const std::optional<std::string>& visible);
-
 /// Looks at this host. GPUs only if wanted: loading NVIDIA's library takes longer than starting a job.
+/// throws UsageError if CUDA_VISIBLE_DEVICES names a GPU twice
 Topology detect_topology(bool want_gpus);
 
 }  // namespace ddprun

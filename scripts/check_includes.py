@@ -35,6 +35,7 @@ BANNED = [
 # Headers that only the named files may include.
 ONLY = [
     (r"spdlog/", {"common/logging.cpp"}),
+    (r"hwloc(\.h|/)", {"launcher/cpu_map.cpp"}),
     (r".*c10d/(reducer|logger)\.hpp", {"worker/ddp/distributed_data_parallel.cpp"}),
 ]
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.M)

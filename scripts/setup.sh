@@ -21,7 +21,7 @@ done
 # ---- system packages -------------------------------------------------------------------------------------------
 
 packages=(g++ cmake ninja-build ccache git ca-certificates python3 python3-pip libspdlog-dev catch2 libcli11-dev
-          nlohmann-json3-dev libtomlplusplus-dev libgloo-dev zlib1g-dev libzip-dev dataset-fashion-mnist)
+          nlohmann-json3-dev libtomlplusplus-dev libhwloc-dev libgloo-dev zlib1g-dev libzip-dev dataset-fashion-mnist)
 [ "$dev" = no ] || packages+=(clang-format)
 
 is_installed() { [ "$(dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }

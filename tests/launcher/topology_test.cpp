@@ -1,50 +1,65 @@
 #include "launcher/topology.h"
 
+#include "common/errors.h"
+#include "launcher/cpu_limits.h"
 #include "tests/support/catch.h"
+#include "tests/support/fake_nvml.h"
 
 namespace ddprun {
 namespace {
 
-const std::vector<std::string> kFour = {"GPU-aaaa1111", "GPU-aaaa2222", "GPU-bbbb3333", "GPU-cccc4444"};
+using test::FakeNvml;
 
-TEST_CASE("without CUDA_VISIBLE_DEVICES all GPUs are visible", "[topology]") {
-  CHECK(visible_gpus(kFour, std::nullopt) == 4);
-  CHECK(visible_gpus({}, std::nullopt) == 0);
+/// CUDA_VISIBLE_DEVICES while it lives.
+struct VisibleDevices {
+  explicit VisibleDevices(const char* value) { ::setenv("CUDA_VISIBLE_DEVICES", value, 1); }
+  ~VisibleDevices() { ::unsetenv("CUDA_VISIBLE_DEVICES"); }
+};
+
+TEST_CASE("this host has CPUs, and no more may compute at once than are allowed", "[topology]") {
+  const Topology topology = detect_topology(false);
+  CHECK(topology.cpus >= 1);
+  CHECK(topology.allowed_cpus == allowed_cpus());
+  CHECK(static_cast<std::size_t>(topology.cpus) <= topology.allowed_cpus.size());
 }
 
-TEST_CASE("CUDA_VISIBLE_DEVICES chooses by index and by UUID", "[topology]") {
-  CHECK(visible_gpus(kFour, "0") == 1);
-  CHECK(visible_gpus(kFour, "3,1") == 2);
-  CHECK(visible_gpus(kFour, " 0 , 2 ") == 2);
-  CHECK(visible_gpus(kFour, "GPU-bbbb3333") == 1);
-  CHECK(visible_gpus(kFour, "GPU-b,GPU-c,0") == 3);
+TEST_CASE("GPUs are looked for only when wanted", "[topology]") {
+  const FakeNvml nvml("uuid=GPU-aaaa;uuid=GPU-bbbb");
+  ::unsetenv("CUDA_VISIBLE_DEVICES");
+  const Topology without = detect_topology(false);
+  CHECK(without.gpus == 0);
+  CHECK(without.host_gpus.empty());
+  const Topology with = detect_topology(true);
+  CHECK(with.gpus == 2);
+  CHECK(with.host_gpus.size() == 2);
+  CHECK(with.visible.size() == 2);
 }
 
-TEST_CASE("an empty list or -1 hides all GPUs", "[topology]") {
-  CHECK(visible_gpus(kFour, "") == 0);
-  CHECK(visible_gpus(kFour, "-1") == 0);
+TEST_CASE("CUDA_VISIBLE_DEVICES chooses among the host's GPUs", "[topology]") {
+  const FakeNvml nvml("uuid=GPU-aaaa;uuid=GPU-bbbb mig=MIG-1 mig=MIG-2");
+  {
+    const VisibleDevices visible("1");
+    const Topology topology = detect_topology(true);
+    CHECK(topology.gpus == 1);
+    CHECK(topology.host_gpus.size() == 2);
+    CHECK(topology.visible.at(0).gpu == 1);
+  }
+  {
+    const VisibleDevices visible("MIG-1,MIG-2");
+    const Topology topology = detect_topology(true);
+    CHECK(topology.gpus == 1);
+    CHECK(topology.visible.size() == 2);
+  }
+  const VisibleDevices twice("0,GPU-aaaa");
+  CHECK_THROWS_AS(detect_topology(true), UsageError);
 }
 
-TEST_CASE("what names no GPU ends the list", "[topology]") {
-  CHECK(visible_gpus(kFour, "0,1,9,2") == 2);
-  CHECK(visible_gpus(kFour, "0,-1,2") == 1);
-  CHECK(visible_gpus(kFour, "0,,2") == 1);
-  CHECK(visible_gpus(kFour, "1x") == 0);
-  CHECK(visible_gpus(kFour, "GPU-aaaa,0") == 0);  // ambiguous
-  CHECK(visible_gpus(kFour, "GPU-dddd") == 0);
+TEST_CASE("a broken driver is no GPU and a reason", "[topology]") {
+  const FakeNvml nvml("error=18");
+  const Topology topology = detect_topology(true);
+  CHECK(topology.gpus == 0);
+  CHECK(topology.gpu_problem == "Driver/library version mismatch");
 }
-
-TEST_CASE("a GPU named twice leaves none", "[topology]") {
-  CHECK(visible_gpus(kFour, "0,0") == 0);
-  CHECK(visible_gpus(kFour, "0,GPU-aaaa1") == 0);
-}
-
-TEST_CASE("one MIG instance is visible at most", "[topology]") {
-  CHECK(visible_gpus(kFour, "MIG-1234,MIG-5678") == 1);
-  CHECK(visible_gpus({}, "MIG-1234") == 0);
-}
-
-TEST_CASE("this host has a CPU", "[topology]") { CHECK(detect_topology(false).cpus >= 1); }
 
 }  // namespace
 }  // namespace ddprun

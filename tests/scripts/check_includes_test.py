@@ -35,6 +35,7 @@ class CheckIncludes(unittest.TestCase):
             ("launcher/a.cpp", '#include "worker/config.h"'),
             ("launcher/a.cpp", "#include <torch/torch.h>"),
             ("launcher/a.cpp", "#include <spdlog/spdlog.h>"),
+            ("launcher/binding.cpp", "#include <hwloc.h>"),
             ("worker/ddp/a.cpp", '#include "worker/data/loader.h"'),
             ("worker/models/a.h", '#  include "worker/train/trainer.h"'),
             ("worker/train/a.cpp", '#include "worker/tasks/registry.h"'),

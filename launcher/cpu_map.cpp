@@ -1,0 +1,169 @@
+#include "launcher/cpu_map.h"
+
+#include <dlfcn.h>
+#include <hwloc.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <string>
+#include <system_error>
+
+#include "common/errors.h"
+
+namespace ddprun {
+namespace {
+
+/// The functions of hwloc that are used here, while the library is loaded.
+class Hwloc {
+ public:
+  explicit Hwloc(const char* name) : library_(::dlopen(name, RTLD_LAZY | RTLD_LOCAL)) {
+    if (library_ == nullptr)
+      throw UsageError(std::string("--numa-binding needs libhwloc (Debian: libhwloc15): ") + ::dlerror());
+    try {
+      load(api_version, "hwloc_get_api_version");
+      load(init, "hwloc_topology_init");
+      load(set_flags, "hwloc_topology_set_flags");
+      load(discover, "hwloc_topology_load");
+      load(destroy, "hwloc_topology_destroy");
+      load(type_depth, "hwloc_get_type_depth");
+      load(count_at, "hwloc_get_nbobjs_by_depth");
+      load(object_at, "hwloc_get_obj_by_depth");
+      load(next_bit, "hwloc_bitmap_next");
+      if (api_version() >> 16 != HWLOC_API_VERSION >> 16) throw UsageError(wrong_version());
+    } catch (...) {
+      ::dlclose(library_);
+      throw;
+    }
+  }
+  ~Hwloc() { ::dlclose(library_); }
+  Hwloc(const Hwloc&) = delete;
+  Hwloc& operator=(const Hwloc&) = delete;
+
+  decltype(&hwloc_get_api_version) api_version = nullptr;
+  decltype(&hwloc_topology_init) init = nullptr;
+  decltype(&hwloc_topology_set_flags) set_flags = nullptr;
+  decltype(&hwloc_topology_load) discover = nullptr;
+  decltype(&hwloc_topology_destroy) destroy = nullptr;
+  decltype(&hwloc_get_type_depth) type_depth = nullptr;
+  decltype(&hwloc_get_nbobjs_by_depth) count_at = nullptr;
+  decltype(&hwloc_get_obj_by_depth) object_at = nullptr;
+  decltype(&hwloc_bitmap_next) next_bit = nullptr;
+
+ private:
+  static std::string wrong_version() { return "--numa-binding needs libhwloc 2 (Debian: libhwloc15)"; }
+
+  template <typename Function>
+  void load(Function*& function, const char* name) {
+    function = reinterpret_cast<Function*>(::dlsym(library_, name));
+    if (function == nullptr) throw UsageError(wrong_version());
+  }
+
+  void* library_;
+};
+
+/// A discovered topology. Every list that comes out of it holds allowed CPUs only.
+class Discovery {
+ public:
+  Discovery(const Hwloc& hwloc, const CpuList& allowed) : hwloc_(hwloc), allowed_(allowed) {
+    if (hwloc_.init(&topology_) != 0) fail("hwloc_topology_init");
+    // Nodes where we may use no CPU are wanted too: a GPU may be there. And nothing may bind this thread
+    // elsewhere to look around, as the discovery by CPUID does (hwloc before 2.5 does not know that flag).
+    constexpr unsigned long kAll = HWLOC_TOPOLOGY_FLAG_INCLUDE_DISALLOWED;
+    if (hwloc_.set_flags(topology_, kAll | HWLOC_TOPOLOGY_FLAG_DONT_CHANGE_BINDING) != 0)
+      hwloc_.set_flags(topology_, kAll);
+    if (hwloc_.discover(topology_) != 0) {
+      const int error = errno;
+      hwloc_.destroy(topology_);
+      errno = error;
+      fail("hwloc_topology_load");
+    }
+  }
+  ~Discovery() { hwloc_.destroy(topology_); }
+  Discovery(const Discovery&) = delete;
+  Discovery& operator=(const Discovery&) = delete;
+
+  std::vector<hwloc_obj_t> objects(hwloc_obj_type_t type) const {
+    std::vector<hwloc_obj_t> list;
+    const int depth = hwloc_.type_depth(topology_, type);
+    if (depth == HWLOC_TYPE_DEPTH_UNKNOWN || depth == HWLOC_TYPE_DEPTH_MULTIPLE) return list;
+    const unsigned count = hwloc_.count_at(topology_, depth);
+    for (unsigned i = 0; i < count; ++i) list.push_back(hwloc_.object_at(topology_, depth, i));
+    return list;
+  }
+
+  CpuList all_cpus(hwloc_obj_t object) const {
+    CpuList cpus;
+    if (object->cpuset == nullptr) return cpus;
+    for (int cpu = hwloc_.next_bit(object->cpuset, -1); cpu >= 0; cpu = hwloc_.next_bit(object->cpuset, cpu))
+      cpus.push_back(cpu);
+    return cpus;
+  }
+
+  CpuList cpus(hwloc_obj_t object) const {
+    CpuList list;
+    const CpuList all = all_cpus(object);
+    std::set_intersection(all.begin(), all.end(), allowed_.begin(), allowed_.end(), std::back_inserter(list));
+    return list;
+  }
+
+  /// Those of the objects that hold an allowed CPU; of the first of the types that is there at all.
+  std::vector<CpuList> groups(std::initializer_list<hwloc_obj_type_t> types) const {
+    std::vector<CpuList> list;
+    for (const hwloc_obj_type_t type : types) {
+      for (const hwloc_obj_t object : objects(type))
+        if (CpuList group = cpus(object); !group.empty()) list.push_back(std::move(group));
+      if (!list.empty()) break;
+    }
+    return list;
+  }
+
+ private:
+  [[noreturn]] static void fail(const char* what) {
+    throw std::system_error(errno, std::generic_category(), what);
+  }
+
+  const Hwloc& hwloc_;
+  const CpuList& allowed_;
+  hwloc_topology_t topology_ = nullptr;
+};
+
+bool overlap(const CpuList& a, const CpuList& b) {
+  return std::find_first_of(a.begin(), a.end(), b.begin(), b.end()) != a.end();
+}
+
+CpuList merged(const CpuList& a, const CpuList& b) {
+  CpuList both;
+  std::set_union(a.begin(), a.end(), b.begin(), b.end(), std::back_inserter(both));
+  return both;
+}
+
+std::vector<NumaNode> read_nodes(const Discovery& found) {
+  std::vector<NumaNode> nodes;
+  for (const hwloc_obj_t object : found.objects(HWLOC_OBJ_NUMANODE)) {
+    const CpuList all = found.all_cpus(object);
+    if (all.empty()) continue;  // memory only
+    NumaNode node{static_cast<int>(object->os_index), found.cpus(object), {}};
+    for (const hwloc_obj_t package : found.objects(HWLOC_OBJ_PACKAGE))
+      if (overlap(all, found.all_cpus(package)))
+        node.package_cpus = merged(node.package_cpus, found.cpus(package));
+    if (node.package_cpus.empty()) node.package_cpus = node.cpus;
+    nodes.push_back(std::move(node));
+  }
+  return nodes;
+}
+
+}  // namespace
+
+CpuMap read_cpu_map(const CpuList& allowed, const char* library) {
+  const Hwloc hwloc(library);
+  const Discovery found(hwloc, allowed);
+  CpuMap map;
+  map.nodes = read_nodes(found);
+  map.packages = found.groups({HWLOC_OBJ_PACKAGE, HWLOC_OBJ_MACHINE});
+  map.caches = found.groups({HWLOC_OBJ_L5CACHE, HWLOC_OBJ_L4CACHE, HWLOC_OBJ_L3CACHE, HWLOC_OBJ_L2CACHE,
+                             HWLOC_OBJ_PACKAGE, HWLOC_OBJ_MACHINE});
+  map.cores = found.groups({HWLOC_OBJ_CORE, HWLOC_OBJ_PU});
+  return map;
+}
+
+}  // namespace ddprun

@@ -1,0 +1,41 @@
+#include "launcher/dry_run.h"
+
+#include <algorithm>
+
+#include "launcher/cpu_list.h"
+#include "launcher/printable.h"
+#include "launcher/redact.h"
+
+namespace ddprun {
+namespace {
+
+std::string describe_stream(const char* name, const StreamPlan& plan) {
+  std::string text = std::string("  ") + name + ": ";
+  std::string targets;
+  const auto add = [&](const std::string& target) { targets += (targets.empty() ? "" : ", ") + target; };
+  if (plan.inherit || plan.console) add(plan.prefix.empty() ? "console" : "console with prefix " + plan.prefix);
+  if (!plan.inherit && !plan.file.empty()) add(printable(plan.file.string()));
+  if (!plan.inherit && !plan.filtered_file.empty()) add(printable(plan.filtered_file.string()) + " (filtered)");
+  return text + (targets.empty() ? "nowhere" : targets) + "\n";
+}
+
+}  // namespace
+
+std::string dry_run_text(const std::string& program, const std::vector<WorkerSpec>& specs,
+                         const std::vector<WorkerLogPlan>& outputs, const std::vector<std::string>& inherited) {
+  std::string text;
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    const WorkerSpec& spec = specs[i];
+    text += "rank " + std::to_string(spec.rank) + " (local_rank: " + std::to_string(spec.local_rank) + ")\n";
+    text += "  runs: " + printable(program) + "\n";
+    text += "  argv: " + shown_command(spec.argv) + "\n";
+    for (const std::string& variable : spec.env)
+      if (std::find(inherited.begin(), inherited.end(), variable) == inherited.end())
+        text += "  env: " + printable(redacted_variable(variable)) + "\n";
+    if (!spec.cpus.empty()) text += "  cpus: " + describe_cpus(spec.cpus) + "\n";
+    text += describe_stream("stdout", outputs[i].out) + describe_stream("stderr", outputs[i].err);
+  }
+  return text;
+}
+
+}  // namespace ddprun

@@ -1,0 +1,189 @@
+#include "launcher/nvml.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+
+namespace ddprun {
+namespace {
+
+// The part of NVIDIA's nvml.h that is used here, so that building does not take it. These are ABI.
+using Device = struct nvmlDevice_st*;
+
+struct PciInfo {  // nvmlPciInfo_t
+  char legacy_bus_id[16];
+  unsigned domain, bus, device;
+  unsigned device_id, subsystem_id;
+  char bus_id[32];
+};
+static_assert(sizeof(PciInfo) == 68);
+
+struct Memory {  // nvmlMemory_v2_t
+  unsigned version;
+  unsigned long long total, reserved, free, used;
+};
+static_assert(sizeof(Memory) == 40);
+constexpr unsigned kMemoryVersion = sizeof(Memory) | (2U << 24);
+
+struct ProcessInfo {  // nvmlProcessInfo_v2_t, which _v3 of the function fills
+  unsigned pid;
+  unsigned long long bytes;
+  unsigned gpu_instance, compute_instance;
+};
+static_assert(sizeof(ProcessInfo) == 24);
+
+constexpr unsigned long long kNotAvailable = ~0ULL;  // NVML_VALUE_NOT_AVAILABLE
+constexpr int kSuccess = 0;
+constexpr int kInsufficientSize = 7;
+constexpr int kUncorrected = 1;  // NVML_MEMORY_ERROR_TYPE_UNCORRECTED
+constexpr int kVolatile = 0;     // NVML_VOLATILE_ECC: since the driver was loaded
+
+/// The library while it is loaded. Every function may be missing: what an old driver has not, is not known.
+class Nvml {
+ public:
+  Nvml() : library_(::dlopen("libnvidia-ml.so.1", RTLD_LAZY | RTLD_LOCAL)) {
+    if (library_ == nullptr) return;
+    load(init_, "nvmlInit_v2");
+    load(shutdown_, "nvmlShutdown");
+    load(error_string_, "nvmlErrorString");
+    load(count_, "nvmlDeviceGetCount_v2");
+    load(handle_, "nvmlDeviceGetHandleByIndex_v2");
+    load(uuid_, "nvmlDeviceGetUUID");
+    load(pci_, "nvmlDeviceGetPciInfo_v3");
+    load(memory_, "nvmlDeviceGetMemoryInfo_v2");
+    load(ecc_, "nvmlDeviceGetTotalEccErrors");
+    load(compute_, "nvmlDeviceGetComputeRunningProcesses_v3");
+    load(graphics_, "nvmlDeviceGetGraphicsRunningProcesses_v3");
+    load(mig_count_, "nvmlDeviceGetMaxMigDeviceCount");
+    load(mig_handle_, "nvmlDeviceGetMigDeviceHandleByIndex");
+    if (init_ && shutdown_ && count_ && handle_ && uuid_) status_ = init_();
+  }
+  ~Nvml() {
+    if (ready()) shutdown_();
+    if (library_ != nullptr) ::dlclose(library_);
+  }
+  Nvml(const Nvml&) = delete;
+  Nvml& operator=(const Nvml&) = delete;
+
+  GpuReading read(const std::filesystem::path& sysfs) const {
+    GpuReading reading;
+    unsigned count = 0;
+    if (!ready()) {
+      reading.problem = problem(status_);
+    } else if (const int status = count_(&count); status != kSuccess) {
+      reading.problem = problem(status);
+    }
+    for (unsigned i = 0; i < count; ++i) {
+      Device device = nullptr;
+      Gpu gpu;
+      gpu.index = static_cast<int>(i);
+      if (handle_(i, &device) != kSuccess || (gpu.uuid = uuid(device)).empty()) continue;
+      read_place(device, sysfs, gpu);
+      read_memory(device, gpu);
+      read_instances(device, gpu);
+      reading.gpus.push_back(std::move(gpu));
+    }
+    return reading;
+  }
+
+ private:
+  bool ready() const { return status_ == kSuccess; }
+
+  template <typename Function>
+  void load(Function*& function, const char* name) {
+    function = reinterpret_cast<Function*>(::dlsym(library_, name));
+  }
+
+  std::string problem(int status) const {
+    if (library_ == nullptr || status == kSuccess) return {};
+    if (status < 0) return "libnvidia-ml.so.1 is too old";
+    return error_string_ ? error_string_(status) : "NVML error " + std::to_string(status);
+  }
+
+  std::string uuid(Device device) const {
+    char text[96] = "";
+    return uuid_(device, text, sizeof text) == kSuccess ? text : "";
+  }
+
+  void read_place(Device device, const std::filesystem::path& sysfs, Gpu& gpu) const {
+    PciInfo pci{};
+    if (!pci_ || pci_(device, &pci) != kSuccess) return;
+    char name[32];
+    std::snprintf(name, sizeof name, "%04x:%02x:%02x.0", pci.domain, pci.bus, pci.device);
+    gpu.bus_id = name;
+    std::ifstream file(sysfs / "bus/pci/devices" / name / "numa_node");
+    if (int node = -1; file >> node) gpu.numa_node = node;
+  }
+
+  void read_memory(Device device, Gpu& gpu) const {
+    Memory memory{};
+    memory.version = kMemoryVersion;
+    if (memory_ && memory_(device, &memory) == kSuccess) {
+      gpu.memory_bytes = memory.total;
+      // Whether "used" holds what is reserved is told in two ways: this is right in both.
+      gpu.used_bytes = memory.total - std::min(memory.total, memory.free + memory.reserved);
+    }
+    unsigned long long errors = 0;
+    if (ecc_ && ecc_(device, kUncorrected, kVolatile, &errors) == kSuccess) gpu.ecc_errors = errors;
+    read_processes(compute_, device, gpu);
+    read_processes(graphics_, device, gpu);
+  }
+
+  static void read_processes(int (*function)(Device, unsigned*, ProcessInfo*), Device device, Gpu& gpu) {
+    std::vector<ProcessInfo> list(64);
+    int status = kInsufficientSize;
+    auto count = static_cast<unsigned>(list.size());
+    while (function && (status = function(device, &count, list.data())) == kInsufficientSize &&
+           list.size() < (1U << 16)) {
+      list.resize(2 * list.size());  // others come and go between two calls
+      count = static_cast<unsigned>(list.size());
+    }
+    if (status != kSuccess) return;
+    for (unsigned i = 0; i < count; ++i) {
+      const auto pid = static_cast<int>(list[i].pid);
+      const std::uint64_t bytes = list[i].bytes == kNotAvailable ? 0 : list[i].bytes;
+      // One that computes and draws is in both lists, with the same figure.
+      const auto known = std::find_if(gpu.processes.begin(), gpu.processes.end(),
+                                      [&](const GpuProcess& process) { return process.pid == pid; });
+      if (known == gpu.processes.end()) {
+        gpu.processes.push_back({pid, bytes});
+      } else {
+        known->bytes = std::max(known->bytes, bytes);
+      }
+    }
+  }
+
+  void read_instances(Device device, Gpu& gpu) const {
+    unsigned count = 0;
+    if (!mig_count_ || !mig_handle_ || mig_count_(device, &count) != kSuccess) return;
+    for (unsigned i = 0; i < count; ++i) {
+      Device instance = nullptr;
+      if (mig_handle_(device, i, &instance) != kSuccess) continue;  // a place that is not taken
+      if (std::string name = uuid(instance); !name.empty()) gpu.mig_uuids.push_back(std::move(name));
+    }
+  }
+
+  void* library_;
+  int status_ = -1;
+  int (*init_)() = nullptr;
+  int (*shutdown_)() = nullptr;
+  const char* (*error_string_)(int) = nullptr;
+  int (*count_)(unsigned*) = nullptr;
+  int (*handle_)(unsigned, Device*) = nullptr;
+  int (*uuid_)(Device, char*, unsigned) = nullptr;
+  int (*pci_)(Device, PciInfo*) = nullptr;
+  int (*memory_)(Device, Memory*) = nullptr;
+  int (*ecc_)(Device, int, int, unsigned long long*) = nullptr;
+  int (*compute_)(Device, unsigned*, ProcessInfo*) = nullptr;
+  int (*graphics_)(Device, unsigned*, ProcessInfo*) = nullptr;
+  int (*mig_count_)(Device, unsigned*) = nullptr;
+  int (*mig_handle_)(Device, unsigned, Device*) = nullptr;
+};
+
+}  // namespace
+
+GpuReading read_gpus(const std::filesystem::path& sysfs) { return Nvml().read(sysfs); }
+
+}  // namespace ddprun
