@@ -75,7 +75,7 @@ std::optional<std::vector<int>> parse_signals(const std::string& text) {
   return signals;
 }
 
-std::optional<std::string> parse_numa_binding(const std::string& text) {
+std::optional<std::string> numa_binding_name(const std::string& text) {
   for (const char* mode : {"node", "socket", "exclusive", "core-complex"})
     if (text == mode) return text;
   return {};

@@ -23,7 +23,7 @@ std::optional<std::chrono::milliseconds> parse_seconds(
 std::optional<std::size_t> parse_bytes(const std::string& text);  ///< "500", "500K", "100M", "2G"; at least 1
 /// "SIGTERM,INT,10"; "none" is an empty list. Not SIGKILL, SIGSTOP and SIGCHLD, which nobody can handle here.
 std::optional<std::vector<int>> parse_signals(const std::string& text);
-std::optional<std::string> parse_numa_binding(const std::string& text);
+std::optional<std::string> numa_binding_name(const std::string& text);
 std::optional<bool> parse_display_map(const std::string& text);
 
 /// "HOST", "HOST:PORT" or "[V6]:PORT" of this very host.

@@ -144,7 +144,7 @@ Options interpret(const CommandLine& line) {
   settings.read("--shutdown-timeout", kSeconds, parse_seconds, options.shutdown_timeout);
   settings.read("--timeout", kSeconds, parse_seconds, options.timeout);
   settings.read("--hang-timeout", kSeconds, parse_seconds, options.hang_timeout);
-  settings.read("--numa-binding", "node, socket, exclusive or core-complex", parse_numa_binding,
+  settings.read("--numa-binding", "node, socket, exclusive or core-complex", numa_binding_name,
                 options.numa_binding);
   settings.read("--display", "map", parse_display_map, options.display_map);
   options.run_id = settings.text("--rdzv-id");
