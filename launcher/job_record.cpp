@@ -129,6 +129,8 @@ JobOutcome outcome_of_own_exit(int exit_code) {
 std::string to_json(const JobRecord& record) {
   json attempts = json::array();
   for (const AttemptRecord& attempt : record.attempts) attempts.push_back(attempt_json(attempt));
+  json root_cause_rank = nullptr;
+  if (!record.attempts.empty()) root_cause_rank = value_or_null(record.attempts.back().root_cause_rank);
   const std::chrono::duration<double> duration = record.end - record.start;
   json object = {{"format", kFormatVersion},
                  {"ddprun", record.version},
@@ -137,7 +139,7 @@ std::string to_json(const JobRecord& record) {
                  {"exit_code", record.exit_code},
                  {"ended_by", signal_or_null(record.ended_by)},
                  {"reason", to_string(record.outcome)},
-                 {"root_cause_rank", record.attempts.empty() ? json() : value_or_null(record.attempts.back().root_cause_rank)},
+                 {"root_cause_rank", root_cause_rank},
                  {"max_restarts", record.max_restarts},
                  {"restarts", record.restarts},
                  {"start", utc_iso(record.start)},

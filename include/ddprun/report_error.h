@@ -168,11 +168,8 @@ template <typename Main>
 int record(int argc, char** argv, Main&& main_function) {
   try {
     return main_function(argc, argv);
-#ifdef __GLIBCXX__
-  } catch (const abi::__forced_unwind&) {
-    throw;  // pthread_exit is no failure
-#endif
   } catch (...) {
+    if (!std::current_exception()) throw;  // pthread_exit, which is no failure
     report_current_exception();
     return 1;
   }
