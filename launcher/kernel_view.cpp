@@ -74,8 +74,8 @@ KernelView kernel_view(pid_t pid) {
   view.python = fs::read_symlink(process / "exe", ignored).filename().string().rfind("python", 0) == 0;
 
   const auto threads = threads_of(process);
-  view.text = "process " + std::to_string(pid) + " (" + field(status, "Name") + "): " + state + ", " +
-              field(status, "Threads") + " threads, " + field(status, "VmRSS") + " in memory\n";
+  view.text = "process " + std::to_string(pid) + " (" + field(status, "Name") + "): " + state +
+              ", threads: " + field(status, "Threads") + ", memory: " + field(status, "VmRSS") + "\n";
   for (std::size_t i = 0; i < std::min(threads.size(), kMaxThreads); ++i)
     view.text += thread_line(threads[i]);
   return view;

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <fstream>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <variant>
 
@@ -20,8 +21,8 @@
 namespace ddprun {
 namespace {
 
-/// A debugger of a training takes a second or two of a CPU and some hundred MB.
-constexpr int kMaxDebuggers = 8;
+// gdb wants some hundred MB for a training: not too many at once.
+constexpr unsigned kMaxDebuggers = 8;
 constexpr std::size_t kMaxBytesJudged = 1 << 18;
 constexpr int kKillTimeoutMs = 200;
 
@@ -115,7 +116,9 @@ int signal_after(const std::vector<StackResult>& results) {
 
 StackDump::StackDump(const std::vector<StackTarget>& targets, const std::filesystem::path& folder,
                      StackTools tools)
-    : tools_(std::move(tools)), dev_null_(::open("/dev/null", O_RDONLY | O_CLOEXEC)) {
+    : tools_(std::move(tools)),
+      dev_null_(::open("/dev/null", O_RDONLY | O_CLOEXEC)),
+      max_running_(std::clamp(std::thread::hardware_concurrency(), 2u, kMaxDebuggers)) {
   const auto forbidden =
       tracing_forbidden(first_line_of("/proc/sys/kernel/yama/ptrace_scope"), may_trace_anybody());
   for (const StackTarget& target : targets) {
@@ -154,7 +157,7 @@ void StackDump::look_at(Rank& rank, const std::filesystem::path& folder) {
       rank.steps.push_back({std::move(command), pid, of_worker});
   }
   if (rank.steps.empty() && rank.result.problem.empty())
-    rank.result.problem = "gdb, eu-stack and py-spy not found in PATH";
+    rank.result.problem = "eu-stack, gdb and py-spy not found in PATH";
 }
 
 bool StackDump::advance() {
@@ -186,7 +189,7 @@ std::vector<StackResult> StackDump::finish() {
 
 /// Starts the rank's next debugger, if none is at work on it and there may be more of them.
 void StackDump::start_next(Rank& rank, bool of_worker) {
-  while (running_ < kMaxDebuggers && !rank.debugger.pidfd && !rank.steps.empty() &&
+  while (running_ < max_running_ && !rank.debugger.pidfd && !rank.steps.empty() &&
          rank.steps.front().of_worker == of_worker) {
     const Step& step = rank.steps.front();
     const int file = rank.file.get();

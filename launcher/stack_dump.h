@@ -15,8 +15,9 @@
 
 namespace ddprun {
 
-/// How long the stacks of a whole job may take.
-constexpr std::chrono::seconds kStackDumpTimeout{10};
+/// How long the stacks of a whole job may take: it hangs anyway, and gdb
+/// wants 5 s of a CPU for each rank with LibTorch.
+constexpr std::chrono::seconds kStackDumpTimeout{30};
 
 /// A worker whose stacks are wanted, with those of its process group, which it leads.
 struct StackTarget {
@@ -85,7 +86,8 @@ class StackDump {
   StackTools tools_;
   UniqueFd dev_null_;
   std::vector<Rank> ranks_;
-  int running_ = 0;
+  const unsigned max_running_;
+  unsigned running_ = 0;
 };
 
 }  // namespace ddprun

@@ -17,7 +17,7 @@ std::string find_or_empty(const std::string& name, const std::string& search_pat
 }  // namespace
 
 StackTools find_stack_tools(const std::string& search_path) {
-  return {find_or_empty("gdb", search_path), find_or_empty("eu-stack", search_path),
+  return {find_or_empty("eu-stack", search_path), find_or_empty("gdb", search_path),
           find_or_empty("py-spy", search_path)};
 }
 
@@ -29,13 +29,14 @@ std::vector<StackCommand> stack_commands(const StackTools& tools, pid_t pid, con
     // It stumbles over a process that is stopped already.
     if (process.stopped) commands.back().argv.push_back("--nonblocking");
   }
-  if (!tools.gdb.empty()) {
-    // Of nobody's start-up files and scripts, and nothing from the network.
+  // A process with LibTorch costs eu-stack 0.2 s of a CPU, and gdb 4.6 s for the same frames.
+  if (!tools.eu_stack.empty()) {
+    commands.push_back({"eu-stack", {tools.eu_stack, "-p", number}});
+  } else if (!tools.gdb.empty()) {
+    // Nobody's start-up files and scripts, and nothing from the network.
     commands.push_back({"gdb",
                         {tools.gdb, "-nx", "-batch", "-iex", "set debuginfod enabled off", "-iex",
                          "set auto-load off", "-p", number, "-ex", "thread apply all bt"}});
-  } else if (!tools.eu_stack.empty()) {
-    commands.push_back({"eu-stack", {tools.eu_stack, "-p", number}});
   }
   return commands;
 }

@@ -13,9 +13,9 @@ namespace ddprun {
 
 /// The programs that can print another process's stacks, as paths; empty: not there.
 struct StackTools {
-  std::string gdb;
-  std::string eu_stack;  ///< used where gdb is missing
-  std::string py_spy;    ///< for Python's own frames
+  std::string eu_stack;
+  std::string gdb;     ///< used where eu-stack is missing
+  std::string py_spy;  ///< for Python's own frames
 };
 
 /// The tools in these folders ($PATH).

@@ -8,6 +8,7 @@
 #include <fstream>
 #include <memory>
 
+#include "common/worker_env.h"
 #include "launcher/launch_error.h"
 #include "launcher/program.h"
 #include "tests/support/catch.h"
@@ -39,18 +40,16 @@ char state_of(pid_t pid) {
   return '-';
 }
 
-constexpr const char* kPath = "/usr/local/bin:/usr/bin:/bin";
-
 std::string find_on_path(const std::string& program) try {
-  return find_program(program, kPath);
+  return find_program(program, process_env("PATH").value_or(""));
 } catch (const LaunchError&) {
   return "";
 }
 
 StackTools real_gdb() {
-  const StackTools tools = find_stack_tools(kPath);
+  const StackTools tools = find_stack_tools(process_env("PATH").value_or(""));
   if (tools.gdb.empty()) test::skip("gdb is not installed");
-  return {tools.gdb, "", ""};
+  return {"", tools.gdb, ""};
 }
 
 /// A stand-in for gdb that does what the lines of shell say.
@@ -58,7 +57,7 @@ StackTools fake_gdb(const TempDir& folder, const std::string& script) {
   const auto path = folder.path() / "gdb";
   write_file_atomic(path, "#!/bin/sh\n" + script + "\n");
   ::chmod(path.c_str(), 0700);
-  return {path.string(), "", ""};
+  return {"", path.string(), ""};
 }
 
 /// To the end, or for so long.
@@ -93,6 +92,21 @@ TEST_CASE("the stacks of a rank in an endless loop name its function", "[stack_d
                                     results[0].file.string() + " (gdb)");
   CHECK(signal_after(results) == SIGTERM);
   CHECK(wait_until([&] { return state_of(child->pid()) == 'R'; }));  // it goes on
+}
+
+TEST_CASE("eu-stack shows the stacks of every thread, stopped or not", "[stack_dump]") {
+  const StackTools tools{find_on_path("eu-stack"), "", ""};
+  if (tools.eu_stack.empty()) test::skip("eu-stack (package elfutils) is not installed");
+  const TempDir folder;
+  const auto child = worker({"thread", "ready", "stop-self"});
+  REQUIRE(child->wait_for_output("ready"));
+  REQUIRE(wait_until([&] { return state_of(child->pid()) == 'T'; }));
+  const auto results = run({{0, child->pid()}}, folder, tools);
+  need_stacks(results.at(0));
+  CHECK(results[0].tools == std::vector<std::string>{"eu-stack"});
+  CHECK_THAT(read_file(results[0].file), ContainsSubstring("stub_worker_thread"));
+  CHECK_THAT(read_file(results[0].file), ContainsSubstring("raise"));
+  CHECK(wait_until([&] { return state_of(child->pid()) == 'T'; }));
 }
 
 TEST_CASE("the stacks of every thread are there", "[stack_dump]") {
@@ -157,7 +171,7 @@ TEST_CASE("what the kernel tells is there even if no debugger is", "[stack_dump]
   CHECK_THAT(read_file(results[0].file), ContainsSubstring("  thread " + pid + " (stub_worker): S"));
   CHECK(describe(results[0]) ==
         "rank 0 (pid " + pid +
-            "): no stacks: gdb, eu-stack and py-spy not found in PATH; what the kernel "
+            "): no stacks: eu-stack, gdb and py-spy not found in PATH; what the kernel "
             "tells is in " +
             results[0].file.string());
   CHECK(signal_after(results) == SIGABRT);
@@ -228,7 +242,7 @@ TEST_CASE("a debugger that cannot be started is a reason", "[stack_dump]") {
   const TempDir folder;
   const auto child = worker({"ready", "pause"});
   REQUIRE(child->wait_for_output("ready"));
-  const auto results = run({{0, child->pid()}}, folder, {"/nowhere/gdb", "", ""});
+  const auto results = run({{0, child->pid()}}, folder, {"", "/nowhere/gdb", ""});
   CHECK_THAT(describe(results[0]), ContainsSubstring("no stacks: gdb: No such file or directory"));
 }
 

@@ -12,7 +12,7 @@ namespace {
 
 constexpr pid_t kPid = 4711;
 const KernelView kProgram, kPython{"", false, false, true}, kStoppedPython{"", true, false, true};
-const StackTools kAll{"/bin/gdb", "/bin/eu-stack", "/bin/py-spy"};
+const StackTools kAll{"/bin/eu-stack", "/bin/gdb", "/bin/py-spy"};
 
 std::vector<std::string> names(const std::vector<StackCommand>& commands) {
   std::vector<std::string> list;
@@ -22,14 +22,14 @@ std::vector<std::string> names(const std::vector<StackCommand>& commands) {
 
 using Names = std::vector<std::string>;
 
-TEST_CASE("a process is given to gdb, or to eu-stack without it", "[stack_tools]") {
-  CHECK(names(stack_commands(kAll, kPid, kProgram)) == Names{"gdb"});
-  CHECK(names(stack_commands({"", "/bin/eu-stack", "/bin/py-spy"}, kPid, kProgram)) == Names{"eu-stack"});
+TEST_CASE("a process is given to eu-stack, or to gdb without it", "[stack_tools]") {
+  CHECK(names(stack_commands(kAll, kPid, kProgram)) == Names{"eu-stack"});
+  CHECK(names(stack_commands({"", "/bin/gdb", "/bin/py-spy"}, kPid, kProgram)) == Names{"gdb"});
   CHECK(stack_commands({}, kPid, kPython).empty());
 }
 
 TEST_CASE("a Python process is given to py-spy first", "[stack_tools]") {
-  CHECK(names(stack_commands(kAll, kPid, kPython)) == Names{"py-spy", "gdb"});
+  CHECK(names(stack_commands(kAll, kPid, kPython)) == Names{"py-spy", "eu-stack"});
   CHECK(names(stack_commands({"", "", "/bin/py-spy"}, kPid, kPython)) == Names{"py-spy"});
 }
 
@@ -43,8 +43,8 @@ TEST_CASE("py-spy is told not to stop a process that is stopped", "[stack_tools]
 }
 
 TEST_CASE("every command names its program and the process", "[stack_tools]") {
-  const StackTools no_gdb{"", "/bin/eu-stack", ""};
-  for (const auto& commands : {stack_commands(kAll, kPid, kPython), stack_commands(no_gdb, kPid, kPython)})
+  const StackTools only_gdb{"", "/bin/gdb", ""};
+  for (const auto& commands : {stack_commands(kAll, kPid, kPython), stack_commands(only_gdb, kPid, kPython)})
     for (const StackCommand& command : commands) {
       CHECK(command.argv[0] == "/bin/" + command.tool);
       CHECK(std::count(command.argv.begin(), command.argv.end(), "4711") == 1);

@@ -2,7 +2,9 @@
 
 #include <unistd.h>
 
+#include <future>
 #include <thread>
+#include <utility>
 
 #include "common/heartbeat.h"
 #include "common/worker_env.h"
@@ -21,10 +23,16 @@ bool send_beats(int count) {
   for (;;) asm volatile("");
 }
 
-[[gnu::noinline]] static void stub_worker_thread() {
+[[gnu::noinline]] static void stub_worker_thread(std::promise<void> started) {
+  started.set_value();
   for (;;) ::pause();
 }
 
-void start_pausing_thread() { std::thread(stub_worker_thread).detach(); }
+void start_pausing_thread() {
+  std::promise<void> started;
+  const auto is_there = started.get_future();
+  std::thread(stub_worker_thread, std::move(started)).detach();
+  is_there.wait();
+}
 
 }  // namespace ddprun::test
