@@ -115,6 +115,7 @@ std::vector<WorkerSpec> plan_attempt(const Job& job, int number, const std::file
   context.restart_count = number;
   context.max_restarts = job.options.restart.max_restarts;
   context.folder = folder;
+  context.may_hang = job.options.timeout || job.options.hang_timeout;
   context.store_fd = store_fd;
   context.heartbeat_fds = heartbeat_fds;
   context.cpus = job.placement.cpus;

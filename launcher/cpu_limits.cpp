@@ -1,6 +1,8 @@
 #include "launcher/cpu_limits.h"
 
+#include <fcntl.h>
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -9,47 +11,38 @@
 #include <sstream>
 #include <string>
 
-#include "common/errors.h"
-#include "common/files.h"
+#include "common/unique_fd.h"
 
 namespace ddprun {
 namespace {
 
 namespace fs = std::filesystem;
 
-/// A mounted cgroup hierarchy that limits CPU time.
-struct Mount {
-  bool version2 = false;
-  std::string root;  ///< the cgroup that is seen at the mount point
-  fs::path point;
-};
-
-/// Empty if it cannot be read: not every file is there in every cgroup.
+/// Empty if it cannot be read: not every file is there in every cgroup, and the first exception of a program
+/// costs as much as all the reading here.
 std::string read_or_empty(const fs::path& path) {
-  try {
-    return read_file(path, std::size_t{1} << 24);
-  } catch (const IoError&) {
-    return {};
-  }
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  std::string text;
+  char buffer[1 << 14];
+  for (ssize_t n = 0; fd && (n = ::read(fd.get(), buffer, sizeof buffer)) > 0;)
+    text.append(buffer, static_cast<std::size_t>(n));
+  return text;
 }
 
 bool has_word(const std::string& list, const std::string& word) {
   return ("," + list + ",").find("," + word + ",") != std::string::npos;
 }
 
-/// A line of /proc/self/mountinfo: "31 23 0:28 ROOT POINT OPTIONS [TAGS...] - TYPE SOURCE SUPER_OPTIONS".
-std::optional<Mount> parse_mount(const std::string& line) {
-  const auto separator = line.find(" - cgroup");
-  if (separator == std::string::npos) return {};  // most lines
-  Mount mount;
-  std::string skipped, point, type, super_options;
-  std::istringstream(line) >> skipped >> skipped >> skipped >> mount.root >> point;
-  std::istringstream(line.substr(separator + 3)) >> type >> skipped >> super_options;
-  mount.version2 = type == "cgroup2";
-  mount.point = point;
-  if (!mount.version2 && (type != "cgroup" || !has_word(super_options, "cpu"))) return {};
-  return mount;
-}
+/// Where the hierarchies that limit CPU time are mounted, everywhere that we know of. Looking through
+/// /proc/self/mountinfo would double the cost of all this, which every start pays.
+struct Mount {
+  const char* point;
+  bool version2;
+};
+constexpr Mount kMounts[] = {{"sys/fs/cgroup", true},
+                             {"sys/fs/cgroup/unified", true},
+                             {"sys/fs/cgroup/cpu", false},
+                             {"sys/fs/cgroup/cpu,cpuacct", false}};
 
 /// Lines of /proc/self/cgroup are "ID:CONTROLLERS:PATH"; version 2 has no controllers in its one.
 std::string own_cgroup(const std::string& cgroups, bool version2) {
@@ -64,12 +57,14 @@ std::string own_cgroup(const std::string& cgroups, bool version2) {
   return {};
 }
 
-/// Where a cgroup lies below the mount point: "" for the point itself, also if the cgroup is outside of what
-/// is mounted here, as in some containers.
-fs::path below_mount(const std::string& cgroup, const std::string& root) {
-  const std::string prefix = root == "/" ? root : root + "/";
-  if (cgroup.find("/..") != std::string::npos || cgroup.compare(0, prefix.size(), prefix) != 0) return {};
-  return cgroup.substr(prefix.size());
+/// Where a cgroup lies below the mount point. A container may see the host's name of it, but only its own
+/// part of the hierarchy: leading folders that are not there are left out, and what is left may be nothing.
+fs::path below_mount(const fs::path& point, const std::string& cgroup) {
+  if (cgroup.find("/..") != std::string::npos) return {};  // outside of what can be seen
+  fs::path below = fs::path(cgroup).relative_path();
+  while (!below.empty() && ::access((point / below).c_str(), F_OK) != 0)
+    below = below.lexically_relative(*below.begin());
+  return below == "." ? fs::path() : below;
 }
 
 std::optional<double> quota_of(const fs::path& folder, bool version2) {
@@ -102,14 +97,13 @@ CpuList allowed_cpus() {
 
 std::optional<double> cpu_quota(const fs::path& root) {
   const std::string cgroups = read_or_empty(root / "proc/self/cgroup");
-  std::istringstream lines(read_or_empty(root / "proc/self/mountinfo"));
   std::optional<double> least;
-  for (std::string line; std::getline(lines, line);) {
-    const auto mount = parse_mount(line);
-    if (!mount) continue;
-    fs::path below = below_mount(own_cgroup(cgroups, mount->version2), mount->root);
+  for (const Mount& mount : kMounts) {
+    const fs::path point = root / mount.point;
+    if (::access(point.c_str(), F_OK) != 0) continue;
+    fs::path below = below_mount(point, own_cgroup(cgroups, mount.version2));
     for (;;) {
-      const auto quota = quota_of(root / mount->point.relative_path() / below, mount->version2);
+      const auto quota = quota_of(point / below, mount.version2);
       if (quota) least = std::min(*quota, least.value_or(*quota));
       if (below.empty()) break;
       below = below.parent_path();

@@ -34,6 +34,7 @@ std::vector<std::string> common_environment(const LaunchContext& context, int wo
     }
   }
   env.push_back(std::string(kJobIdVariable) + "=" + job);
+  if (context.may_hang && !is_set(env, "PYTHONFAULTHANDLER")) env.push_back("PYTHONFAULTHANDLER=1");
   if (!is_set(env, "TORCH_NCCL_ASYNC_ERROR_HANDLING")) env.push_back("TORCH_NCCL_ASYNC_ERROR_HANDLING=1");
   if (workers > 1 && !is_set(env, "OMP_NUM_THREADS"))
     env.push_back("OMP_NUM_THREADS=" + std::to_string(std::max(1, topology.cpus / workers)));
@@ -106,6 +107,7 @@ std::vector<WorkerSpec> plan_workers(const LaunchContext& context, const Round& 
     for (const std::string& word : context.program)
       spec.argv.push_back(context.expand ? expanded(word, std::to_string(local_rank)) : word);
     spec.error_file = context.folder / std::to_string(local_rank) / "error.json";
+    spec.traceable = context.may_hang;
     spec.reads_stdin = local_rank == 0;
     if (!context.cpus.empty()) spec.cpus = context.cpus[i];
     variables.error_file = spec.error_file.string();

@@ -18,6 +18,7 @@ struct WorkerSpec {
   std::vector<std::string> argv;
   std::vector<std::string> env;      ///< "NAME=value", the whole environment
   std::filesystem::path error_file;  ///< also in env
+  bool traceable = false;            ///< its stacks may be asked for
   bool reads_stdin = false;          ///< gets ddprun's stdin; else /dev/null
   std::vector<int> inherited_fds;    ///< the descriptors above 2 that it keeps; a variable of env names each
   std::vector<int> cpus;             ///< to run on; empty: all of ddprun's

@@ -23,6 +23,7 @@ struct ChildSetup {
   char* const* argv;
   char* const* env;
   int standard_fds[3];
+  bool traceable;
   int announce_fd;
   const int* inherited_fds;  // ascending
   std::size_t inherited_count;
@@ -82,6 +83,7 @@ bool keep_descriptors(const int* inherited, std::size_t count) {
   if (::setsid() < 0) fail_child(failure, "setsid");
   if (::prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) fail_child(failure, "prctl(PR_SET_PDEATHSIG)");
   if (::getppid() != setup.launcher) ::_exit(1);  // ddprun died before the line above
+  if (setup.traceable) ::prctl(PR_SET_PTRACER, setup.launcher);  // fails where there is no Yama
   const pid_t pid = ::getpid();
   // A full pipe or a dead reader is no reason not to start.
   if (setup.announce_fd >= 0) [[maybe_unused]] const auto ignored = ::write(setup.announce_fd, &pid, sizeof pid);
@@ -133,6 +135,7 @@ std::variant<Process, StartFailure> start_process(const ProcessSpec& spec) {
                          argv.data(),
                          env.data(),
                          {spec.stdin_fd, spec.stdout_fd, spec.stderr_fd},
+                         spec.traceable,
                          spec.announce_fd,
                          inherited.data(),
                          inherited.size(),

@@ -118,7 +118,8 @@ asio::awaitable<RunResult> supervise(Job& job, const RestartSettings& restarts, 
 }
 
 RestartSettings restart_settings(const RestartOptions& options) {
-  return {options.max_restarts, options.backoff, options.window, parse_restart_codes(options.on_codes)};
+  return {options.max_restarts, options.backoff, options.window,
+          options.on_codes.empty() ? RestartCodes{} : parse_restart_codes(options.on_codes)};
 }
 
 JobRecord begin_record(const Options& options, const std::string& version, const std::string& run_id) {

@@ -48,6 +48,7 @@ std::optional<StartFailed> WorkerGroup::start(const std::string& program,
     if (outputs.out) process.stdout_fd = outputs.out.get();
     if (outputs.err) process.stderr_fd = outputs.err.get();
     process.inherited_fds = spec.inherited_fds;
+    process.traceable = spec.traceable;
     process.announce_fd = guard_.announce_fd();
     process.cpus = spec.cpus;
     auto started = start_process(process);
@@ -186,6 +187,7 @@ void WorkerGroup::signal_to_end(int signal) {
   record.signal = signal;
   log_.add(record);
   signal_all(signal);
+  if (signal != SIGKILL) signal_all(SIGCONT);  // a stopped process would not notice
   told_strays_.clear();
   signal_strays();
 }
