@@ -21,7 +21,7 @@ usr/share/zsh/vendor-completions/_ddprun
 
 
 def main():
-    build, version = pathlib.Path(sys.argv[1]), sys.argv[2]
+    build, version = pathlib.Path(sys.argv[1]).resolve(), sys.argv[2]
     need("cpack", "dpkg-deb", "gzip", "readelf")
     made = empty_folder(build / "packages")
     run("cpack", "--config", build / "CPackConfig.cmake", "-B", made)

@@ -6,7 +6,7 @@ import sys
 
 from packages import SOURCE, check_job, check_program, need, run
 
-build, version = pathlib.Path(sys.argv[1]), sys.argv[2]
+build, version = pathlib.Path(sys.argv[1]).resolve(), sys.argv[2]
 need("readelf", "ninja")
 run("cmake", "--preset", "portable", "-B", build, cwd=SOURCE)
 run("cmake", "--build", build, "-j", str(os.cpu_count()))

@@ -34,7 +34,7 @@ def build_wheel(folder, version):
 
 
 def main():
-    folder, version = empty_folder(pathlib.Path(sys.argv[1])), sys.argv[2]
+    folder, version = empty_folder(pathlib.Path(sys.argv[1]).resolve()), sys.argv[2]
     need("cmake", "ninja", "readelf", "tar")
     if subprocess.run([*PIP, "--version"], capture_output=True).returncode != 0:
         skip(f"{sys.executable} has no pip")
