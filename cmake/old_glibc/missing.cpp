@@ -1,5 +1,6 @@
-// What glibc 2.28 lacks of the functions that our code, libstdc++ or libgcc was compiled to call: part of the portable ddprun
-// only. When a link of it fails for a function that newer versions brought, add it here or do without it.
+// What glibc 2.28 lacks of the functions that our code, libstdc++ or libgcc was compiled to call: part of the
+// portable ddprun only. When a link of it fails for a function that newer versions brought, add it here or do
+// without it.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <link.h>
@@ -8,9 +9,11 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <cstdarg>
 #include <cstdint>
+#include <iterator>
 
-// ---- start: before 2.34 the program itself runs its constructors ------------------------------------------------------------
+// ---- start: before 2.34 the program itself runs its constructors
 
 using Function = void (*)(int, char**, char**);
 using Main = int (*)(int, char**, char**);
@@ -27,12 +30,13 @@ static void run_constructors(int argc, char** argv, char** environment) {
     (*function)(argc, argv, environment);
 }
 
-int __wrap___libc_start_main(Main main, int argc, char** argv, Function init, void (*fini)(), void (*rtld_fini)(),
-                             void* stack_end) {
-  return __real___libc_start_main(main, argc, argv, init != nullptr ? init : run_constructors, fini, rtld_fini, stack_end);
+int __wrap___libc_start_main(Main main, int argc, char** argv, Function init, void (*fini)(),
+                             void (*rtld_fini)(), void* stack_end) {
+  return __real___libc_start_main(main, argc, argv, init != nullptr ? init : run_constructors, fini,
+                                  rtld_fini, stack_end);
 }
 
-// ---- 2.33: stat and its like were inline functions before --------------------------------------------------------------------
+// ---- 2.33: stat and its like were inline functions before
 
 int fstatat(int folder, const char* path, struct stat* status, int flags) noexcept {
   return static_cast<int>(syscall(SYS_newfstatat, folder, path, status, flags));
@@ -49,24 +53,20 @@ int stat64(const char*, struct stat64*) noexcept __attribute__((alias("stat")));
 int lstat64(const char*, struct stat64*) noexcept __attribute__((alias("lstat")));
 int fstat64(int, struct stat64*) noexcept __attribute__((alias("fstat")));
 
-// ---- 2.32 ----------------------------------------------------------------------------------------------------------------------
+// ---- 2.32
 
 char __libc_single_threaded = 0;  // never: libstdc++ counts references atomically
 
 const char* sigabbrev_np(int signal) noexcept {
-  switch (signal) {
-#define NAME(name) \
-  case SIG##name: return #name
-    NAME(HUP); NAME(INT); NAME(QUIT); NAME(ILL); NAME(TRAP); NAME(ABRT); NAME(BUS); NAME(FPE); NAME(KILL); NAME(USR1);
-    NAME(SEGV); NAME(USR2); NAME(PIPE); NAME(ALRM); NAME(TERM); NAME(STKFLT); NAME(CHLD); NAME(CONT); NAME(STOP);
-    NAME(TSTP); NAME(TTIN); NAME(TTOU); NAME(URG); NAME(XCPU); NAME(XFSZ); NAME(VTALRM); NAME(PROF); NAME(WINCH);
-    NAME(POLL); NAME(PWR); NAME(SYS);
-#undef NAME
-  }
-  return nullptr;
+  static constexpr const char* kNames[] = {
+      nullptr, "HUP",  "INT",  "QUIT", "ILL",    "TRAP",   "ABRT",  "BUS",  "FPE",  "KILL", "USR1",
+      "SEGV",  "USR2", "PIPE", "ALRM", "TERM",   "STKFLT", "CHLD",  "CONT", "STOP", "TSTP", "TTIN",
+      "TTOU",  "URG",  "XCPU", "XFSZ", "VTALRM", "PROF",   "WINCH", "POLL", "PWR",  "SYS"};
+  static_assert(std::size(kNames) == SIGSYS + 1);
+  return signal > 0 && signal <= SIGSYS ? kNames[signal] : nullptr;
 }
 
-// ---- 2.35: libgcc looks here for what it needs to unwind the stack ----------------------------------------------------------------
+// ---- 2.35: libgcc looks here for what it needs to unwind the stack
 
 #if __GLIBC_PREREQ(2, 35)
 static int find_object(dl_phdr_info* info, std::size_t, void* data) {
@@ -92,18 +92,29 @@ int _dl_find_object(void* address, dl_find_object* result) noexcept {
 }
 #endif
 
-// ---- 2.38: newer headers call these under other names, which also take binary numbers ---------------------------------------
+// ---- 2.38: newer headers call these under other names, which also take binary numbers
 
 #if __GLIBC_PREREQ(2, 38)
-#define OLD(type, name)                                                              \
-  type old_##name(const char*, char**, int) noexcept __asm__(#name);                 \
-  type __isoc23_##name(const char* text, char** end, int base) noexcept {            \
-    return old_##name(text, end, base);                                              \
+#define OLD(type, name)                                                   \
+  type old_##name(const char*, char**, int) noexcept __asm__(#name);      \
+  type __isoc23_##name(const char* text, char** end, int base) noexcept { \
+    return old_##name(text, end, base);                                   \
   }
 OLD(long, strtol)
 OLD(unsigned long, strtoul)
 OLD(long long, strtoll)
 OLD(unsigned long long, strtoull)
 #undef OLD
+int old_vsscanf(const char*, const char*, va_list) noexcept __asm__("__isoc99_vsscanf");
+int __isoc23_vsscanf(const char* text, const char* format, va_list values) noexcept {
+  return old_vsscanf(text, format, values);
+}
+int __isoc23_sscanf(const char* text, const char* format, ...) noexcept {
+  va_list values;
+  va_start(values, format);
+  const int count = old_vsscanf(text, format, values);
+  va_end(values);
+  return count;
+}
 #endif
 }
