@@ -105,7 +105,7 @@ void put_numbered_lines(int lines) {
   }
 }
 
-long peak_memory_kb() {
+[[maybe_unused]] long peak_memory_kb() {
   std::ifstream status("/proc/self/status");
   std::string line;
   while (std::getline(status, line))
@@ -117,7 +117,7 @@ TEST_CASE("eight workers fill both streams: no line is lost, mixed or held in me
   constexpr int kRanks = 8, kLines = 100000;
   Rig rig;
   LineCheck out(kRanks, 'o'), err(kRanks, 'e');
-  const long before = peak_memory_kb();
+  [[maybe_unused]] const long before = peak_memory_kb();
   for (int rank = 0; rank < kRanks; ++rank) {
     const StreamPlan plan = to_console("[" + std::to_string(rank) + "]:");
     rig.start(static_cast<std::size_t>(rank), {plan, plan}, [] { put_numbered_lines(kLines); });
@@ -132,7 +132,10 @@ TEST_CASE("eight workers fill both streams: no line is lost, mixed or held in me
   CHECK(err.wrong() == 0);
   CHECK(out.all_have(kLines));
   CHECK(err.all_have(kLines));
-  CHECK(peak_memory_kb() - before < 64 * 1024);
+#ifndef __SANITIZE_ADDRESS__
+  // Which would keep freed memory for a while.
+  CHECK(peak_memory_kb() - before < 8 * 1024);  // of 30 MB that went through
+#endif
 }
 
 TEST_CASE("every byte arrives, on the console and in the file", "[worker_logs]") {
@@ -352,6 +355,18 @@ TEST_CASE("under a terminal a worker has terminals of the same size that change 
   rig.drain();
   CHECK(rig.file("out") == "yes 100\n\x04\0end\n"s);
   CHECK(read_available(rig.out.ours) == "[d0]:yes 100\n[d0]:end\n");
+}
+
+TEST_CASE("the workers' terminals follow the size of ddprun's", "[worker_logs]") {
+  Rig rig({}, make_terminal());
+  const auto ends = rig.logs->open(0, {to_console(), to_console()});
+  winsize size{};
+  size.ws_col = 123;
+  REQUIRE(::ioctl(rig.out.theirs.get(), TIOCSWINSZ, &size) == 0);
+  rig.logs->update_window_size();
+  winsize seen{};
+  REQUIRE(::ioctl(ends.out.get(), TIOCGWINSZ, &seen) == 0);
+  CHECK(seen.ws_col == 123);
 }
 
 TEST_CASE("on a terminal a prompt and a progress bar are seen before their line ends", "[worker_logs]") {
