@@ -7,7 +7,9 @@
 #include <algorithm>
 #include <cctype>
 #include <cstdlib>
+#include <functional>
 #include <memory>
+#include <utility>
 
 namespace ddprun {
 namespace {
@@ -34,6 +36,16 @@ spdlog::level::level_enum level_from_environment() {
   return level == spdlog::level::off && name != "off" ? spdlog::level::info : level;
 }
 
+std::function<void()>& hook() {
+  static std::function<void()> function;
+  return function;
+}
+
+void log(spdlog::level::level_enum level, std::string_view line) {
+  if (hook() && spdlog::should_log(level)) hook()();
+  spdlog::log(level, line);
+}
+
 }  // namespace
 
 void configure_logging(const std::string& name) {
@@ -46,9 +58,11 @@ void configure_logging(const std::string& name) {
   spdlog::set_default_logger(std::move(logger));
 }
 
-void log_debug(std::string_view line) { spdlog::debug(line); }
-void log_info(std::string_view line) { spdlog::info(line); }
-void log_warning(std::string_view line) { spdlog::warn(line); }
-void log_error(std::string_view line) { spdlog::error(line); }
+void before_logging(std::function<void()> function) { hook() = std::move(function); }
+
+void log_debug(std::string_view line) { log(spdlog::level::debug, line); }
+void log_info(std::string_view line) { log(spdlog::level::info, line); }
+void log_warning(std::string_view line) { log(spdlog::level::warn, line); }
+void log_error(std::string_view line) { log(spdlog::level::err, line); }
 
 }  // namespace ddprun

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <string>
 #include <string_view>
 
@@ -9,6 +10,10 @@ namespace ddprun {
 /// "NAME: warning: text", "NAME: error: text" above it, level from $LOGLEVEL (default info). Called once by
 /// each main.
 void configure_logging(const std::string& name);
+
+/// Called before each line that is shown, by a program that has drawn something on the terminal which must
+/// make way for it. Empty: nothing is.
+void before_logging(std::function<void()> hook);
 
 /// One line each. Files that include LibTorch log through these: LibTorch brings an fmt of its own, which
 /// spdlog's headers would pick up instead of the system's.

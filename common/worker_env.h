@@ -28,7 +28,7 @@ struct WorkerEnv {
   bool use_agent_store =
       false;               ///< TORCHELASTIC_USE_AGENT_STORE: the launcher hosts the store, rank 0 is a client
   std::string error_file;  ///< TORCHELASTIC_ERROR_FILE; empty: none wanted
-  std::optional<int> store_fd;  ///< DDPRUN_STORE_FD: bound socket of master_port that rank 0 listens on
+  std::optional<int> store_fd;      ///< DDPRUN_STORE_FD: bound socket of master_port that rank 0 listens on
   std::optional<int> heartbeat_fd;  ///< DDPRUN_HEARTBEAT_FD: each byte written there is a sign of life
 };
 

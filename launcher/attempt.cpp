@@ -28,8 +28,8 @@ std::vector<SignsOfLife> signs_of_life(const WorkerGroup& group, const WorkerLog
   return signs;
 }
 
-/// What every rank is doing, before the workers of a job that does not get on are ended. returns the signal to
-/// end them with
+/// What every rank is doing, before the workers of a job that does not get on are ended. returns the signal
+/// to end them with
 asio::awaitable<int> dump_stacks(Job& job, WorkerGroup& group, Attempt& attempt) {
   std::vector<StackTarget> targets;
   for (std::size_t i = 0; i < group.workers().size(); ++i)
@@ -104,8 +104,8 @@ asio::awaitable<void> drain(Job& job, WorkerGroup& group, WorkerLogs& logs) {
 
 }  // namespace
 
-std::vector<WorkerSpec> plan_attempt(const Job& job, int number, const std::filesystem::path& folder, int port,
-                                     int store_fd, const std::vector<int>& heartbeat_fds) {
+std::vector<WorkerSpec> plan_attempt(const Job& job, int number, const std::filesystem::path& folder,
+                                     int port, int store_fd, const std::vector<int>& heartbeat_fds) {
   LaunchContext context;
   context.program = job.program.argv;
   context.expand = job.options.expand;
@@ -141,10 +141,14 @@ asio::awaitable<Attempt> run_attempt(Job& job, int number) {
   WorkerLogs logs(job.io, job.outputs.console(), job.outputs.log_folder(), job.outputs.settings());
   WorkerGroup group(job.events, job.signals, job.guard, job.log, number);
   logs.on_first_output([&](std::size_t index) { group.log_first_output(index); });
-  const auto start_failed = group.start(job.program.path, attempt.specs, [&](std::size_t index) {
-    auto ends = logs.open(index, output_plans[index]);
-    return WorkerOutputs{std::move(ends.out), std::move(ends.err)};
-  });
+  group.on_window_change([&] { logs.update_window_size(); });
+  // All before the first start: a lack of descriptors or a bad file is to be known before anybody runs.
+  std::vector<WorkerOutputs> outputs;
+  for (std::size_t i = 0; i < output_plans.size(); ++i) {
+    auto ends = logs.open(i, output_plans[i]);
+    outputs.push_back({std::move(ends.out), std::move(ends.err)});
+  }
+  const auto start_failed = group.start(job.program.path, attempt.specs, std::move(outputs));
   port.close_store_fd();  // rank 0 has it now, and only rank 0 may
   heartbeat_ends.clear();
   if (start_failed) {

@@ -40,8 +40,9 @@ void look_closer(const Job& job, const Attempt& attempt, std::size_t index, OomW
   const bool killed = failed.status == ExitStatus::killed(SIGKILL) && !worker.asked_to_end;
   failed.out_of_memory = describe(oom.look(worker.process.pid), killed);
   if (failed.status.core_dumped)
-    failed.core = find_core({worker.process.pid, failed.status.signal, host_name(), std::filesystem::current_path(),
-                             job.clock.date(worker.started), job.clock.date(worker.ended)});
+    failed.core =
+        find_core({worker.process.pid, failed.status.signal, host_name(), std::filesystem::current_path(),
+                   job.clock.date(worker.started), job.clock.date(worker.ended)});
   failed.last_lines = attempt.last_lines[index];
   failed.logs = attempt.logs[index];
 }
@@ -124,7 +125,8 @@ FailureReport make_report(const Job& job, const Attempt& attempt, std::size_t fi
   return report;
 }
 
-AttemptRecord make_record(const Job& job, const Attempt& attempt, const std::optional<FailureReport>& report) {
+AttemptRecord make_record(const Job& job, const Attempt& attempt,
+                          const std::optional<FailureReport>& report) {
   AttemptRecord record;
   record.number = attempt.number;
   record.port = attempt.port;
@@ -142,7 +144,8 @@ AttemptRecord make_record(const Job& job, const Attempt& attempt, const std::opt
     entry.start_ns = job.clock.ns(worker.started);
     if (worker.status) entry.end_ns = job.clock.ns(worker.ended);
     entry.asked_to_end = worker.asked_to_end;
-    if (const auto error = read_error_file(attempt.specs[i].error_file).error) entry.error_message = error->message;
+    if (const auto error = read_error_file(attempt.specs[i].error_file).error)
+      entry.error_message = error->message;
     entry.logs = attempt.logs[i];
     if (!report || entry.rank != report->root_cause.rank) continue;
     entry.out_of_memory = report->root_cause.out_of_memory;

@@ -23,6 +23,8 @@ void Console::make_way() {
 }
 
 asio::awaitable<bool> Console::drain(std::optional<Clock::time_point> deadline) {
+  out_->flush();
+  err_->flush();
   while (!out_->flushed() || !err_->flushed()) {
     wake_up_.expires_at(deadline.value_or(Clock::time_point::max()));
     boost::system::error_code cancelled;

@@ -45,6 +45,8 @@ class ConsoleSink : public std::enable_shared_from_this<ConsoleSink> {
   /// Calls back once when there is room again.
   void when_room(Writer writer, std::function<void()> callback);
 
+  /// Writes what can be written now.
+  void flush();
   bool flushed() const { return waiting_bytes() == 0 && !flush_due_; }
   /// Called whenever everything has been written.
   void on_flushed(std::function<void()> callback) { on_flushed_ = std::move(callback); }
@@ -60,7 +62,6 @@ class ConsoleSink : public std::enable_shared_from_this<ConsoleSink> {
 
   std::size_t waiting_bytes() const { return buffer_.size() - written_; }
   void flush_soon();
-  void flush();
   void write_buffer();
   void wait_until_writable();
   void handle_error(int error);

@@ -13,16 +13,19 @@ std::string describe_stream(const char* name, const StreamPlan& plan) {
   std::string text = std::string("  ") + name + ": ";
   std::string targets;
   const auto add = [&](const std::string& target) { targets += (targets.empty() ? "" : ", ") + target; };
-  if (plan.inherit || plan.console) add(plan.prefix.empty() ? "console" : "console with prefix " + plan.prefix);
+  if (plan.inherit || plan.console)
+    add(plan.prefix.empty() ? "console" : "console with prefix " + plan.prefix);
   if (!plan.inherit && !plan.file.empty()) add(printable(plan.file.string()));
-  if (!plan.inherit && !plan.filtered_file.empty()) add(printable(plan.filtered_file.string()) + " (filtered)");
+  if (!plan.inherit && !plan.filtered_file.empty())
+    add(printable(plan.filtered_file.string()) + " (filtered)");
   return text + (targets.empty() ? "nowhere" : targets) + "\n";
 }
 
 }  // namespace
 
 std::string dry_run_text(const std::string& program, const std::vector<WorkerSpec>& specs,
-                         const std::vector<WorkerLogPlan>& outputs, const std::vector<std::string>& inherited) {
+                         const std::vector<WorkerLogPlan>& outputs,
+                         const std::vector<std::string>& inherited) {
   std::string text;
   for (std::size_t i = 0; i < specs.size(); ++i) {
     const WorkerSpec& spec = specs[i];

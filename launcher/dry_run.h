@@ -8,12 +8,13 @@
 
 namespace ddprun {
 
-/// What --dry-run prints: for each worker what would be executed, the variables that ddprun sets, the CPUs and the
-/// log files. Secrets are not shown.
+/// What --dry-run prints: for each worker what would be executed, the variables that ddprun sets, the CPUs
+/// and the log files. Secrets are not shown.
 ///
 /// program    the path of what is executed
 /// inherited  ddprun's own environment, which is not repeated
 std::string dry_run_text(const std::string& program, const std::vector<WorkerSpec>& specs,
-                         const std::vector<WorkerLogPlan>& outputs, const std::vector<std::string>& inherited);
+                         const std::vector<WorkerLogPlan>& outputs,
+                         const std::vector<std::string>& inherited);
 
 }  // namespace ddprun

@@ -4,6 +4,7 @@
 
 #include "common/errors.h"
 #include "launcher/config_file.h"
+#include "launcher/printable.h"
 
 namespace ddprun {
 namespace {
@@ -171,12 +172,6 @@ CommandLine read_command_line(const std::vector<std::string>& words, const EnvLo
     read_configuration(config->second.text, line);
   overlay(variables, line);
   return line;
-}
-
-std::string quoted(const std::string& text) {
-  std::string shown = "'";
-  for (const char c : text) shown += static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? '?' : c;
-  return shown + "'";
 }
 
 }  // namespace ddprun

@@ -38,7 +38,4 @@ struct CommandLine {
 /// UsageError; IoError if the --config file cannot be read
 CommandLine read_command_line(const std::vector<std::string>& words, const EnvLookup& environment);
 
-/// The user's text inside a one-line message: no byte of it may break the line or drive the terminal.
-std::string quoted(const std::string& text);
-
 }  // namespace ddprun

@@ -29,8 +29,8 @@ class Guard {
   Guard(const Guard&) = delete;
   Guard& operator=(const Guard&) = delete;
 
-  /// Where a process that is to lead a group writes its pid before it can start another: so there is no moment
-  /// at which a group is not watched.
+  /// Where a process that is to lead a group writes its pid before it can start another: so there is no
+  /// moment at which a group is not watched.
   int announce_fd() const { return pipe_.get(); }
   void forget(pid_t group);
   pid_t pid() const { return pid_; }

@@ -24,9 +24,10 @@ void JobEvents::watch_exit(std::size_t index, int pidfd) {
   auto& descriptor = pidfds_.emplace_back(io_, pidfd);
   // epoll reports descriptors in the order in which they became ready: the first worker to fail comes first
   // even if ddprun was late to look.
-  descriptor.async_wait(Descriptor::wait_read, [this, index, generation = generation_](const boost::system::error_code& error) {
-    if (!error && generation == generation_) push(WorkerExited{index});
-  });
+  descriptor.async_wait(Descriptor::wait_read,
+                        [this, index, generation = generation_](const boost::system::error_code& error) {
+                          if (!error && generation == generation_) push(WorkerExited{index});
+                        });
 }
 
 void JobEvents::forget_exits() {

@@ -56,7 +56,7 @@ class JobEvents {
   boost::asio::io_context& io_;
   Descriptor signals_;
   std::list<Descriptor> pidfds_;
-  int generation_ = 0;  ///< of pidfds_: an exit may be on its way when it is forgotten
+  int generation_ = 0;                 ///< of pidfds_: an exit may be on its way when it is forgotten
   boost::asio::steady_timer wake_up_;  ///< cancelled when an event has come
   std::deque<JobEvent> events_;
 };

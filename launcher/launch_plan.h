@@ -34,8 +34,9 @@ struct LaunchContext {
   int restart_count = 0;
   int max_restarts = 0;
   std::filesystem::path folder;  ///< absolute; each worker gets LOCAL_RANK/error.json in it
-  bool may_hang = false;  ///< a timeout is set: the workers are traceable, and Python prints its stacks on SIGABRT
-  int store_fd = -1;             ///< bound socket of the master port, for local rank 0 of node 0
+  bool may_hang =
+      false;  ///< a timeout is set: the workers are traceable, and Python prints its stacks on SIGABRT
+  int store_fd = -1;  ///< bound socket of the master port, for local rank 0 of node 0
 
   // By local rank; empty if there are none.
   std::vector<int> heartbeat_fds;

@@ -100,6 +100,12 @@ bool is_colour(std::string_view sequence) {
 
 }  // namespace
 
+void LineSplitter::drop_partial() {
+  constexpr std::size_t kOrdinary = 4096;
+  partial_.clear();
+  if (partial_.capacity() > kOrdinary) partial_.shrink_to_fit();
+}
+
 void LineSplitter::drop_overwritten() {
   const std::string_view shown = last_shown(partial_);
   partial_.erase(0, static_cast<std::size_t>(shown.data() - partial_.data()));

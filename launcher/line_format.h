@@ -21,7 +21,7 @@ class LineSplitter {
 
   /// What has come of a line that has not ended yet.
   std::string_view partial() const { return partial_; }
-  void drop_partial() { partial_.clear(); }
+  void drop_partial();
   /// Forgets what a terminal would have overwritten of it (see last_shown), which a progress bar makes
   /// endless.
   void drop_overwritten();
@@ -91,7 +91,7 @@ void LineSplitter::add(std::string_view bytes, OnLine on_line) {
     partial_ += part;
     if (!whole && partial_.size() < kMaxLine) continue;
     on_line(std::string_view(partial_));
-    partial_.clear();
+    drop_partial();
   }
 }
 

@@ -5,6 +5,7 @@
 #include "common/errors.h"
 #include "launcher/flags.h"
 #include "launcher/option_values.h"
+#include "launcher/printable.h"
 
 namespace ddprun {
 namespace {

@@ -48,7 +48,8 @@ OutputWishes read_output_wishes(const OutputOptions& options) {
   wishes.stderr_filters = parse_line_filters(options.stderr_filters);
   wishes.prefix = options.prefix;
   wishes.timestamps = options.timestamps;
-  const bool needs_files = wishes.redirects.any() || !wishes.stdout_filters.empty() || !wishes.stderr_filters.empty();
+  const bool needs_files =
+      wishes.redirects.any() || !wishes.stdout_filters.empty() || !wishes.stderr_filters.empty();
   if (options.log_dir) {
     // torchrun's way to say that no files are wanted
     if (*options.log_dir != "/dev/null") wishes.log_dir = *options.log_dir;
@@ -66,11 +67,11 @@ std::vector<WorkerLogPlan> plan_outputs(const OutputWishes& wishes, const Output
     const Streams redirected = wishes.redirects.of(local_rank), teed = wishes.tee.of(local_rank);
     plans.push_back(
         {plan_stream(wishes, place,
-                     {"stdout", redirected.out, teed.out, place.out_is_terminal, wishes.stdout_filters}, source,
-                     workers),
+                     {"stdout", redirected.out, teed.out, place.out_is_terminal, wishes.stdout_filters},
+                     source, workers),
          plan_stream(wishes, place,
-                     {"stderr", redirected.err, teed.err, place.err_is_terminal, wishes.stderr_filters}, source,
-                     workers)});
+                     {"stderr", redirected.err, teed.err, place.err_is_terminal, wishes.stderr_filters},
+                     source, workers)});
   }
   return plans;
 }

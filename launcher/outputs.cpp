@@ -19,10 +19,13 @@ Outputs::Outputs(boost::asio::io_context& io, const Options& options, const std:
       job_name_(folder_name(run_id) + "_" + job_id.substr(0, 8)),
       temp_folder_(temp_folder),
       console_(io) {
+  before_logging([this] { console_.make_way(); });
   if (wishes_.log_dir.empty()) return;
   log_folder_.emplace(std::filesystem::absolute(wishes_.log_dir) / job_name_);
   if (!options.output.log_dir) log_info("log files: " + log_folder_->path().string());
 }
+
+Outputs::~Outputs() { before_logging(nullptr); }
 
 std::filesystem::path Outputs::attempt_folder(int attempt) const {
   return (log_folder_ ? log_folder_->path() : temp_folder_) / ("attempt_" + std::to_string(attempt));

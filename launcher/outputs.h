@@ -25,6 +25,9 @@ class Outputs {
   /// throws       UsageError, IoError
   Outputs(boost::asio::io_context& io, const Options& options, const std::string& run_id,
           const std::string& job_id, const std::filesystem::path& temp_folder);
+  ~Outputs();
+  Outputs(const Outputs&) = delete;
+  Outputs& operator=(const Outputs&) = delete;
 
   std::filesystem::path attempt_folder(int attempt) const;
 

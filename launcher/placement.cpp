@@ -18,11 +18,11 @@ bool needs_gpus(const Options& options) {
 Placement place_workers(const Options& options, const Topology& topology, int workers) {
   Placement placement;
   if (!options.numa_binding.empty())
-    placement.cpus = bind_workers(read_cpu_map(topology.allowed_cpus),
-                                  numa_nodes(topology.host_gpus, options.virtual_local_rank
-                                                                     ? topology.visible
-                                                                     : gpus_of_one_process(topology.visible)),
-                                  parse_numa_binding(options.numa_binding), workers);
+    placement.cpus = bind_workers(
+        read_cpu_map(topology.allowed_cpus),
+        numa_nodes(topology.host_gpus,
+                   options.virtual_local_rank ? topology.visible : gpus_of_one_process(topology.visible)),
+        parse_numa_binding(options.numa_binding), workers);
   if (options.virtual_local_rank)
     placement.visible_gpus = one_gpu_each(topology.host_gpus, process_env("CUDA_VISIBLE_DEVICES"), workers);
   return placement;

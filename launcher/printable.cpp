@@ -109,4 +109,10 @@ std::vector<std::string> wrapped(const std::string& text, std::size_t width) {
   return lines;
 }
 
+std::string quoted(const std::string& text) {
+  std::string shown = "'";
+  for (const char c : text) shown += static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? '?' : c;
+  return shown + "'";
+}
+
 }  // namespace ddprun

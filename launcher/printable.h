@@ -24,4 +24,7 @@ std::vector<std::string> first_and_last(std::vector<std::string> lines, std::siz
 /// The text in lines of at most width columns, broken at spaces. A longer word has a line of its own.
 std::vector<std::string> wrapped(const std::string& text, std::size_t width);
 
+/// The user's text inside a one-line message: no byte of it may break the line or drive the terminal.
+std::string quoted(const std::string& text);
+
 }  // namespace ddprun

@@ -82,11 +82,12 @@ bool keep_descriptors(const int* inherited, std::size_t count) {
   // ddprun alone, that is once.
   if (::setsid() < 0) fail_child(failure, "setsid");
   if (::prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) fail_child(failure, "prctl(PR_SET_PDEATHSIG)");
-  if (::getppid() != setup.launcher) ::_exit(1);  // ddprun died before the line above
+  if (::getppid() != setup.launcher) ::_exit(1);                 // ddprun died before the line above
   if (setup.traceable) ::prctl(PR_SET_PTRACER, setup.launcher);  // fails where there is no Yama
   const pid_t pid = ::getpid();
   // A full pipe or a dead reader is no reason not to start.
-  if (setup.announce_fd >= 0) [[maybe_unused]] const auto ignored = ::write(setup.announce_fd, &pid, sizeof pid);
+  if (setup.announce_fd >= 0) [[maybe_unused]]
+    const auto ignored = ::write(setup.announce_fd, &pid, sizeof pid);
   if (!set_standard_streams(setup.standard_fds)) fail_child(failure, "dup2");
   if (!keep_descriptors(setup.inherited_fds, setup.inherited_count)) fail_child(failure, "fcntl");
   if (setup.cpus != nullptr && ::sched_setaffinity(0, setup.cpus_size, setup.cpus) != 0)

@@ -23,8 +23,8 @@ struct ProcessSpec {
   int stderr_fd = 2;
   std::vector<int> inherited_fds = {};  ///< the only ones above 2 that it keeps, under the same numbers
   bool traceable = false;  ///< by our descendants, such as debuggers, where Yama forbids it (ptrace_scope 1)
-  int announce_fd = -1;  ///< the new process writes its pid here before it runs the program; -1: nowhere
-  CpuList cpus = {};           ///< to run on; empty: ddprun's own
+  int announce_fd = -1;    ///< the new process writes its pid here before it runs the program; -1: nowhere
+  CpuList cpus = {};       ///< to run on; empty: ddprun's own
 };
 
 /// A child of ddprun and the process group, equal to its session, that it leads. Entirely passive: the owner

@@ -27,8 +27,8 @@ unsigned long listening_inode(int port) {
       unsigned local_port = 0, state = 0;
       unsigned long inode = 0;
       // "sl: ADDRESS:PORT REMOTE:PORT STATE queues timer retransmits uid timeout INODE ..."
-      if (std::sscanf(line.c_str(), " %*d: %*[0-9A-F]:%X %*[0-9A-F]:%*X %X %*s %*s %*s %*s %*s %lu", &local_port,
-                      &state, &inode) != 3)
+      if (std::sscanf(line.c_str(), " %*d: %*[0-9A-F]:%X %*[0-9A-F]:%*X %X %*s %*s %*s %*s %*s %lu",
+                      &local_port, &state, &inode) != 3)
         continue;
       if (static_cast<int>(local_port) == port && state == 10 /* TCP_LISTEN */) return inode;
     }

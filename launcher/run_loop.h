@@ -7,8 +7,8 @@
 
 namespace ddprun {
 
-/// Runs the loop until the coroutine has returned or thrown. In a file of its own because of what Asio takes to
-/// compile.
+/// Runs the loop until the coroutine has returned or thrown. In a file of its own because of what Asio takes
+/// to compile.
 RunResult run_loop(boost::asio::io_context& io, boost::asio::awaitable<RunResult> job);
 
 }  // namespace ddprun

@@ -28,7 +28,7 @@ SignalFd::SignalFd(std::vector<int> ending, const std::vector<int>& forwarded) :
   ::signal(SIGXFSZ, SIG_IGN);  // a log file at its limit is a failed write
   sigset_t set;
   sigemptyset(&set);
-  std::vector<int> handled = {SIGTSTP, SIGCHLD};
+  std::vector<int> handled = {SIGTSTP, SIGWINCH, SIGCHLD};
   handled.insert(handled.end(), ending_.begin(), ending_.end());
   handled.insert(handled.end(), forwarded.begin(), forwarded.end());
   for (const int signal : handled) {

@@ -11,8 +11,8 @@ namespace ddprun {
 /// arrives while the job is being set up waits there until the loop runs.
 ///
 /// Blocked for the life of ddprun: those that end the job (SIGHUP only if it is not ignored, which is what
-/// nohup asks for), those that are passed on, SIGTSTP and SIGCHLD. SIGPIPE is ignored: a reader of our output
-/// that has gone must not take the job with it.
+/// nohup asks for), those that are passed on, SIGTSTP, SIGWINCH and SIGCHLD. SIGPIPE is ignored: a reader of
+/// our output that has gone must not take the job with it.
 class SignalFd {
  public:
   SignalFd(std::vector<int> ending, const std::vector<int>& forwarded);

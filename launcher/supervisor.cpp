@@ -69,6 +69,7 @@ void report_attempt(const Job& job, const Attempt& attempt, OomWatch& oom, JobRe
   if (const auto first = root_cause(attempt)) {
     report = make_report(job, attempt, *first, oom);
     const std::string text = describe(*report);
+    job.outputs.console().make_way();
     std::fwrite(text.data(), 1, text.size(), stderr);
     forward_error(*report, process_env("TORCHELASTIC_ERROR_FILE"));
   }
@@ -94,8 +95,7 @@ asio::awaitable<RunResult> supervise(Job& job, const RestartSettings& restarts, 
     report_attempt(job, attempt, oom, record);
     check_nothing_failed(job, attempt);
     const auto lived = std::chrono::duration_cast<std::chrono::milliseconds>(attempt.end - attempt.start);
-    const Decision decision =
-        decide(restarts, attempt_end(attempt, job.program.path), restarts_used, lived);
+    const Decision decision = decide(restarts, attempt_end(attempt, job.program.path), restarts_used, lived);
     if (const auto* received = std::get_if<SignalReceived>(&attempt.event))
       co_return RunResult{128 + received->signal, received->signal};
     if (!decision.restart || attempt.user_signals > 0) {
@@ -183,8 +183,8 @@ RunResult run_job(const Options& options, const std::vector<std::string>& enviro
     JobEvents events(io, signals);
     EventLog log(options.events_json.empty() ? std::nullopt : std::optional(options.events_json), clock);
     Outputs outputs(io, options, run_id, job_id, temp.path());
-    Job job{options,   environment, program, topology, workers, placement, {},  job_id,
-            run_id,    clock,       io,      signals,  guard,   events,    log, outputs};
+    Job job{options, environment, program, topology, workers, placement, {},  job_id,
+            run_id,  clock,       io,      signals,  guard,   events,    log, outputs};
     if (options.display_map) std::fputs(placement_map(topology, placement, 0, workers).c_str(), stderr);
     if (options.dry_run) {
       show_plan(job);

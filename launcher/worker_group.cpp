@@ -35,18 +35,18 @@ WorkerGroup::~WorkerGroup() { signal_all(SIGKILL); }
 
 std::optional<StartFailed> WorkerGroup::start(const std::string& program,
                                               const std::vector<WorkerSpec>& specs,
-                                              const OpenOutputs& open_outputs) {
+                                              std::vector<WorkerOutputs> outputs) {
   const UniqueFd dev_null = open_dev_null();
   for (const WorkerSpec& spec : specs) places_.push_back({spec.rank, spec.local_rank});
   workers_.reserve(specs.size());
   for (std::size_t i = 0; i < specs.size(); ++i) {
     if (signals_.end_requested()) return {};
     const WorkerSpec& spec = specs[i];
-    const WorkerOutputs outputs = open_outputs(i);
     ProcessSpec process{program, spec.argv, spec.env};
     process.stdin_fd = spec.reads_stdin ? STDIN_FILENO : dev_null.get();
-    if (outputs.out) process.stdout_fd = outputs.out.get();
-    if (outputs.err) process.stderr_fd = outputs.err.get();
+    const WorkerOutputs output = std::move(outputs[i]);  // closed here once the worker has it
+    if (output.out) process.stdout_fd = output.out.get();
+    if (output.err) process.stderr_fd = output.err.get();
     process.inherited_fds = spec.inherited_fds;
     process.traceable = spec.traceable;
     process.announce_fd = guard_.announce_fd();
@@ -140,6 +140,7 @@ void WorkerGroup::handle(const JobEvent& event) {
     } else if (received->signal == SIGTSTP) {
       stop_with_the_job();
     } else {
+      if (received->signal == SIGWINCH && on_window_change_) on_window_change_();
       signal_all(received->signal);
     }
   }

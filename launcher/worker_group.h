@@ -37,11 +37,10 @@ using GroupEvent = std::variant<AllSucceeded, WorkerFailed, SignalReceived, Star
 /// Asked again at the time that it names.
 using FindHung = std::function<std::variant<LookAgain, Hung>(JobEvents::Clock::time_point now)>;
 
-/// Asked for a worker's stdout and stderr before it is started; what is not set is ddprun's own.
+/// A worker's stdout and stderr; what is not set is ddprun's own.
 struct WorkerOutputs {
   UniqueFd out, err;
 };
-using OpenOutputs = std::function<WorkerOutputs(std::size_t index)>;
 
 /// A worker that was started.
 struct Worker {
@@ -67,7 +66,7 @@ class WorkerGroup {
   /// Starts one worker after the other. Stops early when one cannot be started, which is returned, or when
   /// the user wants the job to end, which wait() then returns.
   std::optional<StartFailed> start(const std::string& program, const std::vector<WorkerSpec>& specs,
-                                   const OpenOutputs& open_outputs);
+                                   std::vector<WorkerOutputs> outputs);
 
   /// Until all have succeeded, one has failed, a signal wants the job to end, the deadline has passed, or
   /// find_hung names workers that hang.
@@ -78,10 +77,11 @@ class WorkerGroup {
   /// signalled twice, and waits until all are gone. returns the processes that even SIGKILL did not end
   boost::asio::awaitable<std::vector<pid_t>> stop(int signal, std::chrono::milliseconds grace);
 
+  void on_window_change(std::function<void()> callback) { on_window_change_ = std::move(callback); }
   void log_first_output(std::size_t index) const { log_worker(EventRecord::Kind::kFirstOutput, index); }
 
-  /// Handles one event, such as the end of a child that is no worker's. False if the deadline has passed or the
-  /// user wants the job to end.
+  /// Handles one event, such as the end of a child that is no worker's. False if the deadline has passed or
+  /// the user wants the job to end.
   boost::asio::awaitable<bool> wait_for_event(JobEvents::Clock::time_point deadline);
 
   const std::vector<Worker>& workers() const { return workers_; }
@@ -122,6 +122,7 @@ class WorkerGroup {
   std::vector<Worker> workers_;
   std::vector<Place> places_;  ///< by index, of all that are planned
   std::vector<int> ending_signals_;
+  std::function<void()> on_window_change_;
   std::set<pid_t> told_strays_;  ///< have got the last of ending_signals_
   JobEvents::Clock::time_point resumed_;
   int user_signals_ = 0;  ///< signals of the user that want the job to end

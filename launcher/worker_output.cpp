@@ -58,6 +58,7 @@ void WorkerOutput::read() {
 
 void WorkerOutput::finish() {
   if (std::exchange(finished_, true)) return;
+  held_up_ = false;
   partial_timer_.cancel();
   boost::system::error_code ignored;
   source_.close(ignored);

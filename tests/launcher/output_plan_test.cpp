@@ -6,10 +6,15 @@
 namespace ddprun {
 namespace {
 
-OutputPlace pipes() { return {false, false, false, "default", "[${role_name}${local_rank}]:", "/logs/attempt_0"}; }
-OutputPlace terminals() { return {true, true, false, "default", "[${role_name}${local_rank}]:", "/logs/attempt_0"}; }
+OutputPlace pipes() {
+  return {false, false, false, "default", "[${role_name}${local_rank}]:", "/logs/attempt_0"};
+}
+OutputPlace terminals() {
+  return {true, true, false, "default", "[${role_name}${local_rank}]:", "/logs/attempt_0"};
+}
 
-std::vector<WorkerLogPlan> plan(const OutputOptions& options, int workers, const OutputPlace& place = pipes()) {
+std::vector<WorkerLogPlan> plan(const OutputOptions& options, int workers,
+                                const OutputPlace& place = pipes()) {
   return plan_outputs(read_output_wishes(options), place, 0, workers);
 }
 
@@ -25,7 +30,8 @@ TEST_CASE("a single worker of which nothing is asked keeps ddprun's streams", "[
   CHECK_FALSE(plan({}, 1, watched)[0].out.inherit);
 }
 
-TEST_CASE("several workers' lines have a prefix on a terminal, with --tee, or as the user says", "[output_plan]") {
+TEST_CASE("several workers' lines have a prefix on a terminal, with --tee, or as the user says",
+          "[output_plan]") {
   CHECK(plan({}, 2)[1].out.prefix.empty());
   CHECK(plan({}, 2, terminals())[1].out.prefix == "[default1]:");
   OutputOptions tee;

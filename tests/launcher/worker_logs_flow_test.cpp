@@ -1,0 +1,184 @@
+// Much output, slow and vanished readers, streams that do not end.
+
+#include "launcher/worker_logs.h"
+
+#include <atomic>
+#include <fstream>
+
+#include "tests/launcher/worker_logs_rig.h"
+
+namespace ddprun::test {
+namespace {
+
+using namespace std::string_literals;
+using Rig = LogsRig;
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+/// Counts the lines "RANK STREAM NUMBER xxx" of a stream that comes in any pieces.
+class LineCheck {
+ public:
+  LineCheck(int ranks, char stream) : next_(static_cast<std::size_t>(ranks)), stream_(stream) {}
+  void take(std::string_view bytes) {
+    splitter_.add(bytes, [this](std::string_view line) {
+      int rank = -1, number = -1;
+      char stream = 0;
+      const std::string text(line);
+      const int fields = std::sscanf(text.c_str(), "[%d]:%c %d", &rank, &stream, &number);
+      const auto at = static_cast<std::size_t>(rank);
+      if (fields != 3 || at >= next_.size() || stream != stream_ || number != next_[at] ||
+          text.compare(text.size() - 5, 5, " end\n") != 0) {
+        ++wrong_;
+      } else {
+        ++next_[at];
+      }
+    });
+  }
+  int wrong() const { return wrong_; }
+  bool all_have(int lines) const {
+    return std::all_of(next_.begin(), next_.end(), [&](int next) { return next == lines; });
+  }
+
+ private:
+  std::vector<int> next_;
+  char stream_;
+  int wrong_ = 0;
+  LineSplitter splitter_;
+};
+
+void put_numbered_lines(int lines) {
+  std::string text[2];
+  for (int i = 0; i < lines; ++i) {
+    for (const int stream : {0, 1}) {
+      text[stream] += (stream == 0 ? "o " : "e ") + std::to_string(i) + " end\n";
+      if (text[stream].size() < 3000 && i + 1 < lines) continue;  // no multiple of a line
+      put(stream + 1, text[stream]);
+      text[stream].clear();
+    }
+  }
+}
+
+[[maybe_unused]] long peak_memory_kb() {
+  std::ifstream status("/proc/self/status");
+  std::string line;
+  while (std::getline(status, line))
+    if (line.rfind("VmHWM:", 0) == 0) return std::stol(line.substr(6));
+  return 0;
+}
+
+TEST_CASE("eight workers fill both streams: no line is lost, mixed or held in memory", "[worker_logs]") {
+  constexpr int kRanks = 8, kLines = 100000;
+  Rig rig;
+  LineCheck out(kRanks, 'o'), err(kRanks, 'e');
+  [[maybe_unused]] const long before = peak_memory_kb();
+  for (int rank = 0; rank < kRanks; ++rank) {
+    const StreamPlan plan = to_console("[" + std::to_string(rank) + "]:");
+    rig.start(static_cast<std::size_t>(rank), {plan, plan}, [] { put_numbered_lines(kLines); });
+  }
+  Collector read_out(rig.out.ours.get(), [&](std::string_view bytes) { out.take(bytes); });
+  Collector read_err(rig.err.ours.get(), [&](std::string_view bytes) { err.take(bytes); });
+  rig.drain();
+  rig.close_console();
+  read_out.join();
+  read_err.join();
+  CHECK(out.wrong() == 0);
+  CHECK(err.wrong() == 0);
+  CHECK(out.all_have(kLines));
+  CHECK(err.all_have(kLines));
+#ifndef __SANITIZE_ADDRESS__
+  // Which would keep freed memory for a while.
+  CHECK(peak_memory_kb() - before < 8 * 1024);  // of 30 MB that went through
+#endif
+}
+
+TEST_CASE("every byte arrives, on the console and in the file", "[worker_logs]") {
+  const std::string bytes =
+      "a\0b\xff\xfe\r\n"s + "10%\r20%\r" + std::string((3 << 20) + 7, 'x') + "\n\n\x1b[2Jend";
+  Rig rig;
+  StreamPlan plan = to_console();
+  plan.file = "0/stdout.log";
+  rig.start(0, {plan, to_nowhere()}, [&] { put(1, bytes); });
+  std::string shown;
+  {
+    std::atomic<std::size_t> count = 0;
+    Collector reader(rig.out.ours.get(), [&](std::string_view part) {
+      shown += part;
+      count = shown.size();
+    });
+    rig.drain();
+    CHECK(wait_until([&] { return count == bytes.size(); }));
+    put(rig.out.theirs.get(), "|");
+    wait_until([&] { return count == bytes.size() + 1; });
+    rig.close_console();
+  }
+  CHECK((shown == bytes + "|"));
+  CHECK((rig.file("0/stdout.log") == bytes));
+}
+
+TEST_CASE("a grandchild that keeps a stream open is waited for until the deadline only", "[worker_logs]") {
+  Rig rig;
+  const Ends hold = make_pipe();
+  rig.start(0, {to_console("[d0]:"), to_nowhere()}, [&] {
+    if (::fork() == 0) {
+      char byte;
+      while (::read(hold.ours.get(), &byte, 1) == 1) {
+      }
+      ::_exit(0);
+    }
+    put(1, "whole\npart");
+  });
+  REQUIRE(run_until(rig.io, [&] { return rig.writers.front().ended(); }));
+  const auto start = steady_clock::now();
+  REQUIRE(run(rig.io, rig.logs->drain(start + milliseconds(200))));
+  CHECK(steady_clock::now() - start >= milliseconds(200));
+  CHECK(steady_clock::now() - start < kDeadline / 2);
+  CHECK(read_available(rig.out.ours) == "[d0]:whole\n[d0]:part\n");
+}
+
+TEST_CASE("a slow reader makes the worker wait, and it does not count as silent", "[worker_logs]") {
+  constexpr int kLines = 200000;
+  Rig rig;
+  rig.start(0, {to_console("[0]:"), to_nowhere()}, [] { put_numbered_lines(kLines); });
+  // Both pipes and the buffer are full: nothing moves any more.
+  REQUIRE(run_until(rig.io, [&] { return !rig.console->out()->has_room(); }));
+  while (rig.io.restart(), rig.io.run_one_for(milliseconds(50)) > 0) {
+  }
+  CHECK_FALSE(rig.writers.front().ended());
+  const auto now = steady_clock::now();
+  CHECK(rig.logs->last_output(0) >= now);
+
+  LineCheck check(1, 'o');
+  CHECK(run_until(rig.io, [&] {
+    check.take(read_available(rig.out.ours));
+    return check.all_have(kLines);
+  }));
+  CHECK(check.wrong() == 0);
+}
+
+TEST_CASE("when ddprun's reader is gone the worker and its file go on", "[worker_logs]") {
+  ::signal(SIGPIPE, SIG_IGN);
+  CapturedLog log;
+  Rig rig;
+  rig.out.ours.reset();
+  StreamPlan plan = to_console();
+  plan.file = "out";
+  rig.start(0, {plan, to_nowhere()}, [] { put(1, std::string(5 << 20, 'x')); });
+  rig.drain();
+  CHECK(rig.file("out").size() == 5 << 20);
+  CHECK(run_until(rig.io, [&] { return rig.writers.front().ended(); }));
+  CHECK(rig.writers.front().status() == ExitStatus::exited(0));
+  CHECK(count_of("\n", log.text()) == 1);
+}
+
+TEST_CASE("logs that go while output is on its way are not called any more", "[worker_logs]") {
+  Rig rig;
+  rig.start(0, {to_console(), to_console()}, [] { put_numbered_lines(1000); });
+  REQUIRE(run_until(rig.io, [&] { return rig.writers.front().ended(); }));
+  rig.logs.reset();
+  rig.io.restart();
+  rig.io.run_for(milliseconds(150));
+  SUCCEED("no sanitizer complained");
+}
+
+}  // namespace
+}  // namespace ddprun::test

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <list>
+#include <optional>
+#include <string>
+
+#include "launcher/worker_logs.h"
+#include "tests/launcher/output_rig.h"
+#include "tests/support/catch.h"
+
+namespace ddprun::test {
+
+inline StreamPlan to_console(const std::string& prefix = "") {
+  StreamPlan plan;
+  plan.prefix = prefix;
+  return plan;
+}
+
+inline StreamPlan to_file(const std::string& file) {
+  StreamPlan plan;
+  plan.console = false;
+  plan.file = file;
+  return plan;
+}
+
+inline StreamPlan to_nowhere() { return to_file(""); }
+
+/// The console of a ddprun, its log folder and its workers.
+struct LogsRig {
+  explicit LogsRig(LogSettings settings = {}, Ends out_ends = make_pipe(), Ends err_ends = make_pipe())
+      : out(std::move(out_ends)),
+        err(std::move(err_ends)),
+        console(std::in_place, io, out.theirs.get(), err.theirs.get()),
+        logs(std::in_place, io, *console, &folder, settings) {}
+
+  void start(std::size_t index, const WorkerLogPlan& plan, const std::function<void()>& work) {
+    writers.emplace_back(logs->open(index, plan), work);
+  }
+  void drain() { REQUIRE(run(io, logs->drain(std::chrono::steady_clock::now() + kDeadline))); }
+  /// Closes all that can still write to the console: its readers come to an end.
+  void close_console() {
+    logs.reset();
+    console.reset();
+    out.theirs.reset();
+    err.theirs.reset();
+  }
+  std::string file(const std::string& name) const { return read_file(temp.path() / name); }
+
+  TempDir temp;
+  LogFolder folder{temp.path()};
+  boost::asio::io_context io;
+  Ends out, err;
+  std::optional<Console> console;
+  std::optional<WorkerLogs> logs;
+  std::list<Writer> writers;
+};
+
+}  // namespace ddprun::test
