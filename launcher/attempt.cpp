@@ -52,7 +52,8 @@ asio::awaitable<int> dump_stacks(Job& job, WorkerGroup& group, Attempt& attempt)
 std::string seconds(std::chrono::milliseconds time) {
   std::string text = std::to_string(static_cast<double>(time.count()) / 1000);
   text.erase(text.find_last_not_of('0') + 1);
-  return text.back() == '.' ? text + "0 s" : text + " s";
+  if (text.back() == '.') text.pop_back();
+  return text + " s";
 }
 
 /// Says why the attempt is ended, where it is not a worker's own end. returns the signal to end it with

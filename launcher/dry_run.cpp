@@ -33,8 +33,11 @@ std::string dry_run_text(const std::string& program, const std::vector<WorkerSpe
     text += "  runs: " + printable(program) + "\n";
     text += "  argv: " + shown_command(spec.argv) + "\n";
     for (const std::string& variable : spec.env)
-      if (std::find(inherited.begin(), inherited.end(), variable) == inherited.end())
+      if (variable == "MASTER_PORT=0") {
+        text += "  env: MASTER_PORT=(a free port)\n";
+      } else if (std::find(inherited.begin(), inherited.end(), variable) == inherited.end()) {
         text += "  env: " + printable(redacted_variable(variable)) + "\n";
+      }
     if (!spec.cpus.empty()) text += "  cpus: " + describe_cpus(spec.cpus) + "\n";
     text += describe_stream("stdout", outputs[i].out) + describe_stream("stderr", outputs[i].err);
   }

@@ -8,8 +8,6 @@
 namespace ddprun {
 namespace {
 
-constexpr char kDefaultLogDir[] = "ddprun_logs";
-
 struct StreamFacts {
   std::string name;  // "stdout"
   bool redirected, teed, is_terminal;

@@ -39,6 +39,9 @@ struct OutputWishes {
 /// throws UsageError
 OutputWishes read_output_wishes(const OutputOptions& options);
 
+/// Where files go that need a place when no --log-dir is given.
+inline constexpr char kDefaultLogDir[] = "ddprun_logs";
+
 /// What the wishes meet.
 struct OutputPlace {
   bool out_is_terminal = false, err_is_terminal = false;

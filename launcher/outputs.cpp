@@ -8,40 +8,42 @@
 namespace ddprun {
 namespace {
 
-constexpr char kStacksDir[] = "ddprun_logs";
+std::string attempt_name(int attempt) { return "attempt_" + std::to_string(attempt); }
 
 }  // namespace
-
 Outputs::Outputs(boost::asio::io_context& io, const Options& options, const std::string& run_id,
                  const std::string& job_id, const std::filesystem::path& temp_folder)
     : options_(options),
       wishes_(read_output_wishes(options.output)),
-      job_name_(folder_name(run_id) + "_" + job_id.substr(0, 8)),
+      job_name_(run_id == job_id ? job_id : folder_name(run_id) + "_" + job_id.substr(0, 8)),
       temp_folder_(temp_folder),
       console_(io) {
   before_logging([this] { console_.make_way(); });
-  if (wishes_.log_dir.empty()) return;
-  log_folder_.emplace(std::filesystem::absolute(wishes_.log_dir) / job_name_);
-  if (!options.output.log_dir) log_info("log files: " + log_folder_->path().string());
 }
 
 Outputs::~Outputs() { before_logging(nullptr); }
 
 std::filesystem::path Outputs::attempt_folder(int attempt) const {
-  return (log_folder_ ? log_folder_->path() : temp_folder_) / ("attempt_" + std::to_string(attempt));
+  return (wishes_.log_dir.empty() ? temp_folder_ : job_folder(wishes_.log_dir)) / attempt_name(attempt);
 }
 
-std::filesystem::path Outputs::make_attempt_folder(int attempt, int workers) const {
-  const auto folder = attempt_folder(attempt);
-  const LogFolder parent(folder);
-  for (int i = 0; i < workers; ++i) parent.open_below(std::to_string(i));
-  return folder;
+std::filesystem::path Outputs::job_folder(const std::filesystem::path& log_dir) const {
+  return std::filesystem::absolute(log_dir) / job_name_;
 }
 
-std::filesystem::path Outputs::lasting_folder(int attempt) {
-  if (!log_folder_) log_folder_.emplace(std::filesystem::absolute(kStacksDir) / job_name_);
+std::filesystem::path Outputs::make_attempt_folder(int attempt, int workers) {
+  if (!wishes_.log_dir.empty() && !log_folder_) {
+    log_folder_.emplace(job_folder(wishes_.log_dir));
+    if (!options_.output.log_dir) log_info("log files: " + log_folder_->path().string());
+  }
   const LogFolder folder(attempt_folder(attempt));
+  for (int i = 0; i < workers; ++i) folder.open_below(std::to_string(i));
   return folder.path();
+}
+
+std::filesystem::path Outputs::lasting_folder(int attempt) const {
+  const auto log_dir = wishes_.log_dir.empty() ? kDefaultLogDir : wishes_.log_dir;
+  return LogFolder(job_folder(log_dir) / attempt_name(attempt)).path();
 }
 
 std::vector<WorkerLogPlan> Outputs::plan(int attempt, const std::vector<WorkerSpec>& specs) const {

@@ -22,7 +22,7 @@ class Outputs {
  public:
   /// job_id       its beginning makes the folder's name unique
   /// temp_folder  absolute
-  /// throws       UsageError, IoError
+  /// throws       UsageError
   Outputs(boost::asio::io_context& io, const Options& options, const std::string& run_id,
           const std::string& job_id, const std::filesystem::path& temp_folder);
   ~Outputs();
@@ -31,11 +31,11 @@ class Outputs {
 
   std::filesystem::path attempt_folder(int attempt) const;
 
-  /// Makes the folders of an attempt, one a worker. returns the attempt's
-  std::filesystem::path make_attempt_folder(int attempt, int workers) const;
+  /// Makes the folders of an attempt, one a worker. returns the attempt's. throws IoError
+  std::filesystem::path make_attempt_folder(int attempt, int workers);
 
   /// Where to put the stacks of an attempt that hangs: its folder if it lasts, else one made for them.
-  std::filesystem::path lasting_folder(int attempt);
+  std::filesystem::path lasting_folder(int attempt) const;
 
   std::vector<WorkerLogPlan> plan(int attempt, const std::vector<WorkerSpec>& specs) const;
   LogSettings settings() const;
@@ -46,12 +46,14 @@ class Outputs {
   static std::vector<std::filesystem::path> files(const WorkerLogPlan& plan);
 
  private:
+  std::filesystem::path job_folder(const std::filesystem::path& log_dir) const;
+
   const Options& options_;
   OutputWishes wishes_;
   std::string job_name_;
   std::filesystem::path temp_folder_;
   Console console_;
-  std::optional<LogFolder> log_folder_;  ///< the job's
+  std::optional<LogFolder> log_folder_;  ///< the job's, once it is made
 };
 
 }  // namespace ddprun

@@ -193,6 +193,7 @@ RunResult run_job(const Options& options, const std::vector<std::string>& enviro
     if (options.timeout) job.deadline = clock.start() + *options.timeout;
     const RunResult result = run_loop(io, supervise(job, restarts, record));
     EventRecord finished{EventRecord::Kind::kFinished, JobEvents::Clock::now()};
+    finished.attempt = static_cast<int>(record.attempts.size()) - 1;
     finished.exit_code = result.exit_code;
     log.add(finished);
     finish_record(options.result_json, result, record);

@@ -103,6 +103,20 @@ TEST_CASE("a signal at any moment of the start leaves nothing behind", "[launche
   }
 }
 
+TEST_CASE("SIGKILL at any moment of the start leaves nothing behind", "[launcher]") {
+  need_vfork();
+  for (int i = 0; i < 60; ++i) {
+    Child ddprun({{DDPRUN_PROGRAM, "--nproc-per-node=4", "sh", "-c",
+                   "sleep 600 & setsid sleep 600 & echo started; wait"}});
+    if (i % 2 == 0) ::usleep(static_cast<useconds_t>(i * 100));
+    if (i % 2 == 1) REQUIRE(ddprun.wait_for_output("started", 1 + i % 4));
+    ddprun.send_signal(SIGKILL);
+    ddprun.wait();
+    CHECK(ddprun.nothing_left());
+    CHECK(wait_until([&] { return std::filesystem::is_empty(ddprun.temp_folder()); }));
+  }
+}
+
 TEST_CASE("workers and their children die with a ddprun that is killed", "[launcher]") {
   Child ddprun(job({"--nproc-per-node=3"}, {"stubborn-child", "ignore-term", "ready", "pause"}));
   REQUIRE(ddprun.wait_for_output("ready ", 3));

@@ -1,0 +1,246 @@
+// What the user and the log files see of the workers' output, and other flags that change how workers run.
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <csignal>
+#include <sstream>
+
+#include "tests/integration/job.h"
+
+namespace ddprun::test {
+namespace {
+
+Command script(std::vector<std::string> flags, const std::string& text) {
+  Command command{{DDPRUN_PROGRAM}};
+  command.argv.insert(command.argv.end(), flags.begin(), flags.end());
+  for (const char* word : {"--", "sh", "-c"}) command.argv.emplace_back(word);
+  command.argv.push_back(text);
+  return command;
+}
+
+/// The only folder below the log folder: the job's.
+std::filesystem::path job_folder(const std::filesystem::path& log_dir) {
+  std::vector<std::filesystem::path> folders;
+  for (const auto& entry : std::filesystem::directory_iterator(log_dir)) folders.push_back(entry.path());
+  REQUIRE(folders.size() == 1);
+  return folders[0];
+}
+
+int mode_of(const std::filesystem::path& path) {
+  struct stat info {};
+  return ::stat(path.c_str(), &info) == 0 ? static_cast<int>(info.st_mode & 07777) : -1;
+}
+
+TEST_CASE("a single worker's output is untouched, byte for byte", "[output]") {
+  const Finished run(script({}, "printf 'a\\0b\\377 no newline'; printf oops >&2; exit 0"));
+  CHECK(run.out == std::string("a\0b\xff no newline", 15));
+  CHECK(run.err == "oops");
+}
+
+TEST_CASE("several workers' lines come whole, without a prefix unless asked", "[output]") {
+  const std::string text = "for i in 1 2 3; do printf 'rank '; sleep 0.02; echo $RANK end; done";
+  const Finished plain(script({"--nproc-per-node=4"}, text));
+  CHECK(plain.status == ExitStatus::exited(0));
+  for (int rank = 0; rank < 4; ++rank)
+    CHECK(count_of("rank " + std::to_string(rank) + " end\n", plain.out) == 3);
+  const Finished prefixed(
+      script({"--nproc-per-node=2", "--prefix", "--role=train"}, "echo hello; echo oops >&2"));
+  CHECK(count_of("[train0]:hello\n", prefixed.out) == 1);
+  CHECK(count_of("[train1]:oops\n", prefixed.err) == 1);
+}
+
+TEST_CASE("the prefix follows torchrun's template", "[output]") {
+  Command command = script({"--nproc-per-node=2", "--prefix"}, "echo x");
+  command.env["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"] = "<${role_name} ${rank}> ";
+  CHECK(count_of("<default 1> x\n", Finished(command).out) == 1);
+}
+
+TEST_CASE("timestamps stand before the prefix", "[output]") {
+  const Finished run(script({"--timestamp", "--prefix"}, "echo x"));
+  REQUIRE(run.out.size() > 24);
+  CHECK(run.out[10] == 'T');
+  CHECK_THAT(run.out, ContainsSubstring("Z [default0]:x\n"));
+}
+
+TEST_CASE("redirects and tee make torchrun's files, readable for the user alone", "[output]") {
+  const TempDir folder;
+  const auto logs = folder.path() / "logs";
+  const Finished run(
+      script({"--nproc-per-node=2", "--log-dir", logs, "--rdzv-id=my/run", "--redirects=0:3", "--tee=1:1"},
+             "echo out; echo err >&2"));
+  CHECK(run.status == ExitStatus::exited(0));
+  CHECK(run.out == "[default1]:out\n");
+  CHECK(run.err == "err\n");
+  const auto job = job_folder(logs);
+  CHECK_THAT(job.filename().string(), ContainsSubstring("my_run_"));
+  CHECK(read_file(job / "attempt_0/0/stdout.log") == "out\n");
+  CHECK(read_file(job / "attempt_0/0/stderr.log") == "err\n");
+  CHECK(read_file(job / "attempt_0/1/stdout.log") == "out\n");
+  CHECK_FALSE(std::filesystem::exists(job / "attempt_0/1/stderr.log"));
+  CHECK(mode_of(job / "attempt_0/0/stdout.log") == 0600);
+  for (const auto& path : {job, job / "attempt_0", job / "attempt_0/0"}) CHECK(mode_of(path) == 0700);
+}
+
+TEST_CASE("the logs of earlier attempts are kept", "[output]") {
+  const TempDir folder;
+  const Finished run(script({"--log-dir", folder.path(), "-r3", "--max-restarts=1"},
+                            "echo $TORCHELASTIC_RESTART_COUNT; [ $TORCHELASTIC_RESTART_COUNT = 1 ]"));
+  CHECK(run.status == ExitStatus::exited(0));
+  const auto job = job_folder(folder.path());
+  CHECK(read_file(job / "attempt_0/0/stdout.log") == "0\n");
+  CHECK(read_file(job / "attempt_1/0/stdout.log") == "1\n");
+}
+
+TEST_CASE("only the ranks asked for are shown, and lines are filtered into a file", "[output]") {
+  const TempDir folder;
+  const Finished run(script({"--nproc-per-node=3", "--local-ranks-filter=0,2", "--log-dir", folder.path(),
+                             "--duplicate-stdout-filters=loss", "--tee=3"},
+                            "echo loss $RANK; echo other $RANK"));
+  CHECK(count_of("loss 0", run.out) == 1);
+  CHECK(count_of(" 1\n", run.out) == 0);
+  CHECK(count_of("loss 2", run.out) == 1);
+  const std::string filtered = read_file(job_folder(folder.path()) / "attempt_0/filtered_stdout.log");
+  CHECK(count_of("loss", filtered) == 3);
+  CHECK(count_of("other", filtered) == 0);
+}
+
+TEST_CASE("a log file is begun anew at its size", "[output]") {
+  const TempDir folder;
+  const Finished run(script({"--log-dir", folder.path(), "-r1", "--log-max-size=1K"},
+                            "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do printf '%0200d\\n' $i; done"));
+  const auto log = job_folder(folder.path()) / "attempt_0/0/stdout.log";
+  CHECK(read_file(log).size() <= 1024);
+  CHECK(std::filesystem::exists(log.string() + ".1"));
+  CHECK_THAT(read_file(log), ContainsSubstring("012\n"));
+}
+
+TEST_CASE("a log folder that cannot be used stops the job before it starts", "[output]") {
+  const TempDir folder;
+  const std::string file = folder.path() / "file";
+  write_file_atomic(file, "");
+  const Finished run(job({"--log-dir", file, "-r3"}, {"ready"}));
+  CHECK(run.status == ExitStatus::exited(125));
+  CHECK_THAT(run.err, ContainsSubstring(file));
+  CHECK(run.out.empty());
+}
+
+TEST_CASE("a reader of the output that goes away does not end the job", "[output]") {
+  const TempDir folder;
+  const std::string done = folder.path() / "done";
+  // sh itself reads one line of ddprun's output and goes.
+  const std::string ddprun = std::string(DDPRUN_PROGRAM) +
+                             " --nproc-per-node=2 sh -c 'for i in $(seq 2000); do echo $i; done; "
+                             "[ $RANK = 1 ] || touch " +
+                             done + "'";
+  const Finished run({{"sh", "-c", ddprun + " | head -n 1"}});
+  CHECK(wait_until([&] { return std::filesystem::exists(done); }));
+}
+
+TEST_CASE("a million lines of eight workers arrive whole", "[output]") {
+  const Finished run(script({"--nproc-per-node=8", "--prefix"}, "seq 1 25000; seq 1 25000 >&2"));
+  CHECK(run.status == ExitStatus::exited(0));
+  for (const std::string& text : {run.out, run.err}) {
+    std::istringstream lines(text);
+    std::vector<int> next(8, 1);
+    for (std::string line; std::getline(lines, line);) {
+      REQUIRE(line.substr(0, 8) == "[default");
+      const auto rank = static_cast<std::size_t>(line[8] - '0');
+      REQUIRE(line.substr(11) == std::to_string(next[rank]++));
+    }
+    CHECK(next == std::vector<int>(8, 25001));
+  }
+}
+
+TEST_CASE("a worker's last words arrive although a grandchild keeps the pipe", "[output]") {
+  const Finished run(script({"--nproc-per-node=2"}, "sleep 600 & printf last; exit 0"));
+  CHECK(run.status == ExitStatus::exited(0));
+  CHECK(count_of("last", run.out) == 2);
+}
+
+TEST_CASE("the failure report ends with the worker's own last words", "[output]") {
+  const Finished run(
+      script({"--nproc-per-node=2"}, "[ $RANK = 0 ] || { seq 1 30 >&2; echo why >&2; exit 4; }; sleep 100"));
+  CHECK(run.status == ExitStatus::exited(4));
+  CHECK_THAT(run.err, ContainsSubstring("| why"));
+  CHECK_THAT(run.err, !ContainsSubstring("| 11\n"));  // the last 20 only
+}
+
+TEST_CASE("a dry run shows every worker, starts nothing and writes nothing", "[output]") {
+  const TempDir folder;
+  const std::string ran = folder.path() / "ran";
+  const Finished run(script({"--nproc-per-node=2", "--dry-run", "--log-dir", folder.path() / "logs", "-r3"},
+                            "touch " + ran));
+  CHECK(run.status == ExitStatus::exited(0));
+  for (const char* text : {"rank 0", "rank 1", "env: WORLD_SIZE=2", "stdout.log", "touch"})
+    CHECK_THAT(run.out, ContainsSubstring(text));
+  CHECK(std::filesystem::is_empty(folder.path()));
+}
+
+TEST_CASE("printed commands hide secrets", "[output]") {
+  Command command = script({"--dry-run"}, "true");
+  command.argv.insert(command.argv.end(), {"x", "--api-key=hunter2", "--password", "hunter2"});
+  const Finished run(command);
+  CHECK_THAT(run.out, !ContainsSubstring("hunter2"));
+  CHECK_THAT(run.out, ContainsSubstring("--api-key=***"));
+}
+
+TEST_CASE("workers are bound to CPUs, and the map shows them", "[output]") {
+  const Finished run(script({"--nproc-per-node=1", "--numa-binding=exclusive", "--display=map"},
+                            "grep Cpus_allowed_list /proc/self/status"));
+  if (run.status == ExitStatus::exited(2)) skip("no hwloc: " + run.err);
+  CHECK_THAT(run.out, ContainsSubstring("Cpus_allowed_list"));
+  CHECK_THAT(run.err, ContainsSubstring("CPUs"));
+}
+
+TEST_CASE("a script is run by Python, a module too, and --no-python leaves it alone", "[output]") {
+  const TempDir folder;
+  const std::string program = folder.path() / "train.py";
+  write_file_atomic(program, "import os, sys\nprint('py', os.environ['RANK'], sys.argv[1:])\n");
+  const Finished run({{DDPRUN_PROGRAM, "--nproc-per-node=2", program, "--lr", "1"}});
+  CHECK(run.status == ExitStatus::exited(0));
+  CHECK_THAT(run.out, ContainsSubstring("py 1 ['--lr', '1']"));
+  const Finished module({{DDPRUN_PROGRAM, "-m", "json.tool", "--help"}});
+  CHECK(module.status == ExitStatus::exited(0));
+  const Finished plain({{DDPRUN_PROGRAM, "--no-python", program}});
+  CHECK(plain.status == ExitStatus::exited(126));
+  const Finished missing({{DDPRUN_PROGRAM, (folder.path() / "none.py").string()}});
+  CHECK(missing.status == ExitStatus::exited(127));
+  CHECK(count_of("none.py", missing.err) == 1);
+}
+
+TEST_CASE("PYTHON_EXEC chooses the Python", "[output]") {
+  const TempDir folder;
+  write_file_atomic(folder.path() / "train.py", "");
+  Command command{{DDPRUN_PROGRAM, (folder.path() / "train.py").string()}};
+  command.env["PYTHON_EXEC"] = "echo";
+  CHECK(Finished(command).out == "-u " + (folder.path() / "train.py").string() + "\n");
+}
+
+TEST_CASE("torchrun's variables give flags, and bad ones are named", "[output]") {
+  Command command = job({}, {"ready"});
+  command.env["PET_NPROC_PER_NODE"] = "3";
+  CHECK(count_of("ready ", Finished(command).out) == 3);
+  command.env["PET_NPROC_PER_NODE"] = "many";
+  const Finished bad(command);
+  CHECK(bad.status == ExitStatus::exited(2));
+  CHECK_THAT(bad.err, ContainsSubstring("PET_NPROC_PER_NODE"));
+}
+
+TEST_CASE("a descriptor limit that is too low is a failure before anything runs", "[output]") {
+  const Finished run(
+      {{"sh", "-c", std::string("ulimit -n 40; exec ") + DDPRUN_PROGRAM + " --nproc-per-node=64 echo ran"}});
+  CHECK(run.status == ExitStatus::exited(125));
+  CHECK(run.out.empty());
+}
+
+TEST_CASE("${local_rank} is replaced where --expand asks for it", "[output]") {
+  const Finished plain({{DDPRUN_PROGRAM, "echo", "${local_rank}", "$$"}});
+  CHECK(plain.out == "${local_rank} $$\n");
+  const Finished expanded(
+      {{DDPRUN_PROGRAM, "--expand", "echo", "r${local_rank}", "$$", "$local_rank", "$local_ranks"}});
+  CHECK(expanded.out == "r0 $ 0 $local_ranks\n");
+}
+
+}  // namespace
+}  // namespace ddprun::test

@@ -1,0 +1,213 @@
+// Restarts, timeouts and hangs.
+
+#include <algorithm>
+#include <csignal>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+
+#include "tests/integration/job.h"
+
+namespace ddprun::test {
+namespace {
+
+using nlohmann::json;
+using std::chrono::steady_clock;
+using namespace std::chrono_literals;
+
+/// A shell script as the program.
+Command script(std::vector<std::string> flags, const std::string& text) {
+  Command command{{DDPRUN_PROGRAM}};
+  command.argv.insert(command.argv.end(), flags.begin(), flags.end());
+  for (const char* word : {"--", "sh", "-c"}) command.argv.emplace_back(word);
+  command.argv.push_back(text);
+  return command;
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
+TEST_CASE("a job that fails once succeeds after a restart, on a new port", "[restarts]") {
+  const Finished run(script({"--nproc-per-node=2", "--max-restarts=1"},
+                            "echo $TORCHELASTIC_RESTART_COUNT/$TORCHELASTIC_MAX_RESTARTS $MASTER_PORT; "
+                            "[ $TORCHELASTIC_RESTART_COUNT = 1 ]"));
+  CHECK(run.status == ExitStatus::exited(0));
+  CHECK(count_of("0/1 ", run.out) >= 1);
+  CHECK(count_of("1/1 ", run.out) == 2);
+  std::set<std::string> ports;
+  for (const std::string& line : lines_of(run.out)) ports.insert(line.substr(4));
+  CHECK(ports.size() == 2);
+  CHECK_THAT(run.err, ContainsSubstring("restart 1 of 1"));
+}
+
+TEST_CASE("a given master port is kept across restarts", "[restarts]") {
+  const Finished free(script({}, "echo $MASTER_PORT"));
+  const std::string port = free.out.substr(0, free.out.size() - 1);
+  const Finished run(script({"--master-port=" + port, "--max-restarts=1"},
+                            "echo $MASTER_PORT; [ $TORCHELASTIC_RESTART_COUNT = 1 ]"));
+  CHECK(run.status == ExitStatus::exited(0));
+  CHECK(count_of(port + "\n", run.out) == 2);
+}
+
+TEST_CASE("a job that always fails ends with the last code, after waits that double", "[restarts]") {
+  const auto begin = steady_clock::now();
+  const Finished run(
+      script({"--max-restarts=2", "--restart-backoff=0.1"}, "exit $((5 + TORCHELASTIC_RESTART_COUNT))"));
+  CHECK(run.status == ExitStatus::exited(7));
+  CHECK(count_of("Root Cause", run.err) == 3);
+  CHECK(steady_clock::now() - begin >= 300ms);
+}
+
+TEST_CASE("only the codes named are started again", "[restarts]") {
+  const auto [code, attempts] = GENERATE(table<int, int>({{3, 2}, {4, 1}}));
+  const Finished run(
+      script({"--max-restarts=1", "--restart-on-codes=3,SIGKILL"}, "echo try; exit " + std::to_string(code)));
+  CHECK(run.status == ExitStatus::exited(code));
+  CHECK(count_of("try", run.out) == attempts);
+}
+
+TEST_CASE("a program resumes from its own file after a restart", "[restarts]") {
+  const TempDir folder;
+  const std::string state = folder.path() / "state";
+  const Finished run(
+      script({"--max-restarts=3"}, "n=$(cat " + state +
+                                       " 2>/dev/null || echo 0); while [ $n -lt 9 ]; do n=$((n + 1)); "
+                                       "echo step $n; echo $n > " +
+                                       state + "; [ $((n % 3)) != 0 ] || [ $n = 9 ] || exit 1; done"));
+  CHECK(run.status == ExitStatus::exited(0));
+  for (int step = 1; step <= 9; ++step) CHECK(count_of("step " + std::to_string(step) + "\n", run.out) == 1);
+}
+
+TEST_CASE("a signal ends the wait for a restart at once", "[restarts]") {
+  Child ddprun(script({"--max-restarts=1", "--restart-backoff=600"}, "exit 1"));
+  REQUIRE(wait_until([&] { return count_of("restart 1 of 1", ddprun.err()) == 1; }));
+  ddprun.send_signal(SIGTERM);
+  CHECK(ddprun.wait() == ExitStatus::killed(SIGTERM));
+  check_nothing_left(ddprun);
+}
+
+TEST_CASE("a signal while a failed attempt is being ended prevents the restart", "[restarts]") {
+  Child ddprun(job({"--nproc-per-node=2", "--max-restarts=5", "--shutdown-timeout=600"},
+                   {"--rank", "0", "wait-for-file", "/dev/null", "exit", "3", "--rank", "1", "ignore-term",
+                    "ready", "pause"}));
+  REQUIRE(ddprun.wait_for_output("ready "));
+  ddprun.send_signal(SIGINT);
+  ddprun.send_signal(SIGINT);
+  ddprun.wait();
+  CHECK(count_of("ready ", ddprun.out()) == 1);
+  check_nothing_left(ddprun);
+}
+
+TEST_CASE("a job that lasts too long ends with 124 and its stacks", "[timeouts]") {
+  const TempDir folder;
+  const Finished run(
+      job({"--nproc-per-node=2", "--timeout=0.5", "--log-dir", folder.path()}, {"ready", "pause"}));
+  CHECK(run.status == ExitStatus::exited(124));
+  CHECK_THAT(run.err, ContainsSubstring("did not end within 0.5 s (--timeout)"));
+  int stacks = 0;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder.path()))
+    if (entry.path().filename().string().rfind("stacks_", 0) == 0) {
+      ++stacks;
+      CHECK_THAT(read_file(entry.path()), ContainsSubstring("stub_worker"));
+    }
+  CHECK(stacks == 2);
+}
+
+TEST_CASE("a job without a sign of life ends with 124", "[timeouts]") {
+  const TempDir folder;
+  const Finished run(
+      job({"--nproc-per-node=2", "--hang-timeout=0.5", "--log-dir", folder.path()}, {"ready", "pause"}));
+  CHECK(run.status == ExitStatus::exited(124));
+  CHECK_THAT(run.err, ContainsSubstring("for 0.5 s (--hang-timeout)"));
+}
+
+TEST_CASE("output and heartbeats keep a job alive", "[timeouts]") {
+  const Finished talking(
+      script({"--nproc-per-node=2", "--hang-timeout=0.6"},
+             "[ $RANK = 0 ] || sleep 1.2; for i in 1 2 3 4 5 6; do echo x; sleep 0.2; done"));
+  CHECK(talking.status == ExitStatus::exited(0));
+  const Finished beating(
+      script({"--hang-timeout=0.6"},
+             "for i in 1 2 3 4 5 6; do echo > /proc/self/fd/$DDPRUN_HEARTBEAT_FD; sleep 0.2; done"));
+  CHECK(beating.status == ExitStatus::exited(0));
+}
+
+TEST_CASE("a rank whose heartbeat stops is the one that hangs", "[timeouts]") {
+  const TempDir folder;
+  const Finished run(script({"--nproc-per-node=2", "--hang-timeout=0.6", "--log-dir", folder.path()},
+                            "echo > /proc/self/fd/$DDPRUN_HEARTBEAT_FD; [ $RANK = 0 ] || kill -STOP $$; "
+                            "while :; do echo > /proc/self/fd/$DDPRUN_HEARTBEAT_FD; sleep 0.1; done"));
+  CHECK(run.status == ExitStatus::exited(124));
+  CHECK_THAT(run.err, ContainsSubstring("no sign of life from rank 1 for"));
+}
+
+TEST_CASE("a hang is started again while restarts are left", "[timeouts]") {
+  const TempDir folder;
+  const Finished run(script({"--hang-timeout=0.5", "--max-restarts=1", "--log-dir", folder.path()},
+                            "echo try; [ $TORCHELASTIC_RESTART_COUNT = 1 ] || sleep 100"));
+  CHECK(run.status == ExitStatus::exited(0));
+  CHECK(count_of("try", run.out) == 2);
+}
+
+TEST_CASE("the JSON files tell what happened, in order", "[records]") {
+  const TempDir folder;
+  const std::string result = folder.path() / "result.json", events = folder.path() / "events.jsonl";
+  const Finished run(
+      script({"--nproc-per-node=2", "--max-restarts=1", "--result-json=" + result, "--events-json", events},
+             "echo words >&2; [ $RANK = 0 ] && sleep 100; exit 2"));
+  CHECK(run.status == ExitStatus::exited(2));
+  const json record = json::parse(read_file(result));
+  CHECK(record["reason"] == "failed");  // and not usage, whose code 2 is
+  CHECK(record["exit_code"] == 2);
+  CHECK(record["root_cause_rank"] == 1);
+  REQUIRE(record["attempts"].size() == 2);
+  CHECK(record["attempts"][0]["workers"].size() == 2);
+  CHECK_THAT(record["attempts"][1].dump(), ContainsSubstring("words"));
+  std::vector<std::string> kinds;
+  std::int64_t last = 0;
+  for (const std::string& line : lines_of(read_file(events))) {
+    const json event = json::parse(line);
+    kinds.push_back(event["event"]);
+    if (event["event"] != "exited" && event["event"] != "started") {
+      CHECK(event["t_ns"].get<std::int64_t>() >= last);
+      last = event["t_ns"].get<std::int64_t>();
+    }
+  }
+  for (const char* kind : {"started", "first_output", "exited", "stopping", "restart", "finished"})
+    CHECK(std::count(kinds.begin(), kinds.end(), kind) >= 1);
+  CHECK(std::count(kinds.begin(), kinds.end(), "started") == 4);
+  CHECK(kinds.front() == "started");
+  CHECK(kinds.back() == "finished");
+}
+
+TEST_CASE("the result says when ddprun itself failed", "[records]") {
+  const TempDir folder;
+  const std::string result = folder.path() / "result.json";
+  const Finished missing({{DDPRUN_PROGRAM, "--result-json=" + result, "./no-such-program"}});
+  CHECK(missing.status == ExitStatus::exited(127));
+  CHECK(json::parse(read_file(result))["reason"] == "not-found");
+  const Finished timeout(
+      job({"--timeout=0.2", "--log-dir", folder.path(), "--result-json=" + result}, {"pause"}));
+  CHECK(timeout.status == ExitStatus::exited(124));
+  CHECK(json::parse(read_file(result))["reason"] == "timeout");
+}
+
+TEST_CASE("a launcher around ddprun gets the root cause's error", "[records]") {
+  const TempDir folder;
+  Command command = job({"--nproc-per-node=2"},
+                        {"--rank", "1", "error", "lost my way", "exit", "9", "--rank", "0", "pause"});
+  const std::string file = folder.path() / "error.json";
+  command.env["TORCHELASTIC_ERROR_FILE"] = file;
+  const Finished run(command);
+  CHECK(run.status == ExitStatus::exited(9));
+  const json error = json::parse(read_file(file));
+  CHECK(error["message"]["message"] == "lost my way");
+  CHECK(error["message"]["errorCode"] == 9);
+}
+
+}  // namespace
+}  // namespace ddprun::test
