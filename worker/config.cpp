@@ -120,7 +120,7 @@ std::string first_extra(const CLI::App& app) {
   return extras.empty() ? "" : extras.front();
 }
 
-/// CLI11's message where it names flag, expectation and value; our own words elsewhere. One line.
+/// CLI11's message where it names flag, expectation and value; our own words elsewhere.
 std::string explain(const CLI::ParseError& error, const CLI::App& app) {
   const auto extra = first_extra(app);
   const bool no_task = app.get_subcommands().empty();
@@ -131,7 +131,7 @@ std::string explain(const CLI::ParseError& error, const CLI::App& app) {
   const std::string text = error.what();
   if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr)
     return text.substr(0, text.find(':')) + ": expected one value";
-  return text.substr(0, text.find('\n'));
+  return text;
 }
 
 bool holds_a_run(const fs::path& folder) {

@@ -148,6 +148,12 @@ TEST_CASE("a used run folder is refused unless it may be overwritten", "[config]
   }
   use("prepared", "");  // a run that failed before it began
   CHECK(make_run_folder(config) == config.train.out);
+TEST_CASE("a value with a line end is named whole, in one line", "[config]") {
+  CHECK_THROWS_WITH(parse({"mnist", "--lr", "1\n2"}), "--lr: expected a number above 0, got '1?2'");
+  CHECK_THROWS_WITH(parse({"mnist", "--fo\no"}), "unknown flag '--fo?o', see worker --help");
+  CHECK_THROWS_WITH(parse({"mn\nist"}), "unknown task 'mn?ist', expected: mnist");
+}
+
   use("overwritten", "summary.json");
   config.overwrite = true;
   CHECK(make_run_folder(config) == config.train.out);

@@ -14,6 +14,7 @@
 #include <torch/optim/optimizer.h>
 
 #include "common/logging.h"
+#include "common/one_line.h"
 #include "worker/data/distributed_sampler.h"
 #include "worker/data/loader.h"
 #include "worker/ddp/collectives.h"
@@ -206,7 +207,7 @@ class Trainer {
 
   void print(const std::string& line) {
     progress_.clear();
-    std::cout << line << std::endl;
+    std::cout << one_line(line) << std::endl;
   }
 
   static constexpr std::int64_t kTestBatchSize = 500;
