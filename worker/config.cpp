@@ -206,7 +206,8 @@ std::string to_json(const Config& config) {
                                  {"seed", config.train.seed},
                                  {"init_weights", config.model.init_weights.string()}};
   json["dropout"] = config.model.dropout ? nlohmann::ordered_json(*config.model.dropout) : nullptr;
-  return json.dump();
+  // A path is bytes, JSON is UTF-8.
+  return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
 fs::path make_run_folder(const Config& config) {

@@ -36,6 +36,18 @@ TEST_CASE("a full disk is a warning once a checkpoint is there, and a failure if
   CHECK(count_of("Test set: ", child.out()) == 2);  // it trained to its end
 }
 
+TEST_CASE("a run in folders whose names are no UTF-8 ends well", "[training]") {
+  need_fashion_mnist();
+  const TempDir dir;
+  fs::create_directory_symlink(fashion_mnist(), dir.path() / "data\xff");
+  Child child(mnist(
+      0, dir.path() / "run\xff",
+      {"--data=" + (dir.path() / "data\xff").string(), "--limit-train=32", "--limit-test=10", "--epochs=1"}));
+  REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+  CHECK(read_summary(dir.path() / "run\xff")["checkpoint"].get<std::string>() ==
+        (dir.path() / "run\xef\xbf\xbd/checkpoints/last.pt").string());
+}
+
 TEST_CASE("a training that diverges says so", "[training]") {
   need_fashion_mnist();
   const TempDir dir;

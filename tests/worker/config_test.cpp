@@ -168,6 +168,13 @@ TEST_CASE("a run folder that cannot be made is refused by name", "[config]") {
                     ContainsSubstring("/dev/null/run: cannot create the run folder"));
 }
 
+TEST_CASE("a path that is no UTF-8 is in the configuration as JSON", "[config]") {
+  const auto json = nlohmann::json::parse(
+      parse({"mnist", "--data=/tmp/x\xff", "--init-weights=\xff.pt", "--out=\xff"}).train.config_json);
+  CHECK(json["data"] == "/tmp/x\xef\xbf\xbd");
+  CHECK(json["init_weights"] == "\xef\xbf\xbd.pt");
+}
+
 TEST_CASE("the configuration as JSON says what decides the result", "[config]") {
   const auto json =
       nlohmann::json::parse(parse({"mnist", "--lr", "0.5", "--dropout", "0.1"}).train.config_json);

@@ -189,7 +189,8 @@ class Trainer {
                                             {"test_acc", test_.accuracy()},
                                             {"checkpoint", record_->checkpoint_path().string()},
                                             {"peak_rss_mb", peak}};
-    record_->finish(summary.dump(2) + "\n");
+    // A path is bytes, JSON is UTF-8.
+    record_->finish(summary.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
     print("checkpoint: " + record_->checkpoint_path().string());
     print("metrics:    " + record_->metrics_path().string());
     print("summary:    " + record_->summary_path().string());
