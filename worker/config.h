@@ -44,7 +44,8 @@ std::string to_json(const Config& config);
 /// Makes the run folder and its checkpoints/ (rank 0 only). An empty path stands for runs/<task>-<UTC time>.
 /// returns  the folder
 /// throws   UsageError if a run is in it already and overwrite is false, or if another process is using it;
-///          IoError if it cannot be made or written to
+///          IoError if one of the two cannot be made or written to
+/// What an earlier run left is there until the training begins: other ranks may be reading its weights.
 std::filesystem::path make_run_folder(const Config& config);
 
 }  // namespace ddprun
