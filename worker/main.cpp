@@ -1,4 +1,5 @@
 // worker: configuration -> process group -> task -> training -> exit code.
+#include <csignal>
 #include <cstdlib>
 #include <optional>
 
@@ -15,6 +16,7 @@
 
 int main(int argc, char** argv) {
   using namespace ddprun;
+  ::signal(SIGPIPE, SIG_IGN);  // somebody who reads no more of stdout (| head) ends no training
   keep_freed_memory();
   configure_logging("worker");
   // Declared out here so that a failure does not close its connections: the other ranks must not fail for our

@@ -36,6 +36,24 @@ TEST_CASE("a full disk is a warning once a checkpoint is there, and a failure if
   CHECK(count_of("Test set: ", child.out()) == 2);  // it trained to its end
 }
 
+TEST_CASE("a reader of stdout that goes away does not end the training", "[training]") {
+  need_fashion_mnist();
+  const TempDir dir;
+  auto command = mnist(1, dir.path() / "run", small());
+  command.in_child = [] {  // as before `| head`, when head is done
+    int ends[2];
+    if (::pipe(ends) != 0 || ::dup2(ends[1], STDOUT_FILENO) < 0) ::_exit(122);
+    ::close(ends[0]);
+    ::close(ends[1]);
+    ::signal(SIGPIPE, SIG_DFL);
+  };
+  Child child(command);
+  CHECK(child.wait(kTraining) == ExitStatus::exited(0));
+  CHECK(child.err() == "");
+  CHECK(read_summary(dir.path() / "run")["steps"] == 20);
+  CHECK(fs::exists(dir.path() / "run/checkpoints/last.pt"));
+}
+
 TEST_CASE("a run in folders whose names are no UTF-8 ends well", "[training]") {
   need_fashion_mnist();
   const TempDir dir;
