@@ -97,7 +97,7 @@ void add_common_flags(CLI::App& app, Config& config, double& timeout_seconds) {
       both_spellings("--no-progress"), [&config](std::int64_t) { config.train.progress = false; },
       "no progress bar");
   add_number(app, "--timeout", timeout_seconds, 0, 1e9, true, "seconds above 0",
-             "seconds a collective may take before the run fails")
+             "seconds a collective, or the ranks' meeting, may take before the run fails")
       ->capture_default_str();
 }
 
@@ -228,6 +228,10 @@ std::string to_json(const Config& config) {
   json["dropout"] = config.model.dropout ? nlohmann::ordered_json(*config.model.dropout) : nullptr;
   // A path is bytes, JSON is UTF-8.
   return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+std::chrono::milliseconds connect_timeout(const Config& config) {
+  return std::min<std::chrono::milliseconds>(config.timeout, std::chrono::minutes(5));
 }
 
 fs::path make_run_folder(const Config& config) {

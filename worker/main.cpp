@@ -29,7 +29,8 @@ int main(int argc, char** argv) {
     train::Task task = tasks::make_task(config);
     if (env.rank == 0) config.train.out = make_run_folder(config);
 
-    group.emplace(ddp::ProcessGroup::connect(env, {.timeout = config.timeout}));
+    group.emplace(ddp::ProcessGroup::connect(
+        env, {.timeout = config.timeout, .connect_timeout = connect_timeout(config)}));
     torch::manual_seed(train::rank_seed(config.train.seed, env.rank));  // dropout differs between ranks
     train::fit(task, config.train, *group);
     group->close();

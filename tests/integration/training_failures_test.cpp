@@ -66,6 +66,16 @@ TEST_CASE("a run in folders whose names are no UTF-8 ends well", "[training]") {
         (dir.path() / "run\xef\xbf\xbd/checkpoints/last.pt").string());
 }
 
+TEST_CASE("the limit of a collective is that of the ranks' meeting too", "[training]") {
+  need_fashion_mnist();
+  const TempDir dir;
+  auto command = mnist(0, dir.path() / "run", small({"--timeout=1"}));
+  command.env = {{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "1"}};
+  Child child(command);  // nobody is there
+  CHECK(child.wait() == ExitStatus::exited(1));
+  CHECK(count_of("worker: error: ", child.err()) == 1);
+}
+
 TEST_CASE("a training that diverges says so", "[training]") {
   need_fashion_mnist();
   const TempDir dir;

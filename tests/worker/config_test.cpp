@@ -239,6 +239,11 @@ TEST_CASE("a folder of the run that cannot be written to is refused before the t
   CHECK(message == part.string() + ": cannot write to the run folder: Permission denied");
 }
 
+TEST_CASE("the ranks have as long to meet as a collective, five minutes at most", "[config]") {
+  CHECK(connect_timeout(parse({"mnist"})) == std::chrono::minutes(5));
+  CHECK(connect_timeout(parse({"mnist", "--timeout=1.5"})) == std::chrono::milliseconds(1500));
+}
+
 TEST_CASE("the configuration as JSON says what decides the result", "[config]") {
   const auto json =
       nlohmann::json::parse(parse({"mnist", "--lr", "0.5", "--dropout", "0.1"}).train.config_json);
