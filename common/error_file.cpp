@@ -5,8 +5,11 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <climits>
+#include <cstdlib>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <stdexcept>
 
 #include "common/files.h"
 #include "common/unique_fd.h"
@@ -17,11 +20,29 @@ namespace {
 using nlohmann::json;
 
 constexpr std::size_t kMaxBytes = 64 * 1024;
+constexpr int kMaxJsonDepth =
+    32;  // a handful is usual; what prints and frees a value calls itself for each level
+constexpr std::int64_t kYear10000 = 253'402'300'800;
 
 std::int64_t parse_timestamp(const json& value) {
-  if (value.is_number()) return value.get<std::int64_t>();
-  if (value.is_string()) return std::strtoll(value.get<std::string>().c_str(), nullptr, 10);
-  return 0;
+  double seconds = 0;  // holds every whole second of the range exactly
+  if (value.is_number()) seconds = value.get<double>();
+  if (value.is_string()) seconds = std::strtod(value.get<std::string>().c_str(), nullptr);
+  return seconds >= 0 && seconds < kYear10000 ? static_cast<std::int64_t>(seconds) : 0;
+}
+
+std::optional<int> parse_error_code(const json& value) {
+  if (!value.is_number_integer()) return std::nullopt;
+  const auto code = value.get<std::int64_t>();
+  return code >= INT_MIN && code <= INT_MAX ? std::optional(static_cast<int>(code)) : std::nullopt;
+}
+
+json parse_shallow(const std::string& bytes) {
+  const auto check_depth = [](int depth, json::parse_event_t, json&) {
+    if (depth > kMaxJsonDepth) throw std::runtime_error("its JSON is nested too deep");
+    return true;
+  };
+  return json::parse(bytes, check_depth, /*allow_exceptions=*/false);
 }
 
 std::string text_of(const json& object, const char* key) {
@@ -32,7 +53,7 @@ std::string text_of(const json& object, const char* key) {
 }
 
 ErrorFileContent interpret(const std::string& bytes) {
-  const json root = json::parse(bytes, nullptr, /*allow_exceptions=*/false);
+  const json root = parse_shallow(bytes);
   if (root.is_discarded() || !root.is_object() || !root.contains("message"))
     return {std::nullopt, "is not JSON with a \"message\""};
   const json& message = root["message"];
@@ -47,8 +68,8 @@ ErrorFileContent interpret(const std::string& bytes) {
     error.call_stack = text_of(*extra, "py_callstack");
     if (extra->contains("timestamp")) error.timestamp = parse_timestamp((*extra)["timestamp"]);
   }
-  if (const auto code = message.find("errorCode"); code != message.end() && code->is_number_integer())
-    error.error_code = code->get<int>();
+  if (const auto code = message.find("errorCode"); code != message.end())
+    error.error_code = parse_error_code(*code);
   return {error, ""};
 }
 

@@ -5,22 +5,26 @@
 #include <stdexcept>
 #include <string>
 
+#include "common/one_line.h"
+
 namespace ddprun {
 
 /// A mistake in what the user typed or set: the message is one line that names the culprit, what was
-/// expected and what was got. Both programs print it and exit with 2.
+/// expected and what was got (control characters in it are shown as '?'). Both programs print it and exit
+/// with 2.
 class UsageError : public std::runtime_error {
  public:
-  using std::runtime_error::runtime_error;
+  explicit UsageError(const std::string& message) : std::runtime_error(one_line(message)) {}
 };
 
 /// A file or folder that could not be used. what() is "PATH: MESSAGE", or "PATH: MESSAGE: strerror(error)"
-/// when errno is known (error_number != 0).
+/// when errno is known (error_number != 0); one line too.
 class IoError : public std::runtime_error {
  public:
   IoError(std::filesystem::path path, const std::string& message, int error_number = 0)
-      : std::runtime_error(path.string() + ": " + message +
-                           (error_number != 0 ? std::string(": ") + std::strerror(error_number) : "")),
+      : std::runtime_error(
+            one_line(path.string() + ": " + message +
+                     (error_number != 0 ? std::string(": ") + std::strerror(error_number) : ""))),
         path(std::move(path)),
         error_number(error_number) {}
 

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "common/errors.h"
-#include "common/unique_fd.h"
 
 namespace ddprun {
 namespace {
@@ -51,6 +50,16 @@ std::string read_file(const std::filesystem::path& path, std::size_t max_bytes) 
     if (bytes.size() > max_bytes)
       throw IoError(path, "is larger than the " + std::to_string(max_bytes) + " bytes expected at most");
   }
+}
+
+UniqueFd open_regular_file(const std::filesystem::path& path) {
+  UniqueFd fd(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
+  if (!fd) throw IoError(path, "cannot open", errno);
+  struct stat info {};
+  if (::fstat(fd.get(), &info) != 0) throw IoError(path, "cannot stat", errno);
+  if (S_ISDIR(info.st_mode)) throw IoError(path, "is a folder, expected a file");
+  if (!S_ISREG(info.st_mode)) throw IoError(path, "is a FIFO or a device, expected a regular file");
+  return fd;
 }
 
 std::filesystem::path temporary_beside(const std::filesystem::path& path) {

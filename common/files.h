@@ -5,10 +5,16 @@
 #include <string>
 #include <string_view>
 
+#include "common/unique_fd.h"
+
 namespace ddprun {
 
 /// The whole file as bytes. throws IoError if it cannot be read or is larger than max_bytes.
 std::string read_file(const std::filesystem::path& path, std::size_t max_bytes = std::size_t{1} << 40);
+
+/// Opens a regular file for reading. A folder, or what could make its reader wait (a FIFO, a device), is
+/// refused at once. throws IoError naming path
+UniqueFd open_regular_file(const std::filesystem::path& path);
 
 /// Replaces path with the given bytes so that a reader, or a crash at any moment, sees the old file or the
 /// new one and never a mixture: temporary file beside it, fsync, rename, fsync of the folder.

@@ -97,7 +97,7 @@ void add_common_flags(CLI::App& app, Config& config, double& timeout_seconds) {
       both_spellings("--no-progress"), [&config](std::int64_t) { config.train.progress = false; },
       "no progress bar");
   add_number(app, "--timeout", timeout_seconds, 0, 1e9, true, "seconds above 0",
-             "seconds a collective may take before the run fails")
+             "seconds a collective, or the ranks' meeting, may take before the run fails")
       ->capture_default_str();
 }
 
@@ -120,7 +120,7 @@ std::string first_extra(const CLI::App& app) {
   return extras.empty() ? "" : extras.front();
 }
 
-/// CLI11's message where it names flag, expectation and value; our own words elsewhere. One line.
+/// CLI11's message where it names flag, expectation and value; our own words elsewhere.
 std::string explain(const CLI::ParseError& error, const CLI::App& app) {
   const auto extra = first_extra(app);
   const bool no_task = app.get_subcommands().empty();
@@ -131,13 +131,33 @@ std::string explain(const CLI::ParseError& error, const CLI::App& app) {
   const std::string text = error.what();
   if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr)
     return text.substr(0, text.find(':')) + ": expected one value";
-  return text.substr(0, text.find('\n'));
+  return text;
+}
+
+/// True if there is anything at the path. throws IoError if nobody can tell
+bool is_there(const fs::path& path) {
+  std::error_code error;
+  const bool found = fs::exists(path, error);
+  if (error) throw IoError(path, "cannot be looked up", error.value());
+  return found;
+}
+
+bool holds_files(const fs::path& folder) {
+  std::error_code error;
+  const fs::directory_iterator first(folder, error);
+  if (error) throw IoError(folder, "cannot be listed", error.value());
+  return first != fs::directory_iterator();
 }
 
 bool holds_a_run(const fs::path& folder) {
-  const auto checkpoints = folder / "checkpoints";
-  return fs::exists(folder / "metrics.csv") || fs::exists(folder / "summary.json") ||
-         (fs::is_directory(checkpoints) && !fs::is_empty(checkpoints));
+  return is_there(folder / "metrics.csv") || is_there(folder / "summary.json") ||
+         (is_there(folder / "checkpoints") && holds_files(folder / "checkpoints"));
+}
+
+void make_folders(const fs::path& path) {
+  std::error_code error;
+  fs::create_directories(path, error);
+  if (error) throw IoError(path, "cannot create the run folder", error.value());
 }
 
 fs::path default_run_folder(const std::string& task) {
@@ -148,8 +168,8 @@ fs::path default_run_folder(const std::string& task) {
   std::strftime(time, sizeof time, "%Y%m%dT%H%M%SZ", &utc);
   const fs::path base = fs::path("runs") / (task + "-" + time);
   // Another run may have started in this second: the folder is ours if it is we who make it.
+  make_folders("runs");
   std::error_code error;
-  fs::create_directories("runs", error);
   auto folder = base;
   for (int i = 2; !fs::create_directory(folder, error) && !error; ++i)
     folder = base.string() + "-" + std::to_string(i);
@@ -206,23 +226,25 @@ std::string to_json(const Config& config) {
                                  {"seed", config.train.seed},
                                  {"init_weights", config.model.init_weights.string()}};
   json["dropout"] = config.model.dropout ? nlohmann::ordered_json(*config.model.dropout) : nullptr;
-  return json.dump();
+  // A path is bytes, JSON is UTF-8.
+  return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+std::chrono::milliseconds connect_timeout(const Config& config) {
+  return std::min<std::chrono::milliseconds>(config.timeout, std::chrono::minutes(5));
 }
 
 fs::path make_run_folder(const Config& config) {
   const auto folder = config.train.out.empty() ? default_run_folder(config.task) : config.train.out;
-  std::error_code error;
-  fs::create_directories(folder, error);
-  if (error) throw IoError(folder, "cannot create the run folder", error.value());
+  make_folders(folder);
   lock_for_this_process(folder);
   if (!config.overwrite && holds_a_run(folder))
     throw UsageError("--out: " + folder.string() +
                      " holds a run already; expected another folder, or --overwrite");
-  fs::create_directories(folder / "checkpoints", error);
-  if (error) throw IoError(folder, "cannot create the run folder", error.value());
-  if (::access(folder.c_str(), W_OK) != 0) throw IoError(folder, "cannot write to the run folder", errno);
-  if (config.overwrite)
-    fs::remove(folder / "summary.json", error);  // the earlier run's end is not this one's
+  make_folders(folder / "checkpoints");
+  for (const auto& path : {folder, folder / "checkpoints"})
+    if (::access(path.c_str(), W_OK | X_OK) != 0)
+      throw IoError(path, "cannot write to the run folder", errno);
   return folder;
 }
 

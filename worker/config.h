@@ -31,7 +31,7 @@ struct Config {
 
   train::TrainerOptions train;
   bool overwrite = false;                       ///< a run folder that holds a run already may be used
-  std::chrono::milliseconds timeout{1800'000};  ///< of one collective
+  std::chrono::milliseconds timeout{1800'000};  ///< of one collective, and of the ranks to meet
 };
 
 /// Parses the worker's command line. --help and --version print to stdout and end the program with 0.
@@ -41,10 +41,14 @@ Config parse_config(int argc, const char* const* argv);
 /// The configuration as a flat JSON object, as checkpoints keep it.
 std::string to_json(const Config& config);
 
+/// How long the ranks may take to find each other: the limit of a collective, five minutes at most.
+std::chrono::milliseconds connect_timeout(const Config& config);
+
 /// Makes the run folder and its checkpoints/ (rank 0 only). An empty path stands for runs/<task>-<UTC time>.
+/// What an earlier run left is there until the training begins: other ranks may be reading its weights.
 /// returns  the folder
 /// throws   UsageError if a run is in it already and overwrite is false, or if another process is using it;
-///          IoError if it cannot be made or written to
+///          IoError if one of the two cannot be made or written to
 std::filesystem::path make_run_folder(const Config& config);
 
 }  // namespace ddprun

@@ -9,11 +9,13 @@
 #include "common/error_file.h"
 #include "common/errors.h"
 #include "common/logging.h"
+#include "common/one_line.h"
 #include "common/worker_env.h"
 
 namespace ddprun {
 namespace {
 
+/// c10's own text may go on with what its caller has to say, on lines of their own.
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
 void write_error_file_if_wanted(const std::string& message) {
@@ -32,11 +34,11 @@ Failure describe_failure(std::exception_ptr exception) {
   try {
     std::rethrow_exception(exception);
   } catch (const UsageError& error) {
-    return {first_line(error.what()), 2};
+    return {error.what(), 2};
   } catch (const c10::Error& error) {
-    return {first_line(error.what_without_backtrace()), 1};
+    return {one_line(first_line(error.what_without_backtrace())), 1};
   } catch (const std::exception& error) {
-    return {first_line(error.what()), 1};
+    return {one_line(error.what()), 1};
   } catch (...) {
     return {"unknown error", 1};
   }

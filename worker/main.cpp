@@ -1,4 +1,5 @@
 // worker: configuration -> process group -> task -> training -> exit code.
+#include <csignal>
 #include <cstdlib>
 #include <optional>
 
@@ -16,6 +17,7 @@
 
 int main(int argc, char** argv) {
   using namespace ddprun;
+  ::signal(SIGPIPE, SIG_IGN);  // somebody who reads no more of stdout (| head) ends no training
   keep_freed_memory();
   configure_logging("worker");
   // Declared out here so that a failure does not close its connections: the other ranks must not fail for our
@@ -29,7 +31,8 @@ int main(int argc, char** argv) {
     train::Task task = tasks::make_task(config);
     if (env.rank == 0) config.train.out = make_run_folder(config);
 
-    group.emplace(ddp::ProcessGroup::connect(env, {.timeout = config.timeout}));
+    group.emplace(ddp::ProcessGroup::connect(
+        env, {.timeout = config.timeout, .connect_timeout = connect_timeout(config)}));
     torch::manual_seed(train::rank_seed(config.train.seed, env.rank));  // dropout differs between ranks
     train::fit(task, config.train, *group);
     group->close();

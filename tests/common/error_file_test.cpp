@@ -105,6 +105,28 @@ TEST_CASE("what is not an error file is said in one line", "[error_file]") {
   }
 }
 
+TEST_CASE("JSON that is nested deep is a problem, for a small stack too", "[error_file]") {
+  const std::string deep(32000, '[');
+  for (const std::string& text :
+       {R"({"message": )" + deep, R"({"message": )" + deep + std::string(deep.size(), ']') + "}"}) {
+    const auto content = read_text(text);
+    CHECK_FALSE(content.error);
+    CHECK_THAT(content.problem, ContainsSubstring("nested too deep"));
+  }
+  CHECK(read_text(R"({"message": [[[["text"]]]]})").error->message == R"([[[["text"]]]])");
+}
+
+TEST_CASE("numbers that are out of every range count as not given", "[error_file]") {
+  for (const char* time : {"1e300", "-1e300", "-1", "18446744073709551615", R"("1e300")", R"("nan")",
+                           "253402300800", R"("99999999999999999999")"}) {
+    CAPTURE(time);
+    CHECK(read_text(R"({"message": "text", "timestamp": )" + std::string(time) + "}").error->timestamp == 0);
+  }
+  CHECK(read_text(R"({"message": "text", "timestamp": 1700000000.9})").error->timestamp == 1700000000);
+  CHECK_FALSE(read_text(R"({"message": {"message": "text", "errorCode": 5000000000}})").error->error_code);
+  CHECK(read_text(R"({"message": {"message": "text", "errorCode": -9}})").error->error_code == -9);
+}
+
 TEST_CASE("FIFOs, links and folders are neither followed nor waited for", "[error_file]") {
   const TempDir folder;
   const auto fifo = folder.path() / "fifo";

@@ -61,6 +61,18 @@ TEST_CASE("a file larger than allowed is refused", "[files]") {
   CHECK_THROWS_AS(read_file(folder.path() / "file", 4), IoError);
 }
 
+TEST_CASE("only a regular file is opened, and nothing is waited for", "[files]") {
+  const TempDir folder;
+  write_file_atomic(folder.path() / "file", "x");
+  CHECK(open_regular_file(folder.path() / "file"));
+  REQUIRE(::mkfifo((folder.path() / "fifo").c_str(), 0600) == 0);
+  CHECK_THROWS_WITH(open_regular_file(folder.path() / "fifo"),
+                    (folder.path() / "fifo").string() + ": is a FIFO or a device, expected a regular file");
+  CHECK_THROWS_WITH(open_regular_file("/dev/null"), ContainsSubstring("expected a regular file"));
+  CHECK_THROWS_WITH(open_regular_file(folder.path()), ContainsSubstring("is a folder, expected a file"));
+  CHECK_THROWS_WITH(open_regular_file(folder.path() / "none"), ContainsSubstring("No such file"));
+}
+
 TEST_CASE("a temporary folder is private and goes with all it holds", "[files]") {
   std::filesystem::path path;
   {

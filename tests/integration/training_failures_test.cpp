@@ -36,6 +36,46 @@ TEST_CASE("a full disk is a warning once a checkpoint is there, and a failure if
   CHECK(count_of("Test set: ", child.out()) == 2);  // it trained to its end
 }
 
+TEST_CASE("a reader of stdout that goes away does not end the training", "[training]") {
+  need_fashion_mnist();
+  const TempDir dir;
+  auto command = mnist(1, dir.path() / "run", small());
+  command.in_child = [] {  // as before `| head`, when head is done
+    int ends[2];
+    if (::pipe(ends) != 0 || ::dup2(ends[1], STDOUT_FILENO) < 0) ::_exit(122);
+    ::close(ends[0]);
+    ::close(ends[1]);
+    ::signal(SIGPIPE, SIG_DFL);
+  };
+  Child child(command);
+  CHECK(child.wait(kTraining) == ExitStatus::exited(0));
+  CHECK(child.err() == "");
+  CHECK(read_summary(dir.path() / "run")["steps"] == 20);
+  CHECK(fs::exists(dir.path() / "run/checkpoints/last.pt"));
+}
+
+TEST_CASE("a run in folders whose names are no UTF-8 ends well", "[training]") {
+  need_fashion_mnist();
+  const TempDir dir;
+  fs::create_directory_symlink(fashion_mnist(), dir.path() / "data\xff");
+  Child child(mnist(
+      0, dir.path() / "run\xff",
+      {"--data=" + (dir.path() / "data\xff").string(), "--limit-train=32", "--limit-test=10", "--epochs=1"}));
+  REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+  CHECK(read_summary(dir.path() / "run\xff")["checkpoint"].get<std::string>() ==
+        (dir.path() / "run\xef\xbf\xbd/checkpoints/last.pt").string());
+}
+
+TEST_CASE("the limit of a collective is that of the ranks' meeting too", "[training]") {
+  need_fashion_mnist();
+  const TempDir dir;
+  auto command = mnist(0, dir.path() / "run", small({"--timeout=1"}));
+  command.env = {{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "1"}};
+  Child child(command);  // nobody is there
+  CHECK(child.wait() == ExitStatus::exited(1));
+  CHECK(count_of("worker: error: ", child.err()) == 1);
+}
+
 TEST_CASE("a training that diverges says so", "[training]") {
   need_fashion_mnist();
   const TempDir dir;

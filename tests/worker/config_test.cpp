@@ -1,6 +1,14 @@
 #include "worker/config.h"
 
+#include <linux/capability.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
 #include <fstream>
+#include <functional>
 #include <nlohmann/json.hpp>
 
 #include "common/errors.h"
@@ -15,6 +23,32 @@ namespace {
 Config parse(std::vector<const char*> arguments) {
   arguments.insert(arguments.begin(), "worker");
   return parse_config(static_cast<int>(arguments.size()), arguments.data());
+}
+
+/// What body throws in a process that may do no more than any user, if we are root too; empty if nothing.
+std::string error_without_privileges(const std::function<void()>& body) {
+  int ends[2];
+  REQUIRE(::pipe(ends) == 0);
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    __user_cap_header_struct header{_LINUX_CAPABILITY_VERSION_3, 0};
+    __user_cap_data_struct none[2]{};
+    if (::syscall(SYS_capset, &header, none) != 0) ::_exit(1);
+    try {
+      body();
+    } catch (const std::exception& error) {
+      if (::write(ends[1], error.what(), std::strlen(error.what())) < 0) ::_exit(2);
+    }
+    ::_exit(0);
+  }
+  ::close(ends[1]);
+  char text[1000];
+  const auto size = ::read(ends[0], text, sizeof text);
+  ::close(ends[0]);
+  int status = -1;
+  REQUIRE(::waitpid(pid, &status, 0) == pid);
+  REQUIRE(status == 0);
+  return {text, static_cast<std::size_t>(std::max<ssize_t>(size, 0))};
 }
 
 }  // namespace
@@ -114,6 +148,12 @@ TEST_CASE("a bad value is refused in one line that names flag, expectation and v
                     ContainsSubstring(expected) && !ContainsSubstring("\n"));
 }
 
+TEST_CASE("a value with a line end is named whole, in one line", "[config]") {
+  CHECK_THROWS_WITH(parse({"mnist", "--lr", "1\n2"}), "--lr: expected a number above 0, got '1?2'");
+  CHECK_THROWS_WITH(parse({"mnist", "--fo\no"}), "unknown flag '--fo?o', see worker --help");
+  CHECK_THROWS_WITH(parse({"mn\nist"}), "unknown task 'mn?ist', expected: mnist");
+}
+
 TEST_CASE("an unknown task, flag or argument and a missing value are named", "[config]") {
   CHECK_THROWS_WITH(parse({}), "no task given, expected: mnist");
   CHECK_THROWS_WITH(parse({"minst"}), "unknown task 'minst', expected: mnist");
@@ -151,7 +191,7 @@ TEST_CASE("a used run folder is refused unless it may be overwritten", "[config]
   use("overwritten", "summary.json");
   config.overwrite = true;
   CHECK(make_run_folder(config) == config.train.out);
-  CHECK_FALSE(std::filesystem::exists(config.train.out / "summary.json"));
+  CHECK(std::filesystem::exists(config.train.out / "summary.json"));  // until the training begins
 }
 
 TEST_CASE("a run folder that cannot be made is refused by name", "[config]") {
@@ -160,6 +200,48 @@ TEST_CASE("a run folder that cannot be made is refused by name", "[config]") {
   CHECK_THROWS_AS(make_run_folder(config), IoError);
   CHECK_THROWS_WITH(make_run_folder(config),
                     ContainsSubstring("/dev/null/run: cannot create the run folder"));
+}
+
+TEST_CASE("a path that is no UTF-8 is in the configuration as JSON", "[config]") {
+  const auto json = nlohmann::json::parse(
+      parse({"mnist", "--data=/tmp/x\xff", "--init-weights=\xff.pt", "--out=\xff"}).train.config_json);
+  CHECK(json["data"] == "/tmp/x\xef\xbf\xbd");
+  CHECK(json["init_weights"] == "\xef\xbf\xbd.pt");
+}
+
+TEST_CASE("a run folder that cannot be looked into or made is refused by name and reason", "[config]") {
+  const TempDir dir;
+  auto config = parse({"mnist"});
+  SECTION("checkpoints that lead nowhere") {
+    config.train.out = dir.path();
+    std::filesystem::create_symlink("checkpoints", dir.path() / "checkpoints");
+    CHECK_THROWS_WITH(
+        make_run_folder(config),
+        (dir.path() / "checkpoints").string() + ": cannot be looked up: Too many levels of symbolic links");
+  }
+  SECTION("the default's folder") {
+    const auto before = std::filesystem::current_path();
+    std::filesystem::current_path(dir.path());
+    std::filesystem::create_symlink("missing", "runs");  // mkdir: File exists; below it: No such file
+    CHECK_THROWS_WITH(make_run_folder(config), "runs: cannot create the run folder: File exists");
+    std::filesystem::current_path(before);
+  }
+}
+
+TEST_CASE("a folder of the run that cannot be written to is refused before the training", "[config]") {
+  const TempDir dir;
+  auto config = parse({"mnist"});
+  config.train.out = dir.path();
+  std::filesystem::create_directory(dir.path() / "checkpoints");
+  const auto part = GENERATE(false, true) ? dir.path() / "checkpoints" : dir.path();
+  std::filesystem::permissions(part, std::filesystem::perms::owner_read | std::filesystem::perms::owner_exec);
+  const auto message = error_without_privileges([&] { make_run_folder(config); });
+  CHECK(message == part.string() + ": cannot write to the run folder: Permission denied");
+}
+
+TEST_CASE("the ranks have as long to meet as a collective, five minutes at most", "[config]") {
+  CHECK(connect_timeout(parse({"mnist"})) == std::chrono::minutes(5));
+  CHECK(connect_timeout(parse({"mnist", "--timeout=1.5"})) == std::chrono::milliseconds(1500));
 }
 
 TEST_CASE("the configuration as JSON says what decides the result", "[config]") {

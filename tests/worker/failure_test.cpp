@@ -35,3 +35,12 @@ TEST_CASE("a failure is one line, without LibTorch's stack trace", "[failure]") 
   CHECK(failure.message == "shapes differ");
   CHECK(failure.exit_code == 1);
 }
+
+TEST_CASE("a failure is named whole where a name holds a line end", "[failure]") {
+  CHECK(failure_of([] { throw ddprun::UsageError("--lr: expected a number above 0, got '1\n2'"); }).message ==
+        "--lr: expected a number above 0, got '1?2'");
+  CHECK(failure_of([] { throw ddprun::IoError("/tmp/x\ny", "no such folder"); }).message ==
+        "/tmp/x?y: no such folder");
+  CHECK(failure_of([] { throw std::runtime_error("a\rb"); }).message == "a?b");
+  CHECK(failure_of([] { TORCH_CHECK(false, "a\x1b[2Jb"); }).message == "a?[2Jb");
+}

@@ -5,6 +5,8 @@
 #include <unistd.h>
 
 #include "common/errors.h"
+#include "common/files.h"
+#include "common/logging.h"
 #include "tests/support/catch.h"
 #include "tests/support/run_ranks.h"
 #include "worker/ddp/collectives.h"
@@ -72,6 +74,25 @@ TEST_CASE("a rank whose peers do not come gives up after the connect timeout", "
   const auto begin = std::chrono::steady_clock::now();
   CHECK_THROWS(ProcessGroup::connect(test::rank_env(port, 0, 2), {.connect_timeout = 500ms}));
   CHECK(std::chrono::steady_clock::now() - begin < 30s);
+}
+
+TEST_CASE("a rank that waits long for its peers says where, once", "[process_group]") {
+  const TempDir dir;
+  const UniqueFd log(::open((dir.path() / "log").c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
+  const UniqueFd before(::dup(STDERR_FILENO));
+  const test::HeldPort port;
+  REQUIRE(::dup2(log.get(), STDERR_FILENO) == STDERR_FILENO);
+  configure_logging("worker");
+  CHECK_THROWS(
+      ProcessGroup::connect(test::rank_env(port, 0, 2), {.connect_timeout = 1500ms, .notice_after = 1ms}));
+  ProcessGroup::connect(WorkerEnv{}, {}).close();  // is there at once
+  ::dup2(before.get(), STDERR_FILENO);
+  const auto line =
+      "worker: rank 0 waits at 127.0.0.1:" + std::to_string(port.port) + " for all 2 ranks, up to 2 s\n";
+  const auto text = read_file(dir.path() / "log");
+  CAPTURE(text);
+  CHECK(text.find(line) != std::string::npos);
+  CHECK(text.find(" waits ") == text.rfind(" waits "));
 }
 
 TEST_CASE("a collective that a rank does not join fails after the timeout", "[process_group]") {

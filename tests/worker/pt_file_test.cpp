@@ -1,6 +1,7 @@
 #include "worker/serialize/pt_file.h"
 
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <torch/types.h>
 #include <unistd.h>
@@ -179,8 +180,11 @@ TEST_CASE("read_pt says what it expected of a file of another kind", "[pt_file]"
   const TempDir folder;
   const auto path = folder.path() / "a.pt";
   CHECK_THROWS_WITH(read_pt(path), ContainsSubstring("cannot open: No such file"));
-  CHECK_THROWS_WITH(read_pt(folder.path()), ContainsSubstring("Is a directory"));
-  CHECK_THROWS_WITH(read_weights(folder.path()), ContainsSubstring("Is a directory"));
+  CHECK_THROWS_WITH(read_pt(folder.path()), ContainsSubstring("is a folder, expected a file"));
+  CHECK_THROWS_WITH(read_weights(folder.path()), ContainsSubstring("is a folder, expected a file"));
+  REQUIRE(::mkfifo((folder.path() / "fifo").c_str(), 0600) == 0);  // nobody writes: a reader would wait
+  CHECK_THROWS_WITH(read_pt(folder.path() / "fifo"), ContainsSubstring("expected a regular file"));
+  CHECK_THROWS_WITH(read_weights(folder.path() / "fifo"), ContainsSubstring("expected a regular file"));
   CHECK_THROWS_WITH(read_pt(kGolden / "legacy.pt"),
                     ContainsSubstring("is in torch's old non-zip format, expected a zip: save it again"));
   CHECK_THROWS_WITH(read_weights(kGolden / "legacy.pt"), ContainsSubstring("old non-zip format"));

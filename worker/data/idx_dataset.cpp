@@ -1,13 +1,11 @@
 #include "worker/data/idx_dataset.h"
 
-#include <zlib.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <memory>
 #include <string>
+#include <system_error>
 
 #include "common/errors.h"
+#include "worker/data/gz_reader.h"
 
 namespace ddprun::data {
 namespace {
@@ -17,54 +15,19 @@ namespace fs = std::filesystem;
 constexpr std::int64_t kMaxBytes = std::int64_t{8}
                                    << 30;  // far above any real file: a wrong header asks for more
 
-struct GzClose {
-  void operator()(gzFile file) const { ::gzclose(file); }
-};
+/// Fills the buffer; throws if the file ends before that.
+void read_all_of(GzReader& file, const fs::path& path, void* buffer, std::int64_t size,
+                 const std::string& what) {
+  const auto got = file.read(buffer, static_cast<std::size_t>(size));
+  if (got != static_cast<std::size_t>(size))
+    throw IoError(path, "is cut: expected " + std::to_string(size) + " bytes of " + what + ", got " +
+                            std::to_string(got));
+}
 
-/// Reads plain files and gzip alike.
-class GzReader {
- public:
-  explicit GzReader(const fs::path& path) : path_(path), file_(::gzopen(path.c_str(), "rbe")) {
-    if (!file_) throw IoError(path, "cannot open", errno);
-    ::gzbuffer(file_.get(), 1 << 17);
-  }
-
-  /// Fills the buffer; throws if the file ends before that.
-  void read(void* buffer, std::int64_t size, const std::string& what) {
-    auto* begin = static_cast<unsigned char*>(buffer);
-    for (std::int64_t done = 0; done < size;) {
-      const auto chunk = static_cast<unsigned>(std::min<std::int64_t>(size - done, 1 << 30));
-      const int n = ::gzread(file_.get(), begin + done, chunk);
-      if (n < 0) fail();
-      if (n == 0)
-        throw IoError(path_, "is cut: expected " + std::to_string(size) + " bytes of " + what + ", got " +
-                                 std::to_string(done));
-      done += n;
-    }
-  }
-
-  /// Throws if anything is left, or if gzip's checksum is wrong.
-  void expect_end() {
-    unsigned char extra = 0;
-    const int n = ::gzread(file_.get(), &extra, 1);
-    if (n > 0) throw IoError(path_, "has more bytes than its header announces");
-    int error = Z_OK;
-    ::gzerror(file_.get(), &error);
-    if (n < 0 || error == Z_BUF_ERROR) fail();
-  }
-
- private:
-  [[noreturn]] void fail() {
-    int error = Z_OK;
-    const std::string text = ::gzerror(file_.get(), &error);
-    if (error == Z_ERRNO) throw IoError(path_, "cannot read", errno);
-    throw IoError(path_,
-                  "is not a whole gzip file (" + (text.empty() ? std::string("it is cut") : text) + ")");
-  }
-
-  fs::path path_;
-  std::unique_ptr<gzFile_s, GzClose> file_;
-};
+void expect_end(GzReader& file, const fs::path& path) {
+  char extra = 0;
+  if (file.read(&extra, 1) != 0) throw IoError(path, "has more bytes than its header announces");
+}
 
 std::uint32_t big_endian(const unsigned char* bytes) {
   return std::uint32_t{bytes[0]} << 24 | std::uint32_t{bytes[1]} << 16 | std::uint32_t{bytes[2]} << 8 |
@@ -73,37 +36,40 @@ std::uint32_t big_endian(const unsigned char* bytes) {
 
 /// NAME or NAME.gz in the folder, whichever is there.
 fs::path find_idx(const fs::path& folder, const std::string& name) {
-  for (const auto& path : {folder / name, folder / (name + ".gz")})
-    if (fs::exists(path)) return path;
-  if (!fs::is_directory(folder)) throw IoError(folder, "no such folder; expected one with " + name + "[.gz]");
+  std::error_code error;
+  for (const auto& path : {folder / name, folder / (name + ".gz")}) {
+    if (fs::exists(path, error)) return path;
+    if (error) throw IoError(path, "cannot be looked up", error.value());
+  }
+  if (!fs::is_directory(folder, error))
+    throw IoError(folder, "no such folder; expected one with " + name + "[.gz]");
   throw IoError(folder / name, "no such file, nor with .gz");
 }
 
 }  // namespace
 
 torch::Tensor read_idx(const fs::path& path, int dimensions) {
-  if (fs::is_directory(path)) throw IoError(path, "is a folder, expected an IDX file");
-  GzReader reader(path);
+  GzReader file(path);
   unsigned char header[4];
-  reader.read(header, sizeof header, "header");
+  read_all_of(file, path, header, sizeof header, "header");
   const std::uint32_t expected = 0x800u + static_cast<std::uint32_t>(dimensions);
   if (big_endian(header) != expected)
     throw IoError(path, "expected magic number " + std::to_string(expected) + " (IDX of unsigned bytes, " +
                             std::to_string(dimensions) + "-dimensional), got " +
                             std::to_string(big_endian(header)));
   std::vector<std::int64_t> shape;
-  std::int64_t bytes = 1;
+  std::int64_t bytes = 1;  // were every size that is 0 a 1, so that no other one goes unchecked
   for (int i = 0; i < dimensions; ++i) {
     unsigned char size[4];
-    reader.read(size, sizeof size, "header");
+    read_all_of(file, path, size, sizeof size, "header");
     shape.push_back(big_endian(size));
-    if (shape.back() != 0 && bytes > kMaxBytes / shape.back())
-      throw IoError(path, "has a header that asks for more than 8 GiB");
-    bytes *= shape.back();
+    const auto factor = std::max<std::int64_t>(1, shape.back());
+    if (bytes > kMaxBytes / factor) throw IoError(path, "has a header that asks for more than 8 GiB");
+    bytes *= factor;
   }
   auto values = torch::empty(shape, torch::kUInt8);
-  reader.read(values.data_ptr(), bytes, "values");
-  reader.expect_end();
+  read_all_of(file, path, values.data_ptr(), values.numel(), "values");
+  expect_end(file, path);
   return values;
 }
 

@@ -5,9 +5,12 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <condition_variable>
 #include <cstdlib>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -18,6 +21,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "common/errors.h"
+#include "common/logging.h"
 
 namespace ddprun::ddp {
 namespace {
@@ -74,6 +78,27 @@ std::shared_ptr<gloo::transport::Device> make_device(const WorkerEnv& env) {
   return c10d::ProcessGroupGloo::createDefaultDevice();
 }
 
+/// Logs a line if it lives longer than expected.
+class LateNotice {
+ public:
+  LateNotice(std::chrono::milliseconds expected, std::string line)
+      : thread_([expected, line = std::move(line)](const std::stop_token& stop) {
+          std::mutex mutex;
+          std::unique_lock lock(mutex);
+          std::condition_variable_any().wait_for(lock, stop, expected, [] { return false; });
+          if (!stop.stop_requested()) log_info(line);
+        }) {}
+
+ private:
+  std::jthread thread_;
+};
+
+std::string waiting_line(const WorkerEnv& env, std::chrono::milliseconds timeout) {
+  return "rank " + std::to_string(env.rank) + " waits at " + env.master_addr + ":" +
+         std::to_string(env.master_port) + " for all " + std::to_string(env.world_size) + " ranks, up to " +
+         std::to_string(std::chrono::ceil<std::chrono::seconds>(timeout).count()) + " s";
+}
+
 }  // namespace
 
 struct ProcessGroup::Connections {
@@ -84,6 +109,7 @@ struct ProcessGroup::Connections {
 };
 
 ProcessGroup ProcessGroup::connect(const WorkerEnv& env, const Options& options) {
+  const LateNotice notice(options.notice_after, waiting_line(env, options.connect_timeout));
   auto connections = std::make_unique<Connections>();
   connections->store = make_store(env, options.connect_timeout);
   auto gloo_options = c10d::ProcessGroupGloo::Options::create(options.timeout);

@@ -22,6 +22,7 @@ class ProcessGroup {
   struct Options {
     std::chrono::milliseconds timeout = std::chrono::minutes(30);         ///< of one collective
     std::chrono::milliseconds connect_timeout = std::chrono::minutes(5);  ///< for all ranks to arrive
+    std::chrono::milliseconds notice_after = std::chrono::seconds(5);     ///< that long a wait is logged
   };
 
   /// Meets the other ranks at env's MASTER_ADDR and MASTER_PORT. Rank 0 hosts the store, on the socket the

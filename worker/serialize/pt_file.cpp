@@ -91,8 +91,7 @@ void write_records(OutputFile& file, const Pickle& pickle) {
 }
 
 std::string first_bytes(const std::filesystem::path& path, std::size_t count) {
-  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!fd) throw IoError(path, "cannot open", errno);
+  const auto fd = open_regular_file(path);
   std::string bytes(count, '\0');
   const auto got = ::read(fd.get(), bytes.data(), count);
   if (got < 0) throw IoError(path, "cannot read", errno);

@@ -1,7 +1,6 @@
 #include "worker/serialize/safetensors.h"
 
 #include <ATen/ops/empty.h>
-#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,7 +11,7 @@
 #include <tuple>
 
 #include "common/errors.h"
-#include "common/unique_fd.h"
+#include "common/files.h"
 #include "worker/serialize/in_quotes.h"
 
 namespace ddprun::serialize {
@@ -42,9 +41,7 @@ std::optional<at::ScalarType> dtype_named(const std::string& name) {
 
 class SafetensorsFile {
  public:
-  explicit SafetensorsFile(const std::filesystem::path& path)
-      : path_(path), fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
-    if (!fd_) throw IoError(path, "cannot open", errno);
+  explicit SafetensorsFile(const std::filesystem::path& path) : path_(path), fd_(open_regular_file(path)) {
     const auto end = ::lseek(fd_.get(), 0, SEEK_END);
     if (end < 0) throw IoError(path, "cannot read", errno);
     size_ = static_cast<std::uint64_t>(end);

@@ -1,7 +1,10 @@
 #include "worker/train/run_record.h"
 
 #include <cerrno>
+#include <string>
+#include <system_error>
 #include <utility>
+#include <vector>
 
 #include "common/errors.h"
 #include "common/files.h"
@@ -23,15 +26,43 @@ int unless_disk_full(Write write) {
   }
 }
 
+/// Removes the file if it is there, and what is left of killed attempts at writing it.
+void remove_with_leftovers(const std::filesystem::path& path) {
+  std::vector<std::filesystem::path> doomed = {path};
+  const auto temporary = "." + path.filename().string() + ".tmp.";  // as temporary_beside() names it
+  std::error_code error;
+  for (std::filesystem::directory_iterator entry(path.parent_path(), error), end; !error && entry != end;
+       entry.increment(error))
+    if (entry->path().filename().string().starts_with(temporary)) doomed.push_back(entry->path());
+  for (const auto& file : doomed)
+    if (!std::filesystem::remove(file, error) && error)
+      throw IoError(file, "cannot remove this of an earlier run", error.value());
+}
+
 }  // namespace
 
-RunRecord::RunRecord(std::filesystem::path folder)
-    : folder_(std::move(folder)),
-      metrics_(metrics_path(), {"epoch", "step", "lr", "train_loss", "train_loss_epoch", "train_acc",
-                                "test_loss", "test_acc", "samples_per_second"}) {}
+RunRecord::RunRecord(std::filesystem::path folder) : folder_(std::move(folder)) {
+  // The earlier run's end and weights are not this one's.
+  for (const auto& path : {metrics_path(), summary_path(), checkpoint_path()}) remove_with_leftovers(path);
+  unless_disk_full([&] { metrics(); });
+}
+
+/// Starts the file if need be; an empty one, which would pass for a run's, is not left behind.
+report::CsvSink& RunRecord::metrics() {
+  if (metrics_) return *metrics_;
+  try {
+    return metrics_.emplace(
+        metrics_path(), std::vector<std::string>{"epoch", "step", "lr", "train_loss", "train_loss_epoch",
+                                                 "train_acc", "test_loss", "test_acc", "samples_per_second"});
+  } catch (const IoError&) {
+    std::error_code ignored;
+    std::filesystem::remove(metrics_path(), ignored);
+    throw;
+  }
+}
 
 void RunRecord::add_metrics(const report::MetricRow& row) {
-  unless_disk_full([&] { metrics_.add(row); });
+  unless_disk_full([&] { metrics().add(row); });
 }
 
 void RunRecord::save(const TrainingState& state) {

@@ -12,11 +12,11 @@ namespace ddprun::train {
 
 /// The files of one run: metrics.csv, checkpoints/last.pt, summary.json. Rank 0's business.
 ///
-/// A disk that is full ends no run: it is a warning, and the files keep what they had. Only a run that could
-/// never write a checkpoint fails, at its end.
+/// A disk that is full ends no run, whenever it fills: it is a warning, and the files keep what they had.
+/// Only a run that could never write a checkpoint fails, at its end.
 class RunRecord {
  public:
-  /// throws IoError if metrics.csv cannot be started
+  /// Removes what an earlier run left in the folder and starts metrics.csv. throws IoError
   explicit RunRecord(std::filesystem::path folder);
 
   void add_metrics(const report::MetricRow& row);
@@ -30,8 +30,10 @@ class RunRecord {
   std::filesystem::path summary_path() const { return folder_ / "summary.json"; }
 
  private:
+  report::CsvSink& metrics();
+
   std::filesystem::path folder_;
-  report::CsvSink metrics_;
+  std::optional<report::CsvSink> metrics_;  // none as long as the disk was full whenever it was to be started
   bool saved_ = false;
   int disk_error_ = 0;  // of the last checkpoint that could not be written
 };

@@ -14,6 +14,7 @@
 #include <torch/optim/optimizer.h>
 
 #include "common/logging.h"
+#include "common/one_line.h"
 #include "worker/data/distributed_sampler.h"
 #include "worker/data/loader.h"
 #include "worker/ddp/collectives.h"
@@ -192,7 +193,8 @@ class Trainer {
                                             {"test_acc", test_.accuracy()},
                                             {"checkpoint", record_->checkpoint_path().string()},
                                             {"peak_rss_mb", peak}};
-    record_->finish(summary.dump(2) + "\n");
+    // A path is bytes, JSON is UTF-8.
+    record_->finish(summary.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
     print("checkpoint: " + record_->checkpoint_path().string());
     print("metrics:    " + record_->metrics_path().string());
     print("summary:    " + record_->summary_path().string());
@@ -210,7 +212,7 @@ class Trainer {
 
   void print(const std::string& line) {
     progress_.clear();
-    std::cout << line << std::endl;
+    std::cout << one_line(line) << std::endl;
   }
 
   static constexpr std::int64_t kTestBatchSize = 500;

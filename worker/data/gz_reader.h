@@ -1,0 +1,41 @@
+#pragma once
+
+#include <zlib.h>
+
+#include <cstddef>
+#include <filesystem>
+#include <vector>
+
+#include "common/unique_fd.h"
+
+namespace ddprun::data {
+
+/// Reads a file from begin to end, plain or gzip, told apart by content. A gzip file is verified to its last
+/// byte: one that is cut, has a wrong checksum or is followed by anything but another gzip file is refused.
+/// Everything throws IoError naming the file.
+class GzReader {
+ public:
+  /// Regular files only.
+  explicit GzReader(const std::filesystem::path& path);
+  ~GzReader();
+  GzReader(const GzReader&) = delete;
+  GzReader& operator=(const GzReader&) = delete;
+
+  /// Reads up to size bytes of the content. returns  how many; fewer only where the file ends
+  std::size_t read(void* buffer, std::size_t size);
+
+ private:
+  bool refill();
+  std::size_t copy(unsigned char* to, std::size_t size);
+  std::size_t inflate(unsigned char* to, std::size_t size);
+  [[noreturn]] void fail(const char* reason) const;
+
+  std::filesystem::path path_;
+  UniqueFd fd_;
+  std::vector<unsigned char> buffer_;
+  z_stream stream_{};  // its input is what is left in buffer_, of plain files too
+  bool is_gzip_ = false;
+  bool in_member_ = false;  // between a gzip member's header and the end of its trailer
+};
+
+}  // namespace ddprun::data
