@@ -13,7 +13,7 @@ ZSH = SOURCE / "completions/_ddprun"
 FLAG = re.compile(r"(?<![\w-])--?[a-zA-Z][a-z-]*")
 
 # Whether the man page and the completions may name no flag that --help lacks.
-HELP_IS_COMPLETE = False
+HELP_IS_COMPLETE = True
 
 
 def output(*command):
