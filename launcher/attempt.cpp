@@ -4,6 +4,7 @@
 
 #include "common/logging.h"
 #include "launcher/heartbeat.h"
+#include "launcher/launch_error.h"
 #include "launcher/reserved_port.h"
 #include "launcher/stack_dump.h"
 
@@ -146,8 +147,13 @@ asio::awaitable<Attempt> run_attempt(Job& job, int number) {
   // All before the first start: a lack of descriptors or a bad file is to be known before anybody runs.
   std::vector<WorkerOutputs> outputs;
   for (std::size_t i = 0; i < output_plans.size(); ++i) {
-    auto ends = logs.open(i, output_plans[i]);
-    outputs.push_back({std::move(ends.out), std::move(ends.err)});
+    try {
+      auto ends = logs.open(i, output_plans[i]);
+      outputs.push_back({std::move(ends.out), std::move(ends.err)});
+    } catch (const std::system_error& error) {
+      throw LaunchError(LaunchError::kOwnFailure,
+                        "cannot start rank " + std::to_string(attempt.specs[i].rank) + ": " + error.what());
+    }
   }
   const auto start_failed = group.start(job.program.path, attempt.specs, std::move(outputs));
   port.close_store_fd();  // rank 0 has it now, and only rank 0 may

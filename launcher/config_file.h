@@ -12,7 +12,8 @@ struct ConfigEntry {
   std::vector<std::string> values;
 };
 
-/// Reads a TOML file of flat entries (no tables), in its order. throws IoError, or UsageError naming the line
+/// Reads a TOML file of flat entries (no tables), sorted by key. throws IoError, or UsageError naming the
+/// line
 std::vector<ConfigEntry> read_config_file(const std::filesystem::path& path);
 
 }  // namespace ddprun

@@ -2,12 +2,19 @@
 
 #include <algorithm>
 
+#include "common/worker_env.h"
 #include "launcher/cpu_list.h"
 #include "launcher/printable.h"
 #include "launcher/redact.h"
 
 namespace ddprun {
 namespace {
+
+/// A variable that ddprun sets for every worker, be it to the value that it had.
+bool is_ours(const std::string& variable) {
+  const auto& names = worker_variable_names();
+  return std::find(names.begin(), names.end(), variable.substr(0, variable.find('='))) != names.end();
+}
 
 std::string describe_stream(const char* name, const StreamPlan& plan) {
   std::string text = std::string("  ") + name + ": ";
@@ -35,7 +42,8 @@ std::string dry_run_text(const std::string& program, const std::vector<WorkerSpe
     for (const std::string& variable : spec.env)
       if (variable == "MASTER_PORT=0") {
         text += "  env: MASTER_PORT=(a free port)\n";
-      } else if (std::find(inherited.begin(), inherited.end(), variable) == inherited.end()) {
+      } else if (is_ours(variable) ||
+                 std::find(inherited.begin(), inherited.end(), variable) == inherited.end()) {
         text += "  env: " + printable(redacted_variable(variable)) + "\n";
       }
     if (!spec.cpus.empty()) text += "  cpus: " + describe_cpus(spec.cpus) + "\n";

@@ -111,7 +111,6 @@ std::string describe_root_cause(const FailureReport& report) {
     text += field("attempt", {std::to_string(report.attempt + 1) +
                               " (--max-restarts=" + std::to_string(report.max_restarts) + ")"});
   if (!root.core.empty()) text += field("core file", {printable(root.core)});
-  text += paths("stacks", root.stacks);
   text += paths("log files", root.logs);
   return text + describe_output(root);
 }

@@ -23,11 +23,10 @@ struct FailedWorker {
   bool asked_to_end = false;  ///< after ddprun had begun to end the job, in a way of its own
 
   // What is only looked for, and shown, of the root cause.
-  std::string out_of_memory = {};                  ///< describe(OomFinding); empty: nothing is known of it
-  std::string core = {};                           ///< find_core(); empty: none
-  std::vector<std::string> last_lines = {};        ///< of its stderr, as they came; the last ones are shown
-  std::vector<std::filesystem::path> logs = {};    ///< its log files
-  std::vector<std::filesystem::path> stacks = {};  ///< where its stack was dumped to
+  std::string out_of_memory = {};                ///< describe(OomFinding); empty: nothing is known of it
+  std::string core = {};                         ///< find_core(); empty: none
+  std::vector<std::string> last_lines = {};      ///< of its stderr, as they came; the last ones are shown
+  std::vector<std::filesystem::path> logs = {};  ///< its log files
 };
 
 /// What the user is told when a job fails.

@@ -39,8 +39,15 @@ std::string truth(const std::string& text, const std::string& source) {
   throw UsageError(source + ": expected true or false (1 or 0), got " + quoted(text));
 }
 
-Setting make_setting(const Flag& flag, const std::string& text, const std::string& source) {
-  return {flag.takes_value ? text : truth(text, source), source};
+/// Puts the flag down; "--no-prefix" as "--prefix" with the opposite value, so that the last one counts.
+void put_setting(const Flag& flag, const std::string& text, const std::string& source, CommandLine& line) {
+  Setting setting{flag.takes_value ? text : truth(text, source), source};
+  if (flag.name != "--no-prefix") {
+    line.settings[flag.name] = setting;
+    return;
+  }
+  setting.text = setting.text == "true" ? "false" : "true";
+  line.settings["--prefix"] = setting;
 }
 
 /// Reads one flag at words[i], and its value; returns the index of the word after it.
@@ -59,7 +66,7 @@ std::size_t read_flag(const std::vector<std::string>& words, std::size_t i, Comm
     if (++i >= words.size() || words[i].empty()) throw UsageError(shown + ": expected a value, got none");
     value = words[i];
   }
-  line.settings[flag.name] = make_setting(flag, value.value_or("true"), shown);
+  put_setting(flag, value.value_or("true"), shown, line);
   return i + 1;
 }
 
@@ -71,7 +78,7 @@ void read_variables(const std::string& prefix, const EnvLookup& environment, Com
     for (const char c : flag.name.substr(2)) name += c == '-' ? '_' : static_cast<char>(std::toupper(c));
     const auto value = environment(name);
     if (!value || (value->empty() && flag.takes_value)) continue;
-    line.settings[flag.name] = make_setting(flag, *value, name);
+    put_setting(flag, *value, name, line);
   }
 }
 
@@ -88,7 +95,7 @@ void read_configuration(const std::string& path, CommandLine& line) {
     if (flag == known.end() || name == "--config")
       throw UsageError(source + ": expected the name of a flag, or program");
     if (entry.values.size() != 1) throw UsageError(source + ": expected one value");
-    line.settings[name] = make_setting(*flag, entry.values[0], source);
+    put_setting(*flag, entry.values[0], source, line);
   }
 }
 

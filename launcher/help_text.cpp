@@ -27,7 +27,7 @@ Where they run
 Output
   --prefix, --no-prefix            begin lines with [ROLE RANK]: [on a terminal, and with --tee]
   --timestamp                      and with the time
-  --log-dir DIR                    where files go: DIR/ID/attempt_N/RANK/{stdout,stderr}.log [ddprun_logs]
+  --log-dir DIR                    where files go: DIR/JOB/attempt_N/RANK/{stdout,stderr}.log [ddprun_logs]
   -r, --redirects 0|1|2|3|RANK:N,..  to files instead: 1 stdout, 2 stderr, 3 both
   -t, --tee 0|1|2|3|RANK:N,..      to files as well, if --log-dir is given, with a prefix
   --local-ranks-filter RANK,..     show only these workers' output

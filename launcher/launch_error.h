@@ -9,6 +9,8 @@ namespace ddprun {
 /// which, in the words of env(1) and timeout(1).
 class LaunchError : public std::runtime_error {
  public:
+  static constexpr int kUsage = 2;
+  static constexpr int kTimeout = 124;
   static constexpr int kOwnFailure = 125;
   static constexpr int kNotExecutable = 126;
   static constexpr int kNotFound = 127;

@@ -36,8 +36,8 @@ std::vector<std::string> common_environment(const LaunchContext& context, int wo
   env.push_back(std::string(kJobIdVariable) + "=" + job);
   if (context.may_hang && !is_set(env, "PYTHONFAULTHANDLER")) env.push_back("PYTHONFAULTHANDLER=1");
   if (!is_set(env, "TORCH_NCCL_ASYNC_ERROR_HANDLING")) env.push_back("TORCH_NCCL_ASYNC_ERROR_HANDLING=1");
-  if (workers > 1 && !is_set(env, "OMP_NUM_THREADS"))
-    env.push_back("OMP_NUM_THREADS=" + std::to_string(std::max(1, topology.cpus / workers)));
+  if (const auto threads = threads_per_worker(env, topology, workers))
+    env.push_back("OMP_NUM_THREADS=" + std::to_string(*threads));
   return env;
 }
 
@@ -92,6 +92,12 @@ int worker_count(const WorkersWanted& wanted, const Topology& topology) {
     throw UsageError("--nproc-per-node: expected a visible NVIDIA GPU for 'gpu', got none (try cpu or auto)");
   const bool by_gpu = wanted.kind == Kind::kGpu || (wanted.kind == Kind::kAuto && topology.gpus > 0);
   return std::min(by_gpu ? topology.gpus : topology.cpus, kMaxWorkersPerNode);
+}
+
+std::optional<int> threads_per_worker(const std::vector<std::string>& environment, const Topology& topology,
+                                      int workers) {
+  if (workers == 1 || is_set(environment, "OMP_NUM_THREADS")) return {};
+  return std::max(1, topology.cpus / workers);
 }
 
 std::vector<WorkerSpec> plan_workers(const LaunchContext& context, const Round& round,

@@ -48,6 +48,10 @@ struct LaunchContext {
 /// How many workers to start. throws UsageError if one a GPU is asked for and there is none
 int worker_count(const WorkersWanted& wanted, const Topology& topology);
 
+/// OMP_NUM_THREADS of each worker, if ddprun is to choose it: for several workers, and unless it is set.
+std::optional<int> threads_per_worker(const std::vector<std::string>& environment, const Topology& topology,
+                                      int workers);
+
 /// The workers of this node by local rank.
 ///
 /// Their environment is ddprun's own without what another launcher left in it, then torchrun's variables,

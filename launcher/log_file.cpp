@@ -124,22 +124,6 @@ void LogFile::rotate() {
   fd_ = std::move(next);
 }
 
-UniqueFd LogFile::duplicate() const {
-  UniqueFd copy(::fcntl(fd_.get(), F_DUPFD_CLOEXEC, 3));
-  if (!copy) throw IoError(path_, "cannot duplicate the descriptor", errno);
-  return copy;
-}
-
-std::string LogFile::tail(std::size_t max_bytes) const {
-  struct stat info {};
-  if (::fstat(fd_.get(), &info) != 0) return "";
-  const auto size = static_cast<std::size_t>(info.st_size);
-  std::string bytes(std::min(size, max_bytes), '\0');
-  const ssize_t n = ::pread(fd_.get(), bytes.data(), bytes.size(), static_cast<off_t>(size - bytes.size()));
-  bytes.resize(n > 0 ? static_cast<std::size_t>(n) : 0);
-  return bytes;
-}
-
 void LogFile::warn_once(const char* problem, int error) {
   if (std::exchange(warned_, true)) return;
   log_warning(IoError(path_, problem, error).what());

@@ -42,12 +42,6 @@ class LogFile {
 
   void write(std::string_view bytes);
 
-  /// A descriptor for a worker that writes the file itself, without rotation. throws IoError
-  UniqueFd duplicate() const;
-
-  /// The last bytes of the file, whoever wrote them: at most so many; empty if they cannot be read.
-  std::string tail(std::size_t max_bytes) const;
-
   const std::filesystem::path& path() const { return path_; }
 
  private:

@@ -6,6 +6,8 @@
 #include "launcher/flags.h"
 #include "launcher/option_values.h"
 #include "launcher/printable.h"
+#include "launcher/restart_policy.h"
+#include "launcher/stream_selection.h"
 
 namespace ddprun {
 namespace {
@@ -21,6 +23,8 @@ class Settings {
     const auto found = settings_.find(name);
     return found == settings_.end() ? fallback : found->second.text;
   }
+
+  std::string source(const std::string& name) const { return settings_.at(name).source; }
 
   /// parse(text) if it was given: a parser of option_values.h, which returns none for what it does not take.
   template <typename Parse, typename Target>
@@ -99,6 +103,8 @@ void read_restarts(const Settings& settings, RestartOptions& restart) {
   settings.read("--restart-backoff", kSeconds, parse_seconds, restart.backoff);
   settings.read("--restart-window", kSeconds, parse_seconds, restart.window);
   restart.on_codes = settings.text("--restart-on-codes");
+  if (settings.given("--restart-on-codes"))
+    parse_restart_codes(restart.on_codes, settings.source("--restart-on-codes"));
 }
 
 void read_output(const Settings& settings, OutputOptions& output) {
@@ -106,10 +112,13 @@ void read_output(const Settings& settings, OutputOptions& output) {
   output.redirects = settings.text("--redirects", "0");
   output.tee = settings.text("--tee", "0");
   output.local_ranks_filter = settings.text("--local-ranks-filter");
+  for (const char* name : {"--redirects", "--tee"})
+    if (settings.given(name)) parse_stream_selection(settings.source(name), settings.text(name));
+  if (settings.given("--local-ranks-filter"))
+    parse_local_ranks(settings.source("--local-ranks-filter"), output.local_ranks_filter);
   output.stdout_filters = settings.text("--duplicate-stdout-filters");
   output.stderr_filters = settings.text("--duplicate-stderr-filters");
-  if (settings.is_true("--prefix")) output.prefix = true;
-  if (settings.is_true("--no-prefix")) output.prefix = false;
+  if (settings.given("--prefix")) output.prefix = settings.is_true("--prefix");
   output.timestamps = settings.is_true("--timestamp");
   settings.read("--log-max-size", "bytes, such as 1000000, 500K, 100M or 2G", parse_bytes,
                 output.log_max_size);

@@ -33,6 +33,8 @@ std::filesystem::path Outputs::job_folder(const std::filesystem::path& log_dir) 
 
 std::filesystem::path Outputs::make_attempt_folder(int attempt, int workers) {
   if (!wishes_.log_dir.empty() && !log_folder_) {
+    LogFolder(std::filesystem::absolute(wishes_.log_dir))
+        .open_below(job_name_);  // refuses one that others may change
     log_folder_.emplace(job_folder(wishes_.log_dir));
     if (!options_.output.log_dir) log_info("log files: " + log_folder_->path().string());
   }

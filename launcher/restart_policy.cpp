@@ -31,16 +31,16 @@ std::optional<int> code(std::string_view text) {
   return value;
 }
 
-RestartCodes::Range parse_item(std::string_view item) {
+RestartCodes::Range parse_item(std::string_view item, const std::string& flag) {
   if (const int signal = signal_number(item)) return {128 + signal, 128 + signal};
   const auto dash = item.find('-');
   const auto first = code(item.substr(0, dash));
   const auto last = dash == std::string_view::npos ? first : code(item.substr(dash + 1));
   if (!first || !last || *first > *last)
-    throw UsageError(
-        "--restart-on-codes: expected exit codes from 1 to 255, ranges such as 3-5 or names of "
-        "signals, separated by commas, got '" +
-        printable(item) + "'");
+    throw UsageError(flag +
+                     ": expected exit codes from 1 to 255, ranges such as 3-5 or names of "
+                     "signals, separated by commas, got '" +
+                     printable(item) + "'");
   return {*first, *last};
 }
 
@@ -77,11 +77,11 @@ bool RestartCodes::contains(int code) const {
          });
 }
 
-RestartCodes parse_restart_codes(std::string_view text) {
+RestartCodes parse_restart_codes(std::string_view text, const std::string& flag) {
   RestartCodes codes;
   for (std::size_t begin = 0; begin <= text.size();) {
     const auto end = std::min(text.find(',', begin), text.size());
-    codes.ranges.push_back(parse_item(text.substr(begin, end - begin)));
+    codes.ranges.push_back(parse_item(text.substr(begin, end - begin), flag));
     begin = end + 1;
   }
   return codes;

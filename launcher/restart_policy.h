@@ -24,8 +24,8 @@ struct RestartCodes {
 };
 
 /// Reads "1,3-5,SIGKILL,137": codes from 1 to 255, ranges of them, and names of signals.
-/// throws UsageError naming the flag
-RestartCodes parse_restart_codes(std::string_view text);
+/// throws UsageError naming the flag, or where else it was said
+RestartCodes parse_restart_codes(std::string_view text, const std::string& flag = "--restart-on-codes");
 
 /// What the user allows.
 struct RestartSettings {

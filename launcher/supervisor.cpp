@@ -52,14 +52,25 @@ void open_missing_standard_streams() {
   if (fd >= 0) ::close(fd);
 }
 
-/// The pause before a restart. returns the user's signal, if one ends the job meanwhile
-asio::awaitable<std::optional<int>> pause(Job& job, std::chrono::milliseconds delay) {
-  const auto until = JobEvents::Clock::now() + delay;
+/// The pause before a restart. returns what ends the job meanwhile, if anything does
+asio::awaitable<std::optional<RunResult>> pause(Job& job, std::chrono::milliseconds delay,
+                                                JobRecord& record) {
+  const auto begin = JobEvents::Clock::now(), until = begin + delay;
   for (;;) {
-    const JobEvent event = co_await job.events.next(until);
-    if (std::holds_alternative<DeadlinePassed>(event)) co_return std::nullopt;
+    const bool times_out = job.deadline && *job.deadline < until;
+    const JobEvent event = co_await job.events.next(times_out ? *job.deadline : until);
+    if (std::holds_alternative<DeadlinePassed>(event)) {
+      if (!times_out) co_return std::nullopt;
+      log_error("the job's time is over (--timeout) before it could be started again");
+      record.outcome = JobOutcome::kTimeout;
+      co_return RunResult{LaunchError::kTimeout, std::nullopt};
+    }
     const auto* received = std::get_if<SignalReceived>(&event);
-    if (received != nullptr && job.signals.ends_job(received->signal)) co_return received->signal;
+    if (received != nullptr && job.signals.ends_job(received->signal)) {
+      record.outcome = JobOutcome::kSignal;
+      co_return RunResult{128 + received->signal, received->signal};
+    }
+    if (received != nullptr && received->signal == SIGTSTP) ::raise(SIGSTOP);
   }
 }
 
@@ -99,8 +110,8 @@ asio::awaitable<RunResult> supervise(Job& job, const RestartSettings& restarts, 
     if (const auto* received = std::get_if<SignalReceived>(&attempt.event))
       co_return RunResult{128 + received->signal, received->signal};
     if (!decision.restart || attempt.user_signals > 0) {
-      if (!decision.reason.empty() && restarts.max_restarts > 0 && decision.exit_code != 0)
-        log_warning("not started again: " + decision.reason);
+      if (restarts.max_restarts > 0 && decision.exit_code != 0)
+        log_warning("not started again: " + (decision.restart ? "a signal ends the job" : decision.reason));
       co_return RunResult{decision.exit_code, std::nullopt};
     }
     restarts_used = decision.restarts_used;
@@ -110,10 +121,7 @@ asio::awaitable<RunResult> supervise(Job& job, const RestartSettings& restarts, 
     event.delay = decision.delay;
     job.log.add(event);
     oom.restart();
-    if (const auto signal = co_await pause(job, decision.delay)) {
-      record.outcome = JobOutcome::kSignal;
-      co_return RunResult{128 + *signal, *signal};
-    }
+    if (const auto end = co_await pause(job, decision.delay, record)) co_return *end;
   }
 }
 
@@ -157,51 +165,71 @@ void warn_of_gpus(const Topology& topology) {
   for (const std::string& problem : gpu_problems(topology.host_gpus, topology.visible)) log_warning(problem);
 }
 
+void tell_threads(const std::vector<std::string>& environment, const Topology& topology, int workers) {
+  if (const auto threads = threads_per_worker(environment, topology, workers))
+    log_info("OMP_NUM_THREADS=" + std::to_string(*threads) + " for each worker, its share of " +
+             std::to_string(topology.cpus) + " CPUs");
+}
+
+RunResult run_recorded(const Options& options, const std::vector<std::string>& environment,
+                       const std::string& job_id, const JobClock& clock, JobRecord& record) {
+  const Topology topology = detect_topology(needs_gpus(options));
+  warn_of_gpus(topology);
+  const int workers = worker_count(options.nproc_per_node, topology);
+  const Placement placement = place_workers(options, topology, workers);
+  const Program program = find_program(options, process_env);
+  open_missing_standard_streams();
+  // Before there is anything that a signal could leave behind; and the guard before what it is to remove.
+  const SignalFd signals(options.ending_signals, options.forwarded_signals);
+  const auto temp_path = temp_folder() / ("ddprun-" + job_id);
+  Guard guard(temp_path, job_id);
+  const TempDir temp = TempDir::at(temp_path);
+  ::prctl(PR_SET_CHILD_SUBREAPER, 1);
+  asio::io_context io(1);
+  JobEvents events(io, signals);
+  EventLog log(options.events_json.empty() ? std::nullopt : std::optional(options.events_json), clock);
+  Outputs outputs(io, options, record.run_id, job_id, temp.path());
+  Job job{options,       environment, program, topology, workers, placement, {},  job_id,
+          record.run_id, clock,       io,      signals,  guard,   events,    log, outputs};
+  if (options.display_map) std::fputs(placement_map(topology, placement, 0, workers).c_str(), stderr);
+  if (options.dry_run) {
+    show_plan(job);
+    return {};
+  }
+  tell_threads(environment, topology, workers);
+  if (options.timeout) job.deadline = clock.start() + *options.timeout;
+  const RunResult result = run_loop(io, supervise(job, restart_settings(options.restart), record));
+  EventRecord finished{EventRecord::Kind::kFinished, JobEvents::Clock::now()};
+  finished.attempt = static_cast<int>(record.attempts.size()) - 1;
+  finished.exit_code = result.exit_code;
+  log.add(finished);
+  return result;
+}
+
 }  // namespace
 
 RunResult run_job(const Options& options, const std::vector<std::string>& environment) {
   const JobClock clock;
   for (const std::string& note : options.notes) log_info(note);
-  const Topology topology = detect_topology(needs_gpus(options));
-  warn_of_gpus(topology);
-  const int workers = worker_count(options.nproc_per_node, topology);
-  const Placement placement = place_workers(options, topology, workers);
-  const RestartSettings restarts = restart_settings(options.restart);
   const std::string job_id = random_id();
-  const std::string run_id = options.run_id.empty() ? job_id : options.run_id;
-  JobRecord record = begin_record(options, DDPRUN_VERSION, run_id);
-  try {
-    const Program program = find_program(options, process_env);
-    open_missing_standard_streams();
-    // Before there is anything that a signal could leave behind; and the guard before what it is to remove.
-    const SignalFd signals(options.ending_signals, options.forwarded_signals);
-    const auto temp_path = temp_folder() / ("ddprun-" + job_id);
-    Guard guard(temp_path, job_id);
-    const TempDir temp = TempDir::at(temp_path);
-    ::prctl(PR_SET_CHILD_SUBREAPER, 1);
-    asio::io_context io(1);
-    JobEvents events(io, signals);
-    EventLog log(options.events_json.empty() ? std::nullopt : std::optional(options.events_json), clock);
-    Outputs outputs(io, options, run_id, job_id, temp.path());
-    Job job{options, environment, program, topology, workers, placement, {},  job_id,
-            run_id,  clock,       io,      signals,  guard,   events,    log, outputs};
-    if (options.display_map) std::fputs(placement_map(topology, placement, 0, workers).c_str(), stderr);
-    if (options.dry_run) {
-      show_plan(job);
-      return {};
-    }
-    if (options.timeout) job.deadline = clock.start() + *options.timeout;
-    const RunResult result = run_loop(io, supervise(job, restarts, record));
-    EventRecord finished{EventRecord::Kind::kFinished, JobEvents::Clock::now()};
-    finished.attempt = static_cast<int>(record.attempts.size()) - 1;
-    finished.exit_code = result.exit_code;
-    log.add(finished);
-    finish_record(options.result_json, result, record);
-    return result;
-  } catch (const LaunchError& error) {
-    record.outcome = outcome_of_own_exit(error.exit_code);
+  JobRecord record = begin_record(options, DDPRUN_VERSION, options.run_id.empty() ? job_id : options.run_id);
+  const auto failed = [&](int exit_code, const std::exception& error) {
+    record.outcome = outcome_of_own_exit(exit_code);
     record.message = error.what();
-    finish_record(options.result_json, {error.exit_code, std::nullopt}, record);
+    if (!options.dry_run) finish_record(options.result_json, {exit_code, std::nullopt}, record);
+  };
+  try {
+    const RunResult result = run_recorded(options, environment, job_id, clock, record);
+    if (!options.dry_run) finish_record(options.result_json, result, record);
+    return result;
+  } catch (const UsageError& error) {
+    failed(LaunchError::kUsage, error);
+    throw;
+  } catch (const LaunchError& error) {
+    failed(error.exit_code, error);
+    throw;
+  } catch (const std::exception& error) {
+    failed(LaunchError::kOwnFailure, error);
     throw;
   }
 }

@@ -25,7 +25,6 @@ UniqueFd open_dev_null() {
 
 struct WorkerLogs::Worker {
   std::shared_ptr<WorkerOutput> out, err;  // null: not read by us
-  std::shared_ptr<LogFile> direct_err;     // stderr, if the worker writes the file itself
   OutputTail error_tail;
   Clock::time_point last_output = Clock::now();
   bool has_written = false;
@@ -49,12 +48,7 @@ WorkerLogs::Ends WorkerLogs::open(std::size_t index, const WorkerLogPlan& plan) 
 UniqueFd WorkerLogs::open_stream(std::size_t index, const StreamPlan& plan, bool is_err) {
   if (plan.inherit) return {};
   OutputTargets targets = targets_of(plan, is_err);
-  const bool looked_at = targets.console || targets.filtered || settings_.need_activity ||
-                         (targets.file && settings_.max_size != 0);
-  if (!looked_at && targets.file) {
-    if (is_err) workers_.at(index)->direct_err = targets.file;
-    return targets.file->duplicate();
-  }
+  const bool looked_at = targets.console || targets.file || targets.filtered || settings_.need_activity;
   // Of stderr the end is kept for the failure report, wherever it goes.
   if (!looked_at && !is_err) return open_dev_null();
   return read_stream(index, std::move(targets), is_err);
@@ -124,11 +118,7 @@ asio::awaitable<void> WorkerLogs::drain(std::optional<Clock::time_point> deadlin
 }
 
 std::vector<std::string> WorkerLogs::last_error_lines(std::size_t index) const {
-  const Worker& worker = at(index);
-  if (!worker.direct_err) return worker.error_tail.lines();
-  OutputTail tail;
-  tail.add(worker.direct_err->tail(OutputTail::kMaxBytes));
-  return tail.lines();
+  return at(index).error_tail.lines();
 }
 
 WorkerLogs::Clock::time_point WorkerLogs::last_output(std::size_t index) const {

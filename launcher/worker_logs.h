@@ -31,9 +31,6 @@ struct LogSettings {
 };
 
 /// What the workers of one attempt write, on its way to ddprun's console and to files.
-///
-/// A stream that goes only to a file, and that nobody has to look at, is the file itself to its worker:
-/// nothing is lost then even if ddprun is killed.
 class WorkerLogs {
  public:
   using Clock = std::chrono::steady_clock;

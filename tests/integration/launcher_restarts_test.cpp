@@ -90,6 +90,11 @@ TEST_CASE("a signal ends the wait for a restart at once", "[restarts]") {
   check_nothing_left(ddprun);
 }
 
+TEST_CASE("the job's time limit holds during the wait for a restart", "[restarts]") {
+  const Finished run(script({"--max-restarts=1", "--restart-backoff=600", "--timeout=0.3"}, "exit 1"));
+  CHECK(run.status == ExitStatus::exited(124));
+}
+
 TEST_CASE("a signal while a failed attempt is being ended prevents the restart", "[restarts]") {
   Child ddprun(job({"--nproc-per-node=2", "--max-restarts=5", "--shutdown-timeout=600"},
                    {"--rank", "0", "wait-for-file", "/dev/null", "exit", "3", "--rank", "1", "ignore-term",

@@ -157,16 +157,5 @@ TEST_CASE("a full disk is one warning, and writing is tried again", "[log_file]"
   CHECK(count_of("\n", log.text()) == 1);
 }
 
-TEST_CASE("a worker's descriptor appends to the same file, of which the end can be read", "[log_file]") {
-  const TempDir temp;
-  LogFile file(LogFolder(temp.path()), "log");
-  const UniqueFd worker = file.duplicate();
-  CHECK((::fcntl(worker.get(), F_GETFD) & FD_CLOEXEC) != 0);
-  file.write("ours ");
-  put(worker.get(), "theirs");
-  CHECK(file.tail(100) == "ours theirs");
-  CHECK(file.tail(6) == "theirs");
-}
-
 }  // namespace
 }  // namespace ddprun::test

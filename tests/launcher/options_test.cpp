@@ -198,6 +198,9 @@ TEST_CASE("a bad variable is named", "[options]") {
   CHECK_THROWS_WITH(
       parse_variables({{"PET_NPROC_PER_NODE", "x"}}),
       ContainsSubstring("PET_NPROC_PER_NODE: expected a number") && ContainsSubstring("got 'x'"));
+  CHECK_THROWS_WITH(parse_variables({{"DDPRUN_TEE", "7"}}), ContainsSubstring("DDPRUN_TEE: expected"));
+  CHECK_THROWS_WITH(parse_variables({{"DDPRUN_RESTART_ON_CODES", "x"}}),
+                    ContainsSubstring("DDPRUN_RESTART_ON_CODES: expected"));
   CHECK_THROWS_WITH(parse_variables({{"PET_STANDALONE", "maybe"}}),
                     ContainsSubstring("PET_STANDALONE: expected true or false"));
 }
@@ -274,6 +277,8 @@ TEST_CASE("further values are read into their types", "[options]") {
   CHECK(parse({"--log-max-size=77"}).output.log_max_size == 77);
   CHECK(parse({"--no-prefix"}).output.prefix == false);
   CHECK(parse({"--prefix"}).output.prefix == true);
+  CHECK(parse({"--prefix", "--no-prefix"}).output.prefix == false);
+  CHECK(parse({"--no-prefix", "--prefix"}).output.prefix == true);
   CHECK_FALSE(parse({}).output.prefix);
   CHECK(parse({"--max-restarts=3"}).restart.max_restarts == 3);
   CHECK(parse({"--restart-backoff=0.5"}).restart.backoff == std::chrono::milliseconds(500));

@@ -47,29 +47,20 @@ TEST_CASE("lines bear the time if asked to", "[worker_logs]") {
   CHECK(rig.file("out") == "line\n");
 }
 
-TEST_CASE("a stream that goes only to a file is the file", "[worker_logs]") {
-  Rig rig;
-  const auto ends = rig.logs->open(0, {to_file("0/stdout.log"), to_file("0/stderr.log")});
-  struct stat info {};
-  REQUIRE(::fstat(ends.err.get(), &info) == 0);
-  CHECK(S_ISREG(info.st_mode));
-  put(ends.out.get(), "out\n");
-  put(ends.err.get(), "one\ntwo\n");
-  CHECK(rig.file("0/stdout.log") == "out\n");  // nobody has passed it on
-  CHECK(rig.logs->last_error_lines(0) == std::vector<std::string>{"one", "two"});
-  rig.drain();
-}
-
-TEST_CASE("a stream that has to be looked at is read even if it goes only to a file", "[worker_logs]") {
+TEST_CASE("a stream that goes only to a file is read all the same", "[worker_logs]") {
   LogSettings settings;
+  SECTION("as it is") {}
   SECTION("rotation") { settings.max_size = 4; }
-  SECTION("activity") { settings.need_activity = true; }
   Rig rig(settings);
-  rig.start(0, {to_file("out"), to_file("err")}, [] { put(1, "one\ntwo\n"); });
+  rig.start(0, {to_file("out"), to_file("err")}, [] {
+    put(1, "one\ntwo\n");
+    put(2, "three\n");
+  });
   const auto opened = rig.logs->last_output(0);
   rig.drain();
   CHECK(rig.logs->last_output(0) > opened);
   CHECK(rig.file("out") == (settings.max_size != 0 ? "two\n" : "one\ntwo\n"));
+  CHECK(rig.logs->last_error_lines(0) == std::vector<std::string>{"three"});
 }
 
 TEST_CASE("a worker may inherit ddprun's own streams, or write to nowhere", "[worker_logs]") {
