@@ -29,7 +29,7 @@ class Job:
         """Contents of the log files by path below the run's own folder, whose name is the launcher's affair."""
         runs = list((self.folder / "logs").iterdir())
         assert len(runs) == 1, runs
-        return {str(path.relative_to(runs[0])): path.read_bytes() for path in sorted(runs[0].rglob("*")) if path.is_file()}
+        return {str(path.relative_to(runs[0])): path.read_bytes() for path in runs[0].rglob("*") if path.is_file()}
 
 
 def skip(why):
@@ -53,8 +53,8 @@ def find_python():
 
 def own_environment(python):
     """This process's environment without what would change a launcher's defaults."""
-    ours = re.compile(r"(PET|DDPRUN|TORCHELASTIC|TORCH_NCCL)_|(LOGLEVEL|OMP_NUM_THREADS|PYTHONUNBUFFERED|CUDA_VISIBLE_DEVICES)$")
-    environment = {name: value for name, value in os.environ.items() if not ours.match(name)}
+    matters = re.compile("(PET|DDPRUN|TORCHELASTIC|TORCH_NCCL)_|(LOGLEVEL|OMP_NUM_THREADS|PYTHONUNBUFFERED)$")
+    environment = {name: value for name, value in os.environ.items() if not matters.match(name)}
     return {**environment, "PYTHON_EXEC": python, "PYTHONPATH": str(PROGRAMS), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
@@ -107,7 +107,8 @@ class Launcher:
             finally:
                 left = end_processes_of(folder)
                 process.wait()
-        job = Job(folder, process.returncode, out.decode(errors="replace"), (folder / "stderr").read_text(errors="replace"))
+        err = (folder / "stderr").read_text(errors="replace")
+        job = Job(folder, process.returncode, out.decode(errors="replace"), err)
         if self.name == "ddprun":
             assert not left, f"processes left behind: {left}"
             files = [path.name for path in (folder / "temp").iterdir() if not path.name.startswith("torchinductor_")]

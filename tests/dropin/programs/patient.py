@@ -3,13 +3,17 @@ import signal
 import sys
 
 
+def say(line):
+    print(line + "\n", end="", flush=True)  # one write: torchrun does not keep the ranks' lines apart
+
+
 def end(number, _):
-    print(f"got {signal.Signals(number).name}", flush=True)
+    say(f"got {signal.Signals(number).name}")
     sys.exit(0)
 
 
 signal.signal(signal.SIGTERM, end)
-signal.signal(signal.SIGUSR1, lambda number, _: print(f"saved at {signal.Signals(number).name}", flush=True))
-print("ready", flush=True)
+signal.signal(signal.SIGUSR1, lambda number, _: say(f"saved at {signal.Signals(number).name}"))
+say("ready")
 while True:
     signal.pause()

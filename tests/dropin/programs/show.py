@@ -23,7 +23,7 @@ def write_what_we_see():
         "working_folder": os.getcwd(),
         "stdin": os.read(0, 100).decode() if "--read" in sys.argv else None,
         "leads_session_and_group": os.getsid(0) == os.getpgid(0) == os.getpid(),
-        "ignored_signals": [s.name for s in signal.valid_signals() if isinstance(s, signal.Signals) and signal.getsignal(s) == signal.SIG_IGN],
+        "ignored_signals": sorted(s for s in signal.valid_signals() if signal.getsignal(s) == signal.SIG_IGN),
         "blocked_signals": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
     }
     file = folder / f"{attempt}-{rank}.json"

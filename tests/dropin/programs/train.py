@@ -1,11 +1,12 @@
 """DDP training as tutorials have it: gloo, a DataLoader with processes of its own, every loss in full precision."""
-import os
-import struct
-
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+
+def say(line):
+    print(line + "\n", end="", flush=True)  # one write: torchrun does not keep the ranks' lines apart
 
 
 def main():
@@ -26,9 +27,9 @@ def main():
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            print(f"rank {rank} of {dist.get_world_size()} epoch {epoch} step {step} loss {struct.pack('>f', loss.item()).hex()}", flush=True)
+            say(f"rank {rank} of {dist.get_world_size()} epoch {epoch} step {step} loss {loss.item().hex()}")
     total = sum(parameter.double().sum() for parameter in model.parameters())
-    print(f"rank {rank} parameters {total.item().hex()}", flush=True)
+    say(f"rank {rank} parameters {total.item().hex()}")
     dist.destroy_process_group()
 
 
