@@ -7,6 +7,7 @@
 
 #include "common/errors.h"
 #include "common/files.h"
+#include "launcher/printable.h"
 
 namespace ddprun {
 namespace {
@@ -14,7 +15,7 @@ namespace {
 constexpr std::size_t kMaxBytes = 1 << 20;
 
 UsageError at(const std::filesystem::path& path, const toml::source_region& where, const std::string& what) {
-  return UsageError(path.string() + ":" + std::to_string(where.begin.line) + ": " + what);
+  return UsageError(printable(path.string() + ":" + std::to_string(where.begin.line) + ": " + what));
 }
 
 std::string scalar_text(const std::filesystem::path& path, const toml::node& node) {

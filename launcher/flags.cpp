@@ -4,6 +4,7 @@
 
 #include "common/errors.h"
 #include "launcher/config_file.h"
+#include "launcher/printable.h"
 
 namespace ddprun {
 namespace {
@@ -76,7 +77,7 @@ void read_variables(const std::string& prefix, const EnvLookup& environment, Com
 
 void read_configuration(const std::string& path, CommandLine& line) {
   for (const ConfigEntry& entry : read_config_file(path)) {
-    const std::string source = path + ": " + entry.key;
+    const std::string source = printable(path + ": " + entry.key);
     if (entry.key == "program") {
       line.program = entry.values;
       continue;
@@ -173,10 +174,6 @@ CommandLine read_command_line(const std::vector<std::string>& words, const EnvLo
   return line;
 }
 
-std::string quoted(const std::string& text) {
-  std::string shown = "'";
-  for (const char c : text) shown += static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? '?' : c;
-  return shown + "'";
-}
+std::string quoted(const std::string& text) { return "'" + printable(text) + "'"; }
 
 }  // namespace ddprun

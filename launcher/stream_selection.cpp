@@ -7,6 +7,7 @@
 
 #include "common/errors.h"
 #include "launcher/options.h"
+#include "launcher/printable.h"
 
 namespace ddprun {
 namespace {
@@ -15,15 +16,8 @@ constexpr const char* kSelectionSyntax =
     "0 (none), 1 (stdout), 2 (stderr) or 3 (both) for all workers, or a list such as 0:3,1:1 of local ranks, "
     "each once";
 
-/// The user's text inside a one-line message: no byte of it may break the line or drive the terminal.
-std::string quoted(const std::string& text) {
-  std::string shown = "'";
-  for (const char c : text) shown += static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? '?' : c;
-  return shown + "'";
-}
-
 [[noreturn]] void reject(const std::string& flag, const std::string& expected, const std::string& got) {
-  throw UsageError(flag + ": expected " + expected + ", got " + quoted(got));
+  throw UsageError(flag + ": expected " + expected + ", got '" + printable(got) + "'");
 }
 
 std::optional<int> parse_local_rank(std::string_view text) {

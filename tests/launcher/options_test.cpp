@@ -218,6 +218,15 @@ TEST_CASE("a configuration file gives flags and the program, below variables and
   CHECK(parse_variables({{"PET_NPROC_PER_NODE", "7"}, {"DDPRUN_CONFIG", path}}).nproc_per_node.count == 7);
 }
 
+TEST_CASE("what the user typed drives no terminal in a message", "[options]") {
+  CHECK_THROWS_WITH(parse({"--nproc-per-node=1\xc2\x9b"
+                           "2J"}),
+                    ContainsSubstring("got '1?2J'"));
+  CHECK_THROWS_WITH(parse({"--x\x9b"
+                           "2J"}),
+                    ContainsSubstring("unknown flag '--x?2J'"));
+}
+
 TEST_CASE("a bad configuration file is one line naming file and culprit", "[options]") {
   const TempDir folder;
   const std::string path = folder.path() / "job.toml";
@@ -228,6 +237,7 @@ TEST_CASE("a bad configuration file is one line naming file and culprit", "[opti
       {"role = [\"a\", \"b\"]", "job.toml: role: expected one value"},
       {"\n[section]\nrole = 1", "job.toml:2: expected a string"},
       {"role = ", "job.toml:1: "},
+      {"\"a\\nb\" = 1", "job.toml: a?b: expected the name of a flag"},
   }));
   write_file_atomic(path, text);
   try {
