@@ -5,7 +5,9 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "common/files.h"
@@ -18,10 +20,28 @@ using nlohmann::json;
 
 constexpr std::size_t kMaxBytes = 64 * 1024;
 
+/// A number that fits, be it written with a fraction or an exponent.
+template <typename Integer>
+std::optional<Integer> integer_of(const json& value) {
+  constexpr double kEnd = static_cast<double>(std::numeric_limits<Integer>::max() / 2) * 2;
+  if (!value.is_number() || std::abs(value.get<double>()) >= kEnd) return {};
+  return value.get<Integer>();
+}
+
 std::int64_t parse_timestamp(const json& value) {
-  if (value.is_number()) return value.get<std::int64_t>();
   if (value.is_string()) return std::strtoll(value.get<std::string>().c_str(), nullptr, 10);
-  return 0;
+  return integer_of<std::int64_t>(value).value_or(0);
+}
+
+/// Parsed, or discarded. What is nested deeper than any error is told to the caller: the library writes a
+/// value by recursion, and a worker must not be able to exhaust our stack.
+json parse_shallow(const std::string& bytes, bool& too_deep) {
+  constexpr int kMaxDepth = 64;
+  const auto look = [&](int depth, json::parse_event_t, json&) {
+    too_deep = too_deep || depth > kMaxDepth;
+    return !too_deep;
+  };
+  return json::parse(bytes, look, /*allow_exceptions=*/false);
 }
 
 std::string text_of(const json& object, const char* key) {
@@ -32,7 +52,9 @@ std::string text_of(const json& object, const char* key) {
 }
 
 ErrorFileContent interpret(const std::string& bytes) {
-  const json root = json::parse(bytes, nullptr, /*allow_exceptions=*/false);
+  bool too_deep = false;
+  const json root = parse_shallow(bytes, too_deep);
+  if (too_deep) return {std::nullopt, "is nested too deeply"};
   if (root.is_discarded() || !root.is_object() || !root.contains("message"))
     return {std::nullopt, "is not JSON with a \"message\""};
   const json& message = root["message"];
@@ -48,7 +70,7 @@ ErrorFileContent interpret(const std::string& bytes) {
     if (extra->contains("timestamp")) error.timestamp = parse_timestamp((*extra)["timestamp"]);
   }
   if (const auto code = message.find("errorCode"); code != message.end() && code->is_number_integer())
-    error.error_code = code->get<int>();
+    error.error_code = integer_of<int>(*code);
   return {error, ""};
 }
 
