@@ -237,6 +237,8 @@ TEST_CASE("a bad configuration file is one line naming file and culprit", "[opti
       {"role = [\"a\", \"b\"]", "job.toml: role: expected one value"},
       {"\n[section]\nrole = 1", "job.toml:2: expected a string"},
       {"role = ", "job.toml:1: "},
+      {"[[[a]]]", "job.toml:1: "},
+      {"\n[#a]", "job.toml:2: "},
       {"\"a\\nb\" = 1", "job.toml: a?b: expected the name of a flag"},
   }));
   write_file_atomic(path, text);
