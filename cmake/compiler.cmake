@@ -2,7 +2,8 @@
 
 add_library(ddprun_options INTERFACE)
 target_include_directories(ddprun_options INTERFACE ${CMAKE_SOURCE_DIR})
-target_compile_options(ddprun_options INTERFACE -Wall -Wextra -Wshadow=local -Wnon-virtual-dtor -Woverloaded-virtual)
+target_compile_options(ddprun_options INTERFACE -Wall -Wextra -Wnon-virtual-dtor -Woverloaded-virtual
+                                                $<$<CXX_COMPILER_ID:GNU>:-Wshadow=local>)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   # False alarms of GCC 12 on "text" + string (GCC bug 105651).
   target_compile_options(ddprun_options INTERFACE -Wno-restrict -Wno-stringop-overflow -Wno-array-bounds)

@@ -39,8 +39,21 @@ std::string truth(const std::string& text, const std::string& source) {
   throw UsageError(source + ": expected true or false (1 or 0), got " + quoted(text));
 }
 
+/// Flags that scripts fill from variables which may not be set: an empty value is none, as with torchrun.
+bool may_be_empty(const Flag& flag) {
+  for (const char* name :
+       {"--rdzv-id", "--rdzv-endpoint", "--rdzv-conf", "--local-addr", "--local-ranks-filter", "--role",
+        "--duplicate-stdout-filters", "--duplicate-stderr-filters"})
+    if (flag.name == name) return true;
+  return false;
+}
+
 /// Puts the flag down; "--no-prefix" as "--prefix" with the opposite value, so that the last one counts.
 void put_setting(const Flag& flag, const std::string& text, const std::string& source, CommandLine& line) {
+  if (flag.takes_value && text.empty()) {
+    line.settings.erase(flag.name);
+    return;
+  }
   Setting setting{flag.takes_value ? text : truth(text, source), source};
   if (flag.name != "--no-prefix") {
     line.settings[flag.name] = setting;
@@ -61,9 +74,11 @@ std::size_t read_flag(const std::vector<std::string>& words, std::size_t i, Comm
   std::optional<std::string> value;
   if (name_end < word.size()) {
     value = word.substr(name_end + (word[name_end] == '=' ? 1 : 0));
-    if (value->empty()) throw UsageError(shown + ": expected a value after '=', got none");
+    if (value->empty() && !may_be_empty(flag))
+      throw UsageError(shown + ": expected a value after '=', got none");
   } else if (flag.takes_value) {
-    if (++i >= words.size() || words[i].empty()) throw UsageError(shown + ": expected a value, got none");
+    if (++i >= words.size() || (words[i].empty() && !may_be_empty(flag)))
+      throw UsageError(shown + ": expected a value, got none");
     value = words[i];
   }
   put_setting(flag, value.value_or("true"), shown, line);

@@ -118,7 +118,8 @@ std::optional<std::uint64_t> parse_oom_kills(std::string_view text) {
     if (line.substr(0, kKey.size()) != kKey) continue;
     std::uint64_t value = 0;
     const char* end = line.data() + line.size();
-    if (std::from_chars(line.data() + kKey.size(), end, value).ptr == end) return value;
+    const auto [stop, error] = std::from_chars(line.data() + kKey.size(), end, value);
+    if (error == std::errc() && stop == end) return value;
   }
   return std::nullopt;
 }

@@ -54,13 +54,14 @@ void check_single_node(const Settings& settings) {
   const std::string nnodes = settings.text("--nnodes");
   expect("--nnodes", nnodes == "1" || nnodes == "1:1", "1 or 1:1 (one node only in this version)");
   expect("--node-rank", settings.text("--node-rank") == "0", "0 (one node only in this version)");
-  const std::string backend = settings.text("--rdzv-backend");
-  expect("--rdzv-backend", backend == "c10d" || backend == "static", "c10d or static");
-  expect("--rdzv-endpoint", is_local_endpoint(settings.text("--rdzv-endpoint")),
-         "localhost[:PORT] (one node only in this version)");
-  const std::string address = settings.text("--master-addr");
-  expect("--master-addr", address == "localhost" || address == "127.0.0.1",
-         "localhost or 127.0.0.1 (one node only in this version)");
+  if (!settings.is_true("--standalone")) {  // which sets these aside, as it does in torchrun
+    const std::string backend = settings.text("--rdzv-backend");
+    expect("--rdzv-backend", backend == "c10d" || backend == "static", "c10d or static");
+    expect("--rdzv-endpoint", is_local_endpoint(settings.text("--rdzv-endpoint")),
+           "localhost[:PORT] or this host's name (one node only in this version)");
+  }
+  expect("--master-addr", is_this_host(settings.text("--master-addr")),
+         "localhost or this host's name (one node only in this version)");
 }
 
 /// Flags that scripts pass to torchrun and that change nothing here.

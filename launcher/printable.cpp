@@ -109,10 +109,6 @@ std::vector<std::string> wrapped(const std::string& text, std::size_t width) {
   return lines;
 }
 
-std::string quoted(const std::string& text) {
-  std::string shown = "'";
-  for (const char c : text) shown += static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? '?' : c;
-  return shown + "'";
-}
+std::string quoted(const std::string& text) { return "'" + printable(text) + "'"; }
 
 }  // namespace ddprun

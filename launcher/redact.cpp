@@ -10,15 +10,28 @@ namespace {
 
 constexpr const char* kHidden = "***";
 
-std::string without_url_password(const std::string& word) {
-  const auto scheme = word.find("://");
-  if (scheme == std::string::npos) return word;
-  const auto begin = scheme + 3;
-  const auto authority_end = std::min(word.find_first_of("/?# ", begin), word.size());
-  const auto at = word.substr(0, authority_end).rfind('@');
-  const auto colon = word.find(':', begin);
-  if (at == std::string::npos || at < begin || colon > at) return word;
-  return word.substr(0, colon + 1) + kHidden + word.substr(at);
+/// Where the first word that tells of a secret ends; npos if there is none.
+std::size_t secret_name_end(std::string_view text) {
+  std::string lower(text);
+  for (char& c : lower) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  auto first = std::string::npos;
+  for (const std::string_view part : {"token", "secret", "key", "password", "passwd", "credential"})
+    if (const auto found = lower.find(part); found != std::string::npos)
+      first = std::min(first, found + part.size());
+  return first;
+}
+
+/// Each URL's, as in a list of them, or behind a proxy's.
+std::string without_url_passwords(std::string word) {
+  for (auto scheme = word.find("://"); scheme != std::string::npos; scheme = word.find("://", scheme + 3)) {
+    const auto begin = scheme + 3;
+    const auto end = std::min(word.find_first_of("/?# ", begin), word.size());
+    const std::string_view authority = std::string_view(word).substr(begin, end - begin);
+    const auto at = authority.rfind('@');
+    const auto colon = authority.find(':');
+    if (at != std::string_view::npos && colon < at) word.replace(begin + colon + 1, at - colon - 1, kHidden);
+  }
+  return word;
 }
 
 std::string quoted_for_shell(const std::string& word) {
@@ -34,20 +47,14 @@ std::string quoted_for_shell(const std::string& word) {
 
 }  // namespace
 
-bool is_secret_name(std::string_view name) {
-  std::string lower(name);
-  for (char& c : lower) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  for (const char* part : {"token", "secret", "key", "password", "passwd", "credential"})
-    if (lower.find(part) != std::string::npos) return true;
-  return false;
-}
+bool is_secret_name(std::string_view name) { return secret_name_end(name) != std::string::npos; }
 
 std::string redacted_variable(const std::string& variable) {
-  // Each '=', so that --env=API_KEY=V and ?page=1&token=V are seen too.
-  for (auto equals = variable.find('='); equals != std::string::npos; equals = variable.find('=', equals + 1))
-    if (is_secret_name(std::string_view(variable).substr(0, equals)))
-      return variable.substr(0, equals + 1) + kHidden;
-  return without_url_password(variable);
+  // Any '=', so that --env=API_KEY=V and ?page=1&token=V are seen too.
+  const auto name_end = secret_name_end(variable);
+  const auto equals = name_end == std::string::npos ? name_end : variable.find('=', name_end);
+  if (equals == std::string::npos) return without_url_passwords(variable);
+  return without_url_passwords(variable.substr(0, equals + 1)) + kHidden;
 }
 
 std::vector<std::string> redacted(const std::vector<std::string>& arguments) {
@@ -56,13 +63,13 @@ std::vector<std::string> redacted(const std::vector<std::string>& arguments) {
   for (const std::string& word : arguments) {
     const bool is_flag = word.size() > 1 && word[0] == '-';
     const bool is_long_flag = word.substr(0, 2) == "--";
+    const bool names_secret = is_flag && word.find('=') == std::string::npos && is_secret_name(word);
     if (value_follows && !is_long_flag) {
       shown.emplace_back(kHidden);
-      value_follows = false;
+      value_follows = names_secret;
       continue;
     }
-    const bool assigns = word.find('=') != std::string::npos;
-    value_follows = is_flag && !assigns && is_secret_name(word);
+    value_follows = names_secret;
     shown.push_back(redacted_variable(word));
   }
   return shown;

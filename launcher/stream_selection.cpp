@@ -17,7 +17,7 @@ constexpr const char* kSelectionSyntax =
     "each once";
 
 [[noreturn]] void reject(const std::string& flag, const std::string& expected, const std::string& got) {
-  throw UsageError(flag + ": expected " + expected + ", got " + quoted(got));
+  throw UsageError(flag + ": expected " + expected + ", got '" + printable(got) + "'");
 }
 
 std::optional<int> parse_local_rank(std::string_view text) {

@@ -3,7 +3,7 @@
 #
 # usage: scripts/setup.sh [--cuda] [--dev] [--no-libtorch]
 #   --cuda         fetch also what a GPU needs (NVIDIA's packages, about 2.6 GB more on disk)
-#   --dev          install also what only developers need (clang-format)
+#   --dev          install also what only developers need (clang-format, and clang for scripts/fuzz.sh)
 #   --no-libtorch  leave LibTorch alone: you pass -DCMAKE_PREFIX_PATH=<unpacked libtorch> to cmake
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -22,7 +22,7 @@ done
 
 packages=(g++ cmake ninja-build ccache git ca-certificates python3 python3-pip libspdlog-dev catch2 libcli11-dev
           nlohmann-json3-dev libtomlplusplus-dev libhwloc-dev libgloo-dev zlib1g-dev libzip-dev dataset-fashion-mnist)
-[ "$dev" = no ] || packages+=(clang-format)
+[ "$dev" = no ] || packages+=(clang clang-format libclang-rt-dev)
 
 is_installed() { [ "$(dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
 

@@ -86,6 +86,15 @@ TEST_CASE("fields that are missing or of another type are no problem", "[error_f
   CHECK(read_text(R"({"message": 5})").error->message == "5");
 }
 
+TEST_CASE("numbers that do not fit count as missing", "[error_file]") {
+  for (const char* number : {"1e300", "-1e300", "18446744073709551615", "9223372036854775807"})
+    CHECK(read_text(std::string(R"({"message": "text", "timestamp": )") + number + "}").error->timestamp ==
+          0);
+  CHECK(read_text(R"({"message": "text", "timestamp": 1.7e9})").error->timestamp == 1700000000);
+  for (const char* number : {"4294967305", "18446744073709551607", "-4294967305", "1.5"})
+    CHECK_FALSE(read_text(std::string(R"({"message": {"errorCode": )") + number + "}}").error->error_code);
+}
+
 TEST_CASE("an empty or missing error file is no error and no problem", "[error_file]") {
   const auto missing = read_error_file("/nowhere/error.json");
   CHECK_FALSE(missing.error);

@@ -57,8 +57,8 @@ TEST_CASE("without a cgroup that counts memory there is no counter", "[oom]") {
 TEST_CASE("the number of kills is read in both versions", "[oom]") {
   CHECK(parse_oom_kills("low 0\nhigh 3\nmax 7\noom 2\noom_kill 1\noom_group_kill 0\n") == 1u);
   CHECK(parse_oom_kills("oom_kill_disable 0\nunder_oom 0\noom_kill 12\n") == 12u);
-  for (const char* text :
-       {"", "oom 5\n", "oom_kill\n", "oom_kill x\n", "oom_kill -1\n", "oom_kill_disable 4\n"})
+  for (const char* text : {"", "oom 5\n", "oom_kill\n", "oom_kill x\n", "oom_kill -1\n",
+                           "oom_kill_disable 4\n", "oom_kill \n", "oom_kill 99999999999999999999\n"})
     CHECK_FALSE(parse_oom_kills(text));
 }
 

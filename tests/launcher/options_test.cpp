@@ -1,5 +1,7 @@
 #include "launcher/options.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <csignal>
 #include <map>
@@ -71,6 +73,16 @@ TEST_CASE("torchrun's flags with the value that one node leaves are accepted", "
   for (const char* endpoint : {"localhost", "127.0.0.1:29500", "[::1]:1", "[::1]", "::1"})
     CHECK_NOTHROW(parse({"--rdzv-backend=static", std::string("--rdzv-endpoint=") + endpoint}));
   CHECK_NOTHROW(parse({"--master-addr=localhost"}));
+  char own[256] = "";
+  REQUIRE(::gethostname(own, sizeof own - 1) == 0);
+  CHECK_NOTHROW(parse({"--master-addr", own, "--rdzv-endpoint", std::string(own) + ":29500"}));
+  CHECK_NOTHROW(parse({"--standalone", "--rdzv-endpoint=another-host:1", "--rdzv-backend=etcd"}));
+}
+
+TEST_CASE("values that scripts leave empty are none", "[options]") {
+  CHECK(parse({"--rdzv-id=", "--local-ranks-filter=", "--role", ""}).role == "default");
+  CHECK(parse({"--rdzv-id=a", "--rdzv-id="}).run_id.empty());
+  CHECK_THROWS_AS(parse({"--log-dir="}), UsageError);
 }
 
 TEST_CASE("a bad value is one line naming flag, what was expected and what was got", "[options]") {
@@ -91,8 +103,8 @@ TEST_CASE("a bad value is one line naming flag, what was expected and what was g
                                                                        {"--master-port", "0"},
                                                                        {"--master-port", "65536"},
                                                                        {"--master-port", "abc"},
-                                                                       {"--master-addr", "10.0.0.1"},
-                                                                       {"--master-addr", "127.0.0.5"},
+                                                                       {"--master-addr", "other.example"},
+                                                                       {"--master-addr", "10.255.255.254"},
                                                                        {"--rdzv-backend", "etcd"},
                                                                        {"--rdzv-endpoint", "host:29500"},
                                                                        {"--rdzv-endpoint", ":1"},
@@ -221,6 +233,15 @@ TEST_CASE("a configuration file gives flags and the program, below variables and
   CHECK(parse_variables({{"PET_NPROC_PER_NODE", "7"}, {"DDPRUN_CONFIG", path}}).nproc_per_node.count == 7);
 }
 
+TEST_CASE("what the user typed drives no terminal in a message", "[options]") {
+  CHECK_THROWS_WITH(parse({"--nproc-per-node=1\xc2\x9b"
+                           "2J"}),
+                    ContainsSubstring("got '1?2J'"));
+  CHECK_THROWS_WITH(parse({"--x\x9b"
+                           "2J"}),
+                    ContainsSubstring("unknown flag '--x?2J'"));
+}
+
 TEST_CASE("a bad configuration file is one line naming file and culprit", "[options]") {
   const TempDir folder;
   const std::string path = folder.path() / "job.toml";
@@ -231,6 +252,9 @@ TEST_CASE("a bad configuration file is one line naming file and culprit", "[opti
       {"role = [\"a\", \"b\"]", "job.toml: role: expected one value"},
       {"\n[section]\nrole = 1", "job.toml:2: expected a string"},
       {"role = ", "job.toml:1: "},
+      {"[[[a]]]", "job.toml:1: "},
+      {"\n[#a]", "job.toml:2: "},
+      {"\"a\\nb\" = 1", "job.toml: a?b: expected the name of a flag"},
   }));
   write_file_atomic(path, text);
   try {

@@ -26,6 +26,7 @@ TEST_CASE("a secret that begins with a dash is hidden, a further flag is not", "
   CHECK(redacted({"--token", "-abc"}) == Words{"--token", "***"});
   CHECK(redacted({"--use-token", "--lr", "1"}) == Words{"--use-token", "--lr", "1"});
   CHECK(redacted({"--use-token", "--key", "V"}) == Words{"--use-token", "--key", "***"});
+  CHECK(redacted({"--use-token", "-key", "V"}) == Words{"--use-token", "***", "***"});
   CHECK(redacted({"a", "--token"}) == Words{"a", "--token"});
   CHECK(redacted({"token", "a", "--", "b"}) == Words{"token", "a", "--", "b"});
 }
@@ -34,6 +35,10 @@ TEST_CASE("passwords in URLs are hidden", "[redact]") {
   CHECK(redacted({"https://me:V@host/x?y=1"}) == Words{"https://me:***@host/x?y=1"});
   CHECK(redacted({"--url=redis://:V@host"}) == Words{"--url=redis://:***@host"});
   CHECK(redacted({"https://host/?a=1&token=V"}) == Words{"https://host/?a=1&token=***"});
+  CHECK(redacted({"http://a:2379,http://me:V@b:2379,x://:W@c"}) ==
+        Words{"http://a:2379,http://me:***@b:2379,x://:***@c"});
+  CHECK(redacted({"https://host/?next=https://me:V@b/"}) == Words{"https://host/?next=https://me:***@b/"});
+  CHECK(redacted({"redis://:V@host/?key=W"}) == Words{"redis://:***@host/?key=***"});
   for (const char* url : {"https://host:80/", "https://me@host:80/", "https://host/a:b@c", "tcp://[::1]:80"})
     CHECK(redacted({url}) == Words{url});
 }

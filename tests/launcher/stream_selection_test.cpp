@@ -50,6 +50,7 @@ TEST_CASE("a selection that is none is refused, naming the flag, the syntax and 
 
 TEST_CASE("control characters of a refused text stay out of the message", "[stream_selection]") {
   CHECK_THROWS_WITH(parse("1\n\x1b[2J"), ContainsSubstring("got '1??[2J'"));
+  CHECK_THROWS_WITH(parse("1\xc2\x9b,\xff"), ContainsSubstring("got '1?,?'"));
 }
 
 TEST_CASE("local ranks are a list of numbers, and none given means all", "[stream_selection]") {

@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# Builds the fuzz targets and runs each for a while, from the committed inputs and those found before (build-fuzz/corpus).
+# Fails if one breaks an invariant, and says which input did it: once mended, it goes into tests/fuzz/corpus.
+#
+# usage: scripts/fuzz.sh [SECONDS, of each target; 10] [TARGET...]
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+if [ "${1:-}" = --help ] || [ "${1:-}" = -h ]; then usage; fi
+
+seconds=${1:-10}
+[[ $seconds =~ ^[1-9][0-9]*$ ]] || { say "error: expected seconds, got '$seconds'"; exit 2; }
+shift $(($# > 0 ? 1 : 0))
+cd "$root"
+
+has_fuzzer() {
+  local program
+  program=$(mktemp) || return
+  echo 'extern "C" int LLVMFuzzerTestOneInput(const unsigned char*, unsigned long) { return 0; }' |
+    clang++ -fsanitize=fuzzer -x c++ - -o "$program" 2>/dev/null
+  local status=$?
+  rm -f "$program"
+  return $status
+}
+has_fuzzer || { say "skipped: no clang++ with libFuzzer here: run scripts/setup.sh --dev"; exit 4; }
+
+step "configuring (fuzz)" cmake --preset fuzz -DDDPRUN_WERROR="$([ -z "${CI:-}" ] && echo OFF || echo ON)"
+step "building (fuzz)" cmake --build --preset fuzz -j "$(jobs)" >&2
+
+targets=("$@")
+[ $# != 0 ] || targets=($(ls tests/fuzz/corpus))
+findings=$root/build-fuzz/findings
+mkdir -p "$findings"
+# In memory, as the targets write many files. Ours to remove: a target that crashes leaves its files behind.
+scratch=$(mktemp -d /dev/shm/ddprun-fuzz.XXXXXX 2>/dev/null || mktemp -d "$root/build-fuzz/tmp.XXXXXX")
+trap 'rm -rf "$scratch"' EXIT
+
+failed=0
+for target in "${targets[@]}"; do
+  mkdir -p "build-fuzz/corpus/$target"
+  log=build-fuzz/$target.log
+  # The seeds come second: what is new is written to the first folder.
+  if TMPDIR=$scratch "build-fuzz/bin/fuzz_$target" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -max_len=4096 \
+    -artifact_prefix="$findings/$target-" "build-fuzz/corpus/$target" "tests/fuzz/corpus/$target" >"$log" 2>&1; then
+    say "$target: $(sed -n 's/^Done \([0-9]*\) runs.*/\1 inputs/p' "$log")"
+  else
+    failed=$((failed + 1))
+    say "$target: FAILED"
+    grep -a -E '^broken|ERROR: |runtime error|Test unit' "$log" >&2 || tail -n 20 "$log" >&2
+  fi
+done
+say "$((${#targets[@]} - failed)) of ${#targets[@]} targets found nothing"
+[ "$failed" = 0 ]

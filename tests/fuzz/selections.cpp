@@ -1,0 +1,103 @@
+// The small languages of --redirects and --tee, --local-ranks-filter, the line filters and
+// --restart-on-codes: one text, read as each of them.
+#include "common/errors.h"
+#include "launcher/options.h"
+#include "launcher/restart_policy.h"
+#include "launcher/stream_selection.h"
+#include "tests/fuzz/fuzz.h"
+
+namespace ddprun::fuzz {
+namespace {
+
+constexpr const char* kFlag = "--flag";
+
+void expect_usage_message(const UsageError& error, std::string_view flag) {
+  expect_message(error.what());
+  expect(std::string_view(error.what()).substr(0, flag.size()) == flag, "a message names the flag",
+         error.what());
+}
+
+bool only_has(std::string_view text, std::string_view characters) {
+  return text.find_first_not_of(characters) == std::string_view::npos;
+}
+
+std::string spelt(const Streams& streams) {
+  return std::to_string((streams.out ? 1 : 0) + (streams.err ? 2 : 0));
+}
+
+std::string spelt(const StreamSelection& selection) {
+  if (selection.by_rank.empty()) return spelt(selection.others);
+  std::string text;
+  for (const auto& [rank, streams] : selection.by_rank)
+    text += (text.empty() ? "" : ",") + std::to_string(rank) + ":" + spelt(streams);
+  return text;
+}
+
+void check_streams(const std::string& text) try {
+  const StreamSelection selection = parse_stream_selection(kFlag, text);
+  expect(only_has(text, "0123456789:,"), "a selection has no other characters", text);
+  bool any = selection.others.out || selection.others.err;
+  for (const auto& [rank, streams] : selection.by_rank) {
+    expect(rank >= 0 && rank < kMaxWorkersPerNode, "a local rank is bounded", std::to_string(rank));
+    expect(selection.of(rank) == streams, "a listed rank has its streams");
+    any = any || streams.out || streams.err;
+  }
+  expect(selection.any() == any, "any() is right", text);
+  expect(selection.of(kMaxWorkersPerNode) == selection.others, "ranks that are not listed are the others");
+  const StreamSelection again = parse_stream_selection(kFlag, spelt(selection));
+  expect(again.others == selection.others && again.by_rank == selection.by_rank, "it is read as it is spelt",
+         spelt(selection));
+} catch (const UsageError& error) {
+  expect_usage_message(error, kFlag);
+}
+
+void check_local_ranks(const std::string& text) try {
+  const auto ranks = parse_local_ranks(kFlag, text);
+  expect(ranks.has_value() == !text.empty(), "no text is no filter");
+  if (!ranks) return;
+  expect(only_has(text, "0123456789,"), "local ranks have no other characters", text);
+  std::string again;
+  for (const int rank : *ranks) again += (again.empty() ? "" : ",") + std::to_string(rank);
+  expect(parse_local_ranks(kFlag, again) == ranks, "local ranks are read as they are spelt", again);
+} catch (const UsageError& error) {
+  expect_usage_message(error, kFlag);
+}
+
+void check_line_filters(const std::string& text) {
+  const auto filters = parse_line_filters(text);
+  std::string again;
+  for (const std::string& filter : filters) {
+    expect(!filter.empty(), "no filter is empty: it would be in every line");
+    if (!again.empty()) again += ',';
+    for (const char c : filter) again += c == ',' ? std::string(",,") : std::string(1, c);
+  }
+  expect(parse_line_filters(again) == filters, "filters are read as they are spelt", again);
+}
+
+void check_restart_codes(std::string_view text) try {
+  const RestartCodes codes = parse_restart_codes(text);
+  expect(!codes.ranges.empty(), "a text that is read holds a code: none would mean all");
+  std::string again;
+  for (const auto& range : codes.ranges) {
+    expect(range.first >= 1 && range.first <= range.last && range.last <= 255, "codes are those of a shell");
+    expect(codes.contains(range.first) && codes.contains(range.last), "a range holds its ends");
+    again += (again.empty() ? "" : ",") + std::to_string(range.first) + "-" + std::to_string(range.last);
+  }
+  expect(!codes.contains(0), "success is no failure to restart after");
+  expect(parse_restart_codes(again).ranges == codes.ranges, "codes are read as they are spelt", again);
+} catch (const UsageError& error) {
+  expect_usage_message(error, "--restart-on-codes");
+}
+
+}  // namespace
+}  // namespace ddprun::fuzz
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  using namespace ddprun::fuzz;
+  const std::string text(text_of(data, size));
+  check_streams(text);
+  check_local_ranks(text);
+  check_line_filters(text);
+  check_restart_codes(text);
+  return 0;
+}
