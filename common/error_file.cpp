@@ -33,6 +33,7 @@ std::int64_t parse_timestamp(const json& value) {
 
 std::optional<int> parse_error_code(const json& value) {
   if (!value.is_number_integer()) return std::nullopt;
+  if (value.is_number_unsigned() && value.get<std::uint64_t>() > INT_MAX) return std::nullopt;
   const auto code = value.get<std::int64_t>();
   return code >= INT_MIN && code <= INT_MAX ? std::optional(static_cast<int>(code)) : std::nullopt;
 }

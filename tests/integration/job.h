@@ -8,10 +8,23 @@
 
 namespace ddprun::test {
 
+/// ddprun with these arguments. OMP_NUM_THREADS is set, for else ddprun says what it chooses.
+inline Command ddprun_command(const std::vector<std::string>& arguments) {
+  Command command{{DDPRUN_PROGRAM}, {{"OMP_NUM_THREADS", "1"}}};
+  command.argv.insert(command.argv.end(), arguments.begin(), arguments.end());
+  return command;
+}
+
+/// ddprun with these flags, running a shell script.
+inline Command script(const std::vector<std::string>& flags, const std::string& text) {
+  Command command = ddprun_command(flags);
+  command.argv.insert(command.argv.end(), {"--", "sh", "-c", text});
+  return command;
+}
+
 /// ddprun with these flags, running stub_worker with these actions.
 inline Command job(const std::vector<std::string>& flags, const std::vector<std::string>& actions) {
-  Command command{{DDPRUN_PROGRAM}};
-  command.argv.insert(command.argv.end(), flags.begin(), flags.end());
+  Command command = ddprun_command(flags);
   command.argv.push_back(STUB_WORKER_PROGRAM);
   command.argv.insert(command.argv.end(), actions.begin(), actions.end());
   return command;

@@ -11,14 +11,6 @@
 namespace ddprun::test {
 namespace {
 
-Command script(std::vector<std::string> flags, const std::string& text) {
-  Command command{{DDPRUN_PROGRAM}};
-  command.argv.insert(command.argv.end(), flags.begin(), flags.end());
-  for (const char* word : {"--", "sh", "-c"}) command.argv.emplace_back(word);
-  command.argv.push_back(text);
-  return command;
-}
-
 /// The only folder below the log folder: the job's.
 std::filesystem::path job_folder(const std::filesystem::path& log_dir) {
   std::vector<std::filesystem::path> folders;
@@ -215,6 +207,14 @@ TEST_CASE("PYTHON_EXEC chooses the Python", "[output]") {
   Command command{{DDPRUN_PROGRAM, (folder.path() / "train.py").string()}};
   command.env["PYTHON_EXEC"] = "echo";
   CHECK(Finished(command).out == "-u " + (folder.path() / "train.py").string() + "\n");
+}
+
+TEST_CASE("one quiet line says how many threads each worker gets", "[output]") {
+  Command command = script({"--nproc-per-node=2"}, "true");
+  command.env["OMP_NUM_THREADS"] = std::nullopt;
+  CHECK_THAT(Finished(command).err, ContainsSubstring("OMP_NUM_THREADS="));
+  command.env["LOGLEVEL"] = "warning";
+  CHECK(Finished(command).err.empty());
 }
 
 TEST_CASE("torchrun's variables give flags, and bad ones are named", "[output]") {

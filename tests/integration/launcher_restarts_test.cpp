@@ -15,15 +15,6 @@ using nlohmann::json;
 using std::chrono::steady_clock;
 using namespace std::chrono_literals;
 
-/// A shell script as the program.
-Command script(std::vector<std::string> flags, const std::string& text) {
-  Command command{{DDPRUN_PROGRAM}};
-  command.argv.insert(command.argv.end(), flags.begin(), flags.end());
-  for (const char* word : {"--", "sh", "-c"}) command.argv.emplace_back(word);
-  command.argv.push_back(text);
-  return command;
-}
-
 std::vector<std::string> lines_of(const std::string& text) {
   std::vector<std::string> lines;
   std::istringstream stream(text);

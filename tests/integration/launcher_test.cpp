@@ -112,7 +112,7 @@ TEST_CASE("ddprun says once that the program cannot be run", "[launcher]") {
   const auto [name, code] = GENERATE(table<std::string, int>(
       {{"missing", 127}, {"plain", 126}, {"no_interpreter", 127}, {"no_format", 126}, {".", 126}}));
   const std::string path = (folder.path() / name).string();
-  const Finished run({{DDPRUN_PROGRAM, "--nproc-per-node=3", path}});
+  const Finished run(ddprun_command({"--nproc-per-node=3", path}));
   // access(2) lets root execute only what somebody may execute, so this holds for root too.
   CHECK(run.status == ExitStatus::exited(code));
   CHECK_THAT(run.err, ContainsSubstring(path));
