@@ -1,13 +1,23 @@
 #!/usr/bin/env python3
-"""What a launcher costs, side by side in one run: time to start two no-op workers and end, and its resident memory.
+"""What a launcher costs, side by side in one run.
 
-usage: launchers.py [--runs 15] [--workers 2] NAME=COMMAND ...
+usage: launchers.py [--runs 15] [--workers 2] [--cases start,memory,failure,restart,output] NAME=COMMAND ...
 
-"{n}" in a command stands for the number of workers; the worker's argv is added to it. ddprun from build/bin and two
-bare spawns by a shell are always measured. Launchers take turns; the table has medians (min-max in brackets).
-Example: launchers.py "torchrun=torchrun --standalone --nproc_per_node={n} --no-python" "hydra=mpirun.mpich -n {n}"
+"{n}" in a command stands for the number of workers, "{restarts}" for the restarts allowed, "{prefix}" for the flag
+that is given after "PREFIX=" (such as "PREFIX=-prepend-rank -n {n}"); the worker's argv is added. ddprun from build/bin
+and two bare spawns by a C program are always measured. Launchers take turns; the table has medians (min-max).
+
+  start    all workers are /bin/true: start to exit
+  memory   resident memory of the launcher's own process while its workers sleep
+  failure  one worker exits with 3, the others sleep: from its end to the launcher's exit
+  restart  one worker fails, once: from its end to the first line of the next attempt (only "{restarts}" launchers)
+  output   two workers write 64-byte lines, 50 MB each, with a prefix before each line: until all has arrived
+
+Example: launchers.py "torchrun=torchrun --standalone --nproc_per_node={n} --max_restarts={restarts} --no-python" \
+    "hydra=mpiexec.hydra {prefix} -n {n}" --prefix hydra=-prepend-rank
 """
 import argparse
+import os
 import pathlib
 import shlex
 import signal
@@ -17,19 +27,29 @@ import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+FLOOR = r"""
+#include <spawn.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+extern char **environ;
+int main(int argc, char **argv) {
+  for (int i = 0; i < atoi(argv[1]); ++i) { pid_t pid; posix_spawn(&pid, argv[2], 0, 0, argv + 2, environ); }
+  while (wait(0) > 0) {}
+  return argc < 3;
+}
+"""
+QUIET = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 
 
-def start_to_exit_ms(command):
+def start(command):
     begin = time.perf_counter()
-    subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
+    subprocess.run(command + ["/bin/true"], check=True, **QUIET)
     return (time.perf_counter() - begin) * 1000
 
 
-def resident_mb(command, workers):
-    """Of the launcher's own process, once all its workers run."""
+def memory(command, workers):
     with tempfile.TemporaryDirectory() as folder:
-        job = subprocess.Popen(command + ["sh", "-c", f"echo > {folder}/$$; exec sleep 1000"], stdin=subprocess.DEVNULL,
-                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+        job = subprocess.Popen(command + ["sh", "-c", f"echo > {folder}/$$; exec sleep 1000"], start_new_session=True, **QUIET)
         deadline = time.time() + 60
         while len(list(pathlib.Path(folder).iterdir())) < workers and time.time() < deadline:
             time.sleep(0.01)
@@ -41,25 +61,80 @@ def resident_mb(command, workers):
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")) / 1024
 
 
+def failure(command):
+    """The worker that takes the lock first is the one that fails, half a second later: all are there by then."""
+    with tempfile.TemporaryDirectory() as folder:
+        script = f"mkdir {folder}/lock 2>/dev/null || exec sleep 1000; sleep 0.5; date +%s%N > {folder}/end; exit 3"
+        subprocess.run(command + ["sh", "-c", script], **QUIET)
+        ended = time.time_ns()
+        return (ended - int(pathlib.Path(folder, "end").read_text())) / 1e6
+
+
+def restart(command):
+    with tempfile.TemporaryDirectory() as folder:
+        script = (f"if mkdir {folder}/lock 2>/dev/null; then sleep 0.5; date +%s%N > {folder}/end; exit 3; fi; "
+                  f"if [ -e {folder}/end ]; then date +%s%N >> {folder}/begin; exit 0; fi; exec sleep 1000")
+        subprocess.run(command + ["sh", "-c", script], check=True, **QUIET)
+        begin = int(pathlib.Path(folder, "begin").read_text().split()[0])
+        return (begin - int(pathlib.Path(folder, "end").read_text())) / 1e6
+
+
+def output(command):
+    line = "x" * 63
+    worker = ["sh", "-c", f"yes {line} | head -c 50000000"]
+    begin = time.perf_counter()
+    job = subprocess.Popen(command + worker, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    got = 0
+    while chunk := os.read(job.stdout.fileno(), 1 << 20):
+        got += len(chunk)
+    job.wait()
+    if got < 100_000_000:
+        raise SystemExit(f"{command}: output was lost: {got} bytes")
+    return 100 / (time.perf_counter() - begin)
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--runs", type=int, default=15)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--cases", default="start,memory,failure,restart,output")
+    parser.add_argument("--ddprun", default=str(ROOT / "build/bin/ddprun"))
+    parser.add_argument("--prefix", action="append", default=[], metavar="NAME=FLAGS")
     parser.add_argument("launchers", nargs="*")
     arguments = parser.parse_args()
     n = arguments.workers
-    commands = {"ddprun": [str(ROOT / "build/bin/ddprun"), f"--nproc-per-node={n}"]}
-    commands |= {name: shlex.split(c.format(n=n)) for name, c in (item.split("=", 1) for item in arguments.launchers)}
-    floor = ["sh", "-c", "/bin/true & " * n + "wait"]
-    times = {name: [] for name in ["bare spawns by sh", *commands]}
-    for _ in range(arguments.runs):
-        times["bare spawns by sh"].append(start_to_exit_ms(floor))
-        for name, command in commands.items():
-            times[name].append(start_to_exit_ms(command + ["/bin/true"]))
-    print(f"| launcher | {n} no-op workers, start to exit, ms | RSS, MB |\n|---|---|---|")
-    for name, values in times.items():
-        memory = f"{resident_mb(commands[name], n):.1f}" if name in commands else ""
-        print(f"| {name} | {statistics.median(values):.1f} ({min(values):.1f}-{max(values):.1f}) | {memory} |")
+    templates = {"ddprun": arguments.ddprun + " {prefix} --nproc-per-node={n} --max-restarts={restarts}"}
+    templates |= dict(item.split("=", 1) for item in arguments.launchers)
+    prefixes = {"ddprun": "--prefix"} | dict(item.split("=", 1) for item in arguments.prefix)
+
+    def command(name, restarts=0, prefix=""):
+        return shlex.split(templates[name].format(n=n, restarts=restarts, prefix=prefix))
+
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run(["cc", "-O2", "-x", "c", "-", "-o", f"{folder}/floor"], input=FLOOR, text=True, check=True)
+        floor = [f"{folder}/floor", str(n)]
+        cases = {
+            "start": ("start to exit, ms", lambda name: start(floor if name == "bare spawns" else command(name))),
+            "memory": ("RSS, MB", lambda name: memory(command(name), n)),
+            "failure": ("failure to exit, ms", lambda name: failure(command(name))),
+            "restart": ("restart, ms", lambda name: restart(command(name, restarts=1))),
+            "output": ("prefixed output, MB/s", lambda name: output(command(name, prefix=prefixes[name]))),
+        }
+        wanted = arguments.cases.split(",")
+        results = {name: {} for name in ["bare spawns", *templates]}
+        for case in wanted:
+            names = [name for name in results if not (
+                (name == "bare spawns" and case != "start") or (case == "restart" and "{restarts}" not in templates[name])
+                or (case == "output" and name not in prefixes))]
+            runs = min(arguments.runs, 5) if case in ("memory", "output") else arguments.runs
+            for _ in range(runs):
+                for name in names:
+                    results[name].setdefault(case, []).append(cases[case][1](name))
+    print(f"| {n} workers | " + " | ".join(cases[case][0] for case in wanted) + " |")
+    print("|---" * (len(wanted) + 1) + "|")
+    for name, figures in results.items():
+        cells = [f"{statistics.median(v):.1f} ({min(v):.1f}-{max(v):.1f})" if (v := figures.get(case)) else "" for case in wanted]
+        print(f"| {name} | " + " | ".join(cells) + " |")
 
 
 if __name__ == "__main__":

@@ -94,11 +94,11 @@ asio::awaitable<bool> hurried(Job& job, WorkerGroup& group) {
   co_return group.user_signals() > 1;
 }
 
-/// Until the workers' last words are where they belong.
-asio::awaitable<void> drain(Job& job, WorkerGroup& group, WorkerLogs& logs) {
+/// Until the workers' last words are where they belong. The pipe of a process that cannot be ended has no end.
+asio::awaitable<void> drain(Job& job, WorkerGroup& group, WorkerLogs& logs, bool all_gone) {
   constexpr std::chrono::milliseconds kLook{100};
   while (!co_await logs.wait_for_ends(Clock::now() + kLook))
-    if (co_await hurried(job, group)) break;
+    if (!all_gone || co_await hurried(job, group)) break;
   logs.finish();
   while (!co_await job.outputs.console().drain(Clock::now() + kLook))
     if (co_await hurried(job, group)) break;
@@ -171,7 +171,7 @@ asio::awaitable<Attempt> run_attempt(Job& job, int number) {
   }
   const int signal = co_await prepare_to_stop(job, group, attempt);
   attempt.left = co_await group.stop(signal, job.options.shutdown_timeout);
-  co_await drain(job, group, logs);
+  co_await drain(job, group, logs, attempt.left.empty());
   attempt.end = Clock::now();
   attempt.ending_signals = group.ending_signals();
   attempt.user_signals = group.user_signals();

@@ -48,20 +48,21 @@ const std::string kSeconds = "seconds from 0 to 1000000, such as 30 or 1.5";
 
 /// torchrun's flags that leave no choice on one node: accepted with the values that are true.
 void check_single_node(const Settings& settings) {
-  const auto expect = [&](const std::string& name, bool right, const std::string& expected) {
-    if (settings.given(name) && !right) settings.reject(name, expected);
+  using Check = bool (*)(const std::string& value);
+  const auto expect = [&](const std::string& name, const std::string& expected, Check right) {
+    if (settings.given(name) && !right(settings.text(name))) settings.reject(name, expected);
   };
-  const std::string nnodes = settings.text("--nnodes");
-  expect("--nnodes", nnodes == "1" || nnodes == "1:1", "1 or 1:1 (one node only in this version)");
-  expect("--node-rank", settings.text("--node-rank") == "0", "0 (one node only in this version)");
+  expect("--nnodes", "1 or 1:1 (one node only in this version)",
+         [](const std::string& value) { return value == "1" || value == "1:1"; });
+  expect("--node-rank", "0 (one node only in this version)",
+         [](const std::string& value) { return value == "0"; });
   if (!settings.is_true("--standalone")) {  // which sets these aside, as it does in torchrun
-    const std::string backend = settings.text("--rdzv-backend");
-    expect("--rdzv-backend", backend == "c10d" || backend == "static", "c10d or static");
-    expect("--rdzv-endpoint", is_local_endpoint(settings.text("--rdzv-endpoint")),
-           "localhost[:PORT] or this host's name (one node only in this version)");
+    expect("--rdzv-backend", "c10d or static",
+           [](const std::string& value) { return value == "c10d" || value == "static"; });
+    expect("--rdzv-endpoint", "localhost[:PORT] or this host's name (one node only in this version)",
+           is_local_endpoint);
   }
-  expect("--master-addr", is_this_host(settings.text("--master-addr")),
-         "localhost or this host's name (one node only in this version)");
+  expect("--master-addr", "localhost or this host's name (one node only in this version)", is_this_host);
 }
 
 /// Flags that scripts pass to torchrun and that change nothing here.

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <fstream>
 
 #include "tests/integration/job.h"
 
@@ -117,6 +118,49 @@ TEST_CASE("too few descriptors for all workers is an error of ddprun, and nothin
   CHECK(run.status == ExitStatus::exited(125));
   CHECK_THAT(run.err, ContainsSubstring("cannot start rank "));
   CHECK_THAT(run.err, ContainsSubstring("Too many open files"));
+}
+
+/// A cgroup whose processes are frozen: version 1's do not even die of SIGKILL before they are thawed.
+class Freezer {
+ public:
+  Freezer() : folder_("/sys/fs/cgroup/freezer/ddprun_test_" + std::to_string(::getpid())) {
+    std::error_code error;
+    if (!std::filesystem::create_directory(folder_, error)) skip("no freezer of cgroup version 1 here");
+  }
+  ~Freezer() {
+    put("freezer.state", "THAWED");
+    wait_until([&] { return read_file(folder_ / "cgroup.procs").empty(); });
+    ::rmdir(folder_.c_str());
+  }
+  void freeze(pid_t pid) const {
+    put("cgroup.procs", std::to_string(pid));
+    put("freezer.state", "FROZEN");
+    REQUIRE(wait_until([&] { return read_file(folder_ / "freezer.state") == "FROZEN\n"; }));
+  }
+
+ private:
+  void put(const char* file, const std::string& text) const { std::ofstream(folder_ / file) << text; }
+  std::filesystem::path folder_;
+};
+
+TEST_CASE("a process that SIGKILL does not end is named, and ddprun waits for it no longer", "[launcher]") {
+  const Freezer freezer;
+  Child ddprun(job({"--nproc-per-node=2", "--shutdown-timeout=0.1"}, {"ready", "pause"}));
+  REQUIRE(ddprun.wait_for_output("ready ", 2));
+  const auto said = ddprun.out().find("ready 1 ");
+  const std::string pid = ddprun.out().substr(said + 8, ddprun.out().find('\n', said) - said - 8);
+  freezer.freeze(std::stoi(pid));
+  ddprun.send_signal(SIGTERM);
+  CHECK(ddprun.wait() == ExitStatus::exited(125));
+  CHECK_THAT(ddprun.err(), ContainsSubstring("processes that SIGKILL did not end: " + pid));
+}
+
+TEST_CASE("a rank that leaves early while others wait for it is a hang", "[launcher]") {
+  const TempDir folder;
+  const Finished run(job({"--nproc-per-node=2", "--hang-timeout=0.4", "--log-dir", folder.path()},
+                         {"--rank", "0", "exit", "0", "--rank", "1", "pause"}));
+  CHECK(run.status == ExitStatus::exited(124));
+  CHECK_THAT(run.err, ContainsSubstring("no sign of life from rank 1 for"));
 }
 
 TEST_CASE("a temporary folder that cannot be made ends ddprun before any worker starts", "[launcher]") {

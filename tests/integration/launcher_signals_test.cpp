@@ -48,6 +48,24 @@ TEST_CASE("SIGUSR1 and SIGUSR2 are passed on and the job goes on", "[launcher]")
   check_nothing_left(ddprun);
 }
 
+TEST_CASE("a signal that is not to be passed on is ignored", "[launcher]") {
+  Child ddprun(job({"--nproc-per-node=2", "--forward-signals=SIGUSR2"}, {"ready", "await", "exit", "0"}));
+  REQUIRE(ddprun.wait_for_output("ready ", 2));
+  ddprun.send_signal(SIGUSR1);
+  ddprun.send_signal(SIGUSR2);
+  CHECK(ddprun.wait() == ExitStatus::exited(0));
+  CHECK(count_of("got SIGUSR2", ddprun.out()) == 2);
+  check_nothing_left(ddprun);
+}
+
+TEST_CASE("--signals-to-handle names what ends the job", "[launcher]") {
+  Child ddprun(job({"--nproc-per-node=2", "--signals-to-handle=SIGUSR1"}, {"ready", "await", "exit", "0"}));
+  REQUIRE(ddprun.wait_for_output("ready ", 2));
+  ddprun.send_signal(SIGUSR1);
+  CHECK(ddprun.wait() == ExitStatus::killed(SIGUSR1));
+  check_nothing_left(ddprun);
+}
+
 TEST_CASE("under nohup SIGHUP ends nothing", "[launcher]") {
   Command command = job({"--nproc-per-node=2"}, {"ready", "await", "exit", "0"});
   command.in_child = [] { ::signal(SIGHUP, SIG_IGN); };
