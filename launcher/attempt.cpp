@@ -1,6 +1,7 @@
 #include "launcher/attempt.h"
 
 #include <algorithm>
+#include <system_error>
 
 #include "common/logging.h"
 #include "launcher/heartbeat.h"
@@ -19,6 +20,22 @@ std::vector<UniqueFd> open_heartbeats(Heartbeats& beats, const Job& job) {
   std::vector<UniqueFd> ends;
   for (int i = 0; job.options.hang_timeout && i < job.workers; ++i) ends.push_back(beats.add());
   return ends;
+}
+
+/// All before the first start: a lack of descriptors or a bad file is to be known before anybody runs.
+std::vector<WorkerOutputs> open_outputs(WorkerLogs& logs, const std::vector<WorkerLogPlan>& plans,
+                                        const std::vector<WorkerSpec>& specs) {
+  std::vector<WorkerOutputs> outputs;
+  for (std::size_t i = 0; i < plans.size(); ++i) {
+    try {
+      auto ends = logs.open(i, plans[i]);
+      outputs.push_back({std::move(ends.out), std::move(ends.err)});
+    } catch (const std::system_error& error) {
+      throw LaunchError(LaunchError::kOwnFailure,
+                        "cannot start rank " + std::to_string(specs[i].rank) + ": " + error.what());
+    }
+  }
+  return outputs;
 }
 
 std::vector<SignsOfLife> signs_of_life(const WorkerGroup& group, const WorkerLogs& logs,
@@ -94,7 +111,8 @@ asio::awaitable<bool> hurried(Job& job, WorkerGroup& group) {
   co_return group.user_signals() > 1;
 }
 
-/// Until the workers' last words are where they belong. The pipe of a process that cannot be ended has no end.
+/// Until the workers' last words are where they belong. The pipe of a process that cannot be ended has no
+/// end.
 asio::awaitable<void> drain(Job& job, WorkerGroup& group, WorkerLogs& logs, bool all_gone) {
   constexpr std::chrono::milliseconds kLook{100};
   while (!co_await logs.wait_for_ends(Clock::now() + kLook))
@@ -144,18 +162,8 @@ asio::awaitable<Attempt> run_attempt(Job& job, int number) {
   WorkerGroup group(job.events, job.signals, job.guard, job.log, number);
   logs.on_first_output([&](std::size_t index) { group.log_first_output(index); });
   group.on_window_change([&] { logs.update_window_size(); });
-  // All before the first start: a lack of descriptors or a bad file is to be known before anybody runs.
-  std::vector<WorkerOutputs> outputs;
-  for (std::size_t i = 0; i < output_plans.size(); ++i) {
-    try {
-      auto ends = logs.open(i, output_plans[i]);
-      outputs.push_back({std::move(ends.out), std::move(ends.err)});
-    } catch (const std::system_error& error) {
-      throw LaunchError(LaunchError::kOwnFailure,
-                        "cannot start rank " + std::to_string(attempt.specs[i].rank) + ": " + error.what());
-    }
-  }
-  const auto start_failed = group.start(job.program.path, attempt.specs, std::move(outputs));
+  const auto start_failed =
+      group.start(job.program.path, attempt.specs, open_outputs(logs, output_plans, attempt.specs));
   port.close_store_fd();  // rank 0 has it now, and only rank 0 may
   heartbeat_ends.clear();
   if (start_failed) {
