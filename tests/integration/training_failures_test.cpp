@@ -166,11 +166,11 @@ TEST_CASE("a user's signal ends the training and is what ddprun dies of", "[trai
   const int signal = GENERATE(SIGTERM, SIGINT);
   const TempDir dir;
   Child child(mnist(2, dir.path() / "run", {"--data=fashion-mnist", "--epochs=50", "--log-interval=1"}));
-  REQUIRE(child.wait_for_output("Train Epoch: 1 ", 3));
+  REQUIRE(child.wait_for_output("Train Epoch: 1 ", 4));
   child.send_signal(signal);
   CHECK(child.wait() == ExitStatus::killed(signal));
   check_clean_end(child);
-  CHECK(read_metrics(dir.path() / "run").size() >= 3);  // what was measured is kept
+  CHECK(read_metrics(dir.path() / "run").size() >= 3);  // what was measured is kept; a line's row follows it
 }
 
 TEST_CASE("SIGKILL of ddprun takes the training with it", "[training]") {

@@ -11,6 +11,7 @@ from packages import GLIBC, check_job, check_program, empty_folder, need, run
 
 FILES = """
 usr/bin/ddprun
+usr/include/ddprun/report_error.h
 usr/share/bash-completion/completions/ddprun
 usr/share/doc/ddprun/changelog.Debian.gz
 usr/share/doc/ddprun/changelog.gz
