@@ -68,6 +68,7 @@ std::optional<Mount> parse_mount(const std::string& line) {
 
 /// The path below the mount's root; nullopt if it is not there.
 std::optional<std::string> relative_to(const std::string& root, const std::string& path) {
+  if (path.substr(0, 1) != "/") return std::nullopt;               // none that the kernel writes
   if (path.find("/..") != std::string::npos) return std::nullopt;  // outside of our cgroup namespace
   if (root == "/") return path;
   if (path.substr(0, root.size()) != root) return std::nullopt;

@@ -49,6 +49,8 @@ TEST_CASE("in a container the counter is below the part that is mounted", "[oom]
 
 TEST_CASE("without a cgroup that counts memory there is no counter", "[oom]") {
   CHECK_FALSE(oom_counter_file("", ""));
+  CHECK_FALSE(oom_counter_file("0::..\n", kMountsV2));
+  CHECK_FALSE(oom_counter_file("0::\n", kMountsV2));
   CHECK_FALSE(oom_counter_file("garbage\n::\n:", "garbage\n - \n1 2 3 4 5 6 -\n"));
   CHECK_FALSE(oom_counter_file("4:memory:/a\n", kMountsV2));
   CHECK_FALSE(oom_counter_file("3:cpu:/a\n", kMountsV1));
