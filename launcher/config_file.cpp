@@ -5,7 +5,7 @@
 #define TOML_ASSERT(expression) static_assert(true)
 #include <toml++/toml.h>
 
-#include <sstream>
+#include <charconv>
 
 #include "common/errors.h"
 #include "common/files.h"
@@ -25,9 +25,8 @@ std::string scalar_text(const std::filesystem::path& path, const toml::node& nod
   if (const auto* number = node.as_integer()) return std::to_string(number->get());
   if (const auto* truth = node.as_boolean()) return truth->get() ? "true" : "false";
   if (const auto* number = node.as_floating_point()) {
-    std::ostringstream text;
-    text << number->get();
-    return text.str();
+    char text[32];  // the shortest text of just this number has at most 24
+    return {text, std::to_chars(text, text + sizeof text, number->get()).ptr};
   }
   throw at(path, node.source(), "expected a string, a number, true or false");
 }

@@ -242,6 +242,14 @@ TEST_CASE("what the user typed drives no terminal in a message", "[options]") {
                     ContainsSubstring("unknown flag '--x?2J'"));
 }
 
+TEST_CASE("a number in a configuration file keeps all its digits", "[options]") {
+  const TempDir folder;
+  const std::string path = folder.path() / "job.toml";
+  write_file_atomic(path, "program = [\"a.py\", 0.123456789012, 1e-9, 0.1, 5.0, 12345678]");
+  CHECK(parse_all({"--config", path}).program ==
+        Words{"a.py", "0.123456789012", "1e-09", "0.1", "5", "12345678"});
+}
+
 TEST_CASE("a bad configuration file is one line naming file and culprit", "[options]") {
   const TempDir folder;
   const std::string path = folder.path() / "job.toml";
