@@ -35,7 +35,8 @@ std::string without_url_passwords(std::string word) {
 }
 
 std::string quoted_for_shell(const std::string& word) {
-  const bool plain = !word.empty() && std::all_of(word.begin(), word.end(), [](unsigned char c) {
+  const bool globs = word.find('*') != word.find(kHidden);  // a '*' of the user's, not of ours
+  const bool plain = !word.empty() && !globs && std::all_of(word.begin(), word.end(), [](unsigned char c) {
     return std::isalnum(c) != 0 ||
            std::string_view("_-./=:,+@%*").find(static_cast<char>(c)) != std::string_view::npos;
   });

@@ -30,6 +30,7 @@ Words shell_words(std::string_view line) {
     } else {
       expect(quoted || std::string_view("$`\"|&;<>()#~!{}[]?").find(c) == std::string_view::npos,
              "what a shell understands is quoted", line);
+      expect(quoted || c != '*' || line.find("***") != std::string_view::npos, "a pattern is quoted", line);
       words.back() += c;
     }
   }

@@ -53,6 +53,7 @@ TEST_CASE("variables are hidden by their names", "[redact]") {
 TEST_CASE("a shown command is what a shell would read, and drives no terminal", "[redact]") {
   CHECK(shown_command({"a.py", "x y", "it's", "", "--lr=0.1", "$HOME", "--key", "V"}) ==
         "a.py 'x y' 'it'\\''s' '' --lr=0.1 '$HOME' --key ***");
+  CHECK(shown_command({"a.py", "*.txt", "--token=V"}) == "a.py '*.txt' --token=***");
   CHECK(shown_command({"a\x1b[2Jb\n"}) == "'a?[2Jb?'");
 }
 
