@@ -99,7 +99,7 @@ void read_variables(const std::string& prefix, const EnvLookup& environment, Com
 
 void read_configuration(const std::string& path, CommandLine& line) {
   for (const ConfigEntry& entry : read_config_file(path)) {
-    const std::string source = path + ": " + entry.key;
+    const std::string source = printable(path + ": " + entry.key);
     if (entry.key == "program") {
       line.program = entry.values;
       continue;

@@ -263,6 +263,7 @@ TEST_CASE("a bad configuration file is one line naming file and culprit", "[opti
       {"[[[a]]]", "job.toml:1: "},
       {"\n[#a]", "job.toml:2: "},
       {"\"a\\nb\" = 1", "job.toml: a?b: expected the name of a flag"},
+      {"\"a\\u009bb\" = 1", "job.toml: a?b: expected the name of a flag"},
   }));
   write_file_atomic(path, text);
   try {
