@@ -51,11 +51,12 @@ std::string quoted_for_shell(const std::string& word) {
 bool is_secret_name(std::string_view name) { return secret_name_end(name) != std::string::npos; }
 
 std::string redacted_variable(const std::string& variable) {
+  // URLs first: a password may look like a name, as in redis://:key=V@host.
+  const std::string shown = without_url_passwords(variable);
   // Any '=', so that --env=API_KEY=V and ?page=1&token=V are seen too.
-  const auto name_end = secret_name_end(variable);
-  const auto equals = name_end == std::string::npos ? name_end : variable.find('=', name_end);
-  if (equals == std::string::npos) return without_url_passwords(variable);
-  return without_url_passwords(variable.substr(0, equals + 1)) + kHidden;
+  const auto name_end = secret_name_end(shown);
+  const auto equals = name_end == std::string::npos ? name_end : shown.find('=', name_end);
+  return equals == std::string::npos ? shown : shown.substr(0, equals + 1) + kHidden;
 }
 
 std::vector<std::string> redacted(const std::vector<std::string>& arguments) {

@@ -38,6 +38,7 @@ TEST_CASE("passwords in URLs are hidden", "[redact]") {
   CHECK(redacted({"http://a:2379,http://me:V@b:2379,x://:W@c"}) ==
         Words{"http://a:2379,http://me:***@b:2379,x://:***@c"});
   CHECK(redacted({"https://host/?next=https://me:V@b/"}) == Words{"https://host/?next=https://me:***@b/"});
+  CHECK(redacted({"redis://:key=V@host"}) == Words{"redis://:***@host"});
   CHECK(redacted({"redis://:V@host/?key=W"}) == Words{"redis://:***@host/?key=***"});
   for (const char* url : {"https://host:80/", "https://me@host:80/", "https://host/a:b@c", "tcp://[::1]:80"})
     CHECK(redacted({url}) == Words{url});
