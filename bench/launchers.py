@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What a launcher costs, side by side in one run.
 
-usage: launchers.py [--runs 15] [--workers 2] [--cases start,memory,failure,restart,output] NAME=COMMAND ...
+usage: launchers.py [--runs 15] [--workers 2] [--cases start,memory,failure,sigkill,restart,output] NAME=COMMAND ...
 
 "{n}" in a command stands for the number of workers, "{restarts}" for the restarts allowed, "{prefix}" for the flag
 that is given after "PREFIX=" (such as "PREFIX=-prepend-rank -n {n}"); the worker's argv is added. ddprun from build/bin
@@ -9,7 +9,8 @@ and two bare spawns by a C program are always measured. Launchers take turns; th
 
   start    all workers are /bin/true: start to exit
   memory   resident memory of the launcher's own process while its workers sleep
-  failure  one worker exits with 3, the others sleep: from its end to the launcher's exit
+  failure  one worker exits with 3, the others sleep: from its end to the launcher's exit (hydra waits for the others)
+  sigkill  the launcher is killed: until no worker and no child of one is left; 5000 if they live on
   restart  one worker fails, once: from its end to the first line of the next attempt (only "{restarts}" launchers)
   output   two workers write 64-byte lines, 50 MB each, with a prefix before each line: until all has arrived
 
@@ -70,6 +71,33 @@ def failure(command):
         return (ended - int(pathlib.Path(folder, "end").read_text())) / 1e6
 
 
+def alive(pid):
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def sigkill(command, workers):
+    with tempfile.TemporaryDirectory() as folder:
+        script = f"sleep 1000 & echo $$ $! > {folder}/$$.new; mv {folder}/$$.new {folder}/$$; wait"
+        job = subprocess.Popen(command + ["sh", "-c", script], start_new_session=True, **QUIET)
+        marks = []
+        while len(marks) < workers:
+            time.sleep(0.01)
+            marks = [mark for mark in pathlib.Path(folder).iterdir() if mark.suffix != ".new"]
+        pids = [int(pid) for mark in marks for pid in mark.read_text().split()]
+        begin = time.perf_counter()
+        job.kill()
+        while (left := [pid for pid in pids if alive(pid)]) and time.perf_counter() - begin < 5:
+            time.sleep(0.0005)
+        took = (time.perf_counter() - begin) * 1000
+        job.wait()
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+        return took if not left else 5000
+
+
 def restart(command):
     with tempfile.TemporaryDirectory() as folder:
         script = (f"if mkdir {folder}/lock 2>/dev/null; then sleep 0.5; date +%s%N > {folder}/end; exit 3; fi; "
@@ -97,7 +125,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--runs", type=int, default=15)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--cases", default="start,memory,failure,restart,output")
+    parser.add_argument("--cases", default="start,memory,failure,sigkill,restart,output")
     parser.add_argument("--ddprun", default=str(ROOT / "build/bin/ddprun"))
     parser.add_argument("--prefix", action="append", default=[], metavar="NAME=FLAGS")
     parser.add_argument("launchers", nargs="*")
@@ -117,6 +145,7 @@ def main():
             "start": ("start to exit, ms", lambda name: start(floor if name == "bare spawns" else command(name))),
             "memory": ("RSS, MB", lambda name: memory(command(name), n)),
             "failure": ("failure to exit, ms", lambda name: failure(command(name))),
+            "sigkill": ("SIGKILL to all gone, ms", lambda name: sigkill(command(name), n)),
             "restart": ("restart, ms", lambda name: restart(command(name, restarts=1))),
             "output": ("prefixed output, MB/s", lambda name: output(command(name, prefix=prefixes[name]))),
         }
@@ -126,7 +155,7 @@ def main():
             names = [name for name in results if not (
                 (name == "bare spawns" and case != "start") or (case == "restart" and "{restarts}" not in templates[name])
                 or (case == "output" and name not in prefixes))]
-            runs = min(arguments.runs, 5) if case in ("memory", "output") else arguments.runs
+            runs = min(arguments.runs, 5) if case in ("memory", "sigkill", "output") else arguments.runs
             for _ in range(runs):
                 for name in names:
                     results[name].setdefault(case, []).append(cases[case][1](name))
