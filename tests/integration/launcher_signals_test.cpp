@@ -58,7 +58,7 @@ TEST_CASE("a signal that is not to be passed on is ignored", "[launcher]") {
   check_nothing_left(ddprun);
 }
 
-TEST_CASE("--signals-to-handle names what ends the job", "[launcher]") {
+TEST_CASE("the signals that end the job may be named", "[launcher]") {
   Child ddprun(job({"--nproc-per-node=2", "--signals-to-handle=SIGUSR1"}, {"ready", "await", "exit", "0"}));
   REQUIRE(ddprun.wait_for_output("ready ", 2));
   ddprun.send_signal(SIGUSR1);
