@@ -37,6 +37,13 @@ inline void need_vfork() {
 #endif
 }
 
+/// For tests that leave ddprun no descriptor: UBSan looks at an exception's type through a pipe.
+inline void need_no_sanitizer() {
+#ifdef __SANITIZE_ADDRESS__
+  skip("UBSan needs descriptors of its own");
+#endif
+}
+
 /// The end of every test: whatever happened, no process and no file is left.
 inline void check_nothing_left(const Child& ddprun) {
   CHECK(ddprun.nothing_left());

@@ -109,6 +109,7 @@ TEST_CASE("workers that were started are ended when a later one cannot be", "[la
 
 TEST_CASE("too few descriptors for all workers is an error of ddprun, and nothing is left", "[launcher]") {
   need_vfork();
+  need_no_sanitizer();
   Command command = job({"--nproc-per-node=32"}, {"pause"});
   command.in_child = [] {
     const rlimit limit{24, 24};

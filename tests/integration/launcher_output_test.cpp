@@ -228,6 +228,7 @@ TEST_CASE("torchrun's variables give flags, and bad ones are named", "[output]")
 }
 
 TEST_CASE("a descriptor limit that is too low is a failure before anything runs", "[output]") {
+  need_no_sanitizer();
   const Finished run(
       {{"sh", "-c", std::string("ulimit -n 40; exec ") + DDPRUN_PROGRAM + " --nproc-per-node=64 echo ran"}});
   CHECK(run.status == ExitStatus::exited(125));
