@@ -44,5 +44,5 @@ grep -q "srun: exit code 0" job.out || fail "ddprun did not end with 0"
 
 job=$(sbatch --parsable job.sh)
 until_true is_over
-both done || fail "a worker did not go on"
+both "done" || fail "a worker did not go on"
 echo "passed"
