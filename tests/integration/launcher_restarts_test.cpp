@@ -122,19 +122,21 @@ TEST_CASE("a job without a sign of life ends with 124", "[timeouts]") {
 }
 
 TEST_CASE("output and heartbeats keep a job alive", "[timeouts]") {
+  // Rank 1 is silent for longer than the timeout, and so is the sum of the pauses: each pause is far below
+  // it.
   const Finished talking(
-      script({"--nproc-per-node=2", "--hang-timeout=0.6"},
-             "[ $RANK = 0 ] || sleep 1.2; for i in 1 2 3 4 5 6; do echo x; sleep 0.2; done"));
+      script({"--nproc-per-node=2", "--hang-timeout=1.5"},
+             "[ $RANK = 0 ] || sleep 2.5; for i in 1 2 3 4 5 6 7 8 9 10; do echo x; sleep 0.25; done"));
   CHECK(talking.status == ExitStatus::exited(0));
-  const Finished beating(
-      script({"--hang-timeout=0.6"},
-             "for i in 1 2 3 4 5 6; do echo > /proc/self/fd/$DDPRUN_HEARTBEAT_FD; sleep 0.2; done"));
+  const Finished beating(script(
+      {"--hang-timeout=1.5"},
+      "for i in 1 2 3 4 5 6 7 8 9 10; do echo > /proc/self/fd/$DDPRUN_HEARTBEAT_FD; sleep 0.25; done"));
   CHECK(beating.status == ExitStatus::exited(0));
 }
 
 TEST_CASE("a rank whose heartbeat stops is the one that hangs", "[timeouts]") {
   const TempDir folder;
-  const Finished run(script({"--nproc-per-node=2", "--hang-timeout=0.6", "--log-dir", folder.path()},
+  const Finished run(script({"--nproc-per-node=2", "--hang-timeout=1", "--log-dir", folder.path()},
                             "echo > /proc/self/fd/$DDPRUN_HEARTBEAT_FD; [ $RANK = 0 ] || kill -STOP $$; "
                             "while :; do echo > /proc/self/fd/$DDPRUN_HEARTBEAT_FD; sleep 0.1; done"));
   CHECK(run.status == ExitStatus::exited(124));
