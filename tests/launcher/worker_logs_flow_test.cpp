@@ -120,6 +120,7 @@ TEST_CASE("a grandchild that keeps a stream open is waited for until the deadlin
   const Ends hold = make_pipe();
   rig.start(0, {to_console("[d0]:"), to_nowhere()}, [&] {
     if (::fork() == 0) {
+      ::close(hold.theirs.get());  // so that the test's end is the end of what it reads
       char byte;
       while (::read(hold.ours.get(), &byte, 1) == 1) {
       }
