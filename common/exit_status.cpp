@@ -2,6 +2,7 @@
 
 #include <sys/wait.h>
 
+#include <cctype>
 #include <csignal>
 #include <cstring>
 
@@ -26,6 +27,15 @@ std::string signal_name(int signal) {
   if (const char* name = ::sigabbrev_np(signal)) return std::string("SIG") + name;
   if (signal >= SIGRTMIN && signal <= SIGRTMAX) return "SIGRTMIN+" + std::to_string(signal - SIGRTMIN);
   return "signal " + std::to_string(signal);
+}
+
+std::optional<int> signal_by_name(std::string_view name) {
+  std::string wanted(name);
+  for (char& c : wanted) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  if (wanted.substr(0, 3) != "SIG") wanted = "SIG" + wanted;
+  for (int signal = 1; signal <= SIGRTMAX; ++signal)
+    if (signal_name(signal) == wanted) return signal;
+  return {};
 }
 
 }  // namespace ddprun

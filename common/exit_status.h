@@ -1,6 +1,8 @@
 #pragma once
 
+#include <optional>
 #include <string>
+#include <string_view>
 
 namespace ddprun {
 
@@ -32,5 +34,8 @@ int to_exit_code(const ExitStatus& status);
 
 /// "SIGTERM" for 15, "SIGRTMIN+1" for a real-time signal; "signal 99" for a number that has no name.
 std::string signal_name(int signal);
+
+/// 9 for "SIGKILL", "KILL" or "sigkill"; none if no signal is called so.
+std::optional<int> signal_by_name(std::string_view name);
 
 }  // namespace ddprun

@@ -11,10 +11,6 @@
 namespace ddprun {
 namespace {
 
-bool means_not_found(int error) {
-  return error == ENOENT || error == ENOTDIR || error == ENAMETOOLONG || error == ELOOP;
-}
-
 std::string host_name() {
   char name[256] = "";
   return ::gethostname(name, sizeof name - 1) == 0 ? name : "unknown";
@@ -101,8 +97,7 @@ LaunchError start_error(const std::string& program, int rank, const StartFailure
   std::string hint;
   if (failure.error == ENOENT) hint = " (is the interpreter that it names in its first line there?)";
   if (failure.error == ENOEXEC) hint = " (does its first line name an interpreter, as in #!/bin/sh?)";
-  return {means_not_found(failure.error) ? LaunchError::kNotFound : LaunchError::kNotExecutable,
-          "cannot run " + program + ": " + reason + hint};
+  return {LaunchError::code_of_exec_error(failure.error), "cannot run " + program + ": " + reason + hint};
 }
 
 FailureReport make_report(const Job& job, const Attempt& attempt, std::size_t first, OomWatch& oom) {

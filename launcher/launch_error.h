@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cerrno>
 #include <stdexcept>
 #include <string>
 
@@ -14,6 +15,12 @@ class LaunchError : public std::runtime_error {
   static constexpr int kOwnFailure = 125;
   static constexpr int kNotExecutable = 126;
   static constexpr int kNotFound = 127;
+
+  /// Why a program cannot be executed, by the errno that says so: kNotFound or kNotExecutable.
+  static int code_of_exec_error(int error) {
+    const bool missing = error == ENOENT || error == ENOTDIR || error == ENAMETOOLONG || error == ELOOP;
+    return missing ? kNotFound : kNotExecutable;
+  }
 
   LaunchError(int exit_code, const std::string& message)
       : std::runtime_error(message), exit_code(exit_code) {}

@@ -15,14 +15,6 @@
 namespace ddprun {
 namespace {
 
-std::optional<int> signal_number(const std::string& text) {
-  if (const auto number = whole_number(text, 1, SIGRTMAX)) return number;
-  const std::string name = text.rfind("SIG", 0) == 0 ? text : "SIG" + text;
-  for (int signal = 1; signal <= SIGRTMAX; ++signal)
-    if (signal_name(signal) == name) return signal;
-  return {};
-}
-
 /// Without the domain, which may or may not be part of a host's name.
 std::string first_label(const std::string& host) { return host.substr(0, host.find('.')); }
 
@@ -89,7 +81,9 @@ std::optional<std::vector<int>> parse_signals(const std::string& text) {
   if (text == "none") return signals;
   for (std::size_t begin = 0; begin <= text.size();) {
     const auto end = std::min(text.find(',', begin), text.size());
-    const auto signal = signal_number(text.substr(begin, end - begin));
+    const std::string word = text.substr(begin, end - begin);
+    const auto number = whole_number(word, 1, SIGRTMAX);
+    const auto signal = number ? number : signal_by_name(word);
     if (!signal || *signal == SIGKILL || *signal == SIGSTOP || *signal == SIGCHLD) return {};
     signals.push_back(*signal);
     begin = end + 1;

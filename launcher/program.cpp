@@ -22,8 +22,7 @@ int executable_error(const std::string& path) {
 }
 
 [[noreturn]] void fail(const std::string& path, int error) {
-  const bool missing = error == ENOENT || error == ENOTDIR || error == ENAMETOOLONG || error == ELOOP;
-  throw LaunchError(missing ? LaunchError::kNotFound : LaunchError::kNotExecutable,
+  throw LaunchError(LaunchError::code_of_exec_error(error),
                     "cannot run " + path + ": " + std::strerror(error));
 }
 

@@ -1,28 +1,16 @@
 #include "launcher/restart_policy.h"
 
 #include <algorithm>
-#include <cctype>
 #include <charconv>
-#include <csignal>
 
 #include "common/errors.h"
+#include "launcher/launch_error.h"
 #include "launcher/printable.h"
 
 namespace ddprun {
 namespace {
 
-constexpr int kTimedOut = 124;
 constexpr int kMaxCode = 255;
-
-/// 9 for "SIGKILL", "KILL" or "sigkill"; 0 if no signal is called so.
-int signal_number(std::string_view text) {
-  std::string name(text);
-  for (char& c : name) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
-  if (name.substr(0, 3) != "SIG") name = "SIG" + name;
-  for (int signal = 1; signal <= SIGRTMAX; ++signal)
-    if (signal_name(signal) == name) return signal;
-  return 0;
-}
 
 std::optional<int> code(std::string_view text) {
   int value = 0;
@@ -32,7 +20,7 @@ std::optional<int> code(std::string_view text) {
 }
 
 RestartCodes::Range parse_item(std::string_view item, const std::string& flag) {
-  if (const int signal = signal_number(item)) return {128 + signal, 128 + signal};
+  if (const auto signal = signal_by_name(item)) return {128 + *signal, 128 + *signal};
   const auto dash = item.find('-');
   const auto first = code(item.substr(0, dash));
   const auto last = dash == std::string_view::npos ? first : code(item.substr(dash + 1));
@@ -52,7 +40,7 @@ int exit_code_of(const AttemptEnd& end) {
       return to_exit_code(end.status);
     case AttemptEnd::Kind::kHang:
     case AttemptEnd::Kind::kTimeout:
-      return kTimedOut;
+      return LaunchError::kTimeout;
     case AttemptEnd::Kind::kSignal:
       return 128 + end.signal;
     case AttemptEnd::Kind::kStartFailed:
