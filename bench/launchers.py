@@ -24,6 +24,7 @@ import shlex
 import signal
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 
@@ -44,7 +45,7 @@ QUIET = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": su
 
 def start(command):
     begin = time.perf_counter()
-    subprocess.run(command + ["/bin/true"], check=True, **QUIET)
+    subprocess.run(command + ["/bin/true"], check=True, timeout=60, **QUIET)
     return (time.perf_counter() - begin) * 1000
 
 
@@ -158,7 +159,12 @@ def main():
             runs = min(arguments.runs, 5) if case in ("memory", "sigkill", "output") else arguments.runs
             for _ in range(runs):
                 for name in names:
-                    results[name].setdefault(case, []).append(cases[case][1](name))
+                    try:
+                        results[name].setdefault(case, []).append(cases[case][1](name))
+                    except subprocess.SubprocessError as error:  # hydra at times dies of SIGPIPE
+                        if name == "ddprun":
+                            raise
+                        print(f"{name}, {case}: {error}", file=sys.stderr)
     print(f"| {n} workers | " + " | ".join(cases[case][0] for case in wanted) + " |")
     print("|---" * (len(wanted) + 1) + "|")
     for name, figures in results.items():

@@ -132,7 +132,6 @@ std::vector<WorkerSpec> plan_attempt(const Job& job, int number, const std::file
   context.environment = job.environment;
   context.role = job.options.role;
   context.job_id = job.job_id;
-  context.restart_count = number;
   context.max_restarts = job.options.restart.max_restarts;
   context.folder = folder;
   context.may_hang = job.options.timeout || job.options.hang_timeout;
@@ -140,7 +139,7 @@ std::vector<WorkerSpec> plan_attempt(const Job& job, int number, const std::file
   context.heartbeat_fds = heartbeat_fds;
   context.cpus = job.placement.cpus;
   context.visible_gpus = job.placement.visible_gpus;
-  return plan_workers(context, static_round(job.workers, port, job.run_id), job.topology);
+  return plan_workers(context, static_round(number, job.workers, port, job.run_id), job.topology);
 }
 
 asio::awaitable<Attempt> run_attempt(Job& job, int number) {

@@ -69,9 +69,9 @@ std::string expanded(const std::string& text, const std::string& local_rank) {
 WorkerEnv worker_variables(const LaunchContext& context, const Round& round, int local_rank) {
   WorkerEnv env;
   env.role_name = context.role;
-  env.restart_count = context.restart_count;
+  env.restart_count = round.number;
   env.max_restarts = context.max_restarts;
-  env.rank = env.role_rank = round.first_rank + local_rank;
+  env.rank = env.role_rank = round.first_rank + local_rank - round.first_local_rank;
   env.local_rank = context.visible_gpus.empty() ? local_rank : 0;
   env.group_rank = round.group_rank;
   env.world_size = env.role_world_size = round.world_size;
@@ -102,10 +102,10 @@ std::optional<int> threads_per_worker(const std::vector<std::string>& environmen
 
 std::vector<WorkerSpec> plan_workers(const LaunchContext& context, const Round& round,
                                      const Topology& topology) {
-  const auto common = common_environment(context, round.local_world_size, topology);
-  std::vector<WorkerSpec> specs(static_cast<std::size_t>(round.local_world_size));
+  const auto common = common_environment(context, round.workers, topology);
+  std::vector<WorkerSpec> specs(static_cast<std::size_t>(round.workers));
   for (std::size_t i = 0; i < specs.size(); ++i) {
-    const int local_rank = static_cast<int>(i);
+    const int local_rank = round.first_local_rank + static_cast<int>(i);
     WorkerEnv variables = worker_variables(context, round, local_rank);
     WorkerSpec& spec = specs[i];
     spec.rank = variables.rank;
@@ -114,7 +114,7 @@ std::vector<WorkerSpec> plan_workers(const LaunchContext& context, const Round& 
       spec.argv.push_back(context.expand ? expanded(word, std::to_string(local_rank)) : word);
     spec.error_file = context.folder / std::to_string(local_rank) / "error.json";
     spec.traceable = context.may_hang;
-    spec.reads_stdin = local_rank == 0;
+    spec.reads_stdin = i == 0;
     if (!context.cpus.empty()) spec.cpus = context.cpus[i];
     variables.error_file = spec.error_file.string();
     if (variables.rank == 0 && context.store_fd >= 0) variables.store_fd = context.store_fd;

@@ -31,7 +31,6 @@ struct LaunchContext {
   std::vector<std::string> environment;  ///< ddprun's own, "NAME=value"
   std::string role = "default";
   std::string job_id;  ///< see job_processes.h
-  int restart_count = 0;
   int max_restarts = 0;
   std::filesystem::path folder;  ///< absolute; each worker gets LOCAL_RANK/error.json in it
   bool may_hang =

@@ -46,6 +46,7 @@ struct AttemptEnd {
   ExitStatus status = {};  ///< of the worker that failed, only if kWorkerFailed
   int signal = 0;          ///< the user's, only if kSignal
   int exit_code = 0;       ///< what the start failure asks for, only if kStartFailed
+  bool operator==(const AttemptEnd&) const = default;
 };
 
 /// What comes next: the job ends with this code, or is tried again.

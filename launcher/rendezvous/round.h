@@ -4,12 +4,15 @@
 
 namespace ddprun {
 
-/// What the nodes of a job have agreed on before their workers start.
+/// What the nodes of a job have agreed on before their workers start: one node's view.
 struct Round {
+  int number = 0;            ///< 0, 1, ...: how many times the workers were started before
   int group_rank = 0;        ///< index of this node
   int group_world_size = 1;  ///< number of nodes
-  int first_rank = 0;        ///< rank of this node's local rank 0
-  int local_world_size = 1;  ///< workers of this node
+  int first_rank = 0;        ///< rank of the first worker that this ddprun starts
+  int first_local_rank = 0;  ///< its local rank; not 0 where a node has several ddpruns, as Slurm's tasks
+  int workers = 1;           ///< that this ddprun starts
+  int local_world_size = 1;  ///< workers of the node
   int world_size = 1;        ///< workers of all nodes
   std::string master_addr;
   int master_port = 0;
@@ -17,9 +20,15 @@ struct Round {
 };
 
 /// The round of a job on one node: nobody to agree with.
-inline Round static_round(int workers, int master_port, std::string run_id) {
+inline Round static_round(int number, int workers, int master_port, std::string run_id) {
+  Round round;
+  round.number = number;
+  round.workers = round.local_world_size = round.world_size = workers;
   // The address and not "localhost", whose lookup can fail or come out as ::1 on a broken host.
-  return {0, 1, 0, workers, workers, "127.0.0.1", master_port, std::move(run_id)};
+  round.master_addr = "127.0.0.1";
+  round.master_port = master_port;
+  round.run_id = std::move(run_id);
+  return round;
 }
 
 }  // namespace ddprun

@@ -30,7 +30,7 @@ LaunchContext context_of(std::vector<std::string> environment) {
 }
 
 std::vector<WorkerSpec> plan(int workers, std::vector<std::string> environment, int cpus = 8) {
-  return plan_workers(context_of(std::move(environment)), static_round(workers, 12345, "the-run"), {cpus, 0});
+  return plan_workers(context_of(std::move(environment)), static_round(0, workers, 12345, "the-run"), {cpus, 0});
 }
 
 TEST_CASE("the number of workers is the number asked for, or counted", "[launch_plan]") {
@@ -71,7 +71,7 @@ TEST_CASE("only rank 0 reads stdin and gets the socket", "[launch_plan]") {
 }
 
 TEST_CASE("on a later node ranks go on and nobody gets the socket", "[launch_plan]") {
-  Round round = static_round(2, 12345, "the-run");
+  Round round = static_round(0, 2, 12345, "the-run");
   round.group_rank = 1;
   round.group_world_size = 2;
   round.first_rank = 2;
@@ -83,6 +83,19 @@ TEST_CASE("on a later node ranks go on and nobody gets the socket", "[launch_pla
   CHECK(has(specs[0], "WORLD_SIZE=4"));
   CHECK(has(specs[0], "LOCAL_WORLD_SIZE=2"));
   CHECK(specs[0].inherited_fds.empty());
+}
+
+TEST_CASE("where a node has several ddpruns each has its part of the local ranks", "[launch_plan]") {
+  Round round = static_round(3, 1, 12345, "the-run");
+  round.first_rank = 5;
+  round.first_local_rank = 1;
+  round.local_world_size = 4;
+  round.world_size = 8;
+  const auto specs = plan_workers(context_of({}), round, {8, 0});
+  REQUIRE(specs.size() == 1);
+  for (const char* variable :
+       {"RANK=5", "LOCAL_RANK=1", "LOCAL_WORLD_SIZE=4", "WORLD_SIZE=8", "TORCHELASTIC_RESTART_COUNT=3"})
+    CHECK(has(specs[0], variable));
 }
 
 TEST_CASE("the environment is inherited without another launcher's variables", "[launch_plan]") {

@@ -1,0 +1,293 @@
+#include "launcher/rendezvous/coordinator.h"
+
+#include <algorithm>
+#include <tuple>
+
+#include "launcher/launch_error.h"
+#include "launcher/printable.h"
+#include "launcher/rendezvous/natural_order.h"
+
+namespace ddprun {
+namespace {
+
+using std::chrono::milliseconds;
+
+std::string count_of_nodes(int low, int high) {
+  return low == high ? std::to_string(high) : std::to_string(low) + ":" + std::to_string(high);
+}
+
+std::string seconds(milliseconds time) {
+  const auto ms = time.count();
+  return ms % 1000 == 0 ? std::to_string(ms / 1000) + " s" : std::to_string(ms) + " ms";
+}
+
+/// "n1 (10.0.0.1)".
+std::string named(const Join& join, const std::string& address) {
+  const std::string& where = join.address.empty() ? address : join.address;
+  return printable(join.node) + " (" + (where.empty() ? "the coordinator's host" : where) + ")";
+}
+
+}  // namespace
+
+Coordinator::Coordinator(CoordinatorSettings settings, Time now)
+    : settings_(std::move(settings)), forming_since_(now), running_since_(now), pause_end_(now), next_beat_(now) {}
+
+void Coordinator::receive(NodeId id, const NodeMessage& message, const std::string& address, Time now) {
+  const auto found = nodes_.find(id);
+  if (const auto* wish = std::get_if<Join>(&message)) {
+    if (found == nodes_.end()) join(id, *wish, address, now);
+  } else if (found != nodes_.end()) {
+    found->second.last_sign = now;
+    handle(id, found->second, message, now);
+  }
+  check_progress(now);
+}
+
+void Coordinator::join(NodeId id, const Join& join, const std::string& address, Time now) {
+  if (ended_) return send(id, End{ended_->exit_code, ended_->reason});
+  if (const std::string reason = objection(join, address); !reason.empty()) return send(id, Refused{reason});
+  Node& node = nodes_[id];
+  node.join = join;
+  node.address = join.address.empty() ? address : join.address;
+  node.order = next_order_++;
+  node.last_sign = now;
+  if (join.node_rank) ranks_[*join.node_rank] = id;
+  ++ready_;
+  tell_waiting(id);
+}
+
+std::string Coordinator::objection(const Join& join, const std::string& address) const {
+  const std::string node = named(join, address);
+  if (!join.run_id.empty() && join.run_id != settings_.run_id)
+    return "node " + node + " has run id " + quoted(join.run_id) + ", the coordinator has " +
+           quoted(settings_.run_id) + " (--rdzv-id)";
+  if (join.min_nodes != settings_.min_nodes || join.max_nodes != settings_.max_nodes)
+    return "node " + node + " has --nnodes=" + count_of_nodes(join.min_nodes, join.max_nodes) +
+           ", the coordinator has --nnodes=" + count_of_nodes(settings_.min_nodes, settings_.max_nodes);
+  if (!join.node_rank) return "";
+  if (*join.node_rank < 0 || *join.node_rank >= settings_.max_nodes)
+    return "node " + node + " has --node-rank=" + std::to_string(*join.node_rank) + ": expected one from 0 to " +
+           std::to_string(settings_.max_nodes - 1);
+  if (const auto taken = ranks_.find(*join.node_rank); taken != ranks_.end()) {
+    const Node& other = nodes_.at(taken->second);
+    return "node rank " + std::to_string(*join.node_rank) + " is asked for by node " + node +
+           " and taken by node " + named(other.join, other.address);
+  }
+  return "";
+}
+
+void Coordinator::handle(NodeId id, Node& node, const NodeMessage& message, Time now) {
+  const bool in_round = node.state != State::kReady;
+  if (const auto* leading = std::get_if<Leading>(&message)) {
+    if (phase_ == Phase::kLeading && leading->round == round_ && id == members_.front())
+      start_round(leading->port, now);
+  } else if (const auto* failed = std::get_if<Failed>(&message)) {
+    const bool first = phase_ == Phase::kRunning || phase_ == Phase::kLeading;
+    if (in_round && first && failed->round == round_) fail(failed->end, failed->text, now);
+  } else if (const auto* succeeded = std::get_if<Succeeded>(&message)) {
+    if (node.state == State::kInRound && phase_ == Phase::kRunning && succeeded->round == round_) {
+      node.state = State::kSucceeded;
+      --unfinished_;
+    }
+  } else if (const auto* over = std::get_if<Ended>(&message)) {
+    if (!in_round || over->round != round_) return;
+    if (phase_ != Phase::kStopping) return expel(id, "it ended its workers unasked", now);
+    node.state = State::kReady;
+    ++ready_;
+  } else if (const auto* leave = std::get_if<Leave>(&message)) {
+    const std::string reason = "node " + named(node.join, node.address) + " received " + signal_name(leave->signal);
+    if (!elastic() && in_round && !ended_) return end(128 + leave->signal, reason);
+    remove(nodes_.find(id), reason, now);
+  }
+}
+
+void Coordinator::lose(NodeId id, const std::string& reason, Time now) {
+  const auto found = nodes_.find(id);
+  if (found == nodes_.end()) return;
+  remove(found, "node " + named(found->second.join, found->second.address) + " was lost: " + reason, now);
+  check_progress(now);
+}
+
+/// A node that is silent, or whose messages make no sense.
+void Coordinator::expel(NodeId id, const std::string& reason, Time now) {
+  send(id, Refused{reason});
+  lose(id, reason, now);
+}
+
+void Coordinator::remove(Nodes::iterator gone, const std::string& reason, Time now) {
+  const State state = gone->second.state;
+  if (gone->second.join.node_rank) ranks_.erase(*gone->second.join.node_rank);
+  nodes_.erase(gone);
+  if (state == State::kReady) --ready_;
+  if (ended_ || state != State::kInRound) return;
+  if (phase_ == Phase::kLeading) return give_round_up(now);
+  if (phase_ != Phase::kRunning) return;
+  // Its workers may live on until its own side notices; the others' cannot go on without them.
+  if (elastic()) return stop_round(reason, milliseconds(0));
+  fail({AttemptEnd::Kind::kWorkerFailed, ExitStatus::exited(LaunchError::kOwnFailure)}, reason, now);
+}
+
+void Coordinator::fail(const AttemptEnd& failure, const std::string& text, Time now) {
+  const auto lived = std::chrono::duration_cast<milliseconds>(now - running_since_);
+  const Decision decision = decide(settings_.restarts, failure, restarts_used_, lived);
+  if (!decision.restart)
+    return end(decision.exit_code,
+               settings_.restarts.max_restarts == 0 ? text : text + "; not started again: " + decision.reason);
+  restarts_used_ = decision.restarts_used;
+  stop_round(text + "; " + decision.reason, decision.delay);
+}
+
+void Coordinator::stop_round(const std::string& reason, milliseconds pause) {
+  phase_ = Phase::kStopping;
+  pause_ = pause;
+  for (const NodeId id : members_)
+    if (nodes_.count(id) > 0) send(id, Stop{round_, reason});
+}
+
+void Coordinator::end(int exit_code, const std::string& reason) {
+  if (ended_) return;
+  ended_ = JobEnd{exit_code, reason};
+  for (const auto& [id, node] : nodes_) send(id, End{exit_code, reason});
+}
+
+/// What follows from the state, whichever event led to it.
+void Coordinator::check_progress(Time now) {
+  if (phase_ == Phase::kRunning && unfinished_ == 0 && !ended_) end(0, "all workers succeeded");
+  if (ended_) return;
+  // Late joiners; but what some nodes have finished is not done again for them.
+  if (phase_ == Phase::kRunning && ready_ > 0 && members_.size() < max_nodes() && unfinished_ == members_.size())
+    stop_round(std::to_string(ready_) + (ready_ == 1 ? " node joins" : " nodes join"), milliseconds(0));
+  if (phase_ == Phase::kStopping && ready_ == nodes_.size()) {
+    phase_ = Phase::kPausing;
+    pause_end_ = now + pause_;
+  }
+  if (phase_ == Phase::kPausing && now >= pause_end_) begin_forming(now);
+  if (phase_ == Phase::kForming) form(now);
+}
+
+void Coordinator::begin_forming(Time now) {
+  phase_ = Phase::kForming;
+  forming_since_ = now;
+  last_call_end_.reset();
+  if (ready_ >= static_cast<std::size_t>(settings_.min_nodes)) return;
+  for (const auto& [id, node] : nodes_) tell_waiting(id);
+}
+
+void Coordinator::form(Time now) {
+  const bool late = now >= forming_since_ + settings_.join_timeout;
+  if (ready_ >= max_nodes()) return close_round();
+  if (ready_ < static_cast<std::size_t>(settings_.min_nodes)) {
+    last_call_end_.reset();
+    if (late) end(LaunchError::kOwnFailure, who_came());
+    return;
+  }
+  // The survivors of a round do not wait for more: those may join at any time.
+  if (!last_call_end_) last_call_end_ = now + (round_ < 0 ? settings_.last_call : milliseconds(0));
+  if (late || now >= *last_call_end_) close_round();
+}
+
+void Coordinator::close_round() {
+  std::vector<Nodes::value_type*> ready;
+  for (auto& entry : nodes_) ready.push_back(&entry);
+  const auto first_come = [](const auto* entry) {
+    return std::tuple(!entry->second.was_in_round, entry->second.order);
+  };
+  std::sort(ready.begin(), ready.end(),
+            [&](const auto* a, const auto* b) { return first_come(a) < first_come(b); });
+  for (std::size_t i = 0; i < ready.size(); ++i) ready[i]->second.was_in_round = i < max_nodes();
+  ready.resize(std::min(ready.size(), max_nodes()));
+  std::sort(ready.begin(), ready.end(), [this](const auto* a, const auto* b) {
+    const Join &x = a->second.join, &y = b->second.join;
+    const int rank_x = x.node_rank.value_or(settings_.max_nodes), rank_y = y.node_rank.value_or(settings_.max_nodes);
+    if (rank_x != rank_y) return rank_x < rank_y;
+    if (natural_less(x.node, y.node)) return true;
+    return !natural_less(y.node, x.node) && a->second.order < b->second.order;
+  });
+  ++round_;
+  members_.clear();
+  for (auto* entry : ready) {
+    entry->second.state = State::kInRound;
+    members_.push_back(entry->first);
+  }
+  unfinished_ = members_.size();
+  ready_ -= members_.size();
+  phase_ = Phase::kLeading;
+  send(members_.front(), Lead{round_});
+}
+
+/// A member is lost before the workers were started.
+void Coordinator::give_round_up(Time now) {
+  for (const NodeId id : members_) {
+    const auto found = nodes_.find(id);
+    if (found == nodes_.end()) continue;
+    found->second.state = State::kReady;
+    ++ready_;
+  }
+  begin_forming(now);
+}
+
+void Coordinator::start_round(int port, Time now) {
+  phase_ = Phase::kRunning;
+  running_since_ = now;
+  Start start;  // as the next member gets it
+  start.world_size = 0;
+  start.round = round_;
+  start.group_world_size = static_cast<int>(members_.size());
+  start.master_addr = nodes_.at(members_.front()).address;
+  start.master_port = port;
+  start.run_id = settings_.run_id;
+  start.max_restarts = settings_.restarts.max_restarts;
+  for (const NodeId id : members_) start.world_size += nodes_.at(id).join.workers;
+  for (const NodeId id : members_) {
+    send(id, start);
+    ++start.group_rank;
+    start.first_rank += nodes_.at(id).join.workers;
+  }
+}
+
+void Coordinator::tick(Time now) {
+  if (now >= next_beat_ && !ended_) {
+    next_beat_ = now + settings_.node_timeout / 4;
+    std::vector<NodeId> silent;
+    for (const auto& [id, node] : nodes_) {
+      send(id, Beat{});
+      if (now - node.last_sign >= settings_.node_timeout) silent.push_back(id);
+    }
+    for (const NodeId id : silent) expel(id, "no sign of life for " + seconds(settings_.node_timeout), now);
+  }
+  check_progress(now);
+}
+
+Coordinator::Time Coordinator::next_tick() const {
+  if (ended_) return Time::max();
+  Time next = next_beat_;
+  if (phase_ == Phase::kPausing) next = std::min(next, pause_end_);
+  if (phase_ == Phase::kForming) next = std::min(next, forming_since_ + settings_.join_timeout);
+  if (phase_ == Phase::kForming && last_call_end_) next = std::min(next, *last_call_end_);
+  return next;
+}
+
+void Coordinator::tell_waiting(NodeId id) {
+  const bool spare = phase_ != Phase::kForming && members_.size() == max_nodes();
+  send(id, Waiting{static_cast<int>(nodes_.size()), settings_.min_nodes, settings_.max_nodes, spare,
+                   static_cast<int>(settings_.node_timeout.count())});
+}
+
+/// For a job that cannot begin.
+std::string Coordinator::who_came() const {
+  std::string came, missing;
+  const auto list = [](std::string& text, const std::string& item) { text += (text.empty() ? "" : ", ") + item; };
+  for (const auto& [id, node] : nodes_) list(came, named(node.join, node.address));
+  const bool by_rank = !ranks_.empty() && !elastic();
+  for (int rank = 0; by_rank && rank < settings_.max_nodes; ++rank) {
+    if (ranks_.count(rank) > 0) continue;
+    const auto index = static_cast<std::size_t>(rank);
+    list(missing, (index < settings_.names.size() ? settings_.names[index] + ", " : "") + "node rank " +
+                      std::to_string(rank));
+  }
+  return std::to_string(nodes_.size()) + " of " + (elastic() ? "at least " : "") +
+         std::to_string(settings_.min_nodes) + " nodes came within " + seconds(settings_.join_timeout) + ": " +
+         (came.empty() ? "none" : came) + (missing.empty() ? "" : "; missing: " + missing);
+}
+
+}  // namespace ddprun

@@ -1,0 +1,118 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <variant>
+
+#include "launcher/restart_policy.h"
+
+namespace ddprun {
+
+// What the nodes of a job and its coordinator tell each other. docs/rendezvous.md has the order.
+
+// From a node.
+
+/// "I want to take part." The first message of every connection.
+struct Join {
+  std::string run_id;            ///< --rdzv-id; empty: whatever the coordinator's is
+  std::string node;              ///< the node's name, for people and for the order of ranks
+  std::optional<int> node_rank;  ///< --node-rank: the place in the order of ranks
+  int min_nodes = 1, max_nodes = 1;
+  int workers = 1;      ///< that it would start
+  std::string address;  ///< --local-addr: where others reach it; empty: where its connection comes from
+  bool operator==(const Join&) const = default;
+};
+
+/// The node of rank 0 holds a port for the round's workers.
+struct Leading {
+  int round = 0;
+  int port = 0;
+  bool operator==(const Leading&) const = default;
+};
+
+/// The node's part of the round has failed; the node ends its workers by itself.
+struct Failed {
+  int round = 0;
+  AttemptEnd end;
+  std::string text;  ///< one line for people: "rank 3 failed with exit code 7: out of range"
+  bool operator==(const Failed&) const = default;
+};
+
+/// All workers of this node have succeeded.
+struct Succeeded {
+  int round = 0;
+  bool operator==(const Succeeded&) const = default;
+};
+
+/// No worker of the round is left on this node; it is ready for another round.
+struct Ended {
+  int round = 0;
+  bool operator==(const Ended&) const = default;
+};
+
+/// The user ends this node's ddprun.
+struct Leave {
+  int signal = 0;
+  bool operator==(const Leave&) const = default;
+};
+
+// From the coordinator.
+
+/// The answer to Join, and to Ended while others are awaited.
+struct Waiting {
+  int present = 0;  ///< nodes that are there
+  int min_nodes = 1, max_nodes = 1;
+  bool spare = false;  ///< the job runs without this node, which stands by for one that is lost
+  int node_timeout_ms = 0;  ///< either side is lost after so long without a sign of life
+  bool operator==(const Waiting&) const = default;
+};
+
+/// The node cannot take part; the connection ends.
+struct Refused {
+  std::string reason;
+  bool operator==(const Refused&) const = default;
+};
+
+/// "You have rank 0 in this round: hold a port and tell it."
+struct Lead {
+  int round = 0;
+  bool operator==(const Lead&) const = default;
+};
+
+/// The workers are to be started.
+struct Start {
+  int round = 0;
+  int group_rank = 0, group_world_size = 1;
+  int first_rank = 0, world_size = 1;
+  std::string master_addr;  ///< empty: that of the coordinator, as this node reaches it
+  int master_port = 0;
+  std::string run_id;
+  int max_restarts = 0;
+  bool operator==(const Start&) const = default;
+};
+
+/// The workers of the round are to be ended; another round follows.
+struct Stop {
+  int round = 0;
+  std::string reason;
+  bool operator==(const Stop&) const = default;
+};
+
+/// The job is over.
+struct End {
+  int exit_code = 0;
+  std::string reason;
+  bool operator==(const End&) const = default;
+};
+
+// From either side.
+
+/// A sign of life.
+struct Beat {
+  bool operator==(const Beat&) const = default;
+};
+
+using NodeMessage = std::variant<Join, Leading, Failed, Succeeded, Ended, Leave, Beat>;
+using CoordinatorMessage = std::variant<Waiting, Refused, Lead, Start, Stop, End, Beat>;
+
+}  // namespace ddprun
