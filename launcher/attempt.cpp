@@ -6,7 +6,6 @@
 #include "common/logging.h"
 #include "launcher/heartbeat.h"
 #include "launcher/launch_error.h"
-#include "launcher/reserved_port.h"
 #include "launcher/stack_dump.h"
 
 namespace ddprun {
@@ -81,6 +80,8 @@ asio::awaitable<int> prepare_to_stop(Job& job, WorkerGroup& group, Attempt& atte
     log_warning("received " + signal_name(received->signal) + ": ending the job");
     co_return received->signal;
   }
+  if (const auto* ended = std::get_if<EndedByPeers>(&attempt.event))
+    log_warning(ended->reason + ": ending this node's workers");
   if (std::holds_alternative<TimedOut>(attempt.event)) {
     log_error("the job did not end within " + seconds(*job.options.timeout) + " (--timeout): ending it");
     EventRecord record = now;
@@ -124,36 +125,34 @@ asio::awaitable<void> drain(Job& job, WorkerGroup& group, WorkerLogs& logs, bool
 
 }  // namespace
 
-std::vector<WorkerSpec> plan_attempt(const Job& job, int number, const std::filesystem::path& folder,
-                                     int port, int store_fd, const std::vector<int>& heartbeat_fds) {
+std::vector<WorkerSpec> plan_attempt(const Job& job, const Round& round, const std::filesystem::path& folder,
+                                     int store_fd, const std::vector<int>& heartbeat_fds) {
   LaunchContext context;
   context.program = job.program.argv;
   context.expand = job.options.expand;
   context.environment = job.environment;
   context.role = job.options.role;
   context.job_id = job.job_id;
-  context.max_restarts = job.options.restart.max_restarts;
   context.folder = folder;
   context.may_hang = job.options.timeout || job.options.hang_timeout;
   context.store_fd = store_fd;
   context.heartbeat_fds = heartbeat_fds;
   context.cpus = job.placement.cpus;
   context.visible_gpus = job.placement.visible_gpus;
-  return plan_workers(context, static_round(number, job.workers, port, job.run_id), job.topology);
+  return plan_workers(context, round, job.topology);
 }
 
-asio::awaitable<Attempt> run_attempt(Job& job, int number) {
+asio::awaitable<Attempt> run_attempt(Job& job, Round round, std::optional<ReservedPort> port, Peers peers) {
   Attempt attempt;
-  attempt.number = number;
+  const int number = attempt.number = round.number;
+  attempt.port = round.master_port;
   attempt.start = Clock::now();
-  ReservedPort port(job.options.master_port);
-  attempt.port = port.number();
   Heartbeats beats(job.io);
   auto heartbeat_ends = open_heartbeats(beats, job);
   const auto folder = job.outputs.make_attempt_folder(number, job.workers);
   std::vector<int> heartbeat_fds;
   for (const UniqueFd& end : heartbeat_ends) heartbeat_fds.push_back(end.get());
-  attempt.specs = plan_attempt(job, number, folder, port.number(), port.store_fd(), heartbeat_fds);
+  attempt.specs = plan_attempt(job, round, folder, port ? port->store_fd() : -1, heartbeat_fds);
   const auto output_plans = job.outputs.plan(number, attempt.specs);
   for (const WorkerLogPlan& plan : output_plans) attempt.logs.push_back(job.outputs.files(plan));
 
@@ -163,7 +162,7 @@ asio::awaitable<Attempt> run_attempt(Job& job, int number) {
   group.on_window_change([&] { logs.update_window_size(); });
   const auto start_failed =
       group.start(job.program.path, attempt.specs, open_outputs(logs, output_plans, attempt.specs));
-  port.close_store_fd();  // rank 0 has it now, and only rank 0 may
+  if (port) port->close_store_fd();  // rank 0 has it now, and only rank 0 may
   heartbeat_ends.clear();
   if (start_failed) {
     attempt.event = *start_failed;
@@ -174,8 +173,9 @@ asio::awaitable<Attempt> run_attempt(Job& job, int number) {
         return judge_hang(signs_of_life(group, logs, beats), std::max(attempt.start, group.resumed()),
                           *job.options.hang_timeout, now);
       };
-    attempt.event = co_await group.wait(job.deadline, find_hung);
+    attempt.event = co_await group.wait(job.deadline, find_hung, peers.want_end);
   }
+  if (peers.tell) peers.tell(attempt, group);
   const int signal = co_await prepare_to_stop(job, group, attempt);
   attempt.left = co_await group.stop(signal, job.options.shutdown_timeout);
   co_await drain(job, group, logs, attempt.left.empty());

@@ -1,19 +1,23 @@
 #pragma once
 
 #include <boost/asio/awaitable.hpp>
+#include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "launcher/job.h"
+#include "launcher/reserved_port.h"
+#include "launcher/rendezvous/round.h"
 #include "launcher/worker_group.h"
 
 namespace ddprun {
 
 /// One start of all workers, as it was when they had ended.
 struct Attempt {
-  int number = 0;  ///< from 0
-  int port = 0;
+  int number = 0;  ///< from 0: the round's
+  int port = 0;    ///< the round's master port
   JobEvents::Clock::time_point start, end;
   GroupEvent event;                                      ///< what ended it
   std::vector<WorkerSpec> specs;                         ///< of all workers
@@ -30,11 +34,21 @@ struct Attempt {
 ///
 /// folder      of the attempt
 /// store_fd, heartbeat_fds   for the workers; -1 and empty: none
-std::vector<WorkerSpec> plan_attempt(const Job& job, int number, const std::filesystem::path& folder,
-                                     int port, int store_fd, const std::vector<int>& heartbeat_fds);
+std::vector<WorkerSpec> plan_attempt(const Job& job, const Round& round, const std::filesystem::path& folder,
+                                     int store_fd, const std::vector<int>& heartbeat_fds);
+
+/// The other nodes' part in an attempt; empty on one node.
+struct Peers {
+  PeersWantEnd want_end;
+  /// Called as soon as it is known what ends the attempt here, before the workers are ended.
+  std::function<void(const Attempt& attempt, const WorkerGroup& group)> tell;
+};
 
 /// Starts the workers, waits for what ends the attempt, and ends them all.
-/// throws LaunchError, IoError, std::system_error if something of ddprun's own fails
-boost::asio::awaitable<Attempt> run_attempt(Job& job, int number);
+///
+/// port     the round's master port, if this node has rank 0
+/// throws   LaunchError, IoError, std::system_error if something of ddprun's own fails
+boost::asio::awaitable<Attempt> run_attempt(Job& job, Round round, std::optional<ReservedPort> port,
+                                            Peers peers = {});
 
 }  // namespace ddprun

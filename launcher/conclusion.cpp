@@ -1,20 +1,15 @@
 #include "launcher/conclusion.h"
 
-#include <unistd.h>
-
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
 
 #include "launcher/core_file.h"
+#include "launcher/host_name.h"
+#include "launcher/printable.h"
 
 namespace ddprun {
 namespace {
-
-std::string host_name() {
-  char name[256] = "";
-  return ::gethostname(name, sizeof name - 1) == 0 ? name : "unknown";
-}
 
 FailedWorker failed_worker(const Job& job, const Attempt& attempt, std::size_t index) {
   const WorkerSpec& spec = attempt.specs[index];
@@ -52,6 +47,7 @@ JobOutcome outcome_of(const Attempt& attempt, const std::string& program) {
     JobOutcome operator()(const SignalReceived&) const { return JobOutcome::kSignal; }
     JobOutcome operator()(const TimedOut&) const { return JobOutcome::kTimeout; }
     JobOutcome operator()(const Hung&) const { return JobOutcome::kHang; }
+    JobOutcome operator()(const EndedByPeers&) const { return JobOutcome::kOtherNode; }
     JobOutcome operator()(const StartFailed& failed) const {
       return outcome_of_own_exit(
           start_error(program, attempt.specs[failed.index].rank, failed.failure).exit_code);
@@ -62,12 +58,13 @@ JobOutcome outcome_of(const Attempt& attempt, const std::string& program) {
 
 }  // namespace
 
-AttemptEnd attempt_end(const Attempt& attempt, const std::string& program) {
+AttemptEnd attempt_end(const Attempt& attempt, const std::vector<Worker>& workers,
+                       const std::string& program) {
   using Kind = AttemptEnd::Kind;
   AttemptEnd end;
   if (const auto* failed = std::get_if<WorkerFailed>(&attempt.event)) {
     end.kind = Kind::kWorkerFailed;
-    end.status = *attempt.workers[failed->index].status;
+    end.status = *workers[failed->index].status;
   } else if (const auto* received = std::get_if<SignalReceived>(&attempt.event)) {
     end.kind = Kind::kSignal;
     end.signal = received->signal;
@@ -80,6 +77,27 @@ AttemptEnd attempt_end(const Attempt& attempt, const std::string& program) {
     end.kind = Kind::kHang;
   }
   return end;
+}
+
+std::string describe_end(const Attempt& attempt, const std::vector<Worker>& workers,
+                         const std::string& program) {
+  if (const auto* failed = std::get_if<WorkerFailed>(&attempt.event)) {
+    const WorkerSpec& spec = attempt.specs[failed->index];
+    const auto error = read_error_file(spec.error_file).error;
+    const std::string message = error ? ": " + printable(error->message.substr(0, error->message.find('\n'))) : "";
+    return "rank " + std::to_string(spec.rank) + " failed: " + describe(*workers[failed->index].status) + message;
+  }
+  if (const auto* start = std::get_if<StartFailed>(&attempt.event))
+    return start_error(program, attempt.specs[start->index].rank, start->failure).what();
+  if (const auto* hung = std::get_if<Hung>(&attempt.event))
+    return "no sign of life from rank " + std::to_string(attempt.specs[hung->workers.front()].rank) +
+           " (--hang-timeout)";
+  return "the job's time is over (--timeout)";
+}
+
+RestartSettings restart_settings(const RestartOptions& options) {
+  return {options.max_restarts, options.backoff, options.window,
+          options.on_codes.empty() ? RestartCodes{} : parse_restart_codes(options.on_codes)};
 }
 
 std::optional<std::size_t> root_cause(const Attempt& attempt) {

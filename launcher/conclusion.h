@@ -14,7 +14,15 @@ namespace ddprun {
 // What an attempt that is over means.
 
 /// For the decision whether there is another.
-AttemptEnd attempt_end(const Attempt& attempt, const std::string& program);
+///
+/// workers  of the attempt, which may still be running
+AttemptEnd attempt_end(const Attempt& attempt, const std::vector<Worker>& workers, const std::string& program);
+
+/// The same for other nodes, in one line: "rank 3 failed: exit code 7: out of range".
+std::string describe_end(const Attempt& attempt, const std::vector<Worker>& workers,
+                         const std::string& program);
+
+RestartSettings restart_settings(const RestartOptions& options);
 
 /// The worker by which the attempt failed, as an index; none if it did not fail by a worker.
 std::optional<std::size_t> root_cause(const Attempt& attempt);

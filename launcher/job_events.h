@@ -22,8 +22,9 @@ struct SignalReceived {
 };
 struct ChildEnded {};  ///< some child, perhaps one that a worker left to us
 struct DeadlinePassed {};
+struct PeerNews {};  ///< something has come from the job's other nodes
 
-using JobEvent = std::variant<WorkerExited, SignalReceived, ChildEnded, DeadlinePassed>;
+using JobEvent = std::variant<WorkerExited, SignalReceived, ChildEnded, DeadlinePassed, PeerNews>;
 
 /// Everything that can happen to a running job, one after the other, in the order in which the kernel saw it.
 /// Nothing is acted on where it is noticed: the loop takes one event at a time and decides.
@@ -40,6 +41,9 @@ class JobEvents {
   /// The workers that were watched have all been reaped: what is still to be told of them is not.
   void forget_exits();
 
+  /// For what is noticed elsewhere.
+  void push(JobEvent event);
+
   /// True if next() would not wait.
   bool pending() const { return !events_.empty(); }
 
@@ -49,7 +53,6 @@ class JobEvents {
  private:
   using Descriptor = boost::asio::posix::stream_descriptor;
 
-  void push(JobEvent event);
   void watch_signals();
   void read_signals();
 

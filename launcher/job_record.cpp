@@ -101,6 +101,8 @@ std::string to_string(JobOutcome outcome) {
       return "timeout";
     case JobOutcome::kHang:
       return "hang";
+    case JobOutcome::kOtherNode:
+      return "other-node";
     case JobOutcome::kOwnFailure:
       return "own-failure";
     case JobOutcome::kNotExecutable:

@@ -20,6 +20,7 @@ enum class JobOutcome {
   kSignal,         ///< "signal": of the user
   kTimeout,        ///< "timeout": 124
   kHang,           ///< "hang": 124
+  kOtherNode,      ///< "other-node": another node of the job ended it
   kOwnFailure,     ///< "own-failure": 125
   kNotExecutable,  ///< "not-executable": 126
   kNotFound,       ///< "not-found": 127

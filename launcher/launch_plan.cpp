@@ -70,7 +70,7 @@ WorkerEnv worker_variables(const LaunchContext& context, const Round& round, int
   WorkerEnv env;
   env.role_name = context.role;
   env.restart_count = round.number;
-  env.max_restarts = context.max_restarts;
+  env.max_restarts = round.max_restarts;
   env.rank = env.role_rank = round.first_rank + local_rank - round.first_local_rank;
   env.local_rank = context.visible_gpus.empty() ? local_rank : 0;
   env.group_rank = round.group_rank;
@@ -112,7 +112,7 @@ std::vector<WorkerSpec> plan_workers(const LaunchContext& context, const Round& 
     spec.local_rank = local_rank;
     for (const std::string& word : context.program)
       spec.argv.push_back(context.expand ? expanded(word, std::to_string(local_rank)) : word);
-    spec.error_file = context.folder / std::to_string(local_rank) / "error.json";
+    spec.error_file = context.folder / std::to_string(i) / "error.json";
     spec.traceable = context.may_hang;
     spec.reads_stdin = i == 0;
     if (!context.cpus.empty()) spec.cpus = context.cpus[i];

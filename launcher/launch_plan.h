@@ -31,8 +31,7 @@ struct LaunchContext {
   std::vector<std::string> environment;  ///< ddprun's own, "NAME=value"
   std::string role = "default";
   std::string job_id;  ///< see job_processes.h
-  int max_restarts = 0;
-  std::filesystem::path folder;  ///< absolute; each worker gets LOCAL_RANK/error.json in it
+  std::filesystem::path folder;  ///< absolute; the worker of index i gets i/error.json in it
   bool may_hang =
       false;  ///< a timeout is set: the workers are traceable, and Python prints its stacks on SIGABRT
   int store_fd = -1;  ///< bound socket of the master port, for local rank 0 of node 0

@@ -1,12 +1,13 @@
 #pragma once
 
 #include <optional>
+#include <string>
 
 #include "common/unique_fd.h"
 
 namespace ddprun {
 
-/// A TCP port of 127.0.0.1 that is the job's from before its workers start.
+/// A TCP port that is the job's from before its workers start.
 ///
 /// Two sockets are bound to it with SO_REUSEADDR and do not listen. Bound, they keep the port from everyone's
 /// bind(0); with SO_REUSEADDR and not listening, they let any program's rank 0 bind and listen on the same
@@ -14,8 +15,12 @@ namespace ddprun {
 /// kept a copy of rank 0's socket, connections would still be taken after rank 0's death and never answered.
 class ReservedPort {
  public:
-  /// Takes the port asked for, or a free one. throws LaunchError naming the port if it is taken
-  explicit ReservedPort(std::optional<int> wanted);
+  /// Takes the port asked for, or a free one.
+  ///
+  /// where   numeric address of an interface; one that is not this host's own, as behind a translation of
+  ///         addresses, stands for all interfaces
+  /// throws  LaunchError naming the port if it is taken
+  ReservedPort(const std::string& where, std::optional<int> wanted);
 
   int number() const { return number_; }
 

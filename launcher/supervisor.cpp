@@ -16,10 +16,11 @@
 #include "common/files.h"
 #include "common/logging.h"
 #include "launcher/attempt.h"
+#include "launcher/attempt_report.h"
 #include "launcher/conclusion.h"
 #include "launcher/dry_run.h"
-#include "launcher/forward_error.h"
 #include "launcher/gpu_health.h"
+#include "launcher/node_supervisor.h"
 #include "launcher/placement.h"
 #include "launcher/run_loop.h"
 
@@ -74,39 +75,19 @@ asio::awaitable<std::optional<RunResult>> pause(Job& job, std::chrono::milliseco
   }
 }
 
-/// Tells the user, the one who started ddprun, and the record how an attempt ended.
-void report_attempt(const Job& job, const Attempt& attempt, OomWatch& oom, JobRecord& record) {
-  std::optional<FailureReport> report;
-  if (const auto first = root_cause(attempt)) {
-    report = make_report(job, attempt, *first, oom);
-    const std::string text = describe(*report);
-    job.outputs.console().make_way();
-    std::fwrite(text.data(), 1, text.size(), stderr);
-    forward_error(*report, process_env("TORCHELASTIC_ERROR_FILE"));
-  }
-  record.attempts.push_back(make_record(job, attempt, report));
-  record.outcome = record.attempts.back().outcome;
-}
-
-void check_nothing_failed(const Job& job, const Attempt& attempt) {
-  if (const auto* failed = std::get_if<StartFailed>(&attempt.event))
-    throw start_error(job.program.path, attempt.specs[failed->index].rank, failed->failure);
-  if (attempt.left.empty()) return;
-  std::string pids;
-  for (const pid_t pid : attempt.left) pids += " " + std::to_string(pid);
-  throw LaunchError(LaunchError::kOwnFailure, "processes that SIGKILL did not end:" + pids);
-}
-
 /// One attempt after the other, until one is the last.
 asio::awaitable<RunResult> supervise(Job& job, const RestartSettings& restarts, JobRecord& record) {
   OomWatch oom;
   int restarts_used = 0;
   for (int number = 0;; ++number) {
-    const Attempt attempt = co_await run_attempt(job, number);
+    ReservedPort port("127.0.0.1", job.options.master_port);
+    Round round = static_round(number, job.workers, port.number(), job.run_id);
+    round.max_restarts = restarts.max_restarts;
+    const Attempt attempt = co_await run_attempt(job, round, std::move(port));
     report_attempt(job, attempt, oom, record);
     check_nothing_failed(job, attempt);
     const auto lived = std::chrono::duration_cast<std::chrono::milliseconds>(attempt.end - attempt.start);
-    const Decision decision = decide(restarts, attempt_end(attempt, job.program.path), restarts_used, lived);
+    const Decision decision = decide(restarts, attempt_end(attempt, attempt.workers, job.program.path), restarts_used, lived);
     if (const auto* received = std::get_if<SignalReceived>(&attempt.event))
       co_return RunResult{128 + received->signal, received->signal};
     if (!decision.restart || attempt.user_signals > 0) {
@@ -123,11 +104,6 @@ asio::awaitable<RunResult> supervise(Job& job, const RestartSettings& restarts, 
     oom.restart();
     if (const auto end = co_await pause(job, decision.delay, record)) co_return *end;
   }
-}
-
-RestartSettings restart_settings(const RestartOptions& options) {
-  return {options.max_restarts, options.backoff, options.window,
-          options.on_codes.empty() ? RestartCodes{} : parse_restart_codes(options.on_codes)};
 }
 
 JobRecord begin_record(const Options& options, const std::string& version, const std::string& run_id) {
@@ -154,8 +130,9 @@ void finish_record(const std::filesystem::path& path, const RunResult& result, J
 
 /// --dry-run. The port is not reserved, and 0 stands for a free one.
 void show_plan(Job& job) {
-  const auto specs =
-      plan_attempt(job, 0, job.outputs.attempt_folder(0), job.options.master_port.value_or(0), -1, {});
+  Round round = static_round(0, job.workers, job.options.master_port.value_or(0), job.run_id);
+  round.max_restarts = job.options.restart.max_restarts;
+  const auto specs = plan_attempt(job, round, job.outputs.attempt_folder(0), -1, {});
   const auto text = dry_run_text(job.program.path, specs, job.outputs.plan(0, specs), job.environment);
   std::fwrite(text.data(), 1, text.size(), stdout);
 }
@@ -198,7 +175,10 @@ RunResult run_recorded(const Options& options, const std::vector<std::string>& e
   }
   tell_threads(environment, topology, workers);
   if (options.timeout) job.deadline = clock.start() + *options.timeout;
-  const RunResult result = run_loop(io, supervise(job, restart_settings(options.restart), record));
+  NodeConnections connections;
+  const RunResult result =
+      run_loop(io, options.nodes.several() ? supervise_node(job, connections, record)
+                                           : supervise(job, restart_settings(options.restart), record));
   EventRecord finished{EventRecord::Kind::kFinished, JobEvents::Clock::now()};
   finished.attempt = static_cast<int>(record.attempts.size()) - 1;
   finished.exit_code = result.exit_code;

@@ -63,9 +63,11 @@ std::optional<StartFailed> WorkerGroup::start(const std::string& program,
 }
 
 asio::awaitable<GroupEvent> WorkerGroup::wait(std::optional<JobEvents::Clock::time_point> deadline,
-                                              const FindHung& find_hung) {
+                                              const FindHung& find_hung,
+                                              const PeersWantEnd& peers_want_end) {
   std::size_t succeeded = 0;
   for (;;) {
+    if (const auto reason = peers_want_end ? peers_want_end() : std::nullopt) co_return EndedByPeers{*reason};
     const auto now = JobEvents::Clock::now();
     if (deadline && now >= *deadline) co_return TimedOut{};
     auto wake_up = deadline.value_or(JobEvents::Clock::time_point::max());

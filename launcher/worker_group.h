@@ -30,12 +30,18 @@ struct StartFailed {
 };
 
 struct TimedOut {};
+struct EndedByPeers {
+  std::string reason;
+};
 
 /// Why the job is over, or has to be ended now.
-using GroupEvent = std::variant<AllSucceeded, WorkerFailed, SignalReceived, StartFailed, TimedOut, Hung>;
+using GroupEvent = std::variant<AllSucceeded, WorkerFailed, SignalReceived, StartFailed, TimedOut, Hung, EndedByPeers>;
 
 /// Asked again at the time that it names.
 using FindHung = std::function<std::variant<LookAgain, Hung>(JobEvents::Clock::time_point now)>;
+
+/// Asked after each event: why the job's other nodes want the workers to end, if they do.
+using PeersWantEnd = std::function<std::optional<std::string>()>;
 
 /// A worker's stdout and stderr; what is not set is ddprun's own.
 struct WorkerOutputs {
@@ -68,10 +74,10 @@ class WorkerGroup {
   std::optional<StartFailed> start(const std::string& program, const std::vector<WorkerSpec>& specs,
                                    std::vector<WorkerOutputs> outputs);
 
-  /// Until all have succeeded, one has failed, a signal wants the job to end, the deadline has passed, or
-  /// find_hung names workers that hang.
+  /// Until all have succeeded, one has failed, a signal wants the job to end, the deadline has passed,
+  /// find_hung names workers that hang, or the other nodes want an end.
   boost::asio::awaitable<GroupEvent> wait(std::optional<JobEvents::Clock::time_point> deadline,
-                                          const FindHung& find_hung);
+                                          const FindHung& find_hung, const PeersWantEnd& peers_want_end);
 
   /// Asks every group that has members left to end, kills it once the grace period has passed or the user has
   /// signalled twice, and waits until all are gone. returns the processes that even SIGKILL did not end

@@ -17,6 +17,7 @@ struct Round {
   std::string master_addr;
   int master_port = 0;
   std::string run_id;
+  int max_restarts = 0;
 };
 
 /// The round of a job on one node: nobody to agree with.

@@ -1,0 +1,10 @@
+#pragma once
+
+#include <string>
+
+namespace ddprun {
+
+/// What this host calls itself; "unknown" if the kernel does not say.
+std::string host_name();
+
+}  // namespace ddprun

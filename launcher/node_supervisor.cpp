@@ -1,0 +1,266 @@
+#include "launcher/node_supervisor.h"
+
+#include <csignal>
+#include <exception>
+
+#include "common/logging.h"
+#include "launcher/attempt.h"
+#include "launcher/attempt_report.h"
+#include "launcher/conclusion.h"
+#include "launcher/host_name.h"
+#include "launcher/launch_error.h"
+#include "launcher/printable.h"
+#include "launcher/rendezvous/listen.h"
+
+namespace ddprun {
+namespace asio = boost::asio;
+namespace {
+
+using Clock = JobEvents::Clock;
+
+// For the other nodes to take leave of the coordinator.
+constexpr std::chrono::seconds kFarewell{10};
+// Who else listens on our own port is a ddprun, which answers, or in the way.
+constexpr std::chrono::seconds kLocalGreeting{3};
+
+std::string name_of_node(const NodesOptions& nodes) {
+  return nodes.node_name.empty() ? host_name() : nodes.node_name;
+}
+
+/// One node's life in the job.
+class NodeSupervisor {
+ public:
+  NodeSupervisor(Job& job, NodeConnections& connections, JobRecord& record)
+      : job_(job), nodes_(job.options.nodes), connections_(connections), record_(record) {}
+
+  asio::awaitable<RunResult> run() {
+    connect();
+    std::optional<RunResult> result;
+    std::exception_ptr failure;
+    try {
+      while (!result) result = co_await step();
+    } catch (const LaunchError& error) {
+      failure = std::current_exception();
+      give_up(error.exit_code, error.what());
+    } catch (const std::exception& error) {
+      failure = std::current_exception();
+      give_up(LaunchError::kOwnFailure, error.what());
+    }
+    co_await take_leave();
+    if (failure) std::rethrow_exception(failure);
+    co_return *result;
+  }
+
+ private:
+  NodeLink& link() { return *connections_.link; }
+
+  void connect() {
+    NodeLink::Settings settings;
+    settings.endpoint = nodes_.endpoint;
+    settings.join = {job_.run_id, name_of_node(nodes_), nodes_.node_rank, nodes_.min_nodes, nodes_.max_nodes,
+                     job_.workers, nodes_.local_addr};
+    settings.token = nodes_.token;
+    settings.timeout = nodes_.join_timeout;
+    if (nodes_.is_host.value_or(true))
+      settings.before_connecting = [this](const auto& addresses, NodeLink::Settings& link) { host(addresses, link); };
+    connections_.link.emplace(job_.io, job_.events, std::move(settings));
+  }
+
+  /// Runs the coordinator here, if it belongs here and does not run yet.
+  void host(const std::vector<asio::ip::tcp::endpoint>& addresses, NodeLink::Settings& link) {
+    Listening listening = listen_at(nodes_.endpoint, addresses, nodes_.is_host.has_value());
+    if (listening.taken) {
+      link.greeting_timeout = kLocalGreeting;
+      link.must_greet = true;
+    }
+    if (!listening.instead.empty() && nodes_.local_addr.empty()) {
+      link.join.address = listening.instead;
+      log_info(printable(nodes_.endpoint.host) + " stands for a loopback address here: other nodes are told " +
+               listening.instead + " (--local-addr)");
+    }
+    if (listening.sockets.empty()) return;
+    if (nodes_.token.empty() && !listening.loopback_only)
+      log_warning("whoever reaches " + to_string(nodes_.endpoint) + " can take part in this job: there is no token (--token-file, DDPRUN_TOKEN)");
+    CoordinatorSettings settings;
+    settings.run_id = job_.run_id;
+    settings.min_nodes = nodes_.min_nodes;
+    settings.max_nodes = nodes_.max_nodes;
+    settings.join_timeout = nodes_.join_timeout;
+    settings.last_call = nodes_.last_call;
+    settings.node_timeout = nodes_.node_timeout;
+    settings.restarts = restart_settings(job_.options.restart);
+    settings.names = nodes_.names;
+    connections_.server.emplace(job_.io, std::move(settings), nodes_.token, std::move(listening.sockets));
+    connections_.server->on_all_gone([this] { job_.events.push(PeerNews{}); });
+  }
+
+  /// Does what comes next. returns how this node's part ends, if it does
+  asio::awaitable<std::optional<RunResult>> step() {
+    if (auto news = link().next()) {
+      if (const auto* lost = std::get_if<CoordinatorLost>(&*news))
+        throw LaunchError(LaunchError::kOwnFailure, lost->reason);
+      co_return co_await obey(std::get<CoordinatorMessage>(*news));
+    }
+    const JobEvent event = co_await job_.events.next(job_.deadline);
+    if (std::holds_alternative<DeadlinePassed>(event)) {
+      const std::string text = "the job's time is over (--timeout)";
+      log_error(text);
+      give_up(LaunchError::kTimeout, text);
+      record_.outcome = JobOutcome::kTimeout;
+      co_return RunResult{LaunchError::kTimeout, std::nullopt};
+    }
+    const auto* received = std::get_if<SignalReceived>(&event);
+    if (received != nullptr && received->signal == SIGTSTP) ::raise(SIGSTOP);
+    if (received == nullptr || !job_.signals.ends_job(received->signal)) co_return std::nullopt;
+    log_warning("received " + signal_name(received->signal) + ": leaving the job");
+    leave(received->signal);
+    record_.outcome = JobOutcome::kSignal;
+    co_return RunResult{128 + received->signal, received->signal};
+  }
+
+  asio::awaitable<std::optional<RunResult>> obey(const CoordinatorMessage& message) {
+    if (const auto* refused = std::get_if<Refused>(&message)) {
+      throw LaunchError(LaunchError::kOwnFailure, "refused by the coordinator: " + printable(refused->reason));
+    } else if (const auto* waiting = std::get_if<Waiting>(&message)) {
+      tell_waiting(*waiting);
+    } else if (const auto* lead = std::get_if<Lead>(&message)) {
+      port_.emplace(port_address(), job_.options.master_port);
+      link().send(Leading{lead->round, port_->number()});
+    } else if (const auto* start = std::get_if<Start>(&message)) {
+      co_return co_await run_round(*start);
+    } else if (const auto* stop = std::get_if<Stop>(&message)) {
+      tell_once(stop->reason);
+      link().send(Ended{stop->round});
+    } else if (const auto* end = std::get_if<End>(&message)) {
+      if (end->exit_code != 0) {
+        tell_once(end->reason);
+        record_.message = end->reason;
+      }
+      if (record_.attempts.empty() && end->exit_code != 0) record_.outcome = JobOutcome::kOtherNode;
+      co_return RunResult{end->exit_code, std::nullopt};
+    }
+    co_return std::nullopt;
+  }
+
+  /// Where the node of rank 0 holds the workers' port: on the interface by which the others reach it.
+  std::string port_address() {
+    if (!link().join_address().empty()) return link().join_address();
+    return is_loopback(link().local_address()) && !is_loopback(nodes_.endpoint.host) ? "::" : link().local_address();
+  }
+
+  asio::awaitable<std::optional<RunResult>> run_round(const Start& start) {
+    Round round;
+    round.number = round_ = start.round;
+    round.group_rank = nodes_.group_rank.value_or(start.group_rank);
+    round.group_world_size = nodes_.group_world_size.value_or(start.group_world_size);
+    round.first_rank = start.first_rank;
+    round.first_local_rank = nodes_.first_local_rank;
+    round.workers = job_.workers;
+    round.local_world_size = nodes_.local_world_size.value_or(job_.workers);
+    round.world_size = start.world_size;
+    round.master_addr = start.master_addr.empty() ? link().coordinator_address() : start.master_addr;
+    round.master_port = start.master_port;
+    round.run_id = start.run_id;
+    round.max_restarts = start.max_restarts;
+    if (start.round > 0 && !record_.attempts.empty()) record_.restarts += 1;
+    if (!record_.attempts.empty()) job_.log.add({EventRecord::Kind::kRestart, Clock::now(), round_});
+    oom_.restart();
+    Peers peers{[this] { return link().wants_end(); },
+                [this](const Attempt& attempt, const WorkerGroup& group) { tell_end(attempt, group); }};
+    if (start.group_rank != 0) port_.reset();
+    const Attempt attempt =
+        co_await run_attempt(job_, round, std::exchange(port_, std::nullopt), std::move(peers));
+    report_attempt(job_, attempt, oom_, record_);
+    check_nothing_failed(job_, attempt);
+    if (const auto* ended = std::get_if<EndedByPeers>(&attempt.event)) told_ = ended->reason;
+    if (const auto* received = std::get_if<SignalReceived>(&attempt.event))
+      co_return RunResult{128 + received->signal, received->signal};
+    if (attempt.user_signals > 0) {  // while the workers were being ended
+      leave(SIGTERM);
+      co_return RunResult{128 + SIGTERM, std::nullopt};
+    }
+    if (std::holds_alternative<AllSucceeded>(attempt.event)) {
+      link().send(Succeeded{round_});
+    } else {
+      link().send(Ended{round_});
+    }
+    co_return std::nullopt;
+  }
+
+  /// As soon as this node's part of a round is over.
+  void tell_end(const Attempt& attempt, const WorkerGroup& group) {
+    if (const auto* received = std::get_if<SignalReceived>(&attempt.event)) return leave(received->signal);
+    if (std::holds_alternative<AllSucceeded>(attempt.event) || std::holds_alternative<EndedByPeers>(attempt.event))
+      return;
+    tell_failure(attempt_end(attempt, group.workers(), job_.program.path),
+                 describe_end(attempt, group.workers(), job_.program.path) + " on node " + name_of_node(nodes_));
+  }
+
+  void tell_failure(const AttemptEnd& end, const std::string& text) {
+    told_ = text;
+    link().send(Failed{round_, end, text});
+  }
+
+  /// ddprun's own failure: no round follows on this node.
+  void give_up(int exit_code, const std::string& text) {
+    tell_failure({AttemptEnd::Kind::kStartFailed, {}, 0, exit_code}, text + " on node " + name_of_node(nodes_));
+    if (connections_.server) connections_.server->end(exit_code, told_);
+  }
+
+  void leave(int signal) {
+    if (connections_.server)
+      connections_.server->end(128 + signal, "node " + name_of_node(nodes_) + ", which has the coordinator, received " +
+                                                 signal_name(signal));
+    link().send(Leave{signal});
+  }
+
+  void tell_waiting(const Waiting& waiting) {
+    if (waiting.spare) {
+      log_info("the job has all its nodes: standing by for one that is lost");
+    } else if (waiting.present < waiting.min_nodes) {
+      log_info("waiting for nodes: " + std::to_string(waiting.present) + " of " +
+               (waiting.min_nodes < waiting.max_nodes ? "at least " : "") + std::to_string(waiting.min_nodes) +
+               (waiting.present == 1 ? " is there" : " are there"));
+    }
+  }
+
+  /// A reason that came from elsewhere, unless the user knows it.
+  void tell_once(const std::string& reason) {
+    if (!told_.empty() && reason.compare(0, told_.size(), told_) == 0) return;
+    log_warning(printable(reason));
+    told_ = reason;
+  }
+
+  /// Sends what is on its way; and waits for the other nodes, if the coordinator is here.
+  asio::awaitable<void> take_leave() {
+    link().finish();
+    const auto until = Clock::now() + kFarewell;
+    const auto busy = [this] {
+      return connections_.server ? !connections_.server->all_gone() : !link().finished();
+    };
+    while (busy()) {
+      const JobEvent event = co_await job_.events.next(until);
+      const auto* received = std::get_if<SignalReceived>(&event);
+      if (std::holds_alternative<DeadlinePassed>(event)) break;
+      if (received != nullptr && job_.signals.ends_job(received->signal)) break;
+    }
+  }
+
+  Job& job_;
+  const NodesOptions& nodes_;
+  NodeConnections& connections_;
+  JobRecord& record_;
+  OomWatch oom_;
+  std::optional<ReservedPort> port_;
+  int round_ = 0;
+  std::string told_;  ///< the last reason of an end that the user has seen
+};
+
+}  // namespace
+
+asio::awaitable<RunResult> supervise_node(Job& job, NodeConnections& connections, JobRecord& record) {
+  NodeSupervisor supervisor(job, connections, record);
+  co_return co_await supervisor.run();
+}
+
+}  // namespace ddprun

@@ -1,0 +1,48 @@
+#include "launcher/port_owner.h"
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <system_error>
+
+namespace ddprun {
+namespace {
+
+/// The inode of a socket that listens on the port of any address; 0 if there is none.
+unsigned long listening_inode(int port) {
+  for (const char* table : {"/proc/net/tcp", "/proc/net/tcp6"}) {
+    std::ifstream lines(table);
+    std::string line;
+    std::getline(lines, line);  // the headings
+    while (std::getline(lines, line)) {
+      unsigned local_port = 0, state = 0;
+      unsigned long inode = 0;
+      // "sl: ADDRESS:PORT REMOTE:PORT STATE queues timer retransmits uid timeout INODE ..."
+      if (std::sscanf(line.c_str(), " %*d: %*[0-9A-F]:%X %*[0-9A-F]:%*X %X %*s %*s %*s %*s %*s %lu",
+                      &local_port, &state, &inode) != 3)
+        continue;
+      if (static_cast<int>(local_port) == port && state == 10 /* TCP_LISTEN */) return inode;
+    }
+  }
+  return 0;
+}
+
+}  // namespace
+
+std::string port_owner(int port) {
+  const unsigned long inode = listening_inode(port);
+  if (inode == 0) return "";
+  const std::string socket = "socket:[" + std::to_string(inode) + "]";
+  std::error_code ignored;
+  for (const auto& process : std::filesystem::directory_iterator("/proc", ignored))
+    for (const auto& fd : std::filesystem::directory_iterator(process.path() / "fd", ignored)) {
+      if (std::filesystem::read_symlink(fd.path(), ignored) != socket) continue;
+      std::ifstream comm(process.path() / "comm");
+      std::string name;
+      std::getline(comm, name);
+      return " by process " + process.path().filename().string() + " (" + name + ")";
+    }
+  return "";
+}
+
+}  // namespace ddprun

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <boost/asio/awaitable.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <chrono>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "launcher/rendezvous/protocol.h"
+
+namespace ddprun {
+
+/// A TCP connection that carries messages. Held by shared_ptr: what it still does holds it too, until it is
+/// closed.
+class Connection : public std::enable_shared_from_this<Connection> {
+ public:
+  using Socket = boost::asio::ip::tcp::socket;
+
+  /// side     that we are
+  /// token    empty: none
+  Connection(Socket socket, Side side, const std::string& token);
+
+  /// Exchanges greetings; nothing else may be done before. throws ProtocolError, boost::system::system_error
+  boost::asio::awaitable<void> greet();
+  /// The other side is a ddprun of our version, whether or not it has our token.
+  bool greeted() const { return greeted_; }
+
+  /// The next message's payload. throws ProtocolError; boost::system::system_error, at the end too (eof)
+  boost::asio::awaitable<std::string> read();
+
+  /// Sends a payload once what was given before is sent. Ignored after close().
+  void write(const std::string& payload);
+
+  /// Closes it when the time is up; who waits for it gets the error timed_out.
+  void set_time_limit(std::chrono::milliseconds timeout);
+  void clear_time_limit() { timer_.cancel(); }
+
+  /// Closes it once everything is sent, or the time is up.
+  void finish(std::chrono::milliseconds timeout);
+  void close();
+
+  bool is_open() const { return socket_.is_open(); }
+  const Socket& socket() const { return socket_; }
+
+ private:
+  boost::asio::awaitable<void> send_queue();
+  boost::asio::awaitable<std::size_t> receive(char* bytes, std::size_t most);
+
+  Socket socket_;
+  Side side_;
+  std::string token_;
+  boost::asio::steady_timer timer_;
+  std::optional<FrameReader> reader_;
+  std::optional<FrameWriter> writer_;
+  std::deque<std::string> queue_;
+  bool sending_ = false;
+  bool finishing_ = false;
+  bool greeted_ = false;
+  bool timed_out_ = false;
+};
+
+}  // namespace ddprun

@@ -1,0 +1,89 @@
+#include "launcher/rendezvous/listen.h"
+
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "launcher/launch_error.h"
+#include "launcher/option_values.h"
+#include "launcher/port_owner.h"
+
+namespace ddprun {
+using boost::asio::ip::tcp;
+namespace {
+
+/// A socket that listens there; -1 and errno if it cannot.
+UniqueFd try_listen(const tcp::endpoint& address) {
+  UniqueFd fd(::socket(address.data()->sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  const int on = 1;
+  if (!fd || ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0) return {};
+  if (address.address().is_v6()) ::setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof on);
+  if (::bind(fd.get(), address.data(), static_cast<socklen_t>(address.size())) != 0 ||
+      ::listen(fd.get(), SOMAXCONN) != 0) {
+    const int error = errno;
+    fd.reset();
+    errno = error;
+  }
+  return fd;
+}
+
+/// An address of this host that others may reach: of an interface that is up and no loopback, IPv4 first.
+std::string outward_address() {
+  ifaddrs* list = nullptr;
+  if (::getifaddrs(&list) != 0) return "";
+  std::string v4, v6;
+  for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
+    if (entry->ifa_addr == nullptr || (entry->ifa_flags & IFF_UP) == 0 || (entry->ifa_flags & IFF_LOOPBACK) != 0)
+      continue;
+    tcp::endpoint endpoint;
+    if (entry->ifa_addr->sa_family == AF_INET && v4.empty()) {
+      std::memcpy(endpoint.data(), entry->ifa_addr, sizeof(sockaddr_in));
+      v4 = endpoint.address().to_string();
+    } else if (entry->ifa_addr->sa_family == AF_INET6 && v6.empty()) {
+      std::memcpy(endpoint.data(), entry->ifa_addr, sizeof(sockaddr_in6));
+      if (!endpoint.address().to_v6().is_link_local()) v6 = endpoint.address().to_string();
+    }
+  }
+  ::freeifaddrs(list);
+  return v4.empty() ? v6 : v4;
+}
+
+}  // namespace
+
+bool is_loopback(const std::string& host) {
+  boost::system::error_code is_name;
+  const auto address = boost::asio::ip::make_address(host, is_name);
+  return is_name ? host == "localhost" : address.is_loopback();
+}
+
+Listening listen_at(const Endpoint& endpoint, const std::vector<tcp::endpoint>& addresses, bool must) {
+  Listening result;
+  result.loopback_only = std::all_of(addresses.begin(), addresses.end(),
+                                     [](const auto& address) { return address.address().is_loopback(); });
+  std::vector<tcp::endpoint> wanted = addresses;
+  if (result.loopback_only && !is_loopback(endpoint.host) && (must || is_this_host(endpoint.host))) {
+    const auto port = static_cast<unsigned short>(endpoint.port);
+    result.instead = outward_address();
+    result.loopback_only = result.instead.empty();
+    if (!result.loopback_only) wanted = {tcp::endpoint(tcp::v4(), port), tcp::endpoint(tcp::v6(), port)};
+  }
+  int error = EADDRNOTAVAIL;
+  for (const tcp::endpoint& address : wanted) {
+    UniqueFd fd = try_listen(address);
+    if (fd) result.sockets.push_back(std::move(fd));
+    else if (errno != EADDRNOTAVAIL && errno != EAFNOSUPPORT) error = errno;
+  }
+  if (!result.sockets.empty()) return result;
+  result.taken = error == EADDRINUSE;
+  if (!must && (error == EADDRINUSE || error == EADDRNOTAVAIL)) return result;
+  throw LaunchError(LaunchError::kOwnFailure,
+                    "cannot listen at " + to_string(endpoint) + " for the other nodes: " + std::strerror(error) +
+                        (error == EADDRINUSE ? port_owner(endpoint.port) : ""));
+}
+
+}  // namespace ddprun

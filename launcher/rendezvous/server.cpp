@@ -1,0 +1,131 @@
+#include "launcher/rendezvous/server.h"
+
+#include <sys/socket.h>
+
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <exception>
+
+#include "common/logging.h"
+#include "launcher/printable.h"
+
+namespace ddprun {
+namespace asio = boost::asio;
+using asio::ip::tcp;
+using std::chrono::milliseconds;
+namespace {
+
+// A node says at once who it is. What does not is a stranger, and may not stay.
+constexpr milliseconds kJoinTimeout{10'000};
+constexpr milliseconds kLastWords{5'000};
+constexpr milliseconds kPauseWithoutDescriptors{100};
+
+/// Where a node's connection comes from; empty for the coordinator's own host.
+std::string origin(const tcp::socket& socket) {
+  boost::system::error_code error;
+  const tcp::endpoint theirs = socket.remote_endpoint(error), ours = socket.local_endpoint(error);
+  if (error || theirs.address().is_loopback() || theirs.address() == ours.address()) return "";
+  return theirs.address().to_string();
+}
+
+int family_of(int fd) {
+  int family = AF_INET;
+  socklen_t size = sizeof family;
+  ::getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &family, &size);
+  return family;
+}
+
+}  // namespace
+
+CoordinatorServer::CoordinatorServer(asio::io_context& io, CoordinatorSettings settings, std::string token,
+                                     std::vector<UniqueFd> sockets)
+    : io_(io), coordinator_(std::move(settings), Coordinator::Clock::now()), token_(std::move(token)), timer_(io) {
+  for (UniqueFd& fd : sockets) {
+    const auto protocol = family_of(fd.get()) == AF_INET6 ? tcp::v6() : tcp::v4();
+    Acceptor& acceptor = acceptors_.emplace_back(io, protocol, fd.release());
+    asio::co_spawn(io, accept(acceptor), asio::detached);
+  }
+  asio::co_spawn(io, keep_time(), asio::detached);
+}
+
+CoordinatorServer::~CoordinatorServer() {
+  for (const auto& [id, connection] : connections_) connection->close();
+}
+
+void CoordinatorServer::end(int exit_code, const std::string& reason) {
+  coordinator_.end(exit_code, reason);
+  deliver();
+}
+
+asio::awaitable<void> CoordinatorServer::accept(Acceptor& acceptor) {
+  bool told = false;
+  for (;;) {
+    boost::system::error_code error;
+    tcp::socket socket = co_await acceptor.async_accept(asio::redirect_error(asio::use_awaitable, error));
+    if (error == asio::error::operation_aborted) co_return;
+    if (error) {
+      if (!told) log_warning("cannot take a node's connection: " + error.message());
+      told = true;
+      asio::steady_timer pause(io_, kPauseWithoutDescriptors);
+      co_await pause.async_wait(asio::use_awaitable);
+      continue;
+    }
+    auto connection = std::make_shared<Connection>(std::move(socket), Side::kCoordinator, token_);
+    asio::co_spawn(io_, serve(std::move(connection), next_id_++), asio::detached);
+  }
+}
+
+/// One connection, from its greeting to its end. Who is no ddprun is not worth a line: scanners come all day.
+asio::awaitable<void> CoordinatorServer::serve(std::shared_ptr<Connection> connection, Id id) {
+  const std::string address = origin(connection->socket());
+  std::string reason;
+  try {
+    connection->set_time_limit(kJoinTimeout);
+    co_await connection->greet();
+    for (;;) {
+      const NodeMessage message = decode_node_message(co_await connection->read());
+      connection->clear_time_limit();
+      connections_.emplace(id, connection);
+      coordinator_.receive(id, message, address, Coordinator::Clock::now());
+      deliver();
+    }
+  } catch (const boost::system::system_error& error) {
+    reason = error.code() == asio::error::eof ? "the connection ended" : error.code().message();
+  } catch (const std::exception& error) {
+    reason = error.what();
+    if (connection->greeted())
+      log_warning("a connection from " + (address.empty() ? "this host" : address) + ": " + printable(reason));
+  }
+  connection->close();
+  coordinator_.lose(id, reason, Coordinator::Clock::now());
+  connections_.erase(id);
+  deliver();
+}
+
+asio::awaitable<void> CoordinatorServer::keep_time() {
+  for (;;) {
+    timer_.expires_at(coordinator_.next_tick());
+    boost::system::error_code woken;
+    co_await timer_.async_wait(asio::redirect_error(asio::use_awaitable, woken));
+    if (woken) continue;  // for an earlier tick
+    coordinator_.tick(Coordinator::Clock::now());
+    deliver();
+  }
+}
+
+/// What the coordinator has decided.
+void CoordinatorServer::deliver() {
+  for (auto& [id, message] : coordinator_.take_messages()) {
+    const auto found = connections_.find(id);
+    if (found == connections_.end()) continue;
+    if (const auto* refused = std::get_if<Refused>(&message)) log_warning("refused: " + refused->reason);
+    found->second->write(encode(message));
+    if (std::holds_alternative<Refused>(message)) found->second->finish(kLastWords);
+  }
+  if (coordinator_.next_tick() != timer_.expiry()) timer_.cancel();
+  if (all_gone() && on_all_gone_) on_all_gone_();
+}
+
+}  // namespace ddprun
