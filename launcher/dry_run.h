@@ -8,6 +8,10 @@
 
 namespace ddprun {
 
+/// The round that --dry-run shows: of several nodes this one's place if the user gave it, else the first, as
+/// if all nodes had as many workers. Port 0 stands for a free one.
+Round shown_round(const Options& options, int workers, const std::string& run_id);
+
 /// What --dry-run prints: for each worker what would be executed, the variables that ddprun sets, the CPUs
 /// and the log files. Secrets are not shown.
 ///

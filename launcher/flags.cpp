@@ -48,12 +48,9 @@ bool may_be_empty(const Flag& flag) {
   return false;
 }
 
-/// Puts the flag down; "--no-prefix" as "--prefix" with the opposite value, so that the last one counts.
+/// Puts the flag down, with an empty value for none; "--no-prefix" as "--prefix" with the opposite value, so
+/// that the last one counts.
 void put_setting(const Flag& flag, const std::string& text, const std::string& source, CommandLine& line) {
-  if (flag.takes_value && text.empty()) {
-    line.settings.erase(flag.name);
-    return;
-  }
   Setting setting{flag.takes_value ? text : truth(text, source), source};
   if (flag.name != "--no-prefix") {
     line.settings[flag.name] = setting;
@@ -152,6 +149,10 @@ const std::vector<Flag>& all_flags() {
       {"--numa-binding", "", true, true},
       {"--signals-to-handle", "", true, true},
       {"--virtual-local-rank", "", false, true},
+      {"--join-timeout", "", true, false},
+      {"--last-call", "", true, false},
+      {"--node-timeout", "", true, false},
+      {"--token-file", "", true, false},
       {"--shutdown-timeout", "", true, false},
       {"--forward-signals", "", true, false},
       {"--timeout", "", true, false},
@@ -193,6 +194,8 @@ CommandLine read_command_line(const std::vector<std::string>& words, const EnvLo
   if (config != variables.settings.end() && variables.settings.count("--help") == 0)
     read_configuration(config->second.text, line);
   overlay(variables, line);
+  // Only now: an empty value takes away what a layer below it says.
+  std::erase_if(line.settings, [](const auto& entry) { return entry.second.text.empty(); });
   return line;
 }
 

@@ -7,6 +7,7 @@
 #include "common/errors.h"
 #include "common/worker_env.h"
 #include "launcher/job_processes.h"
+#include "launcher/token.h"
 
 namespace ddprun {
 namespace {
@@ -28,7 +29,7 @@ std::vector<std::string> common_environment(const LaunchContext& context, int wo
     const std::string_view name = name_of(variable);
     if (name == kJobIdVariable) {
       job = variable.substr(std::min(name.size() + 1, variable.size())) + "/" + job;
-    } else if (std::find(ours.begin(), ours.end(), name) == ours.end() &&
+    } else if (std::find(ours.begin(), ours.end(), name) == ours.end() && name != kTokenVariable &&
                !(name == "CUDA_VISIBLE_DEVICES" && !context.visible_gpus.empty())) {
       env.push_back(variable);
     }

@@ -3,67 +3,15 @@
 #include <algorithm>
 
 #include "common/errors.h"
-#include "launcher/flags.h"
 #include "launcher/option_values.h"
-#include "launcher/printable.h"
 #include "launcher/restart_policy.h"
+#include "launcher/settings.h"
 #include "launcher/stream_selection.h"
 
 namespace ddprun {
 namespace {
 
-/// The settings by name, with messages that name where a bad one came from.
-class Settings {
- public:
-  explicit Settings(const CommandLine& line) : settings_(line.settings) {}
-
-  bool given(const std::string& name) const { return settings_.count(name) > 0; }
-  bool is_true(const std::string& name) const { return text(name, "false") == "true"; }
-  std::string text(const std::string& name, const std::string& fallback = "") const {
-    const auto found = settings_.find(name);
-    return found == settings_.end() ? fallback : found->second.text;
-  }
-
-  std::string source(const std::string& name) const { return settings_.at(name).source; }
-
-  /// parse(text) if it was given: a parser of option_values.h, which returns none for what it does not take.
-  template <typename Parse, typename Target>
-  void read(const std::string& name, const std::string& expected, Parse parse, Target& target) const {
-    if (!given(name)) return;
-    auto value = parse(text(name));
-    if (!value) reject(name, expected);
-    target = *value;
-  }
-
-  [[noreturn]] void reject(const std::string& name, const std::string& expected) const {
-    const Setting& setting = settings_.at(name);
-    throw UsageError(setting.source + ": expected " + expected + ", got " + quoted(setting.text));
-  }
-
- private:
-  const std::map<std::string, Setting>& settings_;
-};
-
 const std::string kSeconds = "seconds from 0 to 1000000, such as 30 or 1.5";
-
-/// torchrun's flags that leave no choice on one node: accepted with the values that are true.
-void check_single_node(const Settings& settings) {
-  using Check = bool (*)(const std::string& value);
-  const auto expect = [&](const std::string& name, const std::string& expected, Check right) {
-    if (settings.given(name) && !right(settings.text(name))) settings.reject(name, expected);
-  };
-  expect("--nnodes", "1 or 1:1 (one node only in this version)",
-         [](const std::string& value) { return value == "1" || value == "1:1"; });
-  expect("--node-rank", "0 (one node only in this version)",
-         [](const std::string& value) { return value == "0"; });
-  if (!settings.is_true("--standalone")) {  // which sets these aside, as it does in torchrun
-    expect("--rdzv-backend", "c10d or static",
-           [](const std::string& value) { return value == "c10d" || value == "static"; });
-    expect("--rdzv-endpoint", "localhost[:PORT] or this host's name (one node only in this version)",
-           is_local_endpoint);
-  }
-  expect("--master-addr", "localhost or this host's name (one node only in this version)", is_this_host);
-}
 
 /// Flags that scripts pass to torchrun and that change nothing here.
 void note_without_effect(const Settings& settings, std::vector<std::string>& notes) {
@@ -73,8 +21,6 @@ void note_without_effect(const Settings& settings, std::vector<std::string>& not
       {"--run-path", "a script is run as a program of its own"},
       {"--event-log-handler", "see --events-json"},
       {"--logs-specs", "see --log-dir, --redirects and --tee"},
-      {"--local-addr", "one node needs no address"},
-      {"--rdzv-conf", "one node needs no rendezvous"},
   };
   for (const auto& [name, reason] : reasons)
     if (settings.given(name)) notes.push_back(std::string(name) + " has no effect: " + reason);
@@ -141,18 +87,16 @@ void read_program(const Settings& settings, const CommandLine& line, Options& op
   }
 }
 
-Options interpret(const CommandLine& line) {
+Options interpret(const CommandLine& line, const EnvLookup& environment) {
   const Settings settings(line);
   Options options;
   options.help = settings.is_true("--help");
   options.version = settings.is_true("--version");
   if (options.help || options.version) return options;
-  check_single_node(settings);
   note_without_effect(settings, options.notes);
   settings.read("--nproc-per-node",
                 "a number from 1 to " + std::to_string(kMaxWorkersPerNode) + ", cpu, gpu or auto",
                 parse_nproc, options.nproc_per_node);
-  settings.read("--master-port", "a port from 1 to 65535", parse_port, options.master_port);
   settings.read("--shutdown-timeout", kSeconds, parse_seconds, options.shutdown_timeout);
   settings.read("--timeout", kSeconds, parse_seconds, options.timeout);
   settings.read("--hang-timeout", kSeconds, parse_seconds, options.hang_timeout);
@@ -160,6 +104,7 @@ Options interpret(const CommandLine& line) {
                 options.numa_binding);
   settings.read("--display", "map", parse_display_map, options.display_map);
   options.run_id = settings.text("--rdzv-id");
+  read_nodes(settings, environment, options);
   options.role = settings.text("--role", "default");
   options.result_json = settings.text("--result-json");
   options.events_json = settings.text("--events-json");
@@ -175,7 +120,7 @@ Options interpret(const CommandLine& line) {
 }  // namespace
 
 Options parse_options(const std::vector<std::string>& arguments, const EnvLookup& environment) {
-  return interpret(read_command_line(arguments, environment));
+  return interpret(read_command_line(arguments, environment), environment);
 }
 
 }  // namespace ddprun

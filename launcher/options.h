@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "common/worker_env.h"
+#include "launcher/node_options.h"
 
 namespace ddprun {
 
@@ -46,8 +47,9 @@ struct RestartOptions {
 struct Options {
   WorkersWanted nproc_per_node;
   std::string role = "default";
+  NodesOptions nodes;
   std::string run_id;              ///< empty: a random one
-  std::optional<int> master_port;  ///< none: a free one
+  std::optional<int> master_port;  ///< of the workers' store; none: a free one
 
   std::chrono::milliseconds shutdown_timeout{30'000};  ///< from asking the workers to end to SIGKILL
   std::optional<std::chrono::milliseconds> timeout, hang_timeout;

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/worker_env.h"
+#include "launcher/rendezvous/endpoint.h"
+
+namespace ddprun {
+
+class Settings;
+struct Options;
+
+/// A job over several nodes: how many, and how they find each other.
+struct NodesOptions {
+  int min_nodes = 1, max_nodes = 1;
+  Endpoint endpoint;  ///< of the coordinator
+  /// This node runs the coordinator, or another does; none: whoever the endpoint's address belongs to.
+  std::optional<bool> is_host;
+  std::optional<int> node_rank;
+  std::string node_name;          ///< empty: the host's name
+  std::string local_addr;         ///< where other nodes reach this one; empty: found out
+  std::string token;              ///< empty: none
+  bool token_is_derived = false;  ///< of Slurm's variables: keeps strangers' mistakes out, not attackers
+  std::chrono::milliseconds join_timeout{600'000}, last_call{30'000}, node_timeout{10'000};
+  std::vector<std::string> names;                   ///< of all nodes by node rank, where known (Slurm)
+  int first_local_rank = 0;                         ///< Slurm, several tasks a node: this task's local rank
+  std::optional<int> local_world_size;              ///< and how many there are on this node
+  std::optional<int> group_rank, group_world_size;  ///< then the node's index and count, for GROUP_RANK
+  bool several() const { return max_nodes > 1; }
+};
+
+/// Most nodes that a job may be asked for.
+constexpr int kMaxNodes = 100'000;
+
+/// The flags that say how many nodes there are and how they find each other: options.nodes, and what
+/// depends on it: master_port, run_id, notes. throws UsageError; IoError for --token-file
+void read_nodes(const Settings& settings, const EnvLookup& environment, Options& options);
+
+}  // namespace ddprun

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <optional>
+#include <string>
+
+namespace ddprun {
+
+/// Where a server is reached.
+struct Endpoint {
+  std::string host;  ///< a name or an address; IPv6 without brackets
+  int port = 0;      ///< 1 to 65535
+  bool operator==(const Endpoint&) const = default;
+};
+
+/// Reads "HOST", "HOST:PORT", "[V6]", "[V6]:PORT" or a bare IPv6 address such as "::1"; none for any other
+/// text.
+std::optional<Endpoint> parse_endpoint(const std::string& text, int default_port);
+
+/// Reads the same without a port: "HOST", "[V6]" or "V6".
+std::optional<std::string> parse_host(const std::string& text);
+
+/// "HOST:PORT", "[V6]:PORT"
+std::string to_string(const Endpoint& endpoint);
+
+}  // namespace ddprun

@@ -1,0 +1,65 @@
+#include "launcher/token.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+
+#include "common/files.h"
+
+namespace ddprun {
+namespace {
+
+constexpr std::size_t kMaxBytes = 4096;
+
+std::string trimmed(const std::string& text) {
+  constexpr const char* kSpace = " \t\r\n\v\f";
+  const auto begin = text.find_first_not_of(kSpace);
+  return begin == std::string::npos ? "" : text.substr(begin, text.find_last_not_of(kSpace) + 1 - begin);
+}
+
+std::string read_all(int fd, const std::filesystem::path& path) {
+  std::string bytes(kMaxBytes + 1, '\0');
+  std::size_t size = 0;
+  while (size < bytes.size()) {
+    const ssize_t n = ::read(fd, bytes.data() + size, bytes.size() - size);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) throw IoError(path, "cannot read", errno);
+    if (n == 0) break;
+    size += static_cast<std::size_t>(n);
+  }
+  if (size > kMaxBytes)
+    throw IoError(path, "is larger than the " + std::to_string(kMaxBytes) + " bytes expected at most");
+  bytes.resize(size);
+  return bytes;
+}
+
+std::string read_token_file(const std::string& source, const std::filesystem::path& path) {
+  const UniqueFd fd = open_regular_file(path);
+  struct stat info {};
+  if (::fstat(fd.get(), &info) != 0) throw IoError(path, "cannot stat", errno);
+  if ((info.st_mode & 077) != 0) {
+    char mode[8];
+    std::snprintf(mode, sizeof mode, "%04o", static_cast<unsigned>(info.st_mode & 07777));
+    throw UsageError(source + ": expected a file that only its owner can use, got mode " + mode + " of " +
+                     quoted(path.string()) + " (chmod 600)");
+  }
+  return read_all(fd.get(), path);
+}
+
+}  // namespace
+
+std::string read_token(const Settings& settings, const EnvLookup& environment) {
+  const bool of_file = settings.given("--token-file");
+  const std::string source = of_file ? settings.source("--token-file") : kTokenVariable;
+  const std::string text = of_file ? read_token_file(source, settings.text("--token-file"))
+                                   : environment(kTokenVariable).value_or("");
+  std::string token = trimmed(text);
+  if (token.empty() && (of_file || !text.empty()))
+    throw UsageError(source + ": expected a token, got nothing but white space" +
+                     (of_file ? " in " + quoted(settings.text("--token-file")) : ""));
+  return token;
+}
+
+}  // namespace ddprun

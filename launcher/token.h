@@ -1,0 +1,18 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+#include "common/worker_env.h"
+#include "launcher/settings.h"
+
+namespace ddprun {
+
+/// The variable that holds the token: never a flag, since command lines can be read by everybody.
+inline constexpr const char* kTokenVariable = "DDPRUN_TOKEN";
+
+/// What the nodes of a job have in common and strangers do not know: of --token-file, else of DDPRUN_TOKEN;
+/// empty: none. throws UsageError, also for a file that others may read; IoError
+std::string read_token(const Settings& settings, const EnvLookup& environment);
+
+}  // namespace ddprun
