@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "launcher/job.h"
-#include "launcher/reserved_port.h"
 #include "launcher/rendezvous/round.h"
+#include "launcher/reserved_port.h"
 #include "launcher/worker_group.h"
 
 namespace ddprun {

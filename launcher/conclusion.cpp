@@ -84,8 +84,10 @@ std::string describe_end(const Attempt& attempt, const std::vector<Worker>& work
   if (const auto* failed = std::get_if<WorkerFailed>(&attempt.event)) {
     const WorkerSpec& spec = attempt.specs[failed->index];
     const auto error = read_error_file(spec.error_file).error;
-    const std::string message = error ? ": " + printable(error->message.substr(0, error->message.find('\n'))) : "";
-    return "rank " + std::to_string(spec.rank) + " failed: " + describe(*workers[failed->index].status) + message;
+    const std::string message =
+        error ? ": " + printable(error->message.substr(0, error->message.find('\n'))) : "";
+    return "rank " + std::to_string(spec.rank) + " failed: " + describe(*workers[failed->index].status) +
+           message;
   }
   if (const auto* start = std::get_if<StartFailed>(&attempt.event))
     return start_error(program, attempt.specs[start->index].rank, start->failure).what();
@@ -157,8 +159,9 @@ AttemptRecord make_record(const Job& job, const Attempt& attempt,
     entry.start_ns = job.clock.ns(worker.started);
     if (worker.status) entry.end_ns = job.clock.ns(worker.ended);
     entry.asked_to_end = worker.asked_to_end;
-    if (const auto error = read_error_file(attempt.specs[i].error_file).error)
-      entry.error_message = error->message;
+    if (!job.options.result_json.empty())  // nobody else asks
+      if (const auto error = read_error_file(attempt.specs[i].error_file).error)
+        entry.error_message = error->message;
     entry.logs = attempt.logs[i];
     if (!report || entry.rank != report->root_cause.rank) continue;
     entry.out_of_memory = report->root_cause.out_of_memory;

@@ -16,7 +16,8 @@ namespace ddprun {
 /// For the decision whether there is another.
 ///
 /// workers  of the attempt, which may still be running
-AttemptEnd attempt_end(const Attempt& attempt, const std::vector<Worker>& workers, const std::string& program);
+AttemptEnd attempt_end(const Attempt& attempt, const std::vector<Worker>& workers,
+                       const std::string& program);
 
 /// The same for other nodes, in one line: "rank 3 failed: exit code 7: out of range".
 std::string describe_end(const Attempt& attempt, const std::vector<Worker>& workers,

@@ -57,12 +57,14 @@ class NodeSupervisor {
   void connect() {
     NodeLink::Settings settings;
     settings.endpoint = nodes_.endpoint;
-    settings.join = {job_.run_id, name_of_node(nodes_), nodes_.node_rank, nodes_.min_nodes, nodes_.max_nodes,
-                     job_.workers, nodes_.local_addr};
+    settings.join = {job_.run_id,      name_of_node(nodes_), nodes_.node_rank, nodes_.min_nodes,
+                     nodes_.max_nodes, job_.workers,         nodes_.local_addr};
     settings.token = nodes_.token;
     settings.timeout = nodes_.join_timeout;
     if (nodes_.is_host.value_or(true))
-      settings.before_connecting = [this](const auto& addresses, NodeLink::Settings& link) { host(addresses, link); };
+      settings.before_connecting = [this](const auto& addresses, NodeLink::Settings& link) {
+        host(addresses, link);
+      };
     connections_.link.emplace(job_.io, job_.events, std::move(settings));
   }
 
@@ -75,12 +77,14 @@ class NodeSupervisor {
     }
     if (!listening.instead.empty() && nodes_.local_addr.empty()) {
       link.join.address = listening.instead;
-      log_info(printable(nodes_.endpoint.host) + " stands for a loopback address here: other nodes are told " +
-               listening.instead + " (--local-addr)");
+      log_info(printable(nodes_.endpoint.host) +
+               " stands for a loopback address here: other nodes are told " + listening.instead +
+               " (--local-addr)");
     }
     if (listening.sockets.empty()) return;
     if (nodes_.token.empty() && !listening.loopback_only)
-      log_warning("whoever reaches " + to_string(nodes_.endpoint) + " can take part in this job: there is no token (--token-file, DDPRUN_TOKEN)");
+      log_warning("whoever reaches " + to_string(nodes_.endpoint) +
+                  " can take part in this job: there is no token (--token-file, DDPRUN_TOKEN)");
     CoordinatorSettings settings;
     settings.run_id = job_.run_id;
     settings.min_nodes = nodes_.min_nodes;
@@ -120,7 +124,8 @@ class NodeSupervisor {
 
   asio::awaitable<std::optional<RunResult>> obey(const CoordinatorMessage& message) {
     if (const auto* refused = std::get_if<Refused>(&message)) {
-      throw LaunchError(LaunchError::kOwnFailure, "refused by the coordinator: " + printable(refused->reason));
+      throw LaunchError(LaunchError::kOwnFailure,
+                        "refused by the coordinator: " + printable(refused->reason));
     } else if (const auto* waiting = std::get_if<Waiting>(&message)) {
       tell_waiting(*waiting);
     } else if (const auto* lead = std::get_if<Lead>(&message)) {
@@ -145,7 +150,8 @@ class NodeSupervisor {
   /// Where the node of rank 0 holds the workers' port: on the interface by which the others reach it.
   std::string port_address() {
     if (!link().join_address().empty()) return link().join_address();
-    return is_loopback(link().local_address()) && !is_loopback(nodes_.endpoint.host) ? "::" : link().local_address();
+    return is_loopback(link().local_address()) && !is_loopback(nodes_.endpoint.host) ? "::"
+                                                                                     : link().local_address();
   }
 
   asio::awaitable<std::optional<RunResult>> run_round(const Start& start) {
@@ -190,10 +196,12 @@ class NodeSupervisor {
   /// As soon as this node's part of a round is over.
   void tell_end(const Attempt& attempt, const WorkerGroup& group) {
     if (const auto* received = std::get_if<SignalReceived>(&attempt.event)) return leave(received->signal);
-    if (std::holds_alternative<AllSucceeded>(attempt.event) || std::holds_alternative<EndedByPeers>(attempt.event))
+    if (std::holds_alternative<AllSucceeded>(attempt.event) ||
+        std::holds_alternative<EndedByPeers>(attempt.event))
       return;
-    tell_failure(attempt_end(attempt, group.workers(), job_.program.path),
-                 describe_end(attempt, group.workers(), job_.program.path) + " on node " + name_of_node(nodes_));
+    tell_failure(
+        attempt_end(attempt, group.workers(), job_.program.path),
+        describe_end(attempt, group.workers(), job_.program.path) + " on node " + name_of_node(nodes_));
   }
 
   void tell_failure(const AttemptEnd& end, const std::string& text) {
@@ -203,14 +211,16 @@ class NodeSupervisor {
 
   /// ddprun's own failure: no round follows on this node.
   void give_up(int exit_code, const std::string& text) {
-    tell_failure({AttemptEnd::Kind::kStartFailed, {}, 0, exit_code}, text + " on node " + name_of_node(nodes_));
+    tell_failure({AttemptEnd::Kind::kStartFailed, {}, 0, exit_code},
+                 text + " on node " + name_of_node(nodes_));
     if (connections_.server) connections_.server->end(exit_code, told_);
   }
 
   void leave(int signal) {
     if (connections_.server)
-      connections_.server->end(128 + signal, "node " + name_of_node(nodes_) + ", which has the coordinator, received " +
-                                                 signal_name(signal));
+      connections_.server->end(
+          128 + signal,
+          "node " + name_of_node(nodes_) + ", which has the coordinator, received " + signal_name(signal));
     link().send(Leave{signal});
   }
 
@@ -219,8 +229,8 @@ class NodeSupervisor {
       log_info("the job has all its nodes: standing by for one that is lost");
     } else if (waiting.present < waiting.min_nodes) {
       log_info("waiting for nodes: " + std::to_string(waiting.present) + " of " +
-               (waiting.min_nodes < waiting.max_nodes ? "at least " : "") + std::to_string(waiting.min_nodes) +
-               (waiting.present == 1 ? " is there" : " are there"));
+               (waiting.min_nodes < waiting.max_nodes ? "at least " : "") +
+               std::to_string(waiting.min_nodes) + (waiting.present == 1 ? " is there" : " are there"));
     }
   }
 

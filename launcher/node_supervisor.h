@@ -20,7 +20,8 @@ struct NodeConnections {
 /// This node's part of a job over several: workers are started, ended and started again as the coordinator
 /// says, and what happens to them is told to it.
 ///
-/// throws  LaunchError if the coordinator cannot be reached, is lost, or refuses this node; else as run_attempt
+/// throws  LaunchError if the coordinator cannot be reached, is lost, or refuses this node; else as
+/// run_attempt
 boost::asio::awaitable<RunResult> supervise_node(Job& job, NodeConnections& connections, JobRecord& record);
 
 }  // namespace ddprun

@@ -34,7 +34,8 @@ std::string port_owner(int port) {
   if (inode == 0) return "";
   const std::string socket = "socket:[" + std::to_string(inode) + "]";
   std::error_code ignored;
-  for (const auto& process : std::filesystem::directory_iterator("/proc", ignored))
+  for (const auto& process : std::filesystem::directory_iterator("/proc", ignored)) {
+    if (process.path().filename().string().find_first_not_of("0123456789") != std::string::npos) continue;
     for (const auto& fd : std::filesystem::directory_iterator(process.path() / "fd", ignored)) {
       if (std::filesystem::read_symlink(fd.path(), ignored) != socket) continue;
       std::ifstream comm(process.path() / "comm");
@@ -42,6 +43,7 @@ std::string port_owner(int port) {
       std::getline(comm, name);
       return " by process " + process.path().filename().string() + " (" + name + ")";
     }
+  }
   return "";
 }
 

@@ -7,7 +7,6 @@
 #include <cerrno>
 #include <cstring>
 
-#include "common/errors.h"
 #include "launcher/launch_error.h"
 #include "launcher/port_owner.h"
 
@@ -30,12 +29,13 @@ struct Address {
   }
 };
 
-Address numeric_address(const std::string& text) {
+/// An address in figures; all interfaces for a name, which only others have to look up.
+Address to_address(const std::string& text) {
   addrinfo hints{};
   hints.ai_flags = AI_NUMERICHOST;
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* list = nullptr;
-  ensure(::getaddrinfo(text.c_str(), nullptr, &hints, &list) == 0, "the address is numeric: " + text);
+  if (::getaddrinfo(text.c_str(), nullptr, &hints, &list) != 0) return to_address("::");
   Address address;
   address.size = list->ai_addrlen;
   std::memcpy(&address.bytes, list->ai_addr, list->ai_addrlen);
@@ -48,7 +48,8 @@ UniqueFd bind_reusable(const Address& address) {
   UniqueFd fd(::socket(address.bytes.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const int on = 1, off = 0;
   if (!fd || ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0) return {};
-  if (address.bytes.ss_family == AF_INET6) ::setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+  if (address.bytes.ss_family == AF_INET6)
+    ::setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
   if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address.bytes), address.size) == 0) return fd;
   const int error = errno;
   fd.reset();
@@ -59,20 +60,20 @@ UniqueFd bind_reusable(const Address& address) {
 [[noreturn]] void fail(const std::string& where, int port, int error) {
   const bool taken = error == EADDRINUSE && port != 0;
   throw LaunchError(LaunchError::kOwnFailure,
-                    "cannot reserve " + (port == 0 ? "a free port" : "port " + std::to_string(port)) + " on " +
-                        where + ": " + std::strerror(error) + (taken ? port_owner(port) : "") +
+                    "cannot reserve " + (port == 0 ? "a free port" : "port " + std::to_string(port)) +
+                        " on " + where + ": " + std::strerror(error) + (taken ? port_owner(port) : "") +
                         (taken ? " (--master-port; left out, a free one is found)" : ""));
 }
 
 }  // namespace
 
 ReservedPort::ReservedPort(const std::string& where, std::optional<int> wanted) {
-  Address address = numeric_address(where);
+  Address address = to_address(where);
   address.set_port(wanted.value_or(0));
   held_ = bind_reusable(address);
   for (const char* any : {"::", "0.0.0.0"}) {
     if (held_ || (errno != EADDRNOTAVAIL && errno != EAFNOSUPPORT)) break;
-    address = numeric_address(any);
+    address = to_address(any);
     address.set_port(wanted.value_or(0));
     held_ = bind_reusable(address);
   }

@@ -17,8 +17,8 @@ class ReservedPort {
  public:
   /// Takes the port asked for, or a free one.
   ///
-  /// where   numeric address of an interface; one that is not this host's own, as behind a translation of
-  ///         addresses, stands for all interfaces
+  /// where   numeric address of an interface; a name, or an address that is not this host's own, as behind a
+  ///         translation of addresses, stands for all interfaces
   /// throws  LaunchError naming the port if it is taken
   ReservedPort(const std::string& where, std::optional<int> wanted);
 

@@ -87,7 +87,8 @@ asio::awaitable<RunResult> supervise(Job& job, const RestartSettings& restarts, 
     report_attempt(job, attempt, oom, record);
     check_nothing_failed(job, attempt);
     const auto lived = std::chrono::duration_cast<std::chrono::milliseconds>(attempt.end - attempt.start);
-    const Decision decision = decide(restarts, attempt_end(attempt, attempt.workers, job.program.path), restarts_used, lived);
+    const Decision decision =
+        decide(restarts, attempt_end(attempt, attempt.workers, job.program.path), restarts_used, lived);
     if (const auto* received = std::get_if<SignalReceived>(&attempt.event))
       co_return RunResult{128 + received->signal, received->signal};
     if (!decision.restart || attempt.user_signals > 0) {

@@ -63,8 +63,7 @@ std::optional<StartFailed> WorkerGroup::start(const std::string& program,
 }
 
 asio::awaitable<GroupEvent> WorkerGroup::wait(std::optional<JobEvents::Clock::time_point> deadline,
-                                              const FindHung& find_hung,
-                                              const PeersWantEnd& peers_want_end) {
+                                              const FindHung& find_hung, const PeersWantEnd& peers_want_end) {
   std::size_t succeeded = 0;
   for (;;) {
     if (const auto reason = peers_want_end ? peers_want_end() : std::nullopt) co_return EndedByPeers{*reason};

@@ -35,7 +35,8 @@ struct EndedByPeers {
 };
 
 /// Why the job is over, or has to be ended now.
-using GroupEvent = std::variant<AllSucceeded, WorkerFailed, SignalReceived, StartFailed, TimedOut, Hung, EndedByPeers>;
+using GroupEvent =
+    std::variant<AllSucceeded, WorkerFailed, SignalReceived, StartFailed, TimedOut, Hung, EndedByPeers>;
 
 /// Asked again at the time that it names.
 using FindHung = std::function<std::variant<LookAgain, Hung>(JobEvents::Clock::time_point now)>;

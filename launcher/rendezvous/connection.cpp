@@ -38,10 +38,6 @@ asio::awaitable<void> Connection::greet() {
   }
   const Greeting other = decode_greeting(theirs);
   greeted_ = true;
-  if (other.authenticated != ours.authenticated)
-    throw ProtocolError(std::string("the other side has ") +
-                        (ours.authenticated ? "no token, this one has one" : "a token, this one has none") +
-                        " (--token-file, DDPRUN_TOKEN)");
   const bool node = side_ == Side::kNode;
   const SessionSecrets secrets{token_, node ? ours : other, node ? other : ours};
   writer_.emplace(side_, secrets);
@@ -81,7 +77,8 @@ asio::awaitable<void> Connection::send_queue() {
   while (!queue_.empty() && !error) {
     const std::string frame = std::move(queue_.front());
     queue_.pop_front();
-    co_await asio::async_write(socket_, asio::buffer(frame), asio::redirect_error(asio::use_awaitable, error));
+    co_await asio::async_write(socket_, asio::buffer(frame),
+                               asio::redirect_error(asio::use_awaitable, error));
   }
   sending_ = false;
   if (error || finishing_) close();
@@ -106,6 +103,13 @@ void Connection::close() {
   boost::system::error_code ignored;
   socket_.close(ignored);
   timer_.cancel();
+}
+
+std::string describe(const boost::system::error_code& error) {
+  // The kernel of a process that dies resets what it had not read.
+  const bool ended = error == asio::error::eof || error == asio::error::connection_reset ||
+                     error == asio::error::broken_pipe;
+  return ended ? "the connection ended" : error.message();
 }
 
 }  // namespace ddprun

@@ -62,4 +62,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   bool timed_out_ = false;
 };
 
+/// What an error of a connection means, for people.
+std::string describe(const boost::system::error_code& error);
+
 }  // namespace ddprun

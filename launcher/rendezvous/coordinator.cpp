@@ -30,7 +30,11 @@ std::string named(const Join& join, const std::string& address) {
 }  // namespace
 
 Coordinator::Coordinator(CoordinatorSettings settings, Time now)
-    : settings_(std::move(settings)), forming_since_(now), running_since_(now), pause_end_(now), next_beat_(now) {}
+    : settings_(std::move(settings)),
+      forming_since_(now),
+      running_since_(now),
+      pause_end_(now),
+      next_beat_(now) {}
 
 void Coordinator::receive(NodeId id, const NodeMessage& message, const std::string& address, Time now) {
   const auto found = nodes_.find(id);
@@ -66,8 +70,8 @@ std::string Coordinator::objection(const Join& join, const std::string& address)
            ", the coordinator has --nnodes=" + count_of_nodes(settings_.min_nodes, settings_.max_nodes);
   if (!join.node_rank) return "";
   if (*join.node_rank < 0 || *join.node_rank >= settings_.max_nodes)
-    return "node " + node + " has --node-rank=" + std::to_string(*join.node_rank) + ": expected one from 0 to " +
-           std::to_string(settings_.max_nodes - 1);
+    return "node " + node + " has --node-rank=" + std::to_string(*join.node_rank) +
+           ": expected one from 0 to " + std::to_string(settings_.max_nodes - 1);
   if (const auto taken = ranks_.find(*join.node_rank); taken != ranks_.end()) {
     const Node& other = nodes_.at(taken->second);
     return "node rank " + std::to_string(*join.node_rank) + " is asked for by node " + node +
@@ -95,7 +99,8 @@ void Coordinator::handle(NodeId id, Node& node, const NodeMessage& message, Time
     node.state = State::kReady;
     ++ready_;
   } else if (const auto* leave = std::get_if<Leave>(&message)) {
-    const std::string reason = "node " + named(node.join, node.address) + " received " + signal_name(leave->signal);
+    const std::string reason =
+        "node " + named(node.join, node.address) + " received " + signal_name(leave->signal);
     if (!elastic() && in_round && !ended_) return end(128 + leave->signal, reason);
     remove(nodes_.find(id), reason, now);
   }
@@ -131,8 +136,9 @@ void Coordinator::fail(const AttemptEnd& failure, const std::string& text, Time 
   const auto lived = std::chrono::duration_cast<milliseconds>(now - running_since_);
   const Decision decision = decide(settings_.restarts, failure, restarts_used_, lived);
   if (!decision.restart)
-    return end(decision.exit_code,
-               settings_.restarts.max_restarts == 0 ? text : text + "; not started again: " + decision.reason);
+    return end(decision.exit_code, settings_.restarts.max_restarts == 0
+                                       ? text
+                                       : text + "; not started again: " + decision.reason);
   restarts_used_ = decision.restarts_used;
   stop_round(text + "; " + decision.reason, decision.delay);
 }
@@ -155,7 +161,8 @@ void Coordinator::check_progress(Time now) {
   if (phase_ == Phase::kRunning && unfinished_ == 0 && !ended_) end(0, "all workers succeeded");
   if (ended_) return;
   // Late joiners; but what some nodes have finished is not done again for them.
-  if (phase_ == Phase::kRunning && ready_ > 0 && members_.size() < max_nodes() && unfinished_ == members_.size())
+  if (phase_ == Phase::kRunning && ready_ > 0 && members_.size() < max_nodes() &&
+      unfinished_ == members_.size())
     stop_round(std::to_string(ready_) + (ready_ == 1 ? " node joins" : " nodes join"), milliseconds(0));
   if (phase_ == Phase::kStopping && ready_ == nodes_.size()) {
     phase_ = Phase::kPausing;
@@ -198,7 +205,8 @@ void Coordinator::close_round() {
   ready.resize(std::min(ready.size(), max_nodes()));
   std::sort(ready.begin(), ready.end(), [this](const auto* a, const auto* b) {
     const Join &x = a->second.join, &y = b->second.join;
-    const int rank_x = x.node_rank.value_or(settings_.max_nodes), rank_y = y.node_rank.value_or(settings_.max_nodes);
+    const int rank_x = x.node_rank.value_or(settings_.max_nodes),
+              rank_y = y.node_rank.value_or(settings_.max_nodes);
     if (rank_x != rank_y) return rank_x < rank_y;
     if (natural_less(x.node, y.node)) return true;
     return !natural_less(y.node, x.node) && a->second.order < b->second.order;
@@ -276,7 +284,9 @@ void Coordinator::tell_waiting(NodeId id) {
 /// For a job that cannot begin.
 std::string Coordinator::who_came() const {
   std::string came, missing;
-  const auto list = [](std::string& text, const std::string& item) { text += (text.empty() ? "" : ", ") + item; };
+  const auto list = [](std::string& text, const std::string& item) {
+    text += (text.empty() ? "" : ", ") + item;
+  };
   for (const auto& [id, node] : nodes_) list(came, named(node.join, node.address));
   const bool by_rank = !ranks_.empty() && !elastic();
   for (int rank = 0; by_rank && rank < settings_.max_nodes; ++rank) {
@@ -286,8 +296,8 @@ std::string Coordinator::who_came() const {
                       std::to_string(rank));
   }
   return std::to_string(nodes_.size()) + " of " + (elastic() ? "at least " : "") +
-         std::to_string(settings_.min_nodes) + " nodes came within " + seconds(settings_.join_timeout) + ": " +
-         (came.empty() ? "none" : came) + (missing.empty() ? "" : "; missing: " + missing);
+         std::to_string(settings_.min_nodes) + " nodes came within " + seconds(settings_.join_timeout) +
+         ": " + (came.empty() ? "none" : came) + (missing.empty() ? "" : "; missing: " + missing);
 }
 
 }  // namespace ddprun

@@ -38,7 +38,8 @@ std::string outward_address() {
   if (::getifaddrs(&list) != 0) return "";
   std::string v4, v6;
   for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
-    if (entry->ifa_addr == nullptr || (entry->ifa_flags & IFF_UP) == 0 || (entry->ifa_flags & IFF_LOOPBACK) != 0)
+    if (entry->ifa_addr == nullptr || (entry->ifa_flags & IFF_UP) == 0 ||
+        (entry->ifa_flags & IFF_LOOPBACK) != 0)
       continue;
     tcp::endpoint endpoint;
     if (entry->ifa_addr->sa_family == AF_INET && v4.empty()) {
@@ -75,15 +76,17 @@ Listening listen_at(const Endpoint& endpoint, const std::vector<tcp::endpoint>& 
   int error = EADDRNOTAVAIL;
   for (const tcp::endpoint& address : wanted) {
     UniqueFd fd = try_listen(address);
-    if (fd) result.sockets.push_back(std::move(fd));
-    else if (errno != EADDRNOTAVAIL && errno != EAFNOSUPPORT) error = errno;
+    if (fd)
+      result.sockets.push_back(std::move(fd));
+    else if (errno != EADDRNOTAVAIL && errno != EAFNOSUPPORT)
+      error = errno;
   }
   if (!result.sockets.empty()) return result;
   result.taken = error == EADDRINUSE;
   if (!must && (error == EADDRINUSE || error == EADDRNOTAVAIL)) return result;
-  throw LaunchError(LaunchError::kOwnFailure,
-                    "cannot listen at " + to_string(endpoint) + " for the other nodes: " + std::strerror(error) +
-                        (error == EADDRINUSE ? port_owner(endpoint.port) : ""));
+  throw LaunchError(LaunchError::kOwnFailure, "cannot listen at " + to_string(endpoint) +
+                                                  " for the other nodes: " + std::strerror(error) +
+                                                  (error == EADDRINUSE ? port_owner(endpoint.port) : ""));
 }
 
 }  // namespace ddprun

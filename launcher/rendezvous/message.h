@@ -62,7 +62,7 @@ struct Leave {
 struct Waiting {
   int present = 0;  ///< nodes that are there
   int min_nodes = 1, max_nodes = 1;
-  bool spare = false;  ///< the job runs without this node, which stands by for one that is lost
+  bool spare = false;       ///< the job runs without this node, which stands by for one that is lost
   int node_timeout_ms = 0;  ///< either side is lost after so long without a sign of life
   bool operator==(const Waiting&) const = default;
 };

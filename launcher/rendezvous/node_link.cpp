@@ -84,9 +84,7 @@ asio::awaitable<void> NodeLink::run() {
     asio::co_spawn(io_, beat(), asio::detached);
     co_await listen();
   } catch (const boost::system::system_error& error) {
-    reason = silent_                             ? "it gave no sign of life"
-             : error.code() == asio::error::eof ? "the connection ended"
-                                                 : error.code().message();
+    reason = silent_ ? "it gave no sign of life" : describe(error.code());
   } catch (const LaunchError& error) {
     co_return add(CoordinatorLost{error.what()});
   } catch (const std::exception& error) {
@@ -113,7 +111,7 @@ asio::awaitable<void> NodeLink::connect() {
     } catch (const LaunchError&) {
       throw;
     } catch (const boost::system::system_error& error) {
-      why = error.code().message();
+      why = describe(error.code());
     } catch (const std::runtime_error& error) {
       why = error.what();
     }
@@ -133,8 +131,7 @@ asio::awaitable<void> NodeLink::connect() {
 /// Every address once, in their order. throws the last one's error
 asio::awaitable<void> NodeLink::connect_once() {
   const auto addresses = co_await resolve(settings_.endpoint);
-  if (settings_.before_connecting)
-    std::exchange(settings_.before_connecting, nullptr)(addresses, settings_);
+  if (settings_.before_connecting) std::exchange(settings_.before_connecting, nullptr)(addresses, settings_);
   boost::system::error_code error = asio::error::host_not_found;
   for (const tcp::endpoint& address : addresses) {
     const auto socket = std::make_shared<tcp::socket>(io_);
@@ -153,8 +150,7 @@ asio::awaitable<void> NodeLink::connect_once() {
       co_await connection->greet();
     } catch (const std::exception&) {
       if (connection->greeted() || !settings_.must_greet) throw;
-      throw LaunchError(LaunchError::kOwnFailure, "port " + std::to_string(address.port()) + " of " +
-                                                      to_string(settings_.endpoint) + " is taken" +
+      throw LaunchError(LaunchError::kOwnFailure, to_string(settings_.endpoint) + " is taken" +
                                                       port_owner(address.port()) + ", which is no ddprun");
     }
     connection->clear_time_limit();

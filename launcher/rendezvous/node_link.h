@@ -27,8 +27,8 @@ struct CoordinatorLost {
 using CoordinatorNews = std::variant<CoordinatorMessage, CoordinatorLost>;
 
 /// One node's connection to the coordinator of its job, from the first attempt to make it. What comes is kept
-/// until it is asked for; each time there is something, the job's events have a PeerNews. Has to live as long as
-/// the io_context runs.
+/// until it is asked for; each time there is something, the job's events have a PeerNews. Has to live as long
+/// as the io_context runs.
 class NodeLink {
  public:
   struct Settings {

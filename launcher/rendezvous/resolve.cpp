@@ -62,7 +62,8 @@ asio::awaitable<std::vector<tcp::endpoint>> resolve(Endpoint endpoint) {
   std::thread([lookup] { look_up(*lookup); }).detach();  // who waits may go before it comes back
   co_await done.async_wait(asio::posix::stream_descriptor::wait_read, asio::use_awaitable);
   if (lookup->error != 0)
-    throw std::runtime_error("cannot look up " + quoted(endpoint.host) + ": " + ::gai_strerror(lookup->error));
+    throw std::runtime_error("cannot look up " + quoted(endpoint.host) + ": " +
+                             ::gai_strerror(lookup->error));
   co_return lookup->found;
 }
 

@@ -8,8 +8,8 @@
 
 namespace ddprun {
 
-/// The addresses that an endpoint's host stands for, in the system's order. A name is looked up in a thread of
-/// its own: nobody has to wait for a name server, which may take a minute to fail.
+/// The addresses that an endpoint's host stands for, in the system's order. A name is looked up in a thread
+/// of its own: nobody has to wait for a name server, which may take a minute to fail.
 ///
 /// throws  std::runtime_error naming the host, with the system's reason
 boost::asio::awaitable<std::vector<boost::asio::ip::tcp::endpoint>> resolve(Endpoint endpoint);

@@ -41,7 +41,10 @@ int family_of(int fd) {
 
 CoordinatorServer::CoordinatorServer(asio::io_context& io, CoordinatorSettings settings, std::string token,
                                      std::vector<UniqueFd> sockets)
-    : io_(io), coordinator_(std::move(settings), Coordinator::Clock::now()), token_(std::move(token)), timer_(io) {
+    : io_(io),
+      coordinator_(std::move(settings), Coordinator::Clock::now()),
+      token_(std::move(token)),
+      timer_(io) {
   for (UniqueFd& fd : sockets) {
     const auto protocol = family_of(fd.get()) == AF_INET6 ? tcp::v6() : tcp::v4();
     Acceptor& acceptor = acceptors_.emplace_back(io, protocol, fd.release());
@@ -81,6 +84,7 @@ asio::awaitable<void> CoordinatorServer::accept(Acceptor& acceptor) {
 asio::awaitable<void> CoordinatorServer::serve(std::shared_ptr<Connection> connection, Id id) {
   const std::string address = origin(connection->socket());
   std::string reason;
+  bool makes_no_sense = false;
   try {
     connection->set_time_limit(kJoinTimeout);
     co_await connection->greet();
@@ -92,13 +96,19 @@ asio::awaitable<void> CoordinatorServer::serve(std::shared_ptr<Connection> conne
       deliver();
     }
   } catch (const boost::system::system_error& error) {
-    reason = error.code() == asio::error::eof ? "the connection ended" : error.code().message();
+    reason = describe(error.code());
   } catch (const std::exception& error) {
     reason = error.what();
-    if (connection->greeted())
-      log_warning("a connection from " + (address.empty() ? "this host" : address) + ": " + printable(reason));
+    makes_no_sense = connection->greeted();
   }
-  connection->close();
+  if (makes_no_sense) {
+    log_warning("a connection from " + (address.empty() ? "this host" : address) + ": " + printable(reason));
+    connection->write(
+        encode(Refused{reason}));  // which cannot be read with another token, and says so by that
+    connection->finish(kLastWords);
+  } else {
+    connection->close();
+  }
   coordinator_.lose(id, reason, Coordinator::Clock::now());
   connections_.erase(id);
   deliver();

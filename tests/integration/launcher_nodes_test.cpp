@@ -1,0 +1,317 @@
+// Several nodes, each a ddprun on this host: what they agree on, and how they end.
+
+#include <algorithm>
+#include <csignal>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+
+#include "tests/integration/node_job.h"
+
+using namespace ddprun;
+using namespace ddprun::test;
+
+namespace {
+
+using Ends = std::vector<ExitStatus>;
+
+Ends all(std::size_t nodes, const ExitStatus& status) { return Ends(nodes, status); }
+
+/// The environments that stub_worker's "dump" has written.
+std::vector<nlohmann::json> environments(const std::string& out) {
+  std::vector<nlohmann::json> list;
+  std::istringstream lines(out);
+  for (std::string line; std::getline(lines, line);) list.push_back(nlohmann::json::parse(line)["env"]);
+  return list;
+}
+
+TEST_CASE("two nodes agree on ranks, sizes and one master", "[nodes]") {
+  NodeJob nodes;
+  nodes.start({"--nnodes=2", "--nproc-per-node=2", "--node-rank=1"}, {"dump"});
+  nodes.start({"--nnodes=2", "--nproc-per-node=3", "--node-rank=0"}, {"dump"});
+  CHECK(nodes.wait() == all(2, ExitStatus::exited(0)));
+  std::set<std::string> ranks, masters;
+  for (const std::size_t node : {0U, 1U})
+    for (const auto& env : environments(nodes.node(node).out())) {
+      ranks.insert(env["RANK"]);
+      masters.insert(env["MASTER_ADDR"].get<std::string>() + ":" + env["MASTER_PORT"].get<std::string>());
+      CHECK(env["WORLD_SIZE"] == "5");
+      CHECK(env["GROUP_WORLD_SIZE"] == "2");
+      CHECK(env["GROUP_RANK"] == (node == 1 ? "0" : "1"));
+      CHECK(env["LOCAL_WORLD_SIZE"] == (node == 1 ? "3" : "2"));
+      CHECK(env["TORCHELASTIC_RUN_ID"] == "the-job");
+    }
+  CHECK(ranks == std::set<std::string>{"0", "1", "2", "3", "4"});
+  CHECK(masters.size() == 1);
+}
+
+TEST_CASE("rank 0 of another node is reached at the master's address and port", "[nodes]") {
+  NodeJob nodes;
+  const std::vector<std::string> actions = {"--rank", "0", "bind-master-port", "--rank", "1", "connect"};
+  nodes.start({"--nnodes=2", "--node-rank=0"}, actions);
+  nodes.start({"--nnodes=2", "--node-rank=1"}, actions);
+  CHECK(nodes.wait() == all(2, ExitStatus::exited(0)));
+}
+
+TEST_CASE("torchrun's static flags are another way in", "[nodes]") {
+  const std::string port = free_port();
+  const auto flags = [&](const std::string& rank) {
+    return std::vector<std::string>{"--nnodes=2", "--node_rank=" + rank, "--master_addr=127.0.0.1",
+                                    "--master_port=" + port};
+  };
+  Child second(job(flags("1"), {"ready"}));
+  Child first(job(flags("0"), {"ready"}));
+  CHECK(first.wait() == ExitStatus::exited(0));
+  CHECK(second.wait() == ExitStatus::exited(0));
+  CHECK_THAT(first.out(), ContainsSubstring("ready 0 "));
+  CHECK_THAT(second.out(), ContainsSubstring("ready 1 "));
+}
+
+TEST_CASE("a failure on one node ends all nodes with its code", "[nodes]") {
+  NodeJob nodes;
+  const std::vector<std::string> actions = {"--rank", "1", "error", "lost my way",
+                                            "exit",   "7", "--all", "pause"};
+  nodes.start({"--nnodes=3", "--node-rank=0"}, actions);
+  nodes.start({"--nnodes=3", "--node-rank=1"}, actions);
+  nodes.start({"--nnodes=3", "--node-rank=2"}, actions);
+  CHECK(nodes.wait() == all(3, ExitStatus::exited(7)));
+  CHECK_THAT(nodes.node(1).err(), ContainsSubstring("Root Cause"));
+  for (const std::size_t other : {0U, 2U}) {
+    CHECK_THAT(nodes.node(other).err(), ContainsSubstring("rank 1 failed: exit code 7: lost my way"));
+    CHECK(count_of("rank 1 failed", nodes.node(other).err()) == 1);
+    CHECK(count_of("Root Cause", nodes.node(other).err()) == 0);
+  }
+}
+
+TEST_CASE("all nodes start again when one fails, with a new port", "[nodes]") {
+  const TempDir folder;
+  const std::string file = folder.path() / "ports";
+  const std::string text = "echo $TORCHELASTIC_RESTART_COUNT $MASTER_PORT >> " + file +
+                           "; [ $RANK = 0 ] || [ $TORCHELASTIC_RESTART_COUNT != 0 ] || exit 3";
+  NodeJob nodes;
+  for (const char* rank : {"0", "1"})
+    nodes.start_script({"--nnodes=2", "--max-restarts=1", std::string("--node-rank=") + rank}, text);
+  CHECK(nodes.wait() == all(2, ExitStatus::exited(0)));
+  std::set<std::string> first, second;
+  std::istringstream lines(read_file(file));
+  for (std::string attempt, port; lines >> attempt >> port;) (attempt == "0" ? first : second).insert(port);
+  CHECK(first.size() == 1);
+  CHECK(second.size() == 1);
+  CHECK(first != second);
+}
+
+TEST_CASE("a node that is done waits for the others", "[nodes]") {
+  NodeJob nodes;
+  const std::vector<std::string> actions = {"ready", "--rank", "1", "await"};
+  nodes.start({"--nnodes=2", "--node-rank=0"}, actions);
+  nodes.start({"--nnodes=2", "--node-rank=1"}, actions);
+  REQUIRE(nodes.node(0).wait_for_output("ready "));
+  REQUIRE(nodes.node(1).wait_for_output("ready "));
+  nodes.node(1).send_signal(SIGUSR1);
+  CHECK(nodes.wait() == all(2, ExitStatus::exited(0)));
+}
+
+TEST_CASE("a signal to any node ends a job of a fixed size", "[nodes]") {
+  const auto signalled = GENERATE(std::size_t{0}, std::size_t{1});
+  NodeJob nodes;
+  nodes.start({"--nnodes=2", "--node-rank=0"}, {"ready", "pause"});
+  nodes.start({"--nnodes=2", "--node-rank=1"}, {"ready", "pause"});
+  for (const std::size_t node : {0U, 1U}) REQUIRE(nodes.node(node).wait_for_output("ready "));
+  nodes.node(signalled).send_signal(SIGINT);
+  const Ends ends = nodes.wait();
+  CHECK(ends[signalled] == ExitStatus::killed(SIGINT));
+  CHECK(ends[1 - signalled] == ExitStatus::exited(130));
+}
+
+TEST_CASE("the loss of the coordinator ends every node with 125", "[nodes]") {
+  NodeJob nodes;
+  nodes.start({"--nnodes=2", "--node-rank=0"}, {"ready", "pause"});
+  nodes.start({"--nnodes=2", "--node-rank=1"}, {"ready", "pause"});
+  for (const std::size_t node : {0U, 1U}) REQUIRE(nodes.node(node).wait_for_output("ready "));
+  nodes.node(0).send_signal(SIGKILL);
+  CHECK(nodes.node(1).wait() == ExitStatus::exited(125));
+  CHECK_THAT(nodes.node(1).err(), ContainsSubstring("lost the coordinator at 127.0.0.1:" + nodes.port));
+  CHECK(nodes.node(0).nothing_left());
+  check_nothing_left(nodes.node(1));
+}
+
+TEST_CASE("a fixed job ends when a node is lost", "[nodes]") {
+  NodeJob nodes;
+  nodes.start({"--nnodes=2", "--node-rank=0"}, {"ready", "pause"});
+  nodes.start({"--nnodes=2", "--node-rank=1"}, {"ready", "pause"});
+  for (const std::size_t node : {0U, 1U}) REQUIRE(nodes.node(node).wait_for_output("ready "));
+  nodes.node(1).send_signal(SIGKILL);
+  CHECK(nodes.node(0).wait() == ExitStatus::exited(125));
+  CHECK_THAT(nodes.node(0).err(), ContainsSubstring("was lost: the connection ended"));
+  CHECK(nodes.node(1).nothing_left());
+}
+
+TEST_CASE("an elastic job goes on without a node that is lost", "[nodes]") {
+  const auto signal = GENERATE(SIGKILL, SIGTERM);
+  NodeJob nodes;
+  const std::vector<std::string> actions = {"ready", "await", "exit", "0"};
+  nodes.start({"--nnodes=1:2", "--last-call=600", "--rdzv-conf=is_host=1"}, actions);
+  nodes.start({"--nnodes=1:2", "--rdzv-conf=is_host=0"}, actions);
+  for (const std::size_t node : {0U, 1U}) REQUIRE(nodes.node(node).wait_for_output("ready "));
+  nodes.node(1).send_signal(signal);
+  REQUIRE(nodes.node(0).wait_for_output("ready ", 2));
+  nodes.node(0).send_signal(SIGUSR1);
+  CHECK(nodes.node(0).wait() == ExitStatus::exited(0));
+  CHECK(nodes.node(1).wait() == ExitStatus::killed(signal));
+  CHECK_THAT(nodes.node(0).err(), ContainsSubstring("ending this node's workers"));
+  for (const std::size_t node : {0U, 1U}) CHECK(nodes.node(node).nothing_left());
+}
+
+TEST_CASE("a late node joins a job that has room, and waits for one that has not", "[nodes]") {
+  NodeJob nodes;
+  const std::vector<std::string> actions = {"ready", "await", "exit", "0"};
+  nodes.start({"--nnodes=1:2", "--last-call=0"}, actions);
+  REQUIRE(nodes.node(0).wait_for_output("ready 0 "));
+  nodes.start({"--nnodes=1:2"}, actions);
+  REQUIRE(nodes.node(1).wait_for_output("ready "));  // the first node's workers were started again for it
+  REQUIRE(nodes.node(0).wait_for_output("ready ", 2));
+  nodes.start({"--nnodes=1:2"}, actions);
+  REQUIRE(wait_until([&] { return count_of("standing by", nodes.node(2).err()) == 1; }));
+  nodes.node(1).send_signal(SIGKILL);
+  REQUIRE(nodes.node(2).wait_for_output("ready "));
+  REQUIRE(nodes.node(0).wait_for_output("ready ", 3));
+  nodes.node(0).send_signal(SIGUSR1);
+  nodes.node(2).send_signal(SIGUSR1);
+  CHECK(nodes.node(0).wait() == ExitStatus::exited(0));
+  CHECK(nodes.node(2).wait() == ExitStatus::exited(0));
+}
+
+TEST_CASE("nodes that do not fit are refused, and both sides are named", "[nodes]") {
+  NodeJob nodes;
+  nodes.start({"--nnodes=2", "--node-rank=0"}, {"ready"});
+  REQUIRE(wait_until([&] { return count_of("waiting for nodes: 1 of 2", nodes.node(0).err()) == 1; }));
+  struct Wrong {
+    std::vector<std::string> flags;
+    std::string text;
+  };
+  for (const Wrong& wrong :
+       {Wrong{{"--nnodes=3", "--node-rank=1"}, "--nnodes=3, the coordinator has --nnodes=2"},
+        Wrong{{"--nnodes=2", "--node-rank=0"}, "node rank 0 is asked for by node"},
+        Wrong{{"--nnodes=2", "--node-rank=1", "--rdzv-id=other"},
+              "run id 'other', the coordinator has 'the-job'"}}) {
+    Child& refused = nodes.start(wrong.flags, {"ready"});
+    CHECK(refused.wait() == ExitStatus::exited(125));
+    CHECK_THAT(refused.err(), ContainsSubstring(wrong.text));
+    REQUIRE(wait_until([&] { return count_of(wrong.text, nodes.node(0).err()) == 1; }));
+  }
+  Child& right = nodes.start({"--nnodes=2", "--node-rank=1"}, {"ready"});
+  CHECK(right.wait() == ExitStatus::exited(0));
+  CHECK(nodes.node(0).wait() == ExitStatus::exited(0));
+}
+
+TEST_CASE("a node that never comes ends the wait, and those that came are named", "[nodes]") {
+  NodeJob nodes;
+  nodes.start({"--nnodes=3", "--node-rank=0", "--join-timeout=2"}, {"ready"});
+  nodes.start({"--nnodes=3", "--node-rank=2"}, {"ready"});
+  CHECK(nodes.wait() == all(2, ExitStatus::exited(125)));
+  for (const std::size_t node : {0U, 1U}) {
+    CHECK_THAT(nodes.node(node).err(), ContainsSubstring("2 of 3 nodes came within 2 s"));
+    CHECK_THAT(nodes.node(node).err(), ContainsSubstring("missing: node rank 1"));
+  }
+}
+
+TEST_CASE("a signal ends every kind of waiting at once", "[nodes]") {
+  NodeJob nodes;
+  SECTION("for other nodes") {
+    nodes.start({"--nnodes=2", "--node-rank=0"}, {"ready"});
+    REQUIRE(wait_until([&] { return count_of("waiting for nodes", nodes.node(0).err()) == 1; }));
+  }
+  SECTION("for the coordinator") {
+    nodes.start({"--nnodes=2", "--rdzv-conf=is_host=0"}, {"ready"});
+    REQUIRE(
+        wait_until([&] { return count_of("trying to reach the coordinator", nodes.node(0).err()) == 1; }));
+  }
+  SECTION("for a name") {
+    Child named(job({"--nnodes=2", "--rdzv-endpoint=no-such-host.invalid:1234"}, {"ready"}));
+    ::usleep(100'000);
+    named.send_signal(SIGINT);
+    CHECK(named.wait(std::chrono::seconds(5)) == ExitStatus::killed(SIGINT));
+    return;
+  }
+  nodes.node(0).send_signal(SIGINT);
+  CHECK(nodes.node(0).wait(std::chrono::seconds(5)) == ExitStatus::killed(SIGINT));
+  check_nothing_left(nodes.node(0));
+}
+
+TEST_CASE("a port that another program has is named with its owner", "[nodes]") {
+  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  REQUIRE(::bind(fd, reinterpret_cast<const sockaddr*>(&address), size) == 0);
+  REQUIRE(::listen(fd, 1) == 0);
+  REQUIRE(::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0);
+  const std::string port = std::to_string(ntohs(address.sin_port));
+  const std::string owner = "by process " + std::to_string(::getpid());
+  const Finished told(
+      job({"--nnodes=2", "--node-rank=0", "--master-addr=127.0.0.1", "--master-port=" + port}, {}));
+  CHECK(told.status == ExitStatus::exited(125));
+  CHECK_THAT(told.err, ContainsSubstring(owner));
+  const Finished found(job({"--nnodes=2", "--rdzv-endpoint=127.0.0.1:" + port}, {}));
+  CHECK(found.status == ExitStatus::exited(125));
+  CHECK_THAT(found.err, ContainsSubstring(owner));
+  ::close(fd);
+}
+
+TEST_CASE("strangers at the coordinator's port change nothing", "[nodes]") {
+  NodeJob nodes;
+  nodes.start({"--nnodes=2", "--node-rank=0"}, {"ready"});
+  REQUIRE(wait_until([&] { return count_of("waiting for nodes", nodes.node(0).err()) == 1; }));
+  std::vector<int> strangers;
+  for (const std::string& text :
+       {std::string(), std::string("GET / HTTP/1.1\r\n\r\n"), std::string(100'000, '\xff')}) {
+    const int fd = strangers.emplace_back(::socket(AF_INET, SOCK_STREAM, 0));
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    address.sin_port = htons(static_cast<in_port_t>(std::stoi(nodes.port)));
+    REQUIRE(::connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0);
+    ::send(fd, text.data(), text.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  }
+  nodes.start({"--nnodes=2", "--node-rank=1"}, {"ready"});
+  CHECK(nodes.wait() == all(2, ExitStatus::exited(0)));
+  for (const int fd : strangers) ::close(fd);
+}
+
+TEST_CASE("a token keeps out who has another one or none", "[nodes]") {
+  NodeJob nodes;
+  nodes.token = "a secret";
+  nodes.start({"--nnodes=2", "--node-rank=0"}, {"dump"});
+  REQUIRE(wait_until([&] { return count_of("waiting for nodes", nodes.node(0).err()) == 1; }));
+  for (const char* other : {"another secret", ""}) {
+    nodes.token = other;
+    Child& stranger = nodes.start({"--nnodes=2", "--node-rank=1"}, {"ready"});
+    CHECK(stranger.wait() == ExitStatus::exited(125));
+    CHECK_THAT(stranger.err(), ContainsSubstring("token"));
+  }
+  nodes.token = "a secret";
+  Child& right = nodes.start({"--nnodes=2", "--node-rank=1"}, {"ready"});
+  CHECK(right.wait() == ExitStatus::exited(0));
+  CHECK(nodes.node(0).wait() == ExitStatus::exited(0));
+  CHECK(count_of("a secret", nodes.node(0).out()) == 0);  // workers do not get it
+}
+
+TEST_CASE("a node that cannot start its workers ends the job with its code", "[nodes]") {
+  NodeJob nodes;
+  nodes.start({"--nnodes=2", "--node-rank=0"}, {"ready", "pause"});
+  Child broken(ddprun_command({"--rdzv-endpoint=127.0.0.1:" + nodes.port, "--rdzv-id=the-job", "--nnodes=2",
+                               "--node-rank=1", "--log-dir=/dev/null/x", "true"}));
+  CHECK(broken.wait() == ExitStatus::exited(125));
+  CHECK(nodes.wait() == all(1, ExitStatus::exited(125)));
+  CHECK_THAT(nodes.node(0).err(), ContainsSubstring("/dev/null"));
+}
+
+TEST_CASE("a time limit on one node ends all with 124", "[nodes]") {
+  NodeJob nodes;
+  nodes.start({"--nnodes=2", "--node-rank=0"}, {"ready", "pause"});
+  nodes.start({"--nnodes=2", "--node-rank=1", "--timeout=1"}, {"ready", "pause"});
+  CHECK(nodes.wait() == all(2, ExitStatus::exited(124)));
+}
+
+}  // namespace

@@ -1,0 +1,69 @@
+#pragma once
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/integration/job.h"
+
+namespace ddprun::test {
+
+/// A port of 127.0.0.1 that nobody has had just now.
+inline std::string free_port() {
+  const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  ::bind(fd, reinterpret_cast<const sockaddr*>(&address), size);
+  ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size);
+  ::close(fd);
+  return std::to_string(ntohs(address.sin_port));
+}
+
+/// The nodes of one job, each a ddprun of its own, all on this host.
+class NodeJob {
+ public:
+  /// Starts a node with flags of its own.
+  Child& start(const std::vector<std::string>& flags, const std::vector<std::string>& actions) {
+    return add(job(with_endpoint(flags), actions));
+  }
+  Child& start_script(const std::vector<std::string>& flags, const std::string& text) {
+    return add(script(with_endpoint(flags), text));
+  }
+
+  Child& node(std::size_t i) { return *nodes_[i]; }
+  std::size_t size() const { return nodes_.size(); }
+
+  /// Every node's end, in the order of starting.
+  std::vector<ExitStatus> wait() {
+    std::vector<ExitStatus> ends;
+    for (const auto& node : nodes_) ends.push_back(node->wait());
+    for (const auto& node : nodes_) check_nothing_left(*node);
+    return ends;
+  }
+
+  std::string port = free_port();
+  std::string token;  ///< of the nodes that are started from now on
+
+ private:
+  std::vector<std::string> with_endpoint(const std::vector<std::string>& flags) const {
+    std::vector<std::string> all = {"--rdzv-endpoint=127.0.0.1:" + port, "--rdzv-id=the-job"};
+    all.insert(all.end(), flags.begin(), flags.end());
+    return all;
+  }
+  Child& add(Command command) {
+    if (!token.empty()) command.env["DDPRUN_TOKEN"] = token;
+    nodes_.push_back(std::make_unique<Child>(command));
+    return *nodes_.back();
+  }
+
+  std::vector<std::unique_ptr<Child>> nodes_;
+};
+
+}  // namespace ddprun::test
