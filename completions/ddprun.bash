@@ -6,7 +6,7 @@ _ddprun_switches="--standalone --module --no-python --run-path --virtual-local-r
 
 _ddprun_flags="$_ddprun_switches --nnodes --nproc-per-node --node-rank --master-addr --master-port --local-addr
   --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --max-restarts --monitor-interval --start-method
-  --event-log-handler --role --log-dir --redirects --tee --local-ranks-filter --duplicate-stdout-filters
+  --join-timeout --last-call --node-timeout --token-file --event-log-handler --role --log-dir --redirects --tee --local-ranks-filter --duplicate-stdout-filters
   --duplicate-stderr-filters --logs-specs --numa-binding --signals-to-handle --shutdown-timeout --forward-signals
   --timeout --hang-timeout --restart-backoff --restart-window --restart-on-codes --log-max-size --result-json
   --events-json --display --config -r -t"
@@ -20,9 +20,12 @@ _ddprun_values() {
   local words="" last
   case ${1//_/-} in
     --nproc-per-node) words="auto cpu gpu 1 2 4 8" ;;
-    --nnodes) words=1 ;;
-    --node-rank) words=0 ;;
-    --master-addr | --rdzv-endpoint) words=localhost ;;
+    --nnodes) words="1 2 4 8" ;;
+    --node-rank) words="0 1 2 3" ;;
+    --master-addr | --rdzv-endpoint)
+      mapfile -t COMPREPLY < <(compgen -A hostname -W localhost -- "$2")
+      return
+      ;;
     --rdzv-backend) words="c10d static" ;;
     --start-method) words="spawn fork forkserver" ;;
     --redirects | -r | --tee | -t) words="0 1 2 3" ;;
@@ -38,7 +41,7 @@ _ddprun_values() {
       mapfile -t COMPREPLY < <(compgen -d -- "$2")
       return
       ;;
-    --config | --result-json | --events-json)
+    --config | --result-json | --events-json | --token-file)
       compopt -o filenames
       mapfile -t COMPREPLY < <(compgen -f -- "$2")
       return

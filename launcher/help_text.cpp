@@ -33,12 +33,12 @@ Where they run
   --display map                    show rank, GPU and CPUs of every worker
 
 Output
-  --prefix, --no-prefix            begin lines with [ROLE RANK]: [on a terminal, and with --tee]; --timestamp: and time
+  --prefix, --no-prefix            begin lines with [ROLE RANK]: [on a terminal, or --tee]; --timestamp: and time
   --log-dir DIR                    where files go: DIR/JOB/attempt_N/RANK/{stdout,stderr}.log [ddprun_logs]
   -r, --redirects 0|1|2|3|RANK:N,..  to files instead: 1 stdout, 2 stderr, 3 both
   -t, --tee 0|1|2|3|RANK:N,..      to files as well, if --log-dir is given, with a prefix
   --local-ranks-filter RANK,..     show only these workers' output
-  --duplicate-stdout-filters, --duplicate-stderr-filters TEXT,..   lines with one of the texts to filtered_*.log, too
+  --duplicate-stdout-filters, --duplicate-stderr-filters TEXT,..   lines with a text go to filtered_*.log, too
   --log-max-size BYTES[K|M|G]      begin a file anew at this size, keeping the last one as FILE.1
 
 When something ends
@@ -57,7 +57,7 @@ When something ends
   --version, --help
 
 Every flag also with underscores, as --flag VALUE or --flag=VALUE; the last one counts. DDPRUN_<FLAG> variables
-give flags too, and PET_<FLAG> those of torchrun. Accepted from it: --standalone, --rdzv-backend c10d|static,
+give flags, and PET_<FLAG> those of torchrun. Accepted from it: --standalone, --rdzv-backend c10d|static,
 --rdzv-conf; without effect: --monitor-interval, --start-method, --run-path, --event-log-handler, --logs-specs
 
 The first worker that fails ends the others, and ddprun exits with its code, or 128 + its signal. Ctrl-C and

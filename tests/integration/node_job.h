@@ -26,7 +26,7 @@ inline std::string free_port() {
   return std::to_string(ntohs(address.sin_port));
 }
 
-/// The nodes of one job, each a ddprun of its own, all on this host.
+/// The nodes of one job, each a ddprun of its own, all on this host. The first has the coordinator.
 class NodeJob {
  public:
   /// Starts a node with flags of its own.
@@ -53,7 +53,8 @@ class NodeJob {
 
  private:
   std::vector<std::string> with_endpoint(const std::vector<std::string>& flags) const {
-    std::vector<std::string> all = {"--rdzv-endpoint=127.0.0.1:" + port, "--rdzv-id=the-job"};
+    std::vector<std::string> all = {"--rdzv-endpoint=127.0.0.1:" + port, "--rdzv-id=the-job",
+                                    std::string("--rdzv-conf=is_host=") + (nodes_.empty() ? "1" : "0")};
     all.insert(all.end(), flags.begin(), flags.end());
     return all;
   }

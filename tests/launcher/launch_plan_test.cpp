@@ -30,7 +30,8 @@ LaunchContext context_of(std::vector<std::string> environment) {
 }
 
 std::vector<WorkerSpec> plan(int workers, std::vector<std::string> environment, int cpus = 8) {
-  return plan_workers(context_of(std::move(environment)), static_round(0, workers, 12345, "the-run"), {cpus, 0});
+  return plan_workers(context_of(std::move(environment)), static_round(0, workers, 12345, "the-run"),
+                      {cpus, 0});
 }
 
 TEST_CASE("the number of workers is the number asked for, or counted", "[launch_plan]") {
@@ -68,6 +69,13 @@ TEST_CASE("only rank 0 reads stdin and gets the socket", "[launch_plan]") {
   CHECK_FALSE(specs[1].reads_stdin);
   CHECK(specs[1].inherited_fds.empty());
   CHECK_FALSE(sets(specs[1], "DDPRUN_STORE_FD"));
+}
+
+TEST_CASE("the token of the nodes reaches no worker", "[launch_plan]") {
+  const auto specs = plan(1, {"A=1", "DDPRUN_TOKEN=secret", "DDPRUN_TOKEN_FILE=f"});
+  CHECK_FALSE(sets(specs[0], "DDPRUN_TOKEN"));
+  CHECK(has(specs[0], "A=1"));
+  CHECK(has(specs[0], "DDPRUN_TOKEN_FILE=f"));
 }
 
 TEST_CASE("on a later node ranks go on and nobody gets the socket", "[launch_plan]") {

@@ -82,6 +82,8 @@ TEST_CASE("torchrun's flags with the value that one node leaves are accepted", "
 TEST_CASE("values that scripts leave empty are none", "[options]") {
   CHECK(parse({"--rdzv-id=", "--local-ranks-filter=", "--role", ""}).role == "default");
   CHECK(parse({"--rdzv-id=a", "--rdzv-id="}).run_id.empty());
+  CHECK(parse_variables({{"PET_RDZV_ID", "a"}}, {"--rdzv-id=", "prog"}).run_id.empty());
+  CHECK(parse_variables({{"PET_RDZV_ID", "a"}, {"DDPRUN_RDZV_ID", ""}}).run_id == "a");
   CHECK_THROWS_AS(parse({"--log-dir="}), UsageError);
 }
 
@@ -94,8 +96,8 @@ TEST_CASE("a bad value is one line naming flag, what was expected and what was g
                                                                        {"--nproc-per-node", "GPU"},
                                                                        {"--nproc-per-node", "1.5"},
                                                                        {"--nproc-per-node", "a\nb"},
-                                                                       {"--nnodes", "2"},
-                                                                       {"--nnodes", "1:2"},
+                                                                       {"--nnodes", "0"},
+                                                                       {"--nnodes", "2:1"},
                                                                        {"--nnodes", "1:2:3"},
                                                                        {"--nnodes", "a"},
                                                                        {"--node-rank", "1"},

@@ -1,0 +1,287 @@
+#include "launcher/node_options.h"
+
+#include <map>
+
+#include "common/errors.h"
+#include "common/files.h"
+#include "launcher/options.h"
+#include "tests/support/catch.h"
+
+namespace ddprun {
+namespace {
+
+using namespace std::chrono_literals;
+using test::ContainsSubstring;
+using Variables = std::map<std::string, std::string>;
+using Words = std::vector<std::string>;
+
+/// The flags before a program, with these variables and no others.
+Options parse(Words flags, const Variables& variables = {}) {
+  flags.push_back("prog");
+  return parse_options(flags, [&](const std::string& name) -> std::optional<std::string> {
+    const auto found = variables.find(name);
+    return found == variables.end() ? std::nullopt : std::optional(found->second);
+  });
+}
+
+/// Two nodes that meet at an endpoint.
+Options parse_dynamic(const Words& flags, const Variables& variables = {}) {
+  Words all{"--nnodes=2", "--rdzv-endpoint=node1"};
+  all.insert(all.end(), flags.begin(), flags.end());
+  return parse(all, variables);
+}
+
+TEST_CASE("without flags there is one node", "[node_options]") {
+  const Options options = parse({});
+  CHECK_FALSE(options.nodes.several());
+  CHECK(options.nodes.min_nodes == 1);
+  CHECK_FALSE(options.nodes.node_rank);
+  CHECK(options.notes.empty());
+}
+
+TEST_CASE("the number of nodes may be fixed or a range", "[node_options]") {
+  const auto [text, low, high] = GENERATE(table<std::string, int, int>(
+      {{"2", 2, 2}, {"2:2", 2, 2}, {"1:2", 1, 2}, {"100000", 100000, 100000}, {"1:100000", 1, 100000}}));
+  for (const Options& options : {parse({"--nnodes=" + text, "--rdzv-endpoint=a"}),
+                                 parse({}, {{"PET_NNODES", text}, {"PET_RDZV_ENDPOINT", "a"}})}) {
+    CHECK(options.nodes.several());
+    CHECK(options.nodes.min_nodes == low);
+    CHECK(options.nodes.max_nodes == high);
+  }
+}
+
+TEST_CASE("what is no number of nodes is refused", "[node_options]") {
+  const std::string text = GENERATE(values<std::string>(
+      {"0", "-1", "a", "2:1", "0:2", "1:2:3", "1:", ":2", ":", "2x", "1.5", " 2", "100001", "1:100001"}));
+  CHECK_THROWS_WITH(parse({"--nnodes=" + text, "--rdzv-endpoint=a"}),
+                    ContainsSubstring("--nnodes: expected N or MIN:MAX, from 1 to 100000, got '" + text));
+}
+
+TEST_CASE("nodes that meet at an endpoint have the ranks that they get", "[node_options]") {
+  const Options options = parse({"--nnodes=2", "--rdzv-endpoint=node1"});
+  CHECK(options.nodes.endpoint == Endpoint{"node1", 29400});
+  CHECK_FALSE(options.nodes.is_host);
+  CHECK_FALSE(options.nodes.node_rank);
+  CHECK(options.run_id == "none");
+  CHECK_FALSE(options.master_port);
+  const Options more = parse({"--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=[::1]:7", "--node-rank=1",
+                              "--rdzv-id=job", "--master-port=29600", "--local-addr=[::1]"});
+  CHECK(more.nodes.endpoint == Endpoint{"::1", 7});
+  CHECK(more.nodes.node_rank == 1);
+  CHECK_FALSE(more.nodes.is_host);
+  CHECK(more.run_id == "job");
+  CHECK(more.master_port == 29600);
+  CHECK(more.nodes.local_addr == "::1");
+  CHECK(more.notes.empty());
+}
+
+TEST_CASE("nodes that meet at node rank 0 know who that is", "[node_options]") {
+  const Options first = parse({"--nnodes=2", "--node-rank=0", "--master-addr=node1"});
+  CHECK(first.nodes.endpoint == Endpoint{"node1", 29500});
+  CHECK(first.nodes.is_host == true);
+  CHECK(first.nodes.node_rank == 0);
+  CHECK_FALSE(first.master_port);
+  CHECK(first.run_id == "none");
+  const Options second = parse(
+      {"--nnodes=2", "--node-rank=1", "--master-addr=[::1]", "--master-port=7", "--rdzv-backend=static"});
+  CHECK(second.nodes.endpoint == Endpoint{"::1", 7});
+  CHECK(second.nodes.is_host == false);
+  CHECK_FALSE(second.master_port);
+}
+
+TEST_CASE("a static endpoint is the address and port of node rank 0", "[node_options]") {
+  const Words words{"--nnodes=2", "--rdzv-backend=static", "--node-rank=0"};
+  const auto endpoint = [&](Words more) {
+    more.insert(more.begin(), words.begin(), words.end());
+    const Options options = parse(more);
+    CHECK(options.nodes.is_host == true);
+    CHECK_FALSE(options.master_port);
+    return to_string(options.nodes.endpoint);
+  };
+  CHECK(endpoint({"--rdzv-endpoint=a"}) == "a:29500");
+  CHECK(endpoint({"--rdzv-endpoint=a", "--master-port=7"}) == "a:7");
+  CHECK(endpoint({"--rdzv-endpoint=a:7", "--master-port=7", "--master-addr=a"}) == "a:7");
+  CHECK_THROWS_WITH(
+      endpoint({"--rdzv-endpoint=a:7", "--master-port=8"}),
+      ContainsSubstring("--master-port: expected the port of --rdzv-endpoint, 7, or none, got '8'"));
+}
+
+TEST_CASE("several nodes need to be told where they meet", "[node_options]") {
+  const auto [flags, message] = GENERATE(table<Words, std::string>({
+      {Words{}, "--nnodes: expected with several nodes --rdzv-endpoint=HOST:PORT, or --master-addr=HOST and"},
+      {{"--node-rank=1"}, "--nnodes: expected with several nodes --rdzv-endpoint=HOST:PORT, or --master"},
+      {{"--rdzv-backend=static"}, "--nnodes: expected with several nodes --rdzv-endpoint"},
+      {{"--rdzv-backend=c10d"}, "--rdzv-backend: expected --rdzv-endpoint=HOST:PORT with c10d, got none"},
+      {{"--rdzv-backend=c10d", "--master-addr=a"}, "--rdzv-backend: expected --rdzv-endpoint=HOST:PORT with"},
+      {{"--master-addr=a"}, "--master-addr: expected --node-rank with it, from 0 to 1, got none"},
+      {{"--rdzv-backend=static", "--rdzv-endpoint=a"},
+       "--rdzv-backend: expected --node-rank with it, from 0"},
+      {{"--master-addr=a:1", "--node-rank=0"}, "--master-addr: expected a host's name or address, got 'a:1'"},
+      {{"--rdzv-endpoint=a:0"},
+       "--rdzv-endpoint: expected HOST, HOST:PORT or [IPV6]:PORT with a port from 1"},
+      {{"--rdzv-endpoint=a", "--master-addr=b"},
+       "--rdzv-endpoint: expected the host of --master-addr, 'b', or only one of both, got 'a'"},
+      {{"--rdzv-endpoint=a", "--rdzv-backend=etcd"}, "--rdzv-backend: expected c10d or static, got 'etcd'"},
+      {{"--rdzv-endpoint=a", "--node-rank=2"},
+       "--node-rank: expected a number from 0 to 1 (--nnodes=2), got"},
+      {{"--rdzv-endpoint=a", "--node-rank=-1"}, "--node-rank: expected a number from 0 to 1"},
+      {{"--rdzv-endpoint=a", "--local-addr=a:1"},
+       "--local-addr: expected a host's name or address, got 'a:1'"},
+      {{"--rdzv-endpoint=a", "--master-port=0"}, "--master-port: expected a port from 1 to 65535, got '0'"},
+  }));
+  Words all{"--nnodes=2"};
+  all.insert(all.end(), flags.begin(), flags.end());
+  CHECK_THROWS_WITH(parse(all), ContainsSubstring(message));
+}
+
+TEST_CASE("one node says so when it is given what several need", "[node_options]") {
+  const auto [flag, expected] = GENERATE(table<std::string, std::string>(
+      {{"--node-rank=1", "--node-rank: expected 0 for one node (--nnodes gives more), got '1'"},
+       {"--master-addr=other.example", "this host's name for one node (--nnodes gives more), got 'other.ex"},
+       {"--rdzv-endpoint=other.example:1", "this host's name for one node (--nnodes gives more), got"}}));
+  CHECK_THROWS_WITH(parse({flag}), ContainsSubstring(expected));
+}
+
+TEST_CASE("with --standalone there is one node whatever else is said", "[node_options]") {
+  const Options options =
+      parse({"--standalone", "--nnodes=2", "--rdzv-endpoint=other.example:1", "--rdzv-backend=etcd"});
+  CHECK_FALSE(options.nodes.several());
+  REQUIRE(options.notes.size() == 1);
+  CHECK(options.notes[0] == "--nnodes has no effect: --standalone is one node");
+  CHECK(parse({"--standalone", "--nnodes=1:1"}).notes.empty());
+  CHECK_THROWS_AS(parse({"--standalone", "--nnodes=x"}), UsageError);
+}
+
+TEST_CASE("times are read, within limits", "[node_options]") {
+  const NodesOptions standard = parse_dynamic({}).nodes;
+  CHECK(standard.join_timeout == 600s);
+  CHECK(standard.last_call == 30s);
+  CHECK(standard.node_timeout == 10s);
+  const NodesOptions nodes = parse_dynamic({"--join-timeout=5", "--last-call=0", "--node-timeout=1.5"}).nodes;
+  CHECK(nodes.join_timeout == 5s);
+  CHECK(nodes.last_call == 0s);
+  CHECK(nodes.node_timeout == 1500ms);
+  CHECK(parse_dynamic({}, {{"DDPRUN_NODE_TIMEOUT", "3"}}).nodes.node_timeout == 3s);
+  for (const char* flag : {"--join-timeout=0", "--node-timeout=0.5", "--join-timeout=x", "--last-call=-1"}) {
+    CHECK_THROWS_WITH(parse_dynamic({flag}), ContainsSubstring(": expected seconds from "));
+    CHECK_THROWS_AS(parse({flag}), UsageError);  // of one node, too
+  }
+}
+
+TEST_CASE("torchrun's settings of a rendezvous have their meaning", "[node_options]") {
+  const auto conf = [](const std::string& text, const Words& more = {}) {
+    Words flags{"--rdzv-conf=" + text};
+    flags.insert(flags.end(), more.begin(), more.end());
+    return parse_dynamic(flags).nodes;
+  };
+  CHECK(conf("join_timeout=5").join_timeout == 5s);
+  CHECK(conf("timeout=6").join_timeout == 6s);
+  CHECK(conf("join_timeout=5,timeout=6").join_timeout == 5s);
+  CHECK(conf("join_timeout=5", {"--join-timeout=7"}).join_timeout == 7s);
+  CHECK(conf("last_call_timeout=2").last_call == 2s);
+  CHECK(conf("keep_alive_interval=2").node_timeout == 6s);
+  CHECK(conf("keep_alive_max_attempt=2").node_timeout == 10s);
+  CHECK(conf("keep_alive_interval=1,keep_alive_max_attempt=4").node_timeout == 4s);
+  CHECK(conf("is_host=1").is_host == true);
+  CHECK(conf("is_host=False").is_host == false);
+  CHECK(conf("").join_timeout == 600s);
+}
+
+TEST_CASE("settings of a rendezvous that change nothing here are noted", "[node_options]") {
+  const Options options = parse_dynamic({"--rdzv-conf=read_timeout=60,store_type=tcp,join_timeout=5"});
+  REQUIRE(options.notes.size() == 2);
+  CHECK(options.notes[0] == "--rdzv-conf: read_timeout has no effect: the nodes have no store between them");
+  CHECK_THAT(options.notes[1], ContainsSubstring("store_type"));
+}
+
+TEST_CASE("a wrong setting of a rendezvous is named", "[node_options]") {
+  const auto [text, message] = GENERATE(table<std::string, std::string>({
+      {"join", "expected KEY=VALUE,KEY=VALUE,..., got 'join'"},
+      {"=5", "expected KEY=VALUE,"},
+      {"timeout=", "expected KEY=VALUE,"},
+      {"timeout=5,", "expected KEY=VALUE,"},
+      {"timeout=5,,", "expected KEY=VALUE,"},
+      {"speed=5", "expected join_timeout, timeout, last_call_timeout, keep_alive_interval, keep_alive_max"},
+      {"timeout=soon", "expected seconds from 1 to 1000000 for timeout, got 'timeout=soon'"},
+      {"join_timeout=0", "expected seconds from 1 to 1000000 for join_timeout"},
+      {"last_call_timeout=-1", "expected seconds from 0 to 1000000 for last_call_timeout"},
+      {"is_host=maybe", "expected true or false for is_host"},
+      {"keep_alive_interval=0.1",
+       "expected 1 to 1000000 seconds for keep_alive_interval times keep_alive_max"},
+      {"keep_alive_interval=1000000,keep_alive_max_attempt=1000000",
+       "expected 1 to 1000000 seconds for keep"},
+      {"keep_alive_max_attempt=x", "expected a number from 0 to 1000000 for keep_alive_max_attempt"},
+  }));
+  CHECK_THROWS_WITH(parse_dynamic({"--rdzv-conf=" + text}), ContainsSubstring("--rdzv-conf: " + message));
+}
+
+TEST_CASE("of nodes that meet at node rank 0 no other can be the host", "[node_options]") {
+  const Words words{"--nnodes=2", "--master-addr=a", "--node-rank=1"};
+  Words right = words, wrong = words;
+  right.push_back("--rdzv-conf=is_host=0");
+  wrong.push_back("--rdzv-conf=is_host=1");
+  CHECK(parse(right).nodes.is_host == false);
+  CHECK_THROWS_WITH(parse(wrong),
+                    ContainsSubstring("expected is_host=false on node rank 1, got 'is_host=1'"));
+}
+
+TEST_CASE("one node notes what only several need", "[node_options]") {
+  const Options options = parse({"--local-addr=a", "--rdzv-conf=x", "--join-timeout=5", "--last-call=5",
+                                 "--node-timeout=5", "--token-file=/no/such/file"});
+  REQUIRE(options.notes.size() == 6);
+  CHECK(options.notes[0] == "--local-addr has no effect: one node has no others to find");
+  CHECK(options.nodes.token.empty());
+}
+
+/// A file of this mode in a folder that is gone with it.
+class TokenFile {
+ public:
+  explicit TokenFile(const std::string& text, std::filesystem::perms mode = std::filesystem::perms(0600)) {
+    write_file_atomic(path(), text);
+    std::filesystem::permissions(path(), mode);
+  }
+  std::filesystem::path path() const { return folder_.path() / "token"; }
+  std::string flag() const { return "--token-file=" + path().string(); }
+
+ private:
+  TempDir folder_;
+};
+
+TEST_CASE("the token comes from a file or a variable, without white space around it", "[node_options]") {
+  CHECK(parse_dynamic({}).nodes.token.empty());
+  CHECK(parse_dynamic({}, {{"DDPRUN_TOKEN", " abc\n"}}).nodes.token == "abc");
+  CHECK(parse_dynamic({}, {{"DDPRUN_TOKEN", ""}}).nodes.token.empty());
+  const TokenFile file("\n a b\t\r\n", std::filesystem::perms(0400));
+  CHECK(parse_dynamic({file.flag()}).nodes.token == "a b");
+  CHECK(parse_dynamic({file.flag()}, {{"DDPRUN_TOKEN", "abc"}}).nodes.token == "a b");
+  CHECK(parse_dynamic({}, {{"DDPRUN_TOKEN_FILE", file.path()}}).nodes.token == "a b");
+  CHECK_FALSE(parse_dynamic({file.flag()}).nodes.token_is_derived);
+  CHECK(parse_dynamic({TokenFile(std::string(4096, 'x')).flag()}).nodes.token == std::string(4096, 'x'));
+}
+
+TEST_CASE("a token that cannot be one is refused", "[node_options]") {
+  const auto message = [](const TokenFile& file) {
+    try {
+      parse_dynamic({file.flag()});
+    } catch (const UsageError& error) {
+      return std::string(error.what());
+    } catch (const IoError& error) {
+      return std::string(error.what());
+    }
+    return std::string("accepted");
+  };
+  CHECK_THAT(message(TokenFile(" \n")), ContainsSubstring("--token-file: expected a token, got nothing but"));
+  CHECK_THAT(message(TokenFile("")), ContainsSubstring("got nothing but white space in '"));
+  CHECK_THAT(message(TokenFile(std::string(4097, 'x'))), ContainsSubstring("larger than the 4096 bytes"));
+  for (const int mode : {0640, 0604, 0610, 0602})
+    CHECK_THAT(message(TokenFile("secret", std::filesystem::perms(mode))),
+               ContainsSubstring("--token-file: expected a file that only its owner can use, got mode 06") &&
+                   ContainsSubstring("(chmod 600)") && !ContainsSubstring("secret"));
+  CHECK_THROWS_WITH(parse_dynamic({}, {{"DDPRUN_TOKEN", " \n"}}),
+                    ContainsSubstring("DDPRUN_TOKEN: expected a token, got nothing but white space"));
+  CHECK_THROWS_AS(parse_dynamic({"--token-file=/no/such/file"}), IoError);
+  CHECK_THROWS_AS(parse_dynamic({"--token-file=/tmp"}), IoError);
+}
+
+}  // namespace
+}  // namespace ddprun
