@@ -53,6 +53,20 @@ TEST_CASE("rank 0 of another node is reached at the master's address and port", 
   CHECK(nodes.wait() == all(2, ExitStatus::exited(0)));
 }
 
+TEST_CASE("of several ddpruns on the endpoint's host one becomes the coordinator", "[nodes]") {
+  const std::string endpoint = "localhost:" + free_port();
+  std::vector<std::unique_ptr<Child>> nodes;
+  for (int i = 0; i < 5; ++i)
+    nodes.push_back(std::make_unique<Child>(job({"--nnodes=5", "--rdzv-endpoint=" + endpoint}, {"ready"})));
+  std::string out;
+  for (const auto& node : nodes) {
+    CHECK(node->wait() == ExitStatus::exited(0));
+    out += node->out();
+  }
+  for (const char* rank : {"0", "1", "2", "3", "4"})
+    CHECK(count_of(std::string("ready ") + rank + " ", out) == 1);
+}
+
 TEST_CASE("torchrun's static flags are another way in", "[nodes]") {
   const std::string port = free_port();
   const auto flags = [&](const std::string& rank) {
@@ -150,8 +164,8 @@ TEST_CASE("an elastic job goes on without a node that is lost", "[nodes]") {
   const auto signal = GENERATE(SIGKILL, SIGTERM);
   NodeJob nodes;
   const std::vector<std::string> actions = {"ready", "await", "exit", "0"};
-  nodes.start({"--nnodes=1:2", "--last-call=600", "--rdzv-conf=is_host=1"}, actions);
-  nodes.start({"--nnodes=1:2", "--rdzv-conf=is_host=0"}, actions);
+  nodes.start({"--nnodes=1:2", "--last-call=600"}, actions);
+  nodes.start({"--nnodes=1:2"}, actions);
   for (const std::size_t node : {0U, 1U}) REQUIRE(nodes.node(node).wait_for_output("ready "));
   nodes.node(1).send_signal(signal);
   REQUIRE(nodes.node(0).wait_for_output("ready ", 2));
