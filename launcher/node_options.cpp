@@ -8,6 +8,7 @@
 #include "launcher/option_values.h"
 #include "launcher/options.h"
 #include "launcher/settings.h"
+#include "launcher/slurm_options.h"
 #include "launcher/token.h"
 
 namespace ddprun {
@@ -189,7 +190,9 @@ void read_dynamic(const Settings& settings, Options& options) {
   options.nodes.endpoint = *read_endpoint(settings, kDynamicPort);
 }
 
-void read_several(const Settings& settings, const EnvLookup& environment, Options& options) {
+/// step   none: the flags say where the nodes meet
+void read_several(const Settings& settings, const EnvLookup& environment,
+                  const std::optional<SlurmStep>& step, Options& options) {
   NodesOptions& nodes = options.nodes;
   read_conf(settings, options);
   read_timeouts(settings, nodes);  // after --rdzv-conf, which they win over
@@ -200,6 +203,7 @@ void read_several(const Settings& settings, const EnvLookup& environment, Option
           " (--nnodes=" + settings.text("--nnodes") + ")",
       [&](const std::string& text) { return whole_number(text, 0, nodes.max_nodes - 1); }, nodes.node_rank);
   nodes.token = read_token(settings, environment);
+  if (step) return apply_step(*step, settings, options);
   if (options.run_id.empty()) options.run_id = "none";
   const std::string backend = settings.text("--rdzv-backend");
   if (backend == "static" || (backend.empty() && !settings.given("--rdzv-endpoint"))) {
@@ -217,15 +221,18 @@ void read_nodes(const Settings& settings, const EnvLookup& environment, Options&
   settings.read("--nnodes", "N or MIN:MAX, from 1 to " + std::to_string(kMaxNodes), parse_node_counts,
                 counts);
   const bool standalone = settings.is_true("--standalone");
+  const auto step = job_step(settings, environment);
+  if (step) counts = {step->tasks, step->tasks};
   if (!standalone) std::tie(nodes.min_nodes, nodes.max_nodes) = counts;
   settings.read("--master-port", kPort, parse_port, options.master_port);
   if (!standalone && settings.given("--rdzv-backend") && settings.text("--rdzv-backend") != "c10d" &&
       settings.text("--rdzv-backend") != "static")
     settings.reject("--rdzv-backend", "c10d or static");
-  if (nodes.several()) return read_several(settings, environment, options);
+  if (nodes.several()) return read_several(settings, environment, step, options);
   read_timeouts(settings, nodes);
   check_single_node(settings);
   note_single_node(settings, options.notes);
+  note_idle_nodes(settings, environment, options);
 }
 
 }  // namespace ddprun

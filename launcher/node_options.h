@@ -35,8 +35,9 @@ struct NodesOptions {
 /// Most nodes that a job may be asked for.
 constexpr int kMaxNodes = 100'000;
 
-/// The flags that say how many nodes there are and how they find each other: options.nodes, and what
-/// depends on it: master_port, run_id, notes. throws UsageError; IoError for --token-file
+/// The flags that say how many nodes there are and how they find each other, or else Slurm's variables:
+/// options.nodes, and what depends on it: master_port, run_id, notes. nproc_per_node must be read already.
+/// throws UsageError; IoError for --token-file
 void read_nodes(const Settings& settings, const EnvLookup& environment, Options& options);
 
 }  // namespace ddprun

@@ -1,0 +1,108 @@
+#include "launcher/rendezvous/slurm.h"
+
+#include <charconv>
+#include <cstdint>
+
+#include "common/errors.h"
+#include "launcher/printable.h"
+#include "launcher/rendezvous/host_list.h"
+
+namespace ddprun {
+namespace {
+
+constexpr int kMaxTasks = 100'000;
+constexpr std::int64_t kLastId = 0xfffffffe;
+/// From here on numbers of steps stand for what is no step: batch scripts, shells of salloc.
+constexpr std::int64_t kFirstSpecialStep = 0xfffffff0;
+
+/// Below the ports that the kernel gives away by itself, and below those that torchrun has by default.
+constexpr int kFirstPort = 20000, kPorts = 9000;
+
+std::optional<std::int64_t> whole_number(const std::string& text, std::int64_t low, std::int64_t high) {
+  std::int64_t value = 0;
+  const char* end = text.data() + text.size();
+  const auto [stopped, error] = std::from_chars(text.data(), end, value);
+  if (error != std::errc() || stopped != end || value < low || value > high) return {};
+  return value;
+}
+
+[[noreturn]] void reject(const std::string& name, const std::string& expected,
+                         const std::optional<std::string>& value) {
+  throw UsageError(name + ": expected " + expected + " in a Slurm job step, got " +
+                   (value ? quoted(*value) : "no such variable"));
+}
+
+std::int64_t read_number(const EnvLookup& environment, const std::string& name, std::int64_t low,
+                         std::int64_t high) {
+  const auto text = environment(name);
+  const auto value = text ? whole_number(*text, low, high) : std::nullopt;
+  if (!value) reject(name, "a number from " + std::to_string(low) + " to " + std::to_string(high), text);
+  return *value;
+}
+
+/// The nodes by name; this one must be where SLURM_NODEID says.
+void read_nodes(const EnvLookup& environment, SlurmStep& step) {
+  const auto size = static_cast<std::size_t>(read_number(environment, "SLURM_STEP_NUM_NODES", 1, step.tasks));
+  const auto text = environment("SLURM_STEP_NODELIST");
+  const auto names = text ? expand_host_list(*text, kMaxTasks) : std::nullopt;
+  if (!names) reject("SLURM_STEP_NODELIST", "a host list such as n[1-3,7]", text);
+  if (names->size() != size)
+    reject("SLURM_STEP_NODELIST", "as many names as SLURM_STEP_NUM_NODES=" + std::to_string(size), text);
+  step.nodes = *names;
+  step.node = static_cast<int>(read_number(environment, "SLURM_NODEID", 0, static_cast<int>(size) - 1));
+  const std::string& listed = step.nodes[static_cast<std::size_t>(step.node)];
+  const auto own = environment("SLURMD_NODENAME");
+  if (own != listed)
+    reject("SLURMD_NODENAME",
+           quoted(listed) + ", node " + std::to_string(step.node) + " of SLURM_STEP_NODELIST,", own);
+}
+
+void read_node_tasks(const EnvLookup& environment, SlurmStep& step) {
+  const std::string name = "SLURM_STEP_TASKS_PER_NODE";
+  const auto text = environment(name);
+  const auto counts = text ? expand_counts(*text, step.nodes.size()) : std::nullopt;
+  if (!counts) reject(name, "numbers of tasks such as 2(x3),1", text);
+  std::int64_t sum = 0;
+  for (const int count : *counts) sum += count;
+  if (counts->size() != step.nodes.size() || sum != step.tasks)
+    reject(name, std::to_string(step.tasks) + " tasks on " + std::to_string(step.nodes.size()) + " nodes",
+           text);
+  step.node_tasks = (*counts)[static_cast<std::size_t>(step.node)];
+  step.node_task = static_cast<int>(read_number(environment, "SLURM_LOCALID", 0, step.node_tasks - 1));
+}
+
+/// The number of the step that this process is in; none: it is in none.
+std::optional<std::int64_t> step_number(const EnvLookup& environment) {
+  if (!environment("SLURM_STEP_ID")) return {};
+  const auto number = read_number(environment, "SLURM_STEP_ID", 0, kLastId);
+  return number < kFirstSpecialStep ? std::optional(number) : std::nullopt;
+}
+
+}  // namespace
+
+std::optional<SlurmStep> slurm_step(const EnvLookup& environment) {
+  const auto number = step_number(environment);
+  if (!number) return {};
+  SlurmStep step;
+  step.tasks = static_cast<int>(read_number(environment, "SLURM_STEP_NUM_TASKS", 1, kMaxTasks));
+  if (step.tasks == 1) return {};
+  // Where they differ the step's variables are of another job, from which this one was submitted.
+  if (const auto tasks = environment("SLURM_NTASKS"); tasks && *tasks != std::to_string(step.tasks))
+    reject("SLURM_NTASKS", "SLURM_STEP_NUM_TASKS=" + std::to_string(step.tasks), tasks);
+  const auto job = read_number(environment, "SLURM_JOB_ID", 1, kLastId);
+  step.id = std::to_string(job) + "." + std::to_string(*number);
+  // Jobs side by side have ports that are far apart, so that their steps have others, too.
+  step.port = kFirstPort + static_cast<int>((job * 131 + *number) % kPorts);
+  read_nodes(environment, step);
+  read_node_tasks(environment, step);
+  step.task = static_cast<int>(read_number(environment, "SLURM_PROCID", 0, step.tasks - 1));
+  return step;
+}
+
+int slurm_idle_allocation(const EnvLookup& environment) {
+  if (step_number(environment)) return 1;
+  const auto nodes = whole_number(environment("SLURM_JOB_NUM_NODES").value_or(""), 1, kMaxTasks);
+  return static_cast<int>(nodes.value_or(1));
+}
+
+}  // namespace ddprun
