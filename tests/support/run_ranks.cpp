@@ -1,6 +1,7 @@
 #include "tests/support/run_ranks.h"
 
 #include <fcntl.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
@@ -8,6 +9,7 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -43,23 +45,28 @@ std::string read_all(int fd) {
 
 }  // namespace
 
-HeldPort::HeldPort() : socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+HeldPort::HeldPort(const std::string& where) : address(where) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
+  addrinfo* list = nullptr;
+  ensure(::getaddrinfo(where.c_str(), "0", &hints, &list) == 0, "an address as a number");
+  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(list, ::freeaddrinfo);
+  socket.reset(::socket(list->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const int on = 1;
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof address;
-  auto* generic = reinterpret_cast<sockaddr*>(&address);
   ensure(::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
-             ::bind(socket.get(), generic, size) == 0 && ::getsockname(socket.get(), generic, &size) == 0,
-         "a port of 127.0.0.1 can be bound");
-  port = ntohs(address.sin_port);
+             ::bind(socket.get(), list->ai_addr, list->ai_addrlen) == 0 &&
+             ::getsockname(socket.get(), list->ai_addr, &list->ai_addrlen) == 0,
+         "a port of the address can be bound");
+  port = ntohs(list->ai_family == AF_INET ? reinterpret_cast<sockaddr_in*>(list->ai_addr)->sin_port
+                                          : reinterpret_cast<sockaddr_in6*>(list->ai_addr)->sin6_port);
 }
 
 WorkerEnv rank_env(const HeldPort& port, int rank, int size) {
   WorkerEnv env;
   env.rank = env.local_rank = env.role_rank = rank;
   env.world_size = env.local_world_size = env.role_world_size = size;
+  env.master_addr = port.address;
   env.master_port = port.port;
   if (rank == 0) env.store_fd = ::dup(port.socket.get());
   return env;
@@ -96,8 +103,9 @@ void fork_ranks(int size, const std::function<void(int)>& body) {
   if (!errors.empty()) throw std::runtime_error(errors.substr(1));
 }
 
-void run_ranks(int size, const std::function<void(const ddp::ProcessGroup&)>& body) {
-  const HeldPort port;
+void run_ranks(int size, const std::function<void(const ddp::ProcessGroup&)>& body,
+               const std::string& address) {
+  const HeldPort port(address);
   fork_ranks(size, [&](int rank) {
     auto group = ddp::ProcessGroup::connect(rank_env(port, rank, size),
                                             {std::chrono::seconds(30), std::chrono::seconds(30)});

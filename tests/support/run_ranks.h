@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <string>
 
 #include "common/unique_fd.h"
 #include "common/worker_env.h"
@@ -8,9 +9,10 @@
 
 namespace ddprun::test {
 
-/// A port of 127.0.0.1 that is bound and held, as the launcher does it.
+/// A port of an address of this host that is bound and held, as the launcher does it.
 struct HeldPort {
-  HeldPort();
+  explicit HeldPort(const std::string& address = "127.0.0.1");
+  std::string address;
   UniqueFd socket;
   int port = 0;
 };
@@ -25,7 +27,9 @@ WorkerEnv rank_env(const HeldPort& port, int rank, int size);
 /// throws  std::runtime_error naming every rank whose body threw, with its message, or that died
 void fork_ranks(int size, const std::function<void(int rank)>& body);
 
-/// fork_ranks() whose ranks are connected by Gloo through a real TCPStore; closes the group after the body.
-void run_ranks(int size, const std::function<void(const ddp::ProcessGroup&)>& body);
+/// fork_ranks() whose ranks are connected by Gloo through a real TCPStore at that address of this host;
+/// closes the group after the body.
+void run_ranks(int size, const std::function<void(const ddp::ProcessGroup&)>& body,
+               const std::string& address = "127.0.0.1");
 
 }  // namespace ddprun::test

@@ -31,6 +31,7 @@
 #include "common/files.h"
 #include "tests/support/hex.h"
 #include "tests/support/stub_hang.h"
+#include "tests/support/stub_meet.h"
 
 extern char** environ;
 
@@ -199,6 +200,14 @@ void bind_many(int count) {
   say("bound");
 }
 
+/// Waits for all ranks of the job: "met RANK of WORLD_SIZE, round N at MASTER_ADDR MASTER_PORT".
+void meet() {
+  if (!ddprun::test::meet_all_ranks()) die("cannot meet the other ranks");
+  say("met " + variable("RANK") + " of " + variable("WORLD_SIZE") + ", round " +
+      variable("TORCHELASTIC_RESTART_COUNT") + " at " + variable("MASTER_ADDR") + " " +
+      variable("MASTER_PORT"));
+}
+
 void read_stdin() {
   std::string text;
   char byte;
@@ -306,6 +315,7 @@ class Script {
       {"listen-store-fd", {false, [](auto&) { listen_on(std::stoi(variable("DDPRUN_STORE_FD"))); }}},
       {"bind-master-port", {false, [](auto&) { bind_master_port(); }}},
       {"connect", {false, [](auto&) { connect_to_master(); }}},
+      {"meet", {false, [](auto&) { meet(); }}},
       {"bind-many", {true, [](auto& count) { bind_many(std::stoi(count)); }}},
       {"read-stdin", {false, [](auto&) { read_stdin(); }}},
       {"read-line", {false, [](auto&) { read_line(); }}},

@@ -8,6 +8,7 @@
 #include "common/files.h"
 #include "common/logging.h"
 #include "tests/support/catch.h"
+#include "tests/support/own_addresses.h"
 #include "tests/support/run_ranks.h"
 #include "worker/ddp/collectives.h"
 
@@ -46,6 +47,18 @@ TEST_CASE("rank 0's store listens on the launcher's socket, on loopback only", "
   CHECK(listening == 1);
   CHECK((::fcntl(*env.store_fd, F_GETFD) & FD_CLOEXEC) != 0);  // our own children do not get it
   group.close();
+}
+
+TEST_CASE("ranks meet at any address of rank 0's host", "[process_group]") {
+  for (const std::string& address : test::own_addresses()) {
+    CAPTURE(address);
+    test::run_ranks(
+        2,
+        [](const ProcessGroup& group) {
+          ensure(ddp::all_reduce_sum(group, {1.0}) == std::vector<double>{2}, "the sum over ranks");
+        },
+        address);
+  }
 }
 
 TEST_CASE("a store descriptor that is not MASTER_PORT's socket is refused", "[process_group]") {

@@ -22,6 +22,7 @@
 
 #include "common/errors.h"
 #include "common/logging.h"
+#include "worker/ddp/local_address.h"
 
 namespace ddprun::ddp {
 namespace {
@@ -60,12 +61,10 @@ StorePtr make_store(const WorkerEnv& env, std::chrono::milliseconds timeout) {
       c10::make_intrusive<c10d::TCPStore>(env.master_addr, options));
 }
 
-bool is_loopback(const std::string& address) {
-  return address == "localhost" || address == "::1" || address.rfind("127.", 0) == 0;
-}
-
-/// The network device of Gloo: the interface the user names; loopback on one node, where no host name needs
-/// to resolve and nothing is open to the network; otherwise the one this host's name stands for.
+/// The network device of Gloo: the interface the user names; loopback on one node, where nothing is open to
+/// the network; otherwise that of the way to rank 0's host. This host's own name is not looked up: it often
+/// has no address, or one of loopback. To be called once the store is there: until then MASTER_ADDR may be a
+/// name that nobody knows yet.
 std::shared_ptr<gloo::transport::Device> make_device(const WorkerEnv& env) {
   if (const char* interface = std::getenv("GLOO_SOCKET_IFNAME"); interface != nullptr && *interface != '\0') {
     if (::if_nametoindex(interface) == 0)
@@ -75,7 +74,12 @@ std::shared_ptr<gloo::transport::Device> make_device(const WorkerEnv& env) {
   }
   if (env.master_port == 0 || is_loopback(env.master_addr))
     return c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1");
-  return c10d::ProcessGroupGloo::createDefaultDevice();
+  const std::string address = local_address_towards(env.master_addr);
+  if (is_loopback(address) && env.world_size > env.local_world_size)
+    log_warning("MASTER_ADDR: '" + env.master_addr + "' is " + address +
+                " on this host, which other hosts cannot reach; give an address, or name the network "
+                "interface in GLOO_SOCKET_IFNAME");
+  return c10d::ProcessGroupGloo::createDeviceForHostname(address);
 }
 
 /// Logs a line if it lives longer than expected.

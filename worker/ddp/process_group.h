@@ -29,8 +29,8 @@ class ProcessGroup {
   /// launcher holds for it (DDPRUN_STORE_FD) if there is one, unless the launcher hosts the store itself.
   /// Keys carry the restart count, so that a store that outlives a restart gives no stale addresses.
   ///
-  /// throws  UsageError if DDPRUN_STORE_FD is not a socket bound to MASTER_PORT, or GLOO_SOCKET_IFNAME names
-  ///         no interface;
+  /// throws  UsageError if DDPRUN_STORE_FD is not a socket bound to MASTER_PORT, GLOO_SOCKET_IFNAME names
+  ///         no interface, or there is no route to MASTER_ADDR;
   ///         c10::Error if the other ranks do not arrive within connect_timeout
   static ProcessGroup connect(const WorkerEnv& env, const Options& options);
 

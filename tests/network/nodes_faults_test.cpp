@@ -1,0 +1,207 @@
+// What fails once a job over several nodes runs.
+#include <csignal>
+
+#include "tests/network/nodes.h"
+
+using namespace ddprun;
+using namespace ddprun::test;
+using namespace std::chrono_literals;
+
+namespace {
+
+void kill_node(Child& node) { node.send_signal(SIGKILL); }
+
+const ExitStatus kKilled = ExitStatus::killed(SIGKILL);
+
+/// All ranks have met.
+void await_meeting(Nodes& nodes, int ranks) {
+  REQUIRE(wait_until([&] { return count_of("met ", nodes.all_out()) == ranks; }));
+}
+
+}  // namespace
+
+TEST_CASE("a rank that fails on one node ends all nodes with its code", "[nodes]") {
+  const Network network(3);
+  Nodes nodes(network);
+  for (const int host : {0, 1, 2})
+    nodes.start(host, fixed(3, host) + Words{"--nproc-per-node=2"},
+                {"meet", "--rank", "3", "exit", "7", "--all", "pause"});
+  nodes.check_all_exit(7);
+  for (const std::size_t other : {0, 2}) {
+    CAPTURE(nodes[other].err());
+    CHECK_THAT(nodes[other].err(), ContainsSubstring("rank 3") && ContainsSubstring("exit code 7") &&
+                                       ContainsSubstring(Network::name(1)));
+  }
+}
+
+TEST_CASE("a rank that is killed on one node ends all nodes with 128 and its signal", "[nodes]") {
+  const Network network(2);
+  Nodes nodes(network);
+  for (const int host : {0, 1})
+    nodes.start(host, fixed(2, host), {"meet", "--rank", "0", "kill", "11", "--all", "pause"});
+  nodes.check_all_exit(128 + SIGSEGV);
+  CHECK_THAT(nodes[1].err(), ContainsSubstring("rank 0") && ContainsSubstring("SIGSEGV"));
+}
+
+TEST_CASE("all nodes restart together, at a new port", "[nodes]") {
+  const Network network(2);
+  Nodes nodes(network);
+  const std::string stub = STUB_WORKER_PROGRAM;
+  const std::string once = "[ $TORCHELASTIC_RESTART_COUNT = 1 ] && exec " + stub +
+                           " meet; [ $RANK = 3 ] && exec " + stub + " meet exit 7; exec " + stub +
+                           " meet pause";
+  for (const int host : {0, 1})
+    nodes.start(host, script(fixed(2, host) + Words{"--nproc-per-node=2", "--max-restarts=1"}, once));
+  nodes.check_all_exit(0);
+  CHECK(count_of("of 4, round 0", nodes.all_out()) == 4);
+  CHECK(count_of("of 4, round 1", nodes.all_out()) == 4);
+  const auto port_of_round = [&](const std::string& round) {
+    const std::string out = nodes.all_out(), where = "round " + round + " at " + Network::ipv4(0) + " ";
+    const auto begin = out.find(where) + where.size();
+    return out.substr(begin, out.find('\n', begin) - begin);
+  };
+  CHECK(port_of_round("0") != port_of_round("1"));
+}
+
+TEST_CASE("the restarts of all nodes together are counted once", "[nodes]") {
+  const Network network(2);
+  Nodes nodes(network);
+  for (const int host : {0, 1})
+    nodes.start(host, fixed(2, host) + Words{"--max-restarts=2"},
+                {"meet", "--rank", "1", "exit", "7", "--all", "pause"});
+  nodes.check_all_exit(7);
+  CHECK(count_of("met 1 of 2", nodes.all_out()) == 3);
+}
+
+TEST_CASE("a node's ddprun that is killed ends a job of a fixed number of nodes", "[nodes]") {
+  const Network network(3);
+  Nodes nodes(network);
+  for (const int host : {0, 1, 2}) nodes.start(host, fixed(3, host), {"meet", "pause"});
+  await_meeting(nodes, 3);
+  kill_node(nodes[1]);
+  nodes.check_end(1, kKilled);
+  for (const std::size_t other : {0, 2}) {
+    nodes.check_end(other, ExitStatus::exited(125));
+    CHECK_THAT(nodes[other].err(), ContainsSubstring(Network::name(1)) && ContainsSubstring("lost"));
+  }
+}
+
+TEST_CASE("the survivors of an elastic job go on without a node's ddprun that is killed", "[nodes]") {
+  const Network network(3);
+  const TempDir dir;
+  const auto done = dir.path() / "done";
+  Nodes nodes(network);
+  for (const int host : {0, 1, 2})
+    nodes.start(host, elastic("2:3"), {"meet", "wait-for-file", done.string()});
+  await_meeting(nodes, 3);
+  kill_node(nodes[1]);
+  await_meeting(nodes, 3 + 2);
+  write_file_atomic(done, "");
+  nodes.check_end(1, kKilled);
+  for (const std::size_t other : {0, 2}) {
+    nodes.check_end(other, ExitStatus::exited(0));
+    CHECK(count_of("of 2, round 1", nodes[other].out()) == 1);
+  }
+}
+
+TEST_CASE("an elastic job that has lost too many nodes waits for another", "[nodes]") {
+  const Network network(3);
+  const TempDir dir;
+  const auto done = dir.path() / "done";
+  const Words flags = elastic("2:3") + Words{"--last-call=1"},
+              actions = {"meet", "wait-for-file", done.string()};
+  Nodes nodes(network);
+  for (const int host : {0, 1}) nodes.start(host, flags, actions);
+  await_meeting(nodes, 2);
+  kill_node(nodes[1]);
+  nodes.check_end(1, kKilled);
+  nodes.start(2, flags, actions);
+  await_meeting(nodes, 2 + 2);
+  write_file_atomic(done, "");
+  for (const std::size_t node : {0, 2}) nodes.check_end(node, ExitStatus::exited(0));
+}
+
+TEST_CASE("the coordinator's ddprun that is killed ends the job everywhere", "[nodes]") {
+  const Network network(3);
+  Nodes nodes(network);
+  SECTION("of a fixed number of nodes") {
+    for (const int host : {0, 1, 2}) nodes.start(host, fixed(3, host), {"meet", "pause"});
+  }
+  SECTION("of an elastic number of nodes") {
+    for (const int host : {0, 1, 2}) nodes.start(host, elastic("1:3"), {"meet", "pause"});
+  }
+  await_meeting(nodes, 3);
+  kill_node(nodes[0]);
+  nodes.check_end(0, kKilled);
+  for (const std::size_t other : {1, 2}) {
+    nodes.check_end(other, ExitStatus::exited(125));
+    CHECK_THAT(nodes[other].err(), ContainsSubstring("coordinator") && ContainsSubstring(Network::ipv4(0)));
+  }
+}
+
+TEST_CASE("a node whose link is cut is lost on both sides after the node timeout", "[nodes]") {
+  const Network network(2);
+  Nodes nodes(network);
+  for (const int host : {0, 1})
+    nodes.start(host, fixed(2, host) + Words{"--node-timeout=2"}, {"meet", "pause"});
+  await_meeting(nodes, 2);
+  network.cut(1);
+  nodes.check_all_exit(125);
+  CHECK_THAT(nodes[0].err(), ContainsSubstring(Network::name(1)) && ContainsSubstring("lost"));
+  CHECK_THAT(nodes[1].err(), ContainsSubstring("coordinator") && ContainsSubstring(Network::ipv4(0)));
+}
+
+TEST_CASE("an elastic job goes on without a node whose link is cut", "[nodes]") {
+  const Network network(3);
+  const TempDir dir;
+  const auto done = dir.path() / "done";
+  Nodes nodes(network);
+  for (const int host : {0, 1, 2})
+    nodes.start(host, elastic("1:3") + Words{"--node-timeout=2"}, {"meet", "wait-for-file", done.string()});
+  await_meeting(nodes, 3);
+  network.cut(2);
+  nodes.check_end(2, ExitStatus::exited(125));
+  await_meeting(nodes, 3 + 2);
+  write_file_atomic(done, "");
+  for (const std::size_t other : {0, 1}) nodes.check_end(other, ExitStatus::exited(0));
+}
+
+TEST_CASE("a link that is cut for less than the node timeout does no harm", "[nodes]") {
+  const Network network(2);
+  const TempDir dir;
+  const auto done = dir.path() / "done";
+  Nodes nodes(network);
+  for (const int host : {0, 1}) nodes.start(host, fixed(2, host), {"meet", "wait-for-file", done.string()});
+  await_meeting(nodes, 2);
+  network.cut(1);
+  network.mend(1);
+  write_file_atomic(done, "");
+  nodes.check_all_exit(0);
+}
+
+TEST_CASE("a signal on one node of a fixed number ends the job everywhere", "[nodes]") {
+  const Network network(2);
+  Nodes nodes(network);
+  for (const int host : {0, 1}) nodes.start(host, fixed(2, host), {"meet", "pause"});
+  await_meeting(nodes, 2);
+  const std::size_t receiver = GENERATE(as<std::size_t>{}, 0, 1);
+  nodes[receiver].send_signal(SIGINT);
+  nodes.check_end(receiver, ExitStatus::killed(SIGINT));
+  nodes.check_end(1 - receiver, ExitStatus::exited(128 + SIGINT));
+  CHECK_THAT(nodes[1 - receiver].err(),
+             ContainsSubstring("h" + std::to_string(receiver)) && ContainsSubstring("SIGINT"));
+}
+
+TEST_CASE("a signal on all nodes at once, as from a scheduler, ends the job", "[nodes]") {
+  const Network network(3);
+  Nodes nodes(network);
+  for (const int host : {0, 1, 2}) nodes.start(host, fixed(3, host), {"meet", "pause"});
+  await_meeting(nodes, 3);
+  for (const std::size_t node : {0, 1, 2}) nodes[node].send_signal(SIGTERM);
+  for (const std::size_t node : {0, 1, 2}) {
+    const auto status = nodes[node].wait(60s);
+    CAPTURE(node, nodes[node].err());
+    CHECK((status == ExitStatus::killed(SIGTERM) || status == ExitStatus::exited(128 + SIGTERM)));
+    check_nothing_left(nodes[node]);
+  }
+}

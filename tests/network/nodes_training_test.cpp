@@ -1,0 +1,116 @@
+// The real worker over several hosts.
+#include <deque>
+
+#include "tests/integration/training_job.h"
+#include "tests/network/network.h"
+
+using namespace ddprun;
+using namespace ddprun::test;
+
+namespace {
+
+struct Training {
+  nlohmann::json summary;
+  std::vector<std::string> losses;
+};
+
+Training results(const fs::path& out) {
+  Training training{read_summary(out), {}};
+  for (const auto& row : read_metrics(out))
+    if (row.count("train_loss") != 0) training.losses.push_back(row.at("train_loss"));
+  return training;
+}
+
+/// mnist() with one thread a rank however it is started, for results that are the same to the last bit.
+Command training(int ranks, const fs::path& out) {
+  Command command = mnist(ranks, out, small({"--log-interval=1", "--seed=5"}));
+  command.env["OMP_NUM_THREADS"] = "1";
+  return command;
+}
+
+/// ddprun's flags for a node, in front of the program.
+Command node(int nodes, int rank, const std::string& master_addr, const fs::path& out) {
+  Command command = training(1, out);
+  command.argv.insert(command.argv.begin() + 1,
+                      {"--nnodes=" + std::to_string(nodes), "--node-rank=" + std::to_string(rank),
+                       "--master-addr=" + master_addr, "--master-port=29500"});
+  return command;
+}
+
+Training train_on_one_node(int ranks) {
+  const TempDir dir;
+  Child child(training(ranks, dir.path() / "run"));
+  REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+  return results(dir.path() / "run");
+}
+
+Training train(const Network& network, int nodes, const std::string& master_addr) {
+  const TempDir dir;
+  std::deque<Child> children;
+  for (int rank = 0; rank < nodes; ++rank)
+    children.emplace_back(network.on(rank, node(nodes, rank, master_addr, dir.path() / "run")));
+  for (Child& child : children) {
+    const auto status = child.wait(kTraining);
+    CAPTURE(child.err());
+    CHECK(status == ExitStatus::exited(0));
+    check_clean_end(child);
+  }
+  return results(dir.path() / "run");
+}
+
+void check_same(const Training& several, const Training& one, int ranks) {
+  CHECK(several.summary["world_size"] == ranks);
+  CHECK(several.summary["test_acc"] == one.summary["test_acc"]);
+  CHECK(several.summary["test_loss"] == one.summary["test_loss"]);
+  CHECK(several.losses == one.losses);
+}
+
+}  // namespace
+
+TEST_CASE("workers that are started by hand on two hosts train as on one", "[training]") {
+  need_fashion_mnist();
+  const bool ipv4 = GENERATE(true, false);
+  const Network network(2, {.ipv4 = ipv4, .slow = {}});
+  // As Debian does it: a host's own name has an address that is no use to others.
+  network.set_names("127.0.1.1 h0 h1\n" + Network::ipv4(0) + " head\n" + Network::ipv6(0) + " head\n");
+  const TempDir dir;
+  std::deque<Child> workers;
+  for (const int rank : {0, 1}) {
+    Command command = training(0, dir.path() / "run");
+    command.env.insert({{"RANK", std::to_string(rank)},
+                        {"WORLD_SIZE", "2"},
+                        {"LOCAL_RANK", "0"},
+                        {"LOCAL_WORLD_SIZE", "1"},
+                        {"MASTER_ADDR", "head"},
+                        {"MASTER_PORT", "29500"}});
+    workers.emplace_back(network.on(rank, command));
+  }
+  for (Child& worker : workers) {
+    const auto status = worker.wait(kTraining);
+    CAPTURE(worker.err());
+    CHECK(status == ExitStatus::exited(0));
+    CHECK(worker.err().find("warning") == std::string::npos);
+    check_clean_end(worker);
+  }
+  check_same(results(dir.path() / "run"), train_on_one_node(2), 2);
+}
+
+TEST_CASE("two and three nodes train as one node with as many ranks does", "[nodes][training]") {
+  need_fashion_mnist();
+  const int nodes = GENERATE(2, 3);
+  const Network network(nodes);
+  check_same(train(network, nodes, Network::ipv4(0)), train_on_one_node(nodes), nodes);
+}
+
+TEST_CASE("nodes of IPv6 alone train as one node does", "[nodes][training]") {
+  need_fashion_mnist();
+  const Network network(2, {.ipv4 = false, .slow = {}});
+  check_same(train(network, 2, Network::ipv6(0)), train_on_one_node(2), 2);
+}
+
+TEST_CASE("nodes whose own names are those of loopback train as one node does", "[nodes][training]") {
+  need_fashion_mnist();
+  const Network network(2);
+  network.set_names("127.0.1.1 h0 h1\n" + Network::ipv4(0) + " head\n" + Network::ipv6(0) + " head\n");
+  check_same(train(network, 2, "head"), train_on_one_node(2), 2);
+}
