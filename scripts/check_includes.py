@@ -11,7 +11,7 @@ import sys
 MAY_INCLUDE = {
     "common": set(),
     "launcher": {"common"},
-    "launcher/rendezvous": {"common"},
+    "launcher/rendezvous": {"common", "launcher"},
     "worker": {"common", "worker/ddp", "worker/data", "worker/models", "worker/report", "worker/serialize", "worker/train",
                "worker/tasks"},
     "worker/precompiled": set(),

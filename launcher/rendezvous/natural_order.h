@@ -4,8 +4,8 @@
 
 namespace ddprun {
 
-/// True if a comes before b as people count: "node2" before "node10". Runs of digits compare as numbers, of any
-/// length; where only zeros in front differ, fewer of them come first. A strict weak order.
+/// True if a comes before b as people count: "node2" before "node10". Runs of digits compare as numbers, of
+/// any length; where only zeros in front differ, fewer of them come first. A strict weak order.
 bool natural_less(std::string_view a, std::string_view b);
 
 }  // namespace ddprun
