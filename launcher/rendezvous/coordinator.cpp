@@ -5,79 +5,66 @@
 
 #include "launcher/launch_error.h"
 #include "launcher/printable.h"
+#include "launcher/rendezvous/admission.h"
 #include "launcher/rendezvous/natural_order.h"
+#include "launcher/rendezvous/roll_call.h"
 
 namespace ddprun {
 namespace {
 
 using std::chrono::milliseconds;
 
-std::string count_of_nodes(int low, int high) {
-  return low == high ? std::to_string(high) : std::to_string(low) + ":" + std::to_string(high);
-}
+constexpr int kBeatsPerTimeout = 4;
+constexpr std::size_t kMostTextBytes = 2000;  // of a node's, to which words of ours are added
 
 std::string seconds(milliseconds time) {
   const auto ms = time.count();
   return ms % 1000 == 0 ? std::to_string(ms / 1000) + " s" : std::to_string(ms) + " ms";
 }
 
-/// "n1 (10.0.0.1)".
-std::string named(const Join& join, const std::string& address) {
-  const std::string& where = join.address.empty() ? address : join.address;
-  return printable(join.node) + " (" + (where.empty() ? "the coordinator's host" : where) + ")";
-}
-
 }  // namespace
 
 Coordinator::Coordinator(CoordinatorSettings settings, Time now)
-    : settings_(std::move(settings)),
-      forming_since_(now),
-      running_since_(now),
-      pause_end_(now),
-      next_beat_(now) {}
+    : settings_(std::move(settings)), forming_since_(now), next_beat_(now) {}
 
 void Coordinator::receive(NodeId id, const NodeMessage& message, const std::string& address, Time now) {
   const auto found = nodes_.find(id);
   if (const auto* wish = std::get_if<Join>(&message)) {
-    if (found == nodes_.end()) join(id, *wish, address, now);
-  } else if (found != nodes_.end()) {
-    found->second.last_sign = now;
+    if (found == nodes_.end() && gone_.count(id) == 0) join(id, *wish, address);
+  } else if (found != nodes_.end() && !ended_) {
+    found->second.unheard_beats = 0;
     handle(id, found->second, message, now);
   }
   check_progress(now);
 }
 
-void Coordinator::join(NodeId id, const Join& join, const std::string& address, Time now) {
-  if (ended_) return send(id, End{ended_->exit_code, ended_->reason});
-  if (const std::string reason = objection(join, address); !reason.empty()) return send(id, Refused{reason});
+void Coordinator::join(NodeId id, const Join& join, const std::string& address) {
+  if (ended_) return turn_away(id, End{ended_->exit_code, ended_->reason});
+  if (const std::string reason = objection(join, address); !reason.empty())
+    return turn_away(id, Refused{reason});
   Node& node = nodes_[id];
   node.join = join;
   node.address = join.address.empty() ? address : join.address;
   node.order = next_order_++;
-  node.last_sign = now;
   if (join.node_rank) ranks_[*join.node_rank] = id;
   ++ready_;
   tell_waiting(id);
 }
 
+/// The node is not, or no longer, one of the job's.
+void Coordinator::turn_away(NodeId id, CoordinatorMessage last_word) {
+  send(id, std::move(last_word));
+  gone_.insert(id);
+}
+
 std::string Coordinator::objection(const Join& join, const std::string& address) const {
-  const std::string node = named(join, address);
-  if (!join.run_id.empty() && join.run_id != settings_.run_id)
-    return "node " + node + " has run id " + quoted(join.run_id) + ", the coordinator has " +
-           quoted(settings_.run_id) + " (--rdzv-id)";
-  if (join.min_nodes != settings_.min_nodes || join.max_nodes != settings_.max_nodes)
-    return "node " + node + " has --nnodes=" + count_of_nodes(join.min_nodes, join.max_nodes) +
-           ", the coordinator has --nnodes=" + count_of_nodes(settings_.min_nodes, settings_.max_nodes);
-  if (!join.node_rank) return "";
-  if (*join.node_rank < 0 || *join.node_rank >= settings_.max_nodes)
-    return "node " + node + " has --node-rank=" + std::to_string(*join.node_rank) +
-           ": expected one from 0 to " + std::to_string(settings_.max_nodes - 1);
-  if (const auto taken = ranks_.find(*join.node_rank); taken != ranks_.end()) {
-    const Node& other = nodes_.at(taken->second);
-    return "node rank " + std::to_string(*join.node_rank) + " is asked for by node " + node +
-           " and taken by node " + named(other.join, other.address);
-  }
-  return "";
+  const std::string reason = disagreement(settings_, join, address);
+  if (!reason.empty() || !join.node_rank) return reason;
+  const auto taken = ranks_.find(*join.node_rank);
+  if (taken == ranks_.end()) return "";
+  const Node& other = nodes_.at(taken->second);
+  return "node rank " + std::to_string(*join.node_rank) + " is asked for by node " + named(join, address) +
+         " and taken by node " + named(other.join, other.address);
 }
 
 void Coordinator::handle(NodeId id, Node& node, const NodeMessage& message, Time now) {
@@ -87,7 +74,8 @@ void Coordinator::handle(NodeId id, Node& node, const NodeMessage& message, Time
       start_round(leading->port, now);
   } else if (const auto* failed = std::get_if<Failed>(&message)) {
     const bool first = phase_ == Phase::kRunning || phase_ == Phase::kLeading;
-    if (in_round && first && failed->round == round_) fail(failed->end, failed->text, now);
+    if (in_round && first && failed->round == round_)
+      fail(failed->end, shortened(printable(failed->text), kMostTextBytes), now);
   } else if (const auto* succeeded = std::get_if<Succeeded>(&message)) {
     if (node.state == State::kInRound && phase_ == Phase::kRunning && succeeded->round == round_) {
       node.state = State::kSucceeded;
@@ -101,22 +89,29 @@ void Coordinator::handle(NodeId id, Node& node, const NodeMessage& message, Time
   } else if (const auto* leave = std::get_if<Leave>(&message)) {
     const std::string reason =
         "node " + named(node.join, node.address) + " received " + signal_name(leave->signal);
-    if (!elastic() && in_round && !ended_) return end(128 + leave->signal, reason);
+    // Also between two rounds: without this node there will be no other.
+    if (!elastic() && node.was_in_round) return end(128 + leave->signal, reason);
+    gone_.insert(id);
     remove(nodes_.find(id), reason, now);
   }
 }
 
 void Coordinator::lose(NodeId id, const std::string& reason, Time now) {
-  const auto found = nodes_.find(id);
-  if (found == nodes_.end()) return;
-  remove(found, "node " + named(found->second.join, found->second.address) + " was lost: " + reason, now);
+  gone_.erase(id);
+  drop(id, reason, now);
   check_progress(now);
 }
 
 /// A node that is silent, or whose messages make no sense.
 void Coordinator::expel(NodeId id, const std::string& reason, Time now) {
-  send(id, Refused{reason});
-  lose(id, reason, now);
+  turn_away(id, Refused{reason});
+  drop(id, reason, now);
+}
+
+void Coordinator::drop(NodeId id, const std::string& reason, Time now) {
+  const auto found = nodes_.find(id);
+  if (found == nodes_.end()) return;
+  remove(found, "node " + named(found->second.join, found->second.address) + " was lost: " + reason, now);
 }
 
 void Coordinator::remove(Nodes::iterator gone, const std::string& reason, Time now) {
@@ -133,12 +128,13 @@ void Coordinator::remove(Nodes::iterator gone, const std::string& reason, Time n
 }
 
 void Coordinator::fail(const AttemptEnd& failure, const std::string& text, Time now) {
-  const auto lived = std::chrono::duration_cast<milliseconds>(now - running_since_);
-  const Decision decision = decide(settings_.restarts, failure, restarts_used_, lived);
-  if (!decision.restart)
-    return end(decision.exit_code, settings_.restarts.max_restarts == 0
-                                       ? text
-                                       : text + "; not started again: " + decision.reason);
+  const Clock::duration lived = phase_ == Phase::kRunning ? now - running_since_ : Clock::duration(0);
+  const Decision decision =
+      decide(settings_.restarts, failure, restarts_used_, std::chrono::duration_cast<milliseconds>(lived));
+  if (!decision.restart)  // and nothing that a node calls a failure ends the job with 0
+    return end(
+        decision.exit_code == 0 ? LaunchError::kOwnFailure : decision.exit_code,
+        settings_.restarts.max_restarts == 0 ? text : text + "; not started again: " + decision.reason);
   restarts_used_ = decision.restarts_used;
   stop_round(text + "; " + decision.reason, decision.delay);
 }
@@ -221,6 +217,8 @@ void Coordinator::close_round() {
   ready_ -= members_.size();
   phase_ = Phase::kLeading;
   send(members_.front(), Lead{round_});
+  for (const auto& [id, node] : nodes_)
+    if (node.state == State::kReady) tell_waiting(id);  // it is a spare now
 }
 
 /// A member is lost before the workers were started.
@@ -255,11 +253,12 @@ void Coordinator::start_round(int port, Time now) {
 
 void Coordinator::tick(Time now) {
   if (now >= next_beat_ && !ended_) {
-    next_beat_ = now + settings_.node_timeout / 4;
+    next_beat_ = now + Clock::duration(settings_.node_timeout) / kBeatsPerTimeout;
     std::vector<NodeId> silent;
-    for (const auto& [id, node] : nodes_) {
+    // Beats are counted and not the time: had this program not been running, it would have heard nobody.
+    for (auto& [id, node] : nodes_) {
       send(id, Beat{});
-      if (now - node.last_sign >= settings_.node_timeout) silent.push_back(id);
+      if (++node.unheard_beats > kBeatsPerTimeout) silent.push_back(id);
     }
     for (const NodeId id : silent) expel(id, "no sign of life for " + seconds(settings_.node_timeout), now);
   }
@@ -283,21 +282,16 @@ void Coordinator::tell_waiting(NodeId id) {
 
 /// For a job that cannot begin.
 std::string Coordinator::who_came() const {
-  std::string came, missing;
-  const auto list = [](std::string& text, const std::string& item) {
-    text += (text.empty() ? "" : ", ") + item;
-  };
-  for (const auto& [id, node] : nodes_) list(came, named(node.join, node.address));
-  const bool by_rank = !ranks_.empty() && !elastic();
-  for (int rank = 0; by_rank && rank < settings_.max_nodes; ++rank) {
-    if (ranks_.count(rank) > 0) continue;
-    const auto index = static_cast<std::size_t>(rank);
-    list(missing, (index < settings_.names.size() ? settings_.names[index] + ", " : "") + "node rank " +
-                      std::to_string(rank));
-  }
+  std::vector<std::string> came;
+  std::vector<int> missing;
+  for (const auto& [id, node] : nodes_) came.push_back(named(node.join, node.address));
+  const bool by_rank = !elastic() && !ranks_.empty() && ranks_.size() == nodes_.size();
+  for (int rank = 0; by_rank && rank < settings_.max_nodes; ++rank)
+    if (ranks_.count(rank) == 0) missing.push_back(rank);
   return std::to_string(nodes_.size()) + " of " + (elastic() ? "at least " : "") +
          std::to_string(settings_.min_nodes) + " nodes came within " + seconds(settings_.join_timeout) +
-         ": " + (came.empty() ? "none" : came) + (missing.empty() ? "" : "; missing: " + missing);
+         ": " + (came.empty() ? "none" : few_of(came)) +
+         (missing.empty() ? "" : "; missing: " + node_ranks(missing, settings_.names));
 }
 
 }  // namespace ddprun

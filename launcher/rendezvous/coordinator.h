@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,7 +20,7 @@ struct CoordinatorSettings {
   int min_nodes = 1, max_nodes = 1;
   std::chrono::milliseconds join_timeout{600'000};  ///< until a round has to begin
   std::chrono::milliseconds last_call{30'000};      ///< for more nodes, once the least number is there
-  std::chrono::milliseconds node_timeout{10'000};   ///< a silent node is lost
+  std::chrono::milliseconds node_timeout{10'000};   ///< a silent node is lost, at the latest 1.25 times this
   RestartSettings restarts;
   std::vector<std::string> names;  ///< of the nodes by node rank, where they are known, as in Slurm; or empty
 };
@@ -50,7 +51,7 @@ class Coordinator {
   /// address    where the message came from, numeric; empty: from the coordinator's own host
   void receive(NodeId id, const NodeMessage& message, const std::string& address, Time now);
 
-  /// The connection of a node has ended. Ignored for nodes that never joined or were refused.
+  /// The connection of a node has ended; to be said of every connection.
   void lose(NodeId id, const std::string& reason, Time now);
 
   /// Time has passed: signs of life are sent, what has lasted too long is ended.
@@ -77,14 +78,16 @@ class Coordinator {
     std::size_t order = 0;  ///< of coming
     State state = State::kReady;
     bool was_in_round = false;  ///< in the last one
-    Time last_sign;
+    int unheard_beats = 0;      ///< that were sent to it since it last said something
   };
   using Nodes = std::map<NodeId, Node>;
 
-  void join(NodeId id, const Join& join, const std::string& address, Time now);
+  void join(NodeId id, const Join& join, const std::string& address);
   std::string objection(const Join& join, const std::string& address) const;
+  void turn_away(NodeId id, CoordinatorMessage last_word);
   void handle(NodeId id, Node& node, const NodeMessage& message, Time now);
   void expel(NodeId id, const std::string& reason, Time now);
+  void drop(NodeId id, const std::string& reason, Time now);
   void remove(Nodes::iterator gone, const std::string& reason, Time now);
   void fail(const AttemptEnd& failure, const std::string& text, Time now);
   void check_progress(Time now);
@@ -103,6 +106,7 @@ class Coordinator {
   CoordinatorSettings settings_;
   Phase phase_ = Phase::kForming;
   Nodes nodes_;
+  std::set<NodeId> gone_;        ///< connections that can join no more, until they end
   std::map<int, NodeId> ranks_;  ///< node ranks that are taken
   std::vector<NodeId> members_;  ///< of the round, in the order of ranks; lost ones stay
   std::size_t next_order_ = 0;

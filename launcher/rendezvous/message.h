@@ -44,7 +44,8 @@ struct Succeeded {
   bool operator==(const Succeeded&) const = default;
 };
 
-/// No worker of the round is left on this node; it is ready for another round.
+/// No worker of the round is left on this node; it is ready for another round. The answer to Stop, also where
+/// no worker was started; never unasked, but after Failed.
 struct Ended {
   int round = 0;
   bool operator==(const Ended&) const = default;
@@ -73,7 +74,8 @@ struct Refused {
   bool operator==(const Refused&) const = default;
 };
 
-/// "You have rank 0 in this round: hold a port and tell it."
+/// "You have rank 0 in this round: hold a port and tell it." A later Lead or Start of another round takes it
+/// back.
 struct Lead {
   int round = 0;
   bool operator==(const Lead&) const = default;

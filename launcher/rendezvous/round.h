@@ -6,7 +6,7 @@ namespace ddprun {
 
 /// What the nodes of a job have agreed on before their workers start: one node's view.
 struct Round {
-  int number = 0;            ///< 0, 1, ...: how many times the workers were started before
+  int number = 0;            ///< 0, 1, ...: grows with every start, now and then by more than 1
   int group_rank = 0;        ///< index of this node
   int group_world_size = 1;  ///< number of nodes
   int first_rank = 0;        ///< rank of the first worker that this ddprun starts

@@ -1,0 +1,218 @@
+#include <csignal>
+
+#include "launcher/rendezvous/coordinator.h"
+#include "tests/launcher/coordinator_rig.h"
+
+// Nodes that come and go.
+
+namespace ddprun {
+namespace {
+
+using namespace std::chrono_literals;
+using test::ContainsSubstring;
+using test::CoordinatorRig;
+using test::job;
+using Kind = AttemptEnd::Kind;
+
+Failed failed(int round) { return {round, {Kind::kWorkerFailed, ExitStatus::exited(7)}, "rank 0 failed"}; }
+
+/// Two nodes of two to three that have begun.
+std::vector<CoordinatorRig::Id> form_two(CoordinatorRig& rig) {
+  const std::vector<CoordinatorRig::Id> ids = {rig.join("a"), rig.join("b")};
+  rig.pass(30s);
+  rig.obey();
+  REQUIRE(rig.round_of(ids[1]) == 0);
+  return ids;
+}
+
+TEST_CASE("a late joiner restarts the round at no cost", "[elastic]") {
+  CoordinatorRig rig(job(2, 3, 1));
+  const auto ids = form_two(rig);
+  const auto c = rig.join("c");
+  CHECK_FALSE(rig.last<Waiting>(c).spare);
+  CHECK(rig.last<Stop>(ids[0]) == Stop{0, "1 node joins"});
+  CHECK(rig.count<Stop>(c) == 0);
+  rig.obey();
+  for (const auto id : {ids[0], ids[1], c}) CHECK(rig.last<Start>(id).world_size == 3);
+  rig.say(c, failed(1));
+  CHECK(rig.last<Stop>(c).reason == "rank 0 failed; restart 1 of 1");
+}
+
+TEST_CASE("a joiner while the leader looks for a port restarts the round as soon as it runs", "[elastic]") {
+  CoordinatorRig rig(job(2, 3));
+  const auto a = rig.join("a");
+  rig.join("b");
+  rig.pass(30s);
+  const auto c = rig.join("c");
+  rig.obey();
+  CHECK(rig.last<Start>(a).world_size == 3);
+  CHECK(rig.last<Start>(c).round == 1);
+}
+
+TEST_CASE("joiners during a restart are taken along", "[elastic]") {
+  auto settings = job(1, 3, 1);
+  settings.restarts.backoff = 10s;
+  CoordinatorRig rig(settings);
+  const auto a = rig.join("a");
+  rig.pass(30s);
+  rig.obey();
+  rig.say(a, failed(0));
+  const auto b = rig.join("b");  // while it stops
+  rig.obey();
+  const auto c = rig.join("c");  // in the pause
+  rig.pass(9'999ms);
+  CHECK(rig.count<Lead>(a) == 1);
+  rig.pass(1ms);
+  rig.obey();
+  for (const auto id : {a, b, c}) CHECK(rig.last<Start>(id).world_size == 3);
+}
+
+TEST_CASE("a node above MAX is a spare and fills in for a lost one", "[elastic]") {
+  CoordinatorRig rig(job(2, 3));
+  const auto ids = rig.form({"a", "b", "c"});
+  const auto d = rig.join("d");
+  CHECK(rig.last<Waiting>(d).spare);
+  rig.pass(1000s);
+  CHECK(rig.count<Stop>(ids[0]) == 0);
+  rig.lose(ids[1]);
+  rig.obey();
+  CHECK(rig.last<Start>(ids[2]) == Start{1, 1, 3, 1, 3, "10.0.0.1", 2001, "job", 0});
+  CHECK(rig.last<Start>(d).group_rank == 2);
+}
+
+TEST_CASE("a job of fixed nodes has spares too", "[elastic]") {
+  CoordinatorRig rig(job(2, 2, 1));
+  const auto ids = rig.form({"a", "b"});
+  const auto spare = rig.join("c");
+  CHECK(rig.last<Waiting>(spare).spare);
+  rig.say(rig.join("d"), Leave{SIGINT});  // a spare may go
+  CHECK(rig.round_of(ids[0]) == 0);
+  rig.lose(ids[0]);
+  rig.obey();
+  CHECK(rig.last<Start>(spare).group_rank == 1);
+}
+
+TEST_CASE("members of the last round come first, spares in the order of coming", "[elastic]") {
+  CoordinatorRig rig(job(1, 2));
+  const auto ids = rig.form({"c", "d"});
+  const auto b = rig.join("b"), a = rig.join("a");
+  rig.lose(ids[0]);
+  rig.obey();
+  CHECK(rig.last<Start>(b).group_rank == 0);
+  CHECK(rig.last<Start>(ids[1]).group_rank == 1);
+  CHECK(rig.count<Start>(a) == 0);
+}
+
+TEST_CASE("a joiner that the next round has no place for is told that it is a spare", "[elastic]") {
+  CoordinatorRig rig(job(2, 3));
+  form_two(rig);
+  const auto c = rig.join("c"), d = rig.join("d");
+  CHECK_FALSE(rig.last<Waiting>(d).spare);
+  rig.obey();
+  CHECK(rig.last<Start>(c).world_size == 3);
+  CHECK(rig.last<Waiting>(d).spare);
+}
+
+TEST_CASE("nobody is restarted for a joiner once a node has succeeded", "[elastic]") {
+  CoordinatorRig rig(job(2, 3));
+  const auto ids = form_two(rig);
+  rig.say(ids[0], Succeeded{0});
+  const auto c = rig.join("c");
+  CHECK(rig.count<Stop>(ids[1]) == 0);
+  rig.say(ids[1], Succeeded{0});
+  CHECK(rig.last<End>(c).exit_code == 0);
+}
+
+TEST_CASE("the survivors of a lost node go on at once and at no cost", "[elastic]") {
+  CoordinatorRig rig(job(1, 3, 1));
+  const auto ids = rig.form({"a", "b", "c"});
+  rig.lose(ids[0]);
+  CHECK(rig.last<Stop>(ids[1]).reason == "node a (10.0.0.1) was lost: the connection ended");
+  rig.obey();
+  CHECK(rig.last<Start>(ids[1]) == Start{1, 0, 2, 0, 2, "10.0.0.2", 2001, "job", 1});
+  rig.lose(ids[1]);
+  rig.obey();
+  CHECK(rig.last<Start>(ids[2]).world_size == 1);
+  rig.say(ids[2], failed(2));
+  CHECK(rig.last<Stop>(ids[2]).reason == "rank 0 failed; restart 1 of 1");
+}
+
+TEST_CASE("a node that is lost while it stops is not waited for", "[elastic]") {
+  CoordinatorRig rig(job(1, 3, 1));
+  const auto ids = rig.form({"a", "b", "c"});
+  rig.say(ids[0], failed(0));
+  rig.say(ids[0], Ended{0});
+  rig.say(ids[1], Ended{0});
+  rig.lose(ids[2]);
+  rig.obey();
+  CHECK(rig.last<Start>(ids[0]).world_size == 2);
+}
+
+TEST_CASE("survivors below MIN wait for joiners, until the join timeout", "[elastic]") {
+  for (const bool joined : {true, false}) {
+    CoordinatorRig rig(job(2, 3));
+    const auto ids = form_two(rig);
+    rig.lose(ids[0]);
+    rig.obey();
+    CHECK(rig.last<Waiting>(ids[1]).present == 1);
+    rig.pass(599'999ms);
+    CHECK_FALSE(rig.ended());
+    if (joined) {
+      const auto c = rig.join("c");
+      rig.obey();
+      CHECK(rig.last<Start>(c).world_size == 2);
+    } else {
+      rig.pass(1ms);
+      CHECK_THAT(rig.last<End>(ids[1]).reason,
+                 ContainsSubstring("1 of at least 2 nodes came within 600 s: b"));
+      CHECK(rig.last<End>(ids[1]).exit_code == 125);
+    }
+  }
+}
+
+TEST_CASE("the others go on when the user ends a node", "[elastic]") {
+  CoordinatorRig rig(job(1, 3));
+  const auto ids = rig.form({"a", "b", "c"});
+  rig.say(ids[2], Leave{SIGTERM});
+  CHECK(rig.last<Stop>(ids[0]).reason == "node c (10.0.0.3) received SIGTERM");
+  rig.obey();
+  CHECK(rig.last<Start>(ids[0]).world_size == 2);
+  CHECK(rig.round_of(ids[2]) == 0);  // nothing was said to it
+  rig.lose(ids[2]);
+  CHECK(rig.round_of(ids[0]) == 1);
+}
+
+TEST_CASE("a lost member before the round runs costs nothing and waits for nobody", "[elastic]") {
+  CoordinatorRig rig(job(1, 3));
+  const auto a = rig.join("a"), b = rig.join("b");
+  rig.join("c");
+  rig.lose(b);
+  CHECK(rig.last<Lead>(a).round == 1);
+  CHECK(rig.count<Stop>(a) == 0);
+  rig.obey();
+  CHECK(rig.last<Start>(a).world_size == 2);
+}
+
+TEST_CASE("what others had finished is done again for a lost node", "[elastic]") {
+  CoordinatorRig rig(job(1, 3));
+  const auto ids = rig.form({"a", "b", "c"});
+  rig.say(ids[0], Succeeded{0});
+  rig.lose(ids[1]);
+  rig.obey();
+  CHECK(rig.last<Start>(ids[0]).world_size == 2);
+  CHECK(rig.last<Start>(ids[2]).world_size == 2);
+}
+
+TEST_CASE("a lost node that comes back takes part again", "[elastic]") {
+  CoordinatorRig rig(job(1, 2));
+  const auto ids = rig.form({"a", "b"});
+  rig.lose(ids[0]);
+  rig.obey();
+  const auto again = rig.join("a");
+  rig.obey();
+  CHECK(rig.last<Start>(again).group_rank == 0);
+  CHECK(rig.last<Start>(ids[1]).group_rank == 1);
+}
+
+}  // namespace
+}  // namespace ddprun

@@ -1,0 +1,168 @@
+#include <csignal>
+
+#include "launcher/rendezvous/coordinator.h"
+#include "tests/launcher/coordinator_rig.h"
+
+// Losses, signals and the end, in jobs of a fixed number of nodes.
+
+namespace ddprun {
+namespace {
+
+using namespace std::chrono_literals;
+using test::ContainsSubstring;
+using test::CoordinatorRig;
+using test::job;
+using Kind = AttemptEnd::Kind;
+
+Failed failed(int code, int round = 0) {
+  return {round, {Kind::kWorkerFailed, ExitStatus::exited(code)}, "rank 0 failed"};
+}
+
+TEST_CASE("a lost node ends a job of fixed nodes with 125", "[coordinator]") {
+  CoordinatorRig rig(job(2, 2));
+  const auto ids = rig.form({"a", "b"});
+  rig.lose(ids[1]);
+  CHECK(rig.last<End>(ids[0]) == End{125, "node b (10.0.0.2) was lost: the connection ended"});
+}
+
+TEST_CASE("a lost node costs a job of fixed nodes one restart, which waits for another", "[coordinator]") {
+  CoordinatorRig rig(job(2, 2, 1));
+  const auto ids = rig.form({"a", "b"});
+  rig.lose(ids[1]);
+  CHECK_THAT(rig.last<Stop>(ids[0]).reason,
+             ContainsSubstring("was lost") && ContainsSubstring("restart 1 of 1"));
+  rig.obey();
+  CHECK(rig.last<Waiting>(ids[0]).present == 1);
+  rig.pass(300s);
+  const auto c = rig.join("c");
+  rig.obey();
+  CHECK(rig.last<Start>(c).round == 1);
+  rig.lose(c);
+  CHECK(rig.last<End>(ids[0]).exit_code == 125);
+}
+
+TEST_CASE("a silent node is lost after the node timeout", "[coordinator]") {
+  CoordinatorRig rig(job(2, 2));
+  const auto ids = rig.form({"a", "b"});
+  rig.pass(1000s);
+  CHECK_FALSE(rig.ended());
+  rig.silent = {ids[1]};
+  rig.pass(9'999ms);
+  CHECK_FALSE(rig.ended());
+  rig.pass(2'501ms);  // a quarter of the timeout later at most
+  CHECK(rig.last<End>(ids[0]) == End{125, "node b (10.0.0.2) was lost: no sign of life for 10 s"});
+  CHECK(rig.last<Refused>(ids[1]).reason == "no sign of life for 10 s");
+  CHECK(rig.count<End>(ids[1]) == 0);
+}
+
+TEST_CASE("many silent nodes are lost at once", "[coordinator]") {
+  CoordinatorRig rig(job(1, 4));
+  const auto a = rig.join("a");
+  for (const char* name : {"b", "c", "d"}) rig.silent.insert(rig.join(name));
+  rig.pass(13s);
+  CHECK(rig.last<Lead>(a).round == 1);  // the first round was given up once, and not once for each
+  rig.obey();
+  CHECK(rig.last<Start>(a).world_size == 1);
+}
+
+TEST_CASE("a coordinator that has slept blames no node for its silence", "[coordinator]") {
+  CoordinatorRig rig(job(2, 2));
+  const auto ids = rig.form({"a", "b"});
+  rig.pass(60s);
+  rig.sleep(3600s);
+  CHECK_FALSE(rig.ended());
+  rig.pass(60s);
+  CHECK_FALSE(rig.ended());
+}
+
+TEST_CASE("a short node timeout does not keep the coordinator busy", "[coordinator]") {
+  auto settings = job(2, 2);
+  settings.node_timeout = 2ms;
+  const auto now = Coordinator::Time();
+  Coordinator coordinator(settings, now);
+  coordinator.tick(now);
+  CHECK(coordinator.next_tick() == now + 500us);
+}
+
+TEST_CASE("the user's signal on one node ends a job of fixed nodes", "[coordinator]") {
+  CoordinatorRig rig(job(2, 2, 3));
+  const auto ids = rig.form({"a", "b"});
+  rig.say(ids[1], Leave{SIGINT});
+  for (const auto id : ids) CHECK(rig.last<End>(id) == End{130, "node b (10.0.0.2) received SIGINT"});
+}
+
+TEST_CASE("the user's signal ends a job of fixed nodes also between two rounds", "[coordinator]") {
+  auto settings = job(2, 2, 3);
+  settings.restarts.backoff = 10s;
+  CoordinatorRig rig(settings);
+  const auto ids = rig.form({"a", "b"});
+  rig.say(ids[0], failed(7));
+  rig.obey();
+  rig.say(ids[1], Leave{SIGTERM});
+  CHECK(rig.last<End>(ids[0]).exit_code == 143);
+}
+
+TEST_CASE("a node that leaves before the first round is replaced", "[coordinator]") {
+  CoordinatorRig rig(job(2, 2));
+  const auto a = rig.join("a");
+  rig.say(a, Leave{SIGINT});
+  rig.say(a, rig.wish("a"));  // nothing more of this connection
+  CHECK_FALSE(rig.ended());
+  CHECK(rig.messages_to(a) == 1);
+  const auto ids = rig.form({"b", "c"});
+  CHECK(rig.last<Start>(ids[0]).world_size == 2);
+}
+
+TEST_CASE("a node that ends its workers unasked is lost", "[coordinator]") {
+  CoordinatorRig rig(job(2, 2));
+  const auto ids = rig.form({"a", "b"});
+  rig.say(ids[1], Ended{0});
+  CHECK(rig.last<Refused>(ids[1]).reason == "it ended its workers unasked");
+  CHECK(rig.last<End>(ids[0]) == End{125, "node b (10.0.0.2) was lost: it ended its workers unasked"});
+}
+
+TEST_CASE("the coordinator's own node can end the job in every phase", "[coordinator]") {
+  for (int phase = 0; phase < 4; ++phase) {
+    CoordinatorRig rig(job(2, 2, 3));
+    const auto a = rig.join("a");
+    const auto b = phase > 0 ? rig.join("b") : a;
+    if (phase > 1) rig.obey();
+    if (phase > 2) rig.say(a, failed(7));
+    rig.end(130, "SIGINT");
+    rig.end(1, "again");
+    CHECK(rig.last<End>(b) == End{130, "SIGINT"});
+    CHECK(rig.count<End>(a) == 1);
+  }
+}
+
+TEST_CASE("nothing follows the end of the job", "[coordinator]") {
+  for (const bool running : {false, true}) {
+    CoordinatorRig rig(job(2, 2, 3));
+    const auto a = rig.join("a"), b = rig.join("b");
+    if (running) rig.say(a, Leading{0, 1234});
+    rig.end(130, "SIGINT");
+    const auto to_a = rig.messages_to(a), to_b = rig.messages_to(b);
+    rig.say(a, Leading{0, 1234});
+    rig.say(b, failed(7));
+    rig.say(b, Succeeded{0});
+    rig.say(b, Ended{0});
+    rig.say(b, Leave{SIGINT});
+    rig.pass(1000s);
+    rig.lose(a);
+    CHECK(rig.messages_to(a) == to_a);
+    CHECK(rig.messages_to(b) == to_b);
+    CHECK(rig.ended()->exit_code == 130);
+  }
+}
+
+TEST_CASE("who comes after the end is told it once", "[coordinator]") {
+  CoordinatorRig rig(job(2, 2));
+  rig.end(7, "rank 0 failed");
+  const auto id = rig.join("late");
+  rig.say(id, rig.wish("late"));
+  CHECK(rig.messages_to(id) == 1);
+  CHECK(rig.last<End>(id) == End{7, "rank 0 failed"});
+}
+
+}  // namespace
+}  // namespace ddprun

@@ -1,0 +1,212 @@
+#include <csignal>
+
+#include "launcher/rendezvous/coordinator.h"
+#include "tests/launcher/coordinator_rig.h"
+
+// What a failed, or a successful, round leads to.
+
+namespace ddprun {
+namespace {
+
+using namespace std::chrono_literals;
+using test::ContainsSubstring;
+using test::CoordinatorRig;
+using test::job;
+using Kind = AttemptEnd::Kind;
+
+Failed failed(int code, int round = 0) {
+  return {round, {Kind::kWorkerFailed, ExitStatus::exited(code)}, "rank 0 failed"};
+}
+
+TEST_CASE("the first failure ends the job everywhere with its exit code", "[coordinator]") {
+  CoordinatorRig rig(job(2, 2));
+  const auto ids = rig.form({"a", "b"});
+  rig.say(ids[1], failed(7));
+  rig.say(ids[0], failed(9));
+  for (const auto id : ids) {
+    CHECK(rig.count<End>(id) == 1);
+    CHECK(rig.last<End>(id) == End{7, "rank 0 failed"});
+  }
+  REQUIRE(rig.ended());
+  CHECK(rig.ended()->exit_code == 7);
+}
+
+TEST_CASE("what is not to be tried again ends the job in spite of restarts", "[coordinator]") {
+  struct Row {
+    AttemptEnd end;
+    int exit_code;
+    const char* why;
+  };
+  const Row rows[] = {{{Kind::kTimeout}, 124, "--timeout ends the job"},
+                      {{Kind::kSignal, {}, SIGTERM}, 143, "SIGTERM ends the job"},
+                      {{Kind::kStartFailed, {}, 0, 127}, 127, "the program cannot be started"}};
+  for (const Row& row : rows) {
+    CoordinatorRig rig(job(2, 2, 3));
+    const auto ids = rig.form({"a", "b"});
+    rig.say(ids[0], Failed{0, row.end, "it went wrong"});
+    CHECK(rig.last<End>(ids[1]).exit_code == row.exit_code);
+    CHECK(rig.last<End>(ids[1]).reason == std::string("it went wrong; not started again: ") + row.why);
+  }
+}
+
+TEST_CASE("a failure restarts all nodes once the last worker has ended", "[coordinator]") {
+  CoordinatorRig rig(job(2, 2, 1));
+  const auto ids = rig.form({"a", "b"});
+  rig.say(ids[0], failed(7));
+  for (const auto id : ids) CHECK(rig.last<Stop>(id) == Stop{0, "rank 0 failed; restart 1 of 1"});
+  rig.say(ids[1], Ended{0});
+  rig.pass(100s);
+  CHECK(rig.count<Lead>(ids[0]) == 1);
+  rig.say(ids[0], Ended{0});
+  CHECK(rig.last<Lead>(ids[0]).round == 1);
+  rig.obey();
+  for (const auto id : ids) CHECK(rig.last<Start>(id).round == 1);
+  rig.say(ids[0], failed(8, 1));
+  CHECK(rig.last<End>(ids[1]) == End{8, "rank 0 failed; not started again: all 1 restarts are used"});
+}
+
+TEST_CASE("a hang is tried again and ends with 124", "[coordinator]") {
+  CoordinatorRig rig(job(2, 2, 1));
+  const auto ids = rig.form({"a", "b"});
+  rig.say(ids[0], Failed{0, {Kind::kHang}, "rank 0 hangs"});
+  rig.obey();
+  CHECK(rig.round_of(ids[1]) == 1);
+  rig.say(ids[1], Failed{1, {Kind::kHang}, "rank 1 hangs"});
+  CHECK(rig.last<End>(ids[0]).exit_code == 124);
+}
+
+TEST_CASE("each restart is paused for longer, counted from when all workers have ended", "[coordinator]") {
+  auto settings = job(2, 2, 2);
+  settings.restarts.backoff = 1s;
+  CoordinatorRig rig(settings);
+  const auto ids = rig.form({"a", "b"});
+  for (int round = 0; round < 2; ++round) {
+    rig.say(ids[0], failed(7, round));
+    rig.pass(5s);
+    rig.obey();
+    rig.pass((round + 1) * 1s - 1ms);
+    rig.obey();
+    CHECK(rig.round_of(ids[0]) == -1);
+    rig.pass(1ms);
+    rig.obey();
+    CHECK(rig.round_of(ids[0]) == round + 1);
+  }
+}
+
+TEST_CASE("only the first failure of a round uses a restart", "[coordinator]") {
+  CoordinatorRig rig(job(2, 2, 2));
+  const auto ids = rig.form({"a", "b"});
+  rig.say(ids[0], failed(7));
+  rig.say(ids[1], failed(7));
+  rig.obey();
+  CHECK(rig.count<Stop>(ids[0]) == 1);
+  rig.say(ids[0], failed(7, 1));
+  CHECK(rig.last<Stop>(ids[0]).reason == "rank 0 failed; restart 2 of 2");
+}
+
+TEST_CASE("a round that lived long enough makes the budget new", "[coordinator]") {
+  auto settings = job(2, 2, 1);
+  settings.restarts.window = 60s;
+  CoordinatorRig rig(settings);
+  const auto ids = rig.form({"a", "b"});
+  for (int round = 0; round < 3; ++round) {
+    rig.pass(60s);
+    rig.say(ids[0], failed(7, round));
+    rig.obey();
+    REQUIRE(rig.round_of(ids[1]) == round + 1);
+  }
+  rig.pass(59s);
+  rig.say(ids[0], failed(7, 3));
+  CHECK(rig.ended());
+}
+
+TEST_CASE("a leader that cannot lead has not lived", "[coordinator]") {
+  auto settings = job(1, 1, 1);
+  settings.restarts.window = 60s;
+  CoordinatorRig rig(settings);
+  const auto id = rig.form({"a"}).front();
+  rig.pass(59s);
+  rig.say(id, failed(7));
+  rig.say(id, Ended{0});
+  rig.pass(1s);
+  rig.say(id, failed(7, 1));
+  CHECK(rig.ended());
+}
+
+TEST_CASE("a leader without a port ends the job", "[coordinator]") {
+  CoordinatorRig rig(job(2, 2, 3));
+  const auto a = rig.join("a"), b = rig.join("b");
+  rig.say(a, Failed{0, {Kind::kStartFailed, {}, 0, 125}, "no port"});
+  CHECK(rig.last<End>(b).exit_code == 125);
+}
+
+TEST_CASE("a failure with exit code 0 does not end the job with success", "[coordinator]") {
+  for (const AttemptEnd& end : {AttemptEnd{Kind::kSucceeded}, AttemptEnd{Kind::kWorkerFailed}}) {
+    CoordinatorRig rig(job(2, 2));
+    const auto ids = rig.form({"a", "b"});
+    rig.say(ids[0], Failed{0, end, "nonsense"});
+    CHECK(rig.last<End>(ids[1]) == End{125, "nonsense"});
+  }
+}
+
+TEST_CASE("a node's words are passed on harmless and short", "[coordinator]") {
+  CoordinatorRig rig(job(2, 2));
+  const auto ids = rig.form({"a", "b"});
+  rig.say(ids[0], Failed{0, {Kind::kHang}, "\x1b[2Jbad\nline " + std::string(10'000, 'x')});
+  CHECK_THAT(rig.last<End>(ids[1]).reason, ContainsSubstring("?[2Jbad?line xxx"));
+  CHECK(rig.last<End>(ids[1]).reason.size() < 4096);
+}
+
+TEST_CASE("the job succeeds when all nodes have", "[coordinator]") {
+  CoordinatorRig rig(job(2, 2, 3));
+  const auto ids = rig.form({"a", "b"});
+  rig.say(ids[0], Succeeded{0});
+  rig.say(ids[0], Succeeded{0});
+  rig.pass(1000s);
+  CHECK_FALSE(rig.ended());
+  rig.say(ids[1], Succeeded{0});
+  for (const auto id : ids) CHECK(rig.last<End>(id) == End{0, "all workers succeeded"});
+}
+
+TEST_CASE("a node that has succeeded may go", "[coordinator]") {
+  CoordinatorRig rig(job(2, 2));
+  const auto ids = rig.form({"a", "b"});
+  rig.say(ids[0], Succeeded{0});
+  rig.lose(ids[0]);
+  CHECK_FALSE(rig.ended());
+  rig.say(ids[1], Succeeded{0});
+  REQUIRE(rig.ended());
+  CHECK(rig.ended()->exit_code == 0);
+  CHECK(rig.count<End>(ids[0]) == 0);
+}
+
+TEST_CASE("a failure after the success of others counts and restarts those too", "[coordinator]") {
+  CoordinatorRig rig(job(2, 2, 1));
+  const auto ids = rig.form({"a", "b"});
+  rig.say(ids[0], Succeeded{0});
+  rig.say(ids[1], failed(7));
+  rig.obey();
+  CHECK(rig.round_of(ids[0]) == 1);
+  rig.say(ids[1], Succeeded{1});
+  CHECK_FALSE(rig.ended());
+  rig.say(ids[0], Succeeded{1});
+  CHECK(rig.ended());
+}
+
+TEST_CASE("messages of an earlier round are ignored", "[coordinator]") {
+  CoordinatorRig rig(job(2, 2, 2));
+  const auto ids = rig.form({"a", "b"});
+  rig.say(ids[0], failed(7));
+  rig.obey();
+  for (const auto id : ids) {
+    rig.say(id, failed(9));
+    rig.say(id, Succeeded{0});
+    rig.say(id, Ended{0});
+    rig.say(id, Leading{0, 9});
+    CHECK(rig.round_of(id) == 1);
+  }
+  CHECK_FALSE(rig.ended());
+}
+
+}  // namespace
+}  // namespace ddprun
