@@ -322,9 +322,10 @@ TEST_CASE("a node that cannot start its workers ends the job with its code", "[n
 }
 
 TEST_CASE("a time limit on one node ends all with 124", "[nodes]") {
+  const TempDir folder;  // for the stacks
   NodeJob nodes;
   nodes.start({"--nnodes=2", "--node-rank=0"}, {"ready", "pause"});
-  nodes.start({"--nnodes=2", "--node-rank=1", "--timeout=1"}, {"ready", "pause"});
+  nodes.start({"--nnodes=2", "--node-rank=1", "--timeout=1", "--log-dir", folder.path()}, {"ready", "pause"});
   CHECK(nodes.wait() == all(2, ExitStatus::exited(124)));
 }
 
