@@ -33,6 +33,7 @@ std::string describe_stream(const char* name, const StreamPlan& plan) {
 Round shown_round(const Options& options, int workers, const std::string& run_id) {
   const NodesOptions& nodes = options.nodes;
   Round round = static_round(0, workers, options.master_port.value_or(0), run_id);
+  round.max_restarts = options.restart.max_restarts;
   if (!nodes.several()) return round;
   const int node = nodes.node_rank.value_or(0);
   round.group_rank = nodes.group_rank.value_or(node);

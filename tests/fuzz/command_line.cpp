@@ -67,6 +67,27 @@ void expect_signals(const Options& options) {
   }
 }
 
+void expect_nodes(const Options& options) {
+  const NodesOptions& nodes = options.nodes;
+  expect(1 <= nodes.min_nodes && nodes.min_nodes <= nodes.max_nodes && nodes.max_nodes <= kMaxNodes,
+         "there are nodes, and not too many");
+  for (const auto time : {nodes.join_timeout, nodes.node_timeout})
+    expect(time >= std::chrono::seconds(1) && time <= std::chrono::seconds(1'000'000), "a time is bounded");
+  expect(nodes.last_call.count() >= 0, "a time is not negative");
+  if (!nodes.several()) return expect(nodes.token.empty(), "one node has no secret");
+  expect(parse_endpoint(to_string(nodes.endpoint), 0) == nodes.endpoint, "an endpoint is read as it is spelt",
+         to_string(nodes.endpoint));
+  expect(nodes.endpoint.port >= 1 && nodes.endpoint.port <= 65535, "it is a port");
+  const int rank = nodes.node_rank.value_or(0);
+  expect(rank >= 0 && rank < nodes.max_nodes, "a node's rank is one of the job", std::to_string(rank));
+  expect(!options.run_id.empty(), "several nodes have a name for their job");
+  expect(nodes.names.empty() || nodes.names.size() == std::size_t(nodes.max_nodes),
+         "all names are known or none");
+  expect(nodes.first_local_rank >= 0 && nodes.first_local_rank < nodes.local_world_size.value_or(1),
+         "a task is one of its node's");
+  expect(nodes.group_rank.value_or(0) < nodes.group_world_size.value_or(1), "a node is one of the step's");
+}
+
 void expect_options(const Options& options) {
   if (options.help || options.version) return;
   constexpr std::chrono::milliseconds kLongest{1'000'000'000};
@@ -80,6 +101,7 @@ void expect_options(const Options& options) {
     if (duration) expect(duration->count() >= 0 && *duration <= kLongest, "a duration is bounded");
   expect_restarts(options.restart);
   expect_signals(options);
+  expect_nodes(options);
   for (const std::string& note : options.notes) expect_message(note);
 }
 

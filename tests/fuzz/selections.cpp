@@ -1,7 +1,8 @@
-// The small languages of --redirects and --tee, --local-ranks-filter, the line filters and
-// --restart-on-codes: one text, read as each of them.
+// The small languages of --redirects and --tee, --local-ranks-filter, the line filters, --restart-on-codes
+// and Slurm's lists: one text, read as each of them.
 #include "common/errors.h"
 #include "launcher/options.h"
+#include "launcher/rendezvous/host_list.h"
 #include "launcher/restart_policy.h"
 #include "launcher/stream_selection.h"
 #include "tests/fuzz/fuzz.h"
@@ -89,6 +90,23 @@ void check_restart_codes(std::string_view text) try {
   expect_usage_message(error, "--restart-on-codes");
 }
 
+void check_slurm_lists(const std::string& text) {
+  constexpr std::size_t kMost = 1000;
+  if (const auto names = expand_host_list(text, kMost)) {
+    expect(!names->empty() && names->size() <= kMost, "names are not too many",
+           std::to_string(names->size()));
+    std::string again;
+    for (const std::string& name : *names) again += (again.empty() ? "" : ",") + name;
+    expect(expand_host_list(again, kMost) == names, "names are read as they are", again);
+  }
+  if (const auto counts = expand_counts(text, kMost)) {
+    expect(!counts->empty() && counts->size() <= kMost, "numbers are not too many");
+    std::string again;
+    for (const int count : *counts) again += (again.empty() ? "" : ",") + std::to_string(count) + "(x1)";
+    expect(expand_counts(again, kMost) == counts, "numbers are read as they are spelt", again);
+  }
+}
+
 }  // namespace
 }  // namespace ddprun::fuzz
 
@@ -99,5 +117,6 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   check_local_ranks(text);
   check_line_filters(text);
   check_restart_codes(text);
+  check_slurm_lists(text);
   return 0;
 }

@@ -171,6 +171,7 @@ TEST_CASE("a dry run shows every worker, starts nothing and writes nothing", "[o
 
 TEST_CASE("printed commands hide secrets", "[output]") {
   Command command = script({"--dry-run"}, "true");
+  command.env["DDPRUN_TOKEN"] = "hunter2";
   command.argv.insert(command.argv.end(), {"x", "--api-key=hunter2", "--password", "hunter2"});
   const Finished run(command);
   CHECK_THAT(run.out, !ContainsSubstring("hunter2"));

@@ -7,9 +7,11 @@ namespace {
 
 TEST_CASE("the shown round of one node has no network", "[dry_run]") {
   Options options;
+  options.restart.max_restarts = 2;
   const Round round = shown_round(options, 4, "job");
   CHECK(round.first_rank == 0);
   CHECK(round.world_size == 4);
+  CHECK(round.max_restarts == 2);
   CHECK(round.group_world_size == 1);
   CHECK(round.master_addr == "127.0.0.1");
   CHECK(round.master_port == 0);
