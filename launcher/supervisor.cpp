@@ -131,8 +131,7 @@ void finish_record(const std::filesystem::path& path, const RunResult& result, J
 
 /// --dry-run. The port is not reserved, and 0 stands for a free one.
 void show_plan(Job& job) {
-  Round round = static_round(0, job.workers, job.options.master_port.value_or(0), job.run_id);
-  round.max_restarts = job.options.restart.max_restarts;
+  const Round round = shown_round(job.options, job.workers, job.run_id);
   const auto specs = plan_attempt(job, round, job.outputs.attempt_folder(0), -1, {});
   const auto text = dry_run_text(job.program.path, specs, job.outputs.plan(0, specs), job.environment);
   std::fwrite(text.data(), 1, text.size(), stdout);

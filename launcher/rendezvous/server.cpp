@@ -134,6 +134,9 @@ void CoordinatorServer::deliver() {
     found->second->write(encode(message));
     if (std::holds_alternative<Refused>(message)) found->second->finish(kLastWords);
   }
+  // Who comes from now on means the next job at this endpoint.
+  if (coordinator_.ended())
+    for (Acceptor& acceptor : acceptors_) acceptor.close();
   if (coordinator_.next_tick() != timer_.expiry()) timer_.cancel();
   if (all_gone() && on_all_gone_) on_all_gone_();
 }
