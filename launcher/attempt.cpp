@@ -109,7 +109,7 @@ asio::awaitable<int> prepare_to_stop(Job& job, WorkerGroup& group, Attempt& atte
 /// Handles what has happened meanwhile. True if the user has no patience left.
 asio::awaitable<bool> hurried(Job& job, WorkerGroup& group) {
   while (job.events.pending()) co_await group.wait_for_event(Clock::now());
-  co_return group.user_signals() > 1;
+  co_return group.user_signals().size() > 1;
 }
 
 /// Until the workers' last words are where they belong. The pipe of a process that cannot be ended has no

@@ -137,14 +137,28 @@ class NodeSupervisor {
       tell_once(stop->reason);
       link().send(Ended{stop->round});
     } else if (const auto* end = std::get_if<End>(&message)) {
-      if (end->exit_code != 0) {
-        tell_once(end->reason);
-        record_.message = end->reason;
-      }
-      if (record_.attempts.empty() && end->exit_code != 0) record_.outcome = JobOutcome::kOtherNode;
-      co_return RunResult{end->exit_code, std::nullopt};
+      co_return result_of(*end);
     }
     co_return std::nullopt;
+  }
+
+  RunResult result_of(const End& end) {
+    if (end.exit_code != 0) {
+      tell_once(end.reason);
+      record_.message = end.reason;
+    }
+    if (record_.attempts.empty() && end.exit_code != 0) record_.outcome = JobOutcome::kOtherNode;
+    return {end.exit_code, std::nullopt};
+  }
+
+  /// The user has ended this node while its workers were being ended; if the job is over, its own end counts.
+  RunResult leave_or_end(int signal) {
+    while (const auto news = link().next())
+      if (const auto* message = std::get_if<CoordinatorMessage>(&*news))
+        if (const auto* end = std::get_if<End>(message)) return result_of(*end);
+    leave(signal);
+    record_.outcome = JobOutcome::kSignal;
+    return {128 + signal, signal};
   }
 
   /// Where the node of rank 0 holds the workers' port: on the interface by which the others reach it.
@@ -181,10 +195,7 @@ class NodeSupervisor {
     if (const auto* ended = std::get_if<EndedByPeers>(&attempt.event)) told_ = ended->reason;
     if (const auto* received = std::get_if<SignalReceived>(&attempt.event))
       co_return RunResult{128 + received->signal, received->signal};
-    if (attempt.user_signals > 0) {  // while the workers were being ended
-      leave(SIGTERM);
-      co_return RunResult{128 + SIGTERM, std::nullopt};
-    }
+    if (!attempt.user_signals.empty()) co_return leave_or_end(attempt.user_signals.front());
     if (std::holds_alternative<AllSucceeded>(attempt.event)) {
       link().send(Succeeded{round_});
     } else {

@@ -91,7 +91,7 @@ asio::awaitable<RunResult> supervise(Job& job, const RestartSettings& restarts, 
         decide(restarts, attempt_end(attempt, attempt.workers, job.program.path), restarts_used, lived);
     if (const auto* received = std::get_if<SignalReceived>(&attempt.event))
       co_return RunResult{128 + received->signal, received->signal};
-    if (!decision.restart || attempt.user_signals > 0) {
+    if (!decision.restart || !attempt.user_signals.empty()) {
       if (restarts.max_restarts > 0 && decision.exit_code != 0)
         log_warning("not started again: " + (decision.restart ? "a signal ends the job" : decision.reason));
       co_return RunResult{decision.exit_code, std::nullopt};
