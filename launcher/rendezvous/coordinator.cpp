@@ -104,6 +104,7 @@ void Coordinator::lose(NodeId id, const std::string& reason, Time now) {
 
 /// A node that is silent, or whose messages make no sense.
 void Coordinator::expel(NodeId id, const std::string& reason, Time now) {
+  if (ended_) return;  // which the loss of another just led to
   turn_away(id, Refused{reason});
   drop(id, reason, now);
 }

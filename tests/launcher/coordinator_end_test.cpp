@@ -65,6 +65,14 @@ TEST_CASE("many silent nodes are lost at once", "[coordinator]") {
   CHECK(rig.last<Start>(a).world_size == 1);
 }
 
+TEST_CASE("each of several silent nodes gets one last word", "[coordinator]") {
+  CoordinatorRig rig(job(3, 3));
+  const auto ids = rig.form({"a", "b", "c"});
+  rig.silent = {ids[1], ids[2]};
+  rig.pass(13s);
+  for (const auto id : ids) CHECK(rig.count<Refused>(id) + rig.count<End>(id) == 1);
+}
+
 TEST_CASE("a coordinator that has slept blames no node for its silence", "[coordinator]") {
   CoordinatorRig rig(job(2, 2));
   const auto ids = rig.form({"a", "b"});
