@@ -92,7 +92,7 @@ class NodeSupervisor {
     settings.join_timeout = nodes_.join_timeout;
     settings.last_call = nodes_.last_call;
     settings.node_timeout = nodes_.node_timeout;
-    settings.restarts = restart_settings(job_.options.restart);
+    settings.restarts = job_.options.restart;
     settings.names = nodes_.names;
     connections_.server.emplace(job_.io, std::move(settings), nodes_.token, std::move(listening.sockets));
     connections_.server->on_all_gone([this] { job_.events.push(PeerNews{}); });

@@ -76,7 +76,8 @@ asio::awaitable<std::optional<RunResult>> pause(Job& job, std::chrono::milliseco
 }
 
 /// One attempt after the other, until one is the last.
-asio::awaitable<RunResult> supervise(Job& job, const RestartSettings& restarts, JobRecord& record) {
+asio::awaitable<RunResult> supervise(Job& job, JobRecord& record) {
+  const RestartSettings& restarts = job.options.restart;
   OomWatch oom;
   int restarts_used = 0;
   for (int number = 0;; ++number) {
@@ -176,9 +177,8 @@ RunResult run_recorded(const Options& options, const std::vector<std::string>& e
   tell_threads(environment, topology, workers);
   if (options.timeout) job.deadline = clock.start() + *options.timeout;
   NodeConnections connections;
-  const RunResult result =
-      run_loop(io, options.nodes.several() ? supervise_node(job, connections, record)
-                                           : supervise(job, restart_settings(options.restart), record));
+  const RunResult result = run_loop(
+      io, options.nodes.several() ? supervise_node(job, connections, record) : supervise(job, record));
   EventRecord finished{EventRecord::Kind::kFinished, JobEvents::Clock::now()};
   finished.attempt = static_cast<int>(record.attempts.size()) - 1;
   finished.exit_code = result.exit_code;
