@@ -9,6 +9,7 @@
 #include "launcher/conclusion.h"
 #include "launcher/host_name.h"
 #include "launcher/launch_error.h"
+#include "launcher/port_owner.h"
 #include "launcher/printable.h"
 #include "launcher/rendezvous/listen.h"
 
@@ -20,8 +21,8 @@ using Clock = JobEvents::Clock;
 
 // For the other nodes to take leave of the coordinator.
 constexpr std::chrono::seconds kFarewell{10};
-// Who else listens on our own port is a ddprun, which answers, or in the way.
-constexpr std::chrono::seconds kLocalGreeting{3};
+// Who else listens on our own port is a ddprun, which answers even if it is slow, or in the way.
+constexpr std::chrono::milliseconds kStrangersGreeting{500};
 
 std::string name_of_node(const NodesOptions& nodes) {
   return nodes.node_name.empty() ? host_name() : nodes.node_name;
@@ -72,8 +73,9 @@ class NodeSupervisor {
   void host(const std::vector<asio::ip::tcp::endpoint>& addresses, NodeLink::Settings& link) {
     Listening listening = listen_at(nodes_.endpoint, addresses, nodes_.is_host.has_value());
     if (listening.taken) {
-      link.greeting_timeout = kLocalGreeting;
       link.must_greet = true;
+      if (port_owner(nodes_.endpoint.port).find("(ddprun)") == std::string::npos)
+        link.greeting_timeout = kStrangersGreeting;
     }
     if (!listening.instead.empty() && nodes_.local_addr.empty()) {
       link.join.address = listening.instead;

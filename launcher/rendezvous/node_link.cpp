@@ -151,7 +151,8 @@ asio::awaitable<void> NodeLink::connect_once() {
     } catch (const std::exception&) {
       if (connection->greeted() || !settings_.must_greet) throw;
       throw LaunchError(LaunchError::kOwnFailure, to_string(settings_.endpoint) + " is taken" +
-                                                      port_owner(address.port()) + ", which is no ddprun");
+                                                      port_owner(address.port()) +
+                                                      ", which does not answer as a ddprun");
     }
     connection->clear_time_limit();
     coordinator_address_ = theirs;
