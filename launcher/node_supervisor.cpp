@@ -131,6 +131,7 @@ class NodeSupervisor {
     } else if (const auto* waiting = std::get_if<Waiting>(&message)) {
       tell_waiting(*waiting);
     } else if (const auto* lead = std::get_if<Lead>(&message)) {
+      round_ = lead->round;  // before what can fail in it
       port_.emplace(port_address(), job_.options.master_port);
       link().send(Leading{lead->round, port_->number()});
     } else if (const auto* start = std::get_if<Start>(&message)) {
