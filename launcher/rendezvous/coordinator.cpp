@@ -14,7 +14,6 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr int kBeatsPerTimeout = 4;
 constexpr std::size_t kMostTextBytes = 2000;  // of a node's, to which words of ours are added
 
 std::string seconds(milliseconds time) {
