@@ -104,7 +104,8 @@ void Coordinator::lose(NodeId id, const std::string& reason, Time now) {
 /// A node that is silent, or whose messages make no sense.
 void Coordinator::expel(NodeId id, const std::string& reason, Time now) {
   if (ended_) return;  // which the loss of another just led to
-  turn_away(id, Refused{reason});
+  const Node& node = nodes_.at(id);
+  turn_away(id, Refused{"node " + named(node.join, node.address) + " is given up: " + reason});
   drop(id, reason, now);
 }
 
