@@ -6,6 +6,7 @@
 #include "common/logging.h"
 #include "launcher/heartbeat.h"
 #include "launcher/launch_error.h"
+#include "launcher/printable.h"
 #include "launcher/stack_dump.h"
 
 namespace ddprun {
@@ -81,7 +82,7 @@ asio::awaitable<int> prepare_to_stop(Job& job, WorkerGroup& group, Attempt& atte
     co_return received->signal;
   }
   if (const auto* ended = std::get_if<EndedByPeers>(&attempt.event))
-    log_warning(ended->reason + ": ending this node's workers");
+    log_warning(printable(ended->reason) + ": ending this node's workers");
   if (std::holds_alternative<TimedOut>(attempt.event)) {
     log_error("the job did not end within " + seconds(*job.options.timeout) + " (--timeout): ending it");
     EventRecord record = now;

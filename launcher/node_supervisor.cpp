@@ -87,6 +87,11 @@ class NodeSupervisor {
     if (nodes_.token.empty() && !listening.loopback_only)
       log_warning("whoever reaches " + to_string(nodes_.endpoint) +
                   " can take part in this job: there is no token (--token-file, DDPRUN_TOKEN)");
+    if (nodes_.token_is_derived && !listening.loopback_only)
+      log_warning(
+          "whoever reaches " + to_string(nodes_.endpoint) +
+          " and knows the job's numbers (squeue) can take part in this job: its token is made of them "
+          "(--token-file, DDPRUN_TOKEN)");
     CoordinatorSettings settings;
     settings.run_id = job_.run_id;
     settings.min_nodes = nodes_.min_nodes;

@@ -15,7 +15,6 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr int kBeatsPerTimeout = 4;
 constexpr std::size_t kMostTextBytes = 2000;  // of a node's, to which words of ours are added
 
 std::string seconds(milliseconds time) {
@@ -100,7 +99,8 @@ void Coordinator::lose(NodeId id, const std::string& reason, Time now) {
 /// A node that is silent, or whose messages make no sense.
 void Coordinator::expel(NodeId id, const std::string& reason, Time now) {
   if (ended_) return;  // which the loss of another just led to
-  turn_away(id, Refused{reason});
+  const Node& node = nodes_.at(id);
+  turn_away(id, Refused{"node " + named(node.join, node.address) + " is given up: " + reason});
   drop(id, reason, now);
 }
 

@@ -79,7 +79,6 @@ asio::awaitable<void> NodeLink::run() {
   std::string reason;
   try {
     co_await connect();
-    last_heard_ = Clock::now();
     send(settings_.join);
     asio::co_spawn(io_, beat(), asio::detached);
     co_await listen();
@@ -166,7 +165,7 @@ asio::awaitable<void> NodeLink::connect_once() {
 asio::awaitable<void> NodeLink::listen() {
   for (;;) {
     CoordinatorMessage message = decode_coordinator_message(co_await connection_->read());
-    last_heard_ = Clock::now();
+    unheard_beats_ = 0;
     if (std::holds_alternative<Beat>(message)) continue;
     if (const auto* waiting = std::get_if<Waiting>(&message)) {
       node_timeout_ = milliseconds(waiting->node_timeout_ms);
@@ -178,11 +177,14 @@ asio::awaitable<void> NodeLink::listen() {
 
 asio::awaitable<void> NodeLink::beat() {
   while (connection_->is_open()) {
-    timer_.expires_after(node_timeout_.count() > 0 ? node_timeout_ / 4 : settings_.greeting_timeout);
+    timer_.expires_after(node_timeout_.count() > 0 ? node_timeout_ / kBeatsPerTimeout
+                                                   : settings_.greeting_timeout);
     boost::system::error_code cancelled;
     co_await timer_.async_wait(asio::redirect_error(asio::use_awaitable, cancelled));
     if (cancelled) continue;
-    if (node_timeout_.count() == 0 || Clock::now() - last_heard_ >= node_timeout_) {
+    // Beats are counted and not the time: had this program been stopped, as by Slurm's suspension of a job,
+    // it would have heard nobody.
+    if (node_timeout_.count() == 0 || ++unheard_beats_ > kBeatsPerTimeout) {
       silent_ = true;
       connection_->close();
     }

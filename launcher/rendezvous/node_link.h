@@ -87,7 +87,7 @@ class NodeLink {
   std::deque<CoordinatorNews> news_;
   std::string coordinator_address_, local_address_;
   std::chrono::milliseconds node_timeout_{0};  ///< 0: not known yet
-  Clock::time_point last_heard_;
+  int unheard_beats_ = 0;
   bool silent_ = false;
 };
 

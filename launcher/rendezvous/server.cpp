@@ -1,7 +1,9 @@
 #include "launcher/rendezvous/server.h"
 
+#include <sys/resource.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
 #include <boost/asio/redirect_error.hpp>
@@ -28,6 +30,13 @@ std::string origin(const tcp::socket& socket) {
   const tcp::endpoint theirs = socket.remote_endpoint(error), ours = socket.local_endpoint(error);
   if (error || theirs.address().is_loopback() || theirs.address() == ours.address()) return "";
   return theirs.address().to_string();
+}
+
+/// How many may be here that have not said who they are: the other descriptors are for nodes and workers.
+std::size_t most_strangers() {
+  rlimit files{};
+  ::getrlimit(RLIMIT_NOFILE, &files);
+  return std::max<std::size_t>(files.rlim_cur / 2, 1);
 }
 
 int family_of(int fd) {
@@ -76,6 +85,11 @@ asio::awaitable<void> CoordinatorServer::accept(Acceptor& acceptor) {
       continue;
     }
     auto connection = std::make_shared<Connection>(std::move(socket), Side::kCoordinator, token_);
+    if (strangers_.size() >= most_strangers()) {  // a node needs less time than who came first has had
+      strangers_.begin()->second->close();
+      strangers_.erase(strangers_.begin());
+    }
+    strangers_.emplace(next_id_, connection);
     asio::co_spawn(io_, serve(std::move(connection), next_id_++), asio::detached);
   }
 }
@@ -90,8 +104,10 @@ asio::awaitable<void> CoordinatorServer::serve(std::shared_ptr<Connection> conne
     co_await connection->greet();
     for (;;) {
       const NodeMessage message = decode_node_message(co_await connection->read());
-      connection->clear_time_limit();
-      connections_.emplace(id, connection);
+      if (strangers_.erase(id) > 0) {  // its first
+        connection->clear_time_limit();
+        connections_.emplace(id, connection);
+      }
       coordinator_.receive(id, message, address, Coordinator::Clock::now());
       deliver();
     }
@@ -110,6 +126,7 @@ asio::awaitable<void> CoordinatorServer::serve(std::shared_ptr<Connection> conne
     connection->close();
   }
   coordinator_.lose(id, reason, Coordinator::Clock::now());
+  strangers_.erase(id);
   connections_.erase(id);
   deliver();
 }
