@@ -71,13 +71,14 @@ class NodeSupervisor {
 
   /// Runs the coordinator here, if it belongs here and does not run yet.
   void host(const std::vector<asio::ip::tcp::endpoint>& addresses, NodeLink::Settings& link) {
+    if (connections_.server) return;
     Listening listening = listen_at(nodes_.endpoint, addresses, nodes_.is_host.has_value());
+    link.must_greet = listening.taken;
     if (listening.taken) {
-      link.must_greet = true;
       if (port_owner(nodes_.endpoint.port).find("(ddprun)") == std::string::npos)
         link.greeting_timeout = kStrangersGreeting;
     }
-    if (!listening.instead.empty() && nodes_.local_addr.empty()) {
+    if (!listening.instead.empty() && link.join.address.empty()) {
       link.join.address = listening.instead;
       log_info(printable(nodes_.endpoint.host) +
                " stands for a loopback address here: other nodes are told " + listening.instead +
@@ -142,7 +143,7 @@ class NodeSupervisor {
     } else if (const auto* start = std::get_if<Start>(&message)) {
       co_return co_await run_round(*start);
     } else if (const auto* stop = std::get_if<Stop>(&message)) {
-      tell_once(stop->reason);
+      tell_once(stop->reason, log_warning);
       link().send(Ended{stop->round});
     } else if (const auto* end = std::get_if<End>(&message)) {
       co_return result_of(*end);
@@ -152,7 +153,7 @@ class NodeSupervisor {
 
   RunResult result_of(const End& end) {
     if (end.exit_code != 0) {
-      tell_once(end.reason);
+      tell_once(end.reason, log_error);
       record_.message = end.reason;
     }
     if (record_.attempts.empty() && end.exit_code != 0) record_.outcome = JobOutcome::kOtherNode;
@@ -254,9 +255,9 @@ class NodeSupervisor {
   }
 
   /// A reason that came from elsewhere, unless the user knows it.
-  void tell_once(const std::string& reason) {
+  void tell_once(const std::string& reason, void (*tell)(std::string_view)) {
     if (!told_.empty() && reason.compare(0, told_.size(), told_) == 0) return;
-    log_warning(printable(reason));
+    tell(printable(reason));
     told_ = reason;
   }
 

@@ -92,6 +92,7 @@ asio::awaitable<void> NodeLink::run() {
   const bool was_connected = connection_ != nullptr;
   if (was_connected) connection_->close();
   timer_.cancel();
+  if (reason.empty()) co_return;
   add(CoordinatorLost{(was_connected ? "lost the coordinator at " : "cannot reach the coordinator at ") +
                       to_string(settings_.endpoint) + ": " + reason});
 }
@@ -130,7 +131,7 @@ asio::awaitable<void> NodeLink::connect() {
 /// Every address once, in their order. throws the last one's error
 asio::awaitable<void> NodeLink::connect_once() {
   const auto addresses = co_await resolve(settings_.endpoint);
-  if (settings_.before_connecting) std::exchange(settings_.before_connecting, nullptr)(addresses, settings_);
+  if (settings_.before_connecting) settings_.before_connecting(addresses, settings_);
   boost::system::error_code error = asio::error::host_not_found;
   for (const tcp::endpoint& address : addresses) {
     const auto socket = std::make_shared<tcp::socket>(io_);
@@ -144,11 +145,14 @@ asio::awaitable<void> NodeLink::connect_once() {
     if (error) continue;
     const std::string theirs = numeric(socket->remote_endpoint()), ours = numeric(socket->local_endpoint());
     auto connection = std::make_shared<Connection>(std::move(*socket), Side::kNode, settings_.token);
-    connection->set_time_limit(settings_.greeting_timeout);
+    connection->set_time_limit(std::min(settings_.greeting_timeout, settings_.timeout));
     try {
       co_await connection->greet();
-    } catch (const std::exception&) {
-      if (connection->greeted() || !settings_.must_greet) throw;
+    } catch (const std::exception& failure) {
+      // Who hangs up may have been a coordinator that has just ended: that one is tried again.
+      const auto* broken = dynamic_cast<const boost::system::system_error*>(&failure);
+      const bool hung_up = broken != nullptr && broken->code() != asio::error::timed_out;
+      if (connection->greeted() || !settings_.must_greet || hung_up) throw;
       throw LaunchError(LaunchError::kOwnFailure, to_string(settings_.endpoint) + " is taken" +
                                                       port_owner(address.port()) +
                                                       ", which does not answer as a ddprun");
@@ -171,7 +175,10 @@ asio::awaitable<void> NodeLink::listen() {
       node_timeout_ = milliseconds(waiting->node_timeout_ms);
       timer_.cancel();  // for beat() to see it
     }
+    const bool last = std::holds_alternative<End>(message);
     add(std::move(message));
+    if (last)
+      co_return;  // which closes the connection: the coordinator waits for that, and not for our workers
   }
 }
 

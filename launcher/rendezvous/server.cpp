@@ -39,6 +39,11 @@ std::size_t most_strangers() {
   return std::max<std::size_t>(files.rlim_cur / 2, 1);
 }
 
+/// Without its clock or its ears there is no coordinator: what stops them ends ddprun.
+void rethrow(const std::exception_ptr& error) {
+  if (error) std::rethrow_exception(error);
+}
+
 int family_of(int fd) {
   int family = AF_INET;
   socklen_t size = sizeof family;
@@ -57,9 +62,9 @@ CoordinatorServer::CoordinatorServer(asio::io_context& io, CoordinatorSettings s
   for (UniqueFd& fd : sockets) {
     const auto protocol = family_of(fd.get()) == AF_INET6 ? tcp::v6() : tcp::v4();
     Acceptor& acceptor = acceptors_.emplace_back(io, protocol, fd.release());
-    asio::co_spawn(io, accept(acceptor), asio::detached);
+    asio::co_spawn(io, accept(acceptor), rethrow);
   }
-  asio::co_spawn(io, keep_time(), asio::detached);
+  asio::co_spawn(io, keep_time(), rethrow);
 }
 
 CoordinatorServer::~CoordinatorServer() {
