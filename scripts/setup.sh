@@ -3,7 +3,7 @@
 #
 # usage: scripts/setup.sh [--cuda] [--dev] [--no-libtorch]
 #   --cuda         fetch also what a GPU needs (NVIDIA's packages, about 2.6 GB more on disk)
-#   --dev          install also what only developers need (clang-format, and clang for scripts/fuzz.sh)
+#   --dev          install also what only developers need (clang-format, clang for scripts/fuzz.sh, Slurm for its tests)
 #   --no-libtorch  leave LibTorch alone: you pass -DCMAKE_PREFIX_PATH=<unpacked libtorch> to cmake
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -70,6 +70,13 @@ setup_packages() {
   missing=$(missing_packages) # the lists may have brought a Boost
   # shellcheck disable=SC2086
   install_packages $missing || die "could not install them (no network, or sudo is not for you?). As root, run: $(by_hand "$missing")"
+}
+
+# For tests that are skipped without it, so the setup goes on if it cannot be installed.
+setup_slurm() {
+  if is_installed slurm-wlm && is_installed munge; then return; fi
+  apt-cache show slurm-wlm >/dev/null 2>&1 || as_root apt-get update >&2 || true
+  install_packages slurm-wlm munge || say "warning: could not install slurm-wlm and munge; the tests of Slurm will be skipped"
 }
 
 # ---- LibTorch from the torch wheel -------------------------------------------------------------------------------
@@ -144,5 +151,6 @@ setup_libtorch() {
 }
 
 setup_packages
+[ "$dev" = no ] || setup_slurm
 [ "$fetch_libtorch" = no ] || setup_libtorch
 say "ready"
