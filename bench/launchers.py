@@ -40,6 +40,7 @@ int main(int argc, char **argv) {
   return argc < 3;
 }
 """
+OWN_PID = "pid=$(sh -c 'echo $PPID')"  # torchrun makes one $ of two
 QUIET = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 
 
@@ -51,7 +52,8 @@ def start(command):
 
 def memory(command, workers):
     with tempfile.TemporaryDirectory() as folder:
-        job = subprocess.Popen(command + ["sh", "-c", f"echo > {folder}/$$; exec sleep 1000"], start_new_session=True, **QUIET)
+        job = subprocess.Popen(command + ["sh", "-c", f"{OWN_PID}; echo > {folder}/$pid; exec sleep 1000"],
+                               start_new_session=True, **QUIET)
         deadline = time.time() + 60
         while len(list(pathlib.Path(folder).iterdir())) < workers and time.time() < deadline:
             time.sleep(0.01)
@@ -81,7 +83,7 @@ def alive(pid):
 
 def sigkill(command, workers):
     with tempfile.TemporaryDirectory() as folder:
-        script = f"sleep 1000 & echo $$ $! > {folder}/$$.new; mv {folder}/$$.new {folder}/$$; wait"
+        script = f"{OWN_PID}; sleep 1000 & echo $pid $! > {folder}/$pid.new; mv {folder}/$pid.new {folder}/$pid; wait"
         job = subprocess.Popen(command + ["sh", "-c", script], start_new_session=True, **QUIET)
         marks = []
         while len(marks) < workers:
