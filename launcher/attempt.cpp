@@ -6,6 +6,7 @@
 #include "common/logging.h"
 #include "launcher/heartbeat.h"
 #include "launcher/launch_error.h"
+#include "launcher/printable.h"
 #include "launcher/stack_dump.h"
 
 namespace ddprun {
@@ -81,7 +82,7 @@ asio::awaitable<int> prepare_to_stop(Job& job, WorkerGroup& group, Attempt& atte
     co_return received->signal;
   }
   if (const auto* ended = std::get_if<EndedByPeers>(&attempt.event))
-    log_warning(ended->reason + ": ending this node's workers");
+    log_warning(printable(ended->reason) + ": ending this node's workers");
   if (std::holds_alternative<TimedOut>(attempt.event)) {
     log_error("the job did not end within " + seconds(*job.options.timeout) + " (--timeout): ending it");
     EventRecord record = now;
@@ -109,7 +110,7 @@ asio::awaitable<int> prepare_to_stop(Job& job, WorkerGroup& group, Attempt& atte
 /// Handles what has happened meanwhile. True if the user has no patience left.
 asio::awaitable<bool> hurried(Job& job, WorkerGroup& group) {
   while (job.events.pending()) co_await group.wait_for_event(Clock::now());
-  co_return group.user_signals() > 1;
+  co_return group.user_signals().size() > 1;
 }
 
 /// Until the workers' last words are where they belong. The pipe of a process that cannot be ended has no

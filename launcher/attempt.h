@@ -26,7 +26,7 @@ struct Attempt {
   std::vector<std::vector<std::filesystem::path>> logs;  ///< each worker's files
   std::map<int, std::filesystem::path> stacks;  ///< by rank, where they were dumped; empty if nothing hung
   std::vector<int> ending_signals;              ///< that ddprun sent
-  int user_signals = 0;                         ///< that wanted the job to end
+  std::vector<int> user_signals;                ///< that wanted the job to end
   std::vector<pid_t> left;                      ///< processes that even SIGKILL did not end
 };
 

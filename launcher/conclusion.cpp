@@ -97,11 +97,6 @@ std::string describe_end(const Attempt& attempt, const std::vector<Worker>& work
   return "the job's time is over (--timeout)";
 }
 
-RestartSettings restart_settings(const RestartOptions& options) {
-  return {options.max_restarts, options.backoff, options.window,
-          options.on_codes.empty() ? RestartCodes{} : parse_restart_codes(options.on_codes)};
-}
-
 std::optional<std::size_t> root_cause(const Attempt& attempt) {
   const auto* failed = std::get_if<WorkerFailed>(&attempt.event);
   return failed == nullptr ? std::nullopt : std::optional(failed->index);

@@ -23,8 +23,6 @@ AttemptEnd attempt_end(const Attempt& attempt, const std::vector<Worker>& worker
 std::string describe_end(const Attempt& attempt, const std::vector<Worker>& workers,
                          const std::string& program);
 
-RestartSettings restart_settings(const RestartOptions& options);
-
 /// The worker by which the attempt failed, as an index; none if it did not fail by a worker.
 std::optional<std::size_t> root_cause(const Attempt& attempt);
 

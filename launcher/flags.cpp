@@ -21,7 +21,9 @@ const Flag& find_flag(const std::string& typed) {
   std::vector<const Flag*> begins;
   for (const Flag& flag : all_flags()) {
     if (flag.name == name || flag.alias == typed) return flag;
-    if (name.size() > 2 && flag.name.rfind(name, 0) == 0) begins.push_back(&flag);
+    // "--token=SECRET" is a mistake by which the secret would be taken for a file's name, and shown.
+    if (name.size() > 2 && flag.name.rfind(name, 0) == 0 && flag.name != "--token-file")
+      begins.push_back(&flag);
   }
   if (begins.size() == 1) return *begins[0];
   std::string meant;

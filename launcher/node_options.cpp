@@ -153,6 +153,8 @@ std::optional<Endpoint> read_endpoint(const Settings& settings, int default_port
   settings.read(
       "--rdzv-endpoint", "HOST, HOST:PORT or [IPV6]:PORT with a port from 1 to 65535",
       [&](const std::string& text) { return parse_endpoint(text, default_port); }, endpoint);
+  if (endpoint.host == "0.0.0.0" || endpoint.host == "::")
+    settings.reject("--rdzv-endpoint", "a host's name or an address of one host");
   if (master && *master != endpoint.host)
     settings.reject("--rdzv-endpoint",
                     "the host of --master-addr, " + ddprun::quoted(*master) + ", or only one of both");

@@ -9,6 +9,7 @@
 #include "launcher/conclusion.h"
 #include "launcher/host_name.h"
 #include "launcher/launch_error.h"
+#include "launcher/port_owner.h"
 #include "launcher/printable.h"
 #include "launcher/rendezvous/listen.h"
 
@@ -20,8 +21,8 @@ using Clock = JobEvents::Clock;
 
 // For the other nodes to take leave of the coordinator.
 constexpr std::chrono::seconds kFarewell{10};
-// Who else listens on our own port is a ddprun, which answers, or in the way.
-constexpr std::chrono::seconds kLocalGreeting{3};
+// Who else listens on our own port is a ddprun, which answers even if it is slow, or in the way.
+constexpr std::chrono::milliseconds kStrangersGreeting{500};
 
 std::string name_of_node(const NodesOptions& nodes) {
   return nodes.node_name.empty() ? host_name() : nodes.node_name;
@@ -70,12 +71,14 @@ class NodeSupervisor {
 
   /// Runs the coordinator here, if it belongs here and does not run yet.
   void host(const std::vector<asio::ip::tcp::endpoint>& addresses, NodeLink::Settings& link) {
+    if (connections_.server) return;
     Listening listening = listen_at(nodes_.endpoint, addresses, nodes_.is_host.has_value());
+    link.must_greet = listening.taken;
     if (listening.taken) {
-      link.greeting_timeout = kLocalGreeting;
-      link.must_greet = true;
+      if (port_owner(nodes_.endpoint.port).find("(ddprun)") == std::string::npos)
+        link.greeting_timeout = kStrangersGreeting;
     }
-    if (!listening.instead.empty() && nodes_.local_addr.empty()) {
+    if (!listening.instead.empty() && link.join.address.empty()) {
       link.join.address = listening.instead;
       log_info(printable(nodes_.endpoint.host) +
                " stands for a loopback address here: other nodes are told " + listening.instead +
@@ -85,6 +88,11 @@ class NodeSupervisor {
     if (nodes_.token.empty() && !listening.loopback_only)
       log_warning("whoever reaches " + to_string(nodes_.endpoint) +
                   " can take part in this job: there is no token (--token-file, DDPRUN_TOKEN)");
+    if (nodes_.token_is_derived && !listening.loopback_only)
+      log_warning(
+          "whoever reaches " + to_string(nodes_.endpoint) +
+          " and knows the job's numbers (squeue) can take part in this job: its token is made of them "
+          "(--token-file, DDPRUN_TOKEN)");
     CoordinatorSettings settings;
     settings.run_id = job_.run_id;
     settings.min_nodes = nodes_.min_nodes;
@@ -92,7 +100,7 @@ class NodeSupervisor {
     settings.join_timeout = nodes_.join_timeout;
     settings.last_call = nodes_.last_call;
     settings.node_timeout = nodes_.node_timeout;
-    settings.restarts = restart_settings(job_.options.restart);
+    settings.restarts = job_.options.restart;
     settings.names = nodes_.names;
     connections_.server.emplace(job_.io, std::move(settings), nodes_.token, std::move(listening.sockets));
     connections_.server->on_all_gone([this] { job_.events.push(PeerNews{}); });
@@ -129,22 +137,37 @@ class NodeSupervisor {
     } else if (const auto* waiting = std::get_if<Waiting>(&message)) {
       tell_waiting(*waiting);
     } else if (const auto* lead = std::get_if<Lead>(&message)) {
+      round_ = lead->round;  // before what can fail in it
       port_.emplace(port_address(), job_.options.master_port);
       link().send(Leading{lead->round, port_->number()});
     } else if (const auto* start = std::get_if<Start>(&message)) {
       co_return co_await run_round(*start);
     } else if (const auto* stop = std::get_if<Stop>(&message)) {
-      tell_once(stop->reason);
+      tell_once(stop->reason, log_warning);
       link().send(Ended{stop->round});
     } else if (const auto* end = std::get_if<End>(&message)) {
-      if (end->exit_code != 0) {
-        tell_once(end->reason);
-        record_.message = end->reason;
-      }
-      if (record_.attempts.empty() && end->exit_code != 0) record_.outcome = JobOutcome::kOtherNode;
-      co_return RunResult{end->exit_code, std::nullopt};
+      co_return result_of(*end);
     }
     co_return std::nullopt;
+  }
+
+  RunResult result_of(const End& end) {
+    if (end.exit_code != 0) {
+      tell_once(end.reason, log_error);
+      record_.message = end.reason;
+    }
+    if (record_.attempts.empty() && end.exit_code != 0) record_.outcome = JobOutcome::kOtherNode;
+    return {end.exit_code, std::nullopt};
+  }
+
+  /// The user has ended this node while its workers were being ended; if the job is over, its own end counts.
+  RunResult leave_or_end(int signal) {
+    while (const auto news = link().next())
+      if (const auto* message = std::get_if<CoordinatorMessage>(&*news))
+        if (const auto* end = std::get_if<End>(message)) return result_of(*end);
+    leave(signal);
+    record_.outcome = JobOutcome::kSignal;
+    return {128 + signal, signal};
   }
 
   /// Where the node of rank 0 holds the workers' port: on the interface by which the others reach it.
@@ -181,10 +204,7 @@ class NodeSupervisor {
     if (const auto* ended = std::get_if<EndedByPeers>(&attempt.event)) told_ = ended->reason;
     if (const auto* received = std::get_if<SignalReceived>(&attempt.event))
       co_return RunResult{128 + received->signal, received->signal};
-    if (attempt.user_signals > 0) {  // while the workers were being ended
-      leave(SIGTERM);
-      co_return RunResult{128 + SIGTERM, std::nullopt};
-    }
+    if (!attempt.user_signals.empty()) co_return leave_or_end(attempt.user_signals.front());
     if (std::holds_alternative<AllSucceeded>(attempt.event)) {
       link().send(Succeeded{round_});
     } else {
@@ -235,9 +255,9 @@ class NodeSupervisor {
   }
 
   /// A reason that came from elsewhere, unless the user knows it.
-  void tell_once(const std::string& reason) {
+  void tell_once(const std::string& reason, void (*tell)(std::string_view)) {
     if (!told_.empty() && reason.compare(0, told_.size(), told_) == 0) return;
-    log_warning(printable(reason));
+    tell(printable(reason));
     told_ = reason;
   }
 

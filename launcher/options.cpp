@@ -46,13 +46,13 @@ void read_signals(const Settings& settings, Options& options) {
   }
 }
 
-void read_restarts(const Settings& settings, RestartOptions& restart) {
+void read_restarts(const Settings& settings, RestartSettings& restart) {
   settings.read("--max-restarts", "a number from 0 to 1000000", parse_count, restart.max_restarts);
   settings.read("--restart-backoff", kSeconds, parse_seconds, restart.backoff);
   settings.read("--restart-window", kSeconds, parse_seconds, restart.window);
-  restart.on_codes = settings.text("--restart-on-codes");
   if (settings.given("--restart-on-codes"))
-    parse_restart_codes(restart.on_codes, settings.source("--restart-on-codes"));
+    restart.codes =
+        parse_restart_codes(settings.text("--restart-on-codes"), settings.source("--restart-on-codes"));
 }
 
 void read_output(const Settings& settings, OutputOptions& output) {

@@ -11,6 +11,7 @@
 
 #include "common/worker_env.h"
 #include "launcher/node_options.h"
+#include "launcher/restart_policy.h"
 
 namespace ddprun {
 
@@ -36,13 +37,6 @@ struct OutputOptions {
   std::size_t log_max_size = 0;  ///< bytes; 0: no limit
 };
 
-struct RestartOptions {
-  int max_restarts = 0;
-  std::chrono::milliseconds backoff{0};             ///< before the first restart; doubles with each
-  std::optional<std::chrono::milliseconds> window;  ///< healthy for so long, an attempt renews the budget
-  std::string on_codes;                             ///< empty: every failure
-};
-
 /// What the user asked for. Everything here is checked; nothing was looked up on the host yet.
 struct Options {
   WorkersWanted nproc_per_node;
@@ -56,7 +50,7 @@ struct Options {
   std::vector<int> ending_signals{SIGTERM, SIGINT, SIGHUP, SIGQUIT};  ///< end the job
   std::vector<int> forwarded_signals{SIGUSR1, SIGUSR2};               ///< are passed on and end nothing
 
-  RestartOptions restart;
+  RestartSettings restart;
   OutputOptions output;
   std::filesystem::path result_json, events_json;  ///< empty: none
   std::string numa_binding;                        ///< node, socket, exclusive, core-complex; empty: none

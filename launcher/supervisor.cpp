@@ -76,7 +76,8 @@ asio::awaitable<std::optional<RunResult>> pause(Job& job, std::chrono::milliseco
 }
 
 /// One attempt after the other, until one is the last.
-asio::awaitable<RunResult> supervise(Job& job, const RestartSettings& restarts, JobRecord& record) {
+asio::awaitable<RunResult> supervise(Job& job, JobRecord& record) {
+  const RestartSettings& restarts = job.options.restart;
   OomWatch oom;
   int restarts_used = 0;
   for (int number = 0;; ++number) {
@@ -91,7 +92,7 @@ asio::awaitable<RunResult> supervise(Job& job, const RestartSettings& restarts, 
         decide(restarts, attempt_end(attempt, attempt.workers, job.program.path), restarts_used, lived);
     if (const auto* received = std::get_if<SignalReceived>(&attempt.event))
       co_return RunResult{128 + received->signal, received->signal};
-    if (!decision.restart || attempt.user_signals > 0) {
+    if (!decision.restart || !attempt.user_signals.empty()) {
       if (restarts.max_restarts > 0 && decision.exit_code != 0)
         log_warning("not started again: " + (decision.restart ? "a signal ends the job" : decision.reason));
       co_return RunResult{decision.exit_code, std::nullopt};
@@ -176,9 +177,8 @@ RunResult run_recorded(const Options& options, const std::vector<std::string>& e
   tell_threads(environment, topology, workers);
   if (options.timeout) job.deadline = clock.start() + *options.timeout;
   NodeConnections connections;
-  const RunResult result =
-      run_loop(io, options.nodes.several() ? supervise_node(job, connections, record)
-                                           : supervise(job, restart_settings(options.restart), record));
+  const RunResult result = run_loop(
+      io, options.nodes.several() ? supervise_node(job, connections, record) : supervise(job, record));
   EventRecord finished{EventRecord::Kind::kFinished, JobEvents::Clock::now()};
   finished.attempt = static_cast<int>(record.attempts.size()) - 1;
   finished.exit_code = result.exit_code;

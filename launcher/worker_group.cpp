@@ -91,7 +91,7 @@ asio::awaitable<GroupEvent> WorkerGroup::wait(std::optional<JobEvents::Clock::ti
 asio::awaitable<bool> WorkerGroup::wait_for_event(JobEvents::Clock::time_point deadline) {
   const JobEvent event = co_await events_.next(deadline);
   handle(event);
-  co_return !std::holds_alternative<DeadlinePassed>(event) && user_signals_ == 0;
+  co_return !std::holds_alternative<DeadlinePassed>(event) && user_signals_.empty();
 }
 
 asio::awaitable<std::vector<pid_t>> WorkerGroup::stop(int signal, std::chrono::milliseconds grace) {
@@ -102,8 +102,8 @@ asio::awaitable<std::vector<pid_t>> WorkerGroup::stop(int signal, std::chrono::m
   signal_to_end(signal);
   if (co_await groups_gone(JobEvents::Clock::now() + grace, /*may_hurry=*/true))
     co_return std::vector<pid_t>();
-  const std::string when =
-      user_signals_ > 1 ? "before the second signal" : "within " + std::to_string(grace.count()) + " ms";
+  const std::string when = user_signals_.size() > 1 ? "before the second signal"
+                                                    : "within " + std::to_string(grace.count()) + " ms";
   log_warning(ranks_left() + " did not end " + when + ": sending SIGKILL");
   signal_to_end(SIGKILL);
   co_await groups_gone(JobEvents::Clock::now() + kKillTimeout, /*may_hurry=*/false);
@@ -119,7 +119,7 @@ asio::awaitable<bool> WorkerGroup::groups_gone(JobEvents::Clock::time_point dead
     signal_strays();
     const auto* received = std::get_if<SignalReceived>(&event);
     if (received == nullptr || !signals_.ends_job(received->signal) || !may_hurry) continue;
-    if (user_signals_ > 1) co_return false;
+    if (user_signals_.size() > 1) co_return false;
     signal_to_end(received->signal);
   }
   co_return true;
@@ -137,7 +137,7 @@ void WorkerGroup::handle(const JobEvent& event) {
     record.signal = received->signal;
     log_.add(record);
     if (signals_.ends_job(received->signal)) {
-      ++user_signals_;
+      user_signals_.push_back(received->signal);
     } else if (received->signal == SIGTSTP) {
       stop_with_the_job();
     } else {

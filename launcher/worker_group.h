@@ -96,8 +96,8 @@ class WorkerGroup {
   std::vector<Worker> take_workers() { return std::move(workers_); }
   /// The signals that ddprun sent to end the workers.
   const std::vector<int>& ending_signals() const { return ending_signals_; }
-  /// How many signals of the user wanted the job to end.
-  int user_signals() const { return user_signals_; }
+  /// The signals of the user that wanted the job to end.
+  const std::vector<int>& user_signals() const { return user_signals_; }
   /// When the job went on after it was stopped by SIGTSTP; else the epoch.
   JobEvents::Clock::time_point resumed() const { return resumed_; }
 
@@ -132,7 +132,7 @@ class WorkerGroup {
   std::function<void()> on_window_change_;
   std::set<pid_t> told_strays_;  ///< have got the last of ending_signals_
   JobEvents::Clock::time_point resumed_;
-  int user_signals_ = 0;  ///< signals of the user that want the job to end
+  std::vector<int> user_signals_;  ///< that want the job to end
   bool stopping_ = false;
 };
 

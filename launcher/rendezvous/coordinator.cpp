@@ -1,6 +1,7 @@
 #include "launcher/rendezvous/coordinator.h"
 
 #include <algorithm>
+#include <map>
 #include <tuple>
 
 #include "launcher/launch_error.h"
@@ -14,7 +15,6 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr int kBeatsPerTimeout = 4;
 constexpr std::size_t kMostTextBytes = 2000;  // of a node's, to which words of ours are added
 
 std::string seconds(milliseconds time) {
@@ -49,12 +49,6 @@ void Coordinator::join(NodeId id, const Join& join, const std::string& address) 
   if (join.node_rank) ranks_[*join.node_rank] = id;
   ++ready_;
   tell_waiting(id);
-}
-
-/// The node is not, or no longer, one of the job's.
-void Coordinator::turn_away(NodeId id, CoordinatorMessage last_word) {
-  send(id, std::move(last_word));
-  gone_.insert(id);
 }
 
 std::string Coordinator::objection(const Join& join, const std::string& address) const {
@@ -104,7 +98,9 @@ void Coordinator::lose(NodeId id, const std::string& reason, Time now) {
 
 /// A node that is silent, or whose messages make no sense.
 void Coordinator::expel(NodeId id, const std::string& reason, Time now) {
-  turn_away(id, Refused{reason});
+  if (ended_) return;  // which the loss of another just led to
+  const Node& node = nodes_.at(id);
+  turn_away(id, Refused{"node " + named(node.join, node.address) + " is given up: " + reason});
   drop(id, reason, now);
 }
 
@@ -192,25 +188,26 @@ void Coordinator::form(Time now) {
 void Coordinator::close_round() {
   std::vector<Nodes::value_type*> ready;
   for (auto& entry : nodes_) ready.push_back(&entry);
-  const auto first_come = [](const auto* entry) {
-    return std::tuple(!entry->second.was_in_round, entry->second.order);
+  if (ready.size() > max_nodes()) {  // those of the last round are never too many, and so stay
+    std::sort(ready.begin(), ready.end(), [](const auto* a, const auto* b) {
+      const Node &x = a->second, &y = b->second;
+      return std::tuple(!x.was_in_round, x.order) < std::tuple(!y.was_in_round, y.order);
+    });
+    ready.resize(max_nodes());
+  }
+  const auto rank = [this](const auto* entry) {
+    return entry->second.join.node_rank.value_or(settings_.max_nodes);
   };
-  std::sort(ready.begin(), ready.end(),
-            [&](const auto* a, const auto* b) { return first_come(a) < first_come(b); });
-  for (std::size_t i = 0; i < ready.size(); ++i) ready[i]->second.was_in_round = i < max_nodes();
-  ready.resize(std::min(ready.size(), max_nodes()));
-  std::sort(ready.begin(), ready.end(), [this](const auto* a, const auto* b) {
-    const Join &x = a->second.join, &y = b->second.join;
-    const int rank_x = x.node_rank.value_or(settings_.max_nodes),
-              rank_y = y.node_rank.value_or(settings_.max_nodes);
-    if (rank_x != rank_y) return rank_x < rank_y;
-    if (natural_less(x.node, y.node)) return true;
-    return !natural_less(y.node, x.node) && a->second.order < b->second.order;
+  std::sort(ready.begin(), ready.end(), [rank](const auto* a, const auto* b) {
+    if (rank(a) != rank(b)) return rank(a) < rank(b);
+    const Node &x = a->second, &y = b->second;
+    return x.join.node == y.join.node ? x.order < y.order : natural_less(x.join.node, y.join.node);
   });
   ++round_;
   members_.clear();
   for (auto* entry : ready) {
     entry->second.state = State::kInRound;
+    entry->second.was_in_round = true;
     members_.push_back(entry->first);
   }
   unfinished_ = members_.size();
@@ -282,9 +279,11 @@ void Coordinator::tell_waiting(NodeId id) {
 
 /// For a job that cannot begin.
 std::string Coordinator::who_came() const {
+  std::map<std::size_t, std::string> by_order;
+  for (const auto& [id, node] : nodes_) by_order[node.order] = named(node.join, node.address);
   std::vector<std::string> came;
+  for (const auto& [order, name] : by_order) came.push_back(name);
   std::vector<int> missing;
-  for (const auto& [id, node] : nodes_) came.push_back(named(node.join, node.address));
   const bool by_rank = !elastic() && !ranks_.empty() && ranks_.size() == nodes_.size();
   for (int rank = 0; by_rank && rank < settings_.max_nodes; ++rank)
     if (ranks_.count(rank) == 0) missing.push_back(rank);

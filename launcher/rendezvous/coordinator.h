@@ -2,10 +2,10 @@
 
 #include <chrono>
 #include <cstddef>
-#include <map>
 #include <optional>
 #include <set>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -33,7 +33,7 @@ struct JobEnd {
 
 /// The state of one job over all its nodes, and every decision about it. Does nothing by itself: events come
 /// in with the time at which they happened, messages come out of take_messages(). Cost: constant for each
-/// message, linear in the number of nodes for each round.
+/// message; for each round linear in the number of nodes, but for one sort.
 ///
 /// A round is formed of nodes that are ready, first of those that were in the last one, then in the order of
 /// coming. Its ranks follow the node rank where it is given, then the natural order of names, then the order
@@ -80,11 +80,10 @@ class Coordinator {
     bool was_in_round = false;  ///< in the last one
     int unheard_beats = 0;      ///< that were sent to it since it last said something
   };
-  using Nodes = std::map<NodeId, Node>;
+  using Nodes = std::unordered_map<NodeId, Node>;
 
   void join(NodeId id, const Join& join, const std::string& address);
   std::string objection(const Join& join, const std::string& address) const;
-  void turn_away(NodeId id, CoordinatorMessage last_word);
   void handle(NodeId id, Node& node, const NodeMessage& message, Time now);
   void expel(NodeId id, const std::string& reason, Time now);
   void drop(NodeId id, const std::string& reason, Time now);
@@ -102,13 +101,18 @@ class Coordinator {
   bool elastic() const { return settings_.min_nodes < settings_.max_nodes; }
   std::size_t max_nodes() const { return static_cast<std::size_t>(settings_.max_nodes); }
   void send(NodeId id, CoordinatorMessage message) { messages_.emplace_back(id, std::move(message)); }
+  /// The node is not, or no longer, one of the job's.
+  void turn_away(NodeId id, CoordinatorMessage last_word) {
+    send(id, std::move(last_word));
+    gone_.insert(id);
+  }
 
   CoordinatorSettings settings_;
   Phase phase_ = Phase::kForming;
   Nodes nodes_;
-  std::set<NodeId> gone_;        ///< connections that can join no more, until they end
-  std::map<int, NodeId> ranks_;  ///< node ranks that are taken
-  std::vector<NodeId> members_;  ///< of the round, in the order of ranks; lost ones stay
+  std::set<NodeId> gone_;                  ///< connections that can join no more, until they end
+  std::unordered_map<int, NodeId> ranks_;  ///< node ranks that are taken
+  std::vector<NodeId> members_;            ///< of the round, in the order of ranks; lost ones stay
   std::size_t next_order_ = 0;
   std::size_t ready_ = 0;       ///< nodes in that state
   std::size_t unfinished_ = 0;  ///< members in kInRound

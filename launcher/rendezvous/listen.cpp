@@ -74,12 +74,16 @@ Listening listen_at(const Endpoint& endpoint, const std::vector<tcp::endpoint>& 
     if (!result.loopback_only) wanted = {tcp::endpoint(tcp::v4(), port), tcp::endpoint(tcp::v6(), port)};
   }
   int error = EADDRNOTAVAIL;
-  for (const tcp::endpoint& address : wanted) {
-    UniqueFd fd = try_listen(address);
-    if (fd)
+  for (auto address = wanted.begin(); address != wanted.end(); ++address) {
+    if (std::find(wanted.begin(), address, *address) != address) continue;  // of several lines in /etc/hosts
+    if (UniqueFd fd = try_listen(*address)) {
       result.sockets.push_back(std::move(fd));
-    else if (errno != EADDRNOTAVAIL && errno != EAFNOSUPPORT)
-      error = errno;
+      continue;
+    }
+    if (errno != EADDRNOTAVAIL && errno != EAFNOSUPPORT) error = errno;
+    if (error != EADDRINUSE) continue;
+    result.sockets.clear();  // who has one of the addresses would answer a part of the nodes
+    break;
   }
   if (!result.sockets.empty()) return result;
   result.taken = error == EADDRINUSE;

@@ -109,6 +109,8 @@ struct End {
 
 // From either side.
 
+inline constexpr int kBeatsPerTimeout = 4;  ///< sent in a node timeout
+
 /// A sign of life.
 struct Beat {
   bool operator==(const Beat&) const = default;

@@ -79,7 +79,6 @@ asio::awaitable<void> NodeLink::run() {
   std::string reason;
   try {
     co_await connect();
-    last_heard_ = Clock::now();
     send(settings_.join);
     asio::co_spawn(io_, beat(), asio::detached);
     co_await listen();
@@ -93,6 +92,7 @@ asio::awaitable<void> NodeLink::run() {
   const bool was_connected = connection_ != nullptr;
   if (was_connected) connection_->close();
   timer_.cancel();
+  if (reason.empty()) co_return;
   add(CoordinatorLost{(was_connected ? "lost the coordinator at " : "cannot reach the coordinator at ") +
                       to_string(settings_.endpoint) + ": " + reason});
 }
@@ -131,7 +131,7 @@ asio::awaitable<void> NodeLink::connect() {
 /// Every address once, in their order. throws the last one's error
 asio::awaitable<void> NodeLink::connect_once() {
   const auto addresses = co_await resolve(settings_.endpoint);
-  if (settings_.before_connecting) std::exchange(settings_.before_connecting, nullptr)(addresses, settings_);
+  if (settings_.before_connecting) settings_.before_connecting(addresses, settings_);
   boost::system::error_code error = asio::error::host_not_found;
   for (const tcp::endpoint& address : addresses) {
     const auto socket = std::make_shared<tcp::socket>(io_);
@@ -145,13 +145,17 @@ asio::awaitable<void> NodeLink::connect_once() {
     if (error) continue;
     const std::string theirs = numeric(socket->remote_endpoint()), ours = numeric(socket->local_endpoint());
     auto connection = std::make_shared<Connection>(std::move(*socket), Side::kNode, settings_.token);
-    connection->set_time_limit(settings_.greeting_timeout);
+    connection->set_time_limit(std::min(settings_.greeting_timeout, settings_.timeout));
     try {
       co_await connection->greet();
-    } catch (const std::exception&) {
-      if (connection->greeted() || !settings_.must_greet) throw;
+    } catch (const std::exception& failure) {
+      // Who hangs up may have been a coordinator that has just ended: that one is tried again.
+      const auto* broken = dynamic_cast<const boost::system::system_error*>(&failure);
+      const bool hung_up = broken != nullptr && broken->code() != asio::error::timed_out;
+      if (connection->greeted() || !settings_.must_greet || hung_up) throw;
       throw LaunchError(LaunchError::kOwnFailure, to_string(settings_.endpoint) + " is taken" +
-                                                      port_owner(address.port()) + ", which is no ddprun");
+                                                      port_owner(address.port()) +
+                                                      ", which does not answer as a ddprun");
     }
     connection->clear_time_limit();
     coordinator_address_ = theirs;
@@ -165,23 +169,29 @@ asio::awaitable<void> NodeLink::connect_once() {
 asio::awaitable<void> NodeLink::listen() {
   for (;;) {
     CoordinatorMessage message = decode_coordinator_message(co_await connection_->read());
-    last_heard_ = Clock::now();
+    unheard_beats_ = 0;
     if (std::holds_alternative<Beat>(message)) continue;
     if (const auto* waiting = std::get_if<Waiting>(&message)) {
       node_timeout_ = milliseconds(waiting->node_timeout_ms);
       timer_.cancel();  // for beat() to see it
     }
+    const bool last = std::holds_alternative<End>(message);
     add(std::move(message));
+    if (last)
+      co_return;  // which closes the connection: the coordinator waits for that, and not for our workers
   }
 }
 
 asio::awaitable<void> NodeLink::beat() {
   while (connection_->is_open()) {
-    timer_.expires_after(node_timeout_.count() > 0 ? node_timeout_ / 4 : settings_.greeting_timeout);
+    timer_.expires_after(node_timeout_.count() > 0 ? node_timeout_ / kBeatsPerTimeout
+                                                   : settings_.greeting_timeout);
     boost::system::error_code cancelled;
     co_await timer_.async_wait(asio::redirect_error(asio::use_awaitable, cancelled));
     if (cancelled) continue;
-    if (node_timeout_.count() == 0 || Clock::now() - last_heard_ >= node_timeout_) {
+    // Beats are counted and not the time: had this program been stopped, as by Slurm's suspension of a job,
+    // it would have heard nobody.
+    if (node_timeout_.count() == 0 || ++unheard_beats_ > kBeatsPerTimeout) {
       silent_ = true;
       connection_->close();
     }

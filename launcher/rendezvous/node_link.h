@@ -38,8 +38,8 @@ class NodeLink {
     std::chrono::milliseconds timeout{600'000};          ///< for the connection
     std::chrono::milliseconds greeting_timeout{10'000};  ///< for the coordinator's first bytes
     bool must_greet = false;  ///< who answers, but does not greet in time, is in the way: no further attempt
-    /// Called with the endpoint's addresses before the first connection; may change these settings. What it
-    /// throws ends the attempts.
+    /// Called with the endpoint's addresses before each attempt; may change these settings. What it throws
+    /// ends the attempts.
     std::function<void(const std::vector<boost::asio::ip::tcp::endpoint>& addresses, Settings& settings)>
         before_connecting;
   };
@@ -87,7 +87,7 @@ class NodeLink {
   std::deque<CoordinatorNews> news_;
   std::string coordinator_address_, local_address_;
   std::chrono::milliseconds node_timeout_{0};  ///< 0: not known yet
-  Clock::time_point last_heard_;
+  int unheard_beats_ = 0;
   bool silent_ = false;
 };
 

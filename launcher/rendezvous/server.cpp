@@ -1,7 +1,9 @@
 #include "launcher/rendezvous/server.h"
 
+#include <sys/resource.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
 #include <boost/asio/redirect_error.hpp>
@@ -30,6 +32,18 @@ std::string origin(const tcp::socket& socket) {
   return theirs.address().to_string();
 }
 
+/// How many may be here that have not said who they are: the other descriptors are for nodes and workers.
+std::size_t most_strangers() {
+  rlimit files{};
+  ::getrlimit(RLIMIT_NOFILE, &files);
+  return std::max<std::size_t>(files.rlim_cur / 2, 1);
+}
+
+/// Without its clock or its ears there is no coordinator: what stops them ends ddprun.
+void rethrow(const std::exception_ptr& error) {
+  if (error) std::rethrow_exception(error);
+}
+
 int family_of(int fd) {
   int family = AF_INET;
   socklen_t size = sizeof family;
@@ -48,9 +62,9 @@ CoordinatorServer::CoordinatorServer(asio::io_context& io, CoordinatorSettings s
   for (UniqueFd& fd : sockets) {
     const auto protocol = family_of(fd.get()) == AF_INET6 ? tcp::v6() : tcp::v4();
     Acceptor& acceptor = acceptors_.emplace_back(io, protocol, fd.release());
-    asio::co_spawn(io, accept(acceptor), asio::detached);
+    asio::co_spawn(io, accept(acceptor), rethrow);
   }
-  asio::co_spawn(io, keep_time(), asio::detached);
+  asio::co_spawn(io, keep_time(), rethrow);
 }
 
 CoordinatorServer::~CoordinatorServer() {
@@ -76,6 +90,11 @@ asio::awaitable<void> CoordinatorServer::accept(Acceptor& acceptor) {
       continue;
     }
     auto connection = std::make_shared<Connection>(std::move(socket), Side::kCoordinator, token_);
+    if (strangers_.size() >= most_strangers()) {  // a node needs less time than who came first has had
+      strangers_.begin()->second->close();
+      strangers_.erase(strangers_.begin());
+    }
+    strangers_.emplace(next_id_, connection);
     asio::co_spawn(io_, serve(std::move(connection), next_id_++), asio::detached);
   }
 }
@@ -90,8 +109,10 @@ asio::awaitable<void> CoordinatorServer::serve(std::shared_ptr<Connection> conne
     co_await connection->greet();
     for (;;) {
       const NodeMessage message = decode_node_message(co_await connection->read());
-      connection->clear_time_limit();
-      connections_.emplace(id, connection);
+      if (strangers_.erase(id) > 0) {  // its first
+        connection->clear_time_limit();
+        connections_.emplace(id, connection);
+      }
       coordinator_.receive(id, message, address, Coordinator::Clock::now());
       deliver();
     }
@@ -110,6 +131,7 @@ asio::awaitable<void> CoordinatorServer::serve(std::shared_ptr<Connection> conne
     connection->close();
   }
   coordinator_.lose(id, reason, Coordinator::Clock::now());
+  strangers_.erase(id);
   connections_.erase(id);
   deliver();
 }

@@ -48,6 +48,7 @@ class CoordinatorServer {
   std::string token_;
   std::list<Acceptor> acceptors_;
   std::map<Id, std::shared_ptr<Connection>> connections_;  ///< of nodes that have said who they are
+  std::map<Id, std::shared_ptr<Connection>> strangers_;    ///< others, in the order of coming
   boost::asio::steady_timer timer_;
   Id next_id_ = 0;
   std::function<void()> on_all_gone_;

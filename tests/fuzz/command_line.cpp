@@ -48,7 +48,7 @@ Input read_input(std::string_view text, const ScratchFile& file) {
   return input;
 }
 
-void expect_restarts(const RestartOptions& restart) {
+void expect_restarts(const RestartSettings& restart) {
   expect(restart.max_restarts >= 0, "restarts are counted from 0");
   expect(restart.backoff.count() >= 0, "a backoff is not negative");
   if (restart.window) expect(restart.window->count() >= 0, "a window is not negative");

@@ -220,11 +220,11 @@ TEST_CASE("nodes that do not fit are refused, and both sides are named", "[nodes
 
 TEST_CASE("a node that never comes ends the wait, and those that came are named", "[nodes]") {
   NodeJob nodes;
-  nodes.start({"--nnodes=3", "--node-rank=0", "--join-timeout=2"}, {"ready"});
+  nodes.start({"--nnodes=3", "--node-rank=0", "--join-timeout=4"}, {"ready"});
   nodes.start({"--nnodes=3", "--node-rank=2"}, {"ready"});
   CHECK(nodes.wait() == all(2, ExitStatus::exited(125)));
   for (const std::size_t node : {0U, 1U}) {
-    CHECK_THAT(nodes.node(node).err(), ContainsSubstring("2 of 3 nodes came within 2 s"));
+    CHECK_THAT(nodes.node(node).err(), ContainsSubstring("2 of 3 nodes came within 4 s"));
     CHECK_THAT(nodes.node(node).err(), ContainsSubstring("missing: node rank 1"));
   }
 }
@@ -319,6 +319,19 @@ TEST_CASE("a node that cannot start its workers ends the job with its code", "[n
   CHECK(broken.wait() == ExitStatus::exited(125));
   CHECK(nodes.wait() == all(1, ExitStatus::exited(125)));
   CHECK_THAT(nodes.node(0).err(), ContainsSubstring("/dev/null"));
+}
+
+TEST_CASE("the coordinator's node does not wait for workers elsewhere that are slow to end", "[nodes]") {
+  NodeJob nodes;
+  nodes.start({"--nnodes=2", "--node-rank=0"}, {"ready", "pause"});
+  nodes.start({"--nnodes=2", "--node-rank=1", "--shutdown-timeout=600"}, {"ignore-term", "ready", "pause"});
+  for (const std::size_t node : {0U, 1U}) REQUIRE(nodes.node(node).wait_for_output("ready "));
+  nodes.node(0).send_signal(SIGINT);
+  CHECK(nodes.node(0).wait(std::chrono::seconds(5)) == ExitStatus::killed(SIGINT));
+  nodes.node(1).send_signal(SIGINT);
+  nodes.node(1).send_signal(SIGTERM);  // of another kind: two that are alike may arrive as one
+  CHECK(nodes.node(1).wait() == ExitStatus::exited(130));
+  for (const std::size_t node : {0U, 1U}) check_nothing_left(nodes.node(node));
 }
 
 TEST_CASE("a time limit on one node ends all with 124", "[nodes]") {

@@ -30,11 +30,24 @@ inline std::string free_port() {
 class NodeJob {
  public:
   /// Starts a node with flags of its own.
-  Child& start(const std::vector<std::string>& flags, const std::vector<std::string>& actions) {
-    return add(job(with_endpoint(flags), actions));
+  Child& start(const std::vector<std::string>& own, const std::vector<std::string>& actions) {
+    return add(job(flags(own), actions));
   }
-  Child& start_script(const std::vector<std::string>& flags, const std::string& text) {
-    return add(script(with_endpoint(flags), text));
+  Child& start_script(const std::vector<std::string>& own, const std::string& text) {
+    return add(script(flags(own), text));
+  }
+  Child& add(Command command) {
+    if (!token.empty()) command.env["DDPRUN_TOKEN"] = token;
+    nodes_.push_back(std::make_unique<Child>(command));
+    return *nodes_.back();
+  }
+
+  /// What the next node needs to find the others, and flags of its own.
+  std::vector<std::string> flags(const std::vector<std::string>& own) const {
+    std::vector<std::string> all = {"--rdzv-endpoint=127.0.0.1:" + port, "--rdzv-id=the-job",
+                                    std::string("--rdzv-conf=is_host=") + (nodes_.empty() ? "1" : "0")};
+    all.insert(all.end(), own.begin(), own.end());
+    return all;
   }
 
   Child& node(std::size_t i) { return *nodes_[i]; }
@@ -52,18 +65,6 @@ class NodeJob {
   std::string token;  ///< of the nodes that are started from now on
 
  private:
-  std::vector<std::string> with_endpoint(const std::vector<std::string>& flags) const {
-    std::vector<std::string> all = {"--rdzv-endpoint=127.0.0.1:" + port, "--rdzv-id=the-job",
-                                    std::string("--rdzv-conf=is_host=") + (nodes_.empty() ? "1" : "0")};
-    all.insert(all.end(), flags.begin(), flags.end());
-    return all;
-  }
-  Child& add(Command command) {
-    if (!token.empty()) command.env["DDPRUN_TOKEN"] = token;
-    nodes_.push_back(std::make_unique<Child>(command));
-    return *nodes_.back();
-  }
-
   std::vector<std::unique_ptr<Child>> nodes_;
 };
 

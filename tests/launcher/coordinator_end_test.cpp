@@ -51,7 +51,7 @@ TEST_CASE("a silent node is lost after the node timeout", "[coordinator]") {
   CHECK_FALSE(rig.ended());
   rig.pass(2'501ms);  // a quarter of the timeout later at most
   CHECK(rig.last<End>(ids[0]) == End{125, "node b (10.0.0.2) was lost: no sign of life for 10 s"});
-  CHECK(rig.last<Refused>(ids[1]).reason == "no sign of life for 10 s");
+  CHECK(rig.last<Refused>(ids[1]).reason == "node b (10.0.0.2) is given up: no sign of life for 10 s");
   CHECK(rig.count<End>(ids[1]) == 0);
 }
 
@@ -63,6 +63,14 @@ TEST_CASE("many silent nodes are lost at once", "[coordinator]") {
   CHECK(rig.last<Lead>(a).round == 1);  // the first round was given up once, and not once for each
   rig.obey();
   CHECK(rig.last<Start>(a).world_size == 1);
+}
+
+TEST_CASE("each of several silent nodes gets one last word", "[coordinator]") {
+  CoordinatorRig rig(job(3, 3));
+  const auto ids = rig.form({"a", "b", "c"});
+  rig.silent = {ids[1], ids[2]};
+  rig.pass(13s);
+  for (const auto id : ids) CHECK(rig.count<Refused>(id) + rig.count<End>(id) == 1);
 }
 
 TEST_CASE("a coordinator that has slept blames no node for its silence", "[coordinator]") {
@@ -117,7 +125,7 @@ TEST_CASE("a node that ends its workers unasked is lost", "[coordinator]") {
   CoordinatorRig rig(job(2, 2));
   const auto ids = rig.form({"a", "b"});
   rig.say(ids[1], Ended{0});
-  CHECK(rig.last<Refused>(ids[1]).reason == "it ended its workers unasked");
+  CHECK(rig.last<Refused>(ids[1]).reason == "node b (10.0.0.2) is given up: it ended its workers unasked");
   CHECK(rig.last<End>(ids[0]) == End{125, "node b (10.0.0.2) was lost: it ended its workers unasked"});
 }
 

@@ -104,6 +104,18 @@ TEST_CASE("only the first failure of a round uses a restart", "[coordinator]") {
   CHECK(rig.last<Stop>(ids[0]).reason == "rank 0 failed; restart 2 of 2");
 }
 
+TEST_CASE("a node that is not of the round cannot fail in it", "[coordinator]") {
+  CoordinatorRig rig(job(2, 2));
+  const auto ids = rig.form({"a", "b"});
+  const auto spare = rig.join("c");
+  rig.say(spare, failed(7));
+  rig.say(spare, Succeeded{0});
+  rig.say(spare, Ended{0});
+  CHECK_FALSE(rig.ended());
+  rig.say(ids[0], Succeeded{0});
+  CHECK_FALSE(rig.ended());
+}
+
 TEST_CASE("a round that lived long enough makes the budget new", "[coordinator]") {
   auto settings = job(2, 2, 1);
   settings.restarts.window = 60s;

@@ -57,6 +57,22 @@ TEST_CASE("what is no number of nodes is refused", "[node_options]") {
                     ContainsSubstring("--nnodes: expected N or MIN:MAX, from 1 to 100000, got '" + text));
 }
 
+TEST_CASE("the address of all hosts is no place to meet", "[node_options]") {
+  for (const char* endpoint : {"0.0.0.0:29400", "[::]:29400", "::"})
+    CHECK_THROWS_WITH(parse({"--nnodes=2", std::string("--rdzv-endpoint=") + endpoint}),
+                      ContainsSubstring("--rdzv-endpoint: expected a host's name or an address of one host"));
+}
+
+TEST_CASE("a token on the command line is refused and not shown", "[node_options]") {
+  try {
+    parse_dynamic({"--token=s3cret"});
+    FAIL("the token was taken");
+  } catch (const UsageError& error) {
+    CHECK_THAT(error.what(), ContainsSubstring("unknown flag '--token'"));
+    CHECK_THAT(error.what(), !ContainsSubstring("s3cret"));
+  }
+}
+
 TEST_CASE("nodes that meet at an endpoint have the ranks that they get", "[node_options]") {
   const Options options = parse({"--nnodes=2", "--rdzv-endpoint=node1"});
   CHECK(options.nodes.endpoint == Endpoint{"node1", 29400});

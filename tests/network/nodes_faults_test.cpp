@@ -53,7 +53,8 @@ TEST_CASE("all nodes restart together, at a new port", "[nodes]") {
   for (const int host : {0, 1})
     nodes.start(host, script(fixed(2, host) + Words{"--nproc-per-node=2", "--max-restarts=1"}, once));
   nodes.check_all_exit(0);
-  CHECK(count_of("of 4, round 0", nodes.all_out()) == 4);
+  CHECK(count_of("met 3 of 4, round 0", nodes.all_out()) ==
+        1);  // the others may have ended before they said so
   CHECK(count_of("of 4, round 1", nodes.all_out()) == 4);
   const auto port_of_round = [&](const std::string& round) {
     const std::string out = nodes.all_out(), where = "round " + round + " at " + Network::ipv4(0) + " ";
@@ -190,6 +191,29 @@ TEST_CASE("a signal on one node of a fixed number ends the job everywhere", "[no
   nodes.check_end(1 - receiver, ExitStatus::exited(128 + SIGINT));
   CHECK_THAT(nodes[1 - receiver].err(),
              ContainsSubstring("h" + std::to_string(receiver)) && ContainsSubstring("SIGINT"));
+}
+
+TEST_CASE("a signal while a node ends its workers for another's failure", "[nodes]") {
+  const Network network(2);
+  Nodes nodes(network);
+  const Words actions = {"ignore-term", "meet", "--rank", "1", "exit", "7", "--all", "pause"};
+  const auto interrupt = [&] {
+    const bool ends = wait_until([&] { return count_of("ending this node's workers", nodes[0].err()) == 1; });
+    CAPTURE(nodes[0].err());
+    REQUIRE(ends);
+    nodes[0].send_signal(SIGINT);  // which ends the workers
+  };
+  SECTION("changes nothing if the job is over") {
+    for (const int host : {0, 1}) nodes.start(host, fixed(2, host), actions);
+    interrupt();
+    nodes.check_all_exit(7);
+  }
+  SECTION("ends the node if the job would go on") {
+    for (const int host : {0, 1}) nodes.start(host, fixed(2, host) + Words{"--max-restarts=1"}, actions);
+    interrupt();
+    nodes.check_end(0, ExitStatus::killed(SIGINT));
+    nodes.check_end(1, ExitStatus::exited(128 + SIGINT));
+  }
 }
 
 TEST_CASE("a signal on all nodes at once, as from a scheduler, ends the job", "[nodes]") {

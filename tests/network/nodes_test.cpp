@@ -105,7 +105,7 @@ TEST_CASE("a host whose own name is one for loopback can be the coordinator's", 
   CHECK(count_of("at " + Network::ipv4(0) + " ", nodes[1].out()) == 1);
 }
 
-TEST_CASE("--local-addr says where the other nodes reach this one", "[nodes]") {
+TEST_CASE("where the other nodes reach this one is what --local-addr says", "[nodes]") {
   const Network network(2);
   network.add_address(0, "10.99.0.77");
   Nodes nodes(network);

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <cstdlib>
+#include <memory>
 #include <set>
 #include <string>
 #include <vector>
@@ -50,6 +51,7 @@ bool join_meeting(std::uint32_t rank) {
   addrinfo* address = nullptr;
   if (::getaddrinfo(std::getenv("MASTER_ADDR"), std::getenv("MASTER_PORT"), &hints, &address) != 0)
     return false;
+  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(address, ::freeaddrinfo);
   for (;; ::usleep(1000)) {  // until rank 0 listens; the test has the deadline
     const int fd = ::socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
     std::uint32_t answer = 0;

@@ -1,0 +1,165 @@
+// Several nodes among strangers and liars, and nodes that are stopped for a while.
+
+#include <poll.h>
+#include <sys/resource.h>
+
+#include <csignal>
+#include <nlohmann/json.hpp>
+
+#include "tests/integration/node_job.h"
+#include "tests/support/own_addresses.h"
+
+using namespace ddprun;
+using namespace ddprun::test;
+
+namespace {
+
+sockaddr_in loopback(const std::string& port) {
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(static_cast<in_port_t>(std::stoi(port)));
+  return address;
+}
+
+UniqueFd connect_to(const std::string& port) {
+  UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const sockaddr_in address = loopback(port);
+  REQUIRE(::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0);
+  return fd;
+}
+
+/// The other side has closed the connection. What it has said is thrown away.
+bool is_closed(const UniqueFd& fd) {
+  char bytes[256];
+  ssize_t size = 0;
+  do size = ::recv(fd.get(), bytes, sizeof bytes, MSG_DONTWAIT);
+  while (size > 0);
+  return size == 0 || (errno != EAGAIN && errno != EINTR);
+}
+
+/// A coordinator that says what it likes.
+class Liar {
+ public:
+  explicit Liar(const std::string& port) : listening_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    const int on = 1;
+    ::setsockopt(listening_.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    const sockaddr_in address = loopback(port);
+    REQUIRE(::bind(listening_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0);
+    REQUIRE(::listen(listening_.get(), 1) == 0);
+  }
+
+  void await_node() {
+    pollfd waiting{listening_.get(), POLLIN, 0};
+    REQUIRE(::poll(&waiting, 1, static_cast<int>(std::chrono::milliseconds(kDeadline).count())) == 1);
+    node_.reset(::accept4(listening_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    send(std::string("ddprun\r\n\0\1\0\0", 12) + std::string(20, '\0'));
+  }
+
+  void say(const nlohmann::json& message) {
+    const std::string text = message.dump();
+    const auto size = static_cast<std::uint32_t>(text.size());
+    const std::uint32_t length = htonl(size);
+    send(std::string(reinterpret_cast<const char*>(&length), sizeof length) + text);
+  }
+
+ private:
+  void send(const std::string& bytes) {
+    REQUIRE(::send(node_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) ==
+            static_cast<ssize_t>(bytes.size()));
+  }
+  UniqueFd listening_, node_;
+};
+
+TEST_CASE("a coordinator's words cannot drive the terminal", "[nodes]") {
+  const std::string port = free_port();
+  Liar liar(port);
+  Child node(job({"--nnodes=2", "--node-rank=1", "--master-addr=127.0.0.1", "--master-port=" + port},
+                 {"ready", "pause"}));
+  liar.await_node();
+  liar.say({{"type", "waiting"},
+            {"present", 2},
+            {"min_nodes", 2},
+            {"max_nodes", 2},
+            {"spare", false},
+            {"node_timeout_ms", 600'000}});
+  liar.say({{"type", "start"},
+            {"round", 0},
+            {"group_rank", 1},
+            {"group_world_size", 2},
+            {"first_rank", 1},
+            {"world_size", 2},
+            {"master_addr", "127.0.0.1"},
+            {"master_port", 1},
+            {"run_id", "x"},
+            {"max_restarts", 0}});
+  REQUIRE(node.wait_for_output("ready 1 "));
+  liar.say({{"type", "end"}, {"exit_code", 9}, {"reason", "bye\x1b]0;title\x07\nddprun: error: forged"}});
+  CHECK(node.wait() == ExitStatus::exited(9));
+  CHECK_THAT(node.err(), ContainsSubstring("bye"));
+  CHECK(count_of("\x1b", node.err()) == 0);
+  CHECK(count_of("\nddprun: error: forged", node.err()) == 0);
+  check_nothing_left(node);
+}
+
+TEST_CASE("strangers do not use up the coordinator's descriptors", "[nodes]") {
+  const TempDir folder;
+  const std::string go = folder.path() / "go";
+  const std::string text = "echo here; until [ -e " + go +
+                           " ]; do sleep 0.02; done; [ $TORCHELASTIC_RESTART_COUNT != 0 ] || exit 3";
+  constexpr rlim_t kFiles = 64;
+  NodeJob nodes;
+  Command first = script(nodes.flags({"--nnodes=2", "--max-restarts=1", "--nproc-per-node=2"}), text);
+  first.in_child = [] {
+    const rlimit files{kFiles, kFiles};
+    ::setrlimit(RLIMIT_NOFILE, &files);
+  };
+  nodes.add(first);
+  nodes.start_script({"--nnodes=2"}, text);
+  REQUIRE(nodes.node(0).wait_for_output("here", 2));
+  REQUIRE(nodes.node(1).wait_for_output("here"));
+  std::vector<UniqueFd> strangers;
+  for (rlim_t i = 0; i < 2 * kFiles; ++i) strangers.push_back(connect_to(nodes.port));
+  // One came too many, and another one is gone: either makes room, or there is none.
+  REQUIRE(wait_until(
+      [&] { return is_closed(strangers[0]) || count_of("Too many open files", nodes.node(0).err()) > 0; }));
+  write_file_atomic(go, "");
+  CHECK(nodes.wait() == std::vector(2, ExitStatus::exited(0)));
+}
+
+TEST_CASE("a job that is stopped on all nodes goes on when it is continued", "[nodes]") {
+  NodeJob nodes;
+  for (const char* rank : {"0", "1"})
+    nodes.start({"--nnodes=2", std::string("--node-rank=") + rank, "--node-timeout=2"}, {"ready", "await"});
+  for (const std::size_t node : {0U, 1U}) REQUIRE(nodes.node(node).wait_for_output("ready "));
+  for (const std::size_t node : {0U, 1U}) nodes.node(node).send_signal(SIGSTOP);
+  ::sleep(3);  // more than the node timeout
+  for (const std::size_t node : {0U, 1U}) nodes.node(node).send_signal(SIGCONT);
+  for (const std::size_t node : {0U, 1U}) nodes.node(node).send_signal(SIGUSR1);
+  CHECK(nodes.wait() == std::vector(2, ExitStatus::exited(0)));
+}
+
+TEST_CASE("a token that Slurm's numbers make is called what it is", "[nodes]") {
+  std::string outward;
+  for (const std::string& address : own_addresses())
+    if (address.find(':') == std::string::npos && address.compare(0, 4, "127.") != 0) outward = address;
+  if (outward.empty()) skip("this host has no address that others can reach");
+  Command command = job({"--join-timeout=1"}, {});
+  command.env.insert({{"SLURM_JOB_ID", "7"},
+                      {"SLURM_STEP_ID", "0"},
+                      {"SLURM_STEP_NUM_TASKS", "2"},
+                      {"SLURM_NTASKS", "2"},
+                      {"SLURM_STEP_NUM_NODES", "2"},
+                      {"SLURM_STEP_NODELIST", outward + ",other"},
+                      {"SLURM_STEP_TASKS_PER_NODE", "1(x2)"},
+                      {"SLURMD_NODENAME", outward},
+                      {"SLURM_NODEID", "0"},
+                      {"SLURM_LOCALID", "0"},
+                      {"SLURM_PROCID", "0"}});
+  const std::string warning = "its token is made of them";
+  CHECK_THAT(Finished(command).err, ContainsSubstring(warning));
+  command.env["DDPRUN_TOKEN"] = "a secret";
+  CHECK(count_of(warning, Finished(command).err) == 0);
+}
+
+}  // namespace

@@ -1,0 +1,194 @@
+#include "tests/launcher/job_oracle.h"
+
+#include <algorithm>
+#include <tuple>
+
+#include "launcher/rendezvous/natural_order.h"
+
+namespace ddprun::test {
+namespace {
+
+void promise(bool kept, const std::string& what) {
+  if (!kept) throw BrokenPromise(what);
+}
+
+template <class Message>
+std::vector<std::pair<JobOracle::Id, Message>> all(const Outgoing& messages) {
+  std::vector<std::pair<JobOracle::Id, Message>> found;
+  for (const auto& [id, message] : messages)
+    if (const auto* wanted = std::get_if<Message>(&message)) found.emplace_back(id, *wanted);
+  return found;
+}
+
+template <class Message>
+const Message* said(const Cause& cause) {
+  const auto* message = std::get_if<NodeMessage>(&cause);
+  return message == nullptr ? nullptr : std::get_if<Message>(message);
+}
+
+/// What a failure is for the shell; never success.
+int exit_code(const AttemptEnd& end) {
+  int code = 0;
+  if (end.kind == AttemptEnd::Kind::kWorkerFailed) code = to_exit_code(end.status);
+  if (end.kind == AttemptEnd::Kind::kHang || end.kind == AttemptEnd::Kind::kTimeout) code = 124;
+  if (end.kind == AttemptEnd::Kind::kSignal) code = 128 + end.signal;
+  if (end.kind == AttemptEnd::Kind::kStartFailed) code = end.exit_code;
+  return code == 0 ? 125 : code;
+}
+
+}  // namespace
+
+bool JobOracle::present(Id id) const {
+  const auto found = nodes_.find(id);
+  return found != nodes_.end() && found->second.standing == Standing::kPresent;
+}
+
+void JobOracle::check(Id id, const Cause& cause, const Outgoing& messages,
+                      const std::optional<JobEnd>& ended) {
+  const bool joins = nodes_.count(id) == 0 && said<Join>(cause) != nullptr;
+  note_input(id, cause);
+  const auto answers = [id](const auto& sent) {
+    return sent.first == id && !std::holds_alternative<Beat>(sent.second);
+  };
+  promise(!joins || std::any_of(messages.begin(), messages.end(), answers), "a join without an answer");
+  check_start(messages);
+  check_stop(id, cause, messages);
+  check_end(id, cause, messages, ended);
+  check_each(messages);
+  // Only now: a signal may end the job for all, him who left included.
+  if (said<Leave>(cause) && nodes_.count(id) > 0) nodes_[id].standing = Standing::kGone;
+}
+
+void JobOracle::note_input(Id id, const Cause& cause) {
+  if (const auto* join = said<Join>(cause); join != nullptr && nodes_.count(id) == 0)
+    nodes_.emplace(id, Node{Standing::kPresent, *join, nodes_.size(), {}, -1});
+  const auto found = nodes_.find(id);
+  if (found == nodes_.end()) return;
+  if (std::holds_alternative<ConnectionLost>(cause)) found->second.standing = Standing::kGone;
+  if (const auto* over = said<Ended>(cause); over != nullptr && found->second.open_round == over->round)
+    found->second.open_round.reset();
+  if (const auto* success = said<Succeeded>(cause); success != nullptr && success->round == started_round_)
+    succeeded_.insert(id);
+}
+
+/// Who may be told what, whatever else it means.
+void JobOracle::check_each(const Outgoing& messages) {
+  for (const auto& [id, message] : messages) {
+    const std::string who = "node " + std::to_string(id) + ": ";
+    promise(nodes_.count(id) > 0, who + "a message before it has joined");
+    Node& node = nodes_.at(id);
+    promise(node.standing == Standing::kPresent,
+            who + "a message after it was lost, refused or told the end");
+    if (std::holds_alternative<Refused>(message) || std::holds_alternative<End>(message))
+      node.standing = Standing::kGone;
+    if (const auto* lead = std::get_if<Lead>(&message)) {
+      promise(lead->round > led_round_, who + "round numbers do not grow");
+      promise(!node.open_round, who + "leads before it has ended its former round");
+      led_round_ = lead->round;
+      leader_ = id;
+    }
+  }
+}
+
+void JobOracle::check_start(const Outgoing& messages) {
+  const auto starts = all<Start>(messages);
+  if (starts.empty()) return;
+  const Start& first = starts.front().second;
+  const auto size = starts.size();
+  promise(first.round == led_round_ && first.round > started_round_, "a round starts that nobody leads");
+  promise(size >= static_cast<std::size_t>(settings_.min_nodes) &&
+              size <= static_cast<std::size_t>(settings_.max_nodes),
+          "a round of " + std::to_string(size) + " nodes");
+  std::vector<Id> by_rank(size, 0);
+  for (const auto& [id, start] : starts) {
+    Node& node = nodes_.at(id);
+    promise(start.group_rank >= 0 && start.group_rank < static_cast<int>(size),
+            "a group rank outside of the group");
+    Id& place = by_rank[static_cast<std::size_t>(start.group_rank)];
+    promise(place == 0, "two nodes of one group rank");
+    place = id;
+    promise(!node.open_round, "a start before the former round has ended");
+    node.open_round = start.round;
+    Start same = start;
+    same.group_rank = first.group_rank;
+    same.first_rank = first.first_rank;
+    promise(same == first, "nodes of one round are told different things");
+  }
+  int next_rank = 0;
+  for (const Id id : by_rank) {
+    const auto start =
+        std::find_if(starts.begin(), starts.end(), [id](const auto& sent) { return sent.first == id; });
+    promise(start->second.first_rank == next_rank, "ranks overlap or have gaps");
+    next_rank += nodes_.at(id).join.workers;
+  }
+  promise(first.world_size == next_rank, "the world size is not the number of workers");
+  promise(by_rank.front() == leader_, "another node leads than that of rank 0");
+  promise(static_cast<int>(size) == first.group_world_size,
+          "the group world size is not the number of nodes");
+  check_order(by_rank);
+  members_ = by_rank;
+  succeeded_.clear();
+  started_round_ = first.round;
+}
+
+void JobOracle::check_order(const std::vector<Id>& by_rank) const {
+  for (std::size_t i = 1; i < by_rank.size(); ++i) {
+    const Node &a = nodes_.at(by_rank[i - 1]), &b = nodes_.at(by_rank[i]);
+    const int rank_a = a.join.node_rank.value_or(1 << 20), rank_b = b.join.node_rank.value_or(1 << 20);
+    const bool names =
+        natural_less(a.join.node, b.join.node) || (a.join.node == b.join.node && a.order < b.order);
+    promise(rank_a < rank_b || (rank_a == rank_b && names), "ranks are not in the order of nodes");
+  }
+}
+
+void JobOracle::check_stop(Id sender, const Cause& cause, const Outgoing& messages) {
+  const auto stops = all<Stop>(messages);
+  if (stops.empty()) return;
+  std::set<Id> stopped, expected;
+  for (const auto& [id, stop] : stops) {
+    promise(stop.round == led_round_ && stop.round > nodes_.at(id).stopped_round,
+            "a stop of a round that is none");
+    nodes_.at(id).stopped_round = stop.round;
+    stopped.insert(id);
+  }
+  for (const Id id : members_)
+    if (present(id)) expected.insert(id);
+  for (const auto& [id, refusal] : all<Refused>(messages))
+    if (stopped.count(id) == 0) expected.erase(id);
+  if (said<Leave>(cause)) expected.erase(sender);
+  promise(led_round_ != started_round_ || stopped == expected, "not the members of the round are stopped");
+  const bool fixed = settings_.min_nodes == settings_.max_nodes;
+  if (fixed || said<Failed>(cause)) ++restarts_;
+  promise(restarts_ <= settings_.restarts.max_restarts, "more restarts than are allowed");
+}
+
+void JobOracle::check_end(Id sender, const Cause& cause, const Outgoing& messages,
+                          const std::optional<JobEnd>& ended) {
+  const auto ends = all<End>(messages);
+  if (over_) {
+    promise(said<Join>(cause) ? ends.size() <= 1 : messages.empty(), "a message after the end of the job");
+    return;
+  }
+  over_ = ended.has_value();
+  if (!over_) return promise(ends.empty(), "an end of a job that goes on");
+  std::set<Id> told, expected;
+  for (const auto& [id, end] : ends) {
+    promise(told.insert(id).second, "two ends for one node");
+    promise(end.exit_code == ended->exit_code && end.reason == ended->reason,
+            "nodes are told different ends");
+  }
+  for (const auto& [id, node] : nodes_)
+    if (present(id)) expected.insert(id);
+  for (const auto& [id, refusal] : all<Refused>(messages))
+    if (told.count(id) == 0) expected.erase(id);
+  if (said<Leave>(cause) && told.count(sender) == 0) expected.erase(sender);  // it needs not be told
+  promise(told == expected, "not all nodes are told the end");
+  if (ended->exit_code == 0 && !std::holds_alternative<HostEnds>(cause))
+    promise(std::all_of(members_.begin(), members_.end(), [this](Id id) { return succeeded_.count(id) > 0; }),
+            "success before all nodes have succeeded");
+  if (const auto* failed = said<Failed>(cause);
+      failed != nullptr && nodes_.count(sender) > 0 && nodes_.at(sender).open_round == failed->round)
+    promise(ended->exit_code == exit_code(failed->end), "another exit code than the failure's");
+}
+
+}  // namespace ddprun::test

@@ -1,0 +1,67 @@
+#pragma once
+
+#include <map>
+#include <optional>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "launcher/rendezvous/coordinator.h"
+
+namespace ddprun::test {
+
+/// A coordinator has broken its word.
+struct BrokenPromise : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+struct ConnectionLost {};
+struct Tick {};
+struct HostEnds {};
+/// What a coordinator is told.
+using Cause = std::variant<NodeMessage, ConnectionLost, Tick, HostEnds>;
+using Outgoing = std::vector<std::pair<Coordinator::NodeId, CoordinatorMessage>>;
+
+/// Sees all that goes into a coordinator and comes out of it, and knows what may. Keeps its own, simpler
+/// account of who is there; knows nothing of the coordinator's state.
+class JobOracle {
+ public:
+  using Id = Coordinator::NodeId;
+
+  explicit JobOracle(const CoordinatorSettings& settings) : settings_(settings) {}
+
+  /// To be told after each call. throws BrokenPromise
+  void check(Id id, const Cause& cause, const Outgoing& messages, const std::optional<JobEnd>& ended);
+
+ private:
+  enum class Standing { kPresent, kGone };  // kGone: refused, lost or left, or the job is over
+  struct Node {
+    Standing standing = Standing::kPresent;
+    Join join;
+    std::size_t order = 0;
+    std::optional<int> open_round;  ///< that it was started in and has not ended
+    int stopped_round = -1;
+  };
+
+  void note_input(Id id, const Cause& cause);
+  void check_each(const Outgoing& messages);
+  void check_start(const Outgoing& messages);
+  void check_order(const std::vector<Id>& by_rank) const;
+  void check_stop(Id sender, const Cause& cause, const Outgoing& messages);
+  void check_end(Id sender, const Cause& cause, const Outgoing& messages, const std::optional<JobEnd>& ended);
+  bool present(Id id) const;
+
+  CoordinatorSettings settings_;
+  std::map<Id, Node> nodes_;
+  std::vector<Id> members_;  ///< of the last round that was started, by rank
+  std::set<Id> succeeded_;   ///< in it
+  int led_round_ = -1, started_round_ = -1;
+  Id leader_ = 0;
+  int restarts_ = 0;
+  bool over_ = false;
+};
+
+}  // namespace ddprun::test

@@ -1,0 +1,182 @@
+#include <array>
+#include <csignal>
+
+#include "tests/launcher/job_simulation.h"
+
+// What the nodes do, and what is done to them.
+
+namespace ddprun::test {
+namespace {
+
+constexpr unsigned kMostDisturbances = 12;
+constexpr std::chrono::milliseconds kBeatPause{25};
+
+}  // namespace
+
+void JobSimulation::plan() {
+  const auto most = static_cast<unsigned>(settings_.max_nodes),
+             least = static_cast<unsigned>(settings_.min_nodes);
+  const unsigned nodes = chance(80) ? least + below(most - least + 1) : below(most + 3);
+  const bool ranked = chance(40);
+  for (unsigned i = 0; i < nodes; ++i)
+    after(up_to(60), [this, i, ranked] { add_node(ranked ? std::optional<int>(i) : std::nullopt); });
+  const unsigned disturbances = chance(20) ? 0 : below(kMostDisturbances);
+  const auto time = std::chrono::duration_cast<Milliseconds>(calm_ - now_).count();
+  for (unsigned i = 0; i < disturbances; ++i)
+    after(up_to(static_cast<unsigned>(time)), [this] { disturb(); });
+}
+
+void JobSimulation::disturb() {
+  if (chance(35)) return add_node(chance(30) ? std::optional<int>(below(6)) : std::nullopt);
+  if (chance(3)) {
+    coordinator_.end(130, "SIGINT");
+    return coordinate(0, HostEnds());
+  }
+  if (chance(15)) {
+    if (now_ > stalled_until_ + Milliseconds(50)) stalled_until_ = now_ + up_to(150);
+    return;
+  }
+  const Id id = random_node();
+  switch (id == 0 ? 9 : below(5)) {
+    case 0:
+      return hang_up(id);
+    case 1:  // both sides notice, this one by itself
+      note(id, "falls silent");
+      nodes_.at(id).silent = true;
+      return after(Milliseconds(125), [this, id] { hang_up(id); });
+    case 2:
+      note(id, "leaves");
+      nodes_.at(id).running.reset();
+      say(id, Leave{SIGINT});
+      return hang_up(id);
+    case 3:
+    case 4:
+      return talk_nonsense(id);
+    default:  // a connection that never joined
+      const Id stranger = next_id_++;
+      NodeMessage message = random_message();
+      if (std::holds_alternative<Join>(message)) message = Beat();
+      coordinator_.receive(stranger, message, "", now_);
+      coordinate(stranger, message);
+  }
+}
+
+JobSimulation::Id JobSimulation::random_node() {
+  std::vector<Id> alive;
+  for (const auto& [id, node] : nodes_)
+    if (node.alive) alive.push_back(id);
+  return alive.empty() ? 0 : alive[below(static_cast<unsigned>(alive.size()))];
+}
+
+void JobSimulation::add_node(std::optional<int> node_rank) {
+  static const std::array<const char*, 5> names = {"n1", "n2", "n10", "a", ""};
+  const Id id = next_id_++;
+  Node& node = nodes_[id];
+  Join& join = node.join;
+  join.node = names.at(below(5));
+  join.node_rank = node_rank;
+  join.min_nodes = settings_.min_nodes + (chance(2) ? 1 : 0);
+  join.max_nodes = settings_.max_nodes;
+  join.workers = static_cast<int>(chance(98) ? 1 + below(4) : 0);
+  join.run_id = chance(98) ? "" : "other";
+  node.address = id == 1 ? "" : "10.0.0." + std::to_string(id);
+  note(id, "joins");
+  say(id, join);
+  beat(id);
+}
+
+void JobSimulation::beat(Id id) {
+  if (!nodes_.at(id).alive) return;
+  say(id, Beat());
+  after(kBeatPause, [this, id] { beat(id); });
+}
+
+void JobSimulation::talk_nonsense(Id id) {
+  const NodeMessage message = random_message();
+  note(id, "talks nonsense");
+  nodes_.at(id).honest = false;
+  say(id, message);
+  if (std::holds_alternative<Leave>(message)) after(Milliseconds(50), [this, id] { hang_up(id); });
+}
+
+NodeMessage JobSimulation::random_message() {
+  const int round = last_round_ - 1 + static_cast<int>(below(3));
+  switch (below(7)) {
+    case 0:
+      return nodes_.empty() ? Join() : nodes_.begin()->second.join;
+    case 1:
+      return Leading{round, 1};
+    case 2:
+      return Failed{round, random_failure(), "nonsense"};
+    case 3:
+      return Succeeded{round};
+    case 4:
+      return Ended{round};
+    case 5:
+      return Leave{SIGTERM};
+    default:
+      return Beat();
+  }
+}
+
+AttemptEnd JobSimulation::random_failure() {
+  using Kind = AttemptEnd::Kind;
+  static const std::array<AttemptEnd, 8> ends = {{{Kind::kWorkerFailed, ExitStatus::exited(1)},
+                                                  {Kind::kWorkerFailed, ExitStatus::exited(7)},
+                                                  {Kind::kWorkerFailed, ExitStatus::killed(SIGSEGV)},
+                                                  {Kind::kHang},
+                                                  {Kind::kTimeout},
+                                                  {Kind::kSignal, {}, SIGTERM},
+                                                  {Kind::kStartFailed, {}, 0, 127},
+                                                  {Kind::kSucceeded}}};
+  return chance(80) ? ends.at(below(4)) : ends.at(below(8));
+}
+
+void JobSimulation::hear(Id id, const CoordinatorMessage& message) {
+  const Node& node = nodes_.at(id);
+  if (!node.alive || node.silent) return;
+  if (!std::holds_alternative<Beat>(message)) note(id, "hears message " + std::to_string(message.index()));
+  if (const auto* lead = std::get_if<Lead>(&message)) {
+    const int round = lead->round;
+    after(up_to(10), [this, id, round] {
+      if (now_ < calm_ && chance(failures_ / 10))
+        say(id, Failed{round, random_failure(), "no port"});
+      else
+        say(id, Leading{round, 1 + static_cast<int>(below(65535))});
+    });
+  } else if (const auto* start = std::get_if<Start>(&message)) {
+    if (node.honest && node.running) throw BrokenPromise("a start while workers of another round live");
+    start_workers(id, start->round);
+  } else if (const auto* stop = std::get_if<Stop>(&message)) {
+    end_workers(id, stop->round);
+  } else if (std::holds_alternative<End>(message) || std::holds_alternative<Refused>(message)) {
+    nodes_.at(id).running.reset();
+    after(up_to(20), [this, id] { hang_up(id); });
+  }
+}
+
+void JobSimulation::start_workers(Id id, int round) {
+  nodes_.at(id).running = round;
+  after(Milliseconds(1) + up_to(longest_round_ms_), [this, id, round] {
+    if (nodes_.at(id).running != round) return;
+    if (now_ < calm_ && chance(failures_)) {
+      say(id, Failed{round, random_failure(), "a worker failed"});
+      if (chance(50)) end_workers(id, round);  // else once it is told to
+    } else {
+      say(id, Succeeded{round});
+      if (chance(10)) hang_up(id);
+    }
+  });
+}
+
+void JobSimulation::end_workers(Id id, int round) {
+  after(up_to(30), [this, id, round] {
+    Node& node = nodes_.at(id);
+    if (node.last_ended >= round) return;
+    node.last_ended = round;
+    if (node.running == round) node.running.reset();
+    say(id, Ended{round});
+  });
+}
+
+}  // namespace ddprun::test
