@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # One job over two nodes of a real Slurm. usage: with_slurm.sh nodes_test.sh DDPRUN
 ddprun=$(realpath "$1")
+readme=$(realpath "$(dirname "${BASH_SOURCE[0]}")/../../README.md")
 # shellcheck source=tests/slurm/jobs.sh
 source "$(dirname "${BASH_SOURCE[0]}")/jobs.sh"
 export ddprun
@@ -18,6 +19,14 @@ PROGRAM
   expect_end FAILED 7:0
   [ "$(cat code.0 code.1)" = $'7\n7' ] || fail "expected 7 of the ddprun of each node"
   passed "a rank's exit code ends both nodes and the job"
+}
+
+readme_line() {
+  local rank
+  echo 'import os; print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"])' >train.py
+  PATH=$(dirname "$ddprun"):$PATH sh -c "$(grep -m 1 '^srun ' "$readme")" >readme.out 2>&1 || fail "the README's srun failed"
+  for rank in 0 1 2 3; do expect_line readme.out "rank $rank of 4"; done
+  passed "the README's line for srun"
 }
 
 several_tasks_a_node() {
@@ -78,6 +87,7 @@ lost() {
 }
 
 exit_code
+readme_line
 several_tasks_a_node
 two_jobs_in_a_step
 cancelled

@@ -33,7 +33,12 @@ end_all() {
   signal_ours KILL
   rm -rf "$folder"
 }
-# Sees its pipe close when the script is gone, for whatever reason. A child of nobody's, so that nobody ends it with the script.
+# In a process group of its own and a child of nobody's: neither Ctrl-C nor what ends this script ends it.
+detached() (
+  set -m
+  "$@" &
+)
+# Sees its pipe close when the script is gone, for whatever reason.
 guard() {
   trap '' HUP INT QUIT TERM
   exec 9>&- >/dev/null 2>&1
@@ -41,7 +46,7 @@ guard() {
   end_all
 }
 mkfifo "$folder/alive"
-(guard &)
+detached guard
 exec 9>"$folder/alive"
 finish() {
   unset SLURM_CONF # this script's own sleep is none of ours
@@ -108,11 +113,11 @@ CONF
   printf "Name=gpu File=%s\n" /dev/null /dev/zero >"$folder/gres.conf" # any two files will do
 }
 
-# in_background NAME COMMAND...: its output to NAME.out
-in_background() {
+# start NAME COMMAND...: its output to NAME.out
+start() {
   local name=$1
   shift
-  "$@" 9>&- </dev/null >"$folder/$name.out" 2>&1 &
+  detached "$@" 9>&- </dev/null >"$folder/$name.out" 2>&1
 }
 
 start_slurm() {
@@ -120,11 +125,11 @@ start_slurm() {
   (umask 077; head -c 128 /dev/urandom >"$folder/munge.key")
   write_conf
   export SLURM_CONF=$conf
-  in_background munged munged --foreground --key-file="$folder/munge.key" --socket="$folder/munge.socket" \
+  start munged munged --foreground --key-file="$folder/munge.key" --socket="$folder/munge.socket" \
     --pid-file="$folder/munged.pid" --log-file="$folder/munged.log" --seed-file="$folder/munged.seed"
-  in_background slurmctld slurmctld -D
-  in_background slurmd.1 slurmd -D -N 127.0.0.1
-  in_background slurmd.2 slurmd -D -N 127.0.0.2
+  start slurmctld slurmctld -D
+  start slurmd.1 slurmd -D -N 127.0.0.1
+  start slurmd.2 slurmd -D -N 127.0.0.2
   local begin=$SECONDS
   while ((SECONDS - begin < 20)); do
     if [ "$(timeout 5 sinfo --noheader --format=%T 2>/dev/null)" = idle ]; then return; fi
