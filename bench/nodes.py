@@ -115,7 +115,7 @@ def main():
     if arguments.torchrun:
         launchers["torchrun"] = arguments.torchrun
     cases = {f"{n} nodes: formation, ms": lambda launcher, n=n: formation(launcher, n, arguments.cap)
-             for n in map(int, arguments.nodes.split(","))}
+             for n in map(int, filter(None, arguments.nodes.split(",")))}
     cases["failure on one node to the other's exit, ms"] = lambda launcher: failure(launcher, arguments.cap)
     cases["failure on one node to all workers running again, ms"] = lambda launcher: restart(launcher, arguments.cap)
     print("| | " + " | ".join(launchers) + " |")
