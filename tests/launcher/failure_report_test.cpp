@@ -53,12 +53,12 @@ Root Cause (first observed failure):
 
 TEST_CASE("the report shows where to look further, if there is anything", "[failure_report]") {
   FailureReport report = sample();
-  report.root_cause.core = "/work/core.123";
+  report.root_cause.core = "/data/core.123";
   report.root_cause.logs = {"/logs/1/stdout.log", "/logs/1/stderr.log"};
   report.attempt = 2;
   report.max_restarts = 3;
   const std::string text = describe(report);
-  CHECK_THAT(text, ContainsSubstring("core file : /work/core.123\n"));
+  CHECK_THAT(text, ContainsSubstring("core file : /data/core.123\n"));
   CHECK_THAT(text, ContainsSubstring("log files : /logs/1/stdout.log\n              /logs/1/stderr.log\n"));
   CHECK_THAT(text, ContainsSubstring("attempt   : 3 (--max-restarts=3)\n"));
 }
