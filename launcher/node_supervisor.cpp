@@ -191,8 +191,10 @@ class NodeSupervisor {
     round.master_port = start.master_port;
     round.run_id = start.run_id;
     round.max_restarts = start.max_restarts;
-    if (start.round > 0 && !record_.attempts.empty()) record_.restarts += 1;
-    if (!record_.attempts.empty()) job_.log.add({EventRecord::Kind::kRestart, Clock::now(), round_});
+    if (!record_.attempts.empty()) {
+      ++record_.restarts;
+      job_.log.add({EventRecord::Kind::kRestart, Clock::now(), round_});
+    }
     oom_.restart();
     Peers peers{[this] { return link().wants_end(); },
                 [this](const Attempt& attempt, const WorkerGroup& group) { tell_end(attempt, group); }};
@@ -205,11 +207,8 @@ class NodeSupervisor {
     if (const auto* received = std::get_if<SignalReceived>(&attempt.event))
       co_return RunResult{128 + received->signal, received->signal};
     if (!attempt.user_signals.empty()) co_return leave_or_end(attempt.user_signals.front());
-    if (std::holds_alternative<AllSucceeded>(attempt.event)) {
-      link().send(Succeeded{round_});
-    } else {
-      link().send(Ended{round_});
-    }
+    // Of every other end the coordinator knows, and has sent Stop or End for it: Ended is the answer to Stop.
+    if (std::holds_alternative<AllSucceeded>(attempt.event)) link().send(Succeeded{round_});
     co_return std::nullopt;
   }
 
