@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <system_error>
@@ -35,11 +36,15 @@ void sync_path(const std::filesystem::path& path, int flags) {
 std::string read_file(const std::filesystem::path& path, std::size_t max_bytes) {
   const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!fd) throw IoError(path, "cannot open", errno);
+  return read_file(fd, path, max_bytes);
+}
+
+std::string read_file(const UniqueFd& fd, const std::filesystem::path& path, std::size_t max_bytes) {
   struct stat info {};
   if (::fstat(fd.get(), &info) != 0) throw IoError(path, "cannot stat", errno);
   if (S_ISDIR(info.st_mode)) throw IoError(path, "is a folder, expected a file");
   std::string bytes;
-  if (info.st_size > 0) bytes.reserve(static_cast<std::size_t>(info.st_size));
+  if (info.st_size > 0) bytes.reserve(std::min(static_cast<std::size_t>(info.st_size), max_bytes));
   char buffer[1 << 16];
   for (;;) {
     const ssize_t n = ::read(fd.get(), buffer, sizeof buffer);

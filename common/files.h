@@ -12,6 +12,9 @@ namespace ddprun {
 /// The whole file as bytes. throws IoError if it cannot be read or is larger than max_bytes.
 std::string read_file(const std::filesystem::path& path, std::size_t max_bytes = std::size_t{1} << 40);
 
+/// The same of a file that is open, from where it stands. path: for the message
+std::string read_file(const UniqueFd& fd, const std::filesystem::path& path, std::size_t max_bytes);
+
 /// Opens a regular file for reading. A folder, or what could make its reader wait (a FIFO, a device), is
 /// refused at once. throws IoError naming path
 UniqueFd open_regular_file(const std::filesystem::path& path);

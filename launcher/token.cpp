@@ -1,7 +1,6 @@
 #include "launcher/token.h"
 
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <cstdio>
@@ -19,22 +18,6 @@ std::string trimmed(const std::string& text) {
   return begin == std::string::npos ? "" : text.substr(begin, text.find_last_not_of(kSpace) + 1 - begin);
 }
 
-std::string read_all(int fd, const std::filesystem::path& path) {
-  std::string bytes(kMaxBytes + 1, '\0');
-  std::size_t size = 0;
-  while (size < bytes.size()) {
-    const ssize_t n = ::read(fd, bytes.data() + size, bytes.size() - size);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) throw IoError(path, "cannot read", errno);
-    if (n == 0) break;
-    size += static_cast<std::size_t>(n);
-  }
-  if (size > kMaxBytes)
-    throw IoError(path, "is larger than the " + std::to_string(kMaxBytes) + " bytes expected at most");
-  bytes.resize(size);
-  return bytes;
-}
-
 std::string read_token_file(const std::string& source, const std::filesystem::path& path) {
   const UniqueFd fd = open_regular_file(path);
   struct stat info {};
@@ -45,7 +28,7 @@ std::string read_token_file(const std::string& source, const std::filesystem::pa
     throw UsageError(source + ": expected a file that only its owner can use, got mode " + mode + " of " +
                      quoted(path.string()) + " (chmod 600)");
   }
-  return read_all(fd.get(), path);
+  return read_file(fd, path, kMaxBytes);
 }
 
 }  // namespace
