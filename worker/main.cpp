@@ -12,6 +12,7 @@
 #include "worker/ddp/process_group.h"
 #include "worker/failure.h"
 #include "worker/memory.h"
+#include "worker/run_folder.h"
 #include "worker/tasks/registry.h"
 #include "worker/train/trainer.h"
 

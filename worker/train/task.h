@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "worker/data/dataset.h"
 
@@ -37,7 +38,8 @@ struct Task {
   std::string name;
   std::string data_source;  ///< where the data comes from, for the log
   std::shared_ptr<torch::nn::Module> module;
-  std::unique_ptr<torch::optim::Optimizer> optimizer;  ///< over the module's parameters
+  /// Over these of the module's parameters, or the parts of them that a rank keeps.
+  std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<torch::Tensor>)> make_optimizer;
   std::unique_ptr<data::Dataset> train_set;
   std::unique_ptr<data::Dataset> test_set;
   std::function<StepResult(const data::Batch&)> step;  ///< forward pass and loss

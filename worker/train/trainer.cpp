@@ -18,7 +18,7 @@
 #include "worker/data/distributed_sampler.h"
 #include "worker/data/loader.h"
 #include "worker/ddp/collectives.h"
-#include "worker/ddp/distributed_data_parallel.h"
+#include "worker/train/parallel_model.h"
 #include "worker/train/progress.h"
 #include "worker/train/run_record.h"
 
@@ -65,7 +65,7 @@ class Trainer {
       : task_(task),
         options_(options),
         group_(group),
-        ddp_(*task.module, group),
+        model_(task, group, options.parallel),
         sampler_(task.train_set->size(), group.size(), group.rank(), {.seed = options.seed}),
         progress_(options.progress && group.rank() == 0) {
     if (group.rank() == 0) record_.emplace(options.out);
@@ -75,7 +75,7 @@ class Trainer {
     announce();
     for (epoch_ = 0; epoch_ < options_.epochs; ++epoch_) {
       train_epoch();
-      ddp_.synchronize_buffers();
+      model_.synchronize_buffers();
       test_ = evaluate();
       finish_epoch();
     }
@@ -119,10 +119,10 @@ class Trainer {
   }
 
   StepResult train_step(const data::Batch& batch) {
-    task_.optimizer->zero_grad();
-    auto result = ddp_.forward([&] { return task_.step(batch); });
+    model_.zero_grad();
+    auto result = model_.forward([&] { return task_.step(batch); });
     result.losses.mean().backward();
-    task_.optimizer->step();
+    model_.step();
     ++step_;
     options_.heartbeat.beat();
     return result;
@@ -175,7 +175,7 @@ class Trainer {
                           {"test_loss", test_.mean_loss()},
                           {"test_acc", test_.accuracy()},
                           {"samples_per_second", epoch_rate_}});
-    record_->save({*task_.module, *task_.optimizer, epoch_, step_, options_.config_json});
+    record_->save({*task_.module, model_.optimizer(), epoch_, step_, options_.config_json});
   }
 
   void write_summary() {
@@ -208,7 +208,7 @@ class Trainer {
                 ": the training has diverged; a smaller --lr may help");
   }
 
-  double learning_rate() const { return task_.optimizer->param_groups().front().options().get_lr(); }
+  double learning_rate() const { return model_.optimizer().param_groups().front().options().get_lr(); }
 
   void print(const std::string& line) {
     progress_.clear();
@@ -220,7 +220,7 @@ class Trainer {
   Task& task_;
   const TrainerOptions& options_;
   const ddp::ProcessGroup& group_;
-  ddp::DistributedDataParallel ddp_;
+  ParallelModel model_;
   data::DistributedSampler sampler_;
   Progress progress_;
   std::optional<RunRecord> record_;  // rank 0 only
