@@ -74,6 +74,8 @@ struct DistributedDataParallel::Engine {
   const ProcessGroup& group;
   std::vector<torch::Tensor> buffers;
   bool broadcast_buffers;
+  bool has_comm_hook = false;
+  bool has_run_forward = false;
   std::shared_ptr<c10d::Reducer> reducer;
   std::shared_ptr<c10d::Logger> logger;  // holds the reducer; goes first
 };
@@ -86,8 +88,19 @@ DistributedDataParallel::DistributedDataParallel(torch::nn::Module& module, cons
 DistributedDataParallel::DistributedDataParallel(DistributedDataParallel&&) noexcept = default;
 DistributedDataParallel::~DistributedDataParallel() = default;
 
+void DistributedDataParallel::register_comm_hook(std::unique_ptr<c10d::CommHookInterface> hook) {
+  if (hook == nullptr) throw std::invalid_argument("register_comm_hook: expected a hook, got nullptr");
+  if (engine_->has_comm_hook)
+    throw std::invalid_argument("register_comm_hook: expected to be called once, there is a hook already");
+  if (engine_->has_run_forward)
+    throw std::invalid_argument("register_comm_hook: expected to be called before the first forward");
+  engine_->reducer->register_comm_hook(std::move(hook));
+  engine_->has_comm_hook = true;
+}
+
 void DistributedDataParallel::before_forward() {
   const bool training = torch::GradMode::is_enabled();
+  engine_->has_run_forward |= training;
   if (training && synchronize_) {
     engine_->logger->set_runtime_stats_and_log();
     engine_->reducer->prepare_for_forward();

@@ -7,6 +7,9 @@
 
 #include "worker/ddp/process_group.h"
 
+namespace c10d {
+class CommHookInterface;
+}
 namespace torch::nn {
 class Module;
 }
@@ -40,6 +43,11 @@ class DistributedDataParallel {
   DistributedDataParallel(torch::nn::Module& module, const ProcessGroup& group);
   DistributedDataParallel(DistributedDataParallel&&) noexcept;
   ~DistributedDataParallel();
+
+  /// Gradients are reduced by this hook instead of a plain all-reduce: comm_hooks.h has compressing ones. The
+  /// same on every rank, before the first forward.
+  /// throws  std::invalid_argument if there is a hook already or a forward has run
+  void register_comm_hook(std::unique_ptr<c10d::CommHookInterface> hook);
 
   /// Runs compute() as this step's forward pass and returns its result.
   template <typename Compute>
