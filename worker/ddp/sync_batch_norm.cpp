@@ -1,5 +1,6 @@
 #include "worker/ddp/sync_batch_norm.h"
 
+#include <optional>
 #include <ostream>
 #include <sstream>
 #include <stdexcept>
@@ -178,8 +179,12 @@ std::vector<Tensor> gradients(const Tensor& dy, const Tensor& x, const Tensor& w
 
 /// Training over a group of several ranks.
 struct Synchronized : torch::autograd::Function<Synchronized> {
-  static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& input, const Tensor& weight,
-                        const Tensor& bias, const Running& running, double eps, const Group& group) {
+  /// A parameter that is not there must be nullopt: apply() does not take undefined tensors.
+  static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& input,
+                        const std::optional<Tensor>& optional_weight,
+                        const std::optional<Tensor>& optional_bias, const Running& running, double eps,
+                        const Group& group) {
+    const auto weight = optional_weight.value_or(Tensor()), bias = optional_bias.value_or(Tensor());
     const auto x = input.contiguous(input.suggest_memory_format());
     const auto s = x.is_cpu() ? cpu::statistics(x, running, group) : cuda::statistics(x, running, group, eps);
     context->save_for_backward({x, weight, s.mean, s.spread, s.counts});
@@ -239,9 +244,12 @@ Tensor SyncBatchNormImpl::forward(const Tensor& input) {
   double momentum = options.momentum().value_or(0);
   if (track && !options.momentum()) momentum = 1 / num_batches_tracked.item<double>();  // cumulative average
 
+  const auto present = [](const Tensor& parameter) {
+    return parameter.defined() ? std::optional(parameter) : std::nullopt;
+  };
   if (group_ && is_training())
-    return Synchronized::apply(input, weight, bias, Running{running_mean, running_var, momentum},
-                               options.eps(), group_);
+    return Synchronized::apply(input, present(weight), present(bias),
+                               Running{running_mean, running_var, momentum}, options.eps(), group_);
   return torch::nn::functional::detail::batch_norm(input, running_mean, running_var, weight, bias,
                                                    is_training() || !options.track_running_stats(), momentum,
                                                    options.eps());

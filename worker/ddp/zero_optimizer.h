@@ -49,6 +49,8 @@ class ZeroOptimizer : public torch::optim::Optimizer {
   ///         construction
   torch::Tensor step(LossClosure closure = nullptr) override;
 
+  int rank() const { return group_.rank(); }
+
   /// Whether this rank owns the parameter of that place in all groups, one after the other.
   bool owns(std::size_t parameter) const { return owners_[parameter] == group_.rank(); }
 
