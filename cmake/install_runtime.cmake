@@ -16,6 +16,7 @@ set(DDPRUN_PUBLIC_HEADERS
   worker/ddp/collectives.h
   worker/ddp/distributed_data_parallel.h
   worker/ddp/process_group.h
+  worker/ddp/spawn.h
   worker/report/csv_sink.h
   worker/run_worker.h
   worker/serialize/pt_file.h
