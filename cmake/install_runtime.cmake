@@ -1,14 +1,11 @@
 # Installs the library for programs of one's own, as a CMake package: find_package(ddprun), target ddprun::runtime.
 
-# Every public header, by its place in this tree; it is installed as <ddprun/NAME.h>. What a public header includes is
-# public too.
+# The public headers, by their places in this tree; each is installed as <ddprun/NAME.h>, and so is what they include.
 set(DDPRUN_PUBLIC_HEADERS
   common/error_file.h
   common/errors.h
   common/heartbeat.h
   common/logging.h
-  common/one_line.h
-  common/unique_fd.h
   common/worker_env.h
   worker/data/dataset.h
   worker/data/distributed_sampler.h
@@ -24,10 +21,32 @@ set(DDPRUN_PUBLIC_HEADERS
   worker/train/checkpoint.h
   worker/train/state_dict_file.h)
 
+# Appends to the list what its headers include of this tree.
+function(ddprun_close_over_includes list)
+  set(headers ${${list}})
+  set(queue ${headers})
+  while(queue)
+    list(POP_FRONT queue header)
+    file(STRINGS ${CMAKE_SOURCE_DIR}/${header} lines REGEX "^#include \"(common|worker)/")
+    foreach(line IN LISTS lines)
+      string(REGEX REPLACE ".*\"(.*)\".*" "\\1" included "${line}")
+      if(NOT included IN_LIST headers)
+        list(APPEND headers ${included})
+        list(APPEND queue ${included})
+      endif()
+    endforeach()
+  endwhile()
+  set(${list} ${headers} PARENT_SCOPE)
+endfunction()
+ddprun_close_over_includes(DDPRUN_PUBLIC_HEADERS)
+
 set(_folder ${CMAKE_BINARY_DIR}/include/ddprun)
 set(_made ${_folder}/runtime.h)
 foreach(_header IN LISTS DDPRUN_PUBLIC_HEADERS)
   get_filename_component(_name ${_header} NAME)
+  if(${_folder}/${_name} IN_LIST _made)
+    message(FATAL_ERROR "two public headers are called ${_name}")
+  endif()
   list(APPEND _made ${_folder}/${_name})
   list(APPEND _sources ${CMAKE_SOURCE_DIR}/${_header})
 endforeach()
@@ -37,7 +56,8 @@ add_custom_command(
           -P ${CMAKE_SOURCE_DIR}/cmake/public_headers.cmake
   DEPENDS ${_sources} ${CMAKE_SOURCE_DIR}/cmake/public_headers.cmake
   COMMENT "Writing the public headers" VERBATIM)
-add_custom_target(ddprun_public_headers ALL DEPENDS ${_made})
+add_custom_target(ddprun_public_headers DEPENDS ${_made})
+add_dependencies(ddprun_runtime ddprun_public_headers)  # whoever builds the library can install it
 
 set(_package ${CMAKE_INSTALL_LIBDIR}/cmake/ddprun)
 set_target_properties(ddprun_common PROPERTIES EXPORT_NAME common)
