@@ -35,6 +35,17 @@ TEST_CASE("a checkpoint holds the whole state, and its weights can be loaded aga
     CHECK(entry.path() == path);  // no temporary file is left
 }
 
+TEST_CASE("a checkpoint is written into the working folder too", "[checkpoint]") {
+  models::MnistCnn model;
+  torch::optim::Adam optimizer(model->parameters(), 1e-3);
+  const TempDir dir;
+  const auto before = std::filesystem::current_path();
+  std::filesystem::current_path(dir.path());
+  CHECK_NOTHROW(train::save_checkpoint("last.pt", {*model, optimizer, 0, 0}));
+  std::filesystem::current_path(before);
+  CHECK(std::filesystem::exists(dir.path() / "last.pt"));
+}
+
 TEST_CASE("a checkpoint that cannot be written is refused by name", "[checkpoint]") {
   models::MnistCnn model;
   torch::optim::Adam optimizer(model->parameters(), 1e-3);

@@ -38,9 +38,11 @@ void save_checkpoint(const std::filesystem::path& path, const TrainingState& sta
   root.insert("epoch", state.epoch);
   root.insert("step", state.step);
   root.insert("config", to_value(nlohmann::json::parse(state.config_json)));
-  std::error_code error;
-  std::filesystem::create_directories(path.parent_path(), error);
-  if (error) throw IoError(path.parent_path(), "cannot create the folder", error.value());
+  if (const auto folder = path.parent_path(); !folder.empty()) {
+    std::error_code error;
+    std::filesystem::create_directories(folder, error);
+    if (error) throw IoError(folder, "cannot create the folder", error.value());
+  }
   serialize::write_pt(path, root);
 }
 

@@ -17,9 +17,9 @@ namespace ddprun::train {
 struct TrainingState {
   const torch::nn::Module& module;
   torch::optim::Optimizer& optimizer;
-  std::int64_t epoch;       ///< the last one that was finished, from 0
-  std::int64_t step;        ///< optimizer steps done
-  std::string config_json;  ///< a flat JSON object
+  std::int64_t epoch;              ///< the last one that was finished, from 0
+  std::int64_t step;               ///< optimizer steps done
+  std::string config_json = "{}";  ///< a flat JSON object
 };
 
 /// Writes {"model", "optimizer", "epoch", "step", "config"} as a file that torch.load(path) reads,
