@@ -43,7 +43,8 @@ struct Pids {
 };
 
 /// Waits until all ranks have said that they are there.
-void meet(const Shared<Pids>& pids, int rank, int size) {
+void meet(const Shared<Pids>& pids, int rank, int size, sighandler_t on_sigterm = SIG_DFL) {
+  ::signal(SIGTERM, on_sigterm);  // Catch2's own handler says more of it than one wants to see
   pids->of_rank[rank] = ::getpid();
   ++pids->ready;
   ensure(test::wait_until([&] { return pids->ready == size; }), "all ranks start");
@@ -106,8 +107,7 @@ TEST_CASE("spawn kills a rank that does not end when it is asked to", "[spawn]")
   const Shared<Pids> pids;
   CHECK_THROWS_WITH(spawn(2,
                           [&](const WorkerEnv& env) {
-                            ::signal(SIGTERM, SIG_IGN);
-                            meet(pids, env.rank, 2);
+                            meet(pids, env.rank, 2, SIG_IGN);
                             if (env.rank == 0) throw std::runtime_error("first");
                             for (;;) ::pause();
                           },
