@@ -13,6 +13,7 @@
 
 #include "worker/ddp/collectives.h"
 #include "worker/ddp/module_check.h"
+#include "worker/ddp/recording_backend.h"
 
 namespace ddprun::ddp {
 namespace {
@@ -98,7 +99,9 @@ void DistributedDataParallel::before_forward() {
 
 void DistributedDataParallel::after_forward() {
   // Without this call the gradients of the coming backward stay local: that is all of no_sync.
-  if (torch::GradMode::is_enabled() && synchronize_) engine_->reducer->prepare_for_backward({});
+  if (!torch::GradMode::is_enabled() || !synchronize_) return;
+  engine_->reducer->prepare_for_backward({});
+  expect_buckets(*engine_->group.handle(), engine_->logger->get_bucket_sizes());
 }
 
 void DistributedDataParallel::synchronize_buffers() {

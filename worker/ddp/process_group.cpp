@@ -23,6 +23,7 @@
 #include "common/errors.h"
 #include "common/logging.h"
 #include "worker/ddp/local_address.h"
+#include "worker/ddp/recording_backend.h"
 
 namespace ddprun::ddp {
 namespace {
@@ -122,7 +123,7 @@ ProcessGroup ProcessGroup::connect(const WorkerEnv& env, const Options& options)
       c10::make_intrusive<c10d::ProcessGroupGloo>(connections->store, env.rank, env.world_size, gloo_options);
   connections->group = c10::make_intrusive<c10d::ProcessGroup>(connections->store, env.rank, env.world_size);
   connections->group->setBackend(c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::GLOO,
-                                 c10::intrusive_ptr<c10d::Backend>(connections->gloo));
+                                 record_collectives(connections->gloo, connections->store));
   connections->group->setDefaultBackend(c10d::ProcessGroup::BackendType::GLOO);
   return {env.rank, env.world_size, std::move(connections)};
 }
