@@ -265,14 +265,16 @@ void Watchdog::announce_failure(const std::string& message, milliseconds within)
   shared_->changed.wait_for(lock, within, [&] { return shared_->publications > before || shared_->ended; });
 }
 
-void Watchdog::dump_everywhere(const std::string& reason) {
+bool Watchdog::dump_everywhere(const std::string& reason) {
   std::unique_lock lock(shared_->mutex);
   shared_->reason = reason;
   shared_->want_question = true;
   const auto before = shared_->questions_done;
   shared_->changed.notify_all();
-  shared_->changed.wait_for(lock, shared_->options.answer_within + std::chrono::seconds(1),
-                            [&] { return shared_->questions_done > before || shared_->ended; });
+  const bool done =
+      shared_->changed.wait_for(lock, shared_->options.answer_within + std::chrono::seconds(1),
+                                [&] { return shared_->questions_done > before || shared_->ended; });
+  return done && !shared_->ended && !shared_->board_gone;
 }
 
 namespace {
@@ -344,14 +346,16 @@ std::string Watchdog::explain(FlightRecorder::Id id, const std::vector<int>& mem
     const std::scoped_lock lock(shared.mutex);
     if (shared.failure.empty()) shared.failure = what + ": " + one_line(cause);
   }
-  dump_everywhere(what + " failed");
+  const bool asked = dump_everywhere(what + " failed");
+  std::vector<RankFlight> flights;
   {
     const std::scoped_lock lock(shared.mutex);
-    shared.explanation =
-        what + ": " +
-        why_it_failed(*call, waited_ns, shared.options.rank, members, shared.flights, shared.board_gone) +
-        " [" + one_line(cause) + "]";
+    flights = shared.flights;
   }
+  shared.explanation =
+      what + ": " +
+      why_it_failed(*call, waited_ns, shared.options.rank, members, flights, /*board_gone=*/!asked) + " [" +
+      one_line(cause) + "]";
   shared.explained_group = call->group;
   shared.explained_sequence = call->sequence;
   return shared.explanation;

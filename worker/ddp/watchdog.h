@@ -60,8 +60,9 @@ class Watchdog {
   void announce_failure(const std::string& message,
                         std::chrono::milliseconds within = std::chrono::seconds(1));
 
-  /// Writes this rank's ring, and has the other ranks write theirs.
-  void dump_everywhere(const std::string& reason);
+  /// Writes this rank's ring, and has the other ranks write theirs. Blocks as explain() does. False if they
+  /// could not be asked.
+  bool dump_everywhere(const std::string& reason);
 
  private:
   struct Shared;
