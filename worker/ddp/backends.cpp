@@ -3,6 +3,7 @@
 #include <net/if.h>
 
 #include <cstdlib>
+#include <utility>
 #include <vector>
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -12,6 +13,7 @@
 #include "common/logging.h"
 #include "worker/ddp/cuda_backend.h"
 #include "worker/ddp/local_address.h"
+#include "worker/ddp/recording_backend.h"
 
 namespace ddprun::ddp {
 namespace {
@@ -60,12 +62,16 @@ c10::intrusive_ptr<c10d::ProcessGroup> make_c10d_group(const GroupParts& parts) 
   auto group = c10::make_intrusive<c10d::ProcessGroup>(parts.store, parts.rank, parts.size);
   auto options = ProcessGroupGloo::Options::create(parts.timeout);
   options->devices.push_back(parts.gloo_device);
-  const BackendPtr gloo = c10::make_intrusive<Gloo>(parts.store, parts.rank, parts.size, options);
+  const auto recorded = [&parts](BackendPtr backend) {
+    return record_collectives(std::move(backend), parts.store, parts.name, parts.world_ranks);
+  };
+  const BackendPtr gloo =
+      recorded(c10::make_intrusive<Gloo>(parts.store, parts.rank, parts.size, options));
   group->setBackend(at::kCPU, Type::GLOO, gloo);
   if (parts.device.is_cuda() && !parts.nccl) group->setBackend(at::kCUDA, Type::GLOO, gloo);
   if (parts.nccl) {
-    const BackendPtr nccl =
-        cuda_plugin().make_nccl(parts.store, parts.rank, parts.size, parts.timeout, parts.device);
+    const BackendPtr nccl = recorded(
+        cuda_plugin().make_nccl(parts.store, parts.rank, parts.size, parts.timeout, parts.device));
     group->setBackend(at::kCUDA, Type::NCCL, nccl);
   }
   group->setDefaultBackend(Type::GLOO);

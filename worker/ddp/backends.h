@@ -6,6 +6,7 @@
 #include <chrono>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "common/worker_env.h"
 #include "worker/ddp/store.h"
@@ -38,6 +39,7 @@ struct GroupParts {
   int rank = 0;
   int size = 1;
   std::string name;
+  std::vector<int> world_ranks;  ///< of a subgroup: its ranks as the job's; empty: the group is the whole job
   std::chrono::milliseconds timeout{};
   std::shared_ptr<gloo::transport::Device> gloo_device;
   at::Device device = at::kCPU;

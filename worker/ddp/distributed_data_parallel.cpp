@@ -17,6 +17,7 @@
 #include "worker/ddp/module_check.h"
 #include "worker/ddp/pass_through.h"
 #include "worker/ddp/pending_sum.h"
+#include "worker/ddp/recording_backend.h"
 
 namespace ddprun::ddp {
 namespace {
@@ -198,7 +199,10 @@ void DistributedDataParallel::Engine::after_forward(bool synchronize, const Outp
   if (look_for_unused)
     for (const auto* output : outputs) used_by.push_back(*output);
   // Without this call the gradients of the coming backward stay local: that is all of no_sync.
-  if (reduces) reducer->prepare_for_backward(used_by);
+  if (reduces) {
+    reducer->prepare_for_backward(used_by);
+    expect_buckets(*group.handle(), logger->get_bucket_sizes());
+  }
   if (look_for_unused || scale != 1) pass_through(outputs, scale);
 }
 

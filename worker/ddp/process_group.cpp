@@ -137,6 +137,7 @@ std::optional<ProcessGroup> ProcessGroup::new_group(std::vector<int> ranks,
   state->interface = state_->interface;
   for (const int of_parent : ranks)
     state->world_ranks.push_back(state_->world_ranks[static_cast<std::size_t>(of_parent)]);
+  state->parts.world_ranks = state->world_ranks;
   if (ranks.size() > 1) {
     state->parts.store = c10::make_intrusive<c10d::PrefixStore>("group_" + name, state_->parts.store);
     state->barrier.emplace(state->parts.store, state->parts.rank, state->world_ranks);
