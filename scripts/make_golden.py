@@ -27,6 +27,8 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data.distributed import DistributedSampler
 
+from make_parity import ddp_parity, resnet
+
 GOLDEN = pathlib.Path(__file__).resolve().parent.parent / "tests" / "golden"
 
 
@@ -241,7 +243,7 @@ def mnist_ddp(folder):
         mp.spawn(train_ddp, (f"{scratch}/store", folder), nprocs=2)
 
 
-GROUPS = {function.__name__: function for function in (state_dict_file, sampler, mnist_cnn, mnist_ddp)}
+GROUPS = {f.__name__: f for f in (state_dict_file, sampler, mnist_cnn, mnist_ddp, resnet, ddp_parity)}
 
 
 def main():
