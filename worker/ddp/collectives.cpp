@@ -16,9 +16,13 @@ std::vector<double> all_reduce_sum(const ProcessGroup& group, std::vector<double
   return values;
 }
 
-void broadcast_from_rank_0(const ProcessGroup& group, const std::vector<at::Tensor>& tensors) {
+void broadcast_from(const ProcessGroup& group, const std::vector<at::Tensor>& tensors, int source) {
   constexpr std::size_t kBufferBytes = 250 << 20;  // as PyTorch's DistributedDataParallel
-  if (!tensors.empty()) c10d::broadcast_coalesced(group.handle(), tensors, kBufferBytes);
+  if (!tensors.empty()) c10d::broadcast_coalesced(group.handle(), tensors, kBufferBytes, source);
+}
+
+void broadcast_from_rank_0(const ProcessGroup& group, const std::vector<at::Tensor>& tensors) {
+  broadcast_from(group, tensors, 0);
 }
 
 }  // namespace ddprun::ddp

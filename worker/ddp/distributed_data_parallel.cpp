@@ -3,82 +3,215 @@
 #include <algorithm>
 #include <limits>
 #include <stdexcept>
-#include <string>
 #include <unordered_map>
 
 #include <torch/nn/module.h>
 
+#include <torch/csrc/distributed/c10d/debug.h>
 #include <torch/csrc/distributed/c10d/logger.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
+#include "worker/ddp/backward_end.h"
 #include "worker/ddp/collectives.h"
+#include "worker/ddp/managed_state.h"
 #include "worker/ddp/module_check.h"
+#include "worker/ddp/pass_through.h"
+#include "worker/ddp/pending_sum.h"
 
 namespace ddprun::ddp {
 namespace {
 
-struct Trainable {
-  std::vector<torch::Tensor> parameters;
-  std::unordered_map<std::size_t, std::string> names;
-};
+using Options = DistributedDataParallel::Options;
 
-Trainable trainable_parameters(const torch::nn::Module& module) {
-  Trainable result;
-  for (const auto& item : module.named_parameters()) {
-    if (!item.value().requires_grad()) continue;
-    result.names[result.parameters.size()] = item.key();
-    result.parameters.push_back(item.value());
-  }
-  if (result.parameters.empty())
-    throw std::invalid_argument(
-        "DistributedDataParallel: expected a module with a parameter that requires a gradient");
-  return result;
+void check(const Options& options) {
+  const auto check_positive = [](std::int64_t bytes) {
+    if (bytes <= 0)
+      throw std::invalid_argument("DistributedDataParallel: expected buckets of at least 1 byte, got " +
+                                  std::to_string(bytes));
+  };
+  check_positive(options.bucket_bytes);
+  check_positive(options.first_bucket_bytes.value_or(1));
+  for (const auto bytes : options.bucket_bytes_list) check_positive(bytes);
 }
 
-std::shared_ptr<c10d::Reducer> make_reducer(const Trainable& trainable, const ProcessGroup& group,
-                                            const DistributedDataParallel::Options& options) {
-  const std::vector<bool> expect_sparse(trainable.parameters.size(), false);
-  // One bucket for the first step: its gradients' order of arrival gives the buckets of the later ones.
-  auto [buckets, limits] = c10d::compute_bucket_assignment_by_size(
-      trainable.parameters, {std::numeric_limits<std::size_t>::max() >> 1}, expect_sparse);
+struct BucketLimits {
+  std::int64_t first, cap;
+  std::vector<std::size_t> initial;
+};
+
+/// As Python's DistributedDataParallel chooses them. Where the buckets are made anew after the first
+/// backward, in its gradients' order of arrival, there is only one before.
+BucketLimits bucket_limits(const Options& options) {
+  const auto& list = options.bucket_bytes_list;
+  BucketLimits limits{};
+  limits.cap = list.empty() ? options.bucket_bytes : *std::max_element(list.begin(), list.end());
+  const bool is_default = list.empty() && limits.cap == Options{}.bucket_bytes;
+  limits.first = is_default ? c10d::kDefaultFirstBucketBytes : limits.cap;
+  if (list.empty()) limits.first = options.first_bucket_bytes.value_or(limits.first);
+  if (!list.empty())
+    limits.initial.assign(list.begin(), list.end());
+  else if (options.static_graph || !options.find_unused_parameters)
+    limits.initial = {std::numeric_limits<std::size_t>::max() >> 1};
+  else
+    limits.initial = {static_cast<std::size_t>(limits.first), static_cast<std::size_t>(limits.cap)};
+  return limits;
+}
+
+/// A reducer that is made at this level names parameters in its errors, where it otherwise gives indices.
+class NamesInErrors {
+ public:
+  NamesInErrors() : before_(c10d::debug_level()) {
+    if (before_ == c10d::DebugLevel::Off) c10d::setDebugLevel(c10d::DebugLevel::Info);
+  }
+  ~NamesInErrors() { c10d::setDebugLevel(before_); }
+
+ private:
+  c10d::DebugLevel before_;
+};
+
+/// The constructor changes between minor releases of LibTorch: this one is 2.11's. 2.15 has two parameters
+/// more, with defaults.
+std::shared_ptr<c10d::Reducer> make_reducer(const std::vector<torch::Tensor>& parameters,
+                                            const std::vector<std::string>& names,
+                                            const std::vector<bool>& expect_sparse, const ProcessGroup& group,
+                                            const Options& options) {
+  const auto limits = bucket_limits(options);
+  auto buckets =
+      std::get<0>(c10d::compute_bucket_assignment_by_size(parameters, limits.initial, expect_sparse));
   std::reverse(buckets.begin(), buckets.end());
-  return std::make_shared<c10d::Reducer>(
-      trainable.parameters, std::move(buckets), group.handle(), expect_sparse, options.bucket_bytes,
-      /*find_unused_parameters=*/false, /*gradient_as_bucket_view=*/false, trainable.names,
-      options.first_bucket_bytes, /*skip_all_reduce_unused_params=*/false, /*use_python_reducer=*/false,
-      /*bucket_bytes_cap_list=*/std::vector<std::int64_t>{});
+  std::unordered_map<std::size_t, std::string> names_by_index;
+  for (const auto& name : names) names_by_index.emplace(names_by_index.size(), name);
+  const NamesInErrors names_in_errors;
+  return std::make_shared<c10d::Reducer>(parameters, std::move(buckets), group.handle(), expect_sparse,
+                                         limits.cap, options.find_unused_parameters,
+                                         options.gradient_as_bucket_view, std::move(names_by_index),
+                                         limits.first, options.skip_all_reduce_unused_parameters,
+                                         /*use_python_reducer=*/false, options.bucket_bytes_list);
 }
 
 }  // namespace
 
+/// One step's part of the work, on this rank. Without a reducer in a world of one.
 struct DistributedDataParallel::Engine {
-  Engine(torch::nn::Module& module, const ProcessGroup& group, const Options& options)
-      : group(group),
-        buffers(module.buffers()),
-        broadcast_buffers(options.broadcast_buffers && !buffers.empty()) {
-    const auto trainable = trainable_parameters(module);
-    check_same_module(group, module);
-    torch::NoGradGuard no_grad;
-    auto state = module.parameters();
-    for (auto& tensor : state) tensor = tensor.detach();
-    state.insert(state.end(), buffers.begin(), buffers.end());
-    broadcast_from_rank_0(group, state);
+  Engine(torch::nn::Module& module, const ProcessGroup& group, const Options& options);
 
-    reducer = make_reducer(trainable, group, options);
-    logger = std::make_shared<c10d::Logger>(reducer);
-    reducer->set_logger(logger);
-    logger->set_construction_data_and_log(module.name(), {}, -1, options.broadcast_buffers,
-                                          /*has_sync_bn=*/false, /*static_graph=*/false);
-  }
+  void before_forward(bool synchronize, std::optional<std::int64_t> samples);
+  void after_forward(bool synchronize, const OutputVisitor& visit_output);
+  void begin_iteration(bool reduces);
+  void announce_step(double reduces, double training, double samples);
+  double gradient_scale();
+  void broadcast_buffers(int source);
+  void throw_if_any_ended(bool this_one);
+  void shadow_reduction();
+  bool finds_unused() const { return options.find_unused_parameters && !options.static_graph; }
 
+  torch::nn::Module& module;
   const ProcessGroup& group;
-  std::vector<torch::Tensor> buffers;
-  bool broadcast_buffers;
-  bool has_comm_hook = false;
-  bool has_run_forward = false;
+  const Options options;
+  std::vector<torch::Tensor> parameters;  // those that the reducer has
+  std::vector<std::string> names;
+  bool has_sparse_gradients = false;
+
+  bool has_comm_hook = false, has_run_forward = false, has_rebuilt_buckets = false;
+  bool broadcasts_buffers_next = true;
+  std::int64_t iterations = 0;  // the reducer's own count
+  std::optional<double> samples;
+  std::optional<PendingSum> samples_of_all, active_ranks;
+  std::optional<JoinOptions> join;
+
   std::shared_ptr<c10d::Reducer> reducer;
-  std::shared_ptr<c10d::Logger> logger;  // holds the reducer; goes first
+  std::shared_ptr<c10d::Logger> logger;      // holds the reducer; goes first
+  std::optional<BackwardEnd> reduce_at_end;  // of the first backward of a static graph
 };
+
+DistributedDataParallel::Engine::Engine(torch::nn::Module& module, const ProcessGroup& group,
+                                        const Options& options)
+    : module(module), group(group), options(options) {
+  check(options);
+  const auto state = managed_state(module, options.ignore);
+  if (group.size() > 1) check_same_module(group, state);
+  check_suitable(state);
+  if (group.size() == 1) return;
+  broadcast_from_rank_0(group, state.tensors(/*with_buffers=*/options.broadcast_buffers));
+
+  parameters = state.trainable();
+  names = state.trainable_names();
+  const auto expect_sparse = expect_sparse_gradients(module, parameters);
+  has_sparse_gradients = std::find(expect_sparse.begin(), expect_sparse.end(), true) != expect_sparse.end();
+  reducer = make_reducer(parameters, names, expect_sparse, group, options);
+  logger = std::make_shared<c10d::Logger>(reducer);
+  reducer->set_logger(logger);
+  logger->set_construction_data_and_log(module.name(), {}, -1, options.broadcast_buffers,
+                                        /*has_sync_bn=*/false, options.static_graph);
+  if (!options.static_graph) return;
+  reducer->set_static_graph();
+  logger->set_static_graph();
+  // In the first backward the reducer only counts how often each gradient arrives.
+  reduce_at_end.emplace(parameters, [this] { reducer->delay_all_reduce(); });
+}
+
+/// Has the reducer count one iteration.
+void DistributedDataParallel::Engine::begin_iteration(bool reduces) {
+  if (reduces) logger->set_runtime_stats_and_log();
+  reducer->prepare_for_forward();
+  ++iterations;
+  if (reduces && reduce_at_end && iterations == 1) reduce_at_end->arm();
+}
+
+void DistributedDataParallel::Engine::before_forward(bool synchronize,
+                                                     std::optional<std::int64_t> samples_here) {
+  const bool training = torch::GradMode::is_enabled(), reduces = training && synchronize;
+  has_run_forward |= training;
+  // While a static graph's first iteration lasts, the reducer counts gradients that no_sync keeps local, too,
+  // and later waits for that many: so it ends before them.
+  if (reduces || (training && options.static_graph && iterations == 1)) begin_iteration(reduces);
+  samples = training && samples_here ? std::optional<double>(*samples_here) : std::nullopt;
+  if (join)
+    announce_step(reduces, training, samples.value_or(0));
+  else if (samples)
+    samples_of_all.emplace(group, parameters[0].device(), std::vector<double>{*samples});
+  if (training && reducer->rebuild_buckets()) has_rebuilt_buckets = true;
+  if (broadcasts_buffers_next)
+    broadcast_buffers(join ? static_cast<int>(all_reduce_max(group, parameters[0].device(), group.rank()))
+                           : 0);
+}
+
+void DistributedDataParallel::Engine::after_forward(bool synchronize, const OutputVisitor& visit_output) {
+  const bool training = torch::GradMode::is_enabled(), reduces = training && synchronize;
+  broadcasts_buffers_next = reduces && options.broadcast_buffers;
+  if (!training) return;
+  const double scale = samples ? gradient_scale() : 1;
+  const bool look_for_unused = reduces && finds_unused();
+  std::vector<torch::Tensor*> outputs;
+  if (look_for_unused || samples) {
+    visit_output([&](torch::Tensor& tensor) {
+      if (tensor.defined() && tensor.grad_fn()) outputs.push_back(&tensor);
+    });
+    if (outputs.empty())
+      throw std::invalid_argument(std::string("DistributedDataParallel: ") +
+                                  (samples ? "samples" : "find_unused_parameters") +
+                                  " wants to see the tensors with a gradient in what forward's function "
+                                  "returns, but found none; give "
+                                  "its type a visit_tensors()");
+  }
+  std::vector<torch::Tensor> used_by;
+  if (look_for_unused)
+    for (const auto* output : outputs) used_by.push_back(*output);
+  // Without this call the gradients of the coming backward stay local: that is all of no_sync.
+  if (reduces) reducer->prepare_for_backward(used_by);
+  if (look_for_unused || scale != 1) pass_through(outputs, scale);
+}
+
+double DistributedDataParallel::Engine::gradient_scale() {
+  const double all = samples_of_all->wait().back();
+  const double divisor = join && !join->divide_by_initial_world_size ? active_ranks->wait()[0] : group.size();
+  return *samples * divisor / all;
+}
+
+void DistributedDataParallel::Engine::broadcast_buffers(int source) {
+  torch::NoGradGuard no_grad;
+  broadcast_from(group, managed_buffers(module, options.ignore), source);
+}
 
 DistributedDataParallel::DistributedDataParallel(torch::nn::Module& module, const ProcessGroup& group,
                                                  const Options& options)
@@ -94,44 +227,129 @@ void DistributedDataParallel::register_comm_hook(std::unique_ptr<c10d::CommHookI
     throw std::invalid_argument("register_comm_hook: expected to be called once, there is a hook already");
   if (engine_->has_run_forward)
     throw std::invalid_argument("register_comm_hook: expected to be called before the first forward");
-  engine_->reducer->register_comm_hook(std::move(hook));
+  if (engine_->reducer) engine_->reducer->register_comm_hook(std::move(hook));
   engine_->has_comm_hook = true;
 }
 
-void DistributedDataParallel::before_forward() {
-  const bool training = torch::GradMode::is_enabled();
-  engine_->has_run_forward |= training;
-  if (training && synchronize_) {
-    engine_->logger->set_runtime_stats_and_log();
-    engine_->reducer->prepare_for_forward();
-  }
-  if (training && engine_->reducer->should_rebuild_buckets()) engine_->reducer->rebuild_buckets();
-  if (synchronize_ && engine_->broadcast_buffers) synchronize_buffers();
+void DistributedDataParallel::before_forward(std::optional<std::int64_t> samples) {
+  if (samples && *samples < 1)
+    throw std::invalid_argument("DistributedDataParallel: expected at least 1 sample, got " +
+                                std::to_string(*samples));
+  if (engine_->reducer)
+    engine_->before_forward(synchronize_, samples);
+  else
+    engine_->has_run_forward |= torch::GradMode::is_enabled();
 }
 
-void DistributedDataParallel::after_forward() {
-  // Without this call the gradients of the coming backward stay local: that is all of no_sync.
-  if (torch::GradMode::is_enabled() && synchronize_) engine_->reducer->prepare_for_backward({});
+void DistributedDataParallel::after_forward(const OutputVisitor& visit_output) {
+  if (engine_->reducer) engine_->after_forward(synchronize_, visit_output);
 }
+
+void DistributedDataParallel::zero_grad() { engine_->module.zero_grad(/*set_to_none=*/true); }
 
 void DistributedDataParallel::synchronize_buffers() {
-  torch::NoGradGuard no_grad;
-  broadcast_from_rank_0(engine_->group, engine_->buffers);
+  if (engine_->reducer) engine_->broadcast_buffers(0);
 }
 
 DistributedDataParallel::Statistics DistributedDataParallel::statistics() const {
-  const auto data = engine_->logger->get_ddp_logging_data();
-  const auto integer = [&](const char* key) {
-    const auto found = data.ints_map.find(key);
-    return found == data.ints_map.end() ? 0 : found->second;
-  };
   Statistics result;
+  if (!engine_->reducer) return result;
+  auto data = engine_->logger->get_ddp_logging_data();
+  result.backend = data.strs_map["backend_name"];
   result.bucket_bytes = engine_->logger->get_bucket_sizes();
-  result.buckets_rebuilt = !engine_->reducer->should_rebuild_buckets();
-  result.backward_ns = integer("avg_backward_compute_time");
-  result.communication_ns = integer("avg_backward_comm_time");
-  result.overlap_ns = integer("avg_backward_compute_comm_overlap_time");
+  for (const auto& bucket : engine_->logger->get_per_bucket_variable_indices()) {
+    auto& names = result.bucket_parameters.emplace_back();
+    for (const auto index : bucket) names.push_back(engine_->names[index]);
+  }
+  result.buckets_rebuilt = engine_->has_rebuilt_buckets;
+  result.iteration = engine_->iterations;
+  result.buckets_reduced = data.ints_map["num_buckets_reduced"];
+  result.unused_bytes = data.ints_map["unused_parameter_size"];
+  result.forward_ns = data.ints_map["avg_forward_compute_time"];
+  result.backward_ns = data.ints_map["avg_backward_compute_time"];
+  result.communication_ns = data.ints_map["avg_backward_comm_time"];
+  result.overlap_ns = data.ints_map["avg_backward_compute_comm_overlap_time"];
   return result;
+}
+
+// ---- Join: what the ranks tell each other, and what one without input does in the others' steps ----------
+
+/// Tells ranks without input what this step does. In the same order as in shadow_step().
+void DistributedDataParallel::Engine::announce_step(double reduces, double training, double samples_here) {
+  const auto device = parameters[0].device();
+  active_ranks.emplace(group, device, std::vector<double>{1});
+  samples_of_all.emplace(group, device, std::vector<double>{reduces, training, samples_here});
+  if (join->throw_on_early_termination) throw_if_any_ended(false);
+  reducer->set_forward_pass_work_handle(active_ranks->work(), join->divide_by_initial_world_size);
+}
+
+void DistributedDataParallel::Engine::throw_if_any_ended(bool this_one) {
+  std::vector<double> ended(static_cast<std::size_t>(group.size()), 0);
+  ended[static_cast<std::size_t>(group.rank())] = this_one ? 1 : 0;
+  ended = PendingSum(group, parameters[0].device(), ended).wait();
+  std::string ranks;
+  for (std::size_t rank = 0; rank < ended.size(); ++rank)
+    if (ended[rank] != 0) ranks += (ranks.empty() ? "rank " : ", ") + std::to_string(rank);
+  if (!ranks.empty()) throw UnevenInputs("no more input on " + ranks + ", while other ranks have some");
+}
+
+void DistributedDataParallel::begin_join(const JoinOptions& options) {
+  if (engine_->join) throw std::invalid_argument("join: expected to be called once at a time");
+  if (engine_->has_sparse_gradients || engine_->options.skip_all_reduce_unused_parameters)
+    throw std::invalid_argument(
+        "join: not possible with sparse gradients, nor with skip_all_reduce_unused_parameters");
+  if (!engine_->reducer) return;
+  engine_->join = options;
+  engine_->logger->set_uneven_input_join();
+}
+
+bool DistributedDataParallel::shadow_step() {
+  Engine& engine = *engine_;
+  if (!engine.reducer) return false;
+  if (engine.options.static_graph && engine.iterations == 0)
+    throw std::invalid_argument("join: with static_graph every rank needs input for one step at least");
+  const auto device = engine.parameters[0].device();
+  if (PendingSum(engine.group, device, {0}).wait()[0] == 0) return false;
+  const auto step = PendingSum(engine.group, device, {0, 0, 0}).wait();
+  const bool reduces = step[0] != 0, training = step[1] != 0;
+  if (engine.join->throw_on_early_termination) engine.throw_if_any_ended(true);
+  if (training && engine.reducer->rebuild_buckets()) engine.has_rebuilt_buckets = true;
+  if (engine.broadcasts_buffers_next)
+    engine.broadcast_buffers(static_cast<int>(all_reduce_max(engine.group, device, -1)));
+  engine.broadcasts_buffers_next = reduces && engine.options.broadcast_buffers;
+  if (reduces) engine.shadow_reduction();
+  return true;
+}
+
+void DistributedDataParallel::Engine::shadow_reduction() {
+  std::vector<c10::intrusive_ptr<c10::ivalue::Future>> pending;
+  for (auto& bucket : reducer->get_grad_buckets(/*return_zero_tensors=*/true))
+    pending.push_back(reducer->run_comm_hook(bucket));
+  for (const auto& future : pending) future->waitAndThrow();
+  if (finds_unused()) {
+    std::vector<torch::Tensor> used = {torch::zeros_like(reducer->get_local_used_map_on_device())};
+    group.handle()->allreduce(used)->wait();
+  }
+  reducer->push_rebuilt_params_for_all_indices();
+}
+
+void DistributedDataParallel::take_final_state(bool made_most_steps) {
+  Engine& engine = *engine_;
+  if (!engine.reducer) return;
+  const auto source =
+      all_reduce_max(engine.group, engine.parameters[0].device(), made_most_steps ? engine.group.rank() : -1);
+  torch::NoGradGuard no_grad;
+  broadcast_from(
+      engine.group,
+      managed_state(engine.module, engine.options.ignore).tensors(engine.options.broadcast_buffers),
+      static_cast<int>(source));
+}
+
+void DistributedDataParallel::end_join() {
+  if (!engine_->join) return;
+  engine_->join.reset();
+  // The divisor is that of all ranks again.
+  engine_->reducer->set_forward_pass_work_handle({}, /*useStaticWorldSize=*/true);
 }
 
 }  // namespace ddprun::ddp

@@ -6,26 +6,30 @@
 #include <string>
 #include <vector>
 
-#include <torch/nn/module.h>
+#include <torch/types.h>
 
 #include "worker/ddp/collectives.h"
 
 namespace ddprun::ddp {
 namespace {
 
-std::string describe(const std::string& kind, const std::string& name, const torch::Tensor& tensor) {
+std::string describe(const std::string& kind, const NamedTensor& named) {
+  const auto& tensor = named.tensor;
   std::ostringstream text;
-  text << kind << ' ' << name << ' ' << tensor.sizes() << ' ' << tensor.dtype()
-       << (tensor.requires_grad() ? "" : " without gradient");
+  text << kind << ' ' << named.name << ' ' << tensor.sizes() << ' ' << tensor.dtype();
+  if (tensor.layout() != torch::kStrided)
+    text << ' ' << tensor.layout();
+  else if (!tensor.is_contiguous())
+    text << " with strides " << tensor.strides();
+  if (!tensor.is_cpu()) text << " on " << tensor.device().type();
+  if (kind == "parameter" && !tensor.requires_grad()) text << " without gradient";
   return text.str();
 }
 
-std::vector<std::string> describe(const torch::nn::Module& module) {
+std::vector<std::string> describe(const ManagedState& state) {
   std::vector<std::string> lines;
-  for (const auto& item : module.named_parameters())
-    lines.push_back(describe("parameter", item.key(), item.value()));
-  for (const auto& item : module.named_buffers())
-    lines.push_back(describe("buffer", item.key(), item.value()));
+  for (const auto& parameter : state.parameters) lines.push_back(describe("parameter", parameter));
+  for (const auto& buffer : state.buffers) lines.push_back(describe("buffer", buffer));
   return lines;
 }
 
@@ -45,8 +49,8 @@ std::vector<std::string> from_rank_0(const ProcessGroup& group, const std::vecto
 
 }  // namespace
 
-void check_same_module(const ProcessGroup& group, const torch::nn::Module& module) {
-  const auto mine = describe(module);
+void check_same_module(const ProcessGroup& group, const ManagedState& state) {
+  const auto mine = describe(state);
   const auto first = from_rank_0(group, mine);
   const auto differs = std::mismatch(mine.begin(), mine.end(), first.begin(), first.end()).second;
   const bool same = mine == first;
@@ -73,6 +77,22 @@ void check_same_module(const ProcessGroup& group, const torch::nn::Module& modul
   if (!same && line < mine.size() && (line >= first.size() || mine[line] != first[line]))
     message += " (this rank, " + std::to_string(group.rank()) + ", has " + mine[line] + ")";
   throw std::invalid_argument(message);
+}
+
+void check_suitable(const ManagedState& state) {
+  if (state.trainable().empty())
+    throw std::invalid_argument(
+        "DistributedDataParallel: expected a module with a parameter that requires a gradient");
+  const auto& first = state.parameters.front();
+  for (const auto& [name, tensor] : state.parameters) {
+    if (tensor.layout() != torch::kStrided)
+      throw std::invalid_argument("DistributedDataParallel: expected dense parameters, " + name + " is " +
+                                  c10::str(tensor.layout()));
+    if (tensor.device().type() != first.tensor.device().type())
+      throw std::invalid_argument("DistributedDataParallel: expected all parameters on one kind of device, " +
+                                  first.name + " is on " + c10::str(first.tensor.device().type()) + ", " +
+                                  name + " on " + c10::str(tensor.device().type()));
+  }
 }
 
 }  // namespace ddprun::ddp

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/TensorBody.h>
+
+namespace ddprun::ddp {
+
+/// Runs a function at the end of a backward, once all gradients of it are there, by hooks on the parameters.
+class BackwardEnd {
+ public:
+  BackwardEnd(const std::vector<at::Tensor>& parameters, std::function<void()> function);
+  BackwardEnd(const BackwardEnd&) = delete;
+  ~BackwardEnd();
+
+  /// The next backward that reaches any of the parameters runs the function, once.
+  void arm() { armed_ = true; }
+
+ private:
+  std::vector<std::pair<at::Tensor, unsigned>> hooks_;
+  std::atomic<bool> armed_ = false;  // devices have a backward thread each
+};
+
+}  // namespace ddprun::ddp

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <ATen/core/TensorBody.h>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace ddprun::ddp {
+
+struct NamedTensor {
+  std::string name;
+  at::Tensor tensor;
+};
+
+/// What DistributedDataParallel keeps the same on all ranks: a module's parameters and buffers but those to
+/// be ignored. A tensor that the module has under several names is here once, under the first that is not
+/// ignored.
+struct ManagedState {
+  std::vector<NamedTensor> parameters, buffers;
+
+  std::vector<at::Tensor> trainable() const;                 ///< the parameters that require a gradient
+  std::vector<std::string> trainable_names() const;          ///< theirs, in the same order
+  std::vector<at::Tensor> tensors(bool with_buffers) const;  ///< parameters without autograd, then buffers
+};
+
+/// ignore  names as in named_parameters() and named_buffers()
+/// throws  std::invalid_argument if the module has nothing of such a name
+ManagedState managed_state(const torch::nn::Module& module, const std::vector<std::string>& ignore);
+
+/// The same, now, of the buffers alone: a module may replace its buffers.
+std::vector<at::Tensor> managed_buffers(const torch::nn::Module& module,
+                                        const std::vector<std::string>& ignore);
+
+/// For each of the parameters, whether an Embedding or EmbeddingBag gives it a sparse gradient.
+std::vector<bool> expect_sparse_gradients(const torch::nn::Module& module,
+                                          const std::vector<at::Tensor>& parameters);
+
+}  // namespace ddprun::ddp
