@@ -10,6 +10,7 @@ tests need no Python. Made with torch 2.11.
 
 import argparse
 import collections
+import copy
 import gzip
 import json
 import os
@@ -24,10 +25,12 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 import torch.nn as nn
 import torch.nn.functional as F
+import torch.testing._internal.distributed.fake_pg
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data.distributed import DistributedSampler
 
-from make_parity import ddp_parity, resnet
+from make_parity import ddp_parity, ddp_parity_all, resnet
 
 GOLDEN = pathlib.Path(__file__).resolve().parent.parent / "tests" / "golden"
 
@@ -243,13 +246,64 @@ def mnist_ddp(folder):
         mp.spawn(train_ddp, (f"{scratch}/store", folder), nprocs=2)
 
 
-GROUPS = {f.__name__: f for f in (state_dict_file, sampler, mnist_cnn, mnist_ddp, resnet, ddp_parity)}
+def zero_partition(folder):
+    """The owner of each parameter under ZeroRedundancyOptimizer; the group's sizes come from a fixed rule."""
+    cases = []
+    store = torch.testing._internal.distributed.fake_pg.FakeStore()
+    for ranks in (1, 2, 3, 4, 7):
+        dist.init_process_group("fake", store=store, rank=0, world_size=ranks)
+        for groups in ([[6]], [[5, 5, 5, 5]], [[1, 9, 4, 4, 7], [3, 8, 8]], [[(i * 37) % 23 + 1 for i in range(40)]]):
+            parameters = [[nn.Parameter(torch.zeros(size)) for size in sizes] for sizes in groups]
+            optimizer = ZeroRedundancyOptimizer([dict(params=p) for p in parameters], torch.optim.SGD, lr=0.1)
+            owner = {id(p): rank for rank, parts in enumerate(optimizer._partition_parameters())
+                     for part in parts for p in part["params"]}
+            cases.append(dict(ranks=ranks, groups=groups, owners=[owner[id(p)] for ps in parameters for p in ps]))
+        dist.destroy_process_group()
+    write_json(folder / "owners.json", cases)
+
+
+def optimizer_state(folder):
+    """For each optimizer its state dict after two steps, and the parameters then and after two more steps."""
+    optim = torch.optim
+    makers = dict(
+        sgd=lambda g: optim.SGD(g, lr=0.1, momentum=0.9, dampening=0.1, weight_decay=0.01),
+        sgd_plain=lambda g: optim.SGD(g, lr=0.1),
+        adam=lambda g: optim.Adam(g, lr=0.1, betas=(0.8, 0.95), weight_decay=0.01),
+        adam_amsgrad=lambda g: optim.Adam(g, lr=0.1, amsgrad=True),
+        adamw=lambda g: optim.AdamW(g, lr=0.1, weight_decay=0.1),
+        adagrad=lambda g: optim.Adagrad(g, lr=0.1, lr_decay=0.01, initial_accumulator_value=0.5),
+        rmsprop=lambda g: optim.RMSprop(g, lr=0.1, alpha=0.9, momentum=0.5, centered=True),
+        adadelta=lambda g: optim.Adadelta(g, lr=0.5),
+        radam=lambda g: optim.RAdam(g),
+    )
+    for name, make in makers.items():
+        torch.manual_seed(3)
+        parameters = [nn.Parameter(torch.randn(shape, dtype=torch.float64)) for shape in ((3, 2), (2,), (4,))]
+        optimizer = make([dict(params=parameters[:2]), dict(params=parameters[2:], lr=0.05)])
+        gradients = [[torch.randn_like(p) for p in parameters] for _ in range(4)]
+
+        def step(of_step):
+            for parameter, gradient in zip(parameters, of_step):
+                parameter.grad = gradient
+            optimizer.step()
+
+        step(gradients[0])
+        step(gradients[1])
+        saved = {"optimizer": copy.deepcopy(optimizer.state_dict()), "before": [p.detach().clone() for p in parameters]}
+        step(gradients[2])
+        step(gradients[3])
+        saved.update(gradients=gradients[2:], after=[p.detach().clone() for p in parameters])
+        torch.save(saved, folder / f"{name}.pt")
+
+
+GROUPS = {function.__name__: function for function in (state_dict_file, sampler, mnist_cnn, mnist_ddp, zero_partition,
+                                                       optimizer_state, resnet, ddp_parity, ddp_parity_all)}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=", ".join(GROUPS))
-    groups = parser.parse_args().groups or list(GROUPS)
+    groups = parser.parse_args().groups or [name for name in GROUPS if name != "ddp_parity_all"]
     unknown = [name for name in groups if name not in GROUPS]
     if unknown:
         parser.error(f"unknown group {unknown[0]!r}, expected one of {', '.join(GROUPS)}")

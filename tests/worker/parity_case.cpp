@@ -13,6 +13,8 @@
 #include "tests/worker/parity_models.h"
 #include "worker/ddp/collectives.h"
 #include "worker/ddp/distributed_data_parallel.h"
+#include "worker/ddp/sync_batch_norm.h"
+#include "worker/ddp/zero_optimizer.h"
 
 namespace ddprun::test {
 namespace {
@@ -28,18 +30,29 @@ torch::Dtype dtype_of(const ParityCase& the_case) {
 DistributedDataParallel::Options options_of(const ParityCase& the_case) {
   DistributedDataParallel::Options options;
   options.broadcast_buffers = the_case.entry.value("broadcast_buffers", true);
+  options.find_unused_parameters = the_case.has("find_unused_parameters");
+  options.static_graph = the_case.has("static_graph");
+  options.gradient_as_bucket_view = the_case.has("gradient_as_bucket_view");
   if (the_case.has("bucket_bytes")) options.bucket_bytes = the_case.file["bucket_bytes"];
+  if (the_case.entry.value("hook", "") == "powersgd") options.bucket_bytes = 100 << 20;  // as Python's
   return options;
 }
 
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(const ParityCase& the_case,
-                                                        std::vector<torch::Tensor> parameters) {
+                                                        const torch::nn::Module& module,
+                                                        const ddp::ProcessGroup& group) {
   const std::string kind = the_case.entry.value("optimizer", "sgd");
   const double rate = the_case.file["lr"][kind];
-  if (kind == "adam")
-    return std::make_unique<torch::optim::Adam>(std::move(parameters), torch::optim::AdamOptions(rate));
-  return std::make_unique<torch::optim::SGD>(std::move(parameters),
-                                             torch::optim::SGDOptions(rate).momentum(0.9));
+  const auto make = [&](auto parameters) -> std::unique_ptr<torch::optim::Optimizer> {
+    if (kind == "adam")
+      return std::make_unique<torch::optim::Adam>(std::move(parameters), torch::optim::AdamOptions(rate));
+    return std::make_unique<torch::optim::SGD>(std::move(parameters),
+                                               torch::optim::SGDOptions(rate).momentum(0.9));
+  };
+  if (the_case.has("zero1"))
+    return std::make_unique<ddp::ZeroOptimizer>(
+        ddp::ZeroOptimizer::Groups{torch::optim::OptimizerParamGroup(module.parameters())}, make, group);
+  return make(module.parameters());
 }
 
 /// One rank's model and data of a case, and its losses.
@@ -51,11 +64,14 @@ class Training {
         world_(group.size()),
         model_(make_parity_model(the_case.entry["model"])) {
     model_.module->to(dtype_of(the_case));
+    if (the_case.has("sync_bn")) ddp::convert_sync_batchnorm(*model_.module, group);
     ddp_ = std::make_unique<DistributedDataParallel>(*model_.module, group, options_of(the_case));
-    optimizer_ = make_optimizer(the_case, model_.module->parameters());
+    optimizer_ = make_optimizer(the_case, *model_.module, group);
   }
 
-  void run(int steps) {
+  void run() {
+    const int steps = case_.file["steps"];
+    if (case_.has("join")) return run_uneven(steps - 12 * rank_);
     const int eval_every = case_.file["eval_every"];
     for (int step = 0; step < steps; ++step) {
       losses.push_back(train_step(step));
@@ -67,17 +83,29 @@ class Training {
   std::vector<double> losses, evaluated;
 
  private:
+  void run_uneven(int steps) {
+    auto join = ddp_->join({.divide_by_initial_world_size = case_.entry["join"] == "initial"});
+    for (int step = 0; step < steps; ++step) losses.push_back(train_step(step));
+    join.finish();
+  }
+
   double train_step(int step) {
     const int micro_batches = case_.entry.value("accumulate", 1);
     double total = 0;
-    optimizer_->zero_grad();
-    for (int i = 0; i < micro_batches; ++i) {
-      const auto loss = ddp_->forward([&] { return loss_of(step * micro_batches + i); }) / micro_batches;
-      loss.backward();
-      total += loss.item<double>();
+    ddp_->zero_grad();
+    for (int i = 0; i < micro_batches - 1; ++i) {
+      const auto no_sync = ddp_->no_sync();
+      total += backward(step * micro_batches + i, micro_batches);
     }
+    total += backward(step * micro_batches + micro_batches - 1, micro_batches);
     optimizer_->step();
     return total;
+  }
+
+  double backward(int batch, int micro_batches) {
+    const auto loss = ddp_->forward([&] { return loss_of(batch) / micro_batches; });
+    loss.backward();
+    return loss.item<double>();
   }
 
   double evaluate(int step) {
@@ -169,7 +197,7 @@ std::vector<ParityCase> parity_cases(const std::string& model, int world) {
 
 ParityLosses train_parity_case(const ParityCase& the_case, const ddp::ProcessGroup& group) {
   Training training(the_case, group);
-  training.run(the_case.file["steps"]);
+  training.run();
   return {means(group, training.losses, the_case.entry["losses"].size()),
           means(group, training.evaluated, the_case.entry["eval_losses"].size())};
 }

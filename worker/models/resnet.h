@@ -1,16 +1,17 @@
 #pragma once
 
-#include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/linear.h>
+
+#include "worker/ddp/sync_batch_norm.h"
 
 namespace ddprun::models {
 
 // Shapes: B batch, C channels, H height, W width, K classes.
 
-/// The normalisation of every layer here.
-using BatchNorm = torch::nn::BatchNorm2d;
+/// The normalisation of every layer here: plain batch norm until ddp::convert_sync_batchnorm().
+using BatchNorm = ddp::SyncBatchNorm;
 
 /// Two 3x3 convolutions and a shortcut, with torchvision's parameter names. The shortcut is a 1x1 convolution
 /// (downsample) where the stride or the number of channels changes.

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <iosfwd>
+#include <memory>
+
+#include <c10/util/intrusive_ptr.h>
+#include <torch/nn/modules/batchnorm.h>
+
+#include "worker/ddp/process_group.h"
+
+namespace ddprun::ddp {
+
+/// Batch normalisation whose statistics, in training, are those of all ranks' batches together, as
+/// torch.nn.SyncBatchNorm: N ranks compute what one rank computes on the union of their batches. On CPU and
+/// CUDA; batches may differ in size, and a rank's batch may be empty.
+///
+/// Options, parameters and buffers are BatchNorm's. Until convert_sync_batchnorm() gives it a group, and in
+/// eval mode, it is torch::batch_norm of this rank's batch.
+///
+///   y = (x - mean) / sqrt(var + eps) * weight + bias      mean and variance per channel (biased)
+///
+/// The weight's and the bias's gradients are this rank's part; DistributedDataParallel averages them.
+class SyncBatchNormImpl : public torch::nn::NormImplBase<0, SyncBatchNormImpl, torch::nn::BatchNormOptions> {
+ public:
+  explicit SyncBatchNormImpl(const torch::nn::BatchNormOptions& options);
+
+  /// input    [N, C], [N, C, L], [N, C, H, W] or [N, C, D, H, W], float, double, half or bfloat16 (then the
+  ///          parameters may be float); contiguous or channels_last is fastest
+  /// returns  input's shape and type
+  /// throws   std::invalid_argument for another shape, or if all ranks together have fewer than two values a
+  ///          channel in training
+  torch::Tensor forward(const torch::Tensor& input);
+
+  void pretty_print(std::ostream& stream) const override;
+
+ protected:
+  void _check_input_dim(const torch::Tensor& input) override;
+
+ private:
+  friend int convert_sync_batchnorm(torch::nn::Module& module, const ProcessGroup& group);
+  c10::intrusive_ptr<c10d::ProcessGroup> group_;  ///< null: on its own
+};
+TORCH_MODULE(SyncBatchNorm);
+
+/// Lets every SyncBatchNorm inside the module, and the module itself if it is one, take its statistics over
+/// the group's ranks from now on. All ranks must then run these layers equally often and in the same order,
+/// forward and backward. returns how many there are
+int convert_sync_batchnorm(torch::nn::Module& module, const ProcessGroup& group);
+
+}  // namespace ddprun::ddp

@@ -1,0 +1,243 @@
+#include "worker/ddp/zero_optimizer.h"
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+#include <sstream>
+#include <stdexcept>
+
+#include <torch/types.h>
+
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include "common/errors.h"
+#include "worker/ddp/collectives.h"
+
+namespace ddprun::ddp {
+namespace {
+
+using torch::Tensor;
+using torch::optim::OptimizerParamGroup;
+
+std::vector<int> owners_of(const ZeroOptimizer::Groups& groups, int ranks) {
+  std::vector<std::vector<std::int64_t>> sizes;
+  std::set<const void*> seen;
+  for (const auto& group : groups) {
+    sizes.emplace_back();
+    for (const auto& parameter : group.params()) {
+      sizes.back().push_back(parameter.numel());
+      if (!seen.insert(parameter.unsafeGetTensorImpl()).second)
+        throw std::invalid_argument("ZeroOptimizer: expected every parameter once, got one twice");
+    }
+  }
+  if (seen.empty()) throw std::invalid_argument("ZeroOptimizer: expected parameters, got none");
+  return partition_parameters(sizes, ranks);
+}
+
+ZeroOptimizer::Groups part_of(const ZeroOptimizer::Groups& groups, const std::vector<int>& owners, int rank) {
+  ZeroOptimizer::Groups result;
+  auto owner = owners.begin();
+  for (const auto& group : groups) {
+    std::vector<Tensor> parameters;
+    for (const auto& parameter : group.params())
+      if (*owner++ == rank) parameters.push_back(parameter);
+    auto& part = result.emplace_back(std::move(parameters));
+    if (group.has_options()) part.set_options(group.options().clone());
+  }
+  return result;
+}
+
+/// Elements that a parameter takes in a flat buffer: each begins at a cache line, as memory of its own does.
+std::int64_t padded_numel(const Tensor& parameter) {
+  const auto line = 64 / static_cast<std::int64_t>(parameter.element_size());
+  return (parameter.numel() + line - 1) / line * line;
+}
+
+// Over the CPU, whatever the parameters' device: a state dict is kept there.
+void send(const ProcessGroup& group, const Tensor& tensor) {
+  std::vector<Tensor> tensors = {tensor.detach().cpu().contiguous()};
+  group.handle()->send(tensors, /*dstRank=*/0, /*tag=*/0)->wait();
+}
+
+Tensor receive(const ProcessGroup& group, int source, at::IntArrayRef sizes, torch::Dtype dtype) {
+  std::vector<Tensor> tensors = {torch::empty(sizes, dtype)};
+  group.handle()->recv(tensors, source, /*tag=*/0)->wait();
+  return tensors[0];
+}
+
+/// A line for each tensor: parameter, name, dtype, sizes.
+std::string describe(const std::vector<ZeroOptimizer::NamedTensors>& own) {
+  std::ostringstream text;
+  for (std::size_t i = 0; i < own.size(); ++i)
+    for (const auto& [name, tensor] : own[i]) {
+      text << i << ' ' << name << ' ' << static_cast<int>(tensor.scalar_type());
+      for (const auto size : tensor.sizes()) text << ' ' << size;
+      text << '\n';
+    }
+  return text.str();
+}
+
+void receive_all(const ProcessGroup& group, int source, const std::string& description,
+                 std::vector<ZeroOptimizer::NamedTensors>& all) {
+  std::istringstream lines(description);
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream words(line);
+    std::size_t parameter = 0;
+    std::string name;
+    int dtype = 0;
+    words >> parameter >> name >> dtype;
+    std::vector<std::int64_t> sizes;
+    for (std::int64_t size; words >> size;) sizes.push_back(size);
+    all.at(parameter).emplace_back(name, receive(group, source, sizes, static_cast<torch::Dtype>(dtype)));
+  }
+}
+
+}  // namespace
+
+std::vector<int> partition_parameters(const std::vector<std::vector<std::int64_t>>& group_sizes, int ranks) {
+  std::vector<std::int64_t> load(static_cast<std::size_t>(ranks), 0);
+  std::vector<int> owners;
+  for (const auto& sizes : group_sizes) {
+    std::vector<std::size_t> order(sizes.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return sizes[a] > sizes[b]; });
+    const auto begin = owners.size();
+    owners.resize(begin + sizes.size());
+    for (const auto i : order) {
+      const auto least = std::min_element(load.begin(), load.end());
+      *least += sizes[i];
+      owners[begin + i] = static_cast<int>(least - load.begin());
+    }
+  }
+  return owners;
+}
+
+ZeroOptimizer::ZeroOptimizer(Groups groups, const Factory& make_optimizer, const ProcessGroup& group)
+    : Optimizer(Groups{}, nullptr), group_(group), owners_(owners_of(groups, group.size())) {
+  local_ = make_optimizer(part_of(groups, owners_, group.rank()));
+  ensure(local_ != nullptr && local_->param_groups().size() == groups.size(),
+         "the factory makes an optimizer of the groups that it is given");
+  defaults_ = local_->defaults().clone();
+  for (const auto& each : groups) add_param_group(each);
+  state_.swap(local_->state());
+  flatten_parameters();
+}
+
+void ZeroOptimizer::flatten_parameters() {
+  if (group_.size() == 1) return;
+  torch::NoGradGuard no_grad;
+  std::size_t index = 0;
+  for (const auto& group : param_groups_)
+    for (const auto& parameter : group.params()) {
+      const int owner = owners_[index++];
+      if (!parameter.requires_grad()) continue;
+      auto part = std::find_if(parts_.begin(), parts_.end(), [&](const Part& each) {
+        const auto& first = each.parameters[0].first;
+        return each.owner == owner && first.scalar_type() == parameter.scalar_type() &&
+               first.device() == parameter.device();
+      });
+      if (part == parts_.end()) part = parts_.insert(part, {owner, {}, {}});
+      part->parameters.emplace_back(parameter, nullptr);
+    }
+  for (auto& part : parts_) {
+    std::int64_t size = 0;
+    for (const auto& [parameter, place] : part.parameters) size += padded_numel(parameter);
+    part.flat = torch::zeros({size}, part.parameters[0].first.options().requires_grad(false));
+    std::int64_t offset = 0;
+    for (auto& [parameter, place] : part.parameters) {
+      const auto dense =
+          parameter.is_non_overlapping_and_dense() ? parameter.detach() : parameter.detach().contiguous();
+      const auto view = part.flat.as_strided(dense.sizes(), dense.strides(), offset);
+      view.copy_(dense);
+      parameter.set_data(view);
+      place = parameter.data_ptr();
+      offset += padded_numel(parameter);
+    }
+  }
+}
+
+void ZeroOptimizer::check_unchanged() const {
+  std::size_t count = 0, trainable = 0, flat = 0;
+  for (const auto& group : param_groups_) {
+    count += group.params().size();
+    for (const auto& parameter : group.params()) trainable += parameter.requires_grad() ? 1 : 0;
+  }
+  if (count != owners_.size() || param_groups_.size() != local_->param_groups().size())
+    throw std::invalid_argument("ZeroOptimizer: a parameter was added; make a new optimizer instead");
+  if (group_.size() == 1) return;
+  for (const auto& part : parts_)
+    for (const auto& [parameter, place] : part.parameters) {
+      if (parameter.data_ptr() != place)
+        throw std::invalid_argument(
+            "ZeroOptimizer: a parameter's memory was replaced; move the model to its device and type first");
+      flat += parameter.requires_grad() ? 1 : 0;
+    }
+  if (flat != trainable)
+    throw std::invalid_argument("ZeroOptimizer: a parameter was made trainable; do so before making it");
+}
+
+void ZeroOptimizer::step_own_part() {
+  for (std::size_t i = 0; i < param_groups_.size(); ++i)
+    local_->param_groups()[i].set_options(param_groups_[i].options().clone());
+  state_.swap(local_->state());
+  try {
+    local_->step();
+  } catch (...) {
+    state_.swap(local_->state());
+    throw;
+  }
+  state_.swap(local_->state());
+}
+
+void ZeroOptimizer::broadcast_parameters() {
+  std::vector<c10::intrusive_ptr<c10d::Work>> works;
+  for (const auto& part : parts_) {
+    c10d::BroadcastOptions options;
+    options.rootRank = part.owner;
+    std::vector<Tensor> tensors = {part.flat};
+    works.push_back(group_.handle()->broadcast(tensors, options));
+  }
+  for (const auto& work : works) work->wait();
+}
+
+Tensor ZeroOptimizer::step(LossClosure closure) {
+  Tensor loss;
+  if (closure != nullptr) {
+    torch::AutoGradMode enable_grad(true);
+    loss = closure();
+  }
+  torch::NoGradGuard no_grad;
+  check_unchanged();
+  step_own_part();
+  broadcast_parameters();
+  return loss;
+}
+
+std::vector<ZeroOptimizer::NamedTensors> ZeroOptimizer::gather_to_rank_0(
+    const std::vector<NamedTensors>& own) const {
+  auto text = describe(own);
+  std::vector<double> lengths(static_cast<std::size_t>(group_.size()), 0);
+  lengths[static_cast<std::size_t>(group_.rank())] = static_cast<double>(text.size());
+  lengths = all_reduce_sum(group_, std::move(lengths));
+
+  std::vector<NamedTensors> all(owners_.size());
+  if (group_.rank() != 0) {
+    if (text.empty()) return all;
+    send(group_, torch::from_blob(text.data(), {static_cast<std::int64_t>(text.size())}, torch::kUInt8));
+    for (const auto& tensors : own)
+      for (const auto& [name, tensor] : tensors) send(group_, tensor);
+    return all;
+  }
+  for (std::size_t i = 0; i < own.size(); ++i)
+    for (const auto& [name, tensor] : own[i]) all[i].emplace_back(name, tensor.detach().cpu());
+  for (int source = 1; source < group_.size(); ++source) {
+    const auto length = static_cast<std::int64_t>(lengths[static_cast<std::size_t>(source)]);
+    if (length == 0) continue;
+    const auto bytes = receive(group_, source, {length}, torch::kUInt8);
+    receive_all(group_, source, {bytes.data_ptr<std::uint8_t>(), bytes.data_ptr<std::uint8_t>() + length},
+                all);
+  }
+  return all;
+}
+
+}  // namespace ddprun::ddp
