@@ -1,0 +1,213 @@
+#include "tests/worker/parity_case.h"
+
+#include <torch/optim/adam.h>
+#include <torch/optim/sgd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <memory>
+#include <stdexcept>
+
+#include "tests/support/golden.h"
+#include "tests/worker/parity_models.h"
+#include "worker/ddp/collectives.h"
+#include "worker/ddp/distributed_data_parallel.h"
+#include "worker/ddp/sync_batch_norm.h"
+#include "worker/ddp/zero_optimizer.h"
+
+namespace ddprun::test {
+namespace {
+
+using ddp::DistributedDataParallel;
+
+torch::Dtype dtype_of(const ParityCase& the_case) {
+  const std::string name = the_case.entry["dtype"];
+  if (name == "bfloat16") return torch::kBFloat16;
+  return name == "float64" ? torch::kFloat64 : torch::kFloat32;
+}
+
+DistributedDataParallel::Options options_of(const ParityCase& the_case) {
+  DistributedDataParallel::Options options;
+  options.broadcast_buffers = the_case.entry.value("broadcast_buffers", true);
+  options.find_unused_parameters = the_case.has("find_unused_parameters");
+  options.static_graph = the_case.has("static_graph");
+  options.gradient_as_bucket_view = the_case.has("gradient_as_bucket_view");
+  if (the_case.has("bucket_bytes")) options.bucket_bytes = the_case.file["bucket_bytes"];
+  if (the_case.entry.value("hook", "") == "powersgd") options.bucket_bytes = 100 << 20;  // as Python's
+  return options;
+}
+
+std::unique_ptr<torch::optim::Optimizer> make_optimizer(const ParityCase& the_case,
+                                                        const torch::nn::Module& module,
+                                                        const ddp::ProcessGroup& group) {
+  const std::string kind = the_case.entry.value("optimizer", "sgd");
+  const double rate = the_case.file["lr"][kind];
+  const auto make = [&](auto parameters) -> std::unique_ptr<torch::optim::Optimizer> {
+    if (kind == "adam")
+      return std::make_unique<torch::optim::Adam>(std::move(parameters), torch::optim::AdamOptions(rate));
+    return std::make_unique<torch::optim::SGD>(std::move(parameters),
+                                               torch::optim::SGDOptions(rate).momentum(0.9));
+  };
+  if (the_case.has("zero1"))
+    return std::make_unique<ddp::ZeroOptimizer>(
+        ddp::ZeroOptimizer::Groups{torch::optim::OptimizerParamGroup(module.parameters())}, make, group);
+  return make(module.parameters());
+}
+
+/// One rank's model and data of a case, and its losses.
+class Training {
+ public:
+  Training(const ParityCase& the_case, const ddp::ProcessGroup& group)
+      : case_(the_case),
+        rank_(group.rank()),
+        world_(group.size()),
+        model_(make_parity_model(the_case.entry["model"])) {
+    model_.module->to(dtype_of(the_case));
+    if (the_case.has("sync_bn")) ddp::convert_sync_batchnorm(*model_.module, group);
+    ddp_ = std::make_unique<DistributedDataParallel>(*model_.module, group, options_of(the_case));
+    optimizer_ = make_optimizer(the_case, *model_.module, group);
+  }
+
+  void run() {
+    const int steps = case_.file["steps"];
+    if (case_.has("join")) return run_uneven(steps - 12 * rank_);
+    const int eval_every = case_.file["eval_every"];
+    for (int step = 0; step < steps; ++step) {
+      losses.push_back(train_step(step));
+      if (step % eval_every == eval_every - 1 && case_.entry["model"] != "cnn")
+        evaluated.push_back(evaluate(step + 1));
+    }
+  }
+
+  std::vector<double> losses, evaluated;
+
+ private:
+  void run_uneven(int steps) {
+    auto join = ddp_->join({.divide_by_initial_world_size = case_.entry["join"] == "initial"});
+    for (int step = 0; step < steps; ++step) losses.push_back(train_step(step));
+    join.finish();
+  }
+
+  double train_step(int step) {
+    const int micro_batches = case_.entry.value("accumulate", 1);
+    double total = 0;
+    ddp_->zero_grad();
+    for (int i = 0; i < micro_batches - 1; ++i) {
+      const auto no_sync = ddp_->no_sync();
+      total += backward(step * micro_batches + i, micro_batches);
+    }
+    total += backward(step * micro_batches + micro_batches - 1, micro_batches);
+    optimizer_->step();
+    return total;
+  }
+
+  double backward(int batch, int micro_batches) {
+    const auto loss = ddp_->forward([&] { return loss_of(batch) / micro_batches; });
+    loss.backward();
+    return loss.item<double>();
+  }
+
+  double evaluate(int step) {
+    const torch::NoGradGuard no_grad;
+    model_.module->eval();
+    const double loss = ddp_->forward([&] { return loss_of(step); }).item<double>();
+    model_.module->train();
+    return loss;
+  }
+
+  torch::Tensor loss_of(int step) const {
+    const std::int64_t size = case_.file["batch_size"];
+    const int batch = step % case_.file["batches"].get<int>();
+    const auto first = static_cast<std::uint64_t>((batch * world_ + rank_) * size);
+    auto shape = case_.file["image"].get<std::vector<std::int64_t>>();
+    const auto elements = static_cast<std::uint64_t>(shape[0] * shape[1] * shape[2]);
+    shape.insert(shape.begin(), size);
+    const auto images = (4 * formula("image", shape, first * elements)).to(dtype_of(case_));
+    return model_.loss(images, formula_labels(first, size), branches_of(step));
+  }
+
+  std::string branches_of(int step) const {
+    const std::string kind = case_.entry.value("branches", "ab");
+    if (kind != "turns") return kind;
+    return (step + rank_) % 2 == 0 ? "a" : "b";
+  }
+
+  const ParityCase& case_;
+  int rank_, world_;
+  ParityModel model_;
+  std::unique_ptr<DistributedDataParallel> ddp_;
+  std::unique_ptr<torch::optim::Optimizer> optimizer_;
+};
+
+/// Of every step, the mean over the ranks that have it.
+std::vector<double> means(const ddp::ProcessGroup& group, std::vector<double> own, std::size_t length) {
+  std::vector<double> sums(2 * length, 0.0);
+  std::copy(own.begin(), own.end(), sums.begin());
+  std::fill_n(sums.begin() + static_cast<std::ptrdiff_t>(length), own.size(), 1.0);
+  sums = ddp::all_reduce_sum(group, sums);
+  for (std::size_t i = 0; i < length; ++i) sums[i] /= sums[length + i];
+  sums.resize(length);
+  return sums;
+}
+
+void compare(const std::string& name, const std::vector<double>& ours, const nlohmann::json& golden,
+             double tolerance, std::string& result) {
+  if (ours.size() != golden.size()) {
+    result += name + ": " + std::to_string(ours.size()) + " losses, Python has " +
+              std::to_string(golden.size()) + "\n";
+    return;
+  }
+  double worst = -1;
+  std::size_t where = 0;
+  for (std::size_t i = 0; i < ours.size(); ++i) {
+    const double python = golden[i];
+    const double difference = std::abs(ours[i] - python) / std::max(1.0, std::abs(python));
+    if (difference > worst || std::isnan(difference)) worst = difference, where = i;
+    if (std::isnan(difference)) break;
+  }
+  if (worst <= tolerance || ours.empty()) return;
+  char text[160];
+  std::snprintf(text, sizeof text, ", step %zu: %.10g, Python's %.10g: differs by %.2g, allowed is %.2g\n",
+                where, ours[where], golden[where].get<double>(), worst, tolerance);
+  result += name + text;
+}
+
+}  // namespace
+
+std::string ParityCase::name() const {
+  return entry["model"].get<std::string>() + ", " + entry["dtype"].get<std::string>() + ", " +
+         std::to_string(entry["world"].get<int>()) + " ranks, " + entry["option"].get<std::string>();
+}
+
+double ParityCase::tolerance() const {
+  const auto dtype = dtype_of(*this);
+  if (dtype == torch::kBFloat16) return 1e-2;  // a bfloat16 has 8 bits
+  return dtype == torch::kFloat64 ? 1e-6 : 1e-5;
+}
+
+std::vector<ParityCase> parity_cases(const std::string& model, int world) {
+  auto file = read_golden("ddp_parity/" + model + "_" + std::to_string(world) + ".json");
+  const auto entries = file["cases"];
+  file.erase("cases");
+  std::vector<ParityCase> result;
+  for (const auto& entry : entries) result.push_back({file, entry});
+  return result;
+}
+
+ParityLosses train_parity_case(const ParityCase& the_case, const ddp::ProcessGroup& group) {
+  Training training(the_case, group);
+  training.run();
+  return {means(group, training.losses, the_case.entry["losses"].size()),
+          means(group, training.evaluated, the_case.entry["eval_losses"].size())};
+}
+
+std::string compare_parity_case(const ParityCase& the_case, const ParityLosses& losses) {
+  std::string result;
+  compare(the_case.name(), losses.steps, the_case.entry["losses"], the_case.tolerance(), result);
+  compare(the_case.name() + ", evaluated", losses.evaluated, the_case.entry["eval_losses"],
+          the_case.tolerance(), result);
+  return result;
+}
+
+}  // namespace ddprun::test

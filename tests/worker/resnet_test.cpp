@@ -1,0 +1,71 @@
+#include "worker/models/resnet.h"
+
+#include <torch/nn/functional/loss.h>
+
+#include "tests/support/catch.h"
+#include "tests/support/golden.h"
+#include "tests/worker/parity_models.h"
+
+using ddprun::models::ResNet18;
+using ddprun::models::Stem;
+using ddprun::test::read_golden;
+
+namespace {
+
+std::int64_t parameters_of(const torch::nn::Module& module) {
+  std::int64_t count = 0;
+  for (const auto& parameter : module.parameters()) count += parameter.numel();
+  return count;
+}
+
+/// A digest here is [sum, norm].
+void check_sum_and_norm(const torch::Tensor& tensor, const nlohmann::json& digest, double tolerance) {
+  const auto wide = tensor.detach().to(torch::kFloat64);
+  const double norm = digest[1], scale = norm * std::sqrt(static_cast<double>(wide.numel()));
+  CHECK(std::abs(wide.norm().item<double>() - norm) <= tolerance * norm);
+  CHECK(std::abs(wide.sum().item<double>() - digest[0].get<double>()) <= tolerance * scale);
+}
+
+}  // namespace
+
+TEST_CASE("ResNet-18 draws torchvision's initial weights from the same seed, under its names", "[resnet]") {
+  const auto golden = read_golden("resnet/batch.json")["initial"];
+  torch::manual_seed(7);
+  ResNet18 model(10);
+  CHECK(model->named_parameters().size() == golden.size());
+  for (const auto& item : model->named_parameters()) {
+    CAPTURE(item.key());
+    REQUIRE(golden.contains(item.key()));
+    check_sum_and_norm(item.value(), golden[item.key()], 1e-6);
+  }
+}
+
+TEST_CASE("ResNet-18 has torchvision's number of parameters, fewer with the stem for CIFAR", "[resnet]") {
+  CHECK(parameters_of(*ResNet18(10)) == 11181642);
+  CHECK(parameters_of(*ResNet18(10, Stem::kCifar)) == 11173962);
+  CHECK(ResNet18(10, Stem::kCifar)->forward(torch::zeros({2, 3, 32, 32})).sizes() == torch::IntArrayRef{2, 10});
+}
+
+TEST_CASE("ResNet-18 gives torchvision's output, gradients and statistics with the same weights",
+          "[resnet]") {
+  const auto golden = read_golden("resnet/batch.json");
+  ResNet18 model(10);
+  model->to(torch::kFloat64);
+  ddprun::test::fill_by_formula(*model);
+  const auto images = 2 * ddprun::test::formula("image", {2, 3, 32, 32});
+  const auto output = model->forward(images);
+  for (int row = 0; row < 2; ++row)
+    for (int k = 0; k < 10; ++k)
+      CHECK(output[row][k].item<double>() ==
+            ddprun::test::Approx(golden["output"][row][k].get<double>()).epsilon(1e-9));
+  torch::nn::functional::cross_entropy(output, torch::tensor({3, 7}, torch::kInt64)).backward();
+  for (const auto& item : model->named_parameters()) {
+    CAPTURE(item.key());
+    check_sum_and_norm(item.value().grad(), golden["gradients"][item.key()], 1e-9);
+  }
+  CHECK(model->named_buffers().size() == golden["buffers"].size());
+  for (const auto& item : model->named_buffers()) {
+    CAPTURE(item.key());
+    check_sum_and_norm(item.value(), golden["buffers"][item.key()], 1e-9);
+  }
+}

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/linear.h>
+
+#include "worker/ddp/sync_batch_norm.h"
+
+namespace ddprun::models {
+
+// Shapes: B batch, C channels, H height, W width, K classes.
+
+/// The normalisation of every layer here: plain batch norm until ddp::convert_sync_batchnorm().
+using BatchNorm = ddp::SyncBatchNorm;
+
+/// Two 3x3 convolutions and a shortcut, with torchvision's parameter names. The shortcut is a 1x1 convolution
+/// (downsample) where the stride or the number of channels changes.
+class BasicBlockImpl : public torch::nn::Module {
+ public:
+  BasicBlockImpl(int in_channels, int out_channels, int stride);
+
+  /// x_BCHW   float [B, in_channels, H, W]
+  /// returns  float [B, out_channels, H / stride, W / stride], rounded up
+  torch::Tensor forward(const torch::Tensor& x_BCHW);
+
+ private:
+  torch::nn::Conv2d conv1_;
+  BatchNorm bn1_;
+  torch::nn::Conv2d conv2_;
+  BatchNorm bn2_;
+  torch::nn::Sequential downsample_{nullptr};
+};
+TORCH_MODULE(BasicBlock);
+
+/// What comes before the first block: for pictures of 224 x 224, a 7x7 convolution of stride 2 and a 3x3
+/// max-pooling of stride 2; for pictures of 32 x 32, a 3x3 convolution that keeps their size.
+enum class Stem { kImagenet, kCifar };
+
+/// ResNet-18 (He et al. 2015, table 1), with torchvision's parameter names and initial weights.
+/// With 10 classes 11,181,642 parameters; 11,173,962 with the stem for CIFAR.
+class ResNet18Impl : public torch::nn::Module {
+ public:
+  explicit ResNet18Impl(int num_classes = 1000, Stem stem = Stem::kImagenet);
+
+  /// image_BCHW  float [B, 3, H, W], of any size
+  /// returns     logits, float [B, num_classes]
+  torch::Tensor forward(const torch::Tensor& image_BCHW);
+
+ private:
+  void draw_weights();
+
+  Stem stem_;
+  torch::nn::Conv2d conv1_;
+  BatchNorm bn1_;
+  torch::nn::Sequential layer1_, layer2_, layer3_, layer4_;
+  torch::nn::Linear fc_;
+};
+TORCH_MODULE(ResNet18);
+
+}  // namespace ddprun::models
