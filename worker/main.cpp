@@ -8,8 +8,11 @@
 #include "common/heartbeat.h"
 #include "common/logging.h"
 #include "common/worker_env.h"
+#include "worker/commands.h"
 #include "worker/config.h"
 #include "worker/ddp/process_group.h"
+#include "worker/ddp/recording_backend.h"
+#include "worker/ddp/signal_thread.h"
 #include "worker/failure.h"
 #include "worker/memory.h"
 #include "worker/tasks/registry.h"
@@ -24,8 +27,10 @@ int main(int argc, char** argv) {
   // sake before the launcher has seen us fail. The exit of the process closes them.
   std::optional<ddp::ProcessGroup> group;
   try {
+    if (const auto code = run_command(argc, argv)) return *code;
     Config config = parse_config(argc, argv);
     const WorkerEnv env = from_env();
+    const ddp::SignalThread dump_on_request(SIGUSR2, [] { ddp::dump_flight("SIGUSR2"); });
     config.train.heartbeat = Heartbeat(env.heartbeat_fd);  // early: its number is nobody else's yet
     torch::manual_seed(config.train.seed);                 // the same initial weights on every rank
     train::Task task = tasks::make_task(config);

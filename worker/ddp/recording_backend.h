@@ -34,7 +34,7 @@ c10::intrusive_ptr<c10d::Backend> record_collectives(c10::intrusive_ptr<c10d::Ba
 
 /// The coming all-reduces of these sizes, in this order, are recorded as the buckets of one backward. Does
 /// nothing for a group that is not recorded.
-void expect_buckets(c10d::ProcessGroup& group, std::vector<std::int64_t> bucket_bytes);
+void expect_buckets(c10d::ProcessGroup& group, const std::vector<std::int64_t>& bucket_bytes);
 
 /// The watchdog of the job that this process is in; nullptr if there is none.
 std::shared_ptr<Watchdog> current_watchdog();
