@@ -1,6 +1,7 @@
 // worker: configuration -> process group -> task -> training -> exit code.
 #include <csignal>
 #include <cstdlib>
+#include <exception>
 #include <optional>
 
 #include <torch/types.h>
@@ -23,6 +24,7 @@ int main(int argc, char** argv) {
   ::signal(SIGPIPE, SIG_IGN);  // somebody who reads no more of stdout (| head) ends no training
   keep_freed_memory();
   configure_logging("worker");
+  std::set_terminate([] { end_in_failure(ddp::explained_failure(std::current_exception())); });
   // Declared out here so that a failure does not close its connections: the other ranks must not fail for our
   // sake before the launcher has seen us fail. The exit of the process closes them.
   std::optional<ddp::ProcessGroup> group;

@@ -134,6 +134,11 @@ std::vector<CollectiveRecord> FlightRecorder::records(std::optional<std::size_t>
   return result;
 }
 
+std::optional<FlightRecorder::Id> FlightRecorder::newest() const {
+  const std::scoped_lock lock(mutex_);
+  return next_ == 0 ? std::nullopt : std::optional(next_ - 1);
+}
+
 std::optional<CollectiveRecord> FlightRecorder::first_pending(Id up_to) const {
   const std::scoped_lock lock(mutex_);
   const Entry* last = find(up_to);

@@ -85,6 +85,9 @@ class FlightRecorder {
   /// Oldest first; at most the newest `count`, if it is given.
   std::vector<CollectiveRecord> records(std::optional<std::size_t> count = std::nullopt) const;
 
+  /// The call made last.
+  std::optional<Id> newest() const;
+
   /// Of its group's collectives that are pending, the first that was called, up to this one; else this one:
   /// where a failure began. nullopt if the ring holds it no longer.
   std::optional<CollectiveRecord> first_pending(Id up_to) const;

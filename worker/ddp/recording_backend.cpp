@@ -323,6 +323,15 @@ std::shared_ptr<Watchdog> current_watchdog() {
   return current().watchdog.lock();
 }
 
+std::exception_ptr explained_failure(const std::exception_ptr& cause) {
+  const auto watchdog = current_watchdog();
+  const auto newest = flight_recorder().newest();
+  if (!watchdog || !newest) return cause;
+  const auto call = flight_recorder().first_pending(*newest);
+  if (!call || !call->pending()) return cause;
+  return explained(*watchdog, *newest, flight_recorder().groups()[call->group], cause);
+}
+
 void dump_flight(const std::string& reason) {
   if (const auto watchdog = current_watchdog()) {
     watchdog->dump_everywhere(reason);
