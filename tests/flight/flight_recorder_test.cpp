@@ -140,7 +140,7 @@ TEST_CASE("several threads may record and read at once", "[flight]") {
 
 TEST_CASE("a dump is read back as it was written", "[flight]") {
   FlightRecorder recorder;
-  const auto group = recorder.add_group("world");
+  const auto group = recorder.add_group("world", {0, 1, 2});
   recorder.expect_buckets(group, {20});
   recorder.set_completed(recorder.begin(group, all_reduce(5)));
   recorder.begin(group, {.op = "broadcast",
@@ -150,11 +150,12 @@ TEST_CASE("a dump is read back as it was written", "[flight]") {
                          .dims = 2,
                          .shape = {2, 3},
                          .peer = 1});
-  const FlightDump dump{1, 3, "a reason", epoch_now_ns(), recorder.records()};
+  const FlightDump dump{1, 3, "a reason", epoch_now_ns(), recorder.records(), recorder.groups()};
   const auto read = parse_flight_dump(to_json(dump));
   CHECK(read.rank == 1);
   CHECK(read.world_size == 3);
   CHECK(read.reason == "a reason");
+  CHECK(read.groups == std::map<std::string, std::vector<int>>{{"world", {0, 1, 2}}});
   CHECK(std::abs(read.time_ns - dump.time_ns) < 1000);
   REQUIRE(read.collectives.size() == 2);
   for (std::size_t i = 0; i < 2; ++i) {

@@ -124,6 +124,31 @@ TEST_CASE("a rank that calls something else is named, on both sides", "[flight][
   });
 }
 
+TEST_CASE("a rank that comes with another shape is named, also where Gloo would end the process",
+          "[flight][fault]") {
+  const test::HeldPort port;
+  test::fork_ranks(2, [&](int rank) {
+    static std::vector<std::string> expected;
+    expected =
+        rank == 0
+            ? std::vector<std::string>{"all_reduce #2 of 5000 float: rank 1 ", " all_reduce of 300 float"}
+            : std::vector<std::string>{"all_reduce #2 of 300 float: rank 0 ", " all_reduce of 5000 float"};
+    std::set_terminate([] {
+      try {
+        std::rethrow_exception(ddp::explained_failure(std::current_exception()));
+      } catch (const c10::Error& error) {
+        expect_text(error.what_without_backtrace(), expected);  // throws: terminates anew, with its text
+        ::_exit(0);
+      }
+    });
+    const auto message = failure_of(port, rank, 2, [&](const ProcessGroup& group) {
+      all_reduce(group, 7);
+      all_reduce(group, rank == 0 ? 5000 : 300);
+    });
+    expect_text(message, expected);
+  });
+}
+
 TEST_CASE("a rank that makes another number of steps is named", "[flight][fault]") {
   const test::HeldPort port;
   test::fork_ranks(2, [&](int rank) {

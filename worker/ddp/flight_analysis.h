@@ -14,7 +14,7 @@ struct RankFlight {
   int rank = 0;
   bool answers = true;  ///< what follows is its latest; else it is what it last left behind
   std::string failure;  ///< how it failed, if it said so; one line
-  std::vector<CollectiveRecord> collectives{};  ///< the newest of its ring, oldest first
+  std::vector<CollectiveRecord> collectives;  ///< the newest of its ring, oldest first
 };
 
 /// The first collective of a group at which ranks part.

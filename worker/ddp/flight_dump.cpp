@@ -96,6 +96,7 @@ std::string to_json(const FlightDump& dump) {
                                    {"world_size", dump.world_size},
                                    {"reason", dump.reason},
                                    {"time", static_cast<double>(dump.time_ns) / kSecond},
+                                   {"groups", dump.groups},
                                    {"collectives", collectives_to_json(dump.collectives)}};
   return document.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
@@ -111,6 +112,8 @@ FlightDump parse_flight_dump(const std::string& text) {
     dump.reason = one_line(document.at("reason").get<std::string>());
     dump.time_ns = nanoseconds(document.at("time").get<double>());
     dump.collectives = collectives_from_json(document.at("collectives"));
+    for (const auto& [name, members] : document.at("groups").items())
+      dump.groups[one_line(name)] = members.get<std::vector<int>>();
     return dump;
   } catch (const std::exception& error) {
     throw std::runtime_error(one_line(std::string("is no flight record: ") + error.what()));
@@ -143,7 +146,8 @@ std::optional<std::filesystem::path> write_flight_dump(const FlightRecorder& rec
     if (!folder) return std::nullopt;
     std::filesystem::create_directories(*folder);
     const auto path = *folder / ("flight_" + std::to_string(rank) + ".json");
-    write_file_atomic(path, to_json({rank, world_size, reason, epoch_now_ns(), recorder.records()}));
+    write_file_atomic(
+        path, to_json({rank, world_size, reason, epoch_now_ns(), recorder.records(), recorder.groups()}));
     const auto extra = (std::scoped_lock(settings().mutex), settings().extra);
     if (extra) extra(*folder);
     return path;

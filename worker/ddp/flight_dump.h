@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -12,7 +13,7 @@
 namespace ddprun::ddp {
 
 /// What one rank leaves behind, as flight_RANK.json:
-///   {"version": 1, "rank", "world_size", "reason", "time", "collectives": [
+///   {"version": 1, "rank", "world_size", "reason", "time", "groups": {NAME: [RANK, ...]}, "collectives": [
 ///     {"sequence", "group", "op", "dtype", "elements", "tensors", "shape", "peer", "bucket", "state",
 ///      "created", "ended"}, ...]}
 /// Times are seconds since the epoch; what does not apply (peer, bucket, ended) is left out.
@@ -21,7 +22,8 @@ struct FlightDump {
   int world_size = 1;
   std::string reason;  ///< why it was written, one line
   std::int64_t time_ns = 0;
-  std::vector<CollectiveRecord> collectives;  ///< oldest first
+  std::vector<CollectiveRecord> collectives;            ///< oldest first
+  std::map<std::string, std::vector<int>> groups = {};  ///< their members, as numbers of the whole job
 };
 
 std::string to_json(const FlightDump& dump);

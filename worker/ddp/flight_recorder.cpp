@@ -39,7 +39,7 @@ std::string describe(const CollectiveRecord& record) {
   return text;
 }
 
-FlightRecorder::Group FlightRecorder::add_group(const std::string& name) {
+FlightRecorder::Group FlightRecorder::add_group(const std::string& name, std::vector<int> members) {
   const std::scoped_lock lock(mutex_);
   const auto taken = [&](const std::string& wanted) {
     return std::any_of(groups_.begin(), groups_.end(),
@@ -47,8 +47,17 @@ FlightRecorder::Group FlightRecorder::add_group(const std::string& name) {
   };
   std::string free = name;
   for (int number = 2; taken(free); ++number) free = name + "#" + std::to_string(number);
-  groups_.emplace_back().name = free;
+  groups_.emplace_back();
+  groups_.back().name = free;
+  groups_.back().members = std::move(members);
   return groups_.size() - 1;
+}
+
+std::map<std::string, std::vector<int>> FlightRecorder::groups() const {
+  const std::scoped_lock lock(mutex_);
+  std::map<std::string, std::vector<int>> result;
+  for (const auto& group : groups_) result[group.name] = group.members;
+  return result;
 }
 
 void FlightRecorder::expect_buckets(Group group, std::vector<std::int64_t> bucket_bytes) {
@@ -123,6 +132,11 @@ std::vector<CollectiveRecord> FlightRecorder::records(std::optional<std::size_t>
   const std::size_t kept = std::min(ring_.size(), count.value_or(ring_.size()));
   for (Id id = next_ - kept; id < next_; ++id) result.push_back(to_record(ring_[id % capacity_]));
   return result;
+}
+
+std::optional<FlightRecorder::Id> FlightRecorder::newest() const {
+  const std::scoped_lock lock(mutex_);
+  return next_ == 0 ? std::nullopt : std::optional(next_ - 1);
 }
 
 std::optional<CollectiveRecord> FlightRecorder::first_pending(Id up_to) const {

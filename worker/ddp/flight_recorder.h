@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -66,7 +67,12 @@ class FlightRecorder {
 
   /// A name that is there already becomes NAME#2 and so on: the ring may hold the earlier group's calls
   /// still.
-  Group add_group(const std::string& name);
+  ///
+  /// members  its ranks, as numbers of the whole job
+  Group add_group(const std::string& name, std::vector<int> members = {});
+
+  /// The members of each group that there has been, by name.
+  std::map<std::string, std::vector<int>> groups() const;
 
   /// The coming all-reduces that have these sizes, in this order, are the buckets of one backward.
   void expect_buckets(Group group, std::vector<std::int64_t> bucket_bytes);
@@ -78,6 +84,9 @@ class FlightRecorder {
 
   /// Oldest first; at most the newest `count`, if it is given.
   std::vector<CollectiveRecord> records(std::optional<std::size_t> count = std::nullopt) const;
+
+  /// The call made last.
+  std::optional<Id> newest() const;
 
   /// Of its group's collectives that are pending, the first that was called, up to this one; else this one:
   /// where a failure began. nullopt if the ring holds it no longer.
@@ -94,6 +103,7 @@ class FlightRecorder {
   };
   struct GroupState {
     std::string name;
+    std::vector<int> members;
     std::uint64_t sequence = 0;
     std::vector<std::int64_t> bucket_bytes;
     std::size_t next_bucket = 0;

@@ -25,8 +25,9 @@ std::string message_of(const std::exception_ptr& exception) {
 
 }  // namespace
 
-std::exception_ptr Recording::explained(FlightRecorder::Id id, const std::exception_ptr& cause) const {
-  const auto message = watchdog->explain(id, members, message_of(cause));
+std::exception_ptr explained(Watchdog& watchdog, FlightRecorder::Id id, const std::vector<int>& members,
+                             const std::exception_ptr& cause) {
+  const auto message = watchdog.explain(id, members, message_of(cause));
   try {
     C10_THROW_ERROR(DistBackendError, message);
   } catch (...) {
@@ -59,7 +60,7 @@ RecordedWork::RecordedWork(std::shared_ptr<Recording> recording, FlightRecorder:
   if (future_tells_) {
     inner_->getFuture()->addCallback([recording = recording_, id = id_](c10::ivalue::Future& future) {
       if (future.hasError())
-        recording->explained(id, future.exception_ptr());  // here and now: perhaps nobody ever waits
+        recording->explain(id, future.exception_ptr());  // here and now: perhaps nobody ever waits
       else
         recording->recorder.set_completed(id);
     });
@@ -74,7 +75,7 @@ bool RecordedWork::wait(std::chrono::milliseconds timeout) {
     if (!future_tells_ && recording_->futures_tell) recording_->recorder.set_completed(id_);
     return done;
   } catch (...) {
-    std::rethrow_exception(recording_->explained(id_, std::current_exception()));
+    std::rethrow_exception(recording_->explain(id_, std::current_exception()));
   }
 }
 
@@ -84,7 +85,7 @@ c10::intrusive_ptr<c10::ivalue::Future> RecordedWork::getFuture() {
   auto outer = inner->createInstance(inner->elementType());
   inner->addCallback([outer, recording = recording_, id = id_](c10::ivalue::Future& future) {
     if (future.hasError())
-      outer->setError(recording->explained(id, future.exception_ptr()));
+      outer->setError(recording->explain(id, future.exception_ptr()));
     else
       outer->markCompleted(future.value(), future.storages());
   });

@@ -13,6 +13,11 @@
 
 namespace ddprun::ddp {
 
+/// The exception for the collective that failed so, a c10::DistBackendError; Watchdog::explain() says its
+/// message.
+std::exception_ptr explained(Watchdog& watchdog, FlightRecorder::Id id, const std::vector<int>& members,
+                             const std::exception_ptr& cause);
+
 /// What the works of one recorded group share.
 struct Recording {
   FlightRecorder& recorder;
@@ -21,8 +26,9 @@ struct Recording {
   std::shared_ptr<Watchdog> watchdog;
   bool futures_tell;  ///< a work's future completes when the collective does, as with Gloo but not with NCCL
 
-  /// The exception for the collective that failed so; explains it if that is not done yet.
-  std::exception_ptr explained(FlightRecorder::Id id, const std::exception_ptr& cause) const;
+  std::exception_ptr explain(FlightRecorder::Id id, const std::exception_ptr& cause) const {
+    return explained(*watchdog, id, members, cause);
+  }
 
   /// For works whose completion nobody tells: looks at those that are pending.
   void keep_looking_at(FlightRecorder::Id id, const c10::intrusive_ptr<c10d::Work>& work);

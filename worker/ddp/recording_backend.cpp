@@ -45,10 +45,12 @@ Collective point_to_point(const char* op, const Tensors& tensors, int peer = -1)
 /// Passes everything on to the backend that it wraps.
 class RecordingBackend : public c10d::Backend {
  public:
-  RecordingBackend(c10::intrusive_ptr<c10d::Backend> inner, std::shared_ptr<Recording> recording)
+  RecordingBackend(c10::intrusive_ptr<c10d::Backend> inner, std::shared_ptr<Recording> recording,
+                   bool keeps_watchdog)
       : Backend(inner->getRank(), inner->getSize()),
         inner_(std::move(inner)),
-        recording_(std::move(recording)) {
+        recording_(std::move(recording)),
+        keeps_watchdog_(keeps_watchdog) {
     setBoundDeviceId(inner_->getBoundDeviceId());
   }
 
@@ -205,7 +207,10 @@ class RecordingBackend : public c10d::Backend {
   }
   bool supportsTensorAlloc(c10::DeviceIndex device) override { return inner_->supportsTensorAlloc(device); }
   void abort() override { inner_->abort(); }
-  void shutdown() override { inner_->shutdown(); }
+  void shutdown() override {
+    if (keeps_watchdog_) recording_->watchdog->stop();  // before rank 0's store goes
+    inner_->shutdown();
+  }
 
  private:
   template <typename Start>
@@ -231,6 +236,7 @@ class RecordingBackend : public c10d::Backend {
 
   const c10::intrusive_ptr<c10d::Backend> inner_;
   const std::shared_ptr<Recording> recording_;
+  const bool keeps_watchdog_;
   bool coalescing_ = false;
   std::vector<FlightRecorder::Id> coalesced_;
 };
@@ -282,6 +288,7 @@ c10::intrusive_ptr<c10d::Backend> record_collectives(c10::intrusive_ptr<c10d::Ba
                                                      std::vector<int> global_ranks) {
   if (backend->getSize() == 1) return backend;
   std::shared_ptr<Watchdog> watchdog;
+  const bool whole_job = global_ranks.empty();
   {
     const std::scoped_lock lock(current().mutex);
     if (!global_ranks.empty()) watchdog = current().watchdog.lock();
@@ -300,19 +307,29 @@ c10::intrusive_ptr<c10d::Backend> record_collectives(c10::intrusive_ptr<c10d::Ba
   const bool futures_tell = backend->getBackendName() == "gloo";
   auto recording = std::make_shared<Recording>(flight_recorder(), flight_recorder().add_group(group_name),
                                                std::move(global_ranks), std::move(watchdog), futures_tell);
-  return c10::make_intrusive<RecordingBackend>(std::move(backend), std::move(recording));
+  return c10::make_intrusive<RecordingBackend>(std::move(backend), std::move(recording), whole_job);
 }
 
-void expect_buckets(c10d::ProcessGroup& group, std::vector<std::int64_t> bucket_bytes) {
-  if (!group.hasBackends()) return;
-  const auto* backend = dynamic_cast<RecordingBackend*>(group.getDefaultBackend().get());
-  if (backend != nullptr)
-    backend->recording().recorder.expect_buckets(backend->recording().group, std::move(bucket_bytes));
+void expect_buckets(c10d::ProcessGroup& group, const std::vector<std::int64_t>& bucket_bytes) {
+  for (const auto device : group.getDeviceTypes()) {
+    const auto* backend = dynamic_cast<RecordingBackend*>(group.getBackend(device.type()).get());
+    if (backend != nullptr)
+      backend->recording().recorder.expect_buckets(backend->recording().group, bucket_bytes);
+  }
 }
 
 std::shared_ptr<Watchdog> current_watchdog() {
   const std::scoped_lock lock(current().mutex);
   return current().watchdog.lock();
+}
+
+std::exception_ptr explained_failure(const std::exception_ptr& cause) {
+  const auto watchdog = current_watchdog();
+  const auto newest = flight_recorder().newest();
+  if (!watchdog || !newest) return cause;
+  const auto call = flight_recorder().first_pending(*newest);
+  if (!call || !call->pending()) return cause;
+  return explained(*watchdog, *newest, flight_recorder().groups()[call->group], cause);
 }
 
 void dump_flight(const std::string& reason) {

@@ -3,6 +3,7 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <string>
 #include <vector>
@@ -34,10 +35,17 @@ c10::intrusive_ptr<c10d::Backend> record_collectives(c10::intrusive_ptr<c10d::Ba
 
 /// The coming all-reduces of these sizes, in this order, are recorded as the buckets of one backward. Does
 /// nothing for a group that is not recorded.
-void expect_buckets(c10d::ProcessGroup& group, std::vector<std::int64_t> bucket_bytes);
+void expect_buckets(c10d::ProcessGroup& group, const std::vector<std::int64_t>& bucket_bytes);
 
 /// The watchdog of the job that this process is in; nullptr if there is none.
 std::shared_ptr<Watchdog> current_watchdog();
+
+/// The exception for a failure outside of any call of ours, on a thread of the backend's: Gloo ends the
+/// process there (std::terminate) when a peer sends more than this rank has room for. For a program's own
+/// terminate handler:
+///   std::set_terminate([] { end(explained_failure(std::current_exception())); });
+/// Names the collective and the ranks if one is pending; else the exception itself.
+std::exception_ptr explained_failure(const std::exception_ptr& cause);
 
 /// Writes this rank's ring and has the other ranks write theirs; this rank's only where there is no watchdog.
 void dump_flight(const std::string& reason);

@@ -248,7 +248,9 @@ void Watchdog::run(const std::shared_ptr<Shared>& shared) {
   shared->changed.notify_all();
 }
 
-Watchdog::~Watchdog() {
+Watchdog::~Watchdog() { stop(); }
+
+void Watchdog::stop() {
   std::unique_lock lock(shared_->mutex);
   shared_->stop = true;
   shared_->changed.notify_all();

@@ -45,6 +45,9 @@ class Watchdog {
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
 
+  /// Ends the thread, as the destructor does: the board may go after it. For the orderly end of a job.
+  void stop();
+
   /// The message for a collective that failed, in one line:
   ///   "all_reduce #17 of 4096 float (bucket 2): rank 1 did not come within 30.0 s: it is at #16 (...)
   ///   [CAUSE]"
