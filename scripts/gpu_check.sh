@@ -12,6 +12,6 @@ if ! python3 -c 'import ctypes, sys; sys.exit(ctypes.CDLL("libcuda.so.1").cuInit
 fi
 scripts/setup.sh --cuda
 scripts/build.sh
-[ -e build/lib/libddprun_cuda.so ] || die "the CUDA plug-in was not built: see 'CUDA plug-in' in cmake's output"
+[ -n "$(find build -name libddprun_cuda.so -print -quit)" ] || die "the CUDA plug-in was not built: see 'CUDA plug-in' in the output of cmake"
 ctest --test-dir build -L gpu --output-on-failure --no-tests=error "$@"
 build/bin/worker env --device cuda
