@@ -2,6 +2,7 @@
 
 #include <string_view>
 
+#include "worker/env_command.h"
 #include "worker/flight_report.h"
 
 namespace ddprun {
@@ -13,6 +14,7 @@ struct Command {
 };
 
 constexpr Command kCommands[] = {
+    {"env", run_env_command},
     {"flight", run_flight_report},
 };
 

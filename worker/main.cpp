@@ -30,7 +30,7 @@ int main(int argc, char** argv) {
   // sake before the launcher has seen us fail. The exit of the process closes them.
   std::optional<ddp::ProcessGroup> group;
   try {
-    if (const auto code = run_command(argc, argv)) return *code;
+    if (const auto exit_code = run_command(argc, argv)) return *exit_code;
     Config config = parse_config(argc, argv);
     const WorkerEnv env = from_env();
     const ddp::SignalThread dump_on_request(SIGUSR2, [] { ddp::dump_flight("SIGUSR2"); });

@@ -2,7 +2,10 @@
 
 #include <net/if.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <mutex>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -20,15 +23,30 @@ namespace {
 
 using c10d::ProcessGroupGloo;
 
-/// Gloo whose collectives can be given up. Its destructor waits for them: up to the timeout of a collective
-/// that another rank will never join.
+/// Gloo whose collectives can be given up. Its own destructor waits for them: as long as the timeout of a
+/// collective that another rank will never join.
 class Gloo : public ProcessGroupGloo {
  public:
   using ProcessGroupGloo::ProcessGroupGloo;
-  ~Gloo() override { abort(); }
+  ~Gloo() override {
+    if (!idle_within(std::chrono::milliseconds(50))) abort();
+  }
 
   void abort() override {
     for (auto& context : contexts_) context->closeConnections();
+  }
+
+ private:
+  /// A collective that has been waited for may be on its worker thread for another moment.
+  bool idle_within(std::chrono::milliseconds patience) {
+    const auto deadline = std::chrono::steady_clock::now() + patience;
+    for (;; std::this_thread::sleep_for(std::chrono::milliseconds(1))) {
+      const std::lock_guard lock(workMutex_);
+      const auto is_done = [](const auto& work) { return !work; };
+      if (workQueue_.empty() && std::all_of(workInProgress_.begin(), workInProgress_.end(), is_done))
+        return true;
+      if (std::chrono::steady_clock::now() > deadline) return false;
+    }
   }
 };
 
@@ -78,7 +96,5 @@ c10::intrusive_ptr<c10d::ProcessGroup> make_c10d_group(const GroupParts& parts) 
   group->setGroupName(parts.name);
   return group;
 }
-
-void abort_backends(c10d::ProcessGroup& group) { group.abort(); }
 
 }  // namespace ddprun::ddp

@@ -49,7 +49,4 @@ struct GroupParts {
 /// Connects the ranks. The one place where a group gets its backends: whoever wraps one does it here.
 c10::intrusive_ptr<c10d::ProcessGroup> make_c10d_group(const GroupParts& parts);
 
-/// Makes pending collectives fail here and on the other ranks, so that the group can go at once.
-void abort_backends(c10d::ProcessGroup& group);
-
 }  // namespace ddprun::ddp

@@ -68,10 +68,6 @@ struct ProcessGroup::State {
   std::once_flag made;
   c10::intrusive_ptr<c10d::ProcessGroup> group;
 
-  ~State() {
-    if (group) abort_backends(*group);
-  }
-
   void make() {
     std::call_once(made, [&] {
       if (!parts.store) parts.store = make_own_store();
