@@ -262,6 +262,7 @@ def zero_partition(folder):
         dist.destroy_process_group()
     write_json(folder / "owners.json", cases)
 
+
 def optimizer_state(folder):
     """For each optimizer its state dict after two steps, and the parameters then and after two more steps."""
     optim = torch.optim
@@ -281,10 +282,12 @@ def optimizer_state(folder):
         parameters = [nn.Parameter(torch.randn(shape, dtype=torch.float64)) for shape in ((3, 2), (2,), (4,))]
         optimizer = make([dict(params=parameters[:2]), dict(params=parameters[2:], lr=0.05)])
         gradients = [[torch.randn_like(p) for p in parameters] for _ in range(4)]
+
         def step(of_step):
             for parameter, gradient in zip(parameters, of_step):
                 parameter.grad = gradient
             optimizer.step()
+
         step(gradients[0])
         step(gradients[1])
         saved = {"optimizer": copy.deepcopy(optimizer.state_dict()), "before": [p.detach().clone() for p in parameters]}
@@ -292,10 +295,11 @@ def optimizer_state(folder):
         step(gradients[3])
         saved.update(gradients=gradients[2:], after=[p.detach().clone() for p in parameters])
         torch.save(saved, folder / f"{name}.pt")
-GROUPS = {function.__name__: function for function in (state_dict_file, sampler, mnist_cnn, mnist_ddp, zero_partition,
-                                                       optimizer_state, resnet, ddp_parity, ddp_parity_all)}
+
+
 class HookNet(nn.Module):
     """Convolutions, square layers of one shape, and a layer without bias, in several buckets."""
+
     def __init__(self):
         super().__init__()
         self.conv1 = nn.Conv2d(1, 8, 3, padding=1)
@@ -304,11 +308,14 @@ class HookNet(nn.Module):
         self.fc2 = nn.Linear(64, 64)
         self.fc3 = nn.Linear(64, 64)
         self.fc4 = nn.Linear(64, 10, bias=False)
+
     def forward(self, x):
         x = torch.flatten(F.relu(self.conv2(F.relu(self.conv1(x)))), 1)
         for layer in (self.fc1, self.fc2, self.fc3):
             x = torch.tanh(layer(x))
         return self.fc4(x)
+
+
 POWER_SGD = dict(
     powersgd_1=dict(matrix_approximation_rank=1, start_powerSGD_iter=2),
     powersgd_2=dict(matrix_approximation_rank=2, start_powerSGD_iter=2, random_seed=3),
@@ -316,11 +323,15 @@ POWER_SGD = dict(
                             batch_tensors_with_same_shape=True),
     powersgd_1_memoryless=dict(matrix_approximation_rank=1, start_powerSGD_iter=0, use_error_feedback=False,
                                warm_start=False, orthogonalization_epsilon=1e-8))
+
+
 def one_bucket_at_a_time(state, bucket):
     """PowerSGD as its own authors' tests run it: with several buckets under way, Gloo would mix collectives up."""
     future = powerSGD_hook.powerSGD_hook(state, bucket)
     future.wait()
     return future
+
+
 def train_with_hook(rank, size, name, dtype):
     torch.manual_seed(7)
     ddp = DistributedDataParallel(HookNet().to(dtype), bucket_cap_mb=20_000 / 2**20)
@@ -349,6 +360,8 @@ def train_with_hook(rank, size, name, dtype):
     if state is not None:
         run["elements"] = state.compression_stats()[1:]
     return run
+
+
 def train_with_hooks(rank, size, store, out):
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
     torch.set_num_threads(1)
@@ -358,13 +371,19 @@ def train_with_hooks(rank, size, store, out):
         write_json(pathlib.Path(out), runs)
     dist.barrier()
     dist.destroy_process_group()
+
+
 def comm_hooks(folder):
     """Losses (mean over ranks) of 50 steps with each gradient compression, on two and three ranks."""
     os.environ.update(SAME_ON_EVERY_CPU)
     for size in (2, 3):
         with tempfile.TemporaryDirectory() as scratch:
             mp.spawn(train_with_hooks, (size, f"{scratch}/store", str(folder / f"losses_{size}.json")), nprocs=size)
-GROUPS = {function.__name__: function for function in (state_dict_file, sampler, mnist_cnn, mnist_ddp, comm_hooks)}
+
+
+GROUPS = {function.__name__: function for function in (state_dict_file, sampler, mnist_cnn, mnist_ddp, zero_partition,
+                                                       optimizer_state, comm_hooks, resnet, ddp_parity,
+                                                       ddp_parity_all)}
 
 
 def main():
