@@ -79,7 +79,9 @@ void train_net(const WorkerEnv& env) {
     const double right = accuracy(net, test_set, group);
     if (group.rank() == 0)
       std::cout << "epoch " << epoch + 1 << ": loss " << loss << ", accuracy " << right << std::endl;
-    if (group.rank() == 0) train::save_checkpoint("own_worker.pt", {net, optimizer, epoch, step});
+    if (group.rank() == 0)
+      train::save_checkpoint("own_worker.pt",
+                             {train::state_dict(net), train::optimizer_state_dict(optimizer), epoch, step});
   }
   const auto norm = torch::nn::utils::parameters_to_vector(net.parameters()).norm().item<double>();
   std::cout << "rank " + std::to_string(env.rank) + ": weights of norm " + std::to_string(norm) + "\n"

@@ -84,6 +84,7 @@ void check_combinations(const train::ParallelOptions& ddp) {
   refuse(ddp.fsdp && ddp.static_graph, "--fsdp", "--static-graph");
   refuse(ddp.fsdp && ddp.join, "--fsdp", "--join");
   refuse(ddp.zero1 && ddp.join, "--zero1", "--join");
+  refuse(ddp.nan_check && ddp.join, "--nan-check", "--join");
   refuse(ddp.static_graph && ddp.join, "--static-graph", "--join");
 }
 

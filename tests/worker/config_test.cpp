@@ -141,6 +141,7 @@ TEST_CASE("flags that exclude each other are refused by name", "[config]") {
                                                                          {"--fsdp", "--static-graph"},
                                                                          {"--fsdp", "--join"},
                                                                          {"--zero1", "--join"},
+                                                                         {"--nan-check", "--join"},
                                                                          {"--static-graph", "--join"}}));
   const std::string with_value = std::string(second) + (second == std::string("--comm-hook") ? "=fp16" : "");
   CHECK_THROWS_WITH(parse({"mnist", first, with_value.c_str()}),

@@ -60,8 +60,8 @@ train::Task make_mnist(const Config& config) {
   task.name = "mnist";
   task.data_source = folder.string();
   task.module = model.ptr();
-  task.make_optimizer = [lr = config.optim.lr](std::vector<torch::Tensor> parameters) {
-    return std::make_unique<torch::optim::Adam>(std::move(parameters), lr);
+  task.make_optimizer = [lr = config.optim.lr](std::vector<torch::optim::OptimizerParamGroup> groups) {
+    return std::make_unique<torch::optim::Adam>(std::move(groups), torch::optim::AdamOptions(lr));
   };
   task.train_set =
       std::make_unique<data::IdxDataset>(folder, data::Part::kTrain, kMean, kStd, config.data.limit_train);

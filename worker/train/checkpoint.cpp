@@ -7,8 +7,6 @@
 
 #include "common/errors.h"
 #include "worker/serialize/pt_file.h"
-#include "worker/train/optimizer_state.h"
-#include "worker/train/state_dict_file.h"
 
 namespace ddprun::train {
 namespace {
@@ -33,8 +31,8 @@ c10::IValue to_value(const nlohmann::json& json) {
 
 void save_checkpoint(const std::filesystem::path& path, const TrainingState& state) {
   auto root = make_dict();
-  root.insert("model", state_dict(state.module));
-  root.insert("optimizer", optimizer_state_dict(state.optimizer));
+  root.insert("model", state.model);
+  root.insert("optimizer", state.optimizer);
   root.insert("epoch", state.epoch);
   root.insert("step", state.step);
   root.insert("config", to_value(nlohmann::json::parse(state.config_json)));
