@@ -24,6 +24,11 @@ struct StepResult {
   torch::Tensor correct;  ///< bool [B], which examples were classified rightly
 };
 
+/// For DistributedDataParallel: what backward goes through.
+inline void visit_tensors(StepResult& result, const std::function<void(torch::Tensor&)>& visit) {
+  visit(result.losses);
+}
+
 /// What a log line of training may say. Counts are of all ranks together.
 struct TrainProgress {
   std::int64_t epoch;          ///< from 0
