@@ -4,7 +4,7 @@
 # LibTorch_BUILT_WITH, then where scripts/setup.sh puts it. Defines the target LibTorch::cpu and LibTorch_LIBRARY_DIR.
 # Component Gloo: Gloo's headers too, which LibTorch's own for the Gloo backend include.
 
-set(_supported 2.11)  # c10d::Reducer's constructor changes between minor releases
+set(_supported 2.11 2.15)  # those tested; c10d::Reducer's constructor changes between minor releases
 
 if(DEFINED ENV{XDG_CACHE_HOME} AND NOT "$ENV{XDG_CACHE_HOME}" STREQUAL "")
   set(_cache $ENV{XDG_CACHE_HOME}/ddprun)
@@ -39,8 +39,9 @@ endif()
 
 file(STRINGS ${LibTorch_INCLUDE_DIR}/torch/headeronly/version.h _lines REGEX "#define TORCH_VERSION_(MAJOR|MINOR) ")
 string(REGEX REPLACE ".*MAJOR ([0-9]+).*MINOR ([0-9]+).*" "\\1.\\2" LibTorch_VERSION "${_lines}")
-if(NOT LibTorch_VERSION STREQUAL _supported)
-  message(FATAL_ERROR "LibTorch ${_supported} expected, found ${LibTorch_VERSION} in ${LibTorch_INCLUDE_DIR}")
+if(NOT LibTorch_VERSION IN_LIST _supported)
+  list(JOIN _supported " or " _expected)
+  message(FATAL_ERROR "LibTorch ${_expected} expected, found ${LibTorch_VERSION} in ${LibTorch_INCLUDE_DIR}")
 endif()
 
 get_filename_component(LibTorch_LIBRARY_DIR ${LibTorch_CPU_LIBRARY} DIRECTORY)

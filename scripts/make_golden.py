@@ -381,7 +381,66 @@ def comm_hooks(folder):
             mp.spawn(train_with_hooks, (size, f"{scratch}/store", str(folder / f"losses_{size}.json")), nprocs=size)
 
 
-GROUPS = {function.__name__: function for function in (state_dict_file, sampler, mnist_cnn, mnist_ddp, zero_partition,
+class Stack(nn.Module):
+    """As tests/worker/layer_stack.h: layers of [in, out, dtype, how often the forward pass applies it]."""
+
+    def __init__(self, layers):
+        super().__init__()
+        self.uses = [uses for _, _, _, uses in layers]
+        self.layers = nn.ModuleList(nn.Linear(i, o).to(getattr(torch, dtype)) for i, o, dtype, _ in layers)
+
+    def forward(self, x):
+        for layer, uses in zip(self.layers, self.uses):
+            for _ in range(uses):
+                x = layer(x.to(layer.weight.dtype)).tanh()
+        return x
+
+
+STACKS = {
+    "small": [[20, 50, "float32", 1], [50, 50, "float32", 1], [50, 10, "float32", 1]],
+    "wide": [[100, 700, "float32", 1], [700, 700, "float32", 1], [700, 10, "float32", 1]],
+    "mixed": [[20, 30, "float32", 1], [30, 30, "float64", 2], [30, 30, "float32", 1], [30, 5, "float64", 1]],
+    "unused": [[20, 30, "float32", 1], [30, 30, "float32", 0], [30, 30, "float64", 0], [30, 40, "float32", 1]],
+}
+CAPS = [dict(), dict(bucket_bytes=4096), dict(bucket_bytes=100000), dict(bucket_bytes_list=[2000, 10000])]
+MODES = [dict(), dict(gradient_as_bucket_view=True), dict(find_unused_parameters=True), dict(static_graph=True)]
+
+
+def bucket_plan(name, options):
+    torch.manual_seed(SEED)
+    layers, python = STACKS[name], dict(options)
+    if "bucket_bytes" in python:
+        python["bucket_cap_mb"] = python.pop("bucket_bytes") / 2**20
+    if "bucket_bytes_list" in python:
+        python["bucket_cap_mb_list"] = [size / 2**20 for size in python.pop("bucket_bytes_list")]
+    stack = Stack(layers)
+    ddp = DistributedDataParallel(stack, **python)
+    sizes = lambda text: [int(size) for size in text.split(",")]
+    initial = sizes(ddp._get_ddp_logging_data()["bucket_sizes"])
+    for _ in range(4):
+        ddp(torch.ones(2, layers[0][0])).sum().backward()
+    data = ddp._get_ddp_logging_data()
+    names = [name for name, _ in stack.named_parameters()]
+    case = dict(layers=layers, options=options, initial_bytes=initial)
+    if data["has_rebuilt_buckets"]:
+        case["rebuilt_bytes"] = sizes(data["rebuilt_bucket_sizes"])
+        case["rebuilt_parameters"] = [[names[int(i)] for i in bucket.split()]
+                                      for bucket in data["rebuilt_per_bucket_param_indices"].split(",")]
+    case["unused_bytes"] = data["unused_parameter_size"]
+    return case
+
+
+def ddp_buckets(folder):
+    """Buckets of Python's DDP for several models, bucket sizes and options: first, and after the first backward."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    cases = [bucket_plan(name, {**caps, **mode}) for name in STACKS for caps in CAPS for mode in MODES
+             if name != "unused" or "find_unused_parameters" in mode or "static_graph" in mode]
+    dist.destroy_process_group()
+    write_json(folder / "plans.json", cases)
+
+
+GROUPS = {function.__name__: function for function in (state_dict_file, sampler, mnist_cnn, mnist_ddp, ddp_buckets,
+                                                       zero_partition,
                                                        optimizer_state, comm_hooks, resnet, ddp_parity,
                                                        ddp_parity_all)}
 

@@ -26,7 +26,7 @@ struct StepResult {
   torch::Tensor correct;  ///< bool [B], which examples were classified rightly
 };
 
-/// What DistributedDataParallel is to look into.
+/// For DistributedDataParallel: what backward goes through.
 inline void visit_tensors(StepResult& result, const std::function<void(torch::Tensor&)>& visit) {
   visit(result.losses);
 }
