@@ -150,10 +150,15 @@ void ProcessGroup::barrier(std::optional<std::chrono::milliseconds> timeout) con
 }
 
 void ProcessGroup::close() {
-  if (std::exchange(state_->closed, true) || !state_->group) return;
-  if (size() > 1) state_->group->barrier()->wait();
-  state_->group->shutdown();
+  if (std::exchange(state_->closed, true)) return;
+  if (state_->group) {
+    if (size() > 1) state_->group->barrier()->wait();
+    state_->group->shutdown();
+  }
   state_->group.reset();
+  state_->barrier.reset();
+  state_->parts.gloo_device.reset();
+  state_->parts.store.reset();  // last: the group's keys are in it, and rank 0 may host it
 }
 
 const c10::intrusive_ptr<c10d::ProcessGroup>& ProcessGroup::handle() const {
