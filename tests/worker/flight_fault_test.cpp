@@ -20,7 +20,7 @@
 #include "worker/ddp/distributed_data_parallel.h"
 #include "worker/ddp/flight_dump.h"
 #include "worker/ddp/process_group.h"
-#include "worker/ddp/recording_backend.h"
+#include "worker/ddp/record_collectives.h"
 #include "worker/flight_report.h"
 
 using namespace ddprun;

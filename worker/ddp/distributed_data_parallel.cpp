@@ -13,7 +13,7 @@
 
 #include "worker/ddp/collectives.h"
 #include "worker/ddp/module_check.h"
-#include "worker/ddp/recording_backend.h"
+#include "worker/ddp/record_collectives.h"
 
 namespace ddprun::ddp {
 namespace {

@@ -23,7 +23,7 @@
 #include "common/errors.h"
 #include "common/logging.h"
 #include "worker/ddp/local_address.h"
-#include "worker/ddp/recording_backend.h"
+#include "worker/ddp/record_collectives.h"
 
 namespace ddprun::ddp {
 namespace {
