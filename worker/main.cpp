@@ -45,6 +45,7 @@ int main(int argc, char** argv) {
     group->close();
     return EXIT_SUCCESS;
   } catch (...) {
+    ddp::announce_failure(describe_failure(std::current_exception()).message);
     end_in_failure(std::current_exception());
   }
 }

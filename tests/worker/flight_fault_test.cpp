@@ -213,6 +213,15 @@ TEST_CASE("a rank that throws inside backward is named by the others", "[flight]
                   {"all_reduce #", "bucket ", "rank 1 has ended or does not answer"});
 }
 
+TEST_CASE("what a rank announces before it ends is told by the others", "[flight][fault]") {
+  die_in_backward(2,
+                  [] {
+                    ddp::announce_failure("the disk is full");
+                    throw std::runtime_error("the disk is full");
+                  },
+                  {"all_reduce #", "bucket ", "rank 1 has failed: the disk is full"});
+}
+
 TEST_CASE("that the store is gone with rank 0 is said", "[flight][fault]") {
   const test::HeldPort port;
   std::string died;

@@ -97,6 +97,10 @@ std::shared_ptr<Watchdog> current_watchdog() {
   return current().watchdog.lock();
 }
 
+void announce_failure(const std::string& message) {
+  if (const auto watchdog = current_watchdog()) watchdog->announce_failure(message);
+}
+
 std::exception_ptr explained_failure(const std::exception_ptr& cause) {
   const auto watchdog = current_watchdog();
   const auto newest = flight_recorder().newest();

@@ -40,6 +40,10 @@ void expect_buckets(c10d::ProcessGroup& group, const std::vector<std::int64_t>& 
 /// The watchdog of the job that this process is in; nullptr if there is none.
 std::shared_ptr<Watchdog> current_watchdog();
 
+/// Leaves word for the other ranks that this one ends with that failure: their errors will say so. Takes a
+/// second at most. For a program's last catch.
+void announce_failure(const std::string& message);
+
 /// The exception for a failure outside of any call of ours, on a thread of the backend's: Gloo ends the
 /// process there (std::terminate) when a peer sends more than this rank has room for. For a program's own
 /// terminate handler:
