@@ -12,7 +12,7 @@
 #include "worker/commands.h"
 #include "worker/config.h"
 #include "worker/ddp/process_group.h"
-#include "worker/ddp/recording_backend.h"
+#include "worker/ddp/record_collectives.h"
 #include "worker/ddp/signal_thread.h"
 #include "worker/failure.h"
 #include "worker/memory.h"
@@ -46,6 +46,7 @@ int main(int argc, char** argv) {
     group->close();
     return EXIT_SUCCESS;
   } catch (...) {
+    ddp::announce_failure(describe_failure(std::current_exception()).message);
     end_in_failure(std::current_exception());
   }
 }

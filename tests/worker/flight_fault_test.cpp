@@ -20,7 +20,8 @@
 #include "worker/ddp/distributed_data_parallel.h"
 #include "worker/ddp/flight_dump.h"
 #include "worker/ddp/process_group.h"
-#include "worker/ddp/recording_backend.h"
+#include "worker/ddp/record_collectives.h"
+#include "worker/flight_report.h"
 
 using namespace ddprun;
 using namespace std::chrono_literals;
@@ -103,6 +104,9 @@ TEST_CASE("a rank that never enters a collective is named, with its position", "
     CHECK(dump.collectives.front().state == ddp::CollectiveState::kCompleted);
     CHECK(dump.collectives.back().elements == (rank == 1 ? 7 : 4096));
   }
+  std::string arguments[] = {"flight", dir.path()};
+  char* argv[] = {arguments[0].data(), arguments[1].data()};
+  CHECK(run_flight_report(2, argv) == 1);
 }
 
 TEST_CASE("a rank that calls something else is named, on both sides", "[flight][fault]") {
@@ -209,6 +213,15 @@ TEST_CASE("a rank that throws inside backward is named by the others", "[flight]
                   {"all_reduce #", "bucket ", "rank 1 has ended or does not answer"});
 }
 
+TEST_CASE("what a rank announces before it ends is told by the others", "[flight][fault]") {
+  die_in_backward(2,
+                  [] {
+                    ddp::announce_failure("the disk is full");
+                    throw std::runtime_error("the disk is full");
+                  },
+                  {"all_reduce #", "bucket ", "rank 1 has failed: the disk is full"});
+}
+
 TEST_CASE("that the store is gone with rank 0 is said", "[flight][fault]") {
   const test::HeldPort port;
   std::string died;
@@ -237,6 +250,28 @@ TEST_CASE("a module that differs is named at construction, long before a timeout
       message = error.what();
     }
     expect_text(message, {"weight", "not so rank 1"});
+  });
+}
+
+TEST_CASE("futures and results pass through the recorder", "[flight]") {
+  test::run_ranks(2, [](const ProcessGroup& group) {
+    std::vector<torch::Tensor> tensors = {torch::full({3}, group.rank() + 1.0)};
+    auto work = group.handle()->allreduce(tensors);
+    auto future = work->getFuture();
+    future->wait();
+    ensure(future->value().toTensorVector()[0].eq(3).all().item<bool>(), "the sum is in the future");
+    ensure(work->wait() && work->isCompleted() && work->isSuccess(), "the work is done");
+    ensure(work->result()[0].eq(3).all().item<bool>(), "the sum is the work's result");
+    std::vector<std::vector<torch::Tensor>> gathered = {{torch::zeros({3}), torch::zeros({3})}};
+    std::vector<torch::Tensor> own = {torch::full({3}, group.rank())};
+    group.handle()->allgather(gathered, own)->wait();
+    ensure(gathered[0][1].eq(1).all().item<bool>(), "gathered");
+    std::vector<torch::Tensor> message = {torch::full({2}, group.rank())};
+    (group.rank() == 0 ? group.handle()->send(message, 1, 5) : group.handle()->recv(message, 0, 5))->wait();
+    ensure(message[0].eq(0).all().item<bool>(), "sent");
+    const auto records = ddp::flight_recorder().records(2);
+    ensure(records[0].op == "all_gather" && records[0].state == ddp::CollectiveState::kCompleted, "recorded");
+    ensure(records[1].sequence == 0 && records[1].state == ddp::CollectiveState::kCompleted, "recorded");
   });
 }
 

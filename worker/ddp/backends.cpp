@@ -16,7 +16,7 @@
 #include "common/logging.h"
 #include "worker/ddp/cuda_backend.h"
 #include "worker/ddp/local_address.h"
-#include "worker/ddp/recording_backend.h"
+#include "worker/ddp/record_collectives.h"
 
 namespace ddprun::ddp {
 namespace {

@@ -16,7 +16,7 @@
 #include "worker/ddp/managed_state.h"
 #include "worker/ddp/module_check.h"
 #include "worker/ddp/pass_through.h"
-#include "worker/ddp/recording_backend.h"
+#include "worker/ddp/record_collectives.h"
 
 namespace ddprun::ddp {
 namespace {

@@ -38,7 +38,7 @@ struct DistributedDataParallel::Engine {
   bool finds_unused() const { return options.find_unused_parameters && !options.static_graph; }
 
   torch::nn::Module& module;
-  const ProcessGroup& group;
+  const ProcessGroup group;
   const Options options;
   std::vector<at::Tensor> parameters;  // those that the reducer has
   std::vector<std::string> names;

@@ -2,15 +2,15 @@
 
 #include <algorithm>
 #include <condition_variable>
-#include <cstdio>
 #include <cstdlib>
 #include <mutex>
-#include <sstream>
 #include <thread>
 #include <utility>
 
 #include "common/one_line.h"
+#include "worker/ddp/failure_text.h"
 #include "worker/ddp/flight_dump.h"
+#include "worker/ddp/flight_position.h"
 
 namespace ddprun::ddp {
 namespace {
@@ -26,41 +26,6 @@ constexpr const char* kLeft = "left";            // how many ranks need the boar
 
 std::string position_key(int rank) { return "position_" + std::to_string(rank); }
 
-/// A rank's position, as it lies on the board: the number of the last question that it answers, of the last
-/// for which it has written its ring, how it failed if it did, and the newest of its ring.
-struct Position {
-  std::int64_t answers = 0, dumped = 0;
-  std::string failure;
-  FlightDump flight;
-};
-
-std::string to_text(const Position& position) {
-  return std::to_string(position.answers) + " " + std::to_string(position.dumped) + "\n" +
-         one_line(position.failure) + "\n" + to_json(position.flight);
-}
-
-std::optional<Position> parse_position(const std::string& text) {
-  std::istringstream stream(text);
-  Position position;
-  std::string line, rest;
-  if (!(stream >> position.answers >> position.dumped) || !std::getline(stream, line) ||
-      !std::getline(stream, position.failure))
-    return std::nullopt;
-  std::getline(stream, rest, '\0');
-  try {
-    position.flight = parse_flight_dump(rest);
-  } catch (const std::exception&) {
-    return std::nullopt;
-  }
-  return position;
-}
-
-std::string seconds_text(std::int64_t nanoseconds) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.1f s", static_cast<double>(nanoseconds) / 1e9);
-  return text;
-}
-
 }  // namespace
 
 struct Watchdog::Shared {
@@ -73,9 +38,9 @@ struct Watchdog::Shared {
 
   // -- by the thread only --
   std::int64_t answered = 0,
-               dumped = 0;            // the last questions that this rank has answered, written its ring for
-  Clock::time_point published{};      // when its position was last left
-  std::map<int, Position> positions;  // of the other ranks, as last read; kept when the board is gone
+               dumped = 0;        // the last questions that this rank has answered, written its ring for
+  Clock::time_point published{};  // when its position was last left
+  std::map<int, FlightPosition> positions;  // of the other ranks, as last read; kept when the board is gone
 
   // -- under the mutex --
   std::mutex mutex;
@@ -92,7 +57,7 @@ struct Watchdog::Shared {
   std::uint64_t explained_sequence = 0;
 
   void publish(std::size_t tail) {
-    Position position{.answers = answered, .dumped = dumped, .failure = failure_now(), .flight = {}};
+    FlightPosition position{.answers = answered, .dumped = dumped, .failure = failure_now(), .flight = {}};
     position.flight = {options.rank, options.world_size, "", epoch_now_ns(), recorder.records(tail)};
     board.set(position_key(options.rank), to_text(position));
     published = Clock::now();
@@ -127,7 +92,7 @@ struct Watchdog::Shared {
     const auto texts = board.get(keys);
     for (std::size_t i = 0; i < ranks.size(); ++i) {
       if (!texts[i] || ranks[i] == options.rank) continue;
-      if (auto position = parse_position(*texts[i])) positions[ranks[i]] = std::move(*position);
+      if (auto position = parse_flight_position(*texts[i])) positions[ranks[i]] = std::move(*position);
     }
   }
 
@@ -155,6 +120,7 @@ struct Watchdog::Shared {
     board.set(kAsking, std::to_string(options.rank));
     const auto question = board.add(kQuestions, 1);
     answered = dumped = question;
+    publish(kTail);  // what was asked shortly before is answered by it too
     const auto deadline = Clock::now() + options.answer_within;
     for (;;) {
       answer();  // others may ask too
@@ -278,57 +244,6 @@ bool Watchdog::dump_everywhere(const std::string& reason) {
                                 [&] { return shared_->questions_done > before || shared_->ended; });
   return done && !shared_->ended && !shared_->board_gone;
 }
-
-namespace {
-
-/// About ranks that came to the call but have ended or failed since; "" if there are none.
-std::string describe_ended(const std::vector<int>& members, const std::vector<RankFlight>& flights) {
-  std::vector<int> silent;
-  std::string text;
-  for (const int rank : members) {
-    const auto found =
-        std::find_if(flights.begin(), flights.end(), [&](const auto& flight) { return flight.rank == rank; });
-    if (found == flights.end() || (!found->answers && found->failure.empty()))
-      silent.push_back(rank);
-    else if (!found->failure.empty())
-      text += (text.empty() ? "" : "; ") + describe_ranks({rank}) + " has failed: " + found->failure;
-  }
-  if (silent.empty()) return text;
-  return describe_ranks(silent) +
-         (silent.size() == 1 ? " has ended or does not answer" : " have ended or do not answer");
-}
-
-std::string describe_without_board(const std::optional<FlightFinding>& finding,
-                                   const std::vector<RankFlight>& flights) {
-  std::string text = "rank 0, which keeps the store, has ended or does not answer";
-  for (const auto& flight : flights)
-    if (flight.rank == 0 && !flight.failure.empty())
-      text = "rank 0, which keeps the store, has failed: " + flight.failure;
-  if (!finding) return text;
-  FlightFinding known = *finding;  // of the silence of the others nothing follows
-  std::erase_if(known.culprits,
-                [](const auto& rank) { return rank.kind != FlightFinding::Rank::Kind::kDiffers; });
-  return text + (known.culprits.empty()
-                     ? ""
-                     : "; " + describe_culprits(known, "", " while this rank made that call"));
-}
-
-std::string why_it_failed(const CollectiveRecord& call, std::int64_t waited_ns, int rank,
-                          const std::vector<int>& members, const std::vector<RankFlight>& flights,
-                          bool board_gone) {
-  const auto finding = find_culprits(call.group, members, flights, rank);
-  if (board_gone) return describe_without_board(finding, flights);
-  if (finding && finding->sequence == call.sequence)
-    return describe_culprits(*finding, "did not come within " + seconds_text(waited_ns),
-                             " while this rank made that call");
-  if (finding && finding->sequence < call.sequence)
-    return "the ranks parted before, at #" + std::to_string(finding->sequence) + " (" +
-           describe(finding->call) + "): " + describe_culprits(*finding, "did not come", " instead");
-  const auto ended = describe_ended(members, flights);
-  return ended.empty() ? "all ranks made this call, and it failed after " + seconds_text(waited_ns) : ended;
-}
-
-}  // namespace
 
 std::string Watchdog::explain(FlightRecorder::Id id, const std::vector<int>& members,
                               const std::string& cause) {
