@@ -17,7 +17,7 @@ MAY_INCLUDE = {
     "worker/precompiled": set(),
     "worker/ddp": {"common"},
     "worker/data": {"common"},
-    "worker/models": {"common"},
+    "worker/models": {"common", "worker/ddp"},
     "worker/report": {"common"},
     "worker/serialize": {"common"},
     "worker/train": {"common", "worker/ddp", "worker/data", "worker/report", "worker/serialize"},
@@ -29,6 +29,7 @@ MAY_INCLUDE["launcher"] = {"common", "launcher/rendezvous"}
 BANNED = [
     ("common", r"(torch|c10|ATen|boost)/", "common is free of torch and Boost"),
     ("launcher", r"(torch|c10|ATen)/", "the launcher links no LibTorch"),
+    ("worker/models", r"worker/ddp/(?!sync_batch_norm\.h)", "a model knows of other ranks through SyncBatchNorm only"),
     ("worker", r"boost/", "the worker needs no Boost"),
     ("worker", r"(spdlog|fmt)/", "LibTorch has an fmt of its own: log through common/logging.h"),
 ]

@@ -30,7 +30,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data.distributed import DistributedSampler
 
-from make_parity import ddp_parity, ddp_parity_all, resnet
+from make_parity import ddp_parity, resnet
 
 GOLDEN = pathlib.Path(__file__).resolve().parent.parent / "tests" / "golden"
 
@@ -297,13 +297,13 @@ def optimizer_state(folder):
 
 
 GROUPS = {function.__name__: function for function in (state_dict_file, sampler, mnist_cnn, mnist_ddp, zero_partition,
-                                                       optimizer_state, resnet, ddp_parity, ddp_parity_all)}
+                                                       optimizer_state, resnet, ddp_parity)}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=", ".join(GROUPS))
-    groups = parser.parse_args().groups or [name for name in GROUPS if name != "ddp_parity_all"]
+    groups = parser.parse_args().groups or list(GROUPS)
     unknown = [name for name in groups if name not in GROUPS]
     if unknown:
         parser.error(f"unknown group {unknown[0]!r}, expected one of {', '.join(GROUPS)}")
