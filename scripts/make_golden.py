@@ -31,7 +31,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data.distributed import DistributedSampler
 
-from make_parity import ddp_parity, ddp_parity_all, resnet
+from make_parity import ddp_parity, resnet
 
 GOLDEN = pathlib.Path(__file__).resolve().parent.parent / "tests" / "golden"
 
@@ -439,16 +439,15 @@ def ddp_buckets(folder):
     write_json(folder / "plans.json", cases)
 
 
-GROUPS = {function.__name__: function for function in (state_dict_file, sampler, mnist_cnn, mnist_ddp, ddp_buckets,
-                                                       zero_partition,
-                                                       optimizer_state, comm_hooks, resnet, ddp_parity,
-                                                       ddp_parity_all)}
+GROUPS = {function.__name__: function
+          for function in (state_dict_file, sampler, mnist_cnn, mnist_ddp, ddp_buckets, zero_partition, optimizer_state,
+                           comm_hooks, resnet, ddp_parity)}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=", ".join(GROUPS))
-    groups = parser.parse_args().groups or [name for name in GROUPS if name != "ddp_parity_all"]
+    groups = parser.parse_args().groups or list(GROUPS)
     unknown = [name for name in groups if name not in GROUPS]
     if unknown:
         parser.error(f"unknown group {unknown[0]!r}, expected one of {', '.join(GROUPS)}")

@@ -2,13 +2,15 @@
 """The golden groups ddp_parity and resnet of make_golden.py: Python's DistributedDataParallel on Gloo, and torchvision.
 
 Weights and samples follow an integer hash that C++ computes as well (tests/worker/parity_models.cpp), so that only
-losses are committed. docs/runtime/proof.md says what is compared.
+losses are committed. docs/runtime/proof.md says what is compared. Called by itself this makes ddp_parity with every
+option for every model, which takes an hour.
 """
 
 import contextlib
 import json
 import math
 import os
+import pathlib
 import tempfile
 
 import numpy as np
@@ -53,7 +55,7 @@ OPTIONS = [
     dict(option="zero1", zero1=True, optimizer="adam"),
     dict(option="fsdp", fsdp=True, optimizer="adam", broadcast_buffers=False, oracle="DDP"),
 ]
-# What ddp_parity has of each model: every option on small models, a few on ResNet-18. ddp_parity_all has everything.
+# What ddp_parity has of each model: every option on small models, a few on ResNet-18.
 CHOSEN = {
     "branched": [("every", dtype, world) for dtype in ("float64", "float32") for world in (2, 3)],
     "cnn": [("default", "float64", 2), ("adam", "float64", 2), ("every", "float32", 3)],
@@ -225,11 +227,6 @@ def ddp_parity(folder, models=(), everything=False):
         run_ranks(run_cases, world, (models, everything), folder)
 
 
-def ddp_parity_all(folder):
-    """The same with every option for every model, into ddp_parity's folder. Takes an hour, not among the default groups."""
-    ddp_parity(folder.parent / "ddp_parity", everything=True)
-
-
 def resnet(folder):
     """torchvision's ResNet-18: initial weights from a seed, and by the formula the output and every gradient."""
     torch.manual_seed(7)
@@ -243,3 +240,7 @@ def resnet(folder):
     gradients = {name: digest(parameter.grad) for name, parameter in module.named_parameters()}
     buffers = {name: digest(buffer) for name, buffer in module.named_buffers()}
     write_json(folder / "batch.json", dict(initial=initial, output=output.tolist(), gradients=gradients, buffers=buffers))
+
+
+if __name__ == "__main__":
+    ddp_parity(pathlib.Path(__file__).resolve().parent.parent / "tests" / "golden" / "ddp_parity", everything=True)
