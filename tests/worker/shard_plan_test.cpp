@@ -1,6 +1,5 @@
 #include "worker/ddp/shard_plan.h"
 
-#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -21,12 +20,23 @@ std::vector<std::string> names_of(const std::vector<PlannedUnit>& units) {
 
 bool none_pinned(std::size_t) { return false; }
 
+std::string text_of(const std::vector<Action>& actions) {
+  std::string text;
+  for (const auto& action : actions) {
+    const char* const verb = action.kind == Kind::kFree    ? "free "
+                             : action.kind == Kind::kFetch ? "fetch "
+                                                           : "use ";
+    text += (text.empty() ? "" : ", ") + std::string(verb) + std::to_string(action.unit);
+  }
+  return text;
+}
+
 /// What a step that touches the units in this order does.
-std::vector<Action> run_step(GatherSchedule& schedule, const std::vector<std::size_t>& touches) {
+std::string run_step(GatherSchedule& schedule, const std::vector<std::size_t>& touches) {
   auto actions = schedule.begin_step(true);
   for (const std::size_t unit : touches)
     for (const auto& action : schedule.touch(unit, none_pinned)) actions.push_back(action);
-  return actions;
+  return text_of(actions);
 }
 
 }  // namespace
@@ -73,32 +83,22 @@ TEST_CASE("an asked unit is not cut and takes nothing else", "[shard_plan]") {
 
 TEST_CASE("the first step gathers on demand, the next one fetches ahead", "[gather_schedule]") {
   GatherSchedule schedule(true);
-  CHECK(run_step(schedule, {0, 1, 2}) ==
-        std::vector<Action>{{Kind::kUse, 0}, {Kind::kUse, 1}, {Kind::kFree, 0}, {Kind::kUse, 2}});
-  CHECK(run_step(schedule, {0, 0, 1, 2}) == std::vector<Action>{{Kind::kFree, 1},
-                                                                {Kind::kFree, 2},
-                                                                {Kind::kFetch, 0},
-                                                                {Kind::kUse, 0},
-                                                                {Kind::kFetch, 1},
-                                                                {Kind::kUse, 1},
-                                                                {Kind::kFree, 0},
-                                                                {Kind::kFetch, 2},
-                                                                {Kind::kUse, 2}});
+  CHECK(run_step(schedule, {0, 1, 2}) == "use 0, use 1, free 0, use 2");
+  CHECK(run_step(schedule, {0, 0, 1, 2}) ==
+        "free 1, free 2, fetch 0, use 0, fetch 1, use 1, free 0, fetch 2, use 2");
 }
 
 TEST_CASE("a step that leaves the known order fetches nothing ahead any more", "[gather_schedule]") {
   GatherSchedule schedule(true);
   run_step(schedule, {0, 1, 2, 3});
-  const auto actions = run_step(schedule, {0, 3, 1, 2});
-  CHECK(std::count_if(actions.begin(), actions.end(),
-                      [](const Action& action) { return action.kind == Kind::kFetch; }) == 2);
+  CHECK(run_step(schedule, {0, 3, 1, 2}) ==
+        "free 2, free 3, fetch 0, use 0, fetch 1, free 1, use 3, free 0, use 1, free 3, use 2");
 }
 
 TEST_CASE("without prefetch one unit is in memory at a time", "[gather_schedule]") {
   GatherSchedule schedule(false);
   run_step(schedule, {0, 1});
-  CHECK(run_step(schedule, {0, 1}) ==
-        std::vector<Action>{{Kind::kFree, 1}, {Kind::kUse, 0}, {Kind::kFree, 0}, {Kind::kUse, 1}});
+  CHECK(run_step(schedule, {0, 1}) == "free 1, use 0, free 0, use 1");
 }
 
 TEST_CASE("a unit in use is not freed", "[gather_schedule]") {
@@ -106,6 +106,6 @@ TEST_CASE("a unit in use is not freed", "[gather_schedule]") {
   schedule.begin_step(true);
   const auto pinned = [](std::size_t unit) { return unit == 0; };
   schedule.touch(0, pinned);
-  CHECK(schedule.touch(1, pinned) == std::vector<Action>{{Kind::kUse, 1}});
-  CHECK(schedule.touch(2, pinned) == std::vector<Action>{{Kind::kFree, 1}, {Kind::kUse, 2}});
+  CHECK(text_of(schedule.touch(1, pinned)) == "use 1");
+  CHECK(text_of(schedule.touch(2, pinned)) == "free 1, use 2");
 }
