@@ -123,7 +123,7 @@ void check_same_plan(const ProcessGroup& group, const std::vector<Named>& parame
 ShardUnits make_units(torch::nn::Module& module, const ProcessGroup& group, std::int64_t unit_bytes,
                       const std::vector<torch::nn::Module*>& asked_units) {
   const auto parameters = distinct_parameters(module);
-  check_same_module(group, module);
+  check_same_module(group, managed_state(module, {}));
   check_no_overlap(parameters);
   const auto plan =
       plan_units(facts_of(parameters, assign_asked(parameters, asked_units)), unit_bytes, group.size());
