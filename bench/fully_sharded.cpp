@@ -28,7 +28,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kSteps = 7, kBatch = 64, kWidth = 1024, kDepth = 30;  // 31.5 million parameters
+constexpr int kSteps = 5, kBatch = 64, kWidth = 1024, kDepth = 30;  // 31.5 million parameters
 
 double milliseconds_since(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();

@@ -116,6 +116,11 @@ void FlatParameter::drop_gradients() {
   filled_ = arrived_;
 }
 
+void FlatParameter::abandon_reduce() {
+  if (is_sharded()) reduce_scatter_.wait();  // the other ranks' messages are on their way
+  reduced_.reset();
+}
+
 void FlatParameter::zero_gaps() {
   std::int64_t end = 0;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {

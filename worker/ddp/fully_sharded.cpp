@@ -186,7 +186,7 @@ struct FullyShardedDataParallel::Engine final : OperatorListener {
     const bool training = torch::GradMode::is_enabled();
     const Unobserved unobserved;
     if (!open_backwards.empty()) {  // the last one threw
-      finish_reduce();              // the other ranks' messages are on their way
+      if (reducing) units[*std::exchange(reducing, std::nullopt)].abandon_reduce();
       for (auto& unit : units) unit.drop_gradients();
       open_backwards.clear();
     }
