@@ -89,7 +89,10 @@ void FlatParameter::free(bool keep) {
 }
 
 void FlatParameter::fail(const std::string& message) {
-  flat_.storage().unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(message);
+  auto* storage = flat_.storage().unsafeGetStorageImpl();
+  storage->release_data_and_set_meta_custom_data_ptr_error_msg_(message);
+  // Views can be made of it, whose check of the size would come first with a message of its own.
+  storage->set_nbytes(static_cast<std::size_t>(flat_.numel() * flat_.element_size()));
 }
 
 bool FlatParameter::take_gradient(std::size_t parameter) {
@@ -111,7 +114,10 @@ void FlatParameter::drop_gradients() {
   flat_gradient_.reset();
   arrived_.assign(parameters_.size(), false);
   filled_ = arrived_;
-  reduce_scatter_ = {};
+}
+
+void FlatParameter::abandon_reduce() {
+  if (is_sharded()) reduce_scatter_.wait();  // the other ranks' messages are on their way
   reduced_.reset();
 }
 

@@ -50,6 +50,7 @@ class FlatParameter {
   /// Sums the flat gradient over the ranks; finish_reduce() adds this rank's part to the shard's gradient.
   void start_reduce();
   void finish_reduce();
+  void abandon_reduce();  ///< in its place after an error
 
   /// The parameters' tensors within a full flat tensor of any type, as contiguous tensors of their own.
   std::vector<at::Tensor> unpack(const at::Tensor& full) const;

@@ -92,7 +92,7 @@ struct FullyShardedDataParallel::Engine final : OperatorListener {
     const bool all_there = std::all_of(labels.begin(), labels.end(), [&](std::size_t label) {
       return is_full(label) && schedule.is_current(unit_of(label)) && units[unit_of(label)].is_gathered();
     });
-    if (all_there || failed) return;
+    if (all_there || failed || full_scopes > 0) return;
     const Unobserved unobserved;
     for (const std::size_t label : labels) touch(label);
   }
@@ -186,9 +186,9 @@ struct FullyShardedDataParallel::Engine final : OperatorListener {
     const bool training = torch::GradMode::is_enabled();
     const Unobserved unobserved;
     if (!open_backwards.empty()) {  // the last one threw
+      if (reducing) units[*std::exchange(reducing, std::nullopt)].abandon_reduce();
       for (auto& unit : units) unit.drop_gradients();
       open_backwards.clear();
-      reducing.reset();
     }
     if (group.size() > 1) run(schedule.begin_step(training));
     if (synchronize && options.broadcast_buffers) synchronize_buffers();
@@ -210,6 +210,7 @@ struct FullyShardedDataParallel::Engine final : OperatorListener {
   std::optional<std::size_t> reducing;
   bool synchronize = true;
   bool failed = false;
+  int full_scopes = 0;  ///< one rank alone may use parameters in them: they must not change the schedule
 };
 
 FullyShardedDataParallel::FullyShardedDataParallel(torch::nn::Module& module, const ProcessGroup& group,
@@ -257,8 +258,8 @@ FullyShardedDataParallel::FullParameters::FullParameters(FullyShardedDataParalle
   Engine& engine = *owner.engine_;
   const std::lock_guard lock(engine.mutex);
   const Unobserved unobserved;
+  ++engine.full_scopes;
   for (std::size_t unit = 0; unit < engine.units.size(); ++unit) {
-    if (!engine.units[unit].is_sharded()) continue;
     engine.units[unit].start_gather();
     engine.units[unit].finish_gather();
     ++engine.pins[unit];
@@ -269,8 +270,9 @@ FullyShardedDataParallel::FullParameters::~FullParameters() {
   Engine& engine = *owner_.engine_;
   const std::lock_guard lock(engine.mutex);
   const Unobserved unobserved;
+  --engine.full_scopes;
   for (std::size_t unit = 0; unit < engine.units.size(); ++unit)
-    if (engine.units[unit].is_sharded() && --engine.pins[unit] == 0) engine.free(unit, /*keep=*/true);
+    if (--engine.pins[unit] == 0) engine.free(unit, /*keep=*/true);
 }
 
 std::map<std::string, at::Tensor> FullyShardedDataParallel::consolidate(
