@@ -285,7 +285,8 @@ TEST_CASE("groups, subgroups and DDP end in any order, closed or not", "[groups]
   }
 }
 
-TEST_CASE("a group with a pending collective ends at once, and so does the collective", "[groups]") {
+TEST_CASE("a pending collective fails at once when its group is destroyed, or aborted", "[groups]") {
+  const bool abort = GENERATE(false, true);
   const test::HeldPort port;
   const Signal gone;
   test::fork_ranks(2, [&](int rank) {
@@ -296,7 +297,10 @@ TEST_CASE("a group with a pending collective ends at once, and so does the colle
     }
     std::vector<torch::Tensor> tensors = {torch::ones({3})};
     const auto work = group->handle()->allreduce(tensors);
-    group.reset();
+    if (abort)
+      group->handle()->abort();
+    else
+      group.reset();
     bool failed = false;
     try {
       work->wait();

@@ -69,9 +69,14 @@ std::vector<std::string> all_gather(const ProcessGroup& group, const std::string
   return texts;
 }
 
-void broadcast_from_rank_0(const ProcessGroup& group, const std::vector<at::Tensor>& tensors) {
+void broadcast_from(const ProcessGroup& group, const std::vector<at::Tensor>& tensors, int source) {
   constexpr std::size_t kBufferBytes = 250 << 20;  // as PyTorch's DistributedDataParallel
-  if (group.size() > 1 && !tensors.empty()) c10d::broadcast_coalesced(group.handle(), tensors, kBufferBytes);
+  if (group.size() > 1 && !tensors.empty())
+    c10d::broadcast_coalesced(group.handle(), tensors, kBufferBytes, source);
+}
+
+void broadcast_from_rank_0(const ProcessGroup& group, const std::vector<at::Tensor>& tensors) {
+  broadcast_from(group, tensors, 0);
 }
 
 std::string broadcast_from_rank_0(const ProcessGroup& group, const std::string& text) {

@@ -28,7 +28,10 @@ std::vector<double> all_gather(const ProcessGroup& group, double value);
 /// Every rank's text, by rank, on every rank. They may be of any lengths, and any bytes.
 std::vector<std::string> all_gather(const ProcessGroup& group, const std::string& text);
 
-/// Rank 0's values in every rank's tensors, in place. Shapes and types must be the same everywhere.
+/// That rank's values in every rank's tensors, in place. Shapes and types must be the same everywhere.
+void broadcast_from(const ProcessGroup& group, const std::vector<at::Tensor>& tensors, int source);
+
+/// broadcast_from() rank 0.
 void broadcast_from_rank_0(const ProcessGroup& group, const std::vector<at::Tensor>& tensors);
 
 /// Rank 0's text, on every rank; what the others pass does not count.
