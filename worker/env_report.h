@@ -1,8 +1,6 @@
 #pragma once
 
-#include <chrono>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "common/worker_env.h"
@@ -13,7 +11,7 @@ namespace ddprun {
 /// What one rank finds around it.
 struct EnvReport {
   struct Line {
-    std::string section;  ///< "variables", "rank", "libraries"
+    std::string section;  ///< "variables", "this rank", "libraries"
     std::string name;
     std::string value;
   };
@@ -26,16 +24,17 @@ struct EnvReport {
 /// Looks at this process's environment and host, and asks nobody else.
 EnvReport inspect_environment(const EnvLookup& lookup, const ddp::ProcessGroup::Options& options);
 
-/// Meets the other ranks, who tell each other what they found. What goes wrong is added to the problems.
-///
-/// returns  every rank's row of the table and its problems, on every rank; only this rank's if they did not
-/// meet
+/// What one rank tells the others.
 struct RankRow {
   std::vector<std::string> cells;     ///< as kRankColumns
   std::vector<std::string> problems;  ///< of that rank
 };
 inline const std::vector<std::string> kRankColumns = {"rank",    "host",    "local rank", "device",
                                                       "backend", "address", "torch"};
+
+/// Meets the other ranks, if it can. What goes wrong is added to the problems.
+///
+/// returns  every rank's row, by rank; this rank's alone if they did not meet
 std::vector<RankRow> meet_ranks(EnvReport& report, const ddp::ProcessGroup::Options& options);
 
 /// The report as text: sections, the table of ranks, and at the end what is wrong or "all is fine".

@@ -1,6 +1,4 @@
-// Groups of ranks: meeting through a file, subgroups, barriers, and their end.
-#include <unistd.h>
-
+// Groups of ranks: how they meet, collectives, subgroups.
 #include <cstdlib>
 #include <filesystem>
 #include <iterator>
@@ -18,7 +16,6 @@
 #include "worker/ddp/distributed_data_parallel.h"
 #include "worker/ddp/process_group.h"
 #include "worker/ddp/spawn.h"
-#include "worker/ddp/store_barrier.h"
 
 using namespace ddprun;
 using namespace std::chrono_literals;
@@ -26,8 +23,6 @@ using ddp::ProcessGroup;
 using ddprun::test::ContainsSubstring;
 
 namespace {
-
-constexpr auto kPatience = 60s;  // reached only when something is wrong
 
 int entries(const char* folder) {
   return static_cast<int>(
@@ -40,30 +35,6 @@ struct Held {
   int threads = entries("/proc/self/task");
   bool operator==(const Held&) const = default;
 };
-
-/// A message from one rank to another; made before the fork.
-class Signal {
- public:
-  Signal() { ensure(::pipe(ends_) == 0, "a pipe can be made"); }
-  void send() const { ensure(::write(ends_[1], "", 1) == 1, "a signal is sent"); }
-  void wait() const {
-    char byte;
-    ensure(::read(ends_[0], &byte, 1) == 1, "a signal is received");
-  }
-
- private:
-  int ends_[2];
-};
-
-std::vector<int> missing_at(const ProcessGroup& group, std::chrono::milliseconds timeout) {
-  try {
-    group.barrier(timeout);
-    return {};
-  } catch (const ddp::MissingRanks& error) {
-    ensure(std::string(error.what()).rfind("barrier: expected 3 ranks within ", 0) == 0, error.what());
-    return error.ranks;
-  }
-}
 
 }  // namespace
 
@@ -147,38 +118,6 @@ TEST_CASE("a network interface of the options is used before that of the environ
   ::unsetenv("GLOO_SOCKET_IFNAME");
 }
 
-TEST_CASE("who does not come to connect is named on every rank that does", "[groups]") {
-  const test::HeldPort port;
-  test::fork_ranks(3, [&](int rank) {
-    if (rank == 1) return;
-    std::string message;
-    try {
-      ProcessGroup::connect(test::rank_env(port, rank, 3), {.connect_timeout = 1500ms});
-    } catch (const ddp::MissingRanks& error) {
-      message = error.what();
-    }
-    const auto expected = "connecting at 127.0.0.1:" + std::to_string(port.port) +
-                          ": expected 3 ranks within 1.5 s, rank 1 did not come";
-    if (message != expected) throw std::runtime_error("got: " + message);
-  });
-}
-
-TEST_CASE("a barrier names the missing ranks on all that came, and one that comes late is told too",
-          "[groups]") {
-  const Signal failed;
-  test::run_ranks(3, [&](const ProcessGroup& group) {
-    if (group.rank() != 1) {
-      ensure(missing_at(group, 300ms) == std::vector<int>{1}, "rank 1 is missed");
-      if (group.rank() == 0) failed.send();
-    } else {
-      failed.wait();
-      ensure(missing_at(group, kPatience) == std::vector<int>{1}, "the late rank learns that it was missed");
-    }
-    group.barrier(kPatience);  // and the group goes on
-    ensure(ddp::all_reduce_sum(group, {1})[0] == 3, "the sum over ranks");
-  });
-}
-
 TEST_CASE("subgroups take part of the ranks, several at once and within each other", "[groups]") {
   test::run_ranks(3, [](const ProcessGroup& group) {
     const auto ends = group.new_group({2, 0});
@@ -190,7 +129,7 @@ TEST_CASE("subgroups take part of the ranks, several at once and within each oth
     ensure(ends->world_ranks() == std::vector<int>{0, 2} && ends->rank() == group.rank() / 2,
            "ranks in order");
     ensure(ddp::all_reduce_sum(*ends, {group.rank() + 1.0})[0] == 4, "a sum over two");
-    ends->barrier(kPatience);
+    ends->barrier(60s);
     const auto last = ends->new_group({1});
     ensure(last.has_value() == (group.rank() == 2), "a subgroup of a subgroup");
     ensure(!last || last->world_ranks() == std::vector<int>{2}, "its ranks in the world");
@@ -227,96 +166,4 @@ TEST_CASE("DDP over a subgroup averages over its ranks alone", "[groups]") {
     ddp.forward([&] { return model->forward(x).sum(); }).backward();
     ensure(model->weight.grad().item<double>() == 2, "the mean of 1 and 3");
   });
-}
-
-TEST_CASE("groups, subgroups and DDP end in any order, closed or not", "[groups]") {
-  const auto step = [](ddp::DistributedDataParallel& ddp, torch::nn::Linear& model) {
-    model->zero_grad();
-    ddp.forward([&] { return model->forward(torch::ones({2, 4})).sum(); }).backward();
-  };
-  const auto connect = [](const WorkerEnv& env) { return std::optional(ProcessGroup::connect(env, {})); };
-  SECTION("the group before its DDP and its subgroup") {
-    spawn(2, [&](const WorkerEnv& env) {
-      auto group = connect(env);
-      auto subgroup = group->new_group({0, 1});
-      torch::nn::Linear model(4, 4);
-      std::optional<ddp::DistributedDataParallel> ddp(std::in_place, *model, *group);
-      step(*ddp, model);
-      group.reset();
-      step(*ddp, model);
-      ensure(ddp::all_reduce_sum(*subgroup, {1})[0] == 2, "the subgroup lives on");
-      subgroup->close();
-    });
-  }
-  SECTION("the subgroup before the group") {
-    spawn(2, [&](const WorkerEnv& env) {
-      auto group = connect(env);
-      {
-        torch::nn::Linear model(4, 4);
-        auto subgroup = group->new_group({0, 1});
-        ddp::DistributedDataParallel ddp(*model, *subgroup);
-        subgroup.reset();
-        step(ddp, model);
-      }
-      ensure(ddp::all_reduce_sum(*group, {1})[0] == 2, "the group lives on");
-      group->close();
-    });
-  }
-  SECTION("the group closed, the DDP still there") {
-    spawn(2, [&](const WorkerEnv& env) {
-      auto group = connect(env);
-      torch::nn::Linear model(4, 4);
-      ddp::DistributedDataParallel ddp(*model, *group);
-      step(ddp, model);
-      group->close();
-    });
-  }
-  SECTION("in static storage, not closed") {
-    spawn(2, [&](const WorkerEnv& env) {
-      static std::optional<ProcessGroup> kept;
-      static std::optional<ddp::DistributedDataParallel> ddp;
-      static torch::nn::Linear model(4, 4);
-      kept = connect(env);
-      ddp.emplace(*model, *kept);
-      step(*ddp, model);
-      kept->barrier();
-      std::exit(0);
-    });
-  }
-}
-
-TEST_CASE("a group with a pending collective ends at once, and so does the collective", "[groups]") {
-  const test::HeldPort port;
-  const Signal gone;
-  test::fork_ranks(2, [&](int rank) {
-    std::optional group = ProcessGroup::connect(test::rank_env(port, rank, 2), {.timeout = 10min});
-    if (rank == 1) {
-      gone.wait();
-      return;
-    }
-    std::vector<torch::Tensor> tensors = {torch::ones({3})};
-    const auto work = group->handle()->allreduce(tensors);
-    group.reset();
-    bool failed = false;
-    try {
-      work->wait();
-    } catch (const std::exception&) {
-      failed = true;
-    }
-    gone.send();
-    ensure(failed, "a collective that the other rank did not join fails");
-  });
-}
-
-TEST_CASE("an exception ends a rank at once, and the others' collectives fail", "[groups]") {
-  const test::HeldPort port;
-  const Signal ready;
-  CHECK_THROWS_WITH(test::fork_ranks(2,
-                                     [&](int rank) {
-                                       auto group = ProcessGroup::connect(test::rank_env(port, rank, 2),
-                                                                          {.timeout = 10min});
-                                       if (rank == 0) throw std::runtime_error("of rank 0");
-                                       ddp::all_reduce_sum(group, {1});
-                                     }),
-                    ContainsSubstring("rank 0: of rank 0") && ContainsSubstring("rank 1: "));
 }

@@ -1,9 +1,13 @@
 #include "worker/ddp/backends.h"
 
 #include <net/if.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cstdlib>
+#include <filesystem>
+#include <map>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -23,20 +27,51 @@ namespace {
 
 using c10d::ProcessGroupGloo;
 
+using Sockets = std::map<int, ino_t>;  // by descriptor
+
+/// This process's TCP connections.
+Sockets open_connections() {
+  Sockets found;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    const int fd = std::atoi(entry.path().filename().c_str());
+    sockaddr_storage peer{};
+    socklen_t size = sizeof peer;
+    struct stat status {};
+    if (::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &size) == 0 && peer.ss_family != AF_UNIX &&
+        ::fstat(fd, &status) == 0)
+      found[fd] = status.st_ino;
+  }
+  return found;
+}
+
 /// Gloo whose collectives can be given up. Its own destructor waits for them: as long as the timeout of a
-/// collective that another rank will never join.
+/// collective that another rank will never join. Gloo has no call for it (closing its connections wakes
+/// nobody here) and does not say what its sockets are, so they are what came while it connected. Once they
+/// are shut down, both ends see them closed by the other.
 class Gloo : public ProcessGroupGloo {
  public:
-  using ProcessGroupGloo::ProcessGroupGloo;
+  Gloo(const StorePtr& store, int rank, int size, c10::intrusive_ptr<Options> options)
+      : Gloo(store, rank, size, std::move(options), open_connections()) {}
   ~Gloo() override {
     if (!idle_within(std::chrono::milliseconds(50))) abort();
   }
 
   void abort() override {
-    for (auto& context : contexts_) context->closeConnections();
+    for (const auto& [fd, inode] : connections_) {
+      struct stat status {};
+      if (::fstat(fd, &status) == 0 && status.st_ino == inode) ::shutdown(fd, SHUT_RDWR);
+    }
   }
 
  private:
+  Gloo(const StorePtr& store, int rank, int size, c10::intrusive_ptr<Options> options, const Sockets& others)
+      : ProcessGroupGloo(store, rank, size, std::move(options)), connections_(open_connections()) {
+    std::erase_if(connections_, [&](const auto& socket) {
+      const auto other = others.find(socket.first);
+      return other != others.end() && other->second == socket.second;
+    });
+  }
+
   /// A collective that has been waited for may be on its worker thread for another moment.
   bool idle_within(std::chrono::milliseconds patience) {
     const auto deadline = std::chrono::steady_clock::now() + patience;
@@ -48,6 +83,8 @@ class Gloo : public ProcessGroupGloo {
       if (std::chrono::steady_clock::now() > deadline) return false;
     }
   }
+
+  Sockets connections_;
 };
 
 }  // namespace

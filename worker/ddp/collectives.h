@@ -31,7 +31,7 @@ std::vector<std::string> all_gather(const ProcessGroup& group, const std::string
 /// That rank's values in every rank's tensors, in place. Shapes and types must be the same everywhere.
 void broadcast_from(const ProcessGroup& group, const std::vector<at::Tensor>& tensors, int source);
 
-/// Rank 0's values in every rank's tensors, in place. Shapes and types must be the same everywhere.
+/// broadcast_from() rank 0.
 void broadcast_from_rank_0(const ProcessGroup& group, const std::vector<at::Tensor>& tensors);
 
 /// Rank 0's text, on every rank; what the others pass does not count.

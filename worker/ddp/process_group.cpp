@@ -152,6 +152,7 @@ void ProcessGroup::barrier(std::optional<std::chrono::milliseconds> timeout) con
 void ProcessGroup::close() {
   if (std::exchange(state_->closed, true)) return;
   if (state_->group) {
+    if (state_->parts.nccl) cuda_plugin().synchronize(device());  // the barrier is the CPU's alone
     if (size() > 1) state_->group->barrier()->wait();
     state_->group->shutdown();
   }
