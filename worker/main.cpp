@@ -8,6 +8,7 @@
 #include "common/heartbeat.h"
 #include "common/logging.h"
 #include "common/worker_env.h"
+#include "worker/commands.h"
 #include "worker/config.h"
 #include "worker/ddp/process_group.h"
 #include "worker/failure.h"
@@ -24,6 +25,7 @@ int main(int argc, char** argv) {
   // sake before the launcher has seen us fail. The exit of the process closes them.
   std::optional<ddp::ProcessGroup> group;
   try {
+    if (const auto exit_code = run_command(argc, argv)) return *exit_code;
     Config config = parse_config(argc, argv);
     const WorkerEnv env = from_env();
     config.train.heartbeat = Heartbeat(env.heartbeat_fd);  // early: its number is nobody else's yet

@@ -71,7 +71,7 @@ struct DistributedDataParallel::Engine {
                                           /*has_sync_bn=*/false, /*static_graph=*/false);
   }
 
-  const ProcessGroup& group;
+  ProcessGroup group;
   std::vector<torch::Tensor> buffers;
   bool broadcast_buffers;
   bool has_comm_hook = false;
