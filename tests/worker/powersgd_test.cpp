@@ -85,7 +85,7 @@ TEST_CASE("PowerSGD draws the same numbers after a saved state is loaded", "[pow
 }
 
 TEST_CASE("PowerSGD refuses a state of another module or rank, and keeps its own", "[powersgd]") {
-  test::run_ranks(1, [](const ProcessGroup& group) {
+  test::run_ranks(2, [](const ProcessGroup& group) {
     Training training(group);
     const auto power_sgd = compress(training);
     for (int i = 0; i < 4; ++i) training.step(i);

@@ -39,13 +39,11 @@ FuturePtr then_await(const FuturePtr& future, Next next) {
 /// Connections of their own between the same ranks. Gloo pairs collectives by their order on each rank, which
 /// for those that are started when others finish is up to chance; in these connections it need not agree with
 /// what backward starts meanwhile. NCCL needs none: there everything is started at once.
-Handle separate_connections(const Handle& group) {
-  if (group->getSize() == 1 || group->getBackendType() == c10d::ProcessGroup::BackendType::NCCL) return group;
-  std::vector<int> ranks(static_cast<std::size_t>(group->getSize()));
+Handle separate_connections(const ProcessGroup& group) {
+  if (group.size() == 1 || group.backend() == "nccl") return group.handle();
+  std::vector<int> ranks(static_cast<std::size_t>(group.size()));
   std::iota(ranks.begin(), ranks.end(), 0);
-  static int count = 0;
-  return group->splitGroup(ranks, std::nullopt, std::nullopt, "powersgd_" + std::to_string(count++),
-                           std::nullopt);
+  return group.new_group(ranks)->handle();
 }
 
 /// RandomState(seed).randint(1'000'000'000) of numpy.
@@ -74,7 +72,7 @@ void check(const PowerSgd::Options& options) {
 PowerSgd::PowerSgd(const ProcessGroup& group, const Options& options)
     : options_(options), group_(group.handle()), random_(options.random_seed), q_started_(ready()) {
   check(options);
-  q_group_ = separate_connections(group_);
+  q_group_ = separate_connections(group);
 }
 PowerSgd::PowerSgd(const ProcessGroup& group) : PowerSgd(group, Options{}) {}
 
