@@ -15,13 +15,12 @@ set(DDPRUN_PUBLIC_HEADERS
   worker/ddp/distributed_data_parallel.h
   worker/ddp/flight_recorder.h
   worker/ddp/fully_sharded.h
+  worker/ddp/missing_ranks.h
   worker/ddp/nan_check.h
   worker/ddp/powersgd_hook.h
   worker/ddp/process_group.h
   worker/ddp/spawn.h
-  worker/ddp/store_barrier.h
   worker/ddp/sync_batch_norm.h
-  worker/ddp/watchdog.h
   worker/ddp/zero_optimizer.h
   worker/report/csv_sink.h
   worker/run_worker.h
