@@ -14,7 +14,10 @@ endif()
 set(_setup_torch ${_cache}/libtorch-2.11.0/torch)
 
 # A prefix given later, or another cache folder, must not be answered from what was found before.
-set(_torch_hints ${LibTorch_BUILT_WITH}/.. ${_setup_torch})
+set(_torch_hints ${_setup_torch})
+if(LibTorch_BUILT_WITH)
+  list(PREPEND _torch_hints ${LibTorch_BUILT_WITH}/..)
+endif()
 set(_searched "${CMAKE_PREFIX_PATH};${_torch_hints}")
 if(NOT "${LibTorch_SEARCHED}" STREQUAL "${_searched}")
   unset(LibTorch_INCLUDE_DIR CACHE)

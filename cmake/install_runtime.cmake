@@ -11,15 +11,29 @@ set(DDPRUN_PUBLIC_HEADERS
   worker/data/distributed_sampler.h
   worker/data/loader.h
   worker/ddp/collectives.h
+  worker/ddp/comm_hooks.h
   worker/ddp/distributed_data_parallel.h
+  worker/ddp/flight_recorder.h
+  worker/ddp/fully_sharded.h
+  worker/ddp/missing_ranks.h
+  worker/ddp/nan_check.h
+  worker/ddp/powersgd_hook.h
   worker/ddp/process_group.h
   worker/ddp/spawn.h
+  worker/ddp/sync_batch_norm.h
+  worker/ddp/zero_optimizer.h
   worker/report/csv_sink.h
   worker/run_worker.h
   worker/serialize/pt_file.h
   worker/serialize/safetensors.h
   worker/train/checkpoint.h
+  worker/train/optimizer_state.h
   worker/train/state_dict_file.h)
+foreach(_header IN LISTS DDPRUN_PUBLIC_HEADERS)
+  if(NOT EXISTS ${CMAKE_SOURCE_DIR}/${_header})
+    list(REMOVE_ITEM DDPRUN_PUBLIC_HEADERS ${_header})
+  endif()
+endforeach()
 
 # Appends to the list what its headers include of this tree.
 function(ddprun_close_over_includes list)
@@ -70,6 +84,6 @@ install(FILES cmake/FindLibTorch.cmake cmake/FindLibzip.cmake DESTINATION ${_pac
 
 include(CMakePackageConfigHelpers)
 configure_package_config_file(cmake/ddprunConfig.cmake.in ${CMAKE_BINARY_DIR}/ddprunConfig.cmake
-                              INSTALL_DESTINATION ${_package} NO_CHECK_REQUIRED_COMPONENTS_MACRO)
+                              INSTALL_DESTINATION ${_package} PATH_VARS CMAKE_INSTALL_LIBDIR NO_CHECK_REQUIRED_COMPONENTS_MACRO)
 write_basic_package_version_file(${CMAKE_BINARY_DIR}/ddprunConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${CMAKE_BINARY_DIR}/ddprunConfig.cmake ${CMAKE_BINARY_DIR}/ddprunConfigVersion.cmake DESTINATION ${_package})

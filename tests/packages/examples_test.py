@@ -32,6 +32,10 @@ class Examples(unittest.TestCase):
         index = (SOURCE / "docs/runtime.md").read_text()
         self.assertEqual([], [header for header in headers if f"`{header}`" not in index])
 
+    def test_users_are_shown_the_installed_headers(self):
+        for page in [SOURCE / "README.md", *(SOURCE / "docs/runtime").glob("*.md")]:
+            self.assertNotIn('#include "worker/', page.read_text(), page)
+
 
 if __name__ == "__main__":
     unittest.main()
