@@ -65,7 +65,7 @@ class Branched(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.conv, self.bn = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.conv, self.bn = nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
         self.trunk, self.shared = nn.Linear(128, 32), nn.Linear(32, 32)
         self.a, self.b = nn.Linear(32, 10), nn.Linear(32, 10)
 

@@ -42,7 +42,7 @@ struct BranchedImpl : torch::nn::Module {
     return branches == "b" ? b(x) : a(x) + b(x);
   }
 
-  torch::nn::Conv2d conv{torch::nn::Conv2dOptions(3, 8, 3).padding(1)};
+  torch::nn::Conv2d conv{torch::nn::Conv2dOptions(3, 8, 3).padding(1).bias(false)};
   models::BatchNorm bn{8};
   torch::nn::Linear trunk{128, 32}, shared{32, 32}, a{32, 10}, b{32, 10};
 };

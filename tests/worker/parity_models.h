@@ -10,9 +10,11 @@
 
 namespace ddprun::test {
 
-// The models, weights and samples of scripts/parity_models.py: the same values in Python, from integer hashes.
+// The models, weights and samples of scripts/parity_models.py: the same values in Python, from integer
+// hashes.
 
-/// Values begin, begin + 1, ... of the stream of that name: double, in [-0.5, 0.5), exact in single precision.
+/// Values begin, begin + 1, ... of the stream of that name: double, in [-0.5, 0.5), exact in single
+/// precision.
 torch::Tensor formula(const std::string& name, torch::IntArrayRef shape, std::uint64_t begin = 0);
 
 /// Labels 0 to 9 of the samples first, ..., first + count - 1.

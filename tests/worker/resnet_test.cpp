@@ -43,7 +43,8 @@ TEST_CASE("ResNet-18 draws torchvision's initial weights from the same seed, und
 TEST_CASE("ResNet-18 has torchvision's number of parameters, fewer with the stem for CIFAR", "[resnet]") {
   CHECK(parameters_of(*ResNet18(10)) == 11181642);
   CHECK(parameters_of(*ResNet18(10, Stem::kCifar)) == 11173962);
-  CHECK(ResNet18(10, Stem::kCifar)->forward(torch::zeros({2, 3, 32, 32})).sizes() == torch::IntArrayRef{2, 10});
+  CHECK(ResNet18(10, Stem::kCifar)->forward(torch::zeros({2, 3, 32, 32})).sizes() ==
+        torch::IntArrayRef{2, 10});
 }
 
 TEST_CASE("ResNet-18 gives torchvision's output, gradients and statistics with the same weights",

@@ -30,9 +30,9 @@ BasicBlockImpl::BasicBlockImpl(int in_channels, int out_channels, int stride)
   register_module("conv2", conv2_);
   register_module("bn2", bn2_);
   if (stride != 1 || in_channels != out_channels)
-    downsample_ = register_module("downsample",
-                                  torch::nn::Sequential(convolution(in_channels, out_channels, 1, stride),
-                                                        BatchNorm(out_channels)));
+    downsample_ = register_module(
+        "downsample",
+        torch::nn::Sequential(convolution(in_channels, out_channels, 1, stride), BatchNorm(out_channels)));
 }
 
 torch::Tensor BasicBlockImpl::forward(const torch::Tensor& x_BCHW) {
