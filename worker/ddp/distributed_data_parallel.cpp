@@ -75,28 +75,31 @@ DistributedDataParallel::Engine::Engine(torch::nn::Module& module, const Process
   reducer->set_logger(logger);
   logger->set_construction_data_and_log(module.name(), {}, -1, options.broadcast_buffers,
                                         /*has_sync_bn=*/false, options.static_graph);
-  if (!options.static_graph) return;
-  reducer->set_static_graph();
-  logger->set_static_graph();
-  // In the first backward the reducer only counts how often each gradient arrives.
-  reduce_at_end.emplace(parameters, [this] { reducer->delay_all_reduce(); });
+  if (options.static_graph) reduce_at_end.emplace(parameters, [this] { reducer->delay_all_reduce(); });
 }
 
-/// Has the reducer count one iteration.
-void DistributedDataParallel::Engine::begin_iteration(bool reduces) {
-  if (reduces) logger->set_runtime_stats_and_log();
-  reducer->prepare_for_forward();
-  ++iterations;
-  if (reduces && reduce_at_end && iterations == 1) reduce_at_end->arm();
+/// Before the first forward whose gradients are reduced, and not earlier: the reducer counts how often each
+/// gradient arrives until the end of the first reduction, and from then on waits for as many a step. What
+/// no_sync keeps local before must not be counted.
+void DistributedDataParallel::Engine::start_static_graph() {
+  reducer->set_static_graph();
+  logger->set_static_graph();
+  reduce_at_end->arm();
 }
 
 void DistributedDataParallel::Engine::before_forward(bool synchronize,
                                                      std::optional<std::int64_t> samples_here) {
   const bool training = torch::GradMode::is_enabled(), reduces = training && synchronize;
   has_run_forward |= training;
-  // While a static graph's first iteration lasts, the reducer counts gradients that no_sync keeps local, too,
-  // and later waits for that many: so it ends before them.
-  if (reduces || (training && options.static_graph && iterations == 1)) begin_iteration(reduces);
+  if (reduces) {
+    if (options.static_graph && iterations == 0)
+      start_static_graph();
+    else if (reduce_at_end && !reduce_at_end->armed())
+      reduce_at_end.reset();
+    logger->set_runtime_stats_and_log();
+    reducer->prepare_for_forward();
+    ++iterations;
+  }
   samples = training && samples_here ? std::optional<double>(*samples_here) : std::nullopt;
   if (join) {
     announce_step(reduces, training, samples.value_or(0));
@@ -122,9 +125,9 @@ void DistributedDataParallel::Engine::after_forward(bool synchronize, const Outp
     if (outputs.empty())
       throw std::invalid_argument(std::string("DistributedDataParallel: ") +
                                   (samples ? "samples" : "find_unused_parameters") +
-                                  " wants to see the tensors with a gradient in what forward's function "
-                                  "returns, but found none; give "
-                                  "its type a visit_tensors()");
+                                  ": expected a tensor with a gradient in what forward's function returns, "
+                                  "got none: a type of your own "
+                                  "needs a visit_tensors()");
   }
   std::vector<torch::Tensor> used_by;
   if (look_for_unused)

@@ -25,7 +25,7 @@ struct DistributedDataParallel::Engine {
 
   void before_forward(bool synchronize, std::optional<std::int64_t> samples);
   void after_forward(bool synchronize, const OutputVisitor& visit_output);
-  void begin_iteration(bool reduces);
+  void start_static_graph();
   void rebuild_buckets();
   void set_join(const std::optional<JoinOptions>& options);
   at::Device device() const { return parameters[0].device(); }
