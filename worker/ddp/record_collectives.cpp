@@ -79,8 +79,9 @@ c10::intrusive_ptr<c10d::Backend> record_collectives(c10::intrusive_ptr<c10d::Ba
     std::iota(global_ranks.begin(), global_ranks.end(), 0);
   }
   const bool futures_tell = backend->getBackendName() == "gloo";
-  auto recording = std::make_shared<Recording>(flight_recorder(), flight_recorder().add_group(group_name),
-                                               std::move(global_ranks), std::move(watchdog), futures_tell);
+  const auto group = flight_recorder().add_group(group_name, global_ranks);
+  auto recording = std::make_shared<Recording>(flight_recorder(), group, std::move(global_ranks),
+                                               std::move(watchdog), futures_tell);
   return c10::make_intrusive<RecordingBackend>(std::move(backend), std::move(recording), whole_job);
 }
 

@@ -39,6 +39,7 @@ struct Watchdog::Shared {
   // -- by the thread only --
   std::int64_t answered = 0,
                dumped = 0;        // the last questions that this rank has answered, written its ring for
+  int asker = -1;                 // the rank that asked last
   Clock::time_point published{};  // when its position was last left
   std::map<int, FlightPosition> positions;  // of the other ranks, as last read; kept when the board is gone
 
@@ -80,7 +81,8 @@ struct Watchdog::Shared {
     answered = asked;
     publish(kTail);
     // How the asking rank failed: it explains our own failure, should that rank be gone by then.
-    if (const auto asking = board.get({kAsking})[0]) read_positions({std::atoi(asking->c_str())});
+    if (const auto asking = board.get({kAsking})[0]) asker = std::atoi(asking->c_str());
+    read_positions({asker});
     dump("rank " + board.get({kAsking})[0].value_or("?") + " asked");
     dumped = asked;
     publish(kTail);
@@ -188,6 +190,7 @@ struct Watchdog::Shared {
     }
     on_board([&] {
       answer();
+      if (asker >= 0) read_positions({asker});  // what it has found out
       if (publication || Clock::now() - published >= options.publish_every)
         publish(publication ? kTail : kShortTail);
     });
@@ -273,6 +276,13 @@ std::string Watchdog::explain(FlightRecorder::Id id, const std::vector<int>& mem
       what + ": " +
       why_it_failed(*call, waited_ns, shared.options.rank, members, flights, /*board_gone=*/!asked) + " [" +
       one_line(cause) + "]";
+  {
+    const std::scoped_lock lock(shared.mutex);
+    shared.failure = shared.explanation;
+  }
+  announce_failure(shared.explanation);
+  // The store goes with rank 0: the others get a moment to read what it has found out.
+  if (asked && shared.options.rank == 0) std::this_thread::sleep_for(3 * shared.options.look_every);
   shared.explained_group = call->group;
   shared.explained_sequence = call->sequence;
   return shared.explanation;
