@@ -59,7 +59,7 @@ class Gloo : public ProcessGroupGloo {
   void abort() override {
     for (const auto& [fd, inode] : connections_) {
       struct stat status {};
-      if (::fstat(fd, &status) == 0 && status.st_ino == inode) ::shutdown(fd, SHUT_RDWR);
+      if (::fstat(fd, &status) == 0 && status.st_ino == inode) ::shutdown(fd, SHUT_RD);
     }
   }
 

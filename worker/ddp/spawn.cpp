@@ -77,6 +77,7 @@ std::optional<std::string> run_body(const std::function<void()>& body) {
 [[noreturn]] void run_rank(pid_t parent, int message_fd, const std::function<void()>& body) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(1);
+  ::signal(SIGPIPE, SIG_IGN);  // Gloo may write to a rank that has gone: an error of its collective, no more
   const auto error = run_body(body);
   flush_output();
   if (!error) ::_exit(0);
