@@ -66,6 +66,8 @@ def main():
             loss.backward()
             optimizer.step()
             loss.item()
+            if samples == 0 and dist.get_rank() == 0:
+                print("first step", flush=True)
             samples += len(picks)
     seconds = time.time() - begin
     if dist.get_rank() == 0:

@@ -5,7 +5,8 @@ usage: training.py --torchrun TORCHRUN [--script NAME=PYTHON_SCRIPT ...] [--data
 
 Runs take turns, so that a noisy neighbour disturbs all alike. Prints a Markdown table of medians (min-max in brackets)
 and, for each, the median of the ratios to the worker in the same turn. CPU seconds are of all processes of the job.
-A script gets FOLDER --batch-size 128 --limit N --epochs 1 and prints a JSON line with samples_per_second and peak_mb.
+A script gets FOLDER --batch-size 128 --limit N --epochs 1, prints "first step" after its first optimizer step (if it
+tells) and a JSON line with samples_per_second and peak_mb.
 """
 import argparse
 import json
@@ -21,15 +22,23 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
-def measure(command, read_figures):
-    before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.time()
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    if done.returncode != 0:
-        sys.exit(f"{' '.join(map(str, command))}: exit status {done.returncode}\n{done.stdout}\n{done.stderr}")
+def measure(command, first_step, read_figures):
+    """first_step: what the first line after the first optimizer step begins with, after the launcher's prefix"""
+    before, begin, first = resource.getrusage(resource.RUSAGE_CHILDREN), time.time(), None
+    with tempfile.TemporaryFile("w+") as errors:
+        job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+        lines = []
+        for line in job.stdout:
+            lines.append(line)
+            if first is None and line.split("]:")[-1].startswith(first_step):
+                first = time.time() - begin
+        if job.wait() != 0:
+            errors.seek(0)
+            sys.exit(f"{' '.join(map(str, command))}: exit status {job.returncode}\n{''.join(lines)}\n{errors.read()}")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    rate, peak = read_figures(done.stdout)
-    return dict(rate=rate, peak=peak, cpu=cpu, wall=time.time() - begin)
+    rate, peak = read_figures(lines)
+    return dict(rate=rate, peak=peak, cpu=cpu, wall=time.time() - begin, first=first)
 
 
 def run_worker(arguments):
@@ -39,15 +48,15 @@ def run_worker(arguments):
             return summary["samples_per_second"], summary["peak_rss_mb"]
         return measure([ROOT / "build/bin/ddprun", "--nproc-per-node=2", ROOT / "build/bin/worker", "mnist",
                         "--data", arguments.data, "--limit-train", str(arguments.limit), "--limit-test", "500",
-                        "--epochs", "1", "--batch-size", "128", "--out", out, "--overwrite"], read)
+                        "--epochs", "1", "--batch-size", "128", "--out", out, "--overwrite"], "Train Epoch", read)
 
 
 def run_script(arguments, script):
-    def read(text):
-        figures = next(json.loads(line) for line in reversed(text.splitlines()) if line.startswith("{"))
+    def read(lines):
+        figures = next(json.loads(line) for line in reversed(lines) if line.startswith("{"))
         return figures["samples_per_second"], figures["peak_mb"]
     return measure([arguments.torchrun, "--standalone", "--nproc_per_node=2", script, arguments.data,
-                    "--batch-size", "128", "--limit", str(arguments.limit), "--epochs", "1"], read)
+                    "--batch-size", "128", "--limit", str(arguments.limit), "--epochs", "1"], "first step", read)
 
 
 def cell(values, digits=0):
@@ -71,11 +80,13 @@ def main():
         for name, script in scripts.items():
             results[name].append(run_script(arguments, script))
     ours = results["ddprun worker"]
-    print("| job | samples/s | ratio | peak MB per rank | CPU s, whole job | wall s, whole job |\n|---|---|---|---|---|---|")
+    print("| job | samples/s | ratio | peak MB per rank | CPU s, whole job | wall s, whole job | s to the first step |\n"
+          "|---|---|---|---|---|---|---|")
     for name, runs in results.items():
         ratio = statistics.median(r["rate"] / o["rate"] for r, o in zip(runs, ours))
         print(f"| {name} | {cell([r['rate'] for r in runs])} | {ratio:.2f} | {cell([r['peak'] for r in runs])} | "
-              f"{cell([r['cpu'] for r in runs], 1)} | {cell([r['wall'] for r in runs], 1)} |")
+              f"{cell([r['cpu'] for r in runs], 1)} | {cell([r['wall'] for r in runs], 1)} | "
+              + (cell([r["first"] for r in runs], 2) if runs[0]["first"] else "") + " |")
 
 
 if __name__ == "__main__":

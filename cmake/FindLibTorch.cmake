@@ -1,9 +1,10 @@
 # LibTorch for the CPU, without its own CMake package (which wants a CUDA toolkit when it comes from a CUDA wheel).
 #
-# Looked for in CMAKE_PREFIX_PATH first (an unpacked libtorch, or the torch folder of a wheel), then where
-# scripts/setup.sh puts it. Defines the target LibTorch::cpu and LibTorch_LIBRARY_DIR.
+# Looked for in CMAKE_PREFIX_PATH first (an unpacked libtorch, or the torch folder of a wheel), then beside the folder
+# LibTorch_BUILT_WITH, then where scripts/setup.sh puts it. Defines the target LibTorch::cpu and LibTorch_LIBRARY_DIR.
+# Component Gloo: Gloo's headers too, which LibTorch's own for the Gloo backend include.
 
-set(_supported 2.11)  # c10d::Reducer's constructor changes between minor releases
+set(_supported 2.11 2.15)  # those tested; c10d::Reducer's constructor changes between minor releases
 
 if(DEFINED ENV{XDG_CACHE_HOME} AND NOT "$ENV{XDG_CACHE_HOME}" STREQUAL "")
   set(_cache $ENV{XDG_CACHE_HOME}/ddprun)
@@ -13,7 +14,11 @@ endif()
 set(_setup_torch ${_cache}/libtorch-2.11.0/torch)
 
 # A prefix given later, or another cache folder, must not be answered from what was found before.
-set(_searched "${CMAKE_PREFIX_PATH};${_setup_torch}")
+set(_torch_hints ${_setup_torch})
+if(LibTorch_BUILT_WITH)
+  list(PREPEND _torch_hints ${LibTorch_BUILT_WITH}/..)
+endif()
+set(_searched "${CMAKE_PREFIX_PATH};${_torch_hints}")
 if(NOT "${LibTorch_SEARCHED}" STREQUAL "${_searched}")
   unset(LibTorch_INCLUDE_DIR CACHE)
   unset(LibTorch_CPU_LIBRARY CACHE)
@@ -21,9 +26,9 @@ if(NOT "${LibTorch_SEARCHED}" STREQUAL "${_searched}")
 endif()
 set(LibTorch_SEARCHED "${_searched}" CACHE INTERNAL "where LibTorch was looked for")
 
-find_path(LibTorch_INCLUDE_DIR torch/csrc/distributed/c10d/reducer.hpp HINTS ${_setup_torch}/include)
-find_library(LibTorch_CPU_LIBRARY torch_cpu HINTS ${_setup_torch}/lib)
-find_library(LibTorch_C10_LIBRARY c10 HINTS ${_setup_torch}/lib)
+find_path(LibTorch_INCLUDE_DIR torch/csrc/distributed/c10d/reducer.hpp HINTS ${_torch_hints} PATH_SUFFIXES include)
+find_library(LibTorch_CPU_LIBRARY torch_cpu HINTS ${_torch_hints} PATH_SUFFIXES lib)
+find_library(LibTorch_C10_LIBRARY c10 HINTS ${_torch_hints} PATH_SUFFIXES lib)
 find_path(Gloo_INCLUDE_DIR gloo/rendezvous/store.h)
 
 if(NOT LibTorch_INCLUDE_DIR OR NOT LibTorch_CPU_LIBRARY OR NOT LibTorch_C10_LIBRARY)
@@ -31,14 +36,15 @@ if(NOT LibTorch_INCLUDE_DIR OR NOT LibTorch_CPU_LIBRARY OR NOT LibTorch_C10_LIBR
                       "(looked for torch/csrc/distributed/c10d/reducer.hpp and libtorch_cpu.so; "
                       "-DDDPRUN_WORKER=OFF builds the launcher alone)")
 endif()
-if(NOT Gloo_INCLUDE_DIR)
+if(NOT Gloo_INCLUDE_DIR AND Gloo IN_LIST LibTorch_FIND_COMPONENTS)
   message(FATAL_ERROR "Gloo's headers not found: install libgloo-dev (looked for gloo/rendezvous/store.h)")
 endif()
 
 file(STRINGS ${LibTorch_INCLUDE_DIR}/torch/headeronly/version.h _lines REGEX "#define TORCH_VERSION_(MAJOR|MINOR) ")
 string(REGEX REPLACE ".*MAJOR ([0-9]+).*MINOR ([0-9]+).*" "\\1.\\2" LibTorch_VERSION "${_lines}")
-if(NOT LibTorch_VERSION STREQUAL _supported)
-  message(FATAL_ERROR "LibTorch ${_supported} expected, found ${LibTorch_VERSION} in ${LibTorch_INCLUDE_DIR}")
+if(NOT LibTorch_VERSION IN_LIST _supported)
+  list(JOIN _supported " or " _expected)
+  message(FATAL_ERROR "LibTorch ${_expected} expected, found ${LibTorch_VERSION} in ${LibTorch_INCLUDE_DIR}")
 endif()
 
 get_filename_component(LibTorch_LIBRARY_DIR ${LibTorch_CPU_LIBRARY} DIRECTORY)
@@ -46,12 +52,15 @@ get_filename_component(LibTorch_LIBRARY_DIR ${LibTorch_CPU_LIBRARY} DIRECTORY)
 if(NOT TARGET LibTorch::cpu)
   add_library(LibTorch::cpu INTERFACE IMPORTED)
   set_target_properties(LibTorch::cpu PROPERTIES
-    INTERFACE_INCLUDE_DIRECTORIES
-      "${LibTorch_INCLUDE_DIR};${LibTorch_INCLUDE_DIR}/torch/csrc/api/include;${Gloo_INCLUDE_DIR}"
-    INTERFACE_COMPILE_DEFINITIONS "USE_DISTRIBUTED;USE_C10D_GLOO"
+    INTERFACE_INCLUDE_DIRECTORIES "${LibTorch_INCLUDE_DIR};${LibTorch_INCLUDE_DIR}/torch/csrc/api/include"
+    INTERFACE_COMPILE_DEFINITIONS USE_DISTRIBUTED
     INTERFACE_LINK_LIBRARIES "${LibTorch_CPU_LIBRARY};${LibTorch_C10_LIBRARY}"
     # libtorch_cpu's own NVIDIA libraries are found through its RPATH; --disable-new-dtags makes ours count for it too.
     INTERFACE_LINK_OPTIONS "-Wl,--allow-shlib-undefined,--disable-new-dtags,-rpath,${LibTorch_LIBRARY_DIR}")
+  if(Gloo_INCLUDE_DIR)
+    target_include_directories(LibTorch::cpu INTERFACE ${Gloo_INCLUDE_DIR})
+    target_compile_definitions(LibTorch::cpu INTERFACE USE_C10D_GLOO)
+  endif()
 endif()
 
 include(FindPackageHandleStandardArgs)

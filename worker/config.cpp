@@ -1,74 +1,18 @@
 #include "worker/config.h"
 
-#include <fcntl.h>
-#include <sys/file.h>
-#include <unistd.h>
-
-#include <CLI/CLI.hpp>
 #include <cmath>
 #include <cstdlib>
-#include <ctime>
-#include <iostream>
 #include <limits>
 #include <nlohmann/json.hpp>
 
 #include "common/errors.h"
 #include "common/spelling.h"
+#include "worker/flags.h"
 
 namespace ddprun {
 namespace {
 
-namespace fs = std::filesystem;
-
 constexpr std::int64_t kMaxCount = std::int64_t{1} << 53;  // beyond it, JSON readers lose digits
-
-/// A flag with a whole number from low to high.
-template <typename Integer>
-CLI::Option* add_integer(CLI::App& app, const std::string& names, Integer& target, std::int64_t low,
-                         std::int64_t high, const std::string& help) {
-  const auto check = [low, high](std::string& text) -> std::string {
-    char* end = nullptr;
-    errno = 0;
-    const long long value = std::strtoll(text.c_str(), &end, 10);
-    if (!text.empty() && *end == '\0' && errno == 0 && value >= low && value <= high &&
-        !std::isspace(text[0])) {
-      text = std::to_string(value);  // CLI11, which converts it next, would take 010 for octal
-      return "";
-    }
-    return "expected an integer from " + std::to_string(low) + " to " + std::to_string(high) + ", got '" +
-           text + "'";
-  };
-  return app.add_option(both_spellings(names), target, help)
-      ->transform(CLI::Validator(check, ""))
-      ->type_name("N");
-}
-
-/// A flag with a number from low to high, both included; with open_low, low itself is not allowed.
-template <typename Number>
-CLI::Option* add_number(CLI::App& app, const std::string& names, Number& target, double low, double high,
-                        bool open_low, const std::string& expected, const std::string& help) {
-  const auto check = [=](std::string& text) -> std::string {
-    char* end = nullptr;
-    const double value = std::strtod(text.c_str(), &end);
-    const bool in_range = value <= high && (open_low ? value > low : value >= low);
-    if (!text.empty() && *end == '\0' && std::isfinite(value) && in_range && !std::isspace(text[0]))
-      return "";
-    return "expected " + expected + ", got '" + text + "'";
-  };
-  return app.add_option(both_spellings(names), target, help)
-      ->check(CLI::Validator(check, ""))
-      ->type_name("X");
-}
-
-/// Help without the underscored spellings, which would only double it.
-class HelpFormatter : public CLI::Formatter {
- public:
-  std::string make_option_name(const CLI::Option* option, bool positional) const override {
-    const auto& names = option->get_lnames();
-    return positional || names.empty() ? CLI::Formatter::make_option_name(option, positional)
-                                       : "--" + names.front();
-  }
-};
 
 void add_common_flags(CLI::App& app, Config& config, double& timeout_seconds) {
   const auto max_int = std::numeric_limits<int>::max();
@@ -101,6 +45,49 @@ void add_common_flags(CLI::App& app, Config& config, double& timeout_seconds) {
       ->capture_default_str();
 }
 
+/// How the ranks work together. PyTorch's names where it has them.
+void add_ddp_flags(CLI::App& app, train::ParallelOptions& ddp) {
+  add_integer(app, "--bucket-mb", ddp.bucket_mb, 1, 1 << 20, "gradients are all-reduced in buckets of N MiB")
+      ->capture_default_str();
+  app.add_flag(both_spellings("--find-unused"), ddp.find_unused,
+               "a step may leave parameters unused, others in every step");
+  app.add_flag(both_spellings("--static-graph"), ddp.static_graph, "every step uses the same parameters");
+  app.add_flag_function(
+      both_spellings("--no-bucket-view"), [&ddp](std::int64_t) { ddp.bucket_view = false; },
+      "gradients in memory of their own, not in the buckets");
+  app.add_option(both_spellings("--comm-hook"), ddp.comm_hook,
+                 "how gradients travel: none, fp16, bf16 or powersgd")
+      ->check(CLI::Validator(
+          [](const std::string& text) {
+            const bool known = text == "none" || text == "fp16" || text == "bf16" || text == "powersgd";
+            return known ? "" : "expected none, fp16, bf16 or powersgd, got '" + text + "'";
+          },
+          ""))
+      ->type_name("HOOK")
+      ->capture_default_str();
+  app.add_flag("--zero1", ddp.zero1, "each rank keeps its share of the optimizer's state only (ZeRO-1)");
+  app.add_flag("--fsdp", ddp.fsdp,
+               "each rank keeps its share of parameters, gradients and state only (FSDP)");
+  app.add_flag("--join", ddp.join, "no sample twice: ranks may have another number of steps");
+  app.add_flag(both_spellings("--nan-check"), ddp.nan_check,
+               "end the run at the first gradient that is no number, with parameter and rank");
+}
+
+/// throws  UsageError for flags that exclude each other
+void check_combinations(const train::ParallelOptions& ddp) {
+  const auto refuse = [](bool both, const std::string& first, const std::string& second) {
+    if (both) throw UsageError(first + " and " + second + ": expected one of them at most");
+  };
+  refuse(ddp.fsdp && ddp.zero1, "--fsdp", "--zero1");
+  refuse(ddp.fsdp && ddp.comm_hook != "none", "--fsdp", "--comm-hook");
+  refuse(ddp.fsdp && ddp.find_unused, "--fsdp", "--find-unused");
+  refuse(ddp.fsdp && ddp.static_graph, "--fsdp", "--static-graph");
+  refuse(ddp.fsdp && ddp.join, "--fsdp", "--join");
+  refuse(ddp.zero1 && ddp.join, "--zero1", "--join");
+  refuse(ddp.nan_check && ddp.join, "--nan-check", "--join");
+  refuse(ddp.static_graph && ddp.join, "--static-graph", "--join");
+}
+
 void add_mnist(CLI::App& app, Config& config, double& timeout_seconds) {
   auto* mnist = app.add_subcommand("mnist", "the MNIST CNN, on MNIST or Fashion-MNIST");
   mnist->footer(
@@ -108,6 +95,7 @@ void add_mnist(CLI::App& app, Config& config, double& timeout_seconds) {
       "it is\n"
       "found ($DDPRUN_DATA/mnist, the cache folder), else Fashion-MNIST.");
   add_common_flags(*mnist, config, timeout_seconds);
+  add_ddp_flags(*mnist, config.train.parallel);
   add_number(*mnist, "--dropout", config.model.dropout, 0, 1, false, "a probability from 0 to 1",
              "of both dropout layers (default: 0.25 and 0.5)");
 }
@@ -132,58 +120,6 @@ std::string explain(const CLI::ParseError& error, const CLI::App& app) {
   if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr)
     return text.substr(0, text.find(':')) + ": expected one value";
   return text;
-}
-
-/// True if there is anything at the path. throws IoError if nobody can tell
-bool is_there(const fs::path& path) {
-  std::error_code error;
-  const bool found = fs::exists(path, error);
-  if (error) throw IoError(path, "cannot be looked up", error.value());
-  return found;
-}
-
-bool holds_files(const fs::path& folder) {
-  std::error_code error;
-  const fs::directory_iterator first(folder, error);
-  if (error) throw IoError(folder, "cannot be listed", error.value());
-  return first != fs::directory_iterator();
-}
-
-bool holds_a_run(const fs::path& folder) {
-  return is_there(folder / "metrics.csv") || is_there(folder / "summary.json") ||
-         (is_there(folder / "checkpoints") && holds_files(folder / "checkpoints"));
-}
-
-void make_folders(const fs::path& path) {
-  std::error_code error;
-  fs::create_directories(path, error);
-  if (error) throw IoError(path, "cannot create the run folder", error.value());
-}
-
-fs::path default_run_folder(const std::string& task) {
-  const std::time_t now = std::time(nullptr);
-  std::tm utc{};
-  ::gmtime_r(&now, &utc);
-  char time[32];
-  std::strftime(time, sizeof time, "%Y%m%dT%H%M%SZ", &utc);
-  const fs::path base = fs::path("runs") / (task + "-" + time);
-  // Another run may have started in this second: the folder is ours if it is we who make it.
-  make_folders("runs");
-  std::error_code error;
-  auto folder = base;
-  for (int i = 2; !fs::create_directory(folder, error) && !error; ++i)
-    folder = base.string() + "-" + std::to_string(i);
-  if (error) throw IoError(folder, "cannot create the run folder", error.value());
-  return folder;
-}
-
-/// Two runs in one folder would spoil each other's files. The lock goes with the process, however it ends.
-void lock_for_this_process(const fs::path& folder) {
-  const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) throw IoError(folder, "cannot open the run folder", errno);
-  if (::flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
-    throw UsageError("--out: another run is using " + folder.string() + " now; expected a folder of its own");
-  // Not closed: that would end the lock. A file system without locks has to do without.
 }
 
 }  // namespace
@@ -211,6 +147,7 @@ Config parse_config(int argc, const char* const* argv) {
   }
   config.task = app.get_subcommands().front()->get_name();
   config.timeout = std::chrono::milliseconds(std::max<std::int64_t>(1, std::llround(timeout_seconds * 1000)));
+  check_combinations(config.train.parallel);
   config.train.config_json = to_json(config);
   return config;
 }
@@ -225,6 +162,16 @@ std::string to_json(const Config& config) {
                                  {"batch_size", config.train.batch_size},
                                  {"seed", config.train.seed},
                                  {"init_weights", config.model.init_weights.string()}};
+  const auto& ddp = config.train.parallel;
+  json.update({{"bucket_mb", ddp.bucket_mb},
+               {"find_unused", ddp.find_unused},
+               {"static_graph", ddp.static_graph},
+               {"bucket_view", ddp.bucket_view},
+               {"comm_hook", ddp.comm_hook},
+               {"zero1", ddp.zero1},
+               {"fsdp", ddp.fsdp},
+               {"join", ddp.join},
+               {"nan_check", ddp.nan_check}});
   json["dropout"] = config.model.dropout ? nlohmann::ordered_json(*config.model.dropout) : nullptr;
   // A path is bytes, JSON is UTF-8.
   return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
@@ -232,20 +179,6 @@ std::string to_json(const Config& config) {
 
 std::chrono::milliseconds connect_timeout(const Config& config) {
   return std::min<std::chrono::milliseconds>(config.timeout, std::chrono::minutes(5));
-}
-
-fs::path make_run_folder(const Config& config) {
-  const auto folder = config.train.out.empty() ? default_run_folder(config.task) : config.train.out;
-  make_folders(folder);
-  lock_for_this_process(folder);
-  if (!config.overwrite && holds_a_run(folder))
-    throw UsageError("--out: " + folder.string() +
-                     " holds a run already; expected another folder, or --overwrite");
-  make_folders(folder / "checkpoints");
-  for (const auto& path : {folder, folder / "checkpoints"})
-    if (::access(path.c_str(), W_OK | X_OK) != 0)
-      throw IoError(path, "cannot write to the run folder", errno);
-  return folder;
 }
 
 }  // namespace ddprun

@@ -44,11 +44,4 @@ std::string to_json(const Config& config);
 /// How long the ranks may take to find each other: the limit of a collective, five minutes at most.
 std::chrono::milliseconds connect_timeout(const Config& config);
 
-/// Makes the run folder and its checkpoints/ (rank 0 only). An empty path stands for runs/<task>-<UTC time>.
-/// What an earlier run left is there until the training begins: other ranks may be reading its weights.
-/// returns  the folder
-/// throws   UsageError if a run is in it already and overwrite is false, or if another process is using it;
-///          IoError if one of the two cannot be made or written to
-std::filesystem::path make_run_folder(const Config& config);
-
 }  // namespace ddprun

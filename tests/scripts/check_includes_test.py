@@ -28,6 +28,8 @@ class CheckIncludes(unittest.TestCase):
     def test_allowed_includes_pass(self):
         status, output = check({"worker/train/a.cpp": '#include "worker/ddp/b.h"\n#include <torch/types.h>\n'})
         self.assertEqual(status, 0, output)
+        status, output = check({"worker/models/a.h": '#include "worker/ddp/sync_batch_norm.h"\n'})
+        self.assertEqual(status, 0, output)
 
     def test_breaches_are_named(self):
         for path, line in [
@@ -37,6 +39,7 @@ class CheckIncludes(unittest.TestCase):
             ("launcher/a.cpp", "#include <spdlog/spdlog.h>"),
             ("launcher/binding.cpp", "#include <hwloc.h>"),
             ("worker/ddp/a.cpp", '#include "worker/data/loader.h"'),
+            ("worker/models/a.h", '#include "worker/ddp/process_group.h"'),
             ("worker/models/a.h", '#  include "worker/train/trainer.h"'),
             ("worker/train/a.cpp", '#include "worker/tasks/registry.h"'),
             ("worker/train/a.cpp", "#include <torch/csrc/distributed/c10d/reducer.hpp>"),

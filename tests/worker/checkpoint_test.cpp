@@ -7,6 +7,7 @@
 #include "tests/support/catch.h"
 #include "worker/models/mnist_cnn.h"
 #include "worker/serialize/pt_file.h"
+#include "worker/train/optimizer_state.h"
 #include "worker/train/state_dict_file.h"
 
 using namespace ddprun;
@@ -19,7 +20,8 @@ TEST_CASE("a checkpoint holds the whole state, and its weights can be loaded aga
   torch::nll_loss(model->forward(torch::randn({2, 1, 28, 28})), torch::tensor({1, 2}, torch::kInt64))
       .backward();
   optimizer.step();
-  train::save_checkpoint(path, {*model, optimizer, 4, 99, R"({"task":"mnist","lr":0.001,"dropout":null})"});
+  train::save_checkpoint(path, {train::state_dict(*model), train::optimizer_state_dict(optimizer), 4, 99,
+                                R"({"task":"mnist","lr":0.001,"dropout":null})"});
 
   const auto root = serialize::read_pt(path).toGenericDict();
   CHECK(root.at("epoch").toInt() == 4);
@@ -35,8 +37,23 @@ TEST_CASE("a checkpoint holds the whole state, and its weights can be loaded aga
     CHECK(entry.path() == path);  // no temporary file is left
 }
 
+TEST_CASE("a checkpoint is written into the working folder too", "[checkpoint]") {
+  models::MnistCnn model;
+  torch::optim::Adam optimizer(model->parameters(), 1e-3);
+  const TempDir dir;
+  const auto before = std::filesystem::current_path();
+  std::filesystem::current_path(dir.path());
+  CHECK_NOTHROW(train::save_checkpoint(
+      "last.pt", {train::state_dict(*model), train::optimizer_state_dict(optimizer), 0, 0}));
+  std::filesystem::current_path(before);
+  CHECK(std::filesystem::exists(dir.path() / "last.pt"));
+}
+
 TEST_CASE("a checkpoint that cannot be written is refused by name", "[checkpoint]") {
   models::MnistCnn model;
   torch::optim::Adam optimizer(model->parameters(), 1e-3);
-  CHECK_THROWS_AS(train::save_checkpoint("/dev/null/x/last.pt", {*model, optimizer, 0, 0, "{}"}), IoError);
+  CHECK_THROWS_AS(
+      train::save_checkpoint("/dev/null/x/last.pt",
+                             {train::state_dict(*model), train::optimizer_state_dict(optimizer), 0, 0, "{}"}),
+      IoError);
 }

@@ -14,6 +14,7 @@
 #include "common/errors.h"
 #include "common/files.h"
 #include "tests/support/catch.h"
+#include "worker/run_folder.h"
 
 using namespace ddprun;
 using ddprun::test::ContainsSubstring;
@@ -111,6 +112,42 @@ TEST_CASE("every flag has both spellings and both forms of its value", "[config]
   }
 }
 
+TEST_CASE("the flags of how ranks work together have both spellings and PyTorch's defaults", "[config]") {
+  const auto defaults = parse({"mnist"}).train.parallel;
+  CHECK(defaults.bucket_mb == 25);
+  CHECK(defaults.bucket_view);
+  CHECK(defaults.comm_hook == "none");
+  CHECK_FALSE((defaults.find_unused || defaults.static_graph || defaults.zero1 || defaults.fsdp ||
+               defaults.join || defaults.nan_check));
+  for (const auto& config : {parse({"mnist", "--bucket-mb=3", "--find-unused", "--static-graph",
+                                    "--no-bucket-view", "--comm-hook=bf16", "--zero1", "--nan-check"}),
+                             parse({"mnist", "--bucket_mb", "3", "--find_unused", "--static_graph",
+                                    "--no_bucket_view", "--comm_hook", "bf16", "--zero1", "--nan_check"})}) {
+    const auto& parallel = config.train.parallel;
+    CHECK(parallel.bucket_mb == 3);
+    CHECK_FALSE(parallel.bucket_view);
+    CHECK(parallel.comm_hook == "bf16");
+    CHECK((parallel.find_unused && parallel.static_graph && parallel.zero1 && parallel.nan_check));
+    CHECK(nlohmann::json::parse(config.train.config_json)["comm_hook"] == "bf16");
+  }
+  CHECK(parse({"mnist", "--fsdp"}).train.parallel.fsdp);
+  CHECK(parse({"mnist", "--join"}).train.parallel.join);
+}
+
+TEST_CASE("flags that exclude each other are refused by name", "[config]") {
+  const auto [first, second] = GENERATE(table<const char*, const char*>({{"--fsdp", "--zero1"},
+                                                                         {"--fsdp", "--comm-hook"},
+                                                                         {"--fsdp", "--find-unused"},
+                                                                         {"--fsdp", "--static-graph"},
+                                                                         {"--fsdp", "--join"},
+                                                                         {"--zero1", "--join"},
+                                                                         {"--nan-check", "--join"},
+                                                                         {"--static-graph", "--join"}}));
+  const std::string with_value = std::string(second) + (second == std::string("--comm-hook") ? "=fp16" : "");
+  CHECK_THROWS_WITH(parse({"mnist", first, with_value.c_str()}),
+                    std::string(first) + " and " + second + ": expected one of them at most");
+}
+
 TEST_CASE("of a flag given twice the last counts, as with argparse", "[config]") {
   CHECK(parse({"mnist", "--epochs", "1", "--epochs=2", "--batch-size=3", "--batch_size=4"}).train.epochs ==
         2);
@@ -140,6 +177,8 @@ TEST_CASE("a bad value is refused in one line that names flag, expectation and v
       {"--dropout", "1.01", "--dropout: expected a probability from 0 to 1, got '1.01'"},
       {"--timeout", "0", "--timeout: expected seconds above 0, got '0'"},
       {"--seed", "-1", "expected an integer from 0"},
+      {"--bucket-mb", "0", "--bucket-mb: expected an integer from 1 to 1048576, got '0'"},
+      {"--comm-hook", "fp8", "--comm-hook: expected none, fp16, bf16 or powersgd, got 'fp8'"},
   }));
   CAPTURE(flag, value);
   const auto joined = std::string(flag) + "=" + value;

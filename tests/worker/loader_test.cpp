@@ -4,6 +4,8 @@
 #include <numeric>
 #include <stdexcept>
 
+#include <torch/types.h>
+
 #include "tests/support/catch.h"
 
 using ddprun::data::Batch;

@@ -159,7 +159,7 @@ TEST_CASE("a state dict that does not fit is refused, and nothing is loaded", "[
   SECTION("a missing or wrong entry") {
     const auto root = adam.state.toGenericDict();
     const auto entry = root.at("state").toGenericDict().at(std::int64_t{2}).toGenericDict();
-    entry.erase("exp_avg_sq");
+    CHECK(entry.erase("exp_avg_sq") == 1);
     check_refused(*optimizer, adam.state, "parameter 2: expected 'exp_avg_sq', got none");
     entry.insert("exp_avg_sq", 1.5);
     check_refused(*optimizer, adam.state, "parameter 2: 'exp_avg_sq': expected a tensor, got Double");

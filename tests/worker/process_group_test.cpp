@@ -39,14 +39,19 @@ TEST_CASE("process group sums and broadcasts over its ranks", "[process_group]")
 
 TEST_CASE("rank 0's store listens on the launcher's socket, on loopback only", "[process_group]") {
   const test::HeldPort port;
-  auto env = test::rank_env(port, 0, 1);
-  auto group = ProcessGroup::connect(env, {});
-  int listening = 0;
-  socklen_t size = sizeof listening;
-  REQUIRE(::getsockopt(port.socket.get(), SOL_SOCKET, SO_ACCEPTCONN, &listening, &size) == 0);
-  CHECK(listening == 1);
-  CHECK((::fcntl(*env.store_fd, F_GETFD) & FD_CLOEXEC) != 0);  // our own children do not get it
-  group.close();
+  test::fork_ranks(2, [&](int rank) {
+    const auto env = test::rank_env(port, rank, 2);
+    auto group = ProcessGroup::connect(env, {});
+    if (rank == 0) {
+      int listening = 0;
+      socklen_t size = sizeof listening;
+      ensure(::getsockopt(port.socket.get(), SOL_SOCKET, SO_ACCEPTCONN, &listening, &size) == 0 &&
+                 listening == 1,
+             "the launcher's socket listens");
+      ensure((::fcntl(*env.store_fd, F_GETFD) & FD_CLOEXEC) != 0, "our own children do not get it");
+    }
+    group.close();
+  });
 }
 
 TEST_CASE("ranks meet at any address of rank 0's host", "[process_group]") {

@@ -175,7 +175,7 @@ TEST_CASE("each rank keeps about 1 / ranks of the optimizer's state", "[zero_opt
   for (const int size : {1, 2, 3, 4})
     test::run_ranks(size, [](const ProcessGroup& group) {
       auto model = make_model(), plain_model = make_model();
-      ZeroOptimizer optimizer(one_group(model->parameters()), factory<o::Adam>(o::AdamOptions()), group);
+      ZeroOptimizer optimizer({model->parameters()}, factory<o::Adam>(o::AdamOptions()), group);
       o::Adam plain(plain_model->parameters());
       loss_of(model, Batch(0).x).backward();
       loss_of(plain_model, Batch(0).x).backward();

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <torch/types.h>
+#include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <vector>
@@ -9,8 +9,8 @@ namespace ddprun::data {
 
 /// Some examples, ready for a model. B examples:
 struct Batch {
-  torch::Tensor input;   ///< float [B, ...], what the model's forward takes
-  torch::Tensor target;  ///< [B, ...], what the loss compares with; class numbers are int64
+  at::Tensor input;   ///< float [B, ...], what the model's forward takes
+  at::Tensor target;  ///< [B, ...], what the loss compares with; class numbers are int64
   std::int64_t size() const { return input.size(0); }
 };
 

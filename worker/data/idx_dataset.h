@@ -1,5 +1,7 @@
 #pragma once
 
+#include <torch/types.h>
+
 #include <filesystem>
 
 #include "worker/data/dataset.h"

@@ -18,6 +18,7 @@ class BackwardEnd {
 
   /// The next backward that reaches any of the parameters runs the function, once.
   void arm() { armed_ = true; }
+  bool armed() const { return armed_; }  ///< and it has not run since
 
  private:
   std::vector<std::pair<at::Tensor, unsigned>> hooks_;

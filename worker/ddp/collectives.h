@@ -1,5 +1,6 @@
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "worker/ddp/process_group.h"
@@ -10,13 +11,30 @@ class Tensor;
 
 namespace ddprun::ddp {
 
-/// Element-wise sum over all ranks, the same on every rank. Every rank passes as many values.
+// Every rank of the group calls them, in the same order. In a group of one they return at once. What they
+// throw when a rank does not come is c10::Error or Gloo's, after the group's timeout.
+
+/// Element-wise over all ranks, the same on every rank. Every rank passes as many values.
 std::vector<double> all_reduce_sum(const ProcessGroup& group, std::vector<double> values);
+std::vector<double> all_reduce_max(const ProcessGroup& group, std::vector<double> values);
+std::vector<double> all_reduce_min(const ProcessGroup& group, std::vector<double> values);
+
+/// True on every rank if it is true on any: for a stop that all ranks agree on.
+bool any_rank_true(const ProcessGroup& group, bool value);
+
+/// Every rank's value, by rank, on every rank.
+std::vector<double> all_gather(const ProcessGroup& group, double value);
+
+/// Every rank's text, by rank, on every rank. They may be of any lengths, and any bytes.
+std::vector<std::string> all_gather(const ProcessGroup& group, const std::string& text);
 
 /// That rank's values in every rank's tensors, in place. Shapes and types must be the same everywhere.
 void broadcast_from(const ProcessGroup& group, const std::vector<at::Tensor>& tensors, int source);
 
-/// Rank 0's values in every rank's tensors, in place. Shapes and types must be the same everywhere.
+/// broadcast_from() rank 0.
 void broadcast_from_rank_0(const ProcessGroup& group, const std::vector<at::Tensor>& tensors);
+
+/// Rank 0's text, on every rank; what the others pass does not count.
+std::string broadcast_from_rank_0(const ProcessGroup& group, const std::string& text);
 
 }  // namespace ddprun::ddp

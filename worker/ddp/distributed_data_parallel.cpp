@@ -1,7 +1,6 @@
 #include "worker/ddp/distributed_data_parallel.h"
 
 #include <algorithm>
-#include <limits>
 #include <stdexcept>
 #include <unordered_map>
 
@@ -11,51 +10,16 @@
 #include <torch/csrc/distributed/c10d/logger.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
-#include "worker/ddp/backward_end.h"
+#include "worker/ddp/bucket_limits.h"
 #include "worker/ddp/collectives.h"
+#include "worker/ddp/engine.h"
 #include "worker/ddp/managed_state.h"
 #include "worker/ddp/module_check.h"
 #include "worker/ddp/pass_through.h"
-#include "worker/ddp/pending_sum.h"
+#include "worker/ddp/record_collectives.h"
 
 namespace ddprun::ddp {
 namespace {
-
-using Options = DistributedDataParallel::Options;
-
-void check(const Options& options) {
-  const auto check_positive = [](std::int64_t bytes) {
-    if (bytes <= 0)
-      throw std::invalid_argument("DistributedDataParallel: expected buckets of at least 1 byte, got " +
-                                  std::to_string(bytes));
-  };
-  check_positive(options.bucket_bytes);
-  check_positive(options.first_bucket_bytes.value_or(1));
-  for (const auto bytes : options.bucket_bytes_list) check_positive(bytes);
-}
-
-struct BucketLimits {
-  std::int64_t first, cap;
-  std::vector<std::size_t> initial;
-};
-
-/// As Python's DistributedDataParallel chooses them. Where the buckets are made anew after the first
-/// backward, in its gradients' order of arrival, there is only one before.
-BucketLimits bucket_limits(const Options& options) {
-  const auto& list = options.bucket_bytes_list;
-  BucketLimits limits{};
-  limits.cap = list.empty() ? options.bucket_bytes : *std::max_element(list.begin(), list.end());
-  const bool is_default = list.empty() && limits.cap == Options{}.bucket_bytes;
-  limits.first = is_default ? c10d::kDefaultFirstBucketBytes : limits.cap;
-  if (list.empty()) limits.first = options.first_bucket_bytes.value_or(limits.first);
-  if (!list.empty())
-    limits.initial.assign(list.begin(), list.end());
-  else if (options.static_graph || !options.find_unused_parameters)
-    limits.initial = {std::numeric_limits<std::size_t>::max() >> 1};
-  else
-    limits.initial = {static_cast<std::size_t>(limits.first), static_cast<std::size_t>(limits.cap)};
-  return limits;
-}
 
 /// A reducer that is made at this level names parameters in its errors, where it otherwise gives indices.
 class NamesInErrors {
@@ -74,8 +38,8 @@ class NamesInErrors {
 std::shared_ptr<c10d::Reducer> make_reducer(const std::vector<torch::Tensor>& parameters,
                                             const std::vector<std::string>& names,
                                             const std::vector<bool>& expect_sparse, const ProcessGroup& group,
-                                            const Options& options) {
-  const auto limits = bucket_limits(options);
+                                            const DistributedDataParallel::Options& options,
+                                            const BucketLimits& limits) {
   auto buckets =
       std::get<0>(c10d::compute_bucket_assignment_by_size(parameters, limits.initial, expect_sparse));
   std::reverse(buckets.begin(), buckets.end());
@@ -91,94 +55,65 @@ std::shared_ptr<c10d::Reducer> make_reducer(const std::vector<torch::Tensor>& pa
 
 }  // namespace
 
-/// One step's part of the work, on this rank. Without a reducer in a world of one.
-struct DistributedDataParallel::Engine {
-  Engine(torch::nn::Module& module, const ProcessGroup& group, const Options& options);
-
-  void before_forward(bool synchronize, std::optional<std::int64_t> samples);
-  void after_forward(bool synchronize, const OutputVisitor& visit_output);
-  void begin_iteration(bool reduces);
-  void announce_step(double reduces, double training, double samples);
-  double gradient_scale();
-  void broadcast_buffers(int source);
-  void throw_if_any_ended(bool this_one);
-  void shadow_reduction();
-  bool finds_unused() const { return options.find_unused_parameters && !options.static_graph; }
-
-  torch::nn::Module& module;
-  const ProcessGroup& group;
-  const Options options;
-  std::vector<torch::Tensor> parameters;  // those that the reducer has
-  std::vector<std::string> names;
-  bool has_sparse_gradients = false;
-
-  bool has_comm_hook = false, has_run_forward = false, has_rebuilt_buckets = false;
-  bool broadcasts_buffers_next = true;
-  std::int64_t iterations = 0;  // the reducer's own count
-  std::optional<double> samples;
-  std::optional<PendingSum> samples_of_all, active_ranks;
-  std::optional<JoinOptions> join;
-
-  std::shared_ptr<c10d::Reducer> reducer;
-  std::shared_ptr<c10d::Logger> logger;      // holds the reducer; goes first
-  std::optional<BackwardEnd> reduce_at_end;  // of the first backward of a static graph
-};
-
 DistributedDataParallel::Engine::Engine(torch::nn::Module& module, const ProcessGroup& group,
                                         const Options& options)
     : module(module), group(group), options(options) {
-  check(options);
+  const auto limits = bucket_limits(options);
   const auto state = managed_state(module, options.ignore);
   if (group.size() > 1) check_same_module(group, state);
   check_suitable(state);
   if (group.size() == 1) return;
   broadcast_from_rank_0(group, state.tensors(/*with_buffers=*/options.broadcast_buffers));
 
+  broadcasts_buffers = broadcasts_buffers_next = options.broadcast_buffers && !state.buffers.empty();
   parameters = state.trainable();
   names = state.trainable_names();
   const auto expect_sparse = expect_sparse_gradients(module, parameters);
   has_sparse_gradients = std::find(expect_sparse.begin(), expect_sparse.end(), true) != expect_sparse.end();
-  reducer = make_reducer(parameters, names, expect_sparse, group, options);
+  reducer = make_reducer(parameters, names, expect_sparse, group, options, limits);
   logger = std::make_shared<c10d::Logger>(reducer);
   reducer->set_logger(logger);
   logger->set_construction_data_and_log(module.name(), {}, -1, options.broadcast_buffers,
                                         /*has_sync_bn=*/false, options.static_graph);
-  if (!options.static_graph) return;
-  reducer->set_static_graph();
-  logger->set_static_graph();
-  // In the first backward the reducer only counts how often each gradient arrives.
-  reduce_at_end.emplace(parameters, [this] { reducer->delay_all_reduce(); });
+  if (options.static_graph) reduce_at_end.emplace(parameters, [this] { reducer->delay_all_reduce(); });
 }
 
-/// Has the reducer count one iteration.
-void DistributedDataParallel::Engine::begin_iteration(bool reduces) {
-  if (reduces) logger->set_runtime_stats_and_log();
-  reducer->prepare_for_forward();
-  ++iterations;
-  if (reduces && reduce_at_end && iterations == 1) reduce_at_end->arm();
+/// Before the first forward whose gradients are reduced, and not earlier: the reducer counts how often each
+/// gradient arrives until the end of the first reduction, and from then on waits for as many a step. What
+/// no_sync keeps local before must not be counted.
+void DistributedDataParallel::Engine::start_static_graph() {
+  reducer->set_static_graph();
+  logger->set_static_graph();
+  reduce_at_end->arm();
 }
 
 void DistributedDataParallel::Engine::before_forward(bool synchronize,
                                                      std::optional<std::int64_t> samples_here) {
   const bool training = torch::GradMode::is_enabled(), reduces = training && synchronize;
   has_run_forward |= training;
-  // While a static graph's first iteration lasts, the reducer counts gradients that no_sync keeps local, too,
-  // and later waits for that many: so it ends before them.
-  if (reduces || (training && options.static_graph && iterations == 1)) begin_iteration(reduces);
+  if (reduces) {
+    if (options.static_graph && iterations == 0)
+      start_static_graph();
+    else if (reduce_at_end && !reduce_at_end->armed())
+      reduce_at_end.reset();
+    logger->set_runtime_stats_and_log();
+    reducer->prepare_for_forward();
+    ++iterations;
+  }
   samples = training && samples_here ? std::optional<double>(*samples_here) : std::nullopt;
-  if (join)
+  if (join) {
     announce_step(reduces, training, samples.value_or(0));
-  else if (samples)
-    samples_of_all.emplace(group, parameters[0].device(), std::vector<double>{*samples});
-  if (training && reducer->rebuild_buckets()) has_rebuilt_buckets = true;
-  if (broadcasts_buffers_next)
-    broadcast_buffers(join ? static_cast<int>(all_reduce_max(group, parameters[0].device(), group.rank()))
-                           : 0);
+    reducer->set_forward_pass_work_handle(active_ranks->work(), join->divide_by_initial_world_size);
+  } else if (samples) {
+    samples_of_all.emplace(group, device(), std::vector<double>{*samples});
+  }
+  if (training) rebuild_buckets();
+  if (broadcasts_buffers_next) broadcast_buffers(join ? common_rank(true) : 0);
 }
 
 void DistributedDataParallel::Engine::after_forward(bool synchronize, const OutputVisitor& visit_output) {
   const bool training = torch::GradMode::is_enabled(), reduces = training && synchronize;
-  broadcasts_buffers_next = reduces && options.broadcast_buffers;
+  broadcasts_buffers_next = reduces && broadcasts_buffers;
   if (!training) return;
   const double scale = samples ? gradient_scale() : 1;
   const bool look_for_unused = reduces && finds_unused();
@@ -190,16 +125,44 @@ void DistributedDataParallel::Engine::after_forward(bool synchronize, const Outp
     if (outputs.empty())
       throw std::invalid_argument(std::string("DistributedDataParallel: ") +
                                   (samples ? "samples" : "find_unused_parameters") +
-                                  " wants to see the tensors with a gradient in what forward's function "
-                                  "returns, but found none; give "
-                                  "its type a visit_tensors()");
+                                  ": expected a tensor with a gradient in what forward's function returns, "
+                                  "got none: a type of your own "
+                                  "needs a visit_tensors()");
   }
   std::vector<torch::Tensor> used_by;
   if (look_for_unused)
     for (const auto* output : outputs) used_by.push_back(*output);
   // Without this call the gradients of the coming backward stay local: that is all of no_sync.
-  if (reduces) reducer->prepare_for_backward(used_by);
+  if (reduces) {
+    reducer->prepare_for_backward(used_by);
+    expect_buckets(*group.handle(), logger->get_bucket_sizes());
+  }
   if (look_for_unused || scale != 1) pass_through(outputs, scale);
+}
+
+void DistributedDataParallel::Engine::rebuild_buckets() {
+  if (reducer->rebuild_buckets()) has_rebuilt_buckets = true;
+}
+
+void DistributedDataParallel::Engine::set_join(const std::optional<JoinOptions>& join_options) {
+  join = join_options;
+  if (join)
+    logger->set_uneven_input_join();
+  else  // the divisor is that of all ranks again
+    reducer->set_forward_pass_work_handle({}, /*useStaticWorldSize=*/true);
+}
+
+/// Takes part in another rank's backward.
+void DistributedDataParallel::Engine::reduce_zeros() {
+  std::vector<c10::intrusive_ptr<c10::ivalue::Future>> pending;
+  for (auto& bucket : reducer->get_grad_buckets(/*return_zero_tensors=*/true))
+    pending.push_back(reducer->run_comm_hook(bucket));
+  for (const auto& future : pending) future->waitAndThrow();
+  if (finds_unused()) {
+    std::vector<torch::Tensor> used = {torch::zeros_like(reducer->get_local_used_map_on_device())};
+    group.handle()->allreduce(used)->wait();
+  }
+  reducer->push_rebuilt_params_for_all_indices();
 }
 
 double DistributedDataParallel::Engine::gradient_scale() {
@@ -270,86 +233,6 @@ DistributedDataParallel::Statistics DistributedDataParallel::statistics() const 
   result.communication_ns = data.ints_map["avg_backward_comm_time"];
   result.overlap_ns = data.ints_map["avg_backward_compute_comm_overlap_time"];
   return result;
-}
-
-// ---- Join: what the ranks tell each other, and what one without input does in the others' steps ----------
-
-/// Tells ranks without input what this step does. In the same order as in shadow_step().
-void DistributedDataParallel::Engine::announce_step(double reduces, double training, double samples_here) {
-  const auto device = parameters[0].device();
-  active_ranks.emplace(group, device, std::vector<double>{1});
-  samples_of_all.emplace(group, device, std::vector<double>{reduces, training, samples_here});
-  if (join->throw_on_early_termination) throw_if_any_ended(false);
-  reducer->set_forward_pass_work_handle(active_ranks->work(), join->divide_by_initial_world_size);
-}
-
-void DistributedDataParallel::Engine::throw_if_any_ended(bool this_one) {
-  std::vector<double> ended(static_cast<std::size_t>(group.size()), 0);
-  ended[static_cast<std::size_t>(group.rank())] = this_one ? 1 : 0;
-  ended = PendingSum(group, parameters[0].device(), ended).wait();
-  std::string ranks;
-  for (std::size_t rank = 0; rank < ended.size(); ++rank)
-    if (ended[rank] != 0) ranks += (ranks.empty() ? "rank " : ", ") + std::to_string(rank);
-  if (!ranks.empty()) throw UnevenInputs("no more input on " + ranks + ", while other ranks have some");
-}
-
-void DistributedDataParallel::begin_join(const JoinOptions& options) {
-  if (engine_->join) throw std::invalid_argument("join: expected to be called once at a time");
-  if (engine_->has_sparse_gradients || engine_->options.skip_all_reduce_unused_parameters)
-    throw std::invalid_argument(
-        "join: not possible with sparse gradients, nor with skip_all_reduce_unused_parameters");
-  if (!engine_->reducer) return;
-  engine_->join = options;
-  engine_->logger->set_uneven_input_join();
-}
-
-bool DistributedDataParallel::shadow_step() {
-  Engine& engine = *engine_;
-  if (!engine.reducer) return false;
-  if (engine.options.static_graph && engine.iterations == 0)
-    throw std::invalid_argument("join: with static_graph every rank needs input for one step at least");
-  const auto device = engine.parameters[0].device();
-  if (PendingSum(engine.group, device, {0}).wait()[0] == 0) return false;
-  const auto step = PendingSum(engine.group, device, {0, 0, 0}).wait();
-  const bool reduces = step[0] != 0, training = step[1] != 0;
-  if (engine.join->throw_on_early_termination) engine.throw_if_any_ended(true);
-  if (training && engine.reducer->rebuild_buckets()) engine.has_rebuilt_buckets = true;
-  if (engine.broadcasts_buffers_next)
-    engine.broadcast_buffers(static_cast<int>(all_reduce_max(engine.group, device, -1)));
-  engine.broadcasts_buffers_next = reduces && engine.options.broadcast_buffers;
-  if (reduces) engine.shadow_reduction();
-  return true;
-}
-
-void DistributedDataParallel::Engine::shadow_reduction() {
-  std::vector<c10::intrusive_ptr<c10::ivalue::Future>> pending;
-  for (auto& bucket : reducer->get_grad_buckets(/*return_zero_tensors=*/true))
-    pending.push_back(reducer->run_comm_hook(bucket));
-  for (const auto& future : pending) future->waitAndThrow();
-  if (finds_unused()) {
-    std::vector<torch::Tensor> used = {torch::zeros_like(reducer->get_local_used_map_on_device())};
-    group.handle()->allreduce(used)->wait();
-  }
-  reducer->push_rebuilt_params_for_all_indices();
-}
-
-void DistributedDataParallel::take_final_state(bool made_most_steps) {
-  Engine& engine = *engine_;
-  if (!engine.reducer) return;
-  const auto source =
-      all_reduce_max(engine.group, engine.parameters[0].device(), made_most_steps ? engine.group.rank() : -1);
-  torch::NoGradGuard no_grad;
-  broadcast_from(
-      engine.group,
-      managed_state(engine.module, engine.options.ignore).tensors(engine.options.broadcast_buffers),
-      static_cast<int>(source));
-}
-
-void DistributedDataParallel::end_join() {
-  if (!engine_->join) return;
-  engine_->join.reset();
-  // The divisor is that of all ranks again.
-  engine_->reducer->set_forward_pass_work_handle({}, /*useStaticWorldSize=*/true);
 }
 
 }  // namespace ddprun::ddp

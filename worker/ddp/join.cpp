@@ -1,9 +1,17 @@
 #include "worker/ddp/join.h"
 
+#include <stdexcept>
 #include <string>
 
+#include <torch/types.h>
+
 #include "common/logging.h"
-#include "worker/ddp/distributed_data_parallel.h"
+#include "worker/ddp/collectives.h"
+#include "worker/ddp/engine.h"
+#include "worker/ddp/managed_state.h"
+
+// Every collective of a rank's forward and backward in a join has its partner in shadow_step(), in the same
+// order: announce_step(), the buckets' new order, buffers, gradients.
 
 namespace ddprun::ddp {
 
@@ -25,6 +33,65 @@ void Join::finish() {
   ddp_.take_final_state(/*made_most_steps=*/steps == 0);
   ddp_.end_join();
   ended_ = true;
+}
+
+void DistributedDataParallel::begin_join(const JoinOptions& options) {
+  if (engine_->join) throw std::invalid_argument("join: expected to be called once at a time");
+  if (engine_->has_sparse_gradients || engine_->options.skip_all_reduce_unused_parameters)
+    throw std::invalid_argument(
+        "join: not possible with sparse gradients, nor with skip_all_reduce_unused_parameters");
+  if (engine_->reducer) engine_->set_join(options);
+}
+
+void DistributedDataParallel::end_join() {
+  if (engine_->join) engine_->set_join(std::nullopt);
+}
+
+void DistributedDataParallel::Engine::announce_step(double reduces, double training, double samples_here) {
+  active_ranks.emplace(group, device(), std::vector<double>{1});
+  samples_of_all.emplace(group, device(), std::vector<double>{reduces, training, samples_here});
+  if (join->throw_on_early_termination) throw_if_any_ended(false);
+}
+
+bool DistributedDataParallel::shadow_step() {
+  Engine& engine = *engine_;
+  if (!engine.reducer) return false;
+  if (engine.options.static_graph && engine.iterations == 0)
+    throw std::invalid_argument("join: with static_graph every rank needs input for one step at least");
+  if (PendingSum(engine.group, engine.device(), {0}).wait()[0] == 0) return false;
+  const auto step = PendingSum(engine.group, engine.device(), {0, 0, 0}).wait();
+  const bool reduces = step[0] != 0, training = step[1] != 0;
+  if (engine.join->throw_on_early_termination) engine.throw_if_any_ended(true);
+  if (training) engine.rebuild_buckets();
+  if (engine.broadcasts_buffers_next) engine.broadcast_buffers(engine.common_rank(false));
+  engine.broadcasts_buffers_next = reduces && engine.broadcasts_buffers;
+  if (reduces) engine.reduce_zeros();
+  return true;
+}
+
+void DistributedDataParallel::Engine::throw_if_any_ended(bool this_one) {
+  std::vector<double> ended(static_cast<std::size_t>(group.size()), 0);
+  ended[static_cast<std::size_t>(group.rank())] = this_one ? 1 : 0;
+  ended = PendingSum(group, device(), ended).wait();
+  std::string ranks;
+  for (std::size_t rank = 0; rank < ended.size(); ++rank)
+    if (ended[rank] != 0) ranks += (ranks.empty() ? "rank " : ", ") + std::to_string(rank);
+  if (!ranks.empty()) throw UnevenInputs("no more input on " + ranks + ", while other ranks have some");
+}
+
+/// The highest of the ranks that are candidates.
+int DistributedDataParallel::Engine::common_rank(bool candidate) const {
+  return static_cast<int>(all_reduce_max(group, device(), candidate ? group.rank() : -1));
+}
+
+void DistributedDataParallel::take_final_state(bool made_most_steps) {
+  const Engine& engine = *engine_;
+  if (!engine.reducer) return;
+  const int source = engine.common_rank(made_most_steps);
+  torch::NoGradGuard no_grad;
+  broadcast_from(
+      engine.group,
+      managed_state(engine.module, engine.options.ignore).tensors(engine.options.broadcast_buffers), source);
 }
 
 }  // namespace ddprun::ddp

@@ -1,147 +1,171 @@
 #include "worker/ddp/process_group.h"
 
-#include <fcntl.h>
-#include <net/if.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
-
-#include <condition_variable>
-#include <cstdlib>
+#include <algorithm>
 #include <mutex>
-#include <optional>
-#include <string>
-#include <thread>
+#include <numeric>
+#include <stdexcept>
 #include <utility>
-#include <vector>
 
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
-#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "common/errors.h"
-#include "common/logging.h"
-#include "worker/ddp/local_address.h"
+#include "worker/ddp/backends.h"
+#include "worker/ddp/collectives.h"
+#include "worker/ddp/cuda_backend.h"
+#include "worker/ddp/late_notice.h"
+#include "worker/ddp/store_barrier.h"
 
 namespace ddprun::ddp {
 namespace {
 
-using StorePtr = c10::intrusive_ptr<c10d::Store>;
-
-std::optional<int> bound_port(int fd) {
-  sockaddr_storage address{};
-  socklen_t size = sizeof address;
-  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0) return std::nullopt;
-  if (address.ss_family == AF_INET) return ntohs(reinterpret_cast<sockaddr_in&>(address).sin_port);
-  if (address.ss_family == AF_INET6) return ntohs(reinterpret_cast<sockaddr_in6&>(address).sin6_port);
-  return std::nullopt;
+std::string waiting_line(const WorkerEnv& env, const ProcessGroup::Options& options) {
+  return "rank " + std::to_string(env.rank) + " waits at " +
+         describe_meeting_place(env, options.init_method) + " for all " + std::to_string(env.world_size) +
+         " ranks, up to " +
+         std::to_string(std::chrono::ceil<std::chrono::seconds>(options.connect_timeout).count()) + " s";
 }
 
-/// The launcher's socket, checked and kept from our own children.
-int take_store_fd(const WorkerEnv& env) {
-  const int fd = *env.store_fd;
-  if (bound_port(fd) != env.master_port)
-    throw UsageError("DDPRUN_STORE_FD: expected a socket bound to MASTER_PORT " +
-                     std::to_string(env.master_port) + ", got file descriptor " + std::to_string(fd));
-  ::fcntl(fd, F_SETFD, FD_CLOEXEC);
-  return fd;
+/// Every rank's text, in their order.
+std::vector<std::string> exchange(const StorePtr& store, int rank, int size, const std::string& mine) {
+  const auto key = [](int of) { return "device/" + std::to_string(of); };
+  store->set(key(rank), mine);
+  std::vector<std::string> all;
+  for (int of = 0; of < size; ++of) all.push_back(store->get_to_str(key(of)));
+  return all;
 }
 
-StorePtr make_store(const WorkerEnv& env, std::chrono::milliseconds timeout) {
-  if (env.master_port == 0) return c10::make_intrusive<c10d::HashStore>();
-  c10d::TCPStoreOptions options;
-  options.port = static_cast<std::uint16_t>(env.master_port);
-  options.isServer = env.rank == 0 && !env.use_agent_store;
-  options.numWorkers = env.use_agent_store ? std::nullopt : std::optional<std::size_t>(env.world_size);
-  options.timeout = timeout;
-  if (options.isServer && env.store_fd) options.masterListenFd = take_store_fd(env);
-  return c10::make_intrusive<c10d::PrefixStore>(
-      "ddprun/attempt_" + std::to_string(env.restart_count),
-      c10::make_intrusive<c10d::TCPStore>(env.master_addr, options));
+std::string spell(const std::vector<int>& ranks) {
+  std::string text;
+  for (const int rank : ranks) text += (text.empty() ? "" : ", ") + std::to_string(rank);
+  return text;
 }
 
-/// The network device of Gloo: the interface the user names; loopback on one node, where nothing is open to
-/// the network; otherwise that of the way to rank 0's host. This host's own name is not looked up: it often
-/// has no address, or one of loopback. To be called once the store is there: until then MASTER_ADDR may be a
-/// name that nobody knows yet.
-std::shared_ptr<gloo::transport::Device> make_device(const WorkerEnv& env) {
-  if (const char* interface = std::getenv("GLOO_SOCKET_IFNAME"); interface != nullptr && *interface != '\0') {
-    if (::if_nametoindex(interface) == 0)
-      throw UsageError("GLOO_SOCKET_IFNAME: expected a network interface of this host, got '" +
-                       std::string(interface) + "'");
-    return c10d::ProcessGroupGloo::createDeviceForInterface(interface);
-  }
-  if (env.master_port == 0 || is_loopback(env.master_addr))
-    return c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1");
-  const std::string address = local_address_towards(env.master_addr);
-  if (is_loopback(address) && env.world_size > env.local_world_size)
-    log_warning("MASTER_ADDR: '" + env.master_addr + "' is " + address +
-                " on this host, which other hosts cannot reach; give an address, or name the network "
-                "interface in GLOO_SOCKET_IFNAME");
-  return c10d::ProcessGroupGloo::createDeviceForHostname(address);
-}
-
-/// Logs a line if it lives longer than expected.
-class LateNotice {
- public:
-  LateNotice(std::chrono::milliseconds expected, std::string line)
-      : thread_([expected, line = std::move(line)](const std::stop_token& stop) {
-          std::mutex mutex;
-          std::unique_lock lock(mutex);
-          std::condition_variable_any().wait_for(lock, stop, expected, [] { return false; });
-          if (!stop.stop_requested()) log_info(line);
-        }) {}
-
- private:
-  std::jthread thread_;
-};
-
-std::string waiting_line(const WorkerEnv& env, std::chrono::milliseconds timeout) {
-  return "rank " + std::to_string(env.rank) + " waits at " + env.master_addr + ":" +
-         std::to_string(env.master_port) + " for all " + std::to_string(env.world_size) + " ranks, up to " +
-         std::to_string(std::chrono::ceil<std::chrono::seconds>(timeout).count()) + " s";
+/// throws std::invalid_argument unless they are ranks of a group of that size, each once, and as everywhere
+void check_new_group(const ProcessGroup& parent, const std::vector<int>& ranks) {
+  const auto said = all_gather(parent, spell(ranks));
+  for (std::size_t rank = 0; rank < said.size(); ++rank)
+    if (said[rank] != said[0])
+      throw std::invalid_argument("new_group: expected the same ranks from every rank, got " + said[0] +
+                                  " on rank 0 and " + said[rank] + " on rank " + std::to_string(rank));
+  if (ranks.empty()) throw std::invalid_argument("new_group: expected at least one rank, got none");
+  if (std::adjacent_find(ranks.begin(), ranks.end()) != ranks.end() || ranks.front() < 0 ||
+      ranks.back() >= parent.size())
+    throw std::invalid_argument("new_group: expected different ranks from 0 to " +
+                                std::to_string(parent.size() - 1) + ", got " + spell(ranks));
 }
 
 }  // namespace
 
-struct ProcessGroup::Connections {
-  // In the order of making; the group goes before the store that its keys are in.
-  StorePtr store;
-  c10::intrusive_ptr<c10d::ProcessGroupGloo> gloo;
+struct ProcessGroup::State {
+  GroupParts parts;  // its store and network end are there from the start, or made with the group of one
+  WorkerEnv env;
+  std::string interface;
+  std::vector<int> world_ranks;
+  std::optional<StoreBarrier> barrier;
+  int subgroups = 0;
+  bool closed = false;
+  std::once_flag made;
   c10::intrusive_ptr<c10d::ProcessGroup> group;
+
+  void make() {
+    std::call_once(made, [&] {
+      if (!parts.store) parts.store = make_own_store();
+      if (!parts.gloo_device) parts.gloo_device = make_gloo_device(env, interface);
+      group = make_c10d_group(parts);
+    });
+  }
 };
 
 ProcessGroup ProcessGroup::connect(const WorkerEnv& env, const Options& options) {
-  const LateNotice notice(options.notice_after, waiting_line(env, options.connect_timeout));
-  auto connections = std::make_unique<Connections>();
-  connections->store = make_store(env, options.connect_timeout);
-  auto gloo_options = c10d::ProcessGroupGloo::Options::create(options.timeout);
-  gloo_options->devices.push_back(make_device(env));
-  connections->gloo =
-      c10::make_intrusive<c10d::ProcessGroupGloo>(connections->store, env.rank, env.world_size, gloo_options);
-  connections->group = c10::make_intrusive<c10d::ProcessGroup>(connections->store, env.rank, env.world_size);
-  connections->group->setBackend(c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::GLOO,
-                                 c10::intrusive_ptr<c10d::Backend>(connections->gloo));
-  connections->group->setDefaultBackend(c10d::ProcessGroup::BackendType::GLOO);
-  return {env.rank, env.world_size, std::move(connections)};
+  auto state = std::make_shared<State>();
+  GroupParts& parts = state->parts;
+  parts.rank = env.rank;
+  parts.size = env.world_size;
+  parts.name = "0";  // as PyTorch calls the group of all ranks
+  parts.timeout = options.timeout;
+  state->env = env;
+  state->interface = checked_interface(options.interface);
+  state->world_ranks.resize(static_cast<std::size_t>(env.world_size));
+  std::iota(state->world_ranks.begin(), state->world_ranks.end(), 0);
+  check_store(env, options.init_method);
+
+  const RankDevice device = choose_device(options.device, env.local_rank);
+  parts.device = device.device;
+  std::vector<std::string> devices = {device.id};
+  if (env.world_size > 1) {
+    const LateNotice notice(options.notice_after, waiting_line(env, options));
+    parts.store = make_store(env, options.init_method, options.connect_timeout);
+    state->barrier.emplace(parts.store, env.rank, state->world_ranks);
+    state->barrier->meet("connecting at " + describe_meeting_place(env, options.init_method),
+                         options.connect_timeout);
+    devices = options.device == DeviceChoice::kCpu
+                  ? std::vector<std::string>(devices.size(), "cpu")
+                  : exchange(parts.store, env.rank, env.world_size, device.id);
+  }
+  parts.nccl = use_nccl(options.backend, devices);
+  if (env.world_size > 1) state->make();
+  return ProcessGroup(std::move(state));
 }
 
-ProcessGroup::ProcessGroup(int rank, int size, std::unique_ptr<Connections> connections)
-    : rank_(rank), size_(size), connections_(std::move(connections)) {}
-ProcessGroup::ProcessGroup(ProcessGroup&&) noexcept = default;
-ProcessGroup& ProcessGroup::operator=(ProcessGroup&&) noexcept = default;
-ProcessGroup::~ProcessGroup() = default;
+int ProcessGroup::rank() const { return state_->parts.rank; }
+int ProcessGroup::size() const { return state_->parts.size; }
+const std::vector<int>& ProcessGroup::world_ranks() const { return state_->world_ranks; }
+at::Device ProcessGroup::device() const { return state_->parts.device; }
+std::string ProcessGroup::backend() const { return state_->parts.nccl ? "nccl" : "gloo"; }
+
+std::optional<ProcessGroup> ProcessGroup::new_group(std::vector<int> ranks,
+                                                    std::optional<std::chrono::milliseconds> timeout) const {
+  ensure(!state_->closed, "the process group is closed");
+  std::sort(ranks.begin(), ranks.end());
+  check_new_group(*this, ranks);
+  const std::string name = state_->parts.name + "." + std::to_string(++state_->subgroups);
+  const auto own = std::find(ranks.begin(), ranks.end(), rank());
+  if (own == ranks.end()) return std::nullopt;
+
+  auto state = std::make_shared<State>();
+  state->parts = state_->parts;
+  state->parts.rank = static_cast<int>(own - ranks.begin());
+  state->parts.size = static_cast<int>(ranks.size());
+  state->parts.name = name;
+  state->parts.timeout = timeout.value_or(state_->parts.timeout);
+  state->env = state_->env;
+  state->interface = state_->interface;
+  for (const int of_parent : ranks)
+    state->world_ranks.push_back(state_->world_ranks[static_cast<std::size_t>(of_parent)]);
+  state->parts.world_ranks = state->world_ranks;
+  if (ranks.size() > 1) {
+    state->parts.store = c10::make_intrusive<c10d::PrefixStore>("group_" + name, state_->parts.store);
+    state->barrier.emplace(state->parts.store, state->parts.rank, state->world_ranks);
+    state->make();
+  } else {
+    state->parts.store.reset();
+  }
+  return ProcessGroup(std::move(state));
+}
+
+void ProcessGroup::barrier(std::optional<std::chrono::milliseconds> timeout) const {
+  ensure(!state_->closed, "the process group is closed");
+  if (state_->barrier) state_->barrier->meet("barrier", timeout.value_or(state_->parts.timeout));
+}
 
 void ProcessGroup::close() {
-  if (!connections_) return;
-  connections_->group->barrier()->wait();
-  connections_.reset();
+  if (std::exchange(state_->closed, true)) return;
+  if (state_->group) {
+    if (state_->parts.nccl) cuda_plugin().synchronize(device());  // the barrier is the CPU's alone
+    if (size() > 1) state_->group->barrier()->wait();
+    state_->group->shutdown();
+  }
+  state_->group.reset();
+  state_->barrier.reset();
+  state_->parts.gloo_device.reset();
+  state_->parts.store.reset();  // last: the group's keys are in it, and rank 0 may host it
 }
 
 const c10::intrusive_ptr<c10d::ProcessGroup>& ProcessGroup::handle() const {
-  ensure(connections_ != nullptr, "the process group is closed");
-  return connections_->group;
+  ensure(!state_->closed, "the process group is closed");
+  state_->make();
+  return state_->group;
 }
 
 }  // namespace ddprun::ddp

@@ -1,11 +1,16 @@
 #pragma once
 
+#include <c10/core/Device.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include <chrono>
 #include <memory>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include "common/worker_env.h"
+#include "worker/ddp/device_choice.h"
 
 namespace c10d {
 class ProcessGroup;
@@ -13,48 +18,80 @@ class ProcessGroup;
 
 namespace ddprun::ddp {
 
-/// The ranks of one job and the connections between them (Gloo on CPU). A world of one is an ordinary group.
+/// The ranks of one job, or some of them, and the connections between them.
 ///
-/// End it with close() on every rank. Destroyed without it, as when an exception unwinds, it just drops its
-/// connections, and the other ranks' pending collectives fail.
+/// A world of one is an ordinary group that costs nothing: no store, sockets or threads until handle() is
+/// asked for. Copies stand for the same group.
+///
+/// End it with close() on every rank. Destroyed without it, as when an exception unwinds, it drops its
+/// connections, and pending collectives fail on this rank and the others. What holds its handle(), such as a
+/// DistributedDataParallel or a subgroup, keeps what it needs of it alive: they may go in any order.
 class ProcessGroup {
  public:
   struct Options {
     std::chrono::milliseconds timeout = std::chrono::minutes(30);         ///< of one collective
     std::chrono::milliseconds connect_timeout = std::chrono::minutes(5);  ///< for all ranks to arrive
     std::chrono::milliseconds notice_after = std::chrono::seconds(5);     ///< that long a wait is logged
+    /// "env://": they meet at MASTER_ADDR and MASTER_PORT. "file:///PATH": in a file that all ranks reach and
+    /// no other job uses; the last to leave removes it.
+    std::string init_method = "env://";
+    /// Network interface for the ranks' connections. Empty: that of GLOO_SOCKET_IFNAME, else loopback on one
+    /// node and the way to MASTER_ADDR on several.
+    std::string interface = {};
+    DeviceChoice device = DeviceChoice::kCpu;
+    BackendChoice backend = BackendChoice::kAuto;  ///< of CUDA tensors
   };
 
-  /// Meets the other ranks at env's MASTER_ADDR and MASTER_PORT. Rank 0 hosts the store, on the socket the
-  /// launcher holds for it (DDPRUN_STORE_FD) if there is one, unless the launcher hosts the store itself.
-  /// Keys carry the restart count, so that a store that outlives a restart gives no stale addresses.
+  /// Meets the other ranks. Rank 0 hosts the store of env://, on the socket the launcher holds for it
+  /// (DDPRUN_STORE_FD) if there is one, unless the launcher hosts the store itself. If device is not kCpu it
+  /// must come before the first use of autograd or of a random generator (cuda_backend.h). Every rank passes
+  /// the same options.
   ///
-  /// throws  UsageError if DDPRUN_STORE_FD is not a socket bound to MASTER_PORT, GLOO_SOCKET_IFNAME names
-  ///         no interface, or there is no route to MASTER_ADDR;
-  ///         c10::Error if the other ranks do not arrive within connect_timeout
+  /// throws  UsageError if DDPRUN_STORE_FD is not a socket bound to MASTER_PORT, the network interface is not
+  ///         there, there is no route to MASTER_ADDR, init_method is none of the two, or device and backend
+  ///         cannot be had; IoError if the folder of file:// is not there;
+  ///         MissingRanks (store_barrier.h) naming who did not arrive within connect_timeout; c10::Error if
+  ///         rank 0 did not
   static ProcessGroup connect(const WorkerEnv& env, const Options& options);
 
-  ProcessGroup(ProcessGroup&&) noexcept;
-  ProcessGroup& operator=(ProcessGroup&&) noexcept;
-  ~ProcessGroup();
+  int rank() const;  ///< in this group
+  int size() const;
+  const std::vector<int>& world_ranks() const;  ///< of its members, by their ranks in this group
+  at::Device device() const;                    ///< where this rank's module and batches belong
 
-  int rank() const { return rank_; }
-  int size() const { return size_; }
+  /// What carries the collectives of tensors on device(): "gloo" or "nccl".
+  std::string backend() const;
+
+  /// A group of some of this group's ranks. Every rank of this group calls it with the same ranks, also those
+  /// that are not among them, and several calls in the same order.
+  ///
+  /// ranks    ranks of this group, in any order; in the new group they count in ascending order
+  /// timeout  of a collective of the new group; as in this one if not given
+  /// returns  the group; nullopt on a rank that is not in it
+  /// throws   std::invalid_argument, on every rank, if there are none, one is no rank of this group or comes
+  ///          twice, or the ranks do not all say the same
+  std::optional<ProcessGroup> new_group(
+      std::vector<int> ranks, std::optional<std::chrono::milliseconds> timeout = std::nullopt) const;
+
+  /// Waits until every rank is here. Needs the store alone, and leaves the group usable when it fails. It
+  /// does not wait for collectives that are still under way.
+  ///
+  /// timeout  as that of a collective if not given
+  /// throws   MissingRanks (store_barrier.h) on every rank that came, naming all that did not
+  void barrier(std::optional<std::chrono::milliseconds> timeout = std::nullopt) const;
 
   /// Waits until every rank is here, then drops the connections: no rank sees a peer vanish before its own
-  /// end.
+  /// end. A second close() does nothing.
   void close();
 
-  /// For collectives and DistributedDataParallel.
+  /// For collectives and DistributedDataParallel. In a world of one the first call makes the group.
   const c10::intrusive_ptr<c10d::ProcessGroup>& handle() const;
 
  private:
-  struct Connections;
-  ProcessGroup(int rank, int size, std::unique_ptr<Connections> connections);
+  struct State;
+  explicit ProcessGroup(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
-  int rank_;
-  int size_;
-  std::unique_ptr<Connections> connections_;
+  std::shared_ptr<State> state_;
 };
 
 }  // namespace ddprun::ddp

@@ -227,6 +227,10 @@ struct Synchronized : torch::autograd::Function<Synchronized> {
 
 }  // namespace
 
+struct SyncBatchNormImpl::Ranks {
+  Group group;
+};
+
 SyncBatchNormImpl::SyncBatchNormImpl(const torch::nn::BatchNormOptions& options) : NormImplBase(options) {}
 
 void SyncBatchNormImpl::_check_input_dim(const Tensor& input) {
@@ -247,9 +251,9 @@ Tensor SyncBatchNormImpl::forward(const Tensor& input) {
   const auto present = [](const Tensor& parameter) {
     return parameter.defined() ? std::optional(parameter) : std::nullopt;
   };
-  if (group_ && is_training())
+  if (ranks_ && is_training())
     return Synchronized::apply(input, present(weight), present(bias),
-                               Running{running_mean, running_var, momentum}, options.eps(), group_);
+                               Running{running_mean, running_var, momentum}, options.eps(), ranks_->group);
   return torch::nn::functional::detail::batch_norm(input, running_mean, running_var, weight, bias,
                                                    is_training() || !options.track_running_stats(), momentum,
                                                    options.eps());
@@ -264,16 +268,19 @@ void SyncBatchNormImpl::pretty_print(std::ostream& stream) const {
     stream << "None";
   }
   stream << ", affine=" << options.affine() << ", track_running_stats=" << options.track_running_stats()
-         << ", ranks=" << (group_ ? group_->getSize() : 1) << ')';
+         << ", ranks=" << (ranks_ ? ranks_->group->getSize() : 1) << ')';
 }
 
 int convert_sync_batchnorm(torch::nn::Module& module, const ProcessGroup& group) {
+  std::shared_ptr<const SyncBatchNormImpl::Ranks> ranks;
+  if (group.size() > 1)
+    ranks = std::make_shared<SyncBatchNormImpl::Ranks>(SyncBatchNormImpl::Ranks{group.handle()});
   int count = 0;
   const auto convert = [&](torch::nn::Module& part) {
     auto* norm = dynamic_cast<SyncBatchNormImpl*>(&part);
     if (norm == nullptr) return;
     ++count;
-    norm->group_ = group.size() > 1 ? group.handle() : nullptr;
+    norm->ranks_ = ranks;
   };
   convert(module);
   for (const auto& part : module.modules(/*include_self=*/false)) convert(*part);

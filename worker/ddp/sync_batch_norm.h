@@ -3,7 +3,6 @@
 #include <iosfwd>
 #include <memory>
 
-#include <c10/util/intrusive_ptr.h>
 #include <torch/nn/modules/batchnorm.h>
 
 #include "worker/ddp/process_group.h"
@@ -38,7 +37,8 @@ class SyncBatchNormImpl : public torch::nn::NormImplBase<0, SyncBatchNormImpl, t
 
  private:
   friend int convert_sync_batchnorm(torch::nn::Module& module, const ProcessGroup& group);
-  c10::intrusive_ptr<c10d::ProcessGroup> group_;  ///< null: on its own
+  struct Ranks;
+  std::shared_ptr<const Ranks> ranks_;  ///< null: on its own
 };
 TORCH_MODULE(SyncBatchNorm);
 

@@ -60,7 +60,9 @@ train::Task make_mnist(const Config& config) {
   task.name = "mnist";
   task.data_source = folder.string();
   task.module = model.ptr();
-  task.optimizer = std::make_unique<torch::optim::Adam>(model->parameters(), config.optim.lr);
+  task.make_optimizer = [lr = config.optim.lr](std::vector<torch::optim::OptimizerParamGroup> groups) {
+    return std::make_unique<torch::optim::Adam>(std::move(groups), torch::optim::AdamOptions(lr));
+  };
   task.train_set =
       std::make_unique<data::IdxDataset>(folder, data::Part::kTrain, kMean, kStd, config.data.limit_train);
   task.test_set =

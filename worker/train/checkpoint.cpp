@@ -7,8 +7,6 @@
 
 #include "common/errors.h"
 #include "worker/serialize/pt_file.h"
-#include "worker/train/optimizer_state.h"
-#include "worker/train/state_dict_file.h"
 
 namespace ddprun::train {
 namespace {
@@ -33,14 +31,16 @@ c10::IValue to_value(const nlohmann::json& json) {
 
 void save_checkpoint(const std::filesystem::path& path, const TrainingState& state) {
   auto root = make_dict();
-  root.insert("model", state_dict(state.module));
-  root.insert("optimizer", optimizer_state_dict(state.optimizer));
+  root.insert("model", state.model);
+  root.insert("optimizer", state.optimizer);
   root.insert("epoch", state.epoch);
   root.insert("step", state.step);
   root.insert("config", to_value(nlohmann::json::parse(state.config_json)));
-  std::error_code error;
-  std::filesystem::create_directories(path.parent_path(), error);
-  if (error) throw IoError(path.parent_path(), "cannot create the folder", error.value());
+  if (const auto folder = path.parent_path(); !folder.empty()) {
+    std::error_code error;
+    std::filesystem::create_directories(folder, error);
+    if (error) throw IoError(folder, "cannot create the folder", error.value());
+  }
   serialize::write_pt(path, root);
 }
 

@@ -1,25 +1,20 @@
 #pragma once
 
+#include <ATen/core/ivalue.h>
+
 #include <cstdint>
 #include <filesystem>
 #include <string>
-
-namespace torch::nn {
-class Module;
-}
-namespace torch::optim {
-class Optimizer;
-}
 
 namespace ddprun::train {
 
 /// What a checkpoint is made of.
 struct TrainingState {
-  const torch::nn::Module& module;
-  torch::optim::Optimizer& optimizer;
-  std::int64_t epoch;       ///< the last one that was finished, from 0
-  std::int64_t step;        ///< optimizer steps done
-  std::string config_json;  ///< a flat JSON object
+  c10::IValue model;               ///< state_dict() of the module
+  c10::IValue optimizer;           ///< optimizer_state_dict()
+  std::int64_t epoch;              ///< the last one that was finished, from 0
+  std::int64_t step;               ///< optimizer steps done
+  std::string config_json = "{}";  ///< a flat JSON object
 };
 
 /// Writes {"model", "optimizer", "epoch", "step", "config"} as a file that torch.load(path) reads,

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include <ATen/core/Dict.h>
-#include <torch/types.h>
+#include <ATen/core/Tensor.h>
 
 namespace torch::nn {
 class Module;
@@ -15,7 +15,7 @@ class Module;
 namespace ddprun::train {
 
 /// Tensors by name, in the file's or the module's order.
-using StateDict = std::vector<std::pair<std::string, torch::Tensor>>;
+using StateDict = std::vector<std::pair<std::string, at::Tensor>>;
 
 /// A model's weights, from what Python or this program wrote: a .pt file of a bare state_dict or of a dict
 /// that has one under "model" (ours) or "state_dict" (Lightning), or a .safetensors file; told apart by

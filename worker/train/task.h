@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "worker/data/dataset.h"
 
@@ -14,7 +15,8 @@ class Module;
 }
 namespace torch::optim {
 class Optimizer;
-}
+class OptimizerParamGroup;
+}  // namespace torch::optim
 
 namespace ddprun::train {
 
@@ -23,6 +25,11 @@ struct StepResult {
   torch::Tensor losses;   ///< float [B], of each example; training minimises their mean
   torch::Tensor correct;  ///< bool [B], which examples were classified rightly
 };
+
+/// For DistributedDataParallel: what backward goes through.
+inline void visit_tensors(StepResult& result, const std::function<void(torch::Tensor&)>& visit) {
+  visit(result.losses);
+}
 
 /// What a log line of training may say. Counts are of all ranks together.
 struct TrainProgress {
@@ -37,7 +44,9 @@ struct Task {
   std::string name;
   std::string data_source;  ///< where the data comes from, for the log
   std::shared_ptr<torch::nn::Module> module;
-  std::unique_ptr<torch::optim::Optimizer> optimizer;  ///< over the module's parameters
+  /// Over these of the module's parameters, or the parts of them that a rank keeps.
+  std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<torch::optim::OptimizerParamGroup>)>
+      make_optimizer;
   std::unique_ptr<data::Dataset> train_set;
   std::unique_ptr<data::Dataset> test_set;
   std::function<StepResult(const data::Batch&)> step;  ///< forward pass and loss

@@ -11,14 +11,13 @@
 #include <optional>
 
 #include <torch/nn/module.h>
-#include <torch/optim/optimizer.h>
 
 #include "common/logging.h"
 #include "common/one_line.h"
 #include "worker/data/distributed_sampler.h"
 #include "worker/data/loader.h"
 #include "worker/ddp/collectives.h"
-#include "worker/ddp/distributed_data_parallel.h"
+#include "worker/train/parallel_model.h"
 #include "worker/train/progress.h"
 #include "worker/train/run_record.h"
 
@@ -59,13 +58,24 @@ double peak_rss_mb(const ddp::ProcessGroup& group) {
   return *std::max_element(by_rank.begin(), by_rank.end());
 }
 
+/// What a report shows of the reduction of gradients; times in ms a step.
+nlohmann::ordered_json to_json(const ddp::DistributedDataParallel::Statistics& statistics) {
+  const auto ms = [](std::int64_t ns) { return static_cast<double>(ns) / 1e6; };
+  return {{"backend", statistics.backend},
+          {"bucket_bytes", statistics.bucket_bytes},
+          {"forward_ms", ms(statistics.forward_ns)},
+          {"backward_ms", ms(statistics.backward_ns)},
+          {"communication_ms", ms(statistics.communication_ns)},
+          {"overlap_ms", ms(statistics.overlap_ns)}};
+}
+
 class Trainer {
  public:
   Trainer(Task& task, const TrainerOptions& options, const ddp::ProcessGroup& group)
       : task_(task),
         options_(options),
         group_(group),
-        ddp_(*task.module, group),
+        model_(task, group, options.parallel),
         sampler_(task.train_set->size(), group.size(), group.rank(), {.seed = options.seed}),
         progress_(options.progress && group.rank() == 0) {
     if (group.rank() == 0) record_.emplace(options.out);
@@ -75,7 +85,7 @@ class Trainer {
     announce();
     for (epoch_ = 0; epoch_ < options_.epochs; ++epoch_) {
       train_epoch();
-      ddp_.synchronize_buffers();
+      model_.synchronize_buffers();
       test_ = evaluate();
       finish_epoch();
     }
@@ -94,9 +104,12 @@ class Trainer {
   void train_epoch() {
     task_.module->train();
     sampler_.set_epoch(epoch_);
-    data::Loader loader(*task_.train_set, sampler_.indices(), options_.batch_size, options_.loader_threads);
+    auto indices = sampler_.indices();
     // Padding is at the end of the sampler's order: trained on, but not counted twice in the metrics.
     std::int64_t to_count = sampler_.num_without_padding(), seen = 0;
+    auto join = model_.join();
+    if (join) indices.resize(static_cast<std::size_t>(to_count));  // rank 0 has the most
+    data::Loader loader(*task_.train_set, std::move(indices), options_.batch_size, options_.loader_threads);
     Totals totals;
     epoch_begin_ = Clock::now();
     for (std::int64_t index = 0; auto batch = loader.next(); ++index) {
@@ -110,6 +123,7 @@ class Trainer {
       if (index % options_.log_interval == 0 || last) log_step(loss, seen);
       show_progress(index + 1, loader.batches(), seen, loss);
     }
+    if (join) join->finish();
     progress_.clear();
     train_ = totals.over_ranks(group_);
     const double seconds = seconds_since(epoch_begin_);
@@ -119,10 +133,10 @@ class Trainer {
   }
 
   StepResult train_step(const data::Batch& batch) {
-    task_.optimizer->zero_grad();
-    auto result = ddp_.forward([&] { return task_.step(batch); });
-    result.losses.mean().backward();
-    task_.optimizer->step();
+    model_.zero_grad();
+    auto result = model_.forward(batch);
+    model_.backward(result);
+    model_.step();
     ++step_;
     options_.heartbeat.beat();
     return result;
@@ -131,12 +145,14 @@ class Trainer {
   /// loss  this rank's mean over its batch
   /// seen  examples of this epoch by this rank; every rank has seen as many
   void log_step(double loss, std::int64_t seen) {
-    loss = ddp::all_reduce_sum(group_, {loss})[0] / group_.size();
+    // Where ranks may have made another number of steps, nobody can be asked: rank 0 tells its own.
+    if (!options_.parallel.join) loss = ddp::all_reduce_sum(group_, {loss})[0] / group_.size();
     if (!record_) return;
     const auto total = task_.train_set->size();
     print(task_.train_line({epoch_, std::min(total, seen * group_.size()), total, loss}));
     warn_unless_finite("training loss", loss);
-    record_->add_metrics({{"epoch", epoch_}, {"step", step_}, {"lr", learning_rate()}, {"train_loss", loss}});
+    record_->add_metrics(
+        {{"epoch", epoch_}, {"step", step_}, {"lr", model_.learning_rate()}, {"train_loss", loss}});
   }
 
   void show_progress(std::int64_t done, std::int64_t total, std::int64_t seen, double loss) {
@@ -145,22 +161,28 @@ class Trainer {
                       total, seconds, static_cast<double>(seen * group_.size()) / seconds, loss});
   }
 
-  /// Each test example once, whatever the number of ranks.
+  /// Each test example counts once, whatever the number of ranks.
   Totals evaluate() {
-    torch::NoGradGuard no_grad;
     task_.module->eval();
-    data::Loader loader(*task_.test_set,
-                        data::exact_share(task_.test_set->size(), group_.size(), group_.rank()),
-                        kTestBatchSize, options_.loader_threads);
+    // A sharded model needs as many batches on every rank: its sampler pads.
+    const data::DistributedSampler padded(task_.test_set->size(), group_.size(), group_.rank(),
+                                          {.shuffle = false});
+    auto to_count = padded.num_without_padding();
+    auto indices = padded.indices();
+    if (!model_.is_sharded()) indices.resize(static_cast<std::size_t>(to_count));
+    data::Loader loader(*task_.test_set, std::move(indices), kTestBatchSize, options_.loader_threads);
     Totals totals;
     while (auto batch = loader.next()) {
-      totals.add(task_.step(*batch), batch->size());
+      const auto counted = std::min(to_count, batch->size());
+      totals.add(model_.evaluate(*batch), counted);
+      to_count -= counted;
       options_.heartbeat.beat();
     }
     return totals.over_ranks(group_);
   }
 
   void finish_epoch() {
+    const auto state = model_.state();  // of all ranks
     if (!record_) return;
     char line[160];
     std::snprintf(line, sizeof line, "Test set: Average loss: %.4f, Accuracy: %.0f/%.0f (%.2f%%)",
@@ -169,13 +191,13 @@ class Trainer {
     warn_unless_finite("test loss", test_.mean_loss());
     record_->add_metrics({{"epoch", epoch_},
                           {"step", step_},
-                          {"lr", learning_rate()},
+                          {"lr", model_.learning_rate()},
                           {"train_loss_epoch", train_.mean_loss()},
                           {"train_acc", train_.accuracy()},
                           {"test_loss", test_.mean_loss()},
                           {"test_acc", test_.accuracy()},
                           {"samples_per_second", epoch_rate_}});
-    record_->save({*task_.module, *task_.optimizer, epoch_, step_, options_.config_json});
+    record_->save({state.model, state.optimizer, epoch_, step_, options_.config_json});
   }
 
   void write_summary() {
@@ -192,7 +214,8 @@ class Trainer {
                                             {"test_loss", test_.mean_loss()},
                                             {"test_acc", test_.accuracy()},
                                             {"checkpoint", record_->checkpoint_path().string()},
-                                            {"peak_rss_mb", peak}};
+                                            {"peak_rss_mb", peak},
+                                            {"ddp", to_json(model_.statistics())}};
     // A path is bytes, JSON is UTF-8.
     record_->finish(summary.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
     print("checkpoint: " + record_->checkpoint_path().string());
@@ -208,8 +231,6 @@ class Trainer {
                 ": the training has diverged; a smaller --lr may help");
   }
 
-  double learning_rate() const { return task_.optimizer->param_groups().front().options().get_lr(); }
-
   void print(const std::string& line) {
     progress_.clear();
     std::cout << one_line(line) << std::endl;
@@ -220,7 +241,7 @@ class Trainer {
   Task& task_;
   const TrainerOptions& options_;
   const ddp::ProcessGroup& group_;
-  ddp::DistributedDataParallel ddp_;
+  ParallelModel model_;
   data::DistributedSampler sampler_;
   Progress progress_;
   std::optional<RunRecord> record_;  // rank 0 only

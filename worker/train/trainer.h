@@ -6,6 +6,7 @@
 
 #include "common/heartbeat.h"
 #include "worker/ddp/process_group.h"
+#include "worker/train/parallel_options.h"
 #include "worker/train/task.h"
 
 namespace ddprun::train {
@@ -19,6 +20,7 @@ struct TrainerOptions {
   bool progress = true;            ///< a progress bar, where stderr is a terminal
   std::filesystem::path out;       ///< the run folder; used on rank 0 only
   std::string config_json = "{}";  ///< what the run was asked for, kept in its checkpoints
+  ParallelOptions parallel;        ///< how the ranks work together
   Heartbeat heartbeat;             ///< gets a beat every training step and every test batch
 };
 

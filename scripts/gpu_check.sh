@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Builds and runs the tests that need an NVIDIA GPU. Exits with 4 where there is none.
+#
+# usage: scripts/gpu_check.sh [ctest arguments, such as -R NCCL]
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+if [ "${1:-}" = --help ] || [ "${1:-}" = -h ]; then usage; fi
+
+cd "$root"
+if ! python3 -c 'import ctypes, sys; sys.exit(ctypes.CDLL("libcuda.so.1").cuInit(0))' 2>/dev/null; then
+  say "no usable NVIDIA GPU here (libcuda.so.1 cannot be loaded, or cuInit fails): nothing is checked"
+  exit 4
+fi
+scripts/setup.sh --cuda
+scripts/build.sh
+[ -n "$(find build -name libddprun_cuda.so -print -quit)" ] || die "the CUDA plug-in was not built: see 'CUDA plug-in' in the output of cmake"
+ctest --test-dir build -L gpu --output-on-failure --no-tests=error "$@"
+build/bin/worker env --device cuda

@@ -1,0 +1,108 @@
+#include "worker/ddp/flight_analysis.h"
+
+#include <numeric>
+
+#include "tests/support/catch.h"
+
+using namespace ddprun::ddp;
+
+namespace {
+
+/// One letter a call: a, b = all_reduce of 1, 2 float; B = broadcast of 2 float. The last one is followed by
+/// its state: '.' completed, '?' pending, '!' failed; all before it have completed.
+RankFlight rank_at(int rank, const std::string& calls, std::uint64_t first = 1) {
+  RankFlight flight;
+  flight.rank = rank;
+  for (const char letter : calls) {
+    if (letter == '?' || letter == '!') {
+      flight.collectives.back().state = letter == '?' ? CollectiveState::kStarted : CollectiveState::kFailed;
+      continue;
+    }
+    CollectiveRecord record;
+    record.sequence = first++;
+    record.group = "world";
+    record.op = letter == 'B' ? "broadcast" : "all_reduce";
+    record.dtype = "float";
+    record.elements = letter == 'a' ? 1 : 2;
+    record.tensors = 1;
+    record.state = CollectiveState::kCompleted;
+    flight.collectives.push_back(record);
+  }
+  return flight;
+}
+
+std::string findings(const std::vector<RankFlight>& flights, int size,
+                     std::optional<int> seen_by = std::nullopt) {
+  std::vector<int> members(static_cast<std::size_t>(size));
+  std::iota(members.begin(), members.end(), 0);
+  const auto finding = find_culprits("world", members, flights, seen_by);
+  if (!finding) return "";
+  return "#" + std::to_string(finding->sequence) + " " + describe(finding->call) + ": " +
+         describe_culprits(*finding, "did not come", " instead");
+}
+
+}  // namespace
+
+TEST_CASE("ranks that agree have no culprit", "[flight]") {
+  CHECK(findings({rank_at(0, "aba"), rank_at(1, "aba")}, 2) == "");
+  CHECK(findings({rank_at(0, "aba?"), rank_at(1, "aba?")}, 2) == "");
+  CHECK(findings({rank_at(0, ""), rank_at(1, "")}, 2) == "");
+  // One is ahead, but nobody waits: a broadcast's root goes on at once.
+  CHECK(findings({rank_at(0, "abB"), rank_at(1, "ab")}, 2) == "");
+}
+
+TEST_CASE("a rank that did not come is named with its position", "[flight]") {
+  CHECK(findings({rank_at(0, "ab?"), rank_at(1, "a")}, 2) ==
+        "#2 all_reduce of 2 float: rank 1 did not come: it is at #1 (all_reduce of 1 float, completed)");
+  CHECK(findings({rank_at(0, "ab!"), rank_at(1, "")}, 2) ==
+        "#2 all_reduce of 2 float: rank 1 did not come: it is at before its first collective");
+  // The first place counts, not the last.
+  CHECK(findings({rank_at(0, "ab?"), rank_at(1, "a"), rank_at(2, "ab?")}, 3).rfind("#2", 0) == 0);
+}
+
+TEST_CASE("a rank that made another call is named with it", "[flight]") {
+  CHECK(findings({rank_at(0, "ab?"), rank_at(1, "aB?")}, 2) ==
+        "#2 all_reduce of 2 float: rank 1 called broadcast of 2 float instead");
+  CHECK(findings({rank_at(0, "ab?"), rank_at(1, "aB?")}, 2, 1) ==
+        "#2 broadcast of 2 float: rank 0 called all_reduce of 2 float instead");
+  // Most ranks are right.
+  CHECK(findings({rank_at(0, "aa?"), rank_at(1, "ab?"), rank_at(2, "ab?")}, 3) ==
+        "#2 all_reduce of 2 float: rank 0 called all_reduce of 1 float instead");
+  // The first difference counts, also where ranks are missing later.
+  CHECK(findings({rank_at(0, "aB"), rank_at(1, "abb?")}, 2).rfind("#2", 0) == 0);
+}
+
+TEST_CASE("a rank that is silent or has failed is told from one that only did not come", "[flight]") {
+  auto failed = rank_at(1, "a"), silent = rank_at(2, "a");
+  failed.failure = "no luck";
+  silent.answers = false;
+  CHECK(findings({rank_at(0, "ab?"), failed, silent, rank_at(3, "")}, 5) ==
+        "#2 all_reduce of 2 float: rank 3 did not come: it is at before its first collective; "
+        "rank 1 has failed: no luck; rank 2 has ended or does not answer, last seen at "
+        "#1 (all_reduce of 1 float, completed); rank 4 has ended or does not answer");
+}
+
+TEST_CASE("ranks of which the same is to be said are named together", "[flight]") {
+  std::vector<RankFlight> flights = {rank_at(0, "ab?")};
+  for (int rank = 1; rank <= 12; ++rank) flights.push_back(rank_at(rank, "a"));
+  CHECK(findings(flights, 13) ==
+        "#2 all_reduce of 2 float: ranks 1, 2, 3, 4, 5, 6, 7, 8 and 4 others did not come: they are at "
+        "#1 (all_reduce of 1 float, completed)");
+  CHECK(describe_ranks({3}) == "rank 3");
+  CHECK(describe_ranks({3, 5}) == "ranks 3 and 5");
+  CHECK(describe_ranks({3, 5, 6}) == "ranks 3, 5 and 6");
+}
+
+TEST_CASE("what a ring has forgotten is not missing", "[flight]") {
+  CHECK(findings({rank_at(0, "ab?"), rank_at(1, "ab?", 100)}, 2).rfind("#101", 0) == 0);  // rank 0 is behind
+  CHECK(findings({rank_at(0, "aab?", 98), rank_at(1, "b?", 100)}, 2) == "");
+}
+
+TEST_CASE("other groups and messages between two ranks do not count", "[flight]") {
+  auto first = rank_at(0, "ab?"), second = rank_at(1, "ab?");
+  first.collectives.push_back(rank_at(0, "a?").collectives[0]);
+  first.collectives.back().sequence = 0;
+  second.collectives.push_back(rank_at(1, "a?", 3).collectives[0]);
+  second.collectives.back().group = "other";
+  CHECK(findings({first, second}, 2) == "");
+}

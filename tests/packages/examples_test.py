@@ -1,0 +1,41 @@
+"""What the documents say of the runtime library is what the files say."""
+import pathlib
+import re
+import unittest
+
+SOURCE = pathlib.Path(__file__).resolve().parents[2]
+README = (SOURCE / "README.md").read_text()
+
+
+def blocks(language):
+    """The README's code blocks of a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.M | re.S)
+
+
+class Examples(unittest.TestCase):
+    def test_the_program_of_ones_own_has_at_most_100_lines(self):
+        lines = (SOURCE / "examples/own_worker.cpp").read_text().splitlines()
+        self.assertLessEqual(len(lines), 100)
+        self.assertLessEqual(max(map(len, lines)), 110)
+
+    def test_the_readme_shows_the_program_as_it_is(self):
+        for language, file in (("cpp", "own_worker.cpp"), ("cmake", "CMakeLists.txt")):
+            shown = blocks(language)
+            self.assertTrue(shown, language)
+            for block in shown:
+                self.assertIn(block, (SOURCE / "examples" / file).read_text())
+
+    def test_every_public_header_is_in_the_index(self):
+        listing = (SOURCE / "cmake/install_runtime.cmake").read_text()
+        headers = re.findall(r"^  (?:common|worker)/(?:\w+/)?(\w+\.h)", listing, re.M)
+        self.assertGreater(len(headers), 15)
+        index = (SOURCE / "docs/runtime.md").read_text()
+        self.assertEqual([], [header for header in headers if f"`{header}`" not in index])
+
+    def test_users_are_shown_the_installed_headers(self):
+        for page in [SOURCE / "README.md", *(SOURCE / "docs/runtime").glob("*.md")]:
+            self.assertNotIn('#include "worker/', page.read_text(), page)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,82 @@
+"""The runtime library as a user has it: installed, moved elsewhere, found by a project of its own, and run.
+
+usage: runtime_test.py BUILD_FOLDER FOLDER COMPILER
+"""
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+from packages import SOURCE, empty_folder, run
+
+EPOCH = re.compile(r"^epoch \d+: loss (\S+), accuracy (\S+)$", re.M)
+NORM = re.compile(r"^rank (\d+): weights of norm (\S+)$", re.M)
+
+
+def install_and_move(build, folder):
+    run("cmake", "--install", build, "--prefix", folder / "before")
+    (folder / "before").rename(folder / "after")
+    return folder / "after"
+
+
+def build_examples(prefix, folder, compiler):
+    ccache = shutil.which("ccache")
+    run("cmake", "-S", SOURCE / "examples", "-B", folder, "-G", "Ninja", f"-DCMAKE_PREFIX_PATH={prefix}",
+        f"-DCMAKE_CXX_COMPILER={compiler}", "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON",
+        *([f"-DCMAKE_CXX_COMPILER_LAUNCHER={ccache}"] if ccache else []))
+    for unit in json.loads((folder / "compile_commands.json").read_text()):
+        words = unit["command"].split()
+        assert f"-I{SOURCE}" not in words, "this tree is on the user's include path"
+        assert not any(word.startswith("-W") for word in words), "our warnings are the user's"
+    run("cmake", "--build", folder, "-j2")
+
+
+def check_training(ranks, output):
+    losses, accuracies = zip(*((float(loss), float(accuracy)) for loss, accuracy in EPOCH.findall(output)))
+    assert len(losses) == 5 and losses[-1] < losses[0] / 2 and accuracies[-1] > 0.95, output
+    norms = dict(NORM.findall(output))
+    assert sorted(norms) == [str(rank) for rank in range(ranks)] and len(set(norms.values())) == 1, output
+
+
+def check_checkpoint(path):
+    """Python's torch.load reads it, where there is one; else it is at least the zip file that torch.load expects."""
+    python = os.environ.get("DDPRUN_TEST_PYTHON")
+    if python:
+        script = f"import torch; c = torch.load({str(path)!r}); print(c['epoch'], *map(tuple, map(torch.Tensor.size, c['model'].values())))"
+        assert run(python, "-c", script) == "4 (32, 2) (32,) (2, 32) (2,)\n"
+    else:
+        assert "own_worker/data.pkl" in run("unzip", "-Z1", path) if shutil.which("unzip") else path.stat().st_size > 1000
+
+
+def check_failure(ddprun, worker, folder):
+    """What is thrown in an own program is what the launcher's report shows, of the rank that failed first."""
+    (folder / "own_worker.pt").mkdir()
+    done = subprocess.run([ddprun, "--nproc-per-node=2", worker], cwd=folder, capture_output=True, text=True)
+    print(done.stderr)
+    assert done.returncode == 1
+    report = done.stderr[done.stderr.index("Root Cause"):]
+    assert re.search(r"rank +: 0 ", report) and re.search(r"error +: .*own_worker\.pt: .*Is a directory", report), report
+
+
+def main():
+    build, folder, compiler = pathlib.Path(sys.argv[1]), empty_folder(pathlib.Path(sys.argv[2]).resolve()), sys.argv[3]
+    os.environ.pop("CMAKE_PREFIX_PATH", None)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    prefix = install_and_move(build, folder)
+    examples, ddprun = folder / "examples", prefix / "bin" / "ddprun"
+    build_examples(prefix, examples, compiler)
+
+    two, one, failed = (empty_folder(folder / name) for name in ("two", "one", "failed"))
+    check_training(2, run(ddprun, "--nproc-per-node=2", examples / "own_worker", cwd=two))
+    check_checkpoint(two / "own_worker.pt")
+    check_training(1, run(examples / "own_worker", cwd=one))
+    check_checkpoint(one / "own_worker.pt")
+    check_failure(ddprun, examples / "own_worker", failed)
+    assert run(examples / "spawn") == "the ranks of 4 add up to 6\n"
+    shutil.rmtree(folder)
+
+
+main()

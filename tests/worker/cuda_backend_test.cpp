@@ -1,0 +1,136 @@
+// What can be tested of the GPU without one; gpu_test.cpp has the rest.
+#include "worker/ddp/cuda_backend.h"
+
+#include <ATen/detail/CUDAHooksInterface.h>
+
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+
+#include <torch/types.h>
+
+#include "common/errors.h"
+#include "tests/support/catch.h"
+#include "worker/ddp/process_group.h"
+
+using namespace ddprun;
+using namespace ddprun::ddp;
+using ddprun::test::ContainsSubstring;
+
+namespace {
+
+void skip_with_a_gpu() {
+  if (!query_cuda_driver().gpus.empty()) test::skip("there is a GPU here");
+}
+
+/// Loads the plug-in, or skips the test where it was not built or NVIDIA's libraries are not there.
+void load_or_skip() {
+  try {
+    cuda_plugin();
+  } catch (const UsageError& error) {
+    test::skip(error.what());
+  }
+}
+
+std::string output_of(const std::string& command) {
+  std::string text;
+  std::array<char, 4096> buffer{};
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> pipe(::popen(command.c_str(), "r"), ::pclose);
+  while (pipe && std::fgets(buffer.data(), buffer.size(), pipe.get()) != nullptr) text += buffer.data();
+  return text;
+}
+
+}  // namespace
+
+TEST_CASE("NCCL is chosen if every rank has a GPU of its own, else Gloo", "[cuda_backend]") {
+  CHECK(use_nccl(BackendChoice::kAuto, {"a", "b"}));
+  CHECK_FALSE(use_nccl(BackendChoice::kAuto, {"a", "a"}));
+  CHECK_FALSE(use_nccl(BackendChoice::kAuto, {"cpu", "cpu"}));
+  CHECK_FALSE(use_nccl(BackendChoice::kGloo, {"a", "b"}));
+  CHECK_FALSE(use_nccl(BackendChoice::kGloo, {"a", "a"}));
+  CHECK(use_nccl(BackendChoice::kNccl, {"a"}));
+  CHECK_THROWS_WITH(
+      use_nccl(BackendChoice::kNccl, {"a", "b", "c", "b", "b"}),
+      ContainsSubstring(
+          "backend nccl: expected a GPU of its own for every rank, got ranks 1, 3, 4 on GPU b"));
+  CHECK_THROWS_WITH(use_nccl(BackendChoice::kNccl, {"cpu"}),
+                    ContainsSubstring("backend nccl: expected device cuda, got tensors on the CPU"));
+  CHECK_THROWS_WITH(
+      use_nccl(BackendChoice::kAuto, {"a", "cpu"}),
+      ContainsSubstring("device: expected a GPU for every rank or for none, got none for rank 1"));
+}
+
+TEST_CASE("device and backend are read from the text of their flags", "[cuda_backend]") {
+  CHECK(parse_device_choice("--device", "auto") == DeviceChoice::kAuto);
+  CHECK(parse_device_choice("--device", "cpu") == DeviceChoice::kCpu);
+  CHECK(parse_device_choice("--device", "cuda") == DeviceChoice::kCuda);
+  CHECK(parse_backend_choice("--backend", "auto") == BackendChoice::kAuto);
+  CHECK(parse_backend_choice("--backend", "gloo") == BackendChoice::kGloo);
+  CHECK(parse_backend_choice("--backend", "nccl") == BackendChoice::kNccl);
+  CHECK_THROWS_WITH(parse_device_choice("--device", "gpu"),
+                    "--device: expected auto, cpu or cuda, got 'gpu'");
+  CHECK_THROWS_WITH(parse_backend_choice("--backend", "mpi"),
+                    "--backend: expected auto, gloo or nccl, got 'mpi'");
+}
+
+TEST_CASE("a GPU that is not there is refused with the driver's reason", "[cuda_backend]") {
+  skip_with_a_gpu();
+  CHECK_THROWS_AS(ProcessGroup::connect(WorkerEnv{}, {.device = DeviceChoice::kCuda}), UsageError);
+  CHECK_THROWS_WITH(ProcessGroup::connect(WorkerEnv{}, {.device = DeviceChoice::kCuda}),
+                    "device cuda: expected an NVIDIA GPU, but " + query_cuda_driver().problem);
+  CHECK_THROWS_WITH(ProcessGroup::connect(WorkerEnv{}, {.backend = BackendChoice::kNccl}),
+                    ContainsSubstring("backend nccl: expected device cuda"));
+}
+
+TEST_CASE("without a GPU the device chosen by itself is the CPU", "[cuda_backend]") {
+  skip_with_a_gpu();
+  const auto group = ProcessGroup::connect(WorkerEnv{}, {.device = DeviceChoice::kAuto});
+  CHECK(group.device() == at::Device(at::kCPU));
+  CHECK(group.backend() == "gloo");
+}
+
+TEST_CASE("a plug-in that cannot be loaded is refused with the way to get it", "[cuda_backend]") {
+  ::setenv("DDPRUN_CUDA_PLUGIN", "/no/such/plugin.so", 1);
+  CHECK_THROWS_WITH(cuda_plugin(),
+                    ContainsSubstring("device cuda: the CUDA plug-in cannot be loaded: /no/such/plugin.so") &&
+                        ContainsSubstring("scripts/setup.sh --cuda"));
+  ::setenv("DDPRUN_CUDA_PLUGIN", "libm.so.6", 1);
+  CHECK_THROWS_WITH(cuda_plugin(), ContainsSubstring("device cuda: expected a CUDA plug-in of build ") &&
+                                       ContainsSubstring("got something else in libm.so.6"));
+  ::unsetenv("DDPRUN_CUDA_PLUGIN");
+}
+
+TEST_CASE("the plug-in, loaded first, brings CUDA into LibTorch", "[cuda_backend]") {
+  load_or_skip();
+  CHECK(at::detail::getCUDAHooks().hasCUDART());
+  CHECK(cuda_plugin().versions().rfind("CUDA ", 0) == 0);
+  skip_with_a_gpu();
+  CHECK_THROWS_WITH(torch::ones({2}, torch::kCUDA), ContainsSubstring("NVIDIA driver"));
+}
+
+TEST_CASE("a plug-in that comes after the first use of autograd is refused", "[cuda_backend]") {
+  torch::ones({1}, torch::requires_grad()).sum().backward();
+  try {
+    cuda_plugin();
+  } catch (const UsageError& error) {
+    test::skip(error.what());
+  } catch (const std::logic_error& error) {
+    CHECK_THAT(error.what(), ContainsSubstring("the CUDA plug-in came too late"));
+    return;
+  }
+  FAIL("it was not refused");
+}
+
+TEST_CASE("the programs are linked to nothing of CUDA", "[cuda_backend]") {
+  if (::system("readelf --version > /dev/null 2>&1") != 0) test::skip("no readelf here");
+  for (const std::string program : {"/proc/self/exe", WORKER_PROGRAM}) {
+    CAPTURE(program);
+    const auto needed =
+        output_of("readelf -d -W " + std::filesystem::canonical(program).string() + " | grep NEEDED");
+    CHECK_THAT(needed, ContainsSubstring("[libtorch_cpu.so]") && ContainsSubstring("[libc10.so]"));
+    for (const char* library : {"cuda", "nccl", "nvidia", "[libtorch.so]"})
+      CHECK(needed.find(library) == std::string::npos);
+  }
+}

@@ -1,0 +1,144 @@
+// Tests that need an NVIDIA GPU (ctest -L gpu, scripts/gpu_check.sh); skipped without one. All that touches
+// CUDA runs in forked ranks: a process that has used CUDA cannot fork, and LibTorch decides once whether it
+// has CUDA.
+#include <cstdlib>
+#include <stdexcept>
+
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/sgd.h>
+
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include "common/errors.h"
+#include "tests/support/catch.h"
+#include "tests/support/run_ranks.h"
+#include "worker/ddp/collectives.h"
+#include "worker/ddp/cuda_backend.h"
+#include "worker/ddp/distributed_data_parallel.h"
+#include "worker/ddp/spawn.h"
+
+using namespace ddprun;
+using namespace ddprun::ddp;
+using ddprun::test::ContainsSubstring;
+
+namespace {
+
+void skip_without_a_gpu() {
+  try {
+    spawn(1, [](const WorkerEnv&) {
+      const auto driver = query_cuda_driver();
+      if (driver.gpus.empty()) throw std::runtime_error(driver.problem);
+      cuda_plugin();
+    });
+  } catch (const std::runtime_error& error) {
+    test::skip(error.what());
+  }
+}
+
+const ProcessGroup::Options kOnGpu = {.timeout = std::chrono::minutes(2), .device = DeviceChoice::kCuda};
+
+ProcessGroup::Options on_gpu(BackendChoice backend) {
+  auto options = kOnGpu;
+  options.backend = backend;
+  return options;
+}
+
+torch::nn::Linear make_model() {
+  torch::manual_seed(0);
+  return torch::nn::Linear(16, 4);
+}
+
+/// Weights after three steps of SGD, each rank on rows of its own, computed on the device.
+torch::Tensor train(const ProcessGroup* group, at::Device device) {
+  auto model = make_model();
+  model->to(device);
+  const int size = group == nullptr ? 1 : group->size(), rank = group == nullptr ? 0 : group->rank();
+  std::optional<DistributedDataParallel> ddp;
+  if (group != nullptr) ddp.emplace(*model, *group);
+  torch::optim::SGD optimizer(model->parameters(), 0.1);
+  auto generator = at::detail::createCPUGenerator(1);
+  for (int step = 0; step < 3; ++step) {
+    const auto all = torch::randn({8, 16}, generator);
+    const auto own = all.chunk(size)[static_cast<std::size_t>(rank)].to(device);
+    const auto loss = [&] { return model->forward(own).square().mean(); };
+    optimizer.zero_grad();
+    (ddp ? ddp->forward(loss) : loss()).backward();
+    optimizer.step();
+  }
+  return model->weight.detach().cpu();
+}
+
+void check_close(const torch::Tensor& got, const torch::Tensor& expected) {
+  if (!torch::allclose(got, expected, 1e-4, 1e-5))
+    throw std::runtime_error("differ by " + std::to_string((got - expected).abs().max().item<double>()));
+}
+
+}  // namespace
+
+TEST_CASE("NCCL serves a world of one on one GPU", "[gpu]") {
+  skip_without_a_gpu();
+  spawn(1, [](const WorkerEnv& env) {
+    ::setenv("TORCH_FR_BUFFER_SIZE", "100", 1);
+    auto group = ProcessGroup::connect(env, on_gpu(BackendChoice::kNccl));
+    ensure(group.device().is_cuda() && group.backend() == "nccl", "on the GPU");
+    std::vector<at::Tensor> tensors = {torch::full({1000}, 3.0, group.device())};
+    group.handle()->allreduce(tensors)->wait();
+    ensure(tensors[0].eq(3).all().item<bool>(), "the sum over one rank");
+    ensure(cuda_plugin().dump_nccl_trace().find("all_reduce") != std::string::npos,
+           "the flight recorder has it");
+    group.close();
+  });
+}
+
+TEST_CASE("DDP on one GPU, over NCCL, equals training on the CPU", "[gpu]") {
+  skip_without_a_gpu();
+  spawn(1, [](const WorkerEnv& env) {
+    auto group = ProcessGroup::connect(env, on_gpu(BackendChoice::kNccl));
+    check_close(train(&group, group.device()), train(nullptr, at::kCPU));
+    group.close();
+  });
+}
+
+TEST_CASE("two ranks share one GPU over Gloo, and equal one rank on the CPU", "[gpu]") {
+  skip_without_a_gpu();
+  ::setenv("CUDA_VISIBLE_DEVICES", "0", 1);
+  spawn(2, [](const WorkerEnv& env) {
+    auto group = ProcessGroup::connect(env, kOnGpu);
+    ensure(group.device().is_cuda() && group.backend() == "gloo", "Gloo, since they share the GPU");
+    std::vector<at::Tensor> tensors = {torch::full({1000}, group.rank() + 1.0, group.device())};
+    group.handle()->allreduce(tensors)->wait();
+    ensure(tensors[0].eq(3).all().item<bool>(), "the sum over ranks");
+    check_close(train(&group, group.device()), train(nullptr, at::kCPU));
+    group.close();
+  });
+}
+
+TEST_CASE("NCCL for two ranks on one GPU is refused, by rank", "[gpu]") {
+  skip_without_a_gpu();
+  ::setenv("CUDA_VISIBLE_DEVICES", "0", 1);
+  CHECK_THROWS_WITH(
+      spawn(2, [](const WorkerEnv& env) { ProcessGroup::connect(env, on_gpu(BackendChoice::kNccl)); }),
+      ContainsSubstring("backend nccl: expected a GPU of its own for every rank, got ranks 0, 1 on GPU "));
+}
+
+TEST_CASE("with a GPU the device chosen by itself is the GPU", "[gpu]") {
+  skip_without_a_gpu();
+  spawn(1, [](const WorkerEnv& env) {
+    auto options = kOnGpu;
+    options.device = DeviceChoice::kAuto;
+    auto group = ProcessGroup::connect(env, options);
+    ensure(group.device() == at::Device(at::kCUDA, 0) && group.backend() == "nccl",
+           "the first GPU, over NCCL");
+    group.close();
+  });
+}
+
+TEST_CASE("a GPU that is asked for after the first use of autograd is refused", "[gpu]") {
+  skip_without_a_gpu();
+  CHECK_THROWS_WITH(spawn(1,
+                          [](const WorkerEnv& env) {
+                            torch::ones({1}, torch::requires_grad()).sum().backward();
+                            ProcessGroup::connect(env, kOnGpu);
+                          }),
+                    ContainsSubstring("the CUDA plug-in came too late"));
+}

@@ -1,0 +1,182 @@
+// What becomes of a group when a rank does not come, fails or goes.
+#include <unistd.h>
+
+#include <cstdlib>
+#include <optional>
+#include <stdexcept>
+
+#include <torch/nn/modules/linear.h>
+
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include "common/errors.h"
+#include "tests/support/catch.h"
+#include "tests/support/run_ranks.h"
+#include "worker/ddp/collectives.h"
+#include "worker/ddp/distributed_data_parallel.h"
+#include "worker/ddp/process_group.h"
+#include "worker/ddp/spawn.h"
+#include "worker/ddp/store_barrier.h"
+
+using namespace ddprun;
+using namespace std::chrono_literals;
+using ddp::ProcessGroup;
+using ddprun::test::ContainsSubstring;
+
+namespace {
+
+constexpr auto kPatience = 60s;  // reached only when something is wrong
+
+/// A message from one rank to another; made before the fork.
+class Signal {
+ public:
+  Signal() { ensure(::pipe(ends_) == 0, "a pipe can be made"); }
+  void send() const { ensure(::write(ends_[1], "", 1) == 1, "a signal is sent"); }
+  void wait() const {
+    char byte;
+    ensure(::read(ends_[0], &byte, 1) == 1, "a signal is received");
+  }
+
+ private:
+  int ends_[2];
+};
+
+std::vector<int> missing_at(const ProcessGroup& group, std::chrono::milliseconds timeout) {
+  try {
+    group.barrier(timeout);
+    return {};
+  } catch (const ddp::MissingRanks& error) {
+    ensure(std::string(error.what()).rfind("barrier: expected 3 ranks within ", 0) == 0, error.what());
+    return error.ranks;
+  }
+}
+
+}  // namespace
+
+TEST_CASE("who does not come to connect is named on every rank that does", "[group_end]") {
+  const test::HeldPort port;
+  test::fork_ranks(3, [&](int rank) {
+    if (rank == 1) return;
+    std::string message;
+    try {
+      ProcessGroup::connect(test::rank_env(port, rank, 3), {.connect_timeout = 1500ms});
+    } catch (const ddp::MissingRanks& error) {
+      message = error.what();
+    }
+    const auto expected = "connecting at 127.0.0.1:" + std::to_string(port.port) +
+                          ": expected 3 ranks within 1.5 s, rank 1 did not come";
+    if (message != expected) throw std::runtime_error("got: " + message);
+  });
+}
+
+TEST_CASE("a barrier names the missing ranks on all that came, and one that comes late is told too",
+          "[group_end]") {
+  const Signal failed;
+  test::run_ranks(3, [&](const ProcessGroup& group) {
+    if (group.rank() != 1) {
+      ensure(missing_at(group, 300ms) == std::vector<int>{1}, "rank 1 is missed");
+      if (group.rank() == 0) failed.send();
+    } else {
+      failed.wait();
+      ensure(missing_at(group, kPatience) == std::vector<int>{1}, "the late rank learns that it was missed");
+    }
+    group.barrier(kPatience);  // and the group goes on
+    ensure(ddp::all_reduce_sum(group, {1})[0] == 3, "the sum over ranks");
+  });
+}
+
+TEST_CASE("groups, subgroups and DDP end in any order, closed or not", "[group_end]") {
+  const auto step = [](ddp::DistributedDataParallel& ddp, torch::nn::Linear& model) {
+    model->zero_grad();
+    ddp.forward([&] { return model->forward(torch::ones({2, 4})).sum(); }).backward();
+  };
+  const auto connect = [](const WorkerEnv& env) { return std::optional(ProcessGroup::connect(env, {})); };
+  SECTION("the group before its DDP and its subgroup") {
+    spawn(2, [&](const WorkerEnv& env) {
+      auto group = connect(env);
+      auto subgroup = group->new_group({0, 1});
+      torch::nn::Linear model(4, 4);
+      std::optional<ddp::DistributedDataParallel> ddp(std::in_place, *model, *group);
+      step(*ddp, model);
+      group.reset();
+      step(*ddp, model);
+      ensure(ddp::all_reduce_sum(*subgroup, {1})[0] == 2, "the subgroup lives on");
+      subgroup->close();
+    });
+  }
+  SECTION("the subgroup before the group") {
+    spawn(2, [&](const WorkerEnv& env) {
+      auto group = connect(env);
+      {
+        torch::nn::Linear model(4, 4);
+        auto subgroup = group->new_group({0, 1});
+        ddp::DistributedDataParallel ddp(*model, *subgroup);
+        subgroup.reset();
+        step(ddp, model);
+      }
+      ensure(ddp::all_reduce_sum(*group, {1})[0] == 2, "the group lives on");
+      group->close();
+    });
+  }
+  SECTION("the group closed, the DDP still there") {
+    spawn(2, [&](const WorkerEnv& env) {
+      auto group = connect(env);
+      torch::nn::Linear model(4, 4);
+      ddp::DistributedDataParallel ddp(*model, *group);
+      step(ddp, model);
+      group->close();
+    });
+  }
+  SECTION("in static storage, not closed") {
+    spawn(2, [&](const WorkerEnv& env) {
+      static std::optional<ProcessGroup> kept;
+      static std::optional<ddp::DistributedDataParallel> ddp;
+      static torch::nn::Linear model(4, 4);
+      kept = connect(env);
+      ddp.emplace(*model, *kept);
+      step(*ddp, model);
+      kept->barrier();
+      std::exit(0);
+    });
+  }
+}
+
+TEST_CASE("a pending collective fails at once when its group is destroyed, or aborted", "[group_end]") {
+  const bool abort = GENERATE(false, true);
+  const test::HeldPort port;
+  const Signal gone;
+  test::fork_ranks(2, [&](int rank) {
+    std::optional group = ProcessGroup::connect(test::rank_env(port, rank, 2), {.timeout = 10min});
+    if (rank == 1) {
+      gone.wait();
+      return;
+    }
+    std::vector<torch::Tensor> tensors = {torch::ones({3})};
+    const auto work = group->handle()->allreduce(tensors);
+    if (abort)
+      group->handle()->abort();
+    else
+      group.reset();
+    bool failed = false;
+    try {
+      work->wait();
+    } catch (const std::exception&) {
+      failed = true;
+    }
+    gone.send();
+    ensure(failed, "a collective that the other rank did not join fails");
+  });
+}
+
+TEST_CASE("an exception ends a rank at once, and the others' collectives fail", "[group_end]") {
+  const test::HeldPort port;
+  const Signal ready;
+  CHECK_THROWS_WITH(test::fork_ranks(2,
+                                     [&](int rank) {
+                                       auto group = ProcessGroup::connect(test::rank_env(port, rank, 2),
+                                                                          {.timeout = 10min});
+                                       if (rank == 0) throw std::runtime_error("of rank 0");
+                                       ddp::all_reduce_sum(group, {1});
+                                     }),
+                    ContainsSubstring("rank 0: of rank 0") && ContainsSubstring("rank 1: "));
+}

@@ -1,0 +1,169 @@
+// Groups of ranks: how they meet, collectives, subgroups.
+#include <cstdlib>
+#include <filesystem>
+#include <iterator>
+#include <optional>
+
+#include <torch/nn/modules/linear.h>
+
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include "common/errors.h"
+#include "common/files.h"
+#include "tests/support/catch.h"
+#include "tests/support/run_ranks.h"
+#include "worker/ddp/collectives.h"
+#include "worker/ddp/distributed_data_parallel.h"
+#include "worker/ddp/process_group.h"
+#include "worker/ddp/spawn.h"
+
+using namespace ddprun;
+using namespace std::chrono_literals;
+using ddp::ProcessGroup;
+using ddprun::test::ContainsSubstring;
+
+namespace {
+
+int entries(const char* folder) {
+  return static_cast<int>(
+      std::distance(std::filesystem::directory_iterator(folder), std::filesystem::directory_iterator()));
+}
+
+/// What a process has open and running.
+struct Held {
+  int files = entries("/proc/self/fd");
+  int threads = entries("/proc/self/task");
+  bool operator==(const Held&) const = default;
+};
+
+}  // namespace
+
+TEST_CASE("a world of one costs no file, socket or thread until its handle is asked for", "[groups]") {
+  const test::HeldPort port;
+  auto env = test::rank_env(port, 0, 1);  // as a launcher starts it, too
+  if (GENERATE(false, true)) env = WorkerEnv{};
+  const Held before;
+  auto group = ProcessGroup::connect(env, {});
+  CHECK(ddp::all_reduce_sum(group, {2, 3}) == std::vector<double>{2, 3});
+  CHECK(ddp::all_reduce_max(group, {2}) == std::vector<double>{2});
+  CHECK(ddp::any_rank_true(group, true));
+  CHECK(ddp::all_gather(group, "text") == std::vector<std::string>{"text"});
+  CHECK(ddp::broadcast_from_rank_0(group, "text") == "text");
+  group.barrier();
+  const auto same = group.new_group({0});
+  REQUIRE(same);
+  CHECK(same->size() == 1);
+  CHECK(Held() == before);
+  auto tensors = std::vector<torch::Tensor>{torch::ones({1})};
+  group.handle()->allreduce(tensors)->wait();
+  CHECK(Held().threads > before.threads);
+  group.close();
+  CHECK(Held().threads == before.threads);
+}
+
+TEST_CASE("collectives give every rank the same", "[groups]") {
+  test::run_ranks(3, [](const ProcessGroup& group) {
+    const double rank = group.rank();
+    ensure(ddp::all_reduce_max(group, {rank, -rank}) == std::vector<double>{2, 0}, "maxima");
+    ensure(ddp::all_reduce_min(group, {rank, -rank}) == std::vector<double>{0, -2}, "minima");
+    ensure(ddp::any_rank_true(group, rank == 1) && !ddp::any_rank_true(group, false), "any rank");
+    ensure(ddp::all_gather(group, rank + 5) == std::vector<double>{5, 6, 7}, "every rank's value");
+    const std::string zero(1, '\0');
+    const std::vector<std::string> texts = {"", "one", zero + "two" + zero};
+    ensure(ddp::all_gather(group, texts[static_cast<std::size_t>(rank)]) == texts, "every rank's text");
+    ensure(ddp::all_gather(group, "") == std::vector<std::string>(3), "empty texts");
+    const std::string long_text(100'000, 'x');
+    ensure(ddp::broadcast_from_rank_0(group, rank == 0 ? long_text : "other") == long_text, "rank 0's text");
+    group.barrier();
+    group.barrier();
+  });
+}
+
+TEST_CASE("ranks meet through a file, and the last removes it", "[groups]") {
+  const TempDir dir;
+  const auto file = dir.path() / "store";
+  spawn(2, [&](const WorkerEnv& env) {
+    auto group = ProcessGroup::connect(env, {.init_method = "file://" + file.string()});
+    ensure(ddp::all_reduce_sum(group, {1})[0] == 2, "the sum over ranks");
+    group.barrier();
+    group.close();
+  });
+  CHECK_FALSE(std::filesystem::exists(file));
+}
+
+TEST_CASE("an init method that is none is refused", "[groups]") {
+  for (const std::string url : {"", "file://", "file://relative/path", "file:///folder/", "tcp://127.0.0.1:1",
+                                "env://x", "file:///tmp/store?rank=0"}) {
+    CAPTURE(url);
+    CHECK_THROWS_AS(ProcessGroup::connect(WorkerEnv{}, {.init_method = url}), UsageError);
+    CHECK_THROWS_WITH(ProcessGroup::connect(WorkerEnv{}, {.init_method = url}),
+                      ContainsSubstring("init_method: expected env:// or file:///PATH") &&
+                          ContainsSubstring("got '" + url + "'"));
+  }
+  const test::HeldPort port;
+  CHECK_THROWS_WITH(
+      ProcessGroup::connect(test::rank_env(port, 1, 2), {.init_method = "file:///no/such/folder/store"}),
+      ContainsSubstring("/no/such/folder: init_method: expected a folder that all ranks can write in"));
+}
+
+TEST_CASE("a network interface of the options is used before that of the environment", "[groups]") {
+  ::setenv("GLOO_SOCKET_IFNAME", "nosuch0", 1);
+  CHECK_THROWS_WITH(ProcessGroup::connect(WorkerEnv{}, {.interface = "nosuch1"}),
+                    "interface: expected a network interface of this host, got 'nosuch1'");
+  spawn(2, [](const WorkerEnv& env) {
+    auto group = ProcessGroup::connect(env, {.interface = "lo"});
+    ensure(ddp::all_reduce_sum(group, {1})[0] == 2, "the sum over ranks");
+    group.close();
+  });
+  ::unsetenv("GLOO_SOCKET_IFNAME");
+}
+
+TEST_CASE("subgroups take part of the ranks, several at once and within each other", "[groups]") {
+  test::run_ranks(3, [](const ProcessGroup& group) {
+    const auto ends = group.new_group({2, 0});
+    const auto alone = group.new_group({1});
+    const auto all = group.new_group({0, 1, 2}, 5s);
+    ensure(ends.has_value() == (group.rank() != 1) && alone.has_value() == (group.rank() == 1), "membership");
+    ensure(all && ddp::all_reduce_sum(*all, {1})[0] == 3, "a sum over all");
+    if (!ends) return;
+    ensure(ends->world_ranks() == std::vector<int>{0, 2} && ends->rank() == group.rank() / 2,
+           "ranks in order");
+    ensure(ddp::all_reduce_sum(*ends, {group.rank() + 1.0})[0] == 4, "a sum over two");
+    ends->barrier(60s);
+    const auto last = ends->new_group({1});
+    ensure(last.has_value() == (group.rank() == 2), "a subgroup of a subgroup");
+    ensure(!last || last->world_ranks() == std::vector<int>{2}, "its ranks in the world");
+  });
+}
+
+TEST_CASE("a subgroup that cannot be is refused on every rank", "[groups]") {
+  const auto refused = [](const ProcessGroup& group, const std::vector<int>& ranks,
+                          const std::string& message) {
+    try {
+      (void)group.new_group(ranks);
+    } catch (const std::invalid_argument& error) {
+      ensure(error.what() == "new_group: expected " + message, error.what());
+      return;
+    }
+    throw std::runtime_error("not refused");
+  };
+  test::run_ranks(2, [&](const ProcessGroup& group) {
+    refused(group, {}, "at least one rank, got none");
+    refused(group, {0, 2}, "different ranks from 0 to 1, got 0, 2");
+    refused(group, {1, 1}, "different ranks from 0 to 1, got 1, 1");
+    refused(group, {-1}, "different ranks from 0 to 1, got -1");
+    refused(group, {group.rank()}, "the same ranks from every rank, got 0 on rank 0 and 1 on rank 1");
+  });
+}
+
+TEST_CASE("DDP over a subgroup averages over its ranks alone", "[groups]") {
+  test::run_ranks(3, [](const ProcessGroup& world) {
+    const auto group = world.new_group({0, 2});
+    if (!group) return;
+    torch::nn::Linear model(torch::nn::LinearOptions(1, 1).bias(false));
+    ddp::DistributedDataParallel ddp(*model, *group);
+    const auto x = torch::full({1, 1}, world.rank() + 1.0);
+    ddp.forward([&] { return model->forward(x).sum(); }).backward();
+    ensure(model->weight.grad().item<double>() == 2, "the mean of 1 and 3");
+  });
+}

@@ -1,0 +1,30 @@
+#include "worker/commands.h"
+
+#include <string_view>
+
+#include "worker/env_command.h"
+#include "worker/flight_report.h"
+
+namespace ddprun {
+namespace {
+
+struct Command {
+  std::string_view name;
+  int (*run)(int argc, char** argv);  ///< argv[0] is the command's name
+};
+
+constexpr Command kCommands[] = {
+    {"env", run_env_command},
+    {"flight", run_flight_report},
+};
+
+}  // namespace
+
+std::optional<int> run_command(int argc, char** argv) {
+  if (argc < 2) return std::nullopt;
+  for (const auto& command : kCommands)
+    if (argv[1] == command.name) return command.run(argc - 1, argv + 1);
+  return std::nullopt;
+}
+
+}  // namespace ddprun

@@ -1,0 +1,137 @@
+#include "worker/ddp/backends.h"
+
+#include <net/if.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+
+#include "common/errors.h"
+#include "common/logging.h"
+#include "worker/ddp/cuda_backend.h"
+#include "worker/ddp/local_address.h"
+#include "worker/ddp/record_collectives.h"
+
+namespace ddprun::ddp {
+namespace {
+
+using c10d::ProcessGroupGloo;
+
+using Sockets = std::map<int, ino_t>;  // by descriptor
+
+/// This process's TCP connections.
+Sockets open_connections() {
+  Sockets found;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    const int fd = std::atoi(entry.path().filename().c_str());
+    sockaddr_storage peer{};
+    socklen_t size = sizeof peer;
+    struct stat status {};
+    if (::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &size) == 0 && peer.ss_family != AF_UNIX &&
+        ::fstat(fd, &status) == 0)
+      found[fd] = status.st_ino;
+  }
+  return found;
+}
+
+/// Gloo whose collectives can be given up. Its own destructor waits for them: as long as the timeout of a
+/// collective that another rank will never join. Gloo has no call for it (closing its connections wakes
+/// nobody here) and does not say what its sockets are, so they are what came while it connected. Once they
+/// are shut down, both ends see them closed by the other.
+class Gloo : public ProcessGroupGloo {
+ public:
+  Gloo(const StorePtr& store, int rank, int size, c10::intrusive_ptr<Options> options)
+      : Gloo(store, rank, size, std::move(options), open_connections()) {}
+  ~Gloo() override {
+    if (!idle_within(std::chrono::milliseconds(50))) abort();
+  }
+
+  void abort() override {
+    for (const auto& [fd, inode] : connections_) {
+      struct stat status {};
+      if (::fstat(fd, &status) == 0 && status.st_ino == inode) ::shutdown(fd, SHUT_RDWR);
+    }
+  }
+
+ private:
+  Gloo(const StorePtr& store, int rank, int size, c10::intrusive_ptr<Options> options, const Sockets& others)
+      : ProcessGroupGloo(store, rank, size, std::move(options)), connections_(open_connections()) {
+    std::erase_if(connections_, [&](const auto& socket) {
+      const auto other = others.find(socket.first);
+      return other != others.end() && other->second == socket.second;
+    });
+  }
+
+  /// A collective that has been waited for may be on its worker thread for another moment.
+  bool idle_within(std::chrono::milliseconds patience) {
+    const auto deadline = std::chrono::steady_clock::now() + patience;
+    for (;; std::this_thread::sleep_for(std::chrono::milliseconds(1))) {
+      const std::lock_guard lock(workMutex_);
+      const auto is_done = [](const auto& work) { return !work; };
+      if (workQueue_.empty() && std::all_of(workInProgress_.begin(), workInProgress_.end(), is_done))
+        return true;
+      if (std::chrono::steady_clock::now() > deadline) return false;
+    }
+  }
+
+  Sockets connections_;
+};
+
+}  // namespace
+
+std::string checked_interface(const std::string& option) {
+  const char* variable = std::getenv("GLOO_SOCKET_IFNAME");
+  const std::string name = !option.empty() ? option : variable != nullptr ? variable : "";
+  if (!name.empty() && ::if_nametoindex(name.c_str()) == 0)
+    throw UsageError((option.empty() ? "GLOO_SOCKET_IFNAME" : "interface") +
+                     std::string(": expected a network interface of this host, got '") + name + "'");
+  return name;
+}
+
+std::shared_ptr<gloo::transport::Device> make_gloo_device(const WorkerEnv& env,
+                                                          const std::string& interface) {
+  if (!interface.empty()) return ProcessGroupGloo::createDeviceForInterface(interface);
+  if (env.world_size == 1 || is_loopback(env.master_addr))
+    return ProcessGroupGloo::createDeviceForHostname("127.0.0.1");
+  const std::string address = local_address_towards(env.master_addr);
+  if (is_loopback(address) && env.world_size > env.local_world_size)
+    log_warning("MASTER_ADDR: '" + env.master_addr + "' is " + address +
+                " on this host, which other hosts cannot reach; give an address, or name the network "
+                "interface in GLOO_SOCKET_IFNAME");
+  return ProcessGroupGloo::createDeviceForHostname(address);
+}
+
+c10::intrusive_ptr<c10d::ProcessGroup> make_c10d_group(const GroupParts& parts) {
+  using Type = c10d::ProcessGroup::BackendType;
+  using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
+  auto group = c10::make_intrusive<c10d::ProcessGroup>(parts.store, parts.rank, parts.size);
+  auto options = ProcessGroupGloo::Options::create(parts.timeout);
+  options->devices.push_back(parts.gloo_device);
+  const auto recorded = [&parts](BackendPtr backend) {
+    return record_collectives(std::move(backend), parts.store, parts.name, parts.world_ranks);
+  };
+  const BackendPtr gloo =
+      recorded(c10::make_intrusive<Gloo>(parts.store, parts.rank, parts.size, options));
+  group->setBackend(at::kCPU, Type::GLOO, gloo);
+  if (parts.device.is_cuda() && !parts.nccl) group->setBackend(at::kCUDA, Type::GLOO, gloo);
+  if (parts.nccl) {
+    const BackendPtr nccl = recorded(
+        cuda_plugin().make_nccl(parts.store, parts.rank, parts.size, parts.timeout, parts.device));
+    group->setBackend(at::kCUDA, Type::NCCL, nccl);
+  }
+  group->setDefaultBackend(Type::GLOO);
+  group->setGroupName(parts.name);
+  return group;
+}
+
+}  // namespace ddprun::ddp

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <string>
+
+#include "worker/ddp/cuda_driver.h"
+#include "worker/ddp/cuda_plugin.h"
+#include "worker/ddp/device_choice.h"
+
+namespace ddprun::ddp {
+
+/// Loads the plug-in, once; later calls give the same. Programs that never call it load nothing of CUDA.
+///
+/// Looked for at $DDPRUN_CUDA_PLUGIN, then in ../lib and in the folder of the program, then where the loader
+/// looks. Must come before the first use of autograd, of a random generator or of torch::cuda in the process:
+/// LibTorch decides then, for good, whether it has CUDA.
+///
+/// throws  UsageError saying how to get the plug-in if it is not there, cannot be loaded or is of another
+///         build; std::logic_error if it comes too late
+const CudaPlugin& cuda_plugin();
+
+/// A rank's device and what tells it from others.
+struct RankDevice {
+  c10::Device device = c10::kCPU;
+  std::string id = "cpu";  ///< "cpu", or the GPU's UUID
+};
+
+/// Chooses this rank's device, and loads the plug-in if it is a GPU. Of this host's GPUs it is the one
+/// numbered LOCAL_RANK, counted round where there are more ranks.
+///
+/// throws  as cuda_plugin(), and UsageError if a GPU is asked for and there is none. kAuto takes the CPU
+/// then,
+///         with a warning if there is a GPU but no plug-in.
+RankDevice choose_device(DeviceChoice wanted, int local_rank);
+
+}  // namespace ddprun::ddp

@@ -1,0 +1,44 @@
+// libddprun_cuda.so: host code only, no kernels.
+#include "worker/ddp/cuda_plugin.h"
+
+#include <c10/cuda/CUDAFunctions.h>
+#include <cuda_runtime_api.h>
+
+#include <torch/csrc/cuda/nccl.h>
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+
+namespace ddprun::ddp {
+namespace {
+
+c10::intrusive_ptr<c10d::Backend> make_nccl(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                                            std::chrono::milliseconds timeout, c10::Device device) {
+  c10::cuda::set_device(device.index());
+  auto options = c10d::ProcessGroupNCCL::Options::create();
+  options->timeout = timeout;
+  return c10::make_intrusive<c10d::ProcessGroupNCCL>(store, rank, size, std::move(options));
+}
+
+std::string versions() {
+  const auto nccl = torch::cuda::nccl::version();  // major << 32 | minor << 16 | patch
+  const auto number = [](std::uint64_t value) { return std::to_string(value & 0xffff); };
+  return "CUDA " + std::to_string(CUDART_VERSION / 1000) + "." + std::to_string(CUDART_VERSION % 1000 / 10) +
+         ", NCCL " + number(nccl >> 32) + "." + number(nccl >> 16) + "." + number(nccl);
+}
+
+const CudaPlugin kPlugin = {
+    kCudaPluginBuild,
+    make_nccl,
+    [](c10::Device device) { c10::cuda::set_device(device.index()); },
+    [] { return c10d::dump_nccl_trace_json(/*includeCollectives=*/true, /*onlyActive=*/false); },
+    versions,
+    [](c10::Device device) {
+      c10::cuda::set_device(device.index());
+      c10::cuda::device_synchronize();
+    }};
+
+}  // namespace
+}  // namespace ddprun::ddp
+
+extern "C" __attribute__((visibility("default"))) const ddprun::ddp::CudaPlugin* ddprun_cuda_plugin() {
+  return &ddprun::ddp::kPlugin;
+}

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <c10/core/Device.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <chrono>
+#include <string>
+
+namespace c10d {
+class Backend;
+class Store;
+}  // namespace c10d
+
+namespace ddprun::ddp {
+
+/// What libddprun_cuda.so offers. It is linked to libtorch_cuda, which the programs are not: loading it is
+/// what registers CUDA with LibTorch.
+struct CudaPlugin {
+  const char* build;  ///< must be kCudaPluginBuild of the program that loads it
+  c10::intrusive_ptr<c10d::Backend> (*make_nccl)(const c10::intrusive_ptr<c10d::Store>& store, int rank,
+                                                 int size, std::chrono::milliseconds timeout,
+                                                 c10::Device device);
+  void (*set_device)(c10::Device device);   ///< for CUDA calls of this thread that name none
+  std::string (*dump_nccl_trace)();         ///< the flight recorder's ring, as JSON
+  std::string (*versions)();                ///< "CUDA 13.0, NCCL 2.28.9"
+  void (*synchronize)(c10::Device device);  ///< waits for what was started on it
+};
+
+/// The only symbol that is looked up in the plug-in.
+constexpr const char* kCudaPluginSymbol = "ddprun_cuda_plugin";
+using CudaPluginGetter = const CudaPlugin* (*)();
+
+#ifdef DDPRUN_CUDA_PLUGIN_BUILD
+constexpr const char* kCudaPluginBuild = DDPRUN_CUDA_PLUGIN_BUILD;
+#endif
+
+}  // namespace ddprun::ddp

@@ -1,0 +1,173 @@
+#include "worker/ddp/flat_parameter.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "worker/ddp/collectives.h"
+
+namespace ddprun::ddp {
+
+FlatParameter::FlatParameter(const PlannedUnit& plan, std::vector<at::Tensor> parameters,
+                             const ProcessGroup& group, int tag)
+    : name_(plan.name),
+      parameters_(std::move(parameters)),
+      group_(&group),
+      tag_(tag),
+      arrived_(parameters_.size(), false),
+      filled_(parameters_.size(), false) {
+  for (const auto& part : plan.parts) offsets_.push_back(part.offset);
+  const bool requires_grad = parameters_.front().requires_grad();
+  flat_ = at::zeros({plan.numel}, parameters_.front().options().requires_grad(false));
+  for (std::size_t i = 0; i < parameters_.size(); ++i) view_of(flat_, i).copy_(parameters_[i]);
+  broadcast_from_rank_0(group, {flat_});
+  shard_ = is_sharded() ? own_part(flat_).clone() : flat_;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) parameters_[i].set_data(view_of(flat_, i));
+  if (!is_sharded()) shard_ = flat_.detach();
+  shard_.requires_grad_(requires_grad);
+  gathered_ = true;
+  versions_ = versions();
+  if (is_sharded()) free();
+}
+
+at::Tensor FlatParameter::view_of(const at::Tensor& flat, std::size_t parameter) const {
+  const auto& like = parameters_[parameter];
+  // As the parameter lies in memory (channels last, say) if that is without holes.
+  if (like.is_non_overlapping_and_dense())
+    return flat.as_strided(like.sizes(), like.strides(), offsets_[parameter]);
+  return flat.narrow(0, offsets_[parameter], like.numel()).view(like.sizes());
+}
+
+at::Tensor FlatParameter::own_part(const at::Tensor& flat) const {
+  const std::int64_t numel = flat.numel() / group_->size();
+  return flat.narrow(0, group_->rank() * numel, numel);
+}
+
+std::int64_t FlatParameter::versions() const {
+  std::int64_t sum = 0;
+  for (const auto& parameter : parameters_) sum += parameter._version();
+  return sum;
+}
+
+void FlatParameter::set_memory(at::DataPtr&& data, std::size_t bytes) {
+  auto* storage = flat_.storage().unsafeGetStorageImpl();
+  storage->set_data_ptr_noswap(std::move(data));
+  storage->set_nbytes(bytes);
+}
+
+void FlatParameter::start_gather() {
+  if (gathering_ || gathered_) return;
+  gathering_ = true;
+  // Into a tensor of its own, so that no message touches the watched storage.
+  all_gather_ = AllGather(*group_, at::empty({flat_.numel()}, flat_.options()), shard_.detach(), tag_);
+}
+
+void FlatParameter::finish_gather() {
+  if (!gathering_) return;
+  const at::Tensor full = all_gather_.wait();
+  auto* from = full.storage().unsafeGetStorageImpl();
+  const std::size_t bytes = from->nbytes();
+  set_memory(from->set_data_ptr(at::DataPtr(nullptr, full.device())), bytes);
+  gathering_ = false;
+  gathered_ = true;
+  versions_ = versions();
+}
+
+void FlatParameter::free(bool keep) {
+  if (!is_sharded()) return;
+  if (gathering_) {
+    all_gather_.wait();
+    gathering_ = false;
+  }
+  if (!gathered_) return;
+  if (keep || versions() != versions_) shard_.detach().copy_(own_part(flat_));
+  gathered_ = false;
+  set_memory(at::DataPtr(nullptr, flat_.device()), 0);
+}
+
+void FlatParameter::fail(const std::string& message) {
+  auto* storage = flat_.storage().unsafeGetStorageImpl();
+  storage->release_data_and_set_meta_custom_data_ptr_error_msg_(message);
+  // Views can be made of it, whose check of the size would come first with a message of its own.
+  storage->set_nbytes(static_cast<std::size_t>(flat_.numel() * flat_.element_size()));
+}
+
+bool FlatParameter::take_gradient(std::size_t parameter) {
+  auto& gradient = parameters_[parameter].mutable_grad();
+  if (!flat_gradient_.defined()) flat_gradient_ = at::empty({flat_.numel()}, flat_.options());
+  auto place = view_of(flat_gradient_, parameter);
+  const at::Tensor arrived = gradient.is_sparse() ? gradient.to_dense() : gradient;
+  const double scale = 1.0 / group_->size();
+  if (filled_[parameter])
+    place.add_(arrived, scale);
+  else
+    at::mul_out(place, arrived, at::scalar_tensor(scale, arrived.options().device(at::kCPU)));
+  gradient.reset();
+  filled_[parameter] = arrived_[parameter] = true;
+  return std::all_of(arrived_.begin(), arrived_.end(), [](bool one) { return one; });
+}
+
+void FlatParameter::drop_gradients() {
+  flat_gradient_.reset();
+  arrived_.assign(parameters_.size(), false);
+  filled_ = arrived_;
+}
+
+void FlatParameter::abandon_reduce() {
+  if (is_sharded()) reduce_scatter_.wait();  // the other ranks' messages are on their way
+  reduced_.reset();
+}
+
+void FlatParameter::zero_gaps() {
+  std::int64_t end = 0;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (!filled_[i]) continue;
+    flat_gradient_.narrow(0, end, offsets_[i] - end).zero_();
+    end = offsets_[i] + parameters_[i].numel();
+  }
+  flat_gradient_.narrow(0, end, flat_gradient_.numel() - end).zero_();
+}
+
+void FlatParameter::start_reduce() {
+  zero_gaps();
+  arrived_.assign(parameters_.size(), false);
+  filled_ = arrived_;
+  at::Tensor full = std::exchange(flat_gradient_, {});
+  if (is_sharded())
+    reduce_scatter_ = ReduceScatter(*group_, std::move(full), tag_ + 1);
+  else
+    reduced_ = std::move(full);
+}
+
+void FlatParameter::finish_reduce() {
+  const at::Tensor sum = is_sharded() ? reduce_scatter_.wait() : std::exchange(reduced_, {});
+  auto& gradient = shard_.mutable_grad();
+  if (gradient.defined())
+    gradient.add_(sum);
+  else
+    gradient = sum;
+}
+
+std::vector<at::Tensor> FlatParameter::unpack(const at::Tensor& full) const {
+  std::vector<at::Tensor> tensors;
+  for (std::size_t i = 0; i < parameters_.size(); ++i)
+    tensors.push_back(view_of(full, i).clone(at::MemoryFormat::Contiguous));
+  return tensors;
+}
+
+at::Tensor FlatParameter::pack_shard(const std::vector<at::Tensor>& tensors) const {
+  const at::Tensor full = at::zeros({flat_.numel()}, tensors.front().options().device(shard_.device()));
+  for (std::size_t i = 0; i < parameters_.size(); ++i) view_of(full, i).copy_(tensors[i]);
+  return own_part(full).clone();
+}
+
+at::Tensor FlatParameter::gather(const at::Tensor& shard) const {
+  const at::Tensor own = shard.detach().contiguous();
+  if (!is_sharded()) return own;
+  return AllGather(*group_, at::empty({flat_.numel()}, own.options()), own, tag_).wait();
+}
+
+}  // namespace ddprun::ddp

@@ -1,0 +1,185 @@
+#include "worker/ddp/flight_analysis.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <tuple>
+
+namespace ddprun::ddp {
+namespace {
+
+using Calls = std::map<std::uint64_t, const CollectiveRecord*>;
+
+/// What all ranks must have in common in one collective.
+auto signature(const CollectiveRecord& call) {
+  return std::tuple(call.op, call.elements, call.dtype, call.tensors, call.peer);
+}
+
+struct Member {
+  const RankFlight* flight = nullptr;  ///< nullptr: nothing is known
+  Calls calls;                         ///< by sequence number
+
+  std::uint64_t last() const { return calls.empty() ? 0 : calls.rbegin()->first; }
+  /// The ring forgets: what is before its first is not missing.
+  bool forgot(std::uint64_t sequence) const { return !calls.empty() && sequence < calls.begin()->first; }
+  const CollectiveRecord* at(std::uint64_t sequence) const {
+    const auto found = calls.find(sequence);
+    return found == calls.end() ? nullptr : found->second;
+  }
+};
+
+using Members = std::map<int, Member>;
+
+Members members_of(const std::string& group, const std::vector<int>& ranks,
+                   const std::vector<RankFlight>& flights) {
+  Members members;
+  for (const int rank : ranks) members[rank];
+  for (const auto& flight : flights) {
+    const auto found = members.find(flight.rank);
+    if (found == members.end()) continue;
+    found->second.flight = &flight;
+    for (const auto& call : flight.collectives)
+      if (call.group == group && call.sequence > 0) found->second.calls[call.sequence] = &call;
+  }
+  return members;
+}
+
+/// True if somebody has made this call and not come through it.
+bool somebody_waits(const Members& members, std::uint64_t sequence) {
+  return std::any_of(members.begin(), members.end(), [&](const auto& member) {
+    const auto* call = member.second.at(sequence);
+    return call != nullptr && call->state != CollectiveState::kCompleted;
+  });
+}
+
+bool ranks_part_at(const Members& members, std::uint64_t sequence) {
+  const CollectiveRecord* first = nullptr;
+  bool missing = false;
+  for (const auto& [rank, member] : members) {
+    const auto* call = member.at(sequence);
+    if (call == nullptr) {
+      missing = missing || !member.forgot(sequence);
+    } else if (first == nullptr) {
+      first = call;
+    } else if (signature(*call) != signature(*first)) {
+      return true;
+    }
+  }
+  return missing && somebody_waits(members, sequence);
+}
+
+/// The most frequent call at that place, of equally frequent ones that of the lowest rank.
+const CollectiveRecord* expected_call(const Members& members, std::uint64_t sequence,
+                                      std::optional<int> seen_by) {
+  if (seen_by) {
+    const auto found = members.find(*seen_by);
+    if (found != members.end() && found->second.at(sequence) != nullptr) return found->second.at(sequence);
+  }
+  const CollectiveRecord* best = nullptr;
+  std::ptrdiff_t most = 0;
+  for (const auto& [rank, member] : members) {
+    const auto* call = member.at(sequence);
+    if (call == nullptr) continue;
+    const auto same = std::count_if(members.begin(), members.end(), [&](const auto& other) {
+      const auto* theirs = other.second.at(sequence);
+      return theirs != nullptr && signature(*theirs) == signature(*call);
+    });
+    if (same > most) best = call, most = same;
+  }
+  return best;
+}
+
+FlightFinding::Rank judge_absent(const std::string& group, int rank, const RankFlight* flight) {
+  using Kind = FlightFinding::Rank::Kind;
+  if (flight == nullptr) return {rank, Kind::kSilent, ""};
+  if (!flight->failure.empty()) return {rank, Kind::kFailed, flight->failure};
+  return {rank, flight->answers ? Kind::kMissing : Kind::kSilent, describe_position(group, *flight)};
+}
+
+}  // namespace
+
+std::optional<FlightFinding> find_culprits(const std::string& group, const std::vector<int>& ranks,
+                                           const std::vector<RankFlight>& flights,
+                                           std::optional<int> seen_by) {
+  const Members members = members_of(group, ranks, flights);
+  std::set<std::uint64_t> sequences;
+  for (const auto& [rank, member] : members)
+    for (const auto& [sequence, call] : member.calls) sequences.insert(sequence);
+  const auto where = std::find_if(sequences.begin(), sequences.end(),
+                                  [&](std::uint64_t sequence) { return ranks_part_at(members, sequence); });
+  if (where == sequences.end()) return std::nullopt;
+
+  FlightFinding finding{group, *where, *expected_call(members, *where, seen_by), {}, {}};
+  for (const auto& [rank, member] : members) {
+    const auto* call = member.at(*where);
+    if (call == nullptr && member.forgot(*where)) continue;
+    if (call == nullptr)
+      finding.culprits.push_back(judge_absent(group, rank, member.flight));
+    else if (signature(*call) == signature(finding.call))
+      finding.waiting.push_back(rank);
+    else
+      finding.culprits.push_back({rank, FlightFinding::Rank::Kind::kDiffers, describe(*call)});
+  }
+  std::stable_sort(finding.culprits.begin(), finding.culprits.end(),
+                   [](const auto& a, const auto& b) { return a.kind < b.kind; });
+  return finding;
+}
+
+std::string describe_position(const std::string& group, const RankFlight& flight) {
+  const auto last = std::find_if(flight.collectives.rbegin(), flight.collectives.rend(),
+                                 [&](const auto& call) { return call.group == group && call.sequence > 0; });
+  if (last == flight.collectives.rend()) return "before its first collective";
+  return "#" + std::to_string(last->sequence) + " (" + describe(*last) + ", " +
+         std::string(to_text(last->state)) + ")";
+}
+
+std::string describe_ranks(const std::vector<int>& ranks) {
+  constexpr std::size_t kNamed = 8;
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  const std::size_t named = std::min(ranks.size(), kNamed);
+  for (std::size_t i = 0; i < named; ++i) {
+    const bool last = i + 1 == ranks.size();
+    text += (i == 0 ? "" : last ? " and " : ", ") + std::to_string(ranks[i]);
+  }
+  if (ranks.size() > named) text += " and " + std::to_string(ranks.size() - named) + " others";
+  return text;
+}
+
+std::string describe_culprits(const FlightFinding& finding, const std::string& did_not_come,
+                              const std::string& other_call) {
+  using Kind = FlightFinding::Rank::Kind;
+  // Ranks of which the same is to be said, in the order of the first of them.
+  std::vector<std::pair<const FlightFinding::Rank*, std::vector<int>>> groups;
+  for (const auto& culprit : finding.culprits) {
+    const auto same = std::find_if(groups.begin(), groups.end(), [&](const auto& group) {
+      return group.first->kind == culprit.kind && group.first->text == culprit.text;
+    });
+    if (same == groups.end())
+      groups.push_back({&culprit, {culprit.rank}});
+    else
+      same->second.push_back(culprit.rank);
+  }
+  std::string text;
+  for (const auto& [culprit, ranks] : groups) {
+    const bool one = ranks.size() == 1;
+    text += (text.empty() ? "" : "; ") + describe_ranks(ranks);
+    switch (culprit->kind) {
+      case Kind::kDiffers:
+        text += " called " + culprit->text + other_call;
+        break;
+      case Kind::kMissing:
+        text += " " + did_not_come + (one ? ": it is at " : ": they are at ") + culprit->text;
+        break;
+      case Kind::kFailed:
+        text += std::string(one ? " has" : " have") + " failed: " + culprit->text;
+        break;
+      case Kind::kSilent:
+        text += one ? " has ended or does not answer" : " have ended or do not answer";
+        if (!culprit->text.empty()) text += ", last seen at " + culprit->text;
+        break;
+    }
+  }
+  return text;
+}
+
+}  // namespace ddprun::ddp

@@ -1,0 +1,96 @@
+#include "worker/ddp/nan_check.h"
+
+#include <cmath>
+#include <utility>
+#include <vector>
+
+#include <torch/nn/module.h>
+
+#include "worker/ddp/collectives.h"
+
+namespace ddprun::ddp {
+namespace {
+
+/// Of one parameter, since the last check.
+struct Found {
+  double nans = 0, infinities = 0;
+  torch::Tensor on_device;  ///< the two counts where reading them now would wait for the device
+};
+
+torch::Tensor count(const torch::Tensor& gradient) {
+  return torch::stack({gradient.isnan().sum(), gradient.isinf().sum()}).to(torch::kFloat64);
+}
+
+void add(Found& found, const torch::Tensor& counts) {
+  found.nans += counts[0].item<double>();
+  found.infinities += counts[1].item<double>();
+}
+
+void look_at(Found& found, const torch::Tensor& incoming) {
+  const torch::NoGradGuard no_grad;
+  const auto gradient = incoming.is_sparse() ? incoming._values() : incoming;
+  if (!gradient.is_cpu()) {
+    const auto counts = count(gradient);
+    found.on_device = found.on_device.defined() ? found.on_device + counts : counts;
+    return;
+  }
+  // The sum is finite unless a value is not, or, hardly ever, it overflows: one cheap pass settles most.
+  if (!std::isfinite(gradient.sum().item<double>())) add(found, count(gradient));
+}
+
+}  // namespace
+
+struct NanCheck::Hooks {
+  struct Parameter {
+    std::string name;
+    torch::Tensor tensor;
+    unsigned hook = 0;
+    Found found;
+  };
+  std::vector<Parameter> parameters;  // not resized after the hooks are there: they point into it
+};
+
+NanCheck::NanCheck(const torch::nn::Module& module, const ProcessGroup& group)
+    : group_(group), hooks_(std::make_unique<Hooks>()) {
+  for (const auto& item : module.named_parameters())
+    if (item.value().requires_grad()) hooks_->parameters.push_back({item.key(), item.value(), 0, {}});
+  // A hook of the parameter itself runs before the gradient is accumulated, and DistributedDataParallel reads
+  // what has been accumulated.
+  for (auto& parameter : hooks_->parameters)
+    parameter.hook = parameter.tensor.register_hook(
+        [&parameter](const torch::Tensor& gradient) { look_at(parameter.found, gradient); });
+}
+
+NanCheck::~NanCheck() {
+  for (auto& parameter : hooks_->parameters) parameter.tensor.remove_hook(parameter.hook);
+}
+
+void NanCheck::check() {
+  auto& parameters = hooks_->parameters;
+  // For each rank 1 + the number of its first bad parameter, its NaNs and its infinities; the sum tells every
+  // rank everything.
+  const auto own = 3 * static_cast<std::size_t>(group_.rank());
+  std::vector<double> by_rank(3 * static_cast<std::size_t>(group_.size()), 0);
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    Found found = std::exchange(parameters[i].found, {});
+    if (found.on_device.defined()) add(found, found.on_device.cpu());
+    if (found.nans + found.infinities == 0 || by_rank[own] != 0) continue;
+    by_rank[own] = static_cast<double>(i + 1);
+    by_rank[own + 1] = found.nans;
+    by_rank[own + 2] = found.infinities;
+  }
+  by_rank = all_reduce_sum(group_, std::move(by_rank));
+
+  std::string text;
+  for (std::size_t rank = 0; 3 * rank < by_rank.size(); ++rank) {
+    if (by_rank[3 * rank] == 0) continue;
+    const auto& parameter = parameters[static_cast<std::size_t>(by_rank[3 * rank]) - 1];
+    const auto number = [&](std::size_t i) { return std::to_string(std::llround(by_rank[3 * rank + i])); };
+    text += (text.empty() ? "gradient of " : "; of ") + parameter.name + " on rank " + std::to_string(rank) +
+            ": " + number(1) + " NaN and " + number(2) + " infinite of " +
+            std::to_string(parameter.tensor.numel()) + " values";
+  }
+  if (!text.empty()) throw NonFiniteGradient(text);
+}
+
+}  // namespace ddprun::ddp

@@ -1,0 +1,147 @@
+#include "worker/ddp/powersgd_hook.h"
+
+#include <algorithm>
+#include <numeric>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <torch/types.h>
+
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include "worker/ddp/powersgd_round.h"
+
+namespace ddprun::ddp {
+namespace {
+
+using Handle = c10::intrusive_ptr<c10d::ProcessGroup>;
+
+FuturePtr ready() {
+  auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
+  future->markCompleted(torch::Tensor());
+  return future;
+}
+
+/// The future that next() returns, once the first one has succeeded.
+template <typename Next>
+FuturePtr then_await(const FuturePtr& future, Next next) {
+  return future->thenAsync(
+      [next = std::move(next)](c10::ivalue::Future& done) -> FuturePtr {
+        const torch::NoGradGuard no_grad;
+        done.value();
+        return next();
+      },
+      c10::TensorType::get());
+}
+
+/// Connections of their own between the same ranks. Gloo pairs collectives by their order on each rank, which
+/// for those that are started when others finish is up to chance; in these connections it need not agree with
+/// what backward starts meanwhile. NCCL needs none: there everything is started at once.
+Handle separate_connections(const ProcessGroup& group) {
+  if (group.size() == 1 || group.backend() == "nccl") return group.handle();
+  std::vector<int> ranks(static_cast<std::size_t>(group.size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return group.new_group(ranks)->handle();
+}
+
+/// RandomState(seed).randint(1'000'000'000) of numpy.
+std::uint32_t draw_seed(std::mt19937& random) {
+  for (;;) {
+    const auto value = static_cast<std::uint32_t>(random()) & ((1U << 30) - 1);
+    if (value < 1'000'000'000) return value;
+  }
+}
+
+void check(const PowerSgd::Options& options) {
+  const auto require = [](bool fits, const char* what, auto value) {
+    if (!fits)
+      throw std::invalid_argument("PowerSgd: expected " + std::string(what) + ", got " +
+                                  std::to_string(value));
+  };
+  require(options.rank >= 1, "a rank of at least 1", options.rank);
+  require(options.start_iteration >= 0, "a start_iteration of at least 0", options.start_iteration);
+  require(options.min_compression_rate > 0, "a min_compression_rate above 0", options.min_compression_rate);
+  require(options.orthogonalization_epsilon >= 0, "an orthogonalization_epsilon of at least 0",
+          options.orthogonalization_epsilon);
+}
+
+}  // namespace
+
+PowerSgd::PowerSgd(const ProcessGroup& group, const Options& options)
+    : options_(options), group_(group.handle()), random_(options.random_seed), q_started_(ready()) {
+  check(options);
+  q_group_ = separate_connections(group);
+}
+PowerSgd::PowerSgd(const ProcessGroup& group) : PowerSgd(group, Options{}) {}
+
+void PowerSgd::fill_qs(PowerSgdRound& round) {
+  at::Generator generator;  // the same on every rank, and another each time
+  const bool known = std::all_of(round.batches.begin(), round.batches.end(),
+                                 [](const auto& batch) { return batch.knows_q(); });
+  if (!known) generator = at::make_generator<at::CPUGeneratorImpl>(draw_seed(random_));
+  round.fill_qs(generator);
+}
+
+FuturePtr PowerSgd::reduce(Bucket& bucket) {
+  const torch::NoGradGuard no_grad;
+  const bool compress = iteration_ >= options_.start_iteration;
+  if (bucket.isLast()) ++iteration_;
+  if (!compress) return all_reduce_async(group_, bucket.getBufferRef().div_(group_->getSize()));
+
+  std::vector<std::shared_ptr<PowerSgdMemory>> memories;
+  for (const auto& parameter : bucket.getParameters()) {
+    auto& memory = memory_[parameter.unsafeGetTensorImpl()];
+    if (!memory) memory = std::make_shared<PowerSgdMemory>();
+    memories.push_back(memory);
+  }
+  const auto round =
+      std::make_shared<PowerSgdRound>(bucket, std::move(memories), options_, group_->getSize());
+  compression_.elements_before += round->compression.elements_before;
+  compression_.elements_after += round->compression.elements_after;
+
+  FuturePtr reduced = ready();
+  if (!round->plain.empty())
+    reduced = then(all_reduce_async(group_, round->plain_row()), [round](torch::Tensor sums) {
+      round->unpack_plain(sums);
+      return sums;
+    });
+  if (!round->batches.empty()) reduced = reduce_compressed(round, reduced);
+  return then(reduced, [round](const torch::Tensor&) {
+    round->remember();
+    return round->buffer;
+  });
+}
+
+/// The plain gradients and P are on their way when this returns. Q follows when they have arrived, after the
+/// Q of the bucket before: the same order on every rank.
+FuturePtr PowerSgd::reduce_compressed(const std::shared_ptr<PowerSgdRound>& round, const FuturePtr& plain) {
+  fill_qs(*round);
+  round->compute_ps();
+  const FuturePtr p = all_reduce_async(group_, round->ps);
+  const auto q_started = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
+  const FuturePtr turn = std::exchange(q_started_, q_started);
+
+  const auto arrived = then_await(then_await(plain, [p] { return p; }), [turn] { return turn; });
+  const auto q = then_await(arrived, [round, q_started, q_group = q_group_] {
+    round->compute_qs();
+    auto sum = all_reduce_async(q_group, round->qs);
+    q_started->markCompleted(torch::Tensor());
+    return sum;
+  });
+  q->addCallback([q_started](c10::ivalue::Future& done) {
+    if (!q_started->completed()) q_started->setError(done.exception_ptr());
+  });
+  return then(q, [round](const torch::Tensor& sums) {
+    round->decompress();
+    return sums;
+  });
+}
+
+CommHook powersgd_hook(std::shared_ptr<PowerSgd> power_sgd) {
+  return make_comm_hook(
+      [power_sgd = std::move(power_sgd)](Bucket& bucket) { return power_sgd->reduce(bucket); });
+}
+
+}  // namespace ddprun::ddp

@@ -1,0 +1,102 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <unordered_map>
+
+#include <torch/types.h>
+
+#include "worker/ddp/comm_hooks.h"
+#include "worker/ddp/process_group.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace ddprun::ddp {
+
+struct PowerSgdMemory;
+struct PowerSgdRound;
+
+/// PowerSGD: each gradient M, seen as a matrix [rows, columns], is reduced as the product of two thin ones.
+///
+///   P = orthogonalize(sum over ranks of M Q),  Q = mean over ranks of M^T P,  M <- P Q^T
+///                                                  Vogels et al. 2019 (arXiv:1905.13727), algorithms 1, 2
+///
+/// Bit for bit torch/distributed/algorithms/ddp_comm_hooks/powerSGD_hook.py, 2.11, where that is defined:
+/// same options, defaults, random numbers and order. It differs in this:
+/// - What is remembered belongs to parameters, not to buckets: it survives the rebuild of buckets, so that
+///   training can be resumed, and any start_iteration is allowed.
+/// - A layer without gradients in some step gets zeros in it, instead of NaN, and goes on learning
+/// afterwards.
+/// - No thread waits for a collective, and Q has connections of its own: on Gloo, several buckets under way
+///   can neither mix their collectives up nor block each other.
+///
+///   auto power_sgd = std::make_shared<PowerSgd>(group, PowerSgd::Options{.rank = 2});
+///   ddp.register_comm_hook(powersgd_hook(power_sgd));
+class PowerSgd {
+ public:
+  struct Options {
+    std::int64_t rank = 1;                 ///< columns of P and Q: more are more exact, and more to send
+    std::int64_t start_iteration = 1000;   ///< a plain all-reduce in the iterations before
+    double min_compression_rate = 2;       ///< gradients that would shrink less than this travel as they are
+    bool use_error_feedback = true;        ///< what compression lost is added to the next gradient
+    bool warm_start = true;                ///< Q begins as the last iteration's, not at random
+    double orthogonalization_epsilon = 0;  ///< added to columns' norms
+    std::uint32_t random_seed = 0;
+    bool batch_tensors_with_same_shape = false;  ///< one product for all matrices of a shape in a bucket
+  };
+
+  /// Every rank makes one, at the same time: connections are made.
+  /// throws  std::invalid_argument if an option has no sense
+  PowerSgd(const ProcessGroup& group, const Options& options);
+  explicit PowerSgd(const ProcessGroup& group);
+
+  /// What training depends on, by names of parameters. Errors are each rank's own; the rest is the same on
+  /// every rank.
+  struct State {
+    std::int64_t iteration = 0;
+    std::string random_state;                     ///< of the generator of seeds
+    std::map<std::string, torch::Tensor> errors;  ///< shaped as the parameter
+    std::map<std::string, torch::Tensor> qs;      ///< [columns, rank]
+  };
+
+  /// Copies; to be called between steps, with the module that is trained.
+  State state(const torch::nn::Module& module) const;
+
+  /// throws  std::invalid_argument naming the entry that does not fit the module; then nothing has changed
+  void load_state(const torch::nn::Module& module, const State& state);
+
+  /// Elements of the gradients that compression has seen, and of what was sent for them.
+  struct Compression {
+    std::int64_t elements_before = 0;
+    std::int64_t elements_after = 0;
+  };
+  const Compression& compression() const { return compression_; }
+
+  /// The hook: use powersgd_hook().
+  FuturePtr reduce(Bucket& bucket);
+
+ private:
+  using Handle = c10::intrusive_ptr<c10d::ProcessGroup>;
+
+  void fill_qs(PowerSgdRound& round);
+  FuturePtr reduce_compressed(const std::shared_ptr<PowerSgdRound>& round, const FuturePtr& plain);
+
+  Options options_;
+  Handle group_;
+  Handle q_group_;
+  std::mt19937 random_;
+  std::int64_t iteration_ = 0;
+  Compression compression_;
+  std::unordered_map<const c10::TensorImpl*, std::shared_ptr<PowerSgdMemory>> memory_;  ///< by parameter
+  FuturePtr q_started_;  ///< done when the Q of the bucket before is on its way
+};
+
+/// The hook of that PowerSgd, which the caller may keep for its state.
+CommHook powersgd_hook(std::shared_ptr<PowerSgd> power_sgd);
+
+}  // namespace ddprun::ddp

@@ -1,0 +1,122 @@
+#include "worker/ddp/record_collectives.h"
+
+#include <mutex>
+#include <numeric>
+#include <optional>
+#include <utility>
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "worker/ddp/flight_dump.h"
+#include "worker/ddp/recording_backend.h"
+
+namespace ddprun::ddp {
+namespace {
+
+Board board_of(const c10::intrusive_ptr<c10d::Store>& store) {
+  Board board;
+  board.set = [store](const std::string& key, const std::string& value) { store->set(key, value); };
+  board.add = [store](const std::string& key, std::int64_t amount) { return store->add(key, amount); };
+  board.get = [store](const std::vector<std::string>& keys) {
+    std::vector<std::optional<std::string>> values;
+    const auto text = [](const std::vector<std::uint8_t>& bytes) {
+      return std::string(bytes.begin(), bytes.end());
+    };
+    if (keys.size() > 1 && store->hasExtendedApi() && store->check(keys)) {
+      for (const auto& bytes : store->multiGet(keys)) values.emplace_back(text(bytes));
+    } else {
+      for (const auto& key : keys)
+        values.push_back(store->check({key}) ? std::optional(text(store->get(key))) : std::nullopt);
+    }
+    return values;
+  };
+  return board;
+}
+
+struct CurrentWatchdog {
+  std::mutex mutex;
+  std::weak_ptr<Watchdog> watchdog;
+  int rank = 0, world_size = 1;
+};
+
+CurrentWatchdog& current() {
+  static CurrentWatchdog current;
+  return current;
+}
+
+std::shared_ptr<Watchdog> make_watchdog(const c10::intrusive_ptr<c10d::Store>& store, const std::string& name,
+                                        int rank, int size) {
+  auto own = store->clone();  // a store blocks all its users while one waits for a key
+  Board board = board_of(c10::make_intrusive<c10d::PrefixStore>("flight/" + name, own));
+  return std::make_shared<Watchdog>(flight_recorder(), std::move(board),
+                                    Watchdog::Options{.rank = rank, .world_size = size});
+}
+
+}  // namespace
+
+c10::intrusive_ptr<c10d::Backend> record_collectives(c10::intrusive_ptr<c10d::Backend> backend,
+                                                     const c10::intrusive_ptr<c10d::Store>& store,
+                                                     const std::string& group_name,
+                                                     std::vector<int> global_ranks) {
+  if (backend->getSize() == 1) return backend;
+  std::shared_ptr<Watchdog> watchdog;
+  const bool whole_job = global_ranks.empty();
+  {
+    const std::scoped_lock lock(current().mutex);
+    if (!global_ranks.empty()) watchdog = current().watchdog.lock();
+    if (!watchdog) {
+      watchdog = make_watchdog(store, group_name, backend->getRank(), backend->getSize());
+      global_ranks.clear();
+      current().watchdog = watchdog;
+      current().rank = backend->getRank();
+      current().world_size = backend->getSize();
+    }
+  }
+  if (global_ranks.empty()) {
+    global_ranks.resize(static_cast<std::size_t>(backend->getSize()));
+    std::iota(global_ranks.begin(), global_ranks.end(), 0);
+  }
+  const bool futures_tell = backend->getBackendName() == "gloo";
+  auto recording = std::make_shared<Recording>(flight_recorder(), flight_recorder().add_group(group_name),
+                                               std::move(global_ranks), std::move(watchdog), futures_tell);
+  return c10::make_intrusive<RecordingBackend>(std::move(backend), std::move(recording), whole_job);
+}
+
+void expect_buckets(c10d::ProcessGroup& group, const std::vector<std::int64_t>& bucket_bytes) {
+  for (const auto device : group.getDeviceTypes()) {
+    const auto* backend = dynamic_cast<RecordingBackend*>(group.getBackend(device.type()).get());
+    if (backend != nullptr)
+      backend->recording().recorder.expect_buckets(backend->recording().group, bucket_bytes);
+  }
+}
+
+std::shared_ptr<Watchdog> current_watchdog() {
+  const std::scoped_lock lock(current().mutex);
+  return current().watchdog.lock();
+}
+
+void announce_failure(const std::string& message) {
+  if (const auto watchdog = current_watchdog()) watchdog->announce_failure(message);
+}
+
+std::exception_ptr explained_failure(const std::exception_ptr& cause) {
+  const auto watchdog = current_watchdog();
+  const auto newest = flight_recorder().newest();
+  if (!watchdog || !newest) return cause;
+  const auto call = flight_recorder().first_pending(*newest);
+  if (!call || !call->pending()) return cause;
+  return explained(*watchdog, *newest, flight_recorder().groups()[call->group], cause);
+}
+
+void dump_flight(const std::string& reason) {
+  if (const auto watchdog = current_watchdog()) {
+    watchdog->dump_everywhere(reason);
+    return;
+  }
+  const std::scoped_lock lock(current().mutex);
+  write_flight_dump(flight_recorder(), current().rank, current().world_size, reason);
+}
+
+}  // namespace ddprun::ddp

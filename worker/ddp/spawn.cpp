@@ -1,0 +1,206 @@
+#include "worker/ddp/spawn.h"
+
+#include <c10/util/Exception.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <iostream>
+#include <iterator>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include "common/errors.h"
+#include "common/exit_status.h"
+#include "common/unique_fd.h"
+#include "worker/ddp/held_port.h"
+
+namespace ddprun {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+[[noreturn]] void throw_errno(const char* what) {
+  throw std::system_error(errno, std::generic_category(), std::string("spawn: ") + what);
+}
+
+void check_single_thread() {
+  const auto tasks = std::filesystem::directory_iterator("/proc/self/task");
+  const auto threads = std::distance(begin(tasks), end(tasks));
+  if (threads != 1)
+    throw std::logic_error("spawn: this process has " + std::to_string(threads) +
+                           " threads, expected one: call spawn() before anything that starts threads, such "
+                           "as a backward or a process group");
+}
+
+void flush_output() {
+  std::cout.flush();
+  std::cerr.flush();
+  std::fflush(nullptr);
+}
+
+/// This process's environment becomes that of the rank, whatever launcher started the program.
+void set_environment(const WorkerEnv& env) {
+  for (const auto& name : worker_variable_names()) ::unsetenv(name.c_str());
+  WorkerEnv own = env;
+  own.store_fd.reset();  // taken from the struct; in the environment a program started here would inherit it
+  for (const auto& [name, value] : to_env(own)) ::setenv(name.c_str(), value.c_str(), 1);
+}
+
+/// What body threw, if it threw.
+std::optional<std::string> run_body(const std::function<void()>& body) {
+  try {
+    body();
+    return std::nullopt;
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    return error.what();
+  } catch (...) {
+    return "an exception that is no std::exception";
+  }
+}
+
+/// In the child: ends it with 1 and the message of what body throws, or with 0.
+[[noreturn]] void run_rank(pid_t parent, int message_fd, const std::function<void()>& body) {
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (::getppid() != parent) ::_exit(1);
+  const auto error = run_body(body);
+  flush_output();
+  if (!error) ::_exit(0);
+  constexpr std::size_t kPipeHolds = 4096;  // more would block: the parent reads when we are gone
+  [[maybe_unused]] const auto written =
+      ::write(message_fd, error->data(), std::min(error->size(), kPipeHolds));
+  ::_exit(1);
+}
+
+std::string read_all(int fd) {
+  std::string text(4096, '\0');
+  const ssize_t size = ::read(fd, text.data(), text.size());
+  text.resize(static_cast<std::size_t>(std::max<ssize_t>(size, 0)));
+  return text;
+}
+
+struct Rank {
+  pid_t pid = -1;    ///< -1 once it has been waited for
+  UniqueFd pidfd;    ///< readable when it has ended
+  UniqueFd message;  ///< what its body threw
+};
+
+class Ranks {
+ public:
+  ~Ranks() {
+    for (auto& rank : ranks_) {
+      if (rank.pid < 0) continue;
+      ::kill(rank.pid, SIGKILL);
+      ::waitpid(rank.pid, nullptr, 0);
+    }
+  }
+
+  void start(const std::function<void()>& body) {
+    int ends[2];
+    if (::pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) throw_errno("a pipe");
+    UniqueFd read_end(ends[0]), write_end(ends[1]);
+    const pid_t parent = ::getpid();
+    const pid_t pid = ::fork();
+    if (pid < 0) throw_errno("fork");
+    if (pid == 0) run_rank(parent, write_end.get(), body);
+    ranks_.push_back({pid, UniqueFd(), std::move(read_end)});
+    ranks_.back().pidfd.reset(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+    if (!ranks_.back().pidfd) throw_errno("pidfd_open");
+  }
+
+  /// Waits until some have ended, or the deadline. False when none is left, or none has ended by then.
+  bool wait_for_some(std::optional<Clock::time_point> deadline, std::string& errors) {
+    std::vector<pollfd> waiting;
+    for (const auto& rank : ranks_) waiting.push_back({rank.pid < 0 ? -1 : rank.pidfd.get(), POLLIN, 0});
+    if (std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.pid < 0; }))
+      return false;
+    int ready = 0;
+    do {
+      const auto left =
+          deadline ? std::chrono::ceil<std::chrono::milliseconds>(*deadline - Clock::now()).count() : -1;
+      ready =
+          ::poll(waiting.data(), waiting.size(), deadline ? static_cast<int>(std::max<long>(left, 0)) : -1);
+    } while (ready < 0 && errno == EINTR);
+    if (ready < 0) throw_errno("poll");
+    for (std::size_t i = 0; i < waiting.size(); ++i)
+      if (waiting[i].revents != 0) reap(i, errors);
+    return ready > 0;
+  }
+
+  void send_to_all(int signal) const {
+    for (const auto& rank : ranks_)
+      if (rank.pid >= 0) ::kill(rank.pid, signal);
+  }
+
+ private:
+  void reap(std::size_t index, std::string& errors) {
+    Rank& rank = ranks_[index];
+    int status = 0;
+    if (::waitpid(rank.pid, &status, 0) != rank.pid) throw_errno("waitpid");
+    rank.pid = -1;
+    const auto ended = ExitStatus::from_wait_status(status);
+    if (ended.success()) return;
+    const auto message = read_all(rank.message.get());
+    errors += (errors.empty() ? "rank " : "\nrank ") + std::to_string(index) + ": " +
+              (ended == ExitStatus::exited(1) && !message.empty() ? message : describe(ended));
+  }
+
+  std::vector<Rank> ranks_;
+};
+
+void end_all(Ranks& ranks, std::chrono::milliseconds grace) {
+  std::string not_asked;  // they failed because they were ended
+  ranks.send_to_all(SIGTERM);
+  const auto deadline = Clock::now() + grace;
+  while (ranks.wait_for_some(deadline, not_asked)) {
+  }
+  ranks.send_to_all(SIGKILL);
+  while (ranks.wait_for_some(std::nullopt, not_asked)) {
+  }
+}
+
+}  // namespace
+
+void spawn(int n, const std::function<void(const WorkerEnv&)>& body, const SpawnOptions& options) {
+  if (n < 1) throw std::invalid_argument("spawn: expected at least one rank, got " + std::to_string(n));
+  check_single_thread();
+  flush_output();
+  ddp::HeldPort port;
+  Ranks ranks;
+  for (int rank = 0; rank < n; ++rank)
+    ranks.start([&] {
+      auto env = ddp::env_of_rank(port, rank, n);
+      if (rank == 0)
+        env.store_fd = port.socket.release();
+      else
+        port.socket.reset();
+      set_environment(env);
+      body(env);
+    });
+  port.socket.reset();  // rank 0 alone has it: when it is gone, so is whoever listens there
+
+  std::string errors;
+  while ((errors.empty() || !options.end_others) && ranks.wait_for_some(std::nullopt, errors)) {
+  }
+  if (errors.empty()) return;
+  end_all(ranks, options.grace);
+  throw std::runtime_error(errors);
+}
+
+void spawn(int n, const std::function<void(const WorkerEnv&)>& body) { spawn(n, body, SpawnOptions{}); }
+
+}  // namespace ddprun

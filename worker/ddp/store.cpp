@@ -1,0 +1,90 @@
+#include "worker/ddp/store.h"
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <optional>
+
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "common/errors.h"
+
+namespace ddprun::ddp {
+namespace {
+
+std::optional<int> bound_port(int fd) {
+  sockaddr_storage address{};
+  socklen_t size = sizeof address;
+  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0) return std::nullopt;
+  if (address.ss_family == AF_INET) return ntohs(reinterpret_cast<sockaddr_in&>(address).sin_port);
+  if (address.ss_family == AF_INET6) return ntohs(reinterpret_cast<sockaddr_in6&>(address).sin6_port);
+  return std::nullopt;
+}
+
+/// The file of a file:// URL; nullopt for env://.
+std::optional<std::filesystem::path> file_of(const std::string& init_method) {
+  const std::string scheme = "file://";
+  if (init_method == "env://") return std::nullopt;
+  const std::string path = init_method.rfind(scheme, 0) == 0 ? init_method.substr(scheme.size()) : "";
+  if (path.empty() || path.front() != '/' || path.back() == '/' || path.find('?') != std::string::npos)
+    throw UsageError(
+        "init_method: expected env:// or file:///PATH without parameters (rank and world size come from the "
+        "environment), got '" +
+        init_method + "'");
+  return path;
+}
+
+StorePtr make_tcp_store(const WorkerEnv& env, std::chrono::milliseconds timeout) {
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<std::uint16_t>(env.master_port);
+  options.isServer = env.rank == 0 && !env.use_agent_store;
+  options.timeout = timeout;
+  if (options.isServer) options.masterListenFd = env.store_fd;
+  return c10::make_intrusive<c10d::TCPStore>(env.master_addr, options);
+}
+
+StorePtr make_file_store(const WorkerEnv& env, const std::filesystem::path& file,
+                         std::chrono::milliseconds timeout) {
+  if (!std::filesystem::is_directory(file.parent_path()))
+    throw IoError(file.parent_path(), "init_method: expected a folder that all ranks can write in", ENOENT);
+  auto store = c10::make_intrusive<c10d::FileStore>(file.string(), env.world_size);
+  store->setTimeout(timeout);
+  return store;
+}
+
+}  // namespace
+
+void check_store(const WorkerEnv& env, const std::string& init_method) {
+  if (file_of(init_method) || !env.store_fd || env.use_agent_store) return;
+  const int fd = *env.store_fd;
+  if (bound_port(fd) != env.master_port)
+    throw UsageError("DDPRUN_STORE_FD: expected a socket bound to MASTER_PORT " +
+                     std::to_string(env.master_port) + ", got file descriptor " + std::to_string(fd));
+  ::fcntl(fd, F_SETFD, FD_CLOEXEC);
+}
+
+StorePtr make_store(const WorkerEnv& env, const std::string& init_method, std::chrono::milliseconds timeout) {
+  check_store(env, init_method);
+  const auto file = file_of(init_method);
+  // Keys carry the restart count, so that a store that outlives a restart gives no stale addresses; a file
+  // may outlive the job.
+  const std::string attempt = "attempt_" + std::to_string(env.restart_count);
+  if (!file) return c10::make_intrusive<c10d::PrefixStore>("ddprun/" + attempt, make_tcp_store(env, timeout));
+  return c10::make_intrusive<c10d::PrefixStore>("ddprun/" + env.run_id + "/" + attempt,
+                                                make_file_store(env, *file, timeout));
+}
+
+StorePtr make_own_store() { return c10::make_intrusive<c10d::HashStore>(); }
+
+std::string describe_meeting_place(const WorkerEnv& env, const std::string& init_method) {
+  const auto file = file_of(init_method);
+  return file ? file->string() : env.master_addr + ":" + std::to_string(env.master_port);
+}
+
+}  // namespace ddprun::ddp

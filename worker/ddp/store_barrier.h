@@ -1,0 +1,50 @@
+#pragma once
+
+#include <chrono>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "worker/ddp/store.h"
+
+namespace ddprun::ddp {
+
+/// Ranks that did not come to a barrier in time. Every rank that came throws the same, and so does one that
+/// comes later.
+class MissingRanks : public std::runtime_error {
+ public:
+  MissingRanks(const std::string& message, std::vector<int> missing)
+      : std::runtime_error(message), ranks(std::move(missing)) {}
+
+  std::vector<int> ranks;  ///< of the whole job, ascending
+};
+
+/// Meetings of a group's ranks through its store: no connections between the ranks are needed, and a meeting
+/// that fails says who did not come. Exactly one verdict is given at each, by the last to come or by the
+/// first to lose patience.
+class StoreBarrier {
+ public:
+  /// world_ranks  of the members, in the order of their ranks in the group
+  StoreBarrier(StorePtr store, int rank, std::vector<int> world_ranks)
+      : store_(std::move(store)), rank_(rank), world_ranks_(std::move(world_ranks)) {}
+
+  /// Returns on all ranks once all have called it, or throws on all.
+  ///
+  /// what    begins the error's message
+  /// throws  MissingRanks once a rank has waited that long; c10::Error if the store is out of reach
+  void meet(const std::string& what, std::chrono::milliseconds timeout);
+
+ private:
+  std::string key(const std::string& name) const;
+  std::vector<int> absent() const;
+  void give_verdict(const std::string& verdict);
+  void forget_last_round();
+  [[noreturn]] void fail(const std::string& what, const std::string& verdict);
+
+  StorePtr store_;
+  int rank_;
+  std::vector<int> world_ranks_;
+  int round_ = -1;
+};
+
+}  // namespace ddprun::ddp

@@ -1,0 +1,281 @@
+#include "worker/ddp/watchdog.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstdlib>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "common/one_line.h"
+#include "worker/ddp/failure_text.h"
+#include "worker/ddp/flight_dump.h"
+#include "worker/ddp/flight_position.h"
+
+namespace ddprun::ddp {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+constexpr std::size_t kTail = 64;                // collectives in an answer
+constexpr std::size_t kShortTail = 2;            // in a position that nobody asked for
+constexpr const char* kQuestions = "questions";  // how many were asked
+constexpr const char* kAsking = "asking";        // the rank that asked last
+constexpr const char* kLeft = "left";            // how many ranks need the board no more
+
+std::string position_key(int rank) { return "position_" + std::to_string(rank); }
+
+}  // namespace
+
+struct Watchdog::Shared {
+  Shared(FlightRecorder& recorder, Board board, const Options& options)
+      : recorder(recorder), board(std::move(board)), options(options) {}
+
+  FlightRecorder& recorder;
+  const Board board;  // used by the thread only
+  const Options options;
+
+  // -- by the thread only --
+  std::int64_t answered = 0,
+               dumped = 0;        // the last questions that this rank has answered, written its ring for
+  Clock::time_point published{};  // when its position was last left
+  std::map<int, FlightPosition> positions;  // of the other ranks, as last read; kept when the board is gone
+
+  // -- under the mutex --
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool stop = false, ended = false;
+  bool want_question = false, want_publish = false;
+  std::string reason, failure;
+  std::uint64_t questions_done = 0, publications = 0;
+  std::vector<RankFlight> flights;  // of all ranks after the last question
+  bool board_gone = false;          // it failed once: never used again
+
+  std::mutex explaining;  // one at a time
+  std::string explained_group, explanation;
+  std::uint64_t explained_sequence = 0;
+
+  void publish(std::size_t tail) {
+    FlightPosition position{.answers = answered, .dumped = dumped, .failure = failure_now(), .flight = {}};
+    position.flight = {options.rank, options.world_size, "", epoch_now_ns(), recorder.records(tail)};
+    board.set(position_key(options.rank), to_text(position));
+    published = Clock::now();
+  }
+
+  std::string failure_now() {
+    const std::scoped_lock lock(mutex);
+    return failure;
+  }
+
+  void dump(const std::string& why) {
+    const std::string failed = failure_now();
+    write_flight_dump(recorder, options.rank, options.world_size, failed.empty() ? why : failed);
+  }
+
+  /// Answers what other ranks have asked since, first on the board, then with the ring's file.
+  void answer() {
+    const auto asked = board.add(kQuestions, 0);
+    if (asked <= answered) return;
+    answered = asked;
+    publish(kTail);
+    // How the asking rank failed: it explains our own failure, should that rank be gone by then.
+    if (const auto asking = board.get({kAsking})[0]) read_positions({std::atoi(asking->c_str())});
+    dump("rank " + board.get({kAsking})[0].value_or("?") + " asked");
+    dumped = asked;
+    publish(kTail);
+  }
+
+  void read_positions(const std::vector<int>& ranks) {
+    std::vector<std::string> keys;
+    for (const int rank : ranks) keys.push_back(position_key(rank));
+    const auto texts = board.get(keys);
+    for (std::size_t i = 0; i < ranks.size(); ++i) {
+      if (!texts[i] || ranks[i] == options.rank) continue;
+      if (auto position = parse_flight_position(*texts[i])) positions[ranks[i]] = std::move(*position);
+    }
+  }
+
+  bool answers(int rank, std::int64_t question) const {
+    const auto found = positions.find(rank);
+    return found != positions.end() && (found->second.answers >= question || !found->second.failure.empty());
+  }
+
+  /// Of the other ranks, those that have not yet done all that the question wants of them.
+  std::vector<int> still_busy(std::int64_t question) const {
+    std::vector<int> ranks;
+    for (int rank = 0; rank < options.world_size; ++rank) {
+      const auto found = positions.find(rank);
+      const bool done =
+          found != positions.end() && (found->second.dumped >= question || !found->second.failure.empty());
+      if (rank != options.rank && !done) ranks.push_back(rank);
+    }
+    return ranks;
+  }
+
+  /// Asks all ranks where they are and waits, but not for ever, until they have answered. What is known
+  /// afterwards is in positions. Returns the question's number.
+  std::int64_t ask() {
+    publish(kTail);  // before the question: whoever sees it finds why
+    board.set(kAsking, std::to_string(options.rank));
+    const auto question = board.add(kQuestions, 1);
+    answered = dumped = question;
+    publish(kTail);  // what was asked shortly before is answered by it too
+    const auto deadline = Clock::now() + options.answer_within;
+    for (;;) {
+      answer();  // others may ask too
+      read_positions(still_busy(question));
+      if (still_busy(question).empty() || Clock::now() >= deadline) return question;
+      std::this_thread::sleep_for(milliseconds(20));
+    }
+  }
+
+  void ask_and_tell() {
+    std::int64_t question = 0;
+    const bool reached = on_board([&] { question = ask(); });
+    const std::scoped_lock lock(mutex);
+    flights.clear();
+    for (const auto& [rank, position] : positions)
+      flights.push_back(
+          {rank, reached && answers(rank, question), position.failure, position.flight.collectives});
+    flights.push_back({options.rank, true, "", recorder.records(kTail)});
+    ++questions_done;
+    changed.notify_all();
+  }
+
+  /// False if the board is gone, or was already.
+  template <typename Action>
+  bool on_board(Action action) {
+    {
+      const std::scoped_lock lock(mutex);
+      if (board_gone) return false;
+    }
+    try {
+      action();
+      return true;
+    } catch (const std::exception&) {
+      const std::scoped_lock lock(mutex);
+      board_gone = true;
+      return false;
+    }
+  }
+
+  /// The board goes with rank 0, so that one waits, a little, until the others need it no more.
+  void leave() {
+    if (!failure_now().empty()) return;
+    on_board([&] {
+      const auto deadline = Clock::now() + std::min<milliseconds>(options.answer_within, milliseconds(1000));
+      auto gone = board.add(kLeft, 1);
+      while (options.rank == 0 && gone < options.world_size && Clock::now() < deadline) {
+        std::this_thread::sleep_for(milliseconds(1));
+        gone = board.add(kLeft, 0);
+      }
+    });
+  }
+
+  /// One round of the thread. False once it is to end.
+  bool turn() {
+    std::unique_lock lock(mutex);
+    changed.wait_for(lock, options.look_every, [this] { return stop || want_question || want_publish; });
+    if (stop) return false;
+    const bool question = std::exchange(want_question, false),
+               publication = std::exchange(want_publish, false);
+    const std::string why = reason;
+    lock.unlock();
+    if (question) {
+      dump(why);
+      ask_and_tell();
+    }
+    on_board([&] {
+      answer();
+      if (publication || Clock::now() - published >= options.publish_every)
+        publish(publication ? kTail : kShortTail);
+    });
+    if (publication) {
+      lock.lock();
+      ++publications;
+      changed.notify_all();
+    }
+    return true;
+  }
+};
+
+Watchdog::Watchdog(FlightRecorder& recorder, Board board, const Options& options)
+    : shared_(std::make_shared<Shared>(recorder, std::move(board), options)) {
+  std::thread([shared = shared_] { run(shared); }).detach();
+}
+
+void Watchdog::run(const std::shared_ptr<Shared>& shared) {
+  while (shared->turn()) {
+  }
+  shared->leave();
+  const std::scoped_lock lock(shared->mutex);
+  shared->ended = true;
+  shared->changed.notify_all();
+}
+
+Watchdog::~Watchdog() { stop(); }
+
+void Watchdog::stop() {
+  std::unique_lock lock(shared_->mutex);
+  shared_->stop = true;
+  shared_->changed.notify_all();
+  // A thread that the board holds is left to itself: it has all that it uses.
+  shared_->changed.wait_for(lock, shared_->options.answer_within, [this] { return shared_->ended; });
+}
+
+void Watchdog::announce_failure(const std::string& message, milliseconds within) {
+  std::unique_lock lock(shared_->mutex);
+  if (shared_->failure.empty()) shared_->failure = one_line(message);
+  shared_->want_publish = true;
+  const auto before = shared_->publications;
+  shared_->changed.notify_all();
+  shared_->changed.wait_for(lock, within, [&] { return shared_->publications > before || shared_->ended; });
+}
+
+bool Watchdog::dump_everywhere(const std::string& reason) {
+  std::unique_lock lock(shared_->mutex);
+  shared_->reason = reason;
+  shared_->want_question = true;
+  const auto before = shared_->questions_done;
+  shared_->changed.notify_all();
+  const bool done =
+      shared_->changed.wait_for(lock, shared_->options.answer_within + std::chrono::seconds(1),
+                                [&] { return shared_->questions_done > before || shared_->ended; });
+  return done && !shared_->ended && !shared_->board_gone;
+}
+
+std::string Watchdog::explain(FlightRecorder::Id id, const std::vector<int>& members,
+                              const std::string& cause) {
+  Shared& shared = *shared_;
+  const std::scoped_lock one_at_a_time(shared.explaining);
+  const auto call = shared.recorder.first_pending(id);
+  shared.recorder.set_failed(id);
+  if (!call) return one_line(cause);
+  if (shared.explained_group == call->group && shared.explained_sequence <= call->sequence)
+    return shared.explanation;
+
+  const auto waited_ns = epoch_now_ns() - call->created_ns;
+  const std::string what =
+      call->op + " #" + std::to_string(call->sequence) + describe(*call).substr(call->op.size());
+  {
+    // For the others: this rank has failed here, whatever it finds out.
+    const std::scoped_lock lock(shared.mutex);
+    if (shared.failure.empty()) shared.failure = what + ": " + one_line(cause);
+  }
+  const bool asked = dump_everywhere(what + " failed");
+  std::vector<RankFlight> flights;
+  {
+    const std::scoped_lock lock(shared.mutex);
+    flights = shared.flights;
+  }
+  shared.explanation =
+      what + ": " +
+      why_it_failed(*call, waited_ns, shared.options.rank, members, flights, /*board_gone=*/!asked) + " [" +
+      one_line(cause) + "]";
+  shared.explained_group = call->group;
+  shared.explained_sequence = call->sequence;
+  return shared.explanation;
+}
+
+}  // namespace ddprun::ddp

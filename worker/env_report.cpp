@@ -1,0 +1,251 @@
+#include "worker/env_report.h"
+
+#include <torch/headeronly/version.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <thread>
+
+#include "common/errors.h"
+#include "worker/ddp/backends.h"
+#include "worker/ddp/collectives.h"
+#include "worker/ddp/cuda_backend.h"
+#include "worker/ddp/local_address.h"
+#include "worker/ddp/store.h"
+#include "worker/failure.h"
+
+namespace ddprun {
+namespace {
+
+const std::vector<std::string>& shown_variables() {
+  static const std::vector<std::string> names = {"RANK",
+                                                 "WORLD_SIZE",
+                                                 "LOCAL_RANK",
+                                                 "LOCAL_WORLD_SIZE",
+                                                 "GROUP_RANK",
+                                                 "GROUP_WORLD_SIZE",
+                                                 "MASTER_ADDR",
+                                                 "MASTER_PORT",
+                                                 "DDPRUN_STORE_FD",
+                                                 "TORCHELASTIC_RUN_ID",
+                                                 "TORCHELASTIC_RESTART_COUNT",
+                                                 "TORCHELASTIC_USE_AGENT_STORE",
+                                                 "GLOO_SOCKET_IFNAME",
+                                                 "CUDA_VISIBLE_DEVICES",
+                                                 "OMP_NUM_THREADS"};
+  return names;
+}
+
+std::string message_of(std::exception_ptr error) { return describe_failure(error).message; }
+
+/// Runs check and keeps what it throws as a problem. True if it threw nothing.
+template <typename Check>
+bool try_to(EnvReport& report, Check check) {
+  try {
+    check();
+    return true;
+  } catch (const std::exception&) {
+    report.problems.push_back(message_of(std::current_exception()));
+    return false;
+  }
+}
+
+/// Reads the variables; each that is wrong is told, and read as one that is right.
+void read_variables(EnvReport& report, const EnvLookup& lookup) {
+  std::map<std::string, std::string> instead;
+  const EnvLookup corrected = [&](const std::string& name) {
+    const auto found = instead.find(name);
+    return found == instead.end()  ? lookup(name)
+           : found->second.empty() ? std::nullopt
+                                   : std::optional(found->second);
+  };
+  const std::map<std::string, std::string> right = {
+      {"RANK", "0"}, {"WORLD_SIZE", "16777216"}, {"MASTER_PORT", "29500"}};
+  for (;;) {
+    try {
+      report.env = from_env(corrected);
+      return;
+    } catch (const UsageError& error) {
+      const std::string message = error.what();
+      report.problems.push_back(message);
+      const auto name = message.substr(0, message.find(':'));
+      const auto value = right.find(name);
+      if (name == "environment" || !instead.emplace(name, value == right.end() ? "" : value->second).second)
+        return;
+    }
+  }
+}
+
+void show_rank(EnvReport& report, const ddp::RankDevice& device, const ddp::CudaDriver& driver,
+               const ddp::ProcessGroup::Options& options) {
+  const WorkerEnv& env = report.env;
+  const auto add = [&](const std::string& name, const std::string& value) {
+    report.lines.push_back({"this rank", name, value});
+  };
+  const auto of = [](int index, int count) { return std::to_string(index) + " of " + std::to_string(count); };
+  if (report.problems.empty()) {  // else what stands in for a wrong variable would show
+    add("rank", of(env.rank, env.world_size));
+    add("local rank",
+        of(env.local_rank, env.local_world_size) + " on node " + of(env.group_rank, env.group_world_size));
+  }
+  add("CPUs", std::to_string(std::thread::hardware_concurrency()));
+  std::string gpus = driver.gpus.empty() ? "none: " + driver.problem : "";
+  for (const auto& gpu : driver.gpus)
+    gpus += (gpus.empty() ? "" : ", ") + gpu.name + " " + std::to_string(gpu.memory_bytes >> 20) + " MiB";
+  add("GPUs", gpus);
+  add("device", device.device.str());
+  add("store",
+      env.world_size == 1 ? "none, a world of one" : ddp::describe_meeting_place(env, options.init_method));
+}
+
+std::string address_of(const WorkerEnv& env, const std::string& interface) {
+  if (!interface.empty()) return "interface " + interface;
+  if (env.world_size == 1 || ddp::is_loopback(env.master_addr)) return "127.0.0.1";
+  return ddp::local_address_towards(env.master_addr);
+}
+
+void check_places(EnvReport& report, const ddp::ProcessGroup::Options& options) {
+  const WorkerEnv& env = report.env;
+  bool fine = report.problems.empty();
+  fine &= try_to(report, [&] { ddp::check_store(env, options.init_method); });
+  fine &= try_to(report, [&] {
+    const auto address = address_of(env, ddp::checked_interface(options.interface));
+    report.lines.push_back({"this rank", "address", address});
+  });
+  if (env.group_world_size > 1 && ddp::is_loopback(env.master_addr)) {
+    report.problems.push_back("MASTER_ADDR: expected an address that all " +
+                              std::to_string(env.group_world_size) + " nodes reach, got '" + env.master_addr +
+                              "', which is each node itself");
+    fine = false;
+  }
+  report.can_meet = fine;
+}
+
+void show_libraries(EnvReport& report, const ddp::RankDevice& device, const ddp::CudaDriver& driver) {
+  const auto add = [&](const std::string& name, const std::string& value) {
+    report.lines.push_back({"libraries", name, value});
+  };
+  add("ddprun", DDPRUN_VERSION);
+  add("torch", TORCH_VERSION);
+  add("Gloo", "of torch");
+  add("NVIDIA driver", driver.version == 0 ? "none"
+                                           : "for CUDA " + std::to_string(driver.version / 1000) + "." +
+                                                 std::to_string(driver.version % 1000 / 10));
+  add("CUDA plug-in", device.device.is_cuda() ? ddp::cuda_plugin().versions() : "not loaded");
+}
+
+std::string host_name() {
+  char name[256] = "";
+  ::gethostname(name, sizeof name - 1);
+  return name;
+}
+
+RankRow own_row(const EnvReport& report, const std::string& backend, const std::string& device) {
+  std::string address = "-";
+  for (const auto& line : report.lines)
+    if (line.name == "address") address = line.value;
+  return {{std::to_string(report.env.rank), host_name(), std::to_string(report.env.local_rank), device,
+           backend, address, TORCH_VERSION},
+          report.problems};
+}
+
+std::string encode(const RankRow& row) { return nlohmann::json{row.cells, row.problems}.dump(); }
+
+RankRow decode(const std::string& text) {
+  const auto json = nlohmann::json::parse(text);
+  return {json.at(0).get<std::vector<std::string>>(), json.at(1).get<std::vector<std::string>>()};
+}
+
+/// What can only be seen when the ranks are side by side.
+void compare(std::vector<RankRow>& ranks) {
+  std::map<std::pair<std::string, std::string>, std::string> place_of;
+  for (auto& rank : ranks) {
+    const auto& name = rank.cells[0];
+    const auto [place, is_new] = place_of.emplace(std::pair(rank.cells[1], rank.cells[2]), name);
+    if (!is_new)
+      rank.problems.push_back("LOCAL_RANK: expected another for each rank of a host, got " + rank.cells[2] +
+                              " on " + rank.cells[1] + " for rank " + place->second + " too");
+    if (rank.cells.back() != ranks[0].cells.back())
+      rank.problems.push_back("torch: expected " + ranks[0].cells.back() + " as on rank 0, got " +
+                              rank.cells.back());
+  }
+}
+
+std::string padded(const std::string& text, std::size_t width) {
+  return text + std::string(width - std::min(width, text.size()), ' ');
+}
+
+void write_table(std::ostream& out, const std::vector<RankRow>& ranks) {
+  std::vector<std::vector<std::string>> rows = {kRankColumns};
+  for (const auto& rank : ranks) rows.push_back(rank.cells);
+  for (const auto& row : rows) {
+    out << " ";
+    for (std::size_t column = 0; column < row.size(); ++column) {
+      std::size_t width = 0;
+      for (const auto& other : rows) width = std::max(width, other[column].size());
+      out << ' ' << (column + 1 < row.size() ? padded(row[column], width + 1) : row[column]);
+    }
+    out << '\n';
+  }
+}
+
+}  // namespace
+
+EnvReport inspect_environment(const EnvLookup& lookup, const ddp::ProcessGroup::Options& options) {
+  EnvReport report;
+  for (const auto& name : shown_variables())
+    report.lines.push_back({"variables", name, lookup(name).value_or("not set")});
+  read_variables(report, lookup);
+  const auto driver = ddp::query_cuda_driver();
+  ddp::RankDevice device;
+  const bool has_device =
+      try_to(report, [&] { device = ddp::choose_device(options.device, report.env.local_rank); });
+  show_rank(report, device, driver, options);
+  check_places(report, options);
+  report.can_meet = report.can_meet && has_device;
+  show_libraries(report, device, driver);
+  return report;
+}
+
+std::vector<RankRow> meet_ranks(EnvReport& report, const ddp::ProcessGroup::Options& options) {
+  std::vector<RankRow> rows;
+  if (report.can_meet) {
+    try_to(report, [&] {
+      auto group = ddp::ProcessGroup::connect(report.env, options);
+      for (const auto& text :
+           ddp::all_gather(group, encode(own_row(report, group.backend(), group.device().str()))))
+        rows.push_back(decode(text));
+      group.close();
+    });
+  }
+  if (rows.empty()) rows.push_back(own_row(report, "-", "-"));
+  compare(rows);
+  return rows;
+}
+
+std::string to_text(const EnvReport& report, const std::vector<RankRow>& ranks) {
+  std::ostringstream out;
+  std::string section;
+  for (const char* shown : {"variables", "this rank", "libraries"})
+    for (const auto& line : report.lines) {
+      if (line.section != shown) continue;
+      if (section != shown) out << (section = shown) << '\n';
+      out << "  " << padded(line.name, 30) << line.value << '\n';
+    }
+  out << "ranks\n";
+  write_table(out, ranks);
+  std::vector<std::string> wrong = report.problems;
+  if (ranks.size() > 1) {
+    wrong.clear();
+    for (const auto& rank : ranks)
+      for (const auto& problem : rank.problems) wrong.push_back("rank " + rank.cells[0] + ": " + problem);
+  }
+  for (const auto& problem : wrong) out << "wrong: " << problem << '\n';
+  if (wrong.empty()) out << "all is fine\n";
+  return out.str();
+}
+
+}  // namespace ddprun

@@ -1,0 +1,87 @@
+#include "worker/run_folder.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <ctime>
+#include <string>
+#include <system_error>
+
+#include "common/errors.h"
+
+namespace ddprun {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// True if there is anything at the path. throws IoError if nobody can tell
+bool is_there(const fs::path& path) {
+  std::error_code error;
+  const bool found = fs::exists(path, error);
+  if (error) throw IoError(path, "cannot be looked up", error.value());
+  return found;
+}
+
+bool holds_files(const fs::path& folder) {
+  std::error_code error;
+  const fs::directory_iterator first(folder, error);
+  if (error) throw IoError(folder, "cannot be listed", error.value());
+  return first != fs::directory_iterator();
+}
+
+bool holds_a_run(const fs::path& folder) {
+  return is_there(folder / "metrics.csv") || is_there(folder / "summary.json") ||
+         (is_there(folder / "checkpoints") && holds_files(folder / "checkpoints"));
+}
+
+void make_folders(const fs::path& path) {
+  std::error_code error;
+  fs::create_directories(path, error);
+  if (error) throw IoError(path, "cannot create the run folder", error.value());
+}
+
+fs::path default_run_folder(const std::string& task) {
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  ::gmtime_r(&now, &utc);
+  char time[32];
+  std::strftime(time, sizeof time, "%Y%m%dT%H%M%SZ", &utc);
+  const fs::path base = fs::path("runs") / (task + "-" + time);
+  // Another run may have started in this second: the folder is ours if it is we who make it.
+  make_folders("runs");
+  std::error_code error;
+  auto folder = base;
+  for (int i = 2; !fs::create_directory(folder, error) && !error; ++i)
+    folder = base.string() + "-" + std::to_string(i);
+  if (error) throw IoError(folder, "cannot create the run folder", error.value());
+  return folder;
+}
+
+/// Two runs in one folder would spoil each other's files. The lock goes with the process, however it ends.
+void lock_for_this_process(const fs::path& folder) {
+  const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) throw IoError(folder, "cannot open the run folder", errno);
+  if (::flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+    throw UsageError("--out: another run is using " + folder.string() + " now; expected a folder of its own");
+  // Not closed: that would end the lock. A file system without locks has to do without.
+}
+
+}  // namespace
+
+fs::path make_run_folder(const Config& config) {
+  const auto folder = config.train.out.empty() ? default_run_folder(config.task) : config.train.out;
+  make_folders(folder);
+  lock_for_this_process(folder);
+  if (!config.overwrite && holds_a_run(folder))
+    throw UsageError("--out: " + folder.string() +
+                     " holds a run already; expected another folder, or --overwrite");
+  make_folders(folder / "checkpoints");
+  for (const auto& path : {folder, folder / "checkpoints"})
+    if (::access(path.c_str(), W_OK | X_OK) != 0)
+      throw IoError(path, "cannot write to the run folder", errno);
+  return folder;
+}
+
+}  // namespace ddprun
