@@ -12,7 +12,9 @@
 #include "tests/support/golden.h"
 #include "tests/worker/parity_models.h"
 #include "worker/ddp/collectives.h"
+#include "worker/ddp/comm_hooks.h"
 #include "worker/ddp/distributed_data_parallel.h"
+#include "worker/ddp/powersgd_hook.h"
 #include "worker/ddp/sync_batch_norm.h"
 #include "worker/ddp/zero_optimizer.h"
 
@@ -55,6 +57,18 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(const ParityCase& the_ca
   return make(module.parameters());
 }
 
+void register_hook(const ParityCase& the_case, DistributedDataParallel& parallel,
+                   const ddp::ProcessGroup& group) {
+  const std::string hook = the_case.entry.value("hook", "");
+  if (hook == "fp16") parallel.register_comm_hook(ddp::fp16_compress_hook(group));
+  if (hook == "bf16") parallel.register_comm_hook(ddp::bf16_compress_hook(group));
+  if (hook == "powersgd") {
+    ddp::PowerSgd::Options options;
+    options.start_iteration = the_case.file["powersgd_start"];
+    parallel.register_comm_hook(ddp::powersgd_hook(std::make_shared<ddp::PowerSgd>(group, options)));
+  }
+}
+
 /// One rank's model and data of a case, and its losses.
 class Training {
  public:
@@ -66,6 +80,7 @@ class Training {
     model_.module->to(dtype_of(the_case));
     if (the_case.has("sync_bn")) ddp::convert_sync_batchnorm(*model_.module, group);
     ddp_ = std::make_unique<DistributedDataParallel>(*model_.module, group, options_of(the_case));
+    register_hook(the_case, *ddp_, group);
     optimizer_ = make_optimizer(the_case, *model_.module, group);
   }
 
