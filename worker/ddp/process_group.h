@@ -50,7 +50,7 @@ class ProcessGroup {
   /// throws  UsageError if DDPRUN_STORE_FD is not a socket bound to MASTER_PORT, the network interface is not
   ///         there, there is no route to MASTER_ADDR, init_method is none of the two, or device and backend
   ///         cannot be had; IoError if the folder of file:// is not there;
-  ///         MissingRanks (store_barrier.h) naming who did not arrive within connect_timeout; c10::Error if
+  ///         MissingRanks (missing_ranks.h) naming who did not arrive within connect_timeout; c10::Error if
   ///         rank 0 did not
   static ProcessGroup connect(const WorkerEnv& env, const Options& options);
 
@@ -77,7 +77,7 @@ class ProcessGroup {
   /// does not wait for collectives that are still under way.
   ///
   /// timeout  as that of a collective if not given
-  /// throws   MissingRanks (store_barrier.h) on every rank that came, naming all that did not
+  /// throws   MissingRanks (missing_ranks.h) on every rank that came, naming all that did not
   void barrier(std::optional<std::chrono::milliseconds> timeout = std::nullopt) const;
 
   /// Waits until every rank is here, then drops the connections: no rank sees a peer vanish before its own

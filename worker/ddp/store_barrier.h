@@ -1,23 +1,14 @@
 #pragma once
 
 #include <chrono>
-#include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "worker/ddp/missing_ranks.h"
 #include "worker/ddp/store.h"
 
 namespace ddprun::ddp {
-
-/// Ranks that did not come to a barrier in time. Every rank that came throws the same, and so does one that
-/// comes later.
-class MissingRanks : public std::runtime_error {
- public:
-  MissingRanks(const std::string& message, std::vector<int> missing)
-      : std::runtime_error(message), ranks(std::move(missing)) {}
-
-  std::vector<int> ranks;  ///< of the whole job, ascending
-};
 
 /// Meetings of a group's ranks through its store: no connections between the ranks are needed, and a meeting
 /// that fails says who did not come. Exactly one verdict is given at each, by the last to come or by the
