@@ -29,11 +29,6 @@ set(DDPRUN_PUBLIC_HEADERS
   worker/train/checkpoint.h
   worker/train/optimizer_state.h
   worker/train/state_dict_file.h)
-foreach(_header IN LISTS DDPRUN_PUBLIC_HEADERS)
-  if(NOT EXISTS ${CMAKE_SOURCE_DIR}/${_header})
-    list(REMOVE_ITEM DDPRUN_PUBLIC_HEADERS ${_header})
-  endif()
-endforeach()
 
 # Appends to the list what its headers include of this tree.
 function(ddprun_close_over_includes list)

@@ -40,9 +40,22 @@ void add_common_flags(CLI::App& app, Config& config, double& timeout_seconds) {
   app.add_flag_function(
       both_spellings("--no-progress"), [&config](std::int64_t) { config.train.progress = false; },
       "no progress bar");
+  add_choice(app, "--device", config.device, ddp::parse_device_choice,
+             "auto, cpu or cuda; auto: a GPU if there is one (default: auto)");
+  add_choice(app, "--backend", config.backend, ddp::parse_backend_choice,
+             "auto, gloo or nccl; auto: NCCL if every rank has a GPU of its own (default: auto)");
   add_number(app, "--timeout", timeout_seconds, 0, 1e9, true, "seconds above 0",
              "seconds a collective, or the ranks' meeting, may take before the run fails")
       ->capture_default_str();
+}
+
+/// A flag that parse understands, or refuses in one line.
+template <typename Choice>
+void add_choice(CLI::App& app, const std::string& name, Choice& target,
+                Choice (*parse)(const std::string& flag, const std::string& text), const std::string& help) {
+  app.add_option_function<std::string>(
+         name, [=, &target](const std::string& text) { target = parse(name, text); }, help)
+      ->type_name("NAME");
 }
 
 /// How the ranks work together. PyTorch's names where it has them.
@@ -177,8 +190,13 @@ std::string to_json(const Config& config) {
   return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-std::chrono::milliseconds connect_timeout(const Config& config) {
-  return std::min<std::chrono::milliseconds>(config.timeout, std::chrono::minutes(5));
+ddp::ProcessGroup::Options group_options(const Config& config) {
+  ddp::ProcessGroup::Options options;
+  options.timeout = config.timeout;
+  options.connect_timeout = std::min<std::chrono::milliseconds>(config.timeout, std::chrono::minutes(5));
+  options.device = config.device;
+  options.backend = config.backend;
+  return options;
 }
 
 }  // namespace ddprun

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "worker/ddp/process_group.h"
 #include "worker/train/trainer.h"
 
 namespace ddprun {
@@ -30,6 +31,8 @@ struct Config {
   } optim;
 
   train::TrainerOptions train;
+  ddp::DeviceChoice device = ddp::DeviceChoice::kAuto;
+  ddp::BackendChoice backend = ddp::BackendChoice::kAuto;
   bool overwrite = false;                       ///< a run folder that holds a run already may be used
   std::chrono::milliseconds timeout{1800'000};  ///< of one collective, and of the ranks to meet
 };
@@ -41,7 +44,7 @@ Config parse_config(int argc, const char* const* argv);
 /// The configuration as a flat JSON object, as checkpoints keep it.
 std::string to_json(const Config& config);
 
-/// How long the ranks may take to find each other: the limit of a collective, five minutes at most.
-std::chrono::milliseconds connect_timeout(const Config& config);
+/// How the ranks meet. They may take as long as a collective to find each other, five minutes at most.
+ddp::ProcessGroup::Options group_options(const Config& config);
 
 }  // namespace ddprun

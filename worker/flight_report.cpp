@@ -94,7 +94,8 @@ void report_group(const Dumps& dumps, const std::string& group, const std::vecto
   line += describe_culprits(*finding, transient ? "had not come yet" : "did not come", " instead");
   report.lines.push_back(line);
   if (!finding->waiting.empty())
-    report.lines.push_back(name + ddp::describe_ranks(finding->waiting) + " waited there, up to " + seconds(wait));
+    report.lines.push_back(name + ddp::describe_ranks(finding->waiting) + " waited there, up to " +
+                           seconds(wait));
 }
 
 /// The newest of each rank, and of the newest record's job alone.

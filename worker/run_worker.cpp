@@ -6,20 +6,30 @@
 #include <exception>
 
 #include "common/logging.h"
+#include "worker/ddp/record_collectives.h"
+#include "worker/ddp/signal_thread.h"
 #include "worker/failure.h"
 #include "worker/memory.h"
 
 namespace ddprun {
 
-int run_worker(const std::function<void(const WorkerEnv&)>& train) {
-  ::signal(SIGPIPE, SIG_IGN);
+void prepare_worker(const std::string& name) {
+  ::signal(SIGPIPE, SIG_IGN);  // somebody who reads no more of stdout (| head) ends no training
   keep_freed_memory();
-  configure_logging(::program_invocation_short_name);
-  // And not a catch here, to which the stack would be unwound.
+  configure_logging(name);
+  // And not a catch somewhere, to which the stack would be unwound: this rank's connections must not close
+  // before the launcher has seen it fail, or the others would fail for its sake. The exit closes them.
   std::set_terminate([] {
     if (!std::current_exception()) std::abort();
-    end_in_failure(std::current_exception());
+    const auto failure = ddp::explained_failure(std::current_exception());
+    ddp::announce_failure(describe_failure(failure).message);
+    end_in_failure(failure);
   });
+}
+
+int run_worker(const std::function<void(const WorkerEnv&)>& train) {
+  prepare_worker(::program_invocation_short_name);
+  const ddp::SignalThread dump_on_request(SIGUSR2, [] { ddp::dump_flight("SIGUSR2"); });
   train(from_env());
   return EXIT_SUCCESS;
 }

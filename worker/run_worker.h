@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <string>
 
 #include "common/worker_env.h"
 
@@ -18,7 +19,14 @@ namespace ddprun {
 /// Log lines begin with the program's name from here on, nobody reading stdout any more is no reason to die
 /// (SIGPIPE), and memory that a step frees is kept for the next one.
 ///
+/// SIGUSR2 has every rank write down its last collectives (dump_flight()).
+///
 /// returns  0, for main()
 int run_worker(const std::function<void(const WorkerEnv&)>& train);
+
+/// Only what comes before that call, for a main() that has to look at its arguments first.
+///
+/// name  what log lines begin with
+void prepare_worker(const std::string& name);
 
 }  // namespace ddprun

@@ -200,7 +200,7 @@ TEST_CASE("dumps go where the user says, or to the launcher's log files, or to t
     return folder ? folder->string() : "nowhere";
   };
   const std::string kept_by_nobody =
-      temp_folder() / "ddprun-0123456789abcdef" / "attempt_0" / "1" / "error.json";
+      temp_folder() / "ddprun-5025abb0-669e-4de9-9132-c5451e74ff48" / "attempt_0" / "1" / "error.json";
   CHECK(with("", "") == "nowhere");
   CHECK(with("", kept_by_nobody) == "nowhere");
   set_flight_folder(dir.path() / "flight");

@@ -178,6 +178,8 @@ TEST_CASE("a bad value is refused in one line that names flag, expectation and v
       {"--timeout", "0", "--timeout: expected seconds above 0, got '0'"},
       {"--seed", "-1", "expected an integer from 0"},
       {"--bucket-mb", "0", "--bucket-mb: expected an integer from 1 to 1048576, got '0'"},
+      {"--device", "gpu", "--device: expected auto, cpu or cuda, got 'gpu'"},
+      {"--backend", "mpi", "--backend: expected auto, gloo or nccl, got 'mpi'"},
       {"--comm-hook", "fp8", "--comm-hook: expected none, fp16, bf16 or powersgd, got 'fp8'"},
   }));
   CAPTURE(flag, value);
@@ -279,8 +281,8 @@ TEST_CASE("a folder of the run that cannot be written to is refused before the t
 }
 
 TEST_CASE("the ranks have as long to meet as a collective, five minutes at most", "[config]") {
-  CHECK(connect_timeout(parse({"mnist"})) == std::chrono::minutes(5));
-  CHECK(connect_timeout(parse({"mnist", "--timeout=1.5"})) == std::chrono::milliseconds(1500));
+  CHECK(group_options(parse({"mnist"})).connect_timeout == std::chrono::minutes(5));
+  CHECK(group_options(parse({"mnist", "--timeout=1.5"})).connect_timeout == std::chrono::milliseconds(1500));
 }
 
 TEST_CASE("the configuration as JSON says what decides the result", "[config]") {

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -17,8 +18,10 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "common/errors.h"
+#include "common/files.h"
 #include "common/logging.h"
 #include "worker/ddp/cuda_backend.h"
+#include "worker/ddp/flight_dump.h"
 #include "worker/ddp/local_address.h"
 #include "worker/ddp/record_collectives.h"
 
@@ -117,17 +120,24 @@ c10::intrusive_ptr<c10d::ProcessGroup> make_c10d_group(const GroupParts& parts) 
   auto group = c10::make_intrusive<c10d::ProcessGroup>(parts.store, parts.rank, parts.size);
   auto options = ProcessGroupGloo::Options::create(parts.timeout);
   options->devices.push_back(parts.gloo_device);
-  const auto recorded = [&parts](BackendPtr backend) {
-    return record_collectives(std::move(backend), parts.store, parts.name, parts.world_ranks);
-  };
   const BackendPtr gloo =
-      recorded(c10::make_intrusive<Gloo>(parts.store, parts.rank, parts.size, options));
+      record_collectives(c10::make_intrusive<Gloo>(parts.store, parts.rank, parts.size, options), parts.store,
+                         parts.name, parts.world_ranks);
   group->setBackend(at::kCPU, Type::GLOO, gloo);
   if (parts.device.is_cuda() && !parts.nccl) group->setBackend(at::kCUDA, Type::GLOO, gloo);
   if (parts.nccl) {
-    const BackendPtr nccl = recorded(
-        cuda_plugin().make_nccl(parts.store, parts.rank, parts.size, parts.timeout, parts.device));
+    auto ranks = parts.world_ranks;
+    if (ranks.empty()) {  // its collectives are counted apart from Gloo's, as those of a subgroup of all
+      ranks.resize(static_cast<std::size_t>(parts.size));
+      std::iota(ranks.begin(), ranks.end(), 0);
+    }
+    const BackendPtr nccl = record_collectives(
+        cuda_plugin().make_nccl(parts.store, parts.rank, parts.size, parts.timeout, parts.device),
+        parts.store, parts.name + "/nccl", ranks);
     group->setBackend(at::kCUDA, Type::NCCL, nccl);
+    set_extra_flight_dump([rank = parts.rank](const std::filesystem::path& folder) {
+      write_file_atomic(folder / ("nccl_" + std::to_string(rank) + ".json"), cuda_plugin().dump_nccl_trace());
+    });
   }
   group->setDefaultBackend(Type::GLOO);
   group->setGroupName(parts.name);

@@ -85,7 +85,7 @@ bool is_launchers_temporary(const std::filesystem::path& path) {
   const std::string first = relative.empty() ? "" : relative.begin()->string();
   const std::string prefix = "ddprun-";
   return first.rfind(prefix, 0) == 0 && first.size() >= prefix.size() + 8 &&
-         first.find_first_not_of("0123456789abcdef", prefix.size()) == std::string::npos;
+         first.find_first_not_of("0123456789abcdef-", prefix.size()) == std::string::npos;
 }
 
 }  // namespace
