@@ -14,6 +14,15 @@ namespace {
 
 constexpr std::int64_t kMaxCount = std::int64_t{1} << 53;  // beyond it, JSON readers lose digits
 
+/// A flag that parse understands, or refuses in one line.
+template <typename Choice>
+void add_choice(CLI::App& app, const std::string& name, Choice& target,
+                Choice (*parse)(const std::string& flag, const std::string& text), const std::string& help) {
+  app.add_option_function<std::string>(
+         name, [=, &target](const std::string& text) { target = parse(name, text); }, help)
+      ->type_name("NAME");
+}
+
 void add_common_flags(CLI::App& app, Config& config, double& timeout_seconds) {
   const auto max_int = std::numeric_limits<int>::max();
   app.add_option("--data", config.data.source, "a folder, or the name of a data set")->type_name("DIR|NAME");
@@ -47,15 +56,6 @@ void add_common_flags(CLI::App& app, Config& config, double& timeout_seconds) {
   add_number(app, "--timeout", timeout_seconds, 0, 1e9, true, "seconds above 0",
              "seconds a collective, or the ranks' meeting, may take before the run fails")
       ->capture_default_str();
-}
-
-/// A flag that parse understands, or refuses in one line.
-template <typename Choice>
-void add_choice(CLI::App& app, const std::string& name, Choice& target,
-                Choice (*parse)(const std::string& flag, const std::string& text), const std::string& help) {
-  app.add_option_function<std::string>(
-         name, [=, &target](const std::string& text) { target = parse(name, text); }, help)
-      ->type_name("NAME");
 }
 
 /// How the ranks work together. PyTorch's names where it has them.
