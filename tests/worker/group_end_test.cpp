@@ -147,6 +147,7 @@ TEST_CASE("a pending collective fails at once when its group is destroyed, or ab
   const Signal gone;
   test::fork_ranks(2, [&](int rank) {
     std::optional group = ProcessGroup::connect(test::rank_env(port, rank, 2), {.timeout = 10min});
+    group->barrier();  // a rank that goes while the other still connects fails its connect()
     if (rank == 1) {
       gone.wait();
       return;
