@@ -99,8 +99,7 @@ TEST_CASE("training with each compression gets about as far as without", "[comm_
     const auto train = [&](CommHook hook) {
       Training training(group);
       if (hook) training.ddp.register_comm_hook(std::move(hook));
-      training.optimizer =
-          torch::optim::SGD(training.net->parameters(), torch::optim::SGDOptions(0.2));
+      training.optimizer = torch::optim::SGD(training.net->parameters(), torch::optim::SGDOptions(0.2));
       double first = 0, last = 0;
       for (int i = 0; i < 320; ++i) {
         const double loss = training.step(i);
@@ -117,8 +116,8 @@ TEST_CASE("training with each compression gets about as far as without", "[comm_
     const auto check = [&, first = first, plain = plain](const char* name, CommHook hook) {
       const double loss = train(std::move(hook)).second;
       ensure(loss < plain + 0.1 * first, (std::string(name) + ": the loss falls to " + std::to_string(loss) +
-                                           ", without compression to " + std::to_string(plain))
-                                              .c_str());
+                                          ", without compression to " + std::to_string(plain))
+                                             .c_str());
     };
     check("fp16", ddp::fp16_compress_hook(group));
     check("bf16", ddp::bf16_compress_hook(group));

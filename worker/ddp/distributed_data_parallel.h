@@ -32,8 +32,7 @@ namespace ddprun::ddp {
 ///   optimizer.step();
 ///
 /// Every rank must run forward and backward equally often (or use join()). The module must not change its
-/// parameters while this lives, and the process group must outlive it. In a world of one nothing is reduced
-/// or sent, and nothing costs time.
+/// parameters while this lives. In a world of one nothing is reduced or sent, and nothing costs time.
 class DistributedDataParallel {
  public:
   struct Options {

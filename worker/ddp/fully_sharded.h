@@ -35,7 +35,7 @@ namespace ddprun::ddp {
 ///
 /// All ranks must run the same operators on the parameters in the same order: using one is a collective
 /// operation, outside forward() too. The optimizer must treat every element alike, as SGD, Adam and AdamW do.
-/// The group must outlive this; after this the module's parameters cannot be used any more.
+/// After this the module's parameters cannot be used any more.
 class FullyShardedDataParallel {
  public:
   struct Options {

@@ -197,7 +197,7 @@ struct FullyShardedDataParallel::Engine final : OperatorListener {
     if (group.size() > 1) broadcast_from_rank_0(group, buffers);
   }
 
-  const ProcessGroup& group;
+  const ProcessGroup group;
   std::vector<torch::Tensor> buffers;
   Options options;
   std::vector<FlatParameter> units;

@@ -32,7 +32,7 @@ class NonFiniteGradient : public std::runtime_error {
 /// check().
 class NanCheck {
  public:
-  /// Both must outlive it.
+  /// The module must outlive it.
   NanCheck(const torch::nn::Module& module, const ProcessGroup& group);
   ~NanCheck();
   NanCheck(const NanCheck&) = delete;
@@ -45,7 +45,7 @@ class NanCheck {
 
  private:
   struct Hooks;
-  const ProcessGroup& group_;
+  const ProcessGroup group_;
   std::unique_ptr<Hooks> hooks_;
 };
 

@@ -32,7 +32,7 @@ std::vector<int> partition_parameters(const std::vector<std::vector<std::int64_t
 /// param_groups() holds all parameters and their options, which may change between steps; state() is of the
 /// parameters that this rank owns. Every rank must call step() equally often. For checkpoints see
 /// train/optimizer_state.h. The parameters' memory moves into a few flat buffers, one for each owner and
-/// type: move a model to its device and type before. The process group must outlive this.
+/// type: move a model to its device and type before.
 ///
 /// Rajbhandari et al. 2020, section 5.1
 class ZeroOptimizer : public torch::optim::Optimizer {
@@ -74,7 +74,7 @@ class ZeroOptimizer : public torch::optim::Optimizer {
   void step_own_part();
   void broadcast_parameters();
 
-  const ProcessGroup& group_;
+  const ProcessGroup group_;
   std::vector<int> owners_;
   std::unique_ptr<torch::optim::Optimizer>
       local_;  ///< over the own part; its state is in state_ between steps
