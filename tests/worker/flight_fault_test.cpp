@@ -241,7 +241,7 @@ TEST_CASE("that the store is gone with rank 0 is said", "[flight][fault]") {
   } catch (const std::runtime_error& error) {
     died = error.what();
   }
-  CHECK(died == "rank 0 died of signal 9");
+  CHECK(died == "rank 0: signal 9 (SIGKILL)");
 }
 
 TEST_CASE("a module that differs is named at construction, long before a timeout", "[flight][fault]") {
