@@ -197,7 +197,9 @@ std::string ParityCase::name() const {
 
 double ParityCase::tolerance() const {
   const auto dtype = dtype_of(*this);
-  if (dtype == torch::kBFloat16) return 1e-2;  // a bfloat16 has 8 bits
+  if (dtype == torch::kBFloat16) return 0.05;  // a few units in the last of its 8 bits
+  // Orthogonalising and the fed back error make rounding grow.
+  if (dtype == torch::kFloat32 && entry.value("hook", "") == "powersgd") return 1e-4;
   return dtype == torch::kFloat64 ? 1e-6 : 1e-5;
 }
 
