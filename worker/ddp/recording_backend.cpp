@@ -11,7 +11,8 @@ Collective describe_call(const char* op, const Tensors& tensors, int peer) {
   call.tensors = static_cast<std::int32_t>(tensors.size());
   for (const auto& tensor : tensors) {
     call.elements += tensor.numel();
-    call.bytes += static_cast<std::int64_t>(tensor.nbytes());
+    call.bytes +=
+        tensor.numel() * static_cast<std::int64_t>(tensor.itemsize());  // of a sparse one: if it were dense
   }
   if (tensors.empty()) return call;
   const auto& first = tensors.front();
