@@ -101,9 +101,9 @@ TEST_CASE("training with each compression gets about as far as without", "[comm_
       if (hook) training.ddp.register_comm_hook(std::move(hook));
       training.optimizer = torch::optim::SGD(training.net->parameters(), torch::optim::SGDOptions(0.2));
       double first = 0, last = 0;
-      for (int i = 0; i < 200; ++i) {
+      for (int i = 0; i < 320; ++i) {
         const double loss = training.step(i);
-        (i < 10 ? first : last) += i < 10 || i >= 190 ? loss / 10 : 0;
+        (i < 10 ? first : last) += i < 10 || i >= 310 ? loss / 10 : 0;
       }
       return std::pair(first, last);
     };
