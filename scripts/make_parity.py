@@ -7,7 +7,6 @@ option for every model, which takes an hour.
 """
 
 import contextlib
-import json
 import math
 import os
 import pathlib
@@ -24,14 +23,11 @@ from torch.distributed.algorithms.join import Join
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
+from golden_common import SAME_ON_EVERY_CPU, write_json
 from parity_models import MODELS, fill, formula, hashes
 
 STEPS, BATCHES, EVAL_EVERY = 50, 5, 10
-# The same instructions on every x86-64 processor: otherwise rounding differs between processors, and training makes
-# it grow. The test sets the same variables.
-SAME_ON_EVERY_CPU = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_CBWR": "COMPATIBLE",
-                     "OMP_NUM_THREADS": "1"}
-
+SAME = SAME_ON_EVERY_CPU | {"OMP_NUM_THREADS": "1"}
 
 # Every option by itself, as the test program knows them. "oracle": what Python runs in place of what it lacks.
 OPTIONS = [
@@ -180,7 +176,7 @@ def run_cases(rank, world, store, arguments, folder):
             _, shape, size, rates = MODELS[model]
             write_json(folder / f"{model}_{world}.json", dict(
                 steps=STEPS, batches=BATCHES, eval_every=EVAL_EVERY, batch_size=size, image=shape, lr=rates,
-                bucket_bytes=BUCKET_BYTES[model], powersgd_start=POWER_SGD_START, environment=SAME_ON_EVERY_CPU, cases=done))
+                bucket_bytes=BUCKET_BYTES[model], powersgd_start=POWER_SGD_START, environment=SAME, cases=done))
     dist.barrier()
     dist.destroy_process_group()
 
@@ -211,12 +207,8 @@ def make_plans(rank, world, store, arguments, folder):
     dist.destroy_process_group()
 
 
-def write_json(path, value):
-    path.write_text(json.dumps(value, separators=(",", ":")) + "\n")
-
-
 def run_ranks(function, world, arguments, folder):
-    os.environ.update(SAME_ON_EVERY_CPU)  # read by the ranks, which are new processes
+    os.environ.update(SAME)  # read by the ranks, which are new processes
     with tempfile.TemporaryDirectory() as scratch:
         mp.spawn(function, (world, f"{scratch}/store", arguments, folder), nprocs=world)
 

@@ -1,0 +1,13 @@
+"""What the scripts that make golden files share."""
+
+import json
+
+# The same instructions on every x86-64 processor: otherwise rounding differs between processors, and training makes
+# it grow. The tests set the same variables.
+SAME_ON_EVERY_CPU = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_CBWR": "COMPATIBLE"}
+
+
+def write_json(path, value):
+    with open(path, "w") as f:
+        json.dump(value, f, separators=(",", ":"))
+        f.write("\n")
