@@ -8,8 +8,12 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <stdexcept>
+#include <string>
 #include <thread>
+
+#include <ATen/Parallel.h>
 
 #include "common/errors.h"
 #include "common/files.h"
@@ -65,6 +69,18 @@ TEST_CASE("spawn runs ranks that meet, with their environment set", "[spawn]") {
     group.close();
   });
   ::unsetenv("TORCHELASTIC_RUN_ID");
+}
+
+TEST_CASE("ranks of spawn share the CPUs, unless OMP_NUM_THREADS says otherwise", "[spawn]") {
+  ::unsetenv("OMP_NUM_THREADS");
+  spawn(64, [](const WorkerEnv&) {
+    ensure(at::get_num_threads() == 1 && std::getenv("OMP_NUM_THREADS") == std::string("1"),
+           "one thread each");
+  });
+  ::setenv("OMP_NUM_THREADS", "3", 1);
+  spawn(2, [](const WorkerEnv&) {
+    ensure(std::getenv("OMP_NUM_THREADS") == std::string("3"), "the user's own number");
+  });
 }
 
 TEST_CASE("spawn refuses no ranks, and a process with threads", "[spawn]") {

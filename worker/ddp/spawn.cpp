@@ -1,8 +1,10 @@
 #include "worker/ddp/spawn.h"
 
+#include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <sched.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -57,6 +59,17 @@ void set_environment(const WorkerEnv& env) {
   WorkerEnv own = env;
   own.store_fd.reset();  // taken from the struct; in the environment a program started here would inherit it
   for (const auto& [name, value] : to_env(own)) ::setenv(name.c_str(), value.c_str(), 1);
+}
+
+/// A rank's share of the CPUs, as ddprun gives it: with a thread for each CPU in every rank, they would
+/// wait for each other most of the time.
+void share_cpus(const WorkerEnv& env) {
+  if (std::getenv("OMP_NUM_THREADS") != nullptr || env.local_world_size == 1) return;
+  cpu_set_t cpus;
+  if (::sched_getaffinity(0, sizeof cpus, &cpus) != 0) return;
+  const int share = std::max(1, CPU_COUNT(&cpus) / env.local_world_size);
+  ::setenv("OMP_NUM_THREADS", std::to_string(share).c_str(), 1);  // for programs started here
+  at::set_num_threads(share);                                     // OpenMP has read its variable already
 }
 
 /// What body threw, if it threw.
@@ -190,6 +203,7 @@ void spawn(int n, const std::function<void(const WorkerEnv&)>& body, const Spawn
       else
         port.socket.reset();
       set_environment(env);
+      share_cpus(env);
       body(env);
     });
   port.socket.reset();  // rank 0 alone has it: when it is gone, so is whoever listens there

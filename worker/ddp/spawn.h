@@ -25,8 +25,9 @@ struct SpawnOptions {
 /// The ranks are forked, so call it before this process has started any thread: before LibTorch computes with
 /// several threads or runs a backward, and before a process group is connected here. A rank has all that the
 /// caller had; what it makes is its own. Its environment is that of env (RANK, MASTER_ADDR, ...), it ignores
-/// SIGPIPE, and it dies with this process. It ends without running destructors of static objects or atexit;
-/// stdout and stderr are flushed before that, and in this process before the fork.
+/// SIGPIPE, and it dies with this process. Unless OMP_NUM_THREADS is set it computes with its share of the
+/// CPUs, as under ddprun. It ends without running destructors of static objects or atexit; stdout and stderr
+/// are flushed before that, and in this process before the fork.
 ///
 /// returns  when all ranks have returned from body
 /// throws   std::invalid_argument if n < 1; std::logic_error if this process has several threads;
