@@ -1,3 +1,5 @@
+#include <numeric>
+
 #include "tests/support/catch.h"
 #include "tests/support/golden.h"
 #include "tests/support/run_ranks.h"
@@ -58,5 +60,25 @@ TEST_CASE("buckets are those of Python's DDP, for all sizes and options", "[dist
   REQUIRE(plans.size() == 56);
   test::run_ranks(2, [&](const ProcessGroup& group) {
     for (const auto& plan : plans) check_plan(plan, group);
+  });
+}
+
+TEST_CASE("statistics say what the steps cost", "[distributed_data_parallel]") {
+  test::run_ranks(2, [](const ProcessGroup& group) {
+    test::LayerStack model({{30, 400, torch::kFloat32}, {400, 2, torch::kFloat32}});
+    DistributedDataParallel::Options options;
+    options.bucket_bytes = 5000;
+    DistributedDataParallel ddp(model, group, options);
+    for (int step = 0; step < 4; ++step)
+      ddp.forward([&] { return model.forward(torch::ones({2, 30})).sum(); }).backward();
+    const auto statistics = ddp.statistics();
+    ensure(statistics.backend == "gloo" && statistics.iteration == 4, "backend and iteration");
+    ensure(statistics.buckets_reduced == static_cast<std::int64_t>(statistics.bucket_bytes.size()),
+           "buckets");
+    ensure(std::accumulate(statistics.bucket_bytes.begin(), statistics.bucket_bytes.end(), std::int64_t{0}) ==
+               (30 * 400 + 400 + 400 * 2 + 2) * 4,
+           "every parameter is in a bucket");
+    ensure(statistics.forward_ns > 0 && statistics.backward_ns > 0 && statistics.communication_ns > 0,
+           "times");
   });
 }

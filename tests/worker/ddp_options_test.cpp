@@ -1,10 +1,7 @@
-#include <torch/nn/functional/loss.h>
-#include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/optim/sgd.h>
 
 #include <map>
-#include <numeric>
 #include <stdexcept>
 #include <tuple>
 
@@ -272,66 +269,5 @@ TEST_CASE("with samples given, gradients are the mean over all samples, and valu
     ensure(loss.equal(value), "the loss is this rank's mean");
     loss.backward();
     test::check_same_gradients(model, reference, 1e-12);
-  });
-}
-
-TEST_CASE("buffers are broadcast once an accumulation, or never", "[distributed_data_parallel]") {
-  test::run_ranks(2, [](const ProcessGroup& group) {
-    const auto make = [&] {
-      torch::nn::BatchNorm1d norm(3);
-      torch::NoGradGuard no_grad;
-      norm->running_mean.fill_(group.rank() + 1);
-      norm->eval();
-      return norm;
-    };
-    auto norm = make();
-    DistributedDataParallel::Options options;
-    options.broadcast_buffers = false;
-    DistributedDataParallel own(*norm, group, options);
-    const auto step = [&](DistributedDataParallel& ddp) {
-      ddp.forward([&] { return norm(torch::ones({2, 3})).sum(); }).backward();
-    };
-    step(own);
-    ensure(norm->running_mean.eq(group.rank() + 1).all().item<bool>(), "not broadcast");
-
-    norm = make();
-    DistributedDataParallel ddp(*norm, group);
-    step(ddp);
-    const auto set = [&] {
-      torch::NoGradGuard no_grad;
-      norm->running_mean.fill_(group.rank() + 10);
-    };
-    set();
-    {
-      const auto guard = ddp.no_sync();
-      step(ddp);  // the first after a step that was reduced
-      ensure(norm->running_mean.eq(10).all().item<bool>(), "broadcast before the first micro-batch");
-      set();
-      step(ddp);
-    }
-    step(ddp);
-    ensure(norm->running_mean.eq(group.rank() + 10).all().item<bool>(), "not before the further ones");
-    step(ddp);
-    ensure(norm->running_mean.eq(10).all().item<bool>(), "but before the next step's first");
-  });
-}
-
-TEST_CASE("statistics say what the steps cost", "[distributed_data_parallel]") {
-  test::run_ranks(2, [](const ProcessGroup& group) {
-    LayerStack model({{30, 400, torch::kFloat32}, {400, 2, torch::kFloat32}});
-    DistributedDataParallel::Options options;
-    options.bucket_bytes = 5000;
-    DistributedDataParallel ddp(model, group, options);
-    for (int step = 0; step < 4; ++step)
-      ddp.forward([&] { return model.forward(batch(group.rank(), 30)).sum(); }).backward();
-    const auto statistics = ddp.statistics();
-    ensure(statistics.backend == "gloo" && statistics.iteration == 4, "backend and iteration");
-    ensure(statistics.buckets_reduced == static_cast<std::int64_t>(statistics.bucket_bytes.size()),
-           "buckets");
-    ensure(std::accumulate(statistics.bucket_bytes.begin(), statistics.bucket_bytes.end(), std::int64_t{0}) ==
-               (30 * 400 + 400 + 400 * 2 + 2) * 4,
-           "every parameter is in a bucket");
-    ensure(statistics.forward_ns > 0 && statistics.backward_ns > 0 && statistics.communication_ns > 0,
-           "times");
   });
 }

@@ -159,6 +159,47 @@ TEST_CASE("rank 0's parameters and buffers reach every rank", "[distributed_data
   });
 }
 
+TEST_CASE("buffers are broadcast once an accumulation, or never", "[distributed_data_parallel]") {
+  test::run_ranks(2, [](const ProcessGroup& group) {
+    const auto make = [&] {
+      torch::nn::BatchNorm1d norm(3);
+      torch::NoGradGuard no_grad;
+      norm->running_mean.fill_(group.rank() + 1);
+      norm->eval();
+      return norm;
+    };
+    auto norm = make();
+    DistributedDataParallel::Options options;
+    options.broadcast_buffers = false;
+    DistributedDataParallel own(*norm, group, options);
+    const auto step = [&](DistributedDataParallel& ddp) {
+      ddp.forward([&] { return norm(torch::ones({2, 3})).sum(); }).backward();
+    };
+    step(own);
+    ensure(norm->running_mean.eq(group.rank() + 1).all().item<bool>(), "not broadcast");
+
+    norm = make();
+    DistributedDataParallel ddp(*norm, group);
+    step(ddp);
+    const auto set = [&] {
+      torch::NoGradGuard no_grad;
+      norm->running_mean.fill_(group.rank() + 10);
+    };
+    set();
+    {
+      const auto guard = ddp.no_sync();
+      step(ddp);  // the first after a step that was reduced
+      ensure(norm->running_mean.eq(10).all().item<bool>(), "broadcast before the first micro-batch");
+      set();
+      step(ddp);
+    }
+    step(ddp);
+    ensure(norm->running_mean.eq(group.rank() + 10).all().item<bool>(), "not before the further ones");
+    step(ddp);
+    ensure(norm->running_mean.eq(10).all().item<bool>(), "but before the next step's first");
+  });
+}
+
 TEST_CASE("ranks whose modules differ are refused on every rank, naming parameter and ranks",
           "[distributed_data_parallel]") {
   const auto check_refused = [](const ProcessGroup& group, torch::nn::Module& module,
