@@ -37,12 +37,8 @@ std::vector<std::string> describe(const ManagedState& state) {
 std::vector<std::string> from_rank_0(const ProcessGroup& group, const std::vector<std::string>& lines) {
   std::string text;
   for (const auto& line : lines) text += line + '\n';
-  const auto size = all_reduce_sum(group, {group.rank() == 0 ? static_cast<double>(text.size()) : 0})[0];
-  text.resize(static_cast<std::size_t>(size));
-  broadcast_from_rank_0(group,
-                        {torch::from_blob(text.data(), {static_cast<std::int64_t>(size)}, torch::kUInt8)});
   std::vector<std::string> result;
-  std::istringstream stream(text);
+  std::istringstream stream(broadcast_from_rank_0(group, text));
   for (std::string line; std::getline(stream, line);) result.push_back(line);
   return result;
 }
@@ -55,12 +51,8 @@ void check_same_module(const ProcessGroup& group, const ManagedState& state) {
   const auto differs = std::mismatch(mine.begin(), mine.end(), first.begin(), first.end()).second;
   const bool same = mine == first;
 
-  // For each rank 1 + the number of rank 0's line where it differs, or 0; the sum tells every rank
-  // everything.
-  std::vector<double> by_rank(static_cast<std::size_t>(group.size()), 0);
-  if (!same)
-    by_rank[static_cast<std::size_t>(group.rank())] = static_cast<double>(1 + (differs - first.begin()));
-  by_rank = all_reduce_sum(group, std::move(by_rank));
+  // For each rank 1 + the number of rank 0's line where it differs, or 0.
+  const auto by_rank = all_gather(group, same ? 0 : static_cast<double>(1 + (differs - first.begin())));
 
   std::string ranks;
   double where = 0;

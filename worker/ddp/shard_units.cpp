@@ -5,41 +5,21 @@
 #include <algorithm>
 #include <functional>
 #include <limits>
-#include <set>
 #include <sstream>
 #include <stdexcept>
 #include <tuple>
 #include <utility>
 
 #include "worker/ddp/collectives.h"
+#include "worker/ddp/managed_state.h"
 #include "worker/ddp/module_check.h"
 #include "worker/ddp/shard_plan.h"
 
 namespace ddprun::ddp {
 namespace {
 
-struct Named {
-  std::string name;
-  at::Tensor tensor;
-};
-
-/// Each parameter once, under its first name.
-std::vector<Named> distinct_parameters(const torch::nn::Module& module) {
-  std::vector<Named> result;
-  std::set<const void*> seen;
-  bool any_trainable = false;
-  for (const auto& item : module.named_parameters()) {
-    any_trainable = any_trainable || item.value().requires_grad();
-    if (seen.insert(item.value().unsafeGetTensorImpl()).second) result.push_back({item.key(), item.value()});
-  }
-  if (!any_trainable)
-    throw std::invalid_argument(
-        "FullyShardedDataParallel: expected a module with a parameter that requires a gradient");
-  return result;
-}
-
 /// Tensors that share memory would each get memory of their own.
-void check_no_overlap(const std::vector<Named>& parameters) {
+void check_no_overlap(const std::vector<NamedTensor>& parameters) {
   std::vector<std::tuple<const char*, const char*, const std::string*>> ranges;
   for (const auto& [name, tensor] : parameters) {
     if (tensor.numel() == 0) continue;
@@ -57,7 +37,7 @@ void check_no_overlap(const std::vector<Named>& parameters) {
 }
 
 /// For each parameter the smallest asked module that it is in.
-std::vector<std::optional<std::size_t>> assign_asked(const std::vector<Named>& parameters,
+std::vector<std::optional<std::size_t>> assign_asked(const std::vector<NamedTensor>& parameters,
                                                      const std::vector<torch::nn::Module*>& asked_units) {
   std::vector<std::optional<std::size_t>> result(parameters.size());
   std::vector<std::size_t> size_of(parameters.size(), std::numeric_limits<std::size_t>::max());
@@ -65,7 +45,7 @@ std::vector<std::optional<std::size_t>> assign_asked(const std::vector<Named>& p
     const auto inside = asked_units[unit]->parameters();
     for (const auto& tensor : inside) {
       const auto found = std::find_if(parameters.begin(), parameters.end(),
-                                      [&](const Named& named) { return named.tensor.is_same(tensor); });
+                                      [&](const NamedTensor& named) { return named.tensor.is_same(tensor); });
       if (found == parameters.end())
         throw std::invalid_argument("FullyShardedDataParallel: unit " + std::to_string(unit) + " (" +
                                     asked_units[unit]->name() + ") is not a part of the module");
@@ -79,7 +59,7 @@ std::vector<std::optional<std::size_t>> assign_asked(const std::vector<Named>& p
   return result;
 }
 
-std::vector<ParameterFacts> facts_of(const std::vector<Named>& parameters,
+std::vector<ParameterFacts> facts_of(const std::vector<NamedTensor>& parameters,
                                      const std::vector<std::optional<std::size_t>>& asked) {
   std::vector<ParameterFacts> result;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
@@ -94,7 +74,7 @@ std::vector<ParameterFacts> facts_of(const std::vector<Named>& parameters,
 }
 
 /// A rank that would lay out its parameters in another way would read the others' as nonsense.
-void check_same_plan(const ProcessGroup& group, const std::vector<Named>& parameters,
+void check_same_plan(const ProcessGroup& group, const std::vector<NamedTensor>& parameters,
                      const std::vector<PlannedUnit>& plan) {
   std::ostringstream text;
   for (const auto& unit : plan) {
@@ -103,10 +83,8 @@ void check_same_plan(const ProcessGroup& group, const std::vector<Named>& parame
       text << part.parameter << '@' << part.offset << parameters[part.parameter].tensor.strides() << ' ';
   }
   constexpr std::size_t kExactInDouble = std::size_t{1} << 53;
-  std::vector<double> by_rank(static_cast<std::size_t>(group.size()), 0);
-  by_rank[static_cast<std::size_t>(group.rank())] =
-      static_cast<double>(std::hash<std::string>()(text.str()) % kExactInDouble);
-  by_rank = all_reduce_sum(group, std::move(by_rank));
+  const auto by_rank =
+      all_gather(group, static_cast<double>(std::hash<std::string>()(text.str()) % kExactInDouble));
   std::string ranks;
   for (std::size_t rank = 1; rank < by_rank.size(); ++rank)
     if (by_rank[rank] != by_rank[0]) ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
@@ -122,8 +100,12 @@ void check_same_plan(const ProcessGroup& group, const std::vector<Named>& parame
 
 ShardUnits make_units(torch::nn::Module& module, const ProcessGroup& group, std::int64_t unit_bytes,
                       const std::vector<torch::nn::Module*>& asked_units) {
-  const auto parameters = distinct_parameters(module);
-  check_same_module(group, managed_state(module, {}));
+  const auto state = managed_state(module, {});
+  const auto& parameters = state.parameters;
+  if (state.trainable().empty())
+    throw std::invalid_argument(
+        "FullyShardedDataParallel: expected a module with a parameter that requires a gradient");
+  check_same_module(group, state);
   check_no_overlap(parameters);
   const auto plan =
       plan_units(facts_of(parameters, assign_asked(parameters, asked_units)), unit_bytes, group.size());

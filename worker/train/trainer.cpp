@@ -52,10 +52,7 @@ struct Totals {
 double peak_rss_mb(const ddp::ProcessGroup& group) {
   rusage usage{};
   ::getrusage(RUSAGE_SELF, &usage);
-  std::vector<double> by_rank(static_cast<std::size_t>(group.size()), 0);
-  by_rank[static_cast<std::size_t>(group.rank())] = static_cast<double>(usage.ru_maxrss) / 1024;
-  by_rank = ddp::all_reduce_sum(group, std::move(by_rank));
-  return *std::max_element(by_rank.begin(), by_rank.end());
+  return ddp::all_reduce_max(group, {static_cast<double>(usage.ru_maxrss) / 1024})[0];
 }
 
 /// What a report shows of the reduction of gradients; times in ms a step.
