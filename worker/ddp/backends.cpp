@@ -23,6 +23,7 @@
 #include "worker/ddp/cuda_backend.h"
 #include "worker/ddp/flight_dump.h"
 #include "worker/ddp/local_address.h"
+#include "worker/ddp/local_all_reduce.h"
 #include "worker/ddp/record_collectives.h"
 
 namespace ddprun::ddp {
@@ -59,7 +60,19 @@ class Gloo : public ProcessGroupGloo {
     if (!idle_within(std::chrono::milliseconds(50))) abort();
   }
 
+  /// From now on, sums go through the memory.
+  void use(std::unique_ptr<SharedMemory> memory) {
+    local_ = std::make_unique<LocalAllReduce>(std::move(memory), getRank(), getSize(), getOptions()->timeout);
+  }
+
+  c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors,
+                                           const c10d::AllreduceOptions& options) override {
+    if (local_ && LocalAllReduce::suits(tensors, options)) return local_->run(tensors, options);
+    return ProcessGroupGloo::allreduce(tensors, options);
+  }
+
   void abort() override {
+    if (local_) local_->abort();
     for (const auto& [fd, inode] : connections_) {
       struct stat status {};
       if (::fstat(fd, &status) == 0 && status.st_ino == inode) ::shutdown(fd, SHUT_RD);
@@ -88,6 +101,7 @@ class Gloo : public ProcessGroupGloo {
   }
 
   Sockets connections_;
+  std::unique_ptr<LocalAllReduce> local_;
 };
 
 }  // namespace
@@ -120,9 +134,12 @@ c10::intrusive_ptr<c10d::ProcessGroup> make_c10d_group(const GroupParts& parts) 
   auto group = c10::make_intrusive<c10d::ProcessGroup>(parts.store, parts.rank, parts.size);
   auto options = ProcessGroupGloo::Options::create(parts.timeout);
   options->devices.push_back(parts.gloo_device);
-  const BackendPtr gloo =
-      record_collectives(c10::make_intrusive<Gloo>(parts.store, parts.rank, parts.size, options), parts.store,
-                         parts.name, parts.world_ranks);
+  auto own_gloo = c10::make_intrusive<Gloo>(parts.store, parts.rank, parts.size, options);
+  if (parts.one_host)
+    if (auto memory = share_memory(parts.store, parts.rank, parts.size, SharedSum::bytes(parts.size),
+                                   parts.shares_memory))
+      own_gloo->use(std::move(memory));
+  const BackendPtr gloo = record_collectives(std::move(own_gloo), parts.store, parts.name, parts.world_ranks);
   group->setBackend(at::kCPU, Type::GLOO, gloo);
   if (parts.device.is_cuda() && !parts.nccl) group->setBackend(at::kCUDA, Type::GLOO, gloo);
   if (parts.nccl) {

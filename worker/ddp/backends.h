@@ -43,7 +43,9 @@ struct GroupParts {
   std::chrono::milliseconds timeout{};
   std::shared_ptr<gloo::transport::Device> gloo_device;
   at::Device device = at::kCPU;
-  bool nccl = false;  ///< CUDA tensors go over NCCL; else over Gloo, as CPU tensors always do
+  bool one_host = false;       ///< the ranks are all on this host, as far as the variables say
+  bool shares_memory = false;  ///< sums of CPU tensors are to go through memory then
+  bool nccl = false;           ///< CUDA tensors go over NCCL; else over Gloo, as CPU tensors always do
 };
 
 /// Connects the ranks. The one place where a group gets its backends: whoever wraps one does it here.

@@ -26,6 +26,13 @@ std::string waiting_line(const WorkerEnv& env, const ProcessGroup::Options& opti
          std::to_string(std::chrono::ceil<std::chrono::seconds>(options.connect_timeout).count()) + " s";
 }
 
+bool shared_memory_allowed() {
+  const auto value = process_env("DDPRUN_SHARED_MEMORY").value_or("1");
+  if (value != "0" && value != "1")
+    throw UsageError("DDPRUN_SHARED_MEMORY: expected 0 or 1, got '" + value + "'");
+  return value == "1";
+}
+
 /// Every rank's text, in their order.
 std::vector<std::string> exchange(const StorePtr& store, int rank, int size, const std::string& mine) {
   const auto key = [](int of) { return "device/" + std::to_string(of); };
@@ -89,6 +96,7 @@ ProcessGroup ProcessGroup::connect(const WorkerEnv& env, const Options& options)
   state->world_ranks.resize(static_cast<std::size_t>(env.world_size));
   std::iota(state->world_ranks.begin(), state->world_ranks.end(), 0);
   check_store(env, options.init_method);
+  parts.shares_memory = options.shared_memory && shared_memory_allowed();
 
   const RankDevice device = choose_device(options.device, env.local_rank);
   parts.device = device.device;
@@ -104,6 +112,8 @@ ProcessGroup ProcessGroup::connect(const WorkerEnv& env, const Options& options)
                   : exchange(parts.store, env.rank, env.world_size, device.id);
   }
   parts.nccl = use_nccl(options.backend, devices);
+  // Nodes that are played on one host are to use the network.
+  parts.one_host = env.world_size > 1 && env.local_world_size == env.world_size;
   if (env.world_size > 1) state->make();
   return ProcessGroup(std::move(state));
 }
@@ -128,6 +138,7 @@ std::optional<ProcessGroup> ProcessGroup::new_group(std::vector<int> ranks,
   state->parts.rank = static_cast<int>(own - ranks.begin());
   state->parts.size = static_cast<int>(ranks.size());
   state->parts.name = name;
+  state->parts.one_host = false;  // memory and a thread for every subgroup would be too many
   state->parts.timeout = timeout.value_or(state_->parts.timeout);
   state->env = state_->env;
   state->interface = state_->interface;

@@ -38,6 +38,9 @@ class ProcessGroup {
     /// Network interface for the ranks' connections. Empty: that of GLOO_SOCKET_IFNAME, else loopback on one
     /// node and the way to MASTER_ADDR on several.
     std::string interface = {};
+    /// Sums of floats and doubles on the CPU go through memory, not through sockets, where all ranks of the
+    /// job are on one host and see each other's processes. DDPRUN_SHARED_MEMORY=0 turns it off too.
+    bool shared_memory = true;
     DeviceChoice device = DeviceChoice::kCpu;
     BackendChoice backend = BackendChoice::kAuto;  ///< of CUDA tensors
   };

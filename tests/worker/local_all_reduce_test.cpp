@@ -1,0 +1,193 @@
+#include "worker/ddp/local_all_reduce.h"
+
+#include <unistd.h>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <functional>
+
+#include <ATen/ops/equal.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/rand.h>
+#include <torch/utils.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include "common/errors.h"
+#include "common/files.h"
+#include "tests/support/catch.h"
+#include "tests/support/run_ranks.h"
+#include "worker/ddp/collectives.h"
+
+using namespace ddprun;
+using namespace std::chrono_literals;
+using test::ContainsSubstring;
+
+namespace {
+
+bool shares_memory() { return read_file("/proc/self/maps").find("/memfd:ddprun") != std::string::npos; }
+
+/// The tensor that a rank brings, which every rank can make.
+at::Tensor brought(int rank, int call, std::int64_t elements, at::ScalarType dtype) {
+  torch::manual_seed(static_cast<std::uint64_t>(1000 * call + rank));
+  return at::rand({elements}, at::TensorOptions(dtype));
+}
+
+/// In the order of the ranks.
+at::Tensor sum_of(int ranks, int call, std::int64_t elements, at::ScalarType dtype) {
+  auto sum = brought(0, call, elements, dtype) + brought(1, call, elements, dtype);
+  for (int rank = 2; rank < ranks; ++rank) sum += brought(rank, call, elements, dtype);
+  return sum;
+}
+
+struct Pending {
+  std::vector<at::Tensor> tensors;
+  c10::intrusive_ptr<c10d::Work> work;
+};
+
+Pending all_reduce(const ddp::ProcessGroup& group, at::Tensor tensor) {
+  Pending pending{{std::move(tensor)}, {}};
+  pending.work = group.handle()->allreduce(pending.tensors);
+  return pending;
+}
+
+std::string failure_of(const std::function<void()>& function) {
+  try {
+    function();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("a sum through shared memory is that of the ranks in their order, for all sizes",
+          "[local_all_reduce]") {
+  const int ranks = GENERATE(2, 3, 5);
+  const std::int64_t piece = 1 << 20;
+  test::run_ranks(ranks, [&](const ddp::ProcessGroup& group) {
+    ensure(shares_memory(), "the ranks share memory");
+    int call = 0;
+    for (const auto dtype : {at::kFloat, at::kDouble}) {
+      const auto whole = piece / static_cast<std::int64_t>(c10::elementSize(dtype));
+      for (const auto elements : {std::int64_t{1}, std::int64_t{7}, std::int64_t{100'003}, whole - 1, whole,
+                                  whole + 1, 2 * whole + 12'345}) {
+        ++call;
+        auto pending = all_reduce(group, brought(group.rank(), call, elements, dtype));
+        pending.work->wait();
+        ensure(at::equal(pending.tensors[0], sum_of(ranks, call, elements, dtype)),
+               ("sum of " + std::to_string(elements) + " " + c10::toString(dtype)).c_str());
+      }
+    }
+  });
+}
+
+TEST_CASE("many sums under way end in their order, however late a rank comes", "[local_all_reduce]") {
+  test::run_ranks(3, [](const ddp::ProcessGroup& group) {
+    for (int round = 0; round < 30; ++round) {
+      // Each in turn lags behind the others, who have called all before it begins.
+      if (group.rank() == round % 3) std::this_thread::sleep_for(5ms);
+      std::vector<Pending> all;
+      for (int call = 0; call < 10; ++call)
+        all.push_back(
+            all_reduce(group, brought(group.rank(), 10 * round + call, 1 + 40'000 * call, at::kFloat)));
+      all.back().work->wait();
+      for (int call = 0; call < 10; ++call) {
+        const auto& pending = all[static_cast<std::size_t>(call)];
+        ensure(pending.work->isCompleted(), "the calls before it are finished too");
+        ensure(at::equal(pending.tensors[0], sum_of(3, 10 * round + call, 1 + 40'000 * call, at::kFloat)),
+               "the sum");
+      }
+    }
+  });
+}
+
+TEST_CASE("a callback may call for another sum", "[local_all_reduce]") {
+  test::run_ranks(2, [](const ddp::ProcessGroup& group) {
+    for (int i = 0; i < 50; ++i) {
+      if (group.rank() == i % 2) std::this_thread::sleep_for(1ms);
+      auto first = all_reduce(group, at::ones({1000}));
+      Pending second;
+      first.work->getFuture()
+          ->then(
+              [&](c10::ivalue::Future&) {
+                second = all_reduce(group, at::ones({2000}));
+                return c10::IValue();
+              },
+              c10::NoneType::get())
+          ->wait();
+      second.work->wait();
+      ensure(at::equal(second.tensors[0], 2 * at::ones({2000})), "the second sum");
+    }
+  });
+}
+
+TEST_CASE("another tensor is an error that says so on every rank, and the next sum is right",
+          "[local_all_reduce]") {
+  test::run_ranks(3, [](const ddp::ProcessGroup& group) {
+    const bool other_type = group.rank() == 2;
+    for (const auto elements : {std::int64_t{3}, std::int64_t{900'000}}) {
+      const auto text = failure_of([&] {
+        all_reduce(group, at::ones({elements + (group.rank() == 1 ? 1 : 0)},
+                                   at::TensorOptions(other_type ? at::kDouble : at::kFloat)))
+            .work->wait();
+      });
+      ensure(!text.empty(), "an error");
+      ensure(ddp::all_reduce_sum(group, {1})[0] == 3, "the next sum");
+    }
+  });
+}
+
+TEST_CASE("a rank that is killed fails the sums of the others at once", "[local_all_reduce]") {
+  const test::HeldPort port;
+  CHECK_THROWS_WITH(test::fork_ranks(3,
+                                     [&](int rank) {
+                                       auto group = ddp::ProcessGroup::connect(test::rank_env(port, rank, 3),
+                                                                               {.timeout = 10min});
+                                       ddp::all_reduce_sum(group, {1});
+                                       if (rank == 2) ::kill(::getpid(), SIGKILL);
+                                       all_reduce(group, at::ones({500'000})).work->wait();
+                                     }),
+                    ContainsSubstring("rank 2: signal 9") && ContainsSubstring("rank 0: ") &&
+                        ContainsSubstring("rank 1: "));
+}
+
+TEST_CASE("a rank that does not come in time is an error after the timeout", "[local_all_reduce]") {
+  const test::HeldPort port;
+  test::fork_ranks(2, [&](int rank) {
+    auto group = ddp::ProcessGroup::connect(test::rank_env(port, rank, 2), {.timeout = 10min});
+    if (rank == 0) {
+      std::vector<at::Tensor> tensors = {at::ones({3})};
+      c10d::AllreduceOptions options;
+      options.timeout = 100ms;
+      const auto text = failure_of([&] { group.handle()->allreduce(tensors, options)->wait(); });
+      ensure(text.find("rank 1") != std::string::npos, ("expected rank 1 to be named, got " + text).c_str());
+    }
+    group.barrier();
+    const auto later = failure_of([&] { ddp::all_reduce_sum(group, {1}); });
+    ensure(!later.empty(), "the group is of no more use, on both ranks");
+  });
+}
+
+TEST_CASE("memory is shared only where all want it and the job is on one node", "[local_all_reduce]") {
+  const std::string which = GENERATE("option", "variable of rank 0", "nodes", "subgroup");
+  const test::HeldPort port;
+  test::fork_ranks(2, [&](int rank) {
+    auto env = test::rank_env(port, rank, 2);
+    if (which == "nodes") env.local_world_size = 1;
+    if (which == "variable of rank 0" && rank == 0) ::setenv("DDPRUN_SHARED_MEMORY", "0", 1);
+    auto group = ddp::ProcessGroup::connect(env, {.shared_memory = which != "option" || rank != 1});
+    ensure(shares_memory() == (which == "subgroup"), which.c_str());
+    if (which == "subgroup") group = *group.new_group({0, 1});
+    ensure(ddp::all_reduce_sum(group, {1})[0] == 2, "the sum");
+    group.close();
+  });
+}
+
+TEST_CASE("DDPRUN_SHARED_MEMORY that is neither 0 nor 1 is refused", "[local_all_reduce]") {
+  ::setenv("DDPRUN_SHARED_MEMORY", "yes", 1);
+  const test::HeldPort port;
+  CHECK_THROWS_WITH(ddp::ProcessGroup::connect(test::rank_env(port, 0, 2), {}),
+                    "DDPRUN_SHARED_MEMORY: expected 0 or 1, got 'yes'");
+  ::unsetenv("DDPRUN_SHARED_MEMORY");
+}

@@ -1,0 +1,56 @@
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/Types.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include "worker/ddp/shared_sum.h"
+
+namespace ddprun::ddp {
+
+/// The all-reduce of a group whose ranks are all on one host. Over Gloo's sockets every message wakes threads
+/// that compete with the training for the CPUs; here the threads that call do the work themselves, as far as
+/// the other ranks have come, and go on. One thread does what is left when nobody calls.
+class LocalAllReduce {
+ public:
+  LocalAllReduce(std::unique_ptr<SharedMemory> memory, int rank, int size, std::chrono::milliseconds timeout);
+  ~LocalAllReduce();  ///< calls that are not finished fail
+
+  /// Whether this call is made here: a sum of one dense tensor of floats or doubles on the CPU. Of shorter
+  /// types the order of the additions shows, so they keep Gloo's. The same on every rank.
+  static bool suits(const std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options);
+
+  c10::intrusive_ptr<c10d::Work> run(const std::vector<at::Tensor>& tensors,
+                                     const c10d::AllreduceOptions& options);
+
+  /// Calls that are not finished fail, here and on the other ranks, and all later ones.
+  void abort() { sum_.leave(); }
+
+ private:
+  class Call;
+  using Calls = std::vector<c10::intrusive_ptr<Call>>;
+
+  void finish_calls();
+  void advance(Calls& finished);
+  void fail_in_vain(Calls& finished);
+  static void tell(const Calls& finished);
+
+  SharedSum sum_;
+  const int rank_;
+  const std::chrono::milliseconds timeout_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<c10::intrusive_ptr<Call>> calls_;  // not finished; the first has begun if has_begun_
+  bool has_begun_ = false;
+  bool ending_ = false;
+  std::thread thread_;
+};
+
+}  // namespace ddprun::ddp

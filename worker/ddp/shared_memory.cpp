@@ -1,0 +1,103 @@
+#include "worker/ddp/shared_memory.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstring>
+#include <sstream>
+#include <string>
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+namespace ddprun::ddp {
+namespace {
+
+constexpr const char* kNo = "no";
+
+/// What tells the memory of this group from any other file: it lies at its end.
+using Mark = std::array<unsigned char, 16>;
+
+UniqueFd open_process(pid_t pid) { return UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0))); }
+
+std::byte* map(int fd, std::size_t bytes) {
+  void* const data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  return data == MAP_FAILED ? nullptr : static_cast<std::byte*>(data);
+}
+
+/// Rank 0's part. -1: it cannot be.
+UniqueFd make_file(std::size_t bytes, Mark& mark) {
+  UniqueFd file(::memfd_create("ddprun", MFD_CLOEXEC));
+  const bool made = file && ::getrandom(mark.data(), mark.size(), 0) == static_cast<ssize_t>(mark.size()) &&
+                    ::ftruncate(file.get(), static_cast<off_t>(bytes)) == 0;
+  return made ? std::move(file) : UniqueFd();
+}
+
+/// Another rank's: through rank 0's process, which must be one of this host and of this user.
+UniqueFd open_file(const std::string& offer) { return UniqueFd(::open(offer.c_str(), O_RDWR | O_CLOEXEC)); }
+
+std::string to_text(const Mark& mark) {
+  std::string text;
+  for (const auto byte : mark) text += std::to_string(byte) + ",";
+  return text;
+}
+
+}  // namespace
+
+SharedMemory::~SharedMemory() {
+  if (data_ != nullptr) ::munmap(data_, bytes_);
+}
+
+bool SharedMemory::has_ended(int rank) const {
+  pollfd process{processes_[static_cast<std::size_t>(rank)].get(), POLLIN, 0};
+  return process.fd < 0 || ::poll(&process, 1, 0) > 0;
+}
+
+std::unique_ptr<SharedMemory> share_memory(const StorePtr& base, int rank, int size, std::size_t bytes,
+                                           bool wanted) {
+  const auto store = c10::make_intrusive<c10d::PrefixStore>("shared_memory", base);
+  const auto key = [](int of) { return "rank/" + std::to_string(of); };
+  std::unique_ptr<SharedMemory> memory(new SharedMemory);
+  memory->bytes_ = bytes + sizeof(Mark);
+  const auto mark_at = [&] { return memory->data_ + bytes; };
+
+  Mark mark{};
+  UniqueFd file;
+  bool right = rank == 0;  // not another file that has come to that path
+  if (rank == 0) {
+    if (wanted) file = make_file(memory->bytes_, mark);
+    if (file && (memory->data_ = map(file.get(), memory->bytes_)) != nullptr)
+      std::memcpy(mark_at(), mark.data(), mark.size());
+    store->set("file", memory->data_ == nullptr ? kNo
+                                                : "/proc/" + std::to_string(::getpid()) + "/fd/" +
+                                                      std::to_string(file.get()) + " " + to_text(mark));
+  } else {
+    std::istringstream offer(store->get_to_str("file"));
+    std::string path, right_mark;
+    offer >> path >> right_mark;
+    file = open_file(path);
+    const bool large_enough = file && ::lseek(file.get(), 0, SEEK_END) == static_cast<off_t>(memory->bytes_);
+    if (large_enough && (memory->data_ = map(file.get(), memory->bytes_)) != nullptr) {
+      std::memcpy(mark.data(), mark_at(), mark.size());
+      right = to_text(mark) == right_mark;
+    }
+  }
+  const bool works = wanted && right && memory->data_ != nullptr && open_process(::getpid());
+  store->set(key(rank), works ? std::to_string(::getpid()) : kNo);
+  bool all_work = true;
+  std::vector<pid_t> pids;
+  for (int of = 0; of < size; ++of) {
+    const auto answer = store->get_to_str(key(of));
+    all_work &= answer != kNo;
+    if (answer != kNo) pids.push_back(std::stoi(answer));
+  }
+  if (!all_work) return nullptr;
+  for (const auto pid : pids) memory->processes_.push_back(open_process(pid));
+  return memory;
+}
+
+}  // namespace ddprun::ddp

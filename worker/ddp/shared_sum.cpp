@@ -1,0 +1,182 @@
+#include "worker/ddp/shared_sum.h"
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <climits>
+#include <cstring>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/add.h>
+#include <ATen/ops/from_blob.h>
+
+namespace ddprun::ddp {
+namespace {
+
+// A piece stays in the cache from one of its passes to the next; its units are what a rank adds up at a time.
+constexpr std::size_t kUnitBytes = std::size_t{64} << 10, kUnits = 16, kPieceBytes = kUnits * kUnitBytes;
+
+}  // namespace
+
+/// What a call is about.
+struct SharedSum::Tensor {
+  std::int64_t elements;
+  c10::ScalarType dtype;
+  bool operator==(const Tensor&) const = default;
+};
+
+/// What a rank tells the others. Each has a cache line of its own.
+struct alignas(64) SharedSum::Rank {
+  std::atomic<std::uint64_t> pieces;  // that it has put there
+  std::atomic<bool> left;
+  Tensor tensors[2];  // of its calls in turn: it may begin the next while others look at this one
+};
+
+/// Everything counts from the beginning of the group and never goes back. All zeros at first.
+struct alignas(64) SharedSum::Board {
+  std::atomic<std::uint32_t> posts;  // what the ranks have done; they sleep on it
+  std::atomic<std::uint32_t> sleepers;
+  std::atomic<std::uint64_t> units_taken, units_added;  // kUnits of each piece, those of a short one empty
+};
+
+std::size_t SharedSum::bytes(int size) {
+  const auto ranks = static_cast<std::size_t>(size);
+  return sizeof(Board) + ranks * sizeof(Rank) + (ranks + 1) * kPieceBytes;
+}
+
+SharedSum::SharedSum(std::unique_ptr<SharedMemory> memory, int rank, int size)
+    : memory_(std::move(memory)), rank_(rank), size_(size) {}
+
+SharedSum::Board& SharedSum::board() const { return *reinterpret_cast<Board*>(memory_->data()); }
+
+SharedSum::Rank& SharedSum::rank(int of) const {
+  return reinterpret_cast<Rank*>(memory_->data() + sizeof(Board))[of];
+}
+
+std::byte* SharedSum::piece(int of) const {
+  const auto header = sizeof(Board) + static_cast<std::size_t>(size_) * sizeof(Rank);
+  return memory_->data() + header + static_cast<std::size_t>(of) * kPieceBytes;
+}
+
+std::size_t SharedSum::piece_bytes() const { return std::min(kPieceBytes, tensor_.nbytes() - offset_); }
+
+void SharedSum::begin(const at::Tensor& tensor) {
+  tensor_ = tensor;
+  offset_ = 0;
+  rank(rank_).tensors[++calls_ % 2] = {tensor.numel(), tensor.scalar_type()};
+  put();
+}
+
+bool SharedSum::advance() {
+  while (all_have_put()) {
+    if (offset_ == 0) check_same_call();
+    add_up(piece_bytes());
+    if (!is_added_up()) return false;
+    std::memcpy(static_cast<std::byte*>(tensor_.mutable_data_ptr()) + offset_, piece(size_), piece_bytes());
+    offset_ += kPieceBytes;
+    if (offset_ >= tensor_.nbytes()) {
+      tensor_.reset();
+      return true;
+    }
+    put();
+  }
+  return false;
+}
+
+/// The place is free: the sum of the piece before is there, so all its parts have been read.
+void SharedSum::put() {
+  std::memcpy(piece(rank_), static_cast<const std::byte*>(tensor_.const_data_ptr()) + offset_, piece_bytes());
+  rank(rank_).pieces = ++pieces_;
+  post();
+}
+
+void SharedSum::post() {
+  board().posts.fetch_add(1);
+  if (board().sleepers.load() > 0)
+    ::syscall(SYS_futex, &board().posts, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+bool SharedSum::all_have_put() const {
+  for (int of = 0; of < size_; ++of)
+    if (rank(of).pieces < pieces_) return false;
+  return true;
+}
+
+/// The first bytes of the piece, what nobody has taken of them yet. The sum's place is free: all have put the
+/// next piece, after taking the last sum.
+void SharedSum::add_up(std::size_t bytes) {
+  const at::NoGradGuard no_grad;
+  const auto end = pieces_ * kUnits;
+  for (auto unit = board().units_taken.load(); unit < end;) {
+    if (!board().units_taken.compare_exchange_weak(unit, unit + 1)) continue;
+    const auto begin = unit % kUnits * kUnitBytes;
+    if (begin < bytes) add_up(begin, std::min(begin + kUnitBytes, bytes));
+    if (board().units_added.fetch_add(1) + 1 == end) post();
+    ++unit;
+  }
+}
+
+void SharedSum::add_up(std::size_t begin, std::size_t end) const {
+  const auto elements = static_cast<std::int64_t>((end - begin) / tensor_.itemsize());
+  const auto part = [&](int of) {
+    return at::from_blob(piece(of) + begin, {elements}, at::TensorOptions(tensor_.scalar_type()));
+  };
+  auto sum = part(size_);
+  at::add_out(sum, part(0), part(1));
+  for (int of = 2; of < size_; ++of) sum.add_(part(of));
+}
+
+bool SharedSum::is_added_up() const { return board().units_added >= pieces_ * kUnits; }
+
+void SharedSum::check_same_call() {
+  const auto& here = rank(rank_).tensors[calls_ % 2];
+  for (int of = 0; of < size_; ++of) {
+    const auto& there = rank(of).tensors[calls_ % 2];
+    if (here == there) continue;
+    add_up(0);  // the piece counts as added
+    TORCH_CHECK(false, "all_reduce: expected the same tensor from every rank, got ", there.elements, " ",
+                c10::toString(there.dtype), " from rank ", of, " and ", here.elements, " ",
+                c10::toString(here.dtype), " from rank ", rank_);
+  }
+}
+
+std::string SharedSum::why_in_vain() const {
+  if (has_left()) return "the process group was ended";
+  for (int of = 0; of < size_; ++of) {
+    // One that has put its piece may have ended while it added.
+    if (of == rank_ || (rank(of).pieces >= pieces_ && is_added_up())) continue;
+    if (rank(of).pieces < pieces_ && rank(of).left)
+      return "rank " + std::to_string(of) + " has left the process group";
+    if (memory_->has_ended(of)) return "rank " + std::to_string(of) + " has ended";
+  }
+  return "";
+}
+
+std::string SharedSum::whom_it_waits_for() const {
+  for (int of = 0; of < size_; ++of)
+    if (rank(of).pieces < pieces_) return "rank " + std::to_string(of);
+  return "another rank";
+}
+
+void SharedSum::sleep(std::uint32_t posts) const {
+  const timespec time{0, 20'000'000};
+  board().sleepers.fetch_add(1);
+  ::syscall(SYS_futex, &board().posts, FUTEX_WAIT, posts, &time, nullptr, 0);
+  board().sleepers.fetch_sub(1);
+}
+
+std::uint32_t SharedSum::posts() const { return board().posts; }
+
+void SharedSum::leave() {
+  rank(rank_).left = true;
+  post();
+}
+
+bool SharedSum::has_left() const { return rank(rank_).left; }
+
+}  // namespace ddprun::ddp
