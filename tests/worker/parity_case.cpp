@@ -14,6 +14,7 @@
 #include "worker/ddp/collectives.h"
 #include "worker/ddp/comm_hooks.h"
 #include "worker/ddp/distributed_data_parallel.h"
+#include "worker/ddp/fully_sharded.h"
 #include "worker/ddp/powersgd_hook.h"
 #include "worker/ddp/sync_batch_norm.h"
 #include "worker/ddp/zero_optimizer.h"
@@ -22,6 +23,7 @@ namespace ddprun::test {
 namespace {
 
 using ddp::DistributedDataParallel;
+using ddp::FullyShardedDataParallel;
 
 torch::Dtype dtype_of(const ParityCase& the_case) {
   const std::string name = the_case.entry["dtype"];
@@ -40,21 +42,21 @@ DistributedDataParallel::Options options_of(const ParityCase& the_case) {
   return options;
 }
 
+/// parameters  the module's, or what a rank keeps of them
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(const ParityCase& the_case,
-                                                        const torch::nn::Module& module,
+                                                        const std::vector<torch::Tensor>& parameters,
                                                         const ddp::ProcessGroup& group) {
   const std::string kind = the_case.entry.value("optimizer", "sgd");
   const double rate = the_case.file["lr"][kind];
-  const auto make = [&](auto parameters) -> std::unique_ptr<torch::optim::Optimizer> {
+  const auto make = [&](auto own) -> std::unique_ptr<torch::optim::Optimizer> {
     if (kind == "adam")
-      return std::make_unique<torch::optim::Adam>(std::move(parameters), torch::optim::AdamOptions(rate));
-    return std::make_unique<torch::optim::SGD>(std::move(parameters),
-                                               torch::optim::SGDOptions(rate).momentum(0.9));
+      return std::make_unique<torch::optim::Adam>(std::move(own), torch::optim::AdamOptions(rate));
+    return std::make_unique<torch::optim::SGD>(std::move(own), torch::optim::SGDOptions(rate).momentum(0.9));
   };
   if (the_case.has("zero1"))
     return std::make_unique<ddp::ZeroOptimizer>(
-        ddp::ZeroOptimizer::Groups{torch::optim::OptimizerParamGroup(module.parameters())}, make, group);
-  return make(module.parameters());
+        ddp::ZeroOptimizer::Groups{torch::optim::OptimizerParamGroup(parameters)}, make, group);
+  return make(parameters);
 }
 
 void register_hook(const ParityCase& the_case, DistributedDataParallel& parallel,
@@ -79,9 +81,16 @@ class Training {
         model_(make_parity_model(the_case.entry["model"])) {
     model_.module->to(dtype_of(the_case));
     if (the_case.has("sync_bn")) ddp::convert_sync_batchnorm(*model_.module, group);
-    ddp_ = std::make_unique<DistributedDataParallel>(*model_.module, group, options_of(the_case));
-    register_hook(the_case, *ddp_, group);
-    optimizer_ = make_optimizer(the_case, *model_.module, group);
+    if (the_case.has("fsdp")) {
+      // Small units, so that the little models have several.
+      fsdp_ = std::make_unique<FullyShardedDataParallel>(
+          *model_.module, group,
+          FullyShardedDataParallel::Options{.unit_bytes = 1 << 16, .broadcast_buffers = false});
+    } else {
+      ddp_ = std::make_unique<DistributedDataParallel>(*model_.module, group, options_of(the_case));
+      register_hook(the_case, *ddp_, group);
+    }
+    optimizer_ = make_optimizer(the_case, fsdp_ ? fsdp_->shards() : model_.module->parameters(), group);
   }
 
   void run() {
@@ -107,7 +116,10 @@ class Training {
   double train_step(int step) {
     const int micro_batches = case_.entry.value("accumulate", 1);
     double total = 0;
-    ddp_->zero_grad();
+    if (fsdp_)
+      optimizer_->zero_grad();
+    else
+      ddp_->zero_grad();
     for (int i = 0; i < micro_batches - 1; ++i) {
       const auto no_sync = ddp_->no_sync();
       total += backward(step * micro_batches + i, micro_batches);
@@ -117,8 +129,13 @@ class Training {
     return total;
   }
 
+  template <typename Compute>
+  torch::Tensor forward(Compute compute) {
+    return fsdp_ ? fsdp_->forward(compute) : ddp_->forward(compute);
+  }
+
   double backward(int batch, int micro_batches) {
-    const auto loss = ddp_->forward([&] { return loss_of(batch) / micro_batches; });
+    const auto loss = forward([&] { return loss_of(batch) / micro_batches; });
     loss.backward();
     return loss.item<double>();
   }
@@ -126,7 +143,7 @@ class Training {
   double evaluate(int step) {
     const torch::NoGradGuard no_grad;
     model_.module->eval();
-    const double loss = ddp_->forward([&] { return loss_of(step); }).item<double>();
+    const double loss = forward([&] { return loss_of(step); }).item<double>();
     model_.module->train();
     return loss;
   }
@@ -152,6 +169,7 @@ class Training {
   int rank_, world_;
   ParityModel model_;
   std::unique_ptr<DistributedDataParallel> ddp_;
+  std::unique_ptr<FullyShardedDataParallel> fsdp_;  // in its place
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
 };
 
