@@ -13,6 +13,7 @@
 #include "tests/support/catch.h"
 #include "tests/support/golden.h"
 #include "tests/support/own_network.h"
+#include "tests/support/refused.h"
 #include "tests/support/run_ranks.h"
 #include "tests/worker/hook_training.h"
 #include "worker/ddp/collectives.h"
@@ -154,32 +155,22 @@ TEST_CASE("a hook is refused if there is one, after the first forward, and by an
           "[comm_hooks]") {
   test::run_ranks(1, [](const ProcessGroup& group) {
     torch::nn::Linear model(2, 2);
-    const auto refused = [&](auto call, const std::string& expected) {
-      std::string message = "no error";
-      try {
-        call();
-      } catch (const std::invalid_argument& error) {
-        message = error.what();
-      } catch (const UsageError& error) {
-        message = error.what();
-      }
-      ensure(message.find(expected) != std::string::npos, (expected + " in: " + message).c_str());
-    };
     DistributedDataParallel ddp(*model, group);
-    refused([&] { ddp.register_comm_hook(nullptr); }, "expected a hook");
+    test::ensure_refused([&] { ddp.register_comm_hook(nullptr); }, "expected a hook");
     {
       const torch::NoGradGuard no_grad;  // a look at the model before training does no harm
       ddp.forward([&] { return model->forward(torch::ones({1, 2})); });
     }
     ddp.register_comm_hook(ddp::make_comm_hook("bf16", group));
-    refused([&] { ddp.register_comm_hook(ddp::make_comm_hook("fp16", group)); }, "called once");
+    test::ensure_refused([&] { ddp.register_comm_hook(ddp::make_comm_hook("fp16", group)); }, "called once");
     DistributedDataParallel other(*model, group);
     other.forward([&] { return model->forward(torch::ones({1, 2})).sum(); }).backward();
-    refused([&] { other.register_comm_hook(ddp::make_comm_hook("fp16", group)); },
-            "before the first forward");
+    test::ensure_refused([&] { other.register_comm_hook(ddp::make_comm_hook("fp16", group)); },
+                         "before the first forward");
     ensure(ddp::make_comm_hook("none", group) == nullptr, "no hook for none");
-    refused([&] { ddp::make_comm_hook("gzip", group); }, "expected none, fp16, bf16 or powersgd, got 'gzip'");
-    refused([&] { PowerSgd(group, {.rank = 0}); }, "a rank of at least 1, got 0");
+    test::ensure_refused([&] { ddp::make_comm_hook("gzip", group); },
+                         "expected none, fp16, bf16 or powersgd, got 'gzip'");
+    test::ensure_refused([&] { PowerSgd(group, {.rank = 0}); }, "a rank of at least 1, got 0");
   });
 }
 

@@ -8,6 +8,7 @@
 
 #include "common/errors.h"
 #include "tests/support/catch.h"
+#include "tests/support/refused.h"
 #include "tests/support/run_ranks.h"
 #include "tests/worker/sync_batch_norm_check.h"
 #include "worker/ddp/collectives.h"
@@ -131,27 +132,26 @@ TEST_CASE("SyncBatchNorm that was not converted is torch::batch_norm, bit for bi
 
 TEST_CASE("SyncBatchNorm refuses what has no statistics, on every rank", "[sync_batch_norm]") {
   test::run_ranks(2, [](const ProcessGroup& group) {
-    const auto refused = [](const auto& call, const std::string& expected) {
-      try {
-        call();
-      } catch (const std::invalid_argument& error) {
-        ensure(std::string(error.what()).find(expected) != std::string::npos, error.what());
-        return;
-      }
-      ensure(false, ("refused: " + expected).c_str());
-    };
     SyncBatchNorm norm(3);
     ddp::convert_sync_batchnorm(*norm, group);
-    refused(
+    test::ensure_refused(
         [&] {
           norm->forward(torch::ones({4, 2, 5, 5}));
         },
         "3 channels in the second, got shape [4, 2, 5, 5]");
-    refused([&] { norm->forward(torch::ones({3})); }, "got shape [3]");
-    refused([&] { norm->forward(torch::ones({group.rank(), 3})); }, "over all ranks when training, got 1");
-    refused([&] { norm->forward(torch::ones({0, 3, 2})); }, "over all ranks when training, got 0");
+    test::ensure_refused([&] { norm->forward(torch::ones({3})); }, "got shape [3]");
+    test::ensure_refused(
+        [&] {
+          norm->forward(torch::ones({group.rank(), 3}));
+        },
+        "over all ranks when training, got 1");
+    test::ensure_refused(
+        [&] {
+          norm->forward(torch::ones({0, 3, 2}));
+        },
+        "over all ranks when training, got 0");
     const auto x = torch::randn({2, 3}).requires_grad_();
     const auto y = norm->forward(x).square().sum();
-    refused([&] { y.backward({}, std::nullopt, /*create_graph=*/true); }, "second derivative");
+    test::ensure_refused([&] { y.backward({}, std::nullopt, /*create_graph=*/true); }, "second derivative");
   });
 }

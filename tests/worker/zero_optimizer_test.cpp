@@ -15,6 +15,7 @@
 #include "common/files.h"
 #include "tests/support/catch.h"
 #include "tests/support/golden.h"
+#include "tests/support/refused.h"
 #include "tests/support/run_ranks.h"
 #include "worker/ddp/distributed_data_parallel.h"
 #include "worker/serialize/pt_file.h"
@@ -121,16 +122,6 @@ std::int64_t state_bytes(o::Optimizer& optimizer) {
     bytes += static_cast<std::int64_t>(adam.exp_avg().nbytes() + adam.exp_avg_sq().nbytes());
   }
   return bytes;
-}
-
-void ensure_refused(const std::function<void()>& call, const std::string& expected) {
-  try {
-    call();
-  } catch (const std::invalid_argument& error) {
-    ensure(std::string(error.what()).find(expected) != std::string::npos, error.what());
-    return;
-  }
-  ensure(false, ("refused: " + expected).c_str());
 }
 
 }  // namespace
@@ -254,19 +245,19 @@ TEST_CASE("ZeroOptimizer refuses what it cannot divide", "[zero_optimizer]") {
   test::run_ranks(2, [](const ProcessGroup& group) {
     const auto sgd = factory<o::SGD>(o::SGDOptions(0.1));
     const auto p = torch::zeros({3}).requires_grad_(), frozen = torch::zeros({2});
-    ensure_refused([&] { ZeroOptimizer({}, sgd, group); }, "expected parameters, got none");
-    ensure_refused([&] { ZeroOptimizer(one_group({p, p}), sgd, group); }, "got one twice");
+    test::ensure_refused([&] { ZeroOptimizer({}, sgd, group); }, "expected parameters, got none");
+    test::ensure_refused([&] { ZeroOptimizer(one_group({p, p}), sgd, group); }, "got one twice");
     ZeroOptimizer optimizer(one_group({p, frozen}), sgd, group);
     optimizer.step();
     frozen.requires_grad_(true);
-    ensure_refused([&] { optimizer.step(); }, "made trainable");
+    test::ensure_refused([&] { optimizer.step(); }, "made trainable");
     frozen.requires_grad_(false);
     const auto memory = p.detach();
     p.set_data(torch::ones({3}));
-    ensure_refused([&] { optimizer.step(); }, "memory was replaced");
+    test::ensure_refused([&] { optimizer.step(); }, "memory was replaced");
     p.set_data(memory);
     optimizer.step();
     optimizer.add_param_group(one_group({torch::zeros({1})})[0]);
-    ensure_refused([&] { optimizer.step(); }, "was added");
+    test::ensure_refused([&] { optimizer.step(); }, "was added");
   });
 }

@@ -64,8 +64,7 @@ void check_same_module(const ProcessGroup& group, const ManagedState& state) {
   if (ranks.empty()) return;
   const auto line = static_cast<std::size_t>(where) - 1;
   const auto expected = line < first.size() ? first[line] : "no further parameter or buffer";
-  std::string message = "DistributedDataParallel: modules differ between ranks: rank 0 has " + expected +
-                        ", not so rank " + ranks;
+  std::string message = "modules differ between ranks: rank 0 has " + expected + ", not so rank " + ranks;
   if (!same && line < mine.size() && (line >= first.size() || mine[line] != first[line]))
     message += " (this rank, " + std::to_string(group.rank()) + ", has " + mine[line] + ")";
   throw std::invalid_argument(message);
@@ -73,17 +72,15 @@ void check_same_module(const ProcessGroup& group, const ManagedState& state) {
 
 void check_suitable(const ManagedState& state) {
   if (state.trainable().empty())
-    throw std::invalid_argument(
-        "DistributedDataParallel: expected a module with a parameter that requires a gradient");
+    throw std::invalid_argument("expected a module with a parameter that requires a gradient");
   const auto& first = state.parameters.front();
   for (const auto& [name, tensor] : state.parameters) {
     if (tensor.layout() != torch::kStrided)
-      throw std::invalid_argument("DistributedDataParallel: expected dense parameters, " + name + " is " +
-                                  c10::str(tensor.layout()));
+      throw std::invalid_argument("expected dense parameters, " + name + " is " + c10::str(tensor.layout()));
     if (tensor.device().type() != first.tensor.device().type())
-      throw std::invalid_argument("DistributedDataParallel: expected all parameters on one kind of device, " +
-                                  first.name + " is on " + c10::str(first.tensor.device().type()) + ", " +
-                                  name + " on " + c10::str(tensor.device().type()));
+      throw std::invalid_argument("expected all parameters on one kind of device, " + first.name + " is on " +
+                                  c10::str(first.tensor.device().type()) + ", " + name + " on " +
+                                  c10::str(tensor.device().type()));
   }
 }
 

@@ -21,6 +21,12 @@ namespace {
 // A piece stays in the cache from one of its passes to the next; its units are what a rank adds up at a time.
 constexpr std::size_t kUnitBytes = std::size_t{64} << 10, kUnits = 16, kPieceBytes = kUnits * kUnitBytes;
 
+// Up to so many ranks, each adds up everything for itself: they wait for each other once a piece and not
+// twice. It then needs a second place for its next piece, while others may still read the one before.
+constexpr int kFew = 4;
+
+std::size_t places(int size) { return static_cast<std::size_t>(size <= kFew ? 2 * size : size + 1); }
+
 }  // namespace
 
 /// What a call is about.
@@ -46,7 +52,7 @@ struct alignas(64) SharedSum::Board {
 
 std::size_t SharedSum::bytes(int size) {
   const auto ranks = static_cast<std::size_t>(size);
-  return sizeof(Board) + ranks * sizeof(Rank) + (ranks + 1) * kPieceBytes;
+  return sizeof(Board) + ranks * sizeof(Rank) + places(size) * kPieceBytes;
 }
 
 SharedSum::SharedSum(std::unique_ptr<SharedMemory> memory, int rank, int size)
@@ -58,10 +64,19 @@ SharedSum::Rank& SharedSum::rank(int of) const {
   return reinterpret_cast<Rank*>(memory_->data() + sizeof(Board))[of];
 }
 
-std::byte* SharedSum::piece(int of) const {
+std::byte* SharedSum::place(std::size_t index) const {
   const auto header = sizeof(Board) + static_cast<std::size_t>(size_) * sizeof(Rank);
-  return memory_->data() + header + static_cast<std::size_t>(of) * kPieceBytes;
+  return memory_->data() + header + index * kPieceBytes;
 }
+
+std::byte* SharedSum::piece(int of) const {
+  const auto rank = static_cast<std::size_t>(of);
+  return place(is_few() ? 2 * rank + pieces_ % 2 : rank);
+}
+
+std::byte* SharedSum::shared_sum() const { return place(static_cast<std::size_t>(size_)); }
+
+bool SharedSum::is_few() const { return size_ <= kFew; }
 
 std::size_t SharedSum::piece_bytes() const { return std::min(kPieceBytes, tensor_.nbytes() - offset_); }
 
@@ -75,9 +90,14 @@ void SharedSum::begin(const at::Tensor& tensor) {
 bool SharedSum::advance() {
   while (all_have_put()) {
     if (offset_ == 0) check_same_call();
-    add_up(piece_bytes());
-    if (!is_added_up()) return false;
-    std::memcpy(static_cast<std::byte*>(tensor_.mutable_data_ptr()) + offset_, piece(size_), piece_bytes());
+    auto* const target = static_cast<std::byte*>(tensor_.mutable_data_ptr()) + offset_;
+    if (is_few()) {
+      add_up(target, 0, piece_bytes());
+    } else {
+      add_up_together(piece_bytes());
+      if (!is_added_up()) return false;
+      std::memcpy(target, shared_sum(), piece_bytes());
+    }
     offset_ += kPieceBytes;
     if (offset_ >= tensor_.nbytes()) {
       tensor_.reset();
@@ -88,10 +108,12 @@ bool SharedSum::advance() {
   return false;
 }
 
-/// The place is free: the sum of the piece before is there, so all its parts have been read.
+/// The place is free. Of few ranks, all have put the piece before, after they read the one before that; of
+/// many, the sum of the piece before is there, so all its parts have been read.
 void SharedSum::put() {
+  ++pieces_;
   std::memcpy(piece(rank_), static_cast<const std::byte*>(tensor_.const_data_ptr()) + offset_, piece_bytes());
-  rank(rank_).pieces = ++pieces_;
+  rank(rank_).pieces = pieces_;
   post();
 }
 
@@ -109,36 +131,36 @@ bool SharedSum::all_have_put() const {
 
 /// The first bytes of the piece, what nobody has taken of them yet. The sum's place is free: all have put the
 /// next piece, after taking the last sum.
-void SharedSum::add_up(std::size_t bytes) {
-  const at::NoGradGuard no_grad;
+void SharedSum::add_up_together(std::size_t bytes) {
   const auto end = pieces_ * kUnits;
   for (auto unit = board().units_taken.load(); unit < end;) {
     if (!board().units_taken.compare_exchange_weak(unit, unit + 1)) continue;
     const auto begin = unit % kUnits * kUnitBytes;
-    if (begin < bytes) add_up(begin, std::min(begin + kUnitBytes, bytes));
+    if (begin < bytes) add_up(shared_sum() + begin, begin, std::min(begin + kUnitBytes, bytes));
     if (board().units_added.fetch_add(1) + 1 == end) post();
     ++unit;
   }
 }
 
-void SharedSum::add_up(std::size_t begin, std::size_t end) const {
+void SharedSum::add_up(std::byte* target, std::size_t begin, std::size_t end) const {
+  const at::NoGradGuard no_grad;
   const auto elements = static_cast<std::int64_t>((end - begin) / tensor_.itemsize());
-  const auto part = [&](int of) {
-    return at::from_blob(piece(of) + begin, {elements}, at::TensorOptions(tensor_.scalar_type()));
+  const auto view = [&](std::byte* data) {
+    return at::from_blob(data, {elements}, at::TensorOptions(tensor_.scalar_type()));
   };
-  auto sum = part(size_);
-  at::add_out(sum, part(0), part(1));
-  for (int of = 2; of < size_; ++of) sum.add_(part(of));
+  auto sum = view(target);
+  at::add_out(sum, view(piece(0) + begin), view(piece(1) + begin));
+  for (int of = 2; of < size_; ++of) sum.add_(view(piece(of) + begin));
 }
 
-bool SharedSum::is_added_up() const { return board().units_added >= pieces_ * kUnits; }
+bool SharedSum::is_added_up() const { return is_few() || board().units_added >= pieces_ * kUnits; }
 
 void SharedSum::check_same_call() {
   const auto& here = rank(rank_).tensors[calls_ % 2];
   for (int of = 0; of < size_; ++of) {
     const auto& there = rank(of).tensors[calls_ % 2];
     if (here == there) continue;
-    add_up(0);  // the piece counts as added
+    add_up_together(0);  // the piece counts as added
     TORCH_CHECK(false, "all_reduce: expected the same tensor from every rank, got ", there.elements, " ",
                 c10::toString(there.dtype), " from rank ", of, " and ", here.elements, " ",
                 c10::toString(here.dtype), " from rank ", rank_);

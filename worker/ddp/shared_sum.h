@@ -11,9 +11,10 @@
 
 namespace ddprun::ddp {
 
-/// The sum of a tensor over the ranks of one host, through memory that they share: piece by piece, each rank
-/// puts its own there, those that are awake add them up, each takes the sum. Who comes last waits for nobody.
-/// Elements are added in the order of the ranks, so that every rank gets the same, whoever adds.
+/// The sum of a tensor over the ranks of one host, through memory that they share. Piece by piece, each rank
+/// puts its own there, then adds up all of them; where there are many ranks, those that are awake add them up
+/// once, together, and each takes the sum. Who comes last waits for nobody. Elements are added in the order
+/// of the ranks, so that every rank gets the same, whoever adds.
 ///
 /// Nothing here blocks but sleep(). One call at a time; all ranks make the same calls in the same order.
 class SharedSum {
@@ -52,12 +53,15 @@ class SharedSum {
 
   Board& board() const;
   Rank& rank(int of) const;
-  std::byte* piece(int of) const;  // of == size_: the sum's
+  std::byte* place(std::size_t index) const;
+  std::byte* piece(int of) const;  // that a rank has put there
+  std::byte* shared_sum() const;   // of many ranks
+  bool is_few() const;
   void put();
   void post();
   bool all_have_put() const;
-  void add_up(std::size_t bytes);
-  void add_up(std::size_t begin, std::size_t end) const;
+  void add_up_together(std::size_t bytes);
+  void add_up(std::byte* target, std::size_t begin, std::size_t end) const;
   bool is_added_up() const;
   void check_same_call();
   std::size_t piece_bytes() const;
