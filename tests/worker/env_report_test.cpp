@@ -3,6 +3,8 @@
 #include <map>
 #include <memory>
 
+#include <torch/version.h>
+
 #include "tests/support/catch.h"
 #include "tests/support/child.h"
 #include "worker/ddp/cuda_driver.h"
@@ -60,7 +62,7 @@ TEST_CASE("nothing is wrong in a good environment, which the report shows", "[en
         "  OMP_NUM_THREADS               not set\n", "this rank\n  rank                          1 of 2\n",
         "  local rank                    1 of 2 on node 0 of 1\n",
         "  store                         127.0.0.1:29500\n", "  address                       127.0.0.1\n",
-        "libraries\n", "  torch                         2.11.",
+        "libraries\n", "  torch                         " TORCH_VERSION "\n",
         "ranks\n  rank  host  local rank  device  backend  address    torch\n",
         "  1     host  1           cpu     gloo     127.0.0.1  2.11.0\n", "\nall is fine\n"})
     CHECK_THAT(text, ContainsSubstring(part));
