@@ -124,7 +124,8 @@ TEST_CASE("a callback may call for another sum", "[local_all_reduce]") {
 
 TEST_CASE("another tensor is an error that says so on every rank, and the next sum is right",
           "[local_all_reduce]") {
-  test::run_ranks(3, [](const ddp::ProcessGroup& group) {
+  const int ranks = GENERATE(3, 5);
+  test::run_ranks(ranks, [&](const ddp::ProcessGroup& group) {
     const bool other_type = group.rank() == 2;
     for (const auto elements : {std::int64_t{3}, std::int64_t{900'000}}) {
       const auto text = failure_of([&] {
@@ -132,18 +133,47 @@ TEST_CASE("another tensor is an error that says so on every rank, and the next s
                                    at::TensorOptions(other_type ? at::kDouble : at::kFloat)))
             .work->wait();
       });
-      ensure(!text.empty(), "an error");
-      ensure(ddp::all_reduce_sum(group, {1})[0] == 3, "the next sum");
+      ensure(text.find("all_reduce") != std::string::npos, ("an error, got " + text).c_str());
+      ensure(ddp::all_reduce_sum(group, {1})[0] == ranks, "the next sum");
     }
   });
 }
 
-TEST_CASE("a rank that is killed fails the sums of the others at once", "[local_all_reduce]") {
+TEST_CASE("a sum does not pair with the one after another rank's maximum", "[local_all_reduce]") {
   const test::HeldPort port;
-  CHECK_THROWS_WITH(test::fork_ranks(3,
+  test::fork_ranks(2, [&](int rank) {
+    auto group = ddp::ProcessGroup::connect(test::rank_env(port, rank, 2), {.timeout = 10min});
+    std::vector<at::Tensor> ones = {at::ones({1})};
+    c10d::AllreduceOptions options;
+    if (rank == 1) options.reduceOp = c10d::ReduceOp::MAX;
+    const auto first = group.handle()->allreduce(ones, options);
+    const auto text = failure_of([&] {
+      const auto second = all_reduce(group, at::ones({1}));
+      (rank == 0 ? first : second.work)->wait();
+    });
+    ensure(!text.empty(), "an error");
+    group.handle()->abort();
+  });
+}
+
+TEST_CASE("close() waits for a sum that nobody has waited for", "[local_all_reduce]") {
+  const test::HeldPort port;
+  test::fork_ranks(3, [&](int rank) {
+    auto group = ddp::ProcessGroup::connect(test::rank_env(port, rank, 3), {});
+    auto pending = all_reduce(group, at::ones({20'000'000}));
+    group.close();
+    ensure(pending.work->isCompleted() && at::equal(pending.tensors[0], 3 * at::ones({20'000'000})),
+           "the sum is there");
+  });
+}
+
+TEST_CASE("a rank that is killed fails the sums of the others at once", "[local_all_reduce]") {
+  const int ranks = GENERATE(3, 5);
+  const test::HeldPort port;
+  CHECK_THROWS_WITH(test::fork_ranks(ranks,
                                      [&](int rank) {
-                                       auto group = ddp::ProcessGroup::connect(test::rank_env(port, rank, 3),
-                                                                               {.timeout = 10min});
+                                       auto group = ddp::ProcessGroup::connect(
+                                           test::rank_env(port, rank, ranks), {.timeout = 10min});
                                        ddp::all_reduce_sum(group, {1});
                                        if (rank == 2) ::kill(::getpid(), SIGKILL);
                                        all_reduce(group, at::ones({500'000})).work->wait();

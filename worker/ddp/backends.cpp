@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <filesystem>
 #include <map>
@@ -67,8 +68,14 @@ class Gloo : public ProcessGroupGloo {
 
   c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors,
                                            const c10d::AllreduceOptions& options) override {
-    if (local_ && LocalAllReduce::suits(tensors, options)) return local_->run(tensors, options);
+    const auto number = ++all_reduces_;
+    if (local_ && LocalAllReduce::suits(tensors, options)) return local_->run(tensors, options, number);
     return ProcessGroupGloo::allreduce(tensors, options);
+  }
+
+  c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& options) override {
+    if (local_) local_->drain();  // Gloo's own waits for what Gloo has under way
+    return ProcessGroupGloo::barrier(options);
   }
 
   void abort() override {
@@ -102,6 +109,7 @@ class Gloo : public ProcessGroupGloo {
 
   Sockets connections_;
   std::unique_ptr<LocalAllReduce> local_;
+  std::atomic<std::uint64_t> all_reduces_ = 0;
 };
 
 }  // namespace

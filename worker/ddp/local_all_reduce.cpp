@@ -1,7 +1,9 @@
 #include "worker/ddp/local_all_reduce.h"
 
 #include <sched.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <exception>
 #include <string>
 #include <utility>
@@ -16,13 +18,16 @@ using Clock = std::chrono::steady_clock;
 // So long a call looks whether the others come too: more than the ranks of a balanced step are apart.
 constexpr auto kPatience = std::chrono::microseconds(50);
 
+constexpr std::chrono::milliseconds kForever = std::chrono::hours(24 * 365);
+
 }  // namespace
 
 class LocalAllReduce::Call : public c10d::Work {
  public:
-  Call(int rank, std::vector<at::Tensor> tensors, std::chrono::milliseconds timeout)
+  Call(int rank, std::vector<at::Tensor> tensors, std::uint64_t number, std::chrono::milliseconds timeout)
       : Work(rank, c10d::OpType::ALLREDUCE),
-        deadline(Clock::now() + timeout),
+        number(number),
+        deadline(Clock::now() + std::min(timeout, kForever)),
         tensors_(std::move(tensors)),
         future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))) {}
 
@@ -39,6 +44,7 @@ class LocalAllReduce::Call : public c10d::Work {
     finish(error);
   }
 
+  const std::uint64_t number;
   const Clock::time_point deadline;
   std::exception_ptr error;
 
@@ -51,10 +57,15 @@ LocalAllReduce::LocalAllReduce(std::unique_ptr<SharedMemory> memory, int rank, i
                                std::chrono::milliseconds timeout)
     : sum_(std::move(memory), rank, size),
       rank_(rank),
+      process_(::getpid()),
       timeout_(timeout),
       thread_([this] { finish_calls(); }) {}
 
 LocalAllReduce::~LocalAllReduce() {
+  if (::getpid() != process_) {
+    thread_.detach();  // it is the parent's
+    return;
+  }
   {
     const std::scoped_lock lock(mutex_);
     ending_ = true;
@@ -73,64 +84,84 @@ bool LocalAllReduce::suits(const std::vector<at::Tensor>& tensors, const c10d::A
 }
 
 c10::intrusive_ptr<c10d::Work> LocalAllReduce::run(const std::vector<at::Tensor>& tensors,
-                                                   const c10d::AllreduceOptions& options) {
+                                                   const c10d::AllreduceOptions& options,
+                                                   std::uint64_t number) {
   const auto timeout = options.timeout.count() > 0 ? options.timeout : timeout_;
-  const auto call = c10::make_intrusive<Call>(rank_, tensors, timeout);
-  Calls finished;
-  bool all_finished;
-  {
-    const std::scoped_lock lock(mutex_);
-    calls_.push_back(call);
-    const auto until = Clock::now() + kPatience;
-    do advance(finished);
-    while (!(all_finished = calls_.empty()) && Clock::now() < until && ::sched_yield() == 0);
-  }
-  if (!all_finished) changed_.notify_all();
-  tell(finished);
+  const auto call = c10::make_intrusive<Call>(rank_, tensors, number, timeout);
+  Lock lock(mutex_);
+  calls_.push_back(call);
+  const auto until = Clock::now() + kPatience;
+  do advance();
+  while (!calls_.empty() && Clock::now() < until && ::sched_yield() == 0);
+  if (!calls_.empty()) changed_.notify_all();
+  tell(lock);
   return call;
 }
 
+void LocalAllReduce::drain() {
+  Lock lock(mutex_);
+  idle_.wait(lock, [this] { return calls_.empty() && finished_.empty() && !telling_; });
+}
+
 void LocalAllReduce::finish_calls() {
-  for (std::unique_lock lock(mutex_);;) {
+  for (Lock lock(mutex_);;) {
     changed_.wait(lock, [this] { return !calls_.empty() || ending_; });
     if (calls_.empty()) return;
     const auto posts = sum_.posts();
-    Calls finished;
-    advance(finished);
-    if (finished.empty()) fail_in_vain(finished);
+    const auto first = calls_.front();
+    advance();
+    if (!calls_.empty() && calls_.front() == first) fail_in_vain();
+    tell(lock);
+    if (calls_.empty() || calls_.front() != first) continue;
     lock.unlock();
-    if (finished.empty()) sum_.sleep(posts);
-    tell(finished);
+    sum_.sleep(posts);
     lock.lock();
   }
 }
 
-void LocalAllReduce::advance(Calls& finished) {
-  for (; !calls_.empty() && !sum_.has_left(); calls_.pop_front(), has_begun_ = false) {
+/// Of calls_, what can be done now.
+void LocalAllReduce::advance() {
+  while (!calls_.empty() && !sum_.has_left()) {
     try {
-      if (!std::exchange(has_begun_, true)) sum_.begin(calls_.front()->tensor());
+      if (!std::exchange(has_begun_, true)) sum_.begin(calls_.front()->tensor(), calls_.front()->number);
       if (!sum_.advance()) return;
+      end_first({});
     } catch (...) {
-      calls_.front()->error = std::current_exception();
+      end_first(std::current_exception());
     }
-    finished.push_back(calls_.front());
   }
 }
 
-/// The first call, if it waits in vain.
-void LocalAllReduce::fail_in_vain(Calls& finished) {
+/// The first call, if it waits in vain; after it all the others do.
+void LocalAllReduce::fail_in_vain() {
   auto why = sum_.why_in_vain();
   if (why.empty() && Clock::now() > calls_.front()->deadline)
     why = sum_.whom_it_waits_for() + " did not come in time";
   if (why.empty()) return;
+  if (why_in_vain_.empty()) why_in_vain_ = why;
   sum_.leave();
-  calls_.front()->error = std::make_exception_ptr(C10_BUILD_ERROR(DistBackendError, "all_reduce: " + why));
-  finished.push_back(calls_.front());
-  calls_.pop_front();
+  end_first(std::make_exception_ptr(C10_BUILD_ERROR(DistBackendError, "all_reduce: " + why_in_vain_)));
 }
 
-void LocalAllReduce::tell(const Calls& finished) {
-  for (const auto& call : finished) call->tell();
+void LocalAllReduce::end_first(std::exception_ptr error) {
+  calls_.front()->error = std::move(error);
+  finished_.push_back(std::move(calls_.front()));
+  calls_.pop_front();
+  has_begun_ = false;
+}
+
+/// In the order of the calls: one thread at a time, without the lock, since callbacks may call for more.
+void LocalAllReduce::tell(Lock& lock) {
+  if (telling_) return;
+  for (telling_ = true; !finished_.empty();) {
+    const auto call = std::move(finished_.front());
+    finished_.pop_front();
+    lock.unlock();
+    call->tell();
+    lock.lock();
+  }
+  telling_ = false;
+  if (calls_.empty()) idle_.notify_all();
 }
 
 }  // namespace ddprun::ddp

@@ -3,8 +3,10 @@
 #include <chrono>
 #include <condition_variable>
 #include <deque>
+#include <exception>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -27,28 +29,38 @@ class LocalAllReduce {
   /// types the order of the additions shows, so they keep Gloo's. The same on every rank.
   static bool suits(const std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options);
 
+  /// number  of the call among all all-reduces of the group, those too that are not made here. What callbacks
+  /// of
+  ///         the result do keeps later sums waiting; they may call for more, but not wait for it.
   c10::intrusive_ptr<c10d::Work> run(const std::vector<at::Tensor>& tensors,
-                                     const c10d::AllreduceOptions& options);
+                                     const c10d::AllreduceOptions& options, std::uint64_t number);
+
+  /// Waits until all calls are finished, well or not.
+  void drain();
 
   /// Calls that are not finished fail, here and on the other ranks, and all later ones.
   void abort() { sum_.leave(); }
 
  private:
   class Call;
-  using Calls = std::vector<c10::intrusive_ptr<Call>>;
+  using Lock = std::unique_lock<std::mutex>;
 
   void finish_calls();
-  void advance(Calls& finished);
-  void fail_in_vain(Calls& finished);
-  static void tell(const Calls& finished);
+  void advance();
+  void fail_in_vain();
+  void end_first(std::exception_ptr error);
+  void tell(Lock& lock);
 
   SharedSum sum_;
   const int rank_;
+  const int process_;  // a forked child has no part in this
   const std::chrono::milliseconds timeout_;
   std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<c10::intrusive_ptr<Call>> calls_;  // not finished; the first has begun if has_begun_
-  bool has_begun_ = false;
+  std::condition_variable changed_, idle_;
+  std::deque<c10::intrusive_ptr<Call>> calls_;     // not finished; the first has begun if has_begun_
+  std::deque<c10::intrusive_ptr<Call>> finished_;  // but nobody has been told yet
+  bool has_begun_ = false, telling_ = false;
+  std::string why_in_vain_;  // all calls, since the first that was
   bool ending_ = false;
   std::thread thread_;
 };

@@ -8,9 +8,12 @@
 #include <unistd.h>
 
 #include <array>
+#include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <sstream>
 #include <string>
+#include <utility>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
@@ -31,14 +34,26 @@ std::byte* map(int fd, std::size_t bytes) {
 
 /// Rank 0's part. -1: it cannot be.
 UniqueFd make_file(std::size_t bytes, Mark& mark) {
-  UniqueFd file(::memfd_create("ddprun", MFD_CLOEXEC));
+  UniqueFd file(::memfd_create("ddprun", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   const bool made = file && ::getrandom(mark.data(), mark.size(), 0) == static_cast<ssize_t>(mark.size()) &&
-                    ::ftruncate(file.get(), static_cast<off_t>(bytes)) == 0;
+                    ::ftruncate(file.get(), static_cast<off_t>(bytes)) == 0 &&
+                    ::fcntl(file.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0;
   return made ? std::move(file) : UniqueFd();
 }
 
+/// Where process numbers mean the same.
+std::string process_space() {
+  std::error_code none;
+  return std::filesystem::read_symlink("/proc/self/ns/pid", none).string();
+}
+
 /// Another rank's: through rank 0's process, which must be one of this host and of this user.
-UniqueFd open_file(const std::string& offer) { return UniqueFd(::open(offer.c_str(), O_RDWR | O_CLOEXEC)); }
+UniqueFd open_file(pid_t pid, int fd) {
+  const auto path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(fd);
+  std::error_code none;
+  if (std::filesystem::read_symlink(path, none).string().rfind("/memfd:ddprun", 0) != 0) return {};
+  return UniqueFd(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+}
 
 std::string to_text(const Mark& mark) {
   std::string text;
@@ -53,8 +68,9 @@ SharedMemory::~SharedMemory() {
 }
 
 bool SharedMemory::has_ended(int rank) const {
-  pollfd process{processes_[static_cast<std::size_t>(rank)].get(), POLLIN, 0};
-  return process.fd < 0 || ::poll(&process, 1, 0) > 0;
+  const auto& process = processes_[static_cast<std::size_t>(rank)];
+  pollfd poll{process.descriptor.get(), POLLIN, 0};  // without a descriptor nothing is known
+  return process.gone || ::poll(&poll, 1, 0) > 0;
 }
 
 std::unique_ptr<SharedMemory> share_memory(const StorePtr& base, int rank, int size, std::size_t bytes,
@@ -73,13 +89,14 @@ std::unique_ptr<SharedMemory> share_memory(const StorePtr& base, int rank, int s
     if (file && (memory->data_ = map(file.get(), memory->bytes_)) != nullptr)
       std::memcpy(mark_at(), mark.data(), mark.size());
     store->set("file", memory->data_ == nullptr ? kNo
-                                                : "/proc/" + std::to_string(::getpid()) + "/fd/" +
+                                                : process_space() + " " + std::to_string(::getpid()) + " " +
                                                       std::to_string(file.get()) + " " + to_text(mark));
   } else {
     std::istringstream offer(store->get_to_str("file"));
-    std::string path, right_mark;
-    offer >> path >> right_mark;
-    file = open_file(path);
+    std::string space, right_mark;
+    pid_t pid = 0;
+    int fd = -1;
+    if (offer >> space >> pid >> fd >> right_mark && space == process_space()) file = open_file(pid, fd);
     const bool large_enough = file && ::lseek(file.get(), 0, SEEK_END) == static_cast<off_t>(memory->bytes_);
     if (large_enough && (memory->data_ = map(file.get(), memory->bytes_)) != nullptr) {
       std::memcpy(mark.data(), mark_at(), mark.size());
@@ -96,7 +113,11 @@ std::unique_ptr<SharedMemory> share_memory(const StorePtr& base, int rank, int s
     if (answer != kNo) pids.push_back(std::stoi(answer));
   }
   if (!all_work) return nullptr;
-  for (const auto pid : pids) memory->processes_.push_back(open_process(pid));
+  for (const auto pid : pids) {
+    auto descriptor = open_process(pid);
+    const bool gone = !descriptor && errno == ESRCH;
+    memory->processes_.push_back({std::move(descriptor), gone});
+  }
   return memory;
 }
 

@@ -1,9 +1,7 @@
 #pragma once
 
 #include <cstddef>
-#include <functional>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "common/unique_fd.h"
@@ -28,9 +26,14 @@ class SharedMemory {
   friend std::unique_ptr<SharedMemory> share_memory(const StorePtr&, int, int, std::size_t, bool);
   SharedMemory() = default;
 
+  struct Process {
+    UniqueFd descriptor;
+    bool gone;  // before there was one
+  };
+
   std::byte* data_ = nullptr;
   std::size_t bytes_ = 0;
-  std::vector<UniqueFd> processes_;
+  std::vector<Process> processes_;  // of the ranks
 };
 
 /// Memory for all ranks of a group, filled with zeros. Every rank of the group calls it.

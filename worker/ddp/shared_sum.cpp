@@ -31,6 +31,7 @@ std::size_t places(int size) { return static_cast<std::size_t>(size <= kFew ? 2 
 
 /// What a call is about.
 struct SharedSum::Tensor {
+  std::uint64_t number;
   std::int64_t elements;
   c10::ScalarType dtype;
   bool operator==(const Tensor&) const = default;
@@ -80,10 +81,10 @@ bool SharedSum::is_few() const { return size_ <= kFew; }
 
 std::size_t SharedSum::piece_bytes() const { return std::min(kPieceBytes, tensor_.nbytes() - offset_); }
 
-void SharedSum::begin(const at::Tensor& tensor) {
+void SharedSum::begin(const at::Tensor& tensor, std::uint64_t number) {
   tensor_ = tensor;
   offset_ = 0;
-  rank(rank_).tensors[++calls_ % 2] = {tensor.numel(), tensor.scalar_type()};
+  rank(rank_).tensors[++calls_ % 2] = {number, tensor.numel(), tensor.scalar_type()};
   put();
 }
 
@@ -92,7 +93,9 @@ bool SharedSum::advance() {
     if (offset_ == 0) check_same_call();
     auto* const target = static_cast<std::byte*>(tensor_.mutable_data_ptr()) + offset_;
     if (is_few()) {
-      add_up(target, 0, piece_bytes());
+      // By units, each too short for threads of OpenMP.
+      for (std::size_t begin = 0; begin < piece_bytes(); begin += kUnitBytes)
+        add_up(target + begin, begin, std::min(begin + kUnitBytes, piece_bytes()));
     } else {
       add_up_together(piece_bytes());
       if (!is_added_up()) return false;
@@ -114,7 +117,7 @@ void SharedSum::put() {
   ++pieces_;
   std::memcpy(piece(rank_), static_cast<const std::byte*>(tensor_.const_data_ptr()) + offset_, piece_bytes());
   rank(rank_).pieces = pieces_;
-  post();
+  if (all_have_put()) post();  // of several who come last, one at least sees all
 }
 
 void SharedSum::post() {
@@ -160,21 +163,26 @@ void SharedSum::check_same_call() {
   for (int of = 0; of < size_; ++of) {
     const auto& there = rank(of).tensors[calls_ % 2];
     if (here == there) continue;
-    add_up_together(0);  // the piece counts as added
-    TORCH_CHECK(false, "all_reduce: expected the same tensor from every rank, got ", there.elements, " ",
-                c10::toString(there.dtype), " from rank ", of, " and ", here.elements, " ",
-                c10::toString(here.dtype), " from rank ", rank_);
+    if (!is_few()) add_up_together(0);  // the piece counts as added
+    tensor_.reset();
+    TORCH_CHECK(false, "all_reduce: expected the same call from every rank, got #", there.number, " of ",
+                there.elements, " ", c10::toString(there.dtype), " from rank ", of, " and #", here.number,
+                " of ", here.elements, " ", c10::toString(here.dtype), " from rank ", rank_);
   }
 }
 
 std::string SharedSum::why_in_vain() const {
   if (has_left()) return "the process group was ended";
   for (int of = 0; of < size_; ++of) {
-    // One that has put its piece may have ended while it added.
-    if (of == rank_ || (rank(of).pieces >= pieces_ && is_added_up())) continue;
-    if (rank(of).pieces < pieces_ && rank(of).left)
-      return "rank " + std::to_string(of) + " has left the process group";
-    if (memory_->has_ended(of)) return "rank " + std::to_string(of) + " has ended";
+    if (of == rank_) continue;
+    // First what there is to say, then whether it matters: it may have put its piece, and gone, in between.
+    const bool left = rank(of).left, ended = memory_->has_ended(of);
+    if (!left && !ended) continue;
+    const bool has_put = rank(of).pieces >= pieces_;
+    if (has_put && is_added_up()) continue;
+    // One that has put its piece may have ended while it added; one that only left adds what it took.
+    if (ended) return "rank " + std::to_string(of) + " has ended";
+    if (!has_put) return "rank " + std::to_string(of) + " has left the process group";
   }
   return "";
 }

@@ -26,7 +26,8 @@ class SharedSum {
 
   /// Begins a call.
   /// tensor  dense, contiguous, on the CPU, at least one element; gets the sum
-  void begin(const at::Tensor& tensor);
+  /// number  of the call, by which ranks that have lost step are told
+  void begin(const at::Tensor& tensor, std::uint64_t number);
 
   /// Goes on with the call, as far as the other ranks have come.
   ///
