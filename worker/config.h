@@ -26,10 +26,6 @@ struct Config {
     std::filesystem::path init_weights;
   } model;
 
-  struct Optim {
-    double lr = 1e-3;
-  } optim;
-
   train::TrainerOptions train;
   ddp::DeviceChoice device = ddp::DeviceChoice::kAuto;
   ddp::BackendChoice backend = ddp::BackendChoice::kAuto;
@@ -37,12 +33,17 @@ struct Config {
   std::chrono::milliseconds timeout{1800'000};  ///< of one collective, and of the ranks to meet
 };
 
-/// Parses the worker's command line. --help and --version print to stdout and end the program with 0.
-/// throws  UsageError: one line that names the flag, what was expected and what was got
+/// Parses the worker's command line and the file that its --config names. --help, --version and
+/// --print-config print to stdout and end the program with 0. throws  UsageError: one line that names the
+/// flag, or the file's line, what was expected and what was got;
+///         IoError for a file that cannot be read
 Config parse_config(int argc, const char* const* argv);
 
 /// The configuration as a flat JSON object, as checkpoints keep it.
 std::string to_json(const Config& config);
+
+/// The configuration as a TOML file that --config accepts, without what every run has its own of: its folder.
+std::string to_toml(const Config& config);
 
 /// How the ranks meet. They may take as long as a collective to find each other, five minutes at most.
 ddp::ProcessGroup::Options group_options(const Config& config);

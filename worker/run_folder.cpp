@@ -10,6 +10,8 @@
 #include <system_error>
 
 #include "common/errors.h"
+#include "common/files.h"
+#include "common/logging.h"
 
 namespace ddprun {
 namespace {
@@ -68,6 +70,16 @@ void lock_for_this_process(const fs::path& folder) {
   // Not closed: that would end the lock. A file system without locks has to do without.
 }
 
+/// A disk that is full ends no run.
+void write_config(const fs::path& path, const std::string& toml) {
+  try {
+    write_file_atomic(path, toml);
+  } catch (const IoError& error) {
+    if (error.error_number != ENOSPC && error.error_number != EDQUOT) throw;
+    log_warning(std::string(error.what()) + "; the training goes on");
+  }
+}
+
 }  // namespace
 
 fs::path make_run_folder(const Config& config) {
@@ -81,6 +93,7 @@ fs::path make_run_folder(const Config& config) {
   for (const auto& path : {folder, folder / "checkpoints"})
     if (::access(path.c_str(), W_OK | X_OK) != 0)
       throw IoError(path, "cannot write to the run folder", errno);
+  write_config(folder / "config.toml", to_toml(config));
   return folder;
 }
 

@@ -60,7 +60,7 @@ TEST_CASE("the defaults are the document's", "[config]") {
   CHECK(config.train.epochs == 5);
   CHECK(config.train.batch_size == 128);
   CHECK(config.train.log_interval == 10);
-  CHECK(config.optim.lr == 1e-3);
+  CHECK(config.train.optim.lr == 1e-3);
   CHECK(config.train.progress);
   CHECK_FALSE(config.model.dropout);
   CHECK(config.timeout == std::chrono::minutes(30));
@@ -104,7 +104,7 @@ TEST_CASE("every flag has both spellings and both forms of its value", "[config]
     CHECK(config.model.init_weights == "w.pt");
     CHECK_FALSE(config.train.progress);
     CHECK(config.train.seed == 9);
-    CHECK(config.optim.lr == 1e-30);
+    CHECK(config.train.optim.lr == 1e-30);
     CHECK(config.model.dropout == 0.0);
     CHECK(config.timeout == std::chrono::milliseconds(1500));
     CHECK(config.train.out == "o");

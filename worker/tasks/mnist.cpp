@@ -48,8 +48,6 @@ std::string train_line(const train::TrainProgress& progress) {
   return line;
 }
 
-}  // namespace
-
 train::Task make_mnist(const Config& config) {
   const auto folder = data_folder(config.data.source);
   models::MnistCnn model(config.model.dropout);
@@ -60,7 +58,7 @@ train::Task make_mnist(const Config& config) {
   task.name = "mnist";
   task.data_source = folder.string();
   task.module = model.ptr();
-  task.make_optimizer = [lr = config.optim.lr](std::vector<torch::optim::OptimizerParamGroup> groups) {
+  task.make_optimizer = [lr = config.train.optim.lr](std::vector<torch::optim::OptimizerParamGroup> groups) {
     return std::make_unique<torch::optim::Adam>(std::move(groups), torch::optim::AdamOptions(lr));
   };
   task.train_set =
@@ -74,6 +72,21 @@ train::Task make_mnist(const Config& config) {
   };
   task.train_line = train_line;
   return task;
+}
+
+}  // namespace
+
+TaskEntry mnist_task() {
+  TaskEntry entry;
+  entry.name = "mnist";
+  entry.description = "the MNIST CNN, on MNIST or Fashion-MNIST";
+  entry.footer =
+      "--data takes a folder with the four IDX files, mnist or fashion-mnist; without it MNIST is used where "
+      "it is\n"
+      "found ($DDPRUN_DATA/mnist, the cache folder), else Fashion-MNIST.";
+  entry.set_defaults = [](Config&) {};
+  entry.make = make_mnist;
+  return entry;
 }
 
 }  // namespace ddprun::tasks

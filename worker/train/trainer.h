@@ -11,6 +11,10 @@
 
 namespace ddprun::train {
 
+struct OptimOptions {
+  double lr = 1e-3;
+};
+
 struct TrainerOptions {
   std::int64_t epochs = 5;
   std::int64_t batch_size = 128;   ///< of each rank
@@ -20,6 +24,7 @@ struct TrainerOptions {
   bool progress = true;            ///< a progress bar, where stderr is a terminal
   std::filesystem::path out;       ///< the run folder; used on rank 0 only
   std::string config_json = "{}";  ///< what the run was asked for, kept in its checkpoints
+  OptimOptions optim;
   ParallelOptions parallel;        ///< how the ranks work together
   Heartbeat heartbeat;             ///< gets a beat every training step and every test batch
 };
