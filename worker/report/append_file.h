@@ -1,0 +1,29 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string_view>
+
+#include "common/unique_fd.h"
+
+namespace ddprun::report {
+
+/// A file that grows by whole records and is never left with a part of one, even by a full disk.
+class AppendFile {
+ public:
+  /// Replaces what is there, at one stroke, by these bytes. throws IoError
+  AppendFile(std::filesystem::path path, std::string_view begin);
+
+  /// Hands the record to the system: it outlives this process, if not the machine's power.
+  /// throws  IoError; what was written of it is taken back
+  void append(std::string_view record);
+
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+  UniqueFd file_;
+  std::int64_t size_ = 0;  // bytes of whole records
+};
+
+}  // namespace ddprun::report
