@@ -11,8 +11,10 @@ namespace ddprun::report {
 /// A file that grows by whole records and is never left with a part of one, even by a full disk.
 class AppendFile {
  public:
-  /// Replaces what is there, at one stroke, by these bytes. throws IoError
-  AppendFile(std::filesystem::path path, std::string_view begin);
+  /// Starts the file anew with these bytes. throws IoError
+  ///
+  /// keep_until_written  a crash leaves the old file or the new one with these bytes; costs an fsync
+  AppendFile(std::filesystem::path path, std::string_view begin, bool keep_until_written = false);
 
   /// Hands the record to the system: it outlives this process, if not the machine's power.
   /// throws  IoError; what was written of it is taken back

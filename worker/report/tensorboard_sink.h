@@ -11,7 +11,8 @@
 
 namespace ddprun::report {
 
-/// Writes an event file that TensorBoard shows: events.out.tfevents.<time>.<host>.<pid>.<n>, always a new one.
+/// Writes an event file that TensorBoard shows: events.out.tfevents.<time>.<host>.<pid>.<n>, always a new
+/// one.
 class TensorBoardSink : public MetricSink {
  public:
   /// purge_from  a resumed run: TensorBoard forgets what earlier files in the folder tell of this step and
