@@ -2,6 +2,7 @@
 
 #include <string_view>
 
+#include "worker/bench_loader.h"
 #include "worker/env_command.h"
 #include "worker/flight_report.h"
 
@@ -14,6 +15,7 @@ struct Command {
 };
 
 constexpr Command kCommands[] = {
+    {"bench-loader", run_bench_loader},
     {"env", run_env_command},
     {"flight", run_flight_report},
 };

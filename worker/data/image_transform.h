@@ -21,14 +21,15 @@ class ImageTransform {
  public:
   struct Options {
     std::vector<float> mean, std;  ///< of each channel, of pixels scaled to [0, 1]
-    int padding = 0;               ///< pixels of zeros around the image from which the window is cut; 0: no crop
-    bool flip = false;             ///< mirror half of the images
+    int padding = 0;    ///< pixels of zeros around the image from which the window is cut; 0: no crop
+    bool flip = false;  ///< mirror half of the images
     std::uint64_t seed = 0;
-    bool channels_last = false;  ///< the input's memory is [B, H, W, C]; its shape is [B, C, H, W] all the same
+    bool channels_last =
+        false;  ///< the input's memory is [B, H, W, C]; its shape is [B, C, H, W] all the same
   };
 
-  /// Only `pixel / 255 - mean) / std`. throws  std::invalid_argument: no channels, means and standard deviations
-  /// of different number, a standard deviation that is not above 0, or padding out of 0 .. 1000
+  /// throws  std::invalid_argument: no channels, not as many standard deviations as means, one that is not
+  /// above 0, or padding out of 0 .. 1000
   explicit ImageTransform(Options options);
 
   std::int64_t channels() const { return static_cast<std::int64_t>(tables_.size()); }
@@ -37,8 +38,8 @@ class ImageTransform {
   /// No augmentation: the image as it is.
   Augmentation none() const { return {false, options_.padding, options_.padding}; }
 
-  /// By (seed, epoch, index) alone, whatever thread, batch or rank asks: Philox4x32-10 (Salmon et al. 2011) with
-  /// the seed as its key and (epoch, index) as its counter. Windows and flips are uniform to 2^-32.
+  /// By (seed, epoch, index) alone, whatever thread, batch or rank asks: Philox4x32-10 (Salmon et al. 2011)
+  /// with the seed as its key and (epoch, index) as its counter. Windows and flips are uniform to 2^-32.
   Augmentation draw(std::int64_t epoch, std::int64_t index) const;
 
   /// image_CHW  height * width bytes of each channel, one channel after the other

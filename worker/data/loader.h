@@ -9,8 +9,8 @@
 
 namespace ddprun::data {
 
-/// Batches of a data set in a given order, prepared ahead by loader threads that live as long as the loader. The
-/// order and the batches are the same whatever the number of threads.
+/// Batches of a data set in a given order, prepared ahead by loader threads that live as long as the loader.
+/// The order and the batches are the same whatever the number of threads.
 ///
 ///   Loader loader(set, {.batch_size = 128, .threads = 2});
 ///   for (epoch ...) {
@@ -23,7 +23,7 @@ class Loader {
     std::int64_t batch_size = 1;  ///< the last batch of an epoch may be smaller
     int threads = 1;              ///< 0: next() prepares each batch itself
     int ahead = 2;                ///< batches that each thread may be ahead of next()
-    bool pin_memory = false;      ///< in page-locked memory, from where copies to a GPU need not wait; needs CUDA
+    bool pin_memory = false;  ///< in page-locked memory, from where copies to a GPU need not wait; needs CUDA
   };
 
   /// throws  std::invalid_argument unless batch_size >= 1, threads >= 0 and ahead >= 1

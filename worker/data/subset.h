@@ -7,7 +7,8 @@
 
 namespace ddprun::data {
 
-/// Some examples of a data set, in an order of their own. Augmentation goes by their numbers in the whole set.
+/// Some examples of a data set, in an order of their own. Augmentation goes by their numbers in the whole
+/// set.
 class Subset : public Dataset {
  public:
   /// throws  std::invalid_argument if a number is not in [0, whole->size())

@@ -9,8 +9,8 @@
 namespace ddprun::data {
 
 // Without a generator both draw from the default one and leave it where Python's would be: after
-// torch::manual_seed(0), these data and then the model's weights are those of a Python script that does the same
-// in this order.
+// torch::manual_seed(0), these data and then the model's weights are those of a Python script that does the
+// same in this order.
 
 /// The pairs of the tutorial's MyTrainDataset: torch.rand(size, 20), then torch.rand(size, 1).
 TensorDataset make_toy_dataset(std::optional<at::Generator> generator = std::nullopt,
