@@ -71,4 +71,50 @@ c10::IValue sharded_optimizer_state_dict(torch::optim::Optimizer& optimizer,
   return root;
 }
 
+void load_sharded_optimizer_state(torch::optim::Optimizer& optimizer,
+                                  const ddp::FullyShardedDataParallel& sharded,
+                                  const torch::nn::Module& module, const c10::IValue& state_dict,
+                                  const std::filesystem::path& source) {
+  const auto root = state_dict.toGenericDict();
+  const auto whole = root.at("state").toGenericDict();
+  std::map<std::string, std::map<std::string, torch::Tensor>> by_key;  // then by parameter
+  std::map<std::string, torch::Tensor> scalars;
+  std::int64_t index = 0;
+  for (const auto& parameter : module.named_parameters()) {
+    if (const auto entry = whole.find(index++); entry != whole.end())
+      for (const auto& item : entry->value().toGenericDict()) {
+        const auto key = item.key().toStringRef();
+        const auto tensor = item.value().toTensor();
+        if (tensor.dim() == 0)
+          scalars[key] = tensor;
+        else
+          by_key[key][parameter.key()] = tensor;
+      }
+  }
+  const auto shards = static_cast<std::int64_t>(sharded.shards().size());
+  std::map<std::string, std::vector<torch::Tensor>> parts;
+  for (const auto& [key, by_name] : by_key) parts[key] = sharded.share_out(by_name);
+
+  GenericDict state(c10::IntType::get(), c10::AnyType::get());
+  c10::impl::GenericList indices(c10::AnyType::get());
+  for (std::int64_t shard = 0; shard < shards; ++shard) {
+    GenericDict entry(c10::StringType::get(), c10::AnyType::get());
+    for (const auto& [key, of_shards] : parts)
+      if (const auto& part = of_shards[static_cast<std::size_t>(shard)]; part.defined()) entry.insert(key, part);
+    if (!entry.empty()) {
+      for (const auto& [key, scalar] : scalars) entry.insert(key, scalar);
+      state.insert(shard, entry);
+    }
+    indices.push_back(shard);
+  }
+  auto group = root.at("param_groups").toList().get(0).toGenericDict().copy();
+  group.insert_or_assign("params", indices);
+  c10::impl::GenericList groups(c10::AnyType::get());
+  groups.push_back(group);
+  GenericDict local(c10::StringType::get(), c10::AnyType::get());
+  local.insert("state", state);
+  local.insert("param_groups", groups);
+  load_optimizer_state(optimizer, local, source);
+}
+
 }  // namespace ddprun::train
