@@ -16,10 +16,20 @@ namespace ddprun::serialize {
 /// throws  IoError naming path; std::invalid_argument for another kind of value
 void write_pt(const std::filesystem::path& path, const c10::IValue& root);
 
-/// The value in a file of write_pt or of Python's torch.save, with its tensors on the CPU; see unpickle() for
-/// the kinds. Nothing in the file is executed, and all of it is verified by its CRC-32.
+/// The value in a file of write_pt or of Python's torch.save, its older format too, with its tensors on the
+/// CPU; see unpickle() for the kinds. Nothing in the file is executed, and all of a zip is verified by its
+/// CRC-32.
 ///
 /// throws  IoError naming path, with one line that says what was expected
 c10::IValue read_pt(const std::filesystem::path& path);
+
+/// The same of a zip without reading its tensors' data: their values are arbitrary, and only the rest is
+/// verified.
+c10::IValue peek_pt(const std::filesystem::path& path);
+
+/// Reads all of a file of write_pt, from the disk if it can be had from there, for its CRC-32.
+///
+/// throws  IoError naming path and the damaged part
+void verify_pt(const std::filesystem::path& path);
 
 }  // namespace ddprun::serialize
