@@ -53,6 +53,12 @@ class OutputFile {
   }
   int error() const { return error_; }
 
+  /// Waits until all of it is on disk, and lets go of it in memory: who reads it now reads the disk.
+  void settle() {
+    if (error_ == 0 && ::fsync(fd_.get()) != 0 && errno != EINVAL) error_ = errno;
+    if (error_ == 0) ::posix_fadvise(fd_.get(), 0, 0, POSIX_FADV_DONTNEED);
+  }
+
  private:
   UniqueFd fd_;
   int error_;
@@ -146,21 +152,6 @@ class Storages {
   std::unordered_map<std::string, at::Tensor> storages_;
 };
 
-}  // namespace
-
-void write_pt(const std::filesystem::path& path, const c10::IValue& root) {
-  const auto value = portable_value(root);
-  const auto pickle = make_pickle(value);
-  replace_file_atomic(path, [&](const std::filesystem::path& temporary) {
-    OutputFile file(temporary);
-    if (file.error() != 0) throw IoError(path, "cannot create", file.error());
-    write_records(file, pickle);
-    if (file.error() != 0) throw IoError(path, "cannot write", file.error());
-  });
-}
-
-namespace {
-
 ZipRecords open_zip(const std::filesystem::path& path) {
   ZipRecords records(path);
   if (!records.has("data.pkl")) throw IoError(path, "has no data.pkl, expected a file written by torch.save");
@@ -194,13 +185,29 @@ c10::IValue naming_file(const std::filesystem::path& path, Read read) {
   }
 }
 
-/// Lets go of the file's pages in memory, which are on disk, so that it is read from there.
-void drop_from_cache(const std::filesystem::path& path) {
-  const auto fd = open_regular_file(path);
-  ::posix_fadvise(fd.get(), 0, 0, POSIX_FADV_DONTNEED);
+/// Reads the file again for its CRC-32, before it takes the place of an older one.
+void verify(const std::filesystem::path& written, const std::filesystem::path& path) {
+  try {
+    open_zip(written).verify_unread();
+  } catch (const IoError& error) {
+    throw IoError(path, std::string("was not written as it should be, and is not replaced: ") + error.what());
+  }
 }
 
 }  // namespace
+
+void write_pt(const std::filesystem::path& path, const c10::IValue& root) {
+  const auto value = portable_value(root);
+  const auto pickle = make_pickle(value);
+  replace_file_atomic(path, [&](const std::filesystem::path& temporary) {
+    OutputFile file(temporary);
+    if (file.error() != 0) throw IoError(path, "cannot create", file.error());
+    write_records(file, pickle);
+    file.settle();
+    if (file.error() != 0) throw IoError(path, "cannot write", file.error());
+    verify(temporary, path);
+  });
+}
 
 c10::IValue read_pt(const std::filesystem::path& path) {
   const auto format = format_of(path);
@@ -212,11 +219,6 @@ c10::IValue read_pt(const std::filesystem::path& path) {
 c10::IValue peek_pt(const std::filesystem::path& path) {
   if (format_of(path) == Format::kLegacy) throw IoError(path, "is in torch's old format, expected a zip");
   return naming_file(path, [&] { return read_zip(path, /*with_data=*/false); });
-}
-
-void verify_pt(const std::filesystem::path& path) {
-  drop_from_cache(path);
-  open_zip(path).verify_unread();
 }
 
 }  // namespace ddprun::serialize

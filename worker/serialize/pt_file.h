@@ -7,7 +7,8 @@
 namespace ddprun::serialize {
 
 /// Writes a value as a file that Python's torch.load(path) reads, with weights_only=True and mmap=True too;
-/// atomically: a crash at any moment leaves the old file or the new one.
+/// atomically: a crash at any moment leaves the old file or the new one. What was written is read again from
+/// the disk for its CRC-32 before it takes the old one's place.
 ///
 /// root    dicts, lists, tuples, strings, numbers, bools, None and dense tensors on any device; tensors that
 /// share
@@ -26,10 +27,5 @@ c10::IValue read_pt(const std::filesystem::path& path);
 /// The same of a zip without reading its tensors' data: their values are arbitrary, and only the rest is
 /// verified.
 c10::IValue peek_pt(const std::filesystem::path& path);
-
-/// Reads all of a file of write_pt, from the disk if it can be had from there, for its CRC-32.
-///
-/// throws  IoError naming path and the damaged part
-void verify_pt(const std::filesystem::path& path);
 
 }  // namespace ddprun::serialize

