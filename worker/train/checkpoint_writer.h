@@ -10,7 +10,7 @@
 
 #include <ATen/core/ivalue.h>
 
-#include "worker/serialize/snapshot.h"
+#include "worker/serialize/snapshot_memory.h"
 #include "worker/train/checkpoint.h"
 
 namespace ddprun::train {
@@ -56,7 +56,7 @@ class CheckpointWriter {
   void run();
   void carry_out(const Request& request) const;
   void wait_until_idle(std::unique_lock<std::mutex>& lock);
-  void rethrow(std::unique_lock<std::mutex>& lock);
+  void rethrow();
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;

@@ -22,7 +22,7 @@ GeneratorState generator_state(at::Device device);
 
 /// Puts the default generators back to where they were. A state without the GPU's part leaves the GPU's
 /// generator as it is, and the other way round.
-/// throws  std::invalid_argument for bytes that are no generator's state; then the CPU's is unchanged
+/// throws  std::invalid_argument for bytes that are no generator's state
 void set_generator_state(const GeneratorState& state, at::Device device);
 
 /// Every rank's generator_state(), by rank, on every rank. All ranks call it.

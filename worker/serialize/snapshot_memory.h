@@ -4,7 +4,6 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
-#include <ATen/core/ivalue.h>
 
 namespace ddprun::serialize {
 
@@ -21,15 +20,12 @@ class SnapshotMemory {
   std::size_t bytes() const;  ///< of all that is kept
 
  private:
-  std::vector<at::Tensor> buffers_;
+  struct Buffer {
+    at::Tensor bytes;
+    bool pinned = false;
+  };
+  std::vector<Buffer> buffers_;
   std::size_t next_ = 0;
 };
-
-/// A copy of a value in the form of portable_value(), whose tensors share no memory with the value's: these
-/// may change while the copy is written. Waits for the GPU where tensors are on one.
-///
-/// memory  what the copy's tensors lie in; they are valid until memory.start_over()
-/// throws  as portable_value()
-c10::IValue snapshot(const c10::IValue& value, SnapshotMemory& memory);
 
 }  // namespace ddprun::serialize
