@@ -7,6 +7,7 @@
 #include "worker/data/distributed_sampler.h"
 #include "worker/data/loader.h"
 #include "worker/ddp/collectives.h"
+#include "worker/train/noted_signals.h"
 
 namespace ddprun::train {
 
@@ -64,6 +65,7 @@ Totals evaluate(ParallelModel& model, const Task& task, const data::Dataset& set
     totals.add(model.evaluate(*batch), counted);
     to_count -= counted;
     options.heartbeat.beat();
+    note_progress();
   }
   return totals.over_ranks(group);
 }

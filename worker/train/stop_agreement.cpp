@@ -1,44 +1,23 @@
 #include "worker/train/stop_agreement.h"
 
 #include <algorithm>
-#include <atomic>
 
 #include "worker/ddp/collectives.h"
 
 namespace ddprun::train {
 namespace {
 
-std::atomic<bool> term_came = false, usr1_came = false;
-
-void note(int signal) { (signal == SIGTERM ? term_came : usr1_came) = true; }
-
 constexpr double kSecondsBetween = 0.5;
 constexpr double kMostSteps = 1000;
 
 }  // namespace
-
-NotedSignals::NotedSignals() {
-  term_came = usr1_came = false;
-  struct sigaction action {};
-  action.sa_handler = note;
-  action.sa_flags = SA_RESTART;
-  ::sigaction(SIGTERM, &action, &term_);
-  ::sigaction(SIGUSR1, &action, &usr1_);
-}
-
-NotedSignals::~NotedSignals() {
-  ::sigaction(SIGTERM, &term_, nullptr);
-  ::sigaction(SIGUSR1, &usr1_, nullptr);
-}
-
-bool NotedSignals::terminate() const { return term_came; }
-bool NotedSignals::take_save() { return usr1_came.exchange(false); }
 
 StopAgreement::StopAgreement(const ddp::ProcessGroup& group, double max_seconds)
     : group_(group), max_seconds_(max_seconds) {}
 
 Requests StopAgreement::after_step() {
   ++steps_;
+  note_progress();
   return group_.size() == 1 || steps_ >= next_ ? now() : Requests{};
 }
 
@@ -54,6 +33,7 @@ Requests StopAgreement::now() {
   last_ = time;
   steps_ = 0;
   next_ = static_cast<std::int64_t>(std::clamp(kSecondsBetween / std::max(agreed[3], 1e-6), 1.0, kMostSteps));
+  if (agreed[0] > 0) signals_.take_over();
   return {agreed[0] > 0, agreed[1] > 0, agreed[2] > 0};
 }
 

@@ -1,27 +1,12 @@
 #pragma once
 
 #include <chrono>
-#include <csignal>
 #include <cstdint>
 
 #include "worker/ddp/process_group.h"
+#include "worker/train/noted_signals.h"
 
 namespace ddprun::train {
-
-/// While it lives, SIGTERM and SIGUSR1 are only noted. One at a time in a process.
-class NotedSignals {
- public:
-  NotedSignals();
-  ~NotedSignals();
-  NotedSignals(const NotedSignals&) = delete;
-  NotedSignals& operator=(const NotedSignals&) = delete;
-
-  bool terminate() const;  ///< SIGTERM came
-  bool take_save();        ///< SIGUSR1 came since the last time this was asked
-
- private:
-  struct sigaction term_ {}, usr1_ {};
-};
 
 /// What somebody outside asked of the training, on any rank.
 struct Requests {

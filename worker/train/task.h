@@ -57,6 +57,7 @@ struct Task {
   std::shared_ptr<const data::Dataset> test_set;        ///< null: none
   bool test_every_epoch = false;                        ///< else once, at the end, with the best weights
   std::int64_t eval_batch_size = 500;                   ///< of validation and test, of each rank
+  bool has_accuracy = true;                             ///< step() fills in StepResult::correct
   std::vector<std::string> class_names;                 ///< of a classifier
   std::function<StepResult(const data::Batch&)> step;   ///< forward pass and loss
 
