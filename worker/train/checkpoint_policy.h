@@ -43,7 +43,7 @@ class CheckpointPolicy {
  public:
   using FileExists = std::function<bool(const std::filesystem::path&)>;
   enum class Occasion {
-    kStep,       ///< after an optimizer step, as every N steps; last is written too
+    kStep,       ///< after an optimizer step that validation does not follow; last is written too
     kValidation  ///< after validation or the end of an epoch; last is written only where a checkpoint is
   };
 
@@ -57,7 +57,7 @@ class CheckpointPolicy {
   CheckpointPlan plan(const MetricValues& metrics, std::int64_t epoch, std::int64_t step, Occasion occasion);
 
   /// At the end of training: last, if it is wanted and nothing was ever saved.
-  CheckpointPlan plan_at_end(const MetricValues& metrics, std::int64_t epoch, std::int64_t step);
+  CheckpointPlan plan_at_end(std::int64_t step);
 
   /// Empty as long as there is none.
   const std::filesystem::path& best_path() const { return best_path_; }
@@ -78,6 +78,7 @@ class CheckpointPolicy {
   using Path = std::filesystem::path;
   bool is_better(float a, float b) const { return options_.mode == MonitorMode::kMin ? a < b : a > b; }
   bool is_among_top_k(float score) const;
+  std::pair<Path, float> worst_kept() const;
   void plan_top_k(const MetricValues& metrics, std::int64_t epoch, std::int64_t step, CheckpointPlan& plan);
   void plan_by_score(float score, const std::string& name, CheckpointPlan& plan);
   void plan_newest(const std::string& name, CheckpointPlan& plan);

@@ -28,7 +28,7 @@ class EarlyStopping {
  public:
   struct Decision {
     bool stop = false;
-    std::string reason;  ///< Lightning's text; empty where nothing happened
+    std::string reason;  ///< one line for the log; empty where nothing happened
   };
 
   /// throws  std::invalid_argument if patience is negative
