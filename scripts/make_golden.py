@@ -28,6 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data.distributed import DistributedSampler
 
 from golden_common import SAME_ON_EVERY_CPU, write_json
+from golden_data import image_transform, random_split, toy_datasets
 from golden_ddp import comm_hooks, ddp_buckets, optimizer_state, zero_partition
 from make_parity import ddp_parity, resnet
 
@@ -238,7 +239,7 @@ def mnist_ddp(folder):
 
 GROUPS = {function.__name__: function
           for function in (state_dict_file, sampler, mnist_cnn, mnist_ddp, ddp_buckets, zero_partition, optimizer_state,
-                           comm_hooks, resnet, ddp_parity)}
+                           comm_hooks, resnet, ddp_parity, image_transform, random_split, toy_datasets)}
 
 
 def main():
