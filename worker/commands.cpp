@@ -3,6 +3,7 @@
 #include <string_view>
 
 #include "worker/env_command.h"
+#include "worker/export_command.h"
 #include "worker/flight_report.h"
 
 namespace ddprun {
@@ -15,6 +16,7 @@ struct Command {
 
 constexpr Command kCommands[] = {
     {"env", run_env_command},
+    {"export", run_export_command},
     {"flight", run_flight_report},
 };
 
