@@ -4,6 +4,7 @@
 
 #include "worker/bench_loader.h"
 #include "worker/env_command.h"
+#include "worker/export_command.h"
 #include "worker/flight_report.h"
 
 namespace ddprun {
@@ -17,6 +18,7 @@ struct Command {
 constexpr Command kCommands[] = {
     {"bench-loader", run_bench_loader},
     {"env", run_env_command},
+    {"export", run_export_command},
     {"flight", run_flight_report},
 };
 

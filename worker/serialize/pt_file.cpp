@@ -5,7 +5,6 @@
 #include <ATen/core/jit_type.h>
 #include <ATen/ops/empty.h>
 #include <caffe2/serialize/inline_container.h>
-#include <fcntl.h>
 #include <torch/csrc/jit/serialization/pickler.h>
 #include <unistd.h>
 
@@ -18,9 +17,9 @@
 
 #include "common/errors.h"
 #include "common/files.h"
-#include "common/unique_fd.h"
 #include "worker/serialize/in_quotes.h"
 #include "worker/serialize/legacy_pt.h"
+#include "worker/serialize/output_file.h"
 #include "worker/serialize/portable_value.h"
 #include "worker/serialize/rebuild_tensor.h"
 #include "worker/serialize/unpickler.h"
@@ -30,39 +29,6 @@ namespace ddprun::serialize {
 namespace {
 
 constexpr std::uint64_t kMaxPickle = std::uint64_t{256} << 20;
-
-/// A file to append to whose first error is kept instead of thrown: PyTorchStreamWriter's destructor writes
-/// on, and would end the program.
-class OutputFile {
- public:
-  explicit OutputFile(const std::filesystem::path& path)
-      : fd_(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0644)),
-        error_(fd_ ? 0 : errno) {}
-
-  std::size_t append(const void* bytes, std::size_t count) {
-    const char* at = static_cast<const char*>(bytes);
-    for (std::size_t left = count; left > 0 && error_ == 0;) {
-      const auto written = ::write(fd_.get(), at, left);
-      if (written < 0 && errno == EINTR) continue;
-      if (written < 0) error_ = errno;
-      if (written < 0) break;
-      at += written;
-      left -= static_cast<std::size_t>(written);
-    }
-    return count;
-  }
-  int error() const { return error_; }
-
-  /// Waits until all of it is on disk, and lets go of it in memory: who reads it now reads the disk.
-  void settle() {
-    if (error_ == 0 && ::fsync(fd_.get()) != 0 && errno != EINVAL) error_ = errno;
-    if (error_ == 0) ::posix_fadvise(fd_.get(), 0, 0, POSIX_FADV_DONTNEED);
-  }
-
- private:
-  UniqueFd fd_;
-  int error_;
-};
 
 struct Pickle {
   std::string bytes;

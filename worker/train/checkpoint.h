@@ -30,7 +30,7 @@ struct TrainingState {
   Position position = {};
   c10::IValue lr_schedule = {};
   c10::IValue scaler = {};
-  c10::IValue ema = {};                               ///< of the averaged weights: {"model": state_dict, ...}
+  c10::IValue ema = {};                               ///< Ema's: torch.optim.swa_utils.AveragedModel's keys
   std::vector<GeneratorState> generators = {};        ///< by rank
   std::map<std::string, c10::IValue> callbacks = {};  ///< whatever else has a state, by name
   std::int64_t world_size = 1;

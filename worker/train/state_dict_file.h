@@ -7,6 +7,7 @@
 
 #include <ATen/core/Dict.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
 
 namespace torch::nn {
 class Module;
@@ -19,10 +20,19 @@ using StateDict = std::vector<std::pair<std::string, at::Tensor>>;
 
 /// A model's weights, from what Python or this program wrote: a .pt file of a bare state_dict or of a dict
 /// that has one under "model" (ours) or "state_dict" (Lightning), or a .safetensors file; told apart by
-/// content. A "module." before every name (DDP's wrapper) is dropped.
+/// content. What wrappers put before every name is dropped: "module." of DDP, "model." of a LightningModule,
+/// "_orig_mod." of torch.compile.
 ///
 /// throws  IoError naming path and what was expected
 StateDict read_weights(const std::filesystem::path& path);
+
+/// The same of the averaged weights that a checkpoint of ours has under "ema".
+StateDict read_averaged_weights(const std::filesystem::path& path);
+
+/// The tensors of a state_dict in memory, such as TrainingState's.
+/// source  the file to name
+/// throws  IoError if it holds anything else
+StateDict to_weights(const c10::IValue& state_dict, const std::filesystem::path& source);
 
 /// Copies weights by name into the module's parameters and buffers, converting their dtype: all of them or,
 /// when the names or shapes do not fit, none.
