@@ -10,6 +10,7 @@
 #include "common/errors.h"
 #include "common/logging.h"
 #include "worker/ddp/collectives.h"
+#include "worker/train/run_plan.h"
 
 namespace ddprun::train {
 namespace {
@@ -45,13 +46,6 @@ void check_same_run(const TrainerOptions& options, const std::string& task, cons
 }
 
 }  // namespace
-
-MonitorMode monitor_mode(const CheckpointOptions& options, const std::string& monitor) {
-  if (options.mode) return *options.mode == "max" ? MonitorMode::kMax : MonitorMode::kMin;
-  for (const char* part : {"acc", "dice", "iou"})
-    if (monitor.find(part) != std::string::npos) return MonitorMode::kMax;
-  return MonitorMode::kMin;
-}
 
 std::optional<Resumed> find_resumed(const TrainerOptions& options, const std::string& task,
                                     const ddp::ProcessGroup& group) {

@@ -15,10 +15,6 @@
 
 namespace ddprun::train {
 
-/// min where the metric is a loss or the like, max for accuracies, Dice coefficients and the like; unless the
-/// options say so.
-MonitorMode monitor_mode(const CheckpointOptions& options, const std::string& monitor);
-
 /// Where a resumed training goes on from.
 struct Resumed {
   std::filesystem::path path;

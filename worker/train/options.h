@@ -61,6 +61,7 @@ struct TrainerOptions {
   std::uint64_t seed = 0;
   int loader_threads = 1;
   bool progress = true;                  ///< a progress bar, where stderr is a terminal
+  bool tensorboard = false;              ///< TensorBoard's event files
   bool profile = false;
   std::filesystem::path log_indices;     ///< empty, or what FILE.<rank> with every step's samples begins with
   std::filesystem::path out;             ///< the run folder; used on rank 0 only

@@ -7,28 +7,13 @@
 
 #include "common/logging.h"
 #include "common/one_line.h"
+#include "worker/train/run_plan.h"
 
 namespace ddprun::train {
 
-std::vector<std::string> epoch_metrics(const Task& task) {
-  std::vector<std::string> names = {"train_loss_epoch"};
-  const auto add = [&](const std::string& set) {
-    names.push_back(set + "_loss");
-    if (task.has_accuracy) names.push_back(set + "_acc");
-  };
-  if (task.has_accuracy) names.emplace_back("train_acc");
-  if (task.validation_set) add("val");
-  if (task.test_set) add("test");
-  return names;
-}
+namespace {
 
-std::vector<std::string> metric_columns(const Task& task) {
-  std::vector<std::string> columns = {"epoch", "step", "lr", "train_loss"};
-  for (auto& name : epoch_metrics(task)) columns.push_back(std::move(name));
-  columns.emplace_back("samples_per_second");
-  return columns;
-}
-
+/// What a report shows of the reduction of gradients; times in ms a step.
 nlohmann::ordered_json to_json(const ddp::DistributedDataParallel::Statistics& statistics) {
   const auto ms = [](std::int64_t ns) { return static_cast<double>(ns) / 1e6; };
   return {{"backend", statistics.backend},
@@ -38,6 +23,45 @@ nlohmann::ordered_json to_json(const ddp::DistributedDataParallel::Statistics& s
           {"communication_ms", ms(statistics.communication_ns)},
           {"overlap_ms", ms(statistics.overlap_ns)}};
 }
+
+nlohmann::ordered_json to_json(const RunFigures& figures, const Task& task, int world_size) {
+  nlohmann::ordered_json json = {{"task", task.name},
+                                 {"world_size", world_size},
+                                 {"epochs", figures.epochs},
+                                 {"steps", figures.steps},
+                                 {"seconds", figures.seconds},
+                                 {"samples_per_second", figures.samples_per_second}};
+  const auto add = [&](const std::optional<Totals>& totals, const std::string& set) {
+    if (!totals) return;
+    json[set + "_loss"] = totals->mean_loss();
+    if (const auto accuracy = totals->accuracy()) json[set + "_acc"] = *accuracy;
+  };
+  add(figures.train, "train");
+  add(figures.validation, "val");
+  add(figures.test, "test");
+  json["checkpoint"] = figures.checkpoint.string();
+  if (!figures.best_checkpoint.empty()) json["best_checkpoint"] = figures.best_checkpoint.string();
+  if (!figures.stop_reason.empty()) json["stopped"] = figures.stop_reason;
+  if (figures.loss_scale) {
+    json["loss_scale"] = *figures.loss_scale;
+    json["skipped_steps"] = figures.skipped_steps;
+  }
+  json["peak_rss_mb"] = figures.peak_rss_mb;
+  json["ddp"] = to_json(figures.ddp);
+  return json;
+}
+
+std::string result_line(const char* set, const Totals& totals) {
+  char line[160];
+  if (const auto accuracy = totals.accuracy())
+    std::snprintf(line, sizeof line, "%s: Average loss: %.4f, Accuracy: %.0f/%.0f (%.2f%%)", set,
+                  totals.mean_loss(), totals.correct(), totals.samples(), 100 * *accuracy);
+  else
+    std::snprintf(line, sizeof line, "%s: Average loss: %.4f", set, totals.mean_loss());
+  return line;
+}
+
+}  // namespace
 
 RunLog::RunLog(const Task& task, const TrainerOptions& options, const ddp::ProcessGroup& group,
                std::optional<std::int64_t> resumed_at)
@@ -81,15 +105,8 @@ void RunLog::row(const report::MetricRow& row) {
   if (record_) record_->add_metrics(row);
 }
 
-void RunLog::test_line(const char* set, const Totals& totals) {
-  char line[160];
-  if (const auto accuracy = totals.accuracy())
-    std::snprintf(line, sizeof line, "%s set: Average loss: %.4f, Accuracy: %.0f/%.0f (%.2f%%)", set,
-                  totals.mean_loss(), totals.correct(), totals.samples(), 100 * *accuracy);
-  else
-    std::snprintf(line, sizeof line, "%s set: Average loss: %.4f", set, totals.mean_loss());
-  print(line);
-}
+void RunLog::test_line(const Totals& totals) { print(result_line("Test set", totals)); }
+void RunLog::validation_line(const Totals& totals) { print(result_line("Validation", totals)); }
 
 void RunLog::warn_unless_finite(const std::string& what, double loss, std::int64_t step) {
   if (!record_ || std::isfinite(loss) || warned_) return;
@@ -98,13 +115,23 @@ void RunLog::warn_unless_finite(const std::string& what, double loss, std::int64
               ": the training has diverged; a smaller --lr may help");
 }
 
-void RunLog::finish(const nlohmann::ordered_json& summary, const std::filesystem::path& checkpoint) {
+void RunLog::finish(const RunFigures& figures) {
   if (!record_) return;
+  if (!figures.stop_reason.empty())
+    print("stopped at step " + std::to_string(figures.steps) + ": " + figures.stop_reason);
   // A path is bytes, JSON is UTF-8.
-  record_->finish(summary.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
-  print("checkpoint: " + checkpoint.string());
+  record_->finish(to_json(figures, task_, group_.size())
+                      .dump(2, ' ', false, nlohmann::json::error_handler_t::replace) +
+                  "\n");
+  print("checkpoint: " + figures.checkpoint.string());
   print("metrics:    " + record_->metrics_path().string());
   print("summary:    " + record_->summary_path().string());
+}
+
+void RunLog::terminate(const std::filesystem::path& checkpoint) {
+  if (!record_) return;
+  record_->flush();
+  print("terminated; --resume goes on from " + checkpoint.string());
 }
 
 }  // namespace ddprun::train

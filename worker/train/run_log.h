@@ -2,11 +2,10 @@
 
 #include <chrono>
 #include <cstdint>
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
-
-#include <nlohmann/json_fwd.hpp>
 
 #include "worker/ddp/process_group.h"
 #include "worker/train/evaluation.h"
@@ -15,6 +14,18 @@
 #include "worker/train/run_record.h"
 
 namespace ddprun::train {
+
+/// What the summary tells.
+struct RunFigures {
+  std::int64_t epochs = 0, steps = 0;
+  double seconds = 0, samples_per_second = 0, peak_rss_mb = 0;
+  std::optional<Totals> train, validation, test;  ///< the newest
+  std::filesystem::path checkpoint, best_checkpoint;
+  std::string stop_reason;
+  std::optional<double> loss_scale;
+  std::int64_t skipped_steps = 0;
+  ddp::DistributedDataParallel::Statistics ddp;
+};
 
 /// What a run tells: lines on stdout, the bar, the run folder's files. But for print_own() it is rank 0's
 /// business; on other ranks nothing happens.
@@ -30,7 +41,8 @@ class RunLog {
   void print_own(const std::string& line);  ///< from every rank that calls it
   void announce();
   void row(const report::MetricRow& row);
-  void test_line(const char* set, const Totals& totals);
+  void test_line(const Totals& totals);
+  void validation_line(const Totals& totals);
 
   /// Once a run: what comes after a loss that is no number is no training any more.
   void warn_unless_finite(const std::string& what, double loss, std::int64_t step);
@@ -40,7 +52,9 @@ class RunLog {
   void clear_bar() { progress_.clear(); }
 
   /// Writes summary.json and says where the run's files are.
-  void finish(const nlohmann::ordered_json& summary, const std::filesystem::path& checkpoint);
+  void finish(const RunFigures& figures);
+  /// Only waits for the checkpoint, which a terminated run goes on from.
+  void terminate(const std::filesystem::path& checkpoint);
 
  private:
   const Task& task_;
@@ -49,13 +63,5 @@ class RunLog {
   std::optional<RunRecord> record_;
   bool warned_ = false;
 };
-
-/// The columns of metrics.csv in this run.
-std::vector<std::string> metric_columns(const Task& task);
-/// Those that are there at the end of an epoch: what may be monitored.
-std::vector<std::string> epoch_metrics(const Task& task);
-
-/// What a report shows of the reduction of gradients; times in ms a step.
-nlohmann::ordered_json to_json(const ddp::DistributedDataParallel::Statistics& statistics);
 
 }  // namespace ddprun::train

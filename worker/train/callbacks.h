@@ -1,0 +1,19 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "worker/ddp/process_group.h"
+#include "worker/train/callback.h"
+#include "worker/train/options.h"
+
+namespace ddprun::train {
+
+/// Those that the options ask for: early stopping, the log of samples' indices.
+///
+/// resumed  files go on where an earlier run left them
+std::vector<std::unique_ptr<Callback>> make_callbacks(const TrainerOptions& options, const std::string& monitor,
+                                                      const ddp::ProcessGroup& group, bool resumed);
+
+}  // namespace ddprun::train
