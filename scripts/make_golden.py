@@ -5,7 +5,7 @@
     scripts/make_golden.py GROUP...   only these
 
 A group is a function here that fills tests/golden/GROUP/. Files are small (50 KB at most) and are committed, so the
-tests need no Python. Made with torch 2.11.
+tests need no Python. Made with torch 2.11, Lightning 2.6 and torchmetrics 1.9 (those two only for groups about them).
 """
 
 import argparse
@@ -30,6 +30,8 @@ from torch.utils.data.distributed import DistributedSampler
 from golden_common import SAME_ON_EVERY_CPU, write_json
 from golden_data import image_transform, random_split, toy_datasets
 from golden_ddp import comm_hooks, ddp_buckets, optimizer_state, zero_partition
+from golden_lightning import checkpoint_policy, early_stopping
+from golden_rules import clip_gradients, ema, fused_optimizers, grad_scaler, losses_and_metrics, lr_schedule
 from make_parity import ddp_parity, resnet
 
 GOLDEN = pathlib.Path(__file__).resolve().parent.parent / "tests" / "golden"
@@ -239,7 +241,9 @@ def mnist_ddp(folder):
 
 GROUPS = {function.__name__: function
           for function in (state_dict_file, sampler, mnist_cnn, mnist_ddp, ddp_buckets, zero_partition, optimizer_state,
-                           comm_hooks, resnet, ddp_parity, image_transform, random_split, toy_datasets)}
+                           comm_hooks, resnet, ddp_parity, image_transform, random_split, toy_datasets,
+                           early_stopping, checkpoint_policy, fused_optimizers,
+                           lr_schedule, grad_scaler, clip_gradients, ema, losses_and_metrics)}
 
 
 def main():

@@ -18,17 +18,25 @@ struct Config {
   struct Data {
     std::string source;            ///< a folder, the name of a data set, or empty: the task's default
     std::int64_t limit_train = 0;  ///< samples over all ranks; 0: all
+    std::int64_t limit_val = 0;
     std::int64_t limit_test = 0;
+    double val_split = 0;      ///< part of the training set that is for validation; 0: none
+    bool val_on_test = false;  ///< validation on the test set, in place of a part of the training set
+    bool augment = true;
   } data;
 
   struct Model {
     std::optional<double> dropout;  ///< nullopt: the model's own
     std::filesystem::path init_weights;
+    std::string loss = "mse";
+    std::string stem = "imagenet";
+    double label_smoothing = 0;
   } model;
 
   train::TrainerOptions train;
   ddp::DeviceChoice device = ddp::DeviceChoice::kAuto;
   ddp::BackendChoice backend = ddp::BackendChoice::kAuto;
+  bool deterministic = false;                   ///< only algorithms that give the same every time
   bool overwrite = false;                       ///< a run folder that holds a run already may be used
   std::chrono::milliseconds timeout{1800'000};  ///< of one collective, and of the ranks to meet
 };

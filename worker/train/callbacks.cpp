@@ -62,11 +62,11 @@ std::vector<std::unique_ptr<Callback>> make_callbacks(const TrainerOptions& opti
                                                       const ddp::ProcessGroup& group, bool resumed) {
   std::vector<std::unique_ptr<Callback>> callbacks;
   const auto& checkpoint = options.checkpoint;
-  if (checkpoint.patience) {
+  if (checkpoint.patience >= 0) {
     EarlyStoppingOptions stopping;
     stopping.monitor = monitor;
     stopping.min_delta = checkpoint.min_delta;
-    stopping.patience = *checkpoint.patience;
+    stopping.patience = checkpoint.patience;
     stopping.mode = monitor_mode(checkpoint, monitor);
     callbacks.push_back(std::make_unique<EarlyStoppingCallback>(stopping));
   }

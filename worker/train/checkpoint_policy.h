@@ -56,6 +56,11 @@ class CheckpointPolicy {
   /// kValidation if the metric to judge by is not there
   CheckpointPlan plan(const MetricValues& metrics, std::int64_t epoch, std::int64_t step, Occasion occasion);
 
+  /// A save that is due at a step which validation follows at once is made at that validation.
+  void defer() { deferred_ = true; }
+  /// Whether the next validation must call plan(), due or not.
+  bool deferred() const { return deferred_; }
+
   /// At the end of training: last, if it is wanted and nothing was ever saved.
   CheckpointPlan plan_at_end(std::int64_t step);
 

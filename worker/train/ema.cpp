@@ -52,8 +52,11 @@ Ema::Ema(NamedTensors parameters, NamedTensors buffers, const Options& options) 
 void Ema::add(NamedTensors tensors, bool averaged) {
   const torch::NoGradGuard no_grad;
   for (auto& [name, tensor] : tensors) {
-    auto copy = tensor.detach().clone();
-    entries_.push_back({std::move(name), tensor.detach(), std::move(copy), averaged});
+    const auto same = std::find_if(entries_.begin(), entries_.end(),
+                                   [&](const Entry& entry) { return entry.source.is_same(tensor); });
+    const bool alias = same != entries_.end();
+    auto average = alias ? same->average : tensor.detach().clone();
+    entries_.push_back({std::move(name), tensor, std::move(average), averaged, alias});
   }
 }
 
@@ -62,6 +65,7 @@ void Ema::update() {
   const torch::NoGradGuard no_grad;
   std::vector<Pairs> groups;
   for (auto& entry : entries_) {
+    if (entry.alias) continue;
     if (updates_ == 0 || !entry.averaged) {
       entry.average.copy_(entry.source);
       continue;
@@ -81,6 +85,7 @@ void Ema::update() {
 void Ema::exchange() {
   const torch::NoGradGuard no_grad;
   for (auto& entry : entries_) {
+    if (entry.alias) continue;
     const auto weights = entry.source.clone();
     entry.source.copy_(entry.average);
     entry.average.copy_(weights);
@@ -102,7 +107,8 @@ Ema::Swap::~Swap() {
 
 Ema::NamedTensors Ema::averages() const {
   NamedTensors result;
-  for (const auto& entry : entries_) result.emplace_back(entry.name, swapped_ ? entry.source : entry.average);
+  for (const auto& entry : entries_)
+    result.emplace_back(entry.name, swapped_ ? entry.source.detach() : entry.average);
   return result;
 }
 

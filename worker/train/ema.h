@@ -27,7 +27,7 @@ class Ema {
   };
   using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
-  /// Of the module's parameters and buffers, which it then keeps a copy of.
+  /// Of the module's parameters and buffers, which it then keeps a copy of, on their device.
   /// throws  std::invalid_argument if decay is not in [0, 1]
   Ema(const torch::nn::Module& module, const Options& options);
   /// Of these tensors, as a fully sharded module's shards.
@@ -65,6 +65,7 @@ class Ema {
     std::string name;
     at::Tensor source, average;
     bool averaged;
+    bool alias;  // the same tensor as an entry before, under another name
   };
   void add(NamedTensors tensors, bool averaged);
   void exchange();

@@ -33,10 +33,13 @@ bool all_fit(const Optimizer& optimizer) {
   return true;
 }
 
-/// The kernels walk over memory, element i of one tensor with element i of another.
+/// The kernels walk over memory, element i of one tensor with element i of another. How far apart the
+/// elements of a dimension of one would lie does not matter.
 Tensor laid_out_like(const Tensor& parameter, const Tensor& other) {
-  if (other.strides() == parameter.strides()) return other;
-  return torch::empty_like(parameter.detach()).copy_(other);
+  bool same = true;
+  for (std::int64_t i = 0; i < parameter.dim(); ++i)
+    same = same && (parameter.size(i) == 1 || parameter.stride(i) == other.stride(i));
+  return same ? other : torch::empty_like(parameter.detach()).copy_(other);
 }
 
 /// What one call of a kernel takes: tensors of one device and type, and of parameters as many steps old.

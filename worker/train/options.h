@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <optional>
 #include <string>
 
 #include "common/heartbeat.h"
@@ -44,8 +43,8 @@ struct CheckpointOptions {
   std::string filename;          ///< of these, see checkpoint_name()
   std::string extension = ".pt";
   std::string monitor;                   ///< the metric to judge by; empty: the task's first of validation
-  std::optional<std::string> mode;       ///< "min" or "max"; nullopt: by the metric's name
-  std::optional<std::int64_t> patience;  ///< of early stopping; nullopt: none
+  std::string mode;            ///< "min" or "max"; empty: by the metric's name
+  std::int64_t patience = -1;  ///< of early stopping; -1: none
   double min_delta = 0;
 };
 
@@ -61,7 +60,7 @@ struct TrainerOptions {
   std::uint64_t seed = 0;
   int loader_threads = 1;
   bool progress = true;                  ///< a progress bar, where stderr is a terminal
-  bool tensorboard = false;              ///< TensorBoard's event files
+  bool tensorboard = true;               ///< TensorBoard's event files
   bool profile = false;
   std::filesystem::path log_indices;     ///< empty, or what FILE.<rank> with every step's samples begins with
   std::filesystem::path out;             ///< the run folder; used on rank 0 only

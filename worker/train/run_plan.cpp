@@ -47,8 +47,13 @@ std::string choose_monitor(const Task& task, const std::string& wanted) {
   throw UsageError("--monitor: this run has no metric '" + wanted + "' after an epoch, expected one of " + all);
 }
 
+void check_options(const Task& task, const TrainerOptions& options) {
+  if (options.val_every_steps > 0 && !task.validation_set)
+    throw UsageError("--val-every-steps: this run has no validation set, expected --val-split too");
+}
+
 MonitorMode monitor_mode(const CheckpointOptions& options, const std::string& monitor) {
-  if (options.mode) return *options.mode == "max" ? MonitorMode::kMax : MonitorMode::kMin;
+  if (!options.mode.empty()) return options.mode == "max" ? MonitorMode::kMax : MonitorMode::kMin;
   for (const char* part : {"acc", "dice", "iou"})
     if (monitor.find(part) != std::string::npos) return MonitorMode::kMax;
   return MonitorMode::kMin;

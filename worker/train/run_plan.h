@@ -24,6 +24,9 @@ std::vector<std::string> metric_columns(const Task& task);
 /// throws  UsageError if the run will have no such metric
 std::string choose_monitor(const Task& task, const std::string& wanted);
 
+/// throws  UsageError for options that a run of this task cannot have
+void check_options(const Task& task, const TrainerOptions& options);
+
 /// min where the metric is a loss or the like, max for accuracies, Dice coefficients and the like; unless the
 /// options say so.
 MonitorMode monitor_mode(const CheckpointOptions& options, const std::string& monitor);

@@ -281,7 +281,8 @@ class Trainer {
     if (task_.epoch_end_line) log_.print_own(task_.epoch_end_line(rank_epoch()));
     train_ = totals_.over_ranks(group_);
     const auto trained =
-        static_cast<double>(std::min(task_.train_set->size(), epoch_.samples) - epoch_.first_samples);
+        static_cast<double>(std::max<std::int64_t>(
+            0, std::min(task_.train_set->size(), epoch_.samples) - epoch_.first_samples));
     train_seconds_ += seconds;
     trained_samples_ += trained;
     auto row = new_row();
@@ -386,6 +387,7 @@ std::uint64_t rank_seed(std::uint64_t seed, int rank) {
 }
 
 Ending fit(Task& task, const TrainerOptions& options, const ddp::ProcessGroup& group) {
+  check_options(task, options);
   return Trainer(task, options, group).run();
 }
 
