@@ -84,7 +84,7 @@ def main():
                                        pipeline=images * epochs / max(many["cpu"] - start, 1e-3)))
     print(f"{images:,} images an epoch, batches of 128, {arguments.runs} runs in turns\n")
     print("| pipeline | images/s | CPU s, one epoch, whole program | of it before the images | images per CPU s, whole "
-          "program | images per CPU s, pipeline | peak MB of the main process |\n|---|---|---|---|---|---|---|")
+          "program | images per CPU s, pipeline | peak MB of the largest process |\n|---|---|---|---|---|---|---|")
     for name, runs in rows.items():
         print(f"| {name} | " + " | ".join(cell([r[key] for r in runs], digits) for key, digits in
                                           [("rate", 0), ("cpu", 2), ("start", 2), ("whole", 0), ("pipeline", 0), ("peak", 0)])

@@ -128,11 +128,12 @@ if is_complete; then
 fi
 need curl curl
 case ${lines[0]} in *.zip\ *) need unzip unzip ;; esac
-mkdir -p "$parts" || die "$parts: cannot be made"
-exec 9<"$parts"
-flock 9 # another one may be at it
+mkdir -p "$folder" || die "$folder: cannot be made"
+exec 9<"$folder"
+flock 9 # another call may be at it
 if is_complete; then exit 0; fi
-trap 'rm -rf "$parts/unpack"' EXIT
+trap 'rm -rf "$parts/unpack"; if [ -d "$parts" ]; then rmdir --ignore-fail-on-non-empty "$parts"; fi' EXIT
+mkdir -p "$parts"
 for line in "${lines[@]}"; do
   read -r _ fields <<<"$line"
   # shellcheck disable=SC2086

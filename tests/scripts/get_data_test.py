@@ -173,7 +173,7 @@ class GetData(unittest.TestCase):
         status, output = self.get("mnist")
         self.assertEqual(status, 1, output)
         self.assertIn("error: could not fetch images.gz of mnist", output)
-        self.assertFalse((self.data / "mnist").exists())
+        self.assertEqual(list(self.data.iterdir()), [])
         (self.root / "file").write_bytes(b"")
         status, output = self.run_script("mnist", str(self.root / "file"))
         self.assertEqual(status, 1, output)

@@ -6,6 +6,7 @@
 #include <numeric>
 #include <stdexcept>
 
+#include <ATen/Context.h>
 #include <torch/types.h>
 
 #include "tests/support/catch.h"
@@ -167,6 +168,16 @@ TEST_CASE("loader works ahead only as far as it is told", "[loader]") {
   for (int i = 0; i < 10; ++i) {
     REQUIRE(loader.next());
     CHECK(numbers.batches_asked <= i + 2);
+  }
+}
+
+TEST_CASE("loader that cannot have page-locked memory says so at the first batch", "[loader]") {
+  if (at::hasCUDA()) ddprun::test::skip("there is a GPU");
+  const Numbers numbers;
+  for (const int threads : {0, 1}) {
+    Loader loader(numbers, {.batch_size = 10, .threads = threads, .pin_memory = true});
+    loader.start_epoch(counting(20));
+    CHECK_THROWS_AS(loader.next(), c10::Error);
   }
 }
 
