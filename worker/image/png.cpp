@@ -67,7 +67,7 @@ bool read_header(png_structp png, png_infop info, std::int64_t max_pixels) {
   const auto width = png_get_image_width(png, info), height = png_get_image_height(png, info);
   if (static_cast<std::int64_t>(width) * height > max_pixels) png_error(png, "it has too many pixels");
   png_set_expand(png);
-  png_set_scale_16(png);
+  png_set_strip_16(png);  // as Pillow does
   const bool transparent = (png_get_color_type(png, info) & PNG_COLOR_MASK_ALPHA) != 0 ||
                            png_get_valid(png, info, PNG_INFO_tRNS) != 0;
   if (transparent) png_set_gray_to_rgb(png);
