@@ -11,6 +11,7 @@ Range positive(std::string expected = "a number above 0") { return {0, 1e30, tru
 Setting t_max(std::int64_t& target) {
   Setting setting;
   setting.name = "t-max";
+  setting.kind = Setting::Kind::kIntegerOrText;
   setting.type_name = "N|epochs";
   setting.help = "cosine: units until the lowest learning rate; epochs: as many as the run has";
   setting.set = [&target](const std::string& text) -> std::string {
@@ -21,7 +22,8 @@ Setting t_max(std::int64_t& target) {
     return "";
   };
   setting.get = [&target]() -> std::optional<Value> {
-    return target == 0 ? std::string("epochs") : std::to_string(target);
+    if (target == 0) return std::string("epochs");
+    return target;
   };
   return setting;
 }

@@ -17,7 +17,7 @@ namespace ddprun {
 using Value = std::variant<bool, std::int64_t, double, std::string>;
 
 struct Setting {
-  enum class Kind { kBoolean, kInteger, kNumber, kText };
+  enum class Kind { kBoolean, kInteger, kNumber, kText, kIntegerOrText };
 
   std::string section;  ///< of the file
   std::string name;     ///< "batch-size"

@@ -40,9 +40,10 @@ std::string number_text(double value) {
 std::optional<std::string> text_of(const toml::node& node, Setting::Kind kind) {
   using Kind = Setting::Kind;
   if (kind == Kind::kBoolean && node.is_boolean()) return node.as_boolean()->get() ? "true" : "false";
-  if (kind == Kind::kText && node.is_string()) return node.as_string()->get();
-  if ((kind == Kind::kInteger || kind == Kind::kNumber) && node.is_integer())
-    return std::to_string(node.as_integer()->get());
+  const bool text = kind == Kind::kText || kind == Kind::kIntegerOrText;
+  if (text && node.is_string()) return node.as_string()->get();
+  const bool integer = kind == Kind::kInteger || kind == Kind::kNumber || kind == Kind::kIntegerOrText;
+  if (integer && node.is_integer()) return std::to_string(node.as_integer()->get());
   if (kind == Kind::kNumber && node.is_floating_point()) return number_text(node.as_floating_point()->get());
   return std::nullopt;
 }

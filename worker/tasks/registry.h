@@ -31,5 +31,8 @@ train::Task make_task(const Config& config);
 
 // The tasks, a file each.
 TaskEntry mnist_task();
+TaskEntry toy_task();
+TaskEntry linear_task();
+TaskEntry cifar10_task();
 
 }  // namespace ddprun::tasks

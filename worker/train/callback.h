@@ -14,9 +14,9 @@ namespace ddprun::train {
 
 /// Where a training stands: but for the indices the same on every rank.
 struct TrainState {
-  std::int64_t epoch = 0;  ///< the one under way, from 0
-  std::int64_t step = 0;   ///< optimizer steps done
-  report::MetricRow metrics = {};  ///< what is known at this point: of validation, of the epoch
+  std::int64_t epoch = 0;                      ///< the one under way, from 0
+  std::int64_t step = 0;                       ///< optimizer steps done
+  report::MetricRow metrics = {};              ///< what is known at this point: of validation, of the epoch
   std::span<const std::int64_t> indices = {};  ///< in on_step(): the samples of this rank's step
 
   std::optional<double> metric(const std::string& name) const {
@@ -40,8 +40,8 @@ class Control {
   std::optional<std::string> reason_;
 };
 
-/// Something that looks on while a training goes: called on every rank, at the same points. They are called in
-/// the order in which they were added; checkpoints are written after all of them.
+/// Something that looks on while a training goes: called on every rank, at the same points. They are called
+/// in the order in which they were added; checkpoints are written after all of them.
 class Callback {
  public:
   virtual ~Callback() = default;

@@ -58,7 +58,8 @@ class IndexLog : public Callback {
 
 }  // namespace
 
-std::vector<std::unique_ptr<Callback>> make_callbacks(const TrainerOptions& options, const std::string& monitor,
+std::vector<std::unique_ptr<Callback>> make_callbacks(const TrainerOptions& options,
+                                                      const std::string& monitor,
                                                       const ddp::ProcessGroup& group, bool resumed) {
   std::vector<std::unique_ptr<Callback>> callbacks;
   const auto& checkpoint = options.checkpoint;

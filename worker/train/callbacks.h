@@ -13,7 +13,8 @@ namespace ddprun::train {
 /// Those that the options ask for: early stopping, the log of samples' indices.
 ///
 /// resumed  files go on where an earlier run left them
-std::vector<std::unique_ptr<Callback>> make_callbacks(const TrainerOptions& options, const std::string& monitor,
+std::vector<std::unique_ptr<Callback>> make_callbacks(const TrainerOptions& options,
+                                                      const std::string& monitor,
                                                       const ddp::ProcessGroup& group, bool resumed);
 
 }  // namespace ddprun::train

@@ -10,6 +10,7 @@
 #include "common/errors.h"
 #include "common/logging.h"
 #include "worker/ddp/collectives.h"
+#include "worker/serialize/pt_file.h"
 #include "worker/train/run_plan.h"
 
 namespace ddprun::train {
@@ -39,8 +40,8 @@ void check_same_run(const TrainerOptions& options, const std::string& task, cons
   const auto is = nlohmann::json::parse(options.config_json);
   for (const char* key : {"task", "batch_size", "seed"})
     if (was.contains(key) && is.contains(key) && was[key] != is[key])
-      throw UsageError("--resume: " + resumed.path.string() + " was made with " + key + " " + was[key].dump() +
-                       ", got " + is[key].dump());
+      throw UsageError("--resume: " + resumed.path.string() + " was made with " + key + " " +
+                       was[key].dump() + ", got " + is[key].dump());
   if (was.contains("task") && was["task"] != task)
     throw UsageError("--resume: " + resumed.path.string() + " is of the task " + was["task"].dump());
 }
@@ -137,7 +138,7 @@ CheckpointWriter::Request CheckpointSaver::plan(const TrainState& state, Occasio
 }
 
 void CheckpointSaver::save(const TrainState& at, const Position& position, const std::vector<double>& totals,
-                           Occasion occasion) {
+                           Occasion occasion, const std::filesystem::path& weights) {
   TrainingState state;
   state.epoch = at.epoch;
   state.step = at.step;
@@ -148,6 +149,7 @@ void CheckpointSaver::save(const TrainState& at, const Position& position, const
   state.generators = gather_generator_states(group_);
   state.callbacks[kTrainer] = gather_totals(group_, totals);
   if (record_ == nullptr) return;
+  if (!weights.empty()) serialize::write_pt(weights, state.model);
   auto request = plan(at, occasion);
   if (request.paths.empty()) return;
   for (const auto& callback : callbacks_)

@@ -47,9 +47,10 @@ class CheckpointSaver {
     kStep,       ///< after a number of steps
     kValidation  ///< metrics to judge by are there
   };
-  /// totals  this rank's metrics of the epoch so far
+  /// totals   this rank's metrics of the epoch so far
+  /// weights  a file that gets the model's bare state_dict too; empty: none
   void save(const TrainState& state, const Position& position, const std::vector<double>& totals,
-            Occasion occasion);
+            Occasion occasion, const std::filesystem::path& weights = {});
 
   /// The best one, once it is on disk; empty if there is none. The same on every rank, which all call it.
   std::filesystem::path best_path();

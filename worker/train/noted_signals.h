@@ -27,7 +27,8 @@ class NotedSignals {
 
  private:
   UniqueFd event_;
-  struct sigaction term_ {}, usr1_ {};
+  struct sigaction term_ {
+  }, usr1_{};
   std::jthread watch_;
 };
 

@@ -31,8 +31,8 @@ LrScheduleOptions schedule_options(const OptimOptions& options, double lr, const
                       (options.schedule_per_step && options.schedule != LrScheduleKind::kPlateau);
   schedule.warmup_steps = options.warmup_steps;
   schedule.step = {options.step_size, options.gamma};
-  const auto whole = schedule.per_step ? std::max<std::int64_t>(1, length.steps() - options.warmup_steps)
-                                       : length.epochs;
+  const auto whole =
+      schedule.per_step ? std::max<std::int64_t>(1, length.steps() - options.warmup_steps) : length.epochs;
   schedule.cosine.t_max = options.t_max > 0 ? options.t_max : whole;
   schedule.one_cycle.max_lr = lr;
   schedule.one_cycle.total_steps = whole;

@@ -17,9 +17,9 @@ struct OptimOptions {
   OptimizerSettings optimizer;
   LrScheduleKind schedule = LrScheduleKind::kNone;
   bool schedule_per_step = false;  ///< its unit is an optimizer step, not an epoch; one-cycle's always is
-  std::int64_t t_max = 0;          ///< cosine: units until the lowest learning rate; 0: as many as the run has
-  std::int64_t step_size = 1;      ///< step: units between two changes
-  double gamma = 0.1;              ///< step, plateau: what the learning rate is multiplied by
+  std::int64_t t_max = 0;      ///< cosine: units until the lowest learning rate; 0: as many as the run has
+  std::int64_t step_size = 1;  ///< step: units between two changes
+  double gamma = 0.1;          ///< step, plateau: what the learning rate is multiplied by
   std::int64_t plateau_patience = 10;
   std::int64_t warmup_steps = 0;
   bool scale_lr = false;  ///< learning rate x ranks
@@ -42,7 +42,7 @@ struct CheckpointOptions {
   std::int64_t top_k = 0;        ///< of the best; -1: all
   std::string filename;          ///< of these, see checkpoint_name()
   std::string extension = ".pt";
-  std::string monitor;                   ///< the metric to judge by; empty: the task's first of validation
+  std::string monitor;         ///< the metric to judge by; empty: the task's first of validation
   std::string mode;            ///< "min" or "max"; empty: by the metric's name
   std::int64_t patience = -1;  ///< of early stopping; -1: none
   double min_delta = 0;
@@ -50,21 +50,21 @@ struct CheckpointOptions {
 
 struct TrainerOptions {
   std::int64_t epochs = 5;
-  std::int64_t max_steps = 0;      ///< 0: no limit
-  double max_seconds = 0;          ///< 0: no limit
-  std::int64_t batch_size = 128;   ///< of each rank
-  std::int64_t accumulate = 1;     ///< batches of an optimizer step
+  std::int64_t max_steps = 0;        ///< 0: no limit
+  double max_seconds = 0;            ///< 0: no limit
+  std::int64_t batch_size = 128;     ///< of each rank
+  std::int64_t accumulate = 1;       ///< batches of an optimizer step
   std::int64_t val_every_steps = 0;  ///< 0: after every epoch
   std::int64_t sanity_batches = 2;   ///< of validation, before the training
   std::int64_t log_interval = 10;    ///< steps between log lines
   std::uint64_t seed = 0;
   int loader_threads = 1;
-  bool progress = true;                  ///< a progress bar, where stderr is a terminal
-  bool tensorboard = true;               ///< TensorBoard's event files
+  bool progress = true;     ///< a progress bar, where stderr is a terminal
+  bool tensorboard = true;  ///< TensorBoard's event files
   bool profile = false;
-  std::filesystem::path log_indices;     ///< empty, or what FILE.<rank> with every step's samples begins with
-  std::filesystem::path out;             ///< the run folder; used on rank 0 only
-  std::string config_json = "{}";        ///< what the run was asked for, kept in its checkpoints
+  std::filesystem::path log_indices;  ///< empty, or what FILE.<rank> with every step's samples begins with
+  std::filesystem::path out;          ///< the run folder; used on rank 0 only
+  std::string config_json = "{}";     ///< what the run was asked for, kept in its checkpoints
   OptimOptions optim;
   PrecisionOptions precision;
   CheckpointOptions checkpoint;

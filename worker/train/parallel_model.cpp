@@ -8,6 +8,7 @@
 #include "common/errors.h"
 #include "worker/ddp/collectives.h"
 #include "worker/ddp/comm_hooks.h"
+#include "worker/ddp/sync_batch_norm.h"
 #include "worker/ddp/zero_optimizer.h"
 #include "worker/train/optimizer_state.h"
 #include "worker/train/sharded_optimizer_state.h"
@@ -57,6 +58,7 @@ ParallelModel::Engine ParallelModel::make_engine(const Task& task, const ddp::Pr
   task.module->to(group.device());
   if (options.precision.channels_last) to_channels_last(*task.module);
   const auto& parallel = options.parallel;
+  if (parallel.sync_batch_norm) ddp::convert_sync_batchnorm(*task.module, group);
   if (parallel.fsdp) return ddp::FullyShardedDataParallel(*task.module, group);
   ddp::DistributedDataParallel::Options ddp_options;
   ddp_options.bucket_bytes = parallel.bucket_mb << 20;

@@ -54,9 +54,7 @@ std::string render_bar(const BarState& state, int columns) {
 
 Progress::Progress(bool enabled) : enabled_(enabled && ::isatty(STDERR_FILENO) == 1) {}
 
-bool Progress::due() const {
-  return enabled_ && (!drawn_ || std::chrono::steady_clock::now() >= next_draw_);
-}
+bool Progress::due() const { return enabled_ && (!drawn_ || std::chrono::steady_clock::now() >= next_draw_); }
 
 void Progress::update(const BarState& state) {
   if (!due()) return;

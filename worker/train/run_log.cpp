@@ -25,12 +25,10 @@ nlohmann::ordered_json to_json(const ddp::DistributedDataParallel::Statistics& s
 }
 
 nlohmann::ordered_json to_json(const RunFigures& figures, const Task& task, int world_size) {
-  nlohmann::ordered_json json = {{"task", task.name},
-                                 {"world_size", world_size},
-                                 {"epochs", figures.epochs},
-                                 {"steps", figures.steps},
-                                 {"seconds", figures.seconds},
-                                 {"samples_per_second", figures.samples_per_second}};
+  nlohmann::ordered_json json = {
+      {"task", task.name},          {"world_size", world_size},
+      {"epochs", figures.epochs},   {"steps", figures.steps},
+      {"seconds", figures.seconds}, {"samples_per_second", figures.samples_per_second}};
   const auto add = [&](const std::optional<Totals>& totals, const std::string& set) {
     if (!totals) return;
     json[set + "_loss"] = totals->mean_loss();
@@ -120,9 +118,9 @@ void RunLog::finish(const RunFigures& figures) {
   if (!figures.stop_reason.empty())
     print("stopped at step " + std::to_string(figures.steps) + ": " + figures.stop_reason);
   // A path is bytes, JSON is UTF-8.
-  record_->finish(to_json(figures, task_, group_.size())
-                      .dump(2, ' ', false, nlohmann::json::error_handler_t::replace) +
-                  "\n");
+  record_->finish(
+      to_json(figures, task_, group_.size()).dump(2, ' ', false, nlohmann::json::error_handler_t::replace) +
+      "\n");
   print("checkpoint: " + figures.checkpoint.string());
   print("metrics:    " + record_->metrics_path().string());
   print("summary:    " + record_->summary_path().string());

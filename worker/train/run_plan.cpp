@@ -39,12 +39,15 @@ std::vector<std::string> metric_columns(const Task& task) {
 
 std::string choose_monitor(const Task& task, const std::string& wanted) {
   if (wanted.empty())
-    return task.validation_set ? "val_loss" : task.test_set && task.test_every_epoch ? "test_loss" : "train_loss_epoch";
+    return task.validation_set                      ? "val_loss"
+           : task.test_set && task.test_every_epoch ? "test_loss"
+                                                    : "train_loss_epoch";
   const auto names = epoch_metrics(task);
   if (std::find(names.begin(), names.end(), wanted) != names.end()) return wanted;
   std::string all;
   for (const auto& name : names) all += (all.empty() ? "" : ", ") + name;
-  throw UsageError("--monitor: this run has no metric '" + wanted + "' after an epoch, expected one of " + all);
+  throw UsageError("--monitor: this run has no metric '" + wanted + "' after an epoch, expected one of " +
+                   all);
 }
 
 void check_options(const Task& task, const TrainerOptions& options) {

@@ -67,7 +67,8 @@ struct Task {
   std::function<std::string(const RankEpoch&)> epoch_begin_line;
   std::function<std::string(const RankEpoch&)> epoch_end_line;
 
-  /// A file of the run folder that gets the bare state_dict with every checkpoint, and rank 0's line about it.
+  /// A file of the run folder that gets the bare state_dict with every checkpoint, and rank 0's line about
+  /// it.
   std::string weights_file;
   std::function<std::string(std::int64_t epoch)> weights_line;
 };

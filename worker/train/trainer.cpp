@@ -48,8 +48,8 @@ struct EpochProgress {
   std::int64_t samples = 0;           ///< of all ranks, done
   std::int64_t first_batch = 0;       ///< where a resumed one went on
   std::int64_t first_samples = 0;
-  double loss_sum = 0;          ///< of all batches' means
-  double seconds_elsewhere = 0; ///< in validation
+  double loss_sum = 0;           ///< of all batches' means
+  double seconds_elsewhere = 0;  ///< in validation
   Clock::time_point begin = Clock::now();
 
   bool done() const { return batch == batches; }
@@ -191,8 +191,9 @@ class Trainer {
 
   /// Of the batches since the last step.
   std::span<const std::int64_t> step_indices() const {
-    const auto end = std::min(static_cast<std::size_t>((epoch_.batch - epoch_.first_batch) * options_.batch_size),
-                              epoch_.indices.size());
+    const auto end =
+        std::min(static_cast<std::size_t>((epoch_.batch - epoch_.first_batch) * options_.batch_size),
+                 epoch_.indices.size());
     const auto begin = static_cast<std::size_t>((epoch_.batch - epoch_.first_batch - batches_of_step()) *
                                                 options_.batch_size);
     return std::span(epoch_.indices).subspan(begin, end - begin);
@@ -223,7 +224,8 @@ class Trainer {
     if (task_.train_line && group_.rank() == 0)
       log_.print(task_.train_line({at_.epoch, std::min(total, epoch_.samples), total, loss}));
     log_.warn_unless_finite("training loss", loss, at_.step);
-    log_.row({{"epoch", at_.epoch}, {"step", at_.step}, {"lr", model_.learning_rate()}, {"train_loss", loss}});
+    log_.row(
+        {{"epoch", at_.epoch}, {"step", at_.step}, {"lr", model_.learning_rate()}, {"train_loss", loss}});
   }
 
   void show_progress() {
@@ -280,9 +282,8 @@ class Trainer {
     const double seconds = epoch_.seconds();
     if (task_.epoch_end_line) log_.print_own(task_.epoch_end_line(rank_epoch()));
     train_ = totals_.over_ranks(group_);
-    const auto trained =
-        static_cast<double>(std::max<std::int64_t>(
-            0, std::min(task_.train_set->size(), epoch_.samples) - epoch_.first_samples));
+    const auto trained = static_cast<double>(
+        std::max<std::int64_t>(0, std::min(task_.train_set->size(), epoch_.samples) - epoch_.first_samples));
     train_seconds_ += seconds;
     trained_samples_ += trained;
     auto row = new_row();
@@ -308,9 +309,12 @@ class Trainer {
     const bool judges = options_.val_every_steps == 0;
     if (judges)
       for (const auto& callback : callbacks_) callback->on_validation(at_, control_);
-    const bool ends = at_.epoch + 1 >= options_.epochs || over();
-    if (at_.epoch % options_.checkpoint.save_every == 0 || ends)
-      saver_.save(at_, {at_.epoch + 1, 0}, Totals().sums(), judges ? Occasion::kValidation : Occasion::kStep);
+    const bool due = at_.epoch % options_.checkpoint.save_every == 0;
+    const bool with_weights = due && !task_.weights_file.empty();
+    if (due || at_.epoch + 1 >= options_.epochs || over())
+      saver_.save(at_, {at_.epoch + 1, 0}, Totals().sums(), judges ? Occasion::kValidation : Occasion::kStep,
+                  with_weights ? options_.out / task_.weights_file : "");
+    if (with_weights) log_.print(task_.weights_line(at_.epoch));
     ++at_.epoch;
   }
 

@@ -23,9 +23,8 @@ enum class Ending {
 /// metrics, checkpoints and the summary into the run folder.
 ///
 /// Metrics are exact over ranks: each example counts once, however many ranks there are. A training that was
-/// resumed (options.checkpoint.resume) gives bit for bit what it would have given without the interruption, on
-/// as many ranks.
-/// throws  UsageError for options that the task cannot have, IoError, c10::Error
+/// resumed (options.checkpoint.resume) gives bit for bit what it would have given without the interruption,
+/// on as many ranks. throws  UsageError for options that the task cannot have, IoError, c10::Error
 Ending fit(Task& task, const TrainerOptions& options, const ddp::ProcessGroup& group);
 
 }  // namespace ddprun::train
