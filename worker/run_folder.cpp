@@ -70,6 +70,13 @@ void lock_for_this_process(const fs::path& folder) {
   // Not closed: that would end the lock. A file system without locks has to do without.
 }
 
+/// Whether it is this folder's run that is resumed.
+bool goes_on_in(const fs::path& folder, const std::string& resume) {
+  if (resume.empty() || resume == "auto") return !resume.empty();
+  std::error_code error;
+  return fs::equivalent(fs::path(resume).parent_path(), folder / "checkpoints", error);
+}
+
 /// A disk that is full ends no run.
 void write_config(const fs::path& path, const std::string& toml) {
   try {
@@ -86,9 +93,9 @@ fs::path make_run_folder(const Config& config) {
   const auto folder = config.train.out.empty() ? default_run_folder(config.task) : config.train.out;
   make_folders(folder);
   lock_for_this_process(folder);
-  if (!config.overwrite && holds_a_run(folder))
+  if (!config.overwrite && !goes_on_in(folder, config.train.checkpoint.resume) && holds_a_run(folder))
     throw UsageError("--out: " + folder.string() +
-                     " holds a run already; expected another folder, or --overwrite");
+                     " holds a run already; expected another folder, --resume or --overwrite");
   make_folders(folder / "checkpoints");
   for (const auto& path : {folder, folder / "checkpoints"})
     if (::access(path.c_str(), W_OK | X_OK) != 0)

@@ -1,5 +1,7 @@
 #include "worker/train/run_log.h"
 
+#include <sys/resource.h>
+
 #include <cmath>
 #include <cstdio>
 #include <iostream>
@@ -7,6 +9,7 @@
 
 #include "common/logging.h"
 #include "common/one_line.h"
+#include "worker/ddp/collectives.h"
 #include "worker/train/run_plan.h"
 
 namespace ddprun::train {
@@ -61,6 +64,12 @@ std::string result_line(const char* set, const Totals& totals) {
 
 }  // namespace
 
+double peak_rss_mb(const ddp::ProcessGroup& group) {
+  rusage usage{};
+  ::getrusage(RUSAGE_SELF, &usage);
+  return ddp::all_reduce_max(group, {static_cast<double>(usage.ru_maxrss) / 1024})[0];
+}
+
 RunLog::RunLog(const Task& task, const TrainerOptions& options, const ddp::ProcessGroup& group,
                std::optional<std::int64_t> resumed_at)
     : task_(task), group_(group), progress_(options.progress && group.rank() == 0) {
@@ -101,6 +110,12 @@ void RunLog::announce() {
 
 void RunLog::row(const report::MetricRow& row) {
   if (record_) record_->add_metrics(row);
+}
+
+void RunLog::step(const TrainState& at, const TrainProgress& progress, double learning_rate) {
+  if (task_.train_line) print(task_.train_line(progress));
+  warn_unless_finite("training loss", progress.loss, at.step);
+  row({{"epoch", at.epoch}, {"step", at.step}, {"lr", learning_rate}, {"train_loss", progress.loss}});
 }
 
 void RunLog::test_line(const Totals& totals) { print(result_line("Test set", totals)); }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "worker/ddp/process_group.h"
+#include "worker/train/callback.h"
 #include "worker/train/evaluation.h"
 #include "worker/train/options.h"
 #include "worker/train/progress.h"
@@ -27,6 +28,9 @@ struct RunFigures {
   ddp::DistributedDataParallel::Statistics ddp;
 };
 
+/// The largest resident set of any rank so far, in MB. Every rank calls it.
+double peak_rss_mb(const ddp::ProcessGroup& group);
+
 /// What a run tells: lines on stdout, the bar, the run folder's files. But for print_own() it is rank 0's
 /// business; on other ranks nothing happens.
 class RunLog {
@@ -41,6 +45,8 @@ class RunLog {
   void print_own(const std::string& line);  ///< from every rank that calls it
   void announce();
   void row(const report::MetricRow& row);
+  /// What is told at every log interval.
+  void step(const TrainState& at, const TrainProgress& progress, double learning_rate);
   void test_line(const Totals& totals);
   void validation_line(const Totals& totals);
 

@@ -1,11 +1,7 @@
 #include "worker/train/trainer.h"
 
-#include <sys/resource.h>
-
 #include <algorithm>
-#include <chrono>
 #include <optional>
-#include <span>
 #include <utility>
 #include <vector>
 
@@ -16,8 +12,9 @@
 #include "worker/ddp/collectives.h"
 #include "worker/train/callbacks.h"
 #include "worker/train/checkpoint_saver.h"
-#include "worker/train/evaluation.h"
+#include "worker/train/epoch_progress.h"
 #include "worker/train/parallel_model.h"
+#include "worker/train/run_evaluation.h"
 #include "worker/train/run_log.h"
 #include "worker/train/run_plan.h"
 #include "worker/train/stop_agreement.h"
@@ -25,36 +22,7 @@
 namespace ddprun::train {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using Occasion = CheckpointSaver::Occasion;
-
-double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
-
-/// The largest resident set of any rank so far, in MB.
-double peak_rss_mb(const ddp::ProcessGroup& group) {
-  rusage usage{};
-  ::getrusage(RUSAGE_SELF, &usage);
-  return ddp::all_reduce_max(group, {static_cast<double>(usage.ru_maxrss) / 1024})[0];
-}
-
-/// Where an epoch stands on this rank.
-struct EpochProgress {
-  std::vector<std::int64_t> indices;  ///< of this rank, from first_batch on
-  std::int64_t batch = 0;             ///< batches done
-  std::int64_t batches = 0;           ///< in all
-  std::int64_t to_count = 0;          ///< examples that are no padding, still to come
-  std::int64_t samples = 0;           ///< of all ranks, done
-  std::int64_t first_batch = 0;       ///< where a resumed one went on
-  std::int64_t first_samples = 0;
-  double loss_sum = 0;           ///< of all batches' means
-  double seconds_elsewhere = 0;  ///< in validation
-  Clock::time_point begin = Clock::now();
-
-  bool done() const { return batch == batches; }
-  double seconds() const { return seconds_since(begin) - seconds_elsewhere; }
-};
 
 class Trainer {
  public:
@@ -69,6 +37,7 @@ class Trainer {
                monitor_mode(options.checkpoint, monitor_)),
         callbacks_(make_callbacks(options, monitor_, group, resumed_.has_value())),
         saver_(options, monitor_, group, model_, callbacks_, log_.record()),
+        evaluation_(task, options, group, model_, log_),
         sampler_(task.train_set->size(), group.size(), group.rank(), {.seed = options.seed}),
         loader_(*task.train_set, {.batch_size = options.batch_size,
                                   .threads = options.loader_threads,
@@ -80,13 +49,13 @@ class Trainer {
     if (resumed_)
       resume();
     else
-      sanity_check();
+      evaluation_.sanity_check();
     while (!over()) train_epoch();
     if (terminated_) {
       log_.terminate(saver_.last_path());
       return Ending::kTerminated;
     }
-    if (task_.test_set && !task_.test_every_epoch) test_best();
+    evaluation_.test_at_end(at_, saver_.best_path());
     finish();
     return Ending::kComplete;
   }
@@ -106,12 +75,6 @@ class Trainer {
     resumed_totals_ = totals_of(state, group_);
     log_.print("resumed from " + resumed_->path.string() + " at step " + std::to_string(at_.step));
     resumed_.reset();  // its tensors have been copied
-  }
-
-  /// So that a mistake in the validation comes to light at once and not after an epoch.
-  void sanity_check() {
-    if (!task_.validation_set || options_.sanity_batches == 0) return;
-    evaluate(model_, task_, *task_.validation_set, group_, options_, options_.sanity_batches);
   }
 
   // -- training --
@@ -136,7 +99,7 @@ class Trainer {
     if (epoch_.done())
       finish_epoch();
     else
-      save(Occasion::kNow);
+      save(judges_epochs() ? Occasion::kValidation : Occasion::kNow);
   }
 
   void begin_epoch() {
@@ -180,23 +143,13 @@ class Trainer {
     if (log_.bar_is_due()) show_progress();
     if (task_.epoch_end_line)
       for (const auto& loss : losses_) epoch_.loss_sum += loss.item<double>();
-    at_.indices = step_indices();
+    at_.indices = epoch_.newest(batches_of_step(), options_.batch_size);
     for (const auto& callback : callbacks_) callback->on_step(at_, control_);
     losses_.clear();
     if (options_.val_every_steps > 0 && at_.step % options_.val_every_steps == 0) validate_within_epoch();
     if (!options_.parallel.join) heed(agreement_.after_step());
     const auto every = options_.checkpoint.every_steps;
     if (every > 0 && at_.step % every == 0 && !epoch_.done()) save(Occasion::kStep);
-  }
-
-  /// Of the batches since the last step.
-  std::span<const std::int64_t> step_indices() const {
-    const auto end =
-        std::min(static_cast<std::size_t>((epoch_.batch - epoch_.first_batch) * options_.batch_size),
-                 epoch_.indices.size());
-    const auto begin = static_cast<std::size_t>((epoch_.batch - epoch_.first_batch - batches_of_step()) *
-                                                options_.batch_size);
-    return std::span(epoch_.indices).subspan(begin, end - begin);
   }
 
   /// What somebody outside asks for. A checkpoint in the middle of an epoch is whole.
@@ -221,11 +174,7 @@ class Trainer {
     // Where ranks may have made another number of steps, nobody can be asked: rank 0 tells its own.
     if (!options_.parallel.join) loss = ddp::all_reduce_sum(group_, {loss})[0] / group_.size();
     const auto total = task_.train_set->size();
-    if (task_.train_line && group_.rank() == 0)
-      log_.print(task_.train_line({at_.epoch, std::min(total, epoch_.samples), total, loss}));
-    log_.warn_unless_finite("training loss", loss, at_.step);
-    log_.row(
-        {{"epoch", at_.epoch}, {"step", at_.step}, {"lr", model_.learning_rate()}, {"train_loss", loss}});
+    log_.step(at_, {at_.epoch, std::min(total, epoch_.samples), total, loss}, model_.learning_rate());
   }
 
   void show_progress() {
@@ -252,67 +201,40 @@ class Trainer {
             epoch_.loss_sum / static_cast<double>(done)};
   }
 
-  // -- evaluation --
-
-  Totals evaluate_set(const data::Dataset& set, const std::string& name, report::MetricRow& row) {
-    model_.synchronize_buffers();
-    auto totals = model_.with_averages([&] { return evaluate(model_, task_, set, group_, options_); });
-    totals.append_to(row, name + "_loss", name + "_acc");
-    return totals;
-  }
-
-  report::MetricRow new_row() const {
-    return {{"epoch", at_.epoch}, {"step", at_.step}, {"lr", model_.learning_rate()}};
-  }
+  // -- what follows --
 
   void validate_within_epoch() {
     const auto begin = Clock::now();
-    at_.metrics = new_row();
-    validation_ = evaluate_set(*task_.validation_set, "val", at_.metrics);
-    log_.validation_line(*validation_);
-    log_.row(at_.metrics);
+    at_.metrics = evaluation_.within_epoch(at_);
     for (const auto& callback : callbacks_) callback->on_validation(at_, control_);
     if (!epoch_.done()) save(Occasion::kValidation);
     task_.module->train();
     epoch_.seconds_elsewhere += seconds_since(begin);
   }
 
-  /// The epoch's row, also of one that was ended early.
+  /// Also of an epoch that was ended early.
   void evaluate_epoch() {
     const double seconds = epoch_.seconds();
     if (task_.epoch_end_line) log_.print_own(task_.epoch_end_line(rank_epoch()));
-    train_ = totals_.over_ranks(group_);
-    const auto trained = static_cast<double>(
-        std::max<std::int64_t>(0, std::min(task_.train_set->size(), epoch_.samples) - epoch_.first_samples));
-    train_seconds_ += seconds;
-    trained_samples_ += trained;
-    auto row = new_row();
-    train_->append_to(row, "train_loss_epoch", "train_acc");
-    if (task_.validation_set && options_.val_every_steps == 0) {
-      validation_ = evaluate_set(*task_.validation_set, "val", row);
-      log_.validation_line(*validation_);
-    }
-    if (task_.test_set && task_.test_every_epoch) {
-      test_ = evaluate_set(*task_.test_set, "test", row);
-      log_.test_line(*test_);
-      log_.warn_unless_finite("test loss", test_->mean_loss(), at_.step);
-    }
-    row.emplace_back("samples_per_second", trained / seconds);
-    log_.row(row);
-    if (validation_ && options_.val_every_steps > 0) validation_->append_to(row, "val_loss", "val_acc");
-    at_.metrics = std::move(row);
+    const auto trained = std::min(task_.train_set->size(), epoch_.samples) - epoch_.first_samples;
+    at_.metrics = evaluation_.end_of_epoch(
+        at_, {totals_, static_cast<double>(std::max<std::int64_t>(0, trained)), seconds});
   }
+
+  /// Whether the end of an epoch is where metrics are judged.
+  bool judges_epochs() const { return options_.val_every_steps == 0; }
 
   /// What follows a whole epoch: the next learning rate, callbacks, a checkpoint.
   void finish_epoch() {
     model_.end_epoch(at_.metric(monitor_));
-    const bool judges = options_.val_every_steps == 0;
-    if (judges)
+    if (judges_epochs())
       for (const auto& callback : callbacks_) callback->on_validation(at_, control_);
+    model_.synchronize_buffers();
     const bool due = at_.epoch % options_.checkpoint.save_every == 0;
     const bool with_weights = due && !task_.weights_file.empty();
     if (due || at_.epoch + 1 >= options_.epochs || over())
-      saver_.save(at_, {at_.epoch + 1, 0}, Totals().sums(), judges ? Occasion::kValidation : Occasion::kStep,
+      saver_.save(at_, {at_.epoch + 1, 0}, Totals().sums(),
+                  judges_epochs() ? Occasion::kValidation : Occasion::kStep,
                   with_weights ? options_.out / task_.weights_file : "");
     if (with_weights) log_.print(task_.weights_line(at_.epoch));
     ++at_.epoch;
@@ -324,29 +246,12 @@ class Trainer {
     saver_.save(at_, {at_.epoch, epoch_.samples}, totals_.sums(), occasion);
   }
 
-  void test_best() {
-    report::MetricRow row = {{"epoch", std::max<std::int64_t>(0, at_.epoch - 1)}, {"step", at_.step}};
-    if (const auto best = saver_.best_path(); best.empty()) {
-      test_ = evaluate_set(*task_.test_set, "test", row);
-    } else {
-      log_.print("best checkpoint: " + best.string());
-      model_.load_weights_of_rank_0(group_.rank() == 0 ? read_checkpoint(best) : TrainingState(), best);
-      test_ = evaluate(model_, task_, *task_.test_set, group_, options_);
-      test_->append_to(row, "test_loss", "test_acc");
-    }
-    log_.test_line(*test_);
-    log_.row(row);
-  }
-
   void finish() {
     RunFigures figures;
     figures.epochs = at_.epoch;
     figures.steps = at_.step;
-    figures.samples_per_second = trained_samples_ / train_seconds_;
     figures.peak_rss_mb = peak_rss_mb(group_);
-    figures.train = train_;
-    figures.validation = validation_;
-    figures.test = test_;
+    evaluation_.tell(figures);
     figures.checkpoint = saver_.last_path();
     figures.best_checkpoint = saver_.best_path();
     figures.stop_reason = control_.stop_reason().value_or("");
@@ -368,6 +273,7 @@ class Trainer {
   ParallelModel model_;
   CheckpointSaver::Callbacks callbacks_;
   CheckpointSaver saver_;
+  RunEvaluation evaluation_;
   data::DistributedSampler sampler_;
   data::Loader loader_;
   StopAgreement agreement_;
@@ -380,8 +286,6 @@ class Trainer {
   std::vector<at::Tensor> losses_;  // means of the batches since the last optimizer step
   std::int64_t resumed_samples_ = 0;
   std::vector<double> resumed_totals_;
-  std::optional<Totals> train_, validation_, test_;  // the newest, over all ranks
-  double train_seconds_ = 0, trained_samples_ = 0;
 };
 
 }  // namespace
