@@ -48,7 +48,7 @@ def checkpoint_policy(folder):
     write_json(folder / "names.json", names())
     draw = random.Random(2)
     cases = []
-    for i in range(32):
+    for i in range(27):
         mode, top_k = draw.choice(["min", "max"]), draw.choice([-1, 0, 1, 2, 3])
         values = [draw.choice([round(draw.random(), 1), draw.random(), float("nan")] if draw.random() < 0.3 else
                               [round(draw.random(), 1)]) for _ in range(7)]
@@ -57,9 +57,9 @@ def checkpoint_policy(folder):
         if i % 5 == 0:
             options.update(monitor=None, save_top_k=draw.choice([-1, 0, 1]))
         if i % 5 == 1:
-            options.update(monitor="train", every_n_train_steps=2)
+            options.update(monitor="train", every_n_train_steps=draw.choice([2, 3]))
         if i % 5 == 2:
-            options.update(every_n_train_steps=2, save_on_train_epoch_end=False)
+            options.update(every_n_train_steps=draw.choice([2, 3]), save_on_train_epoch_end=False)
         cases.append(run(options, values, validates=i % 5 != 1))
     write_json(folder / "runs.json", cases)
 

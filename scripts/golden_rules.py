@@ -64,7 +64,7 @@ def lr_schedule(folder):
         add("step", arguments, touch=(3, 8))
         add("step", arguments, warmup=warm)
         add("step", arguments, unit="epoch", warmup=warm)
-    for arguments in (dict(T_max=10), dict(T_max=200, eta_min=0.001), dict(T_max=7, eta_min=0.01), dict(T_max=3)):
+    for arguments in (dict(T_max=200), dict(T_max=7, eta_min=0.01), dict(T_max=3)):
         add("cosine", arguments)
         add("cosine", arguments, touch=(3, 8))
         add("cosine", arguments, warmup=warm)

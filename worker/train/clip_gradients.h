@@ -12,7 +12,7 @@ struct ClipNormOptions {
   bool error_if_nonfinite = false;  ///< throws instead of scaling by infinity or NaN; waits for the device
   /// Where ranks hold parts of the gradients: sums over ranks, in place, the tensor of the parts' norm to the
   /// power of norm_type (for infinity: takes the maximum).
-  std::function<void(at::Tensor&)> reduce;
+  std::function<void(at::Tensor&)> reduce = {};
 };
 
 /// Scales the parameters' gradients, in place, so that the norm of all of them as one vector is at most

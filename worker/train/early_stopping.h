@@ -16,9 +16,9 @@ struct EarlyStoppingOptions {
   double min_delta = 0;              ///< a change must be larger than this to count as better
   std::int64_t patience = 3;         ///< checks without a better value
   MonitorMode mode = MonitorMode::kMin;
-  bool check_finite = true;                    ///< stop at NaN or infinity
-  std::optional<double> stopping_threshold;    ///< stop once better than this
-  std::optional<double> divergence_threshold;  ///< stop once worse than this
+  bool check_finite = true;                         ///< stop at NaN or infinity
+  std::optional<double> stopping_threshold = {};    ///< stop once better than this
+  std::optional<double> divergence_threshold = {};  ///< stop once worse than this
 };
 
 /// Decides from a metric's values, one a validation, when training is to end: Lightning 2.6's EarlyStopping.

@@ -19,14 +19,14 @@ std::optional<OptimizerKind> parse_optimizer_kind(std::string_view name);
 struct OptimizerSettings {
   OptimizerKind kind = OptimizerKind::kAdam;
   double lr = 1e-3;
-  std::optional<double> weight_decay;  ///< SGD, Adam, Adadelta 0; AdamW 0.01
-  std::optional<double> eps;           ///< Adam, AdamW 1e-8; Adadelta 1e-6
-  double momentum = 0;                 ///< SGD
-  double dampening = 0;                ///< SGD
-  bool nesterov = false;               ///< SGD
-  double beta1 = 0.9, beta2 = 0.999;   ///< Adam, AdamW
-  bool amsgrad = false;                ///< Adam, AdamW
-  double rho = 0.9;                    ///< Adadelta
+  std::optional<double> weight_decay = {};  ///< SGD, Adam, Adadelta 0; AdamW 0.01
+  std::optional<double> eps = {};           ///< Adam, AdamW 1e-8; Adadelta 1e-6
+  double momentum = 0;                      ///< SGD
+  double dampening = 0;                     ///< SGD
+  bool nesterov = false;                    ///< SGD
+  double beta1 = 0.9, beta2 = 0.999;        ///< Adam, AdamW
+  bool amsgrad = false;                     ///< Adam, AdamW
+  double rho = 0.9;                         ///< Adadelta
 };
 
 /// An optimizer on PyTorch's fused kernels (worker/train/fused_optimizers.h, adadelta.h), equal to
