@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data.distributed import DistributedSampler
 
+from golden_checkpoint import python_files
 from golden_common import SAME_ON_EVERY_CPU, write_json
 from golden_ddp import comm_hooks, ddp_buckets, optimizer_state, zero_partition
 from make_parity import ddp_parity, resnet
@@ -237,8 +238,8 @@ def mnist_ddp(folder):
 
 
 GROUPS = {function.__name__: function
-          for function in (state_dict_file, sampler, mnist_cnn, mnist_ddp, ddp_buckets, zero_partition, optimizer_state,
-                           comm_hooks, resnet, ddp_parity)}
+          for function in (state_dict_file, python_files, sampler, mnist_cnn, mnist_ddp, ddp_buckets, zero_partition,
+                           optimizer_state, comm_hooks, resnet, ddp_parity)}
 
 
 def main():
