@@ -13,6 +13,7 @@ struct Image {
   int channels = 0;
   std::vector<std::uint8_t> bytes;  ///< width * height * channels
 
+  /// The first channel of a pixel; the others follow.
   std::uint8_t* pixel(int x, int y) { return bytes.data() + offset(x, y); }
   const std::uint8_t* pixel(int x, int y) const { return bytes.data() + offset(x, y); }
 
@@ -23,13 +24,13 @@ struct Image {
   }
 };
 
-/// A picture of one colour: black, or fully transparent with 4 channels, unless told.
-inline Image make_image(int width, int height, int channels, std::uint8_t value = 0) {
-  Image image{width, height, channels, {}};
-  image.bytes.assign(
-      static_cast<std::size_t>(width) * static_cast<std::size_t>(height) * static_cast<std::size_t>(channels),
-      value);
-  return image;
-}
+/// A picture with this in every byte.
+Image make_image(int width, int height, int channels, std::uint8_t value = 0);
+
+/// throws  std::invalid_argument unless it has 1, 3 or 4 channels, at least one pixel and all its bytes
+void check_pixels(const Image& image);
+
+/// Red, green, blue of a grey, RGB or RGBA picture; what is transparent shows white.
+Image to_rgb(const Image& image);
 
 }  // namespace ddprun::image

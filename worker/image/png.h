@@ -12,7 +12,7 @@ namespace ddprun::image {
 /// throws  std::invalid_argument unless it has 1, 3 or 4 channels, at least one pixel and all its bytes
 std::string encode_png(const Image& image);
 
-/// A PNG file's picture with 8 bits a channel: palettes become RGB, 16 bits are rounded to 8, grey with alpha
+/// A PNG file's picture with 8 bits a channel: palettes become RGB, 16 bits are cut to 8, what is transparent
 /// becomes RGBA.
 ///
 /// path    for the message
