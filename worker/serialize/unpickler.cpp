@@ -16,7 +16,7 @@ namespace ddprun::serialize {
 namespace {
 
 /// Each may take two hundred bytes of memory: the limit is on these. A tensor takes some thirty.
-constexpr std::int64_t kMaxOpcodes = 5'000'000;
+constexpr std::int64_t kMaxOpcodes = 2'000'000;
 
 class Unpickler {
  public:

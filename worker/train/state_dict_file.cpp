@@ -19,7 +19,8 @@
 namespace ddprun::train {
 namespace {
 
-constexpr std::string_view kWrappers[] = {"module.", "model.", "_orig_mod."};
+constexpr std::string_view kWrapper = "module.";
+constexpr std::string_view kOtherWrappers[] = {"model.", "_orig_mod."};
 constexpr std::string_view kAverages = "n_averaged";  // AveragedModel's count, beside module.NAME
 constexpr std::size_t kNamesShown = 3;
 
@@ -92,20 +93,14 @@ StateDict read_pt_weights(const std::filesystem::path& path) {
   return *std::move(weights);
 }
 
-void strip_wrappers(StateDict& weights) {
-  const auto all_begin_with = [&](std::string_view prefix) {
-    return std::all_of(weights.begin(), weights.end(), [&](const auto& item) {
-      return item.first.starts_with(prefix) && item.first.size() > prefix.size();
-    });
-  };
-  for (bool found = true; found;) {
-    found = false;
-    for (const auto wrapper : kWrappers)
-      if (all_begin_with(wrapper)) {
-        for (auto& item : weights) item.first.erase(0, wrapper.size());
-        found = !weights.empty();
-      }
+/// The weights without what is before every name; nothing if it is not.
+std::optional<StateDict> without_prefix(const StateDict& weights, std::string_view prefix) {
+  StateDict shorter;
+  for (const auto& [name, tensor] : weights) {
+    if (!name.starts_with(prefix)) return std::nullopt;
+    shorter.emplace_back(name.substr(prefix.size()), tensor);
   }
+  return shorter;
 }
 
 /// What keeps the weights from being copied into the targets; empty if nothing does.
@@ -137,8 +132,7 @@ StateDict read_weights(const std::filesystem::path& path) {
   auto weights =
       serialize::is_safetensors(path) ? serialize::read_safetensors(path).tensors : read_pt_weights(path);
   if (weights.empty()) throw IoError(path, "holds no tensors, expected a model's weights");
-  strip_wrappers(weights);
-  return weights;
+  return without_prefix(weights, kWrapper).value_or(weights);
 }
 
 StateDict read_averaged_weights(const std::filesystem::path& path) {
@@ -147,8 +141,7 @@ StateDict read_averaged_weights(const std::filesystem::path& path) {
     throw IoError(path, "holds no averaged weights, expected a checkpoint of a run with --ema");
   auto weights = to_weights(root.toGenericDict().at("ema"), path);
   std::erase_if(weights, [](const auto& item) { return item.first == kAverages; });
-  strip_wrappers(weights);
-  return weights;
+  return without_prefix(weights, kWrapper).value_or(weights);
 }
 
 StateDict to_weights(const c10::IValue& state_dict, const std::filesystem::path& source) {
@@ -158,11 +151,20 @@ StateDict to_weights(const c10::IValue& state_dict, const std::filesystem::path&
 }
 
 void load_weights(torch::nn::Module& module, const StateDict& weights, const std::filesystem::path& source) {
+  using ByName = std::unordered_map<std::string, torch::Tensor>;
   StateDict targets;
   collect(module, "", targets);
-  const std::unordered_map<std::string, torch::Tensor> by_name(weights.begin(), weights.end());
-  if (const auto reason = misfit(targets, by_name); !reason.empty())
-    throw IoError(source, "its tensors do not fit the model: " + reason);
+  ByName by_name(weights.begin(), weights.end());
+  if (const auto reason = misfit(targets, by_name); !reason.empty()) {
+    bool fits = false;
+    for (const auto wrapper : kOtherWrappers) {
+      const auto shorter = without_prefix(weights, wrapper);
+      if (fits || !shorter) continue;
+      by_name = ByName(shorter->begin(), shorter->end());
+      fits = misfit(targets, by_name).empty();
+    }
+    if (!fits) throw IoError(source, "its tensors do not fit the model: " + reason);
+  }
   const c10::NoGradGuard no_grad;
   for (auto& [name, target] : targets) target.copy_(by_name.at(name));
 }

@@ -20,8 +20,7 @@ using StateDict = std::vector<std::pair<std::string, at::Tensor>>;
 
 /// A model's weights, from what Python or this program wrote: a .pt file of a bare state_dict or of a dict
 /// that has one under "model" (ours) or "state_dict" (Lightning), or a .safetensors file; told apart by
-/// content. What wrappers put before every name is dropped: "module." of DDP, "model." of a LightningModule,
-/// "_orig_mod." of torch.compile.
+/// content. A "module." before every name (DDP's wrapper) is dropped.
 ///
 /// throws  IoError naming path and what was expected
 StateDict read_weights(const std::filesystem::path& path);
@@ -35,7 +34,8 @@ StateDict read_averaged_weights(const std::filesystem::path& path);
 StateDict to_weights(const c10::IValue& state_dict, const std::filesystem::path& source);
 
 /// Copies weights by name into the module's parameters and buffers, converting their dtype: all of them or,
-/// when the names or shapes do not fit, none.
+/// when the names or shapes do not fit, none. Where they fit without a "model." (the attribute of a
+/// LightningModule) or "_orig_mod." (torch.compile) before every name, it is dropped.
 ///
 /// source  the file to name
 /// throws  IoError with the missing, unexpected and misshapen tensors
