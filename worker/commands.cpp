@@ -6,6 +6,7 @@
 #include "worker/env_command.h"
 #include "worker/export_command.h"
 #include "worker/flight_report.h"
+#include "worker/speedup_command.h"
 
 namespace ddprun {
 namespace {
@@ -20,6 +21,7 @@ constexpr Command kCommands[] = {
     {"env", run_env_command},
     {"export", run_export_command},
     {"flight", run_flight_report},
+    {"speedup", run_speedup_command},
 };
 
 }  // namespace
