@@ -49,7 +49,7 @@ timeout = 1.5
     CHECK(config.task == "mnist");
     CHECK(config.data.source == "fashion-mnist");
     CHECK(config.data.limit_train == 640);
-    CHECK(config.train.optim.lr == 1.0);
+    CHECK(config.train.optim.optimizer.lr == 1.0);
     CHECK(config.train.epochs == 2);
     CHECK_FALSE(config.train.parallel.bucket_view);
     CHECK(config.train.parallel.zero1);
