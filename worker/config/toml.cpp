@@ -67,6 +67,8 @@ const char* type_of(Setting::Kind kind) {
       return "a number";
     case Setting::Kind::kText:
       return "a string";
+    case Setting::Kind::kIntegerOrText:
+      return "an integer or a string";
   }
   return "";
 }
