@@ -8,13 +8,13 @@
 namespace ddprun::data {
 
 /// What the labels 0 .. 9 of CIFAR-10 mean.
-constexpr std::array kCifar10Classes = {"airplane", "automobile", "bird",  "cat",  "deer",
-                                        "dog",      "frog",       "horse", "ship", "truck"};
+inline constexpr std::array kCifar10Classes = {"airplane", "automobile", "bird",  "cat",  "deer",
+                                               "dog",      "frog",       "horse", "ship", "truck"};
 
 /// Of the training pixels scaled to [0, 1], as most trainings on CIFAR-10 have them: the standard deviations
 /// are means over the images of each one's own.
-constexpr std::array kCifar10Mean = {.4914f, .4822f, .4465f};
-constexpr std::array kCifar10Std = {.2023f, .1994f, .2010f};
+inline constexpr std::array kCifar10Mean = {.4914f, .4822f, .4465f};
+inline constexpr std::array kCifar10Std = {.2023f, .1994f, .2010f};
 
 /// Reads CIFAR-10's binary version: data_batch_1.bin .. data_batch_5.bin (training, one after the other) or
 /// test_batch.bin, in the folder or in its cifar-10-batches-bin/. Each is a sequence of records of 3073
