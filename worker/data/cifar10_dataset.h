@@ -9,7 +9,7 @@ namespace ddprun::data {
 
 /// What the labels 0 .. 9 of CIFAR-10 mean.
 inline constexpr std::array kCifar10Classes = {"airplane", "automobile", "bird",  "cat",  "deer",
-                                        "dog",      "frog",       "horse", "ship", "truck"};
+                                               "dog",      "frog",       "horse", "ship", "truck"};
 
 /// Of the training pixels scaled to [0, 1], as most trainings on CIFAR-10 have them: the standard deviations
 /// are means over the images of each one's own.

@@ -36,7 +36,7 @@ class IdxDataset : public ImageDataset {
 };
 
 /// What the labels 0 .. 9 of Fashion-MNIST mean.
-inline constexpr std::array kFashionMnistClasses = {"T-shirt/top", "Trouser", "Pullover", "Dress", "Coat",
-                                             "Sandal",      "Shirt",   "Sneaker",  "Bag",   "Ankle boot"};
+inline constexpr std::array kFashionMnistClasses = {
+    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"};
 
 }  // namespace ddprun::data
