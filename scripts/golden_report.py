@@ -82,3 +82,23 @@ def png(folder):
         picture = Image.open(io.BytesIO(content)).convert(mode)
         expected[name] = {"size": list(picture.size), "channels": len(mode), "bytes": list(picture.tobytes())}
     write_json(folder / "expected.json", expected)
+
+
+def jpeg(folder):
+    """JPEG files, and their pixels as Pillow has them."""
+    from PIL import Image
+
+    expected = {}
+    for name, mode, options in [
+        ("grey", "L", {}),
+        ("rgb", "RGB", {"subsampling": 0}),
+        ("rgb_subsampled", "RGB", {"subsampling": 2}),
+        ("progressive", "RGB", {"progressive": True}),
+    ]:
+        picture = Image.new("RGB", (19, 11))
+        picture.putdata([(13 * x, 20 * y, 255 - 9 * x) for y in range(11) for x in range(19)])
+        picture.convert(mode).save(folder / f"{name}.jpg", quality=90, **options)
+        read = Image.open(folder / f"{name}.jpg")
+        expected[name] = {"size": list(read.size), "channels": len(mode), "bytes": list(read.tobytes())}
+    Image.new("CMYK", (4, 4)).save(folder / "cmyk.jpg")
+    write_json(folder / "expected.json", expected)

@@ -30,7 +30,7 @@ from torch.utils.data.distributed import DistributedSampler
 from golden_checkpoint import python_files
 from golden_common import SAME_ON_EVERY_CPU, write_json
 from golden_ddp import comm_hooks, ddp_buckets, optimizer_state, zero_partition
-from golden_report import png, tensorboard
+from golden_report import jpeg, png, tensorboard
 from make_parity import ddp_parity, resnet
 
 GOLDEN = pathlib.Path(__file__).resolve().parent.parent / "tests" / "golden"
@@ -240,7 +240,7 @@ def mnist_ddp(folder):
 
 GROUPS = {function.__name__: function
           for function in (state_dict_file, python_files, sampler, mnist_cnn, mnist_ddp, ddp_buckets, zero_partition,
-                           optimizer_state, comm_hooks, resnet, ddp_parity, png, tensorboard)}
+                           optimizer_state, comm_hooks, resnet, ddp_parity, jpeg, png, tensorboard)}
 
 
 def main():

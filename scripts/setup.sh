@@ -22,8 +22,8 @@ done
 # ---- system packages -------------------------------------------------------------------------------------------
 
 packages=(g++ cmake ninja-build ccache git ca-certificates python3 python3-pip libspdlog-dev catch2 libcli11-dev
-          nlohmann-json3-dev libtomlplusplus-dev libhwloc-dev libgloo-dev zlib1g-dev libzip-dev libcairo2-dev libpng-dev libprotozero-dev
-          dataset-fashion-mnist)
+          nlohmann-json3-dev libtomlplusplus-dev libhwloc-dev libgloo-dev zlib1g-dev libzip-dev
+          libcairo2-dev libpng-dev libjpeg-dev libprotozero-dev dataset-fashion-mnist)
 [ "$dev" = no ] || packages+=(clang clang-format elfutils gdb iproute2 libclang-rt-dev)
 
 is_installed() { [ "$(dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }

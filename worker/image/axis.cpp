@@ -9,6 +9,7 @@ namespace ddprun::image {
 namespace {
 
 constexpr double kLargest = 1e300, kSmallest = 1e-290;  // what is left room for sums and quotients
+constexpr double kRounding = 1e-9;
 
 /// 1, 2 or 5 times a power of ten, such that at most most_ticks steps fit into the span.
 double nice_step(double span, const AxisOptions& options) {
@@ -16,31 +17,32 @@ double nice_step(double span, const AxisOptions& options) {
   const double power = std::pow(10, std::floor(std::log10(rough)));
   double step = 10 * power;
   for (const double factor : {5.0, 2.0, 1.0})
-    if (factor * power >= rough * (1 - 1e-9)) step = factor * power;
+    if (factor * power >= rough * (1 - kRounding)) step = factor * power;
   return options.integer ? std::max(step, 1.0) : step;
 }
 
 /// The value with as many digits as tell it from its neighbours, which are a step away.
 std::string label_of(double value, double step) {
+  if (std::abs(value) < step * 1e-6) value = 0;  // what rounding left of it
+  const int step_exponent = static_cast<int>(std::floor(std::log10(step) + kRounding));
+  const int exponent = value == 0 ? 0 : static_cast<int>(std::floor(std::log10(std::abs(value)) + kRounding));
   char text[48];
-  if (std::abs(value) < step * 1e-6) return "0";  // what rounding left of it
-  const int step_exponent = static_cast<int>(std::floor(std::log10(step) + 1e-9));
-  const int exponent = static_cast<int>(std::floor(std::log10(std::abs(value)) + 1e-9));
   if (exponent < 7 && step_exponent >= -5) {
     std::snprintf(text, sizeof text, "%.*f", std::max(0, -step_exponent), value);
   } else {
-    std::snprintf(text, sizeof text, "%.*e", std::clamp(exponent - step_exponent, 0, 15), value);
+    std::snprintf(text, sizeof text, "%.*e", value == 0 ? 0 : std::clamp(exponent - step_exponent, 0, 15),
+                  value);
   }
   return text;
 }
 
 void add_linear_ticks(Axis& axis, const AxisOptions& options) {
   const double step = nice_step(axis.high - axis.low, options);
-  const double first = std::ceil(axis.low / step - 1e-9);
+  const double first = std::ceil(axis.low / step - kRounding);
   for (int i = 0; i <= options.most_ticks; ++i) {
     const double value = (first + i) * step;
     const double place = axis.place(value);
-    if (place <= 1 + 1e-9) axis.ticks.push_back({place, label_of(value, step)});
+    if (place <= 1 + kRounding) axis.ticks.push_back({place, label_of(value, step)});
   }
 }
 
@@ -58,10 +60,11 @@ void add_log_ticks(Axis& axis, const AxisOptions& options) {
   const double span = axis.high - axis.low;
   const double stride = std::max(1.0, std::ceil(span / options.most_ticks));
   const bool between = span < options.most_ticks / 3.0;  // room for 2 and 5, too
-  for (double power = std::floor(axis.low / stride) * stride; power <= axis.high; power += stride) {
+  for (double power = std::floor(axis.low / stride) * stride; power <= axis.high + kRounding;
+       power += stride) {
     for (const int factor : {1, 2, 5}) {
       const double place = (power + std::log10(factor) - axis.low) / span;
-      if ((factor == 1 || between) && place >= 0 && place <= 1)
+      if ((factor == 1 || between) && place >= -kRounding && place <= 1 + kRounding)
         axis.ticks.push_back({place, power_label(power, factor)});
     }
   }

@@ -16,10 +16,10 @@ struct Series {
 };
 
 struct LineChart {
-  std::string title;
-  std::string x_label;
-  std::string y_label;
-  std::vector<Series> series;
+  std::string title = {};
+  std::string x_label = {};
+  std::string y_label = {};
+  std::vector<Series> series = {};
   bool log_y = false;
   bool integer_x = false;  ///< ticks at whole numbers only: steps, epochs
 };

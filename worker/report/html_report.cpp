@@ -63,6 +63,7 @@ std::string figures(const HtmlReport& report) {
 }
 
 std::string section(const Section& section) {
+  if (section.rows.empty() && section.text.empty()) return "";
   std::string html = element("h2", section.title) + "\n";
   if (!section.rows.empty()) {
     html += "<table>\n";

@@ -54,8 +54,7 @@ std::string x_axis_of(const std::vector<MetricRow>& rows, const Kind& kind) {
 }
 
 image::LineChart chart_of(const std::vector<MetricRow>& rows, const Kind& kind) {
-  image::LineChart chart{
-      .title = kind.title, .x_label = x_axis_of(rows, kind), .y_label = "", .series = {}, .integer_x = true};
+  image::LineChart chart{.title = kind.title, .x_label = x_axis_of(rows, kind), .integer_x = true};
   std::map<std::string, std::size_t> index_of;
   for (const auto& row : rows) {
     const auto x = value_of(row, chart.x_label);
