@@ -1,5 +1,6 @@
 #include "worker/config.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <iostream>
 #include <nlohmann/json.hpp>

@@ -18,9 +18,9 @@ namespace ddprun::train {
 
 /// What one batch of B examples gave.
 struct StepResult {
-  torch::Tensor losses;   ///< float [B], of each example; training minimises their mean
-  torch::Tensor correct;  ///< bool [B], which examples were classified rightly; undefined: no such thing
-  torch::Tensor scores;   ///< [B, K] of a classifier, for figures; undefined: none
+  torch::Tensor losses = {};   ///< float [B], of each example; training minimises their mean
+  torch::Tensor correct = {};  ///< bool [B], which examples were classified rightly; undefined: no such thing
+  torch::Tensor scores = {};   ///< [B, K] of a classifier, for figures; undefined: none
 };
 
 /// For DistributedDataParallel: what backward goes through.
