@@ -38,6 +38,7 @@ int main(int argc, char** argv) {
   ddp::set_flight_folder(ddp::broadcast_from_rank_0(group, absolute(config.train.out / "flight").string()));
   torch::manual_seed(train::rank_seed(config.train.seed, env.rank));  // dropout differs between ranks
   settle_precision(config, group);
+  if (env.rank == 0) write_environment(config.train.out, group);
   const auto ending = train::fit(task, config.train, group);
   group.close();
   if (ending == train::Ending::kTerminated) ::raise(SIGTERM);

@@ -5,9 +5,15 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <ctime>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <system_error>
+#include <thread>
+
+#include <ATen/Parallel.h>
+#include <torch/version.h>
 
 #include "common/errors.h"
 #include "common/files.h"
@@ -78,9 +84,9 @@ bool goes_on_in(const fs::path& folder, const std::string& resume) {
 }
 
 /// A disk that is full ends no run.
-void write_config(const fs::path& path, const std::string& toml) {
+void write_text(const fs::path& path, const std::string& text) {
   try {
-    write_file_atomic(path, toml);
+    write_file_atomic(path, text);
   } catch (const IoError& error) {
     if (error.error_number != ENOSPC && error.error_number != EDQUOT) throw;
     log_warning(std::string(error.what()) + "; the training goes on");
@@ -100,8 +106,25 @@ fs::path make_run_folder(const Config& config) {
   for (const auto& path : {folder, folder / "checkpoints"})
     if (::access(path.c_str(), W_OK | X_OK) != 0)
       throw IoError(path, "cannot write to the run folder", errno);
-  write_config(folder / "config.toml", to_toml(config));
+  write_text(folder / "config.toml", to_toml(config));
   return folder;
+}
+
+void write_environment(const fs::path& folder, const ddp::ProcessGroup& group) {
+  char host[256] = "";
+  ::gethostname(host, sizeof host - 1);
+  const char* omp = std::getenv("OMP_NUM_THREADS");
+  const nlohmann::ordered_json json = {{"ddprun", DDPRUN_VERSION},
+                                       {"torch", TORCH_VERSION},
+                                       {"host", host},
+                                       {"world_size", group.size()},
+                                       {"device", group.device().str()},
+                                       {"backend", group.size() > 1 ? group.backend() : "none"},
+                                       {"cpus", std::thread::hardware_concurrency()},
+                                       {"threads_per_rank", at::get_num_threads()},
+                                       {"OMP_NUM_THREADS", omp == nullptr ? "" : omp}};
+  write_text(folder / "environment.json",
+             json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
 }
 
 }  // namespace ddprun

@@ -3,6 +3,7 @@
 #include <filesystem>
 
 #include "worker/config.h"
+#include "worker/ddp/process_group.h"
 
 namespace ddprun {
 
@@ -12,5 +13,9 @@ namespace ddprun {
 /// false, or if another process is using it;
 ///          IoError if one of the two cannot be made or written to
 std::filesystem::path make_run_folder(const Config& config);
+
+/// Writes environment.json into the run folder: programs, host, ranks, device, threads (rank 0 only). A disk
+/// that is full is a warning.
+void write_environment(const std::filesystem::path& folder, const ddp::ProcessGroup& group);
 
 }  // namespace ddprun

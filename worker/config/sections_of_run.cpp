@@ -36,7 +36,8 @@ Setting seconds(std::string name, std::chrono::milliseconds& target, std::string
 Settings checkpoint_settings(Config& config) {
   auto& checkpoint = config.train.checkpoint;
   return {
-      text("resume", checkpoint.resume, "go on: from the newest good checkpoint of --out (auto), or from a file")
+      text("resume", checkpoint.resume,
+           "go on: from the newest good checkpoint of --out (auto), or from a file")
           .type("auto|FILE")
           .of_this_run(),
       integer("checkpoint-every-steps", checkpoint.every_steps, 1, kMaxInt,
@@ -48,7 +49,8 @@ Settings checkpoint_settings(Config& config) {
       text("monitor", checkpoint.monitor,
            "the metric to judge by (default: the loss of validation, test or training)")
           .type("METRIC"),
-      choice("mode", checkpoint.mode, {"min", "max"}, "whether less or more of it is better (default: by its name)"),
+      choice("mode", checkpoint.mode, {"min", "max"},
+             "whether less or more of it is better (default: by its name)"),
       integer("patience", checkpoint.patience, 0, kMaxInt, "ends after N validations without a better one"),
       number("min-delta", checkpoint.min_delta, {0, 1e30, false, "a number from 0"},
              "by how much it must be better"),
@@ -105,6 +107,9 @@ Settings report_settings(Config& config) {
       integer("log-interval", train.log_interval, 1, kMaxInt, "steps between log lines"),
       negated("progress", train.progress, "no progress bar"),
       negated("tensorboard", train.tensorboard, "no event file for TensorBoard"),
+      negated("report", train.report, "no report.html and no figures at the end"),
+      boolean("profile", train.profile,
+              "record ten steps of rank 0 in profile/: a trace and the slowest operators"),
       path("log-indices", train.log_indices, "write every step's samples to FILE.<rank>").of_this_run(),
   };
 }

@@ -12,12 +12,13 @@
 
 namespace ddprun::train {
 
-/// Where a training stands: but for the indices the same on every rank.
+/// Where a training stands: the same on every rank but for the last two.
 struct TrainState {
   std::int64_t epoch = 0;                      ///< the one under way, from 0
   std::int64_t step = 0;                       ///< optimizer steps done
   report::MetricRow metrics = {};              ///< what is known at this point: of validation, of the epoch
   std::span<const std::int64_t> indices = {};  ///< in on_step(): the samples of this rank's step
+  double data_wait = 0;                        ///< seconds that this rank has waited for its batches so far
 
   std::optional<double> metric(const std::string& name) const {
     for (const auto& [key, value] : metrics)

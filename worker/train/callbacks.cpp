@@ -4,7 +4,11 @@
 #include <fstream>
 
 #include "common/errors.h"
+#include "common/files.h"
+#include "common/logging.h"
 #include "worker/train/early_stopping.h"
+#include "worker/train/epoch_progress.h"
+#include "worker/train/profiler.h"
 #include "worker/train/run_plan.h"
 
 namespace ddprun::train {
@@ -56,11 +60,55 @@ class IndexLog : public Callback {
   std::ofstream file_;
 };
 
+/// Records ten steps of this rank, once the first ones are over.
+class ProfileCallback : public Callback {
+ public:
+  ProfileCallback(std::filesystem::path folder, const ParallelModel& model, bool cuda)
+      : folder_(std::move(folder)), model_(model), profiler_(cuda) {}
+
+  void on_step(const TrainState& state, Control&) override {
+    ++steps_;
+    if (steps_ == kFirst) {
+      begin_ = Clock::now();
+      data_wait_ = state.data_wait;
+      profiler_.start();
+    } else if (steps_ == kFirst + kRecorded) {
+      finish(state);
+    }
+  }
+  void on_validation(const TrainState& state, Control&) override {
+    if (profiler_.recording() && steps_ > kFirst) finish(state);
+  }
+
+ private:
+  static constexpr std::int64_t kFirst = 5, kRecorded = 10;
+
+  void finish(const TrainState& state) {
+    const auto ddp = model_.statistics();
+    const auto steps = steps_ - kFirst;
+    const auto seconds = [&](std::int64_t ns) { return static_cast<double>(ns * steps) / 1e9; };
+    const StepTimes times{steps, seconds_since(begin_), state.data_wait - data_wait_,
+                          seconds(ddp.communication_ns), seconds(ddp.overlap_ns)};
+    std::error_code ignored;  // what is written next says so
+    std::filesystem::create_directories(folder_, ignored);
+    write_file_atomic(folder_ / "operators.txt", profiler_.stop(folder_ / "trace.json", times));
+    log_info("profile of " + std::to_string(steps) + " steps: " + (folder_ / "operators.txt").string());
+  }
+
+  std::filesystem::path folder_;
+  const ParallelModel& model_;
+  Profiler profiler_;
+  std::int64_t steps_ = 0;
+  Clock::time_point begin_;
+  double data_wait_ = 0;
+};
+
 }  // namespace
 
 std::vector<std::unique_ptr<Callback>> make_callbacks(const TrainerOptions& options,
                                                       const std::string& monitor,
-                                                      const ddp::ProcessGroup& group, bool resumed) {
+                                                      const ddp::ProcessGroup& group,
+                                                      const ParallelModel& model, bool resumed) {
   std::vector<std::unique_ptr<Callback>> callbacks;
   const auto& checkpoint = options.checkpoint;
   if (checkpoint.patience >= 0) {
@@ -73,6 +121,9 @@ std::vector<std::unique_ptr<Callback>> make_callbacks(const TrainerOptions& opti
   }
   if (!options.log_indices.empty())
     callbacks.push_back(std::make_unique<IndexLog>(options.log_indices, group.rank(), resumed));
+  if (options.profile && group.rank() == 0)
+    callbacks.push_back(
+        std::make_unique<ProfileCallback>(options.out / "profile", model, group.device().is_cuda()));
   return callbacks;
 }
 

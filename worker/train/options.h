@@ -59,9 +59,10 @@ struct TrainerOptions {
   std::int64_t log_interval = 10;    ///< steps between log lines
   std::uint64_t seed = 0;
   int loader_threads = 1;
-  bool progress = true;     ///< a progress bar, where stderr is a terminal
-  bool tensorboard = true;  ///< TensorBoard's event files
-  bool profile = false;
+  bool progress = true;               ///< a progress bar, where stderr is a terminal
+  bool tensorboard = true;            ///< TensorBoard's event files
+  bool profile = false;               ///< record some of rank 0's steps
+  bool report = true;                 ///< report.html and its charts at the end
   std::filesystem::path log_indices;  ///< empty, or what FILE.<rank> with every step's samples begins with
   std::filesystem::path out;          ///< the run folder; used on rank 0 only
   std::string config_json = "{}";     ///< what the run was asked for, kept in its checkpoints

@@ -7,13 +7,15 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 
+#include "common/errors.h"
+#include "common/files.h"
 #include "common/logging.h"
 #include "common/one_line.h"
 #include "worker/ddp/collectives.h"
 #include "worker/train/run_plan.h"
+#include "worker/train/run_report.h"
 
 namespace ddprun::train {
-
 namespace {
 
 /// What a report shows of the reduction of gradients; times in ms a step.
@@ -52,6 +54,15 @@ nlohmann::ordered_json to_json(const RunFigures& figures, const Task& task, int 
   return json;
 }
 
+/// Empty if it cannot be read.
+std::string text_of(const std::filesystem::path& file) {
+  try {
+    return read_file(file);
+  } catch (const IoError&) {
+    return "";
+  }
+}
+
 std::string result_line(const char* set, const Totals& totals) {
   char line[160];
   if (const auto accuracy = totals.accuracy())
@@ -72,7 +83,7 @@ double peak_rss_mb(const ddp::ProcessGroup& group) {
 
 RunLog::RunLog(const Task& task, const TrainerOptions& options, const ddp::ProcessGroup& group,
                std::optional<std::int64_t> resumed_at)
-    : task_(task), group_(group), progress_(options.progress && group.rank() == 0) {
+    : task_(task), options_(options), group_(group), progress_(options.progress && group.rank() == 0) {
   if (group.rank() != 0) return;
   RunRecord::Options record;
   record.columns = metric_columns(task);
@@ -133,12 +144,30 @@ void RunLog::finish(const RunFigures& figures) {
   if (!figures.stop_reason.empty())
     print("stopped at step " + std::to_string(figures.steps) + ": " + figures.stop_reason);
   // A path is bytes, JSON is UTF-8.
-  record_->finish(
-      to_json(figures, task_, group_.size()).dump(2, ' ', false, nlohmann::json::error_handler_t::replace) +
-      "\n");
+  const auto json =
+      to_json(figures, task_, group_.size()).dump(2, ' ', false, nlohmann::json::error_handler_t::replace);
+  record_->finish(json + "\n");
   print("checkpoint: " + figures.checkpoint.string());
   print("metrics:    " + record_->metrics_path().string());
   print("summary:    " + record_->summary_path().string());
+  if (options_.report) write_report(json, figures);
+}
+
+/// A page is not worth a run: what goes wrong with it is a warning.
+void RunLog::write_report(const std::string& summary_json, const RunFigures& figures) {
+  RunReport report;
+  report.title = task_.name;
+  report.subtitle = std::to_string(group_.size()) + (group_.size() == 1 ? " rank, " : " ranks, ") +
+                    std::to_string(figures.epochs) + " epochs, " + std::to_string(figures.steps) + " steps";
+  report.summary_json = summary_json;
+  report.config_toml = text_of(options_.out / "config.toml");
+  report.environment_json = text_of(options_.out / "environment.json");
+  try {
+    write_run_report(options_.out, report);
+    print("report:     " + (options_.out / "report.html").string());
+  } catch (const std::exception& error) {
+    log_warning(std::string("no report: ") + error.what());
+  }
 }
 
 void RunLog::terminate(const std::filesystem::path& checkpoint) {

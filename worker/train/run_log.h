@@ -63,7 +63,10 @@ class RunLog {
   void terminate(const std::filesystem::path& checkpoint);
 
  private:
+  void write_report(const std::string& summary_json, const RunFigures& figures);
+
   const Task& task_;
+  const TrainerOptions& options_;
   const ddp::ProcessGroup& group_;
   Progress progress_;
   std::optional<RunRecord> record_;

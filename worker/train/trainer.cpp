@@ -35,7 +35,7 @@ class Trainer {
         log_(task, options, group, resumed_ ? std::optional(resumed_->state.step) : std::nullopt),
         model_(task, group, options, run_length(task, options, group),
                monitor_mode(options.checkpoint, monitor_)),
-        callbacks_(make_callbacks(options, monitor_, group, resumed_.has_value())),
+        callbacks_(make_callbacks(options, monitor_, group, model_, resumed_.has_value())),
         saver_(options, monitor_, group, model_, callbacks_, log_.record()),
         evaluation_(task, options, group, model_, log_),
         sampler_(task.train_set->size(), group.size(), group.rank(), {.seed = options.seed}),
@@ -82,7 +82,7 @@ class Trainer {
   void train_epoch() {
     begin_epoch();
     auto join = model_.join();
-    while (const auto batch = loader_.next()) {
+    while (const auto batch = next_batch()) {
       train_batch(*batch);
       if (batches_of_step() == options_.accumulate || epoch_.done()) {
         end_step();
@@ -100,6 +100,13 @@ class Trainer {
       finish_epoch();
     else
       save(judges_epochs() ? Occasion::kValidation : Occasion::kNow);
+  }
+
+  std::optional<data::Batch> next_batch() {
+    const auto begin = Clock::now();
+    auto batch = loader_.next();
+    at_.data_wait += seconds_since(begin);
+    return batch;
   }
 
   void begin_epoch() {
