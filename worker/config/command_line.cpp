@@ -9,19 +9,10 @@
 #include "common/errors.h"
 #include "common/spelling.h"
 #include "worker/config/toml.h"
+#include "worker/flags.h"
 
 namespace ddprun {
 namespace {
-
-/// Help without the underscored spellings, which would only double it.
-class HelpFormatter : public CLI::Formatter {
- public:
-  std::string make_option_name(const CLI::Option* option, bool positional) const override {
-    const auto& names = option->get_lnames();
-    return positional || names.empty() ? CLI::Formatter::make_option_name(option, positional)
-                                       : "--" + names.front();
-  }
-};
 
 /// The file of a --config at the beginning of the words; empty if there is none.
 std::string leading_config(const std::vector<std::string>& words) {
