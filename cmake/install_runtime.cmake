@@ -23,6 +23,8 @@ set(DDPRUN_PUBLIC_HEADERS
   worker/ddp/sync_batch_norm.h
   worker/ddp/zero_optimizer.h
   worker/report/csv_sink.h
+  worker/report/jsonl_sink.h
+  worker/report/tensorboard_sink.h
   worker/run_worker.h
   worker/serialize/pt_file.h
   worker/serialize/safetensors.h
@@ -70,12 +72,13 @@ add_dependencies(ddprun_runtime ddprun_public_headers)  # whoever builds the lib
 
 set(_package ${CMAKE_INSTALL_LIBDIR}/cmake/ddprun)
 set_target_properties(ddprun_common PROPERTIES EXPORT_NAME common)
+set_target_properties(ddprun_report PROPERTIES EXPORT_NAME report)
 set_target_properties(ddprun_runtime PROPERTIES EXPORT_NAME runtime)
-install(TARGETS ddprun_common ddprun_runtime EXPORT ddprunTargets
+install(TARGETS ddprun_common ddprun_report ddprun_runtime EXPORT ddprunTargets
         ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(EXPORT ddprunTargets NAMESPACE ddprun:: DESTINATION ${_package})
 install(FILES ${_made} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/ddprun)
-install(FILES cmake/FindLibTorch.cmake cmake/FindLibzip.cmake DESTINATION ${_package})
+install(FILES cmake/FindCairo.cmake cmake/FindLibTorch.cmake cmake/FindLibzip.cmake DESTINATION ${_package})
 
 include(CMakePackageConfigHelpers)
 configure_package_config_file(cmake/ddprunConfig.cmake.in ${CMAKE_BINARY_DIR}/ddprunConfig.cmake

@@ -1,16 +1,16 @@
 #include "launcher/nvml.h"
 
-#include <dlfcn.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
+
+#include "common/nvml_library.h"
 
 namespace ddprun {
 namespace {
 
 // The part of NVIDIA's nvml.h that is used here, so that building does not take it. These are ABI.
-using Device = struct nvmlDevice_st*;
+using Device = NvmlLibrary::Device;
 
 struct PciInfo {  // nvmlPciInfo_t
   char legacy_bus_id[16];
@@ -20,13 +20,6 @@ struct PciInfo {  // nvmlPciInfo_t
 };
 static_assert(sizeof(PciInfo) == 68);
 
-struct Memory {  // nvmlMemory_v2_t
-  unsigned version;
-  unsigned long long total, reserved, free, used;
-};
-static_assert(sizeof(Memory) == 40);
-constexpr unsigned kMemoryVersion = sizeof(Memory) | (2U << 24);
-
 struct ProcessInfo {  // nvmlProcessInfo_v2_t, which _v3 of the function fills
   unsigned pid;
   unsigned long long bytes;
@@ -35,51 +28,31 @@ struct ProcessInfo {  // nvmlProcessInfo_v2_t, which _v3 of the function fills
 static_assert(sizeof(ProcessInfo) == 24);
 
 constexpr unsigned long long kNotAvailable = ~0ULL;  // NVML_VALUE_NOT_AVAILABLE
-constexpr int kSuccess = 0;
+constexpr int kSuccess = NvmlLibrary::kSuccess;
 constexpr int kInsufficientSize = 7;
 constexpr int kUncorrected = 1;  // NVML_MEMORY_ERROR_TYPE_UNCORRECTED
 constexpr int kVolatile = 0;     // NVML_VOLATILE_ECC: since the driver was loaded
 
-/// The library while it is loaded. Every function may be missing: what an old driver has not, is not known.
+/// What is asked of it here. Every function may be missing: what an old driver has not, is not known.
 class Nvml {
  public:
-  Nvml() : library_(::dlopen("libnvidia-ml.so.1", RTLD_LAZY | RTLD_LOCAL)) {
-    if (library_ == nullptr) return;
-    load(init_, "nvmlInit_v2");
-    load(shutdown_, "nvmlShutdown");
-    load(error_string_, "nvmlErrorString");
-    load(count_, "nvmlDeviceGetCount_v2");
-    load(handle_, "nvmlDeviceGetHandleByIndex_v2");
-    load(uuid_, "nvmlDeviceGetUUID");
-    load(pci_, "nvmlDeviceGetPciInfo_v3");
-    load(memory_, "nvmlDeviceGetMemoryInfo_v2");
-    load(ecc_, "nvmlDeviceGetTotalEccErrors");
-    load(compute_, "nvmlDeviceGetComputeRunningProcesses_v3");
-    load(graphics_, "nvmlDeviceGetGraphicsRunningProcesses_v3");
-    load(mig_count_, "nvmlDeviceGetMaxMigDeviceCount");
-    load(mig_handle_, "nvmlDeviceGetMigDeviceHandleByIndex");
-    if (init_ && shutdown_ && count_ && handle_ && uuid_) status_ = init_();
+  Nvml() {
+    library_.load(pci_, "nvmlDeviceGetPciInfo_v3");
+    library_.load(ecc_, "nvmlDeviceGetTotalEccErrors");
+    library_.load(compute_, "nvmlDeviceGetComputeRunningProcesses_v3");
+    library_.load(graphics_, "nvmlDeviceGetGraphicsRunningProcesses_v3");
+    library_.load(mig_count_, "nvmlDeviceGetMaxMigDeviceCount");
+    library_.load(mig_handle_, "nvmlDeviceGetMigDeviceHandleByIndex");
   }
-  ~Nvml() {
-    if (ready()) shutdown_();
-    if (library_ != nullptr) ::dlclose(library_);
-  }
-  Nvml(const Nvml&) = delete;
-  Nvml& operator=(const Nvml&) = delete;
 
   GpuReading read(const std::filesystem::path& sysfs) const {
     GpuReading reading;
-    unsigned count = 0;
-    if (!ready()) {
-      reading.problem = problem(status_);
-    } else if (const int status = count_(&count); status != kSuccess) {
-      reading.problem = problem(status);
-    }
-    for (unsigned i = 0; i < count; ++i) {
-      Device device = nullptr;
+    reading.problem = library_.problem();
+    for (unsigned i = 0; i < library_.count(); ++i) {
+      const Device device = library_.device(i);
       Gpu gpu;
       gpu.index = static_cast<int>(i);
-      if (handle_(i, &device) != kSuccess || (gpu.uuid = uuid(device)).empty()) continue;
+      if (device == nullptr || (gpu.uuid = library_.uuid(device)).empty()) continue;
       read_place(device, sysfs, gpu);
       read_memory(device, gpu);
       read_instances(device, gpu);
@@ -89,24 +62,6 @@ class Nvml {
   }
 
  private:
-  bool ready() const { return status_ == kSuccess; }
-
-  template <typename Function>
-  void load(Function*& function, const char* name) {
-    function = reinterpret_cast<Function*>(::dlsym(library_, name));
-  }
-
-  std::string problem(int status) const {
-    if (library_ == nullptr || status == kSuccess) return {};
-    if (status < 0) return "libnvidia-ml.so.1 is too old";
-    return error_string_ ? error_string_(status) : "NVML error " + std::to_string(status);
-  }
-
-  std::string uuid(Device device) const {
-    char text[96] = "";
-    return uuid_(device, text, sizeof text) == kSuccess ? text : "";
-  }
-
   void read_place(Device device, const std::filesystem::path& sysfs, Gpu& gpu) const {
     PciInfo pci{};
     if (!pci_ || pci_(device, &pci) != kSuccess) return;
@@ -118,12 +73,9 @@ class Nvml {
   }
 
   void read_memory(Device device, Gpu& gpu) const {
-    Memory memory{};
-    memory.version = kMemoryVersion;
-    if (memory_ && memory_(device, &memory) == kSuccess) {
-      gpu.memory_bytes = memory.total;
-      // Whether "used" holds what is reserved is told in two ways: this is right in both.
-      gpu.used_bytes = memory.total - std::min(memory.total, memory.free + memory.reserved);
+    if (const auto memory = library_.memory(device)) {
+      gpu.memory_bytes = memory->total_bytes;
+      gpu.used_bytes = memory->used_bytes;
     }
     unsigned long long errors = 0;
     if (ecc_ && ecc_(device, kUncorrected, kVolatile, &errors) == kSuccess) gpu.ecc_errors = errors;
@@ -161,20 +113,12 @@ class Nvml {
     for (unsigned i = 0; i < count; ++i) {
       Device instance = nullptr;
       if (mig_handle_(device, i, &instance) != kSuccess) continue;  // a place that is not taken
-      if (std::string name = uuid(instance); !name.empty()) gpu.mig_uuids.push_back(std::move(name));
+      if (std::string name = library_.uuid(instance); !name.empty()) gpu.mig_uuids.push_back(std::move(name));
     }
   }
 
-  void* library_;
-  int status_ = -1;
-  int (*init_)() = nullptr;
-  int (*shutdown_)() = nullptr;
-  const char* (*error_string_)(int) = nullptr;
-  int (*count_)(unsigned*) = nullptr;
-  int (*handle_)(unsigned, Device*) = nullptr;
-  int (*uuid_)(Device, char*, unsigned) = nullptr;
+  NvmlLibrary library_;
   int (*pci_)(Device, PciInfo*) = nullptr;
-  int (*memory_)(Device, Memory*) = nullptr;
   int (*ecc_)(Device, int, int, unsigned long long*) = nullptr;
   int (*compute_)(Device, unsigned*, ProcessInfo*) = nullptr;
   int (*graphics_)(Device, unsigned*, ProcessInfo*) = nullptr;

@@ -2,31 +2,12 @@
 
 #include <cstdint>
 
+#include "common/utf8.h"
+
 namespace ddprun {
 namespace {
 
-struct Character {
-  char32_t code = 0;
-  std::size_t size = 0;  ///< bytes; 0: these bytes are no UTF-8
-};
-
 bool is_continuation(char byte) { return (static_cast<unsigned char>(byte) & 0xc0) == 0x80; }
-
-/// The character at the begin of a text that is not empty.
-Character decode(std::string_view text) {
-  const auto lead = static_cast<unsigned char>(text[0]);
-  if (lead < 0x80) return {lead, 1};
-  const std::size_t size = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;
-  if (lead < 0xc2 || lead > 0xf4 || text.size() < size) return {};
-  char32_t code = lead & (0x7f >> size);
-  for (std::size_t i = 1; i < size; ++i) {
-    if (!is_continuation(text[i])) return {};
-    code = code << 6 | (static_cast<unsigned char>(text[i]) & 0x3f);
-  }
-  const bool overlong = (size == 3 && code < 0x800) || (size == 4 && code < 0x10000);
-  const bool surrogate = code >= 0xd800 && code <= 0xdfff;
-  return overlong || surrogate || code > 0x10ffff ? Character{} : Character{code, size};
-}
 
 bool is_control(char32_t code) {
   const bool c0_or_c1 = (code < 0x20 && code != '\t') || (code >= 0x7f && code < 0xa0);
@@ -56,7 +37,7 @@ std::string printable(std::string_view line) {
       line.remove_prefix(colour);
       continue;
     }
-    const Character character = decode(line);
+    const Utf8Character character = first_character(line);
     if (character.size == 0 || is_control(character.code)) {
       shown += '?';
     } else {

@@ -12,16 +12,17 @@ MAY_INCLUDE = {
     "common": set(),
     "launcher": {"common"},
     "launcher/rendezvous": {"common", "launcher"},
-    "worker": {"common", "worker/ddp", "worker/data", "worker/models", "worker/report", "worker/serialize", "worker/train",
-               "worker/tasks"},
+    "worker": {"common", "worker/ddp", "worker/data", "worker/image", "worker/models", "worker/report", "worker/serialize",
+               "worker/train", "worker/tasks"},
     "worker/precompiled": set(),
     "worker/ddp": {"common"},
-    "worker/data": {"common"},
+    "worker/data": {"common", "worker/image"},
+    "worker/image": {"common"},
     "worker/models": {"common", "worker/ddp"},
     "worker/report": {"common"},
     "worker/serialize": {"common"},
-    "worker/train": {"common", "worker/ddp", "worker/data", "worker/report", "worker/serialize"},
-    "worker/tasks": {"common", "worker", "worker/models", "worker/data", "worker/train"},
+    "worker/train": {"common", "worker/ddp", "worker/data", "worker/image", "worker/report", "worker/serialize"},
+    "worker/tasks": {"common", "worker", "worker/models", "worker/data", "worker/image", "worker/train"},
 }
 MAY_INCLUDE["launcher"] = {"common", "launcher/rendezvous"}
 
@@ -30,12 +31,17 @@ BANNED = [
     ("common", r"(torch|c10|ATen|boost)/", "common is free of torch and Boost"),
     ("launcher", r"(torch|c10|ATen)/", "the launcher links no LibTorch"),
     ("worker/models", r"worker/ddp/(?!sync_batch_norm\.h)", "a model knows of other ranks through SyncBatchNorm only"),
-    ("worker", r"boost/", "the worker needs no Boost"),
+    ("worker", r"boost/(?!crc\.hpp)", "the worker needs no Boost but its CRC"),
+    ("worker/image", r"(torch|c10|ATen)/", "pictures are plain buffers"),
+    ("worker/report", r"(torch|c10|ATen)/", "reports are of plain values"),
     ("worker", r"(spdlog|fmt)/", "LibTorch has an fmt of its own: log through common/logging.h"),
 ]
 # Headers that only the named files may include.
 ONLY = [
     (r"spdlog/", {"common/logging.cpp"}),
+    (r"cairo", {"worker/image/drawing.cpp", "worker/image/line_chart.cpp", "worker/image/confusion_matrix.cpp",
+                "worker/image/image_grid.cpp"}),
+    (r"boost/crc\.hpp", {"worker/report/tensorboard_event.cpp"}),
     (r"hwloc(\.h|/)", {"launcher/cpu_map.cpp"}),
     (r".*c10d/(reducer|logger)\.hpp", {"worker/ddp/distributed_data_parallel.cpp"}),
 ]

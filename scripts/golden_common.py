@@ -1,6 +1,7 @@
 """What the scripts that make golden files share."""
 
 import json
+import math
 
 # The same instructions on every x86-64 processor: otherwise rounding differs between processors, and training makes
 # it grow. The tests set the same variables.
@@ -11,3 +12,8 @@ def write_json(path, value):
     with open(path, "w") as f:
         json.dump(value, f, separators=(",", ":"))
         f.write("\n")
+
+
+def number(value):
+    """A float as JSON has it; what JSON has not as a text: nan, inf, -inf."""
+    return value if math.isfinite(value) else str(value)

@@ -3,7 +3,8 @@
 #
 # usage: scripts/setup.sh [--cuda] [--dev] [--no-libtorch]
 #   --cuda         fetch also what a GPU needs (NVIDIA's packages, about 2.6 GB more on disk)
-#   --dev          install also what only developers need (clang-format, clang for scripts/fuzz.sh, Slurm for its tests)
+#   --dev          install also what only developers need (clang-format, clang for scripts/fuzz.sh, Slurm and a browser for
+#                  their tests)
 #   --no-libtorch  leave LibTorch alone: you pass -DCMAKE_PREFIX_PATH=<unpacked libtorch> to cmake
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -20,8 +21,9 @@ done
 
 # ---- system packages -------------------------------------------------------------------------------------------
 
-packages=(g++ cmake ninja-build ccache git ca-certificates python3 python3-pip libspdlog-dev catch2 libcli11-dev
-          nlohmann-json3-dev libtomlplusplus-dev libhwloc-dev libgloo-dev zlib1g-dev libzip-dev dataset-fashion-mnist)
+packages=(g++ cmake ninja-build ccache git ca-certificates curl unzip python3 python3-pip libspdlog-dev catch2 libcli11-dev
+          nlohmann-json3-dev libtomlplusplus-dev libhwloc-dev libgloo-dev zlib1g-dev libzip-dev
+          libcairo2-dev libpng-dev libjpeg-dev libprotozero-dev dataset-fashion-mnist)
 [ "$dev" = no ] || packages+=(clang clang-format elfutils gdb iproute2 libclang-rt-dev)
 
 is_installed() { [ "$(dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
@@ -77,6 +79,15 @@ setup_slurm() {
   if is_installed slurm-wlm && is_installed munge; then return; fi
   apt-cache show slurm-wlm >/dev/null 2>&1 || as_root apt-get update >&2 || true
   install_packages slurm-wlm munge || say "warning: could not install slurm-wlm and munge; the tests of Slurm will be skipped"
+}
+
+# Likewise, for the test that looks at the report page. Ubuntu has it as a snap only, which this does not install.
+setup_browser() {
+  if command -v chromium >/dev/null || command -v google-chrome >/dev/null; then return; fi
+  if apt-cache policy chromium 2>/dev/null | grep -q 'Candidate: [0-9].*'; then
+    install_packages chromium && return
+  fi
+  say "warning: no chromium to be had; the test of the report page in a browser will be skipped"
 }
 
 # ---- LibTorch from the torch wheel -------------------------------------------------------------------------------
@@ -152,5 +163,6 @@ setup_libtorch() {
 
 setup_packages
 [ "$dev" = no ] || setup_slurm
+[ "$dev" = no ] || setup_browser
 [ "$fetch_libtorch" = no ] || setup_libtorch
 say "ready"

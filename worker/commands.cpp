@@ -2,8 +2,11 @@
 
 #include <string_view>
 
+#include "worker/bench_loader.h"
 #include "worker/env_command.h"
+#include "worker/export_command.h"
 #include "worker/flight_report.h"
+#include "worker/speedup_command.h"
 
 namespace ddprun {
 namespace {
@@ -14,8 +17,11 @@ struct Command {
 };
 
 constexpr Command kCommands[] = {
+    {"bench-loader", run_bench_loader},
     {"env", run_env_command},
+    {"export", run_export_command},
     {"flight", run_flight_report},
+    {"speedup", run_speedup_command},
 };
 
 }  // namespace

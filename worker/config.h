@@ -18,31 +18,40 @@ struct Config {
   struct Data {
     std::string source;            ///< a folder, the name of a data set, or empty: the task's default
     std::int64_t limit_train = 0;  ///< samples over all ranks; 0: all
+    std::int64_t limit_val = 0;
     std::int64_t limit_test = 0;
+    double val_split = 0;      ///< part of the training set that is for validation; 0: none
+    bool val_on_test = false;  ///< validation on the test set, in place of a part of the training set
+    bool augment = true;
   } data;
 
   struct Model {
     std::optional<double> dropout;  ///< nullopt: the model's own
     std::filesystem::path init_weights;
+    std::string loss = "mse";
+    std::string stem = "imagenet";
+    double label_smoothing = 0;
   } model;
-
-  struct Optim {
-    double lr = 1e-3;
-  } optim;
 
   train::TrainerOptions train;
   ddp::DeviceChoice device = ddp::DeviceChoice::kAuto;
   ddp::BackendChoice backend = ddp::BackendChoice::kAuto;
+  bool deterministic = false;                   ///< only algorithms that give the same every time
   bool overwrite = false;                       ///< a run folder that holds a run already may be used
   std::chrono::milliseconds timeout{1800'000};  ///< of one collective, and of the ranks to meet
 };
 
-/// Parses the worker's command line. --help and --version print to stdout and end the program with 0.
-/// throws  UsageError: one line that names the flag, what was expected and what was got
+/// Parses the worker's command line and the file that its --config names. --help, --version and
+/// --print-config print to stdout and end the program with 0. throws  UsageError: one line that names the
+/// flag, or the file's line, what was expected and what was got;
+///         IoError for a file that cannot be read
 Config parse_config(int argc, const char* const* argv);
 
 /// The configuration as a flat JSON object, as checkpoints keep it.
 std::string to_json(const Config& config);
+
+/// The configuration as a TOML file that --config accepts, without what every run has its own of: its folder.
+std::string to_toml(const Config& config);
 
 /// How the ranks meet. They may take as long as a collective to find each other, five minutes at most.
 ddp::ProcessGroup::Options group_options(const Config& config);

@@ -14,6 +14,7 @@
 #include "worker/ddp/process_group.h"
 #include "worker/ddp/record_collectives.h"
 #include "worker/ddp/signal_thread.h"
+#include "worker/numerics.h"
 #include "worker/run_folder.h"
 #include "worker/run_worker.h"
 #include "worker/tasks/registry.h"
@@ -28,14 +29,18 @@ int main(int argc, char** argv) {
   const ddp::SignalThread dump_on_request(SIGUSR2, [] { ddp::dump_flight("SIGUSR2"); });
   config.train.heartbeat = Heartbeat(env.heartbeat_fd);  // early: its number is nobody else's yet
   ddp::choose_device(config.device, env.local_rank);     // early: LibTorch learns of CUDA now or never
-  torch::manual_seed(config.train.seed);                 // the same initial weights on every rank
+  if (config.deterministic) make_deterministic();
+  torch::manual_seed(config.train.seed);  // the same initial weights on every rank
   train::Task task = tasks::make_task(config);
   if (env.rank == 0) config.train.out = make_run_folder(config);
 
   auto group = ddp::ProcessGroup::connect(env, group_options(config));
   ddp::set_flight_folder(ddp::broadcast_from_rank_0(group, absolute(config.train.out / "flight").string()));
   torch::manual_seed(train::rank_seed(config.train.seed, env.rank));  // dropout differs between ranks
-  train::fit(task, config.train, group);
+  settle_precision(config, group);
+  if (env.rank == 0) write_environment(config.train.out, group);
+  const auto ending = train::fit(task, config.train, group);
   group.close();
+  if (ending == train::Ending::kTerminated) ::raise(SIGTERM);
   return EXIT_SUCCESS;
 }

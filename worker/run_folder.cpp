@@ -5,11 +5,19 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <ctime>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <system_error>
+#include <thread>
+
+#include <ATen/Parallel.h>
+#include <torch/version.h>
 
 #include "common/errors.h"
+#include "common/files.h"
+#include "common/logging.h"
 
 namespace ddprun {
 namespace {
@@ -68,20 +76,55 @@ void lock_for_this_process(const fs::path& folder) {
   // Not closed: that would end the lock. A file system without locks has to do without.
 }
 
+/// Whether it is this folder's run that is resumed.
+bool goes_on_in(const fs::path& folder, const std::string& resume) {
+  if (resume.empty() || resume == "auto") return !resume.empty();
+  std::error_code error;
+  return fs::equivalent(fs::path(resume).parent_path(), folder / "checkpoints", error);
+}
+
+/// A disk that is full ends no run.
+void write_text(const fs::path& path, const std::string& text) {
+  try {
+    write_file_atomic(path, text);
+  } catch (const IoError& error) {
+    if (error.error_number != ENOSPC && error.error_number != EDQUOT) throw;
+    log_warning(std::string(error.what()) + "; the training goes on");
+  }
+}
+
 }  // namespace
 
 fs::path make_run_folder(const Config& config) {
   const auto folder = config.train.out.empty() ? default_run_folder(config.task) : config.train.out;
   make_folders(folder);
   lock_for_this_process(folder);
-  if (!config.overwrite && holds_a_run(folder))
+  if (!config.overwrite && !goes_on_in(folder, config.train.checkpoint.resume) && holds_a_run(folder))
     throw UsageError("--out: " + folder.string() +
-                     " holds a run already; expected another folder, or --overwrite");
+                     " holds a run already; expected another folder, --resume or --overwrite");
   make_folders(folder / "checkpoints");
   for (const auto& path : {folder, folder / "checkpoints"})
     if (::access(path.c_str(), W_OK | X_OK) != 0)
       throw IoError(path, "cannot write to the run folder", errno);
+  write_text(folder / "config.toml", to_toml(config));
   return folder;
+}
+
+void write_environment(const fs::path& folder, const ddp::ProcessGroup& group) {
+  char host[256] = "";
+  ::gethostname(host, sizeof host - 1);
+  const char* omp = std::getenv("OMP_NUM_THREADS");
+  const nlohmann::ordered_json json = {{"ddprun", DDPRUN_VERSION},
+                                       {"torch", TORCH_VERSION},
+                                       {"host", host},
+                                       {"world_size", group.size()},
+                                       {"device", group.device().str()},
+                                       {"backend", group.size() > 1 ? group.backend() : "none"},
+                                       {"cpus", std::thread::hardware_concurrency()},
+                                       {"threads_per_rank", at::get_num_threads()},
+                                       {"OMP_NUM_THREADS", omp == nullptr ? "" : omp}};
+  write_text(folder / "environment.json",
+             json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
 }
 
 }  // namespace ddprun

@@ -3,14 +3,19 @@
 #include <filesystem>
 
 #include "worker/config.h"
+#include "worker/ddp/process_group.h"
 
 namespace ddprun {
 
-/// Makes the run folder and its checkpoints/ (rank 0 only). An empty path stands for runs/<task>-<UTC time>.
-/// What an earlier run left is there until the training begins: other ranks may be reading its weights.
-/// returns  the folder
-/// throws   UsageError if a run is in it already and overwrite is false, or if another process is using it;
+/// Makes the run folder, its checkpoints/ and config.toml (rank 0 only). An empty path stands for
+/// runs/<task>-<UTC time>. What an earlier run left is there until the training begins: other ranks may be
+/// reading its weights. returns  the folder throws   UsageError if a run is in it already and overwrite is
+/// false, or if another process is using it;
 ///          IoError if one of the two cannot be made or written to
 std::filesystem::path make_run_folder(const Config& config);
+
+/// Writes environment.json into the run folder: programs, host, ranks, device, threads (rank 0 only). A disk
+/// that is full is a warning.
+void write_environment(const std::filesystem::path& folder, const ddp::ProcessGroup& group);
 
 }  // namespace ddprun

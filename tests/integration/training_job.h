@@ -45,6 +45,16 @@ inline Command mnist(int ranks, const fs::path& out, const std::vector<std::stri
   return command;
 }
 
+/// The same for any task; it reads the golden run's choice of instructions from `environment` if it is given.
+inline Command training(const std::string& task, int ranks, const fs::path& out,
+                        const std::vector<std::string>& flags, const nlohmann::json& environment = {}) {
+  auto command = mnist(ranks, out, {});
+  command.argv[command.argv.size() - 2] = task;
+  command.argv.insert(command.argv.end(), flags.begin(), flags.end());
+  for (const auto& [name, value] : environment.items()) command.env[name] = value.get<std::string>();
+  return command;
+}
+
 inline std::vector<std::string> small(const std::vector<std::string>& more = {}) {
   std::vector<std::string> flags = {"--data=fashion-mnist", "--limit-train=640", "--limit-test=500",
                                     "--batch-size=32", "--epochs=1"};
@@ -72,6 +82,14 @@ inline std::vector<std::map<std::string, std::string>> read_metrics(const fs::pa
       if (!cells[i].empty()) rows.back()[names.at(i)] = cells[i];
   }
   return rows;
+}
+
+/// The values of a metric, row by row, as text: two runs that are equal have equal ones.
+inline std::vector<std::string> values_of(const fs::path& out, const std::string& metric) {
+  std::vector<std::string> values;
+  for (const auto& row : read_metrics(out))
+    if (row.count(metric) != 0) values.push_back(row.at(metric));
+  return values;
 }
 
 inline nlohmann::json read_summary(const fs::path& out) {

@@ -43,6 +43,10 @@ class CheckIncludes(unittest.TestCase):
             ("worker/models/a.h", '#  include "worker/train/trainer.h"'),
             ("worker/train/a.cpp", '#include "worker/tasks/registry.h"'),
             ("worker/train/a.cpp", "#include <torch/csrc/distributed/c10d/reducer.hpp>"),
+            ("worker/report/a.cpp", "#include <torch/types.h>"),
+            ("worker/report/a.cpp", '#include "worker/image/image.h"'),
+            ("worker/train/a.cpp", "#include <cairo.h>"),
+            ("worker/train/a.cpp", "#include <boost/crc.hpp>"),
             ("worker/a.cpp", '#include "tests/support/catch.h"'),
         ]:
             status, output = check({path: line + "\n"})

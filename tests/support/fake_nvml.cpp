@@ -1,9 +1,9 @@
 // A libnvidia-ml.so.1 without GPUs: it tells what the variable FAKE_NVML says when it is initialised.
 //
 // FAKE_NVML    one GPU between semicolons, of words "key=value" in any order:
-//                uuid=GPU-aaaa     bus=3b (hexadecimal)     ecc=2     mig=MIG-1111 (may be repeated)
-//                total=81920 used=100 reserved=500 (MiB)
-//                process=PID:MIB, graphics=PID:MIB (may be repeated)
+//                uuid=GPU-aaaa     bus=3b (hexadecimal)     ecc=2     busy=37     mig=MIG-1111 (may be
+//                repeated) total=81920 used=100 reserved=500 (MiB) process=PID:MIB, graphics=PID:MIB (may be
+//                repeated)
 //              or "error=18": what nvmlInit answers
 //
 // A program finds it through LD_LIBRARY_PATH=DDPRUN_FAKE_NVML_DIR. In a test itself loading the file
@@ -28,6 +28,7 @@ struct FakeGpu {
   std::string uuid;
   unsigned bus = 0;
   unsigned long long total = 0, used = 0, reserved = 0, ecc = 0;
+  unsigned busy = 0;
   std::vector<Process> compute, graphics;
   std::vector<FakeGpu> instances;
 };
@@ -59,6 +60,7 @@ void set(FakeGpu& gpu, const std::string& key, const std::string& value) {
   if (key == "uuid") gpu.uuid = value;
   if (key == "bus") gpu.bus = static_cast<unsigned>(std::stoul(value, nullptr, 16));
   if (key == "ecc") gpu.ecc = std::stoull(value);
+  if (key == "busy") gpu.busy = static_cast<unsigned>(std::stoul(value));
   if (key == "total") gpu.total = mebibytes(value);
   if (key == "used") gpu.used = mebibytes(value);
   if (key == "reserved") gpu.reserved = mebibytes(value);
@@ -130,6 +132,12 @@ int nvmlDeviceGetMemoryInfo_v2(FakeGpu* device, Memory* memory) {
   memory->reserved = device->reserved;
   memory->used = device->used;
   memory->free = device->total - device->used - device->reserved;
+  return kSuccess;
+}
+
+int nvmlDeviceGetUtilizationRates(FakeGpu* device, unsigned* percents) {
+  percents[0] = device->busy;  // of the time
+  percents[1] = 0;             // of the memory's time
   return kSuccess;
 }
 

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <fstream>
 #include <functional>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "common/errors.h"
@@ -60,10 +61,46 @@ TEST_CASE("the defaults are the document's", "[config]") {
   CHECK(config.train.epochs == 5);
   CHECK(config.train.batch_size == 128);
   CHECK(config.train.log_interval == 10);
-  CHECK(config.optim.lr == 1e-3);
+  CHECK(config.train.optim.optimizer.lr == 1e-3);
   CHECK(config.train.progress);
   CHECK_FALSE(config.model.dropout);
   CHECK(config.timeout == std::chrono::minutes(30));
+}
+
+TEST_CASE("each task has its own document's defaults, and only its own flags", "[config]") {
+  const auto toy = parse({"toy", "50", "10"});
+  CHECK(toy.train.epochs == 50);
+  CHECK(toy.train.checkpoint.save_every == 10);
+  CHECK(toy.train.batch_size == 32);
+  CHECK(toy.train.optim.optimizer.kind == train::OptimizerKind::kSgd);
+  CHECK(toy.train.optim.optimizer.lr == 1e-3);
+  CHECK(parse({"toy", "--save-every=3", "--epochs=4"}).train.checkpoint.save_every == 3);
+
+  const auto linear = parse({"linear"});
+  CHECK(linear.train.epochs == 10);
+  CHECK(linear.train.batch_size == 32);
+  CHECK(linear.train.optim.optimizer.kind == train::OptimizerKind::kAdam);
+
+  const auto cifar10 = parse({"cifar10"});
+  CHECK(cifar10.train.epochs == 50);
+  CHECK(cifar10.train.batch_size == 128);
+  CHECK(cifar10.train.optim.optimizer.lr == 0.1);
+  CHECK(cifar10.train.optim.optimizer.momentum == 0.9);
+  CHECK(cifar10.train.optim.optimizer.weight_decay == 5e-4);
+  CHECK(cifar10.train.optim.scale_lr);
+  CHECK(cifar10.train.optim.t_max == 200);
+  CHECK(parse({"cifar10", "--t-max", "epochs"}).train.optim.t_max == 0);
+  CHECK(cifar10.train.optim.clip_norm == 1.0);
+  CHECK(cifar10.train.precision.precision == train::Precision::k16Mixed);
+  CHECK(cifar10.train.checkpoint.top_k == 3);
+  CHECK(cifar10.train.checkpoint.patience == 10);
+  CHECK(cifar10.train.checkpoint.min_delta == 0.001);
+  CHECK(cifar10.train.checkpoint.monitor == "val_acc");
+  CHECK(cifar10.data.val_split == 0.1);
+
+  CHECK_THROWS_WITH(parse({"linear", "--dropout=0"}), ContainsSubstring("unknown flag '--dropout"));
+  CHECK_THROWS_WITH(parse({"mnist", "--stem=cifar"}), ContainsSubstring("unknown flag '--stem"));
+  CHECK_THROWS_WITH(parse({"toy", "5", "1", "--data=x"}), ContainsSubstring("unknown flag '--data"));
 }
 
 TEST_CASE("every flag has both spellings and both forms of its value", "[config]") {
@@ -104,7 +141,7 @@ TEST_CASE("every flag has both spellings and both forms of its value", "[config]
     CHECK(config.model.init_weights == "w.pt");
     CHECK_FALSE(config.train.progress);
     CHECK(config.train.seed == 9);
-    CHECK(config.optim.lr == 1e-30);
+    CHECK(config.train.optim.optimizer.lr == 1e-30);
     CHECK(config.model.dropout == 0.0);
     CHECK(config.timeout == std::chrono::milliseconds(1500));
     CHECK(config.train.out == "o");
@@ -135,17 +172,28 @@ TEST_CASE("the flags of how ranks work together have both spellings and PyTorch'
 }
 
 TEST_CASE("flags that exclude each other are refused by name", "[config]") {
-  const auto [first, second] = GENERATE(table<const char*, const char*>({{"--fsdp", "--zero1"},
-                                                                         {"--fsdp", "--comm-hook"},
-                                                                         {"--fsdp", "--find-unused"},
-                                                                         {"--fsdp", "--static-graph"},
-                                                                         {"--fsdp", "--join"},
-                                                                         {"--zero1", "--join"},
-                                                                         {"--nan-check", "--join"},
-                                                                         {"--static-graph", "--join"}}));
-  const std::string with_value = std::string(second) + (second == std::string("--comm-hook") ? "=fp16" : "");
+  const auto [first, second] =
+      GENERATE(table<const char*, std::string>({{"--fsdp", "--zero1"},
+                                                {"--fsdp", "--comm-hook"},
+                                                {"--fsdp", "--find-unused"},
+                                                {"--fsdp", "--static-graph"},
+                                                {"--fsdp", "--join"},
+                                                {"--zero1", "--join"},
+                                                {"--nan-check", "--join"},
+                                                {"--static-graph", "--join"},
+                                                {"--accumulate=2", "--join"},
+                                                {"--max-steps=2", "--join"},
+                                                {"--fsdp", "--ema"},
+                                                {"--clip-norm=1", "--clip-value"},
+                                                {"--precision=16-mixed", "--nan-check"}}));
+  const std::map<std::string, std::string> values = {
+      {"--comm-hook", "=fp16"}, {"--ema", "=0.9"}, {"--clip-value", "=1"}};
+  const auto value = values.find(second);
+  const auto with_value = second + (value == values.end() ? "" : value->second);
+  auto name = std::string(first);
+  if (name != "--precision=16-mixed") name = name.substr(0, name.find('='));
   CHECK_THROWS_WITH(parse({"mnist", first, with_value.c_str()}),
-                    std::string(first) + " and " + second + ": expected one of them at most");
+                    name + " and " + second + ": expected one of them at most");
 }
 
 TEST_CASE("of a flag given twice the last counts, as with argparse", "[config]") {
@@ -180,6 +228,13 @@ TEST_CASE("a bad value is refused in one line that names flag, expectation and v
       {"--bucket-mb", "0", "--bucket-mb: expected an integer from 1 to 1048576, got '0'"},
       {"--device", "gpu", "--device: expected auto, cpu or cuda, got 'gpu'"},
       {"--backend", "mpi", "--backend: expected auto, gloo or nccl, got 'mpi'"},
+      {"--t-max", "0", "--t-max: expected an integer from 1 to 2147483647, or epochs, got '0'"},
+      {"--lr-schedule", "linear",
+       "--lr-schedule: expected none, step, cosine, one-cycle or plateau, got 'linear'"},
+      {"--optimizer", "lion", "--optimizer: expected sgd, adam, adamw or adadelta, got 'lion'"},
+      {"--precision", "16", "--precision: expected 32, bf16-mixed or 16-mixed, got '16'"},
+      {"--save-top-k", "-2", "--save-top-k: expected an integer from -1 to"},
+      {"--mode", "most", "--mode: expected min or max, got 'most'"},
       {"--comm-hook", "fp8", "--comm-hook: expected none, fp16, bf16 or powersgd, got 'fp8'"},
   }));
   CAPTURE(flag, value);
@@ -192,12 +247,12 @@ TEST_CASE("a bad value is refused in one line that names flag, expectation and v
 TEST_CASE("a value with a line end is named whole, in one line", "[config]") {
   CHECK_THROWS_WITH(parse({"mnist", "--lr", "1\n2"}), "--lr: expected a number above 0, got '1?2'");
   CHECK_THROWS_WITH(parse({"mnist", "--fo\no"}), "unknown flag '--fo?o', see worker --help");
-  CHECK_THROWS_WITH(parse({"mn\nist"}), "unknown task 'mn?ist', expected: mnist");
+  CHECK_THROWS_WITH(parse({"mn\nist"}), "unknown task 'mn?ist', expected: mnist, toy, linear or cifar10");
 }
 
 TEST_CASE("an unknown task, flag or argument and a missing value are named", "[config]") {
-  CHECK_THROWS_WITH(parse({}), "no task given, expected: mnist");
-  CHECK_THROWS_WITH(parse({"minst"}), "unknown task 'minst', expected: mnist");
+  CHECK_THROWS_WITH(parse({}), "no task given, expected: mnist, toy, linear or cifar10");
+  CHECK_THROWS_WITH(parse({"minst"}), "unknown task 'minst', expected: mnist, toy, linear or cifar10");
   CHECK_THROWS_WITH(parse({"mnist", "--eppochs", "3"}), ContainsSubstring("unknown flag '--eppochs'"));
   CHECK_THROWS_WITH(parse({"mnist", "extra"}), ContainsSubstring("unknown argument 'extra'"));
   CHECK_THROWS_WITH(parse({"mnist", "--epochs"}), "--epochs: expected one value");

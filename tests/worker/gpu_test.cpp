@@ -12,6 +12,8 @@
 #include "common/errors.h"
 #include "tests/support/catch.h"
 #include "tests/support/run_ranks.h"
+#include "worker/data/loader.h"
+#include "worker/data/tensor_dataset.h"
 #include "worker/ddp/collectives.h"
 #include "worker/ddp/cuda_backend.h"
 #include "worker/ddp/distributed_data_parallel.h"
@@ -141,4 +143,19 @@ TEST_CASE("a GPU that is asked for after the first use of autograd is refused", 
                             ProcessGroup::connect(env, kOnGpu);
                           }),
                     ContainsSubstring("the CUDA plug-in came too late"));
+}
+
+TEST_CASE("a loader's batches are in page-locked memory when that is asked for", "[gpu]") {
+  skip_without_a_gpu();
+  spawn(1, [](const WorkerEnv& env) {
+    auto group = ProcessGroup::connect(env, kOnGpu);
+    const data::TensorDataset set(torch::rand({10, 3}), torch::rand({10, 1}));
+    for (const int threads : {0, 2}) {
+      data::Loader loader(set, {.batch_size = 4, .threads = threads, .pin_memory = true});
+      loader.start_epoch({9, 8, 7, 6, 5, 4});
+      while (const auto batch = loader.next())
+        ensure(batch->input.is_pinned() && batch->target.is_pinned(), "pinned");
+    }
+    group.close();
+  });
 }

@@ -18,6 +18,7 @@
 #include "common/files.h"
 #include "tests/support/catch.h"
 #include "worker/serialize/pt_file.h"
+#include "worker/train/adadelta.h"
 
 using namespace ddprun;
 using test::ContainsSubstring;
@@ -56,6 +57,7 @@ std::unique_ptr<Optimizer> make_optimizer(const std::string& name, const std::ve
   if (name == "sgd" || name == "sgd_plain") return std::make_unique<o::SGD>(groups, o::SGDOptions(7));
   if (name == "adam" || name == "adam_amsgrad") return std::make_unique<o::Adam>(groups);
   if (name == "adamw") return std::make_unique<o::AdamW>(groups);
+  if (name == "adadelta") return std::make_unique<train::Adadelta>(groups);
   if (name == "adagrad") return std::make_unique<o::Adagrad>(groups);
   if (name == "rmsprop") return std::make_unique<o::RMSprop>(groups);
   return nullptr;
@@ -98,7 +100,8 @@ void check_refused(Optimizer& optimizer, const c10::IValue& state, const std::st
 }  // namespace
 
 TEST_CASE("an optimizer goes on from Python's state dict as Python's does", "[optimizer_state]") {
-  for (const std::string name : {"sgd", "sgd_plain", "adam", "adam_amsgrad", "adamw", "adagrad", "rmsprop"}) {
+  for (const std::string name :
+       {"sgd", "sgd_plain", "adam", "adam_amsgrad", "adamw", "adadelta", "adagrad", "rmsprop"}) {
     CAPTURE(name);
     Golden golden(name);
     const auto optimizer = make_optimizer(name, golden.parameters);

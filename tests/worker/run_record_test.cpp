@@ -4,15 +4,20 @@
 #include <sched.h>
 #include <sys/mount.h>
 #include <sys/wait.h>
+#include <torch/types.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <exception>
 #include <fstream>
+#include <initializer_list>
+#include <memory>
 #include <string>
 
 #include "common/errors.h"
 #include "common/files.h"
 #include "tests/support/catch.h"
+#include "tests/worker/pickled_values.h"
 
 namespace fs = std::filesystem;
 using namespace ddprun;
@@ -26,6 +31,37 @@ void fill(const fs::path& file) {
   const UniqueFd fd(::open(file.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
   const std::string page(4096, 'x');
   while (::write(fd.get(), page.data(), page.size()) > 0) continue;
+}
+
+train::TrainingState state_at(std::int64_t step) {
+  train::TrainingState state;
+  state.model = test::make_dict();
+  state.model.toGenericDict().insert("weight", torch::full({8'000}, static_cast<double>(step)));
+  state.optimizer = test::make_dict();
+  state.step = step;
+  return state;
+}
+
+/// Runs check() in a process of its own, on a disk of that size. Skips where that cannot be.
+void on_a_small_disk(const fs::path& folder, const char* size, void (*check)(const fs::path& disk)) {
+  if (::getuid() != 0) test::skip("needs root to make a small disk");
+  const auto disk = folder.string();
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    if (::unshare(CLONE_NEWNS) != 0 || ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+        ::mount("tmpfs", disk.c_str(), "tmpfs", 0, size) != 0)
+      ::_exit(122);
+    try {
+      check(disk);
+      ::_exit(0);
+    } catch (const std::exception& error) {
+      ::_exit(::write(STDERR_FILENO, error.what(), std::string(error.what()).size()) > 0 ? 1 : 2);
+    }
+  }
+  int status = -1;
+  REQUIRE(::waitpid(pid, &status, 0) == pid);
+  if (status == W_EXITCODE(122, 0)) test::skip("this machine lets nobody mount a disk");
+  CHECK(status == 0);
 }
 
 /// What a run does whose disk is full when it starts, and is not later. In a process of its own.
@@ -52,40 +88,141 @@ void start_on_a_full_disk(const fs::path& disk) {
 
 TEST_CASE("a disk that is full at the start ends no run, and nothing is left in a retry's way",
           "[run_record]") {
-  if (::getuid() != 0) test::skip("needs root to make a small disk");
   const TempDir dir;
-  const auto disk = dir.path().string();
-  const pid_t pid = ::fork();
-  if (pid == 0) {
-    if (::unshare(CLONE_NEWNS) != 0 || ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
-        ::mount("tmpfs", disk.c_str(), "tmpfs", 0, "size=64k") != 0)
-      ::_exit(122);
+  on_a_small_disk(dir.path(), "size=64k", start_on_a_full_disk);
+}
+
+TEST_CASE("a disk that fills while a run goes on costs a checkpoint, not the run nor the one before",
+          "[run_record]") {
+  const TempDir dir;
+  on_a_small_disk(dir.path(), "size=256k", [](const fs::path& disk) {
+    RunRecord record(disk);
+    const auto older = record.checkpoint_folder() / "older.pt";
+    record.save(state_at(1), {{record.checkpoint_path(), older}});
+    record.flush();
+    fill(disk / "filler");
+    record.save(state_at(2), {{record.checkpoint_path()}, {older}});
+    record.add_metrics({{"step", 2}});
+    record.flush();
+    ensure(train::find_resume(disk).state.step == 1 && fs::exists(older), "nothing is lost or deleted");
+    ensure(std::distance(fs::directory_iterator(record.checkpoint_folder()), {}) == 2,
+           "no part of one is left");
+    fs::remove(disk / "filler");
+    record.save(state_at(3), {{record.checkpoint_path()}, {older}});
+    record.finish("{}");
+    ensure(train::read_checkpoint(record.checkpoint_path()).step == 3 && !fs::exists(older),
+           "then it goes on");
+  });
+}
+
+TEST_CASE("a run that could write no checkpoint fails at its end, and says why", "[run_record]") {
+  const TempDir dir;
+  on_a_small_disk(dir.path(), "size=64k", [](const fs::path& disk) {
+    RunRecord record(disk);
+    fill(disk / "filler");
+    record.save(state_at(1));
+    record.flush();
+    fs::remove(disk / "filler");
     try {
-      start_on_a_full_disk(disk);
-      ::_exit(0);
-    } catch (const std::exception& error) {
-      ::_exit(::write(STDERR_FILENO, error.what(), std::string(error.what()).size()) > 0 ? 1 : 2);
+      record.finish("{}");
+    } catch (const IoError& error) {
+      ensure(error.error_number == ENOSPC && fs::exists(record.summary_path()), "the disk was full");
+      return;
     }
-  }
-  int status = -1;
-  REQUIRE(::waitpid(pid, &status, 0) == pid);
-  if (status == W_EXITCODE(122, 0)) test::skip("this machine lets nobody mount a disk");
-  CHECK(status == 0);
+    ensure(false, "a run without a checkpoint fails at its end");
+  });
 }
 
 TEST_CASE("a new run removes what an earlier one left, and nothing else", "[run_record]") {
   const TempDir dir;
   fs::create_directory(dir.path() / "checkpoints");
-  for (const char* name : {"metrics.csv", "summary.json", ".summary.json.tmp.12", "checkpoints/last.pt",
-                           "checkpoints/.last.pt.tmp.34", "checkpoints/mine.pt", "notes"})
-    std::ofstream(dir.path() / name) << "earlier\n";
+  const auto earlier = {"metrics.csv",
+                        "metrics.jsonl",
+                        "summary.json",
+                        "events.out.tfevents.1.host.2.0",
+                        ".summary.json.tmp.12",
+                        "checkpoints/last.pt",
+                        "checkpoints/.epoch=1.ckpt.tmp.34"};
+  const auto others = {"notes", "checkpoints/mine.pt", "checkpoints/.hidden", "checkpoints/.mine.tmp.old"};
+  for (const auto& names : {earlier, others})
+    for (const char* name : names) std::ofstream(dir.path() / name) << "earlier\n";
+  train::save_checkpoint(dir.path() / "checkpoints/epoch=1.ckpt", state_at(500));
   const RunRecord record(dir.path());
   CHECK_THAT(read_file(dir.path() / "metrics.csv"),
              ContainsSubstring("epoch,step,lr,") && !ContainsSubstring("earlier"));
-  for (const char* name :
-       {"summary.json", ".summary.json.tmp.12", "checkpoints/last.pt", "checkpoints/.last.pt.tmp.34"})
-    CHECK_FALSE(fs::exists(dir.path() / name));
-  for (const char* name : {"notes", "checkpoints/mine.pt"}) CHECK(fs::exists(dir.path() / name));
+  for (const char* name : earlier)
+    if (std::string(name) != "metrics.csv" && std::string(name) != "metrics.jsonl") {
+      CAPTURE(name);
+      CHECK_FALSE(fs::exists(dir.path() / name));
+    }
+  CHECK(read_file(dir.path() / "metrics.jsonl").empty());
+  CHECK_FALSE(fs::exists(dir.path() / "checkpoints/epoch=1.ckpt"));
+  for (const char* name : others) CHECK(fs::exists(dir.path() / name));
+}
+
+TEST_CASE("a resumed run keeps the checkpoints and the rows up to its step", "[run_record]") {
+  const TempDir dir;
+  {
+    RunRecord record(dir.path());
+    for (std::int64_t step = 1; step <= 4; ++step) {
+      record.add_metrics(
+          {{"step", static_cast<double>(step)}, {"train_loss", 1.0 / static_cast<double>(step)}});
+      if (step == 2) record.save(state_at(step));
+    }
+  }
+  const auto found = train::find_resume(dir.path());
+  REQUIRE(found.state.step == 2);
+  std::ofstream(dir.path() / "checkpoints/.last.pt.tmp.34") << "cut";
+  {
+    RunRecord record(dir.path(), {.resumed_at = 2, .tensorboard = true});
+    record.add_metrics({{"step", 3}, {"train_loss", 0.25}});
+    CHECK_NOTHROW(record.finish("{}"));  // there is a checkpoint, if not of this run
+  }
+  CHECK_THAT(read_file(dir.path() / "metrics.csv"),
+             ContainsSubstring("_second\n,1,,1,,,,,\n,2,,0.5,,,,,\n,3,,0.25,,,,,\n"));
+  CHECK(read_file(dir.path() / "metrics.jsonl") ==
+        "{\"step\":1,\"train_loss\":1}\n{\"step\":2,\"train_loss\":0.5}\n{\"step\":3,\"train_loss\":0.25}\n");
+  CHECK(fs::exists(dir.path() / "checkpoints/last.pt"));
+  CHECK_FALSE(fs::exists(dir.path() / "checkpoints/.last.pt.tmp.34"));
+}
+
+TEST_CASE("metrics that cannot be read are begun anew by a resumed run", "[run_record]") {
+  const TempDir dir;
+  std::ofstream(dir.path() / "metrics.csv") << "step\nmany\n";
+  RunRecord record(dir.path(), {.columns = {"step", "loss"}, .resumed_at = 7});
+  record.add_metrics({{"step", 8}, {"loss", 1}});
+  CHECK(read_file(dir.path() / "metrics.csv") == "step,loss\n8,1\n");
+}
+
+namespace {
+
+class CountingSink : public report::MetricSink {
+ public:
+  explicit CountingSink(int& rows) : rows_(rows) {}
+  void add(const report::MetricRow&) override { ++rows_; }
+
+ private:
+  int& rows_;
+};
+
+}  // namespace
+
+TEST_CASE("rows go to every sink of a run", "[run_record]") {
+  const TempDir dir;
+  int rows = 0;
+  RunRecord record(dir.path());
+  record.add_sink([&] { return std::make_unique<CountingSink>(rows); });
+  record.add_metrics({{"step", 1}});
+  record.add_metrics({{"step", 2}});
+  CHECK(rows == 2);
+}
+
+TEST_CASE("a checkpoint that fails for another reason than a full disk ends the run at its next call",
+          "[run_record]") {
+  const TempDir dir;
+  RunRecord record(dir.path());
+  record.save(state_at(1), {{dir.path() / "none" / "a.pt"}});
+  CHECK_THROWS_WITH(record.flush(), ContainsSubstring("a.pt: cannot create: No such file"));
 }
 
 TEST_CASE("a run whose files cannot be started fails at once", "[run_record]") {

@@ -92,8 +92,10 @@ TEST_CASE("unpickle refuses malformed pickles with one line", "[unpickler]") {
       "X\xff\xff\xff\xffx"s, "G\0"s, "c"s, "cx"s, "cx\ny"s, "]q\0h\0a"s, "]q\0]h\0aa"s,
       "]q\0]q\1h\0ah\0h\1a"s, "ccollections\nOrderedDict\n"s, "ccollections\nOrderedDict\n\x85"s,
       "ccollections\nOrderedDict\n\x85\x85"s, "ccollections\nOrderedDict\nN\x85R"s, "c__builtin__\nset\n)R"s,
-      "ctorch\nSize\nN\x85R"s, "ctorch._utils\n_rebuild_tensor_v2\n)R"s,
-      "ctorch._utils\n_rebuild_parameter\n)R"s, "ctorch\nFloatStorage\n)R"s, "](ctorch\nFloatStorage\ne"s);
+      "ctorch\nSize\nN\x85R"s, "ctorch\ndevice\n)R"s, "ctorch\ndevice\nN\x85R"s,
+      "ctorch\ndevice\nX\0\0\0\0\x85R"s, "ccollections\nCounter\nN\x85R"s,
+      "ctorch._utils\n_rebuild_tensor_v2\n)R"s, "ctorch._utils\n_rebuild_parameter\n)R"s,
+      "ctorch\nFloatStorage\n)R"s, "](ctorch\nFloatStorage\ne"s);
   CAPTURE(pickle);
   try {
     unpickled(pickle);
@@ -101,6 +103,36 @@ TEST_CASE("unpickle refuses malformed pickles with one line", "[unpickler]") {
   } catch (const UnpickleError& error) {
     CHECK(std::string_view(error.what()).find('\n') == std::string_view::npos);
   }
+}
+
+TEST_CASE("unpickle reads the text of Python 2", "[unpickler]") {
+  CHECK(unpickled("U\x02"
+                  "ab"s)
+            .toStringRef() == "ab");
+  CHECK(unpickled("T\x02\0\0\0"
+                  "ab"s)
+            .toStringRef() == "ab");
+  CHECK_THROWS_WITH(unpickled("T\xff\xff\xff\xff"
+                              "ab"s),
+                    ContainsSubstring("in the middle"));
+}
+
+TEST_CASE("unpickle refuses few bytes that stand for more than anyone could walk through", "[unpickler]") {
+  // Each list holds the one before ten times.
+  std::string laughs = "](NNNNNNNNNNeq\0"s;
+  for (int level = 0; level < 20; ++level) laughs += "](" + repeated("h\0"s, 10) + "eq\0"s;
+  CHECK_THROWS_WITH(unpickled(laughs), ContainsSubstring("more than the 10000000 elements"));
+  CHECK_THROWS_WITH(unpickled("N" + repeated("q\0"s, 2'000'000)),
+                    ContainsSubstring("more than the 2000000 opcodes"));
+}
+
+TEST_CASE("unpickle refuses a newer tensor without a proper type", "[unpickler]") {
+  const auto of_type = [](const std::string& dtype) {
+    return "ctorch._utils\n_rebuild_tensor_v3\n(" + kStorage + "K\0K\x01\x85K\x01\x85\x89"s +
+           "ccollections\nOrderedDict\n)R"s + dtype + "tR";
+  };
+  for (const auto& dtype : {"ctorch\nuint16\n"s, "N"s, "ctorch\nSize\n"s})  // a storage of floats
+    CHECK_THROWS_AS(unpickled(of_type(dtype)), UnpickleError);
 }
 
 TEST_CASE("unpickle limits the depth of containers", "[unpickler]") {

@@ -19,8 +19,15 @@ class Dataset {
  public:
   virtual ~Dataset() = default;
   virtual std::int64_t size() const = 0;
+
   /// The examples with these numbers, in this order. Every number is in [0, size()).
   virtual Batch get_batch(const std::vector<std::int64_t>& indices) const = 0;
+
+  /// The same as training sees them in that epoch (from 0): augmented, where the data set does that, at
+  /// random by its seed, the epoch and each example's number alone. What a Loader asks for.
+  virtual Batch get_epoch_batch(const std::vector<std::int64_t>& indices, std::int64_t /*epoch*/) const {
+    return get_batch(indices);
+  }
 };
 
 }  // namespace ddprun::data

@@ -1,21 +1,14 @@
 #include "worker/data/distributed_sampler.h"
 
-#include <ATen/CPUGeneratorImpl.h>
-#include <torch/types.h>
-
 #include <algorithm>
 #include <numeric>
 #include <stdexcept>
+#include <string>
+
+#include "worker/data/permutation.h"
 
 namespace ddprun::data {
 namespace {
-
-std::vector<std::int64_t> permutation(std::int64_t size, std::uint64_t seed) {
-  const auto order =
-      torch::randperm(size, at::detail::createCPUGenerator(seed), torch::TensorOptions(torch::kInt64));
-  const auto* begin = order.const_data_ptr<std::int64_t>();
-  return {begin, begin + size};
-}
 
 std::vector<std::int64_t> counting(std::int64_t size) {
   std::vector<std::int64_t> order(static_cast<std::size_t>(size));
@@ -23,33 +16,42 @@ std::vector<std::int64_t> counting(std::int64_t size) {
   return order;
 }
 
-std::int64_t samples_per_rank(std::int64_t size, int num_replicas, bool drop_last) {
-  return drop_last ? size / num_replicas : (size + num_replicas - 1) / num_replicas;
-}
-
 }  // namespace
 
 DistributedSampler::DistributedSampler(std::int64_t size, int num_replicas, int rank, const Options& options)
-    : size_(size), num_replicas_(num_replicas), rank_(rank), options_(options), num_samples_(0) {
+    : size_(size), num_replicas_(num_replicas), rank_(rank), options_(options) {
   if (rank < 0 || rank >= num_replicas || size < 1)
     throw std::invalid_argument("DistributedSampler: expected 0 <= rank < num_replicas and size >= 1");
-  num_samples_ = samples_per_rank(size, num_replicas, options.drop_last);
+}
+
+void DistributedSampler::set_epoch(std::int64_t epoch, std::int64_t seen) {
+  if (seen < 0)
+    throw std::invalid_argument("DistributedSampler: expected seen >= 0, got " + std::to_string(seen));
+  epoch_ = epoch;
+  seen_ = std::min(seen, size_);  // more were seen where the order was padded
+}
+
+std::int64_t DistributedSampler::num_samples() const {
+  const auto left = size_ - seen_;
+  return options_.drop_last ? left / num_replicas_ : (left + num_replicas_ - 1) / num_replicas_;
 }
 
 std::int64_t DistributedSampler::num_without_padding() const {
-  // Places rank, rank + num_replicas, ... below size; drop_last has cut off some of them.
-  const auto places = (size_ - rank_ + num_replicas_ - 1) / num_replicas_;
-  return std::min(num_samples_, std::max<std::int64_t>(places, 0));
+  // Places rank, rank + num_replicas, ... below what is left; drop_last has cut off some of them.
+  const auto places = (size_ - seen_ - rank_ + num_replicas_ - 1) / num_replicas_;
+  return std::min(num_samples(), std::max<std::int64_t>(places, 0));
 }
 
 std::vector<std::int64_t> DistributedSampler::indices() const {
   const auto order = options_.shuffle ? permutation(size_, options_.seed + static_cast<std::uint64_t>(epoch_))
                                       : counting(size_);
-  std::vector<std::int64_t> mine;
-  mine.reserve(static_cast<std::size_t>(num_samples_));
+  std::vector<std::int64_t> mine(static_cast<std::size_t>(num_samples()));
   // Padding repeats the order from its start, as often as it takes: the same as counting modulo size.
-  for (std::int64_t i = 0; i < num_samples_; ++i)
-    mine.push_back(order[static_cast<std::size_t>((rank_ + i * num_replicas_) % size_)]);
+  auto place = seen_ + rank_;
+  for (auto& index : mine) {
+    index = order[static_cast<std::size_t>(place % size_)];
+    place += num_replicas_;
+  }
   return mine;
 }
 

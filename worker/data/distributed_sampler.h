@@ -22,10 +22,15 @@ class DistributedSampler {
   DistributedSampler(std::int64_t size, int num_replicas, int rank, const Options& options);
 
   /// The epoch, from 0, that indices() is for. Without it every epoch has the same order.
-  void set_epoch(std::int64_t epoch) { epoch_ = epoch; }
+  ///
+  /// seen    how many places of the epoch's order were trained on already, over all ranks: indices() then
+  /// divides what is left. So an epoch goes on where it stopped, with another number of ranks too. A multiple
+  /// of num_replicas * batch size gives each rank exactly what was left of its own. throws
+  /// std::invalid_argument if seen is below 0
+  void set_epoch(std::int64_t epoch, std::int64_t seen = 0);
 
-  /// Examples a rank, the same on every rank.
-  std::int64_t num_samples() const { return num_samples_; }
+  /// Examples a rank, of those not seen yet; the same on every rank.
+  std::int64_t num_samples() const;
 
   /// How many of indices() are there for the first time, over all ranks: the rest, at its end, is padding.
   std::int64_t num_without_padding() const;
@@ -37,8 +42,7 @@ class DistributedSampler {
   int num_replicas_;
   int rank_;
   Options options_;
-  std::int64_t epoch_ = 0;
-  std::int64_t num_samples_;
+  std::int64_t epoch_ = 0, seen_ = 0;
 };
 
 /// Every num_replicas-th of 0 .. size-1 from rank on, without padding: over all ranks each exactly once. For

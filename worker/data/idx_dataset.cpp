@@ -73,34 +73,26 @@ torch::Tensor read_idx(const fs::path& path, int dimensions) {
   return values;
 }
 
-IdxDataset::IdxDataset(const fs::path& folder, Part part, float mean, float std, std::int64_t limit)
-    : mean_(mean), std_(std) {
+Images read_mnist(const fs::path& folder, Part part, std::int64_t limit) {
   const std::string stem = part == Part::kTrain ? "train" : "t10k";
   const auto image_path = find_idx(folder, stem + "-images-idx3-ubyte");
   const auto label_path = find_idx(folder, stem + "-labels-idx1-ubyte");
-  images_NHW_ = read_idx(image_path, 3);
-  if (images_NHW_.size(1) != 28 || images_NHW_.size(2) != 28)
-    throw IoError(image_path, "expected images of 28 x 28, got " + std::to_string(images_NHW_.size(1)) +
-                                  " x " + std::to_string(images_NHW_.size(2)));
-  if (images_NHW_.size(0) == 0) throw IoError(image_path, "holds no images");
-  const auto labels = read_idx(label_path, 1);
-  if (labels.size(0) != images_NHW_.size(0))
-    throw IoError(label_path, "expected " + std::to_string(images_NHW_.size(0)) +
+  auto images_NHW = read_idx(image_path, 3);
+  if (images_NHW.size(1) != 28 || images_NHW.size(2) != 28)
+    throw IoError(image_path, "expected images of 28 x 28, got " + std::to_string(images_NHW.size(1)) +
+                                  " x " + std::to_string(images_NHW.size(2)));
+  if (images_NHW.size(0) == 0) throw IoError(image_path, "holds no images");
+  auto labels = read_idx(label_path, 1);
+  if (labels.size(0) != images_NHW.size(0))
+    throw IoError(label_path, "expected " + std::to_string(images_NHW.size(0)) +
                                   " labels, one an image, got " + std::to_string(labels.size(0)));
   if (const int largest = labels.max().item<int>(); largest > 9)
     throw IoError(label_path, "expected labels from 0 to 9, got " + std::to_string(largest));
-  labels_N_ = labels.to(torch::kInt64);
-  if (limit > 0 && limit < images_NHW_.size(0)) {
-    images_NHW_ = images_NHW_.slice(0, 0, limit).clone();
-    labels_N_ = labels_N_.slice(0, 0, limit).clone();
+  if (limit > 0 && limit < images_NHW.size(0)) {
+    images_NHW = images_NHW.slice(0, 0, limit).clone();
+    labels = labels.slice(0, 0, limit);
   }
-}
-
-Batch IdxDataset::get_batch(const std::vector<std::int64_t>& indices) const {
-  const auto index_B = torch::tensor(indices, torch::kInt64);
-  // The arithmetic of torchvision's ToTensor and Normalize, in their order: equal to the last bit.
-  auto image_BHW = images_NHW_.index_select(0, index_B).to(torch::kFloat32).div_(255).sub_(mean_).div_(std_);
-  return {image_BHW.unsqueeze(1), labels_N_.index_select(0, index_B)};
+  return {images_NHW.unsqueeze(1), labels.to(torch::kInt64)};
 }
 
 }  // namespace ddprun::data

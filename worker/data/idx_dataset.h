@@ -2,9 +2,10 @@
 
 #include <torch/types.h>
 
+#include <array>
 #include <filesystem>
 
-#include "worker/data/dataset.h"
+#include "worker/data/image_dataset.h"
 
 namespace ddprun::data {
 
@@ -18,26 +19,24 @@ namespace ddprun::data {
 /// bad gzip
 torch::Tensor read_idx(const std::filesystem::path& path, int dimensions);
 
-/// Which of the two parts of an MNIST-like folder.
-enum class Part { kTrain, kTest };
+/// Reads images with class labels from the four files of MNIST or Fashion-MNIST (`train-images-idx3-ubyte`,
+/// `t10k-labels-idx1-ubyte`, ...; each with or without .gz).
+///
+/// limit    keep only the first `limit` examples; 0 keeps all
+/// returns  images_NCHW [N, 1, 28, 28], labels 0 .. 9
+/// throws   IoError naming the file that is missing or wrong
+Images read_mnist(const std::filesystem::path& folder, Part part, std::int64_t limit = 0);
 
-/// Images with class labels from the four files of MNIST or Fashion-MNIST (`train-images-idx3-ubyte`,
-/// `t10k-labels-idx1-ubyte`, ...; each with or without .gz), held in memory as bytes.
-class IdxDataset : public Dataset {
+/// MNIST or Fashion-MNIST with `input = (pixel / 255 - mean) / std` and nothing at random.
+class IdxDataset : public ImageDataset {
  public:
-  /// mean, std  of the pixels scaled to [0, 1]: input = (pixel / 255 - mean) / std
-  /// limit      keep only the first `limit` examples; 0 keeps all
-  /// throws     IoError naming the file that is missing or wrong
-  IdxDataset(const std::filesystem::path& folder, Part part, float mean, float std, std::int64_t limit = 0);
-
-  std::int64_t size() const override { return images_NHW_.size(0); }
-  /// input float [B, 1, 28, 28], target int64 [B] in 0..9
-  Batch get_batch(const std::vector<std::int64_t>& indices) const override;
-
- private:
-  torch::Tensor images_NHW_;  // uint8
-  torch::Tensor labels_N_;    // int64
-  float mean_, std_;
+  /// throws  as read_mnist
+  IdxDataset(const std::filesystem::path& folder, Part part, float mean, float std, std::int64_t limit = 0)
+      : ImageDataset(read_mnist(folder, part, limit), ImageTransform({.mean = {mean}, .std = {std}})) {}
 };
+
+/// What the labels 0 .. 9 of Fashion-MNIST mean.
+inline constexpr std::array kFashionMnistClasses = {
+    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"};
 
 }  // namespace ddprun::data

@@ -1,11 +1,14 @@
 #include "worker/data/loader.h"
 
+#include <c10/util/ParallelGuard.h>
+
 #include <algorithm>
 #include <condition_variable>
 #include <exception>
 #include <map>
 #include <mutex>
 #include <stdexcept>
+#include <string>
 #include <thread>
 #include <variant>
 
@@ -17,12 +20,17 @@ namespace ddprun::data {
 struct Loader::Shared {
   using Result = std::variant<Batch, std::exception_ptr>;
 
-  Shared(const Dataset& dataset, std::vector<std::int64_t> indices, std::int64_t batch_size, int threads)
-      : dataset(dataset), indices(std::move(indices)), batch_size(batch_size), window(2 * threads) {
-    if (batch_size < 1 || threads < 0)
-      throw std::invalid_argument("Loader: expected batch_size >= 1, threads >= 0");
-    const auto size = static_cast<std::int64_t>(this->indices.size());
-    batches = (size + batch_size - 1) / batch_size;
+  /// Never changed: a thread may still be at a batch of the epoch before.
+  struct Epoch {
+    std::vector<std::int64_t> indices;
+    std::int64_t number = 0;
+    std::int64_t batches = 0;
+  };
+
+  Shared(const Dataset& dataset, const Options& options)
+      : dataset(dataset), options(options), window(std::int64_t{options.ahead} * options.threads) {
+    if (options.batch_size < 1 || options.threads < 0 || options.ahead < 1)
+      throw std::invalid_argument("Loader: expected batch_size >= 1, threads >= 0, ahead >= 1");
   }
 
   ~Shared() {
@@ -34,58 +42,86 @@ struct Loader::Shared {
     for (auto& thread : threads) thread.join();
   }
 
-  Batch load(std::int64_t number) const {
-    const auto begin = indices.begin() + number * batch_size;
-    const auto end = indices.begin() + std::min<std::int64_t>((number + 1) * batch_size, indices.size());
-    return dataset.get_batch({begin, end});
+  Batch load(const Epoch& from, std::int64_t number) const {
+    const auto size = static_cast<std::int64_t>(from.indices.size());
+    const auto begin = number * options.batch_size, end = std::min(begin + options.batch_size, size);
+    auto batch =
+        dataset.get_epoch_batch({from.indices.begin() + begin, from.indices.begin() + end}, from.number);
+    if (options.pin_memory) batch = {batch.input.pin_memory(), batch.target.pin_memory()};
+    return batch;
   }
 
   void run_thread() {
+    const c10::ParallelGuard serial(true);  // LibTorch would give each loader thread a team of its own
     std::unique_lock lock(mutex);
     for (;;) {
-      room.wait(lock, [&] { return stopping || taken == batches || taken < consumed + window; });
-      if (stopping || taken == batches) return;
+      room.wait(lock, [&] { return stopping || (taken < epoch->batches && taken < consumed + window); });
+      if (stopping) return;
       const auto number = taken++;
+      const auto from = epoch;
       lock.unlock();
       Result result;
       try {
-        result = load(number);
+        result = load(*from, number);
       } catch (...) {
         result = std::current_exception();
       }
       lock.lock();
+      if (from != epoch) continue;
       ready.emplace(number, std::move(result));
       arrived.notify_one();
     }
   }
 
   const Dataset& dataset;
-  const std::vector<std::int64_t> indices;
-  const std::int64_t batch_size;
+  const Options options;
   const std::int64_t window;
-  std::int64_t batches = 0;
 
   std::mutex mutex;
   std::condition_variable room, arrived;
+  std::shared_ptr<const Epoch> epoch = std::make_shared<Epoch>();
   std::map<std::int64_t, Result> ready;
   std::int64_t taken = 0, consumed = 0;
   bool stopping = false;
   std::vector<std::thread> threads;
 };
 
+Loader::Loader(const Dataset& dataset, const Options& options)
+    : shared_(std::make_unique<Shared>(dataset, options)) {
+  for (int i = 0; i < options.threads; ++i)
+    shared_->threads.emplace_back([shared = shared_.get()] { shared->run_thread(); });
+}
+
 Loader::Loader(const Dataset& dataset, std::vector<std::int64_t> indices, std::int64_t batch_size,
                int threads)
-    : shared_(std::make_unique<Shared>(dataset, std::move(indices), batch_size, threads)) {
-  for (int i = 0; i < threads; ++i) shared_->threads.emplace_back([this] { shared_->run_thread(); });
+    : Loader(dataset, {.batch_size = batch_size, .threads = threads}) {
+  start_epoch(std::move(indices));
 }
 
 Loader::~Loader() = default;
 
-std::int64_t Loader::batches() const { return shared_->batches; }
+void Loader::start_epoch(std::vector<std::int64_t> indices, std::int64_t epoch, std::int64_t first_batch) {
+  const auto size = static_cast<std::int64_t>(indices.size());
+  const auto batches = (size + shared_->options.batch_size - 1) / shared_->options.batch_size;
+  if (first_batch < 0 || first_batch > batches)
+    throw std::invalid_argument("Loader: expected a first batch from 0 to " + std::to_string(batches) +
+                                ", got " + std::to_string(first_batch));
+  {
+    const std::lock_guard lock(shared_->mutex);
+    shared_->epoch = std::make_shared<Shared::Epoch>(Shared::Epoch{std::move(indices), epoch, batches});
+    shared_->ready.clear();
+    shared_->taken = shared_->consumed = first_batch;
+  }
+  shared_->room.notify_all();
+}
+
+std::int64_t Loader::batches() const { return shared_->epoch->batches; }
+
+std::int64_t Loader::position() const { return shared_->consumed; }
 
 std::optional<Batch> Loader::next() {
-  if (shared_->consumed == shared_->batches) return std::nullopt;
-  if (shared_->threads.empty()) return shared_->load(shared_->consumed++);
+  if (shared_->consumed == shared_->epoch->batches) return std::nullopt;
+  if (shared_->threads.empty()) return shared_->load(*shared_->epoch, shared_->consumed++);
 
   std::unique_lock lock(shared_->mutex);
   shared_->arrived.wait(lock, [&] { return shared_->ready.count(shared_->consumed) != 0; });

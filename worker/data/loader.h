@@ -9,21 +9,48 @@
 
 namespace ddprun::data {
 
-/// Batches of a data set in a given order, prepared ahead by loader threads. The order and the batches are
-/// the same whatever the number of threads.
+/// Batches of a data set in a given order, prepared ahead by loader threads that live as long as the loader.
+/// The order and the batches are the same whatever the number of threads.
+///
+///   Loader loader(set, {.batch_size = 128, .threads = 2});
+///   for (epoch ...) {
+///     loader.start_epoch(sampler.indices(), epoch);
+///     while (auto batch = loader.next()) ...
+///   }
 class Loader {
  public:
-  /// indices     the examples, in order; the last batch may be smaller
-  /// batch_size  at least 1
-  /// threads     0 prepares each batch in next() itself
+  struct Options {
+    std::int64_t batch_size = 1;  ///< the last batch of an epoch may be smaller
+    int threads = 1;              ///< 0: next() prepares each batch itself
+    int ahead = 2;                ///< batches that each thread may be ahead of next()
+    bool pin_memory = false;  ///< in page-locked memory, from where copies to a GPU need not wait; needs CUDA
+  };
+
+  /// throws  std::invalid_argument unless batch_size >= 1, threads >= 0 and ahead >= 1
+  Loader(const Dataset& dataset, const Options& options);
+
+  /// For one pass: with start_epoch(indices) done.
   Loader(const Dataset& dataset, std::vector<std::int64_t> indices, std::int64_t batch_size, int threads);
   ~Loader();
+  Loader(const Loader&) = delete;
+  Loader& operator=(const Loader&) = delete;
+
+  /// Begins an epoch; what is left of one before is dropped.
+  ///
+  /// indices      the examples of the whole epoch, in order
+  /// epoch        from 0: what augmentation goes by
+  /// first_batch  how many batches of it to pass over, in 0 .. batches(): where a resumed epoch goes on
+  /// throws       std::invalid_argument if first_batch is out of range
+  void start_epoch(std::vector<std::int64_t> indices, std::int64_t epoch = 0, std::int64_t first_batch = 0);
 
   /// The next batch; nullopt after the last. Rethrows what the data set threw for this batch.
   std::optional<Batch> next();
 
-  /// Batches in all.
+  /// Batches of the epoch, with those passed over.
   std::int64_t batches() const;
+
+  /// The number of the batch that next() gives, from 0; batches() after the last. What a checkpoint keeps.
+  std::int64_t position() const;
 
  private:
   struct Shared;

@@ -1,58 +1,86 @@
 #include "worker/report/csv_sink.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cmath>
-#include <cstdio>
+#include <cstdlib>
+#include <string_view>
 
 #include "common/errors.h"
+#include "common/files.h"
+#include "worker/report/number_text.h"
 
 namespace ddprun::report {
 namespace {
 
-std::string format_number(double value) {
-  char text[32];
-  const bool integer = std::isfinite(value) && value == std::trunc(value) && std::abs(value) < 1e15;
-  std::snprintf(text, sizeof text, integer ? "%.0f" : "%.9g", value);
+std::string joined(const std::vector<std::string>& cells) {
+  std::string line;
+  for (std::size_t i = 0; i < cells.size(); ++i) line += (i == 0 ? "" : ",") + cells[i];
+  return line + "\n";
+}
+
+std::string line_of(const MetricRow& row, const std::vector<std::string>& columns) {
+  std::vector<std::string> cells(columns.size());
+  for (const auto& [name, value] : row) {
+    const auto column = std::find(columns.begin(), columns.end(), name);
+    ensure(column != columns.end(), "a metric has no column");
+    cells[static_cast<std::size_t>(column - columns.begin())] = number_text(value);
+  }
+  return joined(cells);
+}
+
+std::string begin_of(const std::vector<std::string>& columns, const std::vector<MetricRow>& first) {
+  std::string text = joined(columns);
+  for (const auto& row : first) text += line_of(row, columns);
   return text;
+}
+
+std::vector<std::string> split(std::string_view line) {
+  std::vector<std::string> cells;
+  for (;;) {
+    const auto comma = line.find(',');
+    cells.emplace_back(line.substr(0, comma));
+    if (comma == std::string_view::npos) return cells;
+    line.remove_prefix(comma + 1);
+  }
 }
 
 }  // namespace
 
-CsvSink::CsvSink(std::filesystem::path path, std::vector<std::string> columns)
-    : path_(std::move(path)),
-      columns_(std::move(columns)),
-      file_(::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644)) {
-  if (!file_) throw IoError(path_, "cannot create", errno);
-  std::string line;
-  for (const auto& column : columns_) line += (line.empty() ? "" : ",") + column;
-  append(line + "\n");
-}
+CsvSink::CsvSink(const std::filesystem::path& path, std::vector<std::string> columns,
+                 const std::vector<MetricRow>& first)
+    : columns_(std::move(columns)), file_(path, begin_of(columns_, first), !first.empty()) {}
 
-void CsvSink::add(const MetricRow& row) {
-  std::vector<std::string> cells(columns_.size());
-  for (const auto& [name, value] : row) {
-    const auto column = std::find(columns_.begin(), columns_.end(), name);
-    ensure(column != columns_.end(), "a metric has no column");
-    cells[static_cast<std::size_t>(column - columns_.begin())] = format_number(value);
-  }
-  std::string line;
-  for (std::size_t i = 0; i < cells.size(); ++i) line += (i == 0 ? "" : ",") + cells[i];
-  append(line + "\n");
-}
+void CsvSink::add(const MetricRow& row) { file_.append(line_of(row, columns_)); }
 
-void CsvSink::append(const std::string& line) {
-  const ssize_t written = ::write(file_.get(), line.data(), line.size());
-  if (written == static_cast<ssize_t>(line.size())) {
-    size_ += written;
-    return;
+std::vector<MetricRow> read_metrics_csv(const std::filesystem::path& path) {
+  const std::string text = read_file(path, std::size_t{1} << 30);
+  std::vector<std::string> columns;
+  std::vector<MetricRow> rows;
+  std::string_view rest = text;
+  for (std::size_t number = 1;; ++number) {
+    const auto end = rest.find('\n');
+    if (end == std::string_view::npos) return rows;
+    const auto cells = split(rest.substr(0, end));
+    rest.remove_prefix(end + 1);
+    if (number == 1) {
+      columns = cells;
+      continue;
+    }
+    const auto wrong = [&](const std::string& what) {
+      return IoError(path, "line " + std::to_string(number) + ": " + what);
+    };
+    if (cells.size() != columns.size())
+      throw wrong(std::to_string(columns.size()) + " cells expected, as in the first line, got " +
+                  std::to_string(cells.size()));
+    MetricRow row;
+    for (std::size_t i = 0; i < cells.size(); ++i) {
+      if (cells[i].empty()) continue;
+      char* end_of_number = nullptr;
+      const double value = std::strtod(cells[i].c_str(), &end_of_number);
+      if (*end_of_number != '\0') throw wrong("a number expected, got '" + cells[i] + "'");
+      row.emplace_back(columns[i], value);
+    }
+    rows.push_back(std::move(row));
   }
-  const int error = written < 0 ? errno : ENOSPC;
-  if (::ftruncate(file_.get(), size_) == 0) ::lseek(file_.get(), size_, SEEK_SET);
-  throw IoError(path_, "cannot write", error);
 }
 
 }  // namespace ddprun::report

@@ -1,36 +1,35 @@
 #pragma once
 
-#include <cstdint>
 #include <filesystem>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "common/unique_fd.h"
+#include "worker/report/append_file.h"
+#include "worker/report/metric_sink.h"
 
 namespace ddprun::report {
 
-/// The figures of one moment of training, by name: a row of metrics.csv.
-using MetricRow = std::vector<std::pair<std::string, double>>;
-
-/// Writes rows to a CSV file with fixed columns. Every row is on its way to disk when add() returns, so that
-/// a killed run keeps what it measured.
-class CsvSink {
+/// Writes rows to a CSV file with fixed columns.
+class CsvSink : public MetricSink {
  public:
   /// Starts the file anew with a header line. throws IoError
-  CsvSink(std::filesystem::path path, std::vector<std::string> columns);
+  ///
+  /// first  rows that it begins with, such as a resumed run's earlier ones; the file that was there is
+  ///        replaced at one stroke, so that a crash loses none of them
+  CsvSink(const std::filesystem::path& path, std::vector<std::string> columns,
+          const std::vector<MetricRow>& first = {});
 
   /// A column that the row does not name stays empty. Integers are written without a fraction, other numbers
   /// with nine significant digits. throws IoError, std::logic_error for a name that is no column
-  void add(const MetricRow& row);
+  void add(const MetricRow& row) override;
 
  private:
-  void append(const std::string& line);
-
-  std::filesystem::path path_;
   std::vector<std::string> columns_;
-  UniqueFd file_;
-  std::int64_t size_ = 0;  // bytes of whole lines
+  AppendFile file_;
 };
+
+/// The rows of a file that CsvSink wrote, without the empty cells. A last line that was cut off is left out.
+/// throws  IoError if it cannot be read, or naming the line that is none of CsvSink's
+std::vector<MetricRow> read_metrics_csv(const std::filesystem::path& path);
 
 }  // namespace ddprun::report

@@ -20,6 +20,8 @@ class PickleBytes {
   std::int64_t long_number();  ///< a byte with the length, then the number
   double real_number();        ///< big endian
 
+  std::size_t position() const { return at_; }
+
   /// Throws UnpickleError with the position of the opcode read last.
   [[noreturn]] void fail(const std::string& message) const;
 

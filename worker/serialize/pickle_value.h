@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <variant>
@@ -16,10 +17,11 @@ struct Global {
   std::string name;
 };
 
-/// How deep a container's content is, and whether it lies in another one. A container that does is complete:
-/// that it may not change any more keeps cycles out and the depth right.
+/// How deep and how large a container's content is, and whether it lies in another one. A container that does
+/// is complete: that it may not change any more keeps cycles out, and the depth and the size right.
 struct Nesting {
   int depth = 1;
+  std::int64_t elements = 1;  // as often as one meets them when walking through
   bool closed = false;
 };
 

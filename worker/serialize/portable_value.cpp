@@ -1,16 +1,21 @@
 #include "worker/serialize/portable_value.h"
 
+#include <ATen/ExpandUtils.h>
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/jit_type.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <string>
 #include <unordered_map>
 #include <vector>
+
+#include "worker/serialize/rebuild_tensor.h"
 
 namespace ddprun::serialize {
 namespace {
@@ -27,9 +32,15 @@ struct StorageUse {
 
 class Converter {
  public:
+  /// memory  where to copy tensors to; nullptr: they are not copied unless they must be
+  explicit Converter(SnapshotMemory* memory) : memory_(memory) {}
+
   c10::IValue convert(const c10::IValue& value) {
     count(value, 0);
-    return copy(value);
+    auto result = copy(value);
+    for (const auto device : devices_)
+      c10::impl::VirtualGuardImpl(device.type()).getStream(device).synchronize();
+    return result;
   }
 
  private:
@@ -37,9 +48,12 @@ class Converter {
   void count(const at::Tensor& tensor);
   c10::IValue copy(const c10::IValue& value);
   at::Tensor copy(const at::Tensor& tensor);
+  at::Tensor copy_alone(const at::Tensor& tensor);
   bool cloned(const at::Tensor& tensor) const;
 
+  SnapshotMemory* memory_;
   std::unordered_map<const void*, StorageUse> uses_;
+  std::vector<at::Device> devices_;  // that copy while we go on
 };
 
 std::string valid_utf8(const std::string& text) {
@@ -51,6 +65,9 @@ void Converter::count(const at::Tensor& tensor) {
   if (!tensor.defined() || tensor.layout() != at::kStrided || tensor.is_quantized() || tensor.is_conj() ||
       tensor.is_neg() || tensor.is_meta())
     throw std::invalid_argument("only dense tensors can be written to a .pt file");
+  if (!has_storage_name(tensor.scalar_type()))
+    throw std::invalid_argument(std::string("a tensor of ") + c10::toString(tensor.scalar_type()) +
+                                " cannot be written to a .pt file");
   const auto [use, is_new] =
       uses_.try_emplace(tensor.storage().unsafeGetStorageImpl(), StorageUse{tensor.scalar_type()});
   use->second.used_bytes += tensor.nbytes();
@@ -81,14 +98,28 @@ bool Converter::cloned(const at::Tensor& tensor) const {
   return !use.one_dtype || bytes % tensor.element_size() != 0 || use.used_bytes < bytes / 2;
 }
 
+/// A copy on the CPU with memory of its own.
+at::Tensor Converter::copy_alone(const at::Tensor& tensor) {
+  if (memory_ == nullptr)
+    return tensor.to(at::kCPU, tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+  const bool from_gpu = !tensor.is_cpu();
+  if (from_gpu && std::find(devices_.begin(), devices_.end(), tensor.device()) == devices_.end())
+    devices_.push_back(tensor.device());
+  const auto strides = at::infer_dense_strides(tensor.sizes(), tensor.strides());
+  const auto target = memory_->take(tensor.nbytes(), from_gpu).view(tensor.scalar_type());
+  const auto result = target.as_strided(tensor.sizes(), strides);
+  result.copy_(tensor, /*non_blocking=*/from_gpu);
+  return result;
+}
+
 at::Tensor Converter::copy(const at::Tensor& tensor) {
   const auto plain = tensor.detach();
-  if (cloned(plain)) return plain.to(at::kCPU, plain.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
-  if (plain.is_cpu()) return plain;
+  if (cloned(plain)) return copy_alone(plain);
+  if (plain.is_cpu() && memory_ == nullptr) return plain;
   auto& use = uses_.at(plain.storage().unsafeGetStorageImpl());
   if (!use.copy.defined()) {
     const auto numel = static_cast<std::int64_t>(plain.storage().nbytes() / plain.element_size());
-    use.copy = plain.as_strided({numel}, {1}, 0).to(at::kCPU);
+    use.copy = copy_alone(plain.as_strided({numel}, {1}, 0));
   }
   return use.copy.as_strided(plain.sizes(), plain.strides(), plain.storage_offset());
 }
@@ -118,6 +149,11 @@ c10::IValue Converter::copy(const c10::IValue& value) {
 
 }  // namespace
 
-c10::IValue portable_value(const c10::IValue& value) { return Converter().convert(value); }
+c10::IValue portable_value(const c10::IValue& value) { return Converter(nullptr).convert(value); }
+
+c10::IValue snapshot(const c10::IValue& value, SnapshotMemory& memory) {
+  memory.start_over();
+  return Converter(&memory).convert(value);
+}
 
 }  // namespace ddprun::serialize

@@ -5,7 +5,6 @@
 #include <ATen/core/jit_type.h>
 #include <ATen/ops/empty.h>
 #include <caffe2/serialize/inline_container.h>
-#include <fcntl.h>
 #include <torch/csrc/jit/serialization/pickler.h>
 #include <unistd.h>
 
@@ -18,9 +17,11 @@
 
 #include "common/errors.h"
 #include "common/files.h"
-#include "common/unique_fd.h"
 #include "worker/serialize/in_quotes.h"
+#include "worker/serialize/legacy_pt.h"
+#include "worker/serialize/output_file.h"
 #include "worker/serialize/portable_value.h"
+#include "worker/serialize/rebuild_tensor.h"
 #include "worker/serialize/unpickler.h"
 #include "worker/serialize/zip_records.h"
 
@@ -28,33 +29,6 @@ namespace ddprun::serialize {
 namespace {
 
 constexpr std::uint64_t kMaxPickle = std::uint64_t{256} << 20;
-
-/// A file to append to whose first error is kept instead of thrown: PyTorchStreamWriter's destructor writes
-/// on, and would end the program.
-class OutputFile {
- public:
-  explicit OutputFile(const std::filesystem::path& path)
-      : fd_(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0644)),
-        error_(fd_ ? 0 : errno) {}
-
-  std::size_t append(const void* bytes, std::size_t count) {
-    const char* at = static_cast<const char*>(bytes);
-    for (std::size_t left = count; left > 0 && error_ == 0;) {
-      const auto written = ::write(fd_.get(), at, left);
-      if (written < 0 && errno == EINTR) continue;
-      if (written < 0) error_ = errno;
-      if (written < 0) break;
-      at += written;
-      left -= static_cast<std::size_t>(written);
-    }
-    return count;
-  }
-  int error() const { return error_; }
-
- private:
-  UniqueFd fd_;
-  int error_;
-};
 
 struct Pickle {
   std::string bytes;
@@ -99,20 +73,22 @@ std::string first_bytes(const std::filesystem::path& path, std::size_t count) {
   return bytes;
 }
 
-/// Refuses what is not a zip at once, and by its right name.
-void check_magic(const std::filesystem::path& path) {
-  const auto start = first_bytes(path, 4);
-  if (start.starts_with("PK\x03\x04")) return;
-  if (start.starts_with("\x80\x02\x8a\x0a"))
-    throw IoError(path,
-                  "is in torch's old non-zip format, expected a zip: save it again with a newer PyTorch");
+enum class Format { kZip, kLegacy };
+
+/// Refuses what is neither at once, and by its right name.
+Format format_of(const std::filesystem::path& path) {
+  const auto start = first_bytes(path, 64);
+  if (start.starts_with("PK\x03\x04")) return Format::kZip;
+  if (is_legacy_pt(start)) return Format::kLegacy;
+  if (start.empty()) throw IoError(path, "is empty, expected a file written by torch.save");
   throw IoError(path, "is not a zip, expected a file written by torch.save");
 }
 
 /// The storages of one file, each read once.
 class Storages {
  public:
-  explicit Storages(ZipRecords& records) : records_(records) {}
+  /// read  whether to read their data
+  Storages(ZipRecords& records, bool read) : records_(records), read_(read) {}
 
   c10::Storage open(const StorageReference& wanted) {
     const auto name = "data/" + wanted.key;
@@ -128,22 +104,61 @@ class Storages {
     auto [place, is_new] = storages_.try_emplace(wanted.key);
     if (is_new) {
       place->second = at::empty({bytes}, at::kByte);
-      records_.read(name, place->second.mutable_data_ptr());
+      if (read_) records_.read(name, place->second.mutable_data_ptr());
     }
-    if (wanted.dtype == at::kBool) check_bools(name, place->second);
+    if (read_ && wanted.dtype == at::kBool)
+      if (const auto reason = bad_bools(place->second.const_data_ptr(), place->second.nbytes()))
+        throw UnpickleError("record " + in_quotes(name) + " " + *reason);
     return place->second.storage();
   }
 
  private:
-  static void check_bools(const std::string& name, const at::Tensor& bytes) {
-    const auto* data = bytes.const_data_ptr<std::uint8_t>();
-    if (std::any_of(data, data + bytes.numel(), [](std::uint8_t byte) { return byte > 1; }))
-      throw UnpickleError("record " + in_quotes(name) + " holds bools that are neither 0 nor 1");
-  }
-
   ZipRecords& records_;
+  bool read_;
   std::unordered_map<std::string, at::Tensor> storages_;
 };
+
+ZipRecords open_zip(const std::filesystem::path& path) {
+  ZipRecords records(path);
+  if (!records.has("data.pkl")) throw IoError(path, "has no data.pkl, expected a file written by torch.save");
+  if (records.has("constants.pkl"))
+    throw IoError(path, "is a TorchScript program, expected a file of torch.save");
+  if (records.has("byteorder") && records.read("byteorder") != "little")
+    throw IoError(path, "has byte order " + in_quotes(records.read("byteorder")) + ", expected \"little\"");
+  if (records.size("data.pkl") > kMaxPickle)
+    throw IoError(path, "has a data.pkl of " + std::to_string(records.size("data.pkl")) +
+                            " bytes, expected " + std::to_string(kMaxPickle) + " at most");
+  return records;
+}
+
+c10::IValue read_zip(const std::filesystem::path& path, bool with_data) {
+  auto records = open_zip(path);
+  Storages storages(records, with_data);
+  const auto open_storage = [&](const StorageReference& wanted) { return storages.open(wanted); };
+  auto value = unpickle(records.read("data.pkl"), open_storage);
+  if (with_data) records.verify_unread();
+  return value;
+}
+
+/// What read() returns; an error in the pickle becomes the file's.
+template <typename Read>
+c10::IValue naming_file(const std::filesystem::path& path, Read read) {
+  try {
+    return read();
+  } catch (const UnpickleError& error) {
+    throw IoError(
+        path, std::string("expected weights or a training state as torch.save writes them: ") + error.what());
+  }
+}
+
+/// Reads the file again for its CRC-32, before it takes the place of an older one.
+void verify(const std::filesystem::path& written, const std::filesystem::path& path) {
+  try {
+    open_zip(written).verify_unread();
+  } catch (const IoError& error) {
+    throw IoError(path, std::string("was not written as it should be, and is not replaced: ") + error.what());
+  }
+}
 
 }  // namespace
 
@@ -154,31 +169,22 @@ void write_pt(const std::filesystem::path& path, const c10::IValue& root) {
     OutputFile file(temporary);
     if (file.error() != 0) throw IoError(path, "cannot create", file.error());
     write_records(file, pickle);
+    file.settle();
     if (file.error() != 0) throw IoError(path, "cannot write", file.error());
+    verify(temporary, path);
   });
 }
 
 c10::IValue read_pt(const std::filesystem::path& path) {
-  check_magic(path);
-  ZipRecords records(path);
-  if (!records.has("data.pkl")) throw IoError(path, "has no data.pkl, expected a file written by torch.save");
-  if (records.has("constants.pkl"))
-    throw IoError(path, "is a TorchScript program, expected a file of torch.save");
-  if (records.has("byteorder") && records.read("byteorder") != "little")
-    throw IoError(path, "has byte order " + in_quotes(records.read("byteorder")) + ", expected \"little\"");
-  if (records.size("data.pkl") > kMaxPickle)
-    throw IoError(path, "has a data.pkl of " + std::to_string(records.size("data.pkl")) +
-                            " bytes, expected " + std::to_string(kMaxPickle) + " at most");
-  Storages storages(records);
-  const auto open_storage = [&](const StorageReference& wanted) { return storages.open(wanted); };
-  try {
-    auto value = unpickle(records.read("data.pkl"), open_storage);
-    records.verify_unread();
-    return value;
-  } catch (const UnpickleError& error) {
-    throw IoError(
-        path, std::string("expected weights or a training state as torch.save writes them: ") + error.what());
-  }
+  const auto format = format_of(path);
+  return naming_file(path, [&] {
+    return format == Format::kLegacy ? read_legacy_pt(path) : read_zip(path, /*with_data=*/true);
+  });
+}
+
+c10::IValue peek_pt(const std::filesystem::path& path) {
+  if (format_of(path) == Format::kLegacy) throw IoError(path, "is in torch's old format, expected a zip");
+  return naming_file(path, [&] { return read_zip(path, /*with_data=*/false); });
 }
 
 }  // namespace ddprun::serialize

@@ -7,7 +7,8 @@
 namespace ddprun::serialize {
 
 /// Writes a value as a file that Python's torch.load(path) reads, with weights_only=True and mmap=True too;
-/// atomically: a crash at any moment leaves the old file or the new one.
+/// atomically: a crash at any moment leaves the old file or the new one. What was written is read again from
+/// the disk for its CRC-32 before it takes the old one's place.
 ///
 /// root    dicts, lists, tuples, strings, numbers, bools, None and dense tensors on any device; tensors that
 /// share
@@ -16,10 +17,15 @@ namespace ddprun::serialize {
 /// throws  IoError naming path; std::invalid_argument for another kind of value
 void write_pt(const std::filesystem::path& path, const c10::IValue& root);
 
-/// The value in a file of write_pt or of Python's torch.save, with its tensors on the CPU; see unpickle() for
-/// the kinds. Nothing in the file is executed, and all of it is verified by its CRC-32.
+/// The value in a file of write_pt or of Python's torch.save, its older format too, with its tensors on the
+/// CPU; see unpickle() for the kinds. Nothing in the file is executed, and all of a zip is verified by its
+/// CRC-32.
 ///
 /// throws  IoError naming path, with one line that says what was expected
 c10::IValue read_pt(const std::filesystem::path& path);
+
+/// The same of a zip without reading its tensors' data: their values are arbitrary, and only the rest is
+/// verified.
+c10::IValue peek_pt(const std::filesystem::path& path);
 
 }  // namespace ddprun::serialize

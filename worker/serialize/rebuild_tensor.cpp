@@ -2,7 +2,9 @@
 
 #include <c10/core/TensorImpl.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <vector>
 
 #include "worker/serialize/in_quotes.h"
@@ -13,7 +15,7 @@ namespace {
 constexpr std::size_t kMaxDimensions = 64;
 
 struct DtypeNames {
-  std::string_view storage;  // of the older, typed storages
+  std::string_view storage;  // of the older, typed storages; newer types have none
   std::string_view dtype;
   c10::ScalarType type;
 };
@@ -28,6 +30,16 @@ constexpr DtypeNames kDtypes[] = {
     {"torch.CharStorage", "torch.int8", c10::ScalarType::Char},
     {"torch.ByteStorage", "torch.uint8", c10::ScalarType::Byte},
     {"torch.BoolStorage", "torch.bool", c10::ScalarType::Bool},
+    {"torch.ComplexFloatStorage", "torch.complex64", c10::ScalarType::ComplexFloat},
+    {"torch.ComplexDoubleStorage", "torch.complex128", c10::ScalarType::ComplexDouble},
+    {"", "torch.complex32", c10::ScalarType::ComplexHalf},
+    {"", "torch.uint16", c10::ScalarType::UInt16},
+    {"", "torch.uint32", c10::ScalarType::UInt32},
+    {"", "torch.uint64", c10::ScalarType::UInt64},
+    {"", "torch.float8_e4m3fn", c10::ScalarType::Float8_e4m3fn},
+    {"", "torch.float8_e5m2", c10::ScalarType::Float8_e5m2},
+    {"", "torch.float8_e4m3fnuz", c10::ScalarType::Float8_e4m3fnuz},
+    {"", "torch.float8_e5m2fnuz", c10::ScalarType::Float8_e5m2fnuz},
 };
 
 std::optional<std::vector<std::int64_t>> integers(const c10::IValue& tuple) {
@@ -43,15 +55,27 @@ std::optional<std::vector<std::int64_t>> integers(const c10::IValue& tuple) {
 }  // namespace
 
 std::optional<c10::ScalarType> storage_dtype(std::string_view name) {
+  if (name == "torch.storage.UntypedStorage") return c10::ScalarType::Byte;
   for (const auto& known : kDtypes)
-    if (known.storage == name) return known.type;
+    if (known.storage == name && !name.empty()) return known.type;
   return std::nullopt;
 }
 
-bool is_dtype_name(std::string_view name) {
+bool has_storage_name(c10::ScalarType dtype) {
+  return std::any_of(std::begin(kDtypes), std::end(kDtypes),
+                     [&](const auto& known) { return known.type == dtype && !known.storage.empty(); });
+}
+
+std::optional<c10::ScalarType> dtype_named(std::string_view name) {
   for (const auto& known : kDtypes)
-    if (known.dtype == name) return true;
-  return false;
+    if (known.dtype == name) return known.type;
+  return std::nullopt;
+}
+
+std::optional<std::string> bad_bools(const void* bytes, std::size_t count) {
+  const auto* byte = static_cast<const unsigned char*>(bytes);
+  if (std::all_of(byte, byte + count, [](unsigned char value) { return value <= 1; })) return std::nullopt;
+  return "holds bools that are neither 0 nor 1";
 }
 
 std::optional<std::string> misfit(const TensorGeometry& geometry, const StorageReference& storage) {

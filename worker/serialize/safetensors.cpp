@@ -8,11 +8,15 @@
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <stdexcept>
 #include <tuple>
+#include <unordered_map>
 
 #include "common/errors.h"
 #include "common/files.h"
 #include "worker/serialize/in_quotes.h"
+#include "worker/serialize/rebuild_tensor.h"
+#include "worker/serialize/safetensors_dtype.h"
 
 namespace ddprun::serialize {
 namespace {
@@ -28,16 +32,6 @@ struct Entry {
   std::uint64_t begin;
   std::uint64_t end;
 };
-
-std::optional<at::ScalarType> dtype_named(const std::string& name) {
-  static const std::pair<const char*, at::ScalarType> kDtypes[] = {
-      {"F64", at::kDouble}, {"F32", at::kFloat}, {"F16", at::kHalf},  {"BF16", at::kBFloat16},
-      {"I64", at::kLong},   {"I32", at::kInt},   {"I16", at::kShort}, {"I8", at::kChar},
-      {"U8", at::kByte},    {"BOOL", at::kBool}};
-  for (const auto& [known, dtype] : kDtypes)
-    if (known == name) return dtype;
-  return std::nullopt;
-}
 
 class SafetensorsFile {
  public:
@@ -112,10 +106,10 @@ Entry make_entry(const SafetensorsFile& file, const std::string& name, const nlo
   if (!shape || shape->size() > kMaxDimensions || !offsets || offsets->size() != 2 ||
       (*offsets)[0] > (*offsets)[1])
     file.fail("tensor " + in_quotes(name) + " lacks a proper shape or data_offsets");
-  const auto dtype = dtype_named(dtype_name);
+  const auto dtype = safetensors_dtype(dtype_name);
   if (!dtype)
     file.fail("tensor " + in_quotes(name) + " has dtype " + in_quotes(dtype_name) +
-              ", expected F64, F32, F16, BF16, I64, I32, I16, I8, U8 or BOOL");
+              ", expected one that PyTorch has (F32, BF16, I64, BOOL, ...)");
   auto bytes = static_cast<std::int64_t>(c10::elementSize(*dtype));
   bool overflow = false;
   bool empty = false;
@@ -131,15 +125,31 @@ Entry make_entry(const SafetensorsFile& file, const std::string& name, const nlo
           static_cast<std::uint64_t>((*offsets)[1])};
 }
 
+std::map<std::string, std::string> read_metadata(const SafetensorsFile& file, const nlohmann::json& json) {
+  std::map<std::string, std::string> metadata;
+  if (!json.is_object()) file.fail("its metadata are no JSON object");
+  for (const auto& [key, value] : json.items()) {
+    if (!value.is_string()) file.fail("its metadata " + in_quotes(key) + " are no text");
+    metadata.emplace(key, value.get<std::string>());
+  }
+  return metadata;
+}
+
 at::Tensor read_tensor(const SafetensorsFile& file, std::uint64_t data, const Entry& entry) {
   auto tensor = at::empty(entry.shape, entry.dtype);
   file.read(data + entry.begin, tensor.mutable_data_ptr(), entry.end - entry.begin);
-  if (entry.dtype == at::kBool) {
-    const auto* bytes = static_cast<const unsigned char*>(tensor.const_data_ptr());
-    if (std::any_of(bytes, bytes + tensor.numel(), [](unsigned char byte) { return byte > 1; }))
-      file.fail("tensor " + in_quotes(entry.name) + " holds bools that are neither 0 nor 1");
-  }
+  if (entry.dtype == at::kBool)
+    if (const auto reason = bad_bools(tensor.const_data_ptr(), tensor.nbytes()))
+      file.fail("tensor " + in_quotes(entry.name) + " " + *reason);
   return tensor;
+}
+
+/// The names that were left out when the file was written, for what has another name too.
+void add_tied(Safetensors& file) {
+  std::unordered_map<std::string, at::Tensor> known(file.tensors.begin(), file.tensors.end());
+  for (const auto& [name, first] : file.metadata)
+    if (const auto found = known.find(first); found != known.end() && !known.contains(name))
+      file.tensors.emplace_back(name, found->second);
 }
 
 }  // namespace
@@ -152,14 +162,18 @@ bool is_safetensors(const std::filesystem::path& path) {
   return brace == '{';
 }
 
-std::vector<std::pair<std::string, at::Tensor>> read_safetensors(const std::filesystem::path& path) {
+Safetensors read_safetensors(const std::filesystem::path& path) {
   const SafetensorsFile file(path);
   if (file.size() < 9) file.fail("ends before its time");
   const auto length = file.header_size();
   const auto header = read_header(file, length);
   std::vector<Entry> entries;
+  Safetensors result;
   for (const auto& [name, json] : header.items())
-    if (name != "__metadata__") entries.push_back(make_entry(file, name, json));
+    if (name == "__metadata__")
+      result.metadata = read_metadata(file, json);
+    else
+      entries.push_back(make_entry(file, name, json));
   std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
     return std::tie(a.begin, a.end) < std::tie(b.begin, b.end);
   });
@@ -172,9 +186,9 @@ std::vector<std::pair<std::string, at::Tensor>> read_safetensors(const std::file
   if (at != file.size() - data)
     file.fail("its tensors take " + std::to_string(at) + " bytes, but " + std::to_string(file.size() - data) +
               " follow the header");
-  std::vector<std::pair<std::string, at::Tensor>> tensors;
-  for (const auto& entry : entries) tensors.emplace_back(entry.name, read_tensor(file, data, entry));
-  return tensors;
+  for (const auto& entry : entries) result.tensors.emplace_back(entry.name, read_tensor(file, data, entry));
+  add_tied(result);
+  return result;
 }
 
 }  // namespace ddprun::serialize

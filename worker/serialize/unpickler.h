@@ -30,14 +30,18 @@ class UnpickleError : public std::runtime_error {
 };
 
 /// The value that a pickle describes, by interpreting the opcodes that torch.save writes and calling nothing
-/// but the functions on a list: OrderedDict, set, torch.Size, the rebuilding of dense tensors and parameters.
+/// but the functions on a list: OrderedDict, Counter, set, torch.Size, torch.device, the rebuilding of dense
+/// tensors and parameters. Depth and size are limited.
 ///
 /// bytes         one pickle of protocol 2 (Python's data.pkl); what follows its end is ignored
 /// open_storage  called for every reference to a storage
-/// returns       dict and OrderedDict as GenericDict, list and set as GenericList, tuple and torch.Size as
-/// Tuple,
-///               a dtype as the string "torch.float32"; attributes (_metadata) and requires_grad are dropped
+/// returns       dict, OrderedDict and Counter as GenericDict, list and set as GenericList, tuple and Size as
+///               Tuple, a dtype as the string "torch.float32", a device as "cuda:0"; attributes (_metadata)
+///               and requires_grad are dropped
 /// throws        UnpickleError; what open_storage throws
 c10::IValue unpickle(std::string_view bytes, const OpenStorage& open_storage);
+
+/// The same, taking the pickle away from the front of the bytes.
+c10::IValue unpickle_first(std::string_view& bytes, const OpenStorage& open_storage);
 
 }  // namespace ddprun::serialize

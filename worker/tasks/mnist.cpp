@@ -4,38 +4,20 @@
 #include <memory>
 
 #include <torch/nn/functional/loss.h>
-#include <torch/optim/adam.h>
 
-#include "common/errors.h"
 #include "worker/data/idx_dataset.h"
 #include "worker/data/locate.h"
 #include "worker/models/mnist_cnn.h"
 #include "worker/tasks/registry.h"
+#include "worker/tasks/validation_split.h"
 #include "worker/train/state_dict_file.h"
 
 namespace ddprun::tasks {
 namespace {
 
-namespace fs = std::filesystem;
-
 // Mean and standard deviation of MNIST's training pixels, which the example uses for every data set.
 constexpr float kMean = 0.1307f;
 constexpr float kStd = 0.3081f;
-
-fs::path data_folder(const std::string& source) {
-  if (source == "mnist" || source == "fashion-mnist") {
-    if (const auto folder = data::locate(source)) return *folder;
-    throw UsageError("--data: data set '" + source + "' not found in $DDPRUN_DATA/" + source +
-                     ", the cache folder's data/" + source + " or /usr/share/datasets/" + source +
-                     "; expected it there, or a folder with the IDX files");
-  }
-  if (!source.empty()) return source;
-  for (const char* name : {"mnist", "fashion-mnist"})
-    if (const auto folder = data::locate(name)) return *folder;
-  throw UsageError(
-      "--data: no data set found; expected a folder with MNIST's IDX files, or mnist in $DDPRUN_DATA, "
-      "or Fashion-MNIST from the package dataset-fashion-mnist");
-}
 
 std::string train_line(const train::TrainProgress& progress) {
   char line[128];
@@ -48,10 +30,8 @@ std::string train_line(const train::TrainProgress& progress) {
   return line;
 }
 
-}  // namespace
-
 train::Task make_mnist(const Config& config) {
-  const auto folder = data_folder(config.data.source);
+  const auto folder = data::find_data(config.data.source, {"mnist", "fashion-mnist"});
   models::MnistCnn model(config.model.dropout);
   if (!config.model.init_weights.empty())
     train::load_weights(*model, train::read_weights(config.model.init_weights), config.model.init_weights);
@@ -60,20 +40,37 @@ train::Task make_mnist(const Config& config) {
   task.name = "mnist";
   task.data_source = folder.string();
   task.module = model.ptr();
-  task.make_optimizer = [lr = config.optim.lr](std::vector<torch::optim::OptimizerParamGroup> groups) {
-    return std::make_unique<torch::optim::Adam>(std::move(groups), torch::optim::AdamOptions(lr));
-  };
-  task.train_set =
-      std::make_unique<data::IdxDataset>(folder, data::Part::kTrain, kMean, kStd, config.data.limit_train);
+  // What is not split is not read further than its limit.
+  const auto read = config.data.val_split > 0 ? 0 : config.data.limit_train;
+  const auto all = std::make_shared<data::IdxDataset>(folder, data::Part::kTrain, kMean, kStd, read);
+  const auto split = split_for_validation(all, all, config);
+  task.train_set = split.train;
+  task.validation_set = split.validation;
   task.test_set =
-      std::make_unique<data::IdxDataset>(folder, data::Part::kTest, kMean, kStd, config.data.limit_test);
+      std::make_shared<data::IdxDataset>(folder, data::Part::kTest, kMean, kStd, config.data.limit_test);
+  task.test_every_epoch = true;
   task.step = [model](const data::Batch& batch) mutable {
     const auto output_BK = model->forward(batch.input);
     return train::StepResult{torch::nll_loss(output_BK, batch.target, {}, torch::Reduction::None),
-                             output_BK.argmax(1) == batch.target};
+                             output_BK.argmax(1) == batch.target, output_BK.detach()};
   };
   task.train_line = train_line;
   return task;
+}
+
+}  // namespace
+
+TaskEntry mnist_task() {
+  TaskEntry entry;
+  entry.name = "mnist";
+  entry.description = "the MNIST CNN, on MNIST or Fashion-MNIST";
+  entry.footer =
+      "--data takes a folder with the four IDX files, mnist or fashion-mnist; without it MNIST is used where "
+      "it is\n"
+      "found ($DDPRUN_DATA/mnist, the cache folder), else Fashion-MNIST.";
+  entry.set_defaults = [](Config&) {};
+  entry.make = make_mnist;
+  return entry;
 }
 
 }  // namespace ddprun::tasks

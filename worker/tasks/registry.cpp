@@ -1,24 +1,21 @@
 #include "worker/tasks/registry.h"
 
-#include <array>
-#include <string_view>
-
 #include "common/errors.h"
 
 namespace ddprun::tasks {
-namespace {
 
-struct Entry {
-  std::string_view name;
-  train::Task (*make)(const Config&);
-};
+const std::vector<TaskEntry>& all_tasks() {
+  static const std::vector<TaskEntry> tasks = {mnist_task(), toy_task(), linear_task(), cifar10_task()};
+  return tasks;
+}
 
-constexpr std::array kTasks = {Entry{"mnist", make_mnist}};
-
-}  // namespace
+void set_defaults(Config& config) {
+  for (const auto& entry : all_tasks())
+    if (entry.name == config.task) entry.set_defaults(config);
+}
 
 train::Task make_task(const Config& config) {
-  for (const auto& entry : kTasks)
+  for (const auto& entry : all_tasks())
     if (entry.name == config.task) return entry.make(config);
   throw UsageError("unknown task '" + config.task + "'");
 }

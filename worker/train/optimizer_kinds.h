@@ -9,6 +9,8 @@
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
+#include "worker/train/adadelta.h"
+
 namespace ddprun::train {
 
 // Each kind of optimizer that has a state dict: its options and its state under the names, and in the order,
@@ -72,6 +74,30 @@ struct Sgd {
   }
 };
 
+struct AdadeltaKind {
+  using Options = AdadeltaOptions;
+  using State = AdadeltaParamState;
+  static constexpr const char* kName = "Adadelta";
+
+  template <typename Visit>
+  static void options(Options& options, Visit& visit) {
+    visit("lr", options.lr());
+    visit("rho", options.rho());
+    visit("eps", options.eps());
+    visit("weight_decay", options.weight_decay());
+    visit.fixed("maximize", false);
+    visit.fixed("capturable", false);
+    visit.fixed("foreach", c10::IValue());
+    visit.fixed("differentiable", false);
+  }
+  template <typename Visit>
+  static void state(State& state, const Options&, Visit& visit) {
+    visit("step", state.step());
+    visit("square_avg", state.square_avg(), true);
+    visit("acc_delta", state.acc_delta(), true);
+  }
+};
+
 struct Adagrad {
   using Options = torch::optim::AdagradOptions;
   using State = torch::optim::AdagradParamState;
@@ -129,10 +155,12 @@ auto with_kind(const torch::optim::OptimizerOptions& options, Use use) {
   if (dynamic_cast<const Sgd::Options*>(&options) != nullptr) return use(Sgd{});
   if (dynamic_cast<const Adam::Options*>(&options) != nullptr) return use(Adam{});
   if (dynamic_cast<const AdamW::Options*>(&options) != nullptr) return use(AdamW{});
+  if (dynamic_cast<const AdadeltaKind::Options*>(&options) != nullptr) return use(AdadeltaKind{});
   if (dynamic_cast<const Adagrad::Options*>(&options) != nullptr) return use(Adagrad{});
   if (dynamic_cast<const RmsProp::Options*>(&options) != nullptr) return use(RmsProp{});
   throw std::invalid_argument(
-      "the state of this optimizer has no state dict, expected SGD, Adam, AdamW, Adagrad or RMSprop");
+      "the state of this optimizer has no state dict, expected SGD, Adam, AdamW, Adadelta, Adagrad or "
+      "RMSprop");
 }
 
 }  // namespace ddprun::train

@@ -192,7 +192,7 @@ std::string kind_of_group(const Place& group, const char* ours) {
   if (group.has("nesterov")) return Sgd::kName;
   if (group.has("alpha")) return RmsProp::kName;
   if (group.has("lr_decay")) return Adagrad::kName;
-  if (group.has("rho")) return "Adadelta";
+  if (group.has("rho")) return AdadeltaKind::kName;
   if (!group.has("amsgrad")) return "another optimizer";
   if (group.has("decoupled_weight_decay") && group.at("decoupled_weight_decay").isBool())
     return group.at("decoupled_weight_decay").toBool() ? AdamW::kName : Adam::kName;

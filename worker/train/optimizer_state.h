@@ -16,9 +16,9 @@ namespace ddprun::train {
 ///   {"state": {0: {"step": float32 [], "exp_avg": ..., "exp_avg_sq": ..., ["max_exp_avg_sq": ...]}, ...},
 ///    "param_groups": [{"lr": ..., "betas": (..., ...), ..., "params": [0, 1, ...]}]}
 ///
-/// optimizer  SGD, Adam, AdamW, Adagrad or RMSprop, or a ddp::ZeroOptimizer of these. A ZeroOptimizer's state
-///            is brought together on rank 0: every rank must call this, and on the other ranks the result is
-///            None
+/// optimizer  SGD, Adam, AdamW, Adadelta, Adagrad or RMSprop, or a ddp::ZeroOptimizer of these. A
+///            ZeroOptimizer's state is brought together on rank 0: every rank must call this, and on the
+///            other ranks the result is None
 /// returns    a GenericDict whose tensors share memory with the optimizer's where they are this rank's own
 /// throws     std::invalid_argument for another optimizer
 c10::IValue optimizer_state_dict(torch::optim::Optimizer& optimizer);

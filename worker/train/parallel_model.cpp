@@ -5,7 +5,10 @@
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
+#include "common/errors.h"
+#include "worker/ddp/collectives.h"
 #include "worker/ddp/comm_hooks.h"
+#include "worker/ddp/sync_batch_norm.h"
 #include "worker/ddp/zero_optimizer.h"
 #include "worker/train/optimizer_state.h"
 #include "worker/train/sharded_optimizer_state.h"
@@ -14,16 +17,18 @@
 namespace ddprun::train {
 namespace {
 
-data::Batch to_device(const data::Batch& batch, at::Device device) {
-  return {batch.input.to(device), batch.target.to(device)};
-}
-
-std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Task& task, const ddp::ProcessGroup& group,
-                                                        std::vector<torch::Tensor> parameters, bool zero1) {
+std::unique_ptr<torch::optim::Optimizer> make_optimizer_over(std::vector<torch::Tensor> parameters,
+                                                             const OptimizerSettings& settings,
+                                                             const ddp::ProcessGroup& group, bool zero1) {
   std::vector<torch::optim::OptimizerParamGroup> groups = {
       torch::optim::OptimizerParamGroup(std::move(parameters))};
-  if (!zero1 || group.size() == 1) return task.make_optimizer(std::move(groups));
-  return std::make_unique<ddp::ZeroOptimizer>(std::move(groups), task.make_optimizer, group);
+  if (!zero1 || group.size() == 1) return make_optimizer(settings, groups);
+  return std::make_unique<ddp::ZeroOptimizer>(
+      std::move(groups),
+      [settings](std::vector<torch::optim::OptimizerParamGroup> part) {
+        return make_optimizer(settings, part);
+      },
+      group);
 }
 
 /// With memory of their own: the parameters' is freed again.
@@ -33,59 +38,114 @@ c10::impl::GenericDict copied(const c10::impl::GenericDict& tensors) {
   return copies;
 }
 
+StateDict named_tensors(const c10::IValue& dict, const std::string& prefix = "") {
+  StateDict named;
+  for (const auto& item : dict.toGenericDict())
+    if (const auto& name = item.key().toStringRef(); name.starts_with(prefix))
+      named.emplace_back(name.substr(prefix.size()), item.value().toTensor());
+  return named;
+}
+
+/// The averages, under Ema's names, where there are any.
+StateDict weights_to_evaluate(const TrainingState& state) {
+  return state.ema.isGenericDict() ? named_tensors(state.ema, "module.") : named_tensors(state.model);
+}
+
 }  // namespace
 
 ParallelModel::Engine ParallelModel::make_engine(const Task& task, const ddp::ProcessGroup& group,
-                                                 const ParallelOptions& options) {
+                                                 const TrainerOptions& options) {
   task.module->to(group.device());
-  if (options.fsdp) return ddp::FullyShardedDataParallel(*task.module, group);
+  if (options.precision.channels_last) to_channels_last(*task.module);
+  const auto& parallel = options.parallel;
+  if (parallel.sync_batch_norm) ddp::convert_sync_batchnorm(*task.module, group);
+  if (parallel.fsdp) return ddp::FullyShardedDataParallel(*task.module, group);
   ddp::DistributedDataParallel::Options ddp_options;
-  ddp_options.bucket_bytes = options.bucket_mb << 20;
-  ddp_options.find_unused_parameters = options.find_unused;
-  ddp_options.static_graph = options.static_graph;
-  ddp_options.gradient_as_bucket_view = options.bucket_view;
+  ddp_options.bucket_bytes = parallel.bucket_mb << 20;
+  ddp_options.find_unused_parameters = parallel.find_unused;
+  ddp_options.static_graph = parallel.static_graph;
+  ddp_options.gradient_as_bucket_view = parallel.bucket_view;
   ddp::DistributedDataParallel ddp(*task.module, group, ddp_options);
-  if (auto hook = ddp::make_comm_hook(options.comm_hook, group)) ddp.register_comm_hook(std::move(hook));
+  if (auto hook = ddp::make_comm_hook(parallel.comm_hook, group)) ddp.register_comm_hook(std::move(hook));
   return ddp;
 }
 
-ParallelModel::ParallelModel(const Task& task, const ddp::ProcessGroup& group, const ParallelOptions& options)
+Optimization ParallelModel::make_optimization(const TrainerOptions& options, const RunLength& length,
+                                              MonitorMode mode) {
+  auto settings = options.optim.optimizer;
+  if (options.optim.scale_lr) settings.lr = scaled_lr(settings.lr, group_.size());
+  auto* sharded = std::get_if<ddp::FullyShardedDataParallel>(&engine_);
+  Optimization::Parts parts;
+  parts.optimizer = make_optimizer_over(sharded ? sharded->shards() : task_.module->parameters(), settings,
+                                        group_, options_.zero1);
+  if (options.optim.ema > 0)
+    parts.ema = std::make_unique<Ema>(*task_.module, Ema::Options{.decay = options.optim.ema});
+  if (sharded && group_.size() > 1)
+    parts.sum_over_ranks = [this](at::Tensor& value) {
+      value.fill_(ddp::all_reduce_sum(group_, {value.item<double>()})[0]);
+    };
+  return Optimization(std::move(parts), options.optim, precision_.precision, group_.device(),
+                      schedule_options(options.optim, settings.lr, length, mode));
+}
+
+ParallelModel::ParallelModel(const Task& task, const ddp::ProcessGroup& group, const TrainerOptions& options,
+                             const RunLength& length, MonitorMode mode)
     : task_(task),
       group_(group),
-      options_(options),
+      options_(options.parallel),
+      precision_(options.precision),
       engine_(make_engine(task, group, options)),
-      nan_check_(options.nan_check ? std::make_unique<ddp::NanCheck>(*task.module, group) : nullptr) {
-  auto* sharded = std::get_if<ddp::FullyShardedDataParallel>(&engine_);
-  optimizer_ =
-      make_optimizer(task, group, sharded ? sharded->shards() : task.module->parameters(), options.zero1);
+      nan_check_(options.parallel.nan_check ? std::make_unique<ddp::NanCheck>(*task.module, group) : nullptr),
+      optimization_(make_optimization(options, length, mode)) {}
+
+data::Batch ParallelModel::to_device(const data::Batch& batch) const {
+  data::Batch here{batch.input.to(group_.device(), /*non_blocking=*/true),
+                   batch.target.to(group_.device(), /*non_blocking=*/true)};
+  if (precision_.channels_last) here.input = channels_last(here.input);
+  return here;
 }
 
 StepResult ParallelModel::forward(const data::Batch& batch) {
-  const auto here = to_device(batch, group_.device());
-  const auto compute = [&] { return task_.step(here); };
+  const AutocastScope precision(precision_.precision, group_.device().type());
+  const auto compute = [&] { return task_.step(batch); };
   if (auto* sharded = std::get_if<ddp::FullyShardedDataParallel>(&engine_)) return sharded->forward(compute);
   // Where ranks may have batches of different sizes, every sample is to count alike.
   const auto samples = options_.join ? std::optional(batch.size()) : std::nullopt;
   return std::get<ddp::DistributedDataParallel>(engine_).forward(compute, samples);
 }
 
-void ParallelModel::backward(const StepResult& result) {
-  result.losses.mean().backward();
+StepResult ParallelModel::pass(const data::Batch& batch, bool last, std::int64_t accumulate) {
+  const auto here = to_device(batch);
+  const auto both = [&] {
+    auto result = forward(here);
+    auto loss = result.losses.mean();
+    if (accumulate > 1) loss = loss / static_cast<double>(accumulate);
+    optimization_->scaled(loss).backward();
+    return result;
+  };
+  if (!last)
+    return std::visit(
+        [&](auto& engine) {
+          const auto adding_up = engine.no_sync();
+          return both();
+        },
+        engine_);
+  auto result = both();
   if (nan_check_) nan_check_->check();
+  return result;
 }
 
 void ParallelModel::zero_grad() {
   if (auto* ddp = std::get_if<ddp::DistributedDataParallel>(&engine_))
     ddp->zero_grad();
   else
-    optimizer_->zero_grad();
+    optimization_->optimizer().zero_grad();
 }
-
-void ParallelModel::step() { optimizer_->step(); }
 
 StepResult ParallelModel::evaluate(const data::Batch& batch) {
   const torch::NoGradGuard no_grad;
-  const auto here = to_device(batch, group_.device());
+  const AutocastScope precision(precision_.precision, group_.device().type());
+  const auto here = to_device(batch);
   if (auto* sharded = std::get_if<ddp::FullyShardedDataParallel>(&engine_))
     return sharded->forward([&] { return task_.step(here); });
   return task_.step(here);
@@ -101,19 +161,63 @@ void ParallelModel::synchronize_buffers() {
   std::visit([](auto& engine) { engine.synchronize_buffers(); }, engine_);
 }
 
-double ParallelModel::learning_rate() const { return optimizer_->param_groups().front().options().get_lr(); }
-
-ParallelModel::State ParallelModel::state() {
-  State state;
+void ParallelModel::save(TrainingState& state) {
+  auto& optimizer = optimization_->optimizer();
   if (auto* sharded = std::get_if<ddp::FullyShardedDataParallel>(&engine_)) {
-    const auto whole = sharded->full_parameters();
-    if (group_.rank() == 0) state.model = copied(state_dict(*task_.module));
-    state.optimizer = sharded_optimizer_state_dict(*optimizer_, *sharded, *task_.module, group_.rank());
+    {
+      const auto whole = sharded->full_parameters();
+      if (group_.rank() == 0) state.model = copied(state_dict(*task_.module));
+    }
+    state.optimizer = sharded_optimizer_state_dict(optimizer, *sharded, *task_.module, group_.rank());
   } else {
     if (group_.rank() == 0) state.model = state_dict(*task_.module);
-    if (group_.rank() == 0 || options_.zero1) state.optimizer = optimizer_state_dict(*optimizer_);
+    if (group_.rank() == 0 || options_.zero1) state.optimizer = optimizer_state_dict(optimizer);
   }
-  return state;
+  state.lr_schedule = optimization_->schedule_state();
+  state.scaler = optimization_->scaler_state();
+  if (const auto* ema = optimization_->ema()) state.ema = ema->state_dict();
+}
+
+void ParallelModel::load_module(const StateDict& weights, const std::filesystem::path& source) {
+  if (auto* sharded = std::get_if<ddp::FullyShardedDataParallel>(&engine_)) {
+    const auto whole = sharded->full_parameters();
+    load_weights(*task_.module, weights, source);
+  } else {
+    load_weights(*task_.module, weights, source);
+  }
+}
+
+void ParallelModel::load(const TrainingState& state, const std::filesystem::path& source) {
+  load_module(named_tensors(state.model), source);
+  auto& optimizer = optimization_->optimizer();
+  if (auto* sharded = std::get_if<ddp::FullyShardedDataParallel>(&engine_))
+    load_sharded_optimizer_state(optimizer, *sharded, *task_.module, state.optimizer, source);
+  else
+    load_optimizer_state(optimizer, state.optimizer, source);
+  try {
+    optimization_->load_schedule_state(state.lr_schedule);
+    optimization_->load_scaler_state(state.scaler);
+    if (auto* ema = optimization_->ema(); ema != nullptr && state.ema.isGenericDict())
+      ema->load_state_dict(state.ema.toGenericDict());
+  } catch (const std::invalid_argument& error) {
+    throw IoError(source, error.what());
+  }
+}
+
+void ParallelModel::load_weights_of_rank_0(const TrainingState& state, const std::filesystem::path& source) {
+  const c10::NoGradGuard no_grad;
+  const auto take = [&] {
+    if (group_.rank() == 0) load_weights(*task_.module, weights_to_evaluate(state), source);
+    auto tensors = task_.module->parameters();
+    for (const auto& buffer : task_.module->buffers()) tensors.push_back(buffer);
+    ddp::broadcast_from_rank_0(group_, tensors);
+  };
+  if (auto* sharded = std::get_if<ddp::FullyShardedDataParallel>(&engine_)) {
+    const auto whole = sharded->full_parameters();
+    take();
+  } else {
+    take();
+  }
 }
 
 ddp::DistributedDataParallel::Statistics ParallelModel::statistics() const {

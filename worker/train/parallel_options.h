@@ -13,6 +13,7 @@ struct ParallelOptions {
   bool static_graph = false;       ///< every step uses the same parameters
   bool bucket_view = true;         ///< gradients lie in the buckets
   std::string comm_hook = "none";  ///< how gradients travel: none, fp16, bf16 or powersgd
+  bool sync_batch_norm = false;    ///< batch norm over the batches of all ranks
   bool zero1 = false;              ///< optimizer state sharded
   bool fsdp = false;               ///< parameters, gradients and optimizer state sharded
   bool join = false;               ///< no sample twice; ranks may have another number of steps

@@ -34,13 +34,15 @@ void write_stderr(const std::string& text) {
 std::string render_bar(const BarState& state, int columns) {
   const double fraction =
       state.total > 0 ? static_cast<double>(state.done) / static_cast<double>(state.total) : 1.0;
-  const double left = fraction > 0 ? state.seconds / fraction - state.seconds : 0;
-  char head[80], tail[160];
+  const auto done = static_cast<double>(state.done - state.first);
+  const double left = done > 0 ? state.seconds / done * static_cast<double>(state.total - state.done) : 0;
+  char head[80], tail[160], accuracy[32] = "";
+  if (state.accuracy) std::snprintf(accuracy, sizeof accuracy, ", acc %.4f", *state.accuracy);
   std::snprintf(head, sizeof head, "%.40s %3.0f%% |", state.label.c_str(), 100 * fraction);
-  std::snprintf(tail, sizeof tail, "| %lld/%lld [%s<%s, %.0f samples/s, loss %.4f]",
+  std::snprintf(tail, sizeof tail, "| %lld/%lld [%s<%s, %.0f samples/s, loss %.4f%s]",
                 static_cast<long long>(state.done), static_cast<long long>(state.total),
                 clock_text(state.seconds).c_str(), clock_text(left).c_str(), state.samples_per_second,
-                state.loss);
+                state.loss, accuracy);
   const std::string begin(head), end(tail);
   constexpr int kMaxWidth = 40;
   const int width = std::clamp(columns - static_cast<int>(begin.size() + end.size()), 0, kMaxWidth);
@@ -52,10 +54,11 @@ std::string render_bar(const BarState& state, int columns) {
 
 Progress::Progress(bool enabled) : enabled_(enabled && ::isatty(STDERR_FILENO) == 1) {}
 
+bool Progress::due() const { return enabled_ && (!drawn_ || std::chrono::steady_clock::now() >= next_draw_); }
+
 void Progress::update(const BarState& state) {
-  const auto now = std::chrono::steady_clock::now();
-  if (!enabled_ || (drawn_ && now < next_draw_)) return;
-  next_draw_ = now + std::chrono::milliseconds(100);
+  if (!due()) return;
+  next_draw_ = std::chrono::steady_clock::now() + std::chrono::milliseconds(100);
   drawn_ = true;
   // One column stays free: a full line would make some terminals wrap.
   std::string text = "\r";

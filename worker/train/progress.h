@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace ddprun::train {
@@ -14,10 +15,12 @@ struct BarState {
   double seconds = 0;      ///< since the epoch began
   double samples_per_second = 0;
   double loss = 0;
+  std::optional<double> accuracy = {};  ///< of the epoch so far
+  std::int64_t first = 0;               ///< batches that were done before `seconds` began: of a resumed epoch
 };
 
 /// One line of at most `columns` characters:
-///   epoch 1/5  45% |#######         | 105/235 [00:12<00:15, 2134 samples/s, loss 0.4120]
+///   epoch 1/5  45% |#######         | 105/235 [00:12<00:15, 2134 samples/s, loss 0.4120, acc 0.8731]
 /// Where the terminal is too narrow the bar itself goes first, then the line's end.
 std::string render_bar(const BarState& state, int columns);
 
@@ -27,6 +30,8 @@ class Progress {
   /// enabled  false keeps it silent on a terminal too
   explicit Progress(bool enabled);
 
+  /// Whether update() would draw: what the bar tells may cost time to find out.
+  bool due() const;
   /// Redraws the bar, ten times a second at most.
   void update(const BarState& state);
   /// Takes the bar away, for log lines or for good.

@@ -1,7 +1,9 @@
 #include "worker/train/run_record.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -9,9 +11,14 @@
 #include "common/errors.h"
 #include "common/files.h"
 #include "common/logging.h"
+#include "worker/report/csv_sink.h"
+#include "worker/report/jsonl_sink.h"
+#include "worker/report/tensorboard_sink.h"
 
 namespace ddprun::train {
 namespace {
+
+namespace fs = std::filesystem;
 
 /// 0 if write() succeeds, the error number if the disk is full; throws on.
 template <typename Write>
@@ -26,51 +33,132 @@ int unless_disk_full(Write write) {
   }
 }
 
-/// Removes the file if it is there, and what is left of killed attempts at writing it.
-void remove_with_leftovers(const std::filesystem::path& path) {
-  std::vector<std::filesystem::path> doomed = {path};
-  const auto temporary = "." + path.filename().string() + ".tmp.";  // as temporary_beside() names it
+/// Those of the folder's files that fit; none if there is no folder.
+template <typename Fits>
+std::vector<fs::path> files_of(const fs::path& folder, Fits fits) {
+  std::vector<fs::path> files;
   std::error_code error;
-  for (std::filesystem::directory_iterator entry(path.parent_path(), error), end; !error && entry != end;
-       entry.increment(error))
-    if (entry->path().filename().string().starts_with(temporary)) doomed.push_back(entry->path());
-  for (const auto& file : doomed)
-    if (!std::filesystem::remove(file, error) && error)
-      throw IoError(file, "cannot remove this of an earlier run", error.value());
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error))
+    if (fits(entry->path().filename().string())) files.push_back(entry->path());
+  return files;
 }
 
-}  // namespace
-
-RunRecord::RunRecord(std::filesystem::path folder) : folder_(std::move(folder)) {
-  // The earlier run's end and weights are not this one's.
-  for (const auto& path : {metrics_path(), summary_path(), checkpoint_path()}) remove_with_leftovers(path);
-  unless_disk_full([&] { metrics(); });
+void remove_file(const fs::path& file) {
+  std::error_code error;
+  if (!fs::remove(file, error) && error)
+    throw IoError(file, "cannot remove this of an earlier run", error.value());
 }
 
-/// Starts the file if need be; an empty one, which would pass for a run's, is not left behind.
-report::CsvSink& RunRecord::metrics() {
-  if (metrics_) return *metrics_;
+/// As temporary_beside() names them: of a writer that was killed.
+bool is_temporary(std::string_view name) {
+  const auto at = name.rfind(".tmp.");
+  return name.starts_with('.') && at != std::string_view::npos && at + 5 < name.size() &&
+         name.find_first_not_of("0123456789", at + 5) == std::string_view::npos;
+}
+
+/// Starts a file of metrics. A new one that the disk had no place for would pass for a run's: it is removed.
+template <typename Make>
+auto make_or_remove(const fs::path& path, bool is_new, Make make) {
   try {
-    return metrics_.emplace(
-        metrics_path(), std::vector<std::string>{"epoch", "step", "lr", "train_loss", "train_loss_epoch",
-                                                 "train_acc", "test_loss", "test_acc", "samples_per_second"});
+    return make();
   } catch (const IoError&) {
     std::error_code ignored;
-    std::filesystem::remove(metrics_path(), ignored);
+    if (is_new) fs::remove(path, ignored);
     throw;
   }
 }
 
-void RunRecord::add_metrics(const report::MetricRow& row) {
-  unless_disk_full([&] { metrics().add(row); });
+}  // namespace
+
+RunRecord::RunRecord(fs::path folder) : RunRecord(std::move(folder), Options()) {}
+
+RunRecord::RunRecord(fs::path folder, Options options)
+    : folder_(std::move(folder)), options_(std::move(options)), saved_(options_.resumed_at.has_value()) {
+  remove_leftovers();
+  if (!options_.resumed_at) remove_earlier_run();
+  add_sink([this, rows = earlier_rows()]() -> std::unique_ptr<report::MetricSink> {
+    return make_or_remove(metrics_path(), rows.empty(), [&] {
+      return std::make_unique<report::CsvSink>(metrics_path(), options_.columns, rows);
+    });
+  });
+  add_sink([this, rows = earlier_rows()]() -> std::unique_ptr<report::MetricSink> {
+    return make_or_remove(jsonl_path(), rows.empty(),
+                          [&] { return std::make_unique<report::JsonlSink>(jsonl_path(), rows); });
+  });
+  if (!options_.tensorboard) return;
+  add_sink([this]() -> std::unique_ptr<report::MetricSink> {
+    std::optional<std::int64_t> purge_from;
+    if (options_.resumed_at) purge_from = *options_.resumed_at + 1;
+    return std::make_unique<report::TensorBoardSink>(folder_, purge_from);
+  });
 }
 
-void RunRecord::save(const TrainingState& state) {
-  disk_error_ = unless_disk_full([&] { save_checkpoint(checkpoint_path(), state); });
-  saved_ = saved_ || disk_error_ == 0;
+void RunRecord::remove_leftovers() const {
+  for (const auto& in : {folder_, checkpoint_folder()})
+    for (const auto& file : files_of(in, is_temporary)) remove_file(file);
+}
+
+/// The earlier run's metrics, end and weights are not this one's.
+void RunRecord::remove_earlier_run() const {
+  for (const auto& file : {metrics_path(), jsonl_path(), summary_path(), checkpoint_path()})
+    remove_file(file);
+  for (const auto& file :
+       files_of(folder_, [](const std::string& name) { return name.starts_with("events.out.tfevents."); }))
+    remove_file(file);
+  for (const auto& file : training_state_files(folder_)) remove_file(file);
+}
+
+/// Of the run that is resumed, up to the step from where it is.
+std::vector<report::MetricRow> RunRecord::earlier_rows() const {
+  if (!options_.resumed_at || !fs::exists(metrics_path())) return {};
+  try {
+    auto rows = report::read_metrics_csv(metrics_path());
+    std::erase_if(rows, [&](const report::MetricRow& row) {
+      return std::any_of(row.begin(), row.end(), [&](const auto& figure) {
+        return figure.first == "step" && figure.second > static_cast<double>(*options_.resumed_at);
+      });
+    });
+    return rows;
+  } catch (const IoError& error) {
+    log_warning(std::string(error.what()) + "; the metrics of earlier steps are lost");
+    return {};
+  }
+}
+
+report::MetricSink& RunRecord::Sink::started() {
+  if (!sink) sink = make();
+  return *sink;
+}
+
+void RunRecord::add_sink(std::function<std::unique_ptr<report::MetricSink>()> make) {
+  sinks_.push_back({std::move(make)});
+  unless_disk_full([&] { sinks_.back().started(); });
+}
+
+void RunRecord::add_metrics(const report::MetricRow& row) {
+  for (auto& sink : sinks_) unless_disk_full([&] { sink.started().add(row); });
+  if (pending_ && !writer_.busy()) flush();
+}
+
+void RunRecord::save(const TrainingState& state, CheckpointWriter::Request request) {
+  for (auto* paths : {&request.paths, &request.doomed})
+    std::erase_if(*paths, [](const fs::path& path) { return path.empty(); });
+  flush();
+  std::error_code ignored;  // if it is not there, the write says so
+  fs::create_directory(checkpoint_folder(), ignored);
+  pending_ = true;
+  writer_.write(state, std::move(request));
+}
+
+void RunRecord::flush() {
+  if (!std::exchange(pending_, false)) return;
+  const int error = unless_disk_full([&] { writer_.flush(); });
+  if (error != 0) disk_error_ = error;
+  saved_ = saved_ || error == 0;
 }
 
 void RunRecord::finish(const std::string& json) {
+  flush();
   unless_disk_full([&] { write_file_atomic(summary_path(), json); });
   if (!saved_)
     throw IoError(checkpoint_path(), "no checkpoint could be written in the whole run", disk_error_);

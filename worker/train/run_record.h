@@ -2,40 +2,83 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
-#include "worker/report/csv_sink.h"
+#include "worker/report/metric_sink.h"
 #include "worker/train/checkpoint.h"
+#include "worker/train/checkpoint_writer.h"
 
 namespace ddprun::train {
 
-/// The files of one run: metrics.csv, checkpoints/last.pt, summary.json. Rank 0's business.
+/// The files of one run: metrics.csv, metrics.jsonl, TensorBoard's events, checkpoints/, summary.json. Rank
+/// 0's business.
 ///
 /// A disk that is full ends no run, whenever it fills: it is a warning, and the files keep what they had.
 /// Only a run that could never write a checkpoint fails, at its end.
 class RunRecord {
  public:
-  /// Removes what an earlier run left in the folder and starts metrics.csv. throws IoError
+  struct Options {
+    std::vector<std::string> columns = {
+        "epoch",     "step",      "lr",       "train_loss",        "train_loss_epoch",
+        "train_acc", "test_loss", "test_acc", "samples_per_second"};
+    /// The step that a resumed run goes on from: rows of earlier steps are kept, those of later ones are its
+    /// own to write again. Nothing: what an earlier run left in the folder is removed.
+    std::optional<std::int64_t> resumed_at = {};
+    bool tensorboard = false;
+  };
+
+  /// Starts the files of metrics, and removes what killed runs left half-written. throws IoError
+  RunRecord(std::filesystem::path folder, Options options);
   explicit RunRecord(std::filesystem::path folder);
 
+  /// Rows go there too. make: starts the sink; called again with a later row while the disk is full
+  void add_sink(std::function<std::unique_ptr<report::MetricSink>()> make);
+
+  /// throws  IoError, also of a checkpoint that could not be written; but for a full disk
   void add_metrics(const report::MetricRow& row);
-  void save(const TrainingState& state);
-  /// json  the summary's text
+
+  /// Writes the state in the background, then deletes what is to make way for it; empty paths are passed
+  /// over. Without a request: to checkpoint_path(). throws  IoError of an earlier one, but for a full disk
+  void save(const TrainingState& state, CheckpointWriter::Request request);
+  void save(const TrainingState& state) { save(state, {{checkpoint_path()}}); }
+
+  /// Whether a checkpoint is still being written; save() would wait for it.
+  bool saving() const { return writer_.busy(); }
+
+  /// Waits until the checkpoints are on disk. throws  as save()
+  void flush();
+
+  /// flush(), then the summary. json: its text
   /// throws IoError if no checkpoint could be written in the whole run
   void finish(const std::string& json);
 
-  std::filesystem::path checkpoint_path() const { return folder_ / "checkpoints" / "last.pt"; }
+  std::filesystem::path checkpoint_folder() const { return folder_ / "checkpoints"; }
+  std::filesystem::path checkpoint_path() const { return checkpoint_folder() / "last.pt"; }
   std::filesystem::path metrics_path() const { return folder_ / "metrics.csv"; }
+  std::filesystem::path jsonl_path() const { return folder_ / "metrics.jsonl"; }
   std::filesystem::path summary_path() const { return folder_ / "summary.json"; }
 
  private:
-  report::CsvSink& metrics();
+  struct Sink {
+    std::function<std::unique_ptr<report::MetricSink>()> make;
+    std::unique_ptr<report::MetricSink> sink = nullptr;  // none as long as the disk is full
+    report::MetricSink& started();
+  };
+  void remove_earlier_run() const;
+  void remove_leftovers() const;
+  std::vector<report::MetricRow> earlier_rows() const;
 
   std::filesystem::path folder_;
-  std::optional<report::CsvSink> metrics_;  // none as long as the disk was full whenever it was to be started
+  Options options_;
+  std::vector<Sink> sinks_;
   bool saved_ = false;
-  int disk_error_ = 0;  // of the last checkpoint that could not be written
+  bool pending_ = false;  // a checkpoint whose end is not known yet
+  int disk_error_ = 0;    // of the last checkpoint that could not be written
+  CheckpointWriter writer_;
 };
 
 }  // namespace ddprun::train

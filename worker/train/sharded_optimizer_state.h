@@ -1,5 +1,7 @@
 #pragma once
 
+#include <filesystem>
+
 #include <ATen/core/ivalue.h>
 
 namespace torch::nn {
@@ -21,5 +23,15 @@ namespace ddprun::train {
 c10::IValue sharded_optimizer_state_dict(torch::optim::Optimizer& optimizer,
                                          const ddp::FullyShardedDataParallel& sharded,
                                          const torch::nn::Module& module, int rank);
+
+/// Gives an optimizer over sharded.shards() what sharded_optimizer_state_dict() or optimizer_state_dict()
+/// had, of any number of ranks. Every rank loads the whole dict.
+///
+/// source  the file to name
+/// throws  IoError if the dict does not fit, as load_optimizer_state()
+void load_sharded_optimizer_state(torch::optim::Optimizer& optimizer,
+                                  const ddp::FullyShardedDataParallel& sharded,
+                                  const torch::nn::Module& module, const c10::IValue& state_dict,
+                                  const std::filesystem::path& source);
 
 }  // namespace ddprun::train

@@ -5,6 +5,7 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
+#include <initializer_list>
 #include <optional>
 #include <sstream>
 #include <string_view>
@@ -19,6 +20,8 @@ namespace ddprun::train {
 namespace {
 
 constexpr std::string_view kWrapper = "module.";
+constexpr std::string_view kOtherWrappers[] = {"model.", "_orig_mod."};
+constexpr std::string_view kAverages = "n_averaged";  // AveragedModel's count, beside module.NAME
 constexpr std::size_t kNamesShown = 3;
 
 /// Python's order: a module's own parameters, its own buffers, then its children.
@@ -63,35 +66,41 @@ bool is_state_dict(const c10::impl::GenericDict& dict) {
   });
 }
 
-/// The part of a .pt file's value that is the state_dict.
-std::optional<c10::impl::GenericDict> find_state_dict(const c10::IValue& root) {
+StateDict tensors_of(const c10::impl::GenericDict& dict) {
+  StateDict tensors;
+  for (const auto& item : dict) tensors.emplace_back(item.key().toStringRef(), item.value().toTensor());
+  return tensors;
+}
+
+/// The part of a .pt file's value that is the state_dict: itself or under one of the keys.
+std::optional<StateDict> find_state_dict(const c10::IValue& root, std::initializer_list<const char*> keys) {
   if (!root.isGenericDict()) return std::nullopt;
   const auto dict = root.toGenericDict();
-  if (is_state_dict(dict)) return dict;
-  for (const char* key : {"model", "state_dict"}) {
+  if (is_state_dict(dict)) return tensors_of(dict);
+  for (const char* key : keys) {
     const auto found = dict.find(key);
     if (found == dict.end() || !found->value().isGenericDict()) continue;
-    if (is_state_dict(found->value().toGenericDict())) return found->value().toGenericDict();
+    if (is_state_dict(found->value().toGenericDict())) return tensors_of(found->value().toGenericDict());
   }
   return std::nullopt;
 }
 
 StateDict read_pt_weights(const std::filesystem::path& path) {
-  const auto root = serialize::read_pt(path);
-  const auto dict = find_state_dict(root);
-  if (!dict)
+  auto weights = find_state_dict(serialize::read_pt(path), {"model", "state_dict"});
+  if (!weights)
     throw IoError(
         path, R"(holds no weights, expected a state_dict, or a dict with one under "model" or "state_dict")");
-  StateDict weights;
-  for (const auto& item : *dict) weights.emplace_back(item.key().toStringRef(), item.value().toTensor());
-  return weights;
+  return *std::move(weights);
 }
 
-void strip_wrapper(StateDict& weights) {
-  if (!std::all_of(weights.begin(), weights.end(),
-                   [](const auto& item) { return item.first.starts_with(kWrapper); }))
-    return;
-  for (auto& item : weights) item.first.erase(0, kWrapper.size());
+/// The weights without what is before every name; nothing if it is not.
+std::optional<StateDict> without_prefix(const StateDict& weights, std::string_view prefix) {
+  StateDict shorter;
+  for (const auto& [name, tensor] : weights) {
+    if (!name.starts_with(prefix)) return std::nullopt;
+    shorter.emplace_back(name.substr(prefix.size()), tensor);
+  }
+  return shorter;
 }
 
 /// What keeps the weights from being copied into the targets; empty if nothing does.
@@ -120,18 +129,42 @@ std::string misfit(const StateDict& targets, const std::unordered_map<std::strin
 }  // namespace
 
 StateDict read_weights(const std::filesystem::path& path) {
-  auto weights = serialize::is_safetensors(path) ? serialize::read_safetensors(path) : read_pt_weights(path);
+  auto weights =
+      serialize::is_safetensors(path) ? serialize::read_safetensors(path).tensors : read_pt_weights(path);
   if (weights.empty()) throw IoError(path, "holds no tensors, expected a model's weights");
-  strip_wrapper(weights);
-  return weights;
+  return without_prefix(weights, kWrapper).value_or(weights);
+}
+
+StateDict read_averaged_weights(const std::filesystem::path& path) {
+  const auto root = serialize::is_safetensors(path) ? c10::IValue() : serialize::read_pt(path);
+  if (!root.isGenericDict() || !root.toGenericDict().contains("ema"))
+    throw IoError(path, "holds no averaged weights, expected a checkpoint of a run with --ema");
+  auto weights = to_weights(root.toGenericDict().at("ema"), path);
+  std::erase_if(weights, [](const auto& item) { return item.first == kAverages; });
+  return without_prefix(weights, kWrapper).value_or(weights);
+}
+
+StateDict to_weights(const c10::IValue& state_dict, const std::filesystem::path& source) {
+  auto weights = find_state_dict(state_dict, {});
+  if (!weights) throw IoError(source, "its weights are no state_dict: expected tensors by name");
+  return *std::move(weights);
 }
 
 void load_weights(torch::nn::Module& module, const StateDict& weights, const std::filesystem::path& source) {
+  using ByName = std::unordered_map<std::string, torch::Tensor>;
   StateDict targets;
   collect(module, "", targets);
-  const std::unordered_map<std::string, torch::Tensor> by_name(weights.begin(), weights.end());
-  if (const auto reason = misfit(targets, by_name); !reason.empty())
-    throw IoError(source, "its tensors do not fit the model: " + reason);
+  ByName by_name(weights.begin(), weights.end());
+  if (const auto reason = misfit(targets, by_name); !reason.empty()) {
+    bool fits = false;
+    for (const auto wrapper : kOtherWrappers) {
+      const auto shorter = without_prefix(weights, wrapper);
+      if (fits || !shorter) continue;
+      by_name = ByName(shorter->begin(), shorter->end());
+      fits = misfit(targets, by_name).empty();
+    }
+    if (!fits) throw IoError(source, "its tensors do not fit the model: " + reason);
+  }
   const c10::NoGradGuard no_grad;
   for (auto& [name, target] : targets) target.copy_(by_name.at(name));
 }

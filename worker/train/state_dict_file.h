@@ -7,6 +7,7 @@
 
 #include <ATen/core/Dict.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
 
 namespace torch::nn {
 class Module;
@@ -24,8 +25,17 @@ using StateDict = std::vector<std::pair<std::string, at::Tensor>>;
 /// throws  IoError naming path and what was expected
 StateDict read_weights(const std::filesystem::path& path);
 
+/// The same of the averaged weights that a checkpoint of ours has under "ema".
+StateDict read_averaged_weights(const std::filesystem::path& path);
+
+/// The tensors of a state_dict in memory, such as TrainingState's.
+/// source  the file to name
+/// throws  IoError if it holds anything else
+StateDict to_weights(const c10::IValue& state_dict, const std::filesystem::path& source);
+
 /// Copies weights by name into the module's parameters and buffers, converting their dtype: all of them or,
-/// when the names or shapes do not fit, none.
+/// when the names or shapes do not fit, none. Where they fit without a "model." (the attribute of a
+/// LightningModule) or "_orig_mod." (torch.compile) before every name, it is dropped.
 ///
 /// source  the file to name
 /// throws  IoError with the missing, unexpected and misshapen tensors

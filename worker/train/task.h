@@ -13,17 +13,14 @@
 namespace torch::nn {
 class Module;
 }
-namespace torch::optim {
-class Optimizer;
-class OptimizerParamGroup;
-}  // namespace torch::optim
 
 namespace ddprun::train {
 
 /// What one batch of B examples gave.
 struct StepResult {
-  torch::Tensor losses;   ///< float [B], of each example; training minimises their mean
-  torch::Tensor correct;  ///< bool [B], which examples were classified rightly
+  torch::Tensor losses = {};   ///< float [B], of each example; training minimises their mean
+  torch::Tensor correct = {};  ///< bool [B], which examples were classified rightly; undefined: no such thing
+  torch::Tensor scores = {};   ///< [B, K] of a classifier, for figures; undefined: none
 };
 
 /// For DistributedDataParallel: what backward goes through.
@@ -39,19 +36,41 @@ struct TrainProgress {
   double loss;                 ///< this step's, mean over ranks
 };
 
+/// What every rank may say of an epoch for itself.
+struct RankEpoch {
+  int rank;
+  std::string device;       ///< "GPU" or "CPU"
+  std::int64_t epoch;       ///< from 0
+  std::int64_t epochs;      ///< in all
+  std::int64_t batch_size;  ///< of this rank's first batch
+  std::int64_t steps;       ///< this rank's batches
+  double loss;              ///< mean of its batches' losses; 0 at the beginning
+};
+
 /// One training, as data: what the trainer needs and nothing of how it trains.
 struct Task {
   std::string name;
   std::string data_source;  ///< where the data comes from, for the log
   std::shared_ptr<torch::nn::Module> module;
-  /// Over these of the module's parameters, or the parts of them that a rank keeps.
-  std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<torch::optim::OptimizerParamGroup>)>
-      make_optimizer;
-  std::unique_ptr<data::Dataset> train_set;
-  std::unique_ptr<data::Dataset> test_set;
-  std::function<StepResult(const data::Batch&)> step;  ///< forward pass and loss
-  std::function<std::string(const TrainProgress&)>
-      train_line;  ///< the log line, as the task's document has it
+  std::shared_ptr<const data::Dataset> train_set;
+  std::shared_ptr<const data::Dataset> validation_set;  ///< null: none
+  std::shared_ptr<const data::Dataset> test_set;        ///< null: none
+  bool test_every_epoch = false;                        ///< else once, at the end, with the best weights
+  std::int64_t eval_batch_size = 500;                   ///< of validation and test, of each rank
+  bool has_accuracy = true;                             ///< step() fills in StepResult::correct
+  std::vector<std::string> class_names;                 ///< of a classifier
+  std::function<StepResult(const data::Batch&)> step;   ///< forward pass and loss
+
+  // Log lines as the task's document has them; null: none. The first is rank 0's at every log interval, the
+  // others every rank's own.
+  std::function<std::string(const TrainProgress&)> train_line;
+  std::function<std::string(const RankEpoch&)> epoch_begin_line;
+  std::function<std::string(const RankEpoch&)> epoch_end_line;
+
+  /// A file of the run folder that gets the bare state_dict with every checkpoint, and rank 0's line about
+  /// it.
+  std::string weights_file;
+  std::function<std::string(std::int64_t epoch)> weights_line;
 };
 
 }  // namespace ddprun::train

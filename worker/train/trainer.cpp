@@ -1,70 +1,28 @@
 #include "worker/train/trainer.h"
 
-#include <sys/resource.h>
-
 #include <algorithm>
-#include <chrono>
-#include <cmath>
-#include <cstdio>
-#include <iostream>
-#include <nlohmann/json.hpp>
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include <torch/nn/module.h>
 
-#include "common/logging.h"
-#include "common/one_line.h"
 #include "worker/data/distributed_sampler.h"
 #include "worker/data/loader.h"
 #include "worker/ddp/collectives.h"
+#include "worker/train/callbacks.h"
+#include "worker/train/checkpoint_saver.h"
+#include "worker/train/epoch_progress.h"
 #include "worker/train/parallel_model.h"
-#include "worker/train/progress.h"
-#include "worker/train/run_record.h"
+#include "worker/train/run_evaluation.h"
+#include "worker/train/run_log.h"
+#include "worker/train/run_plan.h"
+#include "worker/train/stop_agreement.h"
 
 namespace ddprun::train {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
-
-/// Sums over examples, first of one rank, then of all.
-struct Totals {
-  double loss = 0, correct = 0, samples = 0;
-
-  /// Adds the batch's first `count` examples.
-  void add(const StepResult& result, std::int64_t count) {
-    loss += result.losses.detach().slice(0, 0, count).sum(torch::kFloat64).item<double>();
-    correct += static_cast<double>(result.correct.slice(0, 0, count).sum().item<std::int64_t>());
-    samples += static_cast<double>(count);
-  }
-  Totals over_ranks(const ddp::ProcessGroup& group) const {
-    const auto sums = ddp::all_reduce_sum(group, {loss, correct, samples});
-    return {sums[0], sums[1], sums[2]};
-  }
-  double mean_loss() const { return loss / samples; }
-  double accuracy() const { return correct / samples; }
-};
-
-/// The largest resident set of any rank so far, in MB.
-double peak_rss_mb(const ddp::ProcessGroup& group) {
-  rusage usage{};
-  ::getrusage(RUSAGE_SELF, &usage);
-  return ddp::all_reduce_max(group, {static_cast<double>(usage.ru_maxrss) / 1024})[0];
-}
-
-/// What a report shows of the reduction of gradients; times in ms a step.
-nlohmann::ordered_json to_json(const ddp::DistributedDataParallel::Statistics& statistics) {
-  const auto ms = [](std::int64_t ns) { return static_cast<double>(ns) / 1e6; };
-  return {{"backend", statistics.backend},
-          {"bucket_bytes", statistics.bucket_bytes},
-          {"forward_ms", ms(statistics.forward_ns)},
-          {"backward_ms", ms(statistics.backward_ns)},
-          {"communication_ms", ms(statistics.communication_ns)},
-          {"overlap_ms", ms(statistics.overlap_ns)}};
-}
+using Occasion = CheckpointSaver::Occasion;
 
 class Trainer {
  public:
@@ -72,182 +30,269 @@ class Trainer {
       : task_(task),
         options_(options),
         group_(group),
-        model_(task, group, options.parallel),
+        monitor_(choose_monitor(task, options.checkpoint.monitor)),
+        resumed_(find_resumed(options, task.name, group)),
+        log_(task, options, group, resumed_ ? std::optional(resumed_->state.step) : std::nullopt),
+        model_(task, group, options, run_length(task, options, group),
+               monitor_mode(options.checkpoint, monitor_)),
+        callbacks_(make_callbacks(options, monitor_, group, model_, resumed_.has_value())),
+        saver_(options, monitor_, group, model_, callbacks_, log_.record()),
+        evaluation_(task, options, group, model_, log_),
         sampler_(task.train_set->size(), group.size(), group.rank(), {.seed = options.seed}),
-        progress_(options.progress && group.rank() == 0) {
-    if (group.rank() == 0) record_.emplace(options.out);
-  }
+        loader_(*task.train_set, {.batch_size = options.batch_size,
+                                  .threads = options.loader_threads,
+                                  .pin_memory = group.device().is_cuda()}),
+        agreement_(group, options.max_seconds) {}
 
-  void run() {
-    announce();
-    for (epoch_ = 0; epoch_ < options_.epochs; ++epoch_) {
-      train_epoch();
-      model_.synchronize_buffers();
-      test_ = evaluate();
-      finish_epoch();
+  Ending run() {
+    log_.announce();
+    if (resumed_)
+      resume();
+    else
+      evaluation_.sanity_check();
+    while (!over()) train_epoch();
+    if (terminated_) {
+      log_.terminate(saver_.last_path());
+      return Ending::kTerminated;
     }
-    write_summary();
+    evaluation_.test_at_end(at_, saver_.best_path());
+    finish();
+    return Ending::kComplete;
   }
 
  private:
-  void announce() {
-    if (group_.rank() != 0) return;
-    print("Training " + task_.name + " on " + std::to_string(group_.size()) +
-          (group_.size() == 1 ? " rank" : " ranks") + ", " + std::to_string(task_.train_set->size()) +
-          " training and " + std::to_string(task_.test_set->size()) + " test examples from " +
-          task_.data_source);
+  bool over() const {
+    return at_.epoch >= options_.epochs || control_.stop_reason() ||
+           (options_.max_steps > 0 && at_.step >= options_.max_steps);
   }
+
+  void resume() {
+    saver_.resume(*resumed_);
+    const auto& state = resumed_->state;
+    at_.step = state.step;
+    at_.epoch = state.position.epoch;
+    resumed_samples_ = state.position.samples;
+    resumed_totals_ = totals_of(state, group_);
+    log_.print("resumed from " + resumed_->path.string() + " at step " + std::to_string(at_.step));
+    resumed_.reset();  // its tensors have been copied
+  }
+
+  // -- training --
 
   void train_epoch() {
-    task_.module->train();
-    sampler_.set_epoch(epoch_);
-    auto indices = sampler_.indices();
-    // Padding is at the end of the sampler's order: trained on, but not counted twice in the metrics.
-    std::int64_t to_count = sampler_.num_without_padding(), seen = 0;
+    begin_epoch();
     auto join = model_.join();
-    if (join) indices.resize(static_cast<std::size_t>(to_count));  // rank 0 has the most
-    data::Loader loader(*task_.train_set, std::move(indices), options_.batch_size, options_.loader_threads);
-    Totals totals;
-    epoch_begin_ = Clock::now();
-    for (std::int64_t index = 0; auto batch = loader.next(); ++index) {
-      const auto result = train_step(*batch);
-      const auto counted = std::min(to_count, batch->size());
-      totals.add(result, counted);
-      to_count -= counted;
-      seen += batch->size();
-      const double loss = result.losses.mean().item<double>();
-      const bool last = index + 1 == loader.batches();
-      if (index % options_.log_interval == 0 || last) log_step(loss, seen);
-      show_progress(index + 1, loader.batches(), seen, loss);
+    while (const auto batch = next_batch()) {
+      train_batch(*batch);
+      if (batches_of_step() == options_.accumulate || epoch_.done()) {
+        end_step();
+        if (over()) break;
+      }
     }
-    if (join) join->finish();
-    progress_.clear();
-    train_ = totals.over_ranks(group_);
-    const double seconds = seconds_since(epoch_begin_);
-    epoch_rate_ = train_.samples / seconds;
-    train_seconds_ += seconds;
-    trained_samples_ += train_.samples;
+    if (join) {
+      join->finish();
+      heed(agreement_.now());
+    }
+    log_.clear_bar();
+    if (terminated_) return;
+    evaluate_epoch();
+    if (epoch_.done())
+      finish_epoch();
+    else
+      save(judges_epochs() ? Occasion::kValidation : Occasion::kNow);
   }
 
-  StepResult train_step(const data::Batch& batch) {
-    model_.zero_grad();
-    auto result = model_.forward(batch);
-    model_.backward(result);
-    model_.step();
-    ++step_;
+  std::optional<data::Batch> next_batch() {
+    const auto begin = Clock::now();
+    auto batch = loader_.next();
+    at_.data_wait += seconds_since(begin);
+    return batch;
+  }
+
+  void begin_epoch() {
+    task_.module->train();
+    sampler_.set_epoch(at_.epoch, resumed_samples_);
+    epoch_ = {};
+    epoch_.indices = sampler_.indices();
+    // Padding is at the end of the sampler's order: trained on, but not counted twice in the metrics.
+    epoch_.to_count = sampler_.num_without_padding();
+    if (options_.parallel.join) epoch_.indices.resize(static_cast<std::size_t>(epoch_.to_count));
+    epoch_.samples = epoch_.first_samples = std::exchange(resumed_samples_, 0);
+    epoch_.batch = epoch_.first_batch = epoch_.samples / (group_.size() * options_.batch_size);
+    loader_.start_epoch(epoch_.indices, at_.epoch);
+    epoch_.batches = epoch_.batch + loader_.batches();
+    totals_ = {};
+    if (!resumed_totals_.empty()) totals_.set_sums(std::exchange(resumed_totals_, {}));
+    if (task_.epoch_begin_line) log_.print_own(task_.epoch_begin_line(rank_epoch()));
+  }
+
+  std::int64_t batches_of_step() const { return static_cast<std::int64_t>(losses_.size()); }
+
+  /// Forward and backward; the optimizer's step after the last batch of one.
+  void train_batch(const data::Batch& batch) {
+    const bool last = batches_of_step() + 1 == options_.accumulate || epoch_.batch + 1 == epoch_.batches;
+    if (losses_.empty()) model_.zero_grad();
+    const auto result = model_.pass(batch, last, options_.accumulate);
+    const auto counted = std::min(epoch_.to_count, batch.size());
+    totals_.add(result, counted);
+    losses_.push_back(result.losses.detach().mean());
+    epoch_.to_count -= counted;
+    epoch_.samples += batch.size() * group_.size();
+    ++epoch_.batch;
+    if (last) model_.step();
+  }
+
+  void end_step() {
+    ++at_.step;
     options_.heartbeat.beat();
-    return result;
+    const auto step_of_epoch = (epoch_.batch + options_.accumulate - 1) / options_.accumulate - 1;
+    if (step_of_epoch % options_.log_interval == 0 || epoch_.done()) log_step();
+    if (log_.bar_is_due()) show_progress();
+    if (task_.epoch_end_line)
+      for (const auto& loss : losses_) epoch_.loss_sum += loss.item<double>();
+    at_.indices = epoch_.newest(batches_of_step(), options_.batch_size);
+    for (const auto& callback : callbacks_) callback->on_step(at_, control_);
+    losses_.clear();
+    if (options_.val_every_steps > 0 && at_.step % options_.val_every_steps == 0) validate_within_epoch();
+    if (!options_.parallel.join) heed(agreement_.after_step());
+    const auto every = options_.checkpoint.every_steps;
+    if (every > 0 && at_.step % every == 0 && !epoch_.done()) save(Occasion::kStep);
   }
 
-  /// loss  this rank's mean over its batch
-  /// seen  examples of this epoch by this rank; every rank has seen as many
-  void log_step(double loss, std::int64_t seen) {
+  /// What somebody outside asks for. A checkpoint in the middle of an epoch is whole.
+  void heed(const Requests& requests) {
+    if (requests.out_of_time) control_.request_stop("the time is over");
+    if (requests.terminate) {
+      terminated_ = true;
+      control_.request_stop("terminated");
+    }
+    if (requests.save || requests.terminate) save(Occasion::kNow);
+  }
+
+  /// This rank's mean over the batches of the step that was just made. Waits for the device.
+  double step_loss() const {
+    double sum = 0;
+    for (const auto& loss : losses_) sum += loss.item<double>();
+    return sum / static_cast<double>(losses_.size());
+  }
+
+  void log_step() {
+    double loss = step_loss();
     // Where ranks may have made another number of steps, nobody can be asked: rank 0 tells its own.
     if (!options_.parallel.join) loss = ddp::all_reduce_sum(group_, {loss})[0] / group_.size();
-    if (!record_) return;
     const auto total = task_.train_set->size();
-    print(task_.train_line({epoch_, std::min(total, seen * group_.size()), total, loss}));
-    warn_unless_finite("training loss", loss);
-    record_->add_metrics(
-        {{"epoch", epoch_}, {"step", step_}, {"lr", model_.learning_rate()}, {"train_loss", loss}});
+    log_.step(at_, {at_.epoch, std::min(total, epoch_.samples), total, loss}, model_.learning_rate());
   }
 
-  void show_progress(std::int64_t done, std::int64_t total, std::int64_t seen, double loss) {
-    const double seconds = seconds_since(epoch_begin_);
-    progress_.update({"epoch " + std::to_string(epoch_ + 1) + "/" + std::to_string(options_.epochs), done,
-                      total, seconds, static_cast<double>(seen * group_.size()) / seconds, loss});
+  void show_progress() {
+    BarState bar;
+    bar.label = "epoch " + std::to_string(at_.epoch + 1) + "/" + std::to_string(options_.epochs);
+    bar.done = epoch_.batch;
+    bar.total = epoch_.batches;
+    bar.first = epoch_.first_batch;
+    bar.seconds = epoch_.seconds();
+    bar.samples_per_second = static_cast<double>(epoch_.samples - epoch_.first_samples) / bar.seconds;
+    bar.loss = step_loss();
+    bar.accuracy = totals_.accuracy();
+    log_.bar(bar);
   }
 
-  /// Each test example counts once, whatever the number of ranks.
-  Totals evaluate() {
-    task_.module->eval();
-    // A sharded model needs as many batches on every rank: its sampler pads.
-    const data::DistributedSampler padded(task_.test_set->size(), group_.size(), group_.rank(),
-                                          {.shuffle = false});
-    auto to_count = padded.num_without_padding();
-    auto indices = padded.indices();
-    if (!model_.is_sharded()) indices.resize(static_cast<std::size_t>(to_count));
-    data::Loader loader(*task_.test_set, std::move(indices), kTestBatchSize, options_.loader_threads);
-    Totals totals;
-    while (auto batch = loader.next()) {
-      const auto counted = std::min(to_count, batch->size());
-      totals.add(model_.evaluate(*batch), counted);
-      to_count -= counted;
-      options_.heartbeat.beat();
-    }
-    return totals.over_ranks(group_);
+  RankEpoch rank_epoch() const {
+    const auto done = std::max<std::int64_t>(1, epoch_.batch - epoch_.first_batch);
+    return {group_.rank(),
+            group_.device().is_cuda() ? "GPU" : "CPU",
+            at_.epoch,
+            options_.epochs,
+            std::min(options_.batch_size, static_cast<std::int64_t>(epoch_.indices.size())),
+            epoch_.batches,
+            epoch_.loss_sum / static_cast<double>(done)};
   }
 
+  // -- what follows --
+
+  void validate_within_epoch() {
+    const auto begin = Clock::now();
+    at_.metrics = evaluation_.within_epoch(at_);
+    for (const auto& callback : callbacks_) callback->on_validation(at_, control_);
+    if (!epoch_.done()) save(Occasion::kValidation);
+    task_.module->train();
+    epoch_.seconds_elsewhere += seconds_since(begin);
+  }
+
+  /// Also of an epoch that was ended early.
+  void evaluate_epoch() {
+    const double seconds = epoch_.seconds();
+    if (task_.epoch_end_line) log_.print_own(task_.epoch_end_line(rank_epoch()));
+    const auto trained = std::min(task_.train_set->size(), epoch_.samples) - epoch_.first_samples;
+    at_.metrics = evaluation_.end_of_epoch(
+        at_, {totals_, static_cast<double>(std::max<std::int64_t>(0, trained)), seconds});
+  }
+
+  /// Whether the end of an epoch is where metrics are judged.
+  bool judges_epochs() const { return options_.val_every_steps == 0; }
+
+  /// What follows a whole epoch: the next learning rate, callbacks, a checkpoint.
   void finish_epoch() {
-    const auto state = model_.state();  // of all ranks
-    if (!record_) return;
-    char line[160];
-    std::snprintf(line, sizeof line, "Test set: Average loss: %.4f, Accuracy: %.0f/%.0f (%.2f%%)",
-                  test_.mean_loss(), test_.correct, test_.samples, 100 * test_.accuracy());
-    print(line);
-    warn_unless_finite("test loss", test_.mean_loss());
-    record_->add_metrics({{"epoch", epoch_},
-                          {"step", step_},
-                          {"lr", model_.learning_rate()},
-                          {"train_loss_epoch", train_.mean_loss()},
-                          {"train_acc", train_.accuracy()},
-                          {"test_loss", test_.mean_loss()},
-                          {"test_acc", test_.accuracy()},
-                          {"samples_per_second", epoch_rate_}});
-    record_->save({state.model, state.optimizer, epoch_, step_, options_.config_json});
+    model_.end_epoch(at_.metric(monitor_));
+    if (judges_epochs())
+      for (const auto& callback : callbacks_) callback->on_validation(at_, control_);
+    model_.synchronize_buffers();
+    const bool due = at_.epoch % options_.checkpoint.save_every == 0;
+    const bool with_weights = due && !task_.weights_file.empty();
+    if (due || at_.epoch + 1 >= options_.epochs || over())
+      saver_.save(at_, {at_.epoch + 1, 0}, Totals().sums(),
+                  judges_epochs() ? Occasion::kValidation : Occasion::kStep,
+                  with_weights ? options_.out / task_.weights_file : "");
+    if (with_weights) log_.print(task_.weights_line(at_.epoch));
+    ++at_.epoch;
   }
 
-  void write_summary() {
-    const double peak = peak_rss_mb(group_);
-    if (!record_) return;
-    const nlohmann::ordered_json summary = {{"task", task_.name},
-                                            {"world_size", group_.size()},
-                                            {"epochs", options_.epochs},
-                                            {"steps", step_},
-                                            {"seconds", seconds_since(begin_)},
-                                            {"samples_per_second", trained_samples_ / train_seconds_},
-                                            {"train_loss", train_.mean_loss()},
-                                            {"train_acc", train_.accuracy()},
-                                            {"test_loss", test_.mean_loss()},
-                                            {"test_acc", test_.accuracy()},
-                                            {"checkpoint", record_->checkpoint_path().string()},
-                                            {"peak_rss_mb", peak},
-                                            {"ddp", to_json(model_.statistics())}};
-    // A path is bytes, JSON is UTF-8.
-    record_->finish(summary.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
-    print("checkpoint: " + record_->checkpoint_path().string());
-    print("metrics:    " + record_->metrics_path().string());
-    print("summary:    " + record_->summary_path().string());
+  /// In the middle of an epoch, or after its last step.
+  void save(Occasion occasion) {
+    model_.synchronize_buffers();
+    saver_.save(at_, {at_.epoch, epoch_.samples}, totals_.sums(), occasion);
   }
 
-  /// Once a run: what comes after a loss that is no number is no training any more.
-  void warn_unless_finite(const std::string& what, double loss) {
-    if (std::isfinite(loss) || warned_) return;
-    warned_ = true;
-    log_warning("the " + what + " is " + std::to_string(loss) + " at step " + std::to_string(step_) +
-                ": the training has diverged; a smaller --lr may help");
+  void finish() {
+    RunFigures figures;
+    figures.epochs = at_.epoch;
+    figures.steps = at_.step;
+    figures.peak_rss_mb = peak_rss_mb(group_);
+    evaluation_.tell(figures);
+    figures.checkpoint = saver_.last_path();
+    figures.best_checkpoint = saver_.best_path();
+    figures.stop_reason = control_.stop_reason().value_or("");
+    if (options_.precision.precision == Precision::k16Mixed)
+      figures.loss_scale = model_.optimization().loss_scale();
+    figures.skipped_steps = model_.optimization().skipped_steps();
+    figures.ddp = model_.statistics();
+    figures.seconds = seconds_since(begin_);
+    log_.finish(figures);
   }
-
-  void print(const std::string& line) {
-    progress_.clear();
-    std::cout << one_line(line) << std::endl;
-  }
-
-  static constexpr std::int64_t kTestBatchSize = 500;
 
   Task& task_;
   const TrainerOptions& options_;
   const ddp::ProcessGroup& group_;
+  const Clock::time_point begin_ = Clock::now();
+  const std::string monitor_;
+  std::optional<Resumed> resumed_;
+  RunLog log_;
   ParallelModel model_;
+  CheckpointSaver::Callbacks callbacks_;
+  CheckpointSaver saver_;
+  RunEvaluation evaluation_;
   data::DistributedSampler sampler_;
-  Progress progress_;
-  std::optional<RunRecord> record_;  // rank 0 only
+  data::Loader loader_;
+  StopAgreement agreement_;
 
-  bool warned_ = false;
-  std::int64_t epoch_ = 0, step_ = 0;
-  Totals train_, test_;  // of the last epoch, over all ranks
-  double epoch_rate_ = 0, train_seconds_ = 0, trained_samples_ = 0;
-  Clock::time_point begin_ = Clock::now(), epoch_begin_ = begin_;
+  TrainState at_;
+  Control control_;
+  bool terminated_ = false;
+  EpochProgress epoch_;
+  Totals totals_;                   // of this epoch and rank
+  std::vector<at::Tensor> losses_;  // means of the batches since the last optimizer step
+  std::int64_t resumed_samples_ = 0;
+  std::vector<double> resumed_totals_;
 };
 
 }  // namespace
@@ -256,8 +301,9 @@ std::uint64_t rank_seed(std::uint64_t seed, int rank) {
   return seed + static_cast<std::uint64_t>(rank) * 0x9E3779B97F4A7C15u;  // 2^64 / golden ratio
 }
 
-void fit(Task& task, const TrainerOptions& options, const ddp::ProcessGroup& group) {
-  Trainer(task, options, group).run();
+Ending fit(Task& task, const TrainerOptions& options, const ddp::ProcessGroup& group) {
+  check_options(task, options);
+  return Trainer(task, options, group).run();
 }
 
 }  // namespace ddprun::train

@@ -1,39 +1,30 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
-#include <string>
 
-#include "common/heartbeat.h"
 #include "worker/ddp/process_group.h"
-#include "worker/train/parallel_options.h"
+#include "worker/train/options.h"
 #include "worker/train/task.h"
 
 namespace ddprun::train {
-
-struct TrainerOptions {
-  std::int64_t epochs = 5;
-  std::int64_t batch_size = 128;   ///< of each rank
-  std::int64_t log_interval = 10;  ///< steps between log lines
-  std::uint64_t seed = 0;
-  int loader_threads = 1;
-  bool progress = true;            ///< a progress bar, where stderr is a terminal
-  std::filesystem::path out;       ///< the run folder; used on rank 0 only
-  std::string config_json = "{}";  ///< what the run was asked for, kept in its checkpoints
-  ParallelOptions parallel;        ///< how the ranks work together
-  Heartbeat heartbeat;             ///< gets a beat every training step and every test batch
-};
 
 /// The seed of a rank's own randomness (dropout): far apart for ranks and seeds that are close. Rank 0's is
 /// the seed.
 std::uint64_t rank_seed(std::uint64_t seed, int rank);
 
-/// Trains on all ranks of the group: every epoch in a new order, then the test set, then checkpoints/last.pt.
-/// Rank 0 prints the log lines to stdout and writes metrics.csv, checkpoints/ and summary.json into the run
-/// folder.
+/// How a training ended.
+enum class Ending {
+  kComplete,   ///< it had its epochs or steps, or was told to stop by its own rules
+  kTerminated  ///< by SIGTERM on any rank: a checkpoint was written, and the signal is yet to take its course
+};
+
+/// Trains on all ranks of the group: every epoch in a new order, validation, checkpoints, and the test set
+/// after every epoch or at the end with the best weights. Rank 0 prints the log lines to stdout and writes
+/// metrics, checkpoints and the summary into the run folder.
 ///
-/// Metrics are exact over ranks: each test example counts once, however many ranks there are.
-/// throws  IoError, c10::Error
-void fit(Task& task, const TrainerOptions& options, const ddp::ProcessGroup& group);
+/// Metrics are exact over ranks: each example counts once, however many ranks there are. A training that was
+/// resumed (options.checkpoint.resume) gives bit for bit what it would have given without the interruption,
+/// on as many ranks. throws  UsageError for options that the task cannot have, IoError, c10::Error
+Ending fit(Task& task, const TrainerOptions& options, const ddp::ProcessGroup& group);
 
 }  // namespace ddprun::train

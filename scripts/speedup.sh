@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# Trains the same task on different numbers of ranks, one after the other, and compares them: a table of time, speed-up
+# and efficiency on stdout, and a picture. The batch size is each rank's.
+#
+# usage: scripts/speedup.sh TASK N [N ...] [-- worker flags]
+#        scripts/speedup.sh mnist 1 2 4 -- --epochs 1 --limit-train 12800
+#
+# SPEEDUP_OUT names the folder of the runs and of speedup.png (runs/speedup-TASK); ranks share this machine's cores.
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+if [ "${1:-}" = --help ] || [ "${1:-}" = -h ]; then usage; fi
+
+(($# >= 2)) || die "expected TASK and numbers of ranks, see --help"
+task=$1
+shift
+ranks=()
+while (($# > 0)) && [ "$1" != -- ]; do
+  [[ $1 =~ ^[1-9][0-9]*$ ]] || die "expected a number of ranks, got '$1'"
+  ranks+=("$1")
+  shift
+done
+((${#ranks[@]} > 0)) || die "expected numbers of ranks, see --help"
+if (($# > 0)); then shift; fi
+
+bin=${SPEEDUP_BIN:-$root/build/bin}
+out=${SPEEDUP_OUT:-runs/speedup-$task}
+runs=()
+for n in "${ranks[@]}"; do
+  say "$task on $n rank(s)"
+  # One thread a rank, also for one rank: else that one would have the whole machine.
+  OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} "$bin/ddprun" --nproc-per-node="$n" "$bin/worker" "$task" "$@" --out "$out/$n" \
+    --overwrite --no-progress >&2
+  runs+=("$out/$n")
+done
+"$bin/worker" speedup "${runs[@]}" --picture "$out/speedup.png"
+say "picture: $out/speedup.png"

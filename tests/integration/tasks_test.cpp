@@ -1,0 +1,179 @@
+// The documented trainings, by the real programs: their lines, files and losses.
+#include <fstream>
+
+#include "tests/integration/training_job.h"
+
+using namespace ddprun;
+using namespace ddprun::test;
+
+namespace {
+
+/// CIFAR-10's files with pictures by the formula of scripts/golden_tasks.py; the test's are the first ones.
+void write_cifar10(const fs::path& folder, int train, int test) {
+  fs::create_directories(folder);
+  const auto write = [&](const std::string& name, int first, int count) {
+    std::ofstream file(folder / name, std::ios::binary);
+    for (int image = first; image < first + count; ++image) {
+      file.put(static_cast<char>(image % 10));
+      for (int pixel = 0; pixel < 3072; ++pixel)
+        file.put(static_cast<char>((image * 37 + pixel * 11 + image * pixel / 5 % 97) % 256));
+    }
+  };
+  for (int i = 0; i < 5; ++i) write("data_batch_" + std::to_string(i + 1) + ".bin", i * train / 5, train / 5);
+  write("test_batch.bin", 0, test);
+}
+
+nlohmann::json golden_losses(const std::string& task) {
+  return nlohmann::json::parse(read_file(fs::path(DDPRUN_GOLDEN_DIR) / "tasks" / (task + ".json")));
+}
+
+/// The first thirty losses, each of all ranks.
+void check_losses(const fs::path& out, const nlohmann::json& golden, double tolerance) {
+  const auto losses = values_of(out, "train_loss");
+  const auto expected = golden["losses"].get<std::vector<double>>();
+  REQUIRE(expected.size() == 30);
+  REQUIRE(losses.size() >= expected.size());
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    CAPTURE(i);
+    CHECK(std::stod(losses[i]) == Approx(expected[i]).epsilon(tolerance));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("toy: the losses of thirty steps on two ranks are those of Python's DDP", "[training]") {
+  const TempDir dir;
+  const auto golden = golden_losses("toy");
+  Child child(training("toy", 2, dir.path() / "run", {"1", "1", "--log-interval=1", "--max-steps=30"},
+                       golden["environment"]));
+  REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+  check_losses(dir.path() / "run", golden, 1e-5);
+}
+
+TEST_CASE("linear: the losses of thirty steps on two ranks are those of Python's DDP", "[training]") {
+  const TempDir dir;
+  const auto golden = golden_losses("linear");
+  Child child(
+      training("linear", 2, dir.path() / "run", {"--epochs=2", "--log-interval=1"}, golden["environment"]));
+  REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+  check_losses(dir.path() / "run", golden, 1e-5);
+}
+
+TEST_CASE("cifar10: the losses of thirty steps on two ranks are those of Python's DDP", "[training]") {
+  const TempDir dir;
+  write_cifar10(dir.path() / "data", 240, 10);
+  const auto golden = golden_losses("cifar10");
+  Child child(training("cifar10", 2, dir.path() / "run",
+                       {"--data=" + (dir.path() / "data").string(), "--epochs=1", "--batch-size=4",
+                        "--lr=0.01", "--no-augment", "--precision=32", "--val-on-test", "--log-interval=1"},
+                       golden["environment"]));
+  REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+  check_losses(dir.path() / "run", golden, 1e-3);
+}
+
+TEST_CASE("toy prints the tutorial's lines and writes its checkpoint.pt", "[training]") {
+  const TempDir dir;
+  for (const int ranks : {0, 2}) {
+    const auto out = dir.path() / std::to_string(ranks);
+    Child child(training("toy", ranks, out, {"5", "2"}));
+    REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+    const std::string steps = ranks == 2 ? "32" : "64";
+    for (int epoch = 0; epoch < 5; ++epoch)
+      for (int rank = 0; rank < std::max(ranks, 1); ++rank)
+        CHECK(count_of("[CPU" + std::to_string(rank) + "] Epoch " + std::to_string(epoch) +
+                           " | Batchsize: 32 | Steps: " + steps + "\n",
+                       child.out()) == 1);
+    for (const int epoch : {0, 2, 4})
+      CHECK(count_of("Epoch " + std::to_string(epoch) + " | Training checkpoint saved at checkpoint.pt\n",
+                     child.out()) == 1);
+    CHECK(count_of("Training checkpoint saved", child.out()) == 3);
+    CHECK(fs::file_size(out / "checkpoint.pt") > 0);
+    CHECK(fs::exists(out / "checkpoints/last.pt"));
+    CHECK(read_summary(out)["epochs"] == 5);
+    CHECK_FALSE(read_summary(out).contains("train_acc"));
+    CHECK(child.err().empty());
+  }
+}
+
+TEST_CASE("toy with the document's loss says that nothing is learnt, and nothing is", "[training]") {
+  const TempDir dir;
+  Child child(training("toy", 0, dir.path() / "run", {"2", "1", "--loss", "cross_entropy"}));
+  REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+  CHECK_THAT(child.err(), ContainsSubstring("nothing is learnt") && ContainsSubstring("--loss=mse"));
+  CHECK(read_summary(dir.path() / "run")["train_loss"] == 0.0);
+}
+
+TEST_CASE("toy's checkpoint.pt loads into Python's Linear(20, 1) by plain torch.load", "[training]") {
+  const auto python = python_with_torch();
+  const TempDir dir;
+  Child child(training("toy", 0, dir.path() / "run", {"1", "1"}));
+  REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+  Command command;
+  command.argv = {python, "-c",
+                  "import sys, torch; m = torch.nn.Linear(20, 1); "
+                  "m.load_state_dict(torch.load(sys.argv[1]), strict=True); print(m.weight.shape)",
+                  (dir.path() / "run/checkpoint.pt").string()};
+  Child loader(command);
+  CHECK(loader.wait(kTraining) == ExitStatus::exited(0));
+  CHECK_THAT(loader.out(), ContainsSubstring("torch.Size([1, 20])"));
+}
+
+TEST_CASE("toy without its two numbers says what is missing", "[training]") {
+  const TempDir dir;
+  Child child(training("toy", 0, dir.path() / "run", {"5"}));
+  CHECK(child.wait() == ExitStatus::exited(2));
+  CHECK_THAT(child.err(),
+             ContainsSubstring("toy: SAVE_EVERY is missing; usage: worker toy TOTAL_EPOCHS SAVE_EVERY"));
+}
+
+TEST_CASE("linear prints the document's line on every rank, and learns what is in a table", "[training]") {
+  const TempDir dir;
+  {
+    std::ofstream table(dir.path() / "table.csv");
+    table << "a,b,label\n";
+    for (int i = 0; i < 200; ++i) table << i % 7 - 3 << "," << i % 5 - 2 << "," << (i % 7 > 3) << "\n";
+  }
+  Child child(training(
+      "linear", 2, dir.path() / "run",
+      {"--data=" + (dir.path() / "table.csv").string(), "--epochs=20", "--lr=0.05", "--val-split=0.2"}));
+  REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+  for (const char* line : {"Rank 0, Epoch 1/20, Loss: ", "Rank 1, Epoch 20/20, Loss: "})
+    CHECK(count_of(line, child.out()) == 1);
+  const auto summary = read_summary(dir.path() / "run");
+  CHECK(summary["val_acc"].get<double>() > 0.95);
+  CHECK(summary["val_loss"].get<double>() < 0.4);
+}
+
+TEST_CASE("linear names the line of a table that is wrong", "[training]") {
+  const TempDir dir;
+  std::ofstream(dir.path() / "table.csv") << "1,2,0\n3,4,2\n";
+  Child child(training("linear", 0, dir.path() / "run", {"--data=" + (dir.path() / "table.csv").string()}));
+  CHECK(child.wait() == ExitStatus::exited(1));
+  CHECK_THAT(child.err(), ContainsSubstring("table.csv") && ContainsSubstring("2"));
+}
+
+TEST_CASE("cifar10 keeps the document's checkpoints and tests the best of them", "[training]") {
+  const TempDir dir;
+  write_cifar10(dir.path() / "data", 100, 20);
+  const auto out = dir.path() / "run";
+  Child child(training("cifar10", 2, out,
+                       {"--data=" + (dir.path() / "data").string(), "--epochs=5", "--batch-size=16",
+                        "--lr=0.01", "--val-split=0.2", "--stem=cifar", "--precision=bf16-mixed"}));
+  REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+  const auto summary = read_summary(out);
+  CHECK(summary.contains("val_acc"));
+  CHECK(summary.contains("test_acc"));
+  const std::string best = summary["best_checkpoint"];
+  CHECK_THAT(best, ContainsSubstring("checkpoints/ddp-cifar10-epoch=0") && ContainsSubstring("-val_acc=0."));
+  CHECK(fs::exists(best));
+  CHECK_THAT(child.out(), ContainsSubstring("best checkpoint: " + best));
+  int kept = 0;
+  for (const auto& entry : fs::directory_iterator(out / "checkpoints"))
+    kept += entry.path().filename().string().starts_with("ddp-cifar10-") ? 1 : 0;
+  CHECK(kept == 3);
+  CHECK(fs::exists(out / "checkpoints/last.ckpt"));
+  // The learning rate is scaled by the ranks, and the cosine of 200 epochs has hardly begun to fall.
+  const auto rates = values_of(out, "lr");
+  CHECK(std::stod(rates.front()) == Approx(0.02));
+  CHECK(std::stod(rates.back()) == Approx(0.02 * (1 + std::cos(4 * M_PI / 200)) / 2));
+}

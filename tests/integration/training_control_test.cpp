@@ -1,0 +1,139 @@
+// What decides how long and how a training goes, by the real programs.
+#include <fstream>
+
+#include "tests/integration/training_job.h"
+
+using namespace ddprun;
+using namespace ddprun::test;
+
+namespace {
+
+std::vector<std::string> linear(const std::vector<std::string>& more) {
+  std::vector<std::string> flags = {"--epochs=2", "--log-interval=1"};
+  flags.insert(flags.end(), more.begin(), more.end());
+  return flags;
+}
+
+}  // namespace
+
+TEST_CASE("the configuration in a run folder repeats the run", "[training]") {
+  const TempDir dir;
+  Child first(training("linear", 2, dir.path() / "first",
+                       linear({"--lr=0.02", "--seed=5", "--val-split=0.1", "--optimizer=adadelta",
+                               "--lr-schedule=step", "--gamma=0.7", "--clip-norm=0.5"})));
+  REQUIRE(first.wait(kTraining) == ExitStatus::exited(0));
+  Child again(
+      training("linear", 2, dir.path() / "again", {"--config", (dir.path() / "first/config.toml").string()}));
+  REQUIRE(again.wait(kTraining) == ExitStatus::exited(0));
+  for (const char* metric : {"train_loss", "lr", "val_loss", "val_acc"}) {
+    CHECK(values_of(dir.path() / "again", metric) == values_of(dir.path() / "first", metric));
+    CHECK_FALSE(values_of(dir.path() / "again", metric).empty());
+  }
+  CHECK(read_file(dir.path() / "again/config.toml") == read_file(dir.path() / "first/config.toml"));
+}
+
+TEST_CASE("what --print-config prints is a configuration that prints itself", "[training]") {
+  const TempDir dir;
+  Child first(training("cifar10", 0, dir.path() / "run", {"--print-config", "--epochs=7"}));
+  REQUIRE(first.wait() == ExitStatus::exited(0));
+  CHECK_FALSE(fs::exists(dir.path() / "run"));
+  CHECK_THAT(first.out(), ContainsSubstring("task = \"cifar10\"") && ContainsSubstring("epochs = 7") &&
+                              ContainsSubstring("t_max = 200") && ContainsSubstring("ddp-cifar10") == false);
+  std::ofstream(dir.path() / "config.toml") << first.out();
+  Command command;
+  command.argv = {WORKER_PROGRAM, "--config", (dir.path() / "config.toml").string(), "--print-config"};
+  Child again(command);
+  REQUIRE(again.wait() == ExitStatus::exited(0));
+  CHECK(again.out() == first.out());
+}
+
+TEST_CASE("batches that are accumulated are one step of a larger batch", "[training]") {
+  const TempDir dir;
+  // SGD, whose steps are linear in the gradient: only the order of sums differs.
+  const std::vector<std::string> common = {"--optimizer=sgd", "--lr=0.1"};
+  Child large(training("linear", 1, dir.path() / "large", linear({"--batch-size=64", common[0], common[1]})));
+  REQUIRE(large.wait(kTraining) == ExitStatus::exited(0));
+  // On two ranks, with batches of 16, of which two are accumulated; the last ones of an epoch are smaller.
+  Child parts(
+      training("linear", 2, dir.path() / "parts",
+               linear({"--batch-size=16", "--accumulate=2", "--limit-train=960", common[0], common[1]})));
+  REQUIRE(parts.wait(kTraining) == ExitStatus::exited(0));
+  Child whole(training("linear", 2, dir.path() / "whole",
+                       linear({"--batch-size=32", "--limit-train=960", common[0], common[1]})));
+  REQUIRE(whole.wait(kTraining) == ExitStatus::exited(0));
+  const auto a = values_of(dir.path() / "parts", "train_loss"),
+             b = values_of(dir.path() / "whole", "train_loss");
+  REQUIRE(a.size() == b.size());
+  CHECK(a.size() == 30);  // optimizer steps, 15 an epoch
+  for (std::size_t i = 0; i < a.size(); ++i) CHECK(std::stod(a[i]) == Approx(std::stod(b[i])).epsilon(1e-5));
+  CHECK(read_summary(dir.path() / "parts")["steps"] == 30);
+}
+
+TEST_CASE("a training ends after its steps or its time, and says so", "[training]") {
+  const TempDir dir;
+  Child steps(training("linear", 2, dir.path() / "steps", {"--max-steps=7"}));
+  REQUIRE(steps.wait(kTraining) == ExitStatus::exited(0));
+  CHECK(read_summary(dir.path() / "steps")["steps"] == 7);
+  CHECK(read_summary(dir.path() / "steps")["epochs"] == 0);
+  Child time(training("linear", 2, dir.path() / "time",
+                      {"--epochs=1000000", "--max-time=1", "--save-every=1000000"}));
+  REQUIRE(time.wait(kTraining) == ExitStatus::exited(0));
+  CHECK_THAT(time.out(), ContainsSubstring(": the time is over"));
+  CHECK(read_summary(dir.path() / "time")["stopped"] == "the time is over");
+}
+
+TEST_CASE("a training that gets no better ends by itself", "[training]") {
+  const TempDir dir;
+  Child child(training("linear", 2, dir.path() / "run",
+                       {"--epochs=50", "--lr=1e-30", "--patience=2", "--val-split=0.2", "--save-top-k=2"}));
+  REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+  CHECK(read_summary(dir.path() / "run")["epochs"] == 3);
+  CHECK_THAT(child.out(), ContainsSubstring("stopped at step ") && ContainsSubstring("val_loss"));
+  CHECK(fs::exists(dir.path() / "run/checkpoints/epoch=0-step=13.pt"));  // of equal ones the first stay
+}
+
+TEST_CASE("validation may come every so many steps", "[training]") {
+  const TempDir dir;
+  Child child(training("linear", 2, dir.path() / "run",
+                       {"--epochs=2", "--val-split=0.2", "--val-every-steps=10", "--save-top-k=-1"}));
+  REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+  std::vector<std::string> steps;
+  for (const auto& row : read_metrics(dir.path() / "run"))
+    if (row.count("val_loss") != 0) steps.push_back(row.at("step"));
+  CHECK(steps == std::vector<std::string>{"10", "20"});  // of 26
+  for (const char* name : {"epoch=0-step=10.pt", "epoch=1-step=20.pt"})
+    CHECK(fs::exists(dir.path() / "run/checkpoints" / name));
+  Child none(training("linear", 0, dir.path() / "none", {"--val-every-steps=10"}));
+  CHECK(none.wait() == ExitStatus::exited(2));
+  CHECK_THAT(none.err(), ContainsSubstring("expected --val-split too"));
+}
+
+TEST_CASE("the log of indices tells every rank's samples in order", "[training]") {
+  const TempDir dir;
+  const auto file = (dir.path() / "indices").string();
+  Child child(training("linear", 2, dir.path() / "run", {"--epochs=2", "--log-indices=" + file}));
+  REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+  std::map<int, std::map<std::int64_t, int>> seen;  // epoch -> sample -> how often
+  for (const int rank : {0, 1}) {
+    std::ifstream lines(file + "." + std::to_string(rank));
+    int step = 0;
+    for (std::string line; std::getline(lines, line);) {
+      const auto entry = nlohmann::json::parse(line);
+      CHECK(entry["rank"] == rank);
+      CHECK(entry["step"] == ++step);
+      for (const std::int64_t index : entry["indices"]) ++seen[entry["epoch"].get<int>()][index];
+    }
+    CHECK(step == 32);
+  }
+  REQUIRE(seen.size() == 2);
+  for (const auto& [epoch, samples] : seen) CHECK(samples.size() == 1000);
+}
+
+TEST_CASE("a metric that a run has not cannot be monitored", "[training]") {
+  const TempDir dir;
+  Child child(training("linear", 0, dir.path() / "run", {"--monitor=val_acc"}));
+  CHECK(child.wait() == ExitStatus::exited(2));
+  CHECK_THAT(child.err(),
+             ContainsSubstring("--monitor: this run has no metric 'val_acc' after an epoch, expected one of "
+                               "train_loss_epoch, train_acc"));
+}

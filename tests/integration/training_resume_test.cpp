@@ -1,0 +1,143 @@
+// A training that is interrupted and goes on is bit for bit the one that was not.
+#include <csignal>
+
+#include "tests/integration/training_job.h"
+
+using namespace ddprun;
+using namespace ddprun::test;
+
+namespace {
+
+/// The weights in a run's last checkpoint, as the bytes of a .safetensors file.
+std::string weights(const fs::path& out) {
+  Command command;
+  command.argv = {WORKER_PROGRAM, "export", (out / "checkpoints/last.pt").string(),
+                  (out / "weights.safetensors").string()};
+  Child child(command);
+  REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+  return read_file(out / "weights.safetensors");
+}
+
+std::vector<std::string> with(std::vector<std::string> flags, const std::vector<std::string>& more) {
+  flags.insert(flags.end(), more.begin(), more.end());
+  return flags;
+}
+
+void check_equal_runs(const fs::path& a, const fs::path& b) {
+  for (const char* metric :
+       {"step", "epoch", "lr", "train_loss", "train_loss_epoch", "train_acc", "test_loss"})
+    CHECK(values_of(a, metric) == values_of(b, metric));
+  CHECK(weights(a) == weights(b));
+}
+
+/// Dropout, a schedule, warm-up and averaged weights: all that has a state.
+std::vector<std::string> stateful_mnist() {
+  return {"--data=fashion-mnist", "--limit-train=256", "--limit-test=50",   "--batch-size=16",
+          "--epochs=2",           "--log-interval=1",  "--optimizer=adamw", "--lr-schedule=cosine",
+          "--warmup-steps=3",     "--ema=0.9"};
+}
+
+}  // namespace
+
+TEST_CASE("a run that stops in the middle of an epoch and is resumed equals one that does not",
+          "[training]") {
+  need_fashion_mnist();
+  const TempDir dir;
+  const auto whole = dir.path() / "whole", parts = dir.path() / "parts";
+  for (const int ranks : {2}) {
+    Child uninterrupted(training("mnist", ranks, whole, stateful_mnist()));
+    REQUIRE(uninterrupted.wait(kTraining) == ExitStatus::exited(0));
+    // Sixteen steps in all; a sleep in the first epoch, and one between the two.
+    for (const char* steps : {"--max-steps=5", "--max-steps=8", "--max-steps=16"}) {
+      Child part(training("mnist", ranks, parts, with(stateful_mnist(), {steps, "--resume=auto"})));
+      REQUIRE(part.wait(kTraining) == ExitStatus::exited(0));
+    }
+    // A stop has a row of its own, of the test: what is compared is the training.
+    CHECK(values_of(parts, "train_loss") == values_of(whole, "train_loss"));
+    CHECK(values_of(parts, "train_loss_epoch").back() == values_of(whole, "train_loss_epoch").back());
+    CHECK(values_of(parts, "test_loss").back() == values_of(whole, "test_loss").back());
+    CHECK(weights(parts) == weights(whole));
+  }
+}
+
+TEST_CASE("SIGTERM makes a checkpoint, and the run that goes on from it equals one that never ended",
+          "[training]") {
+  need_fashion_mnist();
+  const TempDir dir;
+  const auto whole = dir.path() / "whole", parts = dir.path() / "parts";
+  Child uninterrupted(training("mnist", 2, whole, stateful_mnist()));
+  REQUIRE(uninterrupted.wait(kTraining) == ExitStatus::exited(0));
+  Child first(training("mnist", 2, parts, stateful_mnist()));
+  REQUIRE(first.wait_for_output("Train Epoch: 1 [96/256"));
+  first.send_signal(SIGTERM);
+  CHECK(first.wait(kTraining) == ExitStatus::killed(SIGTERM, false));
+  CHECK(first.nothing_left());
+  CHECK(fs::exists(parts / "checkpoints/last.pt"));
+  CHECK_FALSE(fs::exists(parts / "summary.json"));
+  CHECK_THAT(first.out(), ContainsSubstring("--resume goes on from "));
+  Child second(training("mnist", 2, parts, with(stateful_mnist(), {"--resume=auto"})));
+  REQUIRE(second.wait(kTraining) == ExitStatus::exited(0));
+  CHECK_THAT(second.out(),
+             ContainsSubstring("resumed from " + (parts / "checkpoints/last.pt").string() + " at step "));
+  check_equal_runs(parts, whole);
+}
+
+TEST_CASE("SIGUSR1 makes a checkpoint, and the training goes on", "[training]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run";
+  Child child(training("linear", 2, out, {"--epochs=100000", "--save-every=100000", "--max-time=60"}));
+  REQUIRE(child.wait_for_output("Rank 0, Epoch 2/"));
+  const auto last = out / "checkpoints/last.pt";
+  REQUIRE(wait_until([&] { return fs::exists(last); }));  // after epoch 0
+  const auto before = fs::last_write_time(last);
+  child.send_signal(SIGUSR1);
+  CHECK(wait_until([&] { return fs::last_write_time(last) != before; }));
+  const auto lines = count_of("Rank 0, Epoch ", child.out());
+  CHECK(child.wait_for_output("Rank 0, Epoch ", lines + 2));
+  child.send_signal(SIGTERM);
+  CHECK(child.wait(kTraining) == ExitStatus::killed(SIGTERM, false));
+}
+
+TEST_CASE("a resumed run has another number of ranks, but not another batch size or task", "[training]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run";
+  const std::vector<std::string> flags = {"--epochs=3", "--resume=auto"};
+  Child first(training("linear", 2, out, with(flags, {"--max-steps=20"})));  // 16 an epoch
+  REQUIRE(first.wait(kTraining) == ExitStatus::exited(0));
+  CHECK(read_summary(out)["steps"] == 20);
+
+  Child other_batch(training("linear", 2, out, with(flags, {"--batch-size=16"})));
+  CHECK(other_batch.wait(kTraining) == ExitStatus::exited(2));
+  CHECK_THAT(other_batch.err(), ContainsSubstring("was made with batch_size 32, got 16"));
+  Child other_task(training("toy", 0, out, {"3", "1", "--resume=auto"}));
+  CHECK(other_task.wait(kTraining) == ExitStatus::exited(2));
+  CHECK_THAT(other_task.err(), ContainsSubstring("was made with task \"linear\", got \"toy\""));
+
+  Child second(training("linear", 1, out, flags));
+  REQUIRE(second.wait(kTraining) == ExitStatus::exited(0));
+  // 1000 - 4 * 64 samples are left of the second epoch: 24 batches of one rank; then a whole epoch.
+  CHECK(read_summary(out)["steps"] == 20 + 24 + 32);
+  CHECK(read_summary(out)["world_size"] == 1);
+}
+
+TEST_CASE("a run under ddprun goes on by itself after a rank has died", "[training]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run";
+  auto command =
+      training("linear", 2, out, {"--epochs=2000", "--save-every=5", "--resume=auto", "--max-time=60"});
+  command.argv.insert(command.argv.begin() + 1, "--max-restarts=1");
+  Child child(command);
+  REQUIRE(child.wait_for_output("Rank 0, Epoch 20/"));
+  pid_t rank_1 = -1;
+  for (const pid_t pid : child.processes())
+    if (read_file("/proc/" + std::to_string(pid) + "/environ").find(std::string("\0RANK=1\0", 8)) !=
+        std::string::npos)
+      rank_1 = pid;
+  REQUIRE(rank_1 > 0);
+  ::kill(rank_1, SIGKILL);
+  CHECK(child.wait_for_output("resumed from "));
+  const auto lines = count_of("Rank 1, Epoch ", child.out());
+  CHECK(child.wait_for_output("Rank 1, Epoch ", lines + 2));
+  child.send_signal(SIGTERM);
+  child.wait(kTraining);
+}

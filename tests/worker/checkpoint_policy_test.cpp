@@ -1,0 +1,196 @@
+#include "worker/train/checkpoint_policy.h"
+
+#include <ATen/core/Dict.h>
+
+#include <filesystem>
+#include <set>
+#include <stdexcept>
+#include <string>
+
+#include "common/errors.h"
+#include "tests/support/catch.h"
+#include "tests/support/golden.h"
+#include "tests/worker/golden_number.h"
+
+using namespace ddprun;
+using nlohmann::json;
+using test::ContainsSubstring;
+using test::number;
+using train::CheckpointPlan;
+using train::CheckpointPolicy;
+using train::CheckpointPolicyOptions;
+using train::MonitorMode;
+using Occasion = CheckpointPolicy::Occasion;
+namespace fs = std::filesystem;
+
+namespace {
+
+const fs::path kFolder = "/run/checkpoints";
+
+train::MetricValues metrics_of(const json& golden) {
+  train::MetricValues metrics;
+  for (const auto& [name, value] : golden.items()) metrics.emplace_back(name, number(value));
+  return metrics;
+}
+
+/// A folder's files, as the plans' writer would leave them.
+class Files {
+ public:
+  CheckpointPolicy policy(const CheckpointPolicyOptions& options) {
+    return CheckpointPolicy(options,
+                            [this](const fs::path& path) { return files_.count(path.string()) > 0; });
+  }
+  void carry_out(const CheckpointPlan& plan) {
+    if (!plan.write.empty()) files_.insert(plan.write.string());
+    if (!plan.remove.empty()) REQUIRE(files_.erase(plan.remove.string()) == 1);
+    if (!plan.write_last.empty()) files_.insert(plan.write_last.string());
+    if (!plan.remove_last.empty()) REQUIRE(files_.erase(plan.remove_last.string()) == 1);
+  }
+  std::vector<std::string> names() const {
+    std::vector<std::string> names;
+    for (const auto& file : files_) names.push_back(fs::path(file).filename().string());
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+
+ private:
+  std::set<std::string> files_;
+};
+
+CheckpointPolicyOptions options_of(const json& golden) {
+  CheckpointPolicyOptions options;
+  options.folder = kFolder;
+  if (!golden["filename"].is_null()) options.filename = golden["filename"];
+  if (!golden["monitor"].is_null()) options.monitor = golden["monitor"];
+  options.mode = golden["mode"] == "min" ? MonitorMode::kMin : MonitorMode::kMax;
+  options.save_top_k = golden["save_top_k"];
+  options.save_last = golden["save_last"];
+  return options;
+}
+
+json describe(const CheckpointPolicy& policy, const Files& files) {
+  json kept = json::array();
+  const auto plain = [](double score) -> json {
+    if (std::isfinite(score)) return score;
+    return score > 0 ? "inf" : "-inf";
+  };
+  for (const auto& [path, score] : policy.best_k())
+    kept.push_back({path.filename().string(), plain(static_cast<double>(score))});
+  const auto name = [](const c10::IValue& path) { return fs::path(path.toStringRef()).filename().string(); };
+  const auto state = policy.state_dict();
+  return {{"files", files.names()},
+          {"kept", kept},
+          {"best", policy.best_path().filename().string()},
+          {"kth", name(state.at("kth_best_model_path"))},
+          {"last", policy.last_path().filename().string()},
+          {"best_score", policy.best_score() ? plain(*policy.best_score()) : json()}};
+}
+
+/// As a trainer asks: after every N-th step unless validation follows at once, and after validation.
+CheckpointPlan plan_for(CheckpointPolicy& policy, const json& golden, const json& event) {
+  const std::string occasion = event[0];
+  const std::int64_t epoch = event[1], step = event[2];
+  const bool last_batch = event[3];
+  const auto metrics = metrics_of(event[4]);
+  if (occasion == "end") return policy.plan_at_end(step);
+  if (occasion == "step") {
+    if (!(last_batch && golden["validates"].get<bool>()))
+      return policy.plan(metrics, epoch, step, Occasion::kStep);
+    policy.defer();
+    return {};
+  }
+  const bool every_epoch = !golden["options"].contains("every_n_train_steps");
+  if (!every_epoch && !policy.deferred()) return {};
+  return policy.plan(metrics, epoch, step, Occasion::kValidation);
+}
+
+}  // namespace
+
+TEST_CASE("the checkpoints that are kept are those that Lightning keeps", "[checkpoint_policy]") {
+  std::size_t changes = 0;
+  for (const auto& golden : test::read_golden("checkpoint_policy/runs.json")) {
+    CAPTURE(golden["options"].dump());
+    Files files;
+    const auto options = options_of(golden["options"]);
+    auto policy = files.policy(options);
+    json expected;
+    for (const auto& event : golden["events"]) {
+      CAPTURE(event.dump());
+      files.carry_out(plan_for(policy, golden, event));
+      if (!event[5].is_null()) expected = event[5];
+      changes += event[5].is_null() ? 0 : 1;
+      CHECK(describe(policy, files).dump() == expected.dump());
+      if (event[0] == "end" || policy.deferred()) continue;
+      auto resumed = files.policy(options);  // its state is all that it needs
+      resumed.load_state_dict(policy.state_dict());
+      CHECK(describe(resumed, files).dump() == expected.dump());
+    }
+  }
+  CHECK(changes > 60);
+}
+
+TEST_CASE("a checkpoint's name is what Lightning makes of the pattern", "[checkpoint_policy]") {
+  const auto golden = test::read_golden("checkpoint_policy/names.json");
+  const auto metrics = metrics_of(golden["metrics"]);
+  for (const auto& entry : golden["cases"]) {
+    CAPTURE(entry.dump());
+    CHECK(train::checkpoint_name(entry[0], metrics, golden["epoch"], golden["step"], entry[1]) + ".ckpt" ==
+          entry[2].get<std::string>());
+  }
+}
+
+TEST_CASE("a pattern that is none is refused", "[checkpoint_policy]") {
+  const auto name = [](const std::string& pattern) {
+    return train::checkpoint_name(pattern, {{"loss", 0.5}}, 1, 2);
+  };
+  CHECK_THROWS_WITH(name("a{epoch"), "checkpoint name 'a{epoch': expected '}' after '{'");
+  CHECK_THROWS_WITH(name("epoch}"), "checkpoint name 'epoch}': expected '{' before '}'");
+  CHECK_THROWS_WITH(name("{}"), "checkpoint name '{}': expected a metric's name between '{' and '}'");
+  CHECK_THROWS_WITH(name("{{epoch}}"), ContainsSubstring("expected a metric's name"));
+  CHECK_THROWS_WITH(
+      name("{loss:d}"),
+      "checkpoint name '{loss:d}': expected a format such as 02d or .2f for loss, got '{loss:d}'");
+  for (const auto* spec : {"{loss:.2}", "{loss:x}", "{loss:.f}", "{loss:100f}", "{epoch:.2d}", "{loss:.2ff}"})
+    CHECK_THROWS_AS(name(spec), UsageError);
+}
+
+TEST_CASE("the checkpoint that training was resumed from, and one of another folder, stay",
+          "[checkpoint_policy]") {
+  Files files;
+  CheckpointPolicyOptions options;
+  options.folder = kFolder;
+  options.monitor = "val";
+  auto before = files.policy(options);
+  files.carry_out(before.plan({{"val", 0.5}}, 0, 10, Occasion::kValidation));
+  options.resumed_from = before.best_path();
+
+  SECTION("resumed from") {
+    auto policy = files.policy(options);
+    policy.load_state_dict(before.state_dict());
+    const auto plan = policy.plan({{"val", 0.25}}, 1, 20, Occasion::kValidation);
+    CHECK(plan.write == kFolder / "epoch=1-step=20.ckpt");
+    CHECK(plan.remove.empty());
+    CHECK(policy.plan({{"val", 0.125}}, 2, 30, Occasion::kValidation).remove == plan.write);
+  }
+  SECTION("another folder: only the best path is taken") {
+    options.folder = "/elsewhere";
+    auto policy = files.policy(options);
+    policy.load_state_dict(before.state_dict());
+    CHECK(policy.best_path() == before.best_path());
+    CHECK(policy.best_k().empty());
+    CHECK(policy.plan({{"val", 0.75}}, 1, 20, Occasion::kValidation).remove.empty());
+  }
+}
+
+TEST_CASE("a policy that cannot work is refused", "[checkpoint_policy]") {
+  Files files;
+  CheckpointPolicyOptions options;
+  options.save_top_k = -2;
+  CHECK_THROWS_WITH(files.policy(options), "save_top_k: expected -1 or more, got -2");
+  options.save_top_k = 3;
+  CHECK_THROWS_WITH(files.policy(options), ContainsSubstring("expected -1, 0 or 1 without a metric"));
+  options.monitor = "val_acc";
+  auto policy = files.policy(options);
+  CHECK_THROWS_WITH(policy.plan({{"train_loss", 1}, {"val_loss", 2}}, 0, 1, Occasion::kValidation),
+                    "monitor: expected one of the metrics train_loss, val_loss, got 'val_acc'");
+}

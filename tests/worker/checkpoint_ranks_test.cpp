@@ -1,0 +1,154 @@
+// What a checkpoint of several ranks holds, and how they go on from it.
+#include <torch/optim/adam.h>
+#include <torch/types.h>
+
+#include <filesystem>
+
+#include "common/errors.h"
+#include "common/files.h"
+#include "tests/support/catch.h"
+#include "tests/support/run_ranks.h"
+#include "tests/worker/layer_stack.h"
+#include "tests/worker/pickled_values.h"
+#include "worker/ddp/collectives.h"
+#include "worker/ddp/fully_sharded.h"
+#include "worker/serialize/pt_file.h"
+#include "worker/train/generator_state.h"
+#include "worker/train/sharded_optimizer_state.h"
+#include "worker/train/state_dict_file.h"
+
+using namespace ddprun;
+using namespace ddprun::test;
+using namespace ddprun::train;
+using ddprun::ddp::FullyShardedDataParallel;
+using ddprun::ddp::ProcessGroup;
+
+TEST_CASE("every rank's generator state is known to all, by rank", "[checkpoint_ranks]") {
+  run_ranks(3, [](const ProcessGroup& group) {
+    torch::manual_seed(static_cast<std::uint64_t>(group.rank()));
+    const auto states = gather_generator_states(group);
+    ensure(states.size() == 3, "one for each rank");
+    for (std::size_t rank = 0; rank < states.size(); ++rank) {
+      ensure(!states[rank].cuda.defined(), "no GPU here");
+      torch::manual_seed(rank);
+      const auto expected = torch::rand({4});
+      torch::manual_seed(17);
+      set_generator_state(states[rank], torch::kCPU);
+      ensure(torch::rand({4}).equal(expected), "the state of that rank");
+    }
+  });
+}
+
+namespace {
+
+/// A sharded model with its optimizer, in training on inputs that depend on the step and the rank.
+struct Sharded {
+  std::shared_ptr<LayerStack> module =
+      std::make_shared<LayerStack>(std::vector<Layer>{{5, 7}, {7, 3, torch::kFloat64, 1, true}, {3, 4}});
+  FullyShardedDataParallel fsdp;
+  torch::optim::Adam adam;
+
+  explicit Sharded(const ProcessGroup& group)
+      : fsdp(*module, group, {.unit_bytes = 100}), adam(fsdp.shards(), torch::optim::AdamOptions(0.01)) {}
+
+  void train(std::int64_t from, std::int64_t to, int rank) {
+    for (auto step = from; step < to; ++step) {
+      torch::manual_seed(static_cast<std::uint64_t>(100 * step + rank));
+      const auto input = torch::randn({6, 5}, torch::kFloat64);
+      adam.zero_grad();
+      fsdp.forward([&] { return module->forward(input).square().mean(); }).backward();
+      adam.step();
+    }
+  }
+  c10::impl::GenericDict weights() {
+    const auto whole = fsdp.full_parameters();
+    auto copies = make_dict();
+    for (const auto& item : state_dict(*module)) copies.insert(item.key(), item.value().toTensor().clone());
+    return copies;
+  }
+  c10::IValue optimizer(int rank) { return sharded_optimizer_state_dict(adam, fsdp, *module, rank); }
+
+  void save(const std::filesystem::path& path, int rank) {
+    auto root = make_dict();
+    root.insert("model", weights());
+    root.insert("optimizer", optimizer(rank));
+    if (rank == 0) serialize::write_pt(path, root);
+  }
+  void load(const std::filesystem::path& path) {
+    const auto root = serialize::read_pt(path).toGenericDict();
+    {
+      const auto whole = fsdp.full_parameters();
+      load_weights(*module, to_weights(root.at("model"), path), path);
+    }
+    load_sharded_optimizer_state(adam, fsdp, *module, root.at("optimizer"), path);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a fully sharded training that is resumed equals one that was not interrupted",
+          "[checkpoint_ranks]") {
+  const TempDir dir;
+  const auto path = dir.path() / "a.pt";
+  run_ranks(2, [&](const ProcessGroup& group) {
+    Sharded whole(group);
+    whole.train(0, 3, group.rank());
+    whole.save(path, group.rank());
+    ddp::all_reduce_sum(group, {1});  // it is written
+    whole.train(3, 6, group.rank());
+
+    Sharded resumed(group);
+    resumed.load(path);
+    resumed.train(3, 6, group.rank());
+    ensure(same(resumed.weights(), whole.weights()), "the same weights, to the bit");
+    ensure(same(resumed.optimizer(group.rank()), whole.optimizer(group.rank())), "the same state");
+  });
+}
+
+TEST_CASE("a fully sharded optimizer's state is taken up by another number of ranks", "[checkpoint_ranks]") {
+  const TempDir dir;
+  const auto path = dir.path() / "a.pt";
+  run_ranks(2, [&](const ProcessGroup& group) {
+    Sharded whole(group);
+    whole.train(0, 2, group.rank());
+    whole.save(path, group.rank());
+  });
+  run_ranks(3, [&](const ProcessGroup& group) {
+    Sharded other(group);
+    other.load(path);
+    const auto expected = serialize::read_pt(path).toGenericDict();
+    ensure(same(other.weights(), expected.at("model")), "the same weights");
+    const auto found = other.optimizer(group.rank());
+    if (group.rank() == 0) ensure(same(found, expected.at("optimizer")), "the same state");
+  });
+}
+
+TEST_CASE("a fully sharded optimizer refuses a state that does not fit, by name", "[checkpoint_ranks]") {
+  run_ranks(2, [](const ProcessGroup& group) {
+    Sharded sharded(group);
+    sharded.train(0, 1, group.rank());
+    const auto refused = [&](const c10::IValue& state) {
+      try {
+        load_sharded_optimizer_state(sharded.adam, sharded.fsdp, *sharded.module, state, "dir/a.pt");
+        return std::string("nothing");
+      } catch (const IoError& error) {
+        return std::string(error.what());
+      }
+    };
+    const auto expect = [](const std::string& got, const std::string& expected) {
+      ensure(got == expected, ("expected '" + expected + "', got '" + got + "'").c_str());
+    };
+    expect(refused(1), "dir/a.pt: optimizer: expected a dict with 'param_groups'");
+    auto root = make_dict(), group_dict = make_dict();
+    auto groups = c10::impl::GenericList(c10::AnyType::get()),
+         indices = c10::impl::GenericList(c10::AnyType::get());
+    root.insert("param_groups", groups);
+    expect(refused(root),
+           "dir/a.pt: optimizer: expected one parameter group: a fully sharded training has no more");
+    group_dict.insert("params", indices);
+    groups.push_back(group_dict);
+    expect(refused(root), "dir/a.pt: optimizer: expected 6 parameters");
+    for (std::int64_t i = 0; i < 6; ++i) indices.push_back(i);
+    expect(refused(root), "dir/a.pt: optimizer: expected a dict with 'state'");
+  });
+}

@@ -1,0 +1,83 @@
+#include "worker/train/figures.h"
+
+#include "common/errors.h"
+#include "common/files.h"
+#include "tests/support/catch.h"
+#include "worker/image/png.h"
+
+namespace ddprun::train {
+namespace {
+
+std::vector<std::string> names_of(const image::LineChart& chart) {
+  std::vector<std::string> names;
+  for (const auto& series : chart.series) names.push_back(series.name);
+  return names;
+}
+using Names = std::vector<std::string>;
+
+/// Rows as the trainer makes them: a step's loss twice an epoch, and the epoch's figures at its end.
+std::vector<report::MetricRow> rows_of_two_epochs() {
+  return {{{"epoch", 0}, {"step", 1}, {"lr", 0.1}, {"train_loss", 2.0}},
+          {{"epoch", 0}, {"step", 2}, {"lr", 0.1}, {"train_loss", 1.5}},
+          {{"epoch", 0},
+           {"step", 2},
+           {"train_loss_epoch", 1.7},
+           {"train_acc", 0.5},
+           {"val_acc", 0.4},
+           {"rss_mb", 300}},
+          {{"epoch", 1}, {"step", 4}, {"lr", 0.01}, {"train_loss", 1.0}},
+          {{"epoch", 1},
+           {"step", 4},
+           {"train_loss_epoch", 1.2},
+           {"train_acc", 0.7},
+           {"val_acc", 0.6},
+           {"val_iou", 0.3}}};
+}
+
+TEST_CASE("a run's charts hold the figures that there are", "[figures]") {
+  const auto charts = charts_of(rows_of_two_epochs());
+  REQUIRE(charts.size() == 3);
+  CHECK(charts[0].name == "loss");
+  CHECK(names_of(charts[0].chart) == Names{"train_loss", "train_loss_epoch"});
+  CHECK(charts[0].chart.x_label == "step");
+  CHECK(charts[0].chart.series[0].x == std::vector<double>{1, 2, 4});
+  CHECK(charts[0].chart.series[1].y == std::vector<double>{1.7, 1.2});
+  CHECK(charts[1].name == "accuracy");
+  CHECK(names_of(charts[1].chart) == Names{"train_acc", "val_acc", "val_iou"});
+  CHECK(charts[1].chart.x_label == "epoch");
+  CHECK(charts[1].chart.series[1].x == std::vector<double>{0, 1});
+  CHECK(charts[2].name == "lr");
+  CHECK(charts[2].chart.series[0].y == std::vector<double>{0.1, 0.1, 0.01});
+  CHECK(charts_of({}).empty());
+  CHECK(charts_of({{{"epoch", 0}, {"step", 2}, {"rss_mb", 5}}}).empty());
+}
+
+TEST_CASE("figures are files of the run's folder, and in the report", "[figures]") {
+  const TempDir dir;
+  const auto folder = dir.path() / "figures";
+  const auto charts = charts_of(rows_of_two_epochs());
+  write_charts(folder, charts);
+  write_samples(folder, {{image::make_image(28, 28, 1, 80), "pred 3 / true 5", true}});
+  write_confusion(folder, {{"0", "1"}, {5, 1, 0, 6}});
+  for (const char* name : {"loss", "accuracy", "lr", "samples", "confusion"}) {
+    const auto picture = image::read_png(folder / (std::string(name) + ".png"));
+    CHECK(picture.width >= 100);
+  }
+  CHECK(image::read_png(folder / "loss.png").width == 800);
+
+  const auto figures = report_figures(folder, charts);
+  Names names;
+  for (const auto& figure : figures) names.push_back(figure.title + " " + figure.media_type);
+  CHECK(names == Names{"loss image/svg+xml", "accuracy image/svg+xml", "lr image/svg+xml",
+                       "confusion image/png", "samples image/png"});
+  CHECK(figures[2].description == "learning rate over steps; lr ends at 0.01");
+  CHECK(figures[4].bytes == read_file(folder / "samples.png"));
+  CHECK(report_figures(dir.path() / "none", {}).empty());
+}
+
+TEST_CASE("figures that cannot be written are refused by name", "[figures]") {
+  CHECK_THROWS_AS(write_confusion("/dev/null/figures", {{"a"}, {1}}), IoError);
+}
+
+}  // namespace
+}  // namespace ddprun::train

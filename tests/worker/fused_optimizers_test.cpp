@@ -1,0 +1,224 @@
+#include "worker/train/fused_optimizers.h"
+
+#include <ATen/core/Dict.h>
+#include <ATen/core/List.h>
+#include <torch/types.h>
+
+#include <chrono>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/support/catch.h"
+#include "worker/models/mnist_cnn.h"
+#include "worker/serialize/pt_file.h"
+#include "worker/train/adadelta.h"
+#include "worker/train/optimizer.h"
+#include "worker/train/optimizer_state.h"
+
+using namespace ddprun;
+using test::ContainsSubstring;
+using torch::Tensor;
+using torch::optim::Optimizer;
+using torch::optim::OptimizerParamGroup;
+using train::OptimizerKind;
+using train::OptimizerSettings;
+using Tensors = std::vector<Tensor>;
+
+namespace {
+
+OptimizerSettings settings_of(const std::string& name) {
+  OptimizerSettings s;
+  s.kind = *train::parse_optimizer_kind(name.substr(0, name.find('_')));
+  s.lr = s.kind == OptimizerKind::kSgd ? 0.1 : s.kind == OptimizerKind::kAdadelta ? 1.0 : 0.01;
+  if (name == "sgd_momentum") s.momentum = 0.9, s.dampening = 0.1, s.weight_decay = 0.01;
+  if (name == "sgd_nesterov") s.momentum = 0.9, s.weight_decay = 5e-4, s.nesterov = true;
+  if (name == "adam_amsgrad") s.beta1 = 0.8, s.beta2 = 0.95;
+  if (name == "adamw_amsgrad") s.eps = 1e-6;
+  if (name == "adam_amsgrad" || name == "adamw_amsgrad") s.weight_decay = 0.1, s.amsgrad = true;
+  if (name == "adadelta_decay") s.lr = 0.5, s.rho = 0.8, s.eps = 1e-5, s.weight_decay = 0.1;
+  return s;
+}
+
+/// Two groups; the second's learning rate is another.
+std::unique_ptr<Optimizer> make(const std::string& name, const Tensors& p) {
+  auto optimizer = train::make_optimizer(settings_of(name), {{{p[0], p[1]}}, {{p[2]}}});
+  optimizer->param_groups()[1].options().set_lr(0.05);
+  return optimizer;
+}
+
+Tensors leaves(const c10::IValue& tensors) {
+  Tensors result;
+  for (const c10::IValue value : tensors.toList())
+    result.push_back(value.toTensor().clone().requires_grad_());
+  return result;
+}
+
+void step(Optimizer& optimizer, const Tensors& parameters, const c10::IValue& gradients) {
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const c10::IValue gradient = gradients.toList().get(i);
+    parameters[i].mutable_grad() = gradient.isNone() ? Tensor() : gradient.toTensor();
+  }
+  optimizer.step();
+}
+
+bool near(const Tensor& a, const Tensor& b) {
+  const double tolerance = a.scalar_type() == torch::kFloat64 ? 1e-12 : 2e-6;
+  return (a - b).abs().max().item<double>() <= tolerance;
+}
+
+/// The states that two dicts have in common, by Python's layout.
+void check_state(const c10::IValue& ours, const c10::IValue& python) {
+  const auto a = ours.toGenericDict().at("state").toGenericDict();
+  const auto b = python.toGenericDict().at("state").toGenericDict();
+  for (const auto& entry : b) {
+    CAPTURE(entry.key().toInt());
+    for (const auto& item : entry.value().toGenericDict()) {
+      if (item.value().isNone()) continue;  // the momentum buffer of SGD without momentum
+      REQUIRE(a.contains(entry.key()));
+      const auto found = a.at(entry.key()).toGenericDict();
+      REQUIRE(found.contains(item.key()));
+      CHECK(near(found.at(item.key()).toTensor(), item.value().toTensor()));
+    }
+  }
+}
+
+const char* const kNames[] = {"sgd",   "sgd_momentum",  "sgd_nesterov", "adam",          "adam_amsgrad",
+                              "adamw", "adamw_amsgrad", "adadelta",     "adadelta_decay"};
+
+/// The LibTorch optimizer that ours derives from; SGD's family, Adam's.
+std::unique_ptr<Optimizer> make_stock(OptimizerKind kind, const Tensors& parameters) {
+  if (kind == OptimizerKind::kSgd)
+    return std::make_unique<torch::optim::SGD>(parameters, torch::optim::SGDOptions(0.1).momentum(0.9));
+  if (kind == OptimizerKind::kAdam)
+    return std::make_unique<torch::optim::Adam>(parameters, torch::optim::AdamOptions(0.1));
+  return std::make_unique<torch::optim::AdamW>(parameters, torch::optim::AdamWOptions(0.1));
+}
+
+std::unique_ptr<Optimizer> make_fused(OptimizerKind kind, const Tensors& parameters) {
+  return train::make_optimizer({.kind = kind, .lr = 0.1, .momentum = 0.9}, {OptimizerParamGroup(parameters)});
+}
+
+}  // namespace
+
+TEST_CASE("twenty steps of each optimizer are PyTorch's fused ones, states too", "[optimizer]") {
+  for (const std::string type : {"float64", "float32"}) {
+    const auto root = serialize::read_pt(std::string(DDPRUN_GOLDEN_DIR "/fused_optimizers/") + type + ".pt")
+                          .toGenericDict();
+    for (const std::string name : kNames) {
+      CAPTURE(type, name);
+      const auto golden = root.at("results").toGenericDict().at(name).toGenericDict();
+      const auto parameters = leaves(root.at("before"));
+      const auto optimizer = make(name, parameters);
+      for (const c10::IValue gradients : root.at("gradients").toList())
+        step(*optimizer, parameters, gradients);
+      const auto after = golden.at("after").toList();
+      for (std::size_t i = 0; i < 3; ++i) CHECK(near(parameters[i], c10::IValue(after.get(i)).toTensor()));
+      check_state(train::optimizer_state_dict(*optimizer), golden.at("optimizer"));
+    }
+  }
+}
+
+TEST_CASE("an optimizer goes on from Python's fused state dict", "[optimizer]") {
+  const auto root = serialize::read_pt(DDPRUN_GOLDEN_DIR "/fused_optimizers/float64.pt").toGenericDict();
+  for (const std::string name : kNames) {
+    CAPTURE(name);
+    const auto golden = root.at("results").toGenericDict().at(name).toGenericDict();
+    const auto gradients = root.at("gradients").toList();
+    const auto ours = leaves(root.at("before")), again = leaves(golden.at("after"));
+    const auto whole = make(name, ours), resumed = make(name, again);
+    for (const c10::IValue each : gradients) step(*whole, ours, each);
+    train::load_optimizer_state(*resumed, golden.at("optimizer"), "golden");
+    for (std::size_t i = 5; i < 10; ++i) {
+      step(*whole, ours, gradients.get(i));
+      step(*resumed, again, gradients.get(i));
+    }
+    for (std::size_t i = 0; i < 3; ++i) CHECK(near(ours[i], again[i]));
+  }
+}
+
+TEST_CASE("a fused step is LibTorch's where layouts differ, parameters come later, or gradients are sparse",
+          "[optimizer]") {
+  torch::manual_seed(1);
+  for (const auto kind : {OptimizerKind::kSgd, OptimizerKind::kAdam, OptimizerKind::kAdamW}) {
+    for (const std::string what : {"layouts", "later", "sparse", "not dense", "types"}) {
+      if (what == "sparse" && kind != OptimizerKind::kSgd) continue;
+      CAPTURE(what, static_cast<int>(kind));
+      Tensors ours = {torch::randn({4, 3, 2, 2}), torch::randn({3, 2})}, stock;
+      if (what == "layouts") ours[0] = ours[0].contiguous(torch::MemoryFormat::ChannelsLast);
+      if (what == "not dense") ours[1] = torch::randn({3, 4}).slice(1, 0, 2);
+      if (what == "types") ours[1] = ours[1].to(torch::kFloat64);
+      for (auto& parameter : ours) stock.push_back(parameter.clone().requires_grad_());
+      for (auto& parameter : ours) parameter = parameter.detach().requires_grad_();
+      const auto fused = make_fused(kind, ours), plain = make_stock(kind, stock);
+      for (int i = 0; i < 4; ++i) {
+        for (std::size_t p = 0; p < 2; ++p) {
+          if (what == "later" && p == 1 && i == 0) continue;
+          auto gradient = torch::randn(ours[p].sizes(), ours[p].options().requires_grad(false));
+          if (what == "sparse" && p == 1) gradient = gradient.to_sparse();
+          if (what == "sparse" && p == 1 && i > 0) gradient = torch::zeros_like(ours[p]);
+          ours[p].mutable_grad() = gradient;
+          stock[p].mutable_grad() = gradient.clone();
+        }
+        fused->step();
+        plain->step();
+      }
+      for (std::size_t p = 0; p < 2; ++p) CHECK((ours[p] - stock[p]).abs().max().item<double>() < 1e-5);
+    }
+  }
+}
+
+TEST_CASE("an optimizer runs the closure, and needs no parameters and no gradients", "[optimizer]") {
+  for (const auto kind :
+       {OptimizerKind::kSgd, OptimizerKind::kAdam, OptimizerKind::kAdamW, OptimizerKind::kAdadelta}) {
+    const auto parameter = torch::ones(2).requires_grad_();
+    const auto optimizer = train::make_optimizer({.kind = kind, .lr = 0.5}, {{{parameter}}, {Tensors{}}});
+    optimizer->step();
+    CHECK(torch::equal(parameter, torch::ones(2)));
+    const auto loss = optimizer->step([&] {
+      auto value = (parameter * parameter).sum();
+      value.backward();
+      return value;
+    });
+    CHECK(loss.item<double>() == 2);
+    CHECK(parameter[0].item<double>() < 1);
+    CHECK(parameter.requires_grad());
+  }
+}
+
+TEST_CASE("optimizer settings out of their range are refused", "[optimizer]") {
+  CHECK_THROWS_AS(train::make_optimizer({.kind = OptimizerKind::kSgd, .lr = -1}, {}), c10::Error);
+  CHECK_THROWS_WITH(train::make_optimizer({.kind = OptimizerKind::kAdadelta, .rho = 2}, {}),
+                    ContainsSubstring("expected rho in [0, 1], got 2"));
+  CHECK_FALSE(train::parse_optimizer_kind("rmsprop").has_value());
+  train::Adadelta adadelta({torch::zeros(2).requires_grad_()});
+  adadelta.parameters()[0].mutable_grad() = torch::ones(2).to_sparse();
+  CHECK_THROWS_WITH(adadelta.step(), ContainsSubstring("expected dense gradients"));
+}
+
+TEST_CASE("a step's time, fused and LibTorch's own", "[.][measure]") {
+  const auto measure = [](const char* what, const Tensors& parameters) {
+    for (const auto& parameter : parameters) parameter.mutable_grad() = torch::randn_like(parameter.detach());
+    for (const auto kind : {OptimizerKind::kSgd, OptimizerKind::kAdam, OptimizerKind::kAdamW}) {
+      double us[2];
+      for (const bool fused : {false, true}) {
+        const auto optimizer = fused ? make_fused(kind, parameters) : make_stock(kind, parameters);
+        for (int i = 0; i < 10; ++i) optimizer->step();
+        const auto begin = std::chrono::steady_clock::now();
+        for (int i = 0; i < 200; ++i) optimizer->step();
+        us[fused] =
+            std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count() / 200;
+      }
+      std::printf("%s, %s: LibTorch %.0f us, fused %.0f us a step\n", what,
+                  kind == OptimizerKind::kSgd    ? "SGD"
+                  : kind == OptimizerKind::kAdam ? "Adam"
+                                                 : "AdamW",
+                  us[0], us[1]);
+    }
+  };
+  measure("MNIST CNN", models::MnistCnn(0)->parameters());
+  Tensors small;
+  for (int i = 0; i < 100; ++i) small.push_back(torch::randn({32, 32}).requires_grad_());
+  measure("100 layers of 32x32", small);
+}

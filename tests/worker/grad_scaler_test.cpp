@@ -1,0 +1,119 @@
+#include "worker/train/grad_scaler.h"
+
+#include <ATen/core/Dict.h>
+#include <torch/optim/sgd.h>
+#include <torch/types.h>
+
+#include <memory>
+#include <stdexcept>
+
+#include "tests/support/catch.h"
+#include "tests/support/golden.h"
+#include "tests/worker/golden_number.h"
+
+using namespace ddprun;
+using nlohmann::json;
+using test::ContainsSubstring;
+using test::number;
+using train::GradScaler;
+
+namespace {
+
+struct Trained {
+  torch::Tensor parameter = torch::zeros(2).requires_grad_();
+  torch::optim::SGD optimizer{{parameter}, torch::optim::SGDOptions(1.0)};
+
+  void set_gradient(double first, double second, double scale) {
+    parameter.mutable_grad() = torch::tensor({first, second}, torch::kFloat32) * scale;
+  }
+};
+
+GradScaler make_scaler(const GradScaler::Options& options = {}) { return GradScaler(at::kCPU, options); }
+
+}  // namespace
+
+TEST_CASE("the gradient scaler goes through PyTorch's states, also saved and loaded", "[grad_scaler]") {
+  for (const auto& golden : test::read_golden("grad_scaler/steps.json")) {
+    const auto& o = golden["options"];
+    CAPTURE(o.dump());
+    const GradScaler::Options options = {o["init_scale"], o["growth_factor"], o["backoff_factor"],
+                                         o["growth_interval"]};
+    auto scaler = make_scaler(options);
+    Trained trained;
+    std::int64_t skipped = 0;
+    for (const auto& step : golden["steps"]) {
+      CAPTURE(step.dump());
+      trained.set_gradient(number(step["gradient"][0]), number(step["gradient"][1]), scaler.get_scale());
+      if (step["unscales"]) scaler.unscale(trained.optimizer);
+      const bool stepped = scaler.step(trained.optimizer);
+      scaler.update();
+      skipped += stepped ? 0 : 1;
+      CHECK(stepped == step["stepped"].get<bool>());
+      CHECK(scaler.skipped_steps() == skipped);
+      CHECK(scaler.get_scale() == number(step["scale"]));
+      for (int i = 0; i < 2; ++i)
+        CHECK(trained.parameter[i].item<double>() == step["parameter"][static_cast<std::size_t>(i)]);
+      const auto state = scaler.state_dict();
+      CHECK(state.at("_growth_tracker").toInt() == step["tracker"]);
+      REQUIRE(state.size() == golden["keys"].size());
+      for (const auto& key : golden["keys"]) CHECK(state.contains(key.get<std::string>()));
+      auto fresh = make_scaler();
+      fresh.load_state_dict(state);
+      std::swap(scaler, fresh);
+      skipped = 0;
+    }
+  }
+}
+
+TEST_CASE("the scaled loss has scaled gradients, which a step takes the scale from", "[grad_scaler]") {
+  auto scaler = make_scaler({.init_scale = 8});
+  Trained trained;
+  scaler.scale((trained.parameter * 3).sum()).backward();
+  CHECK(trained.parameter.grad()[0].item<double>() == 24);
+  CHECK(scaler.step(trained.optimizer));
+  CHECK(trained.parameter[1].item<double>() == -3);
+}
+
+TEST_CASE("a rank skips the step if another found an infinite gradient", "[grad_scaler]") {
+  auto scaler = make_scaler({.init_scale = 8});
+  Trained trained;
+  trained.set_gradient(1, 1, 8);
+  CHECK_FALSE(scaler.step(trained.optimizer, [](at::Tensor& found) { found += 1; }));
+  scaler.update();
+  CHECK(scaler.get_scale() == 4);
+}
+
+TEST_CASE("a scaler that is not enabled leaves everything as it is", "[grad_scaler]") {
+  auto scaler = make_scaler({.enabled = false});
+  Trained trained;
+  trained.set_gradient(1, 2, 1);
+  const auto loss = torch::ones({});
+  CHECK(scaler.scale(loss).is_same(loss));
+  scaler.unscale(trained.optimizer);
+  CHECK(scaler.step(trained.optimizer));
+  scaler.update();
+  CHECK(trained.parameter[1].item<double>() == -2);
+  CHECK(scaler.state_dict().empty());
+  CHECK(scaler.get_scale() == 1);
+}
+
+TEST_CASE("the gradient scaler refuses calls out of order and options out of range", "[grad_scaler]") {
+  auto scaler = make_scaler();
+  Trained trained;
+  trained.set_gradient(1, 1, 1);
+  CHECK_THROWS_AS(scaler.update(), std::logic_error);
+  scaler.unscale(trained.optimizer);
+  CHECK_THROWS_AS(scaler.unscale(trained.optimizer), std::logic_error);
+  scaler.step(trained.optimizer);
+  CHECK_THROWS_AS(scaler.step(trained.optimizer), std::logic_error);
+  CHECK_THROWS_AS(scaler.unscale(trained.optimizer), std::logic_error);
+  scaler.update();
+  trained.parameter = torch::zeros(2, torch::kFloat16).requires_grad_();
+  torch::optim::SGD half({trained.parameter}, torch::optim::SGDOptions(1));
+  trained.parameter.mutable_grad() = torch::ones(2, torch::kFloat16);
+  CHECK_THROWS_WITH(scaler.unscale(half), ContainsSubstring("expected float32 gradients, got float16"));
+  CHECK_THROWS_AS(make_scaler({.growth_factor = 1}), std::invalid_argument);
+  CHECK_THROWS_AS(make_scaler({.backoff_factor = 1}), std::invalid_argument);
+  CHECK_THROWS_WITH(scaler.load_state_dict(make_scaler({.enabled = false}).state_dict()),
+                    ContainsSubstring("the gradient scaler: expected 'scale', got none"));
+}

@@ -1,0 +1,53 @@
+#include "worker/image/jpeg.h"
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "common/errors.h"
+#include "common/files.h"
+#include "tests/support/catch.h"
+
+namespace ddprun::image {
+namespace {
+
+using test::ContainsSubstring;
+
+const std::filesystem::path kGolden = std::filesystem::path(DDPRUN_GOLDEN_DIR) / "jpeg";
+
+TEST_CASE("JPEG files are read as Pillow reads them", "[jpeg]") {
+  const auto expected = nlohmann::json::parse(read_file(kGolden / "expected.json"));
+  CHECK(expected.size() == 4);
+  for (const auto& [name, picture] : expected.items()) {
+    INFO(name);
+    const auto read = read_jpeg(kGolden / (name + ".jpg"));
+    CHECK(std::vector{read.width, read.height} == picture["size"].get<std::vector<int>>());
+    CHECK(read.channels == picture["channels"].get<int>());
+    const auto bytes = picture["bytes"].get<std::vector<int>>();
+    REQUIRE(read.bytes.size() == bytes.size());
+    int largest = 0;
+    for (std::size_t i = 0; i < bytes.size(); ++i)
+      largest = std::max(largest, std::abs(read.bytes[i] - bytes[i]));
+    CHECK(largest <= 1);  // versions of libjpeg-turbo may round differently
+  }
+}
+
+TEST_CASE("a JPEG file that is cut off or no JPEG is refused", "[jpeg]") {
+  const auto bytes = read_file(kGolden / "rgb.jpg");
+  for (std::size_t size = 0; size < bytes.size() - 1; size += 7)
+    CHECK_THROWS_AS(decode_jpeg(std::string_view(bytes).substr(0, size), "a.jpg"), IoError);
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    auto damaged = bytes;
+    damaged[i] = static_cast<char>(damaged[i] ^ 0x44);
+    try {
+      decode_jpeg(damaged, "a.jpg", 1 << 20);
+    } catch (const IoError&) {  // many kinds of damage do not show: JPEG has no checksum
+    }
+  }
+  CHECK_THROWS_WITH(decode_jpeg("GIF89a", "a.jpg"),
+                    ContainsSubstring("a.jpg: is no JPEG file that can be read: "));
+  CHECK_THROWS_WITH(decode_jpeg(bytes, "a.jpg", 19 * 11 - 1), ContainsSubstring("too many pixels"));
+  CHECK_THROWS_WITH(read_jpeg(kGolden / "cmyk.jpg"), ContainsSubstring("it has 4 channels, expected 1 or 3"));
+}
+
+}  // namespace
+}  // namespace ddprun::image

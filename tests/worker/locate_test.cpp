@@ -1,0 +1,55 @@
+#include "worker/data/locate.h"
+
+#include <cstdlib>
+
+#include "common/errors.h"
+#include "common/files.h"
+#include "tests/support/catch.h"
+
+namespace fs = std::filesystem;
+using namespace ddprun;
+using ddprun::data::find_data;
+
+namespace {
+
+/// The two folders that a user can fill, of our own while this lives (a test case is a process of its own).
+struct Folders {
+  Folders() {
+    ::setenv("DDPRUN_DATA", own.path().c_str(), 1);
+    ::setenv("XDG_CACHE_HOME", cache.path().c_str(), 1);
+  }
+  fs::path make_own(const std::string& name) const { return make(own.path() / name); }
+  fs::path make_cached(const std::string& name) const { return make(cache.path() / "ddprun/data" / name); }
+  static fs::path make(const fs::path& path) {
+    fs::create_directories(path);
+    return path;
+  }
+  TempDir own, cache;
+};
+
+}  // namespace
+
+TEST_CASE("data is found by name in DDPRUN_DATA first, then in the cache", "[locate]") {
+  const Folders folders;
+  const auto cached = folders.make_cached("cifar10");
+  CHECK(data::locate("cifar10") == cached);
+  const auto own = folders.make_own("cifar10");
+  CHECK(data::locate("cifar10") == own);
+  CHECK(data::locate("no-such-set") == std::nullopt);
+}
+
+TEST_CASE("--data is a name, a folder or nothing", "[locate]") {
+  const Folders folders;
+  CHECK_THROWS_AS(find_data("", {"one", "two"}), UsageError);
+  CHECK_THROWS_WITH(
+      find_data("two", {"one", "two"}),
+      "--data: data set 'two' not found in $DDPRUN_DATA/two, the cache folder's data/two or "
+      "/usr/share/datasets/two; expected it there (scripts/get_data.sh two fetches it), or a folder "
+      "with its files");
+  CHECK(find_data("some/folder", {"one", "two"}) == "some/folder");
+  const auto two = folders.make_cached("two");
+  CHECK(find_data("", {"one", "two"}) == two);
+  const auto one = folders.make_cached("one");
+  CHECK(find_data("", {"one", "two"}) == one);
+  CHECK(find_data("two", {"one", "two"}) == two);
+}

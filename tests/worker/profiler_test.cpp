@@ -1,0 +1,80 @@
+#include "worker/train/profiler.h"
+
+#include <torch/nn/functional/loss.h>
+
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "common/errors.h"
+#include "common/files.h"
+#include "tests/support/catch.h"
+#include "worker/models/mnist_cnn.h"
+
+namespace ddprun::train {
+namespace {
+
+using test::ContainsSubstring;
+
+void train_step(models::MnistCnn& model) {
+  const auto output = model->forward(torch::randn({4, 1, 28, 28}));
+  torch::nll_loss(output, torch::tensor({1, 2, 3, 4}, torch::kInt64)).backward();
+}
+
+TEST_CASE("a profile is a trace with the operators, and a table that names the slow ones", "[profiler]") {
+  const TempDir dir;
+  const auto trace = dir.path() / "trace.json";
+  models::MnistCnn model;
+  Profiler profiler;
+  train_step(model);
+  profiler.start();
+  CHECK(profiler.recording());
+  for (int step = 0; step < 3; ++step) train_step(model);
+  const auto table = profiler.stop(trace, {.steps = 3, .total = 0.3, .data_wait = 0.01});
+  CHECK(!profiler.recording());
+
+  INFO(table);
+  CHECK_THAT(table, ContainsSubstring("3 steps, each 100.000 ms on average"));
+  CHECK_THAT(table, ContainsSubstring("conv"));
+  CHECK_THAT(table, ContainsSubstring("addmm"));
+  std::set<std::string> names;
+  int forward = 0;
+  for (const auto& event : nlohmann::json::parse(read_file(trace)).at("traceEvents")) {
+    names.insert(event.value("name", ""));
+    forward += event.value("name", "") == "aten::addmm" && event.value("ph", "") == "X";
+  }
+  for (const char* name :
+       {"aten::conv2d", "aten::addmm", "aten::max_pool2d", "aten::nll_loss", "ConvolutionBackward0"}) {
+    INFO(name);
+    CHECK(names.contains(name));
+  }
+  CHECK(forward == 3 * 2);  // two linear layers, three steps: what came before start() is not in it
+  for (const auto& entry : std::filesystem::directory_iterator(dir.path())) CHECK(entry.path() == trace);
+}
+
+TEST_CASE("a profiler can be started again, and be given up", "[profiler]") {
+  const TempDir dir;
+  const auto a = torch::ones({8, 8});
+  {
+    Profiler given_up;
+    given_up.start();
+    a.mm(a);
+  }
+  Profiler profiler;
+  for (const char* name : {"1.json", "2.json"}) {
+    profiler.start();
+    a.mm(a);
+    CHECK_THAT(profiler.stop(dir.path() / name, {}), ContainsSubstring("aten::mm"));
+    CHECK_NOTHROW(nlohmann::json::parse(read_file(dir.path() / name)));
+  }
+  CHECK_THROWS_AS(profiler.stop(dir.path() / "3.json", {}), std::logic_error);
+}
+
+TEST_CASE("a trace that cannot be written is refused by name", "[profiler]") {
+  Profiler profiler;
+  profiler.start();
+  CHECK_THROWS_AS(profiler.stop("/no/such/folder/trace.json", {}), IoError);
+  CHECK(!profiler.recording());
+}
+
+}  // namespace
+}  // namespace ddprun::train

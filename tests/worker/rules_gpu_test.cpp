@@ -1,0 +1,106 @@
+// The training rules whose kernels are others on a GPU; skipped without one. CUDA is used in forked ranks
+// only.
+#include <stdexcept>
+
+#include <ATen/core/Dict.h>
+#include <torch/nn/modules/conv.h>
+#include <torch/types.h>
+
+#include "tests/support/catch.h"
+#include "worker/ddp/cuda_backend.h"
+#include "worker/ddp/spawn.h"
+#include "worker/train/clip_gradients.h"
+#include "worker/train/ema.h"
+#include "worker/train/grad_scaler.h"
+#include "worker/train/metrics.h"
+#include "worker/train/optimizer.h"
+#include "worker/train/precision.h"
+
+using namespace ddprun;
+using train::OptimizerKind;
+using Tensors = std::vector<torch::Tensor>;
+
+namespace {
+
+void on_a_gpu(const std::function<void(at::Device)>& check) {
+  try {
+    ddp::spawn(1, [](const WorkerEnv&) {
+      const auto driver = ddp::query_cuda_driver();
+      if (driver.gpus.empty()) throw std::runtime_error(driver.problem);
+      ddp::cuda_plugin();
+    });
+  } catch (const std::runtime_error& error) {
+    test::skip(error.what());
+  }
+  ddp::spawn(1, [&](const WorkerEnv&) {
+    ddp::cuda_plugin();
+    check(at::Device(at::kCUDA, 0));
+  });
+}
+
+void expect_close(const torch::Tensor& got, const torch::Tensor& expected) {
+  if (!torch::allclose(got.detach().cpu(), expected.detach(), 1e-5, 1e-6))
+    throw std::runtime_error(
+        "differ by " + std::to_string((got.detach().cpu() - expected.detach()).abs().max().item<double>()));
+}
+
+/// Weights and their average after five clipped steps.
+Tensors train_on(at::Device device, OptimizerKind kind) {
+  torch::manual_seed(3);
+  Tensors parameters;
+  for (int i = 0; i < 4; ++i) parameters.push_back(torch::randn({5, 3}).to(device).requires_grad_());
+  const auto optimizer =
+      train::make_optimizer({.kind = kind, .lr = 0.01, .weight_decay = 0.1, .momentum = 0.9, .amsgrad = true},
+                            {torch::optim::OptimizerParamGroup(parameters)});
+  train::Ema ema({{"first", parameters[0]}}, {}, {.decay = 0.5});
+  for (int step = 0; step < 5; ++step) {
+    for (const auto& parameter : parameters) parameter.mutable_grad() = torch::randn({5, 3}).to(device);
+    train::clip_grad_norm(parameters, 2.0);
+    optimizer->step();
+    ema.update();
+  }
+  parameters.push_back(ema.averages()[0].second);
+  return parameters;
+}
+
+}  // namespace
+
+TEST_CASE("clipped steps and averages on CUDA are the CPU's, with each optimizer", "[gpu][optimizer]") {
+  on_a_gpu([](at::Device device) {
+    for (const auto kind :
+         {OptimizerKind::kSgd, OptimizerKind::kAdam, OptimizerKind::kAdamW, OptimizerKind::kAdadelta}) {
+      const auto there = train_on(device, kind), here = train_on(at::kCPU, kind);
+      for (std::size_t i = 0; i < here.size(); ++i) expect_close(there[i], here[i]);
+    }
+  });
+}
+
+TEST_CASE("float16 training on CUDA skips the step of an infinite gradient", "[gpu][grad_scaler]") {
+  on_a_gpu([](at::Device device) {
+    torch::nn::Conv2d layer(torch::nn::Conv2dOptions(3, 4, 3));
+    layer->to(device);
+    train::to_channels_last(*layer);
+    const auto optimizer =
+        train::make_optimizer({.kind = OptimizerKind::kSgd, .lr = 0.1}, {{layer->parameters()}});
+    train::GradScaler scaler(device, {});
+    train::Accuracy accuracy;
+    const auto step = [&](double factor) {
+      optimizer->zero_grad();
+      torch::Tensor loss;
+      {
+        const train::AutocastScope scope(train::Precision::k16Mixed, device.type());
+        const auto output = layer->forward(train::channels_last(torch::ones({2, 3, 4, 4}).to(device)));
+        if (output.scalar_type() != torch::kFloat16) throw std::runtime_error("not computed in float16");
+        accuracy.add(output.flatten(1), torch::zeros(2, torch::kInt64).to(device));
+        loss = output.to(torch::kFloat32).square().mean() * factor;
+      }
+      scaler.scale(loss).backward();
+      const bool stepped = scaler.step(*optimizer);
+      scaler.update();
+      return stepped;
+    };
+    if (step(INFINITY) || scaler.get_scale() != 32768) throw std::runtime_error("a step was not skipped");
+    if (!step(0.01) || scaler.skipped_steps() != 1) throw std::runtime_error("a step was skipped");
+    if (accuracy.sums()[1] != 4) throw std::runtime_error("not every sample was counted");
+  });
+}

@@ -1,0 +1,128 @@
+#include "worker/bench_loader.h"
+
+#include <sys/resource.h>
+
+#include <chrono>
+#include <cmath>
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "common/errors.h"
+#include "common/worker_env.h"
+#include "worker/data/cifar10_dataset.h"
+#include "worker/data/distributed_sampler.h"
+#include "worker/data/idx_dataset.h"
+#include "worker/data/loader.h"
+#include "worker/data/locate.h"
+#include "worker/flags.h"
+
+namespace ddprun {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct BenchOptions {
+  std::string task = "cifar10";
+  std::string source;
+  std::int64_t batch_size = 128, epochs = 1, seed = 0;
+  int threads = 2;
+  bool augment = true, channels_last = false, help = false;
+};
+
+BenchOptions parse_flags(int argc, char** argv) {
+  BenchOptions options;
+  CLI::App app("Measures the input pipeline of a task alone and prints one line of JSON.",
+               "worker bench-loader");
+  app.formatter(std::make_shared<HelpFormatter>());
+  app.add_option("TASK", options.task, "cifar10 or mnist")->required();
+  app.add_option("--data", options.source,
+                 "a folder, or the name of a data set: cifar10, mnist, fashion-mnist");
+  add_integer(app, "--loader-threads", options.threads, 0, 256,
+              "threads that prepare batches; 0: none beside main")
+      ->capture_default_str();
+  add_integer(app, "--batch-size", options.batch_size, 1, 1 << 20, "images a batch")->capture_default_str();
+  add_integer(app, "--epochs", options.epochs, 1, 1'000'000, "how often to go through the images")
+      ->capture_default_str();
+  add_integer(app, "--seed", options.seed, 0, INT64_MAX, "of the order and the augmentation")
+      ->capture_default_str();
+  bool plain = false;
+  app.add_flag(both_spellings("--no-augment"), plain, "only normalise");
+  app.add_flag(both_spellings("--channels-last"), options.channels_last,
+               "batches in channels-last memory format");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    std::cout << app.help();
+    options.help = true;
+  } catch (const CLI::ParseError& error) {
+    throw UsageError(error.what());
+  }
+  options.augment = !plain;
+  return options;
+}
+
+data::ImageDataset open_images(const BenchOptions& options) {
+  data::ImageTransform::Options transform;
+  transform.seed = static_cast<std::uint64_t>(options.seed);
+  transform.channels_last = options.channels_last;
+  if (options.task == "cifar10") {
+    transform.mean = {data::kCifar10Mean.begin(), data::kCifar10Mean.end()};
+    transform.std = {data::kCifar10Std.begin(), data::kCifar10Std.end()};
+    transform.padding = options.augment ? 4 : 0;
+    transform.flip = options.augment;
+    return {data::read_cifar10(data::find_data(options.source, {"cifar10"}), data::Part::kTrain),
+            data::ImageTransform(std::move(transform))};
+  }
+  if (options.task != "mnist")
+    throw UsageError("unknown task '" + options.task + "', expected cifar10 or mnist");
+  transform.mean = {0.1307f};
+  transform.std = {0.3081f};
+  return {data::read_mnist(data::find_data(options.source, {"mnist", "fashion-mnist"}), data::Part::kTrain),
+          data::ImageTransform(std::move(transform))};
+}
+
+/// Images a second; the first batch, which waits for all to begin, is not counted.
+double measure(const data::ImageDataset& images, const BenchOptions& options) {
+  data::DistributedSampler sampler(images.size(), 1, 0, {.seed = static_cast<std::uint64_t>(options.seed)});
+  data::Loader loader(images, {.batch_size = options.batch_size, .threads = options.threads});
+  std::optional<Clock::time_point> begin;
+  std::int64_t count = 0;
+  for (std::int64_t epoch = 0; epoch < options.epochs; ++epoch) {
+    sampler.set_epoch(epoch);
+    loader.start_epoch(sampler.indices(), epoch);
+    while (const auto batch = loader.next()) {
+      if (begin)
+        count += batch->size();
+      else
+        begin = Clock::now();
+    }
+  }
+  return static_cast<double>(count) / std::chrono::duration<double>(Clock::now() - *begin).count();
+}
+
+double seconds(const timeval& time) {
+  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) / 1e6;
+}
+
+}  // namespace
+
+int run_bench_loader(int argc, char** argv) {
+  const auto started = Clock::now();
+  const auto options = parse_flags(argc, argv);
+  if (options.help) return 0;
+  const auto rate = measure(open_images(options), options);
+  rusage usage{};
+  ::getrusage(RUSAGE_SELF, &usage);
+  const nlohmann::ordered_json line = {
+      {"task", options.task + "-loader"},
+      {"world", from_env().world_size},
+      {"seconds", std::chrono::duration<double>(Clock::now() - started).count()},
+      {"cpu_seconds", seconds(usage.ru_utime) + seconds(usage.ru_stime)},
+      {"peak_mb", usage.ru_maxrss / 1024},
+      {"workers", options.threads},
+      {"images_per_second", std::llround(rate)}};
+  std::cout << line.dump() << std::endl;
+  return 0;
+}
+
+}  // namespace ddprun

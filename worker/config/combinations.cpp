@@ -1,0 +1,36 @@
+#include "common/errors.h"
+#include "worker/config/sections.h"
+
+namespace ddprun {
+
+void check_combinations(const Config& config) {
+  const auto& train = config.train;
+  const auto& ddp = train.parallel;
+  const auto refuse = [](bool both, const std::string& first, const std::string& second) {
+    if (both) throw UsageError(first + " and " + second + ": expected one of them at most");
+  };
+  refuse(ddp.fsdp && ddp.zero1, "--fsdp", "--zero1");
+  refuse(ddp.fsdp && ddp.comm_hook != "none", "--fsdp", "--comm-hook");
+  refuse(ddp.fsdp && ddp.find_unused, "--fsdp", "--find-unused");
+  refuse(ddp.fsdp && ddp.static_graph, "--fsdp", "--static-graph");
+  refuse(ddp.fsdp && ddp.join, "--fsdp", "--join");
+  refuse(ddp.zero1 && ddp.join, "--zero1", "--join");
+  refuse(ddp.nan_check && ddp.join, "--nan-check", "--join");
+  refuse(ddp.static_graph && ddp.join, "--static-graph", "--join");
+  refuse(ddp.sync_batch_norm && ddp.join, "--sync-bn", "--join");
+  // The steps of ranks that have more of them than others cannot be agreed on.
+  refuse(train.accumulate > 1 && ddp.join, "--accumulate", "--join");
+  refuse(train.max_steps > 0 && ddp.join, "--max-steps", "--join");
+  refuse(train.val_every_steps > 0 && ddp.join, "--val-every-steps", "--join");
+  refuse(train.checkpoint.every_steps > 0 && ddp.join, "--checkpoint-every-steps", "--join");
+  refuse(ddp.fsdp && train.optim.ema > 0, "--fsdp", "--ema");
+  refuse(ddp.fsdp && train.precision.channels_last, "--fsdp", "--channels-last");
+  const bool scaled = train.precision.precision == train::Precision::k16Mixed;
+  refuse(scaled && ddp.nan_check, "--precision=16-mixed", "--nan-check");
+  refuse(scaled && ddp.join, "--precision=16-mixed", "--join");
+  refuse(train.optim.clip_norm > 0 && train.optim.clip_value > 0, "--clip-norm", "--clip-value");
+  if (train.checkpoint.resume == "auto" && train.out.empty())
+    throw UsageError("--resume=auto: expected --out too, the folder of the run to go on with");
+}
+
+}  // namespace ddprun

@@ -1,0 +1,139 @@
+#include "worker/config/sections.h"
+
+namespace ddprun {
+namespace {
+
+using Settings = std::vector<Setting>;
+
+Range positive(std::string expected = "a number above 0") { return {0, 1e30, true, std::move(expected)}; }
+
+/// cosine: units, or the word epochs for all that the run has.
+Setting t_max(std::int64_t& target) {
+  Setting setting;
+  setting.name = "t-max";
+  setting.kind = Setting::Kind::kIntegerOrText;
+  setting.type_name = "N|epochs";
+  setting.help = "cosine: units until the lowest learning rate; epochs: as many as the run has";
+  setting.set = [&target](const std::string& text) -> std::string {
+    const auto value = text == "epochs" ? std::optional<std::int64_t>(0) : parse_integer(text);
+    if (!value || *value < 0 || *value > kMaxInt || (*value == 0 && text != "epochs"))
+      return integer_from(1, kMaxInt) + ", or epochs";
+    target = *value;
+    return "";
+  };
+  setting.get = [&target]() -> std::optional<Value> {
+    if (target == 0) return std::string("epochs");
+    return target;
+  };
+  return setting;
+}
+
+}  // namespace
+
+Settings data_settings(Config& config) {
+  auto& data = config.data;
+  return {
+      text("data", data.source, "a folder, or the name of a data set")
+          .type("DIR|NAME")
+          .only({"mnist", "cifar10"}),
+      text("data", data.source, "a table of one's own: the last column is the label, 0 or 1")
+          .type("FILE.csv")
+          .only({"linear"}),
+      integer("limit-train", data.limit_train, 1, kMaxCount, "use only the first N training samples"),
+      integer("limit-val", data.limit_val, 1, kMaxCount, "use only the first N validation samples")
+          .only({"linear", "mnist", "cifar10"}),
+      integer("limit-test", data.limit_test, 1, kMaxCount, "use only the first N test samples")
+          .only({"mnist", "cifar10"}),
+      number("val-split", data.val_split, {0, 0.999, true, "a part above 0 and below 1"},
+             "this part of the training set is for validation")
+          .only({"linear", "mnist", "cifar10"}),
+      boolean("val-on-test", data.val_on_test, "validation on the test set, as the document has it")
+          .only({"cifar10"}),
+      negated("augment", data.augment, "no random crops and flips").only({"cifar10"}),
+      integer("loader-threads", config.train.loader_threads, 0, 64,
+              "threads that prepare batches; 0: none beside the training"),
+  };
+}
+
+Settings model_settings(Config& config) {
+  auto& model = config.model;
+  return {
+      path("init-weights", model.init_weights,
+           "start from a model's weights: .pt of ours or of Python, .safetensors"),
+      number("dropout", model.dropout, {0, 1, false, "a probability from 0 to 1"},
+             "of both dropout layers (default: 0.25 and 0.5)")
+          .only({"mnist"}),
+      choice("loss", model.loss, {"mse", "cross_entropy"},
+             "mse or cross_entropy (the document's, by which nothing is learnt)")
+          .only({"toy"}),
+      choice("stem", model.stem, {"imagenet", "cifar"},
+             "imagenet: 7x7, stride 2 and pooling, as torchvision's; cifar: 3x3")
+          .only({"cifar10"}),
+      number("label-smoothing", model.label_smoothing, {0, 1, false, "a part from 0 to 1"},
+             "this part of the target is spread over all classes")
+          .only({"cifar10"}),
+  };
+}
+
+Settings optim_settings(Config& config) {
+  auto& optim = config.train.optim;
+  using train::LrScheduleKind;
+  using train::OptimizerKind;
+  return {
+      number("lr", optim.optimizer.lr, positive(), "learning rate"),
+      choice<OptimizerKind>("optimizer", optim.optimizer.kind,
+                            {{"sgd", OptimizerKind::kSgd},
+                             {"adam", OptimizerKind::kAdam},
+                             {"adamw", OptimizerKind::kAdamW},
+                             {"adadelta", OptimizerKind::kAdadelta}},
+                            "sgd, adam, adamw or adadelta"),
+      number("momentum", optim.optimizer.momentum, {0, 1, false, "a number from 0 to 1"}, "of sgd"),
+      number("weight-decay", optim.optimizer.weight_decay, {0, 1e30, false, "a number from 0"},
+             "(default: adamw 0.01, else 0)"),
+      choice<bool>("scale-lr", optim.scale_lr, {{"none", false}, {"linear", true}},
+                   "linear: learning rate x ranks"),
+      choice<LrScheduleKind>("lr-schedule", optim.schedule,
+                             {{"none", LrScheduleKind::kNone},
+                              {"step", LrScheduleKind::kStep},
+                              {"cosine", LrScheduleKind::kCosine},
+                              {"one-cycle", LrScheduleKind::kOneCycle},
+                              {"plateau", LrScheduleKind::kPlateau}},
+                             "none, step, cosine, one-cycle or plateau"),
+      choice<bool>("lr-interval", optim.schedule_per_step, {{"epoch", false}, {"step", true}},
+                   "the schedule's unit: epoch or (optimizer) step"),
+      t_max(optim.t_max),
+      integer("step-size", optim.step_size, 1, kMaxInt, "step: units between two changes"),
+      number("gamma", optim.gamma, {0, 1, true, "a number above 0, 1 at most"},
+             "step, plateau: factor of the learning rate"),
+      integer("plateau-patience", optim.plateau_patience, 0, kMaxInt,
+              "plateau: epochs without a better --monitor before the learning rate falls"),
+      integer("warmup-steps", optim.warmup_steps, 0, kMaxInt, "optimizer steps of linear warm-up"),
+      number("clip-norm", optim.clip_norm, positive(), "gradients' norm at most"),
+      number("clip-value", optim.clip_value, positive(), "every gradient's absolute value at most"),
+      number("ema", optim.ema, {0, 1, true, "a decay above 0, 1 at most"},
+             "evaluate moving averages of the weights, of this decay"),
+  };
+}
+
+Settings train_settings(Config& config) {
+  auto& train = config.train;
+  return {
+      path("out", train.out, "run folder (default: runs/<task>-<UTC time>)").type("DIR").of_this_run(),
+      integer("epochs", train.epochs, 1, kMaxInt, "passes over the training set"),
+      integer("max-steps", train.max_steps, 1, kMaxCount, "optimizer steps at most"),
+      number("max-time", train.max_seconds, {0, 1e9, true, "seconds above 0"}, "ends after so many seconds")
+          .type("SECONDS"),
+      integer("batch-size", train.batch_size, 1, kMaxInt, "samples a batch, of each rank"),
+      integer("accumulate", train.accumulate, 1, kMaxInt, "batches of an optimizer step"),
+      integer("val-every-steps", train.val_every_steps, 1, kMaxInt,
+              "validation after every N steps, not after every epoch")
+          .only({"linear", "mnist", "cifar10"}),
+      integer("sanity-batches", train.sanity_batches, 0, kMaxInt,
+              "batches of validation before the training, to find mistakes early")
+          .only({"linear", "mnist", "cifar10"}),
+      integer("seed", train.seed, 0, kMaxCount, "of everything random"),
+      boolean("deterministic", config.deterministic, "only algorithms that give the same every time"),
+  };
+}
+
+}  // namespace ddprun

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <memory>
+#include <utility>
+
+#include "worker/data/dataset.h"
+
+namespace ddprun::data {
+
+/// Some examples of a data set, in an order of their own. Augmentation goes by their numbers in the whole
+/// set.
+class Subset : public Dataset {
+ public:
+  /// throws  std::invalid_argument if a number is not in [0, whole->size())
+  Subset(std::shared_ptr<const Dataset> whole, std::vector<std::int64_t> indices);
+
+  std::int64_t size() const override { return static_cast<std::int64_t>(indices_.size()); }
+  Batch get_batch(const std::vector<std::int64_t>& indices) const override;
+  Batch get_epoch_batch(const std::vector<std::int64_t>& indices, std::int64_t epoch) const override;
+
+  const std::vector<std::int64_t>& indices() const { return indices_; }
+
+ private:
+  std::vector<std::int64_t> in_whole(const std::vector<std::int64_t>& indices) const;
+
+  std::shared_ptr<const Dataset> whole_;
+  std::vector<std::int64_t> indices_;
+};
+
+/// A data set's numbers in two parts.
+struct Split {
+  std::vector<std::int64_t> train, validation;
+};
+
+/// Splits 0 .. size-1 at random, the same on every rank: exactly
+/// torch.utils.data.random_split(set, [1 - fraction, fraction], torch.Generator().manual_seed(seed)).
+///
+/// fraction  of the validation part, above 0 and below 1
+/// throws    std::invalid_argument if the fraction is out of range or leaves a part empty
+Split random_split(std::int64_t size, double fraction, std::uint64_t seed);
+
+/// The first `limit` of them; all if limit is 0 or there are no more.
+std::vector<std::int64_t> first(std::vector<std::int64_t> indices, std::int64_t limit);
+
+}  // namespace ddprun::data

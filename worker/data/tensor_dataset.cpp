@@ -1,0 +1,18 @@
+#include "worker/data/tensor_dataset.h"
+
+#include <stdexcept>
+
+namespace ddprun::data {
+
+TensorDataset::TensorDataset(torch::Tensor input, torch::Tensor target)
+    : input_(std::move(input)), target_(std::move(target)) {
+  if (input_.dim() < 1 || target_.dim() < 1 || input_.size(0) != target_.size(0) || input_.size(0) < 1)
+    throw std::invalid_argument("TensorDataset: expected as many inputs as targets, one at least");
+}
+
+Batch TensorDataset::get_batch(const std::vector<std::int64_t>& indices) const {
+  const auto index_B = torch::tensor(indices, torch::kInt64);
+  return {input_.index_select(0, index_B), target_.index_select(0, index_B)};
+}
+
+}  // namespace ddprun::data

@@ -1,0 +1,103 @@
+#include "worker/image/axis.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <limits>
+
+namespace ddprun::image {
+namespace {
+
+constexpr double kLargest = 1e300, kSmallest = 1e-290;  // what is left room for sums and quotients
+constexpr double kRounding = 1e-9;
+
+/// 1, 2 or 5 times a power of ten, such that at most most_ticks steps fit into the span.
+double nice_step(double span, const AxisOptions& options) {
+  const double rough = span / options.most_ticks;
+  const double power = std::pow(10, std::floor(std::log10(rough)));
+  double step = 10 * power;
+  for (const double factor : {5.0, 2.0, 1.0})
+    if (factor * power >= rough * (1 - kRounding)) step = factor * power;
+  return options.integer ? std::max(step, 1.0) : step;
+}
+
+/// The value with as many digits as tell it from its neighbours, which are a step away.
+std::string label_of(double value, double step) {
+  if (std::abs(value) < step * 1e-6) value = 0;  // what rounding left of it
+  const int step_exponent = static_cast<int>(std::floor(std::log10(step) + kRounding));
+  const int exponent = value == 0 ? 0 : static_cast<int>(std::floor(std::log10(std::abs(value)) + kRounding));
+  char text[48];
+  if (exponent < 7 && step_exponent >= -5) {
+    std::snprintf(text, sizeof text, "%.*f", std::max(0, -step_exponent), value);
+  } else {
+    std::snprintf(text, sizeof text, "%.*e", value == 0 ? 0 : std::clamp(exponent - step_exponent, 0, 15),
+                  value);
+  }
+  return text;
+}
+
+void add_linear_ticks(Axis& axis, const AxisOptions& options) {
+  const double step = nice_step(axis.high - axis.low, options);
+  const double first = std::ceil(axis.low / step - kRounding);
+  for (int i = 0; i <= options.most_ticks; ++i) {
+    const double value = (first + i) * step;
+    const double place = axis.place(value);
+    if (place <= 1 + kRounding) axis.ticks.push_back({place, label_of(value, step)});
+  }
+}
+
+std::string power_label(double exponent, int factor) {
+  char text[32];
+  if (exponent >= -3 && exponent <= 4)
+    std::snprintf(text, sizeof text, "%.*f", std::max(0, static_cast<int>(-exponent)),
+                  factor * std::pow(10, exponent));
+  else
+    std::snprintf(text, sizeof text, "%de%.0f", factor, exponent);
+  return text;
+}
+
+void add_log_ticks(Axis& axis, const AxisOptions& options) {
+  const double span = axis.high - axis.low;
+  const double stride = std::max(1.0, std::ceil(span / options.most_ticks));
+  const bool between = span < options.most_ticks / 3.0;  // room for 2 and 5, too
+  for (double power = std::floor(axis.low / stride) * stride; power <= axis.high + kRounding;
+       power += stride) {
+    for (const int factor : {1, 2, 5}) {
+      const double place = (power + std::log10(factor) - axis.low) / span;
+      if ((factor == 1 || between) && place >= -kRounding && place <= 1 + kRounding)
+        axis.ticks.push_back({place, power_label(power, factor)});
+    }
+  }
+}
+
+}  // namespace
+
+double Axis::place(double value) const {
+  constexpr double kNowhere = std::numeric_limits<double>::quiet_NaN();
+  if (!std::isfinite(value) || (logarithmic && value <= 0)) return kNowhere;
+  const double at = logarithmic ? std::log10(value) : std::clamp(value, -kLargest, kLargest);
+  return (at - low) / (high - low);
+}
+
+Axis make_axis(double low, double high, const AxisOptions& options) {
+  Axis axis;
+  axis.logarithmic = options.logarithmic;
+  axis.low = options.logarithmic ? std::log10(low) : std::clamp(low, -kLargest, kLargest);
+  axis.high = options.logarithmic ? std::log10(high) : std::clamp(high, -kLargest, kLargest);
+  const double span = axis.high - axis.low;
+  const double largest = std::max(std::abs(axis.low), std::abs(axis.high));
+  double margin = options.margin * span;
+  if (options.logarithmic) {
+    margin = std::max(margin, (0.4 - span) / 2);  // 1, 2 or 5 is always within
+  } else if (options.integer && span < 1) {
+    margin = std::max(1.0, 1e-12 * largest);
+  } else if (span <= std::max(1e-12 * largest, kSmallest)) {
+    margin = largest > kSmallest ? 0.1 * largest : 1;
+  }
+  axis.low -= margin;
+  axis.high += margin;
+  options.logarithmic ? add_log_ticks(axis, options) : add_linear_ticks(axis, options);
+  return axis;
+}
+
+}  // namespace ddprun::image

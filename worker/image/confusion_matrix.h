@@ -1,0 +1,26 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "worker/image/image.h"
+
+namespace ddprun::image {
+
+/// How often class `row` was taken for class `column`.
+struct ConfusionMatrix {
+  std::vector<std::string> classes;
+  std::vector<std::int64_t> counts;  ///< classes x classes, row by row; rows are the true classes
+};
+
+/// Cells shaded by their share of the row, with the counts where they fit, and the overall accuracy in the
+/// title. From 1 to 1000 classes.
+///
+/// size    pixels of each side, at least 200
+/// throws  std::invalid_argument for another number of counts than classes squared, no class or a negative
+///         count
+Image draw_confusion_matrix(const ConfusionMatrix& matrix, const std::string& title = "confusion matrix",
+                            int size = 720);
+
+}  // namespace ddprun::image

@@ -1,0 +1,101 @@
+#include "worker/image/image_grid.h"
+
+#include <cairo.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "worker/image/drawing.h"
+
+namespace ddprun::image {
+namespace {
+
+constexpr int kPadding = 14, kCaption = 22, kTitle = 30, kGap = 10;
+constexpr TextStyle kTitleStyle{.size = 16, .bold = true};
+
+/// Pixels of a picture's longer side in the grid: a whole multiple of its own where it is small.
+int side_of(const std::vector<Tile>& tiles) {
+  constexpr int kWanted = 112, kMost = 512;
+  int longest = 1;
+  for (const auto& tile : tiles) longest = std::max({longest, tile.picture.width, tile.picture.height});
+  return longest >= kWanted ? std::min(longest, kMost) : longest * (kWanted / longest);
+}
+
+/// The picture in a square of that side: each of its pixels a block, the rest white.
+Image enlarged(const Image& picture, int side) {
+  const auto rgb = to_rgb(picture);
+  const double scale = static_cast<double>(side) / std::max(rgb.width, rgb.height);
+  const int width = std::max(1, static_cast<int>(std::lround(scale * rgb.width)));
+  const int height = std::max(1, static_cast<int>(std::lround(scale * rgb.height)));
+  auto square = make_image(side, side, 3, 255);
+  for (int y = 0; y < height; ++y)
+    for (int x = 0; x < width; ++x)
+      std::copy_n(rgb.pixel(x * rgb.width / width, y * rgb.height / height), 3,
+                  square.pixel(x + (side - width) / 2, y + (side - height) / 2));
+  return square;
+}
+
+void paste(const Image& picture, Image& onto, int left, int top) {
+  for (int y = 0; y < picture.height; ++y)
+    std::copy_n(picture.pixel(0, y), 3 * picture.width, onto.pixel(left, top + y));
+}
+
+void frame(Image& onto, int left, int top, int side) {
+  constexpr std::uint8_t kRed[] = {199, 26, 26};
+  for (int i = -3; i < side + 3; ++i) {
+    for (int depth = 1; depth <= 3; ++depth) {
+      std::copy_n(kRed, 3, onto.pixel(left + i, top - depth));
+      std::copy_n(kRed, 3, onto.pixel(left + i, top + side - 1 + depth));
+      std::copy_n(kRed, 3, onto.pixel(left - depth, top + i));
+      std::copy_n(kRed, 3, onto.pixel(left + side - 1 + depth, top + i));
+    }
+  }
+}
+
+/// Where the tiles lie.
+struct Layout {
+  int columns = 1, rows = 1, side = 1, top = kPadding;
+  int left_of(int tile) const { return kPadding + tile % columns * (side + kGap); }
+  int top_of(int tile) const { return top + tile / columns * (side + kCaption + kGap); }
+};
+
+Layout layout_of(const std::vector<Tile>& tiles, const std::string& title, int columns) {
+  const int count = static_cast<int>(tiles.size());
+  if (columns < 1) columns = static_cast<int>(std::ceil(std::sqrt(count * 1.2)));
+  columns = std::min(columns, count);
+  return {columns, (count + columns - 1) / columns, side_of(tiles), kPadding + (title.empty() ? 0 : kTitle)};
+}
+
+}  // namespace
+
+Image draw_image_grid(const std::vector<Tile>& tiles, const std::string& title, int columns) {
+  if (tiles.empty())
+    return draw_image(200, 60, [](cairo_t* cairo) {
+      draw_text(cairo, 100, 30, "no samples", {.align = Align::centre, .colour = kQuietInk});
+    });
+  for (const auto& tile : tiles) check_pixels(tile.picture);
+  const auto layout = layout_of(tiles, title, columns);
+  const int width = layout.left_of(layout.columns - 1) + layout.side + kPadding;
+  const int height = layout.top_of(static_cast<int>(tiles.size()) - 1) + layout.side + kCaption + kPadding;
+  auto grid = draw_image(width, height, [&](cairo_t* cairo) {
+    draw_text(cairo, kPadding, kPadding + 8, fitted(cairo, title, width - 2 * kPadding, kTitleStyle),
+              kTitleStyle);
+    for (int i = 0; i < static_cast<int>(tiles.size()); ++i) {
+      const auto& tile = tiles[static_cast<std::size_t>(i)];
+      TextStyle style{.size = 12, .align = Align::centre, .colour = tile.wrong ? kWrong : kInk};
+      if (const double needed = text_width(cairo, tile.caption, style); needed > layout.side)
+        style.size = std::max(9.0, style.size * layout.side / needed);
+      draw_text(cairo, layout.left_of(i) + layout.side / 2.0,
+                layout.top_of(i) + layout.side + kCaption / 2.0 + 2,
+                fitted(cairo, tile.caption, layout.side + kGap - 2, style), style);
+    }
+  });
+  for (int i = 0; i < static_cast<int>(tiles.size()); ++i) {
+    const auto& tile = tiles[static_cast<std::size_t>(i)];
+    paste(enlarged(tile.picture, layout.side), grid, layout.left_of(i), layout.top_of(i));
+    if (tile.wrong) frame(grid, layout.left_of(i), layout.top_of(i), layout.side);
+  }
+  return grid;
+}
+
+}  // namespace ddprun::image

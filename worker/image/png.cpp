@@ -1,0 +1,148 @@
+#include "worker/image/png.h"
+
+#include <png.h>
+
+#include <csetjmp>
+#include <cstring>
+#include <stdexcept>
+
+#include "common/errors.h"
+#include "common/files.h"
+
+namespace ddprun::image {
+namespace {
+
+/// What libpng's callbacks work on. It leaves a failed call by longjmp, so nothing with a destructor may live
+/// between setjmp and the call.
+struct Stream {
+  std::string error = {};
+  std::string_view rest = {};  // to be read
+  std::string written = {};
+};
+
+void fail(png_structp png, png_const_charp message) {
+  static_cast<Stream*>(png_get_error_ptr(png))->error = message;
+  std::longjmp(png_jmpbuf(png), 1);
+}
+
+void ignore_warning(png_structp, png_const_charp) {}
+
+void write_bytes(png_structp png, png_bytep bytes, png_size_t size) {
+  static_cast<Stream*>(png_get_io_ptr(png))->written.append(reinterpret_cast<const char*>(bytes), size);
+}
+
+void read_bytes(png_structp png, png_bytep bytes, png_size_t size) {
+  auto& rest = static_cast<Stream*>(png_get_io_ptr(png))->rest;
+  if (rest.size() < size) png_error(png, "the file ends too soon");
+  std::memcpy(bytes, rest.data(), size);
+  rest.remove_prefix(size);
+}
+
+std::vector<png_bytep> rows_of(const Image& image) {
+  std::vector<png_bytep> rows;
+  for (int y = 0; y < image.height; ++y)
+    rows.push_back(const_cast<png_bytep>(image.pixel(0, y)));  // libpng's own wish; it does not write there
+  return rows;
+}
+
+int colour_type(int channels) {
+  return channels == 1 ? PNG_COLOR_TYPE_GRAY : channels == 3 ? PNG_COLOR_TYPE_RGB : PNG_COLOR_TYPE_RGB_ALPHA;
+}
+
+bool write(png_structp png, png_infop info, const Image& image, png_bytepp rows) {
+  if (setjmp(png_jmpbuf(png)) != 0) return false;
+  png_set_IHDR(png, info, static_cast<png_uint_32>(image.width), static_cast<png_uint_32>(image.height), 8,
+               colour_type(image.channels), PNG_INTERLACE_NONE, PNG_COMPRESSION_TYPE_DEFAULT,
+               PNG_FILTER_TYPE_DEFAULT);
+  png_write_info(png, info);
+  png_write_image(png, rows);
+  png_write_end(png, nullptr);
+  return true;
+}
+
+/// Reads up to the pixels and sets how they are to come: 8 bits, and RGB where there is more than grey.
+bool read_header(png_structp png, png_infop info, std::int64_t max_pixels) {
+  if (setjmp(png_jmpbuf(png)) != 0) return false;
+  png_read_info(png, info);
+  const auto width = png_get_image_width(png, info), height = png_get_image_height(png, info);
+  if (static_cast<std::int64_t>(width) * height > max_pixels) png_error(png, "it has too many pixels");
+  png_set_expand(png);
+  png_set_strip_16(png);  // as Pillow does
+  const bool transparent = (png_get_color_type(png, info) & PNG_COLOR_MASK_ALPHA) != 0 ||
+                           png_get_valid(png, info, PNG_INFO_tRNS) != 0;
+  if (transparent) png_set_gray_to_rgb(png);
+  png_set_interlace_handling(png);
+  png_read_update_info(png, info);
+  return true;
+}
+
+bool read_pixels(png_structp png, png_bytepp rows) {
+  if (setjmp(png_jmpbuf(png)) != 0) return false;
+  png_read_image(png, rows);
+  png_read_end(png, nullptr);
+  return true;
+}
+
+/// libpng's two structures, for reading or writing.
+class Codec {
+ public:
+  Codec(Stream& stream, bool writes) : writes_(writes) {
+    png_ = writes ? png_create_write_struct(PNG_LIBPNG_VER_STRING, &stream, fail, ignore_warning)
+                  : png_create_read_struct(PNG_LIBPNG_VER_STRING, &stream, fail, ignore_warning);
+    info_ = png_ == nullptr ? nullptr : png_create_info_struct(png_);
+    if (info_ == nullptr) throw std::bad_alloc();
+    if (writes)
+      png_set_write_fn(png_, &stream, write_bytes, nullptr);
+    else
+      png_set_read_fn(png_, &stream, read_bytes);
+  }
+  ~Codec() {
+    writes_ ? png_destroy_write_struct(&png_, &info_) : png_destroy_read_struct(&png_, &info_, nullptr);
+  }
+  Codec(const Codec&) = delete;
+  Codec& operator=(const Codec&) = delete;
+
+  png_structp png() const { return png_; }
+  png_infop info() const { return info_; }
+
+ private:
+  bool writes_;
+  png_structp png_ = nullptr;
+  png_infop info_ = nullptr;
+};
+
+}  // namespace
+
+std::string encode_png(const Image& image) {
+  check_pixels(image);
+  Stream stream;
+  const Codec codec(stream, true);
+  auto rows = rows_of(image);
+  if (!write(codec.png(), codec.info(), image, rows.data()))
+    throw std::invalid_argument("a picture of " + std::to_string(image.width) + " x " +
+                                std::to_string(image.height) + " pixels cannot be a PNG: " + stream.error);
+  return std::move(stream.written);
+}
+
+Image decode_png(std::string_view bytes, const std::filesystem::path& path, std::int64_t max_pixels) {
+  Stream stream{.rest = bytes};
+  const Codec codec(stream, false);
+  const auto refuse = [&] { throw IoError(path, "is no PNG file that can be read: " + stream.error); };
+  if (!read_header(codec.png(), codec.info(), max_pixels)) refuse();
+  auto image = make_image(static_cast<int>(png_get_image_width(codec.png(), codec.info())),
+                          static_cast<int>(png_get_image_height(codec.png(), codec.info())),
+                          png_get_channels(codec.png(), codec.info()));
+  auto rows = rows_of(image);
+  if (!read_pixels(codec.png(), rows.data())) refuse();
+  return image;
+}
+
+void write_png(const std::filesystem::path& path, const Image& image) {
+  write_file_atomic(path, encode_png(image));
+}
+
+Image read_png(const std::filesystem::path& path) {
+  return decode_png(read_file(path, std::size_t{1} << 30), path);
+}
+
+}  // namespace ddprun::image

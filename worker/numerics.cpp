@@ -1,0 +1,25 @@
+#include "worker/numerics.h"
+
+#include <ATen/Context.h>
+
+#include <cstdlib>
+
+#include "common/logging.h"
+
+namespace ddprun {
+
+void make_deterministic() {
+  ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
+  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
+  at::globalContext().setDeterministicCuDNN(true);
+  at::globalContext().setBenchmarkCuDNN(false);
+}
+
+void settle_precision(Config& config, const ddp::ProcessGroup& group) {
+  auto& precision = config.train.precision.precision;
+  if (precision != train::Precision::k16Mixed || group.device().is_cuda()) return;
+  precision = train::Precision::kBf16Mixed;
+  if (group.rank() == 0) log_info("--precision=16-mixed: on a CPU bf16-mixed takes its place");
+}
+
+}  // namespace ddprun

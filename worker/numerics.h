@@ -1,0 +1,17 @@
+#pragma once
+
+#include "worker/config.h"
+#include "worker/ddp/process_group.h"
+
+namespace ddprun {
+
+/// Only algorithms that give the same result every time; what has none throws when it is used. As
+/// torch.use_deterministic_algorithms(True), with cuBLAS's workspace set and cuDNN's search for the fastest
+/// algorithm off. Before the first use of a GPU.
+void make_deterministic();
+
+/// On a CPU 16-mixed becomes bf16-mixed, as in Lightning: float16 is slow there where it works at all. Rank 0
+/// says so.
+void settle_precision(Config& config, const ddp::ProcessGroup& group);
+
+}  // namespace ddprun

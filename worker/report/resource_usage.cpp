@@ -1,0 +1,170 @@
+#include "worker/report/resource_usage.h"
+
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <fstream>
+#include <functional>
+#include <limits>
+#include <stdexcept>
+
+#include "common/nvml_library.h"
+
+namespace ddprun::report {
+namespace {
+
+constexpr int kMostRanksByName = 16;
+
+double cpu_seconds() {
+  rusage usage{};
+  ::getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) / 1e6;
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
+/// Of this program alone: getrusage's peak may be that of the process which started it.
+void read_memory(ResourceSample& sample) {
+  std::ifstream status("/proc/self/status");
+  for (std::string name; status >> name;) {
+    double kib = 0;
+    if (name == "VmHWM:" && status >> kib) sample.peak_rss_mb = kib / 1024;
+    if (name == "VmRSS:" && status >> kib) {
+      sample.rss_mb = kib / 1024;
+      return;  // it comes after the peak
+    }
+    status.ignore(1 << 20, '\n');
+  }
+}
+
+/// The hexadecimal digits of a UUID alone: the driver and its management library write it in two ways.
+std::string digits_of(const std::string& uuid) {
+  std::string digits;
+  for (const char c : uuid.substr(uuid.starts_with("GPU-") ? 4 : 0))
+    if (std::isxdigit(static_cast<unsigned char>(c)))
+      digits += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return digits;
+}
+
+struct Figure {
+  const char* name;
+  std::function<std::optional<double>(const ResourceSample&)> of;
+};
+
+const std::vector<Figure>& figures() {
+  static const std::vector<Figure> all = {
+      {"cpu_percent", [](const ResourceSample& sample) { return sample.cpu_percent; }},
+      {"rss_mb", [](const ResourceSample& sample) { return sample.rss_mb; }},
+      {"peak_rss_mb", [](const ResourceSample& sample) { return sample.peak_rss_mb; }},
+      {"gpu_percent", [](const ResourceSample& sample) { return sample.gpu_percent; }},
+      {"gpu_memory_mb", [](const ResourceSample& sample) { return sample.gpu_memory_mb; }},
+  };
+  return all;
+}
+
+std::vector<std::string> names_of(const std::string& figure, int ranks) {
+  if (ranks <= 1) return {figure};
+  if (ranks > kMostRanksByName) return {figure + "_min", figure + "_max"};
+  std::vector<std::string> names;
+  for (int rank = 0; rank < ranks; ++rank) names.push_back(figure + "_rank" + std::to_string(rank));
+  return names;
+}
+
+}  // namespace
+
+class ResourceUsage::Gpu {
+ public:
+  explicit Gpu(const std::string& uuid) {
+    library_.load(utilisation_, "nvmlDeviceGetUtilizationRates");
+    for (unsigned i = 0; i < library_.count() && device_ == nullptr; ++i)
+      if (const auto device = library_.device(i);
+          device != nullptr && digits_of(library_.uuid(device)) == digits_of(uuid))
+        device_ = device;
+  }
+
+  void read(ResourceSample& sample) const {
+    if (device_ == nullptr) return;
+    Percents percents{};
+    if (utilisation_ && utilisation_(device_, &percents) == NvmlLibrary::kSuccess)
+      sample.gpu_percent = percents.gpu;
+    if (const auto memory = library_.memory(device_))
+      sample.gpu_memory_mb = static_cast<double>(memory->used_bytes) / (1 << 20);
+  }
+
+ private:
+  struct Percents {  // nvmlUtilization_t
+    unsigned gpu, memory;
+  };
+
+  NvmlLibrary library_;
+  NvmlLibrary::Device device_ = nullptr;
+  int (*utilisation_)(NvmlLibrary::Device, Percents*) = nullptr;
+};
+
+ResourceUsage::ResourceUsage(const std::string& gpu_uuid)
+    : gpu_(gpu_uuid.empty() ? nullptr : std::make_unique<Gpu>(gpu_uuid)),
+      last_(std::chrono::steady_clock::now()),
+      last_cpu_seconds_(cpu_seconds()) {}
+
+ResourceUsage::~ResourceUsage() = default;
+
+ResourceSample ResourceUsage::sample() {
+  const auto now = std::chrono::steady_clock::now();
+  const double cpu = cpu_seconds();
+  const double elapsed = std::chrono::duration<double>(now - last_).count();
+  ResourceSample sample;
+  if (elapsed > 0) sample.cpu_percent = 100 * (cpu - last_cpu_seconds_) / elapsed;
+  last_ = now;
+  last_cpu_seconds_ = cpu;
+  read_memory(sample);
+  if (gpu_) gpu_->read(sample);
+  return sample;
+}
+
+std::vector<double> numbers_of(const ResourceSample& sample) {
+  constexpr double kNotKnown = std::numeric_limits<double>::quiet_NaN();
+  return {sample.cpu_percent, sample.rss_mb, sample.peak_rss_mb, sample.gpu_percent.value_or(kNotKnown),
+          sample.gpu_memory_mb.value_or(kNotKnown)};
+}
+
+ResourceSample sample_of(const std::vector<double>& numbers) {
+  if (numbers.size() != kResourceNumbers)
+    throw std::invalid_argument("a sample is " + std::to_string(kResourceNumbers) + " numbers, got " +
+                                std::to_string(numbers.size()));
+  const auto if_known = [](double number) {
+    return std::isnan(number) ? std::nullopt : std::optional(number);
+  };
+  return {numbers[0], numbers[1], numbers[2], if_known(numbers[3]), if_known(numbers[4])};
+}
+
+MetricRow resource_row(const std::vector<ResourceSample>& of_ranks) {
+  const int ranks = static_cast<int>(of_ranks.size());
+  MetricRow row;
+  for (const auto& figure : figures()) {
+    std::vector<std::optional<double>> values;
+    for (const auto& sample : of_ranks) values.push_back(figure.of(sample));
+    if (ranks > kMostRanksByName) {
+      std::erase(values, std::nullopt);
+      if (values.empty()) continue;
+      const auto [lowest, highest] = std::minmax_element(values.begin(), values.end());
+      values = {*lowest, *highest};
+    }
+    const auto names = names_of(figure.name, ranks);
+    for (std::size_t i = 0; i < values.size(); ++i)
+      if (values[i]) row.emplace_back(names[i], *values[i]);
+  }
+  return row;
+}
+
+std::vector<std::string> resource_columns(int ranks, bool gpu) {
+  std::vector<std::string> columns;
+  for (const auto& figure : figures())
+    if (gpu || !std::string(figure.name).starts_with("gpu_"))
+      for (auto& name : names_of(figure.name, ranks)) columns.push_back(std::move(name));
+  return columns;
+}
+
+}  // namespace ddprun::report

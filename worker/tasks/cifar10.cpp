@@ -1,0 +1,121 @@
+// ResNet-18 on CIFAR-10 with what the Lightning walkthrough uses; the defaults are that document's, but for
+// validation, which is on a part of the training set.
+
+#include <cstdio>
+#include <memory>
+
+#include "worker/data/cifar10_dataset.h"
+#include "worker/data/image_dataset.h"
+#include "worker/data/locate.h"
+#include "worker/models/resnet.h"
+#include "worker/tasks/registry.h"
+#include "worker/tasks/validation_split.h"
+#include "worker/train/losses.h"
+#include "worker/train/state_dict_file.h"
+
+namespace ddprun::tasks {
+namespace {
+
+data::ImageTransform::Options transform(const Config& config, bool augment) {
+  data::ImageTransform::Options options;
+  options.mean = {0.4914f, 0.4822f, 0.4465f};
+  options.std = {0.2023f, 0.1994f, 0.2010f};
+  options.seed = config.train.seed;
+  options.channels_last = config.train.precision.channels_last;
+  if (augment) {
+    options.padding = 4;
+    options.flip = true;
+  }
+  return options;
+}
+
+std::shared_ptr<const data::Dataset> images(const data::Images& images, const Config& config, bool augment) {
+  return std::make_shared<data::ImageDataset>(images, data::ImageTransform(transform(config, augment)));
+}
+
+std::string train_line(const train::TrainProgress& progress) {
+  char line[128];
+  std::snprintf(line, sizeof line, "Epoch %lld [%lld/%lld]\ttrain_loss: %.4f",
+                static_cast<long long>(progress.epoch), static_cast<long long>(progress.samples_done),
+                static_cast<long long>(progress.samples_total), progress.loss);
+  return line;
+}
+
+void add_data(train::Task& task, const Config& config) {
+  const auto folder = data::find_data(config.data.source, {"cifar10"});
+  task.data_source = folder.string();
+  // What is not split is not read further than its limit.
+  const bool split = config.data.val_split > 0 && !config.data.val_on_test;
+  const auto train = data::read_cifar10(folder, data::Part::kTrain, split ? 0 : config.data.limit_train);
+  const auto test = data::read_cifar10(folder, data::Part::kTest);
+  const auto test_set = images(test, config, false);
+  auto options = config;
+  if (!split) options.data.val_split = 0;
+  const auto parts =
+      split_for_validation(images(train, config, config.data.augment), images(train, config, false), options);
+  task.train_set = parts.train;
+  task.validation_set =
+      config.data.val_on_test ? first_of(test_set, config.data.limit_val) : parts.validation;
+  task.test_set = first_of(test_set, config.data.limit_test);
+}
+
+train::Task make_cifar10(const Config& config) {
+  models::ResNet18 model(10, config.model.stem == "cifar" ? models::Stem::kCifar : models::Stem::kImagenet);
+  if (!config.model.init_weights.empty())
+    train::load_weights(*model, train::read_weights(config.model.init_weights), config.model.init_weights);
+
+  train::Task task;
+  task.name = "cifar10";
+  task.module = model.ptr();
+  add_data(task, config);
+  task.class_names.assign(data::kCifar10Classes.begin(), data::kCifar10Classes.end());
+  task.step = [model, smoothing = config.model.label_smoothing](const data::Batch& batch) mutable {
+    const auto logits_BK = model->forward(batch.input);
+    return train::StepResult{train::cross_entropy(logits_BK, batch.target, smoothing),
+                             logits_BK.argmax(1) == batch.target, logits_BK.detach()};
+  };
+  task.train_line = train_line;
+  return task;
+}
+
+void set_defaults(Config& config) {
+  auto& train = config.train;
+  train.epochs = 50;
+  train.loader_threads = 2;
+  config.data.val_split = 0.1;
+  train.optim.optimizer.kind = train::OptimizerKind::kSgd;
+  train.optim.optimizer.lr = 0.1;
+  train.optim.optimizer.momentum = 0.9;
+  train.optim.optimizer.weight_decay = 5e-4;
+  train.optim.scale_lr = true;
+  train.optim.schedule = train::LrScheduleKind::kCosine;
+  train.optim.t_max = 200;
+  train.optim.clip_norm = 1.0;
+  train.precision.precision = train::Precision::k16Mixed;
+  train.parallel.static_graph = true;
+  train.checkpoint.filename = "ddp-cifar10-{epoch:02d}-{val_acc:.2f}";
+  train.checkpoint.extension = ".ckpt";
+  train.checkpoint.top_k = 3;
+  train.checkpoint.monitor = "val_acc";
+  train.checkpoint.patience = 10;
+  train.checkpoint.min_delta = 0.001;
+}
+
+}  // namespace
+
+TaskEntry cifar10_task() {
+  TaskEntry entry;
+  entry.name = "cifar10";
+  entry.description = "ResNet-18 on CIFAR-10";
+  entry.footer =
+      "--data takes the folder of CIFAR-10's binary version, or cifar10; without it that is looked for in\n"
+      "$DDPRUN_DATA and the cache folder (scripts/get_data.sh cifar10 fetches it).\n"
+      "The cosine's --t-max 200 is the document's: of its 50 epochs the learning rate never falls below "
+      "0.85\n"
+      "of the first; --t-max epochs lets it fall to 0.";
+  entry.set_defaults = set_defaults;
+  entry.make = make_cifar10;
+  return entry;
+}
+
+}  // namespace ddprun::tasks

@@ -1,0 +1,69 @@
+// A linear classifier, Linear(10, 1) with BCEWithLogits and Adam, on 1000 random samples with random labels,
+// or on a table of one's own.
+
+#include <cstdio>
+#include <memory>
+
+#include <torch/nn/modules/linear.h>
+
+#include "worker/data/table_dataset.h"
+#include "worker/data/toy_datasets.h"
+#include "worker/tasks/registry.h"
+#include "worker/tasks/validation_split.h"
+#include "worker/train/losses.h"
+#include "worker/train/state_dict_file.h"
+
+namespace ddprun::tasks {
+namespace {
+
+/// "Rank 0, Epoch 1/10, Loss: 0.7012"
+std::string epoch_line(const train::RankEpoch& epoch) {
+  char line[128];
+  std::snprintf(line, sizeof line, "Rank %d, Epoch %lld/%lld, Loss: %.4f", epoch.rank,
+                static_cast<long long>(epoch.epoch + 1), static_cast<long long>(epoch.epochs), epoch.loss);
+  return line;
+}
+
+train::Task make_linear(const Config& config) {
+  // The data first, then the weights: in the order in which a Python script draws them.
+  const auto& table = config.data.source;
+  auto samples = std::make_shared<data::TensorDataset>(
+      table.empty() ? data::make_linear_dataset() : data::read_table(table, data::Label::kZeroOrOne));
+  torch::nn::Linear model(samples->input().size(1), 1);
+  if (!config.model.init_weights.empty())
+    train::load_weights(*model, train::read_weights(config.model.init_weights), config.model.init_weights);
+
+  train::Task task;
+  task.name = "linear";
+  task.data_source = table.empty() ? "the seed" : table;
+  task.module = model.ptr();
+  const auto split = split_for_validation(samples, samples, config);
+  task.train_set = split.train;
+  task.validation_set = split.validation;
+  task.step = [model](const data::Batch& batch) mutable {
+    const auto logits_B1 = model->forward(batch.input);
+    return train::StepResult{train::binary_cross_entropy_with_logits(logits_B1, batch.target),
+                             ((logits_B1 > 0) == (batch.target > 0.5)).squeeze(1)};
+  };
+  task.epoch_end_line = epoch_line;
+  return task;
+}
+
+}  // namespace
+
+TaskEntry linear_task() {
+  TaskEntry entry;
+  entry.name = "linear";
+  entry.description = "a linear classifier, on 1000 random samples or a CSV file";
+  entry.footer =
+      "Without --data the labels are random: nothing can be learnt of them, and the loss goes to ln 2 = "
+      "0.693.";
+  entry.set_defaults = [](Config& config) {
+    config.train.epochs = 10;
+    config.train.batch_size = 32;
+  };
+  entry.make = make_linear;
+  return entry;
+}
+
+}  // namespace ddprun::tasks

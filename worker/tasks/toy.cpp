@@ -1,0 +1,81 @@
+// The tutorial's Trainer: Linear(20, 1) on 2048 random pairs, SGD.
+
+#include <cstdio>
+#include <memory>
+
+#include <torch/nn/modules/linear.h>
+
+#include "common/logging.h"
+#include "worker/data/toy_datasets.h"
+#include "worker/tasks/registry.h"
+#include "worker/tasks/validation_split.h"
+#include "worker/train/losses.h"
+#include "worker/train/state_dict_file.h"
+
+namespace ddprun::tasks {
+namespace {
+
+constexpr const char* kWeightsFile = "checkpoint.pt";
+
+/// "[GPU0] Epoch 0 | Batchsize: 32 | Steps: 64"
+std::string epoch_line(const train::RankEpoch& epoch) {
+  char line[128];
+  std::snprintf(line, sizeof line, "[%s%d] Epoch %lld | Batchsize: %lld | Steps: %lld", epoch.device.c_str(),
+                epoch.rank, static_cast<long long>(epoch.epoch), static_cast<long long>(epoch.batch_size),
+                static_cast<long long>(epoch.steps));
+  return line;
+}
+
+std::string weights_line(std::int64_t epoch) {
+  return "Epoch " + std::to_string(epoch) + " | Training checkpoint saved at " + kWeightsFile;
+}
+
+train::Task make_toy(const Config& config) {
+  // The data first, then the weights: in the order in which a Python script draws them.
+  auto pairs = std::make_shared<data::TensorDataset>(data::make_toy_dataset());
+  torch::nn::Linear model(20, 1);
+  if (!config.model.init_weights.empty())
+    train::load_weights(*model, train::read_weights(config.model.init_weights), config.model.init_weights);
+
+  train::Task task;
+  task.name = "toy";
+  task.data_source = "the seed";
+  task.module = model.ptr();
+  task.train_set = first_of(pairs, config.data.limit_train);
+  task.has_accuracy = false;
+  const bool document = config.model.loss == "cross_entropy";
+  if (document)
+    log_warning(
+        "--loss=cross_entropy: over one class the softmax is 1 whatever the output, so loss and gradients "
+        "are "
+        "0 and nothing is learnt; --loss=mse learns");
+  task.step = [model, document](const data::Batch& batch) mutable {
+    const auto output_B1 = model->forward(batch.input);
+    return train::StepResult{document ? train::soft_cross_entropy(output_B1, batch.target)
+                                      : train::squared_error(output_B1, batch.target)};
+  };
+  task.epoch_begin_line = epoch_line;
+  task.weights_file = kWeightsFile;
+  task.weights_line = weights_line;
+  return task;
+}
+
+}  // namespace
+
+TaskEntry toy_task() {
+  TaskEntry entry;
+  entry.name = "toy";
+  entry.description = "the tutorial's Trainer: Linear(20, 1) on 2048 random pairs";
+  entry.footer =
+      "With every checkpoint the weights alone go into checkpoint.pt of the run folder, a bare state_dict.\n"
+      "Example: worker toy 50 10";
+  entry.positionals = {{"epochs", "TOTAL_EPOCHS"}, {"save-every", "SAVE_EVERY"}};
+  entry.set_defaults = [](Config& config) {
+    config.train.batch_size = 32;
+    config.train.optim.optimizer.kind = train::OptimizerKind::kSgd;
+  };
+  entry.make = make_toy;
+  return entry;
+}
+
+}  // namespace ddprun::tasks

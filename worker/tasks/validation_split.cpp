@@ -1,0 +1,37 @@
+#include "worker/tasks/validation_split.h"
+
+#include <algorithm>
+#include <numeric>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "common/errors.h"
+#include "worker/data/subset.h"
+
+namespace ddprun::tasks {
+
+std::shared_ptr<const data::Dataset> first_of(const std::shared_ptr<const data::Dataset>& set,
+                                              std::int64_t limit) {
+  if (limit == 0 || limit >= set->size()) return set;
+  std::vector<std::int64_t> indices(static_cast<std::size_t>(limit));
+  std::iota(indices.begin(), indices.end(), 0);
+  return std::make_shared<data::Subset>(set, std::move(indices));
+}
+
+SplitSet split_for_validation(const std::shared_ptr<const data::Dataset>& whole,
+                              const std::shared_ptr<const data::Dataset>& plain, const Config& config) {
+  const auto& options = config.data;
+  if (options.val_split <= 0) return {first_of(whole, options.limit_train), nullptr};
+  try {
+    auto split = data::random_split(whole->size(), options.val_split, config.train.seed);
+    return {
+        std::make_shared<data::Subset>(whole, data::first(std::move(split.train), options.limit_train)),
+        std::make_shared<data::Subset>(plain, data::first(std::move(split.validation), options.limit_val))};
+  } catch (const std::invalid_argument&) {
+    throw UsageError("--val-split: " + std::to_string(options.val_split) + " of " +
+                     std::to_string(whole->size()) + " examples leaves a part empty");
+  }
+}
+
+}  // namespace ddprun::tasks

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <memory>
+
+#include "worker/config.h"
+#include "worker/data/dataset.h"
+
+namespace ddprun::tasks {
+
+/// A training set, and what of it is for validation.
+struct SplitSet {
+  std::shared_ptr<const data::Dataset> train;
+  std::shared_ptr<const data::Dataset> validation;  ///< null: none
+};
+
+/// Divides a training set as --val-split, --limit-train and --limit-val say; the seed decides which examples
+/// are for validation.
+///
+/// plain    the same examples without augmentation, for validation
+/// throws   UsageError if the split leaves a part empty
+SplitSet split_for_validation(const std::shared_ptr<const data::Dataset>& whole,
+                              const std::shared_ptr<const data::Dataset>& plain, const Config& config);
+
+/// The first `limit` examples; all of them if limit is 0.
+std::shared_ptr<const data::Dataset> first_of(const std::shared_ptr<const data::Dataset>& set,
+                                              std::int64_t limit);
+
+}  // namespace ddprun::tasks

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "worker/ddp/process_group.h"
+#include "worker/train/callback.h"
+#include "worker/train/options.h"
+#include "worker/train/parallel_model.h"
+
+namespace ddprun::train {
+
+/// Those that the options ask for: early stopping, the log of samples' indices, the profile.
+///
+/// resumed  files go on where an earlier run left them
+std::vector<std::unique_ptr<Callback>> make_callbacks(const TrainerOptions& options,
+                                                      const std::string& monitor,
+                                                      const ddp::ProcessGroup& group,
+                                                      const ParallelModel& model, bool resumed);
+
+}  // namespace ddprun::train

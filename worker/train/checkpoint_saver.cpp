@@ -1,0 +1,170 @@
+#include "worker/train/checkpoint_saver.h"
+
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+
+#include <ATen/core/Dict.h>
+#include <ATen/core/List.h>
+#include <ATen/core/jit_type.h>
+
+#include "common/errors.h"
+#include "common/logging.h"
+#include "worker/ddp/collectives.h"
+#include "worker/serialize/pt_file.h"
+#include "worker/train/run_plan.h"
+
+namespace ddprun::train {
+namespace {
+
+constexpr const char* kTrainer = "Trainer";
+constexpr const char* kPolicy = "ModelCheckpoint";
+
+/// Every rank's figures, by rank.
+c10::IValue gather_totals(const ddp::ProcessGroup& group, const std::vector<double>& totals) {
+  std::vector<std::vector<double>> columns;
+  for (const double value : totals) columns.push_back(ddp::all_gather(group, value));
+  c10::impl::GenericList ranks(c10::AnyType::get());
+  for (int rank = 0; rank < group.size(); ++rank) {
+    c10::impl::GenericList of_rank(c10::AnyType::get());
+    for (const auto& column : columns) of_rank.push_back(column[static_cast<std::size_t>(rank)]);
+    ranks.push_back(c10::IValue(of_rank));
+  }
+  c10::impl::GenericDict dict(c10::StringType::get(), c10::AnyType::get());
+  dict.insert("totals", c10::IValue(ranks));
+  return dict;
+}
+
+/// throws  UsageError naming the setting that must not change
+void check_same_run(const TrainerOptions& options, const std::string& task, const Resumed& resumed) {
+  const auto was = nlohmann::json::parse(resumed.state.config_json);
+  const auto is = nlohmann::json::parse(options.config_json);
+  for (const char* key : {"task", "batch_size", "seed"})
+    if (was.contains(key) && is.contains(key) && was[key] != is[key])
+      throw UsageError("--resume: " + resumed.path.string() + " was made with " + key + " " +
+                       was[key].dump() + ", got " + is[key].dump());
+  if (was.contains("task") && was["task"] != task)
+    throw UsageError("--resume: " + resumed.path.string() + " is of the task " + was["task"].dump());
+}
+
+}  // namespace
+
+std::optional<Resumed> find_resumed(const TrainerOptions& options, const std::string& task,
+                                    const ddp::ProcessGroup& group) {
+  const auto& wanted = options.checkpoint.resume;
+  if (wanted.empty()) return std::nullopt;
+  Resumed resumed;
+  if (group.rank() == 0 && wanted == "auto") {
+    auto found = find_resume(options.out);
+    for (const auto& line : found.skipped) log_warning(line);
+    resumed = {found.path, std::move(found.state)};
+  } else if (group.rank() == 0) {
+    resumed = {wanted, read_checkpoint(wanted)};
+  }
+  resumed.path = ddp::broadcast_from_rank_0(group, resumed.path.string());
+  if (resumed.path.empty()) return std::nullopt;
+  if (group.rank() != 0) resumed.state = read_checkpoint(resumed.path);
+  check_same_run(options, task, resumed);
+  return resumed;
+}
+
+std::vector<double> totals_of(const TrainingState& state, const ddp::ProcessGroup& group) {
+  const auto kept = state.callbacks.find(kTrainer);
+  if (kept == state.callbacks.end()) return {};
+  const auto ranks = kept->second.toGenericDict().at("totals").toList();
+  std::vector<double> own;
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    std::vector<double> values;
+    for (const c10::IValue& value : ranks.get(rank).toList()) values.push_back(value.toDouble());
+    const bool same_world = static_cast<int>(ranks.size()) == group.size();
+    if (same_world && static_cast<int>(rank) == group.rank()) return values;
+    // Another number of ranks: the first takes what all had.
+    own.resize(values.size());
+    for (std::size_t i = 0; i < values.size(); ++i)
+      if (group.rank() == 0) own[i] += values[i];
+  }
+  return own;
+}
+
+CheckpointSaver::CheckpointSaver(const TrainerOptions& options, const std::string& monitor,
+                                 const ddp::ProcessGroup& group, ParallelModel& model,
+                                 const Callbacks& callbacks, RunRecord* record)
+    : options_(options), group_(group), model_(model), callbacks_(callbacks), record_(record) {
+  if (record_ == nullptr) return;
+  const auto& checkpoint = options.checkpoint;
+  last_path_ = record_->checkpoint_folder() / ("last" + checkpoint.extension);
+  if (checkpoint.top_k == 0) return;
+  CheckpointPolicyOptions policy;
+  policy.folder = record_->checkpoint_folder();
+  policy.filename = checkpoint.filename;
+  policy.extension = checkpoint.extension;
+  policy.monitor = monitor;
+  policy.mode = monitor_mode(checkpoint, monitor);
+  policy.save_top_k = checkpoint.top_k;
+  if (checkpoint.resume != "auto") policy.resumed_from = checkpoint.resume;
+  policy_.emplace(policy, [](const std::filesystem::path& path) { return std::filesystem::exists(path); });
+}
+
+void CheckpointSaver::resume(const Resumed& resumed) {
+  const auto& state = resumed.state;
+  model_.load(state, resumed.path);
+  if (static_cast<int>(state.generators.size()) == group_.size())
+    set_generator_state(state.generators[static_cast<std::size_t>(group_.rank())], group_.device());
+  const auto restore = [&](const std::string& name, const auto& load) {
+    const auto kept = state.callbacks.find(name);
+    if (name.empty() || kept == state.callbacks.end() || !kept->second.isGenericDict()) return;
+    try {
+      load(kept->second.toGenericDict());
+    } catch (const std::invalid_argument& error) {
+      throw IoError(resumed.path, name + ": " + error.what());
+    }
+  };
+  for (const auto& callback : callbacks_)
+    restore(callback->name(), [&](const auto& dict) { callback->load_state_dict(dict); });
+  if (policy_) restore(kPolicy, [&](const auto& dict) { policy_->load_state_dict(dict); });
+}
+
+CheckpointWriter::Request CheckpointSaver::plan(const TrainState& state, Occasion occasion) {
+  CheckpointWriter::Request request;
+  if (policy_ && occasion != Occasion::kNow) {
+    const auto plan = policy_->plan(state.metrics, state.epoch, state.step,
+                                    occasion == Occasion::kStep ? CheckpointPolicy::Occasion::kStep
+                                                                : CheckpointPolicy::Occasion::kValidation);
+    request.paths.push_back(plan.write);
+    request.doomed.push_back(plan.remove);
+  }
+  if (options_.checkpoint.save_last || occasion == Occasion::kNow) request.paths.push_back(last_path_);
+  std::erase_if(request.paths, [](const auto& path) { return path.empty(); });
+  return request;
+}
+
+void CheckpointSaver::save(const TrainState& at, const Position& position, const std::vector<double>& totals,
+                           Occasion occasion, const std::filesystem::path& weights) {
+  TrainingState state;
+  state.epoch = at.epoch;
+  state.step = at.step;
+  state.position = position;
+  state.config_json = options_.config_json;
+  state.world_size = group_.size();
+  model_.save(state);
+  state.generators = gather_generator_states(group_);
+  state.callbacks[kTrainer] = gather_totals(group_, totals);
+  if (record_ == nullptr) return;
+  if (!weights.empty()) serialize::write_pt(weights, state.model);
+  auto request = plan(at, occasion);
+  if (request.paths.empty()) return;
+  for (const auto& callback : callbacks_)
+    if (!callback->name().empty()) state.callbacks[callback->name()] = callback->state_dict();
+  if (policy_) state.callbacks[kPolicy] = policy_->state_dict();
+  record_->save(state, std::move(request));
+}
+
+std::filesystem::path CheckpointSaver::best_path() {
+  std::string path;
+  if (policy_) {
+    record_->flush();
+    path = policy_->best_path().string();
+  }
+  return ddp::broadcast_from_rank_0(group_, path);
+}
+
+}  // namespace ddprun::train

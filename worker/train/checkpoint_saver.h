@@ -1,0 +1,75 @@
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "worker/train/callback.h"
+#include "worker/train/checkpoint.h"
+#include "worker/train/checkpoint_policy.h"
+#include "worker/train/options.h"
+#include "worker/train/parallel_model.h"
+#include "worker/train/run_record.h"
+
+namespace ddprun::train {
+
+/// Where a resumed training goes on from.
+struct Resumed {
+  std::filesystem::path path;
+  TrainingState state;
+};
+
+/// Finds the checkpoint to go on from, the same on every rank, and says what it found. Every rank calls it.
+///
+/// returns  nullopt for a run from the beginning
+/// throws   UsageError if the checkpoint is of another task, batch size or seed; IoError
+std::optional<Resumed> find_resumed(const TrainerOptions& options, const std::string& task,
+                                    const ddp::ProcessGroup& group);
+
+/// Writes checkpoints: the newest as last, the best under names of their own. All ranks call the same; rank 0
+/// decides and writes.
+class CheckpointSaver {
+ public:
+  using Callbacks = std::vector<std::unique_ptr<Callback>>;
+
+  /// record   on rank 0; null on the others
+  /// monitor  the metric to judge by
+  CheckpointSaver(const TrainerOptions& options, const std::string& monitor, const ddp::ProcessGroup& group,
+                  ParallelModel& model, const Callbacks& callbacks, RunRecord* record);
+
+  /// Takes the place that the checkpoint tells. On every rank.
+  void resume(const Resumed& resumed);
+
+  enum class Occasion {
+    kNow,        ///< as a signal asks: last alone
+    kStep,       ///< after a number of steps
+    kValidation  ///< metrics to judge by are there
+  };
+  /// totals   this rank's metrics of the epoch so far
+  /// weights  a file that gets the model's bare state_dict too; empty: none
+  void save(const TrainState& state, const Position& position, const std::vector<double>& totals,
+            Occasion occasion, const std::filesystem::path& weights = {});
+
+  /// The best one, once it is on disk; empty if there is none. The same on every rank, which all call it.
+  std::filesystem::path best_path();
+  /// The newest; on rank 0.
+  const std::filesystem::path& last_path() const { return last_path_; }
+
+ private:
+  CheckpointWriter::Request plan(const TrainState& state, Occasion occasion);
+
+  const TrainerOptions& options_;
+  const ddp::ProcessGroup& group_;
+  ParallelModel& model_;
+  const Callbacks& callbacks_;
+  RunRecord* record_;
+  std::optional<CheckpointPolicy> policy_;  // rank 0, if the best are kept
+  std::filesystem::path last_path_;
+};
+
+/// This rank's metrics of the epoch that the checkpoint was made in.
+std::vector<double> totals_of(const TrainingState& state, const ddp::ProcessGroup& group);
+
+}  // namespace ddprun::train

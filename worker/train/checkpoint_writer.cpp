@@ -1,0 +1,89 @@
+#include "worker/train/checkpoint_writer.h"
+
+#include <algorithm>
+#include <system_error>
+#include <utility>
+
+#include "common/errors.h"
+#include "worker/serialize/portable_value.h"
+#include "worker/serialize/pt_file.h"
+
+namespace ddprun::train {
+
+CheckpointWriter::CheckpointWriter() : thread_([this] { run(); }) {}
+
+CheckpointWriter::~CheckpointWriter() {
+  {
+    const std::lock_guard lock(mutex_);
+    ending_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+void CheckpointWriter::write(const TrainingState& state, Request request) {
+  std::unique_lock lock(mutex_);
+  wait_until_idle(lock);
+  rethrow();
+  // The thread waits for a request, so the memory is ours.
+  snapshot_ = serialize::snapshot(to_value(state), memory_);
+  request_ = std::move(request);
+  lock.unlock();
+  changed_.notify_all();
+}
+
+bool CheckpointWriter::busy() const {
+  const std::lock_guard lock(mutex_);
+  return request_.has_value();
+}
+
+void CheckpointWriter::check() {
+  const std::lock_guard lock(mutex_);
+  rethrow();
+}
+
+void CheckpointWriter::flush() {
+  std::unique_lock lock(mutex_);
+  wait_until_idle(lock);
+  rethrow();
+}
+
+void CheckpointWriter::wait_until_idle(std::unique_lock<std::mutex>& lock) {
+  changed_.wait(lock, [this] { return !request_; });
+}
+
+/// With the mutex held.
+void CheckpointWriter::rethrow() {
+  if (auto error = std::exchange(error_, nullptr)) std::rethrow_exception(error);
+}
+
+void CheckpointWriter::run() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [this] { return request_ || ending_; });
+    if (!request_) return;
+    lock.unlock();
+    std::exception_ptr error;
+    try {
+      carry_out(*request_);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    lock.lock();
+    error_ = error;
+    request_.reset();
+    changed_.notify_all();
+  }
+}
+
+void CheckpointWriter::carry_out(const Request& request) const {
+  for (const auto& path : request.paths) serialize::write_pt(path, snapshot_);  // and verified
+  for (const auto& doomed : request.doomed) {
+    if (std::find(request.paths.begin(), request.paths.end(), doomed) != request.paths.end()) continue;
+    std::error_code error;
+    if (!std::filesystem::remove(doomed, error) && error)
+      throw IoError(doomed, "cannot delete this checkpoint, which is to make way", error.value());
+  }
+}
+
+}  // namespace ddprun::train

@@ -1,0 +1,71 @@
+#pragma once
+
+#include <condition_variable>
+#include <exception>
+#include <filesystem>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include <ATen/core/ivalue.h>
+
+#include "worker/serialize/snapshot_memory.h"
+#include "worker/train/checkpoint.h"
+
+namespace ddprun::train {
+
+/// Writes checkpoints in a thread of its own: the training waits for a copy of its state in memory only.
+///
+///   CheckpointWriter writer;
+///   writer.write(state, {{folder / "last.pt", folder / "epoch=3.pt"}, {folder / "epoch=1.pt"}});
+///   ... the next step may change the tensors ...
+///   writer.flush();
+///
+/// One copy is kept, and its memory used again. A request that comes while another is being written waits for
+/// it: each carries deletions that were decided for it, so none may be left out, and memory stays bounded.
+/// Who would rather skip one asks busy().
+class CheckpointWriter {
+ public:
+  struct Request {
+    std::vector<std::filesystem::path> paths;        ///< the state is written to each
+    std::vector<std::filesystem::path> doomed = {};  ///< deleted once all of these are on disk and verified
+  };
+
+  CheckpointWriter();
+  /// Waits until the request under way is done; its errors are lost unless flush() was called.
+  ~CheckpointWriter();
+  CheckpointWriter(const CheckpointWriter&) = delete;
+  CheckpointWriter& operator=(const CheckpointWriter&) = delete;
+
+  /// Copies the state and returns; each file is then written atomically and read again for its CRC-32 before
+  /// anything is deleted. A file to be deleted that is not there, or that is among paths, is passed over.
+  /// throws  as check(), and then the state is not written
+  void write(const TrainingState& state, Request request);
+
+  /// Whether a request is being written.
+  bool busy() const;
+
+  /// throws  what went wrong with an earlier request, once: IoError. Nothing was deleted for that one
+  void check();
+
+  /// Waits until everything is on disk. throws  as check()
+  void flush();
+
+ private:
+  void run();
+  void carry_out(const Request& request) const;
+  void wait_until_idle(std::unique_lock<std::mutex>& lock);
+  void rethrow();
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::optional<Request> request_;  // being written
+  c10::IValue snapshot_;            // of the state to be written
+  serialize::SnapshotMemory memory_;
+  std::exception_ptr error_;
+  bool ending_ = false;
+  std::thread thread_;  // last: it uses the others
+};
+
+}  // namespace ddprun::train

@@ -1,0 +1,97 @@
+#include "worker/train/dict_reader.h"
+
+#include <ATen/core/Dict.h>
+#include <ATen/core/List.h>
+#include <ATen/core/jit_type.h>
+#include <torch/types.h>
+
+#include <optional>
+#include <stdexcept>
+
+namespace ddprun::train {
+namespace {
+
+using c10::IValue;
+
+std::optional<double> to_number(const IValue& value) {
+  if (value.isDouble()) return value.toDouble();
+  if (value.isInt()) return static_cast<double>(value.toInt());
+  if (value.isTensor() && value.toTensor().numel() == 1) return value.toTensor().item<double>();
+  return std::nullopt;
+}
+
+}  // namespace
+
+c10::impl::GenericDict make_state() {
+  return c10::impl::GenericDict(c10::StringType::get(), c10::AnyType::get());
+}
+
+void DictReader::fail(const std::string& message) const {
+  throw std::invalid_argument("state of " + owner_ + ": " + message);
+}
+
+void DictReader::fail(const std::string& key, const char* expected, const IValue& got) const {
+  fail("'" + key + "': expected " + expected + ", got " + got.tagKind());
+}
+
+bool DictReader::has(const std::string& key) const { return dict_.contains(key) && !dict_.at(key).isNone(); }
+
+IValue DictReader::at(const std::string& key) const {
+  if (!dict_.contains(key)) fail("expected '" + key + "', got none");
+  return dict_.at(key);
+}
+
+double DictReader::number(const std::string& key) const {
+  const auto value = at(key);
+  const auto number = to_number(value);
+  if (!number) fail(key, "a number", value);
+  return *number;
+}
+
+std::int64_t DictReader::integer(const std::string& key) const {
+  const auto value = at(key);
+  if (!value.isInt()) fail(key, "an integer", value);
+  return value.toInt();
+}
+
+bool DictReader::boolean(const std::string& key) const {
+  const auto value = at(key);
+  if (!value.isBool()) fail(key, "a bool", value);
+  return value.toBool();
+}
+
+std::string DictReader::text(const std::string& key) const {
+  const auto value = at(key);
+  if (!value.isString()) fail(key, "a string", value);
+  return value.toStringRef();
+}
+
+at::Tensor DictReader::tensor(const std::string& key) const {
+  const auto value = at(key);
+  if (!value.isTensor()) fail(key, "a tensor", value);
+  return value.toTensor();
+}
+
+c10::impl::GenericDict DictReader::dict(const std::string& key) const {
+  const auto value = at(key);
+  if (!value.isGenericDict()) fail(key, "a dict", value);
+  return value.toGenericDict();
+}
+
+std::vector<IValue> DictReader::list(const std::string& key) const {
+  const auto value = at(key);
+  if (!value.isList()) fail(key, "a list", value);
+  return value.toList().vec();
+}
+
+std::vector<double> DictReader::numbers(const std::string& key) const {
+  std::vector<double> result;
+  for (const auto& value : list(key)) {
+    const auto number = to_number(value);
+    if (!number) fail(key, "a list of numbers", value);
+    result.push_back(*number);
+  }
+  return result;
+}
+
+}  // namespace ddprun::train

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace ddprun::train {
+
+/// A new dict with string keys.
+c10::impl::GenericDict make_state();
+
+/// Reads a state dict. Each call throws std::invalid_argument that names owner and key where the key is
+/// missing or its value is of another type.
+class DictReader {
+ public:
+  /// owner  whose state it is, for the message
+  DictReader(const c10::impl::GenericDict& dict, std::string owner) : dict_(dict), owner_(std::move(owner)) {}
+
+  bool has(const std::string& key) const;  ///< there, and not None
+  c10::IValue at(const std::string& key) const;
+  double number(const std::string& key) const;  ///< an int, a float or a tensor of one element
+  std::int64_t integer(const std::string& key) const;
+  bool boolean(const std::string& key) const;
+  std::string text(const std::string& key) const;
+  at::Tensor tensor(const std::string& key) const;
+  c10::impl::GenericDict dict(const std::string& key) const;
+  std::vector<c10::IValue> list(const std::string& key) const;
+  std::vector<double> numbers(const std::string& key) const;  ///< a list of ints and floats
+
+  [[noreturn]] void fail(const std::string& message) const;
+
+ private:
+  [[noreturn]] void fail(const std::string& key, const char* expected, const c10::IValue& got) const;
+
+  c10::impl::GenericDict dict_;
+  std::string owner_;
+};
+
+}  // namespace ddprun::train

@@ -1,0 +1,111 @@
+#include "worker/train/early_stopping.h"
+
+#include <ATen/core/Dict.h>
+#include <torch/types.h>
+
+#include <cmath>
+#include <limits>
+#include <sstream>
+#include <stdexcept>
+#include <utility>
+
+#include "worker/train/dict_reader.h"
+
+namespace ddprun::train {
+namespace {
+
+std::string text_of(double value) {
+  std::ostringstream text;
+  text << value;
+  return text.str();
+}
+
+}  // namespace
+
+EarlyStopping::EarlyStopping(EarlyStoppingOptions options)
+    : options_(std::move(options)),
+      min_delta_(
+          static_cast<float>(options_.mode == MonitorMode::kMin ? -options_.min_delta : options_.min_delta)),
+      best_score_(options_.mode == MonitorMode::kMin ? std::numeric_limits<float>::infinity()
+                                                     : -std::numeric_limits<float>::infinity()) {
+  if (options_.patience < 0)
+    throw std::invalid_argument("early stopping: expected a patience of 0 or more, got " +
+                                std::to_string(options_.patience));
+}
+
+EarlyStopping::Decision EarlyStopping::check(double value, std::int64_t epoch) {
+  auto decision = evaluate(static_cast<float>(value));
+  if (decision.stop) {
+    stopped_epoch_ = epoch;
+    message_ = decision.reason;
+  }
+  return decision;
+}
+
+EarlyStopping::Decision EarlyStopping::evaluate(float value) {
+  const auto now = options_.monitor + " = " + text_of(value);
+  const auto as_float = [](double threshold) { return static_cast<float>(threshold); };
+  if (options_.check_finite && !std::isfinite(value))
+    return stop(Reason::kNonFiniteMetric,
+                now + " is not finite; the best so far was " + text_of(best_score_));
+  if (const auto threshold = options_.stopping_threshold; threshold && is_better(value, as_float(*threshold)))
+    return stop(Reason::kStoppingThreshold,
+                now + " has passed the stopping threshold " + text_of(*threshold));
+  if (const auto threshold = options_.divergence_threshold;
+      threshold && is_better(-value, -as_float(*threshold)))
+    return stop(Reason::kDivergenceThreshold,
+                now + " has passed the divergence threshold " + text_of(*threshold));
+  if (is_better(value - min_delta_, best_score_)) {
+    auto text = improvement(value);
+    best_score_ = value;
+    wait_count_ = 0;
+    return {false, std::move(text)};
+  }
+  if (++wait_count_ >= options_.patience)
+    return stop(Reason::kPatienceExhausted, options_.monitor + " has not been better than " +
+                                                text_of(best_score_) + " in the last " +
+                                                std::to_string(wait_count_) + " checks");
+  return {};
+}
+
+EarlyStopping::Decision EarlyStopping::stop(Reason reason, std::string text) {
+  reason_ = reason;
+  return {true, std::move(text)};
+}
+
+std::string EarlyStopping::improvement(float value) const {
+  auto text = options_.monitor + " = " + text_of(value) + " is the best so far";
+  if (std::isfinite(best_score_)) text += ", better by " + text_of(std::abs(best_score_ - value));
+  return text;
+}
+
+c10::impl::GenericDict EarlyStopping::state_dict() const {
+  auto state = make_state();
+  state.insert("wait_count", wait_count_);
+  state.insert("stopped_epoch", stopped_epoch_);
+  state.insert("best_score", torch::full({}, best_score_, torch::kFloat32));
+  state.insert("patience", options_.patience);
+  state.insert("stopping_reason", static_cast<std::int64_t>(reason_));
+  state.insert("stopping_reason_message", message_.empty() ? c10::IValue() : c10::IValue(message_));
+  return state;
+}
+
+void EarlyStopping::load_state_dict(const c10::impl::GenericDict& state) {
+  const DictReader reader(state, "early stopping");
+  const auto wait_count = reader.integer("wait_count");
+  const auto stopped_epoch = reader.integer("stopped_epoch");
+  const auto best_score = static_cast<float>(reader.number("best_score"));
+  const auto patience = reader.integer("patience");
+  // Lightning's before 2.6 have no reason.
+  const auto reason = reader.has("stopping_reason") ? reader.integer("stopping_reason") : 0;
+  if (reason < 0 || reason > static_cast<std::int64_t>(Reason::kNonFiniteMetric))
+    reader.fail("'stopping_reason': expected 0 to 4, got " + std::to_string(reason));
+  message_ = reader.has("stopping_reason_message") ? reader.text("stopping_reason_message") : "";
+  wait_count_ = wait_count;
+  stopped_epoch_ = stopped_epoch;
+  best_score_ = best_score;
+  options_.patience = patience;
+  reason_ = static_cast<Reason>(reason);
+}
+
+}  // namespace ddprun::train

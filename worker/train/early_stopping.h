@@ -1,0 +1,72 @@
+#pragma once
+
+#include <ATen/core/ivalue.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "worker/train/monitor.h"
+
+namespace ddprun::train {
+
+/// Lightning's EarlyStopping arguments, with its defaults.
+struct EarlyStoppingOptions {
+  std::string monitor = "val_loss";  ///< the metric's name, for the reason's text
+  double min_delta = 0;              ///< a change must be larger than this to count as better
+  std::int64_t patience = 3;         ///< checks without a better value
+  MonitorMode mode = MonitorMode::kMin;
+  bool check_finite = true;                         ///< stop at NaN or infinity
+  std::optional<double> stopping_threshold = {};    ///< stop once better than this
+  std::optional<double> divergence_threshold = {};  ///< stop once worse than this
+};
+
+/// Decides from a metric's values, one a validation, when training is to end: Lightning 2.6's EarlyStopping.
+/// Values and the best of them are float32, as Lightning logs them. With exact metrics all ranks decide
+/// alike.
+class EarlyStopping {
+ public:
+  struct Decision {
+    bool stop = false;
+    std::string reason;  ///< one line for the log; empty where nothing happened
+  };
+
+  /// throws  std::invalid_argument if patience is negative
+  explicit EarlyStopping(EarlyStoppingOptions options);
+
+  /// epoch  kept as stopped_epoch if this stops
+  Decision check(double value, std::int64_t epoch);
+
+  const EarlyStoppingOptions& options() const { return options_; }
+  double best_score() const { return best_score_; }  ///< infinite as long as there is none
+  std::int64_t wait_count() const { return wait_count_; }
+  bool stopped() const { return reason_ != Reason::kNotStopped; }
+
+  /// Lightning's keys: wait_count, stopped_epoch, best_score, patience, stopping_reason,
+  /// stopping_reason_message.
+  c10::impl::GenericDict state_dict() const;
+  /// throws  std::invalid_argument naming a key that is missing or of another type
+  void load_state_dict(const c10::impl::GenericDict& state);
+
+ private:
+  enum class Reason {  // Lightning's EarlyStoppingReason
+    kNotStopped = 0,
+    kStoppingThreshold = 1,
+    kDivergenceThreshold = 2,
+    kPatienceExhausted = 3,
+    kNonFiniteMetric = 4
+  };
+  bool is_better(float a, float b) const { return options_.mode == MonitorMode::kMin ? a < b : a > b; }
+  Decision evaluate(float value);
+  Decision stop(Reason reason, std::string text);
+  std::string improvement(float value) const;
+
+  EarlyStoppingOptions options_;
+  float min_delta_;  // signed: negative where smaller is better
+  float best_score_;
+  std::int64_t wait_count_ = 0, stopped_epoch_ = 0;
+  Reason reason_ = Reason::kNotStopped;
+  std::string message_;
+};
+
+}  // namespace ddprun::train

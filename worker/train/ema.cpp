@@ -1,0 +1,138 @@
+#include "worker/train/ema.h"
+
+#include <ATen/core/Dict.h>
+#include <ATen/ops/_foreach_lerp.h>
+#include <torch/nn/module.h>
+#include <torch/types.h>
+
+#include <algorithm>
+#include <sstream>
+#include <stdexcept>
+
+#include "worker/train/dict_reader.h"
+
+namespace ddprun::train {
+namespace {
+
+using at::Tensor;
+
+Ema::NamedTensors to_vector(const torch::OrderedDict<std::string, Tensor>& tensors) {
+  Ema::NamedTensors result;
+  for (const auto& item : tensors) result.emplace_back(item.key(), item.value());
+  return result;
+}
+
+/// Averages and their sources, of one device and type.
+struct Pairs {
+  std::vector<Tensor> averages, sources;
+};
+
+void lerp(const Pairs& pairs, double decay) {
+  if (at::isFloatingType(pairs.averages[0].scalar_type())) {
+    at::_foreach_lerp_(pairs.averages, pairs.sources, 1 - decay);
+    return;
+  }
+  for (std::size_t i = 0; i < pairs.averages.size(); ++i)
+    pairs.averages[i].copy_(pairs.averages[i] * decay + pairs.sources[i] * (1 - decay));
+}
+
+}  // namespace
+
+Ema::Ema(const torch::nn::Module& module, const Options& options)
+    : Ema(to_vector(module.named_parameters()), to_vector(module.named_buffers()), options) {}
+
+Ema::Ema(NamedTensors parameters, NamedTensors buffers, const Options& options) : options_(options) {
+  if (!(options.decay >= 0 && options.decay <= 1))
+    throw std::invalid_argument("weight average: expected a decay in [0, 1], got " +
+                                std::to_string(options.decay));
+  add(std::move(parameters), true);
+  add(std::move(buffers), options.average_buffers);
+}
+
+void Ema::add(NamedTensors tensors, bool averaged) {
+  const torch::NoGradGuard no_grad;
+  for (auto& [name, tensor] : tensors) {
+    const auto same = std::find_if(entries_.begin(), entries_.end(),
+                                   [&](const Entry& entry) { return entry.source.is_same(tensor); });
+    const bool alias = same != entries_.end();
+    auto average = alias ? same->average : tensor.detach().clone();
+    entries_.push_back({std::move(name), tensor, std::move(average), averaged, alias});
+  }
+}
+
+void Ema::update() {
+  if (swapped_) throw std::logic_error("weight average: expected update() without swapped weights");
+  const torch::NoGradGuard no_grad;
+  std::vector<Pairs> groups;
+  for (auto& entry : entries_) {
+    if (entry.alias) continue;
+    if (updates_ == 0 || !entry.averaged) {
+      entry.average.copy_(entry.source);
+      continue;
+    }
+    const auto same = std::find_if(groups.begin(), groups.end(), [&](const Pairs& pairs) {
+      return pairs.averages[0].device() == entry.average.device() &&
+             pairs.averages[0].scalar_type() == entry.average.scalar_type();
+    });
+    auto& pairs = same != groups.end() ? *same : groups.emplace_back();
+    pairs.averages.push_back(entry.average);
+    pairs.sources.push_back(entry.source);
+  }
+  for (const auto& pairs : groups) lerp(pairs, options_.decay);
+  ++updates_;
+}
+
+void Ema::exchange() {
+  const torch::NoGradGuard no_grad;
+  for (auto& entry : entries_) {
+    if (entry.alias) continue;
+    const auto weights = entry.source.clone();
+    entry.source.copy_(entry.average);
+    entry.average.copy_(weights);
+  }
+}
+
+Ema::Swap::Swap(Ema& owner) : owner_(owner) {
+  if (owner.swapped_) throw std::logic_error("weight average: expected weights swapped once, got twice");
+  if (owner.updates_ == 0) return;
+  owner.exchange();
+  owner.swapped_ = true;
+}
+
+Ema::Swap::~Swap() {
+  if (!owner_.swapped_) return;
+  owner_.exchange();
+  owner_.swapped_ = false;
+}
+
+Ema::NamedTensors Ema::averages() const {
+  NamedTensors result;
+  for (const auto& entry : entries_)
+    result.emplace_back(entry.name, swapped_ ? entry.source.detach() : entry.average);
+  return result;
+}
+
+c10::impl::GenericDict Ema::state_dict() const {
+  auto state = make_state();
+  state.insert("n_averaged", torch::full({}, updates_, torch::kInt64));
+  for (const auto& [name, average] : averages()) state.insert("module." + name, average);
+  return state;
+}
+
+void Ema::load_state_dict(const c10::impl::GenericDict& state) {
+  const torch::NoGradGuard no_grad;
+  const DictReader reader(state, "the weight average");
+  const auto updates = static_cast<std::int64_t>(reader.number("n_averaged"));
+  for (const auto& entry : entries_) {
+    const auto key = "module." + entry.name;
+    const auto value = reader.tensor(key);
+    if (value.sizes() == entry.average.sizes()) continue;
+    std::ostringstream text;
+    text << '\'' << key << "': expected shape " << entry.average.sizes() << ", got " << value.sizes();
+    reader.fail(text.str());
+  }
+  for (auto& entry : entries_) entry.average.copy_(reader.tensor("module." + entry.name));
+  updates_ = updates;
+}
+
+}  // namespace ddprun::train

@@ -1,0 +1,79 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace ddprun::train {
+
+/// An exponential moving average of a module's weights, to be evaluated and saved in their place:
+/// torch.optim.swa_utils.AveragedModel with get_ema_multi_avg_fn(decay).
+///
+///   average <- weights                                   at the first update()
+///   average <- decay average + (1 - decay) weights       at every other
+class Ema {
+ public:
+  struct Options {
+    double decay = 0.999;
+    bool average_buffers = false;  ///< else buffers are the module's at the last update()
+  };
+  using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+
+  /// Of the module's parameters and buffers, which it then keeps a copy of, on their device.
+  /// throws  std::invalid_argument if decay is not in [0, 1]
+  Ema(const torch::nn::Module& module, const Options& options);
+  /// Of these tensors, as a fully sharded module's shards.
+  Ema(NamedTensors parameters, NamedTensors buffers, const Options& options);
+
+  /// After every optimizer step.
+  void update();
+  std::int64_t updates() const { return updates_; }
+
+  /// While the returned object lives, the module has the averages and this has the module's weights; update()
+  /// must not be called. Tensors keep their memory. Before the first update() nothing is swapped.
+  class [[nodiscard]] Swap {
+   public:
+    ~Swap();
+    Swap(const Swap&) = delete;
+    Swap& operator=(const Swap&) = delete;
+
+   private:
+    friend Ema;
+    explicit Swap(Ema& owner);
+    Ema& owner_;
+  };
+  Swap swap_in() { return Swap(*this); }
+
+  /// The averages by their names, sharing memory.
+  NamedTensors averages() const;
+
+  /// AveragedModel's keys: n_averaged and module.NAME of every parameter and buffer. Shares memory.
+  c10::impl::GenericDict state_dict() const;
+  /// Copies. throws  std::invalid_argument naming a key that is missing or of another type or shape
+  void load_state_dict(const c10::impl::GenericDict& state);
+
+ private:
+  struct Entry {
+    std::string name;
+    at::Tensor source, average;
+    bool averaged;
+    bool alias;  // the same tensor as an entry before, under another name
+  };
+  void add(NamedTensors tensors, bool averaged);
+  void exchange();
+
+  Options options_;
+  std::vector<Entry> entries_;
+  std::int64_t updates_ = 0;
+  bool swapped_ = false;
+};
+
+}  // namespace ddprun::train

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace ddprun::train {
+
+using Clock = std::chrono::steady_clock;
+
+inline double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+/// Where an epoch stands on this rank.
+struct EpochProgress {
+  std::vector<std::int64_t> indices;  ///< of this rank, from first_batch on
+  std::int64_t batch = 0;             ///< batches done
+  std::int64_t batches = 0;           ///< in all
+  std::int64_t to_count = 0;          ///< examples that are no padding, still to come
+  std::int64_t samples = 0;           ///< of all ranks, done
+  std::int64_t first_batch = 0;       ///< where a resumed one went on
+  std::int64_t first_samples = 0;
+  double loss_sum = 0;           ///< of all batches' means
+  double seconds_elsewhere = 0;  ///< in validation
+  Clock::time_point begin = Clock::now();
+
+  bool done() const { return batch == batches; }
+  /// Of the last `count` batches, of that size, which are one step's.
+  std::span<const std::int64_t> newest(std::int64_t count, std::int64_t batch_size) const {
+    const auto end = static_cast<std::size_t>((batch - first_batch) * batch_size);
+    const auto begin = static_cast<std::size_t>((batch - first_batch - count) * batch_size);
+    return std::span(indices).subspan(begin, std::min(end, indices.size()) - begin);
+  }
+
+  double seconds() const { return seconds_since(begin) - seconds_elsewhere; }
+};
+
+}  // namespace ddprun::train

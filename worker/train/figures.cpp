@@ -1,0 +1,139 @@
+#include "worker/train/figures.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <functional>
+#include <map>
+#include <optional>
+#include <set>
+#include <system_error>
+
+#include "common/errors.h"
+#include "common/files.h"
+#include "worker/image/png.h"
+
+namespace ddprun::train {
+namespace {
+
+using report::MetricRow;
+
+/// Which figures a chart shows, and how it is called.
+struct Kind {
+  std::string name, title;
+  std::function<bool(const std::string&)> shows;
+};
+
+const std::vector<Kind>& kinds() {
+  static const std::vector<Kind> all = {
+      {"loss", "loss", [](const std::string& name) { return name.find("loss") != std::string::npos; }},
+      {"accuracy", "accuracy",
+       [](const std::string& name) {
+         const auto ends = {"acc", "accuracy", "dice", "iou"};
+         return std::any_of(ends.begin(), ends.end(), [&](const char* end) { return name.ends_with(end); });
+       }},
+      {"lr", "learning rate", [](const std::string& name) { return name == "lr"; }}};
+  return all;
+}
+
+std::optional<double> value_of(const MetricRow& row, const std::string& name) {
+  for (const auto& [key, value] : row)
+    if (key == name) return value;
+  return std::nullopt;
+}
+
+/// "epoch" if the rows with such a figure are one an epoch, else "step".
+std::string x_axis_of(const std::vector<MetricRow>& rows, const Kind& kind) {
+  std::set<double> epochs;
+  for (const auto& row : rows) {
+    if (std::none_of(row.begin(), row.end(), [&](const auto& figure) { return kind.shows(figure.first); }))
+      continue;
+    const auto epoch = value_of(row, "epoch");
+    if (!epoch || !epochs.insert(*epoch).second) return "step";
+  }
+  return "epoch";
+}
+
+image::LineChart chart_of(const std::vector<MetricRow>& rows, const Kind& kind) {
+  image::LineChart chart{.title = kind.title, .x_label = x_axis_of(rows, kind), .integer_x = true};
+  std::map<std::string, std::size_t> index_of;
+  for (const auto& row : rows) {
+    const auto x = value_of(row, chart.x_label);
+    if (!x) continue;
+    for (const auto& [name, value] : row) {
+      if (!kind.shows(name)) continue;
+      const auto [found, is_new] = index_of.emplace(name, chart.series.size());
+      if (is_new) chart.series.push_back({name, {}, {}});
+      auto& series = chart.series[found->second];
+      series.x.push_back(*x);
+      series.y.push_back(value);
+    }
+  }
+  return chart;
+}
+
+/// What one who cannot see the chart is told: the last figure of each curve.
+std::string description_of(const image::LineChart& chart) {
+  std::string text = chart.title + " over " + chart.x_label + "s";
+  for (const auto& series : chart.series) {
+    char value[32];
+    std::snprintf(value, sizeof value, "%.4g", series.y.back());
+    text += "; " + series.name + " ends at " + value;
+  }
+  return text;
+}
+
+std::filesystem::path file_in(const std::filesystem::path& folder, const std::string& name) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error) throw IoError(folder, "cannot create the folder", error.value());
+  return folder / (name + ".png");
+}
+
+}  // namespace
+
+std::vector<NamedChart> charts_of(const std::vector<MetricRow>& rows) {
+  std::vector<NamedChart> charts;
+  for (const auto& kind : kinds())
+    if (auto chart = chart_of(rows, kind); !chart.series.empty())
+      charts.push_back({kind.name, std::move(chart)});
+  return charts;
+}
+
+void write_charts(const std::filesystem::path& folder, const std::vector<NamedChart>& charts) {
+  for (const auto& [name, chart] : charts)
+    image::write_png(file_in(folder, name), image::draw_line_chart(chart));
+}
+
+void write_samples(const std::filesystem::path& folder, const std::vector<image::Tile>& tiles,
+                   const std::string& title, const std::string& name) {
+  image::write_png(file_in(folder, name), image::draw_image_grid(tiles, title));
+}
+
+void write_confusion(const std::filesystem::path& folder, const image::ConfusionMatrix& matrix) {
+  image::write_png(file_in(folder, "confusion"), image::draw_confusion_matrix(matrix));
+}
+
+std::vector<report::Figure> report_figures(const std::filesystem::path& folder,
+                                           const std::vector<NamedChart>& charts) {
+  std::vector<report::Figure> figures;
+  std::set<std::string> drawn;
+  for (const auto& [name, chart] : charts) {
+    figures.push_back({name, "image/svg+xml", image::line_chart_svg(chart), description_of(chart)});
+    drawn.insert(name + ".png");
+  }
+  std::set<std::filesystem::path> others;
+  std::error_code error;
+  for (std::filesystem::directory_iterator entry(folder, error), end; !error && entry != end;
+       entry.increment(error))
+    if (entry->path().extension() == ".png" && !drawn.contains(entry->path().filename()))
+      others.insert(entry->path());
+  for (const auto& path : others) {
+    try {
+      figures.push_back({path.stem(), "image/png", read_file(path), path.stem()});
+    } catch (const IoError&) {  // the report goes without it
+    }
+  }
+  return figures;
+}
+
+}  // namespace ddprun::train

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "worker/image/confusion_matrix.h"
+#include "worker/image/image_grid.h"
+#include "worker/image/line_chart.h"
+#include "worker/report/html_report.h"
+#include "worker/report/metric_sink.h"
+
+namespace ddprun::train {
+
+/// A chart and the name of its file: "loss", "accuracy", "lr".
+struct NamedChart {
+  std::string name;
+  image::LineChart chart;
+};
+
+/// The curves that the rows hold: losses (names with "loss"), shares (names that end in "acc", "accuracy",
+/// "dice" or "iou") and the learning rate ("lr"), each a chart if there is a figure for it at all. Drawn over
+/// "epoch" if no two rows of a chart share one, else over "step".
+std::vector<NamedChart> charts_of(const std::vector<report::MetricRow>& rows);
+
+/// Writes FOLDER/<name>.png for each, making the folder. throws IoError
+void write_charts(const std::filesystem::path& folder, const std::vector<NamedChart>& charts);
+
+/// Writes FOLDER/<name>.png, making the folder. throws IoError, std::invalid_argument as their drawing
+void write_samples(const std::filesystem::path& folder, const std::vector<image::Tile>& tiles,
+                   const std::string& title = "predictions on held-out samples",
+                   const std::string& name = "samples");
+void write_confusion(const std::filesystem::path& folder, const image::ConfusionMatrix& matrix);
+
+/// For the report page: the charts as SVG, then the folder's other PNG files by name. A file that cannot be
+/// read is left out.
+std::vector<report::Figure> report_figures(const std::filesystem::path& folder,
+                                           const std::vector<NamedChart>& charts);
+
+}  // namespace ddprun::train

@@ -1,0 +1,112 @@
+#pragma once
+
+#include <ATen/core/ivalue.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "worker/train/monitor.h"
+
+namespace torch::optim {
+class Optimizer;
+}
+
+namespace ddprun::train {
+
+enum class LrScheduleKind { kNone, kStep, kCosine, kOneCycle, kPlateau };
+
+/// none, step, cosine, one-cycle, plateau; nullopt for another name.
+std::optional<LrScheduleKind> parse_lr_schedule_kind(std::string_view name);
+
+/// The arguments of torch.optim.lr_scheduler's classes, with their defaults.
+struct LrScheduleOptions {
+  LrScheduleKind kind = LrScheduleKind::kNone;
+  bool per_step = false;  ///< the schedule's unit is an optimizer step, not an epoch; plateau's is an epoch
+
+  std::int64_t warmup_steps = 0;      ///< optimizer steps of linear warm-up before the schedule begins
+  double warmup_start_factor = 0.01;  ///< the first step's learning rate, as a part of the schedule's first
+
+  struct Step {  ///< StepLR
+    std::int64_t step_size = 1;
+    double gamma = 0.1;
+  } step;
+
+  struct Cosine {  ///< CosineAnnealingLR
+    std::int64_t t_max = 0;
+    double eta_min = 0;
+  } cosine;
+
+  struct OneCycle {  ///< OneCycleLR
+    double max_lr = 0;
+    std::int64_t total_steps = 0;
+    double pct_start = 0.3;
+    bool linear = false;         ///< anneal_strategy: linear, not cosine
+    bool cycle_momentum = true;  ///< SGD's momentum, Adam's and AdamW's beta1
+    double base_momentum = 0.85, max_momentum = 0.95;
+    double div_factor = 25, final_div_factor = 1e4;
+    bool three_phase = false;
+  } one_cycle;
+
+  struct Plateau {  ///< ReduceLROnPlateau
+    MonitorMode mode = MonitorMode::kMin;
+    double factor = 0.1;
+    std::int64_t patience = 10;
+    double threshold = 1e-4;
+    bool absolute = false;  ///< threshold_mode: abs, not rel
+    std::int64_t cooldown = 0;
+    double min_lr = 0, eps = 1e-8;
+  } plateau;
+};
+
+/// The learning rate for world_size ranks: lr x world_size. Each rank has a batch of its own, so a step sees
+/// as many times the samples. Goyal et al. 2017, "Accurate, Large Minibatch SGD", section 2.1
+double scaled_lr(double lr, int world_size);
+
+class LrScheduler;
+
+/// Sets an optimizer's learning rates as training goes on: one of torch.optim.lr_scheduler's schedules, after
+/// a linear warm-up where that is wanted. Learning rates are changed in the optimizer's groups alone, so
+/// whoever touches them from outside moves the schedule as in Python (cosine goes on from what it finds).
+///
+/// With a warm-up of W steps it is torch's SequentialLR([LinearLR(start_factor, total_iters=W), schedule],
+/// [W]): step t of the warm-up has (start + (1 - start) t / W) of the schedule's first learning rate. The
+/// schedule's first unit begins when the warm-up has ended; epochs that end before the first step after it do
+/// not count.
+class LrSchedule {
+ public:
+  /// Sets the first learning rate. The optimizer must outlive it.
+  /// throws  std::invalid_argument for an option out of its range, or if momentum is to be cycled and the
+  ///         optimizer has none
+  LrSchedule(torch::optim::Optimizer& optimizer, const LrScheduleOptions& options);
+  ~LrSchedule();
+  LrSchedule(LrSchedule&&) noexcept;
+
+  /// After every optimizer step.
+  void after_step();
+
+  /// After every epoch.
+  /// metric  what plateau watches; the others need none
+  /// throws  std::invalid_argument if plateau gets none
+  void after_epoch(std::optional<double> metric = std::nullopt);
+
+  /// The state_dict() of the schedule's class in Python; with a warm-up SequentialLR's, also for plateau,
+  /// which Python's cannot hold. Empty for kNone without a warm-up.
+  c10::impl::GenericDict state_dict() const;
+  /// Takes the schedule's place, not the learning rates: those are in the optimizer's state.
+  /// throws  std::invalid_argument naming a key that is missing or of another type
+  void load_state_dict(const c10::impl::GenericDict& state);
+
+ private:
+  bool in_warmup() const;
+  void advance(std::optional<double> metric);
+
+  LrScheduleOptions options_;
+  std::unique_ptr<LrScheduler> warmup_, schedule_;
+  std::int64_t steps_ = 0;  ///< optimizer steps
+  std::int64_t ticks_ = 0;  ///< SequentialLR's last_epoch
+};
+
+}  // namespace ddprun::train

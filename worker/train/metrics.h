@@ -1,0 +1,89 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+namespace ddprun::train {
+
+// Metrics whose state is sums: adding the ranks' sums gives the metric of all samples, exactly. Sums are kept
+// on the samples' device until they are read, so that adding does not wait for it.
+
+/// The mean of values, torchmetrics' MeanMetric (in float64).
+class Mean {
+ public:
+  /// values  float [B], of which the first `count` are taken; -1: all
+  void add(const at::Tensor& values, std::int64_t count = -1);
+
+  double value() const;  ///< NaN as long as there is none
+  double count() const { return count_; }
+  std::vector<double> sums() const;  ///< {sum, count}
+  void set_sums(const std::vector<double>& sums);
+
+ private:
+  at::Tensor sum_;
+  double count_ = 0;
+};
+
+/// The part of samples that were classified rightly: torchmetrics' Accuracy(task="multiclass",
+/// average="micro").
+class Accuracy {
+ public:
+  /// scores  [B, K], any that grow with the class's likelihood
+  /// target  int64 [B], class numbers
+  /// count   samples to take; -1: all
+  void add(const at::Tensor& scores, const at::Tensor& target, std::int64_t count = -1);
+  /// correct  bool [B]
+  void add_correct(const at::Tensor& correct, std::int64_t count = -1) { mean_.add(correct, count); }
+
+  double value() const { return mean_.value(); }
+  std::vector<double> sums() const { return mean_.sums(); }  ///< {right, count}
+  void set_sums(const std::vector<double>& sums) { mean_.set_sums(sums); }
+
+ private:
+  Mean mean_;
+};
+
+/// How often class i was taken for class j: torchmetrics' MulticlassConfusionMatrix.
+class ConfusionMatrix {
+ public:
+  explicit ConfusionMatrix(std::int64_t classes);
+
+  /// As Accuracy::add().
+  /// throws  c10::Error for a target outside [0, K) (on CUDA: when the device comes to it)
+  void add(const at::Tensor& scores, const at::Tensor& target, std::int64_t count = -1);
+
+  /// int64 [K, K] on the CPU: rows are targets, columns predictions.
+  at::Tensor counts() const;
+  std::vector<double> sums() const;  ///< counts(), row by row
+  void set_sums(const std::vector<double>& sums);
+
+ private:
+  std::int64_t classes_;
+  at::Tensor counts_;
+};
+
+/// Element-wise over ranks; ddp::all_reduce_sum with its group is one.
+using SumOverRanks = std::function<std::vector<double>(std::vector<double>)>;
+
+/// Makes the ranks' metrics those of all samples, in one exchange. All ranks pass the same metrics.
+template <typename... Metrics>
+void sum_over_ranks(const SumOverRanks& sum, Metrics&... metrics) {
+  std::vector<double> all;
+  const auto append = [&](const std::vector<double>& sums) {
+    all.insert(all.end(), sums.begin(), sums.end());
+  };
+  (append(metrics.sums()), ...);
+  all = sum(std::move(all));
+  auto next = all.begin();
+  const auto take = [&](auto& metric) {
+    const auto size = static_cast<std::ptrdiff_t>(metric.sums().size());
+    metric.set_sums({next, next + size});
+    next += size;
+  };
+  (take(metrics), ...);
+}
+
+}  // namespace ddprun::train

@@ -1,0 +1,108 @@
+#include "worker/train/noted_signals.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstdint>
+#include <system_error>
+
+namespace ddprun::train {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Milliseconds = std::chrono::milliseconds;
+
+std::atomic<bool> term_came = false, usr1_came = false, taken_over = false;
+std::atomic<int> event_of_handler = -1;
+std::atomic<std::int64_t> last_progress_ms = 0, step_ms = 0;
+
+std::int64_t now_ms() {
+  return std::chrono::duration_cast<Milliseconds>(Clock::now().time_since_epoch()).count();
+}
+
+void wake(int event, std::uint64_t count) {
+  [[maybe_unused]] const auto written = ::write(event, &count, sizeof count);
+}
+
+void on_signal(int signal) {
+  const int error = errno;
+  (signal == SIGTERM ? term_came : usr1_came) = true;
+  if (signal == SIGTERM) wake(event_of_handler, 1);
+  errno = error;
+}
+
+/// Waits until the event is written to, that long at most; below 0: for ever.
+bool wait_for(int event, std::int64_t timeout_ms) {
+  pollfd entry{event, POLLIN, 0};
+  const int ready = ::poll(&entry, 1, static_cast<int>(timeout_ms));
+  if (ready <= 0) return false;
+  std::uint64_t count = 0;
+  [[maybe_unused]] const auto size = ::read(event, &count, sizeof count);
+  return true;
+}
+
+constexpr std::int64_t kPatienceMs = 3000;
+
+void watch(const std::stop_token& stop, int event, const struct sigaction& before) {
+  while (!stop.stop_requested()) {
+    if (!term_came) {
+      wait_for(event, -1);
+      continue;
+    }
+    const auto left = last_progress_ms + std::max(kPatienceMs, 3 * step_ms) - now_ms();
+    if (taken_over) {
+      wait_for(event, -1);
+    } else if (left > 0) {
+      wait_for(event, left);
+    } else {
+      ::sigaction(SIGTERM, &before, nullptr);
+      ::kill(::getpid(), SIGTERM);
+      return;
+    }
+  }
+}
+
+}  // namespace
+
+void note_progress() {
+  const auto now = now_ms();
+  step_ms = now - last_progress_ms.exchange(now);
+}
+
+NotedSignals::NotedSignals() : event_(::eventfd(0, EFD_CLOEXEC)) {
+  if (!event_) throw std::system_error(errno, std::generic_category(), "eventfd");
+  term_came = usr1_came = taken_over = false;
+  event_of_handler = event_.get();
+  note_progress();
+  step_ms = 0;
+  struct sigaction action {};
+  action.sa_handler = on_signal;
+  action.sa_flags = SA_RESTART;
+  ::sigaction(SIGTERM, &action, &term_);
+  ::sigaction(SIGUSR1, &action, &usr1_);
+  watch_ = std::jthread(
+      [event = event_.get(), before = term_](const std::stop_token& stop) { watch(stop, event, before); });
+}
+
+NotedSignals::~NotedSignals() {
+  ::sigaction(SIGTERM, &term_, nullptr);
+  ::sigaction(SIGUSR1, &usr1_, nullptr);
+  watch_.request_stop();
+  wake(event_.get(), 1);
+  watch_.join();
+  event_of_handler = -1;
+}
+
+bool NotedSignals::terminate() const { return term_came; }
+bool NotedSignals::take_save() { return usr1_came.exchange(false); }
+void NotedSignals::take_over() {
+  taken_over = true;
+  wake(event_.get(), 1);
+}
+
+}  // namespace ddprun::train

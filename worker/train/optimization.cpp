@@ -1,0 +1,96 @@
+#include "worker/train/optimization.h"
+
+#include <algorithm>
+
+#include <ATen/core/Dict.h>
+#include <torch/optim/optimizer.h>
+
+#include "worker/train/clip_gradients.h"
+
+namespace ddprun::train {
+namespace {
+
+std::vector<at::Tensor> parameters_of(torch::optim::Optimizer& optimizer) {
+  std::vector<at::Tensor> all;
+  for (const auto& group : optimizer.param_groups())
+    all.insert(all.end(), group.params().begin(), group.params().end());
+  return all;
+}
+
+c10::IValue none_if_empty(const c10::impl::GenericDict& dict) {
+  return dict.empty() ? c10::IValue() : c10::IValue(dict);
+}
+
+}  // namespace
+
+LrScheduleOptions schedule_options(const OptimOptions& options, double lr, const RunLength& length,
+                                   MonitorMode mode) {
+  LrScheduleOptions schedule;
+  schedule.kind = options.schedule;
+  schedule.per_step = options.schedule == LrScheduleKind::kOneCycle ||
+                      (options.schedule_per_step && options.schedule != LrScheduleKind::kPlateau);
+  schedule.warmup_steps = options.warmup_steps;
+  schedule.step = {options.step_size, options.gamma};
+  const auto whole =
+      schedule.per_step ? std::max<std::int64_t>(1, length.steps() - options.warmup_steps) : length.epochs;
+  schedule.cosine.t_max = options.t_max > 0 ? options.t_max : whole;
+  schedule.one_cycle.max_lr = lr;
+  schedule.one_cycle.total_steps = whole;
+  schedule.one_cycle.cycle_momentum = options.optimizer.kind != OptimizerKind::kAdadelta;
+  schedule.plateau.mode = mode;
+  schedule.plateau.factor = options.gamma;
+  schedule.plateau.patience = options.plateau_patience;
+  return schedule;
+}
+
+Optimization::Optimization(Parts parts, const OptimOptions& options, Precision precision, at::Device device,
+                           const LrScheduleOptions& schedule)
+    : options_(options),
+      optimizer_(std::move(parts.optimizer)),
+      ema_(std::move(parts.ema)),
+      sum_over_ranks_(std::move(parts.sum_over_ranks)),
+      scaler_(device, {.enabled = precision == Precision::k16Mixed}),
+      schedule_(*optimizer_, schedule) {}
+
+Optimization::~Optimization() = default;
+Optimization::Optimization(Optimization&&) noexcept = default;
+
+void Optimization::clip() {
+  if (options_.clip_norm <= 0 && options_.clip_value <= 0) return;
+  const auto parameters = parameters_of(*optimizer_);
+  ClipNormOptions clip;
+  clip.reduce = sum_over_ranks_;
+  if (options_.clip_norm > 0) clip_grad_norm(parameters, options_.clip_norm, clip);
+  if (options_.clip_value > 0) clip_grad_value(parameters, options_.clip_value);
+}
+
+void Optimization::step() {
+  if (scaler_.enabled()) {
+    scaler_.unscale(*optimizer_, sum_over_ranks_);
+    clip();
+    const bool taken = scaler_.step(*optimizer_);
+    scaler_.update();
+    if (ema_ && taken) ema_->update();
+  } else {
+    clip();
+    optimizer_->step();
+    if (ema_) ema_->update();
+  }
+  schedule_.after_step();
+}
+
+void Optimization::end_epoch(std::optional<double> metric) { schedule_.after_epoch(metric); }
+
+double Optimization::learning_rate() const { return optimizer_->param_groups().front().options().get_lr(); }
+
+c10::IValue Optimization::scaler_state() const { return none_if_empty(scaler_.state_dict()); }
+c10::IValue Optimization::schedule_state() const { return none_if_empty(schedule_.state_dict()); }
+
+void Optimization::load_scaler_state(const c10::IValue& state) {
+  if (state.isGenericDict()) scaler_.load_state_dict(state.toGenericDict());
+}
+void Optimization::load_schedule_state(const c10::IValue& state) {
+  if (state.isGenericDict()) schedule_.load_state_dict(state.toGenericDict());
+}
+
+}  // namespace ddprun::train

@@ -1,0 +1,84 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+
+#include "worker/train/ema.h"
+#include "worker/train/grad_scaler.h"
+#include "worker/train/lr_schedule.h"
+#include "worker/train/options.h"
+
+namespace torch::optim {
+class Optimizer;
+}
+
+namespace ddprun::train {
+
+/// How long a run is, as far as schedules need to know.
+struct RunLength {
+  std::int64_t epochs = 1;
+  std::int64_t steps_per_epoch = 1;  ///< optimizer steps
+  std::int64_t max_steps = 0;        ///< 0: no limit
+  std::int64_t steps() const {
+    const auto all = epochs * steps_per_epoch;
+    return max_steps > 0 && max_steps < all ? max_steps : all;
+  }
+};
+
+/// The schedule's arguments for a run of that length whose optimizer has this learning rate.
+LrScheduleOptions schedule_options(const OptimOptions& options, double lr, const RunLength& length,
+                                   MonitorMode mode);
+
+/// What an optimizer step is made of beside the optimizer: loss scaling, clipping, averaging, learning rates.
+class Optimization {
+ public:
+  struct Parts {
+    std::unique_ptr<torch::optim::Optimizer> optimizer;
+    std::unique_ptr<Ema> ema;  ///< null: none
+    /// Where ranks hold parts of the gradients: sums a tensor over ranks. Else null.
+    std::function<void(at::Tensor&)> sum_over_ranks;
+  };
+  Optimization(Parts parts, const OptimOptions& options, Precision precision, at::Device device,
+               const LrScheduleOptions& schedule);
+  ~Optimization();
+  Optimization(Optimization&&) noexcept;
+
+  /// What backward starts from.
+  at::Tensor scaled(const at::Tensor& loss) const { return scaler_.scale(loss); }
+
+  /// Unscales, clips, steps, averages and sets the next learning rate. Without loss scaling nothing waits for
+  /// the device. A step that is skipped for an infinite gradient moves the learning rate all the same, as in
+  /// Lightning.
+  void step();
+
+  /// metric  what the plateau schedule watches
+  void end_epoch(std::optional<double> metric);
+
+  torch::optim::Optimizer& optimizer() const { return *optimizer_; }
+  Ema* ema() const { return ema_.get(); }
+  double learning_rate() const;
+  std::int64_t skipped_steps() const { return scaler_.skipped_steps(); }
+  double loss_scale() const { return scaler_.get_scale(); }
+
+  c10::IValue scaler_state() const;  ///< None without loss scaling
+  c10::IValue schedule_state() const;
+  void load_scaler_state(const c10::IValue& state);
+  void load_schedule_state(const c10::IValue& state);
+
+ private:
+  void clip();
+
+  OptimOptions options_;
+  std::unique_ptr<torch::optim::Optimizer> optimizer_;
+  std::unique_ptr<Ema> ema_;
+  std::function<void(at::Tensor&)> sum_over_ranks_;
+  GradScaler scaler_;
+  LrSchedule schedule_;
+};
+
+}  // namespace ddprun::train

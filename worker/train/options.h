@@ -1,0 +1,76 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+#include "common/heartbeat.h"
+#include "worker/train/lr_schedule.h"
+#include "worker/train/optimizer.h"
+#include "worker/train/parallel_options.h"
+#include "worker/train/precision.h"
+
+namespace ddprun::train {
+
+/// What happens to the weights in a step.
+struct OptimOptions {
+  OptimizerSettings optimizer;
+  LrScheduleKind schedule = LrScheduleKind::kNone;
+  bool schedule_per_step = false;  ///< its unit is an optimizer step, not an epoch; one-cycle's always is
+  std::int64_t t_max = 0;      ///< cosine: units until the lowest learning rate; 0: as many as the run has
+  std::int64_t step_size = 1;  ///< step: units between two changes
+  double gamma = 0.1;          ///< step, plateau: what the learning rate is multiplied by
+  std::int64_t plateau_patience = 10;
+  std::int64_t warmup_steps = 0;
+  bool scale_lr = false;  ///< learning rate x ranks
+  double clip_norm = 0;   ///< 0: no clipping
+  double clip_value = 0;
+  double ema = 0;  ///< decay of the averaged weights; 0: none
+};
+
+struct PrecisionOptions {
+  Precision precision = Precision::k32;
+  bool channels_last = false;
+};
+
+/// Which checkpoints are kept, and when a run that gets no better ends.
+struct CheckpointOptions {
+  std::string resume;            ///< "auto", a file, or empty: a run from the beginning
+  std::int64_t every_steps = 0;  ///< 0: not within an epoch
+  std::int64_t save_every = 1;   ///< epochs: those whose number it divides, and the last one
+  bool save_last = true;         ///< keeps the newest under the name last
+  std::int64_t top_k = 0;        ///< of the best; -1: all
+  std::string filename;          ///< of these, see checkpoint_name()
+  std::string extension = ".pt";
+  std::string monitor;         ///< the metric to judge by; empty: the task's first of validation
+  std::string mode;            ///< "min" or "max"; empty: by the metric's name
+  std::int64_t patience = -1;  ///< of early stopping; -1: none
+  double min_delta = 0;
+};
+
+struct TrainerOptions {
+  std::int64_t epochs = 5;
+  std::int64_t max_steps = 0;        ///< 0: no limit
+  double max_seconds = 0;            ///< 0: no limit
+  std::int64_t batch_size = 128;     ///< of each rank
+  std::int64_t accumulate = 1;       ///< batches of an optimizer step
+  std::int64_t val_every_steps = 0;  ///< 0: after every epoch
+  std::int64_t sanity_batches = 2;   ///< of validation, before the training
+  std::int64_t log_interval = 10;    ///< steps between log lines
+  std::uint64_t seed = 0;
+  int loader_threads = 1;
+  bool progress = true;               ///< a progress bar, where stderr is a terminal
+  bool tensorboard = true;            ///< TensorBoard's event files
+  bool profile = false;               ///< record some of rank 0's steps
+  bool report = true;                 ///< report.html and its charts at the end
+  std::filesystem::path log_indices;  ///< empty, or what FILE.<rank> with every step's samples begins with
+  std::filesystem::path out;          ///< the run folder; used on rank 0 only
+  std::string config_json = "{}";     ///< what the run was asked for, kept in its checkpoints
+  OptimOptions optim;
+  PrecisionOptions precision;
+  CheckpointOptions checkpoint;
+  ParallelOptions parallel;  ///< how the ranks work together
+  Heartbeat heartbeat;       ///< gets a beat every training step and every test batch
+};
+
+}  // namespace ddprun::train

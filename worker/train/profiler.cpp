@@ -1,0 +1,57 @@
+#include "worker/train/profiler.h"
+
+#include <torch/csrc/autograd/profiler_kineto.h>
+
+#include <set>
+#include <utility>
+
+#include "common/errors.h"
+#include "common/files.h"
+
+namespace ddprun::train {
+namespace {
+
+namespace kineto = torch::autograd::profiler;
+using torch::profiler::impl::ActivityType;
+
+std::vector<OperatorTime> times_on(const kineto::ProfilerResult& result, bool cpu) {
+  std::vector<Span> spans;
+  for (const auto& event : result.events()) {
+    // An asynchronous one overlaps with others of its thread: its time is nobody's own.
+    if ((event.deviceType() == c10::DeviceType::CPU) != cpu || event.isAsync() || event.isHiddenEvent())
+      continue;
+    spans.push_back({event.name(),
+                     cpu ? event.startThreadId() : static_cast<std::uint64_t>(event.deviceResourceId()),
+                     static_cast<std::int64_t>(event.startNs()), static_cast<std::int64_t>(event.endNs())});
+  }
+  return operator_times(std::move(spans));
+}
+
+}  // namespace
+
+Profiler::~Profiler() {
+  if (!recording_) return;
+  try {
+    kineto::disableProfiler();
+  } catch (...) {  // nobody is left to be told
+  }
+}
+
+void Profiler::start() {
+  const torch::profiler::impl::ProfilerConfig config(torch::profiler::impl::ProfilerState::KINETO);
+  std::set<ActivityType> activities = {ActivityType::CPU};
+  if (cuda_) activities.insert(ActivityType::CUDA);
+  kineto::prepareProfiler(config, activities);
+  kineto::enableProfiler(config, activities);
+  recording_ = true;
+}
+
+std::string Profiler::stop(const std::filesystem::path& trace, const StepTimes& times) {
+  ensure(recording_, "stop() of a profiler that is not recording");
+  recording_ = false;
+  const auto result = kineto::disableProfiler();
+  replace_file_atomic(trace, [&](const std::filesystem::path& temporary) { result->save(temporary); });
+  return profile_table(times, times_on(*result, true), times_on(*result, false));
+}
+
+}  // namespace ddprun::train

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+
+#include "worker/train/callback.h"
+#include "worker/train/evaluation.h"
+#include "worker/train/run_log.h"
+
+namespace ddprun::train {
+
+/// The evaluations of a run: of which sets, and what is told of them. Every rank calls the same.
+class RunEvaluation {
+ public:
+  RunEvaluation(const Task& task, const TrainerOptions& options, const ddp::ProcessGroup& group,
+                ParallelModel& model, RunLog& log);
+
+  /// A few batches before the training, so that a mistake in the validation comes to light at once and not
+  /// after an epoch. Nothing is told of it.
+  void sanity_check();
+
+  /// Validation in the middle of an epoch. returns  its row. The module is in eval mode then
+  report::MetricRow within_epoch(const TrainState& at);
+
+  /// What an epoch was like for all ranks.
+  struct Epoch {
+    Totals totals;       ///< this rank's
+    double samples = 0;  ///< of all ranks
+    double seconds = 0;
+  };
+  /// The epoch's row, also of one that was ended early: training, validation, test.
+  report::MetricRow end_of_epoch(const TrainState& at, const Epoch& epoch);
+
+  /// The test at the end, of the weights in the best checkpoint; empty: of the newest.
+  void test_at_end(const TrainState& at, const std::filesystem::path& best);
+
+  /// Adds the newest results.
+  void tell(RunFigures& figures) const;
+
+ private:
+  Totals evaluate_set(const data::Dataset& set, const std::string& name, report::MetricRow& row);
+  report::MetricRow new_row(const TrainState& at) const;
+
+  const Task& task_;
+  const TrainerOptions& options_;
+  const ddp::ProcessGroup& group_;
+  ParallelModel& model_;
+  RunLog& log_;
+  std::optional<Totals> train_, validation_, test_;  // the newest, over all ranks
+  double train_seconds_ = 0, trained_samples_ = 0;
+};
+
+}  // namespace ddprun::train

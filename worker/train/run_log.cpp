@@ -1,0 +1,179 @@
+#include "worker/train/run_log.h"
+
+#include <sys/resource.h>
+
+#include <cmath>
+#include <cstdio>
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "common/errors.h"
+#include "common/files.h"
+#include "common/logging.h"
+#include "common/one_line.h"
+#include "worker/ddp/collectives.h"
+#include "worker/train/run_plan.h"
+#include "worker/train/run_report.h"
+
+namespace ddprun::train {
+namespace {
+
+/// What a report shows of the reduction of gradients; times in ms a step.
+nlohmann::ordered_json to_json(const ddp::DistributedDataParallel::Statistics& statistics) {
+  const auto ms = [](std::int64_t ns) { return static_cast<double>(ns) / 1e6; };
+  return {{"backend", statistics.backend},
+          {"bucket_bytes", statistics.bucket_bytes},
+          {"forward_ms", ms(statistics.forward_ns)},
+          {"backward_ms", ms(statistics.backward_ns)},
+          {"communication_ms", ms(statistics.communication_ns)},
+          {"overlap_ms", ms(statistics.overlap_ns)}};
+}
+
+nlohmann::ordered_json to_json(const RunFigures& figures, const Task& task, int world_size) {
+  nlohmann::ordered_json json = {
+      {"task", task.name},          {"world_size", world_size},
+      {"epochs", figures.epochs},   {"steps", figures.steps},
+      {"seconds", figures.seconds}, {"samples_per_second", figures.samples_per_second}};
+  const auto add = [&](const std::optional<Totals>& totals, const std::string& set) {
+    if (!totals) return;
+    json[set + "_loss"] = totals->mean_loss();
+    if (const auto accuracy = totals->accuracy()) json[set + "_acc"] = *accuracy;
+  };
+  add(figures.train, "train");
+  add(figures.validation, "val");
+  add(figures.test, "test");
+  json["checkpoint"] = figures.checkpoint.string();
+  if (!figures.best_checkpoint.empty()) json["best_checkpoint"] = figures.best_checkpoint.string();
+  if (!figures.stop_reason.empty()) json["stopped"] = figures.stop_reason;
+  if (figures.loss_scale) {
+    json["loss_scale"] = *figures.loss_scale;
+    json["skipped_steps"] = figures.skipped_steps;
+  }
+  json["peak_rss_mb"] = figures.peak_rss_mb;
+  json["ddp"] = to_json(figures.ddp);
+  return json;
+}
+
+/// Empty if it cannot be read.
+std::string text_of(const std::filesystem::path& file) {
+  try {
+    return read_file(file);
+  } catch (const IoError&) {
+    return "";
+  }
+}
+
+std::string result_line(const char* set, const Totals& totals) {
+  char line[160];
+  if (const auto accuracy = totals.accuracy())
+    std::snprintf(line, sizeof line, "%s: Average loss: %.4f, Accuracy: %.0f/%.0f (%.2f%%)", set,
+                  totals.mean_loss(), totals.correct(), totals.samples(), 100 * *accuracy);
+  else
+    std::snprintf(line, sizeof line, "%s: Average loss: %.4f", set, totals.mean_loss());
+  return line;
+}
+
+}  // namespace
+
+double peak_rss_mb(const ddp::ProcessGroup& group) {
+  rusage usage{};
+  ::getrusage(RUSAGE_SELF, &usage);
+  return ddp::all_reduce_max(group, {static_cast<double>(usage.ru_maxrss) / 1024})[0];
+}
+
+RunLog::RunLog(const Task& task, const TrainerOptions& options, const ddp::ProcessGroup& group,
+               std::optional<std::int64_t> resumed_at)
+    : task_(task), options_(options), group_(group), progress_(options.progress && group.rank() == 0) {
+  if (group.rank() != 0) return;
+  RunRecord::Options record;
+  record.columns = metric_columns(task);
+  record.resumed_at = resumed_at;
+  record.tensorboard = options.tensorboard;
+  record_.emplace(options.out, std::move(record));
+}
+
+void RunLog::print_own(const std::string& line) {
+  progress_.clear();
+  std::cout << one_line(line) << std::endl;
+}
+
+void RunLog::print(const std::string& line) {
+  if (record_) print_own(line);
+}
+
+void RunLog::announce() {
+  auto line = "Training " + task_.name + " on " + std::to_string(group_.size()) +
+              (group_.size() == 1 ? " rank, " : " ranks, ") + std::to_string(task_.train_set->size()) +
+              " training";
+  const auto add = [&](const char* between, const data::Dataset& set, const char* what) {
+    line += between + std::to_string(set.size()) + what;
+  };
+  if (task_.validation_set && task_.test_set) {
+    add(", ", *task_.validation_set, " validation");
+    add(" and ", *task_.test_set, " test");
+  } else if (task_.test_set) {
+    add(" and ", *task_.test_set, " test");
+  } else if (task_.validation_set) {
+    add(" and ", *task_.validation_set, " validation");
+  }
+  print(line + " examples from " + task_.data_source);
+}
+
+void RunLog::row(const report::MetricRow& row) {
+  if (record_) record_->add_metrics(row);
+}
+
+void RunLog::step(const TrainState& at, const TrainProgress& progress, double learning_rate) {
+  if (task_.train_line) print(task_.train_line(progress));
+  warn_unless_finite("training loss", progress.loss, at.step);
+  row({{"epoch", at.epoch}, {"step", at.step}, {"lr", learning_rate}, {"train_loss", progress.loss}});
+}
+
+void RunLog::test_line(const Totals& totals) { print(result_line("Test set", totals)); }
+void RunLog::validation_line(const Totals& totals) { print(result_line("Validation", totals)); }
+
+void RunLog::warn_unless_finite(const std::string& what, double loss, std::int64_t step) {
+  if (!record_ || std::isfinite(loss) || warned_) return;
+  warned_ = true;
+  log_warning("the " + what + " is " + std::to_string(loss) + " at step " + std::to_string(step) +
+              ": the training has diverged; a smaller --lr may help");
+}
+
+void RunLog::finish(const RunFigures& figures) {
+  if (!record_) return;
+  if (!figures.stop_reason.empty())
+    print("stopped at step " + std::to_string(figures.steps) + ": " + figures.stop_reason);
+  // A path is bytes, JSON is UTF-8.
+  const auto json =
+      to_json(figures, task_, group_.size()).dump(2, ' ', false, nlohmann::json::error_handler_t::replace);
+  record_->finish(json + "\n");
+  print("checkpoint: " + figures.checkpoint.string());
+  print("metrics:    " + record_->metrics_path().string());
+  print("summary:    " + record_->summary_path().string());
+  if (options_.report) write_report(json, figures);
+}
+
+/// A page is not worth a run: what goes wrong with it is a warning.
+void RunLog::write_report(const std::string& summary_json, const RunFigures& figures) {
+  RunReport report;
+  report.title = task_.name;
+  report.subtitle = std::to_string(group_.size()) + (group_.size() == 1 ? " rank, " : " ranks, ") +
+                    std::to_string(figures.epochs) + " epochs, " + std::to_string(figures.steps) + " steps";
+  report.summary_json = summary_json;
+  report.config_toml = text_of(options_.out / "config.toml");
+  report.environment_json = text_of(options_.out / "environment.json");
+  try {
+    write_run_report(options_.out, report);
+    print("report:     " + (options_.out / "report.html").string());
+  } catch (const std::exception& error) {
+    log_warning(std::string("no report: ") + error.what());
+  }
+}
+
+void RunLog::terminate(const std::filesystem::path& checkpoint) {
+  if (!record_) return;
+  record_->flush();
+  print("terminated; --resume goes on from " + checkpoint.string());
+}
+
+}  // namespace ddprun::train

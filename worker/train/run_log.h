@@ -1,0 +1,76 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "worker/ddp/process_group.h"
+#include "worker/train/callback.h"
+#include "worker/train/evaluation.h"
+#include "worker/train/options.h"
+#include "worker/train/progress.h"
+#include "worker/train/run_record.h"
+
+namespace ddprun::train {
+
+/// What the summary tells.
+struct RunFigures {
+  std::int64_t epochs = 0, steps = 0;
+  double seconds = 0, samples_per_second = 0, peak_rss_mb = 0;
+  std::optional<Totals> train, validation, test;  ///< the newest
+  std::filesystem::path checkpoint, best_checkpoint;
+  std::string stop_reason;
+  std::optional<double> loss_scale;
+  std::int64_t skipped_steps = 0;
+  ddp::DistributedDataParallel::Statistics ddp;
+};
+
+/// The largest resident set of any rank so far, in MB. Every rank calls it.
+double peak_rss_mb(const ddp::ProcessGroup& group);
+
+/// What a run tells: lines on stdout, the bar, the run folder's files. But for print_own() it is rank 0's
+/// business; on other ranks nothing happens.
+class RunLog {
+ public:
+  /// resumed_at  the step that the run goes on from
+  RunLog(const Task& task, const TrainerOptions& options, const ddp::ProcessGroup& group,
+         std::optional<std::int64_t> resumed_at);
+
+  RunRecord* record() { return record_ ? &*record_ : nullptr; }
+
+  void print(const std::string& line);      ///< from rank 0
+  void print_own(const std::string& line);  ///< from every rank that calls it
+  void announce();
+  void row(const report::MetricRow& row);
+  /// What is told at every log interval.
+  void step(const TrainState& at, const TrainProgress& progress, double learning_rate);
+  void test_line(const Totals& totals);
+  void validation_line(const Totals& totals);
+
+  /// Once a run: what comes after a loss that is no number is no training any more.
+  void warn_unless_finite(const std::string& what, double loss, std::int64_t step);
+
+  bool bar_is_due() const { return progress_.due(); }
+  void bar(const BarState& state) { progress_.update(state); }
+  void clear_bar() { progress_.clear(); }
+
+  /// Writes summary.json and says where the run's files are.
+  void finish(const RunFigures& figures);
+  /// Only waits for the checkpoint, which a terminated run goes on from.
+  void terminate(const std::filesystem::path& checkpoint);
+
+ private:
+  void write_report(const std::string& summary_json, const RunFigures& figures);
+
+  const Task& task_;
+  const TrainerOptions& options_;
+  const ddp::ProcessGroup& group_;
+  Progress progress_;
+  std::optional<RunRecord> record_;
+  bool warned_ = false;
+};
+
+}  // namespace ddprun::train

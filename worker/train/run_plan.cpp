@@ -1,0 +1,65 @@
+#include "worker/train/run_plan.h"
+
+#include <algorithm>
+
+#include "common/errors.h"
+
+namespace ddprun::train {
+namespace {
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+void add_set(std::vector<std::string>& names, const Task& task, const std::string& set) {
+  names.push_back(set + "_loss");
+  if (task.has_accuracy) names.push_back(set + "_acc");
+}
+
+}  // namespace
+
+RunLength run_length(const Task& task, const TrainerOptions& options, const ddp::ProcessGroup& group) {
+  const auto batches = ceil_div(ceil_div(task.train_set->size(), group.size()), options.batch_size);
+  return {options.epochs, ceil_div(batches, options.accumulate), options.max_steps};
+}
+
+std::vector<std::string> epoch_metrics(const Task& task) {
+  std::vector<std::string> names = {"train_loss_epoch"};
+  if (task.has_accuracy) names.emplace_back("train_acc");
+  if (task.validation_set) add_set(names, task, "val");
+  if (task.test_set && task.test_every_epoch) add_set(names, task, "test");
+  return names;
+}
+
+std::vector<std::string> metric_columns(const Task& task) {
+  std::vector<std::string> columns = {"epoch", "step", "lr", "train_loss"};
+  for (auto& name : epoch_metrics(task)) columns.push_back(std::move(name));
+  if (task.test_set && !task.test_every_epoch) add_set(columns, task, "test");
+  columns.emplace_back("samples_per_second");
+  return columns;
+}
+
+std::string choose_monitor(const Task& task, const std::string& wanted) {
+  if (wanted.empty())
+    return task.validation_set                      ? "val_loss"
+           : task.test_set && task.test_every_epoch ? "test_loss"
+                                                    : "train_loss_epoch";
+  const auto names = epoch_metrics(task);
+  if (std::find(names.begin(), names.end(), wanted) != names.end()) return wanted;
+  std::string all;
+  for (const auto& name : names) all += (all.empty() ? "" : ", ") + name;
+  throw UsageError("--monitor: this run has no metric '" + wanted + "' after an epoch, expected one of " +
+                   all);
+}
+
+void check_options(const Task& task, const TrainerOptions& options) {
+  if (options.val_every_steps > 0 && !task.validation_set)
+    throw UsageError("--val-every-steps: this run has no validation set, expected --val-split too");
+}
+
+MonitorMode monitor_mode(const CheckpointOptions& options, const std::string& monitor) {
+  if (!options.mode.empty()) return options.mode == "max" ? MonitorMode::kMax : MonitorMode::kMin;
+  for (const char* part : {"acc", "dice", "iou"})
+    if (monitor.find(part) != std::string::npos) return MonitorMode::kMax;
+  return MonitorMode::kMin;
+}
+
+}  // namespace ddprun::train

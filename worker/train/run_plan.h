@@ -1,0 +1,34 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "worker/ddp/process_group.h"
+#include "worker/train/monitor.h"
+#include "worker/train/optimization.h"
+#include "worker/train/options.h"
+#include "worker/train/task.h"
+
+namespace ddprun::train {
+
+/// How many optimizer steps the run has, as far as that is known before.
+RunLength run_length(const Task& task, const TrainerOptions& options, const ddp::ProcessGroup& group);
+
+/// The metrics that a row at the end of an epoch has.
+std::vector<std::string> epoch_metrics(const Task& task);
+/// The columns of metrics.csv.
+std::vector<std::string> metric_columns(const Task& task);
+
+/// The metric that the best checkpoint, early stopping and the plateau schedule go by; if none is asked for,
+/// the loss of validation, else of a test after every epoch, else of training.
+/// throws  UsageError if the run will have no such metric
+std::string choose_monitor(const Task& task, const std::string& wanted);
+
+/// throws  UsageError for options that a run of this task cannot have
+void check_options(const Task& task, const TrainerOptions& options);
+
+/// min where the metric is a loss or the like, max for accuracies, Dice coefficients and the like; unless the
+/// options say so.
+MonitorMode monitor_mode(const CheckpointOptions& options, const std::string& monitor);
+
+}  // namespace ddprun::train
