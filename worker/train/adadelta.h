@@ -11,7 +11,7 @@
 namespace ddprun::train {
 
 struct AdadeltaOptions : torch::optim::OptimizerCloneableOptions<AdadeltaOptions> {
-  explicit AdadeltaOptions(double lr = 1.0) : lr_(lr) {}
+  AdadeltaOptions(double lr = 1.0) : lr_(lr) {}  // implicit, as LibTorch's options are
   TORCH_ARG(double, lr);
   TORCH_ARG(double, rho) = 0.9;
   TORCH_ARG(double, eps) = 1e-6;
