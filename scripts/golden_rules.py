@@ -36,7 +36,7 @@ def fused_optimizers(folder):
     for dtype in (torch.float64, torch.float32):
         results = {}
         for name, make in makers.items():
-            parameters = [nn.Parameter(p.to(dtype)) for p in before]
+            parameters = [nn.Parameter(p.to(dtype, copy=True)) for p in before]
             optimizer = make([dict(params=parameters[:2]), dict(params=parameters[2:], lr=0.05)])
             for of_step in gradients:
                 for parameter, gradient in zip(parameters, of_step):

@@ -92,6 +92,6 @@ TEST_CASE("early stopping refuses a negative patience and a state that is not on
   state.insert_or_assign("wait_count", "two");
   CHECK_THROWS_WITH(stopping.load_state_dict(state),
                     ContainsSubstring("early stopping: 'wait_count': expected an integer, got String"));
-  state.erase("wait_count");
+  CHECK(state.erase("wait_count") == 1);
   CHECK_THROWS_WITH(stopping.load_state_dict(state), ContainsSubstring("expected 'wait_count', got none"));
 }

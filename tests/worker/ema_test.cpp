@@ -43,7 +43,7 @@ TEST_CASE("averaged weights are PyTorch's, buffers too, and have its state dict"
     const auto expected = golden.at(average_buffers ? "averaged_buffers" : "copied_buffers").toGenericDict();
     auto module = make_module();
     Ema ema(*module, {.decay = 0.9, .average_buffers = average_buffers});
-    for (const c10::IValue weights : golden.at("weights").toList()) {
+    for (const c10::IValue& weights : golden.at("weights").toList()) {
       set_weights(*module, weights.toGenericDict());
       ema.update();
     }

@@ -1,5 +1,7 @@
 // The training rules whose kernels are others on a GPU; skipped without one. CUDA is used in forked ranks
 // only.
+#include <cmath>
+#include <functional>
 #include <stdexcept>
 
 #include <ATen/core/Dict.h>
@@ -24,7 +26,7 @@ namespace {
 
 void on_a_gpu(const std::function<void(at::Device)>& check) {
   try {
-    ddp::spawn(1, [](const WorkerEnv&) {
+    spawn(1, [](const WorkerEnv&) {
       const auto driver = ddp::query_cuda_driver();
       if (driver.gpus.empty()) throw std::runtime_error(driver.problem);
       ddp::cuda_plugin();
@@ -32,7 +34,7 @@ void on_a_gpu(const std::function<void(at::Device)>& check) {
   } catch (const std::runtime_error& error) {
     test::skip(error.what());
   }
-  ddp::spawn(1, [&](const WorkerEnv&) {
+  spawn(1, [&](const WorkerEnv&) {
     ddp::cuda_plugin();
     check(at::Device(at::kCUDA, 0));
   });

@@ -19,6 +19,8 @@
 #include "tests/support/run_ranks.h"
 #include "worker/ddp/distributed_data_parallel.h"
 #include "worker/serialize/pt_file.h"
+#include "worker/train/adadelta.h"
+#include "worker/train/fused_optimizers.h"
 #include "worker/train/optimizer_state.h"
 #include "worker/train/state_dict_file.h"
 
@@ -139,6 +141,10 @@ TEST_CASE("ZeroOptimizer's weights are bit for bit the plain optimizer's", "[zer
       check_equals_plain<o::SGD>(group, o::SGDOptions(0.1).momentum(0.9));
       check_equals_plain<o::Adam>(group, o::AdamOptions(0.01));
       check_equals_plain<o::AdamW>(group, o::AdamWOptions(0.01).amsgrad(true));
+      check_equals_plain<train::FusedSgd>(group, o::SGDOptions(0.1).momentum(0.9));
+      check_equals_plain<train::FusedAdam>(group, o::AdamOptions(0.01));
+      check_equals_plain<train::FusedAdamW>(group, o::AdamWOptions(0.01).amsgrad(true));
+      check_equals_plain<train::Adadelta>(group, train::AdadeltaOptions(0.5));
     });
 }
 
