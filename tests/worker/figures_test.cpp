@@ -67,10 +67,13 @@ TEST_CASE("figures are files of the run's folder, and in the report", "[figures]
 
   const auto figures = report_figures(folder, charts);
   Names names;
-  for (const auto& figure : figures) names.push_back(figure.title + " " + figure.media_type);
-  CHECK(names == Names{"loss image/svg+xml", "accuracy image/svg+xml", "lr image/svg+xml",
-                       "confusion image/png", "samples image/png"});
-  CHECK(figures[2].description == "learning rate over steps; lr ends at 0.01");
+  for (const auto& figure : figures) names.push_back(figure.description + ": " + figure.media_type);
+  CHECK(names == Names{"loss over steps; train_loss ends at 1; train_loss_epoch ends at 1.2: image/svg+xml",
+                       "accuracy over epochs; train_acc ends at 0.7; val_acc ends at 0.6; val_iou ends at "
+                       "0.3: image/svg+xml",
+                       "learning rate over steps; lr ends at 0.01: image/svg+xml", "confusion: image/png",
+                       "samples: image/png"});
+  CHECK(figures[2].title == "learning rate");
   CHECK(figures[4].bytes == read_file(folder / "samples.png"));
   CHECK(report_figures(dir.path() / "none", {}).empty());
 }

@@ -38,7 +38,8 @@ TEST_CASE("a profile is a trace with the operators, and a table that names the s
   CHECK_THAT(table, ContainsSubstring("addmm"));
   std::set<std::string> names;
   int forward = 0;
-  for (const auto& event : nlohmann::json::parse(read_file(trace)).at("traceEvents")) {
+  const auto root = nlohmann::json::parse(read_file(trace));
+  for (const auto& event : root.at("traceEvents")) {
     names.insert(event.value("name", ""));
     forward += event.value("name", "") == "aten::addmm" && event.value("ph", "") == "X";
   }

@@ -25,13 +25,13 @@ double nice_step(double span, const AxisOptions& options) {
 std::string label_of(double value, double step) {
   if (std::abs(value) < step * 1e-6) value = 0;  // what rounding left of it
   const int step_exponent = static_cast<int>(std::floor(std::log10(step) + kRounding));
+  if (value == 0 && step_exponent < -5) return "0";
   const int exponent = value == 0 ? 0 : static_cast<int>(std::floor(std::log10(std::abs(value)) + kRounding));
   char text[48];
   if (exponent < 7 && step_exponent >= -5) {
     std::snprintf(text, sizeof text, "%.*f", std::max(0, -step_exponent), value);
   } else {
-    std::snprintf(text, sizeof text, "%.*e", value == 0 ? 0 : std::clamp(exponent - step_exponent, 0, 15),
-                  value);
+    std::snprintf(text, sizeof text, "%.*e", std::clamp(exponent - step_exponent, 0, 15), value);
   }
   return text;
 }

@@ -84,7 +84,7 @@ class Painter {
     plot_.top = kPadding;
     paint_title();
     paint_legend();
-    plot_.top += 6;
+    plot_.top += 10;
     plot_.bottom = height_ - kPadding - kLineHeight - (chart_.x_label.empty() ? 0 : kLineHeight);
     plot_.left = kPadding + (chart_.y_label.empty() ? 0 : kLineHeight) + widest_y_tick() + 8;
     plot_.right = width_ - kPadding - 6;

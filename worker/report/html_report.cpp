@@ -36,6 +36,7 @@ th { width: 32%; color: var(--quiet); font-weight: normal; }
 pre { margin: 0; padding: 0.8rem 1rem; overflow-x: auto; border: 1px solid var(--line); border-radius: 6px;
       background: var(--box); font: 0.85rem/1.45 ui-monospace, monospace; overflow-wrap: normal; }
 table + pre { margin-top: 1rem; }
+@media (max-width: 40rem) { th { width: 46%; } }
 )css";
 
 std::string element(const char* name, std::string_view text) {
@@ -55,9 +56,10 @@ std::string figures(const HtmlReport& report) {
   std::string html = "<h2>Figures</h2>\n<div class=\"figures\">\n";
   for (const auto& figure : report.figures) {
     const bool svg = figure.media_type == "image/svg+xml";
-    html += "<figure>" + element("figcaption", figure.title) + "<img" + (svg ? " class=\"svg\"" : "") +
-            " alt=\"" + html_text(figure.description) + "\" src=\"data:" + html_text(figure.media_type) +
-            ";base64," + base64(figure.bytes) + "\"></figure>\n";
+    html += "<figure>" + (figure.title.empty() ? "" : element("figcaption", figure.title)) + "<img" +
+            (svg ? " class=\"svg\"" : "") + " alt=\"" + html_text(figure.description) +
+            "\" src=\"data:" + html_text(figure.media_type) + ";base64," + base64(figure.bytes) +
+            "\"></figure>\n";
   }
   return html + "</div>\n";
 }

@@ -8,7 +8,7 @@ namespace ddprun::report {
 
 /// A picture in the page.
 struct Figure {
-  std::string title;
+  std::string title;        ///< above it; may be empty
   std::string media_type;   ///< "image/png", "image/svg+xml"
   std::string bytes;        ///< the file
   std::string description;  ///< for those who cannot see it

@@ -118,7 +118,10 @@ std::vector<report::Figure> report_figures(const std::filesystem::path& folder,
   std::vector<report::Figure> figures;
   std::set<std::string> drawn;
   for (const auto& [name, chart] : charts) {
-    figures.push_back({name, "image/svg+xml", image::line_chart_svg(chart), description_of(chart)});
+    auto untitled = chart;  // the page has the title above it
+    untitled.title.clear();
+    figures.push_back(
+        {chart.title, "image/svg+xml", image::line_chart_svg(untitled, 600, 380), description_of(chart)});
     drawn.insert(name + ".png");
   }
   std::set<std::filesystem::path> others;
@@ -129,7 +132,7 @@ std::vector<report::Figure> report_figures(const std::filesystem::path& folder,
       others.insert(entry->path());
   for (const auto& path : others) {
     try {
-      figures.push_back({path.stem(), "image/png", read_file(path), path.stem()});
+      figures.push_back({"", "image/png", read_file(path), path.stem()});
     } catch (const IoError&) {  // the report goes without it
     }
   }

@@ -1,12 +1,16 @@
 #include "worker/train/profiler.h"
 
+#include <fcntl.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
 
+#include <cerrno>
+#include <cstdlib>
 #include <set>
 #include <utility>
 
 #include "common/errors.h"
 #include "common/files.h"
+#include "common/unique_fd.h"
 
 namespace ddprun::train {
 namespace {
@@ -27,6 +31,15 @@ std::vector<OperatorTime> times_on(const kineto::ProfilerResult& result, bool cp
   return operator_times(std::move(spans));
 }
 
+/// Without a GPU Kineto says of each trace that it found none, as an error.
+void quieten_kineto() { ::setenv("KINETO_LOG_LEVEL", "99", 0); }
+
+/// Kineto tells of a file that it cannot write in lines of its own, and goes on.
+void create(const std::filesystem::path& temporary, const std::filesystem::path& path) {
+  const UniqueFd fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+  if (!fd) throw IoError(path, "cannot create", errno);
+}
+
 }  // namespace
 
 Profiler::~Profiler() {
@@ -40,7 +53,11 @@ Profiler::~Profiler() {
 void Profiler::start() {
   const torch::profiler::impl::ProfilerConfig config(torch::profiler::impl::ProfilerState::KINETO);
   std::set<ActivityType> activities = {ActivityType::CPU};
-  if (cuda_) activities.insert(ActivityType::CUDA);
+  if (cuda_) {
+    activities.insert(ActivityType::CUDA);
+  } else {
+    quieten_kineto();
+  }
   kineto::prepareProfiler(config, activities);
   kineto::enableProfiler(config, activities);
   recording_ = true;
@@ -50,7 +67,10 @@ std::string Profiler::stop(const std::filesystem::path& trace, const StepTimes& 
   ensure(recording_, "stop() of a profiler that is not recording");
   recording_ = false;
   const auto result = kineto::disableProfiler();
-  replace_file_atomic(trace, [&](const std::filesystem::path& temporary) { result->save(temporary); });
+  replace_file_atomic(trace, [&](const std::filesystem::path& temporary) {
+    create(temporary, trace);
+    result->save(temporary);
+  });
   return profile_table(times, times_on(*result, true), times_on(*result, false));
 }
 

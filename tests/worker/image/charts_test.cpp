@@ -27,11 +27,11 @@ bool is_near(const std::uint8_t* pixel, Colour colour, double tolerance) {
   return true;
 }
 
-/// Columns of the picture's lower three quarters (below title and legend) that show the colour.
+/// Columns of the picture's part below title and legend that show the colour.
 std::vector<int> columns_with(const Image& image, Colour colour, double tolerance = kSmoothed) {
   std::vector<int> columns;
   for (int x = 0; x < image.width; ++x) {
-    for (int y = image.height / 4; y < image.height; ++y) {
+    for (int y = image.height / 7; y < image.height; ++y) {
       if (!is_near(image.pixel(x, y), colour, tolerance)) continue;
       columns.push_back(x);
       break;
