@@ -104,6 +104,8 @@ double seconds(const timeval& time) {
   return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) / 1e6;
 }
 
+double rounded(double seconds) { return std::round(seconds * 1000) / 1000; }
+
 }  // namespace
 
 int run_bench_loader(int argc, char** argv) {
@@ -116,8 +118,8 @@ int run_bench_loader(int argc, char** argv) {
   const nlohmann::ordered_json line = {
       {"task", options.task + "-loader"},
       {"world", from_env().world_size},
-      {"seconds", std::chrono::duration<double>(Clock::now() - started).count()},
-      {"cpu_seconds", seconds(usage.ru_utime) + seconds(usage.ru_stime)},
+      {"seconds", rounded(std::chrono::duration<double>(Clock::now() - started).count())},
+      {"cpu_seconds", rounded(seconds(usage.ru_utime) + seconds(usage.ru_stime))},
       {"peak_mb", usage.ru_maxrss / 1024},
       {"workers", options.threads},
       {"images_per_second", std::llround(rate)}};

@@ -21,13 +21,15 @@ std::string run(std::vector<std::string> arguments) {
   for (auto& argument : arguments) argv.push_back(argument.data());
   std::ostringstream text;
   auto* const before = std::cout.rdbuf(text.rdbuf());
+  int exit_code = -1;
   try {
-    CHECK(run_bench_loader(static_cast<int>(argv.size()), argv.data()) == 0);
+    exit_code = run_bench_loader(static_cast<int>(argv.size()), argv.data());
   } catch (...) {
     std::cout.rdbuf(before);
     throw;
   }
   std::cout.rdbuf(before);
+  CHECK(exit_code == 0);
   return text.str();
 }
 
