@@ -1,4 +1,5 @@
-// A pickle as torch.save writes it inside its files: the input is the pickle. Storages are small and of zeros.
+// A pickle as torch.save writes it inside its files: the input is the pickle. Storages are small and of
+// zeros.
 #include "worker/serialize/unpickler.h"
 
 #include <ATen/core/Dict.h>

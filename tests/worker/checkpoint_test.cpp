@@ -168,7 +168,7 @@ TEST_CASE("a checkpoint of which any byte changed is refused, or reads the same"
   const auto state = to_value(whole_state());
   save_checkpoint(path, whole_state());
   const auto bytes = read_file(path);
-  for (std::size_t at = 0; at < bytes.size(); at += 7) {
+  for (std::size_t at = 0; at < bytes.size(); at += 19) {
     CAPTURE(at);
     auto changed = bytes;
     changed[at] = static_cast<char>(changed[at] ^ 4);
