@@ -1,5 +1,5 @@
 // Real files with random damage: every reader must refuse them in one line or read a proper value, whatever
-// the damage, without much memory. scripts/fuzz.sh looks deeper where it can.
+// the damage, without much memory.
 #include <caffe2/serialize/inline_container.h>
 #include <sys/resource.h>
 #include <torch/types.h>
