@@ -78,7 +78,7 @@ train::Task make_cifar10(const Config& config) {
   return task;
 }
 
-void set_defaults(Config& config) {
+void set_documents_defaults(Config& config) {
   auto& train = config.train;
   train.epochs = 50;
   train.loader_threads = 2;
@@ -113,7 +113,7 @@ TaskEntry cifar10_task() {
       "The cosine's --t-max 200 is the document's: of its 50 epochs the learning rate never falls below "
       "0.85\n"
       "of the first; --t-max epochs lets it fall to 0.";
-  entry.set_defaults = set_defaults;
+  entry.set_defaults = set_documents_defaults;
   entry.make = make_cifar10;
   return entry;
 }
