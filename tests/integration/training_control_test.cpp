@@ -38,7 +38,7 @@ TEST_CASE("what --print-config prints is a configuration that prints itself", "[
   REQUIRE(first.wait() == ExitStatus::exited(0));
   CHECK_FALSE(fs::exists(dir.path() / "run"));
   CHECK_THAT(first.out(), ContainsSubstring("task = \"cifar10\"") && ContainsSubstring("epochs = 7") &&
-                              ContainsSubstring("t_max = 200") && ContainsSubstring("ddp-cifar10") == false);
+                              ContainsSubstring("t_max = 200") && !ContainsSubstring("ddp-cifar10"));
   std::ofstream(dir.path() / "config.toml") << first.out();
   Command command;
   command.argv = {WORKER_PROGRAM, "--config", (dir.path() / "config.toml").string(), "--print-config"};
