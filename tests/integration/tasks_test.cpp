@@ -91,7 +91,7 @@ TEST_CASE("toy prints the tutorial's lines and writes its checkpoint.pt", "[trai
     CHECK(fs::exists(out / "checkpoints/last.pt"));
     CHECK(read_summary(out)["epochs"] == 5);
     CHECK_FALSE(read_summary(out).contains("train_acc"));
-    CHECK(child.err().empty());
+    CHECK(count_of("warning", child.err()) == 0);
   }
 }
 

@@ -67,7 +67,7 @@ TEST_CASE("every task's effective configuration is a file that gives the same ag
     CAPTURE(task.name);
     std::vector<std::string> words = {task.name};
     for (std::size_t i = 0; i < task.positionals.size(); ++i) words.push_back(std::to_string(i + 2));
-    for (const char* word : {"--seed=9007199254740992", "--lr=0.1", "--data=a \"b\"\n\\c\x7f\xc3\xa9",
+    for (const char* word : {"--seed=9007199254740992", "--lr=0.1", "--init-weights=a \"b\"\n\\c\x7f\xc3\xa9",
                              "--fsdp", "--no-progress", "--limit_train", "17"})
       words.emplace_back(word);
     const auto config = parse(words);

@@ -38,7 +38,7 @@ TEST_CASE("data is found by name in DDPRUN_DATA first, then in the cache", "[loc
   CHECK(data::locate("no-such-set") == std::nullopt);
 }
 
-TEST_CASE("--data is a name, a folder or nothing", "[locate]") {
+TEST_CASE("data is a name, a folder or nothing", "[locate]") {
   const Folders folders;
   CHECK_THROWS_AS(find_data("", {"one", "two"}), UsageError);
   CHECK_THROWS_WITH(
