@@ -17,11 +17,8 @@ struct Command {
 };
 
 constexpr Command kCommands[] = {
-    {"bench-loader", run_bench_loader},
-    {"env", run_env_command},
-    {"export", run_export_command},
-    {"flight", run_flight_report},
-    {"speedup", run_speedup_command},
+    {"bench-loader", run_bench_loader}, {"env", run_env_command},         {"export", run_export_command},
+    {"flight", run_flight_report},      {"speedup", run_speedup_command},
 };
 
 }  // namespace
