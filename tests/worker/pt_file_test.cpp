@@ -78,6 +78,32 @@ TEST_CASE("read_pt gives back every kind of value that write_pt wrote", "[pt_fil
   CHECK(dict.at("nested").toGenericDict().at(7).toStringRef() == "seven");
 }
 
+TEST_CASE("read_pt of some keys reads their tensors, and verifies the others too", "[pt_file]") {
+  const TempDir folder;
+  const auto path = folder.path() / "state.pt";
+  const auto shared = torch::arange(1000);
+  auto model = make_dict();
+  model.insert("weight", shared);
+  model.insert("mask", torch::tensor({true, false}));
+  auto root = make_dict();
+  root.insert("model", model);
+  root.insert("again", shared);
+  root.insert("optimizer", torch::full({1000}, 7));
+  write_pt(path, root);
+
+  const auto found = read_pt(path, {"model", "missing"}).toGenericDict();
+  CHECK(same(found.at("model"), model));
+  CHECK(same(found.at("again"), shared));
+  CHECK(found.at("optimizer").toTensor().sizes() == torch::IntArrayRef{1000});
+
+  auto bytes = read_file(path);
+  const auto sevens = bytes.find("\7\0\0\0\0\0\0\0\7\0\0\0\0\0\0\0"s);
+  REQUIRE(sevens != std::string::npos);
+  bytes[sevens] = 8;
+  std::ofstream(path, std::ios::binary) << bytes;
+  CHECK_THROWS_AS(read_pt(path, {"model"}), IoError);
+}
+
 TEST_CASE("write_pt keeps tensors that share memory sharing it, and copies small views", "[pt_file]") {
   const TempDir folder;
   const auto base = torch::arange(1000, torch::kFloat);

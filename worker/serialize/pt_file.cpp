@@ -10,9 +10,11 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <functional>
+#include <map>
 #include <string>
 #include <string_view>
-#include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "common/errors.h"
@@ -84,11 +86,10 @@ Format format_of(const std::filesystem::path& path) {
   throw IoError(path, "is not a zip, expected a file written by torch.save");
 }
 
-/// The storages of one file, each read once.
+/// The storages of one file: given out empty, and read once it is known which are wanted.
 class Storages {
  public:
-  /// read  whether to read their data
-  Storages(ZipRecords& records, bool read) : records_(records), read_(read) {}
+  explicit Storages(ZipRecords& records) : records_(records) {}
 
   c10::Storage open(const StorageReference& wanted) {
     const auto name = "data/" + wanted.key;
@@ -101,21 +102,36 @@ class Storages {
       throw UnpickleError("record " + in_quotes(name) + " has " + std::to_string(found) +
                           " bytes, expected " + std::to_string(wanted.numel) + " elements of " +
                           std::to_string(c10::elementSize(wanted.dtype)));
-    auto [place, is_new] = storages_.try_emplace(wanted.key);
-    if (is_new) {
-      place->second = at::empty({bytes}, at::kByte);
-      if (read_) records_.read(name, place->second.mutable_data_ptr());
-    }
-    if (read_ && wanted.dtype == at::kBool)
-      if (const auto reason = bad_bools(place->second.const_data_ptr(), place->second.nbytes()))
+    auto& opened = opened_[name];
+    if (!opened.bytes.defined()) opened.bytes = at::empty({bytes}, at::kByte);
+    opened.is_bool = opened.is_bool || wanted.dtype == at::kBool;
+    return opened.bytes.storage();
+  }
+
+  /// Reads those of the tensors in a value.
+  void read(const c10::IValue& value) {
+    std::unordered_set<const c10::StorageImpl*> wanted;
+    value.visit([&](const c10::IValue& part) {
+      if (part.isTensor() && part.toTensor().defined())
+        wanted.insert(part.toTensor().storage().unsafeGetStorageImpl());
+      return false;
+    });
+    for (const auto& [name, opened] : opened_) {
+      if (!wanted.contains(opened.bytes.storage().unsafeGetStorageImpl())) continue;
+      records_.read(name, opened.bytes.mutable_data_ptr());
+      if (!opened.is_bool) continue;
+      if (const auto reason = bad_bools(opened.bytes.const_data_ptr(), opened.bytes.nbytes()))
         throw UnpickleError("record " + in_quotes(name) + " " + *reason);
-    return place->second.storage();
+    }
   }
 
  private:
+  struct Opened {
+    at::Tensor bytes;
+    bool is_bool = false;
+  };
   ZipRecords& records_;
-  bool read_;
-  std::unordered_map<std::string, at::Tensor> storages_;
+  std::map<std::string, Opened> opened_;  // by the record's name
 };
 
 ZipRecords open_zip(const std::filesystem::path& path) {
@@ -131,13 +147,31 @@ ZipRecords open_zip(const std::filesystem::path& path) {
   return records;
 }
 
-c10::IValue read_zip(const std::filesystem::path& path, bool with_data) {
+/// Of the value, the part in whose tensors the caller is interested; null: nothing is read and verified but
+/// the structure.
+using PartOf = std::function<c10::IValue(const c10::IValue& value)>;
+
+c10::IValue read_zip(const std::filesystem::path& path, const PartOf& part_of) {
   auto records = open_zip(path);
-  Storages storages(records, with_data);
+  Storages storages(records);
   const auto open_storage = [&](const StorageReference& wanted) { return storages.open(wanted); };
   auto value = unpickle(records.read("data.pkl"), open_storage);
-  if (with_data) records.verify_unread();
+  if (!part_of) return value;
+  storages.read(part_of(value));
+  records.verify_unread();
   return value;
+}
+
+c10::IValue whole(const c10::IValue& value) { return value; }
+
+/// A list of what a dict has under these keys.
+c10::IValue under(const c10::IValue& value, const std::vector<std::string>& keys) {
+  c10::impl::GenericList parts(c10::AnyType::get());
+  if (!value.isGenericDict()) return parts;
+  const auto dict = value.toGenericDict();
+  for (const auto& key : keys)
+    if (const auto found = dict.find(key); found != dict.end()) parts.push_back(found->value());
+  return parts;
 }
 
 /// What read() returns; an error in the pickle becomes the file's.
@@ -177,14 +211,19 @@ void write_pt(const std::filesystem::path& path, const c10::IValue& root) {
 
 c10::IValue read_pt(const std::filesystem::path& path) {
   const auto format = format_of(path);
-  return naming_file(path, [&] {
-    return format == Format::kLegacy ? read_legacy_pt(path) : read_zip(path, /*with_data=*/true);
-  });
+  return naming_file(
+      path, [&] { return format == Format::kLegacy ? read_legacy_pt(path) : read_zip(path, whole); });
+}
+
+c10::IValue read_pt(const std::filesystem::path& path, const std::vector<std::string>& keys) {
+  if (format_of(path) == Format::kLegacy) return read_pt(path);
+  return naming_file(
+      path, [&] { return read_zip(path, [&](const c10::IValue& value) { return under(value, keys); }); });
 }
 
 c10::IValue peek_pt(const std::filesystem::path& path) {
   if (format_of(path) == Format::kLegacy) throw IoError(path, "is in torch's old format, expected a zip");
-  return naming_file(path, [&] { return read_zip(path, /*with_data=*/false); });
+  return naming_file(path, [&] { return read_zip(path, nullptr); });
 }
 
 }  // namespace ddprun::serialize

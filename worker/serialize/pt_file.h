@@ -1,6 +1,8 @@
 #pragma once
 
 #include <filesystem>
+#include <string>
+#include <vector>
 
 #include <ATen/core/ivalue.h>
 
@@ -23,6 +25,10 @@ void write_pt(const std::filesystem::path& path, const c10::IValue& root);
 ///
 /// throws  IoError naming path, with one line that says what was expected
 c10::IValue read_pt(const std::filesystem::path& path);
+
+/// The same of a dict, to spend memory on its parts under these keys only: the values of other tensors are
+/// arbitrary. All of the file is verified nevertheless.
+c10::IValue read_pt(const std::filesystem::path& path, const std::vector<std::string>& keys);
 
 /// The same of a zip without reading its tensors' data: their values are arbitrary, and only the rest is
 /// verified.

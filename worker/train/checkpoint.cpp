@@ -207,4 +207,8 @@ TrainingState read_checkpoint(const std::filesystem::path& path) {
   return to_training_state(serialize::read_pt(path), path);
 }
 
+TrainingState read_weights_of_checkpoint(const std::filesystem::path& path) {
+  return to_training_state(serialize::read_pt(path, {"model", "ema"}), path);
+}
+
 }  // namespace ddprun::train

@@ -58,6 +58,9 @@ void save_checkpoint(const std::filesystem::path& path, const TrainingState& sta
 ///         kind (a model's weights alone), of a newer format, a part missing
 TrainingState read_checkpoint(const std::filesystem::path& path);
 
+/// The same of the weights alone, model and ema: all else that is made of tensors has arbitrary values.
+TrainingState read_weights_of_checkpoint(const std::filesystem::path& path);
+
 /// The files in checkpoints/ of a run folder that are training states, damaged tensors or not.
 /// throws  IoError if the folder cannot be listed; one that is not there holds nothing
 std::vector<std::filesystem::path> training_state_files(const std::filesystem::path& run_folder);

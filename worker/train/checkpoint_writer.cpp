@@ -48,6 +48,13 @@ void CheckpointWriter::flush() {
   rethrow();
 }
 
+void CheckpointWriter::release_memory() {
+  std::unique_lock lock(mutex_);
+  wait_until_idle(lock);
+  snapshot_ = {};
+  memory_ = {};
+}
+
 void CheckpointWriter::wait_until_idle(std::unique_lock<std::mutex>& lock) {
   changed_.wait(lock, [this] { return !request_; });
 }

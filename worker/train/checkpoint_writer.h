@@ -52,6 +52,9 @@ class CheckpointWriter {
   /// Waits until everything is on disk. throws  as check()
   void flush();
 
+  /// The same, but for errors, and lets go of the copy: what follows needs the memory.
+  void release_memory();
+
  private:
   void run();
   void carry_out(const Request& request) const;

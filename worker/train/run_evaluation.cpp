@@ -62,7 +62,8 @@ void RunEvaluation::test_at_end(const TrainState& at, const std::filesystem::pat
     test_ = evaluate_set(*task_.test_set, "test", row);
   } else {
     log_.print("best checkpoint: " + best.string());
-    model_.load_weights_of_rank_0(group_.rank() == 0 ? read_checkpoint(best) : TrainingState(), best);
+    model_.load_weights_of_rank_0(group_.rank() == 0 ? read_weights_of_checkpoint(best) : TrainingState(),
+                                  best);
     test_ = evaluate(model_, task_, *task_.test_set, group_, options_);
     test_->append_to(row, "test_loss", "test_acc");
   }

@@ -137,13 +137,13 @@ void RunRecord::add_sink(std::function<std::unique_ptr<report::MetricSink>()> ma
 
 void RunRecord::add_metrics(const report::MetricRow& row) {
   for (auto& sink : sinks_) unless_disk_full([&] { sink.started().add(row); });
-  if (pending_ && !writer_.busy()) flush();
+  if (pending_ && !writer_.busy()) settle();
 }
 
 void RunRecord::save(const TrainingState& state, CheckpointWriter::Request request) {
   for (auto* paths : {&request.paths, &request.doomed})
     std::erase_if(*paths, [](const fs::path& path) { return path.empty(); });
-  flush();
+  settle();
   std::error_code ignored;  // if it is not there, the write says so
   fs::create_directory(checkpoint_folder(), ignored);
   pending_ = true;
@@ -151,6 +151,11 @@ void RunRecord::save(const TrainingState& state, CheckpointWriter::Request reque
 }
 
 void RunRecord::flush() {
+  settle();
+  writer_.release_memory();
+}
+
+void RunRecord::settle() {
   if (!std::exchange(pending_, false)) return;
   const int error = unless_disk_full([&] { writer_.flush(); });
   if (error != 0) disk_error_ = error;

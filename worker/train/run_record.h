@@ -49,7 +49,7 @@ class RunRecord {
   /// Whether a checkpoint is still being written; save() would wait for it.
   bool saving() const { return writer_.busy(); }
 
-  /// Waits until the checkpoints are on disk. throws  as save()
+  /// Waits until the checkpoints are on disk; their copy in memory is let go of. throws  as save()
   void flush();
 
   /// flush(), then the summary. json: its text
@@ -68,6 +68,7 @@ class RunRecord {
     std::unique_ptr<report::MetricSink> sink = nullptr;  // none as long as the disk is full
     report::MetricSink& started();
   };
+  void settle();  // learns how the pending checkpoint has ended
   void remove_earlier_run() const;
   void remove_leftovers() const;
   std::vector<report::MetricRow> earlier_rows() const;
