@@ -4,6 +4,7 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <filesystem>
 #include <optional>
@@ -14,9 +15,13 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "common/errors.h"
+#include "worker/ddp/await_listener.h"
 
 namespace ddprun::ddp {
 namespace {
+
+/// How long a rank looks for the host of the store at short intervals; after that the store waits as it does.
+constexpr std::chrono::milliseconds kLookForHost{5000};
 
 std::optional<int> bound_port(int fd) {
   sockaddr_storage address{};
@@ -45,7 +50,10 @@ StorePtr make_tcp_store(const WorkerEnv& env, std::chrono::milliseconds timeout)
   options.port = static_cast<std::uint16_t>(env.master_port);
   options.isServer = env.rank == 0 && !env.use_agent_store;
   options.timeout = timeout;
-  if (options.isServer) options.masterListenFd = env.store_fd;
+  if (options.isServer)
+    options.masterListenFd = env.store_fd;
+  else
+    await_listener(env.master_addr, options.port, std::min(timeout, kLookForHost));
   return c10::make_intrusive<c10d::TCPStore>(env.master_addr, options);
 }
 
