@@ -69,10 +69,12 @@ train::Task make_cifar10(const Config& config) {
   task.module = model.ptr();
   add_data(task, config);
   task.class_names.assign(data::kCifar10Classes.begin(), data::kCifar10Classes.end());
+  task.measures = {"acc"};
   task.step = [model, smoothing = config.model.label_smoothing](const data::Batch& batch) mutable {
     const auto logits_BK = model->forward(batch.input);
     return train::StepResult{train::cross_entropy(logits_BK, batch.target, smoothing),
-                             logits_BK.argmax(1) == batch.target, logits_BK.detach()};
+                             {{"acc", logits_BK.argmax(1) == batch.target}},
+                             logits_BK.detach()};
   };
   task.train_line = train_line;
   return task;

@@ -49,10 +49,12 @@ train::Task make_mnist(const Config& config) {
   task.test_set =
       std::make_shared<data::IdxDataset>(folder, data::Part::kTest, kMean, kStd, config.data.limit_test);
   task.test_every_epoch = true;
+  task.measures = {"acc"};
   task.step = [model](const data::Batch& batch) mutable {
     const auto output_BK = model->forward(batch.input);
     return train::StepResult{torch::nll_loss(output_BK, batch.target, {}, torch::Reduction::None),
-                             output_BK.argmax(1) == batch.target, output_BK.detach()};
+                             {{"acc", output_BK.argmax(1) == batch.target}},
+                             output_BK.detach()};
   };
   task.train_line = train_line;
   return task;

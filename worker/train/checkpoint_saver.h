@@ -9,6 +9,7 @@
 #include "worker/train/callback.h"
 #include "worker/train/checkpoint.h"
 #include "worker/train/checkpoint_policy.h"
+#include "worker/train/evaluation.h"
 #include "worker/train/options.h"
 #include "worker/train/parallel_model.h"
 #include "worker/train/run_record.h"
@@ -69,7 +70,8 @@ class CheckpointSaver {
   std::filesystem::path last_path_;
 };
 
-/// This rank's metrics of the epoch that the checkpoint was made in.
-std::vector<double> totals_of(const TrainingState& state, const ddp::ProcessGroup& group);
+/// Takes this rank's totals of the epoch that the checkpoint was made in, if it has them.
+/// throws  IoError if they are of other measures
+void load_totals(Totals& totals, const Resumed& resumed, const ddp::ProcessGroup& group);
 
 }  // namespace ddprun::train

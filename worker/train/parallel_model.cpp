@@ -99,8 +99,8 @@ ParallelModel::ParallelModel(const Task& task, const ddp::ProcessGroup& group, c
       optimization_(make_optimization(options, length, mode)) {}
 
 data::Batch ParallelModel::to_device(const data::Batch& batch) const {
-  data::Batch here{batch.input.to(group_.device(), /*non_blocking=*/true),
-                   batch.target.to(group_.device(), /*non_blocking=*/true)};
+  auto here = batch.mapped(
+      [&](const at::Tensor& tensor) { return tensor.to(group_.device(), /*non_blocking=*/true); });
   if (precision_.channels_last) here.input = channels_last(here.input);
   return here;
 }
@@ -114,14 +114,14 @@ StepResult ParallelModel::forward(const data::Batch& batch) {
   return std::get<ddp::DistributedDataParallel>(engine_).forward(compute, samples);
 }
 
-StepResult ParallelModel::pass(const data::Batch& batch, bool last, std::int64_t accumulate) {
+ParallelModel::Pass ParallelModel::pass(const data::Batch& batch, bool last, std::int64_t accumulate) {
   const auto here = to_device(batch);
   const auto both = [&] {
     auto result = forward(here);
-    auto loss = result.losses.mean();
-    if (accumulate > 1) loss = loss / static_cast<double>(accumulate);
+    const auto mean = result.losses.mean();
+    const auto loss = accumulate > 1 ? mean / static_cast<double>(accumulate) : mean;
     optimization_->scaled(loss).backward();
-    return result;
+    return Pass{std::move(result), mean.detach()};
   };
   if (!last)
     return std::visit(
@@ -130,9 +130,9 @@ StepResult ParallelModel::pass(const data::Batch& batch, bool last, std::int64_t
           return both();
         },
         engine_);
-  auto result = both();
+  auto pass = both();
   if (nan_check_) nan_check_->check();
-  return result;
+  return pass;
 }
 
 void ParallelModel::zero_grad() {

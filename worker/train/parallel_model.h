@@ -29,11 +29,15 @@ class ParallelModel {
   ParallelModel(const Task& task, const ddp::ProcessGroup& group, const TrainerOptions& options,
                 const RunLength& length, MonitorMode mode);
 
+  struct Pass {
+    StepResult result;
+    at::Tensor loss;  ///< the mean of its losses, without gradient
+  };
   /// Forward and backward pass of the last batch of an optimizer step, or of one before it, whose gradients
   /// are only added up on this rank.
   /// accumulate  batches of an optimizer step: the loss is divided by them
   /// throws      ddp::NonFiniteGradient if gradients are checked
-  StepResult pass(const data::Batch& batch, bool last, std::int64_t accumulate);
+  Pass pass(const data::Batch& batch, bool last, std::int64_t accumulate);
   void zero_grad();
   void step() { optimization_->step(); }
   void end_epoch(std::optional<double> metric) { optimization_->end_epoch(metric); }

@@ -17,7 +17,7 @@ Totals RunEvaluation::evaluate_set(const data::Dataset& set, const std::string& 
                                    report::MetricRow& row) {
   model_.synchronize_buffers();
   auto totals = model_.with_averages([&] { return evaluate(model_, task_, set, group_, options_); });
-  totals.append_to(row, name + "_loss", name + "_acc");
+  totals.append_to(row, name);
   return totals;
 }
 
@@ -38,7 +38,7 @@ report::MetricRow RunEvaluation::end_of_epoch(const TrainState& at, const Epoch&
   train_seconds_ += epoch.seconds;
   trained_samples_ += epoch.samples;
   auto row = new_row(at);
-  train_->append_to(row, "train_loss_epoch", "train_acc");
+  train_->append_to(row, "train", "train_loss_epoch");
   const bool validates = task_.validation_set && options_.val_every_steps == 0;
   if (validates) {
     validation_ = evaluate_set(*task_.validation_set, "val", row);
@@ -51,7 +51,7 @@ report::MetricRow RunEvaluation::end_of_epoch(const TrainState& at, const Epoch&
   }
   row.emplace_back("samples_per_second", epoch.samples / epoch.seconds);
   log_.row(row);
-  if (validation_ && !validates) validation_->append_to(row, "val_loss", "val_acc");
+  if (validation_ && !validates) validation_->append_to(row, "val");
   return row;
 }
 
@@ -64,7 +64,7 @@ void RunEvaluation::test_at_end(const TrainState& at, const std::filesystem::pat
     log_.print("best checkpoint: " + best.string());
     model_.load_weights_of_rank_0(group_.rank() == 0 ? read_checkpoint(best) : TrainingState(), best);
     test_ = evaluate(model_, task_, *task_.test_set, group_, options_);
-    test_->append_to(row, "test_loss", "test_acc");
+    test_->append_to(row, "test");
   }
   log_.test_line(*test_);
   log_.row(row);

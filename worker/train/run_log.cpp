@@ -37,7 +37,7 @@ nlohmann::ordered_json to_json(const RunFigures& figures, const Task& task, int 
   const auto add = [&](const std::optional<Totals>& totals, const std::string& set) {
     if (!totals) return;
     json[set + "_loss"] = totals->mean_loss();
-    if (const auto accuracy = totals->accuracy()) json[set + "_acc"] = *accuracy;
+    for (const auto& [name, mean] : totals->measures()) json[set + "_" + name] = mean.value();
   };
   add(figures.train, "train");
   add(figures.validation, "val");
@@ -63,13 +63,19 @@ std::string text_of(const std::filesystem::path& file) {
   }
 }
 
-std::string result_line(const char* set, const Totals& totals) {
-  char line[160];
-  if (const auto accuracy = totals.accuracy())
-    std::snprintf(line, sizeof line, "%s: Average loss: %.4f, Accuracy: %.0f/%.0f (%.2f%%)", set,
-                  totals.mean_loss(), totals.correct(), totals.samples(), 100 * *accuracy);
-  else
-    std::snprintf(line, sizeof line, "%s: Average loss: %.4f", set, totals.mean_loss());
+/// "Test set: Average loss: 0.0312, Accuracy: 9897/10000 (98.97%)", "..., dice: 0.8123, iou: 0.7011"
+std::string result_line(const std::string& set, const Totals& totals) {
+  char text[120];
+  std::snprintf(text, sizeof text, ": Average loss: %.4f", totals.mean_loss());
+  auto line = set + text;
+  for (const auto& [name, mean] : totals.measures()) {
+    if (name == "acc")
+      std::snprintf(text, sizeof text, ", Accuracy: %.0f/%.0f (%.2f%%)", mean.sums()[0], mean.count(),
+                    100 * mean.value());
+    else
+      std::snprintf(text, sizeof text, ", %.60s: %.4f", name.c_str(), mean.value());
+    line += text;
+  }
   return line;
 }
 

@@ -72,7 +72,7 @@ class Trainer {
     at_.step = state.step;
     at_.epoch = state.position.epoch;
     resumed_samples_ = state.position.samples;
-    resumed_totals_ = totals_of(state, group_);
+    load_totals(totals_, *resumed_, group_);
     log_.print("resumed from " + resumed_->path.string() + " at step " + std::to_string(at_.step));
     resumed_.reset();  // its tensors have been copied
   }
@@ -121,8 +121,6 @@ class Trainer {
     epoch_.batch = epoch_.first_batch = epoch_.samples / (group_.size() * options_.batch_size);
     loader_.start_epoch(epoch_.indices, at_.epoch);
     epoch_.batches = epoch_.batch + loader_.batches();
-    totals_ = {};
-    if (!resumed_totals_.empty()) totals_.set_sums(std::exchange(resumed_totals_, {}));
     if (task_.epoch_begin_line) log_.print_own(task_.epoch_begin_line(rank_epoch()));
   }
 
@@ -132,10 +130,10 @@ class Trainer {
   void train_batch(const data::Batch& batch) {
     const bool last = batches_of_step() + 1 == options_.accumulate || epoch_.batch + 1 == epoch_.batches;
     if (losses_.empty()) model_.zero_grad();
-    const auto result = model_.pass(batch, last, options_.accumulate);
+    const auto pass = model_.pass(batch, last, options_.accumulate);
     const auto counted = std::min(epoch_.to_count, batch.size());
-    totals_.add(result, counted);
-    losses_.push_back(result.losses.detach().mean());
+    totals_.add(pass.result, counted);
+    losses_.push_back(pass.loss);
     epoch_.to_count -= counted;
     epoch_.samples += batch.size() * group_.size();
     ++epoch_.batch;
@@ -193,7 +191,7 @@ class Trainer {
     bar.seconds = epoch_.seconds();
     bar.samples_per_second = static_cast<double>(epoch_.samples - epoch_.first_samples) / bar.seconds;
     bar.loss = step_loss();
-    bar.accuracy = totals_.accuracy();
+    bar.measure = totals_.first_measure();
     log_.bar(bar);
   }
 
@@ -236,11 +234,12 @@ class Trainer {
     model_.end_epoch(at_.metric(monitor_));
     if (judges_epochs())
       for (const auto& callback : callbacks_) callback->on_validation(at_, control_);
+    totals_ = Totals(task_.measures);
     model_.synchronize_buffers();
     const bool due = at_.epoch % options_.checkpoint.save_every == 0;
     const bool with_weights = due && !task_.weights_file.empty();
     if (due || at_.epoch + 1 >= options_.epochs || over())
-      saver_.save(at_, {at_.epoch + 1, 0}, Totals().sums(),
+      saver_.save(at_, {at_.epoch + 1, 0}, totals_.sums(),
                   judges_epochs() ? Occasion::kValidation : Occasion::kStep,
                   with_weights ? options_.out / task_.weights_file : "");
     if (with_weights) log_.print(task_.weights_line(at_.epoch));
@@ -289,10 +288,9 @@ class Trainer {
   Control control_;
   bool terminated_ = false;
   EpochProgress epoch_;
-  Totals totals_;                   // of this epoch and rank
+  Totals totals_{task_.measures};   // of this epoch and rank
   std::vector<at::Tensor> losses_;  // means of the batches since the last optimizer step
   std::int64_t resumed_samples_ = 0;
-  std::vector<double> resumed_totals_;
 };
 
 }  // namespace
