@@ -8,6 +8,7 @@
 #include "worker/data/idx_dataset.h"
 #include "worker/data/locate.h"
 #include "worker/models/mnist_cnn.h"
+#include "worker/tasks/class_samples.h"
 #include "worker/tasks/registry.h"
 #include "worker/tasks/validation_split.h"
 #include "worker/train/state_dict_file.h"
@@ -50,6 +51,7 @@ train::Task make_mnist(const Config& config) {
       std::make_shared<data::IdxDataset>(folder, data::Part::kTest, kMean, kStd, config.data.limit_test);
   task.test_every_epoch = true;
   task.measures = {"acc"};
+  add_class_samples(task, {{kMean}, {kStd}}, {"0", "1", "2", "3", "4", "5", "6", "7", "8", "9"});
   task.step = [model](const data::Batch& batch) mutable {
     const auto output_BK = model->forward(batch.input);
     return train::StepResult{torch::nll_loss(output_BK, batch.target, {}, torch::Reduction::None),
