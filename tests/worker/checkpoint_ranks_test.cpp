@@ -239,7 +239,7 @@ TEST_CASE("a state of PowerSGD that does not fit is refused by the file's name",
     try {
       training.model.load(state, "dir/a.pt");
     } catch (const IoError& error) {
-      ensure(std::string(error.what()).starts_with("dir/a.pt: PowerSGD: "), error.what());
+      ensure(std::string(error.what()).starts_with("dir/a.pt: state of PowerSGD: "), error.what());
       return;
     }
     ensure(false, "it is refused");
