@@ -43,6 +43,7 @@ TEST_CASE("a run's charts hold the figures that there are", "[figures]") {
   CHECK(charts[0].chart.series[0].x == std::vector<double>{1, 2, 4});
   CHECK(charts[0].chart.series[1].y == std::vector<double>{1.7, 1.2});
   CHECK(charts[1].name == "accuracy");
+  CHECK(charts[1].chart.title == "measures");  // with more than accuracies
   CHECK(names_of(charts[1].chart) == Names{"train_acc", "val_acc", "val_iou"});
   CHECK(charts[1].chart.x_label == "epoch");
   CHECK(charts[1].chart.series[1].x == std::vector<double>{0, 1});
@@ -69,7 +70,7 @@ TEST_CASE("figures are files of the run's folder, and in the report", "[figures]
   Names names;
   for (const auto& figure : figures) names.push_back(figure.description + ": " + figure.media_type);
   CHECK(names == Names{"loss over steps; train_loss ends at 1; train_loss_epoch ends at 1.2: image/svg+xml",
-                       "accuracy over epochs; train_acc ends at 0.7; val_acc ends at 0.6; val_iou ends at "
+                       "measures over epochs; train_acc ends at 0.7; val_acc ends at 0.6; val_iou ends at "
                        "0.3: image/svg+xml",
                        "learning rate over steps; lr ends at 0.01: image/svg+xml", "confusion: image/png",
                        "samples: image/png"});

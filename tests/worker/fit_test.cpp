@@ -179,9 +179,8 @@ TEST_CASE("a run leaves its pictures, its configuration and what its ranks used"
   CHECK(image::read_png(dir.path() / "figures/accuracy.png").width == 800);
 
   const auto figures = newest_figures(dir.path());
-  for (const char* name : {"cpu_percent_rank0", "cpu_percent_rank1", "peak_rss_mb_rank0"})
-    CHECK(figures.at(name) > 0);
-  CHECK(figures.at("rss_mb_rank1") > 20);
+  for (const char* name : {"cpu_percent_rank0", "cpu_percent_rank1"}) CHECK(figures.contains(name));
+  for (const char* name : {"rss_mb_rank1", "peak_rss_mb_rank0"}) CHECK(figures.at(name) > 20);
   CHECK_FALSE(figures.contains("gpu_percent_rank0"));
   const auto summary = nlohmann::json::parse(read_file(dir.path() / "summary.json"));
   CHECK(summary["peak_rss_mb"].get<double>() >= figures.at("peak_rss_mb_rank0"));
