@@ -33,13 +33,6 @@ void apply(const CommandLine& line, const std::vector<Setting>& settings) {
       throw UsageError(setting->flag() + ": expected " + expected + ", got '" + text + "'");
 }
 
-/// A task's default gives way to what was asked for.
-void yield_defaults(const CommandLine& line, train::ParallelOptions& parallel) {
-  const bool asked = std::any_of(line.given.begin(), line.given.end(),
-                                 [](const auto& given) { return given.first->flag() == "--static-graph"; });
-  if (!asked && (parallel.fsdp || parallel.join)) parallel.static_graph = false;
-}
-
 }  // namespace
 
 Config parse_config(int argc, const char* const* argv) {
@@ -51,7 +44,6 @@ Config parse_config(int argc, const char* const* argv) {
   const auto line = parse_command_line(words, task_helps(), settings);
   apply(line, settings);
   config.overwrite = line.overwrite;
-  yield_defaults(line, config.train.parallel);
   check_combinations(config);
   if (line.print_config) {
     std::cout << to_toml(config.task, settings, /*whole=*/true);

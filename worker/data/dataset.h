@@ -11,7 +11,18 @@ namespace ddprun::data {
 struct Batch {
   at::Tensor input;   ///< float [B, ...], what the model's forward takes
   at::Tensor target;  ///< [B, ...], what the loss compares with; class numbers are int64
+  /// What else a task's step needs, of any shapes, in the order that its data set documents.
+  std::vector<at::Tensor> extra = {};
+
   std::int64_t size() const { return input.size(0); }
+
+  /// The batch of what `change` makes of each tensor.
+  template <typename Change>
+  Batch mapped(Change change) const {
+    Batch batch{change(input), change(target)};
+    for (const auto& tensor : extra) batch.extra.push_back(change(tensor));
+    return batch;
+  }
 };
 
 /// A fixed set of examples, numbered from 0. Const, so that several loader threads read one at once.

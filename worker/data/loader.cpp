@@ -47,7 +47,7 @@ struct Loader::Shared {
     const auto begin = number * options.batch_size, end = std::min(begin + options.batch_size, size);
     auto batch =
         dataset.get_epoch_batch({from.indices.begin() + begin, from.indices.begin() + end}, from.number);
-    if (options.pin_memory) batch = {batch.input.pin_memory(), batch.target.pin_memory()};
+    if (options.pin_memory) batch = batch.mapped([](const auto& tensor) { return tensor.pin_memory(); });
     return batch;
   }
 

@@ -8,6 +8,7 @@
 #include "worker/data/image_dataset.h"
 #include "worker/data/locate.h"
 #include "worker/models/resnet.h"
+#include "worker/tasks/class_samples.h"
 #include "worker/tasks/registry.h"
 #include "worker/tasks/validation_split.h"
 #include "worker/train/losses.h"
@@ -16,10 +17,13 @@
 namespace ddprun::tasks {
 namespace {
 
+PixelScale pixel_scale() { return {{0.4914f, 0.4822f, 0.4465f}, {0.2023f, 0.1994f, 0.2010f}}; }
+
 data::ImageTransform::Options transform(const Config& config, bool augment) {
   data::ImageTransform::Options options;
-  options.mean = {0.4914f, 0.4822f, 0.4465f};
-  options.std = {0.2023f, 0.1994f, 0.2010f};
+  const auto scale = pixel_scale();
+  options.mean = scale.mean;
+  options.std = scale.std;
   options.seed = config.train.seed;
   options.channels_last = config.train.precision.channels_last;
   if (augment) {
@@ -66,13 +70,16 @@ train::Task make_cifar10(const Config& config) {
 
   train::Task task;
   task.name = "cifar10";
+  task.static_graph = true;  // as the document has it
   task.module = model.ptr();
   add_data(task, config);
-  task.class_names.assign(data::kCifar10Classes.begin(), data::kCifar10Classes.end());
+  task.measures = {"acc"};
+  add_class_samples(task, pixel_scale(), {data::kCifar10Classes.begin(), data::kCifar10Classes.end()});
   task.step = [model, smoothing = config.model.label_smoothing](const data::Batch& batch) mutable {
     const auto logits_BK = model->forward(batch.input);
     return train::StepResult{train::cross_entropy(logits_BK, batch.target, smoothing),
-                             logits_BK.argmax(1) == batch.target, logits_BK.detach()};
+                             {{"acc", logits_BK.argmax(1) == batch.target}},
+                             logits_BK.detach()};
   };
   task.train_line = train_line;
   return task;
@@ -92,7 +99,6 @@ void set_documents_defaults(Config& config) {
   train.optim.t_max = 200;
   train.optim.clip_norm = 1.0;
   train.precision.precision = train::Precision::k16Mixed;
-  train.parallel.static_graph = true;
   train.checkpoint.filename = "ddp-cifar10-{epoch:02d}-{val_acc:.2f}";
   train.checkpoint.extension = ".ckpt";
   train.checkpoint.top_k = 3;

@@ -40,10 +40,11 @@ train::Task make_linear(const Config& config) {
   const auto split = split_for_validation(samples, samples, config);
   task.train_set = split.train;
   task.validation_set = split.validation;
+  task.measures = {"acc"};
   task.step = [model](const data::Batch& batch) mutable {
     const auto logits_B1 = model->forward(batch.input);
     return train::StepResult{train::binary_cross_entropy_with_logits(logits_B1, batch.target),
-                             ((logits_B1 > 0) == (batch.target > 0.5)).squeeze(1)};
+                             {{"acc", ((logits_B1 > 0) == (batch.target > 0.5)).squeeze(1)}}};
   };
   task.epoch_end_line = epoch_line;
   return task;

@@ -42,7 +42,6 @@ train::Task make_toy(const Config& config) {
   task.data_source = "the seed";
   task.module = model.ptr();
   task.train_set = first_of(pairs, config.data.limit_train);
-  task.has_accuracy = false;
   const bool document = config.model.loss == "cross_entropy";
   if (document)
     log_warning(

@@ -11,6 +11,7 @@
 #include "common/logging.h"
 #include "worker/ddp/collectives.h"
 #include "worker/serialize/pt_file.h"
+#include "worker/train/epoch_progress.h"
 #include "worker/train/run_plan.h"
 
 namespace ddprun::train {
@@ -46,6 +47,25 @@ void check_same_run(const TrainerOptions& options, const std::string& task, cons
     throw UsageError("--resume: " + resumed.path.string() + " is of the task " + was["task"].dump());
 }
 
+/// This rank's; empty if there are none.
+std::vector<double> sums_of(const TrainingState& state, const ddp::ProcessGroup& group) {
+  const auto kept = state.callbacks.find(kTrainer);
+  if (kept == state.callbacks.end()) return {};
+  const auto ranks = kept->second.toGenericDict().at("totals").toList();
+  std::vector<double> own;
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    std::vector<double> values;
+    for (const c10::IValue& value : ranks.get(rank).toList()) values.push_back(value.toDouble());
+    const bool same_world = static_cast<int>(ranks.size()) == group.size();
+    if (same_world && static_cast<int>(rank) == group.rank()) return values;
+    // Another number of ranks: the first takes what all had.
+    own.resize(values.size());
+    for (std::size_t i = 0; i < values.size(); ++i)
+      if (group.rank() == 0) own[i] += values[i];
+  }
+  return own;
+}
+
 }  // namespace
 
 std::optional<Resumed> find_resumed(const TrainerOptions& options, const std::string& task,
@@ -67,22 +87,14 @@ std::optional<Resumed> find_resumed(const TrainerOptions& options, const std::st
   return resumed;
 }
 
-std::vector<double> totals_of(const TrainingState& state, const ddp::ProcessGroup& group) {
-  const auto kept = state.callbacks.find(kTrainer);
-  if (kept == state.callbacks.end()) return {};
-  const auto ranks = kept->second.toGenericDict().at("totals").toList();
-  std::vector<double> own;
-  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
-    std::vector<double> values;
-    for (const c10::IValue& value : ranks.get(rank).toList()) values.push_back(value.toDouble());
-    const bool same_world = static_cast<int>(ranks.size()) == group.size();
-    if (same_world && static_cast<int>(rank) == group.rank()) return values;
-    // Another number of ranks: the first takes what all had.
-    own.resize(values.size());
-    for (std::size_t i = 0; i < values.size(); ++i)
-      if (group.rank() == 0) own[i] += values[i];
+void load_totals(Totals& totals, const Resumed& resumed, const ddp::ProcessGroup& group) {
+  const auto sums = sums_of(resumed.state, group);
+  if (sums.empty()) return;
+  try {
+    totals.set_sums(sums);
+  } catch (const std::invalid_argument& error) {
+    throw IoError(resumed.path, error.what());
   }
-  return own;
 }
 
 CheckpointSaver::CheckpointSaver(const TrainerOptions& options, const std::string& monitor,
@@ -139,6 +151,7 @@ CheckpointWriter::Request CheckpointSaver::plan(const TrainState& state, Occasio
 
 void CheckpointSaver::save(const TrainState& at, const Position& position, const std::vector<double>& totals,
                            Occasion occasion, const std::filesystem::path& weights) {
+  const SecondsAdded stall(stall_seconds_);
   TrainingState state;
   state.epoch = at.epoch;
   state.step = at.step;
@@ -158,10 +171,15 @@ void CheckpointSaver::save(const TrainState& at, const Position& position, const
   record_->save(state, std::move(request));
 }
 
+void CheckpointSaver::wait() {
+  const SecondsAdded stall(stall_seconds_);
+  if (record_ != nullptr) record_->flush();
+}
+
 std::filesystem::path CheckpointSaver::best_path() {
   std::string path;
   if (policy_) {
-    record_->flush();
+    wait();
     path = policy_->best_path().string();
   }
   return ddp::broadcast_from_rank_0(group_, path);

@@ -1,6 +1,8 @@
 #include "worker/train/evaluation.h"
 
 #include <algorithm>
+#include <cstdio>
+#include <stdexcept>
 
 #include <torch/nn/module.h>
 
@@ -11,45 +13,50 @@
 
 namespace ddprun::train {
 
+Totals::Totals(const std::vector<std::string>& measures) {
+  for (const auto& name : measures) measures_.emplace_back(name, Mean());
+}
+
 void Totals::add(const StepResult& result, std::int64_t count) {
   loss_.add(result.losses.detach(), count);
-  if (!result.correct.defined()) return;
-  has_accuracy_ = true;
-  accuracy_.add_correct(result.correct, count);
+  const auto same = [](const auto& own, const auto& added) { return own.first == added.first; };
+  if (!std::ranges::equal(measures_, result.measures, same))
+    throw std::invalid_argument("a step's result must have the measures that its task names, in that order");
+  for (std::size_t i = 0; i < measures_.size(); ++i)
+    measures_[i].second.add(result.measures[i].second, count);
 }
 
 std::vector<double> Totals::sums() const {
   auto sums = loss_.sums();
-  for (const auto value : accuracy_.sums()) sums.push_back(value);
+  for (const auto& [name, mean] : measures_)
+    for (const auto value : mean.sums()) sums.push_back(value);
   return sums;
 }
 
 void Totals::set_sums(const std::vector<double>& sums) {
+  const auto expected = 2 * (1 + measures_.size());
+  if (sums.size() != expected)
+    throw std::invalid_argument("totals: expected " + std::to_string(expected) + " sums, got " +
+                                std::to_string(sums.size()));
   loss_.set_sums({sums[0], sums[1]});
-  accuracy_.set_sums({sums[2], sums[3]});
-  has_accuracy_ = sums[3] > 0;
+  for (std::size_t i = 0; i < measures_.size(); ++i)
+    measures_[i].second.set_sums({sums[2 * i + 2], sums[2 * i + 3]});
 }
 
-Totals Totals::over_ranks(const ddp::ProcessGroup& group) const {
-  Totals all;
-  all.set_sums(ddp::all_reduce_sum(group, sums()));
-  return all;
+std::string Totals::first_measure() const {
+  if (measures_.empty()) return "";
+  char text[64];
+  std::snprintf(text, sizeof text, "%.40s %.4f", measures_[0].first.c_str(), measures_[0].second.value());
+  return text;
 }
 
-std::optional<double> Totals::accuracy() const {
-  if (!has_accuracy_) return std::nullopt;
-  return accuracy_.value();
+void Totals::append_to(report::MetricRow& row, const std::string& set, const std::string& loss) const {
+  row.emplace_back(loss.empty() ? set + "_loss" : loss, mean_loss());
+  for (const auto& [name, mean] : measures_) row.emplace_back(set + "_" + name, mean.value());
 }
 
-double Totals::correct() const { return accuracy_.sums()[0]; }
-
-void Totals::append_to(report::MetricRow& row, const std::string& loss, const std::string& accuracy) const {
-  row.emplace_back(loss, mean_loss());
-  if (has_accuracy_) row.emplace_back(accuracy, accuracy_.value());
-}
-
-Totals evaluate(ParallelModel& model, const Task& task, const data::Dataset& set,
-                const ddp::ProcessGroup& group, const TrainerOptions& options, std::int64_t max_batches) {
+Evaluation evaluate(ParallelModel& model, const Task& task, const data::Dataset& set,
+                    const ddp::ProcessGroup& group, const TrainerOptions& options, std::int64_t max_batches) {
   task.module->eval();
   // A sharded model needs as many batches on every rank: its sampler pads.
   const data::DistributedSampler padded(set.size(), group.size(), group.rank(), {.shuffle = false});
@@ -57,17 +64,29 @@ Totals evaluate(ParallelModel& model, const Task& task, const data::Dataset& set
   auto indices = padded.indices();
   if (!model.is_sharded()) indices.resize(static_cast<std::size_t>(to_count));
   data::Loader loader(set, std::move(indices), task.eval_batch_size, options.loader_threads);
-  Totals totals;
+  Evaluation found{Totals(task.measures), {}, {}};
+  if (!task.class_names.empty()) found.confusion.emplace(static_cast<std::int64_t>(task.class_names.size()));
+  std::int64_t shown = 0;
   for (std::int64_t number = 0; max_batches == 0 || number < max_batches; ++number) {
     const auto batch = loader.next();
     if (!batch) break;
     const auto counted = std::min(to_count, batch->size());
-    totals.add(model.evaluate(*batch), counted);
+    const auto result = model.evaluate(*batch);
+    found.totals.add(result, counted);
+    if (found.confusion)
+      found.confusion->add(result.scores, batch->target.to(result.scores.device()), counted);
+    if (shown < task.shown_samples) found.shown.push_back({*batch, result});
+    shown += batch->size();
     to_count -= counted;
     options.heartbeat.beat();
     note_progress();
   }
-  return totals.over_ranks(group);
+  const auto sum = [&](std::vector<double> own) { return ddp::all_reduce_sum(group, std::move(own)); };
+  if (found.confusion)
+    sum_over_ranks(sum, found.totals, *found.confusion);
+  else
+    sum_over_ranks(sum, found.totals);
+  return found;
 }
 
 }  // namespace ddprun::train

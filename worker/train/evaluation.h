@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "worker/data/dataset.h"
 #include "worker/ddp/process_group.h"
@@ -12,36 +14,47 @@
 
 namespace ddprun::train {
 
-/// Loss and accuracy of samples, first of one rank, then of all. Adding does not wait for the device.
+/// Mean loss and measures of samples, first of one rank, then of all. Adding does not wait for the device.
 class Totals {
  public:
+  /// measures  the names of what there is beside the loss: Task::measures
+  explicit Totals(const std::vector<std::string>& measures);
+
   /// Adds the batch's first `count` examples.
+  /// throws  std::invalid_argument if it has other measures
   void add(const StepResult& result, std::int64_t count);
-  /// Those of all ranks, on every rank.
-  Totals over_ranks(const ddp::ProcessGroup& group) const;
-
   double mean_loss() const { return loss_.value(); }
-  std::optional<double> accuracy() const;  ///< nullopt: the task has no such thing
-  double correct() const;
   double samples() const { return loss_.count(); }
+  const std::vector<std::pair<std::string, Mean>>& measures() const { return measures_; }
 
-  /// PREFIX_loss, PREFIX_acc
-  void append_to(report::MetricRow& row, const std::string& loss, const std::string& accuracy) const;
+  /// "acc 0.8731"; empty if there is none
+  std::string first_measure() const;
+
+  /// SET_loss or the name given, and SET_NAME of each measure.
+  void append_to(report::MetricRow& row, const std::string& set, const std::string& loss = "") const;
 
   std::vector<double> sums() const;  ///< what set_sums() takes: for checkpoints
+  /// throws  std::invalid_argument for another count of them
   void set_sums(const std::vector<double>& sums);
 
  private:
   Mean loss_;
-  Accuracy accuracy_;
-  bool has_accuracy_ = false;
+  std::vector<std::pair<std::string, Mean>> measures_;
 };
 
-/// The model's loss and accuracy on a data set, over all ranks: each example counts once, whatever the number
+/// What an evaluation found.
+struct Evaluation {
+  Totals totals;                             ///< of all ranks
+  std::optional<ConfusionMatrix> confusion;  ///< of all ranks, if the task names its classes
+  std::vector<Evaluated> shown;              ///< this rank's, for Task::draw_samples
+};
+
+/// The model's loss and measures on a data set, over all ranks: each example counts once, whatever the number
 /// of ranks. The module is left in eval mode.
 ///
 /// max_batches  0: all
-Totals evaluate(ParallelModel& model, const Task& task, const data::Dataset& set,
-                const ddp::ProcessGroup& group, const TrainerOptions& options, std::int64_t max_batches = 0);
+Evaluation evaluate(ParallelModel& model, const Task& task, const data::Dataset& set,
+                    const ddp::ProcessGroup& group, const TrainerOptions& options,
+                    std::int64_t max_batches = 0);
 
 }  // namespace ddprun::train

@@ -11,11 +11,14 @@
 #include "worker/ddp/sync_batch_norm.h"
 #include "worker/ddp/zero_optimizer.h"
 #include "worker/train/optimizer_state.h"
+#include "worker/train/powersgd_checkpoint.h"
 #include "worker/train/sharded_optimizer_state.h"
 #include "worker/train/state_dict_file.h"
 
 namespace ddprun::train {
 namespace {
+
+constexpr const char* kPowerSgd = "PowerSGD";
 
 std::unique_ptr<torch::optim::Optimizer> make_optimizer_over(std::vector<torch::Tensor> parameters,
                                                              const OptimizerSettings& settings,
@@ -53,20 +56,27 @@ StateDict weights_to_evaluate(const TrainingState& state) {
 
 }  // namespace
 
-ParallelModel::Engine ParallelModel::make_engine(const Task& task, const ddp::ProcessGroup& group,
-                                                 const TrainerOptions& options) {
-  task.module->to(group.device());
-  if (options.precision.channels_last) to_channels_last(*task.module);
-  const auto& parallel = options.parallel;
-  if (parallel.sync_batch_norm) ddp::convert_sync_batchnorm(*task.module, group);
-  if (parallel.fsdp) return ddp::FullyShardedDataParallel(*task.module, group);
+ddp::CommHook ParallelModel::make_hook() {
+  if (options_.comm_hook != "powersgd") return ddp::make_comm_hook(options_.comm_hook, group_);
+  power_sgd_ = std::make_shared<ddp::PowerSgd>(
+      group_, ddp::PowerSgd::Options{.start_iteration = options_.powersgd_start});
+  return ddp::powersgd_hook(power_sgd_);
+}
+
+ParallelModel::Engine ParallelModel::make_engine() {
+  auto& module = *task_.module;
+  module.to(group_.device());
+  if (precision_.channels_last) to_channels_last(module);
+  if (options_.sync_batch_norm) ddp::convert_sync_batchnorm(module, group_);
+  if (options_.fsdp) return ddp::FullyShardedDataParallel(module, group_);
   ddp::DistributedDataParallel::Options ddp_options;
-  ddp_options.bucket_bytes = parallel.bucket_mb << 20;
-  ddp_options.find_unused_parameters = parallel.find_unused;
-  ddp_options.static_graph = parallel.static_graph;
-  ddp_options.gradient_as_bucket_view = parallel.bucket_view;
-  ddp::DistributedDataParallel ddp(*task.module, group, ddp_options);
-  if (auto hook = ddp::make_comm_hook(parallel.comm_hook, group)) ddp.register_comm_hook(std::move(hook));
+  ddp_options.bucket_bytes = options_.bucket_mb << 20;
+  ddp_options.find_unused_parameters = options_.find_unused;
+  ddp_options.static_graph =
+      options_.static_graph || (task_.static_graph && !options_.find_unused && !options_.join);
+  ddp_options.gradient_as_bucket_view = options_.bucket_view;
+  ddp::DistributedDataParallel ddp(module, group_, ddp_options);
+  if (auto hook = make_hook()) ddp.register_comm_hook(std::move(hook));
   return ddp;
 }
 
@@ -94,13 +104,13 @@ ParallelModel::ParallelModel(const Task& task, const ddp::ProcessGroup& group, c
       group_(group),
       options_(options.parallel),
       precision_(options.precision),
-      engine_(make_engine(task, group, options)),
+      engine_(make_engine()),
       nan_check_(options.parallel.nan_check ? std::make_unique<ddp::NanCheck>(*task.module, group) : nullptr),
       optimization_(make_optimization(options, length, mode)) {}
 
 data::Batch ParallelModel::to_device(const data::Batch& batch) const {
-  data::Batch here{batch.input.to(group_.device(), /*non_blocking=*/true),
-                   batch.target.to(group_.device(), /*non_blocking=*/true)};
+  auto here = batch.mapped(
+      [&](const at::Tensor& tensor) { return tensor.to(group_.device(), /*non_blocking=*/true); });
   if (precision_.channels_last) here.input = channels_last(here.input);
   return here;
 }
@@ -114,14 +124,14 @@ StepResult ParallelModel::forward(const data::Batch& batch) {
   return std::get<ddp::DistributedDataParallel>(engine_).forward(compute, samples);
 }
 
-StepResult ParallelModel::pass(const data::Batch& batch, bool last, std::int64_t accumulate) {
+ParallelModel::Pass ParallelModel::pass(const data::Batch& batch, bool last, std::int64_t accumulate) {
   const auto here = to_device(batch);
   const auto both = [&] {
     auto result = forward(here);
-    auto loss = result.losses.mean();
-    if (accumulate > 1) loss = loss / static_cast<double>(accumulate);
+    const auto mean = result.losses.mean();
+    const auto loss = accumulate > 1 ? mean / static_cast<double>(accumulate) : mean;
     optimization_->scaled(loss).backward();
-    return result;
+    return Pass{std::move(result), mean.detach()};
   };
   if (!last)
     return std::visit(
@@ -130,9 +140,9 @@ StepResult ParallelModel::pass(const data::Batch& batch, bool last, std::int64_t
           return both();
         },
         engine_);
-  auto result = both();
+  auto pass = both();
   if (nan_check_) nan_check_->check();
-  return result;
+  return pass;
 }
 
 void ParallelModel::zero_grad() {
@@ -176,6 +186,7 @@ void ParallelModel::save(TrainingState& state) {
   state.lr_schedule = optimization_->schedule_state();
   state.scaler = optimization_->scaler_state();
   if (const auto* ema = optimization_->ema()) state.ema = ema->state_dict();
+  if (power_sgd_) state.callbacks[kPowerSgd] = gather_powersgd_state(*power_sgd_, *task_.module, group_);
 }
 
 void ParallelModel::load_module(const StateDict& weights, const std::filesystem::path& source) {
@@ -189,6 +200,8 @@ void ParallelModel::load_module(const StateDict& weights, const std::filesystem:
 
 void ParallelModel::load(const TrainingState& state, const std::filesystem::path& source) {
   load_module(named_tensors(state.model), source);
+  if (const auto kept = state.callbacks.find(kPowerSgd); power_sgd_ && kept != state.callbacks.end())
+    load_powersgd_state(*power_sgd_, *task_.module, group_, kept->second, source);
   auto& optimizer = optimization_->optimizer();
   if (auto* sharded = std::get_if<ddp::FullyShardedDataParallel>(&engine_))
     load_sharded_optimizer_state(optimizer, *sharded, *task_.module, state.optimizer, source);

@@ -11,6 +11,7 @@
 #include "worker/ddp/distributed_data_parallel.h"
 #include "worker/ddp/fully_sharded.h"
 #include "worker/ddp/nan_check.h"
+#include "worker/ddp/powersgd_hook.h"
 #include "worker/train/checkpoint.h"
 #include "worker/train/optimization.h"
 #include "worker/train/options.h"
@@ -29,11 +30,15 @@ class ParallelModel {
   ParallelModel(const Task& task, const ddp::ProcessGroup& group, const TrainerOptions& options,
                 const RunLength& length, MonitorMode mode);
 
+  struct Pass {
+    StepResult result;
+    at::Tensor loss;  ///< the mean of its losses, without gradient
+  };
   /// Forward and backward pass of the last batch of an optimizer step, or of one before it, whose gradients
   /// are only added up on this rank.
   /// accumulate  batches of an optimizer step: the loss is divided by them
   /// throws      ddp::NonFiniteGradient if gradients are checked
-  StepResult pass(const data::Batch& batch, bool last, std::int64_t accumulate);
+  Pass pass(const data::Batch& batch, bool last, std::int64_t accumulate);
   void zero_grad();
   void step() { optimization_->step(); }
   void end_epoch(std::optional<double> metric) { optimization_->end_epoch(metric); }
@@ -73,7 +78,8 @@ class ParallelModel {
 
  private:
   using Engine = std::variant<ddp::DistributedDataParallel, ddp::FullyShardedDataParallel>;
-  static Engine make_engine(const Task& task, const ddp::ProcessGroup& group, const TrainerOptions& options);
+  Engine make_engine();
+  ddp::CommHook make_hook();
   Optimization make_optimization(const TrainerOptions& options, const RunLength& length, MonitorMode mode);
   data::Batch to_device(const data::Batch& batch) const;
   StepResult forward(const data::Batch& batch);
@@ -83,6 +89,7 @@ class ParallelModel {
   const ddp::ProcessGroup& group_;
   const ParallelOptions options_;
   const PrecisionOptions precision_;
+  std::shared_ptr<ddp::PowerSgd> power_sgd_;  // null unless gradients travel so
   Engine engine_;
   std::unique_ptr<ddp::NanCheck> nan_check_;
   std::optional<Optimization> optimization_;

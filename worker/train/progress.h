@@ -2,7 +2,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <optional>
 #include <string>
 
 namespace ddprun::train {
@@ -15,8 +14,8 @@ struct BarState {
   double seconds = 0;      ///< since the epoch began
   double samples_per_second = 0;
   double loss = 0;
-  std::optional<double> accuracy = {};  ///< of the epoch so far
-  std::int64_t first = 0;               ///< batches that were done before `seconds` began: of a resumed epoch
+  std::string measure = {};  ///< of the epoch so far: "acc 0.8731"; empty: none
+  std::int64_t first = 0;    ///< batches that were done before `seconds` began: of a resumed epoch
 };
 
 /// One line of at most `columns` characters:

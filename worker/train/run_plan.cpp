@@ -11,7 +11,7 @@ std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; 
 
 void add_set(std::vector<std::string>& names, const Task& task, const std::string& set) {
   names.push_back(set + "_loss");
-  if (task.has_accuracy) names.push_back(set + "_acc");
+  for (const auto& measure : task.measures) names.push_back(set + "_" + measure);
 }
 
 }  // namespace
@@ -22,8 +22,9 @@ RunLength run_length(const Task& task, const TrainerOptions& options, const ddp:
 }
 
 std::vector<std::string> epoch_metrics(const Task& task) {
-  std::vector<std::string> names = {"train_loss_epoch"};
-  if (task.has_accuracy) names.emplace_back("train_acc");
+  std::vector<std::string> names;
+  add_set(names, task, "train");
+  names[0] = "train_loss_epoch";  // train_loss is a step's
   if (task.validation_set) add_set(names, task, "val");
   if (task.test_set && task.test_every_epoch) add_set(names, task, "test");
   return names;

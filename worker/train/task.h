@@ -6,9 +6,11 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "worker/data/dataset.h"
+#include "worker/image/image.h"
 
 namespace torch::nn {
 class Module;
@@ -18,9 +20,17 @@ namespace ddprun::train {
 
 /// What one batch of B examples gave.
 struct StepResult {
-  torch::Tensor losses = {};   ///< float [B], of each example; training minimises their mean
-  torch::Tensor correct = {};  ///< bool [B], which examples were classified rightly; undefined: no such thing
-  torch::Tensor scores = {};   ///< [B, K] of a classifier, for figures; undefined: none
+  torch::Tensor losses = {};  ///< float [B], of each example; training minimises their mean
+  /// Name and a number of each example, [B]: those that Task::measures names, in its order. "acc" is 1 or
+  /// true for an example that was classified rightly.
+  std::vector<std::pair<std::string, torch::Tensor>> measures = {};
+  torch::Tensor scores = {};  ///< for figures: [B, K] of a classifier; undefined: none
+};
+
+/// A batch of held-out examples and what the model made of it.
+struct Evaluated {
+  data::Batch batch;
+  StepResult result;
 };
 
 /// For DistributedDataParallel: what backward goes through.
@@ -57,9 +67,15 @@ struct Task {
   std::shared_ptr<const data::Dataset> test_set;        ///< null: none
   bool test_every_epoch = false;                        ///< else once, at the end, with the best weights
   std::int64_t eval_batch_size = 500;                   ///< of validation and test, of each rank
-  bool has_accuracy = true;                             ///< step() fills in StepResult::correct
-  std::vector<std::string> class_names;                 ///< of a classifier
-  std::function<StepResult(const data::Batch&)> step;   ///< forward pass and loss
+  std::vector<std::string> measures;  ///< told beside the loss, as train_NAME, val_NAME, test_NAME
+  std::vector<std::string>
+      class_names;  ///< of a classifier whose step gives scores: it has a confusion matrix
+  std::function<StepResult(const data::Batch&)> step;  ///< forward pass and loss
+
+  /// Draws the run's samples.png; null: there is none. It gets the batches with rank 0's first held-out
+  /// samples, `shown_samples` of them or more if there are as many, with tensors on the CPU.
+  std::function<image::Image(const std::vector<Evaluated>&)> draw_samples;
+  std::int64_t shown_samples = 0;
 
   // Log lines as the task's document has them; null: none. The first is rank 0's at every log interval, the
   // others every rank's own.
