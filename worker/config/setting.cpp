@@ -27,6 +27,33 @@ Setting make(std::string name, Setting::Kind kind, std::string type_name, std::s
   return setting;
 }
 
+/// Without get(): how a number that is not set looks is the target's matter.
+template <typename Number>
+Setting make_number(std::string name, Number& target, const Range& range, std::string help) {
+  auto setting = make(std::move(name), Setting::Kind::kNumber, "X", std::move(help));
+  setting.set = [&target, range](const std::string& text) -> std::string {
+    const auto value = parse_number(text, range);
+    if (!value) return range.expected;
+    target = *value;
+    return "";
+  };
+  return setting;
+}
+
+std::string to_text(const std::string& text) { return text; }
+std::string to_text(const std::filesystem::path& path) { return path.string(); }
+
+template <typename Text>
+Setting make_text(std::string name, Text& target, std::string type_name, std::string help) {
+  auto setting = make(std::move(name), Setting::Kind::kText, std::move(type_name), std::move(help));
+  setting.set = [&target](const std::string& value) -> std::string {
+    target = value;
+    return "";
+  };
+  setting.get = [&target] { return target.empty() ? std::nullopt : std::optional<Value>(to_text(target)); };
+  return setting;
+}
+
 }  // namespace
 
 std::string Setting::key() const {
@@ -77,13 +104,7 @@ Setting negated(std::string name, bool& target, std::string help) {
 }
 
 Setting number(std::string name, double& target, Range range, std::string help) {
-  auto setting = make(std::move(name), Setting::Kind::kNumber, "X", std::move(help));
-  setting.set = [&target, range](const std::string& text) -> std::string {
-    const auto value = parse_number(text, range);
-    if (!value) return range.expected;
-    target = *value;
-    return "";
-  };
+  auto setting = make_number(std::move(name), target, range, std::move(help));
   setting.get = [&target, range]() -> std::optional<Value> {
     if (target > range.high || target < range.low || (range.open_low && target == range.low))
       return std::nullopt;
@@ -93,44 +114,17 @@ Setting number(std::string name, double& target, Range range, std::string help) 
 }
 
 Setting number(std::string name, std::optional<double>& target, Range range, std::string help) {
-  auto setting = make(std::move(name), Setting::Kind::kNumber, "X", std::move(help));
-  setting.set = [&target, range](const std::string& text) -> std::string {
-    const auto value = parse_number(text, range);
-    if (!value) return range.expected;
-    target = *value;
-    return "";
-  };
-  setting.get = [&target]() -> std::optional<Value> {
-    if (!target) return std::nullopt;
-    return *target;
-  };
+  auto setting = make_number(std::move(name), target, range, std::move(help));
+  setting.get = [&target] { return target ? std::optional<Value>(*target) : std::nullopt; };
   return setting;
 }
 
 Setting text(std::string name, std::string& target, std::string help) {
-  auto setting = make(std::move(name), Setting::Kind::kText, "TEXT", std::move(help));
-  setting.set = [&target](const std::string& value) -> std::string {
-    target = value;
-    return "";
-  };
-  setting.get = [&target]() -> std::optional<Value> {
-    if (target.empty()) return std::nullopt;
-    return target;
-  };
-  return setting;
+  return make_text(std::move(name), target, "TEXT", std::move(help));
 }
 
 Setting path(std::string name, std::filesystem::path& target, std::string help) {
-  auto setting = make(std::move(name), Setting::Kind::kText, "FILE", std::move(help));
-  setting.set = [&target](const std::string& value) -> std::string {
-    target = value;
-    return "";
-  };
-  setting.get = [&target]() -> std::optional<Value> {
-    if (target.empty()) return std::nullopt;
-    return target.string();
-  };
-  return setting;
+  return make_text(std::move(name), target, "FILE", std::move(help));
 }
 
 Setting choice(std::string name, std::string& target, std::vector<std::string> names, std::string help) {

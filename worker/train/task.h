@@ -67,9 +67,11 @@ struct Task {
   std::shared_ptr<const data::Dataset> test_set;        ///< null: none
   bool test_every_epoch = false;                        ///< else once, at the end, with the best weights
   std::int64_t eval_batch_size = 500;                   ///< of validation and test, of each rank
-  std::vector<std::string> measures;  ///< told beside the loss, as train_NAME, val_NAME, test_NAME
-  std::vector<std::string>
-      class_names;  ///< of a classifier whose step gives scores: it has a confusion matrix
+  std::vector<std::string> measures;     ///< told beside the loss, as train_NAME, val_NAME, test_NAME
+  std::vector<std::string> class_names;  ///< if step() gives scores: there is a confusion matrix
+  /// Every step uses the same parameters: DDP takes that as --static-graph, unless the run asks for what
+  /// does not go with it.
+  bool static_graph = false;
   std::function<StepResult(const data::Batch&)> step;  ///< forward pass and loss
 
   /// Draws the run's samples.png; null: there is none. It gets the batches with rank 0's first held-out
