@@ -15,27 +15,27 @@ void check_alike(const at::Tensor& predicted, const at::Tensor& truth) {
 }
 
 /// In double: a sum of ones in float stops at 2^24.
-at::Tensor sum(const at::Tensor& values) { return values.sum(at::kDouble); }
+at::Tensor total(const at::Tensor& values) { return values.sum(at::kDouble); }
 
 }  // namespace
 
 at::Tensor dice_score(const at::Tensor& predicted, const at::Tensor& truth) {
   constexpr double kEpsilon = 1e-6;
   check_alike(predicted, truth);
-  const auto overlap = sum(predicted * truth);
-  return ((2 * overlap + kEpsilon) / (sum(predicted) + sum(truth) + kEpsilon)).to(at::kFloat);
+  const auto overlap = total(predicted * truth);
+  return ((2 * overlap + kEpsilon) / (total(predicted) + total(truth) + kEpsilon)).to(at::kFloat);
 }
 
 at::Tensor iou_score(const at::Tensor& predicted, const at::Tensor& truth) {
   check_alike(predicted, truth);
-  const auto either = sum(predicted.logical_or(truth));
-  return (sum(predicted.logical_and(truth)) / either.clamp_min(1)).to(at::kFloat);
+  const auto either = total(predicted.logical_or(truth));
+  return (total(predicted.logical_and(truth)) / either.clamp_min(1)).to(at::kFloat);
 }
 
 at::Tensor pixel_accuracy(const at::Tensor& predicted, const at::Tensor& truth) {
   check_alike(predicted, truth);
   const auto pixels = static_cast<double>(std::max<std::int64_t>(predicted.numel(), 1));
-  return (sum(predicted.to(at::kBool) == truth.to(at::kBool)) / pixels).to(at::kFloat);
+  return (total(predicted.to(at::kBool) == truth.to(at::kBool)) / pixels).to(at::kFloat);
 }
 
 MaskScores mask_scores(const std::vector<at::Tensor>& predicted, const std::vector<at::Tensor>& truth) {
