@@ -65,7 +65,8 @@ def dice_loss(folder):
     losses = dict(
         dice=lambda x: each(dice(x, target)),
         dice_focal=lambda x: each(dice(x, target)) + 20 * each(_focal(FocalLoss, 2.0, 0.25)(x, target)),
-        dice_bce=lambda x: each(dice(x, target)) + each(F.binary_cross_entropy_with_logits(x, target, reduction="none")),
+        dice_bce=lambda x: each(dice(x, target))
+        + each(F.binary_cross_entropy_with_logits(x, target, reduction="none")),
     )
     focal = {f"{gamma} {alpha}": _focal(FocalLoss, gamma, alpha)
              for gamma, alpha in ((2.0, None), (0.0, None), (1.5, 0.25), (2.0, 0.0), (3.0, 1.0))}
@@ -93,3 +94,54 @@ def _focal(focal_class, gamma, alpha):
 
     assert focal_class(gamma=gamma, alpha=alpha).gamma == gamma
     return lambda x, t: sigmoid_focal_loss(x, t, gamma, alpha)
+
+
+def png_labels(folder):
+    """Masks of instances as Pillow writes them, and their numbers."""
+    import numpy as np
+    from PIL import Image
+
+    rows, columns = np.mgrid[0:5, 0:7]
+    deep = (rows * 9001 + columns * 977).astype(np.uint16)
+    small = ((rows + columns) % 4).astype(np.uint8)
+    palette = Image.fromarray(small, "P")
+    palette.putpalette([0, 0, 0, 250, 10, 20, 30, 240, 50, 60, 70, 230])
+    clear = palette.copy()
+    clear.info["transparency"] = 0
+    pictures = dict(grey_16=(Image.fromarray(deep), deep), grey_8=(Image.fromarray(small * 85), small * 85),
+                    grey_1=(Image.fromarray(small > 1), small > 1), palette=(palette, small),
+                    palette_clear=(clear, small),
+                    grey_alpha=(Image.fromarray(np.stack([small * 50, small * 20 + 3], -1), "LA"), small * 50),
+                    rgb=(Image.fromarray(np.stack([small * 60] * 3, -1)), small * 60))
+    expected = {}
+    for name, (picture, numbers) in pictures.items():
+        picture.save(folder / f"{name}.png")
+        expected[name] = numbers.astype(int).tolist()
+    write_json(folder / "expected.json", expected)
+    Image.fromarray(np.stack([small * 60, small * 60, small * 61], -1)).save(folder / "colours.png")
+    picture = Image.fromarray((np.arange(20 * 30 * 3) % 251).astype(np.uint8).reshape(20, 30, 3))
+    picture.save(folder / "picture.jpg")
+
+
+def npy(folder):
+    """Points as numpy.save() writes them, in every dtype, order and version that is read, and some that are not."""
+    import numpy as np
+
+    rows = np.array([[1, 20, 30], [0, 5, 127], [1, 0, 0], [2, 100, 7]])
+    labelled = np.concatenate([rows, [[1], [0], [1], [0]]], 1)
+    arrays = {f"{kind}{size}": rows.astype(f"<{kind}{size}")
+              for kind, sizes in (("i", "1248"), ("u", "1248"), ("f", "48")) for size in sizes}
+    arrays |= {f"big_{dtype}": rows.astype(f">{dtype}") for dtype in ("i2", "u4", "f8")}
+    arrays |= dict(fortran=np.asfortranarray(rows.astype(np.float32)), labelled=labelled,
+                   labelled_fortran=np.asfortranarray(labelled))
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array)
+    for version in (2, 3):
+        with open(folder / f"version_{version}.npy", "wb") as file:
+            np.lib.format.write_array(file, rows, version=(version, 0))
+        arrays[f"version_{version}"] = rows
+    write_json(folder / "expected.json", {name: array.tolist() for name, array in arrays.items()})
+    refused = dict(half=rows.astype(np.float16), flat=rows[0], cube=rows[None], text=np.array([["a"]]),
+                   record=np.array([(1, 2.0)], dtype=[("y", "i4"), ("x", "f4")]), complex=rows.astype(complex))
+    for name, array in refused.items():
+        np.save(folder / f"refused_{name}.npy", array)

@@ -35,7 +35,7 @@ from golden_ddp import comm_hooks, ddp_buckets, optimizer_state, zero_partition
 from golden_lightning import checkpoint_policy, early_stopping
 from golden_rules import clip_gradients, ema, fused_optimizers, grad_scaler, losses_and_metrics, lr_schedule
 from golden_report import jpeg, png, tensorboard
-from golden_segmentation import dice_loss
+from golden_segmentation import dice_loss, npy, png_labels
 from golden_tasks import tasks
 from make_parity import ddp_parity, resnet
 
@@ -248,7 +248,8 @@ GROUPS = {function.__name__: function
           for function in (state_dict_file, python_files, sampler, mnist_cnn, mnist_ddp, ddp_buckets, zero_partition,
                            optimizer_state, comm_hooks, resnet, ddp_parity, image_transform, random_split, toy_datasets,
                            early_stopping, checkpoint_policy, fused_optimizers, lr_schedule, grad_scaler, clip_gradients,
-                           ema, losses_and_metrics, dice_loss, jpeg, png, tensorboard, tasks)}
+                           ema, losses_and_metrics, dice_loss, npy, png_labels, jpeg, png, tensorboard,
+                           tasks)}
 
 
 def main():

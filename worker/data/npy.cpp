@@ -5,7 +5,6 @@
 #include <bit>
 #include <charconv>
 #include <cstring>
-#include <regex>
 #include <string>
 
 #include "common/errors.h"
@@ -49,13 +48,40 @@ double number_at(const char* at, const Layout& layout) {
                      : value_as<std::uint64_t>(bytes);
 }
 
-std::int64_t to_size(const std::string& text, const std::filesystem::path& path) {
-  std::int64_t size = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), size);
-  if (error != std::errc() || size < 0 || size > std::int64_t{1} << 40)
-    throw IoError(path, "has a shape that no file holds: " + text);
-  return size;
-}
+/// Reads a header's text from the left; what is not as expected makes it bad for good.
+class HeaderText {
+ public:
+  explicit HeaderText(std::string_view text) : rest_(text) {}
+
+  /// Whether this comes next, spaces before it left out; then it is passed over.
+  bool has(std::string_view text) {
+    rest_.remove_prefix(std::min(rest_.find_first_not_of(" \n"), rest_.size()));
+    if (!rest_.starts_with(text)) return false;
+    rest_.remove_prefix(text.size());
+    return true;
+  }
+  void expect(std::string_view text) { good_ = has(text) && good_; }
+
+  char letter() {
+    if (rest_.empty()) return '\0';
+    const char first = rest_[0];
+    rest_.remove_prefix(1);
+    return first;
+  }
+  std::int64_t size() {
+    has("");
+    std::int64_t size = -1;
+    const auto [end, error] = std::from_chars(rest_.data(), rest_.data() + rest_.size(), size);
+    good_ = good_ && error == std::errc() && size >= 0 && size <= std::int64_t{1} << 40;
+    rest_.remove_prefix(static_cast<std::size_t>(end - rest_.data()));
+    return size;
+  }
+  bool good() const { return good_; }
+
+ private:
+  std::string_view rest_;
+  bool good_ = true;
+};
 
 /// The header's text; `bytes` loses all up to the values.
 std::string take_header(std::string_view& bytes, const std::filesystem::path& path) {
@@ -79,18 +105,32 @@ std::string take_header(std::string_view& bytes, const std::filesystem::path& pa
   return header;
 }
 
+/// The header is a Python dict, its keys in the order of the alphabet.
 Layout layout_of(const std::string& header, const std::filesystem::path& path) {
-  static const std::regex pattern(
-      R"(\{ ?'descr': '([<>|=]?)([iuf])([1248])', 'fortran_order': (True|False), 'shape': \((\d+), (\d+),?\),? ?\})");
-  std::smatch found;
-  if (!std::regex_match(header, found, pattern) || (found[2] == "f" && found[3] != "4" && found[3] != "8"))
+  HeaderText text(header);
+  Layout layout;
+  for (const auto* part : {"{", "'descr'", ":", "'"}) text.expect(part);
+  layout.big_endian = text.has(">");
+  if (!layout.big_endian) text.has("<") || text.has("|") || text.has("=");
+  layout.kind = text.letter();
+  layout.bytes_each = static_cast<std::size_t>(text.letter() - '0');
+  for (const auto* part : {"'", ",", "'fortran_order'", ":"}) text.expect(part);
+  layout.fortran_order = text.has("True");
+  if (!layout.fortran_order) text.expect("False");
+  for (const auto* part : {",", "'shape'", ":", "("}) text.expect(part);
+  layout.rows = text.size();
+  text.expect(",");
+  layout.columns = text.size();
+  text.has(",");
+  text.expect(")");
+  text.has(",");
+  text.expect("}");
+  const auto size = layout.bytes_each;
+  const bool is_integer = layout.kind == 'i' || layout.kind == 'u';
+  const bool known = size == 8 || size == 4 || (is_integer && (size == 1 || size == 2));
+  if (!text.good() || !known || !(is_integer || layout.kind == 'f'))
     throw IoError(path, "expected an array of two dimensions of integers or floats, got " + header);
-  return {.kind = found.str(2)[0],
-          .bytes_each = static_cast<std::size_t>(found.str(3)[0] - '0'),
-          .big_endian = found[1] == ">",
-          .fortran_order = found[4] == "True",
-          .rows = to_size(found[5], path),
-          .columns = to_size(found[6], path)};
+  return layout;
 }
 
 }  // namespace

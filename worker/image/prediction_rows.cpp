@@ -76,18 +76,6 @@ void draw_cross(Image& onto, double x, double y, double arm, double thickness, R
     }
 }
 
-void draw_points(Image& panel, const PredictionRow& row) {
-  constexpr double kArm = 7, kThickness = 2.6, kHalo = 2.4;
-  const double scale_x = static_cast<double>(panel.width) / row.picture.width;
-  const double scale_y = static_cast<double>(panel.height) / row.picture.height;
-  for (const auto& point : row.points) {
-    const double x = (point.x + 0.5) * scale_x - 0.5, y = (point.y + 0.5) * scale_y - 0.5;
-    if (!(std::abs(x) < 1e6 && std::abs(y) < 1e6)) continue;  // nowhere near
-    draw_cross(panel, x, y, kArm, kThickness + kHalo, kWhite);
-    draw_cross(panel, x, y, kArm, kThickness, point.foreground ? kRed : kBlue);
-  }
-}
-
 /// One picture of a row, and where its frame lies.
 struct Panel {
   Image picture;
@@ -111,6 +99,22 @@ void paste(const Panel& panel, Image& onto) {
     std::copy_n(picture.pixel(0, y), 3 * picture.width, onto.pixel(panel.left, panel.top + y));
 }
 
+/// Onto the figure, so that a point at a picture's edge is seen whole.
+void draw_points(Image& figure, const Panel& panel, const PredictionRow& row) {
+  constexpr double kArm = 7, kThickness = 2.6, kHalo = 2.4;
+  const double scale_x = static_cast<double>(panel.picture.width) / row.picture.width;
+  const double scale_y = static_cast<double>(panel.picture.height) / row.picture.height;
+  for (const auto& point : row.points) {
+    const bool inside =
+        point.x > -1 && point.x < row.picture.width && point.y > -1 && point.y < row.picture.height;
+    if (!inside) continue;
+    const double x = panel.left + (point.x + 0.5) * scale_x - 0.5;
+    const double y = panel.top + (point.y + 0.5) * scale_y - 0.5;
+    draw_cross(figure, x, y, kArm, kThickness + kHalo, kWhite);
+    draw_cross(figure, x, y, kArm, kThickness, point.foreground ? kRed : kBlue);
+  }
+}
+
 }  // namespace
 
 Image draw_prediction_rows(const std::vector<PredictionRow>& rows, const std::string& part) {
@@ -126,7 +130,6 @@ Image draw_prediction_rows(const std::vector<PredictionRow>& rows, const std::st
     const int top = bottom + kTitle;
     tops.push_back(top);
     panels.push_back(panel_of(to_rgb(row.picture), 0, top));
-    draw_points(panels.back().picture, row);
     panels.push_back(panel_of(shown_mask(row.truth), 1, top));
     panels.push_back(panel_of(shown_mask(row.predicted), 2, top));
     for (auto panel = panels.end() - kColumns; panel != panels.end(); ++panel)
@@ -142,6 +145,7 @@ Image draw_prediction_rows(const std::vector<PredictionRow>& rows, const std::st
                   fitted(cairo, titles[static_cast<std::size_t>(column)], kWidth, style), style);
   });
   for (const auto& panel : panels) paste(panel, figure);
+  for (std::size_t i = 0; i < tops.size(); ++i) draw_points(figure, panels[kColumns * i], rows[i]);
   return figure;
 }
 
