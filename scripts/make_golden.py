@@ -12,6 +12,7 @@ about them).
 import argparse
 import collections
 import gzip
+import importlib
 import json
 import os
 import pathlib
@@ -244,12 +245,25 @@ def mnist_ddp(folder):
         mp.spawn(train_ddp, (f"{scratch}/store", folder), nprocs=2)
 
 
+def sam(name):
+    """A group of golden_sam.py, loaded when it is made: transformers is slow to load, and wanted nowhere else."""
+    def group(folder):
+        getattr(importlib.import_module("golden_sam"), name)(folder)
+    group.__name__ = name
+    return group
+
+
 GROUPS = {function.__name__: function
           for function in (state_dict_file, python_files, sampler, mnist_cnn, mnist_ddp, ddp_buckets, zero_partition,
                            optimizer_state, comm_hooks, resnet, ddp_parity, image_transform, random_split, toy_datasets,
                            early_stopping, checkpoint_policy, fused_optimizers, lr_schedule, grad_scaler, clip_gradients,
+<<<<<<< HEAD
                            ema, losses_and_metrics, dice_loss, npy, png_labels, jpeg, png, tensorboard,
                            tasks)}
+=======
+                           ema, losses_and_metrics, jpeg, png, tensorboard, tasks,
+                           sam("sam_model"), sam("sam_processor"))}
+>>>>>>> sammodel
 
 
 def main():
