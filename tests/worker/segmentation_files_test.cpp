@@ -1,6 +1,8 @@
 #include "worker/data/segmentation_files.h"
 
-#include <nlohmann/json.hpp>
+#include <zlib.h>
+
+#include <algorithm>
 
 #include "common/errors.h"
 #include "tests/support/catch.h"
@@ -41,14 +43,15 @@ std::string reading(const SegmentationFolder& folder) {
   });
 }
 
-/// A PNG of that size without pixels: what is claimed, not held.
+/// A PNG that claims to be of that size.
 std::string huge_png(unsigned width, unsigned height) {
   auto bytes = image::encode_png(image::make_image(1, 1, 1));
-  const auto put = [&](std::size_t at, unsigned value) {
+  const auto put = [&](std::size_t at, std::uint64_t value) {
     for (int shift = 24; shift >= 0; shift -= 8) bytes[at++] = static_cast<char>(value >> shift);
   };
   put(16, width);
   put(20, height);
+  put(29, ::crc32(0, reinterpret_cast<const Bytef*>(bytes.data()) + 12, 17));
   return bytes;
 }
 
@@ -173,7 +176,10 @@ TEST_CASE("an image of too many pixels is refused before it is read, a wide one 
   folder.add("a", 30000, 10);
   CHECK(reading(folder) == "");
   write_file_atomic(folder.path / "images/a.png", huge_png(30000, 30000));
-  CHECK_THAT(reading(folder), ContainsSubstring("DIR/images/a.png: is no PNG file that can be read: "));
+  CHECK(
+      reading(folder) ==
+      "DIR/images/a.png: is no PNG file that can be read: it has too many pixels, 30000 x 30000, expected at "
+      "most 67108864 in all");
 }
 
 TEST_CASE("decoded images are kept as long as there is room", "[segmentation_files]") {

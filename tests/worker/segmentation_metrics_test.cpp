@@ -18,7 +18,7 @@ struct Case {
 };
 
 Tensor mask(std::initializer_list<int> pixels) {
-  return torch::tensor(std::vector<std::int64_t>(pixels), torch::kInt64);
+  return torch::tensor(std::vector<std::int64_t>(pixels.begin(), pixels.end()), torch::kInt64);
 }
 
 std::vector<Case> cases() {
