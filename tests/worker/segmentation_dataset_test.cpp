@@ -184,8 +184,8 @@ TEST_CASE("loader threads read what one would, and hand on what is wrong", "[seg
     while (auto expected = inline_loader.next()) CHECK(equal(*threads.next(), *expected));
     CHECK(!threads.next());
   }
-  write_file_atomic(images.path / "images/c.png", "broken");
   const auto broken = images.set();
+  write_file_atomic(images.path / "images/c.png", "broken");
   data::Loader loader(broken, {.batch_size = 1, .threads = 2});
   loader.start_epoch({0, 2});
   CHECK(loader.next());
@@ -199,9 +199,8 @@ TEST_CASE("a point outside its image is named with the file's line, the image an
   const auto expected = file.string() + ": line 3: expected a point inside image 0, " +
                         (images.path / "images/a.png").string() +
                         ", which has 30 x 20 pixels, got y 20, x 29.5";
-  CHECK_THROWS_WITH(images.set({.points = file}).get_batch({0}), expected);
-  CHECK_NOTHROW(images.set({.points = file}).get_batch({1}));
-  CHECK_THROWS_WITH(images.set({.points = images.points("1,2,16,1\n")}).get_epoch_batch({1}, 0),
+  CHECK_THROWS_WITH(images.set({.points = file}), expected);
+  CHECK_THROWS_WITH(images.set({.points = images.points("1,2,16,1\n")}),
                     ContainsSubstring("line 2: expected a point inside image 1"));
 }
 
@@ -214,6 +213,23 @@ TEST_CASE("points of images that are not there and wrong options are refused at 
   CHECK_THROWS_AS(images.set({.points = "/no/such/points.csv"}), IoError);
   CHECK_THROWS_AS(images.set({.points_per_image = 0}), std::invalid_argument);
   CHECK_THROWS_AS(images.set({.points_per_image = 257}), std::invalid_argument);
+}
+
+TEST_CASE("what headers tell is refused before training, for PNG and JPEG images", "[segmentation_dataset]") {
+  const Images images;
+  images.add_mask("b.png", 16, 47, [](int, int) { return 1; });
+  CHECK_THROWS_WITH(images.set(),
+                    ContainsSubstring("masks/b.png: has 16 x 47 pixels, expected 16 x 48 pixels"));
+  images.add_mask("b.png", 16, 48, [](int, int) { return 1; });
+  const std::filesystem::path golden = std::filesystem::path(DDPRUN_GOLDEN_DIR) / "png_labels/picture.jpg";
+  std::filesystem::copy(golden, images.path / "images/d.jpg");
+  images.add_mask("d.png", 30, 21, [](int, int) { return 1; });
+  CHECK_THROWS_WITH(images.set(),
+                    ContainsSubstring("masks/d.png: has 30 x 21 pixels, expected 30 x 20 pixels"));
+  images.add_mask("d.png", 30, 20, [](int, int) { return 1; });
+  CHECK(images.set().size() == 4);
+  write_file_atomic(images.path / "images/a.png", "");
+  CHECK_THROWS_WITH(images.set(), ContainsSubstring("images/a.png: is empty, expected a PNG or JPEG image"));
 }
 
 TEST_CASE("a very wide image is an example like another", "[segmentation_dataset]") {

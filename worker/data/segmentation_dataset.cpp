@@ -10,6 +10,7 @@
 #include <string>
 
 #include "common/errors.h"
+#include "worker/image/read_image.h"
 
 namespace ddprun::data {
 namespace {
@@ -73,6 +74,21 @@ SegmentationDataset::SegmentationDataset(const std::filesystem::path& folder, Sa
     throw std::invalid_argument("SegmentationDataset: expected 1 <= points_per_image <= " +
                                 std::to_string(kMaxPoints));
   if (!options.points.empty()) points_ = read_points(options.points, size());
+  check_headers();
+}
+
+void SegmentationDataset::check_headers() const {
+  for (std::int64_t index = 0; index < size(); ++index) {
+    const auto& pair = pairs()[static_cast<std::size_t>(index)];
+    auto size = image::peek_size(pair.image);
+    const bool fits = size && size->width * size->height <= kMaxSegmentedPixels &&
+                      size == image::peek_size(pair.masks.front());
+    if (!fits) {  // reading it tells what is wrong, if anything is
+      const auto image = read_segmented_image(pair);
+      size = {image.picture.width, image.picture.height};
+    }
+    check_inside(index, size->width, size->height);
+  }
 }
 
 std::shared_ptr<const SegmentationDataset> SegmentationDataset::with_fixed_points() const {
@@ -101,7 +117,6 @@ PromptedPicture SegmentationDataset::prompted(std::int64_t index, std::optional<
   if (points_.empty()) {
     result.points = draw(image->instances, index, epoch);
   } else {
-    check_inside(index, image->picture);
     result.points = points_[static_cast<std::size_t>(index)];
   }
   result.truth = region_of(image->instances, result.points);
@@ -121,13 +136,14 @@ std::vector<PromptPoint> SegmentationDataset::draw(const image::LabelMap& map, s
   return points;
 }
 
-void SegmentationDataset::check_inside(std::int64_t index, const image::Image& picture) const {
+void SegmentationDataset::check_inside(std::int64_t index, std::int64_t width, std::int64_t height) const {
+  if (points_.empty()) return;
   for (const auto& point : points_[static_cast<std::size_t>(index)]) {
-    if (point.x < picture.width && point.y < picture.height) continue;
+    if (point.x < static_cast<double>(width) && point.y < static_cast<double>(height)) continue;
     std::ostringstream message;
     message << point.origin << ": expected a point inside image " << index << ", "
-            << pairs()[static_cast<std::size_t>(index)].image.string() << ", which has " << picture.width
-            << " x " << picture.height << " pixels, got y " << point.y << ", x " << point.x;
+            << pairs()[static_cast<std::size_t>(index)].image.string() << ", which has " << width << " x "
+            << height << " pixels, got y " << point.y << ", x " << point.x;
     throw IoError(options_.points, message.str());
   }
 }

@@ -30,8 +30,8 @@ class SegmentationDataset : public Dataset {
   };
 
   /// folder  as find_segmentation_pairs() reads it
-  /// throws  IoError: what is missing or does not fit, in the folder or the file of points;
-  /// std::invalid_argument unless points_per_image is in 1 .. 256
+  /// throws  IoError: what is missing or does not fit, in the folder, the files' headers (sizes) or the file
+  /// of points; std::invalid_argument unless points_per_image is in 1 .. 256
   SegmentationDataset(const std::filesystem::path& folder, SamProcessor processor, const Options& options);
 
   /// The same images with the same points in every epoch, for validation. Decoded images are shared.
@@ -39,7 +39,7 @@ class SegmentationDataset : public Dataset {
 
   std::int64_t size() const override { return static_cast<std::int64_t>(store_->pairs().size()); }
 
-  /// throws  IoError naming the file, as read_segmented_image, and for a point outside its image
+  /// throws  IoError naming the file, as read_segmented_image
   Batch get_batch(const std::vector<std::int64_t>& indices) const override;
   Batch get_epoch_batch(const std::vector<std::int64_t>& indices, std::int64_t epoch) const override;
 
@@ -50,7 +50,8 @@ class SegmentationDataset : public Dataset {
   PromptedPicture prompted(std::int64_t index, std::optional<std::int64_t> epoch) const;
   std::vector<PromptPoint> draw(const image::LabelMap& instances, std::int64_t index,
                                 std::optional<std::int64_t> epoch) const;
-  void check_inside(std::int64_t index, const image::Image& picture) const;
+  void check_headers() const;
+  void check_inside(std::int64_t index, std::int64_t width, std::int64_t height) const;
 
   std::shared_ptr<const SegmentationStore> store_;
   SamProcessor processor_;

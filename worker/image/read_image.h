@@ -1,6 +1,7 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <string_view>
 
 #include "worker/image/image.h"
@@ -16,5 +17,15 @@ Image decode_image(std::string_view bytes, const std::filesystem::path& path,
 
 /// The same from a file. throws IoError
 Image read_image(const std::filesystem::path& path, std::int64_t max_pixels = std::int64_t{1} << 28);
+
+struct PictureSize {
+  std::int64_t width = 0;
+  std::int64_t height = 0;
+  bool operator==(const PictureSize&) const = default;
+};
+
+/// What a PNG or JPEG file says of its size, without reading its pixels; nullopt if it is not to be had so
+/// easily. Never throws: reading the file tells what is wrong with it.
+std::optional<PictureSize> peek_size(const std::filesystem::path& path);
 
 }  // namespace ddprun::image

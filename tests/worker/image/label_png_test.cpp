@@ -65,6 +65,26 @@ TEST_CASE("a picture's kind is told by how it begins, not by its name", "[read_i
                                       "has too many pixels, 30 x 20, expected at most 599"));
 }
 
+TEST_CASE("a file's header tells its size", "[read_image]") {
+  CHECK(peek_size(kGolden / "picture.jpg") == PictureSize{30, 20});
+  CHECK(peek_size(kGolden / "grey_16.png") == PictureSize{7, 5});
+  const auto jpegs = std::filesystem::path(DDPRUN_GOLDEN_DIR) / "jpeg";
+  for (const auto* name : {"grey.jpg", "progressive.jpg", "rgb_subsampled.jpg"}) {
+    const auto picture = read_image(jpegs / name);
+    CHECK(peek_size(jpegs / name) == PictureSize{picture.width, picture.height});
+  }
+  CHECK(!peek_size("/no/such/file.png"));
+  CHECK(!peek_size(kGolden));
+  const TempDir dir;
+  for (const auto& file : {kGolden / "picture.jpg", kGolden / "grey_16.png"}) {
+    const auto bytes = read_file(file);
+    for (std::size_t size = 0; size < 20; ++size) {
+      write_file_atomic(dir.path() / "a", std::string_view(bytes).substr(0, size));
+      CHECK(!peek_size(dir.path() / "a"));
+    }
+  }
+}
+
 TEST_CASE("what is no picture is refused", "[read_image]") {
   CHECK_THROWS_WITH(decode_image("", "a.png"), "a.png: is empty, expected a PNG or JPEG image");
   CHECK_THROWS_WITH(decode_image("II*", "a.tif"),
