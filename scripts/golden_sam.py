@@ -123,7 +123,7 @@ def sam_model(folder):
 
 
 SIDE = 48
-SIZES = [(37, 53), (100, 31), (48, 48), (1, 7), (201, 333), (24, 48), (47, 49), (480, 13)]
+SIZES = [(37, 53), (100, 31), (48, 48), (1, 7), (201, 333), (24, 48), (47, 49), (200, 13)]
 
 
 def pictures():
@@ -148,12 +148,14 @@ def sam_processor(folder):
         mask = (picture[:, :, 0] > 100).numpy().astype("uint8")
         found = processor(images=picture.numpy(), segmentation_maps=mask, input_points=[[points]], input_boxes=[[box]],
                           mask_size={"longest_edge": SIDE // 4},
-                          mask_pad_size={"height": SIDE // 4, "width": SIDE // 4}, return_tensors="pt")
+                          mask_pad_size={"height": SIDE // 4, "width": SIDE // 4}, input_data_format="channels_last",
+                          return_tensors="pt")
         resized = found["reshaped_input_sizes"][0].tolist()
         logits = formula("logits " + name, (1, 3, SIDE // 4, SIDE // 4)).float()
         back = processor.post_process_masks([logits], [(height, width)], [resized], binarize=False)[0]
         tensors[f"{name} torchvision"] = found["pixel_values"][0]
-        tensors[f"{name} pillow"] = by_pillow(picture.numpy(), return_tensors="pt")["pixel_values"][0]
+        tensors[f"{name} pillow"] = by_pillow(picture.numpy(), input_data_format="channels_last",
+                                             return_tensors="pt")["pixel_values"][0]
         tensors[f"{name} mask"] = found["labels"][0].to(torch.uint8)
         cases.append(dict(size=[height, width], resized=resized, points=points, box=box,
                           new_points=found["input_points"][0, 0].tolist(), new_box=found["input_boxes"][0, 0].tolist(),

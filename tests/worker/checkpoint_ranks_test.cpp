@@ -1,4 +1,6 @@
 // What a checkpoint of several ranks holds, and how they go on from it.
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
 #include <torch/optim/adam.h>
 #include <torch/types.h>
 
@@ -14,6 +16,7 @@
 #include "worker/ddp/fully_sharded.h"
 #include "worker/serialize/pt_file.h"
 #include "worker/train/generator_state.h"
+#include "worker/train/parallel_model.h"
 #include "worker/train/sharded_optimizer_state.h"
 #include "worker/train/state_dict_file.h"
 
@@ -150,5 +153,95 @@ TEST_CASE("a fully sharded optimizer refuses a state that does not fit, by name"
     expect(refused(root), "dir/a.pt: optimizer: expected 6 parameters");
     for (std::int64_t i = 0; i < 6; ++i) indices.push_back(i);
     expect(refused(root), "dir/a.pt: optimizer: expected a dict with 'state'");
+  });
+}
+
+namespace {
+
+/// A network whose gradients travel by PowerSGD from the third step on.
+struct Compressed {
+  Task task = make_task();
+  ParallelModel model;
+
+  explicit Compressed(const ProcessGroup& group)
+      : model(task, group, make_options(), {.steps_per_epoch = 8}, MonitorMode::kMin) {}
+
+  static Task make_task() {
+    torch::nn::Sequential net(torch::nn::Linear(40, 30), torch::nn::Linear(30, 20));
+    Task task;
+    task.module = net.ptr();
+    task.step = [net](const data::Batch& batch) mutable {
+      return StepResult{(net->forward(batch.input) - batch.target).square().mean(1)};
+    };
+    return task;
+  }
+  static TrainerOptions make_options() {
+    TrainerOptions options;
+    options.parallel.comm_hook = "powersgd";
+    options.parallel.powersgd_start = 2;
+    return options;
+  }
+  void train(std::int64_t from, std::int64_t to, int rank) {
+    for (auto step = from; step < to; ++step) {
+      torch::manual_seed(static_cast<std::uint64_t>(100 * step + rank));
+      model.zero_grad();
+      model.pass({torch::randn({6, 40}), torch::randn({6, 20})}, true, 1);
+      model.step();
+    }
+  }
+  bool equals(const Compressed& other) const {
+    const auto own = task.module->parameters(), others = other.task.module->parameters();
+    return std::equal(own.begin(), own.end(), others.begin(),
+                      [](const auto& a, const auto& b) { return a.equal(b); });
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a training with PowerSGD that is resumed equals one that was not interrupted",
+          "[checkpoint_ranks]") {
+  const TempDir dir;
+  const auto path = dir.path() / "a.pt";
+  run_ranks(2, [&](const ProcessGroup& group) {
+    torch::manual_seed(1);
+    Compressed whole(group);
+    whole.train(0, 5, group.rank());
+    TrainingState state;
+    whole.model.save(state);
+    if (group.rank() == 0) save_checkpoint(path, state);
+    ddp::all_reduce_sum(group, {1});  // it is written
+    whole.train(5, 9, group.rank());
+
+    torch::manual_seed(1);
+    Compressed resumed(group), forgetful(group);
+    state = read_checkpoint(path);
+    resumed.model.load(state, path);
+    resumed.train(5, 9, group.rank());
+    ensure(resumed.equals(whole), "the same weights, to the bit");
+
+    state.callbacks["PowerSGD"].toGenericDict().insert_or_assign("errors",
+                                                                 c10::impl::GenericList(c10::AnyType::get()));
+    forgetful.model.load(state, path);  // as if of another number of ranks
+    forgetful.train(5, 9, group.rank());
+    ensure(!forgetful.equals(whole), "without the errors it is another training");
+  });
+}
+
+TEST_CASE("a state of PowerSGD that does not fit is refused by the file's name", "[checkpoint_ranks]") {
+  run_ranks(2, [](const ProcessGroup& group) {
+    torch::manual_seed(1);
+    Compressed training(group);
+    training.train(0, 4, group.rank());
+    TrainingState state;
+    training.model.save(state);
+    if (group.rank() != 0) return;
+    state.callbacks["PowerSGD"].toGenericDict().erase("iteration");
+    try {
+      training.model.load(state, "dir/a.pt");
+    } catch (const IoError& error) {
+      ensure(std::string(error.what()).starts_with("dir/a.pt: state of PowerSGD: "), error.what());
+      return;
+    }
+    ensure(false, "it is refused");
   });
 }

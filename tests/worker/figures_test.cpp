@@ -43,6 +43,7 @@ TEST_CASE("a run's charts hold the figures that there are", "[figures]") {
   CHECK(charts[0].chart.series[0].x == std::vector<double>{1, 2, 4});
   CHECK(charts[0].chart.series[1].y == std::vector<double>{1.7, 1.2});
   CHECK(charts[1].name == "accuracy");
+  CHECK(charts[1].chart.title == "measures");  // with more than accuracies
   CHECK(names_of(charts[1].chart) == Names{"train_acc", "val_acc", "val_iou"});
   CHECK(charts[1].chart.x_label == "epoch");
   CHECK(charts[1].chart.series[1].x == std::vector<double>{0, 1});
@@ -57,8 +58,8 @@ TEST_CASE("figures are files of the run's folder, and in the report", "[figures]
   const auto folder = dir.path() / "figures";
   const auto charts = charts_of(rows_of_two_epochs());
   write_charts(folder, charts);
-  write_samples(folder, {{image::make_image(28, 28, 1, 80), "pred 3 / true 5", true}});
-  write_confusion(folder, {{"0", "1"}, {5, 1, 0, 6}});
+  for (const char* name : {"samples", "confusion"})
+    write_figure(folder, name, image::encode_png(image::make_image(128, 128, 3)));
   for (const char* name : {"loss", "accuracy", "lr", "samples", "confusion"}) {
     const auto picture = image::read_png(folder / (std::string(name) + ".png"));
     CHECK(picture.width >= 100);
@@ -69,7 +70,7 @@ TEST_CASE("figures are files of the run's folder, and in the report", "[figures]
   Names names;
   for (const auto& figure : figures) names.push_back(figure.description + ": " + figure.media_type);
   CHECK(names == Names{"loss over steps; train_loss ends at 1; train_loss_epoch ends at 1.2: image/svg+xml",
-                       "accuracy over epochs; train_acc ends at 0.7; val_acc ends at 0.6; val_iou ends at "
+                       "measures over epochs; train_acc ends at 0.7; val_acc ends at 0.6; val_iou ends at "
                        "0.3: image/svg+xml",
                        "learning rate over steps; lr ends at 0.01: image/svg+xml", "confusion: image/png",
                        "samples: image/png"});
@@ -79,7 +80,7 @@ TEST_CASE("figures are files of the run's folder, and in the report", "[figures]
 }
 
 TEST_CASE("figures that cannot be written are refused by name", "[figures]") {
-  CHECK_THROWS_AS(write_confusion("/dev/null/figures", {{"a"}, {1}}), IoError);
+  CHECK_THROWS_AS(write_figure("/dev/null/figures", "samples", ""), IoError);
 }
 
 }  // namespace

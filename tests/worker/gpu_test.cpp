@@ -11,6 +11,7 @@
 
 #include "common/errors.h"
 #include "tests/support/catch.h"
+#include "tests/support/gpu.h"
 #include "tests/support/run_ranks.h"
 #include "worker/data/loader.h"
 #include "worker/data/tensor_dataset.h"
@@ -22,20 +23,9 @@
 using namespace ddprun;
 using namespace ddprun::ddp;
 using ddprun::test::ContainsSubstring;
+using ddprun::test::skip_without_a_gpu;
 
 namespace {
-
-void skip_without_a_gpu() {
-  try {
-    spawn(1, [](const WorkerEnv&) {
-      const auto driver = query_cuda_driver();
-      if (driver.gpus.empty()) throw std::runtime_error(driver.problem);
-      cuda_plugin();
-    });
-  } catch (const std::runtime_error& error) {
-    test::skip(error.what());
-  }
-}
 
 const ProcessGroup::Options kOnGpu = {.timeout = std::chrono::minutes(2), .device = DeviceChoice::kCuda};
 
@@ -149,12 +139,22 @@ TEST_CASE("a loader's batches are in page-locked memory when that is asked for",
   skip_without_a_gpu();
   spawn(1, [](const WorkerEnv& env) {
     auto group = ProcessGroup::connect(env, kOnGpu);
-    const data::TensorDataset set(torch::rand({10, 3}), torch::rand({10, 1}));
+    struct WithExtra : data::TensorDataset {
+      using TensorDataset::TensorDataset;
+      data::Batch get_batch(const std::vector<std::int64_t>& indices) const override {
+        auto batch = TensorDataset::get_batch(indices);
+        batch.extra = {torch::ones({2}), torch::ones({3}, torch::kUInt8)};
+        return batch;
+      }
+    };
+    const WithExtra set(torch::rand({10, 3}), torch::rand({10, 1}));
     for (const int threads : {0, 2}) {
       data::Loader loader(set, {.batch_size = 4, .threads = threads, .pin_memory = true});
       loader.start_epoch({9, 8, 7, 6, 5, 4});
-      while (const auto batch = loader.next())
+      while (const auto batch = loader.next()) {
         ensure(batch->input.is_pinned() && batch->target.is_pinned(), "pinned");
+        ensure(batch->extra.at(0).is_pinned() && batch->extra.at(1).is_pinned(), "the rest is too");
+      }
     }
     group.close();
   });

@@ -27,7 +27,7 @@ class Numbers : public Dataset {
     for (const auto i : indices)
       if (i == bad_) throw std::runtime_error("example " + std::to_string(i) + " is bad");
     auto values = torch::tensor(indices, torch::kInt64);
-    return {values.to(torch::kFloat32), values};
+    return {values.to(torch::kFloat32), values, {values + 1, values.sum()}};
   }
   mutable std::atomic<int> batches_asked{0};
 
@@ -159,6 +159,20 @@ TEST_CASE("loader tells the data set the epoch", "[loader]") {
         CHECK(batch->input.eq(static_cast<double>(epoch)).all().item<bool>());
     }
   }
+}
+
+TEST_CASE("a batch keeps what else it has, in order", "[loader]") {
+  const Numbers numbers;
+  for (const int threads : {0, 2}) {
+    const auto batch = Loader(numbers, {4, 7}, 2, threads).next();
+    REQUIRE(batch->extra.size() == 2);
+    CHECK(batch->extra[0].equal(torch::tensor({5, 8}, torch::kInt64)));
+    CHECK(batch->extra[1].item<int>() == 11);
+  }
+  const auto doubled = numbers.get_batch({4, 7}).mapped([](const auto& tensor) { return tensor * 2; });
+  CHECK(doubled.input.equal(torch::tensor({8.F, 14.F})));
+  CHECK(doubled.target.equal(torch::tensor({8, 14}, torch::kInt64)));
+  CHECK(doubled.extra[1].item<int>() == 22);
 }
 
 TEST_CASE("loader works ahead only as far as it is told", "[loader]") {

@@ -22,6 +22,12 @@ TEST_CASE("bar gets narrower with the terminal, then is cut", "[progress]") {
   CHECK(render_bar(state, 20) == "epoch 1/5  45% || 10");
 }
 
+TEST_CASE("bar shows a measure of the epoch so far", "[progress]") {
+  BarState state{"epoch 1/5", 105, 235, 12.4, 2134.4, 0.41201};
+  state.measure = "dice 0.8731";
+  CHECK_THAT(render_bar(state, 120), ddprun::test::ContainsSubstring("loss 0.4120, dice 0.8731]"));
+}
+
 TEST_CASE("bar at the ends of an epoch", "[progress]") {
   CHECK_THAT(render_bar({"e", 0, 10, 0, 0, 0}, 60),
              ddprun::test::ContainsSubstring("  0% |") && ddprun::test::ContainsSubstring("0/10"));

@@ -9,6 +9,7 @@
 #include <torch/types.h>
 
 #include "tests/support/catch.h"
+#include "tests/support/gpu.h"
 #include "worker/ddp/cuda_backend.h"
 #include "worker/ddp/spawn.h"
 #include "worker/train/clip_gradients.h"
@@ -25,15 +26,7 @@ using Tensors = std::vector<torch::Tensor>;
 namespace {
 
 void on_a_gpu(const std::function<void(at::Device)>& check) {
-  try {
-    spawn(1, [](const WorkerEnv&) {
-      const auto driver = ddp::query_cuda_driver();
-      if (driver.gpus.empty()) throw std::runtime_error(driver.problem);
-      ddp::cuda_plugin();
-    });
-  } catch (const std::runtime_error& error) {
-    test::skip(error.what());
-  }
+  test::skip_without_a_gpu();
   spawn(1, [&](const WorkerEnv&) {
     ddp::cuda_plugin();
     check(at::Device(at::kCUDA, 0));

@@ -136,14 +136,12 @@ TEST_CASE("a run that could write no checkpoint fails at its end, and says why",
 TEST_CASE("a new run removes what an earlier one left, and nothing else", "[run_record]") {
   const TempDir dir;
   fs::create_directory(dir.path() / "checkpoints");
-  const auto earlier = {"metrics.csv",
-                        "metrics.jsonl",
-                        "summary.json",
-                        "events.out.tfevents.1.host.2.0",
-                        ".summary.json.tmp.12",
-                        "checkpoints/last.pt",
-                        "checkpoints/.epoch=1.ckpt.tmp.34"};
-  const auto others = {"notes", "checkpoints/mine.pt", "checkpoints/.hidden", "checkpoints/.mine.tmp.old"};
+  const auto earlier = {"metrics.csv",          "metrics.jsonl",       "summary.json",
+                        "report.html",          "figures/samples.png", "events.out.tfevents.1.host.2.0",
+                        ".summary.json.tmp.12", "checkpoints/last.pt", "checkpoints/.epoch=1.ckpt.tmp.34"};
+  fs::create_directory(dir.path() / "figures");
+  const auto others = {"notes", "figures/mine.svg", "checkpoints/mine.pt", "checkpoints/.hidden",
+                       "checkpoints/.mine.tmp.old"};
   for (const auto& names : {earlier, others})
     for (const char* name : names) std::ofstream(dir.path() / name) << "earlier\n";
   train::save_checkpoint(dir.path() / "checkpoints/epoch=1.ckpt", state_at(500));
@@ -184,6 +182,15 @@ TEST_CASE("a resumed run keeps the checkpoints and the rows up to its step", "[r
         "{\"step\":1,\"train_loss\":1}\n{\"step\":2,\"train_loss\":0.5}\n{\"step\":3,\"train_loss\":0.25}\n");
   CHECK(fs::exists(dir.path() / "checkpoints/last.pt"));
   CHECK_FALSE(fs::exists(dir.path() / "checkpoints/.last.pt.tmp.34"));
+}
+
+TEST_CASE("a resumed run keeps figures that it has no more", "[run_record]") {
+  const TempDir dir;
+  RunRecord(dir.path(), {.columns = {"step", "rss_mb_rank1"}})
+      .add_metrics({{"step", 1}, {"rss_mb_rank1", 7}});
+  RunRecord record(dir.path(), {.columns = {"step", "rss_mb"}, .resumed_at = 1});
+  record.add_metrics({{"step", 2}, {"rss_mb", 8}});
+  CHECK(read_file(dir.path() / "metrics.csv") == "step,rss_mb,rss_mb_rank1\n1,,7\n2,8,\n");
 }
 
 TEST_CASE("metrics that cannot be read are begun anew by a resumed run", "[run_record]") {

@@ -17,7 +17,7 @@ TEST_CASE("a run's page shows its curves, pictures, summary, configuration and e
   report::CsvSink(
       dir.path() / "metrics.csv", {"epoch", "step", "train_loss"},
       {{{"epoch", 0}, {"step", 1}, {"train_loss", 2}}, {{"epoch", 0}, {"step", 2}, {"train_loss", 1}}});
-  write_samples(dir.path() / "figures", {{image::make_image(28, 28, 1), "pred 1 / true 1"}});
+  write_figure(dir.path() / "figures", "samples", image::encode_png(image::make_image(28, 28, 1)));
   write_run_report(dir.path(), {"mnist", "2 ranks",
                                 R"({"val_acc":0.9876,"steps":2,"ddp":{"backend":"gloo"},"task":"mnist"})",
                                 "lr = 0.001\n", "{\"host\":\"<a>\"}"});

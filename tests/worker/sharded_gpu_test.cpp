@@ -9,6 +9,7 @@
 
 #include "common/errors.h"
 #include "tests/support/catch.h"
+#include "tests/support/gpu.h"
 #include "tests/worker/sync_batch_norm_check.h"
 #include "worker/ddp/cuda_backend.h"
 #include "worker/ddp/spawn.h"
@@ -17,6 +18,7 @@
 
 using namespace ddprun;
 using namespace ddprun::test::sync_batch_norm;
+using ddprun::test::skip_without_a_gpu;
 
 namespace {
 
@@ -28,18 +30,6 @@ void run_on_one_gpu(int size, const std::function<void(const ProcessGroup&)>& bo
     body(group);
     group.close();
   });
-}
-
-void skip_without_a_gpu() {
-  try {
-    spawn(1, [](const WorkerEnv&) {
-      const auto driver = ddp::query_cuda_driver();
-      if (driver.gpus.empty()) throw std::runtime_error(driver.problem);
-      ddp::cuda_plugin();
-    });
-  } catch (const std::runtime_error& error) {
-    test::skip(error.what());
-  }
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include "common/errors.h"
 #include "worker/config/sections.h"
+#include "worker/train/checkpoint_name.h"
 
 namespace ddprun {
 namespace {
@@ -31,6 +32,24 @@ Setting seconds(std::string name, std::chrono::milliseconds& target, std::string
   return setting;
 }
 
+/// A pattern that is wrong is refused before a training begins, not at its first checkpoint.
+Setting checkpoint_pattern(std::string& target) {
+  auto setting = text("checkpoint-name", target,
+                      "how the best are called: text with {epoch}, {step} or a metric in braces, as "
+                      "{val_loss:.3f} (default: {epoch}-{step})")
+                     .type("PATTERN");
+  setting.set = [&target](const std::string& pattern) -> std::string {
+    try {
+      train::checkpoint_name(pattern, {}, 0, 0);
+    } catch (const UsageError&) {
+      return "a pattern such as {epoch:02d}-{val_loss:.3f}";
+    }
+    target = pattern;
+    return "";
+  };
+  return setting;
+}
+
 }  // namespace
 
 Settings checkpoint_settings(Config& config) {
@@ -46,6 +65,7 @@ Settings checkpoint_settings(Config& config) {
               "a checkpoint after epochs 0, N, 2N, ... and the last"),
       boolean("save-last", checkpoint.save_last, "keep the newest under the name last"),
       integer("save-top-k", checkpoint.top_k, -1, kMaxInt, "keep the N best too; -1: all"),
+      checkpoint_pattern(checkpoint.filename),
       text("monitor", checkpoint.monitor,
            "the metric to judge by (default: the loss of validation, test or training)")
           .type("METRIC"),

@@ -8,6 +8,7 @@
 #include "worker/data/image_dataset.h"
 #include "worker/data/locate.h"
 #include "worker/models/resnet.h"
+#include "worker/tasks/class_samples.h"
 #include "worker/tasks/registry.h"
 #include "worker/tasks/validation_split.h"
 #include "worker/train/losses.h"
@@ -16,10 +17,13 @@
 namespace ddprun::tasks {
 namespace {
 
+PixelScale pixel_scale() { return {{0.4914f, 0.4822f, 0.4465f}, {0.2023f, 0.1994f, 0.2010f}}; }
+
 data::ImageTransform::Options transform(const Config& config, bool augment) {
   data::ImageTransform::Options options;
-  options.mean = {0.4914f, 0.4822f, 0.4465f};
-  options.std = {0.2023f, 0.1994f, 0.2010f};
+  const auto scale = pixel_scale();
+  options.mean = scale.mean;
+  options.std = scale.std;
   options.seed = config.train.seed;
   options.channels_last = config.train.precision.channels_last;
   if (augment) {
@@ -68,8 +72,8 @@ train::Task make_cifar10(const Config& config) {
   task.name = "cifar10";
   task.module = model.ptr();
   add_data(task, config);
-  task.class_names.assign(data::kCifar10Classes.begin(), data::kCifar10Classes.end());
   task.measures = {"acc"};
+  add_class_samples(task, pixel_scale(), {data::kCifar10Classes.begin(), data::kCifar10Classes.end()});
   task.step = [model, smoothing = config.model.label_smoothing](const data::Batch& batch) mutable {
     const auto logits_BK = model->forward(batch.input);
     return train::StepResult{train::cross_entropy(logits_BK, batch.target, smoothing),

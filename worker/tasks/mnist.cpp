@@ -8,6 +8,7 @@
 #include "worker/data/idx_dataset.h"
 #include "worker/data/locate.h"
 #include "worker/models/mnist_cnn.h"
+#include "worker/tasks/class_samples.h"
 #include "worker/tasks/registry.h"
 #include "worker/tasks/validation_split.h"
 #include "worker/train/state_dict_file.h"
@@ -18,6 +19,13 @@ namespace {
 // Mean and standard deviation of MNIST's training pixels, which the example uses for every data set.
 constexpr float kMean = 0.1307f;
 constexpr float kStd = 0.3081f;
+
+/// The files tell no names; only the folder may tell which of the two data sets it is.
+std::vector<std::string> class_names(const std::filesystem::path& folder) {
+  if (folder.string().find("fashion") != std::string::npos)
+    return {"T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot"};
+  return {"0", "1", "2", "3", "4", "5", "6", "7", "8", "9"};
+}
 
 std::string train_line(const train::TrainProgress& progress) {
   char line[128];
@@ -50,6 +58,7 @@ train::Task make_mnist(const Config& config) {
       std::make_shared<data::IdxDataset>(folder, data::Part::kTest, kMean, kStd, config.data.limit_test);
   task.test_every_epoch = true;
   task.measures = {"acc"};
+  add_class_samples(task, {{kMean}, {kStd}}, class_names(folder));
   task.step = [model](const data::Batch& batch) mutable {
     const auto output_BK = model->forward(batch.input);
     return train::StepResult{torch::nll_loss(output_BK, batch.target, {}, torch::Reduction::None),

@@ -11,6 +11,7 @@
 #include "common/logging.h"
 #include "worker/ddp/collectives.h"
 #include "worker/serialize/pt_file.h"
+#include "worker/train/epoch_progress.h"
 #include "worker/train/run_plan.h"
 
 namespace ddprun::train {
@@ -150,6 +151,7 @@ CheckpointWriter::Request CheckpointSaver::plan(const TrainState& state, Occasio
 
 void CheckpointSaver::save(const TrainState& at, const Position& position, const std::vector<double>& totals,
                            Occasion occasion, const std::filesystem::path& weights) {
+  const SecondsAdded stall(stall_seconds_);
   TrainingState state;
   state.epoch = at.epoch;
   state.step = at.step;
@@ -169,10 +171,15 @@ void CheckpointSaver::save(const TrainState& at, const Position& position, const
   record_->save(state, std::move(request));
 }
 
+void CheckpointSaver::wait() {
+  const SecondsAdded stall(stall_seconds_);
+  if (record_ != nullptr) record_->flush();
+}
+
 std::filesystem::path CheckpointSaver::best_path() {
   std::string path;
   if (policy_) {
-    record_->flush();
+    wait();
     path = policy_->best_path().string();
   }
   return ddp::broadcast_from_rank_0(group_, path);

@@ -55,6 +55,11 @@ class CheckpointSaver {
 
   /// The best one, once it is on disk; empty if there is none. The same on every rank, which all call it.
   std::filesystem::path best_path();
+  /// Until what was saved is on disk. throws  IoError if it cannot be
+  void wait();
+  /// How long the training has stood still for checkpoints so far.
+  double stall_seconds() const { return stall_seconds_; }
+
   /// The newest; on rank 0.
   const std::filesystem::path& last_path() const { return last_path_; }
 
@@ -68,6 +73,7 @@ class CheckpointSaver {
   RunRecord* record_;
   std::optional<CheckpointPolicy> policy_;  // rank 0, if the best are kept
   std::filesystem::path last_path_;
+  double stall_seconds_ = 0;
 };
 
 /// Takes this rank's totals of the epoch that the checkpoint was made in, if it has them.

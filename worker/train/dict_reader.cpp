@@ -54,6 +54,12 @@ std::int64_t DictReader::integer(const std::string& key) const {
   return value.toInt();
 }
 
+std::int64_t DictReader::positive(const std::string& key) const {
+  const auto value = integer(key);
+  if (value < 1) fail("'" + key + "': expected 1 or more, got " + std::to_string(value));
+  return value;
+}
+
 bool DictReader::boolean(const std::string& key) const {
   const auto value = at(key);
   if (!value.isBool()) fail(key, "a bool", value);

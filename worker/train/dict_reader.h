@@ -23,6 +23,7 @@ class DictReader {
   c10::IValue at(const std::string& key) const;
   double number(const std::string& key) const;  ///< an int, a float or a tensor of one element
   std::int64_t integer(const std::string& key) const;
+  std::int64_t positive(const std::string& key) const;  ///< an integer of 1 or more
   bool boolean(const std::string& key) const;
   std::string text(const std::string& key) const;
   at::Tensor tensor(const std::string& key) const;

@@ -4,7 +4,12 @@
 #include <chrono>
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "worker/train/progress.h"
 
 namespace ddprun::train {
 
@@ -13,6 +18,37 @@ using Clock = std::chrono::steady_clock;
 inline double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
+
+/// Adds the seconds until its end.
+class SecondsAdded {
+ public:
+  explicit SecondsAdded(double& sum) : sum_(sum) {}
+  ~SecondsAdded() { sum_ += seconds_since(begin_); }
+  SecondsAdded(const SecondsAdded&) = delete;
+  SecondsAdded& operator=(const SecondsAdded&) = delete;
+
+ private:
+  double& sum_;
+  Clock::time_point begin_ = Clock::now();
+};
+
+/// The batches since the last optimizer step: their mean losses, where they were computed.
+class StepLosses {
+ public:
+  void add(at::Tensor loss) { losses_.push_back(std::move(loss)); }
+  void clear() { losses_.clear(); }
+  std::int64_t batches() const { return static_cast<std::int64_t>(losses_.size()); }
+  /// Waits for the device.
+  double sum() const {
+    double sum = 0;
+    for (const auto& loss : losses_) sum += loss.item<double>();
+    return sum;
+  }
+  double mean() const { return sum() / static_cast<double>(losses_.size()); }
+
+ private:
+  std::vector<at::Tensor> losses_;
+};
 
 /// Where an epoch stands on this rank.
 struct EpochProgress {
@@ -36,6 +72,17 @@ struct EpochProgress {
   }
 
   double seconds() const { return seconds_since(begin) - seconds_elsewhere; }
+
+  /// Without its label and what was learnt.
+  BarState bar() const {
+    BarState bar;
+    bar.done = batch;
+    bar.total = batches;
+    bar.first = first_batch;
+    bar.seconds = seconds();
+    bar.samples_per_second = static_cast<double>(samples - first_samples) / bar.seconds;
+    return bar;
+  }
 };
 
 }  // namespace ddprun::train

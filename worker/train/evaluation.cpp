@@ -43,12 +43,6 @@ void Totals::set_sums(const std::vector<double>& sums) {
     measures_[i].second.set_sums({sums[2 * i + 2], sums[2 * i + 3]});
 }
 
-Totals Totals::over_ranks(const ddp::ProcessGroup& group) const {
-  auto all = *this;
-  all.set_sums(ddp::all_reduce_sum(group, sums()));
-  return all;
-}
-
 std::string Totals::first_measure() const {
   if (measures_.empty()) return "";
   char text[64];
@@ -61,8 +55,8 @@ void Totals::append_to(report::MetricRow& row, const std::string& set, const std
   for (const auto& [name, mean] : measures_) row.emplace_back(set + "_" + name, mean.value());
 }
 
-Totals evaluate(ParallelModel& model, const Task& task, const data::Dataset& set,
-                const ddp::ProcessGroup& group, const TrainerOptions& options, std::int64_t max_batches) {
+Evaluation evaluate(ParallelModel& model, const Task& task, const data::Dataset& set,
+                    const ddp::ProcessGroup& group, const TrainerOptions& options, std::int64_t max_batches) {
   task.module->eval();
   // A sharded model needs as many batches on every rank: its sampler pads.
   const data::DistributedSampler padded(set.size(), group.size(), group.rank(), {.shuffle = false});
@@ -70,17 +64,29 @@ Totals evaluate(ParallelModel& model, const Task& task, const data::Dataset& set
   auto indices = padded.indices();
   if (!model.is_sharded()) indices.resize(static_cast<std::size_t>(to_count));
   data::Loader loader(set, std::move(indices), task.eval_batch_size, options.loader_threads);
-  Totals totals(task.measures);
+  Evaluation found{Totals(task.measures), {}, {}};
+  if (!task.class_names.empty()) found.confusion.emplace(static_cast<std::int64_t>(task.class_names.size()));
+  std::int64_t shown = 0;
   for (std::int64_t number = 0; max_batches == 0 || number < max_batches; ++number) {
     const auto batch = loader.next();
     if (!batch) break;
     const auto counted = std::min(to_count, batch->size());
-    totals.add(model.evaluate(*batch), counted);
+    const auto result = model.evaluate(*batch);
+    found.totals.add(result, counted);
+    if (found.confusion)
+      found.confusion->add(result.scores, batch->target.to(result.scores.device()), counted);
+    if (shown < task.shown_samples) found.shown.push_back({*batch, result});
+    shown += batch->size();
     to_count -= counted;
     options.heartbeat.beat();
     note_progress();
   }
-  return totals.over_ranks(group);
+  const auto sum = [&](std::vector<double> own) { return ddp::all_reduce_sum(group, std::move(own)); };
+  if (found.confusion)
+    sum_over_ranks(sum, found.totals, *found.confusion);
+  else
+    sum_over_ranks(sum, found.totals);
+  return found;
 }
 
 }  // namespace ddprun::train

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,9 +23,6 @@ class Totals {
   /// Adds the batch's first `count` examples.
   /// throws  std::invalid_argument if it has other measures
   void add(const StepResult& result, std::int64_t count);
-  /// Those of all ranks, on every rank.
-  Totals over_ranks(const ddp::ProcessGroup& group) const;
-
   double mean_loss() const { return loss_.value(); }
   double samples() const { return loss_.count(); }
   const std::vector<std::pair<std::string, Mean>>& measures() const { return measures_; }
@@ -44,11 +42,19 @@ class Totals {
   std::vector<std::pair<std::string, Mean>> measures_;
 };
 
+/// What an evaluation found.
+struct Evaluation {
+  Totals totals;                             ///< of all ranks
+  std::optional<ConfusionMatrix> confusion;  ///< of all ranks, if the task names its classes
+  std::vector<Evaluated> shown;              ///< this rank's, for Task::draw_samples
+};
+
 /// The model's loss and measures on a data set, over all ranks: each example counts once, whatever the number
 /// of ranks. The module is left in eval mode.
 ///
 /// max_batches  0: all
-Totals evaluate(ParallelModel& model, const Task& task, const data::Dataset& set,
-                const ddp::ProcessGroup& group, const TrainerOptions& options, std::int64_t max_batches = 0);
+Evaluation evaluate(ParallelModel& model, const Task& task, const data::Dataset& set,
+                    const ddp::ProcessGroup& group, const TrainerOptions& options,
+                    std::int64_t max_batches = 0);
 
 }  // namespace ddprun::train

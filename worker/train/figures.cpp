@@ -68,6 +68,10 @@ image::LineChart chart_of(const std::vector<MetricRow>& rows, const Kind& kind) 
       series.y.push_back(value);
     }
   }
+  const bool more_than_accuracy = std::any_of(
+      chart.series.begin(), chart.series.end(),
+      [](const auto& series) { return series.name.ends_with("dice") || series.name.ends_with("iou"); });
+  if (more_than_accuracy) chart.title = "measures";
   return chart;
 }
 
@@ -104,13 +108,8 @@ void write_charts(const std::filesystem::path& folder, const std::vector<NamedCh
     image::write_png(file_in(folder, name), image::draw_line_chart(chart));
 }
 
-void write_samples(const std::filesystem::path& folder, const std::vector<image::Tile>& tiles,
-                   const std::string& title, const std::string& name) {
-  image::write_png(file_in(folder, name), image::draw_image_grid(tiles, title));
-}
-
-void write_confusion(const std::filesystem::path& folder, const image::ConfusionMatrix& matrix) {
-  image::write_png(file_in(folder, "confusion"), image::draw_confusion_matrix(matrix));
+void write_figure(const std::filesystem::path& folder, const std::string& name, const std::string& png) {
+  write_file_atomic(file_in(folder, name), png);
 }
 
 std::vector<report::Figure> report_figures(const std::filesystem::path& folder,

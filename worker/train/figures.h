@@ -4,8 +4,6 @@
 #include <string>
 #include <vector>
 
-#include "worker/image/confusion_matrix.h"
-#include "worker/image/image_grid.h"
 #include "worker/image/line_chart.h"
 #include "worker/report/html_report.h"
 #include "worker/report/metric_sink.h"
@@ -26,11 +24,8 @@ std::vector<NamedChart> charts_of(const std::vector<report::MetricRow>& rows);
 /// Writes FOLDER/<name>.png for each, making the folder. throws IoError
 void write_charts(const std::filesystem::path& folder, const std::vector<NamedChart>& charts);
 
-/// Writes FOLDER/<name>.png, making the folder. throws IoError, std::invalid_argument as their drawing
-void write_samples(const std::filesystem::path& folder, const std::vector<image::Tile>& tiles,
-                   const std::string& title = "predictions on held-out samples",
-                   const std::string& name = "samples");
-void write_confusion(const std::filesystem::path& folder, const image::ConfusionMatrix& matrix);
+/// Writes the PNG file's bytes as FOLDER/<name>.png, making the folder. throws IoError
+void write_figure(const std::filesystem::path& folder, const std::string& name, const std::string& png);
 
 /// For the report page: the charts as SVG, then the folder's other PNG files by name. A file that cannot be
 /// read is left out.

@@ -107,10 +107,7 @@ void StepLr::write_state(c10::impl::GenericDict& state) const {
 }
 
 void StepLr::read_state(const DictReader& state) {
-  const auto step_size = state.integer("step_size");
-  const auto gamma = state.number("gamma");
-  if (step_size <= 0) state.fail("'step_size': expected 1 or more, got " + std::to_string(step_size));
-  options_ = {step_size, gamma};
+  options_ = {state.positive("step_size"), state.number("gamma")};
 }
 
 CosineAnnealingLr::CosineAnnealingLr(torch::optim::Optimizer& optimizer,
@@ -148,10 +145,7 @@ void CosineAnnealingLr::write_state(c10::impl::GenericDict& state) const {
 }
 
 void CosineAnnealingLr::read_state(const DictReader& state) {
-  const auto t_max = state.integer("T_max");
-  const auto eta_min = state.number("eta_min");
-  if (t_max <= 0) state.fail("'T_max': expected 1 or more, got " + std::to_string(t_max));
-  options_ = {t_max, eta_min};
+  options_ = {state.positive("T_max"), state.number("eta_min")};
 }
 
 LinearLr::LinearLr(torch::optim::Optimizer& optimizer, double start_factor, std::int64_t total_iters)

@@ -62,8 +62,9 @@ struct TrainerOptions {
   bool progress = true;               ///< a progress bar, where stderr is a terminal
   bool tensorboard = true;            ///< TensorBoard's event files
   bool profile = false;               ///< record some of rank 0's steps
-  bool report = true;                 ///< report.html and its charts at the end
+  bool report = true;                 ///< report.html, charts and sample pictures at the end
   std::filesystem::path log_indices;  ///< empty, or what FILE.<rank> with every step's samples begins with
+  std::string gpu_uuid;               ///< of this rank's GPU; empty: none
   std::filesystem::path out;          ///< the run folder; used on rank 0 only
   std::string config_json = "{}";     ///< what the run was asked for, kept in its checkpoints
   OptimOptions optim;

@@ -11,11 +11,14 @@
 #include "worker/ddp/sync_batch_norm.h"
 #include "worker/ddp/zero_optimizer.h"
 #include "worker/train/optimizer_state.h"
+#include "worker/train/powersgd_checkpoint.h"
 #include "worker/train/sharded_optimizer_state.h"
 #include "worker/train/state_dict_file.h"
 
 namespace ddprun::train {
 namespace {
+
+constexpr const char* kPowerSgd = "PowerSGD";
 
 std::unique_ptr<torch::optim::Optimizer> make_optimizer_over(std::vector<torch::Tensor> parameters,
                                                              const OptimizerSettings& settings,
@@ -53,20 +56,26 @@ StateDict weights_to_evaluate(const TrainingState& state) {
 
 }  // namespace
 
-ParallelModel::Engine ParallelModel::make_engine(const Task& task, const ddp::ProcessGroup& group,
-                                                 const TrainerOptions& options) {
-  task.module->to(group.device());
-  if (options.precision.channels_last) to_channels_last(*task.module);
-  const auto& parallel = options.parallel;
-  if (parallel.sync_batch_norm) ddp::convert_sync_batchnorm(*task.module, group);
-  if (parallel.fsdp) return ddp::FullyShardedDataParallel(*task.module, group);
+ddp::CommHook ParallelModel::make_hook() {
+  if (options_.comm_hook != "powersgd") return ddp::make_comm_hook(options_.comm_hook, group_);
+  power_sgd_ = std::make_shared<ddp::PowerSgd>(
+      group_, ddp::PowerSgd::Options{.start_iteration = options_.powersgd_start});
+  return ddp::powersgd_hook(power_sgd_);
+}
+
+ParallelModel::Engine ParallelModel::make_engine() {
+  auto& module = *task_.module;
+  module.to(group_.device());
+  if (precision_.channels_last) to_channels_last(module);
+  if (options_.sync_batch_norm) ddp::convert_sync_batchnorm(module, group_);
+  if (options_.fsdp) return ddp::FullyShardedDataParallel(module, group_);
   ddp::DistributedDataParallel::Options ddp_options;
-  ddp_options.bucket_bytes = parallel.bucket_mb << 20;
-  ddp_options.find_unused_parameters = parallel.find_unused;
-  ddp_options.static_graph = parallel.static_graph;
-  ddp_options.gradient_as_bucket_view = parallel.bucket_view;
-  ddp::DistributedDataParallel ddp(*task.module, group, ddp_options);
-  if (auto hook = ddp::make_comm_hook(parallel.comm_hook, group)) ddp.register_comm_hook(std::move(hook));
+  ddp_options.bucket_bytes = options_.bucket_mb << 20;
+  ddp_options.find_unused_parameters = options_.find_unused;
+  ddp_options.static_graph = options_.static_graph;
+  ddp_options.gradient_as_bucket_view = options_.bucket_view;
+  ddp::DistributedDataParallel ddp(module, group_, ddp_options);
+  if (auto hook = make_hook()) ddp.register_comm_hook(std::move(hook));
   return ddp;
 }
 
@@ -94,7 +103,7 @@ ParallelModel::ParallelModel(const Task& task, const ddp::ProcessGroup& group, c
       group_(group),
       options_(options.parallel),
       precision_(options.precision),
-      engine_(make_engine(task, group, options)),
+      engine_(make_engine()),
       nan_check_(options.parallel.nan_check ? std::make_unique<ddp::NanCheck>(*task.module, group) : nullptr),
       optimization_(make_optimization(options, length, mode)) {}
 
@@ -176,6 +185,7 @@ void ParallelModel::save(TrainingState& state) {
   state.lr_schedule = optimization_->schedule_state();
   state.scaler = optimization_->scaler_state();
   if (const auto* ema = optimization_->ema()) state.ema = ema->state_dict();
+  if (power_sgd_) state.callbacks[kPowerSgd] = gather_powersgd_state(*power_sgd_, *task_.module, group_);
 }
 
 void ParallelModel::load_module(const StateDict& weights, const std::filesystem::path& source) {
@@ -189,6 +199,8 @@ void ParallelModel::load_module(const StateDict& weights, const std::filesystem:
 
 void ParallelModel::load(const TrainingState& state, const std::filesystem::path& source) {
   load_module(named_tensors(state.model), source);
+  if (const auto kept = state.callbacks.find(kPowerSgd); power_sgd_ && kept != state.callbacks.end())
+    load_powersgd_state(*power_sgd_, *task_.module, group_, kept->second, source);
   auto& optimizer = optimization_->optimizer();
   if (auto* sharded = std::get_if<ddp::FullyShardedDataParallel>(&engine_))
     load_sharded_optimizer_state(optimizer, *sharded, *task_.module, state.optimizer, source);

@@ -11,6 +11,7 @@
 #include "worker/ddp/distributed_data_parallel.h"
 #include "worker/ddp/fully_sharded.h"
 #include "worker/ddp/nan_check.h"
+#include "worker/ddp/powersgd_hook.h"
 #include "worker/train/checkpoint.h"
 #include "worker/train/optimization.h"
 #include "worker/train/options.h"
@@ -77,7 +78,8 @@ class ParallelModel {
 
  private:
   using Engine = std::variant<ddp::DistributedDataParallel, ddp::FullyShardedDataParallel>;
-  static Engine make_engine(const Task& task, const ddp::ProcessGroup& group, const TrainerOptions& options);
+  Engine make_engine();
+  ddp::CommHook make_hook();
   Optimization make_optimization(const TrainerOptions& options, const RunLength& length, MonitorMode mode);
   data::Batch to_device(const data::Batch& batch) const;
   StepResult forward(const data::Batch& batch);
@@ -87,6 +89,7 @@ class ParallelModel {
   const ddp::ProcessGroup& group_;
   const ParallelOptions options_;
   const PrecisionOptions precision_;
+  std::shared_ptr<ddp::PowerSgd> power_sgd_;  // null unless gradients travel so
   Engine engine_;
   std::unique_ptr<ddp::NanCheck> nan_check_;
   std::optional<Optimization> optimization_;

@@ -1,24 +1,52 @@
 #include "worker/train/run_evaluation.h"
 
 #include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "worker/image/confusion_matrix.h"
 
 namespace ddprun::train {
+namespace {
+
+std::vector<Evaluated> on_cpu(const std::vector<Evaluated>& evaluated) {
+  const auto to_cpu = [](const at::Tensor& tensor) { return tensor.defined() ? tensor.cpu() : tensor; };
+  std::vector<Evaluated> copies;
+  for (const auto& [batch, result] : evaluated) {
+    StepResult copy{to_cpu(result.losses), {}, to_cpu(result.scores)};
+    for (const auto& [name, values] : result.measures) copy.measures.emplace_back(name, to_cpu(values));
+    copies.push_back({batch.mapped(to_cpu), std::move(copy)});
+  }
+  return copies;
+}
+
+}  // namespace
 
 RunEvaluation::RunEvaluation(const Task& task, const TrainerOptions& options, const ddp::ProcessGroup& group,
-                             ParallelModel& model, RunLog& log)
-    : task_(task), options_(options), group_(group), model_(model), log_(log) {}
+                             ParallelModel& model, RankResources& resources, RunLog& log)
+    : task_(task), options_(options), group_(group), model_(model), resources_(resources), log_(log) {}
 
 void RunEvaluation::sanity_check() {
   if (!task_.validation_set || options_.sanity_batches == 0) return;
   evaluate(model_, task_, *task_.validation_set, group_, options_, options_.sanity_batches);
 }
 
-Totals RunEvaluation::evaluate_set(const data::Dataset& set, const std::string& name,
-                                   report::MetricRow& row) {
+void RunEvaluation::evaluate_set(Set which, const TrainState& at, report::MetricRow& row) {
+  const SecondsAdded seconds(evaluation_seconds_);
+  const bool test = which == Set::kTest;
+  last_.reset();  // its memory first
+  last_ = evaluate(model_, task_, test ? *task_.test_set : *task_.validation_set, group_, options_);
+  last_set_ = test ? "test set" : "validation set";
+  (test ? test_ : validation_) = last_->totals;
+  last_->totals.append_to(row, test ? "test" : "val");
+  log_.result_line(test ? "Test set" : "Validation", last_->totals);
+  if (test && task_.test_every_epoch)
+    log_.warn_unless_finite("test loss", last_->totals.mean_loss(), at.step);
+}
+
+void RunEvaluation::evaluate_now(Set which, const TrainState& at, report::MetricRow& row) {
   model_.synchronize_buffers();
-  auto totals = model_.with_averages([&] { return evaluate(model_, task_, set, group_, options_); });
-  totals.append_to(row, name);
-  return totals;
+  model_.with_averages([&] { evaluate_set(which, at, row); });
 }
 
 report::MetricRow RunEvaluation::new_row(const TrainState& at) const {
@@ -27,29 +55,23 @@ report::MetricRow RunEvaluation::new_row(const TrainState& at) const {
 
 report::MetricRow RunEvaluation::within_epoch(const TrainState& at) {
   auto row = new_row(at);
-  validation_ = evaluate_set(*task_.validation_set, "val", row);
-  log_.validation_line(*validation_);
+  evaluate_now(Set::kValidation, at, row);
   log_.row(row);
   return row;
 }
 
 report::MetricRow RunEvaluation::end_of_epoch(const TrainState& at, const Epoch& epoch) {
-  train_ = epoch.totals.over_ranks(group_);
+  train_ = epoch.totals;
+  sum_over_ranks([&](std::vector<double> own) { return resources_.sum(std::move(own), true); }, *train_);
   train_seconds_ += epoch.seconds;
   trained_samples_ += epoch.samples;
   auto row = new_row(at);
   train_->append_to(row, "train", "train_loss_epoch");
   const bool validates = task_.validation_set && options_.val_every_steps == 0;
-  if (validates) {
-    validation_ = evaluate_set(*task_.validation_set, "val", row);
-    log_.validation_line(*validation_);
-  }
-  if (task_.test_set && task_.test_every_epoch) {
-    test_ = evaluate_set(*task_.test_set, "test", row);
-    log_.test_line(*test_);
-    log_.warn_unless_finite("test loss", test_->mean_loss(), at.step);
-  }
+  if (validates) evaluate_now(Set::kValidation, at, row);
+  if (task_.test_set && task_.test_every_epoch) evaluate_now(Set::kTest, at, row);
   row.emplace_back("samples_per_second", epoch.samples / epoch.seconds);
+  for (auto& figure : resources_.take_row()) row.push_back(std::move(figure));
   log_.row(row);
   if (validation_ && !validates) validation_->append_to(row, "val");
   return row;
@@ -59,14 +81,12 @@ void RunEvaluation::test_at_end(const TrainState& at, const std::filesystem::pat
   if (!task_.test_set || task_.test_every_epoch) return;
   report::MetricRow row = {{"epoch", std::max<std::int64_t>(0, at.epoch - 1)}, {"step", at.step}};
   if (best.empty()) {
-    test_ = evaluate_set(*task_.test_set, "test", row);
+    evaluate_now(Set::kTest, at, row);
   } else {
     log_.print("best checkpoint: " + best.string());
     model_.load_weights_of_rank_0(group_.rank() == 0 ? read_checkpoint(best) : TrainingState(), best);
-    test_ = evaluate(model_, task_, *task_.test_set, group_, options_);
-    test_->append_to(row, "test");
+    evaluate_set(Set::kTest, at, row);
   }
-  log_.test_line(*test_);
   log_.row(row);
 }
 
@@ -75,6 +95,20 @@ void RunEvaluation::tell(RunFigures& figures) const {
   figures.validation = validation_;
   figures.test = test_;
   figures.samples_per_second = trained_samples_ / train_seconds_;
+  figures.time.training = train_seconds_;
+  figures.time.evaluation = evaluation_seconds_;
+}
+
+void RunEvaluation::draw_figures(std::int64_t step) {
+  if (!last_) return;
+  if (task_.draw_samples)
+    log_.figure("samples", step, [&] { return task_.draw_samples(on_cpu(last_->shown)); });
+  if (last_->confusion)
+    log_.figure("confusion", step, [&] {
+      const auto counts = last_->confusion->sums();
+      return image::draw_confusion_matrix({task_.class_names, {counts.begin(), counts.end()}},
+                                          std::string("confusion matrix of the ") + last_set_);
+    });
 }
 
 }  // namespace ddprun::train

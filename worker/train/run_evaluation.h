@@ -6,6 +6,7 @@
 
 #include "worker/train/callback.h"
 #include "worker/train/evaluation.h"
+#include "worker/train/rank_resources.h"
 #include "worker/train/run_log.h"
 
 namespace ddprun::train {
@@ -14,7 +15,7 @@ namespace ddprun::train {
 class RunEvaluation {
  public:
   RunEvaluation(const Task& task, const TrainerOptions& options, const ddp::ProcessGroup& group,
-                ParallelModel& model, RunLog& log);
+                ParallelModel& model, RankResources& resources, RunLog& log);
 
   /// A few batches before the training, so that a mistake in the validation comes to light at once and not
   /// after an epoch. Nothing is told of it.
@@ -38,17 +39,27 @@ class RunEvaluation {
   /// Adds the newest results.
   void tell(RunFigures& figures) const;
 
+  /// samples.png and confusion.png of the last validation or test.
+  void draw_figures(std::int64_t step);
+
  private:
-  Totals evaluate_set(const data::Dataset& set, const std::string& name, report::MetricRow& row);
+  enum class Set { kValidation, kTest };
+  /// Of the weights as they are. The row gets the figures, and a line is printed.
+  void evaluate_set(Set which, const TrainState& at, report::MetricRow& row);
+  /// Of the averages, if there are any.
+  void evaluate_now(Set which, const TrainState& at, report::MetricRow& row);
   report::MetricRow new_row(const TrainState& at) const;
 
   const Task& task_;
   const TrainerOptions& options_;
   const ddp::ProcessGroup& group_;
   ParallelModel& model_;
+  RankResources& resources_;
   RunLog& log_;
   std::optional<Totals> train_, validation_, test_;  // the newest, over all ranks
-  double train_seconds_ = 0, trained_samples_ = 0;
+  std::optional<Evaluation> last_;                   // of validation or test
+  const char* last_set_ = "";
+  double train_seconds_ = 0, trained_samples_ = 0, evaluation_seconds_ = 0;
 };
 
 }  // namespace ddprun::train

@@ -1,11 +1,10 @@
 #include "worker/train/run_log.h"
 
-#include <sys/resource.h>
-
 #include <cmath>
 #include <cstdio>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "common/errors.h"
 #include "common/files.h"
@@ -49,7 +48,15 @@ nlohmann::ordered_json to_json(const RunFigures& figures, const Task& task, int 
     json["loss_scale"] = *figures.loss_scale;
     json["skipped_steps"] = figures.skipped_steps;
   }
-  json["peak_rss_mb"] = figures.peak_rss_mb;
+  json["peak_rss_mb"] = figures.memory.rss_mb;
+  if (figures.memory.gpu_reserved_mb > 0) {
+    json["peak_gpu_allocated_mb"] = figures.memory.gpu_allocated_mb;
+    json["peak_gpu_reserved_mb"] = figures.memory.gpu_reserved_mb;
+  }
+  json["time"] = {{"training_seconds", figures.time.training},
+                  {"evaluation_seconds", figures.time.evaluation},
+                  {"data_wait_seconds", figures.time.data_wait},
+                  {"checkpoint_stall_seconds", figures.time.checkpoint_stall}};
   json["ddp"] = to_json(figures.ddp);
   return json;
 }
@@ -63,8 +70,16 @@ std::string text_of(const std::filesystem::path& file) {
   }
 }
 
+/// In Markdown.
+std::string as_code(const std::string& text) {
+  std::string code;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) code.append("    ").append(line).append("\n");
+  return code;
+}
+
 /// "Test set: Average loss: 0.0312, Accuracy: 9897/10000 (98.97%)", "..., dice: 0.8123, iou: 0.7011"
-std::string result_line(const std::string& set, const Totals& totals) {
+std::string line_of(const std::string& set, const Totals& totals) {
   char text[120];
   std::snprintf(text, sizeof text, ": Average loss: %.4f", totals.mean_loss());
   auto line = set + text;
@@ -81,18 +96,14 @@ std::string result_line(const std::string& set, const Totals& totals) {
 
 }  // namespace
 
-double peak_rss_mb(const ddp::ProcessGroup& group) {
-  rusage usage{};
-  ::getrusage(RUSAGE_SELF, &usage);
-  return ddp::all_reduce_max(group, {static_cast<double>(usage.ru_maxrss) / 1024})[0];
-}
-
 RunLog::RunLog(const Task& task, const TrainerOptions& options, const ddp::ProcessGroup& group,
                std::optional<std::int64_t> resumed_at)
     : task_(task), options_(options), group_(group), progress_(options.progress && group.rank() == 0) {
+  const bool gpu = ddp::any_rank_true(group, group.device().is_cuda());
   if (group.rank() != 0) return;
   RunRecord::Options record;
   record.columns = metric_columns(task);
+  for (auto& name : report::resource_columns(group.size(), gpu)) record.columns.push_back(std::move(name));
   record.resumed_at = resumed_at;
   record.tensorboard = options.tensorboard;
   record_.emplace(options.out, std::move(record));
@@ -123,20 +134,33 @@ void RunLog::announce() {
     add(" and ", *task_.validation_set, " validation");
   }
   print(line + " examples from " + task_.data_source);
+  if (record_) record_->add_text("config", as_code(text_of(options_.out / "config.toml")));
 }
 
 void RunLog::row(const report::MetricRow& row) {
   if (record_) record_->add_metrics(row);
 }
 
-void RunLog::step(const TrainState& at, const TrainProgress& progress, double learning_rate) {
+void RunLog::step(const TrainState& at, const TrainProgress& progress, double learning_rate,
+                  const report::MetricRow& more) {
   if (task_.train_line) print(task_.train_line(progress));
   warn_unless_finite("training loss", progress.loss, at.step);
-  row({{"epoch", at.epoch}, {"step", at.step}, {"lr", learning_rate}, {"train_loss", progress.loss}});
+  report::MetricRow figures = {
+      {"epoch", at.epoch}, {"step", at.step}, {"lr", learning_rate}, {"train_loss", progress.loss}};
+  figures.insert(figures.end(), more.begin(), more.end());
+  row(figures);
 }
 
-void RunLog::test_line(const Totals& totals) { print(result_line("Test set", totals)); }
-void RunLog::validation_line(const Totals& totals) { print(result_line("Validation", totals)); }
+void RunLog::result_line(const std::string& set, const Totals& totals) { print(line_of(set, totals)); }
+
+void RunLog::figure(const std::string& name, std::int64_t step, const std::function<image::Image()>& draw) {
+  if (!record_ || !options_.report) return;
+  try {
+    record_->add_figure(name, step, draw());
+  } catch (const std::exception& error) {
+    log_warning("no " + name + ".png: " + error.what());
+  }
+}
 
 void RunLog::warn_unless_finite(const std::string& what, double loss, std::int64_t step) {
   if (!record_ || std::isfinite(loss) || warned_) return;

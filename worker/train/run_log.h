@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -12,14 +13,25 @@
 #include "worker/train/evaluation.h"
 #include "worker/train/options.h"
 #include "worker/train/progress.h"
+#include "worker/train/rank_resources.h"
 #include "worker/train/run_record.h"
 
 namespace ddprun::train {
 
+/// Seconds of rank 0.
+struct TimeReport {
+  double training = 0;          ///< epochs without their validation
+  double evaluation = 0;        ///< validation and test
+  double data_wait = 0;         ///< of the training: for batches
+  double checkpoint_stall = 0;  ///< for checkpoints that others could have been written beside
+};
+
 /// What the summary tells.
 struct RunFigures {
   std::int64_t epochs = 0, steps = 0;
-  double seconds = 0, samples_per_second = 0, peak_rss_mb = 0;
+  double seconds = 0, samples_per_second = 0;
+  TimeReport time;
+  PeakMemory memory;
   std::optional<Totals> train, validation, test;  ///< the newest
   std::filesystem::path checkpoint, best_checkpoint;
   std::string stop_reason;
@@ -27,9 +39,6 @@ struct RunFigures {
   std::int64_t skipped_steps = 0;
   ddp::DistributedDataParallel::Statistics ddp;
 };
-
-/// The largest resident set of any rank so far, in MB. Every rank calls it.
-double peak_rss_mb(const ddp::ProcessGroup& group);
 
 /// What a run tells: lines on stdout, the bar, the run folder's files. But for print_own() it is rank 0's
 /// business; on other ranks nothing happens.
@@ -46,9 +55,14 @@ class RunLog {
   void announce();
   void row(const report::MetricRow& row);
   /// What is told at every log interval.
-  void step(const TrainState& at, const TrainProgress& progress, double learning_rate);
-  void test_line(const Totals& totals);
-  void validation_line(const Totals& totals);
+  /// more  figures for its row
+  void step(const TrainState& at, const TrainProgress& progress, double learning_rate,
+            const report::MetricRow& more);
+  /// set  "Test set", "Validation"
+  void result_line(const std::string& set, const Totals& totals);
+  /// Shows the picture in figures/NAME.png and TensorBoard, if the run is to have a report. It is not worth a
+  /// run: what goes wrong with it is a warning.
+  void figure(const std::string& name, std::int64_t step, const std::function<image::Image()>& draw);
 
   /// Once a run: what comes after a loss that is no number is no training any more.
   void warn_unless_finite(const std::string& what, double loss, std::int64_t step);

@@ -11,9 +11,10 @@
 #include "common/errors.h"
 #include "common/files.h"
 #include "common/logging.h"
+#include "worker/image/png.h"
 #include "worker/report/csv_sink.h"
 #include "worker/report/jsonl_sink.h"
-#include "worker/report/tensorboard_sink.h"
+#include "worker/train/figures.h"
 
 namespace ddprun::train {
 namespace {
@@ -76,12 +77,14 @@ RunRecord::RunRecord(fs::path folder, Options options)
     : folder_(std::move(folder)), options_(std::move(options)), saved_(options_.resumed_at.has_value()) {
   remove_leftovers();
   if (!options_.resumed_at) remove_earlier_run();
-  add_sink([this, rows = earlier_rows()]() -> std::unique_ptr<report::MetricSink> {
+  const auto rows = earlier_rows();
+  keep_columns_of(rows);
+  add_sink([this, rows]() -> std::unique_ptr<report::MetricSink> {
     return make_or_remove(metrics_path(), rows.empty(), [&] {
       return std::make_unique<report::CsvSink>(metrics_path(), options_.columns, rows);
     });
   });
-  add_sink([this, rows = earlier_rows()]() -> std::unique_ptr<report::MetricSink> {
+  add_sink([this, rows]() -> std::unique_ptr<report::MetricSink> {
     return make_or_remove(jsonl_path(), rows.empty(),
                           [&] { return std::make_unique<report::JsonlSink>(jsonl_path(), rows); });
   });
@@ -89,7 +92,9 @@ RunRecord::RunRecord(fs::path folder, Options options)
   add_sink([this]() -> std::unique_ptr<report::MetricSink> {
     std::optional<std::int64_t> purge_from;
     if (options_.resumed_at) purge_from = *options_.resumed_at + 1;
-    return std::make_unique<report::TensorBoardSink>(folder_, purge_from);
+    auto sink = std::make_unique<report::TensorBoardSink>(folder_, purge_from);
+    tensorboard_ = sink.get();
+    return sink;
   });
 }
 
@@ -100,7 +105,11 @@ void RunRecord::remove_leftovers() const {
 
 /// The earlier run's metrics, end and weights are not this one's.
 void RunRecord::remove_earlier_run() const {
-  for (const auto& file : {metrics_path(), jsonl_path(), summary_path(), checkpoint_path()})
+  for (const auto& file :
+       {metrics_path(), jsonl_path(), summary_path(), checkpoint_path(), folder_ / "report.html"})
+    remove_file(file);
+  for (const auto& file :
+       files_of(folder_ / "figures", [](const auto& name) { return name.ends_with(".png"); }))
     remove_file(file);
   for (const auto& file :
        files_of(folder_, [](const std::string& name) { return name.starts_with("events.out.tfevents."); }))
@@ -125,6 +134,14 @@ std::vector<report::MetricRow> RunRecord::earlier_rows() const {
   }
 }
 
+/// On other ranks, or with other flags, that run may have had figures which this one has not.
+void RunRecord::keep_columns_of(const std::vector<report::MetricRow>& rows) {
+  auto& columns = options_.columns;
+  for (const auto& row : rows)
+    for (const auto& [name, value] : row)
+      if (std::find(columns.begin(), columns.end(), name) == columns.end()) columns.push_back(name);
+}
+
 report::MetricSink& RunRecord::Sink::started() {
   if (!sink) sink = make();
   return *sink;
@@ -138,6 +155,20 @@ void RunRecord::add_sink(std::function<std::unique_ptr<report::MetricSink>()> ma
 void RunRecord::add_metrics(const report::MetricRow& row) {
   for (auto& sink : sinks_) unless_disk_full([&] { sink.started().add(row); });
   if (pending_ && !writer_.busy()) flush();
+}
+
+void RunRecord::add_figure(const std::string& name, std::int64_t step, const image::Image& picture) {
+  unless_disk_full([&] {
+    const auto png = image::encode_png(picture);
+    write_figure(folder_ / "figures", name, png);
+    if (tensorboard_)
+      tensorboard_->add_image(name, step, png, picture.width, picture.height, picture.channels);
+  });
+}
+
+void RunRecord::add_text(const std::string& name, const std::string& markdown) {
+  if (tensorboard_)
+    unless_disk_full([&] { tensorboard_->add_text(name, options_.resumed_at.value_or(0), markdown); });
 }
 
 void RunRecord::save(const TrainingState& state, CheckpointWriter::Request request) {

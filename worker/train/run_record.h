@@ -8,7 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "worker/image/image.h"
 #include "worker/report/metric_sink.h"
+#include "worker/report/tensorboard_sink.h"
 #include "worker/train/checkpoint.h"
 #include "worker/train/checkpoint_writer.h"
 
@@ -41,6 +43,11 @@ class RunRecord {
   /// throws  IoError, also of a checkpoint that could not be written; but for a full disk
   void add_metrics(const report::MetricRow& row);
 
+  /// A picture as figures/NAME.png, and in TensorBoard under its name. throws IoError, but for a full disk
+  void add_figure(const std::string& name, std::int64_t step, const image::Image& picture);
+  /// A text for TensorBoard alone. throws IoError, but for a full disk
+  void add_text(const std::string& name, const std::string& markdown);
+
   /// Writes the state in the background, then deletes what is to make way for it; empty paths are passed
   /// over. Without a request: to checkpoint_path(). throws  IoError of an earlier one, but for a full disk
   void save(const TrainingState& state, CheckpointWriter::Request request);
@@ -71,10 +78,12 @@ class RunRecord {
   void remove_earlier_run() const;
   void remove_leftovers() const;
   std::vector<report::MetricRow> earlier_rows() const;
+  void keep_columns_of(const std::vector<report::MetricRow>& rows);
 
   std::filesystem::path folder_;
   Options options_;
   std::vector<Sink> sinks_;
+  report::TensorBoardSink* tensorboard_ = nullptr;  // one of the sinks, once it is started
   bool saved_ = false;
   bool pending_ = false;  // a checkpoint whose end is not known yet
   int disk_error_ = 0;    // of the last checkpoint that could not be written

@@ -52,8 +52,10 @@ struct Highlight {
 };
 constexpr Highlight kHighlights[] = {{"test_acc", "test accuracy", 100, "%.2f %%"},
                                      {"val_acc", "validation accuracy", 100, "%.2f %%"},
-                                     {"val_dice", "Dice", 1, "%.4f"},
-                                     {"val_iou", "IoU", 1, "%.4f"},
+                                     {"test_dice", "test Dice", 1, "%.4f"},
+                                     {"val_dice", "validation Dice", 1, "%.4f"},
+                                     {"test_iou", "test IoU", 1, "%.4f"},
+                                     {"val_iou", "validation IoU", 1, "%.4f"},
                                      {"test_loss", "test loss", 1, "%.4g"},
                                      {"val_loss", "validation loss", 1, "%.4g"},
                                      {"train_loss", "training loss", 1, "%.4g"},

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "worker/data/dataset.h"
+#include "worker/image/image.h"
 
 namespace torch::nn {
 class Module;
@@ -24,6 +25,12 @@ struct StepResult {
   /// true for an example that was classified rightly.
   std::vector<std::pair<std::string, torch::Tensor>> measures = {};
   torch::Tensor scores = {};  ///< for figures: [B, K] of a classifier; undefined: none
+};
+
+/// A batch of held-out examples and what the model made of it.
+struct Evaluated {
+  data::Batch batch;
+  StepResult result;
 };
 
 /// For DistributedDataParallel: what backward goes through.
@@ -60,9 +67,15 @@ struct Task {
   std::shared_ptr<const data::Dataset> test_set;        ///< null: none
   bool test_every_epoch = false;                        ///< else once, at the end, with the best weights
   std::int64_t eval_batch_size = 500;                   ///< of validation and test, of each rank
-  std::vector<std::string> measures;     ///< told beside the loss, as train_NAME, val_NAME, test_NAME
-  std::vector<std::string> class_names;  ///< of a classifier
+  std::vector<std::string> measures;  ///< told beside the loss, as train_NAME, val_NAME, test_NAME
+  std::vector<std::string>
+      class_names;  ///< of a classifier whose step gives scores: it has a confusion matrix
   std::function<StepResult(const data::Batch&)> step;  ///< forward pass and loss
+
+  /// Draws the run's samples.png; null: there is none. It gets the batches with rank 0's first held-out
+  /// samples, `shown_samples` of them or more if there are as many, with tensors on the CPU.
+  std::function<image::Image(const std::vector<Evaluated>&)> draw_samples;
+  std::int64_t shown_samples = 0;
 
   // Log lines as the task's document has them; null: none. The first is rank 0's at every log interval, the
   // others every rank's own.

@@ -9,11 +9,11 @@
 
 #include "worker/data/distributed_sampler.h"
 #include "worker/data/loader.h"
-#include "worker/ddp/collectives.h"
 #include "worker/train/callbacks.h"
 #include "worker/train/checkpoint_saver.h"
 #include "worker/train/epoch_progress.h"
 #include "worker/train/parallel_model.h"
+#include "worker/train/rank_resources.h"
 #include "worker/train/run_evaluation.h"
 #include "worker/train/run_log.h"
 #include "worker/train/run_plan.h"
@@ -32,12 +32,13 @@ class Trainer {
         group_(group),
         monitor_(choose_monitor(task, options.checkpoint.monitor)),
         resumed_(find_resumed(options, task.name, group)),
+        resources_(group, options.gpu_uuid),
         log_(task, options, group, resumed_ ? std::optional(resumed_->state.step) : std::nullopt),
         model_(task, group, options, run_length(task, options, group),
                monitor_mode(options.checkpoint, monitor_)),
         callbacks_(make_callbacks(options, monitor_, group, model_, resumed_.has_value())),
         saver_(options, monitor_, group, model_, callbacks_, log_.record()),
-        evaluation_(task, options, group, model_, log_),
+        evaluation_(task, options, group, model_, resources_, log_),
         sampler_(task.train_set->size(), group.size(), group.rank(), {.seed = options.seed}),
         loader_(*task.train_set, {.batch_size = options.batch_size,
                                   .threads = options.loader_threads,
@@ -56,6 +57,7 @@ class Trainer {
       return Ending::kTerminated;
     }
     evaluation_.test_at_end(at_, saver_.best_path());
+    evaluation_.draw_figures(at_.step);
     finish();
     return Ending::kComplete;
   }
@@ -84,7 +86,7 @@ class Trainer {
     auto join = model_.join();
     while (const auto batch = next_batch()) {
       train_batch(*batch);
-      if (batches_of_step() == options_.accumulate || epoch_.done()) {
+      if (losses_.batches() == options_.accumulate || epoch_.done()) {
         end_step();
         if (over()) break;
       }
@@ -103,10 +105,8 @@ class Trainer {
   }
 
   std::optional<data::Batch> next_batch() {
-    const auto begin = Clock::now();
-    auto batch = loader_.next();
-    at_.data_wait += seconds_since(begin);
-    return batch;
+    const SecondsAdded waiting(at_.data_wait);
+    return loader_.next();
   }
 
   void begin_epoch() {
@@ -124,16 +124,14 @@ class Trainer {
     if (task_.epoch_begin_line) log_.print_own(task_.epoch_begin_line(rank_epoch()));
   }
 
-  std::int64_t batches_of_step() const { return static_cast<std::int64_t>(losses_.size()); }
-
   /// Forward and backward; the optimizer's step after the last batch of one.
   void train_batch(const data::Batch& batch) {
-    const bool last = batches_of_step() + 1 == options_.accumulate || epoch_.batch + 1 == epoch_.batches;
-    if (losses_.empty()) model_.zero_grad();
+    const bool last = losses_.batches() + 1 == options_.accumulate || epoch_.batch + 1 == epoch_.batches;
+    if (losses_.batches() == 0) model_.zero_grad();
     const auto pass = model_.pass(batch, last, options_.accumulate);
     const auto counted = std::min(epoch_.to_count, batch.size());
     totals_.add(pass.result, counted);
-    losses_.push_back(pass.loss);
+    losses_.add(pass.loss);
     epoch_.to_count -= counted;
     epoch_.samples += batch.size() * group_.size();
     ++epoch_.batch;
@@ -146,9 +144,8 @@ class Trainer {
     const auto step_of_epoch = (epoch_.batch + options_.accumulate - 1) / options_.accumulate - 1;
     if (step_of_epoch % options_.log_interval == 0 || epoch_.done()) log_step();
     if (log_.bar_is_due()) show_progress();
-    if (task_.epoch_end_line)
-      for (const auto& loss : losses_) epoch_.loss_sum += loss.item<double>();
-    at_.indices = epoch_.newest(batches_of_step(), options_.batch_size);
+    if (task_.epoch_end_line) epoch_.loss_sum += losses_.sum();
+    at_.indices = epoch_.newest(losses_.batches(), options_.batch_size);
     for (const auto& callback : callbacks_) callback->on_step(at_, control_);
     losses_.clear();
     if (options_.val_every_steps > 0 && at_.step % options_.val_every_steps == 0) validate_within_epoch();
@@ -167,30 +164,18 @@ class Trainer {
     if (requests.save || requests.terminate) save(Occasion::kNow);
   }
 
-  /// This rank's mean over the batches of the step that was just made. Waits for the device.
-  double step_loss() const {
-    double sum = 0;
-    for (const auto& loss : losses_) sum += loss.item<double>();
-    return sum / static_cast<double>(losses_.size());
-  }
-
   void log_step() {
-    double loss = step_loss();
-    // Where ranks may have made another number of steps, nobody can be asked: rank 0 tells its own.
-    if (!options_.parallel.join) loss = ddp::all_reduce_sum(group_, {loss})[0] / group_.size();
     const auto total = task_.train_set->size();
-    log_.step(at_, {at_.epoch, std::min(total, epoch_.samples), total, loss}, model_.learning_rate());
+    TrainProgress progress{at_.epoch, std::min(total, epoch_.samples), total, losses_.mean()};
+    // Where ranks may have made another number of steps, nobody can be asked: rank 0 tells its own.
+    if (!options_.parallel.join) progress.loss = resources_.sum({progress.loss})[0] / group_.size();
+    log_.step(at_, progress, model_.learning_rate(), resources_.take_row());
   }
 
   void show_progress() {
-    BarState bar;
+    auto bar = epoch_.bar();
     bar.label = "epoch " + std::to_string(at_.epoch + 1) + "/" + std::to_string(options_.epochs);
-    bar.done = epoch_.batch;
-    bar.total = epoch_.batches;
-    bar.first = epoch_.first_batch;
-    bar.seconds = epoch_.seconds();
-    bar.samples_per_second = static_cast<double>(epoch_.samples - epoch_.first_samples) / bar.seconds;
-    bar.loss = step_loss();
+    bar.loss = losses_.mean();
     bar.measure = totals_.first_measure();
     log_.bar(bar);
   }
@@ -209,12 +194,11 @@ class Trainer {
   // -- what follows --
 
   void validate_within_epoch() {
-    const auto begin = Clock::now();
+    const SecondsAdded elsewhere(epoch_.seconds_elsewhere);
     at_.metrics = evaluation_.within_epoch(at_);
     for (const auto& callback : callbacks_) callback->on_validation(at_, control_);
     if (!epoch_.done()) save(Occasion::kValidation);
     task_.module->train();
-    epoch_.seconds_elsewhere += seconds_since(begin);
   }
 
   /// Also of an epoch that was ended early.
@@ -235,29 +219,32 @@ class Trainer {
     if (judges_epochs())
       for (const auto& callback : callbacks_) callback->on_validation(at_, control_);
     totals_ = Totals(task_.measures);
-    model_.synchronize_buffers();
     const bool due = at_.epoch % options_.checkpoint.save_every == 0;
     const bool with_weights = due && !task_.weights_file.empty();
     if (due || at_.epoch + 1 >= options_.epochs || over())
-      saver_.save(at_, {at_.epoch + 1, 0}, totals_.sums(),
-                  judges_epochs() ? Occasion::kValidation : Occasion::kStep,
-                  with_weights ? options_.out / task_.weights_file : "");
+      save({at_.epoch + 1, 0}, judges_epochs() ? Occasion::kValidation : Occasion::kStep,
+           with_weights ? options_.out / task_.weights_file : "");
     if (with_weights) log_.print(task_.weights_line(at_.epoch));
     ++at_.epoch;
   }
 
   /// In the middle of an epoch, or after its last step.
-  void save(Occasion occasion) {
+  void save(Occasion occasion) { save({at_.epoch, epoch_.samples}, occasion); }
+
+  void save(const Position& position, Occasion occasion, const std::filesystem::path& weights = {}) {
     model_.synchronize_buffers();
-    saver_.save(at_, {at_.epoch, epoch_.samples}, totals_.sums(), occasion);
+    saver_.save(at_, position, totals_.sums(), occasion, weights);
   }
 
   void finish() {
+    saver_.wait();
     RunFigures figures;
     figures.epochs = at_.epoch;
     figures.steps = at_.step;
-    figures.peak_rss_mb = peak_rss_mb(group_);
+    figures.memory = peak_memory(group_);
     evaluation_.tell(figures);
+    figures.time.data_wait = at_.data_wait;
+    figures.time.checkpoint_stall = saver_.stall_seconds();
     figures.checkpoint = saver_.last_path();
     figures.best_checkpoint = saver_.best_path();
     figures.stop_reason = control_.stop_reason().value_or("");
@@ -275,6 +262,7 @@ class Trainer {
   const Clock::time_point begin_ = Clock::now();
   const std::string monitor_;
   std::optional<Resumed> resumed_;
+  RankResources resources_;
   RunLog log_;
   ParallelModel model_;
   CheckpointSaver::Callbacks callbacks_;
@@ -288,8 +276,8 @@ class Trainer {
   Control control_;
   bool terminated_ = false;
   EpochProgress epoch_;
-  Totals totals_{task_.measures};   // of this epoch and rank
-  std::vector<at::Tensor> losses_;  // means of the batches since the last optimizer step
+  Totals totals_{task_.measures};  // of this epoch and rank
+  StepLosses losses_;
   std::int64_t resumed_samples_ = 0;
 };
 

@@ -7,12 +7,17 @@
 namespace ddprun::models {
 namespace {
 
-/// For every key of a window, row by row, 1 at its row and at its column: [window * window, 2 * window].
+/// Numbers of a query for the rows, or the columns, of a window: some more, so that the channels of queries
+/// come to a multiple of 8, which fused kernels in half precision want.
+std::int64_t slots_for(std::int64_t window) { return (window + 3) / 4 * 4; }
+
+/// For every key of a window, row by row, 1 at its row and at its column: [window * window, 2 * slots].
 torch::Tensor places(std::int64_t window, const torch::TensorOptions& options) {
-  const auto one = torch::eye(window, options);
-  const auto rows = one.unsqueeze(1).expand({window, window, window});
-  const auto columns = one.unsqueeze(0).expand({window, window, window});
-  return torch::cat({rows, columns}, -1).view({window * window, 2 * window});
+  const auto slots = slots_for(window);
+  const auto one = torch::eye(window, slots, options);
+  const auto rows = one.unsqueeze(1).expand({window, window, slots});
+  const auto columns = one.unsqueeze(0).expand({window, window, slots});
+  return torch::cat({rows, columns}, -1).view({window * window, 2 * slots});
 }
 
 }  // namespace
@@ -77,10 +82,10 @@ torch::Tensor VisionAttentionImpl::attend(const torch::Tensor& qkv_BHWC, const B
     const auto options = key_NKED.options();
     const auto by_row = relative_positions(query_NHWED, rel_pos_h_);
     const auto by_column = relative_positions(query_NHWED.transpose(1, 2), rel_pos_w_).transpose(1, 2);
-    const auto place = places(window_, options).view({1, keys, 1, 2 * window_});
+    const auto place = places(window_, options).view({1, keys, 1, -1});
     query_NHWED = torch::cat({query_NHWED, by_row.to(options), by_column.to(options)}, -1);
-    key_NKED = torch::cat({key_NKED, place.expand({windows, keys, heads_, 2 * window_})}, -1);
-    value_NKED = torch::constant_pad_nd(value_NKED, {0, 2 * window_});  // the fused kernels want one size
+    key_NKED = torch::cat({key_NKED, place.expand({windows, keys, heads_, -1})}, -1);
+    value_NKED = torch::constant_pad_nd(value_NKED, {0, place.size(3)});  // the fused kernels want one size
   }
   const auto query_NQED =
       query_NHWED.reshape({windows, rows.used * columns.used, heads_, query_NHWED.size(4)});
@@ -94,21 +99,21 @@ torch::Tensor VisionAttentionImpl::attend(const torch::Tensor& qkv_BHWC, const B
       .reshape({images, rows.count * rows.used, columns.count * columns.used, channels});
 }
 
-/// For each query its product with the table's entry for every row of a window: [N, H, W, E, window]. Times
+/// For each query its product with the table's entry for every row of a window: [N, H, W, E, slots]. Times
 /// sqrt(D), which the attention divides by.
 torch::Tensor VisionAttentionImpl::relative_positions(const torch::Tensor& query_NHWED,
                                                       const torch::Tensor& table) {
   const auto windows = query_NHWED.size(0), rows = query_NHWED.size(1), columns = query_NHWED.size(2);
-  const auto depth = query_NHWED.size(4);
-  const auto integers = table.options().dtype(torch::kInt64).requires_grad(false);
+  const auto depth = query_NHWED.size(4), slots = slots_for(window_);
+  const auto integers = torch::TensorOptions(torch::kInt64).device(table.device());
   const auto distance =
       torch::arange(rows, integers).unsqueeze(1) - torch::arange(window_, integers) + (window_ - 1);
-  const auto table_HDw = (table * std::sqrt(static_cast<double>(depth)))
+  const auto table_HwD = (table * std::sqrt(static_cast<double>(depth)))
                              .index_select(0, distance.flatten())
-                             .view({rows, window_, depth})
-                             .transpose(1, 2);
-  return torch::bmm(query_NHWED.transpose(0, 1).reshape({rows, windows * columns * heads_, depth}), table_HDw)
-      .view({rows, windows, columns, heads_, window_})
+                             .view({rows, window_, depth});
+  const auto table_HDs = torch::constant_pad_nd(table_HwD, {0, 0, 0, slots - window_}).transpose(1, 2);
+  return torch::bmm(query_NHWED.transpose(0, 1).reshape({rows, windows * columns * heads_, depth}), table_HDs)
+      .view({rows, windows, columns, heads_, slots})
       .transpose(0, 1);
 }
 

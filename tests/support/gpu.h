@@ -1,0 +1,25 @@
+#pragma once
+
+#include <stdexcept>
+
+#include "tests/support/catch.h"
+#include "worker/ddp/cuda_backend.h"
+#include "worker/ddp/spawn.h"
+
+namespace ddprun::test {
+
+/// Skips the test where there is no NVIDIA GPU or no plug-in for it. Asked in a process of its own: one that
+/// has used CUDA cannot fork.
+inline void skip_without_a_gpu() {
+  try {
+    spawn(1, [](const WorkerEnv&) {
+      const auto driver = ddp::query_cuda_driver();
+      if (driver.gpus.empty()) throw std::runtime_error(driver.problem);
+      ddp::cuda_plugin();
+    });
+  } catch (const std::runtime_error& error) {
+    skip(error.what());
+  }
+}
+
+}  // namespace ddprun::test

@@ -1,0 +1,210 @@
+// The trainer with a task of another kind than the documented ones: measures of its own, batches with more
+// than input and target, pictures of its own; on two ranks.
+#include <torch/nn/functional/embedding.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/types.h>
+
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "common/errors.h"
+#include "common/files.h"
+#include "tests/support/catch.h"
+#include "tests/support/python.h"
+#include "tests/support/run_ranks.h"
+#include "worker/image/png.h"
+#include "worker/report/csv_sink.h"
+#include "worker/train/evaluation.h"
+#include "worker/train/run_plan.h"
+#include "worker/train/trainer.h"
+
+using namespace ddprun;
+using namespace ddprun::train;
+using ddprun::ddp::ProcessGroup;
+using ddprun::test::Approx;
+using ddprun::test::ContainsSubstring;
+using ddprun::test::run_ranks;
+namespace fs = std::filesystem;
+
+namespace {
+
+/// Example i: input i, class i % 3, and beside them i / 10.
+class Numbered : public data::Dataset {
+ public:
+  explicit Numbered(std::int64_t size) : size_(size) {}
+  std::int64_t size() const override { return size_; }
+  data::Batch get_batch(const std::vector<std::int64_t>& indices) const override {
+    const auto i = torch::tensor(indices, torch::kInt64);
+    return {i.to(torch::kFloat32).view({-1, 1}), i % 3, {i / 10.0}};
+  }
+
+ private:
+  std::int64_t size_;
+};
+
+/// Its "dice" is what lies beside the example, whatever the weights; class 1 is always taken for class 2.
+Task make_task(std::int64_t train_size, std::int64_t validation_size) {
+  torch::manual_seed(5);
+  torch::nn::Linear model(1, 1);
+  Task task;
+  task.name = "numbered";
+  task.data_source = "nowhere";
+  task.module = model.ptr();
+  task.train_set = std::make_shared<Numbered>(train_size);
+  task.validation_set = std::make_shared<Numbered>(validation_size);
+  task.eval_batch_size = 2;
+  task.measures = {"dice", "pixel_acc"};
+  task.class_names = {"a", "b", "c"};
+  task.step = [model](const data::Batch& batch) mutable {
+    const auto losses = (model->forward(batch.input) / 10).square().squeeze(1);
+    const auto taken_for = torch::where(batch.target == 1, 2, batch.target);
+    return StepResult{losses,
+                      {{"dice", batch.extra.at(0)}, {"pixel_acc", torch::ones_like(losses)}},
+                      torch::nn::functional::one_hot(taken_for, 3)};
+  };
+  task.shown_samples = 3;
+  task.draw_samples = [](const std::vector<Evaluated>& evaluated) {
+    auto picture = image::make_image(40, 30, 3);
+    for (std::size_t i = 0; i < evaluated.size(); ++i)  // the first example of each batch
+      picture.bytes[i] = static_cast<std::uint8_t>(evaluated[i].batch.input[0].item<float>() + 100);
+    return picture;
+  };
+  return task;
+}
+
+TrainerOptions options_in(const fs::path& out) {
+  TrainerOptions options;
+  options.epochs = 2;
+  options.batch_size = 2;
+  options.log_interval = 1;
+  options.progress = false;
+  options.out = out;
+  options.checkpoint.monitor = "val_dice";
+  options.checkpoint.top_k = 1;
+  options.checkpoint.filename = "{epoch}-{val_dice:.3f}";
+  return options;
+}
+
+/// The newest value of each figure of metrics.csv.
+std::map<std::string, double> newest_figures(const fs::path& out) {
+  std::map<std::string, double> figures;
+  for (const auto& row : report::read_metrics_csv(out / "metrics.csv"))
+    for (const auto& [name, value] : row) figures[name] = value;
+  return figures;
+}
+
+/// Two ranks, on 5 training and 7 validation examples, in a folder with a configuration.
+void run_in(const fs::path& out) {
+  write_file_atomic(out / "config.toml", "lr = 0.5\n[ddp]\n");
+  run_ranks(2, [&](const ProcessGroup& group) {
+    auto task = make_task(5, 7);
+    fit(task, options_in(out), group);
+  });
+}
+
+}  // namespace
+
+TEST_CASE("a task's own measures are told of every set, exactly over ranks", "[fit]") {
+  const TempDir dir;
+  run_in(dir.path());
+  const auto figures = newest_figures(dir.path());
+  const auto summary = nlohmann::json::parse(read_file(dir.path() / "summary.json"));
+  for (const auto& [name, value] :
+       {std::pair{"train_dice", 0.2}, {"val_dice", 0.3}, {"val_pixel_acc", 1.0}}) {
+    CAPTURE(name);
+    CHECK(figures.at(name) == Approx(value));
+    CHECK(summary[name] == Approx(value));
+  }
+  CHECK_FALSE(figures.contains("train_acc"));
+  // A larger one is better, so the equal one of the second epoch is not.
+  CHECK(fs::exists(dir.path() / "checkpoints/epoch=0-val_dice=0.300.pt"));
+}
+
+TEST_CASE("measures are metrics to go by, the larger the better", "[fit]") {
+  const auto task = make_task(5, 7);
+  CHECK(choose_monitor(task, "val_dice") == "val_dice");
+  CHECK_THROWS_WITH(choose_monitor(task, "val_acc"),
+                    ContainsSubstring("expected one of train_loss_epoch, train_dice, train_pixel_acc, "
+                                      "val_loss, val_dice, val_pixel_acc"));
+  for (const char* name : {"val_dice", "val_iou", "val_pixel_acc", "val_acc"})
+    CHECK(monitor_mode({}, name) == MonitorMode::kMax);
+  CHECK(monitor_mode({}, "val_loss") == MonitorMode::kMin);
+}
+
+TEST_CASE("totals refuse a result with other measures than their task's", "[fit]") {
+  Totals totals({"dice"});
+  const auto one = torch::ones({1});
+  CHECK_THROWS_AS(totals.add({one, {}}, 1), std::invalid_argument);
+  CHECK_THROWS_AS(totals.add({one, {{"iou", one}}}, 1), std::invalid_argument);
+  CHECK_THROWS_AS(totals.set_sums({1, 1}), std::invalid_argument);
+  CHECK_NOTHROW(totals.add({one, {{"dice", one}}}, 1));
+}
+
+TEST_CASE("what an epoch has measured so far goes on in a resumed run", "[fit]") {
+  const TempDir dir;
+  run_ranks(2, [&](const ProcessGroup& group) {
+    for (const std::int64_t steps : {2, 3}) {  // of three an epoch
+      auto task = make_task(12, 2);
+      auto options = options_in(dir.path());
+      options.epochs = 1;
+      options.max_steps = steps;
+      options.checkpoint.resume = "auto";
+      fit(task, options, group);
+    }
+  });
+  CHECK(newest_figures(dir.path()).at("train_dice") == Approx(0.55));
+}
+
+TEST_CASE("a confusion matrix counts every sample of all ranks once", "[fit]") {
+  run_ranks(2, [](const ProcessGroup& group) {
+    const auto task = make_task(5, 7);
+    ParallelModel model(task, group, {}, {}, MonitorMode::kMin);
+    const auto found = evaluate(model, task, *task.validation_set, group, {});
+    const auto expected = torch::tensor({{3, 0, 0}, {0, 0, 2}, {0, 0, 2}});
+    ensure(found.confusion->counts().equal(expected), "three of class a, two of b taken for c, two of c");
+    ensure(found.shown.size() == 2, "of batches as many as have three samples");
+  });
+}
+
+TEST_CASE("a run leaves its pictures, its configuration and what its ranks used", "[fit]") {
+  const TempDir dir;
+  run_in(dir.path());
+  const auto samples = image::read_png(dir.path() / "figures/samples.png");
+  CHECK(samples.width == 40);
+  CHECK(samples.height == 30);
+  CHECK(samples.bytes[0] == 100);  // rank 0 has the even examples
+  CHECK(samples.bytes[1] == 104);
+  CHECK(image::read_png(dir.path() / "figures/confusion.png").width == 720);
+  CHECK(image::read_png(dir.path() / "figures/accuracy.png").width == 800);
+
+  const auto figures = newest_figures(dir.path());
+  for (const char* name : {"cpu_percent_rank0", "cpu_percent_rank1"}) CHECK(figures.contains(name));
+  for (const char* name : {"rss_mb_rank1", "peak_rss_mb_rank0"}) CHECK(figures.at(name) > 20);
+  CHECK_FALSE(figures.contains("gpu_percent_rank0"));
+  const auto summary = nlohmann::json::parse(read_file(dir.path() / "summary.json"));
+  CHECK(summary["peak_rss_mb"].get<double>() >= figures.at("peak_rss_mb_rank0"));
+  double parts = 0;
+  for (const char* part : {"training_seconds", "evaluation_seconds"}) {
+    CHECK(summary["time"][part].get<double>() > 0);
+    parts += summary["time"][part].get<double>();
+  }
+  CHECK(parts < summary["seconds"].get<double>());
+  CHECK(summary["time"]["data_wait_seconds"].get<double>() > 0);
+  CHECK(summary["time"]["checkpoint_stall_seconds"].get<double>() > 0);
+
+  test::check_python(dir.path(), "tensorboard", R"(
+import io
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+events = EventAccumulator('.')
+events.Reload()
+assert sorted(events.Tags()['images']) == ['confusion', 'samples'], events.Tags()
+sample, = events.Images('samples')
+assert (sample.step, sample.width, sample.height) == (4, 40, 30), sample
+assert Image.open(io.BytesIO(sample.encoded_image_string)).getpixel((0, 0)) == (100, 104, 0)
+text, = events.Tensors('config/text_summary')
+assert text.tensor_proto.string_val == [b'    lr = 0.5\n    [ddp]\n'], text
+assert 'rss_mb_rank1' in events.Tags()['scalars'], events.Tags()
+)");
+}
