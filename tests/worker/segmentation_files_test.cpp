@@ -92,10 +92,17 @@ TEST_CASE("a folder for each image, with a file for each instance, is read too",
     image::write_png(home / "masks/1.png",
                      SegmentationFolder::grey(4, 1, [](int x, int) { return x == 3 ? 255 : 0; }));
   }
+  const auto home = folder.dir.path() / "bowl" / below;
+  image::write_png(home / "7f/masks/3.png", image::make_image(4, 1, 1));  // nothing in it
   const auto pairs = find_segmentation_pairs(folder.dir.path() / "bowl");
   REQUIRE(pairs.size() == 2);
   CHECK(pairs[0].image.filename() == "0a.png");
   CHECK(data::read_segmented_image(pairs[1]).instances.values == std::vector<std::uint16_t>{0, 2, 0, 1});
+  for (const auto* file : {"1.png", "2.png"})
+    image::write_png(home / "7f/masks" / file, image::make_image(4, 1, 1));
+  CHECK_THROWS_WITH(
+      data::read_segmented_image(pairs[1]),
+      (home / "7f/masks").string() + ": is empty: all pixels are 0, expected at least one instance");
 }
 
 TEST_CASE("the sample that comes with the programs is found and whole", "[segmentation_files]") {

@@ -119,23 +119,26 @@ std::vector<SegmentationPair> find_segmentation_pairs(const fs::path& folder) {
 }
 
 SegmentedImage read_segmented_image(const SegmentationPair& pair) {
+  constexpr std::size_t kMostInstances = 65535;
   SegmentedImage image{image::to_rgb(image::read_image(pair.image, kMaxSegmentedPixels)), {}};
   auto& instances = image.instances;
-  if (pair.masks.size() > 65535)
-    throw IoError(pair.masks[65535], "is one mask too many, expected at most 65535 instances an image");
+  if (pair.masks.size() > kMostInstances)
+    throw IoError(pair.masks[kMostInstances],
+                  "is one mask too many, expected at most 65535 instances an image");
   for (std::size_t i = 0; i < pair.masks.size(); ++i) {
     auto labels = read_labels(pair.masks[i]);
     check_size(pair.masks[i], labels, pair, image.picture);
-    if (std::all_of(labels.values.begin(), labels.values.end(), [](auto value) { return value == 0; }))
-      throw IoError(pair.masks[i], "is empty: all pixels are 0, expected at least one instance");
-    if (pair.masks.size() == 1) {
+    if (pair.masks.size() > 1)  // an instance a file
+      for (auto& value : labels.values) value = static_cast<std::uint16_t>(value != 0 ? i + 1 : 0);
+    if (i == 0)
       instances = std::move(labels);
-      break;
-    }
-    if (i == 0) instances = {labels.width, labels.height, std::vector<std::uint16_t>(labels.values.size())};
-    for (std::size_t pixel = 0; pixel < labels.values.size(); ++pixel)
-      if (labels.values[pixel] != 0) instances.values[pixel] = static_cast<std::uint16_t>(i + 1);
+    else
+      std::transform(instances.values.begin(), instances.values.end(), labels.values.begin(),
+                     instances.values.begin(), [](auto old, auto value) { return value != 0 ? value : old; });
   }
+  if (std::all_of(instances.values.begin(), instances.values.end(), [](auto value) { return value == 0; }))
+    throw IoError(pair.masks.size() == 1 ? pair.masks[0] : pair.masks[0].parent_path(),
+                  "is empty: all pixels are 0, expected at least one instance");
   return image;
 }
 
