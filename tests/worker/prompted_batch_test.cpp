@@ -2,6 +2,8 @@
 
 #include <torch/types.h>
 
+#include <algorithm>
+
 #include "common/errors.h"
 #include "common/files.h"
 #include "tests/support/catch.h"
@@ -45,6 +47,27 @@ TEST_CASE("the picture of a batch outlives what it was made of", "[prompted_batc
     picture = data::picture_of(read_prompted_image(image.path, {"0,0"}, kProcessor), 0);
   }
   CHECK(picture.eq(200).all().item<bool>());
+}
+
+TEST_CASE("a row to be drawn has picture, points and masks at the picture's size", "[prompted_batch]") {
+  data::PromptedPicture wide{std::make_shared<image::Image>(image::make_image(32, 16, 3, 200)),
+                             {{.x = 8, .y = 4}, {.x = 31, .y = 15, .foreground = false}},
+                             torch::eye(32, torch::kUInt8).slice(0, 0, 16)};
+  data::PromptedPicture high{std::make_shared<image::Image>(image::make_image(7, 50, 3, 9)),
+                             {{.x = 3, .y = 49}}};
+  const auto batch = data::make_prompted_batch({wide, high}, kProcessor);
+  const auto row = data::prediction_row(batch, 0, torch::ones({16, 32}, torch::kBool));
+  CHECK((row.picture.width == 32 && row.picture.height == 16 && row.picture.bytes[0] == 200));
+  REQUIRE(row.points.size() == 2);
+  CHECK(row.points[0].x == test::Approx(8));
+  CHECK(row.points[0].y == test::Approx(4));
+  CHECK((row.points[0].foreground && !row.points[1].foreground));
+  CHECK((*row.truth.pixel(3, 3) == 255 && *row.truth.pixel(4, 3) == 0));
+  CHECK(std::count(row.predicted.bytes.begin(), row.predicted.bytes.end(), 255) == 16 * 32);
+  const auto other = data::prediction_row(batch, 1, torch::zeros({50, 7}));
+  REQUIRE(other.points.size() == 1);  // without the padding
+  CHECK(other.points[0].x == test::Approx(3));
+  CHECK(other.points[0].y == test::Approx(49));
 }
 
 TEST_CASE("what cannot be predicted is said in one line", "[prompted_batch]") {

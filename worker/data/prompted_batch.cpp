@@ -2,7 +2,7 @@
 
 #include <torch/types.h>
 
-#include <cmath>
+#include <algorithm>
 
 #include "common/errors.h"
 #include "worker/image/png.h"
@@ -43,6 +43,18 @@ at::Tensor sizes(const std::vector<ImageSize>& sizes) {
   return torch::tensor(values, torch::kInt64).view({-1, 2});
 }
 
+/// uint8 [H, W] or [H, W, channels].
+image::Image as_image(const at::Tensor& pixels) {
+  const auto bytes = pixels.cpu().contiguous();
+  auto picture = image::make_image(static_cast<int>(bytes.size(1)), static_cast<int>(bytes.size(0)),
+                                   bytes.dim() == 2 ? 1 : static_cast<int>(bytes.size(2)));
+  std::copy_n(bytes.const_data_ptr<std::uint8_t>(), picture.bytes.size(), picture.bytes.begin());
+  return picture;
+}
+
+/// 0 and 255.
+at::Tensor as_mask(const at::Tensor& mask) { return mask.ne(0).to(torch::kUInt8).mul_(255); }
+
 /// The points of all pictures, with room for one where there is none at all.
 PaddedPoints padded(const std::vector<at::Tensor>& points, const std::vector<at::Tensor>& labels) {
   auto all = pad_points(points, labels);
@@ -79,6 +91,21 @@ Batch make_prompted_batch(const std::vector<PromptedPicture>& pictures, const Sa
   return batch;
 }
 
+image::PredictionRow prediction_row(const Batch& batch, std::int64_t i, const at::Tensor& predicted) {
+  image::PredictionRow row{as_image(picture_of(batch, i)),
+                           {},
+                           as_image(as_mask(truth_of(batch, i))),
+                           as_image(as_mask(predicted))};
+  const auto labels = point_labels_of(batch)[i][0].cpu();
+  const auto original = original_sizes_of(batch)[i].cpu(), resized = resized_sizes_of(batch)[i].cpu();
+  const auto scale = (original.to(torch::kDouble) / resized).flip(0);  // of x, of y
+  const auto points = points_of(batch)[i][0].cpu() * scale;
+  for (std::int64_t n = 0; n < labels.size(0); ++n)
+    if (const auto label = labels[n].item<std::int64_t>(); label == 0 || label == 1)
+      row.points.push_back({points[n][0].item<double>(), points[n][1].item<double>(), label == 1});
+  return row;
+}
+
 Batch read_prompted_image(const std::filesystem::path& path, const std::vector<std::string>& points,
                           const SamProcessor& processor) {
   constexpr std::int64_t kMaxPixels = std::int64_t{1} << 26;
@@ -97,10 +124,7 @@ Batch read_prompted_image(const std::filesystem::path& path, const std::vector<s
 
 void write_mask(const std::filesystem::path& path, const at::Tensor& mask) {
   TORCH_CHECK(mask.dim() == 2, "a mask to write has two dimensions, got ", mask.sizes());
-  const auto bytes = mask.ne(0).to(torch::kUInt8).mul(255).cpu().contiguous();
-  auto picture = image::make_image(static_cast<int>(mask.size(1)), static_cast<int>(mask.size(0)), 1);
-  std::copy_n(bytes.const_data_ptr<std::uint8_t>(), picture.bytes.size(), picture.bytes.begin());
-  image::write_png(path, picture);
+  image::write_png(path, as_image(as_mask(mask)));
 }
 
 }  // namespace ddprun::data

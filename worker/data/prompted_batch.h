@@ -9,6 +9,7 @@
 #include "worker/data/prompt_points.h"
 #include "worker/data/sam_processor.h"
 #include "worker/image/image.h"
+#include "worker/image/prediction_rows.h"
 
 namespace ddprun::data {
 
@@ -42,6 +43,11 @@ inline const at::Tensor& truth_of(const Batch& batch, std::int64_t i) {
 inline const at::Tensor& picture_of(const Batch& batch, std::int64_t i) {
   return batch.extra[static_cast<std::size_t>(4 + batch.size() + i)];
 }
+
+/// Picture i of a batch with its points, the true mask and the predicted one, to be drawn.
+///
+/// predicted  [H_i, W_i], not 0 where the mask is; batch and mask may be on any device
+image::PredictionRow prediction_row(const Batch& batch, std::int64_t i, const at::Tensor& predicted);
 
 /// One image of one's own and `--point`s, for a prediction: a batch of one.
 ///
