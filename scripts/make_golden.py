@@ -5,12 +5,14 @@
     scripts/make_golden.py GROUP...   only these
 
 A group is a function here that fills tests/golden/GROUP/. Files are small (50 KB at most) and are committed, so the
-tests need no Python. Made with torch 2.11, Lightning 2.6 and torchmetrics 1.9 (those two only for groups about them).
+tests need no Python. Made with torch 2.11, Lightning 2.6, torchmetrics 1.9 and monai 1.6 (those three only for groups
+about them).
 """
 
 import argparse
 import collections
 import gzip
+import importlib
 import json
 import os
 import pathlib
@@ -34,6 +36,7 @@ from golden_ddp import comm_hooks, ddp_buckets, optimizer_state, zero_partition
 from golden_lightning import checkpoint_policy, early_stopping
 from golden_rules import clip_gradients, ema, fused_optimizers, grad_scaler, losses_and_metrics, lr_schedule
 from golden_report import jpeg, png, tensorboard
+from golden_segmentation import dice_loss, npy, png_labels
 from golden_tasks import tasks
 from make_parity import ddp_parity, resnet
 
@@ -242,11 +245,25 @@ def mnist_ddp(folder):
         mp.spawn(train_ddp, (f"{scratch}/store", folder), nprocs=2)
 
 
+def sam(name):
+    """A group of golden_sam.py, loaded when it is made: transformers is slow to load, and wanted nowhere else."""
+    def group(folder):
+        getattr(importlib.import_module("golden_sam"), name)(folder)
+    group.__name__ = name
+    return group
+
+
 GROUPS = {function.__name__: function
           for function in (state_dict_file, python_files, sampler, mnist_cnn, mnist_ddp, ddp_buckets, zero_partition,
                            optimizer_state, comm_hooks, resnet, ddp_parity, image_transform, random_split, toy_datasets,
                            early_stopping, checkpoint_policy, fused_optimizers, lr_schedule, grad_scaler, clip_gradients,
-                           ema, losses_and_metrics, jpeg, png, tensorboard, tasks)}
+<<<<<<< HEAD
+                           ema, losses_and_metrics, dice_loss, npy, png_labels, jpeg, png, tensorboard,
+                           tasks)}
+=======
+                           ema, losses_and_metrics, jpeg, png, tensorboard, tasks,
+                           sam("sam_model"), sam("sam_processor"))}
+>>>>>>> sammodel
 
 
 def main():

@@ -10,12 +10,25 @@ namespace ddprun::data {
 
 namespace fs = std::filesystem;
 
+namespace {
+
+/// Where data that comes with the programs lies, from wherever they are: <prefix>/share/ddprun beside
+/// <prefix>/bin.
+fs::path own_share() {
+  std::error_code unknown;
+  const auto program = fs::read_symlink("/proc/self/exe", unknown);
+  return program.parent_path().parent_path() / "share" / "ddprun";
+}
+
+}  // namespace
+
 std::optional<fs::path> locate(const std::string& name) {
   std::vector<fs::path> roots;
   if (const char* data = std::getenv("DDPRUN_DATA"); data != nullptr && *data != '\0')
     roots.emplace_back(data);
   roots.push_back(cache_folder() / "data");
   roots.emplace_back("/usr/share/datasets");
+  roots.push_back(own_share());
   std::error_code unreadable;  // somebody else's folder holds nothing for us
   for (const auto& root : roots)
     if (fs::is_directory(root / name, unreadable)) return root / name;

@@ -8,7 +8,8 @@
 namespace ddprun::data {
 
 /// The folder of a data set known by name: $DDPRUN_DATA/NAME, <cache folder>/data/NAME (where
-/// scripts/get_data.sh puts it), or where a distribution's package puts it (/usr/share/datasets/NAME).
+/// scripts/get_data.sh puts it), where a distribution's package puts it (/usr/share/datasets/NAME), or what
+/// comes with the programs (share/ddprun/NAME beside their bin/: "nuclei-sample").
 /// nullopt if none of them exists.
 std::optional<std::filesystem::path> locate(const std::string& name);
 

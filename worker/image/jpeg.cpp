@@ -77,7 +77,9 @@ Image decode_jpeg(std::string_view bytes, const std::filesystem::path& path, std
   if (jpeg.num_components != 1 && jpeg.num_components != 3)
     refuse("it has " + std::to_string(jpeg.num_components) + " channels, expected 1 or 3");
   if (static_cast<std::int64_t>(jpeg.image_width) * jpeg.image_height > max_pixels)
-    refuse("it has too many pixels");
+    refuse("it has too many pixels, " + std::to_string(jpeg.image_width) + " x " +
+           std::to_string(jpeg.image_height) + ", expected at most " + std::to_string(max_pixels) +
+           " in all");
   jpeg.out_color_space = jpeg.num_components == 1 ? JCS_GRAYSCALE : JCS_RGB;
   auto image = make_image(static_cast<int>(jpeg.image_width), static_cast<int>(jpeg.image_height),
                           jpeg.num_components);

@@ -3,6 +3,7 @@
 #include <png.h>
 
 #include <csetjmp>
+#include <cstdio>
 #include <cstring>
 #include <stdexcept>
 
@@ -45,6 +46,12 @@ std::vector<png_bytep> rows_of(const Image& image) {
   return rows;
 }
 
+std::vector<png_bytep> rows_of(std::vector<png_byte>& bytes, std::size_t height) {
+  std::vector<png_bytep> rows;
+  for (std::size_t y = 0; y < height; ++y) rows.push_back(bytes.data() + y * (bytes.size() / height));
+  return rows;
+}
+
 int colour_type(int channels) {
   return channels == 1 ? PNG_COLOR_TYPE_GRAY : channels == 3 ? PNG_COLOR_TYPE_RGB : PNG_COLOR_TYPE_RGB_ALPHA;
 }
@@ -60,17 +67,37 @@ bool write(png_structp png, png_infop info, const Image& image, png_bytepp rows)
   return true;
 }
 
+/// Reads up to the pixels. Leaves by png_error() if there are too many of them.
+void read_size(png_structp png, png_infop info, std::int64_t max_pixels) {
+  png_read_info(png, info);
+  const auto width = png_get_image_width(png, info), height = png_get_image_height(png, info);
+  if (static_cast<std::int64_t>(width) * height <= max_pixels) return;
+  char message[128];
+  std::snprintf(message, sizeof message, "it has too many pixels, %u x %u, expected at most %lld in all",
+                width, height, static_cast<long long>(max_pixels));
+  png_error(png, message);
+}
+
 /// Reads up to the pixels and sets how they are to come: 8 bits, and RGB where there is more than grey.
 bool read_header(png_structp png, png_infop info, std::int64_t max_pixels) {
   if (setjmp(png_jmpbuf(png)) != 0) return false;
-  png_read_info(png, info);
-  const auto width = png_get_image_width(png, info), height = png_get_image_height(png, info);
-  if (static_cast<std::int64_t>(width) * height > max_pixels) png_error(png, "it has too many pixels");
+  read_size(png, info, max_pixels);
   png_set_expand(png);
   png_set_strip_16(png);  // as Pillow does
   const bool transparent = (png_get_color_type(png, info) & PNG_COLOR_MASK_ALPHA) != 0 ||
                            png_get_valid(png, info, PNG_INFO_tRNS) != 0;
   if (transparent) png_set_gray_to_rgb(png);
+  png_set_interlace_handling(png);
+  png_read_update_info(png, info);
+  return true;
+}
+
+/// The same for numbers: none is changed, each in whole bytes.
+bool read_label_header(png_structp png, png_infop info, std::int64_t max_pixels) {
+  if (setjmp(png_jmpbuf(png)) != 0) return false;
+  read_size(png, info, max_pixels);
+  png_set_packing(png);
+  png_set_strip_alpha(png);
   png_set_interlace_handling(png);
   png_read_update_info(png, info);
   return true;
@@ -111,6 +138,21 @@ class Codec {
   png_infop info_ = nullptr;
 };
 
+/// The numbers of a row; false if a pixel has a colour.
+bool take_labels(const png_byte* row, std::size_t width, int channels, int bytes_each, std::uint16_t* out) {
+  const auto channel_at = [&](std::size_t i) {
+    const auto* at = row + i * static_cast<std::size_t>(bytes_each);
+    return static_cast<std::uint16_t>(bytes_each == 2 ? at[0] << 8 | at[1] : at[0]);
+  };
+  const auto count = static_cast<std::size_t>(channels);
+  for (std::size_t x = 0; x < width; ++x) {
+    out[x] = channel_at(x * count);
+    for (std::size_t i = 1; i < count; ++i)
+      if (channel_at(x * count + i) != out[x]) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 std::string encode_png(const Image& image) {
@@ -135,6 +177,27 @@ Image decode_png(std::string_view bytes, const std::filesystem::path& path, std:
   auto rows = rows_of(image);
   if (!read_pixels(codec.png(), rows.data())) refuse();
   return image;
+}
+
+LabelMap decode_png_labels(std::string_view bytes, const std::filesystem::path& path,
+                           std::int64_t max_pixels) {
+  Stream stream{.rest = bytes};
+  const Codec codec(stream, false);
+  const auto refuse = [&] { throw IoError(path, "is no PNG file that can be read: " + stream.error); };
+  if (!read_label_header(codec.png(), codec.info(), max_pixels)) refuse();
+  const std::size_t width = png_get_image_width(codec.png(), codec.info()),
+                    height = png_get_image_height(codec.png(), codec.info());
+  std::vector<png_byte> pixels(png_get_rowbytes(codec.png(), codec.info()) * height);
+  auto rows = rows_of(pixels, height);
+  if (!read_pixels(codec.png(), rows.data())) refuse();
+  LabelMap labels{static_cast<int>(width), static_cast<int>(height),
+                  std::vector<std::uint16_t>(width * height)};
+  const int channels = png_get_channels(codec.png(), codec.info()),
+            bytes_each = png_get_bit_depth(codec.png(), codec.info()) / 8;
+  for (std::size_t y = 0; y < height; ++y)
+    if (!take_labels(rows[y], width, channels, bytes_each, labels.values.data() + y * width))
+      throw IoError(path, "has colours, expected a mask: grey numbers of instances, or a palette's");
+  return labels;
 }
 
 void write_png(const std::filesystem::path& path, const Image& image) {

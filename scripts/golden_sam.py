@@ -1,0 +1,171 @@
+"""What transformers' SamModel and SamProcessor compute, for make_golden.py: models with weights by a formula."""
+
+import torch
+from safetensors.torch import save_file
+from transformers import SamConfig, SamImageProcessor, SamModel, SamProcessor
+from transformers.models.sam.image_processing_pil_sam import SamImageProcessorPil
+
+from golden_common import write_json
+from parity_models import fill, formula
+
+# Each shape has something that the others lack. window_padding: the only window is larger than the image (transformers'
+# own tests have this shape). windows: whole windows, windows over the edges and the corner, and a layer without.
+# plain: nothing that may be left out is there.
+SHAPES = {
+    "window_padding": dict(
+        vision_config=dict(hidden_size=36, num_hidden_layers=2, num_attention_heads=4, image_size=24, patch_size=2,
+                           mlp_ratio=4.0, output_channels=32, num_pos_feats=16, window_size=14),
+        prompt_encoder_config=dict(hidden_size=32, image_size=24, patch_size=2, mask_input_channels=8),
+        mask_decoder_config=dict(hidden_size=32, mlp_dim=64, num_attention_heads=4, iou_head_hidden_dim=32)),
+    "windows": dict(
+        vision_config=dict(hidden_size=24, num_hidden_layers=3, num_attention_heads=2, image_size=40, patch_size=4,
+                           mlp_dim=40, output_channels=16, num_pos_feats=8, window_size=4, global_attn_indexes=[1]),
+        prompt_encoder_config=dict(hidden_size=16, image_size=40, patch_size=4, mask_input_channels=16),
+        mask_decoder_config=dict(hidden_size=16, mlp_dim=48, num_attention_heads=2, iou_head_hidden_dim=24,
+                                 iou_head_depth=4, num_multimask_outputs=2)),
+    "plain": dict(
+        vision_config=dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, image_size=20, patch_size=4,
+                           output_channels=16, num_pos_feats=8, window_size=3, global_attn_indexes=[0],
+                           qkv_bias=False, use_abs_pos=False, use_rel_pos=False, hidden_act="relu",
+                           layer_norm_eps=1e-5),
+        prompt_encoder_config=dict(hidden_size=16, image_size=20, patch_size=4, hidden_act="relu", layer_norm_eps=1e-5),
+        mask_decoder_config=dict(hidden_size=16, mlp_dim=24, num_hidden_layers=1, num_attention_heads=4,
+                                 attention_downsample_rate=1, hidden_act="gelu", iou_head_depth=2,
+                                 layer_norm_eps=1e-5)),
+}
+IMAGES, PROMPTS = 2, 3
+LABELS = [[[1, 0, -1], [1, 1, 0], [0, 1, -10]], [[1, -10, -10], [-10, 1, 1], [1, 1, 1]]]
+# Which prompts, and whether more than one mask.
+CASES = [("points", True), ("points", False), ("boxes", True), ("points boxes", False), ("points masks", True),
+         ("boxes masks", False), ("masks", True), ("", False)]
+
+
+def digits(value):
+    return float(f"{value:.13g}")
+
+
+def digest(name, tensor):
+    """Norm and the product with a vector by a formula: no two of a tensor's elements weigh the same."""
+    flat = tensor.detach().double().flatten()
+    return [digits(flat.norm().item()), digits(flat.dot(formula("probe " + name, flat.shape)).item())]
+
+
+def make_model(shape):
+    model = SamModel(SamConfig(**SHAPES[shape], attn_implementation="sdpa")).double()
+    return fill(model)
+
+
+def make_inputs(model, prompts, multimask):
+    size = model.config.vision_config.image_size
+    inputs = dict(pixel_values=4 * formula("image", (IMAGES, 3, size, size)), multimask_output=multimask)
+    place = lambda name, shape: (formula(name, shape) + 0.5) * size
+    if "points" in prompts:
+        inputs["input_points"] = place("points", (IMAGES, PROMPTS, 3, 2))
+        inputs["input_labels"] = torch.tensor(LABELS)
+    if "boxes" in prompts:
+        inputs["input_boxes"] = place("boxes", (IMAGES, PROMPTS, 4))
+    if "masks" in prompts:
+        side = 4 * model.config.prompt_encoder_config.image_embedding_size
+        inputs["input_masks"] = 8 * formula("masks", (IMAGES, 1, side, side))
+    return inputs
+
+
+def stages(model):
+    """Digests of what each part gives in one forward pass."""
+    found = {}
+    watched = {"vision_encoder.patch_embed", "vision_encoder.neck", "prompt_encoder", "mask_decoder.transformer"}
+    watched |= {f"vision_encoder.layers.{i}" for i in range(model.config.vision_config.num_hidden_layers)}
+
+    def note(name):
+        def hook(module, args, output):
+            for i, tensor in enumerate(output if isinstance(output, tuple) else (output,)):
+                found[f"{name} {i}"] = digest(name, tensor)
+        return hook
+
+    hooks = [module.register_forward_hook(note(name)) for name, module in model.named_modules() if name in watched]
+    model(**make_inputs(model, "points masks", True))
+    found["positions"] = digest("positions", model.get_image_wide_positional_embeddings())
+    for hook in hooks:
+        hook.remove()
+    return found
+
+
+def run_case(model, prompts, multimask):
+    model.zero_grad()
+    output = model(**make_inputs(model, prompts, multimask))
+    loss = sum((part * formula("weight of " + name, part.shape)).sum()
+               for name, part in (("masks", output.pred_masks), ("scores", output.iou_scores)))
+    loss.backward()
+    gradients = [digest(name, p.grad if p.grad is not None else torch.zeros_like(p))
+                 for name, p in model.named_parameters()]
+    return dict(prompts=prompts, multimask=multimask, shape=list(output.pred_masks.shape),
+                masks=digest("masks", output.pred_masks), scores=digest("scores", output.iou_scores),
+                loss=digits(loss.item()), gradients=gradients)
+
+
+def check_sensitive(model):
+    """Neither the image nor the point may be without influence, or the files would prove little."""
+    inputs = make_inputs(model, "points", True)
+    before = model(**inputs).pred_masks
+    for name in ("pixel_values", "input_points"):
+        changed = model(**{**inputs, name: inputs[name].flip(0)}).pred_masks
+        assert (changed - before).norm() > 0.01 * before.norm(), name
+
+
+def sam_model(folder):
+    for shape in SHAPES:
+        torch.manual_seed(0)
+        model = make_model(shape)
+        check_sensitive(model)
+        write_json(folder / f"{shape}.json", dict(
+            config=SHAPES[shape], parameters=[name for name, _ in model.named_parameters()], stages=stages(model),
+            cases=[run_case(model, *case) for case in CASES]))
+
+
+SIDE = 48
+SIZES = [(37, 53), (100, 31), (48, 48), (1, 7), (201, 333), (24, 48), (47, 49), (200, 13)]
+
+
+def pictures():
+    """height, width, 3 bytes: a pattern of blocks with noise on it."""
+    for height, width in SIZES:
+        noise = formula(f"picture {height} {width}", (height, width, 3)) * 120
+        rows, columns = torch.arange(height)[:, None, None], torch.arange(width)[None, :, None]
+        pattern = ((rows // 5 + columns // 7) % 3) * 80 + torch.arange(3) * 15 + 20
+        yield (height, width), (pattern + noise).clamp(0, 255).to(torch.uint8)
+
+
+def sam_processor(folder):
+    """Of pictures of odd sizes the inputs (by torchvision and by Pillow), points, boxes, and masks on their way back."""
+    options = dict(size={"longest_edge": SIDE}, pad_size={"height": SIDE, "width": SIDE})
+    processor = SamProcessor(SamImageProcessor(**options))
+    by_pillow = SamImageProcessorPil(**options)
+    tensors, cases = {}, []
+    for (height, width), picture in pictures():
+        points = [[x * width / 5, y * height / 3] for x, y in ((0, 0), (1.5, 2), (4.9, 2.9))]
+        box = [width / 7, 0, width - 1, height / 2]
+        name = f"{height}x{width}"
+        mask = (picture[:, :, 0] > 100).numpy().astype("uint8")
+        found = processor(images=picture.numpy(), segmentation_maps=mask, input_points=[[points]], input_boxes=[[box]],
+                          mask_size={"longest_edge": SIDE // 4},
+                          mask_pad_size={"height": SIDE // 4, "width": SIDE // 4}, input_data_format="channels_last",
+                          return_tensors="pt")
+        resized = found["reshaped_input_sizes"][0].tolist()
+        logits = formula("logits " + name, (1, 3, SIDE // 4, SIDE // 4)).float()
+        back = processor.post_process_masks([logits], [(height, width)], [resized], binarize=False)[0]
+        tensors[f"{name} torchvision"] = found["pixel_values"][0]
+        tensors[f"{name} pillow"] = by_pillow(picture.numpy(), input_data_format="channels_last",
+                                             return_tensors="pt")["pixel_values"][0]
+        tensors[f"{name} mask"] = found["labels"][0].to(torch.uint8)
+        cases.append(dict(size=[height, width], resized=resized, points=points, box=box,
+                          new_points=found["input_points"][0, 0].tolist(), new_box=found["input_boxes"][0, 0].tolist(),
+                          mask_logits=digest("mask logits", back)))
+    for name in list(tensors):  # a sixteenth of the room: what the bytes were, to be normalised by the test
+        if not name.endswith("mask"):
+            mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
+            values = tensors[name]
+            bytes_ = (values * std[:, None, None] + mean[:, None, None]) * 255
+            tensors[name] = bytes_.round().clamp(0, 255).to(torch.uint8)
+            tensors[name + " sum"] = values.double().sum().reshape(1)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "pictures.safetensors")
+    write_json(folder / "cases.json", dict(side=SIDE, cases=cases))

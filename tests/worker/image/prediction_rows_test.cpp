@@ -1,0 +1,95 @@
+#include "worker/image/prediction_rows.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "tests/support/catch.h"
+
+namespace ddprun::image {
+namespace {
+
+/// Whether the pixel is nearly of this colour.
+bool is_near(const std::uint8_t* pixel, int red, int green, int blue) {
+  return std::abs(pixel[0] - red) < 8 && std::abs(pixel[1] - green) < 8 && std::abs(pixel[2] - blue) < 8;
+}
+
+int count(const Image& figure, int red, int green, int blue) {
+  int found = 0;
+  for (int y = 0; y < figure.height; ++y)
+    for (int x = 0; x < figure.width; ++x) found += is_near(figure.pixel(x, y), red, green, blue) ? 1 : 0;
+  return found;
+}
+
+PredictionRow row_of(int width, int height, std::vector<PointMark> points = {}) {
+  return {make_image(width, height, 3, 90), std::move(points), make_image(width, height, 1, 0),
+          make_image(width, height, 1, 7)};
+}
+
+TEST_CASE("a row is the picture, the true mask and the predicted one, side by side", "[prediction_rows]") {
+  const auto figure = draw_prediction_rows({row_of(64, 64)});
+  CHECK(figure.channels == 3);
+  const int middle = figure.height - 100;
+  CHECK(is_near(figure.pixel(figure.width / 6, middle), 90, 90, 90));
+  CHECK(is_near(figure.pixel(figure.width / 2, middle), 0, 0, 0));
+  CHECK(is_near(figure.pixel(figure.width * 5 / 6, middle), 255, 255, 255));
+  CHECK(is_near(figure.pixel(1, 1), 255, 255, 255));
+  CHECK(count(figure, 230, 20, 20) == 0);
+}
+
+TEST_CASE("points are crosses at their places, red, and blue for the background", "[prediction_rows]") {
+  const auto plain = draw_prediction_rows({row_of(64, 32)});
+  const auto figure =
+      draw_prediction_rows({row_of(64, 32, {{.x = 16, .y = 8}, {.x = 48, .y = 24, .foreground = false}})});
+  // The panel is 320 pixels wide, 5 for each of the picture's, and begins where grey does.
+  int left = figure.width, top = figure.height;
+  for (int y = 0; y < plain.height; ++y)
+    for (int x = 0; x < plain.width / 3; ++x)
+      if (is_near(plain.pixel(x, y), 90, 90, 90) && is_near(plain.pixel(x + 1, y + 1), 90, 90, 90) &&
+          is_near(plain.pixel(x + 9, y + 9), 90, 90, 90))
+        left = std::min(left, x), top = std::min(top, y);
+  CHECK(is_near(figure.pixel(left + 16 * 5 + 2, top + 8 * 5 + 2), 230, 20, 20));
+  CHECK(is_near(figure.pixel(left + 48 * 5 + 2, top + 24 * 5 + 2), 30, 110, 235));
+  CHECK(count(figure, 230, 20, 20) > 30);
+  CHECK(count(figure, 30, 110, 235) > 30);
+}
+
+TEST_CASE("a point at the very corner is seen, one outside is not", "[prediction_rows]") {
+  const auto corner = draw_prediction_rows({row_of(200, 300, {{.x = 199, .y = 299}})});
+  CHECK(count(corner, 230, 20, 20) > 30);
+  const auto outside = draw_prediction_rows({row_of(200, 300, {{.x = -10, .y = -10}, {.x = 1e300, .y = 5}})});
+  CHECK(count(outside, 230, 20, 20) == 0);
+}
+
+TEST_CASE("no more than five rows are drawn", "[prediction_rows]") {
+  const std::vector<PredictionRow> rows(9, row_of(20, 20));
+  const auto five = draw_prediction_rows({rows.begin(), rows.begin() + 5});
+  CHECK(draw_prediction_rows(rows).bytes == five.bytes);
+  CHECK(draw_prediction_rows({rows.begin(), rows.begin() + 4}).height < five.height);
+}
+
+TEST_CASE("titles name the part", "[prediction_rows]") {
+  const auto training = draw_prediction_rows({row_of(20, 20)});
+  CHECK(training.bytes == draw_prediction_rows({row_of(20, 20)}, "Training").bytes);
+  CHECK(training.bytes != draw_prediction_rows({row_of(20, 20)}, "Validation").bytes);
+}
+
+TEST_CASE("pictures of any sizes and channels are drawn", "[prediction_rows]") {
+  PredictionRow mixed = row_of(3, 4000);
+  mixed.picture = make_image(5000, 2, 4, 128);
+  mixed.truth = make_image(1, 1, 1, 255);
+  const auto figure = draw_prediction_rows({mixed, row_of(1, 1), row_of(700, 500)}, std::string(1000, 'w'));
+  CHECK(figure.width == draw_prediction_rows({row_of(9, 9)}).width);
+  CHECK(draw_prediction_rows({}).channels == 3);
+}
+
+TEST_CASE("what cannot be drawn is refused", "[prediction_rows]") {
+  auto coloured = row_of(4, 4);
+  coloured.truth = make_image(4, 4, 3);
+  CHECK_THROWS_WITH(draw_prediction_rows({coloured}), "a mask to draw has one channel, got 3");
+  auto empty = row_of(4, 4);
+  empty.picture = make_image(0, 4, 3);
+  CHECK_THROWS_AS(draw_prediction_rows({empty}), std::invalid_argument);
+}
+
+}  // namespace
+}  // namespace ddprun::image

@@ -1,0 +1,91 @@
+#include <torch/types.h>
+
+#include <string>
+
+#include "common/errors.h"
+#include "tests/support/catch.h"
+#include "tests/support/run_ranks.h"
+#include "tests/worker/sam_support.h"
+#include "worker/ddp/distributed_data_parallel.h"
+
+using namespace ddprun;
+using namespace ddprun::test;
+using ddp::DistributedDataParallel;
+
+namespace {
+
+models::Sam make_model(bool checkpointing) {
+  torch::manual_seed(5);
+  models::Sam model(small_sam_config());
+  model->set_gradient_checkpointing(checkpointing);
+  return model;
+}
+
+/// Two steps on this rank's image; the gradients of the second.
+void train(models::Sam& model, const ddp::ProcessGroup& group,
+           const DistributedDataParallel::Options& options) {
+  DistributedDataParallel ddp(*model, group, options);
+  const auto input = make_sam_input(model->config(), "points", torch::kFloat);
+  const auto mine = [&](const torch::Tensor& x) { return x.narrow(0, group.rank(), 1); };
+  const models::SamPrompts prompts{mine(input.prompts.points), mine(input.prompts.labels)};
+  for (int step = 0; step < 2; ++step) {
+    ddp.zero_grad();
+    ddp.forward(
+           [&] { return model->forward(mine(input.image), prompts, /*multimask=*/false).masks.pow(2).sum(); })
+        .backward();
+  }
+}
+
+void ensure_same_gradients(const models::Sam& a, const models::Sam& b) {
+  for (const auto& item : a->named_parameters()) {
+    const auto one = item.value().grad(), other = b->named_parameters()[item.key()].grad();
+    const bool same = one.defined() == other.defined() && (!one.defined() || one.equal(other));
+    ensure(same, ("gradients of " + item.key() + " differ").c_str());
+  }
+}
+
+}  // namespace
+
+TEST_CASE("SAM's gradient checkpointing changes no bit of the gradients that ranks average", "[sam][ranks]") {
+  const bool static_graph = GENERATE(true, false);
+  run_ranks(2, [&](const ddp::ProcessGroup& group) {
+    torch::set_num_threads(1);
+    DistributedDataParallel::Options options;
+    (static_graph ? options.static_graph : options.find_unused_parameters) = true;
+    auto plain = make_model(false), again = make_model(true);
+    train(plain, group, options);
+    train(again, group, options);
+    ensure_same_gradients(plain, again);
+  });
+}
+
+TEST_CASE("under DistributedDataParallel a checkpointed encoder's gradients arrive once each",
+          "[sam][ranks]") {
+  run_ranks(2, [](const ddp::ProcessGroup& group) {
+    torch::set_num_threads(1);
+    torch::manual_seed(6);
+    models::SamVisionEncoder encoder(small_sam_config().vision);
+    for (auto& parameter : encoder->parameters()) torch::nn::init::normal_(parameter, 0, 0.1);
+    encoder->set_gradient_checkpointing(true);
+    // Of every gradient two would be an error, and of one that lacks the next forward's.
+    DistributedDataParallel ddp(*encoder, group);
+    const auto image = make_sam_input(small_sam_config(), "", torch::kFloat).image;
+    for (int step = 0; step < 3; ++step)
+      ddp.forward([&] { return encoder->forward(image * group.rank()).pow(2).sum(); }).backward();
+    ensure(ddp.statistics().iteration == 3, "three reductions");
+  });
+}
+
+TEST_CASE("with gradient checkpointing a frozen encoder stays frozen", "[sam][ranks]") {
+  run_ranks(2, [](const ddp::ProcessGroup& group) {
+    torch::set_num_threads(1);
+    auto model = make_model(true);
+    model->freeze_encoder();
+    DistributedDataParallel::Options options;
+    options.static_graph = true;
+    train(model, group, options);
+    for (const auto& item : model->named_parameters())
+      ensure(!item.key().starts_with("vision_encoder.") || !item.value().grad().defined(),
+             item.key().c_str());
+  });
+}

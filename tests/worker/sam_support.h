@@ -1,0 +1,28 @@
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "worker/models/sam/sam.h"
+
+namespace ddprun::test {
+
+inline const char* const kSamPositions = "shared_image_embedding.positional_embedding";
+
+/// The model of a configuration as config.json has it, with weights by the formula of parity_models.h, in
+/// double precision.
+models::Sam make_formula_sam(const nlohmann::json& config);
+
+/// A small shape with all that SAM may have.
+models::SamConfig small_sam_config();
+
+/// Points, and the image that belongs to them.
+struct SamInput {
+  torch::Tensor image;
+  models::SamPrompts prompts;
+};
+
+/// By a formula, as scripts/golden_sam.py's make_inputs(). prompts: "points", "boxes", "masks" or several
+SamInput make_sam_input(const models::SamConfig& config, const std::string& prompts, torch::Dtype dtype);
+
+}  // namespace ddprun::test

@@ -1,0 +1,143 @@
+#include "worker/data/sam_processor.h"
+
+#include <torch/types.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+#include "worker/image/image.h"
+
+namespace ddprun::data {
+namespace {
+
+constexpr double kPadding = -10;
+
+/// height and width so that the longest becomes `longest`.
+ImageSize with_longest_side(ImageSize size, std::int64_t longest) {
+  const double scale = static_cast<double>(longest) / static_cast<double>(std::max(size.height, size.width));
+  const auto side = [&](std::int64_t old) {
+    return std::max<std::int64_t>(1, static_cast<std::int64_t>(static_cast<double>(old) * scale + 0.5));
+  };
+  return {side(size.height), side(size.width)};
+}
+
+void check_size(ImageSize size) {
+  if (size.height < 1 || size.width < 1)
+    throw std::invalid_argument("SamProcessor: expected an image of 1 x 1 at least, got " +
+                                std::to_string(size.width) + " x " + std::to_string(size.height));
+}
+
+/// For each of `count` places the one of `old` that is its nearest neighbour, in single precision as ATen has
+/// it.
+at::Tensor nearest(std::int64_t old, std::int64_t count) {
+  const float scale = static_cast<float>(old) / static_cast<float>(count);
+  auto index = at::empty({count}, at::kLong);
+  for (std::int64_t i = 0; i < count; ++i)
+    index.mutable_data_ptr<std::int64_t>()[i] =
+        std::min(static_cast<std::int64_t>(static_cast<float>(i) * scale), old - 1);
+  return index;
+}
+
+/// The value for each of the three channels, of bytes.
+at::Tensor per_channel(const std::array<float, 3>& of_unit) {
+  return at::tensor(at::ArrayRef<float>(of_unit), at::kFloat).mul_(255).view({3, 1, 1});
+}
+
+at::Tensor scaled(const at::Tensor& xy, ImageSize original, ImageSize resized) {
+  auto result = xy.to(at::kDouble, /*non_blocking=*/false, /*copy=*/true);
+  result.select(-1, 0).mul_(static_cast<double>(resized.width) / static_cast<double>(original.width));
+  result.select(-1, 1).mul_(static_cast<double>(resized.height) / static_cast<double>(original.height));
+  return result;
+}
+
+}  // namespace
+
+SamProcessor::SamProcessor(const Options& options) : options_(options) {
+  if (options.image_size < 1)
+    throw std::invalid_argument("SamProcessor: expected an image_size above 0, got " +
+                                std::to_string(options.image_size));
+  for (const float deviation : options.std)
+    if (!(deviation > 0))
+      throw std::invalid_argument("SamProcessor: expected standard deviations above 0, got " +
+                                  std::to_string(deviation));
+}
+
+ImageSize SamProcessor::resized(ImageSize original) const {
+  check_size(original);
+  return with_longest_side(original, options_.image_size);
+}
+
+at::Tensor SamProcessor::pixel_values(const image::Image& picture) const {
+  auto rgb = image::to_rgb(picture);
+  const auto size = resized({rgb.height, rgb.width});
+  const auto bytes =
+      at::from_blob(rgb.bytes.data(), {1, rgb.height, rgb.width, 3}, at::kByte).permute({0, 3, 1, 2});
+  const auto small =
+      at::_upsample_bilinear2d_aa(bytes, {size.height, size.width}, /*align_corners=*/false)[0];
+  const auto side = options_.image_size;
+  auto result = at::zeros({3, side, side});
+  result.narrow(1, 0, size.height)
+      .narrow(2, 0, size.width)
+      .copy_(small.to(at::kFloat).sub_(per_channel(options_.mean)).div_(per_channel(options_.std)));
+  return result;
+}
+
+at::Tensor SamProcessor::points(const at::Tensor& points, ImageSize original) const {
+  return scaled(points, original, resized(original));
+}
+
+at::Tensor SamProcessor::boxes(const at::Tensor& boxes, ImageSize original) const {
+  return scaled(boxes.unflatten(-1, {2, 2}), original, resized(original)).flatten(-2);
+}
+
+at::Tensor SamProcessor::low_resolution_mask(const at::Tensor& mask, std::int64_t side) const {
+  const ImageSize original{mask.size(0), mask.size(1)};
+  check_size(original);
+  const auto size = with_longest_side(original, side);
+  auto result = at::zeros({side, side}, mask.options());
+  result.narrow(0, 0, size.height)
+      .narrow(1, 0, size.width)
+      .copy_(mask.index_select(0, nearest(original.height, size.height))
+                 .index_select(1, nearest(original.width, size.width)));
+  return result;
+}
+
+at::Tensor SamProcessor::mask_logits(const at::Tensor& logits, ImageSize original) const {
+  const auto size = resized(original);
+  const auto side = options_.image_size;
+  const auto masks = logits.reshape({1, -1, logits.size(-2), logits.size(-1)});
+  const auto framed = at::upsample_bilinear2d(masks, {side, side}, /*align_corners=*/false)
+                          .narrow(2, 0, size.height)
+                          .narrow(3, 0, size.width);
+  auto shape = logits.sizes().vec();
+  shape[shape.size() - 2] = original.height;
+  shape[shape.size() - 1] = original.width;
+  return at::upsample_bilinear2d(framed, {original.height, original.width}, /*align_corners=*/false)
+      .reshape(shape);
+}
+
+PaddedPoints pad_points(const std::vector<at::Tensor>& points, const std::vector<at::Tensor>& labels) {
+  if (points.size() != labels.size())
+    throw std::invalid_argument("pad_points: expected labels of " + std::to_string(points.size()) +
+                                " images, got " + std::to_string(labels.size()));
+  std::int64_t most = 0;
+  for (std::size_t i = 0; i < points.size(); ++i) {
+    if (points[i].size(0) != labels[i].size(0))
+      throw std::invalid_argument("pad_points: expected " + std::to_string(points[i].size(0)) +
+                                  " labels of image " + std::to_string(i) + ", got " +
+                                  std::to_string(labels[i].size(0)));
+    most = std::max(most, points[i].size(0));
+  }
+  const auto images = static_cast<std::int64_t>(points.size());
+  PaddedPoints result{at::full({images, 1, most, 2}, kPadding, at::kDouble),
+                      at::full({images, 1, most}, kPadding, at::kLong)};
+  for (std::size_t i = 0; i < points.size(); ++i) {
+    const auto image = static_cast<std::int64_t>(i), count = points[i].size(0);
+    result.points[image][0].narrow(0, 0, count).copy_(points[i].view({-1, 2}));
+    result.labels[image][0].narrow(0, 0, count).copy_(labels[i]);
+  }
+  return result;
+}
+
+}  // namespace ddprun::data

@@ -1,0 +1,49 @@
+#pragma once
+
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
+
+#include "worker/models/sam/sam_config.h"
+
+// What the parts of SAM share. Shapes: B images, P prompts an image, N tokens, C channels, H rows and W
+// columns (of patches, but for pictures and masks), E heads, D channels of a head.
+
+namespace ddprun::models {
+
+torch::Tensor activate(Activation activation, const torch::Tensor& x);
+
+/// LayerNorm over the last dimension.
+torch::nn::LayerNorm layer_norm(std::int64_t channels, double eps);
+
+/// A linear layer, an activation function, a linear layer.
+class SamMlpImpl : public torch::nn::Module {
+ public:
+  SamMlpImpl(std::int64_t channels, std::int64_t hidden, Activation activation);
+
+  /// x        float [..., channels]
+  /// returns  the same shape
+  torch::Tensor forward(const torch::Tensor& x);
+
+ private:
+  Activation activation_;
+  torch::nn::Linear lin1_, lin2_;
+};
+TORCH_MODULE(SamMlp);
+
+/// Linear layers with ReLU between them.
+class SamFeedForwardImpl : public torch::nn::Module {
+ public:
+  SamFeedForwardImpl(std::int64_t in, std::int64_t hidden, std::int64_t out, std::int64_t layers);
+
+  /// x        float [..., in]
+  /// returns  float [..., out]
+  torch::Tensor forward(torch::Tensor x);
+
+ private:
+  torch::nn::Linear proj_in_, proj_out_;
+  torch::nn::ModuleList layers_;
+};
+TORCH_MODULE(SamFeedForward);
+
+}  // namespace ddprun::models

@@ -1,0 +1,82 @@
+#pragma once
+
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/normalization.h>
+
+#include "worker/models/sam/layers.h"
+
+namespace ddprun::models {
+
+/// Places as sines and cosines of random frequencies (Tancik et al. 2020), which are fixed: a buffer.
+class SamPositionalEmbeddingImpl : public torch::nn::Module {
+ public:
+  explicit SamPositionalEmbeddingImpl(std::int64_t features);
+
+  /// place    float [..., 2], x and y in [0, 1]
+  /// returns  [..., 2 * features] of the frequencies' type, computed in float at least
+  torch::Tensor forward(const torch::Tensor& place);
+
+  /// Of the middles of a grid's cells, row by row: [1, 1, side * side, 2 * features].
+  torch::Tensor of_grid(std::int64_t side);
+
+ private:
+  torch::Tensor positional_embedding_;  ///< [2, features]
+};
+TORCH_MODULE(SamPositionalEmbedding);
+
+/// From a mask to channels for every patch.
+class SamMaskEmbeddingImpl : public torch::nn::Module {
+ public:
+  explicit SamMaskEmbeddingImpl(const SamConfig::PromptEncoder& config);
+
+  /// mask_B1HW  float [B, 1, 4 grid, 4 grid]
+  /// returns    float [B, grid, grid, hidden_size]
+  torch::Tensor forward(const torch::Tensor& mask_B1HW);
+
+ private:
+  Activation activation_;
+  torch::nn::Conv2d conv1_, conv2_, conv3_;
+  torch::nn::LayerNorm layer_norm1_, layer_norm2_;
+};
+TORCH_MODULE(SamMaskEmbedding);
+
+/// What is to be segmented; undefined tensors: no such prompts. Coordinates are pixels of the model's frame.
+struct SamPrompts {
+  torch::Tensor points = {};  ///< [B, P, N, 2], x and y
+  torch::Tensor labels =
+      {};  ///< [B, P, N]: 1 foreground, 0 background, -1 no point, -10 padding; undefined: all 1
+  torch::Tensor boxes = {};  ///< [B, P, 4], the corners at the top left and the bottom right
+  torch::Tensor masks = {};  ///< float [B, 1, 4 grid, 4 grid], logits
+};
+
+class SamPromptEncoderImpl : public torch::nn::Module {
+ public:
+  /// positions  shared with the image
+  SamPromptEncoderImpl(const SamConfig::PromptEncoder& config, SamPositionalEmbedding positions);
+
+  /// returns  float [B, P, N', hidden_size]: the points, one more for none if there are no boxes, and two
+  /// corners of
+  ///          each box; undefined without points and boxes
+  torch::Tensor sparse(const SamPrompts& prompts);
+
+  /// returns  float [B, 1, grid * grid, hidden_size] of a mask; [1, 1, 1, hidden_size] without
+  torch::Tensor dense(const SamPrompts& prompts);
+
+ private:
+  torch::Tensor embed_points(torch::Tensor points, torch::Tensor labels, bool with_end);
+  torch::Tensor embed_boxes(const torch::Tensor& boxes);
+  torch::Tensor position(const torch::Tensor& pixels);
+  torch::Tensor point_embedding(std::size_t i);
+
+  std::int64_t image_size_;
+  SamPositionalEmbedding shared_embedding_;
+  SamMaskEmbedding mask_embed_;
+  torch::nn::Embedding no_mask_embed_;
+  torch::nn::ModuleList point_embed_;
+  torch::nn::Embedding not_a_point_embed_;
+};
+TORCH_MODULE(SamPromptEncoder);
+
+}  // namespace ddprun::models

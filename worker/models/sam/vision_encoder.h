@@ -1,0 +1,82 @@
+#pragma once
+
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/normalization.h>
+
+#include "worker/models/sam/layers.h"
+#include "worker/models/sam/vision_attention.h"
+
+namespace ddprun::models {
+
+/// Cuts a picture into patches and gives each its channels.
+class SamPatchEmbeddingsImpl : public torch::nn::Module {
+ public:
+  explicit SamPatchEmbeddingsImpl(const SamConfig::Vision& config);
+
+  /// image_BCHW  float [B, channels, size, size]
+  /// returns     float [B, grid, grid, hidden_size]
+  torch::Tensor forward(const torch::Tensor& image_BCHW);
+
+ private:
+  torch::nn::Conv2d projection_;
+};
+TORCH_MODULE(SamPatchEmbeddings);
+
+/// One block of the image encoder's transformer: attention and a small net, each after a norm and beside a
+/// shortcut.
+class SamVisionLayerImpl : public torch::nn::Module {
+ public:
+  SamVisionLayerImpl(const SamConfig::Vision& config, std::int64_t window);
+
+  /// x_BHWC   float [B, grid, grid, hidden_size]
+  /// returns  the same shape
+  torch::Tensor forward(const torch::Tensor& x_BHWC);
+
+ private:
+  torch::nn::LayerNorm layer_norm1_;
+  VisionAttention attn_;
+  torch::nn::LayerNorm layer_norm2_;
+  SamMlp mlp_;
+};
+TORCH_MODULE(SamVisionLayer);
+
+/// Two convolutions with norms, to the channels of the decoder.
+class SamVisionNeckImpl : public torch::nn::Module {
+ public:
+  explicit SamVisionNeckImpl(const SamConfig::Vision& config);
+
+  /// x_BHWC   float [B, grid, grid, hidden_size]
+  /// returns  float [B, grid, grid, output_channels]
+  torch::Tensor forward(const torch::Tensor& x_BHWC);
+
+ private:
+  torch::nn::Conv2d conv1_;
+  torch::nn::LayerNorm layer_norm1_;
+  torch::nn::Conv2d conv2_;
+  torch::nn::LayerNorm layer_norm2_;
+};
+TORCH_MODULE(SamVisionNeck);
+
+/// SAM's image encoder, a vision transformer (Li et al. 2022, ViTDet).
+class SamVisionEncoderImpl : public torch::nn::Module {
+ public:
+  explicit SamVisionEncoderImpl(const SamConfig::Vision& config);
+
+  /// image_BCHW  float [B, channels, image_size, image_size]
+  /// returns     float [B, grid, grid, output_channels]
+  torch::Tensor forward(const torch::Tensor& image_BCHW);
+
+  /// Whether the layers keep nothing for their backward and run again in it.
+  void set_gradient_checkpointing(bool on) { checkpoints_gradients_ = on; }
+
+ private:
+  SamPatchEmbeddings patch_embed_;
+  torch::Tensor pos_embed_;  ///< [1, grid, grid, hidden_size]; undefined without absolute positions
+  torch::nn::ModuleList layers_;
+  SamVisionNeck neck_;
+  bool checkpoints_gradients_ = false;
+};
+TORCH_MODULE(SamVisionEncoder);
+
+}  // namespace ddprun::models

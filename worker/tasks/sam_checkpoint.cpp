@@ -1,0 +1,85 @@
+#include "worker/tasks/sam_checkpoint.h"
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <string>
+
+#include "common/errors.h"
+#include "worker/train/model_folder.h"
+
+namespace ddprun::tasks {
+namespace {
+
+// Two names of one tensor: transformers writes the first, older releases both.
+constexpr const char* kPositions = "shared_image_embedding.positional_embedding";
+constexpr const char* kSamePositions = "prompt_encoder.shared_embedding.positional_embedding";
+
+const torch::Tensor* find(const train::StateDict& weights, const char* name) {
+  const auto found =
+      std::find_if(weights.begin(), weights.end(), [&](const auto& item) { return item.first == name; });
+  return found == weights.end() ? nullptr : &found->second;
+}
+
+/// The weights with both names of the tensor that has two.
+train::StateDict with_both_names(train::StateDict weights, const std::filesystem::path& source) {
+  const auto* first = find(weights, kPositions);
+  const auto* second = find(weights, kSamePositions);
+  if (first != nullptr && second != nullptr && !first->equal(*second))
+    throw IoError(source, std::string("its tensors \"") + kPositions + "\" and \"" + kSamePositions +
+                              "\" differ, expected one under two names");
+  if (first != nullptr && second == nullptr)
+    weights.emplace_back(kSamePositions, *first);
+  else if (first == nullptr && second != nullptr)
+    weights.emplace_back(kPositions, *second);
+  return weights;
+}
+
+/// As SamProcessor.save_pretrained() writes it.
+std::string processor_json(std::int64_t image_size, std::int64_t mask_size) {
+  const auto square = [](std::int64_t side) { return nlohmann::json{{"height", side}, {"width", side}}; };
+  const nlohmann::json root = {{"image_processor_type", "SamImageProcessor"},
+                               {"processor_class", "SamProcessor"},
+                               {"size", {{"longest_edge", image_size}}},
+                               {"pad_size", square(image_size)},
+                               {"mask_size", {{"longest_edge", mask_size}}},
+                               {"mask_pad_size", square(mask_size)},
+                               {"image_mean", {0.485, 0.456, 0.406}},
+                               {"image_std", {0.229, 0.224, 0.225}},
+                               {"rescale_factor", 1.0 / 255},
+                               {"resample", 2}};
+  return root.dump(2) + "\n";
+}
+
+}  // namespace
+
+models::Sam read_sam(const std::filesystem::path& path) {
+  const auto files = train::find_model_files(path);
+  models::Sam model(models::read_sam_config(files.config));
+  load_sam_weights(*model, files.weights);
+  return model;
+}
+
+void load_sam_weights(models::SamImpl& model, const std::filesystem::path& weights) {
+  train::load_weights(model, with_both_names(train::read_weights(weights), weights), weights);
+}
+
+void write_sam(const std::filesystem::path& folder, const models::SamImpl& model) {
+  train::StateDict weights;
+  for (const auto& item : train::state_dict(model))
+    weights.emplace_back(item.key().toStringRef(), item.value().toTensor());
+  write_sam(folder, model.config(), weights);
+}
+
+void write_sam(const std::filesystem::path& folder, const models::SamConfig& config,
+               const train::StateDict& weights) {
+  auto written = with_both_names(weights, folder);
+  for (auto& [name, tensor] : written)  // under both names, as in released files: every release reads that
+    if (name == kSamePositions) tensor = tensor.clone();
+  train::write_model_folder(
+      folder, written,
+      {{"config.json", models::to_json(config)},
+       {"preprocessor_config.json", processor_json(config.vision.image_size, config.mask_size())}});
+}
+
+}  // namespace ddprun::tasks
