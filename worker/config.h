@@ -33,6 +33,16 @@ struct Config {
     double label_smoothing = 0;
   } model;
 
+  struct Sam {
+    std::string architecture = "small";     ///< small, base, large, huge or a config.json
+    std::filesystem::path checkpoint;       ///< a model that is there already; empty: a new one
+    std::string freeze = "none";            ///< "encoder" or "prompt": that part is not trained
+    bool gradient_checkpointing = false;    ///< the encoder's layers run again in backward
+    std::filesystem::path embedding_cache;  ///< a folder for a frozen encoder's results; empty: none
+    std::filesystem::path points;           ///< empty: points are drawn
+    std::int64_t points_per_image = 1;      ///< of those that are drawn
+  } sam;
+
   train::TrainerOptions train;
   ddp::DeviceChoice device = ddp::DeviceChoice::kAuto;
   ddp::BackendChoice backend = ddp::BackendChoice::kAuto;

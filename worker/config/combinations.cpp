@@ -29,6 +29,11 @@ void check_combinations(const Config& config) {
   refuse(scaled && ddp.nan_check, "--precision=16-mixed", "--nan-check");
   refuse(scaled && ddp.join, "--precision=16-mixed", "--join");
   refuse(train.optim.clip_norm > 0 && train.optim.clip_value > 0, "--clip-norm", "--clip-value");
+  refuse(!config.sam.checkpoint.empty() && !config.model.init_weights.empty(), "--checkpoint",
+         "--init-weights");
+  refuse(!config.sam.embedding_cache.empty() && ddp.fsdp, "--embedding-cache", "--fsdp");
+  if (!config.sam.embedding_cache.empty() && config.sam.freeze != "encoder")
+    throw UsageError("--embedding-cache: expected --freeze=encoder too; another encoder changes in training");
   if (train.checkpoint.resume == "auto" && train.out.empty())
     throw UsageError("--resume=auto: expected --out too, the folder of the run to go on with");
 }

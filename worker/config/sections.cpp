@@ -32,6 +32,7 @@ Setting t_max(std::int64_t& target) {
 
 Settings data_settings(Config& config) {
   auto& data = config.data;
+  auto& sam = config.sam;
   return {
       text("data", data.source, "a folder, or the name of a data set")
           .type("DIR|NAME")
@@ -39,14 +40,20 @@ Settings data_settings(Config& config) {
       text("data", data.source, "a table of one's own: the last column is the label, 0 or 1")
           .type("FILE.csv")
           .only({"linear"}),
+      text("data", data.source, "a folder with images/ and masks/, or the name of a data set")
+          .type("DIR|NAME")
+          .only({"sam"}),
+      path("points", sam.points, "points of the images, CSV or NPY: index,y,x (default: drawn at random)")
+          .only({"sam"}),
+      integer("points-per-image", sam.points_per_image, 1, 256, "how many are drawn").only({"sam"}),
       integer("limit-train", data.limit_train, 1, kMaxCount, "use only the first N training samples"),
       integer("limit-val", data.limit_val, 1, kMaxCount, "use only the first N validation samples")
-          .only({"linear", "mnist", "cifar10"}),
+          .only({"linear", "mnist", "cifar10", "sam"}),
       integer("limit-test", data.limit_test, 1, kMaxCount, "use only the first N test samples")
           .only({"mnist", "cifar10"}),
       number("val-split", data.val_split, {0, 0.999, true, "a part above 0 and below 1"},
              "this part of the training set is for validation")
-          .only({"linear", "mnist", "cifar10"}),
+          .only({"linear", "mnist", "cifar10", "sam"}),
       boolean("val-on-test", data.val_on_test, "validation on the test set, as the document has it")
           .only({"cifar10"}),
       negated("augment", data.augment, "no random crops and flips").only({"cifar10"}),
@@ -57,6 +64,7 @@ Settings data_settings(Config& config) {
 
 Settings model_settings(Config& config) {
   auto& model = config.model;
+  auto& sam = config.sam;
   return {
       path("init-weights", model.init_weights,
            "start from a model's weights: .pt of ours or of Python, .safetensors"),
@@ -66,6 +74,25 @@ Settings model_settings(Config& config) {
       choice("loss", model.loss, {"mse", "cross_entropy"},
              "mse or cross_entropy (the document's, by which nothing is learnt)")
           .only({"toy"}),
+      choice("loss", model.loss, {"dice", "dice_focal", "dice_bce"},
+             "dice, dice_focal (SAM's authors': Dice + 20 x focal loss) or dice_bce")
+          .only({"sam"}),
+      text("architecture", sam.architecture, "of a new model: small, base, large, huge or a config.json")
+          .type("NAME|FILE")
+          .only({"sam"}),
+      path("checkpoint", sam.checkpoint,
+           "start from a model of transformers: its folder, or model.safetensors or pytorch_model.bin in it")
+          .type("DIR|FILE")
+          .only({"sam"}),
+      choice("freeze", sam.freeze, {"none", "encoder", "prompt"},
+             "none, encoder or prompt: a part that is not trained")
+          .only({"sam"}),
+      boolean("gradient-checkpointing", sam.gradient_checkpointing,
+              "less memory, more time: the encoder's layers run again in backward")
+          .only({"sam"}),
+      path("embedding-cache", sam.embedding_cache, "keep a frozen encoder's results in this folder")
+          .type("DIR")
+          .only({"sam"}),
       choice("stem", model.stem, {"imagenet", "cifar"},
              "imagenet: 7x7, stride 2 and pooling, as torchvision's; cifar: 3x3")
           .only({"cifar10"}),
@@ -127,10 +154,10 @@ Settings train_settings(Config& config) {
       integer("accumulate", train.accumulate, 1, kMaxInt, "batches of an optimizer step"),
       integer("val-every-steps", train.val_every_steps, 1, kMaxInt,
               "validation after every N steps, not after every epoch")
-          .only({"linear", "mnist", "cifar10"}),
+          .only({"linear", "mnist", "cifar10", "sam"}),
       integer("sanity-batches", train.sanity_batches, 0, kMaxInt,
               "batches of validation before the training, to find mistakes early")
-          .only({"linear", "mnist", "cifar10"}),
+          .only({"linear", "mnist", "cifar10", "sam"}),
       integer("seed", train.seed, 0, kMaxCount, "of everything random"),
       boolean("deterministic", config.deterministic, "only algorithms that give the same every time"),
   };

@@ -73,10 +73,16 @@ const char* type_of(Setting::Kind kind) {
   return "";
 }
 
-const Setting* find(const std::vector<Setting>& settings, std::string_view section, std::string_view key) {
-  for (const auto& setting : settings)
-    if (setting.key() == key && (section.empty() || setting.section == section)) return &setting;
-  return nullptr;
+/// The task's own, or else another task's; null: there is none.
+const Setting* find(const std::vector<Setting>& settings, const std::string& task, std::string_view section,
+                    std::string_view key) {
+  const Setting* found = nullptr;
+  for (const auto& setting : settings) {
+    if (setting.key() != key || !(section.empty() || setting.section == section)) continue;
+    if (setting.belongs_to(task)) return &setting;
+    found = &setting;
+  }
+  return found;
 }
 
 bool is_section(const std::vector<Setting>& settings, std::string_view name) {
@@ -95,7 +101,7 @@ struct Reader {
     for (const auto& [key, node] : root) {
       const std::string name(key.str());
       if (name == "task") continue;  // task_of_toml()'s
-      const auto* setting = find(settings, "", name);
+      const auto* setting = find(settings, task, "", name);
       if (is_section(settings, name) && node.is_table())
         read_section(name, *node.as_table());
       else if (setting != nullptr)
@@ -110,11 +116,11 @@ struct Reader {
   void read_section(const std::string& section, const toml::table& table) const {
     for (const auto& [key, node] : table) {
       const std::string name(key.str());
-      if (const auto* setting = find(settings, section, name)) {
+      if (const auto* setting = find(settings, task, section, name)) {
         read_setting(*setting, node);
         continue;
       }
-      const auto* elsewhere = find(settings, "", name);
+      const auto* elsewhere = find(settings, task, "", name);
       throw at(file, node.source(),
                elsewhere != nullptr
                    ? "'" + name + "' belongs under [" + elsewhere->section + "], not [" + section + "]"

@@ -5,7 +5,8 @@
 namespace ddprun::tasks {
 
 const std::vector<TaskEntry>& all_tasks() {
-  static const std::vector<TaskEntry> tasks = {mnist_task(), toy_task(), linear_task(), cifar10_task()};
+  static const std::vector<TaskEntry> tasks = {mnist_task(), toy_task(), linear_task(), cifar10_task(),
+                                               sam_task()};
   return tasks;
 }
 

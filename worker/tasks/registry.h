@@ -34,5 +34,6 @@ TaskEntry mnist_task();
 TaskEntry toy_task();
 TaskEntry linear_task();
 TaskEntry cifar10_task();
+TaskEntry sam_task();
 
 }  // namespace ddprun::tasks

@@ -49,12 +49,11 @@ StateDict named_tensors(const c10::IValue& dict, const std::string& prefix = "")
   return named;
 }
 
-/// The averages, under Ema's names, where there are any.
+}  // namespace
+
 StateDict weights_to_evaluate(const TrainingState& state) {
   return state.ema.isGenericDict() ? named_tensors(state.ema, "module.") : named_tensors(state.model);
 }
-
-}  // namespace
 
 ddp::CommHook ParallelModel::make_hook() {
   if (options_.comm_hook != "powersgd") return ddp::make_comm_hook(options_.comm_hook, group_);
@@ -71,7 +70,8 @@ ParallelModel::Engine ParallelModel::make_engine() {
   if (options_.fsdp) return ddp::FullyShardedDataParallel(module, group_);
   ddp::DistributedDataParallel::Options ddp_options;
   ddp_options.bucket_bytes = options_.bucket_mb << 20;
-  ddp_options.find_unused_parameters = options_.find_unused;
+  // A task whose graph is the same in every step may leave parameters unused in all of them.
+  ddp_options.find_unused_parameters = options_.find_unused || (task_.static_graph && options_.join);
   ddp_options.static_graph =
       options_.static_graph || (task_.static_graph && !options_.find_unused && !options_.join);
   ddp_options.gradient_as_bucket_view = options_.bucket_view;

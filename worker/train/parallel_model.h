@@ -95,4 +95,7 @@ class ParallelModel {
   std::optional<Optimization> optimization_;
 };
 
+/// A state's averaged weights where it has them, else the model's: what is evaluated and handed on.
+StateDict weights_to_evaluate(const TrainingState& state);
+
 }  // namespace ddprun::train

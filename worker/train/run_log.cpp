@@ -178,6 +178,11 @@ void RunLog::finish(const RunFigures& figures) {
       to_json(figures, task_, group_.size()).dump(2, ' ', false, nlohmann::json::error_handler_t::replace);
   record_->finish(json + "\n");
   print("checkpoint: " + figures.checkpoint.string());
+  if (task_.write_weights) {
+    const auto& best = figures.best_checkpoint.empty() ? figures.checkpoint : figures.best_checkpoint;
+    task_.write_weights(options_.out / "best", weights_to_evaluate(read_weights_of_checkpoint(best)));
+    print("model:      " + (options_.out / "best").string());
+  }
   print("metrics:    " + record_->metrics_path().string());
   print("summary:    " + record_->summary_path().string());
   if (options_.report) write_report(json, figures);

@@ -3,6 +3,7 @@
 #include <torch/types.h>
 
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <string>
@@ -11,6 +12,7 @@
 
 #include "worker/data/dataset.h"
 #include "worker/image/image.h"
+#include "worker/train/state_dict_file.h"
 
 namespace torch::nn {
 class Module;
@@ -84,6 +86,10 @@ struct Task {
   std::function<std::string(const TrainProgress&)> train_line;
   std::function<std::string(const RankEpoch&)> epoch_begin_line;
   std::function<std::string(const RankEpoch&)> epoch_end_line;
+
+  /// Writes the run's best weights, or its last ones where none are judged, to a folder that other programs
+  /// read, best/ of the run folder; null: there is none. Rank 0 calls it, at the end.
+  std::function<void(const std::filesystem::path& folder, const StateDict& weights)> write_weights;
 
   /// A file of the run folder that gets the bare state_dict with every checkpoint, and rank 0's line about
   /// it.

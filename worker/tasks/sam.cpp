@@ -1,0 +1,152 @@
+// Segment Anything, fine-tuned or trained from the beginning with point prompts: images, points, and the
+// masks that the points mean.
+
+#include <cstdio>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <torch/types.h>
+
+#include "common/errors.h"
+#include "worker/data/locate.h"
+#include "worker/data/prompted_batch.h"
+#include "worker/data/segmentation_dataset.h"
+#include "worker/tasks/registry.h"
+#include "worker/tasks/sam_checkpoint.h"
+#include "worker/tasks/sam_model.h"
+#include "worker/tasks/validation_split.h"
+#include "worker/train/dice_loss.h"
+#include "worker/train/segmentation_metrics.h"
+
+namespace ddprun::tasks {
+namespace {
+
+constexpr std::int64_t kShownSamples = 5;
+constexpr std::size_t kCacheBytes = std::size_t{1} << 30;  // of decoded images, of each rank
+
+std::string train_line(const train::TrainProgress& progress) {
+  char line[128];
+  std::snprintf(line, sizeof line, "Epoch %lld [%lld/%lld]\ttrain_loss: %.4f",
+                static_cast<long long>(progress.epoch + 1), static_cast<long long>(progress.samples_done),
+                static_cast<long long>(progress.samples_total), progress.loss);
+  return line;
+}
+
+/// The masks of a batch at its pictures' own sizes: bool [H_i, W_i] each.
+///
+/// logits_B1LL  of a batch's prompts
+std::vector<torch::Tensor> own_masks(const data::SamProcessor& processor, const data::Batch& batch,
+                                     const torch::Tensor& logits_B1LL) {
+  std::vector<torch::Tensor> masks;
+  for (std::int64_t i = 0; i < batch.size(); ++i) {
+    const auto& truth = data::truth_of(batch, i);
+    masks.push_back(
+        processor.mask_logits(logits_B1LL[i][0].to(torch::kFloat), {truth.size(0), truth.size(1)}) > 0);
+  }
+  return masks;
+}
+
+std::vector<std::pair<std::string, torch::Tensor>> measure(const data::SamProcessor& processor,
+                                                           const data::Batch& batch,
+                                                           const torch::Tensor& logits_B1LL) {
+  const torch::NoGradGuard no_grad;
+  std::vector<torch::Tensor> truths;
+  for (std::int64_t i = 0; i < batch.size(); ++i) truths.push_back(data::truth_of(batch, i));
+  const auto scores = train::mask_scores(own_masks(processor, batch, logits_B1LL), truths);
+  return {{"dice", scores.dice}, {"iou", scores.iou}, {"pixel_acc", scores.pixel_accuracy}};
+}
+
+image::Image draw_samples(const data::SamProcessor& processor,
+                          const std::vector<train::Evaluated>& evaluated) {
+  std::vector<image::PredictionRow> rows;
+  for (const auto& [batch, result] : evaluated) {
+    const auto masks = own_masks(processor, batch, result.scores);
+    for (std::int64_t i = 0; i < batch.size(); ++i)
+      rows.push_back(data::prediction_row(batch, i, masks[static_cast<std::size_t>(i)]));
+  }
+  return image::draw_prediction_rows(rows, "Validation");
+}
+
+void add_data(train::Task& task, const Config& config, const data::SamProcessor& processor) {
+  const auto folder = data::find_data(config.data.source, {"nuclei", "nuclei-sample"});
+  task.data_source = folder.string();
+  data::SegmentationDataset::Options options;
+  options.points = config.sam.points;
+  options.points_per_image = static_cast<int>(config.sam.points_per_image);
+  options.seed = config.train.seed;
+  options.cache_bytes = kCacheBytes;
+  const auto all = std::make_shared<data::SegmentationDataset>(folder, processor, options);
+  const auto split = split_for_validation(all, all->with_fixed_points(), config);
+  task.train_set = split.train;
+  task.validation_set = split.validation;
+}
+
+train::Task make_sam(const Config& config) {
+  auto model = make_sam_model(config);
+  const auto shape = model->config();
+  const data::SamProcessor processor({.image_size = shape.vision.image_size});
+
+  train::Task task;
+  task.name = "sam";
+  task.module = model.ptr();
+  add_data(task, config, processor);
+  task.eval_batch_size = config.train.batch_size;
+  task.static_graph = true;  // boxes' and masks' encoders and the score's net are never used
+  task.measures = {"dice", "iou", "pixel_acc"};
+  const auto loss = train::parse_mask_loss(config.model.loss);
+  const auto embed = make_embedder(model, config);
+  task.step = [=](const data::Batch& batch) mutable {
+    const models::SamPrompts prompts{.points = data::points_of(batch),
+                                     .labels = data::point_labels_of(batch)};
+    const auto output = model->decode(embed(batch.input), prompts, /*multimask=*/false);
+    const auto logits_B1LL = output.masks.squeeze(1);
+    return train::StepResult{train::mask_loss(loss, logits_B1LL, batch.target),
+                             measure(processor, batch, logits_B1LL.detach()), logits_B1LL.detach()};
+  };
+  task.shown_samples = kShownSamples;
+  task.draw_samples = [processor](const auto& evaluated) { return draw_samples(processor, evaluated); };
+  task.write_weights = [shape](const std::filesystem::path& folder, const train::StateDict& weights) {
+    write_sam(folder, shape, weights);
+  };
+  task.train_line = train_line;
+  return task;
+}
+
+void set_sam_defaults(Config& config) {
+  auto& train = config.train;
+  config.model.loss = "dice";
+  config.data.val_split = 0.1;
+  train.epochs = 20;
+  train.batch_size = 4;
+  train.optim.optimizer.kind = train::OptimizerKind::kAdamW;
+  train.optim.optimizer.lr = 1e-4;
+  train.optim.warmup_steps = 50;
+  train.optim.clip_norm = 1.0;
+  train.checkpoint.filename = "sam-{epoch:02d}-{val_dice:.4f}";
+  train.checkpoint.top_k = 3;
+  train.checkpoint.monitor = "val_dice";
+  train.checkpoint.patience = 10;
+}
+
+}  // namespace
+
+TaskEntry sam_task() {
+  TaskEntry entry;
+  entry.name = "sam";
+  entry.description = "Segment Anything with point prompts";
+  entry.footer =
+      "--data takes a folder with images/ and masks/ (instances by number); without it nuclei is looked for "
+      "in\n"
+      "$DDPRUN_DATA and the cache folder (scripts/get_data.sh nuclei fetches it), then a sample of 12 of "
+      "them.\n"
+      "--checkpoint takes what transformers' SamModel.save_pretrained wrote; without it a new model of\n"
+      "--architecture is trained. The best weights are left in best/ of the run folder, which\n"
+      "SamModel.from_pretrained reads.\n"
+      "worker sam --predict IMAGE --point X,Y --checkpoint DIR --mask-out FILE uses such a model.";
+  entry.set_defaults = set_sam_defaults;
+  entry.make = make_sam;
+  return entry;
+}
+
+}  // namespace ddprun::tasks

@@ -1,0 +1,79 @@
+#include "worker/tasks/sam_model.h"
+
+#include <cstdint>
+#include <filesystem>
+#include <vector>
+
+#include <torch/types.h>
+
+#include "common/errors.h"
+#include "worker/tasks/sam_checkpoint.h"
+#include "worker/train/tensor_cache.h"
+
+namespace ddprun::tasks {
+namespace {
+
+models::SamConfig small() {
+  models::SamConfig config;
+  auto& vision = config.vision;
+  vision.image_size = config.prompt_encoder.image_size = 256;
+  vision.hidden_size = 192;
+  vision.num_hidden_layers = 4;
+  vision.num_attention_heads = 3;
+  vision.mlp_dim = 768;
+  vision.global_attn_indexes = {3};
+  return config;
+}
+
+models::Sam new_or_released(const Config& config) {
+  if (!config.sam.checkpoint.empty()) return read_sam(config.sam.checkpoint);
+  models::Sam model(sam_architecture(config.sam.architecture));
+  const auto& weights = config.model.init_weights;
+  if (!weights.empty()) load_sam_weights(*model, weights);
+  return model;
+}
+
+/// Of what the encoder's results depend on beside the image.
+std::uint64_t version_of(const models::SamImpl& model, const Config& config) {
+  auto version = static_cast<std::uint64_t>(config.train.precision.precision);
+  for (const auto& parameter : model.named_parameters())
+    if (parameter.key().starts_with("vision_encoder.")) version = train::digest(parameter.value(), version);
+  return version;
+}
+
+}  // namespace
+
+models::SamConfig sam_architecture(const std::string& name) {
+  if (name == "small") return small();
+  if (name == "base") return models::SamConfig::base();
+  if (name == "large") return models::SamConfig::large();
+  if (name == "huge") return models::SamConfig::huge();
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(name, error))
+    throw UsageError("--architecture: expected small, base, large, huge or a config.json, got '" + name +
+                     "'");
+  return models::read_sam_config(name);
+}
+
+models::Sam make_sam_model(const Config& config) {
+  auto model = new_or_released(config);
+  if (config.sam.freeze == "encoder") model->freeze_encoder();
+  if (config.sam.freeze == "prompt") model->freeze_prompt_encoder();
+  model->set_gradient_checkpointing(config.sam.gradient_checkpointing);
+  return model;
+}
+
+Embedder make_embedder(models::Sam model, const Config& config) {
+  Embedder encode = [model](const torch::Tensor& images) mutable { return model->image_embeddings(images); };
+  if (config.sam.embedding_cache.empty()) return encode;
+  const train::TensorCache cache(config.sam.embedding_cache, version_of(*model, config));
+  return [cache, encode](const torch::Tensor& images) mutable {
+    const torch::NoGradGuard no_grad;
+    std::vector<torch::Tensor> embeddings;
+    for (const auto& image : images.unbind())
+      embeddings.push_back(cache.get(image, [&] { return encode(image.unsqueeze(0))[0].to(torch::kFloat); }));
+    return torch::stack(embeddings).to(images.device());
+  };
+}
+
+}  // namespace ddprun::tasks
