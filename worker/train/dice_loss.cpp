@@ -103,7 +103,7 @@ at::Tensor mask_loss(MaskLoss loss, const at::Tensor& logits, const at::Tensor& 
     case MaskLoss::kDiceFocal:
       return dice + kFocalWeight * sigmoid_focal_loss(x, t, kFocalGamma, kFocalAlpha).mean({1, 2});
     case MaskLoss::kDiceBce:
-      return dice + binary_cross_entropy_with_logits(x, t);
+      return dice + train::binary_cross_entropy_with_logits(x, t);
   }
   throw std::invalid_argument("mask loss: no such kind");
 }
