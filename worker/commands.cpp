@@ -6,6 +6,7 @@
 #include "worker/env_command.h"
 #include "worker/export_command.h"
 #include "worker/flight_report.h"
+#include "worker/predict_command.h"
 #include "worker/speedup_command.h"
 
 namespace ddprun {
@@ -27,6 +28,8 @@ std::optional<int> run_command(int argc, char** argv) {
   if (argc < 2) return std::nullopt;
   for (const auto& command : kCommands)
     if (argv[1] == command.name) return command.run(argc - 1, argv + 1);
+  if (argv[1] == std::string_view("sam") && wants_prediction(argc - 1, argv + 1))
+    return run_predict_command(argc - 1, argv + 1);
   return std::nullopt;
 }
 

@@ -6,12 +6,16 @@
 #include <CLI/CLI.hpp>
 #include <filesystem>
 #include <iostream>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 
 #include "common/errors.h"
 #include "worker/serialize/pt_file.h"
 #include "worker/serialize/safetensors.h"
+#include "worker/tasks/sam_checkpoint.h"
+#include "worker/tasks/sam_model.h"
+#include "worker/train/checkpoint.h"
 #include "worker/train/state_dict_file.h"
 
 namespace ddprun {
@@ -29,7 +33,10 @@ std::optional<ExportFlags> parse_flags(int argc, char** argv) {
   app.add_option("CHECKPOINT", flags.checkpoint,
                  "a checkpoint, or any file of weights that --init-weights takes")
       ->required();
-  app.add_option("OUT", flags.out, "what to write: FILE.pt (a state_dict) or FILE.safetensors")->required();
+  app.add_option("OUT", flags.out,
+                 "what to write: FILE.pt (a state_dict), FILE.safetensors, or for a SAM a folder that "
+                 "transformers' SamModel.from_pretrained reads")
+      ->required();
   app.add_flag("--ema", flags.ema, "the averaged weights");
   try {
     app.parse(argc, argv);
@@ -39,8 +46,6 @@ std::optional<ExportFlags> parse_flags(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     throw UsageError(std::string("export: ") + error.what());
   }
-  if (flags.out.extension() != ".pt" && flags.out.extension() != ".safetensors")
-    throw UsageError("export: expected OUT to end in .pt or .safetensors, got '" + flags.out.string() + "'");
   return flags;
 }
 
@@ -48,6 +53,29 @@ void write_state_dict(const std::filesystem::path& path, const train::StateDict&
   c10::impl::GenericDict dict(c10::StringType::get(), c10::AnyType::get());
   for (const auto& [name, tensor] : weights) dict.insert(name, tensor);
   serialize::write_pt(path, dict);
+}
+
+/// throws  UsageError for a checkpoint that is no SAM's
+void write_sam_folder(const ExportFlags& flags, const train::StateDict& weights) {
+  const auto state = train::read_weights_of_checkpoint(flags.checkpoint);
+  const auto config = nlohmann::json::parse(state.config_json);
+  if (config.value("task", "") != "sam")
+    throw UsageError("export: expected OUT to end in .pt or .safetensors, got '" + flags.out.string() +
+                     "'; a folder is for a checkpoint of the task sam");
+  const auto text = [&](const char* key) {
+    const auto found = config.find(key);
+    return found != config.end() && found->is_string() ? found->get<std::string>() : std::string();
+  };
+  tasks::write_sam(flags.out, tasks::sam_shape(text("checkpoint"), text("architecture")), weights);
+}
+
+void write(const ExportFlags& flags, const train::StateDict& weights) {
+  if (flags.out.extension() == ".pt")
+    write_state_dict(flags.out, weights);
+  else if (flags.out.extension() == ".safetensors")
+    serialize::write_safetensors(flags.out, weights);
+  else
+    write_sam_folder(flags, weights);
 }
 
 }  // namespace
@@ -58,10 +86,7 @@ int run_export_command(int argc, char** argv) {
   const auto weights =
       flags->ema ? train::read_averaged_weights(flags->checkpoint) : train::read_weights(flags->checkpoint);
   try {
-    if (flags->out.extension() == ".pt")
-      write_state_dict(flags->out, weights);
-    else
-      serialize::write_safetensors(flags->out, weights);
+    write(*flags, weights);
   } catch (const std::invalid_argument& error) {
     throw IoError(flags->out, error.what());
   }

@@ -8,6 +8,7 @@
 
 #include "common/errors.h"
 #include "worker/tasks/sam_checkpoint.h"
+#include "worker/train/model_folder.h"
 #include "worker/train/tensor_cache.h"
 
 namespace ddprun::tasks {
@@ -53,6 +54,11 @@ models::SamConfig sam_architecture(const std::string& name) {
     throw UsageError("--architecture: expected small, base, large, huge or a config.json, got '" + name +
                      "'");
   return models::read_sam_config(name);
+}
+
+models::SamConfig sam_shape(const std::filesystem::path& checkpoint, const std::string& architecture) {
+  if (checkpoint.empty()) return sam_architecture(architecture);
+  return models::read_sam_config(train::find_model_files(checkpoint).config);
 }
 
 models::Sam make_sam_model(const Config& config) {

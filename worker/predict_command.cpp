@@ -1,0 +1,85 @@
+#include "worker/predict_command.h"
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <filesystem>
+#include <iostream>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <torch/types.h>
+
+#include "common/errors.h"
+#include "common/spelling.h"
+#include "worker/data/prompted_batch.h"
+#include "worker/tasks/sam_checkpoint.h"
+
+namespace ddprun {
+namespace {
+
+struct PredictFlags {
+  std::filesystem::path image, checkpoint, mask;
+  std::vector<std::string> points;
+};
+
+/// Nothing if only help was asked for.
+std::optional<PredictFlags> parse_flags(int argc, char** argv) {
+  CLI::App app("Writes the mask of what the points of an image mean, on the CPU.", "worker sam --predict");
+  PredictFlags flags;
+  app.add_option("--predict", flags.image, "a PNG or JPEG")->required()->type_name("IMAGE");
+  app.add_option("--point", flags.points,
+                 "a pixel of what is meant, or with ,0 of what is not; as often as need be")
+      ->required()
+      ->allow_extra_args(false)
+      ->type_name("X,Y[,0]");
+  app.add_option("--checkpoint", flags.checkpoint,
+                 "the model: best/ of a run folder, or any that transformers' SamModel saved")
+      ->required()
+      ->type_name("DIR|FILE");
+  app.add_option(both_spellings("--mask-out"), flags.mask, "PNG to write: 255 where the mask is, 0 elsewhere")
+      ->required()
+      ->type_name("FILE");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    std::cout << app.help();
+    return std::nullopt;
+  } catch (const CLI::ParseError& error) {
+    throw UsageError(std::string("sam --predict: ") + error.what());
+  }
+  return flags;
+}
+
+}  // namespace
+
+bool wants_prediction(int argc, char** argv) {
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view word = argv[i];
+    if (word == "--predict" || word.starts_with("--predict=")) return true;
+  }
+  return false;
+}
+
+int run_predict_command(int argc, char** argv) {
+  const auto flags = parse_flags(argc, argv);
+  if (!flags) return EXIT_SUCCESS;
+  const torch::NoGradGuard no_grad;
+  auto model = tasks::read_sam(flags->checkpoint);
+  model->eval();
+  const data::SamProcessor processor({.image_size = model->config().vision.image_size});
+  const auto batch = data::read_prompted_image(flags->image, flags->points, processor);
+  const auto output =
+      model->forward(batch.input, {.points = data::points_of(batch), .labels = data::point_labels_of(batch)},
+                     /*multimask=*/false);
+  const auto& picture = data::picture_of(batch, 0);
+  const auto mask = processor.mask_logits(output.masks[0][0][0], {picture.size(0), picture.size(1)}) > 0;
+  data::write_mask(flags->mask, mask);
+  std::printf("wrote %s: %lld of %lld pixels, predicted IoU %.3f\n", flags->mask.c_str(),
+              static_cast<long long>(mask.sum().item<std::int64_t>()), static_cast<long long>(mask.numel()),
+              output.iou_scores[0][0][0].item<double>());
+  return EXIT_SUCCESS;
+}
+
+}  // namespace ddprun
