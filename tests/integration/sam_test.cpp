@@ -1,0 +1,202 @@
+// The task sam, by the real programs: a small model on the images that come with them.
+#include <fstream>
+
+#include "tests/integration/training_job.h"
+#include "worker/image/png.h"
+
+using namespace ddprun;
+using namespace ddprun::test;
+
+namespace {
+
+/// A model of 64 pixels with two layers, one of them with windows.
+constexpr const char* kTiny = R"({
+  "vision_config": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "mlp_dim": 64,
+                    "image_size": 64, "patch_size": 8, "output_channels": 32, "num_pos_feats": 16,
+                    "window_size": 3, "global_attn_indexes": [1]},
+  "prompt_encoder_config": {"hidden_size": 32, "image_size": 64, "patch_size": 8, "mask_input_channels": 4},
+  "mask_decoder_config": {"hidden_size": 32, "mlp_dim": 64, "num_attention_heads": 4, "iou_head_hidden_dim": 32}
+})";
+
+struct SamRun {
+  TempDir dir;
+
+  SamRun() { std::ofstream(dir.path() / "tiny.json") << kTiny; }
+
+  Command command(int ranks, const std::string& out, std::vector<std::string> flags) const {
+    flags.insert(flags.begin(), {"--architecture=" + (dir.path() / "tiny.json").string(), "--batch-size=2",
+                                 "--lr=1e-3", "--warmup-steps=2", "--log-interval=1", "--no-tensorboard"});
+    return training("sam", ranks, dir.path() / out, flags);
+  }
+  void run(int ranks, const std::string& out, const std::vector<std::string>& flags) const {
+    Child child(command(ranks, out, flags));
+    const auto status = child.wait(kTraining);
+    CAPTURE(child.err());
+    REQUIRE(status == ExitStatus::exited(0));
+  }
+};
+
+fs::path sample() { return fs::path(DDPRUN_SOURCE_DIR) / "share/ddprun/nuclei-sample"; }
+
+fs::path first_image() {
+  std::vector<fs::path> images;
+  for (const auto& entry : fs::directory_iterator(sample() / "images")) images.push_back(entry.path());
+  return *std::min_element(images.begin(), images.end());
+}
+
+Child worker(const std::vector<std::string>& words) {
+  Command command;
+  command.argv = {WORKER_PROGRAM};
+  command.argv.insert(command.argv.end(), words.begin(), words.end());
+  return Child(command);
+}
+
+}  // namespace
+
+TEST_CASE("sam trains on two ranks, on the images that come with the programs", "[sam]") {
+  const SamRun sam;
+  sam.run(2, "run", {"--epochs=3", "--val-split=0.25"});
+  const auto out = sam.dir.path() / "run";
+  const auto summary = read_summary(out);
+  for (const char* name : {"val_dice", "val_iou", "val_pixel_acc"}) {
+    CAPTURE(name);
+    CHECK(summary[name].get<double>() >= 0);
+    CHECK(summary[name].get<double>() <= 1);
+  }
+  CHECK(values_of(out, "train_loss_epoch").size() == 3);
+  const auto picture = image::read_png(out / "figures/samples.png");
+  CHECK(picture.height > 3 * 100);  // a row for each of three validation images
+  CHECK_THAT(summary["best_checkpoint"].get<std::string>(), ContainsSubstring("sam-epoch=0"));
+  CHECK_THAT(read_file(out / "report.html"), ContainsSubstring("val_dice"));
+  for (const char* name : {"config.json", "model.safetensors", "preprocessor_config.json"})
+    CHECK(fs::file_size(out / "best" / name) > 0);
+}
+
+TEST_CASE("sam: a run that goes on equals one that was never stopped", "[sam]") {
+  const SamRun sam;
+  sam.run(2, "whole", {"--epochs=3"});
+  sam.run(2, "parts", {"--epochs=3", "--max-steps=4"});
+  sam.run(2, "parts", {"--epochs=3", "--resume=auto"});
+  CHECK(values_of(sam.dir.path() / "parts", "train_loss") ==
+        values_of(sam.dir.path() / "whole", "train_loss"));
+  CHECK(read_file(sam.dir.path() / "parts/best/model.safetensors") ==
+        read_file(sam.dir.path() / "whole/best/model.safetensors"));
+}
+
+TEST_CASE("sam: what a frozen encoder gave is kept, and the losses are the same", "[sam]") {
+  const SamRun sam;
+  const auto cache = sam.dir.path() / "cache";
+  const std::vector<std::string> flags = {"--epochs=2", "--freeze=encoder"};
+  auto cached = flags;
+  cached.push_back("--embedding-cache=" + cache.string());
+  sam.run(2, "plain", flags);
+  sam.run(2, "first", cached);
+  const auto count = std::distance(fs::directory_iterator(cache), fs::directory_iterator());
+  CHECK(count == 12);  // of each image one
+  sam.run(2, "second", cached);
+  CHECK(std::distance(fs::directory_iterator(cache), fs::directory_iterator()) == count);
+  const auto losses = values_of(sam.dir.path() / "plain", "train_loss");
+  CHECK(losses.size() == 6);
+  CHECK(values_of(sam.dir.path() / "first", "train_loss") == losses);
+  CHECK(values_of(sam.dir.path() / "second", "train_loss") == losses);
+  CHECK(values_of(sam.dir.path() / "second", "val_dice") == values_of(sam.dir.path() / "plain", "val_dice"));
+}
+
+TEST_CASE("sam trains with recomputation, in bfloat16, sharded, and with uneven ranks", "[sam]") {
+  const SamRun sam;
+  sam.run(2, "plain", {"--max-steps=3"});
+  const auto losses = values_of(sam.dir.path() / "plain", "train_loss");
+  sam.run(2, "recomputed", {"--max-steps=3", "--gradient-checkpointing"});
+  CHECK(values_of(sam.dir.path() / "recomputed", "train_loss") == losses);
+  const auto near = [&](const std::string& out, double tolerance) {
+    const auto found = values_of(sam.dir.path() / out, "train_loss");
+    REQUIRE(found.size() == losses.size());
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      CAPTURE(out, i);
+      CHECK(std::stod(found[i]) == Approx(std::stod(losses[i])).epsilon(tolerance));
+    }
+  };
+  sam.run(2, "bf16", {"--max-steps=3", "--precision=bf16-mixed"});
+  near("bf16", 0.02);
+  sam.run(2, "zero1", {"--max-steps=3", "--zero1"});
+  near("zero1", 1e-5);
+  sam.run(2, "fsdp", {"--max-steps=3", "--fsdp"});
+  near("fsdp", 1e-5);
+  sam.run(2, "join", {"--epochs=1", "--join"});  // eleven images: one rank has a batch less
+}
+
+TEST_CASE("sam: --predict writes a mask of the picture's size, 0 and 255", "[sam]") {
+  const SamRun sam;
+  sam.run(1, "run", {"--max-steps=1"});
+  const auto mask = sam.dir.path() / "mask.png";
+  const auto best = (sam.dir.path() / "run/best").string();
+  auto child = worker({"sam", "--predict", first_image().string(), "--point", "30,40", "--point=10,20,0",
+                       "--checkpoint", best, "--mask-out", mask.string()});
+  REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+  CHECK_THAT(child.out(),
+             ContainsSubstring("wrote " + mask.string() + ": ") && ContainsSubstring("predicted IoU"));
+  const auto written = image::read_png(mask), picture = image::read_png(first_image());
+  CHECK((written.width == picture.width && written.height == picture.height && written.channels == 1));
+  for (const auto byte : written.bytes) REQUIRE((byte == 0 || byte == 255));
+
+  const std::vector<std::pair<std::vector<std::string>, std::string>> refused = {
+      {{"--point=9999,1", "--checkpoint", best}, "outside the image"},
+      {{"--point=1", "--checkpoint", best}, "--point"},
+      {{"--point=1,1", "--checkpoint", (sam.dir.path() / "nowhere").string()}, "nowhere"},
+      {{"--point=1,1"}, "--checkpoint is required"}};
+  for (const auto& [words, message] : refused) {
+    CAPTURE(message);
+    std::vector<std::string> all = {"sam", "--predict=" + first_image().string(),
+                                    "--mask-out=" + (sam.dir.path() / "none.png").string()};
+    all.insert(all.end(), words.begin(), words.end());
+    auto failing = worker(all);
+    const auto status = failing.wait(kTraining);
+    CHECK((status == ExitStatus::exited(1) || status == ExitStatus::exited(2)));
+    CHECK_THAT(failing.err(), ContainsSubstring(message));
+    CHECK(count_of("\n", failing.err()) == 1);
+    CHECK_FALSE(fs::exists(sam.dir.path() / "none.png"));
+  }
+}
+
+TEST_CASE("worker export writes the folder of a SAM from its checkpoint, and of nothing else", "[sam]") {
+  const SamRun sam;
+  sam.run(1, "run", {"--max-steps=2", "--save-top-k=1"});
+  const auto run = sam.dir.path() / "run";
+  auto child = worker({"export", read_summary(run)["best_checkpoint"], (run / "exported").string()});
+  REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+  for (const char* name : {"config.json", "model.safetensors", "preprocessor_config.json"})
+    CHECK(read_file(run / "exported" / name) == read_file(run / "best" / name));
+
+  Child linear(training("linear", 0, sam.dir.path() / "linear", {"--epochs=1"}));
+  REQUIRE(linear.wait(kTraining) == ExitStatus::exited(0));
+  auto refused =
+      worker({"export", (sam.dir.path() / "linear/checkpoints/last.pt").string(), (run / "linear").string()});
+  CHECK(refused.wait(kTraining) == ExitStatus::exited(2));
+  CHECK_THAT(refused.err(), ContainsSubstring("expected OUT to end in .pt or .safetensors") &&
+                                ContainsSubstring("a folder is for a checkpoint of the task sam"));
+  CHECK_FALSE(fs::exists(run / "linear"));
+}
+
+TEST_CASE("sam refuses what does not fit in one line, before a run begins", "[sam]") {
+  const SamRun sam;
+  const auto bad = sam.dir.path() / "bad";
+  fs::create_directories(bad);
+  fs::copy(sample(), bad, fs::copy_options::recursive);
+  fs::resize_file(bad / "images" / first_image().filename(), 200);
+  const std::vector<std::pair<std::string, std::string>> refused = {
+      {"--data=" + bad.string(), first_image().filename().string()},
+      {"--points=" + (sam.dir.path() / "tiny.json").string(), "tiny.json"},
+      {"--checkpoint=" + sample().string(), "nuclei-sample"},
+      {"--architecture=enormous", "expected small, base, large, huge or a config.json, got 'enormous'"},
+      {"--loss=mse", "expected dice, dice_focal or dice_bce, got 'mse'"},
+      {"--embedding-cache=x", "expected --freeze=encoder too"}};
+  for (const auto& [flag, message] : refused) {
+    CAPTURE(flag);
+    Child child(training("sam", 0, sam.dir.path() / "run", {"--epochs=1", flag}));
+    const auto status = child.wait(kTraining);
+    CHECK((status == ExitStatus::exited(1) || status == ExitStatus::exited(2)));
+    CHECK_THAT(child.err(), ContainsSubstring(message));
+    CHECK(count_of("\n", child.err()) == 1);
+    CHECK_FALSE(fs::exists(sam.dir.path() / "run" / "summary.json"));
+  }
+}
