@@ -4,13 +4,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <sstream>
 
 #include "worker/image/drawing.h"
 
 namespace ddprun::image {
 namespace {
 
-constexpr int kPadding = 14, kCaption = 22, kTitle = 30, kGap = 10;
+constexpr int kPadding = 14, kLine = 15, kTitle = 30, kGap = 10;
 constexpr TextStyle kTitleStyle{.size = 16, .bold = true};
 
 /// Pixels of a picture's longer side in the grid: a whole multiple of its own where it is small.
@@ -52,18 +53,41 @@ void frame(Image& onto, int left, int top, int side) {
   }
 }
 
+std::vector<std::string> lines_of(const std::string& caption) {
+  std::vector<std::string> lines;
+  std::istringstream stream(caption);
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
 /// Where the tiles lie.
 struct Layout {
-  int columns = 1, rows = 1, side = 1, top = kPadding;
+  int columns = 1, rows = 1, side = 1, top = kPadding, caption = kLine;
   int left_of(int tile) const { return kPadding + tile % columns * (side + kGap); }
-  int top_of(int tile) const { return top + tile / columns * (side + kCaption + kGap); }
+  int top_of(int tile) const { return top + tile / columns * (side + caption + kGap); }
 };
 
 Layout layout_of(const std::vector<Tile>& tiles, const std::string& title, int columns) {
   const int count = static_cast<int>(tiles.size());
   if (columns < 1) columns = static_cast<int>(std::ceil(std::sqrt(count * 1.2)));
   columns = std::min(columns, count);
-  return {columns, (count + columns - 1) / columns, side_of(tiles), kPadding + (title.empty() ? 0 : kTitle)};
+  std::size_t lines = 1;
+  for (const auto& tile : tiles) lines = std::max(lines, lines_of(tile.caption).size());
+  return {columns, (count + columns - 1) / columns, side_of(tiles), kPadding + (title.empty() ? 0 : kTitle),
+          7 + kLine * static_cast<int>(lines)};
+}
+
+/// Centred under the picture.
+void draw_caption(cairo_t* cairo, const Layout& layout, int number, const Tile& tile) {
+  double y = layout.top_of(number) + layout.side + kLine / 2.0 + 5;
+  for (const auto& line : lines_of(tile.caption)) {
+    TextStyle style{.size = 12, .align = Align::centre, .colour = tile.wrong ? kWrong : kInk};
+    if (const double needed = text_width(cairo, line, style); needed > layout.side)
+      style.size = std::max(9.0, style.size * layout.side / needed);
+    draw_text(cairo, layout.left_of(number) + layout.side / 2.0, y,
+              fitted(cairo, line, layout.side + kGap - 2, style), style);
+    y += kLine;
+  }
 }
 
 }  // namespace
@@ -76,19 +100,13 @@ Image draw_image_grid(const std::vector<Tile>& tiles, const std::string& title, 
   for (const auto& tile : tiles) check_pixels(tile.picture);
   const auto layout = layout_of(tiles, title, columns);
   const int width = layout.left_of(layout.columns - 1) + layout.side + kPadding;
-  const int height = layout.top_of(static_cast<int>(tiles.size()) - 1) + layout.side + kCaption + kPadding;
+  const int height =
+      layout.top_of(static_cast<int>(tiles.size()) - 1) + layout.side + layout.caption + kPadding;
   auto grid = draw_image(width, height, [&](cairo_t* cairo) {
     draw_text(cairo, kPadding, kPadding + 8, fitted(cairo, title, width - 2 * kPadding, kTitleStyle),
               kTitleStyle);
-    for (int i = 0; i < static_cast<int>(tiles.size()); ++i) {
-      const auto& tile = tiles[static_cast<std::size_t>(i)];
-      TextStyle style{.size = 12, .align = Align::centre, .colour = tile.wrong ? kWrong : kInk};
-      if (const double needed = text_width(cairo, tile.caption, style); needed > layout.side)
-        style.size = std::max(9.0, style.size * layout.side / needed);
-      draw_text(cairo, layout.left_of(i) + layout.side / 2.0,
-                layout.top_of(i) + layout.side + kCaption / 2.0 + 2,
-                fitted(cairo, tile.caption, layout.side + kGap - 2, style), style);
-    }
+    for (int i = 0; i < static_cast<int>(tiles.size()); ++i)
+      draw_caption(cairo, layout, i, tiles[static_cast<std::size_t>(i)]);
   });
   for (int i = 0; i < static_cast<int>(tiles.size()); ++i) {
     const auto& tile = tiles[static_cast<std::size_t>(i)];

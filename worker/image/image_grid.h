@@ -7,7 +7,7 @@
 
 namespace ddprun::image {
 
-/// A small picture and what stands under it: "pred 3 / true 5".
+/// A small picture and what stands under it: "pred 3 / true 5", or lines with a line end between.
 struct Tile {
   Image picture;  ///< 1, 3 or 4 channels
   std::string caption;

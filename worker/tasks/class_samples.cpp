@@ -2,6 +2,7 @@
 
 #include <torch/types.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "worker/image/image_grid.h"
@@ -34,13 +35,16 @@ image::Image picture_of(const torch::Tensor& input_CHW, const PixelScale& scale)
 
 image::Image draw(const std::vector<train::Evaluated>& evaluated, const PixelScale& scale,
                   const std::vector<std::string>& names) {
+  // Longer names than digits have a line each.
+  const bool digits = std::ranges::all_of(names, [](const auto& name) { return name.size() < 3; });
+  const std::string between = digits ? " / " : "\n";
   std::vector<image::Tile> tiles;
   for (const auto& [batch, result] : evaluated) {
     const auto predicted = result.scores.argmax(1);
     for (std::int64_t i = 0; i < batch.size() && tiles.size() < kSamples; ++i) {
       const auto prediction = predicted[i].item<std::int64_t>(), truth = batch.target[i].item<std::int64_t>();
       tiles.push_back({picture_of(batch.input[i], scale),
-                       "pred " + names.at(static_cast<std::size_t>(prediction)) + " / true " +
+                       "pred " + names.at(static_cast<std::size_t>(prediction)) + between + "true " +
                            names.at(static_cast<std::size_t>(truth)),
                        prediction != truth});
     }

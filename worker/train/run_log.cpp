@@ -70,6 +70,11 @@ std::string text_of(const std::filesystem::path& file) {
   }
 }
 
+/// "1 rank", "2 ranks"
+std::string counted(std::int64_t count, const std::string& what) {
+  return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
+}
+
 /// In Markdown.
 std::string as_code(const std::string& text) {
   std::string code;
@@ -119,9 +124,8 @@ void RunLog::print(const std::string& line) {
 }
 
 void RunLog::announce() {
-  auto line = "Training " + task_.name + " on " + std::to_string(group_.size()) +
-              (group_.size() == 1 ? " rank, " : " ranks, ") + std::to_string(task_.train_set->size()) +
-              " training";
+  auto line = "Training " + task_.name + " on " + counted(group_.size(), "rank") + ", " +
+              std::to_string(task_.train_set->size()) + " training";
   const auto add = [&](const char* between, const data::Dataset& set, const char* what) {
     line += between + std::to_string(set.size()) + what;
   };
@@ -192,8 +196,8 @@ void RunLog::finish(const RunFigures& figures) {
 void RunLog::write_report(const std::string& summary_json, const RunFigures& figures) {
   RunReport report;
   report.title = task_.name;
-  report.subtitle = std::to_string(group_.size()) + (group_.size() == 1 ? " rank, " : " ranks, ") +
-                    std::to_string(figures.epochs) + " epochs, " + std::to_string(figures.steps) + " steps";
+  report.subtitle = counted(group_.size(), "rank") + ", " + counted(figures.epochs, "epoch") + ", " +
+                    counted(figures.steps, "step");
   report.summary_json = summary_json;
   report.config_toml = text_of(options_.out / "config.toml");
   report.environment_json = text_of(options_.out / "environment.json");

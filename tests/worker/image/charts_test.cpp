@@ -189,6 +189,14 @@ TEST_CASE("a grid shows every pixel of its pictures, enlarged", "[image_grid]") 
   CHECK(red > 4 * 112 * 2);   // the frame of the wrong one
 }
 
+TEST_CASE("a caption may have several lines, for which every row has room", "[image_grid]") {
+  const auto picture = make_image(28, 28, 1);
+  const auto one = draw_image_grid({{picture, "a"}, {picture, "b"}}, "", 1);
+  const auto two = draw_image_grid({{picture, "pred automobile\ntrue airplane"}, {picture, "b"}}, "", 1);
+  CHECK(two.height == one.height + 2 * 15);
+  CHECK(two.width == one.width);
+}
+
 TEST_CASE("grids of any number of tiles and any pictures are drawn", "[image_grid]") {
   CHECK(draw_image_grid({}).channels == 3);
   std::vector<Tile> tiles;
