@@ -79,7 +79,7 @@ def stages(model):
     def note(name):
         def hook(module, args, output):
             for i, tensor in enumerate(output if isinstance(output, tuple) else (output,)):
-                found[f"{name} {i}"] = digest(name, tensor)
+                found[f"{name} {i}"] = digest(f"{name} {i}", tensor)
         return hook
 
     hooks = [module.register_forward_hook(note(name)) for name, module in model.named_modules() if name in watched]

@@ -41,7 +41,7 @@ train::StateDict weights_of(const Sam& model) {
   return weights;
 }
 
-void erase(train::StateDict& weights, const std::string& name) {
+void drop(train::StateDict& weights, const std::string& name) {
   std::erase_if(weights, [&](const auto& item) { return item.first == name; });
 }
 
@@ -78,7 +78,7 @@ TEST_CASE("a SAM is read from pytorch_model.bin, in half precision and with one 
   auto model = small_sam();
   write_file_atomic(folder.path() / "config.json", to_json(model->config()));
   auto weights = weights_of(model);
-  erase(weights, GENERATE(kSamePositions, "shared_image_embedding.positional_embedding"));
+  drop(weights, GENERATE(kSamePositions, "shared_image_embedding.positional_embedding"));
   c10::impl::GenericDict dict(c10::StringType::get(), c10::AnyType::get());
   for (const auto& [name, tensor] : weights) dict.insert(name, tensor.to(torch::kHalf));
   serialize::write_pt(folder.path() / "pytorch_model.bin", dict);
@@ -101,7 +101,7 @@ TEST_CASE("weights that are not the model's are refused, naming file and tensor"
                       ContainsSubstring("model.safetensors: ") && ContainsSubstring(expected));
   };
   SECTION("missing") {
-    erase(weights, "vision_encoder.layers.1.attn.rel_pos_w");
+    drop(weights, "vision_encoder.layers.1.attn.rel_pos_w");
     refused(R"(missing "vision_encoder.layers.1.attn.rel_pos_w" [9, 8])");
   }
   SECTION("unexpected") {

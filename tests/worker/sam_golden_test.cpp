@@ -121,7 +121,7 @@ void check_case(models::Sam& model, const nlohmann::json& golden, const nlohmann
   loss.backward();
   check_gradients(model, golden["parameters"], one["gradients"], exact.tolerance);
   model->zero_grad();
-  model->named_buffers()[kSamPositions].mutable_grad() = {};
+  model->named_buffers()[kSamPositions].mutable_grad() = torch::Tensor();
 }
 
 }  // namespace

@@ -145,7 +145,7 @@ TEST_CASE("points without labels are foreground", "[sam]") {
   const torch::NoGradGuard no_grad;
   input.prompts.labels.fill_(1);
   const auto labelled = model->forward(input.image, input.prompts).masks;
-  input.prompts.labels = {};
+  input.prompts.labels = torch::Tensor();
   CHECK(model->forward(input.image, input.prompts).masks.equal(labelled));
 }
 

@@ -194,6 +194,8 @@ std::string misfit(const SamConfig& config) {
                  decoder.num_attention_heads),
         multiple("mask_decoder_config.hidden_size", decoder.hidden_size, "attention_downsample_rate",
                  decoder.attention_downsample_rate),
+        multiple("mask_decoder_config.hidden_size / 2", decoder.hidden_size / 2, "num_attention_heads",
+                 decoder.num_attention_heads),
         multiple("mask_decoder_config.hidden_size / attention_downsample_rate", inner, "num_attention_heads",
                  decoder.num_attention_heads),
         equal("prompt_encoder_config.image_size", prompt.image_size, "vision_config.image_size",

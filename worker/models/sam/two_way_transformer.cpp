@@ -5,6 +5,12 @@
 #include <algorithm>
 
 namespace ddprun::models {
+namespace {
+
+// Of the layers; attention_downsample_rate is of the last attention alone, in transformers too.
+constexpr std::int64_t kLayersDownsampleRate = 2;
+
+}  // namespace
 
 SamAttentionImpl::SamAttentionImpl(const SamConfig::MaskDecoder& config, std::int64_t downsample_rate)
     : heads_(config.num_attention_heads),
@@ -37,12 +43,12 @@ SamTwoWayAttentionBlockImpl::SamTwoWayAttentionBlockImpl(const SamConfig::MaskDe
     : first_(first),
       self_attn_(config, 1),
       layer_norm1_(layer_norm(config.hidden_size, config.layer_norm_eps)),
-      cross_attn_token_to_image_(config, config.attention_downsample_rate),
+      cross_attn_token_to_image_(config, kLayersDownsampleRate),
       layer_norm2_(layer_norm(config.hidden_size, config.layer_norm_eps)),
       mlp_(config.hidden_size, config.mlp_dim, config.hidden_act),
       layer_norm3_(layer_norm(config.hidden_size, config.layer_norm_eps)),
       layer_norm4_(layer_norm(config.hidden_size, config.layer_norm_eps)),
-      cross_attn_image_to_token_(config, config.attention_downsample_rate) {
+      cross_attn_image_to_token_(config, kLayersDownsampleRate) {
   register_module("self_attn", self_attn_);
   register_module("layer_norm1", layer_norm1_);
   register_module("cross_attn_token_to_image", cross_attn_token_to_image_);

@@ -30,9 +30,9 @@ VisionAttentionImpl::VisionAttentionImpl(const SamConfig::Vision& config, std::i
   register_module("qkv", qkv_);
   register_module("proj", proj_);
   if (!config.use_rel_pos) return;
-  const auto distances = [&] { return torch::zeros({2 * window_ - 1, config.hidden_size / heads_}); };
-  rel_pos_h_ = register_parameter("rel_pos_h", distances());
-  rel_pos_w_ = register_parameter("rel_pos_w", distances());
+  const std::int64_t distances = 2 * window_ - 1, depth = config.hidden_size / heads_;
+  rel_pos_h_ = register_parameter("rel_pos_h", torch::zeros({distances, depth}));
+  rel_pos_w_ = register_parameter("rel_pos_w", torch::zeros({distances, depth}));
 }
 
 torch::Tensor VisionAttentionImpl::forward(const torch::Tensor& x_BHWC) {
