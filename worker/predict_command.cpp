@@ -68,7 +68,8 @@ int run_predict_command(int argc, char** argv) {
   const torch::NoGradGuard no_grad;
   auto model = tasks::read_sam(flags->checkpoint);
   model->eval();
-  const data::SamProcessor processor({.image_size = model->config().vision.image_size});
+  const data::SamProcessor processor(
+      {.image_size = model->config().vision.image_size, .mask_size = model->config().mask_size()});
   const auto batch = data::read_prompted_image(flags->image, flags->points, processor);
   const auto output =
       model->forward(batch.input, {.points = data::points_of(batch), .labels = data::point_labels_of(batch)},

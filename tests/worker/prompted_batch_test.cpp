@@ -17,7 +17,7 @@ namespace {
 
 using Shape = std::vector<std::int64_t>;
 
-const data::SamProcessor kProcessor({.image_size = 64});
+const data::SamProcessor kProcessor({.image_size = 64, .mask_size = 16});
 
 struct OneImage {
   OneImage() { image::write_png(path, image::make_image(32, 16, 3, 200)); }

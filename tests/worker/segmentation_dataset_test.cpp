@@ -21,7 +21,7 @@ namespace {
 
 using Shape = std::vector<std::int64_t>;
 
-const data::SamProcessor kProcessor({.image_size = 64});
+const data::SamProcessor kProcessor({.image_size = 64, .mask_size = 16});
 
 struct Images : SegmentationFolder {
   Images() {
@@ -142,7 +142,7 @@ TEST_CASE("each instance is drawn as often, whatever its size", "[segmentation_d
   const SegmentationFolder folder;
   folder.add_image("a.png", 100, 10);
   folder.add_mask("a.png", 100, 10, [](int x, int) { return x == 0 ? 9 : 200; });
-  const SegmentationDataset set(folder.path, data::SamProcessor({.image_size = 16}), {});
+  const SegmentationDataset set(folder.path, data::SamProcessor({.image_size = 16, .mask_size = 4}), {});
   int small = 0;
   for (std::int64_t epoch = 0; epoch < 300; ++epoch)
     small += data::truth_of(set.get_epoch_batch({0}, epoch), 0).sum().item<int>() == 10 ? 1 : 0;

@@ -66,7 +66,7 @@ PaddedPoints padded(const std::vector<at::Tensor>& points, const std::vector<at:
 }  // namespace
 
 Batch make_prompted_batch(const std::vector<PromptedPicture>& pictures, const SamProcessor& processor) {
-  const auto side = processor.options().image_size / 4;
+  const auto side = processor.options().mask_size;
   std::vector<at::Tensor> inputs, targets, points, labels, truths, shown;
   std::vector<ImageSize> originals, resized;
   for (const auto& picture : pictures) {

@@ -20,8 +20,8 @@ struct PromptedPicture {
   at::Tensor truth = {};                        ///< uint8 [H, W], 0 or 1; undefined: not known
 };
 
-/// What a batch of B prompted pictures holds. S: the model's image_size, L = S / 4, N: the most points of a
-/// picture, at least 1.
+/// What a batch of B prompted pictures holds. S: the model's image_size, L: its mask_size, N: the most points
+/// of a picture, at least 1.
 ///   input           float [B, 3, S, S], resized, normalised and padded
 ///   target          float [B, 1, L, L], what is right, 0 in the padding; all 0 where it is not known
 ///   extra[0]        float [B, 1, N, 2], points as x, y in the model's frame

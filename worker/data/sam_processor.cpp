@@ -54,9 +54,10 @@ at::Tensor scaled(const at::Tensor& xy, ImageSize original, ImageSize resized) {
 }  // namespace
 
 SamProcessor::SamProcessor(const Options& options) : options_(options) {
-  if (options.image_size < 1)
-    throw std::invalid_argument("SamProcessor: expected an image_size above 0, got " +
-                                std::to_string(options.image_size));
+  if (options.image_size < 1 || options.mask_size < 1)
+    throw std::invalid_argument("SamProcessor: expected an image_size and a mask_size above 0, got " +
+                                std::to_string(options.image_size) + " and " +
+                                std::to_string(options.mask_size));
   for (const float deviation : options.std)
     if (!(deviation > 0))
       throw std::invalid_argument("SamProcessor: expected standard deviations above 0, got " +

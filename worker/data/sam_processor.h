@@ -27,6 +27,7 @@ class SamProcessor {
  public:
   struct Options {
     std::int64_t image_size = 1024;  ///< the model's: pixels of a side
+    std::int64_t mask_size = 256;    ///< of its masks
     std::array<float, 3> mean = {0.485F, 0.456F, 0.406F},
                          std = {0.229F, 0.224F, 0.225F};  ///< of pixels in [0, 1]
   };
@@ -57,7 +58,7 @@ class SamProcessor {
   /// frame.
   ///
   /// mask     [H, W] of the original image, of any type
-  /// side     of the result, longest side and padded; SAM's masks have image_size / 4
+  /// side     of the result, longest side and padded
   /// returns  [side, side] of the same type: nearest neighbour, 0 where there is padding
   at::Tensor low_resolution_mask(const at::Tensor& mask, std::int64_t side) const;
 

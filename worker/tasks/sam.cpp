@@ -85,7 +85,7 @@ void add_data(train::Task& task, const Config& config, const data::SamProcessor&
 train::Task make_sam(const Config& config) {
   auto model = make_sam_model(config);
   const auto shape = model->config();
-  const data::SamProcessor processor({.image_size = shape.vision.image_size});
+  const data::SamProcessor processor({.image_size = shape.vision.image_size, .mask_size = shape.mask_size()});
 
   train::Task task;
   task.name = "sam";
