@@ -15,7 +15,7 @@ SHAPES = {
     "window_padding": dict(
         vision_config=dict(hidden_size=36, num_hidden_layers=2, num_attention_heads=4, image_size=24, patch_size=2,
                            mlp_ratio=4.0, output_channels=32, num_pos_feats=16, window_size=14),
-        prompt_encoder_config=dict(hidden_size=32, image_size=24, patch_size=2, mask_input_channels=8),
+        prompt_encoder_config=dict(hidden_size=32, image_size=24, patch_size=2, mask_input_channels=32),
         mask_decoder_config=dict(hidden_size=32, mlp_dim=64, num_attention_heads=4, iou_head_hidden_dim=32)),
     "windows": dict(
         vision_config=dict(hidden_size=24, num_hidden_layers=3, num_attention_heads=2, image_size=40, patch_size=4,

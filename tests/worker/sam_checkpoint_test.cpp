@@ -78,7 +78,7 @@ TEST_CASE("a SAM is read from pytorch_model.bin, in half precision and with one 
   auto model = small_sam();
   write_file_atomic(folder.path() / "config.json", to_json(model->config()));
   auto weights = weights_of(model);
-  drop(weights, GENERATE(kSamePositions, "shared_image_embedding.positional_embedding"));
+  drop(weights, GENERATE(true, false) ? kSamePositions : kSamPositions);
   c10::impl::GenericDict dict(c10::StringType::get(), c10::AnyType::get());
   for (const auto& [name, tensor] : weights) dict.insert(name, tensor.to(torch::kHalf));
   serialize::write_pt(folder.path() / "pytorch_model.bin", dict);

@@ -79,7 +79,7 @@ TEST_CASE("pictures of odd sizes become SamProcessor's inputs, to one in 255", "
       // Padding is 0 after normalising: the mean, whatever that is in bytes.
       const auto difference = (bytes.round().clamp(0, 255) - expected).abs();
       CHECK(difference.max().item<float>() <= 1);
-      CHECK((difference > 0).to(torch::kFloat).mean().item<float>() < 0.02);
+      CHECK((difference > 0).to(torch::kFloat).mean().item<float>() < 0.1);
       CHECK((bytes - bytes.round())
                 .abs()
                 .narrow(1, 0, one["resized"][0])
@@ -145,7 +145,7 @@ TEST_CASE("masks go back to the image's size as by post_process_masks", "[sam_pr
     CHECK(std::abs(wide.norm().item<double>() - norm) < 1e-5 * norm);
     CHECK(std::abs(wide.dot(formula("probe mask logits", {wide.numel()})).item<double>() -
                    one["mask_logits"][1].get<double>()) < 1e-5 * norm);
-    CHECK(golden.processor.mask_logits(logits[0], size).equal(found[0]));
+    CHECK(torch::allclose(golden.processor.mask_logits(logits[0], size), found[0]));
   }
 }
 

@@ -35,7 +35,7 @@ at::Tensor nearest(std::int64_t old, std::int64_t count) {
   auto index = at::empty({count}, at::kLong);
   for (std::int64_t i = 0; i < count; ++i)
     index.mutable_data_ptr<std::int64_t>()[i] =
-        std::min(static_cast<std::int64_t>(static_cast<float>(i) * scale), old - 1);
+        std::min(static_cast<std::int64_t>((static_cast<float>(i) + 0.5F) * scale), old - 1);
   return index;
 }
 
