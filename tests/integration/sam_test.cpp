@@ -140,7 +140,7 @@ TEST_CASE("sam: --predict writes a mask of the picture's size, 0 and 255", "[sam
   for (const auto byte : written.bytes) REQUIRE((byte == 0 || byte == 255));
 
   const std::vector<std::pair<std::vector<std::string>, std::string>> refused = {
-      {{"--point=9999,1", "--checkpoint", best}, "outside the image"},
+      {{"--point=9999,1", "--checkpoint", best}, "expected a point inside"},
       {{"--point=1", "--checkpoint", best}, "--point"},
       {{"--point=1,1", "--checkpoint", (sam.dir.path() / "nowhere").string()}, "nowhere"},
       {{"--point=1,1"}, "--checkpoint is required"}};
