@@ -46,6 +46,9 @@ std::optional<ExportFlags> parse_flags(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     throw UsageError(std::string("export: ") + error.what());
   }
+  const auto kind = flags.out.extension();
+  if (!kind.empty() && kind != ".pt" && kind != ".safetensors")
+    throw UsageError("export: expected OUT to end in .pt or .safetensors, got '" + flags.out.string() + "'");
   return flags;
 }
 
