@@ -28,6 +28,18 @@ std::string write(const TempDir& dir, const std::string& text) {
 
 }  // namespace
 
+TEST_CASE("a setting that tasks share by name is that of the file's task", "[config]") {
+  const TempDir dir;
+  CHECK(parse({"--config", write(dir, "task = \"linear\"\n[data]\ndata = \"table.csv\"\n")}).data.source ==
+        "table.csv");
+  const auto sam = parse(
+      {"--config", write(dir, "task = \"sam\"\n[data]\ndata = \"cells\"\n[model]\nloss = \"dice_bce\"\n")});
+  CHECK(sam.data.source == "cells");
+  CHECK(sam.model.loss == "dice_bce");
+  CHECK_THROWS_WITH(parse({"--config", write(dir, "task = \"toy\"\n[model]\nloss = \"dice\"\n")}),
+                    ContainsSubstring(":3: model.loss: expected mse or cross_entropy, got 'dice'"));
+}
+
 TEST_CASE("a configuration file sets what its keys say, and the command line wins", "[config]") {
   const TempDir dir;
   const auto file = write(dir, R"(task = "mnist"
