@@ -27,15 +27,16 @@ nlohmann::json golden_losses(const std::string& task) {
   return nlohmann::json::parse(read_file(fs::path(DDPRUN_GOLDEN_DIR) / "tasks" / (task + ".json")));
 }
 
-/// The first thirty losses, each of all ranks.
-void check_losses(const fs::path& out, const nlohmann::json& golden, double tolerance) {
+/// The first thirty losses, each of all ranks. With the golden run's choice of instructions they differed by
+/// 1.4e-7 at most, of cifar10; the rest is room for another machine's rounding.
+void check_losses(const fs::path& out, const nlohmann::json& golden) {
   const auto losses = values_of(out, "train_loss");
   const auto expected = golden["losses"].get<std::vector<double>>();
   REQUIRE(expected.size() == 30);
   REQUIRE(losses.size() >= expected.size());
   for (std::size_t i = 0; i < expected.size(); ++i) {
     CAPTURE(i);
-    CHECK(std::stod(losses[i]) == Approx(expected[i]).epsilon(tolerance));
+    CHECK(std::stod(losses[i]) == Approx(expected[i]).epsilon(1e-5));
   }
 }
 
@@ -47,7 +48,7 @@ TEST_CASE("toy: the losses of thirty steps on two ranks are those of Python's DD
   Child child(training("toy", 2, dir.path() / "run", {"1", "1", "--log-interval=1", "--max-steps=30"},
                        golden["environment"]));
   REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
-  check_losses(dir.path() / "run", golden, 1e-5);
+  check_losses(dir.path() / "run", golden);
 }
 
 TEST_CASE("linear: the losses of thirty steps on two ranks are those of Python's DDP", "[training]") {
@@ -56,7 +57,7 @@ TEST_CASE("linear: the losses of thirty steps on two ranks are those of Python's
   Child child(
       training("linear", 2, dir.path() / "run", {"--epochs=2", "--log-interval=1"}, golden["environment"]));
   REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
-  check_losses(dir.path() / "run", golden, 1e-5);
+  check_losses(dir.path() / "run", golden);
 }
 
 TEST_CASE("cifar10: the losses of thirty steps on two ranks are those of Python's DDP", "[training]") {
@@ -68,7 +69,7 @@ TEST_CASE("cifar10: the losses of thirty steps on two ranks are those of Python'
                         "--lr=0.01", "--no-augment", "--precision=32", "--val-on-test", "--log-interval=1"},
                        golden["environment"]));
   REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
-  check_losses(dir.path() / "run", golden, 1e-3);
+  check_losses(dir.path() / "run", golden);
 }
 
 TEST_CASE("toy prints the tutorial's lines and writes its checkpoint.pt", "[training]") {

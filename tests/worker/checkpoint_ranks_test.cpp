@@ -158,7 +158,9 @@ TEST_CASE("a fully sharded optimizer refuses a state that does not fit, by name"
 
 namespace {
 
-/// A network whose gradients travel by PowerSGD from the third step on.
+/// A network whose gradients travel by PowerSGD from the third step on. Its parameters fill whole cache
+/// lines: a resumed run forms its buckets anew, and where gradients lie otherwise in them products are
+/// rounded otherwise.
 struct Compressed {
   Task task = make_task();
   ParallelModel model;
@@ -167,7 +169,7 @@ struct Compressed {
       : model(task, group, make_options(), {.steps_per_epoch = 8}, MonitorMode::kMin) {}
 
   static Task make_task() {
-    torch::nn::Sequential net(torch::nn::Linear(40, 30), torch::nn::Linear(30, 20));
+    torch::nn::Sequential net(torch::nn::Linear(64, 48), torch::nn::Linear(48, 32));
     Task task;
     task.module = net.ptr();
     task.step = [net](const data::Batch& batch) mutable {
@@ -185,7 +187,7 @@ struct Compressed {
     for (auto step = from; step < to; ++step) {
       torch::manual_seed(static_cast<std::uint64_t>(100 * step + rank));
       model.zero_grad();
-      model.pass({torch::randn({6, 40}), torch::randn({6, 20})}, true, 1);
+      model.pass({torch::randn({6, 64}), torch::randn({6, 32})}, true, 1);
       model.step();
     }
   }
