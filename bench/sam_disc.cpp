@@ -1,0 +1,60 @@
+// What a click is worth without a model: Dice of a disc around the point, of the radius that fits the
+// training images best, on the validation images and points of `worker sam` with its defaults.
+//
+// usage: sam_disc FOLDER_WITH_IMAGES_AND_MASKS
+#include <cstdio>
+#include <memory>
+#include <vector>
+
+#include <torch/types.h>
+
+#include "worker/config.h"
+#include "worker/data/prompted_batch.h"
+#include "worker/data/segmentation_dataset.h"
+#include "worker/tasks/registry.h"
+#include "worker/tasks/validation_split.h"
+#include "worker/train/segmentation_metrics.h"
+
+namespace {
+
+using namespace ddprun;
+
+/// uint8 [H, W]: 1 where the pixel is at most `radius` from the first point.
+torch::Tensor disc(const data::Batch& batch, std::int64_t i, double radius) {
+  const auto row = data::prediction_row(batch, i, data::truth_of(batch, i));
+  const auto& truth = data::truth_of(batch, i);
+  const auto y = torch::arange(truth.size(0)).unsqueeze(1) - row.points.at(0).y;
+  const auto x = torch::arange(truth.size(1)).unsqueeze(0) - row.points.at(0).x;
+  return y * y + x * x <= radius * radius;
+}
+
+double mean_dice(const data::Dataset& set, double radius) {
+  double sum = 0;
+  for (std::int64_t index = 0; index < set.size(); ++index) {
+    const auto batch = set.get_batch({index});
+    sum += train::dice_score(disc(batch, 0, radius), data::truth_of(batch, 0)).item<double>();
+  }
+  return sum / static_cast<double>(set.size());
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 2) {
+    std::fprintf(stderr, "usage: sam_disc FOLDER_WITH_IMAGES_AND_MASKS\n");
+    return 2;
+  }
+  Config config;
+  config.task = "sam";
+  tasks::set_defaults(config);
+  const data::SegmentationDataset::Options options{.cache_bytes = std::size_t{1} << 30};
+  const auto all = std::make_shared<data::SegmentationDataset>(
+      argv[1], data::SamProcessor({.image_size = 128, .mask_size = 64}), options);
+  const auto split = tasks::split_for_validation(all, all->with_fixed_points(), config);
+  double best = 0, dice = 0;
+  for (double radius = 2; radius <= 40; radius += 1)
+    if (const auto found = mean_dice(*split.train, radius); found > dice) dice = found, best = radius;
+  std::printf("radius %.0f: Dice %.4f on %lld training images, %.4f on %lld validation images\n", best, dice,
+              static_cast<long long>(split.train->size()), mean_dice(*split.validation, best),
+              static_cast<long long>(split.validation->size()));
+}
