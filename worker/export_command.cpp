@@ -6,7 +6,6 @@
 #include <CLI/CLI.hpp>
 #include <filesystem>
 #include <iostream>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 
@@ -14,7 +13,6 @@
 #include "worker/serialize/pt_file.h"
 #include "worker/serialize/safetensors.h"
 #include "worker/tasks/sam_checkpoint.h"
-#include "worker/tasks/sam_model.h"
 #include "worker/train/checkpoint.h"
 #include "worker/train/state_dict_file.h"
 
@@ -61,15 +59,12 @@ void write_state_dict(const std::filesystem::path& path, const train::StateDict&
 /// throws  UsageError for a checkpoint that is no SAM's
 void write_sam_folder(const ExportFlags& flags, const train::StateDict& weights) {
   const auto state = train::read_weights_of_checkpoint(flags.checkpoint);
-  const auto config = nlohmann::json::parse(state.config_json);
-  if (config.value("task", "") != "sam")
+  if (state.model_config.empty())
     throw UsageError("export: expected OUT to end in .pt or .safetensors, got '" + flags.out.string() +
                      "'; a folder is for a checkpoint of the task sam");
-  const auto text = [&](const char* key) {
-    const auto found = config.find(key);
-    return found != config.end() && found->is_string() ? found->get<std::string>() : std::string();
-  };
-  tasks::write_sam(flags.out, tasks::sam_shape(text("checkpoint"), text("architecture")), weights);
+  models::Sam model(models::parse_sam_config(state.model_config, flags.checkpoint));
+  train::load_weights(*model, weights, flags.checkpoint);
+  tasks::write_sam(flags.out, *model);
 }
 
 void write(const ExportFlags& flags, const train::StateDict& weights) {

@@ -1,7 +1,7 @@
 #include "worker/predict_command.h"
 
 #include <CLI/CLI.hpp>
-#include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <iostream>
 #include <optional>
@@ -77,9 +77,8 @@ int run_predict_command(int argc, char** argv) {
   const auto& picture = data::picture_of(batch, 0);
   const auto mask = processor.mask_logits(output.masks[0][0][0], {picture.size(0), picture.size(1)}) > 0;
   data::write_mask(flags->mask, mask);
-  std::printf("wrote %s: %lld of %lld pixels, predicted IoU %.3f\n", flags->mask.c_str(),
-              static_cast<long long>(mask.sum().item<std::int64_t>()), static_cast<long long>(mask.numel()),
-              output.iou_scores[0][0][0].item<double>());
+  std::cout << "wrote " << flags->mask.string() << ": " << mask.sum().item<std::int64_t>() << " of "
+            << mask.numel() << " pixels" << std::endl;
   return EXIT_SUCCESS;
 }
 

@@ -109,6 +109,7 @@ train::Task make_sam(const Config& config) {
   task.write_weights = [shape](const std::filesystem::path& folder, const train::StateDict& weights) {
     write_sam(folder, shape, weights);
   };
+  task.model_config = models::to_json(shape);
   task.train_line = train_line;
   return task;
 }

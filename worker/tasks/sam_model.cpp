@@ -2,13 +2,14 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <vector>
 
+#include <ATen/autocast_mode.h>
 #include <torch/types.h>
 
 #include "common/errors.h"
 #include "worker/tasks/sam_checkpoint.h"
-#include "worker/train/model_folder.h"
 #include "worker/train/tensor_cache.h"
 
 namespace ddprun::tasks {
@@ -34,9 +35,14 @@ models::Sam new_or_released(const Config& config) {
   return model;
 }
 
-/// Of what the encoder's results depend on beside the image.
-std::uint64_t version_of(const models::SamImpl& model, const Config& config) {
-  auto version = static_cast<std::uint64_t>(config.train.precision.precision);
+/// Of what the encoder's results depend on beside the image: its weights, its shape, and the types in which
+/// it computes.
+std::uint64_t version_of(const models::SamImpl& model, c10::DeviceType device) {
+  const auto shape = models::to_json(model.config());
+  const bool mixed = at::autocast::is_autocast_enabled(device);
+  auto version =
+      train::digest(at::tensor(std::vector<std::int64_t>(shape.begin(), shape.end())),
+                    mixed ? 1 + static_cast<std::uint64_t>(at::autocast::get_autocast_dtype(device)) : 0);
   for (const auto& parameter : model.named_parameters())
     if (parameter.key().starts_with("vision_encoder.")) version = train::digest(parameter.value(), version);
   return version;
@@ -56,11 +62,6 @@ models::SamConfig sam_architecture(const std::string& name) {
   return models::read_sam_config(name);
 }
 
-models::SamConfig sam_shape(const std::filesystem::path& checkpoint, const std::string& architecture) {
-  if (checkpoint.empty()) return sam_architecture(architecture);
-  return models::read_sam_config(train::find_model_files(checkpoint).config);
-}
-
 models::Sam make_sam_model(const Config& config) {
   auto model = new_or_released(config);
   if (config.sam.freeze == "encoder") model->freeze_encoder();
@@ -72,12 +73,15 @@ models::Sam make_sam_model(const Config& config) {
 Embedder make_embedder(models::Sam model, const Config& config) {
   Embedder encode = [model](const torch::Tensor& images) mutable { return model->image_embeddings(images); };
   if (config.sam.embedding_cache.empty()) return encode;
-  const train::TensorCache cache(config.sam.embedding_cache, version_of(*model, config));
-  return [cache, encode](const torch::Tensor& images) mutable {
+  // At the first image: a resumed run has read its weights by then.
+  std::optional<train::TensorCache> cache;
+  return [=, folder = config.sam.embedding_cache](const torch::Tensor& images) mutable {
+    if (!cache) cache.emplace(folder, version_of(*model, images.device().type()));
     const torch::NoGradGuard no_grad;
     std::vector<torch::Tensor> embeddings;
     for (const auto& image : images.unbind())
-      embeddings.push_back(cache.get(image, [&] { return encode(image.unsqueeze(0))[0].to(torch::kFloat); }));
+      embeddings.push_back(
+          cache->get(image, [&] { return encode(image.unsqueeze(0))[0].to(torch::kFloat); }));
     return torch::stack(embeddings).to(images.device());
   };
 }

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <filesystem>
 #include <functional>
 #include <string>
 
@@ -19,9 +18,6 @@ namespace ddprun::tasks {
 ///
 /// throws  UsageError if it is neither name nor file; IoError as read_sam_config()
 models::SamConfig sam_architecture(const std::string& name);
-
-/// The shape of --checkpoint's model, or without one of --architecture. throws  as sam_architecture()
-models::SamConfig sam_shape(const std::filesystem::path& checkpoint, const std::string& architecture);
 
 /// The model that the configuration asks for: of --checkpoint, or a new one of --architecture with
 /// --init-weights if there are; with what is frozen and recomputed as it says.

@@ -151,6 +151,7 @@ IValue to_value(const TrainingState& state) {
   for (const auto& [key, part] :
        {std::pair{"lr_schedule", &state.lr_schedule}, {"scaler", &state.scaler}, {"ema", &state.ema}})
     if (!part->isNone()) root.insert(key, *part);
+  if (!state.model_config.empty()) root.insert("model_config", state.model_config);
   root.insert("epoch", state.epoch);
   root.insert("step", state.step);
   auto position = make_dict();
@@ -182,6 +183,10 @@ TrainingState to_training_state(const IValue& value, const std::filesystem::path
   state.lr_schedule = root.optional_dict("lr_schedule");
   state.scaler = root.optional_dict("scaler");
   state.ema = root.optional_dict("ema");
+  if (const auto shape = root.optional("model_config"); !shape.isNone()) {
+    if (!shape.isString()) root.fail("model_config", "text", shape);
+    state.model_config = shape.toStringRef();
+  }
   state.epoch = root.count("epoch");
   state.step = root.count("step");
   const auto position = root.fields("position");

@@ -34,11 +34,13 @@ struct TrainingState {
   std::vector<GeneratorState> generators = {};        ///< by rank
   std::map<std::string, c10::IValue> callbacks = {};  ///< whatever else has a state, by name
   std::int64_t world_size = 1;
+  std::string model_config = {};  ///< the model's shape as its task writes it; empty: the task alone tells it
 };
 
 /// The state as the dict that a file holds; absent is what is None. Tensors share memory with the state's.
 ///
-///   {"format": 1, "model": ..., "optimizer": ..., ["lr_schedule": ..., "scaler": ..., "ema": ...,]
+///   {"format": 1, "model": ..., "optimizer": ..., ["lr_schedule": ..., "scaler": ..., "ema": ...,
+///    "model_config": text,]
 ///    "epoch": int, "step": int, "position": {"epoch": int, "samples": int}, "world_size": int,
 ///    "generators": [{"cpu": uint8 [n], ["cuda": uint8 [m]]}, ...], "callbacks": {name: ...}, "config":
 ///    {...}}

@@ -183,6 +183,7 @@ void ParallelModel::save(TrainingState& state) {
     if (group_.rank() == 0) state.model = state_dict(*task_.module);
     if (group_.rank() == 0 || options_.zero1) state.optimizer = optimizer_state_dict(optimizer);
   }
+  state.model_config = task_.model_config;
   state.lr_schedule = optimization_->schedule_state();
   state.scaler = optimization_->scaler_state();
   if (const auto* ema = optimization_->ema()) state.ema = ema->state_dict();

@@ -182,14 +182,23 @@ void RunLog::finish(const RunFigures& figures) {
       to_json(figures, task_, group_.size()).dump(2, ' ', false, nlohmann::json::error_handler_t::replace);
   record_->finish(json + "\n");
   print("checkpoint: " + figures.checkpoint.string());
-  if (task_.write_weights) {
-    const auto& best = figures.best_checkpoint.empty() ? figures.checkpoint : figures.best_checkpoint;
-    task_.write_weights(options_.out / "best", weights_to_evaluate(read_weights_of_checkpoint(best)));
-    print("model:      " + (options_.out / "best").string());
-  }
   print("metrics:    " + record_->metrics_path().string());
   print("summary:    " + record_->summary_path().string());
   if (options_.report) write_report(json, figures);
+  if (task_.write_weights) write_best(figures);
+}
+
+/// Nor is it worth a run that a file for other programs cannot be written: the checkpoint is there.
+void RunLog::write_best(const RunFigures& figures) {
+  const auto& from = figures.best_checkpoint.empty() ? figures.checkpoint : figures.best_checkpoint;
+  const auto folder = options_.out / "best";
+  try {
+    task_.write_weights(folder, weights_to_evaluate(read_weights_of_checkpoint(from)));
+    print("model:      " + folder.string());
+  } catch (const std::exception& error) {
+    log_warning("no model in " + folder.string() + ": " + error.what() + "; worker export makes it from " +
+                from.string());
+  }
 }
 
 /// A page is not worth a run: what goes wrong with it is a warning.

@@ -77,6 +77,7 @@ class RunLog {
   void terminate(const std::filesystem::path& checkpoint);
 
  private:
+  void write_best(const RunFigures& figures);
   void write_report(const std::string& summary_json, const RunFigures& figures);
 
   const Task& task_;

@@ -115,6 +115,9 @@ void RunRecord::remove_earlier_run() const {
        files_of(folder_, [](const std::string& name) { return name.starts_with("events.out.tfevents."); }))
     remove_file(file);
   for (const auto& file : training_state_files(folder_)) remove_file(file);
+  std::error_code error;
+  fs::remove_all(folder_ / "best", error);
+  if (error) throw IoError(folder_ / "best", "cannot be removed, to make way for this run's", error.value());
 }
 
 /// Of the run that is resumed, up to the step from where it is.

@@ -87,6 +87,8 @@ struct Task {
   std::function<std::string(const RankEpoch&)> epoch_begin_line;
   std::function<std::string(const RankEpoch&)> epoch_end_line;
 
+  std::string model_config;  ///< the model's shape, kept in checkpoints for `worker export`; empty: none
+
   /// Writes the run's best weights, or its last ones where none are judged, to a folder that other programs
   /// read, best/ of the run folder; null: there is none. Rank 0 calls it, at the end.
   std::function<void(const std::filesystem::path& folder, const StateDict& weights)> write_weights;

@@ -4,6 +4,8 @@
 #include <cinttypes>
 #include <cstdio>
 #include <cstring>
+#include <optional>
+#include <string>
 #include <system_error>
 #include <utility>
 
@@ -16,6 +18,18 @@ namespace {
 std::uint64_t mixed(std::uint64_t hash, std::uint64_t word) {
   hash = (hash ^ word) * 0x9E3779B97F4A7C15u;  // 2^64 / golden ratio
   return hash ^ (hash >> 32);
+}
+
+/// nullopt if there is none, or a damaged one, which is written anew then.
+std::optional<at::Tensor> read(const std::filesystem::path& path) {
+  std::error_code missing;
+  if (!std::filesystem::exists(path, missing)) return std::nullopt;
+  try {
+    const auto found = serialize::read_safetensors(path).tensors;
+    if (found.size() == 1) return found[0].second;
+  } catch (const IoError&) {
+  }
+  return std::nullopt;
 }
 
 }  // namespace
@@ -45,12 +59,7 @@ at::Tensor TensorCache::get(const at::Tensor& input, const std::function<at::Ten
   char name[64];
   std::snprintf(name, sizeof name, "%016" PRIx64 "-%016" PRIx64 ".safetensors", version_, digest(input));
   const auto path = folder_ / name;
-  std::error_code missing;
-  if (std::filesystem::exists(path, missing)) {
-    const auto found = serialize::read_safetensors(path).tensors;
-    if (found.size() != 1) throw IoError(path, "expected one tensor, got " + std::to_string(found.size()));
-    return found[0].second;
-  }
+  if (const auto found = read(path)) return *found;
   const auto result = compute().cpu();
   serialize::write_safetensors(path, {{"result", result}});
   return result;

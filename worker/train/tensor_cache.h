@@ -22,7 +22,7 @@ class TensorCache {
   TensorCache(std::filesystem::path folder, std::uint64_t version);
 
   /// What compute() gave for this input, now or earlier: on the CPU.
-  /// throws   IoError for a file that is damaged or cannot be written
+  /// A damaged file is made anew. throws IoError for one that cannot be written
   at::Tensor get(const at::Tensor& input, const std::function<at::Tensor()>& compute) const;
 
  private:

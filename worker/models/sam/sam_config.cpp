@@ -213,7 +213,11 @@ std::string misfit(const SamConfig& config) {
 }
 
 SamConfig read_sam_config(const std::filesystem::path& path) {
-  const auto root = json::parse(read_file(path, kMostBytes), nullptr, /*allow_exceptions=*/false);
+  return parse_sam_config(read_file(path, kMostBytes), path);
+}
+
+SamConfig parse_sam_config(const std::string& text, const std::filesystem::path& path) {
+  const auto root = json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (root.is_discarded()) throw IoError(path, "is no JSON, expected the config.json of a SamModel");
   const Section section(path, root, "");
   if (section.has("model_type") && root.at("model_type") != "sam")

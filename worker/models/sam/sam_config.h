@@ -63,6 +63,9 @@ std::string misfit(const SamConfig& config);
 /// throws  IoError naming path, the key and what was expected
 SamConfig read_sam_config(const std::filesystem::path& path);
 
+/// The same of a text. path: the file to name
+SamConfig parse_sam_config(const std::string& text, const std::filesystem::path& path);
+
 /// The same as a config.json that transformers reads.
 std::string to_json(const SamConfig& config);
 
