@@ -113,6 +113,11 @@ TEST_CASE("weights that are not the model's are refused, naming file and tensor"
       if (name == "vision_encoder.pos_embed") tensor = torch::zeros({1, 6, 5, 16});
     refused(R"("vision_encoder.pos_embed" [1, 6, 5, 16], expected [1, 5, 5, 16])");
   }
+  SECTION("whole numbers") {
+    for (auto& [name, tensor] : weights)
+      if (name == "vision_encoder.pos_embed") tensor = tensor.to(torch::kInt32);
+    refused(R"(its tensor "vision_encoder.pos_embed" is of type Int, expected floating-point numbers)");
+  }
   SECTION("one tensor that is two") {
     for (auto& [name, tensor] : weights)
       if (name == kSamePositions) tensor = tensor + 1;
@@ -131,7 +136,32 @@ TEST_CASE("a path without a model is refused", "[sam_checkpoint]") {
   write_file_atomic(folder.path() / "model.safetensors.index.json", "{}");
   refused(folder.path(), "has the weights in several files, expected one");
   serialize::write_safetensors(folder.path() / "model.safetensors", {{"a", torch::zeros({1})}});
-  refused(folder.path(), "config.json: ");
+  refused(folder.path(), "config.json: does not exist, expected it beside model.safetensors");
+  write_file_atomic(folder.path() / "last.pt", "");
+  refused(
+      folder.path() / "last.pt",
+      "config.json: does not exist, expected it beside last.pt; of a run, give best/ of its folder or one "
+      "that `worker export CHECKPOINT FOLDER` writes");
+}
+
+TEST_CASE("a SAM that saw other colours than the processor's is refused", "[sam_checkpoint]") {
+  const TempDir folder;
+  tasks::write_sam(folder.path(), *small_sam());
+  const auto refused = [&](const char* name, const std::string& text, const std::string& expected) {
+    write_file_atomic(folder.path() / name, text);
+    CHECK_THROWS_AS(tasks::read_sam(folder.path()), IoError);
+    CHECK_THROWS_WITH(tasks::read_sam(folder.path()), ContainsSubstring(name + (": " + expected)));
+    write_file_atomic(folder.path() / name, "{}");
+    CHECK_NOTHROW(tasks::read_sam(folder.path()));
+  };
+  const auto* older = "preprocessor_config.json";
+  refused(older, R"({"image_mean": [0.5, 0.5, 0.5]})",
+          "image_mean: expected [0.485,0.456,0.406], got [0.5,0.5,0.5]");
+  refused(older, R"({"image_std": [0.229, 0.224]})",
+          "image_std: expected [0.229,0.224,0.225], got [0.229,0.224]");
+  refused(older, R"({"image_std": "x"})", "image_std: expected [0.229,0.224,0.225], got \"x\"");
+  refused(older, "[", "is no JSON, expected what SamProcessor.save_pretrained() writes");
+  refused("processor_config.json", R"({"image_processor": {"image_std": [1, 1, 1]}})", "image_std: expected");
 }
 
 TEST_CASE("transformers reads a written SAM, and a SAM that transformers saved is read", "[sam_checkpoint]") {

@@ -80,6 +80,10 @@ TEST_CASE("what is wrong in a config.json is said in one line with its key", "[s
   };
   refused("[", "is no JSON, expected the config.json of a SamModel");
   refused("[]", "expected an object, got []");
+  refused(std::string(1'000'000, '['),
+          "is nested deeper than 32 levels, expected the config.json of a SamModel");
+  refused(R"({"vision_config": )" + std::string(1'000'000, '[') + std::string(1'000'000, ']') + "}",
+          "is nested deeper than 32 levels");
   refused(R"({"model_type": "sam2"})", R"(model_type: expected "sam", got "sam2")");
   refused(R"({"vision_config": 3})", "vision_config: expected an object, got 3");
   refused(R"({"vision_config": {"hidden_size": "x"}})",
@@ -88,6 +92,9 @@ TEST_CASE("what is wrong in a config.json is said in one line with its key", "[s
   refused(R"({"vision_config": {"hidden_size": 1e9}})", "got 1000000000");
   refused(R"({"vision_config": {"hidden_size": 770}})",
           "expected a multiple of num_attention_heads (12), got 770");
+  refused(R"({"vision_config": {"mlp_ratio": 1e308}})",
+          "vision_config.mlp_ratio: expected hidden_size * mlp_ratio to be at most 65536, got 1e+308");
+  refused(R"({"vision_config": {"mlp_ratio": 1e9}})", "vision_config.mlp_ratio: expected hidden_size");
   refused(R"({"vision_config": {"image_size": [1024, 1024]}})",
           "vision_config.image_size: expected a whole number");
   refused(R"({"vision_config": {"hidden_act": "silu"}})", R"(expected "gelu" or "relu", got "silu")");
@@ -97,6 +104,55 @@ TEST_CASE("what is wrong in a config.json is said in one line with its key", "[s
           "prompt_encoder_config.image_size: expected vision_config.image_size (512), got 1024");
   refused(R"({"mask_decoder_config": {"num_attention_heads": 0}})",
           "mask_decoder_config.num_attention_heads: expected a number above 0, got 0");
+}
+
+TEST_CASE("a SAM that no machine holds is refused before it is made", "[sam]") {
+  const auto refused = [](const SamConfig& config, const std::string& expected) {
+    CAPTURE(expected);
+    CHECK_THAT(misfit(config), ContainsSubstring(expected));
+    CHECK_THROWS_AS(Sam(config), std::invalid_argument);
+  };
+  auto config = SamConfig::huge();
+  CHECK(misfit(config).empty());
+  SECTION("window") {
+    config.vision.window_size = 3000;
+    refused(config, "vision_config.window_size: expected a number from 0 to 512, got 3000");
+  }
+  SECTION("window below 0") {
+    config.vision.window_size = -1;
+    refused(config, "vision_config.window_size: expected a number from 0 to 512, got -1");
+  }
+  SECTION("image") {
+    config.vision.image_size = config.prompt_encoder.image_size = 65536;
+    refused(config, "vision_config.image_size: expected a number from 0 to 16384, got 65536");
+  }
+  SECTION("patches") {
+    config.vision.patch_size = config.prompt_encoder.patch_size = 1;
+    refused(config, "vision_config.image_size / patch_size: expected a number from 0 to 512, got 1024");
+  }
+  SECTION("layers") {
+    config.vision.num_hidden_layers = 65536;
+    refused(config, "vision_config.num_hidden_layers: expected a number from 0 to 1024, got 65536");
+  }
+  SECTION("parameters of the layers") {
+    config.vision.num_hidden_layers = 1024;
+    refused(config, "vision_config.num_hidden_layers: expected a model of at most 2147483648 parameters");
+  }
+  SECTION("parameters of one layer") {
+    config.vision.hidden_size = 65536;
+    refused(config, "vision_config.hidden_size: expected a model of at most 2147483648 parameters");
+  }
+  SECTION("parameters of the decoder") {
+    config.mask_decoder.iou_head_hidden_dim = 65536;
+    refused(config, "mask_decoder_config.iou_head_hidden_dim: expected a model of at most");
+  }
+}
+
+TEST_CASE("a SAM is of images in colour", "[sam]") {
+  auto config = SamConfig::base();
+  config.vision.num_channels = GENERATE(0, 1, 4);
+  CHECK(misfit(config) ==
+        "vision_config.num_channels: expected 3, got " + std::to_string(config.vision.num_channels));
 }
 
 TEST_CASE("a new SAM sees its image and its point", "[sam]") {

@@ -3,9 +3,12 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <array>
+#include <cmath>
 #include <string>
 
 #include "common/errors.h"
+#include "common/json_file.h"
 #include "worker/train/model_folder.h"
 
 namespace ddprun::tasks {
@@ -14,6 +17,9 @@ namespace {
 // Two names of one tensor: transformers writes the first, older releases both.
 constexpr const char* kPositions = "shared_image_embedding.positional_embedding";
 constexpr const char* kSamePositions = "prompt_encoder.shared_embedding.positional_embedding";
+
+// What data::SamProcessor::Options has, as the files write it.
+constexpr std::array<double, 3> kMean = {0.485, 0.456, 0.406}, kDeviation = {0.229, 0.224, 0.225};
 
 const torch::Tensor* find(const train::StateDict& weights, const char* name) {
   const auto found =
@@ -44,24 +50,62 @@ std::string processor_json(std::int64_t image_size, std::int64_t mask_size) {
                                {"pad_size", square(image_size)},
                                {"mask_size", {{"longest_edge", mask_size}}},
                                {"mask_pad_size", square(mask_size)},
-                               {"image_mean", {0.485, 0.456, 0.406}},
-                               {"image_std", {0.229, 0.224, 0.225}},
+                               {"image_mean", kMean},
+                               {"image_std", kDeviation},
                                {"rescale_factor", 1.0 / 255},
                                {"resample", 2}};
   return root.dump(2) + "\n";
+}
+
+void check_colours(const std::filesystem::path& path, const nlohmann::json& processor, const char* key,
+                   const std::array<double, 3>& expected) {
+  if (!processor.contains(key)) return;
+  const auto& found = processor.at(key);
+  const auto same = [](const nlohmann::json& value, double wanted) {
+    return value.is_number() && std::abs(value.get<double>() - wanted) < 1e-6;
+  };
+  if (found.is_array() && std::equal(found.begin(), found.end(), expected.begin(), expected.end(), same))
+    return;
+  throw IoError(
+      path,
+      std::string(key) + ": expected " + nlohmann::json(expected).dump() + ", got " +
+          found.dump(-1, ' ', /*ensure_ascii=*/true, nlohmann::json::error_handler_t::replace).substr(0, 60));
+}
+
+/// A model that saw other colours than data::SamProcessor gives it would be used, and written again, wrongly.
+void check_processor(const std::filesystem::path& folder) {
+  for (const char* name : {"preprocessor_config.json", "processor_config.json"}) {  // of transformers 4 and 5
+    std::error_code unknown;
+    if (!std::filesystem::exists(folder / name, unknown)) continue;
+    const auto root = read_json(folder / name, "what SamProcessor.save_pretrained() writes");
+    const auto& processor = root.contains("image_processor") ? root.at("image_processor") : root;
+    check_colours(folder / name, processor, "image_mean", kMean);
+    check_colours(folder / name, processor, "image_std", kDeviation);
+  }
+}
+
+/// throws  IoError naming the first that cannot be a weight
+void check_types(const train::StateDict& weights, const std::filesystem::path& source) {
+  for (const auto& [name, tensor] : weights)
+    if (!tensor.is_floating_point())
+      throw IoError(source, "its tensor \"" + name + "\" is of type " + c10::toString(tensor.scalar_type()) +
+                                ", expected floating-point numbers");
 }
 
 }  // namespace
 
 models::Sam read_sam(const std::filesystem::path& path) {
   const auto files = train::find_model_files(path);
+  check_processor(files.config.parent_path());
   models::Sam model(models::read_sam_config(files.config));
   load_sam_weights(*model, files.weights);
   return model;
 }
 
 void load_sam_weights(models::SamImpl& model, const std::filesystem::path& weights) {
-  train::load_weights(model, with_both_names(train::read_weights(weights), weights), weights);
+  const auto read = train::read_weights(weights);
+  check_types(read, weights);
+  train::load_weights(model, with_both_names(read, weights), weights);
 }
 
 void write_sam(const std::filesystem::path& folder, const models::SamImpl& model) {

@@ -12,7 +12,8 @@ namespace ddprun::tasks {
 ///
 /// throws  IoError naming the file: the key of config.json with what was expected, or the tensors that are
 /// missing, too
-///         many or of another shape than config.json says
+///         many, not of floating-point numbers or of another shape than config.json says; or the key of
+///         preprocessor_config.json, if that is beside it, whose colours are not data::SamProcessor's
 models::Sam read_sam(const std::filesystem::path& path);
 
 /// The weights alone, into a model that is there.

@@ -8,13 +8,28 @@ namespace ddprun::train {
 
 namespace fs = std::filesystem;
 
+namespace {
+
+ModelFiles with_config(const fs::path& weights) {
+  const auto config = weights.parent_path() / "config.json";
+  std::error_code unknown;
+  if (!fs::exists(config, unknown))
+    throw IoError(
+        config,
+        "does not exist, expected it beside " + weights.filename().string() +
+            "; of a run, give best/ of its folder or one that `worker export CHECKPOINT FOLDER` writes");
+  return {config, weights};
+}
+
+}  // namespace
+
 ModelFiles find_model_files(const fs::path& path) {
   std::error_code unknown;
   if (!fs::exists(path, unknown))
     throw IoError(path, "does not exist, expected a model's folder or file of weights");
-  if (!fs::is_directory(path, unknown)) return {path.parent_path() / "config.json", path};
+  if (!fs::is_directory(path, unknown)) return with_config(path);
   for (const char* name : {"model.safetensors", "pytorch_model.bin"})
-    if (fs::exists(path / name, unknown)) return {path / "config.json", path / name};
+    if (fs::exists(path / name, unknown)) return with_config(path / name);
   for (const char* name : {"model.safetensors.index.json", "pytorch_model.bin.index.json"})
     if (fs::exists(path / name, unknown))
       throw IoError(path / name,

@@ -16,7 +16,9 @@ struct ModelFiles {
 /// What `path` means: such a folder, whose weights are model.safetensors or else pytorch_model.bin, or a file
 /// of weights with config.json beside it.
 ///
-/// throws  IoError naming path if there are no weights, or if they are in several files
+/// throws  IoError naming path if there are no weights, or if they are in several files; naming config.json
+/// if
+///         that is missing
 ModelFiles find_model_files(const std::filesystem::path& path);
 
 /// Writes such a folder, which is made where there is none: the weights as model.safetensors first, then the

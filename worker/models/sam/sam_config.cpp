@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "common/errors.h"
-#include "common/files.h"
+#include "common/json_file.h"
 
 namespace ddprun::models {
 namespace {
@@ -14,7 +14,6 @@ namespace {
 using nlohmann::json;
 
 constexpr std::int64_t kMostOfAnything = 1 << 16;
-constexpr std::size_t kMostBytes = 16 << 20;
 
 SamConfig larger(std::int64_t hidden_size, std::int64_t layers, std::vector<std::int64_t> global_layers) {
   SamConfig config;
@@ -88,13 +87,20 @@ class Section {
   std::string prefix_;
 };
 
+std::int64_t default_mlp_dim(const Section& from, std::int64_t hidden_size) {
+  double ratio = 4;
+  from.read("mlp_ratio", ratio);
+  const auto dim = static_cast<double>(hidden_size) * ratio;
+  if (!(dim <= kMostOfAnything))
+    from.fail("mlp_ratio", "hidden_size * mlp_ratio to be at most " + std::to_string(kMostOfAnything), ratio);
+  return static_cast<std::int64_t>(dim);
+}
+
 void read_vision(const Section& from, SamConfig::Vision& to) {
   from.read("hidden_size", to.hidden_size);
   from.read("num_hidden_layers", to.num_hidden_layers);
   from.read("num_attention_heads", to.num_attention_heads);
-  double ratio = 4;
-  from.read("mlp_ratio", ratio);
-  to.mlp_dim = static_cast<std::int64_t>(static_cast<double>(to.hidden_size) * ratio);
+  to.mlp_dim = default_mlp_dim(from, to.hidden_size);
   from.read("mlp_dim", to.mlp_dim);
   from.read("num_channels", to.num_channels);
   from.read("image_size", to.image_size);
@@ -135,90 +141,17 @@ void read_mask_decoder(const Section& from, SamConfig::MaskDecoder& to) {
 
 const char* name_of(Activation activation) { return activation == Activation::kGelu ? "gelu" : "relu"; }
 
-/// The keys whose values must be above 0.
-std::vector<std::pair<const char*, std::int64_t>> positive_values(const SamConfig& c) {
-  return {{"vision_config.hidden_size", c.vision.hidden_size},
-          {"vision_config.num_attention_heads", c.vision.num_attention_heads},
-          {"vision_config.mlp_dim", c.vision.mlp_dim},
-          {"vision_config.num_channels", c.vision.num_channels},
-          {"vision_config.image_size", c.vision.image_size},
-          {"vision_config.patch_size", c.vision.patch_size},
-          {"vision_config.output_channels", c.vision.output_channels},
-          {"vision_config.num_pos_feats", c.vision.num_pos_feats},
-          {"prompt_encoder_config.hidden_size", c.prompt_encoder.hidden_size},
-          {"prompt_encoder_config.mask_input_channels", c.prompt_encoder.mask_input_channels},
-          {"mask_decoder_config.hidden_size", c.mask_decoder.hidden_size},
-          {"mask_decoder_config.mlp_dim", c.mask_decoder.mlp_dim},
-          {"mask_decoder_config.num_attention_heads", c.mask_decoder.num_attention_heads},
-          {"mask_decoder_config.attention_downsample_rate", c.mask_decoder.attention_downsample_rate},
-          {"mask_decoder_config.num_multimask_outputs", c.mask_decoder.num_multimask_outputs},
-          {"mask_decoder_config.iou_head_hidden_dim", c.mask_decoder.iou_head_hidden_dim}};
-}
-
-std::string multiple(const char* key, std::int64_t value, const char* of, std::int64_t divisor) {
-  if (value % divisor == 0) return "";
-  return std::string(key) + ": expected a multiple of " + of + " (" + std::to_string(divisor) + "), got " +
-         std::to_string(value);
-}
-
-std::string equal(const char* key, std::int64_t value, const char* other, std::int64_t expected) {
-  if (value == expected) return "";
-  return std::string(key) + ": expected " + other + " (" + std::to_string(expected) + "), got " +
-         std::to_string(value);
-}
-
 }  // namespace
 
 SamConfig SamConfig::large() { return larger(1024, 24, {5, 11, 17, 23}); }
 SamConfig SamConfig::huge() { return larger(1280, 32, {7, 15, 23, 31}); }
 
-std::string misfit(const SamConfig& config) {
-  for (const auto& [key, value] : positive_values(config))
-    if (value < 1) return std::string(key) + ": expected a number above 0, got " + std::to_string(value);
-  if (config.prompt_encoder.num_point_embeddings < 4)
-    return "prompt_encoder_config.num_point_embeddings: expected 4 at least, got " +
-           std::to_string(config.prompt_encoder.num_point_embeddings);
-  if (config.mask_decoder.iou_head_depth < 2)
-    return "mask_decoder_config.iou_head_depth: expected 2 at least, got " +
-           std::to_string(config.mask_decoder.iou_head_depth);
-  const auto& [vision, prompt, decoder, range] = config;
-  const auto inner = decoder.hidden_size / decoder.attention_downsample_rate;
-  for (const auto& line :
-       {multiple("vision_config.hidden_size", vision.hidden_size, "num_attention_heads",
-                 vision.num_attention_heads),
-        multiple("vision_config.image_size", vision.image_size, "patch_size", vision.patch_size),
-        multiple("prompt_encoder_config.mask_input_channels", prompt.mask_input_channels, "its convolutions",
-                 4),
-        multiple("mask_decoder_config.hidden_size", decoder.hidden_size, "its convolutions", 8),
-        multiple("mask_decoder_config.hidden_size", decoder.hidden_size, "num_attention_heads",
-                 decoder.num_attention_heads),
-        multiple("mask_decoder_config.hidden_size", decoder.hidden_size, "attention_downsample_rate",
-                 decoder.attention_downsample_rate),
-        multiple("mask_decoder_config.hidden_size / 2", decoder.hidden_size / 2, "num_attention_heads",
-                 decoder.num_attention_heads),
-        multiple("mask_decoder_config.hidden_size / attention_downsample_rate", inner, "num_attention_heads",
-                 decoder.num_attention_heads),
-        equal("prompt_encoder_config.image_size", prompt.image_size, "vision_config.image_size",
-              vision.image_size),
-        equal("prompt_encoder_config.patch_size", prompt.patch_size, "vision_config.patch_size",
-              vision.patch_size),
-        equal("prompt_encoder_config.hidden_size", prompt.hidden_size, "vision_config.output_channels",
-              vision.output_channels),
-        equal("mask_decoder_config.hidden_size", decoder.hidden_size, "vision_config.output_channels",
-              vision.output_channels),
-        equal("vision_config.num_pos_feats", vision.num_pos_feats,
-              "half of prompt_encoder_config.hidden_size", prompt.hidden_size / 2)})
-    if (!line.empty()) return line;
-  return "";
-}
-
 SamConfig read_sam_config(const std::filesystem::path& path) {
-  return parse_sam_config(read_file(path, kMostBytes), path);
+  return parse_sam_config(read_file(path, kMostJsonBytes), path);
 }
 
 SamConfig parse_sam_config(const std::string& text, const std::filesystem::path& path) {
-  const auto root = json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (root.is_discarded()) throw IoError(path, "is no JSON, expected the config.json of a SamModel");
+  const auto root = parse_json(text, path, "the config.json of a SamModel");
   const Section section(path, root, "");
   if (section.has("model_type") && root.at("model_type") != "sam")
     section.fail("model_type", "\"sam\"", root.at("model_type"));
