@@ -1,5 +1,6 @@
 #include "worker/data/segmentation_dataset.h"
 
+#include <sys/stat.h>
 #include <torch/types.h>
 
 #include <set>
@@ -230,6 +231,14 @@ TEST_CASE("what headers tell is refused before training, for PNG and JPEG images
   CHECK(images.set().size() == 4);
   write_file_atomic(images.path / "images/a.png", "");
   CHECK_THROWS_WITH(images.set(), ContainsSubstring("images/a.png: is empty, expected a PNG or JPEG image"));
+}
+
+TEST_CASE("a FIFO among images or masks is refused at once", "[segmentation_dataset]") {
+  const Images images;
+  const auto path = images.path / GENERATE(as<std::string>(), "images/b.png", "masks/b.png");
+  std::filesystem::remove(path);
+  REQUIRE(::mkfifo(path.c_str(), 0600) == 0);
+  CHECK_THROWS_WITH(images.set(), path.string() + ": is a FIFO or a device, expected a regular file");
 }
 
 TEST_CASE("a very wide image is an example like another", "[segmentation_dataset]") {

@@ -97,7 +97,8 @@ void check_size(const fs::path& mask, const image::LabelMap& labels, const Segme
 }
 
 image::LabelMap read_labels(const fs::path& mask) {
-  return image::decode_png_labels(read_file(mask, std::size_t{1} << 30), mask, kMaxSegmentedPixels);
+  const auto bytes = read_file(open_regular_file(mask), mask, std::size_t{1} << 30);
+  return image::decode_png_labels(bytes, mask, kMaxSegmentedPixels);
 }
 
 }  // namespace
