@@ -48,7 +48,10 @@ std::vector<fs::path> masks_in(const fs::path& folder) {
 
 std::vector<SegmentationPair> pairs_by_name(const fs::path& images, const fs::path& masks) {
   std::map<std::string, fs::path> mask_of;
-  for (const auto& mask : masks_in(masks)) mask_of[mask.stem().string()] = mask;
+  for (const auto& mask : masks_in(masks))
+    if (const auto [other, is_new] = mask_of.emplace(mask.stem().string(), mask); !is_new)
+      throw IoError(mask, "has the name of another mask, " + other->second.filename().string() +
+                              ", expected one for an image");
   std::map<std::string, fs::path> image_of;
   std::vector<SegmentationPair> pairs;
   for (const auto& image : images_in(images)) {
