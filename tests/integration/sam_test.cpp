@@ -46,6 +46,14 @@ fs::path first_image() {
   return *std::min_element(images.begin(), images.end());
 }
 
+/// The sample with its first image cut to that many bytes.
+fs::path copied_sample(const SamRun& sam, std::uintmax_t first_image_bytes) {
+  const auto copy = sam.dir.path() / "bad";
+  fs::copy(sample(), copy, fs::copy_options::recursive);
+  fs::resize_file(copy / "images" / first_image().filename(), first_image_bytes);
+  return copy;
+}
+
 Child worker(const std::vector<std::string>& words) {
   Command command;
   command.argv = {WORKER_PROGRAM};
@@ -214,10 +222,7 @@ TEST_CASE("sam: best/ is this run's, and a run whose best/ cannot be written end
 
 TEST_CASE("sam refuses what does not fit in one line, before a run begins", "[sam]") {
   const SamRun sam;
-  const auto bad = sam.dir.path() / "bad";
-  fs::create_directories(bad);
-  fs::copy(sample(), bad, fs::copy_options::recursive);
-  fs::resize_file(bad / "images" / first_image().filename(), 200);
+  const auto bad = copied_sample(sam, /*first_image_bytes=*/20);  // its header is cut
   const std::vector<std::pair<std::string, std::string>> refused = {
       {"--data=" + bad.string(), first_image().filename().string()},
       {"--points=" + (sam.dir.path() / "tiny.json").string(), "tiny.json"},
@@ -232,6 +237,16 @@ TEST_CASE("sam refuses what does not fit in one line, before a run begins", "[sa
     CHECK((status == ExitStatus::exited(1) || status == ExitStatus::exited(2)));
     CHECK_THAT(child.err(), ContainsSubstring(message));
     CHECK(count_of("\n", child.err()) == 1);
-    CHECK_FALSE(fs::exists(sam.dir.path() / "run" / "summary.json"));
+    CHECK_FALSE(fs::exists(sam.dir.path() / "run"));
   }
+}
+
+TEST_CASE("sam: a picture that is damaged behind its header ends the run when it is first read", "[sam]") {
+  const SamRun sam;
+  const auto bad = copied_sample(sam, /*first_image_bytes=*/200);
+  Child child(training("sam", 0, sam.dir.path() / "run", {"--epochs=1", "--data=" + bad.string()}));
+  CHECK(child.wait(kTraining) == ExitStatus::exited(1));
+  CHECK_THAT(child.err(), ContainsSubstring(first_image().filename().string() + ": is no PNG file"));
+  CHECK(count_of("\n", child.err()) == 1);
+  CHECK_FALSE(fs::exists(sam.dir.path() / "run/summary.json"));
 }

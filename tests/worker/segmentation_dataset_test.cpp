@@ -1,5 +1,6 @@
 #include "worker/data/segmentation_dataset.h"
 
+#include <sys/stat.h>
 #include <torch/types.h>
 
 #include <set>
@@ -172,6 +173,18 @@ TEST_CASE("validation has the same points in every epoch", "[segmentation_datase
   CHECK(!equal(set.get_epoch_batch({0, 1, 2}, 1), set.get_epoch_batch({0, 1, 2}, 2)));
 }
 
+TEST_CASE("batches for training have no pictures, those for validation have", "[segmentation_dataset]") {
+  const Images images;
+  const auto set = images.set();
+  CHECK(set.get_epoch_batch({0, 1, 2}, 0).extra.size() == 4 + 3);
+  const auto fixed = set.with_fixed_points();
+  data::Loader loader(*fixed, {.batch_size = 3, .threads = 0});
+  loader.start_epoch({0, 1, 2});
+  const auto batch = loader.next();
+  REQUIRE(batch->extra.size() == 4 + 3 + 3);
+  CHECK(data::picture_of(*batch, 1).sizes().vec() == Shape{48, 16, 3});
+}
+
 TEST_CASE("loader threads read what one would, and hand on what is wrong", "[segmentation_dataset]") {
   const Images images;
   const auto set = images.set({.cache_bytes = 3000});
@@ -230,6 +243,14 @@ TEST_CASE("what headers tell is refused before training, for PNG and JPEG images
   CHECK(images.set().size() == 4);
   write_file_atomic(images.path / "images/a.png", "");
   CHECK_THROWS_WITH(images.set(), ContainsSubstring("images/a.png: is empty, expected a PNG or JPEG image"));
+}
+
+TEST_CASE("a FIFO among images or masks is refused at once", "[segmentation_dataset]") {
+  const Images images;
+  const auto path = images.path / GENERATE(as<std::string>(), "images/b.png", "masks/b.png");
+  std::filesystem::remove(path);
+  REQUIRE(::mkfifo(path.c_str(), 0600) == 0);
+  CHECK_THROWS_WITH(images.set(), path.string() + ": is a FIFO or a device, expected a regular file");
 }
 
 TEST_CASE("a very wide image is an example like another", "[segmentation_dataset]") {

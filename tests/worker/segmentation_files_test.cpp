@@ -128,6 +128,9 @@ TEST_CASE("images and masks that do not belong together are named", "[segmentati
   folder.add_mask("c.png", 30, 20, [](int, int) { return 1; });
   CHECK(finding(folder) == "DIR/masks/c.png: has no image, expected DIR/images/c with .png, .jpg or .jpeg");
   fs::remove(folder.path / "masks/c.png");
+  folder.add_mask("a.PNG", 30, 20, [](int, int) { return 1; });
+  CHECK(finding(folder) == "DIR/masks/a.png: has the name of another mask, a.PNG, expected one for an image");
+  fs::remove(folder.path / "masks/a.PNG");
   folder.add_image("a.jpg", 30, 20);
   CHECK(finding(folder) ==
         "DIR/images/a.png: has the name of another image, a.jpg, expected one for the mask a.png");

@@ -2,6 +2,7 @@
 
 #include <zlib.h>
 
+#include <algorithm>
 #include <cmath>
 #include <stdexcept>
 
@@ -10,6 +11,7 @@
 #include "tests/support/catch.h"
 #include "tests/support/golden.h"
 #include "worker/data/image_dataset.h"
+#include "worker/tasks/validation_split.h"
 
 using namespace ddprun::data;
 
@@ -40,12 +42,29 @@ TEST_CASE("a split is PyTorch's random_split, bit for bit", "[subset]") {
   }
 }
 
-TEST_CASE("a split that leaves a part empty is refused", "[subset]") {
+TEST_CASE("each part of a split has an example at least", "[subset]") {
+  for (const std::int64_t size : {2, 3, 9}) {
+    CHECK(random_split(size, 0.1, 0).validation.size() == 1);
+    CHECK(random_split(size, 1 - 1e-16, 0).train.size() == 1);
+  }
+  const auto split = random_split(9, 0.1, 5);
+  auto all = split.train;
+  all.insert(all.end(), split.validation.begin(), split.validation.end());
+  CHECK(std::is_permutation(all.begin(), all.end(), std::vector{0, 1, 2, 3, 4, 5, 6, 7, 8}.begin()));
+}
+
+TEST_CASE("a split that cannot be is refused", "[subset]") {
   CHECK_THROWS_AS(random_split(100, 0, 0), std::invalid_argument);
   CHECK_THROWS_AS(random_split(100, 1, 0), std::invalid_argument);
   CHECK_THROWS_AS(random_split(100, NAN, 0), std::invalid_argument);
   CHECK_THROWS_WITH(random_split(1, 0.5, 0),
-                    ddprun::test::ContainsSubstring("leaves one part of 1 examples empty"));
+                    "random_split: expected two examples or more, one a part, got 1");
+  CHECK_THROWS_AS(random_split(0, 0.5, 0), std::invalid_argument);
+  ddprun::Config config;
+  config.data.val_split = 0.1;
+  const auto one = std::make_shared<Subset>(augmented_images(), std::vector<std::int64_t>{7});
+  CHECK_THROWS_WITH(ddprun::tasks::split_for_validation(one, one, config),
+                    "--val-split 0.1: expected two examples or more, one a part, got 1");
 }
 
 TEST_CASE("a subset gives its examples, augmented by their numbers in the whole", "[subset]") {

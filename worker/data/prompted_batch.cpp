@@ -65,7 +65,8 @@ PaddedPoints padded(const std::vector<at::Tensor>& points, const std::vector<at:
 
 }  // namespace
 
-Batch make_prompted_batch(const std::vector<PromptedPicture>& pictures, const SamProcessor& processor) {
+Batch make_prompted_batch(const std::vector<PromptedPicture>& pictures, const SamProcessor& processor,
+                          bool with_pictures) {
   const auto side = processor.options().mask_size;
   std::vector<at::Tensor> inputs, targets, points, labels, truths, shown;
   std::vector<ImageSize> originals, resized;
@@ -80,7 +81,7 @@ Batch make_prompted_batch(const std::vector<PromptedPicture>& pictures, const Sa
     originals.push_back(size);
     resized.push_back(processor.resized(size));
     truths.push_back(truth);
-    shown.push_back(as_tensor(picture.picture));
+    if (with_pictures) shown.push_back(as_tensor(picture.picture));
   }
   const auto prompts = padded(points, labels);
   Batch batch{torch::stack(inputs),

@@ -12,7 +12,8 @@
 namespace ddprun::data {
 
 /// Images with points and the masks that the points mean: what SAM is fine-tuned with. Images and masks are
-/// read when they are asked for, by the thread that asks. Batches are those of make_prompted_batch().
+/// read when they are asked for, by the thread that asks. Batches are those of make_prompted_batch(),
+/// without the pictures in training.
 ///
 /// With a file of points, an image's points are one prompt, and right is the union of the instances that its
 /// foreground points lie in (none, if all of them miss). For an image without a point right is the union of

@@ -48,7 +48,10 @@ std::vector<fs::path> masks_in(const fs::path& folder) {
 
 std::vector<SegmentationPair> pairs_by_name(const fs::path& images, const fs::path& masks) {
   std::map<std::string, fs::path> mask_of;
-  for (const auto& mask : masks_in(masks)) mask_of[mask.stem().string()] = mask;
+  for (const auto& mask : masks_in(masks))
+    if (const auto [other, is_new] = mask_of.emplace(mask.stem().string(), mask); !is_new)
+      throw IoError(mask, "has the name of another mask, " + other->second.filename().string() +
+                              ", expected one for an image");
   std::map<std::string, fs::path> image_of;
   std::vector<SegmentationPair> pairs;
   for (const auto& image : images_in(images)) {
@@ -97,7 +100,8 @@ void check_size(const fs::path& mask, const image::LabelMap& labels, const Segme
 }
 
 image::LabelMap read_labels(const fs::path& mask) {
-  return image::decode_png_labels(read_file(mask, std::size_t{1} << 30), mask, kMaxSegmentedPixels);
+  const auto bytes = read_file(open_regular_file(mask), mask, std::size_t{1} << 30);
+  return image::decode_png_labels(bytes, mask, kMaxSegmentedPixels);
 }
 
 }  // namespace

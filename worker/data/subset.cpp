@@ -1,5 +1,6 @@
 #include "worker/data/subset.h"
 
+#include <algorithm>
 #include <cmath>
 #include <stdexcept>
 #include <string>
@@ -40,10 +41,11 @@ Split random_split(std::int64_t size, double fraction, std::uint64_t seed) {
     return static_cast<std::int64_t>(std::floor(static_cast<double>(size) * part));
   };
   const auto left = size - share(1 - fraction) - share(fraction);
-  const auto train = share(1 - fraction) + (left + 1) / 2;
-  if (train == 0 || train == size)
-    throw std::invalid_argument("random_split: a fraction of " + std::to_string(fraction) +
-                                " leaves one part of " + std::to_string(size) + " examples empty");
+  if (size < 2)
+    throw std::invalid_argument("random_split: expected two examples or more, one a part, got " +
+                                std::to_string(size));
+  // Where PyTorch leaves a part empty, it gets one example.
+  const auto train = std::clamp<std::int64_t>(share(1 - fraction) + (left + 1) / 2, 1, size - 1);
   const auto order = permutation(size, seed);
   return {{order.begin(), order.begin() + train}, {order.begin() + train, order.end()}};
 }

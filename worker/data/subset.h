@@ -33,10 +33,11 @@ struct Split {
 };
 
 /// Splits 0 .. size-1 at random, the same on every rank: exactly
-/// torch.utils.data.random_split(set, [1 - fraction, fraction], torch.Generator().manual_seed(seed)).
+/// torch.utils.data.random_split(set, [1 - fraction, fraction], torch.Generator().manual_seed(seed)), but
+/// that a part which would be empty gets one example.
 ///
 /// fraction  of the validation part, above 0 and below 1
-/// throws    std::invalid_argument if the fraction is out of range or leaves a part empty
+/// throws    std::invalid_argument if the fraction is out of range or there are fewer than two examples
 Split random_split(std::int64_t size, double fraction, std::uint64_t seed);
 
 /// The first `limit` of them; all if limit is 0 or there are no more.

@@ -5,6 +5,8 @@
 #include <string>
 
 #include <jpeglib.h>
+// after jpeglib.h, whose version it asks for
+#include <jerror.h>
 
 #include "common/errors.h"
 #include "common/files.h"
@@ -29,9 +31,10 @@ void fail(j_common_ptr jpeg) {
   std::longjmp(decoder.failed, 1);
 }
 
-/// A warning is of damage that libjpeg would paint over; a message of another level is chatter.
+/// A warning is of damage that libjpeg would paint over; a message of another level is chatter. Bytes between
+/// two segments, which some cameras leave there, damage nothing.
 void on_message(j_common_ptr jpeg, int level) {
-  if (level < 0) fail(jpeg);
+  if (level < 0 && jpeg->err->msg_code != JWRN_EXTRANEOUS_DATA) fail(jpeg);
 }
 
 bool read_header(Decoder& decoder, std::string_view bytes) {

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <fstream>
+#include <system_error>
 
 #include "common/errors.h"
 #include "common/files.h"
@@ -39,6 +40,8 @@ std::optional<PictureSize> size_of_jpeg(std::istream& file) {
 }  // namespace
 
 std::optional<PictureSize> peek_size(const std::filesystem::path& path) {
+  std::error_code ignored;
+  if (!std::filesystem::is_regular_file(path, ignored)) return std::nullopt;  // a FIFO would wait
   std::ifstream file(path, std::ios::binary);
   std::optional<PictureSize> size;
   if (const auto begin = read_number(file, 2); begin == 0xffd8) {
@@ -59,7 +62,7 @@ Image decode_image(std::string_view bytes, const std::filesystem::path& path, st
 }
 
 Image read_image(const std::filesystem::path& path, std::int64_t max_pixels) {
-  return decode_image(read_file(path, std::size_t{1} << 30), path, max_pixels);
+  return decode_image(read_file(open_regular_file(path), path, std::size_t{1} << 30), path, max_pixels);
 }
 
 }  // namespace ddprun::image

@@ -15,7 +15,7 @@ namespace ddprun::image {
 Image decode_image(std::string_view bytes, const std::filesystem::path& path,
                    std::int64_t max_pixels = std::int64_t{1} << 28);
 
-/// The same from a file. throws IoError
+/// The same from a regular file. throws IoError
 Image read_image(const std::filesystem::path& path, std::int64_t max_pixels = std::int64_t{1} << 28);
 
 struct PictureSize {

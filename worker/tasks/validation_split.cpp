@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <numeric>
+#include <sstream>
 #include <stdexcept>
-#include <string>
 #include <vector>
 
 #include "common/errors.h"
@@ -29,8 +29,10 @@ SplitSet split_for_validation(const std::shared_ptr<const data::Dataset>& whole,
         std::make_shared<data::Subset>(whole, data::first(std::move(split.train), options.limit_train)),
         std::make_shared<data::Subset>(plain, data::first(std::move(split.validation), options.limit_val))};
   } catch (const std::invalid_argument&) {
-    throw UsageError("--val-split: " + std::to_string(options.val_split) + " of " +
-                     std::to_string(whole->size()) + " examples leaves a part empty");
+    std::ostringstream message;
+    message << "--val-split " << options.val_split << ": expected two examples or more, one a part, got "
+            << whole->size();
+    throw UsageError(message.str());
   }
 }
 

@@ -17,7 +17,7 @@ struct SplitSet {
 /// are for validation.
 ///
 /// plain    the same examples without augmentation, for validation
-/// throws   UsageError if the split leaves a part empty
+/// throws   UsageError if there are too few examples for two parts
 SplitSet split_for_validation(const std::shared_ptr<const data::Dataset>& whole,
                               const std::shared_ptr<const data::Dataset>& plain, const Config& config);
 

@@ -31,6 +31,17 @@ TEST_CASE("JPEG files are read as Pillow reads them", "[jpeg]") {
   }
 }
 
+TEST_CASE("bytes between a JPEG file's segments are passed over", "[jpeg]") {
+  const auto bytes = read_file(kGolden / "rgb.jpg");
+  REQUIRE(bytes.substr(2, 4) == std::string("\xff\xe0\0\x10", 4));
+  const auto whole = decode_jpeg(bytes, "a.jpg").bytes;
+  for (const std::size_t at : {std::size_t{2 + 18}, bytes.size() - 2}) {  // behind APP0, before the end
+    auto longer = bytes;
+    longer.insert(at, "abc");
+    CHECK(decode_jpeg(longer, "a.jpg").bytes == whole);
+  }
+}
+
 TEST_CASE("a JPEG file that is cut off or no JPEG is refused", "[jpeg]") {
   const auto bytes = read_file(kGolden / "rgb.jpg");
   for (std::size_t size = 0; size < bytes.size() - 1; size += 7)
