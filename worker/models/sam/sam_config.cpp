@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "common/errors.h"
+#include "common/files.h"
 #include "common/json_file.h"
 
 namespace ddprun::models {
