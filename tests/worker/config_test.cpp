@@ -248,7 +248,8 @@ TEST_CASE("a bad value is refused in one line that names flag, expectation and v
 TEST_CASE("a value with a line end is named whole, in one line", "[config]") {
   CHECK_THROWS_WITH(parse({"mnist", "--lr", "1\n2"}), "--lr: expected a number above 0, got '1?2'");
   CHECK_THROWS_WITH(parse({"mnist", "--fo\no"}), "unknown flag '--fo?o', see worker --help");
-  CHECK_THROWS_WITH(parse({"mn\nist"}), "unknown task 'mn?ist', expected: mnist, toy, linear, cifar10 or sam");
+  CHECK_THROWS_WITH(parse({"mn\nist"}),
+                    "unknown task 'mn?ist', expected: mnist, toy, linear, cifar10 or sam");
 }
 
 TEST_CASE("an unknown task, flag or argument and a missing value are named", "[config]") {
