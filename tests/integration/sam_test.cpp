@@ -82,6 +82,25 @@ TEST_CASE("sam trains on two ranks, on the images that come with the programs", 
     CHECK(fs::file_size(out / "best" / name) > 0);
 }
 
+TEST_CASE("sam learns what a point means", "[sam]") {
+  const SamRun sam;
+  const auto data = sam.dir.path() / "data";  // one picture three times, each with a point in another nucleus
+  for (const char* part : {"images", "masks"}) {
+    fs::create_directories(data / part);
+    for (const char* name : {"a.png", "b.png", "c.png"})
+      fs::copy(sample() / part / first_image().filename(), data / part / name);
+  }
+  const auto points = sam.dir.path() / "points.csv";
+  std::ofstream(points) << "index,y,x,label\n0,162,91,1\n1,223,44,1\n2,108,83,1\n";
+  sam.run(1, "run",
+          {"--data=" + data.string(), "--points=" + points.string(), "--val-split=0.4", "--epochs=120",
+           "--val-every-steps=120", "--lr=2e-3"});
+  const auto losses = values_of(sam.dir.path() / "run", "train_loss_epoch");
+  REQUIRE(losses.size() == 120);
+  CHECK(std::stod(losses.front()) > 0.9);
+  CHECK(std::stod(losses.back()) < 0.25);  // both nuclei for either point: 0.33
+}
+
 TEST_CASE("sam: a run that goes on equals one that was never stopped", "[sam]") {
   const SamRun sam;
   sam.run(2, "whole", {"--epochs=3"});
