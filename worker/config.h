@@ -35,6 +35,7 @@ struct Config {
 
   struct Sam {
     std::string architecture = "small";     ///< small, base, large, huge or a config.json
+    std::int64_t image_size = 0;            ///< of a new model, pixels of a side; 0: the architecture's
     std::filesystem::path checkpoint;       ///< a model that is there already; empty: a new one
     std::string freeze = "none";            ///< "encoder" or "prompt": that part is not trained
     bool gradient_checkpointing = false;    ///< the encoder's layers run again in backward

@@ -31,6 +31,7 @@ void check_combinations(const Config& config) {
   refuse(train.optim.clip_norm > 0 && train.optim.clip_value > 0, "--clip-norm", "--clip-value");
   refuse(!config.sam.checkpoint.empty() && !config.model.init_weights.empty(), "--checkpoint",
          "--init-weights");
+  refuse(!config.sam.checkpoint.empty() && config.sam.image_size > 0, "--checkpoint", "--image-size");
   refuse(!config.sam.embedding_cache.empty() && ddp.fsdp, "--embedding-cache", "--fsdp");
   if (!config.sam.embedding_cache.empty() && config.sam.freeze != "encoder")
     throw UsageError("--embedding-cache: expected --freeze=encoder too; another encoder changes in training");

@@ -80,6 +80,9 @@ Settings model_settings(Config& config) {
       text("architecture", sam.architecture, "of a new model: small, base, large, huge or a config.json")
           .type("NAME|FILE")
           .only({"sam"}),
+      integer("image-size", sam.image_size, 1, 16384,
+              "pixels of a side that a new model sees (default: the architecture's)")
+          .only({"sam"}),
       path("checkpoint", sam.checkpoint,
            "start from a model of transformers: its folder, or model.safetensors or pytorch_model.bin in it")
           .type("DIR|FILE")

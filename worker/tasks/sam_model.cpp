@@ -29,7 +29,12 @@ models::SamConfig small() {
 
 models::Sam new_or_released(const Config& config) {
   if (!config.sam.checkpoint.empty()) return read_sam(config.sam.checkpoint);
-  models::Sam model(sam_architecture(config.sam.architecture));
+  auto shape = sam_architecture(config.sam.architecture);
+  if (const auto side = config.sam.image_size; side > 0) {
+    shape.vision.image_size = shape.prompt_encoder.image_size = side;
+    if (const auto line = models::misfit(shape); !line.empty()) throw UsageError("--image-size: " + line);
+  }
+  models::Sam model(shape);
   const auto& weights = config.model.init_weights;
   if (!weights.empty()) load_sam_weights(*model, weights);
   return model;
