@@ -80,5 +80,5 @@ class Branched(nn.Module):
 MODELS = {
     "branched": (Branched, (3, 8, 8), 4, dict(sgd=1e-3, adam=3e-4)),
     "cnn": (Cnn, (1, 28, 28), 2, dict(sgd=3e-5, adam=3e-6)),
-    "resnet18": (ResNet18, (3, 32, 32), 8, dict(sgd=5e-7, adam=2e-7)),
+    "resnet18": (ResNet18, (3, 32, 32), 8, dict(sgd=5e-7, adam=5e-8)),
 }
