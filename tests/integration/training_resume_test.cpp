@@ -65,9 +65,11 @@ TEST_CASE("SIGTERM makes a checkpoint, and the run that goes on from it equals o
   need_fashion_mnist();
   const TempDir dir;
   const auto whole = dir.path() / "whole", parts = dir.path() / "parts";
-  Child uninterrupted(training("mnist", 2, whole, stateful_mnist()));
+  // The ranks agree on signals each half second: long enough that it comes in the middle.
+  const auto flags = with(stateful_mnist(), {"--epochs=16"});
+  Child uninterrupted(training("mnist", 2, whole, flags));
   REQUIRE(uninterrupted.wait(kTraining) == ExitStatus::exited(0));
-  Child first(training("mnist", 2, parts, stateful_mnist()));
+  Child first(training("mnist", 2, parts, flags));
   REQUIRE(first.wait_for_output("Train Epoch: 1 [96/256"));
   first.send_signal(SIGTERM);
   CHECK(first.wait(kTraining) == ExitStatus::killed(SIGTERM, false));
@@ -75,7 +77,7 @@ TEST_CASE("SIGTERM makes a checkpoint, and the run that goes on from it equals o
   CHECK(fs::exists(parts / "checkpoints/last.pt"));
   CHECK_FALSE(fs::exists(parts / "summary.json"));
   CHECK_THAT(first.out(), ContainsSubstring("--resume goes on from "));
-  Child second(training("mnist", 2, parts, with(stateful_mnist(), {"--resume=auto"})));
+  Child second(training("mnist", 2, parts, with(flags, {"--resume=auto"})));
   REQUIRE(second.wait(kTraining) == ExitStatus::exited(0));
   CHECK_THAT(second.out(),
              ContainsSubstring("resumed from " + (parts / "checkpoints/last.pt").string() + " at step "));
