@@ -17,7 +17,7 @@ import sys
 import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from training import ROOT, cell, measure  # noqa: E402
+from training import cell, run_script, run_worker  # noqa: E402
 
 BATCH, RANKS = 2, 2
 
@@ -31,26 +31,15 @@ def architecture(folder, side):
     return path
 
 
-def run_worker(arguments, side):
+def run_both(arguments, side):
+    steps, batch = str(arguments.steps), str(BATCH)
     with tempfile.TemporaryDirectory() as folder:
-        out = pathlib.Path(folder, "run")
-
-        def read(_):
-            summary = json.loads((out / "summary.json").read_text())
-            return summary["samples_per_second"], summary["peak_rss_mb"]
-        return measure([ROOT / "build/bin/ddprun", f"--nproc-per-node={RANKS}", ROOT / "build/bin/worker", "sam",
-                        "--architecture", architecture(folder, side), "--data", arguments.data, "--batch-size", str(BATCH),
-                        "--max-steps", str(arguments.steps), "--optimizer", "adam", "--lr", "1e-5", "--warmup-steps", "0",
-                        "--limit-val", "2", "--sanity-batches", "0", "--no-report", "--no-tensorboard", "--out", out],
-                       "\0", read)
-
-
-def run_script(arguments, side):
-    def read(lines):
-        figures = next(json.loads(line) for line in reversed(lines) if line.startswith("{"))
-        return figures["images_per_second"], figures["peak_mb"]
-    return measure([arguments.torchrun, "--standalone", f"--nproc_per_node={RANKS}", arguments.script, arguments.data,
-                    "--image-size", str(side), "--steps", str(arguments.steps), "--batch-size", str(BATCH)], "\0", read)
+        ours = run_worker(["sam", "--architecture", architecture(folder, side), "--data", arguments.data, "--batch-size", batch,
+                           "--max-steps", steps, "--optimizer", "adam", "--lr", "1e-5", "--warmup-steps", "0",
+                           "--limit-val", "2", "--sanity-batches", "0", "--no-report", "--no-tensorboard"])
+    theirs = run_script(arguments.torchrun, [arguments.script, arguments.data, "--image-size", str(side), "--steps", steps,
+                                             "--batch-size", batch], "images_per_second")
+    return ours, theirs
 
 
 def main():
@@ -69,8 +58,8 @@ def main():
     for side in map(int, arguments.sides.split(",")):
         ours, theirs = [], []
         for _ in range(arguments.runs):
-            ours.append(run_worker(arguments, side))
-            theirs.append(run_script(arguments, side))
+            for runs, run in zip((ours, theirs), run_both(arguments, side)):
+                runs.append(run)
         for name, runs in (("worker", ours), ("Python under torchrun", theirs)):
             rate = statistics.median(r["rate"] / t["rate"] for r, t in zip(runs, theirs))
             share = statistics.median(r["peak"] / t["peak"] for r, t in zip(runs, theirs))

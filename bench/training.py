@@ -41,22 +41,24 @@ def measure(command, first_step, read_figures):
     return dict(rate=rate, peak=peak, cpu=cpu, wall=time.time() - begin, first=first)
 
 
-def run_worker(arguments):
-    with tempfile.TemporaryDirectory() as out:
+def run_worker(arguments, first_step="\0"):
+    """arguments: of the worker. On two ranks"""
+    with tempfile.TemporaryDirectory() as folder:
+        out = pathlib.Path(folder, "run")
+
         def read(_):
-            summary = json.loads(pathlib.Path(out, "summary.json").read_text())
+            summary = json.loads((out / "summary.json").read_text())
             return summary["samples_per_second"], summary["peak_rss_mb"]
-        return measure([ROOT / "build/bin/ddprun", "--nproc-per-node=2", ROOT / "build/bin/worker", "mnist",
-                        "--data", arguments.data, "--limit-train", str(arguments.limit), "--limit-test", "500",
-                        "--epochs", "1", "--batch-size", "128", "--out", out, "--overwrite"], "Train Epoch", read)
+        return measure([ROOT / "build/bin/ddprun", "--nproc-per-node=2", ROOT / "build/bin/worker", *arguments, "--out", out],
+                       first_step, read)
 
 
-def run_script(arguments, script):
+def run_script(torchrun, command, rate, first_step="\0"):
+    """command: a script and its arguments; rate: the key of its line of JSON for what run_worker's samples_per_second is"""
     def read(lines):
         figures = next(json.loads(line) for line in reversed(lines) if line.startswith("{"))
-        return figures["samples_per_second"], figures["peak_mb"]
-    return measure([arguments.torchrun, "--standalone", "--nproc_per_node=2", script, arguments.data,
-                    "--batch-size", "128", "--limit", str(arguments.limit), "--epochs", "1"], "first step", read)
+        return figures.get(rate), figures["peak_mb"]
+    return measure([torchrun, "--standalone", "--nproc_per_node=2", *command], first_step, read)
 
 
 def cell(values, digits=0):
@@ -75,10 +77,15 @@ def main():
     os.environ.setdefault("LOGLEVEL", "ERROR")
     scripts = dict([("Python, lean", str(ROOT / "bench/mnist_ddp.py"))] + [s.split("=", 1) for s in arguments.script])
     results = {"ddprun worker": []} | {name: [] for name in scripts}
+    limit = str(arguments.limit)
     for _ in range(arguments.runs):
-        results["ddprun worker"].append(run_worker(arguments))
+        results["ddprun worker"].append(run_worker(
+            ["mnist", "--data", arguments.data, "--limit-train", limit, "--limit-test", "500", "--epochs", "1",
+             "--batch-size", "128"], "Train Epoch"))
         for name, script in scripts.items():
-            results[name].append(run_script(arguments, script))
+            results[name].append(run_script(
+                arguments.torchrun, [script, arguments.data, "--batch-size", "128", "--limit", limit, "--epochs", "1"],
+                "samples_per_second", "first step"))
     ours = results["ddprun worker"]
     print("| job | samples/s | ratio | peak MB per rank | CPU s, whole job | wall s, whole job | s to the first step |\n"
           "|---|---|---|---|---|---|---|")

@@ -8,15 +8,13 @@ line with peak_mb. Runs take turns, so that a noisy neighbour disturbs all alike
 job, from the launcher's start to its end; the ratios are medians of the ratios within a turn. Two ranks, one thread each.
 """
 import argparse
-import json
 import os
 import pathlib
 import statistics
 import sys
-import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from training import ROOT, cell, measure  # noqa: E402
+from training import cell, run_script, run_worker  # noqa: E402
 
 BARE = ["--no-report", "--no-tensorboard"]
 
@@ -36,21 +34,6 @@ def trainings(arguments):
              "--limit-test", "256"],
             [folder / "cifar10.py", arguments.cifar10, "--steps", "15", "--workers", "2"]),
     }
-
-
-def run_worker(command):
-    with tempfile.TemporaryDirectory() as out:
-        def read(_):
-            summary = json.loads(pathlib.Path(out, "summary.json").read_text())
-            return summary["samples_per_second"], summary["peak_rss_mb"]
-        return measure([ROOT / "build/bin/ddprun", "--nproc-per-node=2", ROOT / "build/bin/worker", *command,
-                        "--out", out, "--overwrite"], "\0", read)
-
-
-def run_script(torchrun, command):
-    def read(lines):
-        return None, next(json.loads(line) for line in reversed(lines) if line.startswith("{"))["peak_mb"]
-    return measure([torchrun, "--standalone", "--nproc_per_node=2", *command], "\0", read)
 
 
 def ratio(ours, theirs, key):
@@ -76,7 +59,7 @@ def main():
         rows = {"worker": [], "worker, " + " ".join(BARE): [], "Python under torchrun": []}
         for _ in range(arguments.runs):
             for program, runs in rows.items():
-                runs.append(run_script(arguments.torchrun, script) if program.startswith("Python")
+                runs.append(run_script(arguments.torchrun, script, "samples_per_second") if program.startswith("Python")
                             else run_worker(worker + (BARE if "," in program else [])))
         python = rows["Python under torchrun"]
         for program, runs in rows.items():

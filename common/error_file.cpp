@@ -12,6 +12,7 @@
 #include <stdexcept>
 
 #include "common/files.h"
+#include "common/json_file.h"
 #include "common/unique_fd.h"
 
 namespace ddprun {
@@ -20,8 +21,7 @@ namespace {
 using nlohmann::json;
 
 constexpr std::size_t kMaxBytes = 64 * 1024;
-constexpr int kMaxJsonDepth =
-    32;  // a handful is usual; what prints and frees a value calls itself for each level
+constexpr int kMostJsonLevels = 32;  // a handful is usual
 constexpr std::int64_t kYear10000 = 253'402'300'800;
 
 std::int64_t parse_timestamp(const json& value) {
@@ -38,14 +38,6 @@ std::optional<int> parse_error_code(const json& value) {
   return code >= INT_MIN && code <= INT_MAX ? std::optional(static_cast<int>(code)) : std::nullopt;
 }
 
-json parse_shallow(const std::string& bytes) {
-  const auto check_depth = [](int depth, json::parse_event_t, json&) {
-    if (depth > kMaxJsonDepth) throw std::runtime_error("its JSON is nested too deep");
-    return true;
-  };
-  return json::parse(bytes, check_depth, /*allow_exceptions=*/false);
-}
-
 std::string text_of(const json& object, const char* key) {
   const auto found = object.find(key);
   if (found == object.end()) return "";
@@ -54,9 +46,8 @@ std::string text_of(const json& object, const char* key) {
 }
 
 ErrorFileContent interpret(const std::string& bytes) {
-  const json root = parse_shallow(bytes);
-  if (root.is_discarded() || !root.is_object() || !root.contains("message"))
-    return {std::nullopt, "is not JSON with a \"message\""};
+  const json root = parse_shallow_json(bytes, kMostJsonLevels);
+  if (!root.is_object() || !root.contains("message")) return {std::nullopt, "is not JSON with a \"message\""};
   const json& message = root["message"];
   WorkerError error;
   if (!message.is_object()) {
@@ -111,6 +102,8 @@ void write_error_file(const std::filesystem::path& path, const WorkerError& erro
 ErrorFileContent read_error_file(const std::filesystem::path& path) noexcept {
   try {
     return read_and_interpret(path);
+  } catch (const std::invalid_argument& error) {  // of parse_shallow_json()
+    return {std::nullopt, error.what()};
   } catch (const std::exception& error) {
     return {std::nullopt, std::string("cannot be understood: ") + error.what()};
   }

@@ -257,13 +257,8 @@ GROUPS = {function.__name__: function
           for function in (state_dict_file, python_files, sampler, mnist_cnn, mnist_ddp, ddp_buckets, zero_partition,
                            optimizer_state, comm_hooks, resnet, ddp_parity, image_transform, random_split, toy_datasets,
                            early_stopping, checkpoint_policy, fused_optimizers, lr_schedule, grad_scaler, clip_gradients,
-<<<<<<< HEAD
-                           ema, losses_and_metrics, dice_loss, npy, png_labels, jpeg, png, tensorboard,
-                           tasks)}
-=======
-                           ema, losses_and_metrics, jpeg, png, tensorboard, tasks,
+                           ema, losses_and_metrics, dice_loss, npy, png_labels, jpeg, png, tensorboard, tasks,
                            sam("sam_model"), sam("sam_processor"))}
->>>>>>> sammodel
 
 
 def main():

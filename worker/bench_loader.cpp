@@ -6,6 +6,7 @@
 #include <cmath>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "common/errors.h"
 #include "common/worker_env.h"
@@ -26,10 +27,11 @@ struct BenchOptions {
   std::string source;
   std::int64_t batch_size = 128, epochs = 1, seed = 0;
   int threads = 2;
-  bool augment = true, channels_last = false, help = false;
+  bool augment = true, channels_last = false;
 };
 
-BenchOptions parse_flags(int argc, char** argv) {
+/// Nothing if only help was asked for.
+std::optional<BenchOptions> parse_flags(int argc, char** argv) {
   BenchOptions options;
   CLI::App app("Measures the input pipeline of a task alone and prints one line of JSON.",
                "worker bench-loader");
@@ -49,14 +51,7 @@ BenchOptions parse_flags(int argc, char** argv) {
   app.add_flag(both_spellings("--no-augment"), plain, "only normalise");
   app.add_flag(both_spellings("--channels-last"), options.channels_last,
                "batches in channels-last memory format");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::CallForHelp&) {
-    std::cout << app.help();
-    options.help = true;
-  } catch (const CLI::ParseError& error) {
-    throw UsageError(error.what());
-  }
+  if (!parse_or_help(app, argc, argv)) return std::nullopt;
   options.augment = !plain;
   return options;
 }
@@ -110,8 +105,9 @@ double rounded(double seconds) { return std::round(seconds * 1000) / 1000; }
 
 int run_bench_loader(int argc, char** argv) {
   const auto started = Clock::now();
-  const auto options = parse_flags(argc, argv);
-  if (options.help) return 0;
+  const auto flags = parse_flags(argc, argv);
+  if (!flags) return 0;
+  const auto& options = *flags;
   const auto rate = measure(open_images(options), options);
   rusage usage{};
   ::getrusage(RUSAGE_SELF, &usage);

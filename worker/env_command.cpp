@@ -3,14 +3,16 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <iostream>
+#include <optional>
 
-#include "common/errors.h"
 #include "worker/env_report.h"
+#include "worker/flags.h"
 
 namespace ddprun {
 namespace {
 
-ddp::ProcessGroup::Options parse_flags(int argc, char** argv, bool& help) {
+/// Nothing if only help was asked for.
+std::optional<ddp::ProcessGroup::Options> parse_flags(int argc, char** argv) {
   CLI::App app("Prints what a training finds here, and what is wrong. Exit status 1 if something is.",
                "worker env");
   std::string device = "auto", backend = "auto";
@@ -20,15 +22,7 @@ ddp::ProcessGroup::Options parse_flags(int argc, char** argv, bool& help) {
   app.add_option("--timeout", seconds, "seconds to wait for the other ranks")
       ->check(CLI::Range(0.001, 1e6))
       ->capture_default_str();
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::CallForHelp&) {
-    std::cout << app.help();
-    help = true;
-    return {};
-  } catch (const CLI::ParseError& error) {
-    throw UsageError(error.what());
-  }
+  if (!parse_or_help(app, argc, argv)) return std::nullopt;
   ddp::ProcessGroup::Options options;
   options.device = ddp::parse_device_choice("--device", device);
   options.backend = ddp::parse_backend_choice("--backend", backend);
@@ -40,11 +34,10 @@ ddp::ProcessGroup::Options parse_flags(int argc, char** argv, bool& help) {
 }  // namespace
 
 int run_env_command(int argc, char** argv) {
-  bool help = false;
-  const auto options = parse_flags(argc, argv, help);
-  if (help) return 0;
-  EnvReport report = inspect_environment(process_env, options);
-  const auto ranks = meet_ranks(report, options);
+  const auto options = parse_flags(argc, argv);
+  if (!options) return 0;
+  EnvReport report = inspect_environment(process_env, *options);
+  const auto ranks = meet_ranks(report, *options);
   if (ranks.size() == 1 || report.env.rank == 0) std::cout << to_text(report, ranks) << std::flush;
   const bool fine =
       report.problems.empty() &&

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "common/errors.h"
+#include "worker/flags.h"
 #include "worker/serialize/pt_file.h"
 #include "worker/serialize/safetensors.h"
 #include "worker/tasks/sam_checkpoint.h"
@@ -36,14 +37,7 @@ std::optional<ExportFlags> parse_flags(int argc, char** argv) {
                  "transformers' SamModel.from_pretrained reads")
       ->required();
   app.add_flag("--ema", flags.ema, "the averaged weights");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::CallForHelp&) {
-    std::cout << app.help();
-    return std::nullopt;
-  } catch (const CLI::ParseError& error) {
-    throw UsageError(std::string("export: ") + error.what());
-  }
+  if (!parse_or_help(app, argc, argv)) return std::nullopt;
   const auto kind = flags.out.extension();
   if (!kind.empty() && kind != ".pt" && kind != ".safetensors")
     throw UsageError("export: expected OUT to end in .pt or .safetensors, got '" + flags.out.string() + "'");
@@ -56,24 +50,32 @@ void write_state_dict(const std::filesystem::path& path, const train::StateDict&
   serialize::write_pt(path, dict);
 }
 
-/// throws  UsageError for a checkpoint that is no SAM's
-void write_sam_folder(const ExportFlags& flags, const train::StateDict& weights) {
-  const auto state = train::read_weights_of_checkpoint(flags.checkpoint);
+/// What is asked for: the weights, and for a folder the model's shape too.
+struct Exported {
+  train::StateDict weights;
+  std::string model_config = {};
+};
+
+/// throws  UsageError for a folder of what is no SAM's checkpoint; IoError
+Exported read_checkpoint(const ExportFlags& flags) {
+  const auto& path = flags.checkpoint;
+  if (flags.out.has_extension())
+    return {flags.ema ? train::read_averaged_weights(path) : train::read_weights(path)};
+  const auto state =
+      serialize::is_safetensors(path) ? train::TrainingState() : train::read_weights_of_checkpoint(path);
   if (state.model_config.empty())
     throw UsageError("export: expected OUT to end in .pt or .safetensors, got '" + flags.out.string() +
                      "'; a folder is for a checkpoint of the task sam");
-  models::Sam model(models::parse_sam_config(state.model_config, flags.checkpoint));
-  train::load_weights(*model, weights, flags.checkpoint);
-  tasks::write_sam(flags.out, *model);
+  return {flags.ema ? train::to_averaged_weights(state.ema, path) : train::to_weights(state.model, path),
+          state.model_config};
 }
 
-void write(const ExportFlags& flags, const train::StateDict& weights) {
-  if (flags.out.extension() == ".pt")
-    write_state_dict(flags.out, weights);
-  else if (flags.out.extension() == ".safetensors")
-    serialize::write_safetensors(flags.out, weights);
-  else
-    write_sam_folder(flags, weights);
+void write(const ExportFlags& flags, const Exported& model) {
+  if (flags.out.extension() == ".pt") return write_state_dict(flags.out, model.weights);
+  if (flags.out.has_extension()) return serialize::write_safetensors(flags.out, model.weights);
+  models::Sam sam(models::parse_sam_config(model.model_config, flags.checkpoint));
+  train::load_weights(*sam, model.weights, flags.checkpoint);
+  tasks::write_sam(flags.out, *sam);
 }
 
 }  // namespace
@@ -81,16 +83,15 @@ void write(const ExportFlags& flags, const train::StateDict& weights) {
 int run_export_command(int argc, char** argv) {
   const auto flags = parse_flags(argc, argv);
   if (!flags) return 0;
-  const auto weights =
-      flags->ema ? train::read_averaged_weights(flags->checkpoint) : train::read_weights(flags->checkpoint);
+  const auto model = read_checkpoint(*flags);
   try {
-    write(*flags, weights);
+    write(*flags, model);
   } catch (const std::invalid_argument& error) {
     throw IoError(flags->out, error.what());
   }
   std::int64_t numbers = 0;
-  for (const auto& [name, tensor] : weights) numbers += tensor.numel();
-  std::cout << "wrote " << weights.size() << " tensors of " << numbers << " numbers to "
+  for (const auto& [name, tensor] : model.weights) numbers += tensor.numel();
+  std::cout << "wrote " << model.weights.size() << " tensors of " << numbers << " numbers to "
             << flags->out.string() << std::endl;
   return 0;
 }

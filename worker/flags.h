@@ -3,8 +3,10 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdint>
+#include <iostream>
 #include <string>
 
+#include "common/errors.h"
 #include "common/spelling.h"
 #include "worker/config/setting.h"
 
@@ -35,5 +37,22 @@ class HelpFormatter : public CLI::Formatter {
                                        : "--" + names.front();
   }
 };
+
+/// False if only help was asked for, which is printed.
+///
+/// app     named as the command line has it: "worker export"
+/// throws  UsageError that begins with the name without "worker"
+inline bool parse_or_help(CLI::App& app, int argc, char** argv) {
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    std::cout << app.help();
+    return false;
+  } catch (const CLI::ParseError& error) {
+    const auto& name = app.get_name();
+    throw UsageError(name.substr(name.find(' ') + 1) + ": " + error.what());
+  }
+  return true;
+}
 
 }  // namespace ddprun

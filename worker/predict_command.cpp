@@ -11,9 +11,8 @@
 
 #include <torch/types.h>
 
-#include "common/errors.h"
-#include "common/spelling.h"
 #include "worker/data/prompted_batch.h"
+#include "worker/flags.h"
 #include "worker/tasks/sam_checkpoint.h"
 
 namespace ddprun {
@@ -41,14 +40,7 @@ std::optional<PredictFlags> parse_flags(int argc, char** argv) {
   app.add_option(both_spellings("--mask-out"), flags.mask, "PNG to write: 255 where the mask is, 0 elsewhere")
       ->required()
       ->type_name("FILE");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::CallForHelp&) {
-    std::cout << app.help();
-    return std::nullopt;
-  } catch (const CLI::ParseError& error) {
-    throw UsageError(std::string("sam --predict: ") + error.what());
-  }
+  if (!parse_or_help(app, argc, argv)) return std::nullopt;
   return flags;
 }
 

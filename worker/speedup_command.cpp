@@ -11,6 +11,7 @@
 
 #include "common/errors.h"
 #include "common/files.h"
+#include "worker/flags.h"
 #include "worker/image/line_chart.h"
 #include "worker/image/png.h"
 
@@ -36,15 +37,7 @@ bool parse_flags(int argc, char** argv, SpeedupFlags& flags) {
   CLI::App app("Compares runs of one training on different numbers of ranks.", "worker speedup");
   app.add_option("RUN_FOLDER", flags.runs, "folders with a summary.json")->required();
   app.add_option("--picture", flags.picture, "draw it as a PNG file")->type_name("FILE");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::CallForHelp&) {
-    std::cout << app.help();
-    return false;
-  } catch (const CLI::ParseError& error) {
-    throw UsageError(std::string("speedup: ") + error.what());
-  }
-  return true;
+  return parse_or_help(app, argc, argv);
 }
 
 Run read_run(const fs::path& folder) {

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "common/errors.h"
+#include "common/json_file.h"
 #include "launcher/printable.h"
 #include "launcher/rendezvous/message_fields.h"
 
@@ -15,7 +16,7 @@ namespace {
 using nlohmann::json;
 
 constexpr std::size_t kMaxShown = 40;  // bytes of what was got, in a message for people
-constexpr int kMaxDepth = 32;          // a message has 1; what prints and frees a value calls itself
+constexpr int kMostLevels = 32;        // a message has 1
 
 std::string dumped(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
 
@@ -136,11 +137,12 @@ std::string encode_any(const Messages& messages) {
 }
 
 json parse_object(std::string_view text) {
-  const auto check_depth = [](int depth, json::parse_event_t, json&) {
-    if (depth > kMaxDepth) throw ProtocolError("expected a message, got JSON that is nested too deep");
-    return true;
-  };
-  json object = json::parse(text.begin(), text.end(), check_depth, /*allow_exceptions=*/false);
+  json object;
+  try {
+    object = parse_shallow_json(text, kMostLevels);
+  } catch (const std::invalid_argument& error) {
+    throw ProtocolError("expected a message, got " + shown(std::string(text)) + ", which " + error.what());
+  }
   if (!object.is_object() || !object.contains("type") || !object["type"].is_string())
     throw ProtocolError("expected a message: a JSON object with a \"type\", got " + shown(std::string(text)));
   return object;

@@ -120,7 +120,7 @@ TEST_CASE("JSON that is nested deep is a problem, for a small stack too", "[erro
        {R"({"message": )" + deep, R"({"message": )" + deep + std::string(deep.size(), ']') + "}"}) {
     const auto content = read_text(text);
     CHECK_FALSE(content.error);
-    CHECK_THAT(content.problem, ContainsSubstring("nested too deep"));
+    CHECK_THAT(content.problem, ContainsSubstring("is nested deeper than 32 levels"));
   }
   CHECK(read_text(R"({"message": [[[["text"]]]]})").error->message == R"([[[["text"]]]])");
 }

@@ -73,7 +73,9 @@ TEST_CASE("sam trains on two ranks, on the images that come with the programs", 
     CHECK(summary[name].get<double>() >= 0);
     CHECK(summary[name].get<double>() <= 1);
   }
-  CHECK(values_of(out, "train_loss_epoch").size() == 3);
+  const auto losses = values_of(out, "train_loss_epoch");
+  REQUIRE(losses.size() == 3);
+  CHECK(std::stod(losses.back()) < std::stod(losses.front()));
   const auto picture = image::read_png(out / "figures/samples.png");
   CHECK(picture.height > 3 * 100);  // a row for each of three validation images
   CHECK_THAT(summary["best_checkpoint"].get<std::string>(), ContainsSubstring("sam-epoch=0"));

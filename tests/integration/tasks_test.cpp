@@ -23,6 +23,14 @@ void write_cifar10(const fs::path& folder, int train, int test) {
   write("test_batch.bin", 0, test);
 }
 
+/// The real pictures; without them the test is skipped.
+fs::path real_cifar10() {
+  const char* given = std::getenv("DDPRUN_DATA");
+  for (const auto& root : {fs::path(given == nullptr ? "" : given), cache_folder() / "data"})
+    if (fs::exists(root / "cifar10")) return root / "cifar10";
+  skip("CIFAR-10 is neither in $DDPRUN_DATA nor in the cache folder (scripts/get_data.sh cifar10)");
+}
+
 nlohmann::json golden_losses(const std::string& task) {
   return nlohmann::json::parse(read_file(fs::path(DDPRUN_GOLDEN_DIR) / "tasks" / (task + ".json")));
 }
@@ -151,6 +159,21 @@ TEST_CASE("linear names the line of a table that is wrong", "[training]") {
   Child child(training("linear", 0, dir.path() / "run", {"--data=" + (dir.path() / "table.csv").string()}));
   CHECK(child.wait() == ExitStatus::exited(1));
   CHECK_THAT(child.err(), ContainsSubstring("table.csv") && ContainsSubstring("2"));
+}
+
+TEST_CASE("cifar10 learns to tell real pictures apart", "[training]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run";
+  Child child(training(
+      "cifar10", 2, out,
+      {"--data=" + real_cifar10().string(), "--stem=cifar", "--precision=bf16-mixed", "--max-steps=100",
+       "--batch-size=32", "--lr=0.02", "--lr-schedule=one-cycle", "--limit-val=500", "--limit-test=1000"}));
+  REQUIRE(child.wait(10 * kTraining) == ExitStatus::exited(0));
+  const auto summary = read_summary(out);
+  std::cout << "test accuracy after " << summary["steps"] << " steps of 64 pictures: " << summary["test_acc"]
+            << std::endl;
+  CHECK(summary["steps"] == 100);
+  CHECK(summary["test_acc"] > 0.25);  // by chance 0.1, and 0.014 of scatter with 1000 pictures
 }
 
 TEST_CASE("cifar10 keeps the document's checkpoints and tests the best of them", "[training]") {

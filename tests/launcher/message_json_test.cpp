@@ -204,7 +204,7 @@ TEST_CASE("text that is no message is refused in one printable, short line", "[m
     for (const char* bad : {"\n", "\x1b", "\xff", "\xc2\x9b", "\xe2\x80\xae"})
       CHECK(message.find(bad) == std::string::npos);
   }
-  CHECK_THAT(message_of(std::string(1000, '[')), ContainsSubstring("nested too deep"));
+  CHECK_THAT(message_of(std::string(1000, '[')), ContainsSubstring("nested deeper than 32 levels"));
   CHECK_THAT(message_of("GET / HTTP/1.1"), ContainsSubstring("got 'GET / HTTP/1.1'"));
 }
 

@@ -92,6 +92,9 @@ TEST_CASE("export refuses with one line what it cannot do", "[export]") {
                     ContainsSubstring("holds no averaged weights"));
   CHECK_THROWS_WITH(run_export({source, folder.path() / "none" / "out.safetensors"}),
                     ContainsSubstring("out.safetensors: cannot create: No such file"));
+  for (const auto& weights : {source, kGolden / "tied.safetensors"})
+    CHECK_THROWS_WITH(run_export({weights, folder.path() / "sam"}),
+                      ContainsSubstring("a folder is for a checkpoint of the task sam"));
   CHECK_FALSE(fs::exists(out));
 }
 

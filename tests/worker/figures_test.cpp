@@ -43,7 +43,7 @@ TEST_CASE("a run's charts hold the figures that there are", "[figures]") {
   CHECK(charts[0].chart.series[0].x == std::vector<double>{1, 2, 4});
   CHECK(charts[0].chart.series[1].y == std::vector<double>{1.7, 1.2});
   CHECK(charts[1].name == "accuracy");
-  CHECK(charts[1].chart.title == "measures");  // with more than accuracies
+  CHECK(charts[1].chart.title == "Dice, IoU and pixel accuracy");
   CHECK(names_of(charts[1].chart) == Names{"train_acc", "val_acc", "val_iou"});
   CHECK(charts[1].chart.x_label == "epoch");
   CHECK(charts[1].chart.series[1].x == std::vector<double>{0, 1});

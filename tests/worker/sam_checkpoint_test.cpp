@@ -160,7 +160,7 @@ TEST_CASE("a SAM that saw other colours than the processor's is refused", "[sam_
   refused(older, R"({"image_std": [0.229, 0.224]})",
           "image_std: expected [0.229,0.224,0.225], got [0.229,0.224]");
   refused(older, R"({"image_std": "x"})", "image_std: expected [0.229,0.224,0.225], got \"x\"");
-  refused(older, "[", "is no JSON, expected what SamProcessor.save_pretrained() writes");
+  refused(older, "[", "is not JSON, expected what SamProcessor.save_pretrained() writes");
   refused("processor_config.json", R"({"image_processor": {"image_std": [1, 1, 1]}})", "image_std: expected");
 }
 

@@ -78,7 +78,7 @@ TEST_CASE("what is wrong in a config.json is said in one line with its key", "[s
     CHECK_THROWS_WITH(models::read_sam_config(file.path),
                       ContainsSubstring("config.json: ") && ContainsSubstring(expected));
   };
-  refused("[", "is no JSON, expected the config.json of a SamModel");
+  refused("[", "is not JSON, expected the config.json of a SamModel");
   refused("[]", "expected an object, got []");
   refused(std::string(1'000'000, '['),
           "is nested deeper than 32 levels, expected the config.json of a SamModel");

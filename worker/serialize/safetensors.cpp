@@ -14,6 +14,7 @@
 
 #include "common/errors.h"
 #include "common/files.h"
+#include "common/json_file.h"
 #include "worker/serialize/in_quotes.h"
 #include "worker/serialize/rebuild_tensor.h"
 #include "worker/serialize/safetensors_dtype.h"
@@ -23,7 +24,7 @@ namespace {
 
 constexpr std::uint64_t kMaxHeader = 100'000'000;
 constexpr std::size_t kMaxDimensions = 64;
-constexpr int kMaxJsonDepth = 3;  // header, tensor, shape
+constexpr int kMostJsonLevels = 4;  // header, tensor, shape, number
 
 struct Entry {
   std::string name;
@@ -76,11 +77,12 @@ nlohmann::json read_header(const SafetensorsFile& file, std::uint64_t length) {
     file.fail("a header of " + std::to_string(length) + " bytes in a file of " + std::to_string(file.size()));
   std::string text(length, '\0');
   file.read(8, text.data(), length);
-  const auto check_depth = [&](int depth, nlohmann::json::parse_event_t, nlohmann::json&) {
-    if (depth > kMaxJsonDepth) file.fail("its header is nested too deep");
-    return true;
-  };
-  auto header = nlohmann::json::parse(text, check_depth, /*allow_exceptions=*/false);
+  nlohmann::json header;
+  try {
+    header = parse_shallow_json(text, kMostJsonLevels);
+  } catch (const std::invalid_argument& error) {
+    file.fail(std::string("its header ") + error.what());
+  }
   if (!header.is_object()) file.fail("its header is not a JSON object");
   return header;
 }

@@ -68,10 +68,10 @@ image::LineChart chart_of(const std::vector<MetricRow>& rows, const Kind& kind) 
       series.y.push_back(value);
     }
   }
-  const bool more_than_accuracy = std::any_of(
-      chart.series.begin(), chart.series.end(),
-      [](const auto& series) { return series.name.ends_with("dice") || series.name.ends_with("iou"); });
-  if (more_than_accuracy) chart.title = "measures";
+  const bool of_masks = std::any_of(chart.series.begin(), chart.series.end(), [](const auto& series) {
+    return series.name.ends_with("dice") || series.name.ends_with("iou");
+  });
+  if (of_masks) chart.title = "Dice, IoU and pixel accuracy";
   return chart;
 }
 

@@ -137,9 +137,14 @@ StateDict read_weights(const std::filesystem::path& path) {
 
 StateDict read_averaged_weights(const std::filesystem::path& path) {
   const auto root = serialize::is_safetensors(path) ? c10::IValue() : serialize::read_pt(path);
-  if (!root.isGenericDict() || !root.toGenericDict().contains("ema"))
-    throw IoError(path, "holds no averaged weights, expected a checkpoint of a run with --ema");
-  auto weights = to_weights(root.toGenericDict().at("ema"), path);
+  const bool has_ema = root.isGenericDict() && root.toGenericDict().contains("ema");
+  return to_averaged_weights(has_ema ? root.toGenericDict().at("ema") : c10::IValue(), path);
+}
+
+StateDict to_averaged_weights(const c10::IValue& ema, const std::filesystem::path& source) {
+  if (ema.isNone())
+    throw IoError(source, "holds no averaged weights, expected a checkpoint of a run with --ema");
+  auto weights = to_weights(ema, source);
   std::erase_if(weights, [](const auto& item) { return item.first == kAverages; });
   return without_prefix(weights, kWrapper).value_or(weights);
 }

@@ -33,6 +33,9 @@ StateDict read_averaged_weights(const std::filesystem::path& path);
 /// throws  IoError if it holds anything else
 StateDict to_weights(const c10::IValue& state_dict, const std::filesystem::path& source);
 
+/// The same of what is under "ema". throws  IoError also if that is None: there are no averages
+StateDict to_averaged_weights(const c10::IValue& ema, const std::filesystem::path& source);
+
 /// Copies weights by name into the module's parameters and buffers, converting their dtype: all of them or,
 /// when the names or shapes do not fit, none. Where they fit without a "model." (the attribute of a
 /// LightningModule) or "_orig_mod." (torch.compile) before every name, it is dropped.

@@ -97,50 +97,67 @@ std::int64_t default_mlp_dim(const Section& from, std::int64_t hidden_size) {
   return static_cast<std::int64_t>(dim);
 }
 
-void read_vision(const Section& from, SamConfig::Vision& to) {
-  from.read("hidden_size", to.hidden_size);
-  from.read("num_hidden_layers", to.num_hidden_layers);
-  from.read("num_attention_heads", to.num_attention_heads);
-  to.mlp_dim = default_mlp_dim(from, to.hidden_size);
-  from.read("mlp_dim", to.mlp_dim);
-  from.read("num_channels", to.num_channels);
-  from.read("image_size", to.image_size);
-  from.read("patch_size", to.patch_size);
-  from.read("output_channels", to.output_channels);
-  from.read("window_size", to.window_size);
-  from.read("global_attn_indexes", to.global_attn_indexes);
-  from.read("num_pos_feats", to.num_pos_feats);
-  from.read("qkv_bias", to.qkv_bias);
-  from.read("use_abs_pos", to.use_abs_pos);
-  from.read("use_rel_pos", to.use_rel_pos);
-  from.read("hidden_act", to.hidden_act);
-  from.read("layer_norm_eps", to.layer_norm_eps);
+// Every key of an object with the member that it is, for reading and for writing.
+
+template <typename Vision, typename Visit>
+void visit_vision(Vision& vision, const Visit& visit) {
+  visit("hidden_size", vision.hidden_size);
+  visit("num_hidden_layers", vision.num_hidden_layers);
+  visit("num_attention_heads", vision.num_attention_heads);
+  visit("mlp_dim", vision.mlp_dim);
+  visit("num_channels", vision.num_channels);
+  visit("image_size", vision.image_size);
+  visit("patch_size", vision.patch_size);
+  visit("output_channels", vision.output_channels);
+  visit("window_size", vision.window_size);
+  visit("global_attn_indexes", vision.global_attn_indexes);
+  visit("num_pos_feats", vision.num_pos_feats);
+  visit("qkv_bias", vision.qkv_bias);
+  visit("use_abs_pos", vision.use_abs_pos);
+  visit("use_rel_pos", vision.use_rel_pos);
+  visit("hidden_act", vision.hidden_act);
+  visit("layer_norm_eps", vision.layer_norm_eps);
 }
 
-void read_prompt_encoder(const Section& from, SamConfig::PromptEncoder& to) {
-  from.read("hidden_size", to.hidden_size);
-  from.read("image_size", to.image_size);
-  from.read("patch_size", to.patch_size);
-  from.read("mask_input_channels", to.mask_input_channels);
-  from.read("num_point_embeddings", to.num_point_embeddings);
-  from.read("hidden_act", to.hidden_act);
-  from.read("layer_norm_eps", to.layer_norm_eps);
+template <typename PromptEncoder, typename Visit>
+void visit_prompt_encoder(PromptEncoder& encoder, const Visit& visit) {
+  visit("hidden_size", encoder.hidden_size);
+  visit("image_size", encoder.image_size);
+  visit("patch_size", encoder.patch_size);
+  visit("mask_input_channels", encoder.mask_input_channels);
+  visit("num_point_embeddings", encoder.num_point_embeddings);
+  visit("hidden_act", encoder.hidden_act);
+  visit("layer_norm_eps", encoder.layer_norm_eps);
 }
 
-void read_mask_decoder(const Section& from, SamConfig::MaskDecoder& to) {
-  from.read("hidden_size", to.hidden_size);
-  from.read("mlp_dim", to.mlp_dim);
-  from.read("num_hidden_layers", to.num_hidden_layers);
-  from.read("num_attention_heads", to.num_attention_heads);
-  from.read("attention_downsample_rate", to.attention_downsample_rate);
-  from.read("num_multimask_outputs", to.num_multimask_outputs);
-  from.read("iou_head_depth", to.iou_head_depth);
-  from.read("iou_head_hidden_dim", to.iou_head_hidden_dim);
-  from.read("hidden_act", to.hidden_act);
-  from.read("layer_norm_eps", to.layer_norm_eps);
+template <typename MaskDecoder, typename Visit>
+void visit_mask_decoder(MaskDecoder& decoder, const Visit& visit) {
+  visit("hidden_size", decoder.hidden_size);
+  visit("mlp_dim", decoder.mlp_dim);
+  visit("num_hidden_layers", decoder.num_hidden_layers);
+  visit("num_attention_heads", decoder.num_attention_heads);
+  visit("attention_downsample_rate", decoder.attention_downsample_rate);
+  visit("num_multimask_outputs", decoder.num_multimask_outputs);
+  visit("iou_head_depth", decoder.iou_head_depth);
+  visit("iou_head_hidden_dim", decoder.iou_head_hidden_dim);
+  visit("hidden_act", decoder.hidden_act);
+  visit("layer_norm_eps", decoder.layer_norm_eps);
 }
 
-const char* name_of(Activation activation) { return activation == Activation::kGelu ? "gelu" : "relu"; }
+auto reader(const Section& from) {
+  return [from](const char* key, auto& member) { from.read(key, member); };
+}
+
+struct Writer {
+  void operator()(const char* key, Activation activation) const {
+    object[key] = activation == Activation::kGelu ? "gelu" : "relu";
+  }
+  template <typename Member>
+  void operator()(const char* key, const Member& member) const {
+    object[key] = member;
+  }
+  json& object;
+};
 
 }  // namespace
 
@@ -158,57 +175,32 @@ SamConfig parse_sam_config(const std::string& text, const std::filesystem::path&
     section.fail("model_type", "\"sam\"", root.at("model_type"));
   SamConfig config;
   section.read("initializer_range", config.initializer_range);
-  read_vision(section.child("vision_config"), config.vision);
-  read_prompt_encoder(section.child("prompt_encoder_config"), config.prompt_encoder);
-  read_mask_decoder(section.child("mask_decoder_config"), config.mask_decoder);
+  const auto vision = section.child("vision_config");
+  vision.read("hidden_size", config.vision.hidden_size);
+  config.vision.mlp_dim = default_mlp_dim(vision, config.vision.hidden_size);
+  visit_vision(config.vision, reader(vision));
+  visit_prompt_encoder(config.prompt_encoder, reader(section.child("prompt_encoder_config")));
+  visit_mask_decoder(config.mask_decoder, reader(section.child("mask_decoder_config")));
   if (const auto line = misfit(config); !line.empty()) throw IoError(path, line);
   return config;
 }
 
 std::string to_json(const SamConfig& config) {
-  const auto& [v, p, d, range] = config;
-  const json vision = {{"model_type", "sam_vision_model"},
-                       {"hidden_size", v.hidden_size},
-                       {"num_hidden_layers", v.num_hidden_layers},
-                       {"num_attention_heads", v.num_attention_heads},
-                       {"mlp_dim", v.mlp_dim},
-                       {"num_channels", v.num_channels},
-                       {"image_size", v.image_size},
-                       {"patch_size", v.patch_size},
-                       {"output_channels", v.output_channels},
-                       {"window_size", v.window_size},
-                       {"global_attn_indexes", v.global_attn_indexes},
-                       {"num_pos_feats", v.num_pos_feats},
-                       {"qkv_bias", v.qkv_bias},
-                       {"use_abs_pos", v.use_abs_pos},
-                       {"use_rel_pos", v.use_rel_pos},
-                       {"hidden_act", name_of(v.hidden_act)},
-                       {"layer_norm_eps", v.layer_norm_eps},
-                       {"initializer_range", range}};
-  const json prompt = {{"model_type", "sam_prompt_encoder"},
-                       {"hidden_size", p.hidden_size},
-                       {"image_size", p.image_size},
-                       {"patch_size", p.patch_size},
-                       {"image_embedding_size", p.image_size / p.patch_size},
-                       {"mask_input_channels", p.mask_input_channels},
-                       {"num_point_embeddings", p.num_point_embeddings},
-                       {"hidden_act", name_of(p.hidden_act)},
-                       {"layer_norm_eps", p.layer_norm_eps}};
-  const json decoder = {{"model_type", "sam_mask_decoder"},
-                        {"hidden_size", d.hidden_size},
-                        {"mlp_dim", d.mlp_dim},
-                        {"num_hidden_layers", d.num_hidden_layers},
-                        {"num_attention_heads", d.num_attention_heads},
-                        {"attention_downsample_rate", d.attention_downsample_rate},
-                        {"num_multimask_outputs", d.num_multimask_outputs},
-                        {"iou_head_depth", d.iou_head_depth},
-                        {"iou_head_hidden_dim", d.iou_head_hidden_dim},
-                        {"hidden_act", name_of(d.hidden_act)},
-                        {"layer_norm_eps", d.layer_norm_eps}};
-  const json root = {
-      {"architectures", {"SamModel"}}, {"model_type", "sam"},     {"dtype", "float32"},
-      {"initializer_range", range},    {"vision_config", vision}, {"prompt_encoder_config", prompt},
-      {"mask_decoder_config", decoder}};
+  json vision = {{"model_type", "sam_vision_model"}, {"initializer_range", config.initializer_range}};
+  visit_vision(config.vision, Writer{vision});
+  const auto& encoder = config.prompt_encoder;
+  json prompt = {{"model_type", "sam_prompt_encoder"},
+                 {"image_embedding_size", encoder.image_size / encoder.patch_size}};
+  visit_prompt_encoder(encoder, Writer{prompt});
+  json decoder = {{"model_type", "sam_mask_decoder"}};
+  visit_mask_decoder(config.mask_decoder, Writer{decoder});
+  const json root = {{"architectures", {"SamModel"}},
+                     {"model_type", "sam"},
+                     {"dtype", "float32"},
+                     {"initializer_range", config.initializer_range},
+                     {"vision_config", vision},
+                     {"prompt_encoder_config", prompt},
+                     {"mask_decoder_config", decoder}};
   return root.dump(2) + "\n";
 }
 
