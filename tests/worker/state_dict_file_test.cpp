@@ -114,7 +114,6 @@ TEST_CASE("read_weights refuses a safetensors file that breaks a rule of the for
   refused(R"({"a":)" + entry("F32", "[2]", "[8,0]") + "}", eight, "proper shape");
   refused(R"({"a":[]})", eight, "proper shape");
   refused("{", eight, "its header is not JSON");
-  refused("[]", eight, "its header is not a JSON object");
   refused("{\"a\":" + std::string(1'000'000, '['), eight, "its header is nested deeper than 4 levels");
   refused("{}", "", "holds no tensors");
 }
