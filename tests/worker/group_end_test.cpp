@@ -1,4 +1,5 @@
 // What becomes of a group when a rank does not come, fails or goes.
+#include <malloc.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -11,6 +12,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "common/errors.h"
+#include "common/files.h"
 #include "tests/support/catch.h"
 #include "tests/support/run_ranks.h"
 #include "worker/ddp/collectives.h"
@@ -179,6 +181,24 @@ TEST_CASE("groups, subgroups and DDP end in any order, closed or not", "[group_e
       kept->barrier();
       std::exit(0);
     });
+  }
+  SECTION("in static storage, and used when other statics are gone") {
+    const TempDir dir;
+    spawn(2, [&](const WorkerEnv& env) {
+      static struct Last {
+        ~Last() { ddp::dump_flight("the program ends"); }
+        std::optional<ProcessGroup> group;
+      } last;
+      last.group = connect(env);
+      ddp::set_flight_folder(dir.path());
+      ensure(ddp::all_reduce_sum(*last.group, {1})[0] == 2, "the sum");
+      ::mallopt(M_PERTURB, 0xa5);  // freed memory does not look as before
+      std::exit(0);
+    });
+    for (const std::string rank : {"0", "1"}) {
+      const auto dump = ddp::parse_flight_dump(read_file(dir.path() / ("flight_" + rank + ".json")));
+      CHECK(dump.collectives.back().op == "all_reduce");
+    }
   }
 }
 

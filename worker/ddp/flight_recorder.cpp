@@ -152,8 +152,8 @@ std::optional<CollectiveRecord> FlightRecorder::first_pending(Id up_to) const {
 }
 
 FlightRecorder& flight_recorder() {
-  static FlightRecorder recorder;
-  return recorder;
+  static auto* const recorder = new FlightRecorder;  // groups in static storage may outlive any other static
+  return *recorder;
 }
 
 }  // namespace ddprun::ddp

@@ -42,8 +42,8 @@ struct CurrentWatchdog {
 };
 
 CurrentWatchdog& current() {
-  static CurrentWatchdog current;
-  return current;
+  static auto* const current = new CurrentWatchdog;  // as flight_recorder()
+  return *current;
 }
 
 std::shared_ptr<Watchdog> make_watchdog(const c10::intrusive_ptr<c10d::Store>& store, const std::string& name,
