@@ -22,6 +22,7 @@
 #include "worker/ddp/flight_dump.h"
 #include "worker/ddp/process_group.h"
 #include "worker/ddp/record_collectives.h"
+#include "worker/ddp/watchdog.h"
 #include "worker/flight_report.h"
 
 using namespace ddprun;
@@ -45,19 +46,27 @@ struct Done {
   int ends[2];
 };
 
-/// Runs body on each rank of a group with a short timeout; the message of what it throws, or "".
+/// What a rank needs for its message beyond the timeout: the others' answers, and a busy machine.
+constexpr auto kToTell = ddp::Watchdog::Options{}.answer_within + 10s;
+
+/// Runs body on each rank of a group with a short timeout; the message of what it throws, or "". It must come
+/// within the timeout.
 std::string failure_of(const test::HeldPort& port, int rank, int size,
                        const std::function<void(const ProcessGroup&)>& body) {
   auto group =
       ProcessGroup::connect(test::rank_env(port, rank, size), {.timeout = kTimeout, .connect_timeout = 60s});
+  const auto begin = std::chrono::steady_clock::now();
+  std::string message;
   try {
     body(group);
     return "";
   } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
+    message = error.what_without_backtrace();
   } catch (const std::exception& error) {
-    return error.what();
+    message = error.what();
   }
+  ensure(std::chrono::steady_clock::now() - begin < kTimeout + kToTell, "the error comes within the timeout");
+  return message;
 }
 
 void expect_text(const std::string& message, const std::vector<std::string>& parts) {
@@ -157,7 +166,7 @@ TEST_CASE("a rank that comes with another shape is named, also where Gloo would 
   });
 }
 
-TEST_CASE("a rank that makes another number of steps is named", "[flight][fault]") {
+TEST_CASE("a rank that makes another number of collectives is named", "[flight][fault]") {
   const test::HeldPort port;
   test::fork_ranks(2, [&](int rank) {
     const auto message = failure_of(port, rank, 2, [&](const ProcessGroup& group) {
@@ -169,6 +178,24 @@ TEST_CASE("a rank that makes another number of steps is named", "[flight][fault]
                                                               "rank 1 called all_reduce of 16 float"}
                                    : std::vector<std::string>{"all_reduce #4 of 16 float",
                                                               "rank 0 called broadcast of 2 float"});
+  });
+}
+
+TEST_CASE("a rank that makes another number of steps is named", "[flight][fault]") {
+  const test::HeldPort port;
+  test::fork_ranks(2, [&](int rank) {
+    const auto message = failure_of(port, rank, 2, [&](const ProcessGroup& group) {
+      torch::nn::Linear model(5, 1);
+      DistributedDataParallel ddp(*model, group);
+      for (int step = 0; step < 3 + rank; ++step)
+        ddp.forward([&] { return model->forward(torch::ones({2, 5})).sum(); }).backward();
+      ddp::broadcast_from_rank_0(group, {torch::ones({2})});
+    });
+    expect_text(
+        message,
+        rank == 0
+            ? std::vector<std::string>{"broadcast #", "rank 1 called all_reduce of 6 float (bucket 0)"}
+            : std::vector<std::string>{"all_reduce #", " of 6 float (bucket 0): rank 0 called broadcast"});
   });
 }
 

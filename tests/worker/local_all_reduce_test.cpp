@@ -125,17 +125,20 @@ TEST_CASE("a callback may call for another sum", "[local_all_reduce]") {
 TEST_CASE("another tensor is an error that says so on every rank, and the next sum is right",
           "[local_all_reduce]") {
   const int ranks = GENERATE(3, 5);
+  const auto elements = GENERATE(std::int64_t{3}, std::int64_t{900'000});
   test::run_ranks(ranks, [&](const ddp::ProcessGroup& group) {
-    const bool other_type = group.rank() == 2;
-    for (const auto elements : {std::int64_t{3}, std::int64_t{900'000}}) {
-      const auto text = failure_of([&] {
-        all_reduce(group, at::ones({elements + (group.rank() == 1 ? 1 : 0)},
-                                   at::TensorOptions(other_type ? at::kDouble : at::kFloat)))
-            .work->wait();
-      });
-      ensure(text.find("all_reduce") != std::string::npos, ("an error, got " + text).c_str());
-      ensure(ddp::all_reduce_sum(group, {1})[0] == ranks, "the next sum");
+    const auto elements_of = [&](int rank) { return elements + (rank == 1 ? 1 : 0); };
+    const auto dtype_of = [](int rank) { return rank == 2 ? at::kDouble : at::kFloat; };
+    const int own = group.rank(), first_other = own == 1 || own == 2 ? 0 : 1;
+    const auto text = failure_of([&] {
+      all_reduce(group, at::ones({elements_of(own)}, at::TensorOptions(dtype_of(own)))).work->wait();
+    });
+    for (const int rank : {first_other, own}) {
+      const auto expected = " of " + std::to_string(elements_of(rank)) + " " + c10::toString(dtype_of(rank)) +
+                            " from rank " + std::to_string(rank);
+      ensure(text.find(expected) != std::string::npos, ("expected '" + expected + "' in: " + text).c_str());
     }
+    ensure(ddp::all_reduce_sum(group, {1})[0] == ranks, "the next sum");
   });
 }
 
