@@ -85,6 +85,15 @@ c10::intrusive_ptr<c10d::Backend> record_collectives(c10::intrusive_ptr<c10d::Ba
   return c10::make_intrusive<RecordingBackend>(std::move(backend), std::move(recording), whole_job);
 }
 
+c10::intrusive_ptr<c10d::Work> record_as_one(
+    c10d::ProcessGroup& group, c10::DeviceType device, const char* op, const at::Tensor& tensor,
+    const std::function<c10::intrusive_ptr<c10d::Work>(c10d::Backend&)>& start) {
+  const auto backend = group.getBackend(device);
+  auto* const recording = dynamic_cast<RecordingBackend*>(backend.get());
+  return recording != nullptr ? recording->record_as_one(describe_call(op, {tensor}), start)
+                              : start(*backend);
+}
+
 void expect_buckets(c10d::ProcessGroup& group, const std::vector<std::int64_t>& bucket_bytes) {
   for (const auto device : group.getDeviceTypes()) {
     const auto* backend = dynamic_cast<RecordingBackend*>(group.getBackend(device.type()).get());
