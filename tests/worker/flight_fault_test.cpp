@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
@@ -32,7 +33,9 @@ void all_reduce(const ProcessGroup& group, std::int64_t elements) {
 }  // namespace
 
 TEST_CASE("a rank that never enters a collective is named, with its position", "[flight][fault]") {
-  const int size = GENERATE(2, 3);
+  const auto how = GENERATE(table<int, bool>({{2, true}, {3, true}, {3, false}}));
+  const int size = std::get<0>(how);
+  const test::SumsInMemory sums(std::get<1>(how));
   const test::HeldPort port;
   const TempDir dir;
   ::setenv("DDPRUN_FLIGHT_DIR", dir.path().c_str(), 1);
@@ -65,6 +68,7 @@ TEST_CASE("a rank that never enters a collective is named, with its position", "
 }
 
 TEST_CASE("a rank that calls something else is named, on both sides", "[flight][fault]") {
+  const test::SumsInMemory sums(GENERATE(true, false));
   const test::HeldPort port;
   test::fork_ranks(2, [&](int rank) {
     const auto message = failure_of(port, rank, 2, [&](const ProcessGroup& group) {
@@ -85,7 +89,12 @@ TEST_CASE("a rank that calls something else is named, on both sides", "[flight][
 
 TEST_CASE("a rank that comes with another shape is named, also where Gloo would end the process",
           "[flight][fault]") {
+  const bool in_memory = GENERATE(true, false);
+  const test::SumsInMemory sums(in_memory);
   const test::HeldPort port;
+  static const test::Done* ended_by_gloo;
+  const test::Done ended;
+  ended_by_gloo = &ended;
   test::fork_ranks(2, [&](int rank) {
     static std::vector<std::string> expected;
     expected =
@@ -102,6 +111,7 @@ TEST_CASE("a rank that comes with another shape is named, also where Gloo would 
             std::fprintf(stderr, "expected '%s' in: %s\n", part.c_str(), message.c_str());
             ::_exit(3);
           }
+        ended_by_gloo->tell();
         ::_exit(0);
       }
     });
@@ -111,9 +121,11 @@ TEST_CASE("a rank that comes with another shape is named, also where Gloo would 
     });
     expect_text(message, expected);
   });
+  CHECK(ended.is_told() == !in_memory);
 }
 
 TEST_CASE("a rank that makes another number of collectives is named", "[flight][fault]") {
+  const test::SumsInMemory sums(GENERATE(true, false));
   const test::HeldPort port;
   test::fork_ranks(2, [&](int rank) {
     const auto message = failure_of(port, rank, 2, [&](const ProcessGroup& group) {
@@ -129,6 +141,7 @@ TEST_CASE("a rank that makes another number of collectives is named", "[flight][
 }
 
 TEST_CASE("that the store is gone with rank 0 is said", "[flight][fault]") {
+  const test::SumsInMemory sums(GENERATE(true, false));
   const test::HeldPort port;
   std::string died;
   try {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <fcntl.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -23,10 +24,14 @@ constexpr std::chrono::seconds kFaultTimeout{3};
 /// A rank waits, without a sleep, until others are done.
 struct Done {
   Done() { ensure(::pipe2(ends, O_CLOEXEC) == 0, "a pipe can be made"); }
-  void tell() { ensure(::write(ends[1], "", 1) == 1, "told"); }
-  void wait_for(int ranks) {
+  void tell() const { ensure(::write(ends[1], "", 1) == 1, "told"); }
+  void wait_for(int ranks) const {
     char byte;
     for (int i = 0; i < ranks; ++i) ensure(::read(ends[0], &byte, 1) == 1, "a rank is done");
+  }
+  bool is_told() const {
+    int bytes = 0;
+    return ::ioctl(ends[0], FIONREAD, &bytes) == 0 && bytes > 0;
   }
   int ends[2];
 };

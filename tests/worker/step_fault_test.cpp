@@ -58,6 +58,7 @@ TEST_CASE("a rank that does not come to a fully sharded step is named, with its 
 }
 
 TEST_CASE("a rank that makes another number of steps is named", "[flight][fault]") {
+  const test::SumsInMemory sums(GENERATE(true, false));
   const test::HeldPort port;
   test::fork_ranks(2, [&](int rank) {
     const auto message = failure_of(port, rank, 2, [&](const ProcessGroup& group) {
@@ -79,6 +80,7 @@ namespace {
 
 /// Trains until rank 1 calls `end`, inside its third backward; the others' message.
 void die_in_backward(int size, const std::function<void()>& end, const std::vector<std::string>& expected) {
+  const test::SumsInMemory sums(GENERATE(true, false));
   const test::HeldPort port;
   std::string died;
   try {
