@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <functional>
 
+#include <ATen/ops/allclose.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/rand.h>
@@ -138,6 +139,23 @@ TEST_CASE("another tensor is an error that says so on every rank, and the next s
                             " from rank " + std::to_string(rank);
       ensure(text.find(expected) != std::string::npos, ("expected '" + expected + "' in: " + text).c_str());
     }
+    ensure(ddp::all_reduce_sum(group, {1})[0] == ranks, "the next sum");
+  });
+}
+
+TEST_CASE("tensors with other strides or without elements go through memory as well", "[local_all_reduce]") {
+  const int ranks = GENERATE(3, 5);
+  test::run_ranks(ranks, [&](const ddp::ProcessGroup& group) {
+    torch::manual_seed(1);
+    const auto matrix = at::rand({600, 700});
+    auto transposed = all_reduce(group, group.rank() == 0 ? matrix.clone() : matrix.t().contiguous().t());
+    transposed.work->wait();
+    ensure(at::allclose(transposed.tensors[0], ranks * matrix), "the sum");
+    all_reduce(group, at::ones({0})).work->wait();
+    const auto text =
+        failure_of([&] { all_reduce(group, at::ones({group.rank() == 1 ? 0 : 3})).work->wait(); });
+    ensure(text.find(" of 0 Float from rank 1") != std::string::npos,
+           ("rank 1's tensor, got " + text).c_str());
     ensure(ddp::all_reduce_sum(group, {1})[0] == ranks, "the next sum");
   });
 }
