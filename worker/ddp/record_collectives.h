@@ -33,7 +33,7 @@ class Watchdog;
 /// store         where the ranks leave word for each other; used through a connection of its own
 /// group_name    the same on all ranks of the group
 /// global_ranks  of a subgroup: its ranks as numbers of the whole job. Empty: the group is the whole job; its
-///               watchdog serves the subgroups made later
+///               watchdog serves the subgroups made later, of whichever job: one job at a time has subgroups
 c10::intrusive_ptr<c10d::Backend> record_collectives(c10::intrusive_ptr<c10d::Backend> backend,
                                                      const c10::intrusive_ptr<c10d::Store>& store,
                                                      const std::string& group_name = "world",
