@@ -53,7 +53,7 @@ std::string describe_other_end(const CollectiveRecord& call, std::int64_t waited
   const auto ended = describe_ended(members, flights);
   if (!ended.empty()) return ended;
   const auto flight = std::find_if(flights.begin(), flights.end(),
-                                   [&](const auto& flight) { return flight.rank == members[0]; });
+                                   [&](const auto& known) { return known.rank == members[0]; });
   return describe_ranks(members) + (call.op == "send" ? " did not take" : " did not send") + " it within " +
          seconds_text(waited_ns) + ": it is at " + describe_position(call.group, *flight);
 }
