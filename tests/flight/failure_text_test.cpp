@@ -58,6 +58,21 @@ TEST_CASE("why a collective failed is told from the first cause that is known", 
         "the ranks parted before, at #1 (broadcast of 5 float): rank 1 called all_reduce of 5 float instead");
 }
 
+TEST_CASE("of a message between two ranks, where the other one stands is told", "[flight]") {
+  const auto why_of = [](const std::string& op, int peer, const std::vector<RankFlight>& flights) {
+    auto call = call_of(0, op);
+    call.peer = peer;
+    return why_it_failed(call, kWaited, 0, {0, 2, 3}, flights, false);
+  };
+  const auto other = flight_of(3, {call_of(1)});
+  CHECK(why_of("recv", 2, {kThisRank, other}) ==
+        "rank 3 did not send it within 30.0 s: it is at #1 (all_reduce of 5 float, started)");
+  CHECK(why_of("send", 2, {kThisRank, flight_of(3, {})}) ==
+        "rank 3 did not take it within 30.0 s: it is at before its first collective");
+  CHECK(why_of("recv", 1, {kThisRank, other}) == "rank 2 has ended or does not answer");
+  CHECK(why_of("recv", -1, {kThisRank, other}) == "no rank sent it within 30.0 s");
+}
+
 TEST_CASE("without the store what was known before is told", "[flight]") {
   CHECK(why({kThisRank}, true) == "rank 0, which keeps the store, has ended or does not answer");
   CHECK(why({kThisRank, flight_of(0, {call_of(2)}, true, "no luck")}, true) ==

@@ -91,6 +91,16 @@ TEST_CASE("a failure begins at the first pending collective of its group", "[fli
   CHECK(recorder.first_pending(third)->sequence == 3);
 }
 
+TEST_CASE("a failure does not begin at a collective of which nobody knows whether it has ended", "[flight]") {
+  FlightRecorder recorder;
+  const auto group = recorder.add_group("world");
+  Collective exchange = all_reduce(1);
+  exchange.told_by_wait = true;
+  const auto first = recorder.begin(group, exchange);
+  CHECK(recorder.first_pending(recorder.begin(group, exchange))->sequence == 2);
+  CHECK(recorder.first_pending(first)->sequence == 1);
+}
+
 TEST_CASE("all-reduces of the expected sizes are buckets, in order", "[flight]") {
   FlightRecorder recorder;
   const auto group = recorder.add_group("world");

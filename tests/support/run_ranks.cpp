@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 
+#include <cstdlib>
+
 #include "worker/ddp/spawn.h"
 
 namespace ddprun::test {
@@ -18,6 +20,11 @@ void fork_ranks(int size, const std::function<void(int)>& body) {
   spawn(
       size, [&](const WorkerEnv& env) { body(env.rank); }, options);
 }
+
+SumsInMemory::SumsInMemory(bool in_memory) {
+  ::setenv("DDPRUN_SHARED_MEMORY", in_memory ? "1" : "0", /*overwrite=*/1);
+}
+SumsInMemory::~SumsInMemory() { ::unsetenv("DDPRUN_SHARED_MEMORY"); }
 
 void run_ranks(int size, const std::function<void(const ddp::ProcessGroup&)>& body,
                const std::string& address) {

@@ -23,8 +23,18 @@ WorkerEnv rank_env(const HeldPort& port, int rank, int size);
 /// throws  std::runtime_error naming every rank whose body threw, with its message, or that died
 void fork_ranks(int size, const std::function<void(int rank)>& body);
 
-/// fork_ranks() whose ranks are connected by Gloo through a real TCPStore at that address of this host;
-/// closes the group after the body.
+/// Whether the ranks that are forked while it lives add up floats and doubles in memory, as the ranks of one
+/// host do by themselves, or over Gloo, as those of several hosts.
+class SumsInMemory {
+ public:
+  explicit SumsInMemory(bool in_memory);
+  ~SumsInMemory();
+  SumsInMemory(const SumsInMemory&) = delete;
+  SumsInMemory& operator=(const SumsInMemory&) = delete;
+};
+
+/// fork_ranks() whose ranks meet at a real TCPStore at that address of this host, in a group over Gloo but
+/// for what goes through memory (SumsInMemory); closes the group after the body.
 void run_ranks(int size, const std::function<void(const ddp::ProcessGroup&)>& body,
                const std::string& address = "127.0.0.1");
 

@@ -240,6 +240,21 @@ TEST_CASE("fully sharded training keeps to DDP with any elementwise optimizer, i
   });
 }
 
+TEST_CASE("the mean of bfloat16 gradients over three ranks is as near as the type allows",
+          "[fully_sharded]") {
+  test::run_ranks(3, [](const ProcessGroup& group) {
+    torch::nn::Linear model(torch::nn::LinearOptions(129, 1).bias(false));
+    model->to(torch::kBFloat16);
+    FullyShardedDataParallel fsdp(*model, group);
+    const auto input = torch::arange(128, 257).div(128).to(torch::kBFloat16).unsqueeze(0);
+    fsdp.forward([&] { return model->forward(input).sum(); }).backward();
+    const auto third = (input.to(torch::kFloat64) / 3).to(torch::kBFloat16);
+    const auto expected =
+        (third + third + third).flatten().slice(0, 43 * group.rank(), 43 * (group.rank() + 1));
+    ensure(torch::equal(fsdp.shards()[0].grad(), expected), "the sum of the rounded thirds");
+  });
+}
+
 TEST_CASE("the MNIST CNN trains fully sharded as under DDP", "[fully_sharded]") {
   test::run_ranks(2, [](const ProcessGroup& group) {
     const auto make = [&] {

@@ -1,4 +1,5 @@
 // What becomes of a group when a rank does not come, fails or goes.
+#include <malloc.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -6,17 +7,25 @@
 #include <stdexcept>
 
 #include <torch/nn/modules/linear.h>
+#include <torch/optim/sgd.h>
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "common/errors.h"
+#include "common/files.h"
 #include "tests/support/catch.h"
 #include "tests/support/run_ranks.h"
 #include "worker/ddp/collectives.h"
 #include "worker/ddp/distributed_data_parallel.h"
+#include "worker/ddp/flight_dump.h"
+#include "worker/ddp/fully_sharded.h"
+#include "worker/ddp/powersgd_hook.h"
 #include "worker/ddp/process_group.h"
+#include "worker/ddp/record_collectives.h"
 #include "worker/ddp/spawn.h"
 #include "worker/ddp/store_barrier.h"
+#include "worker/ddp/sync_batch_norm.h"
+#include "worker/ddp/zero_optimizer.h"
 
 using namespace ddprun;
 using namespace std::chrono_literals;
@@ -48,6 +57,37 @@ std::vector<int> missing_at(const ProcessGroup& group, std::chrono::milliseconds
   } catch (const ddp::MissingRanks& error) {
     ensure(std::string(error.what()).rfind("barrier: expected 3 ranks within ", 0) == 0, error.what());
     return error.ranks;
+  }
+}
+
+/// Whatever holds a group keeps what it needs of it, and not the object that it was given.
+void train_without_its_group(ProcessGroup group) {
+  struct Net : torch::nn::Module {
+    Net() {
+      register_module("linear", linear);
+      register_module("norm", norm);
+    }
+    torch::Tensor loss() { return norm->forward(linear->forward(torch::rand({3, 4}))).pow(2).sum(); }
+    torch::nn::Linear linear{4, 4};
+    ddp::SyncBatchNorm norm{4};
+  };
+  Net replicated;
+  torch::nn::Linear sharded(4, 4);
+  ddp::convert_sync_batchnorm(replicated, group);
+  ddp::DistributedDataParallel parallel(replicated, group);
+  parallel.register_comm_hook(ddp::powersgd_hook(
+      std::make_shared<ddp::PowerSgd>(group, ddp::PowerSgd::Options{.start_iteration = 2})));
+  ddp::ZeroOptimizer optimizer(
+      {torch::optim::OptimizerParamGroup(replicated.parameters())},
+      [](auto groups) { return std::make_unique<torch::optim::SGD>(std::move(groups), 0.1); }, group);
+  ddp::FullyShardedDataParallel fsdp(*sharded, group);
+  std::optional moved(std::move(group));
+  for (int step = 0; step < 4; ++step) {
+    if (step == 1) moved.reset();
+    parallel.forward([&] { return replicated.loss(); }).backward();
+    optimizer.step();
+    fsdp.forward([&] { return sharded->forward(torch::ones({2, 4})).sum(); }).backward();
+    ensure(fsdp.clip_grad_norm(1.0) > 0, "a gradient of the shards");
   }
 }
 
@@ -104,6 +144,9 @@ TEST_CASE("groups, subgroups and DDP end in any order, closed or not", "[group_e
       subgroup->close();
     });
   }
+  SECTION("the group, moved elsewhere, before all that was made with it") {
+    spawn(2, [&](const WorkerEnv& env) { train_without_its_group(ProcessGroup::connect(env, {})); });
+  }
   SECTION("the subgroup before the group") {
     spawn(2, [&](const WorkerEnv& env) {
       auto group = connect(env);
@@ -138,6 +181,24 @@ TEST_CASE("groups, subgroups and DDP end in any order, closed or not", "[group_e
       kept->barrier();
       std::exit(0);
     });
+  }
+  SECTION("in static storage, and used when other statics are gone") {
+    const TempDir dir;
+    spawn(2, [&](const WorkerEnv& env) {
+      static struct Last {
+        ~Last() { ddp::dump_flight("the program ends"); }
+        std::optional<ProcessGroup> group;
+      } last;
+      last.group = connect(env);
+      ddp::set_flight_folder(dir.path());
+      ensure(ddp::all_reduce_sum(*last.group, {1})[0] == 2, "the sum");
+      ::mallopt(M_PERTURB, 0xa5);  // freed memory does not look as before
+      std::exit(0);
+    });
+    for (const std::string rank : {"0", "1"}) {
+      const auto dump = ddp::parse_flight_dump(read_file(dir.path() / ("flight_" + rank + ".json")));
+      CHECK(dump.collectives.back().op == "all_reduce");
+    }
   }
 }
 

@@ -124,6 +124,7 @@ TEST_CASE("ranks with fewer batches join the others' steps with gradients of zer
 }
 
 TEST_CASE("a rank without any batch joins all steps", "[join]") {
+  const test::SumsInMemory sums(GENERATE(true, false));
   test::run_ranks(2, [&](const ProcessGroup& group) {
     Setup setup;
     setup.steps = {0, 3};

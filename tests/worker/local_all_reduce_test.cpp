@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <functional>
 
+#include <ATen/ops/allclose.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/rand.h>
@@ -125,17 +126,37 @@ TEST_CASE("a callback may call for another sum", "[local_all_reduce]") {
 TEST_CASE("another tensor is an error that says so on every rank, and the next sum is right",
           "[local_all_reduce]") {
   const int ranks = GENERATE(3, 5);
+  const auto elements = GENERATE(std::int64_t{3}, std::int64_t{900'000});
   test::run_ranks(ranks, [&](const ddp::ProcessGroup& group) {
-    const bool other_type = group.rank() == 2;
-    for (const auto elements : {std::int64_t{3}, std::int64_t{900'000}}) {
-      const auto text = failure_of([&] {
-        all_reduce(group, at::ones({elements + (group.rank() == 1 ? 1 : 0)},
-                                   at::TensorOptions(other_type ? at::kDouble : at::kFloat)))
-            .work->wait();
-      });
-      ensure(text.find("all_reduce") != std::string::npos, ("an error, got " + text).c_str());
-      ensure(ddp::all_reduce_sum(group, {1})[0] == ranks, "the next sum");
+    const auto elements_of = [&](int rank) { return elements + (rank == 1 ? 1 : 0); };
+    const auto dtype_of = [](int rank) { return rank == 2 ? at::kDouble : at::kFloat; };
+    const int own = group.rank(), first_other = own == 1 || own == 2 ? 0 : 1;
+    const auto text = failure_of([&] {
+      all_reduce(group, at::ones({elements_of(own)}, at::TensorOptions(dtype_of(own)))).work->wait();
+    });
+    for (const int rank : {first_other, own}) {
+      const auto expected = " of " + std::to_string(elements_of(rank)) + " " + c10::toString(dtype_of(rank)) +
+                            " from rank " + std::to_string(rank);
+      ensure(text.find(expected) != std::string::npos, ("expected '" + expected + "' in: " + text).c_str());
     }
+    ensure(ddp::all_reduce_sum(group, {1})[0] == ranks, "the next sum");
+  });
+}
+
+TEST_CASE("tensors with other strides or without elements go through memory as well", "[local_all_reduce]") {
+  const int ranks = GENERATE(3, 5);
+  test::run_ranks(ranks, [&](const ddp::ProcessGroup& group) {
+    torch::manual_seed(1);
+    const auto matrix = at::rand({600, 700});
+    auto transposed = all_reduce(group, group.rank() == 0 ? matrix.clone() : matrix.t().contiguous().t());
+    transposed.work->wait();
+    ensure(at::allclose(transposed.tensors[0], ranks * matrix), "the sum");
+    all_reduce(group, at::ones({0})).work->wait();
+    const auto text =
+        failure_of([&] { all_reduce(group, at::ones({group.rank() == 1 ? 0 : 3})).work->wait(); });
+    ensure(text.find(" of 0 Float from rank 1") != std::string::npos,
+           ("rank 1's tensor, got " + text).c_str());
+    ensure(ddp::all_reduce_sum(group, {1})[0] == ranks, "the next sum");
   });
 }
 

@@ -2,18 +2,22 @@
 
 #include <torch/optim/adam.h>
 #include <torch/optim/sgd.h>
+#include <torch/utils.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <memory>
 #include <stdexcept>
 
 #include "tests/support/golden.h"
+#include "tests/support/run_ranks.h"
 #include "tests/worker/parity_models.h"
 #include "worker/ddp/collectives.h"
 #include "worker/ddp/comm_hooks.h"
 #include "worker/ddp/distributed_data_parallel.h"
+#include "worker/ddp/flight_recorder.h"
 #include "worker/ddp/fully_sharded.h"
 #include "worker/ddp/powersgd_hook.h"
 #include "worker/ddp/sync_batch_norm.h"
@@ -69,6 +73,18 @@ void register_hook(const ParityCase& the_case, DistributedDataParallel& parallel
     options.start_iteration = the_case.file["powersgd_start"];
     parallel.register_comm_hook(ddp::powersgd_hook(std::make_shared<ddp::PowerSgd>(group, options)));
   }
+}
+
+/// Losses alone may be as near Python's without the hook.
+void check_hook_was_used(const ParityCase& the_case) {
+  const std::string hook = the_case.entry.value("hook", "");
+  if (hook != "fp16" && hook != "bf16") return;  // PowerSGD's losses are its own
+  const std::string dtype = hook == "fp16" ? "half" : "bfloat16";
+  const auto last_step = ddp::flight_recorder().records(16);
+  const bool used = std::any_of(last_step.begin(), last_step.end(), [&](const auto& call) {
+    return call.op == "all_reduce" && call.dtype == dtype;
+  });
+  if (!used) throw std::runtime_error(the_case.name() + ": expected gradients to be sent as " + dtype);
 }
 
 /// One rank's model and data of a case, and its losses.
@@ -233,8 +249,23 @@ std::vector<ParityCase> parity_cases(const std::string& model, int world) {
 ParityLosses train_parity_case(const ParityCase& the_case, const ddp::ProcessGroup& group) {
   Training training(the_case, group);
   training.run();
+  check_hook_was_used(the_case);
   return {means(group, training.losses, the_case.entry["losses"].size()),
           means(group, training.evaluated, the_case.entry["eval_losses"].size())};
+}
+
+void check_parity(const std::string& model, int world, const std::function<bool(const ParityCase&)>& chosen) {
+  const auto cases = parity_cases(model, world);
+  // Before torch reads them: the same instructions, so the same rounding, on every processor.
+  for (const auto& [name, value] : cases.front().file["environment"].items())
+    ::setenv(name.c_str(), std::string(value).c_str(), /*overwrite=*/1);
+  run_ranks(world, [&](const ddp::ProcessGroup& group) {
+    torch::set_num_threads(1);
+    std::string differences;
+    for (const auto& one : cases)
+      if (chosen(one)) differences += compare_parity_case(one, train_parity_case(one, group));
+    if (!differences.empty()) throw std::runtime_error(differences);
+  });
 }
 
 std::string compare_parity_case(const ParityCase& the_case, const ParityLosses& losses) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -29,6 +30,10 @@ struct ParityLosses {
 
 /// Trains as scripts/make_parity.py does, with our runtime in place of Python's. Every rank calls it.
 ParityLosses train_parity_case(const ParityCase& the_case, const ddp::ProcessGroup& group);
+
+/// Trains every case of the model that `chosen` takes, on `world` ranks, and compares its losses with
+/// Python's. throws  std::runtime_error with all differences together
+void check_parity(const std::string& model, int world, const std::function<bool(const ParityCase&)>& chosen);
 
 /// Empty if the case's losses are Python's; else the case and the step that differs most.
 std::string compare_parity_case(const ParityCase& the_case, const ParityLosses& losses);

@@ -65,7 +65,7 @@ class DistributedDataParallel {
   ///         if a name in ignore is none of the module's
   DistributedDataParallel(torch::nn::Module& module, const ProcessGroup& group, const Options& options);
   DistributedDataParallel(torch::nn::Module& module, const ProcessGroup& group);
-  DistributedDataParallel(DistributedDataParallel&&) noexcept;
+  DistributedDataParallel(DistributedDataParallel&&) noexcept;  ///< not while a NoSync or Join of it lives
   ~DistributedDataParallel();
 
   /// Gradients are reduced by this hook instead of a plain all-reduce: comm_hooks.h has compressing ones. The
@@ -83,7 +83,8 @@ class DistributedDataParallel {
   ///          all-reduce.
   /// throws  c10::Error, naming parameters, if the previous backward did not reach all that it should have;
   ///         UnevenInputs; std::invalid_argument if find_unused_parameters or samples finds no tensor with a
-  ///         gradient in the result
+  ///         gradient in the result, and on this rank alone if samples is less than 1: the others then wait
+  ///         for it until their timeout
   template <typename Compute>
   auto forward(Compute&& compute, std::optional<std::int64_t> samples = std::nullopt) {
     before_forward(samples);

@@ -45,6 +45,19 @@ std::string describe_without_board(const std::optional<FlightFinding>& finding,
                      : "; " + describe_culprits(known, "", " while this rank made that call"));
 }
 
+/// Of a send or recv, which are not numbered: all that can be told is where the other rank stands.
+std::string describe_other_end(const CollectiveRecord& call, std::int64_t waited_ns, std::vector<int> members,
+                               const std::vector<RankFlight>& flights) {
+  if (call.peer < 0) return "no rank sent it within " + seconds_text(waited_ns);
+  members = {members.at(static_cast<std::size_t>(call.peer))};
+  const auto ended = describe_ended(members, flights);
+  if (!ended.empty()) return ended;
+  const auto flight = std::find_if(flights.begin(), flights.end(),
+                                   [&](const auto& known) { return known.rank == members[0]; });
+  return describe_ranks(members) + (call.op == "send" ? " did not take" : " did not send") + " it within " +
+         seconds_text(waited_ns) + ": it is at " + describe_position(call.group, *flight);
+}
+
 }  // namespace
 
 std::string why_it_failed(const CollectiveRecord& call, std::int64_t waited_ns, int rank,
@@ -52,6 +65,7 @@ std::string why_it_failed(const CollectiveRecord& call, std::int64_t waited_ns, 
                           bool board_gone) {
   const auto finding = find_culprits(call.group, members, flights, rank);
   if (board_gone) return describe_without_board(finding, flights);
+  if (call.sequence == 0) return describe_other_end(call, waited_ns, members, flights);
   if (finding && finding->sequence == call.sequence)
     return describe_culprits(*finding, "did not come within " + seconds_text(waited_ns),
                              " while this rank made that call");

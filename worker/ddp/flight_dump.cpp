@@ -24,8 +24,8 @@ struct Settings {
 };
 
 Settings& settings() {
-  static Settings settings;
-  return settings;
+  static auto* const settings = new Settings;  // used by the watchdog's thread too, which may outlive statics
+  return *settings;
 }
 
 std::int64_t nanoseconds(double seconds) {

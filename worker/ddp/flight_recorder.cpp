@@ -145,15 +145,16 @@ std::optional<CollectiveRecord> FlightRecorder::first_pending(Id up_to) const {
   if (last == nullptr) return std::nullopt;
   for (Id id = next_ - ring_.size(); id < up_to; ++id) {
     const Entry& entry = ring_[id % capacity_];
-    if (entry.group == last->group && entry.ended_ns == 0 && !entry.call.point_to_point)
+    if (entry.group == last->group && entry.ended_ns == 0 && !entry.call.point_to_point &&
+        !entry.call.told_by_wait)
       return to_record(entry);
   }
   return to_record(*last);
 }
 
 FlightRecorder& flight_recorder() {
-  static FlightRecorder recorder;
-  return recorder;
+  static auto* const recorder = new FlightRecorder;  // groups in static storage may outlive any other static
+  return *recorder;
 }
 
 }  // namespace ddprun::ddp

@@ -34,6 +34,7 @@ struct Collective {
   std::int64_t bytes = 0;       ///< of all tensors handed in
   int peer = -1;                ///< root, source or destination, where the call names one
   bool point_to_point = false;  ///< send and recv: not every rank makes the call
+  bool told_by_wait = false;    ///< who waits for it sees that it has ended, and nobody before
 };
 
 /// What a reader of the ring sees of one call. Times are nanoseconds since the epoch, 0 if not yet.
@@ -89,7 +90,8 @@ class FlightRecorder {
   std::optional<Id> newest() const;
 
   /// Of its group's collectives that are pending, the first that was called, up to this one; else this one:
-  /// where a failure began. nullopt if the ring holds it no longer.
+  /// where a failure began. One that is told_by_wait may have ended long ago, and is passed over. nullopt if
+  /// the ring holds it no longer.
   std::optional<CollectiveRecord> first_pending(Id up_to) const;
 
  private:

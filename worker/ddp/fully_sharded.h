@@ -51,6 +51,7 @@ class FullyShardedDataParallel {
   ///         requires a gradient, if parameters overlap in memory, or if units does not name parts of module
   FullyShardedDataParallel(torch::nn::Module& module, const ProcessGroup& group, const Options& options);
   FullyShardedDataParallel(torch::nn::Module& module, const ProcessGroup& group);
+  /// Not while a NoSync or FullParameters of it lives.
   FullyShardedDataParallel(FullyShardedDataParallel&&) noexcept;
   ~FullyShardedDataParallel();
 

@@ -43,7 +43,8 @@ struct FullyShardedDataParallel::Engine final : OperatorListener {
   Engine(torch::nn::Module& module, const ProcessGroup& group, const Options& options)
       : group(group), buffers(module.buffers()), options(options), schedule(options.prefetch) {
     const Unobserved unobserved;
-    auto made = make_units(module, group, options.unit_bytes, options.units);
+    // The units keep a pointer: to what lives as long as they do, not to the caller's.
+    auto made = make_units(module, this->group, options.unit_bytes, options.units);
     units = std::move(made.units);
     names = std::move(made.names);
     pins.assign(units.size(), 0);

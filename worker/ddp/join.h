@@ -39,7 +39,8 @@ class [[nodiscard]] Join {
   /// This rank has no more input. Takes part in the other ranks' steps, with gradients of zero, until none
   /// has; then gives every rank the parameters and buffers of one that made the most steps (of these, the
   /// highest), since this one made fewer.
-  /// throws  UnevenInputs; c10::Error
+  /// throws  UnevenInputs; c10::Error; std::invalid_argument, on this rank alone, if it has had no input at
+  ///         all with DistributedDataParallel::Options::static_graph: the others wait until their timeout
   void finish();
 
  private:

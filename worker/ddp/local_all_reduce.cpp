@@ -29,14 +29,16 @@ class LocalAllReduce::Call : public c10d::Work {
         number(number),
         deadline(Clock::now() + std::min(timeout, kForever)),
         tensors_(std::move(tensors)),
+        contiguous_(tensors_[0].is_contiguous() ? tensors_[0] : tensors_[0].detach().contiguous()),
         future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))) {}
 
-  const at::Tensor& tensor() const { return tensors_[0]; }
+  const at::Tensor& tensor() const { return contiguous_; }  ///< gets the sum
   std::vector<at::Tensor> result() override { return tensors_; }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
 
   /// Runs callbacks, which may call for more.
   void tell() {
+    if (!error && !contiguous_.is_same(tensors_[0])) tensors_[0].detach().copy_(contiguous_);
     if (error)
       future_->setError(error);
     else
@@ -50,6 +52,7 @@ class LocalAllReduce::Call : public c10d::Work {
 
  private:
   std::vector<at::Tensor> tensors_;
+  at::Tensor contiguous_;  // the tensor, or a copy if it has holes or another order
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 
@@ -79,8 +82,7 @@ bool LocalAllReduce::suits(const std::vector<at::Tensor>& tensors, const c10d::A
   if (tensors.size() != 1 || options.reduceOp != c10d::ReduceOp::SUM) return false;
   const auto& tensor = tensors[0];
   const bool full_precision = tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kDouble;
-  return full_precision && tensor.device().is_cpu() && tensor.layout() == at::kStrided &&
-         tensor.is_contiguous() && tensor.numel() > 0;
+  return full_precision && tensor.device().is_cpu() && tensor.layout() == at::kStrided;
 }
 
 c10::intrusive_ptr<c10d::Work> LocalAllReduce::run(const std::vector<at::Tensor>& tensors,

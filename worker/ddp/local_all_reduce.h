@@ -25,8 +25,9 @@ class LocalAllReduce {
   LocalAllReduce(std::unique_ptr<SharedMemory> memory, int rank, int size, std::chrono::milliseconds timeout);
   ~LocalAllReduce();  ///< calls that are not finished fail
 
-  /// Whether this call is made here: a sum of one dense tensor of floats or doubles on the CPU. Of shorter
-  /// types the order of the additions shows, so they keep Gloo's. The same on every rank.
+  /// Whether this call is made here: a sum of one strided tensor of floats or doubles on the CPU. Of shorter
+  /// types the order of the additions shows, so they keep Gloo's. The same on every rank, whatever shapes and
+  /// strides they bring.
   static bool suits(const std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options);
 
   /// number  of the call among all all-reduces of the group, those too that are not made here. What callbacks

@@ -48,7 +48,8 @@ class ProcessGroup {
   /// Meets the other ranks. Rank 0 hosts the store of env://, on the socket the launcher holds for it
   /// (DDPRUN_STORE_FD) if there is one, unless the launcher hosts the store itself. If device is not kCpu it
   /// must come before the first use of autograd or of a random generator (cuda_backend.h). Every rank passes
-  /// the same options.
+  /// the same options. No other thread may open TCP connections meanwhile, nor during new_group(): they would
+  /// be taken for the group's own and shut down with it when it ends in a failure.
   ///
   /// throws  UsageError if DDPRUN_STORE_FD is not a socket bound to MASTER_PORT, the network interface is not
   ///         there, there is no route to MASTER_ADDR, init_method is none of the two, or device and backend

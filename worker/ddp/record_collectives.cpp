@@ -42,8 +42,8 @@ struct CurrentWatchdog {
 };
 
 CurrentWatchdog& current() {
-  static CurrentWatchdog current;
-  return current;
+  static auto* const current = new CurrentWatchdog;  // as flight_recorder()
+  return *current;
 }
 
 std::shared_ptr<Watchdog> make_watchdog(const c10::intrusive_ptr<c10d::Store>& store, const std::string& name,
@@ -83,6 +83,15 @@ c10::intrusive_ptr<c10d::Backend> record_collectives(c10::intrusive_ptr<c10d::Ba
   auto recording = std::make_shared<Recording>(flight_recorder(), group, std::move(global_ranks),
                                                std::move(watchdog), futures_tell);
   return c10::make_intrusive<RecordingBackend>(std::move(backend), std::move(recording), whole_job);
+}
+
+c10::intrusive_ptr<c10d::Work> record_as_one(
+    c10d::ProcessGroup& group, c10::DeviceType device, const char* op, const at::Tensor& tensor,
+    const std::function<c10::intrusive_ptr<c10d::Work>(c10d::Backend&)>& start) {
+  const auto backend = group.getBackend(device);
+  auto* const recording = dynamic_cast<RecordingBackend*>(backend.get());
+  return recording != nullptr ? recording->record_as_one(describe_call(op, {tensor}), start)
+                              : start(*backend);
 }
 
 void expect_buckets(c10d::ProcessGroup& group, const std::vector<std::int64_t>& bucket_bytes) {

@@ -1,17 +1,23 @@
 #pragma once
 
+#include <c10/core/DeviceType.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
+namespace at {
+class Tensor;
+}
 namespace c10d {
 class Backend;
 class ProcessGroup;
 class Store;
+class Work;
 }  // namespace c10d
 
 namespace ddprun::ddp {
@@ -27,11 +33,23 @@ class Watchdog;
 /// store         where the ranks leave word for each other; used through a connection of its own
 /// group_name    the same on all ranks of the group
 /// global_ranks  of a subgroup: its ranks as numbers of the whole job. Empty: the group is the whole job; its
-///               watchdog serves the subgroups made later
+///               watchdog serves the subgroups made later, of whichever job: one job at a time has subgroups
 c10::intrusive_ptr<c10d::Backend> record_collectives(c10::intrusive_ptr<c10d::Backend> backend,
                                                      const c10::intrusive_ptr<c10d::Store>& store,
                                                      const std::string& group_name = "world",
                                                      std::vector<int> global_ranks = {});
+
+/// Makes a collective of calls that other ranks answer, such as sends and receives: recorded as one, under
+/// that name, with one number on all ranks that all make it.
+///
+/// device  whose backend it is
+/// op      a literal
+/// tensor  what is told of it
+/// start   makes the calls with the backend that it is given, which are not recorded each; returns a work
+///         whose wait() waits for all of them
+c10::intrusive_ptr<c10d::Work> record_as_one(
+    c10d::ProcessGroup& group, c10::DeviceType device, const char* op, const at::Tensor& tensor,
+    const std::function<c10::intrusive_ptr<c10d::Work>(c10d::Backend&)>& start);
 
 /// The coming all-reduces of these sizes, in this order, are recorded as the buckets of one backward. Does
 /// nothing for a group that is not recorded.

@@ -51,12 +51,12 @@ void Recording::look() {
 }
 
 RecordedWork::RecordedWork(std::shared_ptr<Recording> recording, FlightRecorder::Id id,
-                           c10::intrusive_ptr<c10d::Work> inner, bool point_to_point)
+                           c10::intrusive_ptr<c10d::Work> inner, bool told_by_wait)
     : Work(-1, inner->retrieveOpType()),
       recording_(std::move(recording)),
       id_(id),
       inner_(std::move(inner)),
-      future_tells_(recording_->futures_tell && !point_to_point) {
+      future_tells_(recording_->futures_tell && !told_by_wait) {
   if (future_tells_) {
     inner_->getFuture()->addCallback([recording = recording_, id = id_](c10::ivalue::Future& future) {
       if (future.hasError())
@@ -64,7 +64,7 @@ RecordedWork::RecordedWork(std::shared_ptr<Recording> recording, FlightRecorder:
       else
         recording->recorder.set_completed(id);
     });
-  } else if (!point_to_point) {
+  } else if (!told_by_wait) {
     recording_->keep_looking_at(id_, inner_);
   }
 }

@@ -52,7 +52,7 @@ struct Recording {
 class RecordedWork : public c10d::Work {
  public:
   RecordedWork(std::shared_ptr<Recording> recording, FlightRecorder::Id id,
-               c10::intrusive_ptr<c10d::Work> inner, bool point_to_point);
+               c10::intrusive_ptr<c10d::Work> inner, bool told_by_wait);
 
   bool isCompleted() override { return inner_->isCompleted(); }
   bool isSuccess() const override { return inner_->isSuccess(); }

@@ -36,6 +36,13 @@ class RecordingBackend : public c10d::Backend {
 
   const Recording& recording() const { return *recording_; }
 
+  /// What start() makes with the backend that this wraps is one collective.
+  template <typename Start>
+  WorkPtr record_as_one(Collective call, Start start) {
+    call.told_by_wait = true;
+    return record(call, [&] { return start(*inner_); });
+  }
+
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
     return record(describe_call("broadcast", tensors, static_cast<int>(options.rootRank)),
                   [&] { return inner_->broadcast(tensors, options); });
@@ -209,7 +216,8 @@ class RecordingBackend : public c10d::Backend {
       coalesced_.push_back(id);
       return work;
     }
-    if (work) return c10::make_intrusive<RecordedWork>(recording_, id, std::move(work), call.point_to_point);
+    const bool told_by_wait = call.point_to_point || call.told_by_wait;
+    if (work) return c10::make_intrusive<RecordedWork>(recording_, id, std::move(work), told_by_wait);
     recorder.set_completed(id);
     return work;
   }

@@ -3,16 +3,30 @@
 #include <ATen/ops/empty.h>
 
 #include <utility>
+#include <vector>
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include "worker/ddp/record_collectives.h"
 
 namespace ddprun::ddp {
 namespace {
 
-using Works = std::vector<c10::intrusive_ptr<c10d::Work>>;
+/// Several as one.
+class Works : public c10d::Work {
+ public:
+  void add(c10::intrusive_ptr<c10d::Work> work) { works_.push_back(std::move(work)); }
+  bool wait(std::chrono::milliseconds timeout) override {
+    for (auto& work : std::exchange(works_, {})) work->wait(timeout);
+    return true;
+  }
 
-void wait_all(Works& works) {
-  for (auto& work : std::exchange(works, {})) work->wait();
+ private:
+  std::vector<c10::intrusive_ptr<c10d::Work>> works_;
+};
+
+void wait_for(c10::intrusive_ptr<c10d::Work>& work) {
+  if (const auto started = std::exchange(work, {})) started->wait();
 }
 
 at::Tensor piece(const at::Tensor& full, int rank, int size) {
@@ -20,23 +34,27 @@ at::Tensor piece(const at::Tensor& full, int rank, int size) {
   return full.narrow(0, rank * numel, numel);
 }
 
-/// to_send(r) goes to rank r, to_fill(r) is filled with what rank r sends here.
+/// to_send(r) goes to rank r, to_fill(r) is filled with what rank r sends here. One collective to the flight
+/// recorder, named as the backend's own that it stands for; of: the tensor of that.
 template <typename ToSend, typename ToFill>
-Works exchange(const ProcessGroup& group, int tag, ToSend&& to_send, ToFill&& to_fill) {
-  Works works;
-  const auto each_peer = [&](auto&& action) {
-    // Each rank starts with another peer, so that not all send to one at a time.
-    for (int step = 1; step < group.size(); ++step) action((group.rank() + step) % group.size());
-  };
-  each_peer([&](int peer) {
-    std::vector<at::Tensor> tensors = {to_fill(peer)};
-    works.push_back(group.handle()->recv(tensors, peer, tag));
+c10::intrusive_ptr<c10d::Work> exchange(const ProcessGroup& group, const char* op, const at::Tensor& of,
+                                        int tag, ToSend&& to_send, ToFill&& to_fill) {
+  return record_as_one(*group.handle(), at::kCPU, op, of, [&](c10d::Backend& backend) {
+    auto works = c10::make_intrusive<Works>();
+    const auto each_peer = [&](auto&& action) {
+      // Each rank starts with another peer, so that not all send to one at a time.
+      for (int step = 1; step < group.size(); ++step) action((group.rank() + step) % group.size());
+    };
+    each_peer([&](int peer) {
+      std::vector<at::Tensor> tensors = {to_fill(peer)};
+      works->add(backend.recv(tensors, peer, tag));
+    });
+    each_peer([&](int peer) {
+      std::vector<at::Tensor> tensors = {to_send(peer)};
+      works->add(backend.send(tensors, peer, tag));
+    });
+    return works;
   });
-  each_peer([&](int peer) {
-    std::vector<at::Tensor> tensors = {to_send(peer)};
-    works.push_back(group.handle()->send(tensors, peer, tag));
-  });
-  return works;
 }
 
 }  // namespace
@@ -44,16 +62,17 @@ Works exchange(const ProcessGroup& group, int tag, ToSend&& to_send, ToFill&& to
 AllGather::AllGather(const ProcessGroup& group, at::Tensor full, at::Tensor shard, int tag)
     : full_(std::move(full)), shard_(std::move(shard)) {
   if (!full_.is_cpu()) {
-    works_.push_back(group.handle()->_allgather_base(full_, shard_));
+    work_ = group.handle()->_allgather_base(full_, shard_);
     return;
   }
-  works_ = exchange(
-      group, tag, [&](int) { return shard_; }, [&](int peer) { return piece(full_, peer, group.size()); });
+  work_ = exchange(
+      group, "all_gather_into_tensor", shard_, tag, [&](int) { return shard_; },
+      [&](int peer) { return piece(full_, peer, group.size()); });
   piece(full_, group.rank(), group.size()).copy_(shard_);
 }
 
 at::Tensor AllGather::wait() {
-  wait_all(works_);
+  wait_for(work_);
   shard_.reset();
   return std::exchange(full_, {});
 }
@@ -64,17 +83,17 @@ ReduceScatter::ReduceScatter(const ProcessGroup& group, at::Tensor full, int tag
   if (!full_.is_cpu()) {
     received_ = at::empty({1, numel}, full_.options());
     auto output = received_[0];
-    works_.push_back(group.handle()->_reduce_scatter_base(output, full_));
+    work_ = group.handle()->_reduce_scatter_base(output, full_);
     return;
   }
   received_ = at::empty({group.size(), numel}, full_.options());
-  works_ = exchange(
-      group, tag, [&](int peer) { return piece(full_, peer, group.size()); },
-      [&](int peer) { return received_[peer]; });
+  work_ = exchange(
+      group, "reduce_scatter_tensor", received_[rank_], tag,
+      [&](int peer) { return piece(full_, peer, group.size()); }, [&](int peer) { return received_[peer]; });
 }
 
 at::Tensor ReduceScatter::wait() {
-  wait_all(works_);
+  wait_for(work_);
   auto received = std::exchange(received_, {});
   auto full = std::exchange(full_, {});
   if (!full.is_cpu()) return received[0];

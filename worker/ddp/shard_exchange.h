@@ -4,8 +4,6 @@
 
 #include <c10/util/intrusive_ptr.h>
 
-#include <vector>
-
 #include "worker/ddp/process_group.h"
 
 namespace c10d {
@@ -31,7 +29,7 @@ class AllGather {
 
  private:
   at::Tensor full_, shard_;
-  std::vector<c10::intrusive_ptr<c10d::Work>> works_;
+  c10::intrusive_ptr<c10d::Work> work_;
 };
 
 /// A reduce-scatter (sum) under way.
@@ -46,7 +44,7 @@ class ReduceScatter {
  private:
   int rank_ = 0;
   at::Tensor full_, received_;
-  std::vector<c10::intrusive_ptr<c10d::Work>> works_;
+  c10::intrusive_ptr<c10d::Work> work_;
 };
 
 }  // namespace ddprun::ddp

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <atomic>
 #include <climits>
-#include <cstring>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
@@ -99,7 +98,7 @@ bool SharedSum::advance() {
     } else {
       add_up_together(piece_bytes());
       if (!is_added_up()) return false;
-      std::memcpy(target, shared_sum(), piece_bytes());
+      std::copy_n(shared_sum(), piece_bytes(), target);
     }
     offset_ += kPieceBytes;
     if (offset_ >= tensor_.nbytes()) {
@@ -115,7 +114,8 @@ bool SharedSum::advance() {
 /// many, the sum of the piece before is there, so all its parts have been read.
 void SharedSum::put() {
   ++pieces_;
-  std::memcpy(piece(rank_), static_cast<const std::byte*>(tensor_.const_data_ptr()) + offset_, piece_bytes());
+  const auto* const own = static_cast<const std::byte*>(tensor_.const_data_ptr());
+  std::copy_n(own + offset_, piece_bytes(), piece(rank_));
   rank(rank_).pieces = pieces_;
   if (all_have_put()) post();  // of several who come last, one at least sees all
 }

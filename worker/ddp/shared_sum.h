@@ -25,7 +25,7 @@ class SharedSum {
   SharedSum(std::unique_ptr<SharedMemory> memory, int rank, int size);
 
   /// Begins a call.
-  /// tensor  dense, contiguous, on the CPU, at least one element; gets the sum
+  /// tensor  dense, contiguous, on the CPU; gets the sum
   /// number  of the call, by which ranks that have lost step are told
   void begin(const at::Tensor& tensor, std::uint64_t number);
 

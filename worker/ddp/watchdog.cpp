@@ -259,8 +259,8 @@ std::string Watchdog::explain(FlightRecorder::Id id, const std::vector<int>& mem
     return shared.explanation;
 
   const auto waited_ns = epoch_now_ns() - call->created_ns;
-  const std::string what =
-      call->op + " #" + std::to_string(call->sequence) + describe(*call).substr(call->op.size());
+  const std::string number = call->sequence == 0 ? "" : " #" + std::to_string(call->sequence);
+  const std::string what = call->op + number + describe(*call).substr(call->op.size());
   {
     // For the others: this rank has failed here, whatever it finds out.
     const std::scoped_lock lock(shared.mutex);

@@ -1,0 +1,162 @@
+// Ranks that do not come to a training step, as real processes: what the others' errors say.
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <functional>
+#include <stdexcept>
+#include <string>
+
+#include <torch/nn/functional/activation.h>
+#include <torch/nn/modules/linear.h>
+
+#include "common/errors.h"
+#include "common/files.h"
+#include "tests/support/catch.h"
+#include "tests/support/run_ranks.h"
+#include "tests/worker/rank_faults.h"
+#include "worker/ddp/collectives.h"
+#include "worker/ddp/distributed_data_parallel.h"
+#include "worker/ddp/fully_sharded.h"
+#include "worker/ddp/process_group.h"
+#include "worker/ddp/record_collectives.h"
+
+using namespace ddprun;
+using ddp::DistributedDataParallel;
+using ddp::ProcessGroup;
+using test::expect_text;
+using test::failure_of;
+
+TEST_CASE("a rank that does not come to a fully sharded step is named, with its position",
+          "[flight][fault]") {
+  const int size = GENERATE(2, 3);
+  const test::HeldPort port;
+  const TempDir dir;
+  ::setenv("DDPRUN_FLIGHT_DIR", dir.path().c_str(), 1);
+  test::Done others;
+  test::fork_ranks(size, [&](int rank) {
+    const auto message = failure_of(port, rank, size, [&](const ProcessGroup& group) {
+      torch::nn::Linear model(6, 6);
+      ddp::FullyShardedDataParallel fsdp(*model, group);
+      const auto step = [&] {
+        fsdp.forward([&] { return model->forward(torch::ones({2, 6})).sum(); }).backward();
+      };
+      step();
+      if (rank == 1)
+        others.wait_for(size - 1);
+      else
+        step();
+    });
+    if (rank == 1) return;
+    others.tell();
+    expect_text(message,
+                {"parameters weight to bias could not be gathered", "all_gather_into_tensor #",
+                 " float: rank 1 did not come within ", ": it is at #", "(reduce_scatter_tensor of "});
+  });
+  ::unsetenv("DDPRUN_FLIGHT_DIR");
+  CHECK(test::flight_report_of(dir.path()) == 1);
+}
+
+TEST_CASE("a rank that makes another number of steps is named", "[flight][fault]") {
+  const test::SumsInMemory sums(GENERATE(true, false));
+  const test::HeldPort port;
+  test::fork_ranks(2, [&](int rank) {
+    const auto message = failure_of(port, rank, 2, [&](const ProcessGroup& group) {
+      torch::nn::Linear model(5, 1);
+      DistributedDataParallel ddp(*model, group);
+      for (int step = 0; step < 3 + rank; ++step)
+        ddp.forward([&] { return model->forward(torch::ones({2, 5})).sum(); }).backward();
+      ddp::broadcast_from_rank_0(group, {torch::ones({2})});
+    });
+    expect_text(
+        message,
+        rank == 0
+            ? std::vector<std::string>{"broadcast #", "rank 1 called all_reduce of 6 float (bucket 0)"}
+            : std::vector<std::string>{"all_reduce #", " of 6 float (bucket 0): rank 0 called broadcast"});
+  });
+}
+
+namespace {
+
+/// Trains until rank 1 calls `end`, inside its third backward; the others' message.
+void die_in_backward(int size, const std::function<void()>& end, const std::vector<std::string>& expected) {
+  const test::SumsInMemory sums(GENERATE(true, false));
+  const test::HeldPort port;
+  std::string died;
+  try {
+    test::fork_ranks(size, [&](int rank) {
+      const auto message = failure_of(port, rank, size, [&](const ProcessGroup& group) {
+        torch::nn::Linear first(64, 64), second(64, 1);
+        struct Both : torch::nn::Module {};
+        Both model;
+        model.register_module("first", first);
+        model.register_module("second", second);
+        DistributedDataParallel ddp(model, group, {.bucket_bytes = 1000, .first_bucket_bytes = 100});
+        for (int step = 0; step < 6; ++step) {
+          auto hidden = torch::relu(first->forward(torch::ones({2, 64})));
+          if (rank == 1 && step == 3) hidden.register_hook([&](torch::Tensor) { end(); });
+          ddp.forward([&] { return second->forward(hidden).sum(); }).backward();
+        }
+      });
+      if (rank != 1) expect_text(message, expected);
+      if (rank == 1 && !message.empty()) throw std::runtime_error(message);
+    });
+  } catch (const std::runtime_error& error) {
+    died = error.what();
+  }
+  CAPTURE(died);
+  CHECK(died.rfind("rank 1", 0) == 0);
+  CHECK(died.find('\n') == std::string::npos);  // nobody else failed
+}
+
+}  // namespace
+
+TEST_CASE("a rank killed inside backward is named by the others", "[flight][fault]") {
+  const int size = GENERATE(2, 3);
+  die_in_backward(size, [] { ::kill(::getpid(), SIGKILL); },
+                  {"all_reduce #", "bucket ", "rank 1 has ended or does not answer"});
+}
+
+TEST_CASE("a rank that throws inside backward is named by the others", "[flight][fault]") {
+  die_in_backward(2, [] { throw std::runtime_error("no luck"); },
+                  {"all_reduce #", "bucket ", "rank 1 has ended or does not answer"});
+}
+
+TEST_CASE("what a rank announces before it ends is told by the others", "[flight][fault]") {
+  die_in_backward(2,
+                  [] {
+                    ddp::announce_failure("the disk is full");
+                    throw std::runtime_error("the disk is full");
+                  },
+                  {"all_reduce #", "bucket ", "rank 1 has failed: the disk is full"});
+}
+
+TEST_CASE("a module that differs is named at construction, long before a timeout", "[flight][fault]") {
+  test::run_ranks(2, [](const ProcessGroup& group) {
+    torch::nn::Linear model(4, group.rank() == 1 ? 3 : 2);
+    std::string message;
+    try {
+      DistributedDataParallel ddp(*model, group);
+    } catch (const std::invalid_argument& error) {
+      message = error.what();
+    }
+    expect_text(message, {"weight", "not so rank 1"});
+  });
+}
+
+TEST_CASE("buckets of backward are labelled in order", "[flight]") {
+  test::run_ranks(2, [](const ProcessGroup& group) {
+    torch::nn::Linear model(64, 64);
+    DistributedDataParallel ddp(*model, group, {.bucket_bytes = 1000, .first_bucket_bytes = 100});
+    for (int step = 0; step < 3; ++step)
+      ddp.forward([&] { return model->forward(torch::ones({2, 64})).sum(); }).backward();
+    const auto buckets = ddp.statistics().bucket_bytes;
+    ensure(buckets.size() == 2, "weight and bias in a bucket each");
+    const auto records = ddp::flight_recorder().records(2);
+    for (std::size_t i = 0; i < 2; ++i) {
+      ensure(records[i].bucket == static_cast<int>(i), "the bucket's number");
+      ensure(records[i].elements * 4 == buckets[i], "the bucket's size");
+      ensure(records[i].state == ddp::CollectiveState::kCompleted, "completed after backward");
+    }
+  });
+}
