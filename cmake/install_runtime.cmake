@@ -12,6 +12,7 @@ set(DDPRUN_PUBLIC_HEADERS
   worker/data/loader.h
   worker/ddp/collectives.h
   worker/ddp/comm_hooks.h
+  worker/ddp/cuda_backend.h
   worker/ddp/distributed_data_parallel.h
   worker/ddp/flight_dump.h
   worker/ddp/flight_recorder.h

@@ -82,7 +82,7 @@ TEST_CASE("NCCL serves a world of one on one GPU", "[gpu]") {
   });
 }
 
-TEST_CASE("DDP on one GPU, over NCCL, equals training on the CPU", "[gpu]") {
+TEST_CASE("training on one GPU, in a world of one, equals training on the CPU", "[gpu]") {
   skip_without_a_gpu();
   spawn(1, [](const WorkerEnv& env) {
     auto group = ProcessGroup::connect(env, on_gpu(BackendChoice::kNccl));
