@@ -31,25 +31,38 @@ find_library(LibTorch_CPU_LIBRARY torch_cpu HINTS ${_torch_hints} PATH_SUFFIXES 
 find_library(LibTorch_C10_LIBRARY c10 HINTS ${_torch_hints} PATH_SUFFIXES lib)
 find_path(Gloo_INCLUDE_DIR gloo/rendezvous/store.h)
 
+# Why it is not there: of the reasons that FindPackageHandleStandardArgs cannot tell.
+unset(LibTorch_NOT_FOUND_MESSAGE)
+set(LibTorch_IS_SUPPORTED TRUE)
 if(NOT LibTorch_INCLUDE_DIR OR NOT LibTorch_CPU_LIBRARY OR NOT LibTorch_C10_LIBRARY)
-  message(FATAL_ERROR "LibTorch not found: run scripts/setup.sh, or pass -DCMAKE_PREFIX_PATH=<unpacked libtorch> "
-                      "(looked for torch/csrc/distributed/c10d/reducer.hpp and libtorch_cpu.so; "
-                      "-DDDPRUN_WORKER=OFF builds the launcher alone)")
+  set(LibTorch_NOT_FOUND_MESSAGE
+      "run scripts/setup.sh, pass -DCMAKE_PREFIX_PATH=<unpacked libtorch> (looked for \
+torch/csrc/distributed/c10d/reducer.hpp and libtorch_cpu.so), or -DDDPRUN_WORKER=OFF for the launcher alone")
+else()
+  set(LibTorch_VERSION "another one")
+  if(EXISTS ${LibTorch_INCLUDE_DIR}/torch/headeronly/version.h)
+    file(STRINGS ${LibTorch_INCLUDE_DIR}/torch/headeronly/version.h _lines REGEX "#define TORCH_VERSION_(MAJOR|MINOR) ")
+    string(REGEX REPLACE ".*MAJOR ([0-9]+).*MINOR ([0-9]+).*" "\\1.\\2" LibTorch_VERSION "${_lines}")
+  endif()
+  if(NOT LibTorch_VERSION IN_LIST _supported)
+    list(JOIN _supported " or " _expected)
+    set(LibTorch_IS_SUPPORTED FALSE)
+    set(LibTorch_NOT_FOUND_MESSAGE "LibTorch ${_expected} expected, found ${LibTorch_VERSION} in ${LibTorch_INCLUDE_DIR}")
+  endif()
+  get_filename_component(LibTorch_LIBRARY_DIR ${LibTorch_CPU_LIBRARY} DIRECTORY)
 endif()
-if(NOT Gloo_INCLUDE_DIR AND Gloo IN_LIST LibTorch_FIND_COMPONENTS)
-  message(FATAL_ERROR "Gloo's headers not found: install libgloo-dev (looked for gloo/rendezvous/store.h)")
+set(LibTorch_Gloo_FOUND ${Gloo_INCLUDE_DIR})
+if(NOT Gloo_INCLUDE_DIR AND LibTorch_FIND_REQUIRED_Gloo AND NOT LibTorch_NOT_FOUND_MESSAGE)
+  set(LibTorch_NOT_FOUND_MESSAGE "Gloo's headers not found: install libgloo-dev (looked for gloo/rendezvous/store.h)")
 endif()
 
-file(STRINGS ${LibTorch_INCLUDE_DIR}/torch/headeronly/version.h _lines REGEX "#define TORCH_VERSION_(MAJOR|MINOR) ")
-string(REGEX REPLACE ".*MAJOR ([0-9]+).*MINOR ([0-9]+).*" "\\1.\\2" LibTorch_VERSION "${_lines}")
-if(NOT LibTorch_VERSION IN_LIST _supported)
-  list(JOIN _supported " or " _expected)
-  message(FATAL_ERROR "LibTorch ${_expected} expected, found ${LibTorch_VERSION} in ${LibTorch_INCLUDE_DIR}")
-endif()
+include(FindPackageHandleStandardArgs)
+find_package_handle_standard_args(LibTorch
+  REQUIRED_VARS LibTorch_CPU_LIBRARY LibTorch_C10_LIBRARY LibTorch_INCLUDE_DIR LibTorch_IS_SUPPORTED
+  VERSION_VAR LibTorch_VERSION HANDLE_COMPONENTS REASON_FAILURE_MESSAGE "${LibTorch_NOT_FOUND_MESSAGE}")
+mark_as_advanced(LibTorch_INCLUDE_DIR LibTorch_CPU_LIBRARY LibTorch_C10_LIBRARY Gloo_INCLUDE_DIR)
 
-get_filename_component(LibTorch_LIBRARY_DIR ${LibTorch_CPU_LIBRARY} DIRECTORY)
-
-if(NOT TARGET LibTorch::cpu)
+if(LibTorch_FOUND AND NOT TARGET LibTorch::cpu)
   add_library(LibTorch::cpu INTERFACE IMPORTED)
   set_target_properties(LibTorch::cpu PROPERTIES
     INTERFACE_INCLUDE_DIRECTORIES "${LibTorch_INCLUDE_DIR};${LibTorch_INCLUDE_DIR}/torch/csrc/api/include"
@@ -63,7 +76,11 @@ if(NOT TARGET LibTorch::cpu)
   endif()
 endif()
 
-include(FindPackageHandleStandardArgs)
-find_package_handle_standard_args(LibTorch REQUIRED_VARS LibTorch_CPU_LIBRARY LibTorch_INCLUDE_DIR
-                                  VERSION_VAR LibTorch_VERSION)
-mark_as_advanced(LibTorch_INCLUDE_DIR LibTorch_CPU_LIBRARY LibTorch_C10_LIBRARY Gloo_INCLUDE_DIR)
+unset(_supported)
+unset(_cache)
+unset(_setup_torch)
+unset(_torch_hints)
+unset(_searched)
+unset(_lines)
+unset(_expected)
+unset(LibTorch_IS_SUPPORTED)

@@ -12,13 +12,17 @@ set(DDPRUN_PUBLIC_HEADERS
   worker/data/loader.h
   worker/ddp/collectives.h
   worker/ddp/comm_hooks.h
+  worker/ddp/cuda_backend.h
   worker/ddp/distributed_data_parallel.h
+  worker/ddp/flight_dump.h
   worker/ddp/flight_recorder.h
   worker/ddp/fully_sharded.h
   worker/ddp/missing_ranks.h
   worker/ddp/nan_check.h
   worker/ddp/powersgd_hook.h
   worker/ddp/process_group.h
+  worker/ddp/record_collectives.h
+  worker/ddp/signal_thread.h
   worker/ddp/spawn.h
   worker/ddp/sync_batch_norm.h
   worker/ddp/zero_optimizer.h

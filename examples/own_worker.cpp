@@ -55,7 +55,7 @@ void train_net(const WorkerEnv& env) {
   torch::optim::Adam optimizer(net.parameters(), 0.01);
 
   auto group = ddp::ProcessGroup::connect(env, {});
-  ddp::DistributedDataParallel ddp(net, group);
+  ddp::DistributedDataParallel parallel(net, group);
   data::DistributedSampler sampler(train_set.size(), group.size(), group.rank(), {});
   const Heartbeat heartbeat(env.heartbeat_fd);  // for ddprun --hang-timeout
 
@@ -67,8 +67,8 @@ void train_net(const WorkerEnv& env) {
     double loss_sum = 0;
     while (const auto batch = loader.next()) {
       optimizer.zero_grad();
-      auto loss =
-          ddp.forward([&] { return torch::cross_entropy_loss(net.forward(batch->input), batch->target); });
+      auto loss = parallel.forward(
+          [&] { return torch::cross_entropy_loss(net.forward(batch->input), batch->target); });
       loss.backward();  // now each gradient is the mean over the ranks
       optimizer.step();
       loss_sum += loss.item<double>();

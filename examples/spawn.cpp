@@ -1,8 +1,12 @@
 // Four ranks from one program, without a launcher, as torch.multiprocessing.spawn starts them in Python.
 #include <ddprun/collectives.h>
+#include <ddprun/flight_dump.h>
 #include <ddprun/process_group.h>
+#include <ddprun/record_collectives.h>
+#include <ddprun/signal_thread.h>
 #include <ddprun/spawn.h>
 
+#include <csignal>
 #include <cstdlib>
 #include <exception>
 #include <iostream>
@@ -10,6 +14,9 @@
 using namespace ddprun;
 
 void add_ranks(const WorkerEnv& env) {
+  // After kill -USR2 to a rank, worker flight spawn_flight says who waits for whom.
+  ddp::set_flight_folder("spawn_flight");
+  const ddp::SignalThread on_request(SIGUSR2, [] { ddp::dump_flight("SIGUSR2"); });
   auto group = ddp::ProcessGroup::connect(env, {});
   const double sum = ddp::all_reduce_sum(group, {1.0 * group.rank()})[0];
   if (group.rank() == 0) std::cout << "the ranks of " << group.size() << " add up to " << sum << std::endl;

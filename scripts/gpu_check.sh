@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds and runs the tests that need an NVIDIA GPU. Exits with 4 where there is none.
+# Builds and runs the tests that need an NVIDIA GPU, and a short training on it. Exits with 4 where there is none.
 #
 # usage: scripts/gpu_check.sh [ctest arguments, such as -R NCCL]
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -15,3 +15,6 @@ scripts/build.sh
 [ -n "$(find build -name libddprun_cuda.so -print -quit)" ] || die "the CUDA plug-in was not built: see 'CUDA plug-in' in the output of cmake"
 ctest --test-dir build -L gpu --output-on-failure --no-tests=error "$@"
 build/bin/worker env --device cuda
+out=$(mktemp -d)
+trap 'rm -rf "$out"' EXIT
+build/bin/ddprun --nproc-per-node=2 build/bin/worker mnist --device cuda --max-steps 3 --data fashion-mnist --out "$out/run"

@@ -8,6 +8,7 @@
 #include "common/errors.h"
 #include "common/files.h"
 #include "common/one_line.h"
+#include "worker/ddp/describe_ranks.h"
 #include "worker/ddp/flight_analysis.h"
 
 namespace ddprun {

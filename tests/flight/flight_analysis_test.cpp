@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "tests/support/catch.h"
+#include "worker/ddp/describe_ranks.h"
 
 using namespace ddprun::ddp;
 

@@ -35,6 +35,32 @@ def build_examples(prefix, folder, compiler):
     run("cmake", "--build", folder, "-j2")
 
 
+ASKING_SOFTLY = """
+cmake_minimum_required(VERSION 3.22)
+project(asking LANGUAGES CXX)
+get_cmake_property(before VARIABLES)
+find_package(ddprun QUIET)
+get_cmake_property(after VARIABLES)
+list(REMOVE_ITEM after ${before} before)
+list(FILTER after INCLUDE REGEX "^_")
+message(STATUS "found: ${ddprun_FOUND}; ${ddprun_NOT_FOUND_MESSAGE}; module path: ${CMAKE_MODULE_PATH}; left: ${after}.")
+"""
+
+
+def check_soft_failure(prefix, folder):
+    """Who can do without the library learns why it is not to be had, and goes on."""
+    torch = folder / "old_torch"
+    for file, text in (("include/torch/csrc/distributed/c10d/reducer.hpp", ""), ("lib/libtorch_cpu.so", ""), ("lib/libc10.so", ""),
+                       ("include/torch/headeronly/version.h", "#define TORCH_VERSION_MAJOR 2\n#define TORCH_VERSION_MINOR 9\n")):
+        (torch / file).parent.mkdir(parents=True, exist_ok=True)
+        (torch / file).write_text(text)
+    (folder / "CMakeLists.txt").write_text(ASKING_SOFTLY)
+    output = run("cmake", "-S", folder, "-B", folder / "build", f"-DCMAKE_PREFIX_PATH={torch};{prefix}")
+    found = re.search(r"found: 0; (.*); module path: (.*); left: (.*)\.$", output, re.M)
+    assert found and "LibTorch 2.11 or 2.15 expected, found 2.9 in " in found[1], output
+    assert (found[2], found[3]) == ("", ""), output
+
+
 def check_training(ranks, output):
     losses, accuracies = zip(*((float(loss), float(accuracy)) for loss, accuracy in EPOCH.findall(output)))
     assert len(losses) == 5 and losses[-1] < losses[0] / 2 and accuracies[-1] > 0.95, output
@@ -69,6 +95,7 @@ def main():
     prefix = install_and_move(build, folder)
     examples, ddprun = folder / "examples", prefix / "bin" / "ddprun"
     build_examples(prefix, examples, compiler)
+    check_soft_failure(prefix, empty_folder(folder / "asking"))
 
     two, one, failed = (empty_folder(folder / name) for name in ("two", "one", "failed"))
     check_training(2, run(ddprun, "--nproc-per-node=2", examples / "own_worker", cwd=two))

@@ -88,7 +88,7 @@ TEST_CASE("ranks whose parameters differ in type, strides or layout are refused"
       torch::NoGradGuard no_grad;
       convolution->weight.set_data(convolution->weight.contiguous(torch::MemoryFormat::ChannelsLast));
     }
-    refused(group, *convolution, "rank 0 has parameter weight [2, 2, 3, 3] float, not so rank 1, 2");
+    refused(group, *convolution, "rank 0 has parameter weight [2, 2, 3, 3] float, not so ranks 1 and 2");
 
     torch::nn::Linear named(4, 3);
     struct Other : torch::nn::Module {

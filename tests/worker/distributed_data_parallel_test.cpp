@@ -229,7 +229,7 @@ TEST_CASE("ranks whose modules differ are refused on every rank, naming paramete
     test::run_ranks(3, [&](const ProcessGroup& group) {
       torch::nn::Linear model(4, 3);
       model->bias.requires_grad_(group.rank() == 0);
-      check_refused(group, *model, "rank 0 has parameter bias [3] float, not so rank 1, 2");
+      check_refused(group, *model, "rank 0 has parameter bias [3] float, not so ranks 1 and 2");
     });
   }
 }

@@ -541,6 +541,17 @@ TEST_CASE("what cannot be sharded is refused on every rank", "[fully_sharded]") 
     torch::nn::Linear stranger(2, 2);
     options.units = {stranger.get()};
     ensure_says(make(options), "is not a part of the module");
+    options.units = {net->blocks[0].get(), nullptr};
+    ensure_says(make(options), "unit 1: expected a module, got nullptr");
+    {
+      auto other = make_net({}, 7);
+      FullyShardedDataParallel fsdp(*other, group, small_units());
+      const auto shards = fsdp.shards();
+      const auto count = std::to_string(shards.size());
+      for (const std::size_t wrong : {shards.size() - 1, shards.size() + 1})
+        ensure_says(message_of([&] { fsdp.consolidate(std::vector<torch::Tensor>(wrong)); }),
+                    "a tensor for each of " + count + " shards, got " + std::to_string(wrong));
+    }
     net->blocks[1]->weight.set_data(net->blocks[0]->weight.data());
     ensure_says(make({}), "block0.weight and block1.weight overlap");
     for (auto& parameter : net->parameters()) parameter.requires_grad_(false);

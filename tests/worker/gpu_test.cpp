@@ -82,7 +82,7 @@ TEST_CASE("NCCL serves a world of one on one GPU", "[gpu]") {
   });
 }
 
-TEST_CASE("DDP on one GPU, over NCCL, equals training on the CPU", "[gpu]") {
+TEST_CASE("training on one GPU, in a world of one, equals training on the CPU", "[gpu]") {
   skip_without_a_gpu();
   spawn(1, [](const WorkerEnv& env) {
     auto group = ProcessGroup::connect(env, on_gpu(BackendChoice::kNccl));
@@ -110,7 +110,7 @@ TEST_CASE("NCCL for two ranks on one GPU is refused, by rank", "[gpu]") {
   ::setenv("CUDA_VISIBLE_DEVICES", "0", 1);
   CHECK_THROWS_WITH(
       spawn(2, [](const WorkerEnv& env) { ProcessGroup::connect(env, on_gpu(BackendChoice::kNccl)); }),
-      ContainsSubstring("backend nccl: expected a GPU of its own for every rank, got ranks 0, 1 on GPU "));
+      ContainsSubstring("backend nccl: expected a GPU of its own for every rank, got ranks 0 and 1 on GPU "));
 }
 
 TEST_CASE("with a GPU the device chosen by itself is the GPU", "[gpu]") {

@@ -29,9 +29,9 @@ struct RankDevice {
 /// Chooses this rank's device, and loads the plug-in if it is a GPU. Of this host's GPUs it is the one
 /// numbered LOCAL_RANK, counted round where there are more ranks.
 ///
-/// throws  as cuda_plugin(), and UsageError if a GPU is asked for and there is none. kAuto takes the CPU
-/// then,
-///         with a warning if there is a GPU but no plug-in.
+/// Without a GPU kAuto takes the CPU; with one, but no plug-in, too, with a warning.
+///
+/// throws  as cuda_plugin(), and UsageError if a GPU is asked for and there is none
 RankDevice choose_device(DeviceChoice wanted, int local_rank);
 
 }  // namespace ddprun::ddp

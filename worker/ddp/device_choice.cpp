@@ -4,17 +4,9 @@
 #include <map>
 
 #include "common/errors.h"
+#include "worker/ddp/describe_ranks.h"
 
 namespace ddprun::ddp {
-namespace {
-
-std::string list(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (const int rank : ranks) text += (rank == ranks.front() ? "" : ", ") + std::to_string(rank);
-  return text;
-}
-
-}  // namespace
 
 DeviceChoice parse_device_choice(const std::string& flag, const std::string& text) {
   if (text == "auto") return DeviceChoice::kAuto;
@@ -38,7 +30,7 @@ bool use_nccl(BackendChoice wanted, const std::vector<std::string>& gpus) {
   const bool gpu_for_all = on_cpu == ranks_of.end();
   if (!gpu_for_all && ranks_of.size() > 1)
     throw UsageError("device: expected a GPU for every rank or for none, got none for " +
-                     list(on_cpu->second) + "; device cpu trains all of them on the CPU");
+                     describe_ranks(on_cpu->second) + "; device cpu trains all of them on the CPU");
   const auto shared =
       std::find_if(ranks_of.begin(), ranks_of.end(), [](const auto& gpu) { return gpu.second.size() > 1; });
   if (wanted != BackendChoice::kNccl)
@@ -46,8 +38,8 @@ bool use_nccl(BackendChoice wanted, const std::vector<std::string>& gpus) {
   if (!gpu_for_all)
     throw UsageError("backend nccl: expected device cuda, got tensors on the CPU; backend gloo serves both");
   if (shared != ranks_of.end())
-    throw UsageError("backend nccl: expected a GPU of its own for every rank, got " + list(shared->second) +
-                     " on GPU " + shared->first +
+    throw UsageError("backend nccl: expected a GPU of its own for every rank, got " +
+                     describe_ranks(shared->second) + " on GPU " + shared->first +
                      "; start fewer ranks, or choose backend gloo, with which ranks can share one");
   return true;
 }

@@ -4,6 +4,8 @@
 #include <cstdio>
 #include <optional>
 
+#include "worker/ddp/describe_ranks.h"
+
 namespace ddprun::ddp {
 namespace {
 

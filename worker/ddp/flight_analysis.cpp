@@ -5,6 +5,8 @@
 #include <set>
 #include <tuple>
 
+#include "worker/ddp/describe_ranks.h"
+
 namespace ddprun::ddp {
 namespace {
 
@@ -131,18 +133,6 @@ std::string describe_position(const std::string& group, const RankFlight& flight
   if (last == flight.collectives.rend()) return "before its first collective";
   return "#" + std::to_string(last->sequence) + " (" + describe(*last) + ", " +
          std::string(to_text(last->state)) + ")";
-}
-
-std::string describe_ranks(const std::vector<int>& ranks) {
-  constexpr std::size_t kNamed = 8;
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  const std::size_t named = std::min(ranks.size(), kNamed);
-  for (std::size_t i = 0; i < named; ++i) {
-    const bool last = i + 1 == ranks.size();
-    text += (i == 0 ? "" : last ? " and " : ", ") + std::to_string(ranks[i]);
-  }
-  if (ranks.size() > named) text += " and " + std::to_string(ranks.size() - named) + " others";
-  return text;
 }
 
 std::string describe_culprits(const FlightFinding& finding, const std::string& did_not_come,

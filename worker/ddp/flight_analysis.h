@@ -51,7 +51,4 @@ std::string describe_culprits(const FlightFinding& finding, const std::string& d
 /// collective".
 std::string describe_position(const std::string& group, const RankFlight& flight);
 
-/// "rank 1", "ranks 1 and 3", "ranks 0, 1, 2 and 61 others"
-std::string describe_ranks(const std::vector<int>& ranks);
-
 }  // namespace ddprun::ddp

@@ -73,15 +73,14 @@ FullyShardedDataParallel::FullParameters::~FullParameters() {
 std::map<std::string, at::Tensor> FullyShardedDataParallel::consolidate(
     const std::vector<at::Tensor>& per_shard) const {
   const torch::NoGradGuard no_grad;
+  if (const auto count = shards().size(); per_shard.size() != count)
+    throw std::invalid_argument("consolidate: expected a tensor for each of " + std::to_string(count) +
+                                " shards, got " + std::to_string(per_shard.size()));
   std::map<std::string, at::Tensor> result;
   std::size_t next = 0;
   for (std::size_t i = 0; i < engine_->units.size(); ++i) {
     const FlatParameter& unit = engine_->units[i];
     if (!unit.shard().requires_grad()) continue;
-    if (next >= per_shard.size())
-      throw std::invalid_argument("consolidate: expected a tensor for each of " +
-                                  std::to_string(shards().size()) + " shards, got " +
-                                  std::to_string(per_shard.size()));
     const at::Tensor& shard = per_shard[next++];
     if (!shard.defined()) continue;
     const auto tensors = unit.unpack(unit.gather(shard));

@@ -7,6 +7,7 @@
 
 #include "common/logging.h"
 #include "worker/ddp/collectives.h"
+#include "worker/ddp/describe_ranks.h"
 #include "worker/ddp/engine.h"
 #include "worker/ddp/managed_state.h"
 
@@ -73,10 +74,11 @@ void DistributedDataParallel::Engine::throw_if_any_ended(bool this_one) {
   std::vector<double> ended(static_cast<std::size_t>(group.size()), 0);
   ended[static_cast<std::size_t>(group.rank())] = this_one ? 1 : 0;
   ended = PendingSum(group, device(), ended).wait();
-  std::string ranks;
+  std::vector<int> ranks;
   for (std::size_t rank = 0; rank < ended.size(); ++rank)
-    if (ended[rank] != 0) ranks += (ranks.empty() ? "rank " : ", ") + std::to_string(rank);
-  if (!ranks.empty()) throw UnevenInputs("no more input on " + ranks + ", while other ranks have some");
+    if (ended[rank] != 0) ranks.push_back(static_cast<int>(rank));
+  if (!ranks.empty())
+    throw UnevenInputs("no more input on " + describe_ranks(ranks) + ", while other ranks have some");
 }
 
 /// The highest of the ranks that are candidates.

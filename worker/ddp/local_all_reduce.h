@@ -30,9 +30,9 @@ class LocalAllReduce {
   /// strides they bring.
   static bool suits(const std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options);
 
-  /// number  of the call among all all-reduces of the group, those too that are not made here. What callbacks
-  /// of
-  ///         the result do keeps later sums waiting; they may call for more, but not wait for it.
+  /// What callbacks of the result do keeps later sums waiting; they may call for more, but not wait for it.
+  ///
+  /// number  of the call among all all-reduces of the group, those too that are not made here
   c10::intrusive_ptr<c10d::Work> run(const std::vector<at::Tensor>& tensors,
                                      const c10d::AllreduceOptions& options, std::uint64_t number);
 

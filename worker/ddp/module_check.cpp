@@ -9,6 +9,7 @@
 #include <torch/types.h>
 
 #include "worker/ddp/collectives.h"
+#include "worker/ddp/describe_ranks.h"
 
 namespace ddprun::ddp {
 namespace {
@@ -54,17 +55,18 @@ void check_same_module(const ProcessGroup& group, const ManagedState& state) {
   // For each rank 1 + the number of rank 0's line where it differs, or 0.
   const auto by_rank = all_gather(group, same ? 0 : static_cast<double>(1 + (differs - first.begin())));
 
-  std::string ranks;
+  std::vector<int> ranks;
   double where = 0;
   for (std::size_t rank = 0; rank < by_rank.size(); ++rank) {
     if (by_rank[rank] == 0) continue;
-    ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
+    ranks.push_back(static_cast<int>(rank));
     where = where == 0 ? by_rank[rank] : std::min(where, by_rank[rank]);
   }
   if (ranks.empty()) return;
   const auto line = static_cast<std::size_t>(where) - 1;
   const auto expected = line < first.size() ? first[line] : "no further parameter or buffer";
-  std::string message = "modules differ between ranks: rank 0 has " + expected + ", not so rank " + ranks;
+  std::string message =
+      "modules differ between ranks: rank 0 has " + expected + ", not so " + describe_ranks(ranks);
   if (!same && line < mine.size() && (line >= first.size() || mine[line] != first[line]))
     message += " (this rank, " + std::to_string(group.rank()) + ", has " + mine[line] + ")";
   throw std::invalid_argument(message);

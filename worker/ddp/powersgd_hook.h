@@ -30,8 +30,7 @@ struct PowerSgdRound;
 /// same options, defaults, random numbers and order. It differs in this:
 /// - What is remembered belongs to parameters, not to buckets: it survives the rebuild of buckets, so that
 ///   training can be resumed, and any start_iteration is allowed.
-/// - A layer without gradients in some step gets zeros in it, instead of NaN, and goes on learning
-/// afterwards.
+/// - A layer without gradients in some step gets zeros in it, instead of NaN, and goes on learning.
 /// - No thread waits for a collective, and Q has connections of its own: on Gloo, several buckets under way
 ///   can neither mix their collectives up nor block each other.
 ///

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "worker/ddp/collectives.h"
+#include "worker/ddp/describe_ranks.h"
 #include "worker/ddp/managed_state.h"
 #include "worker/ddp/module_check.h"
 #include "worker/ddp/shard_plan.h"
@@ -42,6 +43,9 @@ std::vector<std::optional<std::size_t>> assign_asked(const std::vector<NamedTens
   std::vector<std::optional<std::size_t>> result(parameters.size());
   std::vector<std::size_t> size_of(parameters.size(), std::numeric_limits<std::size_t>::max());
   for (std::size_t unit = 0; unit < asked_units.size(); ++unit) {
+    if (asked_units[unit] == nullptr)
+      throw std::invalid_argument("FullyShardedDataParallel: unit " + std::to_string(unit) +
+                                  ": expected a module, got nullptr");
     const auto inside = asked_units[unit]->parameters();
     for (const auto& tensor : inside) {
       const auto found = std::find_if(parameters.begin(), parameters.end(),
@@ -85,15 +89,14 @@ void check_same_plan(const ProcessGroup& group, const std::vector<NamedTensor>& 
   constexpr std::size_t kExactInDouble = std::size_t{1} << 53;
   const auto by_rank =
       all_gather(group, static_cast<double>(std::hash<std::string>()(text.str()) % kExactInDouble));
-  std::string ranks;
+  std::vector<int> ranks;
   for (std::size_t rank = 1; rank < by_rank.size(); ++rank)
-    if (by_rank[rank] != by_rank[0]) ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
+    if (by_rank[rank] != by_rank[0]) ranks.push_back(static_cast<int>(rank));
   if (!ranks.empty())
     throw std::invalid_argument(
         "FullyShardedDataParallel: the units, or the parameters' layout in memory, differ between ranks: "
-        "rank "
-        "0's are not those of rank " +
-        ranks + "; expected the same options and module everywhere");
+        "rank 0's are not those of " +
+        describe_ranks(ranks) + "; expected the same options and module everywhere");
 }
 
 }  // namespace

@@ -38,8 +38,7 @@ class SharedMemory {
 
 /// Memory for all ranks of a group, filled with zeros. Every rank of the group calls it.
 ///
-/// returns  nullptr, on every rank, if they do not all see each other's processes: they are on several hosts
-/// or
+/// returns  nullptr, on every rank, if they do not all see each other's processes: they are on several hosts,
 ///          in several containers, or the system forbids it
 std::unique_ptr<SharedMemory> share_memory(const StorePtr& store, int rank, int size, std::size_t bytes,
                                            bool wanted);

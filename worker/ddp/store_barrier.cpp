@@ -7,6 +7,8 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "worker/ddp/describe_ranks.h"
+
 namespace ddprun::ddp {
 namespace {
 
@@ -67,12 +69,11 @@ void StoreBarrier::forget_last_round() {
 
 void StoreBarrier::fail(const std::string& what, const std::string& verdict) {
   std::istringstream text(verdict);
-  std::string seconds, names;
+  std::string seconds;
   text >> seconds;
   std::vector<int> ranks;
   for (std::size_t rank = 0; text >> rank;) ranks.push_back(world_ranks_[rank]);
   std::sort(ranks.begin(), ranks.end());
-  for (const int rank : ranks) names += (names.empty() ? "" : ", ") + std::to_string(rank);
 
   // Rank 0 may host the store and end on this error: the others are to read the verdict first.
   const auto came = static_cast<std::int64_t>(world_ranks_.size() - ranks.size());
@@ -81,7 +82,7 @@ void StoreBarrier::fail(const std::string& what, const std::string& verdict) {
   while (rank_ == 0 && store_->add(key("read"), 0) < came && std::chrono::steady_clock::now() < patience)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   throw MissingRanks(what + ": expected " + std::to_string(world_ranks_.size()) + " ranks within " + seconds +
-                         " s, rank " + names + " did not come",
+                         " s, " + describe_ranks(ranks) + " did not come",
                      std::move(ranks));
 }
 

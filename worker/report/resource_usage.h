@@ -46,9 +46,8 @@ std::vector<double> numbers_of(const ResourceSample& sample);
 ResourceSample sample_of(const std::vector<double>& numbers);
 
 /// The samples of all ranks as one row: cpu_percent, rss_mb, peak_rss_mb, gpu_percent, gpu_memory_mb for one
-/// rank; with an "_rank<r>" behind each name for up to 16 ranks; the lowest and the highest of all, "_min"
-/// and
-/// "_max", for more.
+/// rank; with an "_rank<r>" behind each name for up to 16 ranks; for more the lowest and the highest of all,
+/// "_min" and "_max".
 MetricRow resource_row(const std::vector<ResourceSample>& of_ranks);
 /// The names that such a row can have.
 std::vector<std::string> resource_columns(int ranks, bool gpu);

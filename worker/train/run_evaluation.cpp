@@ -71,6 +71,7 @@ report::MetricRow RunEvaluation::end_of_epoch(const TrainState& at, const Epoch&
   if (validates) evaluate_now(Set::kValidation, at, row);
   if (task_.test_set && task_.test_every_epoch) evaluate_now(Set::kTest, at, row);
   row.emplace_back("samples_per_second", epoch.samples / epoch.seconds);
+  for (auto& figure : ddp_times(model_.statistics())) row.push_back(std::move(figure));
   for (auto& figure : resources_.take_row()) row.push_back(std::move(figure));
   log_.row(row);
   if (validation_ && !validates) validation_->append_to(row, "val");

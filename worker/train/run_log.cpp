@@ -17,15 +17,19 @@
 namespace ddprun::train {
 namespace {
 
-/// What a report shows of the reduction of gradients; times in ms a step.
-nlohmann::ordered_json to_json(const ddp::DistributedDataParallel::Statistics& statistics) {
+report::MetricRow all_times(const ddp::DistributedDataParallel::Statistics& statistics) {
   const auto ms = [](std::int64_t ns) { return static_cast<double>(ns) / 1e6; };
-  return {{"backend", statistics.backend},
-          {"bucket_bytes", statistics.bucket_bytes},
-          {"forward_ms", ms(statistics.forward_ns)},
+  return {{"forward_ms", ms(statistics.forward_ns)},
           {"backward_ms", ms(statistics.backward_ns)},
           {"communication_ms", ms(statistics.communication_ns)},
           {"overlap_ms", ms(statistics.overlap_ns)}};
+}
+
+/// What a report shows of the reduction of gradients.
+nlohmann::ordered_json to_json(const ddp::DistributedDataParallel::Statistics& statistics) {
+  nlohmann::ordered_json json = {{"backend", statistics.backend}, {"bucket_bytes", statistics.bucket_bytes}};
+  for (const auto& [name, value] : all_times(statistics)) json[name] = value;
+  return json;
 }
 
 nlohmann::ordered_json to_json(const RunFigures& figures, const Task& task, int world_size) {
@@ -101,6 +105,10 @@ std::string line_of(const std::string& set, const Totals& totals) {
 
 }  // namespace
 
+report::MetricRow ddp_times(const ddp::DistributedDataParallel::Statistics& statistics) {
+  return statistics.forward_ns == 0 ? report::MetricRow() : all_times(statistics);
+}
+
 RunLog::RunLog(const Task& task, const TrainerOptions& options, const ddp::ProcessGroup& group,
                std::optional<std::int64_t> resumed_at)
     : task_(task), options_(options), group_(group), progress_(options.progress && group.rank() == 0) {
@@ -108,6 +116,8 @@ RunLog::RunLog(const Task& task, const TrainerOptions& options, const ddp::Proce
   if (group.rank() != 0) return;
   RunRecord::Options record;
   record.columns = metric_columns(task);
+  if (group.size() > 1 && !options.parallel.fsdp)
+    for (const auto& [name, value] : all_times({})) record.columns.push_back(name);
   for (auto& name : report::resource_columns(group.size(), gpu)) record.columns.push_back(std::move(name));
   record.resumed_at = resumed_at;
   record.tensorboard = options.tensorboard;

@@ -40,6 +40,10 @@ struct RunFigures {
   ddp::DistributedDataParallel::Statistics ddp;
 };
 
+/// What a step of this rank under DDP consists of, in ms: forward_ms, backward_ms, communication_ms and
+/// overlap_ms, means over the steps so far. Empty where nothing has been measured.
+report::MetricRow ddp_times(const ddp::DistributedDataParallel::Statistics& statistics);
+
 /// What a run tells: lines on stdout, the bar, the run folder's files. But for print_own() it is rank 0's
 /// business; on other ranks nothing happens.
 class RunLog {
