@@ -182,6 +182,33 @@ TEST_CASE("the checkpoint that training was resumed from, and one of another fol
   }
 }
 
+TEST_CASE("checkpoints whose files are gone are no candidates any more", "[checkpoint_policy]") {
+  Files files;
+  CheckpointPolicyOptions options;
+  options.folder = kFolder;
+  options.monitor = "val";
+  options.save_top_k = 2;
+  auto before = files.policy(options);
+  for (const int epoch : {0, 1}) {
+    const auto plan =
+        before.plan({{"val", 0.5 - 0.25 * epoch}}, epoch, 10 * epoch + 10, Occasion::kValidation);
+    if (epoch == 0) files.carry_out(plan);
+  }
+  REQUIRE(before.best_path() == kFolder / "epoch=1-step=20.ckpt");
+  CHECK(before.forget_missing() == std::vector<fs::path>{kFolder / "epoch=1-step=20.ckpt"});
+  CHECK(before.best_path() == kFolder / "epoch=0-step=10.ckpt");
+  CHECK(before.best_score() == 0.5);
+  CHECK(before.best_k().size() == 1);
+  CHECK(before.forget_missing().empty());
+
+  Files none;
+  auto policy = none.policy(options);
+  policy.load_state_dict(before.state_dict());
+  CHECK(policy.forget_missing() == std::vector<fs::path>{kFolder / "epoch=0-step=10.ckpt"});
+  CHECK(policy.best_path().empty());
+  CHECK_FALSE(policy.best_score());
+}
+
 TEST_CASE("a policy that cannot work is refused", "[checkpoint_policy]") {
   Files files;
   CheckpointPolicyOptions options;

@@ -104,6 +104,11 @@ std::pair<fs::path, float> CheckpointPolicy::worst_kept() const {  // of equals 
                            [&](const auto& a, const auto& b) { return is_better(b.second, a.second); });
 }
 
+std::pair<fs::path, float> CheckpointPolicy::best_kept() const {  // of equals the first
+  return *std::min_element(best_k_.begin(), best_k_.end(),
+                           [&](const auto& a, const auto& b) { return is_better(a.second, b.second); });
+}
+
 void CheckpointPolicy::plan_by_score(float score, const std::string& name, CheckpointPlan& plan) {
   const auto kept = static_cast<std::int64_t>(best_k_.size());
   const auto k = options_.save_top_k == -1 ? kept + 1 : options_.save_top_k;
@@ -121,9 +126,7 @@ void CheckpointPolicy::plan_by_score(float score, const std::string& name, Check
     best_k_.emplace_back(plan.write, score);
 
   if (static_cast<std::int64_t>(best_k_.size()) == k) std::tie(kth_best_path_, kth_value_) = worst_kept();
-  std::tie(best_path_, best_score_) =  // of equals the first
-      *std::min_element(best_k_.begin(), best_k_.end(),
-                        [&](const auto& a, const auto& b) { return is_better(a.second, b.second); });
+  std::tie(best_path_, best_score_) = best_kept();
   if (!removed.empty() && may_remove(removed, plan.write)) plan.remove = removed;
 }
 
@@ -196,6 +199,24 @@ void CheckpointPolicy::load_state_dict(const c10::impl::GenericDict& state) {
     kth_best_path_ = kth_best_path;
   }
   best_path_ = best_path;
+}
+
+std::vector<fs::path> CheckpointPolicy::forget_missing() {
+  std::vector<Path> missing;
+  const auto is_missing = [&](const Path& path) { return !path.empty() && !exists_(path); };
+  for (const auto& [path, score] : best_k_)
+    if (is_missing(path)) missing.push_back(path);
+  std::erase_if(best_k_, [&](const auto& kept) { return is_missing(kept.first); });
+  if (is_missing(kth_best_path_)) {
+    kth_best_path_.clear();
+    kth_value_ = worst(options_.mode);
+  }
+  if (!is_missing(best_path_)) return missing;
+  if (std::find(missing.begin(), missing.end(), best_path_) == missing.end()) missing.push_back(best_path_);
+  best_path_.clear();
+  best_score_.reset();
+  if (!best_k_.empty()) std::tie(best_path_, best_score_) = best_kept();
+  return missing;
 }
 
 }  // namespace ddprun::train

@@ -79,11 +79,16 @@ class CheckpointPolicy {
   /// throws  std::invalid_argument naming a key that is missing or of another type
   void load_state_dict(const c10::impl::GenericDict& state);
 
+  /// Forgets the kept ones whose files are gone: best_path() is then the best of those that are there.
+  /// returns  what is forgotten
+  std::vector<std::filesystem::path> forget_missing();
+
  private:
   using Path = std::filesystem::path;
   bool is_better(float a, float b) const { return options_.mode == MonitorMode::kMin ? a < b : a > b; }
   bool is_among_top_k(float score) const;
   std::pair<Path, float> worst_kept() const;
+  std::pair<Path, float> best_kept() const;
   void plan_top_k(const MetricValues& metrics, std::int64_t epoch, std::int64_t step, CheckpointPlan& plan);
   void plan_by_score(float score, const std::string& name, CheckpointPlan& plan);
   void plan_newest(const std::string& name, CheckpointPlan& plan);

@@ -132,7 +132,15 @@ void CheckpointSaver::resume(const Resumed& resumed) {
   };
   for (const auto& callback : callbacks_)
     restore(callback->name(), [&](const auto& dict) { callback->load_state_dict(dict); });
-  if (policy_) restore(kPolicy, [&](const auto& dict) { policy_->load_state_dict(dict); });
+  if (!policy_) return;
+  restore(kPolicy, [&](const auto& dict) { policy_->load_state_dict(dict); });
+  forget_missing();
+}
+
+/// Removed by somebody, or never written: a disk may have been too full for it.
+void CheckpointSaver::forget_missing() {
+  for (const auto& path : policy_->forget_missing())
+    log_warning(path.string() + ": is gone, expected one of the best checkpoints; it counts no more");
 }
 
 CheckpointWriter::Request CheckpointSaver::plan(const TrainState& state, Occasion occasion) {
@@ -163,12 +171,14 @@ void CheckpointSaver::save(const TrainState& at, const Position& position, const
   state.callbacks[kTrainer] = gather_totals(group_, totals);
   if (record_ == nullptr) return;
   if (!weights.empty()) serialize::write_pt(weights, state.model);
+  record_->settle();  // what was planned before has come true, or is undone
+  const auto before = policy_;
   auto request = plan(at, occasion);
   if (request.paths.empty()) return;
   for (const auto& callback : callbacks_)
     if (!callback->name().empty()) state.callbacks[callback->name()] = callback->state_dict();
   if (policy_) state.callbacks[kPolicy] = policy_->state_dict();
-  record_->save(state, std::move(request));
+  record_->save(state, std::move(request), [this, before] { policy_ = before; });
 }
 
 void CheckpointSaver::wait() {
@@ -180,6 +190,7 @@ std::filesystem::path CheckpointSaver::best_path() {
   std::string path;
   if (policy_) {
     wait();
+    forget_missing();
     path = policy_->best_path().string();
   }
   return ddp::broadcast_from_rank_0(group_, path);

@@ -65,6 +65,7 @@ class CheckpointSaver {
 
  private:
   CheckpointWriter::Request plan(const TrainState& state, Occasion occasion);
+  void forget_missing();
 
   const TrainerOptions& options_;
   const ddp::ProcessGroup& group_;
