@@ -10,7 +10,6 @@
 #include "common/errors.h"
 #include "common/logging.h"
 #include "worker/ddp/collectives.h"
-#include "worker/serialize/pt_file.h"
 #include "worker/train/epoch_progress.h"
 #include "worker/train/run_plan.h"
 
@@ -157,7 +156,7 @@ CheckpointWriter::Request CheckpointSaver::plan(const TrainState& state, Occasio
   return request;
 }
 
-void CheckpointSaver::save(const TrainState& at, const Position& position, const std::vector<double>& totals,
+bool CheckpointSaver::save(const TrainState& at, const Position& position, const std::vector<double>& totals,
                            Occasion occasion, const std::filesystem::path& weights) {
   const SecondsAdded stall(stall_seconds_);
   TrainingState state;
@@ -169,16 +168,17 @@ void CheckpointSaver::save(const TrainState& at, const Position& position, const
   model_.save(state);
   state.generators = gather_generator_states(group_);
   state.callbacks[kTrainer] = gather_totals(group_, totals);
-  if (record_ == nullptr) return;
-  if (!weights.empty()) serialize::write_pt(weights, state.model);
+  if (record_ == nullptr) return false;
+  const bool wrote_weights = !weights.empty() && record_->save_weights(weights, state.model);
   record_->settle();  // what was planned before has come true, or is undone
   const auto before = policy_;
   auto request = plan(at, occasion);
-  if (request.paths.empty()) return;
+  if (request.paths.empty()) return wrote_weights;
   for (const auto& callback : callbacks_)
     if (!callback->name().empty()) state.callbacks[callback->name()] = callback->state_dict();
   if (policy_) state.callbacks[kPolicy] = policy_->state_dict();
   record_->save(state, std::move(request), [this, before] { policy_ = before; });
+  return wrote_weights;
 }
 
 void CheckpointSaver::wait() {

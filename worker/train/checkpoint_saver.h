@@ -50,7 +50,8 @@ class CheckpointSaver {
   };
   /// totals   this rank's metrics of the epoch so far
   /// weights  a file that gets the model's bare state_dict too; empty: none
-  void save(const TrainState& state, const Position& position, const std::vector<double>& totals,
+  /// returns  whether it has them; on rank 0
+  bool save(const TrainState& state, const Position& position, const std::vector<double>& totals,
             Occasion occasion, const std::filesystem::path& weights = {});
 
   /// The best one, once it is on disk; empty if there is none. The same on every rank, which all call it.

@@ -14,6 +14,7 @@
 #include "worker/image/png.h"
 #include "worker/report/csv_sink.h"
 #include "worker/report/jsonl_sink.h"
+#include "worker/serialize/pt_file.h"
 #include "worker/train/figures.h"
 
 namespace ddprun::train {
@@ -184,6 +185,10 @@ void RunRecord::save(const TrainingState& state, CheckpointWriter::Request reque
   pending_ = true;
   undo_ = std::move(undo);
   writer_.write(state, std::move(request));
+}
+
+bool RunRecord::save_weights(const fs::path& path, const c10::IValue& model) {
+  return unless_disk_full([&] { serialize::write_pt(path, model); }) == 0;
 }
 
 void RunRecord::flush() {

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include <ATen/core/ivalue.h>
+
 #include "worker/image/image.h"
 #include "worker/report/metric_sink.h"
 #include "worker/report/tensorboard_sink.h"
@@ -54,6 +56,9 @@ class RunRecord {
   /// undo  a later call here calls it if the disk had no place for the first of the files
   void save(const TrainingState& state, CheckpointWriter::Request request, std::function<void()> undo = {});
   void save(const TrainingState& state) { save(state, {{checkpoint_path()}}); }
+
+  /// Writes a model's bare state_dict, now. returns  false if the disk is full. throws  IoError
+  bool save_weights(const std::filesystem::path& path, const c10::IValue& model);
 
   /// Waits until the checkpoint is on disk, or the disk is known to be full. throws  as save()
   void settle();

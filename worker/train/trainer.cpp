@@ -221,19 +221,19 @@ class Trainer {
     totals_ = Totals(task_.measures);
     const bool due = at_.epoch % options_.checkpoint.save_every == 0;
     const bool with_weights = due && !task_.weights_file.empty();
-    if (due || at_.epoch + 1 >= options_.epochs || over())
-      save({at_.epoch + 1, 0}, judges_epochs() ? Occasion::kValidation : Occasion::kStep,
-           with_weights ? options_.out / task_.weights_file : "");
-    if (with_weights) log_.print(task_.weights_line(at_.epoch));
+    if ((due || at_.epoch + 1 >= options_.epochs || over()) &&
+        save({at_.epoch + 1, 0}, judges_epochs() ? Occasion::kValidation : Occasion::kStep,
+             with_weights ? options_.out / task_.weights_file : ""))
+      log_.print(task_.weights_line(at_.epoch));
     ++at_.epoch;
   }
 
   /// In the middle of an epoch, or after its last step.
   void save(Occasion occasion) { save({at_.epoch, epoch_.samples}, occasion); }
 
-  void save(const Position& position, Occasion occasion, const std::filesystem::path& weights = {}) {
+  bool save(const Position& position, Occasion occasion, const std::filesystem::path& weights = {}) {
     model_.synchronize_buffers();
-    saver_.save(at_, position, totals_.sums(), occasion, weights);
+    return saver_.save(at_, position, totals_.sums(), occasion, weights);
   }
 
   void finish() {
