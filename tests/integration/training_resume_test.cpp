@@ -43,15 +43,20 @@ std::vector<std::string> stateful_mnist() {
 TEST_CASE("a run that stops in the middle of an epoch and is resumed equals one that does not",
           "[training]") {
   need_fashion_mnist();
-  const TempDir dir;
-  const auto whole = dir.path() / "whole", parts = dir.path() / "parts";
-  for (const int ranks : {2}) {
+  for (const int ranks : {1, 2, 3}) {
+    CAPTURE(ranks);
+    const TempDir dir;
+    const auto whole = dir.path() / "whole", parts = dir.path() / "parts";
     Child uninterrupted(training("mnist", ranks, whole, stateful_mnist()));
     REQUIRE(uninterrupted.wait(kTraining) == ExitStatus::exited(0));
-    // Sixteen steps in all; a sleep in the first epoch, and one between the two.
-    for (const char* steps : {"--max-steps=5", "--max-steps=8", "--max-steps=16"}) {
-      Child part(training("mnist", ranks, parts, with(stateful_mnist(), {steps, "--resume=auto"})));
+    // Two epochs in all; a sleep in the middle of the first, and one between the two.
+    const int epoch = ((256 + ranks - 1) / ranks + 15) / 16, middle = epoch / 2 + 1;
+    for (const int steps : {middle, epoch, 2 * epoch}) {
+      Child part(training("mnist", ranks, parts,
+                          with(stateful_mnist(), {"--max-steps=" + std::to_string(steps), "--resume=auto"})));
       REQUIRE(part.wait(kTraining) == ExitStatus::exited(0));
+      CHECK(read_summary(parts)["steps"] == steps);
+      CHECK(read_summary(parts)["epochs"] == steps / epoch);
     }
     // A stop has a row of its own, of the test: what is compared is the training.
     CHECK(values_of(parts, "train_loss") == values_of(whole, "train_loss"));
