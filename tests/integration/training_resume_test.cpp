@@ -106,6 +106,22 @@ TEST_CASE("SIGUSR1 makes a checkpoint, and the training goes on", "[training]") 
   CHECK(child.wait(kTraining) == ExitStatus::killed(SIGTERM, false));
 }
 
+TEST_CASE("before there is anything to save SIGUSR1 does nothing, and SIGTERM ends the process",
+          "[training]") {
+  const TempDir dir;
+  auto command = training("linear", 0, dir.path() / "run", {"--timeout=60"});
+  command.env = {{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "1"}};
+  Child child(command);  // it waits for rank 0
+  REQUIRE(wait_until([&] {
+    const auto status = read_file("/proc/" + std::to_string(child.pid()) + "/status");
+    const auto ignored = std::stoull(status.substr(status.find("SigIgn:") + 7), nullptr, 16);
+    return (ignored >> (SIGUSR1 - 1) & 1) != 0;
+  }));
+  child.send_signal(SIGUSR1);
+  child.send_signal(SIGTERM);
+  CHECK(child.wait() == ExitStatus::killed(SIGTERM));
+}
+
 TEST_CASE("a resumed run has another number of ranks, but not another batch size or task", "[training]") {
   const TempDir dir;
   const auto out = dir.path() / "run";

@@ -3,23 +3,28 @@
 #include <torch/types.h>
 
 #include <chrono>
+#include <csignal>
 #include <filesystem>
 #include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <thread>
+#include <utility>
 
 #include "common/errors.h"
 #include "common/files.h"
 #include "tests/support/catch.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/small_disk.h"
+#include "worker/train/checkpoint.h"
+#include "worker/train/state_dict_file.h"
 #include "worker/train/trainer.h"
 
 using namespace ddprun;
 using namespace ddprun::train;
 using ddprun::ddp::ProcessGroup;
+using ddprun::test::ContainsSubstring;
 using ddprun::test::fill_disk;
 using ddprun::test::on_a_small_disk;
 using ddprun::test::run_ranks;
@@ -32,15 +37,18 @@ constexpr std::int64_t kExamples = 8, kBatch = 2, kSteps = kExamples / kBatch;  
 /// Example i is the number i.
 class Numbered : public data::Dataset {
  public:
-  explicit Numbered(std::int64_t size) : size_(size) {}
+  explicit Numbered(std::int64_t size, std::function<void()> at_batch = {})
+      : size_(size), at_batch_(std::move(at_batch)) {}
   std::int64_t size() const override { return size_; }
   data::Batch get_batch(const std::vector<std::int64_t>& indices) const override {
+    if (at_batch_) at_batch_();
     const auto i = torch::tensor(indices, torch::kInt64);
     return {i.to(torch::kFloat32).view({-1, 1}), i};
   }
 
  private:
   std::int64_t size_;
+  std::function<void()> at_batch_;
 };
 
 using AtStep = std::function<void(std::int64_t step)>;
@@ -152,4 +160,17 @@ TEST_CASE("where the best checkpoint is gone the newest weights are tested", "[f
   run(make_task(), options);
   CHECK_FALSE(summary().contains("best_checkpoint"));
   CHECK(summary().contains("test_loss"));
+}
+
+TEST_CASE("SIGTERM after the last step ends the process, with its checkpoint on the disk", "[fit]") {
+  const TempDir dir;
+  auto task = make_task();
+  const auto terminating = std::make_shared<Numbered>(kExamples, [] { ::kill(::getpid(), SIGTERM); });
+  SECTION("in the last validation") { task.validation_set = terminating; }
+  SECTION("in the test at the end") { task.test_set = terminating; }
+  auto options = options_in(dir.path(), 1);
+  options.sanity_batches = 0;
+  CHECK_THROWS_WITH(run(task, options), ContainsSubstring("SIGTERM"));
+  CHECK_FALSE(fs::exists(dir.path() / "summary.json"));
+  CHECK(read_checkpoint(dir.path() / "checkpoints/last.pt").position.epoch == 1);
 }

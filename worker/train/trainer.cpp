@@ -56,6 +56,7 @@ class Trainer {
       log_.terminate(saver_.last_path());
       return Ending::kTerminated;
     }
+    agreement_.end([&] { saver_.wait(); });
     evaluation_.test_at_end(at_, saver_.best_path());
     evaluation_.draw_figures(at_.step);
     finish();
