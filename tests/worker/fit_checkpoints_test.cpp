@@ -6,6 +6,7 @@
 #include <csignal>
 #include <filesystem>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -90,8 +91,8 @@ TrainerOptions options_in(const fs::path& out, std::int64_t epochs) {
   return options;
 }
 
-void run(Task task, const TrainerOptions& options) {
-  run_ranks(1, [&](const ProcessGroup& group) { fit(task, options, group); });
+void run(Task task, const TrainerOptions& options, int ranks = 1) {
+  run_ranks(ranks, [&](const ProcessGroup& group) { fit(task, options, group); });
 }
 
 std::set<std::string> checkpoints_in(const fs::path& out) {
@@ -173,4 +174,23 @@ TEST_CASE("SIGTERM after the last step ends the process, with its checkpoint on 
   CHECK_THROWS_WITH(run(task, options), ContainsSubstring("SIGTERM"));
   CHECK_FALSE(fs::exists(dir.path() / "summary.json"));
   CHECK(read_checkpoint(dir.path() / "checkpoints/last.pt").position.epoch == 1);
+}
+
+TEST_CASE("a resumed epoch tells every rank's mean loss of the whole epoch", "[fit]") {
+  const TempDir dir;
+  auto task = make_task();
+  const auto losses = [&](const char* name, std::initializer_list<std::int64_t> steps) {
+    auto options = options_in(dir.path() / name, 1);
+    options.checkpoint.resume = "auto";
+    task.epoch_end_line = [out = options.out](const RankEpoch& epoch) {
+      write_file_atomic(out / ("loss." + std::to_string(epoch.rank)), std::to_string(epoch.loss));
+      return std::string("an epoch");
+    };
+    for (const auto max_steps : steps) {
+      options.max_steps = max_steps;
+      run(task, options, 2);
+    }
+    return std::pair(read_file(options.out / "loss.0"), read_file(options.out / "loss.1"));
+  };
+  CHECK(losses("parts", {1, 2}) == losses("whole", {2}));
 }

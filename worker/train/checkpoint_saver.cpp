@@ -10,7 +10,7 @@
 #include "common/errors.h"
 #include "common/logging.h"
 #include "worker/ddp/collectives.h"
-#include "worker/train/epoch_progress.h"
+#include "worker/train/dict_reader.h"
 #include "worker/train/run_plan.h"
 
 namespace ddprun::train {
@@ -20,17 +20,22 @@ constexpr const char* kTrainer = "Trainer";
 constexpr const char* kPolicy = "ModelCheckpoint";
 
 /// Every rank's figures, by rank.
-c10::IValue gather_totals(const ddp::ProcessGroup& group, const std::vector<double>& totals) {
+c10::IValue gather_values(const ddp::ProcessGroup& group, const std::vector<double>& values) {
   std::vector<std::vector<double>> columns;
-  for (const double value : totals) columns.push_back(ddp::all_gather(group, value));
+  for (const double value : values) columns.push_back(ddp::all_gather(group, value));
   c10::impl::GenericList ranks(c10::AnyType::get());
   for (int rank = 0; rank < group.size(); ++rank) {
     c10::impl::GenericList of_rank(c10::AnyType::get());
     for (const auto& column : columns) of_rank.push_back(column[static_cast<std::size_t>(rank)]);
     ranks.push_back(c10::IValue(of_rank));
   }
-  c10::impl::GenericDict dict(c10::StringType::get(), c10::AnyType::get());
-  dict.insert("totals", c10::IValue(ranks));
+  return c10::IValue(ranks);
+}
+
+c10::IValue gather_sums(const ddp::ProcessGroup& group, const EpochSums& sums) {
+  auto dict = make_state();
+  dict.insert("totals", gather_values(group, sums.totals.sums()));
+  dict.insert("losses", gather_values(group, {sums.losses.sum, sums.losses.batches}));
   return dict;
 }
 
@@ -47,10 +52,10 @@ void check_same_run(const TrainerOptions& options, const std::string& task, cons
 }
 
 /// This rank's; empty if there are none.
-std::vector<double> sums_of(const TrainingState& state, const ddp::ProcessGroup& group) {
+std::vector<double> values_of(const TrainingState& state, const char* key, const ddp::ProcessGroup& group) {
   const auto kept = state.callbacks.find(kTrainer);
-  if (kept == state.callbacks.end()) return {};
-  const auto ranks = kept->second.toGenericDict().at("totals").toList();
+  if (kept == state.callbacks.end() || !kept->second.toGenericDict().contains(key)) return {};
+  const auto ranks = kept->second.toGenericDict().at(key).toList();
   std::vector<double> own;
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     std::vector<double> values;
@@ -86,11 +91,13 @@ std::optional<Resumed> find_resumed(const TrainerOptions& options, const std::st
   return resumed;
 }
 
-void load_totals(Totals& totals, const Resumed& resumed, const ddp::ProcessGroup& group) {
-  const auto sums = sums_of(resumed.state, group);
-  if (sums.empty()) return;
+void load_sums(const EpochSums& sums, const Resumed& resumed, const ddp::ProcessGroup& group) {
+  const auto losses = values_of(resumed.state, "losses", group);
+  if (losses.size() == 2) sums.losses = {losses[0], losses[1]};
+  const auto totals = values_of(resumed.state, "totals", group);
+  if (totals.empty()) return;
   try {
-    totals.set_sums(sums);
+    sums.totals.set_sums(totals);
   } catch (const std::invalid_argument& error) {
     throw IoError(resumed.path, error.what());
   }
@@ -156,7 +163,7 @@ CheckpointWriter::Request CheckpointSaver::plan(const TrainState& state, Occasio
   return request;
 }
 
-bool CheckpointSaver::save(const TrainState& at, const Position& position, const std::vector<double>& totals,
+bool CheckpointSaver::save(const TrainState& at, const Position& position, const EpochSums& sums,
                            Occasion occasion, const std::filesystem::path& weights) {
   const SecondsAdded stall(stall_seconds_);
   TrainingState state;
@@ -167,7 +174,7 @@ bool CheckpointSaver::save(const TrainState& at, const Position& position, const
   state.world_size = group_.size();
   model_.save(state);
   state.generators = gather_generator_states(group_);
-  state.callbacks[kTrainer] = gather_totals(group_, totals);
+  state.callbacks[kTrainer] = gather_sums(group_, sums);
   if (record_ == nullptr) return false;
   const bool wrote_weights = !weights.empty() && record_->save_weights(weights, state.model);
   record_->settle();  // what was planned before has come true, or is undone

@@ -9,12 +9,19 @@
 #include "worker/train/callback.h"
 #include "worker/train/checkpoint.h"
 #include "worker/train/checkpoint_policy.h"
+#include "worker/train/epoch_progress.h"
 #include "worker/train/evaluation.h"
 #include "worker/train/options.h"
 #include "worker/train/parallel_model.h"
 #include "worker/train/run_record.h"
 
 namespace ddprun::train {
+
+/// What this rank has measured of the epoch so far.
+struct EpochSums {
+  Totals& totals;
+  BatchLosses& losses;
+};
 
 /// Where a resumed training goes on from.
 struct Resumed {
@@ -48,11 +55,10 @@ class CheckpointSaver {
     kStep,       ///< after a number of steps
     kValidation  ///< metrics to judge by are there
   };
-  /// totals   this rank's metrics of the epoch so far
   /// weights  a file that gets the model's bare state_dict too; empty: none
   /// returns  whether it has them; on rank 0
-  bool save(const TrainState& state, const Position& position, const std::vector<double>& totals,
-            Occasion occasion, const std::filesystem::path& weights = {});
+  bool save(const TrainState& state, const Position& position, const EpochSums& sums, Occasion occasion,
+            const std::filesystem::path& weights = {});
 
   /// The best one, once it is on disk; empty if there is none. The same on every rank, which all call it.
   std::filesystem::path best_path();
@@ -78,8 +84,8 @@ class CheckpointSaver {
   double stall_seconds_ = 0;
 };
 
-/// Takes this rank's totals of the epoch that the checkpoint was made in, if it has them.
+/// Takes this rank's sums of the epoch that the checkpoint was made in, as far as it has them.
 /// throws  IoError if they are of other measures
-void load_totals(Totals& totals, const Resumed& resumed, const ddp::ProcessGroup& group);
+void load_sums(const EpochSums& sums, const Resumed& resumed, const ddp::ProcessGroup& group);
 
 }  // namespace ddprun::train
