@@ -122,7 +122,8 @@ TEST_CASE("before there is anything to save SIGUSR1 does nothing, and SIGTERM en
   CHECK(child.wait() == ExitStatus::killed(SIGTERM));
 }
 
-TEST_CASE("a resumed run has another number of ranks, but not another batch size or task", "[training]") {
+TEST_CASE("a resumed run has another number of ranks, but not another batch size, task or training set",
+          "[training]") {
   const TempDir dir;
   const auto out = dir.path() / "run";
   const std::vector<std::string> flags = {"--epochs=3", "--resume=auto"};
@@ -136,6 +137,10 @@ TEST_CASE("a resumed run has another number of ranks, but not another batch size
   Child other_task(training("toy", 0, out, {"3", "1", "--resume=auto"}));
   CHECK(other_task.wait(kTraining) == ExitStatus::exited(2));
   CHECK_THAT(other_task.err(), ContainsSubstring("was made with task \"linear\", got \"toy\""));
+
+  Child other_split(training("linear", 2, out, with(flags, {"--val-split=0.1"})));
+  CHECK(other_split.wait(kTraining) == ExitStatus::exited(2));
+  CHECK_THAT(other_split.err(), ContainsSubstring("was made with 1000 training examples, got 900 (--data,"));
 
   Child second(training("linear", 1, out, flags));
   REQUIRE(second.wait(kTraining) == ExitStatus::exited(0));

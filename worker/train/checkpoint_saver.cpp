@@ -17,6 +17,7 @@ namespace ddprun::train {
 namespace {
 
 constexpr const char* kTrainer = "Trainer";
+constexpr const char* kExamples = "train_examples";  // of the trainer's
 constexpr const char* kPolicy = "ModelCheckpoint";
 
 /// Every rank's figures, by rank.
@@ -32,30 +33,49 @@ c10::IValue gather_values(const ddp::ProcessGroup& group, const std::vector<doub
   return c10::IValue(ranks);
 }
 
-c10::IValue gather_sums(const ddp::ProcessGroup& group, const EpochSums& sums) {
+c10::impl::GenericDict gather_sums(const ddp::ProcessGroup& group, const EpochSums& sums) {
   auto dict = make_state();
   dict.insert("totals", gather_values(group, sums.totals.sums()));
   dict.insert("losses", gather_values(group, {sums.losses.sum, sums.losses.batches}));
   return dict;
 }
 
+/// What the trainer keeps of its own; none in a file that it did not make.
+std::optional<c10::impl::GenericDict> trainer_state(const TrainingState& state) {
+  const auto kept = state.callbacks.find(kTrainer);
+  if (kept == state.callbacks.end() || !kept->second.isGenericDict()) return std::nullopt;
+  return kept->second.toGenericDict();
+}
+
+/// Nothing in an older checkpoint.
+std::optional<std::int64_t> examples_of(const TrainingState& state) {
+  const auto kept = trainer_state(state);
+  if (!kept || !kept->contains(kExamples)) return std::nullopt;
+  return kept->at(kExamples).toInt();
+}
+
 /// throws  UsageError naming the setting that must not change
-void check_same_run(const TrainerOptions& options, const std::string& task, const Resumed& resumed) {
+void check_same_run(const TrainerOptions& options, const Task& task, const Resumed& resumed) {
   const auto was = nlohmann::json::parse(resumed.state.config_json);
   const auto is = nlohmann::json::parse(options.config_json);
   for (const char* key : {"task", "batch_size", "seed"})
     if (was.contains(key) && is.contains(key) && was[key] != is[key])
       throw UsageError("--resume: " + resumed.path.string() + " was made with " + key + " " +
                        was[key].dump() + ", got " + is[key].dump());
-  if (was.contains("task") && was["task"] != task)
+  if (was.contains("task") && was["task"] != task.name)
     throw UsageError("--resume: " + resumed.path.string() + " is of the task " + was["task"].dump());
+  const auto examples = examples_of(resumed.state);
+  if (examples && *examples != task.train_set->size())
+    throw UsageError("--resume: " + resumed.path.string() + " was made with " + std::to_string(*examples) +
+                     " training examples, got " + std::to_string(task.train_set->size()) +
+                     " (--data, --val-split and --limit-train say which)");
 }
 
 /// This rank's; empty if there are none.
 std::vector<double> values_of(const TrainingState& state, const char* key, const ddp::ProcessGroup& group) {
-  const auto kept = state.callbacks.find(kTrainer);
-  if (kept == state.callbacks.end() || !kept->second.toGenericDict().contains(key)) return {};
-  const auto ranks = kept->second.toGenericDict().at(key).toList();
+  const auto kept = trainer_state(state);
+  if (!kept || !kept->contains(key)) return {};
+  const auto ranks = kept->at(key).toList();
   std::vector<double> own;
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     std::vector<double> values;
@@ -72,7 +92,7 @@ std::vector<double> values_of(const TrainingState& state, const char* key, const
 
 }  // namespace
 
-std::optional<Resumed> find_resumed(const TrainerOptions& options, const std::string& task,
+std::optional<Resumed> find_resumed(const TrainerOptions& options, const Task& task,
                                     const ddp::ProcessGroup& group) {
   const auto& wanted = options.checkpoint.resume;
   if (wanted.empty()) return std::nullopt;
@@ -103,10 +123,10 @@ void load_sums(const EpochSums& sums, const Resumed& resumed, const ddp::Process
   }
 }
 
-CheckpointSaver::CheckpointSaver(const TrainerOptions& options, const std::string& monitor,
+CheckpointSaver::CheckpointSaver(const Task& task, const TrainerOptions& options, const std::string& monitor,
                                  const ddp::ProcessGroup& group, ParallelModel& model,
                                  const Callbacks& callbacks, RunRecord* record)
-    : options_(options), group_(group), model_(model), callbacks_(callbacks), record_(record) {
+    : task_(task), options_(options), group_(group), model_(model), callbacks_(callbacks), record_(record) {
   if (record_ == nullptr) return;
   const auto& checkpoint = options.checkpoint;
   last_path_ = record_->checkpoint_folder() / ("last" + checkpoint.extension);
@@ -174,7 +194,9 @@ bool CheckpointSaver::save(const TrainState& at, const Position& position, const
   state.world_size = group_.size();
   model_.save(state);
   state.generators = gather_generator_states(group_);
-  state.callbacks[kTrainer] = gather_sums(group_, sums);
+  auto own = gather_sums(group_, sums);
+  own.insert(kExamples, task_.train_set->size());
+  state.callbacks[kTrainer] = own;
   if (record_ == nullptr) return false;
   const bool wrote_weights = !weights.empty() && record_->save_weights(weights, state.model);
   record_->settle();  // what was planned before has come true, or is undone

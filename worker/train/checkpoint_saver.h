@@ -32,8 +32,8 @@ struct Resumed {
 /// Finds the checkpoint to go on from, the same on every rank, and says what it found. Every rank calls it.
 ///
 /// returns  nullopt for a run from the beginning
-/// throws   UsageError if the checkpoint is of another task, batch size or seed; IoError
-std::optional<Resumed> find_resumed(const TrainerOptions& options, const std::string& task,
+/// throws   UsageError if the checkpoint is of another task, batch size, seed or training set; IoError
+std::optional<Resumed> find_resumed(const TrainerOptions& options, const Task& task,
                                     const ddp::ProcessGroup& group);
 
 /// Writes checkpoints: the newest as last, the best under names of their own. All ranks call the same; rank 0
@@ -44,8 +44,9 @@ class CheckpointSaver {
 
   /// record   on rank 0; null on the others
   /// monitor  the metric to judge by
-  CheckpointSaver(const TrainerOptions& options, const std::string& monitor, const ddp::ProcessGroup& group,
-                  ParallelModel& model, const Callbacks& callbacks, RunRecord* record);
+  CheckpointSaver(const Task& task, const TrainerOptions& options, const std::string& monitor,
+                  const ddp::ProcessGroup& group, ParallelModel& model, const Callbacks& callbacks,
+                  RunRecord* record);
 
   /// Takes the place that the checkpoint tells. On every rank.
   void resume(const Resumed& resumed);
@@ -74,6 +75,7 @@ class CheckpointSaver {
   CheckpointWriter::Request plan(const TrainState& state, Occasion occasion);
   void forget_missing();
 
+  const Task& task_;
   const TrainerOptions& options_;
   const ddp::ProcessGroup& group_;
   ParallelModel& model_;
