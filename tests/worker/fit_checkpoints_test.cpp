@@ -92,7 +92,10 @@ TrainerOptions options_in(const fs::path& out, std::int64_t epochs) {
 }
 
 void run(Task task, const TrainerOptions& options, int ranks = 1) {
-  run_ranks(ranks, [&](const ProcessGroup& group) { fit(task, options, group); });
+  run_ranks(ranks, [&](const ProcessGroup& group) {
+    ::signal(SIGTERM, SIG_DFL);  // and not Catch2's handler
+    fit(task, options, group);
+  });
 }
 
 std::set<std::string> checkpoints_in(const fs::path& out) {
