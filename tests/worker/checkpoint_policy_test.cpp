@@ -6,6 +6,7 @@
 #include <set>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "common/errors.h"
 #include "tests/support/catch.h"
@@ -85,7 +86,10 @@ json describe(const CheckpointPolicy& policy, const Files& files) {
 /// The newest under the name last is not the policy's business.
 json without_last(json state) {
   state.erase("last");
-  std::erase(state["files"], "last.ckpt");
+  auto files = json::array();
+  for (const auto& file : state["files"])
+    if (file != "last.ckpt") files.push_back(file);
+  state["files"] = files;
   return state;
 }
 
