@@ -24,6 +24,7 @@ int main(int argc, char** argv) {
   using namespace ddprun;
   prepare_worker("worker");
   if (const auto exit_code = run_command(argc, argv)) return *exit_code;
+  ::signal(SIGUSR1, SIG_IGN);  // it asks for a checkpoint: outside of the training there is nothing to save
   Config config = parse_config(argc, argv);
   const WorkerEnv env = from_env();
   const ddp::SignalThread dump_on_request(SIGUSR2, [] { ddp::dump_flight("SIGUSR2"); });

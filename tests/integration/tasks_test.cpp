@@ -165,15 +165,21 @@ TEST_CASE("cifar10 keeps the document's checkpoints and tests the best of them",
   const TempDir dir;
   write_cifar10(dir.path() / "data", 100, 20);
   const auto out = dir.path() / "run";
-  Child child(training("cifar10", 2, out,
-                       {"--data=" + (dir.path() / "data").string(), "--epochs=5", "--batch-size=16",
-                        "--lr=0.01", "--val-split=0.2", "--stem=cifar", "--precision=bf16-mixed"}));
+  const auto cifar10 = [&](const fs::path& folder, std::vector<std::string> flags) {
+    for (const auto& flag : {"--data=" + (dir.path() / "data").string(), std::string("--batch-size=16"),
+                             std::string("--lr=0.01"), std::string("--val-split=0.2"),
+                             std::string("--stem=cifar"), std::string("--precision=bf16-mixed")})
+      flags.push_back(flag);
+    return training("cifar10", 2, folder, flags);
+  };
+  // The worst is to pass for the best: the first epoch, and not the last as it may be by chance.
+  Child child(cifar10(out, {"--epochs=5", "--monitor=train_loss_epoch", "--mode=max"}));
   REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
   const auto summary = read_summary(out);
   CHECK(summary.contains("val_acc"));
   CHECK(summary.contains("test_acc"));
   const std::string best = summary["best_checkpoint"];
-  CHECK_THAT(best, ContainsSubstring("checkpoints/ddp-cifar10-epoch=0") && ContainsSubstring("-val_acc=0."));
+  CHECK_THAT(best, ContainsSubstring("checkpoints/ddp-cifar10-epoch=00") && ContainsSubstring("-val_acc=0."));
   CHECK(fs::exists(best));
   CHECK_THAT(child.out(), ContainsSubstring("best checkpoint: " + best));
   int kept = 0;
@@ -185,4 +191,15 @@ TEST_CASE("cifar10 keeps the document's checkpoints and tests the best of them",
   const auto rates = values_of(out, "lr");
   CHECK(std::stod(rates.front()) == Approx(0.02));
   CHECK(std::stod(rates.back()) == Approx(0.02 * (1 + std::cos(4 * M_PI / 200)) / 2));
+
+  // Nothing is left to train after these epochs: only the test is made, of the checkpoint's weights.
+  const auto tested = [&](const fs::path& checkpoint, const char* epochs) {
+    const auto folder = dir.path() / checkpoint.stem();
+    Child again(cifar10(folder, {"--resume=" + checkpoint.string(), epochs, "--save-top-k=0"}));
+    REQUIRE(again.wait(kTraining) == ExitStatus::exited(0));
+    const auto figures = read_summary(folder);
+    return std::pair(figures["test_loss"], figures["test_acc"]);
+  };
+  CHECK(tested(best, "--epochs=1") == std::pair(summary["test_loss"], summary["test_acc"]));
+  CHECK(tested(out / "checkpoints/last.ckpt", "--epochs=5").first != summary["test_loss"]);
 }

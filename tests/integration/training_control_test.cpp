@@ -53,22 +53,32 @@ TEST_CASE("batches that are accumulated are one step of a larger batch", "[train
   const TempDir dir;
   // SGD, whose steps are linear in the gradient: only the order of sums differs.
   const std::vector<std::string> common = {"--optimizer=sgd", "--lr=0.1"};
-  Child large(training("linear", 1, dir.path() / "large", linear({"--batch-size=64", common[0], common[1]})));
-  REQUIRE(large.wait(kTraining) == ExitStatus::exited(0));
-  // On two ranks, with batches of 16, of which two are accumulated; the last ones of an epoch are smaller.
-  Child parts(
-      training("linear", 2, dir.path() / "parts",
-               linear({"--batch-size=16", "--accumulate=2", "--limit-train=960", common[0], common[1]})));
-  REQUIRE(parts.wait(kTraining) == ExitStatus::exited(0));
-  Child whole(training("linear", 2, dir.path() / "whole",
-                       linear({"--batch-size=32", "--limit-train=960", common[0], common[1]})));
-  REQUIRE(whole.wait(kTraining) == ExitStatus::exited(0));
-  const auto a = values_of(dir.path() / "parts", "train_loss"),
-             b = values_of(dir.path() / "whole", "train_loss");
-  REQUIRE(a.size() == b.size());
-  CHECK(a.size() == 30);  // optimizer steps, 15 an epoch
-  for (std::size_t i = 0; i < a.size(); ++i) CHECK(std::stod(a[i]) == Approx(std::stod(b[i])).epsilon(1e-5));
+  const auto losses = [&](const std::string& name, int ranks, std::vector<std::string> flags) {
+    flags.insert(flags.end(), common.begin(), common.end());
+    Child child(training("linear", ranks, dir.path() / name, linear(flags)));
+    REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+    return values_of(dir.path() / name, "train_loss");
+  };
+  const auto check_near = [](const std::vector<std::string>& a, const std::vector<std::string>& b) {
+    REQUIRE(a.size() == b.size());
+    for (std::size_t i = 0; i < a.size(); ++i)
+      CHECK(std::stod(a[i]) == Approx(std::stod(b[i])).epsilon(1e-5));
+  };
+  const auto parts = losses("parts", 2, {"--batch-size=16", "--accumulate=2", "--limit-train=960"});
+  CHECK(parts.size() == 30);  // optimizer steps, 15 an epoch
   CHECK(read_summary(dir.path() / "parts")["steps"] == 30);
+  check_near(parts, losses("whole", 2, {"--batch-size=32", "--limit-train=960"}));
+  check_near(parts, losses("large", 1, {"--batch-size=64", "--limit-train=960"}));
+
+  // Three batches an epoch: the second step is of one alone, whose loss is divided by two all the same, which
+  // is half the learning rate. The third loss is of the weights after that.
+  const auto last_smaller =
+      losses("last_smaller", 2, {"--batch-size=16", "--accumulate=2", "--limit-train=96", "--max-steps=3"});
+  CHECK(last_smaller.size() == 3);
+  check_near(last_smaller,
+             losses("half_rate", 2,
+                    {"--batch-size=32", "--limit-train=96", "--max-steps=3", "--lr-schedule=step",
+                     "--lr-interval=step", "--step-size=1", "--gamma=0.5"}));
 }
 
 TEST_CASE("a training ends after its steps or its time, and says so", "[training]") {

@@ -27,6 +27,7 @@ void check_equal_runs(const fs::path& a, const fs::path& b) {
   for (const char* metric :
        {"step", "epoch", "lr", "train_loss", "train_loss_epoch", "train_acc", "test_loss"})
     CHECK(values_of(a, metric) == values_of(b, metric));
+  CHECK_FALSE(values_of(a, "train_loss").empty());
   CHECK(weights(a) == weights(b));
 }
 
@@ -42,15 +43,20 @@ std::vector<std::string> stateful_mnist() {
 TEST_CASE("a run that stops in the middle of an epoch and is resumed equals one that does not",
           "[training]") {
   need_fashion_mnist();
-  const TempDir dir;
-  const auto whole = dir.path() / "whole", parts = dir.path() / "parts";
-  for (const int ranks : {2}) {
+  for (const int ranks : {1, 2, 3}) {
+    CAPTURE(ranks);
+    const TempDir dir;
+    const auto whole = dir.path() / "whole", parts = dir.path() / "parts";
     Child uninterrupted(training("mnist", ranks, whole, stateful_mnist()));
     REQUIRE(uninterrupted.wait(kTraining) == ExitStatus::exited(0));
-    // Sixteen steps in all; a sleep in the first epoch, and one between the two.
-    for (const char* steps : {"--max-steps=5", "--max-steps=8", "--max-steps=16"}) {
-      Child part(training("mnist", ranks, parts, with(stateful_mnist(), {steps, "--resume=auto"})));
+    // Two epochs in all; a sleep in the middle of the first, and one between the two.
+    const int epoch = ((256 + ranks - 1) / ranks + 15) / 16, middle = epoch / 2 + 1;
+    for (const int steps : {middle, epoch, 2 * epoch}) {
+      Child part(training("mnist", ranks, parts,
+                          with(stateful_mnist(), {"--max-steps=" + std::to_string(steps), "--resume=auto"})));
       REQUIRE(part.wait(kTraining) == ExitStatus::exited(0));
+      CHECK(read_summary(parts)["steps"] == steps);
+      CHECK(read_summary(parts)["epochs"] == steps / epoch);
     }
     // A stop has a row of its own, of the test: what is compared is the training.
     CHECK(values_of(parts, "train_loss") == values_of(whole, "train_loss"));
@@ -100,7 +106,24 @@ TEST_CASE("SIGUSR1 makes a checkpoint, and the training goes on", "[training]") 
   CHECK(child.wait(kTraining) == ExitStatus::killed(SIGTERM, false));
 }
 
-TEST_CASE("a resumed run has another number of ranks, but not another batch size or task", "[training]") {
+TEST_CASE("before there is anything to save SIGUSR1 does nothing, and SIGTERM ends the process",
+          "[training]") {
+  const TempDir dir;
+  auto command = training("linear", 0, dir.path() / "run", {"--timeout=60"});
+  command.env = {{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "1"}};
+  Child child(command);  // it waits for rank 0
+  REQUIRE(wait_until([&] {
+    const auto status = read_file("/proc/" + std::to_string(child.pid()) + "/status");
+    const auto ignored = std::stoull(status.substr(status.find("SigIgn:") + 7), nullptr, 16);
+    return (ignored >> (SIGUSR1 - 1) & 1) != 0;
+  }));
+  child.send_signal(SIGUSR1);
+  child.send_signal(SIGTERM);
+  CHECK(child.wait() == ExitStatus::killed(SIGTERM));
+}
+
+TEST_CASE("a resumed run has another number of ranks, but not another batch size, task or training set",
+          "[training]") {
   const TempDir dir;
   const auto out = dir.path() / "run";
   const std::vector<std::string> flags = {"--epochs=3", "--resume=auto"};
@@ -115,6 +138,10 @@ TEST_CASE("a resumed run has another number of ranks, but not another batch size
   CHECK(other_task.wait(kTraining) == ExitStatus::exited(2));
   CHECK_THAT(other_task.err(), ContainsSubstring("was made with task \"linear\", got \"toy\""));
 
+  Child other_split(training("linear", 2, out, with(flags, {"--val-split=0.1"})));
+  CHECK(other_split.wait(kTraining) == ExitStatus::exited(2));
+  CHECK_THAT(other_split.err(), ContainsSubstring("was made with 1000 training examples, got 900 (--data,"));
+
   Child second(training("linear", 1, out, flags));
   REQUIRE(second.wait(kTraining) == ExitStatus::exited(0));
   // 1000 - 4 * 64 samples are left of the second epoch: 24 batches of one rank; then a whole epoch.
@@ -122,11 +149,12 @@ TEST_CASE("a resumed run has another number of ranks, but not another batch size
   CHECK(read_summary(out)["world_size"] == 1);
 }
 
-TEST_CASE("a run under ddprun goes on by itself after a rank has died", "[training]") {
+TEST_CASE("a run under ddprun goes on by itself after a rank has died, and equals one that never did",
+          "[training]") {
   const TempDir dir;
   const auto out = dir.path() / "run";
-  auto command =
-      training("linear", 2, out, {"--epochs=2000", "--save-every=5", "--resume=auto", "--max-time=60"});
+  const std::vector<std::string> flags = {"--epochs=300", "--save-every=5"};
+  auto command = training("linear", 2, out, with(flags, {"--resume=auto"}));
   command.argv.insert(command.argv.begin() + 1, "--max-restarts=1");
   Child child(command);
   REQUIRE(child.wait_for_output("Rank 0, Epoch 20/"));
@@ -137,9 +165,9 @@ TEST_CASE("a run under ddprun goes on by itself after a rank has died", "[traini
       rank_1 = pid;
   REQUIRE(rank_1 > 0);
   ::kill(rank_1, SIGKILL);
-  CHECK(child.wait_for_output("resumed from "));
-  const auto lines = count_of("Rank 1, Epoch ", child.out());
-  CHECK(child.wait_for_output("Rank 1, Epoch ", lines + 2));
-  child.send_signal(SIGTERM);
-  child.wait(kTraining);
+  REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+  CHECK(count_of("resumed from ", child.out()) == 1);
+  Child uninterrupted(training("linear", 2, dir.path() / "whole", flags));
+  REQUIRE(uninterrupted.wait(kTraining) == ExitStatus::exited(0));
+  check_equal_runs(out, dir.path() / "whole");
 }

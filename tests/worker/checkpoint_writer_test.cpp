@@ -105,6 +105,22 @@ TEST_CASE("a write that fails deletes nothing, and is told once, at the next cal
   CHECK(read_checkpoint(old).step == 4);
 }
 
+TEST_CASE("what is to make way for the first file goes before the others are written",
+          "[checkpoint_writer]") {
+  const TempDir dir;
+  const auto old = dir.path() / "old.pt", next = dir.path() / "next.pt";
+  CheckpointWriter writer;
+  writer.write(state_at(1), {{old}});
+  writer.write(state_at(2), {{next, dir.path() / "none" / "last.pt"}, {old}});
+  CHECK_THROWS_WITH(writer.flush(), ContainsSubstring("last.pt: cannot create: No such file"));
+  CHECK(writer.wrote_first());
+  CHECK_FALSE(fs::exists(old));
+  CHECK(read_checkpoint(next).step == 2);
+  writer.write(state_at(3), {{dir.path() / "none" / "next.pt"}, {next}});
+  CHECK_THROWS_AS(writer.flush(), IoError);
+  CHECK_FALSE(writer.wrote_first());
+}
+
 TEST_CASE("a state that no file can hold is refused before anything is written", "[checkpoint_writer]") {
   const TempDir dir;
   CheckpointWriter writer;

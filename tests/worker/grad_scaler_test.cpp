@@ -4,12 +4,15 @@
 #include <torch/optim/sgd.h>
 #include <torch/types.h>
 
+#include <cmath>
 #include <memory>
 #include <stdexcept>
+#include <utility>
 
 #include "tests/support/catch.h"
 #include "tests/support/golden.h"
 #include "tests/worker/golden_number.h"
+#include "worker/train/optimization.h"
 
 using namespace ddprun;
 using nlohmann::json;
@@ -81,6 +84,31 @@ TEST_CASE("a rank skips the step if another found an infinite gradient", "[grad_
   CHECK_FALSE(scaler.step(trained.optimizer, [](at::Tensor& found) { found += 1; }));
   scaler.update();
   CHECK(scaler.get_scale() == 4);
+}
+
+TEST_CASE("a resumed run's skipped steps are counted on", "[grad_scaler]") {
+  const auto make = [](Trained& trained) {
+    train::Optimization::Parts parts;
+    parts.optimizer = std::make_unique<torch::optim::SGD>(trained.optimizer);
+    return train::Optimization(std::move(parts), {}, train::Precision::k16Mixed, at::kCPU, {});
+  };
+  Trained trained;
+  auto before = make(trained);
+  trained.set_gradient(INFINITY, 1, 1);
+  before.step();
+  REQUIRE(before.skipped_steps() == 1);
+  const auto state = before.scaler_state().toGenericDict();
+  auto resumed = make(trained);
+  resumed.load_scaler_state(state);
+  CHECK(resumed.loss_scale() == before.loss_scale());
+  trained.set_gradient(INFINITY, 1, 1);
+  resumed.step();
+  CHECK(resumed.skipped_steps() == 2);
+
+  state.erase("skipped_steps");  // as in older checkpoints
+  auto of_older = make(trained);
+  of_older.load_scaler_state(state);
+  CHECK(of_older.skipped_steps() == 0);
 }
 
 TEST_CASE("a scaler that is not enabled leaves everything as it is", "[grad_scaler]") {

@@ -11,15 +11,13 @@
 using namespace ddprun;
 using nlohmann::json;
 using torch::Tensor;
-using train::Accuracy;
 using train::ConfusionMatrix;
 using train::Mean;
 
 namespace {
 
 struct Metrics {
-  Mean mean;
-  Accuracy accuracy;
+  Mean mean, accuracy;
   ConfusionMatrix confusion{5};
 
   void add(const json& batch) {
@@ -31,8 +29,7 @@ struct Metrics {
     // Padding at the end, which does not count.
     const auto size = target.size(0);
     mean.add(torch::cat({values, torch::full({1}, 1e9)}), size);
-    accuracy.add(torch::cat({scores, scores.slice(0, 0, 1)}), torch::cat({target, target.slice(0, 0, 1)}),
-                 size);
+    accuracy.add(torch::cat({scores.argmax(1) == target, torch::ones({1}, torch::kBool)}), size);
     confusion.add(torch::cat({scores, scores.slice(0, 0, 1)}), torch::cat({target, target.slice(0, 0, 1)}),
                   size);
   }
@@ -82,7 +79,6 @@ TEST_CASE("ranks with batches of any sizes have the metrics of all samples", "[m
 
 TEST_CASE("metrics without samples have no value, and wrong inputs are refused", "[metrics]") {
   CHECK(std::isnan(Mean().value()));
-  CHECK(std::isnan(Accuracy().value()));
   CHECK(ConfusionMatrix(2).counts().sum().item<std::int64_t>() == 0);
   CHECK_THROWS_AS(ConfusionMatrix(0), std::invalid_argument);
   CHECK_THROWS_AS(Mean().set_sums({1}), std::invalid_argument);

@@ -1,14 +1,8 @@
 #include "worker/train/run_record.h"
 
-#include <fcntl.h>
-#include <sched.h>
-#include <sys/mount.h>
-#include <sys/wait.h>
 #include <torch/types.h>
-#include <unistd.h>
 
 #include <cerrno>
-#include <exception>
 #include <fstream>
 #include <initializer_list>
 #include <memory>
@@ -17,21 +11,17 @@
 #include "common/errors.h"
 #include "common/files.h"
 #include "tests/support/catch.h"
+#include "tests/support/small_disk.h"
 #include "tests/worker/pickled_values.h"
 
 namespace fs = std::filesystem;
 using namespace ddprun;
 using ddprun::test::ContainsSubstring;
+using ddprun::test::fill_disk;
+using ddprun::test::on_a_small_disk;
 using ddprun::train::RunRecord;
 
 namespace {
-
-/// Fills the disk to its last byte.
-void fill(const fs::path& file) {
-  const UniqueFd fd(::open(file.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
-  const std::string page(4096, 'x');
-  while (::write(fd.get(), page.data(), page.size()) > 0) continue;
-}
 
 train::TrainingState state_at(std::int64_t step) {
   train::TrainingState state;
@@ -42,31 +32,9 @@ train::TrainingState state_at(std::int64_t step) {
   return state;
 }
 
-/// Runs check() in a process of its own, on a disk of that size. Skips where that cannot be.
-void on_a_small_disk(const fs::path& folder, const char* size, void (*check)(const fs::path& disk)) {
-  if (::getuid() != 0) test::skip("needs root to make a small disk");
-  const auto disk = folder.string();
-  const pid_t pid = ::fork();
-  if (pid == 0) {
-    if (::unshare(CLONE_NEWNS) != 0 || ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
-        ::mount("tmpfs", disk.c_str(), "tmpfs", 0, size) != 0)
-      ::_exit(122);
-    try {
-      check(disk);
-      ::_exit(0);
-    } catch (const std::exception& error) {
-      ::_exit(::write(STDERR_FILENO, error.what(), std::string(error.what()).size()) > 0 ? 1 : 2);
-    }
-  }
-  int status = -1;
-  REQUIRE(::waitpid(pid, &status, 0) == pid);
-  if (status == W_EXITCODE(122, 0)) test::skip("this machine lets nobody mount a disk");
-  CHECK(status == 0);
-}
-
 /// What a run does whose disk is full when it starts, and is not later. In a process of its own.
 void start_on_a_full_disk(const fs::path& disk) {
-  fill(disk / "filler");
+  fill_disk(disk / "filler");
   RunRecord record(disk);
   ensure(!fs::exists(record.metrics_path()), "nothing is left that would pass for a run");
   record.add_metrics({{"epoch", 0}});
@@ -100,7 +68,7 @@ TEST_CASE("a disk that fills while a run goes on costs a checkpoint, not the run
     const auto older = record.checkpoint_folder() / "older.pt";
     record.save(state_at(1), {{record.checkpoint_path(), older}});
     record.flush();
-    fill(disk / "filler");
+    fill_disk(disk / "filler");
     record.save(state_at(2), {{record.checkpoint_path()}, {older}});
     record.add_metrics({{"step", 2}});
     record.flush();
@@ -119,7 +87,7 @@ TEST_CASE("a run that could write no checkpoint fails at its end, and says why",
   const TempDir dir;
   on_a_small_disk(dir.path(), "size=64k", [](const fs::path& disk) {
     RunRecord record(disk);
-    fill(disk / "filler");
+    fill_disk(disk / "filler");
     record.save(state_at(1));
     record.flush();
     fs::remove(disk / "filler");

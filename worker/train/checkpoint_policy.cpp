@@ -56,24 +56,11 @@ CheckpointPlan CheckpointPolicy::plan(const MetricValues& metrics, std::int64_t 
                                       Occasion occasion) {
   CheckpointPlan plan;
   const bool known = options_.monitor.empty() || find(metrics, options_.monitor).has_value();
-  if (occasion == Occasion::kStep && !known) {
-    deferred_ = true;
-    return plan;
-  }
-  if (step == last_step_saved_) return plan;
+  if (step == last_step_saved_ || (occasion == Occasion::kStep && !known)) return plan;
   if (!known && options_.save_top_k != 0)
     throw UsageError("monitor: expected one of the metrics " + names_of(metrics) + ", got '" +
                      options_.monitor + "'");
   plan_top_k(metrics, epoch, step, plan);
-  const bool always_last = occasion == Occasion::kStep || deferred_;
-  if (options_.save_last && (always_last || last_step_saved_ == step)) plan_last(plan, step);
-  deferred_ = false;
-  return plan;
-}
-
-CheckpointPlan CheckpointPolicy::plan_at_end(std::int64_t step) {
-  CheckpointPlan plan;
-  if (options_.save_last && !ever_saved_) plan_last(plan, step);
   return plan;
 }
 
@@ -90,7 +77,6 @@ void CheckpointPolicy::plan_top_k(const MetricValues& metrics, std::int64_t epoc
     return;
   }
   last_step_saved_ = step;
-  ever_saved_ = true;
 }
 
 bool CheckpointPolicy::is_among_top_k(float score) const {
@@ -102,6 +88,11 @@ bool CheckpointPolicy::is_among_top_k(float score) const {
 std::pair<fs::path, float> CheckpointPolicy::worst_kept() const {  // of equals the first
   return *std::min_element(best_k_.begin(), best_k_.end(),
                            [&](const auto& a, const auto& b) { return is_better(b.second, a.second); });
+}
+
+std::pair<fs::path, float> CheckpointPolicy::best_kept() const {  // of equals the first
+  return *std::min_element(best_k_.begin(), best_k_.end(),
+                           [&](const auto& a, const auto& b) { return is_better(a.second, b.second); });
 }
 
 void CheckpointPolicy::plan_by_score(float score, const std::string& name, CheckpointPlan& plan) {
@@ -121,9 +112,7 @@ void CheckpointPolicy::plan_by_score(float score, const std::string& name, Check
     best_k_.emplace_back(plan.write, score);
 
   if (static_cast<std::int64_t>(best_k_.size()) == k) std::tie(kth_best_path_, kth_value_) = worst_kept();
-  std::tie(best_path_, best_score_) =  // of equals the first
-      *std::min_element(best_k_.begin(), best_k_.end(),
-                        [&](const auto& a, const auto& b) { return is_better(a.second, b.second); });
+  std::tie(best_path_, best_score_) = best_kept();
   if (!removed.empty() && may_remove(removed, plan.write)) plan.remove = removed;
 }
 
@@ -132,14 +121,6 @@ void CheckpointPolicy::plan_newest(const std::string& name, CheckpointPlan& plan
   plan.write = best_path_ = free_path(name, previous);
   if (options_.save_top_k == 1 && !previous.empty() && may_remove(previous, plan.write))
     plan.remove = previous;
-}
-
-void CheckpointPolicy::plan_last(CheckpointPlan& plan, std::int64_t step) {
-  const auto previous = last_path_;
-  plan.write_last = last_path_ = free_path("last", previous);
-  if (!previous.empty() && may_remove(previous, last_path_)) plan.remove_last = previous;
-  last_step_saved_ = step;
-  ever_saved_ = true;
 }
 
 fs::path CheckpointPolicy::free_path(const std::string& name, const Path& reusable) const {
@@ -170,7 +151,7 @@ c10::impl::GenericDict CheckpointPolicy::state_dict() const {
   state.insert("best_k_models", kept);
   state.insert("kth_best_model_path", kth_best_path_.string());
   state.insert("kth_value", scalar(kth_value_));
-  state.insert("last_model_path", last_path_.string());
+  state.insert("last_model_path", std::string());
   return state;
 }
 
@@ -189,13 +170,30 @@ void CheckpointPolicy::load_state_dict(const c10::impl::GenericDict& state) {
     const auto best_score = optional_number(reader, "best_model_score");
     const auto kth_value = static_cast<float>(reader.number("kth_value"));
     const Path kth_best_path = reader.text("kth_best_model_path");
-    last_path_ = reader.text("last_model_path");
     best_k_ = std::move(kept);
     best_score_ = best_score;
     kth_value_ = kth_value;
     kth_best_path_ = kth_best_path;
   }
   best_path_ = best_path;
+}
+
+std::vector<fs::path> CheckpointPolicy::forget_missing() {
+  std::vector<Path> missing;
+  const auto is_missing = [&](const Path& path) { return !path.empty() && !exists_(path); };
+  for (const auto& [path, score] : best_k_)
+    if (is_missing(path)) missing.push_back(path);
+  std::erase_if(best_k_, [&](const auto& kept) { return is_missing(kept.first); });
+  if (is_missing(kth_best_path_)) {
+    kth_best_path_.clear();
+    kth_value_ = worst(options_.mode);
+  }
+  if (!is_missing(best_path_)) return missing;
+  if (std::find(missing.begin(), missing.end(), best_path_) == missing.end()) missing.push_back(best_path_);
+  best_path_.clear();
+  best_score_.reset();
+  if (!best_k_.empty()) std::tie(best_path_, best_score_) = best_kept();
+  return missing;
 }
 
 }  // namespace ddprun::train

@@ -23,18 +23,14 @@ struct CheckpointPolicyOptions {
   std::string monitor;  ///< the metric to judge by; empty: the newest is the best
   MonitorMode mode = MonitorMode::kMin;
   std::int64_t save_top_k = 1;  ///< how many to keep; -1 all, 0 none
-  bool save_last = false;       ///< also last.ckpt, whenever one is saved
   bool auto_insert_metric_name = true;
   std::filesystem::path resumed_from;  ///< this file is never removed
 };
 
-/// What to do now, in this order; a path that is empty is nothing to do. A file is removed only once the one
-/// before it is whole on the disk.
+/// What to do now, in this order; a path that is empty is nothing to do. The one is removed only once the
+/// other is whole on the disk.
 struct CheckpointPlan {
   std::filesystem::path write, remove;
-  std::filesystem::path write_last, remove_last;
-
-  bool empty() const { return write.empty() && write_last.empty(); }
 };
 
 /// Which checkpoints to write, under what names, and which to remove: Lightning 2.6's ModelCheckpoint as a
@@ -43,62 +39,55 @@ class CheckpointPolicy {
  public:
   using FileExists = std::function<bool(const std::filesystem::path&)>;
   enum class Occasion {
-    kStep,       ///< after an optimizer step that validation does not follow; last is written too
-    kValidation  ///< after validation or the end of an epoch; last is written only where a checkpoint is
+    kStep,       ///< after an optimizer step that validation does not follow
+    kValidation  ///< after validation or the end of an epoch
   };
 
   /// exists  asked before a name is used: a file of that name gets a -v1, -v2, ... beside it
   /// throws  UsageError if save_top_k is below -1, or above 1 without a metric to judge by
   CheckpointPolicy(CheckpointPolicyOptions options, FileExists exists);
 
-  /// Decides, and takes it as done. Nothing at a step that has been saved already, or at step 0. A metric
-  /// that is not there yet at kStep defers the save to the next kValidation. throws  UsageError at
-  /// kValidation if the metric to judge by is not there
+  /// Decides, and takes it as done. Nothing at a step that has been saved already, at step 0, or at kStep as
+  /// long as the metric to judge by is not there. throws  UsageError at kValidation if it is not
   CheckpointPlan plan(const MetricValues& metrics, std::int64_t epoch, std::int64_t step, Occasion occasion);
-
-  /// A save that is due at a step which validation follows at once is made at that validation.
-  void defer() { deferred_ = true; }
-  /// Whether the next validation must call plan(), due or not.
-  bool deferred() const { return deferred_; }
-
-  /// At the end of training: last, if it is wanted and nothing was ever saved.
-  CheckpointPlan plan_at_end(std::int64_t step);
 
   /// Empty as long as there is none.
   const std::filesystem::path& best_path() const { return best_path_; }
   std::optional<double> best_score() const { return best_score_; }
-  const std::filesystem::path& last_path() const { return last_path_; }
   /// The kept ones, with their scores (infinite for NaN), in the order of saving.
   const std::vector<std::pair<std::filesystem::path, float>>& best_k() const { return best_k_; }
   const CheckpointPolicyOptions& options() const { return options_; }
 
   /// Lightning's keys: monitor, best_model_score, best_model_path, current_score, dirpath, best_k_models,
-  /// kth_best_model_path, kth_value, last_model_path.
+  /// kth_best_model_path, kth_value, and an empty last_model_path.
   c10::impl::GenericDict state_dict() const;
   /// Of a run in another folder only the best path is taken.
   /// throws  std::invalid_argument naming a key that is missing or of another type
   void load_state_dict(const c10::impl::GenericDict& state);
+
+  /// Forgets the kept ones whose files are gone: best_path() is then the best of those that are there.
+  /// returns  what is forgotten
+  std::vector<std::filesystem::path> forget_missing();
 
  private:
   using Path = std::filesystem::path;
   bool is_better(float a, float b) const { return options_.mode == MonitorMode::kMin ? a < b : a > b; }
   bool is_among_top_k(float score) const;
   std::pair<Path, float> worst_kept() const;
+  std::pair<Path, float> best_kept() const;
   void plan_top_k(const MetricValues& metrics, std::int64_t epoch, std::int64_t step, CheckpointPlan& plan);
   void plan_by_score(float score, const std::string& name, CheckpointPlan& plan);
   void plan_newest(const std::string& name, CheckpointPlan& plan);
-  void plan_last(CheckpointPlan& plan, std::int64_t step);
   Path free_path(const std::string& name, const Path& reusable) const;
   bool may_remove(const Path& previous, const Path& current) const;
 
   CheckpointPolicyOptions options_;
   FileExists exists_;
   std::vector<std::pair<Path, float>> best_k_;
-  Path best_path_, kth_best_path_, last_path_;
+  Path best_path_, kth_best_path_;
   std::optional<float> best_score_, current_score_;
   float kth_value_;
   std::int64_t last_step_saved_ = 0;
-  bool ever_saved_ = false, deferred_ = false;
 };
 
 }  // namespace ddprun::train

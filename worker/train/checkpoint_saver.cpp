@@ -10,48 +10,72 @@
 #include "common/errors.h"
 #include "common/logging.h"
 #include "worker/ddp/collectives.h"
-#include "worker/serialize/pt_file.h"
-#include "worker/train/epoch_progress.h"
+#include "worker/train/dict_reader.h"
 #include "worker/train/run_plan.h"
 
 namespace ddprun::train {
 namespace {
 
 constexpr const char* kTrainer = "Trainer";
+constexpr const char* kExamples = "train_examples";  // of the trainer's
 constexpr const char* kPolicy = "ModelCheckpoint";
 
 /// Every rank's figures, by rank.
-c10::IValue gather_totals(const ddp::ProcessGroup& group, const std::vector<double>& totals) {
+c10::IValue gather_values(const ddp::ProcessGroup& group, const std::vector<double>& values) {
   std::vector<std::vector<double>> columns;
-  for (const double value : totals) columns.push_back(ddp::all_gather(group, value));
+  for (const double value : values) columns.push_back(ddp::all_gather(group, value));
   c10::impl::GenericList ranks(c10::AnyType::get());
   for (int rank = 0; rank < group.size(); ++rank) {
     c10::impl::GenericList of_rank(c10::AnyType::get());
     for (const auto& column : columns) of_rank.push_back(column[static_cast<std::size_t>(rank)]);
     ranks.push_back(c10::IValue(of_rank));
   }
-  c10::impl::GenericDict dict(c10::StringType::get(), c10::AnyType::get());
-  dict.insert("totals", c10::IValue(ranks));
+  return c10::IValue(ranks);
+}
+
+c10::impl::GenericDict gather_sums(const ddp::ProcessGroup& group, const EpochSums& sums) {
+  auto dict = make_state();
+  dict.insert("totals", gather_values(group, sums.totals.sums()));
+  dict.insert("losses", gather_values(group, {sums.losses.sum, sums.losses.batches}));
   return dict;
 }
 
+/// What the trainer keeps of its own; none in a file that it did not make.
+std::optional<c10::impl::GenericDict> trainer_state(const TrainingState& state) {
+  const auto kept = state.callbacks.find(kTrainer);
+  if (kept == state.callbacks.end() || !kept->second.isGenericDict()) return std::nullopt;
+  return kept->second.toGenericDict();
+}
+
+/// Nothing in an older checkpoint.
+std::optional<std::int64_t> examples_of(const TrainingState& state) {
+  const auto kept = trainer_state(state);
+  if (!kept || !kept->contains(kExamples)) return std::nullopt;
+  return kept->at(kExamples).toInt();
+}
+
 /// throws  UsageError naming the setting that must not change
-void check_same_run(const TrainerOptions& options, const std::string& task, const Resumed& resumed) {
+void check_same_run(const TrainerOptions& options, const Task& task, const Resumed& resumed) {
   const auto was = nlohmann::json::parse(resumed.state.config_json);
   const auto is = nlohmann::json::parse(options.config_json);
   for (const char* key : {"task", "batch_size", "seed"})
     if (was.contains(key) && is.contains(key) && was[key] != is[key])
       throw UsageError("--resume: " + resumed.path.string() + " was made with " + key + " " +
                        was[key].dump() + ", got " + is[key].dump());
-  if (was.contains("task") && was["task"] != task)
+  if (was.contains("task") && was["task"] != task.name)
     throw UsageError("--resume: " + resumed.path.string() + " is of the task " + was["task"].dump());
+  const auto examples = examples_of(resumed.state);
+  if (examples && *examples != task.train_set->size())
+    throw UsageError("--resume: " + resumed.path.string() + " was made with " + std::to_string(*examples) +
+                     " training examples, got " + std::to_string(task.train_set->size()) +
+                     " (--data, --val-split and --limit-train say which)");
 }
 
 /// This rank's; empty if there are none.
-std::vector<double> sums_of(const TrainingState& state, const ddp::ProcessGroup& group) {
-  const auto kept = state.callbacks.find(kTrainer);
-  if (kept == state.callbacks.end()) return {};
-  const auto ranks = kept->second.toGenericDict().at("totals").toList();
+std::vector<double> values_of(const TrainingState& state, const char* key, const ddp::ProcessGroup& group) {
+  const auto kept = trainer_state(state);
+  if (!kept || !kept->contains(key)) return {};
+  const auto ranks = kept->at(key).toList();
   std::vector<double> own;
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     std::vector<double> values;
@@ -68,7 +92,7 @@ std::vector<double> sums_of(const TrainingState& state, const ddp::ProcessGroup&
 
 }  // namespace
 
-std::optional<Resumed> find_resumed(const TrainerOptions& options, const std::string& task,
+std::optional<Resumed> find_resumed(const TrainerOptions& options, const Task& task,
                                     const ddp::ProcessGroup& group) {
   const auto& wanted = options.checkpoint.resume;
   if (wanted.empty()) return std::nullopt;
@@ -87,20 +111,22 @@ std::optional<Resumed> find_resumed(const TrainerOptions& options, const std::st
   return resumed;
 }
 
-void load_totals(Totals& totals, const Resumed& resumed, const ddp::ProcessGroup& group) {
-  const auto sums = sums_of(resumed.state, group);
-  if (sums.empty()) return;
+void load_sums(const EpochSums& sums, const Resumed& resumed, const ddp::ProcessGroup& group) {
+  const auto losses = values_of(resumed.state, "losses", group);
+  if (losses.size() == 2) sums.losses = {losses[0], losses[1]};
+  const auto totals = values_of(resumed.state, "totals", group);
+  if (totals.empty()) return;
   try {
-    totals.set_sums(sums);
+    sums.totals.set_sums(totals);
   } catch (const std::invalid_argument& error) {
     throw IoError(resumed.path, error.what());
   }
 }
 
-CheckpointSaver::CheckpointSaver(const TrainerOptions& options, const std::string& monitor,
+CheckpointSaver::CheckpointSaver(const Task& task, const TrainerOptions& options, const std::string& monitor,
                                  const ddp::ProcessGroup& group, ParallelModel& model,
                                  const Callbacks& callbacks, RunRecord* record)
-    : options_(options), group_(group), model_(model), callbacks_(callbacks), record_(record) {
+    : task_(task), options_(options), group_(group), model_(model), callbacks_(callbacks), record_(record) {
   if (record_ == nullptr) return;
   const auto& checkpoint = options.checkpoint;
   last_path_ = record_->checkpoint_folder() / ("last" + checkpoint.extension);
@@ -132,7 +158,15 @@ void CheckpointSaver::resume(const Resumed& resumed) {
   };
   for (const auto& callback : callbacks_)
     restore(callback->name(), [&](const auto& dict) { callback->load_state_dict(dict); });
-  if (policy_) restore(kPolicy, [&](const auto& dict) { policy_->load_state_dict(dict); });
+  if (!policy_) return;
+  restore(kPolicy, [&](const auto& dict) { policy_->load_state_dict(dict); });
+  forget_missing();
+}
+
+/// Removed by somebody, or never written: a disk may have been too full for it.
+void CheckpointSaver::forget_missing() {
+  for (const auto& path : policy_->forget_missing())
+    log_warning(path.string() + ": is gone, expected one of the best checkpoints; it counts no more");
 }
 
 CheckpointWriter::Request CheckpointSaver::plan(const TrainState& state, Occasion occasion) {
@@ -149,7 +183,7 @@ CheckpointWriter::Request CheckpointSaver::plan(const TrainState& state, Occasio
   return request;
 }
 
-void CheckpointSaver::save(const TrainState& at, const Position& position, const std::vector<double>& totals,
+bool CheckpointSaver::save(const TrainState& at, const Position& position, const EpochSums& sums,
                            Occasion occasion, const std::filesystem::path& weights) {
   const SecondsAdded stall(stall_seconds_);
   TrainingState state;
@@ -160,15 +194,20 @@ void CheckpointSaver::save(const TrainState& at, const Position& position, const
   state.world_size = group_.size();
   model_.save(state);
   state.generators = gather_generator_states(group_);
-  state.callbacks[kTrainer] = gather_totals(group_, totals);
-  if (record_ == nullptr) return;
-  if (!weights.empty()) serialize::write_pt(weights, state.model);
+  auto own = gather_sums(group_, sums);
+  own.insert(kExamples, task_.train_set->size());
+  state.callbacks[kTrainer] = own;
+  if (record_ == nullptr) return false;
+  const bool wrote_weights = !weights.empty() && record_->save_weights(weights, state.model);
+  record_->settle();  // what was planned before has come true, or is undone
+  const auto before = policy_;
   auto request = plan(at, occasion);
-  if (request.paths.empty()) return;
+  if (request.paths.empty()) return wrote_weights;
   for (const auto& callback : callbacks_)
     if (!callback->name().empty()) state.callbacks[callback->name()] = callback->state_dict();
   if (policy_) state.callbacks[kPolicy] = policy_->state_dict();
-  record_->save(state, std::move(request));
+  record_->save(state, std::move(request), [this, before] { policy_ = before; });
+  return wrote_weights;
 }
 
 void CheckpointSaver::wait() {
@@ -180,6 +219,7 @@ std::filesystem::path CheckpointSaver::best_path() {
   std::string path;
   if (policy_) {
     wait();
+    forget_missing();
     path = policy_->best_path().string();
   }
   return ddp::broadcast_from_rank_0(group_, path);

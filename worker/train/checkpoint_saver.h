@@ -9,12 +9,19 @@
 #include "worker/train/callback.h"
 #include "worker/train/checkpoint.h"
 #include "worker/train/checkpoint_policy.h"
+#include "worker/train/epoch_progress.h"
 #include "worker/train/evaluation.h"
 #include "worker/train/options.h"
 #include "worker/train/parallel_model.h"
 #include "worker/train/run_record.h"
 
 namespace ddprun::train {
+
+/// What this rank has measured of the epoch so far.
+struct EpochSums {
+  Totals& totals;
+  BatchLosses& losses;
+};
 
 /// Where a resumed training goes on from.
 struct Resumed {
@@ -25,8 +32,8 @@ struct Resumed {
 /// Finds the checkpoint to go on from, the same on every rank, and says what it found. Every rank calls it.
 ///
 /// returns  nullopt for a run from the beginning
-/// throws   UsageError if the checkpoint is of another task, batch size or seed; IoError
-std::optional<Resumed> find_resumed(const TrainerOptions& options, const std::string& task,
+/// throws   UsageError if the checkpoint is of another task, batch size, seed or training set; IoError
+std::optional<Resumed> find_resumed(const TrainerOptions& options, const Task& task,
                                     const ddp::ProcessGroup& group);
 
 /// Writes checkpoints: the newest as last, the best under names of their own. All ranks call the same; rank 0
@@ -37,8 +44,9 @@ class CheckpointSaver {
 
   /// record   on rank 0; null on the others
   /// monitor  the metric to judge by
-  CheckpointSaver(const TrainerOptions& options, const std::string& monitor, const ddp::ProcessGroup& group,
-                  ParallelModel& model, const Callbacks& callbacks, RunRecord* record);
+  CheckpointSaver(const Task& task, const TrainerOptions& options, const std::string& monitor,
+                  const ddp::ProcessGroup& group, ParallelModel& model, const Callbacks& callbacks,
+                  RunRecord* record);
 
   /// Takes the place that the checkpoint tells. On every rank.
   void resume(const Resumed& resumed);
@@ -48,10 +56,10 @@ class CheckpointSaver {
     kStep,       ///< after a number of steps
     kValidation  ///< metrics to judge by are there
   };
-  /// totals   this rank's metrics of the epoch so far
   /// weights  a file that gets the model's bare state_dict too; empty: none
-  void save(const TrainState& state, const Position& position, const std::vector<double>& totals,
-            Occasion occasion, const std::filesystem::path& weights = {});
+  /// returns  whether it has them; on rank 0
+  bool save(const TrainState& state, const Position& position, const EpochSums& sums, Occasion occasion,
+            const std::filesystem::path& weights = {});
 
   /// The best one, once it is on disk; empty if there is none. The same on every rank, which all call it.
   std::filesystem::path best_path();
@@ -65,7 +73,9 @@ class CheckpointSaver {
 
  private:
   CheckpointWriter::Request plan(const TrainState& state, Occasion occasion);
+  void forget_missing();
 
+  const Task& task_;
   const TrainerOptions& options_;
   const ddp::ProcessGroup& group_;
   ParallelModel& model_;
@@ -76,8 +86,8 @@ class CheckpointSaver {
   double stall_seconds_ = 0;
 };
 
-/// Takes this rank's totals of the epoch that the checkpoint was made in, if it has them.
+/// Takes this rank's sums of the epoch that the checkpoint was made in, as far as it has them.
 /// throws  IoError if they are of other measures
-void load_totals(Totals& totals, const Resumed& resumed, const ddp::ProcessGroup& group);
+void load_sums(const EpochSums& sums, const Resumed& resumed, const ddp::ProcessGroup& group);
 
 }  // namespace ddprun::train

@@ -9,6 +9,18 @@
 #include "worker/serialize/pt_file.h"
 
 namespace ddprun::train {
+namespace {
+
+void remove_doomed(const CheckpointWriter::Request& request) {
+  for (const auto& doomed : request.doomed) {
+    if (std::find(request.paths.begin(), request.paths.end(), doomed) != request.paths.end()) continue;
+    std::error_code error;
+    if (!std::filesystem::remove(doomed, error) && error)
+      throw IoError(doomed, "cannot delete this checkpoint, which is to make way", error.value());
+  }
+}
+
+}  // namespace
 
 CheckpointWriter::CheckpointWriter() : thread_([this] { run(); }) {}
 
@@ -83,13 +95,11 @@ void CheckpointWriter::run() {
   }
 }
 
-void CheckpointWriter::carry_out(const Request& request) const {
-  for (const auto& path : request.paths) serialize::write_pt(path, snapshot_);  // and verified
-  for (const auto& doomed : request.doomed) {
-    if (std::find(request.paths.begin(), request.paths.end(), doomed) != request.paths.end()) continue;
-    std::error_code error;
-    if (!std::filesystem::remove(doomed, error) && error)
-      throw IoError(doomed, "cannot delete this checkpoint, which is to make way", error.value());
+void CheckpointWriter::carry_out(const Request& request) {
+  wrote_first_ = false;
+  for (const auto& path : request.paths) {
+    serialize::write_pt(path, snapshot_);                            // and verified
+    if (!std::exchange(wrote_first_, true)) remove_doomed(request);  // now: the next may need their place
   }
 }
 

@@ -28,8 +28,8 @@ namespace ddprun::train {
 class CheckpointWriter {
  public:
   struct Request {
-    std::vector<std::filesystem::path> paths;        ///< the state is written to each
-    std::vector<std::filesystem::path> doomed = {};  ///< deleted once all of these are on disk and verified
+    std::vector<std::filesystem::path> paths;        ///< the state is written to each, in this order
+    std::vector<std::filesystem::path> doomed = {};  ///< deleted once the first is on disk and verified
   };
 
   CheckpointWriter();
@@ -38,26 +38,30 @@ class CheckpointWriter {
   CheckpointWriter(const CheckpointWriter&) = delete;
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
 
-  /// Copies the state and returns; each file is then written atomically and read again for its CRC-32 before
-  /// anything is deleted. A file to be deleted that is not there, or that is among paths, is passed over.
-  /// throws  as check(), and then the state is not written
+  /// Copies the state and returns; each file is then written atomically and read again for its CRC-32. A file
+  /// to be deleted that is not there, or that is among paths, is passed over. throws  as check(), and then
+  /// the state is not written
   void write(const TrainingState& state, Request request);
 
   /// Whether a request is being written.
   bool busy() const;
 
-  /// throws  what went wrong with an earlier request, once: IoError. Nothing was deleted for that one
+  /// throws  what went wrong with an earlier request, once: IoError
   void check();
 
   /// Waits until everything is on disk. throws  as check()
   void flush();
+
+  /// After flush(), whether it threw or not: the first file of the last request is on disk, and what was to
+  /// make way for it is gone.
+  bool wrote_first() const { return wrote_first_; }
 
   /// The same, but for errors, and lets go of the copy: what follows needs the memory.
   void release_memory();
 
  private:
   void run();
-  void carry_out(const Request& request) const;
+  void carry_out(const Request& request);
   void wait_until_idle(std::unique_lock<std::mutex>& lock);
   void rethrow();
 
@@ -67,6 +71,7 @@ class CheckpointWriter {
   c10::IValue snapshot_;            // of the state to be written
   serialize::SnapshotMemory memory_;
   std::exception_ptr error_;
+  bool wrote_first_ = false;  // changed while request_ is there
   bool ending_ = false;
   std::thread thread_;  // last: it uses the others
 };

@@ -50,6 +50,18 @@ class StepLosses {
   std::vector<at::Tensor> losses_;
 };
 
+/// The losses of an epoch's batches on this rank, also of those before it was resumed.
+struct BatchLosses {
+  double sum = 0;
+  double batches = 0;
+
+  void add(const StepLosses& step) {
+    sum += step.sum();
+    batches += static_cast<double>(step.batches());
+  }
+  double mean() const { return sum / std::max(batches, 1.0); }
+};
+
 /// Where an epoch stands on this rank.
 struct EpochProgress {
   std::vector<std::int64_t> indices;  ///< of this rank, from first_batch on
@@ -59,7 +71,7 @@ struct EpochProgress {
   std::int64_t samples = 0;           ///< of all ranks, done
   std::int64_t first_batch = 0;       ///< where a resumed one went on
   std::int64_t first_samples = 0;
-  double loss_sum = 0;           ///< of all batches' means
+  BatchLosses losses;            ///< if they are told of
   double seconds_elsewhere = 0;  ///< in validation
   Clock::time_point begin = Clock::now();
 

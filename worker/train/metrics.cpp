@@ -36,11 +36,6 @@ void Mean::set_sums(const std::vector<double>& sums) {
   count_ = sums[1];
 }
 
-void Accuracy::add(const at::Tensor& scores, const at::Tensor& target, std::int64_t count) {
-  const torch::NoGradGuard no_grad;
-  add_correct(scores.argmax(1) == target, count);
-}
-
 ConfusionMatrix::ConfusionMatrix(std::int64_t classes) : classes_(classes) {
   if (classes < 1)
     throw std::invalid_argument("confusion matrix: expected 1 class or more, got " + std::to_string(classes));

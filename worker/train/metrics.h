@@ -11,7 +11,8 @@ namespace ddprun::train {
 // Metrics whose state is sums: adding the ranks' sums gives the metric of all samples, exactly. Sums are kept
 // on the samples' device until they are read, so that adding does not wait for it.
 
-/// The mean of values, torchmetrics' MeanMetric (in float64).
+/// The mean of values, torchmetrics' MeanMetric (in float64). Of `scores.argmax(1) == target` it is
+/// Accuracy(task="multiclass", average="micro").
 class Mean {
  public:
   /// values  float [B], of which the first `count` are taken; -1: all
@@ -27,31 +28,14 @@ class Mean {
   double count_ = 0;
 };
 
-/// The part of samples that were classified rightly: torchmetrics' Accuracy(task="multiclass",
-/// average="micro").
-class Accuracy {
- public:
-  /// scores  [B, K], any that grow with the class's likelihood
-  /// target  int64 [B], class numbers
-  /// count   samples to take; -1: all
-  void add(const at::Tensor& scores, const at::Tensor& target, std::int64_t count = -1);
-  /// correct  bool [B]
-  void add_correct(const at::Tensor& correct, std::int64_t count = -1) { mean_.add(correct, count); }
-
-  double value() const { return mean_.value(); }
-  std::vector<double> sums() const { return mean_.sums(); }  ///< {right, count}
-  void set_sums(const std::vector<double>& sums) { mean_.set_sums(sums); }
-
- private:
-  Mean mean_;
-};
-
 /// How often class i was taken for class j: torchmetrics' MulticlassConfusionMatrix.
 class ConfusionMatrix {
  public:
   explicit ConfusionMatrix(std::int64_t classes);
 
-  /// As Accuracy::add().
+  /// scores  [B, K], any that grow with the class's likelihood
+  /// target  int64 [B], class numbers
+  /// count   samples to take; -1: all
   /// throws  c10::Error for a target outside [0, K) (on CUDA: when the device comes to it)
   void add(const at::Tensor& scores, const at::Tensor& target, std::int64_t count = -1);
 

@@ -89,9 +89,13 @@ NotedSignals::NotedSignals() : event_(::eventfd(0, EFD_CLOEXEC)) {
       [event = event_.get(), before = term_](const std::stop_token& stop) { watch(stop, event, before); });
 }
 
-NotedSignals::~NotedSignals() {
+void NotedSignals::restore() {
   ::sigaction(SIGTERM, &term_, nullptr);
   ::sigaction(SIGUSR1, &usr1_, nullptr);
+}
+
+NotedSignals::~NotedSignals() {
+  restore();
   watch_.request_stop();
   wake(event_.get(), 1);
   watch_.join();
@@ -103,6 +107,12 @@ bool NotedSignals::take_save() { return usr1_came.exchange(false); }
 void NotedSignals::take_over() {
   taken_over = true;
   wake(event_.get(), 1);
+}
+
+void NotedSignals::let_go() {
+  take_over();  // it is not the watch's business any more
+  restore();
+  if (term_came) ::raise(SIGTERM);
 }
 
 }  // namespace ddprun::train

@@ -24,8 +24,12 @@ class NotedSignals {
   bool terminate() const;  ///< SIGTERM came
   bool take_save();        ///< SIGUSR1 came since the last time this was asked
   void take_over();        ///< the training acts on SIGTERM, however long it takes
+  /// The signals have the actions again that they had before, and a SIGTERM that came takes its course.
+  void let_go();
 
  private:
+  void restore();
+
   UniqueFd event_;
   struct sigaction term_ {
   }, usr1_{};

@@ -6,6 +6,7 @@
 #include <torch/optim/optimizer.h>
 
 #include "worker/train/clip_gradients.h"
+#include "worker/train/dict_reader.h"
 
 namespace ddprun::train {
 namespace {
@@ -83,11 +84,18 @@ void Optimization::end_epoch(std::optional<double> metric) { schedule_.after_epo
 
 double Optimization::learning_rate() const { return optimizer_->param_groups().front().options().get_lr(); }
 
-c10::IValue Optimization::scaler_state() const { return none_if_empty(scaler_.state_dict()); }
+c10::IValue Optimization::scaler_state() const {
+  auto state = scaler_.state_dict();
+  if (scaler_.enabled()) state.insert("skipped_steps", skipped_steps());
+  return none_if_empty(state);
+}
 c10::IValue Optimization::schedule_state() const { return none_if_empty(schedule_.state_dict()); }
 
 void Optimization::load_scaler_state(const c10::IValue& state) {
-  if (state.isGenericDict()) scaler_.load_state_dict(state.toGenericDict());
+  if (!state.isGenericDict()) return;
+  scaler_.load_state_dict(state.toGenericDict());
+  const DictReader reader(state.toGenericDict(), "the gradient scaler");
+  if (reader.has("skipped_steps")) skipped_before_ = reader.integer("skipped_steps");
 }
 void Optimization::load_schedule_state(const c10::IValue& state) {
   if (state.isGenericDict()) schedule_.load_state_dict(state.toGenericDict());

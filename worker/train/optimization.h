@@ -62,10 +62,12 @@ class Optimization {
   torch::optim::Optimizer& optimizer() const { return *optimizer_; }
   Ema* ema() const { return ema_.get(); }
   double learning_rate() const;
-  std::int64_t skipped_steps() const { return scaler_.skipped_steps(); }
+  /// Of the whole run, also before it was resumed.
+  std::int64_t skipped_steps() const { return skipped_before_ + scaler_.skipped_steps(); }
   double loss_scale() const { return scaler_.get_scale(); }
 
-  c10::IValue scaler_state() const;  ///< None without loss scaling
+  /// GradScaler's and "skipped_steps"; None without loss scaling.
+  c10::IValue scaler_state() const;
   c10::IValue schedule_state() const;
   void load_scaler_state(const c10::IValue& state);
   void load_schedule_state(const c10::IValue& state);
@@ -78,6 +80,7 @@ class Optimization {
   std::unique_ptr<Ema> ema_;
   std::function<void(at::Tensor&)> sum_over_ranks_;
   GradScaler scaler_;
+  std::int64_t skipped_before_ = 0;  // until the run was resumed
   LrSchedule schedule_;
 };
 

@@ -14,6 +14,7 @@
 #include "worker/image/png.h"
 #include "worker/report/csv_sink.h"
 #include "worker/report/jsonl_sink.h"
+#include "worker/serialize/pt_file.h"
 #include "worker/train/figures.h"
 
 namespace ddprun::train {
@@ -174,14 +175,20 @@ void RunRecord::add_text(const std::string& name, const std::string& markdown) {
     unless_disk_full([&] { tensorboard_->add_text(name, options_.resumed_at.value_or(0), markdown); });
 }
 
-void RunRecord::save(const TrainingState& state, CheckpointWriter::Request request) {
+void RunRecord::save(const TrainingState& state, CheckpointWriter::Request request,
+                     std::function<void()> undo) {
   for (auto* paths : {&request.paths, &request.doomed})
     std::erase_if(*paths, [](const fs::path& path) { return path.empty(); });
   settle();
   std::error_code ignored;  // if it is not there, the write says so
   fs::create_directory(checkpoint_folder(), ignored);
   pending_ = true;
+  undo_ = std::move(undo);
   writer_.write(state, std::move(request));
+}
+
+bool RunRecord::save_weights(const fs::path& path, const c10::IValue& model) {
+  return unless_disk_full([&] { serialize::write_pt(path, model); }) == 0;
 }
 
 void RunRecord::flush() {
@@ -191,9 +198,11 @@ void RunRecord::flush() {
 
 void RunRecord::settle() {
   if (!std::exchange(pending_, false)) return;
+  const auto undo = std::exchange(undo_, nullptr);
   const int error = unless_disk_full([&] { writer_.flush(); });
   if (error != 0) disk_error_ = error;
-  saved_ = saved_ || error == 0;
+  saved_ = saved_ || writer_.wrote_first();
+  if (undo && !writer_.wrote_first()) undo();
 }
 
 void RunRecord::finish(const std::string& json) {

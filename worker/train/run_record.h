@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include <ATen/core/ivalue.h>
+
 #include "worker/image/image.h"
 #include "worker/report/metric_sink.h"
 #include "worker/report/tensorboard_sink.h"
@@ -50,13 +52,21 @@ class RunRecord {
 
   /// Writes the state in the background, then deletes what is to make way for it; empty paths are passed
   /// over. Without a request: to checkpoint_path(). throws  IoError of an earlier one, but for a full disk
-  void save(const TrainingState& state, CheckpointWriter::Request request);
+  ///
+  /// undo  a later call here calls it if the disk had no place for the first of the files
+  void save(const TrainingState& state, CheckpointWriter::Request request, std::function<void()> undo = {});
   void save(const TrainingState& state) { save(state, {{checkpoint_path()}}); }
+
+  /// Writes a model's bare state_dict, now. returns  false if the disk is full. throws  IoError
+  bool save_weights(const std::filesystem::path& path, const c10::IValue& model);
+
+  /// Waits until the checkpoint is on disk, or the disk is known to be full. throws  as save()
+  void settle();
 
   /// Whether a checkpoint is still being written; save() would wait for it.
   bool saving() const { return writer_.busy(); }
 
-  /// Waits until the checkpoints are on disk; their copy in memory is let go of. throws  as save()
+  /// settle(), and the copy in memory is let go of. throws  as save()
   void flush();
 
   /// flush(), then the summary. json: its text
@@ -75,7 +85,6 @@ class RunRecord {
     std::unique_ptr<report::MetricSink> sink = nullptr;  // none as long as the disk is full
     report::MetricSink& started();
   };
-  void settle();  // learns how the pending checkpoint has ended
   void remove_earlier_run() const;
   void remove_leftovers() const;
   std::vector<report::MetricRow> earlier_rows() const;
@@ -86,8 +95,9 @@ class RunRecord {
   std::vector<Sink> sinks_;
   report::TensorBoardSink* tensorboard_ = nullptr;  // one of the sinks, once it is started
   bool saved_ = false;
-  bool pending_ = false;  // a checkpoint whose end is not known yet
-  int disk_error_ = 0;    // of the last checkpoint that could not be written
+  bool pending_ = false;        // a checkpoint whose end is not known yet
+  std::function<void()> undo_;  // of that one
+  int disk_error_ = 0;          // of the last checkpoint that could not be written
   CheckpointWriter writer_;
 };
 

@@ -37,4 +37,10 @@ Requests StopAgreement::now() {
   return {agreed[0] > 0, agreed[1] > 0, agreed[2] > 0};
 }
 
+void StopAgreement::end(const std::function<void()>& save) {
+  signals_.take_over();
+  save();
+  signals_.let_go();
+}
+
 }  // namespace ddprun::train

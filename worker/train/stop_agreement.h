@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 
 #include "worker/ddp/process_group.h"
 #include "worker/train/noted_signals.h"
@@ -27,6 +28,10 @@ class StopAgreement {
   Requests after_step();
   /// Exchanges now. Every rank calls it.
   Requests now();
+
+  /// For when no step is left: save() is not disturbed by a signal. From then on they have the actions again
+  /// that they had before, and a SIGTERM that nobody heeded takes its course.
+  void end(const std::function<void()>& save);
 
  private:
   using Clock = std::chrono::steady_clock;

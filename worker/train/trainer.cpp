@@ -31,13 +31,13 @@ class Trainer {
         options_(options),
         group_(group),
         monitor_(choose_monitor(task, options.checkpoint.monitor)),
-        resumed_(find_resumed(options, task.name, group)),
+        resumed_(find_resumed(options, task, group)),
         resources_(group, options.gpu_uuid),
         log_(task, options, group, resumed_ ? std::optional(resumed_->state.step) : std::nullopt),
         model_(task, group, options, run_length(task, options, group),
                monitor_mode(options.checkpoint, monitor_)),
         callbacks_(make_callbacks(options, monitor_, group, model_, resumed_.has_value())),
-        saver_(options, monitor_, group, model_, callbacks_, log_.record()),
+        saver_(task, options, monitor_, group, model_, callbacks_, log_.record()),
         evaluation_(task, options, group, model_, resources_, log_),
         sampler_(task.train_set->size(), group.size(), group.rank(), {.seed = options.seed}),
         loader_(*task.train_set, {.batch_size = options.batch_size,
@@ -56,6 +56,7 @@ class Trainer {
       log_.terminate(saver_.last_path());
       return Ending::kTerminated;
     }
+    agreement_.end([&] { saver_.wait(); });
     evaluation_.test_at_end(at_, saver_.best_path());
     evaluation_.draw_figures(at_.step);
     finish();
@@ -73,8 +74,8 @@ class Trainer {
     const auto& state = resumed_->state;
     at_.step = state.step;
     at_.epoch = state.position.epoch;
-    resumed_samples_ = state.position.samples;
-    load_totals(totals_, *resumed_, group_);
+    next_epoch_.samples = state.position.samples;
+    load_sums({totals_, next_epoch_.losses}, *resumed_, group_);
     log_.print("resumed from " + resumed_->path.string() + " at step " + std::to_string(at_.step));
     resumed_.reset();  // its tensors have been copied
   }
@@ -111,13 +112,14 @@ class Trainer {
 
   void begin_epoch() {
     task_.module->train();
-    sampler_.set_epoch(at_.epoch, resumed_samples_);
-    epoch_ = {};
+    epoch_ = std::exchange(next_epoch_, {});
+    epoch_.begin = Clock::now();
+    sampler_.set_epoch(at_.epoch, epoch_.samples);
     epoch_.indices = sampler_.indices();
     // Padding is at the end of the sampler's order: trained on, but not counted twice in the metrics.
     epoch_.to_count = sampler_.num_without_padding();
     if (options_.parallel.join) epoch_.indices.resize(static_cast<std::size_t>(epoch_.to_count));
-    epoch_.samples = epoch_.first_samples = std::exchange(resumed_samples_, 0);
+    epoch_.first_samples = epoch_.samples;
     epoch_.batch = epoch_.first_batch = epoch_.samples / (group_.size() * options_.batch_size);
     loader_.start_epoch(epoch_.indices, at_.epoch);
     epoch_.batches = epoch_.batch + loader_.batches();
@@ -144,7 +146,7 @@ class Trainer {
     const auto step_of_epoch = (epoch_.batch + options_.accumulate - 1) / options_.accumulate - 1;
     if (step_of_epoch % options_.log_interval == 0 || epoch_.done()) log_step();
     if (log_.bar_is_due()) show_progress();
-    if (task_.epoch_end_line) epoch_.loss_sum += losses_.sum();
+    if (task_.epoch_end_line) epoch_.losses.add(losses_);
     at_.indices = epoch_.newest(losses_.batches(), options_.batch_size);
     for (const auto& callback : callbacks_) callback->on_step(at_, control_);
     losses_.clear();
@@ -181,14 +183,13 @@ class Trainer {
   }
 
   RankEpoch rank_epoch() const {
-    const auto done = std::max<std::int64_t>(1, epoch_.batch - epoch_.first_batch);
     return {group_.rank(),
             group_.device().is_cuda() ? "GPU" : "CPU",
             at_.epoch,
             options_.epochs,
             std::min(options_.batch_size, static_cast<std::int64_t>(epoch_.indices.size())),
             epoch_.batches,
-            epoch_.loss_sum / static_cast<double>(done)};
+            epoch_.losses.mean()};
   }
 
   // -- what follows --
@@ -219,21 +220,22 @@ class Trainer {
     if (judges_epochs())
       for (const auto& callback : callbacks_) callback->on_validation(at_, control_);
     totals_ = Totals(task_.measures);
+    epoch_.losses = {};
     const bool due = at_.epoch % options_.checkpoint.save_every == 0;
     const bool with_weights = due && !task_.weights_file.empty();
-    if (due || at_.epoch + 1 >= options_.epochs || over())
-      save({at_.epoch + 1, 0}, judges_epochs() ? Occasion::kValidation : Occasion::kStep,
-           with_weights ? options_.out / task_.weights_file : "");
-    if (with_weights) log_.print(task_.weights_line(at_.epoch));
+    if ((due || at_.epoch + 1 >= options_.epochs || over()) &&
+        save({at_.epoch + 1, 0}, judges_epochs() ? Occasion::kValidation : Occasion::kStep,
+             with_weights ? options_.out / task_.weights_file : ""))
+      log_.print(task_.weights_line(at_.epoch));
     ++at_.epoch;
   }
 
   /// In the middle of an epoch, or after its last step.
   void save(Occasion occasion) { save({at_.epoch, epoch_.samples}, occasion); }
 
-  void save(const Position& position, Occasion occasion, const std::filesystem::path& weights = {}) {
+  bool save(const Position& position, Occasion occasion, const std::filesystem::path& weights = {}) {
     model_.synchronize_buffers();
-    saver_.save(at_, position, totals_.sums(), occasion, weights);
+    return saver_.save(at_, position, {totals_, epoch_.losses}, occasion, weights);
   }
 
   void finish() {
@@ -275,10 +277,9 @@ class Trainer {
   TrainState at_;
   Control control_;
   bool terminated_ = false;
-  EpochProgress epoch_;
-  Totals totals_{task_.measures};  // of this epoch and rank
+  EpochProgress epoch_, next_epoch_;  // the next: where a resumed run goes on
+  Totals totals_{task_.measures};     // of this epoch and rank
   StepLosses losses_;
-  std::int64_t resumed_samples_ = 0;
 };
 
 }  // namespace

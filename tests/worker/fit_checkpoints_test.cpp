@@ -1,0 +1,199 @@
+// What a training leaves on the disk, and how it goes on from there.
+#include <torch/nn/modules/linear.h>
+#include <torch/types.h>
+
+#include <chrono>
+#include <csignal>
+#include <filesystem>
+#include <functional>
+#include <initializer_list>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <thread>
+#include <utility>
+
+#include "common/errors.h"
+#include "common/files.h"
+#include "tests/support/catch.h"
+#include "tests/support/run_ranks.h"
+#include "tests/support/small_disk.h"
+#include "worker/train/checkpoint.h"
+#include "worker/train/state_dict_file.h"
+#include "worker/train/trainer.h"
+
+using namespace ddprun;
+using namespace ddprun::train;
+using ddprun::ddp::ProcessGroup;
+using ddprun::test::ContainsSubstring;
+using ddprun::test::fill_disk;
+using ddprun::test::on_a_small_disk;
+using ddprun::test::run_ranks;
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr std::int64_t kExamples = 8, kBatch = 2, kSteps = kExamples / kBatch;  // of an epoch
+
+/// Example i is the number i.
+class Numbered : public data::Dataset {
+ public:
+  explicit Numbered(std::int64_t size, std::function<void()> at_batch = {})
+      : size_(size), at_batch_(std::move(at_batch)) {}
+  std::int64_t size() const override { return size_; }
+  data::Batch get_batch(const std::vector<std::int64_t>& indices) const override {
+    if (at_batch_) at_batch_();
+    const auto i = torch::tensor(indices, torch::kInt64);
+    return {i.to(torch::kFloat32).view({-1, 1}), i};
+  }
+
+ private:
+  std::int64_t size_;
+  std::function<void()> at_batch_;
+};
+
+using AtStep = std::function<void(std::int64_t step)>;
+
+/// Calls at_step before each step of the training, from 0. Its val_acc is 0.1 after the first epoch, 0.2
+/// after the second, and so on.
+Task make_task(const AtStep& at_step = {}) {
+  torch::manual_seed(5);
+  torch::nn::Linear model(1, 1);
+  Task task;
+  task.name = "numbered";
+  task.data_source = "nowhere";
+  task.module = model.ptr();
+  task.train_set = task.validation_set = task.test_set = std::make_shared<Numbered>(kExamples);
+  task.eval_batch_size = 4;
+  task.measures = {"acc"};
+  task.step = [model, at_step, step = std::int64_t{0}](const data::Batch& batch) mutable {
+    if (model->is_training()) {
+      if (at_step) at_step(step);
+      ++step;
+    }
+    const auto losses = (model->forward(batch.input) / 10).square().squeeze(1);
+    const auto epochs = static_cast<double>((step + kSteps - 1) / kSteps);
+    return StepResult{losses, {{"acc", torch::full_like(losses, 0.1 * epochs)}}};
+  };
+  return task;
+}
+
+TrainerOptions options_in(const fs::path& out, std::int64_t epochs) {
+  fs::create_directories(out);
+  TrainerOptions options;
+  options.epochs = epochs;
+  options.batch_size = kBatch;
+  options.progress = options.tensorboard = options.report = false;
+  options.out = out;
+  options.checkpoint.monitor = "val_acc";
+  options.checkpoint.top_k = 1;
+  options.checkpoint.filename = "{epoch}";
+  return options;
+}
+
+void run(Task task, const TrainerOptions& options, int ranks = 1) {
+  run_ranks(ranks, [&](const ProcessGroup& group) {
+    ::signal(SIGTERM, SIG_DFL);  // and not Catch2's handler
+    fit(task, options, group);
+  });
+}
+
+std::set<std::string> checkpoints_in(const fs::path& out) {
+  std::set<std::string> names;
+  for (const auto& entry : fs::directory_iterator(out / "checkpoints"))
+    names.insert(entry.path().filename().string());
+  return names;
+}
+
+void wait_for(const fs::path& file) {
+  while (!fs::exists(file)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
+}  // namespace
+
+TEST_CASE("one of the best checkpoints that had no place on the disk counts as if it had never been",
+          "[fit]") {
+  const TempDir dir;
+  on_a_small_disk(dir.path(), "size=1m", [](const fs::path& disk) {
+    for (const std::int64_t epochs : {2, 3}) {
+      auto options = options_in(disk / std::to_string(epochs), epochs);
+      const auto folder = options.out / "checkpoints";
+      // In the third epoch the first step's save waits for what became of the second epoch's.
+      options.checkpoint.every_steps = 2 * kSteps + 1;
+      const auto at_step = [&](std::int64_t step) {
+        if (step == kSteps) {
+          wait_for(folder / "epoch=0.pt");
+          fill_disk(disk / "filler");
+        }
+        if (step == 2 * kSteps + 1) fs::remove(disk / "filler");
+      };
+      run(make_task(at_step), options);  // with a test of the best one at its end
+      fs::remove(disk / "filler");
+      const auto kept = checkpoints_in(options.out);
+      ensure(epochs != 2 || kept.contains("epoch=0.pt"), "the best that is there stays");
+      ensure(epochs != 3 || (kept == std::set<std::string>{"epoch=2.pt", "last.pt"}), "and makes way later");
+    }
+  });
+}
+
+TEST_CASE("weights of their own that have no place on the disk end no run", "[fit]") {
+  const TempDir dir;
+  on_a_small_disk(dir.path(), "size=1m", [](const fs::path& disk) {
+    auto options = options_in(disk / "run", 2);
+    options.checkpoint.top_k = 0;
+    auto task = make_task([&](std::int64_t step) {
+      if (step != kSteps) return;
+      wait_for(options.out / "checkpoints/last.pt");
+      fill_disk(disk / "filler");
+    });
+    task.weights_file = "weights.pt";
+    task.weights_line = [](std::int64_t epoch) { return "weights of epoch " + std::to_string(epoch); };
+    run(task, options);
+    ensure(read_weights(options.out / "weights.pt").size() == 2, "the earlier ones are there");
+  });
+}
+
+TEST_CASE("where the best checkpoint is gone the newest weights are tested", "[fit]") {
+  const TempDir dir;
+  auto options = options_in(dir.path(), 1);
+  run(make_task(), options);
+  const auto summary = [&] { return nlohmann::json::parse(read_file(dir.path() / "summary.json")); };
+  REQUIRE(summary()["best_checkpoint"] == (dir.path() / "checkpoints/epoch=0.pt").string());
+  fs::remove(dir.path() / "checkpoints/epoch=0.pt");
+  options.checkpoint.resume = (dir.path() / "checkpoints/last.pt").string();
+  run(make_task(), options);
+  CHECK_FALSE(summary().contains("best_checkpoint"));
+  CHECK(summary().contains("test_loss"));
+}
+
+TEST_CASE("SIGTERM after the last step ends the process, with its checkpoint on the disk", "[fit]") {
+  const TempDir dir;
+  auto task = make_task();
+  const auto terminating = std::make_shared<Numbered>(kExamples, [] { ::kill(::getpid(), SIGTERM); });
+  SECTION("in the last validation") { task.validation_set = terminating; }
+  SECTION("in the test at the end") { task.test_set = terminating; }
+  auto options = options_in(dir.path(), 1);
+  options.sanity_batches = 0;
+  CHECK_THROWS_WITH(run(task, options), ContainsSubstring("SIGTERM"));
+  CHECK_FALSE(fs::exists(dir.path() / "summary.json"));
+  CHECK(read_checkpoint(dir.path() / "checkpoints/last.pt").position.epoch == 1);
+}
+
+TEST_CASE("a resumed epoch tells every rank's mean loss of the whole epoch", "[fit]") {
+  const TempDir dir;
+  auto task = make_task();
+  const auto losses = [&](const char* name, std::initializer_list<std::int64_t> steps) {
+    auto options = options_in(dir.path() / name, 1);
+    options.checkpoint.resume = "auto";
+    task.epoch_end_line = [out = options.out](const RankEpoch& epoch) {
+      write_file_atomic(out / ("loss." + std::to_string(epoch.rank)), std::to_string(epoch.loss));
+      return std::string("an epoch");
+    };
+    for (const auto max_steps : steps) {
+      options.max_steps = max_steps;
+      run(task, options, 2);
+    }
+    return std::pair(read_file(options.out / "loss.0"), read_file(options.out / "loss.1"));
+  };
+  CHECK(losses("parts", {1, 2}) == losses("whole", {2}));
+}
