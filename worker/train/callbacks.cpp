@@ -111,7 +111,7 @@ std::vector<std::unique_ptr<Callback>> make_callbacks(const TrainerOptions& opti
                                                       const ParallelModel& model, bool resumed) {
   std::vector<std::unique_ptr<Callback>> callbacks;
   const auto& checkpoint = options.checkpoint;
-  if (checkpoint.patience >= 0) {
+  if (checkpoint.patience > 0) {
     EarlyStoppingOptions stopping;
     stopping.monitor = monitor;
     stopping.min_delta = checkpoint.min_delta;
