@@ -96,6 +96,7 @@ class Trainer {
       heed(agreement_.now());
     }
     log_.clear_bar();
+    for (const auto& callback : callbacks_) callback->on_pause(at_);
     if (terminated_) return;
     evaluate_epoch();
     if (epoch_.done())
@@ -195,6 +196,7 @@ class Trainer {
 
   void validate_within_epoch() {
     const SecondsAdded elsewhere(epoch_.seconds_elsewhere);
+    for (const auto& callback : callbacks_) callback->on_pause(at_);
     at_.metrics = evaluation_.within_epoch(at_);
     for (const auto& callback : callbacks_) callback->on_validation(at_, control_);
     if (!epoch_.done()) save(Occasion::kValidation);
