@@ -218,6 +218,7 @@ TEST_CASE("a bad value is refused in one line that names flag, expectation and v
       {"--loader-threads", "65", "expected an integer from 0 to 64, got '65'"},
       {"--lr", "0", "--lr: expected a number above 0, got '0'"},
       {"--lr", "nan", "got 'nan'"},
+      {"--lr", "0x1p3", "--lr: expected a number above 0, got '0x1p3'"},
       {"--val-split", "1", "--val-split: expected a part from 0, below 1, got '1'"},
       {"--clip-norm", "-1", "--clip-norm: expected a number from 0, got '-1'"},
       {"--lr", "inf", "got 'inf'"},
