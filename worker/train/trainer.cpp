@@ -291,6 +291,7 @@ std::uint64_t rank_seed(std::uint64_t seed, int rank) {
 
 Ending fit(Task& task, const TrainerOptions& options, const ddp::ProcessGroup& group) {
   check_options(task, options);
+  if (group.rank() == 0) warn_if_test_set_judges(task, options);
   return Trainer(task, options, group).run();
 }
 
