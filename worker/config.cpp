@@ -23,7 +23,7 @@ std::vector<TaskHelp> task_helps() {
 }
 
 /// Sets what the words and their file say; the words win.
-void apply(const CommandLine& line, const std::vector<Setting>& settings) {
+void set_all(const CommandLine& line, const std::vector<Setting>& settings) {
   if (!line.config_file.empty()) {
     if (const auto task = task_of_toml(line.config_file); !task.empty() && task != line.task)
       throw UsageError(line.config_file.string() + ": is for the task " + task + ", not for " + line.task);
@@ -49,7 +49,7 @@ Config parse_config(int argc, const char* const* argv) {
       return set(text);
     };
   const auto line = parse_command_line(words, task_helps(), settings);
-  apply(line, settings);
+  set_all(line, settings);
   config.overwrite = line.overwrite;
   settle_defaults(config, given);
   check_combinations(config);
