@@ -70,8 +70,8 @@ data::ImageDataset open_images(const BenchOptions& options) {
   }
   if (options.task != "mnist")
     throw UsageError("unknown task '" + options.task + "', expected cifar10 or mnist");
-  transform.mean = {0.1307f};
-  transform.std = {0.3081f};
+  transform.mean = {data::kMnistMean};
+  transform.std = {data::kMnistStd};
   return {data::read_mnist(data::find_data(options.source, {"mnist", "fashion-mnist"}), data::Part::kTrain),
           data::ImageTransform(std::move(transform))};
 }

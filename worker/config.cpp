@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "common/errors.h"
 #include "worker/config/command_line.h"
@@ -22,7 +23,7 @@ std::vector<TaskHelp> task_helps() {
 }
 
 /// Sets what the words and their file say; the words win.
-void apply(const CommandLine& line, const std::vector<Setting>& settings) {
+void set_all(const CommandLine& line, const std::vector<Setting>& settings) {
   if (!line.config_file.empty()) {
     if (const auto task = task_of_toml(line.config_file); !task.empty() && task != line.task)
       throw UsageError(line.config_file.string() + ": is for the task " + task + ", not for " + line.task);
@@ -40,10 +41,17 @@ Config parse_config(int argc, const char* const* argv) {
   Config config;
   config.task = task_of_words(words);
   tasks::set_defaults(config);
-  const auto settings = all_settings(config);
+  std::set<std::string> given;
+  auto settings = all_settings(config);
+  for (auto& setting : settings)
+    setting.set = [&given, name = setting.name, set = setting.set](const std::string& text) {
+      given.insert(name);
+      return set(text);
+    };
   const auto line = parse_command_line(words, task_helps(), settings);
-  apply(line, settings);
+  set_all(line, settings);
   config.overwrite = line.overwrite;
+  settle_defaults(config, given);
   check_combinations(config);
   if (line.print_config) {
     std::cout << to_toml(config.task, settings, /*whole=*/true);

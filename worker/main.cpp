@@ -30,8 +30,9 @@ int main(int argc, char** argv) {
   const ddp::SignalThread dump_on_request(SIGUSR2, [] { ddp::dump_flight("SIGUSR2"); });
   config.train.heartbeat = Heartbeat(env.heartbeat_fd);  // early: its number is nobody else's yet
   // Early: LibTorch learns of CUDA now or never.
-  if (const auto chosen = ddp::choose_device(config.device, env.local_rank); chosen.device.is_cuda())
-    config.train.gpu_uuid = chosen.id;
+  const auto chosen = ddp::choose_device(config.device, env.local_rank);
+  if (chosen.device.is_cuda()) config.train.gpu_uuid = chosen.id;
+  check_precision(config, chosen.device);
   if (config.deterministic) make_deterministic();
   torch::manual_seed(config.train.seed);  // the same initial weights on every rank
   train::Task task = tasks::make_task(config);

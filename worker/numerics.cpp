@@ -3,7 +3,10 @@
 #include <ATen/Context.h>
 
 #include <cstdlib>
+#include <string>
+#include <utility>
 
+#include "common/errors.h"
 #include "common/logging.h"
 
 namespace ddprun {
@@ -13,6 +16,15 @@ void make_deterministic() {
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
   at::globalContext().setDeterministicCuDNN(true);
   at::globalContext().setBenchmarkCuDNN(false);
+}
+
+void check_precision(const Config& config, at::Device device) {
+  const auto& ddp = config.train.parallel;
+  if (config.train.precision.precision != train::Precision::k16Mixed || !device.is_cuda()) return;
+  for (const auto& [given, flag] : {std::pair(ddp.nan_check, "--nan-check"), std::pair(ddp.join, "--join")})
+    if (given)
+      throw UsageError(std::string(flag) +
+                       ": expected --precision=32 or --precision=bf16-mixed, got 16-mixed");
 }
 
 void settle_precision(Config& config, const ddp::ProcessGroup& group) {

@@ -1,15 +1,11 @@
 // Signals to ddprun, and its own death.
 
-#include <fcntl.h>
-#include <stdlib.h>
-#include <sys/ioctl.h>
-#include <termios.h>
 #include <unistd.h>
 
 #include <csignal>
 
-#include "common/unique_fd.h"
 #include "tests/integration/job.h"
+#include "tests/support/terminal.h"
 
 namespace ddprun::test {
 namespace {
@@ -169,31 +165,6 @@ TEST_CASE("a job goes on and ends in order when its guard is killed", "[launcher
   CHECK(ddprun.wait() == ExitStatus::exited(4));
   check_nothing_left(ddprun);
 }
-
-/// A terminal whose other end the test holds; the child gets it as its own, with its standard input.
-class Terminal {
- public:
-  Terminal() : ours_(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC)) {
-    if (!ours_ || ::grantpt(ours_.get()) != 0 || ::unlockpt(ours_.get()) != 0)
-      skip("no pseudo-terminals here");
-    name_ = ::ptsname(ours_.get());
-  }
-  void become_controlling() const {
-    ::setsid();
-    const int fd = ::open(name_.c_str(), O_RDWR);
-    ::ioctl(fd, TIOCSCTTY, 0);
-    termios modes{};
-    ::tcgetattr(fd, &modes);
-    modes.c_lflag |= TOSTOP;  // stops background groups that write
-    ::tcsetattr(fd, TCSANOW, &modes);
-    ::dup2(fd, STDIN_FILENO);
-  }
-  void type(const std::string& keys) const { CHECK(::write(ours_.get(), keys.data(), keys.size()) > 0); }
-
- private:
-  UniqueFd ours_;
-  std::string name_;
-};
 
 TEST_CASE("Ctrl-C in a terminal reaches every worker once", "[launcher]") {
   const Terminal terminal;

@@ -1,6 +1,7 @@
 // The documented trainings, by the real programs: their lines, files and losses.
 #include <fstream>
 
+#include "tests/integration/cifar10_files.h"
 #include "tests/integration/training_job.h"
 
 using namespace ddprun;
@@ -63,6 +64,46 @@ TEST_CASE("cifar10: the losses of thirty steps on two ranks are those of Python'
                        golden["environment"]));
   REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
   check_losses(dir.path() / "run", golden);
+}
+
+TEST_CASE("cifar10: channels last changes no loss", "[training]") {
+  const TempDir dir;
+  write_cifar10(dir.path() / "data", 80, 10);
+  std::vector<std::vector<std::string>> losses;
+  for (const char* flag : {"--channels-last=false", "--channels-last"}) {
+    const auto out = dir.path() / flag;
+    Child child(
+        training("cifar10", 0, out,
+                 {"--data=" + (dir.path() / "data").string(), "--max-steps=5", "--batch-size=16", "--lr=0.01",
+                  "--precision=32", "--val-on-test", "--stem=cifar", "--log-interval=1", flag}));
+    REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+    losses.push_back(values_of(out, "train_loss"));
+    losses.back().push_back(values_of(out, "val_loss").at(0));
+  }
+  REQUIRE(losses[0].size() == 5 + 1);
+  REQUIRE(losses[1].size() == losses[0].size());
+  for (std::size_t i = 0; i < losses[0].size(); ++i) {
+    CAPTURE(i);
+    CHECK(std::stod(losses[1][i]) == Approx(std::stod(losses[0][i])).epsilon(1e-3));
+  }
+}
+
+TEST_CASE("mnist says once if it is the test set that judges", "[training]") {
+  need_fashion_mnist();
+  const TempDir dir;
+  const auto warnings = [&, runs = 0](std::vector<std::string> flags) mutable {
+    flags.insert(flags.end(), {"--limit-train=32", "--limit-test=10", "--batch-size=8"});
+    Child child(mnist(2, dir.path() / std::to_string(++runs), small(flags)));
+    REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+    const auto lines = count_of("goes by test_loss", child.err());
+    CHECK(count_of("expected --val-split, or --monitor", child.err()) == lines);
+    return lines;
+  };
+  CHECK(warnings({"--patience=2", "--save-top-k=1"}) == 1);
+  CHECK(warnings({"--lr-schedule=plateau"}) == 1);
+  CHECK(warnings({"--patience=2", "--val-split=0.5"}) == 0);
+  CHECK(warnings({"--patience=2", "--monitor=test_loss"}) == 0);
+  CHECK(warnings({}) == 0);
 }
 
 TEST_CASE("toy prints the tutorial's lines and writes its checkpoint.pt", "[training]") {
@@ -143,7 +184,8 @@ TEST_CASE("linear names the line of a table that is wrong", "[training]") {
   std::ofstream(dir.path() / "table.csv") << "1,2,0\n3,4,2\n";
   Child child(training("linear", 0, dir.path() / "run", {"--data=" + (dir.path() / "table.csv").string()}));
   CHECK(child.wait() == ExitStatus::exited(1));
-  CHECK_THAT(child.err(), ContainsSubstring("table.csv") && ContainsSubstring("2"));
+  CHECK_THAT(child.err(),
+             ContainsSubstring("table.csv: line 2, column 3: expected a label that is 0 or 1, got '2'"));
 }
 
 TEST_CASE("cifar10 learns to tell real pictures apart", "[training]") {

@@ -3,6 +3,17 @@
 
 namespace ddprun {
 
+void settle_defaults(Config& config, const std::set<std::string>& given) {
+  auto& optim = config.train.optim;
+  auto& checkpoint = config.train.checkpoint;
+  const auto is_default = [&](const char* name) { return given.count(name) == 0; };
+  if (optim.clip_value > 0 && is_default("clip-norm")) optim.clip_norm = 0;
+  // Without a validation its metrics are nothing to judge or name checkpoints by.
+  if (config.data.val_split > 0 || config.data.val_on_test) return;
+  if (is_default("monitor")) checkpoint.monitor.clear();
+  if (is_default("checkpoint-name")) checkpoint.filename.clear();
+}
+
 void check_combinations(const Config& config) {
   const auto& train = config.train;
   const auto& ddp = train.parallel;
@@ -25,9 +36,6 @@ void check_combinations(const Config& config) {
   refuse(train.checkpoint.every_steps > 0 && ddp.join, "--checkpoint-every-steps", "--join");
   refuse(ddp.fsdp && train.optim.ema > 0, "--fsdp", "--ema");
   refuse(ddp.fsdp && train.precision.channels_last, "--fsdp", "--channels-last");
-  const bool scaled = train.precision.precision == train::Precision::k16Mixed;
-  refuse(scaled && ddp.nan_check, "--precision=16-mixed", "--nan-check");
-  refuse(scaled && ddp.join, "--precision=16-mixed", "--join");
   refuse(train.optim.clip_norm > 0 && train.optim.clip_value > 0, "--clip-norm", "--clip-value");
   refuse(!config.sam.checkpoint.empty() && !config.model.init_weights.empty(), "--checkpoint",
          "--init-weights");

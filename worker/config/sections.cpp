@@ -5,7 +5,8 @@ namespace {
 
 using Settings = std::vector<Setting>;
 
-Range positive(std::string expected = "a number above 0") { return {0, 1e30, true, std::move(expected)}; }
+Range positive() { return {0, 1e30, true, "a number above 0"}; }
+Range from_zero() { return {0, 1e30, false, "a number from 0"}; }
 
 /// cosine: units, or the word epochs for all that the run has.
 Setting t_max(std::int64_t& target) {
@@ -51,8 +52,8 @@ Settings data_settings(Config& config) {
           .only({"linear", "mnist", "cifar10", "sam"}),
       integer("limit-test", data.limit_test, 1, kMaxCount, "use only the first N test samples")
           .only({"mnist", "cifar10"}),
-      number("val-split", data.val_split, {0, 0.999, true, "a part above 0 and below 1"},
-             "this part of the training set is for validation")
+      number("val-split", data.val_split, {0, 0.999, false, "a part from 0, below 1"},
+             "this part of the training set is for validation; 0: none")
           .only({"linear", "mnist", "cifar10", "sam"}),
       boolean("val-on-test", data.val_on_test, "validation on the test set, as the document has it")
           .only({"cifar10"}),
@@ -118,8 +119,7 @@ Settings optim_settings(Config& config) {
                              {"adadelta", OptimizerKind::kAdadelta}},
                             "sgd, adam, adamw or adadelta"),
       number("momentum", optim.optimizer.momentum, {0, 1, false, "a number from 0 to 1"}, "of sgd"),
-      number("weight-decay", optim.optimizer.weight_decay, {0, 1e30, false, "a number from 0"},
-             "(default: adamw 0.01, else 0)"),
+      number("weight-decay", optim.optimizer.weight_decay, from_zero(), "(default: adamw 0.01, else 0)"),
       choice<bool>("scale-lr", optim.scale_lr, {{"none", false}, {"linear", true}},
                    "linear: learning rate x ranks"),
       choice<LrScheduleKind>("lr-schedule", optim.schedule,
@@ -138,8 +138,8 @@ Settings optim_settings(Config& config) {
       integer("plateau-patience", optim.plateau_patience, 0, kMaxInt,
               "plateau: epochs without a better --monitor before the learning rate falls"),
       integer("warmup-steps", optim.warmup_steps, 0, kMaxInt, "optimizer steps of linear warm-up"),
-      number("clip-norm", optim.clip_norm, positive(), "gradients' norm at most"),
-      number("clip-value", optim.clip_value, positive(), "every gradient's absolute value at most"),
+      number("clip-norm", optim.clip_norm, from_zero(), "gradients' norm at most; 0: any"),
+      number("clip-value", optim.clip_value, from_zero(), "every gradient's absolute value at most; 0: any"),
       number("ema", optim.ema, {0, 1, true, "a decay above 0, 1 at most"},
              "evaluate moving averages of the weights, of this decay"),
   };

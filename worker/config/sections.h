@@ -1,6 +1,8 @@
 // The settings of each section, bound to the configuration that they set.
 #pragma once
 
+#include <set>
+#include <string>
 #include <vector>
 
 #include "worker/config.h"
@@ -20,7 +22,12 @@ std::vector<Setting> report_settings(Config& config);
 /// All of them, each with its section's name. The configuration must outlive them.
 std::vector<Setting> all_settings(Config& config);
 
-/// throws  UsageError for settings that exclude each other
+/// Defaults of the task give way to what was given and does not go with them.
+///
+/// given  the names of the settings that the command line or the file has set
+void settle_defaults(Config& config, const std::set<std::string>& given);
+
+/// throws  UsageError for settings that exclude each other on every device
 void check_combinations(const Config& config);
 
 }  // namespace ddprun

@@ -71,7 +71,8 @@ Settings checkpoint_settings(Config& config) {
           .type("METRIC"),
       choice("mode", checkpoint.mode, {"min", "max"},
              "whether less or more of it is better (default: by its name)"),
-      integer("patience", checkpoint.patience, 0, kMaxInt, "ends after N validations without a better one"),
+      integer("patience", checkpoint.patience, 0, kMaxInt,
+              "ends after N validations without a better one; 0: never"),
       number("min-delta", checkpoint.min_delta, {0, 1e30, false, "a number from 0"},
              "by how much it must be better"),
   };

@@ -12,7 +12,9 @@ namespace {
 std::optional<double> parse_number(const std::string& text, const Range& range) {
   char* end = nullptr;
   const double value = std::strtod(text.c_str(), &end);
-  const bool whole = !text.empty() && *end == '\0' && !std::isspace(static_cast<unsigned char>(text[0]));
+  const bool decimal = text.find_first_of("xX") == std::string::npos;
+  const bool whole =
+      decimal && !text.empty() && *end == '\0' && !std::isspace(static_cast<unsigned char>(text[0]));
   const bool inside = value <= range.high && (range.open_low ? value > range.low : value >= range.low);
   if (!whole || !std::isfinite(value) || !inside) return std::nullopt;
   return value;

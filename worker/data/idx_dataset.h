@@ -27,6 +27,9 @@ torch::Tensor read_idx(const std::filesystem::path& path, int dimensions);
 /// throws   IoError naming the file that is missing or wrong
 Images read_mnist(const std::filesystem::path& folder, Part part, std::int64_t limit = 0);
 
+/// Mean and standard deviation of MNIST's training pixels, which PyTorch's example uses for every data set.
+inline constexpr float kMnistMean = 0.1307f, kMnistStd = 0.3081f;
+
 /// MNIST or Fashion-MNIST with `input = (pixel / 255 - mean) / std` and nothing at random.
 class IdxDataset : public ImageDataset {
  public:

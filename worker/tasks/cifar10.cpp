@@ -3,38 +3,36 @@
 
 #include <cstdio>
 #include <memory>
+#include <utility>
 
 #include "worker/data/cifar10_dataset.h"
 #include "worker/data/image_dataset.h"
 #include "worker/data/locate.h"
 #include "worker/models/resnet.h"
 #include "worker/tasks/class_samples.h"
+#include "worker/tasks/init_weights.h"
 #include "worker/tasks/registry.h"
 #include "worker/tasks/validation_split.h"
 #include "worker/train/losses.h"
-#include "worker/train/state_dict_file.h"
 
 namespace ddprun::tasks {
 namespace {
 
-PixelScale pixel_scale() { return {{0.4914f, 0.4822f, 0.4465f}, {0.2023f, 0.1994f, 0.2010f}}; }
+PixelScale pixel_scale() {
+  return {{data::kCifar10Mean.begin(), data::kCifar10Mean.end()},
+          {data::kCifar10Std.begin(), data::kCifar10Std.end()}};
+}
 
-data::ImageTransform::Options transform(const Config& config, bool augment) {
+std::shared_ptr<const data::Dataset> images(const data::Images& images, const Config& config, bool augment) {
   data::ImageTransform::Options options;
   const auto scale = pixel_scale();
   options.mean = scale.mean;
   options.std = scale.std;
+  options.padding = augment ? 4 : 0;
+  options.flip = augment;
   options.seed = config.train.seed;
   options.channels_last = config.train.precision.channels_last;
-  if (augment) {
-    options.padding = 4;
-    options.flip = true;
-  }
-  return options;
-}
-
-std::shared_ptr<const data::Dataset> images(const data::Images& images, const Config& config, bool augment) {
-  return std::make_shared<data::ImageDataset>(images, data::ImageTransform(transform(config, augment)));
+  return std::make_shared<data::ImageDataset>(images, data::ImageTransform(std::move(options)));
 }
 
 std::string train_line(const train::TrainProgress& progress) {
@@ -51,8 +49,7 @@ void add_data(train::Task& task, const Config& config) {
   // What is not split is not read further than its limit.
   const bool split = config.data.val_split > 0 && !config.data.val_on_test;
   const auto train = data::read_cifar10(folder, data::Part::kTrain, split ? 0 : config.data.limit_train);
-  const auto test = data::read_cifar10(folder, data::Part::kTest);
-  const auto test_set = images(test, config, false);
+  const auto test_set = images(data::read_cifar10(folder, data::Part::kTest), config, false);
   auto options = config;
   if (!split) options.data.val_split = 0;
   const auto parts =
@@ -65,8 +62,7 @@ void add_data(train::Task& task, const Config& config) {
 
 train::Task make_cifar10(const Config& config) {
   models::ResNet18 model(10, config.model.stem == "cifar" ? models::Stem::kCifar : models::Stem::kImagenet);
-  if (!config.model.init_weights.empty())
-    train::load_weights(*model, train::read_weights(config.model.init_weights), config.model.init_weights);
+  init_weights(*model, config);
 
   train::Task task;
   task.name = "cifar10";
@@ -90,10 +86,8 @@ void set_documents_defaults(Config& config) {
   train.epochs = 50;
   train.loader_threads = 2;
   config.data.val_split = 0.1;
-  train.optim.optimizer.kind = train::OptimizerKind::kSgd;
-  train.optim.optimizer.lr = 0.1;
-  train.optim.optimizer.momentum = 0.9;
-  train.optim.optimizer.weight_decay = 5e-4;
+  train.optim.optimizer = {
+      .kind = train::OptimizerKind::kSgd, .lr = 0.1, .weight_decay = 5e-4, .momentum = 0.9};
   train.optim.scale_lr = true;
   train.optim.schedule = train::LrScheduleKind::kCosine;
   train.optim.t_max = 200;
@@ -116,9 +110,8 @@ TaskEntry cifar10_task() {
   entry.footer =
       "--data takes the folder of CIFAR-10's binary version, or cifar10; without it that is looked for in\n"
       "$DDPRUN_DATA and the cache folder (scripts/get_data.sh cifar10 fetches it).\n"
-      "The cosine's --t-max 200 is the document's: of its 50 epochs the learning rate never falls below "
-      "0.85\n"
-      "of the first; --t-max epochs lets it fall to 0.";
+      "The cosine's --t-max 200 is the document's: of its 50 epochs the learning rate never falls below\n"
+      "0.85 of the first; --t-max epochs lets it fall to 0.";
   entry.set_defaults = set_documents_defaults;
   entry.make = make_cifar10;
   return entry;

@@ -8,10 +8,10 @@
 
 #include "worker/data/table_dataset.h"
 #include "worker/data/toy_datasets.h"
+#include "worker/tasks/init_weights.h"
 #include "worker/tasks/registry.h"
 #include "worker/tasks/validation_split.h"
 #include "worker/train/losses.h"
-#include "worker/train/state_dict_file.h"
 
 namespace ddprun::tasks {
 namespace {
@@ -30,8 +30,7 @@ train::Task make_linear(const Config& config) {
   auto samples = std::make_shared<data::TensorDataset>(
       table.empty() ? data::make_linear_dataset() : data::read_table(table, data::Label::kZeroOrOne));
   torch::nn::Linear model(samples->input().size(1), 1);
-  if (!config.model.init_weights.empty())
-    train::load_weights(*model, train::read_weights(config.model.init_weights), config.model.init_weights);
+  init_weights(*model, config);
 
   train::Task task;
   task.name = "linear";

@@ -9,16 +9,12 @@
 #include "worker/data/locate.h"
 #include "worker/models/mnist_cnn.h"
 #include "worker/tasks/class_samples.h"
+#include "worker/tasks/init_weights.h"
 #include "worker/tasks/registry.h"
 #include "worker/tasks/validation_split.h"
-#include "worker/train/state_dict_file.h"
 
 namespace ddprun::tasks {
 namespace {
-
-// Mean and standard deviation of MNIST's training pixels, which the example uses for every data set.
-constexpr float kMean = 0.1307f;
-constexpr float kStd = 0.3081f;
 
 /// The files tell no names; only the folder may tell which of the two data sets it is.
 std::vector<std::string> class_names(const std::filesystem::path& folder) {
@@ -41,8 +37,7 @@ std::string train_line(const train::TrainProgress& progress) {
 train::Task make_mnist(const Config& config) {
   const auto folder = data::find_data(config.data.source, {"mnist", "fashion-mnist"});
   models::MnistCnn model(config.model.dropout);
-  if (!config.model.init_weights.empty())
-    train::load_weights(*model, train::read_weights(config.model.init_weights), config.model.init_weights);
+  init_weights(*model, config);
 
   train::Task task;
   task.name = "mnist";
@@ -50,15 +45,16 @@ train::Task make_mnist(const Config& config) {
   task.module = model.ptr();
   // What is not split is not read further than its limit.
   const auto read = config.data.val_split > 0 ? 0 : config.data.limit_train;
-  const auto all = std::make_shared<data::IdxDataset>(folder, data::Part::kTrain, kMean, kStd, read);
+  const auto all =
+      std::make_shared<data::IdxDataset>(folder, data::Part::kTrain, data::kMnistMean, data::kMnistStd, read);
   const auto split = split_for_validation(all, all, config);
   task.train_set = split.train;
   task.validation_set = split.validation;
-  task.test_set =
-      std::make_shared<data::IdxDataset>(folder, data::Part::kTest, kMean, kStd, config.data.limit_test);
+  task.test_set = std::make_shared<data::IdxDataset>(folder, data::Part::kTest, data::kMnistMean,
+                                                     data::kMnistStd, config.data.limit_test);
   task.test_every_epoch = true;
   task.measures = {"acc"};
-  add_class_samples(task, {{kMean}, {kStd}}, class_names(folder));
+  add_class_samples(task, {{data::kMnistMean}, {data::kMnistStd}}, class_names(folder));
   task.step = [model](const data::Batch& batch) mutable {
     const auto output_BK = model->forward(batch.input);
     return train::StepResult{torch::nll_loss(output_BK, batch.target, {}, torch::Reduction::None),

@@ -7,10 +7,10 @@
 
 #include "common/logging.h"
 #include "worker/data/toy_datasets.h"
+#include "worker/tasks/init_weights.h"
 #include "worker/tasks/registry.h"
 #include "worker/tasks/validation_split.h"
 #include "worker/train/losses.h"
-#include "worker/train/state_dict_file.h"
 
 namespace ddprun::tasks {
 namespace {
@@ -34,8 +34,7 @@ train::Task make_toy(const Config& config) {
   // The data first, then the weights: in the order in which a Python script draws them.
   auto pairs = std::make_shared<data::TensorDataset>(data::make_toy_dataset());
   torch::nn::Linear model(20, 1);
-  if (!config.model.init_weights.empty())
-    train::load_weights(*model, train::read_weights(config.model.init_weights), config.model.init_weights);
+  init_weights(*model, config);
 
   train::Task task;
   task.name = "toy";

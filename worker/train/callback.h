@@ -48,6 +48,8 @@ class Callback {
   virtual ~Callback() = default;
   /// After an optimizer step.
   virtual void on_step(const TrainState&, Control&) {}
+  /// After the last of some steps in a row: a validation or the end of the epoch comes, however early.
+  virtual void on_pause(const TrainState&) {}
   /// After a validation, or an epoch without one. Not after the check before the training.
   virtual void on_validation(const TrainState&, Control&) {}
 

@@ -1,7 +1,11 @@
 #include "worker/train/callbacks.h"
 
 #include <cerrno>
+#include <exception>
 #include <fstream>
+#include <optional>
+#include <string>
+#include <utility>
 
 #include "common/errors.h"
 #include "common/files.h"
@@ -60,45 +64,66 @@ class IndexLog : public Callback {
   std::ofstream file_;
 };
 
-/// Records ten steps of this rank, once the first ones are over.
+/// Records ten steps of this rank, once the first ones are over; fewer where something else comes between.
 class ProfileCallback : public Callback {
  public:
   ProfileCallback(std::filesystem::path folder, const ParallelModel& model, bool cuda)
-      : folder_(std::move(folder)), model_(model), profiler_(cuda) {}
+      : folder_(std::move(folder)), model_(model), cuda_(cuda) {}
+  ~ProfileCallback() override {
+    if (!over_)
+      log_warning("--profile: nothing was recorded in " + std::to_string(steps_) + " steps; expected " +
+                  std::to_string(kFirst + 1) + " or more, two of them in a row within an epoch");
+  }
 
   void on_step(const TrainState& state, Control&) override {
     ++steps_;
-    if (steps_ == kFirst) {
-      begin_ = Clock::now();
-      data_wait_ = state.data_wait;
-      profiler_.start();
-    } else if (steps_ == kFirst + kRecorded) {
+    if (over_ || steps_ < kFirst) return;
+    if (!profiler_)
+      begin(state);
+    else if (++recorded_ == kMost)
       finish(state);
-    }
   }
-  void on_validation(const TrainState& state, Control&) override {
-    if (profiler_.recording() && steps_ > kFirst) finish(state);
+  void on_pause(const TrainState& state) override {
+    if (profiler_ && recorded_ > 0)
+      finish(state);
+    else
+      profiler_.reset();  // the next step begins anew, or what comes between would be recorded as steps
   }
 
  private:
-  static constexpr std::int64_t kFirst = 5, kRecorded = 10;
+  static constexpr std::int64_t kFirst = 5, kMost = 10;
 
+  void begin(const TrainState& state) {
+    begin_ = Clock::now();
+    data_wait_ = state.data_wait;
+    profiler_.emplace(cuda_).start();
+  }
+
+  /// A profile is not worth a run: what goes wrong with it is a warning.
   void finish(const TrainState& state) {
     const auto ddp = model_.statistics();
-    const auto steps = steps_ - kFirst;
-    const auto seconds = [&](std::int64_t ns) { return static_cast<double>(ns * steps) / 1e9; };
-    const StepTimes times{steps, seconds_since(begin_), state.data_wait - data_wait_,
+    const auto seconds = [&](std::int64_t ns) { return static_cast<double>(ns * recorded_) / 1e9; };
+    const StepTimes times{recorded_, seconds_since(begin_), state.data_wait - data_wait_,
                           seconds(ddp.communication_ns), seconds(ddp.overlap_ns)};
-    std::error_code ignored;  // what is written next says so
-    std::filesystem::create_directories(folder_, ignored);
-    write_file_atomic(folder_ / "operators.txt", profiler_.stop(folder_ / "trace.json", times));
-    log_info("profile of " + std::to_string(steps) + " steps: " + (folder_ / "operators.txt").string());
+    over_ = true;
+    try {
+      std::error_code ignored;  // what is written next says so
+      std::filesystem::create_directories(folder_, ignored);
+      write_file_atomic(folder_ / "operators.txt", profiler_->stop(folder_ / "trace.json", times));
+      log_info("profile of " + std::to_string(recorded_) + (recorded_ == 1 ? " step: " : " steps: ") +
+               (folder_ / "operators.txt").string());
+    } catch (const std::exception& error) {
+      log_warning(std::string("no profile: ") + error.what());
+    }
+    profiler_.reset();
   }
 
   std::filesystem::path folder_;
   const ParallelModel& model_;
-  Profiler profiler_;
-  std::int64_t steps_ = 0;
+  bool cuda_;
+  std::optional<Profiler> profiler_;  // while it records
+  bool over_ = false;
+  std::int64_t steps_ = 0, recorded_ = 0;
   Clock::time_point begin_;
   double data_wait_ = 0;
 };
@@ -111,7 +136,7 @@ std::vector<std::unique_ptr<Callback>> make_callbacks(const TrainerOptions& opti
                                                       const ParallelModel& model, bool resumed) {
   std::vector<std::unique_ptr<Callback>> callbacks;
   const auto& checkpoint = options.checkpoint;
-  if (checkpoint.patience >= 0) {
+  if (checkpoint.patience > 0) {
     EarlyStoppingOptions stopping;
     stopping.monitor = monitor;
     stopping.min_delta = checkpoint.min_delta;

@@ -42,9 +42,9 @@ struct CheckpointOptions {
   std::int64_t top_k = 0;        ///< of the best; -1: all
   std::string filename;          ///< of these, see checkpoint_name()
   std::string extension = ".pt";
-  std::string monitor;         ///< the metric to judge by; empty: the task's first of validation
-  std::string mode;            ///< "min" or "max"; empty: by the metric's name
-  std::int64_t patience = -1;  ///< of early stopping; -1: none
+  std::string monitor;        ///< the metric to judge by; empty: the task's first of validation
+  std::string mode;           ///< "min" or "max"; empty: by the metric's name
+  std::int64_t patience = 0;  ///< of early stopping; 0: none
   double min_delta = 0;
 };
 

@@ -5,7 +5,9 @@
 
 #include <cerrno>
 #include <cstdlib>
+#include <fstream>
 #include <set>
+#include <string>
 #include <utility>
 
 #include "common/errors.h"
@@ -40,6 +42,15 @@ void create(const std::filesystem::path& temporary, const std::filesystem::path&
   if (!fd) throw IoError(path, "cannot create", errno);
 }
 
+/// Nor does it say that a disk was full in the middle of one.
+void check_whole(const std::filesystem::path& temporary, const std::filesystem::path& path) {
+  std::ifstream file(temporary, std::ios::binary);
+  file.seekg(-2, std::ios::end);
+  std::string end(2, '\0');
+  file.read(end.data(), 2);
+  if (!file || end.find('}') == std::string::npos) throw IoError(path, "could not be written to its end");
+}
+
 }  // namespace
 
 Profiler::~Profiler() {
@@ -70,6 +81,7 @@ std::string Profiler::stop(const std::filesystem::path& trace, const StepTimes& 
   replace_file_atomic(trace, [&](const std::filesystem::path& temporary) {
     create(temporary, trace);
     result->save(temporary);
+    check_whole(temporary, trace);
   });
   return profile_table(times, times_on(*result, true), times_on(*result, false));
 }

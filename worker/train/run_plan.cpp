@@ -1,8 +1,10 @@
 #include "worker/train/run_plan.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "common/errors.h"
+#include "common/logging.h"
 
 namespace ddprun::train {
 namespace {
@@ -54,6 +56,20 @@ std::string choose_monitor(const Task& task, const std::string& wanted) {
 void check_options(const Task& task, const TrainerOptions& options) {
   if (options.val_every_steps > 0 && !task.validation_set)
     throw UsageError("--val-every-steps: this run has no validation set, expected --val-split too");
+}
+
+void warn_if_test_set_judges(const Task& task, const TrainerOptions& options) {
+  const auto& checkpoint = options.checkpoint;
+  if (!checkpoint.monitor.empty() || choose_monitor(task, "") != "test_loss") return;
+  std::string judges;
+  for (const auto& [used, flag] :
+       {std::pair(checkpoint.patience > 0, "--patience"), std::pair(checkpoint.top_k != 0, "--save-top-k"),
+        std::pair(options.optim.schedule == LrScheduleKind::kPlateau, "--lr-schedule=plateau")})
+    if (used) judges += (judges.empty() ? "" : ", ") + std::string(flag);
+  if (!judges.empty())
+    log_warning(judges +
+                ": goes by test_loss, as there is no validation set, and a test set that chooses tells too "
+                "good a result; expected --val-split, or --monitor to name another metric");
 }
 
 MonitorMode monitor_mode(const CheckpointOptions& options, const std::string& monitor) {

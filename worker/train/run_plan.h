@@ -27,6 +27,9 @@ std::string choose_monitor(const Task& task, const std::string& wanted);
 /// throws  UsageError for options that a run of this task cannot have
 void check_options(const Task& task, const TrainerOptions& options);
 
+/// Warns in one line if the test set decides what is kept or when the run ends, and nobody asked for that.
+void warn_if_test_set_judges(const Task& task, const TrainerOptions& options);
+
 /// min where the metric is a loss or the like, max for accuracies, Dice coefficients and the like; unless the
 /// options say so.
 MonitorMode monitor_mode(const CheckpointOptions& options, const std::string& monitor);

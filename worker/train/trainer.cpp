@@ -97,6 +97,7 @@ class Trainer {
       heed(agreement_.now());
     }
     log_.clear_bar();
+    for (const auto& callback : callbacks_) callback->on_pause(at_);
     if (terminated_) return;
     evaluate_epoch();
     if (epoch_.done())
@@ -196,6 +197,7 @@ class Trainer {
 
   void validate_within_epoch() {
     const SecondsAdded elsewhere(epoch_.seconds_elsewhere);
+    for (const auto& callback : callbacks_) callback->on_pause(at_);
     at_.metrics = evaluation_.within_epoch(at_);
     for (const auto& callback : callbacks_) callback->on_validation(at_, control_);
     if (!epoch_.done()) save(Occasion::kValidation);
@@ -290,6 +292,7 @@ std::uint64_t rank_seed(std::uint64_t seed, int rank) {
 
 Ending fit(Task& task, const TrainerOptions& options, const ddp::ProcessGroup& group) {
   check_options(task, options);
+  if (group.rank() == 0) warn_if_test_set_judges(task, options);
   return Trainer(task, options, group).run();
 }
 

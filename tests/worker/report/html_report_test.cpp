@@ -1,12 +1,9 @@
 #include "worker/report/html_report.h"
 
-#include <cstdlib>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "common/files.h"
+#include "tests/support/browser.h"
 #include "tests/support/catch.h"
-#include "tests/support/child.h"
 #include "worker/image/line_chart.h"
 #include "worker/image/png.h"
 #include "worker/report/html_text.h"
@@ -66,53 +63,9 @@ TEST_CASE("base64 is as RFC 4648 has it", "[html_report]") {
   CHECK(base64("\xff\xfe\xfd") == "//79");
 }
 
-/// A Chromium; skips the test if there is none.
-std::string browser() {
-  for (const char* name : {"chromium", "google-chrome", "chromium-browser"})
-    for (const char* folder : {"/usr/bin/", "/usr/local/bin/"})
-      if (std::filesystem::exists(std::string(folder) + name)) return std::string(folder) + name;
-  test::skip("no chromium");
-}
-
-/// A page that shows the report in frames of these widths and then says what is in them.
-std::string page_of_frames(const std::string& html, const std::vector<int>& widths) {
-  std::string page = "<!doctype html><meta charset=utf-8><link rel=icon href=data:,>\n";
-  for (const int width : widths)
-    page += "<iframe style='border:0;height:800px;width:" + std::to_string(width) + "px' srcdoc=\"" +
-            html_text(html) + "\"></iframe>\n";
-  return page + R"(<pre id=found></pre><script>
-window.onload = () => {
-  const found = [...document.querySelectorAll('iframe')].map(frame => {
-    const page = frame.contentDocument, images = [...page.images];
-    return {title: page.title, heading: page.querySelector('h1').textContent,
-            images: images.length, loaded: images.every(image => image.complete && image.naturalWidth > 0),
-            width: page.documentElement.clientWidth, needed: page.documentElement.scrollWidth,
-            requests: frame.contentWindow.performance.getEntriesByType('resource')
-                        .filter(entry => !entry.name.startsWith('data:')).length};
-  });
-  document.getElementById('found').textContent = 'FOUND' +
-    JSON.stringify(found).replace(/[<>&]/g, c => '\\u00' + c.charCodeAt(0).toString(16)) + 'END';
-};
-</script>)";
-}
-
 TEST_CASE("a browser shows the report with its pictures and without errors, on a phone too",
           "[html_report]") {
-  const auto program = browser();
-  const TempDir dir;
-  write_file_atomic(dir.path() / "page.html", page_of_frames(to_html(example()), {400, 1200}));
-  test::Child chromium(
-      {.argv = {program, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-                "--disable-breakpad", "--user-data-dir=" + (dir.path() / "profile").string(),
-                "--enable-logging=stderr", "--dump-dom", "file://" + (dir.path() / "page.html").string()},
-       .env = {{"HOME", dir.path().string()}}});
-  const auto status = chromium.wait(std::chrono::seconds(100));
-  REQUIRE(status == ExitStatus::exited(0));
-  CHECK(chromium.err().find("CONSOLE") == std::string::npos);
-  const auto dom = chromium.out();
-  const auto begin = dom.find("FOUND["), end = dom.find("]END");
-  REQUIRE(end != std::string::npos);
-  const auto found = nlohmann::json::parse(dom.substr(begin + 5, end + 1 - begin - 5));
+  const auto found = test::shown_in_browser(to_html(example()), {400, 1200});
   REQUIRE(found.size() == 2);
   for (const auto& frame : found) {
     INFO(frame.dump());

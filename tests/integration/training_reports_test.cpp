@@ -1,0 +1,197 @@
+// What a run shows while it goes and leaves to look at: the progress bar, the profile, the report page.
+#include <sched.h>
+#include <sys/mount.h>
+#include <unistd.h>
+
+#include <cstdio>
+
+#include "tests/integration/training_job.h"
+#include "tests/support/browser.h"
+#include "tests/support/terminal.h"
+
+using namespace ddprun;
+using namespace ddprun::test;
+
+namespace {
+
+/// What the last bar on the screen tells.
+struct Bar {
+  long long done = 0, total = 0;
+  int minutes = -1, seconds = -1, minutes_left = -1, seconds_left = -1;
+  double rate = 0, loss = 0, accuracy = -1;
+};
+
+/// Fails if there is none, whole, of this epoch.
+Bar last_bar(const std::string& screen, const std::string& epoch) {
+  const auto begin = screen.rfind(epoch + " ");
+  CAPTURE(screen);
+  REQUIRE(begin != std::string::npos);
+  const auto line = screen.substr(begin, screen.find_first_of("\r\x1b", begin) - begin);
+  Bar bar;
+  const auto numbers = line.find("| ", line.find('|') + 1);
+  REQUIRE(numbers != std::string::npos);
+  CHECK(std::sscanf(line.c_str() + numbers, "| %lld/%lld [%d:%d<%d:%d, %lf samples/s, loss %lf, acc %lf]",
+                    &bar.done, &bar.total, &bar.minutes, &bar.seconds, &bar.minutes_left, &bar.seconds_left,
+                    &bar.rate, &bar.loss, &bar.accuracy) == 9);
+  CHECK(line.ends_with("]"));
+  return bar;
+}
+
+void check(const Bar& bar, long long batches) {
+  CHECK((bar.done >= 1 && bar.done <= bar.total));
+  CHECK(bar.total == batches);
+  CHECK((bar.minutes >= 0 && bar.seconds >= 0 && bar.minutes_left >= 0 && bar.seconds_left >= 0));
+  CHECK(bar.rate > 0);
+  CHECK(bar.loss > 0);
+  CHECK((bar.accuracy >= 0 && bar.accuracy <= 1));
+}
+
+std::string profile_table(const fs::path& out) { return read_file(out / "profile/operators.txt"); }
+
+/// Of the table's line of this name; fails if there is none.
+double milliseconds(const std::string& table, const std::string& name) {
+  const auto at = table.find("\n  " + name + " ");
+  CAPTURE(table);
+  REQUIRE(at != std::string::npos);
+  return std::stod(table.substr(at + 3 + name.size()));
+}
+
+}  // namespace
+
+TEST_CASE("on a terminal a bar tells epoch, speed, loss, accuracy and the time left", "[training]") {
+  const TempDir dir;
+  const Terminal terminal;
+  auto command = training("linear", 0, dir.path() / "run", {"--epochs=3"});
+  command.in_child = [&] { terminal.become_stderr(); };
+  Child worker(command);
+  Screen screen(terminal);
+  REQUIRE(worker.wait(kTraining) == ExitStatus::exited(0));
+  for (const std::string epoch : {"epoch 1/3", "epoch 3/3"}) {
+    CHECK_THAT(screen.text(), ContainsSubstring("\r" + epoch + " "));
+    check(last_bar(screen.text(), epoch), 32);
+  }
+  const auto& text = screen.text();
+  CHECK(text.find("\r\x1b[K", text.rfind("epoch 3/3")) != std::string::npos);  // taken away at the end
+  CHECK(worker.out().find('\r') == std::string::npos);
+}
+
+TEST_CASE("under ddprun the terminal has rank 0's bar", "[training]") {
+  const TempDir dir;
+  const Terminal terminal;
+  auto command = training("linear", 2, dir.path() / "run", {"--epochs=200"});
+  command.in_child = [&] { terminal.become_stderr(); };
+  Child ddprun(command);
+  Screen screen(terminal);
+  REQUIRE(ddprun.wait(kTraining) == ExitStatus::exited(0));
+  check(last_bar(screen.text(), "/200"), 16);
+  check_clean_end(ddprun);
+}
+
+TEST_CASE("without a terminal, or unwanted, there is no bar but the lines", "[training]") {
+  const TempDir dir;
+  {
+    Child worker(training("linear", 0, dir.path() / "plain", {"--epochs=1"}));
+    REQUIRE(worker.wait(kTraining) == ExitStatus::exited(0));
+    CHECK_THAT(worker.out(), ContainsSubstring("Rank 0, Epoch 1/1, Loss: "));
+    for (const auto& text : {worker.out(), worker.err()}) {
+      CHECK(text.find('\r') == std::string::npos);
+      CHECK(text.find("samples/s") == std::string::npos);
+    }
+  }
+  const Terminal terminal;
+  auto command = training("linear", 0, dir.path() / "unwanted", {"--epochs=1", "--no-progress"});
+  command.in_child = [&] { terminal.become_stderr(); };
+  Child worker(command);
+  Screen screen(terminal);
+  REQUIRE(worker.wait(kTraining) == ExitStatus::exited(0));
+  CHECK(screen.text().find("samples/s") == std::string::npos);
+}
+
+TEST_CASE("--profile leaves a trace of ten steps, and a table with waiting and communication", "[training]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run";
+  Child child(training("linear", 2, out, {"--epochs=2", "--profile"}));
+  REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+  int forward = 0, backward = 0;
+  for (const auto& event : nlohmann::json::parse(read_file(out / "profile/trace.json")).at("traceEvents")) {
+    const bool span = event.value("ph", "") == "X";
+    forward += span && event.value("name", "") == "aten::binary_cross_entropy_with_logits" ? 1 : 0;
+    backward += span && event.value("name", "") == "AddmmBackward0" ? 1 : 0;
+  }
+  CHECK(forward == 10);  // and not the evaluation's
+  CHECK(backward == 10);
+  const auto table = profile_table(out);
+  CHECK_THAT(table, ContainsSubstring("10 steps, each ") && ContainsSubstring("aten::addmm"));
+  CHECK(milliseconds(table, "communication") > 0);
+  CHECK(milliseconds(table, "waiting for data") >= 0);
+  CHECK_THAT(child.err(), ContainsSubstring("profile of 10 steps: "));
+}
+
+TEST_CASE("a profile that the run's end cuts short has the steps there were, or says why there is none",
+          "[training]") {
+  const auto [flags, steps] = GENERATE(table<std::vector<std::string>, int>(
+      {{{"--max-steps=12"}, 7},
+       {{"--val-split=0.2", "--val-every-steps=8", "--max-steps=20"}, 3},
+       {{"--limit-train=160"}, 4},  // five steps an epoch: the first are over when the second epoch begins
+       {{"--max-steps=5"}, 0},
+       {{"--limit-train=32"}, 0}}));
+  const TempDir dir;
+  auto words = flags;
+  words.emplace_back("--profile");
+  Child child(training("linear", 0, dir.path() / "run", words));
+  REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+  if (steps > 0) {
+    CHECK_THAT(profile_table(dir.path() / "run"), ContainsSubstring(std::to_string(steps) + " steps, each "));
+    CHECK_NOTHROW(nlohmann::json::parse(read_file(dir.path() / "run/profile/trace.json")));
+    CHECK(count_of("nothing was recorded", child.err()) == 0);
+  } else {
+    CHECK_FALSE(fs::exists(dir.path() / "run/profile"));
+    CHECK(count_of("--profile: nothing was recorded", child.err()) == 1);
+  }
+}
+
+TEST_CASE("a disk too full for a profile ends no run", "[training]") {
+  if (::getuid() != 0) skip("needs root to make a small disk");
+  const TempDir dir;
+  const auto out = dir.path() / "run";
+  fs::create_directories(out / "profile");
+  auto command = training("linear", 0, out, {"--epochs=1", "--profile"});
+  command.in_child = [disk = (out / "profile").string()] {
+    if (::unshare(CLONE_NEWNS) != 0 || ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+        ::mount("tmpfs", disk.c_str(), "tmpfs", 0, "size=8k") != 0)
+      ::_exit(122);
+  };
+  Child child(command);
+  const auto status = child.wait(kTraining);
+  if (status == ExitStatus::exited(122)) skip("this machine lets nobody mount a disk");
+  CHECK(status == ExitStatus::exited(0));
+  CHECK_THAT(child.err(), ContainsSubstring("no profile: ") && ContainsSubstring("trace.json"));
+  CHECK(read_summary(out)["epochs"] == 1);
+}
+
+TEST_CASE("a browser shows a run's report: curves, pictures, configuration and environment", "[training]") {
+  need_fashion_mnist();
+  const TempDir dir;
+  const auto out = dir.path() / "run";
+  Child child(mnist(2, out, small({"--log-interval=2", "--lr=0.00125"})));
+  REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+  const auto found = shown_in_browser(read_file(out / "report.html"), {400, 1200});
+  REQUIRE(found.size() == 2);
+  for (const auto& frame : found) {
+    INFO(frame.dump());
+    CHECK(frame["title"] == "mnist");
+    CHECK(frame["loaded"] == true);
+    CHECK(frame["requests"] == 0);
+    CHECK(frame["needed"] == frame["width"]);  // no scrolling sideways
+    const auto alts = frame["alts"].dump();
+    for (const char* figure : {"loss", "accuracy", "samples", "confusion"}) {
+      INFO(figure);
+      CHECK_THAT(alts, ContainsSubstring(figure));
+    }
+    const std::string text = frame["text"];
+    for (const char* part : {"2 ranks, 1 epoch, 10 steps", "lr = 0.00125", "world_size", "OMP_NUM_THREADS"}) {
+      INFO(part);
+      CHECK_THAT(text, ContainsSubstring(part));
+    }
+  }
+}
