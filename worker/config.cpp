@@ -43,6 +43,8 @@ Config parse_config(int argc, const char* const* argv) {
   const auto settings = all_settings(config);
   const auto line = parse_command_line(words, task_helps(), settings);
   apply(line, settings);
+  tasks::set_defaults(config);  // again: some depend on what was given, which wins
+  apply(line, settings);
   config.overwrite = line.overwrite;
   check_combinations(config);
   if (line.print_config) {
