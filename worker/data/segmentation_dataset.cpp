@@ -81,8 +81,10 @@ void SegmentationDataset::check_headers() const {
   for (std::int64_t index = 0; index < size(); ++index) {
     const auto& pair = pairs()[static_cast<std::size_t>(index)];
     auto size = image::peek_size(pair.image);
-    const bool fits = size && size->width * size->height <= kMaxSegmentedPixels &&
-                      size == image::peek_size(pair.masks.front());
+    const bool fits =
+        size && size->width <= kMaxSegmentedPixels / size->height &&  // their product may be no int64
+        std::all_of(pair.masks.begin(), pair.masks.end(),
+                    [&](const auto& mask) { return image::peek_size(mask) == size; });
     if (!fits) {  // reading it tells what is wrong, if anything is
       const auto image = read_segmented_image(pair);
       size = {image.picture.width, image.picture.height};
