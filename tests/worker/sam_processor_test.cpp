@@ -161,6 +161,8 @@ TEST_CASE("points of several images are padded to as many as the most with -10",
   CHECK((padded.points[2] == -10).all().item<bool>());
   CHECK(padded.labels.equal(
       torch::tensor({1, -10, -10, 1, 1, 1, -10, -10, -10}, torch::kInt64).view({3, 1, 3})));
+  CHECK(data::pad_points({none, none}, {ones(0), ones(0)})
+            .labels.equal(torch::full({2, 1, 1}, -10, torch::kInt64)));
   CHECK_THROWS_WITH(data::pad_points({a}, {ones(2)}),
                     ContainsSubstring("expected 1 labels of image 0, got 2"));
   CHECK_THROWS_WITH(data::pad_points({a}, {}), ContainsSubstring("expected labels of 1 images, got 0"));

@@ -122,7 +122,7 @@ PaddedPoints pad_points(const std::vector<at::Tensor>& points, const std::vector
   if (points.size() != labels.size())
     throw std::invalid_argument("pad_points: expected labels of " + std::to_string(points.size()) +
                                 " images, got " + std::to_string(labels.size()));
-  std::int64_t most = 0;
+  std::int64_t most = 1;
   for (std::size_t i = 0; i < points.size(); ++i) {
     if (points[i].size(0) != labels[i].size(0))
       throw std::invalid_argument("pad_points: expected " + std::to_string(points[i].size(0)) +

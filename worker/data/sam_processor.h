@@ -80,7 +80,7 @@ struct PaddedPoints {
   at::Tensor labels;  ///< int64 [B, 1, N]; -10 there
 };
 
-/// N is the most points of an image.
+/// N is the most points of an image, 1 at least.
 ///
 /// points  of each image float [n, 2]
 /// labels  of each image int64 [n]: 1 foreground, 0 background

@@ -31,7 +31,10 @@ const torch::Tensor* find(const train::StateDict& weights, const char* name) {
 train::StateDict with_both_names(train::StateDict weights, const std::filesystem::path& source) {
   const auto* first = find(weights, kPositions);
   const auto* second = find(weights, kSamePositions);
-  if (first != nullptr && second != nullptr && !first->equal(*second))
+  const auto differ = [](const at::Tensor& a, const at::Tensor& b) {  // of any two types
+    return !a.to(at::kDouble).equal(b.to(at::kDouble));
+  };
+  if (first != nullptr && second != nullptr && differ(*first, *second))
     throw IoError(source, std::string("its tensors \"") + kPositions + "\" and \"" + kSamePositions +
                               "\" differ, expected one under two names");
   if (first != nullptr && second == nullptr)
