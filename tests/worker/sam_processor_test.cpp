@@ -56,8 +56,8 @@ torch::Tensor tensor_of(const nlohmann::json& rows) {
 
 /// The bytes that pixel values were made of.
 torch::Tensor bytes_of(const torch::Tensor& pixel_values) {
-  const auto channel = [](std::array<float, 3> values) {
-    return torch::tensor(at::ArrayRef<float>(values)).view({3, 1, 1});
+  const auto channel = [](std::array<double, 3> values) {
+    return torch::tensor(at::ArrayRef<double>(values), torch::kFloat).view({3, 1, 1});
   };
   const SamProcessor::Options defaults;
   return (pixel_values * channel(defaults.std) + channel(defaults.mean)) * 255;

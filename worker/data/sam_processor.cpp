@@ -40,8 +40,8 @@ at::Tensor nearest(std::int64_t old, std::int64_t count) {
 }
 
 /// The value for each of the three channels, of bytes.
-at::Tensor per_channel(const std::array<float, 3>& of_unit) {
-  return at::tensor(at::ArrayRef<float>(of_unit), at::kFloat).mul_(255).view({3, 1, 1});
+at::Tensor per_channel(const std::array<double, 3>& of_unit) {
+  return at::tensor(at::ArrayRef<double>(of_unit), at::kFloat).mul_(255).view({3, 1, 1});
 }
 
 at::Tensor scaled(const at::Tensor& xy, ImageSize original, ImageSize resized) {
@@ -58,7 +58,7 @@ SamProcessor::SamProcessor(const Options& options) : options_(options) {
     throw std::invalid_argument("SamProcessor: expected an image_size and a mask_size above 0, got " +
                                 std::to_string(options.image_size) + " and " +
                                 std::to_string(options.mask_size));
-  for (const float deviation : options.std)
+  for (const double deviation : options.std)
     if (!(deviation > 0))
       throw std::invalid_argument("SamProcessor: expected standard deviations above 0, got " +
                                   std::to_string(deviation));
