@@ -65,7 +65,7 @@ torch::Tensor bytes_of(const torch::Tensor& pixel_values) {
 
 }  // namespace
 
-TEST_CASE("pictures of odd sizes become SamProcessor's inputs, to one in 255", "[sam_processor]") {
+TEST_CASE("pictures of odd sizes become SamProcessor's inputs, to one in 255 of Pillow's", "[sam_processor]") {
   const Golden golden;
   for (const auto& one : golden.file["cases"]) {
     const auto size = size_of(one["size"]);
@@ -78,7 +78,8 @@ TEST_CASE("pictures of odd sizes become SamProcessor's inputs, to one in 255", "
       const auto bytes = bytes_of(values);
       // Padding is 0 after normalising: the mean, whatever that is in bytes.
       const auto difference = (bytes.round().clamp(0, 255) - expected).abs();
-      CHECK(difference.max().item<float>() <= 1);
+      const bool is_pillow = by != std::string(" torchvision");  // which rounds elsewhere
+      CHECK(difference.max().item<float>() <= (is_pillow ? 1 : 0));
       CHECK((difference > 0).to(torch::kFloat).mean().item<float>() < 0.1);
       CHECK((bytes - bytes.round())
                 .abs()
