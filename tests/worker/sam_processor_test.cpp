@@ -65,7 +65,8 @@ torch::Tensor bytes_of(const torch::Tensor& pixel_values) {
 
 }  // namespace
 
-TEST_CASE("pictures of odd sizes become SamProcessor's inputs, to one in 255 of Pillow's", "[sam_processor]") {
+TEST_CASE("pictures of odd sizes become SamProcessor's inputs, to one in 255 of Pillow's",
+          "[sam_processor]") {
   const Golden golden;
   for (const auto& one : golden.file["cases"]) {
     const auto size = size_of(one["size"]);

@@ -114,8 +114,8 @@ train::Task make_sam(const Config& config) {
   return task;
 }
 
-/// A new model has everything to learn, one of --checkpoint much to lose. What only a new model, or only drawn
-/// points have is not set for others: whoever gives it there is told.
+/// A new model has everything to learn, one of --checkpoint much to lose. What only a new model, or only
+/// drawn points have is not set for others: whoever gives it there is told.
 void set_sam_defaults(Config& config) {
   const bool is_new = config.sam.checkpoint.empty();
   auto& train = config.train;
