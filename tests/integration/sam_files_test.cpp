@@ -1,8 +1,8 @@
 // The task sam with models from files, by the real programs, beside the same model in this process.
 #include <torch/types.h>
 
+#include <array>
 #include <cstring>
-#include <numeric>
 
 #include "tests/integration/sam_job.h"
 #include "tests/support/python.h"

@@ -258,10 +258,10 @@ TEST_CASE("the sizes of all masks are looked at before training, where each inst
   add_mask("1.png", 30);
   add_mask("2.png", 31);
   add_mask("3.png", 30);
-  const auto open = [&] { return SegmentationDataset(dir.path(), kProcessor, {}).size(); };
-  CHECK_THROWS_WITH(open(), ContainsSubstring("masks/2.png: has 31 x 20 pixels, expected 30 x 20 pixels"));
+  const auto found = [&] { return SegmentationDataset(dir.path(), kProcessor, {}).size(); };
+  CHECK_THROWS_WITH(found(), ContainsSubstring("masks/2.png: has 31 x 20 pixels, expected 30 x 20 pixels"));
   add_mask("2.png", 30);
-  CHECK(open() == 1);
+  CHECK(found() == 1);
 }
 
 TEST_CASE("a header with more pixels than can be counted is refused before training",
