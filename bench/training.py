@@ -20,6 +20,7 @@ import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+RANKS = 2
 
 
 def measure(command, first_step, read_figures):
@@ -42,14 +43,14 @@ def measure(command, first_step, read_figures):
 
 
 def run_worker(arguments, first_step="\0"):
-    """arguments: of the worker. On two ranks"""
+    """arguments: of the worker. On RANKS ranks"""
     with tempfile.TemporaryDirectory() as folder:
         out = pathlib.Path(folder, "run")
 
         def read(_):
             summary = json.loads((out / "summary.json").read_text())
             return summary["samples_per_second"], summary["peak_rss_mb"]
-        return measure([ROOT / "build/bin/ddprun", "--nproc-per-node=2", ROOT / "build/bin/worker", *arguments, "--out", out],
+        return measure([ROOT / "build/bin/ddprun", f"--nproc-per-node={RANKS}", ROOT / "build/bin/worker", *arguments, "--out", out],
                        first_step, read)
 
 
@@ -58,7 +59,7 @@ def run_script(torchrun, command, rate, first_step="\0"):
     def read(lines):
         figures = next(json.loads(line) for line in reversed(lines) if line.startswith("{"))
         return figures.get(rate), figures["peak_mb"]
-    return measure([torchrun, "--standalone", "--nproc_per_node=2", *command], first_step, read)
+    return measure([torchrun, "--standalone", f"--nproc_per_node={RANKS}", *command], first_step, read)
 
 
 def cell(values, digits=0):

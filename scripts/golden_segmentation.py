@@ -82,6 +82,11 @@ def dice_loss(folder):
                                      values=_rounded(loss(logits, target)))
     write_json(folder / "mask_losses.json", result)
 
+    planes = {"planes": dict(input=_rows(torch.randn(2, 3, 2, 2)),
+                             target=_rows((torch.rand(2, 3, 2, 2) > 0.5).double()),
+                             numbers=[[[[0, 2], [1, 1]]], [[[1, 2], [0, 0]]]])}
+    write_json(folder / "planes.json", dict(inputs=planes, **_combinations(DiceLoss, planes, "none", (0.02, 0.3))))
+
 
 def _rows(tensor):
     """Few digits, so that the file holds exactly what went in."""

@@ -50,6 +50,8 @@ Config parse_config(int argc, const char* const* argv) {
     };
   const auto line = parse_command_line(words, task_helps(), settings);
   set_all(line, settings);
+  tasks::set_defaults(config);  // again: some depend on what was given, which wins
+  set_all(line, settings);
   config.overwrite = line.overwrite;
   settle_defaults(config, given);
   check_combinations(config);

@@ -38,10 +38,15 @@ std::optional<ExportFlags> parse_flags(int argc, char** argv) {
       ->required();
   app.add_flag("--ema", flags.ema, "the averaged weights");
   if (!parse_or_help(app, argc, argv)) return std::nullopt;
-  const auto kind = flags.out.extension();
-  if (!kind.empty() && kind != ".pt" && kind != ".safetensors")
-    throw UsageError("export: expected OUT to end in .pt or .safetensors, got '" + flags.out.string() + "'");
   return flags;
+}
+
+/// What is a folder, ends in '/' or has no file's ending: a folder's name may have a dot.
+bool is_folder(const std::filesystem::path& out) {
+  std::error_code unknown;
+  const auto kind = out.extension();
+  return std::filesystem::is_directory(out, unknown) || !out.has_filename() ||
+         (kind != ".pt" && kind != ".safetensors");
 }
 
 void write_state_dict(const std::filesystem::path& path, const train::StateDict& weights) {
@@ -50,7 +55,7 @@ void write_state_dict(const std::filesystem::path& path, const train::StateDict&
   serialize::write_pt(path, dict);
 }
 
-/// What is asked for: the weights, and for a folder the model's shape too.
+/// What is asked for: the weights, and for a folder, for it alone, the model's shape too.
 struct Exported {
   train::StateDict weights;
   std::string model_config = {};
@@ -59,7 +64,7 @@ struct Exported {
 /// throws  UsageError for a folder of what is no SAM's checkpoint; IoError
 Exported read_checkpoint(const ExportFlags& flags) {
   const auto& path = flags.checkpoint;
-  if (flags.out.has_extension())
+  if (!is_folder(flags.out))
     return {flags.ema ? train::read_averaged_weights(path) : train::read_weights(path)};
   const auto state =
       serialize::is_safetensors(path) ? train::TrainingState() : train::read_weights_of_checkpoint(path);
@@ -71,8 +76,9 @@ Exported read_checkpoint(const ExportFlags& flags) {
 }
 
 void write(const ExportFlags& flags, const Exported& model) {
-  if (flags.out.extension() == ".pt") return write_state_dict(flags.out, model.weights);
-  if (flags.out.has_extension()) return serialize::write_safetensors(flags.out, model.weights);
+  if (model.model_config.empty())
+    return flags.out.extension() == ".pt" ? write_state_dict(flags.out, model.weights)
+                                          : serialize::write_safetensors(flags.out, model.weights);
   models::Sam sam(models::parse_sam_config(model.model_config, flags.checkpoint));
   train::load_weights(*sam, model.weights, flags.checkpoint);
   tasks::write_sam(flags.out, *sam);

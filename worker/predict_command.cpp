@@ -1,6 +1,9 @@
 #include "worker/predict_command.h"
 
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
+#include <cerrno>
 #include <cstdlib>
 #include <filesystem>
 #include <iostream>
@@ -11,6 +14,7 @@
 
 #include <torch/types.h>
 
+#include "common/errors.h"
 #include "worker/data/prompted_batch.h"
 #include "worker/flags.h"
 #include "worker/tasks/sam_checkpoint.h"
@@ -44,6 +48,12 @@ std::optional<PredictFlags> parse_flags(int argc, char** argv) {
   return flags;
 }
 
+/// Before the model is read, which takes a while. throws  IoError
+void check_writable(const std::filesystem::path& mask) {
+  const auto folder = mask.has_parent_path() ? mask.parent_path() : std::filesystem::path(".");
+  if (::access(folder.c_str(), W_OK | X_OK) != 0) throw IoError(mask, "cannot be written", errno);
+}
+
 }  // namespace
 
 bool wants_prediction(int argc, char** argv) {
@@ -57,17 +67,19 @@ bool wants_prediction(int argc, char** argv) {
 int run_predict_command(int argc, char** argv) {
   const auto flags = parse_flags(argc, argv);
   if (!flags) return EXIT_SUCCESS;
+  const auto prompted = data::read_prompted_picture(flags->image, flags->points);
+  check_writable(flags->mask);
   const torch::NoGradGuard no_grad;
   auto model = tasks::read_sam(flags->checkpoint);
   model->eval();
   const data::SamProcessor processor(
       {.image_size = model->config().vision.image_size, .mask_size = model->config().mask_size()});
-  const auto batch = data::read_prompted_image(flags->image, flags->points, processor);
+  const auto batch = data::make_prompted_batch({prompted}, processor);
   const auto output =
       model->forward(batch.input, {.points = data::points_of(batch), .labels = data::point_labels_of(batch)},
                      /*multimask=*/false);
-  const auto& picture = data::picture_of(batch, 0);
-  const auto mask = processor.mask_logits(output.masks[0][0][0], {picture.size(0), picture.size(1)}) > 0;
+  const auto mask =
+      processor.mask_logits(output.masks[0][0][0], {prompted.picture->height, prompted.picture->width}) > 0;
   data::write_mask(flags->mask, mask);
   std::cout << "wrote " << flags->mask.string() << ": " << mask.sum().item<std::int64_t>() << " of "
             << mask.numel() << " pixels" << std::endl;

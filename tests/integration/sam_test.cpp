@@ -1,67 +1,9 @@
 // The task sam, by the real programs: a small model on the images that come with them.
-#include <fstream>
-
-#include "tests/integration/training_job.h"
+#include "tests/integration/sam_job.h"
 #include "worker/image/png.h"
 
 using namespace ddprun;
 using namespace ddprun::test;
-
-namespace {
-
-/// A model of 64 pixels with two layers, one of them with windows.
-constexpr const char* kTiny = R"({
-  "vision_config": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "mlp_dim": 64,
-                    "image_size": 64, "patch_size": 8, "output_channels": 32, "num_pos_feats": 16,
-                    "window_size": 3, "global_attn_indexes": [1]},
-  "prompt_encoder_config": {"hidden_size": 32, "image_size": 64, "patch_size": 8, "mask_input_channels": 4},
-  "mask_decoder_config": {"hidden_size": 32, "mlp_dim": 64, "num_attention_heads": 4, "iou_head_hidden_dim": 32}
-})";
-
-struct SamRun {
-  TempDir dir;
-
-  SamRun() { std::ofstream(dir.path() / "tiny.json") << kTiny; }
-
-  Command command(int ranks, const std::string& out, std::vector<std::string> flags) const {
-    flags.insert(flags.begin(), {"--architecture=" + (dir.path() / "tiny.json").string(), "--batch-size=2",
-                                 "--lr=1e-3", "--warmup-steps=2", "--log-interval=1", "--no-tensorboard"});
-    auto command = training("sam", ranks, dir.path() / out, flags);
-    command.env["OMP_NUM_THREADS"] = "1";
-    return command;
-  }
-  void run(int ranks, const std::string& out, const std::vector<std::string>& flags) const {
-    Child child(command(ranks, out, flags));
-    const auto status = child.wait(kTraining);
-    CAPTURE(child.err());
-    REQUIRE(status == ExitStatus::exited(0));
-  }
-};
-
-fs::path sample() { return fs::path(DDPRUN_SOURCE_DIR) / "share/ddprun/nuclei-sample"; }
-
-fs::path first_image() {
-  std::vector<fs::path> images;
-  for (const auto& entry : fs::directory_iterator(sample() / "images")) images.push_back(entry.path());
-  return *std::min_element(images.begin(), images.end());
-}
-
-/// The sample with its first image cut to that many bytes.
-fs::path copied_sample(const SamRun& sam, std::uintmax_t first_image_bytes) {
-  const auto copy = sam.dir.path() / "bad";
-  fs::copy(sample(), copy, fs::copy_options::recursive);
-  fs::resize_file(copy / "images" / first_image().filename(), first_image_bytes);
-  return copy;
-}
-
-Child worker(const std::vector<std::string>& words) {
-  Command command;
-  command.argv = {WORKER_PROGRAM};
-  command.argv.insert(command.argv.end(), words.begin(), words.end());
-  return Child(command);
-}
-
-}  // namespace
 
 TEST_CASE("sam trains on two ranks, on the images that come with the programs", "[sam]") {
   const SamRun sam;
@@ -84,14 +26,33 @@ TEST_CASE("sam trains on two ranks, on the images that come with the programs", 
     CHECK(fs::file_size(out / "best" / name) > 0);
 }
 
+TEST_CASE("a new sam learns by its defaults", "[sam]") {
+  const TempDir dir;
+  auto command = training("sam", 2, dir.path() / "run", {"--epochs=6", "--no-report", "--no-tensorboard"});
+  command.env["OMP_NUM_THREADS"] = "1";
+  Child child(command);
+  REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+  const auto losses = values_of(dir.path() / "run", "train_loss_epoch");
+  REQUIRE(losses.size() == 6);
+  CHECK(std::stod(losses.back()) < std::stod(losses.front()) - 0.05);
+}
+
+TEST_CASE("sam: the metrics of three held-out images are the same on one rank and on two", "[sam]") {
+  const SamRun sam;
+  for (const int ranks : {1, 2})
+    sam.run(ranks, std::to_string(ranks), {"--epochs=1", "--val-split=0.25", "--lr=1e-12"});
+  for (const char* name : {"val_dice", "val_iou", "val_pixel_acc"}) {
+    CAPTURE(name);
+    const double one = read_summary(sam.dir.path() / "1")[name],
+                 two = read_summary(sam.dir.path() / "2")[name];
+    CHECK(two == Approx(one).epsilon(1e-4));  // an image more or less shifts them by more
+    CHECK(one > 0);
+  }
+}
+
 TEST_CASE("sam learns what a point means", "[sam]") {
   const SamRun sam;
-  const auto data = sam.dir.path() / "data";  // one picture three times, each with a point in another nucleus
-  for (const char* part : {"images", "masks"}) {
-    fs::create_directories(data / part);
-    for (const char* name : {"a.png", "b.png", "c.png"})
-      fs::copy(sample() / part / first_image().filename(), data / part / name);
-  }
+  const auto data = sam.one_picture();  // each time with a point in another nucleus
   const auto points = sam.dir.path() / "points.csv";
   std::ofstream(points) << "index,y,x,label\n0,162,91,1\n1,223,44,1\n2,108,83,1\n";
   sam.run(1, "run",
@@ -114,6 +75,17 @@ TEST_CASE("sam: a run that goes on equals one that was never stopped", "[sam]") 
         read_file(sam.dir.path() / "whole/best/model.safetensors"));
 }
 
+namespace {
+
+/// When each file of a folder was written.
+std::map<fs::path, fs::file_time_type> written(const fs::path& folder) {
+  std::map<fs::path, fs::file_time_type> times;
+  for (const auto& entry : fs::directory_iterator(folder)) times[entry.path()] = entry.last_write_time();
+  return times;
+}
+
+}  // namespace
+
 TEST_CASE("sam: what a frozen encoder gave is kept, and the losses are the same", "[sam]") {
   const SamRun sam;
   const auto cache = sam.dir.path() / "cache";
@@ -122,10 +94,10 @@ TEST_CASE("sam: what a frozen encoder gave is kept, and the losses are the same"
   cached.push_back("--embedding-cache=" + cache.string());
   sam.run(2, "plain", flags);
   sam.run(2, "first", cached);
-  const auto count = std::distance(fs::directory_iterator(cache), fs::directory_iterator());
-  CHECK(count == 12);  // of each image one
+  const auto kept = written(cache);
+  CHECK(kept.size() == 12);  // of each image one
   sam.run(2, "second", cached);
-  CHECK(std::distance(fs::directory_iterator(cache), fs::directory_iterator()) == count);
+  CHECK(written(cache) == kept);  // read: what is not found is written
   const auto losses = values_of(sam.dir.path() / "plain", "train_loss");
   CHECK(losses.size() == 6);
   CHECK(values_of(sam.dir.path() / "first", "train_loss") == losses);
@@ -143,9 +115,13 @@ TEST_CASE("sam: what is kept of one encoder is not taken for another's", "[sam]"
     return values_of(sam.dir.path() / out, "train_loss");
   };
   run("new", {}, true);
+  const auto kept = written(sam.dir.path() / "cache");
   sam.run(1, "trained", {"--epochs=1"});
   const auto resume = "--resume=" + (sam.dir.path() / "trained/checkpoints/last.pt").string();
   CHECK(run("resumed", {resume}, true) == run("plain", {resume}, false));
+  const auto both = written(sam.dir.path() / "cache");
+  CHECK(both.size() == 2 * kept.size());
+  CHECK(std::includes(both.begin(), both.end(), kept.begin(), kept.end()));
 }
 
 TEST_CASE("sam trains with recomputation, in bfloat16, sharded, and with uneven ranks", "[sam]") {
@@ -168,50 +144,33 @@ TEST_CASE("sam trains with recomputation, in bfloat16, sharded, and with uneven 
   near("zero1", 1e-5);
   sam.run(2, "fsdp", {"--max-steps=3", "--fsdp"});
   near("fsdp", 1e-5);
+  sam.run(2, "fsdp_recomputed", {"--max-steps=3", "--fsdp", "--gradient-checkpointing"});
+  near("fsdp_recomputed", 1e-5);
   sam.run(2, "join", {"--epochs=1", "--join"});  // eleven images: one rank has a batch less
-}
-
-TEST_CASE("sam: --predict writes a mask of the picture's size, 0 and 255", "[sam]") {
-  const SamRun sam;
-  sam.run(1, "run", {"--max-steps=1"});
-  const auto mask = sam.dir.path() / "mask.png";
-  const auto best = (sam.dir.path() / "run/best").string();
-  auto child = worker({"sam", "--predict", first_image().string(), "--point", "30,40", "--point=10,20,0",
-                       "--checkpoint", best, "--mask-out", mask.string()});
-  REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
-  CHECK_THAT(child.out(), ContainsSubstring("wrote " + mask.string() + ": "));
-  const auto written = image::read_png(mask), picture = image::read_png(first_image());
-  CHECK((written.width == picture.width && written.height == picture.height && written.channels == 1));
-  for (const auto byte : written.bytes) REQUIRE((byte == 0 || byte == 255));
-
-  const std::vector<std::pair<std::vector<std::string>, std::string>> refused = {
-      {{"--point=9999,1", "--checkpoint", best}, "expected a point inside"},
-      {{"--point=1", "--checkpoint", best}, "--point"},
-      {{"--point=1,1", "--checkpoint", (sam.dir.path() / "nowhere").string()}, "nowhere"},
-      {{"--point=1,1"}, "--checkpoint is required"}};
-  for (const auto& [words, message] : refused) {
-    CAPTURE(message);
-    std::vector<std::string> all = {"sam", "--predict=" + first_image().string(),
-                                    "--mask-out=" + (sam.dir.path() / "none.png").string()};
-    all.insert(all.end(), words.begin(), words.end());
-    auto failing = worker(all);
-    const auto status = failing.wait(kTraining);
-    CHECK((status == ExitStatus::exited(1) || status == ExitStatus::exited(2)));
-    CHECK_THAT(failing.err(), ContainsSubstring(message));
-    CHECK(count_of("\n", failing.err()) == 1);
-    CHECK_FALSE(fs::exists(sam.dir.path() / "none.png"));
-  }
 }
 
 TEST_CASE("worker export writes the folder of a SAM from its checkpoint, and of nothing else", "[sam]") {
   const SamRun sam;
-  sam.run(1, "run", {"--max-steps=2", "--save-top-k=1"});
+  sam.run(1, "run", {"--max-steps=2", "--save-top-k=1", "--ema=0.5"});
   const auto run = sam.dir.path() / "run";
   fs::remove(sam.dir.path() / "tiny.json");  // the checkpoint knows its model's shape
-  auto child = worker({"export", read_summary(run)["best_checkpoint"], (run / "exported").string()});
-  REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+  const auto file_of = [&](const char* folder, const char* name) { return read_file(run / folder / name); };
+  const auto write = [&](std::vector<std::string> words) {
+    words.insert(words.begin(), {"export", read_summary(run)["best_checkpoint"].get<std::string>()});
+    auto child = worker(words);
+    CAPTURE(child.err());
+    REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+  };
+  write({(run / "sam-0.83").string(), "--ema"});  // a folder's name may have a dot
   for (const char* name : {"config.json", "model.safetensors", "preprocessor_config.json"})
-    CHECK(read_file(run / "exported" / name) == read_file(run / "best" / name));
+    CHECK(file_of("sam-0.83", name) == file_of("best", name));  // the averages, which were validated
+  fs::create_directory(run / "there.pt");
+  for (const char* folder : {"plain", "plain.pt/", "there.pt"}) {
+    CAPTURE(folder);
+    write({(run / folder).string()});
+    CHECK(file_of(folder, "config.json") == file_of("best", "config.json"));
+    CHECK(file_of(folder, "model.safetensors") != file_of("best", "model.safetensors"));
+  }
 
   Child linear(training("linear", 0, sam.dir.path() / "linear", {"--epochs=1"}));
   REQUIRE(linear.wait(kTraining) == ExitStatus::exited(0));
@@ -239,37 +198,4 @@ TEST_CASE("sam: best/ is this run's, and a run whose best/ cannot be written end
   CHECK(child.wait(kTraining) == ExitStatus::exited(0));
   CHECK_THAT(child.err(),
              ContainsSubstring("no model in") && ContainsSubstring("worker export makes it from"));
-}
-
-TEST_CASE("sam refuses what does not fit in one line, before a run begins", "[sam]") {
-  const SamRun sam;
-  const auto bad = copied_sample(sam, /*first_image_bytes=*/20);  // its header is cut
-  const std::vector<std::pair<std::string, std::string>> refused = {
-      {"--data=" + bad.string(), first_image().filename().string()},
-      {"--points=" + (sam.dir.path() / "tiny.json").string(), "tiny.json"},
-      {"--checkpoint=" + sample().string(), "nuclei-sample"},
-      {"--architecture=enormous", "expected small, base, large, huge or a config.json, got 'enormous'"},
-      {"--image-size=100",
-       "--image-size: vision_config.image_size: expected a multiple of patch_size (16), got 100"},
-      {"--loss=mse", "expected dice, dice_focal or dice_bce, got 'mse'"},
-      {"--embedding-cache=x", "expected --freeze=encoder too"}};
-  for (const auto& [flag, message] : refused) {
-    CAPTURE(flag);
-    Child child(training("sam", 0, sam.dir.path() / "run", {"--epochs=1", flag}));
-    const auto status = child.wait(kTraining);
-    CHECK((status == ExitStatus::exited(1) || status == ExitStatus::exited(2)));
-    CHECK_THAT(child.err(), ContainsSubstring(message));
-    CHECK(count_of("\n", child.err()) == 1);
-    CHECK_FALSE(fs::exists(sam.dir.path() / "run"));
-  }
-}
-
-TEST_CASE("sam: a picture that is damaged behind its header ends the run when it is first read", "[sam]") {
-  const SamRun sam;
-  const auto bad = copied_sample(sam, /*first_image_bytes=*/200);
-  Child child(training("sam", 0, sam.dir.path() / "run", {"--epochs=1", "--data=" + bad.string()}));
-  CHECK(child.wait(kTraining) == ExitStatus::exited(1));
-  CHECK_THAT(child.err(), ContainsSubstring(first_image().filename().string() + ": is no PNG file"));
-  CHECK(count_of("\n", child.err()) == 1);
-  CHECK_FALSE(fs::exists(sam.dir.path() / "run/summary.json"));
 }

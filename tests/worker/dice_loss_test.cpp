@@ -48,9 +48,9 @@ DiceReduction reduction_of(const std::string& name) {
 }  // namespace
 
 TEST_CASE("Dice loss and its gradient are MONAI's in every combination of options", "[dice_loss]") {
-  const auto file = GENERATE(as<std::string>(), "mean", "mean_default", "sum", "none");
+  const auto file = GENERATE(as<std::string>(), "mean", "mean_default", "sum", "none", "planes");
   const auto golden = test::read_golden("dice_loss/" + file + ".json");
-  REQUIRE(golden["cases"].size() == 2 * 3 * 32);
+  REQUIRE(golden["cases"].size() == golden["inputs"].size() * 3 * 32);
   for (const auto& test_case : golden["cases"]) {
     INFO(file << ' ' << test_case.dump());
     auto options = options_of(test_case[3], test_case[2]);

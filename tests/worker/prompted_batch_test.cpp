@@ -10,7 +10,7 @@
 #include "worker/image/png.h"
 
 using namespace ddprun;
-using ddprun::data::read_prompted_image;
+using ddprun::data::read_prompted_picture;
 using ddprun::test::ContainsSubstring;
 
 namespace {
@@ -29,7 +29,8 @@ struct OneImage {
 
 TEST_CASE("an image of one's own with its points is a batch of one without a mask", "[prompted_batch]") {
   const OneImage image;
-  const auto batch = read_prompted_image(image.path, {"8,4", "31.5,0,0"}, kProcessor);
+  const auto batch =
+      data::make_prompted_batch({read_prompted_picture(image.path, {"8,4", "31.5,0,0"})}, kProcessor);
   CHECK(batch.size() == 1);
   CHECK(batch.input.equal(kProcessor.pixel_values(image::make_image(32, 16, 3, 200)).unsqueeze(0)));
   CHECK(data::points_of(batch).equal(torch::tensor({16.f, 8.f, 63.f, 0.f}).view({1, 1, 2, 2})));
@@ -44,7 +45,8 @@ TEST_CASE("the picture of a batch outlives what it was made of", "[prompted_batc
   torch::Tensor picture;
   {
     const OneImage image;
-    picture = data::picture_of(read_prompted_image(image.path, {"0,0"}, kProcessor), 0);
+    picture = data::picture_of(
+        data::make_prompted_batch({read_prompted_picture(image.path, {"0,0"})}, kProcessor), 0);
   }
   CHECK(picture.eq(200).all().item<bool>());
 }
@@ -72,14 +74,14 @@ TEST_CASE("a row to be drawn has picture, points and masks at the picture's size
 
 TEST_CASE("what cannot be predicted is said in one line", "[prompted_batch]") {
   const OneImage image;
-  CHECK_THROWS_WITH(read_prompted_image(image.path, {}, kProcessor),
+  CHECK_THROWS_WITH(read_prompted_picture(image.path, {}),
                     "--point: expected at least one, X,Y, to predict a mask of " + image.path.string());
   CHECK_THROWS_WITH(
-      read_prompted_image(image.path, {"1,1", "32,0"}, kProcessor),
+      read_prompted_picture(image.path, {"1,1", "32,0"}),
       "--point 32,0: expected a point inside " + image.path.string() + ", which has 32 x 16 pixels");
-  CHECK_THROWS_AS(read_prompted_image(image.path, {"1,16"}, kProcessor), UsageError);
-  CHECK_THROWS_AS(read_prompted_image(image.path, {"a"}, kProcessor), UsageError);
-  CHECK_THROWS_AS(read_prompted_image(image.dir.path() / "none.png", {"1,1"}, kProcessor), IoError);
+  CHECK_THROWS_AS(read_prompted_picture(image.path, {"1,16"}), UsageError);
+  CHECK_THROWS_AS(read_prompted_picture(image.path, {"a"}), UsageError);
+  CHECK_THROWS_AS(read_prompted_picture(image.dir.path() / "none.png", {"1,1"}), IoError);
 }
 
 TEST_CASE("a mask is written as black and white of its size", "[prompted_batch]") {

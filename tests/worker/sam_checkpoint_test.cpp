@@ -122,6 +122,9 @@ TEST_CASE("weights that are not the model's are refused, naming file and tensor"
     for (auto& [name, tensor] : weights)
       if (name == kSamePositions) tensor = tensor + 1;
     refused("positional_embedding\" differ, expected one under two names");
+    for (auto& [name, tensor] : weights)
+      if (name == kSamePositions) tensor = tensor.to(torch::kHalf);
+    refused("positional_embedding\" differ, expected one under two names");
   }
 }
 

@@ -56,8 +56,8 @@ torch::Tensor tensor_of(const nlohmann::json& rows) {
 
 /// The bytes that pixel values were made of.
 torch::Tensor bytes_of(const torch::Tensor& pixel_values) {
-  const auto channel = [](std::array<float, 3> values) {
-    return torch::tensor(at::ArrayRef<float>(values)).view({3, 1, 1});
+  const auto channel = [](std::array<double, 3> values) {
+    return torch::tensor(at::ArrayRef<double>(values), torch::kFloat).view({3, 1, 1});
   };
   const SamProcessor::Options defaults;
   return (pixel_values * channel(defaults.std) + channel(defaults.mean)) * 255;
@@ -65,7 +65,8 @@ torch::Tensor bytes_of(const torch::Tensor& pixel_values) {
 
 }  // namespace
 
-TEST_CASE("pictures of odd sizes become SamProcessor's inputs, to one in 255", "[sam_processor]") {
+TEST_CASE("pictures of odd sizes become SamProcessor's inputs, to one in 255 of Pillow's",
+          "[sam_processor]") {
   const Golden golden;
   for (const auto& one : golden.file["cases"]) {
     const auto size = size_of(one["size"]);
@@ -78,7 +79,8 @@ TEST_CASE("pictures of odd sizes become SamProcessor's inputs, to one in 255", "
       const auto bytes = bytes_of(values);
       // Padding is 0 after normalising: the mean, whatever that is in bytes.
       const auto difference = (bytes.round().clamp(0, 255) - expected).abs();
-      CHECK(difference.max().item<float>() <= 1);
+      const bool is_pillow = by != std::string(" torchvision");  // which rounds elsewhere
+      CHECK(difference.max().item<float>() <= (is_pillow ? 1 : 0));
       CHECK((difference > 0).to(torch::kFloat).mean().item<float>() < 0.1);
       CHECK((bytes - bytes.round())
                 .abs()
@@ -161,6 +163,8 @@ TEST_CASE("points of several images are padded to as many as the most with -10",
   CHECK((padded.points[2] == -10).all().item<bool>());
   CHECK(padded.labels.equal(
       torch::tensor({1, -10, -10, 1, 1, 1, -10, -10, -10}, torch::kInt64).view({3, 1, 3})));
+  CHECK(data::pad_points({none, none}, {ones(0), ones(0)})
+            .labels.equal(torch::full({2, 1, 1}, -10, torch::kInt64)));
   CHECK_THROWS_WITH(data::pad_points({a}, {ones(2)}),
                     ContainsSubstring("expected 1 labels of image 0, got 2"));
   CHECK_THROWS_WITH(data::pad_points({a}, {}), ContainsSubstring("expected labels of 1 images, got 0"));

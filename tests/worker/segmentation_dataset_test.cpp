@@ -245,6 +245,34 @@ TEST_CASE("what headers tell is refused before training, for PNG and JPEG images
   CHECK_THROWS_WITH(images.set(), ContainsSubstring("images/a.png: is empty, expected a PNG or JPEG image"));
 }
 
+TEST_CASE("the sizes of all masks are looked at before training, where each instance has one",
+          "[segmentation_dataset]") {
+  const TempDir dir;
+  const auto home = dir.path() / "a";
+  std::filesystem::create_directories(home / "images");
+  std::filesystem::create_directories(home / "masks");
+  image::write_png(home / "images/a.png", image::make_image(30, 20, 3));
+  const auto add_mask = [&](const char* name, int width) {
+    image::write_png(home / "masks" / name, image::make_image(width, 20, 1, 255));
+  };
+  add_mask("1.png", 30);
+  add_mask("2.png", 31);
+  add_mask("3.png", 30);
+  const auto found = [&] { return SegmentationDataset(dir.path(), kProcessor, {}).size(); };
+  CHECK_THROWS_WITH(found(), ContainsSubstring("masks/2.png: has 31 x 20 pixels, expected 30 x 20 pixels"));
+  add_mask("2.png", 30);
+  CHECK(found() == 1);
+}
+
+TEST_CASE("a header with more pixels than can be counted is refused before training",
+          "[segmentation_dataset]") {
+  const Images images;
+  const auto bytes = test::huge_png(0xffffffff, 0xffffffff);  // as a signed product: fewer than none
+  write_file_atomic(images.path / "images/b.png", bytes);
+  write_file_atomic(images.path / "masks/b.png", bytes);
+  CHECK_THROWS_WITH(images.set(), ContainsSubstring("images/b.png: is no PNG file that can be read"));
+}
+
 TEST_CASE("a FIFO among images or masks is refused at once", "[segmentation_dataset]") {
   const Images images;
   const auto path = images.path / GENERATE(as<std::string>(), "images/b.png", "masks/b.png");

@@ -1,7 +1,5 @@
 #include "worker/data/segmentation_files.h"
 
-#include <zlib.h>
-
 #include <algorithm>
 
 #include "common/errors.h"
@@ -12,6 +10,7 @@
 using namespace ddprun;
 using ddprun::data::find_segmentation_pairs;
 using ddprun::test::ContainsSubstring;
+using ddprun::test::huge_png;
 using ddprun::test::SegmentationFolder;
 namespace fs = std::filesystem;
 
@@ -41,18 +40,6 @@ std::string reading(const SegmentationFolder& folder) {
   return error_of(folder, [&] {
     for (const auto& pair : find_segmentation_pairs(folder.path)) data::read_segmented_image(pair);
   });
-}
-
-/// A PNG that claims to be of that size.
-std::string huge_png(unsigned width, unsigned height) {
-  auto bytes = image::encode_png(image::make_image(1, 1, 1));
-  const auto put = [&](std::size_t at, std::uint64_t value) {
-    for (int shift = 24; shift >= 0; shift -= 8) bytes[at++] = static_cast<char>(value >> shift);
-  };
-  put(16, width);
-  put(20, height);
-  put(29, ::crc32(0, reinterpret_cast<const Bytef*>(bytes.data()) + 12, 17));
-  return bytes;
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <zlib.h>
+
 #include <filesystem>
 #include <functional>
 #include <string>
@@ -8,6 +10,18 @@
 #include "worker/image/png.h"
 
 namespace ddprun::test {
+
+/// A PNG that claims to be of that size.
+inline std::string huge_png(unsigned width, unsigned height) {
+  auto bytes = image::encode_png(image::make_image(1, 1, 1));
+  const auto put = [&](std::size_t at, std::uint64_t value) {
+    for (int shift = 24; shift >= 0; shift -= 8) bytes[at++] = static_cast<char>(value >> shift);
+  };
+  put(16, width);
+  put(20, height);
+  put(29, ::crc32(0, reinterpret_cast<const Bytef*>(bytes.data()) + 12, 17));
+  return bytes;
+}
 
 /// A folder of images and masks, made for a test.
 struct SegmentationFolder {

@@ -40,6 +40,9 @@ void check_combinations(const Config& config) {
   refuse(!config.sam.checkpoint.empty() && !config.model.init_weights.empty(), "--checkpoint",
          "--init-weights");
   refuse(!config.sam.checkpoint.empty() && config.sam.image_size > 0, "--checkpoint", "--image-size");
+  refuse(!config.sam.checkpoint.empty() && !config.sam.architecture.empty(), "--checkpoint",
+         "--architecture");
+  refuse(!config.sam.points.empty() && config.sam.points_per_image > 0, "--points", "--points-per-image");
   refuse(!config.sam.embedding_cache.empty() && ddp.fsdp, "--embedding-cache", "--fsdp");
   if (!config.sam.embedding_cache.empty() && config.sam.freeze != "encoder")
     throw UsageError("--embedding-cache: expected --freeze=encoder too; another encoder changes in training");

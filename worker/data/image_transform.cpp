@@ -5,16 +5,13 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "worker/data/below.h"
+
 namespace ddprun::data {
 namespace {
 
 constexpr int kMaxPadding = 1000;
 constexpr int kBlocksOfAnEpoch = 256;  // Philox gives 4 numbers a block: room for augmentations to come
-
-/// 0 .. count - 1, each with probability 1 / count to within 2^-32.
-int below(int count, std::uint32_t random) {
-  return static_cast<int>((std::uint64_t{random} * static_cast<std::uint64_t>(count)) >> 32);
-}
 
 /// Where in a row of `width` pixels the window holds pixels of the image; outside it is padding.
 struct Columns {

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "common/errors.h"
+#include "worker/data/segmentation_files.h"
 #include "worker/image/png.h"
 #include "worker/image/read_image.h"
 
@@ -55,14 +56,6 @@ image::Image as_image(const at::Tensor& pixels) {
 /// 0 and 255.
 at::Tensor as_mask(const at::Tensor& mask) { return mask.ne(0).to(torch::kUInt8).mul_(255); }
 
-/// The points of all pictures, with room for one where there is none at all.
-PaddedPoints padded(const std::vector<at::Tensor>& points, const std::vector<at::Tensor>& labels) {
-  auto all = pad_points(points, labels);
-  if (all.labels.size(2) > 0) return all;
-  const auto count = static_cast<std::int64_t>(points.size());
-  return {torch::full({count, 1, 1, 2}, -10, torch::kDouble), torch::full({count, 1, 1}, -10, torch::kInt64)};
-}
-
 }  // namespace
 
 Batch make_prompted_batch(const std::vector<PromptedPicture>& pictures, const SamProcessor& processor,
@@ -83,7 +76,7 @@ Batch make_prompted_batch(const std::vector<PromptedPicture>& pictures, const Sa
     truths.push_back(truth);
     if (with_pictures) shown.push_back(as_tensor(picture.picture));
   }
-  const auto prompts = padded(points, labels);
+  const auto prompts = pad_points(points, labels);
   Batch batch{torch::stack(inputs),
               torch::stack(targets),
               {prompts.points.to(torch::kFloat), prompts.labels, sizes(originals), sizes(resized)}};
@@ -107,20 +100,20 @@ image::PredictionRow prediction_row(const Batch& batch, std::int64_t i, const at
   return row;
 }
 
-Batch read_prompted_image(const std::filesystem::path& path, const std::vector<std::string>& points,
-                          const SamProcessor& processor) {
-  constexpr std::int64_t kMaxPixels = std::int64_t{1} << 26;
+PromptedPicture read_prompted_picture(const std::filesystem::path& path,
+                                      const std::vector<std::string>& points) {
   if (points.empty())
     throw UsageError("--point: expected at least one, X,Y, to predict a mask of " + path.string());
   PromptedPicture prompted;
   for (const auto& point : points) prompted.points.push_back(parse_point(point));
-  prompted.picture = std::make_shared<const image::Image>(image::to_rgb(image::read_image(path, kMaxPixels)));
+  prompted.picture =
+      std::make_shared<const image::Image>(image::to_rgb(image::read_image(path, kMaxSegmentedPixels)));
   const auto& picture = *prompted.picture;
   for (const auto& point : prompted.points)
     if (point.x >= picture.width || point.y >= picture.height)
       throw UsageError(point.origin + ": expected a point inside " + path.string() + ", which has " +
                        std::to_string(picture.width) + " x " + std::to_string(picture.height) + " pixels");
-  return make_prompted_batch({prompted}, processor);
+  return prompted;
 }
 
 void write_mask(const std::filesystem::path& path, const at::Tensor& mask) {

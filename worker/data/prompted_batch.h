@@ -53,13 +53,13 @@ inline const at::Tensor& picture_of(const Batch& batch, std::int64_t i) {
 /// predicted  [H_i, W_i], not 0 where the mask is; batch and mask may be on any device
 image::PredictionRow prediction_row(const Batch& batch, std::int64_t i, const at::Tensor& predicted);
 
-/// One image of one's own and `--point`s, for a prediction: a batch of one.
+/// One image of one's own and `--point`s, for a prediction.
 ///
 /// path    PNG or JPEG
 /// points  as parse_point reads them
 /// throws  UsageError: no point, or one outside the image; IoError: an image that cannot be read
-Batch read_prompted_image(const std::filesystem::path& path, const std::vector<std::string>& points,
-                          const SamProcessor& processor);
+PromptedPicture read_prompted_picture(const std::filesystem::path& path,
+                                      const std::vector<std::string>& points);
 
 /// Writes a mask as a grey PNG: 255 where it is not 0, and 0 elsewhere.
 ///

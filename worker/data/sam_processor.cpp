@@ -40,8 +40,8 @@ at::Tensor nearest(std::int64_t old, std::int64_t count) {
 }
 
 /// The value for each of the three channels, of bytes.
-at::Tensor per_channel(const std::array<float, 3>& of_unit) {
-  return at::tensor(at::ArrayRef<float>(of_unit), at::kFloat).mul_(255).view({3, 1, 1});
+at::Tensor per_channel(const std::array<double, 3>& of_unit) {
+  return at::tensor(at::ArrayRef<double>(of_unit), at::kFloat).mul_(255).view({3, 1, 1});
 }
 
 at::Tensor scaled(const at::Tensor& xy, ImageSize original, ImageSize resized) {
@@ -58,7 +58,7 @@ SamProcessor::SamProcessor(const Options& options) : options_(options) {
     throw std::invalid_argument("SamProcessor: expected an image_size and a mask_size above 0, got " +
                                 std::to_string(options.image_size) + " and " +
                                 std::to_string(options.mask_size));
-  for (const float deviation : options.std)
+  for (const double deviation : options.std)
     if (!(deviation > 0))
       throw std::invalid_argument("SamProcessor: expected standard deviations above 0, got " +
                                   std::to_string(deviation));
@@ -122,7 +122,7 @@ PaddedPoints pad_points(const std::vector<at::Tensor>& points, const std::vector
   if (points.size() != labels.size())
     throw std::invalid_argument("pad_points: expected labels of " + std::to_string(points.size()) +
                                 " images, got " + std::to_string(labels.size()));
-  std::int64_t most = 0;
+  std::int64_t most = 1;
   for (std::size_t i = 0; i < points.size(); ++i) {
     if (points[i].size(0) != labels[i].size(0))
       throw std::invalid_argument("pad_points: expected " + std::to_string(points[i].size(0)) +

@@ -28,8 +28,7 @@ class SamProcessor {
   struct Options {
     std::int64_t image_size = 1024;  ///< the model's: pixels of a side
     std::int64_t mask_size = 256;    ///< of its masks
-    std::array<float, 3> mean = {0.485F, 0.456F, 0.406F},
-                         std = {0.229F, 0.224F, 0.225F};  ///< of pixels in [0, 1]
+    std::array<double, 3> mean = {0.485, 0.456, 0.406}, std = {0.229, 0.224, 0.225};  ///< of pixels in [0, 1]
   };
 
   SamProcessor() : SamProcessor(Options{}) {}
@@ -80,7 +79,7 @@ struct PaddedPoints {
   at::Tensor labels;  ///< int64 [B, 1, N]; -10 there
 };
 
-/// N is the most points of an image.
+/// N is the most points of an image, 1 at least.
 ///
 /// points  of each image float [n, 2]
 /// labels  of each image int64 [n]: 1 foreground, 0 background

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "common/errors.h"
+#include "worker/data/below.h"
 #include "worker/image/read_image.h"
 
 namespace ddprun::data {
@@ -17,11 +18,6 @@ namespace {
 
 constexpr int kMaxPoints = 256;
 constexpr std::uint64_t kBlocksOfAnEpoch = 1024;  // Philox gives 4 numbers a block; a point takes 2
-
-/// 0 .. count - 1, each with probability 1 / count to within 2^-32 * count.
-std::size_t below(std::size_t count, std::uint32_t random) {
-  return static_cast<std::size_t>((std::uint64_t{random} * count) >> 32);
-}
 
 /// The numbers of the instances that there are, and how many pixels each number has.
 struct Instances {
@@ -81,8 +77,10 @@ void SegmentationDataset::check_headers() const {
   for (std::int64_t index = 0; index < size(); ++index) {
     const auto& pair = pairs()[static_cast<std::size_t>(index)];
     auto size = image::peek_size(pair.image);
-    const bool fits = size && size->width * size->height <= kMaxSegmentedPixels &&
-                      size == image::peek_size(pair.masks.front());
+    const bool fits = size &&
+                      size->width <= kMaxSegmentedPixels / size->height &&  // their product may be no int64
+                      std::all_of(pair.masks.begin(), pair.masks.end(),
+                                  [&](const auto& mask) { return image::peek_size(mask) == size; });
     if (!fits) {  // reading it tells what is wrong, if anything is
       const auto image = read_segmented_image(pair);
       size = {image.picture.width, image.picture.height};

@@ -44,7 +44,6 @@ class SegmentationDataset : public Dataset {
   Batch get_batch(const std::vector<std::int64_t>& indices) const override;
   Batch get_epoch_batch(const std::vector<std::int64_t>& indices, std::int64_t epoch) const override;
 
-  const SamProcessor& processor() const { return processor_; }
   const std::vector<SegmentationPair>& pairs() const { return store_->pairs(); }
 
  private:

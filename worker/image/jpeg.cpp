@@ -9,7 +9,6 @@
 #include <jerror.h>
 
 #include "common/errors.h"
-#include "common/files.h"
 
 namespace ddprun::image {
 namespace {
@@ -88,10 +87,6 @@ Image decode_jpeg(std::string_view bytes, const std::filesystem::path& path, std
                           jpeg.num_components);
   if (!read_pixels(decoder, image)) refuse(decoder.message);
   return image;
-}
-
-Image read_jpeg(const std::filesystem::path& path) {
-  return decode_jpeg(read_file(path, std::size_t{1} << 30), path);
 }
 
 }  // namespace ddprun::image

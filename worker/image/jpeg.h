@@ -14,7 +14,4 @@ namespace ddprun::image {
 Image decode_jpeg(std::string_view bytes, const std::filesystem::path& path,
                   std::int64_t max_pixels = std::int64_t{1} << 28);
 
-/// throws  IoError
-Image read_jpeg(const std::filesystem::path& path);
-
 }  // namespace ddprun::image

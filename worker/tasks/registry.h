@@ -16,7 +16,8 @@ struct TaskEntry {
   std::string footer;       ///< below the task's own help
   /// Settings that may be given by position, and what the help calls them.
   std::vector<std::pair<std::string, std::string>> positionals;
-  void (*set_defaults)(Config&);  ///< where the task's document has others than Config
+  /// Where the task's document has others than Config. They may depend on other settings.
+  void (*set_defaults)(Config&);
   train::Task (*make)(const Config&);
 };
 

@@ -73,7 +73,7 @@ void add_data(train::Task& task, const Config& config, const data::SamProcessor&
   task.data_source = folder.string();
   data::SegmentationDataset::Options options;
   options.points = config.sam.points;
-  options.points_per_image = static_cast<int>(config.sam.points_per_image);
+  if (options.points.empty()) options.points_per_image = static_cast<int>(config.sam.points_per_image);
   options.seed = config.train.seed;
   options.cache_bytes = kCacheBytes;
   const auto all = std::make_shared<data::SegmentationDataset>(folder, processor, options);
@@ -114,15 +114,20 @@ train::Task make_sam(const Config& config) {
   return task;
 }
 
+/// A new model has everything to learn, one of --checkpoint much to lose. What only a new model, or only
+/// drawn points have is not set for others: whoever gives it there is told.
 void set_sam_defaults(Config& config) {
+  const bool is_new = config.sam.checkpoint.empty();
   auto& train = config.train;
+  config.sam.architecture = is_new ? "small" : "";
+  config.sam.points_per_image = config.sam.points.empty() ? 1 : 0;
   config.model.loss = "dice";
   config.data.val_split = 0.1;
   train.epochs = 20;
   train.batch_size = 4;
   train.optim.optimizer.kind = train::OptimizerKind::kAdamW;
-  train.optim.optimizer.lr = 1e-4;
-  train.optim.warmup_steps = 50;
+  train.optim.optimizer.lr = is_new ? 1e-3 : 1e-4;
+  train.optim.warmup_steps = is_new ? 5 : 50;  // the sample gives a new model 40 steps on two ranks
   train.optim.clip_norm = 1.0;
   train.checkpoint.filename = "sam-{epoch:02d}-{val_dice:.4f}";
   train.checkpoint.top_k = 3;
@@ -141,9 +146,9 @@ TaskEntry sam_task() {
       "in\n"
       "$DDPRUN_DATA and the cache folder (scripts/get_data.sh nuclei fetches it), then a sample of 12 of "
       "them.\n"
-      "--checkpoint takes what transformers' SamModel.save_pretrained wrote; without it a new model of\n"
-      "--architecture is trained. The best weights are left in best/ of the run folder, which\n"
-      "SamModel.from_pretrained reads.\n"
+      "--checkpoint takes what transformers' SamModel.save_pretrained wrote (then --lr is 1e-4 and\n"
+      "--warmup-steps 50); without it a new model of --architecture is trained. The best weights\n"
+      "are left in best/ of the run folder, which SamModel.from_pretrained reads.\n"
       "worker sam --predict IMAGE --point X,Y --checkpoint DIR --mask-out FILE uses such a model.";
   entry.set_defaults = set_sam_defaults;
   entry.make = make_sam;

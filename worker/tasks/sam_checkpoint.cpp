@@ -9,6 +9,7 @@
 
 #include "common/errors.h"
 #include "common/json_file.h"
+#include "worker/data/sam_processor.h"
 #include "worker/train/model_folder.h"
 
 namespace ddprun::tasks {
@@ -18,8 +19,7 @@ namespace {
 constexpr const char* kPositions = "shared_image_embedding.positional_embedding";
 constexpr const char* kSamePositions = "prompt_encoder.shared_embedding.positional_embedding";
 
-// What data::SamProcessor::Options has, as the files write it.
-constexpr std::array<double, 3> kMean = {0.485, 0.456, 0.406}, kDeviation = {0.229, 0.224, 0.225};
+constexpr data::SamProcessor::Options kProcessor = {};  // whose colours the files name
 
 const torch::Tensor* find(const train::StateDict& weights, const char* name) {
   const auto found =
@@ -31,7 +31,10 @@ const torch::Tensor* find(const train::StateDict& weights, const char* name) {
 train::StateDict with_both_names(train::StateDict weights, const std::filesystem::path& source) {
   const auto* first = find(weights, kPositions);
   const auto* second = find(weights, kSamePositions);
-  if (first != nullptr && second != nullptr && !first->equal(*second))
+  const auto differ = [](const at::Tensor& a, const at::Tensor& b) {  // of any two types
+    return !a.to(at::kDouble).equal(b.to(at::kDouble));
+  };
+  if (first != nullptr && second != nullptr && differ(*first, *second))
     throw IoError(source, std::string("its tensors \"") + kPositions + "\" and \"" + kSamePositions +
                               "\" differ, expected one under two names");
   if (first != nullptr && second == nullptr)
@@ -50,8 +53,8 @@ std::string processor_json(std::int64_t image_size, std::int64_t mask_size) {
                                {"pad_size", square(image_size)},
                                {"mask_size", {{"longest_edge", mask_size}}},
                                {"mask_pad_size", square(mask_size)},
-                               {"image_mean", kMean},
-                               {"image_std", kDeviation},
+                               {"image_mean", kProcessor.mean},
+                               {"image_std", kProcessor.std},
                                {"rescale_factor", 1.0 / 255},
                                {"resample", 2}};
   return root.dump(2) + "\n";
@@ -79,8 +82,8 @@ void check_processor(const std::filesystem::path& folder) {
     if (!std::filesystem::exists(folder / name, unknown)) continue;
     const auto root = read_json(folder / name, "what SamProcessor.save_pretrained() writes");
     const auto& processor = root.contains("image_processor") ? root.at("image_processor") : root;
-    check_colours(folder / name, processor, "image_mean", kMean);
-    check_colours(folder / name, processor, "image_std", kDeviation);
+    check_colours(folder / name, processor, "image_mean", kProcessor.mean);
+    check_colours(folder / name, processor, "image_std", kProcessor.std);
   }
 }
 

@@ -8,7 +8,6 @@
 #include "worker/image/drawing.h"
 #include "worker/image/image_grid.h"
 #include "worker/image/line_chart.h"
-#include "worker/image/mask_overlay.h"
 
 namespace ddprun::image {
 namespace {
@@ -207,15 +206,6 @@ TEST_CASE("grids of any number of tiles and any pictures are drawn", "[image_gri
   CHECK(grid.width < grid.height * 2);
   CHECK_NOTHROW(draw_image_grid({{make_image(2000, 10, 1), std::string(5000, 'w')}}));
   CHECK_THROWS_AS(draw_image_grid({{make_image(3, 3, 2), ""}}), std::invalid_argument);
-}
-
-TEST_CASE("a mask tints the picture where it is set, and only there", "[mask_overlay]") {
-  auto mask = make_image(2, 1, 1);
-  mask.bytes[1] = 255;
-  const auto shown = overlay_mask(make_image(2, 1, 1, 100), mask, {200, 0, 100}, 0.5);
-  CHECK(shown.bytes == std::vector<std::uint8_t>{100, 100, 100, 150, 50, 100});
-  CHECK_THROWS_WITH(overlay_mask(make_image(2, 2, 3), mask),
-                    ContainsSubstring("2 x 2 pixels has one channel"));
 }
 
 TEST_CASE("what is transparent shows white", "[image]") {

@@ -6,6 +6,7 @@
 #include "common/errors.h"
 #include "common/files.h"
 #include "tests/support/catch.h"
+#include "worker/image/read_image.h"
 
 namespace ddprun::image {
 namespace {
@@ -19,7 +20,7 @@ TEST_CASE("JPEG files are read as Pillow reads them", "[jpeg]") {
   CHECK(expected.size() == 4);
   for (const auto& [name, picture] : expected.items()) {
     INFO(name);
-    const auto read = read_jpeg(kGolden / (name + ".jpg"));
+    const auto read = read_image(kGolden / (name + ".jpg"));
     CHECK(std::vector{read.width, read.height} == picture["size"].get<std::vector<int>>());
     CHECK(read.channels == picture["channels"].get<int>());
     const auto bytes = picture["bytes"].get<std::vector<int>>();
@@ -57,7 +58,8 @@ TEST_CASE("a JPEG file that is cut off or no JPEG is refused", "[jpeg]") {
   CHECK_THROWS_WITH(decode_jpeg("GIF89a", "a.jpg"),
                     ContainsSubstring("a.jpg: is no JPEG file that can be read: "));
   CHECK_THROWS_WITH(decode_jpeg(bytes, "a.jpg", 19 * 11 - 1), ContainsSubstring("too many pixels"));
-  CHECK_THROWS_WITH(read_jpeg(kGolden / "cmyk.jpg"), ContainsSubstring("it has 4 channels, expected 1 or 3"));
+  CHECK_THROWS_WITH(read_image(kGolden / "cmyk.jpg"),
+                    ContainsSubstring("it has 4 channels, expected 1 or 3"));
 }
 
 }  // namespace

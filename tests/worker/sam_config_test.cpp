@@ -1,0 +1,98 @@
+// The settings of the task sam, whose defaults depend on what is trained.
+#include <nlohmann/json.hpp>
+
+#include "common/errors.h"
+#include "common/files.h"
+#include "tests/support/catch.h"
+#include "worker/config.h"
+
+using namespace ddprun;
+
+namespace {
+
+Config parse(std::vector<std::string> words) {
+  words.insert(words.begin(), {"worker", "sam"});
+  std::vector<const char*> argv;
+  for (const auto& word : words) argv.push_back(word.c_str());
+  return parse_config(static_cast<int>(argv.size()), argv.data());
+}
+
+nlohmann::json settings(const std::vector<std::string>& words) {
+  return nlohmann::json::parse(to_json(parse(words)));
+}
+
+}  // namespace
+
+TEST_CASE("sam's defaults are those of a new model, or of one of --checkpoint", "[config]") {
+  const auto fresh = settings({}), released = settings({"--checkpoint=sam-vit-base"});
+  const std::vector<std::pair<const char*, nlohmann::json>> of_both = {
+      {"loss", "dice"},
+      {"freeze", "none"},
+      {"gradient_checkpointing", false},
+      {"embedding_cache", nullptr},
+      {"points", nullptr},
+      {"points_per_image", 1},
+      {"val_split", 0.1},
+      {"epochs", 20},
+      {"batch_size", 4},
+      {"optimizer", "adamw"},
+      {"clip_norm", 1.0},
+      {"precision", "32"},
+      {"checkpoint_name", "sam-{epoch:02d}-{val_dice:.4f}"},
+      {"save_top_k", 3},
+      {"monitor", "val_dice"},
+      {"patience", 10}};
+  for (const auto& [key, value] : of_both) {
+    CAPTURE(key);
+    CHECK(fresh.at(key) == value);
+    CHECK(released.at(key) == value);
+  }
+  const std::vector<std::tuple<const char*, nlohmann::json, nlohmann::json>> of_each = {
+      {"architecture", "small", nullptr},
+      {"checkpoint", nullptr, "sam-vit-base"},
+      {"lr", 1e-3, 1e-4},
+      {"warmup_steps", 5, 50}};
+  for (const auto& [key, of_fresh, of_released] : of_each) {
+    CAPTURE(key);
+    CHECK(fresh.at(key) == of_fresh);
+    CHECK(released.at(key) == of_released);
+  }
+}
+
+TEST_CASE("what is given wins over sam's defaults, wherever it is given", "[config]") {
+  const TempDir dir;
+  const auto file = (dir.path() / "sam.toml").string();
+  write_file_atomic(file, "[optim]\nlr = 0.5\n[model]\ncheckpoint = \"sam-vit-base\"\n");
+  const auto from_file = settings({"--config", file});
+  CHECK(from_file["lr"] == 0.5);
+  CHECK(from_file["warmup_steps"] == 50);
+  const auto from_both = settings({"--config", file, "--lr=0.25", "--warmup-steps=5"});
+  CHECK(from_both["lr"] == 0.25);
+  CHECK(from_both["warmup_steps"] == 5);
+  CHECK(settings({"--lr=1e-4", "--warmup-steps=50"})["lr"] == 1e-4);
+}
+
+TEST_CASE("what --checkpoint or --points would make idle is refused by name", "[config]") {
+  const auto [words, second] = GENERATE(table<std::vector<std::string>, std::string>(
+      {{{"--checkpoint=a", "--architecture=small"}, "architecture"},
+       {{"--checkpoint=a", "--image-size=64"}, "image-size"},
+       {{"--checkpoint=a", "--init-weights=b"}, "init-weights"},
+       {{"--points=a", "--points-per-image=1"}, "points-per-image"}}));
+  const auto first = words[0].substr(0, words[0].find('='));
+  CHECK_THROWS_AS(parse(words), UsageError);
+  CHECK_THROWS_WITH(parse(words), first + " and --" + second + ": expected one of them at most");
+  CHECK_NOTHROW(parse({words[0]}));
+  CHECK_NOTHROW(parse({words[1]}));
+}
+
+TEST_CASE("a sam's config.toml repeats the run, of a checkpoint and with points too", "[config]") {
+  const TempDir dir;
+  const auto file = (dir.path() / "config.toml").string();
+  const auto words =
+      GENERATE(std::vector<std::string>{}, std::vector<std::string>{"--checkpoint=a"},
+               std::vector<std::string>{"--points=a"},
+               std::vector<std::string>{"--architecture=base", "--points-per-image=3", "--lr=1"});
+  const auto config = parse(words);
+  write_file_atomic(file, to_toml(config));
+  CHECK(to_json(parse({"--config", file})) == to_json(config));
+}
