@@ -33,3 +33,12 @@ jobs() {
   ((fit >= 1)) || fit=1
   echo $((cpus < fit ? cpus : fit))
 }
+
+# run_ctest BUILD ARGUMENTS...: and says at the end what was skipped. The status is ctest's.
+run_ctest() {
+  local report=$root/$1/tests.xml status=0
+  rm -f "$report"
+  ctest --test-dir "$root/$1" --output-on-failure --no-tests=error --output-junit "$report" "${@:2}" || status=$?
+  [ ! -s "$report" ] || python3 "$root/scripts/skipped_tests.py" "$report"
+  return $status
+}
