@@ -33,3 +33,20 @@ jobs() {
   ((fit >= 1)) || fit=1
   echo $((cpus < fit ? cpus : fit))
 }
+
+# Where setup.sh --python makes the tests' Python; other packages have another folder.
+test_python_folder() {
+  printf '%s/test-python-%s\n' "$cache" "$(sha256sum <"$root/tests/requirements.txt" | cut -c1-12)"
+}
+
+# run_ctest BUILD ARGUMENTS...: with that Python if none is named, and says at the end what was skipped. The status is
+# ctest's.
+run_ctest() {
+  local report=$root/$1/tests.xml status=0 python
+  python=$(test_python_folder)
+  if [ -z "${DDPRUN_TEST_PYTHON:-}" ] && [ -e "$python/complete" ]; then export DDPRUN_TEST_PYTHON=$python/bin/python; fi
+  rm -f "$report"
+  ctest --test-dir "$root/$1" --output-on-failure --no-tests=error --output-junit "$report" "${@:2}" || status=$?
+  [ ! -s "$report" ] || python3 "$root/scripts/skipped_tests.py" "$report"
+  return $status
+}

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the fuzz targets and runs each for a while, from the committed inputs and those found before (build-fuzz/corpus).
-# Fails if one breaks an invariant, and says which input did it: once mended, it goes into tests/fuzz/corpus.
+# Fails if one breaks an invariant, and says which input did it: once mended, it goes into tests/fuzz/corpus or worker_corpus.
 #
 # usage: scripts/fuzz.sh [SECONDS, of each target; 10] [TARGET...]
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -26,7 +26,7 @@ step "configuring (fuzz)" cmake --preset fuzz -DDDPRUN_WERROR="$([ -z "${CI:-}" 
 step "building (fuzz)" cmake --build --preset fuzz -j "$(jobs)" >&2
 
 targets=("$@")
-[ $# != 0 ] || targets=($(ls tests/fuzz/corpus))
+[ $# != 0 ] || targets=($(ls tests/fuzz/corpus) $(ls tests/fuzz/worker_corpus))
 findings=$root/build-fuzz/findings
 mkdir -p "$findings"
 # In memory, as the targets write many files. Ours to remove: a target that crashes leaves its files behind.
@@ -39,7 +39,7 @@ for target in "${targets[@]}"; do
   log=build-fuzz/$target.log
   # The seeds come second: what is new is written to the first folder.
   if TMPDIR=$scratch "build-fuzz/bin/fuzz_$target" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -max_len=4096 \
-    -artifact_prefix="$findings/$target-" "build-fuzz/corpus/$target" "tests/fuzz/corpus/$target" >"$log" 2>&1; then
+    -artifact_prefix="$findings/$target-" "build-fuzz/corpus/$target" tests/fuzz/*corpus/"$target" >"$log" 2>&1; then
     say "$target: $(sed -n 's/^Done \([0-9]*\) runs.*/\1 inputs/p' "$log")"
   else
     failed=$((failed + 1))

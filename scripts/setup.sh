@@ -1,21 +1,23 @@
 #!/usr/bin/env bash
 # Installs what a build and its tests need: system packages and LibTorch. Running it again changes nothing.
 #
-# usage: scripts/setup.sh [--cuda] [--dev] [--no-libtorch]
+# usage: scripts/setup.sh [--cuda] [--dev] [--python] [--no-libtorch]
 #   --cuda         fetch also what a GPU needs (NVIDIA's packages, about 2.6 GB more on disk)
 #   --dev          install also what only developers need (clang-format, clang for scripts/fuzz.sh, Slurm and a browser for
 #                  their tests)
+#   --python       make the Python with PyTorch that some tests compare with (tests/requirements.txt), in the cache folder
 #   --no-libtorch  leave LibTorch alone: you pass -DCMAKE_PREFIX_PATH=<unpacked libtorch> to cmake
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-cuda=no dev=no fetch_libtorch=yes
+cuda=no dev=no python=no fetch_libtorch=yes
 for argument in "$@"; do
   case $argument in
     --cuda) cuda=yes ;;
     --dev) dev=yes ;;
+    --python) python=yes ;;
     --no-libtorch) fetch_libtorch=no ;;
     --help | -h) usage ;;
-    *) say "error: unknown argument '$argument', expected --cuda, --dev or --no-libtorch"; exit 2 ;;
+    *) say "error: unknown argument '$argument', expected --cuda, --dev, --python or --no-libtorch"; exit 2 ;;
   esac
 done
 
@@ -161,8 +163,36 @@ setup_libtorch() {
   exec 9>&-
 }
 
+# ---- a Python with PyTorch -----------------------------------------------------------------------------------------
+
+setup_python() {
+  local folder free_mb
+  folder=$(test_python_folder)
+  mkdir -p "$cache"
+  exec 9>"$cache/setup.lock"
+  flock 9
+  if [ ! -e "$folder/complete" ]; then
+    rm -rf "$cache"/test-python-* "$cache"/download.* # of a setup that was killed, or of other versions
+    free_mb=$(df -Pm "$cache" | awk 'NR==2 {print $4}')
+    ((free_mb > 8000)) || die "$cache: Python's packages need 8 GB while they are unpacked, only $free_mb MB are free"
+    work=$(mktemp -d "$cache/download.XXXXXX")
+    say "installing PyTorch and the tests' other Python packages (SIZES) into $folder"
+    # Without pip in it, which Debian would have us install for that: the system's own installs into it.
+    python3 -m venv --without-pip "$folder"
+    TMPDIR=$work python3 -m pip --python "$folder/bin/python" --disable-pip-version-check install --quiet --retries 2 \
+      --no-cache-dir --no-deps --only-binary=:all: --requirement "$root/tests/requirements.txt" >&2 ||
+      die "could not install tests/requirements.txt (is there a network?); tests that want it are skipped without it"
+    "$folder/bin/python" -c 'import torch, torchvision' || die "$folder: torch cannot be imported"
+    touch "$folder/complete"
+    rm -rf "$work"
+    work=
+  fi
+  exec 9>&-
+}
+
 setup_packages
 [ "$dev" = no ] || setup_slurm
 [ "$dev" = no ] || setup_browser
 [ "$fetch_libtorch" = no ] || setup_libtorch
+[ "$python" = no ] || setup_python
 say "ready"

@@ -5,20 +5,23 @@
 # usage: scripts/speedup.sh TASK N [N ...] [-- worker flags]
 #        scripts/speedup.sh mnist 1 2 4 -- --epochs 1 --limit-train 12800
 #
-# SPEEDUP_OUT names the folder of the runs and of speedup.png (runs/speedup-TASK); ranks share this machine's cores.
+# SPEEDUP_OUT names the folder of the runs and of speedup.png (runs/speedup-TASK), SPEEDUP_BIN that of the programs
+# (build/bin). Ranks share this machine's cores.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 if [ "${1:-}" = --help ] || [ "${1:-}" = -h ]; then usage; fi
 
-(($# >= 2)) || die "expected TASK and numbers of ranks, see --help"
+wrong_usage() { say "error: $*, see --help"; exit 2; }
+
+(($# >= 2)) || wrong_usage "expected TASK and numbers of ranks, got '$*'"
 task=$1
 shift
 ranks=()
 while (($# > 0)) && [ "$1" != -- ]; do
-  [[ $1 =~ ^[1-9][0-9]*$ ]] || die "expected a number of ranks, got '$1'"
+  [[ $1 =~ ^[1-9][0-9]*$ ]] || wrong_usage "expected a number of ranks, got '$1'"
   ranks+=("$1")
   shift
 done
-((${#ranks[@]} > 0)) || die "expected numbers of ranks, see --help"
+((${#ranks[@]} > 0)) || wrong_usage "expected numbers of ranks before --"
 if (($# > 0)); then shift; fi
 
 bin=${SPEEDUP_BIN:-$root/build/bin}

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what is missing, builds, and runs all tests. The exit status is the verdict.
+# Installs what is missing, builds, and runs all tests. The exit status is the verdict; what was skipped, and why, comes last.
 #
 # usage: scripts/test.sh [ctest arguments, such as -R loader or -LE slow]
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -9,4 +9,4 @@ cd "$root"
 scripts/setup.sh
 scripts/build.sh
 # One test at a time: many start several processes of their own, and some watch the clock.
-ctest --test-dir build --output-on-failure --no-tests=error "$@"
+run_ctest build "$@"

@@ -9,11 +9,25 @@ using namespace ddprun::test;
 
 namespace {
 
-/// The real pictures; without them the test is skipped.
-fs::path real_cifar10() {
+/// The folder of CIFAR-10's files in this one; empty if there is none.
+fs::path cifar10_in(const fs::path& folder) {
+  for (const auto& place : {folder, folder / "cifar-10-batches-bin"})
+    if (fs::exists(place / "data_batch_1.bin")) return place;
+  return {};
+}
+
+/// The real pictures; without them the test is skipped. What is packed is unpacked into the folder.
+fs::path real_cifar10(const fs::path& scratch) {
   const char* given = std::getenv("DDPRUN_DATA");
   for (const auto& root : {fs::path(given == nullptr ? "" : given), cache_folder() / "data"})
-    if (fs::exists(root / "cifar10")) return root / "cifar10";
+    if (const auto found = cifar10_in(root / "cifar10"); !found.empty()) return found;
+  std::error_code none;
+  for (const auto& entry : fs::directory_iterator(beside_the_repository("data/cifar10"), none)) {
+    if (!entry.path().filename().string().ends_with(".tar.xz")) continue;
+    Child tar({{"tar", "-xJf", entry.path().string(), "-C", scratch.string()}});
+    if (tar.wait(kTraining) != ExitStatus::exited(0)) skip("tar cannot unpack it: " + tar.err());
+    if (const auto found = cifar10_in(scratch); !found.empty()) return found;
+  }
   skip("CIFAR-10 is neither in $DDPRUN_DATA nor in the cache folder (scripts/get_data.sh cifar10)");
 }
 
@@ -139,7 +153,7 @@ TEST_CASE("toy with the document's loss says that nothing is learnt, and nothing
 }
 
 TEST_CASE("toy's checkpoint.pt loads into Python's Linear(20, 1) by plain torch.load", "[training]") {
-  const auto python = python_with_torch();
+  const auto python = python_with("torch");
   const TempDir dir;
   Child child(training("toy", 0, dir.path() / "run", {"1", "1"}));
   REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
@@ -191,10 +205,10 @@ TEST_CASE("linear names the line of a table that is wrong", "[training]") {
 TEST_CASE("cifar10 learns to tell real pictures apart", "[training]") {
   const TempDir dir;
   const auto out = dir.path() / "run";
-  Child child(training(
-      "cifar10", 2, out,
-      {"--data=" + real_cifar10().string(), "--stem=cifar", "--precision=bf16-mixed", "--max-steps=100",
-       "--batch-size=32", "--lr=0.02", "--lr-schedule=one-cycle", "--limit-val=500", "--limit-test=1000"}));
+  Child child(training("cifar10", 2, out,
+                       {"--data=" + real_cifar10(dir.path()).string(), "--stem=cifar",
+                        "--precision=bf16-mixed", "--max-steps=100", "--batch-size=32", "--lr=0.02",
+                        "--lr-schedule=one-cycle", "--limit-val=500", "--limit-test=1000"}));
   REQUIRE(child.wait(10 * kTraining) == ExitStatus::exited(0));
   const auto summary = read_summary(out);
   std::cout << "test accuracy after " << summary["steps"] << " steps of 64 pictures: " << summary["test_acc"]

@@ -1,7 +1,6 @@
 #pragma once
 
 // What the tests of the real ddprun with the real worker share.
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -13,6 +12,7 @@
 #include "common/files.h"
 #include "tests/support/catch.h"
 #include "tests/support/child.h"
+#include "tests/support/python.h"
 
 namespace ddprun::test {
 
@@ -27,11 +27,9 @@ inline void need_fashion_mnist() {
   if (!fs::exists(fashion_mnist())) skip("Fashion-MNIST (package dataset-fashion-mnist) is not installed");
 }
 
-/// $DDPRUN_TEST_PYTHON; without it the test is skipped.
-inline std::string python_with_torch() {
-  const char* python = std::getenv("DDPRUN_TEST_PYTHON");
-  if (python == nullptr) skip("DDPRUN_TEST_PYTHON names no Python with PyTorch");
-  return python;
+/// shared/PATH beside the repository, where there may be data that no clone has.
+inline fs::path beside_the_repository(const std::string& path) {
+  return fs::path(DDPRUN_SOURCE_DIR).parent_path() / "shared" / path;
 }
 
 /// ddprun (or with 0 ranks the worker alone) on the MNIST task, with small data unless the flags say

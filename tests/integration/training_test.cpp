@@ -176,7 +176,7 @@ TEST_CASE("every training step and every test batch sends a heartbeat", "[traini
 
 TEST_CASE("the worker trains under torchrun, whose store it joins as a client", "[training]") {
   need_fashion_mnist();
-  const auto python = python_with_torch();
+  const auto python = python_with("torch");
   const TempDir dir;
   Command command = mnist(0, dir.path() / "run", small());
   const std::vector<std::string> torchrun = {
@@ -191,7 +191,7 @@ TEST_CASE("Python's DDP trains under ddprun", "[training]") {
   need_fashion_mnist();
   Command command;
   command.argv = {DDPRUN_PROGRAM,           "--nproc-per-node=2",
-                  python_with_torch(),      DDPRUN_SOURCE_DIR "/bench/mnist_ddp.py",
+                  python_with("torch"),     DDPRUN_SOURCE_DIR "/bench/mnist_ddp.py",
                   fashion_mnist().string(), "--limit=640"};
   Child child(command);
   REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
@@ -200,7 +200,7 @@ TEST_CASE("Python's DDP trains under ddprun", "[training]") {
 }
 
 TEST_CASE("two ranks reach 98.5 % on MNIST within three epochs", "[training][slow]") {
-  const auto data = fs::path(DDPRUN_SOURCE_DIR).parent_path() / "shared/data/mnist";
+  const auto data = beside_the_repository("data/mnist");
   if (!fs::exists(data)) skip(data.string() + " is not there");
   const TempDir dir;
   Child child(mnist(2, dir.path() / "run", {"--data=" + data.string(), "--epochs=3"}));

@@ -9,6 +9,7 @@
 #include "common/error_file.h"
 #include "tests/support/catch.h"
 #include "tests/support/child.h"
+#include "tests/support/python.h"
 
 namespace ddprun::test {
 namespace {
@@ -140,8 +141,7 @@ json shape(const json& value) {
 }
 
 TEST_CASE("our writers and torch's @record write one format", "[report_error]") {
-  const char* python = std::getenv("DDPRUN_TEST_PYTHON");
-  if (python == nullptr) skip("DDPRUN_TEST_PYTHON names no Python with PyTorch");
+  const auto python = python_with("torch");
   const TempDir folder;
   const auto recorded = folder.path() / "recorded.json";    // by the worker
   const auto passed_on = folder.path() / "passed_on.json";  // by its launcher, to the launcher above

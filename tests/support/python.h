@@ -18,16 +18,24 @@ inline std::string shell_output(const std::string& command) {
   return ::pclose(pipe) == 0 ? output : "failed: " + output;
 }
 
-/// Runs the Python script in the folder and checks that it does not fail. Skips the test without a Python
-/// ($DDPRUN_TEST_PYTHON, else python3) that has the module.
+/// The Python that $DDPRUN_TEST_PYTHON names (scripts/setup.sh --python makes one). Without it, or without
+/// the module in it, the test is skipped; a module that is there and broken is no reason to skip.
+inline std::string python_with(const std::string& module) {
+  const char* named = std::getenv("DDPRUN_TEST_PYTHON");
+  if (named == nullptr || *named == '\0') skip("DDPRUN_TEST_PYTHON names no Python with " + module);
+  const std::string find =
+      " -c 'import importlib.util as u; raise SystemExit(u.find_spec(\"" + module + "\") is None)'";
+  if (shell_output("'" + std::string(named) + "'" + find).starts_with("failed: "))
+    skip("the Python that DDPRUN_TEST_PYTHON names has no " + module);
+  return named;
+}
+
+/// Runs the Python script in the folder and checks that it does not fail; skips as python_with() does.
 inline void check_python(const std::filesystem::path& folder, const std::string& module,
                          const std::string& script) {
-  const char* named = std::getenv("DDPRUN_TEST_PYTHON");
-  const std::string program = named != nullptr ? named : "python3";
-  if (shell_output(program + " -c 'import " + module + "'").starts_with("failed: "))
-    skip("no Python with " + module + " (DDPRUN_TEST_PYTHON)");
+  const auto program = python_with(module);
   write_file_atomic(folder / "check.py", script + "\nprint('agreed')\n");
-  const auto output = shell_output("cd '" + folder.string() + "' && " + program + " check.py");
+  const auto output = shell_output("cd '" + folder.string() + "' && '" + program + "' check.py");
   INFO(output);
   CHECK(output.ends_with("agreed\n"));
 }

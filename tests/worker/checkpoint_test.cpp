@@ -9,6 +9,7 @@
 #include "common/errors.h"
 #include "common/files.h"
 #include "tests/support/catch.h"
+#include "tests/support/python.h"
 #include "tests/worker/pickled_values.h"
 #include "worker/models/mnist_cnn.h"
 #include "worker/serialize/pt_file.h"
@@ -264,7 +265,8 @@ TEST_CASE("Python's torch.load reads a whole training state and goes on with its
   state.generators[0] = generator_state(torch::kCPU);
   state.callbacks.emplace("next", torch::rand({5}));
   save_checkpoint(dir.path() / "a.pt", state);
-  check_python(dir.path(), R"(
+  check_python(dir.path(), "torch", R"(
+import torch
 import torch.nn as nn
 class Net(nn.Module):
     def __init__(self):

@@ -7,13 +7,6 @@
 #include <ATen/core/jit_type.h>
 
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
-#include <filesystem>
-#include <string>
-
-#include "common/files.h"
-#include "tests/support/catch.h"
 
 namespace ddprun::test {
 
@@ -42,28 +35,6 @@ inline bool same(const c10::IValue& a, const c10::IValue& b) {
   return std::equal(left.begin(), left.end(), right.begin(), right.end(), [](const auto& x, const auto& y) {
     return same(x.key(), y.key()) && same(x.value(), y.value());
   });
-}
-
-inline std::string shell(const std::string& command) {
-  std::string output;
-  FILE* pipe = ::popen((command + " 2>&1").c_str(), "r");
-  for (int c = std::fgetc(pipe); c != EOF; c = std::fgetc(pipe)) output.push_back(static_cast<char>(c));
-  return ::pclose(pipe) == 0 ? output : "failed: " + output;
-}
-
-/// A Python with PyTorch; skips the test if there is none.
-inline std::string python() {
-  const char* named = std::getenv("DDPRUN_TEST_PYTHON");
-  const std::string program = named != nullptr ? named : "python3";
-  if (!shell(program + " -c 'import torch'").empty())
-    ddprun::test::skip("no Python with torch (DDPRUN_TEST_PYTHON)");
-  return program;
-}
-
-inline void check_python(const std::filesystem::path& folder, const std::string& script) {
-  const auto program = python();
-  write_file_atomic(folder / "check.py", "import torch\n" + script + "\nprint('agreed')\n");
-  CHECK(shell("cd '" + folder.string() + "' && " + program + " check.py") == "agreed\n");
 }
 
 }  // namespace ddprun::test

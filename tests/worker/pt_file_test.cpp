@@ -15,6 +15,7 @@
 #include "common/errors.h"
 #include "common/files.h"
 #include "tests/support/catch.h"
+#include "tests/support/python.h"
 #include "tests/worker/pickled_values.h"
 #include "worker/train/state_dict_file.h"
 
@@ -254,7 +255,8 @@ TEST_CASE("read_pt refuses every truncation, of our file and of Python's", "[pt_
 TEST_CASE("Python's torch.load reads the values that write_pt wrote", "[pt_file]") {
   const TempDir folder;
   write_pt(folder.path() / "a.pt", all_kinds());
-  check_python(folder.path(), R"(
+  check_python(folder.path(), "torch", R"(
+import torch
 for mmap in (False, True):
     d = torch.load('a.pt', weights_only=True, mmap=mmap)
     assert list(d)[:2] == ['Float', 'Double'], list(d)

@@ -5,6 +5,7 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/types.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -27,6 +28,15 @@ namespace {
 
 const fs::path kGolden = fs::path(DDPRUN_GOLDEN_DIR) / "python_files";
 const fs::path kStateDicts = fs::path(DDPRUN_GOLDEN_DIR) / "state_dict_file";
+
+/// A released checkpoint, from $DDPRUN_DATA or from shared/data beside the repository; skips without it.
+fs::path resnet20() {
+  const char* data = std::getenv("DDPRUN_DATA");
+  for (const auto& root :
+       {fs::path(data != nullptr ? data : ""), fs::path(DDPRUN_SOURCE_DIR).parent_path() / "shared" / "data"})
+    if (const auto path = root / "resnet20" / "resnet20-12fca82f.th"; fs::exists(path)) return path;
+  skip("no resnet20/resnet20-12fca82f.th in $DDPRUN_DATA");
+}
 
 }  // namespace
 
@@ -137,9 +147,7 @@ TEST_CASE("a tied weight that safetensors left out is there again", "[python_fil
 }
 
 TEST_CASE("a released checkpoint of torch's older format is read", "[python_files]") {
-  const char* data = std::getenv("DDPRUN_DATA");
-  const auto path = fs::path(data != nullptr ? data : "") / "resnet20" / "resnet20-12fca82f.th";
-  if (data == nullptr || !fs::exists(path)) skip("no resnet20/resnet20-12fca82f.th in DDPRUN_DATA");
+  const auto path = resnet20();
   const auto root = read_pt(path).toGenericDict();
   CHECK(root.at("best_prec1").toDouble() > 91);
   const auto weights = read_weights(path);

@@ -4,7 +4,10 @@
 
 #include "tests/support/catch.h"
 #include "tests/support/golden.h"
+#include "tests/support/python.h"
 #include "tests/worker/parity_models.h"
+#include "worker/serialize/pt_file.h"
+#include "worker/train/state_dict_file.h"
 
 using ddprun::models::ResNet18;
 using ddprun::models::Stem;
@@ -69,4 +72,26 @@ TEST_CASE("ResNet-18 gives torchvision's output, gradients and statistics with t
     CAPTURE(item.key());
     check_sum_and_norm(item.value(), golden["buffers"][item.key()], 1e-9);
   }
+}
+
+TEST_CASE("ResNet-18 loads what torchvision's model saved, and gives its output", "[resnet]") {
+  const ddprun::TempDir dir;
+  ddprun::test::check_python(dir.path(), "torchvision", R"(
+import torch, torchvision
+torch.manual_seed(3)
+model = torchvision.models.resnet18(num_classes=10)
+images = torch.randn(4, 3, 64, 64)
+model(images)  # in training: batch norm's statistics are no longer those of a new model
+torch.save(model.state_dict(), "weights.pt")
+torch.save({"images": images, "output": model.eval()(images).detach()}, "batch.pt")
+)");
+  ResNet18 model(10);
+  const auto path = dir.path() / "weights.pt";
+  ddprun::train::load_weights(*model, ddprun::train::read_weights(path), path);
+  model->eval();
+  const torch::NoGradGuard no_grad;
+  const auto batch = ddprun::serialize::read_pt(dir.path() / "batch.pt").toGenericDict();
+  const auto expected = batch.at("output").toTensor();
+  CHECK((model->forward(batch.at("images").toTensor()) - expected).abs().max().item<double>() <=
+        1e-5 * expected.abs().max().item<double>());
 }

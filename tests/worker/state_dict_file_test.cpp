@@ -12,6 +12,7 @@
 #include "common/errors.h"
 #include "common/files.h"
 #include "tests/support/catch.h"
+#include "tests/support/python.h"
 #include "tests/worker/pickled_values.h"
 #include "worker/serialize/pt_file.h"
 #include "worker/train/optimizer_state.h"
@@ -196,14 +197,17 @@ TEST_CASE("Python's Module and Adam load what state_dict and optimizer_state_dic
   root.insert("model", state_dict(*module));
   root.insert("optimizer", optimizer_state_dict(adam));
   write_pt(folder.path() / "a.pt", root);
-  check_python(folder.path(), R"(
+  check_python(folder.path(), "torch",
+               R"(
+import torch
 from collections import OrderedDict
 m = torch.nn.Sequential(OrderedDict(conv=torch.nn.Conv2d(1, 2, 3), bn=torch.nn.BatchNorm2d(2), fc=torch.nn.Linear(4, 3)))
 d = torch.load('a.pt')
 assert list(d['model']) == list(m.state_dict())
 m.load_state_dict(d['model'])
-golden = torch.load(')" + (kGolden / "state_dict.pt").string() +
-                                  R"(')
+golden = torch.load(')" +
+                   (kGolden / "state_dict.pt").string() +
+                   R"(')
 assert all(torch.equal(t, golden[n]) for n, t in m.state_dict().items())
 adam = torch.optim.Adam(m.parameters())
 adam.load_state_dict(d['optimizer'])

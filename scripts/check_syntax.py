@@ -1,0 +1,49 @@
+#!/usr/bin/env python3
+"""Checks what no build reads: every Python file compiles, every shell script parses, no file has the marks of a merge.
+
+usage: check_syntax.py [ROOT]      looks at the files that git knows; exit status 1 if one is wrong
+"""
+import pathlib
+import re
+import subprocess
+import sys
+
+MERGE_MARK = re.compile(rb"^(<<<<<<<|\|\|\|\|\|\|\||>>>>>>>)( |\r?$)", re.M)
+SHELL = re.compile(rb"#!\S*(/env )?\S*\b(bash|sh)\b")
+
+
+def tracked(root):
+    listed = subprocess.run(["git", "-c", "safe.directory=*", "-C", str(root), "ls-files", "-z"], capture_output=True)
+    if listed.returncode != 0:
+        sys.exit(f"{root}: expected a checkout of git: {listed.stderr.decode().strip()}")
+    return [name for name in listed.stdout.decode().split("\0") if name and (root / name).is_file()]
+
+
+def faults(root, name):
+    content = (root / name).read_bytes()
+    for mark in MERGE_MARK.finditer(content):
+        line = content.count(b"\n", 0, mark.start()) + 1
+        yield f"{name}:{line}: the mark of a merge"
+    if name.endswith(".py"):
+        try:
+            compile(content, name, "exec")
+        except (SyntaxError, ValueError) as error:
+            yield f"{name}:{getattr(error, 'lineno', 0)}: {error}"
+    if name.endswith((".sh", ".bash")) or SHELL.match(content):
+        done = subprocess.run(["bash", "-n", name], cwd=root, capture_output=True, text=True)
+        if done.returncode != 0:
+            yield done.stderr.strip()
+
+
+def main():
+    root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parent.parent)
+    files = tracked(root)
+    found = [fault for name in files for fault in faults(root, name)]
+    for fault in found:
+        print(fault)
+    print(f"{len(files)} files, {len(found)} faults")
+    sys.exit(1 if found or not files else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+""".ci/run counts what passed, failed and was skipped, and says which tests were skipped and why.
+
+The script runs as it is, in a folder of its own: its stages are short scripts, and ctest runs tests of a small project.
+"""
+import os
+import pathlib
+import shutil
+import subprocess
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+PROJECT = """cmake_minimum_required(VERSION 3.22)
+project(small NONE)
+enable_testing()
+add_test(NAME "good" COMMAND sh -c "echo 'skipped: in the past'")
+add_test(NAME "no data" COMMAND sh -c "echo 'skipped: no <data> here'; exit 4")
+add_test(NAME "no data either" COMMAND sh -c "echo 'skipped: no <data> here'; exit 4")
+add_test(NAME "of Catch2 3" COMMAND sh -c "printf 'a.cpp:3: SKIPPED:\\\\nexplicitly with message:\\\\n  no network\\\\n\\\\n==='; exit 4")
+set_tests_properties("no data" "no data either" "of Catch2 3" PROPERTIES SKIP_RETURN_CODE 4)
+"""
+SKIPPED = """3 skipped:
+  no <data> here (2)
+    no data
+    no data either
+  no network (1)
+    of Catch2 3
+"""
+
+
+class CiRun(unittest.TestCase):
+    def setUp(self):
+        self.root = pathlib.Path(tempfile.mkdtemp(prefix="ci_run_test"))
+        self.addCleanup(shutil.rmtree, self.root)
+        for name in [".ci/run", "scripts/common.sh", "scripts/skipped_tests.py"]:
+            (self.root / name).parent.mkdir(exist_ok=True)
+            shutil.copy(ROOT / name, self.root / name)
+        (self.root / "CMakeLists.txt").write_text(PROJECT)
+        (self.root / "tests").mkdir()
+        (self.root / "tests/requirements.txt").write_text("")
+        for name in ["setup", "quickstart", "format", "build", "fuzz"]:
+            self.script(f"scripts/{name}.sh", "true")
+        for name in ["check_includes", "check_syntax"]:
+            (self.root / "scripts" / f"{name}.py").write_text("")
+        tests = "cmake -S . -B build >/dev/null && source scripts/common.sh && run_ctest build"
+        self.script("scripts/test.sh", tests)
+        self.script("scripts/build.sh", "cmake -S . -B build-asan >/dev/null")
+
+    def script(self, name, command):
+        (self.root / name).write_text(f"#!/usr/bin/env bash\n{command}\n")
+        (self.root / name).chmod(0o755)
+
+    def run_all(self):
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("CTEST_")}
+        done = subprocess.run([self.root / ".ci/run"], capture_output=True, text=True, env=environment)
+        return done.returncode, done.stdout
+
+    def test_skipped_tests_are_not_counted_as_passed(self):
+        status, output = self.run_all()
+        self.assertEqual(status, 0, output)
+        end = f"\ntests, {SKIPPED}launcher and common under ASan and UBSan, {SKIPPED}\n9 passed, 0 failed, 6 skipped\n"
+        self.assertTrue(output.endswith(end), output)
+
+    def test_failures_and_skipped_stages_are_counted(self):
+        self.script("scripts/format.sh", "exit 4")
+        self.script("scripts/test.sh", "echo '50% tests passed, 1 tests failed out of 2'; exit 8")
+        self.script("scripts/fuzz.sh", "echo 'fuzz.sh: skipped: no clang++' >&2; exit 4")
+        status, output = self.run_all()
+        self.assertEqual(status, 1, output)
+        self.assertIn("\nfuzz targets, fuzz.sh: skipped: no clang++\n", output)
+        self.assertTrue(output.endswith("\n7 passed, 2 failed, 4 skipped\n"), output)
+
+
+if __name__ == "__main__":
+    unittest.main()
