@@ -176,7 +176,7 @@ setup_python() {
     free_mb=$(df -Pm "$cache" | awk 'NR==2 {print $4}')
     ((free_mb > 8000)) || die "$cache: Python's packages need 8 GB while they are unpacked, only $free_mb MB are free"
     work=$(mktemp -d "$cache/download.XXXXXX")
-    say "installing PyTorch and the tests' other Python packages (SIZES) into $folder"
+    say "installing PyTorch and the tests' other Python packages (4 GB unpacked) into $folder"
     # Without pip in it, which Debian would have us install for that: the system's own installs into it.
     python3 -m venv --without-pip "$folder"
     TMPDIR=$work python3 -m pip --python "$folder/bin/python" --disable-pip-version-check install --quiet --retries 2 \
