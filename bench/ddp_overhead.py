@@ -3,8 +3,9 @@
 
 usage: ddp_overhead.py --python PYTHON [--build BUILD_FOLDER] [--runs 5] [--blocks 20]
 
-PYTHON is one that has torch. Needs the target bench (build/bench/ddp_overhead). Both run on two ranks under ddprun, on
-Gloo, with one thread a rank, and take turns. Prints a Markdown table of medians (min-max in brackets); the overhead is
+PYTHON is one that has torch. Needs the target bench (build/bench/ddp_overhead). Both run on two ranks under ddprun, with
+one thread a rank, and take turns: Python's sum over Gloo, ours through the memory of the host that they share (with
+DDPRUN_SHARED_MEMORY=0 over Gloo too). Prints a Markdown table of medians (min-max in brackets); the overhead is
 the median step with DDP less the median bare step of the same run, and the ratio is ours to Python's of the same turn.
 """
 import argparse

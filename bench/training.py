@@ -4,7 +4,8 @@
 usage: training.py --torchrun TORCHRUN [--script NAME=PYTHON_SCRIPT ...] [--data FOLDER] [--limit 12800] [--runs 5]
 
 Runs take turns, so that a noisy neighbour disturbs all alike. Prints a Markdown table of medians (min-max in brackets)
-and, for each, the median of the ratios to the worker in the same turn. CPU seconds are of all processes of the job.
+and, for each, the median of the ratios to the worker in the same turn. CPU time is of all processes of the job, from its
+start to its end; a sample's is that divided by --limit. Python's ranks sum over Gloo, ours through memory.
 A script gets FOLDER --batch-size 128 --limit N --epochs 1, prints "first step" after its first optimizer step (if it
 tells) and a JSON line with samples_per_second and peak_mb.
 """
@@ -88,12 +89,13 @@ def main():
                 arguments.torchrun, [script, arguments.data, "--batch-size", "128", "--limit", limit, "--epochs", "1"],
                 "samples_per_second", "first step"))
     ours = results["ddprun worker"]
-    print("| job | samples/s | ratio | peak MB per rank | CPU s, whole job | wall s, whole job | s to the first step |\n"
-          "|---|---|---|---|---|---|---|")
+    print("| job | samples/s | ratio | peak MB per rank | CPU s, whole job | CPU ms a sample | wall s, whole job | "
+          "s to the first step |\n|---|---|---|---|---|---|---|---|")
     for name, runs in results.items():
         ratio = statistics.median(r["rate"] / o["rate"] for r, o in zip(runs, ours))
         print(f"| {name} | {cell([r['rate'] for r in runs])} | {ratio:.2f} | {cell([r['peak'] for r in runs])} | "
-              f"{cell([r['cpu'] for r in runs], 1)} | {cell([r['wall'] for r in runs], 1)} | "
+              f"{cell([r['cpu'] for r in runs], 1)} | {cell([1e3 * r['cpu'] / arguments.limit for r in runs], 2)} | "
+              f"{cell([r['wall'] for r in runs], 1)} | "
               + (cell([r["first"] for r in runs], 2) if runs[0]["first"] else "") + " |")
 
 
