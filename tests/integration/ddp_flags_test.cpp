@@ -3,6 +3,7 @@
 #include <functional>
 #include <regex>
 
+#include "tests/integration/cifar10_files.h"
 #include "tests/integration/training_job.h"
 
 using namespace ddprun;

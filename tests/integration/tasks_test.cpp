@@ -105,7 +105,7 @@ TEST_CASE("cifar10: channels last changes no loss", "[training]") {
 TEST_CASE("mnist says once if it is the test set that judges", "[training]") {
   need_fashion_mnist();
   const TempDir dir;
-  const auto warnings = [&, runs = 0](std::vector<std::string> flags) mutable {
+  auto warnings = [&, runs = 0](std::vector<std::string> flags) mutable {
     flags.insert(flags.end(), {"--limit-train=32", "--limit-test=10", "--batch-size=8"});
     Child child(mnist(2, dir.path() / std::to_string(++runs), small(flags)));
     REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));

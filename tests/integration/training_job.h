@@ -2,7 +2,6 @@
 
 // What the tests of the real ddprun with the real worker share.
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -93,21 +92,6 @@ inline std::vector<std::string> values_of(const fs::path& out, const std::string
 
 inline nlohmann::json read_summary(const fs::path& out) {
   return nlohmann::json::parse(read_file(out / "summary.json"));
-}
-
-/// CIFAR-10's files with pictures by the formula of scripts/golden_tasks.py; the test's are the first ones.
-inline void write_cifar10(const fs::path& folder, int train, int test) {
-  fs::create_directories(folder);
-  const auto write = [&](const std::string& name, int first, int count) {
-    std::ofstream file(folder / name, std::ios::binary);
-    for (int image = first; image < first + count; ++image) {
-      file.put(static_cast<char>(image % 10));
-      for (int pixel = 0; pixel < 3072; ++pixel)
-        file.put(static_cast<char>((image * 37 + pixel * 11 + image * pixel / 5 % 97) % 256));
-    }
-  };
-  for (int i = 0; i < 5; ++i) write("data_batch_" + std::to_string(i + 1) + ".bin", i * train / 5, train / 5);
-  write("test_batch.bin", 0, test);
 }
 
 inline void check_clean_end(Child& child) {
