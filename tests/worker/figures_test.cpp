@@ -70,7 +70,8 @@ TEST_CASE("figures are files of the run's folder, and in the report", "[figures]
   Names names;
   for (const auto& figure : figures) names.push_back(figure.description + ": " + figure.media_type);
   CHECK(names == Names{"loss over steps; train_loss ends at 1; train_loss_epoch ends at 1.2: image/svg+xml",
-                       "measures over epochs; train_acc ends at 0.7; val_acc ends at 0.6; val_iou ends at "
+                       "Dice, IoU and pixel accuracy over epochs; train_acc ends at 0.7; val_acc ends at "
+                       "0.6; val_iou ends at "
                        "0.3: image/svg+xml",
                        "learning rate over steps; lr ends at 0.01: image/svg+xml", "confusion: image/png",
                        "samples: image/png"});
