@@ -4,6 +4,7 @@ import copy
 import os
 import pathlib
 import tempfile
+import unittest.mock
 
 import torch
 import torch.distributed as dist
@@ -185,7 +186,9 @@ def bucket_plan(name, options):
     if "bucket_bytes_list" in python:
         python["bucket_cap_mb_list"] = [size / 2**20 for size in python.pop("bucket_bytes_list")]
     stack = Stack(layers)
-    ddp = DistributedDataParallel(stack, **python)
+    first = python.pop("first_bucket_bytes", dist._DEFAULT_FIRST_BUCKET_BYTES)
+    with unittest.mock.patch.object(dist, "_DEFAULT_FIRST_BUCKET_BYTES", first):
+        ddp = DistributedDataParallel(stack, **python)
     sizes = lambda text: [int(size) for size in text.split(",")]
     initial = sizes(ddp._get_ddp_logging_data()["bucket_sizes"])
     for _ in range(4):
@@ -206,5 +209,6 @@ def ddp_buckets(folder):
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     cases = [bucket_plan(name, {**caps, **mode}) for name in STACKS for caps in CAPS for mode in MODES
              if name != "unused" or "find_unused_parameters" in mode or "static_graph" in mode]
+    cases += [bucket_plan("wide", {"first_bucket_bytes": 300000, **mode}) for mode in (dict(), dict(find_unused_parameters=True))]
     dist.destroy_process_group()
     write_json(folder / "plans.json", cases)

@@ -23,6 +23,7 @@ std::vector<test::Layer> layers_of(const nlohmann::json& golden) {
 DistributedDataParallel::Options options_of(const nlohmann::json& golden) {
   DistributedDataParallel::Options options;
   options.bucket_bytes = golden.value("bucket_bytes", options.bucket_bytes);
+  if (golden.contains("first_bucket_bytes")) options.first_bucket_bytes = golden["first_bucket_bytes"];
   options.bucket_bytes_list = golden.value("bucket_bytes_list", options.bucket_bytes_list);
   options.gradient_as_bucket_view = golden.value("gradient_as_bucket_view", false);
   options.find_unused_parameters = golden.value("find_unused_parameters", false);
@@ -57,7 +58,7 @@ void check_plan(const nlohmann::json& golden, const ProcessGroup& group) {
 
 TEST_CASE("buckets are those of Python's DDP, for all sizes and options", "[distributed_data_parallel]") {
   const auto plans = test::read_golden("ddp_buckets/plans.json");
-  REQUIRE(plans.size() == 56);
+  REQUIRE(plans.size() == 58);
   test::run_ranks(2, [&](const ProcessGroup& group) {
     for (const auto& plan : plans) check_plan(plan, group);
   });
