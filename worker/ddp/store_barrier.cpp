@@ -81,9 +81,9 @@ void StoreBarrier::fail(const std::string& what, const std::string& verdict) {
   store_->add(key("read"), 1);
   while (rank_ == 0 && store_->add(key("read"), 0) < came && std::chrono::steady_clock::now() < patience)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  throw MissingRanks(what + ": expected " + std::to_string(world_ranks_.size()) + " ranks within " + seconds +
-                         " s, " + describe_ranks(ranks) + " did not come",
-                     std::move(ranks));
+  const auto line = what + ": expected " + std::to_string(world_ranks_.size()) + " ranks within " + seconds +
+                    " s, " + describe_ranks(ranks) + " did not come";
+  throw MissingRanks(line, std::move(ranks));
 }
 
 }  // namespace ddprun::ddp
