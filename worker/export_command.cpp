@@ -81,7 +81,7 @@ void write(const ExportFlags& flags, const Exported& model) {
                                           : serialize::write_safetensors(flags.out, model.weights);
   models::Sam sam(models::parse_sam_config(model.model_config, flags.checkpoint));
   train::load_weights(*sam, model.weights, flags.checkpoint);
-  tasks::write_sam(flags.out, *sam);
+  tasks::write_sam(flags.out, sam->config(), model.weights);
 }
 
 }  // namespace

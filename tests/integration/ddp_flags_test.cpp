@@ -74,9 +74,10 @@ TEST_CASE("with each of DDP's flags two ranks have the losses they have without"
       {{"--no-bucket-view"}, 1e-4, false, nothing},
       {{"--nan-check"}, 1e-4, false, nothing},
       {{"--find-unused", "--no-bucket-view", "--nan-check", "--comm-hook=fp16"}, 2e-2, true, nothing}};
+  int runs = 0;
   for (const auto& [flags, tolerance, rounds, sees] : cases) {
     CAPTURE(flags);
-    const auto out = dir.path() / flags[0];
+    const auto out = dir.path() / std::to_string(++runs);
     const auto losses = mnist_losses(out, flags);
     const double difference = largest_difference(losses, plain);
     CHECK(difference <= tolerance);

@@ -34,7 +34,7 @@ TEST_CASE("a new sam learns by its defaults", "[sam]") {
   REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
   const auto losses = values_of(dir.path() / "run", "train_loss_epoch");
   REQUIRE(losses.size() == 6);
-  CHECK(std::stod(losses.back()) < std::stod(losses.front()) - 0.05);
+  CHECK(std::stod(losses.back()) < std::stod(losses.front()) - 0.015);
 }
 
 TEST_CASE("sam: the metrics of three held-out images are the same on one rank and on two", "[sam]") {

@@ -107,7 +107,7 @@ TEST_CASE("without a terminal, or unwanted, there is no bar but the lines", "[tr
   CHECK(screen.text().find("samples/s") == std::string::npos);
 }
 
-TEST_CASE("--profile leaves a trace of ten steps, and a table with waiting and communication", "[training]") {
+TEST_CASE("a profile leaves a trace of ten steps, and a table with waiting and communication", "[training]") {
   const TempDir dir;
   const auto out = dir.path() / "run";
   Child child(training("linear", 2, out, {"--epochs=2", "--profile"}));
