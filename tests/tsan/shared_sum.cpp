@@ -4,6 +4,7 @@
 #include <ATen/ops/add_ops.h>
 #include <ATen/ops/full.h>
 #include <sys/mman.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <cstddef>
 #include <cstdlib>
