@@ -13,7 +13,8 @@ namespace {
 Command speedup_script(const fs::path& out, const std::vector<std::string>& words) {
   Command command{{DDPRUN_SOURCE_DIR "/scripts/speedup.sh"}};
   command.argv.insert(command.argv.end(), words.begin(), words.end());
-  command.env = {{"SPEEDUP_BIN", fs::path(WORKER_PROGRAM).parent_path().string()}, {"SPEEDUP_OUT", out.string()}};
+  command.env = {{"SPEEDUP_BIN", fs::path(WORKER_PROGRAM).parent_path().string()},
+                 {"SPEEDUP_OUT", out.string()}};
   return command;
 }
 
