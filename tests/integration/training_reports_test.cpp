@@ -113,7 +113,8 @@ TEST_CASE("a profile leaves a trace of ten steps, and a table with waiting and c
   Child child(training("linear", 2, out, {"--epochs=2", "--profile"}));
   REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
   int forward = 0, backward = 0;
-  for (const auto& event : nlohmann::json::parse(read_file(out / "profile/trace.json")).at("traceEvents")) {
+  const auto trace = nlohmann::json::parse(read_file(out / "profile/trace.json"));
+  for (const auto& event : trace.at("traceEvents")) {
     const bool span = event.value("ph", "") == "X";
     forward += span && event.value("name", "") == "aten::binary_cross_entropy_with_logits" ? 1 : 0;
     backward += span && event.value("name", "") == "AddmmBackward0" ? 1 : 0;
