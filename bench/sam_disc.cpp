@@ -1,4 +1,4 @@
-// What a click is worth without a model: Dice of a disc around the point, of the radius that fits the
+// What a click is worth without a model: Dice and IoU of a disc around the point, of the radius that fits the
 // training images best, on the validation images and points of `worker sam` with its defaults.
 //
 // usage: sam_disc FOLDER_WITH_IMAGES_AND_MASKS
@@ -28,11 +28,13 @@ torch::Tensor disc(const data::Batch& batch, std::int64_t i, double radius) {
   return y * y + x * x <= radius * radius;
 }
 
-double mean_dice(const data::Dataset& set, double radius) {
+using Score = torch::Tensor (*)(const torch::Tensor& predicted, const torch::Tensor& truth);
+
+double mean_of(Score score, const data::Dataset& set, double radius) {
   double sum = 0;
   for (std::int64_t index = 0; index < set.size(); ++index) {
     const auto batch = set.get_batch({index});
-    sum += train::dice_score(disc(batch, 0, radius), data::truth_of(batch, 0)).item<double>();
+    sum += score(disc(batch, 0, radius), data::truth_of(batch, 0)).item<double>();
   }
   return sum / static_cast<double>(set.size());
 }
@@ -53,8 +55,11 @@ int main(int argc, char** argv) {
   const auto split = tasks::split_for_validation(all, all->with_fixed_points(), config);
   double best = 0, dice = 0;
   for (double radius = 2; radius <= 40; radius += 1)
-    if (const auto found = mean_dice(*split.train, radius); found > dice) dice = found, best = radius;
-  std::printf("radius %.0f: Dice %.4f on %lld training images, %.4f on %lld validation images\n", best, dice,
-              static_cast<long long>(split.train->size()), mean_dice(*split.validation, best),
-              static_cast<long long>(split.validation->size()));
+    if (const auto found = mean_of(train::dice_score, *split.train, radius); found > dice)
+      dice = found, best = radius;
+  const auto& unseen = *split.validation;
+  std::printf("radius %.0f: Dice %.4f on %lld training images, %.4f (IoU %.4f) on %lld validation images\n",
+              best, dice, static_cast<long long>(split.train->size()),
+              mean_of(train::dice_score, unseen, best), mean_of(train::iou_score, unseen, best),
+              static_cast<long long>(unseen.size()));
 }

@@ -20,6 +20,7 @@ TEST_CASE("sam trains on two ranks, on the images that come with the programs", 
   CHECK(std::stod(losses.back()) < std::stod(losses.front()));
   const auto picture = image::read_png(out / "figures/samples.png");
   CHECK(picture.height > 3 * 100);  // a row for each of three validation images
+  CHECK(image::read_png(out / "figures/training_samples.png").width == picture.width);
   CHECK_THAT(summary["best_checkpoint"].get<std::string>(), ContainsSubstring("sam-epoch=0"));
   CHECK_THAT(read_file(out / "report.html"), ContainsSubstring("val_dice"));
   for (const char* name : {"config.json", "model.safetensors", "preprocessor_config.json"})

@@ -64,8 +64,8 @@ Task make_task(std::int64_t train_size, std::int64_t validation_size) {
                       torch::nn::functional::one_hot(taken_for, 3)};
   };
   task.shown_samples = 3;
-  task.draw_samples = [](const std::vector<Evaluated>& evaluated) {
-    auto picture = image::make_image(40, 30, 3);
+  task.draw_samples = [](const std::vector<Evaluated>& evaluated, const std::string& set) {
+    auto picture = image::make_image(set == "training set" ? 41 : 40, 30, 3);
     for (std::size_t i = 0; i < evaluated.size(); ++i)  // the first example of each batch
       picture.bytes[i] = static_cast<std::uint8_t>(evaluated[i].batch.input[0].item<float>() + 100);
     return picture;
@@ -175,6 +175,10 @@ TEST_CASE("a run leaves its pictures, its configuration and what its ranks used"
   CHECK(samples.height == 30);
   CHECK(samples.bytes[0] == 100);  // rank 0 has the even examples
   CHECK(samples.bytes[1] == 104);
+  const auto trained = image::read_png(dir.path() / "figures/training_samples.png");
+  CHECK(trained.width == 41);
+  CHECK(trained.bytes[0] >= 100);  // the epoch's last batch alone
+  CHECK(trained.bytes[1] == 0);
   CHECK(image::read_png(dir.path() / "figures/confusion.png").width == 720);
   CHECK(image::read_png(dir.path() / "figures/accuracy.png").width == 800);
 
@@ -199,7 +203,7 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 events = EventAccumulator('.')
 events.Reload()
-assert sorted(events.Tags()['images']) == ['confusion', 'samples'], events.Tags()
+assert sorted(events.Tags()['images']) == ['confusion', 'samples', 'training_samples'], events.Tags()
 sample, = events.Images('samples')
 assert (sample.step, sample.width, sample.height) == (4, 40, 30), sample
 assert Image.open(io.BytesIO(sample.encoded_image_string)).getpixel((0, 0)) == (100, 104, 0)

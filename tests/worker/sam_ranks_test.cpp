@@ -4,9 +4,11 @@
 
 #include "common/errors.h"
 #include "tests/support/catch.h"
+#include "tests/support/counted_memory.h"
 #include "tests/support/run_ranks.h"
 #include "tests/worker/sam_support.h"
 #include "worker/ddp/distributed_data_parallel.h"
+#include "worker/models/sam/relative_attention.h"
 
 using namespace ddprun;
 using namespace ddprun::test;
@@ -87,5 +89,15 @@ TEST_CASE("with gradient checkpointing a frozen encoder stays frozen", "[sam][ra
     for (const auto& item : model->named_parameters())
       ensure(!item.key().starts_with("vision_encoder.") || !item.value().grad().defined(),
              item.key().c_str());
+  });
+}
+
+TEST_CASE("attention with relative positions never has a tensor of all pairs", "[sam][ranks]") {
+  run_ranks(1, [](const ddp::ProcessGroup&) {  // a process of its own, for the counting allocator
+    count_tensor_memory();
+    const auto make = [](std::int64_t width) { return torch::randn({1, 64 * 64, width}).requires_grad_(); };
+    const auto out = models::relative_attention(make(8), make(8), make(8), make(64), make(64));
+    out.sum().backward();
+    ensure(take_peak_tensor_bytes() < 64 * 64 * 64 * 64 * sizeof(float) / 4, "a quarter of all pairs");
   });
 }

@@ -34,7 +34,7 @@ image::Image picture_of(const torch::Tensor& input_CHW, const PixelScale& scale)
 }
 
 image::Image draw(const std::vector<train::Evaluated>& evaluated, const PixelScale& scale,
-                  const std::vector<std::string>& names) {
+                  const std::vector<std::string>& names, const std::string& set) {
   // Longer names than digits have a line each.
   const bool digits = std::ranges::all_of(names, [](const auto& name) { return name.size() < 3; });
   const std::string between = digits ? " / " : "\n";
@@ -49,7 +49,7 @@ image::Image draw(const std::vector<train::Evaluated>& evaluated, const PixelSca
                        prediction != truth});
     }
   }
-  return image::draw_image_grid(tiles, "predictions on held-out samples");
+  return image::draw_image_grid(tiles, "predictions on samples of the " + set);
 }
 
 }  // namespace
@@ -57,8 +57,9 @@ image::Image draw(const std::vector<train::Evaluated>& evaluated, const PixelSca
 void add_class_samples(train::Task& task, PixelScale scale, std::vector<std::string> class_names) {
   task.class_names = std::move(class_names);
   task.shown_samples = kSamples;
-  task.draw_samples = [scale = std::move(scale), names = task.class_names](const auto& evaluated) {
-    return draw(evaluated, scale, names);
+  task.draw_samples = [scale = std::move(scale), names = task.class_names](const auto& evaluated,
+                                                                           const auto& set) {
+    return draw(evaluated, scale, names, set);
   };
 }
 

@@ -57,15 +57,15 @@ std::vector<std::pair<std::string, torch::Tensor>> measure(const data::SamProces
   return {{"dice", scores.dice}, {"iou", scores.iou}, {"pixel_acc", scores.pixel_accuracy}};
 }
 
-image::Image draw_samples(const data::SamProcessor& processor,
-                          const std::vector<train::Evaluated>& evaluated) {
+image::Image draw_samples(const data::SamProcessor& processor, const std::vector<train::Evaluated>& evaluated,
+                          const std::string& set) {
   std::vector<image::PredictionRow> rows;
   for (const auto& [batch, result] : evaluated) {
     const auto masks = own_masks(processor, batch, result.scores);
     for (std::int64_t i = 0; i < batch.size(); ++i)
       rows.push_back(data::prediction_row(batch, i, masks[static_cast<std::size_t>(i)]));
   }
-  return image::draw_prediction_rows(rows, "Validation");
+  return image::draw_prediction_rows(rows, set == "training set" ? "Training" : "Validation");
 }
 
 void add_data(train::Task& task, const Config& config, const data::SamProcessor& processor) {
@@ -105,7 +105,9 @@ train::Task make_sam(const Config& config) {
                              measure(processor, batch, logits_B1LL.detach()), logits_B1LL.detach()};
   };
   task.shown_samples = kShownSamples;
-  task.draw_samples = [processor](const auto& evaluated) { return draw_samples(processor, evaluated); };
+  task.draw_samples = [processor](const auto& evaluated, const auto& set) {
+    return draw_samples(processor, evaluated, set);
+  };
   task.write_weights = [shape](const std::filesystem::path& folder, const train::StateDict& weights) {
     write_sam(folder, shape, weights);
   };

@@ -10,7 +10,9 @@ namespace ddprun::train {
 namespace {
 
 std::vector<Evaluated> on_cpu(const std::vector<Evaluated>& evaluated) {
-  const auto to_cpu = [](const at::Tensor& tensor) { return tensor.defined() ? tensor.cpu() : tensor; };
+  const auto to_cpu = [](const at::Tensor& tensor) {
+    return tensor.defined() ? tensor.detach().cpu() : tensor;
+  };
   std::vector<Evaluated> copies;
   for (const auto& [batch, result] : evaluated) {
     StepResult copy{to_cpu(result.losses), {}, to_cpu(result.scores)};
@@ -101,10 +103,16 @@ void RunEvaluation::tell(RunFigures& figures) const {
   figures.time.evaluation = evaluation_seconds_;
 }
 
+void RunEvaluation::show_training(const data::Batch& batch, const StepResult& result) {
+  if (task_.draw_samples && group_.rank() == 0) trained_ = on_cpu({{batch, result}});
+}
+
 void RunEvaluation::draw_figures(std::int64_t step) {
+  if (!trained_.empty())
+    log_.figure("training_samples", step, [&] { return task_.draw_samples(trained_, "training set"); });
   if (!last_) return;
   if (task_.draw_samples)
-    log_.figure("samples", step, [&] { return task_.draw_samples(on_cpu(last_->shown)); });
+    log_.figure("samples", step, [&] { return task_.draw_samples(on_cpu(last_->shown), last_set_); });
   if (last_->confusion)
     log_.figure("confusion", step, [&] {
       const auto counts = last_->confusion->sums();

@@ -39,7 +39,10 @@ class RunEvaluation {
   /// Adds the newest results.
   void tell(RunFigures& figures) const;
 
-  /// samples.png and confusion.png of the last validation or test.
+  /// Keeps what training_samples.png shows. Every call costs a copy from the device.
+  void show_training(const data::Batch& batch, const StepResult& result);
+
+  /// training_samples.png, and samples.png and confusion.png of the last validation or test.
   void draw_figures(std::int64_t step);
 
  private:
@@ -57,6 +60,7 @@ class RunEvaluation {
   RankResources& resources_;
   RunLog& log_;
   std::optional<Totals> train_, validation_, test_;  // the newest, over all ranks
+  std::vector<Evaluated> trained_;                   // on the CPU, of rank 0
   std::optional<Evaluation> last_;                   // of validation or test
   const char* last_set_ = "";
   double train_seconds_ = 0, trained_samples_ = 0, evaluation_seconds_ = 0;

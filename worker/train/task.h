@@ -76,9 +76,10 @@ struct Task {
   bool static_graph = false;
   std::function<StepResult(const data::Batch&)> step;  ///< forward pass and loss
 
-  /// Draws the run's samples.png; null: there is none. It gets the batches with rank 0's first held-out
-  /// samples, `shown_samples` of them or more if there are as many, with tensors on the CPU.
-  std::function<image::Image(const std::vector<Evaluated>&)> draw_samples;
+  /// Draws the run's training_samples.png and samples.png; null: there is none. It gets rank 0's newest
+  /// training batch or those with its first held-out samples, `shown_samples` of them or more if there are
+  /// as many, with tensors on the CPU, and whose they are: "training set", "validation set" or "test set".
+  std::function<image::Image(const std::vector<Evaluated>&, const std::string& set)> draw_samples;
   std::int64_t shown_samples = 0;
 
   // Log lines as the task's document has them; null: none. The first is rank 0's at every log interval, the

@@ -2,25 +2,9 @@
 
 #include <torch/types.h>
 
-#include <cmath>
+#include "worker/models/sam/relative_attention.h"
 
 namespace ddprun::models {
-namespace {
-
-/// Numbers of a query for the rows, or the columns, of a window: some more, so that the channels of queries
-/// come to a multiple of 8, which fused kernels in half precision want.
-std::int64_t slots_for(std::int64_t window) { return (window + 3) / 4 * 4; }
-
-/// For every key of a window, row by row, 1 at its row and at its column: [window * window, 2 * slots].
-torch::Tensor places(std::int64_t window, const torch::TensorOptions& options) {
-  const auto slots = slots_for(window);
-  const auto one = torch::eye(window, slots, options);
-  const auto rows = one.unsqueeze(1).expand({window, window, slots});
-  const auto columns = one.unsqueeze(0).expand({window, window, slots});
-  return torch::cat({rows, columns}, -1).view({window * window, 2 * slots});
-}
-
-}  // namespace
 
 VisionAttentionImpl::VisionAttentionImpl(const SamConfig::Vision& config, std::int64_t window)
     : heads_(config.num_attention_heads),
@@ -65,55 +49,46 @@ torch::Tensor VisionAttentionImpl::padded_qkv(const torch::Tensor& x_BHWC) {
 torch::Tensor VisionAttentionImpl::attend(const torch::Tensor& qkv_BHWC, const Band& rows,
                                           const Band& columns) {
   const auto images = qkv_BHWC.size(0), channels = qkv_BHWC.size(3) / 3, depth = channels / heads_;
-  const auto windows = images * rows.count * columns.count, keys = window_ * window_;
-  // N windows of w x w.
-  const auto qkv_NwwC = qkv_BHWC.narrow(1, rows.begin, rows.count * window_)
-                            .narrow(2, columns.begin, columns.count * window_)
-                            .reshape({images, rows.count, window_, columns.count, window_, 3 * channels})
-                            .transpose(2, 3)
-                            .reshape({windows, window_, window_, 3, heads_, depth});
-  auto query_NHWED = qkv_NwwC.select(3, 0).narrow(1, 0, rows.used).narrow(2, 0, columns.used);
-  auto key_NKED = qkv_NwwC.select(3, 1).reshape({windows, keys, heads_, depth});
-  auto value_NKED = qkv_NwwC.select(3, 2).reshape({windows, keys, heads_, depth});
+  const auto windows = images * rows.count * columns.count;
+  // B windows of w x w, of which each head has its own: queries, keys and values.
+  const auto parts_BwwD =
+      qkv_BHWC.narrow(1, rows.begin, rows.count * window_)
+          .narrow(2, columns.begin, columns.count * window_)
+          .reshape({images, rows.count, window_, columns.count, window_, 3, heads_, depth})
+          .permute({5, 0, 1, 3, 6, 2, 4, 7})
+          .reshape({3, windows * heads_, window_, window_, depth})
+          .unbind();
+  const auto query = parts_BwwD[0].narrow(1, 0, rows.used).narrow(2, 0, columns.used);
+  const auto query_BQD = query.flatten(1, 2), key_BKD = parts_BwwD[1].flatten(1, 2);
+  const auto value_BKD = parts_BwwD[2].flatten(1, 2);
+  torch::Tensor out_BQD;
   if (rel_pos_h_.defined()) {
-    // The bias of a query and a key is the sum of two numbers that the query has for the key's row and for
-    // its column: with those as further channels of the query, and 1 at the key's row and column as its, it
-    // is part of their product, and no tensor of all pairs is made for it.
-    const auto options = key_NKED.options();
-    const auto by_row = relative_positions(query_NHWED, rel_pos_h_);
-    const auto by_column = relative_positions(query_NHWED.transpose(1, 2), rel_pos_w_).transpose(1, 2);
-    const auto place = places(window_, options).view({1, keys, 1, -1});
-    query_NHWED = torch::cat({query_NHWED, by_row.to(options), by_column.to(options)}, -1);
-    key_NKED = torch::cat({key_NKED, place.expand({windows, keys, heads_, -1})}, -1);
-    value_NKED = torch::constant_pad_nd(value_NKED, {0, place.size(3)});  // the fused kernels want one size
+    const auto by_row = relative_positions(query, rel_pos_h_);
+    const auto by_column = relative_positions(query.transpose(1, 2), rel_pos_w_).transpose(1, 2);
+    out_BQD = relative_attention(query_BQD, key_BKD, value_BKD, by_row.flatten(1, 2).to(query.scalar_type()),
+                                 by_column.flatten(1, 2).to(query.scalar_type()));
+  } else {
+    out_BQD = torch::scaled_dot_product_attention(query_BQD.unsqueeze(1), key_BKD.unsqueeze(1),
+                                                  value_BKD.unsqueeze(1))
+                  .squeeze(1);
   }
-  const auto query_NQED =
-      query_NHWED.reshape({windows, rows.used * columns.used, heads_, query_NHWED.size(4)});
-  const auto out_NEQD = torch::scaled_dot_product_attention(
-      query_NQED.transpose(1, 2), key_NKED.transpose(1, 2), value_NKED.transpose(1, 2), /*attn_mask=*/{},
-      /*dropout_p=*/0, /*is_causal=*/false, /*scale=*/1 / std::sqrt(static_cast<double>(depth)));
-  return out_NEQD.narrow(3, 0, depth)
-      .transpose(1, 2)
-      .reshape({images, rows.count, columns.count, rows.used, columns.used, channels})
-      .transpose(2, 3)
+  return out_BQD.view({images, rows.count, columns.count, heads_, rows.used, columns.used, depth})
+      .permute({0, 1, 4, 2, 5, 3, 6})
       .reshape({images, rows.count * rows.used, columns.count * columns.used, channels});
 }
 
-/// For each query its product with the table's entry for every row of a window: [N, H, W, E, slots]. Times
-/// sqrt(D), which the attention divides by.
-torch::Tensor VisionAttentionImpl::relative_positions(const torch::Tensor& query_NHWED,
+/// For each query [B, H, W, D] its product with the table's entry for every row of a window: [B, H, W, w].
+torch::Tensor VisionAttentionImpl::relative_positions(const torch::Tensor& query_BHWD,
                                                       const torch::Tensor& table) {
-  const auto windows = query_NHWED.size(0), rows = query_NHWED.size(1), columns = query_NHWED.size(2);
-  const auto depth = query_NHWED.size(4), slots = slots_for(window_);
+  const auto batches = query_BHWD.size(0), rows = query_BHWD.size(1), columns = query_BHWD.size(2);
+  const auto depth = query_BHWD.size(3);
   const auto integers = torch::TensorOptions(torch::kInt64).device(table.device());
   const auto distance =
       torch::arange(rows, integers).unsqueeze(1) - torch::arange(window_, integers) + (window_ - 1);
-  const auto table_HwD = (table * std::sqrt(static_cast<double>(depth)))
-                             .index_select(0, distance.flatten())
-                             .view({rows, window_, depth});
-  const auto table_HDs = torch::constant_pad_nd(table_HwD, {0, 0, 0, slots - window_}).transpose(1, 2);
-  return torch::bmm(query_NHWED.transpose(0, 1).reshape({rows, windows * columns * heads_, depth}), table_HDs)
-      .view({rows, windows, columns, heads_, slots})
+  const auto table_HDw =
+      table.index_select(0, distance.flatten()).view({rows, window_, depth}).transpose(1, 2);
+  return torch::bmm(query_BHWD.transpose(0, 1).reshape({rows, batches * columns, depth}), table_HDw)
+      .view({rows, batches, columns, window_})
       .transpose(0, 1);
 }
 

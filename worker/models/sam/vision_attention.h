@@ -33,7 +33,7 @@ class VisionAttentionImpl : public torch::nn::Module {
   std::vector<Band> bands(std::int64_t length) const;
   torch::Tensor padded_qkv(const torch::Tensor& x_BHWC);
   torch::Tensor attend(const torch::Tensor& qkv_BHWC, const Band& rows, const Band& columns);
-  torch::Tensor relative_positions(const torch::Tensor& query_NHWED, const torch::Tensor& table);
+  torch::Tensor relative_positions(const torch::Tensor& query_BHWD, const torch::Tensor& table);
 
   std::int64_t heads_, window_;
   torch::nn::Linear qkv_, proj_;
