@@ -1,5 +1,7 @@
 """What transformers' SamModel and SamProcessor compute, for make_golden.py: models with weights by a formula."""
 
+import json
+
 import torch
 from safetensors.torch import save_file
 from transformers import SamConfig, SamImageProcessor, SamModel, SamProcessor
@@ -13,41 +15,38 @@ from parity_models import fill, formula
 # plain: nothing that may be left out is there.
 SHAPES = {
     "window_padding": dict(
-        vision_config=dict(hidden_size=36, num_hidden_layers=2, num_attention_heads=4, image_size=24, patch_size=2,
-                           mlp_ratio=4.0, output_channels=32, num_pos_feats=16, window_size=14),
-        prompt_encoder_config=dict(hidden_size=32, image_size=24, patch_size=2, mask_input_channels=32),
-        mask_decoder_config=dict(hidden_size=32, mlp_dim=64, num_attention_heads=4, iou_head_hidden_dim=32)),
+        vision_config=dict(hidden_size=12, num_hidden_layers=2, num_attention_heads=3, image_size=8, patch_size=2,
+                           mlp_ratio=1.0, output_channels=16, num_pos_feats=8, window_size=5),
+        prompt_encoder_config=dict(hidden_size=16, image_size=8, patch_size=2, mask_input_channels=16),
+        mask_decoder_config=dict(hidden_size=16, mlp_dim=16, num_attention_heads=2, iou_head_hidden_dim=8)),
     "windows": dict(
-        vision_config=dict(hidden_size=24, num_hidden_layers=3, num_attention_heads=2, image_size=40, patch_size=4,
-                           mlp_dim=40, output_channels=16, num_pos_feats=8, window_size=4, global_attn_indexes=[1]),
-        prompt_encoder_config=dict(hidden_size=16, image_size=40, patch_size=4, mask_input_channels=16),
-        mask_decoder_config=dict(hidden_size=16, mlp_dim=48, num_attention_heads=2, iou_head_hidden_dim=24,
+        vision_config=dict(hidden_size=16, num_hidden_layers=3, num_attention_heads=4, image_size=24, patch_size=3,
+                           mlp_dim=12, output_channels=16, num_pos_feats=8, window_size=3, global_attn_indexes=[1]),
+        prompt_encoder_config=dict(hidden_size=16, image_size=24, patch_size=3, mask_input_channels=16),
+        mask_decoder_config=dict(hidden_size=16, mlp_dim=20, num_attention_heads=2, iou_head_hidden_dim=8,
                                  iou_head_depth=4, num_multimask_outputs=2)),
     "plain": dict(
-        vision_config=dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, image_size=20, patch_size=4,
-                           output_channels=16, num_pos_feats=8, window_size=3, global_attn_indexes=[0],
+        vision_config=dict(hidden_size=8, num_hidden_layers=2, num_attention_heads=4, image_size=20, patch_size=4,
+                           mlp_dim=8, output_channels=16, num_pos_feats=8, window_size=3, global_attn_indexes=[0],
                            qkv_bias=False, use_abs_pos=False, use_rel_pos=False, hidden_act="relu",
                            layer_norm_eps=1e-5),
         prompt_encoder_config=dict(hidden_size=16, image_size=20, patch_size=4, hidden_act="relu", layer_norm_eps=1e-5),
         mask_decoder_config=dict(hidden_size=16, mlp_dim=24, num_hidden_layers=1, num_attention_heads=4,
                                  attention_downsample_rate=1, hidden_act="gelu", iou_head_depth=2,
-                                 layer_norm_eps=1e-5)),
+                                 iou_head_hidden_dim=12, num_multimask_outputs=2, layer_norm_eps=1e-5)),
 }
-IMAGES, PROMPTS = 2, 3
-LABELS = [[[1, 0, -1], [1, 1, 0], [0, 1, -10]], [[1, -10, -10], [-10, 1, 1], [1, 1, 1]]]
+IMAGES, PROMPTS = 2, 2
+LABELS = [[[1, 0, -1], [0, 1, -10]], [[1, -10, -10], [-10, 1, 0]]]
 # Which prompts, and whether more than one mask.
-CASES = [("points", True), ("points", False), ("boxes", True), ("points boxes", False), ("points masks", True),
+CASES = [("points masks", True), ("boxes", False), ("points", True), ("points", False), ("points boxes", True),
          ("boxes masks", False), ("masks", True), ("", False)]
-
-
-def digits(value):
-    return float(f"{value:.13g}")
+WHOLE = 2  # of so many cases every gradient is kept whole, of the others a digest
 
 
 def digest(name, tensor):
     """Norm and the product with a vector by a formula: no two of a tensor's elements weigh the same."""
     flat = tensor.detach().double().flatten()
-    return [digits(flat.norm().item()), digits(flat.dot(formula("probe " + name, flat.shape)).item())]
+    return torch.stack([flat.norm(), flat.dot(formula("probe " + name, flat.shape))])
 
 
 def make_model(shape):
@@ -71,7 +70,7 @@ def make_inputs(model, prompts, multimask):
 
 
 def stages(model):
-    """Digests of what each part gives in one forward pass."""
+    """What each part gives in one forward pass."""
     found = {}
     watched = {"vision_encoder.patch_embed", "vision_encoder.neck", "prompt_encoder", "mask_decoder.transformer"}
     watched |= {f"vision_encoder.layers.{i}" for i in range(model.config.vision_config.num_hidden_layers)}
@@ -79,28 +78,28 @@ def stages(model):
     def note(name):
         def hook(module, args, output):
             for i, tensor in enumerate(output if isinstance(output, tuple) else (output,)):
-                found[f"{name} {i}"] = digest(f"{name} {i}", tensor)
+                found[f"{name} {i}"] = tensor.detach().contiguous()
         return hook
 
     hooks = [module.register_forward_hook(note(name)) for name, module in model.named_modules() if name in watched]
     model(**make_inputs(model, "points masks", True))
-    found["positions"] = digest("positions", model.get_image_wide_positional_embeddings())
+    found["positions"] = model.get_image_wide_positional_embeddings().detach().contiguous()
     for hook in hooks:
         hook.remove()
     return found
 
 
-def run_case(model, prompts, multimask):
+def run_case(model, prompts, multimask, whole):
+    """Masks, scores and gradients; the last are one after the other in one tensor, or digests: [parameters, 2]."""
     model.zero_grad()
     output = model(**make_inputs(model, prompts, multimask))
     loss = sum((part * formula("weight of " + name, part.shape)).sum()
                for name, part in (("masks", output.pred_masks), ("scores", output.iou_scores)))
     loss.backward()
-    gradients = [digest(name, p.grad if p.grad is not None else torch.zeros_like(p))
-                 for name, p in model.named_parameters()]
-    return dict(prompts=prompts, multimask=multimask, shape=list(output.pred_masks.shape),
-                masks=digest("masks", output.pred_masks), scores=digest("scores", output.iou_scores),
-                loss=digits(loss.item()), gradients=gradients)
+    gradients = {name: p.grad if p.grad is not None else torch.zeros_like(p) for name, p in model.named_parameters()}
+    return dict(masks=output.pred_masks.detach().contiguous(), scores=output.iou_scores.detach().contiguous(),
+                gradients=torch.cat([g.flatten() for g in gradients.values()]) if whole
+                else torch.stack([digest(*item) for item in gradients.items()]))
 
 
 def check_sensitive(model):
@@ -113,13 +112,16 @@ def check_sensitive(model):
 
 
 def sam_model(folder):
+    """Of each shape all stages, and of each case masks, scores and gradients; in double precision."""
     for shape in SHAPES:
-        torch.manual_seed(0)
         model = make_model(shape)
         check_sensitive(model)
-        write_json(folder / f"{shape}.json", dict(
-            config=SHAPES[shape], parameters=[name for name, _ in model.named_parameters()], stages=stages(model),
-            cases=[run_case(model, *case) for case in CASES]))
+        tensors = stages(model)
+        for i, case in enumerate(CASES):
+            tensors |= {f"{name} {i}": tensor for name, tensor in run_case(model, *case, whole=i < WHOLE).items()}
+        note = dict(config=SHAPES[shape], parameters=[name for name, _ in model.named_parameters()],
+                    cases=[dict(prompts=prompts, multimask=multimask) for prompts, multimask in CASES])
+        save_file(tensors, folder / f"{shape}.safetensors", metadata={"golden": json.dumps(note)})
 
 
 SIDE = 48
@@ -159,7 +161,7 @@ def sam_processor(folder):
         tensors[f"{name} mask"] = found["labels"][0].to(torch.uint8)
         cases.append(dict(size=[height, width], resized=resized, points=points, box=box,
                           new_points=found["input_points"][0, 0].tolist(), new_box=found["input_boxes"][0, 0].tolist(),
-                          mask_logits=digest("mask logits", back)))
+                          mask_logits=[float(f"{x:.13g}") for x in digest("mask logits", back).tolist()]))
     for name in list(tensors):  # a sixteenth of the room: what the bytes were, to be normalised by the test
         if not name.endswith("mask"):
             mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])

@@ -42,7 +42,7 @@ models::SamConfig small_sam_config() {
 }
 
 SamInput make_sam_input(const models::SamConfig& config, const std::string& prompts, torch::Dtype dtype) {
-  constexpr int kImages = 2, kPrompts = 3;
+  constexpr int kImages = 2, kPrompts = 2;
   const auto size = config.vision.image_size;
   const auto place = [&](const char* name, at::IntArrayRef shape) {
     return ((formula(name, shape) + 0.5) * size).to(dtype);
@@ -51,9 +51,8 @@ SamInput make_sam_input(const models::SamConfig& config, const std::string& prom
   input.image = (4 * formula("image", {kImages, 3, size, size})).to(dtype);
   if (prompts.find("points") != std::string::npos) {
     input.prompts.points = place("points", {kImages, kPrompts, 3, 2});
-    input.prompts.labels =
-        torch::tensor({1, 0, -1, 1, 1, 0, 0, 1, -10, 1, -10, -10, -10, 1, 1, 1, 1, 1}, torch::kInt64)
-            .view({kImages, kPrompts, 3});
+    input.prompts.labels = torch::tensor({1, 0, -1, 0, 1, -10, 1, -10, -10, -10, 1, 0}, torch::kInt64)
+                               .view({kImages, kPrompts, 3});
   }
   if (prompts.find("boxes") != std::string::npos)
     input.prompts.boxes = place("boxes", {kImages, kPrompts, 4});
