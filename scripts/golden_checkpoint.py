@@ -112,6 +112,6 @@ def python_files(folder):
     tied = Tied()
     with torch.no_grad():
         tied.embed.weight.copy_(torch.arange(15.0).view(5, 3))
-    safetensors.torch.save_model(tied, folder / "tied.safetensors", metadata={"note": "of two names one is kept"})
+    safetensors.torch.save_model(tied, folder / "tied.safetensors")  # metadata of two keys has them in any order
     averaged = torch.optim.swa_utils.AveragedModel(tied)
     torch.save({"format": 1, "step": 3, "ema": averaged.state_dict()}, folder / "averaged.pt")
