@@ -58,8 +58,7 @@ at::Tensor as_mask(const at::Tensor& mask) { return mask.ne(0).to(torch::kUInt8)
 
 }  // namespace
 
-Batch make_prompted_batch(const std::vector<PromptedPicture>& pictures, const SamProcessor& processor,
-                          bool with_pictures) {
+Batch make_prompted_batch(const std::vector<PromptedPicture>& pictures, const SamProcessor& processor) {
   const auto side = processor.options().mask_size;
   std::vector<at::Tensor> inputs, targets, points, labels, truths, shown;
   std::vector<ImageSize> originals, resized;
@@ -74,7 +73,7 @@ Batch make_prompted_batch(const std::vector<PromptedPicture>& pictures, const Sa
     originals.push_back(size);
     resized.push_back(processor.resized(size));
     truths.push_back(truth);
-    if (with_pictures) shown.push_back(as_tensor(picture.picture));
+    shown.push_back(as_tensor(picture.picture));
   }
   const auto prompts = pad_points(points, labels);
   Batch batch{torch::stack(inputs),

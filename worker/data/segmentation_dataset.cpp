@@ -106,7 +106,7 @@ Batch SegmentationDataset::get_epoch_batch(const std::vector<std::int64_t>& indi
   if (fixed_points_) return get_batch(indices);
   std::vector<PromptedPicture> pictures;
   for (const auto index : indices) pictures.push_back(prompted(index, epoch));
-  return make_prompted_batch(pictures, processor_, /*with_pictures=*/false);
+  return make_prompted_batch(pictures, processor_);
 }
 
 PromptedPicture SegmentationDataset::prompted(std::int64_t index, std::optional<std::int64_t> epoch) const {
