@@ -139,7 +139,7 @@ class Trainer {
     epoch_.samples += batch.size() * group_.size();
     ++epoch_.batch;
     if (last) model_.step();
-    if (last && (epoch_.batch == epoch_.batches || at_.step + 1 == options_.max_steps))
+    if (epoch_.batch + 1 >= epoch_.batches || at_.step + 1 == options_.max_steps)
       evaluation_.show_training(batch, pass.result);
   }
 
