@@ -10,8 +10,8 @@ from transformers.models.sam.image_processing_pil_sam import SamImageProcessorPi
 from golden_common import write_json
 from parity_models import fill, formula
 
-# Each shape has something that the others lack. window_padding: the only window is larger than the image (transformers'
-# own tests have this shape). windows: whole windows, windows over the edges and the corner, and a layer without.
+# Each shape has something that the others lack. window_padding: the only window is larger than the image.
+# windows: whole windows, windows over the edges and the corner, and a layer without.
 # plain: nothing that may be left out is there.
 SHAPES = {
     "window_padding": dict(

@@ -4,11 +4,14 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <boost/asio/buffer.hpp>
 #include <boost/asio/ip/address.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
+#include <boost/asio/read.hpp>
 #include <boost/asio/this_coro.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 #include <memory>
 #include <stdexcept>
@@ -60,7 +63,8 @@ asio::awaitable<std::vector<tcp::endpoint>> resolve(Endpoint endpoint) {
   if (!lookup->done) throw std::system_error(errno, std::generic_category(), "eventfd");
   asio::posix::stream_descriptor done(co_await asio::this_coro::executor, ::dup(lookup->done.get()));
   std::thread([lookup] { look_up(*lookup); }).detach();  // who waits may go before it comes back
-  co_await done.async_wait(asio::posix::stream_descriptor::wait_read, asio::use_awaitable);
+  std::uint64_t count = 0;
+  co_await asio::async_read(done, asio::buffer(&count, sizeof count), asio::use_awaitable);
   if (lookup->error != 0)
     throw std::runtime_error("cannot look up " + quoted(endpoint.host) + ": " +
                              ::gai_strerror(lookup->error));

@@ -88,6 +88,7 @@ TEST_CASE("an error file of any kind neither hides the exit code nor blocks", "[
 }
 
 TEST_CASE("workers that were started are ended when a later one cannot be", "[launcher]") {
+  need_vfork();
   if (::getuid() != 0) skip("needs root to become a user without processes");
   // Where that user may go: the build folder may be below somebody's private one.
   const TempDir programs;

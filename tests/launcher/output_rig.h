@@ -13,6 +13,7 @@
 #include <boost/asio/detached.hpp>
 #include <boost/asio/io_context.hpp>
 #include <csignal>
+#include <cstdio>
 #include <functional>
 #include <optional>
 #include <string>
@@ -101,6 +102,7 @@ inline bool run(boost::asio::io_context& io, boost::asio::awaitable<void> work) 
 class Writer {
  public:
   Writer(WorkerLogs::Ends ends, const std::function<void()>& work) {
+    std::fflush(nullptr);  // else ThreadSanitizer's _exit writes it a second time
     pid_ = ::fork();
     if (pid_ != 0) return;
     ::signal(SIGPIPE, SIG_DFL);

@@ -177,9 +177,8 @@ TEST_CASE("a run leaves its pictures, its configuration and what its ranks used"
   CHECK(samples.bytes[1] == 104);
   const auto trained = image::read_png(dir.path() / "figures/training_samples.png");
   CHECK(trained.width == 41);
-  CHECK(trained.bytes[0] >= 100);  // the epoch's last two batches
-  CHECK(trained.bytes[1] >= 100);
-  CHECK(trained.bytes[2] == 0);
+  CHECK(trained.bytes[0] >= 100);  // one batch
+  CHECK(trained.bytes[1] == 0);
   CHECK(image::read_png(dir.path() / "figures/confusion.png").width == 720);
   CHECK(image::read_png(dir.path() / "figures/accuracy.png").width == 800);
 

@@ -64,7 +64,8 @@ TEST_CASE("a batch holds images of any sizes in the model's frame and at their o
   CHECK(batch.input.sizes().vec() == Shape{2, 3, 64, 64});
   CHECK(batch.input.scalar_type() == torch::kFloat);
   CHECK(batch.target.sizes().vec() == Shape{2, 1, 16, 16});
-  REQUIRE(batch.extra.size() == 4 + 2 * 2);
+  REQUIRE(batch.extra.size() == 4 + 2);
+  REQUIRE(batch.shown.size() == 2);
   CHECK(data::points_of(batch).sizes().vec() == Shape{2, 1, 2, 2});
   CHECK(data::points_of(batch).scalar_type() == torch::kFloat);
   CHECK(data::point_labels_of(batch).equal(torch::tensor({1, -10, 1, 0}, torch::kInt64).view({2, 1, 2})));
@@ -177,7 +178,7 @@ TEST_CASE("batches for training and those for validation have their pictures", "
   const Images images;
   const auto set = images.set();
   for (const auto& batch : {set.get_epoch_batch({0, 1, 2}, 0), set.get_batch({0, 1, 2})}) {
-    REQUIRE(batch.extra.size() == 4 + 3 + 3);
+    REQUIRE(batch.shown.size() == 3);
     CHECK(data::picture_of(batch, 1).sizes().vec() == Shape{48, 16, 3});
   }
 }

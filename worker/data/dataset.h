@@ -13,14 +13,17 @@ struct Batch {
   at::Tensor target;  ///< [B, ...], what the loss compares with; class numbers are int64
   /// What else a task's step needs, of any shapes, in the order that its data set documents.
   std::vector<at::Tensor> extra = {};
+  /// What only figures show, of any shapes: stays on the CPU.
+  std::vector<at::Tensor> shown = {};
 
   std::int64_t size() const { return input.size(0); }
 
-  /// The batch of what `change` makes of each tensor.
+  /// The batch of what `change` makes of each tensor but `shown`.
   template <typename Change>
   Batch mapped(Change change) const {
     Batch batch{change(input), change(target)};
     for (const auto& tensor : extra) batch.extra.push_back(change(tensor));
+    batch.shown = shown;
     return batch;
   }
 };

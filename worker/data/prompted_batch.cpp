@@ -60,7 +60,7 @@ at::Tensor as_mask(const at::Tensor& mask) { return mask.ne(0).to(torch::kUInt8)
 
 Batch make_prompted_batch(const std::vector<PromptedPicture>& pictures, const SamProcessor& processor) {
   const auto side = processor.options().mask_size;
-  std::vector<at::Tensor> inputs, targets, points, labels, truths, shown;
+  std::vector<at::Tensor> inputs, targets, points, labels, truths;
   std::vector<ImageSize> originals, resized;
   for (const auto& picture : pictures) {
     const auto size = size_of(*picture.picture);
@@ -73,14 +73,13 @@ Batch make_prompted_batch(const std::vector<PromptedPicture>& pictures, const Sa
     originals.push_back(size);
     resized.push_back(processor.resized(size));
     truths.push_back(truth);
-    shown.push_back(as_tensor(picture.picture));
   }
   const auto prompts = pad_points(points, labels);
   Batch batch{torch::stack(inputs),
               torch::stack(targets),
               {prompts.points.to(torch::kFloat), prompts.labels, sizes(originals), sizes(resized)}};
   batch.extra.insert(batch.extra.end(), truths.begin(), truths.end());
-  batch.extra.insert(batch.extra.end(), shown.begin(), shown.end());
+  for (const auto& picture : pictures) batch.shown.push_back(as_tensor(picture.picture));
   return batch;
 }
 

@@ -28,8 +28,7 @@ struct PromptedPicture {
 ///   extra[1]        int64 [B, 1, N], 1 foreground, 0 background, -10 no point
 ///   extra[2], [3]   int64 [B, 2], height and width of the picture, and of it in the model's frame
 ///   extra[4 + i]    uint8 [H_i, W_i], what is right at picture i's own size
-///   extra[4 + B + i]  uint8 [H_i, W_i, 3], picture i, to be drawn; memory that others may see: not to be
-///                   written to
+///   shown[i]        uint8 [H_i, W_i, 3], picture i; memory that others may see: not to be written to
 Batch make_prompted_batch(const std::vector<PromptedPicture>& pictures, const SamProcessor& processor);
 
 // Parts of such a batch.
@@ -42,7 +41,7 @@ inline const at::Tensor& truth_of(const Batch& batch, std::int64_t i) {
   return batch.extra[static_cast<std::size_t>(4 + i)];
 }
 inline const at::Tensor& picture_of(const Batch& batch, std::int64_t i) {
-  return batch.extra[static_cast<std::size_t>(4 + batch.size() + i)];
+  return batch.shown[static_cast<std::size_t>(i)];
 }
 
 /// Picture i of a batch with its points, the true mask and the predicted one, to be drawn.

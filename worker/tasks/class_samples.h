@@ -14,7 +14,7 @@ struct PixelScale {
   std::vector<float> mean, std;
 };
 
-/// Lets the task draw its first held-out samples and its last training batches, each with what the model took
+/// Lets the task draw its first held-out samples and its last training batch, each with what the model took
 /// it for: "pred 3 / true 5". For classifiers of pictures: input float [B, C, H, W] with 1 or 3 channels,
 /// target int64 [B], scores [B, K].
 ///

@@ -104,9 +104,7 @@ void RunEvaluation::tell(RunFigures& figures) const {
 }
 
 void RunEvaluation::show_training(const data::Batch& batch, const StepResult& result) {
-  if (!task_.draw_samples || group_.rank() != 0) return;
-  if (trained_.size() == 2) trained_.erase(trained_.begin());
-  trained_.push_back(on_cpu({{batch, result}}).front());
+  if (task_.draw_samples && group_.rank() == 0) trained_ = on_cpu({{batch, result}});
 }
 
 void RunEvaluation::draw_figures(std::int64_t step) {

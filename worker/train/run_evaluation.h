@@ -39,8 +39,7 @@ class RunEvaluation {
   /// Adds the newest results.
   void tell(RunFigures& figures) const;
 
-  /// Keeps what training_samples.png shows: the last two batches, as an epoch's last may be a single example.
-  /// Every call costs a copy from the device.
+  /// Keeps what training_samples.png shows, until the next call. Costs a copy from the device.
   void show_training(const data::Batch& batch, const StepResult& result);
 
   /// training_samples.png, and samples.png and confusion.png of the last validation or test.

@@ -76,8 +76,8 @@ struct Task {
   bool static_graph = false;
   std::function<StepResult(const data::Batch&)> step;  ///< forward pass and loss
 
-  /// Draws the run's training_samples.png and samples.png; null: there is none. It gets rank 0's newest
-  /// training batches or those with its first held-out samples, `shown_samples` of them or more if there are
+  /// Draws the run's training_samples.png and samples.png; null: there is none. It gets rank 0's last
+  /// training batch or those with its first held-out samples, `shown_samples` of them or more if there are
   /// as many, with tensors on the CPU, and whose they are: "training set", "validation set" or "test set".
   std::function<image::Image(const std::vector<Evaluated>&, const std::string& set)> draw_samples;
   std::int64_t shown_samples = 0;

@@ -86,11 +86,10 @@ class Trainer {
     begin_epoch();
     auto join = model_.join();
     while (const auto batch = next_batch()) {
-      train_batch(*batch);
-      if (losses_.batches() == options_.accumulate || epoch_.done()) {
-        end_step();
-        if (over()) break;
-      }
+      const auto result = train_batch(*batch);
+      if (losses_.batches() == options_.accumulate || epoch_.done()) end_step();
+      if (over() || is_last_to_show(*batch)) evaluation_.show_training(*batch, result);
+      if (over()) break;
     }
     if (join) {
       join->finish();
@@ -128,10 +127,10 @@ class Trainer {
   }
 
   /// Forward and backward; the optimizer's step after the last batch of one.
-  void train_batch(const data::Batch& batch) {
+  StepResult train_batch(const data::Batch& batch) {
     const bool last = losses_.batches() + 1 == options_.accumulate || epoch_.batch + 1 == epoch_.batches;
     if (losses_.batches() == 0) model_.zero_grad();
-    const auto pass = model_.pass(batch, last, options_.accumulate);
+    auto pass = model_.pass(batch, last, options_.accumulate);
     const auto counted = std::min(epoch_.to_count, batch.size());
     totals_.add(pass.result, counted);
     losses_.add(pass.loss);
@@ -139,8 +138,13 @@ class Trainer {
     epoch_.samples += batch.size() * group_.size();
     ++epoch_.batch;
     if (last) model_.step();
-    if (epoch_.batch + 1 >= epoch_.batches || at_.step + 1 == options_.max_steps)
-      evaluation_.show_training(batch, pass.result);
+    return std::move(pass.result);
+  }
+
+  /// The epoch's last batch, or the one before: the last may be a single example.
+  bool is_last_to_show(const data::Batch& batch) const {
+    return epoch_.batch + 1 >= epoch_.batches &&
+           (batch.size() == options_.batch_size || epoch_.batch == epoch_.first_batch + 1);
   }
 
   void end_step() {
