@@ -30,7 +30,8 @@ inline Command job(const std::vector<std::string>& flags, const std::vector<std:
   return command;
 }
 
-/// For tests of what happens between vfork and exec: ThreadSanitizer makes a fork of every vfork.
+/// For tests of what happens between vfork and exec: ThreadSanitizer makes a fork of every vfork, and ddprun
+/// goes on before the worker has a process group to be ended with.
 inline void need_vfork() {
 #ifdef __SANITIZE_THREAD__
   skip("ThreadSanitizer turns vfork into fork");
