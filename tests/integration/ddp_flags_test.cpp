@@ -118,7 +118,7 @@ TEST_CASE("with --nan-check a run ends at the first bad gradient, by parameter a
       "of (conv|fc)[12]\\.(weight|bias) on rank 1: ");
   INFO(child.err());
   CHECK(std::regex_search(child.err(), expected));
-  check_clean_end(child);
+  check_nothing_left(child);
 }
 
 TEST_CASE("a run tells what reducing its gradients costs, in its rows and its summary", "[training]") {

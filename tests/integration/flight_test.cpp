@@ -55,7 +55,7 @@ TEST_CASE("a job whose rank hangs ends with an error that names it, and its reco
   CHECK(child.wait(kTraining) == ExitStatus::exited(1));
   CHECK_THAT(child.err(),
              ContainsSubstring(" #") && ContainsSubstring(": rank 1 has ended or does not answer"));
-  check_clean_end(child);
+  check_nothing_left(child);
 
   Child report(flight(dir));
   CHECK(report.wait() == ExitStatus::exited(1));
@@ -80,5 +80,5 @@ TEST_CASE("SIGUSR2 makes every rank write its record and harms nothing", "[train
   CHECK_THAT(report.out(), ContainsSubstring("rank 0 at #") && ContainsSubstring("rank 1 at #"));
   child.send_signal(SIGTERM);
   child.wait(kTraining);
-  check_clean_end(child);
+  check_nothing_left(child);
 }

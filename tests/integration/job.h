@@ -5,6 +5,7 @@
 
 #include "tests/support/catch.h"
 #include "tests/support/child.h"
+#include "tests/support/nothing_left.h"
 
 namespace ddprun::test {
 
@@ -43,18 +44,6 @@ inline void need_no_sanitizer() {
 #ifdef __SANITIZE_ADDRESS__
   skip("UBSan needs descriptors of its own");
 #endif
-}
-
-/// The end of every test: whatever happened, no process and no file is left.
-inline void check_nothing_left(const Child& ddprun) {
-  CHECK(ddprun.nothing_left());
-  std::string left;
-  for (const auto& entry : std::filesystem::directory_iterator(ddprun.temp_folder())) {
-    const auto name = entry.path().filename().string();
-    if (!name.starts_with("tsan.rodata."))
-      left += name + " ";  // ThreadSanitizer's own, if it was killed early
-  }
-  CHECK(left == "");
 }
 
 /// Runs to the end.

@@ -79,7 +79,7 @@ TEST_CASE("sam: bad images, masks and points end both ranks with one line each, 
   }
   Child child(sam.command(2, "run", flags));
   CHECK(is_refusal(child.wait(kTraining)));
-  check_clean_end(child);
+  check_nothing_left(child);
   CAPTURE(child.err());
   const auto report = child.err().find("Root Cause");
   REQUIRE(report != std::string::npos);

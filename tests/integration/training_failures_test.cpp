@@ -130,7 +130,7 @@ TEST_CASE("a mistake is one line, and ddprun shows it as the root cause", "[trai
   }
   Child child(mnist(2, dir.path() / "run", flags));
   REQUIRE(child.wait(kTraining) == ExitStatus::exited(code));
-  check_clean_end(child);
+  check_nothing_left(child);
   CAPTURE(child.err());
   const auto report = child.err().find("Root Cause");
   REQUIRE(report != std::string::npos);
@@ -154,7 +154,7 @@ TEST_CASE("the death of a rank ends the job, and the dead rank is the root cause
   REQUIRE(rank_1 > 0);
   REQUIRE(::kill(rank_1, SIGKILL) == 0);
   CHECK(child.wait() == ExitStatus::exited(128 + SIGKILL));
-  check_clean_end(child);
+  check_nothing_left(child);
   const auto report = child.err().substr(child.err().find("Root Cause"));
   CAPTURE(child.err());
   CHECK_THAT(report, ContainsSubstring("rank") && ContainsSubstring(std::to_string(rank_1)) &&
@@ -169,7 +169,7 @@ TEST_CASE("a user's signal ends the training and is what ddprun dies of", "[trai
   REQUIRE(child.wait_for_output("Train Epoch: 1 ", 4));
   child.send_signal(signal);
   CHECK(child.wait() == ExitStatus::killed(signal));
-  check_clean_end(child);
+  check_nothing_left(child);
   CHECK(read_metrics(dir.path() / "run").size() >= 3);  // what was measured is kept; a line's row follows it
 }
 

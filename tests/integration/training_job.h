@@ -11,6 +11,7 @@
 #include "common/files.h"
 #include "tests/support/catch.h"
 #include "tests/support/child.h"
+#include "tests/support/nothing_left.h"
 #include "tests/support/python.h"
 
 namespace ddprun::test {
@@ -92,11 +93,6 @@ inline std::vector<std::string> values_of(const fs::path& out, const std::string
 
 inline nlohmann::json read_summary(const fs::path& out) {
   return nlohmann::json::parse(read_file(out / "summary.json"));
-}
-
-inline void check_clean_end(Child& child) {
-  CHECK(child.nothing_left());
-  CHECK(fs::is_empty(child.temp_folder()));
 }
 
 }  // namespace ddprun::test

@@ -84,7 +84,7 @@ TEST_CASE("under ddprun the terminal has rank 0's bar", "[training]") {
   Screen screen(terminal);
   REQUIRE(ddprun.wait(kTraining) == ExitStatus::exited(0));
   check(last_bar(screen.text(), "/200"), 16);
-  check_clean_end(ddprun);
+  check_nothing_left(ddprun);
 }
 
 TEST_CASE("without a terminal, or unwanted, there is no bar but the lines", "[training]") {

@@ -16,7 +16,7 @@ TEST_CASE("two ranks train, evaluate and leave a checkpoint, metrics and a summa
   const auto out = dir.path() / "run";
   Child child(mnist(2, out, small({"--epochs=2", "--log-interval=4"})));
   REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
-  check_clean_end(child);
+  check_nothing_left(child);
 
   CHECK_THAT(child.out(), ContainsSubstring("Train Epoch: 1 [64/640 (10%)]\tLoss: "));
   CHECK_THAT(child.out(), ContainsSubstring("Train Epoch: 2 [640/640 (100%)]\tLoss: "));

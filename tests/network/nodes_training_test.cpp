@@ -56,7 +56,7 @@ Training train(const Network& network, int nodes, const std::string& master_addr
     const auto status = child.wait(kTraining);
     CAPTURE(child.err());
     CHECK(status == ExitStatus::exited(0));
-    check_clean_end(child);
+    check_nothing_left(child);
   }
   return results(dir.path() / "run");
 }
@@ -93,7 +93,7 @@ TEST_CASE("workers that are started by hand on two hosts train as on one", "[tra
     CAPTURE(worker.err());
     CHECK(status == ExitStatus::exited(0));
     CHECK(worker.err().find("warning") == std::string::npos);
-    check_clean_end(worker);
+    check_nothing_left(worker);
   }
   check_same(results(dir.path() / "run"), train_on_one_node(2), 2);
 }

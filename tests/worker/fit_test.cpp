@@ -68,6 +68,7 @@ Task make_task(std::int64_t train_size, std::int64_t validation_size) {
     auto picture = image::make_image(set == "training set" ? 41 : 40, 30, 3);
     for (std::size_t i = 0; i < evaluated.size(); ++i)  // the first example of each batch
       picture.bytes[i] = static_cast<std::uint8_t>(evaluated[i].batch.input[0].item<float>() + 100);
+    picture.bytes.back() = static_cast<std::uint8_t>(evaluated.front().batch.size());
     return picture;
   };
   return task;
@@ -179,6 +180,7 @@ TEST_CASE("a run leaves its pictures, its configuration and what its ranks used"
   CHECK(trained.width == 41);
   CHECK(trained.bytes[0] >= 100);  // one batch
   CHECK(trained.bytes[1] == 0);
+  CHECK(trained.bytes.back() == 2);  // not the epoch's last, which is smaller
   CHECK(image::read_png(dir.path() / "figures/confusion.png").width == 720);
   CHECK(image::read_png(dir.path() / "figures/accuracy.png").width == 800);
 

@@ -7,8 +7,10 @@
 #include <vector>
 
 #include "tests/support/catch.h"
+#include "tests/worker/sam_support.h"
 
 using namespace ddprun;
+using ddprun::test::relative_difference;
 
 namespace {
 
@@ -32,10 +34,6 @@ torch::Tensor attend_at_once(const std::vector<torch::Tensor>& in) {
   const auto bias = (in[3].unsqueeze(3) + in[4].unsqueeze(2)).flatten(2);
   const auto logits = in[0].bmm(in[1].transpose(1, 2)) / std::sqrt(static_cast<double>(in[0].size(2)));
   return (logits + bias).softmax(2).bmm(in[2]);
-}
-
-double relative_difference(const torch::Tensor& found, const torch::Tensor& expected) {
-  return ((found.to(torch::kDouble) - expected).norm() / expected.norm()).item<double>();
 }
 
 void check_equal(const std::vector<torch::Tensor>& in) {

@@ -28,11 +28,6 @@ Sam small_sam(std::uint64_t seed = 1) {
   return Sam(small_sam_config());
 }
 
-double relative_difference(const torch::Tensor& a, const torch::Tensor& b) {
-  const auto wide = b.to(torch::kDouble);
-  return ((a.to(torch::kDouble) - wide).norm() / wide.norm()).item<double>();
-}
-
 struct ConfigFile {
   TempDir folder;
   std::filesystem::path path = folder.path() / "config.json";

@@ -63,4 +63,9 @@ SamInput make_sam_input(const models::SamConfig& config, const std::string& prom
   return input;
 }
 
+double relative_difference(const torch::Tensor& a, const torch::Tensor& b) {
+  const auto wide = b.to(torch::kDouble);
+  return ((a.to(torch::kDouble) - wide).norm() / wide.norm()).item<double>();
+}
+
 }  // namespace ddprun::test

@@ -25,4 +25,7 @@ struct SamInput {
 /// By a formula, as scripts/golden_sam.py's make_inputs(). prompts: "points", "boxes", "masks" or several
 SamInput make_sam_input(const models::SamConfig& config, const std::string& prompts, torch::Dtype dtype);
 
+/// Norm of a - b over the norm of b, in double precision.
+double relative_difference(const torch::Tensor& a, const torch::Tensor& b);
+
 }  // namespace ddprun::test

@@ -65,8 +65,8 @@ torch::Tensor VisionAttentionImpl::attend(const torch::Tensor& qkv_BHWC, const B
   if (rel_pos_h_.defined()) {
     const auto by_row = relative_positions(query, rel_pos_h_);
     const auto by_column = relative_positions(query.transpose(1, 2), rel_pos_w_).transpose(1, 2);
-    out_BQD = relative_attention(query_BQD, key_BKD, value_BKD, by_row.flatten(1, 2).to(query.scalar_type()),
-                                 by_column.flatten(1, 2).to(query.scalar_type()));
+    out_BQD =
+        relative_attention(query_BQD, key_BKD, value_BKD, by_row.flatten(1, 2), by_column.flatten(1, 2));
   } else {
     out_BQD = torch::scaled_dot_product_attention(query_BQD.unsqueeze(1), key_BKD.unsqueeze(1),
                                                   value_BKD.unsqueeze(1))
