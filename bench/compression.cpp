@@ -12,11 +12,11 @@
 #include <string>
 #include <vector>
 
-#include "common/worker_env.h"
-#include "worker/ddp/collectives.h"
-#include "worker/ddp/comm_hooks.h"
-#include "worker/ddp/distributed_data_parallel.h"
-#include "worker/ddp/powersgd_hook.h"
+#include <ddprun/common/worker_env.h>
+#include <ddprun/ddp/comm_hooks.h>
+#include <ddprun/ddp/distributed_data_parallel.h>
+#include <ddprun/ddp/powersgd_hook.h>
+#include <ddprun/group/collectives.h>
 
 using namespace ddprun;
 

@@ -19,9 +19,9 @@
 #include <torch/optim/sgd.h>
 #include <torch/utils.h>
 
-#include "common/worker_env.h"
-#include "worker/ddp/collectives.h"
-#include "worker/ddp/distributed_data_parallel.h"
+#include <ddprun/common/worker_env.h>
+#include <ddprun/ddp/distributed_data_parallel.h>
+#include <ddprun/group/collectives.h>
 
 using namespace ddprun;
 

@@ -11,12 +11,13 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
+#include <ddprun/ddp/nan_check.h>
+#include <ddprun/flight/flight_recorder.h>
 #include "tests/support/run_ranks.h"
-#include "worker/ddp/flight_recorder.h"
-#include "worker/ddp/nan_check.h"
 #include "worker/models/mnist_cnn.h"
 
 using namespace ddprun;
+using namespace ddprun::worker;
 using Clock = std::chrono::steady_clock;
 
 namespace {

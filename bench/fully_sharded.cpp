@@ -15,12 +15,12 @@
 #include <functional>
 #include <vector>
 
+#include <ddprun/ddp/distributed_data_parallel.h>
+#include <ddprun/group/collectives.h>
+#include <ddprun/sharding/fully_sharded.h>
+#include <ddprun/sharding/operator_watch.h>
 #include "tests/support/counted_memory.h"
 #include "tests/support/run_ranks.h"
-#include "worker/ddp/collectives.h"
-#include "worker/ddp/distributed_data_parallel.h"
-#include "worker/ddp/fully_sharded.h"
-#include "worker/ddp/operator_watch.h"
 
 using namespace ddprun;
 

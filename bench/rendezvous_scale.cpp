@@ -16,7 +16,7 @@
 #include "launcher/rendezvous/coordinator.h"
 #include "launcher/rendezvous/message_json.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -174,7 +174,7 @@ void print_row(int nodes) {
 }
 
 }  // namespace
-}  // namespace ddprun
+}  // namespace ddprun::launcher
 
 int main(int argc, char** argv) {
   std::vector<int> counts = {10, 100, 1'000, 10'000, 100'000};

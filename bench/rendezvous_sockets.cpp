@@ -29,6 +29,7 @@
 namespace {
 
 using namespace ddprun;
+using namespace ddprun::launcher;
 namespace asio = boost::asio;
 using asio::ip::tcp;
 using Clock = std::chrono::steady_clock;

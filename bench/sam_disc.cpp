@@ -8,16 +8,17 @@
 
 #include <torch/types.h>
 
-#include "worker/config.h"
-#include "worker/data/prompted_batch.h"
-#include "worker/data/segmentation_dataset.h"
+#include "worker/config/config.h"
+#include "worker/sam/data/prompted_batch.h"
+#include "worker/sam/data/segmentation_dataset.h"
+#include "worker/sam/segmentation_metrics.h"
 #include "worker/tasks/registry.h"
 #include "worker/tasks/validation_split.h"
-#include "worker/train/segmentation_metrics.h"
 
 namespace {
 
 using namespace ddprun;
+using namespace ddprun::worker;
 
 /// uint8 [H, W]: 1 where the pixel is at most `radius` from the first point.
 torch::Tensor disc(const data::Batch& batch, std::int64_t i, double radius) {
@@ -48,11 +49,11 @@ int main(int argc, char** argv) {
   }
   Config config;
   config.task = "sam";
-  tasks::set_defaults(config);
+  set_defaults(config);
   const data::SegmentationDataset::Options options{.cache_bytes = std::size_t{1} << 30};
   const auto all = std::make_shared<data::SegmentationDataset>(
       argv[1], data::SamProcessor({.image_size = 128, .mask_size = 64}), options);
-  const auto split = tasks::split_for_validation(all, all->with_fixed_points(), config);
+  const auto split = split_for_validation(all, all->with_fixed_points(), config);
   double best = 0, dice = 0;
   for (double radius = 2; radius <= 40; radius += 1)
     if (const auto found = mean_of(train::dice_score, *split.train, radius); found > dice)

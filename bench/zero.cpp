@@ -19,10 +19,10 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/adam.h>
 
-#include "common/worker_env.h"
-#include "worker/ddp/collectives.h"
-#include "worker/ddp/distributed_data_parallel.h"
-#include "worker/ddp/zero_optimizer.h"
+#include <ddprun/common/worker_env.h>
+#include <ddprun/ddp/distributed_data_parallel.h>
+#include <ddprun/group/collectives.h>
+#include <ddprun/sharding/zero_optimizer.h>
 
 using namespace ddprun;
 

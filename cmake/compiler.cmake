@@ -1,7 +1,8 @@
 # Warnings, sanitizers and ccache: what every target of this project is compiled with.
 
 add_library(ddprun_options INTERFACE)
-target_include_directories(ddprun_options INTERFACE ${CMAKE_SOURCE_DIR})
+# What the library installs is included as users do, <ddprun/ROOM/NAME.h>: include/ddprun has links to the rooms.
+target_include_directories(ddprun_options INTERFACE ${CMAKE_SOURCE_DIR} ${CMAKE_SOURCE_DIR}/include)
 target_compile_options(ddprun_options INTERFACE -Wall -Wextra -Wnon-virtual-dtor -Woverloaded-virtual
                                                 $<$<CXX_COMPILER_ID:GNU>:-Wshadow=local>)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
@@ -23,3 +24,26 @@ if(CCACHE_PROGRAM)
   set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env
       CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime ${CCACHE_PROGRAM})
 endif()
+
+# ddprun_sources(VARIABLE ROOM...): the .cpp files of these folders.
+function(ddprun_sources variable)
+  set(sources)
+  foreach(room IN LISTS ARGN)
+    file(GLOB found CONFIGURE_DEPENDS RELATIVE ${CMAKE_CURRENT_SOURCE_DIR} ${CMAKE_CURRENT_SOURCE_DIR}/${room}/*.cpp)
+    list(APPEND sources ${found})
+  endforeach()
+  set(${variable} ${sources} PARENT_SCOPE)
+endfunction()
+
+# ddprun_unity(TARGET [EXCEPT FILE...]): compiles a dozen files at a time, so that LibTorch's templates are instantiated once
+# for all of them: a third of the time. The files of EXCEPT stay by themselves.
+function(ddprun_unity target)
+  cmake_parse_arguments(ARG "" "" "EXCEPT" ${ARGN})
+  if(NOT DDPRUN_UNITY)
+    return()
+  endif()
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 12)
+  # A coroutine's frame holds types of its file's anonymous namespace; GCC allows that in the main file only.
+  target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)
+  set_source_files_properties(${ARG_EXCEPT} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+endfunction()

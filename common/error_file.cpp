@@ -1,4 +1,4 @@
-#include "common/error_file.h"
+#include <ddprun/common/error_file.h>
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -11,9 +11,9 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
-#include "common/files.h"
-#include "common/json_file.h"
-#include "common/unique_fd.h"
+#include <ddprun/common/files.h>
+#include <ddprun/common/json_file.h>
+#include <ddprun/common/unique_fd.h>
 
 namespace ddprun {
 namespace {

@@ -5,7 +5,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "common/one_line.h"
+#include <ddprun/common/text/one_line.h>
 
 namespace ddprun {
 

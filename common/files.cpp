@@ -1,4 +1,4 @@
-#include "common/files.h"
+#include <ddprun/common/files.h>
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -10,7 +10,7 @@
 #include <system_error>
 #include <vector>
 
-#include "common/errors.h"
+#include <ddprun/common/errors.h>
 
 namespace ddprun {
 namespace {
@@ -55,6 +55,12 @@ std::string read_file(const UniqueFd& fd, const std::filesystem::path& path, std
     if (bytes.size() > max_bytes)
       throw IoError(path, "is larger than the " + std::to_string(max_bytes) + " bytes expected at most");
   }
+}
+
+UniqueFd open_dev_null(int mode) {
+  UniqueFd fd(::open("/dev/null", mode | O_CLOEXEC));
+  if (!fd) throw IoError("/dev/null", "cannot open", errno);
+  return fd;
 }
 
 UniqueFd open_regular_file(const std::filesystem::path& path) {

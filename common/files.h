@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "common/unique_fd.h"
+#include <ddprun/common/unique_fd.h>
 
 namespace ddprun {
 
@@ -18,6 +18,9 @@ std::string read_file(const UniqueFd& fd, const std::filesystem::path& path, std
 /// Opens a regular file for reading. A folder, or what could make its reader wait (a FIFO, a device), is
 /// refused at once. throws IoError naming path
 UniqueFd open_regular_file(const std::filesystem::path& path);
+
+/// mode: O_RDONLY or O_WRONLY. throws IoError
+UniqueFd open_dev_null(int mode);
 
 /// Replaces path with the given bytes so that a reader, or a crash at any moment, sees the old file or the
 /// new one and never a mixture: temporary file beside it, fsync, rename, fsync of the folder.

@@ -1,4 +1,4 @@
-#include "common/heartbeat.h"
+#include <ddprun/common/heartbeat.h>
 
 #include <fcntl.h>
 #include <sys/stat.h>

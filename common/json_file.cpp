@@ -1,12 +1,12 @@
-#include "common/json_file.h"
+#include <ddprun/common/json_file.h>
 
 #include <nlohmann/json.hpp>
 
 #include <stdexcept>
 #include <string>
 
-#include "common/errors.h"
-#include "common/files.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
 
 namespace ddprun {
 namespace {

@@ -1,4 +1,4 @@
-#include "common/logging.h"
+#include <ddprun/common/logging.h>
 
 #include <spdlog/pattern_formatter.h>
 #include <spdlog/sinks/stdout_sinks.h>

@@ -1,4 +1,4 @@
-#include "common/nvml_library.h"
+#include <ddprun/common/nvml_library.h>
 
 #include <dlfcn.h>
 

@@ -1,4 +1,4 @@
-#include "common/spelling.h"
+#include <ddprun/common/spelling.h>
 
 #include <algorithm>
 

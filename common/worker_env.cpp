@@ -1,9 +1,9 @@
-#include "common/worker_env.h"
+#include <ddprun/common/worker_env.h>
 
 #include <charconv>
 #include <cstdlib>
 
-#include "common/errors.h"
+#include <ddprun/common/errors.h>
 
 namespace ddprun {
 namespace {

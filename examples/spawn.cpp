@@ -1,10 +1,10 @@
 // Four ranks from one program, without a launcher, as torch.multiprocessing.spawn starts them in Python.
-#include <ddprun/collectives.h>
-#include <ddprun/flight_dump.h>
-#include <ddprun/process_group.h>
-#include <ddprun/record_collectives.h>
-#include <ddprun/signal_thread.h>
-#include <ddprun/spawn.h>
+#include <ddprun/flight/flight_dump.h>
+#include <ddprun/flight/record_collectives.h>
+#include <ddprun/group/collectives.h>
+#include <ddprun/group/process_group.h>
+#include <ddprun/group/signal_thread.h>
+#include <ddprun/group/spawn.h>
 
 #include <csignal>
 #include <cstdlib>

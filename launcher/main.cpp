@@ -3,14 +3,15 @@
 #include <exception>
 #include <iostream>
 
-#include "common/errors.h"
-#include "common/logging.h"
-#include "launcher/launch_error.h"
-#include "launcher/options.h"
-#include "launcher/signals.h"
-#include "launcher/supervisor.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/logging.h>
+#include "launcher/cli/options.h"
+#include "launcher/events/signals.h"
+#include "launcher/host/launch_error.h"
+#include "launcher/job/supervisor.h"
 
 using namespace ddprun;
+using namespace ddprun::launcher;
 
 int main(int argc, char** argv) {
   configure_logging("ddprun");

@@ -154,7 +154,7 @@ def comm_hooks(folder):
 
 
 class Stack(nn.Module):
-    """As tests/worker/layer_stack.h: layers of [in, out, dtype, how often the forward pass applies it]."""
+    """As tests/worker/runtime/ddp/layer_stack.h: layers of [in, out, dtype, how often the forward pass applies it]."""
 
     def __init__(self, layers):
         super().__init__()

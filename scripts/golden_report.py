@@ -8,7 +8,7 @@ from golden_common import write_json
 
 
 def tensorboard(folder):
-    """events.bin: the file that worker/report/tensorboard_event is to write for the same events."""
+    """events.bin: the file that worker/runtime/report/tensorboard_event is to write for the same events."""
     # Here, because the other groups need no tensorboard.
     from tensorboard.compat.proto.event_pb2 import Event, SessionLog
     from tensorboard.compat.proto.summary_pb2 import Summary

@@ -11,9 +11,9 @@ find_library(LibTorch_C10_CUDA_LIBRARY c10_cuda HINTS ${LibTorch_LIBRARY_DIR} NO
 mark_as_advanced(CUDA_RUNTIME_INCLUDE_DIR NCCL_INCLUDE_DIR LibTorch_CUDA_LIBRARY LibTorch_C10_CUDA_LIBRARY)
 
 # The plug-in and the program that loads it pass each other C++ objects: they must come from one build of one LibTorch.
-set_source_files_properties(ddp/cuda_backend.cpp ddp/cuda_plugin.cpp PROPERTIES COMPILE_DEFINITIONS
+set_source_files_properties(runtime/group/cuda_backend.cpp runtime/group/cuda_plugin.cpp PROPERTIES COMPILE_DEFINITIONS
   "DDPRUN_CUDA_PLUGIN_BUILD=\"${PROJECT_VERSION}+torch${LibTorch_VERSION}\";DDPRUN_CUDA_PLUGIN_FOLDER=\"${CMAKE_INSTALL_LIBDIR}\"")
-set_source_files_properties(ddp/cuda_backend.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
+set_source_files_properties(runtime/group/cuda_backend.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
 target_link_libraries(ddprun_runtime PRIVATE ${CMAKE_DL_LIBS})
 
 if(NOT CUDA_RUNTIME_INCLUDE_DIR OR NOT NCCL_INCLUDE_DIR OR NOT LibTorch_CUDA_LIBRARY OR NOT LibTorch_C10_CUDA_LIBRARY)
@@ -23,7 +23,7 @@ if(NOT CUDA_RUNTIME_INCLUDE_DIR OR NOT NCCL_INCLUDE_DIR OR NOT LibTorch_CUDA_LIB
 endif()
 message(STATUS "CUDA plug-in: built with ${CUDA_RUNTIME_INCLUDE_DIR} and ${NCCL_INCLUDE_DIR}")
 
-add_library(ddprun_cuda MODULE ddp/cuda_plugin.cpp)
+add_library(ddprun_cuda MODULE runtime/group/cuda_plugin.cpp)
 target_include_directories(ddprun_cuda SYSTEM PRIVATE ${CUDA_RUNTIME_INCLUDE_DIR} ${NCCL_INCLUDE_DIR})
 target_compile_definitions(ddprun_cuda PRIVATE USE_C10D_NCCL)
 target_link_libraries(ddprun_cuda PRIVATE ddprun_options LibTorch::cpu ${LibTorch_CUDA_LIBRARY} ${LibTorch_C10_CUDA_LIBRARY})

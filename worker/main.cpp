@@ -4,24 +4,25 @@
 
 #include <torch/types.h>
 
-#include "common/heartbeat.h"
-#include "common/worker_env.h"
-#include "worker/commands.h"
-#include "worker/config.h"
-#include "worker/ddp/collectives.h"
-#include "worker/ddp/cuda_backend.h"
-#include "worker/ddp/flight_dump.h"
-#include "worker/ddp/process_group.h"
-#include "worker/ddp/record_collectives.h"
-#include "worker/ddp/signal_thread.h"
-#include "worker/numerics.h"
-#include "worker/run_folder.h"
-#include "worker/run_worker.h"
+#include <ddprun/common/heartbeat.h>
+#include <ddprun/common/worker_env.h>
+#include <ddprun/flight/flight_dump.h>
+#include <ddprun/flight/record_collectives.h>
+#include <ddprun/group/collectives.h>
+#include <ddprun/group/cuda_backend.h>
+#include <ddprun/group/process_group.h>
+#include <ddprun/group/signal_thread.h>
+#include <ddprun/run/run_worker.h>
+#include <ddprun/train/loop/trainer.h>
+#include "worker/commands/commands.h"
+#include "worker/config/config.h"
+#include "worker/config/numerics.h"
+#include "worker/config/run_folder.h"
 #include "worker/tasks/registry.h"
-#include "worker/train/trainer.h"
 
 int main(int argc, char** argv) {
   using namespace ddprun;
+  using namespace ddprun::worker;
   prepare_worker("worker");
   if (const auto exit_code = run_command(argc, argv)) return *exit_code;
   ::signal(SIGUSR1, SIG_IGN);  // it asks for a checkpoint: outside of the training there is nothing to save
@@ -35,7 +36,7 @@ int main(int argc, char** argv) {
   check_precision(config, chosen.device);
   if (config.deterministic) make_deterministic();
   torch::manual_seed(config.train.seed);  // the same initial weights on every rank
-  train::Task task = tasks::make_task(config);
+  train::Task task = make_task(config);
   if (env.rank == 0) config.train.out = make_run_folder(config);
 
   auto group = ddp::ProcessGroup::connect(env, group_options(config));

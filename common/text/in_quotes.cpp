@@ -1,4 +1,4 @@
-#include "worker/serialize/in_quotes.h"
+#include <ddprun/common/text/in_quotes.h>
 
 #include <nlohmann/json.hpp>
 

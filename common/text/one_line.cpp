@@ -1,4 +1,4 @@
-#include "common/one_line.h"
+#include <ddprun/common/text/one_line.h>
 
 #include <algorithm>
 

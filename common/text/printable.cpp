@@ -1,13 +1,11 @@
-#include "launcher/printable.h"
+#include <ddprun/common/text/printable.h>
 
 #include <cstdint>
 
-#include "common/utf8.h"
+#include <ddprun/common/text/utf8.h>
 
 namespace ddprun {
 namespace {
-
-bool is_continuation(char byte) { return (static_cast<unsigned char>(byte) & 0xc0) == 0x80; }
 
 bool is_control(char32_t code) {
   const bool c0_or_c1 = (code < 0x20 && code != '\t') || (code >= 0x7f && code < 0xa0);

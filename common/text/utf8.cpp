@@ -1,11 +1,7 @@
-#include "common/utf8.h"
+#include <ddprun/common/text/utf8.h>
 
 namespace ddprun {
-namespace {
-
 bool is_continuation(char byte) { return (static_cast<unsigned char>(byte) & 0xc0) == 0x80; }
-
-}  // namespace
 
 Utf8Character first_character(std::string_view text) {
   const auto lead = static_cast<unsigned char>(text[0]);

@@ -1,4 +1,4 @@
-#include "launcher/config_file.h"
+#include "launcher/cli/config_file.h"
 
 #define TOML_ENABLE_FORMATTERS 0
 // Debug builds of toml++ assert on files such as "[[[a]]]", which its parser goes on to refuse as it should.
@@ -7,11 +7,11 @@
 
 #include <charconv>
 
-#include "common/errors.h"
-#include "common/files.h"
-#include "launcher/printable.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include <ddprun/common/text/printable.h>
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 constexpr std::size_t kMaxBytes = 1 << 20;
@@ -54,4 +54,4 @@ std::vector<ConfigEntry> read_config_file(const std::filesystem::path& path) {
   return entries;
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// `key = value` or `key = [value, ...]` of a configuration file; values as text.
 struct ConfigEntry {
@@ -16,4 +16,4 @@ struct ConfigEntry {
 /// line
 std::vector<ConfigEntry> read_config_file(const std::filesystem::path& path);
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

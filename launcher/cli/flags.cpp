@@ -1,12 +1,12 @@
-#include "launcher/flags.h"
+#include "launcher/cli/flags.h"
 
 #include <algorithm>
 
-#include "common/errors.h"
-#include "launcher/config_file.h"
-#include "launcher/printable.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/text/printable.h>
+#include "launcher/cli/config_file.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 /// "--a_b" and "--a-b" are one flag.
@@ -201,4 +201,4 @@ CommandLine read_command_line(const std::vector<std::string>& words, const EnvLo
   return line;
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

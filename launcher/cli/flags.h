@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "common/worker_env.h"
+#include <ddprun/common/worker_env.h>
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// One flag of the command line.
 struct Flag {
@@ -38,4 +38,4 @@ struct CommandLine {
 /// UsageError; IoError if the --config file cannot be read
 CommandLine read_command_line(const std::vector<std::string>& words, const EnvLookup& environment);
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -1,6 +1,6 @@
-#include "launcher/options.h"
+#include "launcher/cli/options.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 std::string help_text() {
   return R"(ddprun: starts N copies of a program with torchrun's environment, and supervises them together.
@@ -66,4 +66,4 @@ exit codes: 2 wrong usage, 124 timeout or hang, 125 ddprun's own failure, 126 PR
 )";
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -1,11 +1,11 @@
-#include "launcher/rendezvous/host_list.h"
+#include "launcher/cli/host_list.h"
 
 #include <algorithm>
 #include <charconv>
 #include <iterator>
 #include <string_view>
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 using Names = std::vector<std::string>;
@@ -128,4 +128,4 @@ std::optional<std::vector<int>> expand_counts(const std::string& text, std::size
   return numbers;
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

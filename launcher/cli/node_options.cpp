@@ -1,17 +1,17 @@
-#include "launcher/node_options.h"
+#include "launcher/cli/node_options.h"
 
 #include <algorithm>
 #include <map>
 #include <tuple>
 #include <utility>
 
-#include "launcher/option_values.h"
-#include "launcher/options.h"
-#include "launcher/settings.h"
-#include "launcher/slurm_options.h"
-#include "launcher/token.h"
+#include "launcher/cli/option_values.h"
+#include "launcher/cli/options.h"
+#include "launcher/cli/settings.h"
+#include "launcher/cli/slurm_options.h"
+#include "launcher/cli/token.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 using std::chrono::milliseconds;
@@ -237,4 +237,4 @@ void read_nodes(const Settings& settings, const EnvLookup& environment, Options&
   note_idle_nodes(settings, environment, options);
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

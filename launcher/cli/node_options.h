@@ -5,10 +5,10 @@
 #include <string>
 #include <vector>
 
-#include "common/worker_env.h"
+#include <ddprun/common/worker_env.h>
 #include "launcher/rendezvous/endpoint.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 class Settings;
 struct Options;
@@ -40,4 +40,4 @@ constexpr int kMaxNodes = 100'000;
 /// throws UsageError; IoError for --token-file
 void read_nodes(const Settings& settings, const EnvLookup& environment, Options& options);
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -1,4 +1,4 @@
-#include "launcher/option_values.h"
+#include "launcher/cli/option_values.h"
 
 #include <arpa/inet.h>
 #include <ifaddrs.h>
@@ -10,9 +10,9 @@
 #include <cmath>
 #include <csignal>
 
-#include "common/exit_status.h"
+#include <ddprun/common/exit_status.h>
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 /// Without the domain, which may or may not be part of a host's name.
@@ -121,4 +121,4 @@ bool is_local_endpoint(const std::string& endpoint) {
   return is_this_host(host);
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

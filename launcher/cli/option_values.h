@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "launcher/options.h"
+#include "launcher/cli/options.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 // Texts of the command line as values; none if the text is not one.
 
@@ -32,4 +32,4 @@ bool is_this_host(const std::string& name);
 /// "HOST", "HOST:PORT" or "[V6]:PORT" of this very host.
 bool is_local_endpoint(const std::string& endpoint);
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -1,14 +1,14 @@
-#include "launcher/options.h"
+#include "launcher/cli/options.h"
 
 #include <algorithm>
 
-#include "common/errors.h"
-#include "launcher/option_values.h"
-#include "launcher/restart_policy.h"
-#include "launcher/settings.h"
-#include "launcher/stream_selection.h"
+#include <ddprun/common/errors.h>
+#include "launcher/cli/option_values.h"
+#include "launcher/cli/settings.h"
+#include "launcher/cli/stream_selection.h"
+#include "launcher/rendezvous/restart_policy.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 const std::string kSeconds = "seconds from 0 to 1000000, such as 30 or 1.5";
@@ -123,4 +123,4 @@ Options parse_options(const std::vector<std::string>& arguments, const EnvLookup
   return interpret(read_command_line(arguments, environment), environment);
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

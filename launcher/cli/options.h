@@ -9,11 +9,11 @@
 #include <string>
 #include <vector>
 
-#include "common/worker_env.h"
-#include "launcher/node_options.h"
-#include "launcher/restart_policy.h"
+#include <ddprun/common/worker_env.h>
+#include "launcher/cli/node_options.h"
+#include "launcher/rendezvous/restart_policy.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// --nproc-per-node: a number, or what to count on this host.
 struct WorkersWanted {
@@ -77,4 +77,4 @@ Options parse_options(const std::vector<std::string>& arguments, const EnvLookup
 /// What --help prints.
 std::string help_text();
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -3,11 +3,11 @@
 #include <map>
 #include <string>
 
-#include "common/errors.h"
-#include "launcher/flags.h"
-#include "launcher/printable.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/text/printable.h>
+#include "launcher/cli/flags.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// The settings by name, with messages that name where a bad one came from.
 class Settings {
@@ -41,4 +41,4 @@ class Settings {
   const std::map<std::string, Setting>& settings_;
 };
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -1,13 +1,13 @@
-#include "launcher/rendezvous/slurm.h"
+#include "launcher/cli/slurm.h"
 
 #include <charconv>
 #include <cstdint>
 
-#include "common/errors.h"
-#include "launcher/printable.h"
-#include "launcher/rendezvous/host_list.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/text/printable.h>
+#include "launcher/cli/host_list.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 constexpr int kMaxTasks = 100'000;
@@ -105,4 +105,4 @@ int slurm_idle_allocation(const EnvLookup& environment) {
   return static_cast<int>(nodes.value_or(1));
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "common/worker_env.h"
+#include <ddprun/common/worker_env.h>
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// This process's place in a job step of Slurm's: what srun started together.
 struct SlurmStep {
@@ -30,4 +30,4 @@ std::optional<SlurmStep> slurm_step(const EnvLookup& environment);
 /// that it is on; 1: in a job step, or without Slurm.
 int slurm_idle_allocation(const EnvLookup& environment);
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -1,8 +1,8 @@
-#include "launcher/slurm_options.h"
+#include "launcher/cli/slurm_options.h"
 
-#include "launcher/job_processes.h"
+#include "launcher/workers/job_processes.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 bool sets_slurm_aside(const Settings& settings, const EnvLookup& environment) {
@@ -71,4 +71,4 @@ void note_idle_nodes(const Settings& settings, const EnvLookup& environment, Opt
         " nodes that Slurm has allocated is used: srun --ntasks-per-node=1 ddprun uses all");
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

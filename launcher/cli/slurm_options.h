@@ -2,11 +2,11 @@
 
 #include <optional>
 
-#include "launcher/options.h"
-#include "launcher/rendezvous/slurm.h"
-#include "launcher/settings.h"
+#include "launcher/cli/options.h"
+#include "launcher/cli/settings.h"
+#include "launcher/cli/slurm.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// The Slurm job step that makes up the job; none: there is none of several tasks, or it is set aside, by
 /// flags that say what nodes there are, or since this ddprun is in a job of another one. throws UsageError
@@ -19,4 +19,4 @@ void apply_step(const SlurmStep& step, const Settings& settings, Options& option
 /// A note where ddprun runs on one of several nodes that Slurm has allocated.
 void note_idle_nodes(const Settings& settings, const EnvLookup& environment, Options& options);
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -1,15 +1,15 @@
-#include "launcher/stream_selection.h"
+#include "launcher/cli/stream_selection.h"
 
 #include <algorithm>
 
 #include <charconv>
 #include <string_view>
 
-#include "common/errors.h"
-#include "launcher/options.h"
-#include "launcher/printable.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/text/printable.h>
+#include "launcher/cli/options.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 constexpr const char* kSelectionSyntax =
@@ -100,4 +100,4 @@ std::vector<std::string> parse_line_filters(const std::string& text) {
   return filters;
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// None, one or both of a worker's output streams.
 struct Streams {
@@ -38,4 +38,4 @@ std::optional<std::set<int>> parse_local_ranks(const std::string& flag, const st
 /// The texts of --duplicate-stdout-filters: separated by commas, ",," being a comma of the text itself.
 std::vector<std::string> parse_line_filters(const std::string& text);
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

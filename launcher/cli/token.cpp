@@ -1,13 +1,13 @@
-#include "launcher/token.h"
+#include "launcher/cli/token.h"
 
 #include <sys/stat.h>
 
 #include <cerrno>
 #include <cstdio>
 
-#include "common/files.h"
+#include <ddprun/common/files.h>
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 constexpr std::size_t kMaxBytes = 4096;
@@ -45,4 +45,4 @@ std::string read_token(const Settings& settings, const EnvLookup& environment) {
   return token;
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

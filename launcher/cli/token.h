@@ -3,10 +3,10 @@
 #include <filesystem>
 #include <string>
 
-#include "common/worker_env.h"
-#include "launcher/settings.h"
+#include <ddprun/common/worker_env.h>
+#include "launcher/cli/settings.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// The variable that holds the token: never a flag, since command lines can be read by everybody.
 inline constexpr const char* kTokenVariable = "DDPRUN_TOKEN";
@@ -15,4 +15,4 @@ inline constexpr const char* kTokenVariable = "DDPRUN_TOKEN";
 /// empty: none. throws UsageError, also for a file that others may read; IoError
 std::string read_token(const Settings& settings, const EnvLookup& environment);
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

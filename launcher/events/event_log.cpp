@@ -1,4 +1,4 @@
-#include "launcher/event_log.h"
+#include "launcher/events/event_log.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -6,10 +6,10 @@
 #include <cerrno>
 #include <nlohmann/json.hpp>
 
-#include "common/errors.h"
-#include "common/logging.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/logging.h>
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 using json = nlohmann::ordered_json;
@@ -101,4 +101,4 @@ void EventLog::give_up(const std::string& what, int error) {
   fd_.reset();
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

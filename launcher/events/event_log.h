@@ -7,11 +7,11 @@
 #include <optional>
 #include <string>
 
-#include "common/exit_status.h"
-#include "common/unique_fd.h"
-#include "launcher/job_clock.h"
+#include <ddprun/common/exit_status.h>
+#include <ddprun/common/unique_fd.h>
+#include "launcher/events/job_clock.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// Something that happened to a job, for --events-json. Fields that an event has no use for stay unset.
 struct EventRecord {
@@ -60,4 +60,4 @@ class EventLog {
   UniqueFd fd_;
 };
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

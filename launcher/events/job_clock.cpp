@@ -1,9 +1,9 @@
-#include "launcher/job_clock.h"
+#include "launcher/events/job_clock.h"
 
 #include <cstdio>
 #include <ctime>
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 std::string utc_iso(JobClock::Wall::time_point time) {
   const auto whole = std::chrono::floor<std::chrono::seconds>(time);
@@ -18,4 +18,4 @@ std::string utc_iso(JobClock::Wall::time_point time) {
   return text;
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// The time of a job: monotonic since its start, and as a date that never goes back either.
 class JobClock {
@@ -31,4 +31,4 @@ class JobClock {
 /// "2026-01-31T12:34:56.123456Z".
 std::string utc_iso(JobClock::Wall::time_point time);
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -1,4 +1,4 @@
-#include "launcher/job_events.h"
+#include "launcher/events/job_events.h"
 
 #include <sys/signalfd.h>
 #include <unistd.h>
@@ -6,7 +6,7 @@
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/use_awaitable.hpp>
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace asio = boost::asio;
 
 JobEvents::JobEvents(asio::io_context& io, const SignalFd& signals)
@@ -74,4 +74,4 @@ void JobEvents::read_signals() {
   }
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

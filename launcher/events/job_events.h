@@ -10,9 +10,9 @@
 #include <optional>
 #include <variant>
 
-#include "launcher/signals.h"
+#include "launcher/events/signals.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 struct WorkerExited {
   std::size_t index;  ///< as given to watch_exit
@@ -64,4 +64,4 @@ class JobEvents {
   std::deque<JobEvent> events_;
 };
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

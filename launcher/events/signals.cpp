@@ -1,4 +1,4 @@
-#include "launcher/signals.h"
+#include "launcher/events/signals.h"
 
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
@@ -9,7 +9,7 @@
 #include <system_error>
 #include <utility>
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 bool is_ignored(int signal) {
@@ -63,4 +63,4 @@ void end_by_signal(int signal) {
   ::_exit(128 + signal);  // not reached, unless we are the init process of a container
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -3,9 +3,9 @@
 #include <csignal>
 #include <vector>
 
-#include "common/unique_fd.h"
+#include <ddprun/common/unique_fd.h>
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// ddprun's signals come as events of its loop, through a signalfd, and never interrupt anything: whatever
 /// arrives while the job is being set up waits there until the loop runs.
@@ -33,4 +33,4 @@ class SignalFd {
 /// Ends this process by that signal, so that the shell or the scheduler sees what it expects to see.
 [[noreturn]] void end_by_signal(int signal);
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

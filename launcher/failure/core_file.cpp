@@ -1,4 +1,4 @@
-#include "launcher/core_file.h"
+#include "launcher/failure/core_file.h"
 
 #include <glob.h>
 #include <sys/stat.h>
@@ -8,10 +8,10 @@
 #include <cstdlib>
 #include <vector>
 
-#include "common/errors.h"
-#include "common/files.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 namespace fs = std::filesystem;
@@ -130,4 +130,4 @@ std::string find_core(const CoreDump& dump) {
   return best.string();
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// A process that dumped core.
 struct CoreDump {
@@ -34,4 +34,4 @@ std::optional<std::string> core_handler(std::string_view pattern, const CoreDump
 /// found: a file counts if it is a regular one, ours, and was written while the process lived.
 std::string find_core(const CoreDump& dump);
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -1,8 +1,8 @@
-#include "launcher/end_hint.h"
+#include "launcher/failure/end_hint.h"
 
 #include <csignal>
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 std::string signal_hint(int signal) {
@@ -55,4 +55,4 @@ std::string end_hint(const ExitStatus& status) {
   return "the code by which shells say " + signal_name(signal) + (hint.empty() ? "" : ": " + hint);
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

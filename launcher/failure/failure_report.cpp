@@ -1,13 +1,13 @@
-#include "launcher/failure_report.h"
+#include "launcher/failure/failure_report.h"
 
 #include <algorithm>
 #include <csignal>
 #include <ctime>
 
-#include "launcher/end_hint.h"
-#include "launcher/printable.h"
+#include <ddprun/common/text/printable.h>
+#include "launcher/failure/end_hint.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 using Lines = std::vector<std::string>;
@@ -159,4 +159,4 @@ std::string describe(const FailureReport& report) {
   return text + rule;
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "common/error_file.h"
-#include "common/exit_status.h"
+#include <ddprun/common/error_file.h>
+#include <ddprun/common/exit_status.h>
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// A worker that failed.
 struct FailedWorker {
@@ -50,4 +50,4 @@ bool ended_as_told(const ExitStatus& status, const std::vector<int>& signals);
 /// The summary, several lines. What came out of a worker cannot drive the terminal.
 std::string describe(const FailureReport& report);
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -1,10 +1,10 @@
-#include "launcher/forward_error.h"
+#include "launcher/failure/forward_error.h"
 
 #include <exception>
 
-#include "common/logging.h"
+#include <ddprun/common/logging.h>
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 WorkerError error_for_parent(const FailureReport& report) {
   const FailedWorker& root = report.root_cause;
@@ -30,4 +30,4 @@ void forward_error(const FailureReport& report, const std::optional<std::string>
   }
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

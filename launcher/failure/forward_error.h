@@ -3,10 +3,10 @@
 #include <optional>
 #include <string>
 
-#include "common/error_file.h"
-#include "launcher/failure_report.h"
+#include <ddprun/common/error_file.h>
+#include "launcher/failure/failure_report.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// What a launcher that started ddprun is told: the root cause's own error, or a line on how it ended if it
 /// wrote none, with its exit code, or minus the signal, as errorCode. So does torchrun.
@@ -16,4 +16,4 @@ WorkerError error_for_parent(const FailureReport& report);
 /// nothing if that is not set or empty. A file that cannot be written is a warning.
 void forward_error(const FailureReport& report, const std::optional<std::string>& error_file);
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -1,4 +1,4 @@
-#include "launcher/job_record.h"
+#include "launcher/failure/job_record.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -8,13 +8,13 @@
 #include <cerrno>
 #include <nlohmann/json.hpp>
 
-#include "common/errors.h"
-#include "common/files.h"
-#include "common/unique_fd.h"
-#include "launcher/launch_error.h"
-#include "launcher/redact.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include <ddprun/common/unique_fd.h>
+#include "launcher/host/launch_error.h"
+#include "launcher/plan/redact.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 using json = nlohmann::ordered_json;
@@ -168,4 +168,4 @@ void write_job_record(const std::filesystem::path& path, const JobRecord& record
   });
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "common/exit_status.h"
-#include "launcher/job_clock.h"
+#include <ddprun/common/exit_status.h>
+#include "launcher/events/job_clock.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// Why a job ended as it did: tells a worker's exit code 2, or 124 to 127, from ddprun's own.
 enum class JobOutcome {
@@ -82,4 +82,4 @@ std::string to_json(const JobRecord& record);
 /// or into a device or a pipe. throws IoError
 void write_job_record(const std::filesystem::path& path, const JobRecord& record);
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -1,4 +1,4 @@
-#include "launcher/kernel_view.h"
+#include "launcher/failure/kernel_view.h"
 
 #include <algorithm>
 #include <csignal>
@@ -8,7 +8,7 @@
 #include <sstream>
 #include <vector>
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 namespace fs = std::filesystem;
@@ -81,4 +81,4 @@ KernelView kernel_view(pid_t pid) {
   return view;
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -4,7 +4,7 @@
 
 #include <string>
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// What the kernel tells of a process without stopping it, from /proc. Instant; needs no debugger.
 struct KernelView {
@@ -18,4 +18,4 @@ struct KernelView {
 /// know. No arguments and no environment of the process: they may hold secrets.
 KernelView kernel_view(pid_t pid);
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

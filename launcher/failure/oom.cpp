@@ -1,4 +1,4 @@
-#include "launcher/oom.h"
+#include "launcher/failure/oom.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -9,10 +9,10 @@
 #include <sstream>
 #include <vector>
 
-#include "common/errors.h"
-#include "common/files.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 constexpr std::size_t kMaxTextBytes = 1 << 20;
@@ -195,4 +195,4 @@ std::optional<std::uint64_t> OomWatch::read_counter() const {
   }
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -8,9 +8,9 @@
 #include <string>
 #include <string_view>
 
-#include "common/unique_fd.h"
+#include <ddprun/common/unique_fd.h>
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// The file that counts the processes which the kernel killed for want of memory in the cgroup of a process:
 /// memory.events (v2) or memory.oom_control (v1).
@@ -67,4 +67,4 @@ class OomWatch {
   UniqueFd kernel_log_;
 };
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -1,4 +1,4 @@
-#include "launcher/stack_dump.h"
+#include "launcher/failure/stack_dump.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -15,10 +15,10 @@
 #include <utility>
 #include <variant>
 
-#include "common/worker_env.h"
-#include "launcher/job_processes.h"
+#include <ddprun/common/worker_env.h>
+#include "launcher/workers/job_processes.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 // gdb wants some hundred MB for a training: not too many at once.
@@ -239,4 +239,4 @@ void StackDump::kill_debugger(Rank& rank) {
   if (has_ended(rank.debugger, kKillTimeoutMs)) try_reap(rank.debugger);
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

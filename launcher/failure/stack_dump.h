@@ -8,12 +8,12 @@
 #include <string>
 #include <vector>
 
-#include "common/unique_fd.h"
-#include "launcher/kernel_view.h"
-#include "launcher/process.h"
-#include "launcher/stack_tools.h"
+#include <ddprun/common/unique_fd.h>
+#include "launcher/failure/kernel_view.h"
+#include "launcher/failure/stack_tools.h"
+#include "launcher/workers/process.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// How long the stacks of a whole job may take: it hangs anyway, and gdb
 /// wants 5 s of a CPU for each rank with LibTorch.
@@ -90,4 +90,4 @@ class StackDump {
   unsigned running_ = 0;
 };
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

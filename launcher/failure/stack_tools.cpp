@@ -1,11 +1,11 @@
-#include "launcher/stack_tools.h"
+#include "launcher/failure/stack_tools.h"
 
 #include <algorithm>
 
-#include "launcher/launch_error.h"
-#include "launcher/program.h"
+#include "launcher/host/launch_error.h"
+#include "launcher/plan/program.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 std::string find_or_empty(const std::string& name, const std::string& search_path) try {
@@ -69,4 +69,4 @@ std::optional<std::string> tracing_forbidden(std::string_view ptrace_scope, bool
   return {};
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -7,9 +7,9 @@
 #include <string_view>
 #include <vector>
 
-#include "launcher/kernel_view.h"
+#include "launcher/failure/kernel_view.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// The programs that can print another process's stacks, as paths; empty: not there.
 struct StackTools {
@@ -43,4 +43,4 @@ std::string refusal_in(std::string_view output);
 /// privileged    we have CAP_SYS_PTRACE
 std::optional<std::string> tracing_forbidden(std::string_view ptrace_scope, bool privileged);
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -1,4 +1,4 @@
-#include "launcher/cpu_limits.h"
+#include "launcher/host/cpu_limits.h"
 
 #include <fcntl.h>
 #include <sched.h>
@@ -11,9 +11,9 @@
 #include <sstream>
 #include <string>
 
-#include "common/unique_fd.h"
+#include <ddprun/common/unique_fd.h>
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 namespace fs = std::filesystem;
@@ -118,4 +118,4 @@ int usable_cpus(const CpuList& allowed, const std::optional<double>& quota) {
   return std::max(1, static_cast<int>(std::ceil(*quota)));
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

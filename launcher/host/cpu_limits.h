@@ -3,9 +3,9 @@
 #include <filesystem>
 #include <optional>
 
-#include "launcher/cpu_list.h"
+#include "launcher/host/cpu_list.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// The CPUs that this process's affinity, and with it the cgroup's cpuset, leave it. Empty if the kernel will
 /// not say.
@@ -21,4 +21,4 @@ std::optional<double> cpu_quota(const std::filesystem::path& root = "/");
 /// for, and at least 1.
 int usable_cpus(const CpuList& allowed, const std::optional<double>& quota);
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

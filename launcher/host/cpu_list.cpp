@@ -1,8 +1,8 @@
-#include "launcher/cpu_list.h"
+#include "launcher/host/cpu_list.h"
 
 #include <algorithm>
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 std::string describe_cpus(const CpuList& cpus) {
   if (cpus.empty()) return "none";
@@ -26,4 +26,4 @@ CpuSet::CpuSet(const CpuList& cpus) {
     CPU_SET_S(static_cast<std::size_t>(cpu), bytes, reinterpret_cast<cpu_set_t*>(words_.data()));
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

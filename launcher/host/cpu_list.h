@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// Numbers of CPUs as the kernel counts them (hardware threads), ascending, none twice.
 using CpuList = std::vector<int>;
@@ -25,4 +25,4 @@ class CpuSet {
   std::vector<unsigned long> words_;
 };
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -1,4 +1,4 @@
-#include "launcher/cpu_map.h"
+#include "launcher/host/cpu_map.h"
 
 #include <dlfcn.h>
 #include <hwloc.h>
@@ -8,9 +8,9 @@
 #include <string>
 #include <system_error>
 
-#include "common/errors.h"
+#include <ddprun/common/errors.h>
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 /// The functions of hwloc that are used here, while the library is loaded.
@@ -166,4 +166,4 @@ CpuMap read_cpu_map(const CpuList& allowed, const char* library) {
   return map;
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -2,9 +2,9 @@
 
 #include <vector>
 
-#include "launcher/cpu_list.h"
+#include "launcher/host/cpu_list.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// A NUMA node that has CPUs.
 struct NumaNode {
@@ -31,4 +31,4 @@ struct CpuMap {
 /// throws     UsageError if hwloc is not installed, or is another than we were built for
 CpuMap read_cpu_map(const CpuList& allowed, const char* library = "libhwloc.so.15");
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

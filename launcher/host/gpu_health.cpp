@@ -1,8 +1,8 @@
-#include "launcher/gpu_health.h"
+#include "launcher/host/gpu_health.h"
 
 #include <algorithm>
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 std::string mebibytes(std::uint64_t bytes) { return std::to_string(bytes >> 20) + " MiB"; }
@@ -42,4 +42,4 @@ std::vector<std::string> gpu_problems(const std::vector<Gpu>& host, const std::v
   return problems;
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

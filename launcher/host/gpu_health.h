@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "launcher/gpu_list.h"
+#include "launcher/host/gpu_list.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// Memory of a GPU that may be held before a job starts: a display, a monitor, the driver's own rounding.
 constexpr std::uint64_t kHeldMemoryTolerance = std::uint64_t{512} << 20;
@@ -22,4 +22,4 @@ constexpr std::uint64_t kHeldMemoryTolerance = std::uint64_t{512} << 20;
 std::vector<std::string> gpu_problems(const std::vector<Gpu>& host, const std::vector<VisibleGpu>& visible,
                                       const std::vector<int>& ours = {});
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

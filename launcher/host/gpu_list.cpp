@@ -1,12 +1,12 @@
-#include "launcher/gpu_list.h"
+#include "launcher/host/gpu_list.h"
 
 #include <algorithm>
 #include <charconv>
 #include <string_view>
 
-#include "common/errors.h"
+#include <ddprun/common/errors.h>
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 constexpr const char* kVariable = "CUDA_VISIBLE_DEVICES";
@@ -132,4 +132,4 @@ std::vector<std::string> one_gpu_each(const std::vector<Gpu>& host, const std::o
 
 std::string describe(const Gpu& gpu) { return "GPU " + std::to_string(gpu.index) + " (" + gpu.bus_id + ")"; }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

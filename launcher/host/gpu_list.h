@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// A process that holds memory of a GPU.
 struct GpuProcess {
@@ -59,4 +59,4 @@ std::vector<std::string> one_gpu_each(const std::vector<Gpu>& host, const std::o
 /// "GPU 3 (0000:3b:00.0)"
 std::string describe(const Gpu& gpu);
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -2,9 +2,9 @@
 
 #include <string>
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// What this host calls itself; "unknown" if the kernel does not say.
 std::string host_name();
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

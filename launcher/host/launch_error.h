@@ -4,7 +4,7 @@
 #include <stdexcept>
 #include <string>
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// The job could not be started, or not be ended, for a reason that is not a worker's. The exit code tells
 /// which, in the words of env(1) and timeout(1).
@@ -28,4 +28,4 @@ class LaunchError : public std::runtime_error {
   int exit_code;
 };
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

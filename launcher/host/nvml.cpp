@@ -1,12 +1,12 @@
-#include "launcher/nvml.h"
+#include "launcher/host/nvml.h"
 
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
 
-#include "common/nvml_library.h"
+#include <ddprun/common/nvml_library.h>
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 // The part of NVIDIA's nvml.h that is used here, so that building does not take it. These are ABI.
@@ -130,4 +130,4 @@ class Nvml {
 
 GpuReading read_gpus(const std::filesystem::path& sysfs) { return Nvml().read(sysfs); }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

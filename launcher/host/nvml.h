@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "launcher/gpu_list.h"
+#include "launcher/host/gpu_list.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// What NVIDIA's management library says of this host.
 struct GpuReading {
@@ -21,4 +21,4 @@ struct GpuReading {
 /// sysfs    where the kernel tells a PCI device's NUMA node, for tests
 GpuReading read_gpus(const std::filesystem::path& sysfs = "/sys");
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -1,11 +1,11 @@
-#include "launcher/port_owner.h"
+#include "launcher/host/port_owner.h"
 
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <system_error>
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 /// The inode of a socket that listens on the port of any address; 0 if there is none.
@@ -47,4 +47,4 @@ std::string port_owner(int port) {
   return "";
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -1,4 +1,4 @@
-#include "launcher/reserved_port.h"
+#include "launcher/host/reserved_port.h"
 
 #include <netdb.h>
 #include <netinet/in.h>
@@ -7,10 +7,10 @@
 #include <cerrno>
 #include <cstring>
 
-#include "launcher/launch_error.h"
-#include "launcher/port_owner.h"
+#include "launcher/host/launch_error.h"
+#include "launcher/host/port_owner.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 struct Address {
@@ -85,4 +85,4 @@ ReservedPort::ReservedPort(const std::string& where, std::optional<int> wanted) 
   if (!for_rank0_) fail(where, number_, errno);
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -3,9 +3,9 @@
 #include <optional>
 #include <string>
 
-#include "common/unique_fd.h"
+#include <ddprun/common/unique_fd.h>
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// A TCP port that is the job's from before its workers start.
 ///
@@ -34,4 +34,4 @@ class ReservedPort {
   UniqueFd for_rank0_;
 };
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

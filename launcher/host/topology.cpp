@@ -1,12 +1,12 @@
-#include "launcher/topology.h"
+#include "launcher/host/topology.h"
 
 #include <utility>
 
-#include "common/worker_env.h"
-#include "launcher/cpu_limits.h"
-#include "launcher/nvml.h"
+#include <ddprun/common/worker_env.h>
+#include "launcher/host/cpu_limits.h"
+#include "launcher/host/nvml.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 Topology detect_topology(bool want_gpus) {
   Topology topology;
@@ -21,4 +21,4 @@ Topology detect_topology(bool want_gpus) {
   return topology;
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

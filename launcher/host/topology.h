@@ -3,10 +3,10 @@
 #include <string>
 #include <vector>
 
-#include "launcher/cpu_list.h"
-#include "launcher/gpu_list.h"
+#include "launcher/host/cpu_list.h"
+#include "launcher/host/gpu_list.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// What this host offers the job. All that regards GPUs is empty if nobody asked.
 struct Topology {
@@ -22,4 +22,4 @@ struct Topology {
 /// throws UsageError if CUDA_VISIBLE_DEVICES names a GPU twice
 Topology detect_topology(bool want_gpus);
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

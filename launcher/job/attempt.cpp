@@ -1,15 +1,15 @@
-#include "launcher/attempt.h"
+#include "launcher/job/attempt.h"
 
 #include <algorithm>
 #include <system_error>
 
-#include "common/logging.h"
-#include "launcher/heartbeat.h"
-#include "launcher/launch_error.h"
-#include "launcher/printable.h"
-#include "launcher/stack_dump.h"
+#include <ddprun/common/logging.h>
+#include <ddprun/common/text/printable.h>
+#include "launcher/failure/stack_dump.h"
+#include "launcher/host/launch_error.h"
+#include "launcher/workers/heartbeat.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace asio = boost::asio;
 namespace {
 
@@ -190,4 +190,4 @@ asio::awaitable<Attempt> run_attempt(Job& job, Round round, std::optional<Reserv
   co_return attempt;
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -7,12 +7,12 @@
 #include <string>
 #include <vector>
 
-#include "launcher/job.h"
+#include "launcher/host/reserved_port.h"
+#include "launcher/job/job.h"
 #include "launcher/rendezvous/round.h"
-#include "launcher/reserved_port.h"
-#include "launcher/worker_group.h"
+#include "launcher/workers/worker_group.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// One start of all workers, as it was when they had ended.
 struct Attempt {
@@ -51,4 +51,4 @@ struct Peers {
 boost::asio::awaitable<Attempt> run_attempt(Job& job, Round round, std::optional<ReservedPort> port,
                                             Peers peers = {});
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -1,14 +1,14 @@
-#include "launcher/attempt_report.h"
+#include "launcher/job/attempt_report.h"
 
 #include <cstdio>
 #include <optional>
 #include <string>
 
-#include "common/worker_env.h"
-#include "launcher/conclusion.h"
-#include "launcher/forward_error.h"
+#include <ddprun/common/worker_env.h>
+#include "launcher/failure/forward_error.h"
+#include "launcher/job/conclusion.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 void report_attempt(const Job& job, const Attempt& attempt, OomWatch& oom, JobRecord& record) {
   std::optional<FailureReport> report;
@@ -32,4 +32,4 @@ void check_nothing_failed(const Job& job, const Attempt& attempt) {
   throw LaunchError(LaunchError::kOwnFailure, "processes that SIGKILL did not end:" + pids);
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

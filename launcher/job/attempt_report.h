@@ -1,10 +1,10 @@
 #pragma once
 
-#include "launcher/attempt.h"
-#include "launcher/job_record.h"
-#include "launcher/oom.h"
+#include "launcher/failure/job_record.h"
+#include "launcher/failure/oom.h"
+#include "launcher/job/attempt.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// Tells the user, the one who started ddprun, and the record how an attempt ended.
 void report_attempt(const Job& job, const Attempt& attempt, OomWatch& oom, JobRecord& record);
@@ -12,4 +12,4 @@ void report_attempt(const Job& job, const Attempt& attempt, OomWatch& oom, JobRe
 /// throws  LaunchError if a worker could not be started, or if not all processes could be ended
 void check_nothing_failed(const Job& job, const Attempt& attempt);
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

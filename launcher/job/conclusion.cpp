@@ -1,14 +1,14 @@
-#include "launcher/conclusion.h"
+#include "launcher/job/conclusion.h"
 
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
 
-#include "launcher/core_file.h"
-#include "launcher/host_name.h"
-#include "launcher/printable.h"
+#include <ddprun/common/text/printable.h>
+#include "launcher/failure/core_file.h"
+#include "launcher/host/host_name.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 FailedWorker failed_worker(const Job& job, const Attempt& attempt, std::size_t index) {
@@ -166,4 +166,4 @@ AttemptRecord make_record(const Job& job, const Attempt& attempt,
   return record;
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -2,14 +2,14 @@
 
 #include <optional>
 
-#include "launcher/attempt.h"
-#include "launcher/failure_report.h"
-#include "launcher/job_record.h"
-#include "launcher/launch_error.h"
-#include "launcher/oom.h"
-#include "launcher/restart_policy.h"
+#include "launcher/failure/failure_report.h"
+#include "launcher/failure/job_record.h"
+#include "launcher/failure/oom.h"
+#include "launcher/host/launch_error.h"
+#include "launcher/job/attempt.h"
+#include "launcher/rendezvous/restart_policy.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 // What an attempt that is over means.
 
@@ -35,4 +35,4 @@ FailureReport make_report(const Job& job, const Attempt& attempt, std::size_t ro
 /// For --result-json. report: of the attempt, if it failed by a worker
 AttemptRecord make_record(const Job& job, const Attempt& attempt, const std::optional<FailureReport>& report);
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -1,13 +1,13 @@
-#include "launcher/dry_run.h"
+#include "launcher/job/dry_run.h"
 
 #include <algorithm>
 
-#include "common/worker_env.h"
-#include "launcher/cpu_list.h"
-#include "launcher/printable.h"
-#include "launcher/redact.h"
+#include <ddprun/common/text/printable.h>
+#include <ddprun/common/worker_env.h>
+#include "launcher/host/cpu_list.h"
+#include "launcher/plan/redact.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 /// A variable that ddprun sets for every worker, be it to the value that it had.
@@ -68,4 +68,4 @@ std::string dry_run_text(const std::string& program, const std::vector<WorkerSpe
   return text;
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -3,10 +3,10 @@
 #include <string>
 #include <vector>
 
-#include "launcher/launch_plan.h"
-#include "launcher/output_plan.h"
+#include "launcher/output/output_plan.h"
+#include "launcher/plan/launch_plan.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// The round that --dry-run shows: of several nodes this one's place if the user gave it, else the first, as
 /// if all nodes had as many workers. Port 0 stands for a free one.
@@ -21,4 +21,4 @@ std::string dry_run_text(const std::string& program, const std::vector<WorkerSpe
                          const std::vector<WorkerLogPlan>& outputs,
                          const std::vector<std::string>& inherited);
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

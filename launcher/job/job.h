@@ -6,19 +6,19 @@
 #include <string>
 #include <vector>
 
-#include "launcher/event_log.h"
-#include "launcher/guard.h"
-#include "launcher/job_clock.h"
-#include "launcher/job_events.h"
-#include "launcher/launch_plan.h"
-#include "launcher/options.h"
-#include "launcher/outputs.h"
-#include "launcher/placement.h"
-#include "launcher/program.h"
-#include "launcher/signals.h"
-#include "launcher/topology.h"
+#include "launcher/cli/options.h"
+#include "launcher/events/event_log.h"
+#include "launcher/events/job_clock.h"
+#include "launcher/events/job_events.h"
+#include "launcher/events/signals.h"
+#include "launcher/host/topology.h"
+#include "launcher/output/outputs.h"
+#include "launcher/plan/launch_plan.h"
+#include "launcher/plan/placement.h"
+#include "launcher/plan/program.h"
+#include "launcher/workers/guard.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// What all attempts of a job have in common.
 struct Job {
@@ -39,4 +39,4 @@ struct Job {
   Outputs& outputs;
 };
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

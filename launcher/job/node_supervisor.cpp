@@ -1,19 +1,19 @@
-#include "launcher/node_supervisor.h"
+#include "launcher/job/node_supervisor.h"
 
 #include <csignal>
 #include <exception>
 
-#include "common/logging.h"
-#include "launcher/attempt.h"
-#include "launcher/attempt_report.h"
-#include "launcher/conclusion.h"
-#include "launcher/host_name.h"
-#include "launcher/launch_error.h"
-#include "launcher/port_owner.h"
-#include "launcher/printable.h"
+#include <ddprun/common/logging.h>
+#include <ddprun/common/text/printable.h>
+#include "launcher/host/host_name.h"
+#include "launcher/host/launch_error.h"
+#include "launcher/host/port_owner.h"
+#include "launcher/job/attempt.h"
+#include "launcher/job/attempt_report.h"
+#include "launcher/job/conclusion.h"
 #include "launcher/rendezvous/listen.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace asio = boost::asio;
 namespace {
 
@@ -292,4 +292,4 @@ asio::awaitable<RunResult> supervise_node(Job& job, NodeConnections& connections
   co_return co_await supervisor.run();
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -3,13 +3,13 @@
 #include <boost/asio/awaitable.hpp>
 #include <optional>
 
-#include "launcher/job.h"
-#include "launcher/job_record.h"
+#include "launcher/failure/job_record.h"
+#include "launcher/job/job.h"
+#include "launcher/job/supervisor.h"
 #include "launcher/rendezvous/node_link.h"
 #include "launcher/rendezvous/server.h"
-#include "launcher/supervisor.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// What connects this node with the others. Has to live as long as the io_context runs.
 struct NodeConnections {
@@ -24,4 +24,4 @@ struct NodeConnections {
 /// run_attempt
 boost::asio::awaitable<RunResult> supervise_node(Job& job, NodeConnections& connections, JobRecord& record);
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -1,9 +1,9 @@
-#include "launcher/run_loop.h"
+#include "launcher/job/run_loop.h"
 
 #include <boost/asio/co_spawn.hpp>
 #include <exception>
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 RunResult run_loop(boost::asio::io_context& io, boost::asio::awaitable<RunResult> job) {
   RunResult result;
@@ -18,4 +18,4 @@ RunResult run_loop(boost::asio::io_context& io, boost::asio::awaitable<RunResult
   return result;
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -1,4 +1,4 @@
-#include "launcher/supervisor.h"
+#include "launcher/job/supervisor.h"
 
 #include <fcntl.h>
 #include <sys/prctl.h>
@@ -12,19 +12,19 @@
 #include <exception>
 #include <system_error>
 
-#include "common/errors.h"
-#include "common/files.h"
-#include "common/logging.h"
-#include "launcher/attempt.h"
-#include "launcher/attempt_report.h"
-#include "launcher/conclusion.h"
-#include "launcher/dry_run.h"
-#include "launcher/gpu_health.h"
-#include "launcher/node_supervisor.h"
-#include "launcher/placement.h"
-#include "launcher/run_loop.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include <ddprun/common/logging.h>
+#include "launcher/host/gpu_health.h"
+#include "launcher/job/attempt.h"
+#include "launcher/job/attempt_report.h"
+#include "launcher/job/conclusion.h"
+#include "launcher/job/dry_run.h"
+#include "launcher/job/node_supervisor.h"
+#include "launcher/job/run_loop.h"
+#include "launcher/plan/placement.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace asio = boost::asio;
 namespace {
 
@@ -214,4 +214,4 @@ RunResult run_job(const Options& options, const std::vector<std::string>& enviro
   }
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

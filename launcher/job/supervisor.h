@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "launcher/options.h"
+#include "launcher/cli/options.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 struct RunResult {
   int exit_code = 0;
@@ -19,4 +19,4 @@ struct RunResult {
 /// throws        UsageError, LaunchError, IoError, std::system_error
 RunResult run_job(const Options& options, const std::vector<std::string>& environment);
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

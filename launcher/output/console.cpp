@@ -1,9 +1,9 @@
-#include "launcher/console.h"
+#include "launcher/output/console.h"
 
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/use_awaitable.hpp>
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace asio = boost::asio;
 
 Console::Console(asio::io_context& io, int out_fd, int err_fd)
@@ -34,4 +34,4 @@ asio::awaitable<bool> Console::drain(std::optional<Clock::time_point> deadline) 
   co_return true;
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -7,9 +7,9 @@
 #include <memory>
 #include <optional>
 
-#include "launcher/console_sink.h"
+#include "launcher/output/console_sink.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// ddprun's stdout and stderr, shared by all workers. If both lead to the same place they are one sink, so
 /// that the lines keep their order and there is one transient line.
@@ -45,4 +45,4 @@ class Console {
   boost::asio::steady_timer wake_up_;
 };
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -1,13 +1,13 @@
-#include "launcher/console_sink.h"
+#include "launcher/output/console_sink.h"
 
 #include <boost/asio/post.hpp>
 #include <cerrno>
 #include <cstring>
 #include <utility>
 
-#include "common/logging.h"
+#include <ddprun/common/logging.h>
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace asio = boost::asio;
 namespace {
 
@@ -140,4 +140,4 @@ void ConsoleSink::call_back() {
   if (flushed() && on_flushed_) on_flushed_();
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

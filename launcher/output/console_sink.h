@@ -9,9 +9,9 @@
 #include <string_view>
 #include <vector>
 
-#include "launcher/shared_output.h"
+#include "launcher/output/shared_output.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// Where the lines of many writers become one stream: whole, in the order in which they are handed in,
 /// through a bounded buffer, and without ever waiting for who reads them.
@@ -87,4 +87,4 @@ class ConsoleSink : public std::enable_shared_from_this<ConsoleSink> {
   std::function<void()> on_flushed_;
 };
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

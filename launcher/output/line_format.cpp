@@ -1,10 +1,10 @@
-#include "launcher/line_format.h"
+#include "launcher/output/line_format.h"
 
 #include <algorithm>
 #include <cstdio>
 #include <ctime>
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 bool is_name_start(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
@@ -208,4 +208,4 @@ std::vector<std::string> OutputTail::lines() const {
   return lines;
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// Cuts a stream of bytes into lines, keeping what has no end yet until more comes. Of that it keeps no more
 /// than kMaxLine bytes: a longer line is handed out in pieces.
@@ -95,4 +95,4 @@ void LineSplitter::add(std::string_view bytes, OnLine on_line) {
   }
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

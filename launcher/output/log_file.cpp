@@ -1,4 +1,4 @@
-#include "launcher/log_file.h"
+#include "launcher/output/log_file.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -8,10 +8,10 @@
 #include <string>
 #include <utility>
 
-#include "common/errors.h"
-#include "common/logging.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/logging.h>
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 namespace fs = std::filesystem;
@@ -129,4 +129,4 @@ void LogFile::warn_once(const char* problem, int error) {
   log_warning(IoError(path_, problem, error).what());
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -5,9 +5,9 @@
 #include <string>
 #include <string_view>
 
-#include "common/unique_fd.h"
+#include <ddprun/common/unique_fd.h>
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// A folder in which log files are made. Nobody else may be able to exchange what is in it: it belongs to us
 /// and is not writable for all, or has the sticky bit and belongs to us or root (such as /tmp).
@@ -58,4 +58,4 @@ class LogFile {
   bool warned_ = false;
 };
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -1,4 +1,4 @@
-#include "launcher/output_channel.h"
+#include "launcher/output/output_channel.h"
 
 #include <fcntl.h>
 #include <sys/ioctl.h>
@@ -8,7 +8,7 @@
 #include <cstdlib>
 #include <system_error>
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 void never_wait(const UniqueFd& fd) {
@@ -52,4 +52,4 @@ void copy_window_size(int from, int to) {
   if (::ioctl(from, TIOCGWINSZ, &size) == 0) ::ioctl(to, TIOCSWINSZ, &size);
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

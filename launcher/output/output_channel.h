@@ -1,8 +1,8 @@
 #pragma once
 
-#include "common/unique_fd.h"
+#include <ddprun/common/unique_fd.h>
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// A way for bytes from a worker to ddprun. Both ends are closed on exec, and only ours never waits.
 struct OutputChannel {
@@ -20,4 +20,4 @@ OutputChannel open_output_terminal(int like);
 /// Gives one terminal the size of another. No terminal: nothing happens.
 void copy_window_size(int from, int to);
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

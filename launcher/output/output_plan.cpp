@@ -1,11 +1,11 @@
-#include "launcher/output_plan.h"
+#include "launcher/output/output_plan.h"
 
 #include <algorithm>
 #include <cctype>
 
-#include "launcher/line_format.h"
+#include "launcher/output/line_format.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 struct StreamFacts {
@@ -83,4 +83,4 @@ std::string folder_name(const std::string& run_id) {
   return name;
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

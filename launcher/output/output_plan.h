@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "launcher/options.h"
-#include "launcher/stream_selection.h"
+#include "launcher/cli/options.h"
+#include "launcher/cli/stream_selection.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// Where one of a worker's two output streams goes. With neither console nor file it goes nowhere.
 struct StreamPlan {
@@ -60,4 +60,4 @@ std::vector<WorkerLogPlan> plan_outputs(const OutputWishes& wishes, const Output
 /// than 64 characters, and never a name of dots.
 std::string folder_name(const std::string& run_id);
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -1,11 +1,11 @@
-#include "launcher/outputs.h"
+#include "launcher/output/outputs.h"
 
 #include <unistd.h>
 
-#include "common/logging.h"
-#include "common/worker_env.h"
+#include <ddprun/common/logging.h>
+#include <ddprun/common/worker_env.h>
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 std::string attempt_name(int attempt) { return "attempt_" + std::to_string(attempt); }
@@ -76,4 +76,4 @@ std::vector<std::filesystem::path> Outputs::files(const WorkerLogPlan& plan) {
   return list;
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -7,13 +7,13 @@
 #include <string>
 #include <vector>
 
-#include "launcher/console.h"
-#include "launcher/launch_plan.h"
-#include "launcher/log_file.h"
-#include "launcher/output_plan.h"
-#include "launcher/worker_logs.h"
+#include "launcher/output/console.h"
+#include "launcher/output/log_file.h"
+#include "launcher/output/output_plan.h"
+#include "launcher/output/worker_logs.h"
+#include "launcher/plan/launch_plan.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// Where a job's workers write: ddprun's console, and the job's folder
 ///   LOG_DIR/RUN_ID_XXXXXXXX/attempt_N/LOCAL_RANK/{stdout.log, stderr.log, error.json}
@@ -56,4 +56,4 @@ class Outputs {
   std::optional<LogFolder> log_folder_;  ///< the job's, once it is made
 };
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -1,4 +1,4 @@
-#include "launcher/shared_output.h"
+#include "launcher/output/shared_output.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -11,7 +11,7 @@
 #include <string>
 #include <system_error>
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace asio = boost::asio;
 namespace {
 
@@ -75,4 +75,4 @@ bool same_output(int fd, int other) {
   return ::fstat(fd, &a) == 0 && ::fstat(other, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -7,7 +7,7 @@
 #include <functional>
 #include <string_view>
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// A descriptor that ddprun has in common with other programs, such as its stdout: written without waiting,
 /// and without setting O_NONBLOCK, which the others would find set too.
@@ -42,4 +42,4 @@ class SharedOutput {
 /// True if both descriptors lead to the same file, pipe or terminal.
 bool same_output(int fd, int other);
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -1,4 +1,4 @@
-#include "launcher/worker_logs.h"
+#include "launcher/output/worker_logs.h"
 
 #include <fcntl.h>
 
@@ -8,20 +8,12 @@
 #include <cerrno>
 #include <utility>
 
-#include "common/errors.h"
-#include "launcher/output_channel.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include "launcher/output/output_channel.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace asio = boost::asio;
-namespace {
-
-UniqueFd open_dev_null() {
-  UniqueFd fd(::open("/dev/null", O_WRONLY | O_CLOEXEC));
-  if (!fd) throw IoError("/dev/null", "cannot open", errno);
-  return fd;
-}
-
-}  // namespace
 
 struct WorkerLogs::Worker {
   std::shared_ptr<WorkerOutput> out, err;  // null: not read by us
@@ -50,7 +42,7 @@ UniqueFd WorkerLogs::open_stream(std::size_t index, const StreamPlan& plan, bool
   OutputTargets targets = targets_of(plan, is_err);
   const bool looked_at = targets.console || targets.file || targets.filtered || settings_.need_activity;
   // Of stderr the end is kept for the failure report, wherever it goes.
-  if (!looked_at && !is_err) return open_dev_null();
+  if (!looked_at && !is_err) return open_dev_null(O_WRONLY);
   return read_stream(index, std::move(targets), is_err);
 }
 
@@ -143,4 +135,4 @@ bool WorkerLogs::all_ended() const {
 
 const WorkerLogs::Worker& WorkerLogs::at(std::size_t index) const { return *workers_.at(index); }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

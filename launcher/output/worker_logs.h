@@ -13,14 +13,14 @@
 #include <string>
 #include <vector>
 
-#include "common/unique_fd.h"
-#include "launcher/console.h"
-#include "launcher/line_format.h"
-#include "launcher/log_file.h"
-#include "launcher/output_plan.h"
-#include "launcher/worker_output.h"
+#include <ddprun/common/unique_fd.h>
+#include "launcher/output/console.h"
+#include "launcher/output/line_format.h"
+#include "launcher/output/log_file.h"
+#include "launcher/output/output_plan.h"
+#include "launcher/output/worker_output.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// What holds for all workers of a node.
 struct LogSettings {
@@ -96,4 +96,4 @@ class WorkerLogs {
   boost::asio::steady_timer ended_;  // cancelled when a stream has ended
 };
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -1,10 +1,10 @@
-#include "launcher/worker_output.h"
+#include "launcher/output/worker_output.h"
 
 #include <cerrno>
 #include <chrono>
 #include <utility>
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace asio = boost::asio;
 namespace {
 
@@ -117,4 +117,4 @@ void WorkerOutput::show_partial() {
   targets_.console->show_transient(this, line_start_ + sanitized(shown));
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

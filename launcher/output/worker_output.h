@@ -9,12 +9,12 @@
 #include <string_view>
 #include <vector>
 
-#include "common/unique_fd.h"
-#include "launcher/console_sink.h"
-#include "launcher/line_format.h"
-#include "launcher/log_file.h"
+#include <ddprun/common/unique_fd.h>
+#include "launcher/output/console_sink.h"
+#include "launcher/output/line_format.h"
+#include "launcher/output/log_file.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// Where one output stream of a worker goes. What is not wanted is null.
 struct OutputTargets {
@@ -76,4 +76,4 @@ class WorkerOutput : public std::enable_shared_from_this<WorkerOutput> {
   bool ended_ = false;
 };
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -1,13 +1,13 @@
-#include "launcher/binding.h"
+#include "launcher/plan/binding.h"
 
 #include <algorithm>
 #include <array>
 #include <iterator>
 #include <utility>
 
-#include "common/errors.h"
+#include <ddprun/common/errors.h>
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 constexpr std::array<std::pair<NumaBinding, const char*>, 4> kNames = {
@@ -135,4 +135,4 @@ std::vector<CpuList> bind_workers(const CpuMap& map, const std::vector<int>& gpu
   return lists;
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

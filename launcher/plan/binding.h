@@ -3,10 +3,10 @@
 #include <string>
 #include <vector>
 
-#include "launcher/cpu_list.h"
-#include "launcher/cpu_map.h"
+#include "launcher/host/cpu_list.h"
+#include "launcher/host/cpu_map.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// --numa-binding, with torchrun's names.
 enum class NumaBinding { kNode, kSocket, kExclusive, kCoreComplex };
@@ -31,4 +31,4 @@ NumaBinding parse_numa_binding(const std::string& text);
 std::vector<CpuList> bind_workers(const CpuMap& map, const std::vector<int>& gpu_nodes, NumaBinding mode,
                                   int workers);
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

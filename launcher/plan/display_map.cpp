@@ -1,9 +1,9 @@
-#include "launcher/display_map.h"
+#include "launcher/plan/display_map.h"
 
 #include <algorithm>
 #include <array>
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 constexpr std::size_t kWidth = 100;
@@ -75,4 +75,4 @@ std::string display_map(const std::vector<PlacedWorker>& workers, const std::vec
   return text;
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

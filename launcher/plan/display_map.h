@@ -3,10 +3,10 @@
 #include <string>
 #include <vector>
 
-#include "launcher/cpu_list.h"
-#include "launcher/cpu_map.h"
+#include "launcher/host/cpu_list.h"
+#include "launcher/host/cpu_map.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// Where one worker runs.
 struct PlacedWorker {
@@ -22,4 +22,4 @@ struct PlacedWorker {
 /// nodes    the host's; empty if nobody knows them
 std::string display_map(const std::vector<PlacedWorker>& workers, const std::vector<NumaNode>& nodes);
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -1,15 +1,15 @@
-#include "launcher/launch_plan.h"
+#include "launcher/plan/launch_plan.h"
 
 #include <algorithm>
 #include <cctype>
 #include <string_view>
 
-#include "common/errors.h"
-#include "common/worker_env.h"
-#include "launcher/job_processes.h"
-#include "launcher/token.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/worker_env.h>
+#include "launcher/cli/token.h"
+#include "launcher/workers/job_processes.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 std::string_view name_of(std::string_view variable) { return variable.substr(0, variable.find('=')); }
@@ -129,4 +129,4 @@ std::vector<WorkerSpec> plan_workers(const LaunchContext& context, const Round& 
   return specs;
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

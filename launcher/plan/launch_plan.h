@@ -5,11 +5,11 @@
 #include <string>
 #include <vector>
 
-#include "launcher/options.h"
+#include "launcher/cli/options.h"
+#include "launcher/host/topology.h"
 #include "launcher/rendezvous/round.h"
-#include "launcher/topology.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// One worker, ready to be started.
 struct WorkerSpec {
@@ -59,4 +59,4 @@ std::optional<int> threads_per_worker(const std::vector<std::string>& environmen
 std::vector<WorkerSpec> plan_workers(const LaunchContext& context, const Round& round,
                                      const Topology& topology);
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

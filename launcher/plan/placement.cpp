@@ -1,12 +1,12 @@
-#include "launcher/placement.h"
+#include "launcher/plan/placement.h"
 
-#include "common/errors.h"
-#include "common/worker_env.h"
-#include "launcher/binding.h"
-#include "launcher/cpu_map.h"
-#include "launcher/display_map.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/worker_env.h>
+#include "launcher/host/cpu_map.h"
+#include "launcher/plan/binding.h"
+#include "launcher/plan/display_map.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 bool needs_gpus(const Options& options) {
   using Kind = WorkersWanted::Kind;
@@ -47,4 +47,4 @@ std::string placement_map(const Topology& topology, const Placement& placement, 
   return display_map(placed, nodes);
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

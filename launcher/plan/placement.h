@@ -3,11 +3,11 @@
 #include <string>
 #include <vector>
 
-#include "launcher/cpu_list.h"
-#include "launcher/options.h"
-#include "launcher/topology.h"
+#include "launcher/cli/options.h"
+#include "launcher/host/cpu_list.h"
+#include "launcher/host/topology.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// Where the workers of this node run, by local rank.
 struct Placement {
@@ -24,4 +24,4 @@ Placement place_workers(const Options& options, const Topology& topology, int wo
 /// What --display map shows.
 std::string placement_map(const Topology& topology, const Placement& placement, int first_rank, int workers);
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

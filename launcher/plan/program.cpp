@@ -1,4 +1,4 @@
-#include "launcher/program.h"
+#include "launcher/plan/program.h"
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -7,9 +7,9 @@
 #include <cerrno>
 #include <cstring>
 
-#include "launcher/launch_error.h"
+#include "launcher/host/launch_error.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 /// 0 if the file can be executed, else the errno that says why not.
@@ -68,4 +68,4 @@ Program find_program(const Options& options, const EnvLookup& environment) {
   return program;
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

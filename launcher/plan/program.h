@@ -3,10 +3,10 @@
 #include <string>
 #include <vector>
 
-#include "common/worker_env.h"
-#include "launcher/options.h"
+#include <ddprun/common/worker_env.h>
+#include "launcher/cli/options.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// Finds the program to run as execvp(3) would: a name with a slash is a path already, any other is looked
 /// for in the folders of search_path ($PATH). Done once for all workers, so that a missing program is said
@@ -26,4 +26,4 @@ struct Program {
 /// Python. throws LaunchError: Python, the program or the script is not found (127), or cannot be used (126)
 Program find_program(const Options& options, const EnvLookup& environment);
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

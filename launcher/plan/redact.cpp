@@ -1,11 +1,11 @@
-#include "launcher/redact.h"
+#include "launcher/plan/redact.h"
 
 #include <algorithm>
 #include <cctype>
 
-#include "launcher/printable.h"
+#include <ddprun/common/text/printable.h>
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 constexpr const char* kHidden = "***";
@@ -84,4 +84,4 @@ std::string shown_command(const std::vector<std::string>& arguments) {
   return line;
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

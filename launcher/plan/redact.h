@@ -4,7 +4,7 @@
 #include <string_view>
 #include <vector>
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// True if a flag or variable of this name may hold what nobody else should read: its name contains, in any
 /// case, token, secret, key, password, passwd or credential. Rather too many than one too few.
@@ -20,4 +20,4 @@ std::string redacted_variable(const std::string& variable);
 /// redacted() as one line that a shell would read as the same words, printable on a terminal.
 std::string shown_command(const std::vector<std::string>& arguments);
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

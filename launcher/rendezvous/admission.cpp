@@ -2,10 +2,10 @@
 
 #include <limits>
 
-#include "launcher/printable.h"
+#include <ddprun/common/text/printable.h>
 #include "launcher/rendezvous/roll_call.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 std::string nnodes(int min, int max) {
@@ -33,4 +33,4 @@ std::string disagreement(const CoordinatorSettings& settings, const Join& join, 
   return "";
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -10,7 +10,7 @@
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/asio/write.hpp>
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace asio = boost::asio;
 namespace {
 
@@ -112,4 +112,4 @@ std::string describe(const boost::system::error_code& error) {
   return ended ? "the connection ended" : error.message();
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

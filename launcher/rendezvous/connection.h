@@ -11,7 +11,7 @@
 
 #include "launcher/rendezvous/protocol.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// A TCP connection that carries messages. Held by shared_ptr: what it still does holds it too, until it is
 /// closed.
@@ -65,4 +65,4 @@ class Connection : public std::enable_shared_from_this<Connection> {
 /// What an error of a connection means, for people.
 std::string describe(const boost::system::error_code& error);
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -4,13 +4,13 @@
 #include <map>
 #include <tuple>
 
-#include "launcher/launch_error.h"
-#include "launcher/printable.h"
+#include <ddprun/common/text/printable.h>
+#include "launcher/host/launch_error.h"
 #include "launcher/rendezvous/admission.h"
 #include "launcher/rendezvous/natural_order.h"
 #include "launcher/rendezvous/roll_call.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 using std::chrono::milliseconds;
@@ -293,4 +293,4 @@ std::string Coordinator::who_came() const {
          (missing.empty() ? "" : "; missing: " + node_ranks(missing, settings_.names));
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

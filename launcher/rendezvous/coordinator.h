@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "launcher/rendezvous/message.h"
-#include "launcher/restart_policy.h"
+#include "launcher/rendezvous/restart_policy.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// What the coordinator's node says of the job; every other node has to agree where it says anything.
 struct CoordinatorSettings {
@@ -125,4 +125,4 @@ class Coordinator {
   std::optional<JobEnd> ended_;
 };
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

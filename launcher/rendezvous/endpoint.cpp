@@ -6,7 +6,7 @@
 #include <cctype>
 #include <charconv>
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 /// "::1", "fe80::1%eth0"
@@ -59,4 +59,4 @@ std::string to_string(const Endpoint& endpoint) {
   return (ipv6 ? "[" + endpoint.host + "]" : endpoint.host) + ":" + std::to_string(endpoint.port);
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -3,7 +3,7 @@
 #include <optional>
 #include <string>
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// Where a server is reached.
 struct Endpoint {
@@ -22,4 +22,4 @@ std::optional<std::string> parse_host(const std::string& text);
 /// "HOST:PORT", "[V6]:PORT"
 std::string to_string(const Endpoint& endpoint);
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

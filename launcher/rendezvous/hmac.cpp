@@ -2,9 +2,9 @@
 
 #include <dlfcn.h>
 
-#include "launcher/launch_error.h"
+#include "launcher/host/launch_error.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 // The part of OpenSSL's headers that is used here, so that building does not take them. These are ABI, the
@@ -73,4 +73,4 @@ bool equal_in_constant_time(std::string_view a, std::string_view b) {
 
 void require_libcrypto(const std::vector<const char*>& names) { Libcrypto{names}; }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

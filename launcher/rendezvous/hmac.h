@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 inline constexpr std::size_t kMacSize = 32;  ///< bytes of an HMAC-SHA256
 inline const std::vector<const char*> kLibcryptoNames{"libcrypto.so.3", "libcrypto.so.1.1", "libcrypto.so"};
@@ -26,4 +26,4 @@ bool equal_in_constant_time(std::string_view a, std::string_view b);
 /// throws    LaunchError(kOwnFailure) saying what to install, if there is none or it is another library
 void require_libcrypto(const std::vector<const char*>& names = kLibcryptoNames);
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -9,11 +9,11 @@
 #include <cerrno>
 #include <cstring>
 
-#include "launcher/launch_error.h"
-#include "launcher/option_values.h"
-#include "launcher/port_owner.h"
+#include "launcher/cli/option_values.h"
+#include "launcher/host/launch_error.h"
+#include "launcher/host/port_owner.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 using boost::asio::ip::tcp;
 namespace {
 
@@ -93,4 +93,4 @@ Listening listen_at(const Endpoint& endpoint, const std::vector<tcp::endpoint>& 
                                                   (error == EADDRINUSE ? port_owner(endpoint.port) : ""));
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -4,10 +4,10 @@
 #include <string>
 #include <vector>
 
-#include "common/unique_fd.h"
+#include <ddprun/common/unique_fd.h>
 #include "launcher/rendezvous/endpoint.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// Where the coordinator of this node listens.
 struct Listening {
@@ -31,4 +31,4 @@ Listening listen_at(const Endpoint& endpoint, const std::vector<boost::asio::ip:
 /// "localhost", or an address that only this host has.
 bool is_loopback(const std::string& host);
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -4,9 +4,9 @@
 #include <string>
 #include <variant>
 
-#include "launcher/restart_policy.h"
+#include "launcher/rendezvous/restart_policy.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 // What the nodes of a job and its coordinator tell each other. docs/rendezvous.md has the order.
 
@@ -119,4 +119,4 @@ struct Beat {
 using NodeMessage = std::variant<Join, Leading, Failed, Succeeded, Ended, Leave, Beat>;
 using CoordinatorMessage = std::variant<Waiting, Refused, Lead, Start, Stop, End, Beat>;
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

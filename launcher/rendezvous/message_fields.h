@@ -7,7 +7,7 @@
 
 #include "launcher/rendezvous/message.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 // What each message is made of on the wire: its type, and visit(fields, message), which serves for writing as
 // for reading. `fields` has a function for each kind of value, as in message_json.cpp, with the range of a
@@ -170,4 +170,4 @@ inline const char* type_of(const Beat&) { return "beat"; }
 template <typename Fields>
 void visit(Fields&, Beat&) {}
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

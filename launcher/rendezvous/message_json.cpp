@@ -5,12 +5,12 @@
 #include <cstdint>
 #include <nlohmann/json.hpp>
 
-#include "common/errors.h"
-#include "common/json_file.h"
-#include "launcher/printable.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/json_file.h>
+#include <ddprun/common/text/printable.h>
 #include "launcher/rendezvous/message_fields.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 using nlohmann::json;
@@ -176,4 +176,4 @@ CoordinatorMessage decode_coordinator_message(std::string_view json) {
   return read<CoordinatorMessage>(parse_object(json), "coordinator");
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -7,7 +7,7 @@
 
 #include "launcher/rendezvous/message.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// The bytes of the other side make no sense, or are not from who has the token. One line for people.
 struct ProtocolError : std::runtime_error {
@@ -34,4 +34,4 @@ std::string encode(const CoordinatorMessage& message);
 NodeMessage decode_node_message(std::string_view json);
 CoordinatorMessage decode_coordinator_message(std::string_view json);
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 bool is_digit(char c) { return '0' <= c && c <= '9'; }
@@ -35,4 +35,4 @@ bool natural_less(std::string_view a, std::string_view b) {
   return whole_a.size() != whole_b.size() ? whole_a.size() < whole_b.size() : whole_a < whole_b;
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

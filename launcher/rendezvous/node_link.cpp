@@ -9,12 +9,12 @@
 #include <exception>
 #include <stdexcept>
 
-#include "common/logging.h"
-#include "launcher/launch_error.h"
-#include "launcher/port_owner.h"
+#include <ddprun/common/logging.h>
+#include "launcher/host/launch_error.h"
+#include "launcher/host/port_owner.h"
 #include "launcher/rendezvous/resolve.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace asio = boost::asio;
 using asio::ip::tcp;
 using std::chrono::milliseconds;
@@ -199,4 +199,4 @@ asio::awaitable<void> NodeLink::beat() {
   }
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

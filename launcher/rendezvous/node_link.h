@@ -12,12 +12,12 @@
 #include <variant>
 #include <vector>
 
-#include "launcher/job_events.h"
+#include "launcher/events/job_events.h"
 #include "launcher/rendezvous/connection.h"
 #include "launcher/rendezvous/endpoint.h"
 #include "launcher/rendezvous/message.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// The coordinator cannot be reached, or no more.
 struct CoordinatorLost {
@@ -91,4 +91,4 @@ class NodeLink {
   bool silent_ = false;
 };
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

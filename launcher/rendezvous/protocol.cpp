@@ -6,18 +6,18 @@
 #include <cerrno>
 #include <system_error>
 
-#include "common/errors.h"
-#include "launcher/printable.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/text/printable.h>
 #include "launcher/rendezvous/hmac.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 constexpr std::string_view kMagic = "ddprun\r\n";
 constexpr std::size_t kVersionAt = 8, kFlagsAt = 10, kNonceAt = 12;
 constexpr std::uint64_t kAuthenticated = 1;  // the only flag
 constexpr std::size_t kLengthSize = 4;
-constexpr std::size_t kMaxShown = 24;  // bytes of a stranger's, in a message for people
+constexpr std::size_t kMaxGreetingShown = 24;  // bytes of a stranger's, in a message for people
 
 std::string big_endian(std::uint64_t number, std::size_t size) {
   std::string bytes(size, '\0');
@@ -85,7 +85,7 @@ Greeting decode_greeting(std::string_view bytes) {
   if (!may_be_greeting(bytes)) {
     const auto line = bytes.substr(0, bytes.find_first_of("\r\n"));
     throw ProtocolError("expected a ddprun's greeting, got " +
-                        quoted(shortened(std::string(line), kMaxShown)));
+                        quoted(shortened(std::string(line), kMaxGreetingShown)));
   }
   if (bytes.size() < kGreetingSize)
     throw ProtocolError("expected a ddprun's greeting of " + std::to_string(kGreetingSize) + " bytes, got " +
@@ -147,4 +147,4 @@ std::optional<std::string> FrameReader::next() {
   return std::string(payload);
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -9,7 +9,7 @@
 
 #include "launcher/rendezvous/message_json.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 // The bytes between a node and the coordinator. Each side sends its greeting at once, then messages in
 // frames:
@@ -87,4 +87,4 @@ class FrameReader {
   std::size_t begin_ = 0;  ///< of what is not taken yet
 };
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

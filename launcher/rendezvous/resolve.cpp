@@ -18,10 +18,10 @@
 #include <system_error>
 #include <thread>
 
-#include "common/unique_fd.h"
-#include "launcher/printable.h"
+#include <ddprun/common/text/printable.h>
+#include <ddprun/common/unique_fd.h>
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace asio = boost::asio;
 using asio::ip::tcp;
 namespace {
@@ -71,4 +71,4 @@ asio::awaitable<std::vector<tcp::endpoint>> resolve(Endpoint endpoint) {
   co_return lookup->found;
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -1,13 +1,13 @@
-#include "launcher/restart_policy.h"
+#include "launcher/rendezvous/restart_policy.h"
 
 #include <algorithm>
 #include <charconv>
 
-#include "common/errors.h"
-#include "launcher/launch_error.h"
-#include "launcher/printable.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/text/printable.h>
+#include "launcher/host/launch_error.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 constexpr int kMaxCode = 255;
@@ -105,4 +105,4 @@ Decision decide(const RestartSettings& settings, const AttemptEnd& end, int rest
           "restart " + std::to_string(n) + " of " + std::to_string(settings.max_restarts)};
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

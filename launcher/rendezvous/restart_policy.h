@@ -6,9 +6,9 @@
 #include <string_view>
 #include <vector>
 
-#include "common/exit_status.h"
+#include <ddprun/common/exit_status.h>
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// --restart-on-codes: exit codes as a shell shows them, so that a worker killed by SIGKILL has code 137 and
 /// a hang 124. Without ranges it stands for every code.
@@ -66,4 +66,4 @@ struct Decision {
 Decision decide(const RestartSettings& settings, const AttemptEnd& end, int restarts_used,
                 std::chrono::milliseconds lived);
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -1,8 +1,8 @@
 #include "launcher/rendezvous/roll_call.h"
 
-#include "launcher/printable.h"
+#include <ddprun/common/text/printable.h>
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 constexpr std::size_t kMostItems = 8;
@@ -46,4 +46,4 @@ std::string node_ranks(const std::vector<int>& ranks, const std::vector<std::str
   return few_of(items);
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

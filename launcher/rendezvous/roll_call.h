@@ -5,7 +5,7 @@
 
 #include "launcher/rendezvous/message.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 // Nodes in messages to people. However many and however named, what is returned here is one line, fit for a
 // terminal and short enough for a frame.
@@ -24,4 +24,4 @@ std::string few_of(const std::vector<std::string>& items);
 /// names   of the nodes by node rank, as far as they are known
 std::string node_ranks(const std::vector<int>& ranks, const std::vector<std::string>& names);
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

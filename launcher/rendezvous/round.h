@@ -2,7 +2,7 @@
 
 #include <string>
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// What the nodes of a job have agreed on before their workers start: one node's view.
 struct Round {
@@ -32,4 +32,4 @@ inline Round static_round(int number, int workers, int master_port, std::string 
   return round;
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -10,10 +10,10 @@
 #include <boost/asio/use_awaitable.hpp>
 #include <exception>
 
-#include "common/logging.h"
-#include "launcher/printable.h"
+#include <ddprun/common/logging.h>
+#include <ddprun/common/text/printable.h>
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace asio = boost::asio;
 using asio::ip::tcp;
 using std::chrono::milliseconds;
@@ -163,4 +163,4 @@ void CoordinatorServer::deliver() {
   if (all_gone() && on_all_gone_) on_all_gone_();
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

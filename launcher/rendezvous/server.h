@@ -10,11 +10,11 @@
 #include <string>
 #include <vector>
 
-#include "common/unique_fd.h"
+#include <ddprun/common/unique_fd.h>
 #include "launcher/rendezvous/connection.h"
 #include "launcher/rendezvous/coordinator.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// The coordinator of a job, listening for its nodes. Has to live as long as the io_context runs.
 class CoordinatorServer {
@@ -54,4 +54,4 @@ class CoordinatorServer {
   std::function<void()> on_all_gone_;
 };
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -1,4 +1,4 @@
-#include "launcher/guard.h"
+#include "launcher/workers/guard.h"
 
 #include <fcntl.h>
 #include <sys/prctl.h>
@@ -14,9 +14,9 @@
 #include <system_error>
 #include <vector>
 
-#include "launcher/job_processes.h"
+#include "launcher/workers/job_processes.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 /// Reads messages, a group to watch or minus a group to forget, until ddprun is gone.
@@ -94,4 +94,4 @@ void Guard::forget(pid_t group) {
   [[maybe_unused]] const ssize_t ignored = ::write(pipe_.get(), &message, sizeof message);
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

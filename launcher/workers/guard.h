@@ -5,9 +5,9 @@
 #include <filesystem>
 #include <string>
 
-#include "common/unique_fd.h"
+#include <ddprun/common/unique_fd.h>
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// A tiny process that outlives ddprun for a moment if ddprun is killed: it then kills the job's process
 /// groups, and what has left them, and removes the job's temporary folder. It holds the reading end of a
@@ -40,4 +40,4 @@ class Guard {
   pid_t pid_ = -1;
 };
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -1,8 +1,8 @@
-#include "launcher/hang_policy.h"
+#include "launcher/workers/hang_policy.h"
 
 #include <algorithm>
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 using TimePoint = HangClock::time_point;
@@ -37,4 +37,4 @@ std::variant<LookAgain, Hung> judge_hang(const std::vector<SignsOfLife>& workers
   return Hung{hung};
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -6,7 +6,7 @@
 #include <variant>
 #include <vector>
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 using HangClock = std::chrono::steady_clock;
 
@@ -39,4 +39,4 @@ struct Hung {
 std::variant<LookAgain, Hung> judge_hang(const std::vector<SignsOfLife>& workers, HangClock::time_point since,
                                          std::chrono::milliseconds timeout, HangClock::time_point now);
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

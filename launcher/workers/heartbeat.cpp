@@ -1,4 +1,4 @@
-#include "launcher/heartbeat.h"
+#include "launcher/workers/heartbeat.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -8,7 +8,7 @@
 #include <cerrno>
 #include <system_error>
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace asio = boost::asio;
 namespace {
 
@@ -78,4 +78,4 @@ void Heartbeats::take_beats(const std::shared_ptr<Pipe>& pipe) {
   });
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

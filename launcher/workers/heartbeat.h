@@ -7,9 +7,9 @@
 #include <optional>
 #include <vector>
 
-#include "common/unique_fd.h"
+#include <ddprun/common/unique_fd.h>
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// Signs of life that the workers send. Each has a pipe of its own, whose writing end it inherits as
 /// DDPRUN_HEARTBEAT_FD: every byte written there, whatever its value, is one. Writing never blocks a worker:
@@ -42,4 +42,4 @@ class Heartbeats {
   std::vector<std::shared_ptr<Pipe>> pipes_;
 };
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -1,4 +1,4 @@
-#include "launcher/job_processes.h"
+#include "launcher/workers/job_processes.h"
 
 #include <unistd.h>
 
@@ -9,7 +9,7 @@
 #include <optional>
 #include <sstream>
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 struct ProcessState {
@@ -97,4 +97,4 @@ std::vector<pid_t> children() {
   return found;
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

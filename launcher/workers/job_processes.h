@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// The variable by which all processes of a job can be told from others, whatever they have done to their
 /// parents, groups and sessions. A job inside a job appends: "OUTER/INNER".
@@ -21,4 +21,4 @@ std::vector<pid_t> processes_of_job(const std::string& job_id);
 /// Our living children.
 std::vector<pid_t> children();
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

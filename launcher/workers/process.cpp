@@ -1,4 +1,4 @@
-#include "launcher/process.h"
+#include "launcher/workers/process.h"
 
 #include <fcntl.h>
 #include <sched.h>
@@ -12,7 +12,7 @@
 #include <climits>
 #include <csignal>
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 constexpr unsigned kPidfdSignalProcessGroup = 1U << 2;  // PIDFD_SIGNAL_PROCESS_GROUP, Linux 6.9
@@ -182,4 +182,4 @@ bool signal_group(const Process& process, int signal) {
   return errno != ESRCH;
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -7,11 +7,11 @@
 #include <variant>
 #include <vector>
 
-#include "common/exit_status.h"
-#include "common/unique_fd.h"
-#include "launcher/cpu_list.h"
+#include <ddprun/common/exit_status.h>
+#include <ddprun/common/unique_fd.h>
+#include "launcher/host/cpu_list.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 /// What to start. The strings are handed over byte for byte.
 struct ProcessSpec {
@@ -52,4 +52,4 @@ std::optional<ExitStatus> try_reap(const Process& process);
 /// Sends a signal to every member of the process's group (0: only asks). False if no member is left.
 bool signal_group(const Process& process, int signal);
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

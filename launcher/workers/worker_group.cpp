@@ -1,4 +1,4 @@
-#include "launcher/worker_group.h"
+#include "launcher/workers/worker_group.h"
 
 #include <fcntl.h>
 #include <sys/wait.h>
@@ -8,23 +8,18 @@
 #include <cerrno>
 #include <csignal>
 
-#include "common/errors.h"
-#include "common/logging.h"
-#include "launcher/job_processes.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include <ddprun/common/logging.h>
+#include "launcher/workers/job_processes.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace asio = boost::asio;
 namespace {
 
 // After SIGKILL only the kernel can hold a process, in a system call that does not end (a dead network file
 // system, a broken driver). Nobody is helped by waiting for it forever.
 constexpr std::chrono::seconds kKillTimeout{10};
-
-UniqueFd open_dev_null() {
-  UniqueFd fd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
-  if (!fd) throw IoError("/dev/null", "cannot open", errno);
-  return fd;
-}
 
 }  // namespace
 
@@ -36,7 +31,7 @@ WorkerGroup::~WorkerGroup() { signal_all(SIGKILL); }
 std::optional<StartFailed> WorkerGroup::start(const std::string& program,
                                               const std::vector<WorkerSpec>& specs,
                                               std::vector<WorkerOutputs> outputs) {
-  const UniqueFd dev_null = open_dev_null();
+  const UniqueFd dev_null = open_dev_null(O_RDONLY);
   for (const WorkerSpec& spec : specs) places_.push_back({spec.rank, spec.local_rank});
   workers_.reserve(specs.size());
   for (std::size_t i = 0; i < specs.size(); ++i) {
@@ -266,4 +261,4 @@ std::vector<pid_t> WorkerGroup::processes_left() const {
   return pids;
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -9,16 +9,16 @@
 #include <variant>
 #include <vector>
 
-#include "common/exit_status.h"
-#include "common/unique_fd.h"
-#include "launcher/event_log.h"
-#include "launcher/guard.h"
-#include "launcher/hang_policy.h"
-#include "launcher/job_events.h"
-#include "launcher/launch_plan.h"
-#include "launcher/process.h"
+#include <ddprun/common/exit_status.h>
+#include <ddprun/common/unique_fd.h>
+#include "launcher/events/event_log.h"
+#include "launcher/events/job_events.h"
+#include "launcher/plan/launch_plan.h"
+#include "launcher/workers/guard.h"
+#include "launcher/workers/hang_policy.h"
+#include "launcher/workers/process.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 
 struct AllSucceeded {};
 struct WorkerFailed {
@@ -136,4 +136,4 @@ class WorkerGroup {
   bool stopping_ = false;
 };
 
-}  // namespace ddprun
+}  // namespace ddprun::launcher

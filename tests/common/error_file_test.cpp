@@ -1,10 +1,10 @@
-#include "common/error_file.h"
+#include <ddprun/common/error_file.h>
 
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "common/errors.h"
-#include "common/files.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
 #include "tests/support/catch.h"
 
 namespace ddprun {

@@ -1,4 +1,4 @@
-#include "common/exit_status.h"
+#include <ddprun/common/exit_status.h>
 
 #include <sys/wait.h>
 

@@ -1,8 +1,8 @@
-#include "common/files.h"
+#include <ddprun/common/files.h>
 
 #include <sys/stat.h>
 
-#include "common/errors.h"
+#include <ddprun/common/errors.h>
 #include "tests/support/catch.h"
 
 namespace ddprun {

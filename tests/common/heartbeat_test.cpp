@@ -1,4 +1,4 @@
-#include "common/heartbeat.h"
+#include <ddprun/common/heartbeat.h>
 
 #include <fcntl.h>
 #include <sys/socket.h>
@@ -6,8 +6,8 @@
 
 #include <string>
 
-#include "common/files.h"
-#include "common/unique_fd.h"
+#include <ddprun/common/files.h>
+#include <ddprun/common/unique_fd.h>
 #include "tests/support/catch.h"
 
 namespace ddprun {

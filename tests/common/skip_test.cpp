@@ -3,7 +3,7 @@
 
 #include <cstdlib>
 
-#include "common/files.h"
+#include <ddprun/common/files.h>
 #include "tests/support/catch.h"
 
 namespace ddprun {

@@ -1,9 +1,9 @@
-#include "common/worker_env.h"
+#include <ddprun/common/worker_env.h>
 
 #include <algorithm>
 #include <map>
 
-#include "common/errors.h"
+#include <ddprun/common/errors.h>
 #include "tests/support/catch.h"
 
 namespace ddprun {

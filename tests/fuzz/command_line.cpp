@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <map>
 
-#include "common/errors.h"
-#include "launcher/flags.h"
-#include "launcher/options.h"
+#include <ddprun/common/errors.h>
+#include "launcher/cli/flags.h"
+#include "launcher/cli/options.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace ddprun::fuzz {

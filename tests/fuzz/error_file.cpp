@@ -1,8 +1,8 @@
 // A worker's error file and what the failure report makes of it: the input is the file; what follows a
 // <section> is the worker's stderr.
-#include "common/error_file.h"
+#include <ddprun/common/error_file.h>
 
-#include "launcher/failure_report.h"
+#include "launcher/failure/failure_report.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace ddprun::fuzz {

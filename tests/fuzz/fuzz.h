@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "common/files.h"
+#include <ddprun/common/files.h>
 
 /// What a target defines: reads one input, and ends the program if an invariant is broken.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);

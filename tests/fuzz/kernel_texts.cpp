@@ -5,8 +5,8 @@
 
 #include <algorithm>
 
-#include "launcher/core_file.h"
-#include "launcher/oom.h"
+#include "launcher/failure/core_file.h"
+#include "launcher/failure/oom.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace ddprun::fuzz {

@@ -2,7 +2,7 @@
 // how the rest comes in: in pieces of so many bytes, or, for 'L', made so long that a line is cut.
 #include <algorithm>
 
-#include "launcher/line_format.h"
+#include "launcher/output/line_format.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace ddprun::fuzz {

@@ -1,6 +1,6 @@
 // A pickle as torch.save writes it inside its files: the input is the pickle. Storages are small and of
 // zeros.
-#include "worker/serialize/unpickler.h"
+#include <ddprun/serialize/unpickler.h>
 
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>

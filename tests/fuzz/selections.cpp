@@ -1,10 +1,10 @@
 // The small languages of --redirects and --tee, --local-ranks-filter, the line filters, --restart-on-codes
 // and Slurm's lists: one text, read as each of them.
-#include "common/errors.h"
-#include "launcher/options.h"
-#include "launcher/rendezvous/host_list.h"
-#include "launcher/restart_policy.h"
-#include "launcher/stream_selection.h"
+#include <ddprun/common/errors.h>
+#include "launcher/cli/host_list.h"
+#include "launcher/cli/options.h"
+#include "launcher/cli/stream_selection.h"
+#include "launcher/rendezvous/restart_policy.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace ddprun::fuzz {

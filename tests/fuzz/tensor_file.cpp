@@ -1,8 +1,8 @@
 // Files of tensors that have no checksums: the input is one in torch's older format, or .safetensors.
-#include "common/errors.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/serialize/pt_file.h>
+#include <ddprun/serialize/safetensors.h>
 #include "tests/fuzz/fuzz.h"
-#include "worker/serialize/pt_file.h"
-#include "worker/serialize/safetensors.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace ddprun;

@@ -4,17 +4,18 @@
 #include <array>
 #include <cstring>
 
+#include <ddprun/image/png.h>
+#include <ddprun/image/read_image.h>
+#include <ddprun/serialize/safetensors.h>
 #include "tests/integration/sam_job.h"
 #include "tests/support/python.h"
-#include "worker/data/prompted_batch.h"
-#include "worker/data/segmentation_dataset.h"
-#include "worker/image/png.h"
-#include "worker/image/read_image.h"
-#include "worker/serialize/safetensors.h"
-#include "worker/tasks/sam_checkpoint.h"
-#include "worker/train/dice_loss.h"
+#include "worker/sam/data/prompted_batch.h"
+#include "worker/sam/data/segmentation_dataset.h"
+#include "worker/sam/dice_loss.h"
+#include "worker/sam/sam_checkpoint.h"
 
 using namespace ddprun;
+using namespace ddprun::worker;
 using namespace ddprun::test;
 
 namespace {
@@ -45,7 +46,7 @@ struct OnePicture : SamRun {
     return all;
   }
   fs::path write(const models::Sam& model) const {
-    tasks::write_sam(dir.path() / "model", *model);
+    write_sam(dir.path() / "model", *model);
     return dir.path() / "model";
   }
   double first_loss(const std::string& out) const {
@@ -162,7 +163,7 @@ TEST_CASE("sam: --predict writes the model's mask at the picture's size, 0 and 2
   }
   REQUIRE((part() > 0.2 && part() < 0.8));
   REQUIRE_FALSE(mask_of(model, picture, {12, 70, 40, 15}).equal(expected));  // x and y changed places
-  tasks::write_sam(sam.dir.path() / "model", *model);
+  write_sam(sam.dir.path() / "model", *model);
 
   auto child = worker({"sam", "--predict", (sam.dir.path() / "wide.png").string(), "--point", "70,12",
                        "--point=15,40,0", "--checkpoint", (sam.dir.path() / "model").string(), "--mask-out",
@@ -211,7 +212,7 @@ TEST_CASE("sam: --freeze=prompt leaves the prompt encoder as it was", "[sam]") {
   for (const std::string freeze : {"none", "prompt"}) {
     CAPTURE(freeze);
     sam.run(1, freeze, sam.flags({"--checkpoint=" + from, "--freeze=" + freeze, "--max-steps=1"}));
-    const auto after = tasks::read_sam(sam.dir.path() / freeze / "best");
+    const auto after = read_sam(sam.dir.path() / freeze / "best");
     const auto changed = [&](const std::string& name) {
       return !after->named_parameters()[name].equal(before->named_parameters()[name]);
     };

@@ -1,7 +1,7 @@
 // What the task sam refuses, by the real programs: one line, nothing half-written.
+#include <ddprun/image/png.h>
 #include "tests/integration/sam_job.h"
-#include "tests/worker/segmentation_folder.h"
-#include "worker/image/png.h"
+#include "tests/worker/sam/data/segmentation_folder.h"
 
 using namespace ddprun;
 using namespace ddprun::test;

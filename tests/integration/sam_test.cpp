@@ -1,6 +1,6 @@
 // The task sam, by the real programs: a small model on the images that come with them.
+#include <ddprun/image/png.h>
 #include "tests/integration/sam_job.h"
-#include "worker/image/png.h"
 
 using namespace ddprun;
 using namespace ddprun::test;

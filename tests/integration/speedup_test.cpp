@@ -2,8 +2,8 @@
 #include <fstream>
 #include <regex>
 
+#include <ddprun/image/png.h>
 #include "tests/integration/training_job.h"
-#include "worker/image/png.h"
 
 using namespace ddprun;
 using namespace ddprun::test;

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "common/files.h"
+#include <ddprun/common/files.h>
 #include "tests/support/catch.h"
 #include "tests/support/child.h"
 #include "tests/support/nothing_left.h"

@@ -1,7 +1,7 @@
 // The worker's choice of an address, on hosts with several.
-#include "worker/ddp/local_address.h"
+#include <ddprun/group/local_address.h>
 
-#include "common/errors.h"
+#include <ddprun/common/errors.h>
 #include "tests/network/network.h"
 #include "tests/support/catch.h"
 

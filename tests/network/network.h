@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "common/files.h"
-#include "common/unique_fd.h"
+#include <ddprun/common/files.h>
+#include <ddprun/common/unique_fd.h>
 #include "tests/network/slow_hub.h"
 #include "tests/support/child.h"
 

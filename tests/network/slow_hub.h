@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "common/unique_fd.h"
+#include <ddprun/common/unique_fd.h>
 
 namespace ddprun::test {
 

@@ -13,7 +13,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "common/unique_fd.h"
+#include <ddprun/common/unique_fd.h>
 
 // TCP by hand, for tests. They throw std::runtime_error with the address and the reason.
 namespace ddprun::test {

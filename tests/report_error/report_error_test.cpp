@@ -6,7 +6,7 @@
 #include <ctime>
 #include <nlohmann/json.hpp>
 
-#include "common/error_file.h"
+#include <ddprun/common/error_file.h>
 #include "tests/support/catch.h"
 #include "tests/support/child.h"
 #include "tests/support/python.h"

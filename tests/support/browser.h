@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "common/files.h"
+#include <ddprun/common/files.h>
+#include <ddprun/report/html_text.h>
 #include "tests/support/catch.h"
 #include "tests/support/child.h"
-#include "worker/report/html_text.h"
 
 namespace ddprun::test {
 

@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "common/exit_status.h"
-#include "common/files.h"
+#include <ddprun/common/exit_status.h>
+#include <ddprun/common/files.h>
 
 namespace ddprun {
 /// For Catch2's messages.

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <filesystem>
 
-#include "common/files.h"
+#include <ddprun/common/files.h>
 #include "tests/support/catch.h"
 
 namespace ddprun::test {

@@ -2,9 +2,9 @@
 
 #include <stdexcept>
 
+#include <ddprun/group/cuda_backend.h>
+#include <ddprun/group/spawn.h>
 #include "tests/support/catch.h"
-#include "worker/ddp/cuda_backend.h"
-#include "worker/ddp/spawn.h"
 
 namespace ddprun::test {
 

@@ -9,7 +9,7 @@
 #include <set>
 #include <string>
 
-#include "common/errors.h"
+#include <ddprun/common/errors.h>
 
 namespace ddprun::test {
 

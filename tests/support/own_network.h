@@ -9,7 +9,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "common/unique_fd.h"
+#include <ddprun/common/unique_fd.h>
 
 namespace ddprun::test {
 

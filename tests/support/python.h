@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <string>
 
-#include "common/files.h"
+#include <ddprun/common/files.h>
 #include "tests/support/catch.h"
 
 namespace ddprun::test {

@@ -4,7 +4,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "common/errors.h"
+#include <ddprun/common/errors.h>
 
 namespace ddprun::test {
 

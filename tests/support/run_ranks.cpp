@@ -4,7 +4,7 @@
 
 #include <cstdlib>
 
-#include "worker/ddp/spawn.h"
+#include <ddprun/group/spawn.h>
 
 namespace ddprun::test {
 

@@ -3,9 +3,9 @@
 #include <functional>
 #include <string>
 
-#include "common/worker_env.h"
-#include "worker/ddp/held_port.h"
-#include "worker/ddp/process_group.h"
+#include <ddprun/common/worker_env.h>
+#include <ddprun/group/held_port.h>
+#include <ddprun/group/process_group.h>
 
 namespace ddprun::test {
 

@@ -12,7 +12,7 @@
 #include <functional>
 #include <string>
 
-#include "common/unique_fd.h"
+#include <ddprun/common/unique_fd.h>
 #include "tests/support/catch.h"
 
 namespace ddprun::test {

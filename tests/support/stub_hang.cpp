@@ -6,8 +6,8 @@
 #include <thread>
 #include <utility>
 
-#include "common/heartbeat.h"
-#include "common/worker_env.h"
+#include <ddprun/common/heartbeat.h>
+#include <ddprun/common/worker_env.h>
 
 namespace ddprun::test {
 

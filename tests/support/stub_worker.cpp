@@ -26,9 +26,9 @@
 #include <string>
 #include <vector>
 
-#include "common/error_file.h"
-#include "common/exit_status.h"
-#include "common/files.h"
+#include <ddprun/common/error_file.h>
+#include <ddprun/common/exit_status.h>
+#include <ddprun/common/files.h>
 #include "tests/support/hex.h"
 #include "tests/support/stub_hang.h"
 #include "tests/support/stub_meet.h"

@@ -9,7 +9,7 @@
 #include <string>
 #include <thread>
 
-#include "common/unique_fd.h"
+#include <ddprun/common/unique_fd.h>
 #include "tests/support/catch.h"
 
 namespace ddprun::test {

@@ -15,8 +15,8 @@
 #include <utility>
 #include <vector>
 
-#include "worker/ddp/shared_memory.h"
-#include "worker/ddp/shared_sum.h"
+#include <ddprun/group/shared_memory.h>
+#include <ddprun/group/shared_sum.h>
 
 // LibTorch's additions are not instrumented: these take their places, for SharedSum's tensors of floats.
 namespace at::_ops {

@@ -1,4 +1,4 @@
-#include "worker/bench_loader.h"
+#include "worker/commands/bench_loader.h"
 
 #include <sys/resource.h>
 
@@ -8,16 +8,16 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "common/errors.h"
-#include "common/worker_env.h"
-#include "worker/data/cifar10_dataset.h"
-#include "worker/data/distributed_sampler.h"
-#include "worker/data/idx_dataset.h"
-#include "worker/data/loader.h"
-#include "worker/data/locate.h"
-#include "worker/flags.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/worker_env.h>
+#include <ddprun/data/cifar10_dataset.h>
+#include <ddprun/data/distributed_sampler.h>
+#include <ddprun/data/idx_dataset.h>
+#include <ddprun/data/loader.h>
+#include <ddprun/data/locate.h>
+#include "worker/config/flags.h"
 
-namespace ddprun {
+namespace ddprun::worker {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -31,7 +31,7 @@ struct BenchOptions {
 };
 
 /// Nothing if only help was asked for.
-std::optional<BenchOptions> parse_flags(int argc, char** argv) {
+std::optional<BenchOptions> parse_bench_flags(int argc, char** argv) {
   BenchOptions options;
   CLI::App app("Measures the input pipeline of a task alone and prints one line of JSON.",
                "worker bench-loader");
@@ -105,7 +105,7 @@ double rounded(double seconds) { return std::round(seconds * 1000) / 1000; }
 
 int run_bench_loader(int argc, char** argv) {
   const auto started = Clock::now();
-  const auto flags = parse_flags(argc, argv);
+  const auto flags = parse_bench_flags(argc, argv);
   if (!flags) return 0;
   const auto& options = *flags;
   const auto rate = measure(open_images(options), options);
@@ -123,4 +123,4 @@ int run_bench_loader(int argc, char** argv) {
   return 0;
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::worker

@@ -1,6 +1,6 @@
 #pragma once
 
-namespace ddprun {
+namespace ddprun::worker {
 
 /// worker bench-loader TASK: how fast the input pipeline of a task is, without a model. Goes through the
 /// training set in random order, once or more, and prints one line of JSON: task, world, seconds and
@@ -11,4 +11,4 @@ namespace ddprun {
 /// throws   UsageError for a flag or task that it does not know; IoError for the data
 int run_bench_loader(int argc, char** argv);
 
-}  // namespace ddprun
+}  // namespace ddprun::worker

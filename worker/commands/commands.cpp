@@ -1,15 +1,15 @@
-#include "worker/commands.h"
+#include "worker/commands/commands.h"
 
 #include <string_view>
 
-#include "worker/bench_loader.h"
-#include "worker/env_command.h"
-#include "worker/export_command.h"
-#include "worker/flight_report.h"
-#include "worker/predict_command.h"
-#include "worker/speedup_command.h"
+#include "worker/commands/bench_loader.h"
+#include "worker/commands/env_command.h"
+#include "worker/commands/export_command.h"
+#include "worker/commands/flight_report.h"
+#include "worker/commands/speedup_command.h"
+#include "worker/sam/predict_command.h"
 
-namespace ddprun {
+namespace ddprun::worker {
 namespace {
 
 struct Command {
@@ -33,4 +33,4 @@ std::optional<int> run_command(int argc, char** argv) {
   return std::nullopt;
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::worker

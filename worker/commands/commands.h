@@ -2,7 +2,7 @@
 
 #include <optional>
 
-namespace ddprun {
+namespace ddprun::worker {
 
 /// Runs what the first argument names if it is a command of its own and not a task: `worker env`, ...
 ///
@@ -10,4 +10,4 @@ namespace ddprun {
 /// throws   as the command does
 std::optional<int> run_command(int argc, char** argv);
 
-}  // namespace ddprun
+}  // namespace ddprun::worker

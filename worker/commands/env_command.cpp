@@ -1,18 +1,18 @@
-#include "worker/env_command.h"
+#include "worker/commands/env_command.h"
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <iostream>
 #include <optional>
 
-#include "worker/env_report.h"
-#include "worker/flags.h"
+#include "worker/commands/env_report.h"
+#include "worker/config/flags.h"
 
-namespace ddprun {
+namespace ddprun::worker {
 namespace {
 
 /// Nothing if only help was asked for.
-std::optional<ddp::ProcessGroup::Options> parse_flags(int argc, char** argv) {
+std::optional<ddp::ProcessGroup::Options> parse_env_flags(int argc, char** argv) {
   CLI::App app("Prints what a training finds here, and what is wrong. Exit status 1 if something is.",
                "worker env");
   std::string device = "auto", backend = "auto";
@@ -34,7 +34,7 @@ std::optional<ddp::ProcessGroup::Options> parse_flags(int argc, char** argv) {
 }  // namespace
 
 int run_env_command(int argc, char** argv) {
-  const auto options = parse_flags(argc, argv);
+  const auto options = parse_env_flags(argc, argv);
   if (!options) return 0;
   EnvReport report = inspect_environment(process_env, *options);
   const auto ranks = meet_ranks(report, *options);
@@ -45,4 +45,4 @@ int run_env_command(int argc, char** argv) {
   return fine ? 0 : 1;
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::worker

@@ -1,6 +1,6 @@
 #pragma once
 
-namespace ddprun {
+namespace ddprun::worker {
 
 /// worker env: prints what a training would find here (variables, ranks, devices, backend, addresses,
 /// versions) and what is wrong. With several ranks they meet, and rank 0 prints for all of them; where they
@@ -10,4 +10,4 @@ namespace ddprun {
 /// throws   UsageError for a flag that it does not know
 int run_env_command(int argc, char** argv);
 
-}  // namespace ddprun
+}  // namespace ddprun::worker

@@ -1,4 +1,4 @@
-#include "worker/env_report.h"
+#include "worker/commands/env_report.h"
 
 #include <torch/headeronly/version.h>
 #include <unistd.h>
@@ -9,15 +9,15 @@
 #include <sstream>
 #include <thread>
 
-#include "common/errors.h"
-#include "worker/ddp/backends.h"
-#include "worker/ddp/collectives.h"
-#include "worker/ddp/cuda_backend.h"
-#include "worker/ddp/local_address.h"
-#include "worker/ddp/store.h"
-#include "worker/failure.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/group/backends.h>
+#include <ddprun/group/collectives.h>
+#include <ddprun/group/cuda_backend.h>
+#include <ddprun/group/local_address.h>
+#include <ddprun/group/store.h>
+#include <ddprun/run/failure.h>
 
-namespace ddprun {
+namespace ddprun::worker {
 namespace {
 
 const std::vector<std::string>& shown_variables() {
@@ -248,4 +248,4 @@ std::string to_text(const EnvReport& report, const std::vector<RankRow>& ranks) 
   return out.str();
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::worker

@@ -3,10 +3,10 @@
 #include <string>
 #include <vector>
 
-#include "common/worker_env.h"
-#include "worker/ddp/process_group.h"
+#include <ddprun/common/worker_env.h>
+#include <ddprun/group/process_group.h>
 
-namespace ddprun {
+namespace ddprun::worker {
 
 /// What one rank finds around it.
 struct EnvReport {
@@ -40,4 +40,4 @@ std::vector<RankRow> meet_ranks(EnvReport& report, const ddp::ProcessGroup::Opti
 /// The report as text: sections, the table of ranks, and at the end what is wrong or "all is fine".
 std::string to_text(const EnvReport& report, const std::vector<RankRow>& ranks);
 
-}  // namespace ddprun
+}  // namespace ddprun::worker

@@ -1,4 +1,4 @@
-#include "worker/export_command.h"
+#include "worker/commands/export_command.h"
 
 #include <ATen/core/Dict.h>
 #include <ATen/core/jit_type.h>
@@ -9,15 +9,15 @@
 #include <optional>
 #include <string>
 
-#include "common/errors.h"
-#include "worker/flags.h"
-#include "worker/serialize/pt_file.h"
-#include "worker/serialize/safetensors.h"
-#include "worker/tasks/sam_checkpoint.h"
-#include "worker/train/checkpoint.h"
-#include "worker/train/state_dict_file.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/serialize/pt_file.h>
+#include <ddprun/serialize/safetensors.h>
+#include <ddprun/train/state/checkpoint.h>
+#include <ddprun/train/state/state_dict_file.h>
+#include "worker/config/flags.h"
+#include "worker/sam/sam_checkpoint.h"
 
-namespace ddprun {
+namespace ddprun::worker {
 namespace {
 
 struct ExportFlags {
@@ -26,7 +26,7 @@ struct ExportFlags {
 };
 
 /// Nothing if only help was asked for.
-std::optional<ExportFlags> parse_flags(int argc, char** argv) {
+std::optional<ExportFlags> parse_export_flags(int argc, char** argv) {
   CLI::App app("Writes a model's weights alone, for other programs.", "worker export");
   ExportFlags flags;
   app.add_option("CHECKPOINT", flags.checkpoint,
@@ -81,13 +81,13 @@ void write(const ExportFlags& flags, const Exported& model) {
                                           : serialize::write_safetensors(flags.out, model.weights);
   models::Sam sam(models::parse_sam_config(model.model_config, flags.checkpoint));
   train::load_weights(*sam, model.weights, flags.checkpoint);
-  tasks::write_sam(flags.out, sam->config(), model.weights);
+  write_sam(flags.out, sam->config(), model.weights);
 }
 
 }  // namespace
 
 int run_export_command(int argc, char** argv) {
-  const auto flags = parse_flags(argc, argv);
+  const auto flags = parse_export_flags(argc, argv);
   if (!flags) return 0;
   const auto model = read_checkpoint(*flags);
   try {
@@ -102,4 +102,4 @@ int run_export_command(int argc, char** argv) {
   return 0;
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::worker

@@ -1,17 +1,17 @@
-#include "worker/flight_report.h"
+#include "worker/commands/flight_report.h"
 
 #include <algorithm>
 #include <cstdio>
 #include <iostream>
 #include <map>
 
-#include "common/errors.h"
-#include "common/files.h"
-#include "common/one_line.h"
-#include "worker/ddp/describe_ranks.h"
-#include "worker/ddp/flight_analysis.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include <ddprun/common/text/one_line.h>
+#include <ddprun/flight/describe_ranks.h>
+#include <ddprun/flight/flight_analysis.h>
 
-namespace ddprun {
+namespace ddprun::worker {
 namespace {
 
 using ddp::CollectiveState;
@@ -176,4 +176,4 @@ int run_flight_report(int argc, char** argv) {
   return report.culprit ? 1 : 0;
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::worker

@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "worker/ddp/flight_dump.h"
+#include <ddprun/flight/flight_dump.h>
 
-namespace ddprun {
+namespace ddprun::worker {
 
 /// What the flight records of a job's ranks say together.
 struct FlightReport {
@@ -24,4 +24,4 @@ FlightReport make_flight_report(std::vector<ddp::FlightDump> dumps);
 /// could be read, 2 on wrong usage.
 int run_flight_report(int argc, char** argv);
 
-}  // namespace ddprun
+}  // namespace ddprun::worker

@@ -1,4 +1,4 @@
-#include "worker/speedup_command.h"
+#include "worker/commands/speedup_command.h"
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -9,13 +9,13 @@
 #include <string>
 #include <vector>
 
-#include "common/errors.h"
-#include "common/files.h"
-#include "worker/flags.h"
-#include "worker/image/line_chart.h"
-#include "worker/image/png.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include <ddprun/image/line_chart.h>
+#include <ddprun/image/png.h>
+#include "worker/config/flags.h"
 
-namespace ddprun {
+namespace ddprun::worker {
 namespace {
 
 namespace fs = std::filesystem;
@@ -33,7 +33,7 @@ struct Run {
 };
 
 /// False if only help was asked for.
-bool parse_flags(int argc, char** argv, SpeedupFlags& flags) {
+bool parse_speedup_flags(int argc, char** argv, SpeedupFlags& flags) {
   CLI::App app("Compares runs of one training on different numbers of ranks.", "worker speedup");
   app.add_option("RUN_FOLDER", flags.runs, "folders with a summary.json")->required();
   app.add_option("--picture", flags.picture, "draw it as a PNG file")->type_name("FILE");
@@ -85,7 +85,7 @@ void draw(const std::vector<Run>& runs, const fs::path& path) {
 
 int run_speedup_command(int argc, char** argv) {
   SpeedupFlags flags;
-  if (!parse_flags(argc, argv, flags)) return 0;
+  if (!parse_speedup_flags(argc, argv, flags)) return 0;
   const auto runs = read_runs(flags.runs);
   std::cout << "| ranks | whole job, s | samples/s | speed-up | efficiency |\n|---|---|---|---|---|\n";
   for (const auto& run : runs) {
@@ -100,4 +100,4 @@ int run_speedup_command(int argc, char** argv) {
   return 0;
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::worker

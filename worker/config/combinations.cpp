@@ -1,7 +1,7 @@
-#include "common/errors.h"
+#include <ddprun/common/errors.h>
 #include "worker/config/sections.h"
 
-namespace ddprun {
+namespace ddprun::worker {
 
 void settle_defaults(Config& config, const std::set<std::string>& given) {
   auto& optim = config.train.optim;
@@ -50,4 +50,4 @@ void check_combinations(const Config& config) {
     throw UsageError("--resume=auto: expected --out too, the folder of the run to go on with");
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::worker

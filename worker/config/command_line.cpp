@@ -6,12 +6,12 @@
 #include <map>
 #include <memory>
 
-#include "common/errors.h"
-#include "common/spelling.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/spelling.h>
+#include "worker/config/flags.h"
 #include "worker/config/toml.h"
-#include "worker/flags.h"
 
-namespace ddprun {
+namespace ddprun::worker {
 namespace {
 
 /// The file of a --config at the beginning of the words; empty if there is none.
@@ -179,4 +179,4 @@ CommandLine parse_command_line(const std::vector<std::string>& words, const std:
   return flags->result();
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::worker

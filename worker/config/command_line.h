@@ -7,7 +7,7 @@
 
 #include "worker/config/setting.h"
 
-namespace ddprun {
+namespace ddprun::worker {
 
 /// A task as the command line sees it.
 struct TaskHelp {
@@ -39,4 +39,4 @@ CommandLine parse_command_line(const std::vector<std::string>& words, const std:
 /// The task that the words name, themselves or by --config FILE as the first of them; empty if none does.
 std::string task_of_words(const std::vector<std::string>& words);
 
-}  // namespace ddprun
+}  // namespace ddprun::worker

@@ -1,4 +1,4 @@
-#include "worker/config.h"
+#include "worker/config/config.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -6,18 +6,18 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "common/errors.h"
+#include <ddprun/common/errors.h>
 #include "worker/config/command_line.h"
 #include "worker/config/sections.h"
 #include "worker/config/toml.h"
 #include "worker/tasks/registry.h"
 
-namespace ddprun {
+namespace ddprun::worker {
 namespace {
 
 std::vector<TaskHelp> task_helps() {
   std::vector<TaskHelp> helps;
-  for (const auto& task : tasks::all_tasks())
+  for (const auto& task : all_tasks())
     helps.push_back({task.name, task.description, task.footer, task.positionals});
   return helps;
 }
@@ -40,7 +40,7 @@ Config parse_config(int argc, const char* const* argv) {
   const std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);
   Config config;
   config.task = task_of_words(words);
-  tasks::set_defaults(config);
+  set_defaults(config);
   std::set<std::string> given;
   auto settings = all_settings(config);
   for (auto& setting : settings)
@@ -50,7 +50,7 @@ Config parse_config(int argc, const char* const* argv) {
     };
   const auto line = parse_command_line(words, task_helps(), settings);
   set_all(line, settings);
-  tasks::set_defaults(config);  // again: some depend on what was given, which wins
+  set_defaults(config);  // again: some depend on what was given, which wins
   set_all(line, settings);
   config.overwrite = line.overwrite;
   settle_defaults(config, given);
@@ -90,4 +90,4 @@ ddp::ProcessGroup::Options group_options(const Config& config) {
   return options;
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::worker

@@ -6,10 +6,10 @@
 #include <optional>
 #include <string>
 
-#include "worker/ddp/process_group.h"
-#include "worker/train/trainer.h"
+#include <ddprun/group/process_group.h>
+#include <ddprun/train/loop/trainer.h>
 
-namespace ddprun {
+namespace ddprun::worker {
 
 /// What the user asked the worker for: one task and its settings.
 struct Config {
@@ -67,4 +67,4 @@ std::string to_toml(const Config& config);
 /// How the ranks meet. They may take as long as a collective to find each other, five minutes at most.
 ddp::ProcessGroup::Options group_options(const Config& config);
 
-}  // namespace ddprun
+}  // namespace ddprun::worker

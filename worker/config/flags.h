@@ -6,11 +6,11 @@
 #include <iostream>
 #include <string>
 
-#include "common/errors.h"
-#include "common/spelling.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/spelling.h>
 #include "worker/config/setting.h"
 
-namespace ddprun {
+namespace ddprun::worker {
 
 /// A flag with a whole number from low to high.
 template <typename Integer>
@@ -55,4 +55,4 @@ inline bool parse_or_help(CLI::App& app, int argc, char** argv) {
   return true;
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::worker

@@ -1,4 +1,4 @@
-#include "worker/numerics.h"
+#include "worker/config/numerics.h"
 
 #include <ATen/Context.h>
 
@@ -6,10 +6,10 @@
 #include <string>
 #include <utility>
 
-#include "common/errors.h"
-#include "common/logging.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/logging.h>
 
-namespace ddprun {
+namespace ddprun::worker {
 
 void make_deterministic() {
   ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
@@ -34,4 +34,4 @@ void settle_precision(Config& config, const ddp::ProcessGroup& group) {
   if (group.rank() == 0) log_info("--precision=16-mixed: on a CPU bf16-mixed takes its place");
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::worker

@@ -1,9 +1,9 @@
 #pragma once
 
-#include "worker/config.h"
-#include "worker/ddp/process_group.h"
+#include <ddprun/group/process_group.h>
+#include "worker/config/config.h"
 
-namespace ddprun {
+namespace ddprun::worker {
 
 /// Only algorithms that give the same result every time; what has none throws when it is used. As
 /// torch.use_deterministic_algorithms(True), with cuBLAS's workspace set and cuDNN's search for the fastest
@@ -18,4 +18,4 @@ void check_precision(const Config& config, at::Device device);
 /// says so.
 void settle_precision(Config& config, const ddp::ProcessGroup& group);
 
-}  // namespace ddprun
+}  // namespace ddprun::worker

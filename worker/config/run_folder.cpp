@@ -1,4 +1,4 @@
-#include "worker/run_folder.h"
+#include "worker/config/run_folder.h"
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -15,11 +15,11 @@
 #include <ATen/Parallel.h>
 #include <torch/version.h>
 
-#include "common/errors.h"
-#include "common/files.h"
-#include "common/logging.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include <ddprun/common/logging.h>
 
-namespace ddprun {
+namespace ddprun::worker {
 namespace {
 
 namespace fs = std::filesystem;
@@ -127,4 +127,4 @@ void write_environment(const fs::path& folder, const ddp::ProcessGroup& group) {
              json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::worker

@@ -2,10 +2,10 @@
 
 #include <filesystem>
 
-#include "worker/config.h"
-#include "worker/ddp/process_group.h"
+#include <ddprun/group/process_group.h>
+#include "worker/config/config.h"
 
-namespace ddprun {
+namespace ddprun::worker {
 
 /// Makes the run folder, its checkpoints/ and config.toml (rank 0 only). An empty path stands for
 /// runs/<task>-<UTC time>. What an earlier run left is there until the training begins: other ranks may be
@@ -18,4 +18,4 @@ std::filesystem::path make_run_folder(const Config& config);
 /// that is full is a warning.
 void write_environment(const std::filesystem::path& folder, const ddp::ProcessGroup& group);
 
-}  // namespace ddprun
+}  // namespace ddprun::worker

@@ -1,6 +1,6 @@
 #include "worker/config/sections.h"
 
-namespace ddprun {
+namespace ddprun::worker {
 namespace {
 
 using Settings = std::vector<Setting>;
@@ -166,4 +166,4 @@ Settings train_settings(Config& config) {
   };
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::worker

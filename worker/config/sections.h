@@ -5,10 +5,10 @@
 #include <string>
 #include <vector>
 
-#include "worker/config.h"
+#include "worker/config/config.h"
 #include "worker/config/setting.h"
 
-namespace ddprun {
+namespace ddprun::worker {
 
 std::vector<Setting> data_settings(Config& config);
 std::vector<Setting> model_settings(Config& config);
@@ -30,4 +30,4 @@ void settle_defaults(Config& config, const std::set<std::string>& given);
 /// throws  UsageError for settings that exclude each other on every device
 void check_combinations(const Config& config);
 
-}  // namespace ddprun
+}  // namespace ddprun::worker

@@ -2,11 +2,11 @@
 #include <chrono>
 #include <cmath>
 
-#include "common/errors.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/train/state/checkpoint_name.h>
 #include "worker/config/sections.h"
-#include "worker/train/checkpoint_name.h"
 
-namespace ddprun {
+namespace ddprun::worker {
 namespace {
 
 using Settings = std::vector<Setting>;
@@ -154,4 +154,4 @@ Settings all_settings(Config& config) {
   return all;
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::worker

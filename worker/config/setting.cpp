@@ -6,7 +6,7 @@
 #include <cmath>
 #include <cstdlib>
 
-namespace ddprun {
+namespace ddprun::worker {
 namespace {
 
 std::optional<double> parse_number(const std::string& text, const Range& range) {
@@ -135,4 +135,4 @@ Setting choice(std::string name, std::string& target, std::vector<std::string> n
   return choice<std::string>(std::move(name), target, std::move(pairs), std::move(help));
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::worker

@@ -11,7 +11,7 @@
 #include <variant>
 #include <vector>
 
-namespace ddprun {
+namespace ddprun::worker {
 
 /// A setting's value, with the type that it has in TOML.
 using Value = std::variant<bool, std::int64_t, double, std::string>;
@@ -123,4 +123,4 @@ Setting choice(std::string name, Enum& target, std::vector<std::pair<std::string
   return setting;
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::worker

@@ -8,10 +8,10 @@
 #include <charconv>
 #include <nlohmann/json.hpp>
 
-#include "common/errors.h"
-#include "common/files.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
 
-namespace ddprun {
+namespace ddprun::worker {
 namespace {
 
 constexpr std::size_t kMaxBytes = 1 << 20;
@@ -176,4 +176,4 @@ std::string to_toml(const std::string& task, const std::vector<Setting>& setting
   return text;
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::worker

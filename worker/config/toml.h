@@ -6,7 +6,7 @@
 
 #include "worker/config/setting.h"
 
-namespace ddprun {
+namespace ddprun::worker {
 
 /// The task that a configuration file is for: its key `task`; empty if it has none. throws as apply_toml()
 std::string task_of_toml(const std::filesystem::path& file);
@@ -28,4 +28,4 @@ void apply_toml(const std::filesystem::path& file, const std::string& task,
 /// whole  also those that another run of the same configuration has its own of (--out)
 std::string to_toml(const std::string& task, const std::vector<Setting>& settings, bool whole);
 
-}  // namespace ddprun
+}  // namespace ddprun::worker

@@ -4,7 +4,7 @@
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/linear.h>
 
-#include "worker/ddp/sync_batch_norm.h"
+#include <ddprun/ddp/sync_batch_norm.h>
 
 namespace ddprun::models {
 

@@ -1,4 +1,4 @@
-#include "worker/train/dice_loss.h"
+#include "worker/sam/dice_loss.h"
 
 #include <ATen/ops/log_sigmoid.h>
 #include <ATen/ops/one_hot.h>
@@ -9,8 +9,8 @@
 #include <stdexcept>
 #include <vector>
 
-#include "common/errors.h"
-#include "worker/train/losses.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/train/optim/losses.h>
 
 namespace ddprun::train {
 namespace {

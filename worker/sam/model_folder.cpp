@@ -1,8 +1,8 @@
-#include "worker/train/model_folder.h"
+#include "worker/sam/model_folder.h"
 
-#include "common/errors.h"
-#include "common/files.h"
-#include "worker/serialize/safetensors.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include <ddprun/serialize/safetensors.h>
 
 namespace ddprun::train {
 

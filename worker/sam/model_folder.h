@@ -4,7 +4,7 @@
 #include <map>
 #include <string>
 
-#include "worker/train/state_dict_file.h"
+#include <ddprun/train/state/state_dict_file.h>
 
 namespace ddprun::train {
 

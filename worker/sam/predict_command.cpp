@@ -1,4 +1,4 @@
-#include "worker/predict_command.h"
+#include "worker/sam/predict_command.h"
 
 #include <unistd.h>
 
@@ -14,12 +14,12 @@
 
 #include <torch/types.h>
 
-#include "common/errors.h"
-#include "worker/data/prompted_batch.h"
-#include "worker/flags.h"
-#include "worker/tasks/sam_checkpoint.h"
+#include <ddprun/common/errors.h>
+#include "worker/config/flags.h"
+#include "worker/sam/data/prompted_batch.h"
+#include "worker/sam/sam_checkpoint.h"
 
-namespace ddprun {
+namespace ddprun::worker {
 namespace {
 
 struct PredictFlags {
@@ -28,7 +28,7 @@ struct PredictFlags {
 };
 
 /// Nothing if only help was asked for.
-std::optional<PredictFlags> parse_flags(int argc, char** argv) {
+std::optional<PredictFlags> parse_predict_flags(int argc, char** argv) {
   CLI::App app("Writes the mask of what the points of an image mean, on the CPU.", "worker sam --predict");
   PredictFlags flags;
   app.add_option("--predict", flags.image, "a PNG or JPEG")->required()->type_name("IMAGE");
@@ -65,12 +65,12 @@ bool wants_prediction(int argc, char** argv) {
 }
 
 int run_predict_command(int argc, char** argv) {
-  const auto flags = parse_flags(argc, argv);
+  const auto flags = parse_predict_flags(argc, argv);
   if (!flags) return EXIT_SUCCESS;
   const auto prompted = data::read_prompted_picture(flags->image, flags->points);
   check_writable(flags->mask);
   const torch::NoGradGuard no_grad;
-  auto model = tasks::read_sam(flags->checkpoint);
+  auto model = read_sam(flags->checkpoint);
   model->eval();
   const data::SamProcessor processor(
       {.image_size = model->config().vision.image_size, .mask_size = model->config().mask_size()});
@@ -86,4 +86,4 @@ int run_predict_command(int argc, char** argv) {
   return EXIT_SUCCESS;
 }
 
-}  // namespace ddprun
+}  // namespace ddprun::worker

@@ -8,18 +8,18 @@
 
 #include <torch/types.h>
 
-#include "common/errors.h"
-#include "worker/data/locate.h"
-#include "worker/data/prompted_batch.h"
-#include "worker/data/segmentation_dataset.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/data/locate.h>
+#include "worker/sam/data/prompted_batch.h"
+#include "worker/sam/data/segmentation_dataset.h"
+#include "worker/sam/dice_loss.h"
+#include "worker/sam/sam_checkpoint.h"
+#include "worker/sam/sam_model.h"
+#include "worker/sam/segmentation_metrics.h"
 #include "worker/tasks/registry.h"
-#include "worker/tasks/sam_checkpoint.h"
-#include "worker/tasks/sam_model.h"
 #include "worker/tasks/validation_split.h"
-#include "worker/train/dice_loss.h"
-#include "worker/train/segmentation_metrics.h"
 
-namespace ddprun::tasks {
+namespace ddprun::worker {
 namespace {
 
 constexpr std::int64_t kShownSamples = 5;
@@ -157,4 +157,4 @@ TaskEntry sam_task() {
   return entry;
 }
 
-}  // namespace ddprun::tasks
+}  // namespace ddprun::worker

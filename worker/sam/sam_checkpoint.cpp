@@ -1,4 +1,4 @@
-#include "worker/tasks/sam_checkpoint.h"
+#include "worker/sam/sam_checkpoint.h"
 
 #include <nlohmann/json.hpp>
 
@@ -7,12 +7,12 @@
 #include <cmath>
 #include <string>
 
-#include "common/errors.h"
-#include "common/json_file.h"
-#include "worker/data/sam_processor.h"
-#include "worker/train/model_folder.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/json_file.h>
+#include "worker/sam/data/sam_processor.h"
+#include "worker/sam/model_folder.h"
 
-namespace ddprun::tasks {
+namespace ddprun::worker {
 namespace {
 
 // Two names of one tensor: transformers writes the first, older releases both.
@@ -129,4 +129,4 @@ void write_sam(const std::filesystem::path& folder, const models::SamConfig& con
        {"preprocessor_config.json", processor_json(config.vision.image_size, config.mask_size())}});
 }
 
-}  // namespace ddprun::tasks
+}  // namespace ddprun::worker

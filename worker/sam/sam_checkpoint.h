@@ -2,10 +2,10 @@
 
 #include <filesystem>
 
-#include "worker/models/sam/sam.h"
-#include "worker/train/state_dict_file.h"
+#include <ddprun/train/state/state_dict_file.h>
+#include "worker/sam/model/sam.h"
 
-namespace ddprun::tasks {
+namespace ddprun::worker {
 
 /// A model from what transformers' SamModel.save_pretrained() wrote, or write_sam() here: a folder, or its
 /// model.safetensors or pytorch_model.bin with config.json beside it.
@@ -28,4 +28,4 @@ void write_sam(const std::filesystem::path& folder, const models::SamImpl& model
 void write_sam(const std::filesystem::path& folder, const models::SamConfig& config,
                const train::StateDict& weights);
 
-}  // namespace ddprun::tasks
+}  // namespace ddprun::worker

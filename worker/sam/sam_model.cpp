@@ -1,4 +1,4 @@
-#include "worker/tasks/sam_model.h"
+#include "worker/sam/sam_model.h"
 
 #include <cstdint>
 #include <filesystem>
@@ -8,11 +8,11 @@
 #include <ATen/autocast_mode.h>
 #include <torch/types.h>
 
-#include "common/errors.h"
-#include "worker/tasks/sam_checkpoint.h"
-#include "worker/train/tensor_cache.h"
+#include <ddprun/common/errors.h>
+#include "worker/sam/sam_checkpoint.h"
+#include "worker/sam/tensor_cache.h"
 
-namespace ddprun::tasks {
+namespace ddprun::worker {
 namespace {
 
 models::SamConfig small() {
@@ -91,4 +91,4 @@ Embedder make_embedder(models::Sam model, const Config& config) {
   };
 }
 
-}  // namespace ddprun::tasks
+}  // namespace ddprun::worker

@@ -3,10 +3,10 @@
 #include <functional>
 #include <string>
 
-#include "worker/config.h"
-#include "worker/models/sam/sam.h"
+#include "worker/config/config.h"
+#include "worker/sam/model/sam.h"
 
-namespace ddprun::tasks {
+namespace ddprun::worker {
 
 /// The shape that --architecture names.
 ///
@@ -32,4 +32,4 @@ using Embedder = std::function<torch::Tensor(const torch::Tensor& pixel_values)>
 /// throws  IoError, also when it is called
 Embedder make_embedder(models::Sam model, const Config& config);
 
-}  // namespace ddprun::tasks
+}  // namespace ddprun::worker

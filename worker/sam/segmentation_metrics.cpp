@@ -1,4 +1,4 @@
-#include "worker/train/segmentation_metrics.h"
+#include "worker/sam/segmentation_metrics.h"
 
 #include <torch/types.h>
 

@@ -1,4 +1,4 @@
-#include "worker/train/tensor_cache.h"
+#include "worker/sam/tensor_cache.h"
 
 #include <algorithm>
 #include <cinttypes>
@@ -9,8 +9,8 @@
 #include <system_error>
 #include <utility>
 
-#include "common/errors.h"
-#include "worker/serialize/safetensors.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/serialize/safetensors.h>
 
 namespace ddprun::train {
 namespace {

@@ -5,17 +5,17 @@
 #include <memory>
 #include <utility>
 
-#include "worker/data/cifar10_dataset.h"
-#include "worker/data/image_dataset.h"
-#include "worker/data/locate.h"
+#include <ddprun/data/cifar10_dataset.h>
+#include <ddprun/data/image_dataset.h>
+#include <ddprun/data/locate.h>
+#include <ddprun/train/optim/losses.h>
 #include "worker/models/resnet.h"
 #include "worker/tasks/class_samples.h"
 #include "worker/tasks/init_weights.h"
 #include "worker/tasks/registry.h"
 #include "worker/tasks/validation_split.h"
-#include "worker/train/losses.h"
 
-namespace ddprun::tasks {
+namespace ddprun::worker {
 namespace {
 
 PixelScale pixel_scale() {
@@ -35,7 +35,7 @@ std::shared_ptr<const data::Dataset> images(const data::Images& images, const Co
   return std::make_shared<data::ImageDataset>(images, data::ImageTransform(std::move(options)));
 }
 
-std::string train_line(const train::TrainProgress& progress) {
+std::string cifar10_line(const train::TrainProgress& progress) {
   char line[128];
   std::snprintf(line, sizeof line, "Epoch %lld [%lld/%lld]\ttrain_loss: %.4f",
                 static_cast<long long>(progress.epoch), static_cast<long long>(progress.samples_done),
@@ -77,7 +77,7 @@ train::Task make_cifar10(const Config& config) {
                              {{"acc", logits_BK.argmax(1) == batch.target}},
                              logits_BK.detach()};
   };
-  task.train_line = train_line;
+  task.train_line = cifar10_line;
   return task;
 }
 
@@ -117,4 +117,4 @@ TaskEntry cifar10_task() {
   return entry;
 }
 
-}  // namespace ddprun::tasks
+}  // namespace ddprun::worker

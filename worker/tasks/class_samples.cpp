@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "worker/image/image_grid.h"
+#include <ddprun/image/image_grid.h>
 
-namespace ddprun::tasks {
+namespace ddprun::worker {
 namespace {
 
 constexpr std::int64_t kSamples = 30;
@@ -63,4 +63,4 @@ void add_class_samples(train::Task& task, PixelScale scale, std::vector<std::str
   };
 }
 
-}  // namespace ddprun::tasks
+}  // namespace ddprun::worker

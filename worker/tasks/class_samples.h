@@ -4,10 +4,10 @@
 #include <string>
 #include <vector>
 
-#include "worker/image/image.h"
-#include "worker/train/task.h"
+#include <ddprun/image/image.h>
+#include <ddprun/train/model/task.h>
 
-namespace ddprun::tasks {
+namespace ddprun::worker {
 
 /// How a data set made a model's input of pixels in [0, 1], by channel: input = (pixel - mean) / std.
 struct PixelScale {
@@ -21,4 +21,4 @@ struct PixelScale {
 /// class_names  the task gets them too; K
 void add_class_samples(train::Task& task, PixelScale scale, std::vector<std::string> class_names);
 
-}  // namespace ddprun::tasks
+}  // namespace ddprun::worker

@@ -6,18 +6,18 @@
 
 #include <torch/nn/modules/linear.h>
 
-#include "worker/data/table_dataset.h"
-#include "worker/data/toy_datasets.h"
+#include <ddprun/data/table_dataset.h>
+#include <ddprun/data/toy_datasets.h>
+#include <ddprun/train/optim/losses.h>
 #include "worker/tasks/init_weights.h"
 #include "worker/tasks/registry.h"
 #include "worker/tasks/validation_split.h"
-#include "worker/train/losses.h"
 
-namespace ddprun::tasks {
+namespace ddprun::worker {
 namespace {
 
 /// "Rank 0, Epoch 1/10, Loss: 0.7012"
-std::string epoch_line(const train::RankEpoch& epoch) {
+std::string linear_line(const train::RankEpoch& epoch) {
   char line[128];
   std::snprintf(line, sizeof line, "Rank %d, Epoch %lld/%lld, Loss: %.4f", epoch.rank,
                 static_cast<long long>(epoch.epoch + 1), static_cast<long long>(epoch.epochs), epoch.loss);
@@ -45,7 +45,7 @@ train::Task make_linear(const Config& config) {
     return train::StepResult{train::binary_cross_entropy_with_logits(logits_B1, batch.target),
                              {{"acc", ((logits_B1 > 0) == (batch.target > 0.5)).squeeze(1)}}};
   };
-  task.epoch_end_line = epoch_line;
+  task.epoch_end_line = linear_line;
   return task;
 }
 
@@ -66,4 +66,4 @@ TaskEntry linear_task() {
   return entry;
 }
 
-}  // namespace ddprun::tasks
+}  // namespace ddprun::worker

@@ -5,15 +5,15 @@
 
 #include <torch/nn/functional/loss.h>
 
-#include "worker/data/idx_dataset.h"
-#include "worker/data/locate.h"
+#include <ddprun/data/idx_dataset.h>
+#include <ddprun/data/locate.h>
 #include "worker/models/mnist_cnn.h"
 #include "worker/tasks/class_samples.h"
 #include "worker/tasks/init_weights.h"
 #include "worker/tasks/registry.h"
 #include "worker/tasks/validation_split.h"
 
-namespace ddprun::tasks {
+namespace ddprun::worker {
 namespace {
 
 /// The files tell no names; only the folder may tell which of the two data sets it is.
@@ -23,7 +23,7 @@ std::vector<std::string> class_names(const std::filesystem::path& folder) {
   return {"0", "1", "2", "3", "4", "5", "6", "7", "8", "9"};
 }
 
-std::string train_line(const train::TrainProgress& progress) {
+std::string mnist_line(const train::TrainProgress& progress) {
   char line[128];
   std::snprintf(
       line, sizeof line, "Train Epoch: %lld [%lld/%lld (%.0f%%)]\tLoss: %.6f",
@@ -61,7 +61,7 @@ train::Task make_mnist(const Config& config) {
                              {{"acc", output_BK.argmax(1) == batch.target}},
                              output_BK.detach()};
   };
-  task.train_line = train_line;
+  task.train_line = mnist_line;
   return task;
 }
 
@@ -80,4 +80,4 @@ TaskEntry mnist_task() {
   return entry;
 }
 
-}  // namespace ddprun::tasks
+}  // namespace ddprun::worker

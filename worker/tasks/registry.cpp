@@ -1,8 +1,8 @@
 #include "worker/tasks/registry.h"
 
-#include "common/errors.h"
+#include <ddprun/common/errors.h>
 
-namespace ddprun::tasks {
+namespace ddprun::worker {
 
 const std::vector<TaskEntry>& all_tasks() {
   static const std::vector<TaskEntry> tasks = {mnist_task(), toy_task(), linear_task(), cifar10_task(),
@@ -21,4 +21,4 @@ train::Task make_task(const Config& config) {
   throw UsageError("unknown task '" + config.task + "'");
 }
 
-}  // namespace ddprun::tasks
+}  // namespace ddprun::worker

@@ -4,10 +4,10 @@
 #include <utility>
 #include <vector>
 
-#include "worker/config.h"
-#include "worker/train/task.h"
+#include <ddprun/train/model/task.h>
+#include "worker/config/config.h"
 
-namespace ddprun::tasks {
+namespace ddprun::worker {
 
 /// A task as the program knows it.
 struct TaskEntry {
@@ -37,4 +37,4 @@ TaskEntry linear_task();
 TaskEntry cifar10_task();
 TaskEntry sam_task();
 
-}  // namespace ddprun::tasks
+}  // namespace ddprun::worker

@@ -5,20 +5,20 @@
 
 #include <torch/nn/modules/linear.h>
 
-#include "common/logging.h"
-#include "worker/data/toy_datasets.h"
+#include <ddprun/common/logging.h>
+#include <ddprun/data/toy_datasets.h>
+#include <ddprun/train/optim/losses.h>
 #include "worker/tasks/init_weights.h"
 #include "worker/tasks/registry.h"
 #include "worker/tasks/validation_split.h"
-#include "worker/train/losses.h"
 
-namespace ddprun::tasks {
+namespace ddprun::worker {
 namespace {
 
 constexpr const char* kWeightsFile = "checkpoint.pt";
 
 /// "[GPU0] Epoch 0 | Batchsize: 32 | Steps: 64"
-std::string epoch_line(const train::RankEpoch& epoch) {
+std::string toy_line(const train::RankEpoch& epoch) {
   char line[128];
   std::snprintf(line, sizeof line, "[%s%d] Epoch %lld | Batchsize: %lld | Steps: %lld", epoch.device.c_str(),
                 epoch.rank, static_cast<long long>(epoch.epoch), static_cast<long long>(epoch.batch_size),
@@ -52,7 +52,7 @@ train::Task make_toy(const Config& config) {
     return train::StepResult{document ? train::soft_cross_entropy(output_B1, batch.target)
                                       : train::squared_error(output_B1, batch.target)};
   };
-  task.epoch_begin_line = epoch_line;
+  task.epoch_begin_line = toy_line;
   task.weights_file = kWeightsFile;
   task.weights_line = weights_line;
   return task;
@@ -76,4 +76,4 @@ TaskEntry toy_task() {
   return entry;
 }
 
-}  // namespace ddprun::tasks
+}  // namespace ddprun::worker

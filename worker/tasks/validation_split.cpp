@@ -6,10 +6,10 @@
 #include <stdexcept>
 #include <vector>
 
-#include "common/errors.h"
-#include "worker/data/subset.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/data/subset.h>
 
-namespace ddprun::tasks {
+namespace ddprun::worker {
 
 std::shared_ptr<const data::Dataset> first_of(const std::shared_ptr<const data::Dataset>& set,
                                               std::int64_t limit) {
@@ -36,4 +36,4 @@ SplitSet split_for_validation(const std::shared_ptr<const data::Dataset>& whole,
   }
 }
 
-}  // namespace ddprun::tasks
+}  // namespace ddprun::worker

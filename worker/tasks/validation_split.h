@@ -2,10 +2,10 @@
 
 #include <memory>
 
-#include "worker/config.h"
-#include "worker/data/dataset.h"
+#include <ddprun/data/dataset.h>
+#include "worker/config/config.h"
 
-namespace ddprun::tasks {
+namespace ddprun::worker {
 
 /// A training set, and what of it is for validation.
 struct SplitSet {
@@ -25,4 +25,4 @@ SplitSet split_for_validation(const std::shared_ptr<const data::Dataset>& whole,
 std::shared_ptr<const data::Dataset> first_of(const std::shared_ptr<const data::Dataset>& set,
                                               std::int64_t limit);
 
-}  // namespace ddprun::tasks
+}  // namespace ddprun::worker

@@ -1,6 +1,6 @@
-#include "common/one_line.h"
+#include <ddprun/common/text/one_line.h>
 
-#include "common/errors.h"
+#include <ddprun/common/errors.h>
 #include "tests/support/catch.h"
 
 namespace ddprun {

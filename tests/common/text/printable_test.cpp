@@ -1,4 +1,4 @@
-#include "launcher/printable.h"
+#include <ddprun/common/text/printable.h>
 
 #include "tests/support/catch.h"
 

@@ -1,4 +1,4 @@
-#include "common/utf8.h"
+#include <ddprun/common/text/utf8.h>
 
 #include "tests/support/catch.h"
 

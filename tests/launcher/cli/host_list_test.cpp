@@ -1,10 +1,10 @@
-#include "launcher/rendezvous/host_list.h"
+#include "launcher/cli/host_list.h"
 
 #include <cstdio>
 
 #include "tests/support/catch.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 using Names = std::vector<std::string>;
@@ -163,4 +163,4 @@ TEST_CASE("numbers of tasks are expanded", "[host_list]") {
 }
 
 }  // namespace
-}  // namespace ddprun
+}  // namespace ddprun::launcher

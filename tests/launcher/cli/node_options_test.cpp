@@ -1,13 +1,13 @@
-#include "launcher/node_options.h"
+#include "launcher/cli/node_options.h"
 
 #include <map>
 
-#include "common/errors.h"
-#include "common/files.h"
-#include "launcher/options.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include "launcher/cli/options.h"
 #include "tests/support/catch.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 using namespace std::chrono_literals;
@@ -300,4 +300,4 @@ TEST_CASE("a token that cannot be one is refused", "[node_options]") {
 }
 
 }  // namespace
-}  // namespace ddprun
+}  // namespace ddprun::launcher

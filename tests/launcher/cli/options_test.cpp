@@ -1,4 +1,4 @@
-#include "launcher/options.h"
+#include "launcher/cli/options.h"
 
 #include <unistd.h>
 
@@ -6,12 +6,12 @@
 #include <csignal>
 #include <map>
 
-#include "common/errors.h"
-#include "common/files.h"
-#include "launcher/flags.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include "launcher/cli/flags.h"
 #include "tests/support/catch.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 using test::ContainsSubstring;
@@ -323,4 +323,4 @@ TEST_CASE("further values are read into their types", "[options]") {
 }
 
 }  // namespace
-}  // namespace ddprun
+}  // namespace ddprun::launcher

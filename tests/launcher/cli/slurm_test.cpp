@@ -1,13 +1,13 @@
-#include "launcher/rendezvous/slurm.h"
+#include "launcher/cli/slurm.h"
 
 #include <map>
 
-#include "common/errors.h"
-#include "common/files.h"
-#include "launcher/options.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include "launcher/cli/options.h"
 #include "tests/support/catch.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 using test::ContainsSubstring;
@@ -294,4 +294,4 @@ TEST_CASE("a batch script of several nodes is told that it uses one", "[slurm]")
 }
 
 }  // namespace
-}  // namespace ddprun
+}  // namespace ddprun::launcher

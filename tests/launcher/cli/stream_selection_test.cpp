@@ -1,9 +1,9 @@
-#include "launcher/stream_selection.h"
+#include "launcher/cli/stream_selection.h"
 
-#include "common/errors.h"
+#include <ddprun/common/errors.h>
 #include "tests/support/catch.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 using test::ContainsSubstring;
@@ -73,4 +73,4 @@ TEST_CASE("filters are separated by commas, a double comma is part of a filter",
 }
 
 }  // namespace
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -1,4 +1,4 @@
-#include "launcher/core_file.h"
+#include "launcher/failure/core_file.h"
 
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -6,10 +6,10 @@
 
 #include <csignal>
 
-#include "common/files.h"
+#include <ddprun/common/files.h>
 #include "tests/support/catch.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 CoreDump sample() {
@@ -84,4 +84,4 @@ TEST_CASE("the core file of a process is found if it is fresh and a file", "[cor
 }
 
 }  // namespace
-}  // namespace ddprun
+}  // namespace ddprun::launcher

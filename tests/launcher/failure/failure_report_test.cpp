@@ -1,13 +1,13 @@
-#include "launcher/failure_report.h"
+#include "launcher/failure/failure_report.h"
 
 #include <csignal>
 
-#include "common/files.h"
-#include "launcher/end_hint.h"
-#include "launcher/forward_error.h"
+#include <ddprun/common/files.h>
+#include "launcher/failure/end_hint.h"
+#include "launcher/failure/forward_error.h"
 #include "tests/support/catch.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 using test::ContainsSubstring;
@@ -203,4 +203,4 @@ TEST_CASE("the error is passed on only where a launcher above wants it", "[failu
 }
 
 }  // namespace
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -1,4 +1,4 @@
-#include "launcher/job_record.h"
+#include "launcher/failure/job_record.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -7,12 +7,12 @@
 #include <csignal>
 #include <nlohmann/json.hpp>
 
-#include "common/errors.h"
-#include "common/files.h"
-#include "launcher/event_log.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include "launcher/events/event_log.h"
 #include "tests/support/catch.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 using nlohmann::json;
@@ -221,4 +221,4 @@ TEST_CASE("a link is not followed, a full disk and a missing folder end no job",
 }
 
 }  // namespace
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -1,4 +1,4 @@
-#include "launcher/oom.h"
+#include "launcher/failure/oom.h"
 
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -10,11 +10,11 @@
 #include <cstring>
 #include <fstream>
 
-#include "common/exit_status.h"
-#include "common/files.h"
+#include <ddprun/common/exit_status.h>
+#include <ddprun/common/files.h>
 #include "tests/support/catch.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 using test::ContainsSubstring;
@@ -167,4 +167,4 @@ TEST_CASE("a kill of the kernel in our cgroup is seen", "[oom]") {
 }
 
 }  // namespace
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -1,4 +1,4 @@
-#include "launcher/stack_dump.h"
+#include "launcher/failure/stack_dump.h"
 
 #include <sys/prctl.h>
 #include <sys/stat.h>
@@ -8,13 +8,13 @@
 #include <fstream>
 #include <memory>
 
-#include "common/worker_env.h"
-#include "launcher/launch_error.h"
-#include "launcher/program.h"
+#include <ddprun/common/worker_env.h>
+#include "launcher/host/launch_error.h"
+#include "launcher/plan/program.h"
 #include "tests/support/catch.h"
 #include "tests/support/child.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 using test::Child;
@@ -292,4 +292,4 @@ TEST_CASE("a Python program is known as one", "[stack_dump]") {
 }
 
 }  // namespace
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -1,13 +1,13 @@
-#include "launcher/stack_tools.h"
+#include "launcher/failure/stack_tools.h"
 
 #include <sys/stat.h>
 
 #include <algorithm>
 
-#include "common/files.h"
+#include <ddprun/common/files.h>
 #include "tests/support/catch.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 constexpr pid_t kPid = 4711;
@@ -93,4 +93,4 @@ TEST_CASE("Yama forbids tracing from scope 2 on", "[stack_tools]") {
 }
 
 }  // namespace
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -1,11 +1,11 @@
-#include "launcher/cpu_limits.h"
+#include "launcher/host/cpu_limits.h"
 
 #include <thread>
 
-#include "common/files.h"
+#include <ddprun/common/files.h>
 #include "tests/support/catch.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 using test::Approx;
@@ -108,4 +108,4 @@ TEST_CASE("the allowed CPUs follow the affinity", "[cpu_limits]") {
 }
 
 }  // namespace
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -1,8 +1,8 @@
-#include "launcher/cpu_list.h"
+#include "launcher/host/cpu_list.h"
 
 #include "tests/support/catch.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 TEST_CASE("CPUs are described in ranges", "[cpu_list]") {
@@ -28,4 +28,4 @@ TEST_CASE("a CPU set grows beyond the plain cpu_set_t", "[cpu_list]") {
 }
 
 }  // namespace
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -1,13 +1,13 @@
-#include "launcher/cpu_map.h"
+#include "launcher/host/cpu_map.h"
 
 #include <cstdlib>
 #include <numeric>
 
-#include "common/errors.h"
-#include "launcher/cpu_limits.h"
+#include <ddprun/common/errors.h>
+#include "launcher/host/cpu_limits.h"
 #include "tests/support/catch.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 using test::ContainsSubstring;
@@ -107,4 +107,4 @@ TEST_CASE("a missing hwloc is one line that says what to install", "[cpu_map]") 
 }
 
 }  // namespace
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -1,8 +1,8 @@
-#include "launcher/gpu_health.h"
+#include "launcher/host/gpu_health.h"
 
 #include "tests/support/catch.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 using Lines = std::vector<std::string>;
@@ -71,4 +71,4 @@ TEST_CASE("neighbours on a divided GPU are no problem, its errors are", "[gpu_he
 }
 
 }  // namespace
-}  // namespace ddprun
+}  // namespace ddprun::launcher

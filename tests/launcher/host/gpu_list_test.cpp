@@ -1,9 +1,9 @@
-#include "launcher/gpu_list.h"
+#include "launcher/host/gpu_list.h"
 
-#include "common/errors.h"
+#include <ddprun/common/errors.h>
 #include "tests/support/catch.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 using test::ContainsSubstring;
@@ -119,4 +119,4 @@ TEST_CASE("more virtual local ranks than GPUs are refused", "[gpu_list]") {
 }
 
 }  // namespace
-}  // namespace ddprun
+}  // namespace ddprun::launcher

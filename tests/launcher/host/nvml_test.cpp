@@ -1,10 +1,10 @@
-#include "launcher/nvml.h"
+#include "launcher/host/nvml.h"
 
-#include "common/files.h"
+#include <ddprun/common/files.h>
 #include "tests/support/catch.h"
 #include "tests/support/fake_nvml.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 using test::FakeNvml;
@@ -75,4 +75,4 @@ TEST_CASE("a driver that does not work says why", "[nvml]") {
 }
 
 }  // namespace
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -1,11 +1,11 @@
-#include "launcher/topology.h"
+#include "launcher/host/topology.h"
 
-#include "common/errors.h"
-#include "launcher/cpu_limits.h"
+#include <ddprun/common/errors.h>
+#include "launcher/host/cpu_limits.h"
 #include "tests/support/catch.h"
 #include "tests/support/fake_nvml.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 using test::FakeNvml;
@@ -62,4 +62,4 @@ TEST_CASE("a broken driver is no GPU and a reason", "[topology]") {
 }
 
 }  // namespace
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -1,8 +1,8 @@
-#include "launcher/dry_run.h"
+#include "launcher/job/dry_run.h"
 
 #include "tests/support/catch.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 TEST_CASE("the shown round of one node has no network", "[dry_run]") {
@@ -61,4 +61,4 @@ TEST_CASE("the shown round of one of several tasks of a node has its local rank"
 }
 
 }  // namespace
-}  // namespace ddprun
+}  // namespace ddprun::launcher

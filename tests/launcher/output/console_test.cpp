@@ -1,6 +1,6 @@
-#include "launcher/console.h"
+#include "launcher/output/console.h"
 
-#include "tests/launcher/output_rig.h"
+#include "tests/launcher/output/output_rig.h"
 #include "tests/support/catch.h"
 
 namespace ddprun::test {

@@ -1,8 +1,8 @@
-#include "launcher/line_format.h"
+#include "launcher/output/line_format.h"
 
 #include "tests/support/catch.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 using namespace std::string_literals;
@@ -165,4 +165,4 @@ TEST_CASE("the tail of an output is bounded in bytes", "[line_format]") {
 }
 
 }  // namespace
-}  // namespace ddprun
+}  // namespace ddprun::launcher

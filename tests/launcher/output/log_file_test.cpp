@@ -1,4 +1,4 @@
-#include "launcher/log_file.h"
+#include "launcher/output/log_file.h"
 
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -6,8 +6,8 @@
 
 #include <csignal>
 
-#include "common/errors.h"
-#include "tests/launcher/output_rig.h"
+#include <ddprun/common/errors.h>
+#include "tests/launcher/output/output_rig.h"
 #include "tests/support/catch.h"
 
 namespace ddprun::test {

@@ -1,9 +1,9 @@
-#include "launcher/output_plan.h"
+#include "launcher/output/output_plan.h"
 
-#include "common/errors.h"
+#include <ddprun/common/errors.h>
 #include "tests/support/catch.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 OutputPlace pipes() {
@@ -115,4 +115,4 @@ TEST_CASE("a run id cannot lead out of its folder", "[output_plan]") {
 }
 
 }  // namespace
-}  // namespace ddprun
+}  // namespace ddprun::launcher

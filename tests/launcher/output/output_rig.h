@@ -19,11 +19,11 @@
 #include <string>
 #include <thread>
 
-#include "common/exit_status.h"
-#include "common/files.h"
-#include "common/logging.h"
-#include "common/unique_fd.h"
-#include "launcher/worker_logs.h"
+#include <ddprun/common/exit_status.h>
+#include <ddprun/common/files.h>
+#include <ddprun/common/logging.h>
+#include <ddprun/common/unique_fd.h>
+#include "launcher/output/worker_logs.h"
 #include "tests/support/child.h"
 
 // What tests of the launcher's output need: ends of pipes and terminals, event loops, processes that write.

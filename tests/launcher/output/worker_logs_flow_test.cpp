@@ -1,11 +1,11 @@
 // Much output, slow and vanished readers, streams that do not end.
 
-#include "launcher/worker_logs.h"
+#include "launcher/output/worker_logs.h"
 
 #include <atomic>
 #include <fstream>
 
-#include "tests/launcher/worker_logs_rig.h"
+#include "tests/launcher/output/worker_logs_rig.h"
 
 namespace ddprun::test {
 namespace {

@@ -4,8 +4,8 @@
 #include <optional>
 #include <string>
 
-#include "launcher/worker_logs.h"
-#include "tests/launcher/output_rig.h"
+#include "launcher/output/worker_logs.h"
+#include "tests/launcher/output/output_rig.h"
 #include "tests/support/catch.h"
 
 namespace ddprun::test {

@@ -1,8 +1,8 @@
-#include "launcher/worker_logs.h"
+#include "launcher/output/worker_logs.h"
 
 #include <sys/ioctl.h>
 
-#include "tests/launcher/worker_logs_rig.h"
+#include "tests/launcher/output/worker_logs_rig.h"
 
 namespace ddprun::test {
 namespace {

@@ -1,13 +1,13 @@
-#include "launcher/binding.h"
+#include "launcher/plan/binding.h"
 
 #include <algorithm>
 #include <map>
 #include <numeric>
 
-#include "common/errors.h"
+#include <ddprun/common/errors.h>
 #include "tests/support/catch.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 using Lists = std::vector<CpuList>;
@@ -166,4 +166,4 @@ TEST_CASE("a GPU on a node where nothing is allowed is refused, but its socket w
 }
 
 }  // namespace
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -1,10 +1,10 @@
-#include "launcher/display_map.h"
+#include "launcher/plan/display_map.h"
 
 #include <sstream>
 
 #include "tests/support/catch.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 using test::ContainsSubstring;
@@ -62,4 +62,4 @@ TEST_CASE("no number of a long list is cut in two", "[display_map]") {
 }
 
 }  // namespace
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -1,11 +1,11 @@
-#include "launcher/launch_plan.h"
+#include "launcher/plan/launch_plan.h"
 
 #include <algorithm>
 
-#include "common/errors.h"
+#include <ddprun/common/errors.h>
 #include "tests/support/catch.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 using Kind = WorkersWanted::Kind;
@@ -129,4 +129,4 @@ TEST_CASE("errors of NCCL end a worker unless the user has decided", "[launch_pl
 }
 
 }  // namespace
-}  // namespace ddprun
+}  // namespace ddprun::launcher

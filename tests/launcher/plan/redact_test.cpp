@@ -1,8 +1,8 @@
-#include "launcher/redact.h"
+#include "launcher/plan/redact.h"
 
 #include "tests/support/catch.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 using Words = std::vector<std::string>;
@@ -59,4 +59,4 @@ TEST_CASE("a shown command is what a shell would read, and drives no terminal", 
 }
 
 }  // namespace
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -1,11 +1,11 @@
 #include "launcher/rendezvous/admission.h"
 
 #include "launcher/rendezvous/roll_call.h"
-#include "tests/launcher/coordinator_rig.h"
+#include "tests/launcher/rendezvous/coordinator_rig.h"
 
 // Who cannot take part in a job, or does not come.
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 using namespace std::chrono_literals;
@@ -162,4 +162,4 @@ TEST_CASE("the join timeout names few of many nodes", "[admission]") {
 }
 
 }  // namespace
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -1,11 +1,11 @@
 #include <csignal>
 
 #include "launcher/rendezvous/coordinator.h"
-#include "tests/launcher/coordinator_rig.h"
+#include "tests/launcher/rendezvous/coordinator_rig.h"
 
 // Nodes that come and go.
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 using namespace std::chrono_literals;
@@ -215,4 +215,4 @@ TEST_CASE("a lost node that comes back takes part again", "[elastic]") {
 }
 
 }  // namespace
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -1,11 +1,11 @@
 #include <csignal>
 
 #include "launcher/rendezvous/coordinator.h"
-#include "tests/launcher/coordinator_rig.h"
+#include "tests/launcher/rendezvous/coordinator_rig.h"
 
 // Losses, signals and the end, in jobs of a fixed number of nodes.
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 using namespace std::chrono_literals;
@@ -173,4 +173,4 @@ TEST_CASE("who comes after the end is told it once", "[coordinator]") {
 }
 
 }  // namespace
-}  // namespace ddprun
+}  // namespace ddprun::launcher

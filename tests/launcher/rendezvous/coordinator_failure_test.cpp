@@ -1,11 +1,11 @@
 #include <csignal>
 
 #include "launcher/rendezvous/coordinator.h"
-#include "tests/launcher/coordinator_rig.h"
+#include "tests/launcher/rendezvous/coordinator_rig.h"
 
 // What a failed, or a successful, round leads to.
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 using namespace std::chrono_literals;
@@ -221,4 +221,4 @@ TEST_CASE("messages of an earlier round are ignored", "[coordinator]") {
 }
 
 }  // namespace
-}  // namespace ddprun
+}  // namespace ddprun::launcher

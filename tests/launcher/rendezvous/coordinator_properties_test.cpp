@@ -1,6 +1,6 @@
 #include <map>
 
-#include "tests/launcher/job_simulation.h"
+#include "tests/launcher/rendezvous/job_simulation.h"
 #include "tests/support/catch.h"
 
 namespace ddprun::test {

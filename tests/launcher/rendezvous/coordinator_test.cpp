@@ -1,11 +1,11 @@
 #include "launcher/rendezvous/coordinator.h"
 
-#include "tests/launcher/coordinator_rig.h"
+#include "tests/launcher/rendezvous/coordinator_rig.h"
 
 // How a round is formed: when, and of whom in which order. Ends and restarts: coordinator_end_test.cpp,
 // elastic jobs: coordinator_elastic_test.cpp, whoever cannot take part: admission_test.cpp.
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 using namespace std::chrono_literals;
@@ -201,4 +201,4 @@ TEST_CASE("the port of a round that was given up is not taken for the next one's
 }
 
 }  // namespace
-}  // namespace ddprun
+}  // namespace ddprun::launcher

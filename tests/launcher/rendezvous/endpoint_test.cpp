@@ -2,7 +2,7 @@
 
 #include "tests/support/catch.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 TEST_CASE("an endpoint is a host, with or without a port", "[endpoint]") {
@@ -84,4 +84,4 @@ TEST_CASE("an endpoint as text is read as itself", "[endpoint]") {
 }
 
 }  // namespace
-}  // namespace ddprun
+}  // namespace ddprun::launcher

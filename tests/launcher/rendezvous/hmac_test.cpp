@@ -1,10 +1,10 @@
 #include "launcher/rendezvous/hmac.h"
 
-#include "launcher/launch_error.h"
+#include "launcher/host/launch_error.h"
 #include "tests/support/catch.h"
 #include "tests/support/hex.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 using test::ContainsSubstring;
@@ -78,4 +78,4 @@ TEST_CASE("a missing libcrypto is one line that says what to install", "[hmac]")
 }
 
 }  // namespace
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -1,4 +1,4 @@
-#include "tests/launcher/job_oracle.h"
+#include "tests/launcher/rendezvous/job_oracle.h"
 
 #include <algorithm>
 #include <tuple>

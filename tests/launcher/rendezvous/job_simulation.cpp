@@ -1,4 +1,4 @@
-#include "tests/launcher/job_simulation.h"
+#include "tests/launcher/rendezvous/job_simulation.h"
 
 #include <algorithm>
 #include <array>

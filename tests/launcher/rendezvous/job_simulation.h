@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "launcher/rendezvous/coordinator.h"
-#include "tests/launcher/job_oracle.h"
+#include "tests/launcher/rendezvous/job_oracle.h"
 
 namespace ddprun::test {
 

@@ -1,7 +1,7 @@
 #include <array>
 #include <csignal>
 
-#include "tests/launcher/job_simulation.h"
+#include "tests/launcher/rendezvous/job_simulation.h"
 
 // What the nodes do, and what is done to them.
 

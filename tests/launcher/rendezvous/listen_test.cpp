@@ -3,10 +3,10 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
-#include "launcher/launch_error.h"
+#include "launcher/host/launch_error.h"
 #include "tests/support/catch.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 using boost::asio::ip::tcp;
@@ -49,4 +49,4 @@ TEST_CASE("an address that a name has twice is listened at once", "[listen]") {
 }
 
 }  // namespace
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -7,7 +7,7 @@
 
 #include "tests/support/catch.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 using nlohmann::json;
@@ -273,4 +273,4 @@ TEST_CASE("texts keep every character, whoever shows them takes care", "[message
 }
 
 }  // namespace
-}  // namespace ddprun
+}  // namespace ddprun::launcher

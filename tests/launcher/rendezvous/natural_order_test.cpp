@@ -7,7 +7,7 @@
 
 #include "tests/support/catch.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 TEST_CASE("natural order is that of people", "[natural_order]") {
@@ -66,4 +66,4 @@ TEST_CASE("natural order is a strict weak order in which only equal names are eq
 }
 
 }  // namespace
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -6,7 +6,7 @@
 #include "tests/support/catch.h"
 #include "tests/support/hex.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 using test::ContainsSubstring;
@@ -224,4 +224,4 @@ TEST_CASE("a token on one side only is told by the greetings", "[protocol]") {
 }
 
 }  // namespace
-}  // namespace ddprun
+}  // namespace ddprun::launcher

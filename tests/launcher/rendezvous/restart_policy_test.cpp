@@ -1,11 +1,11 @@
-#include "launcher/restart_policy.h"
+#include "launcher/rendezvous/restart_policy.h"
 
 #include <csignal>
 
-#include "common/errors.h"
+#include <ddprun/common/errors.h>
 #include "tests/support/catch.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 using namespace std::chrono_literals;
@@ -116,4 +116,4 @@ TEST_CASE("an attempt that lived long enough makes budget and delay new", "[rest
 }
 
 }  // namespace
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -1,8 +1,8 @@
-#include "launcher/hang_policy.h"
+#include "launcher/workers/hang_policy.h"
 
 #include "tests/support/catch.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 using std::chrono::seconds;
@@ -92,4 +92,4 @@ TEST_CASE("a stop of ddprun itself is nobody's silence", "[hang_policy]") {
 }
 
 }  // namespace
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -1,4 +1,4 @@
-#include "launcher/heartbeat.h"
+#include "launcher/workers/heartbeat.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -8,7 +8,7 @@
 #include "tests/support/catch.h"
 #include "tests/support/child.h"
 
-namespace ddprun {
+namespace ddprun::launcher {
 namespace {
 
 using test::Child;
@@ -138,4 +138,4 @@ TEST_CASE("the heartbeats of the example in Python arrive", "[heartbeat]") {
 }
 
 }  // namespace
-}  // namespace ddprun
+}  // namespace ddprun::launcher

@@ -1,15 +1,16 @@
-#include "worker/bench_loader.h"
+#include "worker/commands/bench_loader.h"
 
 #include <fstream>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "common/errors.h"
-#include "common/files.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
 #include "tests/support/catch.h"
 
 using namespace ddprun;
+using namespace ddprun::worker;
 using ddprun::test::ContainsSubstring;
 
 namespace {

@@ -1,16 +1,17 @@
-#include "worker/env_report.h"
+#include "worker/commands/env_report.h"
 
 #include <map>
 #include <memory>
 
 #include <torch/version.h>
 
+#include <ddprun/group/cuda_driver.h>
+#include <ddprun/group/held_port.h>
 #include "tests/support/catch.h"
 #include "tests/support/child.h"
-#include "worker/ddp/cuda_driver.h"
-#include "worker/ddp/held_port.h"
 
 using namespace ddprun;
+using namespace ddprun::worker;
 using namespace std::chrono_literals;
 using ddprun::test::ContainsSubstring;
 

@@ -1,22 +1,23 @@
-#include "worker/export_command.h"
+#include "worker/commands/export_command.h"
 
 #include <torch/types.h>
 
 #include <string>
 #include <vector>
 
-#include "common/errors.h"
-#include "common/files.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include <ddprun/serialize/pt_file.h>
+#include <ddprun/serialize/safetensors.h>
+#include <ddprun/train/state/checkpoint.h>
+#include <ddprun/train/state/state_dict_file.h>
 #include "tests/support/catch.h"
-#include "tests/worker/pickled_values.h"
-#include "worker/commands.h"
-#include "worker/serialize/pt_file.h"
-#include "worker/serialize/safetensors.h"
-#include "worker/train/checkpoint.h"
-#include "worker/train/state_dict_file.h"
+#include "tests/worker/runtime/serialize/pickled_values.h"
+#include "worker/commands/commands.h"
 
 namespace fs = std::filesystem;
 using namespace ddprun;
+using namespace ddprun::worker;
 using namespace ddprun::test;
 
 namespace {

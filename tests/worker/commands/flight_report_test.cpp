@@ -1,14 +1,15 @@
-#include "worker/flight_report.h"
+#include "worker/commands/flight_report.h"
 
 #include <fstream>
 #include <iostream>
 #include <sstream>
 
-#include "common/errors.h"
-#include "common/files.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
 #include "tests/support/catch.h"
 
 using namespace ddprun;
+using namespace ddprun::worker;
 using ddp::CollectiveState;
 using ddprun::test::ContainsSubstring;
 

@@ -4,13 +4,14 @@
 
 #include <c10/core/DeviceType.h>
 
-#include "common/errors.h"
-#include "common/files.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
 #include "tests/support/catch.h"
-#include "worker/config.h"
-#include "worker/numerics.h"
+#include "worker/config/config.h"
+#include "worker/config/numerics.h"
 
 using namespace ddprun;
+using namespace ddprun::worker;
 
 namespace {
 

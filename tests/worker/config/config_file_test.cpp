@@ -2,14 +2,15 @@
 #include <string>
 #include <vector>
 
-#include "common/errors.h"
-#include "common/files.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
 #include "tests/support/catch.h"
-#include "worker/config.h"
-#include "worker/run_folder.h"
+#include "worker/config/config.h"
+#include "worker/config/run_folder.h"
 #include "worker/tasks/registry.h"
 
 using namespace ddprun;
+using namespace ddprun::worker;
 using ddprun::test::ContainsSubstring;
 
 namespace {
@@ -75,7 +76,7 @@ timeout = 1.5
 
 TEST_CASE("every task's effective configuration is a file that gives the same again", "[config]") {
   const TempDir dir;
-  for (const auto& task : tasks::all_tasks()) {
+  for (const auto& task : all_tasks()) {
     CAPTURE(task.name);
     std::vector<std::string> words = {task.name};
     for (std::size_t i = 0; i < task.positionals.size(); ++i) words.push_back(std::to_string(i + 2));

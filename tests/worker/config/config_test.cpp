@@ -1,4 +1,4 @@
-#include "worker/config.h"
+#include "worker/config/config.h"
 
 #include <linux/capability.h>
 #include <sys/syscall.h>
@@ -12,12 +12,13 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "common/errors.h"
-#include "common/files.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
 #include "tests/support/catch.h"
-#include "worker/run_folder.h"
+#include "worker/config/run_folder.h"
 
 using namespace ddprun;
+using namespace ddprun::worker;
 using ddprun::test::ContainsSubstring;
 
 namespace {

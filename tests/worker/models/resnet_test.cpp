@@ -2,12 +2,12 @@
 
 #include <torch/nn/functional/loss.h>
 
+#include <ddprun/serialize/pt_file.h>
+#include <ddprun/train/state/state_dict_file.h>
 #include "tests/support/catch.h"
 #include "tests/support/golden.h"
 #include "tests/support/python.h"
-#include "tests/worker/parity_models.h"
-#include "worker/serialize/pt_file.h"
-#include "worker/train/state_dict_file.h"
+#include "tests/worker/runtime/ddp/parity_models.h"
 
 using ddprun::models::ResNet18;
 using ddprun::models::Stem;

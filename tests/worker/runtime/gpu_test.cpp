@@ -9,16 +9,16 @@
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
-#include "common/errors.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/data/loader.h>
+#include <ddprun/data/tensor_dataset.h>
+#include <ddprun/ddp/distributed_data_parallel.h>
+#include <ddprun/group/collectives.h>
+#include <ddprun/group/cuda_backend.h>
+#include <ddprun/group/spawn.h>
 #include "tests/support/catch.h"
 #include "tests/support/gpu.h"
 #include "tests/support/run_ranks.h"
-#include "worker/data/loader.h"
-#include "worker/data/tensor_dataset.h"
-#include "worker/ddp/collectives.h"
-#include "worker/ddp/cuda_backend.h"
-#include "worker/ddp/distributed_data_parallel.h"
-#include "worker/ddp/spawn.h"
 
 using namespace ddprun;
 using namespace ddprun::ddp;

@@ -8,16 +8,16 @@
 #include <torch/nn/modules/conv.h>
 #include <torch/types.h>
 
+#include <ddprun/group/cuda_backend.h>
+#include <ddprun/group/spawn.h>
+#include <ddprun/train/model/metrics.h>
+#include <ddprun/train/optim/clip_gradients.h>
+#include <ddprun/train/optim/ema.h>
+#include <ddprun/train/optim/grad_scaler.h>
+#include <ddprun/train/optim/optimizer.h>
+#include <ddprun/train/optim/precision.h>
 #include "tests/support/catch.h"
 #include "tests/support/gpu.h"
-#include "worker/ddp/cuda_backend.h"
-#include "worker/ddp/spawn.h"
-#include "worker/train/clip_gradients.h"
-#include "worker/train/ema.h"
-#include "worker/train/grad_scaler.h"
-#include "worker/train/metrics.h"
-#include "worker/train/optimizer.h"
-#include "worker/train/precision.h"
 
 using namespace ddprun;
 using train::OptimizerKind;

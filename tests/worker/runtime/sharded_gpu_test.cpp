@@ -11,21 +11,21 @@
 #include <stdexcept>
 #include <vector>
 
-#include "common/errors.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/ddp/comm_hooks.h>
+#include <ddprun/ddp/distributed_data_parallel.h>
+#include <ddprun/ddp/join.h>
+#include <ddprun/ddp/nan_check.h>
+#include <ddprun/ddp/powersgd_hook.h>
+#include <ddprun/group/cuda_backend.h>
+#include <ddprun/group/spawn.h>
+#include <ddprun/sharding/fully_sharded.h>
+#include <ddprun/sharding/zero_optimizer.h>
+#include <ddprun/train/state/optimizer_state.h>
 #include "tests/support/catch.h"
 #include "tests/support/gpu.h"
-#include "tests/worker/layer_stack.h"
-#include "tests/worker/sync_batch_norm_check.h"
-#include "worker/ddp/comm_hooks.h"
-#include "worker/ddp/cuda_backend.h"
-#include "worker/ddp/distributed_data_parallel.h"
-#include "worker/ddp/fully_sharded.h"
-#include "worker/ddp/join.h"
-#include "worker/ddp/nan_check.h"
-#include "worker/ddp/powersgd_hook.h"
-#include "worker/ddp/spawn.h"
-#include "worker/ddp/zero_optimizer.h"
-#include "worker/train/optimizer_state.h"
+#include "tests/worker/runtime/ddp/layer_stack.h"
+#include "tests/worker/runtime/ddp/sync_batch_norm_check.h"
 
 using namespace ddprun;
 using namespace ddprun::test::sync_batch_norm;

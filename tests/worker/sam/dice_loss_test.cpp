@@ -1,14 +1,15 @@
-#include "worker/train/dice_loss.h"
+#include "worker/sam/dice_loss.h"
 
 #include <torch/types.h>
 
 #include <algorithm>
 
-#include "common/errors.h"
+#include <ddprun/common/errors.h>
 #include "tests/support/catch.h"
 #include "tests/support/golden.h"
 
 using namespace ddprun;
+using namespace ddprun::worker;
 using nlohmann::json;
 using torch::Tensor;
 using train::DiceOptions;

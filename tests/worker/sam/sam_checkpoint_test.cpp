@@ -1,21 +1,22 @@
-#include "worker/tasks/sam_checkpoint.h"
+#include "worker/sam/sam_checkpoint.h"
 
 #include <torch/types.h>
 
 #include <filesystem>
 #include <string>
 
-#include "common/errors.h"
-#include "common/files.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include <ddprun/serialize/pt_file.h>
+#include <ddprun/serialize/safetensors.h>
 #include "tests/support/catch.h"
 #include "tests/support/python.h"
-#include "tests/worker/sam_support.h"
-#include "worker/serialize/pt_file.h"
-#include "worker/serialize/safetensors.h"
-#include "worker/train/model_folder.h"
+#include "tests/worker/sam/sam_support.h"
+#include "worker/sam/model_folder.h"
 
 namespace fs = std::filesystem;
 using namespace ddprun;
+using namespace ddprun::worker;
 using namespace ddprun::test;
 using models::Sam;
 
@@ -65,11 +66,11 @@ void write_inputs(const fs::path& path, const models::SamConfig& config) {
 TEST_CASE("a SAM comes back from the folder that it was written to", "[sam_checkpoint]") {
   const TempDir folder;
   auto model = small_sam();
-  tasks::write_sam(folder.path() / "new" / "model", *model);
-  auto again = tasks::read_sam(folder.path() / "new" / "model");
+  write_sam(folder.path() / "new" / "model", *model);
+  auto again = read_sam(folder.path() / "new" / "model");
   CHECK(same_weights(again, model));
   CHECK(masks_of(again).equal(masks_of(model)));
-  CHECK(same_weights(tasks::read_sam(folder.path() / "new" / "model" / "model.safetensors"), model));
+  CHECK(same_weights(read_sam(folder.path() / "new" / "model" / "model.safetensors"), model));
 }
 
 TEST_CASE("a SAM is read from pytorch_model.bin, in half precision and with one name for its positions",
@@ -82,7 +83,7 @@ TEST_CASE("a SAM is read from pytorch_model.bin, in half precision and with one 
   c10::impl::GenericDict dict(c10::StringType::get(), c10::AnyType::get());
   for (const auto& [name, tensor] : weights) dict.insert(name, tensor.to(torch::kHalf));
   serialize::write_pt(folder.path() / "pytorch_model.bin", dict);
-  const auto found = tasks::read_sam(folder.path());
+  const auto found = read_sam(folder.path());
   CHECK(found->named_buffers()[kSamPositions].equal(
       model->named_buffers()[kSamPositions].to(torch::kHalf).to(torch::kFloat)));
   CHECK(found->parameters().front().scalar_type() == torch::kFloat);
@@ -96,8 +97,8 @@ TEST_CASE("weights that are not the model's are refused, naming file and tensor"
   auto weights = weights_of(model);
   const auto refused = [&](const std::string& expected) {
     serialize::write_safetensors(path, weights);
-    CHECK_THROWS_AS(tasks::read_sam(folder.path()), IoError);
-    CHECK_THROWS_WITH(tasks::read_sam(folder.path()),
+    CHECK_THROWS_AS(read_sam(folder.path()), IoError);
+    CHECK_THROWS_WITH(read_sam(folder.path()),
                       ContainsSubstring("model.safetensors: ") && ContainsSubstring(expected));
   };
   SECTION("missing") {
@@ -131,8 +132,8 @@ TEST_CASE("weights that are not the model's are refused, naming file and tensor"
 TEST_CASE("a path without a model is refused", "[sam_checkpoint]") {
   const TempDir folder;
   const auto refused = [](const fs::path& path, const std::string& expected) {
-    CHECK_THROWS_AS(tasks::read_sam(path), IoError);
-    CHECK_THROWS_WITH(tasks::read_sam(path), ContainsSubstring(expected));
+    CHECK_THROWS_AS(read_sam(path), IoError);
+    CHECK_THROWS_WITH(read_sam(path), ContainsSubstring(expected));
   };
   refused(folder.path() / "nothing", "does not exist, expected a model's folder or file of weights");
   refused(folder.path(), "holds no model, expected model.safetensors or pytorch_model.bin in it");
@@ -149,13 +150,13 @@ TEST_CASE("a path without a model is refused", "[sam_checkpoint]") {
 
 TEST_CASE("a SAM that saw other colours than the processor's is refused", "[sam_checkpoint]") {
   const TempDir folder;
-  tasks::write_sam(folder.path(), *small_sam());
+  write_sam(folder.path(), *small_sam());
   const auto refused = [&](const char* name, const std::string& text, const std::string& expected) {
     write_file_atomic(folder.path() / name, text);
-    CHECK_THROWS_AS(tasks::read_sam(folder.path()), IoError);
-    CHECK_THROWS_WITH(tasks::read_sam(folder.path()), ContainsSubstring(name + (": " + expected)));
+    CHECK_THROWS_AS(read_sam(folder.path()), IoError);
+    CHECK_THROWS_WITH(read_sam(folder.path()), ContainsSubstring(name + (": " + expected)));
     write_file_atomic(folder.path() / name, "{}");
-    CHECK_NOTHROW(tasks::read_sam(folder.path()));
+    CHECK_NOTHROW(read_sam(folder.path()));
   };
   const auto* older = "preprocessor_config.json";
   refused(older, R"({"image_mean": [0.5, 0.5, 0.5]})",
@@ -170,7 +171,7 @@ TEST_CASE("a SAM that saw other colours than the processor's is refused", "[sam_
 TEST_CASE("transformers reads a written SAM, and a SAM that transformers saved is read", "[sam_checkpoint]") {
   const TempDir folder;
   auto model = small_sam();
-  tasks::write_sam(folder.path() / "ours", *model);
+  write_sam(folder.path() / "ours", *model);
   write_inputs(folder.path() / "inputs.safetensors", model->config());
   serialize::write_safetensors(folder.path() / "masks.safetensors", {{"masks", masks_of(model)}});
   check_python(folder.path(), "transformers", R"(
@@ -194,7 +195,7 @@ with torch.no_grad():
 model.save_pretrained("theirs")
 save_file({"masks": model(**inputs).pred_masks.detach().contiguous()}, "new_masks.safetensors")
 )");
-  auto theirs = tasks::read_sam(folder.path() / "theirs");
+  auto theirs = read_sam(folder.path() / "theirs");
   const auto expected =
       serialize::read_safetensors(folder.path() / "new_masks.safetensors").tensors.at(0).second;
   CHECK((masks_of(theirs) - expected).norm().item<double>() <= 1e-5 * expected.norm().item<double>());

@@ -4,13 +4,14 @@
 #include <map>
 #include <string>
 
-#include "common/files.h"
+#include <ddprun/common/files.h>
+#include <ddprun/serialize/safetensors.h>
 #include "tests/support/catch.h"
 #include "tests/support/python.h"
-#include "worker/serialize/safetensors.h"
-#include "worker/tasks/sam_checkpoint.h"
+#include "worker/sam/sam_checkpoint.h"
 
 using namespace ddprun;
+using namespace ddprun::worker;
 using namespace ddprun::test;
 
 TEST_CASE("SAM base gives transformers' masks for an image of 1024 x 1024", "[sam_large]") {
@@ -39,7 +40,7 @@ save_file(dict(image=image, points=points, masks=output.pred_masks.contiguous(),
   torch::set_num_threads(2);
   const auto file = serialize::read_safetensors(folder.path() / "case.safetensors").tensors;
   std::map<std::string, torch::Tensor> expected(file.begin(), file.end());
-  auto model = tasks::read_sam(folder.path() / "model");
+  auto model = read_sam(folder.path() / "model");
   const torch::NoGradGuard no_grad;
   const auto [masks, scores] = model->forward(expected["image"], {.points = expected["points"]});
   const auto error = [&](const torch::Tensor& ours, const char* name) {

@@ -2,15 +2,16 @@
 
 #include <string>
 
-#include "common/errors.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/ddp/distributed_data_parallel.h>
 #include "tests/support/catch.h"
 #include "tests/support/counted_memory.h"
 #include "tests/support/run_ranks.h"
-#include "tests/worker/sam_support.h"
-#include "worker/ddp/distributed_data_parallel.h"
-#include "worker/models/sam/relative_attention.h"
+#include "tests/worker/sam/sam_support.h"
+#include "worker/sam/model/relative_attention.h"
 
 using namespace ddprun;
+using namespace ddprun::worker;
 using namespace ddprun::test;
 using ddp::DistributedDataParallel;
 

@@ -1,11 +1,11 @@
-#include "tests/worker/sam_support.h"
+#include "tests/worker/sam/sam_support.h"
 
 #include <torch/types.h>
 
 #include <cmath>
 
-#include "common/files.h"
-#include "tests/worker/parity_models.h"
+#include <ddprun/common/files.h>
+#include "tests/worker/runtime/ddp/parity_models.h"
 
 namespace ddprun::test {
 

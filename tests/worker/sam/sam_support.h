@@ -3,7 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "worker/models/sam/sam.h"
+#include "worker/sam/model/sam.h"
 
 namespace ddprun::test {
 

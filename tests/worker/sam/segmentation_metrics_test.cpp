@@ -1,4 +1,4 @@
-#include "worker/train/segmentation_metrics.h"
+#include "worker/sam/segmentation_metrics.h"
 
 #include <torch/types.h>
 
@@ -7,6 +7,7 @@
 #include "tests/support/catch.h"
 
 using namespace ddprun;
+using namespace ddprun::worker;
 using ddprun::test::Approx;
 using torch::Tensor;
 

@@ -1,14 +1,15 @@
-#include "worker/train/tensor_cache.h"
+#include "worker/sam/tensor_cache.h"
 
 #include <torch/types.h>
 
 #include <fstream>
 
-#include "common/errors.h"
-#include "common/files.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
 #include "tests/support/catch.h"
 
 using namespace ddprun;
+using namespace ddprun::worker;
 using ddprun::train::digest;
 using ddprun::train::TensorCache;
 

@@ -1,4 +1,4 @@
-#include "worker/data/cifar10_dataset.h"
+#include <ddprun/data/cifar10_dataset.h>
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -9,8 +9,8 @@
 #include <system_error>
 #include <vector>
 
-#include "common/errors.h"
-#include "common/files.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
 
 namespace ddprun::data {
 namespace {

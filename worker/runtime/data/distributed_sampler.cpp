@@ -1,11 +1,11 @@
-#include "worker/data/distributed_sampler.h"
+#include <ddprun/data/distributed_sampler.h>
 
 #include <algorithm>
 #include <numeric>
 #include <stdexcept>
 #include <string>
 
-#include "worker/data/permutation.h"
+#include <ddprun/data/permutation.h>
 
 namespace ddprun::data {
 namespace {

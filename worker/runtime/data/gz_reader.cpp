@@ -1,4 +1,4 @@
-#include "worker/data/gz_reader.h"
+#include <ddprun/data/gz_reader.h>
 
 #include <unistd.h>
 
@@ -8,8 +8,8 @@
 #include <new>
 #include <string>
 
-#include "common/errors.h"
-#include "common/files.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
 
 namespace ddprun::data {
 namespace {

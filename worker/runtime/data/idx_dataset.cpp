@@ -1,11 +1,11 @@
-#include "worker/data/idx_dataset.h"
+#include <ddprun/data/idx_dataset.h>
 
 #include <algorithm>
 #include <string>
 #include <system_error>
 
-#include "common/errors.h"
-#include "worker/data/gz_reader.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/data/gz_reader.h>
 
 namespace ddprun::data {
 namespace {

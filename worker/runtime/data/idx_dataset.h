@@ -5,7 +5,7 @@
 #include <array>
 #include <filesystem>
 
-#include "worker/data/image_dataset.h"
+#include <ddprun/data/image_dataset.h>
 
 namespace ddprun::data {
 

@@ -1,4 +1,4 @@
-#include "worker/data/image_dataset.h"
+#include <ddprun/data/image_dataset.h>
 
 #include <stdexcept>
 

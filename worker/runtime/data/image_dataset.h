@@ -2,8 +2,8 @@
 
 #include <torch/types.h>
 
-#include "worker/data/dataset.h"
-#include "worker/data/image_transform.h"
+#include <ddprun/data/dataset.h>
+#include <ddprun/data/image_transform.h>
 
 namespace ddprun::data {
 

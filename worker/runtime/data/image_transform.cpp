@@ -1,11 +1,11 @@
-#include "worker/data/image_transform.h"
+#include <ddprun/data/image_transform.h>
 
 #include <ATen/core/PhiloxRNGEngine.h>
 
 #include <algorithm>
 #include <stdexcept>
 
-#include "worker/data/below.h"
+#include <ddprun/data/below.h>
 
 namespace ddprun::data {
 namespace {

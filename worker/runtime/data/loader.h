@@ -5,7 +5,7 @@
 #include <optional>
 #include <vector>
 
-#include "worker/data/dataset.h"
+#include <ddprun/data/dataset.h>
 
 namespace ddprun::data {
 

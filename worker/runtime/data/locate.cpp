@@ -1,10 +1,10 @@
-#include "worker/data/locate.h"
+#include <ddprun/data/locate.h>
 
 #include <algorithm>
 #include <cstdlib>
 
-#include "common/errors.h"
-#include "common/files.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
 
 namespace ddprun::data {
 

@@ -1,4 +1,4 @@
-#include "worker/data/permutation.h"
+#include <ddprun/data/permutation.h>
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <torch/types.h>

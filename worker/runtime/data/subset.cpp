@@ -1,11 +1,11 @@
-#include "worker/data/subset.h"
+#include <ddprun/data/subset.h>
 
 #include <algorithm>
 #include <cmath>
 #include <stdexcept>
 #include <string>
 
-#include "worker/data/permutation.h"
+#include <ddprun/data/permutation.h>
 
 namespace ddprun::data {
 

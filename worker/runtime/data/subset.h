@@ -3,7 +3,7 @@
 #include <memory>
 #include <utility>
 
-#include "worker/data/dataset.h"
+#include <ddprun/data/dataset.h>
 
 namespace ddprun::data {
 

@@ -1,4 +1,4 @@
-#include "worker/data/table_dataset.h"
+#include <ddprun/data/table_dataset.h>
 
 #include <charconv>
 #include <cmath>
@@ -6,8 +6,8 @@
 #include <string_view>
 #include <system_error>
 
-#include "common/errors.h"
-#include "common/files.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
 
 namespace ddprun::data {
 namespace {

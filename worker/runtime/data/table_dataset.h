@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "worker/data/tensor_dataset.h"
+#include <ddprun/data/tensor_dataset.h>
 
 namespace ddprun::data {
 

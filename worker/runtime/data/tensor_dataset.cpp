@@ -1,4 +1,4 @@
-#include "worker/data/tensor_dataset.h"
+#include <ddprun/data/tensor_dataset.h>
 
 #include <stdexcept>
 

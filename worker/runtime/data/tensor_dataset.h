@@ -2,7 +2,7 @@
 
 #include <torch/types.h>
 
-#include "worker/data/dataset.h"
+#include <ddprun/data/dataset.h>
 
 namespace ddprun::data {
 

@@ -1,4 +1,4 @@
-#include "worker/data/toy_datasets.h"
+#include <ddprun/data/toy_datasets.h>
 
 namespace ddprun::data {
 

@@ -1,4 +1,4 @@
-#include "worker/ddp/backward_end.h"
+#include <ddprun/ddp/backward_end.h>
 
 #include <torch/csrc/autograd/engine.h>
 

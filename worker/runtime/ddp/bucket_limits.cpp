@@ -1,4 +1,4 @@
-#include "worker/ddp/bucket_limits.h"
+#include <ddprun/ddp/bucket_limits.h>
 
 #include <algorithm>
 #include <limits>

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "worker/ddp/distributed_data_parallel.h"
+#include <ddprun/ddp/distributed_data_parallel.h>
 
 namespace ddprun::ddp {
 

@@ -1,9 +1,9 @@
-#include "worker/ddp/comm_hooks.h"
+#include <ddprun/ddp/comm_hooks.h>
 
 #include <vector>
 
-#include "common/errors.h"
-#include "worker/ddp/powersgd_hook.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/ddp/powersgd_hook.h>
 
 namespace ddprun::ddp {
 namespace {

@@ -9,7 +9,7 @@
 
 #include <torch/csrc/distributed/c10d/comm.hpp>
 
-#include "worker/ddp/process_group.h"
+#include <ddprun/group/process_group.h>
 
 namespace ddprun::ddp {
 

@@ -1,4 +1,4 @@
-#include "worker/ddp/distributed_data_parallel.h"
+#include <ddprun/ddp/distributed_data_parallel.h>
 
 #include <algorithm>
 #include <stdexcept>
@@ -10,13 +10,13 @@
 #include <torch/csrc/distributed/c10d/logger.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
-#include "worker/ddp/bucket_limits.h"
-#include "worker/ddp/collectives.h"
-#include "worker/ddp/engine.h"
-#include "worker/ddp/managed_state.h"
-#include "worker/ddp/module_check.h"
-#include "worker/ddp/pass_through.h"
-#include "worker/ddp/record_collectives.h"
+#include <ddprun/ddp/bucket_limits.h>
+#include <ddprun/ddp/engine.h>
+#include <ddprun/ddp/managed_state.h>
+#include <ddprun/ddp/module_check.h>
+#include <ddprun/ddp/pass_through.h>
+#include <ddprun/flight/record_collectives.h>
+#include <ddprun/group/collectives.h>
 
 namespace ddprun::ddp {
 namespace {

@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
-#include "worker/ddp/join.h"
-#include "worker/ddp/output_tensors.h"
-#include "worker/ddp/process_group.h"
+#include <ddprun/ddp/join.h>
+#include <ddprun/ddp/output_tensors.h>
+#include <ddprun/group/process_group.h>
 
 namespace c10d {
 class CommHookInterface;

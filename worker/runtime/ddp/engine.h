@@ -7,9 +7,9 @@
 
 #include <ATen/core/TensorBody.h>
 
-#include "worker/ddp/backward_end.h"
-#include "worker/ddp/distributed_data_parallel.h"
-#include "worker/ddp/pending_sum.h"
+#include <ddprun/ddp/backward_end.h>
+#include <ddprun/ddp/distributed_data_parallel.h>
+#include <ddprun/group/pending_sum.h>
 
 namespace c10d {
 class Logger;

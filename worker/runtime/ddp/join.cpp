@@ -1,15 +1,15 @@
-#include "worker/ddp/join.h"
+#include <ddprun/ddp/join.h>
 
 #include <stdexcept>
 #include <string>
 
 #include <torch/types.h>
 
-#include "common/logging.h"
-#include "worker/ddp/collectives.h"
-#include "worker/ddp/describe_ranks.h"
-#include "worker/ddp/engine.h"
-#include "worker/ddp/managed_state.h"
+#include <ddprun/common/logging.h>
+#include <ddprun/ddp/engine.h>
+#include <ddprun/ddp/managed_state.h>
+#include <ddprun/flight/describe_ranks.h>
+#include <ddprun/group/collectives.h>
 
 // Every collective of a rank's forward and backward in a join has its partner in shadow_step(), in the same
 // order: announce_step(), the buckets' new order, buffers, gradients.

@@ -1,4 +1,4 @@
-#include "worker/ddp/managed_state.h"
+#include <ddprun/ddp/managed_state.h>
 
 #include <algorithm>
 #include <stdexcept>

@@ -1,4 +1,4 @@
-#include "worker/ddp/module_check.h"
+#include <ddprun/ddp/module_check.h>
 
 #include <algorithm>
 #include <sstream>
@@ -8,8 +8,8 @@
 
 #include <torch/types.h>
 
-#include "worker/ddp/collectives.h"
-#include "worker/ddp/describe_ranks.h"
+#include <ddprun/flight/describe_ranks.h>
+#include <ddprun/group/collectives.h>
 
 namespace ddprun::ddp {
 namespace {

@@ -1,7 +1,7 @@
 #pragma once
 
-#include "worker/ddp/managed_state.h"
-#include "worker/ddp/process_group.h"
+#include <ddprun/ddp/managed_state.h>
+#include <ddprun/group/process_group.h>
 
 namespace ddprun::ddp {
 

@@ -1,4 +1,4 @@
-#include "worker/ddp/nan_check.h"
+#include <ddprun/ddp/nan_check.h>
 
 #include <cmath>
 #include <utility>
@@ -6,7 +6,7 @@
 
 #include <torch/nn/module.h>
 
-#include "worker/ddp/collectives.h"
+#include <ddprun/group/collectives.h>
 
 namespace ddprun::ddp {
 namespace {

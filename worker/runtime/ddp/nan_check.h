@@ -5,7 +5,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "worker/ddp/process_group.h"
+#include <ddprun/group/process_group.h>
 
 namespace torch::nn {
 class Module;

@@ -1,4 +1,4 @@
-#include "worker/ddp/pass_through.h"
+#include <ddprun/ddp/pass_through.h>
 
 #include <torch/csrc/autograd/custom_function.h>
 

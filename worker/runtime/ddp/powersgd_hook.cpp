@@ -1,4 +1,4 @@
-#include "worker/ddp/powersgd_hook.h"
+#include <ddprun/ddp/powersgd_hook.h>
 
 #include <algorithm>
 #include <numeric>
@@ -11,7 +11,7 @@
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
-#include "worker/ddp/powersgd_round.h"
+#include <ddprun/ddp/powersgd_round.h>
 
 namespace ddprun::ddp {
 namespace {

@@ -9,8 +9,8 @@
 
 #include <torch/types.h>
 
-#include "worker/ddp/comm_hooks.h"
-#include "worker/ddp/process_group.h"
+#include <ddprun/ddp/comm_hooks.h>
+#include <ddprun/group/process_group.h>
 
 namespace torch::nn {
 class Module;

@@ -1,4 +1,4 @@
-#include "worker/ddp/powersgd_round.h"
+#include <ddprun/ddp/powersgd_round.h>
 
 #include <algorithm>
 #include <utility>

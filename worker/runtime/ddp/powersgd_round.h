@@ -5,7 +5,7 @@
 
 #include <torch/types.h>
 
-#include "worker/ddp/powersgd_hook.h"
+#include <ddprun/ddp/powersgd_hook.h>
 
 namespace ddprun::ddp {
 

@@ -4,8 +4,8 @@
 
 #include <torch/nn/module.h>
 
-#include "worker/ddp/powersgd_hook.h"
-#include "worker/ddp/powersgd_round.h"
+#include <ddprun/ddp/powersgd_hook.h>
+#include <ddprun/ddp/powersgd_round.h>
 
 namespace ddprun::ddp {
 namespace {

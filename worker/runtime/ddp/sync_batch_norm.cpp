@@ -1,4 +1,4 @@
-#include "worker/ddp/sync_batch_norm.h"
+#include <ddprun/ddp/sync_batch_norm.h>
 
 #include <optional>
 #include <ostream>

@@ -5,7 +5,7 @@
 
 #include <torch/nn/modules/batchnorm.h>
 
-#include "worker/ddp/process_group.h"
+#include <ddprun/group/process_group.h>
 
 namespace ddprun::ddp {
 

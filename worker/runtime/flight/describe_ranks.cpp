@@ -1,4 +1,4 @@
-#include "worker/ddp/describe_ranks.h"
+#include <ddprun/flight/describe_ranks.h>
 
 #include <algorithm>
 #include <cstddef>

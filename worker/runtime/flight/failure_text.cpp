@@ -1,10 +1,10 @@
-#include "worker/ddp/failure_text.h"
+#include <ddprun/flight/failure_text.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <optional>
 
-#include "worker/ddp/describe_ranks.h"
+#include <ddprun/flight/describe_ranks.h>
 
 namespace ddprun::ddp {
 namespace {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "worker/ddp/flight_analysis.h"
+#include <ddprun/flight/flight_analysis.h>
 
 namespace ddprun::ddp {
 

@@ -1,11 +1,11 @@
-#include "worker/ddp/flight_analysis.h"
+#include <ddprun/flight/flight_analysis.h>
 
 #include <algorithm>
 #include <map>
 #include <set>
 #include <tuple>
 
-#include "worker/ddp/describe_ranks.h"
+#include <ddprun/flight/describe_ranks.h>
 
 namespace ddprun::ddp {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "worker/ddp/flight_recorder.h"
+#include <ddprun/flight/flight_recorder.h>
 
 namespace ddprun::ddp {
 

@@ -1,4 +1,4 @@
-#include "worker/ddp/flight_dump.h"
+#include <ddprun/flight/flight_dump.h>
 
 #include <cmath>
 #include <mutex>
@@ -6,10 +6,10 @@
 #include <stdexcept>
 #include <utility>
 
-#include "common/files.h"
-#include "common/logging.h"
-#include "common/one_line.h"
-#include "common/worker_env.h"
+#include <ddprun/common/files.h>
+#include <ddprun/common/logging.h>
+#include <ddprun/common/text/one_line.h>
+#include <ddprun/common/worker_env.h>
 
 namespace ddprun::ddp {
 namespace {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "worker/ddp/flight_recorder.h"
+#include <ddprun/flight/flight_recorder.h>
 
 namespace ddprun::ddp {
 

@@ -1,9 +1,9 @@
-#include "worker/ddp/flight_position.h"
+#include <ddprun/flight/flight_position.h>
 
 #include <exception>
 #include <sstream>
 
-#include "common/one_line.h"
+#include <ddprun/common/text/one_line.h>
 
 namespace ddprun::ddp {
 

@@ -4,7 +4,7 @@
 #include <optional>
 #include <string>
 
-#include "worker/ddp/flight_dump.h"
+#include <ddprun/flight/flight_dump.h>
 
 namespace ddprun::ddp {
 

@@ -1,4 +1,4 @@
-#include "worker/ddp/flight_recorder.h"
+#include <ddprun/flight/flight_recorder.h>
 
 #include <algorithm>
 #include <chrono>

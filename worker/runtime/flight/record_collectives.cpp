@@ -1,4 +1,4 @@
-#include "worker/ddp/record_collectives.h"
+#include <ddprun/flight/record_collectives.h>
 
 #include <mutex>
 #include <numeric>
@@ -9,8 +9,8 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include "worker/ddp/flight_dump.h"
-#include "worker/ddp/recording_backend.h"
+#include <ddprun/flight/flight_dump.h>
+#include <ddprun/flight/recording_backend.h>
 
 namespace ddprun::ddp {
 namespace {

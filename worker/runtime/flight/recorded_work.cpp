@@ -1,4 +1,4 @@
-#include "worker/ddp/recorded_work.h"
+#include <ddprun/flight/recorded_work.h>
 
 #include <ATen/core/ivalue.h>
 #include <c10/util/Exception.h>

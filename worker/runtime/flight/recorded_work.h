@@ -8,8 +8,8 @@
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
-#include "worker/ddp/flight_recorder.h"
-#include "worker/ddp/watchdog.h"
+#include <ddprun/flight/flight_recorder.h>
+#include <ddprun/flight/watchdog.h>
 
 namespace ddprun::ddp {
 

@@ -1,4 +1,4 @@
-#include "worker/ddp/recording_backend.h"
+#include <ddprun/flight/recording_backend.h>
 
 #include <c10/core/ScalarType.h>
 

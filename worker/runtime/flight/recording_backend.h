@@ -6,7 +6,7 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include "worker/ddp/recorded_work.h"
+#include <ddprun/flight/recorded_work.h>
 
 namespace ddprun::ddp {
 

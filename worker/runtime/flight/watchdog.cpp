@@ -1,4 +1,4 @@
-#include "worker/ddp/watchdog.h"
+#include <ddprun/flight/watchdog.h>
 
 #include <algorithm>
 #include <condition_variable>
@@ -7,10 +7,10 @@
 #include <thread>
 #include <utility>
 
-#include "common/one_line.h"
-#include "worker/ddp/failure_text.h"
-#include "worker/ddp/flight_dump.h"
-#include "worker/ddp/flight_position.h"
+#include <ddprun/common/text/one_line.h>
+#include <ddprun/flight/failure_text.h>
+#include <ddprun/flight/flight_dump.h>
+#include <ddprun/flight/flight_position.h>
 
 namespace ddprun::ddp {
 namespace {

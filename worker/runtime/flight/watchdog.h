@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "worker/ddp/flight_analysis.h"
-#include "worker/ddp/flight_recorder.h"
+#include <ddprun/flight/flight_analysis.h>
+#include <ddprun/flight/flight_recorder.h>
 
 namespace ddprun::ddp {
 

@@ -1,4 +1,4 @@
-#include "worker/ddp/await_listener.h"
+#include <ddprun/group/await_listener.h>
 
 #include <netdb.h>
 #include <poll.h>
@@ -9,7 +9,7 @@
 #include <memory>
 #include <thread>
 
-#include "common/files.h"
+#include <ddprun/common/files.h>
 
 namespace ddprun::ddp {
 namespace {

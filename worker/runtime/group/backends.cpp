@@ -1,4 +1,4 @@
-#include "worker/ddp/backends.h"
+#include <ddprun/group/backends.h>
 
 #include <net/if.h>
 #include <sys/socket.h>
@@ -18,14 +18,14 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
-#include "common/errors.h"
-#include "common/files.h"
-#include "common/logging.h"
-#include "worker/ddp/cuda_backend.h"
-#include "worker/ddp/flight_dump.h"
-#include "worker/ddp/local_address.h"
-#include "worker/ddp/local_all_reduce.h"
-#include "worker/ddp/record_collectives.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include <ddprun/common/logging.h>
+#include <ddprun/flight/flight_dump.h>
+#include <ddprun/flight/record_collectives.h>
+#include <ddprun/group/cuda_backend.h>
+#include <ddprun/group/local_address.h>
+#include <ddprun/group/local_all_reduce.h>
 
 namespace ddprun::ddp {
 namespace {

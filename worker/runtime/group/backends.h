@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "common/worker_env.h"
-#include "worker/ddp/store.h"
+#include <ddprun/common/worker_env.h>
+#include <ddprun/group/store.h>
 
 namespace c10d {
 class ProcessGroup;

@@ -1,4 +1,4 @@
-#include "worker/ddp/collectives.h"
+#include <ddprun/group/collectives.h>
 
 #include <algorithm>
 #include <utility>

@@ -1,4 +1,4 @@
-#include "worker/ddp/cuda_backend.h"
+#include <ddprun/group/cuda_backend.h>
 
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <dlfcn.h>
@@ -8,8 +8,8 @@
 #include <stdexcept>
 #include <vector>
 
-#include "common/errors.h"
-#include "common/logging.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/logging.h>
 
 namespace ddprun::ddp {
 namespace {

@@ -4,9 +4,9 @@
 
 #include <string>
 
-#include "worker/ddp/cuda_driver.h"
-#include "worker/ddp/cuda_plugin.h"
-#include "worker/ddp/device_choice.h"
+#include <ddprun/group/cuda_driver.h>
+#include <ddprun/group/cuda_plugin.h>
+#include <ddprun/group/device_choice.h>
 
 namespace ddprun::ddp {
 

@@ -1,4 +1,4 @@
-#include "worker/ddp/cuda_driver.h"
+#include <ddprun/group/cuda_driver.h>
 
 #include <dlfcn.h>
 

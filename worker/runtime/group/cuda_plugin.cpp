@@ -1,5 +1,5 @@
 // libddprun_cuda.so: host code only, no kernels.
-#include "worker/ddp/cuda_plugin.h"
+#include <ddprun/group/cuda_plugin.h>
 
 #include <c10/cuda/CUDAFunctions.h>
 #include <cuda_runtime_api.h>

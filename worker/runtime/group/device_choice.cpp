@@ -1,10 +1,10 @@
-#include "worker/ddp/device_choice.h"
+#include <ddprun/group/device_choice.h>
 
 #include <algorithm>
 #include <map>
 
-#include "common/errors.h"
-#include "worker/ddp/describe_ranks.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/flight/describe_ranks.h>
 
 namespace ddprun::ddp {
 

@@ -1,4 +1,4 @@
-#include "worker/ddp/held_port.h"
+#include <ddprun/group/held_port.h>
 
 #include <netdb.h>
 #include <netinet/in.h>
@@ -8,7 +8,7 @@
 #include <memory>
 #include <system_error>
 
-#include "common/errors.h"
+#include <ddprun/common/errors.h>
 
 namespace ddprun::ddp {
 

@@ -2,8 +2,8 @@
 
 #include <string>
 
-#include "common/unique_fd.h"
-#include "common/worker_env.h"
+#include <ddprun/common/unique_fd.h>
+#include <ddprun/common/worker_env.h>
 
 namespace ddprun::ddp {
 

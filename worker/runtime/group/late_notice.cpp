@@ -1,10 +1,10 @@
-#include "worker/ddp/late_notice.h"
+#include <ddprun/group/late_notice.h>
 
 #include <condition_variable>
 #include <mutex>
 #include <utility>
 
-#include "common/logging.h"
+#include <ddprun/common/logging.h>
 
 namespace ddprun::ddp {
 

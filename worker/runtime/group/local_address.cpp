@@ -1,4 +1,4 @@
-#include "worker/ddp/local_address.h"
+#include <ddprun/group/local_address.h>
 
 #include <netdb.h>
 #include <netinet/in.h>
@@ -11,8 +11,8 @@
 #include <tuple>
 #include <vector>
 
-#include "common/errors.h"
-#include "common/unique_fd.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/unique_fd.h>
 
 namespace ddprun::ddp {
 namespace {

@@ -1,4 +1,4 @@
-#include "worker/ddp/local_all_reduce.h"
+#include <ddprun/group/local_all_reduce.h>
 
 #include <sched.h>
 #include <unistd.h>

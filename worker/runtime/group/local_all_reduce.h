@@ -13,7 +13,7 @@
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
-#include "worker/ddp/shared_sum.h"
+#include <ddprun/group/shared_sum.h>
 
 namespace ddprun::ddp {
 

@@ -1,4 +1,4 @@
-#include "worker/ddp/pending_sum.h"
+#include <ddprun/group/pending_sum.h>
 
 #include <torch/types.h>
 

@@ -1,4 +1,4 @@
-#include "worker/ddp/process_group.h"
+#include <ddprun/group/process_group.h>
 
 #include <algorithm>
 #include <mutex>
@@ -9,12 +9,12 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
-#include "common/errors.h"
-#include "worker/ddp/backends.h"
-#include "worker/ddp/collectives.h"
-#include "worker/ddp/cuda_backend.h"
-#include "worker/ddp/late_notice.h"
-#include "worker/ddp/store_barrier.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/group/backends.h>
+#include <ddprun/group/collectives.h>
+#include <ddprun/group/cuda_backend.h>
+#include <ddprun/group/late_notice.h>
+#include <ddprun/group/store_barrier.h>
 
 namespace ddprun::ddp {
 namespace {

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "common/worker_env.h"
-#include "worker/ddp/device_choice.h"
+#include <ddprun/common/worker_env.h>
+#include <ddprun/group/device_choice.h>
 
 namespace c10d {
 class ProcessGroup;

@@ -1,4 +1,4 @@
-#include "worker/ddp/shared_memory.h"
+#include <ddprun/group/shared_memory.h>
 
 #include <fcntl.h>
 #include <poll.h>

@@ -4,8 +4,8 @@
 #include <memory>
 #include <vector>
 
-#include "common/unique_fd.h"
-#include "worker/ddp/store.h"
+#include <ddprun/common/unique_fd.h>
+#include <ddprun/group/store.h>
 
 namespace ddprun::ddp {
 

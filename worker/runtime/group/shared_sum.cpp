@@ -1,4 +1,4 @@
-#include "worker/ddp/shared_sum.h"
+#include <ddprun/group/shared_sum.h>
 
 #include <linux/futex.h>
 #include <sys/syscall.h>

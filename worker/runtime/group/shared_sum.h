@@ -7,7 +7,7 @@
 #include <memory>
 #include <string>
 
-#include "worker/ddp/shared_memory.h"
+#include <ddprun/group/shared_memory.h>
 
 namespace ddprun::ddp {
 

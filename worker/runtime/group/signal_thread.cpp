@@ -1,4 +1,4 @@
-#include "worker/ddp/signal_thread.h"
+#include <ddprun/group/signal_thread.h>
 
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -9,7 +9,7 @@
 #include <system_error>
 #include <utility>
 
-#include "common/errors.h"
+#include <ddprun/common/errors.h>
 
 namespace ddprun::ddp {
 namespace {

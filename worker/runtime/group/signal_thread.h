@@ -5,7 +5,7 @@
 #include <string>
 #include <thread>
 
-#include "common/unique_fd.h"
+#include <ddprun/common/unique_fd.h>
 
 namespace ddprun::ddp {
 

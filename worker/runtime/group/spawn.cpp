@@ -1,4 +1,4 @@
-#include "worker/ddp/spawn.h"
+#include <ddprun/group/spawn.h>
 
 #include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
@@ -24,10 +24,10 @@
 #include <system_error>
 #include <vector>
 
-#include "common/errors.h"
-#include "common/exit_status.h"
-#include "common/unique_fd.h"
-#include "worker/ddp/held_port.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/exit_status.h>
+#include <ddprun/common/unique_fd.h>
+#include <ddprun/group/held_port.h>
 
 namespace ddprun {
 namespace {

@@ -1,4 +1,4 @@
-#include "worker/ddp/store.h"
+#include <ddprun/group/store.h>
 
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -14,8 +14,8 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-#include "common/errors.h"
-#include "worker/ddp/await_listener.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/group/await_listener.h>
 
 namespace ddprun::ddp {
 namespace {

@@ -5,7 +5,7 @@
 #include <chrono>
 #include <string>
 
-#include "common/worker_env.h"
+#include <ddprun/common/worker_env.h>
 
 namespace c10d {
 class Store;

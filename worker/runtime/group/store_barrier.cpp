@@ -1,4 +1,4 @@
-#include "worker/ddp/store_barrier.h"
+#include <ddprun/group/store_barrier.h>
 
 #include <algorithm>
 #include <sstream>
@@ -7,7 +7,7 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include "worker/ddp/describe_ranks.h"
+#include <ddprun/flight/describe_ranks.h>
 
 namespace ddprun::ddp {
 namespace {

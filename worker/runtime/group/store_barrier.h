@@ -5,8 +5,8 @@
 #include <utility>
 #include <vector>
 
-#include "worker/ddp/missing_ranks.h"
-#include "worker/ddp/store.h"
+#include <ddprun/flight/missing_ranks.h>
+#include <ddprun/group/store.h>
 
 namespace ddprun::ddp {
 

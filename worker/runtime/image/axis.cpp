@@ -1,4 +1,4 @@
-#include "worker/image/axis.h"
+#include <ddprun/image/axis.h>
 
 #include <algorithm>
 #include <cmath>

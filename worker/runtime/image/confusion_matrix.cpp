@@ -1,4 +1,4 @@
-#include "worker/image/confusion_matrix.h"
+#include <ddprun/image/confusion_matrix.h>
 
 #include <cairo.h>
 
@@ -7,14 +7,14 @@
 #include <cstdio>
 #include <stdexcept>
 
-#include "worker/image/drawing.h"
+#include <ddprun/image/drawing.h>
 
 namespace ddprun::image {
 namespace {
 
 constexpr std::size_t kMostClasses = 1000;
-constexpr TextStyle kTitle{.size = 16, .bold = true};
-constexpr TextStyle kLabel{.size = 13, .align = Align::centre, .colour = kQuietInk};
+constexpr TextStyle kMatrixTitle{.size = 16, .bold = true};
+constexpr TextStyle kMatrixLabel{.size = 13, .align = Align::centre, .colour = kQuietInk};
 
 void check(const ConfusionMatrix& matrix, int size) {
   const auto classes = matrix.classes.size();
@@ -42,9 +42,9 @@ std::string accuracy_text(const ConfusionMatrix& matrix) {
 }
 
 /// Draws one matrix: title, names of the true classes at the left, of the predicted ones below.
-class Painter {
+class MatrixPainter {
  public:
-  Painter(cairo_t* cairo, const ConfusionMatrix& matrix, const std::string& title, double size)
+  MatrixPainter(cairo_t* cairo, const ConfusionMatrix& matrix, const std::string& title, double size)
       : cairo_(cairo), matrix_(matrix), title_(title), classes_(matrix.classes.size()), size_(size) {}
 
   void paint() {
@@ -57,7 +57,7 @@ class Painter {
     top_ = kMargin + 36;
     const double below = std::max(24.0, turned_names() ? widest + 10 : 0) + 24;
     cell_ = std::min((size_ - left_ - kMargin), (size_ - top_ - below)) / static_cast<double>(classes_);
-    draw_text(cairo_, kMargin, kMargin + 8, title_ + ": " + accuracy_text(matrix_), kTitle);
+    draw_text(cairo_, kMargin, kMargin + 8, title_ + ": " + accuracy_text(matrix_), kMatrixTitle);
     for (std::size_t row = 0; row < classes_; ++row) paint_row(row);
     set_colour(cairo_, kQuietInk);
     cairo_set_line_width(cairo_, 1);
@@ -120,11 +120,11 @@ class Painter {
       draw_text(cairo_, 0, 0, name, style);
       cairo_restore(cairo_);
     }
-    draw_text(cairo_, left_ + side() / 2, size_ - kMargin, "predicted", kLabel);
+    draw_text(cairo_, left_ + side() / 2, size_ - kMargin, "predicted", kMatrixLabel);
     cairo_save(cairo_);
     cairo_translate(cairo_, kMargin + 4, top_ + side() / 2);
     cairo_rotate(cairo_, -std::acos(-1.0) / 2);
-    draw_text(cairo_, 0, 0, "true", kLabel);
+    draw_text(cairo_, 0, 0, "true", kMatrixLabel);
     cairo_restore(cairo_);
   }
 
@@ -141,7 +141,7 @@ class Painter {
 
 Image draw_confusion_matrix(const ConfusionMatrix& matrix, const std::string& title, int size) {
   check(matrix, size);
-  return draw_image(size, size, [&](cairo_t* cairo) { Painter(cairo, matrix, title, size).paint(); });
+  return draw_image(size, size, [&](cairo_t* cairo) { MatrixPainter(cairo, matrix, title, size).paint(); });
 }
 
 }  // namespace ddprun::image

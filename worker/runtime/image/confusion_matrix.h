@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "worker/image/image.h"
+#include <ddprun/image/image.h>
 
 namespace ddprun::image {
 

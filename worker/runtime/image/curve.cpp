@@ -1,4 +1,4 @@
-#include "worker/image/curve.h"
+#include <ddprun/image/curve.h>
 
 #include <algorithm>
 #include <cmath>

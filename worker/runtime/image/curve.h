@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "worker/image/axis.h"
+#include <ddprun/image/axis.h>
 
 namespace ddprun::image {
 

@@ -1,4 +1,4 @@
-#include "worker/image/drawing.h"
+#include <ddprun/image/drawing.h>
 
 #include <cairo-svg.h>
 #include <cairo.h>
@@ -8,8 +8,8 @@
 #include <memory>
 #include <stdexcept>
 
-#include "common/one_line.h"
-#include "common/utf8.h"
+#include <ddprun/common/text/one_line.h>
+#include <ddprun/common/text/utf8.h>
 
 namespace ddprun::image {
 namespace {

@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-#include "worker/image/image.h"
+#include <ddprun/image/image.h>
 
 using cairo_t = struct _cairo;
 

@@ -1,4 +1,4 @@
-#include "worker/image/image.h"
+#include <ddprun/image/image.h>
 
 #include <stdexcept>
 #include <string>

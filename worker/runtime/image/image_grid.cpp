@@ -1,4 +1,4 @@
-#include "worker/image/image_grid.h"
+#include <ddprun/image/image_grid.h>
 
 #include <cairo.h>
 
@@ -6,12 +6,12 @@
 #include <cmath>
 #include <sstream>
 
-#include "worker/image/drawing.h"
+#include <ddprun/image/drawing.h>
 
 namespace ddprun::image {
 namespace {
 
-constexpr int kPadding = 14, kLine = 15, kTitle = 30, kGap = 10;
+constexpr int kPadding = 14, kLine = 15, kGridTitle = 30, kGap = 10;
 constexpr TextStyle kTitleStyle{.size = 16, .bold = true};
 
 /// Pixels of a picture's longer side in the grid: a whole multiple of its own where it is small.
@@ -73,7 +73,7 @@ Layout layout_of(const std::vector<Tile>& tiles, const std::string& title, int c
   columns = std::min(columns, count);
   std::size_t lines = 1;
   for (const auto& tile : tiles) lines = std::max(lines, lines_of(tile.caption).size());
-  return {columns, (count + columns - 1) / columns, side_of(tiles), kPadding + (title.empty() ? 0 : kTitle),
+  return {columns, (count + columns - 1) / columns, side_of(tiles), kPadding + (title.empty() ? 0 : kGridTitle),
           7 + kLine * static_cast<int>(lines)};
 }
 

@@ -1,4 +1,4 @@
-#include "worker/image/jpeg.h"
+#include <ddprun/image/jpeg.h>
 
 #include <csetjmp>
 #include <cstdio>  // which jpeglib.h needs before it
@@ -8,7 +8,7 @@
 // after jpeglib.h, whose version it asks for
 #include <jerror.h>
 
-#include "common/errors.h"
+#include <ddprun/common/errors.h>
 
 namespace ddprun::image {
 namespace {

@@ -3,7 +3,7 @@
 #include <filesystem>
 #include <string_view>
 
-#include "worker/image/image.h"
+#include <ddprun/image/image.h>
 
 namespace ddprun::image {
 

@@ -1,4 +1,4 @@
-#include "worker/image/line_chart.h"
+#include <ddprun/image/line_chart.h>
 
 #include <cairo.h>
 
@@ -8,15 +8,15 @@
 #include <limits>
 #include <stdexcept>
 
-#include "worker/image/axis.h"
-#include "worker/image/curve.h"
-#include "worker/image/drawing.h"
+#include <ddprun/image/axis.h>
+#include <ddprun/image/curve.h>
+#include <ddprun/image/drawing.h>
 
 namespace ddprun::image {
 namespace {
 
 constexpr int kSmallestWidth = 200, kSmallestHeight = 150;
-constexpr double kPadding = 14, kLineHeight = 20;
+constexpr double kChartPadding = 14, kLineHeight = 20;
 constexpr std::size_t kMostMarkers = 60;  // more points than this are a line without markers
 constexpr TextStyle kTitle{.size = 16, .bold = true};
 constexpr TextStyle kLabel{.size = 13, .align = Align::centre, .colour = kQuietInk};
@@ -71,9 +71,9 @@ struct Plot {
 };
 
 /// Draws one chart; top to bottom: title, legend, plot, labels.
-class Painter {
+class ChartPainter {
  public:
-  Painter(cairo_t* cairo, const LineChart& chart, int width, int height)
+  ChartPainter(cairo_t* cairo, const LineChart& chart, int width, int height)
       : cairo_(cairo),
         chart_(chart),
         width_(width),
@@ -81,13 +81,13 @@ class Painter {
         axes_(axes_of(chart, std::max(2, width / 90), std::max(2, height / 50))) {}
 
   void paint() {
-    plot_.top = kPadding;
+    plot_.top = kChartPadding;
     paint_title();
     paint_legend();
     plot_.top += 10;
-    plot_.bottom = height_ - kPadding - kLineHeight - (chart_.x_label.empty() ? 0 : kLineHeight);
-    plot_.left = kPadding + (chart_.y_label.empty() ? 0 : kLineHeight) + widest_y_tick() + 8;
-    plot_.right = width_ - kPadding - 6;
+    plot_.bottom = height_ - kChartPadding - kLineHeight - (chart_.x_label.empty() ? 0 : kLineHeight);
+    plot_.left = kChartPadding + (chart_.y_label.empty() ? 0 : kLineHeight) + widest_y_tick() + 8;
+    plot_.right = width_ - kChartPadding - 6;
     paint_grid();
     paint_labels();
     if (axes_.empty)
@@ -104,21 +104,21 @@ class Painter {
  private:
   void paint_title() {
     if (chart_.title.empty()) return;
-    draw_text(cairo_, kPadding, plot_.top + kLineHeight / 2,
-              fitted(cairo_, chart_.title, width_ - 2 * kPadding, kTitle), kTitle);
+    draw_text(cairo_, kChartPadding, plot_.top + kLineHeight / 2,
+              fitted(cairo_, chart_.title, width_ - 2 * kChartPadding, kTitle), kTitle);
     plot_.top += kLineHeight + 6;
   }
 
   /// As many names as fit into a third of the height.
   void paint_legend() {
     constexpr double kSample = 22, kGap = 18;
-    double x = kPadding;
+    double x = kChartPadding;
     const double lowest = plot_.top + height_ / 3.0 - 2 * kLineHeight;
     for (std::size_t i = 0; i < chart_.series.size(); ++i) {
-      const auto name = fitted(cairo_, chart_.series[i].name, width_ - 2 * kPadding - kSample - 6, kLegend);
+      const auto name = fitted(cairo_, chart_.series[i].name, width_ - 2 * kChartPadding - kSample - 6, kLegend);
       const double needed = kSample + 6 + text_width(cairo_, name, kLegend);
-      if (x > kPadding && x + needed > width_ - kPadding) {
-        x = kPadding;
+      if (x > kChartPadding && x + needed > width_ - kChartPadding) {
+        x = kChartPadding;
         plot_.top += kLineHeight;
         if (plot_.top > lowest) {
           draw_text(cairo_, x, plot_.top + kLineHeight / 2,
@@ -176,9 +176,9 @@ class Painter {
   }
 
   void paint_labels() {
-    draw_text(cairo_, plot_.x(0.5), height_ - kPadding - kLineHeight / 2 + 4, chart_.x_label, kLabel);
+    draw_text(cairo_, plot_.x(0.5), height_ - kChartPadding - kLineHeight / 2 + 4, chart_.x_label, kLabel);
     cairo_save(cairo_);
-    cairo_translate(cairo_, kPadding + 4, plot_.y(0.5));
+    cairo_translate(cairo_, kChartPadding + 4, plot_.y(0.5));
     cairo_rotate(cairo_, -std::acos(-1.0) / 2);
     draw_text(cairo_, 0, 0, chart_.y_label, kLabel);
     cairo_restore(cairo_);
@@ -224,12 +224,12 @@ class Painter {
 
 Image draw_line_chart(const LineChart& chart, int width, int height) {
   check(chart, width, height);
-  return draw_image(width, height, [&](cairo_t* cairo) { Painter(cairo, chart, width, height).paint(); });
+  return draw_image(width, height, [&](cairo_t* cairo) { ChartPainter(cairo, chart, width, height).paint(); });
 }
 
 std::string line_chart_svg(const LineChart& chart, int width, int height) {
   check(chart, width, height);
-  return draw_svg(width, height, [&](cairo_t* cairo) { Painter(cairo, chart, width, height).paint(); });
+  return draw_svg(width, height, [&](cairo_t* cairo) { ChartPainter(cairo, chart, width, height).paint(); });
 }
 
 }  // namespace ddprun::image

@@ -1,4 +1,4 @@
-#include "worker/image/png.h"
+#include <ddprun/image/png.h>
 
 #include <png.h>
 
@@ -7,8 +7,8 @@
 #include <cstring>
 #include <stdexcept>
 
-#include "common/errors.h"
-#include "common/files.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
 
 namespace ddprun::image {
 namespace {

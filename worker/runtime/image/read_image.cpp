@@ -1,13 +1,13 @@
-#include "worker/image/read_image.h"
+#include <ddprun/image/read_image.h>
 
 #include <array>
 #include <fstream>
 #include <system_error>
 
-#include "common/errors.h"
-#include "common/files.h"
-#include "worker/image/jpeg.h"
-#include "worker/image/png.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include <ddprun/image/jpeg.h>
+#include <ddprun/image/png.h>
 
 namespace ddprun::image {
 namespace {

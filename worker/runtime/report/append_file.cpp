@@ -1,12 +1,12 @@
-#include "worker/report/append_file.h"
+#include <ddprun/report/append_file.h>
 
 #include <fcntl.h>
 #include <unistd.h>
 
 #include <cerrno>
 
-#include "common/errors.h"
-#include "common/files.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
 
 namespace ddprun::report {
 

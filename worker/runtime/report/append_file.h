@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <string_view>
 
-#include "common/unique_fd.h"
+#include <ddprun/common/unique_fd.h>
 
 namespace ddprun::report {
 

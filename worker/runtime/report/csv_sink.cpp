@@ -1,12 +1,12 @@
-#include "worker/report/csv_sink.h"
+#include <ddprun/report/csv_sink.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <string_view>
 
-#include "common/errors.h"
-#include "common/files.h"
-#include "worker/report/number_text.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include <ddprun/report/number_text.h>
 
 namespace ddprun::report {
 namespace {

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "worker/report/append_file.h"
-#include "worker/report/metric_sink.h"
+#include <ddprun/report/append_file.h>
+#include <ddprun/report/metric_sink.h>
 
 namespace ddprun::report {
 

@@ -1,9 +1,9 @@
-#include "worker/report/html_report.h"
+#include <ddprun/report/html_report.h>
 
 #include <cstdint>
 #include <string_view>
 
-#include "worker/report/html_text.h"
+#include <ddprun/report/html_text.h>
 
 namespace ddprun::report {
 namespace {

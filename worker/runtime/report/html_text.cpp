@@ -1,8 +1,8 @@
-#include "worker/report/html_text.h"
+#include <ddprun/report/html_text.h>
 
 #include <cstddef>
 
-#include "common/utf8.h"
+#include <ddprun/common/text/utf8.h>
 
 namespace ddprun::report {
 

@@ -1,10 +1,10 @@
-#include "worker/report/jsonl_sink.h"
+#include <ddprun/report/jsonl_sink.h>
 
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "worker/report/number_text.h"
+#include <ddprun/report/number_text.h>
 
 namespace ddprun::report {
 namespace {

@@ -3,8 +3,8 @@
 #include <filesystem>
 #include <vector>
 
-#include "worker/report/append_file.h"
-#include "worker/report/metric_sink.h"
+#include <ddprun/report/append_file.h>
+#include <ddprun/report/metric_sink.h>
 
 namespace ddprun::report {
 

@@ -1,4 +1,4 @@
-#include "worker/report/number_text.h"
+#include <ddprun/report/number_text.h>
 
 #include <cmath>
 #include <cstdio>

@@ -1,4 +1,4 @@
-#include "worker/report/resource_usage.h"
+#include <ddprun/report/resource_usage.h>
 
 #include <sys/resource.h>
 
@@ -10,7 +10,7 @@
 #include <limits>
 #include <stdexcept>
 
-#include "common/nvml_library.h"
+#include <ddprun/common/nvml_library.h>
 
 namespace ddprun::report {
 namespace {

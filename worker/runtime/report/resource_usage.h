@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "worker/report/metric_sink.h"
+#include <ddprun/report/metric_sink.h>
 
 namespace ddprun::report {
 

@@ -1,4 +1,4 @@
-#include "worker/report/tensorboard_event.h"
+#include <ddprun/report/tensorboard_event.h>
 
 #include <boost/crc.hpp>
 #include <protozero/pbf_writer.hpp>

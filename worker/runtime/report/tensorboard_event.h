@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-#include "worker/report/metric_sink.h"
+#include <ddprun/report/metric_sink.h>
 
 namespace ddprun::report {
 

@@ -1,4 +1,4 @@
-#include "worker/report/tensorboard_sink.h"
+#include <ddprun/report/tensorboard_sink.h>
 
 #include <unistd.h>
 
@@ -6,7 +6,7 @@
 #include <chrono>
 #include <cstdio>
 
-#include "worker/report/tensorboard_event.h"
+#include <ddprun/report/tensorboard_event.h>
 
 namespace ddprun::report {
 namespace {

@@ -1,4 +1,4 @@
-#include "worker/failure.h"
+#include <ddprun/run/failure.h>
 
 #include <c10/util/Exception.h>
 
@@ -6,11 +6,11 @@
 #include <ctime>
 #include <iostream>
 
-#include "common/error_file.h"
-#include "common/errors.h"
-#include "common/logging.h"
-#include "common/one_line.h"
-#include "common/worker_env.h"
+#include <ddprun/common/error_file.h>
+#include <ddprun/common/errors.h>
+#include <ddprun/common/logging.h>
+#include <ddprun/common/text/one_line.h>
+#include <ddprun/common/worker_env.h>
 
 namespace ddprun {
 namespace {

@@ -1,4 +1,4 @@
-#include "worker/memory.h"
+#include <ddprun/run/memory.h>
 
 #include <malloc.h>
 

@@ -1,15 +1,15 @@
-#include "worker/run_worker.h"
+#include <ddprun/run/run_worker.h>
 
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
 #include <exception>
 
-#include "common/logging.h"
-#include "worker/ddp/record_collectives.h"
-#include "worker/ddp/signal_thread.h"
-#include "worker/failure.h"
-#include "worker/memory.h"
+#include <ddprun/common/logging.h>
+#include <ddprun/flight/record_collectives.h>
+#include <ddprun/group/signal_thread.h>
+#include <ddprun/run/failure.h>
+#include <ddprun/run/memory.h>
 
 namespace ddprun {
 

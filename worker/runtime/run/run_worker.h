@@ -3,7 +3,7 @@
 #include <functional>
 #include <string>
 
-#include "common/worker_env.h"
+#include <ddprun/common/worker_env.h>
 
 namespace ddprun {
 

@@ -1,4 +1,4 @@
-#include "worker/train/dict_reader.h"
+#include <ddprun/serialize/dict_reader.h>
 
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>

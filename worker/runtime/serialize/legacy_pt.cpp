@@ -1,4 +1,4 @@
-#include "worker/serialize/legacy_pt.h"
+#include <ddprun/serialize/legacy_pt.h>
 
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
@@ -11,10 +11,10 @@
 #include <unordered_map>
 #include <utility>
 
-#include "common/files.h"
-#include "worker/serialize/in_quotes.h"
-#include "worker/serialize/rebuild_tensor.h"
-#include "worker/serialize/unpickler.h"
+#include <ddprun/common/files.h>
+#include <ddprun/common/text/in_quotes.h>
+#include <ddprun/serialize/rebuild_tensor.h>
+#include <ddprun/serialize/unpickler.h>
 
 namespace ddprun::serialize {
 namespace {

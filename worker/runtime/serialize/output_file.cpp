@@ -1,4 +1,4 @@
-#include "worker/serialize/output_file.h"
+#include <ddprun/serialize/output_file.h>
 
 #include <fcntl.h>
 #include <unistd.h>

@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <filesystem>
 
-#include "common/unique_fd.h"
+#include <ddprun/common/unique_fd.h>
 
 namespace ddprun::serialize {
 

@@ -1,8 +1,8 @@
-#include "worker/serialize/pickle_bytes.h"
+#include <ddprun/serialize/pickle_bytes.h>
 
 #include <bit>
 
-#include "worker/serialize/unpickler.h"
+#include <ddprun/serialize/unpickler.h>
 
 namespace ddprun::serialize {
 

@@ -1,4 +1,4 @@
-#include "worker/serialize/pickle_stack.h"
+#include <ddprun/serialize/pickle_stack.h>
 
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>

@@ -8,8 +8,8 @@
 
 #include <ATen/core/ivalue.h>
 
-#include "worker/serialize/pickle_bytes.h"
-#include "worker/serialize/pickle_value.h"
+#include <ddprun/serialize/pickle_bytes.h>
+#include <ddprun/serialize/pickle_value.h>
 
 namespace ddprun::serialize {
 

@@ -8,7 +8,7 @@
 
 #include <ATen/core/ivalue.h>
 
-#include "worker/serialize/unpickler.h"
+#include <ddprun/serialize/unpickler.h>
 
 namespace ddprun::serialize {
 

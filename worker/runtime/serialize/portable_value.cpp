@@ -1,4 +1,4 @@
-#include "worker/serialize/portable_value.h"
+#include <ddprun/serialize/portable_value.h>
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/core/Dict.h>
@@ -15,12 +15,12 @@
 #include <unordered_map>
 #include <vector>
 
-#include "worker/serialize/rebuild_tensor.h"
+#include <ddprun/serialize/rebuild_tensor.h>
 
 namespace ddprun::serialize {
 namespace {
 
-constexpr int kMaxDepth = 100;
+constexpr int kMaxValueDepth = 100;
 
 /// What the value's tensors have of one storage.
 struct StorageUse {
@@ -75,7 +75,7 @@ void Converter::count(const at::Tensor& tensor) {
 }
 
 void Converter::count(const c10::IValue& value, int depth) {
-  if (depth > kMaxDepth) throw std::invalid_argument("a value nested too deep for a .pt file");
+  if (depth > kMaxValueDepth) throw std::invalid_argument("a value nested too deep for a .pt file");
   if (value.isTensor()) return count(value.toTensor());
   if (value.isGenericDict())
     for (const auto& item : value.toGenericDict()) {

@@ -2,7 +2,7 @@
 
 #include <ATen/core/ivalue.h>
 
-#include "worker/serialize/snapshot_memory.h"
+#include <ddprun/serialize/snapshot_memory.h>
 
 namespace ddprun::serialize {
 

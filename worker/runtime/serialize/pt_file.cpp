@@ -1,4 +1,4 @@
-#include "worker/serialize/pt_file.h"
+#include <ddprun/serialize/pt_file.h>
 
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
@@ -17,15 +17,15 @@
 #include <unordered_set>
 #include <vector>
 
-#include "common/errors.h"
-#include "common/files.h"
-#include "worker/serialize/in_quotes.h"
-#include "worker/serialize/legacy_pt.h"
-#include "worker/serialize/output_file.h"
-#include "worker/serialize/portable_value.h"
-#include "worker/serialize/rebuild_tensor.h"
-#include "worker/serialize/unpickler.h"
-#include "worker/serialize/zip_records.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include <ddprun/common/text/in_quotes.h>
+#include <ddprun/serialize/legacy_pt.h>
+#include <ddprun/serialize/output_file.h>
+#include <ddprun/serialize/portable_value.h>
+#include <ddprun/serialize/rebuild_tensor.h>
+#include <ddprun/serialize/unpickler.h>
+#include <ddprun/serialize/zip_records.h>
 
 namespace ddprun::serialize {
 namespace {

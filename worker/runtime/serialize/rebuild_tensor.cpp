@@ -1,4 +1,4 @@
-#include "worker/serialize/rebuild_tensor.h"
+#include <ddprun/serialize/rebuild_tensor.h>
 
 #include <c10/core/TensorImpl.h>
 
@@ -7,7 +7,7 @@
 #include <iterator>
 #include <vector>
 
-#include "worker/serialize/in_quotes.h"
+#include <ddprun/common/text/in_quotes.h>
 
 namespace ddprun::serialize {
 namespace {

@@ -1,4 +1,4 @@
-#include "worker/serialize/safetensors.h"
+#include <ddprun/serialize/safetensors.h>
 
 #include <ATen/ops/empty.h>
 #include <unistd.h>
@@ -12,18 +12,18 @@
 #include <tuple>
 #include <unordered_map>
 
-#include "common/errors.h"
-#include "common/files.h"
-#include "common/json_file.h"
-#include "worker/serialize/in_quotes.h"
-#include "worker/serialize/rebuild_tensor.h"
-#include "worker/serialize/safetensors_dtype.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include <ddprun/common/json_file.h>
+#include <ddprun/common/text/in_quotes.h>
+#include <ddprun/serialize/rebuild_tensor.h>
+#include <ddprun/serialize/safetensors_dtype.h>
 
 namespace ddprun::serialize {
 namespace {
 
 constexpr std::uint64_t kMaxHeader = 100'000'000;
-constexpr std::size_t kMaxDimensions = 64;
+constexpr std::size_t kMaxShapeDimensions = 64;
 constexpr int kMostJsonLevels = 4;  // header, tensor, shape, number
 
 struct Entry {
@@ -105,7 +105,7 @@ Entry make_entry(const SafetensorsFile& file, const std::string& name, const nlo
   const auto dtype_name = field("dtype").is_string() ? field("dtype").get<std::string>() : std::string();
   const auto shape = numbers(field("shape"));
   const auto offsets = numbers(field("data_offsets"));
-  if (!shape || shape->size() > kMaxDimensions || !offsets || offsets->size() != 2 ||
+  if (!shape || shape->size() > kMaxShapeDimensions || !offsets || offsets->size() != 2 ||
       (*offsets)[0] > (*offsets)[1])
     file.fail("tensor " + in_quotes(name) + " lacks a proper shape or data_offsets");
   const auto dtype = safetensors_dtype(dtype_name);

@@ -1,11 +1,11 @@
-#include "worker/serialize/safetensors_dtype.h"
+#include <ddprun/serialize/safetensors_dtype.h>
 
 #include <utility>
 
 namespace ddprun::serialize {
 namespace {
 
-constexpr std::pair<const char*, c10::ScalarType> kDtypes[] = {
+constexpr std::pair<const char*, c10::ScalarType> kSafetensorsDtypes[] = {
     {"F64", c10::ScalarType::Double},
     {"F32", c10::ScalarType::Float},
     {"F16", c10::ScalarType::Half},
@@ -29,13 +29,13 @@ constexpr std::pair<const char*, c10::ScalarType> kDtypes[] = {
 }  // namespace
 
 std::optional<c10::ScalarType> safetensors_dtype(std::string_view name) {
-  for (const auto& [known, dtype] : kDtypes)
+  for (const auto& [known, dtype] : kSafetensorsDtypes)
     if (known == name) return dtype;
   return std::nullopt;
 }
 
 const char* safetensors_name(c10::ScalarType dtype) {
-  for (const auto& [name, known] : kDtypes)
+  for (const auto& [name, known] : kSafetensorsDtypes)
     if (known == dtype) return name;
   return nullptr;
 }

@@ -1,4 +1,4 @@
-#include "worker/serialize/snapshot_memory.h"
+#include <ddprun/serialize/snapshot_memory.h>
 
 #include <ATen/ops/empty.h>
 

@@ -1,4 +1,4 @@
-#include "worker/serialize/unpickler.h"
+#include <ddprun/serialize/unpickler.h>
 
 #include <ATen/core/Dict.h>
 
@@ -8,9 +8,9 @@
 #include <utility>
 #include <variant>
 
-#include "worker/serialize/in_quotes.h"
-#include "worker/serialize/pickle_stack.h"
-#include "worker/serialize/rebuild_tensor.h"
+#include <ddprun/common/text/in_quotes.h>
+#include <ddprun/serialize/pickle_stack.h>
+#include <ddprun/serialize/rebuild_tensor.h>
 
 namespace ddprun::serialize {
 namespace {

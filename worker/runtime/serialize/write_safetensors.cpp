@@ -5,12 +5,12 @@
 #include <stdexcept>
 #include <unordered_map>
 
-#include "common/errors.h"
-#include "common/files.h"
-#include "worker/serialize/in_quotes.h"
-#include "worker/serialize/output_file.h"
-#include "worker/serialize/safetensors.h"
-#include "worker/serialize/safetensors_dtype.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include <ddprun/common/text/in_quotes.h>
+#include <ddprun/serialize/output_file.h>
+#include <ddprun/serialize/safetensors.h>
+#include <ddprun/serialize/safetensors_dtype.h>
 
 namespace ddprun::serialize {
 namespace {

@@ -1,4 +1,4 @@
-#include "worker/serialize/zip_records.h"
+#include <ddprun/serialize/zip_records.h>
 
 #include <zip.h>
 
@@ -7,8 +7,8 @@
 #include <system_error>
 #include <vector>
 
-#include "common/errors.h"
-#include "worker/serialize/in_quotes.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/text/in_quotes.h>
 
 namespace ddprun::serialize {
 namespace {

@@ -1,4 +1,4 @@
-#include "worker/ddp/flat_parameter.h"
+#include <ddprun/sharding/flat_parameter.h>
 
 #include <ATen/ScalarOps.h>
 #include <ATen/ops/empty.h>
@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "worker/ddp/collectives.h"
+#include <ddprun/group/collectives.h>
 
 namespace ddprun::ddp {
 

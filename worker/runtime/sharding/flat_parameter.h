@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "worker/ddp/process_group.h"
-#include "worker/ddp/shard_exchange.h"
-#include "worker/ddp/shard_plan.h"
+#include <ddprun/group/process_group.h>
+#include <ddprun/sharding/shard_exchange.h>
+#include <ddprun/sharding/shard_plan.h>
 
 namespace ddprun::ddp {
 

@@ -1,10 +1,10 @@
-#include "worker/ddp/fully_sharded.h"
+#include <ddprun/sharding/fully_sharded.h>
 
 #include <algorithm>
 #include <cmath>
 #include <stdexcept>
 
-#include "worker/ddp/fully_sharded_engine.h"
+#include <ddprun/sharding/fully_sharded_engine.h>
 
 namespace ddprun::ddp {
 

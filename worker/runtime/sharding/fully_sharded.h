@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "worker/ddp/process_group.h"
+#include <ddprun/group/process_group.h>
 
 namespace at {
 class Tensor;

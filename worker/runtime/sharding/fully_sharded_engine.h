@@ -17,12 +17,12 @@
 #include <utility>
 #include <vector>
 
-#include "worker/ddp/collectives.h"
-#include "worker/ddp/flat_parameter.h"
-#include "worker/ddp/fully_sharded.h"
-#include "worker/ddp/gather_schedule.h"
-#include "worker/ddp/operator_watch.h"
-#include "worker/ddp/shard_units.h"
+#include <ddprun/group/collectives.h>
+#include <ddprun/sharding/flat_parameter.h>
+#include <ddprun/sharding/fully_sharded.h>
+#include <ddprun/sharding/gather_schedule.h>
+#include <ddprun/sharding/operator_watch.h>
+#include <ddprun/sharding/shard_units.h>
 
 namespace ddprun::ddp {
 

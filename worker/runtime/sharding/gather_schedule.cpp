@@ -1,4 +1,4 @@
-#include "worker/ddp/gather_schedule.h"
+#include <ddprun/sharding/gather_schedule.h>
 
 #include <algorithm>
 #include <utility>

@@ -1,4 +1,4 @@
-#include "worker/ddp/operator_watch.h"
+#include <ddprun/sharding/operator_watch.h>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>

@@ -1,4 +1,4 @@
-#include "worker/ddp/shard_exchange.h"
+#include <ddprun/sharding/shard_exchange.h>
 
 #include <ATen/ops/empty.h>
 
@@ -7,7 +7,7 @@
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
-#include "worker/ddp/record_collectives.h"
+#include <ddprun/flight/record_collectives.h>
 
 namespace ddprun::ddp {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <c10/util/intrusive_ptr.h>
 
-#include "worker/ddp/process_group.h"
+#include <ddprun/group/process_group.h>
 
 namespace c10d {
 class Work;

@@ -1,4 +1,4 @@
-#include "worker/ddp/shard_plan.h"
+#include <ddprun/sharding/shard_plan.h>
 
 #include <algorithm>
 #include <map>
@@ -12,7 +12,7 @@ constexpr std::int64_t kAlignBytes = 64;
 std::int64_t round_up(std::int64_t value, std::int64_t unit) { return (value + unit - 1) / unit * unit; }
 
 /// Parameters of one kind that one module owns.
-struct Group {
+struct UnitMembers {
   std::vector<std::size_t> parameters;
   std::int64_t bytes = 0;
 };
@@ -22,27 +22,27 @@ class Packer {
  public:
   explicit Packer(std::int64_t unit_bytes) : unit_bytes_(unit_bytes) {}
 
-  void add(const std::string& kind, std::optional<std::size_t> asked_unit, const Group& group) {
+  void add(const std::string& kind, std::optional<std::size_t> asked_unit, const UnitMembers& group) {
     const auto [entry, is_new] = open_.try_emplace({asked_unit, kind}, 0);
     const bool full = !asked_unit && !is_new && units_[entry->second].bytes + group.bytes > unit_bytes_;
     if (is_new || full) {
       entry->second = units_.size();
       units_.emplace_back();
     }
-    Group& unit = units_[entry->second];
+    UnitMembers& unit = units_[entry->second];
     unit.parameters.insert(unit.parameters.end(), group.parameters.begin(), group.parameters.end());
     unit.bytes += group.bytes;
   }
 
-  const std::vector<Group>& units() const { return units_; }
+  const std::vector<UnitMembers>& units() const { return units_; }
 
  private:
   std::int64_t unit_bytes_;
-  std::vector<Group> units_;
+  std::vector<UnitMembers> units_;
   std::map<std::pair<std::optional<std::size_t>, std::string>, std::size_t> open_;
 };
 
-PlannedUnit lay_out(const std::vector<ParameterFacts>& parameters, const Group& group, int world_size) {
+PlannedUnit lay_out(const std::vector<ParameterFacts>& parameters, const UnitMembers& group, int world_size) {
   PlannedUnit unit;
   std::int64_t end = 0;
   for (const std::size_t index : group.parameters) {
@@ -64,7 +64,7 @@ std::vector<PlannedUnit> plan_units(const std::vector<ParameterFacts>& parameter
                                     int world_size) {
   Packer packer(unit_bytes);
   for (std::size_t begin = 0; begin < parameters.size();) {
-    std::map<std::pair<std::optional<std::size_t>, std::string>, Group> by_kind;
+    std::map<std::pair<std::optional<std::size_t>, std::string>, UnitMembers> by_kind;
     std::size_t end = begin;
     for (; end < parameters.size() && parameters[end].module == parameters[begin].module; ++end) {
       auto& group = by_kind[{parameters[end].asked_unit, parameters[end].kind}];

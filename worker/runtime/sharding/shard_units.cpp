@@ -1,4 +1,4 @@
-#include "worker/ddp/shard_units.h"
+#include <ddprun/sharding/shard_units.h>
 
 #include <torch/nn/module.h>
 
@@ -10,11 +10,11 @@
 #include <tuple>
 #include <utility>
 
-#include "worker/ddp/collectives.h"
-#include "worker/ddp/describe_ranks.h"
-#include "worker/ddp/managed_state.h"
-#include "worker/ddp/module_check.h"
-#include "worker/ddp/shard_plan.h"
+#include <ddprun/ddp/managed_state.h>
+#include <ddprun/ddp/module_check.h>
+#include <ddprun/flight/describe_ranks.h>
+#include <ddprun/group/collectives.h>
+#include <ddprun/sharding/shard_plan.h>
 
 namespace ddprun::ddp {
 namespace {

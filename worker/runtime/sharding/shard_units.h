@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "worker/ddp/flat_parameter.h"
-#include "worker/ddp/process_group.h"
+#include <ddprun/group/process_group.h>
+#include <ddprun/sharding/flat_parameter.h>
 
 namespace torch::nn {
 class Module;

@@ -1,4 +1,4 @@
-#include "worker/ddp/zero_optimizer.h"
+#include <ddprun/sharding/zero_optimizer.h>
 
 #include <algorithm>
 #include <numeric>
@@ -10,8 +10,8 @@
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
-#include "common/errors.h"
-#include "worker/ddp/collectives.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/group/collectives.h>
 
 namespace ddprun::ddp {
 namespace {

@@ -9,7 +9,7 @@
 
 #include <torch/optim/optimizer.h>
 
-#include "worker/ddp/process_group.h"
+#include <ddprun/group/process_group.h>
 
 namespace ddprun::ddp {
 

@@ -1,4 +1,4 @@
-#include "worker/data/npy.h"
+#include "worker/sam/data/npy.h"
 
 #include <algorithm>
 #include <array>
@@ -7,7 +7,7 @@
 #include <cstring>
 #include <string>
 
-#include "common/errors.h"
+#include <ddprun/common/errors.h>
 
 namespace ddprun::data {
 namespace {

@@ -1,11 +1,11 @@
-#include "worker/image/prediction_rows.h"
+#include "worker/sam/data/prediction_rows.h"
 
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <stdexcept>
 
-#include "worker/image/drawing.h"
+#include <ddprun/image/drawing.h>
 
 namespace ddprun::image {
 namespace {

@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "worker/image/image.h"
+#include <ddprun/image/image.h>
 
 namespace ddprun::image {
 

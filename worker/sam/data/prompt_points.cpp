@@ -1,4 +1,4 @@
-#include "worker/data/prompt_points.h"
+#include "worker/sam/data/prompt_points.h"
 
 #include <algorithm>
 #include <array>
@@ -7,9 +7,9 @@
 #include <optional>
 #include <string_view>
 
-#include "common/errors.h"
-#include "common/files.h"
-#include "worker/data/npy.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include "worker/sam/data/npy.h"
 
 namespace ddprun::data {
 namespace {

@@ -1,13 +1,13 @@
-#include "worker/data/prompted_batch.h"
+#include "worker/sam/data/prompted_batch.h"
 
 #include <torch/types.h>
 
 #include <algorithm>
 
-#include "common/errors.h"
-#include "worker/data/segmentation_files.h"
-#include "worker/image/png.h"
-#include "worker/image/read_image.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/image/png.h>
+#include <ddprun/image/read_image.h>
+#include "worker/sam/data/segmentation_files.h"
 
 namespace ddprun::data {
 namespace {

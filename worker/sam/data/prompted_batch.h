@@ -5,11 +5,11 @@
 #include <string>
 #include <vector>
 
-#include "worker/data/dataset.h"
-#include "worker/data/prompt_points.h"
-#include "worker/data/sam_processor.h"
-#include "worker/image/image.h"
-#include "worker/image/prediction_rows.h"
+#include <ddprun/data/dataset.h>
+#include <ddprun/image/image.h>
+#include "worker/sam/data/prediction_rows.h"
+#include "worker/sam/data/prompt_points.h"
+#include "worker/sam/data/sam_processor.h"
 
 namespace ddprun::data {
 

@@ -1,4 +1,4 @@
-#include "worker/data/sam_processor.h"
+#include "worker/sam/data/sam_processor.h"
 
 #include <torch/types.h>
 
@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "worker/image/image.h"
+#include <ddprun/image/image.h>
 
 namespace ddprun::data {
 namespace {

@@ -1,4 +1,4 @@
-#include "worker/data/segmentation_dataset.h"
+#include "worker/sam/data/segmentation_dataset.h"
 
 #include <ATen/core/PhiloxRNGEngine.h>
 #include <torch/types.h>
@@ -9,9 +9,9 @@
 #include <stdexcept>
 #include <string>
 
-#include "common/errors.h"
-#include "worker/data/below.h"
-#include "worker/image/read_image.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/data/below.h>
+#include <ddprun/image/read_image.h>
 
 namespace ddprun::data {
 namespace {

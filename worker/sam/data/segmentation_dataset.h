@@ -5,9 +5,9 @@
 #include <optional>
 #include <vector>
 
-#include "worker/data/dataset.h"
-#include "worker/data/prompted_batch.h"
-#include "worker/data/segmentation_files.h"
+#include <ddprun/data/dataset.h>
+#include "worker/sam/data/prompted_batch.h"
+#include "worker/sam/data/segmentation_files.h"
 
 namespace ddprun::data {
 

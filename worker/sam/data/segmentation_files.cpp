@@ -1,13 +1,13 @@
-#include "worker/data/segmentation_files.h"
+#include "worker/sam/data/segmentation_files.h"
 
 #include <algorithm>
 #include <map>
 #include <string>
 #include <system_error>
 
-#include "common/errors.h"
-#include "common/files.h"
-#include "worker/image/read_image.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include <ddprun/image/read_image.h>
 
 namespace ddprun::data {
 namespace {

@@ -7,8 +7,8 @@
 #include <mutex>
 #include <vector>
 
-#include "worker/image/image.h"
-#include "worker/image/png.h"
+#include <ddprun/image/image.h>
+#include <ddprun/image/png.h>
 
 namespace ddprun::data {
 

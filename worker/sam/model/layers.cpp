@@ -1,4 +1,4 @@
-#include "worker/models/sam/layers.h"
+#include "worker/sam/model/layers.h"
 
 #include <torch/types.h>
 

@@ -4,7 +4,7 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 
-#include "worker/models/sam/sam_config.h"
+#include "worker/sam/model/sam_config.h"
 
 // What the parts of SAM share. Shapes: B images, P prompts an image, N tokens, C channels, H rows and W
 // columns (of patches, but for pictures and masks), E heads, D channels of a head.

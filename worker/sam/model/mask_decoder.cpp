@@ -1,4 +1,4 @@
-#include "worker/models/sam/mask_decoder.h"
+#include "worker/sam/model/mask_decoder.h"
 
 #include <torch/types.h>
 

@@ -5,8 +5,8 @@
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/normalization.h>
 
-#include "worker/models/sam/layers.h"
-#include "worker/models/sam/two_way_transformer.h"
+#include "worker/sam/model/layers.h"
+#include "worker/sam/model/two_way_transformer.h"
 
 namespace ddprun::models {
 

@@ -1,4 +1,4 @@
-#include "worker/models/sam/prompt_encoder.h"
+#include "worker/sam/model/prompt_encoder.h"
 
 #include <torch/types.h>
 

@@ -5,7 +5,7 @@
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/normalization.h>
 
-#include "worker/models/sam/layers.h"
+#include "worker/sam/model/layers.h"
 
 namespace ddprun::models {
 

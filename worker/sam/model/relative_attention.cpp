@@ -1,4 +1,4 @@
-#include "worker/models/sam/relative_attention.h"
+#include "worker/sam/model/relative_attention.h"
 
 #include <ATen/OpMathType.h>
 #include <torch/csrc/autograd/custom_function.h>

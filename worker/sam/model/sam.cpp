@@ -1,4 +1,4 @@
-#include "worker/models/sam/sam.h"
+#include "worker/sam/model/sam.h"
 
 #include <torch/nn/init.h>
 #include <torch/types.h>

@@ -3,9 +3,9 @@
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
-#include "worker/models/sam/mask_decoder.h"
-#include "worker/models/sam/prompt_encoder.h"
-#include "worker/models/sam/vision_encoder.h"
+#include "worker/sam/model/mask_decoder.h"
+#include "worker/sam/model/prompt_encoder.h"
+#include "worker/sam/model/vision_encoder.h"
 
 namespace ddprun::models {
 

@@ -1,13 +1,13 @@
-#include "worker/models/sam/sam_config.h"
+#include "worker/sam/model/sam_config.h"
 
 #include <nlohmann/json.hpp>
 
 #include <functional>
 #include <utility>
 
-#include "common/errors.h"
-#include "common/files.h"
-#include "common/json_file.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include <ddprun/common/json_file.h>
 
 namespace ddprun::models {
 namespace {

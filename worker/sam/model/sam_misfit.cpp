@@ -3,7 +3,7 @@
 #include <utility>
 #include <vector>
 
-#include "worker/models/sam/sam_config.h"
+#include "worker/sam/model/sam_config.h"
 
 namespace ddprun::models {
 namespace {

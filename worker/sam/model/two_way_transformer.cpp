@@ -1,4 +1,4 @@
-#include "worker/models/sam/two_way_transformer.h"
+#include "worker/sam/model/two_way_transformer.h"
 
 #include <torch/types.h>
 

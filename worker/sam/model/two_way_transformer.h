@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "worker/models/sam/layers.h"
+#include "worker/sam/model/layers.h"
 
 namespace ddprun::models {
 

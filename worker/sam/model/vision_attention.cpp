@@ -1,8 +1,8 @@
-#include "worker/models/sam/vision_attention.h"
+#include "worker/sam/model/vision_attention.h"
 
 #include <torch/types.h>
 
-#include "worker/models/sam/relative_attention.h"
+#include "worker/sam/model/relative_attention.h"
 
 namespace ddprun::models {
 

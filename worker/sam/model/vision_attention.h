@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "worker/models/sam/sam_config.h"
+#include "worker/sam/model/sam_config.h"
 
 namespace ddprun::models {
 

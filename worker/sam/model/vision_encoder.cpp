@@ -1,4 +1,4 @@
-#include "worker/models/sam/vision_encoder.h"
+#include "worker/sam/model/vision_encoder.h"
 
 #include <torch/types.h>
 

@@ -4,8 +4,8 @@
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/normalization.h>
 
-#include "worker/models/sam/layers.h"
-#include "worker/models/sam/vision_attention.h"
+#include "worker/sam/model/layers.h"
+#include "worker/sam/model/vision_attention.h"
 
 namespace ddprun::models {
 

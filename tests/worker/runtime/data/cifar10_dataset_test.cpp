@@ -1,11 +1,11 @@
-#include "worker/data/cifar10_dataset.h"
+#include <ddprun/data/cifar10_dataset.h>
 
 #include <fstream>
 
-#include "common/errors.h"
-#include "common/files.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include <ddprun/data/locate.h>
 #include "tests/support/catch.h"
-#include "worker/data/locate.h"
 
 namespace fs = std::filesystem;
 using namespace ddprun;

@@ -1,4 +1,4 @@
-#include "worker/data/distributed_sampler.h"
+#include <ddprun/data/distributed_sampler.h>
 
 #include <zlib.h>
 

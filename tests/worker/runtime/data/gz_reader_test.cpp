@@ -1,4 +1,4 @@
-#include "worker/data/gz_reader.h"
+#include <ddprun/data/gz_reader.h>
 
 #include <sys/stat.h>
 
@@ -6,8 +6,8 @@
 #include <random>
 #include <string>
 
-#include "common/errors.h"
-#include "common/files.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
 #include "tests/support/catch.h"
 
 using namespace ddprun;

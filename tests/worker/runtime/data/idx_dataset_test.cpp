@@ -1,13 +1,13 @@
-#include "worker/data/idx_dataset.h"
+#include <ddprun/data/idx_dataset.h>
 
 #include <zlib.h>
 
 #include <fstream>
 
-#include "common/errors.h"
-#include "common/files.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include <ddprun/data/locate.h>
 #include "tests/support/catch.h"
-#include "worker/data/locate.h"
 
 namespace fs = std::filesystem;
 using namespace ddprun;

@@ -1,4 +1,4 @@
-#include "worker/data/image_transform.h"
+#include <ddprun/data/image_transform.h>
 
 #include <zlib.h>
 
@@ -7,10 +7,10 @@
 
 #include <torch/types.h>
 
+#include <ddprun/data/image_dataset.h>
+#include <ddprun/data/loader.h>
 #include "tests/support/catch.h"
 #include "tests/support/golden.h"
-#include "worker/data/image_dataset.h"
-#include "worker/data/loader.h"
 
 using namespace ddprun::data;
 

@@ -1,4 +1,4 @@
-#include "worker/data/loader.h"
+#include <ddprun/data/loader.h>
 
 #include <atomic>
 #include <filesystem>

@@ -1,9 +1,9 @@
-#include "worker/data/locate.h"
+#include <ddprun/data/locate.h>
 
 #include <cstdlib>
 
-#include "common/errors.h"
-#include "common/files.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
 #include "tests/support/catch.h"
 
 namespace fs = std::filesystem;

@@ -1,4 +1,4 @@
-#include "worker/data/subset.h"
+#include <ddprun/data/subset.h>
 
 #include <zlib.h>
 
@@ -8,9 +8,9 @@
 
 #include <torch/types.h>
 
+#include <ddprun/data/image_dataset.h>
 #include "tests/support/catch.h"
 #include "tests/support/golden.h"
-#include "worker/data/image_dataset.h"
 #include "worker/tasks/validation_split.h"
 
 using namespace ddprun::data;
@@ -63,7 +63,7 @@ TEST_CASE("a split that cannot be is refused", "[subset]") {
   ddprun::Config config;
   config.data.val_split = 0.1;
   const auto one = std::make_shared<Subset>(augmented_images(), std::vector<std::int64_t>{7});
-  CHECK_THROWS_WITH(ddprun::tasks::split_for_validation(one, one, config),
+  CHECK_THROWS_WITH(ddprun::worker::split_for_validation(one, one, config),
                     "--val-split 0.1: expected two examples or more, one a part, got 1");
 }
 

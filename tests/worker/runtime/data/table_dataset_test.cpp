@@ -1,9 +1,9 @@
-#include "worker/data/table_dataset.h"
+#include <ddprun/data/table_dataset.h>
 
 #include <fstream>
 
-#include "common/errors.h"
-#include "common/files.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
 #include "tests/support/catch.h"
 
 using namespace ddprun;

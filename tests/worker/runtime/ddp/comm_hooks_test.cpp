@@ -1,4 +1,4 @@
-#include "worker/ddp/comm_hooks.h"
+#include <ddprun/ddp/comm_hooks.h>
 
 #include <torch/nn/modules/linear.h>
 
@@ -9,16 +9,16 @@
 #include <stdexcept>
 #include <string>
 
-#include "common/errors.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/ddp/distributed_data_parallel.h>
+#include <ddprun/ddp/powersgd_hook.h>
+#include <ddprun/group/collectives.h>
 #include "tests/support/catch.h"
 #include "tests/support/golden.h"
 #include "tests/support/own_network.h"
 #include "tests/support/refused.h"
 #include "tests/support/run_ranks.h"
-#include "tests/worker/hook_training.h"
-#include "worker/ddp/collectives.h"
-#include "worker/ddp/distributed_data_parallel.h"
-#include "worker/ddp/powersgd_hook.h"
+#include "tests/worker/runtime/ddp/hook_training.h"
 
 using namespace ddprun;
 using ddp::CommHook;

@@ -5,10 +5,10 @@
 #include <stdexcept>
 #include <tuple>
 
+#include <ddprun/ddp/distributed_data_parallel.h>
 #include "tests/support/catch.h"
 #include "tests/support/run_ranks.h"
-#include "tests/worker/layer_stack.h"
-#include "worker/ddp/distributed_data_parallel.h"
+#include "tests/worker/runtime/ddp/layer_stack.h"
 
 using namespace ddprun;
 using ddp::DistributedDataParallel;

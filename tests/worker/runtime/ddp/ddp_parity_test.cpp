@@ -6,13 +6,13 @@
 #include <torch/optim/sgd.h>
 #include <torch/utils.h>
 
+#include <ddprun/ddp/distributed_data_parallel.h>
+#include <ddprun/ddp/sync_batch_norm.h>
 #include "tests/support/catch.h"
 #include "tests/support/golden.h"
 #include "tests/support/run_ranks.h"
-#include "tests/worker/parity_case.h"
-#include "tests/worker/parity_models.h"
-#include "worker/ddp/distributed_data_parallel.h"
-#include "worker/ddp/sync_batch_norm.h"
+#include "tests/worker/runtime/ddp/parity_case.h"
+#include "tests/worker/runtime/ddp/parity_models.h"
 
 using namespace ddprun;
 using namespace ddprun::test;

@@ -1,4 +1,4 @@
-#include "worker/ddp/distributed_data_parallel.h"
+#include <ddprun/ddp/distributed_data_parallel.h>
 
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/linear.h>
@@ -7,13 +7,14 @@
 #include <stdexcept>
 #include <string>
 
-#include "common/errors.h"
+#include <ddprun/common/errors.h>
 #include "tests/support/catch.h"
 #include "tests/support/golden.h"
 #include "tests/support/run_ranks.h"
 #include "worker/models/mnist_cnn.h"
 
 using namespace ddprun;
+using namespace ddprun::worker;
 using ddp::DistributedDataParallel;
 using ddp::ProcessGroup;
 using models::MnistCnn;

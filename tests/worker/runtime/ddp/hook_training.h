@@ -4,8 +4,8 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
 
-#include "worker/ddp/collectives.h"
-#include "worker/ddp/distributed_data_parallel.h"
+#include <ddprun/ddp/distributed_data_parallel.h>
+#include <ddprun/group/collectives.h>
 
 namespace ddprun::test {
 

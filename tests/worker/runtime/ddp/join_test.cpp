@@ -1,14 +1,14 @@
-#include "worker/ddp/join.h"
+#include <ddprun/ddp/join.h>
 
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/optim/sgd.h>
 
 #include <algorithm>
 
+#include <ddprun/ddp/distributed_data_parallel.h>
 #include "tests/support/catch.h"
 #include "tests/support/run_ranks.h"
-#include "tests/worker/layer_stack.h"
-#include "worker/ddp/distributed_data_parallel.h"
+#include "tests/worker/runtime/ddp/layer_stack.h"
 
 using namespace ddprun;
 using ddp::DistributedDataParallel;

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "common/errors.h"
+#include <ddprun/common/errors.h>
 
 namespace ddprun::test {
 

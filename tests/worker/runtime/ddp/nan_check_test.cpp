@@ -1,14 +1,14 @@
-#include "worker/ddp/nan_check.h"
+#include <ddprun/ddp/nan_check.h>
 
 #include <cmath>
 #include <limits>
 
 #include <torch/nn/modules/linear.h>
 
-#include "common/errors.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/ddp/distributed_data_parallel.h>
 #include "tests/support/catch.h"
 #include "tests/support/run_ranks.h"
-#include "worker/ddp/distributed_data_parallel.h"
 
 using namespace ddprun;
 using ddp::DistributedDataParallel;

@@ -1,4 +1,4 @@
-#include "tests/worker/parity_case.h"
+#include "tests/worker/runtime/ddp/parity_case.h"
 
 #include <torch/optim/adam.h>
 #include <torch/optim/sgd.h>
@@ -11,17 +11,17 @@
 #include <memory>
 #include <stdexcept>
 
+#include <ddprun/ddp/comm_hooks.h>
+#include <ddprun/ddp/distributed_data_parallel.h>
+#include <ddprun/ddp/powersgd_hook.h>
+#include <ddprun/ddp/sync_batch_norm.h>
+#include <ddprun/flight/flight_recorder.h>
+#include <ddprun/group/collectives.h>
+#include <ddprun/sharding/fully_sharded.h>
+#include <ddprun/sharding/zero_optimizer.h>
 #include "tests/support/golden.h"
 #include "tests/support/run_ranks.h"
-#include "tests/worker/parity_models.h"
-#include "worker/ddp/collectives.h"
-#include "worker/ddp/comm_hooks.h"
-#include "worker/ddp/distributed_data_parallel.h"
-#include "worker/ddp/flight_recorder.h"
-#include "worker/ddp/fully_sharded.h"
-#include "worker/ddp/powersgd_hook.h"
-#include "worker/ddp/sync_batch_norm.h"
-#include "worker/ddp/zero_optimizer.h"
+#include "tests/worker/runtime/ddp/parity_models.h"
 
 namespace ddprun::test {
 namespace {

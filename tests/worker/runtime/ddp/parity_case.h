@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "worker/ddp/process_group.h"
+#include <ddprun/group/process_group.h>
 
 namespace ddprun::test {
 

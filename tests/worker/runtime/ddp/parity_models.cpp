@@ -1,4 +1,4 @@
-#include "tests/worker/parity_models.h"
+#include "tests/worker/runtime/ddp/parity_models.h"
 
 #include <torch/nn/functional/loss.h>
 #include <torch/nn/modules/conv.h>

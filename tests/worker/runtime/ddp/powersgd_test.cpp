@@ -1,15 +1,15 @@
-#include "worker/ddp/powersgd_hook.h"
+#include <ddprun/ddp/powersgd_hook.h>
 
 #include <torch/nn/modules/linear.h>
 
 #include <stdexcept>
 #include <string>
 
-#include "common/errors.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/ddp/comm_hooks.h>
 #include "tests/support/catch.h"
 #include "tests/support/run_ranks.h"
-#include "tests/worker/hook_training.h"
-#include "worker/ddp/comm_hooks.h"
+#include "tests/worker/runtime/ddp/hook_training.h"
 
 using namespace ddprun;
 using ddp::PowerSgd;

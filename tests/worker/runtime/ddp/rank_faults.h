@@ -10,11 +10,11 @@
 #include <string>
 #include <vector>
 
-#include "common/errors.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/flight/watchdog.h>
+#include <ddprun/group/process_group.h>
 #include "tests/support/run_ranks.h"
-#include "worker/ddp/process_group.h"
-#include "worker/ddp/watchdog.h"
-#include "worker/flight_report.h"
+#include "worker/commands/flight_report.h"
 
 namespace ddprun::test {
 

@@ -10,16 +10,16 @@
 #include <torch/nn/functional/activation.h>
 #include <torch/nn/modules/linear.h>
 
-#include "common/errors.h"
-#include "common/files.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include <ddprun/ddp/distributed_data_parallel.h>
+#include <ddprun/flight/record_collectives.h>
+#include <ddprun/group/collectives.h>
+#include <ddprun/group/process_group.h>
+#include <ddprun/sharding/fully_sharded.h>
 #include "tests/support/catch.h"
 #include "tests/support/run_ranks.h"
-#include "tests/worker/rank_faults.h"
-#include "worker/ddp/collectives.h"
-#include "worker/ddp/distributed_data_parallel.h"
-#include "worker/ddp/fully_sharded.h"
-#include "worker/ddp/process_group.h"
-#include "worker/ddp/record_collectives.h"
+#include "tests/worker/runtime/ddp/rank_faults.h"
 
 using namespace ddprun;
 using ddp::DistributedDataParallel;

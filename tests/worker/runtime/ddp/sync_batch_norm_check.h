@@ -9,9 +9,9 @@
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
-#include "common/errors.h"
-#include "worker/ddp/process_group.h"
-#include "worker/ddp/sync_batch_norm.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/ddp/sync_batch_norm.h>
+#include <ddprun/group/process_group.h>
 
 // SyncBatchNorm against BatchNorm, on any device.
 namespace ddprun::test::sync_batch_norm {

@@ -1,4 +1,4 @@
-#include "worker/ddp/sync_batch_norm.h"
+#include <ddprun/ddp/sync_batch_norm.h>
 
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
@@ -6,13 +6,13 @@
 #include <stdexcept>
 #include <string>
 
-#include "common/errors.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/ddp/distributed_data_parallel.h>
+#include <ddprun/group/collectives.h>
 #include "tests/support/catch.h"
 #include "tests/support/refused.h"
 #include "tests/support/run_ranks.h"
-#include "tests/worker/sync_batch_norm_check.h"
-#include "worker/ddp/collectives.h"
-#include "worker/ddp/distributed_data_parallel.h"
+#include "tests/worker/runtime/ddp/sync_batch_norm_check.h"
 
 using namespace ddprun;
 using ddp::ProcessGroup;

@@ -1,4 +1,4 @@
-#include "worker/ddp/failure_text.h"
+#include <ddprun/flight/failure_text.h>
 
 #include "tests/support/catch.h"
 

@@ -1,9 +1,9 @@
-#include "worker/ddp/flight_analysis.h"
+#include <ddprun/flight/flight_analysis.h>
 
 #include <numeric>
 
+#include <ddprun/flight/describe_ranks.h>
 #include "tests/support/catch.h"
-#include "worker/ddp/describe_ranks.h"
 
 using namespace ddprun::ddp;
 

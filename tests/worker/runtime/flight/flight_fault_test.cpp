@@ -9,14 +9,14 @@
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
-#include "common/errors.h"
-#include "common/files.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include <ddprun/flight/flight_dump.h>
+#include <ddprun/flight/record_collectives.h>
+#include <ddprun/group/process_group.h>
 #include "tests/support/catch.h"
 #include "tests/support/run_ranks.h"
-#include "tests/worker/rank_faults.h"
-#include "worker/ddp/flight_dump.h"
-#include "worker/ddp/process_group.h"
-#include "worker/ddp/record_collectives.h"
+#include "tests/worker/runtime/ddp/rank_faults.h"
 
 using namespace ddprun;
 using ddp::ProcessGroup;

@@ -1,12 +1,12 @@
-#include "worker/ddp/flight_recorder.h"
+#include <ddprun/flight/flight_recorder.h>
 
 #include <cstdlib>
 #include <set>
 #include <thread>
 
-#include "common/files.h"
+#include <ddprun/common/files.h>
+#include <ddprun/flight/flight_dump.h>
 #include "tests/support/catch.h"
-#include "worker/ddp/flight_dump.h"
 
 using namespace ddprun;
 using namespace ddprun::ddp;

@@ -1,4 +1,4 @@
-#include "worker/ddp/watchdog.h"
+#include <ddprun/flight/watchdog.h>
 
 #include <condition_variable>
 #include <map>
@@ -7,9 +7,9 @@
 #include <stdexcept>
 #include <thread>
 
-#include "common/files.h"
+#include <ddprun/common/files.h>
+#include <ddprun/flight/flight_dump.h>
 #include "tests/support/catch.h"
-#include "worker/ddp/flight_dump.h"
 
 using namespace ddprun;
 using namespace ddprun::ddp;

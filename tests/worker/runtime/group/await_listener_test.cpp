@@ -1,4 +1,4 @@
-#include "worker/ddp/await_listener.h"
+#include <ddprun/group/await_listener.h>
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -6,7 +6,7 @@
 
 #include <future>
 
-#include "common/files.h"
+#include <ddprun/common/files.h>
 #include "tests/support/catch.h"
 
 using namespace ddprun;

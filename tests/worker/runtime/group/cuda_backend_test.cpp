@@ -1,5 +1,5 @@
 // What can be tested of the GPU without one; gpu_test.cpp has the rest.
-#include "worker/ddp/cuda_backend.h"
+#include <ddprun/group/cuda_backend.h>
 
 #include <ATen/detail/CUDAHooksInterface.h>
 
@@ -11,9 +11,9 @@
 
 #include <torch/types.h>
 
-#include "common/errors.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/group/process_group.h>
 #include "tests/support/catch.h"
-#include "worker/ddp/process_group.h"
 
 using namespace ddprun;
 using namespace ddprun::ddp;

@@ -11,21 +11,21 @@
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
-#include "common/errors.h"
-#include "common/files.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include <ddprun/ddp/distributed_data_parallel.h>
+#include <ddprun/ddp/powersgd_hook.h>
+#include <ddprun/ddp/sync_batch_norm.h>
+#include <ddprun/flight/flight_dump.h>
+#include <ddprun/flight/record_collectives.h>
+#include <ddprun/group/collectives.h>
+#include <ddprun/group/process_group.h>
+#include <ddprun/group/spawn.h>
+#include <ddprun/group/store_barrier.h>
+#include <ddprun/sharding/fully_sharded.h>
+#include <ddprun/sharding/zero_optimizer.h>
 #include "tests/support/catch.h"
 #include "tests/support/run_ranks.h"
-#include "worker/ddp/collectives.h"
-#include "worker/ddp/distributed_data_parallel.h"
-#include "worker/ddp/flight_dump.h"
-#include "worker/ddp/fully_sharded.h"
-#include "worker/ddp/powersgd_hook.h"
-#include "worker/ddp/process_group.h"
-#include "worker/ddp/record_collectives.h"
-#include "worker/ddp/spawn.h"
-#include "worker/ddp/store_barrier.h"
-#include "worker/ddp/sync_batch_norm.h"
-#include "worker/ddp/zero_optimizer.h"
 
 using namespace ddprun;
 using namespace std::chrono_literals;

@@ -8,14 +8,14 @@
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
-#include "common/errors.h"
-#include "common/files.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include <ddprun/ddp/distributed_data_parallel.h>
+#include <ddprun/group/collectives.h>
+#include <ddprun/group/process_group.h>
+#include <ddprun/group/spawn.h>
 #include "tests/support/catch.h"
 #include "tests/support/run_ranks.h"
-#include "worker/ddp/collectives.h"
-#include "worker/ddp/distributed_data_parallel.h"
-#include "worker/ddp/process_group.h"
-#include "worker/ddp/spawn.h"
 
 using namespace ddprun;
 using namespace std::chrono_literals;

@@ -1,7 +1,7 @@
 // What this needs of several hosts is in tests/network.
-#include "worker/ddp/local_address.h"
+#include <ddprun/group/local_address.h>
 
-#include "common/errors.h"
+#include <ddprun/common/errors.h>
 #include "tests/support/catch.h"
 #include "tests/support/own_addresses.h"
 

@@ -1,4 +1,4 @@
-#include "worker/ddp/local_all_reduce.h"
+#include <ddprun/group/local_all_reduce.h>
 
 #include <unistd.h>
 #include <chrono>
@@ -13,11 +13,11 @@
 #include <torch/utils.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
-#include "common/errors.h"
-#include "common/files.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include <ddprun/group/collectives.h>
 #include "tests/support/catch.h"
 #include "tests/support/run_ranks.h"
-#include "worker/ddp/collectives.h"
 
 using namespace ddprun;
 using namespace std::chrono_literals;

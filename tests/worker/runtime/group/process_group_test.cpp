@@ -1,16 +1,16 @@
-#include "worker/ddp/process_group.h"
+#include <ddprun/group/process_group.h>
 
 #include <fcntl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "common/errors.h"
-#include "common/files.h"
-#include "common/logging.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include <ddprun/common/logging.h>
+#include <ddprun/group/collectives.h>
 #include "tests/support/catch.h"
 #include "tests/support/own_addresses.h"
 #include "tests/support/run_ranks.h"
-#include "worker/ddp/collectives.h"
 
 using namespace ddprun;
 using namespace std::chrono_literals;

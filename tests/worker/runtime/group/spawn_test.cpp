@@ -1,4 +1,4 @@
-#include "worker/ddp/spawn.h"
+#include <ddprun/group/spawn.h>
 
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -15,11 +15,11 @@
 
 #include <ATen/Parallel.h>
 
-#include "common/errors.h"
-#include "common/files.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include <ddprun/group/collectives.h>
 #include "tests/support/catch.h"
 #include "tests/support/child.h"
-#include "worker/ddp/collectives.h"
 
 using namespace ddprun;
 using namespace std::chrono_literals;

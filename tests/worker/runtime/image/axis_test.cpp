@@ -1,10 +1,10 @@
-#include "worker/image/axis.h"
+#include <ddprun/image/axis.h>
 
 #include <cmath>
 #include <limits>
 
+#include <ddprun/image/curve.h>
 #include "tests/support/catch.h"
-#include "worker/image/curve.h"
 
 namespace ddprun::image {
 namespace {

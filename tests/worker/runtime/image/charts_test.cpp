@@ -3,11 +3,11 @@
 #include <cmath>
 #include <limits>
 
+#include <ddprun/image/confusion_matrix.h>
+#include <ddprun/image/drawing.h>
+#include <ddprun/image/image_grid.h>
+#include <ddprun/image/line_chart.h>
 #include "tests/support/catch.h"
-#include "worker/image/confusion_matrix.h"
-#include "worker/image/drawing.h"
-#include "worker/image/image_grid.h"
-#include "worker/image/line_chart.h"
 
 namespace ddprun::image {
 namespace {

@@ -1,10 +1,10 @@
 #include <nlohmann/json.hpp>
 
-#include "common/errors.h"
-#include "common/files.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include <ddprun/image/png.h>
+#include <ddprun/image/read_image.h>
 #include "tests/support/catch.h"
-#include "worker/image/png.h"
-#include "worker/image/read_image.h"
 
 namespace ddprun::image {
 namespace {

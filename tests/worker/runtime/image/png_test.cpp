@@ -1,9 +1,9 @@
-#include "worker/image/png.h"
+#include <ddprun/image/png.h>
 
 #include <nlohmann/json.hpp>
 
-#include "common/errors.h"
-#include "common/files.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
 #include "tests/support/catch.h"
 #include "tests/support/python.h"
 

@@ -1,11 +1,11 @@
-#include "worker/report/append_file.h"
+#include <ddprun/report/append_file.h>
 
 #include <sys/resource.h>
 
 #include <csignal>
 
-#include "common/errors.h"
-#include "common/files.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
 #include "tests/support/catch.h"
 
 namespace ddprun::report {

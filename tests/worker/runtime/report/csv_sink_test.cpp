@@ -1,10 +1,10 @@
-#include "worker/report/csv_sink.h"
+#include <ddprun/report/csv_sink.h>
 
 #include <cmath>
 #include <limits>
 
-#include "common/errors.h"
-#include "common/files.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
 #include "tests/support/catch.h"
 
 namespace ddprun::report {

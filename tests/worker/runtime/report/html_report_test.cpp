@@ -1,12 +1,12 @@
-#include "worker/report/html_report.h"
+#include <ddprun/report/html_report.h>
 
 #include <nlohmann/json.hpp>
 
+#include <ddprun/image/line_chart.h>
+#include <ddprun/image/png.h>
+#include <ddprun/report/html_text.h>
 #include "tests/support/browser.h"
 #include "tests/support/catch.h"
-#include "worker/image/line_chart.h"
-#include "worker/image/png.h"
-#include "worker/report/html_text.h"
 
 namespace ddprun::report {
 namespace {

@@ -1,11 +1,11 @@
-#include "worker/report/jsonl_sink.h"
+#include <ddprun/report/jsonl_sink.h>
 
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "common/errors.h"
-#include "common/files.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
 #include "tests/support/catch.h"
 
 namespace ddprun::report {

@@ -1,4 +1,4 @@
-#include "worker/report/resource_usage.h"
+#include <ddprun/report/resource_usage.h>
 
 #include <unistd.h>
 

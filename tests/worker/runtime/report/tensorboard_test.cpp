@@ -2,13 +2,13 @@
 #include <filesystem>
 #include <limits>
 
-#include "common/errors.h"
-#include "common/files.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include <ddprun/image/png.h>
+#include <ddprun/report/tensorboard_event.h>
+#include <ddprun/report/tensorboard_sink.h>
 #include "tests/support/catch.h"
 #include "tests/support/python.h"
-#include "worker/image/png.h"
-#include "worker/report/tensorboard_event.h"
-#include "worker/report/tensorboard_sink.h"
 
 namespace ddprun::report {
 namespace {

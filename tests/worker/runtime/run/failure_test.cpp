@@ -1,10 +1,10 @@
-#include "worker/failure.h"
+#include <ddprun/run/failure.h>
 
 #include <c10/util/Exception.h>
 
 #include <stdexcept>
 
-#include "common/errors.h"
+#include <ddprun/common/errors.h>
 #include "tests/support/catch.h"
 
 using ddprun::describe_failure;

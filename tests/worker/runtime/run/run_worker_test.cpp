@@ -1,4 +1,4 @@
-#include "worker/run_worker.h"
+#include <ddprun/run/run_worker.h>
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -9,10 +9,10 @@
 #include <stdexcept>
 #include <thread>
 
-#include "common/error_file.h"
-#include "common/errors.h"
-#include "common/exit_status.h"
-#include "common/files.h"
+#include <ddprun/common/error_file.h>
+#include <ddprun/common/errors.h>
+#include <ddprun/common/exit_status.h>
+#include <ddprun/common/files.h>
 #include "tests/support/catch.h"
 
 using namespace ddprun;

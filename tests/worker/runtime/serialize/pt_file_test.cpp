@@ -1,4 +1,4 @@
-#include "worker/serialize/pt_file.h"
+#include <ddprun/serialize/pt_file.h>
 
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -12,12 +12,12 @@
 #include <string>
 #include <vector>
 
-#include "common/errors.h"
-#include "common/files.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include <ddprun/train/state/state_dict_file.h>
 #include "tests/support/catch.h"
 #include "tests/support/python.h"
-#include "tests/worker/pickled_values.h"
-#include "worker/train/state_dict_file.h"
+#include "tests/worker/runtime/serialize/pickled_values.h"
 
 using namespace ddprun;
 using namespace ddprun::test;

@@ -1,15 +1,15 @@
-#include "worker/serialize/safetensors.h"
+#include <ddprun/serialize/safetensors.h>
 
 #include <torch/types.h>
 
 #include <stdexcept>
 #include <string>
 
-#include "common/errors.h"
-#include "common/files.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
 #include "tests/support/catch.h"
 #include "tests/support/python.h"
-#include "tests/worker/pickled_values.h"
+#include "tests/worker/runtime/serialize/pickled_values.h"
 
 namespace fs = std::filesystem;
 using namespace ddprun;

@@ -1,4 +1,4 @@
-#include "worker/serialize/unpickler.h"
+#include <ddprun/serialize/unpickler.h>
 
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>

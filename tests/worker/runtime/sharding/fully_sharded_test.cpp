@@ -1,4 +1,4 @@
-#include "worker/ddp/fully_sharded.h"
+#include <ddprun/sharding/fully_sharded.h>
 
 #include <torch/nn/functional/loss.h>
 #include <torch/nn/modules/batchnorm.h>
@@ -21,14 +21,15 @@
 #include <utility>
 #include <vector>
 
-#include "common/errors.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/ddp/distributed_data_parallel.h>
 #include "tests/support/catch.h"
 #include "tests/support/counted_memory.h"
 #include "tests/support/run_ranks.h"
-#include "worker/ddp/distributed_data_parallel.h"
 #include "worker/models/mnist_cnn.h"
 
 using namespace ddprun;
+using namespace ddprun::worker;
 using ddp::DistributedDataParallel;
 using ddp::FullyShardedDataParallel;
 using ddp::ProcessGroup;

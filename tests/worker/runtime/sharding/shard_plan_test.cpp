@@ -1,10 +1,10 @@
-#include "worker/ddp/shard_plan.h"
+#include <ddprun/sharding/shard_plan.h>
 
 #include <string>
 #include <vector>
 
+#include <ddprun/sharding/gather_schedule.h>
 #include "tests/support/catch.h"
-#include "worker/ddp/gather_schedule.h"
 
 using namespace ddprun::ddp;
 using Action = GatherSchedule::Action;

@@ -1,4 +1,4 @@
-#include "worker/ddp/zero_optimizer.h"
+#include <ddprun/sharding/zero_optimizer.h>
 
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -11,18 +11,18 @@
 #include <stdexcept>
 #include <string>
 
-#include "common/errors.h"
-#include "common/files.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include <ddprun/ddp/distributed_data_parallel.h>
+#include <ddprun/serialize/pt_file.h>
+#include <ddprun/train/optim/adadelta.h>
+#include <ddprun/train/optim/fused_optimizers.h>
+#include <ddprun/train/state/optimizer_state.h>
+#include <ddprun/train/state/state_dict_file.h>
 #include "tests/support/catch.h"
 #include "tests/support/golden.h"
 #include "tests/support/refused.h"
 #include "tests/support/run_ranks.h"
-#include "worker/ddp/distributed_data_parallel.h"
-#include "worker/serialize/pt_file.h"
-#include "worker/train/adadelta.h"
-#include "worker/train/fused_optimizers.h"
-#include "worker/train/optimizer_state.h"
-#include "worker/train/state_dict_file.h"
 
 using namespace ddprun;
 using ddp::ProcessGroup;

@@ -1,4 +1,4 @@
-#include "worker/image/prediction_rows.h"
+#include "worker/sam/data/prediction_rows.h"
 
 #include <algorithm>
 #include <stdexcept>

@@ -1,14 +1,15 @@
-#include "worker/data/prompt_points.h"
+#include "worker/sam/data/prompt_points.h"
 
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "common/errors.h"
-#include "common/files.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
 #include "tests/support/catch.h"
-#include "worker/data/npy.h"
+#include "worker/sam/data/npy.h"
 
 using namespace ddprun;
+using namespace ddprun::worker;
 using ddprun::data::read_points;
 using ddprun::test::ContainsSubstring;
 

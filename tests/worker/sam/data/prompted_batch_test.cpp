@@ -1,15 +1,16 @@
-#include "worker/data/prompted_batch.h"
+#include "worker/sam/data/prompted_batch.h"
 
 #include <torch/types.h>
 
 #include <algorithm>
 
-#include "common/errors.h"
-#include "common/files.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include <ddprun/image/png.h>
 #include "tests/support/catch.h"
-#include "worker/image/png.h"
 
 using namespace ddprun;
+using namespace ddprun::worker;
 using ddprun::data::read_prompted_picture;
 using ddprun::test::ContainsSubstring;
 

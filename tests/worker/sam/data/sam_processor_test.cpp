@@ -1,4 +1,4 @@
-#include "worker/data/sam_processor.h"
+#include "worker/sam/data/sam_processor.h"
 
 #include <torch/types.h>
 
@@ -6,13 +6,14 @@
 #include <map>
 #include <string>
 
+#include <ddprun/image/image.h>
+#include <ddprun/serialize/safetensors.h>
 #include "tests/support/catch.h"
 #include "tests/support/golden.h"
-#include "tests/worker/parity_models.h"
-#include "worker/image/image.h"
-#include "worker/serialize/safetensors.h"
+#include "tests/worker/runtime/ddp/parity_models.h"
 
 using namespace ddprun;
+using namespace ddprun::worker;
 using namespace ddprun::test;
 using data::ImageSize;
 using data::SamProcessor;

@@ -1,4 +1,4 @@
-#include "worker/data/segmentation_dataset.h"
+#include "worker/sam/data/segmentation_dataset.h"
 
 #include <sys/stat.h>
 #include <torch/types.h>
@@ -6,12 +6,13 @@
 #include <set>
 #include <stdexcept>
 
-#include "common/errors.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/data/loader.h>
 #include "tests/support/catch.h"
-#include "tests/worker/segmentation_folder.h"
-#include "worker/data/loader.h"
+#include "tests/worker/sam/data/segmentation_folder.h"
 
 using namespace ddprun;
+using namespace ddprun::worker;
 using ddprun::data::Batch;
 using ddprun::data::SegmentationDataset;
 using ddprun::test::ContainsSubstring;

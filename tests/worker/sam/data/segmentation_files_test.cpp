@@ -1,13 +1,14 @@
-#include "worker/data/segmentation_files.h"
+#include "worker/sam/data/segmentation_files.h"
 
 #include <algorithm>
 
-#include "common/errors.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/data/locate.h>
 #include "tests/support/catch.h"
-#include "tests/worker/segmentation_folder.h"
-#include "worker/data/locate.h"
+#include "tests/worker/sam/data/segmentation_folder.h"
 
 using namespace ddprun;
+using namespace ddprun::worker;
 using ddprun::data::find_segmentation_pairs;
 using ddprun::test::ContainsSubstring;
 using ddprun::test::huge_png;

@@ -6,8 +6,8 @@
 #include <functional>
 #include <string>
 
-#include "common/files.h"
-#include "worker/image/png.h"
+#include <ddprun/common/files.h>
+#include <ddprun/image/png.h>
 
 namespace ddprun::test {
 

@@ -1,4 +1,4 @@
-#include "worker/models/sam/relative_attention.h"
+#include "worker/sam/model/relative_attention.h"
 
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/types.h>
@@ -7,9 +7,10 @@
 #include <vector>
 
 #include "tests/support/catch.h"
-#include "tests/worker/sam_support.h"
+#include "tests/worker/sam/sam_support.h"
 
 using namespace ddprun;
+using namespace ddprun::worker;
 using ddprun::test::relative_difference;
 
 namespace {

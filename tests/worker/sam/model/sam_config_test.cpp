@@ -1,12 +1,13 @@
 // The settings of the task sam, whose defaults depend on what is trained.
 #include <nlohmann/json.hpp>
 
-#include "common/errors.h"
-#include "common/files.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
 #include "tests/support/catch.h"
-#include "worker/config.h"
+#include "worker/config/config.h"
 
 using namespace ddprun;
+using namespace ddprun::worker;
 
 namespace {
 

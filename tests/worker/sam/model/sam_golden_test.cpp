@@ -5,12 +5,13 @@
 #include <map>
 #include <string>
 
+#include <ddprun/serialize/safetensors.h>
 #include "tests/support/catch.h"
-#include "tests/worker/parity_models.h"
-#include "tests/worker/sam_support.h"
-#include "worker/serialize/safetensors.h"
+#include "tests/worker/runtime/ddp/parity_models.h"
+#include "tests/worker/sam/sam_support.h"
 
 using namespace ddprun;
+using namespace ddprun::worker;
 using namespace ddprun::test;
 
 namespace {

@@ -3,14 +3,15 @@
 
 #include <string>
 
-#include "common/errors.h"
-#include "common/files.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include <ddprun/train/optim/precision.h>
 #include "tests/support/catch.h"
-#include "tests/worker/sam_support.h"
-#include "worker/models/sam/sam.h"
-#include "worker/train/precision.h"
+#include "tests/worker/sam/sam_support.h"
+#include "worker/sam/model/sam.h"
 
 using namespace ddprun;
+using namespace ddprun::worker;
 using namespace ddprun::test;
 using models::Sam;
 using models::SamConfig;

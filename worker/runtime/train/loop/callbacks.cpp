@@ -1,4 +1,4 @@
-#include "worker/train/callbacks.h"
+#include <ddprun/train/loop/callbacks.h>
 
 #include <cerrno>
 #include <exception>
@@ -7,13 +7,13 @@
 #include <string>
 #include <utility>
 
-#include "common/errors.h"
-#include "common/files.h"
-#include "common/logging.h"
-#include "worker/train/early_stopping.h"
-#include "worker/train/epoch_progress.h"
-#include "worker/train/profiler.h"
-#include "worker/train/run_plan.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include <ddprun/common/logging.h>
+#include <ddprun/train/loop/early_stopping.h>
+#include <ddprun/train/model/epoch_progress.h>
+#include <ddprun/train/model/run_plan.h>
+#include <ddprun/train/record/profiler.h>
 
 namespace ddprun::train {
 namespace {

@@ -4,10 +4,10 @@
 #include <string>
 #include <vector>
 
-#include "worker/ddp/process_group.h"
-#include "worker/train/callback.h"
-#include "worker/train/options.h"
-#include "worker/train/parallel_model.h"
+#include <ddprun/group/process_group.h>
+#include <ddprun/train/model/callback.h>
+#include <ddprun/train/model/parallel_model.h>
+#include <ddprun/train/optim/options.h>
 
 namespace ddprun::train {
 

@@ -1,4 +1,4 @@
-#include "worker/train/checkpoint_saver.h"
+#include <ddprun/train/loop/checkpoint_saver.h>
 
 #include <nlohmann/json.hpp>
 #include <stdexcept>
@@ -7,11 +7,11 @@
 #include <ATen/core/List.h>
 #include <ATen/core/jit_type.h>
 
-#include "common/errors.h"
-#include "common/logging.h"
-#include "worker/ddp/collectives.h"
-#include "worker/train/dict_reader.h"
-#include "worker/train/run_plan.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/logging.h>
+#include <ddprun/group/collectives.h>
+#include <ddprun/serialize/dict_reader.h>
+#include <ddprun/train/model/run_plan.h>
 
 namespace ddprun::train {
 namespace {

@@ -6,14 +6,14 @@
 #include <string>
 #include <vector>
 
-#include "worker/train/callback.h"
-#include "worker/train/checkpoint.h"
-#include "worker/train/checkpoint_policy.h"
-#include "worker/train/epoch_progress.h"
-#include "worker/train/evaluation.h"
-#include "worker/train/options.h"
-#include "worker/train/parallel_model.h"
-#include "worker/train/run_record.h"
+#include <ddprun/train/model/callback.h>
+#include <ddprun/train/model/epoch_progress.h>
+#include <ddprun/train/model/evaluation.h>
+#include <ddprun/train/model/parallel_model.h>
+#include <ddprun/train/optim/options.h>
+#include <ddprun/train/record/run_record.h>
+#include <ddprun/train/state/checkpoint.h>
+#include <ddprun/train/state/checkpoint_policy.h>
 
 namespace ddprun::train {
 

@@ -1,4 +1,4 @@
-#include "worker/train/early_stopping.h"
+#include <ddprun/train/loop/early_stopping.h>
 
 #include <ATen/core/Dict.h>
 #include <torch/types.h>
@@ -9,7 +9,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "worker/train/dict_reader.h"
+#include <ddprun/serialize/dict_reader.h>
 
 namespace ddprun::train {
 namespace {

@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "worker/train/monitor.h"
+#include <ddprun/train/optim/monitor.h>
 
 namespace ddprun::train {
 

@@ -1,4 +1,4 @@
-#include "worker/train/noted_signals.h"
+#include <ddprun/train/loop/noted_signals.h>
 
 #include <poll.h>
 #include <sys/eventfd.h>

@@ -3,7 +3,7 @@
 #include <csignal>
 #include <thread>
 
-#include "common/unique_fd.h"
+#include <ddprun/common/unique_fd.h>
 
 namespace ddprun::train {
 

@@ -1,10 +1,10 @@
-#include "worker/train/run_evaluation.h"
+#include <ddprun/train/loop/run_evaluation.h>
 
 #include <algorithm>
 #include <utility>
 #include <vector>
 
-#include "worker/image/confusion_matrix.h"
+#include <ddprun/image/confusion_matrix.h>
 
 namespace ddprun::train {
 namespace {

@@ -4,10 +4,10 @@
 #include <optional>
 #include <string>
 
-#include "worker/train/callback.h"
-#include "worker/train/evaluation.h"
-#include "worker/train/rank_resources.h"
-#include "worker/train/run_log.h"
+#include <ddprun/train/model/callback.h>
+#include <ddprun/train/model/evaluation.h>
+#include <ddprun/train/record/rank_resources.h>
+#include <ddprun/train/record/run_log.h>
 
 namespace ddprun::train {
 

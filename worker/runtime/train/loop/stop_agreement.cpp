@@ -1,8 +1,8 @@
-#include "worker/train/stop_agreement.h"
+#include <ddprun/train/loop/stop_agreement.h>
 
 #include <algorithm>
 
-#include "worker/ddp/collectives.h"
+#include <ddprun/group/collectives.h>
 
 namespace ddprun::train {
 namespace {

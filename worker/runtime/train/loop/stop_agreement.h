@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <functional>
 
-#include "worker/ddp/process_group.h"
-#include "worker/train/noted_signals.h"
+#include <ddprun/group/process_group.h>
+#include <ddprun/train/loop/noted_signals.h>
 
 namespace ddprun::train {
 

@@ -1,4 +1,4 @@
-#include "worker/train/trainer.h"
+#include <ddprun/train/loop/trainer.h>
 
 #include <algorithm>
 #include <optional>
@@ -7,17 +7,17 @@
 
 #include <torch/nn/module.h>
 
-#include "worker/data/distributed_sampler.h"
-#include "worker/data/loader.h"
-#include "worker/train/callbacks.h"
-#include "worker/train/checkpoint_saver.h"
-#include "worker/train/epoch_progress.h"
-#include "worker/train/parallel_model.h"
-#include "worker/train/rank_resources.h"
-#include "worker/train/run_evaluation.h"
-#include "worker/train/run_log.h"
-#include "worker/train/run_plan.h"
-#include "worker/train/stop_agreement.h"
+#include <ddprun/data/distributed_sampler.h>
+#include <ddprun/data/loader.h>
+#include <ddprun/train/loop/callbacks.h>
+#include <ddprun/train/loop/checkpoint_saver.h>
+#include <ddprun/train/loop/run_evaluation.h>
+#include <ddprun/train/loop/stop_agreement.h>
+#include <ddprun/train/model/epoch_progress.h>
+#include <ddprun/train/model/parallel_model.h>
+#include <ddprun/train/model/run_plan.h>
+#include <ddprun/train/record/rank_resources.h>
+#include <ddprun/train/record/run_log.h>
 
 namespace ddprun::train {
 namespace {

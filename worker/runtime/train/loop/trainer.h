@@ -2,9 +2,9 @@
 
 #include <cstdint>
 
-#include "worker/ddp/process_group.h"
-#include "worker/train/options.h"
-#include "worker/train/task.h"
+#include <ddprun/group/process_group.h>
+#include <ddprun/train/model/task.h>
+#include <ddprun/train/optim/options.h>
 
 namespace ddprun::train {
 

@@ -8,7 +8,7 @@
 
 #include <ATen/core/Dict.h>
 
-#include "worker/report/metric_sink.h"
+#include <ddprun/report/metric_sink.h>
 
 namespace ddprun::train {
 

@@ -9,7 +9,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "worker/train/progress.h"
+#include <ddprun/train/record/progress.h>
 
 namespace ddprun::train {
 

@@ -1,4 +1,4 @@
-#include "worker/train/evaluation.h"
+#include <ddprun/train/model/evaluation.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -6,10 +6,10 @@
 
 #include <torch/nn/module.h>
 
-#include "worker/data/distributed_sampler.h"
-#include "worker/data/loader.h"
-#include "worker/ddp/collectives.h"
-#include "worker/train/noted_signals.h"
+#include <ddprun/data/distributed_sampler.h>
+#include <ddprun/data/loader.h>
+#include <ddprun/group/collectives.h>
+#include <ddprun/train/loop/noted_signals.h>
 
 namespace ddprun::train {
 

@@ -6,11 +6,11 @@
 #include <utility>
 #include <vector>
 
-#include "worker/data/dataset.h"
-#include "worker/ddp/process_group.h"
-#include "worker/report/metric_sink.h"
-#include "worker/train/metrics.h"
-#include "worker/train/parallel_model.h"
+#include <ddprun/data/dataset.h>
+#include <ddprun/group/process_group.h>
+#include <ddprun/report/metric_sink.h>
+#include <ddprun/train/model/metrics.h>
+#include <ddprun/train/model/parallel_model.h>
 
 namespace ddprun::train {
 

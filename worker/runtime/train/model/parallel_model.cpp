@@ -1,19 +1,19 @@
-#include "worker/train/parallel_model.h"
+#include <ddprun/train/model/parallel_model.h>
 
 #include <ATen/core/Dict.h>
 #include <ATen/core/jit_type.h>
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
-#include "common/errors.h"
-#include "worker/ddp/collectives.h"
-#include "worker/ddp/comm_hooks.h"
-#include "worker/ddp/sync_batch_norm.h"
-#include "worker/ddp/zero_optimizer.h"
-#include "worker/train/optimizer_state.h"
-#include "worker/train/powersgd_checkpoint.h"
-#include "worker/train/sharded_optimizer_state.h"
-#include "worker/train/state_dict_file.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/ddp/comm_hooks.h>
+#include <ddprun/ddp/sync_batch_norm.h>
+#include <ddprun/group/collectives.h>
+#include <ddprun/sharding/zero_optimizer.h>
+#include <ddprun/train/state/optimizer_state.h>
+#include <ddprun/train/state/powersgd_checkpoint.h>
+#include <ddprun/train/state/sharded_optimizer_state.h>
+#include <ddprun/train/state/state_dict_file.h>
 
 namespace ddprun::train {
 namespace {

@@ -8,15 +8,15 @@
 
 #include <ATen/core/ivalue.h>
 
-#include "worker/ddp/distributed_data_parallel.h"
-#include "worker/ddp/fully_sharded.h"
-#include "worker/ddp/nan_check.h"
-#include "worker/ddp/powersgd_hook.h"
-#include "worker/train/checkpoint.h"
-#include "worker/train/optimization.h"
-#include "worker/train/options.h"
-#include "worker/train/state_dict_file.h"
-#include "worker/train/task.h"
+#include <ddprun/ddp/distributed_data_parallel.h>
+#include <ddprun/ddp/nan_check.h>
+#include <ddprun/ddp/powersgd_hook.h>
+#include <ddprun/sharding/fully_sharded.h>
+#include <ddprun/train/model/task.h>
+#include <ddprun/train/optim/optimization.h>
+#include <ddprun/train/optim/options.h>
+#include <ddprun/train/state/checkpoint.h>
+#include <ddprun/train/state/state_dict_file.h>
 
 namespace ddprun::train {
 

@@ -1,10 +1,10 @@
-#include "worker/train/run_plan.h"
+#include <ddprun/train/model/run_plan.h>
 
 #include <algorithm>
 #include <utility>
 
-#include "common/errors.h"
-#include "common/logging.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/logging.h>
 
 namespace ddprun::train {
 namespace {

@@ -3,11 +3,11 @@
 #include <string>
 #include <vector>
 
-#include "worker/ddp/process_group.h"
-#include "worker/train/monitor.h"
-#include "worker/train/optimization.h"
-#include "worker/train/options.h"
-#include "worker/train/task.h"
+#include <ddprun/group/process_group.h>
+#include <ddprun/train/model/task.h>
+#include <ddprun/train/optim/monitor.h>
+#include <ddprun/train/optim/optimization.h>
+#include <ddprun/train/optim/options.h>
 
 namespace ddprun::train {
 

@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "worker/data/dataset.h"
-#include "worker/image/image.h"
-#include "worker/train/state_dict_file.h"
+#include <ddprun/data/dataset.h>
+#include <ddprun/image/image.h>
+#include <ddprun/train/state/state_dict_file.h>
 
 namespace torch::nn {
 class Module;

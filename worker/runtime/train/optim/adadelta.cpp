@@ -1,4 +1,4 @@
-#include "worker/train/adadelta.h"
+#include <ddprun/train/optim/adadelta.h>
 
 #include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/_foreach_addcmul.h>

@@ -1,4 +1,4 @@
-#include "worker/train/clip_gradients.h"
+#include <ddprun/train/optim/clip_gradients.h>
 
 #include <ATen/ops/_foreach_clamp_max.h>
 #include <ATen/ops/_foreach_clamp_min.h>

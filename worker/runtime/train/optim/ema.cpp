@@ -1,4 +1,4 @@
-#include "worker/train/ema.h"
+#include <ddprun/train/optim/ema.h>
 
 #include <ATen/core/Dict.h>
 #include <ATen/ops/_foreach_lerp.h>
@@ -9,7 +9,7 @@
 #include <sstream>
 #include <stdexcept>
 
-#include "worker/train/dict_reader.h"
+#include <ddprun/serialize/dict_reader.h>
 
 namespace ddprun::train {
 namespace {

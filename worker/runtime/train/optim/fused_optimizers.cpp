@@ -1,4 +1,4 @@
-#include "worker/train/fused_optimizers.h"
+#include <ddprun/train/optim/fused_optimizers.h>
 
 #include <ATen/ops/_fused_adam.h>
 #include <ATen/ops/_fused_adamw.h>

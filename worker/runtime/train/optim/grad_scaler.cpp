@@ -1,4 +1,4 @@
-#include "worker/train/grad_scaler.h"
+#include <ddprun/train/optim/grad_scaler.h>
 
 #include <ATen/core/Dict.h>
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "worker/train/dict_reader.h"
+#include <ddprun/serialize/dict_reader.h>
 
 namespace ddprun::train {
 namespace {

@@ -1,4 +1,4 @@
-#include "worker/train/losses.h"
+#include <ddprun/train/optim/losses.h>
 
 #include <ATen/ops/binary_cross_entropy_with_logits.h>
 #include <ATen/ops/cross_entropy_loss.h>

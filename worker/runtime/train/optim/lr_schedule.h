@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "worker/train/monitor.h"
+#include <ddprun/train/optim/monitor.h>
 
 namespace torch::optim {
 class Optimizer;

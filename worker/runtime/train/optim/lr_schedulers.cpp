@@ -1,4 +1,4 @@
-#include "worker/train/lr_schedulers.h"
+#include <ddprun/train/optim/lr_schedulers.h>
 
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
@@ -10,8 +10,8 @@
 #include <stdexcept>
 #include <string>
 
-#include "worker/train/dict_reader.h"
-#include "worker/train/lr_arguments.h"
+#include <ddprun/serialize/dict_reader.h>
+#include <ddprun/train/optim/lr_arguments.h>
 
 namespace ddprun::train {
 

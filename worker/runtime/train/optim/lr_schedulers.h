@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "worker/train/lr_schedule.h"
+#include <ddprun/train/optim/lr_schedule.h>
 
 namespace torch::optim {
 class Optimizer;

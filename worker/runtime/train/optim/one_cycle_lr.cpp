@@ -11,9 +11,9 @@
 #include <string>
 #include <tuple>
 
-#include "worker/train/dict_reader.h"
-#include "worker/train/lr_arguments.h"
-#include "worker/train/lr_schedulers.h"
+#include <ddprun/serialize/dict_reader.h>
+#include <ddprun/train/optim/lr_arguments.h>
+#include <ddprun/train/optim/lr_schedulers.h>
 
 namespace ddprun::train {
 namespace {

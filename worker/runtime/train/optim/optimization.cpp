@@ -1,12 +1,12 @@
-#include "worker/train/optimization.h"
+#include <ddprun/train/optim/optimization.h>
 
 #include <algorithm>
 
 #include <ATen/core/Dict.h>
 #include <torch/optim/optimizer.h>
 
-#include "worker/train/clip_gradients.h"
-#include "worker/train/dict_reader.h"
+#include <ddprun/serialize/dict_reader.h>
+#include <ddprun/train/optim/clip_gradients.h>
 
 namespace ddprun::train {
 namespace {

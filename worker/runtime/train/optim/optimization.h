@@ -8,10 +8,10 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 
-#include "worker/train/ema.h"
-#include "worker/train/grad_scaler.h"
-#include "worker/train/lr_schedule.h"
-#include "worker/train/options.h"
+#include <ddprun/train/optim/ema.h>
+#include <ddprun/train/optim/grad_scaler.h>
+#include <ddprun/train/optim/lr_schedule.h>
+#include <ddprun/train/optim/options.h>
 
 namespace torch::optim {
 class Optimizer;

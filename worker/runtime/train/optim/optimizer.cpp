@@ -1,7 +1,7 @@
-#include "worker/train/optimizer.h"
+#include <ddprun/train/optim/optimizer.h>
 
-#include "worker/train/adadelta.h"
-#include "worker/train/fused_optimizers.h"
+#include <ddprun/train/optim/adadelta.h>
+#include <ddprun/train/optim/fused_optimizers.h>
 
 namespace ddprun::train {
 namespace {

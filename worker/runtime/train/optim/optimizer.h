@@ -29,8 +29,8 @@ struct OptimizerSettings {
   double rho = 0.9;                         ///< Adadelta
 };
 
-/// An optimizer on PyTorch's fused kernels (worker/train/fused_optimizers.h, adadelta.h), equal to
-/// torch.optim's with fused=True. Its options and states are LibTorch's: optimizer_state_dict(),
+/// An optimizer on PyTorch's fused kernels (worker/runtime/train/optim/fused_optimizers.h, adadelta.h), equal
+/// to torch.optim's with fused=True. Its options and states are LibTorch's: optimizer_state_dict(),
 /// ZeroOptimizer and learning rate schedules work with it.
 ///
 /// groups  those that have options keep them

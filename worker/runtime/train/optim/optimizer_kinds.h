@@ -9,7 +9,7 @@
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
-#include "worker/train/adadelta.h"
+#include <ddprun/train/optim/adadelta.h>
 
 namespace ddprun::train {
 

@@ -4,11 +4,11 @@
 #include <filesystem>
 #include <string>
 
-#include "common/heartbeat.h"
-#include "worker/train/lr_schedule.h"
-#include "worker/train/optimizer.h"
-#include "worker/train/parallel_options.h"
-#include "worker/train/precision.h"
+#include <ddprun/common/heartbeat.h>
+#include <ddprun/train/model/parallel_options.h>
+#include <ddprun/train/optim/lr_schedule.h>
+#include <ddprun/train/optim/optimizer.h>
+#include <ddprun/train/optim/precision.h>
 
 namespace ddprun::train {
 

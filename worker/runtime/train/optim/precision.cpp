@@ -1,4 +1,4 @@
-#include "worker/train/precision.h"
+#include <ddprun/train/optim/precision.h>
 
 #include <ATen/autocast_mode.h>
 #include <torch/nn/module.h>

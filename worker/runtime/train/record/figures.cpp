@@ -1,4 +1,4 @@
-#include "worker/train/figures.h"
+#include <ddprun/train/record/figures.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -8,9 +8,9 @@
 #include <set>
 #include <system_error>
 
-#include "common/errors.h"
-#include "common/files.h"
-#include "worker/image/png.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include <ddprun/image/png.h>
 
 namespace ddprun::train {
 namespace {

@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "worker/image/line_chart.h"
-#include "worker/report/html_report.h"
-#include "worker/report/metric_sink.h"
+#include <ddprun/image/line_chart.h>
+#include <ddprun/report/html_report.h>
+#include <ddprun/report/metric_sink.h>
 
 namespace ddprun::train {
 

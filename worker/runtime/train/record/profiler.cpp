@@ -1,4 +1,4 @@
-#include "worker/train/profiler.h"
+#include <ddprun/train/record/profiler.h>
 
 #include <fcntl.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
@@ -10,9 +10,9 @@
 #include <string>
 #include <utility>
 
-#include "common/errors.h"
-#include "common/files.h"
-#include "common/unique_fd.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include <ddprun/common/unique_fd.h>
 
 namespace ddprun::train {
 namespace {

@@ -3,7 +3,7 @@
 #include <filesystem>
 #include <string>
 
-#include "worker/train/profile_table.h"
+#include <ddprun/train/record/profile_table.h>
 
 namespace ddprun::train {
 

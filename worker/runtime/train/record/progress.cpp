@@ -1,4 +1,4 @@
-#include "worker/train/progress.h"
+#include <ddprun/train/record/progress.h>
 
 #include <sys/ioctl.h>
 #include <unistd.h>

@@ -1,11 +1,11 @@
-#include "worker/train/rank_resources.h"
+#include <ddprun/train/record/rank_resources.h>
 
 #include <algorithm>
 #include <utility>
 
 #include <c10/core/CachingDeviceAllocator.h>
 
-#include "worker/ddp/collectives.h"
+#include <ddprun/group/collectives.h>
 
 namespace ddprun::train {
 

@@ -4,9 +4,9 @@
 #include <utility>
 #include <vector>
 
-#include "worker/ddp/process_group.h"
-#include "worker/report/resource_usage.h"
-#include "worker/train/epoch_progress.h"
+#include <ddprun/group/process_group.h>
+#include <ddprun/report/resource_usage.h>
+#include <ddprun/train/model/epoch_progress.h>
 
 namespace ddprun::train {
 

@@ -1,4 +1,4 @@
-#include "worker/train/run_log.h"
+#include <ddprun/train/record/run_log.h>
 
 #include <cmath>
 #include <cstdio>
@@ -6,13 +6,13 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "common/errors.h"
-#include "common/files.h"
-#include "common/logging.h"
-#include "common/one_line.h"
-#include "worker/ddp/collectives.h"
-#include "worker/train/run_plan.h"
-#include "worker/train/run_report.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include <ddprun/common/logging.h>
+#include <ddprun/common/text/one_line.h>
+#include <ddprun/group/collectives.h>
+#include <ddprun/train/model/run_plan.h>
+#include <ddprun/train/record/run_report.h>
 
 namespace ddprun::train {
 namespace {

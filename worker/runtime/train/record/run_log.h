@@ -8,13 +8,13 @@
 #include <string>
 #include <vector>
 
-#include "worker/ddp/process_group.h"
-#include "worker/train/callback.h"
-#include "worker/train/evaluation.h"
-#include "worker/train/options.h"
-#include "worker/train/progress.h"
-#include "worker/train/rank_resources.h"
-#include "worker/train/run_record.h"
+#include <ddprun/group/process_group.h>
+#include <ddprun/train/model/callback.h>
+#include <ddprun/train/model/evaluation.h>
+#include <ddprun/train/optim/options.h>
+#include <ddprun/train/record/progress.h>
+#include <ddprun/train/record/rank_resources.h>
+#include <ddprun/train/record/run_record.h>
 
 namespace ddprun::train {
 

@@ -1,4 +1,4 @@
-#include "worker/train/run_record.h"
+#include <ddprun/train/record/run_record.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -8,14 +8,14 @@
 #include <utility>
 #include <vector>
 
-#include "common/errors.h"
-#include "common/files.h"
-#include "common/logging.h"
-#include "worker/image/png.h"
-#include "worker/report/csv_sink.h"
-#include "worker/report/jsonl_sink.h"
-#include "worker/serialize/pt_file.h"
-#include "worker/train/figures.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include <ddprun/common/logging.h>
+#include <ddprun/image/png.h>
+#include <ddprun/report/csv_sink.h>
+#include <ddprun/report/jsonl_sink.h>
+#include <ddprun/serialize/pt_file.h>
+#include <ddprun/train/record/figures.h>
 
 namespace ddprun::train {
 namespace {

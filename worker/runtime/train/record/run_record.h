@@ -10,11 +10,11 @@
 
 #include <ATen/core/ivalue.h>
 
-#include "worker/image/image.h"
-#include "worker/report/metric_sink.h"
-#include "worker/report/tensorboard_sink.h"
-#include "worker/train/checkpoint.h"
-#include "worker/train/checkpoint_writer.h"
+#include <ddprun/image/image.h>
+#include <ddprun/report/metric_sink.h>
+#include <ddprun/report/tensorboard_sink.h>
+#include <ddprun/train/state/checkpoint.h>
+#include <ddprun/train/state/checkpoint_writer.h>
 
 namespace ddprun::train {
 

@@ -1,15 +1,15 @@
-#include "worker/train/run_report.h"
+#include <ddprun/train/record/run_report.h>
 
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <utility>
 #include <vector>
 
-#include "common/files.h"
-#include "worker/report/csv_sink.h"
-#include "worker/report/html_report.h"
-#include "worker/report/number_text.h"
-#include "worker/train/figures.h"
+#include <ddprun/common/files.h>
+#include <ddprun/report/csv_sink.h>
+#include <ddprun/report/html_report.h>
+#include <ddprun/report/number_text.h>
+#include <ddprun/train/record/figures.h>
 
 namespace ddprun::train {
 namespace {

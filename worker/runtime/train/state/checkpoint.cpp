@@ -1,4 +1,4 @@
-#include "worker/train/checkpoint.h"
+#include <ddprun/train/state/checkpoint.h>
 
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
@@ -10,9 +10,9 @@
 #include <nlohmann/json.hpp>
 #include <system_error>
 
-#include "common/errors.h"
-#include "worker/serialize/in_quotes.h"
-#include "worker/serialize/pt_file.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/text/in_quotes.h>
+#include <ddprun/serialize/pt_file.h>
 
 namespace ddprun::train {
 namespace {

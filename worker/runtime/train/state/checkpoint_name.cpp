@@ -1,4 +1,4 @@
-#include "worker/train/checkpoint_name.h"
+#include <ddprun/train/state/checkpoint_name.h>
 
 #include <array>
 #include <cctype>
@@ -9,7 +9,7 @@
 #include <string_view>
 #include <variant>
 
-#include "common/errors.h"
+#include <ddprun/common/errors.h>
 
 namespace ddprun::train {
 namespace {

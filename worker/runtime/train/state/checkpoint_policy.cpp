@@ -1,4 +1,4 @@
-#include "worker/train/checkpoint_policy.h"
+#include <ddprun/train/state/checkpoint_policy.h>
 
 #include <ATen/core/Dict.h>
 #include <torch/types.h>
@@ -8,8 +8,8 @@
 #include <limits>
 #include <tuple>
 
-#include "common/errors.h"
-#include "worker/train/dict_reader.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/serialize/dict_reader.h>
 
 namespace ddprun::train {
 namespace {

@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "worker/train/checkpoint_name.h"
-#include "worker/train/monitor.h"
+#include <ddprun/train/optim/monitor.h>
+#include <ddprun/train/state/checkpoint_name.h>
 
 namespace ddprun::train {
 

@@ -7,9 +7,9 @@
 #include <tuple>
 #include <vector>
 
-#include "common/errors.h"
-#include "worker/serialize/pt_file.h"
-#include "worker/train/checkpoint.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/serialize/pt_file.h>
+#include <ddprun/train/state/checkpoint.h>
 
 namespace ddprun::train {
 namespace {

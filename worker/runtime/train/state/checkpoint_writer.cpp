@@ -1,12 +1,12 @@
-#include "worker/train/checkpoint_writer.h"
+#include <ddprun/train/state/checkpoint_writer.h>
 
 #include <algorithm>
 #include <system_error>
 #include <utility>
 
-#include "common/errors.h"
-#include "worker/serialize/portable_value.h"
-#include "worker/serialize/pt_file.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/serialize/portable_value.h>
+#include <ddprun/serialize/pt_file.h>
 
 namespace ddprun::train {
 namespace {

@@ -10,8 +10,8 @@
 
 #include <ATen/core/ivalue.h>
 
-#include "worker/serialize/snapshot_memory.h"
-#include "worker/train/checkpoint.h"
+#include <ddprun/serialize/snapshot_memory.h>
+#include <ddprun/train/state/checkpoint.h>
 
 namespace ddprun::train {
 

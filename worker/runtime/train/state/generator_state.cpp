@@ -1,4 +1,4 @@
-#include "worker/train/generator_state.h"
+#include <ddprun/train/state/generator_state.h>
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
@@ -9,8 +9,8 @@
 #include <stdexcept>
 #include <string>
 
-#include "worker/ddp/collectives.h"
-#include "worker/ddp/process_group.h"
+#include <ddprun/group/collectives.h>
+#include <ddprun/group/process_group.h>
 
 namespace ddprun::train {
 namespace {

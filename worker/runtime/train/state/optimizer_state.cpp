@@ -1,4 +1,4 @@
-#include "worker/train/optimizer_state.h"
+#include <ddprun/train/state/optimizer_state.h>
 
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
@@ -15,9 +15,9 @@
 #include <utility>
 #include <vector>
 
-#include "common/errors.h"
-#include "worker/ddp/zero_optimizer.h"
-#include "worker/train/optimizer_kinds.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/sharding/zero_optimizer.h>
+#include <ddprun/train/optim/optimizer_kinds.h>
 
 namespace ddprun::train {
 namespace {

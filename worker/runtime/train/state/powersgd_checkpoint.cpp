@@ -1,4 +1,4 @@
-#include "worker/train/powersgd_checkpoint.h"
+#include <ddprun/train/state/powersgd_checkpoint.h>
 
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "common/errors.h"
-#include "worker/ddp/collectives.h"
-#include "worker/train/dict_reader.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/group/collectives.h>
+#include <ddprun/serialize/dict_reader.h>
 
 namespace ddprun::train {
 namespace {

@@ -4,8 +4,8 @@
 
 #include <filesystem>
 
-#include "worker/ddp/powersgd_hook.h"
-#include "worker/ddp/process_group.h"
+#include <ddprun/ddp/powersgd_hook.h>
+#include <ddprun/group/process_group.h>
 
 namespace ddprun::train {
 

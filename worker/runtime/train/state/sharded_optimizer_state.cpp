@@ -1,4 +1,4 @@
-#include "worker/train/sharded_optimizer_state.h"
+#include <ddprun/train/state/sharded_optimizer_state.h>
 
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
@@ -11,9 +11,9 @@
 #include <string>
 #include <vector>
 
-#include "common/errors.h"
-#include "worker/ddp/fully_sharded.h"
-#include "worker/train/optimizer_state.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/sharding/fully_sharded.h>
+#include <ddprun/train/state/optimizer_state.h>
 
 namespace ddprun::train {
 namespace {

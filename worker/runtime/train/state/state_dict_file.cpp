@@ -1,4 +1,4 @@
-#include "worker/train/state_dict_file.h"
+#include <ddprun/train/state/state_dict_file.h>
 
 #include <ATen/core/jit_type.h>
 #include <c10/core/GradMode.h>
@@ -11,10 +11,10 @@
 #include <string_view>
 #include <unordered_map>
 
-#include "common/errors.h"
-#include "worker/serialize/in_quotes.h"
-#include "worker/serialize/pt_file.h"
-#include "worker/serialize/safetensors.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/text/in_quotes.h>
+#include <ddprun/serialize/pt_file.h>
+#include <ddprun/serialize/safetensors.h>
 
 namespace ddprun::train {
 namespace {

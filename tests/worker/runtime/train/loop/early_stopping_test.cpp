@@ -1,4 +1,4 @@
-#include "worker/train/early_stopping.h"
+#include <ddprun/train/loop/early_stopping.h>
 
 #include <ATen/core/Dict.h>
 
@@ -7,7 +7,7 @@
 
 #include "tests/support/catch.h"
 #include "tests/support/golden.h"
-#include "tests/worker/golden_number.h"
+#include "tests/support/golden_number.h"
 
 using namespace ddprun;
 using nlohmann::json;

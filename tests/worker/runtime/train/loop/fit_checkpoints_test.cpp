@@ -13,14 +13,14 @@
 #include <thread>
 #include <utility>
 
-#include "common/errors.h"
-#include "common/files.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include <ddprun/train/loop/trainer.h>
+#include <ddprun/train/state/checkpoint.h>
+#include <ddprun/train/state/state_dict_file.h>
 #include "tests/support/catch.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/small_disk.h"
-#include "worker/train/checkpoint.h"
-#include "worker/train/state_dict_file.h"
-#include "worker/train/trainer.h"
 
 using namespace ddprun;
 using namespace ddprun::train;

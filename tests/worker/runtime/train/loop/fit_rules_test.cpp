@@ -18,11 +18,11 @@
 #include <utility>
 #include <vector>
 
-#include "common/files.h"
+#include <ddprun/common/files.h>
+#include <ddprun/report/csv_sink.h>
+#include <ddprun/train/loop/trainer.h>
 #include "tests/support/catch.h"
 #include "tests/support/run_ranks.h"
-#include "worker/report/csv_sink.h"
-#include "worker/train/trainer.h"
 
 using namespace ddprun;
 using namespace ddprun::train;

@@ -8,16 +8,16 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "common/errors.h"
-#include "common/files.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include <ddprun/image/png.h>
+#include <ddprun/report/csv_sink.h>
+#include <ddprun/train/loop/trainer.h>
+#include <ddprun/train/model/evaluation.h>
+#include <ddprun/train/model/run_plan.h>
 #include "tests/support/catch.h"
 #include "tests/support/python.h"
 #include "tests/support/run_ranks.h"
-#include "worker/image/png.h"
-#include "worker/report/csv_sink.h"
-#include "worker/train/evaluation.h"
-#include "worker/train/run_plan.h"
-#include "worker/train/trainer.h"
 
 using namespace ddprun;
 using namespace ddprun::train;

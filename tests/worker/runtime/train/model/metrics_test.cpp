@@ -1,4 +1,4 @@
-#include "worker/train/metrics.h"
+#include <ddprun/train/model/metrics.h>
 
 #include <torch/types.h>
 

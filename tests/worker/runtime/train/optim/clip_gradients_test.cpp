@@ -1,4 +1,4 @@
-#include "worker/train/clip_gradients.h"
+#include <ddprun/train/optim/clip_gradients.h>
 
 #include <torch/types.h>
 
@@ -7,7 +7,7 @@
 
 #include "tests/support/catch.h"
 #include "tests/support/golden.h"
-#include "tests/worker/golden_number.h"
+#include "tests/support/golden_number.h"
 
 using namespace ddprun;
 using nlohmann::json;

@@ -1,4 +1,4 @@
-#include "worker/train/ema.h"
+#include <ddprun/train/optim/ema.h>
 
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
@@ -9,9 +9,9 @@
 
 #include <stdexcept>
 
+#include <ddprun/serialize/pt_file.h>
+#include <ddprun/train/state/state_dict_file.h>
 #include "tests/support/catch.h"
-#include "worker/serialize/pt_file.h"
-#include "worker/train/state_dict_file.h"
 
 using namespace ddprun;
 using test::ContainsSubstring;

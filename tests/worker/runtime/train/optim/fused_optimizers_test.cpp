@@ -1,4 +1,4 @@
-#include "worker/train/fused_optimizers.h"
+#include <ddprun/train/optim/fused_optimizers.h>
 
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
@@ -10,14 +10,15 @@
 #include <string>
 #include <vector>
 
+#include <ddprun/serialize/pt_file.h>
+#include <ddprun/train/optim/adadelta.h>
+#include <ddprun/train/optim/optimizer.h>
+#include <ddprun/train/state/optimizer_state.h>
 #include "tests/support/catch.h"
 #include "worker/models/mnist_cnn.h"
-#include "worker/serialize/pt_file.h"
-#include "worker/train/adadelta.h"
-#include "worker/train/optimizer.h"
-#include "worker/train/optimizer_state.h"
 
 using namespace ddprun;
+using namespace ddprun::worker;
 using test::ContainsSubstring;
 using torch::Tensor;
 using torch::optim::Optimizer;

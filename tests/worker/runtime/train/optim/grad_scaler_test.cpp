@@ -1,4 +1,4 @@
-#include "worker/train/grad_scaler.h"
+#include <ddprun/train/optim/grad_scaler.h>
 
 #include <ATen/core/Dict.h>
 #include <torch/optim/sgd.h>
@@ -9,10 +9,10 @@
 #include <stdexcept>
 #include <utility>
 
+#include <ddprun/train/optim/optimization.h>
 #include "tests/support/catch.h"
 #include "tests/support/golden.h"
-#include "tests/worker/golden_number.h"
-#include "worker/train/optimization.h"
+#include "tests/support/golden_number.h"
 
 using namespace ddprun;
 using nlohmann::json;

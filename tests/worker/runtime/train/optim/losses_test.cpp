@@ -1,4 +1,4 @@
-#include "worker/train/losses.h"
+#include <ddprun/train/optim/losses.h>
 
 #include <torch/types.h>
 

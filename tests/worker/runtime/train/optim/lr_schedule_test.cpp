@@ -1,4 +1,4 @@
-#include "worker/train/lr_schedule.h"
+#include <ddprun/train/optim/lr_schedule.h>
 
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
@@ -10,10 +10,10 @@
 #include <cmath>
 #include <stdexcept>
 
+#include <ddprun/train/optim/adadelta.h>
 #include "tests/support/catch.h"
 #include "tests/support/golden.h"
-#include "tests/worker/golden_number.h"
-#include "worker/train/adadelta.h"
+#include "tests/support/golden_number.h"
 
 using namespace ddprun;
 using nlohmann::json;

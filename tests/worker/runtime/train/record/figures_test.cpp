@@ -1,9 +1,9 @@
-#include "worker/train/figures.h"
+#include <ddprun/train/record/figures.h>
 
-#include "common/errors.h"
-#include "common/files.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include <ddprun/image/png.h>
 #include "tests/support/catch.h"
-#include "worker/image/png.h"
 
 namespace ddprun::train {
 namespace {

@@ -1,4 +1,4 @@
-#include "worker/train/profile_table.h"
+#include <ddprun/train/record/profile_table.h>
 
 #include "tests/support/catch.h"
 

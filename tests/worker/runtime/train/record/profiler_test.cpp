@@ -1,12 +1,12 @@
-#include "worker/train/profiler.h"
+#include <ddprun/train/record/profiler.h>
 
 #include <torch/nn/functional/loss.h>
 
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "common/errors.h"
-#include "common/files.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
 #include "tests/support/catch.h"
 #include "worker/models/mnist_cnn.h"
 

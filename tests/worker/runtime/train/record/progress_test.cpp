@@ -1,4 +1,4 @@
-#include "worker/train/progress.h"
+#include <ddprun/train/record/progress.h>
 
 #include "tests/support/catch.h"
 

@@ -1,4 +1,4 @@
-#include "worker/train/run_record.h"
+#include <ddprun/train/record/run_record.h>
 
 #include <torch/types.h>
 
@@ -8,11 +8,11 @@
 #include <memory>
 #include <string>
 
-#include "common/errors.h"
-#include "common/files.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
 #include "tests/support/catch.h"
 #include "tests/support/small_disk.h"
-#include "tests/worker/pickled_values.h"
+#include "tests/worker/runtime/serialize/pickled_values.h"
 
 namespace fs = std::filesystem;
 using namespace ddprun;

@@ -1,11 +1,11 @@
-#include "worker/train/run_report.h"
+#include <ddprun/train/record/run_report.h>
 
-#include "common/errors.h"
-#include "common/files.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include <ddprun/image/png.h>
+#include <ddprun/report/csv_sink.h>
+#include <ddprun/train/record/figures.h>
 #include "tests/support/catch.h"
-#include "worker/image/png.h"
-#include "worker/report/csv_sink.h"
-#include "worker/train/figures.h"
 
 namespace ddprun::train {
 namespace {

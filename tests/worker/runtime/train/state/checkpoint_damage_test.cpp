@@ -7,11 +7,11 @@
 #include <fstream>
 #include <string>
 
-#include "common/errors.h"
-#include "common/files.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include <ddprun/train/state/checkpoint_writer.h>
 #include "tests/support/catch.h"
-#include "tests/worker/pickled_values.h"
-#include "worker/train/checkpoint_writer.h"
+#include "tests/worker/runtime/serialize/pickled_values.h"
 
 namespace fs = std::filesystem;
 using namespace ddprun;

@@ -1,4 +1,4 @@
-#include "worker/train/checkpoint_policy.h"
+#include <ddprun/train/state/checkpoint_policy.h>
 
 #include <ATen/core/Dict.h>
 
@@ -8,10 +8,10 @@
 #include <string>
 #include <utility>
 
-#include "common/errors.h"
+#include <ddprun/common/errors.h>
 #include "tests/support/catch.h"
 #include "tests/support/golden.h"
-#include "tests/worker/golden_number.h"
+#include "tests/support/golden_number.h"
 
 using namespace ddprun;
 using nlohmann::json;

@@ -6,19 +6,19 @@
 
 #include <filesystem>
 
-#include "common/errors.h"
-#include "common/files.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include <ddprun/group/collectives.h>
+#include <ddprun/serialize/pt_file.h>
+#include <ddprun/sharding/fully_sharded.h>
+#include <ddprun/train/model/parallel_model.h>
+#include <ddprun/train/state/generator_state.h>
+#include <ddprun/train/state/sharded_optimizer_state.h>
+#include <ddprun/train/state/state_dict_file.h>
 #include "tests/support/catch.h"
 #include "tests/support/run_ranks.h"
-#include "tests/worker/layer_stack.h"
-#include "tests/worker/pickled_values.h"
-#include "worker/ddp/collectives.h"
-#include "worker/ddp/fully_sharded.h"
-#include "worker/serialize/pt_file.h"
-#include "worker/train/generator_state.h"
-#include "worker/train/parallel_model.h"
-#include "worker/train/sharded_optimizer_state.h"
-#include "worker/train/state_dict_file.h"
+#include "tests/worker/runtime/ddp/layer_stack.h"
+#include "tests/worker/runtime/serialize/pickled_values.h"
 
 using namespace ddprun;
 using namespace ddprun::test;

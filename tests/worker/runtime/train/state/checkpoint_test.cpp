@@ -1,4 +1,4 @@
-#include "worker/train/checkpoint.h"
+#include <ddprun/train/state/checkpoint.h>
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <torch/optim/adam.h>
@@ -6,18 +6,19 @@
 #include <fstream>
 #include <string>
 
-#include "common/errors.h"
-#include "common/files.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include <ddprun/serialize/pt_file.h>
+#include <ddprun/train/state/optimizer_state.h>
+#include <ddprun/train/state/state_dict_file.h>
 #include "tests/support/catch.h"
 #include "tests/support/python.h"
-#include "tests/worker/pickled_values.h"
+#include "tests/worker/runtime/serialize/pickled_values.h"
 #include "worker/models/mnist_cnn.h"
-#include "worker/serialize/pt_file.h"
-#include "worker/train/optimizer_state.h"
-#include "worker/train/state_dict_file.h"
 
 namespace fs = std::filesystem;
 using namespace ddprun;
+using namespace ddprun::worker;
 using namespace ddprun::test;
 using namespace ddprun::train;
 

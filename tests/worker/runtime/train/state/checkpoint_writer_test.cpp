@@ -1,4 +1,4 @@
-#include "worker/train/checkpoint_writer.h"
+#include <ddprun/train/state/checkpoint_writer.h>
 
 #include <ATen/Parallel.h>
 #include <signal.h>
@@ -13,12 +13,12 @@
 #include <string>
 #include <thread>
 
-#include "common/errors.h"
-#include "common/files.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include <ddprun/serialize/portable_value.h>
+#include <ddprun/train/record/run_record.h>
 #include "tests/support/catch.h"
-#include "tests/worker/pickled_values.h"
-#include "worker/serialize/portable_value.h"
-#include "worker/train/run_record.h"
+#include "tests/worker/runtime/serialize/pickled_values.h"
 
 namespace fs = std::filesystem;
 using namespace ddprun;

@@ -1,13 +1,13 @@
-#include "worker/train/generator_state.h"
+#include <ddprun/train/state/generator_state.h>
 
 #include <torch/types.h>
 #include <torch/utils.h>
 
 #include <stdexcept>
 
+#include <ddprun/serialize/pt_file.h>
 #include "tests/support/catch.h"
-#include "tests/worker/pickled_values.h"
-#include "worker/serialize/pt_file.h"
+#include "tests/worker/runtime/serialize/pickled_values.h"
 
 using namespace ddprun;
 using namespace ddprun::train;

@@ -1,4 +1,4 @@
-#include "worker/train/optimizer_state.h"
+#include <ddprun/train/state/optimizer_state.h>
 
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
@@ -14,11 +14,11 @@
 #include <string>
 #include <vector>
 
-#include "common/errors.h"
-#include "common/files.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include <ddprun/serialize/pt_file.h>
+#include <ddprun/train/optim/adadelta.h>
 #include "tests/support/catch.h"
-#include "worker/serialize/pt_file.h"
-#include "worker/train/adadelta.h"
 
 using namespace ddprun;
 using test::ContainsSubstring;

@@ -10,13 +10,13 @@
 #include <fstream>
 #include <string>
 
-#include "common/errors.h"
-#include "common/files.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include <ddprun/serialize/pt_file.h>
+#include <ddprun/serialize/safetensors.h>
+#include <ddprun/train/state/state_dict_file.h>
 #include "tests/support/catch.h"
-#include "tests/worker/pickled_values.h"
-#include "worker/serialize/pt_file.h"
-#include "worker/serialize/safetensors.h"
-#include "worker/train/state_dict_file.h"
+#include "tests/worker/runtime/serialize/pickled_values.h"
 
 namespace fs = std::filesystem;
 using namespace ddprun;

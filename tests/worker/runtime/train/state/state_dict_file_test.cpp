@@ -1,4 +1,4 @@
-#include "worker/train/state_dict_file.h"
+#include <ddprun/train/state/state_dict_file.h>
 
 #include <torch/nn/module.h>
 #include <torch/nn/modules/batchnorm.h>
@@ -9,13 +9,13 @@
 
 #include <string>
 
-#include "common/errors.h"
-#include "common/files.h"
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include <ddprun/serialize/pt_file.h>
+#include <ddprun/train/state/optimizer_state.h>
 #include "tests/support/catch.h"
 #include "tests/support/python.h"
-#include "tests/worker/pickled_values.h"
-#include "worker/serialize/pt_file.h"
-#include "worker/train/optimizer_state.h"
+#include "tests/worker/runtime/serialize/pickled_values.h"
 
 using namespace ddprun;
 using namespace ddprun::test;
