@@ -17,7 +17,6 @@
 #include "worker/models/mnist_cnn.h"
 
 using namespace ddprun;
-using namespace ddprun::worker;
 using Clock = std::chrono::steady_clock;
 
 namespace {

@@ -1,65 +1,105 @@
 #!/usr/bin/env python3
-"""Checks who includes whom, as docs/architecture.md draws it. Prints each breach; exit status 1 if there is one.
+"""Checks the rooms of the tree, as docs/architecture.md draws them: who includes whom, and how full they are. Prints each breach; exit status 1 if there is one.
 
 usage: check_includes.py [ROOT]
 """
+import collections
 import pathlib
 import re
 import sys
 
-# Folder -> folders of ours that it may include, beside itself. The longest matching folder counts.
-MAY_INCLUDE = {
-    "common": set(),
-    "launcher": {"common"},
-    "launcher/rendezvous": {"common", "launcher"},
-    "worker": {"common", "worker/ddp", "worker/data", "worker/image", "worker/models", "worker/report", "worker/serialize",
-               "worker/train", "worker/tasks"},
-    "worker/precompiled": set(),
-    "worker/ddp": {"common"},
-    "worker/data": {"common", "worker/image"},
-    "worker/image": {"common"},
-    "worker/models": {"common", "worker/ddp"},
-    "worker/report": {"common"},
-    "worker/serialize": {"common"},
-    "worker/train": {"common", "worker/ddp", "worker/data", "worker/image", "worker/report", "worker/serialize"},
-    "worker/tasks": {"common", "worker", "worker/models", "worker/data", "worker/image", "worker/train"},
+# The rooms, in the order in which they may include each other: a file includes only its own room and rooms before it.
+# common/text and common come before all; launcher/ and worker/ never include each other.
+ROOMS = {
+    "common": ["text", ""],
+    "launcher": ["events", "host", "rendezvous", "cli", "plan", "workers", "output", "failure", "job", ""],
+    "worker": ["runtime/flight", "runtime/group", "runtime/ddp", "runtime/sharding", "runtime/image", "runtime/data",
+               "runtime/serialize", "runtime/report", "runtime/train/optim", "runtime/train/state", "runtime/train/model",
+               "runtime/train/record", "runtime/train/loop", "runtime/run", "config", "models", "tasks", "sam/model", "sam/data",
+               "sam", "commands", ""],
 }
-MAY_INCLUDE["launcher"] = {"common", "launcher/rendezvous"}
+# Rooms that are blind to some of those before them, though the order would allow it.
+SEES_ONLY = {
+    "worker/runtime/image": {"common"},
+    "worker/runtime/data": {"common", "worker/runtime/image"},
+    "worker/runtime/serialize": {"common"},
+    "worker/runtime/report": {"common"},
+    "worker/models": {"common", "worker/runtime/ddp"},
+    "worker/precompiled": set(),
+}
+MOST_FILES = 35  # .h and .cpp files in a folder
 
 # Headers from elsewhere that a folder or file must not see, and why.
 BANNED = [
     ("common", r"(torch|c10|ATen|boost)/", "common is free of torch and Boost"),
     ("launcher", r"(torch|c10|ATen)/", "the launcher links no LibTorch"),
-    ("worker/models", r"worker/ddp/(?!sync_batch_norm\.h)", "a model knows of other ranks through SyncBatchNorm only"),
+    ("worker/models", r"ddprun/ddp/(?!sync_batch_norm\.h)", "a model knows of other ranks through SyncBatchNorm only"),
     ("worker", r"boost/(?!crc\.hpp)", "the worker needs no Boost but its CRC"),
-    ("worker/image", r"(torch|c10|ATen)/", "pictures are plain buffers"),
-    ("worker/report", r"(torch|c10|ATen)/", "reports are of plain values"),
+    ("worker/runtime/image", r"(torch|c10|ATen)/", "pictures are plain buffers"),
+    ("worker/runtime/report", r"(torch|c10|ATen)/", "reports are of plain values"),
     ("worker", r"(spdlog|fmt)/", "LibTorch has an fmt of its own: log through common/logging.h"),
 ]
 # Headers that only the named files may include.
 ONLY = [
     (r"spdlog/", {"common/logging.cpp"}),
-    (r"cairo", {"worker/image/drawing.cpp", "worker/image/line_chart.cpp", "worker/image/confusion_matrix.cpp",
-                "worker/image/image_grid.cpp"}),
-    (r"boost/crc\.hpp", {"worker/report/tensorboard_event.cpp"}),
-    (r"hwloc(\.h|/)", {"launcher/cpu_map.cpp"}),
-    (r".*c10d/(reducer|logger)\.hpp", {"worker/ddp/distributed_data_parallel.cpp"}),
+    (r"cairo", {"worker/runtime/image/drawing.cpp", "worker/runtime/image/line_chart.cpp", "worker/runtime/image/confusion_matrix.cpp",
+                "worker/runtime/image/image_grid.cpp"}),
+    (r"boost/crc\.hpp", {"worker/runtime/report/tensorboard_event.cpp"}),
+    (r"hwloc(\.h|/)", {"launcher/host/cpu_map.cpp"}),
+    (r".*c10d/(reducer|logger)\.hpp", {"worker/runtime/ddp/distributed_data_parallel.cpp"}),
 ]
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.M)
 
 
-def folder_of(path):
-    """The longest folder of MAY_INCLUDE that the path lies in."""
-    fits = [f for f in MAY_INCLUDE if path.startswith(f + "/")]
-    return max(fits, key=len, default=None)
+
+
+def order_of_rooms():
+    """Room as a folder -> its place in the order."""
+    names = [f"{area}/{room}".rstrip("/") for area, rooms in ROOMS.items() for room in rooms]
+    return {name: place for place, name in enumerate(names)}
+
+
+ORDER = order_of_rooms()
+
+
+def room_of(path):
+    """The room that a file of the tree lies in, or its folder if that is none."""
+    folder = str(pathlib.PurePosixPath(path).parent)
+    return folder if folder in ORDER or folder in SEES_ONLY else None
+
+
+def target_of(quote, header):
+    """The file of the tree that is included, or None."""
+    if quote == "<":
+        if not header.startswith("ddprun/") or header.count("/") < 2:
+            return None
+        inner = header[len("ddprun/"):]
+        return inner if inner.startswith("common/") else "worker/runtime/" + inner
+    return header if header.split("/")[0] in ROOMS else None
+
+
+def may_include(home, target):
+    if home == target:
+        return True
+    if home in SEES_ONLY:
+        return any(target == seen or target.startswith(seen + "/") for seen in SEES_ONLY[home])
+    area, other = home.split("/")[0], target.split("/")[0]
+    return other in (area, "common") and ORDER[target] < ORDER[home]
 
 
 def breaches(path, text):
-    home = folder_of(path)
+    home = room_of(path)
+    if home is None:
+        yield f"{path}: its folder is no room (ROOMS in scripts/check_includes.py)"
+        return
     for quote, header in INCLUDE.findall(text):
-        target = folder_of(header)
-        if target and target != home and target not in MAY_INCLUDE[home]:
-            yield f"{path}: {home} may not include {target} ({header})"
+        target = target_of(quote, header)
+        if target:
+            room = room_of(target)
+            if room is None or not may_include(home, room):
+                yield f"{path}: {home} may not include {room or target} ({header})"
+        if quote == '"' and header.startswith(("common/", "worker/runtime/")):
+            yield f"{path}: includes \"{header}\", expected <ddprun/...> as users do"
         if header.startswith("tests/"):
             yield f"{path}: includes {header} from the tests"
         for area, pattern, why in BANNED:
@@ -70,12 +110,19 @@ def breaches(path, text):
                 yield f"{path}: includes {header}, which only {', '.join(sorted(allowed))} may"
 
 
+def crowds(paths):
+    """Folders with more files than a reader keeps in mind."""
+    count = collections.Counter(str(pathlib.PurePosixPath(path).parent) for path in paths)
+    return [f"{folder}: {n} files, expected at most {MOST_FILES}" for folder, n in sorted(count.items()) if n > MOST_FILES]
+
+
 def main():
     root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parent.parent)
-    files = sorted(p for area in ("common", "launcher", "worker") for p in (root / area).rglob("*") if p.suffix in (".h", ".cpp"))
+    files = sorted(p for area in ROOMS for p in (root / area).rglob("*") if p.suffix in (".h", ".cpp"))
     if not files:
         sys.exit(f"{root}: no source files found")
-    found = [b for p in files for b in breaches(str(p.relative_to(root)), p.read_text())]
+    paths = [str(p.relative_to(root)) for p in files]
+    found = [b for p, path in zip(files, paths) for b in breaches(path, p.read_text())] + crowds(paths)
     for breach in found:
         print(breach)
     print(f"{len(files)} files, {len(found)} breaches")

@@ -9,6 +9,7 @@
 #include "tests/fuzz/fuzz.h"
 
 namespace ddprun::fuzz {
+using namespace launcher;
 namespace {
 
 using Words = std::vector<std::string>;

@@ -6,6 +6,7 @@
 #include "tests/fuzz/fuzz.h"
 
 namespace ddprun::fuzz {
+using namespace launcher;
 namespace {
 
 constexpr std::size_t kMaxReport = 100'000;

@@ -10,6 +10,7 @@
 #include "tests/fuzz/fuzz.h"
 
 namespace ddprun::fuzz {
+using namespace launcher;
 namespace {
 
 constexpr std::size_t kMaxPattern = 127;  // the kernel's

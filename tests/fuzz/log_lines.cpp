@@ -6,6 +6,7 @@
 #include "tests/fuzz/fuzz.h"
 
 namespace ddprun::fuzz {
+using namespace launcher;
 namespace {
 
 constexpr std::size_t kMaxTail = 4 * OutputTail::kMaxBytes;  // of a long text: the rest shows nothing new

@@ -6,6 +6,7 @@
 #include "tests/fuzz/fuzz.h"
 
 namespace ddprun::fuzz {
+using namespace launcher;
 namespace {
 
 using Payloads = std::vector<std::string>;

@@ -8,6 +8,7 @@
 #include "tests/fuzz/fuzz.h"
 
 namespace ddprun::fuzz {
+using namespace launcher;
 namespace {
 
 constexpr const char* kFlag = "--flag";

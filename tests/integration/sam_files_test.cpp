@@ -15,7 +15,8 @@
 #include "worker/sam/sam_checkpoint.h"
 
 using namespace ddprun;
-using namespace ddprun::worker;
+using ddprun::worker::read_sam;
+using ddprun::worker::write_sam;
 using namespace ddprun::test;
 
 namespace {

@@ -4,6 +4,7 @@
 #include "tests/support/catch.h"
 
 namespace ddprun::test {
+using namespace launcher;
 namespace {
 
 namespace asio = boost::asio;

@@ -11,6 +11,7 @@
 #include "tests/support/catch.h"
 
 namespace ddprun::test {
+using namespace launcher;
 namespace {
 
 namespace fs = std::filesystem;

@@ -28,6 +28,7 @@
 
 // What tests of the launcher's output need: ends of pipes and terminals, event loops, processes that write.
 namespace ddprun::test {
+using namespace launcher;
 
 struct Ends {
   UniqueFd ours, theirs;  ///< ours is what the test reads

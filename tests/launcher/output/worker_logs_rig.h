@@ -9,6 +9,7 @@
 #include "tests/support/catch.h"
 
 namespace ddprun::test {
+using namespace launcher;
 
 inline StreamPlan to_console(const std::string& prefix = "") {
   StreamPlan plan;

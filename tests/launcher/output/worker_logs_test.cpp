@@ -5,6 +5,7 @@
 #include "tests/launcher/output/worker_logs_rig.h"
 
 namespace ddprun::test {
+using namespace launcher;
 namespace {
 
 using namespace std::string_literals;

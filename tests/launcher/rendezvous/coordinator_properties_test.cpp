@@ -4,6 +4,7 @@
 #include "tests/support/catch.h"
 
 namespace ddprun::test {
+using namespace launcher;
 namespace {
 
 /// The end of the story of a sequence that went wrong.

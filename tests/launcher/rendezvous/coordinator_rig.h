@@ -12,6 +12,7 @@
 #include "tests/support/catch.h"
 
 namespace ddprun::test {
+using namespace launcher;
 
 inline CoordinatorSettings job(int min_nodes, int max_nodes, int max_restarts = 0) {
   CoordinatorSettings settings;

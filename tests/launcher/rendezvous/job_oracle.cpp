@@ -6,6 +6,7 @@
 #include "launcher/rendezvous/natural_order.h"
 
 namespace ddprun::test {
+using namespace launcher;
 namespace {
 
 void promise(bool kept, const std::string& what) {

@@ -12,6 +12,7 @@
 #include "launcher/rendezvous/coordinator.h"
 
 namespace ddprun::test {
+using namespace launcher;
 
 /// A coordinator has broken its word.
 struct BrokenPromise : std::runtime_error {

@@ -4,6 +4,7 @@
 #include <array>
 
 namespace ddprun::test {
+using namespace launcher;
 namespace {
 
 constexpr unsigned kDisturbedMs = 600;

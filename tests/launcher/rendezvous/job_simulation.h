@@ -14,6 +14,7 @@
 #include "tests/launcher/rendezvous/job_oracle.h"
 
 namespace ddprun::test {
+using namespace launcher;
 
 /// One job on made-up nodes over a made-up network, all of it from one seed: nodes come, fail, fall silent,
 /// crash, leave and talk nonsense, until the disturbances stop. Each connection keeps the order of its

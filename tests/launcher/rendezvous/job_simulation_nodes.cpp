@@ -6,6 +6,7 @@
 // What the nodes do, and what is done to them.
 
 namespace ddprun::test {
+using namespace launcher;
 namespace {
 
 constexpr unsigned kMostDisturbances = 12;

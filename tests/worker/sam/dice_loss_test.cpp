@@ -9,7 +9,6 @@
 #include "tests/support/golden.h"
 
 using namespace ddprun;
-using namespace ddprun::worker;
 using nlohmann::json;
 using torch::Tensor;
 using train::DiceOptions;

@@ -11,7 +11,6 @@
 #include "worker/sam/model/relative_attention.h"
 
 using namespace ddprun;
-using namespace ddprun::worker;
 using namespace ddprun::test;
 using ddp::DistributedDataParallel;
 

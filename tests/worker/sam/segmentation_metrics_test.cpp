@@ -7,7 +7,6 @@
 #include "tests/support/catch.h"
 
 using namespace ddprun;
-using namespace ddprun::worker;
 using ddprun::test::Approx;
 using torch::Tensor;
 

@@ -9,7 +9,6 @@
 #include "tests/support/catch.h"
 
 using namespace ddprun;
-using namespace ddprun::worker;
 using ddprun::train::digest;
 using ddprun::train::TensorCache;
 

@@ -73,8 +73,8 @@ Layout layout_of(const std::vector<Tile>& tiles, const std::string& title, int c
   columns = std::min(columns, count);
   std::size_t lines = 1;
   for (const auto& tile : tiles) lines = std::max(lines, lines_of(tile.caption).size());
-  return {columns, (count + columns - 1) / columns, side_of(tiles), kPadding + (title.empty() ? 0 : kGridTitle),
-          7 + kLine * static_cast<int>(lines)};
+  return {columns, (count + columns - 1) / columns, side_of(tiles),
+          kPadding + (title.empty() ? 0 : kGridTitle), 7 + kLine * static_cast<int>(lines)};
 }
 
 /// Centred under the picture.

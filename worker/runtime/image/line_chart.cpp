@@ -115,7 +115,8 @@ class ChartPainter {
     double x = kChartPadding;
     const double lowest = plot_.top + height_ / 3.0 - 2 * kLineHeight;
     for (std::size_t i = 0; i < chart_.series.size(); ++i) {
-      const auto name = fitted(cairo_, chart_.series[i].name, width_ - 2 * kChartPadding - kSample - 6, kLegend);
+      const auto name =
+          fitted(cairo_, chart_.series[i].name, width_ - 2 * kChartPadding - kSample - 6, kLegend);
       const double needed = kSample + 6 + text_width(cairo_, name, kLegend);
       if (x > kChartPadding && x + needed > width_ - kChartPadding) {
         x = kChartPadding;
@@ -224,7 +225,8 @@ class ChartPainter {
 
 Image draw_line_chart(const LineChart& chart, int width, int height) {
   check(chart, width, height);
-  return draw_image(width, height, [&](cairo_t* cairo) { ChartPainter(cairo, chart, width, height).paint(); });
+  return draw_image(width, height,
+                    [&](cairo_t* cairo) { ChartPainter(cairo, chart, width, height).paint(); });
 }
 
 std::string line_chart_svg(const LineChart& chart, int width, int height) {

@@ -60,7 +60,7 @@ TEST_CASE("a split that cannot be is refused", "[subset]") {
   CHECK_THROWS_WITH(random_split(1, 0.5, 0),
                     "random_split: expected two examples or more, one a part, got 1");
   CHECK_THROWS_AS(random_split(0, 0.5, 0), std::invalid_argument);
-  ddprun::Config config;
+  ddprun::worker::Config config;
   config.data.val_split = 0.1;
   const auto one = std::make_shared<Subset>(augmented_images(), std::vector<std::int64_t>{7});
   CHECK_THROWS_WITH(ddprun::worker::split_for_validation(one, one, config),

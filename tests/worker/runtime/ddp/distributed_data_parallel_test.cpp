@@ -14,7 +14,6 @@
 #include "worker/models/mnist_cnn.h"
 
 using namespace ddprun;
-using namespace ddprun::worker;
 using ddp::DistributedDataParallel;
 using ddp::ProcessGroup;
 using models::MnistCnn;

@@ -68,7 +68,7 @@ inline void expect_text(const std::string& message, const std::vector<std::strin
 inline int flight_report_of(std::string folder) {
   std::string command = "flight";
   char* argv[] = {command.data(), folder.data()};
-  return run_flight_report(2, argv);
+  return worker::run_flight_report(2, argv);
 }
 
 }  // namespace ddprun::test

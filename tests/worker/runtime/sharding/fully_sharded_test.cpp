@@ -29,7 +29,6 @@
 #include "worker/models/mnist_cnn.h"
 
 using namespace ddprun;
-using namespace ddprun::worker;
 using ddp::DistributedDataParallel;
 using ddp::FullyShardedDataParallel;
 using ddp::ProcessGroup;

@@ -9,7 +9,6 @@
 #include "worker/sam/data/npy.h"
 
 using namespace ddprun;
-using namespace ddprun::worker;
 using ddprun::data::read_points;
 using ddprun::test::ContainsSubstring;
 

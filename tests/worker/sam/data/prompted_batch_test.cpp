@@ -10,7 +10,6 @@
 #include "tests/support/catch.h"
 
 using namespace ddprun;
-using namespace ddprun::worker;
 using ddprun::data::read_prompted_picture;
 using ddprun::test::ContainsSubstring;
 

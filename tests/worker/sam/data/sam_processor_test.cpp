@@ -13,7 +13,6 @@
 #include "tests/worker/runtime/ddp/parity_models.h"
 
 using namespace ddprun;
-using namespace ddprun::worker;
 using namespace ddprun::test;
 using data::ImageSize;
 using data::SamProcessor;

@@ -12,7 +12,6 @@
 #include "tests/worker/sam/data/segmentation_folder.h"
 
 using namespace ddprun;
-using namespace ddprun::worker;
 using ddprun::data::Batch;
 using ddprun::data::SegmentationDataset;
 using ddprun::test::ContainsSubstring;

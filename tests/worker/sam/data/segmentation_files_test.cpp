@@ -8,7 +8,6 @@
 #include "tests/worker/sam/data/segmentation_folder.h"
 
 using namespace ddprun;
-using namespace ddprun::worker;
 using ddprun::data::find_segmentation_pairs;
 using ddprun::test::ContainsSubstring;
 using ddprun::test::huge_png;

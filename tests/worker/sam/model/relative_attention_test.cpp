@@ -10,7 +10,6 @@
 #include "tests/worker/sam/sam_support.h"
 
 using namespace ddprun;
-using namespace ddprun::worker;
 using ddprun::test::relative_difference;
 
 namespace {

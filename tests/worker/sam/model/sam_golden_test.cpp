@@ -11,7 +11,6 @@
 #include "tests/worker/sam/sam_support.h"
 
 using namespace ddprun;
-using namespace ddprun::worker;
 using namespace ddprun::test;
 
 namespace {

@@ -11,7 +11,6 @@
 #include "worker/sam/model/sam.h"
 
 using namespace ddprun;
-using namespace ddprun::worker;
 using namespace ddprun::test;
 using models::Sam;
 using models::SamConfig;

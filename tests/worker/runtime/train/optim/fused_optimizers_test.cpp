@@ -18,7 +18,6 @@
 #include "worker/models/mnist_cnn.h"
 
 using namespace ddprun;
-using namespace ddprun::worker;
 using test::ContainsSubstring;
 using torch::Tensor;
 using torch::optim::Optimizer;

@@ -18,7 +18,6 @@
 
 namespace fs = std::filesystem;
 using namespace ddprun;
-using namespace ddprun::worker;
 using namespace ddprun::test;
 using namespace ddprun::train;
 
