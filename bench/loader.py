@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""The input pipeline of CIFAR-10 alone, side by side in one run: `worker bench-loader` against a DataLoader script.
+"""The input pipeline of CIFAR-10 alone, side by side in one run: the program `loader` (bench/loader.cpp) against a DataLoader script.
 
-usage: loader.py --data FOLDER --script PYTHON_SCRIPT [--python PYTHON] [--worker build/bin/worker] [--workers 2]
+usage: loader.py --data FOLDER --script PYTHON_SCRIPT [--python PYTHON] [--loader build/bench/loader] [--workers 2]
                  [--runs 5] [--epochs 20]
 
 FOLDER holds CIFAR-10's binary files. The script gets FOLDER --loader-only --workers N, goes once through the training
@@ -54,7 +54,7 @@ def main():
     parser.add_argument("--data", required=True)
     parser.add_argument("--script", required=True)
     parser.add_argument("--python", default=sys.executable)
-    parser.add_argument("--worker", default=ROOT / "build/bin/worker")
+    parser.add_argument("--loader", default=ROOT / "build/bench/loader")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=20)
@@ -66,13 +66,13 @@ def main():
     images = sum((data / name).stat().st_size for name in NAMES[:5]) // RECORD
 
     def ours(folder, epochs):
-        return measure([arguments.worker, "bench-loader", "cifar10", "--data", folder, "--loader-threads", workers,
+        return measure([arguments.loader, "cifar10", "--data", folder, "--loader-threads", workers,
                         "--epochs", epochs])
 
     def theirs(folder, _):
         return measure([arguments.python, arguments.script, folder, "--loader-only", "--workers", workers])
 
-    programs = {f"worker, {workers} loader threads": (ours, arguments.epochs),
+    programs = {f"ours, {workers} loader threads": (ours, arguments.epochs),
                 f"DataLoader, {workers} processes": (theirs, 1)}
     rows = {name: [] for name in programs}
     with tempfile.TemporaryDirectory() as few:

@@ -5,7 +5,7 @@
 # usage: scripts/speedup.sh TASK N [N ...] [-- worker flags]
 #        scripts/speedup.sh mnist 1 2 4 -- --epochs 1 --limit-train 12800
 #
-# SPEEDUP_OUT names the folder of the runs and of speedup.png (runs/speedup-TASK), SPEEDUP_BIN that of the programs
+# SPEEDUP_OUT names the folder of the runs and of speedup.svg (runs/speedup-TASK), SPEEDUP_BIN that of the programs
 # (build/bin). Ranks share this machine's cores.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 if [ "${1:-}" = --help ] || [ "${1:-}" = -h ]; then usage; fi
@@ -34,5 +34,5 @@ for n in "${ranks[@]}"; do
     --overwrite --no-progress >&2
   runs+=("$out/$n")
 done
-"$bin/worker" speedup "${runs[@]}" --picture "$out/speedup.png"
-say "picture: $out/speedup.png"
+python3 "$root/scripts/speedup.py" "${runs[@]}" --picture "$out/speedup.svg"
+say "picture: $out/speedup.svg"

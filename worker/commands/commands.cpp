@@ -2,11 +2,9 @@
 
 #include <string_view>
 
-#include "worker/commands/bench_loader.h"
 #include "worker/commands/env_command.h"
 #include "worker/commands/export_command.h"
 #include "worker/commands/flight_report.h"
-#include "worker/commands/speedup_command.h"
 #include "worker/sam/predict_command.h"
 
 namespace ddprun::worker {
@@ -18,8 +16,9 @@ struct Command {
 };
 
 constexpr Command kCommands[] = {
-    {"bench-loader", run_bench_loader}, {"env", run_env_command},         {"export", run_export_command},
-    {"flight", run_flight_report},      {"speedup", run_speedup_command},
+    {"env", run_env_command},
+    {"export", run_export_command},
+    {"flight", run_flight_report},
 };
 
 }  // namespace

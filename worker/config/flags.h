@@ -1,32 +1,14 @@
-// Flags of the worker's commands that are no training: what `worker bench-loader` and its like are made of.
+// Flags of the worker's commands other than training, such as `worker export`.
 #pragma once
 
 #include <CLI/CLI.hpp>
-#include <cstdint>
 #include <iostream>
 #include <string>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/spelling.h>
-#include "worker/config/setting.h"
 
 namespace ddprun::worker {
-
-/// A flag with a whole number from low to high.
-template <typename Integer>
-CLI::Option* add_integer(CLI::App& app, const std::string& names, Integer& target, std::int64_t low,
-                         std::int64_t high, const std::string& help) {
-  const auto check = [low, high](std::string& text) -> std::string {
-    const auto value = parse_integer(text);
-    if (!value || *value < low || *value > high)
-      return "expected " + integer_from(low, high) + ", got '" + text + "'";
-    text = std::to_string(*value);  // CLI11, which converts it next, would take 010 for octal
-    return "";
-  };
-  return app.add_option(both_spellings(names), target, help)
-      ->transform(CLI::Validator(check, ""))
-      ->type_name("N");
-}
 
 /// Help without the underscored spellings, which would only double it.
 class HelpFormatter : public CLI::Formatter {

@@ -1,5 +1,13 @@
-#include "worker/commands/bench_loader.h"
-
+// The input pipeline of a task alone, without a model: goes through the training set in random order, once or
+// more. bench/loader.py runs it beside a DataLoader.
+//
+// usage: loader TASK [--data FOLDER|NAME] [--loader-threads N] [--batch-size N] [--epochs N] [--seed N]
+// [--no-augment]
+//               [--channels-last]                                                        TASK: cifar10 or
+//               mnist
+//
+// Prints one line of JSON: task, world, seconds and cpu_seconds of this process, peak_mb, workers (loader
+// threads) and images_per_second, after the first batch.
 #include <sys/resource.h>
 
 #include <chrono>
@@ -17,7 +25,9 @@
 #include <ddprun/data/locate.h>
 #include "worker/config/flags.h"
 
-namespace ddprun::worker {
+using namespace ddprun;
+using namespace ddprun::worker;
+
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -33,19 +43,22 @@ struct BenchOptions {
 /// Nothing if only help was asked for.
 std::optional<BenchOptions> parse_bench_flags(int argc, char** argv) {
   BenchOptions options;
-  CLI::App app("Measures the input pipeline of a task alone and prints one line of JSON.",
-               "worker bench-loader");
+  CLI::App app("Measures the input pipeline of a task alone and prints one line of JSON.", "loader");
   app.formatter(std::make_shared<HelpFormatter>());
   app.add_option("TASK", options.task, "cifar10 or mnist")->required();
   app.add_option("--data", options.source,
                  "a folder, or the name of a data set: cifar10, mnist, fashion-mnist");
-  add_integer(app, "--loader-threads", options.threads, 0, 256,
-              "threads that prepare batches; 0: none beside main")
+  app.add_option("--loader-threads", options.threads, "threads that prepare batches; 0: the main thread does")
+      ->check(CLI::Range(0, 256))
       ->capture_default_str();
-  add_integer(app, "--batch-size", options.batch_size, 1, 1 << 20, "images a batch")->capture_default_str();
-  add_integer(app, "--epochs", options.epochs, 1, 1'000'000, "how often to go through the images")
+  app.add_option("--batch-size", options.batch_size, "images a batch")
+      ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  add_integer(app, "--seed", options.seed, 0, INT64_MAX, "of the order and the augmentation")
+  app.add_option("--epochs", options.epochs, "how often to go through the images")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--seed", options.seed, "of the order and the augmentation")
+      ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   bool plain = false;
   app.add_flag(both_spellings("--no-augment"), plain, "only normalise");
@@ -103,7 +116,7 @@ double rounded(double seconds) { return std::round(seconds * 1000) / 1000; }
 
 }  // namespace
 
-int run_bench_loader(int argc, char** argv) {
+int main(int argc, char** argv) try {
   const auto started = Clock::now();
   const auto flags = parse_bench_flags(argc, argv);
   if (!flags) return 0;
@@ -121,6 +134,7 @@ int run_bench_loader(int argc, char** argv) {
       {"images_per_second", std::llround(rate)}};
   std::cout << line.dump() << std::endl;
   return 0;
+} catch (const std::exception& error) {
+  std::cerr << "error: " << error.what() << std::endl;
+  return 1;
 }
-
-}  // namespace ddprun::worker
