@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Checks what no build reads: every Python file compiles, every shell script parses, no file has the marks of a merge.
+"""Checks what no build reads: every Python file compiles, every shell script parses, links between Markdown files lead to a file, and no
+file contains merge markers.
 
 usage: check_syntax.py [ROOT]      looks at the files that git knows; exit status 1 if one is wrong
 """
@@ -9,6 +10,7 @@ import subprocess
 import sys
 
 MERGE_MARK = re.compile(rb"^(<<<<<<<|\|\|\|\|\|\|\||>>>>>>>)( |\r?$)", re.M)
+LINK = re.compile(rb"\]\(([^)#\s:]+)(#[^)]*)?\)")  # to another file of ours; scripts/docs.sh checks anchors within docs/
 SHELL = re.compile(rb"#!\S*(/env )?\S*\b(bash|sh)\b")
 
 
@@ -29,6 +31,11 @@ def faults(root, name):
             compile(content, name, "exec")
         except (SyntaxError, ValueError) as error:
             yield f"{name}:{getattr(error, 'lineno', 0)}: {error}"
+    if name.endswith(".md"):
+        for link in LINK.finditer(content):
+            if not (root / name).parent.joinpath(link[1].decode()).exists():
+                line = content.count(b"\n", 0, link.start()) + 1
+                yield f"{name}:{line}: dead link to {link[1].decode()}"
     if name.endswith((".sh", ".bash")) or SHELL.match(content):
         done = subprocess.run(["bash", "-n", name], cwd=root, capture_output=True, text=True)
         if done.returncode != 0:
