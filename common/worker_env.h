@@ -8,6 +8,10 @@
 
 namespace ddprun {
 
+/// Marks every process of a job, whatever its parent, group or session. A job inside a job appends:
+/// "OUTER/INNER".
+inline constexpr char kJobIdVariable[] = "DDPRUN_JOB_ID";
+
 /// The contract between a launcher and a worker: torchrun's environment variables, one field each.
 /// Names and meaning are those of torch.distributed.run; the DDPRUN_ variables are additions.
 struct WorkerEnv {

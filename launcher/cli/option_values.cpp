@@ -1,11 +1,5 @@
 #include "launcher/cli/option_values.h"
 
-#include <arpa/inet.h>
-#include <ifaddrs.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
 #include <charconv>
 #include <cmath>
 #include <csignal>
@@ -13,29 +7,6 @@
 #include <ddprun/common/exit_status.h>
 
 namespace ddprun::launcher {
-namespace {
-
-/// Without the domain, which may or may not be part of a host's name.
-std::string first_label(const std::string& host) { return host.substr(0, host.find('.')); }
-
-bool is_own_address(const std::string& text) {
-  ifaddrs* list = nullptr;
-  if (::getifaddrs(&list) != 0) return false;
-  bool found = false;
-  for (const ifaddrs* entry = list; entry != nullptr && !found; entry = entry->ifa_next) {
-    if (entry->ifa_addr == nullptr) continue;
-    const int family = entry->ifa_addr->sa_family;
-    const void* address = nullptr;
-    if (family == AF_INET) address = &reinterpret_cast<const sockaddr_in*>(entry->ifa_addr)->sin_addr;
-    if (family == AF_INET6) address = &reinterpret_cast<const sockaddr_in6*>(entry->ifa_addr)->sin6_addr;
-    char own[INET6_ADDRSTRLEN] = "";
-    found = address != nullptr && ::inet_ntop(family, address, own, sizeof own) != nullptr && text == own;
-  }
-  ::freeifaddrs(list);
-  return found;
-}
-
-}  // namespace
 
 std::optional<int> whole_number(const std::string& text, int low, int high) {
   int value = 0;
@@ -99,16 +70,6 @@ std::optional<std::string> numa_binding_name(const std::string& text) {
 
 std::optional<bool> parse_display_map(const std::string& text) {
   return text == "map" ? std::optional<bool>(true) : std::nullopt;
-}
-
-bool is_this_host(const std::string& name) {
-  std::string host = name;
-  if (host.size() > 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
-  char own[256] = "";
-  const bool named = ::gethostname(own, sizeof own - 1) == 0;
-  if (host == "localhost" || host == "::1" || host.rfind("127.", 0) == 0) return true;
-  if (named && !host.empty() && (host == own || first_label(host) == first_label(own))) return true;
-  return is_own_address(host);
 }
 
 bool is_local_endpoint(const std::string& endpoint) {

@@ -26,9 +26,6 @@ std::optional<std::vector<int>> parse_signals(const std::string& text);
 std::optional<std::string> numa_binding_name(const std::string& text);
 std::optional<bool> parse_display_map(const std::string& text);
 
-/// The name or an address of this very host.
-bool is_this_host(const std::string& name);
-
 /// "HOST", "HOST:PORT" or "[V6]:PORT" of this very host.
 bool is_local_endpoint(const std::string& endpoint);
 

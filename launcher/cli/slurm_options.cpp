@@ -1,7 +1,5 @@
 #include "launcher/cli/slurm_options.h"
 
-#include "launcher/workers/job_processes.h"
-
 namespace ddprun::launcher {
 namespace {
 

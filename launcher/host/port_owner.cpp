@@ -5,6 +5,8 @@
 #include <fstream>
 #include <system_error>
 
+#include "launcher/host/launch_error.h"
+
 namespace ddprun::launcher {
 namespace {
 
@@ -45,6 +47,19 @@ std::string port_owner(int port) {
     }
   }
   return "";
+}
+
+HeldPort reserve_port(const std::string& address, std::optional<int> wanted) {
+  try {
+    return HeldPort(address, wanted.value_or(0));
+  } catch (const std::system_error& error) {
+    const bool taken = wanted && error.code() == std::errc::address_in_use;
+    throw LaunchError(LaunchError::kOwnFailure,
+                      "cannot reserve " + (wanted ? "port " + std::to_string(*wanted) : "a free port") +
+                          " on " + address + ": " + error.code().message() +
+                          (taken ? port_owner(*wanted) : "") +
+                          (taken ? " (--master-port; left out, a free one is found)" : ""));
+  }
 }
 
 }  // namespace ddprun::launcher

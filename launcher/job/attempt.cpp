@@ -143,7 +143,7 @@ std::vector<WorkerSpec> plan_attempt(const Job& job, const Round& round, const s
   return plan_workers(context, round, job.topology);
 }
 
-asio::awaitable<Attempt> run_attempt(Job& job, Round round, std::optional<ReservedPort> port, Peers peers) {
+asio::awaitable<Attempt> run_attempt(Job& job, Round round, std::optional<HeldPort> port, Peers peers) {
   Attempt attempt;
   const int number = attempt.number = round.number;
   attempt.port = round.master_port;
@@ -153,7 +153,7 @@ asio::awaitable<Attempt> run_attempt(Job& job, Round round, std::optional<Reserv
   const auto folder = job.outputs.make_attempt_folder(number, job.workers);
   std::vector<int> heartbeat_fds;
   for (const UniqueFd& end : heartbeat_ends) heartbeat_fds.push_back(end.get());
-  attempt.specs = plan_attempt(job, round, folder, port ? port->store_fd() : -1, heartbeat_fds);
+  attempt.specs = plan_attempt(job, round, folder, port ? port->socket.get() : -1, heartbeat_fds);
   const auto output_plans = job.outputs.plan(number, attempt.specs);
   for (const WorkerLogPlan& plan : output_plans) attempt.logs.push_back(job.outputs.files(plan));
 
@@ -163,7 +163,7 @@ asio::awaitable<Attempt> run_attempt(Job& job, Round round, std::optional<Reserv
   group.on_window_change([&] { logs.update_window_size(); });
   const auto start_failed =
       group.start(job.program.path, attempt.specs, open_outputs(logs, output_plans, attempt.specs));
-  if (port) port->close_store_fd();  // rank 0 has it now, and only rank 0 may
+  if (port) port->socket.reset();  // rank 0 has it now, and only rank 0 may
   heartbeat_ends.clear();
   if (start_failed) {
     attempt.event = *start_failed;

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "launcher/host/reserved_port.h"
+#include <ddprun/common/held_port.h>
 #include "launcher/job/job.h"
 #include "launcher/rendezvous/round.h"
 #include "launcher/workers/worker_group.h"
@@ -48,7 +48,7 @@ struct Peers {
 ///
 /// port     the round's master port, if this node has rank 0
 /// throws   LaunchError, IoError, std::system_error if something of ddprun's own fails
-boost::asio::awaitable<Attempt> run_attempt(Job& job, Round round, std::optional<ReservedPort> port,
+boost::asio::awaitable<Attempt> run_attempt(Job& job, Round round, std::optional<HeldPort> port,
                                             Peers peers = {});
 
 }  // namespace ddprun::launcher

@@ -4,9 +4,9 @@
 #include <cstring>
 #include <filesystem>
 
+#include <ddprun/common/host_name.h>
 #include <ddprun/common/text/printable.h>
 #include "launcher/failure/core_file.h"
-#include "launcher/host/host_name.h"
 
 namespace ddprun::launcher {
 namespace {

@@ -3,9 +3,9 @@
 #include <csignal>
 #include <exception>
 
+#include <ddprun/common/host_name.h>
 #include <ddprun/common/logging.h>
 #include <ddprun/common/text/printable.h>
-#include "launcher/host/host_name.h"
 #include "launcher/host/launch_error.h"
 #include "launcher/host/port_owner.h"
 #include "launcher/job/attempt.h"
@@ -138,8 +138,8 @@ class NodeSupervisor {
       tell_waiting(*waiting);
     } else if (const auto* lead = std::get_if<Lead>(&message)) {
       round_ = lead->round;  // before what can fail in it
-      port_.emplace(port_address(), job_.options.master_port);
-      link().send(Leading{lead->round, port_->number()});
+      port_ = reserve_port(port_address(), job_.options.master_port);
+      link().send(Leading{lead->round, port_->port});
     } else if (const auto* start = std::get_if<Start>(&message)) {
       co_return co_await run_round(*start);
     } else if (const auto* stop = std::get_if<Stop>(&message)) {
@@ -280,7 +280,7 @@ class NodeSupervisor {
   NodeConnections& connections_;
   JobRecord& record_;
   OomWatch oom_;
-  std::optional<ReservedPort> port_;
+  std::optional<HeldPort> port_;
   int round_ = 0;
   std::string told_;  ///< the last reason of an end that the user has seen
 };

@@ -16,6 +16,7 @@
 #include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
 #include "launcher/host/gpu_health.h"
+#include "launcher/host/port_owner.h"
 #include "launcher/job/attempt.h"
 #include "launcher/job/attempt_report.h"
 #include "launcher/job/conclusion.h"
@@ -81,8 +82,8 @@ asio::awaitable<RunResult> supervise(Job& job, JobRecord& record) {
   OomWatch oom;
   int restarts_used = 0;
   for (int number = 0;; ++number) {
-    ReservedPort port("127.0.0.1", job.options.master_port);
-    Round round = static_round(number, job.workers, port.number(), job.run_id);
+    HeldPort port = reserve_port("127.0.0.1", job.options.master_port);
+    Round round = static_round(number, job.workers, port.port, job.run_id);
     round.max_restarts = restarts.max_restarts;
     const Attempt attempt = co_await run_attempt(job, round, std::move(port));
     report_attempt(job, attempt, oom, record);

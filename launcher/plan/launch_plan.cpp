@@ -7,7 +7,6 @@
 #include <ddprun/common/errors.h>
 #include <ddprun/common/worker_env.h>
 #include "launcher/cli/token.h"
-#include "launcher/workers/job_processes.h"
 
 namespace ddprun::launcher {
 namespace {

@@ -30,7 +30,7 @@ struct LaunchContext {
   bool expand = false;                   ///< ${local_rank} in argv
   std::vector<std::string> environment;  ///< ddprun's own, "NAME=value"
   std::string role = "default";
-  std::string job_id;            ///< see job_processes.h
+  std::string job_id;            ///< see kJobIdVariable
   std::filesystem::path folder;  ///< absolute; the worker of index i gets i/error.json in it
   bool may_hang =
       false;  ///< a timeout is set: the workers are traceable, and Python prints its stacks on SIGABRT

@@ -1,10 +1,15 @@
 #include "launcher/rendezvous/endpoint.h"
 
 #include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <cctype>
 #include <charconv>
+
+#include <ddprun/common/host_name.h>
 
 namespace ddprun::launcher {
 namespace {
@@ -33,6 +38,26 @@ std::optional<int> parse_port_number(const std::string& text) {
   return port;
 }
 
+/// Without the domain, which may or may not be part of a host's name.
+std::string first_label(const std::string& host) { return host.substr(0, host.find('.')); }
+
+bool is_own_address(const std::string& text) {
+  ifaddrs* list = nullptr;
+  if (::getifaddrs(&list) != 0) return false;
+  bool found = false;
+  for (const ifaddrs* entry = list; entry != nullptr && !found; entry = entry->ifa_next) {
+    if (entry->ifa_addr == nullptr) continue;
+    const int family = entry->ifa_addr->sa_family;
+    const void* address = nullptr;
+    if (family == AF_INET) address = &reinterpret_cast<const sockaddr_in*>(entry->ifa_addr)->sin_addr;
+    if (family == AF_INET6) address = &reinterpret_cast<const sockaddr_in6*>(entry->ifa_addr)->sin6_addr;
+    char own[INET6_ADDRSTRLEN] = "";
+    found = address != nullptr && ::inet_ntop(family, address, own, sizeof own) != nullptr && text == own;
+  }
+  ::freeifaddrs(list);
+  return found;
+}
+
 }  // namespace
 
 std::optional<std::string> parse_host(const std::string& text) {
@@ -52,6 +77,15 @@ std::optional<Endpoint> parse_endpoint(const std::string& text, int default_port
   const bool bare_ipv6 = before.find(':') != std::string::npos && before.front() != '[';
   if (!host || !port || bare_ipv6) return {};
   return Endpoint{*host, *port};
+}
+
+bool is_this_host(const std::string& name) {
+  const bool brackets = name.size() > 2 && name.front() == '[' && name.back() == ']';
+  const std::string host = brackets ? name.substr(1, name.size() - 2) : name;
+  if (host == "localhost" || host == "::1" || host.rfind("127.", 0) == 0) return true;
+  const std::string own = host_name();
+  if (!host.empty() && (host == own || first_label(host) == first_label(own))) return true;
+  return is_own_address(host);
 }
 
 std::string to_string(const Endpoint& endpoint) {

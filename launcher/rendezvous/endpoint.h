@@ -19,6 +19,9 @@ std::optional<Endpoint> parse_endpoint(const std::string& text, int default_port
 /// Reads the same without a port: "HOST", "[V6]" or "V6".
 std::optional<std::string> parse_host(const std::string& text);
 
+/// The name or an address of this very host, with or without brackets.
+bool is_this_host(const std::string& name);
+
 /// "HOST:PORT", "[V6]:PORT"
 std::string to_string(const Endpoint& endpoint);
 

@@ -9,7 +9,6 @@
 #include <cerrno>
 #include <cstring>
 
-#include "launcher/cli/option_values.h"
 #include "launcher/host/launch_error.h"
 #include "launcher/host/port_owner.h"
 

@@ -66,7 +66,7 @@ asio::awaitable<std::vector<tcp::endpoint>> resolve(Endpoint endpoint) {
   std::uint64_t count = 0;
   co_await asio::async_read(done, asio::buffer(&count, sizeof count), asio::use_awaitable);
   if (lookup->error != 0)
-    throw std::runtime_error("cannot look up " + quoted(endpoint.host) + ": " +
+    throw std::runtime_error("cannot look up " + ddprun::quoted(endpoint.host) + ": " +
                              ::gai_strerror(lookup->error));
   co_return lookup->found;
 }

@@ -9,6 +9,8 @@
 #include <optional>
 #include <sstream>
 
+#include <ddprun/common/worker_env.h>
+
 namespace ddprun::launcher {
 namespace {
 

@@ -7,10 +7,6 @@
 
 namespace ddprun::launcher {
 
-/// The variable by which all processes of a job can be told from others, whatever they have done to their
-/// parents, groups and sessions. A job inside a job appends: "OUTER/INNER".
-inline constexpr char kJobIdVariable[] = "DDPRUN_JOB_ID";
-
 /// The living members of a process group. Looks at every process: for rare moments.
 std::vector<pid_t> group_members(pid_t group);
 

@@ -9,7 +9,7 @@
 namespace ddprun::test {
 
 WorkerEnv rank_env(const HeldPort& port, int rank, int size) {
-  WorkerEnv env = ddp::env_of_rank(port, rank, size);
+  WorkerEnv env = env_of_rank(port, rank, size);
   if (rank == 0) env.store_fd = ::dup(port.socket.get());
   return env;
 }

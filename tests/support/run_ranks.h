@@ -3,14 +3,11 @@
 #include <functional>
 #include <string>
 
+#include <ddprun/common/held_port.h>
 #include <ddprun/common/worker_env.h>
-#include <ddprun/group/held_port.h>
 #include <ddprun/group/process_group.h>
 
 namespace ddprun::test {
-
-/// A port of an address of this host that is bound and held, as the launcher does it.
-using ddp::HeldPort;
 
 /// The environment of one of `size` ranks that meet at the port; rank 0 gets the socket.
 WorkerEnv rank_env(const HeldPort& port, int rank, int size);

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include <ddprun/common/errors.h>
+#include <ddprun/common/host_name.h>
 #include <ddprun/group/backends.h>
 #include <ddprun/group/collectives.h>
 #include <ddprun/group/cuda_backend.h>
@@ -135,12 +136,6 @@ void show_libraries(EnvReport& report, const ddp::RankDevice& device, const ddp:
                                            : "for CUDA " + std::to_string(driver.version / 1000) + "." +
                                                  std::to_string(driver.version % 1000 / 10));
   add("CUDA plug-in", device.device.is_cuda() ? ddp::cuda_plugin().versions() : "not loaded");
-}
-
-std::string host_name() {
-  char name[256] = "";
-  ::gethostname(name, sizeof name - 1);
-  return name;
 }
 
 RankRow own_row(const EnvReport& report, const std::string& backend, const std::string& device) {

@@ -17,6 +17,7 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
+#include <ddprun/common/host_name.h>
 #include <ddprun/common/logging.h>
 
 namespace ddprun::worker {
@@ -111,12 +112,10 @@ fs::path make_run_folder(const Config& config) {
 }
 
 void write_environment(const fs::path& folder, const ddp::ProcessGroup& group) {
-  char host[256] = "";
-  ::gethostname(host, sizeof host - 1);
   const char* omp = std::getenv("OMP_NUM_THREADS");
   const nlohmann::ordered_json json = {{"ddprun", DDPRUN_VERSION},
                                        {"torch", TORCH_VERSION},
-                                       {"host", host},
+                                       {"host", host_name()},
                                        {"world_size", group.size()},
                                        {"device", group.device().str()},
                                        {"backend", group.size() > 1 ? group.backend() : "none"},

@@ -5,8 +5,8 @@
 
 #include <torch/version.h>
 
+#include <ddprun/common/held_port.h>
 #include <ddprun/group/cuda_driver.h>
-#include <ddprun/group/held_port.h>
 #include "tests/support/catch.h"
 #include "tests/support/child.h"
 
@@ -43,7 +43,7 @@ test::Command worker_env(const Variables& variables, const std::string& seconds 
 }
 
 /// The ranks of a job of two that no launcher started.
-Variables of_rank(const ddp::HeldPort& port, int rank) {
+Variables of_rank(const HeldPort& port, int rank) {
   return {{"RANK", std::to_string(rank)},
           {"WORLD_SIZE", "2"},
           {"MASTER_ADDR", port.address},
@@ -114,7 +114,7 @@ TEST_CASE("worker env of one process finds all fine", "[env_report]") {
 }
 
 TEST_CASE("worker env of two ranks meets, and rank 0 alone prints", "[env_report]") {
-  const ddp::HeldPort port;
+  const HeldPort port;
   test::Child first(worker_env(of_rank(port, 0))), second(worker_env(of_rank(port, 1)));
   CHECK(first.wait() == ExitStatus::exited(0));
   CHECK(second.wait() == ExitStatus::exited(0));
@@ -124,7 +124,7 @@ TEST_CASE("worker env of two ranks meets, and rank 0 alone prints", "[env_report
 }
 
 TEST_CASE("worker env names what ranks show only side by side", "[env_report]") {
-  const ddp::HeldPort port;
+  const HeldPort port;
   const auto same_place = [&](int rank) { return with(of_rank(port, rank), "LOCAL_RANK", "0"); };
   test::Child first(worker_env(same_place(0))), second(worker_env(same_place(1)));
   CHECK(first.wait() == ExitStatus::exited(1));
@@ -134,7 +134,7 @@ TEST_CASE("worker env names what ranks show only side by side", "[env_report]") 
 }
 
 TEST_CASE("worker env names a rank that does not come", "[env_report]") {
-  const ddp::HeldPort port;
+  const HeldPort port;
   test::Child child(worker_env(of_rank(port, 0), "0.5"));
   CHECK(child.wait() == ExitStatus::exited(1));
   CHECK_THAT(child.out(), ContainsSubstring("wrong: connecting at 127.0.0.1:" + std::to_string(port.port) +

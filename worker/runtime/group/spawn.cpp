@@ -26,8 +26,8 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/exit_status.h>
+#include <ddprun/common/held_port.h>
 #include <ddprun/common/unique_fd.h>
-#include <ddprun/group/held_port.h>
 
 namespace ddprun {
 namespace {
@@ -193,11 +193,11 @@ void spawn(int n, const std::function<void(const WorkerEnv&)>& body, const Spawn
   if (n < 1) throw std::invalid_argument("spawn: expected at least one rank, got " + std::to_string(n));
   check_single_thread();
   flush_output();
-  ddp::HeldPort port;
+  HeldPort port;
   Ranks ranks;
   for (int rank = 0; rank < n; ++rank)
     ranks.start([&] {
-      auto env = ddp::env_of_rank(port, rank, n);
+      auto env = env_of_rank(port, rank, n);
       if (rank == 0)
         env.store_fd = port.socket.release();
       else

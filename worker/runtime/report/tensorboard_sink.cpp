@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdio>
 
+#include <ddprun/common/host_name.h>
 #include <ddprun/report/tensorboard_event.h>
 
 namespace ddprun::report {
@@ -13,12 +14,6 @@ namespace {
 
 double now_seconds() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
-
-std::string host_name() {
-  char name[256] = "";
-  if (::gethostname(name, sizeof name - 1) != 0 || name[0] == '\0') return "localhost";
-  return name;
 }
 
 std::filesystem::path event_file(const std::filesystem::path& folder) {

@@ -177,7 +177,7 @@ TEST_CASE("a hook is refused if there is one, after the first forward, and by an
 TEST_CASE("a rank that ends while another waits for its compressed gradients is an error there",
           "[comm_hooks]") {
   const std::string name = GENERATE("fp16", "powersgd");
-  const test::HeldPort port;
+  const HeldPort port;
   test::fork_ranks(2, [&](int rank) {
     auto group = ProcessGroup::connect(test::rank_env(port, rank, 2),
                                        {std::chrono::minutes(1), std::chrono::minutes(1)});

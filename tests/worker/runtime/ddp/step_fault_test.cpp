@@ -30,7 +30,7 @@ using test::failure_of;
 TEST_CASE("a rank that does not come to a fully sharded step is named, with its position",
           "[flight][fault]") {
   const int size = GENERATE(2, 3);
-  const test::HeldPort port;
+  const HeldPort port;
   const TempDir dir;
   ::setenv("DDPRUN_FLIGHT_DIR", dir.path().c_str(), 1);
   test::Done others;
@@ -59,7 +59,7 @@ TEST_CASE("a rank that does not come to a fully sharded step is named, with its 
 
 TEST_CASE("a rank that makes another number of steps is named", "[flight][fault]") {
   const test::SumsInMemory sums(GENERATE(true, false));
-  const test::HeldPort port;
+  const HeldPort port;
   test::fork_ranks(2, [&](int rank) {
     const auto message = failure_of(port, rank, 2, [&](const ProcessGroup& group) {
       torch::nn::Linear model(5, 1);
@@ -81,7 +81,7 @@ namespace {
 /// Trains until rank 1 calls `end`, inside its third backward; the others' message.
 void die_in_backward(int size, const std::function<void()>& end, const std::vector<std::string>& expected) {
   const test::SumsInMemory sums(GENERATE(true, false));
-  const test::HeldPort port;
+  const HeldPort port;
   std::string died;
   try {
     test::fork_ranks(size, [&](int rank) {

@@ -36,7 +36,7 @@ TEST_CASE("a rank that never enters a collective is named, with its position", "
   const auto how = GENERATE(table<int, bool>({{2, true}, {3, true}, {3, false}}));
   const int size = std::get<0>(how);
   const test::SumsInMemory sums(std::get<1>(how));
-  const test::HeldPort port;
+  const HeldPort port;
   const TempDir dir;
   ::setenv("DDPRUN_FLIGHT_DIR", dir.path().c_str(), 1);
   test::Done others;
@@ -69,7 +69,7 @@ TEST_CASE("a rank that never enters a collective is named, with its position", "
 
 TEST_CASE("a rank that calls something else is named, on both sides", "[flight][fault]") {
   const test::SumsInMemory sums(GENERATE(true, false));
-  const test::HeldPort port;
+  const HeldPort port;
   test::fork_ranks(2, [&](int rank) {
     const auto message = failure_of(port, rank, 2, [&](const ProcessGroup& group) {
       all_reduce(group, 7);
@@ -91,7 +91,7 @@ TEST_CASE("a rank that comes with another shape is named, also where Gloo would 
           "[flight][fault]") {
   const bool in_memory = GENERATE(true, false);
   const test::SumsInMemory sums(in_memory);
-  const test::HeldPort port;
+  const HeldPort port;
   static const test::Done* ended_by_gloo;
   const test::Done ended;
   ended_by_gloo = &ended;
@@ -126,7 +126,7 @@ TEST_CASE("a rank that comes with another shape is named, also where Gloo would 
 
 TEST_CASE("a rank that makes another number of collectives is named", "[flight][fault]") {
   const test::SumsInMemory sums(GENERATE(true, false));
-  const test::HeldPort port;
+  const HeldPort port;
   test::fork_ranks(2, [&](int rank) {
     const auto message = failure_of(port, rank, 2, [&](const ProcessGroup& group) {
       for (int step = 0; step < 3 + rank; ++step) all_reduce(group, 16);
@@ -142,7 +142,7 @@ TEST_CASE("a rank that makes another number of collectives is named", "[flight][
 
 TEST_CASE("that the store is gone with rank 0 is said", "[flight][fault]") {
   const test::SumsInMemory sums(GENERATE(true, false));
-  const test::HeldPort port;
+  const HeldPort port;
   std::string died;
   try {
     test::fork_ranks(2, [&](int rank) {

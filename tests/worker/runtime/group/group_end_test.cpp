@@ -94,7 +94,7 @@ void train_without_its_group(ProcessGroup group) {
 }  // namespace
 
 TEST_CASE("who does not come to connect is named on every rank that does", "[group_end]") {
-  const test::HeldPort port;
+  const HeldPort port;
   test::fork_ranks(3, [&](int rank) {
     if (rank == 1) return;
     std::string message;
@@ -204,7 +204,7 @@ TEST_CASE("groups, subgroups and DDP end in any order, closed or not", "[group_e
 
 TEST_CASE("a pending collective fails at once when its group is destroyed, or aborted", "[group_end]") {
   const bool abort = GENERATE(false, true);
-  const test::HeldPort port;
+  const HeldPort port;
   const Signal gone;
   test::fork_ranks(2, [&](int rank) {
     std::optional group = ProcessGroup::connect(test::rank_env(port, rank, 2), {.timeout = 10min});
@@ -231,7 +231,7 @@ TEST_CASE("a pending collective fails at once when its group is destroyed, or ab
 }
 
 TEST_CASE("an exception ends a rank at once, and the others' collectives fail", "[group_end]") {
-  const test::HeldPort port;
+  const HeldPort port;
   const Signal ready;
   CHECK_THROWS_WITH(test::fork_ranks(2,
                                      [&](int rank) {

@@ -39,7 +39,7 @@ struct Held {
 }  // namespace
 
 TEST_CASE("a world of one costs no file, socket or thread until its handle is asked for", "[groups]") {
-  const test::HeldPort port;
+  const HeldPort port;
   auto env = test::rank_env(port, 0, 1);  // as a launcher starts it, too
   if (GENERATE(false, true)) env = WorkerEnv{};
   const Held before;
@@ -100,7 +100,7 @@ TEST_CASE("an init method that is none is refused", "[groups]") {
                       ContainsSubstring("init_method: expected env:// or file:///PATH") &&
                           ContainsSubstring("got '" + url + "'"));
   }
-  const test::HeldPort port;
+  const HeldPort port;
   CHECK_THROWS_WITH(
       ProcessGroup::connect(test::rank_env(port, 1, 2), {.init_method = "file:///no/such/folder/store"}),
       ContainsSubstring("/no/such/folder: init_method: expected a folder that all ranks can write in"));

@@ -161,7 +161,7 @@ TEST_CASE("tensors with other strides or without elements go through memory as w
 }
 
 TEST_CASE("a sum does not pair with the one after another rank's maximum", "[local_all_reduce]") {
-  const test::HeldPort port;
+  const HeldPort port;
   test::fork_ranks(2, [&](int rank) {
     auto group = ddp::ProcessGroup::connect(test::rank_env(port, rank, 2), {.timeout = 10min});
     std::vector<at::Tensor> ones = {at::ones({1})};
@@ -178,7 +178,7 @@ TEST_CASE("a sum does not pair with the one after another rank's maximum", "[loc
 }
 
 TEST_CASE("close() waits for a sum that nobody has waited for", "[local_all_reduce]") {
-  const test::HeldPort port;
+  const HeldPort port;
   test::fork_ranks(3, [&](int rank) {
     auto group = ddp::ProcessGroup::connect(test::rank_env(port, rank, 3), {});
     auto pending = all_reduce(group, at::ones({20'000'000}));
@@ -190,7 +190,7 @@ TEST_CASE("close() waits for a sum that nobody has waited for", "[local_all_redu
 
 TEST_CASE("a rank that is killed fails the sums of the others at once", "[local_all_reduce]") {
   const int ranks = GENERATE(3, 5);
-  const test::HeldPort port;
+  const HeldPort port;
   CHECK_THROWS_WITH(test::fork_ranks(ranks,
                                      [&](int rank) {
                                        auto group = ddp::ProcessGroup::connect(
@@ -204,7 +204,7 @@ TEST_CASE("a rank that is killed fails the sums of the others at once", "[local_
 }
 
 TEST_CASE("a rank that does not come in time is an error after the timeout", "[local_all_reduce]") {
-  const test::HeldPort port;
+  const HeldPort port;
   test::fork_ranks(2, [&](int rank) {
     auto group = ddp::ProcessGroup::connect(test::rank_env(port, rank, 2), {.timeout = 10min});
     if (rank == 0) {
@@ -222,7 +222,7 @@ TEST_CASE("a rank that does not come in time is an error after the timeout", "[l
 
 TEST_CASE("memory is shared only where all want it and the job is on one node", "[local_all_reduce]") {
   const std::string which = GENERATE("option", "variable of rank 0", "nodes", "subgroup");
-  const test::HeldPort port;
+  const HeldPort port;
   test::fork_ranks(2, [&](int rank) {
     auto env = test::rank_env(port, rank, 2);
     if (which == "nodes") env.local_world_size = 1;
@@ -237,7 +237,7 @@ TEST_CASE("memory is shared only where all want it and the job is on one node", 
 
 TEST_CASE("DDPRUN_SHARED_MEMORY that is neither 0 nor 1 is refused", "[local_all_reduce]") {
   ::setenv("DDPRUN_SHARED_MEMORY", "yes", 1);
-  const test::HeldPort port;
+  const HeldPort port;
   CHECK_THROWS_WITH(ddp::ProcessGroup::connect(test::rank_env(port, 0, 2), {}),
                     "DDPRUN_SHARED_MEMORY: expected 0 or 1, got 'yes'");
   ::unsetenv("DDPRUN_SHARED_MEMORY");

@@ -38,7 +38,7 @@ TEST_CASE("process group sums and broadcasts over its ranks", "[process_group]")
 }
 
 TEST_CASE("rank 0's store listens on the launcher's socket, on loopback only", "[process_group]") {
-  const test::HeldPort port;
+  const HeldPort port;
   test::fork_ranks(2, [&](int rank) {
     const auto env = test::rank_env(port, rank, 2);
     auto group = ProcessGroup::connect(env, {});
@@ -67,7 +67,7 @@ TEST_CASE("ranks meet at any address of rank 0's host", "[process_group]") {
 }
 
 TEST_CASE("a store descriptor that is not MASTER_PORT's socket is refused", "[process_group]") {
-  const test::HeldPort port, other;
+  const HeldPort port, other;
   auto env = test::rank_env(port, 0, 1);
   SECTION("another port's socket") { env.store_fd = other.socket.get(); }
   SECTION("no socket") { env.store_fd = ::open("/dev/null", O_RDONLY); }
@@ -88,7 +88,7 @@ TEST_CASE("a network interface that is not there is refused by name", "[process_
 }
 
 TEST_CASE("a rank whose peers do not come gives up after the connect timeout", "[process_group]") {
-  const test::HeldPort port;
+  const HeldPort port;
   const auto begin = std::chrono::steady_clock::now();
   CHECK_THROWS(ProcessGroup::connect(test::rank_env(port, 0, 2), {.connect_timeout = 500ms}));
   CHECK(std::chrono::steady_clock::now() - begin < 30s);
@@ -98,7 +98,7 @@ TEST_CASE("a rank that waits long for its peers says where, once", "[process_gro
   const TempDir dir;
   const UniqueFd log(::open((dir.path() / "log").c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
   const UniqueFd before(::dup(STDERR_FILENO));
-  const test::HeldPort port;
+  const HeldPort port;
   REQUIRE(::dup2(log.get(), STDERR_FILENO) == STDERR_FILENO);
   configure_logging("worker");
   CHECK_THROWS(
@@ -114,7 +114,7 @@ TEST_CASE("a rank that waits long for its peers says where, once", "[process_gro
 }
 
 TEST_CASE("a collective that a rank does not join fails after the timeout", "[process_group]") {
-  const test::HeldPort port;
+  const HeldPort port;
   int failed[2];  // rank 0 tells rank 1 that it has failed
   REQUIRE(::pipe2(failed, O_CLOEXEC) == 0);
   UniqueFd seen(failed[0]), failing(failed[1]);
