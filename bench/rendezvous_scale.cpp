@@ -67,7 +67,7 @@ class ManyNodes {
     result.form = cost();
 
     begin();
-    const AttemptEnd end{AttemptEnd::Kind::kWorkerFailed, ExitStatus::exited(1)};
+    const AttemptEnd end = WorkerFailed{ExitStatus::exited(1)};
     hear(order_.back(), encode(NodeMessage(Failed{leader_round_, end, "rank 7 failed with exit code 1"})));
     result.stop = cost();
     const std::string ended = encode(NodeMessage(Ended{leader_round_}));

@@ -20,7 +20,7 @@ std::string describe(const ExitStatus& status) {
 }
 
 int to_exit_code(const ExitStatus& status) {
-  return status.kind == ExitStatus::Kind::kExited ? status.code : 128 + status.signal;
+  return status.kind == ExitStatus::Kind::kExited ? status.code : exit_code_of_signal(status.signal);
 }
 
 std::string signal_name(int signal) {

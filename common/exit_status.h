@@ -29,7 +29,10 @@ struct ExitStatus {
 /// "exit code 7", "signal 9 (SIGKILL)", "signal 11 (SIGSEGV), core dumped".
 std::string describe(const ExitStatus& status);
 
-/// The code a shell would show: the exit code itself, or 128 + signal.
+/// The code that a shell shows for a process that a signal killed.
+constexpr int exit_code_of_signal(int signal) { return 128 + signal; }
+
+/// The code that a shell shows: the exit code itself, or exit_code_of_signal().
 int to_exit_code(const ExitStatus& status);
 
 /// "SIGTERM" for 15, "SIGRTMIN+1" for a real-time signal; "signal 99" for a number that has no name.

@@ -6,8 +6,8 @@
 #include <ddprun/common/errors.h>
 #include <ddprun/common/logging.h>
 #include "launcher/cli/options.h"
+#include "launcher/events/launch_error.h"
 #include "launcher/events/signals.h"
-#include "launcher/host/launch_error.h"
 #include "launcher/job/supervisor.h"
 
 using namespace ddprun;

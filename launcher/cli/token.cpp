@@ -10,7 +10,7 @@
 namespace ddprun::launcher {
 namespace {
 
-constexpr std::size_t kMaxBytes = 4096;
+constexpr std::size_t kMaxTokenBytes = 4096;
 
 std::string trimmed(const std::string& text) {
   constexpr const char* kSpace = " \t\r\n\v\f";
@@ -28,7 +28,7 @@ std::string read_token_file(const std::string& source, const std::filesystem::pa
     throw UsageError(source + ": expected a file that only its owner can use, got mode " + mode + " of " +
                      quoted(path.string()) + " (chmod 600)");
   }
-  return read_file(fd, path, kMaxBytes);
+  return read_file(fd, path, kMaxTokenBytes);
 }
 
 }  // namespace

@@ -28,6 +28,9 @@ class JobClock {
   Wall::time_point date_;
 };
 
+/// "30 s", "1.5 s"
+std::string in_seconds(std::chrono::milliseconds time);
+
 /// "2026-01-31T12:34:56.123456Z".
 std::string utc_iso(JobClock::Wall::time_point time);
 

@@ -17,9 +17,6 @@ namespace ddprun::launcher {
 struct WorkerExited {
   std::size_t index;  ///< as given to watch_exit
 };
-struct SignalReceived {
-  int signal;
-};
 struct ChildEnded {};  ///< some child, perhaps one that a worker left to us
 struct DeadlinePassed {};
 struct PeerNews {};  ///< something has come from the job's other nodes

@@ -9,6 +9,8 @@
 #include <system_error>
 #include <utility>
 
+#include <ddprun/common/exit_status.h>
+
 namespace ddprun::launcher {
 namespace {
 
@@ -60,7 +62,7 @@ void end_by_signal(int signal) {
   sigaddset(&set, signal);
   ::raise(signal);
   ::sigprocmask(SIG_UNBLOCK, &set, nullptr);
-  ::_exit(128 + signal);  // not reached, unless we are the init process of a container
+  ::_exit(exit_code_of_signal(signal));  // not reached, unless we are the init process of a container
 }
 
 }  // namespace ddprun::launcher

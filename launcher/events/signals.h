@@ -7,6 +7,11 @@
 
 namespace ddprun::launcher {
 
+struct SignalReceived {
+  int signal = 0;
+  bool operator==(const SignalReceived&) const = default;
+};
+
 /// ddprun's signals come as events of its loop, through a signalfd, and never interrupt anything: whatever
 /// arrives while the job is being set up waits there until the loop runs.
 ///

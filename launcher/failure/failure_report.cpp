@@ -6,6 +6,7 @@
 
 #include <ddprun/common/text/printable.h>
 #include "launcher/failure/end_hint.h"
+#include "launcher/host/cpu_list.h"
 
 namespace ddprun::launcher {
 namespace {
@@ -126,26 +127,12 @@ std::string describe_others(const std::vector<FailedWorker>& others) {
   return text;
 }
 
-/// "0, 2-5, 7" for ranks in order.
-std::string ranges(const std::vector<int>& ranks) {
-  std::string text;
-  for (std::size_t begin = 0; begin < ranks.size();) {
-    std::size_t end = begin + 1;
-    while (end < ranks.size() && ranks[end] == ranks[end - 1] + 1) ++end;
-    if (end - begin == 2) --end;  // "1, 2" and not "1-2"
-    text += (text.empty() ? "" : ", ") + std::to_string(ranks[begin]);
-    if (end - begin > 1) text += "-" + std::to_string(ranks[end - 1]);
-    begin = end;
-  }
-  return text;
-}
-
 }  // namespace
 
 bool ended_as_told(const ExitStatus& status, const std::vector<int>& signals) {
   if (status.success()) return true;
   return std::any_of(signals.begin(), signals.end(),
-                     [&](int signal) { return to_exit_code(status) == 128 + signal; });
+                     [&](int signal) { return to_exit_code(status) == exit_code_of_signal(signal); });
 }
 
 std::string describe(const FailureReport& report) {
@@ -154,8 +141,10 @@ std::string describe(const FailureReport& report) {
   std::string text = rule + shortened(printable(report.program), kMaxLineBytes) + " FAILED\n" + thin_rule;
   text += "Root Cause (first observed failure):\n" + describe_root_cause(report);
   if (!report.others.empty()) text += thin_rule + "Other Failures:\n" + describe_others(report.others);
-  if (!report.ended_by_us.empty())
-    text += thin_rule + "ended by ddprun: rank " + ranges(report.ended_by_us) + "\n";
+  std::string ended_by_us;
+  for (const std::string& ranks : number_ranges(report.ended_by_us))
+    ended_by_us += (ended_by_us.empty() ? "" : ", ") + ranks;
+  if (!ended_by_us.empty()) text += thin_rule + "ended by ddprun: rank " + ended_by_us + "\n";
   return text + rule;
 }
 

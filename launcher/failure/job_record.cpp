@@ -11,7 +11,6 @@
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
 #include <ddprun/common/unique_fd.h>
-#include "launcher/host/launch_error.h"
 #include "launcher/plan/redact.h"
 
 namespace ddprun::launcher {
@@ -62,7 +61,7 @@ json attempt_json(const AttemptRecord& attempt) {
           {"port", attempt.port},
           {"start_ns", attempt.start_ns},
           {"end_ns", attempt.end_ns},
-          {"reason", to_string(attempt.outcome)},
+          {"reason", reason_of(attempt.outcome)},
           {"root_cause_rank", value_or_null(attempt.root_cause_rank)},
           {"workers", workers}};
 }
@@ -89,45 +88,6 @@ bool is_device_or_pipe(const std::filesystem::path& path) {
 
 }  // namespace
 
-std::string to_string(JobOutcome outcome) {
-  switch (outcome) {
-    case JobOutcome::kSucceeded:
-      return "succeeded";
-    case JobOutcome::kWorkerFailed:
-      return "failed";
-    case JobOutcome::kSignal:
-      return "signal";
-    case JobOutcome::kTimeout:
-      return "timeout";
-    case JobOutcome::kHang:
-      return "hang";
-    case JobOutcome::kOtherNode:
-      return "other-node";
-    case JobOutcome::kOwnFailure:
-      return "own-failure";
-    case JobOutcome::kNotExecutable:
-      return "not-executable";
-    case JobOutcome::kNotFound:
-      return "not-found";
-    case JobOutcome::kUsage:
-      return "usage";
-  }
-  return "unknown";
-}
-
-JobOutcome outcome_of_own_exit(int exit_code) {
-  switch (exit_code) {
-    case 2:
-      return JobOutcome::kUsage;
-    case LaunchError::kNotExecutable:
-      return JobOutcome::kNotExecutable;
-    case LaunchError::kNotFound:
-      return JobOutcome::kNotFound;
-    default:
-      return JobOutcome::kOwnFailure;
-  }
-}
-
 std::string to_json(const JobRecord& record) {
   json attempts = json::array();
   for (const AttemptRecord& attempt : record.attempts) attempts.push_back(attempt_json(attempt));
@@ -140,7 +100,7 @@ std::string to_json(const JobRecord& record) {
                  {"program", redacted(record.program)},
                  {"exit_code", record.exit_code},
                  {"ended_by", signal_or_null(record.ended_by)},
-                 {"reason", to_string(record.outcome)},
+                 {"reason", reason_of(record.outcome)},
                  {"root_cause_rank", root_cause_rank},
                  {"max_restarts", record.max_restarts},
                  {"restarts", record.restarts},

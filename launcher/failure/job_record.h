@@ -10,27 +10,9 @@
 
 #include <ddprun/common/exit_status.h>
 #include "launcher/events/job_clock.h"
+#include "launcher/rendezvous/attempt_end.h"
 
 namespace ddprun::launcher {
-
-/// Why a job ended as it did: tells a worker's exit code 2, or 124 to 127, from ddprun's own.
-enum class JobOutcome {
-  kSucceeded,      ///< "succeeded"
-  kWorkerFailed,   ///< "failed": the exit code is the root cause's
-  kSignal,         ///< "signal": of the user
-  kTimeout,        ///< "timeout": 124
-  kHang,           ///< "hang": 124
-  kOtherNode,      ///< "other-node": another node of the job ended it
-  kOwnFailure,     ///< "own-failure": 125
-  kNotExecutable,  ///< "not-executable": 126
-  kNotFound,       ///< "not-found": 127
-  kUsage,          ///< "usage": 2
-};
-
-std::string to_string(JobOutcome outcome);
-
-/// What ended ddprun itself: the outcome that stands for the exit code of a LaunchError or UsageError.
-JobOutcome outcome_of_own_exit(int exit_code);
 
 /// A worker as it is told to --result-json. Times are nanoseconds since the job's start (JobClock::ns).
 struct WorkerRecord {
@@ -54,7 +36,7 @@ struct AttemptRecord {
   int port = 0;
   std::int64_t start_ns = 0;
   std::int64_t end_ns = 0;
-  JobOutcome outcome = JobOutcome::kSucceeded;
+  AttemptEnd outcome;
   std::optional<int> root_cause_rank;
   std::vector<WorkerRecord> workers;
 };
@@ -66,7 +48,7 @@ struct JobRecord {
   std::vector<std::string> program;  ///< with its arguments, redacted() by to_json
   int exit_code = 0;                 ///< ddprun's
   std::optional<int> ended_by;       ///< the signal of which ddprun dies
-  JobOutcome outcome = JobOutcome::kSucceeded;
+  AttemptEnd outcome;
   std::string message;  ///< ddprun's own last words, one line; empty if none
   int max_restarts = 0;
   int restarts = 0;  ///< that were made

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "launcher/host/launch_error.h"
+#include "launcher/events/launch_error.h"
 #include "launcher/plan/program.h"
 
 namespace ddprun::launcher {

@@ -4,17 +4,20 @@
 
 namespace ddprun::launcher {
 
+std::vector<std::string> number_ranges(const std::vector<int>& numbers) {
+  std::vector<std::string> ranges;
+  for (std::size_t begin = 0, end = 0; begin < numbers.size(); begin = end) {
+    for (end = begin + 1; end < numbers.size() && numbers[end] == numbers[end - 1] + 1;) ++end;
+    ranges.push_back(std::to_string(numbers[begin]));
+    if (end - begin > 1) ranges.back() += "-" + std::to_string(numbers[end - 1]);
+  }
+  return ranges;
+}
+
 std::string describe_cpus(const CpuList& cpus) {
   if (cpus.empty()) return "none";
   std::string text;
-  for (std::size_t first = 0; first < cpus.size();) {
-    std::size_t last = first;
-    while (last + 1 < cpus.size() && cpus[last + 1] == cpus[last] + 1) ++last;
-    if (!text.empty()) text += ',';
-    text += std::to_string(cpus[first]);
-    if (last > first) text += '-' + std::to_string(cpus[last]);
-    first = last + 1;
-  }
+  for (const std::string& range : number_ranges(cpus)) text += (text.empty() ? "" : ",") + range;
   return text;
 }
 

@@ -11,6 +11,9 @@ namespace ddprun::launcher {
 /// Numbers of CPUs as the kernel counts them (hardware threads), ascending, none twice.
 using CpuList = std::vector<int>;
 
+/// "0-3", "8" of ascending numbers.
+std::vector<std::string> number_ranges(const std::vector<int>& numbers);
+
 /// "0-3,8", as taskset and the kernel write it; "none" if there is none.
 std::string describe_cpus(const CpuList& cpus);
 

@@ -5,7 +5,7 @@
 #include <fstream>
 #include <system_error>
 
-#include "launcher/host/launch_error.h"
+#include "launcher/events/launch_error.h"
 
 namespace ddprun::launcher {
 namespace {

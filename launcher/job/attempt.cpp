@@ -5,8 +5,8 @@
 
 #include <ddprun/common/logging.h>
 #include <ddprun/common/text/printable.h>
+#include "launcher/events/launch_error.h"
 #include "launcher/failure/stack_dump.h"
-#include "launcher/host/launch_error.h"
 #include "launcher/workers/heartbeat.h"
 
 namespace ddprun::launcher {
@@ -53,7 +53,7 @@ asio::awaitable<int> dump_stacks(Job& job, WorkerGroup& group, Attempt& attempt)
   for (std::size_t i = 0; i < group.workers().size(); ++i)
     if (!group.workers()[i].status)
       targets.push_back({attempt.specs[i].rank, group.workers()[i].process.pid});
-  const auto folder = job.outputs.lasting_folder(attempt.number);
+  const auto folder = job.outputs.lasting_folder(attempt.round.number);
   const auto path = process_env("PATH").value_or("/bin:/usr/bin");
   StackDump dump(targets, folder, find_stack_tools(path));
   const auto deadline = Clock::now() + kStackDumpTimeout;
@@ -67,30 +67,23 @@ asio::awaitable<int> dump_stacks(Job& job, WorkerGroup& group, Attempt& attempt)
   co_return signal_after(results);
 }
 
-std::string seconds(std::chrono::milliseconds time) {
-  std::string text = std::to_string(static_cast<double>(time.count()) / 1000);
-  text.erase(text.find_last_not_of('0') + 1);
-  if (text.back() == '.') text.pop_back();
-  return text + " s";
-}
-
 /// Says why the attempt is ended, where it is not a worker's own end. returns the signal to end it with
 asio::awaitable<int> prepare_to_stop(Job& job, WorkerGroup& group, Attempt& attempt) {
-  const EventRecord now{EventRecord::Kind::kHang, Clock::now(), attempt.number};
-  if (const auto* received = std::get_if<SignalReceived>(&attempt.event)) {
+  const EventRecord now{EventRecord::Kind::kHang, Clock::now(), attempt.round.number};
+  if (const auto* received = std::get_if<SignalReceived>(&attempt.outcome)) {
     log_warning("received " + signal_name(received->signal) + ": ending the job");
     co_return received->signal;
   }
-  if (const auto* ended = std::get_if<EndedByPeers>(&attempt.event))
+  if (const auto* ended = std::get_if<EndedByPeers>(&attempt.outcome))
     log_warning(printable(ended->reason) + ": ending this node's workers");
-  if (std::holds_alternative<TimedOut>(attempt.event)) {
-    log_error("the job did not end within " + seconds(*job.options.timeout) + " (--timeout): ending it");
+  if (std::holds_alternative<TimedOut>(attempt.outcome)) {
+    log_error("the job did not end within " + in_seconds(*job.options.timeout) + " (--timeout): ending it");
     EventRecord record = now;
     record.kind = EventRecord::Kind::kTimeout;
     job.log.add(record);
     co_return co_await dump_stacks(job, group, attempt);
   }
-  if (const auto* hung = std::get_if<Hung>(&attempt.event)) {
+  if (const auto* hung = std::get_if<Hung>(&attempt.outcome)) {
     std::string ranks;
     for (const std::size_t index : hung->workers) {
       EventRecord record = now;
@@ -100,7 +93,7 @@ asio::awaitable<int> prepare_to_stop(Job& job, WorkerGroup& group, Attempt& atte
       job.log.add(record);
       ranks += (ranks.empty() ? "" : ", ") + std::to_string(attempt.specs[index].rank);
     }
-    log_error("no sign of life from rank " + ranks + " for " + seconds(*job.options.hang_timeout) +
+    log_error("no sign of life from rank " + ranks + " for " + in_seconds(*job.options.hang_timeout) +
               " (--hang-timeout): ending the job");
     co_return co_await dump_stacks(job, group, attempt);
   }
@@ -145,20 +138,19 @@ std::vector<WorkerSpec> plan_attempt(const Job& job, const Round& round, const s
 
 asio::awaitable<Attempt> run_attempt(Job& job, Round round, std::optional<HeldPort> port, Peers peers) {
   Attempt attempt;
-  const int number = attempt.number = round.number;
-  attempt.port = round.master_port;
+  attempt.round = round;
   attempt.start = Clock::now();
   Heartbeats beats(job.io);
   auto heartbeat_ends = open_heartbeats(beats, job);
-  const auto folder = job.outputs.make_attempt_folder(number, job.workers);
+  const auto folder = job.outputs.make_attempt_folder(round.number, job.workers);
   std::vector<int> heartbeat_fds;
   for (const UniqueFd& end : heartbeat_ends) heartbeat_fds.push_back(end.get());
   attempt.specs = plan_attempt(job, round, folder, port ? port->socket.get() : -1, heartbeat_fds);
-  const auto output_plans = job.outputs.plan(number, attempt.specs);
+  const auto output_plans = job.outputs.plan(round.number, attempt.specs);
   for (const WorkerLogPlan& plan : output_plans) attempt.logs.push_back(job.outputs.files(plan));
 
   WorkerLogs logs(job.io, job.outputs.console(), job.outputs.log_folder(), job.outputs.settings());
-  WorkerGroup group(job.events, job.signals, job.guard, job.log, number);
+  WorkerGroup group(job.events, job.signals, job.guard, job.log, round.number);
   logs.on_first_output([&](std::size_t index) { group.log_first_output(index); });
   group.on_window_change([&] { logs.update_window_size(); });
   const auto start_failed =
@@ -166,7 +158,7 @@ asio::awaitable<Attempt> run_attempt(Job& job, Round round, std::optional<HeldPo
   if (port) port->socket.reset();  // rank 0 has it now, and only rank 0 may
   heartbeat_ends.clear();
   if (start_failed) {
-    attempt.event = *start_failed;
+    attempt.outcome = *start_failed;
   } else {
     FindHung find_hung;
     if (job.options.hang_timeout)
@@ -174,9 +166,9 @@ asio::awaitable<Attempt> run_attempt(Job& job, Round round, std::optional<HeldPo
         return judge_hang(signs_of_life(group, logs, beats), std::max(attempt.start, group.resumed()),
                           *job.options.hang_timeout, now);
       };
-    attempt.event = co_await group.wait(job.deadline, find_hung, peers.want_end);
+    attempt.outcome = co_await group.wait(job.deadline, find_hung, peers.want_end);
   }
-  if (peers.tell) peers.tell(attempt, group);
+  if (peers.tell) peers.tell(attempt);
   const int signal = co_await prepare_to_stop(job, group, attempt);
   attempt.left = co_await group.stop(signal, job.options.shutdown_timeout);
   co_await drain(job, group, logs, attempt.left.empty());

@@ -16,10 +16,9 @@ namespace ddprun::launcher {
 
 /// One start of all workers, as it was when they had ended.
 struct Attempt {
-  int number = 0;  ///< from 0: the round's
-  int port = 0;    ///< the round's master port
+  Round round;
   JobEvents::Clock::time_point start, end;
-  GroupEvent event;                                      ///< what ended it
+  AttemptEnd outcome;
   std::vector<WorkerSpec> specs;                         ///< of all workers
   std::vector<Worker> workers;                           ///< of those that were started
   std::vector<std::vector<std::string>> last_lines;      ///< of each worker's stderr
@@ -41,7 +40,7 @@ std::vector<WorkerSpec> plan_attempt(const Job& job, const Round& round, const s
 struct Peers {
   PeersWantEnd want_end;
   /// Called as soon as it is known what ends the attempt here, before the workers are ended.
-  std::function<void(const Attempt& attempt, const WorkerGroup& group)> tell;
+  std::function<void(const Attempt& attempt)> tell;
 };
 
 /// Starts the workers, waits for what ends the attempt, and ends them all.

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "launcher/cli/options.h"
-#include "launcher/events/event_log.h"
+#include "launcher/events/events_json.h"
 #include "launcher/events/job_clock.h"
 #include "launcher/events/job_events.h"
 #include "launcher/events/signals.h"
@@ -35,7 +35,7 @@ struct Job {
   const SignalFd& signals;
   Guard& guard;
   JobEvents& events;
-  EventLog& log;
+  EventsJson& log;
   Outputs& outputs;
 };
 

@@ -6,11 +6,10 @@
 #include <ddprun/common/host_name.h>
 #include <ddprun/common/logging.h>
 #include <ddprun/common/text/printable.h>
-#include "launcher/host/launch_error.h"
+#include "launcher/events/launch_error.h"
 #include "launcher/host/port_owner.h"
 #include "launcher/job/attempt.h"
-#include "launcher/job/attempt_report.h"
-#include "launcher/job/conclusion.h"
+#include "launcher/job/attempt_result.h"
 #include "launcher/rendezvous/listen.h"
 
 namespace ddprun::launcher {
@@ -118,7 +117,7 @@ class NodeSupervisor {
       const std::string text = "the job's time is over (--timeout)";
       log_error(text);
       give_up(LaunchError::kTimeout, text);
-      record_.outcome = JobOutcome::kTimeout;
+      record_.outcome = TimedOut{};
       co_return RunResult{LaunchError::kTimeout, std::nullopt};
     }
     const auto* received = std::get_if<SignalReceived>(&event);
@@ -126,8 +125,8 @@ class NodeSupervisor {
     if (received == nullptr || !job_.signals.ends_job(received->signal)) co_return std::nullopt;
     log_warning("received " + signal_name(received->signal) + ": leaving the job");
     leave(received->signal);
-    record_.outcome = JobOutcome::kSignal;
-    co_return RunResult{128 + received->signal, received->signal};
+    record_.outcome = *received;
+    co_return RunResult::by_signal(received->signal);
   }
 
   asio::awaitable<std::optional<RunResult>> obey(const CoordinatorMessage& message) {
@@ -156,7 +155,7 @@ class NodeSupervisor {
       tell_once(end.reason, log_error);
       record_.message = end.reason;
     }
-    if (record_.attempts.empty() && end.exit_code != 0) record_.outcome = JobOutcome::kOtherNode;
+    if (record_.attempts.empty() && end.exit_code != 0) record_.outcome = EndedByPeers{end.reason};
     return {end.exit_code, std::nullopt};
   }
 
@@ -166,8 +165,8 @@ class NodeSupervisor {
       if (const auto* message = std::get_if<CoordinatorMessage>(&*news))
         if (const auto* end = std::get_if<End>(message)) return result_of(*end);
     leave(signal);
-    record_.outcome = JobOutcome::kSignal;
-    return {128 + signal, signal};
+    record_.outcome = SignalReceived{signal};
+    return RunResult::by_signal(signal);
   }
 
   /// Where the node of rank 0 holds the workers' port: on the interface by which the others reach it.
@@ -196,31 +195,28 @@ class NodeSupervisor {
       job_.log.add({EventRecord::Kind::kRestart, Clock::now(), round_});
     }
     oom_.restart();
-    Peers peers{[this] { return link().wants_end(); },
-                [this](const Attempt& attempt, const WorkerGroup& group) { tell_end(attempt, group); }};
+    Peers peers{[this] { return link().wants_end(); }, [this](const Attempt& attempt) { tell_end(attempt); }};
     if (start.group_rank != 0) port_.reset();
     const Attempt attempt =
         co_await run_attempt(job_, round, std::exchange(port_, std::nullopt), std::move(peers));
     report_attempt(job_, attempt, oom_, record_);
-    check_nothing_failed(job_, attempt);
-    if (const auto* ended = std::get_if<EndedByPeers>(&attempt.event)) told_ = ended->reason;
-    if (const auto* received = std::get_if<SignalReceived>(&attempt.event))
-      co_return RunResult{128 + received->signal, received->signal};
+    check_nothing_failed(attempt);
+    if (const auto* ended = std::get_if<EndedByPeers>(&attempt.outcome)) told_ = ended->reason;
+    if (const auto* received = std::get_if<SignalReceived>(&attempt.outcome))
+      co_return RunResult::by_signal(received->signal);
     if (!attempt.user_signals.empty()) co_return leave_or_end(attempt.user_signals.front());
     // Of every other end the coordinator knows, and has sent Stop or End for it: Ended is the answer to Stop.
-    if (std::holds_alternative<AllSucceeded>(attempt.event)) link().send(Succeeded{round_});
+    if (std::holds_alternative<AllSucceeded>(attempt.outcome)) link().send(Succeeded{round_});
     co_return std::nullopt;
   }
 
   /// As soon as this node's part of a round is over.
-  void tell_end(const Attempt& attempt, const WorkerGroup& group) {
-    if (const auto* received = std::get_if<SignalReceived>(&attempt.event)) return leave(received->signal);
-    if (std::holds_alternative<AllSucceeded>(attempt.event) ||
-        std::holds_alternative<EndedByPeers>(attempt.event))
+  void tell_end(const Attempt& attempt) {
+    if (const auto* received = std::get_if<SignalReceived>(&attempt.outcome)) return leave(received->signal);
+    if (std::holds_alternative<AllSucceeded>(attempt.outcome) ||
+        std::holds_alternative<EndedByPeers>(attempt.outcome))
       return;
-    tell_failure(
-        attempt_end(attempt, group.workers(), job_.program.path),
-        describe_end(attempt, group.workers(), job_.program.path) + " on node " + name_of_node(nodes_));
+    tell_failure(attempt.outcome, describe_end(attempt) + " on node " + name_of_node(nodes_));
   }
 
   void tell_failure(const AttemptEnd& end, const std::string& text) {
@@ -230,15 +226,14 @@ class NodeSupervisor {
 
   /// ddprun's own failure: no round follows on this node.
   void give_up(int exit_code, const std::string& text) {
-    tell_failure({AttemptEnd::Kind::kStartFailed, {}, 0, exit_code},
-                 text + " on node " + name_of_node(nodes_));
+    tell_failure(StartFailed{exit_code, text}, text + " on node " + name_of_node(nodes_));
     if (connections_.server) connections_.server->end(exit_code, told_);
   }
 
   void leave(int signal) {
     if (connections_.server)
       connections_.server->end(
-          128 + signal,
+          exit_code_of_signal(signal),
           "node " + name_of_node(nodes_) + ", which has the coordinator, received " + signal_name(signal));
     link().send(Leave{signal});
   }

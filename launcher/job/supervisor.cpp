@@ -2,15 +2,14 @@
 
 #include <fcntl.h>
 #include <sys/prctl.h>
-#include <sys/random.h>
 #include <unistd.h>
 
-#include <boost/asio/awaitable.hpp>
-#include <cerrno>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/uuid/uuid_generators.hpp>
+#include <boost/uuid/uuid_io.hpp>
 #include <csignal>
 #include <cstdio>
 #include <exception>
-#include <system_error>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
@@ -18,32 +17,14 @@
 #include "launcher/host/gpu_health.h"
 #include "launcher/host/port_owner.h"
 #include "launcher/job/attempt.h"
-#include "launcher/job/attempt_report.h"
-#include "launcher/job/conclusion.h"
+#include "launcher/job/attempt_result.h"
 #include "launcher/job/dry_run.h"
 #include "launcher/job/node_supervisor.h"
-#include "launcher/job/run_loop.h"
 #include "launcher/plan/placement.h"
 
 namespace ddprun::launcher {
 namespace asio = boost::asio;
 namespace {
-
-/// A random UUID (version 4).
-std::string random_id() {
-  unsigned char bytes[16];
-  if (::getrandom(bytes, sizeof bytes, 0) != static_cast<ssize_t>(sizeof bytes))
-    throw std::system_error(errno, std::generic_category(), "getrandom");
-  bytes[6] = static_cast<unsigned char>((bytes[6] & 0x0f) | 0x40);
-  bytes[8] = static_cast<unsigned char>((bytes[8] & 0x3f) | 0x80);
-  std::string id;
-  for (int i = 0; i < 16; ++i) {
-    if (i == 4 || i == 6 || i == 8 || i == 10) id += '-';
-    id += "0123456789abcdef"[bytes[i] >> 4];
-    id += "0123456789abcdef"[bytes[i] & 15];
-  }
-  return id;
-}
 
 /// If ddprun was started without stdin, stdout or stderr, our own descriptors would take their numbers and be
 /// written to by the workers.
@@ -64,13 +45,13 @@ asio::awaitable<std::optional<RunResult>> pause(Job& job, std::chrono::milliseco
     if (std::holds_alternative<DeadlinePassed>(event)) {
       if (!times_out) co_return std::nullopt;
       log_error("the job's time is over (--timeout) before it could be started again");
-      record.outcome = JobOutcome::kTimeout;
+      record.outcome = TimedOut{};
       co_return RunResult{LaunchError::kTimeout, std::nullopt};
     }
     const auto* received = std::get_if<SignalReceived>(&event);
     if (received != nullptr && job.signals.ends_job(received->signal)) {
-      record.outcome = JobOutcome::kSignal;
-      co_return RunResult{128 + received->signal, received->signal};
+      record.outcome = *received;
+      co_return RunResult::by_signal(received->signal);
     }
     if (received != nullptr && received->signal == SIGTSTP) ::raise(SIGSTOP);
   }
@@ -87,12 +68,11 @@ asio::awaitable<RunResult> supervise(Job& job, JobRecord& record) {
     round.max_restarts = restarts.max_restarts;
     const Attempt attempt = co_await run_attempt(job, round, std::move(port));
     report_attempt(job, attempt, oom, record);
-    check_nothing_failed(job, attempt);
+    check_nothing_failed(attempt);
     const auto lived = std::chrono::duration_cast<std::chrono::milliseconds>(attempt.end - attempt.start);
-    const Decision decision =
-        decide(restarts, attempt_end(attempt, attempt.workers, job.program.path), restarts_used, lived);
-    if (const auto* received = std::get_if<SignalReceived>(&attempt.event))
-      co_return RunResult{128 + received->signal, received->signal};
+    const Decision decision = decide(restarts, attempt.outcome, restarts_used, lived);
+    if (const auto* received = std::get_if<SignalReceived>(&attempt.outcome))
+      co_return RunResult::by_signal(received->signal);
     if (!decision.restart || !attempt.user_signals.empty()) {
       if (restarts.max_restarts > 0 && decision.exit_code != 0)
         log_warning("not started again: " + (decision.restart ? "a signal ends the job" : decision.reason));
@@ -150,6 +130,20 @@ void tell_threads(const std::vector<std::string>& environment, const Topology& t
              std::to_string(topology.cpus) + " CPUs");
 }
 
+/// Runs the loop until the coroutine has returned or thrown.
+RunResult run_loop(asio::io_context& io, asio::awaitable<RunResult> job) {
+  RunResult result;
+  std::exception_ptr thrown;
+  asio::co_spawn(io, std::move(job), [&](std::exception_ptr error, RunResult value) {
+    thrown = error;
+    result = value;
+    io.stop();
+  });
+  io.run();
+  if (thrown) std::rethrow_exception(thrown);
+  return result;
+}
+
 RunResult run_recorded(const Options& options, const std::vector<std::string>& environment,
                        const std::string& job_id, const JobClock& clock, JobRecord& record) {
   const Topology topology = detect_topology(needs_gpus(options));
@@ -166,17 +160,30 @@ RunResult run_recorded(const Options& options, const std::vector<std::string>& e
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   asio::io_context io(1);
   JobEvents events(io, signals);
-  EventLog log(options.events_json.empty() ? std::nullopt : std::optional(options.events_json), clock);
+  EventsJson log(options.events_json.empty() ? std::nullopt : std::optional(options.events_json), clock);
   Outputs outputs(io, options, record.run_id, job_id, temp.path());
-  Job job{options,       environment, program, topology, workers, placement, {},  job_id,
-          record.run_id, clock,       io,      signals,  guard,   events,    log, outputs};
+  Job job{.options = options,
+          .environment = environment,
+          .program = program,
+          .topology = topology,
+          .workers = workers,
+          .placement = placement,
+          .deadline = options.timeout ? std::optional(clock.start() + *options.timeout) : std::nullopt,
+          .job_id = job_id,
+          .run_id = record.run_id,
+          .clock = clock,
+          .io = io,
+          .signals = signals,
+          .guard = guard,
+          .events = events,
+          .log = log,
+          .outputs = outputs};
   if (options.display_map) std::fputs(placement_map(topology, placement, 0, workers).c_str(), stderr);
   if (options.dry_run) {
     show_plan(job);
     return {};
   }
   tell_threads(environment, topology, workers);
-  if (options.timeout) job.deadline = clock.start() + *options.timeout;
   NodeConnections connections;
   const RunResult result = run_loop(
       io, options.nodes.several() ? supervise_node(job, connections, record) : supervise(job, record));
@@ -192,10 +199,10 @@ RunResult run_recorded(const Options& options, const std::vector<std::string>& e
 RunResult run_job(const Options& options, const std::vector<std::string>& environment) {
   const JobClock clock;
   for (const std::string& note : options.notes) log_info(note);
-  const std::string job_id = random_id();
+  const std::string job_id = boost::uuids::to_string(boost::uuids::random_generator()());
   JobRecord record = begin_record(options, DDPRUN_VERSION, options.run_id.empty() ? job_id : options.run_id);
   const auto failed = [&](int exit_code, const std::exception& error) {
-    record.outcome = outcome_of_own_exit(exit_code);
+    record.outcome = StartFailed{exit_code, error.what()};
     record.message = error.what();
     if (!options.dry_run) finish_record(options.result_json, {exit_code, std::nullopt}, record);
   };

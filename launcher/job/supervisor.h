@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include <ddprun/common/exit_status.h>
 #include "launcher/cli/options.h"
 
 namespace ddprun::launcher {
@@ -11,6 +12,8 @@ namespace ddprun::launcher {
 struct RunResult {
   int exit_code = 0;
   std::optional<int> ended_by;  ///< the user's signal that ended the job: ddprun is to end by it as well
+
+  static RunResult by_signal(int signal) { return {exit_code_of_signal(signal), signal}; }
 };
 
 /// Runs one job from start to end, and leaves no process and no file of it behind.

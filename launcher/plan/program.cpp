@@ -7,7 +7,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "launcher/host/launch_error.h"
+#include "launcher/events/launch_error.h"
 
 namespace ddprun::launcher {
 namespace {

@@ -1,21 +1,38 @@
 #include "launcher/rendezvous/admission.h"
 
+#include <algorithm>
 #include <limits>
 
 #include <ddprun/common/text/printable.h>
-#include "launcher/rendezvous/roll_call.h"
+#include "launcher/host/cpu_list.h"
 
 namespace ddprun::launcher {
 namespace {
+
+constexpr std::size_t kMostItems = 8;
+constexpr std::size_t kMostNameBytes = 64;  // as long as a host's name can be on Linux
+
+std::string name(const std::string& text) { return shortened(printable(text), kMostNameBytes); }
 
 std::string nnodes(int min, int max) {
   return "--nnodes=" + (min == max ? "" : std::to_string(min) + ":") + std::to_string(max);
 }
 
+bool is_digit(char c) { return '0' <= c && c <= '9'; }
+
+/// Takes the number that text begins with, without the zeros in front.
+std::string_view take_number(std::string_view& text) {
+  text.remove_prefix(std::min(text.find_first_not_of('0'), text.size()));
+  const auto end = std::find_if_not(text.begin(), text.end(), is_digit) - text.begin();
+  const std::string_view number = text.substr(0, static_cast<std::size_t>(end));
+  text.remove_prefix(number.size());
+  return number;
+}
+
 }  // namespace
 
-std::string disagreement(const CoordinatorSettings& settings, const Join& join, const std::string& address) {
-  const std::string node = "node " + named(join, address);
+std::string join_problem(const CoordinatorSettings& settings, const Join& join, const std::string& address) {
+  const std::string node = "node " + describe_node(join, address);
   if (!join.run_id.empty() && join.run_id != settings.run_id)
     return node + " has run id " + quoted(join.run_id) + ", the coordinator has " + quoted(settings.run_id) +
            " (--rdzv-id)";
@@ -31,6 +48,47 @@ std::string disagreement(const CoordinatorSettings& settings, const Join& join, 
     return node + " would start " + std::to_string(join.workers) + " workers: expected a number from 1 to " +
            std::to_string(most);
   return "";
+}
+
+bool natural_less(std::string_view a, std::string_view b) {
+  const std::string_view whole_a = a, whole_b = b;
+  while (!a.empty() && !b.empty()) {
+    if (is_digit(a.front()) && is_digit(b.front())) {
+      const auto x = take_number(a), y = take_number(b);
+      if (x.size() != y.size()) return x.size() < y.size();
+      if (x != y) return x < y;
+    } else {
+      if (a.front() != b.front()) return a.front() < b.front();
+      a.remove_prefix(1);
+      b.remove_prefix(1);
+    }
+  }
+  if (a.empty() != b.empty()) return a.empty();
+  return whole_a.size() != whole_b.size() ? whole_a.size() < whole_b.size() : whole_a < whole_b;
+}
+
+std::string describe_node(const Join& join, const std::string& address) {
+  const std::string& where = join.address.empty() ? address : join.address;
+  return name(join.node) + " (" + (where.empty() ? "the coordinator's host" : name(where)) + ")";
+}
+
+std::string first_few(const std::vector<std::string>& items) {
+  std::string text;
+  for (std::size_t i = 0; i < items.size() && i < kMostItems; ++i) text += (i == 0 ? "" : ", ") + items[i];
+  return items.size() <= kMostItems ? text
+                                    : text + " and " + std::to_string(items.size() - kMostItems) + " more";
+}
+
+std::string describe_node_ranks(const std::vector<int>& ranks, const std::vector<std::string>& names) {
+  if (names.empty())
+    return (ranks.size() == 1 ? "node rank " : "node ranks ") + first_few(number_ranges(ranks));
+  std::vector<std::string> items;
+  for (const int rank : ranks) {
+    const auto index = static_cast<std::size_t>(rank);
+    const std::string number = "node rank " + std::to_string(rank);
+    items.push_back(index < names.size() ? name(names[index]) + " (" + number + ")" : number);
+  }
+  return first_few(items);
 }
 
 }  // namespace ddprun::launcher

@@ -5,10 +5,9 @@
 #include <tuple>
 
 #include <ddprun/common/text/printable.h>
-#include "launcher/host/launch_error.h"
+#include "launcher/events/job_clock.h"
+#include "launcher/events/launch_error.h"
 #include "launcher/rendezvous/admission.h"
-#include "launcher/rendezvous/natural_order.h"
-#include "launcher/rendezvous/roll_call.h"
 
 namespace ddprun::launcher {
 namespace {
@@ -16,11 +15,6 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr std::size_t kMostTextBytes = 2000;  // of a node's, to which words of ours are added
-
-std::string seconds(milliseconds time) {
-  const auto ms = time.count();
-  return ms % 1000 == 0 ? std::to_string(ms / 1000) + " s" : std::to_string(ms) + " ms";
-}
 
 }  // namespace
 
@@ -40,7 +34,7 @@ void Coordinator::receive(NodeId id, const NodeMessage& message, const std::stri
 
 void Coordinator::join(NodeId id, const Join& join, const std::string& address) {
   if (ended_) return turn_away(id, End{ended_->exit_code, ended_->reason});
-  if (const std::string reason = objection(join, address); !reason.empty())
+  if (const std::string reason = problem_with(join, address); !reason.empty())
     return turn_away(id, Refused{reason});
   Node& node = nodes_[id];
   node.join = join;
@@ -51,14 +45,14 @@ void Coordinator::join(NodeId id, const Join& join, const std::string& address) 
   tell_waiting(id);
 }
 
-std::string Coordinator::objection(const Join& join, const std::string& address) const {
-  const std::string reason = disagreement(settings_, join, address);
+std::string Coordinator::problem_with(const Join& join, const std::string& address) const {
+  const std::string reason = join_problem(settings_, join, address);
   if (!reason.empty() || !join.node_rank) return reason;
   const auto taken = ranks_.find(*join.node_rank);
   if (taken == ranks_.end()) return "";
   const Node& other = nodes_.at(taken->second);
-  return "node rank " + std::to_string(*join.node_rank) + " is asked for by node " + named(join, address) +
-         " and taken by node " + named(other.join, other.address);
+  return "node rank " + std::to_string(*join.node_rank) + " is asked for by node " +
+         describe_node(join, address) + " and taken by node " + describe_node(other.join, other.address);
 }
 
 void Coordinator::handle(NodeId id, Node& node, const NodeMessage& message, Time now) {
@@ -82,9 +76,9 @@ void Coordinator::handle(NodeId id, Node& node, const NodeMessage& message, Time
     ++ready_;
   } else if (const auto* leave = std::get_if<Leave>(&message)) {
     const std::string reason =
-        "node " + named(node.join, node.address) + " received " + signal_name(leave->signal);
+        "node " + describe_node(node.join, node.address) + " received " + signal_name(leave->signal);
     // Also between two rounds: without this node there will be no other.
-    if (!elastic() && node.was_in_round) return end(128 + leave->signal, reason);
+    if (!elastic() && node.was_in_round) return end(exit_code_of_signal(leave->signal), reason);
     gone_.insert(id);
     remove(nodes_.find(id), reason, now);
   }
@@ -100,14 +94,15 @@ void Coordinator::lose(NodeId id, const std::string& reason, Time now) {
 void Coordinator::expel(NodeId id, const std::string& reason, Time now) {
   if (ended_) return;  // which the loss of another just led to
   const Node& node = nodes_.at(id);
-  turn_away(id, Refused{"node " + named(node.join, node.address) + " is given up: " + reason});
+  turn_away(id, Refused{"node " + describe_node(node.join, node.address) + " is given up: " + reason});
   drop(id, reason, now);
 }
 
 void Coordinator::drop(NodeId id, const std::string& reason, Time now) {
   const auto found = nodes_.find(id);
   if (found == nodes_.end()) return;
-  remove(found, "node " + named(found->second.join, found->second.address) + " was lost: " + reason, now);
+  remove(found, "node " + describe_node(found->second.join, found->second.address) + " was lost: " + reason,
+         now);
 }
 
 void Coordinator::remove(Nodes::iterator gone, const std::string& reason, Time now) {
@@ -120,7 +115,7 @@ void Coordinator::remove(Nodes::iterator gone, const std::string& reason, Time n
   if (phase_ != Phase::kRunning) return;
   // Its workers may live on until its own side notices; the others' cannot go on without them.
   if (elastic()) return stop_round(reason, milliseconds(0));
-  fail({AttemptEnd::Kind::kWorkerFailed, ExitStatus::exited(LaunchError::kOwnFailure)}, reason, now);
+  fail(WorkerFailed{ExitStatus::exited(LaunchError::kOwnFailure)}, reason, now);
 }
 
 void Coordinator::fail(const AttemptEnd& failure, const std::string& text, Time now) {
@@ -257,7 +252,8 @@ void Coordinator::tick(Time now) {
       send(id, Beat{});
       if (++node.unheard_beats > kBeatsPerTimeout) silent.push_back(id);
     }
-    for (const NodeId id : silent) expel(id, "no sign of life for " + seconds(settings_.node_timeout), now);
+    for (const NodeId id : silent)
+      expel(id, "no sign of life for " + in_seconds(settings_.node_timeout), now);
   }
   check_progress(now);
 }
@@ -280,7 +276,7 @@ void Coordinator::tell_waiting(NodeId id) {
 /// For a job that cannot begin.
 std::string Coordinator::who_came() const {
   std::map<std::size_t, std::string> by_order;
-  for (const auto& [id, node] : nodes_) by_order[node.order] = named(node.join, node.address);
+  for (const auto& [id, node] : nodes_) by_order[node.order] = describe_node(node.join, node.address);
   std::vector<std::string> came;
   for (const auto& [order, name] : by_order) came.push_back(name);
   std::vector<int> missing;
@@ -288,9 +284,9 @@ std::string Coordinator::who_came() const {
   for (int rank = 0; by_rank && rank < settings_.max_nodes; ++rank)
     if (ranks_.count(rank) == 0) missing.push_back(rank);
   return std::to_string(nodes_.size()) + " of " + (elastic() ? "at least " : "") +
-         std::to_string(settings_.min_nodes) + " nodes came within " + seconds(settings_.join_timeout) +
-         ": " + (came.empty() ? "none" : few_of(came)) +
-         (missing.empty() ? "" : "; missing: " + node_ranks(missing, settings_.names));
+         std::to_string(settings_.min_nodes) + " nodes came within " + in_seconds(settings_.join_timeout) +
+         ": " + (came.empty() ? "none" : first_few(came)) +
+         (missing.empty() ? "" : "; missing: " + describe_node_ranks(missing, settings_.names));
 }
 
 }  // namespace ddprun::launcher

@@ -83,7 +83,7 @@ class Coordinator {
   using Nodes = std::unordered_map<NodeId, Node>;
 
   void join(NodeId id, const Join& join, const std::string& address);
-  std::string objection(const Join& join, const std::string& address) const;
+  std::string problem_with(const Join& join, const std::string& address) const;
   void handle(NodeId id, Node& node, const NodeMessage& message, Time now);
   void expel(NodeId id, const std::string& reason, Time now);
   void drop(NodeId id, const std::string& reason, Time now);

@@ -2,7 +2,7 @@
 
 #include <dlfcn.h>
 
-#include "launcher/host/launch_error.h"
+#include "launcher/events/launch_error.h"
 
 namespace ddprun::launcher {
 namespace {

@@ -9,7 +9,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "launcher/host/launch_error.h"
+#include "launcher/events/launch_error.h"
 #include "launcher/host/port_owner.h"
 
 namespace ddprun::launcher {

@@ -1,14 +1,14 @@
 #include "launcher/rendezvous/message_json.h"
 
-#include <array>
 #include <climits>
 #include <cstdint>
+#include <initializer_list>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/json_file.h>
 #include <ddprun/common/text/printable.h>
-#include "launcher/rendezvous/message_fields.h"
 
 namespace ddprun::launcher {
 namespace {
@@ -44,10 +44,9 @@ class Writer {
   void text(const char* field, const std::string& value, std::size_t most) {
     object_[field] = fitting(value, most);
   }
-  template <typename Choice, std::size_t kSize>
-  void choice(const char* field, std::optional<Choice> value, const std::array<const char*, kSize>& names) {
-    ensure(value.has_value(), "what failed tells of a success");
-    object_[field] = names.at(static_cast<std::size_t>(*value));
+  void choice(const char* field, const std::string& value, std::initializer_list<const char*>) {
+    ensure(!value.empty(), "what failed tells of a success");
+    object_[field] = value;
   }
 
   std::string result() const { return dumped(object_); }
@@ -85,17 +84,15 @@ class Reader {
     value = found->get<std::string>();
   }
 
-  template <typename Choice, std::size_t kSize>
-  void choice(const char* field, std::optional<Choice>& value,
-              const std::array<const char*, kSize>& names) const {
+  void choice(const char* field, std::string& value, std::initializer_list<const char*> names) const {
     const json* found = find(field);
     std::string all;
-    for (std::size_t i = 0; i < kSize; ++i) {
-      if (found != nullptr && *found == names[i]) {
-        value = static_cast<Choice>(i);
+    for (const char* name : names) {
+      if (found != nullptr && *found == name) {
+        value = name;
         return;
       }
-      all += (i == 0 ? "" : i + 1 < kSize ? ", " : " or ") + std::string(names[i]);
+      all += (all.empty() ? "" : name == *(names.end() - 1) ? " or " : ", ") + std::string(name);
     }
     fail(field, all, found);
   }
@@ -121,6 +118,153 @@ class Reader {
   const char* type_;
   const json& object_;
 };
+
+// What each message is made of on the wire: its type, and visit(fields, message), which writes with a Writer
+// and reads with a Reader. Integers have a range, texts a limit in bytes.
+
+constexpr int kMaxCount = 1'000'000;  ///< of nodes, ranks and workers
+constexpr int kMaxPort = 65535;
+constexpr int kMaxSignal = 64;
+constexpr int kMaxExitCode = 255;
+constexpr std::size_t kMaxText = 4096;
+
+/// How a node's part of the round failed, as "kind"; "" if it did not.
+const char* kind_of(const AttemptEnd& end) {
+  if (const auto* failed = std::get_if<WorkerFailed>(&end))
+    return failed->status.kind == ExitStatus::Kind::kKilled ? "killed" : "exited";
+  if (std::holds_alternative<Hung>(end)) return "hang";
+  if (std::holds_alternative<TimedOut>(end)) return "timeout";
+  if (std::holds_alternative<SignalReceived>(end)) return "signal";
+  return std::holds_alternative<StartFailed>(end) ? "start_failed" : "";
+}
+
+/// The end as this alternative, which it becomes if it is read.
+template <typename Alternative>
+Alternative& as(AttemptEnd& end) {
+  auto* held = std::get_if<Alternative>(&end);
+  return held != nullptr ? *held : end.emplace<Alternative>();
+}
+
+template <typename Fields>
+void visit(Fields& fields, AttemptEnd& end) {
+  std::string kind = kind_of(end);
+  fields.choice("kind", kind, {"exited", "killed", "hang", "timeout", "signal", "start_failed"});
+  if (kind == "exited") {
+    fields.integer("exit_code", as<WorkerFailed>(end).status.code, 1, kMaxExitCode);
+  } else if (kind == "killed") {
+    ExitStatus& status = as<WorkerFailed>(end).status;
+    status.kind = ExitStatus::Kind::kKilled;
+    fields.integer("signal", status.signal, 1, kMaxSignal);
+    fields.flag("core_dumped", status.core_dumped);
+  } else if (kind == "hang") {
+    as<Hung>(end);
+  } else if (kind == "timeout") {
+    as<TimedOut>(end);
+  } else if (kind == "signal") {
+    fields.integer("signal", as<SignalReceived>(end).signal, 1, kMaxSignal);
+  } else {
+    fields.integer("exit_code", as<StartFailed>(end).exit_code, 1, kMaxExitCode);
+  }
+}
+
+const char* type_of(const Join&) { return "join"; }
+template <typename Fields>
+void visit(Fields& fields, Join& join) {
+  fields.text("run_id", join.run_id, kMaxName);
+  fields.text("node", join.node, kMaxName);
+  fields.optional_integer("node_rank", join.node_rank, 0, kMaxCount);
+  fields.integer("min_nodes", join.min_nodes, 1, kMaxCount);
+  fields.integer("max_nodes", join.max_nodes, 1, kMaxCount);
+  fields.integer("workers", join.workers, 1, kMaxCount);
+  fields.text("address", join.address, kMaxName);
+}
+
+const char* type_of(const Leading&) { return "leading"; }
+template <typename Fields>
+void visit(Fields& fields, Leading& leading) {
+  fields.integer("round", leading.round, 0, INT_MAX);
+  fields.integer("port", leading.port, 1, kMaxPort);
+}
+
+const char* type_of(const Failed&) { return "failed"; }
+template <typename Fields>
+void visit(Fields& fields, Failed& failed) {
+  fields.integer("round", failed.round, 0, INT_MAX);
+  visit(fields, failed.end);
+  fields.text("text", failed.text, kMaxText);
+}
+
+const char* type_of(const Succeeded&) { return "succeeded"; }
+template <typename Fields>
+void visit(Fields& fields, Succeeded& succeeded) {
+  fields.integer("round", succeeded.round, 0, INT_MAX);
+}
+
+const char* type_of(const Ended&) { return "ended"; }
+template <typename Fields>
+void visit(Fields& fields, Ended& ended) {
+  fields.integer("round", ended.round, 0, INT_MAX);
+}
+
+const char* type_of(const Leave&) { return "leave"; }
+template <typename Fields>
+void visit(Fields& fields, Leave& leave) {
+  fields.integer("signal", leave.signal, 1, kMaxSignal);
+}
+
+const char* type_of(const Waiting&) { return "waiting"; }
+template <typename Fields>
+void visit(Fields& fields, Waiting& waiting) {
+  fields.integer("present", waiting.present, 0, kMaxCount);
+  fields.integer("min_nodes", waiting.min_nodes, 1, kMaxCount);
+  fields.integer("max_nodes", waiting.max_nodes, 1, kMaxCount);
+  fields.flag("spare", waiting.spare);
+  fields.integer("node_timeout_ms", waiting.node_timeout_ms, 0, INT_MAX);
+}
+
+const char* type_of(const Refused&) { return "refused"; }
+template <typename Fields>
+void visit(Fields& fields, Refused& refused) {
+  fields.text("reason", refused.reason, kMaxText);
+}
+
+const char* type_of(const Lead&) { return "lead"; }
+template <typename Fields>
+void visit(Fields& fields, Lead& lead) {
+  fields.integer("round", lead.round, 0, INT_MAX);
+}
+
+const char* type_of(const Start&) { return "start"; }
+template <typename Fields>
+void visit(Fields& fields, Start& start) {
+  fields.integer("round", start.round, 0, INT_MAX);
+  fields.integer("group_rank", start.group_rank, 0, kMaxCount);
+  fields.integer("group_world_size", start.group_world_size, 1, kMaxCount);
+  fields.integer("first_rank", start.first_rank, 0, kMaxCount);
+  fields.integer("world_size", start.world_size, 1, kMaxCount);
+  fields.text("master_addr", start.master_addr, kMaxName);
+  fields.integer("master_port", start.master_port, 1, kMaxPort);
+  fields.text("run_id", start.run_id, kMaxName);
+  fields.integer("max_restarts", start.max_restarts, 0, kMaxCount);
+}
+
+const char* type_of(const Stop&) { return "stop"; }
+template <typename Fields>
+void visit(Fields& fields, Stop& stop) {
+  fields.integer("round", stop.round, 0, INT_MAX);
+  fields.text("reason", stop.reason, kMaxText);
+}
+
+const char* type_of(const End&) { return "end"; }
+template <typename Fields>
+void visit(Fields& fields, End& end) {
+  fields.integer("exit_code", end.exit_code, 0, kMaxExitCode);
+  fields.text("reason", end.reason, kMaxText);
+}
+
+const char* type_of(const Beat&) { return "beat"; }
+template <typename Fields>
+void visit(Fields&, Beat&) {}
 
 template <typename Message>
 std::string write(Message message) {

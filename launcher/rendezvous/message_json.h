@@ -15,6 +15,7 @@ struct ProtocolError : std::runtime_error {
 };
 
 inline constexpr std::size_t kMaxMessage = 16384;  ///< bytes of one message's payload
+inline constexpr std::size_t kMaxName = 1024;      ///< bytes of a name or address in it
 
 // A message is a JSON object. "type" names the message, every other field is called as in message.h. How a
 // node's part of the round failed is "kind" with what belongs to it:

@@ -10,7 +10,8 @@
 #include <stdexcept>
 
 #include <ddprun/common/logging.h>
-#include "launcher/host/launch_error.h"
+#include "launcher/events/job_clock.h"
+#include "launcher/events/launch_error.h"
 #include "launcher/host/port_owner.h"
 #include "launcher/rendezvous/resolve.h"
 
@@ -117,8 +118,7 @@ asio::awaitable<void> NodeLink::connect() {
     }
     const auto waited = Clock::now() - begin;
     if (waited + pause >= settings_.timeout)
-      throw std::runtime_error(why + ", for " + std::to_string(settings_.timeout.count() / 1000) +
-                               " s (--join-timeout)");
+      throw std::runtime_error(why + ", for " + in_seconds(settings_.timeout) + " (--join-timeout)");
     if (!told && waited >= kNoticeAfter) {
       log_info("trying to reach the coordinator at " + to_string(settings_.endpoint) + ": " + why);
       told = true;

@@ -5,7 +5,6 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/text/printable.h>
-#include "launcher/host/launch_error.h"
 
 namespace ddprun::launcher {
 namespace {
@@ -20,7 +19,8 @@ std::optional<int> code(std::string_view text) {
 }
 
 RestartCodes::Range parse_item(std::string_view item, const std::string& flag) {
-  if (const auto signal = signal_by_name(item)) return {128 + *signal, 128 + *signal};
+  if (const auto signal = signal_by_name(item))
+    return {exit_code_of_signal(*signal), exit_code_of_signal(*signal)};
   const auto dash = item.find('-');
   const auto first = code(item.substr(0, dash));
   const auto last = dash == std::string_view::npos ? first : code(item.substr(dash + 1));
@@ -30,23 +30,6 @@ RestartCodes::Range parse_item(std::string_view item, const std::string& flag) {
                      "signals, separated by commas, got '" +
                      printable(item) + "'");
   return {*first, *last};
-}
-
-int exit_code_of(const AttemptEnd& end) {
-  switch (end.kind) {
-    case AttemptEnd::Kind::kSucceeded:
-      return 0;
-    case AttemptEnd::Kind::kWorkerFailed:
-      return to_exit_code(end.status);
-    case AttemptEnd::Kind::kHang:
-    case AttemptEnd::Kind::kTimeout:
-      return LaunchError::kTimeout;
-    case AttemptEnd::Kind::kSignal:
-      return 128 + end.signal;
-    case AttemptEnd::Kind::kStartFailed:
-      return end.exit_code;
-  }
-  return 0;
 }
 
 /// The delay before restart number n, from 1.
@@ -77,23 +60,15 @@ RestartCodes parse_restart_codes(std::string_view text, const std::string& flag)
 
 Decision decide(const RestartSettings& settings, const AttemptEnd& end, int restarts_used,
                 std::chrono::milliseconds lived) {
-  const int exit_code = exit_code_of(end);
+  const int exit_code = to_exit_code(end);
   const auto finish = [&](const std::string& why) {
     return Decision{false, std::chrono::milliseconds(0), restarts_used, exit_code, why};
   };
-  switch (end.kind) {
-    case AttemptEnd::Kind::kSucceeded:
-      return finish("all workers succeeded");
-    case AttemptEnd::Kind::kSignal:
-      return finish(signal_name(end.signal) + " ends the job");
-    case AttemptEnd::Kind::kTimeout:
-      return finish("--timeout ends the job");
-    case AttemptEnd::Kind::kStartFailed:
-      return finish("the program cannot be started");
-    case AttemptEnd::Kind::kWorkerFailed:
-    case AttemptEnd::Kind::kHang:
-      break;
-  }
+  if (std::holds_alternative<AllSucceeded>(end)) return finish("all workers succeeded");
+  if (std::holds_alternative<TimedOut>(end)) return finish("--timeout ends the job");
+  if (std::holds_alternative<StartFailed>(end)) return finish("the program cannot be started");
+  if (const auto* received = std::get_if<SignalReceived>(&end))
+    return finish(signal_name(received->signal) + " ends the job");
   if (settings.max_restarts == 0) return finish("no restarts were asked for");
   if (!settings.codes.contains(exit_code))
     return finish("exit code " + std::to_string(exit_code) + " is not among --restart-on-codes");

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include <ddprun/common/exit_status.h>
+#include "launcher/rendezvous/attempt_end.h"
 
 namespace ddprun::launcher {
 
@@ -38,16 +38,6 @@ struct RestartSettings {
 };
 
 constexpr std::chrono::milliseconds kMaxBackoff{60'000};
-
-/// What ended an attempt.
-struct AttemptEnd {
-  enum class Kind { kSucceeded, kWorkerFailed, kHang, kTimeout, kSignal, kStartFailed };
-  Kind kind = Kind::kSucceeded;
-  ExitStatus status = {};  ///< of the worker that failed, only if kWorkerFailed
-  int signal = 0;          ///< the user's, only if kSignal
-  int exit_code = 0;       ///< what the start failure asks for, only if kStartFailed
-  bool operator==(const AttemptEnd&) const = default;
-};
 
 /// What comes next: the job ends with this code, or is tried again.
 struct Decision {

@@ -6,6 +6,8 @@
 #include <variant>
 #include <vector>
 
+#include "launcher/rendezvous/attempt_end.h"
+
 namespace ddprun::launcher {
 
 using HangClock = std::chrono::steady_clock;
@@ -20,11 +22,6 @@ struct SignsOfLife {
 /// When to look again: nobody can be held for hung before. max() if no worker is running.
 struct LookAgain {
   HangClock::time_point at;
-};
-
-/// The workers held for hung, by index: first the one that has been silent longest, most likely the culprit.
-struct Hung {
-  std::vector<std::size_t> workers;
 };
 
 /// Which workers hang?

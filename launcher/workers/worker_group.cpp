@@ -7,10 +7,12 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
+#include <cstring>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
+#include "launcher/events/launch_error.h"
 #include "launcher/workers/job_processes.h"
 
 namespace ddprun::launcher {
@@ -21,9 +23,23 @@ namespace {
 // system, a broken driver). Nobody is helped by waiting for it forever.
 constexpr std::chrono::seconds kKillTimeout{10};
 
+StartFailed start_failed(const std::string& program, int rank, const StartFailure& failure) {
+  const std::string reason = std::strerror(failure.error);
+  const bool about_the_program =
+      failure.step == "execve" && failure.error != EAGAIN && failure.error != ENOMEM;
+  if (!about_the_program)
+    return {LaunchError::kOwnFailure,
+            "cannot start rank " + std::to_string(rank) + ": " + failure.step + ": " + reason};
+  std::string hint;
+  if (failure.error == ENOENT) hint = " (is the interpreter that it names in its first line there?)";
+  if (failure.error == ENOEXEC) hint = " (does its first line name an interpreter, as in #!/bin/sh?)";
+  return {LaunchError::code_of_exec_error(failure.error), "cannot run " + program + ": " + reason + hint};
+}
+
 }  // namespace
 
-WorkerGroup::WorkerGroup(JobEvents& events, const SignalFd& signals, Guard& guard, EventLog& log, int attempt)
+WorkerGroup::WorkerGroup(JobEvents& events, const SignalFd& signals, Guard& guard, EventsJson& log,
+                         int attempt)
     : events_(events), signals_(signals), guard_(guard), log_(log), attempt_(attempt) {}
 
 WorkerGroup::~WorkerGroup() { signal_all(SIGKILL); }
@@ -47,7 +63,8 @@ std::optional<StartFailed> WorkerGroup::start(const std::string& program,
     process.announce_fd = guard_.announce_fd();
     process.cpus = spec.cpus;
     auto started = start_process(process);
-    if (const auto* failure = std::get_if<StartFailure>(&started)) return StartFailed{i, *failure};
+    if (const auto* failure = std::get_if<StartFailure>(&started))
+      return start_failed(program, spec.rank, *failure);
     Worker& worker = workers_.emplace_back();
     worker.process = std::move(std::get<Process>(started));
     worker.started = JobEvents::Clock::now();
@@ -57,7 +74,7 @@ std::optional<StartFailed> WorkerGroup::start(const std::string& program,
   return {};
 }
 
-asio::awaitable<GroupEvent> WorkerGroup::wait(std::optional<JobEvents::Clock::time_point> deadline,
+asio::awaitable<AttemptEnd> WorkerGroup::wait(std::optional<JobEvents::Clock::time_point> deadline,
                                               const FindHung& find_hung, const PeersWantEnd& peers_want_end) {
   std::size_t succeeded = 0;
   for (;;) {
@@ -77,7 +94,7 @@ asio::awaitable<GroupEvent> WorkerGroup::wait(std::optional<JobEvents::Clock::ti
     } else if (const auto* exited = std::get_if<WorkerExited>(&event)) {
       const auto& status = workers_[exited->index].status;
       ensure(status.has_value(), "a worker whose pidfd is readable can be reaped");
-      if (!status->success()) co_return WorkerFailed{exited->index};
+      if (!status->success()) co_return WorkerFailed{*status, exited->index};
       if (++succeeded == places_.size()) co_return AllSucceeded{};
     }
   }

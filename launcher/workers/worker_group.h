@@ -11,32 +11,15 @@
 
 #include <ddprun/common/exit_status.h>
 #include <ddprun/common/unique_fd.h>
-#include "launcher/events/event_log.h"
+#include "launcher/events/events_json.h"
 #include "launcher/events/job_events.h"
 #include "launcher/plan/launch_plan.h"
+#include "launcher/rendezvous/attempt_end.h"
 #include "launcher/workers/guard.h"
 #include "launcher/workers/hang_policy.h"
 #include "launcher/workers/process.h"
 
 namespace ddprun::launcher {
-
-struct AllSucceeded {};
-struct WorkerFailed {
-  std::size_t index;  ///< of the first one
-};
-struct StartFailed {
-  std::size_t index;  ///< those before it were started
-  StartFailure failure;
-};
-
-struct TimedOut {};
-struct EndedByPeers {
-  std::string reason;
-};
-
-/// Why the job is over, or has to be ended now.
-using GroupEvent =
-    std::variant<AllSucceeded, WorkerFailed, SignalReceived, StartFailed, TimedOut, Hung, EndedByPeers>;
 
 /// Asked again at the time that it names.
 using FindHung = std::function<std::variant<LookAgain, Hung>(JobEvents::Clock::time_point now)>;
@@ -65,7 +48,7 @@ struct Worker {
 class WorkerGroup {
  public:
   /// attempt  for the log
-  WorkerGroup(JobEvents& events, const SignalFd& signals, Guard& guard, EventLog& log, int attempt);
+  WorkerGroup(JobEvents& events, const SignalFd& signals, Guard& guard, EventsJson& log, int attempt);
   ~WorkerGroup();
   WorkerGroup(const WorkerGroup&) = delete;
   WorkerGroup& operator=(const WorkerGroup&) = delete;
@@ -77,7 +60,7 @@ class WorkerGroup {
 
   /// Until all have succeeded, one has failed, a signal wants the job to end, the deadline has passed,
   /// find_hung names workers that hang, or the other nodes want an end.
-  boost::asio::awaitable<GroupEvent> wait(std::optional<JobEvents::Clock::time_point> deadline,
+  boost::asio::awaitable<AttemptEnd> wait(std::optional<JobEvents::Clock::time_point> deadline,
                                           const FindHung& find_hung, const PeersWantEnd& peers_want_end);
 
   /// Asks every group that has members left to end, kills it once the grace period has passed or the user has
@@ -124,7 +107,7 @@ class WorkerGroup {
   JobEvents& events_;
   const SignalFd& signals_;
   Guard& guard_;
-  EventLog& log_;
+  EventsJson& log_;
   int attempt_;
   std::vector<Worker> workers_;
   std::vector<Place> places_;  ///< by index, of all that are planned

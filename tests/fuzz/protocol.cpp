@@ -2,7 +2,6 @@
 // payloads, "payload <section> payload ...", which go there and back.
 #include "launcher/rendezvous/protocol.h"
 
-#include "launcher/rendezvous/message_fields.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace ddprun::fuzz {

@@ -9,7 +9,7 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
-#include "launcher/events/event_log.h"
+#include "launcher/events/events_json.h"
 #include "tests/support/catch.h"
 
 namespace ddprun::launcher {
@@ -28,7 +28,7 @@ JobRecord sample() {
   record.run_id = "run";
   record.program = {"a.py", "--api-key", "V"};
   record.exit_code = 139;
-  record.outcome = JobOutcome::kWorkerFailed;
+  record.outcome = WorkerFailed{};
   record.max_restarts = 1;
   record.restarts = 1;
   record.start = kDate;
@@ -48,8 +48,8 @@ JobRecord sample() {
   ended.pid = 76;
   ended.status = ExitStatus::exited(143);
   ended.asked_to_end = true;
-  record.attempts = {{0, 2000, 1, 2, JobOutcome::kHang, std::nullopt, {}},
-                     {1, 2001, 3, 11, JobOutcome::kWorkerFailed, 1, {ended, failed}}};
+  record.attempts = {{0, 2000, 1, 2, Hung{}, std::nullopt, {}},
+                     {1, 2001, 3, 11, WorkerFailed{}, 1, {ended, failed}}};
   return record;
 }
 
@@ -98,18 +98,18 @@ TEST_CASE("the record tells each worker's end", "[job_record]") {
 TEST_CASE("a job that the user ended, or that never began, has its reason", "[job_record]") {
   JobRecord record = sample();
   record.ended_by = SIGTERM;
-  record.outcome = JobOutcome::kSignal;
+  record.outcome = SignalReceived{};
   CHECK(json::parse(to_json(record))["ended_by"] == "SIGTERM");
   CHECK(json::parse(to_json(record))["reason"] == "signal");
   record = JobRecord();
-  record.outcome = outcome_of_own_exit(127);
+  record.outcome = StartFailed{127};
   record.message = "cannot run x";
   CHECK(json::parse(to_json(record))["reason"] == "not-found");
   CHECK(json::parse(to_json(record))["message"] == "cannot run x");
   CHECK(json::parse(to_json(record))["attempts"] == json::array());
-  CHECK(to_string(outcome_of_own_exit(126)) == "not-executable");
-  CHECK(to_string(outcome_of_own_exit(125)) == "own-failure");
-  CHECK(to_string(outcome_of_own_exit(2)) == "usage");
+  CHECK(reason_of(StartFailed{126}) == "not-executable");
+  CHECK(reason_of(StartFailed{125}) == "own-failure");
+  CHECK(reason_of(StartFailed{2}) == "usage");
 }
 
 TEST_CASE("the record replaces what was there, for the user alone", "[job_record]") {
@@ -154,7 +154,7 @@ EventRecord event(EventRecord::Kind kind, JobClock::Monotonic::duration after) {
   return record;
 }
 
-TEST_CASE("an event is one line with its time in two ways", "[event_log]") {
+TEST_CASE("an event is one line with its time in two ways", "[events_json]") {
   EventRecord exited = event(EventRecord::Kind::kExited, 1500ms + 7ns);
   exited.attempt = 2;
   exited.rank = 1;
@@ -167,7 +167,7 @@ TEST_CASE("an event is one line with its time in two ways", "[event_log]") {
         "\n");
 }
 
-TEST_CASE("events have the fields that they need and no others", "[event_log]") {
+TEST_CASE("events have the fields that they need and no others", "[events_json]") {
   const auto line = [](const EventRecord& record) {
     json object = json::parse(to_json_line(record, kClock));
     for (const char* key : {"t_ns", "time", "attempt"}) object.erase(key);
@@ -175,8 +175,7 @@ TEST_CASE("events have the fields that they need and no others", "[event_log]") 
   };
   EventRecord record = event(EventRecord::Kind::kRestart, 0s);
   record.delay = 1500ms;
-  record.detail = "restart 1\nof 2";
-  CHECK(line(record) == json{{"event", "restart"}, {"delay_s", 1.5}, {"detail", "restart 1\nof 2"}});
+  CHECK(line(record) == json{{"event", "restart"}, {"delay_s", 1.5}});
   CHECK(to_json_line(record, kClock).find('\n') == to_json_line(record, kClock).size() - 1);
   record = event(EventRecord::Kind::kSignal, 0s);
   record.signal = SIGUSR1;
@@ -189,35 +188,35 @@ TEST_CASE("events have the fields that they need and no others", "[event_log]") 
   CHECK(line(record) == json{{"event", "exited"}, {"exit_code", 4}});
 }
 
-TEST_CASE("events are appended and are there at once", "[event_log]") {
+TEST_CASE("events are appended and are there at once", "[events_json]") {
   const TempDir folder;
   const auto path = folder.path() / "events.jsonl";
   const EventRecord started = event(EventRecord::Kind::kStarted, 1s);
   const std::string line = to_json_line(started, kClock);
   {
-    EventLog log(path, kClock);
+    EventsJson log(path, kClock);
     log.add(started);
     CHECK(read_file(path) == line);
     log.add(started);
   }
-  EventLog(path, kClock).add(started);
+  EventsJson(path, kClock).add(started);
   CHECK(read_file(path) == line + line + line);
   CHECK(fs::status(path).permissions() == (fs::perms::owner_read | fs::perms::owner_write));
 }
 
-TEST_CASE("a link is not followed, a full disk and a missing folder end no job", "[event_log]") {
+TEST_CASE("a link is not followed, a full disk and a missing folder end no job", "[events_json]") {
   const TempDir folder;
   const auto target = folder.path() / "target";
   const auto link = folder.path() / "link";
   write_file_atomic(target, "");
   fs::create_symlink(target, link);
   for (const fs::path& path : {link, fs::path("/dev/full"), fs::path("/nowhere/events"), folder.path()}) {
-    EventLog log(path, kClock);
+    EventsJson log(path, kClock);
     log.add(event(EventRecord::Kind::kStarted, 0s));
     log.add(event(EventRecord::Kind::kFinished, 0s));
   }
   CHECK(read_file(target).empty());
-  EventLog(std::nullopt, kClock).add(event(EventRecord::Kind::kStarted, 0s));
+  EventsJson(std::nullopt, kClock).add(event(EventRecord::Kind::kStarted, 0s));
 }
 
 }  // namespace

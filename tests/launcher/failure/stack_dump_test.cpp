@@ -9,7 +9,7 @@
 #include <memory>
 
 #include <ddprun/common/worker_env.h>
-#include "launcher/host/launch_error.h"
+#include "launcher/events/launch_error.h"
 #include "launcher/plan/program.h"
 #include "tests/support/catch.h"
 #include "tests/support/child.h"

@@ -12,9 +12,8 @@ using namespace std::chrono_literals;
 using test::ContainsSubstring;
 using test::CoordinatorRig;
 using test::job;
-using Kind = AttemptEnd::Kind;
 
-Failed failed(int round) { return {round, {Kind::kWorkerFailed, ExitStatus::exited(7)}, "rank 0 failed"}; }
+Failed failed(int round) { return {round, WorkerFailed{ExitStatus::exited(7)}, "rank 0 failed"}; }
 
 /// Two nodes of two to three that have begun.
 std::vector<CoordinatorRig::Id> form_two(CoordinatorRig& rig) {

@@ -12,10 +12,9 @@ using namespace std::chrono_literals;
 using test::ContainsSubstring;
 using test::CoordinatorRig;
 using test::job;
-using Kind = AttemptEnd::Kind;
 
 Failed failed(int code, int round = 0) {
-  return {round, {Kind::kWorkerFailed, ExitStatus::exited(code)}, "rank 0 failed"};
+  return {round, WorkerFailed{ExitStatus::exited(code)}, "rank 0 failed"};
 }
 
 TEST_CASE("a lost node ends a job of fixed nodes with 125", "[coordinator]") {

@@ -12,10 +12,9 @@ using namespace std::chrono_literals;
 using test::ContainsSubstring;
 using test::CoordinatorRig;
 using test::job;
-using Kind = AttemptEnd::Kind;
 
 Failed failed(int code, int round = 0) {
-  return {round, {Kind::kWorkerFailed, ExitStatus::exited(code)}, "rank 0 failed"};
+  return {round, WorkerFailed{ExitStatus::exited(code)}, "rank 0 failed"};
 }
 
 TEST_CASE("the first failure ends the job everywhere with its exit code", "[coordinator]") {
@@ -37,9 +36,9 @@ TEST_CASE("what is not to be tried again ends the job in spite of restarts", "[c
     int exit_code;
     const char* why;
   };
-  const Row rows[] = {{{Kind::kTimeout}, 124, "--timeout ends the job"},
-                      {{Kind::kSignal, {}, SIGTERM}, 143, "SIGTERM ends the job"},
-                      {{Kind::kStartFailed, {}, 0, 127}, 127, "the program cannot be started"}};
+  const Row rows[] = {{TimedOut{}, 124, "--timeout ends the job"},
+                      {SignalReceived{SIGTERM}, 143, "SIGTERM ends the job"},
+                      {StartFailed{127}, 127, "the program cannot be started"}};
   for (const Row& row : rows) {
     CoordinatorRig rig(job(2, 2, 3));
     const auto ids = rig.form({"a", "b"});
@@ -68,10 +67,10 @@ TEST_CASE("a failure restarts all nodes once the last worker has ended", "[coord
 TEST_CASE("a hang is tried again and ends with 124", "[coordinator]") {
   CoordinatorRig rig(job(2, 2, 1));
   const auto ids = rig.form({"a", "b"});
-  rig.say(ids[0], Failed{0, {Kind::kHang}, "rank 0 hangs"});
+  rig.say(ids[0], Failed{0, Hung{}, "rank 0 hangs"});
   rig.obey();
   CHECK(rig.round_of(ids[1]) == 1);
-  rig.say(ids[1], Failed{1, {Kind::kHang}, "rank 1 hangs"});
+  rig.say(ids[1], Failed{1, Hung{}, "rank 1 hangs"});
   CHECK(rig.last<End>(ids[0]).exit_code == 124);
 }
 
@@ -148,12 +147,12 @@ TEST_CASE("a leader that cannot lead has not lived", "[coordinator]") {
 TEST_CASE("a leader without a port ends the job", "[coordinator]") {
   CoordinatorRig rig(job(2, 2, 3));
   const auto a = rig.join("a"), b = rig.join("b");
-  rig.say(a, Failed{0, {Kind::kStartFailed, {}, 0, 125}, "no port"});
+  rig.say(a, Failed{0, StartFailed{125}, "no port"});
   CHECK(rig.last<End>(b).exit_code == 125);
 }
 
 TEST_CASE("a failure with exit code 0 does not end the job with success", "[coordinator]") {
-  for (const AttemptEnd& end : {AttemptEnd{Kind::kSucceeded}, AttemptEnd{Kind::kWorkerFailed}}) {
+  for (const AttemptEnd& end : {AttemptEnd(AllSucceeded{}), AttemptEnd(WorkerFailed{})}) {
     CoordinatorRig rig(job(2, 2));
     const auto ids = rig.form({"a", "b"});
     rig.say(ids[0], Failed{0, end, "nonsense"});
@@ -164,7 +163,7 @@ TEST_CASE("a failure with exit code 0 does not end the job with success", "[coor
 TEST_CASE("a node's words are passed on harmless and short", "[coordinator]") {
   CoordinatorRig rig(job(2, 2));
   const auto ids = rig.form({"a", "b"});
-  rig.say(ids[0], Failed{0, {Kind::kHang}, "\x1b[2Jbad\nline " + std::string(10'000, 'x')});
+  rig.say(ids[0], Failed{0, Hung{}, "\x1b[2Jbad\nline " + std::string(10'000, 'x')});
   CHECK_THAT(rig.last<End>(ids[1]).reason, ContainsSubstring("?[2Jbad?line xxx"));
   CHECK(rig.last<End>(ids[1]).reason.size() < 4096);
 }

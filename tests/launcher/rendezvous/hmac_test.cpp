@@ -1,6 +1,6 @@
 #include "launcher/rendezvous/hmac.h"
 
-#include "launcher/host/launch_error.h"
+#include "launcher/events/launch_error.h"
 #include "tests/support/catch.h"
 #include "tests/support/hex.h"
 

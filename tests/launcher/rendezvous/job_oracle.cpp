@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <tuple>
 
-#include "launcher/rendezvous/natural_order.h"
+#include "launcher/rendezvous/admission.h"
 
 namespace ddprun::test {
 using namespace launcher;
@@ -27,13 +27,13 @@ const Message* said(const Cause& cause) {
   return message == nullptr ? nullptr : std::get_if<Message>(message);
 }
 
-/// What a failure is for the shell; never success.
+/// The exit code that a failure leads to; never success.
 int exit_code(const AttemptEnd& end) {
   int code = 0;
-  if (end.kind == AttemptEnd::Kind::kWorkerFailed) code = to_exit_code(end.status);
-  if (end.kind == AttemptEnd::Kind::kHang || end.kind == AttemptEnd::Kind::kTimeout) code = 124;
-  if (end.kind == AttemptEnd::Kind::kSignal) code = 128 + end.signal;
-  if (end.kind == AttemptEnd::Kind::kStartFailed) code = end.exit_code;
+  if (const auto* failed = std::get_if<WorkerFailed>(&end)) code = to_exit_code(failed->status);
+  if (std::holds_alternative<Hung>(end) || std::holds_alternative<TimedOut>(end)) code = 124;
+  if (const auto* received = std::get_if<SignalReceived>(&end)) code = 128 + received->signal;
+  if (const auto* failed = std::get_if<StartFailed>(&end)) code = failed->exit_code;
   return code == 0 ? 125 : code;
 }
 

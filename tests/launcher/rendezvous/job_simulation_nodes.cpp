@@ -121,15 +121,14 @@ NodeMessage JobSimulation::random_message() {
 }
 
 AttemptEnd JobSimulation::random_failure() {
-  using Kind = AttemptEnd::Kind;
-  static const std::array<AttemptEnd, 8> ends = {{{Kind::kWorkerFailed, ExitStatus::exited(1)},
-                                                  {Kind::kWorkerFailed, ExitStatus::exited(7)},
-                                                  {Kind::kWorkerFailed, ExitStatus::killed(SIGSEGV)},
-                                                  {Kind::kHang},
-                                                  {Kind::kTimeout},
-                                                  {Kind::kSignal, {}, SIGTERM},
-                                                  {Kind::kStartFailed, {}, 0, 127},
-                                                  {Kind::kSucceeded}}};
+  static const std::array<AttemptEnd, 8> ends = {WorkerFailed{ExitStatus::exited(1)},
+                                                 WorkerFailed{ExitStatus::exited(7)},
+                                                 WorkerFailed{ExitStatus::killed(SIGSEGV)},
+                                                 Hung{},
+                                                 TimedOut{},
+                                                 SignalReceived{SIGTERM},
+                                                 StartFailed{127},
+                                                 AllSucceeded{}};
   return chance(80) ? ends.at(below(4)) : ends.at(below(8));
 }
 

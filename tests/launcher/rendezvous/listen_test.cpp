@@ -3,7 +3,7 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
-#include "launcher/host/launch_error.h"
+#include "launcher/events/launch_error.h"
 #include "tests/support/catch.h"
 
 namespace ddprun::launcher {

@@ -12,9 +12,8 @@ namespace {
 
 using nlohmann::json;
 using test::ContainsSubstring;
-using Kind = AttemptEnd::Kind;
 
-AttemptEnd exited(int code) { return {Kind::kWorkerFailed, ExitStatus::exited(code)}; }
+AttemptEnd exited(int code) { return WorkerFailed{ExitStatus::exited(code)}; }
 
 /// Every message of a node, in every form.
 std::vector<NodeMessage> node_messages() {
@@ -23,12 +22,12 @@ std::vector<NodeMessage> node_messages() {
           Leading{0, 65535},
           Failed{2, exited(7), "rank 3 failed with exit code 7: out of range"},
           Failed{2, exited(255), ""},
-          Failed{2, {Kind::kWorkerFailed, ExitStatus::killed(9)}, "killed"},
-          Failed{2, {Kind::kWorkerFailed, ExitStatus::killed(64, true)}, "core"},
-          Failed{2, {Kind::kHang}, "hang"},
-          Failed{2, {Kind::kTimeout}, "timeout"},
-          Failed{2, {Kind::kSignal, {}, 15}, "signal"},
-          Failed{2, {Kind::kStartFailed, {}, 0, 127}, "not found"},
+          Failed{2, WorkerFailed{ExitStatus::killed(9)}, "killed"},
+          Failed{2, WorkerFailed{ExitStatus::killed(64, true)}, "core"},
+          Failed{2, Hung{}, "hang"},
+          Failed{2, TimedOut{}, "timeout"},
+          Failed{2, SignalReceived{15}, "signal"},
+          Failed{2, StartFailed{127}, "not found"},
           Succeeded{2147483647},
           Ended{1},
           Leave{2},
@@ -166,12 +165,12 @@ TEST_CASE("a number out of its range is refused", "[message_json]") {
 }
 
 TEST_CASE("how a node failed is one of the known kinds", "[message_json]") {
-  json object = json::parse(encode(Failed{0, {Kind::kHang}, ""}));
+  json object = json::parse(encode(Failed{0, Hung{}, ""}));
   object["kind"] = "succeeded";
   CHECK(message_of(object.dump()) ==
         "failed: expected kind to be exited, killed, hang, timeout, signal or start_failed, got "
         "'\"succeeded\"'");
-  CHECK_THROWS_AS(encode(Failed{0, {Kind::kSucceeded}, ""}), std::logic_error);
+  CHECK_THROWS_AS(encode(Failed{0, AllSucceeded{}, ""}), std::logic_error);
 }
 
 TEST_CASE("text that is no message is refused in one printable, short line", "[message_json]") {

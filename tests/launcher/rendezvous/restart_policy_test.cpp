@@ -10,10 +10,9 @@ namespace {
 
 using namespace std::chrono_literals;
 using test::ContainsSubstring;
-using Kind = AttemptEnd::Kind;
 
-AttemptEnd failed(int code) { return {Kind::kWorkerFailed, ExitStatus::exited(code)}; }
-AttemptEnd killed(int signal) { return {Kind::kWorkerFailed, ExitStatus::killed(signal)}; }
+AttemptEnd failed(int code) { return WorkerFailed{ExitStatus::exited(code)}; }
+AttemptEnd killed(int signal) { return WorkerFailed{ExitStatus::killed(signal)}; }
 
 TEST_CASE("codes, ranges and signals make up --restart-on-codes", "[restart_policy]") {
   const auto codes = parse_restart_codes("1,3-5,SIGKILL,term,139");
@@ -43,18 +42,18 @@ TEST_CASE("failures and hangs are tried again while the budget lasts, nothing el
     int exit_code;
   };
   const Row rows[] = {
-      {"success", {Kind::kSucceeded}, 3, 0, false, 0},
+      {"success", AllSucceeded{}, 3, 0, false, 0},
       {"failure without restarts", failed(7), 0, 0, false, 7},
       {"failure", failed(7), 3, 0, true, 7},
       {"failure, last restart", failed(7), 3, 2, true, 7},
       {"failure, budget used", failed(7), 3, 3, false, 7},
       {"death by a signal", killed(SIGSEGV), 1, 0, true, 139},
       {"death by a signal, budget used", killed(SIGSEGV), 1, 1, false, 139},
-      {"hang", {Kind::kHang}, 1, 0, true, 124},
-      {"hang, budget used", {Kind::kHang}, 1, 1, false, 124},
-      {"timeout", {Kind::kTimeout}, 9, 0, false, 124},
-      {"the user's signal", {Kind::kSignal, {}, SIGTERM}, 9, 0, false, 143},
-      {"no start", {Kind::kStartFailed, {}, 0, 127}, 9, 0, false, 127},
+      {"hang", Hung{}, 1, 0, true, 124},
+      {"hang, budget used", Hung{}, 1, 1, false, 124},
+      {"timeout", TimedOut{}, 9, 0, false, 124},
+      {"the user's signal", SignalReceived{SIGTERM}, 9, 0, false, 143},
+      {"no start", StartFailed{127}, 9, 0, false, 127},
   };
   for (const Row& row : rows) {
     INFO(row.name);
@@ -77,10 +76,10 @@ TEST_CASE("only listed codes are tried again, a hang as 124", "[restart_policy]"
   CHECK(decide(settings, failed(137), 0, 1s).restart);
   CHECK(decide(settings, killed(SIGKILL), 0, 1s).restart);
   CHECK_FALSE(decide(settings, failed(4), 0, 1s).restart);
-  CHECK_FALSE(decide(settings, {Kind::kHang}, 0, 1s).restart);
+  CHECK_FALSE(decide(settings, Hung{}, 0, 1s).restart);
   CHECK_THAT(decide(settings, failed(4), 0, 1s).reason, ContainsSubstring("exit code 4 is not among"));
   settings.codes = parse_restart_codes("124");
-  CHECK(decide(settings, {Kind::kHang}, 0, 1s).restart);
+  CHECK(decide(settings, Hung{}, 0, 1s).restart);
 }
 
 TEST_CASE("the delay doubles up to a minute, or stays if it began longer", "[restart_policy]") {

@@ -37,7 +37,6 @@ struct EventRecord {
   std::optional<int> signal = std::nullopt;
   std::optional<int> exit_code = std::nullopt;
   std::optional<std::chrono::milliseconds> delay = std::nullopt;
-  std::string detail = "";  ///< a few words; empty if there is nothing to add
 };
 
 /// The event as one line of JSON, with its '\n'.
@@ -45,10 +44,10 @@ std::string to_json_line(const EventRecord& event, const JobClock& clock);
 
 /// The file that --events-json names: one line an event, each written at once. An error is one warning, after
 /// which nothing more is written: the job goes on.
-class EventLog {
+class EventsJson {
  public:
   /// Does nothing at all without a path. The file is appended to; a new one is the user's alone.
-  EventLog(const std::optional<std::filesystem::path>& path, const JobClock& clock);
+  EventsJson(const std::optional<std::filesystem::path>& path, const JobClock& clock);
 
   void add(const EventRecord& event);
 

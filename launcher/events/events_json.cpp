@@ -1,4 +1,4 @@
-#include "launcher/events/event_log.h"
+#include "launcher/events/events_json.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -73,11 +73,11 @@ std::string to_json_line(const EventRecord& event, const JobClock& clock) {
   if (event.signal) add_signal(object, *event.signal);
   add_if_known(object, "exit_code", event.exit_code);
   if (event.delay) object["delay_s"] = std::chrono::duration<double>(*event.delay).count();
-  if (!event.detail.empty()) object["detail"] = event.detail;
   return object.dump(-1, ' ', false, json::error_handler_t::replace) + "\n";
 }
 
-EventLog::EventLog(const std::optional<std::filesystem::path>& path, const JobClock& clock) : clock_(clock) {
+EventsJson::EventsJson(const std::optional<std::filesystem::path>& path, const JobClock& clock)
+    : clock_(clock) {
   if (!path) return;
   path_ = *path;
   fd_.reset(::open(path_.c_str(),
@@ -85,7 +85,7 @@ EventLog::EventLog(const std::optional<std::filesystem::path>& path, const JobCl
   if (!fd_) give_up("cannot open", errno);
 }
 
-void EventLog::add(const EventRecord& event) {
+void EventsJson::add(const EventRecord& event) {
   if (!fd_) return;
   const std::string line = to_json_line(event, clock_);
   ssize_t n = 0;
@@ -95,7 +95,7 @@ void EventLog::add(const EventRecord& event) {
   if (static_cast<std::size_t>(n) < line.size()) give_up("cannot write", ENOSPC);
 }
 
-void EventLog::give_up(const std::string& what, int error) {
+void EventsJson::give_up(const std::string& what, int error) {
   log_warning(std::string("--events-json: ") + IoError(path_, what, error).what() +
               ": events are no longer recorded");
   fd_.reset();
