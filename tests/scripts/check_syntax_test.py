@@ -42,6 +42,7 @@ class CheckSyntax(unittest.TestCase):
             ("run", "#!/usr/bin/env bash\n(\n"),
             ("a.md", "text\n<<<<<<< ours\ntext\n=======\n"),
             ("a.txt", "text\n>>>>>>> theirs\n"),
+            ("a.md", "[here](a.md#part), [there](https://example.org)\n[nowhere](b.md)\n"),
         ]:
             status, output = self.check_files({name: text})
             self.assertEqual(status, 1, f"{name}: {output}")
