@@ -1,4 +1,4 @@
-"""Signs of life for ddprun's --hang-timeout: a rank that stops sending them is held for hung.
+"""Signs of life for ddprun's --hang-timeout: a rank that stops sending them counts as hung.
 
 ddprun --nproc-per-node=2 --hang-timeout=60 examples/heartbeat.py
 """

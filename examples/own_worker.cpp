@@ -1,7 +1,7 @@
-// A training program of one's own: points on two half moons, told apart by a small network, on any number of
+// A complete training program: a small network learns to tell apart points on two half moons, on any number of
 // ranks.
 //
-//   ddprun --nproc-per-node=2 ./own_worker    # or ./own_worker: a world of one
+//   ddprun --nproc-per-node=2 ./own_worker    # or ./own_worker alone, as a single process
 #include <ddprun/runtime.h>
 #include <torch/torch.h>
 
@@ -11,7 +11,7 @@
 
 using namespace ddprun;
 
-/// The data: examples by number. A real one reads files; it may, as several threads can ask at once.
+/// The data: examples by number. A real data set may read files; several threads may ask at once.
 class Moons : public data::Dataset {
  public:
   explicit Moons(std::int64_t size) {
@@ -40,7 +40,7 @@ struct Net : torch::nn::Module {
   torch::Tensor forward(const torch::Tensor& points) { return output(torch::relu(hidden(points))); }
 };
 
-/// The share of right answers. Every rank tests its share of the examples; each counts once.
+/// The share of right answers. Every rank tests its share of the examples; each example counts once.
 double accuracy(Net& net, const Moons& set, const ddp::ProcessGroup& group) {
   const torch::NoGradGuard no_grad;
   const auto share = set.get_batch(data::exact_share(set.size(), group.size(), group.rank()));
@@ -49,7 +49,7 @@ double accuracy(Net& net, const Moons& set, const ddp::ProcessGroup& group) {
 }
 
 void train_net(const WorkerEnv& env) {
-  torch::manual_seed(0);  // the same data on every rank; DistributedDataParallel sees to the weights
+  torch::manual_seed(0);  // the same data on every rank; DistributedDataParallel equalises the weights
   const Moons train_set(4000), test_set(1000);
   Net net;
   torch::optim::Adam optimizer(net.parameters(), 0.01);

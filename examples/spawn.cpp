@@ -1,4 +1,4 @@
-// Four ranks from one program, without a launcher, as torch.multiprocessing.spawn starts them in Python.
+// Four ranks from one program without a launcher, like torch.multiprocessing.spawn in Python.
 #include <ddprun/flight/flight_dump.h>
 #include <ddprun/flight/record_collectives.h>
 #include <ddprun/group/collectives.h>
@@ -14,7 +14,7 @@
 using namespace ddprun;
 
 void add_ranks(const WorkerEnv& env) {
-  // After kill -USR2 to a rank, worker flight spawn_flight says who waits for whom.
+  // After kill -USR2 to a rank, `worker flight spawn_flight` says who waits for whom.
   ddp::set_flight_folder("spawn_flight");
   const ddp::SignalThread on_request(SIGUSR2, [] { ddp::dump_flight("SIGUSR2"); });
   auto group = ddp::ProcessGroup::connect(env, {});

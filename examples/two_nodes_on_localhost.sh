@@ -1,14 +1,14 @@
 #!/bin/sh
-# A job over two nodes, tried out on one machine: each ddprun below would run on a node of its own, with the name of the first node
-# in the place of localhost.
+# A job over two nodes, tried on one machine. In reality each ddprun below runs on its own node, with the first node's name instead of
+# localhost.
 #
-# usage: two_nodes_on_localhost.sh [PROGRAM [ARGUMENT...]]     default: each worker says who it is
+# usage: two_nodes_on_localhost.sh [PROGRAM [ARGUMENT...]]     default: each worker prints its rank
 set -eu
 cd "$(dirname "$0")/.."
 DDPRUN=${DDPRUN:-build/bin/ddprun}
 [ $# -gt 0 ] || set -- sh -c 'echo "rank $RANK of $WORLD_SIZE, node $GROUP_RANK of $GROUP_WORLD_SIZE, meets at $MASTER_ADDR:$MASTER_PORT"'
 
-# What only the nodes of this job know: who has it takes part, and nobody else.
+# The secret of this job's nodes: only those who have it can take part.
 DDPRUN_TOKEN=$(head -c 16 /dev/urandom | od -An -tx1 | tr -d ' \n')
 export DDPRUN_TOKEN
 endpoint=localhost:$((20000 + $$ % 10000))
