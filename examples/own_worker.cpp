@@ -1,5 +1,4 @@
-// A complete training program: a small network learns to tell apart points on two half moons, on any number of
-// ranks.
+// A complete training program: a small network tells apart points on two half moons, on any number of ranks.
 //
 //   ddprun --nproc-per-node=2 ./own_worker    # or ./own_worker alone, as a single process
 #include <ddprun/runtime.h>
