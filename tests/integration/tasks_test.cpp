@@ -109,7 +109,7 @@ TEST_CASE("mnist says once if it is the test set that judges", "[training]") {
     flags.insert(flags.end(), {"--limit-train=32", "--limit-test=10", "--batch-size=8"});
     Child child(mnist(2, dir.path() / std::to_string(++runs), small(flags)));
     REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
-    const auto lines = count_of("goes by test_loss", child.err());
+    const auto lines = count_of("uses test_loss", child.err());
     CHECK(count_of("expected --val-split, or --monitor", child.err()) == lines);
     return lines;
   };

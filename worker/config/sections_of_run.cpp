@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include <ddprun/common/errors.h>
-#include <ddprun/train/state/checkpoint_name.h>
+#include <ddprun/train/state/checkpoint_policy.h>
 #include "worker/config/sections.h"
 
 namespace ddprun::worker {

@@ -96,13 +96,13 @@ train::Task make_sam(const Config& config) {
   task.measures = {"dice", "iou", "pixel_acc"};
   const auto loss = train::parse_mask_loss(config.model.loss);
   const auto embed = make_embedder(model, config);
-  task.step = [=](const data::Batch& batch) mutable {
+  task.compute_loss = [=](const data::Batch& batch) mutable {
     const models::SamPrompts prompts{.points = data::points_of(batch),
                                      .labels = data::point_labels_of(batch)};
     const auto output = model->decode(embed(batch.input), prompts, /*multimask=*/false);
     const auto logits_B1LL = output.masks.squeeze(1);
-    return train::StepResult{train::mask_loss(loss, logits_B1LL, batch.target),
-                             measure(processor, batch, logits_B1LL.detach()), logits_B1LL.detach()};
+    return train::BatchResult{train::mask_loss(loss, logits_B1LL, batch.target),
+                              measure(processor, batch, logits_B1LL.detach()), logits_B1LL.detach()};
   };
   task.shown_samples = kShownSamples;
   task.draw_samples = [processor](const auto& evaluated, const auto& set) {

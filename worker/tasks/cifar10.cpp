@@ -71,11 +71,11 @@ train::Task make_cifar10(const Config& config) {
   add_data(task, config);
   task.measures = {"acc"};
   add_class_samples(task, pixel_scale(), {data::kCifar10Classes.begin(), data::kCifar10Classes.end()});
-  task.step = [model, smoothing = config.model.label_smoothing](const data::Batch& batch) mutable {
+  task.compute_loss = [model, smoothing = config.model.label_smoothing](const data::Batch& batch) mutable {
     const auto logits_BK = model->forward(batch.input);
-    return train::StepResult{train::cross_entropy(logits_BK, batch.target, smoothing),
-                             {{"acc", logits_BK.argmax(1) == batch.target}},
-                             logits_BK.detach()};
+    return train::BatchResult{train::cross_entropy(logits_BK, batch.target, smoothing),
+                              {{"acc", logits_BK.argmax(1) == batch.target}},
+                              logits_BK.detach()};
   };
   task.train_line = cifar10_line;
   return task;

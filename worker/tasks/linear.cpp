@@ -40,10 +40,10 @@ train::Task make_linear(const Config& config) {
   task.train_set = split.train;
   task.validation_set = split.validation;
   task.measures = {"acc"};
-  task.step = [model](const data::Batch& batch) mutable {
+  task.compute_loss = [model](const data::Batch& batch) mutable {
     const auto logits_B1 = model->forward(batch.input);
-    return train::StepResult{train::binary_cross_entropy_with_logits(logits_B1, batch.target),
-                             {{"acc", ((logits_B1 > 0) == (batch.target > 0.5)).squeeze(1)}}};
+    return train::BatchResult{train::binary_cross_entropy_with_logits(logits_B1, batch.target),
+                              {{"acc", ((logits_B1 > 0) == (batch.target > 0.5)).squeeze(1)}}};
   };
   task.epoch_end_line = linear_line;
   return task;

@@ -55,11 +55,11 @@ train::Task make_mnist(const Config& config) {
   task.test_every_epoch = true;
   task.measures = {"acc"};
   add_class_samples(task, {{data::kMnistMean}, {data::kMnistStd}}, class_names(folder));
-  task.step = [model](const data::Batch& batch) mutable {
+  task.compute_loss = [model](const data::Batch& batch) mutable {
     const auto output_BK = model->forward(batch.input);
-    return train::StepResult{torch::nll_loss(output_BK, batch.target, {}, torch::Reduction::None),
-                             {{"acc", output_BK.argmax(1) == batch.target}},
-                             output_BK.detach()};
+    return train::BatchResult{torch::nll_loss(output_BK, batch.target, {}, torch::Reduction::None),
+                              {{"acc", output_BK.argmax(1) == batch.target}},
+                              output_BK.detach()};
   };
   task.train_line = mnist_line;
   return task;

@@ -47,10 +47,10 @@ train::Task make_toy(const Config& config) {
         "--loss=cross_entropy: over one class the softmax is 1 whatever the output, so loss and gradients "
         "are "
         "0 and nothing is learnt; --loss=mse learns");
-  task.step = [model, document](const data::Batch& batch) mutable {
+  task.compute_loss = [model, document](const data::Batch& batch) mutable {
     const auto output_B1 = model->forward(batch.input);
-    return train::StepResult{document ? train::soft_cross_entropy(output_B1, batch.target)
-                                      : train::squared_error(output_B1, batch.target)};
+    return train::BatchResult{document ? train::soft_cross_entropy(output_B1, batch.target)
+                                       : train::squared_error(output_B1, batch.target)};
   };
   task.epoch_begin_line = toy_line;
   task.weights_file = kWeightsFile;

@@ -26,6 +26,12 @@ c10::impl::GenericDict make_state() {
   return c10::impl::GenericDict(c10::StringType::get(), c10::AnyType::get());
 }
 
+DictReader::DictReader(const IValue& value, std::string owner)
+    : dict_(make_state()), owner_(std::move(owner)) {
+  if (!value.isGenericDict()) fail("expected a dict, got " + value.tagKind());
+  dict_ = value.toGenericDict();
+}
+
 void DictReader::fail(const std::string& message) const {
   throw std::invalid_argument("state of " + owner_ + ": " + message);
 }
@@ -86,6 +92,7 @@ c10::impl::GenericDict DictReader::dict(const std::string& key) const {
 
 std::vector<IValue> DictReader::list(const std::string& key) const {
   const auto value = at(key);
+  if (value.isTuple()) return value.toTupleRef().elements().vec();
   if (!value.isList()) fail(key, "a list", value);
   return value.toList().vec();
 }

@@ -18,6 +18,8 @@ class DictReader {
  public:
   /// owner  whose state it is, for the message
   DictReader(const c10::impl::GenericDict& dict, std::string owner) : dict_(dict), owner_(std::move(owner)) {}
+  /// throws  std::invalid_argument if the value is not a dict
+  DictReader(const c10::IValue& value, std::string owner);
 
   bool has(const std::string& key) const;  ///< there, and not None
   c10::IValue at(const std::string& key) const;
@@ -29,7 +31,7 @@ class DictReader {
   at::Tensor tensor(const std::string& key) const;
   c10::impl::GenericDict dict(const std::string& key) const;
   std::vector<c10::IValue> list(const std::string& key) const;
-  std::vector<double> numbers(const std::string& key) const;  ///< a list of ints and floats
+  std::vector<double> numbers(const std::string& key) const;  ///< a list or tuple of ints and floats
 
   [[noreturn]] void fail(const std::string& message) const;
 

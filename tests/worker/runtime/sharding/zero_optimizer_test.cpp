@@ -15,8 +15,7 @@
 #include <ddprun/common/files.h>
 #include <ddprun/ddp/distributed_data_parallel.h>
 #include <ddprun/serialize/pt_file.h>
-#include <ddprun/train/optim/adadelta.h>
-#include <ddprun/train/optim/fused_optimizers.h>
+#include <ddprun/train/optim/optimizer.h>
 #include <ddprun/train/state/optimizer_state.h>
 #include <ddprun/train/state/state_dict_file.h>
 #include "tests/support/catch.h"

@@ -11,31 +11,11 @@
 #include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
 #include <ddprun/train/loop/early_stopping.h>
-#include <ddprun/train/model/epoch_progress.h>
-#include <ddprun/train/model/run_plan.h>
+#include <ddprun/train/loop/epoch_progress.h>
 #include <ddprun/train/record/profiler.h>
 
 namespace ddprun::train {
 namespace {
-
-class EarlyStoppingCallback : public Callback {
- public:
-  explicit EarlyStoppingCallback(EarlyStoppingOptions options) : rule_(std::move(options)) {}
-
-  void on_validation(const TrainState& state, Control& control) override {
-    const auto value = state.metric(rule_.options().monitor);
-    if (!value) return;
-    if (const auto decision = rule_.check(*value, state.epoch); decision.stop)
-      control.request_stop(decision.reason);
-  }
-
-  std::string name() const override { return "EarlyStopping"; }
-  c10::IValue state_dict() const override { return rule_.state_dict(); }
-  void load_state_dict(const c10::impl::GenericDict& state) override { rule_.load_state_dict(state); }
-
- private:
-  EarlyStopping rule_;
-};
 
 /// FILE.<rank>: {"epoch":0,"step":1,"rank":0,"indices":[5,3]}, a line a step.
 class IndexLog : public Callback {
@@ -130,25 +110,20 @@ class ProfileCallback : public Callback {
 
 }  // namespace
 
-std::vector<std::unique_ptr<Callback>> make_callbacks(const TrainerOptions& options,
-                                                      const std::string& monitor,
-                                                      const ddp::ProcessGroup& group,
-                                                      const ParallelModel& model, bool resumed) {
-  std::vector<std::unique_ptr<Callback>> callbacks;
-  const auto& checkpoint = options.checkpoint;
-  if (checkpoint.patience > 0) {
-    EarlyStoppingOptions stopping;
-    stopping.monitor = monitor;
-    stopping.min_delta = checkpoint.min_delta;
-    stopping.patience = checkpoint.patience;
-    stopping.mode = monitor_mode(checkpoint, monitor);
-    callbacks.push_back(std::make_unique<EarlyStoppingCallback>(stopping));
-  }
-  if (!options.log_indices.empty())
-    callbacks.push_back(std::make_unique<IndexLog>(options.log_indices, group.rank(), resumed));
-  if (options.profile && group.rank() == 0)
+Callbacks make_callbacks(const Run& run, const ParallelModel& model, bool resumed) {
+  Callbacks callbacks;
+  const auto& options = run.options;
+  if (options.checkpoint.patience > 0)
     callbacks.push_back(
-        std::make_unique<ProfileCallback>(options.out / "profile", model, group.device().is_cuda()));
+        std::make_unique<EarlyStopping>(EarlyStoppingOptions{.monitor = run.monitor,
+                                                             .min_delta = options.checkpoint.min_delta,
+                                                             .patience = options.checkpoint.patience,
+                                                             .mode = run.mode}));
+  if (!options.log_indices.empty())
+    callbacks.push_back(std::make_unique<IndexLog>(options.log_indices, run.group.rank(), resumed));
+  if (options.profile && run.on_rank_0())
+    callbacks.push_back(
+        std::make_unique<ProfileCallback>(options.out / "profile", model, run.group.device().is_cuda()));
   return callbacks;
 }
 

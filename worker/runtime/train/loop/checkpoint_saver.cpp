@@ -11,7 +11,6 @@
 #include <ddprun/common/logging.h>
 #include <ddprun/group/collectives.h>
 #include <ddprun/serialize/dict_reader.h>
-#include <ddprun/train/model/run_plan.h>
 
 namespace ddprun::train {
 namespace {
@@ -55,19 +54,19 @@ std::optional<std::int64_t> examples_of(const TrainingState& state) {
 }
 
 /// throws  UsageError naming the setting that must not change
-void check_same_run(const TrainerOptions& options, const Task& task, const Resumed& resumed) {
+void check_same_run(const Run& run, const Resumed& resumed) {
   const auto was = nlohmann::json::parse(resumed.state.config_json);
-  const auto is = nlohmann::json::parse(options.config_json);
+  const auto is = nlohmann::json::parse(run.options.config_json);
   for (const char* key : {"task", "batch_size", "seed"})
     if (was.contains(key) && is.contains(key) && was[key] != is[key])
       throw UsageError("--resume: " + resumed.path.string() + " was made with " + key + " " +
                        was[key].dump() + ", got " + is[key].dump());
-  if (was.contains("task") && was["task"] != task.name)
+  if (was.contains("task") && was["task"] != run.task.name)
     throw UsageError("--resume: " + resumed.path.string() + " is of the task " + was["task"].dump());
   const auto examples = examples_of(resumed.state);
-  if (examples && *examples != task.train_set->size())
+  if (examples && *examples != run.task.train_set->size())
     throw UsageError("--resume: " + resumed.path.string() + " was made with " + std::to_string(*examples) +
-                     " training examples, got " + std::to_string(task.train_set->size()) +
+                     " training examples, got " + std::to_string(run.task.train_set->size()) +
                      " (--data, --val-split and --limit-train say which)");
 }
 
@@ -92,22 +91,21 @@ std::vector<double> values_of(const TrainingState& state, const char* key, const
 
 }  // namespace
 
-std::optional<Resumed> find_resumed(const TrainerOptions& options, const Task& task,
-                                    const ddp::ProcessGroup& group) {
-  const auto& wanted = options.checkpoint.resume;
+std::optional<Resumed> find_resumed(const Run& run) {
+  const auto& wanted = run.options.checkpoint.resume;
   if (wanted.empty()) return std::nullopt;
   Resumed resumed;
-  if (group.rank() == 0 && wanted == "auto") {
-    auto found = find_resume(options.out);
+  if (run.on_rank_0() && wanted == "auto") {
+    auto found = find_resume(run.options.out);
     for (const auto& line : found.skipped) log_warning(line);
     resumed = {found.path, std::move(found.state)};
-  } else if (group.rank() == 0) {
+  } else if (run.on_rank_0()) {
     resumed = {wanted, read_checkpoint(wanted)};
   }
-  resumed.path = ddp::broadcast_from_rank_0(group, resumed.path.string());
+  resumed.path = ddp::broadcast_from_rank_0(run.group, resumed.path.string());
   if (resumed.path.empty()) return std::nullopt;
-  if (group.rank() != 0) resumed.state = read_checkpoint(resumed.path);
-  check_same_run(options, task, resumed);
+  if (!run.on_rank_0()) resumed.state = read_checkpoint(resumed.path);
+  check_same_run(run, resumed);
   return resumed;
 }
 
@@ -123,20 +121,19 @@ void load_sums(const EpochSums& sums, const Resumed& resumed, const ddp::Process
   }
 }
 
-CheckpointSaver::CheckpointSaver(const Task& task, const TrainerOptions& options, const std::string& monitor,
-                                 const ddp::ProcessGroup& group, ParallelModel& model,
-                                 const Callbacks& callbacks, RunRecord* record)
-    : task_(task), options_(options), group_(group), model_(model), callbacks_(callbacks), record_(record) {
+CheckpointSaver::CheckpointSaver(const Run& run, ParallelModel& model, const Callbacks& callbacks,
+                                 RunRecord* record)
+    : run_(run), model_(model), callbacks_(callbacks), record_(record) {
   if (record_ == nullptr) return;
-  const auto& checkpoint = options.checkpoint;
+  const auto& checkpoint = run.options.checkpoint;
   last_path_ = record_->checkpoint_folder() / ("last" + checkpoint.extension);
   if (checkpoint.top_k == 0) return;
   CheckpointPolicyOptions policy;
   policy.folder = record_->checkpoint_folder();
   policy.filename = checkpoint.filename;
   policy.extension = checkpoint.extension;
-  policy.monitor = monitor;
-  policy.mode = monitor_mode(checkpoint, monitor);
+  policy.monitor = run.monitor;
+  policy.mode = run.mode;
   policy.save_top_k = checkpoint.top_k;
   if (checkpoint.resume != "auto") policy.resumed_from = checkpoint.resume;
   policy_.emplace(policy, [](const std::filesystem::path& path) { return std::filesystem::exists(path); });
@@ -145,8 +142,8 @@ CheckpointSaver::CheckpointSaver(const Task& task, const TrainerOptions& options
 void CheckpointSaver::resume(const Resumed& resumed) {
   const auto& state = resumed.state;
   model_.load(state, resumed.path);
-  if (static_cast<int>(state.generators.size()) == group_.size())
-    set_generator_state(state.generators[static_cast<std::size_t>(group_.rank())], group_.device());
+  if (static_cast<int>(state.generators.size()) == run_.group.size())
+    set_generator_state(state.generators[static_cast<std::size_t>(run_.group.rank())], run_.group.device());
   const auto restore = [&](const std::string& name, const auto& load) {
     const auto kept = state.callbacks.find(name);
     if (name.empty() || kept == state.callbacks.end() || !kept->second.isGenericDict()) return;
@@ -171,14 +168,13 @@ void CheckpointSaver::forget_missing() {
 
 CheckpointWriter::Request CheckpointSaver::plan(const TrainState& state, Occasion occasion) {
   CheckpointWriter::Request request;
-  if (policy_ && occasion != Occasion::kNow) {
-    const auto plan = policy_->plan(state.metrics, state.epoch, state.step,
-                                    occasion == Occasion::kStep ? CheckpointPolicy::Occasion::kStep
-                                                                : CheckpointPolicy::Occasion::kValidation);
+  if (policy_) {
+    const auto plan = policy_->plan(state.metrics, state.epoch, state.step, occasion);
     request.paths.push_back(plan.write);
     request.doomed.push_back(plan.remove);
   }
-  if (options_.checkpoint.save_last || occasion == Occasion::kNow) request.paths.push_back(last_path_);
+  if (run_.options.checkpoint.save_last || occasion == Occasion::kRequest)
+    request.paths.push_back(last_path_);
   std::erase_if(request.paths, [](const auto& path) { return path.empty(); });
   return request;
 }
@@ -190,12 +186,12 @@ bool CheckpointSaver::save(const TrainState& at, const Position& position, const
   state.epoch = at.epoch;
   state.step = at.step;
   state.position = position;
-  state.config_json = options_.config_json;
-  state.world_size = group_.size();
+  state.config_json = run_.options.config_json;
+  state.world_size = run_.group.size();
   model_.save(state);
-  state.generators = gather_generator_states(group_);
-  auto own = gather_sums(group_, sums);
-  own.insert(kExamples, task_.train_set->size());
+  state.generators = gather_generator_states(run_.group);
+  auto own = gather_sums(run_.group, sums);
+  own.insert(kExamples, run_.task.train_set->size());
   state.callbacks[kTrainer] = own;
   if (record_ == nullptr) return false;
   const bool wrote_weights = !weights.empty() && record_->save_weights(weights, state.model);
@@ -222,7 +218,7 @@ std::filesystem::path CheckpointSaver::best_path() {
     forget_missing();
     path = policy_->best_path().string();
   }
-  return ddp::broadcast_from_rank_0(group_, path);
+  return ddp::broadcast_from_rank_0(run_.group, path);
 }
 
 }  // namespace ddprun::train

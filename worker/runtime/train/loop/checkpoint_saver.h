@@ -1,16 +1,13 @@
 #pragma once
 
 #include <filesystem>
-#include <memory>
 #include <optional>
-#include <string>
-#include <vector>
 
-#include <ddprun/train/model/callback.h>
-#include <ddprun/train/model/epoch_progress.h>
+#include <ddprun/train/loop/callbacks.h>
+#include <ddprun/train/loop/epoch_progress.h>
 #include <ddprun/train/model/evaluation.h>
 #include <ddprun/train/model/parallel_model.h>
-#include <ddprun/train/optim/options.h>
+#include <ddprun/train/model/run.h>
 #include <ddprun/train/record/run_record.h>
 #include <ddprun/train/state/checkpoint.h>
 #include <ddprun/train/state/checkpoint_policy.h>
@@ -33,29 +30,21 @@ struct Resumed {
 ///
 /// returns  nullopt for a run from the beginning
 /// throws   UsageError if the checkpoint is of another task, batch size, seed or training set; IoError
-std::optional<Resumed> find_resumed(const TrainerOptions& options, const Task& task,
-                                    const ddp::ProcessGroup& group);
+std::optional<Resumed> find_resumed(const Run& run);
 
 /// Writes checkpoints: the newest as last, the best under names of their own. All ranks call the same; rank 0
 /// decides and writes.
 class CheckpointSaver {
  public:
-  using Callbacks = std::vector<std::unique_ptr<Callback>>;
+  using Occasion = CheckpointPolicy::Occasion;
 
-  /// record   on rank 0; null on the others
-  /// monitor  the metric to judge by
-  CheckpointSaver(const Task& task, const TrainerOptions& options, const std::string& monitor,
-                  const ddp::ProcessGroup& group, ParallelModel& model, const Callbacks& callbacks,
-                  RunRecord* record);
+  /// record  null except on rank 0
+  CheckpointSaver(const Run& run, ParallelModel& model, const Callbacks& callbacks, RunRecord* record);
 
   /// Takes the place that the checkpoint tells. On every rank.
   void resume(const Resumed& resumed);
 
-  enum class Occasion {
-    kNow,        ///< as a signal asks: last alone
-    kStep,       ///< after a number of steps
-    kValidation  ///< metrics to judge by are there
-  };
+  /// kRequest writes last only.
   /// weights  a file that gets the model's bare state_dict too; empty: none
   /// returns  whether it has them; on rank 0
   bool save(const TrainState& state, const Position& position, const EpochSums& sums, Occasion occasion,
@@ -75,9 +64,7 @@ class CheckpointSaver {
   CheckpointWriter::Request plan(const TrainState& state, Occasion occasion);
   void forget_missing();
 
-  const Task& task_;
-  const TrainerOptions& options_;
-  const ddp::ProcessGroup& group_;
+  const Run& run_;
   ParallelModel& model_;
   const Callbacks& callbacks_;
   RunRecord* record_;

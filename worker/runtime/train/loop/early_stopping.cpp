@@ -4,7 +4,6 @@
 #include <torch/types.h>
 
 #include <cmath>
-#include <limits>
 #include <sstream>
 #include <stdexcept>
 #include <utility>
@@ -26,11 +25,16 @@ EarlyStopping::EarlyStopping(EarlyStoppingOptions options)
     : options_(std::move(options)),
       min_delta_(
           static_cast<float>(options_.mode == MonitorMode::kMin ? -options_.min_delta : options_.min_delta)),
-      best_score_(options_.mode == MonitorMode::kMin ? std::numeric_limits<float>::infinity()
-                                                     : -std::numeric_limits<float>::infinity()) {
+      best_score_(worst_value<float>(options_.mode)) {
   if (options_.patience < 0)
     throw std::invalid_argument("early stopping: expected a patience of 0 or more, got " +
                                 std::to_string(options_.patience));
+}
+
+void EarlyStopping::on_validation(const TrainState& state, Control& control) {
+  const auto value = find_metric(state.metrics, options_.monitor);
+  if (!value) return;
+  if (const auto decision = check(*value, state.epoch); decision.stop) control.request_stop(decision.reason);
 }
 
 EarlyStopping::Decision EarlyStopping::check(double value, std::int64_t epoch) {
@@ -48,14 +52,15 @@ EarlyStopping::Decision EarlyStopping::evaluate(float value) {
   if (options_.check_finite && !std::isfinite(value))
     return stop(Reason::kNonFiniteMetric,
                 now + " is not finite; the best so far was " + text_of(best_score_));
-  if (const auto threshold = options_.stopping_threshold; threshold && is_better(value, as_float(*threshold)))
+  if (const auto threshold = options_.stopping_threshold;
+      threshold && is_better(options_.mode, value, as_float(*threshold)))
     return stop(Reason::kStoppingThreshold,
                 now + " has passed the stopping threshold " + text_of(*threshold));
   if (const auto threshold = options_.divergence_threshold;
-      threshold && is_better(-value, -as_float(*threshold)))
+      threshold && is_better(options_.mode, -value, -as_float(*threshold)))
     return stop(Reason::kDivergenceThreshold,
                 now + " has passed the divergence threshold " + text_of(*threshold));
-  if (is_better(value - min_delta_, best_score_)) {
+  if (is_better(options_.mode, value - min_delta_, best_score_)) {
     auto text = improvement(value);
     best_score_ = value;
     wait_count_ = 0;
@@ -79,7 +84,7 @@ std::string EarlyStopping::improvement(float value) const {
   return text;
 }
 
-c10::impl::GenericDict EarlyStopping::state_dict() const {
+c10::IValue EarlyStopping::state_dict() const {
   auto state = make_state();
   state.insert("wait_count", wait_count_);
   state.insert("stopped_epoch", stopped_epoch_);

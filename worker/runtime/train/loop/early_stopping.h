@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include <ddprun/train/loop/callbacks.h>
 #include <ddprun/train/optim/monitor.h>
 
 namespace ddprun::train {
@@ -24,7 +25,7 @@ struct EarlyStoppingOptions {
 /// Decides from a metric's values, one a validation, when training is to end: Lightning 2.6's EarlyStopping.
 /// Values and the best of them are float32, as Lightning logs them. With exact metrics all ranks decide
 /// alike.
-class EarlyStopping {
+class EarlyStopping : public Callback {
  public:
   struct Decision {
     bool stop = false;
@@ -37,16 +38,18 @@ class EarlyStopping {
   /// epoch  kept as stopped_epoch if this stops
   Decision check(double value, std::int64_t epoch);
 
-  const EarlyStoppingOptions& options() const { return options_; }
+  /// Checks the monitored metric, if it is there.
+  void on_validation(const TrainState& state, Control& control) override;
   double best_score() const { return best_score_; }  ///< infinite as long as there is none
   std::int64_t wait_count() const { return wait_count_; }
   bool stopped() const { return reason_ != Reason::kNotStopped; }
 
   /// Lightning's keys: wait_count, stopped_epoch, best_score, patience, stopping_reason,
   /// stopping_reason_message.
-  c10::impl::GenericDict state_dict() const;
+  std::string name() const override { return "EarlyStopping"; }
+  c10::IValue state_dict() const override;
   /// throws  std::invalid_argument naming a key that is missing or of another type
-  void load_state_dict(const c10::impl::GenericDict& state);
+  void load_state_dict(const c10::impl::GenericDict& state) override;
 
  private:
   enum class Reason {  // Lightning's EarlyStoppingReason
@@ -56,7 +59,6 @@ class EarlyStopping {
     kPatienceExhausted = 3,
     kNonFiniteMetric = 4
   };
-  bool is_better(float a, float b) const { return options_.mode == MonitorMode::kMin ? a < b : a > b; }
   Decision evaluate(float value);
   Decision stop(Reason reason, std::string text);
   std::string improvement(float value) const;

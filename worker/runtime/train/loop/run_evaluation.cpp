@@ -5,6 +5,8 @@
 #include <vector>
 
 #include <ddprun/image/confusion_matrix.h>
+#include <ddprun/train/loop/epoch_progress.h>
+#include <ddprun/train/loop/stop_signals.h>
 
 namespace ddprun::train {
 namespace {
@@ -15,7 +17,7 @@ std::vector<Evaluated> on_cpu(const std::vector<Evaluated>& evaluated) {
   };
   std::vector<Evaluated> copies;
   for (const auto& [batch, result] : evaluated) {
-    StepResult copy{to_cpu(result.losses), {}, to_cpu(result.scores)};
+    BatchResult copy{to_cpu(result.losses), {}, to_cpu(result.scores)};
     for (const auto& [name, values] : result.measures) copy.measures.emplace_back(name, to_cpu(values));
     copies.push_back({batch.mapped(to_cpu), std::move(copy)});
   }
@@ -24,20 +26,27 @@ std::vector<Evaluated> on_cpu(const std::vector<Evaluated>& evaluated) {
 
 }  // namespace
 
-RunEvaluation::RunEvaluation(const Task& task, const TrainerOptions& options, const ddp::ProcessGroup& group,
-                             ParallelModel& model, RankResources& resources, RunLog& log)
-    : task_(task), options_(options), group_(group), model_(model), resources_(resources), log_(log) {}
+RunEvaluation::RunEvaluation(const Run& run, ParallelModel& model, RankResources& resources, RunLog& log)
+    : run_(run), task_(run.task), model_(model), resources_(resources), log_(log) {}
+
+Evaluation RunEvaluation::evaluate(const data::Dataset& set, std::int64_t max_batches) {
+  const auto after_batch = [this] {
+    run_.options.heartbeat.beat();
+    note_progress();
+  };
+  return train::evaluate(model_, run_, set, after_batch, max_batches);
+}
 
 void RunEvaluation::sanity_check() {
-  if (!task_.validation_set || options_.sanity_batches == 0) return;
-  evaluate(model_, task_, *task_.validation_set, group_, options_, options_.sanity_batches);
+  const auto batches = run_.options.sanity_batches;
+  if (task_.validation_set && batches > 0) evaluate(*task_.validation_set, batches);
 }
 
 void RunEvaluation::evaluate_set(Set which, const TrainState& at, report::MetricRow& row) {
   const SecondsAdded seconds(evaluation_seconds_);
   const bool test = which == Set::kTest;
   last_.reset();  // its memory first
-  last_ = evaluate(model_, task_, test ? *task_.test_set : *task_.validation_set, group_, options_);
+  last_ = evaluate(test ? *task_.test_set : *task_.validation_set);
   last_set_ = test ? "test set" : "validation set";
   (test ? test_ : validation_) = last_->totals;
   last_->totals.append_to(row, test ? "test" : "val");
@@ -69,7 +78,7 @@ report::MetricRow RunEvaluation::end_of_epoch(const TrainState& at, const Epoch&
   trained_samples_ += epoch.samples;
   auto row = new_row(at);
   train_->append_to(row, "train", "train_loss_epoch");
-  const bool validates = task_.validation_set && options_.val_every_steps == 0;
+  const bool validates = task_.validation_set && run_.options.val_every_steps == 0;
   if (validates) evaluate_now(Set::kValidation, at, row);
   if (task_.test_set && task_.test_every_epoch) evaluate_now(Set::kTest, at, row);
   row.emplace_back("samples_per_second", epoch.samples / epoch.seconds);
@@ -87,24 +96,24 @@ void RunEvaluation::test_at_end(const TrainState& at, const std::filesystem::pat
     evaluate_now(Set::kTest, at, row);
   } else {
     log_.print("best checkpoint: " + best.string());
-    model_.load_weights_of_rank_0(group_.rank() == 0 ? read_weights_of_checkpoint(best) : TrainingState(),
+    model_.load_weights_of_rank_0(run_.on_rank_0() ? read_weights_of_checkpoint(best) : TrainingState(),
                                   best);
     evaluate_set(Set::kTest, at, row);
   }
   log_.row(row);
 }
 
-void RunEvaluation::tell(RunFigures& figures) const {
-  figures.train = train_;
-  figures.validation = validation_;
-  figures.test = test_;
-  figures.samples_per_second = trained_samples_ / train_seconds_;
-  figures.time.training = train_seconds_;
-  figures.time.evaluation = evaluation_seconds_;
+void RunEvaluation::add_to(RunSummary& summary) const {
+  summary.train = train_;
+  summary.validation = validation_;
+  summary.test = test_;
+  summary.samples_per_second = trained_samples_ / train_seconds_;
+  summary.time.training = train_seconds_;
+  summary.time.evaluation = evaluation_seconds_;
 }
 
-void RunEvaluation::show_training(const data::Batch& batch, const StepResult& result) {
-  if (task_.draw_samples && group_.rank() == 0) trained_ = on_cpu({{batch, result}});
+void RunEvaluation::show_training(const data::Batch& batch, const BatchResult& result) {
+  if (task_.draw_samples && run_.on_rank_0()) trained_ = on_cpu({{batch, result}});
 }
 
 void RunEvaluation::draw_figures(std::int64_t step) {

@@ -4,8 +4,8 @@
 #include <optional>
 #include <string>
 
-#include <ddprun/train/model/callback.h>
 #include <ddprun/train/model/evaluation.h>
+#include <ddprun/train/model/run.h>
 #include <ddprun/train/record/rank_resources.h>
 #include <ddprun/train/record/run_log.h>
 
@@ -14,8 +14,7 @@ namespace ddprun::train {
 /// The evaluations of a run: of which sets, and what is told of them. Every rank calls the same.
 class RunEvaluation {
  public:
-  RunEvaluation(const Task& task, const TrainerOptions& options, const ddp::ProcessGroup& group,
-                ParallelModel& model, RankResources& resources, RunLog& log);
+  RunEvaluation(const Run& run, ParallelModel& model, RankResources& resources, RunLog& log);
 
   /// A few batches before the training, so that a mistake in the validation comes to light at once and not
   /// after an epoch. Nothing is told of it.
@@ -37,10 +36,10 @@ class RunEvaluation {
   void test_at_end(const TrainState& at, const std::filesystem::path& best);
 
   /// Adds the newest results.
-  void tell(RunFigures& figures) const;
+  void add_to(RunSummary& summary) const;
 
   /// Keeps what training_samples.png shows, until the next call. Costs a copy from the device.
-  void show_training(const data::Batch& batch, const StepResult& result);
+  void show_training(const data::Batch& batch, const BatchResult& result);
 
   /// training_samples.png, and samples.png and confusion.png of the last validation or test.
   void draw_figures(std::int64_t step);
@@ -53,9 +52,10 @@ class RunEvaluation {
   void evaluate_now(Set which, const TrainState& at, report::MetricRow& row);
   report::MetricRow new_row(const TrainState& at) const;
 
+  Evaluation evaluate(const data::Dataset& set, std::int64_t max_batches = 0);
+
+  const Run& run_;
   const Task& task_;
-  const TrainerOptions& options_;
-  const ddp::ProcessGroup& group_;
   ParallelModel& model_;
   RankResources& resources_;
   RunLog& log_;

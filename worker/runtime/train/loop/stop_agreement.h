@@ -5,7 +5,7 @@
 #include <functional>
 
 #include <ddprun/group/process_group.h>
-#include <ddprun/train/loop/noted_signals.h>
+#include <ddprun/train/loop/stop_signals.h>
 
 namespace ddprun::train {
 
@@ -38,7 +38,7 @@ class StopAgreement {
 
   const ddp::ProcessGroup& group_;
   const double max_seconds_;
-  NotedSignals signals_;
+  StopSignals signals_;
   Clock::time_point begin_ = Clock::now(), last_ = begin_;
   std::int64_t steps_ = 0;  // since the last exchange
   std::int64_t next_ = 1;   // exchange after that many

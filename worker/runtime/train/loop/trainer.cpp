@@ -11,11 +11,11 @@
 #include <ddprun/data/loader.h>
 #include <ddprun/train/loop/callbacks.h>
 #include <ddprun/train/loop/checkpoint_saver.h>
+#include <ddprun/train/loop/epoch_progress.h>
 #include <ddprun/train/loop/run_evaluation.h>
 #include <ddprun/train/loop/stop_agreement.h>
-#include <ddprun/train/model/epoch_progress.h>
 #include <ddprun/train/model/parallel_model.h>
-#include <ddprun/train/model/run_plan.h>
+#include <ddprun/train/model/run.h>
 #include <ddprun/train/record/rank_resources.h>
 #include <ddprun/train/record/run_log.h>
 
@@ -26,24 +26,20 @@ using Occasion = CheckpointSaver::Occasion;
 
 class Trainer {
  public:
-  Trainer(Task& task, const TrainerOptions& options, const ddp::ProcessGroup& group)
-      : task_(task),
-        options_(options),
-        group_(group),
-        monitor_(choose_monitor(task, options.checkpoint.monitor)),
-        resumed_(find_resumed(options, task, group)),
-        resources_(group, options.gpu_uuid),
-        log_(task, options, group, resumed_ ? std::optional(resumed_->state.step) : std::nullopt),
-        model_(task, group, options, run_length(task, options, group),
-               monitor_mode(options.checkpoint, monitor_)),
-        callbacks_(make_callbacks(options, monitor_, group, model_, resumed_.has_value())),
-        saver_(task, options, monitor_, group, model_, callbacks_, log_.record()),
-        evaluation_(task, options, group, model_, resources_, log_),
-        sampler_(task.train_set->size(), group.size(), group.rank(), {.seed = options.seed}),
-        loader_(*task.train_set, {.batch_size = options.batch_size,
-                                  .threads = options.loader_threads,
-                                  .pin_memory = group.device().is_cuda()}),
-        agreement_(group, options.max_seconds) {}
+  explicit Trainer(const Run& run)
+      : run_(run),
+        resumed_(find_resumed(run)),
+        resources_(run.group, run.options.gpu_uuid),
+        log_(run, resumed_ ? std::optional(resumed_->state.step) : std::nullopt),
+        model_(run),
+        callbacks_(make_callbacks(run, model_, resumed_.has_value())),
+        saver_(run, model_, callbacks_, log_.record()),
+        evaluation_(run, model_, resources_, log_),
+        sampler_(run.task.train_set->size(), run.group.size(), run.group.rank(), {.seed = run.options.seed}),
+        loader_(*run.task.train_set, {.batch_size = run.options.batch_size,
+                                      .threads = run.options.loader_threads,
+                                      .pin_memory = run.group.device().is_cuda()}),
+        agreement_(run.group, run.options.max_seconds) {}
 
   Ending run() {
     log_.announce();
@@ -102,7 +98,7 @@ class Trainer {
     if (epoch_.done())
       finish_epoch();
     else
-      save(judges_epochs() ? Occasion::kValidation : Occasion::kNow);
+      save(judges_epochs() ? Occasion::kValidation : Occasion::kRequest);
   }
 
   std::optional<data::Batch> next_batch() {
@@ -127,17 +123,17 @@ class Trainer {
   }
 
   /// Forward and backward; the optimizer's step after the last batch of one.
-  StepResult train_batch(const data::Batch& batch) {
+  BatchResult train_batch(const data::Batch& batch) {
     const bool last = losses_.batches() + 1 == options_.accumulate || epoch_.batch + 1 == epoch_.batches;
     if (losses_.batches() == 0) model_.zero_grad();
-    auto pass = model_.pass(batch, last, options_.accumulate);
+    auto pass = model_.forward_backward(batch, last);
     const auto counted = std::min(epoch_.to_count, batch.size());
     totals_.add(pass.result, counted);
     losses_.add(pass.loss);
     epoch_.to_count -= counted;
     epoch_.samples += batch.size() * group_.size();
     ++epoch_.batch;
-    if (last) model_.step();
+    if (last) model_.optimizer_step();
     return std::move(pass.result);
   }
 
@@ -170,7 +166,7 @@ class Trainer {
       terminated_ = true;
       control_.request_stop("terminated");
     }
-    if (requests.save || requests.terminate) save(Occasion::kNow);
+    if (requests.save || requests.terminate) save(Occasion::kRequest);
   }
 
   void log_step() {
@@ -178,7 +174,7 @@ class Trainer {
     TrainProgress progress{at_.epoch, std::min(total, epoch_.samples), total, losses_.mean()};
     // Where ranks may have made another number of steps, nobody can be asked: rank 0 tells its own.
     if (!options_.parallel.join) progress.loss = resources_.sum({progress.loss})[0] / group_.size();
-    log_.step(at_, progress, model_.learning_rate(), resources_.take_row());
+    log_.progress(at_, progress, model_.learning_rate(), resources_.take_row());
   }
 
   void show_progress() {
@@ -224,7 +220,7 @@ class Trainer {
 
   /// What follows a whole epoch: the next learning rate, callbacks, a checkpoint.
   void finish_epoch() {
-    model_.end_epoch(at_.metric(monitor_));
+    model_.end_epoch(find_metric(at_.metrics, run_.monitor));
     if (judges_epochs())
       for (const auto& callback : callbacks_) callback->on_validation(at_, control_);
     totals_ = Totals(task_.measures);
@@ -248,34 +244,34 @@ class Trainer {
 
   void finish() {
     saver_.wait();
-    RunFigures figures;
-    figures.epochs = at_.epoch;
-    figures.steps = at_.step;
-    figures.memory = peak_memory(group_);
-    evaluation_.tell(figures);
-    figures.time.data_wait = at_.data_wait;
-    figures.time.checkpoint_stall = saver_.stall_seconds();
-    figures.checkpoint = saver_.last_path();
-    figures.best_checkpoint = saver_.best_path();
-    figures.stop_reason = control_.stop_reason().value_or("");
+    RunSummary summary;
+    summary.epochs = at_.epoch;
+    summary.steps = at_.step;
+    summary.memory = peak_memory(group_);
+    evaluation_.add_to(summary);
+    summary.time.data_wait = at_.data_wait;
+    summary.time.checkpoint_stall = saver_.stall_seconds();
+    summary.checkpoint = saver_.last_path();
+    summary.best_checkpoint = saver_.best_path();
+    summary.stop_reason = control_.stop_reason().value_or("");
     if (options_.precision.precision == Precision::k16Mixed)
-      figures.loss_scale = model_.optimization().loss_scale();
-    figures.skipped_steps = model_.optimization().skipped_steps();
-    figures.ddp = model_.statistics();
-    figures.seconds = seconds_since(begin_);
-    log_.finish(figures);
+      summary.loss_scale = model_.optimization().loss_scale();
+    summary.skipped_steps = model_.optimization().skipped_steps();
+    summary.ddp = model_.statistics();
+    summary.seconds = seconds_since(begin_);
+    log_.finish(summary);
   }
 
-  Task& task_;
-  const TrainerOptions& options_;
-  const ddp::ProcessGroup& group_;
+  const Run& run_;
+  const Task& task_ = run_.task;
+  const TrainerOptions& options_ = run_.options;
+  const ddp::ProcessGroup& group_ = run_.group;
   const Clock::time_point begin_ = Clock::now();
-  const std::string monitor_;
   std::optional<Resumed> resumed_;
   RankResources resources_;
   RunLog log_;
   ParallelModel model_;
-  CheckpointSaver::Callbacks callbacks_;
+  Callbacks callbacks_;
   CheckpointSaver saver_;
   RunEvaluation evaluation_;
   data::DistributedSampler sampler_;
@@ -296,10 +292,10 @@ std::uint64_t rank_seed(std::uint64_t seed, int rank) {
   return seed + static_cast<std::uint64_t>(rank) * 0x9E3779B97F4A7C15u;  // 2^64 / golden ratio
 }
 
-Ending fit(Task& task, const TrainerOptions& options, const ddp::ProcessGroup& group) {
-  check_options(task, options);
-  if (group.rank() == 0) warn_if_test_set_judges(task, options);
-  return Trainer(task, options, group).run();
+Ending fit(const Task& task, const TrainerOptions& options, const ddp::ProcessGroup& group) {
+  const Run run{task, options, group};
+  check_options(run);
+  return Trainer(run).run();
 }
 
 }  // namespace ddprun::train

@@ -4,7 +4,7 @@
 
 #include <ddprun/group/process_group.h>
 #include <ddprun/train/model/task.h>
-#include <ddprun/train/optim/options.h>
+#include <ddprun/train/model/trainer_options.h>
 
 namespace ddprun::train {
 
@@ -25,6 +25,6 @@ enum class Ending {
 /// Metrics are exact over ranks: each example counts once, however many ranks there are. A training that was
 /// resumed (options.checkpoint.resume) gives bit for bit what it would have given without the interruption,
 /// on as many ranks. throws  UsageError for options that the task cannot have, IoError, c10::Error
-Ending fit(Task& task, const TrainerOptions& options, const ddp::ProcessGroup& group);
+Ending fit(const Task& task, const TrainerOptions& options, const ddp::ProcessGroup& group);
 
 }  // namespace ddprun::train

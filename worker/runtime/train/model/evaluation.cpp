@@ -9,7 +9,6 @@
 #include <ddprun/data/distributed_sampler.h>
 #include <ddprun/data/loader.h>
 #include <ddprun/group/collectives.h>
-#include <ddprun/train/loop/noted_signals.h>
 
 namespace ddprun::train {
 
@@ -17,7 +16,7 @@ Totals::Totals(const std::vector<std::string>& measures) {
   for (const auto& name : measures) measures_.emplace_back(name, Mean());
 }
 
-void Totals::add(const StepResult& result, std::int64_t count) {
+void Totals::add(const BatchResult& result, std::int64_t count) {
   loss_.add(result.losses.detach(), count);
   const auto same = [](const auto& own, const auto& added) { return own.first == added.first; };
   if (!std::ranges::equal(measures_, result.measures, same))
@@ -55,15 +54,16 @@ void Totals::append_to(report::MetricRow& row, const std::string& set, const std
   for (const auto& [name, mean] : measures_) row.emplace_back(set + "_" + name, mean.value());
 }
 
-Evaluation evaluate(ParallelModel& model, const Task& task, const data::Dataset& set,
-                    const ddp::ProcessGroup& group, const TrainerOptions& options, std::int64_t max_batches) {
+Evaluation evaluate(ParallelModel& model, const Run& run, const data::Dataset& set,
+                    const std::function<void()>& after_batch, std::int64_t max_batches) {
+  const auto& task = run.task;
   task.module->eval();
   // A sharded model needs as many batches on every rank: its sampler pads.
-  const data::DistributedSampler padded(set.size(), group.size(), group.rank(), {.shuffle = false});
+  const data::DistributedSampler padded(set.size(), run.group.size(), run.group.rank(), {.shuffle = false});
   auto to_count = padded.num_without_padding();
   auto indices = padded.indices();
   if (!model.is_sharded()) indices.resize(static_cast<std::size_t>(to_count));
-  data::Loader loader(set, std::move(indices), task.eval_batch_size, options.loader_threads);
+  data::Loader loader(set, std::move(indices), task.eval_batch_size, run.options.loader_threads);
   Evaluation found{Totals(task.measures), {}, {}};
   if (!task.class_names.empty()) found.confusion.emplace(static_cast<std::int64_t>(task.class_names.size()));
   std::int64_t shown = 0;
@@ -78,10 +78,9 @@ Evaluation evaluate(ParallelModel& model, const Task& task, const data::Dataset&
     if (shown < task.shown_samples) found.shown.push_back({*batch, result});
     shown += batch->size();
     to_count -= counted;
-    options.heartbeat.beat();
-    note_progress();
+    after_batch();
   }
-  const auto sum = [&](std::vector<double> own) { return ddp::all_reduce_sum(group, std::move(own)); };
+  const auto sum = [&](std::vector<double> own) { return ddp::all_reduce_sum(run.group, std::move(own)); };
   if (found.confusion)
     sum_over_ranks(sum, found.totals, *found.confusion);
   else

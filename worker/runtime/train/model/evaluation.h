@@ -1,13 +1,13 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <ddprun/data/dataset.h>
-#include <ddprun/group/process_group.h>
 #include <ddprun/report/metric_sink.h>
 #include <ddprun/train/model/metrics.h>
 #include <ddprun/train/model/parallel_model.h>
@@ -22,7 +22,7 @@ class Totals {
 
   /// Adds the batch's first `count` examples.
   /// throws  std::invalid_argument if it has other measures
-  void add(const StepResult& result, std::int64_t count);
+  void add(const BatchResult& result, std::int64_t count);
   double mean_loss() const { return loss_.value(); }
   double samples() const { return loss_.count(); }
   const std::vector<std::pair<std::string, Mean>>& measures() const { return measures_; }
@@ -53,8 +53,7 @@ struct Evaluation {
 /// of ranks. The module is left in eval mode.
 ///
 /// max_batches  0: all
-Evaluation evaluate(ParallelModel& model, const Task& task, const data::Dataset& set,
-                    const ddp::ProcessGroup& group, const TrainerOptions& options,
-                    std::int64_t max_batches = 0);
+Evaluation evaluate(ParallelModel& model, const Run& run, const data::Dataset& set,
+                    const std::function<void()>& after_batch, std::int64_t max_batches = 0);
 
 }  // namespace ddprun::train

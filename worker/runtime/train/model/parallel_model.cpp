@@ -5,10 +5,15 @@
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
+#include <functional>
+#include <stdexcept>
+#include <utility>
+
 #include <ddprun/common/errors.h>
 #include <ddprun/ddp/comm_hooks.h>
 #include <ddprun/ddp/sync_batch_norm.h>
 #include <ddprun/group/collectives.h>
+#include <ddprun/sharding/fully_sharded.h>
 #include <ddprun/sharding/zero_optimizer.h>
 #include <ddprun/train/state/optimizer_state.h>
 #include <ddprun/train/state/powersgd_checkpoint.h>
@@ -34,7 +39,7 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer_over(std::vector<torch::
       group);
 }
 
-/// With memory of their own: the parameters' is freed again.
+/// Copies, because the parameters' memory is freed again.
 c10::impl::GenericDict copied(const c10::impl::GenericDict& tensors) {
   c10::impl::GenericDict copies(c10::StringType::get(), c10::AnyType::get());
   for (const auto& item : tensors) copies.insert(item.key(), item.value().toTensor().clone());
@@ -51,167 +56,237 @@ StateDict named_tensors(const c10::IValue& dict, const std::string& prefix = "")
 
 }  // namespace
 
+/// How ranks share one model.
+class ParallelEngine {
+ public:
+  using Compute = std::function<BatchResult()>;
+
+  explicit ParallelEngine(const Run& run) : run_(run), module_(*run.task.module) {}
+  virtual ~ParallelEngine() = default;
+
+  /// What the optimizer updates.
+  virtual std::vector<torch::Tensor> parameters() = 0;
+  /// samples  of this rank's batch, if batches of ranks may differ in size and every sample must count alike
+  virtual BatchResult forward(const Compute& compute, std::optional<std::int64_t> samples) = 0;
+  virtual BatchResult evaluate(const Compute& compute) = 0;
+  virtual void zero_grad(torch::optim::Optimizer& optimizer) = 0;
+  /// Gradients of the pass stay on this rank.
+  virtual void without_reduction(const std::function<void()>& pass) = 0;
+  virtual void with_whole_parameters(const std::function<void()>& use) = 0;
+  virtual void synchronize_buffers() = 0;
+  virtual void save(TrainingState& state, torch::optim::Optimizer& optimizer) = 0;
+  virtual void load_optimizer(torch::optim::Optimizer& optimizer, const c10::IValue& state,
+                              const std::filesystem::path& source) = 0;
+  virtual bool is_sharded() const = 0;
+  virtual std::optional<ddp::Join> join() { return std::nullopt; }
+  virtual ddp::DistributedDataParallel::Statistics statistics() const { return {}; }
+
+ protected:
+  const Run& run_;
+  torch::nn::Module& module_;
+};
+
+namespace {
+
+ddp::DistributedDataParallel::Options ddp_options(const Run& run) {
+  const auto& parallel = run.options.parallel;
+  ddp::DistributedDataParallel::Options options;
+  options.bucket_bytes = parallel.bucket_mb << 20;
+  // A task whose graph is the same in every step may leave parameters unused in all of them.
+  options.find_unused_parameters = parallel.find_unused || (run.task.static_graph && parallel.join);
+  options.static_graph =
+      parallel.static_graph || (run.task.static_graph && !parallel.find_unused && !parallel.join);
+  options.gradient_as_bucket_view = parallel.bucket_view;
+  return options;
+}
+
+class ReplicatedEngine : public ParallelEngine {
+ public:
+  ReplicatedEngine(const Run& run, ddp::CommHook hook)
+      : ParallelEngine(run), ddp_(module_, run.group, ddp_options(run)) {
+    if (hook) ddp_.register_comm_hook(std::move(hook));
+  }
+
+  std::vector<torch::Tensor> parameters() override { return module_.parameters(); }
+  BatchResult forward(const Compute& compute, std::optional<std::int64_t> samples) override {
+    return ddp_.forward(compute, samples);
+  }
+  BatchResult evaluate(const Compute& compute) override { return compute(); }
+  void zero_grad(torch::optim::Optimizer&) override { ddp_.zero_grad(); }
+  void without_reduction(const std::function<void()>& pass) override {
+    const auto no_sync = ddp_.no_sync();
+    pass();
+  }
+  void with_whole_parameters(const std::function<void()>& use) override { use(); }
+  void synchronize_buffers() override { ddp_.synchronize_buffers(); }
+  void save(TrainingState& state, torch::optim::Optimizer& optimizer) override {
+    if (run_.on_rank_0()) state.model = state_dict(module_);
+    if (run_.on_rank_0() || run_.options.parallel.zero1) state.optimizer = optimizer_state_dict(optimizer);
+  }
+  void load_optimizer(torch::optim::Optimizer& optimizer, const c10::IValue& state,
+                      const std::filesystem::path& source) override {
+    load_optimizer_state(optimizer, state, source);
+  }
+  bool is_sharded() const override { return false; }
+  std::optional<ddp::Join> join() override {
+    return std::optional<ddp::Join>(std::in_place, ddp_, ddp::JoinOptions{});
+  }
+  ddp::DistributedDataParallel::Statistics statistics() const override { return ddp_.statistics(); }
+
+ private:
+  ddp::DistributedDataParallel ddp_;
+};
+
+class ShardedEngine : public ParallelEngine {
+ public:
+  explicit ShardedEngine(const Run& run) : ParallelEngine(run), sharded_(module_, run.group) {}
+
+  std::vector<torch::Tensor> parameters() override { return sharded_.shards(); }
+  BatchResult forward(const Compute& compute, std::optional<std::int64_t>) override {
+    return sharded_.forward(compute);
+  }
+  BatchResult evaluate(const Compute& compute) override { return sharded_.forward(compute); }
+  void zero_grad(torch::optim::Optimizer& optimizer) override { optimizer.zero_grad(); }
+  void without_reduction(const std::function<void()>& pass) override {
+    const auto no_sync = sharded_.no_sync();
+    pass();
+  }
+  void with_whole_parameters(const std::function<void()>& use) override {
+    const auto whole = sharded_.full_parameters();
+    use();
+  }
+  void synchronize_buffers() override { sharded_.synchronize_buffers(); }
+  void save(TrainingState& state, torch::optim::Optimizer& optimizer) override {
+    with_whole_parameters([&] {
+      if (run_.on_rank_0()) state.model = copied(state_dict(module_));
+    });
+    state.optimizer = sharded_optimizer_state_dict(optimizer, sharded_, module_, run_.group.rank());
+  }
+  void load_optimizer(torch::optim::Optimizer& optimizer, const c10::IValue& state,
+                      const std::filesystem::path& source) override {
+    load_sharded_optimizer_state(optimizer, sharded_, module_, state, source);
+  }
+  bool is_sharded() const override { return true; }
+
+ private:
+  ddp::FullyShardedDataParallel sharded_;
+};
+
+}  // namespace
+
 StateDict weights_to_evaluate(const TrainingState& state) {
   return state.ema.isGenericDict() ? named_tensors(state.ema, "module.") : named_tensors(state.model);
 }
 
 ddp::CommHook ParallelModel::make_hook() {
-  if (options_.comm_hook != "powersgd") return ddp::make_comm_hook(options_.comm_hook, group_);
+  const auto& parallel = run_.options.parallel;
+  if (parallel.comm_hook != "powersgd") return ddp::make_comm_hook(parallel.comm_hook, group_);
   power_sgd_ = std::make_shared<ddp::PowerSgd>(
-      group_, ddp::PowerSgd::Options{.start_iteration = options_.powersgd_start});
+      group_, ddp::PowerSgd::Options{.start_iteration = parallel.powersgd_start});
   return ddp::powersgd_hook(power_sgd_);
 }
 
-ParallelModel::Engine ParallelModel::make_engine() {
+std::unique_ptr<ParallelEngine> ParallelModel::make_engine() {
   auto& module = *task_.module;
   module.to(group_.device());
-  if (precision_.channels_last) to_channels_last(module);
-  if (options_.sync_batch_norm) ddp::convert_sync_batchnorm(module, group_);
-  if (options_.fsdp) return ddp::FullyShardedDataParallel(module, group_);
-  ddp::DistributedDataParallel::Options ddp_options;
-  ddp_options.bucket_bytes = options_.bucket_mb << 20;
-  // A task whose graph is the same in every step may leave parameters unused in all of them.
-  ddp_options.find_unused_parameters = options_.find_unused || (task_.static_graph && options_.join);
-  ddp_options.static_graph =
-      options_.static_graph || (task_.static_graph && !options_.find_unused && !options_.join);
-  ddp_options.gradient_as_bucket_view = options_.bucket_view;
-  ddp::DistributedDataParallel ddp(module, group_, ddp_options);
-  if (auto hook = make_hook()) ddp.register_comm_hook(std::move(hook));
-  return ddp;
+  if (run_.options.precision.channels_last) to_channels_last(module);
+  if (run_.options.parallel.sync_batch_norm) ddp::convert_sync_batchnorm(module, group_);
+  if (run_.options.parallel.fsdp) return std::make_unique<ShardedEngine>(run_);
+  return std::make_unique<ReplicatedEngine>(run_, make_hook());
 }
 
-Optimization ParallelModel::make_optimization(const TrainerOptions& options, const RunLength& length,
-                                              MonitorMode mode) {
+Optimization ParallelModel::make_optimization() {
+  const auto& options = run_.options;
   auto settings = options.optim.optimizer;
   if (options.optim.scale_lr) settings.lr = scaled_lr(settings.lr, group_.size());
-  auto* sharded = std::get_if<ddp::FullyShardedDataParallel>(&engine_);
   Optimization::Parts parts;
-  parts.optimizer = make_optimizer_over(sharded ? sharded->shards() : task_.module->parameters(), settings,
-                                        group_, options_.zero1);
+  parts.optimizer = make_optimizer_over(engine_->parameters(), settings, group_, options.parallel.zero1);
   if (options.optim.ema > 0)
     parts.ema = std::make_unique<Ema>(*task_.module, Ema::Options{.decay = options.optim.ema});
-  if (sharded && group_.size() > 1)
+  if (engine_->is_sharded() && group_.size() > 1)
     parts.sum_over_ranks = [this](at::Tensor& value) {
       value.fill_(ddp::all_reduce_sum(group_, {value.item<double>()})[0]);
     };
-  return Optimization(std::move(parts), options.optim, precision_.precision, group_.device(),
-                      schedule_options(options.optim, settings.lr, length, mode));
+  return Optimization(std::move(parts), options.optim, options.precision.precision, group_.device(),
+                      schedule_options(options.optim, settings.lr, run_.length(), run_.mode));
 }
 
-ParallelModel::ParallelModel(const Task& task, const ddp::ProcessGroup& group, const TrainerOptions& options,
-                             const RunLength& length, MonitorMode mode)
-    : task_(task),
-      group_(group),
-      options_(options.parallel),
-      precision_(options.precision),
+ParallelModel::ParallelModel(const Run& run)
+    : run_(run),
+      task_(run.task),
+      group_(run.group),
       engine_(make_engine()),
-      nan_check_(options.parallel.nan_check ? std::make_unique<ddp::NanCheck>(*task.module, group) : nullptr),
-      optimization_(make_optimization(options, length, mode)) {}
+      nan_check_(run.options.parallel.nan_check ? std::make_unique<ddp::NanCheck>(*task_.module, group_)
+                                                : nullptr),
+      optimization_(make_optimization()) {}
+
+ParallelModel::~ParallelModel() = default;
 
 data::Batch ParallelModel::to_device(const data::Batch& batch) const {
   auto here = batch.mapped(
       [&](const at::Tensor& tensor) { return tensor.to(group_.device(), /*non_blocking=*/true); });
-  if (precision_.channels_last) here.input = channels_last(here.input);
+  if (run_.options.precision.channels_last) here.input = channels_last(here.input);
   return here;
 }
 
-StepResult ParallelModel::forward(const data::Batch& batch) {
-  const AutocastScope precision(precision_.precision, group_.device().type());
-  const auto compute = [&] { return task_.step(batch); };
-  if (auto* sharded = std::get_if<ddp::FullyShardedDataParallel>(&engine_)) return sharded->forward(compute);
-  // Where ranks may have batches of different sizes, every sample is to count alike.
-  const auto samples = options_.join ? std::optional(batch.size()) : std::nullopt;
-  return std::get<ddp::DistributedDataParallel>(engine_).forward(compute, samples);
-}
-
-ParallelModel::Pass ParallelModel::pass(const data::Batch& batch, bool last, std::int64_t accumulate) {
+ParallelModel::Pass ParallelModel::forward_backward(const data::Batch& batch, bool last) {
   const auto here = to_device(batch);
+  const auto samples = run_.options.parallel.join ? std::optional(batch.size()) : std::nullopt;
+  Pass pass;
   const auto both = [&] {
-    auto result = forward(here);
-    const auto mean = result.losses.mean();
-    const auto loss = accumulate > 1 ? mean / static_cast<double>(accumulate) : mean;
-    optimization_->scaled(loss).backward();
-    return Pass{std::move(result), mean.detach()};
+    {
+      const AutocastScope precision(run_.options.precision.precision, group_.device().type());
+      pass.result = engine_->forward([&] { return task_.compute_loss(here); }, samples);
+    }
+    const auto mean = pass.result.losses.mean();
+    const auto batches = static_cast<double>(run_.options.accumulate);
+    optimization_.scaled(batches > 1 ? mean / batches : mean).backward();
+    pass.loss = mean.detach();
   };
-  if (!last)
-    return std::visit(
-        [&](auto& engine) {
-          const auto adding_up = engine.no_sync();
-          return both();
-        },
-        engine_);
-  auto pass = both();
-  if (nan_check_) nan_check_->check();
+  if (last)
+    both();
+  else
+    engine_->without_reduction(both);
+  if (last && nan_check_) nan_check_->check();
   return pass;
 }
 
-void ParallelModel::zero_grad() {
-  if (auto* ddp = std::get_if<ddp::DistributedDataParallel>(&engine_))
-    ddp->zero_grad();
-  else
-    optimization_->optimizer().zero_grad();
-}
+void ParallelModel::zero_grad() { engine_->zero_grad(optimization_.optimizer()); }
 
-StepResult ParallelModel::evaluate(const data::Batch& batch) {
+BatchResult ParallelModel::evaluate(const data::Batch& batch) {
   const torch::NoGradGuard no_grad;
-  const AutocastScope precision(precision_.precision, group_.device().type());
+  const AutocastScope precision(run_.options.precision.precision, group_.device().type());
   const auto here = to_device(batch);
-  if (auto* sharded = std::get_if<ddp::FullyShardedDataParallel>(&engine_))
-    return sharded->forward([&] { return task_.step(here); });
-  return task_.step(here);
+  return engine_->evaluate([&] { return task_.compute_loss(here); });
 }
 
 std::optional<ddp::Join> ParallelModel::join() {
-  if (!options_.join) return std::nullopt;
-  return std::optional<ddp::Join>(std::in_place, std::get<ddp::DistributedDataParallel>(engine_),
-                                  ddp::JoinOptions{});
+  if (!run_.options.parallel.join) return std::nullopt;
+  return engine_->join();
 }
 
-void ParallelModel::synchronize_buffers() {
-  std::visit([](auto& engine) { engine.synchronize_buffers(); }, engine_);
-}
+bool ParallelModel::is_sharded() const { return engine_->is_sharded(); }
+
+void ParallelModel::synchronize_buffers() { engine_->synchronize_buffers(); }
 
 void ParallelModel::save(TrainingState& state) {
-  auto& optimizer = optimization_->optimizer();
-  if (auto* sharded = std::get_if<ddp::FullyShardedDataParallel>(&engine_)) {
-    {
-      const auto whole = sharded->full_parameters();
-      if (group_.rank() == 0) state.model = copied(state_dict(*task_.module));
-    }
-    state.optimizer = sharded_optimizer_state_dict(optimizer, *sharded, *task_.module, group_.rank());
-  } else {
-    if (group_.rank() == 0) state.model = state_dict(*task_.module);
-    if (group_.rank() == 0 || options_.zero1) state.optimizer = optimizer_state_dict(optimizer);
-  }
+  engine_->save(state, optimization_.optimizer());
   state.model_config = task_.model_config;
-  state.lr_schedule = optimization_->schedule_state();
-  state.scaler = optimization_->scaler_state();
-  if (const auto* ema = optimization_->ema()) state.ema = ema->state_dict();
+  state.lr_schedule = optimization_.schedule_state();
+  state.scaler = optimization_.scaler_state();
+  if (const auto* ema = optimization_.ema()) state.ema = ema->state_dict();
   if (power_sgd_) state.callbacks[kPowerSgd] = gather_powersgd_state(*power_sgd_, *task_.module, group_);
 }
 
-void ParallelModel::load_module(const StateDict& weights, const std::filesystem::path& source) {
-  if (auto* sharded = std::get_if<ddp::FullyShardedDataParallel>(&engine_)) {
-    const auto whole = sharded->full_parameters();
-    load_weights(*task_.module, weights, source);
-  } else {
-    load_weights(*task_.module, weights, source);
-  }
-}
-
 void ParallelModel::load(const TrainingState& state, const std::filesystem::path& source) {
-  load_module(named_tensors(state.model), source);
+  engine_->with_whole_parameters([&] { load_weights(*task_.module, named_tensors(state.model), source); });
   if (const auto kept = state.callbacks.find(kPowerSgd); power_sgd_ && kept != state.callbacks.end())
     load_powersgd_state(*power_sgd_, *task_.module, group_, kept->second, source);
-  auto& optimizer = optimization_->optimizer();
-  if (auto* sharded = std::get_if<ddp::FullyShardedDataParallel>(&engine_))
-    load_sharded_optimizer_state(optimizer, *sharded, *task_.module, state.optimizer, source);
-  else
-    load_optimizer_state(optimizer, state.optimizer, source);
+  engine_->load_optimizer(optimization_.optimizer(), state.optimizer, source);
   try {
-    optimization_->load_schedule_state(state.lr_schedule);
-    optimization_->load_scaler_state(state.scaler);
-    if (auto* ema = optimization_->ema(); ema != nullptr && state.ema.isGenericDict())
+    optimization_.load_schedule_state(state.lr_schedule);
+    optimization_.load_scaler_state(state.scaler);
+    if (auto* ema = optimization_.ema(); ema != nullptr && state.ema.isGenericDict())
       ema->load_state_dict(state.ema.toGenericDict());
   } catch (const std::invalid_argument& error) {
     throw IoError(source, error.what());
@@ -220,23 +295,14 @@ void ParallelModel::load(const TrainingState& state, const std::filesystem::path
 
 void ParallelModel::load_weights_of_rank_0(const TrainingState& state, const std::filesystem::path& source) {
   const c10::NoGradGuard no_grad;
-  const auto take = [&] {
-    if (group_.rank() == 0) load_weights(*task_.module, weights_to_evaluate(state), source);
+  engine_->with_whole_parameters([&] {
+    if (run_.on_rank_0()) load_weights(*task_.module, weights_to_evaluate(state), source);
     auto tensors = task_.module->parameters();
     for (const auto& buffer : task_.module->buffers()) tensors.push_back(buffer);
     ddp::broadcast_from_rank_0(group_, tensors);
-  };
-  if (auto* sharded = std::get_if<ddp::FullyShardedDataParallel>(&engine_)) {
-    const auto whole = sharded->full_parameters();
-    take();
-  } else {
-    take();
-  }
+  });
 }
 
-ddp::DistributedDataParallel::Statistics ParallelModel::statistics() const {
-  const auto* ddp = std::get_if<ddp::DistributedDataParallel>(&engine_);
-  return ddp ? ddp->statistics() : ddp::DistributedDataParallel::Statistics{};
-}
+ddp::DistributedDataParallel::Statistics ParallelModel::statistics() const { return engine_->statistics(); }
 
 }  // namespace ddprun::train

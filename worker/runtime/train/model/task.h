@@ -21,7 +21,7 @@ class Module;
 namespace ddprun::train {
 
 /// What one batch of B examples gave.
-struct StepResult {
+struct BatchResult {
   torch::Tensor losses = {};  ///< float [B], of each example; training minimises their mean
   /// Name and a number of each example, [B]: those that Task::measures names, in its order. "acc" is 1 or
   /// true for an example that was classified rightly.
@@ -32,11 +32,11 @@ struct StepResult {
 /// A batch of held-out examples and what the model made of it.
 struct Evaluated {
   data::Batch batch;
-  StepResult result;
+  BatchResult result;
 };
 
 /// For DistributedDataParallel: what backward goes through.
-inline void visit_tensors(StepResult& result, const std::function<void(torch::Tensor&)>& visit) {
+inline void visit_tensors(BatchResult& result, const std::function<void(torch::Tensor&)>& visit) {
   visit(result.losses);
 }
 
@@ -70,11 +70,11 @@ struct Task {
   bool test_every_epoch = false;                        ///< else once, at the end, with the best weights
   std::int64_t eval_batch_size = 500;                   ///< of validation and test, of each rank
   std::vector<std::string> measures;     ///< told beside the loss, as train_NAME, val_NAME, test_NAME
-  std::vector<std::string> class_names;  ///< if step() gives scores: there is a confusion matrix
+  std::vector<std::string> class_names;  ///< if there are scores: draws a confusion matrix
   /// Every step uses the same parameters: DDP takes that as --static-graph, unless the run asks for what
   /// does not go with it.
   bool static_graph = false;
-  std::function<StepResult(const data::Batch&)> step;  ///< forward pass and loss
+  std::function<BatchResult(const data::Batch&)> compute_loss;  ///< forward pass and loss
 
   /// Draws the run's training_samples.png and samples.png; null: there is none. It gets rank 0's last
   /// training batch or those with its first held-out samples, `shown_samples` of them or more if there are

@@ -9,7 +9,6 @@
 #include <string>
 
 #include <ddprun/serialize/dict_reader.h>
-#include <ddprun/train/optim/lr_arguments.h>
 #include <ddprun/train/optim/lr_schedulers.h>
 
 namespace ddprun::train {
@@ -39,15 +38,6 @@ void set_lrs(torch::optim::Optimizer& optimizer, const std::vector<double>& lrs)
 }
 
 }  // namespace
-
-std::optional<LrScheduleKind> parse_lr_schedule_kind(std::string_view name) {
-  if (name == "none") return LrScheduleKind::kNone;
-  if (name == "step") return LrScheduleKind::kStep;
-  if (name == "cosine") return LrScheduleKind::kCosine;
-  if (name == "one-cycle") return LrScheduleKind::kOneCycle;
-  if (name == "plateau") return LrScheduleKind::kPlateau;
-  return std::nullopt;
-}
 
 double scaled_lr(double lr, int world_size) { return lr * world_size; }
 
@@ -87,11 +77,11 @@ void LrSchedule::after_epoch(std::optional<double> metric) {
 void LrSchedule::advance(std::optional<double> metric) {
   ++ticks_;
   if (in_warmup())
-    warmup_->step(metric);
+    warmup_->tick(metric);
   else if (warmup_ && ticks_ == options_.warmup_steps)
     schedule_->begin();
   else if (schedule_)
-    schedule_->step(metric);
+    schedule_->tick(metric);
 }
 
 c10::impl::GenericDict LrSchedule::state_dict() const {

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <string_view>
 #include <vector>
 
 #include <ddprun/train/optim/monitor.h>
@@ -17,9 +16,6 @@ class Optimizer;
 namespace ddprun::train {
 
 enum class LrScheduleKind { kNone, kStep, kCosine, kOneCycle, kPlateau };
-
-/// none, step, cosine, one-cycle, plateau; nullopt for another name.
-std::optional<LrScheduleKind> parse_lr_schedule_kind(std::string_view name);
 
 /// The arguments of torch.optim.lr_scheduler's classes, with their defaults.
 struct LrScheduleOptions {

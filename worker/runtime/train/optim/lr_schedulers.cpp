@@ -3,17 +3,44 @@
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
 #include <ATen/core/jit_type.h>
-#include <torch/optim/optimizer.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
 
+#include <algorithm>
 #include <cmath>
+#include <numbers>
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 
 #include <ddprun/serialize/dict_reader.h>
-#include <ddprun/train/optim/lr_arguments.h>
 
 namespace ddprun::train {
+namespace {
+
+constexpr double kPi = std::numbers::pi;
+
+/// Sets SGD's momentum, Adam's and AdamW's beta1. returns  false for another optimizer
+bool set_momentum(torch::optim::OptimizerOptions& options, double momentum) {
+  const auto set_beta1 = [&](auto& adam) { adam.betas({momentum, std::get<1>(adam.betas())}); };
+  if (auto* sgd = dynamic_cast<torch::optim::SGDOptions*>(&options))
+    sgd->momentum(momentum);
+  else if (auto* adam = dynamic_cast<torch::optim::AdamOptions*>(&options))
+    set_beta1(*adam);
+  else if (auto* adamw = dynamic_cast<torch::optim::AdamWOptions*>(&options))
+    set_beta1(*adamw);
+  else
+    return false;
+  return true;
+}
+
+bool has_beta1(const torch::optim::OptimizerOptions& options) {
+  return dynamic_cast<const torch::optim::SGDOptions*>(&options) == nullptr;
+}
+
+}  // namespace
 
 c10::impl::GenericList to_list(const std::vector<double>& values) {
   c10::impl::GenericList list(c10::AnyType::get());
@@ -27,6 +54,7 @@ void expect(bool holds, const char* what, double got) {
   text << "learning rate schedule: expected " << what << ", got " << got;
   throw std::invalid_argument(text.str());
 }
+
 LrScheduler::LrScheduler(torch::optim::Optimizer& optimizer)
     : optimizer_(optimizer), base_lrs_(current_lrs()), last_lrs_(base_lrs_) {}
 
@@ -47,7 +75,7 @@ void LrScheduler::take_first_step() {
   set_lrs(next_lrs());
 }
 
-void LrScheduler::step(std::optional<double> /*metric*/) {
+void LrScheduler::tick(std::optional<double> /*metric*/) {
   ++step_count_;
   ++last_epoch_;
   set_lrs(next_lrs());
@@ -177,6 +205,157 @@ void LinearLr::read_state(const DictReader& state) {
   const auto start_factor = state.number("start_factor");
   total_iters_ = state.integer("total_iters");
   start_factor_ = start_factor;
+}
+
+OneCycleLr::OneCycleLr(torch::optim::Optimizer& optimizer, const LrScheduleOptions::OneCycle& options)
+    : LrScheduler(optimizer), options_(options) {
+  expect(options.total_steps > 0, "1 step or more in all", static_cast<double>(options.total_steps));
+  expect(options.max_lr > 0, "a largest learning rate above 0", options.max_lr);
+  expect(options.pct_start >= 0 && options.pct_start <= 1, "a rising part in [0, 1]", options.pct_start);
+  if (options.cycle_momentum)
+    for (auto& group : optimizer.param_groups())
+      if (!set_momentum(group.options(), options.max_momentum))
+        throw std::invalid_argument(
+            "one-cycle: expected an optimizer with momentum or beta1 to cycle, as SGD, Adam or AdamW; got "
+            "another");
+  std::fill(base_lrs_.begin(), base_lrs_.end(), lr_at(Level::kInitial));
+  take_first_step();
+}
+
+double OneCycleLr::lr_at(Level level) const {
+  if (level == Level::kMax) return options_.max_lr;
+  const double initial = options_.max_lr / options_.div_factor;
+  return level == Level::kInitial ? initial : initial / options_.final_div_factor;
+}
+
+std::vector<OneCycleLr::Phase> OneCycleLr::phases() const {
+  const auto total = static_cast<double>(options_.total_steps);
+  const Phase rise = {options_.pct_start * total - 1, Level::kInitial, Level::kMax, true, false};
+  if (!options_.three_phase) return {rise, {total - 1, Level::kMax, Level::kMin, false, true}};
+  return {rise,
+          {2 * options_.pct_start * total - 2, Level::kMax, Level::kInitial, false, true},
+          {total - 1, Level::kInitial, Level::kMin, true, true}};
+}
+
+double OneCycleLr::anneal(double start, double end, double part) const {
+  if (options_.linear) return (end - start) * part + start;
+  return end + (start - end) / 2.0 * (std::cos(kPi * part) + 1);
+}
+
+std::vector<double> OneCycleLr::next_lrs() {
+  if (last_epoch_ > options_.total_steps)
+    throw std::invalid_argument("one-cycle: expected " + std::to_string(options_.total_steps) +
+                                " steps at most, got one more");
+  const auto all = phases();
+  const auto now = static_cast<double>(last_epoch_);
+  std::size_t i = 0;
+  while (i + 1 < all.size() && now > all[i].end_step) ++i;
+  const double begin = i == 0 ? 0.0 : all[i - 1].end_step;
+  const double length = all[i].end_step - begin;
+  const double part = length == 0 ? 1 : (now - begin) / length;
+  if (options_.cycle_momentum) {
+    const auto level = [&](bool max) { return max ? options_.max_momentum : options_.base_momentum; };
+    const double momentum =
+        anneal(level(all[i].starts_at_max_momentum), level(all[i].ends_at_max_momentum), part);
+    for (auto& group : optimizer_.param_groups()) set_momentum(group.options(), momentum);
+  }
+  return std::vector<double>(base_lrs_.size(), anneal(lr_at(all[i].start_lr), lr_at(all[i].end_lr), part));
+}
+
+void OneCycleLr::write_state(c10::impl::GenericDict& state) const {
+  const auto name = [](Level level) {
+    return level == Level::kInitial ? "initial_lr" : level == Level::kMax ? "max_lr" : "min_lr";
+  };
+  const auto momentum = [](bool max) { return max ? "max_momentum" : "base_momentum"; };
+  c10::impl::GenericList list(c10::AnyType::get());
+  for (const auto& phase : phases()) {
+    auto entry = make_state();
+    entry.insert("end_step", phase.end_step);
+    entry.insert("start_lr", name(phase.start_lr));
+    entry.insert("end_lr", name(phase.end_lr));
+    entry.insert("start_momentum", momentum(phase.starts_at_max_momentum));
+    entry.insert("end_momentum", momentum(phase.ends_at_max_momentum));
+    list.push_back(entry);
+  }
+  state.insert("total_steps", options_.total_steps);
+  state.insert("_schedule_phases", list);
+  state.insert("_anneal_func_type", options_.linear ? "linear" : "cos");
+  state.insert("cycle_momentum", options_.cycle_momentum);
+  if (options_.cycle_momentum)
+    state.insert("use_beta1", has_beta1(optimizer_.param_groups().front().options()));
+}
+
+void OneCycleLr::read_state(const DictReader& state) {
+  // The cycle's shape is the options'. A cycle cannot be made longer while it goes on.
+  const auto total = state.integer("total_steps");
+  if (total != options_.total_steps)
+    state.fail("'total_steps': expected " + std::to_string(options_.total_steps) + ", got " +
+               std::to_string(total));
+}
+
+ReduceLrOnPlateau::ReduceLrOnPlateau(torch::optim::Optimizer& optimizer,
+                                     const LrScheduleOptions::Plateau& options)
+    : LrScheduler(optimizer), options_(options), best_(worst_value<double>(options.mode)) {
+  expect(options.factor < 1, "a factor below 1", options.factor);
+  last_epoch_ = 0;
+}
+
+void ReduceLrOnPlateau::tick(std::optional<double> metric) {
+  if (!metric) throw std::invalid_argument("plateau: expected the value of the metric to watch, got none");
+  ++last_epoch_;
+  if (improves(*metric)) {
+    best_ = *metric;
+    bad_epochs_ = 0;
+  } else {
+    ++bad_epochs_;
+  }
+  if (cooldown_counter_ > 0) {
+    --cooldown_counter_;
+    bad_epochs_ = 0;
+  }
+  if (bad_epochs_ > options_.patience) {
+    reduce();
+    cooldown_counter_ = options_.cooldown;
+    bad_epochs_ = 0;
+  }
+  last_lrs_ = current_lrs();
+}
+
+bool ReduceLrOnPlateau::improves(double value) const {
+  const double change = options_.mode == MonitorMode::kMin ? -options_.threshold : options_.threshold;
+  return is_better(options_.mode, value, options_.absolute ? best_ + change : best_ * (1.0 + change));
+}
+
+void ReduceLrOnPlateau::reduce() {
+  for (auto& group : optimizer_.param_groups()) {
+    const double old_lr = group.options().get_lr();
+    const double new_lr = std::max(old_lr * options_.factor, options_.min_lr);
+    if (old_lr - new_lr > options_.eps) group.options().set_lr(new_lr);
+  }
+}
+
+void ReduceLrOnPlateau::write_state(c10::impl::GenericDict& state) const {
+  state.insert("factor", options_.factor);
+  state.insert("default_min_lr", options_.min_lr);
+  state.insert("min_lrs", to_list(std::vector<double>(base_lrs_.size(), options_.min_lr)));
+  state.insert("patience", options_.patience);
+  state.insert("cooldown", options_.cooldown);
+  state.insert("eps", options_.eps);
+  state.insert("mode_worse", worst_value<double>(options_.mode));
+  state.insert("mode", options_.mode == MonitorMode::kMin ? "min" : "max");
+  state.insert("threshold", options_.threshold);
+  state.insert("threshold_mode", options_.absolute ? "abs" : "rel");
+  state.insert("best", best_);
+  state.insert("cooldown_counter", cooldown_counter_);
+  state.insert("num_bad_epochs", bad_epochs_);
+}
+
+void ReduceLrOnPlateau::read_state(const DictReader& state) {
+  const auto best = state.number("best");
+  const auto cooldown_counter = state.integer("cooldown_counter");
+  bad_epochs_ = state.integer("num_bad_epochs");
+  best_ = best;
+  cooldown_counter_ = cooldown_counter;
 }
 
 }  // namespace ddprun::train

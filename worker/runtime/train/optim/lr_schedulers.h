@@ -18,6 +18,11 @@ namespace ddprun::train {
 
 class DictReader;
 
+c10::impl::GenericList to_list(const std::vector<double>& values);
+
+/// throws  std::invalid_argument "learning rate schedule: expected WHAT, got GOT" unless it holds
+void expect(bool holds, const char* what, double got);
+
 /// A schedule of torch.optim.lr_scheduler: same formulas on the same doubles in the same order, same state.
 /// Learning rates are read from the optimizer's groups and written there.
 class LrScheduler {
@@ -26,8 +31,8 @@ class LrScheduler {
   LrScheduler& operator=(const LrScheduler&) = delete;
   virtual ~LrScheduler() = default;
 
-  /// The next learning rates. metric is for plateau alone.
-  virtual void step(std::optional<double> metric);
+  /// Goes to the next unit. Only plateau uses metric.
+  virtual void tick(std::optional<double> metric);
   /// Goes to unit 0, from whatever the groups have: what SequentialLR does where its next schedule begins.
   void begin();
   /// SequentialLR's undoing of the first step, which making a scheduler takes.
@@ -124,10 +129,10 @@ class LinearLr : public LrScheduler {
 class ReduceLrOnPlateau : public LrScheduler {
  public:
   ReduceLrOnPlateau(torch::optim::Optimizer& optimizer, const LrScheduleOptions::Plateau& options);
-  void step(std::optional<double> metric) override;
+  void tick(std::optional<double> metric) override;
 
  private:
-  bool is_better(double value) const;
+  bool improves(double value) const;
   void reduce();
   std::vector<double> next_lrs() override { return current_lrs(); }
   void write_state(c10::impl::GenericDict& state) const override;

@@ -1,8 +1,32 @@
 #pragma once
 
+#include <limits>
+#include <optional>
+#include <string_view>
+
+#include <ddprun/report/metric_sink.h>
+
 namespace ddprun::train {
 
-/// Whether a smaller or a larger value of a watched metric is the better one.
+/// Whether a smaller or a larger value of the monitored metric is better.
 enum class MonitorMode { kMin, kMax };
+
+template <typename Value>
+bool is_better(MonitorMode mode, Value a, Value b) {
+  return mode == MonitorMode::kMin ? a < b : a > b;
+}
+
+/// Any number is better than this infinity.
+template <typename Value>
+Value worst_value(MonitorMode mode) {
+  const auto infinity = std::numeric_limits<Value>::infinity();
+  return mode == MonitorMode::kMin ? infinity : -infinity;
+}
+
+inline std::optional<double> find_metric(const report::MetricRow& row, std::string_view name) {
+  for (const auto& [key, value] : row)
+    if (key == name) return value;
+  return std::nullopt;
+}
 
 }  // namespace ddprun::train

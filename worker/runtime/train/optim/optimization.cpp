@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include <ATen/core/Dict.h>
-#include <torch/optim/optimizer.h>
 
 #include <ddprun/serialize/dict_reader.h>
 #include <ddprun/train/optim/clip_gradients.h>
@@ -65,7 +64,7 @@ void Optimization::clip() {
   if (options_.clip_value > 0) clip_grad_value(parameters, options_.clip_value);
 }
 
-void Optimization::step() {
+void Optimization::optimizer_step() {
   if (scaler_.enabled()) {
     scaler_.unscale(*optimizer_, sum_over_ranks_);
     clip();

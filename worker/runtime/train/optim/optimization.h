@@ -11,13 +11,26 @@
 #include <ddprun/train/optim/ema.h>
 #include <ddprun/train/optim/grad_scaler.h>
 #include <ddprun/train/optim/lr_schedule.h>
-#include <ddprun/train/optim/options.h>
-
-namespace torch::optim {
-class Optimizer;
-}
+#include <ddprun/train/optim/optimizer.h>
+#include <ddprun/train/optim/precision.h>
 
 namespace ddprun::train {
+
+/// What happens to the weights in a step.
+struct OptimOptions {
+  OptimizerSettings optimizer;
+  LrScheduleKind schedule = LrScheduleKind::kNone;
+  bool schedule_per_step = false;  ///< its unit is an optimizer step, not an epoch; one-cycle's always is
+  std::int64_t t_max = 0;      ///< cosine: units until the lowest learning rate; 0: as many as the run has
+  std::int64_t step_size = 1;  ///< step: units between two changes
+  double gamma = 0.1;          ///< step, plateau: what the learning rate is multiplied by
+  std::int64_t plateau_patience = 10;
+  std::int64_t warmup_steps = 0;
+  bool scale_lr = false;  ///< learning rate x ranks
+  double clip_norm = 0;   ///< 0: no clipping
+  double clip_value = 0;
+  double ema = 0;  ///< decay of the averaged weights; 0: none
+};
 
 /// How long a run is, as far as schedules need to know.
 struct RunLength {
@@ -54,7 +67,7 @@ class Optimization {
   /// Unscales, clips, steps, averages and sets the next learning rate. Without loss scaling nothing waits for
   /// the device. A step that is skipped for an infinite gradient moves the learning rate all the same, as in
   /// Lightning.
-  void step();
+  void optimizer_step();
 
   /// metric  what the plateau schedule watches
   void end_epoch(std::optional<double> metric);

@@ -3,19 +3,20 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <string_view>
 #include <vector>
 
+#include <torch/arg.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
 #include <torch/optim/optimizer.h>
+#include <torch/optim/sgd.h>
+#include <torch/types.h>
 
 namespace ddprun::train {
 
 enum class OptimizerKind { kSgd, kAdam, kAdamW, kAdadelta };
 
-/// sgd, adam, adamw, adadelta; nullopt for another name.
-std::optional<OptimizerKind> parse_optimizer_kind(std::string_view name);
-
-/// torch.optim's arguments. What a kind does not know is ignored; nullopt is the kind's own default.
+/// torch.optim's arguments. A kind ignores those it does not have; nullopt is the kind's default.
 struct OptimizerSettings {
   OptimizerKind kind = OptimizerKind::kAdam;
   double lr = 1e-3;
@@ -29,13 +30,64 @@ struct OptimizerSettings {
   double rho = 0.9;                         ///< Adadelta
 };
 
-/// An optimizer on PyTorch's fused kernels (worker/runtime/train/optim/fused_optimizers.h, adadelta.h), equal
-/// to torch.optim's with fused=True. Its options and states are LibTorch's: optimizer_state_dict(),
-/// ZeroOptimizer and learning rate schedules work with it.
+/// One of the optimizers below. Options and states are LibTorch's: optimizer_state_dict(), ZeroOptimizer and
+/// learning rate schedules work with it.
 ///
-/// groups  those that have options keep them
-/// throws  c10::Error for a setting out of its range
+/// groups  keep options they already have
+/// throws  c10::Error for a setting out of range
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(
     const OptimizerSettings& settings, const std::vector<torch::optim::OptimizerParamGroup>& groups);
+
+// LibTorch's optimizers on PyTorch's fused kernels, which update all parameters of a kind in one call: bit
+// for bit torch.optim's with fused=True, on the CPU and on CUDA. If the kernels cannot take a parameter or
+// gradient (sparse, not dense, of mixed types), step() is LibTorch's.
+
+class FusedSgd : public torch::optim::SGD {
+ public:
+  using SGD::SGD;
+  torch::Tensor step(LossClosure closure = nullptr) override;
+};
+
+class FusedAdam : public torch::optim::Adam {
+ public:
+  using Adam::Adam;
+  torch::Tensor step(LossClosure closure = nullptr) override;
+};
+
+class FusedAdamW : public torch::optim::AdamW {
+ public:
+  using AdamW::AdamW;
+  torch::Tensor step(LossClosure closure = nullptr) override;
+};
+
+struct AdadeltaOptions : torch::optim::OptimizerCloneableOptions<AdadeltaOptions> {
+  AdadeltaOptions(double lr = 1.0) : lr_(lr) {}  // implicit, like LibTorch's options
+  TORCH_ARG(double, lr);
+  TORCH_ARG(double, rho) = 0.9;
+  TORCH_ARG(double, eps) = 1e-6;
+  TORCH_ARG(double, weight_decay) = 0;
+
+ public:
+  double get_lr() const override { return lr(); }
+  void set_lr(double lr) override { this->lr(lr); }
+};
+
+struct AdadeltaParamState : torch::optim::OptimizerCloneableParamState<AdadeltaParamState> {
+  TORCH_ARG(std::int64_t, step) = 0;
+  TORCH_ARG(torch::Tensor, square_avg);
+  TORCH_ARG(torch::Tensor, acc_delta);
+};
+
+/// torch.optim.Adadelta, which LibTorch lacks. Zeiler 2012, "ADADELTA: An Adaptive Learning Rate Method".
+class Adadelta : public torch::optim::Optimizer {
+ public:
+  /// throws  c10::Error for an option out of range
+  explicit Adadelta(const std::vector<torch::optim::OptimizerParamGroup>& groups,
+                    AdadeltaOptions defaults = {});
+  explicit Adadelta(std::vector<torch::Tensor> parameters, AdadeltaOptions defaults = {});
+
+  /// throws  c10::Error for a sparse gradient
+  torch::Tensor step(LossClosure closure = nullptr) override;
+};
 
 }  // namespace ddprun::train

@@ -6,13 +6,6 @@
 
 namespace ddprun::train {
 
-std::optional<Precision> parse_precision(std::string_view name) {
-  if (name == "32") return Precision::k32;
-  if (name == "bf16-mixed") return Precision::kBf16Mixed;
-  if (name == "16-mixed") return Precision::k16Mixed;
-  return std::nullopt;
-}
-
 AutocastScope::AutocastScope(Precision precision, c10::DeviceType device)
     : device_(device), active_(precision != Precision::k32) {
   if (!active_) return;

@@ -3,9 +3,6 @@
 #include <c10/core/DeviceType.h>
 #include <c10/core/ScalarType.h>
 
-#include <optional>
-#include <string_view>
-
 namespace at {
 class Tensor;
 }
@@ -17,9 +14,6 @@ namespace ddprun::train {
 
 /// What the forward pass computes with. Parameters, gradients and optimizer states are float32 in all.
 enum class Precision { k32, kBf16Mixed, k16Mixed };
-
-/// 32, bf16-mixed, 16-mixed; nullopt for another name.
-std::optional<Precision> parse_precision(std::string_view name);
 
 /// While it lives, this thread's operators run in the precision where that is safe, as under torch.autocast.
 /// Put the forward pass and the loss inside, backward outside. The outermost scope's end frees the casted

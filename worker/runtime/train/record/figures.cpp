@@ -11,6 +11,7 @@
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
 #include <ddprun/image/png.h>
+#include <ddprun/train/optim/monitor.h>
 
 namespace ddprun::train {
 namespace {
@@ -35,19 +36,13 @@ const std::vector<Kind>& kinds() {
   return all;
 }
 
-std::optional<double> value_of(const MetricRow& row, const std::string& name) {
-  for (const auto& [key, value] : row)
-    if (key == name) return value;
-  return std::nullopt;
-}
-
 /// "epoch" if the rows with such a figure are one an epoch, else "step".
 std::string x_axis_of(const std::vector<MetricRow>& rows, const Kind& kind) {
   std::set<double> epochs;
   for (const auto& row : rows) {
     if (std::none_of(row.begin(), row.end(), [&](const auto& figure) { return kind.shows(figure.first); }))
       continue;
-    const auto epoch = value_of(row, "epoch");
+    const auto epoch = find_metric(row, "epoch");
     if (!epoch || !epochs.insert(*epoch).second) return "step";
   }
   return "epoch";
@@ -57,7 +52,7 @@ image::LineChart chart_of(const std::vector<MetricRow>& rows, const Kind& kind) 
   image::LineChart chart{.title = kind.title, .x_label = x_axis_of(rows, kind), .integer_x = true};
   std::map<std::string, std::size_t> index_of;
   for (const auto& row : rows) {
-    const auto x = value_of(row, chart.x_label);
+    const auto x = find_metric(row, chart.x_label);
     if (!x) continue;
     for (const auto& [name, value] : row) {
       if (!kind.shows(name)) continue;

@@ -13,10 +13,11 @@ RankResources::RankResources(const ddp::ProcessGroup& group, const std::string& 
     : group_(group), usage_(gpu_uuid) {}
 
 std::vector<double> RankResources::sum(std::vector<double> values, bool at_once) {
-  const bool fresh = at_once || sample_.empty() || seconds_since(sampled_) >= 1;
+  const auto now = std::chrono::steady_clock::now();
+  const bool fresh = at_once || sample_.empty() || now - sampled_ >= std::chrono::seconds(1);
   if (fresh) {
     sample_ = report::numbers_of(usage_.sample());
-    sampled_ = Clock::now();
+    sampled_ = now;
   }
   // A place for every rank's numbers, zero in those of the others: the sum is all of them.
   constexpr auto kNumbers = static_cast<std::ptrdiff_t>(report::kResourceNumbers);

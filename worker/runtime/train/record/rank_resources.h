@@ -1,12 +1,12 @@
 #pragma once
 
+#include <chrono>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <ddprun/group/process_group.h>
 #include <ddprun/report/resource_usage.h>
-#include <ddprun/train/model/epoch_progress.h>
 
 namespace ddprun::train {
 
@@ -27,7 +27,7 @@ class RankResources {
   const ddp::ProcessGroup& group_;
   report::ResourceUsage usage_;
   std::vector<double> sample_;  // the last, as numbers
-  Clock::time_point sampled_;
+  std::chrono::steady_clock::time_point sampled_;
   report::MetricRow row_;
 };
 

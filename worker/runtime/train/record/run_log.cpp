@@ -11,7 +11,6 @@
 #include <ddprun/common/logging.h>
 #include <ddprun/common/text/one_line.h>
 #include <ddprun/group/collectives.h>
-#include <ddprun/train/model/run_plan.h>
 #include <ddprun/train/record/run_report.h>
 
 namespace ddprun::train {
@@ -32,36 +31,36 @@ nlohmann::ordered_json to_json(const ddp::DistributedDataParallel::Statistics& s
   return json;
 }
 
-nlohmann::ordered_json to_json(const RunFigures& figures, const Task& task, int world_size) {
+nlohmann::ordered_json to_json(const RunSummary& summary, const Task& task, int world_size) {
   nlohmann::ordered_json json = {
       {"task", task.name},          {"world_size", world_size},
-      {"epochs", figures.epochs},   {"steps", figures.steps},
-      {"seconds", figures.seconds}, {"samples_per_second", figures.samples_per_second}};
+      {"epochs", summary.epochs},   {"steps", summary.steps},
+      {"seconds", summary.seconds}, {"samples_per_second", summary.samples_per_second}};
   const auto add = [&](const std::optional<Totals>& totals, const std::string& set) {
     if (!totals) return;
     json[set + "_loss"] = totals->mean_loss();
     for (const auto& [name, mean] : totals->measures()) json[set + "_" + name] = mean.value();
   };
-  add(figures.train, "train");
-  add(figures.validation, "val");
-  add(figures.test, "test");
-  json["checkpoint"] = figures.checkpoint.string();
-  if (!figures.best_checkpoint.empty()) json["best_checkpoint"] = figures.best_checkpoint.string();
-  if (!figures.stop_reason.empty()) json["stopped"] = figures.stop_reason;
-  if (figures.loss_scale) {
-    json["loss_scale"] = *figures.loss_scale;
-    json["skipped_steps"] = figures.skipped_steps;
+  add(summary.train, "train");
+  add(summary.validation, "val");
+  add(summary.test, "test");
+  json["checkpoint"] = summary.checkpoint.string();
+  if (!summary.best_checkpoint.empty()) json["best_checkpoint"] = summary.best_checkpoint.string();
+  if (!summary.stop_reason.empty()) json["stopped"] = summary.stop_reason;
+  if (summary.loss_scale) {
+    json["loss_scale"] = *summary.loss_scale;
+    json["skipped_steps"] = summary.skipped_steps;
   }
-  json["peak_rss_mb"] = figures.memory.rss_mb;
-  if (figures.memory.gpu_reserved_mb > 0) {
-    json["peak_gpu_allocated_mb"] = figures.memory.gpu_allocated_mb;
-    json["peak_gpu_reserved_mb"] = figures.memory.gpu_reserved_mb;
+  json["peak_rss_mb"] = summary.memory.rss_mb;
+  if (summary.memory.gpu_reserved_mb > 0) {
+    json["peak_gpu_allocated_mb"] = summary.memory.gpu_allocated_mb;
+    json["peak_gpu_reserved_mb"] = summary.memory.gpu_reserved_mb;
   }
-  json["time"] = {{"training_seconds", figures.time.training},
-                  {"evaluation_seconds", figures.time.evaluation},
-                  {"data_wait_seconds", figures.time.data_wait},
-                  {"checkpoint_stall_seconds", figures.time.checkpoint_stall}};
-  json["ddp"] = to_json(figures.ddp);
+  json["time"] = {{"training_seconds", summary.time.training},
+                  {"evaluation_seconds", summary.time.evaluation},
+                  {"data_wait_seconds", summary.time.data_wait},
+                  {"checkpoint_stall_seconds", summary.time.checkpoint_stall}};
+  json["ddp"] = to_json(summary.ddp);
   return json;
 }
 
@@ -109,23 +108,23 @@ report::MetricRow ddp_times(const ddp::DistributedDataParallel::Statistics& stat
   return statistics.forward_ns == 0 ? report::MetricRow() : all_times(statistics);
 }
 
-RunLog::RunLog(const Task& task, const TrainerOptions& options, const ddp::ProcessGroup& group,
-               std::optional<std::int64_t> resumed_at)
-    : task_(task), options_(options), group_(group), progress_(options.progress && group.rank() == 0) {
+RunLog::RunLog(const Run& run, std::optional<std::int64_t> resumed_at)
+    : run_(run), task_(run.task), options_(run.options), bar_(run.options.progress && run.on_rank_0()) {
+  const auto& group = run.group;
   const bool gpu = ddp::any_rank_true(group, group.device().is_cuda());
-  if (group.rank() != 0) return;
+  if (!run.on_rank_0()) return;
   RunRecord::Options record;
-  record.columns = metric_columns(task);
-  if (group.size() > 1 && !options.parallel.fsdp)
+  record.columns = run.metric_columns();
+  if (group.size() > 1 && !options_.parallel.fsdp)
     for (const auto& [name, value] : all_times({})) record.columns.push_back(name);
   for (auto& name : report::resource_columns(group.size(), gpu)) record.columns.push_back(std::move(name));
   record.resumed_at = resumed_at;
-  record.tensorboard = options.tensorboard;
-  record_.emplace(options.out, std::move(record));
+  record.tensorboard = options_.tensorboard;
+  record_.emplace(options_.out, std::move(record));
 }
 
 void RunLog::print_own(const std::string& line) {
-  progress_.clear();
+  bar_.clear();
   std::cout << one_line(line) << std::endl;
 }
 
@@ -134,7 +133,7 @@ void RunLog::print(const std::string& line) {
 }
 
 void RunLog::announce() {
-  auto line = "Training " + task_.name + " on " + counted(group_.size(), "rank") + ", " +
+  auto line = "Training " + task_.name + " on " + counted(run_.group.size(), "rank") + ", " +
               std::to_string(task_.train_set->size()) + " training";
   const auto add = [&](const char* between, const data::Dataset& set, const char* what) {
     line += between + std::to_string(set.size()) + what;
@@ -155,8 +154,8 @@ void RunLog::row(const report::MetricRow& row) {
   if (record_) record_->add_metrics(row);
 }
 
-void RunLog::step(const TrainState& at, const TrainProgress& progress, double learning_rate,
-                  const report::MetricRow& more) {
+void RunLog::progress(const TrainState& at, const TrainProgress& progress, double learning_rate,
+                      const report::MetricRow& more) {
   if (task_.train_line) print(task_.train_line(progress));
   warn_unless_finite("training loss", progress.loss, at.step);
   report::MetricRow figures = {
@@ -183,24 +182,24 @@ void RunLog::warn_unless_finite(const std::string& what, double loss, std::int64
               ": the training has diverged; a smaller --lr may help");
 }
 
-void RunLog::finish(const RunFigures& figures) {
+void RunLog::finish(const RunSummary& summary) {
   if (!record_) return;
-  if (!figures.stop_reason.empty())
-    print("stopped at step " + std::to_string(figures.steps) + ": " + figures.stop_reason);
+  if (!summary.stop_reason.empty())
+    print("stopped at step " + std::to_string(summary.steps) + ": " + summary.stop_reason);
   // A path is bytes, JSON is UTF-8.
-  const auto json =
-      to_json(figures, task_, group_.size()).dump(2, ' ', false, nlohmann::json::error_handler_t::replace);
+  const auto json = to_json(summary, task_, run_.group.size())
+                        .dump(2, ' ', false, nlohmann::json::error_handler_t::replace);
   record_->finish(json + "\n");
-  print("checkpoint: " + figures.checkpoint.string());
+  print("checkpoint: " + summary.checkpoint.string());
   print("metrics:    " + record_->metrics_path().string());
   print("summary:    " + record_->summary_path().string());
-  if (options_.report) write_report(json, figures);
-  if (task_.write_weights) write_best(figures);
+  if (options_.report) write_report(json, summary);
+  if (task_.write_weights) write_best(summary);
 }
 
 /// Nor is it worth a run that a file for other programs cannot be written: the checkpoint is there.
-void RunLog::write_best(const RunFigures& figures) {
-  const auto& from = figures.best_checkpoint.empty() ? figures.checkpoint : figures.best_checkpoint;
+void RunLog::write_best(const RunSummary& summary) {
+  const auto& from = summary.best_checkpoint.empty() ? summary.checkpoint : summary.best_checkpoint;
   const auto folder = options_.out / "best";
   try {
     task_.write_weights(folder, weights_to_evaluate(read_weights_of_checkpoint(from)));
@@ -212,11 +211,11 @@ void RunLog::write_best(const RunFigures& figures) {
 }
 
 /// A page is not worth a run: what goes wrong with it is a warning.
-void RunLog::write_report(const std::string& summary_json, const RunFigures& figures) {
+void RunLog::write_report(const std::string& summary_json, const RunSummary& summary) {
   RunReport report;
   report.title = task_.name;
-  report.subtitle = counted(group_.size(), "rank") + ", " + counted(figures.epochs, "epoch") + ", " +
-                    counted(figures.steps, "step");
+  report.subtitle = counted(run_.group.size(), "rank") + ", " + counted(summary.epochs, "epoch") + ", " +
+                    counted(summary.steps, "step");
   report.summary_json = summary_json;
   report.config_toml = text_of(options_.out / "config.toml");
   report.environment_json = text_of(options_.out / "environment.json");

@@ -8,10 +8,8 @@
 #include <string>
 #include <vector>
 
-#include <ddprun/group/process_group.h>
-#include <ddprun/train/model/callback.h>
 #include <ddprun/train/model/evaluation.h>
-#include <ddprun/train/optim/options.h>
+#include <ddprun/train/model/run.h>
 #include <ddprun/train/record/progress.h>
 #include <ddprun/train/record/rank_resources.h>
 #include <ddprun/train/record/run_record.h>
@@ -27,7 +25,7 @@ struct TimeReport {
 };
 
 /// What the summary tells.
-struct RunFigures {
+struct RunSummary {
   std::int64_t epochs = 0, steps = 0;
   double seconds = 0, samples_per_second = 0;
   TimeReport time;
@@ -49,8 +47,7 @@ report::MetricRow ddp_times(const ddp::DistributedDataParallel::Statistics& stat
 class RunLog {
  public:
   /// resumed_at  the step that the run goes on from
-  RunLog(const Task& task, const TrainerOptions& options, const ddp::ProcessGroup& group,
-         std::optional<std::int64_t> resumed_at);
+  RunLog(const Run& run, std::optional<std::int64_t> resumed_at);
 
   RunRecord* record() { return record_ ? &*record_ : nullptr; }
 
@@ -60,8 +57,8 @@ class RunLog {
   void row(const report::MetricRow& row);
   /// What is told at every log interval.
   /// more  figures for its row
-  void step(const TrainState& at, const TrainProgress& progress, double learning_rate,
-            const report::MetricRow& more);
+  void progress(const TrainState& at, const TrainProgress& progress, double learning_rate,
+                const report::MetricRow& more);
   /// set  "Test set", "Validation"
   void result_line(const std::string& set, const Totals& totals);
   /// Shows the picture in figures/NAME.png and TensorBoard, if the run is to have a report. It is not worth a
@@ -71,23 +68,23 @@ class RunLog {
   /// Once a run: what comes after a loss that is no number is no training any more.
   void warn_unless_finite(const std::string& what, double loss, std::int64_t step);
 
-  bool bar_is_due() const { return progress_.due(); }
-  void bar(const BarState& state) { progress_.update(state); }
-  void clear_bar() { progress_.clear(); }
+  bool bar_is_due() const { return bar_.due(); }
+  void bar(const BarState& state) { bar_.update(state); }
+  void clear_bar() { bar_.clear(); }
 
   /// Writes summary.json and says where the run's files are.
-  void finish(const RunFigures& figures);
+  void finish(const RunSummary& summary);
   /// Only waits for the checkpoint, which a terminated run goes on from.
   void terminate(const std::filesystem::path& checkpoint);
 
  private:
-  void write_best(const RunFigures& figures);
-  void write_report(const std::string& summary_json, const RunFigures& figures);
+  void write_best(const RunSummary& summary);
+  void write_report(const std::string& summary_json, const RunSummary& summary);
 
+  const Run& run_;
   const Task& task_;
   const TrainerOptions& options_;
-  const ddp::ProcessGroup& group_;
-  Progress progress_;
+  Progress bar_;
   std::optional<RunRecord> record_;
   bool warned_ = false;
 };

@@ -5,25 +5,28 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <stdexcept>
 #include <system_error>
+#include <tuple>
 
 #include <ddprun/common/errors.h>
-#include <ddprun/common/text/in_quotes.h>
+#include <ddprun/serialize/dict_reader.h>
 #include <ddprun/serialize/pt_file.h>
 
 namespace ddprun::train {
 namespace {
 
+namespace fs = std::filesystem;
 using c10::IValue;
 using c10::impl::GenericDict;
 using c10::impl::GenericList;
 
 constexpr std::int64_t kFormat = 1;
-
-GenericDict make_dict() { return GenericDict(c10::StringType::get(), c10::AnyType::get()); }
 
 // -- the configuration: JSON in memory, a dict in the file --
 
@@ -40,58 +43,12 @@ IValue to_value(const nlohmann::json& json) {
     for (const auto& element : json) list.push_back(to_value(element));
     return list;
   }
-  auto dict = make_dict();
+  auto dict = make_state();
   for (const auto& [key, value] : json.items()) dict.insert(key, to_value(value));
   return dict;
 }
 
-/// A file's dict and the file; names both when something is not as expected.
-class Fields {
- public:
-  Fields(GenericDict dict, const std::filesystem::path& source) : dict_(std::move(dict)), source_(source) {}
-
-  [[noreturn]] void fail(const std::string& message) const {
-    throw IoError(source_, "is no training state to go on from: " + message);
-  }
-  [[noreturn]] void fail(const char* key, const char* expected, const IValue& got) const {
-    fail(serialize::in_quotes(key) + " is a " + got.tagKind() + ", expected " + expected);
-  }
-  /// None if it is absent.
-  IValue optional(const char* key) const {
-    for (const auto& item : dict_)
-      if (item.key().isString() && item.key().toStringRef() == key) return item.value();
-    return {};
-  }
-  IValue at(const char* key) const {
-    auto value = optional(key);
-    if (value.isNone()) fail("it lacks " + serialize::in_quotes(key));
-    return value;
-  }
-  std::int64_t count(const char* key) const {
-    const auto value = at(key);
-    if (!value.isInt() || value.toInt() < 0) fail(key, "an integer >= 0", value);
-    return value.toInt();
-  }
-  Fields fields(const char* key) const { return {dict(key).toGenericDict(), source_}; }
-  IValue dict(const char* key) const {
-    auto value = at(key);
-    if (!value.isGenericDict()) fail(key, "a dict", value);
-    return value;
-  }
-  IValue optional_dict(const char* key) const { return optional(key).isNone() ? IValue() : dict(key); }
-  GenericList list(const char* key) const {
-    const auto value = at(key);
-    if (!value.isList()) fail(key, "a list", value);
-    return value.toList();
-  }
-  nlohmann::json json(const IValue& value) const;
-
- private:
-  GenericDict dict_;
-  const std::filesystem::path& source_;
-};
-
-nlohmann::json Fields::json(const IValue& value) const {
+nlohmann::json to_json(const IValue& value) {
   if (value.isBool()) return value.toBool();
   if (value.isInt()) return value.toInt();
   if (value.isDouble()) return value.toDouble();
@@ -99,14 +56,16 @@ nlohmann::json Fields::json(const IValue& value) const {
   if (value.isNone()) return nullptr;
   if (value.isList()) {
     auto array = nlohmann::json::array();
-    for (const IValue& element : value.toListRef()) array.push_back(json(element));
+    for (const IValue& element : value.toListRef()) array.push_back(to_json(element));
     return array;
   }
-  if (!value.isGenericDict()) fail("config", "numbers, text, lists and dicts", value);
+  if (!value.isGenericDict())
+    throw std::invalid_argument("'config': expected numbers, text, lists and dicts, got " + value.tagKind());
   auto object = nlohmann::json::object();
   for (const auto& item : value.toGenericDict()) {
-    if (!item.key().isString()) fail("config", "keys of text", item.key());
-    object[item.key().toStringRef()] = json(item.value());
+    if (!item.key().isString())
+      throw std::invalid_argument("'config': expected text as keys, got " + item.key().tagKind());
+    object[item.key().toStringRef()] = to_json(item.value());
   }
   return object;
 }
@@ -116,7 +75,7 @@ nlohmann::json Fields::json(const IValue& value) const {
 IValue to_value(const std::vector<GeneratorState>& generators) {
   GenericList list(c10::AnyType::get());
   for (const auto& of_rank : generators) {
-    auto dict = make_dict();
+    auto dict = make_state();
     if (of_rank.cpu.defined()) dict.insert("cpu", of_rank.cpu);
     if (of_rank.cuda.defined()) dict.insert("cuda", of_rank.cuda);
     list.push_back(dict);
@@ -124,27 +83,103 @@ IValue to_value(const std::vector<GeneratorState>& generators) {
   return list;
 }
 
-std::vector<GeneratorState> read_generators(const Fields& root) {
+std::vector<GeneratorState> read_generators(const DictReader& root) {
   std::vector<GeneratorState> generators;
   for (const IValue& of_rank : root.list("generators")) {
-    if (!of_rank.isGenericDict()) root.fail("generators", "a list of dicts", of_rank);
+    const DictReader devices(of_rank, "generators");
     GeneratorState state;
-    for (const auto& item : of_rank.toGenericDict()) {
-      if (!item.value().isTensor() || item.value().toTensor().scalar_type() != at::kByte ||
-          item.value().toTensor().dim() != 1)
-        root.fail("generators", "bytes for each device", item.value());
-      if (item.key() == IValue("cpu")) state.cpu = item.value().toTensor();
-      if (item.key() == IValue("cuda")) state.cuda = item.value().toTensor();
+    for (const auto& [key, bytes] : {std::pair{"cpu", &state.cpu}, {"cuda", &state.cuda}}) {
+      if (!devices.has(key)) continue;
+      *bytes = devices.tensor(key);
+      if (bytes->scalar_type() != at::kByte || bytes->dim() != 1)
+        root.fail("'generators': expected bytes for each device");
     }
     generators.push_back(state);
   }
   return generators;
 }
 
+std::int64_t count(const DictReader& reader, const char* key) {
+  const auto value = reader.integer(key);
+  if (value < 0)
+    reader.fail(std::string("'") + key + "': expected an integer >= 0, got " + std::to_string(value));
+  return value;
+}
+
+/// throws  std::invalid_argument naming what is missing or of another type
+TrainingState read_state(const IValue& value) {
+  const DictReader root(value, "the run");
+  if (!root.has("format"))
+    root.fail(
+        "expected 'format', got none; a run leaves such files in checkpoints/ (for weights alone: "
+        "--init-weights)");
+  if (const auto format = count(root, "format"); format != kFormat)
+    root.fail("'format': expected " + std::to_string(kFormat) + ", got " + std::to_string(format));
+  const auto optional_dict = [&](const char* key) {
+    return root.has(key) ? IValue(root.dict(key)) : IValue();
+  };
+  TrainingState state;
+  state.model = root.dict("model");
+  state.optimizer = root.dict("optimizer");
+  state.lr_schedule = optional_dict("lr_schedule");
+  state.scaler = optional_dict("scaler");
+  state.ema = optional_dict("ema");
+  if (root.has("model_config")) state.model_config = root.text("model_config");
+  state.epoch = count(root, "epoch");
+  state.step = count(root, "step");
+  const DictReader position(root.dict("position"), "the run's position");
+  state.position = {count(position, "epoch"), count(position, "samples")};
+  state.world_size = count(root, "world_size");
+  state.generators = read_generators(root);
+  for (const auto& item : root.dict("callbacks"))
+    if (item.key().isString()) state.callbacks.emplace(item.key().toStringRef(), item.value());
+  state.config_json = to_json(root.dict("config")).dump();
+  return state;
+}
+
+std::vector<fs::path> checkpoint_files(const fs::path& folder) {
+  std::vector<fs::path> files;
+  std::error_code error;
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
+    const auto extension = entry->path().extension();
+    std::error_code ignored;
+    if ((extension == ".pt" || extension == ".ckpt") && !entry->path().filename().string().starts_with('.') &&
+        !fs::is_directory(entry->path(), ignored))
+      files.push_back(entry->path());
+  }
+  if (error && error != std::errc::no_such_file_or_directory)
+    throw IoError(folder, "cannot be searched for checkpoints", error.value());
+  return files;
+}
+
+bool is_state(const c10::IValue& value) {
+  if (!value.isGenericDict()) return false;
+  const auto dict = value.toGenericDict();
+  return dict.contains("format") && dict.contains("step");
+}
+
+/// A training state as far as one can tell without reading its tensors.
+struct Candidate {
+  fs::path path;
+  std::int64_t step;
+  Position position;
+  fs::file_time_type written;
+
+  auto age() const { return std::tie(step, position.epoch, position.samples, written); }
+};
+
+std::optional<Candidate> peek(const fs::path& path) {
+  const auto value = serialize::peek_pt(path);
+  if (!is_state(value)) return std::nullopt;
+  const auto state = to_training_state(value, path);
+  std::error_code ignored;
+  return Candidate{path, state.step, state.position, fs::last_write_time(path, ignored)};
+}
+
 }  // namespace
 
 IValue to_value(const TrainingState& state) {
-  auto root = make_dict();
+  auto root = make_state();
   root.insert("format", kFormat);
   root.insert("model", state.model);
   root.insert("optimizer", state.optimizer);
@@ -154,13 +189,13 @@ IValue to_value(const TrainingState& state) {
   if (!state.model_config.empty()) root.insert("model_config", state.model_config);
   root.insert("epoch", state.epoch);
   root.insert("step", state.step);
-  auto position = make_dict();
+  auto position = make_state();
   position.insert("epoch", state.position.epoch);
   position.insert("samples", state.position.samples);
   root.insert("position", position);
   root.insert("world_size", state.world_size);
   root.insert("generators", to_value(state.generators));
-  auto callbacks = make_dict();
+  auto callbacks = make_state();
   for (const auto& [name, callback] : state.callbacks) callbacks.insert(name, callback);
   root.insert("callbacks", callbacks);
   root.insert("config", to_value(nlohmann::json::parse(state.config_json)));
@@ -168,35 +203,11 @@ IValue to_value(const TrainingState& state) {
 }
 
 TrainingState to_training_state(const IValue& value, const std::filesystem::path& source) {
-  if (!value.isGenericDict())
-    throw IoError(source, "is no training state to go on from: it holds a " + value.tagKind());
-  const Fields root(value.toGenericDict(), source);
-  if (root.optional("format").isNone())
-    root.fail(
-        "it lacks \"format\", expected what a run leaves in checkpoints/ (for weights alone: "
-        "--init-weights)");
-  if (const auto format = root.count("format"); format != kFormat)
-    root.fail("it has format " + std::to_string(format) + ", expected " + std::to_string(kFormat));
-  TrainingState state;
-  state.model = root.dict("model");
-  state.optimizer = root.dict("optimizer");
-  state.lr_schedule = root.optional_dict("lr_schedule");
-  state.scaler = root.optional_dict("scaler");
-  state.ema = root.optional_dict("ema");
-  if (const auto shape = root.optional("model_config"); !shape.isNone()) {
-    if (!shape.isString()) root.fail("model_config", "text", shape);
-    state.model_config = shape.toStringRef();
+  try {
+    return read_state(value);
+  } catch (const std::invalid_argument& error) {
+    throw IoError(source, std::string("cannot be resumed: ") + error.what());
   }
-  state.epoch = root.count("epoch");
-  state.step = root.count("step");
-  const auto position = root.fields("position");
-  state.position = {position.count("epoch"), position.count("samples")};
-  state.world_size = root.count("world_size");
-  state.generators = read_generators(root);
-  for (const auto& item : root.dict("callbacks").toGenericDict())
-    if (item.key().isString()) state.callbacks.emplace(item.key().toStringRef(), item.value());
-  state.config_json = root.json(root.dict("config")).dump();
-  return state;
 }
 
 void save_checkpoint(const std::filesystem::path& path, const TrainingState& state) {
@@ -214,6 +225,38 @@ TrainingState read_checkpoint(const std::filesystem::path& path) {
 
 TrainingState read_weights_of_checkpoint(const std::filesystem::path& path) {
   return to_training_state(serialize::read_pt(path, {"model", "ema"}), path);
+}
+
+std::vector<fs::path> training_state_files(const fs::path& run_folder) {
+  auto files = checkpoint_files(run_folder / "checkpoints");
+  std::erase_if(files, [](const fs::path& path) {
+    try {
+      return !is_state(serialize::peek_pt(path));
+    } catch (const IoError&) {
+      return true;
+    }
+  });
+  return files;
+}
+
+ResumePoint find_resume(const fs::path& run_folder) {
+  ResumePoint result;
+  std::vector<Candidate> candidates;
+  for (const auto& path : checkpoint_files(run_folder / "checkpoints")) try {
+      if (auto candidate = peek(path)) candidates.push_back(*std::move(candidate));
+    } catch (const IoError& error) {
+      result.skipped.emplace_back(error.what());
+    }
+  std::sort(candidates.begin(), candidates.end(),
+            [](const Candidate& a, const Candidate& b) { return a.age() > b.age(); });
+  for (const auto& candidate : candidates) try {
+      result.state = read_checkpoint(candidate.path);
+      result.path = candidate.path;
+      break;
+    } catch (const IoError& error) {
+      result.skipped.emplace_back(error.what());
+    }
+  return result;
 }
 
 }  // namespace ddprun::train

@@ -4,9 +4,15 @@
 #include <torch/types.h>
 
 #include <algorithm>
+#include <array>
+#include <cctype>
+#include <charconv>
 #include <cmath>
-#include <limits>
+#include <cstdio>
+#include <cstdlib>
+#include <string_view>
 #include <tuple>
+#include <variant>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/serialize/dict_reader.h>
@@ -15,16 +21,84 @@ namespace ddprun::train {
 namespace {
 
 namespace fs = std::filesystem;
+using Number = std::variant<std::int64_t, double>;
 
-float worst(MonitorMode mode) {
-  const auto infinity = std::numeric_limits<float>::infinity();
-  return mode == MonitorMode::kMin ? infinity : -infinity;
+/// As Python's repr(): the shortest digits that give the same number back.
+std::string repr(double value) {
+  if (!std::isfinite(value)) return std::isnan(value) ? "nan" : value < 0 ? "-inf" : "inf";
+  std::array<char, 64> buffer{};
+  const auto write = [&](std::chars_format format) {
+    const auto end = std::to_chars(buffer.data(), buffer.data() + buffer.size(), value, format).ptr;
+    return std::string(buffer.data(), end);
+  };
+  auto text = write(std::chars_format::scientific);
+  const int exponent = std::atoi(text.c_str() + text.find('e') + 1);
+  if (exponent < -4 || exponent >= 16) return text;
+  text = write(std::chars_format::fixed);
+  return text.find('.') == std::string::npos ? text + ".0" : text;
 }
 
-std::optional<float> find(const MetricValues& metrics, const std::string& name) {
+/// [sign][0][width][.digits][type], a part of Python's format specifications.
+struct Spec {
+  std::string flags, width, digits;
+  char type = 0;
+};
+
+std::optional<Spec> parse_spec(std::string_view text) {
+  Spec spec;
+  std::size_t i = 0;
+  const auto here = [&] { return i < text.size() ? text[i] : '\0'; };
+  const auto number = [&](std::string& into) {
+    while (std::isdigit(static_cast<unsigned char>(here()))) into += text[i++];
+    return into.size() <= 2;
+  };
+  if (here() == '+' || here() == ' ' || here() == '-') spec.flags += text[i++];
+  if (here() == '0') spec.flags += text[i++];
+  if (!number(spec.width)) return std::nullopt;
+  if (here() == '.') {
+    ++i;
+    if (!number(spec.digits) || spec.digits.empty()) return std::nullopt;
+  }
+  if (i < text.size()) spec.type = text[i++];
+  if (i != text.size()) return std::nullopt;
+  return spec;
+}
+
+template <typename Value>
+std::string print(const std::string& format, Value value) {
+  std::array<char, 512> buffer{};  // digits of the largest double, width and precision of two digits
+  std::snprintf(buffer.data(), buffer.size(), format.c_str(), value);
+  return buffer.data();
+}
+
+/// nullopt where Python refuses that type for that number.
+std::optional<std::string> format(const Number& value, const Spec& spec) {
+  std::string flags;
+  for (const char flag : spec.flags)
+    if (flag != '-') flags += flag;  // Python's default; in C it aligns
+  const auto start = "%" + flags + spec.width;
+  const auto* integer = std::get_if<std::int64_t>(&value);
+  if (spec.type == 'd' || (spec.type == 0 && integer != nullptr)) {
+    if (integer == nullptr || !spec.digits.empty()) return std::nullopt;
+    return print(start + "lld", static_cast<long long>(*integer));
+  }
+  const double number = integer != nullptr ? static_cast<double>(*integer) : std::get<double>(value);
+  const auto digits = spec.digits.empty() ? "" : "." + spec.digits;
+  if (spec.type == 0) {
+    if (!digits.empty() || !spec.width.empty() || !flags.empty()) return std::nullopt;
+    return repr(number);
+  }
+  if (spec.type == '%') return print(start + digits + "f", 100 * number) + "%";
+  if (std::string_view("eEfFgG").find(spec.type) == std::string_view::npos) return std::nullopt;
+  return print(start + digits + spec.type, number);
+}
+
+Number value_of(std::string_view name, const MetricValues& metrics, std::int64_t epoch, std::int64_t step) {
+  if (name == "epoch") return epoch;
+  if (name == "step") return step;
   for (const auto& [metric, value] : metrics)
-    if (metric == name) return static_cast<float>(value);
-  return std::nullopt;
+    if (metric == name) return static_cast<double>(static_cast<float>(value));  // Lightning's are float32
+  return std::int64_t{0};
 }
 
 std::string names_of(const MetricValues& metrics) {
@@ -44,8 +118,39 @@ std::optional<float> optional_number(const DictReader& reader, const std::string
 
 }  // namespace
 
+std::string checkpoint_name(const std::string& pattern, const MetricValues& metrics, std::int64_t epoch,
+                            std::int64_t step, bool auto_insert) {
+  if (pattern.empty()) return checkpoint_name("{epoch}-{step}", metrics, epoch, step, auto_insert);
+  const auto refuse = [&](const std::string& why) {
+    throw UsageError("checkpoint name '" + pattern + "': " + why);
+  };
+  std::string result;
+  for (std::size_t i = 0; i < pattern.size();) {
+    if (pattern[i] == '}') refuse("expected '{' before '}'");
+    if (pattern[i] != '{') {
+      result += pattern[i++];
+      continue;
+    }
+    const auto end = pattern.find('}', i);
+    if (end == std::string::npos) refuse("expected '}' after '{'");
+    const auto field = pattern.substr(i + 1, end - i - 1);
+    const auto colon = field.find(':');
+    const auto name = field.substr(0, colon);
+    if (name.empty() || name.find('{') != std::string::npos)
+      refuse("expected a metric's name between '{' and '}'");
+    const auto spec = parse_spec(colon == std::string::npos ? "" : std::string_view(field).substr(colon + 1));
+    const auto text = spec ? format(value_of(name, metrics, epoch, step), *spec) : std::nullopt;
+    if (!text) refuse("expected a format such as 02d or .2f for " + name + ", got '{" + field + "}'");
+    result += auto_insert ? name + "=" + *text : *text;
+    i = end + 1;
+  }
+  return result;
+}
+
 CheckpointPolicy::CheckpointPolicy(CheckpointPolicyOptions options, FileExists exists)
-    : options_(std::move(options)), exists_(std::move(exists)), kth_value_(worst(options_.mode)) {
+    : options_(std::move(options)),
+      exists_(std::move(exists)),
+      kth_value_(worst_value<float>(options_.mode)) {
   const auto k = options_.save_top_k;
   if (k < -1) throw UsageError("save_top_k: expected -1 or more, got " + std::to_string(k));
   if (k > 1 && options_.monitor.empty())
@@ -55,7 +160,8 @@ CheckpointPolicy::CheckpointPolicy(CheckpointPolicyOptions options, FileExists e
 CheckpointPlan CheckpointPolicy::plan(const MetricValues& metrics, std::int64_t epoch, std::int64_t step,
                                       Occasion occasion) {
   CheckpointPlan plan;
-  const bool known = options_.monitor.empty() || find(metrics, options_.monitor).has_value();
+  if (occasion == Occasion::kRequest) return plan;
+  const bool known = options_.monitor.empty() || find_metric(metrics, options_.monitor).has_value();
   if (step == last_step_saved_ || (occasion == Occasion::kStep && !known)) return plan;
   if (!known && options_.save_top_k != 0)
     throw UsageError("monitor: expected one of the metrics " + names_of(metrics) + ", got '" +
@@ -71,7 +177,8 @@ void CheckpointPolicy::plan_top_k(const MetricValues& metrics, std::int64_t epoc
       checkpoint_name(options_.filename, metrics, epoch, step, options_.auto_insert_metric_name);
   if (options_.monitor.empty()) {
     plan_newest(name, plan);
-  } else if (const auto score = *find(metrics, options_.monitor); is_among_top_k(score)) {
+  } else if (const auto score = static_cast<float>(*find_metric(metrics, options_.monitor));
+             is_among_top_k(score)) {
     plan_by_score(score, name, plan);
   } else {
     return;
@@ -82,17 +189,19 @@ void CheckpointPolicy::plan_top_k(const MetricValues& metrics, std::int64_t epoc
 bool CheckpointPolicy::is_among_top_k(float score) const {
   if (options_.save_top_k == -1 || static_cast<std::int64_t>(best_k_.size()) < options_.save_top_k)
     return true;
-  return is_better(score, worst_kept().second);
+  return is_better(options_.mode, score, worst_kept().second);
 }
 
 std::pair<fs::path, float> CheckpointPolicy::worst_kept() const {  // of equals the first
-  return *std::min_element(best_k_.begin(), best_k_.end(),
-                           [&](const auto& a, const auto& b) { return is_better(b.second, a.second); });
+  return *std::min_element(best_k_.begin(), best_k_.end(), [&](const auto& a, const auto& b) {
+    return is_better(options_.mode, b.second, a.second);
+  });
 }
 
 std::pair<fs::path, float> CheckpointPolicy::best_kept() const {  // of equals the first
-  return *std::min_element(best_k_.begin(), best_k_.end(),
-                           [&](const auto& a, const auto& b) { return is_better(a.second, b.second); });
+  return *std::min_element(best_k_.begin(), best_k_.end(), [&](const auto& a, const auto& b) {
+    return is_better(options_.mode, a.second, b.second);
+  });
 }
 
 void CheckpointPolicy::plan_by_score(float score, const std::string& name, CheckpointPlan& plan) {
@@ -101,7 +210,7 @@ void CheckpointPolicy::plan_by_score(float score, const std::string& name, Check
   const auto has_path = [](const Path& path) { return [&](const auto& each) { return each.first == path; }; };
   const auto removed = kept == k ? worst_kept().first : Path();
   std::erase_if(best_k_, has_path(removed));
-  if (std::isnan(score)) score = worst(options_.mode);
+  if (std::isnan(score)) score = worst_value<float>(options_.mode);
 
   plan.write = free_path(name, removed);
   current_score_ = score;
@@ -186,7 +295,7 @@ std::vector<fs::path> CheckpointPolicy::forget_missing() {
   std::erase_if(best_k_, [&](const auto& kept) { return is_missing(kept.first); });
   if (is_missing(kth_best_path_)) {
     kth_best_path_.clear();
-    kth_value_ = worst(options_.mode);
+    kth_value_ = worst_value<float>(options_.mode);
   }
   if (!is_missing(best_path_)) return missing;
   if (std::find(missing.begin(), missing.end(), best_path_) == missing.end()) missing.push_back(best_path_);

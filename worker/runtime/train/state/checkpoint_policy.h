@@ -11,9 +11,23 @@
 #include <vector>
 
 #include <ddprun/train/optim/monitor.h>
-#include <ddprun/train/state/checkpoint_name.h>
 
 namespace ddprun::train {
+
+/// What a checkpoint's name may tell and what it may be judged by; a report::MetricRow is one.
+using MetricValues = std::vector<std::pair<std::string, double>>;
+
+/// A checkpoint's name without extension, from Lightning's pattern: {name} or {name:spec} becomes name=value,
+/// formatted by Python's rules. epoch and step are integers, metrics float32; one that is missing is 0.
+///
+///   ddp-cifar10-{epoch:02d}-{val_acc:.2f}  ->  ddp-cifar10-epoch=07-val_acc=0.86
+///
+/// pattern      empty: {epoch}-{step}
+/// auto_insert  false leaves "name=" out
+/// throws       UsageError if braces do not match or a spec is not one of
+/// [sign][0][width][.digits][d|e|f|g|%]
+std::string checkpoint_name(const std::string& pattern, const MetricValues& metrics, std::int64_t epoch,
+                            std::int64_t step, bool auto_insert = true);
 
 /// Lightning's ModelCheckpoint arguments, with its defaults.
 struct CheckpointPolicyOptions {
@@ -39,7 +53,8 @@ class CheckpointPolicy {
  public:
   using FileExists = std::function<bool(const std::filesystem::path&)>;
   enum class Occasion {
-    kStep,       ///< after an optimizer step that validation does not follow
+    kRequest,    ///< a signal, the end of the time: keeps no checkpoint
+    kStep,       ///< after an optimizer step without validation
     kValidation  ///< after validation or the end of an epoch
   };
 
@@ -71,7 +86,6 @@ class CheckpointPolicy {
 
  private:
   using Path = std::filesystem::path;
-  bool is_better(float a, float b) const { return options_.mode == MonitorMode::kMin ? a < b : a > b; }
   bool is_among_top_k(float score) const;
   std::pair<Path, float> worst_kept() const;
   std::pair<Path, float> best_kept() const;

@@ -3,11 +3,13 @@
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
 #include <ATen/core/jit_type.h>
+#include <torch/optim/adagrad.h>
+#include <torch/optim/rmsprop.h>
 #include <torch/types.h>
 
 #include <memory>
-#include <optional>
 #include <sstream>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -16,8 +18,9 @@
 #include <vector>
 
 #include <ddprun/common/errors.h>
+#include <ddprun/serialize/dict_reader.h>
 #include <ddprun/sharding/zero_optimizer.h>
-#include <ddprun/train/optim/optimizer_kinds.h>
+#include <ddprun/train/optim/optimizer.h>
 
 namespace ddprun::train {
 namespace {
@@ -30,10 +33,158 @@ using torch::optim::Optimizer;
 using Betas = std::tuple<double, double>;
 using NamedTensors = ZeroOptimizer::NamedTensors;
 
-GenericDict make_dict(const c10::TypePtr& key_type) { return GenericDict(key_type, c10::AnyType::get()); }
+// Each kind of optimizer: its options and state under the names and in the order of Python's class (torch
+// 2.11). One description serves writing and reading:
+//
+//   visit(key, reference)            an option or number
+//   visit.fixed(key, value)          an option that only Python has
+//   visit(key, tensor, required)     a tensor of the state; may be undefined unless required
+
+template <typename AdamOptions, typename AdamState, bool kDecoupled>
+struct AdamKind {
+  using Options = AdamOptions;
+  using State = AdamState;
+  static constexpr const char* kName = kDecoupled ? "AdamW" : "Adam";
+
+  template <typename Visit>
+  static void options(Options& options, Visit& visit) {
+    visit("lr", options.lr());
+    visit("betas", options.betas());
+    visit("eps", options.eps());
+    visit("weight_decay", options.weight_decay());
+    visit("amsgrad", options.amsgrad());
+    visit.fixed("maximize", false);
+    visit.fixed("foreach", c10::IValue());
+    visit.fixed("capturable", false);
+    visit.fixed("differentiable", false);
+    visit.fixed("fused", c10::IValue());
+    visit.fixed("decoupled_weight_decay", kDecoupled);
+  }
+  template <typename Visit>
+  static void state(State& state, const Options& options, Visit& visit) {
+    visit("step", state.step());
+    visit("exp_avg", state.exp_avg(), true);
+    visit("exp_avg_sq", state.exp_avg_sq(), true);
+    visit("max_exp_avg_sq", state.max_exp_avg_sq(), options.amsgrad());
+  }
+};
+using Adam = AdamKind<torch::optim::AdamOptions, torch::optim::AdamParamState, false>;
+using AdamW = AdamKind<torch::optim::AdamWOptions, torch::optim::AdamWParamState, true>;
+
+struct Sgd {
+  using Options = torch::optim::SGDOptions;
+  using State = torch::optim::SGDParamState;
+  static constexpr const char* kName = "SGD";
+
+  template <typename Visit>
+  static void options(Options& options, Visit& visit) {
+    visit("lr", options.lr());
+    visit("momentum", options.momentum());
+    visit("dampening", options.dampening());
+    visit("weight_decay", options.weight_decay());
+    visit("nesterov", options.nesterov());
+    visit.fixed("maximize", false);
+    visit.fixed("foreach", c10::IValue());
+    visit.fixed("differentiable", false);
+    visit.fixed("fused", c10::IValue());
+  }
+  template <typename Visit>
+  static void state(State& state, const Options&, Visit& visit) {
+    visit("momentum_buffer", state.momentum_buffer(), true);
+  }
+};
+
+struct AdadeltaKind {
+  using Options = AdadeltaOptions;
+  using State = AdadeltaParamState;
+  static constexpr const char* kName = "Adadelta";
+
+  template <typename Visit>
+  static void options(Options& options, Visit& visit) {
+    visit("lr", options.lr());
+    visit("rho", options.rho());
+    visit("eps", options.eps());
+    visit("weight_decay", options.weight_decay());
+    visit.fixed("maximize", false);
+    visit.fixed("capturable", false);
+    visit.fixed("foreach", c10::IValue());
+    visit.fixed("differentiable", false);
+  }
+  template <typename Visit>
+  static void state(State& state, const Options&, Visit& visit) {
+    visit("step", state.step());
+    visit("square_avg", state.square_avg(), true);
+    visit("acc_delta", state.acc_delta(), true);
+  }
+};
+
+struct Adagrad {
+  using Options = torch::optim::AdagradOptions;
+  using State = torch::optim::AdagradParamState;
+  static constexpr const char* kName = "Adagrad";
+
+  template <typename Visit>
+  static void options(Options& options, Visit& visit) {
+    visit("lr", options.lr());
+    visit("lr_decay", options.lr_decay());
+    visit("eps", options.eps());
+    visit("weight_decay", options.weight_decay());
+    visit("initial_accumulator_value", options.initial_accumulator_value());
+    visit.fixed("foreach", c10::IValue());
+    visit.fixed("maximize", false);
+    visit.fixed("differentiable", false);
+    visit.fixed("fused", c10::IValue());
+  }
+  template <typename Visit>
+  static void state(State& state, const Options&, Visit& visit) {
+    visit("step", state.step());
+    visit("sum", state.sum(), true);
+  }
+};
+
+struct RmsProp {
+  using Options = torch::optim::RMSpropOptions;
+  using State = torch::optim::RMSpropParamState;
+  static constexpr const char* kName = "RMSprop";
+
+  template <typename Visit>
+  static void options(Options& options, Visit& visit) {
+    visit("lr", options.lr());
+    visit("momentum", options.momentum());
+    visit("alpha", options.alpha());
+    visit("eps", options.eps());
+    visit("centered", options.centered());
+    visit("weight_decay", options.weight_decay());
+    visit.fixed("capturable", false);
+    visit.fixed("foreach", c10::IValue());
+    visit.fixed("maximize", false);
+    visit.fixed("differentiable", false);
+  }
+  template <typename Visit>
+  static void state(State& state, const Options& options, Visit& visit) {
+    visit("step", state.step());
+    visit("square_avg", state.square_avg(), true);
+    visit("momentum_buffer", state.momentum_buffer(), options.momentum() > 0);
+    visit("grad_avg", state.grad_avg(), options.centered());
+  }
+};
+
+/// Calls use(kind) with the kind whose options these are; another optimizer is std::invalid_argument.
+template <typename Use>
+auto with_kind(const torch::optim::OptimizerOptions& options, Use use) {
+  if (dynamic_cast<const Sgd::Options*>(&options) != nullptr) return use(Sgd{});
+  if (dynamic_cast<const Adam::Options*>(&options) != nullptr) return use(Adam{});
+  if (dynamic_cast<const AdamW::Options*>(&options) != nullptr) return use(AdamW{});
+  if (dynamic_cast<const AdadeltaKind::Options*>(&options) != nullptr) return use(AdadeltaKind{});
+  if (dynamic_cast<const Adagrad::Options*>(&options) != nullptr) return use(Adagrad{});
+  if (dynamic_cast<const RmsProp::Options*>(&options) != nullptr) return use(RmsProp{});
+  throw std::invalid_argument(
+      "the state of this optimizer has no state dict, expected SGD, Adam, AdamW, Adadelta, Adagrad or "
+      "RMSprop");
+}
 
 struct OptionsWriter {
-  GenericDict group = make_dict(c10::StringType::get());
+  GenericDict group = make_state();
 
   void operator()(const char* key, double value) { group.insert(key, value); }
   void operator()(const char* key, bool value) { group.insert(key, value); }
@@ -71,10 +222,10 @@ std::vector<NamedTensors> named_states(Optimizer& optimizer) {
 }
 
 GenericDict state_of(const std::vector<NamedTensors>& all) {
-  auto state = make_dict(c10::IntType::get());
+  GenericDict state(c10::IntType::get(), c10::AnyType::get());
   for (std::size_t i = 0; i < all.size(); ++i) {
     if (all[i].empty()) continue;
-    auto entry = make_dict(c10::StringType::get());
+    auto entry = make_state();
     for (const auto& [name, tensor] : all[i]) entry.insert(name, tensor);
     state.insert(static_cast<std::int64_t>(i), entry);
   }
@@ -96,88 +247,33 @@ c10::impl::GenericList groups_of(Optimizer& optimizer) {
   return groups;
 }
 
-/// A dict of the file and where in it that is; names both when something is not as expected.
-struct Place {
-  const std::filesystem::path& source;
-  std::string where;
-  GenericDict dict;
-
-  Place(const std::filesystem::path& file, std::string place, const IValue& value)
-      : source(file), where(std::move(place)), dict(make_dict(c10::AnyType::get())) {
-    if (!value.isGenericDict()) fail("expected a dict, got " + value.tagKind());
-    dict = value.toGenericDict();
-  }
-  [[noreturn]] void fail(const std::string& message) const { throw IoError(source, where + ": " + message); }
-  [[noreturn]] void fail(const char* key, const char* expected, const IValue& got) const {
-    fail(std::string("'") + key + "': expected " + expected + ", got " + got.tagKind());
-  }
-
-  bool has(const char* key) const { return dict.contains(key) && !dict.at(key).isNone(); }
-  IValue at(const char* key) const {
-    if (!dict.contains(key)) fail(std::string("expected '") + key + "', got none");
-    return dict.at(key);
-  }
-  c10::impl::GenericList list(const char* key) const {
-    const auto value = at(key);
-    if (!value.isList()) fail(key, "a list", value);
-    return value.toList();
-  }
-};
-
-std::optional<double> to_number(const IValue& value) {
-  if (value.isDouble()) return value.toDouble();
-  if (value.isInt()) return static_cast<double>(value.toInt());
-  if (value.isTensor() && value.toTensor().numel() == 1) return value.toTensor().item<double>();
-  return std::nullopt;
-}
-
 struct OptionsReader {
-  const Place& group;
+  const DictReader& group;
 
-  void operator()(const char* key, double& value) const {
-    const auto found = group.at(key);
-    const auto number = to_number(found);
-    if (!number) group.fail(key, "a number", found);
-    value = *number;
-  }
-  void operator()(const char* key, bool& value) const {
-    const auto found = group.at(key);
-    if (!found.isBool()) group.fail(key, "a bool", found);
-    value = found.toBool();
-  }
+  void operator()(const char* key, double& value) const { value = group.number(key); }
+  void operator()(const char* key, bool& value) const { value = group.boolean(key); }
   void operator()(const char* key, Betas& value) const {
-    const auto found = group.at(key);
-    std::vector<IValue> both;
-    if (found.isTuple()) both = found.toTupleRef().elements().vec();
-    if (found.isList()) both = found.toList().vec();
-    const auto first = both.size() == 2 ? to_number(both[0]) : std::nullopt;
-    const auto second = both.size() == 2 ? to_number(both[1]) : std::nullopt;
-    if (!first || !second) group.fail(key, "two numbers", found);
-    value = {*first, *second};
+    const auto both = group.numbers(key);
+    if (both.size() != 2) group.fail(std::string("'") + key + "': expected two numbers");
+    value = {both[0], both[1]};
   }
   void fixed(const char* key, const IValue&) const {
-    if (std::string_view(key) == "maximize" && group.has(key) && group.at(key).isBool() &&
-        group.at(key).toBool())
+    if (key == std::string_view("maximize") && group.has(key) && group.boolean(key))
       group.fail("'maximize': expected False, got True");
   }
 };
 
 struct StateReader {
-  const Place& entry;
+  const DictReader& entry;
   const Tensor& parameter;
-  bool keep;  ///< whether the state is ours; it is checked in any case
+  bool keep;  ///< false: only check, the state is another rank's
 
   void operator()(const char* key, std::int64_t& step) const {
-    const auto found = entry.at(key);
-    const auto number = to_number(found);
-    if (!number) entry.fail(key, "a number", found);
-    step = static_cast<std::int64_t>(*number);
+    step = static_cast<std::int64_t>(entry.number(key));
   }
   void operator()(const char* key, Tensor& tensor, bool required) const {
     if (!required && !entry.has(key)) return;
-    const auto found = entry.at(key);
-    if (!found.isTensor()) entry.fail(key, "a tensor", found);
-    const auto value = found.toTensor();
+    const auto value = entry.tensor(key);
     if (value.sizes() != parameter.sizes()) {
       std::ostringstream text;
       text << '\'' << key << "': expected shape " << parameter.sizes() << ", got " << value.sizes();
@@ -187,15 +283,16 @@ struct StateReader {
   }
 };
 
-/// The optimizer whose group this is, by the option that only it has; ours where it may be either of two.
-std::string kind_of_group(const Place& group, const char* ours) {
+/// The kind of optimizer that wrote the group, told by the option only it has; ours if it may be either of
+/// two.
+std::string kind_of_group(const DictReader& group, const char* ours) {
   if (group.has("nesterov")) return Sgd::kName;
   if (group.has("alpha")) return RmsProp::kName;
   if (group.has("lr_decay")) return Adagrad::kName;
   if (group.has("rho")) return AdadeltaKind::kName;
   if (!group.has("amsgrad")) return "another optimizer";
-  if (group.has("decoupled_weight_decay") && group.at("decoupled_weight_decay").isBool())
-    return group.at("decoupled_weight_decay").toBool() ? AdamW::kName : Adam::kName;
+  if (group.has("decoupled_weight_decay"))
+    return group.boolean("decoupled_weight_decay") ? AdamW::kName : Adam::kName;
   return ours == std::string_view(AdamW::kName) ? AdamW::kName : Adam::kName;  // before torch 2.8
 }
 
@@ -206,16 +303,16 @@ struct Loaded {
 };
 
 template <typename Kind>
-void read_state(const Place& root, const IValue& id, std::size_t index, const Tensor& parameter,
+void read_state(const GenericDict& states, const IValue& id, std::size_t index, const Tensor& parameter,
                 const typename Kind::Options& options, bool keep, Loaded& loaded) {
-  const auto states = root.at("state").toGenericDict();
+  const auto owner = "optimizer: parameter " + std::to_string(index);
   if (!states.contains(id) || !states.at(id).isGenericDict() || states.at(id).toGenericDict().empty()) {
-    // Adagrad makes its states when it is made, the others at a parameter's first step.
+    // Adagrad's states exist from the start, the others' from a parameter's first step.
     if constexpr (std::is_same_v<Kind, Adagrad>)
-      root.fail("expected a state of parameter " + std::to_string(index) + ", got none");
+      throw std::invalid_argument(owner + ": expected a state, got none");
     return;
   }
-  const Place entry(root.source, root.where + ": parameter " + std::to_string(index), states.at(id));
+  const DictReader entry(states.at(id).toGenericDict(), owner);
   auto state = std::make_unique<typename Kind::State>();
   const StateReader reader{entry, parameter, keep};
   Kind::state(*state, options, reader);
@@ -223,18 +320,19 @@ void read_state(const Place& root, const IValue& id, std::size_t index, const Te
 }
 
 template <typename Kind>
-Loaded read_all(Optimizer& optimizer, const Place& root) {
+Loaded read_all(Optimizer& optimizer, const IValue& state_dict) {
   const auto* zero = dynamic_cast<const ZeroOptimizer*>(&optimizer);
+  const DictReader root(state_dict, "optimizer");
   const auto groups = root.list("param_groups");
   auto& ours = optimizer.param_groups();
   if (groups.size() != ours.size())
     root.fail("expected " + std::to_string(ours.size()) + " parameter groups, got " +
               std::to_string(groups.size()));
-  if (!root.at("state").isGenericDict()) root.fail("state", "a dict", root.at("state"));
+  const auto states = root.dict("state");
   Loaded loaded;
   std::size_t index = 0;
   for (std::size_t g = 0; g < ours.size(); ++g) {
-    const Place group(root.source, root.where + ": parameter group " + std::to_string(g), groups.get(g));
+    const DictReader group(groups[g], "optimizer: parameter group " + std::to_string(g));
     const auto kind = kind_of_group(group, Kind::kName);
     if (kind != Kind::kName) group.fail(std::string("expected ") + Kind::kName + ", got " + kind);
     const auto ids = group.list("params");
@@ -246,7 +344,7 @@ Loaded read_all(Optimizer& optimizer, const Place& root) {
     const OptionsReader reader{group};
     Kind::options(typed, reader);
     for (std::size_t i = 0; i < ids.size(); ++i, ++index)
-      read_state<Kind>(root, ids.get(i), index, ours[g].params()[i], typed,
+      read_state<Kind>(states, ids[i], index, ours[g].params()[i], typed,
                        zero == nullptr || zero->owns(index), loaded);
     loaded.options.push_back(std::move(options));
   }
@@ -269,7 +367,7 @@ IValue optimizer_state_dict(Optimizer& optimizer) {
       states = zero->gather_to_rank_0(states);
       if (zero->rank() != 0) return {};
     }
-    auto root = make_dict(c10::StringType::get());
+    auto root = make_state();
     root.insert("state", state_of(states));
     root.insert("param_groups", groups_of<Kind>(optimizer));
     return root;
@@ -280,7 +378,12 @@ void load_optimizer_state(Optimizer& optimizer, const IValue& state_dict,
                           const std::filesystem::path& source) {
   torch::NoGradGuard no_grad;
   with_kind(options_of(optimizer), [&](auto kind) {
-    auto loaded = read_all<decltype(kind)>(optimizer, Place(source, "optimizer", state_dict));
+    Loaded loaded;
+    try {
+      loaded = read_all<decltype(kind)>(optimizer, state_dict);
+    } catch (const std::invalid_argument& error) {
+      throw IoError(source, error.what());
+    }
     for (std::size_t g = 0; g < loaded.options.size(); ++g)
       optimizer.param_groups()[g].set_options(std::move(loaded.options[g]));
     optimizer.state().clear();

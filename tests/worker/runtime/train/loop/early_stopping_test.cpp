@@ -34,7 +34,7 @@ train::EarlyStoppingOptions options_of(const json& golden) {
 
 /// Whether the state is that of a golden step: value, stop, wait, epoch, best, reason.
 bool has_state(const EarlyStopping& stopping, const json& step) {
-  const auto state = stopping.state_dict();
+  const auto state = stopping.state_dict().toGenericDict();
   return state.at("wait_count").toInt() == step[2] && state.at("stopped_epoch").toInt() == step[3] &&
          stopping.best_score() == number(step[4]) && state.at("stopping_reason").toInt() == step[5];
 }
@@ -52,7 +52,7 @@ TEST_CASE("early stopping decides as Lightning's does, also after its state was 
       const auto& step = golden["steps"][epoch];
       CAPTURE(epoch, step.dump());
       if (epoch % 3 == 2) {
-        const auto state = stopping->state_dict();
+        const auto state = stopping->state_dict().toGenericDict();
         stopping.emplace(options);
         stopping->load_state_dict(state);
       }
@@ -88,7 +88,7 @@ TEST_CASE("early stopping says why", "[early_stopping]") {
 TEST_CASE("early stopping refuses a negative patience and a state that is not one", "[early_stopping]") {
   CHECK_THROWS_AS(EarlyStopping({.patience = -1}), std::invalid_argument);
   EarlyStopping stopping({});
-  auto state = stopping.state_dict();
+  auto state = stopping.state_dict().toGenericDict();
   state.insert_or_assign("wait_count", "two");
   CHECK_THROWS_WITH(stopping.load_state_dict(state),
                     ContainsSubstring("early stopping: 'wait_count': expected an integer, got String"));

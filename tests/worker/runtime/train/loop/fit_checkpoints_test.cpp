@@ -66,14 +66,14 @@ Task make_task(const AtStep& at_step = {}) {
   task.train_set = task.validation_set = task.test_set = std::make_shared<Numbered>(kExamples);
   task.eval_batch_size = 4;
   task.measures = {"acc"};
-  task.step = [model, at_step, step = std::int64_t{0}](const data::Batch& batch) mutable {
+  task.compute_loss = [model, at_step, step = std::int64_t{0}](const data::Batch& batch) mutable {
     if (model->is_training()) {
       if (at_step) at_step(step);
       ++step;
     }
     const auto losses = (model->forward(batch.input) / 10).square().squeeze(1);
     const auto epochs = static_cast<double>((step + kSteps - 1) / kSteps);
-    return StepResult{losses, {{"acc", torch::full_like(losses, 0.1 * epochs)}}};
+    return BatchResult{losses, {{"acc", torch::full_like(losses, 0.1 * epochs)}}};
   };
   return task;
 }

@@ -61,9 +61,9 @@ Task make_task() {
   task.module = model.ptr();
   task.train_set = task.validation_set = std::make_shared<OnesAndTwos>(2);
   task.measures = {"acc"};
-  task.step = [model](const data::Batch& batch) mutable {
+  task.compute_loss = [model](const data::Batch& batch) mutable {
     const auto losses = (model->forward(batch.input) - 1).square().squeeze(1);
-    return StepResult{losses, {{"acc", torch::full_like(losses, 0.5)}}};
+    return BatchResult{losses, {{"acc", torch::full_like(losses, 0.5)}}};
   };
   return task;
 }
@@ -142,9 +142,10 @@ TEST_CASE("the check before the training is of so many batches, and nothing is t
   const TempDir dir;
   auto task = make_task();
   const auto trained = std::make_shared<bool>(false);
-  task.step = [step = task.step, module = task.module, trained](const data::Batch& batch) {
+  task.compute_loss = [compute_loss = task.compute_loss, module = task.module,
+                       trained](const data::Batch& batch) {
     *trained = *trained || module->is_training();
-    return step(batch);
+    return compute_loss(batch);
   };
   task.eval_batch_size = 1;
   task.validation_set = std::make_shared<OnesAndTwos>(4, [trained](std::int64_t index) {

@@ -14,7 +14,7 @@
 #include <ddprun/report/csv_sink.h>
 #include <ddprun/train/loop/trainer.h>
 #include <ddprun/train/model/evaluation.h>
-#include <ddprun/train/model/run_plan.h>
+#include <ddprun/train/model/run.h>
 #include "tests/support/catch.h"
 #include "tests/support/python.h"
 #include "tests/support/run_ranks.h"
@@ -56,12 +56,12 @@ Task make_task(std::int64_t train_size, std::int64_t validation_size) {
   task.eval_batch_size = 2;
   task.measures = {"dice", "pixel_acc"};
   task.class_names = {"a", "b", "c"};
-  task.step = [model](const data::Batch& batch) mutable {
+  task.compute_loss = [model](const data::Batch& batch) mutable {
     const auto losses = (model->forward(batch.input) / 10).square().squeeze(1);
     const auto taken_for = torch::where(batch.target == 1, 2, batch.target);
-    return StepResult{losses,
-                      {{"dice", batch.extra.at(0)}, {"pixel_acc", torch::ones_like(losses)}},
-                      torch::nn::functional::one_hot(taken_for, 3)};
+    return BatchResult{losses,
+                       {{"dice", batch.extra.at(0)}, {"pixel_acc", torch::ones_like(losses)}},
+                       torch::nn::functional::one_hot(taken_for, 3)};
   };
   task.shown_samples = 3;
   task.draw_samples = [](const std::vector<Evaluated>& evaluated, const std::string& set) {
@@ -160,8 +160,10 @@ TEST_CASE("what an epoch has measured so far goes on in a resumed run", "[fit]")
 TEST_CASE("a confusion matrix counts every sample of all ranks once", "[fit]") {
   run_ranks(2, [](const ProcessGroup& group) {
     const auto task = make_task(5, 7);
-    ParallelModel model(task, group, {}, {}, MonitorMode::kMin);
-    const auto found = evaluate(model, task, *task.validation_set, group, {});
+    const TrainerOptions options;
+    const Run run{task, options, group};
+    ParallelModel model(run);
+    const auto found = evaluate(model, run, *task.validation_set, [] {});
     const auto expected = torch::tensor({{3, 0, 0}, {0, 0, 2}, {0, 0, 2}});
     ensure(found.confusion->counts().equal(expected), "three of class a, two of b taken for c, two of c");
     ensure(found.shown.size() == 2, "of batches as many as have three samples");

@@ -8,9 +8,10 @@
 #include <torch/types.h>
 
 #include <cmath>
+#include <map>
 #include <stdexcept>
 
-#include <ddprun/train/optim/adadelta.h>
+#include <ddprun/train/optim/optimizer.h>
 #include "tests/support/catch.h"
 #include "tests/support/golden.h"
 #include "tests/support/golden_number.h"
@@ -66,9 +67,15 @@ void set_mode(LrScheduleOptions::Plateau& plateau, const json& a) {
   plateau.eps = a.value("eps", plateau.eps);
 }
 
+const std::map<std::string, LrScheduleKind> kKinds = {{"none", LrScheduleKind::kNone},
+                                                      {"step", LrScheduleKind::kStep},
+                                                      {"cosine", LrScheduleKind::kCosine},
+                                                      {"one-cycle", LrScheduleKind::kOneCycle},
+                                                      {"plateau", LrScheduleKind::kPlateau}};
+
 LrScheduleOptions options_of(const json& golden) {
   LrScheduleOptions options;
-  options.kind = *train::parse_lr_schedule_kind(golden["kind"].get<std::string>());
+  options.kind = kKinds.at(golden["kind"]);
   options.per_step = golden["unit"] == "step";
   if (!golden["warmup"].is_null()) {
     options.warmup_steps = golden["warmup"]["steps"];
@@ -265,5 +272,4 @@ TEST_CASE("a schedule that cannot work is refused", "[lr_schedule]") {
   LrSchedule short_cycle(adadelta, options);
   for (int step = 0; step < 10; ++step) short_cycle.after_step();
   CHECK_THROWS_WITH(short_cycle.after_step(), ContainsSubstring("expected 10 steps at most"));
-  CHECK_FALSE(train::parse_lr_schedule_kind("linear").has_value());
 }

@@ -14,13 +14,6 @@ using train::AutocastScope;
 using train::Precision;
 namespace nn = torch::nn;
 
-TEST_CASE("precisions have the names of the command line", "[precision]") {
-  CHECK(train::parse_precision("32") == Precision::k32);
-  CHECK(train::parse_precision("bf16-mixed") == Precision::kBf16Mixed);
-  CHECK(train::parse_precision("16-mixed") == Precision::k16Mixed);
-  CHECK_FALSE(train::parse_precision("64").has_value());
-}
-
 TEST_CASE("matrix products are of the scope's type, gradients of the weights'", "[precision]") {
   nn::Linear layer(4, 3);
   const auto input = torch::randn({2, 4});

@@ -158,22 +158,30 @@ TEST_CASE("a fully sharded optimizer refuses a state that does not fit, by name"
 
 namespace {
 
+/// Batches are drawn by the test.
+struct Nothing : data::Dataset {
+  std::int64_t size() const override { return 0; }
+  data::Batch get_batch(const std::vector<std::int64_t>&) const override { return {}; }
+};
+
 /// A network whose gradients travel by PowerSGD from the third step on. Its parameters fill whole cache
 /// lines: a resumed run forms its buckets anew, and where gradients lie otherwise in them products are
 /// rounded otherwise.
 struct Compressed {
   Task task = make_task();
+  TrainerOptions options = make_options();
+  Run run;
   ParallelModel model;
 
-  explicit Compressed(const ProcessGroup& group)
-      : model(task, group, make_options(), {.steps_per_epoch = 8}, MonitorMode::kMin) {}
+  explicit Compressed(const ProcessGroup& group) : run{task, options, group}, model(run) {}
 
   static Task make_task() {
     torch::nn::Sequential net(torch::nn::Linear(64, 48), torch::nn::Linear(48, 32));
     Task task;
     task.module = net.ptr();
-    task.step = [net](const data::Batch& batch) mutable {
-      return StepResult{(net->forward(batch.input) - batch.target).square().mean(1)};
+    task.train_set = std::make_shared<Nothing>();
+    task.compute_loss = [net](const data::Batch& batch) mutable {
+      return BatchResult{(net->forward(batch.input) - batch.target).square().mean(1)};
     };
     return task;
   }
@@ -187,8 +195,8 @@ struct Compressed {
     for (auto step = from; step < to; ++step) {
       torch::manual_seed(static_cast<std::uint64_t>(100 * step + rank));
       model.zero_grad();
-      model.pass({torch::randn({6, 64}), torch::randn({6, 32})}, true, 1);
-      model.step();
+      model.forward_backward({torch::randn({6, 64}), torch::randn({6, 32})}, true);
+      model.optimizer_step();
     }
   }
   bool equals(const Compressed& other) const {

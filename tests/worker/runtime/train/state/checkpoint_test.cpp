@@ -138,15 +138,16 @@ TEST_CASE("a training state that lacks a part is refused by the part's name", "[
                           "callbacks", "config"}) {
     CAPTURE(key);
     CHECK(refused(key, {}) ==
-          "dir/a.pt: is no training state to go on from: it lacks \"" + std::string(key) + "\"");
-    CHECK_THAT(refused(key, "text"), ContainsSubstring("\"" + std::string(key) + "\" is a String, expected"));
+          "dir/a.pt: cannot be resumed: state of the run: expected '" + std::string(key) + "', got none");
+    CHECK_THAT(refused(key, "text"), ContainsSubstring("'" + std::string(key) + "': expected ") &&
+                                         ContainsSubstring(", got String"));
   }
   CHECK_THAT(refused("step", -1), ContainsSubstring("expected an integer >= 0"));
-  CHECK_THAT(refused("format", 2), ContainsSubstring("it has format 2, expected 1"));
-  CHECK_THAT(refused("scaler", 2), ContainsSubstring("\"scaler\" is a Int, expected a dict"));
-  CHECK_THAT(refused("position", make_dict()), ContainsSubstring("it lacks \"epoch\""));
+  CHECK_THAT(refused("format", 2), ContainsSubstring("'format': expected 1, got 2"));
+  CHECK_THAT(refused("scaler", 2), ContainsSubstring("'scaler': expected a dict, got Int"));
+  CHECK_THAT(refused("position", make_dict()), ContainsSubstring("expected 'epoch', got none"));
   CHECK_THAT(refused("config", one_entry("lr", torch::ones({}))),
-             ContainsSubstring("\"config\" is a Tensor"));
+             ContainsSubstring("'config': expected numbers, text, lists and dicts, got Tensor"));
   auto list = c10::impl::GenericList(c10::AnyType::get());
   list.push_back(one_entry("cpu", torch::ones({3})));
   CHECK_THAT(refused("generators", list), ContainsSubstring("expected bytes for each device"));
@@ -157,10 +158,11 @@ TEST_CASE("weights alone are no training state, and it says so", "[checkpoint]")
   serialize::write_pt(dir.path() / "a.pt", one_entry("weight", torch::ones({3})));
   CHECK_THROWS_WITH(
       read_checkpoint(dir.path() / "a.pt"),
-      ContainsSubstring("a.pt: is no training state to go on from: it lacks \"format\", expected "
-                        "what a run leaves in checkpoints/ (for weights alone: --init-weights)"));
+      ContainsSubstring(
+          "a.pt: cannot be resumed: state of the run: expected 'format', got none; a run leaves "
+          "such files in checkpoints/ (for weights alone: --init-weights)"));
   serialize::write_pt(dir.path() / "a.pt", torch::ones({3}));
-  CHECK_THROWS_WITH(read_checkpoint(dir.path() / "a.pt"), ContainsSubstring("it holds a Tensor"));
+  CHECK_THROWS_WITH(read_checkpoint(dir.path() / "a.pt"), ContainsSubstring("expected a dict, got Tensor"));
 }
 
 TEST_CASE("a checkpoint of which any byte changed is refused, or reads the same", "[checkpoint]") {

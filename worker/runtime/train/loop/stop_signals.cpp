@@ -1,4 +1,4 @@
-#include <ddprun/train/loop/noted_signals.h>
+#include <ddprun/train/loop/stop_signals.h>
 
 #include <poll.h>
 #include <sys/eventfd.h>
@@ -74,7 +74,7 @@ void note_progress() {
   step_ms = now - last_progress_ms.exchange(now);
 }
 
-NotedSignals::NotedSignals() : event_(::eventfd(0, EFD_CLOEXEC)) {
+StopSignals::StopSignals() : event_(::eventfd(0, EFD_CLOEXEC)) {
   if (!event_) throw std::system_error(errno, std::generic_category(), "eventfd");
   term_came = usr1_came = taken_over = false;
   event_of_handler = event_.get();
@@ -89,12 +89,12 @@ NotedSignals::NotedSignals() : event_(::eventfd(0, EFD_CLOEXEC)) {
       [event = event_.get(), before = term_](const std::stop_token& stop) { watch(stop, event, before); });
 }
 
-void NotedSignals::restore() {
+void StopSignals::restore() {
   ::sigaction(SIGTERM, &term_, nullptr);
   ::sigaction(SIGUSR1, &usr1_, nullptr);
 }
 
-NotedSignals::~NotedSignals() {
+StopSignals::~StopSignals() {
   restore();
   watch_.request_stop();
   wake(event_.get(), 1);
@@ -102,14 +102,14 @@ NotedSignals::~NotedSignals() {
   event_of_handler = -1;
 }
 
-bool NotedSignals::terminate() const { return term_came; }
-bool NotedSignals::take_save() { return usr1_came.exchange(false); }
-void NotedSignals::take_over() {
+bool StopSignals::terminate() const { return term_came; }
+bool StopSignals::take_save() { return usr1_came.exchange(false); }
+void StopSignals::take_over() {
   taken_over = true;
   wake(event_.get(), 1);
 }
 
-void NotedSignals::let_go() {
+void StopSignals::let_go() {
   take_over();  // it is not the watch's business any more
   restore();
   if (term_came) ::raise(SIGTERM);

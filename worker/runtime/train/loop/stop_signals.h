@@ -13,13 +13,13 @@ namespace ddprun::train {
 /// A training that gets nowhere after SIGTERM, as when another rank is gone, cannot act: where neither
 /// note_progress() nor take_over() comes for three seconds (or three times as long as it took the last time,
 /// if that is more), the signal takes its course.
-class NotedSignals {
+class StopSignals {
  public:
   /// throws  std::system_error
-  NotedSignals();
-  ~NotedSignals();
-  NotedSignals(const NotedSignals&) = delete;
-  NotedSignals& operator=(const NotedSignals&) = delete;
+  StopSignals();
+  ~StopSignals();
+  StopSignals(const StopSignals&) = delete;
+  StopSignals& operator=(const StopSignals&) = delete;
 
   bool terminate() const;  ///< SIGTERM came
   bool take_save();        ///< SIGUSR1 came since the last time this was asked

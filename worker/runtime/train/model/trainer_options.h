@@ -5,27 +5,25 @@
 #include <string>
 
 #include <ddprun/common/heartbeat.h>
-#include <ddprun/train/model/parallel_options.h>
-#include <ddprun/train/optim/lr_schedule.h>
-#include <ddprun/train/optim/optimizer.h>
+#include <ddprun/train/optim/optimization.h>
 #include <ddprun/train/optim/precision.h>
 
 namespace ddprun::train {
 
-/// What happens to the weights in a step.
-struct OptimOptions {
-  OptimizerSettings optimizer;
-  LrScheduleKind schedule = LrScheduleKind::kNone;
-  bool schedule_per_step = false;  ///< its unit is an optimizer step, not an epoch; one-cycle's always is
-  std::int64_t t_max = 0;      ///< cosine: units until the lowest learning rate; 0: as many as the run has
-  std::int64_t step_size = 1;  ///< step: units between two changes
-  double gamma = 0.1;          ///< step, plateau: what the learning rate is multiplied by
-  std::int64_t plateau_patience = 10;
-  std::int64_t warmup_steps = 0;
-  bool scale_lr = false;  ///< learning rate x ranks
-  double clip_norm = 0;   ///< 0: no clipping
-  double clip_value = 0;
-  double ema = 0;  ///< decay of the averaged weights; 0: none
+/// How the ranks of a training work together: torch.nn.parallel.DistributedDataParallel's options and what
+/// may take its place.
+struct ParallelOptions {
+  std::int64_t bucket_mb = 25;         ///< MiB of gradients an all-reduce, about
+  bool find_unused = false;            ///< a step may leave parameters unused, others in every step
+  bool static_graph = false;           ///< every step uses the same parameters
+  bool bucket_view = true;             ///< gradients lie in the buckets
+  std::string comm_hook = "none";      ///< how gradients travel: none, fp16, bf16 or powersgd
+  std::int64_t powersgd_start = 1000;  ///< reductions before PowerSGD begins to compress
+  bool sync_batch_norm = false;        ///< batch norm over the batches of all ranks
+  bool zero1 = false;                  ///< optimizer state sharded
+  bool fsdp = false;                   ///< parameters, gradients and optimizer state sharded
+  bool join = false;                   ///< no sample twice; ranks may have another number of steps
+  bool nan_check = false;              ///< end at the first gradient that is no number
 };
 
 struct PrecisionOptions {

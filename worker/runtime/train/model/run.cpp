@@ -1,4 +1,4 @@
-#include <ddprun/train/model/run_plan.h>
+#include <ddprun/train/model/run.h>
 
 #include <algorithm>
 #include <utility>
@@ -16,13 +16,7 @@ void add_set(std::vector<std::string>& names, const Task& task, const std::strin
   for (const auto& measure : task.measures) names.push_back(set + "_" + measure);
 }
 
-}  // namespace
-
-RunLength run_length(const Task& task, const TrainerOptions& options, const ddp::ProcessGroup& group) {
-  const auto batches = ceil_div(ceil_div(task.train_set->size(), group.size()), options.batch_size);
-  return {options.epochs, ceil_div(batches, options.accumulate), options.max_steps};
-}
-
+/// Of the row at the end of an epoch.
 std::vector<std::string> epoch_metrics(const Task& task) {
   std::vector<std::string> names;
   add_set(names, task, "train");
@@ -32,13 +26,7 @@ std::vector<std::string> epoch_metrics(const Task& task) {
   return names;
 }
 
-std::vector<std::string> metric_columns(const Task& task) {
-  std::vector<std::string> columns = {"epoch", "step", "lr", "train_loss"};
-  for (auto& name : epoch_metrics(task)) columns.push_back(std::move(name));
-  if (task.test_set && !task.test_every_epoch) add_set(columns, task, "test");
-  columns.emplace_back("samples_per_second");
-  return columns;
-}
+}  // namespace
 
 std::string choose_monitor(const Task& task, const std::string& wanted) {
   if (wanted.empty())
@@ -53,30 +41,42 @@ std::string choose_monitor(const Task& task, const std::string& wanted) {
                    all);
 }
 
-void check_options(const Task& task, const TrainerOptions& options) {
-  if (options.val_every_steps > 0 && !task.validation_set)
-    throw UsageError("--val-every-steps: this run has no validation set, expected --val-split too");
+MonitorMode monitor_mode(const CheckpointOptions& options, const std::string& monitor) {
+  if (!options.mode.empty()) return options.mode == "max" ? MonitorMode::kMax : MonitorMode::kMin;
+  for (const char* part : {"acc", "dice", "iou"})
+    if (monitor.find(part) != std::string::npos) return MonitorMode::kMax;
+  return MonitorMode::kMin;
 }
 
-void warn_if_test_set_judges(const Task& task, const TrainerOptions& options) {
+RunLength Run::length() const {
+  const auto batches = ceil_div(ceil_div(task.train_set->size(), group.size()), options.batch_size);
+  return {options.epochs, ceil_div(batches, options.accumulate), options.max_steps};
+}
+
+std::vector<std::string> Run::metric_columns() const {
+  std::vector<std::string> columns = {"epoch", "step", "lr", "train_loss"};
+  for (auto& name : epoch_metrics(task)) columns.push_back(std::move(name));
+  if (task.test_set && !task.test_every_epoch) add_set(columns, task, "test");
+  columns.emplace_back("samples_per_second");
+  return columns;
+}
+
+void check_options(const Run& run) {
+  const auto& options = run.options;
+  if (options.val_every_steps > 0 && !run.task.validation_set)
+    throw UsageError("--val-every-steps: this run has no validation set, expected --val-split too");
   const auto& checkpoint = options.checkpoint;
-  if (!checkpoint.monitor.empty() || choose_monitor(task, "") != "test_loss") return;
+  if (!run.on_rank_0() || !checkpoint.monitor.empty() || run.monitor != "test_loss") return;
   std::string judges;
   for (const auto& [used, flag] :
        {std::pair(checkpoint.patience > 0, "--patience"), std::pair(checkpoint.top_k != 0, "--save-top-k"),
         std::pair(options.optim.schedule == LrScheduleKind::kPlateau, "--lr-schedule=plateau")})
     if (used) judges += (judges.empty() ? "" : ", ") + std::string(flag);
   if (!judges.empty())
-    log_warning(judges +
-                ": goes by test_loss, as there is no validation set, and a test set that chooses tells too "
-                "good a result; expected --val-split, or --monitor to name another metric");
-}
-
-MonitorMode monitor_mode(const CheckpointOptions& options, const std::string& monitor) {
-  if (!options.mode.empty()) return options.mode == "max" ? MonitorMode::kMax : MonitorMode::kMin;
-  for (const char* part : {"acc", "dice", "iou"})
-    if (monitor.find(part) != std::string::npos) return MonitorMode::kMax;
-  return MonitorMode::kMin;
+    log_warning(
+        judges +
+        ": uses test_loss, because there is no validation set; a test set used for selection gives too "
+        "good a result; expected --val-split, or --monitor to name another metric");
 }
 
 }  // namespace ddprun::train

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <ddprun/group/process_group.h>
+#include <ddprun/report/metric_sink.h>
+#include <ddprun/train/model/task.h>
+#include <ddprun/train/model/trainer_options.h>
+#include <ddprun/train/optim/monitor.h>
+
+namespace ddprun::train {
+
+/// The metric that picks the best checkpoint and drives early stopping and the plateau schedule; by default
+/// the loss of validation, else of a test after every epoch, else of training.
+/// throws  UsageError if the run will have no such metric
+std::string choose_monitor(const Task& task, const std::string& wanted);
+
+/// As the options say, else kMax for accuracies, Dice and IoU, kMin for losses.
+MonitorMode monitor_mode(const CheckpointOptions& options, const std::string& monitor);
+
+/// What is trained, how, and by which ranks: the same for every part of the trainer, which outlives none of
+/// the three.
+struct Run {
+  const Task& task;
+  const TrainerOptions& options;
+  const ddp::ProcessGroup& group;
+  std::string monitor = choose_monitor(task, options.checkpoint.monitor);
+  MonitorMode mode = monitor_mode(options.checkpoint, monitor);
+
+  bool on_rank_0() const { return group.rank() == 0; }
+  /// In optimizer steps, as far as they are known in advance.
+  RunLength length() const;
+  /// The columns of metrics.csv.
+  std::vector<std::string> metric_columns() const;
+};
+
+/// Where a training stands: the same on every rank, except for the last two.
+struct TrainState {
+  std::int64_t epoch = 0;                      ///< the current one, from 0
+  std::int64_t step = 0;                       ///< optimizer steps done
+  report::MetricRow metrics = {};              ///< known so far: of validation, of the epoch
+  std::span<const std::int64_t> indices = {};  ///< in on_step(): the samples of this rank's step
+  double data_wait = 0;                        ///< seconds this rank has waited for batches so far
+};
+
+/// throws  UsageError for options that do not fit the task
+/// Logs one warning if the test set picks checkpoints or ends the run although nobody asked for that.
+void check_options(const Run& run);
+
+}  // namespace ddprun::train
