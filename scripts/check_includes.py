@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Checks the rooms of the tree, as docs/architecture.md draws them: who includes whom, and how full they are. Prints each breach; exit status 1 if there is one.
+"""Checks that rooms include only the rooms they may (docs/architecture.md) and hold at most 35 files. Prints each breach and
+exits with 1 if there are any.
 
 usage: check_includes.py [ROOT]
 """
@@ -18,7 +19,7 @@ ROOMS = {
                "runtime/train/record", "runtime/train/loop", "runtime/run", "config", "models", "tasks", "sam/model", "sam/data",
                "sam", "commands", ""],
 }
-# Rooms that are blind to some of those before them, though the order would allow it.
+# Rooms that may include less than the order allows.
 SEES_ONLY = {
     "worker/runtime/image": {"common"},
     "worker/runtime/data": {"common", "worker/runtime/image"},
@@ -29,7 +30,7 @@ SEES_ONLY = {
 }
 MOST_FILES = 35  # .h and .cpp files in a folder
 
-# Headers from elsewhere that a folder or file must not see, and why.
+# Headers that an area or room must not include, and why.
 BANNED = [
     ("common", r"(torch|c10|ATen|boost)/", "common is free of torch and Boost"),
     ("launcher", r"(torch|c10|ATen)/", "the launcher links no LibTorch"),
@@ -37,7 +38,7 @@ BANNED = [
     ("worker", r"boost/(?!crc\.hpp)", "the worker needs no Boost but its CRC"),
     ("worker/runtime/image", r"(torch|c10|ATen)/", "pictures are plain buffers"),
     ("worker/runtime/report", r"(torch|c10|ATen)/", "reports are of plain values"),
-    ("worker", r"(spdlog|fmt)/", "LibTorch has an fmt of its own: log through common/logging.h"),
+    ("worker", r"(spdlog|fmt)/", "LibTorch brings another fmt: log through common/logging.h"),
 ]
 # Headers that only the named files may include.
 ONLY = [
@@ -51,8 +52,6 @@ ONLY = [
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.M)
 
 
-
-
 def order_of_rooms():
     """Room as a folder -> its place in the order."""
     names = [f"{area}/{room}".rstrip("/") for area, rooms in ROOMS.items() for room in rooms]
@@ -63,13 +62,13 @@ ORDER = order_of_rooms()
 
 
 def room_of(path):
-    """The room that a file of the tree lies in, or its folder if that is none."""
+    """The room that a file lies in, or None if its folder is not a room."""
     folder = str(pathlib.PurePosixPath(path).parent)
     return folder if folder in ORDER or folder in SEES_ONLY else None
 
 
 def target_of(quote, header):
-    """The file of the tree that is included, or None."""
+    """The included file of this tree, or None."""
     if quote == "<":
         if not header.startswith("ddprun/") or header.count("/") < 2:
             return None
@@ -90,7 +89,7 @@ def may_include(home, target):
 def breaches(path, text):
     home = room_of(path)
     if home is None:
-        yield f"{path}: its folder is no room (ROOMS in scripts/check_includes.py)"
+        yield f"{path}: its folder is not a room (see ROOMS in scripts/check_includes.py)"
         return
     for quote, header in INCLUDE.findall(text):
         target = target_of(quote, header)
@@ -111,7 +110,7 @@ def breaches(path, text):
 
 
 def crowds(paths):
-    """Folders with more files than a reader keeps in mind."""
+    """Names folders with more files than a reader can keep in mind."""
     count = collections.Counter(str(pathlib.PurePosixPath(path).parent) for path in paths)
     return [f"{folder}: {n} files, expected at most {MOST_FILES}" for folder, n in sorted(count.items()) if n > MOST_FILES]
 

@@ -26,32 +26,71 @@ class CheckIncludes(unittest.TestCase):
         self.assertEqual(status, 0, output)
 
     def test_allowed_includes_pass(self):
-        status, output = check({"worker/train/a.cpp": '#include "worker/ddp/b.h"\n#include <torch/types.h>\n'})
-        self.assertEqual(status, 0, output)
-        status, output = check({"worker/models/a.h": '#include "worker/ddp/sync_batch_norm.h"\n'})
-        self.assertEqual(status, 0, output)
+        for path, line in [
+            ("worker/runtime/train/loop/a.cpp", '#include <ddprun/ddp/b.h>\n#include <torch/types.h>'),
+            ("worker/models/a.h", "#include <ddprun/ddp/sync_batch_norm.h>"),
+            ("worker/commands/a.cpp", '#include "worker/config/config.h"\n#include <ddprun/common/files.h>'),
+            ("launcher/job/a.cpp", '#include "launcher/cli/options.h"\n#include <ddprun/common/text/utf8.h>'),
+            ("launcher/host/cpu_map.cpp", "#include <hwloc.h>"),
+            ("common/files.cpp", "#include <ddprun/common/text/utf8.h>\n#include <ddprun/report_error.h>"),
+        ]:
+            status, output = check({path: line + "\n"})
+            self.assertEqual(status, 0, output)
 
     def test_breaches_are_named(self):
-        for path, line in [
-            ("common/a.cpp", '#include "launcher/options.h"'),
-            ("launcher/a.cpp", '#include "worker/config.h"'),
-            ("launcher/a.cpp", "#include <torch/torch.h>"),
-            ("launcher/a.cpp", "#include <spdlog/spdlog.h>"),
-            ("launcher/binding.cpp", "#include <hwloc.h>"),
-            ("worker/ddp/a.cpp", '#include "worker/data/loader.h"'),
-            ("worker/models/a.h", '#include "worker/ddp/process_group.h"'),
-            ("worker/models/a.h", '#  include "worker/train/trainer.h"'),
-            ("worker/train/a.cpp", '#include "worker/tasks/registry.h"'),
-            ("worker/train/a.cpp", "#include <torch/csrc/distributed/c10d/reducer.hpp>"),
-            ("worker/report/a.cpp", "#include <torch/types.h>"),
-            ("worker/report/a.cpp", '#include "worker/image/image.h"'),
-            ("worker/train/a.cpp", "#include <cairo.h>"),
-            ("worker/train/a.cpp", "#include <boost/crc.hpp>"),
-            ("worker/a.cpp", '#include "tests/support/catch.h"'),
+        for path, line, problem in [
+            # An area includes only itself and common.
+            ("common/a.cpp", '#include "launcher/cli/options.h"', "may not include launcher/cli"),
+            ("launcher/job/a.cpp", '#include "worker/config/config.h"', "may not include worker/config"),
+            ("launcher/job/a.cpp", "#include <ddprun/ddp/join.h>", "may not include worker/runtime/ddp"),
+            # Within an area, a room includes only earlier rooms.
+            ("common/text/a.cpp", "#include <ddprun/common/files.h>", "may not include common "),
+            ("launcher/cli/a.cpp", '#include "launcher/plan/program.h"', "may not include launcher/plan"),
+            ("launcher/output/a.h", '#include "launcher/main.h"', "may not include launcher "),
+            ("worker/runtime/ddp/a.cpp", "#include <ddprun/data/loader.h>", "may not include worker/runtime/data"),
+            ("worker/runtime/train/loop/a.cpp", '#include "worker/tasks/registry.h"', "may not include worker/tasks"),
+            ("worker/models/a.h", "#  include <ddprun/train/loop/trainer.h>", "may not include worker/runtime/train/loop"),
+            # Some rooms see fewer.
+            ("worker/runtime/report/a.cpp", "#include <ddprun/image/image.h>", "may not include worker/runtime/image"),
+            ("worker/precompiled/a.h", "#include <ddprun/ddp/join.h>", "may not include worker/runtime/ddp"),
+            # Headers of common and the library are spelled as users spell them.
+            ("launcher/job/a.cpp", '#include "common/files.h"', "expected <ddprun/...> as users do"),
+            ("worker/runtime/ddp/a.cpp", '#include "worker/runtime/ddp/join.h"', "expected <ddprun/...> as users do"),
+            ("worker/a.cpp", '#include "tests/support/catch.h"', "from the tests"),
+            # Libraries that a room must not see.
+            ("common/a.cpp", "#include <boost/asio.hpp>", "common is free of torch and Boost"),
+            ("launcher/cli/a.cpp", "#include <torch/torch.h>", "the launcher links no LibTorch"),
+            ("worker/models/a.h", "#include <ddprun/ddp/join.h>", "through SyncBatchNorm only"),
+            ("worker/runtime/ddp/a.cpp", "#include <boost/asio.hpp>", "no Boost but its CRC"),
+            ("worker/runtime/image/a.cpp", "#include <torch/types.h>", "pictures are plain buffers"),
+            ("worker/runtime/report/a.cpp", "#include <torch/types.h>", "reports are of plain values"),
+            ("worker/config/a.cpp", "#include <fmt/format.h>", "log through common/logging.h"),
+            # Libraries for a few files only.
+            ("launcher/job/a.cpp", "#include <spdlog/spdlog.h>", "which only common/logging.cpp may"),
+            ("launcher/plan/binding.cpp", "#include <hwloc.h>", "which only launcher/host/cpu_map.cpp may"),
+            ("worker/runtime/image/image.cpp", "#include <cairo.h>", "which only"),
+            ("worker/runtime/report/a.cpp", "#include <boost/crc.hpp>", "which only"),
+            ("worker/runtime/ddp/a.cpp", "#include <torch/csrc/distributed/c10d/reducer.hpp>", "which only"),
         ]:
             status, output = check({path: line + "\n"})
             self.assertEqual(status, 1, f"{path}: {line}")
             self.assertIn(path, output)
+            self.assertIn(problem, output)
+
+    def test_an_unknown_folder_is_named(self):
+        status, output = check({"launcher/attic/a.cpp": ""})
+        self.assertEqual(status, 1)
+        self.assertIn("launcher/attic/a.cpp: its folder", output)
+        status, output = check({"launcher/cli/a.cpp": '#include "launcher/attic/b.h"\n'})
+        self.assertEqual(status, 1)
+        self.assertIn("may not include launcher/attic/b.h", output)
+
+    def test_a_crowded_folder_is_named(self):
+        files = {f"launcher/cli/file_{i}.cpp": "" for i in range(35)}
+        self.assertEqual(check({**files, "launcher/cli/CMakeLists.txt": ""})[0], 0)
+        status, output = check({**files, "launcher/cli/one_more.h": ""})
+        self.assertEqual(status, 1)
+        self.assertIn("launcher/cli: 36 files, expected at most 35", output)
 
     def test_a_folder_without_sources_is_an_error(self):
         self.assertEqual(check({})[0], 1)
