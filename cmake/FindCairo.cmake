@@ -1,5 +1,5 @@
-# Cairo, as the target Cairo::cairo. A program that draws nothing is not linked to it, and so does not load the twenty
-# libraries that it needs in turn.
+# Cairo, as the target Cairo::cairo. A program that draws nothing does not link it, and so does not load the twenty
+# libraries it depends on.
 find_path(CAIRO_INCLUDE_DIR cairo.h PATH_SUFFIXES cairo)
 find_library(CAIRO_LIBRARY cairo)
 

@@ -1,4 +1,4 @@
-# libzip, as the target Libzip::zip. Its own CMake package asks for its command line tools too (Debian bug), which
+# libzip, as the target Libzip::zip. Its own CMake package also requires its command line tools (Debian bug), which
 # nothing here needs.
 find_path(LIBZIP_INCLUDE_DIR zip.h)
 find_library(LIBZIP_LIBRARY zip)

@@ -1,7 +1,7 @@
-# Warnings, sanitizers and ccache: what every target of this project is compiled with.
+# Warnings, sanitizers and ccache for every target of this project.
 
 add_library(ddprun_options INTERFACE)
-# What the library installs is included as users do, <ddprun/ROOM/NAME.h>: include/ddprun has links to the rooms.
+# Our sources include the library's headers as users do, <ddprun/ROOM/NAME.h>: include/ddprun links the rooms.
 target_include_directories(ddprun_options INTERFACE ${CMAKE_SOURCE_DIR} ${CMAKE_SOURCE_DIR}/include)
 target_compile_options(ddprun_options INTERFACE -Wall -Wextra -Wnon-virtual-dtor -Woverloaded-virtual
                                                 $<$<CXX_COMPILER_ID:GNU>:-Wshadow=local>)

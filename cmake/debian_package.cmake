@@ -5,10 +5,10 @@ set(CPACK_GENERATOR DEB)
 set(CPACK_PACKAGE_CONTACT ${DDPRUN_CONTACT})
 set(CPACK_PACKAGE_DESCRIPTION_SUMMARY ${PROJECT_DESCRIPTION})
 set(CPACK_PACKAGE_DESCRIPTION
-"ddprun starts the processes of a training job on one machine with the
-environment that torchrun gives its workers, ends all of them when one fails,
-names the cause, and leaves nothing behind. It runs any program, in Python or
-not, and needs neither Python nor PyTorch itself.")
+"ddprun starts the processes of a training job, on one machine or several,
+with the environment that torchrun gives its workers, ends all of them when
+one fails, names the cause, and leaves nothing behind. It runs any program,
+in Python or not, and needs neither Python nor PyTorch itself.")
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_RELEASE 1)
 set(CPACK_DEBIAN_PACKAGE_SECTION science)

@@ -1,6 +1,6 @@
-# Installs the library for programs of one's own, as a CMake package: find_package(ddprun), target ddprun::runtime.
+# Installs the library for users' programs as a CMake package: find_package(ddprun), target ddprun::runtime.
 
-# The public headers: <ddprun/runtime.h> and all that it includes of ours, by their places below include/ddprun/.
+# The public headers: <ddprun/runtime.h> and every header of ours it includes, as paths below include/ddprun/.
 set(DDPRUN_PUBLIC_HEADERS runtime.h)
 set(_queue runtime.h)
 while(_queue)

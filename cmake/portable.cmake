@@ -1,5 +1,5 @@
-# What makes ddprun small, and run wherever there is a glibc of this version or later. PyTorch's wheels need the same.
-# -Os would save 0.25 MB of 1.4, link-time optimisation 0.05; with neither does it start sooner.
+# Makes ddprun small, and runnable with any glibc of this version or later. PyTorch's wheels need the same.
+# -Os would save 0.25 MB of 1.4, link-time optimisation 0.05; neither makes it start sooner.
 set(DDPRUN_GLIBC 2.28)
 
 if(DDPRUN_WORKER OR DDPRUN_TESTS OR DDPRUN_SANITIZE)
@@ -14,7 +14,7 @@ set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${_make_stubs})
 execute_process(COMMAND ${Python3_EXECUTABLE} ${_make_stubs} ${CMAKE_CXX_COMPILER} ${DDPRUN_GLIBC} ${_stubs}
                 COMMAND_ERROR_IS_FATAL ANY)
 
-# ddprun_make_portable(TARGET): links it stripped and against the old glibc.
+# ddprun_make_portable(TARGET): links it stripped, against the old glibc.
 function(ddprun_make_portable target)
   target_sources(${target} PRIVATE ${CMAKE_SOURCE_DIR}/cmake/old_glibc/missing.cpp)
   target_link_options(${target} PRIVATE -s -L${CMAKE_BINARY_DIR}/old_glibc -Wl,--wrap=__libc_start_main

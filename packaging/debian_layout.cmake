@@ -1,4 +1,4 @@
-# Run by CPack on the installed files before it packs them: what Debian wants otherwise than cmake --install.
+# CPack runs this on the installed files before it packs them, to move what Debian places differently than cmake --install.
 set(share ${CPACK_TEMPORARY_INSTALL_DIRECTORY}/usr/share)
 file(RENAME ${share}/zsh/site-functions ${share}/zsh/vendor-completions)
 file(GLOB texts ${share}/man/man1/*.1 ${share}/doc/ddprun/changelog*)

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Configures and builds; programs land in build/bin (release) or build-NAME/bin.
+# Configures and builds; programs go to build/bin (release) or build-NAME/bin.
 #
 # usage: scripts/build.sh [--debug|--asan|--tsan|--portable] [--programs] [cmake arguments, such as -DCMAKE_PREFIX_PATH=<libtorch>]
-#   --programs  only ddprun and worker, no tests
+#   --programs  only ddprun and worker, without tests
 #   --debug     everything, without optimisation            (build-debug)
 #   --asan      launcher and common, AddressSanitizer+UBSan (build-asan)
 #   --tsan      launcher and common, ThreadSanitizer        (build-tsan)
@@ -23,7 +23,7 @@ done
 
 cd "$root"
 command -v cmake >/dev/null || die "cmake is missing: run scripts/setup.sh first"
-# In CI a warning is an error. First, so that the caller's arguments count.
+# Warnings are errors in CI. The caller's arguments come later, so they win.
 arguments=(-DDDPRUN_WERROR="$([ -z "${CI:-}" ] && echo OFF || echo ON)" ${arguments[@]+"${arguments[@]}"})
 step "configuring ($preset)" cmake --preset "$preset" "${arguments[@]}"
 step "building ($preset)" cmake --build --preset "$preset" -j "$(jobs)" ${targets[@]+"${targets[@]}"} >&2

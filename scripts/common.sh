@@ -1,4 +1,4 @@
-# What the scripts share; sourced, not run. Expects to be sourced from a script in scripts/.
+# Functions for the scripts in this folder, which source it.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -9,13 +9,13 @@ libtorch=$cache/libtorch-$torch_version
 say() { printf '%s: %s\n' "${0##*/}" "$*" >&2; }
 die() { say "error: $*"; exit 1; }
 
-# Prints the calling script's opening comment and ends it.
+# Prints the calling script's opening comment and exits.
 usage() {
   sed -n '2,/^source/{/^source/d;s/^# \{0,1\}//;p}' "$0"
   exit 0
 }
 
-# Runs a step and says what it is and how long it took.
+# Runs a step; announces it and says how long it took.
 step() {
   local what=$1 begin=$SECONDS
   shift
@@ -24,7 +24,7 @@ step() {
   say "$what: done in $((SECONDS - begin)) s"
 }
 
-# Jobs that memory allows: a file that includes LibTorch needs up to 2 GB of it.
+# How many jobs memory allows: a file that includes LibTorch needs up to 2 GB.
 jobs() {
   local cpus memory_gb
   cpus=$(nproc)
@@ -34,13 +34,13 @@ jobs() {
   echo $((cpus < fit ? cpus : fit))
 }
 
-# Where setup.sh --python makes the tests' Python; other packages have another folder.
+# Where setup.sh --python puts the tests' Python; the folder depends on the packages.
 test_python_folder() {
   printf '%s/test-python-%s\n' "$cache" "$(sha256sum <"$root/tests/requirements.txt" | cut -c1-12)"
 }
 
-# run_ctest BUILD ARGUMENTS...: with that Python if none is named, and says at the end what was skipped. The status is
-# ctest's.
+# run_ctest BUILD ARGUMENTS...: uses that Python unless another is set, and lists skipped tests at the end. Returns
+# ctest's status.
 run_ctest() {
   local report=$root/$1/tests.xml status=0 python
   python=$(test_python_folder)

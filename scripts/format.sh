@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Formats the C++ files with clang-format 14; with --check it only says which files differ.
+# Formats the C++ files with clang-format 14; with --check it only names the files that differ.
 #
 # usage: scripts/format.sh [--check]
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"

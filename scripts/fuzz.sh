@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Builds the fuzz targets and runs each for a while, from the committed inputs and those found before (build-fuzz/corpus).
-# Fails if one breaks an invariant, and says which input did it: once mended, it goes into tests/fuzz/corpus or worker_corpus.
+# Builds the fuzz targets and runs each for a while, starting from the committed inputs and those found before
+# (build-fuzz/corpus). Fails if a target breaks an invariant and names the input; add that to tests/fuzz/corpus or
+# worker_corpus together with the fix.
 #
-# usage: scripts/fuzz.sh [SECONDS, of each target; 10] [TARGET...]
+# usage: scripts/fuzz.sh [SECONDS per target; 10] [TARGET...]
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 if [ "${1:-}" = --help ] || [ "${1:-}" = -h ]; then usage; fi
 
@@ -29,7 +30,7 @@ targets=("$@")
 [ $# != 0 ] || targets=($(ls tests/fuzz/corpus) $(ls tests/fuzz/worker_corpus))
 findings=$root/build-fuzz/findings
 mkdir -p "$findings"
-# In memory, as the targets write many files. Ours to remove: a target that crashes leaves its files behind.
+# In memory, because the targets write many files. We remove it, because a crashing target leaves its files behind.
 scratch=$(mktemp -d /dev/shm/ddprun-fuzz.XXXXXX 2>/dev/null || mktemp -d "$root/build-fuzz/tmp.XXXXXX")
 trap 'rm -rf "$scratch"' EXIT
 
@@ -37,7 +38,7 @@ failed=0
 for target in "${targets[@]}"; do
   mkdir -p "build-fuzz/corpus/$target"
   log=build-fuzz/$target.log
-  # The seeds come second: what is new is written to the first folder.
+  # The seeds come second, because new inputs are written to the first folder.
   if TMPDIR=$scratch "build-fuzz/bin/fuzz_$target" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -max_len=4096 \
     -artifact_prefix="$findings/$target-" "build-fuzz/corpus/$target" tests/fuzz/*corpus/"$target" >"$log" 2>&1; then
     say "$target: $(sed -n 's/^Done \([0-9]*\) runs.*/\1 inputs/p' "$log")"

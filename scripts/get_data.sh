@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Fetches a data set to where the worker finds it by name. Running it again changes nothing; interrupted, it goes on
-# where it stopped. Everything is checked by its SHA-256 (data_files.txt, beside this script) before it is put in place.
+# Fetches a data set to where the worker finds it by name. Running it again is safe; after an interruption it continues
+# where it stopped. Each file's SHA-256 is checked (data_files.txt, beside this script) before the file is put in place.
 #
 # usage: scripts/get_data.sh mnist|fashion-mnist|cifar10|nuclei [DIR]
-#   DIR   the folder in which a folder of the data set's name is made; ~/.cache/ddprun/data if it is not given.
-#         Another one is found by the worker through DDPRUN_DATA=DIR.
+#   DIR   where to make a folder with the data set's name; by default ~/.cache/ddprun/data. With another DIR, set
+#         DDPRUN_DATA=DIR for the worker.
 #
-# DDPRUN_DATA_MIRROR=URL fetches URL/NAME/FILE in place of the official addresses, for instance
+# DDPRUN_DATA_MIRROR=URL fetches URL/NAME/FILE instead of the official addresses, for example
 # file:///mnt/data for /mnt/data/mnist/train-images-idx3-ubyte.gz and so on.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -27,14 +27,14 @@ is_right() {
   [ "$3" != - ] && content=$(gzip -dc <"$1" 2>/dev/null | sha256sum | cut -d' ' -f1) && [ "$content" = "$3" ]
 }
 
-# download ADDRESS FILE: all of it, or what is missing.
+# download ADDRESS FILE: all of it, or the missing rest.
 download() {
   local progress=(--silent --show-error) status=0
   if [ -t 2 ]; then progress=(--progress-bar); fi
   curl --fail --location --retry 3 --connect-timeout 30 --speed-limit 1 --speed-time 60 --continue-at - \
     "${progress[@]}" --output "$2" "$1" || status=$?
   case $status in
-    22 | 33 | 36) # not there, or not to be had from the middle: then from its beginning
+    22 | 33 | 36) # missing, or the server cannot resume: start over
       [ -s "$2" ] || return $status
       rm -f "$2"
       download "$1" "$2" ;;
@@ -42,7 +42,7 @@ download() {
   esac
 }
 
-# fetch FILE SHA256 SHA256_OF_CONTENT ADDRESS...: a right file, or none.
+# fetch FILE SHA256 SHA256_OF_CONTENT ADDRESS...: leaves a correct file or none.
 fetch() {
   local file=$1 sum=$2 content=$3 address attempt
   shift 3
@@ -58,7 +58,7 @@ fetch() {
       if is_right "$file" "$sum" "$content"; then return; fi
       say "warning: $address: expected SHA-256 $sum, got $(sha256 "$file"): refused and removed"
       rm -f "$file"
-      # What it went on from may have been wrong.
+      # The part it continued from may have been wrong.
       if [ "$attempt" = anew ]; then break; fi
     done
   done
@@ -66,7 +66,7 @@ fetch() {
   die "could not fetch ${file##*/.} of $name"
 }
 
-# unpack ARCHIVE FOLDER: FOLDER appears when it is whole.
+# unpack ARCHIVE FOLDER: FOLDER appears when it is complete.
 unpack() {
   local scratch=$parts/unpack
   rm -rf "$scratch"
@@ -95,7 +95,7 @@ get() {
   fi
 }
 
-# What is fetched appears under the data set's name, all at once if nothing is there yet.
+# The data appear under the data set's name, all at once if nothing is there yet.
 put_in_place() {
   if [ -e "$home" ]; then
     find "$parts" -mindepth 1 -maxdepth 1 -not -name '.*' -exec mv -n -t "$home" {} +

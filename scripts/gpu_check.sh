@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds and runs the tests that need an NVIDIA GPU, and a short training on it. Exits with 4 where there is none.
+# Builds and runs the tests that need an NVIDIA GPU, and a short training on it. Exits with 4 if there is none.
 #
 # usage: scripts/gpu_check.sh [ctest arguments, such as -R NCCL]
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"

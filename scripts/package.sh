@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
-# Makes packages of the launcher alone in dist/: a Debian package and a Python wheel. The wheel's build tools come
-# over the network.
+# Makes a Debian package and a Python wheel of the launcher alone, in dist/. The wheel's build tools need a network.
 #
-# usage: scripts/package.sh [deb] [wheel]      (both, if neither is named)
+# usage: scripts/package.sh [deb] [wheel]      (default: both)
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 package_deb() {

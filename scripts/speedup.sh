@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Trains the same task on different numbers of ranks, one after the other, and compares them: a table of time, speed-up
-# and efficiency on stdout, and a picture. The batch size is each rank's.
+# Trains the same task on different numbers of ranks in turn and compares them: a table of time, speed-up and
+# efficiency on stdout, and a picture. The batch size is per rank.
 #
 # usage: scripts/speedup.sh TASK N [N ...] [-- worker flags]
 #        scripts/speedup.sh mnist 1 2 4 -- --epochs 1 --limit-train 12800
 #
-# SPEEDUP_OUT names the folder of the runs and of speedup.svg (runs/speedup-TASK), SPEEDUP_BIN that of the programs
-# (build/bin). Ranks share this machine's cores.
+# SPEEDUP_OUT names the folder for the runs and speedup.svg (runs/speedup-TASK), SPEEDUP_BIN that of the programs
+# (build/bin). The ranks share this machine's cores.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 if [ "${1:-}" = --help ] || [ "${1:-}" = -h ]; then usage; fi
 
@@ -29,7 +29,7 @@ out=${SPEEDUP_OUT:-runs/speedup-$task}
 runs=()
 for n in "${ranks[@]}"; do
   say "$task on $n rank(s)"
-  # One thread a rank, also for one rank: else that one would have the whole machine.
+  # One thread per rank, even for a single rank, which would otherwise use the whole machine.
   OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} "$bin/ddprun" --nproc-per-node="$n" "$bin/worker" "$task" "$@" --out "$out/$n" \
     --overwrite --no-progress >&2
   runs+=("$out/$n")

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what is missing, builds, and runs all tests. The exit status is the verdict; what was skipped, and why, comes last.
+# Installs missing packages, builds, and runs all tests. The exit status is the verdict; skipped tests and reasons come last.
 #
 # usage: scripts/test.sh [ctest arguments, such as -R loader or -LE slow]
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes stand-ins of glibc's libraries to link against, so that the program also runs with an older glibc.
+"""Makes stand-ins for glibc's libraries to link against, so that the program also runs with an older glibc.
 
 usage: make_stubs.py COMPILER VERSION FOLDER
 
