@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""What compression of gradients saves over a slow link: bytes on the wire and time a step, two ranks.
+"""Measures what gradient compression saves over a slow link, with two ranks: bytes on the wire and time per step.
 
 usage: compression.py [--rate 100mbit] [--turns 7] [--steps 3]
 
-Each rank runs in a network namespace of its own; a pair of virtual interfaces joins them, slowed by tc on both sides.
+Each rank runs in its own network namespace; a pair of virtual interfaces connects them, slowed down by tc on both sides.
 Needs root, `ip` and `tc`, and the program: cmake --build build --target bench. Compressions take turns in one run.
 Prints a Markdown table of medians (min-max in brackets); ratios are medians of those in each turn.
 """

@@ -3,8 +3,8 @@
 
 usage: cuda_plugin.py [--runs N] WORKER PLUGIN
 
-The worker runs `env --device cpu`. With the plug-in means: preloaded and bound at once, as the worker itself loads it when a GPU is asked
-for. NVIDIA's libraries must be where libtorch_cuda finds them (scripts/setup.sh --cuda), or in LD_LIBRARY_PATH.
+The worker runs `env --device cpu`. With the plug-in means: preloaded and bound at once, as the worker itself loads it when a GPU is
+requested. NVIDIA's libraries must be where libtorch_cuda finds them (scripts/setup.sh --cuda), or in LD_LIBRARY_PATH.
 """
 import argparse
 import os
@@ -14,7 +14,7 @@ import time
 
 
 def run(worker, plugin):
-    """Seconds from start to exit, CPU seconds, and the largest resident set in MB, of one run."""
+    """Seconds from start to exit, CPU seconds, and peak resident memory in MB of one run."""
     env = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
     if plugin:
         env["LD_PRELOAD"] = plugin
@@ -36,7 +36,7 @@ def main():
     args = parser.parse_args()
     plugin = os.path.realpath(args.plugin)
     results = {"without": [], "with": []}
-    for _ in range(args.runs + 1):  # the first of each brings the files into memory
+    for _ in range(args.runs + 1):  # the first of each warms the page cache
         results["without"].append(run(args.worker, None))
         results["with"].append(run(args.worker, plugin))
     for name, values in results.items():

@@ -1,10 +1,10 @@
-// What DDP adds to a step. On every rank a model of 100 small layers takes bare steps, alone, and steps under
-// DistributedDataParallel, block by block:
+// Measures what DDP adds to a step. On every rank a model of 100 small layers alternates blocks of bare steps
+// and of steps under DistributedDataParallel:
 //
 //   ddprun --nproc-per-node=2 ddp_overhead [BLOCKS]
 //
-// Rank 0 prints a JSON line: median ms of a step and mean CPU ms of a step (all threads), bare and with DDP.
-// ddp_overhead.py has the same in Python, and runs both in turns.
+// Rank 0 prints a JSON line: median ms per step and mean CPU ms per step (all threads), bare and with DDP.
+// ddp_overhead.py has the same in Python, and runs both in turn.
 #include <sys/resource.h>
 
 #include <algorithm>

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""What DDP adds to a step of a model of 100 small layers, side by side in one run: our runtime and Python's.
+"""Measures what DDP adds to a step of a model of 100 small layers, our runtime and Python's side by side.
 
 usage: ddp_overhead.py --python PYTHON [--build BUILD_FOLDER] [--runs 5] [--blocks 20]
 
-PYTHON is one that has torch. Needs the target bench (build/bench/ddp_overhead). Both run on two ranks under ddprun, with
-one thread a rank, and take turns: Python's sum over Gloo, ours through the memory of the host that they share (with
+PYTHON must have torch. Needs the target bench (build/bench/ddp_overhead). Both run on two ranks under ddprun, with
+one thread per rank, and take turns: Python's ranks sum over Gloo, ours through shared memory (with
 DDPRUN_SHARED_MEMORY=0 over Gloo too). Prints a Markdown table of medians (min-max in brackets); the overhead is
-the median step with DDP less the median bare step of the same run, and the ratio is ours to Python's of the same turn.
+the median step with DDP minus the median bare step of the same run, and the ratio is ours to Python's in the same turn.
 """
 import argparse
 import json
@@ -39,7 +39,7 @@ def run_block(module, optimizer, images, times):
 
 
 def measure(blocks):
-    """As ddp_overhead.cpp, on one rank."""
+    """The same as ddp_overhead.cpp, on one rank."""
     import torch
     import torch.distributed as dist
 

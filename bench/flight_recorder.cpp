@@ -1,5 +1,5 @@
-// What recording costs: a call in the ring alone, an all-reduce over Gloo with and without the recording
-// backend, and the check of gradients for NaN. Two ranks, each a process.
+// Measures what recording costs: one call in the ring, an all-reduce over Gloo with and without the recording
+// backend, and the NaN check of gradients. Two ranks, each a process.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>

@@ -1,5 +1,5 @@
-// Memory and time of fully sharded training beside DDP's, on ranks of one machine, and what watching
-// operators costs. Prints a row of a table for each number of ranks.
+// Measures memory and time of fully sharded training beside DDP's, on ranks of one machine, and the cost of
+// watching operators. Prints a table row for each number of ranks.
 //
 // usage: fully_sharded [MAX_RANKS [UNIT_MIB]]
 

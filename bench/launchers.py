@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""What a launcher costs, side by side in one run.
+"""Measures what launchers cost, side by side in one run.
 
 usage: launchers.py [--runs 15] [--workers 2] [--cases start,memory,failure,sigkill,restart,output] NAME=COMMAND ...
 
 "{n}" in a command stands for the number of workers, "{restarts}" for the restarts allowed, "{prefix}" for the flag
-that is given after "PREFIX=" (such as "PREFIX=-prepend-rank -n {n}"); the worker's argv is added. ddprun from build/bin
+given after "PREFIX=" (such as "PREFIX=-prepend-rank -n {n}"); the worker's argv is appended. ddprun from build/bin
 and two bare spawns by a C program are always measured. Launchers take turns; the table has medians (min-max).
 
   start    all workers are /bin/true: start to exit
@@ -66,7 +66,7 @@ def memory(command, workers):
 
 
 def failure(command):
-    """The worker that takes the lock first is the one that fails, half a second later: all are there by then."""
+    """The worker that takes the lock first fails half a second later, when all are there."""
     with tempfile.TemporaryDirectory() as folder:
         script = f"mkdir {folder}/lock 2>/dev/null || exec sleep 1000; sleep 0.5; date +%s%N > {folder}/end; exit 3"
         subprocess.run(command + ["sh", "-c", script], **QUIET)

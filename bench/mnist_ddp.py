@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The worker's mnist task in Python, as lean as it gets: images in memory as one tensor, no PIL, no loader process.
+"""The worker's mnist task in Python, as lean as possible: images in memory as one tensor, no PIL, no loader process.
 
 For bench/training.py; runs under torchrun or ddprun. usage: mnist_ddp.py FOLDER [--epochs 1] [--batch-size 128]
 """

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What several nodes cost, each a launcher of its own on this host, over loopback.
+"""Measures what several nodes cost; each is a launcher on this host, over loopback.
 
 usage: nodes.py [--runs 9] [--nodes 2,16,64] [--ddprun PATH] [--torchrun PATH] [--cap 60]
 
@@ -7,7 +7,7 @@ usage: nodes.py [--runs 9] [--nodes 2,16,64] [--ddprun PATH] [--torchrun PATH] [
   failure    a worker on one node exits with 3, the other node's sleeps: from that end to the exit of the other node's launcher
   restart    the same with one restart: from that end until the workers of both nodes run again
 
-A launcher that has not ended --cap seconds later is ended, and the table says so. Medians (min-max); the launchers take turns.
+A launcher that has not ended after --cap seconds is stopped, and the table says so. Medians (min-max); the launchers take turns.
 """
 import argparse
 import pathlib
@@ -48,7 +48,7 @@ class Job:
 
 
 def stamps(folder, pattern, n, cap):
-    """The times in the files, once there are n of them; none if they do not come."""
+    """The times in the files, once there are n of them; none if they do not appear."""
     deadline = time.time() + cap
     while time.time() < deadline:
         files = list(pathlib.Path(folder).glob(pattern))

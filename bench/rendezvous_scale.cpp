@@ -1,5 +1,6 @@
-// What one coordinator costs with many nodes, without a network: made-up nodes answer at once. Measured is
-// all that the coordinator's host does for them but the sockets: messages decoded, decided upon and encoded.
+// Measures what one coordinator costs with many nodes, without a network: simulated nodes answer at once. This
+// covers everything the coordinator's host does for them except sockets: it decodes, handles and encodes
+// messages.
 //
 //   rendezvous_scale [NODES...]     default: 10 100 1000 10000 100000; prints a table in Markdown
 #include <malloc.h>
@@ -147,7 +148,7 @@ class ManyNodes {
   std::size_t starts_ = 0, peak_ = 0;
 };
 
-/// Of several runs the fastest, part by part: the others were disturbed.
+/// The fastest of several runs, part by part: the others were disturbed.
 Result measure(int nodes) {
   Result best;
   const int runs = std::clamp(100'000 / nodes, 5, 200);

@@ -1,12 +1,12 @@
-// The coordinator with real connections: N nodes in this process, over loopback, each with a connection of
-// its own.
+// Measures the coordinator with real connections: N nodes in this process, over loopback, each with its own
+// connection.
 //
 // usage: rendezvous_sockets [N...]      default: 10 100 1000, and as many as the limit of open files allows
 //
-// A node does what a ddprun would, but for workers. Prints a Markdown table: the first round (from the first
+// A node does what a ddprun would, without workers. Prints a Markdown table: the first round (from the first
 // connection to the last Start), a failure (from its report to the last End), and for each node the CPU time
-// of both sides, messages and memory. Beyond some 4000 nodes at once the kernel's queue of connections is
-// full, and a part of them tries again after a second.
+// of both sides, messages and memory. Beyond about 4000 nodes at once the kernel's queue of connections is
+// full, and some of them try again after a second.
 
 #include <sys/resource.h>
 

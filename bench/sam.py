@@ -6,9 +6,9 @@ usage: sam.py --torchrun TORCHRUN --script PYTHON_SCRIPT --data FOLDER [--sides 
 
 FOLDER holds images/ and masks/. The script gets FOLDER --image-size N --steps N --batch-size 2 and prints a JSON line with
 images_per_second (of all ranks, without its first two steps) and peak_mb. The model is the worker's `small` with another
-image size: 4 layers of 192, windows of 14 patches but in the last. Two ranks, one thread and two images a step each.
+image size: 4 layers of 192, windows of 14 patches in all but the last. Two ranks, one thread and two images per step each.
 Runs take turns; medians (min-max in brackets), and the medians of the ratios within a turn.
---checkpointing: the worker alone, without and with --gradient-checkpointing.
+--checkpointing: only the worker, without and with --gradient-checkpointing.
 """
 import argparse
 import json
@@ -47,7 +47,7 @@ def run_theirs(arguments, side):
 
 
 def compare(arguments, side, programs):
-    """programs: name -> what runs it once. The last is what the others are measured by"""
+    """programs: name -> function that runs it once. The last is the reference for the others"""
     results = {name: [] for name in programs}
     for _ in range(arguments.runs):
         for name, run in programs.items():

@@ -1,4 +1,4 @@
-// What a click is worth without a model: Dice and IoU of a disc around the point, of the radius that fits the
+// The baseline without a model: Dice and IoU of a disc around the point, with the radius that fits the
 // training images best, on the validation images and points of `worker sam` with its defaults.
 //
 // usage: sam_disc FOLDER_WITH_IMAGES_AND_MASKS

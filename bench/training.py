@@ -4,10 +4,10 @@
 usage: training.py --torchrun TORCHRUN [--script NAME=PYTHON_SCRIPT ...] [--data FOLDER] [--limit 12800] [--runs 5]
 
 Runs take turns, so that a noisy neighbour disturbs all alike. Prints a Markdown table of medians (min-max in brackets)
-and, for each, the median of the ratios to the worker in the same turn. CPU time is of all processes of the job, from its
-start to its end; a sample's is that divided by --limit. Python's ranks sum over Gloo, ours through memory.
-A script gets FOLDER --batch-size 128 --limit N --epochs 1, prints "first step" after its first optimizer step (if it
-tells) and a JSON line with samples_per_second and peak_mb.
+and, for each, the median of the ratios to the worker in the same turn. CPU time covers all processes of the job, from its
+start to its end; CPU time per sample is that divided by --limit. Python's ranks sum over Gloo, ours through memory.
+A script gets FOLDER --batch-size 128 --limit N --epochs 1, prints "first step" after its first optimizer step
+(optional) and a JSON line with samples_per_second and peak_mb.
 """
 import argparse
 import json

@@ -4,7 +4,7 @@
 usage: trainings.py --torchrun TORCHRUN --anchors FOLDER [--mnist FOLDER] [--cifar10 FOLDER] [--only toy,linear] [--runs 5]
 
 FOLDER of --anchors holds the Python scripts toy.py, linear.py, mnist.py and cifar10.py, each of which prints a JSON
-line with peak_mb. Runs take turns, so that a noisy neighbour disturbs all alike. Wall and CPU seconds are of the whole
+line with peak_mb. Runs take turns, so that a noisy neighbour disturbs all alike. Wall and CPU seconds cover the whole
 job, from the launcher's start to its end; the ratios are medians of the ratios within a turn. Two ranks, one thread each.
 """
 import argparse

@@ -1,10 +1,11 @@
-// What ZeRO-1 saves and costs. On every rank Adam over a perceptron of 16.8 million parameters under DDP:
+// Measures what ZeRO-1 saves and costs. Every rank runs Adam on a perceptron of 16.8 million parameters under
+// DDP:
 //
 //   ddprun --nproc-per-node=N zero plain|zero [STEPS]
 //
 // Rank 0 prints a line: ranks, optimizer state and peak RSS of the rank with the most in MB, the median step
-// in ms and in it the optimizer's step. The batch is small, so that the optimizer's share is as large as can
-// be.
+// in ms and the optimizer's part of it. The batch is small, so that the optimizer's share is as large as
+// possible.
 #include <sys/resource.h>
 
 #include <algorithm>

@@ -6,8 +6,8 @@
 
 A group is a function here that fills tests/golden/GROUP/. Files are small (0.9 MB at most) and are committed, so the
 tests need no Python. Made with the packages of tests/requirements.txt, which scripts/setup.sh --python installs. Every
-group wants torch, torchvision, numpy and Pillow; lightning, torchmetrics, monai, tensorboard, safetensors and transformers
-are wanted by the groups about them alone. mnist_ddp reads Fashion-MNIST where Debian's package puts it.
+group needs torch, torchvision, numpy and Pillow; only the groups about lightning, torchmetrics, monai, tensorboard,
+safetensors and transformers need those. mnist_ddp reads Fashion-MNIST from the place of Debian's package.
 """
 
 import argparse

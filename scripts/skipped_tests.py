@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Says which tests were skipped and why, by the report of ctest --output-junit; nothing if none was.
+"""Prints which tests were skipped and why, from the report of ctest --output-junit; nothing if none was skipped.
 
 usage: skipped_tests.py REPORT.xml
 """
