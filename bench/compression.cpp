@@ -1,6 +1,6 @@
-// One rank of bench/compression.py: steps of one model under every gradient compression in turn. Rank 0 prints
-// a JSON line for each turn and compression: seconds per step, and bytes per step that its network interface
-// sent.
+// One rank of bench/compression.py: steps of one model under every gradient compression in turn. Rank 0
+// prints a JSON line for each turn and compression: seconds per step, and bytes per step that its network
+// interface sent.
 #include <torch/nn/functional.h>
 #include <torch/nn/modules/linear.h>
 

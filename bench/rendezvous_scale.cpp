@@ -1,5 +1,5 @@
-// Measures what one coordinator costs with many nodes, without a network: simulated nodes answer at once. This
-// covers everything the coordinator's host does for them except sockets: it decodes, handles and encodes
+// Measures what one coordinator costs with many nodes, without a network: simulated nodes answer at once.
+// This covers everything the coordinator's host does for them except sockets: it decodes, handles and encodes
 // messages.
 //
 //   rendezvous_scale [NODES...]     default: 10 100 1000 10000 100000; prints a table in Markdown
