@@ -166,7 +166,7 @@ TEST_CASE("sam: --predict writes the model's mask at the picture's size, 0 and 2
   REQUIRE_FALSE(mask_of(model, picture, {12, 70, 40, 15}).equal(expected));  // x and y changed places
   write_sam(sam.dir.path() / "model", *model);
 
-  auto child = worker({"sam", "--predict", (sam.dir.path() / "wide.png").string(), "--point", "70,12",
+  auto child = start_worker({"sam", "--predict", (sam.dir.path() / "wide.png").string(), "--point", "70,12",
                        "--point=15,40,0", "--checkpoint", (sam.dir.path() / "model").string(), "--mask-out",
                        (sam.dir.path() / "mask.png").string()});
   REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));

@@ -61,7 +61,7 @@ struct SamRun {
 };
 
 /// The worker alone, with these words.
-inline Child worker(const std::vector<std::string>& words) {
+inline Child start_worker(const std::vector<std::string>& words) {
   Command command;
   command.argv = {WORKER_PROGRAM};
   command.argv.insert(command.argv.end(), words.begin(), words.end());

@@ -117,7 +117,7 @@ TEST_CASE("sam: --predict refuses what is wrong in one line, the model last", "[
   for (auto [words, message] : refused) {
     CAPTURE(message);
     words.insert(words.begin(), "sam");
-    auto failing = worker(words);
+    auto failing = start_worker(words);
     CHECK(is_refusal(failing.wait(kTraining)));
     CHECK_THAT(failing.err(), ContainsSubstring(message));
     CHECK(count_of("\n", failing.err()) == 1);

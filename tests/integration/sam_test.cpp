@@ -158,7 +158,7 @@ TEST_CASE("worker export writes the folder of a SAM from its checkpoint, and of 
   const auto file_of = [&](const char* folder, const char* name) { return read_file(run / folder / name); };
   const auto write = [&](std::vector<std::string> words) {
     words.insert(words.begin(), {"export", read_summary(run)["best_checkpoint"].get<std::string>()});
-    auto child = worker(words);
+    auto child = start_worker(words);
     CAPTURE(child.err());
     REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
   };
@@ -176,7 +176,7 @@ TEST_CASE("worker export writes the folder of a SAM from its checkpoint, and of 
   Child linear(training("linear", 0, sam.dir.path() / "linear", {"--epochs=1"}));
   REQUIRE(linear.wait(kTraining) == ExitStatus::exited(0));
   auto refused =
-      worker({"export", (sam.dir.path() / "linear/checkpoints/last.pt").string(), (run / "linear").string()});
+      start_worker({"export", (sam.dir.path() / "linear/checkpoints/last.pt").string(), (run / "linear").string()});
   CHECK(refused.wait(kTraining) == ExitStatus::exited(2));
   CHECK_THAT(refused.err(), ContainsSubstring("expected OUT to end in .pt or .safetensors") &&
                                 ContainsSubstring("a folder is for a checkpoint of the task sam"));

@@ -12,7 +12,7 @@
 namespace ddprun::launcher {
 namespace {
 
-CoreDump sample() {
+CoreDump sample_dump() {
   CoreDump dump;
   dump.pid = 123;
   dump.signal = SIGSEGV;
@@ -22,25 +22,25 @@ CoreDump sample() {
 }
 
 TEST_CASE("a pattern is filled with what is known and matches what is not", "[core_file]") {
-  CHECK(core_glob("core", false, sample()) == "/work\\*/core");
-  CHECK(core_glob("core", true, sample()) == "/work\\*/core.123");
-  CHECK(core_glob("/cores/%e.%p.%s.%h%%", true, sample()) == "/cores/*.123.11.node\\[1]%");
-  CHECK(core_glob("/c/%E/%P.%i.%I.%t.%f.%d.%c.%C.%F", false, sample()) == "/c/*/*.*.*.*.*.*.*.*.*");
-  CHECK(core_glob("/c/%u.%g", false, sample()) ==
+  CHECK(core_glob("core", false, sample_dump()) == "/work\\*/core");
+  CHECK(core_glob("core", true, sample_dump()) == "/work\\*/core.123");
+  CHECK(core_glob("/cores/%e.%p.%s.%h%%", true, sample_dump()) == "/cores/*.123.11.node\\[1]%");
+  CHECK(core_glob("/c/%E/%P.%i.%I.%t.%f.%d.%c.%C.%F", false, sample_dump()) == "/c/*/*.*.*.*.*.*.*.*.*");
+  CHECK(core_glob("/c/%u.%g", false, sample_dump()) ==
         "/c/" + std::to_string(::getuid()) + "." + std::to_string(::getgid()));
-  CHECK(core_glob("/c/[a]%Z%", false, sample()) == "/c/\\[a]");
+  CHECK(core_glob("/c/[a]%Z%", false, sample_dump()) == "/c/\\[a]");
 }
 
 TEST_CASE("a core that is handed on has a handler's name and a way to it", "[core_file]") {
-  CHECK(core_handler("|/usr/lib/systemd/systemd-coredump %P %u %g", sample()) ==
+  CHECK(core_handler("|/usr/lib/systemd/systemd-coredump %P %u %g", sample_dump()) ==
         "handed to systemd-coredump: coredumpctl info 123");
-  CHECK(core_handler("|/usr/share/apport/apport -p%p", sample()) == "handed to apport: see /var/crash");
-  CHECK(core_handler("|/bin/false", sample()) == "handed to false");
-  CHECK(core_handler("|", sample()) == "handed to ");
-  CHECK(core_handler("@@/run/core.socket", sample()) == "handed to /run/core.socket");
-  CHECK(core_handler("@", sample()) == "handed to ");
-  CHECK_FALSE(core_handler("core.%p", sample()));
-  CHECK_FALSE(core_handler("", sample()));
+  CHECK(core_handler("|/usr/share/apport/apport -p%p", sample_dump()) == "handed to apport: see /var/crash");
+  CHECK(core_handler("|/bin/false", sample_dump()) == "handed to false");
+  CHECK(core_handler("|", sample_dump()) == "handed to ");
+  CHECK(core_handler("@@/run/core.socket", sample_dump()) == "handed to /run/core.socket");
+  CHECK(core_handler("@", sample_dump()) == "handed to ");
+  CHECK_FALSE(core_handler("core.%p", sample_dump()));
+  CHECK_FALSE(core_handler("", sample_dump()));
 }
 
 /// A process that dumps core in a folder.

@@ -12,7 +12,7 @@ namespace {
 
 using test::ContainsSubstring;
 
-FailureReport sample() {
+FailureReport sample_report() {
   FailureReport report;
   report.program = "train.py";
   report.host = "node1";
@@ -21,8 +21,8 @@ FailureReport sample() {
   return report;
 }
 
-FailureReport sample(const WorkerError& error) {
-  FailureReport report = sample();
+FailureReport sample_report(const WorkerError& error) {
+  FailureReport report = sample_report();
   report.root_cause.error.error = error;
   return report;
 }
@@ -36,7 +36,7 @@ std::string many_lines(int count) {
 bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 TEST_CASE("the report names what is known of the root cause", "[failure_report]") {
-  const std::string text = describe(sample(WorkerError{"ValueError: two\nlines", "", 0}));
+  const std::string text = describe(sample_report(WorkerError{"ValueError: two\nlines", "", 0}));
   CHECK(text == R"(================================================================================
 train.py FAILED
 --------------------------------------------------------------------------------
@@ -52,7 +52,7 @@ Root Cause (first observed failure):
 }
 
 TEST_CASE("the report shows where to look further, if there is anything", "[failure_report]") {
-  FailureReport report = sample();
+  FailureReport report = sample_report();
   report.root_cause.core = "/data/core.123";
   report.root_cause.logs = {"/logs/1/stdout.log", "/logs/1/stderr.log"};
   report.attempt = 2;
@@ -64,7 +64,7 @@ TEST_CASE("the report shows where to look further, if there is anything", "[fail
 }
 
 TEST_CASE("the report lists other failures and the ranks that ddprun ended", "[failure_report]") {
-  FailureReport report = sample();
+  FailureReport report = sample_report();
   report.others = {{0, 0, 120, ExitStatus::killed(SIGSEGV), {}, {}, true}};
   report.ended_by_us = {1, 2, 4, 5, 6, 8};
   const std::string text = describe(report);
@@ -74,7 +74,7 @@ TEST_CASE("the report lists other failures and the ranks that ddprun ended", "[f
 }
 
 TEST_CASE("thousands of failures do not bury the first one", "[failure_report]") {
-  FailureReport report = sample();
+  FailureReport report = sample_report();
   for (int rank = 4; rank < 4096; ++rank)
     report.others.push_back({rank, rank, 1, ExitStatus::exited(1), {}, {}, false});
   const std::string text = describe(report);
@@ -83,7 +83,7 @@ TEST_CASE("thousands of failures do not bury the first one", "[failure_report]")
 }
 
 TEST_CASE("the report says what may have sent a SIGKILL that was not ours", "[failure_report]") {
-  FailureReport report = sample();
+  FailureReport report = sample_report();
   CHECK_FALSE(has(describe(report), "hint"));
   report.root_cause.status = ExitStatus::killed(SIGKILL);
   CHECK_THAT(describe(report), ContainsSubstring("hint      : not sent by ddprun"));
@@ -102,7 +102,7 @@ TEST_CASE("a hint tells what a signal usually means, from a shell's exit code to
 }
 
 TEST_CASE("no line of ours is wider than 80 columns", "[failure_report]") {
-  FailureReport report = sample();
+  FailureReport report = sample_report();
   report.root_cause.out_of_memory = std::string("words ") + many_lines(30);
   for (int signal = 1; signal < NSIG; ++signal) {
     report.root_cause.status = ExitStatus::killed(signal, true);
@@ -116,20 +116,20 @@ TEST_CASE("no line of ours is wider than 80 columns", "[failure_report]") {
 }
 
 TEST_CASE("the report shows a broken error file as such", "[failure_report]") {
-  FailureReport report = sample();
+  FailureReport report = sample_report();
   report.root_cause.error.problem = "is not a regular file";
   CHECK_THAT(describe(report), ContainsSubstring("the worker's error file is not a regular file"));
 }
 
 TEST_CASE("a call stack is shown with its first and its last lines", "[failure_report]") {
-  const std::string text = describe(sample(WorkerError{"E: x", many_lines(100), 0}));
+  const std::string text = describe(sample_report(WorkerError{"E: x", many_lines(100), 0}));
   CHECK_THAT(text, ContainsSubstring("  call stack:\n    line 0.\n"));
   CHECK_THAT(text, ContainsSubstring("    line 7.\n    ... (76 lines left out)\n    line 84.\n"));
   CHECK_THAT(text, ContainsSubstring("    line 99.\n==="));
 }
 
 TEST_CASE("a call stack that stderr shows already is not repeated", "[failure_report]") {
-  FailureReport report = sample(WorkerError{"E: x", "Traceback:\n  f()\nE: x\n", 0});
+  FailureReport report = sample_report(WorkerError{"E: x", "Traceback:\n  f()\nE: x\n", 0});
   CHECK(has(describe(report), "call stack"));
   report.root_cause.last_lines = {"before", "Traceback:", "  f()", "E: x"};
   CHECK_FALSE(has(describe(report), "call stack"));
@@ -137,7 +137,7 @@ TEST_CASE("a call stack that stderr shows already is not repeated", "[failure_re
 }
 
 TEST_CASE("the last twenty lines of stderr are shown, bars in their last state", "[failure_report]") {
-  FailureReport report = sample();
+  FailureReport report = sample_report();
   for (int i = 0; i < 30; ++i) report.root_cause.last_lines.push_back("line " + std::to_string(i) + ".");
   report.root_cause.last_lines.insert(report.root_cause.last_lines.end(), {"", "10%\r20%\r30%\r"});
   const std::string text = describe(report);
@@ -146,7 +146,7 @@ TEST_CASE("the last twenty lines of stderr are shown, bars in their last state",
 }
 
 TEST_CASE("a line without an end is cut", "[failure_report]") {
-  FailureReport report = sample(WorkerError{std::string(10'000, 'x'), std::string(10'000, 'y'), 0});
+  FailureReport report = sample_report(WorkerError{std::string(10'000, 'x'), std::string(10'000, 'y'), 0});
   report.root_cause.last_lines = {std::string(100'000, 'z')};
   CHECK(describe(report).size() < 3'000);
 }
@@ -155,7 +155,7 @@ TEST_CASE("no byte of a worker drives the terminal", "[failure_report]") {
   const std::string evil =
       "\x1b[2J\x1b]0;title\x07\rgone \xc2\x9b"
       "31m \x9b";
-  FailureReport report = sample(WorkerError{evil, evil + "\nsecond", 0});
+  FailureReport report = sample_report(WorkerError{evil, evil + "\nsecond", 0});
   report.program = evil;
   report.host = evil;
   report.root_cause.core = evil;
@@ -178,7 +178,7 @@ TEST_CASE("an end as told is success, the signal, or the exit code that stands f
 }
 
 TEST_CASE("a launcher above is told the root cause's error and how it ended", "[failure_report]") {
-  FailureReport report = sample(WorkerError{"ValueError: x", "stack", 5});
+  FailureReport report = sample_report(WorkerError{"ValueError: x", "stack", 5});
   CHECK(error_for_parent(report).message == "ValueError: x");
   CHECK(error_for_parent(report).call_stack == "stack");
   CHECK(error_for_parent(report).error_code == 7);
@@ -191,15 +191,15 @@ TEST_CASE("a launcher above is told the root cause's error and how it ended", "[
 TEST_CASE("the error is passed on only where a launcher above wants it", "[failure_report]") {
   const TempDir folder;
   const auto path = folder.path() / "error.json";
-  forward_error(sample(), std::nullopt);
-  forward_error(sample(), "");
+  forward_error(sample_report(), std::nullopt);
+  forward_error(sample_report(), "");
   CHECK(std::filesystem::is_empty(folder.path()));
-  forward_error(sample(WorkerError{"E: x", "", 1}), path.string());
+  forward_error(sample_report(WorkerError{"E: x", "", 1}), path.string());
   const auto content = read_error_file(path);
   REQUIRE(content.error);
   CHECK(content.error->message == "E: x");
   CHECK(content.error->error_code == 7);
-  forward_error(sample(), "/nowhere/error.json");  // a warning
+  forward_error(sample_report(), "/nowhere/error.json");  // a warning
 }
 
 }  // namespace

@@ -9,7 +9,7 @@ namespace {
 
 using test::FakeNvml;
 
-constexpr std::uint64_t kMiB = 1 << 20;
+constexpr std::uint64_t kNvmlMiB = 1 << 20;
 
 TEST_CASE("NVML tells each GPU's name, place and state", "[nvml]") {
   const FakeNvml nvml(
@@ -26,12 +26,12 @@ TEST_CASE("NVML tells each GPU's name, place and state", "[nvml]") {
   CHECK(gpus[0].uuid == "GPU-aaaa");
   CHECK(gpus[0].bus_id == "0000:3b:00.0");
   CHECK(gpus[0].numa_node == -1);  // no such file
-  CHECK(gpus[0].memory_bytes == 81920 * kMiB);
-  CHECK(gpus[0].used_bytes == 3100 * kMiB);
+  CHECK(gpus[0].memory_bytes == 81920 * kNvmlMiB);
+  CHECK(gpus[0].used_bytes == 3100 * kNvmlMiB);
   CHECK(gpus[0].ecc_errors == 2);
   REQUIRE(gpus[0].processes.size() == 1);
   CHECK(gpus[0].processes[0].pid == 42);
-  CHECK(gpus[0].processes[0].bytes == 3000 * kMiB);
+  CHECK(gpus[0].processes[0].bytes == 3000 * kNvmlMiB);
   CHECK(gpus[1].index == 1);
   CHECK(gpus[1].numa_node == 1);
   CHECK(gpus[1].ecc_errors == 0);
@@ -53,7 +53,7 @@ TEST_CASE("a process that computes and draws is one process", "[nvml]") {
   REQUIRE(gpus.size() == 1);
   REQUIRE(gpus[0].processes.size() == 3);
   CHECK(gpus[0].processes[0].pid == 42);
-  CHECK(gpus[0].processes[0].bytes == 3000 * kMiB);
+  CHECK(gpus[0].processes[0].bytes == 3000 * kNvmlMiB);
   CHECK(gpus[0].processes[1].bytes == 0);
   CHECK(gpus[0].processes[2].pid == 7);
 }

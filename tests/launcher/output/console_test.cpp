@@ -16,8 +16,8 @@ constexpr const char* kClear = "\r\x1b[K";
 std::string drawn(const std::string& text) { return kClear + ("\x1b[?7l" + text) + "\x1b[?7h"; }
 
 /// A console of which the test reads what came out.
-struct Rig {
-  explicit Rig(Ends out_ends, Ends err_ends = make_pipe())
+struct ConsoleRig {
+  explicit ConsoleRig(Ends out_ends, Ends err_ends = make_pipe())
       : out(std::move(out_ends)), err(std::move(err_ends)), console(io, out.theirs.get(), err.theirs.get()) {}
 
   std::string shown() {
@@ -32,7 +32,7 @@ struct Rig {
 };
 
 TEST_CASE("lines of several writers come out whole and in order, with their prefixes", "[console]") {
-  Rig rig(make_pipe());
+  ConsoleRig rig(make_pipe());
   rig.console.out()->write(&rig.a, "[a]:", "one\n");
   rig.console.out()->write(&rig.b, "", std::string("two\0\xff\n", 6));
   rig.console.out()->write(&rig.a, "[a]:", "\n");
@@ -42,7 +42,7 @@ TEST_CASE("lines of several writers come out whole and in order, with their pref
 }
 
 TEST_CASE("a line in pieces has one prefix, and ends before another writer's", "[console]") {
-  Rig rig(make_pipe());
+  ConsoleRig rig(make_pipe());
   auto& out = *rig.console.out();
   out.write(&rig.a, "[a]:", "long ");
   out.write(&rig.a, "[a]:", "line\n");
@@ -57,7 +57,7 @@ TEST_CASE("a line in pieces has one prefix, and ends before another writer's", "
 
 TEST_CASE("a console whose reader is slow has no room, until it is read", "[console]") {
   auto ends = GENERATE(0, 1) == 0 ? make_pipe() : make_sockets();
-  Rig rig(std::move(ends));
+  ConsoleRig rig(std::move(ends));
   auto& out = *rig.console.out();
   const std::string line = std::string(63, 'x') + "\n";
   std::size_t written = 0;
@@ -89,7 +89,7 @@ TEST_CASE("a console whose reader is slow has no room, until it is read", "[cons
 }
 
 TEST_CASE("draining ends at its deadline if nobody reads", "[console]") {
-  Rig rig(make_pipe());
+  ConsoleRig rig(make_pipe());
   rig.console.out()->write(&rig.a, "", std::string(1 << 20, 'x') + "\n");
   const auto drained = run(rig.io, rig.console.drain(steady_clock::now() + std::chrono::milliseconds(20)));
   REQUIRE(drained.has_value());
@@ -103,7 +103,7 @@ TEST_CASE("when the reader is gone the output is dropped with one warning, and t
   const bool before = GENERATE(true, false);
   CapturedLog log;
   if (before) ends.ours.reset();
-  Rig rig(std::move(ends));
+  ConsoleRig rig(std::move(ends));
   rig.out.ours.reset();
   for (int i = 0; i < 3; ++i) {
     rig.console.out()->write(&rig.a, "", std::string(1 << 20, 'x') + "\n");
@@ -155,7 +155,7 @@ TEST_CASE("a closed stdout loses its output and nothing else", "[console]") {
 }
 
 TEST_CASE("a transient line is cleared before the next line and drawn again below it", "[console]") {
-  Rig rig(make_terminal());
+  ConsoleRig rig(make_terminal());
   auto& out = *rig.console.out();
   REQUIRE(out.is_terminal());
   out.show_transient(&rig.a, "[a]:10%");
@@ -174,7 +174,7 @@ TEST_CASE("a transient line is cleared before the next line and drawn again belo
 }
 
 TEST_CASE("a writer that goes takes its transient line with it", "[console]") {
-  Rig rig(make_terminal());
+  ConsoleRig rig(make_terminal());
   rig.console.out()->show_transient(&rig.a, "10%");
   rig.shown();
   rig.console.out()->forget(&rig.a);
@@ -194,7 +194,7 @@ TEST_CASE("stdout and stderr on one terminal share the transient line", "[consol
 }
 
 TEST_CASE("ddprun's own message finds a line of its own", "[console]") {
-  Rig rig(make_terminal());
+  ConsoleRig rig(make_terminal());
   rig.console.out()->show_transient(&rig.a, "10%");
   rig.shown();
   rig.console.make_way();
@@ -202,7 +202,7 @@ TEST_CASE("ddprun's own message finds a line of its own", "[console]") {
   put(rig.out.theirs.get(), "ddprun: warning: hot\n");
   CHECK(rig.shown() == "ddprun: warning: hot\n" + drawn("10%"));
 
-  Rig piped(make_pipe());
+  ConsoleRig piped(make_pipe());
   piped.console.out()->write(&piped.a, "", "open");
   piped.console.make_way();
   CHECK(read_available(piped.out.ours) == "open\n");

@@ -12,7 +12,6 @@ using namespace launcher;
 namespace {
 
 using namespace std::string_literals;
-using Rig = LogsRig;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
@@ -69,7 +68,7 @@ void put_numbered_lines(int lines) {
 
 TEST_CASE("eight workers fill both streams: no line is lost, mixed or held in memory", "[worker_logs]") {
   constexpr int kRanks = 8, kLines = 100000;
-  Rig rig;
+  LogsRig rig;
   LineCheck out(kRanks, 'o'), err(kRanks, 'e');
   [[maybe_unused]] const long before = peak_memory_kb();
   for (int rank = 0; rank < kRanks; ++rank) {
@@ -95,7 +94,7 @@ TEST_CASE("eight workers fill both streams: no line is lost, mixed or held in me
 TEST_CASE("every byte arrives, on the console and in the file", "[worker_logs]") {
   const std::string bytes =
       "a\0b\xff\xfe\r\n"s + "10%\r20%\r" + std::string((3 << 20) + 7, 'x') + "\n\n\x1b[2Jend";
-  Rig rig;
+  LogsRig rig;
   StreamPlan plan = to_console();
   plan.file = "0/stdout.log";
   rig.start(0, {plan, to_nowhere()}, [&] { put(1, bytes); });
@@ -117,7 +116,7 @@ TEST_CASE("every byte arrives, on the console and in the file", "[worker_logs]")
 }
 
 TEST_CASE("a grandchild that keeps a stream open is waited for until the deadline only", "[worker_logs]") {
-  Rig rig;
+  LogsRig rig;
   const Ends hold = make_pipe();
   rig.start(0, {to_console("[d0]:"), to_nowhere()}, [&] {
     if (::fork() == 0) {
@@ -139,7 +138,7 @@ TEST_CASE("a grandchild that keeps a stream open is waited for until the deadlin
 
 TEST_CASE("a slow reader makes the worker wait, and it does not count as silent", "[worker_logs]") {
   constexpr int kLines = 200000;
-  Rig rig;
+  LogsRig rig;
   rig.start(0, {to_console("[0]:"), to_nowhere()}, [] { put_numbered_lines(kLines); });
   // Both pipes and the buffer are full: nothing moves any more.
   REQUIRE(run_until(rig.io, [&] { return !rig.console->out()->has_room(); }));
@@ -160,7 +159,7 @@ TEST_CASE("a slow reader makes the worker wait, and it does not count as silent"
 TEST_CASE("when ddprun's reader is gone the worker and its file go on", "[worker_logs]") {
   ::signal(SIGPIPE, SIG_IGN);
   CapturedLog log;
-  Rig rig;
+  LogsRig rig;
   rig.out.ours.reset();
   StreamPlan plan = to_console();
   plan.file = "out";
@@ -173,7 +172,7 @@ TEST_CASE("when ddprun's reader is gone the worker and its file go on", "[worker
 }
 
 TEST_CASE("logs that go while output is on its way are not called any more", "[worker_logs]") {
-  Rig rig;
+  LogsRig rig;
   rig.start(0, {to_console(), to_console()}, [] { put_numbered_lines(1000); });
   REQUIRE(run_until(rig.io, [&] { return rig.writers.front().ended(); }));
   rig.logs.reset();

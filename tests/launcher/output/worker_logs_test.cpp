@@ -9,10 +9,9 @@ using namespace launcher;
 namespace {
 
 using namespace std::string_literals;
-using Rig = LogsRig;
 
 TEST_CASE("a prefix comes once a line, and the last line gets its end", "[worker_logs]") {
-  Rig rig;
+  LogsRig rig;
   rig.start(0, {to_console("[d0]:"), to_nowhere()}, [] {
     put(1, "one\n\n10%\r");
     put(1, "20%\r\nno end");
@@ -22,7 +21,7 @@ TEST_CASE("a prefix comes once a line, and the last line gets its end", "[worker
 }
 
 TEST_CASE("a last line without an end keeps none, unless another worker's follows", "[worker_logs]") {
-  Rig rig;
+  LogsRig rig;
   rig.start(0, {to_console(), to_nowhere()}, [] { put(1, "first"); });
   rig.start(1, {to_nowhere(), to_nowhere()}, [] {});
   rig.drain();
@@ -36,7 +35,7 @@ TEST_CASE("a last line without an end keeps none, unless another worker's follow
 TEST_CASE("lines bear the time if asked to", "[worker_logs]") {
   LogSettings settings;
   settings.timestamps = true;
-  Rig rig(settings);
+  LogsRig rig(settings);
   StreamPlan plan = to_console("[d0]:");
   plan.file = "out";
   rig.start(0, {plan, to_nowhere()}, [] { put(1, "line\n"); });
@@ -52,7 +51,7 @@ TEST_CASE("a stream that goes only to a file is read all the same", "[worker_log
   LogSettings settings;
   SECTION("as it is") {}
   SECTION("rotation") { settings.max_size = 4; }
-  Rig rig(settings);
+  LogsRig rig(settings);
   rig.start(0, {to_file("out"), to_file("err")}, [] {
     put(1, "one\ntwo\n");
     put(2, "three\n");
@@ -65,7 +64,7 @@ TEST_CASE("a stream that goes only to a file is read all the same", "[worker_log
 }
 
 TEST_CASE("a worker may inherit ddprun's own streams, or write to nowhere", "[worker_logs]") {
-  Rig rig;
+  LogsRig rig;
   StreamPlan inherit;
   inherit.inherit = true;
   const auto inherited = rig.logs->open(0, {inherit, inherit});
@@ -84,7 +83,7 @@ TEST_CASE("a worker may inherit ddprun's own streams, or write to nowhere", "[wo
 }
 
 TEST_CASE("the worker's ends are closed on exec and wait as usual", "[worker_logs]") {
-  Rig rig;
+  LogsRig rig;
   auto ends = rig.logs->open(0, {to_console(), to_file("err")});
   for (const UniqueFd* end : {&ends.out, &ends.err}) {
     CHECK((::fcntl(end->get(), F_GETFD) & FD_CLOEXEC) != 0);
@@ -93,7 +92,7 @@ TEST_CASE("the worker's ends are closed on exec and wait as usual", "[worker_log
 }
 
 TEST_CASE("lines that match a filter go to a file of all workers", "[worker_logs]") {
-  Rig rig;
+  LogsRig rig;
   for (const int rank : {0, 1}) {
     StreamPlan plan = to_file(std::to_string(rank) + "/stdout.log");
     plan.filtered_file = "filtered_stdout.log";
@@ -108,7 +107,7 @@ TEST_CASE("lines that match a filter go to a file of all workers", "[worker_logs
 }
 
 TEST_CASE("the first output of each worker is told once", "[worker_logs]") {
-  Rig rig;
+  LogsRig rig;
   std::vector<std::size_t> told;
   rig.logs->on_first_output([&](std::size_t index) { told.push_back(index); });
   rig.start(3, {to_console(), to_console()}, [] { put(2, "error\n"), put(1, "out\n"); });
@@ -118,7 +117,7 @@ TEST_CASE("the first output of each worker is told once", "[worker_logs]") {
 }
 
 TEST_CASE("under a terminal a worker has terminals of the same size that change no byte", "[worker_logs]") {
-  Rig rig({}, make_terminal(), make_terminal());
+  LogsRig rig({}, make_terminal(), make_terminal());
   StreamPlan plan = to_console("[d0]:");
   plan.file = "out";
   rig.start(0, {plan, to_console()}, [] {
@@ -133,7 +132,7 @@ TEST_CASE("under a terminal a worker has terminals of the same size that change 
 }
 
 TEST_CASE("the workers' terminals follow the size of ddprun's", "[worker_logs]") {
-  Rig rig({}, make_terminal());
+  LogsRig rig({}, make_terminal());
   const auto ends = rig.logs->open(0, {to_console(), to_console()});
   winsize size{};
   size.ws_col = 123;
@@ -145,7 +144,7 @@ TEST_CASE("the workers' terminals follow the size of ddprun's", "[worker_logs]")
 }
 
 TEST_CASE("on a terminal a prompt and a progress bar are seen before their line ends", "[worker_logs]") {
-  Rig rig({}, make_terminal());
+  LogsRig rig({}, make_terminal());
   const Ends go = make_pipe();
   const auto wait = [&] {
     char byte;
@@ -174,7 +173,7 @@ TEST_CASE("on a terminal a prompt and a progress bar are seen before their line 
 TEST_CASE("lines for a terminal may stay as they are", "[worker_logs]") {
   LogSettings settings;
   settings.sanitize = false;
-  Rig rig(settings, make_terminal());
+  LogsRig rig(settings, make_terminal());
   rig.start(0, {to_console(), to_nowhere()}, [] { put(1, "\x1b]0;title\atext\n"); });
   rig.drain();
   CHECK(read_available(rig.out.ours) == "\x1b]0;title\atext\n");

@@ -11,9 +11,8 @@ namespace {
 using namespace std::chrono_literals;
 using test::ContainsSubstring;
 using test::CoordinatorRig;
+using test::failed;
 using test::job;
-
-Failed failed(int round) { return {round, WorkerFailed{ExitStatus::exited(7)}, "rank 0 failed"}; }
 
 /// Two nodes of two to three that have begun.
 std::vector<CoordinatorRig::Id> form_two(CoordinatorRig& rig) {
@@ -33,7 +32,7 @@ TEST_CASE("a late joiner restarts the round at no cost", "[elastic]") {
   CHECK(rig.count<Stop>(c) == 0);
   rig.obey();
   for (const auto id : {ids[0], ids[1], c}) CHECK(rig.last<Start>(id).world_size == 3);
-  rig.say(c, failed(1));
+  rig.say(c, failed(7, 1));
   CHECK(rig.last<Stop>(c).reason == "rank 0 failed; restart 1 of 1");
 }
 
@@ -55,7 +54,7 @@ TEST_CASE("joiners during a restart are taken along", "[elastic]") {
   const auto a = rig.join("a");
   rig.pass(30s);
   rig.obey();
-  rig.say(a, failed(0));
+  rig.say(a, failed(7, 0));
   const auto b = rig.join("b");  // while it stops
   rig.obey();
   const auto c = rig.join("c");  // in the pause
@@ -132,14 +131,14 @@ TEST_CASE("the survivors of a lost node go on at once and at no cost", "[elastic
   rig.lose(ids[1]);
   rig.obey();
   CHECK(rig.last<Start>(ids[2]).world_size == 1);
-  rig.say(ids[2], failed(2));
+  rig.say(ids[2], failed(7, 2));
   CHECK(rig.last<Stop>(ids[2]).reason == "rank 0 failed; restart 1 of 1");
 }
 
 TEST_CASE("a node that is lost while it stops is not waited for", "[elastic]") {
   CoordinatorRig rig(job(1, 3, 1));
   const auto ids = rig.form({"a", "b", "c"});
-  rig.say(ids[0], failed(0));
+  rig.say(ids[0], failed(7, 0));
   rig.say(ids[0], Ended{0});
   rig.say(ids[1], Ended{0});
   rig.lose(ids[2]);

@@ -11,11 +11,8 @@ namespace {
 using namespace std::chrono_literals;
 using test::ContainsSubstring;
 using test::CoordinatorRig;
+using test::failed;
 using test::job;
-
-Failed failed(int code, int round = 0) {
-  return {round, WorkerFailed{ExitStatus::exited(code)}, "rank 0 failed"};
-}
 
 TEST_CASE("the first failure ends the job everywhere with its exit code", "[coordinator]") {
   CoordinatorRig rig(job(2, 2));

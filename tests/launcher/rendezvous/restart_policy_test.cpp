@@ -11,7 +11,7 @@ namespace {
 using namespace std::chrono_literals;
 using test::ContainsSubstring;
 
-AttemptEnd failed(int code) { return WorkerFailed{ExitStatus::exited(code)}; }
+AttemptEnd exited_with(int code) { return WorkerFailed{ExitStatus::exited(code)}; }
 AttemptEnd killed(int signal) { return WorkerFailed{ExitStatus::killed(signal)}; }
 
 TEST_CASE("codes, ranges and signals make up --restart-on-codes", "[restart_policy]") {
@@ -43,10 +43,10 @@ TEST_CASE("failures and hangs are tried again while the budget lasts, nothing el
   };
   const Row rows[] = {
       {"success", AllSucceeded{}, 3, 0, false, 0},
-      {"failure without restarts", failed(7), 0, 0, false, 7},
-      {"failure", failed(7), 3, 0, true, 7},
-      {"failure, last restart", failed(7), 3, 2, true, 7},
-      {"failure, budget used", failed(7), 3, 3, false, 7},
+      {"failure without restarts", exited_with(7), 0, 0, false, 7},
+      {"failure", exited_with(7), 3, 0, true, 7},
+      {"failure, last restart", exited_with(7), 3, 2, true, 7},
+      {"failure, budget used", exited_with(7), 3, 3, false, 7},
       {"death by a signal", killed(SIGSEGV), 1, 0, true, 139},
       {"death by a signal, budget used", killed(SIGSEGV), 1, 1, false, 139},
       {"hang", Hung{}, 1, 0, true, 124},
@@ -72,12 +72,12 @@ TEST_CASE("only listed codes are tried again, a hang as 124", "[restart_policy]"
   RestartSettings settings;
   settings.max_restarts = 1;
   settings.codes = parse_restart_codes("3,SIGKILL");
-  CHECK(decide(settings, failed(3), 0, 1s).restart);
-  CHECK(decide(settings, failed(137), 0, 1s).restart);
+  CHECK(decide(settings, exited_with(3), 0, 1s).restart);
+  CHECK(decide(settings, exited_with(137), 0, 1s).restart);
   CHECK(decide(settings, killed(SIGKILL), 0, 1s).restart);
-  CHECK_FALSE(decide(settings, failed(4), 0, 1s).restart);
+  CHECK_FALSE(decide(settings, exited_with(4), 0, 1s).restart);
   CHECK_FALSE(decide(settings, Hung{}, 0, 1s).restart);
-  CHECK_THAT(decide(settings, failed(4), 0, 1s).reason, ContainsSubstring("exit code 4 is not among"));
+  CHECK_THAT(decide(settings, exited_with(4), 0, 1s).reason, ContainsSubstring("exit code 4 is not among"));
   settings.codes = parse_restart_codes("124");
   CHECK(decide(settings, Hung{}, 0, 1s).restart);
 }
@@ -87,7 +87,7 @@ TEST_CASE("the delay doubles up to a minute, or stays if it began longer", "[res
   settings.max_restarts = 100;
   const auto delay = [&](std::chrono::milliseconds backoff, int used) {
     settings.backoff = backoff;
-    return decide(settings, failed(1), used, 0s).delay;
+    return decide(settings, exited_with(1), used, 0s).delay;
   };
   CHECK(delay(1500ms, 0) == 1500ms);
   CHECK(delay(1500ms, 1) == 3s);
@@ -104,14 +104,14 @@ TEST_CASE("an attempt that lived long enough makes budget and delay new", "[rest
   settings.max_restarts = 2;
   settings.backoff = 1s;
   settings.window = 60s;
-  const Decision early = decide(settings, failed(1), 2, 59'999ms);
+  const Decision early = decide(settings, exited_with(1), 2, 59'999ms);
   CHECK_FALSE(early.restart);
-  const Decision late = decide(settings, failed(1), 2, 60s);
+  const Decision late = decide(settings, exited_with(1), 2, 60s);
   CHECK(late.restart);
   CHECK(late.restarts_used == 1);
   CHECK(late.delay == 1s);
   settings.window = std::nullopt;
-  CHECK_FALSE(decide(settings, failed(1), 2, 1h).restart);
+  CHECK_FALSE(decide(settings, exited_with(1), 2, 1h).restart);
 }
 
 }  // namespace

@@ -22,7 +22,7 @@ using namespace ddprun::test;
 
 namespace {
 
-const fs::path kGolden = fs::path(DDPRUN_GOLDEN_DIR) / "python_files";
+const fs::path kExportGolden = fs::path(DDPRUN_GOLDEN_DIR) / "python_files";
 
 int run_export(std::vector<std::string> arguments) {
   arguments.insert(arguments.begin(), {"worker", "export"});
@@ -70,7 +70,7 @@ TEST_CASE("export writes a checkpoint's weights as a bare state_dict or as safet
 TEST_CASE("export keeps tied weights tied from one format to the other", "[export]") {
   const TempDir folder;
   const auto pt = folder.path() / "a.pt", back = folder.path() / "a.safetensors";
-  CHECK(run_export({kGolden / "tied.safetensors", pt}) == 0);
+  CHECK(run_export({kExportGolden / "tied.safetensors", pt}) == 0);
   const auto weights = train::read_weights(pt);
   REQUIRE(weights.size() == 2);
   CHECK(weights[0].second.is_alias_of(weights[1].second));
@@ -90,12 +90,12 @@ TEST_CASE("export refuses with one line what it cannot do", "[export]") {
                     "export: expected OUT to end in .pt or .safetensors, got 'out.onnx'; a folder is for a "
                     "checkpoint of the task sam");
   CHECK_THROWS_WITH(run_export({folder.path() / "none.pt", out}), ContainsSubstring("none.pt: cannot open"));
-  CHECK_THROWS_WITH(run_export({kGolden / "inert.pt", out}), ContainsSubstring("holds no weights"));
-  CHECK_THROWS_WITH(run_export({kGolden / "tied.safetensors", out, "--ema"}),
+  CHECK_THROWS_WITH(run_export({kExportGolden / "inert.pt", out}), ContainsSubstring("holds no weights"));
+  CHECK_THROWS_WITH(run_export({kExportGolden / "tied.safetensors", out, "--ema"}),
                     ContainsSubstring("holds no averaged weights"));
   CHECK_THROWS_WITH(run_export({source, folder.path() / "none" / "out.safetensors"}),
                     ContainsSubstring("out.safetensors: cannot create: No such file"));
-  for (const auto& weights : {source, kGolden / "tied.safetensors"})
+  for (const auto& weights : {source, kExportGolden / "tied.safetensors"})
     CHECK_THROWS_WITH(run_export({weights, folder.path() / "sam"}),
                       ContainsSubstring("a folder is for a checkpoint of the task sam"));
   CHECK_FALSE(fs::exists(out));

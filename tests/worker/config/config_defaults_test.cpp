@@ -7,21 +7,13 @@
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
 #include "tests/support/catch.h"
+#include "tests/worker/config/parse_words.h"
 #include "worker/config/config.h"
 #include "worker/config/numerics.h"
 
 using namespace ddprun;
 using namespace ddprun::worker;
-
-namespace {
-
-Config parse(const std::vector<std::string>& words) {
-  std::vector<const char*> arguments = {"worker"};
-  for (const auto& word : words) arguments.push_back(word.c_str());
-  return parse_config(static_cast<int>(arguments.size()), arguments.data());
-}
-
-}  // namespace
+using ddprun::test::parse;
 
 TEST_CASE("a task's default gives way to what is given, one that is given does not", "[config]") {
   for (const char* task : {"cifar10", "sam"}) {

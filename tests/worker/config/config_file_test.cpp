@@ -5,21 +5,17 @@
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
 #include "tests/support/catch.h"
+#include "tests/worker/config/parse_words.h"
 #include "worker/config/config.h"
 #include "worker/config/run_folder.h"
 #include "worker/tasks/registry.h"
 
 using namespace ddprun;
 using namespace ddprun::worker;
+using ddprun::test::parse;
 using ddprun::test::ContainsSubstring;
 
 namespace {
-
-Config parse(const std::vector<std::string>& words) {
-  std::vector<const char*> arguments = {"worker"};
-  for (const auto& word : words) arguments.push_back(word.c_str());
-  return parse_config(static_cast<int>(arguments.size()), arguments.data());
-}
 
 std::string write(const TempDir& dir, const std::string& text) {
   const auto path = dir.path() / "config.toml";

@@ -15,18 +15,15 @@
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
 #include "tests/support/catch.h"
+#include "tests/worker/config/parse_words.h"
 #include "worker/config/run_folder.h"
 
 using namespace ddprun;
 using namespace ddprun::worker;
+using ddprun::test::parse;
 using ddprun::test::ContainsSubstring;
 
 namespace {
-
-Config parse(std::vector<const char*> arguments) {
-  arguments.insert(arguments.begin(), "worker");
-  return parse_config(static_cast<int>(arguments.size()), arguments.data());
-}
 
 /// What body throws in a process that may do no more than any user, if we are root too; empty if nothing.
 std::string error_without_privileges(const std::function<void()>& body) {

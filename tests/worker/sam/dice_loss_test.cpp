@@ -17,18 +17,18 @@ using train::MaskLoss;
 
 namespace {
 
-Tensor to_tensor(const json& value) {
+Tensor to_doubles(const json& value) {
   if (!value.is_array()) return torch::scalar_tensor(value.get<double>(), torch::kDouble);
   std::vector<Tensor> rows;
-  for (const auto& row : value) rows.push_back(to_tensor(row));
+  for (const auto& row : value) rows.push_back(to_doubles(row));
   return torch::stack(rows);
 }
 
-bool near(const Tensor& a, const Tensor& b, double tolerance = 1e-8) {
+bool equal_within(const Tensor& a, const Tensor& b, double tolerance = 1e-8) {
   return a.numel() == b.numel() && (a.flatten() - b.flatten()).abs().max().item<double>() < tolerance;
 }
 
-DiceOptions options_of(const json& names, const std::string& activation) {
+DiceOptions dice_options_of(const json& names, const std::string& activation) {
   const auto has = [&](const std::string& name) {
     return std::find(names.begin(), names.end(), name) != names.end();
   };
@@ -53,20 +53,20 @@ TEST_CASE("Dice loss and its gradient are MONAI's in every combination of option
   REQUIRE(golden["cases"].size() == golden["inputs"].size() * 3 * 32);
   for (const auto& test_case : golden["cases"]) {
     INFO(file << ' ' << test_case.dump());
-    auto options = options_of(test_case[3], test_case[2]);
+    auto options = dice_options_of(test_case[3], test_case[2]);
     options.reduction = reduction_of(golden["reduction"]);
     options.smooth_nr = golden["smooth"][0];
     options.smooth_dr = golden["smooth"][1];
     const auto& inputs = golden["inputs"][test_case[0].get<std::string>()];
     const auto& expected = golden["results"][test_case[4].get<std::size_t>()];
-    const auto input = to_tensor(inputs["input"]).requires_grad_();
-    const auto loss = train::dice_loss(input, to_tensor(inputs[test_case[1].get<std::string>()]), options);
+    const auto input = to_doubles(inputs["input"]).requires_grad_();
+    const auto loss = train::dice_loss(input, to_doubles(inputs[test_case[1].get<std::string>()]), options);
     CHECK(loss.sizes().vec() == expected["shape"].get<std::vector<std::int64_t>>());
     const double tolerance = test_case[1] == "numbers" ? 1e-6 : 1e-7;  // MONAI's one_hot() is in float32
-    CHECK(near(loss, to_tensor(expected["values"]), tolerance));
+    CHECK(equal_within(loss, to_doubles(expected["values"]), tolerance));
     const auto weights = 1 + torch::arange(loss.numel(), torch::kDouble);
     (loss.flatten() * weights).sum().backward();
-    CHECK(near(input.grad(), to_tensor(expected["gradient"]), tolerance));
+    CHECK(equal_within(input.grad(), to_doubles(expected["gradient"]), tolerance));
   }
 }
 
@@ -75,12 +75,12 @@ TEST_CASE("the loss of each mask and its gradient are those of MONAI's parts", "
   REQUIRE(golden["losses"].size() == 3);
   for (const auto& [name, expected] : golden["losses"].items()) {
     INFO(name);
-    const auto logits = to_tensor(golden["logits"]).requires_grad_();
-    const auto losses = train::mask_loss(train::parse_mask_loss(name), logits, to_tensor(golden["target"]));
+    const auto logits = to_doubles(golden["logits"]).requires_grad_();
+    const auto losses = train::mask_loss(train::parse_mask_loss(name), logits, to_doubles(golden["target"]));
     CHECK(losses.sizes().vec() == std::vector<std::int64_t>{3});
-    CHECK(near(losses, to_tensor(expected["values"])));
+    CHECK(equal_within(losses, to_doubles(expected["values"])));
     losses.mean().backward();
-    CHECK(near(logits.grad(), to_tensor(expected["gradient"])));
+    CHECK(equal_within(logits.grad(), to_doubles(expected["gradient"])));
   }
 }
 
@@ -88,9 +88,9 @@ TEST_CASE("focal loss is MONAI's for any gamma and alpha", "[dice_loss]") {
   const auto golden = test::read_golden("dice_loss/mask_losses.json");
   for (const auto& [name, expected] : golden["focal"].items()) {
     INFO(name);
-    CHECK(near(train::sigmoid_focal_loss(to_tensor(golden["logits"]), to_tensor(golden["target"]),
+    CHECK(equal_within(train::sigmoid_focal_loss(to_doubles(golden["logits"]), to_doubles(golden["target"]),
                                          expected["gamma"], expected["alpha"]),
-               to_tensor(expected["values"])));
+               to_doubles(expected["values"])));
   }
 }
 
@@ -100,7 +100,7 @@ TEST_CASE("a mask's loss is its own, whatever else is in the batch", "[dice_loss
   for (const auto loss : {MaskLoss::kDice, MaskLoss::kDiceFocal, MaskLoss::kDiceBce}) {
     const auto all = train::mask_loss(loss, logits, target);
     for (std::int64_t i = 0; i < 4; ++i)
-      CHECK(near(all[i], train::mask_loss(loss, logits.slice(0, i, i + 1), target.slice(0, i, i + 1)), 1e-6));
+      CHECK(equal_within(all[i], train::mask_loss(loss, logits.slice(0, i, i + 1), target.slice(0, i, i + 1)), 1e-6));
   }
 }
 
@@ -110,7 +110,7 @@ TEST_CASE("logits in half precision are summed in float", "[dice_loss]") {
     for (const auto loss : {MaskLoss::kDice, MaskLoss::kDiceFocal, MaskLoss::kDiceBce}) {
       const auto value = train::mask_loss(loss, logits.to(type), target);
       CHECK(value.scalar_type() == torch::kFloat);
-      CHECK(near(value, train::mask_loss(loss, logits, target), 1e-6));
+      CHECK(equal_within(value, train::mask_loss(loss, logits, target), 1e-6));
     }
 }
 

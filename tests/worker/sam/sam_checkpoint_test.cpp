@@ -24,11 +24,6 @@ namespace {
 
 constexpr const char* kSamePositions = "prompt_encoder.shared_embedding.positional_embedding";
 
-Sam small_sam() {
-  torch::manual_seed(3);
-  return Sam(small_sam_config());
-}
-
 bool same_weights(const Sam& a, const Sam& b) {
   for (const auto& item : a->named_parameters())
     if (!item.value().equal(b->named_parameters()[item.key()])) return false;
@@ -65,7 +60,7 @@ void write_inputs(const fs::path& path, const models::SamConfig& config) {
 
 TEST_CASE("a SAM comes back from the folder that it was written to", "[sam_checkpoint]") {
   const TempDir folder;
-  auto model = small_sam();
+  auto model = small_sam(3);
   write_sam(folder.path() / "new" / "model", *model);
   auto again = read_sam(folder.path() / "new" / "model");
   CHECK(same_weights(again, model));
@@ -76,7 +71,7 @@ TEST_CASE("a SAM comes back from the folder that it was written to", "[sam_check
 TEST_CASE("a SAM is read from pytorch_model.bin, in half precision and with one name for its positions",
           "[sam_checkpoint]") {
   const TempDir folder;
-  auto model = small_sam();
+  auto model = small_sam(3);
   write_file_atomic(folder.path() / "config.json", to_json(model->config()));
   auto weights = weights_of(model);
   drop(weights, GENERATE(true, false) ? kSamePositions : kSamPositions);
@@ -92,7 +87,7 @@ TEST_CASE("a SAM is read from pytorch_model.bin, in half precision and with one 
 TEST_CASE("weights that are not the model's are refused, naming file and tensor", "[sam_checkpoint]") {
   const TempDir folder;
   const auto path = folder.path() / "model.safetensors";
-  const auto model = small_sam();
+  const auto model = small_sam(3);
   write_file_atomic(folder.path() / "config.json", to_json(model->config()));
   auto weights = weights_of(model);
   const auto refused = [&](const std::string& expected) {
@@ -150,7 +145,7 @@ TEST_CASE("a path without a model is refused", "[sam_checkpoint]") {
 
 TEST_CASE("a SAM that saw other colours than the processor's is refused", "[sam_checkpoint]") {
   const TempDir folder;
-  write_sam(folder.path(), *small_sam());
+  write_sam(folder.path(), *small_sam(3));
   const auto refused = [&](const char* name, const std::string& text, const std::string& expected) {
     write_file_atomic(folder.path() / name, text);
     CHECK_THROWS_AS(read_sam(folder.path()), IoError);
@@ -170,7 +165,7 @@ TEST_CASE("a SAM that saw other colours than the processor's is refused", "[sam_
 
 TEST_CASE("transformers reads a written SAM, and a SAM that transformers saved is read", "[sam_checkpoint]") {
   const TempDir folder;
-  auto model = small_sam();
+  auto model = small_sam(3);
   write_sam(folder.path() / "ours", *model);
   write_inputs(folder.path() / "inputs.safetensors", model->config());
   serialize::write_safetensors(folder.path() / "masks.safetensors", {{"masks", masks_of(model)}});

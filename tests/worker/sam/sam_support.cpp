@@ -41,6 +41,11 @@ models::SamConfig small_sam_config() {
   return config;
 }
 
+models::Sam small_sam(std::uint64_t seed) {
+  torch::manual_seed(seed);
+  return models::Sam(small_sam_config());
+}
+
 SamInput make_sam_input(const models::SamConfig& config, const std::string& prompts, torch::Dtype dtype) {
   constexpr int kImages = 2, kPrompts = 2;
   const auto size = config.vision.image_size;

@@ -16,6 +16,9 @@ models::Sam make_formula_sam(const nlohmann::json& config);
 /// A small shape with all that SAM may have.
 models::SamConfig small_sam_config();
 
+/// A new model of that size, with weights drawn from the seed.
+models::Sam small_sam(std::uint64_t seed = 1);
+
 /// Points, and the image that belongs to them.
 struct SamInput {
   torch::Tensor image;

@@ -12,7 +12,7 @@ using torch::Tensor;
 
 namespace {
 
-struct Case {
+struct MetricsCase {
   Tensor predicted, truth;
   double dice, iou, accuracy;
 };
@@ -21,7 +21,7 @@ Tensor mask(std::initializer_list<int> pixels) {
   return torch::tensor(std::vector<std::int64_t>(pixels.begin(), pixels.end()), torch::kInt64);
 }
 
-std::vector<Case> cases() {
+std::vector<MetricsCase> cases() {
   const double e = 1e-6;
   return {{mask({1, 1, 0, 0}), mask({1, 1, 0, 0}), 1, 1, 1},
           {mask({1, 1, 1, 0}), mask({0, 1, 1, 1}), (4 + e) / (6 + e), 2. / 4, 2. / 4},

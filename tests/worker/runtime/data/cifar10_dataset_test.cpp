@@ -27,13 +27,12 @@ std::string records(int count, int seed) {
   return bytes;
 }
 
-void write(const fs::path& path, const std::string& bytes) { std::ofstream(path, std::ios::binary) << bytes; }
 
 /// A folder with five training files of 12 records and a test file of 7.
-struct Folder {
-  Folder() {
-    for (int i = 1; i <= 5; ++i) write(batch(i), records(12, 40 * i));
-    write(test(), records(7, 3));
+struct CifarFolder {
+  CifarFolder() {
+    for (int i = 1; i <= 5; ++i) write_file_atomic(batch(i), records(12, 40 * i));
+    write_file_atomic(test(), records(7, 3));
   }
   fs::path batch(int i) const { return dir.path() / ("data_batch_" + std::to_string(i) + ".bin"); }
   fs::path test() const { return dir.path() / "test_batch.bin"; }
@@ -43,7 +42,7 @@ struct Folder {
 }  // namespace
 
 TEST_CASE("CIFAR-10 is read record by record, file after file", "[cifar10_dataset]") {
-  const Folder folder;
+  const CifarFolder folder;
   const auto train = read_cifar10(folder.dir.path(), Part::kTrain);
   REQUIRE(train.images_NCHW.sizes().vec() == std::vector<std::int64_t>{60, 3, 32, 32});
   CHECK(train.images_NCHW.scalar_type() == torch::kUInt8);
@@ -57,17 +56,17 @@ TEST_CASE("CIFAR-10 is read record by record, file after file", "[cifar10_datase
 }
 
 TEST_CASE("CIFAR-10 is found in the folder that its archive unpacks to", "[cifar10_dataset]") {
-  const Folder folder;
+  const CifarFolder folder;
   const TempDir outer;
   fs::create_directory_symlink(folder.dir.path(), outer.path() / "cifar-10-batches-bin");
   CHECK(read_cifar10(outer.path(), Part::kTrain).labels_N.size(0) == 60);
 }
 
 TEST_CASE("CIFAR-10 keeps the first images up to the limit, and reads no more", "[cifar10_dataset]") {
-  const Folder folder;
+  const CifarFolder folder;
   auto wrong = records(12, 1);
   wrong[5 * kRecord] = 10;
-  write(folder.batch(2), wrong);
+  write_file_atomic(folder.batch(2), wrong);
   const auto images = read_cifar10(folder.dir.path(), Part::kTrain, 17);
   CHECK(images.images_NCHW.size(0) == 17);
   CHECK(images.labels_N[16].item<int>() == 4);
@@ -77,22 +76,22 @@ TEST_CASE("CIFAR-10 keeps the first images up to the limit, and reads no more", 
 
 TEST_CASE("CIFAR-10 refuses wrong files, naming file, record, what was expected and got",
           "[cifar10_dataset]") {
-  const Folder folder;
+  const CifarFolder folder;
   const auto read = [&](Part part) { return read_cifar10(folder.dir.path(), part); };
   SECTION("cut anywhere") {
     for (const std::size_t size : {1ul, kRecord - 1, kRecord + 1, 7 * kRecord - 1}) {
-      write(folder.test(), records(7, 3).substr(0, size));
+      write_file_atomic(folder.test(), records(7, 3).substr(0, size));
       CHECK_THROWS_WITH(read(Part::kTest), folder.test().string() + ": expected records of 3073 bytes, got " +
                                                std::to_string(size / kRecord) + " and " +
                                                std::to_string(size % kRecord) + " bytes more");
     }
   }
   SECTION("empty") {
-    write(folder.test(), "");
+    write_file_atomic(folder.test(), "");
     CHECK_THROWS_WITH(read(Part::kTest), ContainsSubstring("got 0 and 0 bytes more"));
   }
   SECTION("cut between records") {
-    write(folder.batch(4), records(11, 0));
+    write_file_atomic(folder.batch(4), records(11, 0));
     CHECK_THROWS_WITH(
         read(Part::kTrain),
         folder.batch(4).string() + ": expected 12 records, as many as data_batch_1.bin has, got 11");
@@ -101,7 +100,7 @@ TEST_CASE("CIFAR-10 refuses wrong files, naming file, record, what was expected 
     for (const char wrong : {'\x0a', '\xff'}) {
       auto bytes = records(7, 3);
       bytes[5 * kRecord] = wrong;
-      write(folder.test(), bytes);
+      write_file_atomic(folder.test(), bytes);
       CHECK_THROWS_WITH(read(Part::kTest), folder.test().string() +
                                                ": record 5: expected a label from 0 to 9, got " +
                                                std::to_string(static_cast<unsigned char>(wrong)));
@@ -113,7 +112,7 @@ TEST_CASE("CIFAR-10 refuses wrong files, naming file, record, what was expected 
     fs::remove(folder.batch(1));
     CHECK_THROWS_WITH(read(Part::kTrain),
                       folder.batch(1).string() + ": no such file, nor in cifar-10-batches-bin/ there");
-    write(folder.dir.path() / "batches.meta", "x");
+    write_file_atomic(folder.dir.path() / "batches.meta", "x");
     CHECK_THROWS_WITH(read(Part::kTrain), ContainsSubstring("holds CIFAR-10's Python version, expected the "
                                                             "binary version (data_batch_1.bin)"));
     CHECK_THROWS_WITH(read_cifar10("/no/such", Part::kTest), ContainsSubstring("/no/such: no such folder"));

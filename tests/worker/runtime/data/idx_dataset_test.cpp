@@ -39,7 +39,6 @@ std::string labels(const std::string& values) {
   return idx(0x801, {static_cast<std::uint32_t>(values.size())}, values);
 }
 
-void write(const fs::path& path, const std::string& bytes) { std::ofstream(path, std::ios::binary) << bytes; }
 
 void write_gz(const fs::path& path, const std::string& bytes) {
   const gzFile file = ::gzopen(path.c_str(), "wb");
@@ -49,10 +48,10 @@ void write_gz(const fs::path& path, const std::string& bytes) {
 }
 
 /// A folder with a good test part of three images.
-struct Folder {
-  Folder() {
-    write(images_path(), images(3));
-    write(labels_path(), labels(std::string("\x02\x09\x00", 3)));
+struct IdxFolder {
+  IdxFolder() {
+    write_file_atomic(images_path(), images(3));
+    write_file_atomic(labels_path(), labels(std::string("\x02\x09\x00", 3)));
   }
   fs::path images_path() const { return dir.path() / "t10k-images-idx3-ubyte"; }
   fs::path labels_path() const { return dir.path() / "t10k-labels-idx1-ubyte"; }
@@ -63,7 +62,7 @@ struct Folder {
 }  // namespace
 
 TEST_CASE("dataset reads images and labels, plain and gzip", "[idx_dataset]") {
-  Folder folder;
+  IdxFolder folder;
   if (GENERATE(false, true)) {
     fs::remove(folder.images_path());
     fs::remove(folder.labels_path());
@@ -82,82 +81,82 @@ TEST_CASE("dataset reads images and labels, plain and gzip", "[idx_dataset]") {
 }
 
 TEST_CASE("dataset keeps the first examples up to the limit", "[idx_dataset]") {
-  const Folder folder;
+  const IdxFolder folder;
   CHECK(folder.open(2).size() == 2);
   CHECK(folder.open(2).get_batch({1}).target.item<int>() == 9);
   CHECK(folder.open(99).size() == 3);
 }
 
 TEST_CASE("dataset refuses a file cut at any byte", "[idx_dataset]") {
-  const Folder folder;
+  const IdxFolder folder;
   const auto whole = labels(std::string("\x02\x09\x00", 3));
   for (std::size_t size = 0; size < whole.size(); ++size) {
-    write(folder.labels_path(), whole.substr(0, size));
+    write_file_atomic(folder.labels_path(), whole.substr(0, size));
     CHECK_THROWS_WITH(folder.open(), ContainsSubstring("t10k-labels-idx1-ubyte: is cut: expected"));
   }
-  write(folder.images_path(), images(3).substr(0, 16 + 28 * 28 * 3 - 1));
+  write_file_atomic(folder.images_path(), images(3).substr(0, 16 + 28 * 28 * 3 - 1));
   CHECK_THROWS_WITH(folder.open(), ContainsSubstring("is cut: expected 2352 bytes of values, got 2351"));
 }
 
 TEST_CASE("dataset refuses a gzip file cut at any byte or with a flipped bit", "[idx_dataset]") {
-  const Folder folder;
+  const IdxFolder folder;
   fs::remove(folder.labels_path());
   const fs::path path = folder.labels_path().string() + ".gz";
   write_gz(path, labels(std::string("\x02\x09\x00", 3)));
   const auto whole = read_file(path);
   for (std::size_t size = 0; size < whole.size(); ++size) {
     CAPTURE(size);
-    write(path, whole.substr(0, size));
+    write_file_atomic(path, whole.substr(0, size));
     CHECK_THROWS_AS(folder.open(), IoError);
   }
   auto flipped = whole;
   flipped[whole.size() - 6] ^= 1;  // in the checksum of the content
-  write(path, flipped);
+  write_file_atomic(path, flipped);
   CHECK_THROWS_AS(folder.open(), IoError);
 }
 
 TEST_CASE("dataset refuses wrong content, naming the file and what was expected", "[idx_dataset]") {
-  const Folder folder;
+  const IdxFolder folder;
   SECTION("magic number") {
-    write(folder.images_path(), labels("abc"));
+    write_file_atomic(folder.images_path(), labels("abc"));
     CHECK_THROWS_WITH(folder.open(),
                       ContainsSubstring("t10k-images-idx3-ubyte: expected magic number 2051") &&
                           ContainsSubstring("got 2049"));
   }
   SECTION("something that is no IDX at all") {
-    write(folder.images_path(), "\x89PNG\r\n and more");
+    write_file_atomic(folder.images_path(), "\x89PNG\r\n and more");
     CHECK_THROWS_WITH(folder.open(), ContainsSubstring("expected magic number 2051"));
   }
   SECTION("more bytes than announced") {
-    write(folder.images_path(), images(3) + "x");
+    write_file_atomic(folder.images_path(), images(3) + "x");
     CHECK_THROWS_WITH(folder.open(), ContainsSubstring("more bytes than its header announces"));
   }
   SECTION("a header that asks for too much") {
-    write(folder.images_path(), idx(0x803, {0xffffffffu, 0xffffffffu, 28}, ""));
+    write_file_atomic(folder.images_path(), idx(0x803, {0xffffffffu, 0xffffffffu, 28}, ""));
     CHECK_THROWS_WITH(folder.open(), ContainsSubstring("more than 8 GiB"));
-    write(folder.images_path(), idx(0x803, {0, 0xffffffffu, 0xffffffffu}, ""));
+    write_file_atomic(folder.images_path(), idx(0x803, {0, 0xffffffffu, 0xffffffffu}, ""));
     CHECK_THROWS_WITH(folder.open(), ContainsSubstring("t10k-images-idx3-ubyte: has a header that asks for"));
   }
   SECTION("other sizes") {
-    write(folder.images_path(), idx(0x803, {1, 2, 2}, "abcd"));
+    write_file_atomic(folder.images_path(), idx(0x803, {1, 2, 2}, "abcd"));
     CHECK_THROWS_WITH(folder.open(), ContainsSubstring("expected images of 28 x 28, got 2 x 2"));
   }
   SECTION("no images") {
-    write(folder.images_path(), idx(0x803, {0, 28, 28}, ""));
+    write_file_atomic(folder.images_path(), idx(0x803, {0, 28, 28}, ""));
     CHECK_THROWS_WITH(folder.open(), ContainsSubstring("holds no images"));
   }
   SECTION("another number of labels") {
-    write(folder.labels_path(), labels(std::string(2, '\0')));
+    write_file_atomic(folder.labels_path(), labels(std::string(2, '\0')));
     CHECK_THROWS_WITH(folder.open(), ContainsSubstring("expected 3 labels, one an image, got 2"));
   }
   SECTION("a label that is no digit") {
-    write(folder.labels_path(), labels(std::string("\x02\x0a\x00", 3)));
+    write_file_atomic(folder.labels_path(), labels(std::string("\x02\x0a\x00", 3)));
     CHECK_THROWS_WITH(folder.open(), ContainsSubstring("expected labels from 0 to 9, got 10"));
   }
 }
 
 TEST_CASE("dataset names what is missing", "[idx_dataset]") {
-  const Folder folder;
+  const IdxFolder folder;
   CHECK_THROWS_WITH(IdxDataset("/no/such/folder", Part::kTrain, 0, 1),
                     ContainsSubstring("/no/such/folder: no such folder"));
   CHECK_THROWS_WITH(IdxDataset(folder.dir.path(), Part::kTrain, 0, 1),

@@ -43,7 +43,7 @@ ImageDataset numbered_images(std::uint64_t seed, bool channels_last = false) {
           ImageTransform(std::move(options))};
 }
 
-torch::Tensor drain(Loader& loader) {
+torch::Tensor drain_inputs(Loader& loader) {
   std::vector<torch::Tensor> inputs;
   while (const auto batch = loader.next()) inputs.push_back(batch->input);
   return torch::cat(inputs);
@@ -142,16 +142,16 @@ TEST_CASE("augmented images are the same whatever threads and batch size", "[ima
   for (std::int64_t i = 0; i < 600; ++i) order.push_back(i * 7 % 600);
   Loader reference(images, {.batch_size = 600, .threads = 0});
   reference.start_epoch(order, 4);
-  const auto expected = drain(reference);
+  const auto expected = drain_inputs(reference);
   for (const int threads : {0, 1, 3})
     for (const std::int64_t batch_size : {1, 64, 599}) {
       Loader loader(images, {.batch_size = batch_size, .threads = threads});
       loader.start_epoch(order, 4);
-      CHECK(torch::equal(drain(loader), expected));
+      CHECK(torch::equal(drain_inputs(loader), expected));
     }
   Loader other(images, {.batch_size = 600, .threads = 1});
   other.start_epoch(order, 5);
-  CHECK_FALSE(torch::equal(drain(other), expected));
+  CHECK_FALSE(torch::equal(drain_inputs(other), expected));
   CHECK_FALSE(torch::equal(numbered_images(10).get_epoch_batch(order, 4).input, expected));
 }
 

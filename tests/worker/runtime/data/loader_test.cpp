@@ -46,7 +46,7 @@ std::ptrdiff_t threads_of_this_process() {
   return std::distance(begin(tasks), end(tasks));
 }
 
-std::vector<std::vector<std::int64_t>> drain(Loader& loader) {
+std::vector<std::vector<std::int64_t>> drain_targets(Loader& loader) {
   std::vector<std::vector<std::int64_t>> all;
   while (auto batch = loader.next()) {
     const auto* begin = batch->target.const_data_ptr<std::int64_t>();
@@ -60,13 +60,13 @@ std::vector<std::vector<std::int64_t>> drain(Loader& loader) {
 TEST_CASE("loader gives the same batches whatever the number of threads", "[loader]") {
   const Numbers numbers;
   Loader reference(numbers, counting(103), 10, 0);
-  const auto expected = drain(reference);
+  const auto expected = drain_targets(reference);
   REQUIRE(expected.size() == 11);
   CHECK(expected.back() == std::vector<std::int64_t>{100, 101, 102});
   for (const int threads : {1, 2, 5}) {
     Loader loader(numbers, counting(103), 10, threads);
     CHECK(loader.batches() == 11);
-    CHECK(drain(loader) == expected);
+    CHECK(drain_targets(loader) == expected);
     CHECK_FALSE(loader.next());
   }
 }
@@ -103,7 +103,7 @@ TEST_CASE("loader keeps its threads from epoch to epoch", "[loader]") {
     const auto before = threads_of_this_process();
     for (int epoch = 0; epoch < 20; ++epoch) {
       loader.start_epoch(counting(95 + epoch));
-      const auto batches = drain(loader);
+      const auto batches = drain_targets(loader);
       REQUIRE(batches.size() == static_cast<std::size_t>(loader.batches()));
       CHECK(batches.back().back() == 95 + epoch - 1);
       CHECK(loader.position() == loader.batches());
@@ -116,14 +116,14 @@ TEST_CASE("loader keeps its threads from epoch to epoch", "[loader]") {
 TEST_CASE("loader goes on in the middle of an epoch", "[loader]") {
   const Numbers numbers;
   Loader reference(numbers, counting(103), 10, 0);
-  const auto whole = drain(reference);
+  const auto whole = drain_targets(reference);
   for (const int threads : {0, 2}) {
     Loader loader(numbers, {.batch_size = 10, .threads = threads});
     for (std::int64_t first = 0; first <= 11; ++first) {
       loader.start_epoch(counting(103), 0, first);
       CHECK(loader.position() == first);
       CHECK(loader.batches() == 11);
-      CHECK(drain(loader) == std::vector(whole.begin() + first, whole.end()));
+      CHECK(drain_targets(loader) == std::vector(whole.begin() + first, whole.end()));
     }
     CHECK_THROWS_AS(loader.start_epoch(counting(103), 0, 12), std::invalid_argument);
     CHECK_THROWS_AS(loader.start_epoch(counting(103), 0, -1), std::invalid_argument);
@@ -138,7 +138,7 @@ TEST_CASE("loader drops what is left of an epoch when another begins", "[loader]
       loader.start_epoch(counting(100));
       for (int taken = 0; taken < i % 7; ++taken) REQUIRE(loader.next());
       loader.start_epoch({500 + i, 600 + i});
-      CHECK(drain(loader) == std::vector<std::vector<std::int64_t>>{{500 + i}, {600 + i}});
+      CHECK(drain_targets(loader) == std::vector<std::vector<std::int64_t>>{{500 + i}, {600 + i}});
     }
   }
 }

@@ -20,7 +20,7 @@ std::vector<test::Layer> layers_of(const nlohmann::json& golden) {
   return layers;
 }
 
-DistributedDataParallel::Options options_of(const nlohmann::json& golden) {
+DistributedDataParallel::Options bucket_options_of(const nlohmann::json& golden) {
   DistributedDataParallel::Options options;
   options.bucket_bytes = golden.value("bucket_bytes", options.bucket_bytes);
   if (golden.contains("first_bucket_bytes")) options.first_bucket_bytes = golden["first_bucket_bytes"];
@@ -35,7 +35,7 @@ void check_plan(const nlohmann::json& golden, const ProcessGroup& group) {
   using Bytes = std::vector<std::int64_t>;
   const auto layers = layers_of(golden);
   test::LayerStack model(layers);
-  DistributedDataParallel ddp(model, group, options_of(golden["options"]));
+  DistributedDataParallel ddp(model, group, bucket_options_of(golden["options"]));
   const auto where = golden.dump();
   ensure(ddp.statistics().bucket_bytes == golden["initial_bytes"].get<Bytes>(),
          ("the first buckets of " + where).c_str());

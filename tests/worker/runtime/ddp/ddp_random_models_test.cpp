@@ -19,7 +19,7 @@ using test::LayerStack;
 namespace {
 
 /// One random model and a random way of training it, the same on every rank.
-struct Case {
+struct RandomModel {
   std::vector<Layer> layers;
   DistributedDataParallel::Options options;
   bool uneven = false;    ///< batches of different sizes, averaged over all samples
@@ -29,8 +29,8 @@ struct Case {
   std::mt19937_64 random;
 };
 
-Case random_case(std::uint64_t seed) {
-  Case result;
+RandomModel random_case(std::uint64_t seed) {
+  RandomModel result;
   result.random.seed(seed);
   const auto pick = [&](int n) { return static_cast<int>(result.random() % static_cast<unsigned>(n)); };
   auto& options = result.options;
@@ -64,7 +64,7 @@ Case random_case(std::uint64_t seed) {
 }
 
 /// The batch of a rank in a micro-batch of a step, the same whoever asks.
-torch::Tensor batch(const Case& random, std::uint64_t seed, int step, int rank) {
+torch::Tensor batch(const RandomModel& random, std::uint64_t seed, int step, int rank) {
   std::mt19937_64 generator(seed * 1000003 + static_cast<std::uint64_t>(step) * 101 +
                             static_cast<std::uint64_t>(rank));
   torch::manual_seed(generator());
@@ -73,7 +73,7 @@ torch::Tensor batch(const Case& random, std::uint64_t seed, int step, int rank) 
 }
 
 /// The layer without a use that this rank applies in this step, or -1.
-int branch(const Case& random, int step, int rank) {
+int branch(const RandomModel& random, int step, int rank) {
   if (!random.branches || (step + rank) % 3 == 0) return -1;
   for (std::size_t i = 0; i < random.layers.size(); ++i)
     if (random.layers[i].uses == 0) return static_cast<int>(i);
@@ -81,7 +81,7 @@ int branch(const Case& random, int step, int rank) {
 }
 
 void run_case(std::uint64_t seed, const ProcessGroup& group) {
-  Case random = random_case(seed);
+  RandomModel random = random_case(seed);
   LayerStack model(random.layers, seed + static_cast<std::uint64_t>(group.rank()));
   LayerStack reference(random.layers, seed);
   DistributedDataParallel ddp(model, group, random.options);

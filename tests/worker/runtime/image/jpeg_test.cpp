@@ -13,14 +13,14 @@ namespace {
 
 using test::ContainsSubstring;
 
-const std::filesystem::path kGolden = std::filesystem::path(DDPRUN_GOLDEN_DIR) / "jpeg";
+const std::filesystem::path kJpegGolden = std::filesystem::path(DDPRUN_GOLDEN_DIR) / "jpeg";
 
 TEST_CASE("JPEG files are read as Pillow reads them", "[jpeg]") {
-  const auto expected = nlohmann::json::parse(read_file(kGolden / "expected.json"));
+  const auto expected = nlohmann::json::parse(read_file(kJpegGolden / "expected.json"));
   CHECK(expected.size() == 4);
   for (const auto& [name, picture] : expected.items()) {
     INFO(name);
-    const auto read = read_image(kGolden / (name + ".jpg"));
+    const auto read = read_image(kJpegGolden / (name + ".jpg"));
     CHECK(std::vector{read.width, read.height} == picture["size"].get<std::vector<int>>());
     CHECK(read.channels == picture["channels"].get<int>());
     const auto bytes = picture["bytes"].get<std::vector<int>>();
@@ -33,7 +33,7 @@ TEST_CASE("JPEG files are read as Pillow reads them", "[jpeg]") {
 }
 
 TEST_CASE("bytes between a JPEG file's segments are passed over", "[jpeg]") {
-  const auto bytes = read_file(kGolden / "rgb.jpg");
+  const auto bytes = read_file(kJpegGolden / "rgb.jpg");
   REQUIRE(bytes.substr(2, 4) == std::string("\xff\xe0\0\x10", 4));
   const auto whole = decode_jpeg(bytes, "a.jpg").bytes;
   for (const std::size_t at : {std::size_t{2 + 18}, bytes.size() - 2}) {  // behind APP0, before the end
@@ -44,7 +44,7 @@ TEST_CASE("bytes between a JPEG file's segments are passed over", "[jpeg]") {
 }
 
 TEST_CASE("a JPEG file that is cut off or no JPEG is refused", "[jpeg]") {
-  const auto bytes = read_file(kGolden / "rgb.jpg");
+  const auto bytes = read_file(kJpegGolden / "rgb.jpg");
   for (std::size_t size = 0; size < bytes.size() - 1; size += 7)
     CHECK_THROWS_AS(decode_jpeg(std::string_view(bytes).substr(0, size), "a.jpg"), IoError);
   for (std::size_t i = 0; i < bytes.size(); ++i) {
@@ -58,7 +58,7 @@ TEST_CASE("a JPEG file that is cut off or no JPEG is refused", "[jpeg]") {
   CHECK_THROWS_WITH(decode_jpeg("GIF89a", "a.jpg"),
                     ContainsSubstring("a.jpg: is no JPEG file that can be read: "));
   CHECK_THROWS_WITH(decode_jpeg(bytes, "a.jpg", 19 * 11 - 1), ContainsSubstring("too many pixels"));
-  CHECK_THROWS_WITH(read_image(kGolden / "cmyk.jpg"),
+  CHECK_THROWS_WITH(read_image(kJpegGolden / "cmyk.jpg"),
                     ContainsSubstring("it has 4 channels, expected 1 or 3"));
 }
 

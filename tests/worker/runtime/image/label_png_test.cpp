@@ -11,14 +11,14 @@ namespace {
 
 using test::ContainsSubstring;
 
-const std::filesystem::path kGolden = std::filesystem::path(DDPRUN_GOLDEN_DIR) / "png_labels";
+const std::filesystem::path kLabelPngGolden = std::filesystem::path(DDPRUN_GOLDEN_DIR) / "png_labels";
 
 LabelMap read_labels(const std::string& name) {
-  return decode_png_labels(read_file(kGolden / name), kGolden / name);
+  return decode_png_labels(read_file(kLabelPngGolden / name), kLabelPngGolden / name);
 }
 
 TEST_CASE("the numbers of a mask are those that Pillow wrote, in every kind of PNG", "[png]") {
-  const auto expected = nlohmann::json::parse(read_file(kGolden / "expected.json"));
+  const auto expected = nlohmann::json::parse(read_file(kLabelPngGolden / "expected.json"));
   CHECK(expected.size() == 7);
   for (const auto& [name, rows] : expected.items()) {
     INFO(name);
@@ -37,7 +37,7 @@ TEST_CASE("a mask in colours is refused", "[png]") {
 }
 
 TEST_CASE("a mask that is cut off, damaged or no PNG is refused", "[png]") {
-  const auto bytes = read_file(kGolden / "grey_16.png");
+  const auto bytes = read_file(kLabelPngGolden / "grey_16.png");
   for (std::size_t size = 0; size + 12 < bytes.size(); ++size)
     CHECK_THROWS_AS(decode_png_labels(std::string_view(bytes).substr(0, size), "a.png"), IoError);
   auto damaged = bytes;
@@ -47,7 +47,7 @@ TEST_CASE("a mask that is cut off, damaged or no PNG is refused", "[png]") {
 }
 
 TEST_CASE("too many pixels are counted in the message", "[png]") {
-  const auto bytes = read_file(kGolden / "grey_16.png");
+  const auto bytes = read_file(kLabelPngGolden / "grey_16.png");
   CHECK(decode_png_labels(bytes, "a.png", 35).width == 7);
   CHECK_THROWS_WITH(decode_png_labels(bytes, "a.png", 34),
                     ContainsSubstring("it has too many pixels, 7 x 5, expected at most 34 in all"));
@@ -56,27 +56,27 @@ TEST_CASE("too many pixels are counted in the message", "[png]") {
 TEST_CASE("a picture's kind is told by how it begins, not by its name", "[read_image]") {
   const TempDir dir;
   const auto misnamed = dir.path() / "photo.png";
-  write_file_atomic(misnamed, read_file(kGolden / "picture.jpg"));
+  write_file_atomic(misnamed, read_file(kLabelPngGolden / "picture.jpg"));
   const auto jpeg = read_image(misnamed);
   CHECK((jpeg.width == 30 && jpeg.height == 20 && jpeg.channels == 3));
-  CHECK(read_image(kGolden / "grey_8.png").channels == 1);
+  CHECK(read_image(kLabelPngGolden / "grey_8.png").channels == 1);
   CHECK_THROWS_WITH(read_image(misnamed, 599),
                     ContainsSubstring("photo.png: is no JPEG file that can be read: it "
                                       "has too many pixels, 30 x 20, expected at most 599"));
 }
 
 TEST_CASE("a file's header tells its size", "[read_image]") {
-  CHECK(peek_size(kGolden / "picture.jpg") == PictureSize{30, 20});
-  CHECK(peek_size(kGolden / "grey_16.png") == PictureSize{7, 5});
+  CHECK(peek_size(kLabelPngGolden / "picture.jpg") == PictureSize{30, 20});
+  CHECK(peek_size(kLabelPngGolden / "grey_16.png") == PictureSize{7, 5});
   const auto jpegs = std::filesystem::path(DDPRUN_GOLDEN_DIR) / "jpeg";
   for (const auto* name : {"grey.jpg", "progressive.jpg", "rgb_subsampled.jpg"}) {
     const auto picture = read_image(jpegs / name);
     CHECK(peek_size(jpegs / name) == PictureSize{picture.width, picture.height});
   }
   CHECK(!peek_size("/no/such/file.png"));
-  CHECK(!peek_size(kGolden));
+  CHECK(!peek_size(kLabelPngGolden));
   const TempDir dir;
-  for (const auto& file : {kGolden / "picture.jpg", kGolden / "grey_16.png"}) {
+  for (const auto& file : {kLabelPngGolden / "picture.jpg", kLabelPngGolden / "grey_16.png"}) {
     const auto bytes = read_file(file);
     for (std::size_t size = 0; size < 20; ++size) {
       write_file_atomic(dir.path() / "a", std::string_view(bytes).substr(0, size));
@@ -89,7 +89,7 @@ TEST_CASE("a file that is no picture is refused", "[read_image]") {
   CHECK_THROWS_WITH(decode_image("", "a.png"), "a.png: is empty, expected a PNG or JPEG image");
   CHECK_THROWS_WITH(decode_image("II*", "a.tif"),
                     "a.tif: is neither a PNG nor a JPEG image, by how it begins");
-  const auto jpeg = read_file(kGolden / "picture.jpg");
+  const auto jpeg = read_file(kLabelPngGolden / "picture.jpg");
   CHECK_THROWS_AS(decode_image(std::string_view(jpeg).substr(0, jpeg.size() / 2), "a.jpg"), IoError);
   CHECK_THROWS_AS(read_image("/no/such/file.png"), IoError);
 }

@@ -12,7 +12,7 @@ namespace {
 
 using test::ContainsSubstring;
 
-const std::filesystem::path kGolden = std::filesystem::path(DDPRUN_GOLDEN_DIR) / "png";
+const std::filesystem::path kPngGolden = std::filesystem::path(DDPRUN_GOLDEN_DIR) / "png";
 
 /// A picture in which no two pixels nearby are alike.
 Image pattern(int width, int height, int channels) {
@@ -56,11 +56,11 @@ for name, pixels in json.load(open('expected.json')).items():
 }
 
 TEST_CASE("every kind of PNG is read as Pillow reads it", "[png]") {
-  const auto expected = nlohmann::json::parse(read_file(kGolden / "expected.json"));
+  const auto expected = nlohmann::json::parse(read_file(kPngGolden / "expected.json"));
   CHECK(expected.size() == 9);
   for (const auto& [name, picture] : expected.items()) {
     INFO(name);
-    const auto read = read_png(kGolden / (name + ".png"));
+    const auto read = read_png(kPngGolden / (name + ".png"));
     CHECK(std::vector{read.width, read.height} == picture["size"].get<std::vector<int>>());
     CHECK(read.channels == picture["channels"].get<int>());
     CHECK(read.bytes == picture["bytes"].get<std::vector<std::uint8_t>>());

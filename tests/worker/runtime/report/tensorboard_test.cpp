@@ -13,7 +13,7 @@
 namespace ddprun::report {
 namespace {
 
-const std::filesystem::path kGolden = std::filesystem::path(DDPRUN_GOLDEN_DIR) / "tensorboard";
+const std::filesystem::path kTensorboardGolden = std::filesystem::path(DDPRUN_GOLDEN_DIR) / "tensorboard";
 
 TEST_CASE("events are the bytes that TensorBoard's own writer makes", "[tensorboard]") {
   using std::string_literals::operator""s;
@@ -24,7 +24,7 @@ TEST_CASE("events are the bytes that TensorBoard's own writer makes", "[tensorbo
       {{"epoch", 0}, {"train_loss", 0.1234567891}, {"val_acc", std::numeric_limits<double>::quiet_NaN()}}));
   bytes += framed(image_event({1700000002.0, 70001}, "samples", "\x89PNG\x00\xff"s, 300, 2, 3));
   bytes += framed(text_event({1700000003.0, 0}, "config", "lr = 0.1 \xc2\xb5"));
-  CHECK(bytes == read_file(kGolden / "events.bin"));
+  CHECK(bytes == read_file(kTensorboardGolden / "events.bin"));
 }
 
 TEST_CASE("TensorBoard reads what the sink wrote", "[tensorboard]") {

@@ -26,7 +26,7 @@ using namespace std::string_literals;
 
 namespace {
 
-const fs::path kGolden = DDPRUN_GOLDEN_DIR;
+const fs::path kAllGolden = DDPRUN_GOLDEN_DIR;
 
 /// Pieces that make a pickle do something.
 const std::vector<std::string> kPieces = {"cposix\nsystem\nX\x02\0\0\0ls\x85R"s,
@@ -154,10 +154,6 @@ struct Outcomes {
   }
 };
 
-void write(const fs::path& path, const std::string& bytes) {
-  std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes;
-}
-
 /// A .pt file's records.
 std::map<std::string, std::string> records_of(const fs::path& path) {
   serialize::ZipRecords zip(path);
@@ -191,12 +187,12 @@ TEST_CASE("a damaged pickle in an intact zip is refused or read, 3000 times", "[
   for (const char* name :
        {"state_dict_file/values.pt", "state_dict_file/lightning.ckpt", "optimizer_state/adam_amsgrad.pt",
         "python_files/views.pt", "python_files/new_dtypes.pt", "python_files/inert.pt"}) {
-    const auto records = records_of(kGolden / name);
+    const auto records = records_of(kAllGolden / name);
     for (std::uint32_t seed = 0; seed < 500; ++seed) {
       CAPTURE(name, seed);
       auto changed = records;
       changed["data.pkl"] = Mutator(seed).mutated(records.at("data.pkl"));
-      write(path, zip_of(changed));
+      write_file_atomic(path, zip_of(changed));
       outcomes.add(path, [&] { return serialize::read_pt(path); });
     }
   }
@@ -213,10 +209,10 @@ TEST_CASE("a damaged file is refused or read, 3000 times", "[mutation]") {
   for (const char* name : {"state_dict_file/state_dict.pt", "python_files/views_legacy.pt",
                            "state_dict_file/legacy.pt", "state_dict_file/weights.safetensors",
                            "python_files/tied.safetensors", "state_dict_file/values.pt"}) {
-    const auto bytes = read_file(kGolden / name);
+    const auto bytes = read_file(kAllGolden / name);
     for (std::uint32_t seed = 0; seed < 500; ++seed) {
       CAPTURE(name, seed);
-      write(path, Mutator(seed).mutated(bytes));
+      write_file_atomic(path, Mutator(seed).mutated(bytes));
       outcomes.add(path, [&]() -> c10::IValue {
         if (std::string(name).find("views") != std::string::npos) return serialize::read_pt(path);
         c10::impl::GenericList tensors(c10::AnyType::get());

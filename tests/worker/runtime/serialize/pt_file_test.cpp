@@ -27,7 +27,7 @@ using namespace std::string_literals;
 
 namespace {
 
-const std::filesystem::path kGolden = std::filesystem::path(DDPRUN_GOLDEN_DIR) / "state_dict_file";
+const std::filesystem::path kPtGolden = std::filesystem::path(DDPRUN_GOLDEN_DIR) / "state_dict_file";
 
 c10::IValue all_kinds() {
   auto root = make_dict();
@@ -178,7 +178,7 @@ TEST_CASE("write_pt leaves the old file when the disk is full or the folder is m
 }
 
 TEST_CASE("read_pt reads what Python's pickles hold beside tensors", "[pt_file]") {
-  const auto values = read_pt(kGolden / "values.pt").toGenericDict();
+  const auto values = read_pt(kPtGolden / "values.pt").toGenericDict();
   const std::vector<std::int64_t> integers = {
       0,          255,           256,          65535,         65536,     -1,
       2147483647, -2147483648LL, 2147483648LL, 5'000'000'000, INT64_MIN, INT64_MAX};
@@ -203,7 +203,7 @@ TEST_CASE("read_pt reads what Python's pickles hold beside tensors", "[pt_file]"
   CHECK(dtypes.at("bfloat16").toTensor().scalar_type() == torch::kBFloat16);
   for (const auto& item : dtypes)
     CHECK(item.value().toTensor().to(torch::kLong).equal(torch::tensor({0, 1, 1})));
-  CHECK(read_pt(kGolden / "large_memo.pt").toGenericDict().at("many").toList().size() == 300);
+  CHECK(read_pt(kPtGolden / "large_memo.pt").toGenericDict().at("many").toList().size() == 300);
 }
 
 TEST_CASE("read_pt says what it expected of a file of another kind", "[pt_file]") {
@@ -215,9 +215,9 @@ TEST_CASE("read_pt says what it expected of a file of another kind", "[pt_file]"
   REQUIRE(::mkfifo((folder.path() / "fifo").c_str(), 0600) == 0);  // nobody writes: a reader would wait
   CHECK_THROWS_WITH(read_pt(folder.path() / "fifo"), ContainsSubstring("expected a regular file"));
   CHECK_THROWS_WITH(read_weights(folder.path() / "fifo"), ContainsSubstring("expected a regular file"));
-  CHECK_THROWS_WITH(read_pt(kGolden / "weights.safetensors"), ContainsSubstring("is not a zip"));
-  CHECK_THROWS_WITH(read_pt(kGolden / "unknown_global.pt"), ContainsSubstring("PosixPath"));
-  CHECK_THROWS_WITH(read_weights(kGolden / "values.pt"), ContainsSubstring("holds no weights, expected"));
+  CHECK_THROWS_WITH(read_pt(kPtGolden / "weights.safetensors"), ContainsSubstring("is not a zip"));
+  CHECK_THROWS_WITH(read_pt(kPtGolden / "unknown_global.pt"), ContainsSubstring("PosixPath"));
+  CHECK_THROWS_WITH(read_weights(kPtGolden / "values.pt"), ContainsSubstring("holds no weights, expected"));
   write_file_atomic(path, "");
   CHECK_THROWS_WITH(read_weights(path), ContainsSubstring("is empty, expected a file written by torch.save"));
 }
@@ -244,7 +244,7 @@ TEST_CASE("read_pt refuses every truncation, of our file and of Python's", "[pt_
   const TempDir folder;
   const auto path = folder.path() / "a.pt";
   write_pt(path, all_kinds());
-  for (const auto& bytes : {read_file(path), read_file(kGolden / "adam.pt")})
+  for (const auto& bytes : {read_file(path), read_file(kPtGolden / "adam.pt")})
     for (std::size_t size = 0; size < bytes.size(); ++size) {
       CAPTURE(size);
       std::ofstream(path, std::ios::binary) << bytes.substr(0, size);

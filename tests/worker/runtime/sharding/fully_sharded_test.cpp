@@ -35,7 +35,7 @@ using ddp::ProcessGroup;
 
 namespace {
 
-constexpr int kPerRank = 4, kWidth = 12, kClasses = 5;
+constexpr int kSharesPerRank = 4, kWidth = 12, kClasses = 5;
 
 /// A net of blocks, with what is hard about sharding as options.
 struct NetOptions {
@@ -95,12 +95,12 @@ Net make_net(const NetOptions& options, std::uint64_t seed, torch::Dtype dtype =
 }
 
 /// Step `step`'s batch of a rank; the same on whoever asks.
-struct Batch {
-  Batch(const NetOptions& options, int step, int rank, torch::Dtype dtype) {
+struct ClassBatch {
+  ClassBatch(const NetOptions& options, int step, int rank, torch::Dtype dtype) {
     torch::manual_seed(static_cast<std::uint64_t>(1000 * step + rank));
-    input = (options.channels_last ? torch::randn({kPerRank, 3, 6, 6}) : torch::randn({kPerRank, kWidth}))
+    input = (options.channels_last ? torch::randn({kSharesPerRank, 3, 6, 6}) : torch::randn({kSharesPerRank, kWidth}))
                 .to(dtype);
-    labels = torch::randint(0, kClasses, {kPerRank}, torch::kInt64);
+    labels = torch::randint(0, kClasses, {kSharesPerRank}, torch::kInt64);
   }
   torch::Tensor input, labels;
 };
@@ -163,7 +163,7 @@ void compare_with_ddp(const ProcessGroup& group, const NetOptions& net_options,
   FullyShardedDataParallel fsdp(*net, group, options);
   const auto optimizer = make_optimizer(fsdp.shards());
   for (int step = 0; step < 50; ++step) {
-    const Batch batch(net_options, step, group.rank(), dtype);
+    const ClassBatch batch(net_options, step, group.rank(), dtype);
     const auto loss_of = [&](Net& model) {
       return torch::cross_entropy_loss(model->forward(batch.input), batch.labels);
     };
@@ -176,7 +176,7 @@ void compare_with_ddp(const ProcessGroup& group, const NetOptions& net_options,
     } else {  // what one rank does with everybody's batches
       torch::Tensor all = torch::zeros({}, dtype);
       for (int rank = 0; rank < group.size(); ++rank) {
-        const Batch other(net_options, step, rank, dtype);
+        const ClassBatch other(net_options, step, rank, dtype);
         const auto part = torch::cross_entropy_loss(reference->forward(other.input), other.labels);
         if (rank == group.rank()) expected = part;
         all = all + part / group.size();
@@ -310,7 +310,7 @@ TEST_CASE("random nets train fully sharded as under DDP", "[fully_sharded]") {
 
 namespace {
 
-torch::Tensor loss_on(Net& net, const Batch& batch) {
+torch::Tensor loss_on(Net& net, const ClassBatch& batch) {
   return torch::cross_entropy_loss(net->forward(batch.input), batch.labels);
 }
 
@@ -337,7 +337,7 @@ TEST_CASE("gradients of several backwards add up, with and without no_sync", "[f
     auto net = make_net(options, 7);
     FullyShardedDataParallel fsdp(*net, group, small_units());
     const auto backward = [&](int step) {
-      fsdp.forward([&] { return loss_on(net, Batch(options, step, group.rank(), torch::kFloat64)); })
+      fsdp.forward([&] { return loss_on(net, ClassBatch(options, step, group.rank(), torch::kFloat64)); })
           .backward();
     };
     backward(0);
@@ -364,7 +364,7 @@ TEST_CASE("a step that throws leaves fully sharded training usable", "[fully_sha
     const NetOptions options;
     auto net = make_net(options, 7);
     FullyShardedDataParallel fsdp(*net, group, small_units());
-    const Batch batch(options, 0, group.rank(), torch::kFloat64);
+    const ClassBatch batch(options, 0, group.rank(), torch::kFloat64);
     const auto backward = [&] { fsdp.forward([&] { return loss_on(net, batch); }).backward(); };
     backward();
     const auto expected = gradients_of(fsdp);
@@ -404,7 +404,7 @@ TEST_CASE("evaluation and changes of parameters work while sharded", "[fully_sha
     auto net = make_net(options, 7);
     auto reference = make_net(options, 7);
     FullyShardedDataParallel fsdp(*net, group, small_units());
-    const Batch batch(options, 0, 0, torch::kFloat64);
+    const ClassBatch batch(options, 0, 0, torch::kFloat64);
     torch::NoGradGuard no_grad;
     const auto same = [&] {
       return torch::equal(net->forward(batch.input), reference->forward(batch.input));
@@ -441,7 +441,7 @@ TEST_CASE("a fully sharded checkpoint of three ranks is DDP's, and goes on on tw
         torch::optim::Adam optimizer(fsdp.shards(), torch::optim::AdamOptions(0.01));
         for (int step = 0; step < 2; ++step) {
           optimizer.zero_grad();
-          fsdp.forward([&] { return loss_on(net, Batch(options, step, 0, torch::kFloat64)); }).backward();
+          fsdp.forward([&] { return loss_on(net, ClassBatch(options, step, 0, torch::kFloat64)); }).backward();
           optimizer.step();
         }
         then(net, fsdp, optimizer);
@@ -453,7 +453,7 @@ TEST_CASE("a fully sharded checkpoint of three ranks is DDP's, and goes on on tw
       torch::optim::Adam reference_optimizer(reference->parameters(), torch::optim::AdamOptions(0.01));
       for (int step = 0; step < 2; ++step) {
         reference_optimizer.zero_grad();
-        loss_on(reference, Batch(options, step, 0, torch::kFloat64)).backward();
+        loss_on(reference, ClassBatch(options, step, 0, torch::kFloat64)).backward();
         reference_optimizer.step();
       }
       train(group, [&](Net& net, FullyShardedDataParallel& fsdp, torch::optim::Adam& optimizer) {

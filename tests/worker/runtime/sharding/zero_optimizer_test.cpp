@@ -68,8 +68,8 @@ ZeroOptimizer::Factory factory(Options options) {
   };
 }
 
-struct Batch {
-  explicit Batch(int step) {
+struct StepBatch {
+  explicit StepBatch(int step) {
     torch::manual_seed(static_cast<std::uint64_t>(100 + step));
     x = torch::randn({12, 10}, torch::kFloat64);
   }
@@ -107,7 +107,7 @@ void check_equals_plain(const ProcessGroup& group, const Options& options) {
       for (o::Optimizer* each : std::initializer_list<o::Optimizer*>{&optimizer, &plain})
         for (auto& param_group : each->param_groups())
           param_group.options().set_lr(param_group.options().get_lr() / 10);
-    ddp.forward([&] { return loss_of(model, Batch(step).part(group)); }).backward();
+    ddp.forward([&] { return loss_of(model, StepBatch(step).part(group)); }).backward();
     for (const auto& item : model->named_parameters())
       plain_model->named_parameters()[item.key()].mutable_grad() = item.value().grad().clone();
     optimizer.step();
@@ -173,8 +173,8 @@ TEST_CASE("each rank keeps about 1 / ranks of the optimizer's state", "[zero_opt
       auto model = make_model(), plain_model = make_model();
       ZeroOptimizer optimizer({model->parameters()}, factory<o::Adam>(o::AdamOptions()), group);
       o::Adam plain(plain_model->parameters());
-      loss_of(model, Batch(0).x).backward();
-      loss_of(plain_model, Batch(0).x).backward();
+      loss_of(model, StepBatch(0).x).backward();
+      loss_of(plain_model, StepBatch(0).x).backward();
       optimizer.step();
       plain.step();
       const auto share =
@@ -192,8 +192,8 @@ TEST_CASE("ZeroOptimizer's state dict is the plain optimizer's", "[zero_optimize
     ZeroOptimizer optimizer(make_groups(model, options), factory<o::Adam>(options), group);
     o::Adam plain(make_groups(plain_model, options), options);
     for (int step = 0; step < 3; ++step) {
-      loss_of(model, Batch(step).x).backward();
-      loss_of(plain_model, Batch(step).x).backward();
+      loss_of(model, StepBatch(step).x).backward();
+      loss_of(plain_model, StepBatch(step).x).backward();
       optimizer.step();
       plain.step();
     }
@@ -220,7 +220,7 @@ TEST_CASE("what three ranks save two ranks and one go on from", "[zero_optimizer
       train::load_optimizer_state(optimizer, serialize::read_pt(path).toGenericDict().at("optimizer"), path);
     for (int step = begin; step < end; ++step) {
       optimizer.zero_grad();
-      ddp.forward([&] { return loss_of(model, Batch(step).part(group)); }).backward();
+      ddp.forward([&] { return loss_of(model, StepBatch(step).part(group)); }).backward();
       optimizer.step();
     }
     auto state = train::optimizer_state_dict(optimizer);
@@ -239,7 +239,7 @@ TEST_CASE("what three ranks save two ranks and one go on from", "[zero_optimizer
       o::Adam plain(make_groups(plain_model, options), options);
       for (int step = 0; step < 2 * kSteps; ++step) {
         plain.zero_grad();
-        loss_of(plain_model, Batch(step).x).backward();
+        loss_of(plain_model, StepBatch(step).x).backward();
         plain.step();
       }
       ensure_equal_weights(model, plain_model, 1e-12);

@@ -14,7 +14,7 @@ using ddprun::test::ContainsSubstring;
 
 namespace {
 
-const std::filesystem::path kGolden = std::filesystem::path(DDPRUN_GOLDEN_DIR) / "npy";
+const std::filesystem::path kPointsGolden = std::filesystem::path(DDPRUN_GOLDEN_DIR) / "npy";
 
 struct PointsFile {
   explicit PointsFile(const std::string& text) { write_file_atomic(path, text); }
@@ -99,29 +99,29 @@ TEST_CASE("a file of points needs its header", "[prompt_points]") {
 }
 
 TEST_CASE("points are read from NumPy files too", "[prompt_points]") {
-  const auto points = read_points(kGolden / "labelled.npy", 3);
+  const auto points = read_points(kPointsGolden / "labelled.npy", 3);
   REQUIRE(points[1].size() == 2);
   CHECK((points[1][0].y == 20 && points[1][0].x == 30 && points[1][0].foreground));
   CHECK((points[0][0].y == 5 && points[0][0].x == 127 && !points[0][0].foreground));
   CHECK(points[2][0].origin == "row 3");
-  CHECK(read_points(kGolden / "i1.npy", 3)[2].size() == 1);
+  CHECK(read_points(kPointsGolden / "i1.npy", 3)[2].size() == 1);
   CHECK_THROWS_WITH(
-      read_points(kGolden / "labelled.npy", 2),
+      read_points(kPointsGolden / "labelled.npy", 2),
       ContainsSubstring("labelled.npy: row 3: expected an index from 0 to 1, one of 2 images, got 2"));
 }
 
 TEST_CASE("NumPy files of each dtype, order and version hold what NumPy wrote", "[npy]") {
-  const auto expected = nlohmann::json::parse(read_file(kGolden / "expected.json"));
+  const auto expected = nlohmann::json::parse(read_file(kPointsGolden / "expected.json"));
   CHECK(expected.size() == 18);
   for (const auto& [name, rows] : expected.items()) {
     INFO(name);
-    CHECK(decoded(kGolden / (name + ".npy")) == rows);
+    CHECK(decoded(kPointsGolden / (name + ".npy")) == rows);
   }
 }
 
 TEST_CASE("a NumPy file of another kind is refused", "[npy]") {
   for (const std::string name : {"half", "flat", "cube", "text", "record", "complex"}) {
-    const auto path = kGolden / ("refused_" + name + ".npy");
+    const auto path = kPointsGolden / ("refused_" + name + ".npy");
     CHECK_THROWS_WITH(
         decoded(path),
         ContainsSubstring(path.string() +
@@ -129,7 +129,7 @@ TEST_CASE("a NumPy file of another kind is refused", "[npy]") {
   }
   const TempDir dir;
   const auto path = dir.path() / "wide.npy";
-  auto bytes = read_file(kGolden / "i8.npy");
+  auto bytes = read_file(kPointsGolden / "i8.npy");
   bytes.replace(bytes.find("(4, 3)"), 6, "(6, 2)");
   write_file_atomic(path, bytes);
   CHECK_THROWS_WITH(read_points(path, 3),
@@ -137,7 +137,7 @@ TEST_CASE("a NumPy file of another kind is refused", "[npy]") {
 }
 
 TEST_CASE("a NumPy file that is cut off or damaged is refused or read, never worse", "[npy]") {
-  const auto bytes = read_file(kGolden / "f4.npy");
+  const auto bytes = read_file(kPointsGolden / "f4.npy");
   for (std::size_t size = 0; size < bytes.size(); ++size)
     CHECK_THROWS_AS(data::decode_npy(std::string_view(bytes).substr(0, size), "a.npy"), IoError);
   CHECK_THROWS_WITH(data::decode_npy(bytes + "x", "a.npy"),

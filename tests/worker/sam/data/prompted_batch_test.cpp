@@ -17,7 +17,7 @@ namespace {
 
 using Shape = std::vector<std::int64_t>;
 
-const data::SamProcessor kProcessor({.image_size = 64, .mask_size = 16});
+const data::SamProcessor kSmallProcessor({.image_size = 64, .mask_size = 16});
 
 struct OneImage {
   OneImage() { image::write_png(path, image::make_image(32, 16, 3, 200)); }
@@ -30,9 +30,9 @@ struct OneImage {
 TEST_CASE("an image of one's own with its points is a batch of one without a mask", "[prompted_batch]") {
   const OneImage image;
   const auto batch =
-      data::make_prompted_batch({read_prompted_picture(image.path, {"8,4", "31.5,0,0"})}, kProcessor);
+      data::make_prompted_batch({read_prompted_picture(image.path, {"8,4", "31.5,0,0"})}, kSmallProcessor);
   CHECK(batch.size() == 1);
-  CHECK(batch.input.equal(kProcessor.pixel_values(image::make_image(32, 16, 3, 200)).unsqueeze(0)));
+  CHECK(batch.input.equal(kSmallProcessor.pixel_values(image::make_image(32, 16, 3, 200)).unsqueeze(0)));
   CHECK(data::points_of(batch).equal(torch::tensor({16.f, 8.f, 63.f, 0.f}).view({1, 1, 2, 2})));
   CHECK(data::point_labels_of(batch).equal(torch::tensor({1, 0}, torch::kInt64).view({1, 1, 2})));
   CHECK(data::original_sizes_of(batch).equal(torch::tensor({{16, 32}}, torch::kInt64)));
@@ -46,7 +46,7 @@ TEST_CASE("the picture of a batch outlives what it was made of", "[prompted_batc
   {
     const OneImage image;
     picture = data::picture_of(
-        data::make_prompted_batch({read_prompted_picture(image.path, {"0,0"})}, kProcessor), 0);
+        data::make_prompted_batch({read_prompted_picture(image.path, {"0,0"})}, kSmallProcessor), 0);
   }
   CHECK(picture.eq(200).all().item<bool>());
 }
@@ -57,7 +57,7 @@ TEST_CASE("a row to be drawn has picture, points and masks at the picture's size
                              torch::eye(32, torch::kUInt8).slice(0, 0, 16)};
   data::PromptedPicture high{std::make_shared<image::Image>(image::make_image(7, 50, 3, 9)),
                              {{.x = 3, .y = 49}}};
-  const auto batch = data::make_prompted_batch({wide, high}, kProcessor);
+  const auto batch = data::make_prompted_batch({wide, high}, kSmallProcessor);
   const auto row = data::prediction_row(batch, 0, torch::ones({16, 32}, torch::kBool));
   CHECK((row.picture.width == 32 && row.picture.height == 16 && row.picture.bytes[0] == 200));
   REQUIRE(row.points.size() == 2);

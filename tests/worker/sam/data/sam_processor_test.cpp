@@ -34,11 +34,11 @@ image::Image make_picture(ImageSize size) {
   return picture;
 }
 
-struct Golden {
+struct ProcessorGolden {
   nlohmann::json file = read_golden("sam_processor/cases.json");
   std::map<std::string, at::Tensor> tensors;
   SamProcessor processor{{.image_size = file["side"]}};
-  Golden() {
+  ProcessorGolden() {
     const auto path = std::filesystem::path(DDPRUN_GOLDEN_DIR) / "sam_processor" / "pictures.safetensors";
     for (const auto& [name, tensor] : serialize::read_safetensors(path).tensors) tensors[name] = tensor;
   }
@@ -67,7 +67,7 @@ torch::Tensor bytes_of(const torch::Tensor& pixel_values) {
 
 TEST_CASE("pictures of odd sizes become SamProcessor's inputs, to one in 255 of Pillow's",
           "[sam_processor]") {
-  const Golden golden;
+  const ProcessorGolden golden;
   for (const auto& one : golden.file["cases"]) {
     const auto size = size_of(one["size"]);
     CAPTURE(name_of(size));
@@ -104,7 +104,7 @@ TEST_CASE("grey pictures and those with an alpha channel are processed as RGB", 
 
 TEST_CASE("points and boxes go to the model's frame as SamProcessor's, in double precision",
           "[sam_processor]") {
-  const Golden golden;
+  const ProcessorGolden golden;
   for (const auto& one : golden.file["cases"]) {
     const auto size = size_of(one["size"]);
     CAPTURE(name_of(size));
@@ -119,7 +119,7 @@ TEST_CASE("points and boxes go to the model's frame as SamProcessor's, in double
 }
 
 TEST_CASE("masks shrink as SamProcessor's segmentation maps", "[sam_processor]") {
-  const Golden golden;
+  const ProcessorGolden golden;
   const std::int64_t side = golden.file["side"].get<std::int64_t>() / 4;
   for (const auto& one : golden.file["cases"]) {
     const auto size = size_of(one["size"]);
@@ -134,7 +134,7 @@ TEST_CASE("masks shrink as SamProcessor's segmentation maps", "[sam_processor]")
 }
 
 TEST_CASE("masks go back to the image's size as by post_process_masks", "[sam_processor]") {
-  const Golden golden;
+  const ProcessorGolden golden;
   const std::int64_t side = golden.file["side"].get<std::int64_t>() / 4;
   for (const auto& one : golden.file["cases"]) {
     const auto size = size_of(one["size"]);

@@ -11,7 +11,7 @@ using namespace ddprun::worker;
 
 namespace {
 
-Config parse(std::vector<std::string> words) {
+Config parse_sam(std::vector<std::string> words) {
   words.insert(words.begin(), {"worker", "sam"});
   std::vector<const char*> argv;
   for (const auto& word : words) argv.push_back(word.c_str());
@@ -19,7 +19,7 @@ Config parse(std::vector<std::string> words) {
 }
 
 nlohmann::json settings(const std::vector<std::string>& words) {
-  return nlohmann::json::parse(to_json(parse(words)));
+  return nlohmann::json::parse(to_json(parse_sam(words)));
 }
 
 }  // namespace
@@ -80,10 +80,10 @@ TEST_CASE("what --checkpoint or --points would make idle is refused by name", "[
        {{"--checkpoint=a", "--init-weights=b"}, "init-weights"},
        {{"--points=a", "--points-per-image=1"}, "points-per-image"}}));
   const auto first = words[0].substr(0, words[0].find('='));
-  CHECK_THROWS_AS(parse(words), UsageError);
-  CHECK_THROWS_WITH(parse(words), first + " and --" + second + ": expected one of them at most");
-  CHECK_NOTHROW(parse({words[0]}));
-  CHECK_NOTHROW(parse({words[1]}));
+  CHECK_THROWS_AS(parse_sam(words), UsageError);
+  CHECK_THROWS_WITH(parse_sam(words), first + " and --" + second + ": expected one of them at most");
+  CHECK_NOTHROW(parse_sam({words[0]}));
+  CHECK_NOTHROW(parse_sam({words[1]}));
 }
 
 TEST_CASE("a sam's config.toml repeats the run, of a checkpoint and with points too", "[config]") {
@@ -93,7 +93,7 @@ TEST_CASE("a sam's config.toml repeats the run, of a checkpoint and with points 
       GENERATE(std::vector<std::string>{}, std::vector<std::string>{"--checkpoint=a"},
                std::vector<std::string>{"--points=a"},
                std::vector<std::string>{"--architecture=base", "--points-per-image=3", "--lr=1"});
-  const auto config = parse(words);
+  const auto config = parse_sam(words);
   write_file_atomic(file, to_toml(config));
-  CHECK(to_json(parse({"--config", file})) == to_json(config));
+  CHECK(to_json(parse_sam({"--config", file})) == to_json(config));
 }

@@ -29,12 +29,12 @@ struct Exactness {
 constexpr Exactness kExactness[] = {{torch::kFloat, 1e-5, 0.25}, {torch::kDouble, 1e-10, 1e-5}};
 
 /// What scripts/golden_sam.py wrote of one shape.
-struct Golden {
+struct ModelGolden {
   std::map<std::string, torch::Tensor> tensors;
   nlohmann::json config, parameters, cases;
 };
 
-Golden read_shape(const std::string& shape) {
+ModelGolden read_shape(const std::string& shape) {
   const auto folder = std::filesystem::path(DDPRUN_GOLDEN_DIR) / "sam_model";
   const auto file = serialize::read_safetensors(folder / (shape + ".safetensors"));
   const auto note = nlohmann::json::parse(file.metadata.at("golden"));
@@ -52,7 +52,7 @@ void check_tensor(const std::string& name, const torch::Tensor& found, const tor
   CHECK(largest(found.detach().to(torch::kDouble) - expected) <= tolerance * scale);
 }
 
-void check_stage(const Golden& golden, const std::string& name, const torch::Tensor& found,
+void check_stage(const ModelGolden& golden, const std::string& name, const torch::Tensor& found,
                  double tolerance) {
   check_tensor(name, found, golden.tensors.at(name), tolerance);
 }
@@ -77,7 +77,7 @@ torch::Tensor channels_first(const torch::Tensor& x, std::int64_t grid) {
 }
 
 /// The encoder's stages one by one; returns its output.
-torch::Tensor check_encoder(models::Sam& model, const torch::Tensor& image, const Golden& golden,
+torch::Tensor check_encoder(models::Sam& model, const torch::Tensor& image, const ModelGolden& golden,
                             double tolerance) {
   auto x = part<models::SamPatchEmbeddings>(model, "vision_encoder.patch_embed").forward(image);
   check_stage(golden, "vision_encoder.patch_embed 0", x, tolerance);
@@ -94,7 +94,7 @@ torch::Tensor check_encoder(models::Sam& model, const torch::Tensor& image, cons
 }
 
 void check_decoder(models::Sam& model, const torch::Tensor& embeddings, const models::SamPrompts& prompts,
-                   const Golden& golden, double tolerance) {
+                   const ModelGolden& golden, double tolerance) {
   auto& encoder = part<models::SamPromptEncoder>(model, "prompt_encoder");
   const auto sparse = encoder.sparse(prompts), dense = encoder.dense(prompts);
   const auto grid = model->config().vision.grid();
@@ -142,7 +142,7 @@ void check_gradients(models::Sam& model, const nlohmann::json& names, const torc
 }
 
 /// The case of that number of the file.
-void check_case(models::Sam& model, const Golden& golden, std::size_t number, const Exactness& exact) {
+void check_case(models::Sam& model, const ModelGolden& golden, std::size_t number, const Exactness& exact) {
   const auto& one = golden.cases[number];
   CAPTURE(one["prompts"], one["multimask"]);
   const auto suffix = " " + std::to_string(number);

@@ -23,11 +23,6 @@ std::int64_t numbers_of(const torch::nn::Module& module) {
   return count;
 }
 
-Sam small_sam(std::uint64_t seed = 1) {
-  torch::manual_seed(seed);
-  return Sam(small_sam_config());
-}
-
 struct ConfigFile {
   TempDir folder;
   std::filesystem::path path = folder.path() / "config.json";

@@ -22,7 +22,7 @@ std::optional<double> optional_number(const json& value) {
   return value.is_null() ? std::nullopt : std::optional<double>(value.get<double>());
 }
 
-train::EarlyStoppingOptions options_of(const json& golden) {
+train::EarlyStoppingOptions stopping_options_of(const json& golden) {
   return {"val",
           golden["min_delta"],
           golden["patience"],
@@ -46,7 +46,7 @@ TEST_CASE("early stopping decides as Lightning's does, also after its state was 
   std::size_t stops = 0;
   for (const auto& golden : test::read_golden("early_stopping/sequences.json")) {
     CAPTURE(golden["options"].dump());
-    const auto options = options_of(golden["options"]);
+    const auto options = stopping_options_of(golden["options"]);
     std::optional<EarlyStopping> stopping(options);
     for (std::size_t epoch = 0; epoch < golden["steps"].size(); ++epoch) {
       const auto& step = golden["steps"][epoch];

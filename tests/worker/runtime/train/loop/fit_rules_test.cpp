@@ -52,7 +52,7 @@ class OnesAndTwos : public data::Dataset {
   std::function<void(std::int64_t)> at_example_;
 };
 
-Task make_task() {
+Task one_weight_task() {
   torch::nn::Linear model(torch::nn::LinearOptions(1, 1).bias(false));
   torch::nn::init::ones_(model->weight);
   Task task;
@@ -68,7 +68,7 @@ Task make_task() {
   return task;
 }
 
-TrainerOptions options_in(const fs::path& out) {
+TrainerOptions three_epochs_in(const fs::path& out) {
   TrainerOptions options;
   options.epochs = 3;
   options.batch_size = 2;
@@ -80,7 +80,7 @@ TrainerOptions options_in(const fs::path& out) {
   return options;
 }
 
-void run(Task task, const TrainerOptions& options) {
+void run_alone(Task task, const TrainerOptions& options) {
   run_ranks(1, [&](const ProcessGroup& group) { fit(task, options, group); });
 }
 
@@ -108,39 +108,39 @@ void check_values(const std::vector<double>& values, const std::vector<double>& 
 
 TEST_CASE("a step is that of the optimizer, and what is validated are the weights after it", "[fit]") {
   const TempDir dir;
-  run(make_task(), options_in(dir.path()));
+  run_alone(one_weight_task(), three_epochs_in(dir.path()));
   check_values(values_by_epoch(dir.path(), "val_loss"), {0.2, 0.125, 0.10625});
 }
 
 TEST_CASE("with averaged weights these are validated", "[fit]") {
   const TempDir dir;
-  auto options = options_in(dir.path());
+  auto options = three_epochs_in(dir.path());
   options.optim.ema = 0.5;  // the averages: 0.8, 0.75, 0.7
-  run(make_task(), options);
+  run_alone(one_weight_task(), options);
   check_values(values_by_epoch(dir.path(), "val_loss"), {0.2, 0.15625, 0.125});
 }
 
 TEST_CASE("the limit of a gradient's values reaches the step", "[fit]") {
   const TempDir dir;
-  auto options = options_in(dir.path());
+  auto options = three_epochs_in(dir.path());
   options.optim.clip_value = 0.5;  // of 2, 1.75 and 1.5: w is 0.95, 0.9, 0.85
-  run(make_task(), options);
+  run_alone(one_weight_task(), options);
   check_values(values_by_epoch(dir.path(), "val_loss"), {0.40625, 0.325, 0.25625});
 }
 
 TEST_CASE("a plateau of the metric lowers the learning rate", "[fit]") {
   const TempDir dir;
-  auto options = options_in(dir.path());
+  auto options = three_epochs_in(dir.path());
   options.checkpoint.monitor = "val_acc";  // which never changes
   options.optim.schedule = LrScheduleKind::kPlateau;
   options.optim.plateau_patience = 0;
-  run(make_task(), options);
+  run_alone(one_weight_task(), options);
   check_values(values_by_epoch(dir.path(), "lr"), {0.1, 0.1, 0.01});
 }
 
 TEST_CASE("the check before the training is of so many batches, and nothing is told of it", "[fit]") {
   const TempDir dir;
-  auto task = make_task();
+  auto task = one_weight_task();
   const auto trained = std::make_shared<bool>(false);
   task.compute_loss = [compute_loss = task.compute_loss, module = task.module,
                        trained](const data::Batch& batch) {
@@ -151,10 +151,10 @@ TEST_CASE("the check before the training is of so many batches, and nothing is t
   task.validation_set = std::make_shared<OnesAndTwos>(4, [trained](std::int64_t index) {
     if (index == 2 && !*trained) throw std::runtime_error("the third batch");
   });
-  auto options = options_in(dir.path());
+  auto options = three_epochs_in(dir.path());
   options.sanity_batches = 3;
-  CHECK_THROWS_WITH(run(task, options), ContainsSubstring("the third batch"));
+  CHECK_THROWS_WITH(run_alone(task, options), ContainsSubstring("the third batch"));
   options.sanity_batches = 2;
-  run(task, options);
+  run_alone(task, options);
   CHECK(values_by_epoch(dir.path(), "val_loss").size() == 3);
 }

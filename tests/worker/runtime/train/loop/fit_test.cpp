@@ -30,9 +30,9 @@ namespace fs = std::filesystem;
 namespace {
 
 /// Example i: input i, class i % 3, and beside them i / 10.
-class Numbered : public data::Dataset {
+class NumberedExamples : public data::Dataset {
  public:
-  explicit Numbered(std::int64_t size) : size_(size) {}
+  explicit NumberedExamples(std::int64_t size) : size_(size) {}
   std::int64_t size() const override { return size_; }
   data::Batch get_batch(const std::vector<std::int64_t>& indices) const override {
     const auto i = torch::tensor(indices, torch::kInt64);
@@ -44,15 +44,15 @@ class Numbered : public data::Dataset {
 };
 
 /// Its "dice" is what lies beside the example, whatever the weights; class 1 is always taken for class 2.
-Task make_task(std::int64_t train_size, std::int64_t validation_size) {
+Task numbered_task(std::int64_t train_size, std::int64_t validation_size) {
   torch::manual_seed(5);
   torch::nn::Linear model(1, 1);
   Task task;
   task.name = "numbered";
   task.data_source = "nowhere";
   task.module = model.ptr();
-  task.train_set = std::make_shared<Numbered>(train_size);
-  task.validation_set = std::make_shared<Numbered>(validation_size);
+  task.train_set = std::make_shared<NumberedExamples>(train_size);
+  task.validation_set = std::make_shared<NumberedExamples>(validation_size);
   task.eval_batch_size = 2;
   task.measures = {"dice", "pixel_acc"};
   task.class_names = {"a", "b", "c"};
@@ -74,7 +74,7 @@ Task make_task(std::int64_t train_size, std::int64_t validation_size) {
   return task;
 }
 
-TrainerOptions options_in(const fs::path& out) {
+TrainerOptions two_epochs_in(const fs::path& out) {
   TrainerOptions options;
   options.epochs = 2;
   options.batch_size = 2;
@@ -99,8 +99,8 @@ std::map<std::string, double> newest_figures(const fs::path& out) {
 void run_in(const fs::path& out) {
   write_file_atomic(out / "config.toml", "lr = 0.5\n[ddp]\n");
   run_ranks(2, [&](const ProcessGroup& group) {
-    auto task = make_task(5, 7);
-    fit(task, options_in(out), group);
+    auto task = numbered_task(5, 7);
+    fit(task, two_epochs_in(out), group);
   });
 }
 
@@ -123,7 +123,7 @@ TEST_CASE("a task's own measures are told of every set, exactly over ranks", "[f
 }
 
 TEST_CASE("measures are metrics to go by, the larger the better", "[fit]") {
-  const auto task = make_task(5, 7);
+  const auto task = numbered_task(5, 7);
   CHECK(choose_monitor(task, "val_dice") == "val_dice");
   CHECK_THROWS_WITH(choose_monitor(task, "val_acc"),
                     ContainsSubstring("expected one of train_loss_epoch, train_dice, train_pixel_acc, "
@@ -146,8 +146,8 @@ TEST_CASE("what an epoch has measured so far goes on in a resumed run", "[fit]")
   const TempDir dir;
   run_ranks(2, [&](const ProcessGroup& group) {
     for (const std::int64_t steps : {2, 3}) {  // of three an epoch
-      auto task = make_task(12, 2);
-      auto options = options_in(dir.path());
+      auto task = numbered_task(12, 2);
+      auto options = two_epochs_in(dir.path());
       options.epochs = 1;
       options.max_steps = steps;
       options.checkpoint.resume = "auto";
@@ -159,7 +159,7 @@ TEST_CASE("what an epoch has measured so far goes on in a resumed run", "[fit]")
 
 TEST_CASE("a confusion matrix counts every sample of all ranks once", "[fit]") {
   run_ranks(2, [](const ProcessGroup& group) {
-    const auto task = make_task(5, 7);
+    const auto task = numbered_task(5, 7);
     const TrainerOptions options;
     const Run run{task, options, group};
     ParallelModel model(run);

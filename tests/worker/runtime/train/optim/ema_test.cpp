@@ -29,7 +29,7 @@ void set_weights(nn::Module& module, const c10::impl::GenericDict& weights) {
   for (auto& item : module.named_buffers()) item.value().copy_(weights.at(item.key()).toTensor());
 }
 
-bool near(const Tensor& a, const Tensor& b) {
+bool same_average(const Tensor& a, const Tensor& b) {
   return a.scalar_type() == b.scalar_type() && (a - b).abs().max().to(torch::kFloat64).item<double>() < 1e-6;
 }
 
@@ -51,7 +51,7 @@ TEST_CASE("averaged weights are PyTorch's, buffers too, and have its state dict"
     REQUIRE(state.size() == expected.size());
     for (const auto& item : expected) {
       CAPTURE(item.key().toStringRef());
-      CHECK(near(state.at(item.key()).toTensor(), item.value().toTensor()));
+      CHECK(same_average(state.at(item.key()).toTensor(), item.value().toTensor()));
     }
     Ema loaded(*module, {.decay = 0.9, .average_buffers = average_buffers});
     loaded.load_state_dict(expected);
@@ -59,7 +59,7 @@ TEST_CASE("averaged weights are PyTorch's, buffers too, and have its state dict"
     ema.update();
     loaded.update();
     for (std::size_t i = 0; i < ema.averages().size(); ++i)
-      CHECK(near(ema.averages()[i].second, loaded.averages()[i].second));
+      CHECK(same_average(ema.averages()[i].second, loaded.averages()[i].second));
   }
 }
 

@@ -24,7 +24,7 @@ Tensor to_tensor(const json& value) {
   return torch::stack(rows);
 }
 
-bool near(const Tensor& a, const Tensor& b) {
+bool same_losses(const Tensor& a, const Tensor& b) {
   return a.sizes() == b.sizes() && (a - b).abs().max().item<double>() < 1e-6;
 }
 
@@ -44,9 +44,9 @@ TEST_CASE("each sample's loss and its gradient are PyTorch's", "[losses]") {
     CAPTURE(loss["name"].get<std::string>());
     const auto output = to_tensor(loss["output"]).requires_grad_();
     const auto values = functions.at(loss["name"])(output, to_tensor(loss["target"]));
-    CHECK(near(values, to_tensor(loss["values"])));
+    CHECK(same_losses(values, to_tensor(loss["values"])));
     values.mean().backward();
-    CHECK(near(output.grad(), to_tensor(loss["gradient"])));
+    CHECK(same_losses(output.grad(), to_tensor(loss["gradient"])));
   }
 }
 

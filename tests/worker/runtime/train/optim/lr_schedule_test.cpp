@@ -73,7 +73,7 @@ const std::map<std::string, LrScheduleKind> kKinds = {{"none", LrScheduleKind::k
                                                       {"one-cycle", LrScheduleKind::kOneCycle},
                                                       {"plateau", LrScheduleKind::kPlateau}};
 
-LrScheduleOptions options_of(const json& golden) {
+LrScheduleOptions schedule_options_of(const json& golden) {
   LrScheduleOptions options;
   options.kind = kKinds.at(golden["kind"]);
   options.per_step = golden["unit"] == "step";
@@ -97,7 +97,7 @@ LrScheduleOptions options_of(const json& golden) {
   return options;
 }
 
-bool near(double a, double b) { return std::abs(a - b) <= 1e-13 * std::abs(b); }
+bool same_rate(double a, double b) { return std::abs(a - b) <= 1e-13 * std::abs(b); }
 
 /// Whether our state holds every key of Python's, with its value.
 bool equal(const c10::IValue& ours, const json& python);
@@ -123,7 +123,7 @@ bool equal(const c10::IValue& ours, const json& python) {
   if (python.is_boolean()) return ours.isBool() && ours.toBool() == python.get<bool>();
   if (python.is_string() && ours.isString()) return ours.toStringRef() == python.get<std::string>();
   const double value = ours.isInt() ? static_cast<double>(ours.toInt()) : ours.toDouble();
-  return value == number(python) || near(value, number(python));
+  return value == number(python) || same_rate(value, number(python));
 }
 
 /// Goes on by one tick of the golden run: a step while it warms up or where the schedule counts steps, else
@@ -131,7 +131,7 @@ bool equal(const c10::IValue& ours, const json& python) {
 class Run {
  public:
   Run(const json& golden, Optimizer& optimizer)
-      : golden_(golden), options_(options_of(golden)), schedule_(optimizer, options_) {}
+      : golden_(golden), options_(schedule_options_of(golden)), schedule_(optimizer, options_) {}
 
   LrSchedule& schedule() { return schedule_; }
   void take_over(std::int64_t step) { step_ = step; }
@@ -169,9 +169,9 @@ void check_now(const json& golden, std::size_t tick, Optimizer& optimizer) {
   CAPTURE(tick);
   const auto& expected = golden["ticks"][tick];
   const auto lrs = lrs_of(optimizer);
-  CHECK(near(lrs[0], expected[0]));
-  CHECK(near(lrs[1], expected[1]));
-  if (expected.size() == 3) CHECK(near(momentum_of(optimizer), expected[2]));
+  CHECK(same_rate(lrs[0], expected[0]));
+  CHECK(same_rate(lrs[1], expected[1]));
+  if (expected.size() == 3) CHECK(same_rate(momentum_of(optimizer), expected[2]));
 }
 
 }  // namespace
@@ -225,7 +225,7 @@ TEST_CASE("a warm-up ends at the rate that the schedule begins with, plateau's a
     options.plateau.patience = 0;
     LrSchedule schedule(*optimizer, options);
     for (int step = 0; step < 5; ++step) {
-      CHECK(near(lrs_of(*optimizer)[0], 0.1 * (0.2 + 0.8 * step / 5)));
+      CHECK(same_rate(lrs_of(*optimizer)[0], 0.1 * (0.2 + 0.8 * step / 5)));
       schedule.after_step();
     }
     schedule.after_epoch(1.0);  // together with the warm-up's end: not plateau's
@@ -234,7 +234,7 @@ TEST_CASE("a warm-up ends at the rate that the schedule begins with, plateau's a
     schedule.after_epoch(1.0);
     schedule.after_step();
     schedule.after_epoch(2.0);
-    CHECK(near(lrs_of(*optimizer)[0], kind == LrScheduleKind::kPlateau ? 0.01 : 0.1));
+    CHECK(same_rate(lrs_of(*optimizer)[0], kind == LrScheduleKind::kPlateau ? 0.01 : 0.1));
   }
 }
 

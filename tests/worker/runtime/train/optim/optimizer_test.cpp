@@ -67,7 +67,7 @@ void step(Optimizer& optimizer, const Tensors& parameters, const c10::IValue& gr
   optimizer.step();
 }
 
-bool near(const Tensor& a, const Tensor& b) {
+bool same_weights(const Tensor& a, const Tensor& b) {
   const double tolerance = a.scalar_type() == torch::kFloat64 ? 1e-12 : 2e-6;
   return (a - b).abs().max().item<double>() <= tolerance;
 }
@@ -83,7 +83,7 @@ void check_state(const c10::IValue& ours, const c10::IValue& python) {
       REQUIRE(a.contains(entry.key()));
       const auto found = a.at(entry.key()).toGenericDict();
       REQUIRE(found.contains(item.key()));
-      CHECK(near(found.at(item.key()).toTensor(), item.value().toTensor()));
+      CHECK(same_weights(found.at(item.key()).toTensor(), item.value().toTensor()));
     }
   }
 }
@@ -118,7 +118,7 @@ TEST_CASE("twenty steps of each optimizer are PyTorch's fused ones, states too",
       for (const c10::IValue& gradients : root.at("gradients").toList())
         step(*optimizer, parameters, gradients);
       const auto after = golden.at("after").toList();
-      for (std::size_t i = 0; i < 3; ++i) CHECK(near(parameters[i], c10::IValue(after.get(i)).toTensor()));
+      for (std::size_t i = 0; i < 3; ++i) CHECK(same_weights(parameters[i], c10::IValue(after.get(i)).toTensor()));
       check_state(train::optimizer_state_dict(*optimizer), golden.at("optimizer"));
     }
   }
@@ -138,7 +138,7 @@ TEST_CASE("an optimizer goes on from Python's fused state dict", "[optimizer]") 
       step(*whole, ours, gradients.get(i));
       step(*resumed, again, gradients.get(i));
     }
-    for (std::size_t i = 0; i < 3; ++i) CHECK(near(ours[i], again[i]));
+    for (std::size_t i = 0; i < 3; ++i) CHECK(same_weights(ours[i], again[i]));
   }
 }
 

@@ -23,7 +23,7 @@ using ddprun::train::RunRecord;
 
 namespace {
 
-train::TrainingState state_at(std::int64_t step) {
+train::TrainingState one_weight_state(std::int64_t step) {
   train::TrainingState state;
   state.model = test::make_dict();
   state.model.toGenericDict().insert("weight", torch::full({8'000}, static_cast<double>(step)));
@@ -66,17 +66,17 @@ TEST_CASE("a disk that fills while a run goes on costs a checkpoint, not the run
   on_a_small_disk(dir.path(), "size=256k", [](const fs::path& disk) {
     RunRecord record(disk);
     const auto older = record.checkpoint_folder() / "older.pt";
-    record.save(state_at(1), {{record.checkpoint_path(), older}});
+    record.save(one_weight_state(1), {{record.checkpoint_path(), older}});
     record.flush();
     fill_disk(disk / "filler");
-    record.save(state_at(2), {{record.checkpoint_path()}, {older}});
+    record.save(one_weight_state(2), {{record.checkpoint_path()}, {older}});
     record.add_metrics({{"step", 2}});
     record.flush();
     ensure(train::find_resume(disk).state.step == 1 && fs::exists(older), "nothing is lost or deleted");
     ensure(std::distance(fs::directory_iterator(record.checkpoint_folder()), {}) == 2,
            "no part of one is left");
     fs::remove(disk / "filler");
-    record.save(state_at(3), {{record.checkpoint_path()}, {older}});
+    record.save(one_weight_state(3), {{record.checkpoint_path()}, {older}});
     record.finish("{}");
     ensure(train::read_checkpoint(record.checkpoint_path()).step == 3 && !fs::exists(older),
            "then it goes on");
@@ -88,7 +88,7 @@ TEST_CASE("a run that could write no checkpoint fails at its end, and says why",
   on_a_small_disk(dir.path(), "size=64k", [](const fs::path& disk) {
     RunRecord record(disk);
     fill_disk(disk / "filler");
-    record.save(state_at(1));
+    record.save(one_weight_state(1));
     record.flush();
     fs::remove(disk / "filler");
     try {
@@ -112,7 +112,7 @@ TEST_CASE("a new run removes what an earlier one left, and nothing else", "[run_
                        "checkpoints/.mine.tmp.old"};
   for (const auto& names : {earlier, others})
     for (const char* name : names) std::ofstream(dir.path() / name) << "earlier\n";
-  train::save_checkpoint(dir.path() / "checkpoints/epoch=1.ckpt", state_at(500));
+  train::save_checkpoint(dir.path() / "checkpoints/epoch=1.ckpt", one_weight_state(500));
   const RunRecord record(dir.path());
   CHECK_THAT(read_file(dir.path() / "metrics.csv"),
              ContainsSubstring("epoch,step,lr,") && !ContainsSubstring("earlier"));
@@ -133,7 +133,7 @@ TEST_CASE("a resumed run keeps the checkpoints and the rows up to its step", "[r
     for (std::int64_t step = 1; step <= 4; ++step) {
       record.add_metrics(
           {{"step", static_cast<double>(step)}, {"train_loss", 1.0 / static_cast<double>(step)}});
-      if (step == 2) record.save(state_at(step));
+      if (step == 2) record.save(one_weight_state(step));
     }
   }
   const auto found = train::find_resume(dir.path());
@@ -196,7 +196,7 @@ TEST_CASE("a checkpoint that fails for another reason than a full disk ends the 
           "[run_record]") {
   const TempDir dir;
   RunRecord record(dir.path());
-  record.save(state_at(1), {{dir.path() / "none" / "a.pt"}});
+  record.save(one_weight_state(1), {{dir.path() / "none" / "a.pt"}});
   CHECK_THROWS_WITH(record.flush(), ContainsSubstring("a.pt: cannot create: No such file"));
 }
 

@@ -22,7 +22,7 @@ namespace {
 
 std::atomic<bool> damage_next_fsync = false;
 
-TrainingState state_at(std::int64_t step) {
+TrainingState large_state(std::int64_t step) {
   TrainingState state;
   auto model = make_dict();
   model.insert("weight", torch::full({10'000}, static_cast<double>(step)));
@@ -55,10 +55,10 @@ TEST_CASE("a checkpoint that the disk has damaged replaces none, and none is del
   for (const auto& path : {last, next}) {
     CAPTURE(path.string());
     CheckpointWriter writer;
-    writer.write(state_at(1), {{last, old}});
+    writer.write(large_state(1), {{last, old}});
     writer.flush();
     damage_next_fsync = true;
-    writer.write(state_at(2), {{path}, {old}});
+    writer.write(large_state(2), {{path}, {old}});
     CHECK_THROWS_WITH(writer.flush(), ContainsSubstring(path.string() + ": was not written as it should be, "
                                                                         "and is not replaced"));
     CHECK_FALSE(damage_next_fsync);

@@ -56,7 +56,7 @@ class Files {
   std::set<std::string> files_;
 };
 
-CheckpointPolicyOptions options_of(const json& golden) {
+CheckpointPolicyOptions policy_options_of(const json& golden) {
   CheckpointPolicyOptions options;
   options.folder = kFolder;
   if (!golden["filename"].is_null()) options.filename = golden["filename"];
@@ -119,7 +119,7 @@ TEST_CASE("the checkpoints that are kept are those that Lightning keeps", "[chec
   for (const auto& golden : test::read_golden("checkpoint_policy/runs.json")) {
     CAPTURE(golden["options"].dump());
     Files files;
-    const auto options = options_of(golden["options"]);
+    const auto options = policy_options_of(golden["options"]);
     auto policy = files.policy(options);
     json expected;
     bool deferred = false;

@@ -30,7 +30,7 @@ namespace {
 constexpr std::int64_t kTensors = 4, kElements = 10'000;
 
 /// All numbers of it are its step.
-TrainingState state_at(std::int64_t step) {
+TrainingState consistent_state(std::int64_t step) {
   TrainingState state;
   auto model = make_dict();
   for (std::int64_t i = 0; i < kTensors; ++i)
@@ -56,7 +56,7 @@ TEST_CASE("the next step may change the tensors while the state is written", "[c
   const TempDir dir;
   const auto path = dir.path() / "a.pt";
   CheckpointWriter writer;
-  const auto state = state_at(1);
+  const auto state = consistent_state(1);
   writer.write(state, {{path}});
   for (const auto& item : state.model.toGenericDict()) item.value().toTensor().fill_(-1);
   writer.flush();
@@ -69,7 +69,7 @@ TEST_CASE("one state can go to several files, and a request waits for the one be
   const TempDir dir;
   CheckpointWriter writer;
   for (std::int64_t step = 1; step <= 5; ++step)
-    writer.write(state_at(step), {{dir.path() / "last.pt", dir.path() / (std::to_string(step) + ".pt")}});
+    writer.write(consistent_state(step), {{dir.path() / "last.pt", dir.path() / (std::to_string(step) + ".pt")}});
   writer.flush();
   for (std::int64_t step = 1; step <= 5; ++step) {
     const auto state = read_checkpoint(dir.path() / (std::to_string(step) + ".pt"));
@@ -83,8 +83,8 @@ TEST_CASE("what is to make way is deleted once the new file is there", "[checkpo
   const TempDir dir;
   const auto old = dir.path() / "old.pt", next = dir.path() / "next.pt";
   CheckpointWriter writer;
-  writer.write(state_at(1), {{old}});
-  writer.write(state_at(2), {{next}, {old, next, dir.path() / "never.pt"}});
+  writer.write(consistent_state(1), {{old}});
+  writer.write(consistent_state(2), {{next}, {old, next, dir.path() / "never.pt"}});
   writer.flush();
   CHECK_FALSE(fs::exists(old));
   CHECK(read_checkpoint(next).step == 2);
@@ -94,13 +94,13 @@ TEST_CASE("a write that fails deletes nothing, and is told once, at the next cal
   const TempDir dir;
   const auto old = dir.path() / "old.pt";
   CheckpointWriter writer;
-  writer.write(state_at(1), {{old}});
-  writer.write(state_at(2), {{dir.path() / "none" / "next.pt"}, {old}});
-  CHECK_THROWS_WITH(writer.write(state_at(3), {{old}}),
+  writer.write(consistent_state(1), {{old}});
+  writer.write(consistent_state(2), {{dir.path() / "none" / "next.pt"}, {old}});
+  CHECK_THROWS_WITH(writer.write(consistent_state(3), {{old}}),
                     ContainsSubstring("next.pt: cannot create: No such file"));
   writer.flush();
   CHECK(read_checkpoint(old).step == 1);
-  writer.write(state_at(4), {{old}});
+  writer.write(consistent_state(4), {{old}});
   CHECK_NOTHROW(writer.flush());
   CHECK(read_checkpoint(old).step == 4);
 }
@@ -110,13 +110,13 @@ TEST_CASE("what is to make way for the first file goes before the others are wri
   const TempDir dir;
   const auto old = dir.path() / "old.pt", next = dir.path() / "next.pt";
   CheckpointWriter writer;
-  writer.write(state_at(1), {{old}});
-  writer.write(state_at(2), {{next, dir.path() / "none" / "last.pt"}, {old}});
+  writer.write(consistent_state(1), {{old}});
+  writer.write(consistent_state(2), {{next, dir.path() / "none" / "last.pt"}, {old}});
   CHECK_THROWS_WITH(writer.flush(), ContainsSubstring("last.pt: cannot create: No such file"));
   CHECK(writer.wrote_first());
   CHECK_FALSE(fs::exists(old));
   CHECK(read_checkpoint(next).step == 2);
-  writer.write(state_at(3), {{dir.path() / "none" / "next.pt"}, {next}});
+  writer.write(consistent_state(3), {{dir.path() / "none" / "next.pt"}, {next}});
   CHECK_THROWS_AS(writer.flush(), IoError);
   CHECK_FALSE(writer.wrote_first());
 }
@@ -124,7 +124,7 @@ TEST_CASE("what is to make way for the first file goes before the others are wri
 TEST_CASE("a state that no file can hold is refused before anything is written", "[checkpoint_writer]") {
   const TempDir dir;
   CheckpointWriter writer;
-  auto state = state_at(1);
+  auto state = consistent_state(1);
   state.callbacks.emplace("device", c10::Device("cpu"));
   CHECK_THROWS_AS(writer.write(state, {{dir.path() / "a.pt"}}), std::invalid_argument);
   CHECK_NOTHROW(writer.flush());
@@ -133,7 +133,7 @@ TEST_CASE("a state that no file can hold is refused before anything is written",
 
 TEST_CASE("what is being written is finished when the writer goes", "[checkpoint_writer]") {
   const TempDir dir;
-  { CheckpointWriter().write(state_at(7), {{dir.path() / "a.pt"}}); }
+  { CheckpointWriter().write(consistent_state(7), {{dir.path() / "a.pt"}}); }
   CHECK(is_consistent(read_checkpoint(dir.path() / "a.pt")));
 }
 
@@ -162,11 +162,11 @@ TEST_CASE("a snapshot keeps what is shared shared, and the order in memory", "[c
 
 TEST_CASE("a snapshot's memory is used again by the next", "[checkpoint_writer]") {
   serialize::SnapshotMemory memory;
-  const auto first = serialize::snapshot(state_at(1).model, memory).toGenericDict();
+  const auto first = serialize::snapshot(consistent_state(1).model, memory).toGenericDict();
   const auto* at = first.at("weight3").toTensor().const_data_ptr();
   const auto bytes = memory.bytes();
   CHECK(bytes == kTensors * kElements * sizeof(float));
-  const auto second = serialize::snapshot(state_at(2).model, memory).toGenericDict();
+  const auto second = serialize::snapshot(consistent_state(2).model, memory).toGenericDict();
   CHECK(second.at("weight3").toTensor().const_data_ptr() == at);
   CHECK(second.at("weight3").toTensor()[0].item<float>() == 2);
   CHECK(memory.bytes() == bytes);
@@ -184,7 +184,7 @@ void save_for_ever(const fs::path& run, std::int64_t step, int pipe) {
   for (;;) {
     ++step;
     // More than one: whoever was killed before it could delete its own leaves that to the next.
-    record.save(state_at(step), {{record.checkpoint_path(), file(step)},
+    record.save(consistent_state(step), {{record.checkpoint_path(), file(step)},
                                  {file(step - 3), file(step - 4), file(step - 5), file(step - 6)}});
     record.add_metrics({{"step", static_cast<double>(step)}});
     const std::int64_t done = step - 1;  // save() waited for it

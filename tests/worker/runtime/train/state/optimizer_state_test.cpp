@@ -29,8 +29,8 @@ using torch::optim::OptimizerParamGroup;
 namespace {
 
 /// One of scripts/make_golden.py's optimizer_state files.
-struct Golden {
-  explicit Golden(const std::string& name)
+struct OptimizerGolden {
+  explicit OptimizerGolden(const std::string& name)
       : path(std::filesystem::path(DDPRUN_GOLDEN_DIR) / "optimizer_state" / (name + ".pt")),
         root(serialize::read_pt(path).toGenericDict()),
         state(root.at("optimizer")) {
@@ -103,7 +103,7 @@ TEST_CASE("an optimizer goes on from Python's state dict as Python's does", "[op
   for (const std::string name :
        {"sgd", "sgd_plain", "adam", "adam_amsgrad", "adamw", "adadelta", "adagrad", "rmsprop"}) {
     CAPTURE(name);
-    Golden golden(name);
+    OptimizerGolden golden(name);
     const auto optimizer = make_optimizer(name, golden.parameters);
     train::load_optimizer_state(*optimizer, golden.state, golden.path);
     CHECK(optimizer->param_groups()[1].options().get_lr() == 0.05);
@@ -119,7 +119,7 @@ TEST_CASE("an optimizer goes on from Python's state dict as Python's does", "[op
 }
 
 TEST_CASE("loading copies, and converts to the parameter's type and memory format", "[optimizer_state]") {
-  Golden golden("adam");
+  OptimizerGolden golden("adam");
   for (auto& parameter : golden.parameters)
     parameter = parameter.detach().to(torch::kFloat32).requires_grad_();
   golden.parameters[0] = golden.parameters[0].detach().t().contiguous().t().requires_grad_();
@@ -136,14 +136,14 @@ TEST_CASE("loading copies, and converts to the parameter's type and memory forma
 }
 
 TEST_CASE("a state dict that does not fit is refused, and nothing is loaded", "[optimizer_state]") {
-  Golden adam("adam");
+  OptimizerGolden adam("adam");
   const auto optimizer = make_optimizer("adam", adam.parameters);
-  check_refused(*optimizer, Golden("sgd").state, "parameter group 0: expected Adam, got SGD");
-  check_refused(*optimizer, Golden("adamw").state, "expected Adam, got AdamW");
-  check_refused(*optimizer, Golden("rmsprop").state, "expected Adam, got RMSprop");
-  check_refused(*optimizer, Golden("adagrad").state, "expected Adam, got Adagrad");
-  check_refused(*optimizer, Golden("adadelta").state, "expected Adam, got Adadelta");
-  check_refused(*optimizer, Golden("radam").state, "expected Adam, got another optimizer");
+  check_refused(*optimizer, OptimizerGolden("sgd").state, "parameter group 0: expected Adam, got SGD");
+  check_refused(*optimizer, OptimizerGolden("adamw").state, "expected Adam, got AdamW");
+  check_refused(*optimizer, OptimizerGolden("rmsprop").state, "expected Adam, got RMSprop");
+  check_refused(*optimizer, OptimizerGolden("adagrad").state, "expected Adam, got Adagrad");
+  check_refused(*optimizer, OptimizerGolden("adadelta").state, "expected Adam, got Adadelta");
+  check_refused(*optimizer, OptimizerGolden("radam").state, "expected Adam, got another optimizer");
   check_refused(*optimizer, c10::IValue(3), "expected a dict, got Int");
   check_refused(*optimizer, adam.root, "expected 'param_groups', got none");
 
@@ -175,7 +175,7 @@ TEST_CASE("a state dict that does not fit is refused, and nothing is loaded", "[
 }
 
 TEST_CASE("an optimizer without a state dict is refused", "[optimizer_state]") {
-  Golden golden("sgd");
+  OptimizerGolden golden("sgd");
   torch::optim::LBFGS optimizer(golden.parameters);
   CHECK_THROWS_AS(train::optimizer_state_dict(optimizer), std::invalid_argument);
   CHECK_THROWS_AS(train::load_optimizer_state(optimizer, golden.state, "x"), std::invalid_argument);

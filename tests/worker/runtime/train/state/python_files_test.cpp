@@ -26,7 +26,7 @@ using namespace ddprun::train;
 
 namespace {
 
-const fs::path kGolden = fs::path(DDPRUN_GOLDEN_DIR) / "python_files";
+const fs::path kPythonGolden = fs::path(DDPRUN_GOLDEN_DIR) / "python_files";
 const fs::path kStateDicts = fs::path(DDPRUN_GOLDEN_DIR) / "state_dict_file";
 
 /// A released checkpoint, from $DDPRUN_DATA or from shared/data beside the repository; skips without it.
@@ -43,7 +43,7 @@ fs::path resnet20() {
 TEST_CASE("read_pt keeps the views of shared storages, of both formats of torch.save", "[python_files]") {
   const auto name = GENERATE("views.pt", "views_legacy.pt");
   CAPTURE(name);
-  const auto found = read_pt(kGolden / name).toGenericDict();
+  const auto found = read_pt(kPythonGolden / name).toGenericDict();
   const auto tensor = [&](const char* key) { return found.at(key).toTensor(); };
   const auto base = torch::arange(24, torch::kFloat);
   CHECK(tensor("base").equal(base));
@@ -68,7 +68,7 @@ TEST_CASE("read_pt refuses every truncation of the older format, and what follow
           "[python_files]") {
   const TempDir folder;
   const auto path = folder.path() / "a.pt";
-  const auto bytes = read_file(kGolden / "views_legacy.pt");
+  const auto bytes = read_file(kPythonGolden / "views_legacy.pt");
   for (std::size_t size = 0; size < bytes.size(); ++size) {
     CAPTURE(size);
     std::ofstream(path, std::ios::binary) << bytes.substr(0, size);
@@ -79,7 +79,7 @@ TEST_CASE("read_pt refuses every truncation of the older format, and what follow
 }
 
 TEST_CASE("read_pt reads the newer element types, and refuses what it has no form for", "[python_files]") {
-  const auto found = read_pt(kGolden / "new_dtypes.pt").toGenericDict();
+  const auto found = read_pt(kPythonGolden / "new_dtypes.pt").toGenericDict();
   CHECK(found.at("complex64").toTensor().equal(torch::tensor({0, 1, 2}).to(torch::kComplexFloat)));
   CHECK(found.at("complex128").toTensor().scalar_type() == torch::kComplexDouble);
   CHECK(found.at("complex32").toTensor().scalar_type() == torch::kComplexHalf);
@@ -87,12 +87,12 @@ TEST_CASE("read_pt reads the newer element types, and refuses what it has no for
     CAPTURE(key);
     CHECK(found.at(key).toTensor().to(torch::kFloat).equal(torch::tensor({0.F, 1.F, 2.F})));
   }
-  CHECK_THROWS_WITH(read_pt(kGolden / "conjugate.pt"), ContainsSubstring("conjugate or negative bit"));
-  CHECK_THROWS_WITH(read_pt(kGolden / "sparse.pt"), ContainsSubstring("_rebuild_sparse_tensor"));
+  CHECK_THROWS_WITH(read_pt(kPythonGolden / "conjugate.pt"), ContainsSubstring("conjugate or negative bit"));
+  CHECK_THROWS_WITH(read_pt(kPythonGolden / "sparse.pt"), ContainsSubstring("_rebuild_sparse_tensor"));
 }
 
 TEST_CASE("read_pt reads devices, counters and ordered dicts as plain values", "[python_files]") {
-  const auto found = read_pt(kGolden / "inert.pt").toGenericDict();
+  const auto found = read_pt(kPythonGolden / "inert.pt").toGenericDict();
   CHECK(found.at("device").toStringRef() == "cuda:1");
   CHECK(found.at("cpu").toStringRef() == "cpu");
   CHECK(found.at("counter").toGenericDict().at(80).toInt() == 2);
@@ -102,7 +102,7 @@ TEST_CASE("read_pt reads devices, counters and ordered dicts as plain values", "
 }
 
 TEST_CASE("the weights in a checkpoint of Lightning's Trainer are loaded", "[python_files]") {
-  const auto path = kGolden / "trainer.ckpt";
+  const auto path = kPythonGolden / "trainer.ckpt";
   const auto root = read_pt(path).toGenericDict();
   CHECK(root.at("epoch").toInt() == 1);
   CHECK(root.at("global_step").toInt() == 2);
@@ -127,7 +127,7 @@ TEST_CASE("a module with a part called model keeps its names", "[python_files]")
 
 TEST_CASE("averaged weights are read from a checkpoint as torch's AveragedModel keeps them",
           "[python_files]") {
-  const auto weights = read_averaged_weights(kGolden / "averaged.pt");
+  const auto weights = read_averaged_weights(kPythonGolden / "averaged.pt");
   REQUIRE(weights.size() == 2);
   CHECK(weights[0].first == "embed.weight");
   CHECK(weights[1].second.equal(torch::arange(15, torch::kFloat).view({5, 3})));
@@ -137,7 +137,7 @@ TEST_CASE("averaged weights are read from a checkpoint as torch's AveragedModel 
 }
 
 TEST_CASE("a tied weight that safetensors left out is there again", "[python_files]") {
-  const auto file = read_safetensors(kGolden / "tied.safetensors");
+  const auto file = read_safetensors(kPythonGolden / "tied.safetensors");
   CHECK(file.metadata.at("head.weight") == "embed.weight");
   REQUIRE(file.tensors.size() == 2);
   CHECK(file.tensors[0].first == "embed.weight");

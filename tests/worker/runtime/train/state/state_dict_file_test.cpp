@@ -25,7 +25,7 @@ using namespace std::string_literals;
 
 namespace {
 
-const std::filesystem::path kGolden = std::filesystem::path(DDPRUN_GOLDEN_DIR) / "state_dict_file";
+const std::filesystem::path kStateDictGolden = std::filesystem::path(DDPRUN_GOLDEN_DIR) / "state_dict_file";
 
 /// What scripts/make_golden.py's small_module() is.
 torch::nn::Sequential small_module() {
@@ -63,13 +63,13 @@ void write_safetensors(const std::filesystem::path& path, const std::string& hea
 TEST_CASE("read_weights reads every form in which Python saves a state_dict", "[state_dict_file]") {
   for (const char* name : {"state_dict.pt", "plain_dict.pt", "ddp.pt", "lightning.ckpt"}) {
     CAPTURE(name);
-    check_golden(read_weights(kGolden / name));
+    check_golden(read_weights(kStateDictGolden / name));
   }
-  CHECK(read_weights(kGolden / "parameters.pt").size() == 6);
+  CHECK(read_weights(kStateDictGolden / "parameters.pt").size() == 6);
 }
 
 TEST_CASE("read_weights reads safetensors", "[state_dict_file]") {
-  check_golden(read_weights(kGolden / "weights.safetensors"));
+  check_golden(read_weights(kStateDictGolden / "weights.safetensors"));
 }
 
 TEST_CASE("read_weights finds the model in a checkpoint of ours", "[state_dict_file]") {
@@ -121,7 +121,7 @@ TEST_CASE("read_weights refuses a safetensors file that breaks a rule of the for
 
 TEST_CASE("read_weights refuses every truncation of a safetensors file", "[state_dict_file]") {
   const TempDir folder;
-  const auto bytes = read_file(kGolden / "weights.safetensors");
+  const auto bytes = read_file(kStateDictGolden / "weights.safetensors");
   for (std::size_t size = 0; size < bytes.size(); ++size) {
     write_file_atomic(folder.path() / "a", bytes.substr(0, size));
     REQUIRE_THROWS_AS(read_weights(folder.path() / "a"), IoError);
@@ -131,7 +131,7 @@ TEST_CASE("read_weights refuses every truncation of a safetensors file", "[state
 TEST_CASE("load_weights copies parameters and buffers by name", "[state_dict_file]") {
   auto module = small_module();
   const auto weight = module->named_parameters()["conv.weight"];
-  load_weights(*module, read_weights(kGolden / "state_dict.pt"), "a.pt");
+  load_weights(*module, read_weights(kStateDictGolden / "state_dict.pt"), "a.pt");
   CHECK(weight.equal(golden_tensor(0, weight)));
   CHECK(weight.requires_grad());
   CHECK(module->named_buffers()["bn.running_var"][1].item<float>() == 5 + 1.F / 16);
@@ -141,7 +141,7 @@ TEST_CASE("load_weights copies parameters and buffers by name", "[state_dict_fil
 TEST_CASE("load_weights names what does not fit and copies nothing", "[state_dict_file]") {
   auto module = small_module();
   const auto before = module->named_parameters()["conv.weight"].clone();
-  auto weights = read_weights(kGolden / "state_dict.pt");
+  auto weights = read_weights(kStateDictGolden / "state_dict.pt");
   weights.back() = {"head.bias", torch::ones({5})};
   weights[7].second = torch::ones({3, 5});
   CHECK_THROWS_WITH(load_weights(*module, weights, "dir/a.pt"),
@@ -153,7 +153,7 @@ TEST_CASE("load_weights names what does not fit and copies nothing", "[state_dic
 
 TEST_CASE("state_dict has Python's names in Python's order", "[state_dict_file]") {
   auto module = small_module();
-  const auto expected = read_weights(kGolden / "state_dict.pt");
+  const auto expected = read_weights(kStateDictGolden / "state_dict.pt");
   const auto found = state_dict(*module);
   REQUIRE(found.size() == expected.size());
   std::size_t k = 0;
@@ -167,7 +167,7 @@ TEST_CASE("optimizer_state_dict has Python's layout", "[optimizer_state]") {
   for (auto& parameter : module->parameters()) parameter.mutable_grad() = torch::ones_like(parameter);
   adam.step();
   const auto found = optimizer_state_dict(adam).toGenericDict();
-  const auto expected = read_pt(kGolden / "adam.pt").toGenericDict();
+  const auto expected = read_pt(kStateDictGolden / "adam.pt").toGenericDict();
   for (const auto& item : expected.at("state").toGenericDict())
     for (const auto& entry : item.value().toGenericDict()) {
       const auto ours =
@@ -188,7 +188,7 @@ TEST_CASE("Python's Module and Adam load what state_dict and optimizer_state_dic
           "[state_dict_file]") {
   const TempDir folder;
   auto module = small_module();
-  load_weights(*module, read_weights(kGolden / "state_dict.pt"), "golden");
+  load_weights(*module, read_weights(kStateDictGolden / "state_dict.pt"), "golden");
   torch::optim::Adam adam(module->parameters(),
                           torch::optim::AdamOptions(0.25).betas({0.8, 0.9}).amsgrad(true));
   for (auto& parameter : module->parameters()) parameter.mutable_grad() = torch::zeros_like(parameter);
@@ -206,7 +206,7 @@ d = torch.load('a.pt')
 assert list(d['model']) == list(m.state_dict())
 m.load_state_dict(d['model'])
 golden = torch.load(')" +
-                   (kGolden / "state_dict.pt").string() +
+                   (kStateDictGolden / "state_dict.pt").string() +
                    R"(')
 assert all(torch.equal(t, golden[n]) for n, t in m.state_dict().items())
 adam = torch.optim.Adam(m.parameters())

@@ -1,0 +1,17 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "worker/config/config.h"
+
+namespace ddprun::test {
+
+/// What the program worker makes of these words.
+inline worker::Config parse(const std::vector<std::string>& words) {
+  std::vector<const char*> arguments = {"worker"};
+  for (const auto& word : words) arguments.push_back(word.c_str());
+  return worker::parse_config(static_cast<int>(arguments.size()), arguments.data());
+}
+
+}  // namespace ddprun::test
