@@ -1,22 +1,28 @@
 #!/usr/bin/env bash
 # Configures and builds; programs go to build/bin (release) or build-NAME/bin.
 #
-# usage: scripts/build.sh [--debug|--asan|--tsan|--portable] [--programs] [cmake arguments, such as -DCMAKE_PREFIX_PATH=<libtorch>]
+# usage: scripts/build.sh [--debug|--asan|--tsan|--portable] [--launcher|--programs] [cmake arguments]
+#   --launcher  only ddprun, which needs no LibTorch
 #   --programs  only ddprun and worker, without tests
 #   --debug     everything, without optimisation            (build-debug)
 #   --asan      launcher and common, AddressSanitizer+UBSan (build-asan)
 #   --tsan      launcher and common, ThreadSanitizer        (build-tsan)
 #   --portable  ddprun alone, small and stripped, for any Linux with glibc 2.28 or later (build-portable)
+#
+# Useful cmake arguments:
+#   -DDDPRUN_UNITY=OFF  compile each file by itself: slower as a whole, but a change to one file takes seconds
+#   -DCMAKE_PREFIX_PATH=<unpacked libtorch>  use that LibTorch
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 preset=release arguments=() targets=()
 for argument in "$@"; do
   case $argument in
     --debug | --asan | --tsan | --portable) preset=${argument#--} ;;
-    --programs) targets=(--target ddprun worker) ;;
+    --launcher) targets=(--target ddprun) arguments+=(-DDDPRUN_WORKER=OFF) ;;
+    --programs) targets=(--target ddprun worker) arguments+=(-DDDPRUN_WORKER=ON) ;;
     --help | -h) usage ;;
     -D*) arguments+=("$argument") ;;
-    *) say "error: unknown argument '$argument', expected --debug, --asan, --tsan, --portable, --programs or -D..."; exit 2 ;;
+    *) say "error: unknown argument '$argument', expected --debug, --asan, --tsan, --portable, --launcher, --programs or -D..."; exit 2 ;;
   esac
 done
 [ "$preset" != portable ] || targets=(--target ddprun)

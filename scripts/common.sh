@@ -6,6 +6,9 @@ cache=${XDG_CACHE_HOME:-${HOME:-}/.cache}/ddprun
 torch_version=2.11.0
 libtorch=$cache/libtorch-$torch_version
 
+# Ninja's progress line: the share that is done, commands, seconds.
+export NINJA_STATUS=${NINJA_STATUS:-'[%p, %f of %t, %e s] '}
+
 say() { printf '%s: %s\n' "${0##*/}" "$*" >&2; }
 die() { say "error: $*"; exit 1; }
 
@@ -46,7 +49,7 @@ run_ctest() {
   python=$(test_python_folder)
   if [ -z "${DDPRUN_TEST_PYTHON:-}" ] && [ -e "$python/complete" ]; then export DDPRUN_TEST_PYTHON=$python/bin/python; fi
   rm -f "$report"
-  ctest --test-dir "$root/$1" --output-on-failure --no-tests=error --output-junit "$report" "${@:2}" || status=$?
+  ctest --test-dir "$root/$1" -j "$(jobs)" --output-on-failure --no-tests=error --output-junit "$report" "${@:2}" || status=$?
   [ ! -s "$report" ] || python3 "$root/scripts/skipped_tests.py" "$report"
   return $status
 }

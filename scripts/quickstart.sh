@@ -7,6 +7,12 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 if [ "${1:-}" = --help ] || [ "${1:-}" = -h ]; then usage; fi
 
 cd "$root"
+if [ ! -x build/bin/ddprun ]; then
+  scripts/setup.sh --no-libtorch
+  scripts/build.sh --launcher
+  say "ddprun is ready and runs any program: build/bin/ddprun --nproc-per-node=2 python3 train.py"
+  say "next: LibTorch (a download of 545 MB), then worker, which takes about 5 minutes to build on two cores"
+fi
 scripts/setup.sh
 scripts/build.sh --programs
 

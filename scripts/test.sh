@@ -8,5 +8,4 @@ if [ "${1:-}" = --help ] || [ "${1:-}" = -h ]; then usage; fi
 cd "$root"
 scripts/setup.sh
 scripts/build.sh
-# One test at a time: many start several processes of their own, and some watch the clock.
 run_ctest build "$@"

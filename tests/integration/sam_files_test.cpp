@@ -167,8 +167,8 @@ TEST_CASE("sam: --predict writes the model's mask at the picture's size, 0 and 2
   write_sam(sam.dir.path() / "model", *model);
 
   auto child = start_worker({"sam", "--predict", (sam.dir.path() / "wide.png").string(), "--point", "70,12",
-                       "--point=15,40,0", "--checkpoint", (sam.dir.path() / "model").string(), "--mask-out",
-                       (sam.dir.path() / "mask.png").string()});
+                             "--point=15,40,0", "--checkpoint", (sam.dir.path() / "model").string(),
+                             "--mask-out", (sam.dir.path() / "mask.png").string()});
   REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
   CHECK_THAT(child.out(), ContainsSubstring("mask.png: " + std::to_string(expected.sum().item<int>()) +
                                             " of 4500 pixels"));

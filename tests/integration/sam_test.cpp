@@ -175,8 +175,8 @@ TEST_CASE("worker export writes the folder of a SAM from its checkpoint, and of 
 
   Child linear(training("linear", 0, sam.dir.path() / "linear", {"--epochs=1"}));
   REQUIRE(linear.wait(kTraining) == ExitStatus::exited(0));
-  auto refused =
-      start_worker({"export", (sam.dir.path() / "linear/checkpoints/last.pt").string(), (run / "linear").string()});
+  auto refused = start_worker(
+      {"export", (sam.dir.path() / "linear/checkpoints/last.pt").string(), (run / "linear").string()});
   CHECK(refused.wait(kTraining) == ExitStatus::exited(2));
   CHECK_THAT(refused.err(), ContainsSubstring("expected OUT to end in .pt or .safetensors") &&
                                 ContainsSubstring("a folder is for a checkpoint of the task sam"));

@@ -23,7 +23,9 @@ inline CoordinatorSettings job(int min_nodes, int max_nodes, int max_restarts = 
   return settings;
 }
 
-inline Failed failed(int code, int round = 0) { return {round, WorkerFailed{ExitStatus::exited(code)}, "rank 0 failed"}; }
+inline Failed failed(int code, int round = 0) {
+  return {round, WorkerFailed{ExitStatus::exited(code)}, "rank 0 failed"};
+}
 
 /// A coordinator and nodes that say what the test wants. No time passes but in pass().
 class CoordinatorRig {

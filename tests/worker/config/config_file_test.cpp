@@ -12,8 +12,8 @@
 
 using namespace ddprun;
 using namespace ddprun::worker;
-using ddprun::test::parse;
 using ddprun::test::ContainsSubstring;
+using ddprun::test::parse;
 
 namespace {
 

@@ -89,8 +89,8 @@ TEST_CASE("focal loss is MONAI's for any gamma and alpha", "[dice_loss]") {
   for (const auto& [name, expected] : golden["focal"].items()) {
     INFO(name);
     CHECK(equal_within(train::sigmoid_focal_loss(to_doubles(golden["logits"]), to_doubles(golden["target"]),
-                                         expected["gamma"], expected["alpha"]),
-               to_doubles(expected["values"])));
+                                                 expected["gamma"], expected["alpha"]),
+                       to_doubles(expected["values"])));
   }
 }
 
@@ -100,7 +100,8 @@ TEST_CASE("a mask's loss is its own, whatever else is in the batch", "[dice_loss
   for (const auto loss : {MaskLoss::kDice, MaskLoss::kDiceFocal, MaskLoss::kDiceBce}) {
     const auto all = train::mask_loss(loss, logits, target);
     for (std::int64_t i = 0; i < 4; ++i)
-      CHECK(equal_within(all[i], train::mask_loss(loss, logits.slice(0, i, i + 1), target.slice(0, i, i + 1)), 1e-6));
+      CHECK(equal_within(all[i], train::mask_loss(loss, logits.slice(0, i, i + 1), target.slice(0, i, i + 1)),
+                         1e-6));
   }
 }
 

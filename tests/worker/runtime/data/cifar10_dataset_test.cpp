@@ -27,7 +27,6 @@ std::string records(int count, int seed) {
   return bytes;
 }
 
-
 /// A folder with five training files of 12 records and a test file of 7.
 struct CifarFolder {
   CifarFolder() {

@@ -39,7 +39,6 @@ std::string labels(const std::string& values) {
   return idx(0x801, {static_cast<std::uint32_t>(values.size())}, values);
 }
 
-
 void write_gz(const fs::path& path, const std::string& bytes) {
   const gzFile file = ::gzopen(path.c_str(), "wb");
   REQUIRE(::gzwrite(file, bytes.data(), static_cast<unsigned>(bytes.size())) ==

@@ -98,7 +98,8 @@ Net make_net(const NetOptions& options, std::uint64_t seed, torch::Dtype dtype =
 struct ClassBatch {
   ClassBatch(const NetOptions& options, int step, int rank, torch::Dtype dtype) {
     torch::manual_seed(static_cast<std::uint64_t>(1000 * step + rank));
-    input = (options.channels_last ? torch::randn({kSharesPerRank, 3, 6, 6}) : torch::randn({kSharesPerRank, kWidth}))
+    input = (options.channels_last ? torch::randn({kSharesPerRank, 3, 6, 6})
+                                   : torch::randn({kSharesPerRank, kWidth}))
                 .to(dtype);
     labels = torch::randint(0, kClasses, {kSharesPerRank}, torch::kInt64);
   }
@@ -432,20 +433,20 @@ TEST_CASE("evaluation and changes of parameters work while sharded", "[fully_sha
 
 TEST_CASE("a fully sharded checkpoint of three ranks is DDP's, and goes on on two", "[fully_sharded]") {
   // Every group of ranks makes the same weights and trains on the same two batches.
-  const auto train =
-      [](const ProcessGroup& group,
-         const std::function<void(Net&, FullyShardedDataParallel&, torch::optim::Adam&)>& then) {
-        const NetOptions options;
-        auto net = make_net(options, 7);
-        FullyShardedDataParallel fsdp(*net, group, small_units());
-        torch::optim::Adam optimizer(fsdp.shards(), torch::optim::AdamOptions(0.01));
-        for (int step = 0; step < 2; ++step) {
-          optimizer.zero_grad();
-          fsdp.forward([&] { return loss_on(net, ClassBatch(options, step, 0, torch::kFloat64)); }).backward();
-          optimizer.step();
-        }
-        then(net, fsdp, optimizer);
-      };
+  const auto train = [](const ProcessGroup& group,
+                        const std::function<void(Net&, FullyShardedDataParallel&, torch::optim::Adam&)>&
+                            then) {
+    const NetOptions options;
+    auto net = make_net(options, 7);
+    FullyShardedDataParallel fsdp(*net, group, small_units());
+    torch::optim::Adam optimizer(fsdp.shards(), torch::optim::AdamOptions(0.01));
+    for (int step = 0; step < 2; ++step) {
+      optimizer.zero_grad();
+      fsdp.forward([&] { return loss_on(net, ClassBatch(options, step, 0, torch::kFloat64)); }).backward();
+      optimizer.step();
+    }
+    then(net, fsdp, optimizer);
+  };
   for (const int size : {3, 2})
     test::run_ranks(size, [&](const ProcessGroup& group) {
       const NetOptions options;

@@ -118,7 +118,8 @@ TEST_CASE("twenty steps of each optimizer are PyTorch's fused ones, states too",
       for (const c10::IValue& gradients : root.at("gradients").toList())
         step(*optimizer, parameters, gradients);
       const auto after = golden.at("after").toList();
-      for (std::size_t i = 0; i < 3; ++i) CHECK(same_weights(parameters[i], c10::IValue(after.get(i)).toTensor()));
+      for (std::size_t i = 0; i < 3; ++i)
+        CHECK(same_weights(parameters[i], c10::IValue(after.get(i)).toTensor()));
       check_state(train::optimizer_state_dict(*optimizer), golden.at("optimizer"));
     }
   }

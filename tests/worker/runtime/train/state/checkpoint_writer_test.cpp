@@ -69,7 +69,8 @@ TEST_CASE("one state can go to several files, and a request waits for the one be
   const TempDir dir;
   CheckpointWriter writer;
   for (std::int64_t step = 1; step <= 5; ++step)
-    writer.write(consistent_state(step), {{dir.path() / "last.pt", dir.path() / (std::to_string(step) + ".pt")}});
+    writer.write(consistent_state(step),
+                 {{dir.path() / "last.pt", dir.path() / (std::to_string(step) + ".pt")}});
   writer.flush();
   for (std::int64_t step = 1; step <= 5; ++step) {
     const auto state = read_checkpoint(dir.path() / (std::to_string(step) + ".pt"));
@@ -185,7 +186,7 @@ void save_for_ever(const fs::path& run, std::int64_t step, int pipe) {
     ++step;
     // More than one: whoever was killed before it could delete its own leaves that to the next.
     record.save(consistent_state(step), {{record.checkpoint_path(), file(step)},
-                                 {file(step - 3), file(step - 4), file(step - 5), file(step - 6)}});
+                                         {file(step - 3), file(step - 4), file(step - 5), file(step - 6)}});
     record.add_metrics({{"step", static_cast<double>(step)}});
     const std::int64_t done = step - 1;  // save() waited for it
     if (::write(pipe, &done, sizeof done) != sizeof done) return;
