@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Checks what no build reads: every Python file compiles, every shell script parses, links between Markdown files lead to a file, and no
-file contains merge markers.
+"""Checks what no build reads: every Python file compiles, every shell script parses, Markdown files link to and name files that exist, and
+no file contains merge markers.
 
 usage: check_syntax.py [ROOT]      looks at the files that git knows; exit status 1 if one is wrong
 """
@@ -11,6 +11,7 @@ import sys
 
 MERGE_MARK = re.compile(rb"^(<<<<<<<|\|\|\|\|\|\|\||>>>>>>>)( |\r?$)", re.M)
 LINK = re.compile(rb"\]\(([^)#\s:]+)(#[^)]*)?\)")  # to another file of ours; scripts/docs.sh checks anchors within docs/
+SOURCE = re.compile(rb"`((?:common|launcher|worker|tests|scripts|examples|bench|cmake)/[\w./-]+\.\w+)`")  # decisions may name old ones
 SHELL = re.compile(rb"#!\S*(/env )?\S*\b(bash|sh)\b")
 
 
@@ -36,6 +37,10 @@ def faults(root, name):
             if not (root / name).parent.joinpath(link[1].decode()).exists():
                 line = content.count(b"\n", 0, link.start()) + 1
                 yield f"{name}:{line}: dead link to {link[1].decode()}"
+        for source in SOURCE.finditer(content) if not name.startswith("docs/decisions/") else ():
+            if not (root / source[1].decode()).exists():
+                line = content.count(b"\n", 0, source.start()) + 1
+                yield f"{name}:{line}: no such file: {source[1].decode()}"
     if name.endswith((".sh", ".bash")) or SHELL.match(content):
         done = subprocess.run(["bash", "-n", name], cwd=root, capture_output=True, text=True)
         if done.returncode != 0:

@@ -43,6 +43,7 @@ class CheckSyntax(unittest.TestCase):
             ("a.md", "text\n<<<<<<< ours\ntext\n=======\n"),
             ("a.txt", "text\n>>>>>>> theirs\n"),
             ("a.md", "[here](a.md#part), [there](https://example.org)\n[nowhere](b.md)\n"),
+            ("a.md", "text\n`worker/gone.cpp`\n"),
         ]:
             status, output = self.check_files({name: text})
             self.assertEqual(status, 1, f"{name}: {output}")
