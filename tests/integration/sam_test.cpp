@@ -198,5 +198,5 @@ TEST_CASE("sam: best/ is this run's, and a run whose best/ cannot be written end
   Child child(sam.command(1, "other", {"--max-steps=2", "--resume=auto"}));
   CHECK(child.wait(kTraining) == ExitStatus::exited(0));
   CHECK_THAT(child.err(),
-             ContainsSubstring("no model in") && ContainsSubstring("worker export makes it from"));
+             ContainsSubstring("no model in") && ContainsSubstring("worker export creates it from"));
 }

@@ -90,8 +90,8 @@ TEST_CASE("a training ends after its steps or its time, and says so", "[training
   Child time(training("linear", 2, dir.path() / "time",
                       {"--epochs=1000000", "--max-time=1", "--save-every=1000000"}));
   REQUIRE(time.wait(kTraining) == ExitStatus::exited(0));
-  CHECK_THAT(time.out(), ContainsSubstring(": the time is over"));
-  CHECK(read_summary(dir.path() / "time")["stopped"] == "the time is over");
+  CHECK_THAT(time.out(), ContainsSubstring(": the time is up"));
+  CHECK(read_summary(dir.path() / "time")["stopped"] == "the time is up");
 }
 
 TEST_CASE("a training that gets no better ends by itself", "[training]") {

@@ -16,8 +16,8 @@ TEST_CASE("a full disk is a warning once a checkpoint is there, and a failure if
   need_fashion_mnist();
   if (::getuid() != 0) skip("needs root to make a small disk");
   const auto [size, code, text] = GENERATE(table<const char*, int, const char*>(
-      {{"size=20m", 0, "No space left on device; the training goes on"},
-       {"size=5m", 1, "no checkpoint could be written in the whole run"}}));
+      {{"size=20m", 0, "No space left on device; the training continues"},
+       {"size=5m", 1, "no checkpoint was written in the whole run"}}));
   const TempDir dir;
   const auto disk = dir.path() / "disk";
   fs::create_directory(disk);

@@ -15,7 +15,7 @@
 namespace ddprun {
 namespace {
 
-/// c10's own text may go on with what its caller has to say, on lines of their own.
+/// c10's text may continue on more lines with its caller's context.
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
 void write_error_file_if_wanted(const std::string& message) {

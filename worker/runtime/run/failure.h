@@ -11,11 +11,11 @@ struct Failure {
   int exit_code;        ///< 2 for usage and configuration, 1 for data, files and training
 };
 
-/// One line and an exit code for any exception; c10's stack traces are left out.
+/// One line and an exit code for any exception, without c10's stack traces.
 Failure describe_failure(std::exception_ptr exception);
 
-/// Logs the failure, writes the error file that the launcher asked for (TORCHELASTIC_ERROR_FILE) and ends the
-/// process at once, so that nothing is torn down in between.
+/// Logs the failure, writes the launcher's error file (TORCHELASTIC_ERROR_FILE) and ends the process at once,
+/// without teardown.
 [[noreturn]] void end_in_failure(std::exception_ptr exception);
 
 }  // namespace ddprun

@@ -26,11 +26,11 @@ void keep_freed_memory() {
 }  // namespace
 
 void prepare_worker(const std::string& name) {
-  ::signal(SIGPIPE, SIG_IGN);  // somebody who reads no more of stdout (| head) ends no training
+  ::signal(SIGPIPE, SIG_IGN);  // a closed stdout (| head) must not end the training
   keep_freed_memory();
   configure_logging(name);
-  // And not a catch somewhere, to which the stack would be unwound: this rank's connections must not close
-  // before the launcher has seen it fail, or the others would fail for its sake. The exit closes them.
+  // Not a catch block, which would unwind the stack: this rank's connections must stay open until the
+  // launcher has seen it fail, or other ranks would fail first.
   std::set_terminate([] {
     if (!std::current_exception()) std::abort();
     const auto failure = ddp::explained_failure(std::current_exception());

@@ -7,26 +7,23 @@
 
 namespace ddprun {
 
-/// The main() of a worker: calls train with what the launcher has set (from_env()).
+/// The main() of a worker: calls train with the launcher's settings (from_env()).
 ///
 ///   int main() { return ddprun::run_worker(train); }
 ///
-/// An exception that nobody catches, on any thread, ends the process with one line on stderr, the same in the
-/// error file that the launcher asked for (TORCHELASTIC_ERROR_FILE) and so in its report, and exit code 2 for
-/// a UsageError, 1 for the rest. Nothing is unwound: the connections to other ranks stay open up to the end
-/// of the process, so that none of them fails for this one's sake before the launcher has seen it fail.
+/// An uncaught exception on any thread ends the process with one line on stderr and in the launcher's error
+/// file (TORCHELASTIC_ERROR_FILE), and exit code 2 for a UsageError, else 1. Nothing is unwound: connections
+/// to other ranks stay open until the process ends, so that no other rank fails before the launcher sees this
+/// one fail.
 ///
-/// Log lines begin with the program's name from here on, nobody reading stdout any more is no reason to die
-/// (SIGPIPE), and memory that a step frees is kept for the next one.
-///
-/// SIGUSR2 has every rank write down its last collectives (dump_flight()).
+/// Log lines start with the program's name, SIGPIPE is ignored, and memory freed by a step is kept for the
+/// next one. SIGUSR2 makes every rank dump its last collectives (dump_flight()).
 ///
 /// returns  0, for main()
 int run_worker(const std::function<void(const WorkerEnv&)>& train);
 
-/// Only what comes before that call, for a main() that has to look at its arguments first.
-///
-/// name  what log lines begin with
+/// Only the preparation, for a main() that looks at its arguments first.
+/// name  the prefix of log lines
 void prepare_worker(const std::string& name);
 
 }  // namespace ddprun

@@ -17,7 +17,7 @@
 namespace ddprun::train {
 namespace {
 
-/// FILE.<rank>: {"epoch":0,"step":1,"rank":0,"indices":[5,3]}, a line a step.
+/// FILE.<rank>: {"epoch":0,"step":1,"rank":0,"indices":[5,3]}, one line per step.
 class IndexLog : public Callback {
  public:
   IndexLog(const std::filesystem::path& file, int rank, bool resumed)
@@ -44,7 +44,8 @@ class IndexLog : public Callback {
   std::ofstream file_;
 };
 
-/// Records ten steps of this rank, once the first ones are over; fewer where something else comes between.
+/// Profiles ten steps of this rank after the first few; fewer if a validation or the end of an epoch
+/// interrupts them.
 class ProfileCallback : public Callback {
  public:
   ProfileCallback(std::filesystem::path folder, const ParallelModel& model, bool cuda)
@@ -67,7 +68,7 @@ class ProfileCallback : public Callback {
     if (profiler_ && recorded_ > 0)
       finish(state);
     else
-      profiler_.reset();  // the next step begins anew, or what comes between would be recorded as steps
+      profiler_.reset();  // restart at the next step
   }
 
  private:
@@ -79,7 +80,7 @@ class ProfileCallback : public Callback {
     profiler_.emplace(cuda_).start();
   }
 
-  /// A profile is not worth a run: what goes wrong with it is a warning.
+  /// Errors are only warnings.
   void finish(const TrainState& state) {
     const auto ddp = model_.statistics();
     const auto seconds = [&](std::int64_t ns) { return static_cast<double>(ns * recorded_) / 1e9; };
@@ -87,7 +88,7 @@ class ProfileCallback : public Callback {
                           seconds(ddp.communication_ns), seconds(ddp.overlap_ns)};
     over_ = true;
     try {
-      std::error_code ignored;  // what is written next says so
+      std::error_code ignored;  // then the writes fail
       std::filesystem::create_directories(folder_, ignored);
       write_file_atomic(folder_ / "operators.txt", profiler_->stop(folder_ / "trace.json", times));
       log_info("profile of " + std::to_string(recorded_) + (recorded_ == 1 ? " step: " : " steps: ") +

@@ -13,11 +13,10 @@
 
 namespace ddprun::train {
 
-/// What a callback may ask for.
+/// What a callback may request.
 class Control {
  public:
-  /// The training ends after this step, or at the end of the epoch that has just been trained. All ranks must
-  /// ask alike.
+  /// Ends the training after this step or epoch. All ranks must request the same.
   void request_stop(std::string reason) {
     if (!reason_) reason_ = std::move(reason);
   }
@@ -27,19 +26,19 @@ class Control {
   std::optional<std::string> reason_;
 };
 
-/// Something that looks on while a training goes: called on every rank, at the same points. They are called
-/// in the order in which they were added; checkpoints are written after all of them.
+/// Observes a training run: called on every rank at the same points, in the order of adding, before
+/// checkpoints are written.
 class Callback {
  public:
   virtual ~Callback() = default;
   /// After an optimizer step.
   virtual void on_step(const TrainState&, Control&) {}
-  /// After the last of some steps in a row: a validation or the end of the epoch comes, however early.
+  /// Before a validation or the end of an epoch interrupts the steps.
   virtual void on_pause(const TrainState&) {}
-  /// After a validation, or an epoch without one. Not after the check before the training.
+  /// After a validation, or an epoch without one; not after the sanity check.
   virtual void on_validation(const TrainState&, Control&) {}
 
-  /// Under this name its state is kept in checkpoints; empty: it has none.
+  /// The name of its state in checkpoints; empty: no state.
   virtual std::string name() const { return ""; }
   virtual c10::IValue state_dict() const { return {}; }
   virtual void load_state_dict(const c10::impl::GenericDict&) {}

@@ -39,14 +39,14 @@ c10::impl::GenericDict gather_sums(const ddp::ProcessGroup& group, const EpochSu
   return dict;
 }
 
-/// What the trainer keeps of its own; none in a file that it did not make.
+/// nullopt if another program wrote the file.
 std::optional<c10::impl::GenericDict> trainer_state(const TrainingState& state) {
   const auto kept = state.callbacks.find(kTrainer);
   if (kept == state.callbacks.end() || !kept->second.isGenericDict()) return std::nullopt;
   return kept->second.toGenericDict();
 }
 
-/// Nothing in an older checkpoint.
+/// nullopt in older checkpoints.
 std::optional<std::int64_t> examples_of(const TrainingState& state) {
   const auto kept = trainer_state(state);
   if (!kept || !kept->contains(kExamples)) return std::nullopt;
@@ -70,7 +70,7 @@ void check_same_run(const Run& run, const Resumed& resumed) {
                      " (--data, --val-split and --limit-train say which)");
 }
 
-/// This rank's; empty if there are none.
+/// This rank's values; empty if there are none.
 std::vector<double> values_of(const TrainingState& state, const char* key, const ddp::ProcessGroup& group) {
   const auto kept = trainer_state(state);
   if (!kept || !kept->contains(key)) return {};
@@ -81,7 +81,7 @@ std::vector<double> values_of(const TrainingState& state, const char* key, const
     for (const c10::IValue& value : ranks.get(rank).toList()) values.push_back(value.toDouble());
     const bool same_world = static_cast<int>(ranks.size()) == group.size();
     if (same_world && static_cast<int>(rank) == group.rank()) return values;
-    // Another number of ranks: the first takes what all had.
+    // On another number of ranks, the first takes the sum.
     own.resize(values.size());
     for (std::size_t i = 0; i < values.size(); ++i)
       if (group.rank() == 0) own[i] += values[i];
@@ -160,10 +160,10 @@ void CheckpointSaver::resume(const Resumed& resumed) {
   forget_missing();
 }
 
-/// Removed by somebody, or never written: a disk may have been too full for it.
+/// Somebody removed them, or the disk was too full to write them.
 void CheckpointSaver::forget_missing() {
   for (const auto& path : policy_->forget_missing())
-    log_warning(path.string() + ": is gone, expected one of the best checkpoints; it counts no more");
+    log_warning(path.string() + ": this best checkpoint is gone and no longer counts");
 }
 
 CheckpointWriter::Request CheckpointSaver::plan(const TrainState& state, Occasion occasion) {
@@ -195,7 +195,7 @@ bool CheckpointSaver::save(const TrainState& at, const Position& position, const
   state.callbacks[kTrainer] = own;
   if (record_ == nullptr) return false;
   const bool wrote_weights = !weights.empty() && record_->save_weights(weights, state.model);
-  record_->settle();  // what was planned before has come true, or is undone
+  record_->settle();  // the previous plan is carried out or undone
   const auto before = policy_;
   auto request = plan(at, occasion);
   if (request.paths.empty()) return wrote_weights;

@@ -14,26 +14,26 @@
 
 namespace ddprun::train {
 
-/// What this rank has measured of the epoch so far.
+/// This rank's measurements of the epoch so far.
 struct EpochSums {
   Totals& totals;
   BatchLosses& losses;
 };
 
-/// Where a resumed training goes on from.
+/// The checkpoint that a run resumes from.
 struct Resumed {
   std::filesystem::path path;
   TrainingState state;
 };
 
-/// Finds the checkpoint to go on from, the same on every rank, and says what it found. Every rank calls it.
+/// Finds the checkpoint to resume from, the same on every rank. Every rank calls it.
 ///
-/// returns  nullopt for a run from the beginning
+/// returns  nullopt to start from scratch
 /// throws   UsageError if the checkpoint is of another task, batch size, seed or training set; IoError
 std::optional<Resumed> find_resumed(const Run& run);
 
-/// Writes checkpoints: the newest as last, the best under names of their own. All ranks call the same; rank 0
-/// decides and writes.
+/// Writes checkpoints: the newest as last, the best under their own names. All ranks make the same calls;
+/// rank 0 decides and writes.
 class CheckpointSaver {
  public:
   using Occasion = CheckpointPolicy::Occasion;
@@ -41,20 +41,20 @@ class CheckpointSaver {
   /// record  null except on rank 0
   CheckpointSaver(const Run& run, ParallelModel& model, const Callbacks& callbacks, RunRecord* record);
 
-  /// Takes the place that the checkpoint tells. On every rank.
+  /// Restores the checkpoint's state, on every rank.
   void resume(const Resumed& resumed);
 
   /// kRequest writes last only.
-  /// weights  a file that gets the model's bare state_dict too; empty: none
-  /// returns  whether it has them; on rank 0
+  /// weights  also gets the model's bare state_dict; empty: none
+  /// returns  whether it was written; on rank 0
   bool save(const TrainState& state, const Position& position, const EpochSums& sums, Occasion occasion,
             const std::filesystem::path& weights = {});
 
-  /// The best one, once it is on disk; empty if there is none. The same on every rank, which all call it.
+  /// The best checkpoint, once it is on disk; empty if there is none. Every rank calls it and gets the same.
   std::filesystem::path best_path();
-  /// Until what was saved is on disk. throws  IoError if it cannot be
+  /// Waits until everything is on disk. throws  IoError
   void wait();
-  /// How long the training has stood still for checkpoints so far.
+  /// How long checkpoints have stopped the training so far.
   double stall_seconds() const { return stall_seconds_; }
 
   /// The newest; on rank 0.
@@ -73,8 +73,7 @@ class CheckpointSaver {
   double stall_seconds_ = 0;
 };
 
-/// Takes this rank's sums of the epoch that the checkpoint was made in, as far as it has them.
-/// throws  IoError if they are of other measures
+/// Restores this rank's sums of the checkpoint's epoch, if it has them. throws  IoError for other measures
 void load_sums(const EpochSums& sums, const Resumed& resumed, const ddp::ProcessGroup& group);
 
 }  // namespace ddprun::train

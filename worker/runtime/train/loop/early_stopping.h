@@ -13,8 +13,8 @@ namespace ddprun::train {
 
 /// Lightning's EarlyStopping arguments, with its defaults.
 struct EarlyStoppingOptions {
-  std::string monitor = "val_loss";  ///< the metric's name, for the reason's text
-  double min_delta = 0;              ///< a change must be larger than this to count as better
+  std::string monitor = "val_loss";  ///< the metric's name
+  double min_delta = 0;              ///< smaller improvements do not count
   std::int64_t patience = 3;         ///< checks without a better value
   MonitorMode mode = MonitorMode::kMin;
   bool check_finite = true;                         ///< stop at NaN or infinity
@@ -22,33 +22,31 @@ struct EarlyStoppingOptions {
   std::optional<double> divergence_threshold = {};  ///< stop once worse than this
 };
 
-/// Decides from a metric's values, one a validation, when training is to end: Lightning 2.6's EarlyStopping.
-/// Values and the best of them are float32, as Lightning logs them. With exact metrics all ranks decide
-/// alike.
+/// Ends the training when a metric stops improving: Lightning 2.6's EarlyStopping. Values are float32, as
+/// Lightning logs them. With exact metrics all ranks decide the same.
 class EarlyStopping : public Callback {
  public:
   struct Decision {
     bool stop = false;
-    std::string reason;  ///< one line for the log; empty where nothing happened
+    std::string reason;  ///< one line for the log; empty without a change
   };
 
   /// throws  std::invalid_argument if patience is negative
   explicit EarlyStopping(EarlyStoppingOptions options);
 
-  /// epoch  kept as stopped_epoch if this stops
+  /// epoch  saved as stopped_epoch if this stops
   Decision check(double value, std::int64_t epoch);
 
-  /// Checks the monitored metric, if it is there.
+  /// Checks the monitored metric, if there is a value.
   void on_validation(const TrainState& state, Control& control) override;
-  double best_score() const { return best_score_; }  ///< infinite as long as there is none
-  std::int64_t wait_count() const { return wait_count_; }
+  double best_score() const { return best_score_; }  ///< infinite without one
   bool stopped() const { return reason_ != Reason::kNotStopped; }
 
   /// Lightning's keys: wait_count, stopped_epoch, best_score, patience, stopping_reason,
   /// stopping_reason_message.
   std::string name() const override { return "EarlyStopping"; }
   c10::IValue state_dict() const override;
-  /// throws  std::invalid_argument naming a key that is missing or of another type
+  /// throws  std::invalid_argument naming a key that is missing or has the wrong type
   void load_state_dict(const c10::impl::GenericDict& state) override;
 
  private:

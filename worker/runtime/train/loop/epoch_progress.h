@@ -19,7 +19,7 @@ inline double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-/// Adds the seconds until its end.
+/// Adds the seconds of its lifetime to a sum.
 class SecondsAdded {
  public:
   explicit SecondsAdded(double& sum) : sum_(sum) {}
@@ -32,7 +32,7 @@ class SecondsAdded {
   Clock::time_point begin_ = Clock::now();
 };
 
-/// The batches since the last optimizer step: their mean losses, where they were computed.
+/// The mean losses of the batches since the last optimizer step, on their device.
 class StepLosses {
  public:
   void add(at::Tensor loss) { losses_.push_back(std::move(loss)); }
@@ -50,7 +50,7 @@ class StepLosses {
   std::vector<at::Tensor> losses_;
 };
 
-/// The losses of an epoch's batches on this rank, also of those before it was resumed.
+/// The losses of an epoch's batches on this rank, including before it was resumed.
 struct BatchLosses {
   double sum = 0;
   double batches = 0;
@@ -62,21 +62,21 @@ struct BatchLosses {
   double mean() const { return sum / std::max(batches, 1.0); }
 };
 
-/// Where an epoch stands on this rank.
+/// The progress of an epoch on this rank.
 struct EpochProgress {
-  std::vector<std::int64_t> indices;  ///< of this rank, from first_batch on
+  std::vector<std::int64_t> indices;  ///< of this rank, from first_batch
   std::int64_t batch = 0;             ///< batches done
-  std::int64_t batches = 0;           ///< in all
-  std::int64_t to_count = 0;          ///< examples that are no padding, still to come
+  std::int64_t batches = 0;           ///< in total
+  std::int64_t to_count = 0;          ///< remaining examples, without padding
   std::int64_t samples = 0;           ///< of all ranks, done
-  std::int64_t first_batch = 0;       ///< where a resumed one went on
+  std::int64_t first_batch = 0;       ///< where a resumed epoch started
   std::int64_t first_samples = 0;
-  BatchLosses losses;            ///< if they are told of
+  BatchLosses losses;            ///< only for Task::epoch_end_line
   double seconds_elsewhere = 0;  ///< in validation
   Clock::time_point begin = Clock::now();
 
   bool done() const { return batch == batches; }
-  /// Of the last `count` batches, of that size, which are one step's.
+  /// Indices of the last `count` batches, those of one step.
   std::span<const std::int64_t> newest(std::int64_t count, std::int64_t batch_size) const {
     const auto end = static_cast<std::size_t>((batch - first_batch) * batch_size);
     const auto begin = static_cast<std::size_t>((batch - first_batch - count) * batch_size);
@@ -85,7 +85,7 @@ struct EpochProgress {
 
   double seconds() const { return seconds_since(begin) - seconds_elsewhere; }
 
-  /// Without its label and what was learnt.
+  /// Without label, loss and measure.
   BarState bar() const {
     BarState bar;
     bar.done = batch;

@@ -27,7 +27,7 @@ std::vector<Evaluated> on_cpu(const std::vector<Evaluated>& evaluated) {
 }  // namespace
 
 RunEvaluation::RunEvaluation(const Run& run, ParallelModel& model, RankResources& resources, RunLog& log)
-    : run_(run), task_(run.task), model_(model), resources_(resources), log_(log) {}
+    : run_(run), model_(model), resources_(resources), log_(log) {}
 
 Evaluation RunEvaluation::evaluate(const data::Dataset& set, std::int64_t max_batches) {
   const auto after_batch = [this] {
@@ -39,19 +39,19 @@ Evaluation RunEvaluation::evaluate(const data::Dataset& set, std::int64_t max_ba
 
 void RunEvaluation::sanity_check() {
   const auto batches = run_.options.sanity_batches;
-  if (task_.validation_set && batches > 0) evaluate(*task_.validation_set, batches);
+  if (run_.task.validation_set && batches > 0) evaluate(*run_.task.validation_set, batches);
 }
 
 void RunEvaluation::evaluate_set(Set which, const TrainState& at, report::MetricRow& row) {
   const SecondsAdded seconds(evaluation_seconds_);
   const bool test = which == Set::kTest;
   last_.reset();  // its memory first
-  last_ = evaluate(test ? *task_.test_set : *task_.validation_set);
+  last_ = evaluate(test ? *run_.task.test_set : *run_.task.validation_set);
   last_set_ = test ? "test set" : "validation set";
   (test ? test_ : validation_) = last_->totals;
   last_->totals.append_to(row, test ? "test" : "val");
   log_.result_line(test ? "Test set" : "Validation", last_->totals);
-  if (test && task_.test_every_epoch)
+  if (test && run_.task.test_every_epoch)
     log_.warn_unless_finite("test loss", last_->totals.mean_loss(), at.step);
 }
 
@@ -78,9 +78,9 @@ report::MetricRow RunEvaluation::end_of_epoch(const TrainState& at, const Epoch&
   trained_samples_ += epoch.samples;
   auto row = new_row(at);
   train_->append_to(row, "train", "train_loss_epoch");
-  const bool validates = task_.validation_set && run_.options.val_every_steps == 0;
+  const bool validates = run_.task.validation_set && run_.options.val_every_steps == 0;
   if (validates) evaluate_now(Set::kValidation, at, row);
-  if (task_.test_set && task_.test_every_epoch) evaluate_now(Set::kTest, at, row);
+  if (run_.task.test_set && run_.task.test_every_epoch) evaluate_now(Set::kTest, at, row);
   row.emplace_back("samples_per_second", epoch.samples / epoch.seconds);
   for (auto& figure : ddp_times(model_.statistics())) row.push_back(std::move(figure));
   for (auto& figure : resources_.take_row()) row.push_back(std::move(figure));
@@ -90,7 +90,7 @@ report::MetricRow RunEvaluation::end_of_epoch(const TrainState& at, const Epoch&
 }
 
 void RunEvaluation::test_at_end(const TrainState& at, const std::filesystem::path& best) {
-  if (!task_.test_set || task_.test_every_epoch) return;
+  if (!run_.task.test_set || run_.task.test_every_epoch) return;
   report::MetricRow row = {{"epoch", std::max<std::int64_t>(0, at.epoch - 1)}, {"step", at.step}};
   if (best.empty()) {
     evaluate_now(Set::kTest, at, row);
@@ -113,19 +113,19 @@ void RunEvaluation::add_to(RunSummary& summary) const {
 }
 
 void RunEvaluation::show_training(const data::Batch& batch, const BatchResult& result) {
-  if (task_.draw_samples && run_.on_rank_0()) trained_ = on_cpu({{batch, result}});
+  if (run_.task.draw_samples && run_.on_rank_0()) trained_ = on_cpu({{batch, result}});
 }
 
 void RunEvaluation::draw_figures(std::int64_t step) {
   if (!trained_.empty())
-    log_.figure("training_samples", step, [&] { return task_.draw_samples(trained_, "training set"); });
+    log_.figure("training_samples", step, [&] { return run_.task.draw_samples(trained_, "training set"); });
   if (!last_) return;
-  if (task_.draw_samples)
-    log_.figure("samples", step, [&] { return task_.draw_samples(on_cpu(last_->shown), last_set_); });
+  if (run_.task.draw_samples)
+    log_.figure("samples", step, [&] { return run_.task.draw_samples(on_cpu(last_->shown), last_set_); });
   if (last_->confusion)
     log_.figure("confusion", step, [&] {
       const auto counts = last_->confusion->sums();
-      return image::draw_confusion_matrix({task_.class_names, {counts.begin(), counts.end()}},
+      return image::draw_confusion_matrix({run_.task.class_names, {counts.begin(), counts.end()}},
                                           std::string("confusion matrix of the ") + last_set_);
     });
 }

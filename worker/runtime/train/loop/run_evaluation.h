@@ -11,55 +11,52 @@
 
 namespace ddprun::train {
 
-/// The evaluations of a run: of which sets, and what is told of them. Every rank calls the same.
+/// Evaluates a run on its data sets and reports the results. All ranks make the same calls.
 class RunEvaluation {
  public:
   RunEvaluation(const Run& run, ParallelModel& model, RankResources& resources, RunLog& log);
 
-  /// A few batches before the training, so that a mistake in the validation comes to light at once and not
-  /// after an epoch. Nothing is told of it.
+  /// Evaluates a few batches before the training, to find errors early. Results are not reported.
   void sanity_check();
 
-  /// Validation in the middle of an epoch. returns  its row. The module is in eval mode then
+  /// Validation in the middle of an epoch. Leaves the module in eval mode. returns  its row
   report::MetricRow within_epoch(const TrainState& at);
 
-  /// What an epoch was like for all ranks.
   struct Epoch {
     Totals totals;       ///< this rank's
     double samples = 0;  ///< of all ranks
     double seconds = 0;
   };
-  /// The epoch's row, also of one that was ended early: training, validation, test.
+  /// Validates and tests. returns  the epoch's row; also for an epoch that ended early
   report::MetricRow end_of_epoch(const TrainState& at, const Epoch& epoch);
 
-  /// The test at the end, of the weights in the best checkpoint; empty: of the newest.
+  /// The final test, with the weights of the best checkpoint; empty: with the current ones.
   void test_at_end(const TrainState& at, const std::filesystem::path& best);
 
-  /// Adds the newest results.
+  /// Adds the latest results.
   void add_to(RunSummary& summary) const;
 
-  /// Keeps what training_samples.png shows, until the next call. Costs a copy from the device.
+  /// Remembers what training_samples.png shows. Costs a copy from the device.
   void show_training(const data::Batch& batch, const BatchResult& result);
 
-  /// training_samples.png, and samples.png and confusion.png of the last validation or test.
+  /// Writes training_samples.png, and samples.png and confusion.png of the last evaluation.
   void draw_figures(std::int64_t step);
 
  private:
   enum class Set { kValidation, kTest };
-  /// Of the weights as they are. The row gets the figures, and a line is printed.
+  /// With the current weights. Adds to the row and prints a line.
   void evaluate_set(Set which, const TrainState& at, report::MetricRow& row);
-  /// Of the averages, if there are any.
+  /// With the averages, if there are any.
   void evaluate_now(Set which, const TrainState& at, report::MetricRow& row);
   report::MetricRow new_row(const TrainState& at) const;
 
   Evaluation evaluate(const data::Dataset& set, std::int64_t max_batches = 0);
 
   const Run& run_;
-  const Task& task_;
   ParallelModel& model_;
   RankResources& resources_;
   RunLog& log_;
-  std::optional<Totals> train_, validation_, test_;  // the newest, over all ranks
+  std::optional<Totals> train_, validation_, test_;  // the latest, over all ranks
   std::vector<Evaluated> trained_;                   // on the CPU, of rank 0
   std::optional<Evaluation> last_;                   // of validation or test
   const char* last_set_ = "";

@@ -11,6 +11,8 @@
 #include <cstdint>
 #include <system_error>
 
+#include <ddprun/group/collectives.h>
+
 namespace ddprun::train {
 namespace {
 
@@ -36,7 +38,7 @@ void on_signal(int signal) {
   errno = error;
 }
 
-/// Waits until the event is written to, that long at most; below 0: for ever.
+/// Waits until the event is written to or the timeout; negative: for ever.
 bool wait_for(int event, std::int64_t timeout_ms) {
   pollfd entry{event, POLLIN, 0};
   const int ready = ::poll(&entry, 1, static_cast<int>(timeout_ms));
@@ -47,6 +49,8 @@ bool wait_for(int event, std::int64_t timeout_ms) {
 }
 
 constexpr std::int64_t kPatienceMs = 3000;
+constexpr double kSecondsBetween = 0.5;
+constexpr double kMostSteps = 1000;
 
 void watch(const std::stop_token& stop, int event, const struct sigaction& before) {
   while (!stop.stop_requested()) {
@@ -110,9 +114,40 @@ void StopSignals::take_over() {
 }
 
 void StopSignals::let_go() {
-  take_over();  // it is not the watch's business any more
+  take_over();  // stops the watch
   restore();
   if (term_came) ::raise(SIGTERM);
+}
+
+StopAgreement::StopAgreement(const ddp::ProcessGroup& group, double max_seconds)
+    : group_(group), max_seconds_(max_seconds) {}
+
+Requests StopAgreement::after_step() {
+  ++steps_;
+  note_progress();
+  return group_.size() == 1 || steps_ >= next_ ? now() : Requests{};
+}
+
+Requests StopAgreement::now() {
+  const auto time = Clock::now();
+  const auto seconds = [&](Clock::time_point since) {
+    return std::chrono::duration<double>(time - since).count();
+  };
+  const double step = seconds(last_) / static_cast<double>(std::max<std::int64_t>(steps_, 1));
+  const bool late = max_seconds_ > 0 && seconds(begin_) >= max_seconds_;
+  const auto agreed = ddp::all_reduce_max(
+      group_, {signals_.terminate() ? 1.0 : 0.0, signals_.take_save() ? 1.0 : 0.0, late ? 1.0 : 0.0, step});
+  last_ = time;
+  steps_ = 0;
+  next_ = static_cast<std::int64_t>(std::clamp(kSecondsBetween / std::max(agreed[3], 1e-6), 1.0, kMostSteps));
+  if (agreed[0] > 0) signals_.take_over();
+  return {agreed[0] > 0, agreed[1] > 0, agreed[2] > 0};
+}
+
+void StopAgreement::end(const std::function<void()>& save) {
+  signals_.take_over();
+  save();
+  signals_.let_go();
 }
 
 }  // namespace ddprun::train

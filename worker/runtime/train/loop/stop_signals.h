@@ -1,18 +1,22 @@
 #pragma once
 
+#include <chrono>
 #include <csignal>
+#include <cstdint>
+#include <functional>
 #include <thread>
 
 #include <ddprun/common/unique_fd.h>
+#include <ddprun/group/process_group.h>
 
 namespace ddprun::train {
 
-/// While it lives, SIGTERM and SIGUSR1 are noted, for the training to act on between two steps. One at a time
-/// in a process.
+/// Records SIGTERM and SIGUSR1, so that the training can act on them between two steps. One at a time in a
+/// process.
 ///
-/// A training that gets nowhere after SIGTERM, as when another rank is gone, cannot act: where neither
-/// note_progress() nor take_over() comes for three seconds (or three times as long as it took the last time,
-/// if that is more), the signal takes its course.
+/// A training that is stuck when SIGTERM comes, for instance because another rank is gone, cannot act on it:
+/// without note_progress() or take_over() for three seconds (or three times the last interval, if longer),
+/// the signal takes its normal effect.
 class StopSignals {
  public:
   /// throws  std::system_error
@@ -22,9 +26,9 @@ class StopSignals {
   StopSignals& operator=(const StopSignals&) = delete;
 
   bool terminate() const;  ///< SIGTERM came
-  bool take_save();        ///< SIGUSR1 came since the last time this was asked
-  void take_over();        ///< the training acts on SIGTERM, however long it takes
-  /// The signals have the actions again that they had before, and a SIGTERM that came takes its course.
+  bool take_save();        ///< SIGUSR1 came since the last call
+  void take_over();        ///< the training will act on SIGTERM, however long it takes
+  /// Restores the previous signal actions; a pending SIGTERM then takes effect.
   void let_go();
 
  private:
@@ -36,7 +40,41 @@ class StopSignals {
   std::jthread watch_;
 };
 
-/// The training gets on: a step, a batch of an evaluation.
+/// Reports progress: a step, a batch of an evaluation.
 void note_progress();
+
+/// What was requested from outside, on any rank.
+struct Requests {
+  bool terminate = false;  ///< SIGTERM: save a checkpoint and stop
+  bool save = false;       ///< SIGUSR1: save a checkpoint
+  bool out_of_time = false;
+};
+
+/// Makes all ranks see the same requests after the same step. They exchange four numbers about twice a
+/// second, which costs about a thousandth of the time; a single rank checks after every step.
+class StopAgreement {
+ public:
+  /// max_seconds  from now on; 0: no limit
+  StopAgreement(const ddp::ProcessGroup& group, double max_seconds);
+
+  /// Every rank calls it after each step; all must have the same number of steps.
+  Requests after_step();
+  /// Exchanges now. Every rank calls it.
+  Requests now();
+
+  /// After the last step: runs save() undisturbed by signals, then restores the previous signal actions; a
+  /// pending SIGTERM takes effect.
+  void end(const std::function<void()>& save);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  const ddp::ProcessGroup& group_;
+  const double max_seconds_;
+  StopSignals signals_;
+  Clock::time_point begin_ = Clock::now(), last_ = begin_;
+  std::int64_t steps_ = 0;  // since the last exchange
+  std::int64_t next_ = 1;   // exchange after that many
+};
 
 }  // namespace ddprun::train

@@ -13,7 +13,7 @@
 #include <ddprun/train/loop/checkpoint_saver.h>
 #include <ddprun/train/loop/epoch_progress.h>
 #include <ddprun/train/loop/run_evaluation.h>
-#include <ddprun/train/loop/stop_agreement.h>
+#include <ddprun/train/loop/stop_signals.h>
 #include <ddprun/train/model/parallel_model.h>
 #include <ddprun/train/model/run.h>
 #include <ddprun/train/record/rank_resources.h>
@@ -61,8 +61,8 @@ class Trainer {
 
  private:
   bool over() const {
-    return at_.epoch >= options_.epochs || control_.stop_reason() ||
-           (options_.max_steps > 0 && at_.step >= options_.max_steps);
+    return at_.epoch >= run_.options.epochs || control_.stop_reason() ||
+           (run_.options.max_steps > 0 && at_.step >= run_.options.max_steps);
   }
 
   void resume() {
@@ -71,9 +71,9 @@ class Trainer {
     at_.step = state.step;
     at_.epoch = state.position.epoch;
     next_epoch_.samples = state.position.samples;
-    load_sums({totals_, next_epoch_.losses}, *resumed_, group_);
+    load_sums({totals_, next_epoch_.losses}, *resumed_, run_.group);
     log_.print("resumed from " + resumed_->path.string() + " at step " + std::to_string(at_.step));
-    resumed_.reset();  // its tensors have been copied
+    resumed_.reset();  // its tensors are copied
   }
 
   // -- training --
@@ -83,7 +83,7 @@ class Trainer {
     auto join = model_.join();
     while (const auto batch = next_batch()) {
       const auto result = train_batch(*batch);
-      if (losses_.batches() == options_.accumulate || epoch_.done()) end_step();
+      if (losses_.batches() == run_.options.accumulate || epoch_.done()) end_step();
       if (over() || is_last_to_show(*batch)) evaluation_.show_training(*batch, result);
       if (over()) break;
     }
@@ -107,61 +107,61 @@ class Trainer {
   }
 
   void begin_epoch() {
-    task_.module->train();
+    run_.task.module->train();
     epoch_ = std::exchange(next_epoch_, {});
     epoch_.begin = Clock::now();
     sampler_.set_epoch(at_.epoch, epoch_.samples);
     epoch_.indices = sampler_.indices();
-    // Padding is at the end of the sampler's order: trained on, but not counted twice in the metrics.
+    // The sampler's padding comes last: trained on, but not counted in the metrics.
     epoch_.to_count = sampler_.num_without_padding();
-    if (options_.parallel.join) epoch_.indices.resize(static_cast<std::size_t>(epoch_.to_count));
+    if (run_.options.parallel.join) epoch_.indices.resize(static_cast<std::size_t>(epoch_.to_count));
     epoch_.first_samples = epoch_.samples;
-    epoch_.batch = epoch_.first_batch = epoch_.samples / (group_.size() * options_.batch_size);
+    epoch_.batch = epoch_.first_batch = epoch_.samples / (run_.group.size() * run_.options.batch_size);
     loader_.start_epoch(epoch_.indices, at_.epoch);
     epoch_.batches = epoch_.batch + loader_.batches();
-    if (task_.epoch_begin_line) log_.print_own(task_.epoch_begin_line(rank_epoch()));
+    if (run_.task.epoch_begin_line) log_.print_own(run_.task.epoch_begin_line(rank_epoch()));
   }
 
-  /// Forward and backward; the optimizer's step after the last batch of one.
+  /// Forward and backward, and the optimizer step after its last batch.
   BatchResult train_batch(const data::Batch& batch) {
-    const bool last = losses_.batches() + 1 == options_.accumulate || epoch_.batch + 1 == epoch_.batches;
+    const bool last = losses_.batches() + 1 == run_.options.accumulate || epoch_.batch + 1 == epoch_.batches;
     if (losses_.batches() == 0) model_.zero_grad();
     auto pass = model_.forward_backward(batch, last);
     const auto counted = std::min(epoch_.to_count, batch.size());
     totals_.add(pass.result, counted);
     losses_.add(pass.loss);
     epoch_.to_count -= counted;
-    epoch_.samples += batch.size() * group_.size();
+    epoch_.samples += batch.size() * run_.group.size();
     ++epoch_.batch;
     if (last) model_.optimizer_step();
     return std::move(pass.result);
   }
 
-  /// The epoch's last batch, or the one before: the last may be a single example.
+  /// The epoch's last full batch: the very last may be a single example.
   bool is_last_to_show(const data::Batch& batch) const {
     return epoch_.batch + 1 >= epoch_.batches &&
-           (batch.size() == options_.batch_size || epoch_.batch == epoch_.first_batch + 1);
+           (batch.size() == run_.options.batch_size || epoch_.batch == epoch_.first_batch + 1);
   }
 
   void end_step() {
     ++at_.step;
-    options_.heartbeat.beat();
-    const auto step_of_epoch = (epoch_.batch + options_.accumulate - 1) / options_.accumulate - 1;
-    if (step_of_epoch % options_.log_interval == 0 || epoch_.done()) log_step();
+    run_.options.heartbeat.beat();
+    const auto step_of_epoch = (epoch_.batch + run_.options.accumulate - 1) / run_.options.accumulate - 1;
+    if (step_of_epoch % run_.options.log_interval == 0 || epoch_.done()) log_step();
     if (log_.bar_is_due()) show_progress();
-    if (task_.epoch_end_line) epoch_.losses.add(losses_);
-    at_.indices = epoch_.newest(losses_.batches(), options_.batch_size);
+    if (run_.task.epoch_end_line) epoch_.losses.add(losses_);
+    at_.indices = epoch_.newest(losses_.batches(), run_.options.batch_size);
     for (const auto& callback : callbacks_) callback->on_step(at_, control_);
     losses_.clear();
-    if (options_.val_every_steps > 0 && at_.step % options_.val_every_steps == 0) validate_within_epoch();
-    if (!options_.parallel.join) heed(agreement_.after_step());
-    const auto every = options_.checkpoint.every_steps;
+    if (run_.options.val_every_steps > 0 && at_.step % run_.options.val_every_steps == 0)
+      validate_within_epoch();
+    if (!run_.options.parallel.join) heed(agreement_.after_step());
+    const auto every = run_.options.checkpoint.every_steps;
     if (every > 0 && at_.step % every == 0 && !epoch_.done()) save(Occasion::kStep);
   }
 
-  /// What somebody outside asks for. A checkpoint in the middle of an epoch is whole.
   void heed(const Requests& requests) {
-    if (requests.out_of_time) control_.request_stop("the time is over");
+    if (requests.out_of_time) control_.request_stop("the time is up");
     if (requests.terminate) {
       terminated_ = true;
       control_.request_stop("terminated");
@@ -170,27 +170,27 @@ class Trainer {
   }
 
   void log_step() {
-    const auto total = task_.train_set->size();
+    const auto total = run_.task.train_set->size();
     TrainProgress progress{at_.epoch, std::min(total, epoch_.samples), total, losses_.mean()};
-    // Where ranks may have made another number of steps, nobody can be asked: rank 0 tells its own.
-    if (!options_.parallel.join) progress.loss = resources_.sum({progress.loss})[0] / group_.size();
+    // With --join, ranks may take different numbers of steps, so rank 0 logs its own loss.
+    if (!run_.options.parallel.join) progress.loss = resources_.sum({progress.loss})[0] / run_.group.size();
     log_.progress(at_, progress, model_.learning_rate(), resources_.take_row());
   }
 
   void show_progress() {
     auto bar = epoch_.bar();
-    bar.label = "epoch " + std::to_string(at_.epoch + 1) + "/" + std::to_string(options_.epochs);
+    bar.label = "epoch " + std::to_string(at_.epoch + 1) + "/" + std::to_string(run_.options.epochs);
     bar.loss = losses_.mean();
     bar.measure = totals_.first_measure();
     log_.bar(bar);
   }
 
   RankEpoch rank_epoch() const {
-    return {group_.rank(),
-            group_.device().is_cuda() ? "GPU" : "CPU",
+    return {run_.group.rank(),
+            run_.group.device().is_cuda() ? "GPU" : "CPU",
             at_.epoch,
-            options_.epochs,
-            std::min(options_.batch_size, static_cast<std::int64_t>(epoch_.indices.size())),
+            run_.options.epochs,
+            std::min(run_.options.batch_size, static_cast<std::int64_t>(epoch_.indices.size())),
             epoch_.batches,
             epoch_.losses.mean()};
   }
@@ -203,34 +203,34 @@ class Trainer {
     at_.metrics = evaluation_.within_epoch(at_);
     for (const auto& callback : callbacks_) callback->on_validation(at_, control_);
     if (!epoch_.done()) save(Occasion::kValidation);
-    task_.module->train();
+    run_.task.module->train();
   }
 
-  /// Also of an epoch that was ended early.
+  /// Also for an epoch that ended early.
   void evaluate_epoch() {
     const double seconds = epoch_.seconds();
-    if (task_.epoch_end_line) log_.print_own(task_.epoch_end_line(rank_epoch()));
-    const auto trained = std::min(task_.train_set->size(), epoch_.samples) - epoch_.first_samples;
+    if (run_.task.epoch_end_line) log_.print_own(run_.task.epoch_end_line(rank_epoch()));
+    const auto trained = std::min(run_.task.train_set->size(), epoch_.samples) - epoch_.first_samples;
     at_.metrics = evaluation_.end_of_epoch(
         at_, {totals_, static_cast<double>(std::max<std::int64_t>(0, trained)), seconds});
   }
 
-  /// Whether the end of an epoch is where metrics are judged.
-  bool judges_epochs() const { return options_.val_every_steps == 0; }
+  /// Whether metrics are compared at the end of epochs.
+  bool judges_epochs() const { return run_.options.val_every_steps == 0; }
 
-  /// What follows a whole epoch: the next learning rate, callbacks, a checkpoint.
+  /// After a whole epoch: the next learning rate, callbacks, a checkpoint.
   void finish_epoch() {
     model_.end_epoch(find_metric(at_.metrics, run_.monitor));
     if (judges_epochs())
       for (const auto& callback : callbacks_) callback->on_validation(at_, control_);
-    totals_ = Totals(task_.measures);
+    totals_ = Totals(run_.task.measures);
     epoch_.losses = {};
-    const bool due = at_.epoch % options_.checkpoint.save_every == 0;
-    const bool with_weights = due && !task_.weights_file.empty();
-    if ((due || at_.epoch + 1 >= options_.epochs || over()) &&
+    const bool due = at_.epoch % run_.options.checkpoint.save_every == 0;
+    const bool with_weights = due && !run_.task.weights_file.empty();
+    if ((due || at_.epoch + 1 >= run_.options.epochs || over()) &&
         save({at_.epoch + 1, 0}, judges_epochs() ? Occasion::kValidation : Occasion::kStep,
-             with_weights ? options_.out / task_.weights_file : ""))
-      log_.print(task_.weights_line(at_.epoch));
+             with_weights ? run_.options.out / run_.task.weights_file : ""))
+      log_.print(run_.task.weights_line(at_.epoch));
     ++at_.epoch;
   }
 
@@ -247,14 +247,14 @@ class Trainer {
     RunSummary summary;
     summary.epochs = at_.epoch;
     summary.steps = at_.step;
-    summary.memory = peak_memory(group_);
+    summary.memory = peak_memory(run_.group);
     evaluation_.add_to(summary);
     summary.time.data_wait = at_.data_wait;
     summary.time.checkpoint_stall = saver_.stall_seconds();
     summary.checkpoint = saver_.last_path();
     summary.best_checkpoint = saver_.best_path();
     summary.stop_reason = control_.stop_reason().value_or("");
-    if (options_.precision.precision == Precision::k16Mixed)
+    if (run_.options.precision.precision == Precision::k16Mixed)
       summary.loss_scale = model_.optimization().loss_scale();
     summary.skipped_steps = model_.optimization().skipped_steps();
     summary.ddp = model_.statistics();
@@ -263,9 +263,6 @@ class Trainer {
   }
 
   const Run& run_;
-  const Task& task_ = run_.task;
-  const TrainerOptions& options_ = run_.options;
-  const ddp::ProcessGroup& group_ = run_.group;
   const Clock::time_point begin_ = Clock::now();
   std::optional<Resumed> resumed_;
   RankResources resources_;
@@ -281,8 +278,8 @@ class Trainer {
   TrainState at_;
   Control control_;
   bool terminated_ = false;
-  EpochProgress epoch_, next_epoch_;  // the next: where a resumed run goes on
-  Totals totals_{task_.measures};     // of this epoch and rank
+  EpochProgress epoch_, next_epoch_;   // the next: where a resumed run starts
+  Totals totals_{run_.task.measures};  // of this epoch and rank
   StepLosses losses_;
 };
 

@@ -20,7 +20,7 @@ void Totals::add(const BatchResult& result, std::int64_t count) {
   loss_.add(result.losses.detach(), count);
   const auto same = [](const auto& own, const auto& added) { return own.first == added.first; };
   if (!std::ranges::equal(measures_, result.measures, same))
-    throw std::invalid_argument("a step's result must have the measures that its task names, in that order");
+    throw std::invalid_argument("a batch's result must have its task's measures, in the same order");
   for (std::size_t i = 0; i < measures_.size(); ++i)
     measures_[i].second.add(result.measures[i].second, count);
 }
@@ -58,7 +58,7 @@ Evaluation evaluate(ParallelModel& model, const Run& run, const data::Dataset& s
                     const std::function<void()>& after_batch, std::int64_t max_batches) {
   const auto& task = run.task;
   task.module->eval();
-  // A sharded model needs as many batches on every rank: its sampler pads.
+  // A sharded model needs equally many batches on every rank: the sampler pads.
   const data::DistributedSampler padded(set.size(), run.group.size(), run.group.rank(), {.shuffle = false});
   auto to_count = padded.num_without_padding();
   auto indices = padded.indices();

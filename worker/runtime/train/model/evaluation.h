@@ -14,27 +14,27 @@
 
 namespace ddprun::train {
 
-/// Mean loss and measures of samples, first of one rank, then of all. Adding does not wait for the device.
+/// Mean loss and measures of samples. Adding does not wait for the device.
 class Totals {
  public:
-  /// measures  the names of what there is beside the loss: Task::measures
+  /// measures  Task::measures
   explicit Totals(const std::vector<std::string>& measures);
 
   /// Adds the batch's first `count` examples.
-  /// throws  std::invalid_argument if it has other measures
+  /// throws  std::invalid_argument for other measures than the constructor's
   void add(const BatchResult& result, std::int64_t count);
   double mean_loss() const { return loss_.value(); }
   double samples() const { return loss_.count(); }
   const std::vector<std::pair<std::string, Mean>>& measures() const { return measures_; }
 
-  /// "acc 0.8731"; empty if there is none
+  /// "acc 0.8731"; empty without measures
   std::string first_measure() const;
 
-  /// SET_loss or the name given, and SET_NAME of each measure.
+  /// Adds SET_loss (or `loss`, if given) and SET_NAME for each measure.
   void append_to(report::MetricRow& row, const std::string& set, const std::string& loss = "") const;
 
-  std::vector<double> sums() const;  ///< what set_sums() takes: for checkpoints
-  /// throws  std::invalid_argument for another count of them
+  std::vector<double> sums() const;  ///< for checkpoints and sums over ranks
+  /// throws  std::invalid_argument for another number of sums
   void set_sums(const std::vector<double>& sums);
 
  private:
@@ -42,15 +42,14 @@ class Totals {
   std::vector<std::pair<std::string, Mean>> measures_;
 };
 
-/// What an evaluation found.
 struct Evaluation {
   Totals totals;                             ///< of all ranks
   std::optional<ConfusionMatrix> confusion;  ///< of all ranks, if the task names its classes
   std::vector<Evaluated> shown;              ///< this rank's, for Task::draw_samples
 };
 
-/// The model's loss and measures on a data set, over all ranks: each example counts once, whatever the number
-/// of ranks. The module is left in eval mode.
+/// The model's loss and measures on a data set, over all ranks: every example counts once. Leaves the module
+/// in eval mode.
 ///
 /// max_batches  0: all
 Evaluation evaluate(ParallelModel& model, const Run& run, const data::Dataset& set,

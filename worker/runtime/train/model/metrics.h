@@ -8,17 +8,17 @@
 
 namespace ddprun::train {
 
-// Metrics whose state is sums: adding the ranks' sums gives the metric of all samples, exactly. Sums are kept
-// on the samples' device until they are read, so that adding does not wait for it.
+// Metrics whose state is sums: the sum over ranks gives the exact metric of all samples. Sums stay on the
+// samples' device until they are read, so adding does not wait for it.
 
 /// The mean of values, torchmetrics' MeanMetric (in float64). Of `scores.argmax(1) == target` it is
 /// Accuracy(task="multiclass", average="micro").
 class Mean {
  public:
-  /// values  float [B], of which the first `count` are taken; -1: all
+  /// values  float [B]; takes the first `count`, -1: all
   void add(const at::Tensor& values, std::int64_t count = -1);
 
-  double value() const;  ///< NaN as long as there is none
+  double value() const;  ///< NaN without values
   double count() const { return count_; }
   std::vector<double> sums() const;  ///< {sum, count}
   void set_sums(const std::vector<double>& sums);
@@ -28,15 +28,15 @@ class Mean {
   double count_ = 0;
 };
 
-/// How often class i was taken for class j: torchmetrics' MulticlassConfusionMatrix.
+/// How often class i was predicted as class j: torchmetrics' MulticlassConfusionMatrix.
 class ConfusionMatrix {
  public:
   explicit ConfusionMatrix(std::int64_t classes);
 
-  /// scores  [B, K], any that grow with the class's likelihood
+  /// scores  [B, K], higher for likelier classes
   /// target  int64 [B], class numbers
   /// count   samples to take; -1: all
-  /// throws  c10::Error for a target outside [0, K) (on CUDA: when the device comes to it)
+  /// throws  c10::Error for a target outside [0, K) (on CUDA: later, when the kernel runs)
   void add(const at::Tensor& scores, const at::Tensor& target, std::int64_t count = -1);
 
   /// int64 [K, K] on the CPU: rows are targets, columns predictions.
@@ -49,10 +49,10 @@ class ConfusionMatrix {
   at::Tensor counts_;
 };
 
-/// Element-wise over ranks; ddp::all_reduce_sum with its group is one.
+/// Element-wise over ranks, such as ddp::all_reduce_sum with a group.
 using SumOverRanks = std::function<std::vector<double>(std::vector<double>)>;
 
-/// Makes the ranks' metrics those of all samples, in one exchange. All ranks pass the same metrics.
+/// Turns each rank's metrics into those of all samples, with one reduction. All ranks pass the same metrics.
 template <typename... Metrics>
 void sum_over_ranks(const SumOverRanks& sum, Metrics&... metrics) {
   std::vector<double> all;

@@ -180,17 +180,17 @@ StateDict weights_to_evaluate(const TrainingState& state) {
 
 ddp::CommHook ParallelModel::make_hook() {
   const auto& parallel = run_.options.parallel;
-  if (parallel.comm_hook != "powersgd") return ddp::make_comm_hook(parallel.comm_hook, group_);
+  if (parallel.comm_hook != "powersgd") return ddp::make_comm_hook(parallel.comm_hook, run_.group);
   power_sgd_ = std::make_shared<ddp::PowerSgd>(
-      group_, ddp::PowerSgd::Options{.start_iteration = parallel.powersgd_start});
+      run_.group, ddp::PowerSgd::Options{.start_iteration = parallel.powersgd_start});
   return ddp::powersgd_hook(power_sgd_);
 }
 
 std::unique_ptr<ParallelEngine> ParallelModel::make_engine() {
-  auto& module = *task_.module;
-  module.to(group_.device());
+  auto& module = *run_.task.module;
+  module.to(run_.group.device());
   if (run_.options.precision.channels_last) to_channels_last(module);
-  if (run_.options.parallel.sync_batch_norm) ddp::convert_sync_batchnorm(module, group_);
+  if (run_.options.parallel.sync_batch_norm) ddp::convert_sync_batchnorm(module, run_.group);
   if (run_.options.parallel.fsdp) return std::make_unique<ShardedEngine>(run_);
   return std::make_unique<ReplicatedEngine>(run_, make_hook());
 }
@@ -198,25 +198,23 @@ std::unique_ptr<ParallelEngine> ParallelModel::make_engine() {
 Optimization ParallelModel::make_optimization() {
   const auto& options = run_.options;
   auto settings = options.optim.optimizer;
-  if (options.optim.scale_lr) settings.lr = scaled_lr(settings.lr, group_.size());
+  if (options.optim.scale_lr) settings.lr = scaled_lr(settings.lr, run_.group.size());
   Optimization::Parts parts;
-  parts.optimizer = make_optimizer_over(engine_->parameters(), settings, group_, options.parallel.zero1);
+  parts.optimizer = make_optimizer_over(engine_->parameters(), settings, run_.group, options.parallel.zero1);
   if (options.optim.ema > 0)
-    parts.ema = std::make_unique<Ema>(*task_.module, Ema::Options{.decay = options.optim.ema});
-  if (engine_->is_sharded() && group_.size() > 1)
+    parts.ema = std::make_unique<Ema>(*run_.task.module, Ema::Options{.decay = options.optim.ema});
+  if (engine_->is_sharded() && run_.group.size() > 1)
     parts.sum_over_ranks = [this](at::Tensor& value) {
-      value.fill_(ddp::all_reduce_sum(group_, {value.item<double>()})[0]);
+      value.fill_(ddp::all_reduce_sum(run_.group, {value.item<double>()})[0]);
     };
-  return Optimization(std::move(parts), options.optim, options.precision.precision, group_.device(),
+  return Optimization(std::move(parts), options.optim, options.precision.precision, run_.group.device(),
                       schedule_options(options.optim, settings.lr, run_.length(), run_.mode));
 }
 
 ParallelModel::ParallelModel(const Run& run)
     : run_(run),
-      task_(run.task),
-      group_(run.group),
       engine_(make_engine()),
-      nan_check_(run.options.parallel.nan_check ? std::make_unique<ddp::NanCheck>(*task_.module, group_)
+      nan_check_(run.options.parallel.nan_check ? std::make_unique<ddp::NanCheck>(*run.task.module, run.group)
                                                 : nullptr),
       optimization_(make_optimization()) {}
 
@@ -224,7 +222,7 @@ ParallelModel::~ParallelModel() = default;
 
 data::Batch ParallelModel::to_device(const data::Batch& batch) const {
   auto here = batch.mapped(
-      [&](const at::Tensor& tensor) { return tensor.to(group_.device(), /*non_blocking=*/true); });
+      [&](const at::Tensor& tensor) { return tensor.to(run_.group.device(), /*non_blocking=*/true); });
   if (run_.options.precision.channels_last) here.input = channels_last(here.input);
   return here;
 }
@@ -235,8 +233,8 @@ ParallelModel::Pass ParallelModel::forward_backward(const data::Batch& batch, bo
   Pass pass;
   const auto both = [&] {
     {
-      const AutocastScope precision(run_.options.precision.precision, group_.device().type());
-      pass.result = engine_->forward([&] { return task_.compute_loss(here); }, samples);
+      const AutocastScope precision(run_.options.precision.precision, run_.group.device().type());
+      pass.result = engine_->forward([&] { return run_.task.compute_loss(here); }, samples);
     }
     const auto mean = pass.result.losses.mean();
     const auto batches = static_cast<double>(run_.options.accumulate);
@@ -255,9 +253,9 @@ void ParallelModel::zero_grad() { engine_->zero_grad(optimization_.optimizer());
 
 BatchResult ParallelModel::evaluate(const data::Batch& batch) {
   const torch::NoGradGuard no_grad;
-  const AutocastScope precision(run_.options.precision.precision, group_.device().type());
+  const AutocastScope precision(run_.options.precision.precision, run_.group.device().type());
   const auto here = to_device(batch);
-  return engine_->evaluate([&] { return task_.compute_loss(here); });
+  return engine_->evaluate([&] { return run_.task.compute_loss(here); });
 }
 
 std::optional<ddp::Join> ParallelModel::join() {
@@ -271,17 +269,19 @@ void ParallelModel::synchronize_buffers() { engine_->synchronize_buffers(); }
 
 void ParallelModel::save(TrainingState& state) {
   engine_->save(state, optimization_.optimizer());
-  state.model_config = task_.model_config;
+  state.model_config = run_.task.model_config;
   state.lr_schedule = optimization_.schedule_state();
   state.scaler = optimization_.scaler_state();
   if (const auto* ema = optimization_.ema()) state.ema = ema->state_dict();
-  if (power_sgd_) state.callbacks[kPowerSgd] = gather_powersgd_state(*power_sgd_, *task_.module, group_);
+  if (power_sgd_)
+    state.callbacks[kPowerSgd] = gather_powersgd_state(*power_sgd_, *run_.task.module, run_.group);
 }
 
 void ParallelModel::load(const TrainingState& state, const std::filesystem::path& source) {
-  engine_->with_whole_parameters([&] { load_weights(*task_.module, named_tensors(state.model), source); });
+  engine_->with_whole_parameters(
+      [&] { load_weights(*run_.task.module, named_tensors(state.model), source); });
   if (const auto kept = state.callbacks.find(kPowerSgd); power_sgd_ && kept != state.callbacks.end())
-    load_powersgd_state(*power_sgd_, *task_.module, group_, kept->second, source);
+    load_powersgd_state(*power_sgd_, *run_.task.module, run_.group, kept->second, source);
   engine_->load_optimizer(optimization_.optimizer(), state.optimizer, source);
   try {
     optimization_.load_schedule_state(state.lr_schedule);
@@ -296,10 +296,10 @@ void ParallelModel::load(const TrainingState& state, const std::filesystem::path
 void ParallelModel::load_weights_of_rank_0(const TrainingState& state, const std::filesystem::path& source) {
   const c10::NoGradGuard no_grad;
   engine_->with_whole_parameters([&] {
-    if (run_.on_rank_0()) load_weights(*task_.module, weights_to_evaluate(state), source);
-    auto tensors = task_.module->parameters();
-    for (const auto& buffer : task_.module->buffers()) tensors.push_back(buffer);
-    ddp::broadcast_from_rank_0(group_, tensors);
+    if (run_.on_rank_0()) load_weights(*run_.task.module, weights_to_evaluate(state), source);
+    auto tensors = run_.task.module->parameters();
+    for (const auto& buffer : run_.task.module->buffers()) tensors.push_back(buffer);
+    ddp::broadcast_from_rank_0(run_.group, tensors);
   });
 }
 

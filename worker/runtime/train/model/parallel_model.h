@@ -78,8 +78,6 @@ class ParallelModel {
   data::Batch to_device(const data::Batch& batch) const;
 
   const Run& run_;
-  const Task& task_;
-  const ddp::ProcessGroup& group_;
   std::shared_ptr<ddp::PowerSgd> power_sgd_;  // null unless it compresses the gradients
   std::unique_ptr<ParallelEngine> engine_;
   std::unique_ptr<ddp::NanCheck> nan_check_;

@@ -47,7 +47,7 @@ struct TrainState {
 };
 
 /// throws  UsageError for options that do not fit the task
-/// Logs one warning if the test set picks checkpoints or ends the run although nobody asked for that.
+/// Warns if the test set picks checkpoints or ends the run without being asked to.
 void check_options(const Run& run);
 
 }  // namespace ddprun::train

@@ -20,27 +20,27 @@ class Module;
 
 namespace ddprun::train {
 
-/// What one batch of B examples gave.
+/// Of one batch of B examples.
 struct BatchResult {
   torch::Tensor losses = {};  ///< float [B], of each example; training minimises their mean
-  /// Name and a number of each example, [B]: those that Task::measures names, in its order. "acc" is 1 or
-  /// true for an example that was classified rightly.
+  /// Task::measures, in its order: name and one number for each example, [B]. "acc" is 1 or true for a
+  /// correctly classified example.
   std::vector<std::pair<std::string, torch::Tensor>> measures = {};
   torch::Tensor scores = {};  ///< for figures: [B, K] of a classifier; undefined: none
 };
 
-/// A batch of held-out examples and what the model made of it.
+/// A batch and the model's result.
 struct Evaluated {
   data::Batch batch;
   BatchResult result;
 };
 
-/// For DistributedDataParallel: what backward goes through.
+/// Tells DistributedDataParallel which outputs backward starts from.
 inline void visit_tensors(BatchResult& result, const std::function<void(torch::Tensor&)>& visit) {
   visit(result.losses);
 }
 
-/// What a log line of training may say. Counts are of all ranks together.
+/// For a log line of training. Counts are over all ranks.
 struct TrainProgress {
   std::int64_t epoch;          ///< from 0
   std::int64_t samples_done;   ///< of this epoch
@@ -48,7 +48,7 @@ struct TrainProgress {
   double loss;                 ///< this step's, mean over ranks
 };
 
-/// What every rank may say of an epoch for itself.
+/// For a rank's own log line about an epoch.
 struct RankEpoch {
   int rank;
   std::string device;       ///< "GPU" or "CPU"
@@ -59,42 +59,40 @@ struct RankEpoch {
   double loss;              ///< mean of its batches' losses; 0 at the beginning
 };
 
-/// One training, as data: what the trainer needs and nothing of how it trains.
+/// What to train, as data; how to train is up to the trainer.
 struct Task {
   std::string name;
-  std::string data_source;  ///< where the data comes from, for the log
+  std::string data_source;  ///< for the log
   std::shared_ptr<torch::nn::Module> module;
   std::shared_ptr<const data::Dataset> train_set;
   std::shared_ptr<const data::Dataset> validation_set;  ///< null: none
   std::shared_ptr<const data::Dataset> test_set;        ///< null: none
   bool test_every_epoch = false;                        ///< else once, at the end, with the best weights
   std::int64_t eval_batch_size = 500;                   ///< of validation and test, of each rank
-  std::vector<std::string> measures;     ///< told beside the loss, as train_NAME, val_NAME, test_NAME
+  std::vector<std::string> measures;     ///< reported beside the loss, as train_NAME, val_NAME, test_NAME
   std::vector<std::string> class_names;  ///< if there are scores: draws a confusion matrix
-  /// Every step uses the same parameters: DDP takes that as --static-graph, unless the run asks for what
-  /// does not go with it.
+  /// Every step uses the same parameters: implies --static-graph, unless the run's options conflict with it.
   bool static_graph = false;
   std::function<BatchResult(const data::Batch&)> compute_loss;  ///< forward pass and loss
 
-  /// Draws the run's training_samples.png and samples.png; null: there is none. It gets rank 0's last
-  /// training batch or those with its first held-out samples, `shown_samples` of them or more if there are
-  /// as many, with tensors on the CPU, and whose they are: "training set", "validation set" or "test set".
+  /// Draws the run's training_samples.png and samples.png; may be null. Gets rank 0's last training batch, or
+  /// its first held-out batches with at least `shown_samples` samples (if there are as many), with tensors on
+  /// the CPU, and the name of the set: "training set", "validation set" or "test set".
   std::function<image::Image(const std::vector<Evaluated>&, const std::string& set)> draw_samples;
   std::int64_t shown_samples = 0;
 
-  // Log lines as the task's document has them; null: none. The first is rank 0's at every log interval, the
-  // others every rank's own.
+  // Log lines; may be null. Rank 0 prints train_line at every log interval, every rank prints the others.
   std::function<std::string(const TrainProgress&)> train_line;
   std::function<std::string(const RankEpoch&)> epoch_begin_line;
   std::function<std::string(const RankEpoch&)> epoch_end_line;
 
   std::string model_config;  ///< the model's shape, kept in checkpoints for `worker export`; empty: none
 
-  /// Writes the run's best weights, or its last ones where none are judged, to a folder that other programs
-  /// read, best/ of the run folder; null: there is none. Rank 0 calls it, at the end.
+  /// Writes the best weights (the last ones if no best are kept) to best/ of the run folder, for other
+  /// programs. May be null. Rank 0 calls it at the end.
   std::function<void(const std::filesystem::path& folder, const StateDict& weights)> write_weights;
 
-  /// A file of the run folder that gets the bare state_dict with every checkpoint, and rank 0's line about
+  /// A file in the run folder that gets the bare state_dict with every checkpoint, and rank 0's line about
   /// it.
   std::string weights_file;
   std::function<std::string(std::int64_t epoch)> weights_line;

@@ -18,7 +18,7 @@ namespace {
 using at::Tensor;
 using Tensors = std::vector<Tensor>;
 
-/// The gradients, those of one device and type together.
+/// The gradients, grouped by device and type.
 std::vector<Tensors> gradients_of(const Tensors& parameters) {
   std::vector<Tensors> groups;
   for (const auto& parameter : parameters) {
@@ -53,14 +53,14 @@ Tensor reduced(Tensor norm, const ClipNormOptions& options) {
 Tensor clip_grad_norm(const Tensors& parameters, double max_norm, const ClipNormOptions& options) {
   const torch::NoGradGuard no_grad;
   const auto groups = gradients_of(parameters);
-  // A rank without gradients takes part in the sum too.
+  // A rank without gradients takes part in the reduction too.
   const auto device = !groups.empty()      ? groups[0][0].device()
                       : parameters.empty() ? at::Device(at::kCPU)
                                            : parameters[0].device();
   const auto norm = reduced(norm_of(groups, device, options.norm_type), options);
   if (options.error_if_nonfinite && !std::isfinite(norm.item<double>())) {
     std::ostringstream text;
-    text << "the gradients' norm: expected a finite one to clip, got " << norm.item<double>();
+    text << "gradient norm: expected a finite value, got " << norm.item<double>();
     throw std::runtime_error(text.str());
   }
   const auto scale = (max_norm / (norm + 1e-6)).clamp_max(1.0);

@@ -22,7 +22,7 @@ Ema::NamedTensors to_vector(const torch::OrderedDict<std::string, Tensor>& tenso
   return result;
 }
 
-/// Averages and their sources, of one device and type.
+/// Of one device and type.
 struct Pairs {
   std::vector<Tensor> averages, sources;
 };
@@ -61,7 +61,7 @@ void Ema::add(NamedTensors tensors, bool averaged) {
 }
 
 void Ema::update() {
-  if (swapped_) throw std::logic_error("weight average: expected update() without swapped weights");
+  if (swapped_) throw std::logic_error("weight average: update() while the weights are swapped");
   const torch::NoGradGuard no_grad;
   std::vector<Pairs> groups;
   for (auto& entry : entries_) {
@@ -93,7 +93,7 @@ void Ema::exchange() {
 }
 
 Ema::Swap::Swap(Ema& owner) : owner_(owner) {
-  if (owner.swapped_) throw std::logic_error("weight average: expected weights swapped once, got twice");
+  if (owner.swapped_) throw std::logic_error("weight average: the weights are already swapped");
   if (owner.updates_ == 0) return;
   owner.exchange();
   owner.swapped_ = true;

@@ -14,31 +14,30 @@ class Module;
 
 namespace ddprun::train {
 
-/// An exponential moving average of a module's weights, to be evaluated and saved in their place:
+/// An exponential moving average of a module's weights, for evaluation and saving:
 /// torch.optim.swa_utils.AveragedModel with get_ema_multi_avg_fn(decay).
 ///
 ///   average <- weights                                   at the first update()
-///   average <- decay average + (1 - decay) weights       at every other
+///   average <- decay average + (1 - decay) weights       at later ones
 class Ema {
  public:
   struct Options {
     double decay = 0.999;
-    bool average_buffers = false;  ///< else buffers are the module's at the last update()
+    bool average_buffers = false;  ///< else copied from the module at every update()
   };
   using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
-  /// Of the module's parameters and buffers, which it then keeps a copy of, on their device.
+  /// Keeps a copy of the module's parameters and buffers on their device.
   /// throws  std::invalid_argument if decay is not in [0, 1]
   Ema(const torch::nn::Module& module, const Options& options);
-  /// Of these tensors, as a fully sharded module's shards.
   Ema(NamedTensors parameters, NamedTensors buffers, const Options& options);
 
   /// After every optimizer step.
   void update();
   std::int64_t updates() const { return updates_; }
 
-  /// While the returned object lives, the module has the averages and this has the module's weights; update()
-  /// must not be called. Tensors keep their memory. Before the first update() nothing is swapped.
+  /// While the returned object lives, the module has the averages and update() must not be called. Tensors
+  /// keep their memory. Does nothing before the first update().
   class [[nodiscard]] Swap {
    public:
     ~Swap();
@@ -52,12 +51,12 @@ class Ema {
   };
   Swap swap_in() { return Swap(*this); }
 
-  /// The averages by their names, sharing memory.
+  /// By name, sharing memory.
   NamedTensors averages() const;
 
-  /// AveragedModel's keys: n_averaged and module.NAME of every parameter and buffer. Shares memory.
+  /// AveragedModel's keys: n_averaged, and module.NAME for each parameter and buffer. Shares memory.
   c10::impl::GenericDict state_dict() const;
-  /// Copies. throws  std::invalid_argument naming a key that is missing or of another type or shape
+  /// Copies. throws  std::invalid_argument naming a key that is missing or has the wrong type or shape
   void load_state_dict(const c10::impl::GenericDict& state);
 
  private:
@@ -65,7 +64,7 @@ class Ema {
     std::string name;
     at::Tensor source, average;
     bool averaged;
-    bool alias;  // the same tensor as an entry before, under another name
+    bool alias;  // the same tensor as an earlier entry
   };
   void add(NamedTensors tensors, bool averaged);
   void exchange();

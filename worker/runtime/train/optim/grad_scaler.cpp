@@ -16,7 +16,7 @@
 namespace ddprun::train {
 namespace {
 
-/// What unscaling has to touch, by type: the gradients, of sparse ones the values.
+/// The gradients by type; the values of sparse ones.
 std::map<at::ScalarType, std::vector<at::Tensor>> gradients_of(torch::optim::Optimizer& optimizer) {
   std::map<at::ScalarType, std::vector<at::Tensor>> result;
   for (const auto& group : optimizer.param_groups())
@@ -50,8 +50,7 @@ at::Tensor GradScaler::scale(const at::Tensor& loss) const { return options_.ena
 void GradScaler::unscale(torch::optim::Optimizer& optimizer, const Reduce& reduce) {
   if (!options_.enabled) return;
   if (stage_ != Stage::kReady)
-    throw std::logic_error(
-        "gradient scaler: expected one unscale() before step() and between updates, got another");
+    throw std::logic_error("gradient scaler: unscale() called twice before update()");
   const torch::NoGradGuard no_grad;
   const auto inverse = scale_.to(torch::kFloat64).reciprocal().to(torch::kFloat32);
   found_inf_.zero_();
@@ -67,7 +66,7 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer, const Reduce& reduce) 
     return true;
   }
   if (stage_ == Stage::kStepped)
-    throw std::logic_error("gradient scaler: expected update() after step(), got another step()");
+    throw std::logic_error("gradient scaler: step() called twice before update()");
   if (stage_ == Stage::kReady) unscale(optimizer, reduce);
   const bool finite = found_inf_.item<float>() == 0;
   if (finite)
@@ -81,7 +80,7 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer, const Reduce& reduce) 
 void GradScaler::update() {
   if (!options_.enabled) return;
   if (stage_ == Stage::kReady)
-    throw std::logic_error("gradient scaler: expected unscale() or step() before update(), got none");
+    throw std::logic_error("gradient scaler: update() without unscale() or step()");
   const torch::NoGradGuard no_grad;
   at::_amp_update_scale_(scale_, growth_tracker_, found_inf_, options_.growth_factor, options_.backoff_factor,
                          options_.growth_interval);

@@ -15,9 +15,9 @@ namespace ddprun::train {
 /// Loss scaling for float16, torch.amp.GradScaler for one optimizer:
 ///
 ///   scaler.scale(loss).backward();
-///   scaler.unscale(optimizer);        // only where gradients are clipped
+///   scaler.unscale(optimizer);        // only if gradients are clipped
 ///   clip_grad_norm(parameters, 1.0);
-///   scaler.step(optimizer);           // not where a gradient is infinite or NaN
+///   scaler.step(optimizer);           // skipped if a gradient is infinite or NaN
 ///   scaler.update();
 ///
 /// Micikevicius et al. 2018, "Mixed Precision Training", section 3.2
@@ -27,11 +27,11 @@ class GradScaler {
     double init_scale = 65536;
     double growth_factor = 2;
     double backoff_factor = 0.5;
-    std::int64_t growth_interval = 2000;  ///< steps without a skip, after which the scale grows
-    bool enabled = true;                  ///< false: scale() and step() do nothing beside, update() nothing
+    std::int64_t growth_interval = 2000;  ///< the scale grows after this many steps without a skip
+    bool enabled = true;                  ///< false: no scaling
   };
-  /// Sums over ranks, in place, a float32 tensor that is 1 where this rank found an infinite gradient. Needed
-  /// where ranks hold different gradients (ZeRO 2 and 3, fully sharded); reduced gradients are the same.
+  /// Sums over ranks, in place, a float32 tensor that is 1 if this rank found an infinite gradient. Needed if
+  /// ranks hold different gradients (ZeRO 2 and 3, fully sharded).
   using Reduce = std::function<void(at::Tensor&)>;
 
   /// throws  std::invalid_argument if growth_factor <= 1 or backoff_factor >= 1
@@ -39,29 +39,28 @@ class GradScaler {
 
   at::Tensor scale(const at::Tensor& loss) const;
 
-  /// Divides the gradients by the scale, in place, and notes whether one is infinite or NaN.
-  /// throws  std::logic_error if it was called since the last update(); std::invalid_argument for a float16
-  ///         gradient
+  /// Divides the gradients by the scale, in place, and checks whether any is infinite or NaN.
+  /// throws  std::logic_error if called twice before update(); std::invalid_argument for a float16 gradient
   void unscale(torch::optim::Optimizer& optimizer, const Reduce& reduce = nullptr);
 
-  /// unscale() unless that was done, then optimizer.step() if all gradients are finite.
-  /// returns  whether the optimizer took its step. Reading that waits for the device
-  /// throws   std::logic_error if it was called since the last update()
+  /// unscale() if not done yet, then optimizer.step() if all gradients are finite. Waits for the device.
+  /// returns  whether the optimizer took its step
+  /// throws   std::logic_error if called twice before update()
   bool step(torch::optim::Optimizer& optimizer, const Reduce& reduce = nullptr);
 
   /// Lowers the scale after a skipped step; raises it after growth_interval steps without one.
-  /// throws  std::logic_error if no gradients were looked at since the last update()
+  /// throws  std::logic_error unless unscale() or step() was called since the last update()
   void update();
 
-  double get_scale() const;  ///< 1 where not enabled
+  double get_scale() const;  ///< 1 if disabled
   std::int64_t skipped_steps() const { return skipped_steps_; }
   bool enabled() const { return options_.enabled; }
 
-  /// Python's keys: scale, growth_factor, backoff_factor, growth_interval, _growth_tracker; empty where not
-  /// enabled.
+  /// Python's keys: scale, growth_factor, backoff_factor, growth_interval, _growth_tracker; empty if
+  /// disabled.
   c10::impl::GenericDict state_dict() const;
-  /// Nothing where not enabled.
-  /// throws  std::invalid_argument naming a key that is missing or of another type
+  /// Does nothing if disabled.
+  /// throws  std::invalid_argument naming a key that is missing or has the wrong type
   void load_state_dict(const c10::impl::GenericDict& state);
 
  private:

@@ -4,15 +4,14 @@
 
 namespace ddprun::train {
 
-// The loss of each of B samples, so that its mean is the loss and its sum an exact metric. B samples, K
-// classes.
+// The loss of each of B samples: the mean is the training loss, the sum an exact metric. K classes.
 
 /// scores float [B, K]; target int64 [B], class numbers; returns float [B].
-/// label_smoothing  in [0, 1]: this part of the target is spread evenly over all classes
+/// label_smoothing  in [0, 1]: the part of the target spread evenly over all classes
 at::Tensor cross_entropy(const at::Tensor& scores, const at::Tensor& target, double label_smoothing = 0);
 
 /// Cross-entropy with a distribution over the classes as target: -sum_k target_k log_softmax(scores)_k.
-/// Over one class the softmax is 1 whatever the score: loss and gradient are 0, and nothing is learnt.
+/// With one class, softmax is always 1: loss and gradient are 0.
 /// scores, target float [B, K]; returns float [B].
 at::Tensor soft_cross_entropy(const at::Tensor& scores, const at::Tensor& target);
 

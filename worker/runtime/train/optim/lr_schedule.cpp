@@ -28,7 +28,7 @@ std::unique_ptr<LrScheduler> make_scheduler(torch::optim::Optimizer& optimizer,
     case LrScheduleKind::kNone:
       break;
   }
-  // What a warm-up leads to: a rate that stays as it is.
+  // After a warm-up the rate stays constant.
   if (options.warmup_steps > 0) return std::make_unique<StepLr>(optimizer, LrScheduleOptions::Step{1, 1.0});
   return nullptr;
 }
@@ -49,7 +49,7 @@ LrSchedule::LrSchedule(torch::optim::Optimizer& optimizer, const LrScheduleOptio
   const auto base_lrs = warmup_ ? warmup_->base_lrs() : std::vector<double>();
   schedule_ = make_scheduler(optimizer, options);
   if (!warmup_) return;
-  // As SequentialLR begins: from the schedule's own first rates, with only the warm-up's first step taken.
+  // SequentialLR starts with the schedule's first rates and only the warm-up's first step taken.
   if (options.kind != LrScheduleKind::kOneCycle) schedule_->set_base_lrs(base_lrs);
   set_lrs(optimizer, schedule_->base_lrs());
   schedule_->undo_first_step();
@@ -95,8 +95,7 @@ c10::impl::GenericDict LrSchedule::state_dict() const {
   state.insert("last_epoch", ticks_);
   state.insert("_last_lr", to_list((in_warmup() ? warmup_ : schedule_)->last_lrs()));
   state.insert("_schedulers", schedulers);
-  state.insert("optimizer_steps",
-               steps_);  // tells in which epoch the warm-up ended; Python's has no such key
+  state.insert("optimizer_steps", steps_);  // not Python's: decides in which epoch the warm-up ended
   return state;
 }
 

@@ -20,10 +20,10 @@ enum class LrScheduleKind { kNone, kStep, kCosine, kOneCycle, kPlateau };
 /// The arguments of torch.optim.lr_scheduler's classes, with their defaults.
 struct LrScheduleOptions {
   LrScheduleKind kind = LrScheduleKind::kNone;
-  bool per_step = false;  ///< the schedule's unit is an optimizer step, not an epoch; plateau's is an epoch
+  bool per_step = false;  ///< the schedule's unit is an optimizer step, not an epoch; ignored by plateau
 
-  std::int64_t warmup_steps = 0;      ///< optimizer steps of linear warm-up before the schedule begins
-  double warmup_start_factor = 0.01;  ///< the first step's learning rate, as a part of the schedule's first
+  std::int64_t warmup_steps = 0;      ///< optimizer steps of linear warm-up before the schedule
+  double warmup_start_factor = 0.01;  ///< the first step's fraction of the schedule's first learning rate
 
   struct Step {  ///< StepLR
     std::int64_t step_size = 1;
@@ -57,25 +57,24 @@ struct LrScheduleOptions {
   } plateau;
 };
 
-/// The learning rate for world_size ranks: lr x world_size. Each rank has a batch of its own, so a step sees
-/// as many times the samples. Goyal et al. 2017, "Accurate, Large Minibatch SGD", section 2.1
+/// The learning rate for world_size ranks: lr x world_size, because a step sees as many times the samples.
+/// Goyal et al. 2017, "Accurate, Large Minibatch SGD", section 2.1
 double scaled_lr(double lr, int world_size);
 
 class LrScheduler;
 
-/// Sets an optimizer's learning rates as training goes on: one of torch.optim.lr_scheduler's schedules, after
-/// a linear warm-up where that is wanted. Learning rates are changed in the optimizer's groups alone, so
-/// whoever touches them from outside moves the schedule as in Python (cosine goes on from what it finds).
+/// Sets an optimizer's learning rates during training: one of torch.optim.lr_scheduler's schedules, after an
+/// optional linear warm-up. Rates live only in the optimizer's groups, so changing them from outside moves
+/// the schedule, as in Python (cosine continues from what it finds).
 ///
-/// With a warm-up of W steps it is torch's SequentialLR([LinearLR(start_factor, total_iters=W), schedule],
-/// [W]): step t of the warm-up has (start + (1 - start) t / W) of the schedule's first learning rate. The
-/// schedule's first unit begins when the warm-up has ended; epochs that end before the first step after it do
-/// not count.
+/// A warm-up of W steps makes it torch's SequentialLR([LinearLR(start_factor, total_iters=W), schedule],
+/// [W]): step t of the warm-up uses (start + (1 - start) t / W) of the schedule's first learning rate. The
+/// schedule's first unit begins after the warm-up; epochs that end before the next step do not count.
 class LrSchedule {
  public:
   /// Sets the first learning rate. The optimizer must outlive it.
-  /// throws  std::invalid_argument for an option out of its range, or if momentum is to be cycled and the
-  ///         optimizer has none
+  /// throws  std::invalid_argument for an option out of range, or if an optimizer without momentum should
+  /// cycle it
   LrSchedule(torch::optim::Optimizer& optimizer, const LrScheduleOptions& options);
   ~LrSchedule();
   LrSchedule(LrSchedule&&) noexcept;
@@ -84,15 +83,15 @@ class LrSchedule {
   void after_step();
 
   /// After every epoch.
-  /// metric  what plateau watches; the others need none
+  /// metric  for plateau only
   /// throws  std::invalid_argument if plateau gets none
   void after_epoch(std::optional<double> metric = std::nullopt);
 
   /// The state_dict() of the schedule's class in Python; with a warm-up SequentialLR's, also for plateau,
-  /// which Python's cannot hold. Empty for kNone without a warm-up.
+  /// which Python's does not support. Empty for kNone without a warm-up.
   c10::impl::GenericDict state_dict() const;
-  /// Takes the schedule's place, not the learning rates: those are in the optimizer's state.
-  /// throws  std::invalid_argument naming a key that is missing or of another type
+  /// Restores the schedule's position; the learning rates are in the optimizer's state.
+  /// throws  std::invalid_argument naming a key that is missing or has the wrong type
   void load_state_dict(const c10::impl::GenericDict& state);
 
  private:

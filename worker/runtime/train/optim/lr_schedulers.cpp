@@ -22,7 +22,7 @@ namespace {
 
 constexpr double kPi = std::numbers::pi;
 
-/// Sets SGD's momentum, Adam's and AdamW's beta1. returns  false for another optimizer
+/// Sets SGD's momentum or Adam's and AdamW's beta1. returns  false for another optimizer
 bool set_momentum(torch::optim::OptimizerOptions& options, double momentum) {
   const auto set_beta1 = [&](auto& adam) { adam.betas({momentum, std::get<1>(adam.betas())}); };
   if (auto* sgd = dynamic_cast<torch::optim::SGDOptions*>(&options))
@@ -286,7 +286,7 @@ void OneCycleLr::write_state(c10::impl::GenericDict& state) const {
 }
 
 void OneCycleLr::read_state(const DictReader& state) {
-  // The cycle's shape is the options'. A cycle cannot be made longer while it goes on.
+  // The options define the cycle; its length cannot change while it runs.
   const auto total = state.integer("total_steps");
   if (total != options_.total_steps)
     state.fail("'total_steps': expected " + std::to_string(options_.total_steps) + ", got " +

@@ -23,8 +23,8 @@ c10::impl::GenericList to_list(const std::vector<double>& values);
 /// throws  std::invalid_argument "learning rate schedule: expected WHAT, got GOT" unless it holds
 void expect(bool holds, const char* what, double got);
 
-/// A schedule of torch.optim.lr_scheduler: same formulas on the same doubles in the same order, same state.
-/// Learning rates are read from the optimizer's groups and written there.
+/// A schedule of torch.optim.lr_scheduler: the same formulas on the same doubles in the same order, the same
+/// state. Reads and writes the learning rates of the optimizer's groups.
 class LrScheduler {
  public:
   LrScheduler(const LrScheduler&) = delete;
@@ -33,14 +33,14 @@ class LrScheduler {
 
   /// Goes to the next unit. Only plateau uses metric.
   virtual void tick(std::optional<double> metric);
-  /// Goes to unit 0, from whatever the groups have: what SequentialLR does where its next schedule begins.
+  /// Goes to unit 0, whatever the groups have: SequentialLR's start of its next schedule.
   void begin();
-  /// SequentialLR's undoing of the first step, which making a scheduler takes.
+  /// Undoes the step of the constructor, as SequentialLR does.
   void undo_first_step() { --last_epoch_; }
   /// SequentialLR's first step of its first schedule, after undo_first_step().
   void take_first_step();
 
-  /// The rates to begin from, where the groups had others when the scheduler was made.
+  /// If the groups had other rates when the scheduler was constructed.
   void set_base_lrs(std::vector<double> lrs) { base_lrs_ = std::move(lrs); }
   const std::vector<double>& base_lrs() const { return base_lrs_; }
   const std::vector<double>& last_lrs() const { return last_lrs_; }
@@ -51,13 +51,13 @@ class LrScheduler {
  protected:
   explicit LrScheduler(torch::optim::Optimizer& optimizer);
 
-  /// At last_epoch(), which has just been counted up; or has become 0, when the scheduler is made.
+  /// At last_epoch_, which was just incremented; 0 in the constructor.
   virtual std::vector<double> next_lrs() = 0;
   /// At unit 0, whatever the groups have.
   virtual std::vector<double> first_lrs() { return base_lrs_; }
   virtual void write_state(c10::impl::GenericDict& state) const = 0;
   virtual void read_state(const DictReader& state) = 0;
-  virtual bool counts_steps() const { return true; }  ///< plateau's state has no base_lrs and _step_count
+  virtual bool counts_steps() const { return true; }  ///< false: the state has no base_lrs and _step_count
 
   std::vector<double> current_lrs() const;
   void set_lrs(const std::vector<double>& lrs);
@@ -78,7 +78,7 @@ class StepLr : public LrScheduler {
   LrScheduleOptions::Step options_;
 };
 
-/// Loshchilov and Hutter 2017, "SGDR", section 3, without restarts; as a recursion on the groups' own rates.
+/// Loshchilov and Hutter 2017, "SGDR", section 3, without restarts; as a recursion on the groups' rates.
 class CosineAnnealingLr : public LrScheduler {
  public:
   CosineAnnealingLr(torch::optim::Optimizer& optimizer, const LrScheduleOptions::Cosine& options);

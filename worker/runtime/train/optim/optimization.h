@@ -16,23 +16,22 @@
 
 namespace ddprun::train {
 
-/// What happens to the weights in a step.
 struct OptimOptions {
   OptimizerSettings optimizer;
   LrScheduleKind schedule = LrScheduleKind::kNone;
-  bool schedule_per_step = false;  ///< its unit is an optimizer step, not an epoch; one-cycle's always is
-  std::int64_t t_max = 0;      ///< cosine: units until the lowest learning rate; 0: as many as the run has
-  std::int64_t step_size = 1;  ///< step: units between two changes
-  double gamma = 0.1;          ///< step, plateau: what the learning rate is multiplied by
+  bool schedule_per_step = false;  ///< per optimizer step, not per epoch; one-cycle always is
+  std::int64_t t_max = 0;          ///< cosine: units until the lowest learning rate; 0: the whole run
+  std::int64_t step_size = 1;      ///< step: units between two changes
+  double gamma = 0.1;              ///< step, plateau: factor of the learning rate
   std::int64_t plateau_patience = 10;
   std::int64_t warmup_steps = 0;
   bool scale_lr = false;  ///< learning rate x ranks
   double clip_norm = 0;   ///< 0: no clipping
   double clip_value = 0;
-  double ema = 0;  ///< decay of the averaged weights; 0: none
+  double ema = 0;  ///< decay of the averaged weights; 0: no averages
 };
 
-/// How long a run is, as far as schedules need to know.
+/// The length of a run, for schedules.
 struct RunLength {
   std::int64_t epochs = 1;
   std::int64_t steps_per_epoch = 1;  ///< optimizer steps
@@ -43,17 +42,17 @@ struct RunLength {
   }
 };
 
-/// The schedule's arguments for a run of that length whose optimizer has this learning rate.
+/// The arguments of a schedule that lasts for the whole run.
 LrScheduleOptions schedule_options(const OptimOptions& options, double lr, const RunLength& length,
                                    MonitorMode mode);
 
-/// What an optimizer step is made of beside the optimizer: loss scaling, clipping, averaging, learning rates.
+/// An optimizer with loss scaling, clipping, averaging and a learning rate schedule.
 class Optimization {
  public:
   struct Parts {
     std::unique_ptr<torch::optim::Optimizer> optimizer;
     std::unique_ptr<Ema> ema;  ///< null: none
-    /// Where ranks hold parts of the gradients: sums a tensor over ranks. Else null.
+    /// Sums a tensor over ranks, if ranks hold parts of the gradients; else null.
     std::function<void(at::Tensor&)> sum_over_ranks;
   };
   Optimization(Parts parts, const OptimOptions& options, Precision precision, at::Device device,
@@ -61,25 +60,24 @@ class Optimization {
   ~Optimization();
   Optimization(Optimization&&) noexcept;
 
-  /// What backward starts from.
+  /// The loss that backward starts from.
   at::Tensor scaled(const at::Tensor& loss) const { return scaler_.scale(loss); }
 
-  /// Unscales, clips, steps, averages and sets the next learning rate. Without loss scaling nothing waits for
-  /// the device. A step that is skipped for an infinite gradient moves the learning rate all the same, as in
-  /// Lightning.
+  /// Unscales, clips, steps, averages and sets the next learning rate. Waits for the device only with loss
+  /// scaling. A step skipped for an infinite gradient still advances the schedule, as in Lightning.
   void optimizer_step();
 
-  /// metric  what the plateau schedule watches
+  /// metric  for the plateau schedule
   void end_epoch(std::optional<double> metric);
 
   torch::optim::Optimizer& optimizer() const { return *optimizer_; }
   Ema* ema() const { return ema_.get(); }
   double learning_rate() const;
-  /// Of the whole run, also before it was resumed.
+  /// In the whole run, including before it was resumed.
   std::int64_t skipped_steps() const { return skipped_before_ + scaler_.skipped_steps(); }
   double loss_scale() const { return scaler_.get_scale(); }
 
-  /// GradScaler's and "skipped_steps"; None without loss scaling.
+  /// GradScaler's state and "skipped_steps"; None without loss scaling.
   c10::IValue scaler_state() const;
   c10::IValue schedule_state() const;
   void load_scaler_state(const c10::IValue& state);
@@ -93,7 +91,7 @@ class Optimization {
   std::unique_ptr<Ema> ema_;
   std::function<void(at::Tensor&)> sum_over_ranks_;
   GradScaler scaler_;
-  std::int64_t skipped_before_ = 0;  // until the run was resumed
+  std::int64_t skipped_before_ = 0;  // before the run was resumed
   LrSchedule schedule_;
 };
 

@@ -37,8 +37,7 @@ bool all_fit(const Optimizer& optimizer) {
   return true;
 }
 
-/// The kernels walk over memory, element i of one tensor with element i of another. How far apart the
-/// elements of a dimension of one would lie does not matter.
+/// The kernels pair up elements by their position in memory. Strides of dimensions of size 1 do not matter.
 Tensor laid_out_like(const Tensor& parameter, const Tensor& other) {
   bool same = true;
   for (std::int64_t i = 0; i < parameter.dim(); ++i)
@@ -46,9 +45,9 @@ Tensor laid_out_like(const Tensor& parameter, const Tensor& other) {
   return same ? other : torch::empty_like(parameter.detach()).copy_(other);
 }
 
-/// What one call of a kernel takes: tensors of one device and type, and of parameters as many steps old.
+/// For one call of a kernel: tensors of one device and type, of parameters with equally many steps.
 struct Batch {
-  Tensors parameters, gradients, first, second, third;  // the state's tensors, as the kernel wants them
+  Tensors parameters, gradients, first, second, third;  // the state's tensors
   std::int64_t step = 0;
   bool first_step = false;
 };
@@ -78,7 +77,7 @@ State& state_of(Optimizer& optimizer, const Tensor& parameter) {
   return static_cast<State&>(*slot);
 }
 
-/// A state's tensor in the parameter's layout. One that came from elsewhere, in another, is replaced.
+/// A state's tensor, created or converted to the parameter's layout if necessary.
 Tensor state_tensor(Tensor& tensor, const Tensor& parameter) {
   tensor = tensor.defined() ? laid_out_like(parameter, tensor) : torch::zeros_like(parameter.detach());
   return tensor;
@@ -106,7 +105,7 @@ void sgd_step(Optimizer& optimizer, OptimizerParamGroup& group) {
                     /*maximize=*/false, batch.first_step);
 }
 
-/// Adam's and AdamW's, whose options and states differ in type alone.
+/// For Adam and AdamW, whose options and states differ only in type.
 template <typename Options, typename State, typename Kernel>
 void adam_step(Optimizer& optimizer, OptimizerParamGroup& group, const Kernel& kernel) {
   const auto& options = static_cast<Options&>(group.options());
@@ -122,7 +121,7 @@ void adam_step(Optimizer& optimizer, OptimizerParamGroup& group, const Kernel& k
     if (options.amsgrad()) batch.third.push_back(state_tensor(state.max_exp_avg_sq(), parameter));
   }
   for (const auto& batch : batches) {
-    // Read only: one tensor serves all. On the device, so that nobody waits for it.
+    // Read-only, so one tensor serves all; on the device, to avoid a wait.
     const auto step = torch::full({}, static_cast<double>(batch.step),
                                   torch::dtype(torch::kFloat32).device(batch.parameters[0].device()));
     kernel(batch, Tensors(batch.parameters.size(), step), options);

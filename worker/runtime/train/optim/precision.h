@@ -12,12 +12,12 @@ class Module;
 
 namespace ddprun::train {
 
-/// What the forward pass computes with. Parameters, gradients and optimizer states are float32 in all.
+/// Of the forward pass. Parameters, gradients and optimizer states are always float32.
 enum class Precision { k32, kBf16Mixed, k16Mixed };
 
-/// While it lives, this thread's operators run in the precision where that is safe, as under torch.autocast.
-/// Put the forward pass and the loss inside, backward outside. The outermost scope's end frees the casted
-/// weights that autocast keeps.
+/// While it lives, this thread's operators run in that precision where it is safe, as under torch.autocast.
+/// Put the forward pass and the loss inside, backward outside. The end of the outermost scope frees
+/// autocast's cached weights.
 class [[nodiscard]] AutocastScope {
  public:
   /// device  of the tensors computed with, CPU or CUDA
@@ -32,11 +32,11 @@ class [[nodiscard]] AutocastScope {
   c10::ScalarType previous_type_{};
 };
 
-/// Gives the module's 4-D parameters and buffers (convolutions' weights) the layout in which channels lie
-/// together: module.to(memory_format=torch.channels_last). Before the optimizer and DDP are made.
+/// module.to(memory_format=torch.channels_last), for 4-D parameters and buffers (convolutions' weights). Call
+/// it before creating the optimizer and DDP.
 void to_channels_last(torch::nn::Module& module);
 
-/// An input [B, C, H, W] in that layout; one of another number of dimensions as it is.
+/// An input [B, C, H, W] in that layout; others unchanged.
 at::Tensor channels_last(const at::Tensor& input);
 
 }  // namespace ddprun::train

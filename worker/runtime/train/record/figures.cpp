@@ -18,7 +18,7 @@ namespace {
 
 using report::MetricRow;
 
-/// Which figures a chart shows, and how it is called.
+/// A chart and the metrics it shows.
 struct Kind {
   std::string name, title;
   std::function<bool(const std::string&)> shows;
@@ -36,7 +36,7 @@ const std::vector<Kind>& kinds() {
   return all;
 }
 
-/// "epoch" if the rows with such a figure are one an epoch, else "step".
+/// "epoch" if no two rows of the chart share one, else "step".
 std::string x_axis_of(const std::vector<MetricRow>& rows, const Kind& kind) {
   std::set<double> epochs;
   for (const auto& row : rows) {
@@ -70,7 +70,7 @@ image::LineChart chart_of(const std::vector<MetricRow>& rows, const Kind& kind) 
   return chart;
 }
 
-/// What one who cannot see the chart is told: the last figure of each curve.
+/// Alternative text: the last value of each curve.
 std::string description_of(const image::LineChart& chart) {
   std::string text = chart.title + " over " + chart.x_label + "s";
   for (const auto& series : chart.series) {
@@ -112,7 +112,7 @@ std::vector<report::Figure> report_figures(const std::filesystem::path& folder,
   std::vector<report::Figure> figures;
   std::set<std::string> drawn;
   for (const auto& [name, chart] : charts) {
-    auto untitled = chart;  // the page has the title above it
+    auto untitled = chart;  // the page shows the title above it
     untitled.title.clear();
     figures.push_back(
         {chart.title, "image/svg+xml", image::line_chart_svg(untitled, 600, 380), description_of(chart)});
@@ -127,7 +127,7 @@ std::vector<report::Figure> report_figures(const std::filesystem::path& folder,
   for (const auto& path : others) {
     try {
       figures.push_back({"", "image/png", read_file(path), path.stem()});
-    } catch (const IoError&) {  // the report goes without it
+    } catch (const IoError&) {  // the report omits it
     }
   }
   return figures;

@@ -6,16 +6,16 @@
 
 namespace ddprun::train {
 
-/// What the trainer itself measured over the profiled steps; seconds, of this rank.
+/// The trainer's own measurements of the profiled steps, on this rank, in seconds.
 struct StepTimes {
   std::int64_t steps = 0;
   double total = 0;          ///< wall time of the steps
   double data_wait = 0;      ///< waiting for the loader
-  double communication = 0;  ///< gradients on their way, as DDP's statistics have it
-  double overlap = 0;        ///< the part of communication that ran beside the backward pass
+  double communication = 0;  ///< gradients, from DDP's statistics
+  double overlap = 0;        ///< the part of communication during the backward pass
 };
 
-/// When something was running.
+/// When an operator ran.
 struct Span {
   std::string name;
   std::uint64_t thread = 0;
@@ -23,18 +23,18 @@ struct Span {
   std::int64_t end_ns = 0;
 };
 
-/// All spans of one name.
+/// All spans with one name.
 struct OperatorTime {
   std::string name;
-  std::int64_t self_ns = 0;   ///< without the spans within, which have times of their own
-  std::int64_t total_ns = 0;  ///< with them
+  std::int64_t self_ns = 0;   ///< without nested spans
+  std::int64_t total_ns = 0;  ///< with nested spans
   std::int64_t calls = 0;
 };
 
-/// Sums by name, the longest self time first. Spans of one thread lie apart or one within the other.
+/// Sums by name, longest self time first. Spans of one thread are disjoint or nested.
 std::vector<OperatorTime> operator_times(std::vector<Span> spans);
 
-/// Where the time of the steps went, and the slowest of the operators and of the GPU's kernels, as text.
+/// As text: how the steps spent their time, and the slowest operators and GPU kernels.
 std::string profile_table(const StepTimes& times, const std::vector<OperatorTime>& operators,
                           const std::vector<OperatorTime>& kernels = {}, std::size_t most = 20);
 

@@ -23,7 +23,7 @@ using torch::profiler::impl::ActivityType;
 std::vector<OperatorTime> times_on(const kineto::ProfilerResult& result, bool cpu) {
   std::vector<Span> spans;
   for (const auto& event : result.events()) {
-    // An asynchronous one overlaps with others of its thread: its time is nobody's own.
+    // Asynchronous events overlap with others of their thread, so they have no self time.
     if ((event.deviceType() == c10::DeviceType::CPU) != cpu || event.isAsync() || event.isHiddenEvent())
       continue;
     spans.push_back({event.name(),
@@ -33,22 +33,22 @@ std::vector<OperatorTime> times_on(const kineto::ProfilerResult& result, bool cp
   return operator_times(std::move(spans));
 }
 
-/// Without a GPU Kineto says of each trace that it found none, as an error.
+/// Without a GPU, Kineto logs an error for each trace.
 void quieten_kineto() { ::setenv("KINETO_LOG_LEVEL", "99", 0); }
 
-/// Kineto tells of a file that it cannot write in lines of its own, and goes on.
+/// Kineto only logs when it cannot write a file.
 void create(const std::filesystem::path& temporary, const std::filesystem::path& path) {
   const UniqueFd fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
   if (!fd) throw IoError(path, "cannot create", errno);
 }
 
-/// Nor does it say that a disk was full in the middle of one.
+/// Nor does it report a disk that fills up in the middle.
 void check_whole(const std::filesystem::path& temporary, const std::filesystem::path& path) {
   std::ifstream file(temporary, std::ios::binary);
   file.seekg(-2, std::ios::end);
   std::string end(2, '\0');
   file.read(end.data(), 2);
-  if (!file || end.find('}') == std::string::npos) throw IoError(path, "could not be written to its end");
+  if (!file || end.find('}') == std::string::npos) throw IoError(path, "was not written completely");
 }
 
 }  // namespace
@@ -57,7 +57,7 @@ Profiler::~Profiler() {
   if (!recording_) return;
   try {
     kineto::disableProfiler();
-  } catch (...) {  // nobody is left to be told
+  } catch (...) {  // a destructor cannot report it
   }
 }
 

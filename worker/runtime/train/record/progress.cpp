@@ -25,7 +25,7 @@ int terminal_columns() {
 }
 
 void write_stderr(const std::string& text) {
-  // A terminal that is gone is no reason to end a training.
+  // Losing the terminal must not end the training.
   [[maybe_unused]] const auto ignored = ::write(STDERR_FILENO, text.data(), text.size());
 }
 
@@ -59,7 +59,7 @@ void Progress::update(const BarState& state) {
   if (!due()) return;
   next_draw_ = std::chrono::steady_clock::now() + std::chrono::milliseconds(100);
   drawn_ = true;
-  // One column stays free: a full line would make some terminals wrap.
+  // One column stays free: some terminals wrap a full line.
   std::string text = "\r";
   text.append(render_bar(state, terminal_columns() - 1)).append("\x1b[K");
   write_stderr(text);

@@ -6,7 +6,7 @@
 
 namespace ddprun::train {
 
-/// Where an epoch stands, for the bar.
+/// The progress of an epoch, for the bar.
 struct BarState {
   std::string label;       ///< "epoch 1/5"
   std::int64_t done = 0;   ///< batches
@@ -14,26 +14,26 @@ struct BarState {
   double seconds = 0;      ///< since the epoch began
   double samples_per_second = 0;
   double loss = 0;
-  std::string measure = {};  ///< of the epoch so far: "acc 0.8731"; empty: none
-  std::int64_t first = 0;    ///< batches that were done before `seconds` began: of a resumed epoch
+  std::string measure = {};  ///< "acc 0.8731"; empty: none
+  std::int64_t first = 0;    ///< batches done before a resumed epoch began
 };
 
 /// One line of at most `columns` characters:
 ///   epoch 1/5  45% |#######         | 105/235 [00:12<00:15, 2134 samples/s, loss 0.4120, acc 0.8731]
-/// Where the terminal is too narrow the bar itself goes first, then the line's end.
+/// If the terminal is too narrow, the bar shrinks first, then the line is cut.
 std::string render_bar(const BarState& state, int columns);
 
-/// A progress bar on the terminal's last line, below the log lines. Silent unless stderr is a terminal.
+/// A progress bar on the terminal's last line, below the log. Silent unless stderr is a terminal.
 class Progress {
  public:
-  /// enabled  false keeps it silent on a terminal too
+  /// enabled  false: silent on a terminal too
   explicit Progress(bool enabled);
 
-  /// Whether update() would draw: what the bar tells may cost time to find out.
+  /// Whether update() would draw; computing the state may cost time.
   bool due() const;
-  /// Redraws the bar, ten times a second at most.
+  /// Redraws the bar, at most ten times a second.
   void update(const BarState& state);
-  /// Takes the bar away, for log lines or for good.
+  /// Erases the bar.
   void clear();
 
  private:

@@ -19,7 +19,7 @@ std::vector<double> RankResources::sum(std::vector<double> values, bool at_once)
     sample_ = report::numbers_of(usage_.sample());
     sampled_ = now;
   }
-  // A place for every rank's numbers, zero in those of the others: the sum is all of them.
+  // Every rank fills only its own slots, so the sum holds the numbers of all.
   constexpr auto kNumbers = static_cast<std::ptrdiff_t>(report::kResourceNumbers);
   const auto count = static_cast<std::ptrdiff_t>(values.size());
   values.resize(static_cast<std::size_t>(count + group_.size() * kNumbers), 0);

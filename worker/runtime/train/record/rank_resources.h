@@ -10,17 +10,17 @@
 
 namespace ddprun::train {
 
-/// What every rank uses of its machine. Ranks tell each other in passing, with sums that they make anyway.
+/// The resources that every rank uses. Samples travel with sums over ranks that are made anyway.
 class RankResources {
  public:
-  /// gpu_uuid  of this rank's GPU; empty: none. The group must outlive it.
+  /// gpu_uuid  of this rank's GPU; empty: none
   RankResources(const ddp::ProcessGroup& group, const std::string& gpu_uuid);
 
-  /// ddp::all_reduce_sum() of the values. This rank's sample goes with it: a new one if the last is a second
-  /// old, or at once.
+  /// ddp::all_reduce_sum() of the values, which also exchanges the ranks' samples. Takes a new sample if the
+  /// last one is a second old or at_once is set.
   std::vector<double> sum(std::vector<double> values, bool at_once = false);
 
-  /// What ranks use as of the last sum(), for a row; empty if this rank's sample was not new, or was taken.
+  /// The ranks' samples as of the last sum(); empty if this rank's was not new, or the row was taken already.
   report::MetricRow take_row() { return std::exchange(row_, {}); }
 
  private:
@@ -31,11 +31,11 @@ class RankResources {
   report::MetricRow row_;
 };
 
-/// The most memory that any rank has used so far, in MiB.
+/// The largest use of memory by any rank so far, in MiB.
 struct PeakMemory {
   double rss_mb = 0;
   double gpu_allocated_mb = 0;  ///< by tensors; 0 without a GPU
-  double gpu_reserved_mb = 0;   ///< from the GPU, by LibTorch's allocator
+  double gpu_reserved_mb = 0;   ///< by LibTorch's allocator
 };
 /// Every rank calls it.
 PeakMemory peak_memory(const ddp::ProcessGroup& group);

@@ -24,7 +24,6 @@ report::MetricRow all_times(const ddp::DistributedDataParallel::Statistics& stat
           {"overlap_ms", ms(statistics.overlap_ns)}};
 }
 
-/// What a report shows of the reduction of gradients.
 nlohmann::ordered_json to_json(const ddp::DistributedDataParallel::Statistics& statistics) {
   nlohmann::ordered_json json = {{"backend", statistics.backend}, {"bucket_bytes", statistics.bucket_bytes}};
   for (const auto& [name, value] : all_times(statistics)) json[name] = value;
@@ -109,18 +108,18 @@ report::MetricRow ddp_times(const ddp::DistributedDataParallel::Statistics& stat
 }
 
 RunLog::RunLog(const Run& run, std::optional<std::int64_t> resumed_at)
-    : run_(run), task_(run.task), options_(run.options), bar_(run.options.progress && run.on_rank_0()) {
+    : run_(run), bar_(run.options.progress && run.on_rank_0()) {
   const auto& group = run.group;
   const bool gpu = ddp::any_rank_true(group, group.device().is_cuda());
   if (!run.on_rank_0()) return;
   RunRecord::Options record;
   record.columns = run.metric_columns();
-  if (group.size() > 1 && !options_.parallel.fsdp)
+  if (group.size() > 1 && !run_.options.parallel.fsdp)
     for (const auto& [name, value] : all_times({})) record.columns.push_back(name);
   for (auto& name : report::resource_columns(group.size(), gpu)) record.columns.push_back(std::move(name));
   record.resumed_at = resumed_at;
-  record.tensorboard = options_.tensorboard;
-  record_.emplace(options_.out, std::move(record));
+  record.tensorboard = run_.options.tensorboard;
+  record_.emplace(run_.options.out, std::move(record));
 }
 
 void RunLog::print_own(const std::string& line) {
@@ -133,21 +132,21 @@ void RunLog::print(const std::string& line) {
 }
 
 void RunLog::announce() {
-  auto line = "Training " + task_.name + " on " + counted(run_.group.size(), "rank") + ", " +
-              std::to_string(task_.train_set->size()) + " training";
+  auto line = "Training " + run_.task.name + " on " + counted(run_.group.size(), "rank") + ", " +
+              std::to_string(run_.task.train_set->size()) + " training";
   const auto add = [&](const char* between, const data::Dataset& set, const char* what) {
     line += between + std::to_string(set.size()) + what;
   };
-  if (task_.validation_set && task_.test_set) {
-    add(", ", *task_.validation_set, " validation");
-    add(" and ", *task_.test_set, " test");
-  } else if (task_.test_set) {
-    add(" and ", *task_.test_set, " test");
-  } else if (task_.validation_set) {
-    add(" and ", *task_.validation_set, " validation");
+  if (run_.task.validation_set && run_.task.test_set) {
+    add(", ", *run_.task.validation_set, " validation");
+    add(" and ", *run_.task.test_set, " test");
+  } else if (run_.task.test_set) {
+    add(" and ", *run_.task.test_set, " test");
+  } else if (run_.task.validation_set) {
+    add(" and ", *run_.task.validation_set, " validation");
   }
-  print(line + " examples from " + task_.data_source);
-  if (record_) record_->add_text("config", as_code(text_of(options_.out / "config.toml")));
+  print(line + " examples from " + run_.task.data_source);
+  if (record_) record_->add_text("config", as_code(text_of(run_.options.out / "config.toml")));
 }
 
 void RunLog::row(const report::MetricRow& row) {
@@ -156,7 +155,7 @@ void RunLog::row(const report::MetricRow& row) {
 
 void RunLog::progress(const TrainState& at, const TrainProgress& progress, double learning_rate,
                       const report::MetricRow& more) {
-  if (task_.train_line) print(task_.train_line(progress));
+  if (run_.task.train_line) print(run_.task.train_line(progress));
   warn_unless_finite("training loss", progress.loss, at.step);
   report::MetricRow figures = {
       {"epoch", at.epoch}, {"step", at.step}, {"lr", learning_rate}, {"train_loss", progress.loss}};
@@ -167,7 +166,7 @@ void RunLog::progress(const TrainState& at, const TrainProgress& progress, doubl
 void RunLog::result_line(const std::string& set, const Totals& totals) { print(line_of(set, totals)); }
 
 void RunLog::figure(const std::string& name, std::int64_t step, const std::function<image::Image()>& draw) {
-  if (!record_ || !options_.report) return;
+  if (!record_ || !run_.options.report) return;
   try {
     record_->add_figure(name, step, draw());
   } catch (const std::exception& error) {
@@ -187,41 +186,41 @@ void RunLog::finish(const RunSummary& summary) {
   if (!summary.stop_reason.empty())
     print("stopped at step " + std::to_string(summary.steps) + ": " + summary.stop_reason);
   // A path is bytes, JSON is UTF-8.
-  const auto json = to_json(summary, task_, run_.group.size())
+  const auto json = to_json(summary, run_.task, run_.group.size())
                         .dump(2, ' ', false, nlohmann::json::error_handler_t::replace);
   record_->finish(json + "\n");
   print("checkpoint: " + summary.checkpoint.string());
   print("metrics:    " + record_->metrics_path().string());
   print("summary:    " + record_->summary_path().string());
-  if (options_.report) write_report(json, summary);
-  if (task_.write_weights) write_best(summary);
+  if (run_.options.report) write_report(json, summary);
+  if (run_.task.write_weights) write_best(summary);
 }
 
-/// Nor is it worth a run that a file for other programs cannot be written: the checkpoint is there.
+/// A failure is only a warning: the checkpoint exists.
 void RunLog::write_best(const RunSummary& summary) {
   const auto& from = summary.best_checkpoint.empty() ? summary.checkpoint : summary.best_checkpoint;
-  const auto folder = options_.out / "best";
+  const auto folder = run_.options.out / "best";
   try {
-    task_.write_weights(folder, weights_to_evaluate(read_weights_of_checkpoint(from)));
+    run_.task.write_weights(folder, weights_to_evaluate(read_weights_of_checkpoint(from)));
     print("model:      " + folder.string());
   } catch (const std::exception& error) {
-    log_warning("no model in " + folder.string() + ": " + error.what() + "; worker export makes it from " +
+    log_warning("no model in " + folder.string() + ": " + error.what() + "; worker export creates it from " +
                 from.string());
   }
 }
 
-/// A page is not worth a run: what goes wrong with it is a warning.
+/// A failure is only a warning.
 void RunLog::write_report(const std::string& summary_json, const RunSummary& summary) {
   RunReport report;
-  report.title = task_.name;
+  report.title = run_.task.name;
   report.subtitle = counted(run_.group.size(), "rank") + ", " + counted(summary.epochs, "epoch") + ", " +
                     counted(summary.steps, "step");
   report.summary_json = summary_json;
-  report.config_toml = text_of(options_.out / "config.toml");
-  report.environment_json = text_of(options_.out / "environment.json");
+  report.config_toml = text_of(run_.options.out / "config.toml");
+  report.environment_json = text_of(run_.options.out / "environment.json");
   try {
-    write_run_report(options_.out, report);
-    print("report:     " + (options_.out / "report.html").string());
+    write_run_report(run_.options.out, report);
+    print("report:     " + (run_.options.out / "report.html").string());
   } catch (const std::exception& error) {
     log_warning(std::string("no report: ") + error.what());
   }
@@ -230,7 +229,7 @@ void RunLog::write_report(const std::string& summary_json, const RunSummary& sum
 void RunLog::terminate(const std::filesystem::path& checkpoint) {
   if (!record_) return;
   record_->flush();
-  print("terminated; --resume goes on from " + checkpoint.string());
+  print("terminated; --resume continues from " + checkpoint.string());
 }
 
 }  // namespace ddprun::train

@@ -18,13 +18,13 @@ namespace ddprun::train {
 
 /// Seconds of rank 0.
 struct TimeReport {
-  double training = 0;          ///< epochs without their validation
+  double training = 0;          ///< epochs, without validation
   double evaluation = 0;        ///< validation and test
-  double data_wait = 0;         ///< of the training: for batches
-  double checkpoint_stall = 0;  ///< for checkpoints that others could have been written beside
+  double data_wait = 0;         ///< part of training: waiting for batches
+  double checkpoint_stall = 0;  ///< training stopped for checkpoints
 };
 
-/// What the summary tells.
+/// For summary.json.
 struct RunSummary {
   std::int64_t epochs = 0, steps = 0;
   double seconds = 0, samples_per_second = 0;
@@ -38,15 +38,15 @@ struct RunSummary {
   ddp::DistributedDataParallel::Statistics ddp;
 };
 
-/// What a step of this rank under DDP consists of, in ms: forward_ms, backward_ms, communication_ms and
-/// overlap_ms, means over the steps so far. Empty where nothing has been measured.
+/// Times of this rank's steps under DDP: forward_ms, backward_ms, communication_ms and overlap_ms, means over
+/// the steps so far. Empty if nothing was measured.
 report::MetricRow ddp_times(const ddp::DistributedDataParallel::Statistics& statistics);
 
-/// What a run tells: lines on stdout, the bar, the run folder's files. But for print_own() it is rank 0's
-/// business; on other ranks nothing happens.
+/// A run's output: lines on stdout, the progress bar, the files in the run folder. Except for print_own(),
+/// only rank 0 writes anything.
 class RunLog {
  public:
-  /// resumed_at  the step that the run goes on from
+  /// resumed_at  the step of the checkpoint that the run resumes from
   RunLog(const Run& run, std::optional<std::int64_t> resumed_at);
 
   RunRecord* record() { return record_ ? &*record_ : nullptr; }
@@ -55,26 +55,26 @@ class RunLog {
   void print_own(const std::string& line);  ///< from every rank that calls it
   void announce();
   void row(const report::MetricRow& row);
-  /// What is told at every log interval.
-  /// more  figures for its row
+  /// The log line and row of every log interval.
+  /// more  added to the row
   void progress(const TrainState& at, const TrainProgress& progress, double learning_rate,
                 const report::MetricRow& more);
   /// set  "Test set", "Validation"
   void result_line(const std::string& set, const Totals& totals);
-  /// Shows the picture in figures/NAME.png and TensorBoard, if the run is to have a report. It is not worth a
-  /// run: what goes wrong with it is a warning.
+  /// Writes the picture to figures/NAME.png and TensorBoard, if the run has a report. Errors are only
+  /// warnings.
   void figure(const std::string& name, std::int64_t step, const std::function<image::Image()>& draw);
 
-  /// Once a run: what comes after a loss that is no number is no training any more.
+  /// Warns once per run that the training has diverged.
   void warn_unless_finite(const std::string& what, double loss, std::int64_t step);
 
   bool bar_is_due() const { return bar_.due(); }
   void bar(const BarState& state) { bar_.update(state); }
   void clear_bar() { bar_.clear(); }
 
-  /// Writes summary.json and says where the run's files are.
+  /// Writes summary.json and prints the paths of the run's files.
   void finish(const RunSummary& summary);
-  /// Only waits for the checkpoint, which a terminated run goes on from.
+  /// Waits for the checkpoint to resume from.
   void terminate(const std::filesystem::path& checkpoint);
 
  private:
@@ -82,8 +82,6 @@ class RunLog {
   void write_report(const std::string& summary_json, const RunSummary& summary);
 
   const Run& run_;
-  const Task& task_;
-  const TrainerOptions& options_;
   Progress bar_;
   std::optional<RunRecord> record_;
   bool warned_ = false;

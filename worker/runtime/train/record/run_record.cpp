@@ -22,7 +22,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// 0 if write() succeeds, the error number if the disk is full; throws on.
+/// returns  0 if write() succeeds, the error number if the disk is full
 template <typename Write>
 int unless_disk_full(Write write) {
   try {
@@ -30,12 +30,12 @@ int unless_disk_full(Write write) {
     return 0;
   } catch (const IoError& error) {
     if (error.error_number != ENOSPC && error.error_number != EDQUOT) throw;
-    log_warning(std::string(error.what()) + "; the training goes on");
+    log_warning(std::string(error.what()) + "; the training continues");
     return error.error_number;
   }
 }
 
-/// Those of the folder's files that fit; none if there is no folder.
+/// The folder's files whose names fit; none without a folder.
 template <typename Fits>
 std::vector<fs::path> files_of(const fs::path& folder, Fits fits) {
   std::vector<fs::path> files;
@@ -48,17 +48,17 @@ std::vector<fs::path> files_of(const fs::path& folder, Fits fits) {
 void remove_file(const fs::path& file) {
   std::error_code error;
   if (!fs::remove(file, error) && error)
-    throw IoError(file, "cannot remove this of an earlier run", error.value());
+    throw IoError(file, "cannot remove this file of an earlier run", error.value());
 }
 
-/// As temporary_beside() names them: of a writer that was killed.
+/// Named by temporary_beside(), left by a killed writer.
 bool is_temporary(std::string_view name) {
   const auto at = name.rfind(".tmp.");
   return name.starts_with('.') && at != std::string_view::npos && at + 5 < name.size() &&
          name.find_first_not_of("0123456789", at + 5) == std::string_view::npos;
 }
 
-/// Starts a file of metrics. A new one that the disk had no place for would pass for a run's: it is removed.
+/// Starts a metrics file. If a new one fails it is removed, or it would look like a run's.
 template <typename Make>
 auto make_or_remove(const fs::path& path, bool is_new, Make make) {
   try {
@@ -104,7 +104,6 @@ void RunRecord::remove_leftovers() const {
     for (const auto& file : files_of(in, is_temporary)) remove_file(file);
 }
 
-/// The earlier run's metrics, end and weights are not this one's.
 void RunRecord::remove_earlier_run() const {
   for (const auto& file :
        {metrics_path(), jsonl_path(), summary_path(), checkpoint_path(), folder_ / "report.html"})
@@ -118,10 +117,10 @@ void RunRecord::remove_earlier_run() const {
   for (const auto& file : training_state_files(folder_)) remove_file(file);
   std::error_code error;
   fs::remove_all(folder_ / "best", error);
-  if (error) throw IoError(folder_ / "best", "cannot be removed, to make way for this run's", error.value());
+  if (error) throw IoError(folder_ / "best", "cannot be removed for this run's", error.value());
 }
 
-/// Of the run that is resumed, up to the step from where it is.
+/// Of the resumed run, up to the step of its checkpoint.
 std::vector<report::MetricRow> RunRecord::earlier_rows() const {
   if (!options_.resumed_at || !fs::exists(metrics_path())) return {};
   try {
@@ -138,7 +137,7 @@ std::vector<report::MetricRow> RunRecord::earlier_rows() const {
   }
 }
 
-/// On other ranks, or with other flags, that run may have had figures which this one has not.
+/// A run with other ranks or flags may have had other columns.
 void RunRecord::keep_columns_of(const std::vector<report::MetricRow>& rows) {
   auto& columns = options_.columns;
   for (const auto& row : rows)
@@ -180,7 +179,7 @@ void RunRecord::save(const TrainingState& state, CheckpointWriter::Request reque
   for (auto* paths : {&request.paths, &request.doomed})
     std::erase_if(*paths, [](const fs::path& path) { return path.empty(); });
   settle();
-  std::error_code ignored;  // if it is not there, the write says so
+  std::error_code ignored;  // then the write fails
   fs::create_directory(checkpoint_folder(), ignored);
   pending_ = true;
   undo_ = std::move(undo);
@@ -208,8 +207,7 @@ void RunRecord::settle() {
 void RunRecord::finish(const std::string& json) {
   flush();
   unless_disk_full([&] { write_file_atomic(summary_path(), json); });
-  if (!saved_)
-    throw IoError(checkpoint_path(), "no checkpoint could be written in the whole run", disk_error_);
+  if (!saved_) throw IoError(checkpoint_path(), "no checkpoint was written in the whole run", disk_error_);
 }
 
 }  // namespace ddprun::train

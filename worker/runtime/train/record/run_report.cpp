@@ -23,7 +23,7 @@ std::string text_of(const ordered_json& value) {
   return value.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
 }
 
-/// The object's members as rows, those of objects within as "outer.inner".
+/// The object's members as rows; nested ones as "outer.inner".
 void append_rows(const ordered_json& object, const std::string& prefix, Rows& rows) {
   for (const auto& [name, value] : object.items()) {
     if (value.is_object())
@@ -43,7 +43,7 @@ report::Section section_of(const std::string& title, const std::string& json) {
   return section;
 }
 
-/// A figure of the summary that is shown large, and how.
+/// A value of the summary that is shown large.
 struct Highlight {
   const char* key;
   const char* label;

@@ -5,7 +5,7 @@
 
 namespace ddprun::train {
 
-/// What the page says of a run beside its curves and pictures.
+/// The text of the report.
 struct RunReport {
   std::string title;             ///< "mnist"
   std::string subtitle;          ///< "2 ranks, 5 epochs, finished 2026-11-21 14:03 UTC"
@@ -15,10 +15,8 @@ struct RunReport {
 };
 
 /// Draws RUN_FOLDER/figures/{loss,accuracy,lr}.png from RUN_FOLDER/metrics.csv, and writes
-/// RUN_FOLDER/report.html with them, with the figures that are there already (samples, confusion) and with
-/// what the report says. JSON that is none is shown as it is.
-///
-/// throws  IoError
+/// RUN_FOLDER/report.html with them, the figures that exist already (samples, confusion) and the report's
+/// text. Invalid JSON is shown as text. throws  IoError
 void write_run_report(const std::filesystem::path& run_folder, const RunReport& report);
 
 }  // namespace ddprun::train

@@ -106,7 +106,7 @@ std::int64_t count(const DictReader& reader, const char* key) {
   return value;
 }
 
-/// throws  std::invalid_argument naming what is missing or of another type
+/// throws  std::invalid_argument naming the key that is missing or has the wrong type
 TrainingState read_state(const IValue& value) {
   const DictReader root(value, "the run");
   if (!root.has("format"))

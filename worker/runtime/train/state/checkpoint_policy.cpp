@@ -21,6 +21,7 @@ namespace ddprun::train {
 namespace {
 
 namespace fs = std::filesystem;
+using report::MetricRow;
 using Number = std::variant<std::int64_t, double>;
 
 /// As Python's repr(): the shortest digits that give the same number back.
@@ -93,15 +94,14 @@ std::optional<std::string> format(const Number& value, const Spec& spec) {
   return print(start + digits + spec.type, number);
 }
 
-Number value_of(std::string_view name, const MetricValues& metrics, std::int64_t epoch, std::int64_t step) {
+Number value_of(std::string_view name, const MetricRow& metrics, std::int64_t epoch, std::int64_t step) {
   if (name == "epoch") return epoch;
   if (name == "step") return step;
-  for (const auto& [metric, value] : metrics)
-    if (metric == name) return static_cast<double>(static_cast<float>(value));  // Lightning's are float32
+  if (const auto value = find_metric(metrics, name)) return static_cast<double>(static_cast<float>(*value));
   return std::int64_t{0};
 }
 
-std::string names_of(const MetricValues& metrics) {
+std::string names_of(const MetricRow& metrics) {
   std::string names;
   for (const auto& metric : metrics) names += (names.empty() ? "" : ", ") + metric.first;
   return names.empty() ? "none" : names;
@@ -118,7 +118,7 @@ std::optional<float> optional_number(const DictReader& reader, const std::string
 
 }  // namespace
 
-std::string checkpoint_name(const std::string& pattern, const MetricValues& metrics, std::int64_t epoch,
+std::string checkpoint_name(const std::string& pattern, const MetricRow& metrics, std::int64_t epoch,
                             std::int64_t step, bool auto_insert) {
   if (pattern.empty()) return checkpoint_name("{epoch}-{step}", metrics, epoch, step, auto_insert);
   const auto refuse = [&](const std::string& why) {
@@ -157,7 +157,7 @@ CheckpointPolicy::CheckpointPolicy(CheckpointPolicyOptions options, FileExists e
     throw UsageError("save_top_k: expected -1, 0 or 1 without a metric to monitor, got " + std::to_string(k));
 }
 
-CheckpointPlan CheckpointPolicy::plan(const MetricValues& metrics, std::int64_t epoch, std::int64_t step,
+CheckpointPlan CheckpointPolicy::plan(const MetricRow& metrics, std::int64_t epoch, std::int64_t step,
                                       Occasion occasion) {
   CheckpointPlan plan;
   if (occasion == Occasion::kRequest) return plan;
@@ -170,7 +170,7 @@ CheckpointPlan CheckpointPolicy::plan(const MetricValues& metrics, std::int64_t 
   return plan;
 }
 
-void CheckpointPolicy::plan_top_k(const MetricValues& metrics, std::int64_t epoch, std::int64_t step,
+void CheckpointPolicy::plan_top_k(const MetricRow& metrics, std::int64_t epoch, std::int64_t step,
                                   CheckpointPlan& plan) {
   if (options_.save_top_k == 0) return;
   const auto name =

@@ -16,7 +16,7 @@ void remove_doomed(const CheckpointWriter::Request& request) {
     if (std::find(request.paths.begin(), request.paths.end(), doomed) != request.paths.end()) continue;
     std::error_code error;
     if (!std::filesystem::remove(doomed, error) && error)
-      throw IoError(doomed, "cannot delete this checkpoint, which is to make way", error.value());
+      throw IoError(doomed, "cannot delete this replaced checkpoint", error.value());
   }
 }
 
@@ -47,11 +47,6 @@ void CheckpointWriter::write(const TrainingState& state, Request request) {
 bool CheckpointWriter::busy() const {
   const std::lock_guard lock(mutex_);
   return request_.has_value();
-}
-
-void CheckpointWriter::check() {
-  const std::lock_guard lock(mutex_);
-  rethrow();
 }
 
 void CheckpointWriter::flush() {

@@ -15,48 +15,44 @@
 
 namespace ddprun::train {
 
-/// Writes checkpoints in a thread of its own: the training waits for a copy of its state in memory only.
+/// Writes checkpoints on a background thread: the training waits only for a copy of its state in memory.
 ///
 ///   CheckpointWriter writer;
 ///   writer.write(state, {{folder / "last.pt", folder / "epoch=3.pt"}, {folder / "epoch=1.pt"}});
 ///   ... the next step may change the tensors ...
 ///   writer.flush();
 ///
-/// One copy is kept, and its memory used again. A request that comes while another is being written waits for
-/// it: each carries deletions that were decided for it, so none may be left out, and memory stays bounded.
-/// Who would rather skip one asks busy().
+/// Keeps one copy and reuses its memory. A request waits for the one before it, because every request carries
+/// its own deletions and memory must stay bounded. Check busy() to skip one instead.
 class CheckpointWriter {
  public:
   struct Request {
-    std::vector<std::filesystem::path> paths;        ///< the state is written to each, in this order
+    std::vector<std::filesystem::path> paths;        ///< all are written, in this order
     std::vector<std::filesystem::path> doomed = {};  ///< deleted once the first is on disk and verified
   };
 
   CheckpointWriter();
-  /// Waits until the request under way is done; its errors are lost unless flush() was called.
+  /// Waits for the current request; its errors are lost unless flush() was called.
   ~CheckpointWriter();
   CheckpointWriter(const CheckpointWriter&) = delete;
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
 
-  /// Copies the state and returns; each file is then written atomically and read again for its CRC-32. A file
-  /// to be deleted that is not there, or that is among paths, is passed over. throws  as check(), and then
-  /// the state is not written
+  /// Copies the state and returns; each file is then written atomically and read back to verify its CRC-32.
+  /// Files to delete that do not exist, or are among paths, are ignored.
+  /// throws  IoError of an earlier request, once; this state is then not written
   void write(const TrainingState& state, Request request);
 
   /// Whether a request is being written.
   bool busy() const;
 
-  /// throws  what went wrong with an earlier request, once: IoError
-  void check();
-
-  /// Waits until everything is on disk. throws  as check()
+  /// Waits until everything is on disk. throws  as write()
   void flush();
 
-  /// After flush(), whether it threw or not: the first file of the last request is on disk, and what was to
-  /// make way for it is gone.
+  /// After flush(), even if it threw: whether the first file of the last request is on disk and `doomed`
+  /// gone.
   bool wrote_first() const { return wrote_first_; }
 
-  /// The same, but for errors, and lets go of the copy: what follows needs the memory.
+  /// Waits, ignoring errors, and frees the copy.
   void release_memory();
 
  private:

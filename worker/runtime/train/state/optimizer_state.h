@@ -10,25 +10,24 @@ class Optimizer;
 
 namespace ddprun::train {
 
-/// The state of an optimizer in the layout of Python's optimizer.state_dict(), which Python's
-/// load_state_dict() accepts:
+/// An optimizer's state in the layout of Python's optimizer.state_dict(); Python's load_state_dict() takes
+/// it:
 ///
 ///   {"state": {0: {"step": float32 [], "exp_avg": ..., "exp_avg_sq": ..., ["max_exp_avg_sq": ...]}, ...},
 ///    "param_groups": [{"lr": ..., "betas": (..., ...), ..., "params": [0, 1, ...]}]}
 ///
 /// optimizer  SGD, Adam, AdamW, Adadelta, Adagrad or RMSprop, or a ddp::ZeroOptimizer of these. A
-///            ZeroOptimizer's state is brought together on rank 0: every rank must call this, and on the
-///            other ranks the result is None
-/// returns    a GenericDict whose tensors share memory with the optimizer's where they are this rank's own
+///            ZeroOptimizer gathers its state on rank 0: every rank must call this, and gets None if it is
+///            not 0
+/// returns    a GenericDict; this rank's own tensors share memory with the optimizer's
 /// throws     std::invalid_argument for another optimizer
 c10::IValue optimizer_state_dict(torch::optim::Optimizer& optimizer);
 
-/// Gives an optimizer the state and the options of a state dict as optimizer_state_dict() and Python's
-/// state_dict() make it: all of it or, when something does not fit, nothing. Tensors are copied and get their
-/// parameter's type and device. A ZeroOptimizer, of any number of ranks, takes what its rank owns; every rank
-/// loads the whole dict.
+/// Loads state and options from a state dict of optimizer_state_dict() or Python: all of it or, if anything
+/// does not fit, nothing. Copies tensors to their parameter's type and device. With a ZeroOptimizer, on any
+/// number of ranks, every rank passes the whole dict and keeps what it owns.
 ///
-/// source  the file to name
+/// source  the file named in errors
 /// throws  IoError if the dict is of another kind of optimizer, has another number of groups or parameters,
 ///         lacks a key or has a tensor of another shape;
 ///         std::invalid_argument for an optimizer that optimizer_state_dict() does not know

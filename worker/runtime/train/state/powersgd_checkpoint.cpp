@@ -25,10 +25,11 @@ c10::IValue to_value(const Tensors& tensors) {
   return dict;
 }
 
-Tensors to_tensors(const c10::impl::GenericDict& dict) {
-  const DictReader reader(dict, "PowerSGD");
+Tensors to_tensors(const c10::IValue& value) {
+  const DictReader reader(value, "PowerSGD");
   Tensors tensors;
-  for (const auto& item : dict) tensors[item.key().toStringRef()] = reader.tensor(item.key().toStringRef());
+  for (const auto& item : value.toGenericDict())
+    tensors[item.key().toStringRef()] = reader.tensor(item.key().toStringRef());
   return tensors;
 }
 
@@ -65,16 +66,12 @@ void load_powersgd_state(ddp::PowerSgd& power_sgd, const torch::nn::Module& modu
                          const ddp::ProcessGroup& group, const c10::IValue& state,
                          const std::filesystem::path& source) {
   try {
-    if (!state.isGenericDict()) throw std::invalid_argument("PowerSGD: expected a dict");
-    const DictReader reader(state.toGenericDict(), "PowerSGD");
+    const DictReader reader(state, "PowerSGD");
     ddp::PowerSgd::State own{reader.integer("iteration"), reader.text("random_state"), {}, {}};
     own.qs = to_tensors(reader.dict("qs"));
     const auto errors = reader.list("errors");
-    if (static_cast<int>(errors.size()) == group.size()) {
-      const auto& of_rank = errors[static_cast<std::size_t>(group.rank())];
-      if (!of_rank.isGenericDict()) throw std::invalid_argument("PowerSGD: 'errors': expected dicts");
-      own.errors = to_tensors(of_rank.toGenericDict());
-    }
+    if (static_cast<int>(errors.size()) == group.size())
+      own.errors = to_tensors(errors[static_cast<std::size_t>(group.rank())]);
     power_sgd.load_state(module, own);
   } catch (const std::invalid_argument& error) {
     throw IoError(source, error.what());

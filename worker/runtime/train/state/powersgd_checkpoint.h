@@ -9,13 +9,13 @@
 
 namespace ddprun::train {
 
-/// What PowerSGD remembers on all ranks, for a checkpoint: {"iteration": int, "random_state": str,
-/// "qs": {name: tensor}, "errors": [{name: tensor}, ...] by rank}. None on other ranks than 0. Every rank
-/// calls it.
+/// PowerSGD's state on all ranks, for a checkpoint: {"iteration": int, "random_state": str,
+/// "qs": {name: tensor}, "errors": [{name: tensor}, ...] by rank}. Every rank calls it; all but rank 0 get
+/// None.
 c10::IValue gather_powersgd_state(const ddp::PowerSgd& power_sgd, const torch::nn::Module& module,
                                   const ddp::ProcessGroup& group);
 
-/// The inverse, on every rank. The errors belong to ranks: another number of ranks begins without.
+/// The inverse, on every rank. On another number of ranks, errors start at 0.
 /// throws  IoError naming source and what does not fit
 void load_powersgd_state(ddp::PowerSgd& power_sgd, const torch::nn::Module& module,
                          const ddp::ProcessGroup& group, const c10::IValue& state,

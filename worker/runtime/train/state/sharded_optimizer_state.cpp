@@ -7,11 +7,13 @@
 #include <torch/types.h>
 
 #include <map>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include <ddprun/common/errors.h>
+#include <ddprun/serialize/dict_reader.h>
 #include <ddprun/sharding/fully_sharded.h>
 #include <ddprun/train/state/optimizer_state.h>
 
@@ -20,7 +22,7 @@ namespace {
 
 using c10::impl::GenericDict;
 
-/// What the optimizer keeps: of the shards by key, in their order; and the scalars, the same for all shards.
+/// Tensors by key, in the shards' order; scalars are the same for all shards.
 struct ShardState {
   std::map<std::string, std::vector<torch::Tensor>> of_shards;
   std::map<std::string, torch::Tensor> scalars;
@@ -43,37 +45,30 @@ ShardState collect(const GenericDict& state, std::size_t shards) {
   return result;
 }
 
-/// A whole optimizer's state: its tensors by key and parameter; what is the same for all; its one group.
+/// Tensors by key and parameter; scalars are the same for all parameters.
 struct WholeState {
   std::map<std::string, std::map<std::string, torch::Tensor>> tensors;
   std::map<std::string, c10::IValue> scalars;
   GenericDict group;
 };
 
-/// Of a file: throws IoError for what has not the layout of optimizer_state_dict() over the module.
-WholeState collect_whole(const c10::IValue& value, const torch::nn::Module& module,
-                         const std::filesystem::path& source) {
-  const auto fail = [&](const std::string& message) { return IoError(source, "optimizer: " + message); };
-  const auto find = [&](const c10::IValue& dict, const char* key) {
-    if (!dict.isGenericDict() || !dict.toGenericDict().contains(key))
-      throw fail(std::string("expected a dict with '") + key + "'");
-    return dict.toGenericDict().at(key);
-  };
-  const auto groups = find(value, "param_groups");
-  if (!groups.isList() || groups.toListRef().size() != 1)
-    throw fail("expected one parameter group: a fully sharded training has no more");
-  const c10::IValue group = groups.toListRef()[0];
-  const auto indices = find(group, "params");
+/// throws  std::invalid_argument unless the value has the layout of optimizer_state_dict() over the module
+WholeState collect_whole(const c10::IValue& value, const torch::nn::Module& module) {
+  const DictReader root(value, "optimizer");
+  const auto groups = root.list("param_groups");
+  if (groups.size() != 1) root.fail("expected one parameter group, as fully sharded training has");
+  const DictReader group(groups[0], "optimizer: parameter group");
+  const auto indices = group.list("params");
   const auto parameters = module.named_parameters();
-  if (!indices.isList() || indices.toListRef().size() != parameters.size())
-    throw fail("expected " + std::to_string(parameters.size()) + " parameters");
-  WholeState whole{{}, {}, group.toGenericDict()};
-  const auto states = find(value, "state");
-  if (!states.isGenericDict()) throw fail("'state': expected a dict, got " + states.tagKind());
+  if (indices.size() != parameters.size())
+    root.fail("expected " + std::to_string(parameters.size()) + " parameters, got " +
+              std::to_string(indices.size()));
+  WholeState whole{{}, {}, groups[0].toGenericDict()};
+  const auto states = root.dict("state");
   for (std::size_t i = 0; i < parameters.size(); ++i) {
-    const auto found = states.toGenericDict().find(indices.toListRef()[i]);
-    if (found == states.toGenericDict().end()) continue;
-    if (!found->value().isGenericDict()) throw fail("expected a dict for parameter " + std::to_string(i));
+    const auto found = states.find(indices[i]);
+    if (found == states.end()) continue;
+    if (!found->value().isGenericDict()) root.fail("expected a dict for parameter " + std::to_string(i));
     for (const auto& item : found->value().toGenericDict()) {
       const auto& key = item.key().toStringRef();
       if (item.value().isTensor() && item.value().toTensor().dim() > 0)
@@ -100,7 +95,7 @@ c10::IValue sharded_optimizer_state_dict(torch::optim::Optimizer& optimizer,
   c10::impl::GenericList indices(c10::AnyType::get());
   std::int64_t index = 0;
   for (const auto& parameter : module.named_parameters()) {
-    GenericDict entry(c10::StringType::get(), c10::AnyType::get());
+    auto entry = make_state();
     for (const auto& [key, by_name] : whole)
       if (const auto found = by_name.find(parameter.key()); found != by_name.end())
         entry.insert(key, found->second);
@@ -119,30 +114,34 @@ void load_sharded_optimizer_state(torch::optim::Optimizer& optimizer,
                                   const ddp::FullyShardedDataParallel& sharded,
                                   const torch::nn::Module& module, const c10::IValue& state_dict,
                                   const std::filesystem::path& source) {
-  const auto whole = collect_whole(state_dict, module, source);
-  const auto shards = sharded.shards().size();
+  std::optional<WholeState> whole;
   std::map<std::string, std::vector<torch::Tensor>> of_shards;
-  for (const auto& [key, by_name] : whole.tensors) try {
+  std::string where;
+  try {
+    whole = collect_whole(state_dict, module);
+    for (const auto& [key, by_name] : whole->tensors) {
+      where = "optimizer: '" + key + "': ";
       of_shards[key] = sharded.share_out(by_name);
-    } catch (const std::invalid_argument& error) {
-      throw IoError(source, "optimizer: '" + key + "': " + error.what());
     }
+  } catch (const std::invalid_argument& error) {
+    throw IoError(source, where + error.what());
+  }
   GenericDict state(c10::IntType::get(), c10::AnyType::get());
   c10::impl::GenericList indices(c10::AnyType::get());
-  for (std::size_t i = 0; i < shards; ++i) {
-    GenericDict entry(c10::StringType::get(), c10::AnyType::get());
+  for (std::size_t i = 0; i < sharded.shards().size(); ++i) {
+    auto entry = make_state();
     for (const auto& [key, tensors] : of_shards)
       if (tensors.at(i).defined()) entry.insert(key, tensors[i]);
-    if (!entry.empty() || whole.tensors.empty())
-      for (const auto& [key, scalar] : whole.scalars) entry.insert(key, scalar);
+    if (!entry.empty() || whole->tensors.empty())
+      for (const auto& [key, scalar] : whole->scalars) entry.insert(key, scalar);
     if (!entry.empty()) state.insert(static_cast<std::int64_t>(i), entry);
     indices.push_back(static_cast<std::int64_t>(i));
   }
-  auto group = whole.group.copy();
+  auto group = whole->group.copy();
   group.insert_or_assign("params", indices);
   c10::impl::GenericList groups(c10::AnyType::get());
   groups.push_back(group);
-  GenericDict root(c10::StringType::get(), c10::AnyType::get());
+  auto root = make_state();
   root.insert("state", state);
   root.insert("param_groups", groups);
   load_optimizer_state(optimizer, root, source);

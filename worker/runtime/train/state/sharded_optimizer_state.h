@@ -17,17 +17,16 @@ class FullyShardedDataParallel;
 
 namespace ddprun::train {
 
-/// The state of an optimizer over sharded.shards(), as optimizer_state_dict() would have it of one over all
-/// of the module's parameters. Every rank must call it. On rank 0; the other ranks' is None.
-/// throws  as optimizer_state_dict()
+/// The state of an optimizer over sharded.shards(), as optimizer_state_dict() of an optimizer over the
+/// module's parameters. Every rank must call it; all but rank 0 get None. throws  as optimizer_state_dict()
 c10::IValue sharded_optimizer_state_dict(torch::optim::Optimizer& optimizer,
                                          const ddp::FullyShardedDataParallel& sharded,
                                          const torch::nn::Module& module, int rank);
 
-/// Gives an optimizer over sharded.shards() what sharded_optimizer_state_dict() or optimizer_state_dict()
-/// had, of any number of ranks. Every rank loads the whole dict.
+/// Loads the dict of sharded_optimizer_state_dict() or optimizer_state_dict(), from any number of ranks, into
+/// an optimizer over sharded.shards(). Every rank passes the whole dict.
 ///
-/// source  the file to name
+/// source  the file named in errors
 /// throws  IoError if the dict does not fit, as load_optimizer_state()
 void load_sharded_optimizer_state(torch::optim::Optimizer& optimizer,
                                   const ddp::FullyShardedDataParallel& sharded,

@@ -39,7 +39,7 @@ std::string shape_of(const torch::Tensor& tensor) {
   return text.str();
 }
 
-/// One kind of misfit: what, and the first few of the tensors that it concerns.
+/// One kind of problem, with the first few tensors that have it.
 class NameList {
  public:
   explicit NameList(const char* what) : what_(what) {}
@@ -47,7 +47,6 @@ class NameList {
     if (++count_ <= kNamesShown)
       text_ += (count_ > 1 ? ", " : "") + serialize::in_quotes(name) + " " + detail;
   }
-  /// Appends this to a line of several.
   void append_to(std::string& line) const {
     if (count_ == 0) return;
     line += (line.empty() ? "" : "; ") + std::string(what_) + " " + text_;
@@ -72,7 +71,7 @@ StateDict tensors_of(const c10::impl::GenericDict& dict) {
   return tensors;
 }
 
-/// The part of a .pt file's value that is the state_dict: itself or under one of the keys.
+/// The state_dict in a .pt file's value: itself or under one of the keys.
 std::optional<StateDict> find_state_dict(const c10::IValue& root, std::initializer_list<const char*> keys) {
   if (!root.isGenericDict()) return std::nullopt;
   const auto dict = root.toGenericDict();
@@ -93,7 +92,7 @@ StateDict read_pt_weights(const std::filesystem::path& path) {
   return *std::move(weights);
 }
 
-/// The weights without what is before every name; nothing if it is not.
+/// The weights without the prefix; nullopt unless all names have it.
 std::optional<StateDict> without_prefix(const StateDict& weights, std::string_view prefix) {
   StateDict shorter;
   for (const auto& [name, tensor] : weights) {
@@ -103,8 +102,8 @@ std::optional<StateDict> without_prefix(const StateDict& weights, std::string_vi
   return shorter;
 }
 
-/// What keeps the weights from being copied into the targets; empty if nothing does.
-std::string misfit(const StateDict& targets, const std::unordered_map<std::string, torch::Tensor>& weights) {
+/// Why the weights cannot be copied into the targets; empty if they can.
+std::string problem(const StateDict& targets, const std::unordered_map<std::string, torch::Tensor>& weights) {
   NameList missing("missing");
   NameList misshapen("with another shape");
   NameList unexpected("unexpected");
@@ -151,7 +150,7 @@ StateDict to_averaged_weights(const c10::IValue& ema, const std::filesystem::pat
 
 StateDict to_weights(const c10::IValue& state_dict, const std::filesystem::path& source) {
   auto weights = find_state_dict(state_dict, {});
-  if (!weights) throw IoError(source, "its weights are no state_dict: expected tensors by name");
+  if (!weights) throw IoError(source, "its weights are not a state_dict, expected tensors by name");
   return *std::move(weights);
 }
 
@@ -160,13 +159,13 @@ void load_weights(torch::nn::Module& module, const StateDict& weights, const std
   StateDict targets;
   collect(module, "", targets);
   ByName by_name(weights.begin(), weights.end());
-  if (const auto reason = misfit(targets, by_name); !reason.empty()) {
+  if (const auto reason = problem(targets, by_name); !reason.empty()) {
     bool fits = false;
     for (const auto wrapper : kOtherWrappers) {
       const auto shorter = without_prefix(weights, wrapper);
       if (fits || !shorter) continue;
       by_name = ByName(shorter->begin(), shorter->end());
-      fits = misfit(targets, by_name).empty();
+      fits = problem(targets, by_name).empty();
     }
     if (!fits) throw IoError(source, "its tensors do not fit the model: " + reason);
   }

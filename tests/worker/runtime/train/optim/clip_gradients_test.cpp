@@ -99,5 +99,5 @@ TEST_CASE("a norm that is not finite is an error where that is asked for", "[cli
   CHECK(std::isinf(train::clip_grad_norm({parameter}, 1).item<double>()));
   CHECK(std::isnan(parameter.grad().item<double>()));  // as PyTorch's
   CHECK_THROWS_WITH(train::clip_grad_norm({parameter}, 1, {.error_if_nonfinite = true}),
-                    test::ContainsSubstring("expected a finite one to clip, got nan"));
+                    test::ContainsSubstring("expected a finite value, got nan"));
 }

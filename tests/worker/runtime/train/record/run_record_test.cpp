@@ -205,7 +205,7 @@ TEST_CASE("a run whose files cannot be started fails at once", "[run_record]") {
   fs::create_directories(dir.path() / "metrics.csv" / "full");
   CHECK_THROWS_WITH(
       RunRecord(dir.path()),
-      ContainsSubstring("metrics.csv: cannot remove this of an earlier run: Directory not empty"));
+      ContainsSubstring("metrics.csv: cannot remove this file of an earlier run: Directory not empty"));
   CHECK_THROWS_WITH(RunRecord(dir.path() / "none"),
                     ContainsSubstring("metrics.csv: cannot create: No such file"));
 }

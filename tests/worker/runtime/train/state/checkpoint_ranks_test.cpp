@@ -141,18 +141,18 @@ TEST_CASE("a fully sharded optimizer refuses a state that does not fit, by name"
     const auto expect = [](const std::string& got, const std::string& expected) {
       ensure(got == expected, ("expected '" + expected + "', got '" + got + "'").c_str());
     };
-    expect(refused(1), "dir/a.pt: optimizer: expected a dict with 'param_groups'");
+    expect(refused(1), "dir/a.pt: state of optimizer: expected a dict, got Int");
     auto root = make_dict(), group_dict = make_dict();
     auto groups = c10::impl::GenericList(c10::AnyType::get()),
          indices = c10::impl::GenericList(c10::AnyType::get());
     root.insert("param_groups", groups);
     expect(refused(root),
-           "dir/a.pt: optimizer: expected one parameter group: a fully sharded training has no more");
+           "dir/a.pt: state of optimizer: expected one parameter group, as fully sharded training has");
     group_dict.insert("params", indices);
     groups.push_back(group_dict);
-    expect(refused(root), "dir/a.pt: optimizer: expected 6 parameters");
+    expect(refused(root), "dir/a.pt: state of optimizer: expected 6 parameters, got 0");
     for (std::int64_t i = 0; i < 6; ++i) indices.push_back(i);
-    expect(refused(root), "dir/a.pt: optimizer: expected a dict with 'state'");
+    expect(refused(root), "dir/a.pt: state of optimizer: expected 'state', got none");
   });
 }
 
