@@ -28,8 +28,8 @@ namespace {
 
 const fs::path kFolder = "/run/checkpoints";
 
-train::MetricValues metrics_of(const json& golden) {
-  train::MetricValues metrics;
+report::MetricRow metrics_of(const json& golden) {
+  report::MetricRow metrics;
   for (const auto& [name, value] : golden.items()) metrics.emplace_back(name, number(value));
   return metrics;
 }
