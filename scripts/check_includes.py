@@ -12,7 +12,7 @@ import sys
 # The rooms, in the order in which they may include each other: a file includes only its own room and rooms before it.
 # common/text and common come before all; launcher/ and worker/ never include each other.
 ROOMS = {
-    "common": ["text", ""],
+    "common": ["text", "", "settings"],
     "launcher": ["events", "host", "rendezvous", "cli", "plan", "workers", "output", "failure", "job", ""],
     "worker": ["runtime/flight", "runtime/group", "runtime/ddp", "runtime/sharding", "runtime/image", "runtime/data",
                "runtime/serialize", "runtime/report", "runtime/train/optim", "runtime/train/state", "runtime/train/model",
@@ -43,6 +43,7 @@ BANNED = [
 # Headers that only the named files may include.
 ONLY = [
     (r"spdlog/", {"common/logging.cpp"}),
+    (r"toml\+\+/", {"common/settings/toml.cpp"}),
     (r"cairo", {"worker/runtime/image/drawing.cpp", "worker/runtime/image/line_chart.cpp", "worker/runtime/image/confusion_matrix.cpp",
                 "worker/runtime/image/image_grid.cpp"}),
     (r"boost/crc\.hpp", {"worker/runtime/report/tensorboard_event.cpp"}),

@@ -1,203 +1,149 @@
 #include "launcher/cli/flags.h"
 
-#include <algorithm>
+#include <iterator>
 
-#include <ddprun/common/errors.h>
-#include <ddprun/common/text/printable.h>
-#include "launcher/cli/config_file.h"
+#include <ddprun/common/settings/toml.h>
+#include "launcher/cli/option_values.h"
 
 namespace ddprun::launcher {
 namespace {
 
-/// "--a_b" and "--a-b" are one flag.
-std::string with_dashes(std::string name) {
-  std::replace(name.begin(), name.end(), '_', '-');
-  return name;
+using settings::boolean;
+using settings::parsed;
+using settings::Setting;
+
+/// A flag that is read by hand.
+Setting raw(const std::string& name) {
+  Setting setting;
+  setting.name = name;
+  setting.kind = Setting::Kind::kScalar;
+  return setting;
 }
 
-/// The flag of that name or alias, or the only one whose name begins so. throws UsageError
-const Flag& find_flag(const std::string& typed) {
-  const std::string name = with_dashes(typed);
-  std::vector<const Flag*> begins;
-  for (const Flag& flag : all_flags()) {
-    if (flag.name == name || flag.alias == typed) return flag;
-    // "--token=SECRET" is a mistake by which the secret would be taken for a file's name, and shown.
-    if (name.size() > 2 && flag.name.rfind(name, 0) == 0 && flag.name != "--token-file")
-      begins.push_back(&flag);
-  }
-  if (begins.size() == 1) return *begins[0];
-  std::string meant;
-  for (const Flag* flag : begins) meant += (meant.empty() ? "" : " or ") + flag->name;
-  throw UsageError("unknown flag " + quoted(typed) + ": expected " +
-                   (meant.empty() ? "one of those that --help lists" : meant));
+/// A flag that takes no value, read by hand.
+Setting raw_switch(const std::string& name) {
+  Setting setting = raw(name);
+  setting.kind = Setting::Kind::kSwitch;
+  return setting;
 }
 
-/// "1" and "yes" as well as "true", in the words of PET_ variables and configuration files. throws UsageError
-std::string truth(const std::string& text, const std::string& source) {
-  for (const char* word : {"1", "true", "True", "yes", "on"})
-    if (text == word) return "true";
-  for (const char* word : {"0", "false", "False", "no", "off", ""})
-    if (text == word) return "false";
-  throw UsageError(source + ": expected true or false (1 or 0), got " + quoted(text));
+template <typename Text>
+Setting any_text(const std::string& name, Text& target) {
+  return parsed(
+      name, target, [](const std::string& text) { return std::optional(text); }, "");
 }
 
-/// Flags that scripts fill from variables which may not be set: an empty value is none, as with torchrun.
-bool may_be_empty(const Flag& flag) {
-  for (const char* name :
-       {"--rdzv-id", "--rdzv-endpoint", "--rdzv-conf", "--local-addr", "--local-ranks-filter", "--role",
-        "--duplicate-stdout-filters", "--duplicate-stderr-filters"})
-    if (flag.name == name) return true;
-  return false;
+template <typename Target>
+Setting seconds(const std::string& name, Target& target) {
+  return parsed(name, target, parse_seconds, "seconds from 0 to 1000000, such as 30 or 1.5");
 }
 
-/// Puts the flag down, with an empty value for none; "--no-prefix" as "--prefix" with the opposite value, so
-/// that the last one counts.
-void put_setting(const Flag& flag, const std::string& text, const std::string& source, CommandLine& line) {
-  Setting setting{flag.takes_value ? text : truth(text, source), source};
-  if (flag.name != "--no-prefix") {
-    line.settings[flag.name] = setting;
-    return;
-  }
-  setting.text = setting.text == "true" ? "false" : "true";
-  line.settings["--prefix"] = setting;
+std::vector<Setting> torchrun_flags(Options& options) {
+  OutputOptions& output = options.output;
+  return {
+      raw("nnodes"),
+      parsed("nproc-per-node", options.nproc_per_node, parse_nproc,
+             "a number from 1 to " + std::to_string(kMaxWorkersPerNode) + ", cpu, gpu or auto"),
+      raw("node-rank"),
+      raw("master-addr"),
+      parsed("master-port", options.master_port, parse_port, "a port from 1 to 65535"),
+      raw("local-addr").or_empty(),
+      raw("rdzv-backend"),
+      raw("rdzv-endpoint").or_empty(),
+      any_text("rdzv-id", options.run_id).or_empty(),
+      raw("rdzv-conf").or_empty(),
+      raw_switch("standalone"),
+      parsed("max-restarts", options.restart.max_restarts, parse_count, "a number from 0 to 1000000"),
+      raw("monitor-interval"),
+      raw("start-method"),
+      raw("event-log-handler"),
+      any_text("role", options.role).or_empty(),
+      raw_switch("module").short_flag("-m"),
+      raw_switch("no-python"),
+      raw_switch("run-path"),
+      any_text("log-dir", output.log_dir),
+      any_text("redirects", output.redirects).short_flag("-r"),
+      any_text("tee", output.tee).short_flag("-t"),
+      any_text("local-ranks-filter", output.local_ranks_filter).or_empty(),
+      any_text("duplicate-stdout-filters", output.stdout_filters).or_empty(),
+      any_text("duplicate-stderr-filters", output.stderr_filters).or_empty(),
+      raw("logs-specs"),
+      parsed("numa-binding", options.numa_binding, numa_binding_name,
+             "node, socket, exclusive or core-complex"),
+      parsed("signals-to-handle", options.ending_signals, parse_signals,
+             "names of signals, such as SIGUSR1,SIGUSR2"),
+      boolean("virtual-local-rank", options.virtual_local_rank),
+  };
 }
 
-/// Reads one flag at words[i], and its value; returns the index of the word after it.
-std::size_t read_flag(const std::vector<std::string>& words, std::size_t i, CommandLine& line) {
-  const std::string& word = words[i];
-  const bool is_short = word[1] != '-';
-  const auto name_end = is_short ? std::size_t{2} : std::min(word.find('='), word.size());
-  const std::string name = word.substr(0, name_end);
-  const Flag& flag = find_flag(name);
-  const std::string& shown = is_short ? name : flag.name;
-  std::optional<std::string> value;
-  if (name_end < word.size()) {
-    value = word.substr(name_end + (word[name_end] == '=' ? 1 : 0));
-    if (value->empty() && !may_be_empty(flag))
-      throw UsageError(shown + ": expected a value after '=', got none");
-  } else if (flag.takes_value) {
-    if (++i >= words.size() || (words[i].empty() && !may_be_empty(flag)))
-      throw UsageError(shown + ": expected a value, got none");
-    value = words[i];
-  }
-  put_setting(flag, value.value_or("true"), shown, line);
-  return i + 1;
-}
-
-/// Gives the flags that the variables PREFIX_<FLAG> name.
-void read_variables(const std::string& prefix, const EnvLookup& environment, CommandLine& line) {
-  for (const Flag& flag : all_flags()) {
-    if (prefix == "PET_" && !flag.torchruns) continue;
-    std::string name = prefix;
-    for (const char c : flag.name.substr(2)) name += c == '-' ? '_' : static_cast<char>(std::toupper(c));
-    const auto value = environment(name);
-    if (!value || (value->empty() && flag.takes_value)) continue;
-    put_setting(flag, *value, name, line);
-  }
-}
-
-void read_configuration(const std::string& path, CommandLine& line) {
-  for (const ConfigEntry& entry : read_config_file(path)) {
-    const std::string source = printable(path + ": " + entry.key);
-    if (entry.key == "program") {
-      line.program = entry.values;
-      continue;
-    }
-    const std::string name = "--" + with_dashes(entry.key);
-    const auto& known = all_flags();
-    const auto flag = std::find_if(known.begin(), known.end(), [&](const Flag& f) { return f.name == name; });
-    if (flag == known.end() || name == "--config")
-      throw UsageError(source + ": expected the name of a flag, or program");
-    if (entry.values.size() != 1) throw UsageError(source + ": expected one value");
-    put_setting(*flag, entry.values[0], source, line);
-  }
-}
-
-void overlay(const CommandLine& upper, CommandLine& lower) {
-  for (const auto& [name, setting] : upper.settings) lower.settings[name] = setting;
-  if (!upper.program.empty()) lower.program = upper.program;
+std::vector<Setting> own_flags(Options& options) {
+  OutputOptions& output = options.output;
+  NodesOptions& nodes = options.nodes;
+  Setting program = raw("program").not_a_flag();
+  program.kind = Setting::Kind::kList;
+  Setting prefix = parsed("prefix", output.prefix, parse_truth, "true or false");
+  prefix.kind = Setting::Kind::kSwitch;
+  Setting no_prefix = raw_switch("prefix");
+  no_prefix.negated = true;
+  return {
+      parsed("join-timeout", nodes.join_timeout, parse_positive_seconds,
+             "seconds from 1 to 1000000, such as 30 or 1.5"),
+      seconds("last-call", nodes.last_call),
+      parsed("node-timeout", nodes.node_timeout, parse_positive_seconds,
+             "seconds from 1 to 1000000, such as 30 or 1.5"),
+      raw("token-file"),
+      seconds("shutdown-timeout", options.shutdown_timeout),
+      parsed("forward-signals", options.forwarded_signals, parse_signals,
+             "names of signals, such as SIGUSR1,SIGUSR2, or none"),
+      seconds("timeout", options.timeout),
+      seconds("hang-timeout", options.hang_timeout),
+      seconds("restart-backoff", options.restart.backoff),
+      seconds("restart-window", options.restart.window),
+      raw("restart-on-codes"),
+      prefix,
+      no_prefix,
+      boolean("timestamp", output.timestamps),
+      parsed("log-max-size", output.log_max_size, parse_bytes, "bytes, such as 1000000, 500K, 100M or 2G"),
+      any_text("result-json", options.result_json),
+      any_text("events-json", options.events_json),
+      parsed("display", options.display_map, parse_display_map, "map"),
+      boolean("expand", options.expand),
+      boolean("dry-run", options.dry_run),
+      raw("config").not_in_file(),
+      raw_switch("help").short_flag("-h").not_in_file(),
+      raw_switch("version").not_in_file(),
+      program,
+  };
 }
 
 }  // namespace
 
-const std::vector<Flag>& all_flags() {
-  static const std::vector<Flag> flags = {
-      {"--nnodes", "", true, true},
-      {"--nproc-per-node", "", true, true},
-      {"--node-rank", "", true, true},
-      {"--master-addr", "", true, true},
-      {"--master-port", "", true, true},
-      {"--local-addr", "", true, true},
-      {"--rdzv-backend", "", true, true},
-      {"--rdzv-endpoint", "", true, true},
-      {"--rdzv-id", "", true, true},
-      {"--rdzv-conf", "", true, true},
-      {"--standalone", "", false, true},
-      {"--max-restarts", "", true, true},
-      {"--monitor-interval", "", true, true},
-      {"--start-method", "", true, true},
-      {"--event-log-handler", "", true, true},
-      {"--role", "", true, true},
-      {"--module", "-m", false, true},
-      {"--no-python", "", false, true},
-      {"--run-path", "", false, true},
-      {"--log-dir", "", true, true},
-      {"--redirects", "-r", true, true},
-      {"--tee", "-t", true, true},
-      {"--local-ranks-filter", "", true, true},
-      {"--duplicate-stdout-filters", "", true, true},
-      {"--duplicate-stderr-filters", "", true, true},
-      {"--logs-specs", "", true, true},
-      {"--numa-binding", "", true, true},
-      {"--signals-to-handle", "", true, true},
-      {"--virtual-local-rank", "", false, true},
-      {"--join-timeout", "", true, false},
-      {"--last-call", "", true, false},
-      {"--node-timeout", "", true, false},
-      {"--token-file", "", true, false},
-      {"--shutdown-timeout", "", true, false},
-      {"--forward-signals", "", true, false},
-      {"--timeout", "", true, false},
-      {"--hang-timeout", "", true, false},
-      {"--restart-backoff", "", true, false},
-      {"--restart-window", "", true, false},
-      {"--restart-on-codes", "", true, false},
-      {"--prefix", "", false, false},
-      {"--no-prefix", "", false, false},
-      {"--timestamp", "", false, false},
-      {"--log-max-size", "", true, false},
-      {"--result-json", "", true, false},
-      {"--events-json", "", true, false},
-      {"--display", "", true, false},
-      {"--expand", "", false, false},
-      {"--dry-run", "", false, false},
-      {"--config", "", true, false},
-      {"--help", "-h", false, false},
-      {"--version", "", false, false},
-  };
-  return flags;
+settings::Command make_command(Options& options) {
+  settings::Command command;
+  command.name = "ddprun";
+  command.settings = torchrun_flags(options);
+  for (Setting& setting : own_flags(options)) command.settings.push_back(std::move(setting));
+  // "--token=SECRET" is a mistake by which the secret would be taken for a file's name, and shown.
+  for (Setting& setting : command.settings) setting.may_be_short = setting.name != "token-file";
+  command.positionals = {{"program", "PROGRAM"}};
+  command.flags_first = true;
+  return command;
 }
 
-CommandLine read_command_line(const std::vector<std::string>& words, const EnvLookup& environment) {
-  CommandLine typed;
-  std::size_t i = 0;
-  while (i < words.size() && words[i].size() >= 2 && words[i][0] == '-' && words[i] != "--")
-    i = read_flag(words, i, typed);
-  if (i < words.size() && words[i] == "--") ++i;
-  typed.program.assign(words.begin() + static_cast<std::ptrdiff_t>(i), words.end());
-
-  CommandLine variables;
-  read_variables("PET_", environment, variables);
-  read_variables("DDPRUN_", environment, variables);
-  overlay(typed, variables);
-
+CommandLine read_command_line(const std::vector<std::string>& words, const EnvLookup& environment,
+                              const settings::Command& command) {
+  const settings::Values typed = read_words(words, command);
+  Options unused;
   CommandLine line;
-  const auto config = variables.settings.find("--config");
-  if (config != variables.settings.end() && variables.settings.count("--help") == 0)
-    read_configuration(config->second.text, line);
-  overlay(variables, line);
+  settings::Values upper = read_variables("PET_", environment, torchrun_flags(unused));
+  upper.overlay(read_variables("DDPRUN_", environment, command.settings));
+  upper.overlay(typed);
+  if (upper.given("config") && !upper.is_true("help"))
+    line.values = settings::read_toml(upper.text("config"), command);
+  line.values.overlay(upper);
+  line.program = line.values.texts("program");
   // Only now: an empty value takes away what a layer below it says.
-  std::erase_if(line.settings, [](const auto& entry) { return entry.second.text.empty(); });
+  line.values.drop_empty();
   return line;
 }
 

@@ -5,12 +5,12 @@
 #include <string>
 #include <vector>
 
+#include <ddprun/common/settings/values.h>
 #include <ddprun/common/worker_env.h>
 #include "launcher/rendezvous/endpoint.h"
 
 namespace ddprun::launcher {
 
-class Settings;
 struct Options;
 
 /// A job over several nodes: how many, and how they find each other.
@@ -36,8 +36,8 @@ struct NodesOptions {
 constexpr int kMaxNodes = 100'000;
 
 /// The flags that say how many nodes there are and how they find each other, or else Slurm's variables:
-/// options.nodes, and what depends on it: master_port, run_id, notes. nproc_per_node must be read already.
-/// throws UsageError; IoError for --token-file
-void read_nodes(const Settings& settings, const EnvLookup& environment, Options& options);
+/// options.nodes, and what depends on it: master_port, run_id, notes. The flags that need no others must be
+/// set. throws UsageError; IoError for --token-file
+void read_nodes(const settings::Values& values, const EnvLookup& environment, Options& options);
 
 }  // namespace ddprun::launcher

@@ -5,37 +5,33 @@
 #include <csignal>
 
 #include <ddprun/common/exit_status.h>
+#include <ddprun/common/settings/parse.h>
 
 namespace ddprun::launcher {
-
-std::optional<int> whole_number(const std::string& text, int low, int high) {
-  int value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || value < low || value > high) return {};
-  return value;
-}
 
 std::optional<WorkersWanted> parse_nproc(const std::string& text) {
   using Kind = WorkersWanted::Kind;
   if (text == "cpu") return WorkersWanted{Kind::kCpu, 0};
   if (text == "gpu") return WorkersWanted{Kind::kGpu, 0};
   if (text == "auto") return WorkersWanted{Kind::kAuto, 0};
-  if (const auto count = whole_number(text, 1, kMaxWorkersPerNode))
+  if (const auto count = parse_integer(text, 1, kMaxWorkersPerNode))
     return WorkersWanted{Kind::kCount, *count};
   return {};
 }
 
-std::optional<int> parse_port(const std::string& text) { return whole_number(text, 1, 65535); }
+std::optional<int> parse_port(const std::string& text) { return parse_integer(text, 1, 65535); }
 
-std::optional<int> parse_count(const std::string& text) { return whole_number(text, 0, 1'000'000); }
+std::optional<int> parse_count(const std::string& text) { return parse_integer(text, 0, 1'000'000); }
 
 std::optional<std::chrono::milliseconds> parse_seconds(const std::string& text) {
-  constexpr double kMaxSeconds = 1e6;
-  double seconds = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
-  if (error != std::errc() || end != text.data() + text.size() || !(seconds >= 0 && seconds <= kMaxSeconds))
-    return {};
-  return std::chrono::milliseconds(std::llround(seconds * 1000));
+  const auto seconds = parse_number(text);
+  if (!seconds || *seconds < 0 || *seconds > 1e6) return {};
+  return std::chrono::milliseconds(std::llround(*seconds * 1000));
+}
+
+std::optional<std::chrono::milliseconds> parse_positive_seconds(const std::string& text) {
+  const auto time = parse_seconds(text);
+  return time && *time >= std::chrono::seconds(1) ? time : std::nullopt;
 }
 
 std::optional<std::size_t> parse_bytes(const std::string& text) {
@@ -50,14 +46,11 @@ std::optional<std::size_t> parse_bytes(const std::string& text) {
 std::optional<std::vector<int>> parse_signals(const std::string& text) {
   std::vector<int> signals;
   if (text == "none") return signals;
-  for (std::size_t begin = 0; begin <= text.size();) {
-    const auto end = std::min(text.find(',', begin), text.size());
-    const std::string word = text.substr(begin, end - begin);
-    const auto number = whole_number(word, 1, SIGRTMAX);
+  for (const std::string& word : split(text, ',')) {
+    const auto number = parse_integer(word, 1, SIGRTMAX);
     const auto signal = number ? number : signal_by_name(word);
     if (!signal || *signal == SIGKILL || *signal == SIGSTOP || *signal == SIGCHLD) return {};
     signals.push_back(*signal);
-    begin = end + 1;
   }
   return signals;
 }
@@ -77,7 +70,7 @@ bool is_local_endpoint(const std::string& endpoint) {
   const auto colon = endpoint.rfind(':');
   if (colon != std::string::npos && endpoint != "::1" && endpoint.back() != ']') {
     host = endpoint.substr(0, colon);
-    if (!whole_number(endpoint.substr(colon + 1), 0, 65535)) return false;
+    if (!parse_integer(endpoint.substr(colon + 1), 0, 65535)) return false;
   }
   return is_this_host(host);
 }

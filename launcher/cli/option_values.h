@@ -12,15 +12,14 @@ namespace ddprun::launcher {
 
 // Texts of the command line as values; none if the text is not one.
 
-/// All of the text is a whole number from low to high.
-std::optional<int> whole_number(const std::string& text, int low, int high);
-
 std::optional<WorkersWanted> parse_nproc(const std::string& text);
 std::optional<int> parse_port(const std::string& text);   ///< 1 to 65535
 std::optional<int> parse_count(const std::string& text);  ///< 0 to 1000000
-std::optional<std::chrono::milliseconds> parse_seconds(
-    const std::string& text);                                     ///< 0 to 1000000, fractions too
-std::optional<std::size_t> parse_bytes(const std::string& text);  ///< "500", "500K", "100M", "2G"; at least 1
+/// 0 to 1000000, fractions too
+std::optional<std::chrono::milliseconds> parse_seconds(const std::string& text);
+std::optional<std::chrono::milliseconds> parse_positive_seconds(const std::string& text);  ///< at least 1
+/// "500", "500K", "100M", "2G"; at least 1
+std::optional<std::size_t> parse_bytes(const std::string& text);
 /// "SIGTERM,INT,10"; "none" is an empty list. Not SIGKILL, SIGSTOP and SIGCHLD, which nobody can handle here.
 std::optional<std::vector<int>> parse_signals(const std::string& text);
 std::optional<std::string> numa_binding_name(const std::string& text);

@@ -1,9 +1,9 @@
 #include "launcher/cli/slurm.h"
 
-#include <charconv>
 #include <cstdint>
 
 #include <ddprun/common/errors.h>
+#include <ddprun/common/settings/parse.h>
 #include <ddprun/common/text/printable.h>
 #include "launcher/cli/host_list.h"
 
@@ -18,14 +18,6 @@ constexpr std::int64_t kFirstSpecialStep = 0xfffffff0;
 /// Below the ports that the kernel gives away by itself, and below those that torchrun has by default.
 constexpr int kFirstPort = 20000, kPorts = 9000;
 
-std::optional<std::int64_t> whole_number(const std::string& text, std::int64_t low, std::int64_t high) {
-  std::int64_t value = 0;
-  const char* end = text.data() + text.size();
-  const auto [stopped, error] = std::from_chars(text.data(), end, value);
-  if (error != std::errc() || stopped != end || value < low || value > high) return {};
-  return value;
-}
-
 [[noreturn]] void reject(const std::string& name, const std::string& expected,
                          const std::optional<std::string>& value) {
   throw UsageError(name + ": expected " + expected + " in a Slurm job step, got " +
@@ -35,7 +27,7 @@ std::optional<std::int64_t> whole_number(const std::string& text, std::int64_t l
 std::int64_t read_number(const EnvLookup& environment, const std::string& name, std::int64_t low,
                          std::int64_t high) {
   const auto text = environment(name);
-  const auto value = text ? whole_number(*text, low, high) : std::nullopt;
+  const auto value = text ? parse_integer(*text, low, high) : std::nullopt;
   if (!value) reject(name, "a number from " + std::to_string(low) + " to " + std::to_string(high), text);
   return *value;
 }
@@ -101,7 +93,7 @@ std::optional<SlurmStep> slurm_step(const EnvLookup& environment) {
 
 int slurm_idle_allocation(const EnvLookup& environment) {
   if (step_number(environment)) return 1;
-  const auto nodes = whole_number(environment("SLURM_JOB_NUM_NODES").value_or(""), 1, kMaxTasks);
+  const auto nodes = parse_integer(environment("SLURM_JOB_NUM_NODES").value_or(""), 1, kMaxTasks);
   return static_cast<int>(nodes.value_or(1));
 }
 

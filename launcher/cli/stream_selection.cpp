@@ -1,11 +1,10 @@
 #include "launcher/cli/stream_selection.h"
 
 #include <algorithm>
-
-#include <charconv>
 #include <string_view>
 
 #include <ddprun/common/errors.h>
+#include <ddprun/common/settings/parse.h>
 #include <ddprun/common/text/printable.h>
 #include "launcher/cli/options.h"
 
@@ -21,28 +20,13 @@ constexpr const char* kSelectionSyntax =
 }
 
 std::optional<int> parse_local_rank(std::string_view text) {
-  int rank = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), rank);
-  if (error != std::errc() || end != text.data() + text.size()) return {};
-  if (rank < 0 || rank >= kMaxWorkersPerNode || text[0] == '-') return {};
-  return rank;
+  return text.starts_with('-') ? std::nullopt : parse_integer(text, 0, kMaxWorkersPerNode - 1);
 }
 
 std::optional<Streams> parse_streams(std::string_view text) {
   if (text.size() != 1 || text[0] < '0' || text[0] > '3') return {};
   const int bits = text[0] - '0';
   return Streams{(bits & 1) != 0, (bits & 2) != 0};
-}
-
-/// The pieces between commas; always at least one, and an empty one where nothing stands.
-std::vector<std::string_view> split_at_commas(std::string_view text) {
-  std::vector<std::string_view> pieces;
-  for (;;) {
-    const auto comma = text.find(',');
-    pieces.push_back(text.substr(0, comma));
-    if (comma == std::string_view::npos) return pieces;
-    text.remove_prefix(comma + 1);
-  }
 }
 
 }  // namespace
@@ -61,7 +45,7 @@ Streams StreamSelection::of(int local_rank) const {
 StreamSelection parse_stream_selection(const std::string& flag, const std::string& text) {
   if (const auto all = parse_streams(text)) return {*all, {}};
   StreamSelection selection;
-  for (const std::string_view piece : split_at_commas(text)) {
+  for (const std::string_view piece : split(text, ',')) {
     const auto colon = piece.find(':');
     if (colon == std::string_view::npos) reject(flag, kSelectionSyntax, text);
     const auto rank = parse_local_rank(piece.substr(0, colon));
@@ -75,7 +59,7 @@ StreamSelection parse_stream_selection(const std::string& flag, const std::strin
 std::optional<std::set<int>> parse_local_ranks(const std::string& flag, const std::string& text) {
   if (text.empty()) return {};
   std::set<int> ranks;
-  for (const std::string_view piece : split_at_commas(text)) {
+  for (const std::string_view piece : split(text, ',')) {
     const auto rank = parse_local_rank(piece);
     if (!rank) reject(flag, "local ranks separated by commas, such as 0,2", text);
     ranks.insert(*rank);

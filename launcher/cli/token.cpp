@@ -33,15 +33,15 @@ std::string read_token_file(const std::string& source, const std::filesystem::pa
 
 }  // namespace
 
-std::string read_token(const Settings& settings, const EnvLookup& environment) {
-  const bool of_file = settings.given("--token-file");
-  const std::string source = of_file ? settings.source("--token-file") : kTokenVariable;
-  const std::string text = of_file ? read_token_file(source, settings.text("--token-file"))
-                                   : environment(kTokenVariable).value_or("");
+std::string read_token(const settings::Values& values, const EnvLookup& environment) {
+  const bool of_file = values.given("token-file");
+  const std::string source = of_file ? values.source("token-file") : kTokenVariable;
+  const std::string text =
+      of_file ? read_token_file(source, values.text("token-file")) : environment(kTokenVariable).value_or("");
   std::string token = trimmed(text);
   if (token.empty() && (of_file || !text.empty()))
     throw UsageError(source + ": expected a token, got nothing but white space" +
-                     (of_file ? " in " + quoted(settings.text("--token-file")) : ""));
+                     (of_file ? " in " + quoted(values.text("token-file")) : ""));
   return token;
 }
 

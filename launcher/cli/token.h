@@ -3,8 +3,8 @@
 #include <filesystem>
 #include <string>
 
+#include <ddprun/common/settings/values.h>
 #include <ddprun/common/worker_env.h>
-#include "launcher/cli/settings.h"
 
 namespace ddprun::launcher {
 
@@ -13,6 +13,6 @@ inline constexpr const char* kTokenVariable = "DDPRUN_TOKEN";
 
 /// What the nodes of a job have in common and strangers do not know: of --token-file, else of DDPRUN_TOKEN;
 /// empty: none. throws UsageError, also for a file that others may read; IoError
-std::string read_token(const Settings& settings, const EnvLookup& environment);
+std::string read_token(const settings::Values& values, const EnvLookup& environment);
 
 }  // namespace ddprun::launcher

@@ -109,26 +109,26 @@ void expect_options(const Options& options) {
 /// The same settings typed out, with underscores, and the program behind "--".
 Words typed_out(const CommandLine& line) {
   Words words;
-  for (const auto& [name, setting] : line.settings) {
-    if (name == "--config" || setting.text.empty()) continue;  // an empty value cannot be typed
+  for (const auto& [name, given] : line.values.all()) {
+    if (name == "config" || name == "program") continue;
     std::string spelt = name;
-    std::replace(spelt.begin() + 2, spelt.end(), '-', '_');
-    words.push_back(spelt + "=" + setting.text);
+    std::replace(spelt.begin(), spelt.end(), '-', '_');
+    words.push_back("--" + spelt + "=" + given.back().text);
   }
   words.emplace_back("--");
   words.insert(words.end(), line.program.begin(), line.program.end());
   return words;
 }
 
-void expect_same_when_typed_out(const CommandLine& line) {
-  const CommandLine again =
-      read_command_line(typed_out(line), [](const std::string&) { return std::nullopt; });
+void expect_same_when_typed_out(const CommandLine& line, const settings::Command& command) {
+  const CommandLine again = read_command_line(
+      typed_out(line), [](const std::string&) { return std::nullopt; }, command);
   expect(again.program == line.program, "a program is kept byte for byte");
-  for (const auto& [name, setting] : line.settings) {
-    if (name == "--config" || setting.text.empty()) continue;
-    const auto found = again.settings.find(name);
-    expect(found != again.settings.end(), "a flag that was typed out is read", name);
-    expect(found->second.text == setting.text, "a flag that was typed out has its value", setting.text);
+  for (const auto& [name, given] : line.values.all()) {
+    if (name == "config" || name == "program") continue;
+    expect(again.values.given(name), "a flag that was typed out is read", name);
+    expect(again.values.text(name) == given.back().text, "a flag that was typed out has its value",
+           given.back().text);
   }
 }
 
@@ -149,9 +149,11 @@ void run(std::string_view text) {
     return found == input.variables.end() ? std::nullopt : std::optional(found->second);
   };
   try {
-    const CommandLine line = read_command_line(input.words, lookup);
+    Options options;
+    const settings::Command command = make_command(options);
+    const CommandLine line = read_command_line(input.words, lookup, command);
     if (!input.has_file) expect_program_of_words(input.words, line.program);
-    expect_same_when_typed_out(line);
+    expect_same_when_typed_out(line, command);
     expect_options(parse_options(input.words, lookup));
   } catch (const UsageError& error) {
     expect_message(error.what());

@@ -217,16 +217,16 @@ TEST_CASE("a wrong setting of a rendezvous is named", "[node_options]") {
       {"timeout=", "expected KEY=VALUE,"},
       {"timeout=5,", "expected KEY=VALUE,"},
       {"timeout=5,,", "expected KEY=VALUE,"},
-      {"speed=5", "expected join_timeout, timeout, last_call_timeout, keep_alive_interval, keep_alive_max"},
-      {"timeout=soon", "expected seconds from 1 to 1000000 for timeout, got 'timeout=soon'"},
-      {"join_timeout=0", "expected seconds from 1 to 1000000 for join_timeout"},
-      {"last_call_timeout=-1", "expected seconds from 0 to 1000000 for last_call_timeout"},
-      {"is_host=maybe", "expected true or false for is_host"},
+      {"speed=5", "expected timeout, join_timeout, last_call_timeout, keep_alive_interval, keep_alive_max"},
+      {"timeout=soon", "timeout: expected seconds from 1 to 1000000, got 'soon'"},
+      {"join_timeout=0", "join_timeout: expected seconds from 1 to 1000000"},
+      {"last_call_timeout=-1", "last_call_timeout: expected seconds from 0 to 1000000"},
+      {"is_host=maybe", "is_host: expected true or false"},
       {"keep_alive_interval=0.1",
        "expected 1 to 1000000 seconds for keep_alive_interval times keep_alive_max"},
       {"keep_alive_interval=1000000,keep_alive_max_attempt=1000000",
        "expected 1 to 1000000 seconds for keep"},
-      {"keep_alive_max_attempt=x", "expected a number from 0 to 1000000 for keep_alive_max_attempt"},
+      {"keep_alive_max_attempt=x", "keep_alive_max_attempt: expected a number from 0 to 1000000"},
   }));
   CHECK_THROWS_WITH(parse_dynamic({"--rdzv-conf=" + text}), ContainsSubstring("--rdzv-conf: " + message));
 }

@@ -1,0 +1,187 @@
+#include <ddprun/common/settings/command.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cstdio>
+
+#include <ddprun/common/errors.h>
+#include <ddprun/common/text/printable.h>
+
+namespace ddprun::settings {
+namespace {
+
+std::string with_dashes(std::string name) {
+  std::replace(name.begin(), name.end(), '_', '-');
+  return name;
+}
+
+/// How many letters must be added, removed or changed to get from one word to the other.
+std::size_t distance(const std::string& a, const std::string& b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    std::size_t diagonal = row[0]++;
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const std::size_t changed = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({changed, row[j] + 1, row[j - 1] + 1});
+    }
+  }
+  return row.back();
+}
+
+/// A mistyped letter or two, in a word that is long enough to be recognised.
+bool is_near(const std::string& typed, const std::string& flag) {
+  return typed.size() > 5 && typed.size() < 40 && distance(typed, flag) <= (typed.size() < 8 ? 1 : 2);
+}
+
+/// The setting with this flag or alias, or the only one whose flag begins so. throws UsageError
+const Setting& find_flag(const std::string& typed, const Command& command) {
+  const std::string name = with_dashes(typed);
+  std::vector<const Setting*> begins;
+  std::vector<std::string> meant;
+  for (const Setting& setting : command.settings) {
+    if (!setting.is_flag || !setting.belongs_to(command.task)) continue;
+    if (setting.flag() == name || setting.alias == typed) return setting;
+    const bool starts = name.size() > 2 && setting.flag().starts_with(name);
+    if (starts && setting.may_be_short) begins.push_back(&setting);
+    if (starts || is_near(name, setting.flag())) meant.push_back(setting.flag());
+  }
+  if (begins.size() == 1) return *begins[0];
+  throw UsageError(
+      "unknown flag " + quoted(typed) +
+      (meant.empty() ? ", see " + command.name + " --help" : ": did you mean " + one_of(meant) + "?"));
+}
+
+/// Reads the flag at words[i], and its value. Returns the index of the word after it.
+std::size_t read_flag(const std::vector<std::string>& words, std::size_t i, const Command& command,
+                      Values& values) {
+  const std::string& word = words[i];
+  const bool is_short = word[1] != '-';
+  const auto name_end = is_short ? std::size_t{2} : std::min(word.find('='), word.size());
+  const std::string name = word.substr(0, name_end);
+  const Setting& setting = find_flag(name, command);
+  const std::string source = is_short ? name : setting.flag();
+  std::string text = "true";
+  if (name_end < word.size()) {
+    text = word.substr(name_end + (word[name_end] == '=' ? 1 : 0));
+    if (text.empty() && !setting.may_be_empty)
+      throw UsageError(source + ": expected a value after '=', got none");
+  } else if (setting.kind != Setting::Kind::kSwitch) {
+    if (++i >= words.size() || (words[i].empty() && !setting.may_be_empty))
+      throw UsageError(source + ": expected a value, got none");
+    text = words[i];
+  }
+  values.add(setting, {text, source});
+  return i + 1;
+}
+
+const Setting& find_setting(const std::string& name, const Command& command) {
+  for (const Setting& setting : command.settings)
+    if (setting.name == name && setting.belongs_to(command.task)) return setting;
+  throw std::logic_error("broken invariant: a positional is a setting");
+}
+
+Values assign_positionals(const std::vector<std::string>& words, const Command& command) {
+  Values values;
+  std::size_t place = 0;
+  for (const std::string& word : words) {
+    if (place == command.positionals.size()) throw UsageError("unknown argument " + quoted(word));
+    const auto& [name, shown] = command.positionals[place];
+    const Setting& setting = find_setting(name, command);
+    values.add(setting, {word, shown});
+    if (setting.kind != Setting::Kind::kList) ++place;
+  }
+  return values;
+}
+
+std::string usage(const Command& command) {
+  std::string text = "usage: " + command.name + " [flags]";
+  for (const auto& [name, shown] : command.positionals) text += " " + shown;
+  return text;
+}
+
+std::string default_text(const Setting& setting) {
+  const auto value = setting.get ? setting.get() : std::nullopt;
+  if (!value) return "";
+  if (const auto* integer = std::get_if<std::int64_t>(&*value)) return " [" + std::to_string(*integer) + "]";
+  if (const auto* text = std::get_if<std::string>(&*value)) return " [" + *text + "]";
+  const auto* number = std::get_if<double>(&*value);
+  if (number == nullptr) return "";
+  char text[32];
+  std::snprintf(text, sizeof text, " [%g]", *number);
+  return text;
+}
+
+/// A name in the left column, its explanation in the right one.
+std::string help_line(const std::string& name, const std::string& help) {
+  constexpr std::size_t kIndent = 28, kWidth = 110;
+  std::string text = "  " + name;
+  for (const std::string& line : wrapped(help, kWidth - kIndent)) {
+    const auto begin = text.rfind('\n') + 1;
+    const bool fits = text.size() - begin + 2 <= kIndent;
+    text += fits ? std::string(kIndent - (text.size() - begin), ' ') : "\n" + std::string(kIndent, ' ');
+    text += line + "\n";
+  }
+  return text;
+}
+
+}  // namespace
+
+Values read_words(const std::vector<std::string>& words, const Command& command) {
+  Values flags;
+  std::vector<std::string> others;
+  std::size_t i = 0;
+  while (i < words.size()) {
+    const bool is_flag = words[i].size() >= 2 && words[i][0] == '-';
+    if (words[i] == "--" || (!is_flag && command.flags_first)) break;
+    if (is_flag)
+      i = read_flag(words, i, command, flags);
+    else
+      others.push_back(words[i++]);
+  }
+  if (i < words.size() && words[i] == "--") ++i;
+  others.insert(others.end(), words.begin() + static_cast<std::ptrdiff_t>(i), words.end());
+  Values values = assign_positionals(others, command);
+  values.overlay(flags);
+  return values;
+}
+
+Values read_variables(const std::string& prefix, const EnvLookup& environment,
+                      const std::vector<Setting>& settings) {
+  Values values;
+  for (const Setting& setting : settings) {
+    if (!setting.is_flag) continue;
+    std::string name = prefix;
+    for (const char c : setting.flag().substr(2)) name += c == '-' ? '_' : static_cast<char>(std::toupper(c));
+    const auto text = environment(name);
+    if (text && !(text->empty() && setting.kind != Setting::Kind::kSwitch))
+      values.add(setting, {*text, name});
+  }
+  return values;
+}
+
+void require(const Command& command, const Values& values, const std::vector<std::string>& names) {
+  const auto check = [&](const std::string& name, const std::string& shown) {
+    if (!values.given(name)) throw UsageError(shown + " is missing; " + usage(command));
+  };
+  for (const auto& [name, shown] : command.positionals) check(name, shown);
+  for (const auto& name : names) check(name, "--" + name);
+}
+
+std::string help_text(const Command& command) {
+  std::string text = command.name + ": " + command.description + "\n\n" + usage(command) + "\n";
+  for (const auto& [name, shown] : command.positionals)
+    text += help_line(shown, find_setting(name, command).help);
+  std::string section;
+  for (const Setting& setting : command.settings) {
+    if (!setting.is_flag || !setting.belongs_to(command.task)) continue;
+    if (setting.section != section) text += "\n" + (section = setting.section) + "\n";
+    const std::string alias = setting.alias.empty() ? "" : setting.alias + ", ";
+    const std::string type = setting.type_name.empty() ? "" : " " + setting.type_name;
+    text += help_line(alias + setting.flag() + type, setting.help + default_text(setting));
+  }
+  return text + (command.footer.empty() ? "" : "\n" + command.footer + "\n");
+}
+
+}  // namespace ddprun::settings
