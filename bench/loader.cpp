@@ -1,10 +1,7 @@
 // The input pipeline of a task alone, without a model: goes through the training set in random order, once or
 // more. bench/loader.py runs it beside a DataLoader.
 //
-// usage: loader TASK [--data FOLDER|NAME] [--loader-threads N] [--batch-size N] [--epochs N] [--seed N]
-// [--no-augment]
-//               [--channels-last]                                                        TASK: cifar10 or
-//               mnist
+// usage: loader TASK [flags], see --help; TASK: cifar10 or mnist
 //
 // Prints one line of JSON: task, world, seconds and cpu_seconds of this process, peak_mb, workers (loader
 // threads) and images_per_second, after the first batch.
@@ -17,13 +14,13 @@
 #include <optional>
 
 #include <ddprun/common/errors.h>
+#include <ddprun/common/settings/command.h>
 #include <ddprun/common/worker_env.h>
 #include <ddprun/data/cifar10_dataset.h>
 #include <ddprun/data/distributed_sampler.h>
 #include <ddprun/data/idx_dataset.h>
 #include <ddprun/data/loader.h>
 #include <ddprun/data/locate.h>
-#include "worker/config/flags.h"
 
 using namespace ddprun;
 using namespace ddprun::worker;
@@ -40,32 +37,27 @@ struct BenchOptions {
   bool augment = true, channels_last = false;
 };
 
-/// Nothing if only help was asked for.
+/// nullopt if only help was asked for.
 std::optional<BenchOptions> parse_bench_flags(int argc, char** argv) {
+  using namespace settings;
   BenchOptions options;
-  CLI::App app("Measures the input pipeline of a task alone and prints one line of JSON.", "loader");
-  app.formatter(std::make_shared<HelpFormatter>());
-  app.add_option("TASK", options.task, "cifar10 or mnist")->required();
-  app.add_option("--data", options.source,
-                 "a folder, or the name of a data set: cifar10, mnist, fashion-mnist");
-  app.add_option("--loader-threads", options.threads, "threads that prepare batches; 0: the main thread does")
-      ->check(CLI::Range(0, 256))
-      ->capture_default_str();
-  app.add_option("--batch-size", options.batch_size, "images a batch")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  app.add_option("--epochs", options.epochs, "how often to go through the images")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  app.add_option("--seed", options.seed, "of the order and the augmentation")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
-  bool plain = false;
-  app.add_flag(both_spellings("--no-augment"), plain, "only normalise");
-  app.add_flag(both_spellings("--channels-last"), options.channels_last,
-               "batches in channels-last memory format");
-  if (!parse_or_help(app, argc, argv)) return std::nullopt;
-  options.augment = !plain;
+  Command command;
+  command.name = "loader";
+  command.description = "measures the input pipeline of a task alone and prints one line of JSON.";
+  command.positionals = {{"task", "TASK"}};
+  command.settings = {
+      help_flag(),
+      text("task", options.task, "cifar10 or mnist").not_a_flag(),
+      text("data", options.source, "a folder, or the name of a data set: cifar10, mnist, fashion-mnist"),
+      integer("loader-threads", options.threads, 0, 256,
+              "threads that prepare batches; 0: the main thread does"),
+      integer("batch-size", options.batch_size, 1, kMaxInt, "images a batch"),
+      integer("epochs", options.epochs, 1, kMaxInt, "how often to go through the images"),
+      integer("seed", options.seed, 0, INT64_MAX, "of the order and the augmentation"),
+      negated("augment", options.augment, "only normalise"),
+      boolean("channels-last", options.channels_last, "batches in channels-last memory format"),
+  };
+  if (!apply_words({argv + 1, argv + argc}, command)) return std::nullopt;
   return options;
 }
 

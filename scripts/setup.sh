@@ -23,7 +23,7 @@ done
 
 # ---- system packages -------------------------------------------------------------------------------------------
 
-packages=(g++ cmake ninja-build ccache git ca-certificates curl unzip python3 python3-pip libspdlog-dev catch2 libcli11-dev
+packages=(g++ cmake ninja-build ccache git ca-certificates curl unzip python3 python3-pip libspdlog-dev catch2
           nlohmann-json3-dev libtomlplusplus-dev libhwloc-dev libgloo-dev zlib1g-dev libzip-dev
           libcairo2-dev libpng-dev libjpeg-dev libprotozero-dev dataset-fashion-mnist)
 [ "$dev" = no ] || packages+=(clang clang-format elfutils gdb iproute2 libclang-rt-dev)

@@ -16,7 +16,7 @@
 #include <ddprun/train/loop/trainer.h>
 #include "worker/commands/commands.h"
 #include "worker/config/config.h"
-#include "worker/config/numerics.h"
+#include "worker/config/determinism.h"
 #include "worker/config/run_folder.h"
 #include "worker/tasks/registry.h"
 
@@ -26,7 +26,7 @@ int main(int argc, char** argv) {
   prepare_worker("worker");
   if (const auto exit_code = run_command(argc, argv)) return *exit_code;
   ::signal(SIGUSR1, SIG_IGN);  // it asks for a checkpoint: outside of the training there is nothing to save
-  Config config = parse_config(argc, argv);
+  Config config = parse_config(argc, argv, all_tasks());
   const WorkerEnv env = from_env();
   const ddp::SignalThread dump_on_request(SIGUSR2, [] { ddp::dump_flight("SIGUSR2"); });
   config.train.heartbeat = Heartbeat(env.heartbeat_fd);  // early: its number is nobody else's yet

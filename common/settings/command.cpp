@@ -3,17 +3,13 @@
 #include <algorithm>
 #include <cctype>
 #include <cstdio>
+#include <iostream>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/text/printable.h>
 
 namespace ddprun::settings {
 namespace {
-
-std::string with_dashes(std::string name) {
-  std::replace(name.begin(), name.end(), '_', '-');
-  return name;
-}
 
 /// How many letters must be added, removed or changed to get from one word to the other.
 std::size_t distance(const std::string& a, const std::string& b) {
@@ -72,7 +68,7 @@ std::size_t read_flag(const std::vector<std::string>& words, std::size_t i, cons
       throw UsageError(source + ": expected a value, got none");
     text = words[i];
   }
-  values.add(setting, {text, source});
+  values.add(setting, {text, source}, setting.negated);
   return i + 1;
 }
 
@@ -156,7 +152,7 @@ Values read_variables(const std::string& prefix, const EnvLookup& environment,
     for (const char c : setting.flag().substr(2)) name += c == '-' ? '_' : static_cast<char>(std::toupper(c));
     const auto text = environment(name);
     if (text && !(text->empty() && setting.kind != Setting::Kind::kSwitch))
-      values.add(setting, {*text, name});
+      values.add(setting, {*text, name}, setting.negated);
   }
   return values;
 }
@@ -167,6 +163,18 @@ void require(const Command& command, const Values& values, const std::vector<std
   };
   for (const auto& [name, shown] : command.positionals) check(name, shown);
   for (const auto& name : names) check(name, "--" + name);
+}
+
+bool apply_words(const std::vector<std::string>& words, const Command& command,
+                 const std::vector<std::string>& required) {
+  const Values values = read_words(words, command);
+  if (values.is_true("help")) {
+    std::cout << help_text(command) << std::flush;
+    return false;
+  }
+  require(command, values, required);
+  values.apply(command.settings, command.task);
+  return true;
 }
 
 std::string help_text(const Command& command) {

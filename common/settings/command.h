@@ -32,6 +32,11 @@ Values read_variables(const std::string& prefix, const EnvLookup& environment,
 /// throws UsageError, with the usage, if one of the positionals or of these flags was not given
 void require(const Command& command, const Values& values, const std::vector<std::string>& names = {});
 
+/// All of that for a command without variables and files: sets what the words give, of which the positionals
+/// and these flags are required. Returns false, with the help printed, if they ask for it.
+bool apply_words(const std::vector<std::string>& words, const Command& command,
+                 const std::vector<std::string>& required = {});
+
 /// What --help shows.
 std::string help_text(const Command& command);
 

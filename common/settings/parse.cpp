@@ -30,6 +30,11 @@ std::vector<std::string> split(std::string_view text, char separator) {
   }
 }
 
+std::string with_dashes(std::string name) {
+  std::replace(name.begin(), name.end(), '_', '-');
+  return name;
+}
+
 std::string one_of(const std::vector<std::string>& names) {
   std::string text;
   for (std::size_t i = 0; i < names.size(); ++i)

@@ -27,6 +27,9 @@ std::optional<bool> parse_truth(std::string_view text);
 /// The pieces between the separators; at least one, maybe empty.
 std::vector<std::string> split(std::string_view text, char separator);
 
+/// The other spelling of a name: "a-b" of "a_b".
+std::string with_dashes(std::string name);
+
 /// "auto, cpu or cuda"
 std::string one_of(const std::vector<std::string>& names);
 

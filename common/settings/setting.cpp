@@ -43,6 +43,18 @@ bool Setting::belongs_to(const std::string& task) const {
   return tasks.empty() || std::find(tasks.begin(), tasks.end(), task) != tasks.end();
 }
 
+Setting unbound(std::string name, Setting::Kind kind, std::string help) {
+  Setting setting;
+  setting.name = std::move(name);
+  setting.kind = kind;
+  setting.help = std::move(help);
+  return setting;
+}
+
+Setting help_flag() {
+  return unbound("help", Setting::Kind::kSwitch, "show this help and exit").short_flag("-h").not_in_file();
+}
+
 Setting boolean(std::string name, bool& target, std::string help) {
   Setting setting = parsed(std::move(name), target, parse_truth, "true or false", std::move(help));
   setting.kind = Setting::Kind::kSwitch;
@@ -76,6 +88,15 @@ Setting text(std::string name, std::string& target, std::string help) {
 
 Setting path(std::string name, std::filesystem::path& target, std::string help) {
   return make_text(std::move(name), target, "FILE", std::move(help));
+}
+
+Setting list(std::string name, std::vector<std::string>& target, std::string help) {
+  Setting setting = unbound(std::move(name), Setting::Kind::kList, std::move(help));
+  setting.set = [&target](const std::string& text) {
+    target.push_back(text);
+    return std::string();
+  };
+  return setting;
 }
 
 Setting choice(std::string name, std::string& target, std::vector<std::string> names, std::string help) {

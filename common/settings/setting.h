@@ -74,13 +74,18 @@ struct Range {
 inline constexpr std::int64_t kMaxCount = std::int64_t{1} << 53;  // beyond it, JSON readers lose digits
 inline constexpr std::int64_t kMaxInt = 2147483647;
 
+/// For what is read by hand, without a target.
+Setting unbound(std::string name, Setting::Kind kind, std::string help = "");
+/// -h, --help
+Setting help_flag();
 Setting boolean(std::string name, bool& target, std::string help = "");
 Setting negated(std::string name, bool& target, std::string help = "");
 Setting number(std::string name, double& target, Range range, std::string help);
 Setting number(std::string name, std::optional<double>& target, Range range, std::string help);
 Setting text(std::string name, std::string& target, std::string help = "");
 Setting path(std::string name, std::filesystem::path& target, std::string help = "");
-Setting choice(std::string name, std::string& target, std::vector<std::string> names, std::string help);
+Setting list(std::string name, std::vector<std::string>& target, std::string help);
+Setting choice(std::string name, std::string& target, std::vector<std::string> names, std::string help = "");
 
 /// A setting without get: the target takes what parse makes of the text.
 ///
@@ -88,10 +93,7 @@ Setting choice(std::string name, std::string& target, std::vector<std::string> n
 /// expected  says what is not
 template <typename Target, typename Parse>
 Setting parsed(std::string name, Target& target, Parse parse, std::string expected, std::string help = "") {
-  Setting setting;
-  setting.name = std::move(name);
-  setting.kind = Setting::Kind::kScalar;
-  setting.help = std::move(help);
+  Setting setting = unbound(std::move(name), Setting::Kind::kScalar, std::move(help));
   setting.set = [&target, parse = std::move(parse), expected = std::move(expected)](const std::string& text) {
     auto value = parse(text);
     if (!value) return expected;
@@ -119,7 +121,7 @@ Setting integer(std::string name, Integer& target, std::int64_t low, std::int64_
 
 template <typename Enum>
 Setting choice(std::string name, Enum& target, std::vector<std::pair<std::string, Enum>> names,
-               std::string help) {
+               std::string help = "") {
   std::vector<std::string> words;
   for (const auto& entry : names) words.push_back(entry.first);
   const auto parse = [names](const std::string& text) -> std::optional<Enum> {

@@ -43,43 +43,40 @@ std::string as_float(std::string number) {
   return number.find_first_of(".en") == std::string::npos ? number + ".0" : number;
 }
 
-/// What the node holds if a setting of this kind may hold it, as the command line would have it.
-std::optional<std::string> text_of(const toml::node& node, Kind kind) {
-  const bool any = kind == Kind::kScalar || kind == Kind::kList;
-  if ((any || kind == Kind::kSwitch) && node.is_boolean()) return node.as_boolean()->get() ? "true" : "false";
-  if ((any || kind == Kind::kText || kind == Kind::kIntegerOrText) && node.is_string())
-    return node.as_string()->get();
-  if (kind != Kind::kSwitch && kind != Kind::kText && node.is_integer())
-    return std::to_string(node.as_integer()->get());
-  if ((any || kind == Kind::kNumber) && node.is_floating_point())
-    return number_text(node.as_floating_point()->get());
+/// What a file may hold for a setting of each Kind: in words, and as types of TOML.
+struct KindInfo {
+  const char* expected;
+  std::vector<toml::node_type> types;
+};
+
+const KindInfo& info_of(Kind kind) {
+  using enum toml::node_type;
+  static const KindInfo infos[] = {
+      {"true or false", {boolean}},
+      {"an integer", {integer}},
+      {"a number", {integer, floating_point}},
+      {"a string", {string}},
+      {"an integer or a string", {integer, string}},
+      {"a string, a number, true or false", {string, integer, floating_point, boolean}},
+      {"strings, numbers, true or false", {string, integer, floating_point, boolean}},
+  };
+  return infos[static_cast<std::size_t>(kind)];
+}
+
+/// As the command line would have it; nullopt for lists, sections and times.
+std::optional<std::string> text_of(const toml::node& node) {
+  if (const auto* text = node.as_string()) return text->get();
+  if (const auto* number = node.as_integer()) return std::to_string(number->get());
+  if (const auto* number = node.as_floating_point()) return number_text(number->get());
+  if (const auto* truth = node.as_boolean()) return truth->get() ? "true" : "false";
   return {};
 }
 
 std::string shown(const toml::node& node) {
-  if (const auto* number = node.as_floating_point()) return as_float(number_text(number->get()));
-  if (const auto text = text_of(node, Kind::kScalar)) return node.is_string() ? quoted(*text) : *text;
+  if (const auto text = text_of(node))
+    return node.is_string() ? quoted(*text) : node.is_floating_point() ? as_float(*text) : *text;
   if (node.is_array()) return "a list";
   return node.is_table() ? "a section" : "a date or time";
-}
-
-const char* type_of(Kind kind) {
-  switch (kind) {
-    case Kind::kSwitch:
-      return "true or false";
-    case Kind::kInteger:
-      return "an integer";
-    case Kind::kNumber:
-      return "a number";
-    case Kind::kText:
-      return "a string";
-    case Kind::kIntegerOrText:
-      return "an integer or a string";
-    case Kind::kScalar:
-    case Kind::kList:
-      return "a string, a number, true or false";
-  }
-  return "";
 }
 
 /// One file being read.
@@ -94,8 +91,7 @@ struct Reader {
 
   /// The setting of that key in a section ("*": in any): the task's, else another task's; null: none.
   const Setting* find(const std::string& section, const std::string& key) const {
-    std::string name = key;
-    std::replace(name.begin(), name.end(), '_', '-');
+    const std::string name = with_dashes(key);
     const Setting* found = nullptr;
     for (const auto& setting : command.settings) {
       const bool named = setting.name == name || (setting.negated && "no-" + setting.name == name);
@@ -141,9 +137,12 @@ struct Reader {
   }
 
   void add(const Setting& setting, const std::string& name, const toml::node& node) {
-    const auto text = text_of(node, setting.kind);
-    if (!text) refuse(node, name + ": expected " + type_of(setting.kind) + ", got " + shown(node));
-    values.add(setting, {*text, place(path, node.source()) + printable(name), node.is_string()});
+    const auto& [expected, types] = info_of(setting.kind);
+    if (std::find(types.begin(), types.end(), node.type()) == types.end())
+      refuse(node, name + ": expected " + expected + ", got " + shown(node));
+    const bool opposite = setting.negated && ("." + with_dashes(name)).ends_with(".no-" + setting.name);
+    values.add(setting, {*text_of(node), place(path, node.source()) + printable(name), node.is_string()},
+               opposite);
   }
 };
 
@@ -178,7 +177,8 @@ std::string top_level_text(const std::filesystem::path& path, const std::string&
 std::string to_toml(const Command& command, bool whole) {
   std::string text, section;
   for (const auto& setting : command.settings) {
-    if (!setting.belongs_to(command.task) || !setting.in_file || !(whole || setting.kept)) continue;
+    if (!setting.belongs_to(command.task) || !setting.in_file || !setting.get || !(whole || setting.kept))
+      continue;
     if (setting.section != section) text += "\n[" + (section = setting.section) + "]\n";
     const auto value = setting.get();
     text += value ? setting.key() + " = " + literal(*value) + "\n" : "# " + setting.key() + " is not set\n";

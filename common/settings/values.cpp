@@ -15,11 +15,11 @@ namespace {
 
 }  // namespace
 
-void Values::add(const Setting& setting, Given given) {
+void Values::add(const Setting& setting, Given given, bool opposite) {
   if (setting.kind == Setting::Kind::kSwitch) {
     const auto truth = given.text.empty() ? false : parse_truth(given.text);
     if (!truth) refuse(given, "true or false");
-    given.text = *truth != setting.negated ? "true" : "false";
+    given.text = *truth != opposite ? "true" : "false";
   }
   auto& list = all_[setting.name];
   if (setting.kind != Setting::Kind::kList) list.clear();

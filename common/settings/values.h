@@ -18,9 +18,11 @@ struct Given {
 /// What was given for each setting, by the setting's name.
 class Values {
  public:
-  /// A later value replaces an earlier one, except in a list. throws UsageError for a switch that is neither
-  /// on nor off
-  void add(const Setting& setting, Given given);
+  /// A later value replaces an earlier one, except in a list.
+  ///
+  /// opposite  a switch was given by --no-NAME: true turns it off
+  /// throws    UsageError for a switch that is neither on nor off
+  void add(const Setting& setting, Given given, bool opposite = false);
   /// Takes all that upper has in place of what is here.
   void overlay(const Values& upper);
   void drop_empty();

@@ -13,19 +13,10 @@ using settings::parsed;
 using settings::Setting;
 
 /// A flag that is read by hand.
-Setting raw(const std::string& name) {
-  Setting setting;
-  setting.name = name;
-  setting.kind = Setting::Kind::kScalar;
-  return setting;
-}
+Setting raw(const std::string& name) { return settings::unbound(name, Setting::Kind::kScalar); }
 
-/// A flag that takes no value, read by hand.
-Setting raw_switch(const std::string& name) {
-  Setting setting = raw(name);
-  setting.kind = Setting::Kind::kSwitch;
-  return setting;
-}
+/// The same for one that takes no value.
+Setting raw_switch(const std::string& name) { return settings::unbound(name, Setting::Kind::kSwitch); }
 
 template <typename Text>
 Setting any_text(const std::string& name, Text& target) {
@@ -68,8 +59,7 @@ std::vector<Setting> torchrun_flags(Options& options) {
       any_text("duplicate-stdout-filters", output.stdout_filters).or_empty(),
       any_text("duplicate-stderr-filters", output.stderr_filters).or_empty(),
       raw("logs-specs"),
-      parsed("numa-binding", options.numa_binding, numa_binding_name,
-             "node, socket, exclusive or core-complex"),
+      settings::choice("numa-binding", options.numa_binding, {"node", "socket", "exclusive", "core-complex"}),
       parsed("signals-to-handle", options.ending_signals, parse_signals,
              "names of signals, such as SIGUSR1,SIGUSR2"),
       boolean("virtual-local-rank", options.virtual_local_rank),
@@ -79,8 +69,6 @@ std::vector<Setting> torchrun_flags(Options& options) {
 std::vector<Setting> own_flags(Options& options) {
   OutputOptions& output = options.output;
   NodesOptions& nodes = options.nodes;
-  Setting program = raw("program").not_a_flag();
-  program.kind = Setting::Kind::kList;
   Setting prefix = parsed("prefix", output.prefix, parse_truth, "true or false");
   prefix.kind = Setting::Kind::kSwitch;
   Setting no_prefix = raw_switch("prefix");
@@ -106,13 +94,13 @@ std::vector<Setting> own_flags(Options& options) {
       parsed("log-max-size", output.log_max_size, parse_bytes, "bytes, such as 1000000, 500K, 100M or 2G"),
       any_text("result-json", options.result_json),
       any_text("events-json", options.events_json),
-      parsed("display", options.display_map, parse_display_map, "map"),
+      settings::choice<bool>("display", options.display_map, {{"map", true}}),
       boolean("expand", options.expand),
       boolean("dry-run", options.dry_run),
       raw("config").not_in_file(),
-      raw_switch("help").short_flag("-h").not_in_file(),
+      settings::help_flag(),
       raw_switch("version").not_in_file(),
-      program,
+      settings::unbound("program", Setting::Kind::kList).not_a_flag(),
   };
 }
 

@@ -9,7 +9,7 @@
 #include <ddprun/common/text/printable.h>
 #include "launcher/cli/option_values.h"
 #include "launcher/cli/options.h"
-#include "launcher/cli/slurm_options.h"
+#include "launcher/cli/slurm.h"
 #include "launcher/cli/token.h"
 
 namespace ddprun::launcher {

@@ -5,9 +5,12 @@
 #include <string>
 #include <vector>
 
-#include <ddprun/common/settings/values.h>
 #include <ddprun/common/worker_env.h>
 #include "launcher/rendezvous/endpoint.h"
+
+namespace ddprun::settings {
+class Values;
+}
 
 namespace ddprun::launcher {
 

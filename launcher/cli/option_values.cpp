@@ -55,16 +55,6 @@ std::optional<std::vector<int>> parse_signals(const std::string& text) {
   return signals;
 }
 
-std::optional<std::string> numa_binding_name(const std::string& text) {
-  for (const char* mode : {"node", "socket", "exclusive", "core-complex"})
-    if (text == mode) return text;
-  return {};
-}
-
-std::optional<bool> parse_display_map(const std::string& text) {
-  return text == "map" ? std::optional<bool>(true) : std::nullopt;
-}
-
 bool is_local_endpoint(const std::string& endpoint) {
   std::string host = endpoint;
   const auto colon = endpoint.rfind(':');

@@ -22,8 +22,6 @@ std::optional<std::chrono::milliseconds> parse_positive_seconds(const std::strin
 std::optional<std::size_t> parse_bytes(const std::string& text);
 /// "SIGTERM,INT,10"; "none" is an empty list. Not SIGKILL, SIGSTOP and SIGCHLD, which nobody can handle here.
 std::optional<std::vector<int>> parse_signals(const std::string& text);
-std::optional<std::string> numa_binding_name(const std::string& text);
-std::optional<bool> parse_display_map(const std::string& text);
 
 /// "HOST", "HOST:PORT" or "[V6]:PORT" of this very host.
 bool is_local_endpoint(const std::string& endpoint);

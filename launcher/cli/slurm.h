@@ -6,7 +6,13 @@
 
 #include <ddprun/common/worker_env.h>
 
+namespace ddprun::settings {
+class Values;
+}
+
 namespace ddprun::launcher {
+
+struct Options;
 
 /// This process's place in a job step of Slurm's: what srun started together.
 struct SlurmStep {
@@ -29,5 +35,16 @@ std::optional<SlurmStep> slurm_step(const EnvLookup& environment);
 /// How many nodes Slurm has given to a batch script, or to a shell, of which this process uses only the one
 /// that it is on; 1: in a job step, or without Slurm.
 int slurm_idle_allocation(const EnvLookup& environment);
+
+/// The Slurm job step that makes up the job; none: there is none of several tasks, or it is set aside, by
+/// flags that say what nodes there are, or since this ddprun is in a job of another one. throws UsageError
+std::optional<SlurmStep> job_step(const settings::Values& values, const EnvLookup& environment);
+
+/// What the flags would say for this task of the step. What they do say about anything else is in the options
+/// already. throws UsageError where that is for other nodes than these
+void apply_step(const SlurmStep& step, const settings::Values& values, Options& options);
+
+/// A note where ddprun runs on one of several nodes that Slurm has allocated.
+void note_idle_nodes(const settings::Values& values, const EnvLookup& environment, Options& options);
 
 }  // namespace ddprun::launcher

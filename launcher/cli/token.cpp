@@ -5,7 +5,10 @@
 #include <cerrno>
 #include <cstdio>
 
+#include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
+#include <ddprun/common/settings/values.h>
+#include <ddprun/common/text/printable.h>
 
 namespace ddprun::launcher {
 namespace {

@@ -1,10 +1,12 @@
 #pragma once
 
-#include <filesystem>
 #include <string>
 
-#include <ddprun/common/settings/values.h>
 #include <ddprun/common/worker_env.h>
+
+namespace ddprun::settings {
+class Values;
+}
 
 namespace ddprun::launcher {
 

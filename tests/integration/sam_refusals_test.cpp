@@ -113,7 +113,7 @@ TEST_CASE("sam: --predict refuses what is wrong in one line, the model last", "[
       {{image, "--point=1,1", nowhere, "--mask-out=" + (dir.path() / "no/none.png").string()},
        "no/none.png: cannot be written: No such file or directory"},
       {{image, "--point=1,1", nowhere, out}, "nowhere"},
-      {{image, "--point=1,1", out}, "--checkpoint is required"}};
+      {{image, "--point=1,1", out}, "--checkpoint is missing"}};
   for (auto [words, message] : refused) {
     CAPTURE(message);
     words.insert(words.begin(), "sam");

@@ -172,7 +172,7 @@ TEST_CASE("toy without its two numbers says what is missing", "[training]") {
   Child child(training("toy", 0, dir.path() / "run", {"5"}));
   CHECK(child.wait() == ExitStatus::exited(2));
   CHECK_THAT(child.err(),
-             ContainsSubstring("toy: SAVE_EVERY is missing; usage: worker toy TOTAL_EPOCHS SAVE_EVERY"));
+             ContainsSubstring("SAVE_EVERY is missing; usage: worker toy [flags] TOTAL_EPOCHS SAVE_EVERY"));
 }
 
 TEST_CASE("linear prints the document's line on every rank, and learns what is in a table", "[training]") {

@@ -2,33 +2,19 @@
 
 #include <string_view>
 
-#include "worker/commands/env_command.h"
-#include "worker/commands/export_command.h"
 #include "worker/commands/flight_report.h"
 #include "worker/sam/predict_command.h"
 
 namespace ddprun::worker {
-namespace {
-
-struct Command {
-  std::string_view name;
-  int (*run)(int argc, char** argv);  ///< argv[0] is the command's name
-};
-
-constexpr Command kCommands[] = {
-    {"env", run_env_command},
-    {"export", run_export_command},
-    {"flight", run_flight_report},
-};
-
-}  // namespace
 
 std::optional<int> run_command(int argc, char** argv) {
   if (argc < 2) return std::nullopt;
-  for (const auto& command : kCommands)
-    if (argv[1] == command.name) return command.run(argc - 1, argv + 1);
-  if (argv[1] == std::string_view("sam") && wants_prediction(argc - 1, argv + 1))
-    return run_predict_command(argc - 1, argv + 1);
+  const std::string_view name = argv[1];
+  --argc, ++argv;
+  if (name == "env") return run_env_command(argc, argv);
+  if (name == "export") return run_export_command(argc, argv);
+  if (name == "flight") return run_flight_report(argc, argv);
+  if (name == "sam" && wants_prediction(argc, argv)) return run_predict_command(argc, argv);
   return std::nullopt;
 }
 

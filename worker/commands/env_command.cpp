@@ -1,33 +1,31 @@
-#include "worker/commands/env_command.h"
+#include "worker/commands/commands.h"
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <iostream>
 #include <optional>
 
+#include <ddprun/common/settings/command.h>
 #include "worker/commands/env_report.h"
-#include "worker/config/flags.h"
+#include "worker/config/sections.h"
 
 namespace ddprun::worker {
 namespace {
 
-/// Nothing if only help was asked for.
+/// nullopt if only help was asked for.
 std::optional<ddp::ProcessGroup::Options> parse_env_flags(int argc, char** argv) {
-  CLI::App app("Prints what a training finds here, and what is wrong. Exit status 1 if something is.",
-               "worker env");
-  std::string device = "auto", backend = "auto";
-  double seconds = 10;
-  app.add_option("--device", device, "auto, cpu or cuda")->capture_default_str();
-  app.add_option("--backend", backend, "auto, gloo or nccl")->capture_default_str();
-  app.add_option("--timeout", seconds, "seconds to wait for the other ranks")
-      ->check(CLI::Range(0.001, 1e6))
-      ->capture_default_str();
-  if (!parse_or_help(app, argc, argv)) return std::nullopt;
   ddp::ProcessGroup::Options options;
-  options.device = ddp::parse_device_choice("--device", device);
-  options.backend = ddp::parse_backend_choice("--backend", backend);
-  options.timeout = options.connect_timeout =
-      std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
+  options.timeout = std::chrono::seconds(10);
+  settings::Command command;
+  command.name = "worker env";
+  command.description = "prints what a training finds here, and what is wrong. Exit status 1 if anything is.";
+  command.settings = {
+      settings::help_flag(),
+      device_setting(options.device),
+      backend_setting(options.backend),
+      seconds("timeout", options.timeout, "how long to wait for the other ranks"),
+  };
+  if (!apply_words({argv + 1, argv + argc}, command)) return std::nullopt;
+  options.connect_timeout = options.timeout;
   return options;
 }
 

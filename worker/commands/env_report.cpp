@@ -11,6 +11,7 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/host_name.h>
+#include <ddprun/common/settings/parse.h>
 #include <ddprun/group/backends.h>
 #include <ddprun/group/collectives.h>
 #include <ddprun/group/cuda_backend.h>
@@ -21,24 +22,10 @@
 namespace ddprun::worker {
 namespace {
 
-const std::vector<std::string>& shown_variables() {
-  static const std::vector<std::string> names = {"RANK",
-                                                 "WORLD_SIZE",
-                                                 "LOCAL_RANK",
-                                                 "LOCAL_WORLD_SIZE",
-                                                 "GROUP_RANK",
-                                                 "GROUP_WORLD_SIZE",
-                                                 "MASTER_ADDR",
-                                                 "MASTER_PORT",
-                                                 "DDPRUN_STORE_FD",
-                                                 "TORCHELASTIC_RUN_ID",
-                                                 "TORCHELASTIC_RESTART_COUNT",
-                                                 "TORCHELASTIC_USE_AGENT_STORE",
-                                                 "GLOO_SOCKET_IFNAME",
-                                                 "CUDA_VISIBLE_DEVICES",
-                                                 "OMP_NUM_THREADS"};
-  return names;
-}
+constexpr const char* kShownVariables =
+    "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE MASTER_ADDR MASTER_PORT "
+    "DDPRUN_STORE_FD TORCHELASTIC_RUN_ID TORCHELASTIC_RESTART_COUNT TORCHELASTIC_USE_AGENT_STORE "
+    "GLOO_SOCKET_IFNAME CUDA_VISIBLE_DEVICES OMP_NUM_THREADS";
 
 std::string message_of(std::exception_ptr error) { return describe_failure(error).message; }
 
@@ -191,7 +178,7 @@ void write_table(std::ostream& out, const std::vector<RankRow>& ranks) {
 
 EnvReport inspect_environment(const EnvLookup& lookup, const ddp::ProcessGroup::Options& options) {
   EnvReport report;
-  for (const auto& name : shown_variables())
+  for (const auto& name : split(kShownVariables, ' '))
     report.lines.push_back({"variables", name, lookup(name).value_or("not set")});
   read_variables(report, lookup);
   const auto driver = ddp::query_cuda_driver();

@@ -1,20 +1,19 @@
-#include "worker/commands/export_command.h"
+#include "worker/commands/commands.h"
 
 #include <ATen/core/Dict.h>
 #include <ATen/core/jit_type.h>
 
-#include <CLI/CLI.hpp>
 #include <filesystem>
 #include <iostream>
 #include <optional>
 #include <string>
 
 #include <ddprun/common/errors.h>
+#include <ddprun/common/settings/command.h>
 #include <ddprun/serialize/pt_file.h>
 #include <ddprun/serialize/safetensors.h>
 #include <ddprun/train/state/checkpoint.h>
 #include <ddprun/train/state/state_dict_file.h>
-#include "worker/config/flags.h"
 #include "worker/sam/sam_checkpoint.h"
 
 namespace ddprun::worker {
@@ -25,19 +24,24 @@ struct ExportFlags {
   bool ema = false;
 };
 
-/// Nothing if only help was asked for.
+/// nullopt if only help was asked for.
 std::optional<ExportFlags> parse_export_flags(int argc, char** argv) {
-  CLI::App app("Writes a model's weights alone, for other programs.", "worker export");
   ExportFlags flags;
-  app.add_option("CHECKPOINT", flags.checkpoint,
-                 "a checkpoint, or any file of weights that --init-weights takes")
-      ->required();
-  app.add_option("OUT", flags.out,
-                 "what to write: FILE.pt (a state_dict), FILE.safetensors, or for a SAM a folder that "
-                 "transformers' SamModel.from_pretrained reads")
-      ->required();
-  app.add_flag("--ema", flags.ema, "the averaged weights");
-  if (!parse_or_help(app, argc, argv)) return std::nullopt;
+  settings::Command command;
+  command.name = "worker export";
+  command.description = "writes a model's weights alone, for other programs.";
+  command.positionals = {{"checkpoint", "CHECKPOINT"}, {"out", "OUT"}};
+  command.settings = {
+      settings::help_flag(),
+      settings::path("checkpoint", flags.checkpoint, "a checkpoint, or any file that --init-weights takes")
+          .not_a_flag(),
+      settings::path("out", flags.out,
+                     "what to write: FILE.pt (a state_dict), FILE.safetensors, or for SAM a folder that "
+                     "SamModel.from_pretrained of transformers reads")
+          .not_a_flag(),
+      settings::boolean("ema", flags.ema, "write the averaged weights"),
+  };
+  if (!apply_words({argv + 1, argv + argc}, command)) return std::nullopt;
   return flags;
 }
 

@@ -52,12 +52,6 @@ struct Config {
   std::chrono::milliseconds timeout{1800'000};  ///< of one collective, and of the ranks to meet
 };
 
-/// Parses the worker's command line and the file that its --config names. --help, --version and
-/// --print-config print to stdout and end the program with 0. throws  UsageError: one line that names the
-/// flag, or the file's line, what was expected and what was got;
-///         IoError for a file that cannot be read
-Config parse_config(int argc, const char* const* argv);
-
 /// The configuration as a flat JSON object, as checkpoints keep it.
 std::string to_json(const Config& config);
 

@@ -3,27 +3,26 @@
 namespace ddprun::worker {
 namespace {
 
-using Settings = std::vector<Setting>;
+using settings::Range;
+using settings::Setting;
+using settings::Value;
 
 Range positive() { return {0, 1e30, true, "a number above 0"}; }
 Range from_zero() { return {0, 1e30, false, "a number from 0"}; }
 
 /// cosine: units, or the word epochs for all that the run has.
 Setting t_max(std::int64_t& target) {
-  Setting setting;
-  setting.name = "t-max";
+  const auto parse = [](const std::string& text) {
+    return text == "epochs" ? std::optional<std::int64_t>(0)
+                            : parse_integer(text, std::int64_t{1}, settings::kMaxInt);
+  };
+  Setting setting =
+      settings::parsed("t-max", target, parse, integer_from(1, settings::kMaxInt) + ", or epochs",
+                       "cosine: units until the lowest learning rate; epochs: as many as the run has");
   setting.kind = Setting::Kind::kIntegerOrText;
   setting.type_name = "N|epochs";
-  setting.help = "cosine: units until the lowest learning rate; epochs: as many as the run has";
-  setting.set = [&target](const std::string& text) -> std::string {
-    const auto value = text == "epochs" ? std::optional<std::int64_t>(0) : parse_integer(text);
-    if (!value || *value < 0 || *value > kMaxInt || (*value == 0 && text != "epochs"))
-      return integer_from(1, kMaxInt) + ", or epochs";
-    target = *value;
-    return "";
-  };
   setting.get = [&target]() -> std::optional<Value> {
-    if (target == 0) return std::string("epochs");
+    if (target == 0) return "epochs";
     return target;
   };
   return setting;
@@ -32,6 +31,7 @@ Setting t_max(std::int64_t& target) {
 }  // namespace
 
 Settings data_settings(Config& config) {
+  using namespace settings;
   auto& data = config.data;
   auto& sam = config.sam;
   return {
@@ -64,6 +64,7 @@ Settings data_settings(Config& config) {
 }
 
 Settings model_settings(Config& config) {
+  using namespace settings;
   auto& model = config.model;
   auto& sam = config.sam;
   return {
@@ -107,6 +108,7 @@ Settings model_settings(Config& config) {
 }
 
 Settings optim_settings(Config& config) {
+  using namespace settings;
   auto& optim = config.train.optim;
   using train::LrScheduleKind;
   using train::OptimizerKind;
@@ -146,6 +148,7 @@ Settings optim_settings(Config& config) {
 }
 
 Settings train_settings(Config& config) {
+  using namespace settings;
   auto& train = config.train;
   return {
       path("out", train.out, "run folder (default: runs/<task>-<UTC time>)").type("DIR").of_this_run(),

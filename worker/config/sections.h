@@ -1,33 +1,38 @@
 // The settings of each section, bound to the configuration that they set.
 #pragma once
 
-#include <set>
+#include <chrono>
 #include <string>
 #include <vector>
 
+#include <ddprun/common/settings/values.h>
 #include "worker/config/config.h"
-#include "worker/config/setting.h"
 
 namespace ddprun::worker {
 
-std::vector<Setting> data_settings(Config& config);
-std::vector<Setting> model_settings(Config& config);
-std::vector<Setting> optim_settings(Config& config);
-std::vector<Setting> train_settings(Config& config);
-std::vector<Setting> checkpoint_settings(Config& config);
-std::vector<Setting> precision_settings(Config& config);
-std::vector<Setting> ddp_settings(Config& config);
-std::vector<Setting> report_settings(Config& config);
+using Settings = std::vector<settings::Setting>;
 
-/// All of them, each with its section's name. The configuration must outlive them.
-std::vector<Setting> all_settings(Config& config);
+Settings data_settings(Config& config);
+Settings model_settings(Config& config);
+Settings optim_settings(Config& config);
+Settings train_settings(Config& config);
+Settings checkpoint_settings(Config& config);
+Settings precision_settings(Config& config);
+Settings ddp_settings(Config& config);
+Settings report_settings(Config& config);
 
-/// Defaults of the task give way to what was given and does not go with them.
-///
-/// given  the names of the settings that the command line or the file has set
-void settle_defaults(Config& config, const std::set<std::string>& given);
+/// The task and all of them, each with its section's name. The configuration must outlive them.
+Settings all_settings(Config& config);
 
-/// throws  UsageError for settings that exclude each other on every device
-void check_combinations(const Config& config);
+settings::Setting device_setting(ddp::DeviceChoice& device);
+settings::Setting backend_setting(ddp::BackendChoice& backend);
+/// A duration that the user gives in seconds.
+settings::Setting seconds(std::string name, std::chrono::milliseconds& target, std::string help);
+
+/// Drops defaults of the task that contradict what was given.
+void settle_defaults(Config& config, const settings::Values& given);
+
+/// throws UsageError for settings that exclude each other on every device
+void validate(const Config& config);
 
 }  // namespace ddprun::worker

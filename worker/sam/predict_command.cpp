@@ -2,7 +2,6 @@
 
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <cerrno>
 #include <cstdlib>
 #include <filesystem>
@@ -15,7 +14,7 @@
 #include <torch/types.h>
 
 #include <ddprun/common/errors.h>
-#include "worker/config/flags.h"
+#include <ddprun/common/settings/command.h>
 #include "worker/sam/data/prompted_batch.h"
 #include "worker/sam/sam_checkpoint.h"
 
@@ -27,24 +26,25 @@ struct PredictFlags {
   std::vector<std::string> points;
 };
 
-/// Nothing if only help was asked for.
+/// nullopt if only help was asked for.
 std::optional<PredictFlags> parse_predict_flags(int argc, char** argv) {
-  CLI::App app("Writes the mask of what the points of an image mean, on the CPU.", "worker sam --predict");
   PredictFlags flags;
-  app.add_option("--predict", flags.image, "a PNG or JPEG")->required()->type_name("IMAGE");
-  app.add_option("--point", flags.points,
-                 "a pixel of what is meant, or with ,0 of what is not; as often as need be")
-      ->required()
-      ->allow_extra_args(false)
-      ->type_name("X,Y[,0]");
-  app.add_option("--checkpoint", flags.checkpoint,
-                 "the model: best/ of a run folder, or any that transformers' SamModel saved")
-      ->required()
-      ->type_name("DIR|FILE");
-  app.add_option(both_spellings("--mask-out"), flags.mask, "PNG to write: 255 where the mask is, 0 elsewhere")
-      ->required()
-      ->type_name("FILE");
-  if (!parse_or_help(app, argc, argv)) return std::nullopt;
+  settings::Command command;
+  command.name = "worker sam";
+  command.description = "with --predict: writes the mask of the object that the points are on, on the CPU.";
+  command.settings = {
+      settings::help_flag(),
+      settings::path("predict", flags.image, "a PNG or JPEG").type("IMAGE"),
+      settings::list("point", flags.points,
+                     "a pixel of the object, or with ,0 a pixel outside of it; can be repeated")
+          .type("X,Y[,0]"),
+      settings::path("checkpoint", flags.checkpoint,
+                     "the model: best/ of a run folder, or what SamModel of transformers has saved")
+          .type("DIR|FILE"),
+      settings::path("mask-out", flags.mask, "PNG to write: 255 where the mask is, 0 elsewhere"),
+  };
+  if (!apply_words({argv + 1, argv + argc}, command, {"predict", "point", "checkpoint", "mask-out"}))
+    return std::nullopt;
   return flags;
 }
 

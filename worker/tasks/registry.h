@@ -1,25 +1,10 @@
 #pragma once
 
-#include <string>
-#include <utility>
 #include <vector>
 
-#include <ddprun/train/model/task.h>
-#include "worker/config/config.h"
+#include "worker/config/task_entry.h"
 
 namespace ddprun::worker {
-
-/// A task as the program knows it.
-struct TaskEntry {
-  std::string name;
-  std::string description;  ///< one line, for the help
-  std::string footer;       ///< below the task's own help
-  /// Settings that may be given by position, and what the help calls them.
-  std::vector<std::pair<std::string, std::string>> positionals;
-  /// Where the task's document has others than Config. They may depend on other settings.
-  void (*set_defaults)(Config&);
-  train::Task (*make)(const Config&);
-};
 
 const std::vector<TaskEntry>& all_tasks();
 

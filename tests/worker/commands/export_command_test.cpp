@@ -1,5 +1,3 @@
-#include "worker/commands/export_command.h"
-
 #include <torch/types.h>
 
 #include <string>

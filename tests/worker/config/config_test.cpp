@@ -208,7 +208,7 @@ TEST_CASE("a bad value is refused in one line that names flag, expectation and v
       {"--epochs", "0", "--epochs: expected an integer from 1 to 2147483647, got '0'"},
       {"--epochs", "foo", "expected an integer from 1 to 2147483647, got 'foo'"},
       {"--epochs", "1.5", "got '1.5'"},
-      {"--epochs", "", "--epochs: expected one value"},
+      {"--epochs", "", "--epochs: expected a value after '=', got none"},
       {"--epochs", " 3", "got ' 3'"},
       {"--batch_size", "-1", "expected an integer from 1 to 2147483647, got '-1'"},
       {"--batch-size", "99999999999999999999", "got '99999999999999999999'"},
@@ -246,7 +246,7 @@ TEST_CASE("a bad value is refused in one line that names flag, expectation and v
 
 TEST_CASE("a value with a line end is named whole, in one line", "[config]") {
   CHECK_THROWS_WITH(parse({"mnist", "--lr", "1\n2"}), "--lr: expected a number above 0, got '1?2'");
-  CHECK_THROWS_WITH(parse({"mnist", "--fo\no"}), "unknown flag '--fo?o', see worker --help");
+  CHECK_THROWS_WITH(parse({"mnist", "--fo\no"}), "unknown flag '--fo?o', see worker mnist --help");
   CHECK_THROWS_WITH(parse({"mn\nist"}),
                     "unknown task 'mn?ist', expected: mnist, toy, linear, cifar10 or sam");
 }
@@ -256,7 +256,7 @@ TEST_CASE("an unknown task, flag or argument and a missing value are named", "[c
   CHECK_THROWS_WITH(parse({"minst"}), "unknown task 'minst', expected: mnist, toy, linear, cifar10 or sam");
   CHECK_THROWS_WITH(parse({"mnist", "--eppochs", "3"}), ContainsSubstring("unknown flag '--eppochs'"));
   CHECK_THROWS_WITH(parse({"mnist", "extra"}), ContainsSubstring("unknown argument 'extra'"));
-  CHECK_THROWS_WITH(parse({"mnist", "--epochs"}), "--epochs: expected one value");
+  CHECK_THROWS_WITH(parse({"mnist", "--epochs"}), "--epochs: expected a value, got none");
   CHECK_THROWS_WITH(parse({"--epochs", "3"}), ContainsSubstring("unknown flag '--epochs'"));
 }
 

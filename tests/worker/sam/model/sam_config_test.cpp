@@ -5,6 +5,7 @@
 #include <ddprun/common/files.h>
 #include "tests/support/catch.h"
 #include "worker/config/config.h"
+#include "worker/tasks/registry.h"
 
 using namespace ddprun;
 using namespace ddprun::worker;
@@ -15,7 +16,7 @@ Config parse_sam(std::vector<std::string> words) {
   words.insert(words.begin(), {"worker", "sam"});
   std::vector<const char*> argv;
   for (const auto& word : words) argv.push_back(word.c_str());
-  return parse_config(static_cast<int>(argv.size()), argv.data());
+  return parse_config(static_cast<int>(argv.size()), argv.data(), all_tasks());
 }
 
 nlohmann::json settings(const std::vector<std::string>& words) {

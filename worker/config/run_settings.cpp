@@ -9,36 +9,17 @@
 namespace ddprun::worker {
 namespace {
 
-using Settings = std::vector<Setting>;
-
-/// A duration, which the user gives in seconds.
-Setting seconds(std::string name, std::chrono::milliseconds& target, std::string help) {
-  Setting setting;
-  setting.name = std::move(name);
-  setting.kind = Setting::Kind::kNumber;
-  setting.type_name = "SECONDS";
-  setting.help = std::move(help);
-  setting.set = [&target](const std::string& text) -> std::string {
-    double value = 0;
-    auto expected = number("", value, {0, 1e9, true, "seconds above 0"}, "").set(text);
-    if (expected.empty())
-      target = std::chrono::milliseconds(std::max<std::int64_t>(1, std::llround(value * 1000)));
-    return expected;
-  };
-  setting.get = [&target]() -> std::optional<Value> {
-    if (target.count() <= 0) return std::nullopt;
-    return std::chrono::duration<double>(target).count();
-  };
-  return setting;
-}
+using settings::Setting;
+using settings::Value;
 
 /// A pattern that is wrong is refused before a training begins, not at its first checkpoint.
 Setting checkpoint_pattern(std::string& target) {
-  auto setting = text("checkpoint-name", target,
-                      "how the best are called: text with {epoch}, {step} or a metric in braces, as "
-                      "{val_loss:.3f} (default: {epoch}-{step})")
-                     .type("PATTERN");
-  setting.set = [&target](const std::string& pattern) -> std::string {
+  auto setting =
+      settings::text("checkpoint-name", target,
+                     "how the best are called: text with {epoch}, {step} or a metric in braces, as "
+                     "{val_loss:.3f} (default: {epoch}-{step})")
+          .type("PATTERN");
+  setting.set = [&target](const std::string& pattern) {
     try {
       train::checkpoint_name(pattern, {}, 0, 0);
     } catch (const UsageError&) {
@@ -52,7 +33,40 @@ Setting checkpoint_pattern(std::string& target) {
 
 }  // namespace
 
+Setting seconds(std::string name, std::chrono::milliseconds& target, std::string help) {
+  const auto parse = [](const std::string& text) -> std::optional<std::chrono::milliseconds> {
+    const auto value = parse_number(text);
+    if (!value || *value <= 0 || *value > 1e9) return {};
+    return std::chrono::milliseconds(std::max<std::int64_t>(1, std::llround(*value * 1000)));
+  };
+  Setting setting = settings::parsed(std::move(name), target, parse, "seconds above 0", std::move(help));
+  setting.kind = Setting::Kind::kNumber;
+  setting.type_name = "SECONDS";
+  setting.get = [&target]() -> std::optional<Value> {
+    if (target.count() <= 0) return {};
+    return std::chrono::duration<double>(target).count();
+  };
+  return setting;
+}
+
+Setting device_setting(ddp::DeviceChoice& device) {
+  using ddp::DeviceChoice;
+  return settings::choice<DeviceChoice>(
+      "device", device,
+      {{"auto", DeviceChoice::kAuto}, {"cpu", DeviceChoice::kCpu}, {"cuda", DeviceChoice::kCuda}},
+      "auto, cpu or cuda; auto: a GPU if there is one");
+}
+
+Setting backend_setting(ddp::BackendChoice& backend) {
+  using ddp::BackendChoice;
+  return settings::choice<BackendChoice>(
+      "backend", backend,
+      {{"auto", BackendChoice::kAuto}, {"gloo", BackendChoice::kGloo}, {"nccl", BackendChoice::kNccl}},
+      "auto, gloo or nccl; auto: NCCL if every rank has a GPU of its own");
+}
+
 Settings checkpoint_settings(Config& config) {
+  using namespace settings;
   auto& checkpoint = config.train.checkpoint;
   return {
       text("resume", checkpoint.resume,
@@ -79,14 +93,11 @@ Settings checkpoint_settings(Config& config) {
 }
 
 Settings precision_settings(Config& config) {
-  using ddp::DeviceChoice;
+  using namespace settings;
   using train::Precision;
   auto& precision = config.train.precision;
   return {
-      choice<DeviceChoice>(
-          "device", config.device,
-          {{"auto", DeviceChoice::kAuto}, {"cpu", DeviceChoice::kCpu}, {"cuda", DeviceChoice::kCuda}},
-          "auto, cpu or cuda; auto: a GPU if there is one"),
+      device_setting(config.device),
       choice<Precision>(
           "precision", precision.precision,
           {{"32", Precision::k32}, {"bf16-mixed", Precision::kBf16Mixed}, {"16-mixed", Precision::k16Mixed}},
@@ -97,13 +108,10 @@ Settings precision_settings(Config& config) {
 
 /// How the ranks work together. PyTorch's names where it has them.
 Settings ddp_settings(Config& config) {
+  using namespace settings;
   auto& ddp = config.train.parallel;
-  using ddp::BackendChoice;
   return {
-      choice<BackendChoice>(
-          "backend", config.backend,
-          {{"auto", BackendChoice::kAuto}, {"gloo", BackendChoice::kGloo}, {"nccl", BackendChoice::kNccl}},
-          "auto, gloo or nccl; auto: NCCL if every rank has a GPU of its own"),
+      backend_setting(config.backend),
       seconds("timeout", config.timeout,
               "seconds a collective, or the ranks' meeting, may take before the run fails"),
       integer("bucket-mb", ddp.bucket_mb, 1, 1 << 20, "gradients are all-reduced in buckets of N MiB"),
@@ -123,6 +131,7 @@ Settings ddp_settings(Config& config) {
 }
 
 Settings report_settings(Config& config) {
+  using namespace settings;
   auto& train = config.train;
   return {
       integer("log-interval", train.log_interval, 1, kMaxInt, "steps between log lines"),
@@ -136,10 +145,11 @@ Settings report_settings(Config& config) {
 }
 
 Settings all_settings(Config& config) {
-  Settings all;
+  Settings all = {settings::choice("task", config.task, {config.task}, "").not_a_flag()};
   const auto add = [&](const char* section, Settings settings) {
     for (auto& setting : settings) {
       setting.section = section;
+      setting.may_be_empty = setting.kind == Setting::Kind::kText;
       all.push_back(std::move(setting));
     }
   };

@@ -1,4 +1,4 @@
-#include "worker/config/numerics.h"
+#include "worker/config/determinism.h"
 
 #include <ATen/Context.h>
 

@@ -3,10 +3,10 @@
 
 namespace ddprun::worker {
 
-void settle_defaults(Config& config, const std::set<std::string>& given) {
+void settle_defaults(Config& config, const settings::Values& given) {
   auto& optim = config.train.optim;
   auto& checkpoint = config.train.checkpoint;
-  const auto is_default = [&](const char* name) { return given.count(name) == 0; };
+  const auto is_default = [&](const char* name) { return !given.given(name); };
   if (optim.clip_value > 0 && is_default("clip-norm")) optim.clip_norm = 0;
   // Without a validation its metrics are nothing to judge or name checkpoints by.
   if (config.data.val_split > 0 || config.data.val_on_test) return;
@@ -14,7 +14,7 @@ void settle_defaults(Config& config, const std::set<std::string>& given) {
   if (is_default("checkpoint-name")) checkpoint.filename.clear();
 }
 
-void check_combinations(const Config& config) {
+void validate(const Config& config) {
   const auto& train = config.train;
   const auto& ddp = train.parallel;
   const auto refuse = [](bool both, const std::string& first, const std::string& second) {
