@@ -3,66 +3,66 @@
 namespace ddprun::launcher {
 
 std::string help_text() {
-  return R"(ddprun: starts N copies of a program with torchrun's environment, and supervises them together.
+  return R"(ddprun: starts N copies of a program with torchrun's environment, and supervises them as one job.
 
-usage: ddprun [flags] [--] PROGRAM [arguments]      (all after PROGRAM is the program's, byte for byte)
-  ddprun --nproc-per-node=2 train.py --lr 0.1         a .py file is run by python3 (or $PYTHON_EXEC)
-  ddprun --nproc-per-node=2 -m my.module              so is a module
-  ddprun --nproc-per-node=2 ./worker mnist            anything else is run as it is
+usage: ddprun [flags] [--] PROGRAM [arguments]      (every word after PROGRAM is passed on unchanged)
+  ddprun --nproc-per-node=2 train.py --lr 0.1         a .py file runs under python3 (or $PYTHON_EXEC)
+  ddprun --nproc-per-node=2 -m my.module              a Python module too
+  ddprun --nproc-per-node=2 ./worker mnist            anything else runs as it is
 
 Workers
-  --nproc-per-node N|cpu|gpu|auto  a number, one a CPU, one a GPU, or GPUs if any else CPUs [1]
+  --nproc-per-node N|cpu|gpu|auto  workers: a number, one per CPU, one per GPU, or GPUs if any else CPUs [1]
   -m, --module                     PROGRAM is the name of a Python module
-  --no-python                      run PROGRAM as it is, also if its name ends in .py
+  --no-python                      run PROGRAM as it is, even if its name ends in .py
   --expand                         replace ${local_rank} in the arguments, as torchrun does
-  --role NAME                      ROLE_NAME of the workers [default]
-  --master-port PORT               MASTER_PORT of the workers [a free one, held for the job]
-  --rdzv-id ID                     TORCHELASTIC_RUN_ID of the workers [random; several nodes: none]
+  --role NAME                      name of the workers in their prefix and in ROLE_NAME [default]
+  --master-port PORT               MASTER_PORT of the workers [a free port, kept for the job]
+  --rdzv-id ID                     name of the job, TORCHELASTIC_RUN_ID [random; on several nodes: none]
 
-Several nodes: the same command on each, and under srun no flag at all
-  --nnodes N|MIN:MAX               how many; MIN:MAX starts with MIN, and takes in more as they come [1]
-  --rdzv-endpoint HOST[:PORT]      where they meet: one of them [port 29400]
-  --node-rank N, --master-addr HOST, --master-port PORT   or so: node 0 is HOST, which they meet at [29500]
-  --local-addr HOST                where others reach this node [as it reaches the endpoint]
-  --token-file FILE                a secret of the nodes (or in DDPRUN_TOKEN): without it strangers may join
-  --join-timeout, --last-call, --node-timeout SECONDS   for MIN nodes; then for more; of silence [600, 30, 10]
+Several nodes: start the same command on each; under srun no flag is needed
+  --nnodes N|MIN:MAX               number of nodes; MIN:MAX starts with MIN and adds more as they come [1]
+  --rdzv-endpoint HOST[:PORT]      one of the nodes, where all meet [port 29400]
+  --node-rank N, --master-addr HOST, --master-port PORT   or: this node's rank, and where rank 0 is [29500]
+  --local-addr HOST                address at which others reach this node [the one it uses to the endpoint]
+  --token-file FILE                a secret of the nodes (or DDPRUN_TOKEN); without one strangers may join
+  --join-timeout, --last-call, --node-timeout SECONDS   wait for MIN nodes, for more, for a silent node [600, 30, 10]
 
 Where they run
-  --numa-binding node|socket|exclusive|core-complex   bind workers to CPUs, near their GPUs if any
-  --virtual-local-rank             each worker sees one GPU, and LOCAL_RANK 0
-  --display map                    show rank, GPU and CPUs of every worker
+  --numa-binding node|socket|exclusive|core-complex   bind each worker to CPUs, near its GPU if it has one
+  --virtual-local-rank             each worker sees only its own GPU, and has LOCAL_RANK 0
+  --display map                    show the rank, GPU and CPUs of every worker
 
 Output
-  --prefix, --no-prefix            begin lines with [ROLE RANK]: [on a terminal, or --tee]; --timestamp: and time
-  --log-dir DIR                    where files go: DIR/JOB/attempt_N/RANK/{stdout,stderr}.log [ddprun_logs]
-  -r, --redirects 0|1|2|3|RANK:N,..  to files instead: 1 stdout, 2 stderr, 3 both
-  -t, --tee 0|1|2|3|RANK:N,..      to files as well, if --log-dir is given, with a prefix
-  --local-ranks-filter RANK,..     show only these workers' output
-  --duplicate-stdout-filters, --duplicate-stderr-filters TEXT,..   lines with a text go to filtered_*.log, too
-  --log-max-size BYTES[K|M|G]      begin a file anew at this size, keeping the last one as FILE.1
+  --prefix, --no-prefix            begin each line with [ROLE RANK]: [on a terminal, or with --tee]; --timestamp: and time
+  --log-dir DIR                    log files: DIR/JOB/attempt_N/RANK/{stdout,stderr}.log [ddprun_logs]
+  -r, --redirects 0|1|2|3|RANK:N,..  write 1 stdout, 2 stderr or 3 both to log files, not to the console
+  -t, --tee 0|1|2|3|RANK:N,..      write them to log files too if --log-dir is given, and prefix the console's
+  --local-ranks-filter RANK,..     show only the output of these workers
+  --duplicate-stdout-filters, --duplicate-stderr-filters TEXT,..   copy lines with a TEXT to filtered_*.log
+  --log-max-size BYTES[K|M|G]      at this size rename a log file to FILE.1 and start a new one
 
-When something ends
-  --max-restarts N                 start all workers again after a failure, so often at most [0]
-  --restart-backoff SECONDS        wait before the first restart; twice as long before each further one [0]
-  --restart-window SECONDS         an attempt that lasted so long renews the budget of restarts
-  --restart-on-codes CODE,..       only after these: 1, 3-5, SIGKILL [any failure]
-  --timeout, --hang-timeout SECONDS  end the job after this time; ... without output or heartbeat
-  --shutdown-timeout SECONDS       from SIGTERM to SIGKILL when the job ends early [30]
-  --signals-to-handle SIGNAL,..    these end the job [SIGTERM,SIGINT,SIGHUP,SIGQUIT]
-  --forward-signals SIGNAL,..      these are passed on and end nothing [SIGUSR1,SIGUSR2]
-  --result-json, --events-json FILE  how the job ended; what happened and when, a line an event
+Failures, timeouts and signals
+  --max-restarts N                 after a failure restart all workers, at most N times [0]
+  --restart-backoff SECONDS        wait before the first restart, twice as long before each further one [0]
+  --restart-window SECONDS         an attempt that runs this long resets the restart count
+  --restart-on-codes CODE,..       restart only after these: 1, 3-5, SIGKILL [any failure]
+  --timeout, --hang-timeout SECONDS  end the job after this time; after this time without output or heartbeat
+  --shutdown-timeout SECONDS       time between SIGTERM and SIGKILL when the job ends early [30]
+  --signals-to-handle SIGNAL,..    signals that end the job [SIGTERM,SIGINT,SIGHUP,SIGQUIT]
+  --forward-signals SIGNAL,..      signals that are only passed on to the workers [SIGUSR1,SIGUSR2]
+  --result-json, --events-json FILE  write how the job ended; each event as it happens, one per line
 
-  --config FILE                    flags from a TOML file: nproc-per-node = 2
-  --dry-run                        show what would be started, and start nothing
-  --version, --help
+  --config FILE                    read flags from a TOML file, such as: nproc-per-node = 2
+  --dry-run                        show what would be started, and exit
+  -h, --help, --version            show this help, the version
 
-Every flag also with underscores, as --flag VALUE or --flag=VALUE; the last one counts. DDPRUN_<FLAG> variables
-give flags, and PET_<FLAG> those of torchrun. Accepted from it: --standalone, --rdzv-backend c10d|static,
---rdzv-conf; without effect: --monitor-interval, --start-method, --run-path, --event-log-handler, --logs-specs
+Each flag can be written with underscores, as --flag VALUE or --flag=VALUE; if repeated, the last one wins.
+DDPRUN_<FLAG> variables give flags, PET_<FLAG> those of torchrun. Also accepted: --standalone, --rdzv-conf,
+--rdzv-backend c10d|static; ignored: --monitor-interval, --start-method, --run-path, --event-log-handler, --logs-specs
 
-The first worker that fails ends the others, and ddprun exits with its code, or 128 + its signal. Ctrl-C and
-SIGTERM end the job; a second one at once.
-exit codes: 2 wrong usage, 124 timeout or hang, 125 ddprun's own failure, 126 PROGRAM not executable, 127 missing
+When a worker fails, ddprun stops the others and exits with its code, or 128 + its signal. Ctrl-C and SIGTERM end
+the job; a second one ends it at once. Exit codes: 2 usage error, 124 timeout or hang, 125 ddprun's own failure,
+126 PROGRAM is not executable, 127 PROGRAM not found
 )";
 }
 

@@ -29,7 +29,7 @@ std::optional<std::pair<int, int>> parse_node_counts(const std::string& text) {
   return std::pair(*low, *high);
 }
 
-/// The values that are left for one node.
+/// On one node these flags can have only one value.
 void check_single_node(const settings::Values& values) {
   using Check = bool (*)(const std::string& value);
   const auto expect = [&](const std::string& name, const std::string& expected, Check right) {
@@ -37,7 +37,7 @@ void check_single_node(const settings::Values& values) {
       values.reject(name, expected + " for one node (--nnodes gives more)");
   };
   expect("node-rank", "0", [](const std::string& value) { return value == "0"; });
-  if (!values.is_true("standalone"))  // which sets it aside, as it does in torchrun
+  if (!values.is_true("standalone"))  // which overrides it, as in torchrun
     expect("rdzv-endpoint", "localhost[:PORT] or this host's name", is_local_endpoint);
   expect("master-addr", "localhost or this host's name", is_this_host);
 }
@@ -52,7 +52,7 @@ void note_single_node(const settings::Values& values, std::vector<std::string>& 
       notes.push_back(values.source(name) + " has no effect: one node has no others to find");
 }
 
-/// Adds one KEY=VALUE of --rdzv-conf; a key of torchrun's that has no meaning here gets a note.
+/// Adds one KEY=VALUE of --rdzv-conf; notes torchrun's keys that have no effect here.
 void add_conf(const std::string& word, const std::vector<Setting>& keys, const settings::Values& values,
               settings::Values& conf, std::vector<std::string>& notes) {
   const auto equals = word.find('=');
@@ -70,7 +70,7 @@ void add_conf(const std::string& word, const std::vector<Setting>& keys, const s
   throw UsageError(values.source("rdzv-conf") + ": expected " + one_of(names) + ", got " + quoted(key));
 }
 
-/// --rdzv-conf: KEY=VALUE,..., with the keys of torchrun's back ends. Flags of the same meaning win.
+/// --rdzv-conf: KEY=VALUE,..., with the keys of torchrun's back ends. Flags with the same meaning win.
 void read_conf(const settings::Values& values, Options& options) {
   NodesOptions& nodes = options.nodes;
   const NodesOptions by_flags = nodes;
@@ -100,7 +100,7 @@ void read_conf(const settings::Values& values, Options& options) {
   if (values.given("node-timeout")) nodes.node_timeout = by_flags.node_timeout;
 }
 
-/// --rdzv-endpoint, or else --master-addr; both may say the same. none: neither is given
+/// --rdzv-endpoint, or else --master-addr; both may be given if they agree. none: neither is given
 std::optional<Endpoint> read_endpoint(const settings::Values& values, int default_port) {
   std::optional<std::string> master;
   values.read("master-addr", "a host's name or address", parse_host, master);
@@ -118,7 +118,7 @@ std::optional<Endpoint> read_endpoint(const settings::Values& values, int defaul
   return endpoint;
 }
 
-/// Node rank 0 runs the coordinator, where everybody expects it; the port is the coordinator's.
+/// Node rank 0 runs the coordinator, at --master-port.
 void read_static(const settings::Values& values, Options& options) {
   NodesOptions& nodes = options.nodes;
   const auto endpoint = read_endpoint(values, options.master_port.value_or(kStaticPort));
@@ -141,7 +141,7 @@ void read_static(const settings::Values& values, Options& options) {
   nodes.is_host = hosts;
 }
 
-/// The host of the endpoint runs the coordinator; the nodes have ranks as they come.
+/// The host of the endpoint runs the coordinator; nodes get ranks when they join.
 void read_dynamic(const settings::Values& values, Options& options) {
   if (!values.given("rdzv-endpoint"))
     throw UsageError(values.source("rdzv-backend") +
@@ -149,7 +149,7 @@ void read_dynamic(const settings::Values& values, Options& options) {
   options.nodes.endpoint = *read_endpoint(values, kDynamicPort);
 }
 
-/// step   none: the flags say where the nodes meet
+/// step   none: the flags tell where the nodes meet
 void read_several(const settings::Values& values, const EnvLookup& environment,
                   const std::optional<SlurmStep>& step, Options& options) {
   NodesOptions& nodes = options.nodes;

@@ -20,27 +20,27 @@ struct Options;
 struct NodesOptions {
   int min_nodes = 1, max_nodes = 1;
   Endpoint endpoint;  ///< of the coordinator
-  /// This node runs the coordinator, or another does; none: whoever the endpoint's address belongs to.
+  /// Whether this node runs the coordinator; none: the node that the endpoint's address belongs to runs it.
   std::optional<bool> is_host;
   std::optional<int> node_rank;
   std::string node_name;          ///< empty: the host's name
-  std::string local_addr;         ///< where other nodes reach this one; empty: found out
+  std::string local_addr;         ///< where other nodes reach this one; empty: detected
   std::string token;              ///< empty: none
-  bool token_is_derived = false;  ///< of Slurm's variables: keeps strangers' mistakes out, not attackers
+  bool token_is_derived = false;  ///< from Slurm's variables: protects from mistakes, not from attackers
   std::chrono::milliseconds join_timeout{600'000}, last_call{30'000}, node_timeout{10'000};
   std::vector<std::string> names;                   ///< of all nodes by node rank, where known (Slurm)
   int first_local_rank = 0;                         ///< Slurm, several tasks a node: this task's local rank
-  std::optional<int> local_world_size;              ///< and how many there are on this node
+  std::optional<int> local_world_size;              ///< and the number of tasks on this node
   std::optional<int> group_rank, group_world_size;  ///< then the node's index and count, for GROUP_RANK
   bool several() const { return max_nodes > 1; }
 };
 
-/// Most nodes that a job may be asked for.
+/// Limit of --nnodes.
 constexpr int kMaxNodes = 100'000;
 
-/// The flags that say how many nodes there are and how they find each other, or else Slurm's variables:
-/// options.nodes, and what depends on it: master_port, run_id, notes. The flags that need no others must be
-/// set. throws UsageError; IoError for --token-file
+/// Reads how many nodes there are and how they find each other, from flags or else from Slurm's variables,
+/// into options.nodes and what depends on it: master_port, run_id, notes. Flags that do not depend on
+/// others must be set. throws UsageError; IoError for --token-file
 void read_nodes(const settings::Values& values, const EnvLookup& environment, Options& options);
 
 }  // namespace ddprun::launcher

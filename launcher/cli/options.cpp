@@ -11,12 +11,12 @@
 namespace ddprun::launcher {
 namespace {
 
-/// Flags that scripts pass to torchrun and that change nothing here.
+/// Notes flags of torchrun that have no effect here.
 void note_without_effect(const settings::Values& values, std::vector<std::string>& notes) {
   const std::pair<const char*, const char*> reasons[] = {
       {"monitor-interval", "ddprun does not poll"},
-      {"start-method", "every worker is a program of its own"},
-      {"run-path", "a script is run as a program of its own"},
+      {"start-method", "every worker is its own process"},
+      {"run-path", "every script runs in its own process"},
       {"event-log-handler", "see --events-json"},
       {"logs-specs", "see --log-dir, --redirects and --tee"},
   };
@@ -24,7 +24,7 @@ void note_without_effect(const settings::Values& values, std::vector<std::string
     if (values.given(name)) notes.push_back("--" + std::string(name) + " has no effect: " + reason);
 }
 
-/// A signal ends the job or is passed on: of a default and what the user says, the user's word counts.
+/// A signal either ends the job or is passed on. What the user says wins over a default.
 void settle_signals(const settings::Values& values, Options& options) {
   std::vector<int>& ending = options.ending_signals;
   std::vector<int>& forwarded = options.forwarded_signals;
@@ -41,7 +41,7 @@ void settle_signals(const settings::Values& values, Options& options) {
   }
 }
 
-/// The texts of these flags are kept as they are once they are known to be right.
+/// Refuses wrong texts early; the options keep them as texts.
 void check_output(const settings::Values& values) {
   for (const char* name : {"redirects", "tee"})
     if (values.given(name)) parse_stream_selection(values.source(name), values.text(name));

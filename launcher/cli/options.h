@@ -22,12 +22,12 @@ struct WorkersWanted {
   int count = 1;  ///< only for kCount
 };
 
-/// What PROGRAM is, as torchrun tells it: by -m, --no-python, or its name ending in ".py".
+/// What PROGRAM is, by torchrun's rules: -m, --no-python, or a name that ends in ".py".
 enum class ProgramKind { kExecutable, kPythonScript, kPythonModule };
 
-/// Where the workers' output goes. The texts are checked, and mean what torchrun says.
+/// Where the workers' output goes. The texts are checked and have torchrun's meaning.
 struct OutputOptions {
-  std::optional<std::filesystem::path> log_dir;  ///< none: no files are asked for
+  std::optional<std::filesystem::path> log_dir;  ///< none: no files were requested
   std::string redirects = "0";
   std::string tee = "0";
   std::string local_ranks_filter;
@@ -37,18 +37,18 @@ struct OutputOptions {
   std::size_t log_max_size = 0;  ///< bytes; 0: no limit
 };
 
-/// What the user asked for. Everything here is checked; nothing was looked up on the host yet.
+/// What the user asked for: checked, but nothing has been looked up on the host yet.
 struct Options {
   WorkersWanted nproc_per_node;
   std::string role = "default";
   NodesOptions nodes;
   std::string run_id;              ///< empty: a random one
-  std::optional<int> master_port;  ///< of the workers' store; none: a free one
+  std::optional<int> master_port;  ///< of the workers' store; none: a free port
 
-  std::chrono::milliseconds shutdown_timeout{30'000};  ///< from asking the workers to end to SIGKILL
+  std::chrono::milliseconds shutdown_timeout{30'000};  ///< from SIGTERM to SIGKILL
   std::optional<std::chrono::milliseconds> timeout, hang_timeout;
   std::vector<int> ending_signals{SIGTERM, SIGINT, SIGHUP, SIGQUIT};  ///< end the job
-  std::vector<int> forwarded_signals{SIGUSR1, SIGUSR2};               ///< are passed on and end nothing
+  std::vector<int> forwarded_signals{SIGUSR1, SIGUSR2};               ///< only passed on
 
   RestartSettings restart;
   OutputOptions output;
@@ -56,21 +56,20 @@ struct Options {
   std::string numa_binding;                        ///< node, socket, exclusive, core-complex; empty: none
   bool virtual_local_rank = false;
   bool display_map = false;
-  bool dry_run = false;  ///< show what would be started, and start nothing
+  bool dry_run = false;  ///< show what would be started, and exit
 
-  bool help = false;  ///< show help_text() and do nothing else
+  bool help = false;  ///< show help_text() and exit
   bool version = false;
-  std::vector<std::string> notes;  ///< for the user, one line each: flags that change nothing here
+  std::vector<std::string> notes;  ///< for the user, one line each: flags without effect
   ProgramKind program_kind = ProgramKind::kExecutable;
-  bool expand = false;               ///< torchrun's ${local_rank} in the program's arguments
+  bool expand = false;               ///< replace ${local_rank} in the program's arguments
   std::vector<std::string> program;  ///< program and arguments, byte for byte; never empty in a run
 };
 
-/// Most workers that one node may be asked for: a typing error must not fork until the machine gives up.
+/// Limit of --nproc-per-node: a typing error must not fork until the machine gives up.
 constexpr int kMaxWorkersPerNode = 4096;
 
-/// Reads the command line without argv[0], over DDPRUN_<FLAG> and PET_<FLAG> variables, over the --config
-/// file. Our flags end at the first word that is none, or at "--"; from there on everything is the program's.
+/// Reads the command line (without argv[0]), the variables and the --config file, see read_command_line().
 /// throws UsageError, IoError for the --config file
 Options parse_options(const std::vector<std::string>& arguments, const EnvLookup& environment = process_env);
 

@@ -13,10 +13,10 @@ namespace {
 
 constexpr int kMaxTasks = 100'000;
 constexpr std::int64_t kLastId = 0xfffffffe;
-/// From here on numbers of steps stand for what is no step: batch scripts, shells of salloc.
+/// Step numbers from here on mean batch scripts and shells of salloc.
 constexpr std::int64_t kFirstSpecialStep = 0xfffffff0;
 
-/// Below the ports that the kernel gives away by itself, and below those that torchrun has by default.
+/// Below the kernel's ephemeral ports, and below torchrun's defaults.
 constexpr int kFirstPort = 20000, kPorts = 9000;
 
 [[noreturn]] void reject(const std::string& name, const std::string& expected,
@@ -33,7 +33,7 @@ std::int64_t read_number(const EnvLookup& environment, const std::string& name, 
   return *value;
 }
 
-/// The nodes by name; this one must be where SLURM_NODEID says.
+/// Reads the nodes' names; this node's must be at SLURM_NODEID.
 void read_nodes(const EnvLookup& environment, SlurmStep& step) {
   const auto size = static_cast<std::size_t>(read_number(environment, "SLURM_STEP_NUM_NODES", 1, step.tasks));
   const auto text = environment("SLURM_STEP_NODELIST");
@@ -64,7 +64,7 @@ void read_node_tasks(const EnvLookup& environment, SlurmStep& step) {
   step.node_task = static_cast<int>(read_number(environment, "SLURM_LOCALID", 0, step.node_tasks - 1));
 }
 
-/// The number of the step that this process is in; none: it is in none.
+/// The number of this process's step; none: there is no step.
 std::optional<std::int64_t> step_number(const EnvLookup& environment) {
   if (!environment("SLURM_STEP_ID")) return {};
   const auto number = read_number(environment, "SLURM_STEP_ID", 0, kLastId);
@@ -74,11 +74,11 @@ std::optional<std::int64_t> step_number(const EnvLookup& environment) {
 bool sets_slurm_aside(const settings::Values& values, const EnvLookup& environment) {
   for (const char* name : {"nnodes", "node-rank", "rdzv-endpoint", "master-addr"})
     if (values.given(name)) return true;
-  // The tasks of the step are workers of the ddprun around this one.
+  // Then this is a worker of another ddprun, and the step's tasks are that job's.
   return values.is_true("standalone") || environment(kJobIdVariable);
 }
 
-/// srun starts one task for each worker: ddprun adds none, and knows nothing of the others of its node.
+/// srun starts one task per worker: this ddprun starts one worker and cannot see the others on its node.
 void check_task_flags(const SlurmStep& step, const settings::Values& values, const Options& options) {
   const std::string tasks = std::to_string(step.tasks) + " tasks on " + std::to_string(step.nodes.size()) +
                             (step.nodes.size() == 1 ? " node" : " nodes");
@@ -102,12 +102,12 @@ std::optional<SlurmStep> slurm_step(const EnvLookup& environment) {
   SlurmStep step;
   step.tasks = static_cast<int>(read_number(environment, "SLURM_STEP_NUM_TASKS", 1, kMaxTasks));
   if (step.tasks == 1) return {};
-  // Where they differ the step's variables are of another job, from which this one was submitted.
+  // If they differ, the step's variables belong to another job, which submitted this one.
   if (const auto tasks = environment("SLURM_NTASKS"); tasks && *tasks != std::to_string(step.tasks))
     reject("SLURM_NTASKS", "SLURM_STEP_NUM_TASKS=" + std::to_string(step.tasks), tasks);
   const auto job = read_number(environment, "SLURM_JOB_ID", 1, kLastId);
   step.id = std::to_string(job) + "." + std::to_string(*number);
-  // Jobs side by side have ports that are far apart, so that their steps have others, too.
+  // Neighbouring jobs get ports that are far apart, so that their steps do not share one.
   step.port = kFirstPort + static_cast<int>((job * 131 + *number) % kPorts);
   read_nodes(environment, step);
   read_node_tasks(environment, step);
@@ -129,7 +129,7 @@ std::optional<SlurmStep> job_step(const settings::Values& values, const EnvLooku
 void apply_step(const SlurmStep& step, const settings::Values& values, Options& options) {
   NodesOptions& nodes = options.nodes;
   const std::string& name = step.nodes[static_cast<std::size_t>(step.node)];
-  // On one node nothing has to be reached from outside.
+  // On one node nobody connects from outside.
   nodes.endpoint = {step.nodes.size() == 1 ? "127.0.0.1" : step.nodes[0], step.port};
   const bool hosts = step.node == 0 && step.node_task == 0;
   if (nodes.is_host.value_or(hosts) != hosts)

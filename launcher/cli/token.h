@@ -10,11 +10,11 @@ class Values;
 
 namespace ddprun::launcher {
 
-/// The variable that holds the token: never a flag, since command lines can be read by everybody.
+/// The variable that holds the token. There is no such flag, since everybody can read command lines.
 inline constexpr const char* kTokenVariable = "DDPRUN_TOKEN";
 
-/// What the nodes of a job have in common and strangers do not know: of --token-file, else of DDPRUN_TOKEN;
-/// empty: none. throws UsageError, also for a file that others may read; IoError
+/// The secret that the nodes of a job share, from --token-file, else from DDPRUN_TOKEN; empty: none.
+/// throws UsageError, also for a file that others can read; IoError
 std::string read_token(const settings::Values& values, const EnvLookup& environment);
 
 }  // namespace ddprun::launcher

@@ -6,7 +6,7 @@
 
 #include <ddprun/common/settings/command.h>
 #include "worker/commands/env_report.h"
-#include "worker/config/sections.h"
+#include "worker/config/settings.h"
 
 namespace ddprun::worker {
 namespace {

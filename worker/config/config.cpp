@@ -8,7 +8,7 @@
 #include <ddprun/common/errors.h>
 #include <ddprun/common/settings/toml.h>
 #include <ddprun/common/text/printable.h>
-#include "worker/config/sections.h"
+#include "worker/config/settings.h"
 #include "worker/config/task_entry.h"
 
 namespace ddprun::worker {

@@ -1,5 +1,5 @@
 #include <ddprun/common/errors.h>
-#include "worker/config/sections.h"
+#include "worker/config/settings.h"
 
 namespace ddprun::worker {
 

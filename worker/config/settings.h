@@ -1,4 +1,4 @@
-// The settings of each section, bound to the configuration that they set.
+// The settings of all tasks, bound to the configuration that they set.
 #pragma once
 
 #include <chrono>
@@ -10,19 +10,8 @@
 
 namespace ddprun::worker {
 
-using Settings = std::vector<settings::Setting>;
-
-Settings data_settings(Config& config);
-Settings model_settings(Config& config);
-Settings optim_settings(Config& config);
-Settings train_settings(Config& config);
-Settings checkpoint_settings(Config& config);
-Settings precision_settings(Config& config);
-Settings ddp_settings(Config& config);
-Settings report_settings(Config& config);
-
-/// The task and all of them, each with its section's name. The configuration must outlive them.
-Settings all_settings(Config& config);
+/// The name of the task and all settings, by sections. The configuration must outlive them.
+std::vector<settings::Setting> all_settings(Config& config);
 
 settings::Setting device_setting(ddp::DeviceChoice& device);
 settings::Setting backend_setting(ddp::BackendChoice& backend);

@@ -1,0 +1,339 @@
+#include "worker/config/settings.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include <ddprun/common/errors.h>
+#include <ddprun/train/state/checkpoint_name.h>
+
+namespace ddprun::worker {
+namespace {
+
+using Settings = std::vector<settings::Setting>;
+using settings::Range;
+using settings::Setting;
+using settings::Value;
+
+Range positive() { return {0, 1e30, true, "a number above 0"}; }
+Range from_zero() { return {0, 1e30, false, "a number from 0"}; }
+
+/// cosine: units, or the word epochs for all that the run has.
+Setting t_max(std::int64_t& target) {
+  const auto parse = [](const std::string& text) {
+    return text == "epochs" ? std::optional<std::int64_t>(0)
+                            : parse_integer(text, std::int64_t{1}, settings::kMaxInt);
+  };
+  Setting setting =
+      settings::parsed("t-max", target, parse, integer_from(1, settings::kMaxInt) + ", or epochs",
+                       "cosine: epochs or steps until the lowest learning rate; epochs: all of the run's");
+  setting.kind = Setting::Kind::kIntegerOrText;
+  setting.type_name = "N|epochs";
+  setting.get = [&target]() -> std::optional<Value> {
+    if (target == 0) return "epochs";
+    return target;
+  };
+  return setting;
+}
+
+/// Refuses a wrong pattern before the training begins, not at its first checkpoint.
+Setting checkpoint_pattern(std::string& target) {
+  auto setting =
+      settings::text("checkpoint-name", target,
+                     "how the best are called: text with {epoch}, {step} or a metric in braces, as "
+                     "{val_loss:.3f} (default: {epoch}-{step})")
+          .type("PATTERN");
+  setting.set = [&target](const std::string& pattern) {
+    try {
+      train::checkpoint_name(pattern, {}, 0, 0);
+    } catch (const UsageError&) {
+      return "a pattern such as {epoch:02d}-{val_loss:.3f}";
+    }
+    target = pattern;
+    return "";
+  };
+  return setting;
+}
+
+Settings data_settings(Config& config) {
+  using namespace settings;
+  auto& data = config.data;
+  auto& sam = config.sam;
+  return {
+      text("data", data.source, "a folder with the data set, or its name")
+          .type("DIR|NAME")
+          .only({"mnist", "cifar10"}),
+      text("data", data.source,
+           "a CSV table whose last column is the label, 0 or 1 (default: random samples)")
+          .type("FILE.csv")
+          .only({"linear"}),
+      text("data", data.source, "a folder with images/ and masks/, or the name of a data set")
+          .type("DIR|NAME")
+          .only({"sam"}),
+      path("points", sam.points,
+           "a CSV or NPY file of prompts: index,y,x (default: random points on the objects)")
+          .only({"sam"}),
+      integer("points-per-image", sam.points_per_image, 1, 256, "how many random points to draw per image")
+          .only({"sam"}),
+      integer("limit-train", data.limit_train, 1, kMaxCount, "use only the first N training samples"),
+      integer("limit-val", data.limit_val, 1, kMaxCount, "use only the first N validation samples")
+          .only({"linear", "mnist", "cifar10", "sam"}),
+      integer("limit-test", data.limit_test, 1, kMaxCount, "use only the first N test samples")
+          .only({"mnist", "cifar10"}),
+      number("val-split", data.val_split, {0, 0.999, false, "a part from 0, below 1"},
+             "hold out this fraction of the training set for validation; 0: none")
+          .only({"linear", "mnist", "cifar10", "sam"}),
+      boolean("val-on-test", data.val_on_test, "validate on the test set, as the original script does")
+          .only({"cifar10"}),
+      negated("augment", data.augment, "do not crop and flip images at random").only({"cifar10"}),
+      integer("loader-threads", config.train.loader_threads, 0, 64,
+              "threads that prepare batches; 0: the training thread does"),
+  };
+}
+
+Settings model_settings(Config& config) {
+  using namespace settings;
+  auto& model = config.model;
+  auto& sam = config.sam;
+  return {
+      path("init-weights", model.init_weights,
+           "start from these weights: .pt (ours or a Python state_dict) or .safetensors"),
+      number("dropout", model.dropout, {0, 1, false, "a probability from 0 to 1"},
+             "probability of both dropout layers (default: 0.25 and 0.5)")
+          .only({"mnist"}),
+      choice("loss", model.loss, {"mse", "cross_entropy"},
+             "mse or cross_entropy (the tutorial's, which learns nothing here)")
+          .only({"toy"}),
+      choice("loss", model.loss, {"dice", "dice_focal", "dice_bce"},
+             "dice, dice_focal (Dice + 20 x focal, as SAM was trained) or dice_bce")
+          .only({"sam"}),
+      text("architecture", sam.architecture, "size of a new model: small, base, large, huge or a config.json")
+          .type("NAME|FILE")
+          .only({"sam"}),
+      integer("image-size", sam.image_size, 1, 16384,
+              "side of a new model's input in pixels (default: the architecture's)")
+          .only({"sam"}),
+      path("checkpoint", sam.checkpoint,
+           "start from a SamModel of transformers: its folder, or the weights file in it")
+          .type("DIR|FILE")
+          .only({"sam"}),
+      choice("freeze", sam.freeze, {"none", "encoder", "prompt"},
+             "do not train this part: none, encoder or prompt")
+          .only({"sam"}),
+      boolean("gradient-checkpointing", sam.gradient_checkpointing,
+              "save memory: compute the encoder's layers again in the backward pass")
+          .only({"sam"}),
+      path("embedding-cache", sam.embedding_cache,
+           "store a frozen encoder's outputs in this folder and reuse them")
+          .type("DIR")
+          .only({"sam"}),
+      choice("stem", model.stem, {"imagenet", "cifar"},
+             "first layers: imagenet (7x7, stride 2, pooling, as in torchvision) or cifar (3x3)")
+          .only({"cifar10"}),
+      number("label-smoothing", model.label_smoothing, {0, 1, false, "a part from 0 to 1"},
+             "spread this fraction of the target over all classes")
+          .only({"cifar10"}),
+  };
+}
+
+Settings optim_settings(Config& config) {
+  using namespace settings;
+  auto& optim = config.train.optim;
+  using train::LrScheduleKind;
+  using train::OptimizerKind;
+  return {
+      number("lr", optim.optimizer.lr, positive(), "learning rate"),
+      choice<OptimizerKind>("optimizer", optim.optimizer.kind,
+                            {{"sgd", OptimizerKind::kSgd},
+                             {"adam", OptimizerKind::kAdam},
+                             {"adamw", OptimizerKind::kAdamW},
+                             {"adadelta", OptimizerKind::kAdadelta}},
+                            "sgd, adam, adamw or adadelta"),
+      number("momentum", optim.optimizer.momentum, {0, 1, false, "a number from 0 to 1"}, "momentum of sgd"),
+      number("weight-decay", optim.optimizer.weight_decay, from_zero(),
+             "weight decay (default: adamw 0.01, else 0)"),
+      choice<bool>("scale-lr", optim.scale_lr, {{"none", false}, {"linear", true}},
+                   "linear: multiply the learning rate by the number of ranks"),
+      choice<LrScheduleKind>("lr-schedule", optim.schedule,
+                             {{"none", LrScheduleKind::kNone},
+                              {"step", LrScheduleKind::kStep},
+                              {"cosine", LrScheduleKind::kCosine},
+                              {"one-cycle", LrScheduleKind::kOneCycle},
+                              {"plateau", LrScheduleKind::kPlateau}},
+                             "how the learning rate changes: none, step, cosine, one-cycle or plateau"),
+      choice<bool>("lr-interval", optim.schedule_per_step, {{"epoch", false}, {"step", true}},
+                   "when the schedule advances: every epoch or every optimizer step"),
+      t_max(optim.t_max),
+      integer("step-size", optim.step_size, 1, kMaxInt, "step: epochs or steps between two changes"),
+      number("gamma", optim.gamma, {0, 1, true, "a number above 0, 1 at most"},
+             "step, plateau: multiply the learning rate by this"),
+      integer("plateau-patience", optim.plateau_patience, 0, kMaxInt,
+              "plateau: epochs without improvement of --monitor before the learning rate falls"),
+      integer("warmup-steps", optim.warmup_steps, 0, kMaxInt,
+              "raise the learning rate linearly over the first N optimizer steps"),
+      number("clip-norm", optim.clip_norm, from_zero(), "limit the norm of the gradients; 0: no limit"),
+      number("clip-value", optim.clip_value, from_zero(),
+             "limit the absolute value of each gradient; 0: no limit"),
+      number("ema", optim.ema, {0, 1, true, "a decay above 0, 1 at most"},
+             "evaluate a moving average of the weights with this decay"),
+  };
+}
+
+Settings train_settings(Config& config) {
+  using namespace settings;
+  auto& train = config.train;
+  return {
+      path("out", train.out, "write the run to this folder (default: runs/<task>-<UTC time>)")
+          .type("DIR")
+          .of_this_run(),
+      integer("epochs", train.epochs, 1, kMaxInt, "passes over the training set"),
+      integer("max-steps", train.max_steps, 1, kMaxCount, "stop after N optimizer steps"),
+      number("max-time", train.max_seconds, {0, 1e9, true, "seconds above 0"}, "stop after this time")
+          .type("SECONDS"),
+      integer("batch-size", train.batch_size, 1, kMaxInt, "samples per batch on each rank"),
+      integer("accumulate", train.accumulate, 1, kMaxInt, "batches per optimizer step"),
+      integer("val-every-steps", train.val_every_steps, 1, kMaxInt,
+              "validate every N steps instead of every epoch")
+          .only({"linear", "mnist", "cifar10", "sam"}),
+      integer("sanity-batches", train.sanity_batches, 0, kMaxInt,
+              "validate N batches before training, to find mistakes early")
+          .only({"linear", "mnist", "cifar10", "sam"}),
+      integer("seed", train.seed, 0, kMaxCount, "seed of everything random"),
+      boolean("deterministic", config.deterministic, "use only algorithms that repeat bit for bit"),
+  };
+}
+
+Settings checkpoint_settings(Config& config) {
+  using namespace settings;
+  auto& checkpoint = config.train.checkpoint;
+  return {
+      text("resume", checkpoint.resume,
+           "continue from a checkpoint: a file, or auto for the newest good one in --out")
+          .type("auto|FILE")
+          .of_this_run(),
+      integer("checkpoint-every-steps", checkpoint.every_steps, 1, kMaxInt,
+              "also save a checkpoint every N steps"),
+      integer("save-every", checkpoint.save_every, 1, kMaxInt,
+              "save a checkpoint after epochs 0, N, 2N, ... and the last one"),
+      boolean("save-last", checkpoint.save_last, "keep the newest checkpoint as last.pt"),
+      integer("save-top-k", checkpoint.top_k, -1, kMaxInt, "also keep the N best checkpoints; -1: all"),
+      checkpoint_pattern(checkpoint.filename),
+      text("monitor", checkpoint.monitor,
+           "metric that decides which checkpoint is best (default: the validation, test or training loss)")
+          .type("METRIC"),
+      choice("mode", checkpoint.mode, {"min", "max"},
+             "whether a smaller or larger --monitor is better (default: by its name)"),
+      integer("patience", checkpoint.patience, 0, kMaxInt,
+              "stop after N validations without improvement; 0: never"),
+      number("min-delta", checkpoint.min_delta, {0, 1e30, false, "a number from 0"},
+             "smallest change that counts as an improvement"),
+  };
+}
+
+Settings precision_settings(Config& config) {
+  using namespace settings;
+  using train::Precision;
+  auto& precision = config.train.precision;
+  return {
+      device_setting(config.device),
+      choice<Precision>(
+          "precision", precision.precision,
+          {{"32", Precision::k32}, {"bf16-mixed", Precision::kBf16Mixed}, {"16-mixed", Precision::k16Mixed}},
+          "32, bf16-mixed or 16-mixed (bf16-mixed on a CPU)"),
+      boolean("channels-last", precision.channels_last, "use the channels-last memory format"),
+  };
+}
+
+/// How the ranks work together. PyTorch's names where it has them.
+Settings ddp_settings(Config& config) {
+  using namespace settings;
+  auto& ddp = config.train.parallel;
+  return {
+      backend_setting(config.backend),
+      seconds("timeout", config.timeout, "fail if a collective, or connecting all ranks, takes longer"),
+      integer("bucket-mb", ddp.bucket_mb, 1, 1 << 20, "all-reduce gradients in buckets of N MiB"),
+      boolean("find-unused", ddp.find_unused, "allow steps that use only some of the parameters"),
+      boolean("static-graph", ddp.static_graph, "promise that every step uses the same parameters"),
+      negated("bucket-view", ddp.bucket_view, "keep gradients in separate memory instead of in the buckets"),
+      choice("comm-hook", ddp.comm_hook, {"none", "fp16", "bf16", "powersgd"},
+             "compress gradients for the all-reduce: none, fp16, bf16 or powersgd")
+          .type("HOOK"),
+      boolean("sync-bn", ddp.sync_batch_norm, "compute batch norm over the batches of all ranks")
+          .only({"cifar10"}),
+      boolean("zero1", ddp.zero1, "split the optimizer's state over the ranks (ZeRO-1)"),
+      boolean("fsdp", ddp.fsdp, "split parameters, gradients and optimizer state over the ranks (FSDP)"),
+      boolean("join", ddp.join, "use no sample twice: ranks may take different numbers of steps"),
+      boolean("nan-check", ddp.nan_check,
+              "stop at the first gradient that is NaN or infinite, naming parameter and rank"),
+  };
+}
+
+Settings report_settings(Config& config) {
+  using namespace settings;
+  auto& train = config.train;
+  return {
+      integer("log-interval", train.log_interval, 1, kMaxInt, "log every N steps"),
+      negated("progress", train.progress, "show no progress bar"),
+      negated("tensorboard", train.tensorboard, "write no event file for TensorBoard"),
+      negated("report", train.report, "write no report.html and no figures at the end"),
+      boolean("profile", train.profile,
+              "profile ten steps of rank 0 into profile/: a trace and the slowest operators"),
+      path("log-indices", train.log_indices, "write the indices of every step's samples to FILE.<rank>")
+          .of_this_run(),
+  };
+}
+
+}  // namespace
+
+Setting seconds(std::string name, std::chrono::milliseconds& target, std::string help) {
+  const auto parse = [](const std::string& text) -> std::optional<std::chrono::milliseconds> {
+    const auto value = parse_number(text);
+    if (!value || *value <= 0 || *value > 1e9) return {};
+    return std::chrono::milliseconds(std::max<std::int64_t>(1, std::llround(*value * 1000)));
+  };
+  Setting setting = settings::parsed(std::move(name), target, parse, "seconds above 0", std::move(help));
+  setting.kind = Setting::Kind::kNumber;
+  setting.type_name = "SECONDS";
+  setting.get = [&target]() -> std::optional<Value> {
+    if (target.count() <= 0) return {};
+    return std::chrono::duration<double>(target).count();
+  };
+  return setting;
+}
+
+Setting device_setting(ddp::DeviceChoice& device) {
+  using ddp::DeviceChoice;
+  return settings::choice<DeviceChoice>(
+      "device", device,
+      {{"auto", DeviceChoice::kAuto}, {"cpu", DeviceChoice::kCpu}, {"cuda", DeviceChoice::kCuda}},
+      "auto, cpu or cuda; auto: a GPU if there is one");
+}
+
+Setting backend_setting(ddp::BackendChoice& backend) {
+  using ddp::BackendChoice;
+  return settings::choice<BackendChoice>(
+      "backend", backend,
+      {{"auto", BackendChoice::kAuto}, {"gloo", BackendChoice::kGloo}, {"nccl", BackendChoice::kNccl}},
+      "auto, gloo or nccl; auto: NCCL if each rank has its own GPU");
+}
+
+Settings all_settings(Config& config) {
+  Settings all = {settings::choice("task", config.task, {config.task}, "").not_a_flag()};
+  const auto add = [&](const char* section, Settings settings) {
+    for (auto& setting : settings) {
+      setting.section = section;
+      setting.may_be_empty = setting.kind == Setting::Kind::kText;
+      all.push_back(std::move(setting));
+    }
+  };
+  add("data", data_settings(config));
+  add("model", model_settings(config));
+  add("optim", optim_settings(config));
+  add("train", train_settings(config));
+  add("checkpoint", checkpoint_settings(config));
+  add("precision", precision_settings(config));
+  add("ddp", ddp_settings(config));
+  add("report", report_settings(config));
+  return all;
+}
+
+}  // namespace ddprun::worker
