@@ -25,12 +25,13 @@ int main(int argc, char** argv) {
   using namespace ddprun::worker;
   prepare_worker("worker");
   if (const auto exit_code = run_command(argc, argv)) return *exit_code;
-  ::signal(SIGUSR1, SIG_IGN);  // it asks for a checkpoint: outside of the training there is nothing to save
+  ::signal(SIGUSR1, SIG_IGN);  // it requests a checkpoint: outside of training there is nothing to save
   Config config = parse_config(argc, argv, all_tasks());
   const WorkerEnv env = from_env();
   const ddp::SignalThread dump_on_request(SIGUSR2, [] { ddp::dump_flight("SIGUSR2"); });
-  config.train.heartbeat = Heartbeat(env.heartbeat_fd);  // early: its number is nobody else's yet
-  // Early: LibTorch learns of CUDA now or never.
+  config.train.heartbeat =
+      Heartbeat(env.heartbeat_fd);  // early, before anything reuses the descriptor's number
+  // Early: LibTorch looks for CUDA only once.
   const auto chosen = ddp::choose_device(config.device, env.local_rank);
   if (chosen.device.is_cuda()) config.train.gpu_uuid = chosen.id;
   check_precision(config, chosen.device);

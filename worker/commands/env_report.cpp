@@ -29,7 +29,7 @@ constexpr const char* kShownVariables =
 
 std::string message_of(std::exception_ptr error) { return describe_failure(error).message; }
 
-/// Runs check and keeps what it throws as a problem. True if it threw nothing.
+/// Runs check and records what it throws as a problem. Returns whether it succeeded.
 template <typename Check>
 bool try_to(EnvReport& report, Check check) {
   try {
@@ -41,7 +41,7 @@ bool try_to(EnvReport& report, Check check) {
   }
 }
 
-/// Reads the variables; each that is wrong is told, and read as one that is right.
+/// Reads the variables; records each wrong one and goes on with a valid value in its place.
 void read_variables(EnvReport& report, const EnvLookup& lookup) {
   std::map<std::string, std::string> instead;
   const EnvLookup corrected = [&](const std::string& name) {
@@ -74,7 +74,7 @@ void show_rank(EnvReport& report, const ddp::RankDevice& device, const ddp::Cuda
     report.lines.push_back({"this rank", name, value});
   };
   const auto of = [](int index, int count) { return std::to_string(index) + " of " + std::to_string(count); };
-  if (report.problems.empty()) {  // else what stands in for a wrong variable would show
+  if (report.problems.empty()) {  // otherwise these could be placeholders for wrong variables
     add("rank", of(env.rank, env.world_size));
     add("local rank",
         of(env.local_rank, env.local_world_size) + " on node " + of(env.group_rank, env.group_world_size));
@@ -141,7 +141,7 @@ RankRow decode(const std::string& text) {
   return {json.at(0).get<std::vector<std::string>>(), json.at(1).get<std::vector<std::string>>()};
 }
 
-/// What can only be seen when the ranks are side by side.
+/// Finds problems that show only when ranks are compared.
 void compare(std::vector<RankRow>& ranks) {
   std::map<std::pair<std::string, std::string>, std::string> place_of;
   for (auto& rank : ranks) {

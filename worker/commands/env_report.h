@@ -8,7 +8,7 @@
 
 namespace ddprun::worker {
 
-/// What one rank finds around it.
+/// What one rank finds out about its environment.
 struct EnvReport {
   struct Line {
     std::string section;  ///< "variables", "this rank", "libraries"
@@ -16,15 +16,15 @@ struct EnvReport {
     std::string value;
   };
   std::vector<Line> lines;
-  std::vector<std::string> problems;  ///< one line each: what is wrong, what was expected, what was got
-  WorkerEnv env;                      ///< as far as it could be read
-  bool can_meet = false;              ///< nothing is wrong that keeps it from the other ranks
+  std::vector<std::string> problems;  ///< one line each: what is wrong, what was expected and found
+  WorkerEnv env;                      ///< the variables, as far as they could be read
+  bool can_meet = false;              ///< no problem keeps it from connecting to the other ranks
 };
 
-/// Looks at this process's environment and host, and asks nobody else.
+/// Inspects this process's environment and host without contacting other ranks.
 EnvReport inspect_environment(const EnvLookup& lookup, const ddp::ProcessGroup::Options& options);
 
-/// What one rank tells the others.
+/// What ranks tell each other.
 struct RankRow {
   std::vector<std::string> cells;     ///< as kRankColumns
   std::vector<std::string> problems;  ///< of that rank
@@ -32,12 +32,12 @@ struct RankRow {
 inline const std::vector<std::string> kRankColumns = {"rank",    "host",    "local rank", "device",
                                                       "backend", "address", "torch"};
 
-/// Meets the other ranks, if it can. What goes wrong is added to the problems.
+/// Connects to the other ranks if it can. Adds what goes wrong to the problems.
 ///
-/// returns  every rank's row, by rank; this rank's alone if they did not meet
+/// returns  every rank's row, by rank; only this rank's if they could not connect
 std::vector<RankRow> meet_ranks(EnvReport& report, const ddp::ProcessGroup::Options& options);
 
-/// The report as text: sections, the table of ranks, and at the end what is wrong or "all is fine".
+/// The report as text: sections, the table of ranks, and at the end the problems or "all is fine".
 std::string to_text(const EnvReport& report, const std::vector<RankRow>& ranks);
 
 }  // namespace ddprun::worker

@@ -45,7 +45,7 @@ std::optional<ExportFlags> parse_export_flags(int argc, char** argv) {
   return flags;
 }
 
-/// What is a folder, ends in '/' or has no file's ending: a folder's name may have a dot.
+/// An existing folder, or a path that ends in '/' or not in a file's extension: folder names may have a dot.
 bool is_folder(const std::filesystem::path& out) {
   std::error_code unknown;
   const auto kind = out.extension();
@@ -59,13 +59,13 @@ void write_state_dict(const std::filesystem::path& path, const train::StateDict&
   serialize::write_pt(path, dict);
 }
 
-/// What is asked for: the weights, and for a folder, for it alone, the model's shape too.
+/// The weights; for a folder the model's shape, too.
 struct Exported {
   train::StateDict weights;
   std::string model_config = {};
 };
 
-/// throws  UsageError for a folder of what is no SAM's checkpoint; IoError
+/// throws  UsageError if OUT is a folder and the checkpoint not a SAM's; IoError
 Exported read_checkpoint(const ExportFlags& flags) {
   const auto& path = flags.checkpoint;
   if (!is_folder(flags.out))

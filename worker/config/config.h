@@ -20,8 +20,8 @@ struct Config {
     std::int64_t limit_train = 0;  ///< samples over all ranks; 0: all
     std::int64_t limit_val = 0;
     std::int64_t limit_test = 0;
-    double val_split = 0;      ///< part of the training set that is for validation; 0: none
-    bool val_on_test = false;  ///< validation on the test set, in place of a part of the training set
+    double val_split = 0;      ///< fraction of the training set that is held out for validation; 0: none
+    bool val_on_test = false;  ///< validate on the test set instead
     bool augment = true;
   } data;
 
@@ -35,30 +35,30 @@ struct Config {
 
   struct Sam {
     std::string architecture = "small";     ///< small, base, large, huge or a config.json
-    std::int64_t image_size = 0;            ///< of a new model, pixels of a side; 0: the architecture's
-    std::filesystem::path checkpoint;       ///< a model that is there already; empty: a new one
-    std::string freeze = "none";            ///< "encoder" or "prompt": that part is not trained
-    bool gradient_checkpointing = false;    ///< the encoder's layers run again in backward
-    std::filesystem::path embedding_cache;  ///< a folder for a frozen encoder's results; empty: none
-    std::filesystem::path points;           ///< empty: points are drawn
-    std::int64_t points_per_image = 1;      ///< of those that are drawn
+    std::int64_t image_size = 0;            ///< side of a new model's input in pixels; 0: the architecture's
+    std::filesystem::path checkpoint;       ///< an existing model; empty: a new one
+    std::string freeze = "none";            ///< "encoder" or "prompt": do not train that part
+    bool gradient_checkpointing = false;    ///< compute the encoder's layers again in backward
+    std::filesystem::path embedding_cache;  ///< a folder for a frozen encoder's outputs; empty: none
+    std::filesystem::path points;           ///< empty: random points
+    std::int64_t points_per_image = 1;      ///< how many random points
   } sam;
 
   train::TrainerOptions train;
   ddp::DeviceChoice device = ddp::DeviceChoice::kAuto;
   ddp::BackendChoice backend = ddp::BackendChoice::kAuto;
-  bool deterministic = false;                   ///< only algorithms that give the same every time
-  bool overwrite = false;                       ///< a run folder that holds a run already may be used
-  std::chrono::milliseconds timeout{1800'000};  ///< of one collective, and of the ranks to meet
+  bool deterministic = false;                   ///< use only algorithms that repeat bit for bit
+  bool overwrite = false;                       ///< use the run folder even if it holds a run
+  std::chrono::milliseconds timeout{1800'000};  ///< of one collective, and of connecting the ranks
 };
 
-/// The configuration as a flat JSON object, as checkpoints keep it.
+/// The configuration as a flat JSON object, which checkpoints store.
 std::string to_json(const Config& config);
 
-/// The configuration as a TOML file that --config accepts, without what every run has its own of: its folder.
+/// The configuration as a TOML file for --config, without what belongs to one run only, such as its folder.
 std::string to_toml(const Config& config);
 
-/// How the ranks meet. They may take as long as a collective to find each other, five minutes at most.
+/// How the ranks connect. They may take as long as a collective, but at most five minutes.
 ddp::ProcessGroup::Options group_options(const Config& config);
 
 }  // namespace ddprun::worker

@@ -31,7 +31,7 @@ void settle_precision(Config& config, const ddp::ProcessGroup& group) {
   auto& precision = config.train.precision.precision;
   if (precision != train::Precision::k16Mixed || group.device().is_cuda()) return;
   precision = train::Precision::kBf16Mixed;
-  if (group.rank() == 0) log_info("--precision=16-mixed: on a CPU bf16-mixed takes its place");
+  if (group.rank() == 0) log_info("--precision=16-mixed: using bf16-mixed on a CPU");
 }
 
 }  // namespace ddprun::worker

@@ -5,17 +5,17 @@
 
 namespace ddprun::worker {
 
-/// Only algorithms that give the same result every time; what has none throws when it is used. As
-/// torch.use_deterministic_algorithms(True), with cuBLAS's workspace set and cuDNN's search for the fastest
-/// algorithm off. Before the first use of a GPU.
+/// Uses only algorithms that give the same result every time; an operator without one throws when it is used.
+/// Does what torch.use_deterministic_algorithms(True) does, sets cuBLAS's workspace and turns off cuDNN's
+/// search for the fastest algorithm. Call it before the first use of a GPU.
 void make_deterministic();
 
-/// throws  UsageError for what does not go with 16-mixed, which scales the loss, if that is what the device
-///         will compute in
+/// throws  UsageError for settings that contradict 16-mixed, which scales the loss, if the device computes
+///         in it
 void check_precision(const Config& config, at::Device device);
 
-/// On a CPU 16-mixed becomes bf16-mixed, as in Lightning: float16 is slow there where it works at all. Rank 0
-/// says so.
+/// On a CPU changes 16-mixed to bf16-mixed, as Lightning does: float16 is slow there if it works at all. Rank
+/// 0 logs it.
 void settle_precision(Config& config, const ddp::ProcessGroup& group);
 
 }  // namespace ddprun::worker

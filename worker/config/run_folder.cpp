@@ -25,7 +25,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// True if there is anything at the path. throws IoError if nobody can tell
+/// Whether anything is at the path. throws IoError if that cannot be found out
 bool is_there(const fs::path& path) {
   std::error_code error;
   const bool found = fs::exists(path, error);
@@ -58,7 +58,7 @@ fs::path default_run_folder(const std::string& task) {
   char time[32];
   std::strftime(time, sizeof time, "%Y%m%dT%H%M%SZ", &utc);
   const fs::path base = fs::path("runs") / (task + "-" + time);
-  // Another run may have started in this second: the folder is ours if it is we who make it.
+  // Another run may have started in the same second: the folder is ours only if we create it.
   make_folders("runs");
   std::error_code error;
   auto folder = base;
@@ -68,23 +68,23 @@ fs::path default_run_folder(const std::string& task) {
   return folder;
 }
 
-/// Two runs in one folder would spoil each other's files. The lock goes with the process, however it ends.
+/// Two runs in one folder would overwrite each other's files. The lock ends with the process.
 void lock_for_this_process(const fs::path& folder) {
   const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd < 0) throw IoError(folder, "cannot open the run folder", errno);
   if (::flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
-    throw UsageError("--out: another run is using " + folder.string() + " now; expected a folder of its own");
-  // Not closed: that would end the lock. A file system without locks has to do without.
+    throw UsageError("--out: another run is using " + folder.string() + " now; expected another folder");
+  // Not closed: that would release the lock. On a file system without locks there is no protection.
 }
 
-/// Whether it is this folder's run that is resumed.
+/// Whether --resume continues the run in this folder.
 bool goes_on_in(const fs::path& folder, const std::string& resume) {
   if (resume.empty() || resume == "auto") return !resume.empty();
   std::error_code error;
   return fs::equivalent(fs::path(resume).parent_path(), folder / "checkpoints", error);
 }
 
-/// A disk that is full ends no run.
+/// A full disk does not end the run.
 void write_text(const fs::path& path, const std::string& text) {
   try {
     write_file_atomic(path, text);

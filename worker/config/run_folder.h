@@ -8,14 +8,16 @@
 namespace ddprun::worker {
 
 /// Makes the run folder, its checkpoints/ and config.toml (rank 0 only). An empty path stands for
-/// runs/<task>-<UTC time>. What an earlier run left is there until the training begins: other ranks may be
-/// reading its weights. returns  the folder throws   UsageError if a run is in it already and overwrite is
-/// false, or if another process is using it;
-///          IoError if one of the two cannot be made or written to
+/// runs/<task>-<UTC time>. Files of an earlier run stay until the training begins: other ranks may be reading
+/// its weights.
+///
+/// returns  the folder
+/// throws   UsageError if it holds a run and overwrite is false, or if another process is using it;
+///          IoError if a folder cannot be made or written to
 std::filesystem::path make_run_folder(const Config& config);
 
-/// Writes environment.json into the run folder: programs, host, ranks, device, threads (rank 0 only). A disk
-/// that is full is a warning.
+/// Writes environment.json into the run folder: versions, host, ranks, device, threads (rank 0 only). A full
+/// disk is only a warning.
 void write_environment(const std::filesystem::path& folder, const ddp::ProcessGroup& group);
 
 }  // namespace ddprun::worker

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include <ddprun/common/errors.h>
-#include <ddprun/train/state/checkpoint_name.h>
+#include <ddprun/train/state/checkpoint_policy.h>
 
 namespace ddprun::worker {
 namespace {
@@ -17,7 +17,7 @@ using settings::Value;
 Range positive() { return {0, 1e30, true, "a number above 0"}; }
 Range from_zero() { return {0, 1e30, false, "a number from 0"}; }
 
-/// cosine: units, or the word epochs for all that the run has.
+/// cosine: a number of units, or "epochs" for all of the run's.
 Setting t_max(std::int64_t& target) {
   const auto parse = [](const std::string& text) {
     return text == "epochs" ? std::optional<std::int64_t>(0)

@@ -8,7 +8,7 @@ void settle_defaults(Config& config, const settings::Values& given) {
   auto& checkpoint = config.train.checkpoint;
   const auto is_default = [&](const char* name) { return !given.given(name); };
   if (optim.clip_value > 0 && is_default("clip-norm")) optim.clip_norm = 0;
-  // Without a validation its metrics are nothing to judge or name checkpoints by.
+  // Without validation there are no metrics to choose or name checkpoints by.
   if (config.data.val_split > 0 || config.data.val_on_test) return;
   if (is_default("monitor")) checkpoint.monitor.clear();
   if (is_default("checkpoint-name")) checkpoint.filename.clear();
@@ -29,7 +29,7 @@ void validate(const Config& config) {
   refuse(ddp.nan_check && ddp.join, "--nan-check", "--join");
   refuse(ddp.static_graph && ddp.join, "--static-graph", "--join");
   refuse(ddp.sync_batch_norm && ddp.join, "--sync-bn", "--join");
-  // The steps of ranks that have more of them than others cannot be agreed on.
+  // Ranks with more steps than others cannot agree on which step it is.
   refuse(train.accumulate > 1 && ddp.join, "--accumulate", "--join");
   refuse(train.max_steps > 0 && ddp.join, "--max-steps", "--join");
   refuse(train.val_every_steps > 0 && ddp.join, "--val-every-steps", "--join");
@@ -45,9 +45,10 @@ void validate(const Config& config) {
   refuse(!config.sam.points.empty() && config.sam.points_per_image > 0, "--points", "--points-per-image");
   refuse(!config.sam.embedding_cache.empty() && ddp.fsdp, "--embedding-cache", "--fsdp");
   if (!config.sam.embedding_cache.empty() && config.sam.freeze != "encoder")
-    throw UsageError("--embedding-cache: expected --freeze=encoder too; another encoder changes in training");
+    throw UsageError(
+        "--embedding-cache: expected --freeze=encoder too: otherwise training changes the encoder");
   if (train.checkpoint.resume == "auto" && train.out.empty())
-    throw UsageError("--resume=auto: expected --out too, the folder of the run to go on with");
+    throw UsageError("--resume=auto: expected --out too: the folder of the run to continue");
 }
 
 }  // namespace ddprun::worker

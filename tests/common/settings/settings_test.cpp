@@ -27,11 +27,11 @@ Command make_command(Targets& targets) {
       help_flag(),
       integer("epochs", targets.epochs, 1, 100, "passes over the data"),
       integer("batch-size", targets.batch_size, 1, 64, "samples a batch").short_flag("-b"),
-      number("lr", targets.lr, {0, 1, true, "a number above 0"}, "learning rate"),
       negated("progress", targets.progress, "no progress bar"),
-      boolean("join", targets.join),
       text("data", targets.data).or_empty(),
       list("point", targets.points, "X,Y"),
+      number("lr", targets.lr, {0, 1, true, "a number above 0"}, "learning rate"),
+      boolean("join", targets.join),
   };
   for (auto& setting : command.settings)
     if (setting.name == "lr" || setting.name == "join") setting.section = "train";
