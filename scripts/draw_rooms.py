@@ -48,13 +48,13 @@ def house_of(room):
 
 
 def places(edges):
-    """Room -> the middle of its box: a row for each step away from common, from the bottom up."""
-    rows = {room: row_of(edges, room) for room in edges}
+    """Room -> the middle of its box: a row for each step away from common, from the bottom up, and one for common/settings."""
+    rows = {room: row_of(edges, room) + (house_of(room) is not None) for room in edges}
     bottom = 60 + max(rows.values()) * STEP
     taken, place = {}, {}
     for room in edges:
         house = house_of(room)
-        left = house[1] if house else 538
+        left = house[1] if house else 538 if rows[room] < 2 else 790
         column = taken.get((house, rows[room]), 0)
         taken[house, rows[room]] = column + 1
         place[room] = (left + WIDTH / 2 + column * (WIDTH + GAP), bottom - rows[room] * STEP)
