@@ -9,7 +9,7 @@ _ddprun_flags="$_ddprun_switches --nnodes --nproc-per-node --node-rank --master-
   --join-timeout --last-call --node-timeout --token-file --event-log-handler --role --log-dir --redirects --tee --local-ranks-filter --duplicate-stdout-filters
   --duplicate-stderr-filters --logs-specs --numa-binding --signals-to-handle --shutdown-timeout --forward-signals
   --timeout --hang-timeout --restart-backoff --restart-window --restart-on-codes --log-max-size --result-json
-  --events-json --display --config -r -t"
+  --events-json --config -r -t"
 
 _ddprun_takes_value() {
   [[ $1 == -?* && $1 != -- && ! $1 =~ ^-[rt]. && " ${_ddprun_switches//$'\n'/ } " != *" ${1//_/-} "* ]]
@@ -30,7 +30,6 @@ _ddprun_values() {
     --start-method) words="spawn fork forkserver" ;;
     --redirects | -r | --tee | -t) words="0 1 2 3" ;;
     --numa-binding) words="node socket exclusive core-complex" ;;
-    --display) words=map ;;
     --signals-to-handle | --forward-signals)
       last=${2%"${2##*,}"} # of a list, all but the word that is being typed
       mapfile -t COMPREPLY < <(compgen -P "$last" -A signal -- "${2##*,}" | grep SIG)

@@ -30,7 +30,6 @@ Several nodes: start the same command on each; under srun no flag is needed
 Where they run
   --numa-binding node|socket|exclusive|core-complex   bind each worker to CPUs, near its GPU if it has one
   --virtual-local-rank             each worker sees only its own GPU, and has LOCAL_RANK 0
-  --display map                    show the rank, GPU and CPUs of every worker
 
 Output
   --prefix, --no-prefix            begin each line with [ROLE RANK]: [on a terminal, or with --tee]; --timestamp: and time

@@ -55,6 +55,12 @@ std::optional<std::vector<int>> parse_signals(const std::string& text) {
   return signals;
 }
 
+std::optional<NumaBinding> parse_numa_binding(const std::string& text) {
+  for (std::size_t i = 0; i < kNumaBindings.size(); ++i)
+    if (text == kNumaBindings[i]) return static_cast<NumaBinding>(i);
+  return {};
+}
+
 bool is_local_endpoint(const std::string& endpoint) {
   std::string host = endpoint;
   const auto colon = endpoint.rfind(':');

@@ -23,6 +23,7 @@ std::optional<std::size_t> parse_bytes(const std::string& text);
 /// "SIGTERM,INT,10"; "none" is an empty list. SIGKILL, SIGSTOP and SIGCHLD are refused: ddprun cannot handle
 /// them.
 std::optional<std::vector<int>> parse_signals(const std::string& text);
+std::optional<NumaBinding> parse_numa_binding(const std::string& text);
 
 /// Whether "HOST", "HOST:PORT" or "[V6]:PORT" is this host.
 bool is_local_endpoint(const std::string& endpoint);

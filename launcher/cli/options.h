@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <csignal>
 #include <cstddef>
@@ -21,6 +22,10 @@ struct WorkersWanted {
   Kind kind = Kind::kCount;
   int count = 1;  ///< only for kCount
 };
+
+/// --numa-binding, with torchrun's names.
+enum class NumaBinding { kNode, kSocket, kExclusive, kCoreComplex };
+inline constexpr std::array kNumaBindings{"node", "socket", "exclusive", "core-complex"};
 
 /// What PROGRAM is, by torchrun's rules: -m, --no-python, or a name that ends in ".py".
 enum class ProgramKind { kExecutable, kPythonScript, kPythonModule };
@@ -53,9 +58,8 @@ struct Options {
   RestartSettings restart;
   OutputOptions output;
   std::filesystem::path result_json, events_json;  ///< empty: none
-  std::string numa_binding;                        ///< node, socket, exclusive, core-complex; empty: none
+  std::optional<NumaBinding> numa_binding;
   bool virtual_local_rank = false;
-  bool display_map = false;
   bool dry_run = false;  ///< show what would be started, and exit
 
   bool help = false;  ///< show help_text() and exit

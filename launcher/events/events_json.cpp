@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <nlohmann/json.hpp>
 
@@ -14,34 +15,11 @@ namespace {
 
 using json = nlohmann::ordered_json;
 
-const char* name_of(EventRecord::Kind kind) {
-  switch (kind) {
-    case EventRecord::Kind::kStarted:
-      return "started";
-    case EventRecord::Kind::kFirstOutput:
-      return "first_output";
-    case EventRecord::Kind::kExited:
-      return "exited";
-    case EventRecord::Kind::kSignal:
-      return "signal";
-    case EventRecord::Kind::kStopping:
-      return "stopping";
-    case EventRecord::Kind::kKilled:
-      return "killed";
-    case EventRecord::Kind::kRestart:
-      return "restart";
-    case EventRecord::Kind::kHang:
-      return "hang";
-    case EventRecord::Kind::kTimeout:
-      return "timeout";
-    case EventRecord::Kind::kFinished:
-      return "finished";
-  }
-  return "unknown";
-}
+// By EventRecord::Kind.
+constexpr std::array kNames{"started", "first_output", "exited", "signal",  "stopping",
+                            "killed",  "restart",      "hang",   "timeout", "finished"};
 
-template <typename Value>
-void add_if_known(json& object, const char* key, const std::optional<Value>& value) {
+void add_if_known(json& object, const char* key, const auto& value) {
   if (value) object[key] = *value;
 }
 
@@ -64,7 +42,7 @@ void add_status(json& object, const ExitStatus& status) {
 std::string to_json_line(const EventRecord& event, const JobClock& clock) {
   json object = {{"t_ns", clock.ns(event.at)},
                  {"time", utc_iso(clock.date(event.at))},
-                 {"event", name_of(event.kind)},
+                 {"event", kNames.at(static_cast<std::size_t>(event.kind))},
                  {"attempt", event.attempt}};
   add_if_known(object, "rank", event.rank);
   add_if_known(object, "local_rank", event.local_rank);

@@ -13,22 +13,22 @@
 
 namespace ddprun::launcher {
 
-/// Something that happened to a job, for --events-json. Fields that an event has no use for stay unset.
+/// Something that happened to a job, for --events-json. Fields that do not apply stay unset.
 struct EventRecord {
   enum class Kind {
     kStarted,      ///< "started": a worker
     kFirstOutput,  ///< "first_output" of a worker
     kExited,       ///< "exited": a worker, with its status
-    kSignal,       ///< "signal" that ddprun received
-    kStopping,     ///< "stopping": the workers are sent a signal to end
-    kKilled,       ///< "killed": those left are sent SIGKILL
+    kSignal,       ///< "signal": ddprun received one
+    kStopping,     ///< "stopping": ddprun signals the workers to end
+    kKilled,       ///< "killed": ddprun sends SIGKILL to those left
     kRestart,      ///< "restart" after a delay
-    kHang,         ///< "hang" was noticed
+    kHang,         ///< "hang"
     kTimeout,      ///< "timeout" of the job
-    kFinished,     ///< "finished": ddprun ends, with its exit code
+    kFinished,     ///< "finished": ddprun exits with its exit code
   };
   Kind kind = Kind::kStarted;
-  JobClock::Monotonic::time_point at;  ///< when it happened
+  JobClock::Monotonic::time_point at;
   int attempt = 0;
   std::optional<int> rank = std::nullopt;
   std::optional<int> local_rank = std::nullopt;
@@ -39,14 +39,14 @@ struct EventRecord {
   std::optional<std::chrono::milliseconds> delay = std::nullopt;
 };
 
-/// The event as one line of JSON, with its '\n'.
+/// The event as one line of JSON, including '\n'.
 std::string to_json_line(const EventRecord& event, const JobClock& clock);
 
-/// The file that --events-json names: one line an event, each written at once. An error is one warning, after
-/// which nothing more is written: the job goes on.
+/// The file of --events-json: one line per event, written at once. An error is logged as a warning and ends
+/// the recording; the job goes on.
 class EventsJson {
  public:
-  /// Does nothing at all without a path. The file is appended to; a new one is the user's alone.
+  /// Appends to the file; a new one has mode 0600. Without a path, records nothing.
   EventsJson(const std::optional<std::filesystem::path>& path, const JobClock& clock);
 
   void add(const EventRecord& event);

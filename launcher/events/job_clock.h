@@ -6,7 +6,7 @@
 
 namespace ddprun::launcher {
 
-/// The time of a job: monotonic since its start, and as a date that never goes back either.
+/// The time of a job, monotonic both since its start and as a date.
 class JobClock {
  public:
   using Monotonic = std::chrono::steady_clock;

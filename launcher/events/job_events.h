@@ -15,16 +15,16 @@
 namespace ddprun::launcher {
 
 struct WorkerExited {
-  std::size_t index;  ///< as given to watch_exit
+  std::size_t index;  ///< the one given to watch_exit
 };
-struct ChildEnded {};  ///< some child, perhaps one that a worker left to us
+struct ChildEnded {};  ///< any child, perhaps an orphan that a worker left behind
 struct DeadlinePassed {};
-struct PeerNews {};  ///< something has come from the job's other nodes
+struct PeerEvent {};  ///< something arrived from the job's other nodes
 
-using JobEvent = std::variant<WorkerExited, SignalReceived, ChildEnded, DeadlinePassed, PeerNews>;
+using JobEvent = std::variant<WorkerExited, SignalReceived, ChildEnded, DeadlinePassed, PeerEvent>;
 
-/// Everything that can happen to a running job, one after the other, in the order in which the kernel saw it.
-/// Nothing is acted on where it is noticed: the loop takes one event at a time and decides.
+/// Everything that can happen to a running job, in the order in which the kernel saw it. The loop takes one
+/// event at a time and decides; handlers only queue.
 class JobEvents {
  public:
   using Clock = std::chrono::steady_clock;
@@ -32,13 +32,12 @@ class JobEvents {
   JobEvents(boost::asio::io_context& io, const SignalFd& signals);
   ~JobEvents();
 
-  /// From now on the end of this process is an event. The descriptor remains the caller's.
+  /// Reports the exit of this process. The caller keeps the descriptor.
   void watch_exit(std::size_t index, int pidfd);
 
-  /// The workers that were watched have all been reaped: what is still to be told of them is not.
+  /// Drops pending exits, once all watched workers have been reaped.
   void forget_exits();
 
-  /// For what is noticed elsewhere.
   void push(JobEvent event);
 
   /// True if next() would not wait.
@@ -56,8 +55,8 @@ class JobEvents {
   boost::asio::io_context& io_;
   Descriptor signals_;
   std::list<Descriptor> pidfds_;
-  int generation_ = 0;                 ///< of pidfds_: an exit may be on its way when it is forgotten
-  boost::asio::steady_timer wake_up_;  ///< cancelled when an event has come
+  int generation_ = 0;                 ///< of pidfds_: a handler may be queued when exits are forgotten
+  boost::asio::steady_timer wake_up_;  ///< cancelled when an event arrives
   std::deque<JobEvent> events_;
 };
 

@@ -6,8 +6,8 @@
 
 namespace ddprun::launcher {
 
-/// The job could not be started, or not be ended, for a reason that is not a worker's. The exit code tells
-/// which, in the words of env(1) and timeout(1).
+/// The job could not be started or stopped, for a reason other than a worker's. The exit codes are those of
+/// env(1) and timeout(1).
 class LaunchError : public std::runtime_error {
  public:
   static constexpr int kUsage = 2;
@@ -16,7 +16,7 @@ class LaunchError : public std::runtime_error {
   static constexpr int kNotExecutable = 126;
   static constexpr int kNotFound = 127;
 
-  /// Why a program cannot be executed, by the errno that says so: kNotFound or kNotExecutable.
+  /// kNotFound or kNotExecutable, by the errno of exec.
   static int code_of_exec_error(int error) {
     const bool missing = error == ENOENT || error == ENOTDIR || error == ENAMETOOLONG || error == ELOOP;
     return missing ? kNotFound : kNotExecutable;

@@ -22,19 +22,19 @@ bool is_ignored(int signal) {
 }  // namespace
 
 SignalFd::SignalFd(std::vector<int> ending, const std::vector<int>& forwarded) : ending_(std::move(ending)) {
-  // A shell without job control ignores SIGINT and SIGQUIT for what it starts with '&'; only nohup's SIGHUP
-  // is a wish of the user.
+  // Only an ignored SIGHUP is the user's wish (nohup): shells without job control ignore SIGINT and SIGQUIT
+  // in every background program.
   if (is_ignored(SIGHUP)) std::erase(ending_, SIGHUP);
   ::signal(SIGPIPE, SIG_IGN);
-  for (const int signal : {SIGUSR1, SIGUSR2}) ::signal(signal, SIG_IGN);  // unless they are handled below
-  ::signal(SIGXFSZ, SIG_IGN);  // a log file at its limit is a failed write
+  for (const int signal : {SIGUSR1, SIGUSR2}) ::signal(signal, SIG_IGN);  // unless handled below
+  ::signal(SIGXFSZ, SIG_IGN);  // a log file at its size limit is a failed write
   sigset_t set;
   sigemptyset(&set);
   std::vector<int> handled = {SIGTSTP, SIGWINCH, SIGCHLD};
   handled.insert(handled.end(), ending_.begin(), ending_.end());
   handled.insert(handled.end(), forwarded.begin(), forwarded.end());
   for (const int signal : handled) {
-    // An ignored signal would be thrown away although it is blocked, and with SIGCHLD the exit statuses.
+    // An ignored signal is discarded even while blocked, and with SIGCHLD the exit statuses would be too.
     if (signal != SIGHUP) ::signal(signal, SIG_DFL);
     sigaddset(&set, signal);
   }
@@ -55,14 +55,14 @@ bool SignalFd::end_requested() const {
 }
 
 void end_by_signal(int signal) {
-  ::prctl(PR_SET_DUMPABLE, 0);  // SIGQUIT: the workers' cores are of interest, ours is not
+  ::prctl(PR_SET_DUMPABLE, 0);  // SIGQUIT: no core of ours, only the workers'
   ::signal(signal, SIG_DFL);
   sigset_t set;
   sigemptyset(&set);
   sigaddset(&set, signal);
   ::raise(signal);
   ::sigprocmask(SIG_UNBLOCK, &set, nullptr);
-  ::_exit(exit_code_of_signal(signal));  // not reached, unless we are the init process of a container
+  ::_exit(exit_code_of_signal(signal));  // reached only as the init process of a container
 }
 
 }  // namespace ddprun::launcher

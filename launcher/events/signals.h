@@ -12,22 +12,22 @@ struct SignalReceived {
   bool operator==(const SignalReceived&) const = default;
 };
 
-/// ddprun's signals come as events of its loop, through a signalfd, and never interrupt anything: whatever
-/// arrives while the job is being set up waits there until the loop runs.
+/// Delivers signals to ddprun's loop through a signalfd, so they never interrupt anything; those that arrive
+/// during setup wait until the loop runs.
 ///
-/// Blocked for the life of ddprun: those that end the job (SIGHUP only if it is not ignored, which is what
-/// nohup asks for), those that are passed on, SIGTSTP, SIGWINCH and SIGCHLD. SIGPIPE is ignored: a reader of
-/// our output that has gone must not take the job with it.
+/// Blocks, as long as ddprun runs: signals that end the job (SIGHUP unless it is ignored, as under nohup),
+/// signals that are forwarded, SIGTSTP, SIGWINCH and SIGCHLD. Ignores SIGPIPE: a closed reader of our output
+/// must not end the job.
 class SignalFd {
  public:
   SignalFd(std::vector<int> ending, const std::vector<int>& forwarded);
 
   int get() const { return fd_.get(); }
 
-  /// The job is to end by this signal.
+  /// True if this signal ends the job.
   bool ends_job(int signal) const;
 
-  /// True if a signal that ends the job has arrived and was not read yet.
+  /// True if a signal that ends the job is pending.
   bool end_requested() const;
 
  private:
@@ -35,7 +35,7 @@ class SignalFd {
   UniqueFd fd_;
 };
 
-/// Ends this process by that signal, so that the shell or the scheduler sees what it expects to see.
+/// Ends this process by that signal, as the shell or the scheduler expects.
 [[noreturn]] void end_by_signal(int signal);
 
 }  // namespace ddprun::launcher

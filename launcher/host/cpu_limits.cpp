@@ -18,8 +18,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Empty if it cannot be read: not every file is there in every cgroup, and the first exception of a program
-/// costs as much as all the reading here.
+/// Empty if it cannot be read: not every cgroup has every file, and a program's first exception costs as much
+/// as all the reading here.
 std::string read_or_empty(const fs::path& path) {
   const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   std::string text;
@@ -33,18 +33,18 @@ bool has_word(const std::string& list, const std::string& word) {
   return ("," + list + ",").find("," + word + ",") != std::string::npos;
 }
 
-/// Where the hierarchies that limit CPU time are mounted, everywhere that we know of. Looking through
-/// /proc/self/mountinfo would double the cost of all this, which every start pays.
-struct Mount {
+/// The usual mount points of hierarchies that limit CPU time. Parsing /proc/self/mountinfo would double the
+/// cost of every start.
+struct CgroupMount {
   const char* point;
   bool version2;
 };
-constexpr Mount kMounts[] = {{"sys/fs/cgroup", true},
-                             {"sys/fs/cgroup/unified", true},
-                             {"sys/fs/cgroup/cpu", false},
-                             {"sys/fs/cgroup/cpu,cpuacct", false}};
+constexpr CgroupMount kMounts[] = {{"sys/fs/cgroup", true},
+                                   {"sys/fs/cgroup/unified", true},
+                                   {"sys/fs/cgroup/cpu", false},
+                                   {"sys/fs/cgroup/cpu,cpuacct", false}};
 
-/// Lines of /proc/self/cgroup are "ID:CONTROLLERS:PATH"; version 2 has no controllers in its one.
+/// Lines of /proc/self/cgroup are "ID:CONTROLLERS:PATH"; the one of version 2 lists no controllers.
 std::string own_cgroup(const std::string& cgroups, bool version2) {
   std::istringstream lines(cgroups);
   for (std::string line; std::getline(lines, line);) {
@@ -57,10 +57,10 @@ std::string own_cgroup(const std::string& cgroups, bool version2) {
   return {};
 }
 
-/// Where a cgroup lies below the mount point. A container may see the host's name of it, but only its own
-/// part of the hierarchy: leading folders that are not there are left out, and what is left may be nothing.
+/// The cgroup's path below the mount point. A container may see the host's path but only its own part of the
+/// hierarchy, so missing leading folders are dropped; the result may be empty.
 fs::path below_mount(const fs::path& point, const std::string& cgroup) {
-  if (cgroup.find("/..") != std::string::npos) return {};  // outside of what can be seen
+  if (cgroup.find("/..") != std::string::npos) return {};  // outside the visible part
   fs::path below = fs::path(cgroup).relative_path();
   while (!below.empty() && ::access((point / below).c_str(), F_OK) != 0)
     below = below.lexically_relative(*below.begin());
@@ -98,7 +98,7 @@ CpuList allowed_cpus() {
 std::optional<double> cpu_quota(const fs::path& root) {
   const std::string cgroups = read_or_empty(root / "proc/self/cgroup");
   std::optional<double> least;
-  for (const Mount& mount : kMounts) {
+  for (const CgroupMount& mount : kMounts) {
     const fs::path point = root / mount.point;
     if (::access(point.c_str(), F_OK) != 0) continue;
     fs::path below = below_mount(point, own_cgroup(cgroups, mount.version2));

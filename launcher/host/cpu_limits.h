@@ -7,18 +7,16 @@
 
 namespace ddprun::launcher {
 
-/// The CPUs that this process's affinity, and with it the cgroup's cpuset, leave it. Empty if the kernel will
-/// not say.
+/// The CPUs that this process may use by its affinity and its cgroup's cpuset. Empty if unknown.
 CpuList allowed_cpus();
 
-/// How many CPUs' worth of time the cgroups of this process leave it: the least of quota / period from its
-/// own cgroup up to the highest one that it can see, of version 1 and 2. nullopt if none is set.
+/// The CPU time that cgroups (v1 and v2) allow this process, in CPUs: the least quota / period from its own
+/// cgroup up to the highest visible one. nullopt without a quota.
 ///
-/// root    the file system's, for tests
+/// root    of the file system, for tests
 std::optional<double> cpu_quota(const std::filesystem::path& root = "/");
 
-/// How many processes can compute at once: no more than there are CPUs, nor than the quota (rounded up) pays
-/// for, and at least 1.
+/// How many processes can compute at once: the allowed CPUs, limited by the quota (rounded up); at least 1.
 int usable_cpus(const CpuList& allowed, const std::optional<double>& quota);
 
 }  // namespace ddprun::launcher

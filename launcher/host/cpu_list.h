@@ -8,16 +8,16 @@
 
 namespace ddprun::launcher {
 
-/// Numbers of CPUs as the kernel counts them (hardware threads), ascending, none twice.
+/// CPU numbers of the kernel (hardware threads), ascending and unique.
 using CpuList = std::vector<int>;
 
 /// "0-3", "8" of ascending numbers.
 std::vector<std::string> number_ranges(const std::vector<int>& numbers);
 
-/// "0-3,8", as taskset and the kernel write it; "none" if there is none.
+/// "0-3,8", as taskset and the kernel write it; "none" if empty.
 std::string describe_cpus(const CpuList& cpus);
 
-/// A set for sched_setaffinity(pid, bytes(), data()). The plain cpu_set_t ends at CPU 1023, this does not.
+/// A set for sched_setaffinity(pid, bytes(), data()), not limited to 1024 CPUs as a plain cpu_set_t.
 class CpuSet {
  public:
   explicit CpuSet(const CpuList& cpus);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <memory>
 #include <string>
 #include <system_error>
 
@@ -13,31 +14,23 @@
 namespace ddprun::launcher {
 namespace {
 
-/// The functions of hwloc that are used here, while the library is loaded.
+/// The functions of hwloc that we use, while the library is loaded.
 class Hwloc {
  public:
-  explicit Hwloc(const char* name) : library_(::dlopen(name, RTLD_LAZY | RTLD_LOCAL)) {
+  explicit Hwloc(const char* name) : library_(::dlopen(name, RTLD_LAZY | RTLD_LOCAL), ::dlclose) {
     if (library_ == nullptr)
       throw UsageError(std::string("--numa-binding needs libhwloc (Debian: libhwloc15): ") + ::dlerror());
-    try {
-      load(api_version, "hwloc_get_api_version");
-      load(init, "hwloc_topology_init");
-      load(set_flags, "hwloc_topology_set_flags");
-      load(discover, "hwloc_topology_load");
-      load(destroy, "hwloc_topology_destroy");
-      load(type_depth, "hwloc_get_type_depth");
-      load(count_at, "hwloc_get_nbobjs_by_depth");
-      load(object_at, "hwloc_get_obj_by_depth");
-      load(next_bit, "hwloc_bitmap_next");
-      if (api_version() >> 16 != HWLOC_API_VERSION >> 16) throw UsageError(wrong_version());
-    } catch (...) {
-      ::dlclose(library_);
-      throw;
-    }
+    load(api_version, "hwloc_get_api_version");
+    load(init, "hwloc_topology_init");
+    load(set_flags, "hwloc_topology_set_flags");
+    load(discover, "hwloc_topology_load");
+    load(destroy, "hwloc_topology_destroy");
+    load(type_depth, "hwloc_get_type_depth");
+    load(count_at, "hwloc_get_nbobjs_by_depth");
+    load(object_at, "hwloc_get_obj_by_depth");
+    load(next_bit, "hwloc_bitmap_next");
+    if (api_version() >> 16 != HWLOC_API_VERSION >> 16) throw UsageError(wrong_version());
   }
-  ~Hwloc() { ::dlclose(library_); }
-  Hwloc(const Hwloc&) = delete;
-  Hwloc& operator=(const Hwloc&) = delete;
 
   decltype(&hwloc_get_api_version) api_version = nullptr;
   decltype(&hwloc_topology_init) init = nullptr;
@@ -54,20 +47,20 @@ class Hwloc {
 
   template <typename Function>
   void load(Function*& function, const char* name) {
-    function = reinterpret_cast<Function*>(::dlsym(library_, name));
+    function = reinterpret_cast<Function*>(::dlsym(library_.get(), name));
     if (function == nullptr) throw UsageError(wrong_version());
   }
 
-  void* library_;
+  std::unique_ptr<void, int (*)(void*)> library_;
 };
 
-/// A discovered topology. Every list that comes out of it holds allowed CPUs only.
+/// A discovered topology. All its lists hold allowed CPUs only.
 class Discovery {
  public:
   Discovery(const Hwloc& hwloc, const CpuList& allowed) : hwloc_(hwloc), allowed_(allowed) {
     if (hwloc_.init(&topology_) != 0) fail("hwloc_topology_init");
-    // Nodes where we may use no CPU are wanted too: a GPU may be there. And nothing may bind this thread
-    // elsewhere to look around, as the discovery by CPUID does (hwloc before 2.5 does not know that flag).
+    // Include nodes without an allowed CPU, since a GPU may be there. And do not rebind this thread for the
+    // discovery by CPUID (a flag that hwloc before 2.5 does not know).
     constexpr unsigned long kAll = HWLOC_TOPOLOGY_FLAG_INCLUDE_DISALLOWED;
     if (hwloc_.set_flags(topology_, kAll | HWLOC_TOPOLOGY_FLAG_DONT_CHANGE_BINDING) != 0)
       hwloc_.set_flags(topology_, kAll);
@@ -106,7 +99,7 @@ class Discovery {
     return list;
   }
 
-  /// Those of the objects that hold an allowed CPU; of the first of the types that is there at all.
+  /// The objects with an allowed CPU, of the first type that has any.
   std::vector<CpuList> groups(std::initializer_list<hwloc_obj_type_t> types) const {
     std::vector<CpuList> list;
     for (const hwloc_obj_type_t type : types) {

@@ -9,26 +9,24 @@ namespace ddprun::launcher {
 /// A NUMA node that has CPUs.
 struct NumaNode {
   int index = 0;         ///< the kernel's
-  CpuList cpus;          ///< those of it that are allowed; may be empty
-  CpuList package_cpus;  ///< the allowed ones of the package (or packages) that it belongs to
+  CpuList cpus;          ///< the allowed ones; may be empty
+  CpuList package_cpus;  ///< the allowed ones of its package or packages
 };
 
-/// How the CPUs that this process may use lie together. But for the nodes, what holds none of them is left
-/// out.
+/// How the CPUs that this process may use are grouped. Only `nodes` includes groups without an allowed CPU.
 struct CpuMap {
   std::vector<NumaNode> nodes;    ///< of the whole host
   std::vector<CpuList> packages;  ///< sockets
   std::vector<CpuList> caches;    ///< sharing the outermost cache, mostly L3
-  std::vector<CpuList> cores;     ///< physical cores, neighbours beside each other
+  std::vector<CpuList> cores;     ///< physical cores, in topology order
 };
 
-/// Asks hwloc, which is loaded only here: it takes longer than starting a job. Its own environment variables
-/// (HWLOC_SYNTHETIC, HWLOC_XMLFILE) work. What hwloc does not know of, such as the caches of a virtual
-/// machine, is replaced by the next that it knows.
+/// Asks hwloc, which is loaded only here because that takes longer than starting a job. Honours hwloc's
+/// variables (HWLOC_SYNTHETIC, HWLOC_XMLFILE). A level that hwloc does not report, such as caches in a
+/// virtual machine, falls back to the next larger one.
 ///
-/// allowed    the CPUs that count
-/// library    the library's name, for tests
-/// throws     UsageError if hwloc is not installed, or is another than we were built for
+/// library    its name, for tests
+/// throws     UsageError if hwloc is not installed or has another major version
 CpuMap read_cpu_map(const CpuList& allowed, const char* library = "libhwloc.so.15");
 
 }  // namespace ddprun::launcher

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <string_view>
 
 #include <ddprun/common/errors.h>
 
@@ -11,11 +10,7 @@ namespace {
 
 constexpr const char* kVariable = "CUDA_VISIBLE_DEVICES";
 
-bool starts_with(std::string_view text, std::string_view beginning) {
-  return text.substr(0, beginning.size()) == beginning;
-}
-
-std::string without_blanks(const std::string& text) {
+std::string trimmed(const std::string& text) {
   const auto begin = text.find_first_not_of(" \t");
   return begin == std::string::npos ? "" : text.substr(begin, text.find_last_not_of(" \t") - begin + 1);
 }
@@ -24,15 +19,14 @@ std::vector<std::string> entries_of(const std::string& list) {
   std::vector<std::string> entries;
   for (std::size_t begin = 0; begin <= list.size();) {
     const auto end = std::min(list.find(',', begin), list.size());
-    entries.push_back(without_blanks(list.substr(begin, end - begin)));
+    entries.push_back(trimmed(list.substr(begin, end - begin)));
     begin = end + 1;
   }
   return entries;
 }
 
-/// The one GPU for which fits() holds; nullopt if there are none or several.
-template <typename Fits>
-std::optional<int> only_one(const std::vector<Gpu>& host, Fits fits) {
+/// The only GPU for which fits() holds; nullopt for none or several.
+std::optional<int> unique_match(const std::vector<Gpu>& host, const auto& fits) {
   std::optional<int> match;
   for (std::size_t i = 0; i < host.size(); ++i) {
     if (!fits(host[i])) continue;
@@ -42,27 +36,27 @@ std::optional<int> only_one(const std::vector<Gpu>& host, Fits fits) {
   return match;
 }
 
-/// The GPU of a MIG instance: "MIG-UUID", or of drivers before 470 "MIG-GPU-UUID/INSTANCE/COMPUTE".
+/// The GPU of a MIG instance: "MIG-UUID", or with drivers before 470 "MIG-GPU-UUID/INSTANCE/COMPUTE".
 std::optional<int> find_mig(const std::vector<Gpu>& host, const std::string& entry) {
-  const auto by_uuid = only_one(host, [&](const Gpu& gpu) {
+  const auto by_uuid = unique_match(host, [&](const Gpu& gpu) {
     return std::any_of(gpu.mig_uuids.begin(), gpu.mig_uuids.end(),
-                       [&](const std::string& uuid) { return starts_with(uuid, entry); });
+                       [&](const std::string& uuid) { return uuid.starts_with(entry); });
   });
   if (by_uuid) return by_uuid;
   const std::string parent = entry.substr(4, entry.find('/') - 4);
-  return only_one(host, [&](const Gpu& gpu) { return gpu.uuid == parent; });
+  return unique_match(host, [&](const Gpu& gpu) { return gpu.uuid == parent; });
 }
 
 std::optional<int> find_gpu(const std::vector<Gpu>& host, const std::string& entry) {
-  if (starts_with(entry, "GPU-"))
-    return only_one(host, [&](const Gpu& gpu) { return starts_with(gpu.uuid, entry); });
+  if (entry.starts_with("GPU-"))
+    return unique_match(host, [&](const Gpu& gpu) { return gpu.uuid.starts_with(entry); });
   std::size_t index = 0;
   const auto [end, error] = std::from_chars(entry.data(), entry.data() + entry.size(), index);
   if (error != std::errc() || end != entry.data() + entry.size() || index >= host.size()) return {};
   return static_cast<int>(index);
 }
 
-/// Whether both name the same: a GPU may be spelt in two ways, and has several instances.
+/// Whether both name the same GPU or instance: a GPU can be spelt in two ways.
 bool is_same(const VisibleGpu& a, const VisibleGpu& b) {
   if (a.name == b.name) return true;
   return a.gpu >= 0 && a.gpu == b.gpu && !a.is_mig() && !b.is_mig();
@@ -76,7 +70,7 @@ void add(std::vector<VisibleGpu>& list, VisibleGpu gpu, const std::string& value
   list.push_back(std::move(gpu));
 }
 
-/// The entries without knowing the GPUs.
+/// The entries, without a list of the GPUs.
 std::vector<VisibleGpu> as_written(const std::string& value) {
   std::vector<VisibleGpu> list;
   for (const std::string& entry : entries_of(value)) {
@@ -84,6 +78,24 @@ std::vector<VisibleGpu> as_written(const std::string& value) {
     add(list, {entry, -1}, value);
   }
   return list;
+}
+
+std::string mebibytes(std::uint64_t bytes) { return std::to_string(bytes >> 20) + " MiB"; }
+
+void add_memory_problems(const Gpu& gpu, const std::vector<int>& ours, std::vector<std::string>& problems) {
+  std::uint64_t named = 0;
+  for (const GpuProcess& process : gpu.processes) {
+    named += process.bytes;
+    if (process.bytes <= kHeldMemoryTolerance) continue;
+    if (std::find(ours.begin(), ours.end(), process.pid) != ours.end()) continue;
+    problems.push_back(describe(gpu) + ": process " + std::to_string(process.pid) +
+                       " (not of this job) holds " + mebibytes(process.bytes) + " of " +
+                       mebibytes(gpu.memory_bytes));
+  }
+  if (gpu.used_bytes > named + kHeldMemoryTolerance)
+    problems.push_back(describe(gpu) + ": " + mebibytes(gpu.used_bytes - named) + " of " +
+                       mebibytes(gpu.memory_bytes) +
+                       " are held by processes not visible here (another container?)");
 }
 
 }  // namespace
@@ -97,7 +109,7 @@ std::vector<VisibleGpu> visible_gpus(const std::vector<Gpu>& host,
   }
   if (host.empty()) return list;
   for (const std::string& entry : entries_of(*visible)) {
-    const bool mig = starts_with(entry, "MIG-");
+    const bool mig = entry.starts_with("MIG-");
     const auto gpu = mig ? find_mig(host, entry) : find_gpu(host, entry);
     if (!gpu && !mig) break;
     add(list, {entry, gpu.value_or(-1)}, *visible);
@@ -131,5 +143,22 @@ std::vector<std::string> one_gpu_each(const std::vector<Gpu>& host, const std::o
 }
 
 std::string describe(const Gpu& gpu) { return "GPU " + std::to_string(gpu.index) + " (" + gpu.bus_id + ")"; }
+
+std::vector<std::string> gpu_problems(const std::vector<Gpu>& host, const std::vector<VisibleGpu>& visible,
+                                      const std::vector<int>& ours) {
+  std::vector<std::string> problems;
+  for (std::size_t i = 0; i < host.size(); ++i) {
+    const auto used = [&](const VisibleGpu& gpu) { return gpu.gpu == static_cast<int>(i); };
+    const auto entry = std::find_if(visible.begin(), visible.end(), used);
+    if (entry == visible.end()) continue;
+    const Gpu& gpu = host[i];
+    // Memory of a GPU that is divided into instances may rightly belong to the neighbours.
+    if (!entry->is_mig()) add_memory_problems(gpu, ours, problems);
+    if (gpu.ecc_errors > 0)
+      problems.push_back(describe(gpu) + ": uncorrected ECC errors since the driver was loaded: " +
+                         std::to_string(gpu.ecc_errors));
+  }
+  return problems;
+}
 
 }  // namespace ddprun::launcher

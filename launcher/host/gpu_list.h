@@ -19,44 +19,57 @@ struct Gpu {
   std::string uuid;                    ///< "GPU-..."
   std::string bus_id;                  ///< "0000:3b:00.0", as under /sys/bus/pci/devices
   int numa_node = -1;                  ///< -1: the kernel does not know
-  std::uint64_t memory_bytes = 0;      ///< all of it
-  std::uint64_t used_bytes = 0;        ///< without what the driver keeps for itself
+  std::uint64_t memory_bytes = 0;      ///< total
+  std::uint64_t used_bytes = 0;        ///< excluding what the driver reserves
   std::uint64_t ecc_errors = 0;        ///< uncorrected, since the driver was loaded; 0 also without ECC
-  std::vector<GpuProcess> processes;   ///< those that NVML shows us; none of other containers
-  std::vector<std::string> mig_uuids;  ///< "MIG-..." of its instances; empty if it is whole
+  std::vector<GpuProcess> processes;   ///< as NVML lists them: none of other containers
+  std::vector<std::string> mig_uuids;  ///< "MIG-..." of its instances; empty if undivided
 };
 
-/// One GPU, or one MIG instance, that CUDA_VISIBLE_DEVICES leaves.
+/// A GPU or MIG instance that CUDA_VISIBLE_DEVICES makes visible.
 struct VisibleGpu {
-  std::string name;  ///< what stands for it in CUDA_VISIBLE_DEVICES
-  int gpu = -1;      ///< position in the host's list; -1: an instance of a GPU that NVML does not tell us
+  std::string name;  ///< its entry in CUDA_VISIBLE_DEVICES
+  int gpu = -1;      ///< position in the host's list; -1: an instance of a GPU that NVML does not list
 
-  bool is_mig() const { return name.rfind("MIG-", 0) == 0; }
+  bool is_mig() const { return name.starts_with("MIG-"); }
 };
 
-/// The GPUs that CUDA_VISIBLE_DEVICES leaves, in its order.
+/// The GPUs that CUDA_VISIBLE_DEVICES makes visible, in its order, up to the first entry that names no GPU,
+/// where CUDA stops reading too.
 ///
-/// host          the host's GPUs
-/// visible       value of CUDA_VISIBLE_DEVICES, if set: indices, or (beginnings of) UUIDs of GPUs or MIG
-/// instances returns       the entries before the first one that names no GPU: there CUDA stops reading, too
-/// throws        UsageError if one is there twice, which makes CUDA see none at all
+/// visible   value of CUDA_VISIBLE_DEVICES, if set: indices, or UUIDs (or prefixes) of GPUs or MIG instances
+/// throws    UsageError if an entry is repeated: CUDA then sees no GPU at all
 std::vector<VisibleGpu> visible_gpus(const std::vector<Gpu>& host, const std::optional<std::string>& visible);
 
-/// What a process that is left with the whole list sees of it. A MIG instance ends it: CUDA shows a process
-/// one of them and nothing else.
+/// What a process with the whole list sees of it: CUDA stops at the first MIG instance, and shows only that
+/// one if it comes first.
 std::vector<VisibleGpu> gpus_of_one_process(const std::vector<VisibleGpu>& visible);
 
-/// NUMA node of each, for bind_workers(); -1 where it is not known.
+/// NUMA node of each, for bind_workers(); -1: unknown.
 std::vector<int> numa_nodes(const std::vector<Gpu>& host, const std::vector<VisibleGpu>& visible);
 
-/// --virtual-local-rank: the value of CUDA_VISIBLE_DEVICES of each worker, one entry of ours by local rank.
+/// --virtual-local-rank: each worker's CUDA_VISIBLE_DEVICES by local rank, one entry of ours each.
 ///
-/// Without NVML's word (host is empty) the entries of a value that is set count as they are written: other
-/// vendors' libraries read the variable, too. throws UsageError if there are fewer than workers
+/// Without NVML (host is empty) entries are taken as written, since other vendors' libraries read the
+/// variable too. throws UsageError if there are fewer GPUs than workers
 std::vector<std::string> one_gpu_each(const std::vector<Gpu>& host, const std::optional<std::string>& visible,
                                       int workers);
 
 /// "GPU 3 (0000:3b:00.0)"
 std::string describe(const Gpu& gpu);
+
+/// GPU memory that may be in use before a job starts: by a display, a monitor, or the driver's rounding.
+constexpr std::uint64_t kHeldMemoryTolerance = std::uint64_t{512} << 20;
+
+/// What may soon make a job on these GPUs fail, one line each:
+///
+/// - a process that is not ours, or that NVML does not list (in another container, or a zombie), holds more
+///   memory than kHeldMemoryTolerance;
+/// - uncorrected ECC errors since the driver was loaded.
+///
+/// visible    the GPUs that the job will use, once each
+/// ours       process ids of this job, such as workers of an attempt that just ended
+std::vector<std::string> gpu_problems(const std::vector<Gpu>& host, const std::vector<VisibleGpu>& visible,
+                                      const std::vector<int>& ours = {});
 
 }  // namespace ddprun::launcher

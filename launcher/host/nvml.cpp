@@ -9,7 +9,7 @@
 namespace ddprun::launcher {
 namespace {
 
-// The part of NVIDIA's nvml.h that is used here, so that building does not take it. These are ABI.
+// The part of NVIDIA's nvml.h that we use, so that building does not need it. It is ABI.
 using Device = NvmlLibrary::Device;
 
 struct PciInfo {  // nvmlPciInfo_t
@@ -33,7 +33,7 @@ constexpr int kInsufficientSize = 7;
 constexpr int kUncorrected = 1;  // NVML_MEMORY_ERROR_TYPE_UNCORRECTED
 constexpr int kVolatile = 0;     // NVML_VOLATILE_ECC: since the driver was loaded
 
-/// What is asked of it here. Every function may be missing: what an old driver has not, is not known.
+/// The functions of NVML that we use. An old driver may lack any: what it would tell stays unknown.
 class Nvml {
  public:
   Nvml() {
@@ -89,14 +89,14 @@ class Nvml {
     auto count = static_cast<unsigned>(list.size());
     while (function && (status = function(device, &count, list.data())) == kInsufficientSize &&
            list.size() < (1U << 16)) {
-      list.resize(2 * list.size());  // others come and go between two calls
+      list.resize(2 * list.size());  // processes come and go between two calls
       count = static_cast<unsigned>(list.size());
     }
     if (status != kSuccess) return;
     for (unsigned i = 0; i < count; ++i) {
       const auto pid = static_cast<int>(list[i].pid);
       const std::uint64_t bytes = list[i].bytes == kNotAvailable ? 0 : list[i].bytes;
-      // One that computes and draws is in both lists, with the same figure.
+      // A process that computes and draws is in both lists, with the same figure.
       const auto known = std::find_if(gpu.processes.begin(), gpu.processes.end(),
                                       [&](const GpuProcess& process) { return process.pid == pid; });
       if (known == gpu.processes.end()) {
@@ -112,7 +112,7 @@ class Nvml {
     if (!mig_count_ || !mig_handle_ || mig_count_(device, &count) != kSuccess) return;
     for (unsigned i = 0; i < count; ++i) {
       Device instance = nullptr;
-      if (mig_handle_(device, i, &instance) != kSuccess) continue;  // a place that is not taken
+      if (mig_handle_(device, i, &instance) != kSuccess) continue;  // an empty slot
       if (std::string name = library_.uuid(instance); !name.empty()) gpu.mig_uuids.push_back(std::move(name));
     }
   }

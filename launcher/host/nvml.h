@@ -8,17 +8,16 @@
 
 namespace ddprun::launcher {
 
-/// What NVIDIA's management library says of this host.
+/// What NVIDIA's management library (NVML) reports of this host.
 struct GpuReading {
   std::vector<Gpu> gpus;
-  std::string
-      problem;  ///< why a driver that is there tells nothing: "Driver/library version mismatch"; or empty
+  std::string problem;  ///< why an installed driver fails: "Driver/library version mismatch"; else empty
 };
 
-/// Loads libnvidia-ml.so.1 where the dynamic linker finds it, and asks. No GPUs and no problem if it is not
-/// there. Takes tens of milliseconds with a driver.
+/// Loads libnvidia-ml.so.1, which takes tens of milliseconds with a driver, and asks it. Without the library
+/// there are no GPUs and no problem.
 ///
-/// sysfs    where the kernel tells a PCI device's NUMA node, for tests
+/// sysfs    for a PCI device's NUMA node; another one for tests
 GpuReading read_gpus(const std::filesystem::path& sysfs = "/sys");
 
 }  // namespace ddprun::launcher

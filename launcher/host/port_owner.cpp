@@ -10,12 +10,12 @@
 namespace ddprun::launcher {
 namespace {
 
-/// The inode of a socket that listens on the port of any address; 0 if there is none.
+/// The inode of a socket that listens on the port of any address; 0: none.
 unsigned long listening_inode(int port) {
   for (const char* table : {"/proc/net/tcp", "/proc/net/tcp6"}) {
     std::ifstream lines(table);
     std::string line;
-    std::getline(lines, line);  // the headings
+    std::getline(lines, line);  // the header
     while (std::getline(lines, line)) {
       unsigned local_port = 0, state = 0;
       unsigned long inode = 0;
@@ -58,7 +58,7 @@ HeldPort reserve_port(const std::string& address, std::optional<int> wanted) {
                       "cannot reserve " + (wanted ? "port " + std::to_string(*wanted) : "a free port") +
                           " on " + address + ": " + error.code().message() +
                           (taken ? port_owner(*wanted) : "") +
-                          (taken ? " (--master-port; left out, a free one is found)" : ""));
+                          (taken ? " (--master-port; leave it out to get a free port)" : ""));
   }
 }
 

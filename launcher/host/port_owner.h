@@ -7,11 +7,10 @@
 
 namespace ddprun::launcher {
 
-/// " by process PID (NAME)" of a process that listens on this TCP port, if there is one that we may see; else
-/// nothing. Looks at every process: for rare moments.
+/// " by process PID (NAME)" of a visible process that listens on this TCP port, else "". Slow.
 std::string port_owner(int port);
 
-/// Reserves the port that is wanted, or a free one. throws LaunchError naming the port, and who has it
+/// Reserves the wanted port, or a free one. throws LaunchError naming the port and its owner
 HeldPort reserve_port(const std::string& address, std::optional<int> wanted);
 
 }  // namespace ddprun::launcher

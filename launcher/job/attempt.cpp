@@ -15,14 +15,14 @@ namespace {
 
 using Clock = JobEvents::Clock;
 
-/// The heartbeat pipes' ends for the workers.
+/// The workers' ends of the heartbeat pipes.
 std::vector<UniqueFd> open_heartbeats(Heartbeats& beats, const Job& job) {
   std::vector<UniqueFd> ends;
   for (int i = 0; job.options.hang_timeout && i < job.workers; ++i) ends.push_back(beats.add());
   return ends;
 }
 
-/// All before the first start: a lack of descriptors or a bad file is to be known before anybody runs.
+/// Opens all outputs before the first start, so that nothing runs if descriptors or files are missing.
 std::vector<WorkerOutputs> open_outputs(WorkerLogs& logs, const std::vector<WorkerLogPlan>& plans,
                                         const std::vector<WorkerSpec>& specs) {
   std::vector<WorkerOutputs> outputs;
@@ -46,8 +46,7 @@ std::vector<SignsOfLife> signs_of_life(const WorkerGroup& group, const WorkerLog
   return signs;
 }
 
-/// What every rank is doing, before the workers of a job that does not get on are ended. returns the signal
-/// to end them with
+/// Dumps every rank's stacks before a stuck job is stopped. returns the signal to stop it with
 asio::awaitable<int> dump_stacks(Job& job, WorkerGroup& group, Attempt& attempt) {
   std::vector<StackTarget> targets;
   for (std::size_t i = 0; i < group.workers().size(); ++i)
@@ -67,7 +66,7 @@ asio::awaitable<int> dump_stacks(Job& job, WorkerGroup& group, Attempt& attempt)
   co_return signal_after(results);
 }
 
-/// Says why the attempt is ended, where it is not a worker's own end. returns the signal to end it with
+/// Logs why the attempt is stopped, unless a worker ended it. returns the signal to stop it with
 asio::awaitable<int> prepare_to_stop(Job& job, WorkerGroup& group, Attempt& attempt) {
   const EventRecord now{EventRecord::Kind::kHang, Clock::now(), attempt.round.number};
   if (const auto* received = std::get_if<SignalReceived>(&attempt.outcome)) {
@@ -100,21 +99,20 @@ asio::awaitable<int> prepare_to_stop(Job& job, WorkerGroup& group, Attempt& atte
   co_return SIGTERM;
 }
 
-/// Handles what has happened meanwhile. True if the user has no patience left.
-asio::awaitable<bool> hurried(Job& job, WorkerGroup& group) {
+/// Handles pending events. True if the user signalled twice.
+asio::awaitable<bool> wants_to_hurry(Job& job, WorkerGroup& group) {
   while (job.events.pending()) co_await group.wait_for_event(Clock::now());
   co_return group.user_signals().size() > 1;
 }
 
-/// Until the workers' last words are where they belong. The pipe of a process that cannot be ended has no
-/// end.
+/// Waits for the rest of the workers' output, unless a process that cannot be killed keeps a pipe open.
 asio::awaitable<void> drain(Job& job, WorkerGroup& group, WorkerLogs& logs, bool all_gone) {
   constexpr std::chrono::milliseconds kLook{100};
   while (!co_await logs.wait_for_ends(Clock::now() + kLook))
-    if (!all_gone || co_await hurried(job, group)) break;
+    if (!all_gone || co_await wants_to_hurry(job, group)) break;
   logs.finish();
   while (!co_await job.outputs.console().drain(Clock::now() + kLook))
-    if (co_await hurried(job, group)) break;
+    if (co_await wants_to_hurry(job, group)) break;
 }
 
 }  // namespace
@@ -155,7 +153,7 @@ asio::awaitable<Attempt> run_attempt(Job& job, Round round, std::optional<HeldPo
   group.on_window_change([&] { logs.update_window_size(); });
   const auto start_failed =
       group.start(job.program.path, attempt.specs, open_outputs(logs, output_plans, attempt.specs));
-  if (port) port->socket.reset();  // rank 0 has it now, and only rank 0 may
+  if (port) port->socket.reset();  // only rank 0 may have it
   heartbeat_ends.clear();
   if (start_failed) {
     attempt.outcome = *start_failed;
@@ -166,9 +164,9 @@ asio::awaitable<Attempt> run_attempt(Job& job, Round round, std::optional<HeldPo
         return judge_hang(signs_of_life(group, logs, beats), std::max(attempt.start, group.resumed()),
                           *job.options.hang_timeout, now);
       };
-    attempt.outcome = co_await group.wait(job.deadline, find_hung, peers.want_end);
+    attempt.outcome = co_await group.wait(job.deadline, find_hung, peers.end_reason);
   }
-  if (peers.tell) peers.tell(attempt);
+  if (peers.report_end) peers.report_end(attempt);
   const int signal = co_await prepare_to_stop(job, group, attempt);
   attempt.left = co_await group.stop(signal, job.options.shutdown_timeout);
   co_await drain(job, group, logs, attempt.left.empty());

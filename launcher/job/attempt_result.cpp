@@ -29,7 +29,7 @@ FailedWorker failed_worker(const Job& job, const Attempt& attempt, std::size_t i
   return failed;
 }
 
-void look_closer(const Job& job, const Attempt& attempt, std::size_t index, OomWatch& oom,
+void add_details(const Job& job, const Attempt& attempt, std::size_t index, OomWatch& oom,
                  FailedWorker& failed) {
   const Worker& worker = attempt.workers[index];
   const bool killed = failed.status == ExitStatus::killed(SIGKILL) && !worker.asked_to_end;
@@ -42,7 +42,7 @@ void look_closer(const Job& job, const Attempt& attempt, std::size_t index, OomW
   failed.logs = attempt.logs[index];
 }
 
-/// What the user is told of a failed worker. Looks at files that the worker left.
+/// The failure report for the user. Reads the files that the worker left.
 FailureReport make_report(const Job& job, const Attempt& attempt, std::size_t first, OomWatch& oom) {
   FailureReport report;
   report.program = job.options.program[0];
@@ -50,7 +50,7 @@ FailureReport make_report(const Job& job, const Attempt& attempt, std::size_t fi
   report.attempt = attempt.round.number;
   report.max_restarts = attempt.round.max_restarts;
   report.root_cause = failed_worker(job, attempt, first);
-  look_closer(job, attempt, first, oom, report.root_cause);
+  add_details(job, attempt, first, oom, report.root_cause);
   for (std::size_t i = 0; i < attempt.workers.size(); ++i) {
     const Worker& worker = attempt.workers[i];
     if (i == first || !worker.status) continue;
@@ -83,7 +83,7 @@ AttemptRecord make_record(const Job& job, const Attempt& attempt,
     entry.start_ns = job.clock.ns(worker.started);
     if (worker.status) entry.end_ns = job.clock.ns(worker.ended);
     entry.asked_to_end = worker.asked_to_end;
-    if (!job.options.result_json.empty())  // nobody else asks
+    if (!job.options.result_json.empty())  // only it shows the message
       if (const auto error = read_error_file(attempt.specs[i].error_file).error)
         entry.error_message = error->message;
     entry.logs = attempt.logs[i];
@@ -109,7 +109,7 @@ std::string describe_end(const Attempt& attempt) {
   if (const auto* hung = std::get_if<Hung>(&attempt.outcome))
     return "no sign of life from rank " + std::to_string(attempt.specs[hung->workers.front()].rank) +
            " (--hang-timeout)";
-  return "the job's time is over (--timeout)";
+  return "the job timed out (--timeout)";
 }
 
 void report_attempt(const Job& job, const Attempt& attempt, OomWatch& oom, JobRecord& record) {
@@ -126,13 +126,13 @@ void report_attempt(const Job& job, const Attempt& attempt, OomWatch& oom, JobRe
   record.max_restarts = attempt.round.max_restarts;
 }
 
-void check_nothing_failed(const Attempt& attempt) {
+void throw_if_launch_failed(const Attempt& attempt) {
   if (const auto* failed = std::get_if<StartFailed>(&attempt.outcome))
     throw LaunchError(failed->exit_code, failed->message);
   if (attempt.left.empty()) return;
   std::string pids;
   for (const pid_t pid : attempt.left) pids += " " + std::to_string(pid);
-  throw LaunchError(LaunchError::kOwnFailure, "processes that SIGKILL did not end:" + pids);
+  throw LaunchError(LaunchError::kOwnFailure, "SIGKILL did not end processes:" + pids);
 }
 
 }  // namespace ddprun::launcher

@@ -8,15 +8,13 @@
 
 namespace ddprun::launcher {
 
-// What an attempt that is over means.
-
 /// Why it failed, in one line for other nodes: "rank 3 failed: exit code 7: out of range".
 std::string describe_end(const Attempt& attempt);
 
-/// Tells the user, the program that started ddprun, and the record how an attempt ended.
+/// Reports how an attempt ended: to the user, to the program that started ddprun, and in the record.
 void report_attempt(const Job& job, const Attempt& attempt, OomWatch& oom, JobRecord& record);
 
-/// throws  LaunchError if a worker could not be started, or if not all processes could be ended
-void check_nothing_failed(const Attempt& attempt);
+/// throws  LaunchError if a worker could not start, or if a process survived SIGKILL
+void throw_if_launch_failed(const Attempt& attempt);
 
 }  // namespace ddprun::launcher

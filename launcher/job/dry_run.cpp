@@ -10,8 +10,8 @@
 namespace ddprun::launcher {
 namespace {
 
-/// A variable that ddprun sets for every worker, be it to the value that it had.
-bool is_ours(const std::string& variable) {
+/// Whether ddprun sets this variable for every worker.
+bool is_set_by_ddprun(const std::string& variable) {
   const auto& names = worker_variable_names();
   return std::find(names.begin(), names.end(), variable.substr(0, variable.find('='))) != names.end();
 }
@@ -58,7 +58,7 @@ std::string dry_run_text(const std::string& program, const std::vector<WorkerSpe
     for (const std::string& variable : spec.env)
       if (variable == "MASTER_PORT=0") {
         text += "  env: MASTER_PORT=(a free port)\n";
-      } else if (is_ours(variable) ||
+      } else if (is_set_by_ddprun(variable) ||
                  std::find(inherited.begin(), inherited.end(), variable) == inherited.end()) {
         text += "  env: " + printable(redacted_variable(variable)) + "\n";
       }

@@ -8,14 +8,14 @@
 
 namespace ddprun::launcher {
 
-/// The round that --dry-run shows: of several nodes this one's place if the user gave it, else the first, as
-/// if all nodes had as many workers. Port 0 stands for a free one.
+/// The round that --dry-run shows: this node's by its node rank, else the first node's, as if all nodes had
+/// as many workers. Port 0 means a free one.
 Round shown_round(const Options& options, int workers, const std::string& run_id);
 
-/// What --dry-run prints: for each worker what would be executed, the variables that ddprun sets, the CPUs
-/// and the log files. Secrets are not shown.
+/// What --dry-run prints for each worker: the command, the variables that ddprun sets, CPUs and log files,
+/// without secrets.
 ///
-/// program    the path of what is executed
+/// program    its path
 /// inherited  ddprun's own environment, which is not repeated
 std::string dry_run_text(const std::string& program, const std::vector<WorkerSpec>& specs,
                          const std::vector<WorkerLogPlan>& outputs,

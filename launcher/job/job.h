@@ -20,7 +20,7 @@
 
 namespace ddprun::launcher {
 
-/// What all attempts of a job have in common.
+/// What all attempts of a job share.
 struct Job {
   const Options& options;
   const std::vector<std::string>& environment;  ///< ddprun's own, "NAME=value"

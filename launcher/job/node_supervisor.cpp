@@ -18,16 +18,15 @@ namespace {
 
 using Clock = JobEvents::Clock;
 
-// For the other nodes to take leave of the coordinator.
-constexpr std::chrono::seconds kFarewell{10};
-// Who else listens on our own port is a ddprun, which answers even if it is slow, or in the way.
+// For the other nodes to disconnect from the coordinator.
+constexpr std::chrono::seconds kGoodbyeTimeout{10};
+// Whatever listens on our port is a ddprun, which answers soon, or a stranger in the way.
 constexpr std::chrono::milliseconds kStrangersGreeting{500};
 
 std::string name_of_node(const NodesOptions& nodes) {
   return nodes.node_name.empty() ? host_name() : nodes.node_name;
 }
 
-/// One node's life in the job.
 class NodeSupervisor {
  public:
   NodeSupervisor(Job& job, NodeConnections& connections, JobRecord& record)
@@ -41,12 +40,12 @@ class NodeSupervisor {
       while (!result) result = co_await step();
     } catch (const LaunchError& error) {
       failure = std::current_exception();
-      give_up(error.exit_code, error.what());
+      fail_job(error.exit_code, error.what());
     } catch (const std::exception& error) {
       failure = std::current_exception();
-      give_up(LaunchError::kOwnFailure, error.what());
+      fail_job(LaunchError::kOwnFailure, error.what());
     }
-    co_await take_leave();
+    co_await say_goodbye();
     if (failure) std::rethrow_exception(failure);
     co_return *result;
   }
@@ -68,30 +67,28 @@ class NodeSupervisor {
     connections_.link.emplace(job_.io, job_.events, std::move(settings));
   }
 
-  /// Runs the coordinator here, if it belongs here and does not run yet.
+  /// Starts the coordinator here, if it belongs here and does not run yet.
   void host(const std::vector<asio::ip::tcp::endpoint>& addresses, NodeLink::Settings& link) {
     if (connections_.server) return;
     Listening listening = listen_at(nodes_.endpoint, addresses, nodes_.is_host.has_value());
-    link.must_greet = listening.taken;
+    link.fail_unless_greeted = listening.taken;
     if (listening.taken) {
       if (port_owner(nodes_.endpoint.port).find("(ddprun)") == std::string::npos)
         link.greeting_timeout = kStrangersGreeting;
     }
-    if (!listening.instead.empty() && link.join.address.empty()) {
-      link.join.address = listening.instead;
-      log_info(printable(nodes_.endpoint.host) +
-               " stands for a loopback address here: other nodes are told " + listening.instead +
-               " (--local-addr)");
+    if (!listening.advertised.empty() && link.join.address.empty()) {
+      link.join.address = listening.advertised;
+      log_info(printable(nodes_.endpoint.host) + " is a loopback address here: other nodes will use " +
+               listening.advertised + " (--local-addr)");
     }
     if (listening.sockets.empty()) return;
     if (nodes_.token.empty() && !listening.loopback_only)
-      log_warning("whoever reaches " + to_string(nodes_.endpoint) +
-                  " can take part in this job: there is no token (--token-file, DDPRUN_TOKEN)");
+      log_warning("anyone who reaches " + to_string(nodes_.endpoint) +
+                  " can join this job: no token is set (--token-file, DDPRUN_TOKEN)");
     if (nodes_.token_is_derived && !listening.loopback_only)
-      log_warning(
-          "whoever reaches " + to_string(nodes_.endpoint) +
-          " and knows the job's numbers (squeue) can take part in this job: its token is made of them "
-          "(--token-file, DDPRUN_TOKEN)");
+      log_warning("anyone who reaches " + to_string(nodes_.endpoint) +
+                  " and knows the job's numbers (squeue) can join this job: its token is derived from them "
+                  "(--token-file, DDPRUN_TOKEN)");
     CoordinatorSettings settings;
     settings.run_id = job_.run_id;
     settings.min_nodes = nodes_.min_nodes;
@@ -102,21 +99,21 @@ class NodeSupervisor {
     settings.restarts = job_.options.restart;
     settings.names = nodes_.names;
     connections_.server.emplace(job_.io, std::move(settings), nodes_.token, std::move(listening.sockets));
-    connections_.server->on_all_gone([this] { job_.events.push(PeerNews{}); });
+    connections_.server->on_all_gone([this] { job_.events.push(PeerEvent{}); });
   }
 
-  /// Does what comes next. returns how this node's part ends, if it does
+  /// Handles the next event. returns the result if this node's part ends
   asio::awaitable<std::optional<RunResult>> step() {
     if (auto news = link().next()) {
       if (const auto* lost = std::get_if<CoordinatorLost>(&*news))
         throw LaunchError(LaunchError::kOwnFailure, lost->reason);
-      co_return co_await obey(std::get<CoordinatorMessage>(*news));
+      co_return co_await handle(std::get<CoordinatorMessage>(*news));
     }
     const JobEvent event = co_await job_.events.next(job_.deadline);
     if (std::holds_alternative<DeadlinePassed>(event)) {
-      const std::string text = "the job's time is over (--timeout)";
+      const std::string text = "the job timed out (--timeout)";
       log_error(text);
-      give_up(LaunchError::kTimeout, text);
+      fail_job(LaunchError::kTimeout, text);
       record_.outcome = TimedOut{};
       co_return RunResult{LaunchError::kTimeout, std::nullopt};
     }
@@ -129,20 +126,20 @@ class NodeSupervisor {
     co_return RunResult::by_signal(received->signal);
   }
 
-  asio::awaitable<std::optional<RunResult>> obey(const CoordinatorMessage& message) {
+  asio::awaitable<std::optional<RunResult>> handle(const CoordinatorMessage& message) {
     if (const auto* refused = std::get_if<Refused>(&message)) {
       throw LaunchError(LaunchError::kOwnFailure,
                         "refused by the coordinator: " + printable(refused->reason));
     } else if (const auto* waiting = std::get_if<Waiting>(&message)) {
-      tell_waiting(*waiting);
+      log_waiting(*waiting);
     } else if (const auto* lead = std::get_if<Lead>(&message)) {
-      round_ = lead->round;  // before what can fail in it
+      round_ = lead->round;  // first, since the next lines may throw
       port_ = reserve_port(port_address(), job_.options.master_port);
       link().send(Leading{lead->round, port_->port});
     } else if (const auto* start = std::get_if<Start>(&message)) {
       co_return co_await run_round(*start);
     } else if (const auto* stop = std::get_if<Stop>(&message)) {
-      tell_once(stop->reason, log_warning);
+      log_once(stop->reason, log_warning);
       link().send(Ended{stop->round});
     } else if (const auto* end = std::get_if<End>(&message)) {
       co_return result_of(*end);
@@ -152,14 +149,14 @@ class NodeSupervisor {
 
   RunResult result_of(const End& end) {
     if (end.exit_code != 0) {
-      tell_once(end.reason, log_error);
+      log_once(end.reason, log_error);
       record_.message = end.reason;
     }
     if (record_.attempts.empty() && end.exit_code != 0) record_.outcome = EndedByPeers{end.reason};
     return {end.exit_code, std::nullopt};
   }
 
-  /// The user has ended this node while its workers were being ended; if the job is over, its own end counts.
+  /// The user ended this node while its workers were being stopped; if the job has ended, its result counts.
   RunResult leave_or_end(int signal) {
     while (const auto news = link().next())
       if (const auto* message = std::get_if<CoordinatorMessage>(&*news))
@@ -169,7 +166,7 @@ class NodeSupervisor {
     return RunResult::by_signal(signal);
   }
 
-  /// Where the node of rank 0 holds the workers' port: on the interface by which the others reach it.
+  /// Where the node of rank 0 reserves the workers' port: on the interface by which others reach it.
   std::string port_address() {
     if (!link().join_address().empty()) return link().join_address();
     return is_loopback(link().local_address()) && !is_loopback(nodes_.endpoint.host) ? "::"
@@ -195,39 +192,39 @@ class NodeSupervisor {
       job_.log.add({EventRecord::Kind::kRestart, Clock::now(), round_});
     }
     oom_.restart();
-    Peers peers{[this] { return link().wants_end(); }, [this](const Attempt& attempt) { tell_end(attempt); }};
+    Peers peers{[this] { return link().end_reason(); },
+                [this](const Attempt& attempt) { report_end(attempt); }};
     if (start.group_rank != 0) port_.reset();
     const Attempt attempt =
         co_await run_attempt(job_, round, std::exchange(port_, std::nullopt), std::move(peers));
     report_attempt(job_, attempt, oom_, record_);
-    check_nothing_failed(attempt);
-    if (const auto* ended = std::get_if<EndedByPeers>(&attempt.outcome)) told_ = ended->reason;
+    throw_if_launch_failed(attempt);
+    if (const auto* ended = std::get_if<EndedByPeers>(&attempt.outcome)) last_reason_ = ended->reason;
     if (const auto* received = std::get_if<SignalReceived>(&attempt.outcome))
       co_return RunResult::by_signal(received->signal);
     if (!attempt.user_signals.empty()) co_return leave_or_end(attempt.user_signals.front());
-    // Of every other end the coordinator knows, and has sent Stop or End for it: Ended is the answer to Stop.
+    // The coordinator knows of every other end and has sent Stop, which Ended answers, or End.
     if (std::holds_alternative<AllSucceeded>(attempt.outcome)) link().send(Succeeded{round_});
     co_return std::nullopt;
   }
 
-  /// As soon as this node's part of a round is over.
-  void tell_end(const Attempt& attempt) {
+  void report_end(const Attempt& attempt) {
     if (const auto* received = std::get_if<SignalReceived>(&attempt.outcome)) return leave(received->signal);
     if (std::holds_alternative<AllSucceeded>(attempt.outcome) ||
         std::holds_alternative<EndedByPeers>(attempt.outcome))
       return;
-    tell_failure(attempt.outcome, describe_end(attempt) + " on node " + name_of_node(nodes_));
+    send_failure(attempt.outcome, describe_end(attempt) + " on node " + name_of_node(nodes_));
   }
 
-  void tell_failure(const AttemptEnd& end, const std::string& text) {
-    told_ = text;
+  void send_failure(const AttemptEnd& end, const std::string& text) {
+    last_reason_ = text;
     link().send(Failed{round_, end, text});
   }
 
-  /// ddprun's own failure: no round follows on this node.
-  void give_up(int exit_code, const std::string& text) {
-    tell_failure(StartFailed{exit_code, text}, text + " on node " + name_of_node(nodes_));
-    if (connections_.server) connections_.server->end(exit_code, told_);
+  /// Reports ddprun's own failure; no round follows on this node.
+  void fail_job(int exit_code, const std::string& text) {
+    send_failure(StartFailed{exit_code, text}, text + " on node " + name_of_node(nodes_));
+    if (connections_.server) connections_.server->end(exit_code, last_reason_);
   }
 
   void leave(int signal) {
@@ -238,27 +235,27 @@ class NodeSupervisor {
     link().send(Leave{signal});
   }
 
-  void tell_waiting(const Waiting& waiting) {
+  void log_waiting(const Waiting& waiting) {
     if (waiting.spare) {
-      log_info("the job has all its nodes: standing by for one that is lost");
+      log_info("the job has all its nodes: standing by to replace a lost one");
     } else if (waiting.present < waiting.min_nodes) {
       log_info("waiting for nodes: " + std::to_string(waiting.present) + " of " +
                (waiting.min_nodes < waiting.max_nodes ? "at least " : "") +
-               std::to_string(waiting.min_nodes) + (waiting.present == 1 ? " is there" : " are there"));
+               std::to_string(waiting.min_nodes) + " joined");
     }
   }
 
-  /// A reason that came from elsewhere, unless the user knows it.
-  void tell_once(const std::string& reason, void (*tell)(std::string_view)) {
-    if (!told_.empty() && reason.compare(0, told_.size(), told_) == 0) return;
+  /// Logs a reason from elsewhere, unless the user has seen it.
+  void log_once(const std::string& reason, void (*tell)(std::string_view)) {
+    if (!last_reason_.empty() && reason.compare(0, last_reason_.size(), last_reason_) == 0) return;
     tell(printable(reason));
-    told_ = reason;
+    last_reason_ = reason;
   }
 
-  /// Sends what is on its way; and waits for the other nodes, if the coordinator is here.
-  asio::awaitable<void> take_leave() {
+  /// Sends what is queued; if the coordinator is here, waits for the other nodes to disconnect.
+  asio::awaitable<void> say_goodbye() {
     link().finish();
-    const auto until = Clock::now() + kFarewell;
+    const auto until = Clock::now() + kGoodbyeTimeout;
     const auto busy = [this] {
       return connections_.server ? !connections_.server->all_gone() : !link().finished();
     };
@@ -277,7 +274,7 @@ class NodeSupervisor {
   OomWatch oom_;
   std::optional<HeldPort> port_;
   int round_ = 0;
-  std::string told_;  ///< the last reason of an end that the user has seen
+  std::string last_reason_;  ///< the last reason for an end that the user saw
 };
 
 }  // namespace

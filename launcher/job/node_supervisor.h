@@ -11,17 +11,16 @@
 
 namespace ddprun::launcher {
 
-/// What connects this node with the others. Has to live as long as the io_context runs.
+/// The connections to the other nodes. Must outlive the run of the io_context.
 struct NodeConnections {
   std::optional<CoordinatorServer> server;  ///< if the coordinator is here
   std::optional<NodeLink> link;
 };
 
-/// This node's part of a job over several: workers are started, ended and started again as the coordinator
-/// says, and what happens to them is told to it.
+/// Runs this node's part of a job over several nodes: starts, stops and restarts workers as the coordinator
+/// says, and reports to it.
 ///
-/// throws  LaunchError if the coordinator cannot be reached, is lost, or refuses this node; else as
-/// run_attempt
+/// throws  as run_attempt(); LaunchError if the coordinator is unreachable, lost or refuses this node
 boost::asio::awaitable<RunResult> supervise_node(Job& job, NodeConnections& connections, JobRecord& record);
 
 }  // namespace ddprun::launcher

@@ -14,7 +14,7 @@
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
-#include "launcher/host/gpu_health.h"
+#include "launcher/host/gpu_list.h"
 #include "launcher/host/port_owner.h"
 #include "launcher/job/attempt.h"
 #include "launcher/job/attempt_result.h"
@@ -26,8 +26,8 @@ namespace ddprun::launcher {
 namespace asio = boost::asio;
 namespace {
 
-/// If ddprun was started without stdin, stdout or stderr, our own descriptors would take their numbers and be
-/// written to by the workers.
+/// If ddprun starts without stdin, stdout or stderr, our own descriptors would take their numbers, and
+/// workers would write to them.
 void open_missing_standard_streams() {
   int fd = 0;
   do fd = ::open("/dev/null", O_RDWR);
@@ -35,7 +35,7 @@ void open_missing_standard_streams() {
   if (fd >= 0) ::close(fd);
 }
 
-/// The pause before a restart. returns what ends the job meanwhile, if anything does
+/// The pause before a restart. returns the result if the job ends meanwhile
 asio::awaitable<std::optional<RunResult>> pause(Job& job, std::chrono::milliseconds delay,
                                                 JobRecord& record) {
   const auto begin = JobEvents::Clock::now(), until = begin + delay;
@@ -44,7 +44,7 @@ asio::awaitable<std::optional<RunResult>> pause(Job& job, std::chrono::milliseco
     const JobEvent event = co_await job.events.next(times_out ? *job.deadline : until);
     if (std::holds_alternative<DeadlinePassed>(event)) {
       if (!times_out) co_return std::nullopt;
-      log_error("the job's time is over (--timeout) before it could be started again");
+      log_error("the job timed out (--timeout) before it could restart");
       record.outcome = TimedOut{};
       co_return RunResult{LaunchError::kTimeout, std::nullopt};
     }
@@ -57,7 +57,7 @@ asio::awaitable<std::optional<RunResult>> pause(Job& job, std::chrono::milliseco
   }
 }
 
-/// One attempt after the other, until one is the last.
+/// Runs attempts until one is the last.
 asio::awaitable<RunResult> supervise(Job& job, JobRecord& record) {
   const RestartSettings& restarts = job.options.restart;
   OomWatch oom;
@@ -68,19 +68,19 @@ asio::awaitable<RunResult> supervise(Job& job, JobRecord& record) {
     round.max_restarts = restarts.max_restarts;
     const Attempt attempt = co_await run_attempt(job, round, std::move(port));
     report_attempt(job, attempt, oom, record);
-    check_nothing_failed(attempt);
+    throw_if_launch_failed(attempt);
     const auto lived = std::chrono::duration_cast<std::chrono::milliseconds>(attempt.end - attempt.start);
     const Decision decision = decide(restarts, attempt.outcome, restarts_used, lived);
     if (const auto* received = std::get_if<SignalReceived>(&attempt.outcome))
       co_return RunResult::by_signal(received->signal);
     if (!decision.restart || !attempt.user_signals.empty()) {
       if (restarts.max_restarts > 0 && decision.exit_code != 0)
-        log_warning("not started again: " + (decision.restart ? "a signal ends the job" : decision.reason));
+        log_warning("not restarted: " + (decision.restart ? "a signal ends the job" : decision.reason));
       co_return RunResult{decision.exit_code, std::nullopt};
     }
     restarts_used = decision.restarts_used;
     record.restarts = number + 1;
-    log_warning("starting all workers again: " + decision.reason);
+    log_warning("restarting all workers: " + decision.reason);
     EventRecord event{EventRecord::Kind::kRestart, JobEvents::Clock::now(), number};
     event.delay = decision.delay;
     job.log.add(event);
@@ -111,20 +111,21 @@ void finish_record(const std::filesystem::path& path, const RunResult& result, J
   }
 }
 
-/// --dry-run. The port is not reserved, and 0 stands for a free one.
+/// --dry-run. Does not reserve a port: 0 means a free one.
 void show_plan(Job& job) {
   const Round round = shown_round(job.options, job.workers, job.run_id);
   const auto specs = plan_attempt(job, round, job.outputs.attempt_folder(0), -1, {});
-  const auto text = dry_run_text(job.program.path, specs, job.outputs.plan(0, specs), job.environment);
+  const auto text = dry_run_text(job.program.path, specs, job.outputs.plan(0, specs), job.environment) +
+                    "\n" + cpu_table(job.topology, job.placement, round);
   std::fwrite(text.data(), 1, text.size(), stdout);
 }
 
-void warn_of_gpus(const Topology& topology) {
+void warn_about_gpus(const Topology& topology) {
   if (!topology.gpu_problem.empty()) log_warning("NVIDIA's driver: " + topology.gpu_problem);
   for (const std::string& problem : gpu_problems(topology.host_gpus, topology.visible)) log_warning(problem);
 }
 
-void tell_threads(const std::vector<std::string>& environment, const Topology& topology, int workers) {
+void log_threads(const std::vector<std::string>& environment, const Topology& topology, int workers) {
   if (const auto threads = threads_per_worker(environment, topology, workers))
     log_info("OMP_NUM_THREADS=" + std::to_string(*threads) + " for each worker, its share of " +
              std::to_string(topology.cpus) + " CPUs");
@@ -147,12 +148,12 @@ RunResult run_loop(asio::io_context& io, asio::awaitable<RunResult> job) {
 RunResult run_recorded(const Options& options, const std::vector<std::string>& environment,
                        const std::string& job_id, const JobClock& clock, JobRecord& record) {
   const Topology topology = detect_topology(needs_gpus(options));
-  warn_of_gpus(topology);
+  warn_about_gpus(topology);
   const int workers = worker_count(options.nproc_per_node, topology);
   const Placement placement = place_workers(options, topology, workers);
   const Program program = find_program(options, process_env);
   open_missing_standard_streams();
-  // Before there is anything that a signal could leave behind; and the guard before what it is to remove.
+  // Handle signals before anything could be left behind, and start the guard before what it removes.
   const SignalFd signals(options.ending_signals, options.forwarded_signals);
   const auto temp_path = temp_folder() / ("ddprun-" + job_id);
   Guard guard(temp_path, job_id);
@@ -178,12 +179,11 @@ RunResult run_recorded(const Options& options, const std::vector<std::string>& e
           .events = events,
           .log = log,
           .outputs = outputs};
-  if (options.display_map) std::fputs(placement_map(topology, placement, 0, workers).c_str(), stderr);
   if (options.dry_run) {
     show_plan(job);
     return {};
   }
-  tell_threads(environment, topology, workers);
+  log_threads(environment, topology, workers);
   NodeConnections connections;
   const RunResult result = run_loop(
       io, options.nodes.several() ? supervise_node(job, connections, record) : supervise(job, record));

@@ -11,12 +11,12 @@ namespace ddprun::launcher {
 
 struct RunResult {
   int exit_code = 0;
-  std::optional<int> ended_by;  ///< the user's signal that ended the job: ddprun is to end by it as well
+  std::optional<int> ended_by;  ///< the user's signal that ended the job: ddprun must die by it too
 
   static RunResult by_signal(int signal) { return {exit_code_of_signal(signal), signal}; }
 };
 
-/// Runs one job from start to end, and leaves no process and no file of it behind.
+/// Runs one job, leaving no process and no file behind.
 ///
 /// environment   ddprun's own, "NAME=value"
 /// throws        UsageError, LaunchError, IoError, std::system_error

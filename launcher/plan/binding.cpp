@@ -1,7 +1,6 @@
 #include "launcher/plan/binding.h"
 
 #include <algorithm>
-#include <array>
 #include <iterator>
 #include <utility>
 
@@ -10,16 +9,8 @@
 namespace ddprun::launcher {
 namespace {
 
-constexpr std::array<std::pair<NumaBinding, const char*>, 4> kNames = {
-    {{NumaBinding::kNode, "node"},
-     {NumaBinding::kSocket, "socket"},
-     {NumaBinding::kExclusive, "exclusive"},
-     {NumaBinding::kCoreComplex, "core-complex"}}};
-
 std::string flag(NumaBinding mode) {
-  for (const auto& [value, name] : kNames)
-    if (value == mode) return std::string("--numa-binding=") + name;
-  return "--numa-binding";
+  return std::string("--numa-binding=") + kNumaBindings.at(static_cast<std::size_t>(mode));
 }
 
 CpuList common_cpus(const CpuList& a, const CpuList& b) {
@@ -28,7 +19,7 @@ CpuList common_cpus(const CpuList& a, const CpuList& b) {
   return both;
 }
 
-/// The part of each group that lies in cpus, if there is one.
+/// The non-empty intersections of the groups with cpus.
 std::vector<CpuList> within(const CpuList& cpus, const std::vector<CpuList>& groups) {
   std::vector<CpuList> parts;
   for (const CpuList& group : groups)
@@ -36,8 +27,7 @@ std::vector<CpuList> within(const CpuList& cpus, const std::vector<CpuList>& gro
   return parts;
 }
 
-/// The share that part i of n has in the cores: neighbours, and one core more for the first ones if it does
-/// not come out even.
+/// Part i of n of the cores: neighbours, with one core more for the first parts if they do not divide evenly.
 CpuList share(const std::vector<CpuList>& cores, std::size_t i, std::size_t n) {
   const std::size_t each = cores.size() / n, rest = cores.size() % n;
   const std::size_t begin = i * each + std::min(i, rest);
@@ -51,7 +41,7 @@ CpuList share(const std::vector<CpuList>& cores, std::size_t i, std::size_t n) {
 
 // -- near a GPU --
 
-int known_node(int node) { return std::max(node, 0); }
+int node_or_0(int node) { return std::max(node, 0); }
 
 CpuList exclusive_near(const CpuMap& map, const NumaNode& node, std::size_t i, std::size_t n) {
   const auto cores = within(node.cpus, map.cores);
@@ -71,11 +61,11 @@ CpuList cache_near(const CpuMap& map, const NumaNode& node, std::size_t i) {
 }
 
 CpuList near_gpu(const CpuMap& map, const std::vector<int>& gpu_nodes, NumaBinding mode, std::size_t gpu) {
-  const int index = known_node(gpu_nodes[gpu]);
+  const int index = node_or_0(gpu_nodes[gpu]);
   const auto node = std::find_if(map.nodes.begin(), map.nodes.end(),
                                  [&](const NumaNode& candidate) { return candidate.index == index; });
-  // Its place among the GPUs of the node, and their number.
-  const auto same = [&](int other) { return known_node(other) == index; };
+  // Its position among the GPUs of the node, and their number.
+  const auto same = [&](int other) { return node_or_0(other) == index; };
   const auto place = gpu_nodes.begin() + static_cast<std::ptrdiff_t>(gpu);
   const auto i = static_cast<std::size_t>(std::count_if(gpu_nodes.begin(), place, same));
   const auto n = static_cast<std::size_t>(std::count_if(gpu_nodes.begin(), gpu_nodes.end(), same));
@@ -107,7 +97,8 @@ std::vector<CpuList> units(const CpuMap& map, NumaBinding mode) {
 
 std::vector<CpuList> spread(const CpuMap& map, NumaBinding mode, std::size_t workers) {
   const auto all = units(map, mode);
-  if (all.empty()) throw UsageError(flag(mode) + ": hwloc knows none of the CPUs that this process may use");
+  if (all.empty())
+    throw UsageError(flag(mode) + ": hwloc reports none of the CPUs that this process may use");
   if (mode == NumaBinding::kExclusive && all.size() < workers)
     throw UsageError(flag(mode) + ": expected a physical core for each of " + std::to_string(workers) +
                      " workers, got " + std::to_string(all.size()) + " that this process may use");
@@ -118,12 +109,6 @@ std::vector<CpuList> spread(const CpuMap& map, NumaBinding mode, std::size_t wor
 }
 
 }  // namespace
-
-NumaBinding parse_numa_binding(const std::string& text) {
-  for (const auto& [mode, name] : kNames)
-    if (text == name) return mode;
-  throw UsageError("--numa-binding: expected node, socket, exclusive or core-complex, got '" + text + "'");
-}
 
 std::vector<CpuList> bind_workers(const CpuMap& map, const std::vector<int>& gpu_nodes, NumaBinding mode,
                                   int workers) {

@@ -18,7 +18,7 @@ bool is_set(const std::vector<std::string>& environment, std::string_view name) 
                      [&](const std::string& variable) { return name_of(variable) == name; });
 }
 
-/// The part of the environment that every worker of the node shares.
+/// The environment that all workers of the node share.
 std::vector<std::string> common_environment(const LaunchContext& context, int workers,
                                             const Topology& topology) {
   const auto& ours = worker_variable_names();
@@ -41,8 +41,8 @@ std::vector<std::string> common_environment(const LaunchContext& context, int wo
   return env;
 }
 
-/// string.Template's safe_substitute with local_rank alone, which is what torchrun does to every argument:
-/// ${local_rank} and $local_rank are replaced, $$ becomes $, any other $ stays.
+/// What torchrun does to every argument, Python's string.Template.safe_substitute(local_rank=...): replaces
+/// ${local_rank} and $local_rank, turns $$ into $, and keeps any other $.
 std::string expanded(const std::string& text, const std::string& local_rank) {
   const std::string name = "local_rank";
   const auto is_word = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_'; };

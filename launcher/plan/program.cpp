@@ -12,7 +12,7 @@
 namespace ddprun::launcher {
 namespace {
 
-/// 0 if the file can be executed, else the errno that says why not.
+/// 0 if the file can be executed, else an errno.
 int executable_error(const std::string& path) {
   struct stat info {};
   if (::stat(path.c_str(), &info) != 0) return errno;
@@ -34,7 +34,7 @@ std::string find_program(const std::string& name, const std::string& search_path
     if (const int error = executable_error(name)) fail(name, error);
     return name;
   }
-  std::string refused;  // the first one that is there but cannot be executed
+  std::string refused;  // the first one that exists but cannot be executed
   int refusal = 0;
   for (std::size_t begin = 0; begin <= search_path.size();) {
     const auto end = std::min(search_path.find(':', begin), search_path.size());

@@ -8,22 +8,20 @@
 
 namespace ddprun::launcher {
 
-/// Finds the program to run as execvp(3) would: a name with a slash is a path already, any other is looked
-/// for in the folders of search_path ($PATH). Done once for all workers, so that a missing program is said
-/// once.
+/// Finds the program as execvp(3) would: a name with a slash is a path, others are searched in search_path
+/// ($PATH). Done once for all workers, so a missing program is reported once.
 ///
-/// throws LaunchError: not found (127), or there but not executable (126)
+/// throws LaunchError: not found (127) or not executable (126)
 std::string find_program(const std::string& name, const std::string& search_path);
 
-/// What every worker is to execute.
+/// What every worker executes.
 struct Program {
-  std::string path;  ///< found
-  std::vector<std::string>
-      argv;  ///< the user's words, after those that start Python if it is a script or module
+  std::string path;
+  std::vector<std::string> argv;  ///< the user's words, after those that start Python for a script or module
 };
 
-/// A script and a module are run by `$PYTHON_EXEC -u` or `python3 -u`, as torchrun runs them by its own
-/// Python. throws LaunchError: Python, the program or the script is not found (127), or cannot be used (126)
+/// Scripts and modules run with `$PYTHON_EXEC -u` or `python3 -u`, as torchrun runs them with its own Python.
+/// throws LaunchError: Python, the program or the script is not found (127) or not usable (126)
 Program find_program(const Options& options, const EnvLookup& environment);
 
 }  // namespace ddprun::launcher

@@ -10,7 +10,7 @@ namespace {
 
 constexpr const char* kHidden = "***";
 
-/// Where the first word that tells of a secret ends; npos if there is none.
+/// The end of the first word that names a secret, or npos.
 std::size_t secret_name_end(std::string_view text) {
   std::string lower(text);
   for (char& c : lower) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
@@ -21,7 +21,7 @@ std::size_t secret_name_end(std::string_view text) {
   return first;
 }
 
-/// Each URL's, as in a list of them, or behind a proxy's.
+/// Hides the password of every URL, as in lists or behind a proxy's.
 std::string without_url_passwords(std::string word) {
   for (auto scheme = word.find("://"); scheme != std::string::npos; scheme = word.find("://", scheme + 3)) {
     const auto begin = scheme + 3;
@@ -35,7 +35,7 @@ std::string without_url_passwords(std::string word) {
 }
 
 std::string quoted_for_shell(const std::string& word) {
-  const bool globs = word.find('*') != word.find(kHidden);  // a '*' of the user's, not of ours
+  const bool globs = word.find('*') != word.find(kHidden);  // a '*' other than ours
   const bool plain = !word.empty() && !globs && std::all_of(word.begin(), word.end(), [](unsigned char c) {
     return std::isalnum(c) != 0 ||
            std::string_view("_-./=:,+@%*").find(static_cast<char>(c)) != std::string_view::npos;
@@ -53,7 +53,7 @@ bool is_secret_name(std::string_view name) { return secret_name_end(name) != std
 std::string redacted_variable(const std::string& variable) {
   // URLs first: a password may look like a name, as in redis://:key=V@host.
   const std::string shown = without_url_passwords(variable);
-  // Any '=', so that --env=API_KEY=V and ?page=1&token=V are seen too.
+  // Any '=', to catch --env=API_KEY=V and ?page=1&token=V too.
   const auto name_end = secret_name_end(shown);
   const auto equals = name_end == std::string::npos ? name_end : shown.find('=', name_end);
   return equals == std::string::npos ? shown : shown.substr(0, equals + 1) + kHidden;

@@ -9,10 +9,10 @@
 namespace ddprun::launcher {
 namespace {
 
-constexpr std::size_t kMostItems = 8;
-constexpr std::size_t kMostNameBytes = 64;  // as long as a host's name can be on Linux
+constexpr std::size_t kMaxItems = 8;
+constexpr std::size_t kMaxNameBytes = 64;  // the longest host name on Linux
 
-std::string name(const std::string& text) { return shortened(printable(text), kMostNameBytes); }
+std::string name(const std::string& text) { return shortened(printable(text), kMaxNameBytes); }
 
 std::string nnodes(int min, int max) {
   return "--nnodes=" + (min == max ? "" : std::to_string(min) + ":") + std::to_string(max);
@@ -20,7 +20,7 @@ std::string nnodes(int min, int max) {
 
 bool is_digit(char c) { return '0' <= c && c <= '9'; }
 
-/// Takes the number that text begins with, without the zeros in front.
+/// Takes the leading number off the text, without leading zeros.
 std::string_view take_number(std::string_view& text) {
   text.remove_prefix(std::min(text.find_first_not_of('0'), text.size()));
   const auto end = std::find_if_not(text.begin(), text.end(), is_digit) - text.begin();
@@ -40,9 +40,9 @@ std::string join_problem(const CoordinatorSettings& settings, const Join& join, 
     return node + " has " + nnodes(join.min_nodes, join.max_nodes) + ", the coordinator has " +
            nnodes(settings.min_nodes, settings.max_nodes);
   if (join.node_rank && (*join.node_rank < 0 || *join.node_rank >= settings.max_nodes))
-    return node + " has --node-rank=" + std::to_string(*join.node_rank) + ": expected one from 0 to " +
+    return node + " has --node-rank=" + std::to_string(*join.node_rank) + ": expected 0 to " +
            std::to_string(settings.max_nodes - 1);
-  // No sum of workers is larger than an int.
+  // The sum of workers must fit an int.
   const int most = std::numeric_limits<int>::max() / settings.max_nodes;
   if (join.workers < 1 || join.workers > most)
     return node + " would start " + std::to_string(join.workers) + " workers: expected a number from 1 to " +
@@ -74,9 +74,9 @@ std::string describe_node(const Join& join, const std::string& address) {
 
 std::string first_few(const std::vector<std::string>& items) {
   std::string text;
-  for (std::size_t i = 0; i < items.size() && i < kMostItems; ++i) text += (i == 0 ? "" : ", ") + items[i];
-  return items.size() <= kMostItems ? text
-                                    : text + " and " + std::to_string(items.size() - kMostItems) + " more";
+  for (std::size_t i = 0; i < items.size() && i < kMaxItems; ++i) text += (i == 0 ? "" : ", ") + items[i];
+  return items.size() <= kMaxItems ? text
+                                   : text + " and " + std::to_string(items.size() - kMaxItems) + " more";
 }
 
 std::string describe_node_ranks(const std::vector<int>& ranks, const std::vector<std::string>& names) {

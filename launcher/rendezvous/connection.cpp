@@ -14,7 +14,7 @@ namespace ddprun::launcher {
 namespace asio = boost::asio;
 namespace {
 
-// What a side that does not read may be behind. Messages are small and rare: it is not alive.
+// Messages are small and rare: a side that is this far behind is not alive.
 constexpr std::size_t kMaxQueue = 1024;
 
 }  // namespace
@@ -32,7 +32,7 @@ asio::awaitable<void> Connection::greet() {
   std::string theirs(kGreetingSize, '\0');
   for (std::size_t got = 0; got < theirs.size();) {
     got += co_await receive(theirs.data() + got, theirs.size() - got);
-    // A stranger need not send as many bytes as a greeting has.
+    // A stranger may send fewer bytes than a greeting has.
     const auto begin = std::string_view(theirs).substr(0, got);
     if (!may_be_greeting(begin)) decode_greeting(begin);
   }
@@ -106,7 +106,7 @@ void Connection::close() {
 }
 
 std::string describe(const boost::system::error_code& error) {
-  // The kernel of a process that dies resets what it had not read.
+  // A dying process resets the connection if it has unread data.
   const bool ended = error == asio::error::eof || error == asio::error::connection_reset ||
                      error == asio::error::broken_pipe;
   return ended ? "the connection ended" : error.message();

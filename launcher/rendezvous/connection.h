@@ -13,32 +13,32 @@
 
 namespace ddprun::launcher {
 
-/// A TCP connection that carries messages. Held by shared_ptr: what it still does holds it too, until it is
-/// closed.
+/// A TCP connection that carries messages. Held by shared_ptr, because pending operations keep it alive until
+/// it is closed.
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
   using Socket = boost::asio::ip::tcp::socket;
 
-  /// side     that we are
+  /// side     ours
   /// token    empty: none
   Connection(Socket socket, Side side, const std::string& token);
 
-  /// Exchanges greetings; nothing else may be done before. throws ProtocolError, boost::system::system_error
+  /// Exchanges greetings, before anything else. throws ProtocolError, boost::system::system_error
   boost::asio::awaitable<void> greet();
-  /// The other side is a ddprun of our version, whether or not it has our token.
+  /// True if the other side is a ddprun of our version, whether or not it has our token.
   bool greeted() const { return greeted_; }
 
-  /// The next message's payload. throws ProtocolError; boost::system::system_error, at the end too (eof)
+  /// The next message's payload. throws ProtocolError; boost::system::system_error, also at the end (eof)
   boost::asio::awaitable<std::string> read();
 
-  /// Sends a payload once what was given before is sent. Ignored after close().
+  /// Queues a payload. Ignored after close().
   void write(const std::string& payload);
 
-  /// Closes it when the time is up; who waits for it gets the error timed_out.
+  /// Closes it after the timeout; pending operations fail with timed_out.
   void set_time_limit(std::chrono::milliseconds timeout);
   void clear_time_limit() { timer_.cancel(); }
 
-  /// Closes it once everything is sent, or the time is up.
+  /// Closes it once everything is sent, or after the timeout.
   void finish(std::chrono::milliseconds timeout);
   void close();
 
@@ -62,7 +62,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   bool timed_out_ = false;
 };
 
-/// What an error of a connection means, for people.
+/// An error of a connection in words.
 std::string describe(const boost::system::error_code& error);
 
 }  // namespace ddprun::launcher

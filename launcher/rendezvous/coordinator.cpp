@@ -14,7 +14,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr std::size_t kMostTextBytes = 2000;  // of a node's, to which words of ours are added
+constexpr std::size_t kMaxTextBytes = 2000;  // of a node's text, to which we add words
 
 }  // namespace
 
@@ -26,23 +26,23 @@ void Coordinator::receive(NodeId id, const NodeMessage& message, const std::stri
   if (const auto* wish = std::get_if<Join>(&message)) {
     if (found == nodes_.end() && gone_.count(id) == 0) join(id, *wish, address);
   } else if (found != nodes_.end() && !ended_) {
-    found->second.unheard_beats = 0;
+    found->second.missed_beats = 0;
     handle(id, found->second, message, now);
   }
   check_progress(now);
 }
 
 void Coordinator::join(NodeId id, const Join& join, const std::string& address) {
-  if (ended_) return turn_away(id, End{ended_->exit_code, ended_->reason});
+  if (ended_) return dismiss(id, End{ended_->exit_code, ended_->reason});
   if (const std::string reason = problem_with(join, address); !reason.empty())
-    return turn_away(id, Refused{reason});
+    return dismiss(id, Refused{reason});
   Node& node = nodes_[id];
   node.join = join;
   node.address = join.address.empty() ? address : join.address;
   node.order = next_order_++;
   if (join.node_rank) ranks_[*join.node_rank] = id;
   ++ready_;
-  tell_waiting(id);
+  send_waiting(id);
 }
 
 std::string Coordinator::problem_with(const Join& join, const std::string& address) const {
@@ -51,7 +51,7 @@ std::string Coordinator::problem_with(const Join& join, const std::string& addre
   const auto taken = ranks_.find(*join.node_rank);
   if (taken == ranks_.end()) return "";
   const Node& other = nodes_.at(taken->second);
-  return "node rank " + std::to_string(*join.node_rank) + " is asked for by node " +
+  return "node rank " + std::to_string(*join.node_rank) + " is wanted by node " +
          describe_node(join, address) + " and taken by node " + describe_node(other.join, other.address);
 }
 
@@ -63,7 +63,7 @@ void Coordinator::handle(NodeId id, Node& node, const NodeMessage& message, Time
   } else if (const auto* failed = std::get_if<Failed>(&message)) {
     const bool first = phase_ == Phase::kRunning || phase_ == Phase::kLeading;
     if (in_round && first && failed->round == round_)
-      fail(failed->end, shortened(printable(failed->text), kMostTextBytes), now);
+      fail(failed->end, shortened(printable(failed->text), kMaxTextBytes), now);
   } else if (const auto* succeeded = std::get_if<Succeeded>(&message)) {
     if (node.state == State::kInRound && phase_ == Phase::kRunning && succeeded->round == round_) {
       node.state = State::kSucceeded;
@@ -77,7 +77,7 @@ void Coordinator::handle(NodeId id, Node& node, const NodeMessage& message, Time
   } else if (const auto* leave = std::get_if<Leave>(&message)) {
     const std::string reason =
         "node " + describe_node(node.join, node.address) + " received " + signal_name(leave->signal);
-    // Also between two rounds: without this node there will be no other.
+    // Also between two rounds: without this node there cannot be another.
     if (!elastic() && node.was_in_round) return end(exit_code_of_signal(leave->signal), reason);
     gone_.insert(id);
     remove(nodes_.find(id), reason, now);
@@ -90,11 +90,11 @@ void Coordinator::lose(NodeId id, const std::string& reason, Time now) {
   check_progress(now);
 }
 
-/// A node that is silent, or whose messages make no sense.
+/// The node is silent, or broke the protocol.
 void Coordinator::expel(NodeId id, const std::string& reason, Time now) {
-  if (ended_) return;  // which the loss of another just led to
+  if (ended_) return;  // by the loss of another node
   const Node& node = nodes_.at(id);
-  turn_away(id, Refused{"node " + describe_node(node.join, node.address) + " is given up: " + reason});
+  dismiss(id, Refused{"node " + describe_node(node.join, node.address) + " was dropped: " + reason});
   drop(id, reason, now);
 }
 
@@ -111,9 +111,9 @@ void Coordinator::remove(Nodes::iterator gone, const std::string& reason, Time n
   nodes_.erase(gone);
   if (state == State::kReady) --ready_;
   if (ended_ || state != State::kInRound) return;
-  if (phase_ == Phase::kLeading) return give_round_up(now);
+  if (phase_ == Phase::kLeading) return abandon_round(now);
   if (phase_ != Phase::kRunning) return;
-  // Its workers may live on until its own side notices; the others' cannot go on without them.
+  // Its workers may live on until their node notices; the others cannot continue without them.
   if (elastic()) return stop_round(reason, milliseconds(0));
   fail(WorkerFailed{ExitStatus::exited(LaunchError::kOwnFailure)}, reason, now);
 }
@@ -122,10 +122,9 @@ void Coordinator::fail(const AttemptEnd& failure, const std::string& text, Time 
   const Clock::duration lived = phase_ == Phase::kRunning ? now - running_since_ : Clock::duration(0);
   const Decision decision =
       decide(settings_.restarts, failure, restarts_used_, std::chrono::duration_cast<milliseconds>(lived));
-  if (!decision.restart)  // and nothing that a node calls a failure ends the job with 0
-    return end(
-        decision.exit_code == 0 ? LaunchError::kOwnFailure : decision.exit_code,
-        settings_.restarts.max_restarts == 0 ? text : text + "; not started again: " + decision.reason);
+  if (!decision.restart)  // a failure never ends the job with 0
+    return end(decision.exit_code == 0 ? LaunchError::kOwnFailure : decision.exit_code,
+               settings_.restarts.max_restarts == 0 ? text : text + "; not restarted: " + decision.reason);
   restarts_used_ = decision.restarts_used;
   stop_round(text + "; " + decision.reason, decision.delay);
 }
@@ -143,11 +142,11 @@ void Coordinator::end(int exit_code, const std::string& reason) {
   for (const auto& [id, node] : nodes_) send(id, End{exit_code, reason});
 }
 
-/// What follows from the state, whichever event led to it.
+/// Advances the state, whichever event led to it.
 void Coordinator::check_progress(Time now) {
   if (phase_ == Phase::kRunning && unfinished_ == 0 && !ended_) end(0, "all workers succeeded");
   if (ended_) return;
-  // Late joiners; but what some nodes have finished is not done again for them.
+  // Restart for late joiners, unless some nodes have finished.
   if (phase_ == Phase::kRunning && ready_ > 0 && members_.size() < max_nodes() &&
       unfinished_ == members_.size())
     stop_round(std::to_string(ready_) + (ready_ == 1 ? " node joins" : " nodes join"), milliseconds(0));
@@ -164,7 +163,7 @@ void Coordinator::begin_forming(Time now) {
   forming_since_ = now;
   last_call_end_.reset();
   if (ready_ >= static_cast<std::size_t>(settings_.min_nodes)) return;
-  for (const auto& [id, node] : nodes_) tell_waiting(id);
+  for (const auto& [id, node] : nodes_) send_waiting(id);
 }
 
 void Coordinator::form(Time now) {
@@ -172,10 +171,10 @@ void Coordinator::form(Time now) {
   if (ready_ >= max_nodes()) return close_round();
   if (ready_ < static_cast<std::size_t>(settings_.min_nodes)) {
     last_call_end_.reset();
-    if (late) end(LaunchError::kOwnFailure, who_came());
+    if (late) end(LaunchError::kOwnFailure, describe_shortage());
     return;
   }
-  // The survivors of a round do not wait for more: those may join at any time.
+  // Survivors of a round do not wait for more nodes, which may join at any time.
   if (!last_call_end_) last_call_end_ = now + (round_ < 0 ? settings_.last_call : milliseconds(0));
   if (late || now >= *last_call_end_) close_round();
 }
@@ -183,7 +182,7 @@ void Coordinator::form(Time now) {
 void Coordinator::close_round() {
   std::vector<Nodes::value_type*> ready;
   for (auto& entry : nodes_) ready.push_back(&entry);
-  if (ready.size() > max_nodes()) {  // those of the last round are never too many, and so stay
+  if (ready.size() > max_nodes()) {  // members of the last round always fit
     std::sort(ready.begin(), ready.end(), [](const auto* a, const auto* b) {
       const Node &x = a->second, &y = b->second;
       return std::tuple(!x.was_in_round, x.order) < std::tuple(!y.was_in_round, y.order);
@@ -210,11 +209,11 @@ void Coordinator::close_round() {
   phase_ = Phase::kLeading;
   send(members_.front(), Lead{round_});
   for (const auto& [id, node] : nodes_)
-    if (node.state == State::kReady) tell_waiting(id);  // it is a spare now
+    if (node.state == State::kReady) send_waiting(id);  // it is a spare now
 }
 
-/// A member is lost before the workers were started.
-void Coordinator::give_round_up(Time now) {
+/// A member was lost before the workers started.
+void Coordinator::abandon_round(Time now) {
   for (const NodeId id : members_) {
     const auto found = nodes_.find(id);
     if (found == nodes_.end()) continue;
@@ -247,10 +246,10 @@ void Coordinator::tick(Time now) {
   if (now >= next_beat_ && !ended_) {
     next_beat_ = now + Clock::duration(settings_.node_timeout) / kBeatsPerTimeout;
     std::vector<NodeId> silent;
-    // Beats are counted and not the time: had this program not been running, it would have heard nobody.
+    // Count beats, not time: a program that was stopped would have heard nobody.
     for (auto& [id, node] : nodes_) {
       send(id, Beat{});
-      if (++node.unheard_beats > kBeatsPerTimeout) silent.push_back(id);
+      if (++node.missed_beats > kBeatsPerTimeout) silent.push_back(id);
     }
     for (const NodeId id : silent)
       expel(id, "no sign of life for " + in_seconds(settings_.node_timeout), now);
@@ -267,14 +266,14 @@ Coordinator::Time Coordinator::next_tick() const {
   return next;
 }
 
-void Coordinator::tell_waiting(NodeId id) {
+void Coordinator::send_waiting(NodeId id) {
   const bool spare = phase_ != Phase::kForming && members_.size() == max_nodes();
   send(id, Waiting{static_cast<int>(nodes_.size()), settings_.min_nodes, settings_.max_nodes, spare,
                    static_cast<int>(settings_.node_timeout.count())});
 }
 
-/// For a job that cannot begin.
-std::string Coordinator::who_came() const {
+/// Why the job cannot begin.
+std::string Coordinator::describe_shortage() const {
   std::map<std::size_t, std::string> by_order;
   for (const auto& [id, node] : nodes_) by_order[node.order] = describe_node(node.join, node.address);
   std::vector<std::string> came;
@@ -284,7 +283,7 @@ std::string Coordinator::who_came() const {
   for (int rank = 0; by_rank && rank < settings_.max_nodes; ++rank)
     if (ranks_.count(rank) == 0) missing.push_back(rank);
   return std::to_string(nodes_.size()) + " of " + (elastic() ? "at least " : "") +
-         std::to_string(settings_.min_nodes) + " nodes came within " + in_seconds(settings_.join_timeout) +
+         std::to_string(settings_.min_nodes) + " nodes joined within " + in_seconds(settings_.join_timeout) +
          ": " + (came.empty() ? "none" : first_few(came)) +
          (missing.empty() ? "" : "; missing: " + describe_node_ranks(missing, settings_.names));
 }

@@ -38,7 +38,7 @@ std::optional<int> parse_port_number(const std::string& text) {
   return port;
 }
 
-/// Without the domain, which may or may not be part of a host's name.
+/// The host name without its domain.
 std::string first_label(const std::string& host) { return host.substr(0, host.find('.')); }
 
 bool is_own_address(const std::string& text) {

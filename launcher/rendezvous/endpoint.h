@@ -12,14 +12,13 @@ struct Endpoint {
   bool operator==(const Endpoint&) const = default;
 };
 
-/// Reads "HOST", "HOST:PORT", "[V6]", "[V6]:PORT" or a bare IPv6 address such as "::1"; none for any other
-/// text.
+/// Reads "HOST", "HOST:PORT", "[V6]", "[V6]:PORT" or a bare IPv6 address such as "::1".
 std::optional<Endpoint> parse_endpoint(const std::string& text, int default_port);
 
-/// Reads the same without a port: "HOST", "[V6]" or "V6".
+/// Reads "HOST", "[V6]" or "V6".
 std::optional<std::string> parse_host(const std::string& text);
 
-/// The name or an address of this very host, with or without brackets.
+/// Whether this is the name or an address of this host, with or without brackets.
 bool is_this_host(const std::string& name);
 
 /// "HOST:PORT", "[V6]:PORT"

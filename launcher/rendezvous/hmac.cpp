@@ -7,8 +7,8 @@
 namespace ddprun::launcher {
 namespace {
 
-// The part of OpenSSL's headers that is used here, so that building does not take them. These are ABI, the
-// same from 1.0 to 3.
+// The part of OpenSSL's headers that we use, so that building does not need them. The ABI is the same
+// from 1.0 to 3.
 using Digest = struct evp_md_st;
 using Sha256Function = const Digest*();
 using HmacFunction = unsigned char*(const Digest*, const void* key, int key_size,
@@ -16,7 +16,7 @@ using HmacFunction = unsigned char*(const Digest*, const void* key, int key_size
                                     unsigned char* mac, unsigned* mac_size);
 using CompareFunction = int(const void*, const void*, std::size_t);
 
-/// The functions of libcrypto. It is never unloaded: it runs functions of its own when ddprun ends.
+/// The functions of libcrypto, which is never unloaded because it has exit handlers.
 struct Libcrypto {
   explicit Libcrypto(const std::vector<const char*>& names) {
     void* library = nullptr;
@@ -57,13 +57,13 @@ const Libcrypto& libcrypto() {
 
 std::string hmac_sha256(std::string_view key, std::string_view message) {
   const Libcrypto& crypto = libcrypto();
-  const char* key_bytes = key.empty() ? "" : key.data();  // null would be no key at all
+  const char* key_bytes = key.empty() ? "" : key.data();  // null would mean "no key"
   const auto* bytes = reinterpret_cast<const unsigned char*>(message.data());
   std::string mac(kMacSize, '\0');
   auto* out = reinterpret_cast<unsigned char*>(mac.data());
   if (crypto.hmac(crypto.sha256(), key_bytes, static_cast<int>(key.size()), bytes, message.size(), out,
                   nullptr) == nullptr)
-    throw LaunchError(LaunchError::kOwnFailure, "OpenSSL's libcrypto refuses to make an HMAC-SHA256");
+    throw LaunchError(LaunchError::kOwnFailure, "OpenSSL's libcrypto cannot compute an HMAC-SHA256");
   return mac;
 }
 

@@ -16,7 +16,7 @@ namespace ddprun::launcher {
 using boost::asio::ip::tcp;
 namespace {
 
-/// A socket that listens there; -1 and errno if it cannot.
+/// A listening socket; none and errno if it cannot listen.
 UniqueFd try_listen(const tcp::endpoint& address) {
   UniqueFd fd(::socket(address.data()->sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   const int on = 1;
@@ -31,7 +31,7 @@ UniqueFd try_listen(const tcp::endpoint& address) {
   return fd;
 }
 
-/// An address of this host that others may reach: of an interface that is up and no loopback, IPv4 first.
+/// An address of this host that others may reach, of a non-loopback interface that is up; IPv4 first.
 std::string outward_address() {
   ifaddrs* list = nullptr;
   if (::getifaddrs(&list) != 0) return "";
@@ -61,32 +61,32 @@ bool is_loopback(const std::string& host) {
   return is_name ? host == "localhost" : address.is_loopback();
 }
 
-Listening listen_at(const Endpoint& endpoint, const std::vector<tcp::endpoint>& addresses, bool must) {
+Listening listen_at(const Endpoint& endpoint, const std::vector<tcp::endpoint>& addresses, bool required) {
   Listening result;
   result.loopback_only = std::all_of(addresses.begin(), addresses.end(),
                                      [](const auto& address) { return address.address().is_loopback(); });
   std::vector<tcp::endpoint> wanted = addresses;
-  if (result.loopback_only && !is_loopback(endpoint.host) && (must || is_this_host(endpoint.host))) {
+  if (result.loopback_only && !is_loopback(endpoint.host) && (required || is_this_host(endpoint.host))) {
     const auto port = static_cast<unsigned short>(endpoint.port);
-    result.instead = outward_address();
-    result.loopback_only = result.instead.empty();
+    result.advertised = outward_address();
+    result.loopback_only = result.advertised.empty();
     if (!result.loopback_only) wanted = {tcp::endpoint(tcp::v4(), port), tcp::endpoint(tcp::v6(), port)};
   }
   int error = EADDRNOTAVAIL;
   for (auto address = wanted.begin(); address != wanted.end(); ++address) {
-    if (std::find(wanted.begin(), address, *address) != address) continue;  // of several lines in /etc/hosts
+    if (std::find(wanted.begin(), address, *address) != address) continue;  // a duplicate in /etc/hosts
     if (UniqueFd fd = try_listen(*address)) {
       result.sockets.push_back(std::move(fd));
       continue;
     }
     if (errno != EADDRNOTAVAIL && errno != EAFNOSUPPORT) error = errno;
     if (error != EADDRINUSE) continue;
-    result.sockets.clear();  // who has one of the addresses would answer a part of the nodes
+    result.sockets.clear();  // its owner would answer some of the nodes
     break;
   }
   if (!result.sockets.empty()) return result;
   result.taken = error == EADDRINUSE;
-  if (!must && (error == EADDRINUSE || error == EADDRNOTAVAIL)) return result;
+  if (!required && (error == EADDRINUSE || error == EADDRNOTAVAIL)) return result;
   throw LaunchError(LaunchError::kOwnFailure, "cannot listen at " + to_string(endpoint) +
                                                   " for the other nodes: " + std::strerror(error) +
                                                   (error == EADDRINUSE ? port_owner(endpoint.port) : ""));

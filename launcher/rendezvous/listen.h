@@ -9,26 +9,25 @@
 
 namespace ddprun::launcher {
 
-/// Where the coordinator of this node listens.
+/// How this node listens as the coordinator.
 struct Listening {
-  std::vector<UniqueFd> sockets;  ///< one an address; none: another process is to be spoken to
-  bool taken = false;             ///< it is on this host
-  bool loopback_only = false;     ///< nobody else's host can reach it
-  /// What other nodes have to be told instead of what the endpoint's name stands for here: a host's own name
-  /// is often one for 127.0.1.1. Empty: nothing.
-  std::string instead;
+  std::vector<UniqueFd> sockets;  ///< one per address; none: another process is the coordinator
+  bool taken = false;             ///< by another process on this host
+  bool loopback_only = false;     ///< other hosts cannot reach it
+  /// The address to give other nodes if the endpoint's name is a loopback address here, as a host's own name
+  /// often is (127.0.1.1); else empty.
+  std::string advertised;
 };
 
-/// Listens on those of the endpoint's addresses that are this host's, if any is.
+/// Listens on those of the endpoint's addresses that belong to this host, if any.
 ///
 /// addresses  of the endpoint's host
-/// must       this node is the one that listens: if it cannot, that is an error; else a port that is taken is
-///            that of a ddprun which was faster
-/// throws     LaunchError naming the endpoint, and who has the port if that can be seen
+/// required   failing to listen is an error; else a taken port means that another ddprun was faster
+/// throws     LaunchError naming the endpoint, and the port's owner if visible
 Listening listen_at(const Endpoint& endpoint, const std::vector<boost::asio::ip::tcp::endpoint>& addresses,
-                    bool must);
+                    bool required);
 
-/// "localhost", or an address that only this host has.
+/// Whether it is "localhost" or a loopback address.
 bool is_loopback(const std::string& host);
 
 }  // namespace ddprun::launcher

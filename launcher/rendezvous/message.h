@@ -8,50 +8,50 @@
 
 namespace ddprun::launcher {
 
-// What the nodes of a job and its coordinator tell each other. docs/rendezvous.md has the order.
+// The messages between the nodes of a job and its coordinator; docs/rendezvous.md has their order.
 
 // From a node.
 
-/// "I want to take part." The first message of every connection.
+/// "I want to join." The first message of every connection.
 struct Join {
-  std::string run_id;            ///< --rdzv-id; empty: whatever the coordinator's is
-  std::string node;              ///< the node's name, for people and for the order of ranks
-  std::optional<int> node_rank;  ///< --node-rank: the place in the order of ranks
+  std::string run_id;            ///< --rdzv-id; empty: the coordinator's
+  std::string node;              ///< the node's name, for messages and the order of ranks
+  std::optional<int> node_rank;  ///< --node-rank: its place in the order of ranks
   int min_nodes = 1, max_nodes = 1;
-  int workers = 1;      ///< that it would start
-  std::string address;  ///< --local-addr: where others reach it; empty: where its connection comes from
+  int workers = 1;      ///< to start on this node
+  std::string address;  ///< --local-addr: where others reach it; empty: its connection's source
   bool operator==(const Join&) const = default;
 };
 
-/// The node of rank 0 holds a port for the round's workers.
+/// The node of rank 0 has reserved a port for the round's workers.
 struct Leading {
   int round = 0;
   int port = 0;
   bool operator==(const Leading&) const = default;
 };
 
-/// The node's part of the round has failed; the node ends its workers by itself.
+/// The node's part of the round failed; the node ends its workers itself.
 struct Failed {
   int round = 0;
   AttemptEnd end;
-  std::string text;  ///< one line for people: "rank 3 failed with exit code 7: out of range"
+  std::string text;  ///< one line: "rank 3 failed with exit code 7: out of range"
   bool operator==(const Failed&) const = default;
 };
 
-/// All workers of this node have succeeded.
+/// All workers of this node succeeded.
 struct Succeeded {
   int round = 0;
   bool operator==(const Succeeded&) const = default;
 };
 
-/// No worker of the round is left on this node; it is ready for another round. The answer to Stop, also where
-/// no worker was started; never unasked, but after Failed.
+/// No worker of the round is left on this node: it is ready for another round. The answer to Stop, even if no
+/// worker was started.
 struct Ended {
   int round = 0;
   bool operator==(const Ended&) const = default;
 };
 
-/// The user ends this node's ddprun.
+/// The user ended this node's ddprun.
 struct Leave {
   int signal = 0;
   bool operator==(const Leave&) const = default;
@@ -59,41 +59,40 @@ struct Leave {
 
 // From the coordinator.
 
-/// The answer to Join, and to Ended while others are awaited.
+/// The answer to Join, and to Ended while waiting for other nodes.
 struct Waiting {
-  int present = 0;  ///< nodes that are there
+  int present = 0;  ///< nodes
   int min_nodes = 1, max_nodes = 1;
-  bool spare = false;       ///< the job runs without this node, which stands by for one that is lost
-  int node_timeout_ms = 0;  ///< either side is lost after so long without a sign of life
+  bool spare = false;       ///< the job runs without this node, which stands by to replace a lost one
+  int node_timeout_ms = 0;  ///< either side is lost after this long without a sign of life
   bool operator==(const Waiting&) const = default;
 };
 
-/// The node cannot take part; the connection ends.
+/// The node cannot join; the connection ends.
 struct Refused {
   std::string reason;
   bool operator==(const Refused&) const = default;
 };
 
-/// "You have rank 0 in this round: hold a port and tell it." A later Lead or Start of another round takes it
-/// back.
+/// "You have rank 0 in this round: reserve a port and send Leading." A later Lead or Start cancels it.
 struct Lead {
   int round = 0;
   bool operator==(const Lead&) const = default;
 };
 
-/// The workers are to be started.
+/// "Start the workers."
 struct Start {
   int round = 0;
   int group_rank = 0, group_world_size = 1;
   int first_rank = 0, world_size = 1;
-  std::string master_addr;  ///< empty: that of the coordinator, as this node reaches it
+  std::string master_addr;  ///< empty: the coordinator's, as this node reaches it
   int master_port = 0;
   std::string run_id;
   int max_restarts = 0;
   bool operator==(const Start&) const = default;
 };
 
-/// The workers of the round are to be ended; another round follows.
+/// "End the workers of the round." Another round follows.
 struct Stop {
   int round = 0;
   std::string reason;
@@ -109,7 +108,7 @@ struct End {
 
 // From either side.
 
-inline constexpr int kBeatsPerTimeout = 4;  ///< sent in a node timeout
+inline constexpr int kBeatsPerTimeout = 4;
 
 /// A sign of life.
 struct Beat {

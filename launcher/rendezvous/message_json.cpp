@@ -15,14 +15,14 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::size_t kMaxShown = 40;  // bytes of what was got, in a message for people
-constexpr int kMostLevels = 32;        // a message has 1
+constexpr std::size_t kMaxShown = 40;  // bytes of wrong input in a message
+constexpr int kMaxLevels = 32;         // a message has 1
 
 std::string dumped(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
 
 std::string shown(const std::string& got) { return quoted(shortened(printable(got), kMaxShown)); }
 
-/// The text as UTF-8 of at most so many bytes, and twice as many in JSON, where a byte can take six.
+/// The text as UTF-8 of at most `most` bytes, and twice as many in JSON, where one byte may take six.
 std::string fitting(const std::string& text, std::size_t most) {
   for (std::size_t size = most;; size -= size / 4) {
     const std::string in_json = dumped(shortened(text, size));
@@ -31,7 +31,7 @@ std::string fitting(const std::string& text, std::size_t most) {
   }
 }
 
-/// Puts a message's fields into JSON.
+/// Writes a message's fields to JSON.
 class Writer {
  public:
   explicit Writer(const char* type) { object_["type"] = type; }
@@ -45,7 +45,7 @@ class Writer {
     object_[field] = fitting(value, most);
   }
   void choice(const char* field, const std::string& value, std::initializer_list<const char*>) {
-    ensure(!value.empty(), "what failed tells of a success");
+    ensure(!value.empty(), "a failure is not a success");
     object_[field] = value;
   }
 
@@ -55,7 +55,7 @@ class Writer {
   json object_;
 };
 
-/// Takes a message's fields out of JSON.
+/// Reads a message's fields from JSON.
 class Reader {
  public:
   Reader(const char* type, const json& object) : type_(type), object_(object) {}
@@ -119,7 +119,7 @@ class Reader {
   const json& object_;
 };
 
-// What each message is made of on the wire: its type, and visit(fields, message), which writes with a Writer
+// The fields of each message on the wire: its type, and visit(fields, message), which writes with a Writer
 // and reads with a Reader. Integers have a range, texts a limit in bytes.
 
 constexpr int kMaxCount = 1'000'000;  ///< of nodes, ranks and workers
@@ -138,15 +138,14 @@ const char* kind_of(const AttemptEnd& end) {
   return std::holds_alternative<StartFailed>(end) ? "start_failed" : "";
 }
 
-/// The end as this alternative, which it becomes if it is read.
+/// The end as this alternative; a reader sets it first.
 template <typename Alternative>
 Alternative& as(AttemptEnd& end) {
   auto* held = std::get_if<Alternative>(&end);
   return held != nullptr ? *held : end.emplace<Alternative>();
 }
 
-template <typename Fields>
-void visit(Fields& fields, AttemptEnd& end) {
+void visit(auto& fields, AttemptEnd& end) {
   std::string kind = kind_of(end);
   fields.choice("kind", kind, {"exited", "killed", "hang", "timeout", "signal", "start_failed"});
   if (kind == "exited") {
@@ -168,8 +167,7 @@ void visit(Fields& fields, AttemptEnd& end) {
 }
 
 const char* type_of(const Join&) { return "join"; }
-template <typename Fields>
-void visit(Fields& fields, Join& join) {
+void visit(auto& fields, Join& join) {
   fields.text("run_id", join.run_id, kMaxName);
   fields.text("node", join.node, kMaxName);
   fields.optional_integer("node_rank", join.node_rank, 0, kMaxCount);
@@ -180,41 +178,29 @@ void visit(Fields& fields, Join& join) {
 }
 
 const char* type_of(const Leading&) { return "leading"; }
-template <typename Fields>
-void visit(Fields& fields, Leading& leading) {
+void visit(auto& fields, Leading& leading) {
   fields.integer("round", leading.round, 0, INT_MAX);
   fields.integer("port", leading.port, 1, kMaxPort);
 }
 
 const char* type_of(const Failed&) { return "failed"; }
-template <typename Fields>
-void visit(Fields& fields, Failed& failed) {
+void visit(auto& fields, Failed& failed) {
   fields.integer("round", failed.round, 0, INT_MAX);
   visit(fields, failed.end);
   fields.text("text", failed.text, kMaxText);
 }
 
 const char* type_of(const Succeeded&) { return "succeeded"; }
-template <typename Fields>
-void visit(Fields& fields, Succeeded& succeeded) {
-  fields.integer("round", succeeded.round, 0, INT_MAX);
-}
+void visit(auto& fields, Succeeded& succeeded) { fields.integer("round", succeeded.round, 0, INT_MAX); }
 
 const char* type_of(const Ended&) { return "ended"; }
-template <typename Fields>
-void visit(Fields& fields, Ended& ended) {
-  fields.integer("round", ended.round, 0, INT_MAX);
-}
+void visit(auto& fields, Ended& ended) { fields.integer("round", ended.round, 0, INT_MAX); }
 
 const char* type_of(const Leave&) { return "leave"; }
-template <typename Fields>
-void visit(Fields& fields, Leave& leave) {
-  fields.integer("signal", leave.signal, 1, kMaxSignal);
-}
+void visit(auto& fields, Leave& leave) { fields.integer("signal", leave.signal, 1, kMaxSignal); }
 
 const char* type_of(const Waiting&) { return "waiting"; }
-template <typename Fields>
-void visit(Fields& fields, Waiting& waiting) {
+void visit(auto& fields, Waiting& waiting) {
   fields.integer("present", waiting.present, 0, kMaxCount);
   fields.integer("min_nodes", waiting.min_nodes, 1, kMaxCount);
   fields.integer("max_nodes", waiting.max_nodes, 1, kMaxCount);
@@ -223,20 +209,13 @@ void visit(Fields& fields, Waiting& waiting) {
 }
 
 const char* type_of(const Refused&) { return "refused"; }
-template <typename Fields>
-void visit(Fields& fields, Refused& refused) {
-  fields.text("reason", refused.reason, kMaxText);
-}
+void visit(auto& fields, Refused& refused) { fields.text("reason", refused.reason, kMaxText); }
 
 const char* type_of(const Lead&) { return "lead"; }
-template <typename Fields>
-void visit(Fields& fields, Lead& lead) {
-  fields.integer("round", lead.round, 0, INT_MAX);
-}
+void visit(auto& fields, Lead& lead) { fields.integer("round", lead.round, 0, INT_MAX); }
 
 const char* type_of(const Start&) { return "start"; }
-template <typename Fields>
-void visit(Fields& fields, Start& start) {
+void visit(auto& fields, Start& start) {
   fields.integer("round", start.round, 0, INT_MAX);
   fields.integer("group_rank", start.group_rank, 0, kMaxCount);
   fields.integer("group_world_size", start.group_world_size, 1, kMaxCount);
@@ -249,32 +228,27 @@ void visit(Fields& fields, Start& start) {
 }
 
 const char* type_of(const Stop&) { return "stop"; }
-template <typename Fields>
-void visit(Fields& fields, Stop& stop) {
+void visit(auto& fields, Stop& stop) {
   fields.integer("round", stop.round, 0, INT_MAX);
   fields.text("reason", stop.reason, kMaxText);
 }
 
 const char* type_of(const End&) { return "end"; }
-template <typename Fields>
-void visit(Fields& fields, End& end) {
+void visit(auto& fields, End& end) {
   fields.integer("exit_code", end.exit_code, 0, kMaxExitCode);
   fields.text("reason", end.reason, kMaxText);
 }
 
 const char* type_of(const Beat&) { return "beat"; }
-template <typename Fields>
-void visit(Fields&, Beat&) {}
+void visit(auto&, Beat&) {}
 
-template <typename Message>
-std::string write(Message message) {
+std::string write(auto message) {
   Writer fields(type_of(message));
   visit(fields, message);
   return fields.result();
 }
 
-template <typename Messages>
-std::string encode_any(const Messages& messages) {
+std::string encode_any(const auto& messages) {
   std::string json = std::visit([](const auto& message) { return write(message); }, messages);
   ensure(json.size() <= kMaxMessage, "a message fits into a frame");
   return json;
@@ -283,7 +257,7 @@ std::string encode_any(const Messages& messages) {
 json parse_object(std::string_view text) {
   json object;
   try {
-    object = parse_shallow_json(text, kMostLevels);
+    object = parse_shallow_json(text, kMaxLevels);
   } catch (const std::invalid_argument& error) {
     throw ProtocolError("expected a message, got " + shown(std::string(text)) + ", which " + error.what());
   }
@@ -292,7 +266,7 @@ json parse_object(std::string_view text) {
   return object;
 }
 
-/// The message of the type that the object names.
+/// Reads the message whose type the object names.
 template <typename Messages, std::size_t kIndex = 0>
 Messages read(const json& object, const char* sender) {
   if constexpr (kIndex == std::variant_size_v<Messages>) {

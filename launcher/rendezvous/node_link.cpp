@@ -1,19 +1,31 @@
 #include "launcher/rendezvous/node_link.h"
 
+#include <netdb.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
 #include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/posix/stream_descriptor.hpp>
+#include <boost/asio/read.hpp>
 #include <boost/asio/redirect_error.hpp>
+#include <boost/asio/this_coro.hpp>
 #include <boost/asio/use_awaitable.hpp>
+#include <cerrno>
+#include <cstring>
 #include <exception>
 #include <stdexcept>
+#include <system_error>
+#include <thread>
 
 #include <ddprun/common/logging.h>
+#include <ddprun/common/text/printable.h>
+#include <ddprun/common/unique_fd.h>
 #include "launcher/events/job_clock.h"
 #include "launcher/events/launch_error.h"
 #include "launcher/host/port_owner.h"
-#include "launcher/rendezvous/resolve.h"
 
 namespace ddprun::launcher {
 namespace asio = boost::asio;
@@ -21,16 +33,63 @@ using asio::ip::tcp;
 using std::chrono::milliseconds;
 namespace {
 
-constexpr milliseconds kConnectTimeout{5'000};  // of one attempt, to one address
+constexpr milliseconds kConnectTimeout{5'000};  // per attempt and address
 constexpr milliseconds kNoticeAfter{3'000};
-constexpr milliseconds kLastWords{2'000};
+constexpr milliseconds kFarewellTimeout{2'000};
 
-/// An IPv4 address as such, even where it is spoken to through IPv6.
+/// The address, with an IPv4-mapped one as IPv4.
 std::string numeric(const tcp::endpoint& endpoint) {
   const asio::ip::address address = endpoint.address();
   if (address.is_v6() && address.to_v6().is_v4_mapped())
     return asio::ip::make_address_v4(asio::ip::v4_mapped, address.to_v6()).to_string();
   return address.to_string();
+}
+
+struct Lookup {
+  std::string host, port;
+  std::vector<tcp::endpoint> found;
+  int error = 0;  ///< getaddrinfo's
+  UniqueFd done{::eventfd(0, EFD_CLOEXEC)};
+};
+
+void look_up(Lookup& lookup) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* list = nullptr;
+  lookup.error = ::getaddrinfo(lookup.host.c_str(), lookup.port.c_str(), &hints, &list);
+  for (const addrinfo* entry = list; entry != nullptr; entry = entry->ai_next) {
+    tcp::endpoint endpoint;
+    if (entry->ai_addrlen > endpoint.capacity()) continue;
+    endpoint.resize(entry->ai_addrlen);
+    std::memcpy(endpoint.data(), entry->ai_addr, entry->ai_addrlen);
+    lookup.found.push_back(endpoint);
+  }
+  if (list != nullptr) ::freeaddrinfo(list);
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = ::write(lookup.done.get(), &one, sizeof one);
+}
+
+/// The addresses of an endpoint's host, in the system's order. A thread looks the name up, so that nobody
+/// waits for a name server, which may take a minute to fail.
+///
+/// throws  std::runtime_error naming the host, with the system's reason
+asio::awaitable<std::vector<tcp::endpoint>> resolve(Endpoint endpoint) {
+  const auto port = static_cast<unsigned short>(endpoint.port);
+  boost::system::error_code is_name;
+  const auto address = asio::ip::make_address(endpoint.host, is_name);
+  if (!is_name) co_return std::vector{tcp::endpoint(address, port)};
+  const auto lookup = std::make_shared<Lookup>();
+  lookup->host = endpoint.host;
+  lookup->port = std::to_string(port);
+  if (!lookup->done) throw std::system_error(errno, std::generic_category(), "eventfd");
+  asio::posix::stream_descriptor done(co_await asio::this_coro::executor, ::dup(lookup->done.get()));
+  std::thread([lookup] { look_up(*lookup); }).detach();  // the caller may be gone before it returns
+  std::uint64_t count = 0;
+  co_await asio::async_read(done, asio::buffer(&count, sizeof count), asio::use_awaitable);
+  if (lookup->error != 0)
+    throw std::runtime_error("cannot look up " + ddprun::quoted(endpoint.host) + ": " +
+                             ::gai_strerror(lookup->error));
+  co_return lookup->found;
 }
 
 }  // namespace
@@ -44,20 +103,20 @@ NodeLink::~NodeLink() {
   if (connection_) connection_->close();
 }
 
-void NodeLink::add(CoordinatorNews news) {
+void NodeLink::add(CoordinatorEvent news) {
   news_.push_back(std::move(news));
-  events_.push(PeerNews{});
+  events_.push(PeerEvent{});
 }
 
-std::optional<CoordinatorNews> NodeLink::next() {
+std::optional<CoordinatorEvent> NodeLink::next() {
   if (news_.empty()) return {};
-  CoordinatorNews first = std::move(news_.front());
+  CoordinatorEvent first = std::move(news_.front());
   news_.pop_front();
   return first;
 }
 
-std::optional<std::string> NodeLink::wants_end() const {
-  for (const CoordinatorNews& news : news_) {
+std::optional<std::string> NodeLink::end_reason() const {
+  for (const CoordinatorEvent& news : news_) {
     if (const auto* lost = std::get_if<CoordinatorLost>(&news)) return lost->reason;
     const auto& message = std::get<CoordinatorMessage>(news);
     if (const auto* stop = std::get_if<Stop>(&message)) return stop->reason;
@@ -73,7 +132,7 @@ void NodeLink::send(const NodeMessage& message) {
 
 void NodeLink::finish() {
   timer_.cancel();
-  if (connection_) connection_->finish(kLastWords);
+  if (connection_) connection_->finish(kFarewellTimeout);
 }
 
 asio::awaitable<void> NodeLink::run() {
@@ -84,7 +143,7 @@ asio::awaitable<void> NodeLink::run() {
     asio::co_spawn(io_, beat(), asio::detached);
     co_await listen();
   } catch (const boost::system::system_error& error) {
-    reason = silent_ ? "it gave no sign of life" : describe(error.code());
+    reason = timed_out_ ? "it gave no sign of life" : describe(error.code());
   } catch (const LaunchError& error) {
     co_return add(CoordinatorLost{error.what()});
   } catch (const std::exception& error) {
@@ -98,10 +157,10 @@ asio::awaitable<void> NodeLink::run() {
                       to_string(settings_.endpoint) + ": " + reason});
 }
 
-/// Until somebody answers. What answers and is no coordinator, or has another token, ends the attempts.
+/// Retries until a coordinator answers; gives up on a stranger or another token.
 asio::awaitable<void> NodeLink::connect() {
   const auto begin = Clock::now();
-  bool told = false;
+  bool logged = false;
   for (milliseconds pause{50};; pause = std::min(pause * 2, milliseconds(1000))) {
     std::string why;
     try {
@@ -119,16 +178,16 @@ asio::awaitable<void> NodeLink::connect() {
     const auto waited = Clock::now() - begin;
     if (waited + pause >= settings_.timeout)
       throw std::runtime_error(why + ", for " + in_seconds(settings_.timeout) + " (--join-timeout)");
-    if (!told && waited >= kNoticeAfter) {
+    if (!logged && waited >= kNoticeAfter) {
       log_info("trying to reach the coordinator at " + to_string(settings_.endpoint) + ": " + why);
-      told = true;
+      logged = true;
     }
     timer_.expires_after(pause);
     co_await timer_.async_wait(asio::use_awaitable);
   }
 }
 
-/// Every address once, in their order. throws the last one's error
+/// Tries each address once, in order. throws the last one's error
 asio::awaitable<void> NodeLink::connect_once() {
   const auto addresses = co_await resolve(settings_.endpoint);
   if (settings_.before_connecting) settings_.before_connecting(addresses, settings_);
@@ -149,13 +208,12 @@ asio::awaitable<void> NodeLink::connect_once() {
     try {
       co_await connection->greet();
     } catch (const std::exception& failure) {
-      // Who hangs up may have been a coordinator that has just ended: that one is tried again.
+      // If it hung up, it may be a coordinator that just ended: retry.
       const auto* broken = dynamic_cast<const boost::system::system_error*>(&failure);
       const bool hung_up = broken != nullptr && broken->code() != asio::error::timed_out;
-      if (connection->greeted() || !settings_.must_greet || hung_up) throw;
+      if (connection->greeted() || !settings_.fail_unless_greeted || hung_up) throw;
       throw LaunchError(LaunchError::kOwnFailure, to_string(settings_.endpoint) + " is taken" +
-                                                      port_owner(address.port()) +
-                                                      ", which does not answer as a ddprun");
+                                                      port_owner(address.port()) + ", which is not a ddprun");
     }
     connection->clear_time_limit();
     coordinator_address_ = theirs;
@@ -169,16 +227,16 @@ asio::awaitable<void> NodeLink::connect_once() {
 asio::awaitable<void> NodeLink::listen() {
   for (;;) {
     CoordinatorMessage message = decode_coordinator_message(co_await connection_->read());
-    unheard_beats_ = 0;
+    missed_beats_ = 0;
     if (std::holds_alternative<Beat>(message)) continue;
     if (const auto* waiting = std::get_if<Waiting>(&message)) {
       node_timeout_ = milliseconds(waiting->node_timeout_ms);
-      timer_.cancel();  // for beat() to see it
+      timer_.cancel();  // wakes beat()
     }
     const bool last = std::holds_alternative<End>(message);
     add(std::move(message));
     if (last)
-      co_return;  // which closes the connection: the coordinator waits for that, and not for our workers
+      co_return;  // closes the connection, for which the coordinator waits rather than for our workers
   }
 }
 
@@ -189,10 +247,9 @@ asio::awaitable<void> NodeLink::beat() {
     boost::system::error_code cancelled;
     co_await timer_.async_wait(asio::redirect_error(asio::use_awaitable, cancelled));
     if (cancelled) continue;
-    // Beats are counted and not the time: had this program been stopped, as by Slurm's suspension of a job,
-    // it would have heard nobody.
-    if (node_timeout_.count() == 0 || ++unheard_beats_ > kBeatsPerTimeout) {
-      silent_ = true;
+    // Count beats, not time: a stopped program, as when Slurm suspends a job, hears nobody.
+    if (node_timeout_.count() == 0 || ++missed_beats_ > kBeatsPerTimeout) {
+      timed_out_ = true;
       connection_->close();
     }
     send(Beat{});

@@ -19,16 +19,15 @@
 
 namespace ddprun::launcher {
 
-/// The coordinator cannot be reached, or no more.
+/// The coordinator cannot be reached, or was lost.
 struct CoordinatorLost {
   std::string reason;
 };
 
-using CoordinatorNews = std::variant<CoordinatorMessage, CoordinatorLost>;
+using CoordinatorEvent = std::variant<CoordinatorMessage, CoordinatorLost>;
 
-/// One node's connection to the coordinator of its job, from the first attempt to make it. What comes is kept
-/// until it is asked for; each time there is something, the job's events have a PeerNews. Has to live as long
-/// as the io_context runs.
+/// A node's connection to the coordinator of its job. Queues what arrives, and pushes a PeerEvent to the
+/// job's events for each. Must outlive the run of the io_context.
 class NodeLink {
  public:
   struct Settings {
@@ -37,33 +36,32 @@ class NodeLink {
     std::string token;
     std::chrono::milliseconds timeout{600'000};          ///< for the connection
     std::chrono::milliseconds greeting_timeout{10'000};  ///< for the coordinator's first bytes
-    bool must_greet = false;  ///< who answers, but does not greet in time, is in the way: no further attempt
-    /// Called with the endpoint's addresses before each attempt; may change these settings. What it throws
-    /// ends the attempts.
+    bool fail_unless_greeted = false;  ///< give up if something answers but does not greet in time
+    /// Called with the endpoint's addresses before each attempt; may change settings, or throw to give up.
     std::function<void(const std::vector<boost::asio::ip::tcp::endpoint>& addresses, Settings& settings)>
         before_connecting;
   };
 
-  /// Begins to connect; tries again until the timeout.
+  /// Starts to connect, and retries until the timeout.
   NodeLink(boost::asio::io_context& io, JobEvents& events, Settings settings);
   ~NodeLink();
   NodeLink(const NodeLink&) = delete;
   NodeLink& operator=(const NodeLink&) = delete;
 
-  /// What has come next, if anything has. After CoordinatorLost nothing comes.
-  std::optional<CoordinatorNews> next();
+  /// The next event, if any. CoordinatorLost is the last one.
+  std::optional<CoordinatorEvent> next();
 
-  /// Why this node's workers are to be ended, if what has come says so.
-  std::optional<std::string> wants_end() const;
+  /// Why this node's workers must end, if a queued event says so.
+  std::optional<std::string> end_reason() const;
 
-  /// Nothing is sent before the connection is there, or after it is lost.
+  /// Ignored while there is no connection.
   void send(const NodeMessage& message);
 
-  /// Sends what is on its way and closes; there is a PeerNews when that is done.
+  /// Sends what is queued, then closes and pushes a PeerEvent.
   void finish();
   bool finished() const { return !connection_ || !connection_->is_open(); }
 
-  /// What this node has told of where others reach it.
+  /// The address at which this node told others to reach it.
   const std::string& join_address() const { return settings_.join.address; }
   /// The coordinator's numeric address as this node reaches it, and the local one of the connection.
   std::string coordinator_address() const { return coordinator_address_; }
@@ -77,18 +75,18 @@ class NodeLink {
   boost::asio::awaitable<void> connect_once();
   boost::asio::awaitable<void> listen();
   boost::asio::awaitable<void> beat();
-  void add(CoordinatorNews news);
+  void add(CoordinatorEvent news);
 
   JobEvents& events_;
   boost::asio::io_context& io_;
   Settings settings_;
   boost::asio::steady_timer timer_;
   std::shared_ptr<Connection> connection_;
-  std::deque<CoordinatorNews> news_;
+  std::deque<CoordinatorEvent> news_;
   std::string coordinator_address_, local_address_;
-  std::chrono::milliseconds node_timeout_{0};  ///< 0: not known yet
-  int unheard_beats_ = 0;
-  bool silent_ = false;
+  std::chrono::milliseconds node_timeout_{0};  ///< 0: not yet known
+  int missed_beats_ = 0;
+  bool timed_out_ = false;
 };
 
 }  // namespace ddprun::launcher

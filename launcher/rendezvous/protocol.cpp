@@ -17,7 +17,7 @@ constexpr std::string_view kMagic = "ddprun\r\n";
 constexpr std::size_t kVersionAt = 8, kFlagsAt = 10, kNonceAt = 12;
 constexpr std::uint64_t kAuthenticated = 1;  // the only flag
 constexpr std::size_t kLengthSize = 4;
-constexpr std::size_t kMaxGreetingShown = 24;  // bytes of a stranger's, in a message for people
+constexpr std::size_t kMaxGreetingShown = 24;  // bytes of a stranger's, in a message
 
 std::string big_endian(std::uint64_t number, std::size_t size) {
   std::string bytes(size, '\0');
@@ -45,7 +45,7 @@ std::string key_of(Side from, const SessionSecrets& secrets) {
                         " has a token, the " + name_of(node_has ? Side::kCoordinator : Side::kNode) +
                         " has none: expected the same one on every node (--token-file)");
   }
-  ensure(secrets.node.authenticated != secrets.token.empty(), "a greeting tells whether there is a token");
+  ensure(secrets.node.authenticated != secrets.token.empty(), "a greeting says whether there is a token");
   if (secrets.token.empty()) return "";
   std::string label = std::string("ddprun ") + name_of(from);
   label += text_of(secrets.node);
@@ -65,7 +65,7 @@ Greeting make_greeting(bool authenticated) {
   ssize_t count = -1;
   do count = ::getrandom(greeting.nonce.data(), greeting.nonce.size(), 0);
   while (count < 0 && errno == EINTR);
-  // The kernel gives so few bytes at once or not at all.
+  // So few bytes come at once or not at all.
   if (count != static_cast<ssize_t>(greeting.nonce.size()))
     throw std::system_error(errno, std::generic_category(), "getrandom");
   return greeting;
@@ -81,15 +81,15 @@ std::string encode(const Greeting& greeting) {
 }
 
 Greeting decode_greeting(std::string_view bytes) {
-  if (bytes.empty()) throw ProtocolError("expected a ddprun's greeting, got nothing");
+  if (bytes.empty()) throw ProtocolError("expected a greeting from ddprun, got nothing");
   if (!may_be_greeting(bytes)) {
     const auto line = bytes.substr(0, bytes.find_first_of("\r\n"));
-    throw ProtocolError("expected a ddprun's greeting, got " +
+    throw ProtocolError("expected a greeting from ddprun, got " +
                         quoted(shortened(std::string(line), kMaxGreetingShown)));
   }
   if (bytes.size() < kGreetingSize)
-    throw ProtocolError("expected a ddprun's greeting of " + std::to_string(kGreetingSize) + " bytes, got " +
-                        std::to_string(bytes.size()));
+    throw ProtocolError("expected a greeting from ddprun of " + std::to_string(kGreetingSize) +
+                        " bytes, got " + std::to_string(bytes.size()));
   const auto version = big_endian(bytes.substr(kVersionAt, kFlagsAt - kVersionAt));
   if (version != kProtocolVersion)
     throw ProtocolError("expected version " + std::to_string(kProtocolVersion) +
@@ -140,7 +140,7 @@ std::optional<std::string> FrameReader::next() {
       throw ProtocolError(
           std::string("a message of the ") + name_of(from_) +
           (count_ == 0 ? " is not signed with this token: expected the same one on every node (--token-file)"
-                       : " was changed on its way"));
+                       : " was changed in transit"));
     ++count_;
   }
   begin_ += kLengthSize + length + mac_size;

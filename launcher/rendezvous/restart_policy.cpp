@@ -69,12 +69,12 @@ Decision decide(const RestartSettings& settings, const AttemptEnd& end, int rest
   if (std::holds_alternative<StartFailed>(end)) return finish("the program cannot be started");
   if (const auto* received = std::get_if<SignalReceived>(&end))
     return finish(signal_name(received->signal) + " ends the job");
-  if (settings.max_restarts == 0) return finish("no restarts were asked for");
+  if (settings.max_restarts == 0) return finish("--max-restarts is 0");
   if (!settings.codes.contains(exit_code))
     return finish("exit code " + std::to_string(exit_code) + " is not among --restart-on-codes");
   if (settings.window && lived >= *settings.window) restarts_used = 0;
   if (restarts_used >= settings.max_restarts)
-    return finish("all " + std::to_string(settings.max_restarts) + " restarts are used");
+    return finish("all " + std::to_string(settings.max_restarts) + " restarts are used up");
   const int n = restarts_used + 1;
   return {true, backoff_before(n, settings.backoff), n, exit_code,
           "restart " + std::to_string(n) + " of " + std::to_string(settings.max_restarts)};

@@ -4,13 +4,13 @@
 
 namespace ddprun::launcher {
 
-/// What the nodes of a job have agreed on before their workers start: one node's view.
+/// What the nodes of a job agree on before their workers start, as one node sees it.
 struct Round {
-  int number = 0;            ///< 0, 1, ...: grows with every start, now and then by more than 1
+  int number = 0;            ///< from 0; grows with every start, sometimes by more than 1
   int group_rank = 0;        ///< index of this node
   int group_world_size = 1;  ///< number of nodes
-  int first_rank = 0;        ///< rank of the first worker that this ddprun starts
-  int first_local_rank = 0;  ///< its local rank; not 0 where a node has several ddpruns, as Slurm's tasks
+  int first_rank = 0;        ///< of the first worker that this ddprun starts
+  int first_local_rank = 0;  ///< not 0 if a node has several ddpruns, as with Slurm's tasks
   int workers = 1;           ///< that this ddprun starts
   int local_world_size = 1;  ///< workers of the node
   int world_size = 1;        ///< workers of all nodes
@@ -20,12 +20,12 @@ struct Round {
   int max_restarts = 0;
 };
 
-/// The round of a job on one node: nobody to agree with.
+/// The round of a job on one node.
 inline Round static_round(int number, int workers, int master_port, std::string run_id) {
   Round round;
   round.number = number;
   round.workers = round.local_world_size = round.world_size = workers;
-  // The address and not "localhost", whose lookup can fail or come out as ::1 on a broken host.
+  // Not "localhost", whose lookup can fail or return ::1 on a broken host.
   round.master_addr = "127.0.0.1";
   round.master_port = master_port;
   round.run_id = std::move(run_id);

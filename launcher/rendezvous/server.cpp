@@ -19,12 +19,12 @@ using asio::ip::tcp;
 using std::chrono::milliseconds;
 namespace {
 
-// A node says at once who it is. What does not is a stranger, and may not stay.
+// A node sends Join at once; others are strangers and must leave.
 constexpr milliseconds kJoinTimeout{10'000};
-constexpr milliseconds kLastWords{5'000};
+constexpr milliseconds kRefusalTimeout{5'000};
 constexpr milliseconds kPauseWithoutDescriptors{100};
 
-/// Where a node's connection comes from; empty for the coordinator's own host.
+/// The address of a node's connection; empty for the coordinator's own host.
 std::string origin(const tcp::socket& socket) {
   boost::system::error_code error;
   const tcp::endpoint theirs = socket.remote_endpoint(error), ours = socket.local_endpoint(error);
@@ -32,14 +32,14 @@ std::string origin(const tcp::socket& socket) {
   return theirs.address().to_string();
 }
 
-/// How many may be here that have not said who they are: the other descriptors are for nodes and workers.
-std::size_t most_strangers() {
+/// The most connections without a Join: the other descriptors are for nodes and workers.
+std::size_t max_strangers() {
   rlimit files{};
   ::getrlimit(RLIMIT_NOFILE, &files);
   return std::max<std::size_t>(files.rlim_cur / 2, 1);
 }
 
-/// Without its clock or its ears there is no coordinator: what stops them ends ddprun.
+/// The coordinator cannot work without its timer and acceptors: their failure ends ddprun.
 void rethrow(const std::exception_ptr& error) {
   if (error) std::rethrow_exception(error);
 }
@@ -77,20 +77,20 @@ void CoordinatorServer::end(int exit_code, const std::string& reason) {
 }
 
 asio::awaitable<void> CoordinatorServer::accept(Acceptor& acceptor) {
-  bool told = false;
+  bool warned = false;
   for (;;) {
     boost::system::error_code error;
     tcp::socket socket = co_await acceptor.async_accept(asio::redirect_error(asio::use_awaitable, error));
     if (error == asio::error::operation_aborted) co_return;
     if (error) {
-      if (!told) log_warning("cannot take a node's connection: " + error.message());
-      told = true;
+      if (!warned) log_warning("cannot accept a node's connection: " + error.message());
+      warned = true;
       asio::steady_timer pause(io_, kPauseWithoutDescriptors);
       co_await pause.async_wait(asio::use_awaitable);
       continue;
     }
     auto connection = std::make_shared<Connection>(std::move(socket), Side::kCoordinator, token_);
-    if (strangers_.size() >= most_strangers()) {  // a node needs less time than who came first has had
+    if (strangers_.size() >= max_strangers()) {  // the oldest has had more time than a node needs
       strangers_.begin()->second->close();
       strangers_.erase(strangers_.begin());
     }
@@ -99,11 +99,11 @@ asio::awaitable<void> CoordinatorServer::accept(Acceptor& acceptor) {
   }
 }
 
-/// One connection, from its greeting to its end. Who is no ddprun is not worth a line: scanners come all day.
+/// Serves one connection from its greeting to its end. Strangers are not logged: port scanners come all day.
 asio::awaitable<void> CoordinatorServer::serve(std::shared_ptr<Connection> connection, Id id) {
   const std::string address = origin(connection->socket());
   std::string reason;
-  bool makes_no_sense = false;
+  bool malformed = false;
   try {
     connection->set_time_limit(kJoinTimeout);
     co_await connection->greet();
@@ -120,13 +120,13 @@ asio::awaitable<void> CoordinatorServer::serve(std::shared_ptr<Connection> conne
     reason = describe(error.code());
   } catch (const std::exception& error) {
     reason = error.what();
-    makes_no_sense = connection->greeted();
+    malformed = connection->greeted();
   }
-  if (makes_no_sense) {
+  if (malformed) {
     log_warning("a connection from " + (address.empty() ? "this host" : address) + ": " + printable(reason));
     connection->write(
-        encode(Refused{reason}));  // which cannot be read with another token, and says so by that
-    connection->finish(kLastWords);
+        encode(Refused{reason}));  // unreadable with another token, which tells the node as much
+    connection->finish(kRefusalTimeout);
   } else {
     connection->close();
   }
@@ -141,22 +141,22 @@ asio::awaitable<void> CoordinatorServer::keep_time() {
     timer_.expires_at(coordinator_.next_tick());
     boost::system::error_code woken;
     co_await timer_.async_wait(asio::redirect_error(asio::use_awaitable, woken));
-    if (woken) continue;  // for an earlier tick
+    if (woken) continue;  // the next tick is earlier now
     coordinator_.tick(Coordinator::Clock::now());
     deliver();
   }
 }
 
-/// What the coordinator has decided.
+/// Sends what the coordinator decided.
 void CoordinatorServer::deliver() {
   for (auto& [id, message] : coordinator_.take_messages()) {
     const auto found = connections_.find(id);
     if (found == connections_.end()) continue;
     if (const auto* refused = std::get_if<Refused>(&message)) log_warning("refused: " + refused->reason);
     found->second->write(encode(message));
-    if (std::holds_alternative<Refused>(message)) found->second->finish(kLastWords);
+    if (std::holds_alternative<Refused>(message)) found->second->finish(kRefusalTimeout);
   }
-  // Who comes from now on means the next job at this endpoint.
+  // Nodes that come later belong to the next job at this endpoint.
   if (coordinator_.ended())
     for (Acceptor& acceptor : acceptors_) acceptor.close();
   if (coordinator_.next_tick() != timer_.expiry()) timer_.cancel();

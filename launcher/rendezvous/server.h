@@ -16,10 +16,10 @@
 
 namespace ddprun::launcher {
 
-/// The coordinator of a job, listening for its nodes. Has to live as long as the io_context runs.
+/// The coordinator of a job, listening for its nodes. Must outlive the run of the io_context.
 class CoordinatorServer {
  public:
-  /// sockets  that listen
+  /// sockets  listening
   /// token    empty: none
   CoordinatorServer(boost::asio::io_context& io, CoordinatorSettings settings, std::string token,
                     std::vector<UniqueFd> sockets);
@@ -27,10 +27,10 @@ class CoordinatorServer {
   CoordinatorServer(const CoordinatorServer&) = delete;
   CoordinatorServer& operator=(const CoordinatorServer&) = delete;
 
-  /// Ends the job for all nodes, if it has not ended.
+  /// Ends the job on all nodes. Ignored if it has ended.
   void end(int exit_code, const std::string& reason);
 
-  /// True when the job has ended and every node has gone.
+  /// True once the job has ended and every node has disconnected.
   bool all_gone() const { return coordinator_.ended() && connections_.empty(); }
   void on_all_gone(std::function<void()> callback) { on_all_gone_ = std::move(callback); }
 
@@ -47,8 +47,8 @@ class CoordinatorServer {
   Coordinator coordinator_;
   std::string token_;
   std::list<Acceptor> acceptors_;
-  std::map<Id, std::shared_ptr<Connection>> connections_;  ///< of nodes that have said who they are
-  std::map<Id, std::shared_ptr<Connection>> strangers_;    ///< others, in the order of coming
+  std::map<Id, std::shared_ptr<Connection>> connections_;  ///< of nodes that have sent Join
+  std::map<Id, std::shared_ptr<Connection>> strangers_;    ///< others, oldest first
   boost::asio::steady_timer timer_;
   Id next_id_ = 0;
   std::function<void()> on_all_gone_;

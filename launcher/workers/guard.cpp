@@ -19,11 +19,11 @@
 namespace ddprun::launcher {
 namespace {
 
-/// Reads messages, a group to watch or minus a group to forget, until ddprun is gone.
+/// Reads messages until ddprun is gone: a group to watch, or minus a group to forget.
 std::vector<pid_t> read_until_launcher_is_gone(int pipe) {
   std::vector<pid_t> groups;
   for (;;) {
-    pid_t message = 0;  // so small a write is never divided
+    pid_t message = 0;  // writes this small are atomic
     const ssize_t n = ::read(pipe, &message, sizeof message);
     if (n < 0 && errno == EINTR) continue;
     if (n != sizeof message) return groups;
@@ -35,8 +35,8 @@ std::vector<pid_t> read_until_launcher_is_gone(int pipe) {
   }
 }
 
-/// Also those that have left their groups, as daemons do. A process may start another while we look, or be
-/// between two programs and have no environment to read: again, until nobody is seen twice.
+/// Also kills processes that left their groups, as daemons do. A process may fork while we look, or be inside
+/// execve without an environment to read: repeats until two passes find nothing.
 void kill_job(const std::vector<pid_t>& groups, const std::string& job_id) {
   for (const pid_t group : groups) ::kill(-group, SIGKILL);
   int rounds_without = 0;
@@ -54,7 +54,7 @@ void kill_job(const std::vector<pid_t>& groups, const std::string& job_id) {
   ::sigprocmask(SIG_SETMASK, &all, nullptr);
   ::setsid();
   ::prctl(PR_SET_NAME, "ddprun-guard");
-  [[maybe_unused]] const int ignored = ::chdir("/");  // hold no mount point
+  [[maybe_unused]] const int ignored = ::chdir("/");  // holds no mount point
   ::dup2(pipe, STDIN_FILENO);
   ::syscall(SYS_close_range, 1U, UINT_MAX, 0);
   kill_job(read_until_launcher_is_gone(STDIN_FILENO), job_id);
@@ -70,7 +70,7 @@ Guard::Guard(const std::filesystem::path& folder, const std::string& job_id) {
   if (::pipe2(ends, O_CLOEXEC) != 0) throw std::system_error(errno, std::generic_category(), "pipe");
   UniqueFd reading(ends[0]);
   pipe_.reset(ends[1]);
-  // ddprun never waits for the guard: should somebody freeze it, its messages are lost and not the job.
+  // ddprun never waits for the guard: if somebody freezes it, we lose messages, not the job.
   ::fcntl(pipe_.get(), F_SETFL, O_NONBLOCK);
   pid_ = ::fork();
   if (pid_ < 0) throw std::system_error(errno, std::generic_category(), "cannot start the guard process");
@@ -81,7 +81,7 @@ Guard::Guard(const std::filesystem::path& folder, const std::string& job_id) {
 }
 
 Guard::~Guard() {
-  // Killed by somebody and reaped already: then its number may be another's by now.
+  // If it was killed and reaped, its pid may belong to another process.
   if (::waitpid(pid_, nullptr, WNOHANG) != 0) return;
   ::kill(pid_, SIGKILL);
   while (::waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
@@ -90,7 +90,7 @@ Guard::~Guard() {
 
 void Guard::forget(pid_t group) {
   const pid_t message = -group;
-  // A guard that was killed means EPIPE (SIGPIPE is ignored): the parent-death signals remain.
+  // EPIPE means that the guard was killed: the parent-death signals remain.
   [[maybe_unused]] const ssize_t ignored = ::write(pipe_.get(), &message, sizeof message);
 }
 

@@ -9,28 +9,26 @@
 
 namespace ddprun::launcher {
 
-/// A tiny process that outlives ddprun for a moment if ddprun is killed: it then kills the job's process
-/// groups, and what has left them, and removes the job's temporary folder. It holds the reading end of a
-/// pipe; the end of the pipe is ddprun's death, however it came.
+/// A tiny process that cleans up if ddprun is killed: it kills the job's process groups, and processes that
+/// left them, and removes the job's temporary folder. It reads a pipe whose end-of-file means that ddprun
+/// died, for whatever reason.
 ///
-/// The kernel's parent-death signal ends each worker too, but not the worker's own children, and not a worker
-/// that changed its user. The guard sits in a session of its own, blocks all signals and holds no descriptor
-/// but the pipe, so that neither Ctrl-C nor a closed terminal ends it, and no reader of the job's output
-/// waits for it.
+/// The kernel's parent-death signal ends workers too, but not their children, nor a worker that changed its
+/// user. The guard has its own session, blocks all signals and holds only the pipe, so neither Ctrl-C nor a
+/// closed terminal ends it, and no reader of the job's output waits for it.
 class Guard {
  public:
-  /// Forks; so make it early, while ddprun is small.
-  /// folder  absolute; removed, with all it holds, if ddprun is killed; need not be there yet
-  /// job_id  tells the job's processes: see job_processes.h
+  /// Forks, so create it early, while ddprun is small.
+  /// folder  absolute; removed with its contents if ddprun is killed; need not exist yet
+  /// job_id  identifies the job's processes, see job_processes.h
   /// throws  std::system_error
   Guard(const std::filesystem::path& folder, const std::string& job_id);
-  /// The job is over: the guard is ended without doing anything.
+  /// Ends the guard without a clean-up.
   ~Guard();
   Guard(const Guard&) = delete;
   Guard& operator=(const Guard&) = delete;
 
-  /// Where a process that is to lead a group writes its pid before it can start another: so there is no
-  /// moment at which a group is not watched.
+  /// Where a new group leader writes its pid before it can start processes, so no group is ever unwatched.
   int announce_fd() const { return pipe_.get(); }
   void forget(pid_t group);
   pid_t pid() const { return pid_; }

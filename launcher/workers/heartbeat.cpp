@@ -16,7 +16,7 @@ constexpr std::chrono::milliseconds kRest{100};
 
 enum class Drained { kBeats, kNothing, kEnd };
 
-/// Takes all that a pipe can hold at once, so that no old beat is left to be taken for a new one.
+/// Empties the pipe, so that no old beat is mistaken for a new one.
 Drained drain(int fd) {
   char bytes[1 << 16];
   const ssize_t n = ::read(fd, bytes, sizeof bytes);
@@ -26,7 +26,7 @@ Drained drain(int fd) {
 
 }  // namespace
 
-/// Shared with the handlers that wait for it: one may be on its way when the workers are gone.
+/// Shared with handlers, one of which may be queued when the workers are gone.
 struct Heartbeats::Pipe {
   explicit Pipe(asio::io_context& io) : waiting(io), resting(io) {}
   UniqueFd reading;                        ///< none: the workers are gone
@@ -69,9 +69,9 @@ void Heartbeats::watch(const std::shared_ptr<Pipe>& pipe) {
 void Heartbeats::take_beats(const std::shared_ptr<Pipe>& pipe) {
   const Drained drained = drain(pipe->reading.get());
   if (drained == Drained::kBeats) pipe->last_beat = Clock::now();
-  // Given back, or epoll would go on to wake us at every byte although nobody waits for one.
+  // Release it, or epoll would keep waking us for every byte.
   pipe->waiting.release();
-  if (drained == Drained::kEnd) return;  // nobody is left who could beat
+  if (drained == Drained::kEnd) return;  // no writer is left
   pipe->resting.expires_after(kRest);
   pipe->resting.async_wait([pipe](const boost::system::error_code& error) {
     if (!error && pipe->reading) watch(pipe);

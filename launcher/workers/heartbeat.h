@@ -11,12 +11,11 @@
 
 namespace ddprun::launcher {
 
-/// Signs of life that the workers send. Each has a pipe of its own, whose writing end it inherits as
-/// DDPRUN_HEARTBEAT_FD: every byte written there, whatever its value, is one. Writing never blocks a worker:
-/// a full pipe gives EAGAIN, and holds beats enough.
+/// Heartbeats of the workers. Each inherits the writing end of a pipe as DDPRUN_HEARTBEAT_FD; every byte
+/// written there is a beat. Writing never blocks: if the pipe is full (EAGAIN), a beat is already queued.
 ///
-/// A pipe is looked at ten times a second at most, so that workers with short steps do not keep ddprun busy;
-/// a beat may thus be taken for up to 0.1 s younger than it is.
+/// Pipes are read at most ten times a second, so that short steps do not keep ddprun busy; a beat may seem up
+/// to 0.1 s younger than it is.
 class Heartbeats {
  public:
   using Clock = std::chrono::steady_clock;
@@ -26,11 +25,11 @@ class Heartbeats {
   Heartbeats(const Heartbeats&) = delete;
   Heartbeats& operator=(const Heartbeats&) = delete;
 
-  /// The pipe of the next worker, from index 0 on. returns its writing end, to be inherited by the worker and
-  /// then closed. throws std::system_error
+  /// Opens the pipe of the next worker, from index 0. returns its writing end, to close once the worker has
+  /// inherited it. throws std::system_error
   UniqueFd add();
 
-  /// When the worker's latest beat was seen; nullopt if it never sent one.
+  /// When the worker's latest beat was seen; nullopt: never.
   std::optional<Clock::time_point> last_beat(std::size_t index) const;
 
  private:

@@ -28,7 +28,7 @@ std::string read_proc(pid_t pid, const char* file) {
   return text.str();
 }
 
-/// None if there is no such process, or only its zombie.
+/// nullopt for a missing process or a zombie.
 std::optional<ProcessState> living(pid_t pid) {
   // "PID (NAME) STATE PPID PGRP ...", where NAME may hold anything
   const std::string line = read_proc(pid, "stat");
@@ -79,7 +79,7 @@ std::vector<pid_t> processes_of_job(const std::string& job_id) {
   std::vector<pid_t> found;
   for (const pid_t pid : all_pids()) {
     if (pid == ::getpid() || !names_job(read_proc(pid, "environ"), job_id)) continue;
-    // A guard of a job inside ours has that job's processes to end, and ends by itself then.
+    // The guard of an inner job kills that job's processes, then exits.
     if (const auto process = living(pid); process && process->name != "ddprun-guard") found.push_back(pid);
   }
   return found;
@@ -87,7 +87,7 @@ std::vector<pid_t> processes_of_job(const std::string& job_id) {
 
 std::vector<pid_t> children() {
   std::vector<pid_t> found;
-  // Absent if the kernel was built without CONFIG_PROC_CHILDREN.
+  // Missing if the kernel lacks CONFIG_PROC_CHILDREN.
   std::ifstream list("/proc/self/task/" + std::to_string(::getpid()) + "/children");
   if (list) {
     for (pid_t pid = 0; list >> pid;)

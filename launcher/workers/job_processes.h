@@ -7,11 +7,11 @@
 
 namespace ddprun::launcher {
 
-/// The living members of a process group. Looks at every process: for rare moments.
+/// The living members of a process group. Slow: looks at every process.
 std::vector<pid_t> group_members(pid_t group);
 
-/// The living processes, but not ourselves and no guard, whose environment at their start named this job.
-/// Looks at every process.
+/// The living processes whose initial environment names this job, except ourselves and guards. Slow: looks at
+/// every process.
 std::vector<pid_t> processes_of_job(const std::string& job_id);
 
 /// Our living children.

@@ -17,7 +17,7 @@ namespace {
 
 constexpr unsigned kPidfdSignalProcessGroup = 1U << 2;  // PIDFD_SIGNAL_PROCESS_GROUP, Linux 6.9
 
-/// All that the child needs, made before vfork: the child runs in our memory and must not allocate.
+/// Prepared before vfork: the child runs in our memory and must not allocate.
 struct ChildSetup {
   const char* path;
   char* const* argv;
@@ -32,7 +32,7 @@ struct ChildSetup {
   pid_t launcher;
 };
 
-/// Where the child says why it failed, in the memory that it shares with us.
+/// The child's failure, in the memory that it shares with us.
 struct ChildFailure {
   const char* step = nullptr;
   int error = 0;
@@ -44,7 +44,7 @@ struct ChildFailure {
   ::_exit(1);
 }
 
-/// SIG_DFL for every signal but an ignored SIGHUP (nohup). Dispositions are not shared with the parent.
+/// SIG_DFL for every signal except an ignored SIGHUP (nohup). Dispositions are not shared with the parent.
 void reset_signal_dispositions() {
   struct sigaction action {};
   const bool ignore_hangup = ::sigaction(SIGHUP, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
@@ -54,14 +54,14 @@ void reset_signal_dispositions() {
     if (signal != SIGHUP || !ignore_hangup) ::sigaction(signal, &action, nullptr);
 }
 
-/// The child's standard streams. What is to become one of them lies above them, or is there already.
+/// Sets the child's standard streams. Each source is above 2, or in place already.
 bool set_standard_streams(const int (&fds)[3]) {
   for (int target = 0; target < 3; ++target)
     if (fds[target] != target && ::dup2(fds[target], target) < 0) return false;
   return true;
 }
 
-/// Closes all descriptors above 2 but those to inherit.
+/// Closes all descriptors above 2 except the inherited ones.
 bool keep_descriptors(const int* inherited, std::size_t count) {
   unsigned first = 3;
   for (std::size_t i = 0; i < count; ++i) {
@@ -74,18 +74,17 @@ bool keep_descriptors(const int* inherited, std::size_t count) {
   return true;
 }
 
-/// The child between vfork and execve. Only plain system calls: memory, but nothing else, is the parent's.
+/// The child between vfork and execve: system calls only, since it shares the parent's memory.
 [[noreturn]] void run_child(const ChildSetup& setup, volatile ChildFailure& failure) {
-  // A session of its own and not only a group: a background *group* of ddprun's terminal would be stopped
-  // (SIGTTIN, SIGTTOU) when it reads the terminal or sets its modes. The kernel asks that only of processes
-  // whose controlling terminal it is, and a new session has none. Ctrl-C then reaches the worker through
-  // ddprun alone, that is once.
+  // A new session, not only a new group: the kernel would stop a background group of ddprun's terminal
+  // (SIGTTIN, SIGTTOU) when it reads the terminal or sets its modes. A session without a terminal avoids
+  // that, and Ctrl-C reaches the worker only once, through ddprun.
   if (::setsid() < 0) fail_child(failure, "setsid");
   if (::prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) fail_child(failure, "prctl(PR_SET_PDEATHSIG)");
-  if (::getppid() != setup.launcher) ::_exit(1);                 // ddprun died before the line above
-  if (setup.traceable) ::prctl(PR_SET_PTRACER, setup.launcher);  // fails where there is no Yama
+  if (::getppid() != setup.launcher) ::_exit(1);                 // ddprun died before the prctl
+  if (setup.traceable) ::prctl(PR_SET_PTRACER, setup.launcher);  // fails without Yama, which is fine
   const pid_t pid = ::getpid();
-  // A full pipe or a dead reader is no reason not to start.
+  // Start even if the pipe is full or its reader dead.
   if (setup.announce_fd >= 0) [[maybe_unused]]
     const auto ignored = ::write(setup.announce_fd, &pid, sizeof pid);
   if (!set_standard_streams(setup.standard_fds)) fail_child(failure, "dup2");
@@ -100,9 +99,9 @@ bool keep_descriptors(const int* inherited, std::size_t count) {
   fail_child(failure, "execve");
 }
 
-// vfork and not fork: the cost does not grow with our memory, and the child's failure needs no pipe. The
-// child must not return from the function that called vfork, and nothing but it may run in our memory
-// meanwhile: all signals are blocked by the caller.
+// vfork, not fork: its cost does not grow with our memory, and the child reports failure without a pipe. The
+// child must not return from the function that calls vfork, and no signal handler may run meanwhile: the
+// caller blocks all signals.
 [[gnu::noinline]] pid_t vfork_and_exec(const ChildSetup& setup, volatile ChildFailure& failure) {
   const pid_t pid = ::vfork();
   if (pid == 0) run_child(setup, failure);
@@ -172,9 +171,8 @@ std::optional<ExitStatus> try_reap(const Process& process) {
 }
 
 bool signal_group(const Process& process, int signal) {
-  // The pidfd names the group even after its leader is reaped, when the bare number could be another's. Older
-  // kernels get the number: it stays taken as long as the group has members, and we, the subreaper, are the
-  // one to reap the last of them.
+  // The pidfd names the group even after its leader is reaped. Older kernels take the number, which stays in
+  // use as long as the group has members, the last of which we, the subreaper, reap.
   if (::syscall(SYS_pidfd_send_signal, process.pidfd.get(), signal, nullptr, kPidfdSignalProcessGroup) == 0)
     return true;
   if (errno == EINVAL || errno == ENOSYS)

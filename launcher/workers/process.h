@@ -13,7 +13,7 @@
 
 namespace ddprun::launcher {
 
-/// What to start. The strings are handed over byte for byte.
+/// What to start. Strings are passed byte for byte.
 struct ProcessSpec {
   std::string path;
   std::vector<std::string> argv;
@@ -21,14 +21,15 @@ struct ProcessSpec {
   int stdin_fd = 0;              ///< becomes its standard input
   int stdout_fd = 1;
   int stderr_fd = 2;
-  std::vector<int> inherited_fds = {};  ///< the only ones above 2 that it keeps, under the same numbers
-  bool traceable = false;  ///< by our descendants, such as debuggers, where Yama forbids it (ptrace_scope 1)
-  int announce_fd = -1;    ///< the new process writes its pid here before it runs the program; -1: nowhere
-  CpuList cpus = {};       ///< to run on; empty: ddprun's own
+  std::vector<int> inherited_fds = {};  ///< the only ones above 2 that it keeps, with the same numbers
+  bool traceable =
+      false;             ///< by our descendants, such as debuggers, even if Yama forbids it (ptrace_scope 1)
+  int announce_fd = -1;  ///< the new process writes its pid here before it runs the program; -1: nowhere
+  CpuList cpus = {};     ///< to run on; empty: ddprun's
 };
 
-/// A child of ddprun and the process group, equal to its session, that it leads. Entirely passive: the owner
-/// waits for pidfd to become readable, reaps once, and signals the group until it is gone.
+/// A child of ddprun that leads a session and its process group. The owner waits for pidfd to become
+/// readable, reaps once, and signals the group until it is gone.
 struct Process {
   pid_t pid = -1;
   UniqueFd pidfd;
@@ -40,16 +41,16 @@ struct StartFailure {
   int error = 0;     ///< its errno
 };
 
-/// Starts a process as the leader of a new session: all signals at their defaults and unblocked (an ignored
-/// SIGHUP stays ignored), killed by the kernel if ddprun dies, nothing inherited but what the spec says.
-/// Returns when the new program has replaced us in the child, or has failed to. Call it from the main thread:
-/// the kernel sends the parent-death signal when the *thread* that started the child ends.
+/// Starts a process as the leader of a new session, with default unblocked signals (an ignored SIGHUP stays
+/// ignored) and only the descriptors of the spec; the kernel kills it if ddprun dies. Returns once the child
+/// runs the new program, or has failed to. Call it from the main thread: the kernel sends the parent-death
+/// signal when the *thread* that started the child ends.
 std::variant<Process, StartFailure> start_process(const ProcessSpec& spec);
 
-/// The exit status if the process has ended: it is reaped then, so ask no more afterwards.
+/// Reaps the process if it has ended. Do not call it again after a status was returned.
 std::optional<ExitStatus> try_reap(const Process& process);
 
-/// Sends a signal to every member of the process's group (0: only asks). False if no member is left.
+/// Signals every member of the process's group (0: only checks). False if none is left.
 bool signal_group(const Process& process, int signal);
 
 }  // namespace ddprun::launcher

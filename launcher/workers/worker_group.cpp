@@ -19,8 +19,8 @@ namespace ddprun::launcher {
 namespace asio = boost::asio;
 namespace {
 
-// After SIGKILL only the kernel can hold a process, in a system call that does not end (a dead network file
-// system, a broken driver). Nobody is helped by waiting for it forever.
+// After SIGKILL only a system call that never returns can hold a process (a dead network file system, a
+// broken driver). Waiting forever would not help.
 constexpr std::chrono::seconds kKillTimeout{10};
 
 StartFailed start_failed(const std::string& program, int rank, const StartFailure& failure) {
@@ -31,7 +31,7 @@ StartFailed start_failed(const std::string& program, int rank, const StartFailur
     return {LaunchError::kOwnFailure,
             "cannot start rank " + std::to_string(rank) + ": " + failure.step + ": " + reason};
   std::string hint;
-  if (failure.error == ENOENT) hint = " (is the interpreter that it names in its first line there?)";
+  if (failure.error == ENOENT) hint = " (does the interpreter in its first line exist?)";
   if (failure.error == ENOEXEC) hint = " (does its first line name an interpreter, as in #!/bin/sh?)";
   return {LaunchError::code_of_exec_error(failure.error), "cannot run " + program + ": " + reason + hint};
 }
@@ -48,7 +48,7 @@ std::optional<StartFailed> WorkerGroup::start(const std::string& program,
                                               const std::vector<WorkerSpec>& specs,
                                               std::vector<WorkerOutputs> outputs) {
   const UniqueFd dev_null = open_dev_null(O_RDONLY);
-  for (const WorkerSpec& spec : specs) places_.push_back({spec.rank, spec.local_rank});
+  specs_ = specs;
   workers_.reserve(specs.size());
   for (std::size_t i = 0; i < specs.size(); ++i) {
     if (signals_.end_requested()) return {};
@@ -75,10 +75,12 @@ std::optional<StartFailed> WorkerGroup::start(const std::string& program,
 }
 
 asio::awaitable<AttemptEnd> WorkerGroup::wait(std::optional<JobEvents::Clock::time_point> deadline,
-                                              const FindHung& find_hung, const PeersWantEnd& peers_want_end) {
+                                              const FindHung& find_hung,
+                                              const PeerEndReason& peer_end_reason) {
   std::size_t succeeded = 0;
   for (;;) {
-    if (const auto reason = peers_want_end ? peers_want_end() : std::nullopt) co_return EndedByPeers{*reason};
+    if (const auto reason = peer_end_reason ? peer_end_reason() : std::nullopt)
+      co_return EndedByPeers{*reason};
     const auto now = JobEvents::Clock::now();
     if (deadline && now >= *deadline) co_return TimedOut{};
     auto wake_up = deadline.value_or(JobEvents::Clock::time_point::max());
@@ -95,7 +97,7 @@ asio::awaitable<AttemptEnd> WorkerGroup::wait(std::optional<JobEvents::Clock::ti
       const auto& status = workers_[exited->index].status;
       ensure(status.has_value(), "a worker whose pidfd is readable can be reaped");
       if (!status->success()) co_return WorkerFailed{*status, exited->index};
-      if (++succeeded == places_.size()) co_return AllSucceeded{};
+      if (++succeeded == specs_.size()) co_return AllSucceeded{};
     }
   }
 }
@@ -107,41 +109,41 @@ asio::awaitable<bool> WorkerGroup::wait_for_event(JobEvents::Clock::time_point d
 }
 
 asio::awaitable<std::vector<pid_t>> WorkerGroup::stop(int signal, std::chrono::milliseconds grace) {
-  // Who has ended by now did so unasked, even if its event is still on the way.
+  // Workers that have ended by now did so unasked, even if their events are still queued.
   for (std::size_t i = 0; i < workers_.size(); ++i) record_exit(i);
   stopping_ = true;
   if (all_gone()) co_return std::vector<pid_t>();
   signal_to_end(signal);
-  if (co_await groups_gone(JobEvents::Clock::now() + grace, /*may_hurry=*/true))
+  if (co_await groups_gone(JobEvents::Clock::now() + grace, /*can_hurry=*/true))
     co_return std::vector<pid_t>();
   const std::string when = user_signals_.size() > 1 ? "before the second signal"
                                                     : "within " + std::to_string(grace.count()) + " ms";
   log_warning(ranks_left() + " did not end " + when + ": sending SIGKILL");
   signal_to_end(SIGKILL);
-  co_await groups_gone(JobEvents::Clock::now() + kKillTimeout, /*may_hurry=*/false);
+  co_await groups_gone(JobEvents::Clock::now() + kKillTimeout, /*can_hurry=*/false);
   co_return processes_left();
 }
 
-/// Until nobody is left. False if the deadline has passed or, with may_hurry, the user has signalled twice.
-asio::awaitable<bool> WorkerGroup::groups_gone(JobEvents::Clock::time_point deadline, bool may_hurry) {
+/// Waits until no process is left. False if the deadline passes or, with can_hurry, the user signals twice.
+asio::awaitable<bool> WorkerGroup::groups_gone(JobEvents::Clock::time_point deadline, bool can_hurry) {
   while (!all_gone()) {
     const JobEvent event = co_await events_.next(deadline);
     if (std::holds_alternative<DeadlinePassed>(event)) co_return false;
     handle(event);
     signal_strays();
     const auto* received = std::get_if<SignalReceived>(&event);
-    if (received == nullptr || !signals_.ends_job(received->signal) || !may_hurry) continue;
+    if (received == nullptr || !signals_.ends_job(received->signal) || !can_hurry) continue;
     if (user_signals_.size() > 1) co_return false;
     signal_to_end(received->signal);
   }
   co_return true;
 }
 
-/// What every event means, whatever the group is waiting for.
+/// Handles an event, whatever the group is waiting for.
 void WorkerGroup::handle(const JobEvent& event) {
   if (const auto* exited = std::get_if<WorkerExited>(&event)) {
     record_exit(exited->index);
-    reap_orphans();  // it may have stood before them in the kernel's list
+    reap_orphans();  // it may have hidden them in the kernel's list
   } else if (std::holds_alternative<ChildEnded>(event)) {
     reap_orphans();
   } else if (const auto* received = std::get_if<SignalReceived>(&event)) {
@@ -151,7 +153,7 @@ void WorkerGroup::handle(const JobEvent& event) {
     if (signals_.ends_job(received->signal)) {
       user_signals_.push_back(received->signal);
     } else if (received->signal == SIGTSTP) {
-      stop_with_the_job();
+      suspend();
     } else {
       if (received->signal == SIGWINCH && on_window_change_) on_window_change_();
       signal_all(received->signal);
@@ -170,13 +172,13 @@ void WorkerGroup::record_exit(std::size_t index) {
   check_group(worker);
 }
 
-/// ddprun is the subreaper of its workers' processes: those that outlive their parents become its children,
-/// and their end is the only sign that a group whose leader is dead has come to its own end.
+/// Processes that outlive their parents become children of ddprun, the subreaper. Their end is the only sign
+/// that a group without its leader is empty.
 void WorkerGroup::reap_orphans() {
   for (;;) {
     siginfo_t info{};
     if (::waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0) break;
-    if (is_running_worker(info.si_pid)) break;  // its own event is on the way, and brings us here again
+    if (is_running_worker(info.si_pid)) break;  // its event is queued and will call us again
     ::waitpid(info.si_pid, nullptr, WNOHANG);
   }
   for (Worker& worker : workers_)
@@ -202,26 +204,26 @@ void WorkerGroup::signal_to_end(int signal) {
   log_.add(record);
   signal_all(signal);
   if (signal != SIGKILL) signal_all(SIGCONT);  // a stopped process would not notice
-  told_strays_.clear();
+  signalled_strays_.clear();
   signal_strays();
 }
 
-/// Those that nobody has told yet: a worker may leave one behind while it ends.
+/// Signals new strays: a worker may leave one behind while it ends.
 void WorkerGroup::signal_strays() {
   for (const pid_t pid : strays())
-    if (told_strays_.insert(pid).second) ::kill(pid, ending_signals_.back());
+    if (signalled_strays_.insert(pid).second) ::kill(pid, ending_signals_.back());
 }
 
-/// Ctrl-Z. The workers' groups are in sessions of their own, where the kernel ignores a SIGTSTP that nobody
-/// handles: so SIGSTOP for them, and for ddprun itself, which is to look stopped.
-void WorkerGroup::stop_with_the_job() {
+/// Ctrl-Z. The kernel ignores an unhandled SIGTSTP in the workers' own sessions, so send SIGSTOP to them, and
+/// to ddprun itself.
+void WorkerGroup::suspend() {
   signal_all(SIGSTOP);
   ::raise(SIGSTOP);
   signal_all(SIGCONT);
   resumed_ = JobEvents::Clock::now();
 }
 
-/// Our children that are neither workers nor in a worker's group.
+/// Our children that are not in a worker's group.
 std::vector<pid_t> WorkerGroup::strays() const {
   std::vector<pid_t> list = children();
   std::erase_if(list, [&](pid_t pid) {
@@ -250,8 +252,8 @@ void WorkerGroup::log_worker(EventRecord::Kind kind, std::size_t index) const {
                   : kind == EventRecord::Kind::kExited ? worker.ended
                                                        : JobEvents::Clock::now();
   EventRecord record{kind, at, attempt_};
-  record.rank = places_[index].rank;
-  record.local_rank = places_[index].local_rank;
+  record.rank = specs_[index].rank;
+  record.local_rank = specs_[index].local_rank;
   record.pid = worker.process.pid;
   record.status = worker.status;
   log_.add(record);
@@ -261,7 +263,7 @@ std::string WorkerGroup::ranks_left() const {
   std::string text;
   for (std::size_t i = 0; i < workers_.size(); ++i) {
     if (workers_[i].group_gone) continue;
-    text += (text.empty() ? "rank " : ", rank ") + std::to_string(places_[i].rank) + " (pid " +
+    text += (text.empty() ? "rank " : ", rank ") + std::to_string(specs_[i].rank) + " (pid " +
             std::to_string(workers_[i].process.pid) + (workers_[i].status ? ", its children)" : ")");
   }
   for (const pid_t pid : strays()) text += (text.empty() ? "pid " : ", pid ") + std::to_string(pid);

@@ -154,7 +154,7 @@ TEST_CASE("a process that SIGKILL does not end is named, and ddprun waits for it
   freezer.freeze(std::stoi(pid));
   ddprun.send_signal(SIGTERM);
   CHECK(ddprun.wait() == ExitStatus::exited(125));
-  CHECK_THAT(ddprun.err(), ContainsSubstring("processes that SIGKILL did not end: " + pid));
+  CHECK_THAT(ddprun.err(), ContainsSubstring("SIGKILL did not end processes: " + pid));
 }
 
 TEST_CASE("a rank that leaves early while others wait for it is a hang", "[launcher]") {

@@ -156,7 +156,7 @@ TEST_CASE("a token that Slurm's numbers make is called what it is", "[nodes]") {
                       {"SLURM_NODEID", "0"},
                       {"SLURM_LOCALID", "0"},
                       {"SLURM_PROCID", "0"}});
-  const std::string warning = "its token is made of them";
+  const std::string warning = "its token is derived from them";
   CHECK_THAT(Finished(command).err, ContainsSubstring(warning));
   command.env["DDPRUN_TOKEN"] = "a secret";
   CHECK(count_of(warning, Finished(command).err) == 0);

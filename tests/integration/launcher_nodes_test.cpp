@@ -205,7 +205,7 @@ TEST_CASE("nodes that do not fit are refused, and both sides are named", "[nodes
   };
   for (const Wrong& wrong :
        {Wrong{{"--nnodes=3", "--node-rank=1"}, "--nnodes=3, the coordinator has --nnodes=2"},
-        Wrong{{"--nnodes=2", "--node-rank=0"}, "node rank 0 is asked for by node"},
+        Wrong{{"--nnodes=2", "--node-rank=0"}, "node rank 0 is wanted by node"},
         Wrong{{"--nnodes=2", "--node-rank=1", "--rdzv-id=other"},
               "run id 'other', the coordinator has 'the-job'"}}) {
     Child& refused = nodes.start(wrong.flags, {"ready"});
@@ -224,7 +224,7 @@ TEST_CASE("a node that never comes ends the wait, and those that came are named"
   nodes.start({"--nnodes=3", "--node-rank=2"}, {"ready"});
   CHECK(nodes.wait() == all(2, ExitStatus::exited(125)));
   for (const std::size_t node : {0U, 1U}) {
-    CHECK_THAT(nodes.node(node).err(), ContainsSubstring("2 of 3 nodes came within 4 s"));
+    CHECK_THAT(nodes.node(node).err(), ContainsSubstring("2 of 3 nodes joined within 4 s"));
     CHECK_THAT(nodes.node(node).err(), ContainsSubstring("missing: node rank 1"));
   }
 }

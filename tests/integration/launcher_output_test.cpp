@@ -178,12 +178,14 @@ TEST_CASE("printed commands hide secrets", "[output]") {
   CHECK_THAT(run.out, ContainsSubstring("--api-key=***"));
 }
 
-TEST_CASE("workers are bound to CPUs, and the map shows them", "[output]") {
-  const Finished run(script({"--nproc-per-node=1", "--numa-binding=exclusive", "--display=map"},
-                            "grep Cpus_allowed_list /proc/self/status"));
+TEST_CASE("workers are bound to CPUs, and --dry-run shows them", "[output]") {
+  const Finished run(
+      script({"--nproc-per-node=1", "--numa-binding=exclusive"}, "grep Cpus_allowed_list /proc/self/status"));
   if (run.status == ExitStatus::exited(2)) skip("no hwloc: " + run.err);
   CHECK_THAT(run.out, ContainsSubstring("Cpus_allowed_list"));
-  CHECK_THAT(run.err, ContainsSubstring("CPUs"));
+  const Finished shown(script({"--nproc-per-node=1", "--numa-binding=exclusive", "--dry-run"}, "true"));
+  CHECK_THAT(shown.out, ContainsSubstring("\nrank  local rank  "));
+  CHECK_THAT(shown.out, ContainsSubstring("CPUs\n"));
 }
 
 TEST_CASE("a script is run by Python, a module too, and --no-python leaves it alone", "[output]") {

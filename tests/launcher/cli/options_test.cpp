@@ -124,7 +124,6 @@ TEST_CASE("a bad value is one line naming flag, what was expected and what was g
                                                                        {"--log-max-size", "5X"},
                                                                        {"--log-max-size", "9999999999999G"},
                                                                        {"--numa-binding", "near"},
-                                                                       {"--display", "all"},
                                                                        {"--signals-to-handle", "SIGFOO"},
                                                                        {"--signals-to-handle", "SIGKILL"},
                                                                        {"--forward-signals", "SIGUSR1,"}}));
@@ -322,8 +321,14 @@ TEST_CASE("further values are read into their types", "[options]") {
   CHECK(parse({"--max-restarts=3"}).restart.max_restarts == 3);
   CHECK(parse({"--restart-backoff=0.5"}).restart.backoff == std::chrono::milliseconds(500));
   CHECK(parse({"--restart-window=60"}).restart.window == std::chrono::seconds(60));
-  CHECK(parse({"--numa-binding=core-complex"}).numa_binding == "core-complex");
-  CHECK(parse({"--display=map"}).display_map);
+  CHECK(parse({"--numa-binding=node"}).numa_binding == NumaBinding::kNode);
+  CHECK(parse({"--numa-binding=socket"}).numa_binding == NumaBinding::kSocket);
+  CHECK(parse({"--numa-binding=exclusive"}).numa_binding == NumaBinding::kExclusive);
+  CHECK(parse({"--numa-binding=core-complex"}).numa_binding == NumaBinding::kCoreComplex);
+  CHECK_THROWS_AS(parse({"--numa-binding="}), UsageError);
+  CHECK_THROWS_WITH(
+      parse({"--numa-binding=core"}),
+      ContainsSubstring("--numa-binding: expected node, socket, exclusive or core-complex, got 'core'"));
 }
 
 }  // namespace

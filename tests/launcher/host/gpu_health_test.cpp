@@ -1,4 +1,4 @@
-#include "launcher/host/gpu_health.h"
+#include "launcher/host/gpu_list.h"
 
 #include "tests/support/catch.h"
 
@@ -31,8 +31,8 @@ TEST_CASE("a stranger that holds memory is named", "[gpu_health]") {
   gpus[0].used_bytes = 3600 * kMiB;
   gpus[0].processes = {{42, 3000 * kMiB}, {43, 513 * kMiB}, {44, 80 * kMiB}};
   CHECK(gpu_problems(gpus, kFirst) ==
-        Lines{"GPU 0 (0000:3b:00.0): process 42, which is none of this job, holds 3000 MiB of 81920 MiB",
-              "GPU 0 (0000:3b:00.0): process 43, which is none of this job, holds 513 MiB of 81920 MiB"});
+        Lines{"GPU 0 (0000:3b:00.0): process 42 (not of this job) holds 3000 MiB of 81920 MiB",
+              "GPU 0 (0000:3b:00.0): process 43 (not of this job) holds 513 MiB of 81920 MiB"});
   CHECK(gpu_problems(gpus, kFirst, {43, 42}).empty());
 }
 
@@ -40,10 +40,9 @@ TEST_CASE("memory that nobody owns up to is a problem", "[gpu_health]") {
   auto gpus = two();
   gpus[0].used_bytes = 5000 * kMiB;
   gpus[0].processes = {{42, 100 * kMiB}};
-  CHECK(
-      gpu_problems(gpus, kFirst) ==
-      Lines{"GPU 0 (0000:3b:00.0): 4900 MiB of 81920 MiB are held by processes that are not to be seen from "
-            "here (another container?)"});
+  CHECK(gpu_problems(gpus, kFirst) ==
+        Lines{"GPU 0 (0000:3b:00.0): 4900 MiB of 81920 MiB are held by processes not visible "
+              "here (another container?)"});
 }
 
 TEST_CASE("uncorrected ECC errors are a problem", "[gpu_health]") {

@@ -51,18 +51,6 @@ Texts bound(const CpuMap& map, const std::vector<int>& gpu_nodes, NumaBinding mo
   return texts;
 }
 
-TEST_CASE("a binding is named as torchrun names it", "[binding]") {
-  CHECK(parse_numa_binding("node") == kNode);
-  CHECK(parse_numa_binding("socket") == kSocket);
-  CHECK(parse_numa_binding("exclusive") == kExclusive);
-  CHECK(parse_numa_binding("core-complex") == kCoreComplex);
-  CHECK_THROWS_AS(parse_numa_binding(""), UsageError);
-  CHECK_THROWS_WITH(parse_numa_binding("core"),
-                    "--numa-binding: expected node, socket, exclusive or core-complex, got 'core'");
-}
-
-// -- without GPUs --
-
 TEST_CASE("workers without GPUs are spread over nodes, packages and caches", "[binding]") {
   CHECK(bound(machine(), {}, kNode, 4) == Texts{"0-3,16-19", "4-7,20-23", "8-11,24-27", "12-15,28-31"});
   CHECK(bound(machine(), {}, kNode, 2) == Texts{"0-3,16-19", "8-11,24-27"});  // one a package
@@ -119,7 +107,7 @@ TEST_CASE("units where nothing is allowed are passed over", "[binding]") {
 
 TEST_CASE("a map without a CPU is refused", "[binding]") {
   CHECK_THROWS_WITH(bind_workers({}, {}, kNode, 1),
-                    "--numa-binding=node: hwloc knows none of the CPUs that this process may use");
+                    "--numa-binding=node: hwloc reports none of the CPUs that this process may use");
 }
 
 // -- near GPUs --

@@ -47,8 +47,7 @@ TEST_CASE("a node with another count of nodes is refused, naming both", "[admiss
 
 TEST_CASE("a node rank that the job does not have is refused", "[admission]") {
   CoordinatorRig rig(job(2, 3));
-  CHECK(refusal(rig, rig.wish_of_rank("n1", 3)) ==
-        "node n1 (10.0.0.1) has --node-rank=3: expected one from 0 to 2");
+  CHECK(refusal(rig, rig.wish_of_rank("n1", 3)) == "node n1 (10.0.0.1) has --node-rank=3: expected 0 to 2");
   CHECK_THAT(refusal(rig, rig.wish_of_rank("n1", -1)), ContainsSubstring("has --node-rank=-1: expected"));
   CHECK(rig.count<Waiting>(rig.join(rig.wish_of_rank("n1", 2))) == 1);
 }
@@ -57,7 +56,7 @@ TEST_CASE("a node rank that is taken is refused, naming both nodes", "[admission
   CoordinatorRig rig(job(2, 2));
   const auto first = rig.join(rig.wish_of_rank("n1", 1));
   CHECK(refusal(rig, rig.wish_of_rank("n2", 1)) ==
-        "node rank 1 is asked for by node n2 (10.0.0.2) and taken by node n1 (10.0.0.1)");
+        "node rank 1 is wanted by node n2 (10.0.0.2) and taken by node n1 (10.0.0.1)");
   rig.lose(first);
   CHECK(rig.count<Waiting>(rig.join(rig.wish_of_rank("n2", 1))) == 1);
 }
@@ -120,7 +119,7 @@ TEST_CASE("the join timeout says who came and which node ranks are missing", "[a
   rig.join(rig.wish_of_rank("n4", 4));
   const auto id = rig.join(rig.wish_of_rank("n1", 1));
   CHECK(too_late(rig, id) ==
-        "2 of 6 nodes came within 600 s: n4 (10.0.0.1), n1 (10.0.0.2); missing: node ranks 0, 2-3, 5");
+        "2 of 6 nodes joined within 600 s: n4 (10.0.0.1), n1 (10.0.0.2); missing: node ranks 0, 2-3, 5");
 }
 
 TEST_CASE("the join timeout names missing nodes where names are known", "[admission]") {
@@ -129,28 +128,28 @@ TEST_CASE("the join timeout names missing nodes where names are known", "[admiss
   CoordinatorRig rig(settings);
   const auto id = rig.join(rig.wish_of_rank("n2", 1));
   CHECK(too_late(rig, id) ==
-        "1 of 3 nodes came within 600 s: n2 (10.0.0.1); missing: n1 (node rank 0), n3 "
+        "1 of 3 nodes joined within 600 s: n2 (10.0.0.1); missing: n1 (node rank 0), n3 "
         "(node rank 2)");
 }
 
 TEST_CASE("the join timeout names no ranks where not all nodes have one", "[admission]") {
   CoordinatorRig without(job(2, 2));
   const auto a = without.join("a");
-  CHECK(too_late(without, a) == "1 of 2 nodes came within 600 s: a (10.0.0.1)");
+  CHECK(too_late(without, a) == "1 of 2 nodes joined within 600 s: a (10.0.0.1)");
   CoordinatorRig mixed(job(3, 3));
   mixed.join("a");
   const auto b = mixed.join(mixed.wish_of_rank("b", 0));
-  CHECK(too_late(mixed, b) == "2 of 3 nodes came within 600 s: a (10.0.0.1), b (10.0.0.2)");
+  CHECK(too_late(mixed, b) == "2 of 3 nodes joined within 600 s: a (10.0.0.1), b (10.0.0.2)");
   CoordinatorRig elastic(job(2, 3));
   const auto c = elastic.join(elastic.wish_of_rank("c", 2));
-  CHECK(too_late(elastic, c) == "1 of at least 2 nodes came within 600 s: c (10.0.0.1)");
+  CHECK(too_late(elastic, c) == "1 of at least 2 nodes joined within 600 s: c (10.0.0.1)");
 }
 
 TEST_CASE("the join timeout of a job without nodes ends it too", "[admission]") {
   CoordinatorRig rig(job(2, 2));
   rig.pass(600s);
   REQUIRE(rig.ended());
-  CHECK(rig.ended()->reason == "0 of 2 nodes came within 600 s: none");
+  CHECK(rig.ended()->reason == "0 of 2 nodes joined within 600 s: none");
 }
 
 TEST_CASE("the join timeout names few of many nodes", "[admission]") {

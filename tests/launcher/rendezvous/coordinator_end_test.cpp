@@ -47,7 +47,7 @@ TEST_CASE("a silent node is lost after the node timeout", "[coordinator]") {
   CHECK_FALSE(rig.ended());
   rig.pass(2'501ms);  // a quarter of the timeout later at most
   CHECK(rig.last<End>(ids[0]) == End{125, "node b (10.0.0.2) was lost: no sign of life for 10 s"});
-  CHECK(rig.last<Refused>(ids[1]).reason == "node b (10.0.0.2) is given up: no sign of life for 10 s");
+  CHECK(rig.last<Refused>(ids[1]).reason == "node b (10.0.0.2) was dropped: no sign of life for 10 s");
   CHECK(rig.count<End>(ids[1]) == 0);
 }
 
@@ -121,7 +121,7 @@ TEST_CASE("a node that ends its workers unasked is lost", "[coordinator]") {
   CoordinatorRig rig(job(2, 2));
   const auto ids = rig.form({"a", "b"});
   rig.say(ids[1], Ended{0});
-  CHECK(rig.last<Refused>(ids[1]).reason == "node b (10.0.0.2) is given up: it ended its workers unasked");
+  CHECK(rig.last<Refused>(ids[1]).reason == "node b (10.0.0.2) was dropped: it ended its workers unasked");
   CHECK(rig.last<End>(ids[0]) == End{125, "node b (10.0.0.2) was lost: it ended its workers unasked"});
 }
 

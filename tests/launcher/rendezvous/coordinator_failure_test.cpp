@@ -41,7 +41,7 @@ TEST_CASE("what is not to be tried again ends the job in spite of restarts", "[c
     const auto ids = rig.form({"a", "b"});
     rig.say(ids[0], Failed{0, row.end, "it went wrong"});
     CHECK(rig.last<End>(ids[1]).exit_code == row.exit_code);
-    CHECK(rig.last<End>(ids[1]).reason == std::string("it went wrong; not started again: ") + row.why);
+    CHECK(rig.last<End>(ids[1]).reason == std::string("it went wrong; not restarted: ") + row.why);
   }
 }
 
@@ -58,7 +58,7 @@ TEST_CASE("a failure restarts all nodes once the last worker has ended", "[coord
   rig.obey();
   for (const auto id : ids) CHECK(rig.last<Start>(id).round == 1);
   rig.say(ids[0], failed(8, 1));
-  CHECK(rig.last<End>(ids[1]) == End{8, "rank 0 failed; not started again: all 1 restarts are used"});
+  CHECK(rig.last<End>(ids[1]) == End{8, "rank 0 failed; not restarted: all 1 restarts are used up"});
 }
 
 TEST_CASE("a hang is tried again and ends with 124", "[coordinator]") {

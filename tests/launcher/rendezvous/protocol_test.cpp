@@ -72,11 +72,11 @@ TEST_CASE("no two greetings are alike", "[protocol]") {
 
 TEST_CASE("strangers are known by their first bytes, and shown", "[protocol]") {
   CHECK(decoding_error("HTTP/1.1 400 Bad Request, as you are no browser\r\n\r\n") ==
-        "expected a ddprun's greeting, got 'HTTP/1.1 400 Bad Requ...'");
-  CHECK(decoding_error("\x16\x03\x01\x1b[31m\xff") == "expected a ddprun's greeting, got '???\?'");
-  CHECK(decoding_error("SSH-2.0-x\r\n") == "expected a ddprun's greeting, got 'SSH-2.0-x'");
-  CHECK(decoding_error("\r\n") == "expected a ddprun's greeting, got ''");
-  CHECK(decoding_error("") == "expected a ddprun's greeting, got nothing");
+        "expected a greeting from ddprun, got 'HTTP/1.1 400 Bad Requ...'");
+  CHECK(decoding_error("\x16\x03\x01\x1b[31m\xff") == "expected a greeting from ddprun, got '???\?'");
+  CHECK(decoding_error("SSH-2.0-x\r\n") == "expected a greeting from ddprun, got 'SSH-2.0-x'");
+  CHECK(decoding_error("\r\n") == "expected a greeting from ddprun, got ''");
+  CHECK(decoding_error("") == "expected a greeting from ddprun, got nothing");
   for (const char* stranger : {"G", "HTTP/1.1 400", "\x16", "ddprum", "ddprun\n"})
     CHECK_FALSE(may_be_greeting(stranger));
 }
@@ -88,7 +88,7 @@ TEST_CASE("a greeting may be one from its first byte on, and is one when it is w
     CHECK_THROWS_AS(decode_greeting(bytes.substr(0, size)), ProtocolError);
   }
   CHECK(may_be_greeting(bytes + "more"));
-  CHECK(decoding_error(bytes.substr(0, 20)) == "expected a ddprun's greeting of 32 bytes, got 20");
+  CHECK(decoding_error(bytes.substr(0, 20)) == "expected a greeting from ddprun of 32 bytes, got 20");
 }
 
 TEST_CASE("another version of the protocol is refused, and both are named", "[protocol]") {
@@ -170,7 +170,7 @@ TEST_CASE("with a token, frames cannot be sent again, swapped or left out", "[pr
   const std::string first = writer.frame("first"), second = writer.frame("second"),
                     third = writer.frame("third");
   CHECK(read_all(first + second + third, secrets(kToken)).size() == 3);
-  CHECK_THROWS_WITH(read_all(first + first, secrets(kToken)), "a message of the node was changed on its way");
+  CHECK_THROWS_WITH(read_all(first + first, secrets(kToken)), "a message of the node was changed in transit");
   CHECK_THROWS_AS(read_all(second + first, secrets(kToken)), ProtocolError);
   CHECK_THROWS_AS(read_all(first + third, secrets(kToken)), ProtocolError);
 }
