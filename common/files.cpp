@@ -1,6 +1,7 @@
 #include <ddprun/common/files.h>
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -14,15 +15,6 @@
 
 namespace ddprun {
 namespace {
-
-void write_all(const std::filesystem::path& path, int fd, std::string_view bytes) {
-  while (!bytes.empty()) {
-    const ssize_t n = ::write(fd, bytes.data(), bytes.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) throw IoError(path, "cannot write", errno);
-    bytes.remove_prefix(static_cast<std::size_t>(n));
-  }
-}
 
 void sync_path(const std::filesystem::path& path, int flags) {
   const UniqueFd fd(::open(path.c_str(), flags | O_CLOEXEC));
@@ -57,6 +49,21 @@ std::string read_file(const UniqueFd& fd, const std::filesystem::path& path, std
   }
 }
 
+bool write_all(int fd, std::string_view bytes, int patience_ms) noexcept {
+  while (!bytes.empty()) {
+    const ssize_t n = ::write(fd, bytes.data(), bytes.size());
+    if (n >= 0) {
+      bytes.remove_prefix(static_cast<std::size_t>(n));
+    } else if (errno == EAGAIN) {
+      pollfd writable{fd, POLLOUT, 0};
+      if (::poll(&writable, 1, patience_ms) == 0) return false;
+    } else if (errno != EINTR) {
+      return false;
+    }
+  }
+  return true;
+}
+
 UniqueFd open_dev_null(int mode) {
   UniqueFd fd(::open("/dev/null", mode | O_CLOEXEC));
   if (!fd) throw IoError("/dev/null", "cannot open", errno);
@@ -89,7 +96,7 @@ void write_file_atomic(const std::filesystem::path& path, std::string_view bytes
   replace_file_atomic(path, [&](const std::filesystem::path& temporary) {
     const UniqueFd fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0644));
     if (!fd) throw IoError(path, "cannot create", errno);
-    write_all(path, fd.get(), bytes);
+    if (!write_all(fd.get(), bytes)) throw IoError(path, "cannot write", errno);
   });
 }
 

@@ -19,6 +19,10 @@ std::string read_file(const UniqueFd& fd, const std::filesystem::path& path, std
 /// refused at once. throws IoError naming path
 UniqueFd open_regular_file(const std::filesystem::path& path);
 
+/// Writes all bytes. False with errno set if that fails: EAGAIN if a descriptor that does not block takes
+/// nothing for patience_ms milliseconds (-1: wait forever).
+bool write_all(int fd, std::string_view bytes, int patience_ms = -1) noexcept;
+
 /// mode: O_RDONLY or O_WRONLY. throws IoError
 UniqueFd open_dev_null(int mode);
 

@@ -30,7 +30,6 @@ Setting seconds(const std::string& name, Target& target) {
 }
 
 std::vector<Setting> torchrun_flags(Options& options) {
-  OutputOptions& output = options.output;
   return {
       raw("nnodes"),
       parsed("nproc-per-node", options.nproc_per_node, parse_nproc,
@@ -52,12 +51,12 @@ std::vector<Setting> torchrun_flags(Options& options) {
       raw_switch("module").short_flag("-m"),
       raw_switch("no-python"),
       raw_switch("run-path"),
-      any_text("log-dir", output.log_dir),
-      any_text("redirects", output.redirects).short_flag("-r"),
-      any_text("tee", output.tee).short_flag("-t"),
-      any_text("local-ranks-filter", output.local_ranks_filter).or_empty(),
-      any_text("duplicate-stdout-filters", output.stdout_filters).or_empty(),
-      any_text("duplicate-stderr-filters", output.stderr_filters).or_empty(),
+      raw("log-dir"),
+      raw("redirects").short_flag("-r"),
+      raw("tee").short_flag("-t"),
+      raw("local-ranks-filter").or_empty(),
+      raw("duplicate-stdout-filters").or_empty(),
+      raw("duplicate-stderr-filters").or_empty(),
       raw("logs-specs"),
       parsed("numa-binding", options.numa_binding, parse_numa_binding,
              "node, socket, exclusive or core-complex"),

@@ -41,12 +41,21 @@ void settle_signals(const settings::Values& values, Options& options) {
   }
 }
 
-/// Refuses wrong texts early; the options keep them as texts.
-void check_output(const settings::Values& values) {
-  for (const char* name : {"redirects", "tee"})
-    if (values.given(name)) parse_stream_selection(values.source(name), values.text(name));
+void read_output(const settings::Values& values, OutputOptions& output) {
+  const auto read_streams = [&](const char* name, StreamSelection& streams) {
+    if (values.given(name)) streams = parse_stream_selection(values.source(name), values.text(name));
+  };
+  read_streams("redirects", output.redirects);
+  read_streams("tee", output.tee);
   if (values.given("local-ranks-filter"))
-    parse_local_ranks(values.source("local-ranks-filter"), values.text("local-ranks-filter"));
+    output.shown = parse_local_ranks(values.source("local-ranks-filter"), values.text("local-ranks-filter"));
+  output.stdout_filters = parse_line_filters(values.text("duplicate-stdout-filters"));
+  output.stderr_filters = parse_line_filters(values.text("duplicate-stderr-filters"));
+  output.log_dir_given = values.given("log-dir");
+  const bool needs_files =
+      output.redirects.any() || !output.stdout_filters.empty() || !output.stderr_filters.empty();
+  output.log_dir = values.text("log-dir", needs_files ? kDefaultLogDir : "");
+  if (output.log_dir == "/dev/null") output.log_dir.clear();  // torchrun's way to ask for no files
 }
 
 void read_program(const CommandLine& line, Options& options) {
@@ -80,7 +89,7 @@ Options parse_options(const std::vector<std::string>& arguments, const EnvLookup
         parse_restart_codes(values.text("restart-on-codes"), values.source("restart-on-codes"));
   read_nodes(values, environment, options);
   settle_signals(values, options);
-  check_output(values);
+  read_output(values, options.output);
   read_program(line, options);
   return options;
 }

@@ -7,11 +7,13 @@
 #include <filesystem>
 #include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
 #include <ddprun/common/worker_env.h>
 #include "launcher/cli/node_options.h"
+#include "launcher/cli/stream_selection.h"
 #include "launcher/rendezvous/restart_policy.h"
 
 namespace ddprun::launcher {
@@ -30,14 +32,17 @@ inline constexpr std::array kNumaBindings{"node", "socket", "exclusive", "core-c
 /// What PROGRAM is, by torchrun's rules: -m, --no-python, or a name that ends in ".py".
 enum class ProgramKind { kExecutable, kPythonScript, kPythonModule };
 
-/// Where the workers' output goes. The texts are checked and have torchrun's meaning.
+/// Where files go that need a place when no --log-dir is given.
+inline constexpr char kDefaultLogDir[] = "ddprun_logs";
+
+/// Where the workers' output goes, as in torchrun.
 struct OutputOptions {
-  std::optional<std::filesystem::path> log_dir;  ///< none: no files were requested
-  std::string redirects = "0";
-  std::string tee = "0";
-  std::string local_ranks_filter;
-  std::string stdout_filters, stderr_filters;  ///< comma-separated
-  std::optional<bool> prefix;                  ///< none: on a terminal with several workers, and with --tee
+  std::filesystem::path log_dir;  ///< of the job's folder; empty: no files
+  bool log_dir_given = false;     ///< by the user; else log_dir is a default
+  StreamSelection redirects, tee;
+  std::optional<std::set<int>> shown;  ///< local ranks whose output the console shows; none: all
+  std::vector<std::string> stdout_filters, stderr_filters;
+  std::optional<bool> prefix;  ///< none: on a terminal with several workers, and with --tee
   bool timestamps = false;
   std::size_t log_max_size = 0;  ///< bytes; 0: no limit
 };

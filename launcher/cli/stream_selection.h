@@ -17,11 +17,12 @@ struct Streams {
 
 /// The workers and streams that --redirects or --tee selects.
 struct StreamSelection {
-  Streams others;                  ///< of local ranks that are not listed
-  std::map<int, Streams> by_rank;  ///< by local rank
+  Streams others;                       ///< of local ranks that are not listed
+  std::map<int, Streams> by_rank = {};  ///< by local rank
   Streams of(int local_rank) const;
   /// Whether it selects any stream at all.
   bool any() const;
+  bool operator==(const StreamSelection&) const = default;
 };
 
 /// torchrun's syntax: "0" none, "1" stdout, "2" stderr, "3" both, for all workers; or "LOCAL_RANK:VALUE,...",

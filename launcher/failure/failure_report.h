@@ -24,7 +24,7 @@ struct FailedWorker {
 
   // What is only looked for, and shown, of the root cause.
   std::string out_of_memory = {};                ///< describe(OomFinding); empty: nothing is known of it
-  std::string core = {};                         ///< find_core(); empty: none
+  std::string core = {};                         ///< core_place(); empty: none
   std::vector<std::string> last_lines = {};      ///< of its stderr, as they came; the last ones are shown
   std::vector<std::filesystem::path> logs = {};  ///< its log files
 };
@@ -49,5 +49,9 @@ bool ended_as_told(const ExitStatus& status, const std::vector<int>& signals);
 
 /// The summary, several lines. What came out of a worker cannot drive the terminal.
 std::string describe(const FailureReport& report);
+
+/// What usually causes such an end that ddprun did not ask for: a sentence without its full stop; empty if
+/// there is nothing to add.
+std::string end_hint(const ExitStatus& status);
 
 }  // namespace ddprun::launcher

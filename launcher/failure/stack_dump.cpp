@@ -15,6 +15,7 @@
 #include <utility>
 #include <variant>
 
+#include <ddprun/common/files.h>
 #include <ddprun/common/worker_env.h>
 #include "launcher/workers/job_processes.h"
 
@@ -54,16 +55,6 @@ UniqueFd create_private(const std::filesystem::path& path) {
   ::unlink(path.c_str());
   return UniqueFd(
       ::open(path.c_str(), O_RDWR | O_APPEND | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, S_IRUSR | S_IWUSR));
-}
-
-bool write_all(int fd, std::string_view text) {
-  while (!text.empty()) {
-    const ssize_t n = ::write(fd, text.data(), text.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return false;
-    text.remove_prefix(static_cast<std::size_t>(n));
-  }
-  return true;
 }
 
 std::string read_from(int fd, off_t begin) {

@@ -23,7 +23,7 @@ std::vector<UniqueFd> open_heartbeats(Heartbeats& beats, const Job& job) {
 }
 
 /// Opens all outputs before the first start, so that nothing runs if descriptors or files are missing.
-std::vector<WorkerOutputs> open_outputs(WorkerLogs& logs, const std::vector<WorkerLogPlan>& plans,
+std::vector<WorkerOutputs> open_outputs(AttemptOutput& logs, const std::vector<WorkerOutputPlan>& plans,
                                         const std::vector<WorkerSpec>& specs) {
   std::vector<WorkerOutputs> outputs;
   for (std::size_t i = 0; i < plans.size(); ++i) {
@@ -38,7 +38,7 @@ std::vector<WorkerOutputs> open_outputs(WorkerLogs& logs, const std::vector<Work
   return outputs;
 }
 
-std::vector<SignsOfLife> signs_of_life(const WorkerGroup& group, const WorkerLogs& logs,
+std::vector<SignsOfLife> signs_of_life(const WorkerGroup& group, const AttemptOutput& logs,
                                        const Heartbeats& beats) {
   std::vector<SignsOfLife> signs;
   for (std::size_t i = 0; i < group.workers().size(); ++i)
@@ -106,7 +106,7 @@ asio::awaitable<bool> wants_to_hurry(Job& job, WorkerGroup& group) {
 }
 
 /// Waits for the rest of the workers' output, unless a process that cannot be killed keeps a pipe open.
-asio::awaitable<void> drain(Job& job, WorkerGroup& group, WorkerLogs& logs, bool all_gone) {
+asio::awaitable<void> drain(Job& job, WorkerGroup& group, AttemptOutput& logs, bool all_gone) {
   constexpr std::chrono::milliseconds kLook{100};
   while (!co_await logs.wait_for_ends(Clock::now() + kLook))
     if (!all_gone || co_await wants_to_hurry(job, group)) break;
@@ -145,9 +145,9 @@ asio::awaitable<Attempt> run_attempt(Job& job, Round round, std::optional<HeldPo
   for (const UniqueFd& end : heartbeat_ends) heartbeat_fds.push_back(end.get());
   attempt.specs = plan_attempt(job, round, folder, port ? port->socket.get() : -1, heartbeat_fds);
   const auto output_plans = job.outputs.plan(round.number, attempt.specs);
-  for (const WorkerLogPlan& plan : output_plans) attempt.logs.push_back(job.outputs.files(plan));
+  for (const WorkerOutputPlan& plan : output_plans) attempt.logs.push_back(job.outputs.files(plan));
 
-  WorkerLogs logs(job.io, job.outputs.console(), job.outputs.log_folder(), job.outputs.settings());
+  AttemptOutput logs(job.io, job.outputs.console(), job.outputs.log_folder());
   WorkerGroup group(job.events, job.signals, job.guard, job.log, round.number);
   logs.on_first_output([&](std::size_t index) { group.log_first_output(index); });
   group.on_window_change([&] { logs.update_window_size(); });

@@ -9,8 +9,8 @@
 #include <ddprun/common/worker_env.h>
 #include "launcher/events/launch_error.h"
 #include "launcher/failure/core_file.h"
+#include "launcher/failure/error_to_parent.h"
 #include "launcher/failure/failure_report.h"
-#include "launcher/failure/forward_error.h"
 
 namespace ddprun::launcher {
 namespace {
@@ -34,10 +34,7 @@ void add_details(const Job& job, const Attempt& attempt, std::size_t index, OomW
   const Worker& worker = attempt.workers[index];
   const bool killed = failed.status == ExitStatus::killed(SIGKILL) && !worker.asked_to_end;
   failed.out_of_memory = describe(oom.look(worker.process.pid), killed);
-  if (failed.status.core_dumped)
-    failed.core =
-        find_core({worker.process.pid, failed.status.signal, host_name(), std::filesystem::current_path(),
-                   job.clock.date(worker.started), job.clock.date(worker.ended)});
+  if (failed.status.core_dumped) failed.core = core_place(worker.process.pid);
   failed.last_lines = attempt.last_lines[index];
   failed.logs = attempt.logs[index];
 }
@@ -119,7 +116,7 @@ void report_attempt(const Job& job, const Attempt& attempt, OomWatch& oom, JobRe
     const std::string text = describe(*report);
     job.outputs.console().make_way();
     std::fwrite(text.data(), 1, text.size(), stderr);
-    forward_error(*report, process_env("TORCHELASTIC_ERROR_FILE"));
+    pass_error_to_parent(*report, process_env("TORCHELASTIC_ERROR_FILE"));
   }
   record.attempts.push_back(make_record(job, attempt, report));
   record.outcome = attempt.outcome;

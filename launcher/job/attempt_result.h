@@ -2,8 +2,8 @@
 
 #include <string>
 
-#include "launcher/failure/job_record.h"
 #include "launcher/failure/oom.h"
+#include "launcher/failure/result_json.h"
 #include "launcher/job/attempt.h"
 
 namespace ddprun::launcher {

@@ -47,7 +47,7 @@ Round shown_round(const Options& options, int workers, const std::string& run_id
 }
 
 std::string dry_run_text(const std::string& program, const std::vector<WorkerSpec>& specs,
-                         const std::vector<WorkerLogPlan>& outputs,
+                         const std::vector<WorkerOutputPlan>& outputs,
                          const std::vector<std::string>& inherited) {
   std::string text;
   for (std::size_t i = 0; i < specs.size(); ++i) {

@@ -18,7 +18,7 @@ Round shown_round(const Options& options, int workers, const std::string& run_id
 /// program    its path
 /// inherited  ddprun's own environment, which is not repeated
 std::string dry_run_text(const std::string& program, const std::vector<WorkerSpec>& specs,
-                         const std::vector<WorkerLogPlan>& outputs,
+                         const std::vector<WorkerOutputPlan>& outputs,
                          const std::vector<std::string>& inherited);
 
 }  // namespace ddprun::launcher

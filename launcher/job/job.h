@@ -12,7 +12,7 @@
 #include "launcher/events/job_events.h"
 #include "launcher/events/signals.h"
 #include "launcher/host/topology.h"
-#include "launcher/output/outputs.h"
+#include "launcher/output/job_output.h"
 #include "launcher/plan/launch_plan.h"
 #include "launcher/plan/placement.h"
 #include "launcher/plan/program.h"
@@ -36,7 +36,7 @@ struct Job {
   Guard& guard;
   JobEvents& events;
   EventsJson& log;
-  Outputs& outputs;
+  JobOutput& outputs;
 };
 
 }  // namespace ddprun::launcher

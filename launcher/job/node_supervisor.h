@@ -3,7 +3,7 @@
 #include <boost/asio/awaitable.hpp>
 #include <optional>
 
-#include "launcher/failure/job_record.h"
+#include "launcher/failure/result_json.h"
 #include "launcher/job/job.h"
 #include "launcher/job/supervisor.h"
 #include "launcher/rendezvous/node_link.h"

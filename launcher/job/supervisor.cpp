@@ -105,7 +105,7 @@ void finish_record(const std::filesystem::path& path, const RunResult& result, J
   record.end = JobClock::Wall::now();
   if (path.empty()) return;
   try {
-    write_job_record(path, record);
+    write_result_json(path, record);
   } catch (const IoError& error) {
     log_warning(std::string("--result-json: ") + error.what());
   }
@@ -162,7 +162,7 @@ RunResult run_recorded(const Options& options, const std::vector<std::string>& e
   asio::io_context io(1);
   JobEvents events(io, signals);
   EventsJson log(options.events_json.empty() ? std::nullopt : std::optional(options.events_json), clock);
-  Outputs outputs(io, options, record.run_id, job_id, temp.path());
+  JobOutput outputs(io, options, record.run_id, job_id, temp.path());
   Job job{.options = options,
           .environment = environment,
           .program = program,

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "launcher/output/shared_output.h"
+#include "launcher/output/nonblocking_output.h"
 
 namespace ddprun::launcher {
 
@@ -70,7 +70,7 @@ class ConsoleSink : public std::enable_shared_from_this<ConsoleSink> {
   void call_back();
 
   boost::asio::io_context& io_;
-  SharedOutput output_;
+  NonblockingOutput output_;
   std::string name_;
   std::string buffer_;
   std::size_t written_ = 0;  // of buffer_

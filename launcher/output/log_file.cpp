@@ -9,6 +9,7 @@
 #include <utility>
 
 #include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
 
 namespace ddprun::launcher {
@@ -103,12 +104,7 @@ void LogFile::append(std::string_view bytes) {
   if (bytes.empty()) return;
   at_line_start_ = bytes.back() == '\n';
   size_ += bytes.size();
-  while (!bytes.empty()) {
-    const ssize_t n = ::write(fd_.get(), bytes.data(), bytes.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return warn_once("cannot write, output is missing here, the job goes on", errno);
-    bytes.remove_prefix(static_cast<std::size_t>(n));
-  }
+  if (!write_all(fd_.get(), bytes)) warn_once("cannot write, output is missing here, the job goes on", errno);
 }
 
 /// If it fails, the file grows on under whatever name it has, and it is tried again after as many bytes.

@@ -3,8 +3,8 @@
 #include <csignal>
 
 #include <ddprun/common/files.h>
-#include "launcher/failure/end_hint.h"
-#include "launcher/failure/forward_error.h"
+#include "launcher/failure/error_to_parent.h"
+#include "launcher/failure/failure_report.h"
 #include "tests/support/catch.h"
 
 namespace ddprun::launcher {
@@ -191,15 +191,15 @@ TEST_CASE("a launcher above is told the root cause's error and how it ended", "[
 TEST_CASE("the error is passed on only where a launcher above wants it", "[failure_report]") {
   const TempDir folder;
   const auto path = folder.path() / "error.json";
-  forward_error(sample_report(), std::nullopt);
-  forward_error(sample_report(), "");
+  pass_error_to_parent(sample_report(), std::nullopt);
+  pass_error_to_parent(sample_report(), "");
   CHECK(std::filesystem::is_empty(folder.path()));
-  forward_error(sample_report(WorkerError{"E: x", "", 1}), path.string());
+  pass_error_to_parent(sample_report(WorkerError{"E: x", "", 1}), path.string());
   const auto content = read_error_file(path);
   REQUIRE(content.error);
   CHECK(content.error->message == "E: x");
   CHECK(content.error->error_code == 7);
-  forward_error(sample_report(), "/nowhere/error.json");  // a warning
+  pass_error_to_parent(sample_report(), "/nowhere/error.json");  // a warning
 }
 
 }  // namespace

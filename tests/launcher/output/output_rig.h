@@ -23,7 +23,7 @@
 #include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
 #include <ddprun/common/unique_fd.h>
-#include "launcher/output/worker_logs.h"
+#include "launcher/output/attempt_output.h"
 #include "tests/support/child.h"
 
 // What tests of the launcher's output need: ends of pipes and terminals, event loops, processes that write.
@@ -102,7 +102,7 @@ inline bool run(boost::asio::io_context& io, boost::asio::awaitable<void> work) 
 /// A process that runs a function of the test, with these ends as its stdout and stderr.
 class Writer {
  public:
-  Writer(WorkerLogs::Ends ends, const std::function<void()>& work) {
+  Writer(AttemptOutput::Ends ends, const std::function<void()>& work) {
     std::fflush(nullptr);  // else ThreadSanitizer's _exit writes it a second time
     pid_ = ::fork();
     if (pid_ != 0) return;

@@ -1,4 +1,4 @@
-#include "launcher/output/worker_output.h"
+#include "launcher/output/output_stream.h"
 
 #include <cerrno>
 #include <chrono>
@@ -15,30 +15,30 @@ constexpr std::size_t kMaxTransient = 2048;
 
 }  // namespace
 
-WorkerOutput::WorkerOutput(asio::io_context& io, UniqueFd source, OutputTargets targets)
+OutputStream::OutputStream(asio::io_context& io, UniqueFd source, OutputTargets targets)
     : source_(io, source.release()),
       partial_timer_(io),
       targets_(std::move(targets)),
       to_terminal_(targets_.console && targets_.console->is_terminal()) {}
 
-WorkerOutput::~WorkerOutput() {
+OutputStream::~OutputStream() {
   if (targets_.console) targets_.console->forget(this);
 }
 
-void WorkerOutput::start(Bytes on_bytes, std::function<void()> on_end) {
+void OutputStream::start(Bytes on_bytes, std::function<void()> on_end) {
   on_bytes_ = std::move(on_bytes);
   on_end_ = std::move(on_end);
   wait();
 }
 
-void WorkerOutput::wait() {
+void OutputStream::wait() {
   source_.async_wait(source_.wait_read, [weak = weak_from_this()](const boost::system::error_code& error) {
     const auto self = weak.lock();
     if (self && !error && !self->finished_) self->read();
   });
 }
 
-void WorkerOutput::read() {
+void OutputStream::read() {
   if (targets_.console && !targets_.console->has_room()) {
     held_up_ = true;
     targets_.console->when_room(this, [this] {
@@ -56,7 +56,7 @@ void WorkerOutput::read() {
   on_end_();
 }
 
-void WorkerOutput::finish() {
+void OutputStream::finish() {
   if (std::exchange(finished_, true)) return;
   held_up_ = false;
   partial_timer_.cancel();
@@ -71,35 +71,34 @@ void WorkerOutput::finish() {
   targets_.console->forget(this);
 }
 
-void WorkerOutput::take(std::string_view bytes) {
+void OutputStream::take(std::string_view bytes) {
   on_bytes_(bytes);
   if (targets_.file) targets_.file->write(bytes);
   if (!targets_.console && !targets_.filtered) return;
-  line_start_ = targets_.prefix;
-  if (targets_.timestamps)
-    line_start_ = utc_timestamp(std::chrono::system_clock::now()) + " " + targets_.prefix;
+  line_start_ = targets_.plan.prefix;
+  if (targets_.plan.timestamps)
+    line_start_ = utc_timestamp(std::chrono::system_clock::now()) + " " + targets_.plan.prefix;
   splitter_.add(bytes, [this](std::string_view line) { take_line(line); });
   if (!filtered_.empty()) targets_.filtered->write(std::exchange(filtered_, {}));
   if (to_terminal_ && !splitter_.partial().empty()) schedule_partial();
 }
 
-void WorkerOutput::take_line(std::string_view line) {
-  if (targets_.filtered && matches_any(line, targets_.filters)) {
-    filtered_ += targets_.filtered_prefix;
+void OutputStream::take_line(std::string_view line) {
+  if (targets_.filtered && matches_any(line, targets_.plan.filters)) {
+    filtered_ += targets_.plan.filtered_prefix;
     filtered_ += line;
     if (line.back() != '\n') filtered_ += '\n';
   }
   if (targets_.console) print(line);
 }
 
-void WorkerOutput::print(std::string_view line) {
+void OutputStream::print(std::string_view line) {
   if (!to_terminal_) return targets_.console->write(this, line_start_, line);
   const std::string_view shown = last_shown(line);
-  targets_.console->write(this, line_start_,
-                          (targets_.sanitize ? sanitized(shown) : std::string(shown)) + '\n');
+  targets_.console->write(this, line_start_, sanitized(shown) + '\n');
 }
 
-void WorkerOutput::schedule_partial() {
+void OutputStream::schedule_partial() {
   if (std::exchange(partial_due_, true)) return;
   partial_timer_.expires_after(kPartialDelay);
   partial_timer_.async_wait([weak = weak_from_this()](const boost::system::error_code& error) {
@@ -108,11 +107,10 @@ void WorkerOutput::schedule_partial() {
   });
 }
 
-void WorkerOutput::show_partial() {
+void OutputStream::show_partial() {
   partial_due_ = false;
   if (!targets_.filtered) splitter_.drop_overwritten();
   if (splitter_.partial().empty()) return;
-  // Whatever the user says: of a transient line what drives the terminal cannot be part.
   const std::string_view shown = last_shown(splitter_.partial()).substr(0, kMaxTransient);
   targets_.console->show_transient(this, line_start_ + sanitized(shown));
 }

@@ -1,7 +1,6 @@
-#include "launcher/failure/job_record.h"
+#include "launcher/failure/result_json.h"
 
 #include <fcntl.h>
-#include <poll.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -66,18 +65,10 @@ json attempt_json(const AttemptRecord& attempt) {
           {"workers", workers}};
 }
 
-void write_all(const std::filesystem::path& path, int fd, std::string_view bytes) {
-  while (!bytes.empty()) {
-    const ssize_t n = ::write(fd, bytes.data(), bytes.size());
-    if (n >= 0) {
-      bytes.remove_prefix(static_cast<std::size_t>(n));
-    } else if (errno == EAGAIN) {
-      pollfd writable{fd, POLLOUT, 0};
-      if (::poll(&writable, 1, kPipePatienceMs) == 0) throw IoError(path, "nobody reads from it");
-    } else if (errno != EINTR) {
-      throw IoError(path, "cannot write", errno);
-    }
-  }
+void write_text(const std::filesystem::path& path, int fd, const std::string& text) {
+  if (write_all(fd, text, kPipePatienceMs)) return;
+  if (errno == EAGAIN) throw IoError(path, "nobody reads from it");
+  throw IoError(path, "cannot write", errno);
 }
 
 /// To rename a file over /dev/null, or over the pipe of a shell's >(command), would be no service.
@@ -112,19 +103,19 @@ std::string to_json(const JobRecord& record) {
   return object.dump(2, ' ', false, json::error_handler_t::replace) + "\n";
 }
 
-void write_job_record(const std::filesystem::path& path, const JobRecord& record) {
+void write_result_json(const std::filesystem::path& path, const JobRecord& record) {
   const std::string text = to_json(record);
   if (is_device_or_pipe(path)) {
     const UniqueFd fd(::open(path.c_str(), O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
     if (!fd) throw IoError(path, "cannot open", errno);
-    write_all(path, fd.get(), text);
+    write_text(path, fd.get(), text);
     return;
   }
   replace_file_atomic(path, [&](const std::filesystem::path& temporary) {
     discard_file(temporary);  // left by an earlier process of this number
     const UniqueFd fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
     if (!fd) throw IoError(path, "cannot create", errno);
-    write_all(path, fd.get(), text);
+    write_text(path, fd.get(), text);
   });
 }
 

@@ -1,8 +1,8 @@
-#include "launcher/output/worker_logs.h"
+#include "launcher/output/attempt_output.h"
 
 #include <sys/ioctl.h>
 
-#include "tests/launcher/output/worker_logs_rig.h"
+#include "tests/launcher/output/attempt_output_rig.h"
 
 namespace ddprun::test {
 using namespace launcher;
@@ -10,8 +10,8 @@ namespace {
 
 using namespace std::string_literals;
 
-TEST_CASE("a prefix comes once a line, and the last line gets its end", "[worker_logs]") {
-  LogsRig rig;
+TEST_CASE("a prefix comes once a line, and the last line gets its end", "[attempt_output]") {
+  OutputRig rig;
   rig.start(0, {to_console("[d0]:"), to_nowhere()}, [] {
     put(1, "one\n\n10%\r");
     put(1, "20%\r\nno end");
@@ -20,23 +20,22 @@ TEST_CASE("a prefix comes once a line, and the last line gets its end", "[worker
   CHECK(read_available(rig.out.ours) == "[d0]:one\n[d0]:\n[d0]:10%\r20%\r\n[d0]:no end\n");
 }
 
-TEST_CASE("a last line without an end keeps none, unless another worker's follows", "[worker_logs]") {
-  LogsRig rig;
+TEST_CASE("a last line without an end keeps none, unless another worker's follows", "[attempt_output]") {
+  OutputRig rig;
   rig.start(0, {to_console(), to_nowhere()}, [] { put(1, "first"); });
   rig.start(1, {to_nowhere(), to_nowhere()}, [] {});
   rig.drain();
   CHECK(read_available(rig.out.ours) == "first");
-  rig.logs.emplace(rig.io, *rig.console, nullptr, LogSettings{});  // the next attempt
+  rig.logs.emplace(rig.io, *rig.console, nullptr);  // the next attempt
   rig.start(0, {to_console(), to_nowhere()}, [] { put(1, "second\n"); });
   rig.drain();
   CHECK(read_available(rig.out.ours) == "\nsecond\n");
 }
 
-TEST_CASE("lines bear the time if asked to", "[worker_logs]") {
-  LogSettings settings;
-  settings.timestamps = true;
-  LogsRig rig(settings);
+TEST_CASE("lines bear the time if asked to", "[attempt_output]") {
+  OutputRig rig;
   StreamPlan plan = to_console("[d0]:");
+  plan.timestamps = true;
   plan.file = "out";
   rig.start(0, {plan, to_nowhere()}, [] { put(1, "line\n"); });
   rig.drain();
@@ -47,24 +46,24 @@ TEST_CASE("lines bear the time if asked to", "[worker_logs]") {
   CHECK(rig.file("out") == "line\n");
 }
 
-TEST_CASE("a stream that goes only to a file is read all the same", "[worker_logs]") {
-  LogSettings settings;
+TEST_CASE("a stream that goes only to a file is read all the same", "[attempt_output]") {
+  StreamPlan out = to_file("out"), err = to_file("err");
   SECTION("as it is") {}
-  SECTION("rotation") { settings.max_size = 4; }
-  LogsRig rig(settings);
-  rig.start(0, {to_file("out"), to_file("err")}, [] {
+  SECTION("rotation") { out.max_file_size = err.max_file_size = 4; }
+  OutputRig rig;
+  rig.start(0, {out, err}, [] {
     put(1, "one\ntwo\n");
     put(2, "three\n");
   });
   const auto opened = rig.logs->last_output(0);
   rig.drain();
   CHECK(rig.logs->last_output(0) > opened);
-  CHECK(rig.file("out") == (settings.max_size != 0 ? "two\n" : "one\ntwo\n"));
+  CHECK(rig.file("out") == (out.max_file_size != 0 ? "two\n" : "one\ntwo\n"));
   CHECK(rig.logs->last_error_lines(0) == std::vector<std::string>{"three"});
 }
 
-TEST_CASE("a worker may inherit ddprun's own streams, or write to nowhere", "[worker_logs]") {
-  LogsRig rig;
+TEST_CASE("a worker may inherit ddprun's own streams, or write to nowhere", "[attempt_output]") {
+  OutputRig rig;
   StreamPlan inherit;
   inherit.inherit = true;
   const auto inherited = rig.logs->open(0, {inherit, inherit});
@@ -82,8 +81,8 @@ TEST_CASE("a worker may inherit ddprun's own streams, or write to nowhere", "[wo
   CHECK(rig.logs->last_error_lines(1) == std::vector<std::string>{"kept"});
 }
 
-TEST_CASE("the worker's ends are closed on exec and wait as usual", "[worker_logs]") {
-  LogsRig rig;
+TEST_CASE("the worker's ends are closed on exec and wait as usual", "[attempt_output]") {
+  OutputRig rig;
   auto ends = rig.logs->open(0, {to_console(), to_file("err")});
   for (const UniqueFd* end : {&ends.out, &ends.err}) {
     CHECK((::fcntl(end->get(), F_GETFD) & FD_CLOEXEC) != 0);
@@ -91,8 +90,8 @@ TEST_CASE("the worker's ends are closed on exec and wait as usual", "[worker_log
   }
 }
 
-TEST_CASE("lines that match a filter go to a file of all workers", "[worker_logs]") {
-  LogsRig rig;
+TEST_CASE("lines that match a filter go to a file of all workers", "[attempt_output]") {
+  OutputRig rig;
   for (const int rank : {0, 1}) {
     StreamPlan plan = to_file(std::to_string(rank) + "/stdout.log");
     plan.filtered_file = "filtered_stdout.log";
@@ -106,8 +105,8 @@ TEST_CASE("lines that match a filter go to a file of all workers", "[worker_logs
   CHECK(rig.file("0/stdout.log") == "loss 1\nother\nacc, 2");
 }
 
-TEST_CASE("the first output of each worker is told once", "[worker_logs]") {
-  LogsRig rig;
+TEST_CASE("the first output of each worker is told once", "[attempt_output]") {
+  OutputRig rig;
   std::vector<std::size_t> told;
   rig.logs->on_first_output([&](std::size_t index) { told.push_back(index); });
   rig.start(3, {to_console(), to_console()}, [] { put(2, "error\n"), put(1, "out\n"); });
@@ -116,8 +115,9 @@ TEST_CASE("the first output of each worker is told once", "[worker_logs]") {
   CHECK(told == std::vector<std::size_t>{3});
 }
 
-TEST_CASE("under a terminal a worker has terminals of the same size that change no byte", "[worker_logs]") {
-  LogsRig rig({}, make_terminal(), make_terminal());
+TEST_CASE("under a terminal a worker has terminals of the same size that change no byte",
+          "[attempt_output]") {
+  OutputRig rig(make_terminal(), make_terminal());
   StreamPlan plan = to_console("[d0]:");
   plan.file = "out";
   rig.start(0, {plan, to_console()}, [] {
@@ -131,8 +131,8 @@ TEST_CASE("under a terminal a worker has terminals of the same size that change 
   CHECK(read_available(rig.out.ours) == "[d0]:yes 100\n[d0]:end\n");
 }
 
-TEST_CASE("the workers' terminals follow the size of ddprun's", "[worker_logs]") {
-  LogsRig rig({}, make_terminal());
+TEST_CASE("the workers' terminals follow the size of ddprun's", "[attempt_output]") {
+  OutputRig rig(make_terminal());
   const auto ends = rig.logs->open(0, {to_console(), to_console()});
   winsize size{};
   size.ws_col = 123;
@@ -143,8 +143,8 @@ TEST_CASE("the workers' terminals follow the size of ddprun's", "[worker_logs]")
   CHECK(seen.ws_col == 123);
 }
 
-TEST_CASE("on a terminal a prompt and a progress bar are seen before their line ends", "[worker_logs]") {
-  LogsRig rig({}, make_terminal());
+TEST_CASE("on a terminal a prompt and a progress bar are seen before their line ends", "[attempt_output]") {
+  OutputRig rig(make_terminal());
   const Ends go = make_pipe();
   const auto wait = [&] {
     char byte;
@@ -168,15 +168,6 @@ TEST_CASE("on a terminal a prompt and a progress bar are seen before their line 
   rig.drain();
   CHECK(count_of("10%", shown) == 0);
   CHECK(count_of("\x1b[2J", shown) == 0);
-}
-
-TEST_CASE("lines for a terminal may stay as they are", "[worker_logs]") {
-  LogSettings settings;
-  settings.sanitize = false;
-  LogsRig rig(settings, make_terminal());
-  rig.start(0, {to_console(), to_nowhere()}, [] { put(1, "\x1b]0;title\atext\n"); });
-  rig.drain();
-  CHECK(read_available(rig.out.ours) == "\x1b]0;title\atext\n");
 }
 
 }  // namespace

@@ -14,10 +14,10 @@ namespace ddprun::launcher {
 ///
 /// Pipes and terminals are opened a second time. Where that is not possible (sockets, the terminal of another
 /// user) little is written at a time, and only when there is room. Files never wait.
-class SharedOutput {
+class NonblockingOutput {
  public:
   /// The descriptor remains the caller's, and must live on.
-  SharedOutput(boost::asio::io_context& io, int fd);
+  NonblockingOutput(boost::asio::io_context& io, int fd);
 
   bool is_terminal() const { return is_terminal_; }
 

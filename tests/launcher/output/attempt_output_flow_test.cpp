@@ -1,11 +1,11 @@
 // Much output, slow and vanished readers, streams that do not end.
 
-#include "launcher/output/worker_logs.h"
+#include "launcher/output/attempt_output.h"
 
 #include <atomic>
 #include <fstream>
 
-#include "tests/launcher/output/worker_logs_rig.h"
+#include "tests/launcher/output/attempt_output_rig.h"
 
 namespace ddprun::test {
 using namespace launcher;
@@ -66,9 +66,9 @@ void put_numbered_lines(int lines) {
   return 0;
 }
 
-TEST_CASE("eight workers fill both streams: no line is lost, mixed or held in memory", "[worker_logs]") {
+TEST_CASE("eight workers fill both streams: no line is lost, mixed or held in memory", "[attempt_output]") {
   constexpr int kRanks = 8, kLines = 100000;
-  LogsRig rig;
+  OutputRig rig;
   LineCheck out(kRanks, 'o'), err(kRanks, 'e');
   [[maybe_unused]] const long before = peak_memory_kb();
   for (int rank = 0; rank < kRanks; ++rank) {
@@ -91,10 +91,10 @@ TEST_CASE("eight workers fill both streams: no line is lost, mixed or held in me
 #endif
 }
 
-TEST_CASE("every byte arrives, on the console and in the file", "[worker_logs]") {
+TEST_CASE("every byte arrives, on the console and in the file", "[attempt_output]") {
   const std::string bytes =
       "a\0b\xff\xfe\r\n"s + "10%\r20%\r" + std::string((3 << 20) + 7, 'x') + "\n\n\x1b[2Jend";
-  LogsRig rig;
+  OutputRig rig;
   StreamPlan plan = to_console();
   plan.file = "0/stdout.log";
   rig.start(0, {plan, to_nowhere()}, [&] { put(1, bytes); });
@@ -115,8 +115,8 @@ TEST_CASE("every byte arrives, on the console and in the file", "[worker_logs]")
   CHECK((rig.file("0/stdout.log") == bytes));
 }
 
-TEST_CASE("a grandchild that keeps a stream open is waited for until the deadline only", "[worker_logs]") {
-  LogsRig rig;
+TEST_CASE("a grandchild that keeps a stream open is waited for until the deadline only", "[attempt_output]") {
+  OutputRig rig;
   const Ends hold = make_pipe();
   rig.start(0, {to_console("[d0]:"), to_nowhere()}, [&] {
     if (::fork() == 0) {
@@ -130,15 +130,15 @@ TEST_CASE("a grandchild that keeps a stream open is waited for until the deadlin
   });
   REQUIRE(run_until(rig.io, [&] { return rig.writers.front().ended(); }));
   const auto start = steady_clock::now();
-  REQUIRE(run(rig.io, rig.logs->drain(start + milliseconds(200))));
+  rig.drain(start + milliseconds(200));
   CHECK(steady_clock::now() - start >= milliseconds(200));
   CHECK(steady_clock::now() - start < kDeadline / 2);
   CHECK(read_available(rig.out.ours) == "[d0]:whole\n[d0]:part\n");
 }
 
-TEST_CASE("a slow reader makes the worker wait, and it does not count as silent", "[worker_logs]") {
+TEST_CASE("a slow reader makes the worker wait, and it does not count as silent", "[attempt_output]") {
   constexpr int kLines = 200000;
-  LogsRig rig;
+  OutputRig rig;
   rig.start(0, {to_console("[0]:"), to_nowhere()}, [] { put_numbered_lines(kLines); });
   // Both pipes and the buffer are full: nothing moves any more.
   REQUIRE(run_until(rig.io, [&] { return !rig.console->out()->has_room(); }));
@@ -156,10 +156,10 @@ TEST_CASE("a slow reader makes the worker wait, and it does not count as silent"
   CHECK(check.wrong() == 0);
 }
 
-TEST_CASE("when ddprun's reader is gone the worker and its file go on", "[worker_logs]") {
+TEST_CASE("when ddprun's reader is gone the worker and its file go on", "[attempt_output]") {
   ::signal(SIGPIPE, SIG_IGN);
   CapturedLog log;
-  LogsRig rig;
+  OutputRig rig;
   rig.out.ours.reset();
   StreamPlan plan = to_console();
   plan.file = "out";
@@ -171,8 +171,8 @@ TEST_CASE("when ddprun's reader is gone the worker and its file go on", "[worker
   CHECK(count_of("\n", log.text()) == 1);
 }
 
-TEST_CASE("logs that go while output is on its way are not called any more", "[worker_logs]") {
-  LogsRig rig;
+TEST_CASE("logs that go while output is on its way are not called any more", "[attempt_output]") {
+  OutputRig rig;
   rig.start(0, {to_console(), to_console()}, [] { put_numbered_lines(1000); });
   REQUIRE(run_until(rig.io, [&] { return rig.writers.front().ended(); }));
   rig.logs.reset();

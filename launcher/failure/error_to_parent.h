@@ -14,6 +14,6 @@ WorkerError error_for_parent(const FailureReport& report);
 
 /// Writes it to ddprun's own TORCHELASTIC_ERROR_FILE, given here as it stands in ddprun's environment; does
 /// nothing if that is not set or empty. A file that cannot be written is a warning.
-void forward_error(const FailureReport& report, const std::optional<std::string>& error_file);
+void pass_error_to_parent(const FailureReport& report, const std::optional<std::string>& error_file);
 
 }  // namespace ddprun::launcher

@@ -62,6 +62,6 @@ std::string to_json(const JobRecord& record);
 
 /// Writes it where --result-json says, readable for the user alone: in the place of what was there, at once,
 /// or into a device or a pipe. throws IoError
-void write_job_record(const std::filesystem::path& path, const JobRecord& record);
+void write_result_json(const std::filesystem::path& path, const JobRecord& record);
 
 }  // namespace ddprun::launcher

@@ -1,4 +1,4 @@
-#include "launcher/failure/job_record.h"
+#include "launcher/failure/result_json.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -53,12 +53,12 @@ JobRecord sample() {
   return record;
 }
 
-TEST_CASE("dates are UTC with microseconds, before 1970 too", "[job_record]") {
+TEST_CASE("dates are UTC with microseconds, before 1970 too", "[result_json]") {
   CHECK(utc_iso(kDate) == "2023-11-14T22:13:20.500000Z");
   CHECK(utc_iso(JobClock::Wall::time_point(-1us)) == "1969-12-31T23:59:59.999999Z");
 }
 
-TEST_CASE("the record tells the whole job", "[job_record]") {
+TEST_CASE("the record tells the whole job", "[result_json]") {
   const json record = json::parse(to_json(sample()));
   CHECK(record["format"] == 1);
   CHECK(record["ddprun"] == "0.1.0");
@@ -82,7 +82,7 @@ TEST_CASE("the record tells the whole job", "[job_record]") {
   CHECK(record["attempts"][1]["number"] == 1);
 }
 
-TEST_CASE("the record tells each worker's end", "[job_record]") {
+TEST_CASE("the record tells each worker's end", "[result_json]") {
   const json workers = json::parse(to_json(sample()))["attempts"][1]["workers"];
   CHECK(workers[0]["status"] == json{{"exit_code", 143}});
   CHECK(workers[0]["asked_to_end"] == true);
@@ -95,7 +95,7 @@ TEST_CASE("the record tells each worker's end", "[job_record]") {
       "stderr": ["one", "two"], "logs": ["/logs/1/stderr.log"]})"));
 }
 
-TEST_CASE("a job that the user ended, or that never began, has its reason", "[job_record]") {
+TEST_CASE("a job that the user ended, or that never began, has its reason", "[result_json]") {
   JobRecord record = sample();
   record.ended_by = SIGTERM;
   record.outcome = SignalReceived{};
@@ -112,32 +112,32 @@ TEST_CASE("a job that the user ended, or that never began, has its reason", "[jo
   CHECK(reason_of(StartFailed{2}) == "usage");
 }
 
-TEST_CASE("the record replaces what was there, for the user alone", "[job_record]") {
+TEST_CASE("the record replaces what was there, for the user alone", "[result_json]") {
   const TempDir folder;
   const auto path = folder.path() / "result.json";
   const auto other = folder.path() / "other";
   write_file_atomic(other, "precious");
   fs::create_symlink(other, path);
-  write_job_record(path, sample());
-  write_job_record(path, sample());
+  write_result_json(path, sample());
+  write_result_json(path, sample());
   CHECK(read_file(path) == to_json(sample()));
   CHECK(read_file(other) == "precious");
   CHECK(fs::status(path).permissions() == (fs::perms::owner_read | fs::perms::owner_write));
   CHECK(std::distance(fs::directory_iterator(folder.path()), {}) == 2);
-  CHECK_THROWS_AS(write_job_record("/nowhere/result.json", sample()), IoError);
-  CHECK_THROWS_AS(write_job_record(folder.path(), sample()), IoError);
+  CHECK_THROWS_AS(write_result_json("/nowhere/result.json", sample()), IoError);
+  CHECK_THROWS_AS(write_result_json(folder.path(), sample()), IoError);
 }
 
-TEST_CASE("the record can go into a pipe or a device, which stay", "[job_record]") {
-  write_job_record("/dev/null", sample());
+TEST_CASE("the record can go into a pipe or a device, which stay", "[result_json]") {
+  write_result_json("/dev/null", sample());
   CHECK(fs::is_character_file("/dev/null"));
-  CHECK_THROWS_AS(write_job_record("/dev/full", sample()), IoError);
+  CHECK_THROWS_AS(write_result_json("/dev/full", sample()), IoError);
   const TempDir folder;
   const auto fifo = folder.path() / "fifo";
   REQUIRE(::mkfifo(fifo.c_str(), 0600) == 0);
-  CHECK_THROWS_AS(write_job_record(fifo, sample()), IoError);  // nobody reads
+  CHECK_THROWS_AS(write_result_json(fifo, sample()), IoError);  // nobody reads
   const UniqueFd reader(::open(fifo.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
-  write_job_record(fifo, sample());
+  write_result_json(fifo, sample());
   std::string text(1 << 16, '\0');
   text.resize(static_cast<std::size_t>(::read(reader.get(), text.data(), text.size())));
   CHECK(text == to_json(sample()));

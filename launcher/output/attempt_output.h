@@ -18,20 +18,12 @@
 #include "launcher/output/line_format.h"
 #include "launcher/output/log_file.h"
 #include "launcher/output/output_plan.h"
-#include "launcher/output/worker_output.h"
+#include "launcher/output/output_stream.h"
 
 namespace ddprun::launcher {
 
-/// What holds for all workers of a node.
-struct LogSettings {
-  bool timestamps = false;     ///< before each line on the console, before its prefix
-  bool sanitize = true;        ///< what goes to a terminal
-  std::size_t max_size = 0;    ///< of a log file before it is rotated; 0: none
-  bool need_activity = false;  ///< last_output() and on_first_output are to know of every stream
-};
-
 /// What the workers of one attempt write, on its way to ddprun's console and to files.
-class WorkerLogs {
+class AttemptOutput {
  public:
   using Clock = std::chrono::steady_clock;
 
@@ -42,15 +34,15 @@ class WorkerLogs {
   };
 
   /// folder  where log files are made; may be null if no plan has one. It and the console must outlive this
-  WorkerLogs(boost::asio::io_context& io, Console& console, const LogFolder* folder, LogSettings settings);
-  ~WorkerLogs();
-  WorkerLogs(const WorkerLogs&) = delete;
-  WorkerLogs& operator=(const WorkerLogs&) = delete;
+  AttemptOutput(boost::asio::io_context& io, Console& console, const LogFolder* folder);
+  ~AttemptOutput();
+  AttemptOutput(const AttemptOutput&) = delete;
+  AttemptOutput& operator=(const AttemptOutput&) = delete;
 
   /// Makes the files and pipes of the worker with this index, and begins to read. Where the console is a
   /// terminal, the worker gets terminals too, in raw mode and of the same size.
   /// throws IoError for the files, std::system_error for the pipes
-  Ends open(std::size_t index, const WorkerLogPlan& plan);
+  Ends open(std::size_t index, const WorkerOutputPlan& plan);
 
   /// Called at the first output of each worker, with its index.
   void on_first_output(std::function<void(std::size_t)> callback) { on_first_output_ = std::move(callback); }
@@ -60,9 +52,6 @@ class WorkerLogs {
 
   /// Closes the streams; what has no end of line is passed on. The console may have to be drained yet.
   void finish();
-
-  /// wait_for_ends(), finish(), and until the console has written all, or the deadline.
-  boost::asio::awaitable<void> drain(std::optional<Clock::time_point> deadline);
 
   /// The end of a worker's stderr, however it is routed: at most 20 lines and 16 KiB, raw.
   std::vector<std::string> last_error_lines(std::size_t index) const;
@@ -81,7 +70,7 @@ class WorkerLogs {
   UniqueFd open_stream(std::size_t index, const StreamPlan& plan, bool is_err);
   OutputTargets targets_of(const StreamPlan& plan, bool is_err);
   UniqueFd read_stream(std::size_t index, OutputTargets targets, bool is_err);
-  std::shared_ptr<LogFile> open_file(const std::filesystem::path& path);
+  std::shared_ptr<LogFile> open_file(const std::filesystem::path& path, std::size_t max_size);
   void note_output(std::size_t index, std::string_view bytes, bool is_err);
   bool all_ended() const;
   const Worker& at(std::size_t index) const;
@@ -89,7 +78,6 @@ class WorkerLogs {
   boost::asio::io_context& io_;
   Console& console_;
   const LogFolder* folder_;
-  LogSettings settings_;
   std::map<std::size_t, std::unique_ptr<Worker>> workers_;
   std::map<std::filesystem::path, std::shared_ptr<LogFile>> filtered_files_;
   std::function<void(std::size_t)> on_first_output_;

@@ -7,37 +7,33 @@
 #include <memory>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include <ddprun/common/unique_fd.h>
 #include "launcher/output/console_sink.h"
 #include "launcher/output/line_format.h"
 #include "launcher/output/log_file.h"
+#include "launcher/output/output_plan.h"
 
 namespace ddprun::launcher {
 
-/// Where one output stream of a worker goes. What is not wanted is null.
+/// A plan with what it names opened; null: not wanted.
 struct OutputTargets {
-  std::shared_ptr<ConsoleSink> console;
-  std::string prefix;             ///< of lines on the console
-  bool timestamps = false;        ///< before it
-  bool sanitize = true;           ///< lines for a terminal
-  std::shared_ptr<LogFile> file;  ///< all bytes
-  std::shared_ptr<LogFile> filtered;
-  std::string filtered_prefix;
-  std::vector<std::string> filters;  ///< lines that hold one of these go into `filtered`
+  StreamPlan plan;
+  std::shared_ptr<ConsoleSink> console = nullptr;
+  std::shared_ptr<LogFile> file = nullptr;      ///< plan.file
+  std::shared_ptr<LogFile> filtered = nullptr;  ///< plan.filtered_file
 };
 
 /// Reads one output stream of a worker, from a pipe or a terminal of its own, and passes it on. While the
 /// console has no room it reads no further, and in the end the worker waits.
-class WorkerOutput : public std::enable_shared_from_this<WorkerOutput> {
+class OutputStream : public std::enable_shared_from_this<OutputStream> {
  public:
   using Bytes = std::function<void(std::string_view)>;
 
-  WorkerOutput(boost::asio::io_context& io, UniqueFd source, OutputTargets targets);
-  ~WorkerOutput();
-  WorkerOutput(const WorkerOutput&) = delete;
-  WorkerOutput& operator=(const WorkerOutput&) = delete;
+  OutputStream(boost::asio::io_context& io, UniqueFd source, OutputTargets targets);
+  ~OutputStream();
+  OutputStream(const OutputStream&) = delete;
+  OutputStream& operator=(const OutputStream&) = delete;
 
   /// on_bytes  called with all that comes, before it is passed on
   /// on_end    called once, when nobody has the worker's end open any more

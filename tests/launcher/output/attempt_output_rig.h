@@ -4,7 +4,7 @@
 #include <optional>
 #include <string>
 
-#include "launcher/output/worker_logs.h"
+#include "launcher/output/attempt_output.h"
 #include "tests/launcher/output/output_rig.h"
 #include "tests/support/catch.h"
 
@@ -27,17 +27,21 @@ inline StreamPlan to_file(const std::string& file) {
 inline StreamPlan to_nowhere() { return to_file(""); }
 
 /// The console of a ddprun, its log folder and its workers.
-struct LogsRig {
-  explicit LogsRig(LogSettings settings = {}, Ends out_ends = make_pipe(), Ends err_ends = make_pipe())
+struct OutputRig {
+  explicit OutputRig(Ends out_ends = make_pipe(), Ends err_ends = make_pipe())
       : out(std::move(out_ends)),
         err(std::move(err_ends)),
         console(std::in_place, io, out.theirs.get(), err.theirs.get()),
-        logs(std::in_place, io, *console, &folder, settings) {}
+        logs(std::in_place, io, *console, &folder) {}
 
-  void start(std::size_t index, const WorkerLogPlan& plan, const std::function<void()>& work) {
+  void start(std::size_t index, const WorkerOutputPlan& plan, const std::function<void()>& work) {
     writers.emplace_back(logs->open(index, plan), work);
   }
-  void drain() { REQUIRE(run(io, logs->drain(std::chrono::steady_clock::now() + kDeadline))); }
+  void drain(std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::now() + kDeadline) {
+    REQUIRE(run(io, logs->wait_for_ends(deadline)).has_value());
+    logs->finish();
+    REQUIRE(run(io, console->drain(deadline)).has_value());
+  }
   /// Closes all that can still write to the console: its readers come to an end.
   void close_console() {
     logs.reset();
@@ -52,7 +56,7 @@ struct LogsRig {
   boost::asio::io_context io;
   Ends out, err;
   std::optional<Console> console;
-  std::optional<WorkerLogs> logs;
+  std::optional<AttemptOutput> logs;
   std::list<Writer> writers;
 };
 

@@ -1,4 +1,4 @@
-#include "launcher/failure/forward_error.h"
+#include "launcher/failure/error_to_parent.h"
 
 #include <exception>
 
@@ -21,7 +21,7 @@ WorkerError error_for_parent(const FailureReport& report) {
   return error;
 }
 
-void forward_error(const FailureReport& report, const std::optional<std::string>& error_file) {
+void pass_error_to_parent(const FailureReport& report, const std::optional<std::string>& error_file) {
   if (!error_file || error_file->empty()) return;
   try {
     write_error_file(*error_file, error_for_parent(report));

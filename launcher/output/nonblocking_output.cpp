@@ -1,4 +1,4 @@
-#include "launcher/output/shared_output.h"
+#include "launcher/output/nonblocking_output.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -22,7 +22,7 @@ bool never_waits(const struct stat& info, bool is_terminal) {
 
 }  // namespace
 
-SharedOutput::SharedOutput(asio::io_context& io, int fd)
+NonblockingOutput::NonblockingOutput(asio::io_context& io, int fd)
     : waiter_(io), fd_(fd), is_terminal_(::isatty(fd) == 1) {
   struct stat info {};
   if (::fstat(fd, &info) != 0 || never_waits(info, is_terminal_)) return;
@@ -30,7 +30,7 @@ SharedOutput::SharedOutput(asio::io_context& io, int fd)
   if (kind_ != Kind::kReopened) watch_from_outside();
 }
 
-void SharedOutput::open_again() {
+void NonblockingOutput::open_again() {
   const std::string path = "/proc/self/fd/" + std::to_string(fd_);
   const int fd = ::open(path.c_str(), O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
   if (fd < 0) return;
@@ -41,7 +41,7 @@ void SharedOutput::open_again() {
 
 // Asio sets O_NONBLOCK on what it waits for. So it waits for an epoll of ours, which waits for the
 // descriptor.
-void SharedOutput::watch_from_outside() {
+void NonblockingOutput::watch_from_outside() {
   const int watch = ::epoll_create1(EPOLL_CLOEXEC);
   if (watch < 0) throw std::system_error(errno, std::generic_category(), "epoll_create1");
   waiter_.assign(watch);
@@ -50,7 +50,7 @@ void SharedOutput::watch_from_outside() {
   if (::epoll_ctl(watch, EPOLL_CTL_ADD, fd_, &event) == 0) kind_ = Kind::kGuest;
 }
 
-ssize_t SharedOutput::write(std::string_view bytes) {
+ssize_t NonblockingOutput::write(std::string_view bytes) {
   if (kind_ == Kind::kGuest) {
     pollfd ready{fd_, POLLOUT, 0};
     if (::poll(&ready, 1, 0) <= 0) return 0;
@@ -62,7 +62,7 @@ ssize_t SharedOutput::write(std::string_view bytes) {
   return n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK) ? 0 : n;
 }
 
-void SharedOutput::async_wait(std::function<void()> on_ready) {
+void NonblockingOutput::async_wait(std::function<void()> on_ready) {
   const auto type = kind_ == Kind::kGuest ? waiter_.wait_read : waiter_.wait_write;
   waiter_.async_wait(type, [on_ready = std::move(on_ready)](const boost::system::error_code& error) {
     if (!error) on_ready();
