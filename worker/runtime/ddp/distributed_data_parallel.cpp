@@ -1,6 +1,7 @@
 #include <ddprun/ddp/distributed_data_parallel.h>
 
 #include <algorithm>
+#include <limits>
 #include <stdexcept>
 #include <unordered_map>
 
@@ -10,18 +11,55 @@
 #include <torch/csrc/distributed/c10d/logger.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
-#include <ddprun/ddp/bucket_limits.h>
-#include <ddprun/ddp/engine.h>
-#include <ddprun/ddp/managed_state.h>
-#include <ddprun/ddp/module_check.h>
-#include <ddprun/ddp/pass_through.h>
+#include <ddprun/common/logging.h>
+#include <ddprun/ddp/backward_end.h>
+#include <ddprun/ddp/replicated_state.h>
+#include <ddprun/flight/missing_ranks.h>
 #include <ddprun/flight/record_collectives.h>
 #include <ddprun/group/collectives.h>
 
 namespace ddprun::ddp {
 namespace {
 
-/// A reducer that is made at this level names parameters in its errors, where it otherwise gives indices.
+/// How large buckets may be, in bytes.
+struct BucketLimits {
+  std::int64_t first, cap;           ///< of the buckets made after the first backward
+  std::vector<std::size_t> initial;  ///< of those before, in turn; the last for all further
+};
+
+constexpr std::int64_t kDefaultFirstBucketBytes = 1 << 20;
+
+void check_bucket_sizes(const DistributedDataParallel::Options& options) {
+  const auto check_positive = [](std::int64_t bytes) {
+    if (bytes <= 0)
+      throw std::invalid_argument("DistributedDataParallel: expected buckets of at least 1 byte, got " +
+                                  std::to_string(bytes));
+  };
+  check_positive(options.bucket_bytes);
+  check_positive(options.first_bucket_bytes.value_or(1));
+  for (const auto bytes : options.bucket_bytes_list) check_positive(bytes);
+}
+
+/// As Python's DistributedDataParallel chooses them. Where buckets are rebuilt after the first backward, in
+/// the order of the gradients' arrival, there is only one before.
+BucketLimits bucket_limits(const DistributedDataParallel::Options& options) {
+  check_bucket_sizes(options);
+  const auto& list = options.bucket_bytes_list;
+  BucketLimits limits{};
+  limits.cap = list.empty() ? options.bucket_bytes : *std::max_element(list.begin(), list.end());
+  const bool is_default = list.empty() && limits.cap == DistributedDataParallel::Options{}.bucket_bytes;
+  limits.first = is_default ? kDefaultFirstBucketBytes : limits.cap;
+  if (list.empty()) limits.first = options.first_bucket_bytes.value_or(limits.first);
+  if (!list.empty())
+    limits.initial.assign(list.begin(), list.end());
+  else if (options.static_graph || !options.find_unused_parameters)
+    limits.initial = {std::numeric_limits<std::size_t>::max() >> 1};
+  else
+    limits.initial = {static_cast<std::size_t>(limits.first), static_cast<std::size_t>(limits.cap)};
+  return limits;
+}
+
+/// A reducer created while this lives names parameters in its errors; otherwise it gives their indices.
 class NamesInErrors {
  public:
   NamesInErrors() : before_(c10d::debug_level()) {
@@ -33,8 +71,8 @@ class NamesInErrors {
   c10d::DebugLevel before_;
 };
 
-/// The constructor changes between minor releases of LibTorch: this one is 2.11's. 2.15 has two parameters
-/// more, with defaults.
+/// The constructor changes between minor releases of LibTorch: this is 2.11's; 2.15 adds two parameters with
+/// defaults.
 std::shared_ptr<c10d::Reducer> make_reducer(const std::vector<torch::Tensor>& parameters,
                                             const std::vector<std::string>& names,
                                             const std::vector<bool>& expect_sparse, const ProcessGroup& group,
@@ -55,11 +93,49 @@ std::shared_ptr<c10d::Reducer> make_reducer(const std::vector<torch::Tensor>& pa
 
 }  // namespace
 
+/// With one rank there is no reducer.
+struct DistributedDataParallel::Engine {
+  Engine(torch::nn::Module& module, const ProcessGroup& group, const Options& options);
+
+  void before_forward(bool synchronize, std::optional<std::int64_t> samples);
+  void after_forward(bool synchronize, const OutputVisitor& visit_output);
+  void start_static_graph();
+  void rebuild_buckets();
+  void set_join(const std::optional<JoinOptions>& options);
+  at::Device device() const { return parameters[0].device(); }
+  void announce_step(double reduces, double training, double samples);
+  double gradient_scale();
+  void broadcast_buffers(int source);
+  void throw_if_any_ended(bool this_one);
+  void reduce_zeros();
+  int common_rank(bool candidate) const;
+  bool finds_unused() const { return options.find_unused_parameters && !options.static_graph; }
+
+  torch::nn::Module& module;
+  const ProcessGroup group;
+  const Options options;
+  std::vector<at::Tensor> parameters;  // the reducer's
+  std::vector<std::string> names;
+  bool has_sparse_gradients = false;
+
+  bool has_comm_hook = false, has_run_forward = false, has_rebuilt_buckets = false;
+  bool broadcasts_buffers = false, broadcasts_buffers_next = false;
+  std::int64_t iterations = 0;  // the reducer's own count
+  std::optional<double> samples;
+  std::optional<PendingSum> samples_of_all;  // the last value of it; in a join others precede it
+  std::optional<PendingSum> active_ranks;    // in a join
+  std::optional<JoinOptions> join;
+
+  std::shared_ptr<c10d::Reducer> reducer;
+  std::shared_ptr<c10d::Logger> logger;      // holds the reducer; goes first
+  std::optional<BackwardEnd> reduce_at_end;  // of the first backward of a static graph
+};
+
 DistributedDataParallel::Engine::Engine(torch::nn::Module& module, const ProcessGroup& group,
                                         const Options& options)
     : module(module), group(group), options(options) {
   const auto limits = bucket_limits(options);
-  const auto state = managed_state(module, options.ignore);
+  const auto state = replicated_state(module, options.ignore);
   if (group.size() > 1) check_same_module(group, state);
   check_suitable(state);
   if (group.size() == 1) return;
@@ -78,9 +154,9 @@ DistributedDataParallel::Engine::Engine(torch::nn::Module& module, const Process
   if (options.static_graph) reduce_at_end.emplace(parameters, [this] { reducer->delay_all_reduce(); });
 }
 
-/// Before the first forward whose gradients are reduced, and not earlier: the reducer counts how often each
-/// gradient arrives until the end of the first reduction, and from then on waits for as many a step. What
-/// no_sync keeps local before must not be counted.
+/// Only right before the first forward whose gradients are reduced: until the first reduction ends, the
+/// reducer counts how often each gradient arrives, to wait for as many in every step. It must not count those
+/// of no_sync() before.
 void DistributedDataParallel::Engine::start_static_graph() {
   reducer->set_static_graph();
   logger->set_static_graph();
@@ -125,19 +201,18 @@ void DistributedDataParallel::Engine::after_forward(bool synchronize, const Outp
     if (outputs.empty())
       throw std::invalid_argument(std::string("DistributedDataParallel: ") +
                                   (samples ? "samples" : "find_unused_parameters") +
-                                  ": expected a tensor with a gradient in what forward's function returns, "
-                                  "got none: a type of your own "
-                                  "needs a visit_tensors()");
+                                  ": expected a tensor with a gradient in the result of forward's function, "
+                                  "got none; your own types need a visit_tensors()");
   }
   std::vector<torch::Tensor> used_by;
   if (look_for_unused)
     for (const auto* output : outputs) used_by.push_back(*output);
-  // Without this call the gradients of the coming backward stay local: that is all of no_sync.
+  // Without this call the next backward's gradients stay local: that is how no_sync() works.
   if (reduces) {
     reducer->prepare_for_backward(used_by);
     expect_buckets(*group.handle(), logger->get_bucket_sizes());
   }
-  if (look_for_unused || scale != 1) pass_through(outputs, scale);
+  if (look_for_unused || scale != 1) scale_gradients(outputs, scale);
 }
 
 void DistributedDataParallel::Engine::rebuild_buckets() {
@@ -148,11 +223,11 @@ void DistributedDataParallel::Engine::set_join(const std::optional<JoinOptions>&
   join = join_options;
   if (join)
     logger->set_uneven_input_join();
-  else  // the divisor is that of all ranks again
+  else  // divide by the number of all ranks again
     reducer->set_forward_pass_work_handle({}, /*useStaticWorldSize=*/true);
 }
 
-/// Takes part in another rank's backward.
+/// Takes part in the other ranks' backward.
 void DistributedDataParallel::Engine::reduce_zeros() {
   std::vector<c10::intrusive_ptr<c10::ivalue::Future>> pending;
   for (auto& bucket : reducer->get_grad_buckets(/*return_zero_tensors=*/true))
@@ -173,7 +248,7 @@ double DistributedDataParallel::Engine::gradient_scale() {
 
 void DistributedDataParallel::Engine::broadcast_buffers(int source) {
   torch::NoGradGuard no_grad;
-  broadcast_from(group, managed_buffers(module, options.ignore), source);
+  broadcast_from(group, replicated_buffers(module, options.ignore), source);
 }
 
 DistributedDataParallel::DistributedDataParallel(torch::nn::Module& module, const ProcessGroup& group,
@@ -186,8 +261,7 @@ DistributedDataParallel::~DistributedDataParallel() = default;
 
 void DistributedDataParallel::register_comm_hook(std::unique_ptr<c10d::CommHookInterface> hook) {
   if (hook == nullptr) throw std::invalid_argument("register_comm_hook: expected a hook, got nullptr");
-  if (engine_->has_comm_hook)
-    throw std::invalid_argument("register_comm_hook: expected to be called once, there is a hook already");
+  if (engine_->has_comm_hook) throw std::invalid_argument("register_comm_hook: there is a hook already");
   if (engine_->has_run_forward)
     throw std::invalid_argument("register_comm_hook: expected to be called before the first forward");
   if (engine_->reducer) engine_->reducer->register_comm_hook(std::move(hook));
@@ -233,6 +307,88 @@ DistributedDataParallel::Statistics DistributedDataParallel::statistics() const 
   result.communication_ns = data.ints_map["avg_backward_comm_time"];
   result.overlap_ns = data.ints_map["avg_backward_compute_comm_overlap_time"];
   return result;
+}
+
+// Join: every collective of a rank's forward and backward has its counterpart in shadow_step(), in the same
+// order: announce_step(), the buckets' new order, buffers, gradients.
+
+Join::Join(DistributedDataParallel& ddp, const JoinOptions& options) : ddp_(ddp) { ddp_.begin_join(options); }
+
+Join::~Join() {
+  if (!ended_) ddp_.end_join();
+}
+
+void Join::finish() {
+  if (ended_) throw std::invalid_argument("Join::finish: expected to be called once");
+  constexpr int kManySteps = 1000;
+  int steps = 0;
+  while (ddp_.shadow_step()) {
+    if (++steps == kManySteps)
+      log_warning("this rank has had no input for " + std::to_string(kManySteps) +
+                  " steps of the others: the inputs are divided very unevenly");
+  }
+  ddp_.take_final_state(/*made_most_steps=*/steps == 0);
+  ddp_.end_join();
+  ended_ = true;
+}
+
+void DistributedDataParallel::begin_join(const JoinOptions& options) {
+  if (engine_->join) throw std::invalid_argument("join: expected to be called once at a time");
+  if (engine_->has_sparse_gradients || engine_->options.skip_all_reduce_unused_parameters)
+    throw std::invalid_argument(
+        "join: not possible with sparse gradients, nor with skip_all_reduce_unused_parameters");
+  if (engine_->reducer) engine_->set_join(options);
+}
+
+void DistributedDataParallel::end_join() {
+  if (engine_->join) engine_->set_join(std::nullopt);
+}
+
+void DistributedDataParallel::Engine::announce_step(double reduces, double training, double samples_here) {
+  active_ranks.emplace(group, device(), std::vector<double>{1});
+  samples_of_all.emplace(group, device(), std::vector<double>{reduces, training, samples_here});
+  if (join->throw_on_early_termination) throw_if_any_ended(false);
+}
+
+bool DistributedDataParallel::shadow_step() {
+  Engine& engine = *engine_;
+  if (!engine.reducer) return false;
+  if (engine.options.static_graph && engine.iterations == 0)
+    throw std::invalid_argument("join: with static_graph every rank needs input for one step at least");
+  if (PendingSum(engine.group, engine.device(), {0}).wait()[0] == 0) return false;
+  const auto step = PendingSum(engine.group, engine.device(), {0, 0, 0}).wait();
+  const bool reduces = step[0] != 0, training = step[1] != 0;
+  if (engine.join->throw_on_early_termination) engine.throw_if_any_ended(true);
+  if (training) engine.rebuild_buckets();
+  if (engine.broadcasts_buffers_next) engine.broadcast_buffers(engine.common_rank(false));
+  engine.broadcasts_buffers_next = reduces && engine.broadcasts_buffers;
+  if (reduces) engine.reduce_zeros();
+  return true;
+}
+
+void DistributedDataParallel::Engine::throw_if_any_ended(bool this_one) {
+  const auto ended = all_gather(group, this_one ? 1.0 : 0.0);
+  std::vector<int> ranks;
+  for (std::size_t rank = 0; rank < ended.size(); ++rank)
+    if (ended[rank] != 0) ranks.push_back(static_cast<int>(rank));
+  if (!ranks.empty())
+    throw UnevenInputs("no more input on " + describe_ranks(ranks) + ", while other ranks have some");
+}
+
+/// The highest candidate.
+int DistributedDataParallel::Engine::common_rank(bool candidate) const {
+  return static_cast<int>(all_reduce_max(group, {candidate ? static_cast<double>(group.rank()) : -1.0})[0]);
+}
+
+void DistributedDataParallel::take_final_state(bool made_most_steps) {
+  const Engine& engine = *engine_;
+  if (!engine.reducer) return;
+  const int source = engine.common_rank(made_most_steps);
+  torch::NoGradGuard no_grad;
+  broadcast_from(
+      engine.group,
+      replicated_state(engine.module, engine.options.ignore).tensors(engine.options.broadcast_buffers),
+      source);
 }
 
 }  // namespace ddprun::ddp

@@ -2,13 +2,14 @@
 
 #include <algorithm>
 #include <numeric>
+#include <sstream>
 #include <stdexcept>
 #include <utility>
 #include <vector>
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <torch/nn/module.h>
 #include <torch/types.h>
-
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <ddprun/ddp/powersgd_round.h>
@@ -24,7 +25,7 @@ FuturePtr ready() {
   return future;
 }
 
-/// The future that next() returns, once the first one has succeeded.
+/// The future that next() returns, called once the first one has succeeded.
 template <typename Next>
 FuturePtr then_await(const FuturePtr& future, Next next) {
   return future->thenAsync(
@@ -36,9 +37,9 @@ FuturePtr then_await(const FuturePtr& future, Next next) {
       c10::TensorType::get());
 }
 
-/// Connections of their own between the same ranks. Gloo pairs collectives by their order on each rank, which
-/// for those that are started when others finish is up to chance; in these connections it need not agree with
-/// what backward starts meanwhile. NCCL needs none: there everything is started at once.
+/// A second group of the same ranks. Gloo pairs collectives by their order on each rank, which is random for
+/// those started when others finish; here it need not match what backward starts meanwhile. NCCL needs none:
+/// there everything starts at once.
 Handle separate_connections(const ProcessGroup& group) {
   if (group.size() == 1 || group.backend() == "nccl") return group.handle();
   std::vector<int> ranks(static_cast<std::size_t>(group.size()));
@@ -67,6 +68,21 @@ void check(const PowerSgd::Options& options) {
           options.orthogonalization_epsilon);
 }
 
+std::string text(torch::IntArrayRef shape) {
+  std::ostringstream out;
+  out << shape;
+  return out.str();
+}
+
+/// A copy of the entry, of the parameter's type and on its device.
+torch::Tensor fitting(const std::string& what, const torch::Tensor& entry, torch::IntArrayRef shape,
+                      const torch::Tensor& parameter) {
+  if (entry.sizes() != shape)
+    throw std::invalid_argument("PowerSgd: " + what + ": expected the shape " + text(shape) + ", got " +
+                                text(entry.sizes()));
+  return entry.detach().to(parameter.options(), /*non_blocking=*/false, /*copy=*/true);
+}
+
 }  // namespace
 
 PowerSgd::PowerSgd(const ProcessGroup& group, const Options& options)
@@ -77,7 +93,7 @@ PowerSgd::PowerSgd(const ProcessGroup& group, const Options& options)
 PowerSgd::PowerSgd(const ProcessGroup& group) : PowerSgd(group, Options{}) {}
 
 void PowerSgd::fill_qs(PowerSgdRound& round) {
-  at::Generator generator;  // the same on every rank, and another each time
+  at::Generator generator;  // the same on every rank, different each time
   const bool known = std::all_of(round.batches.begin(), round.batches.end(),
                                  [](const auto& batch) { return batch.knows_q(); });
   if (!known) generator = at::make_generator<at::CPUGeneratorImpl>(draw_seed(random_));
@@ -114,8 +130,8 @@ FuturePtr PowerSgd::reduce(Bucket& bucket) {
   });
 }
 
-/// The plain gradients and P are on their way when this returns. Q follows when they have arrived, after the
-/// Q of the bucket before: the same order on every rank.
+/// Starts the plain gradients and P. Q starts when they have arrived, after the previous bucket's Q: in the
+/// same order on every rank.
 FuturePtr PowerSgd::reduce_compressed(const std::shared_ptr<PowerSgdRound>& round, const FuturePtr& plain) {
   fill_qs(*round);
   round->compute_ps();
@@ -142,6 +158,56 @@ FuturePtr PowerSgd::reduce_compressed(const std::shared_ptr<PowerSgdRound>& roun
 CommHook powersgd_hook(std::shared_ptr<PowerSgd> power_sgd) {
   return make_comm_hook(
       [power_sgd = std::move(power_sgd)](Bucket& bucket) { return power_sgd->reduce(bucket); });
+}
+
+PowerSgd::State PowerSgd::state(const torch::nn::Module& module) const {
+  State state;
+  state.iteration = iteration_;
+  std::ostringstream random;
+  random << random_;
+  state.random_state = random.str();
+  for (const auto& item : module.named_parameters()) {
+    const auto found = memory_.find(item.value().unsafeGetTensorImpl());
+    if (found == memory_.end()) continue;
+    if (found->second->error.defined()) state.errors[item.key()] = found->second->error.clone();
+    if (found->second->q.defined()) state.qs[item.key()] = found->second->q.clone();
+  }
+  return state;
+}
+
+void PowerSgd::load_state(const torch::nn::Module& module, const State& state) {
+  const auto parameters = module.named_parameters();
+  const auto find = [&](const std::string& name) {
+    const auto* parameter = parameters.find(name);
+    if (parameter == nullptr)
+      throw std::invalid_argument("PowerSgd: the state has " + name +
+                                  ", which is not a parameter of the module");
+    return *parameter;
+  };
+  decltype(memory_) memory;
+  const auto memory_of = [&](const torch::Tensor& parameter) -> PowerSgdMemory& {
+    auto& entry = memory[parameter.unsafeGetTensorImpl()];
+    if (!entry) entry = std::make_shared<PowerSgdMemory>();
+    return *entry;
+  };
+  for (const auto& [name, error] : state.errors) {
+    const auto parameter = find(name);
+    memory_of(parameter).error = fitting("error of " + name, error, parameter.sizes(), parameter);
+  }
+  for (const auto& [name, q] : state.qs) {
+    const auto parameter = find(name);
+    const std::int64_t rows = parameter.dim() == 0 ? 1 : parameter.size(0);
+    const std::int64_t columns = parameter.numel() / std::max<std::int64_t>(rows, 1);
+    memory_of(parameter).q =
+        fitting("q of " + name, q, {columns, std::min({rows, columns, options_.rank})}, parameter);
+  }
+  std::mt19937 random;
+  std::istringstream random_state(state.random_state);
+  if (!(random_state >> random))
+    throw std::invalid_argument("PowerSgd: random_state: expected one from state()");
+  memory_ = std::move(memory);
+  random_ = random;
+  iteration_ = state.iteration;
 }
 
 }  // namespace ddprun::ddp

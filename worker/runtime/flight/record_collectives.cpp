@@ -48,7 +48,7 @@ CurrentWatchdog& current() {
 
 std::shared_ptr<Watchdog> make_watchdog(const c10::intrusive_ptr<c10d::Store>& store, const std::string& name,
                                         int rank, int size) {
-  auto own = store->clone();  // a store blocks all its users while one waits for a key
+  auto own = store->clone();  // a store blocks all its users while one of them waits for a key
   Board board = board_of(c10::make_intrusive<c10d::PrefixStore>("flight/" + name, own));
   return std::make_shared<Watchdog>(flight_recorder(), std::move(board),
                                     Watchdog::Options{.rank = rank, .world_size = size});
@@ -82,24 +82,7 @@ c10::intrusive_ptr<c10d::Backend> record_collectives(c10::intrusive_ptr<c10d::Ba
   const auto group = flight_recorder().add_group(group_name, global_ranks);
   auto recording = std::make_shared<Recording>(flight_recorder(), group, std::move(global_ranks),
                                                std::move(watchdog), futures_tell);
-  return c10::make_intrusive<RecordingBackend>(std::move(backend), std::move(recording), whole_job);
-}
-
-c10::intrusive_ptr<c10d::Work> record_as_one(
-    c10d::ProcessGroup& group, c10::DeviceType device, const char* op, const at::Tensor& tensor,
-    const std::function<c10::intrusive_ptr<c10d::Work>(c10d::Backend&)>& start) {
-  const auto backend = group.getBackend(device);
-  auto* const recording = dynamic_cast<RecordingBackend*>(backend.get());
-  return recording != nullptr ? recording->record_as_one(describe_call(op, {tensor}), start)
-                              : start(*backend);
-}
-
-void expect_buckets(c10d::ProcessGroup& group, const std::vector<std::int64_t>& bucket_bytes) {
-  for (const auto device : group.getDeviceTypes()) {
-    const auto* backend = dynamic_cast<RecordingBackend*>(group.getBackend(device.type()).get());
-    if (backend != nullptr)
-      backend->recording().recorder.expect_buckets(backend->recording().group, bucket_bytes);
-  }
+  return make_recording_backend(std::move(backend), std::move(recording), /*stops_watchdog=*/whole_job);
 }
 
 std::shared_ptr<Watchdog> current_watchdog() {

@@ -1,19 +1,21 @@
 #include <ddprun/group/process_group.h>
 
 #include <algorithm>
+#include <condition_variable>
 #include <mutex>
 #include <numeric>
 #include <stdexcept>
+#include <thread>
 #include <utility>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <ddprun/common/errors.h>
+#include <ddprun/common/logging.h>
 #include <ddprun/group/backends.h>
 #include <ddprun/group/collectives.h>
 #include <ddprun/group/cuda_backend.h>
-#include <ddprun/group/late_notice.h>
 #include <ddprun/group/store_barrier.h>
 
 namespace ddprun::ddp {
@@ -26,6 +28,21 @@ std::string waiting_line(const WorkerEnv& env, const ProcessGroup::Options& opti
          std::to_string(std::chrono::ceil<std::chrono::seconds>(options.connect_timeout).count()) + " s";
 }
 
+/// Logs the line if it lives longer than expected.
+class SlowWaitWarning {
+ public:
+  SlowWaitWarning(std::chrono::milliseconds expected, std::string line)
+      : thread_([expected, line = std::move(line)](const std::stop_token& stop) {
+          std::mutex mutex;
+          std::unique_lock lock(mutex);
+          std::condition_variable_any().wait_for(lock, stop, expected, [] { return false; });
+          if (!stop.stop_requested()) log_info(line);
+        }) {}
+
+ private:
+  std::jthread thread_;
+};
+
 bool shared_memory_allowed() {
   const auto value = process_env("DDPRUN_SHARED_MEMORY").value_or("1");
   if (value != "0" && value != "1")
@@ -33,7 +50,7 @@ bool shared_memory_allowed() {
   return value == "1";
 }
 
-/// Every rank's text, in their order.
+/// Every rank's text, by rank.
 std::vector<std::string> exchange(const StorePtr& store, int rank, int size, const std::string& mine) {
   const auto key = [](int of) { return "device/" + std::to_string(of); };
   store->set(key(rank), mine);
@@ -48,7 +65,7 @@ std::string spell(const std::vector<int>& ranks) {
   return text;
 }
 
-/// throws std::invalid_argument unless they are ranks of a group of that size, each once, and as everywhere
+/// throws std::invalid_argument unless they are different ranks of the parent, and the same on every rank
 void check_new_group(const ProcessGroup& parent, const std::vector<int>& ranks) {
   const auto said = all_gather(parent, spell(ranks));
   for (std::size_t rank = 0; rank < said.size(); ++rank)
@@ -65,7 +82,7 @@ void check_new_group(const ProcessGroup& parent, const std::vector<int>& ranks) 
 }  // namespace
 
 struct ProcessGroup::State {
-  GroupParts parts;  // its store and network end are there from the start, or made with the group of one
+  GroupParts parts;  // a group of one gets its store and device in make()
   WorkerEnv env;
   std::string interface;
   std::vector<int> world_ranks;
@@ -102,7 +119,7 @@ ProcessGroup ProcessGroup::connect(const WorkerEnv& env, const Options& options)
   parts.device = device.device;
   std::vector<std::string> devices = {device.id};
   if (env.world_size > 1) {
-    const LateNotice notice(options.notice_after, waiting_line(env, options));
+    const SlowWaitWarning warning(options.notice_after, waiting_line(env, options));
     parts.store = make_store(env, options.init_method, options.connect_timeout);
     state->barrier.emplace(parts.store, env.rank, state->world_ranks);
     state->barrier->meet("connecting at " + describe_meeting_place(env, options.init_method),
@@ -112,7 +129,7 @@ ProcessGroup ProcessGroup::connect(const WorkerEnv& env, const Options& options)
                   : exchange(parts.store, env.rank, env.world_size, device.id);
   }
   parts.nccl = use_nccl(options.backend, devices);
-  // Nodes that are played on one host are to use the network.
+  // Simulated nodes on one host use the network.
   parts.one_host = env.world_size > 1 && env.local_world_size == env.world_size;
   if (env.world_size > 1) state->make();
   return ProcessGroup(std::move(state));
@@ -138,7 +155,7 @@ std::optional<ProcessGroup> ProcessGroup::new_group(std::vector<int> ranks,
   state->parts.rank = static_cast<int>(own - ranks.begin());
   state->parts.size = static_cast<int>(ranks.size());
   state->parts.name = name;
-  state->parts.one_host = false;  // memory and a thread for every subgroup would be too many
+  state->parts.one_host = false;  // memory and a thread for every subgroup would be too much
   state->parts.timeout = timeout.value_or(state_->parts.timeout);
   state->env = state_->env;
   state->interface = state_->interface;
@@ -163,14 +180,14 @@ void ProcessGroup::barrier(std::optional<std::chrono::milliseconds> timeout) con
 void ProcessGroup::close() {
   if (std::exchange(state_->closed, true)) return;
   if (state_->group) {
-    if (state_->parts.nccl) cuda_plugin().synchronize(device());  // the barrier is the CPU's alone
+    if (state_->parts.nccl) cuda_plugin().synchronize(device());  // the barrier is on the CPU only
     if (size() > 1) state_->group->barrier()->wait();
     state_->group->shutdown();
   }
   state_->group.reset();
   state_->barrier.reset();
   state_->parts.gloo_device.reset();
-  state_->parts.store.reset();  // last: the group's keys are in it, and rank 0 may host it
+  state_->parts.store.reset();  // last: it has the group's keys, and rank 0 may host it
 }
 
 const c10::intrusive_ptr<c10d::ProcessGroup>& ProcessGroup::handle() const {

@@ -10,16 +10,15 @@
 #include <tuple>
 #include <utility>
 
-#include <ddprun/ddp/managed_state.h>
-#include <ddprun/ddp/module_check.h>
-#include <ddprun/flight/describe_ranks.h>
+#include <ddprun/ddp/replicated_state.h>
+#include <ddprun/flight/missing_ranks.h>
 #include <ddprun/group/collectives.h>
 #include <ddprun/sharding/shard_plan.h>
 
 namespace ddprun::ddp {
 namespace {
 
-/// Tensors that share memory would each get memory of their own.
+/// Tensors that overlap would be separated.
 void check_no_overlap(const std::vector<NamedTensor>& parameters) {
   std::vector<std::tuple<const char*, const char*, const std::string*>> ranges;
   for (const auto& [name, tensor] : parameters) {
@@ -34,10 +33,10 @@ void check_no_overlap(const std::vector<NamedTensor>& parameters) {
     if (std::get<0>(ranges[i]) < std::get<1>(ranges[i - 1]))
       throw std::invalid_argument("FullyShardedDataParallel: parameters " + *std::get<2>(ranges[i - 1]) +
                                   " and " + *std::get<2>(ranges[i]) +
-                                  " overlap in memory; expected one and the same tensor, or separate ones");
+                                  " overlap in memory; expected the same tensor, or separate ones");
 }
 
-/// For each parameter the smallest asked module that it is in.
+/// For each parameter, the smallest requested module that contains it.
 std::vector<std::optional<std::size_t>> assign_asked(const std::vector<NamedTensor>& parameters,
                                                      const std::vector<torch::nn::Module*>& asked_units) {
   std::vector<std::optional<std::size_t>> result(parameters.size());
@@ -77,7 +76,7 @@ std::vector<ParameterFacts> facts_of(const std::vector<NamedTensor>& parameters,
   return result;
 }
 
-/// A rank that would lay out its parameters in another way would read the others' as nonsense.
+/// A rank with another layout would misread the other ranks' parameters.
 void check_same_plan(const ProcessGroup& group, const std::vector<NamedTensor>& parameters,
                      const std::vector<PlannedUnit>& plan) {
   std::ostringstream text;
@@ -103,7 +102,7 @@ void check_same_plan(const ProcessGroup& group, const std::vector<NamedTensor>& 
 
 ShardUnits make_units(torch::nn::Module& module, const ProcessGroup& group, std::int64_t unit_bytes,
                       const std::vector<torch::nn::Module*>& asked_units) {
-  const auto state = managed_state(module, {});
+  const auto state = replicated_state(module, {});
   const auto& parameters = state.parameters;
   if (state.trainable().empty())
     throw std::invalid_argument(

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <ATen/core/TensorBody.h>
+
+#include <ddprun/group/process_group.h>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace ddprun::ddp {
+
+struct NamedTensor {
+  std::string name;
+  at::Tensor tensor;
+};
+
+/// A module's parameters and buffers except ignored ones. A tensor with several names is here once, under the
+/// first that is not ignored.
+struct ReplicatedState {
+  std::vector<NamedTensor> parameters, buffers;
+
+  std::vector<at::Tensor> trainable() const;                 ///< parameters that require a gradient
+  std::vector<std::string> trainable_names() const;          ///< their names
+  std::vector<at::Tensor> tensors(bool with_buffers) const;  ///< parameters without autograd, then buffers
+};
+
+/// ignore  names as in named_parameters() and named_buffers()
+/// throws  std::invalid_argument if the module has no such name
+ReplicatedState replicated_state(const torch::nn::Module& module, const std::vector<std::string>& ignore);
+
+/// Only the buffers, as they are now: a module may replace them.
+std::vector<at::Tensor> replicated_buffers(const torch::nn::Module& module,
+                                           const std::vector<std::string>& ignore);
+
+/// For each of the parameters, whether an Embedding or EmbeddingBag gives it a sparse gradient.
+std::vector<bool> expect_sparse_gradients(const torch::nn::Module& module,
+                                          const std::vector<at::Tensor>& parameters);
+
+/// Checks that every rank's module has rank 0's parameters and buffers: names, order, shapes, types, strides,
+/// layout, kind of device, and requires_grad. Every rank calls it.
+/// throws  std::invalid_argument, on all ranks, naming the first parameter that differs and the ranks where
+///         it does
+void check_same_module(const ProcessGroup& group, const ReplicatedState& state);
+
+/// Checks that a parameter requires a gradient, and all are dense and on one kind of device.
+/// throws  std::invalid_argument naming the parameter
+void check_suitable(const ReplicatedState& state);
+
+}  // namespace ddprun::ddp
