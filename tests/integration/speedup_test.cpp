@@ -1,4 +1,5 @@
-// scripts/speedup.sh, which trains on several numbers of ranks, and scripts/speedup.py, which compares the runs.
+// scripts/speedup.sh, which trains on several numbers of ranks, and scripts/speedup.py, which compares the
+// runs.
 #include <fstream>
 #include <regex>
 
