@@ -15,7 +15,6 @@
 
 namespace fs = std::filesystem;
 using namespace ddprun;
-using namespace ddprun::worker;
 using namespace ddprun::test;
 using sam::Sam;
 

@@ -11,7 +11,6 @@
 #include "worker/sam/sam_checkpoint.h"
 
 using namespace ddprun;
-using namespace ddprun::worker;
 using namespace ddprun::test;
 
 TEST_CASE("SAM base gives transformers' masks for an image of 1024 x 1024", "[sam_large]") {
