@@ -8,8 +8,8 @@
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
 #include <ddprun/common/text/one_line.h>
-#include <ddprun/flight/describe_ranks.h>
 #include <ddprun/flight/flight_analysis.h>
+#include <ddprun/flight/missing_ranks.h>
 
 namespace ddprun::worker {
 namespace {

@@ -6,7 +6,7 @@
 #include <torch/version.h>
 
 #include <ddprun/common/held_port.h>
-#include <ddprun/group/cuda_driver.h>
+#include <ddprun/group/cuda_backend.h>
 #include "tests/support/catch.h"
 #include "tests/support/child.h"
 

@@ -1,8 +1,35 @@
 #include <ddprun/ddp/backward_end.h>
 
+#include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/engine.h>
 
 namespace ddprun::ddp {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+struct ScaleGradients : torch::autograd::Function<ScaleGradients> {
+  static variable_list forward(AutogradContext* context, double scale, const at::TensorList& inputs) {
+    context->set_materialize_grads(false);
+    context->saved_data["scale"] = scale;
+    variable_list copies;
+    // Copies, because a loss that is then changed in place must not be a view of an input.
+    for (const auto& input : inputs) copies.push_back(input.clone());
+    return copies;
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const double scale = context->saved_data["scale"].toDouble();
+    if (scale != 1)
+      for (auto& gradient : gradients)
+        if (gradient.defined()) gradient = gradient * scale;
+    gradients.insert(gradients.begin(), at::Tensor());  // of scale
+    return gradients;
+  }
+};
+
+}  // namespace
 
 BackwardEnd::BackwardEnd(const std::vector<at::Tensor>& parameters, std::function<void()> function) {
   for (const auto& parameter : parameters)
@@ -13,6 +40,13 @@ BackwardEnd::BackwardEnd(const std::vector<at::Tensor>& parameters, std::functio
 
 BackwardEnd::~BackwardEnd() {
   for (const auto& [parameter, position] : hooks_) parameter.remove_hook(position);
+}
+
+void scale_gradients(const std::vector<at::Tensor*>& tensors, double scale) {
+  variable_list inputs;
+  for (const auto* tensor : tensors) inputs.push_back(*tensor);
+  auto outputs = ScaleGradients::apply(scale, at::TensorList(inputs));
+  for (std::size_t i = 0; i < tensors.size(); ++i) *tensors[i] = outputs[i];
 }
 
 }  // namespace ddprun::ddp

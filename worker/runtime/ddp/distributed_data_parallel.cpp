@@ -10,11 +10,11 @@
 #include <torch/csrc/distributed/c10d/logger.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
+#include <ddprun/common/logging.h>
+#include <ddprun/ddp/backward_end.h>
 #include <ddprun/ddp/bucket_limits.h>
-#include <ddprun/ddp/engine.h>
-#include <ddprun/ddp/managed_state.h>
-#include <ddprun/ddp/module_check.h>
-#include <ddprun/ddp/pass_through.h>
+#include <ddprun/ddp/replicated_state.h>
+#include <ddprun/flight/missing_ranks.h>
 #include <ddprun/flight/record_collectives.h>
 #include <ddprun/group/collectives.h>
 
@@ -55,11 +55,49 @@ std::shared_ptr<c10d::Reducer> make_reducer(const std::vector<torch::Tensor>& pa
 
 }  // namespace
 
+/// In a world of one there is no reducer.
+struct DistributedDataParallel::Engine {
+  Engine(torch::nn::Module& module, const ProcessGroup& group, const Options& options);
+
+  void before_forward(bool synchronize, std::optional<std::int64_t> samples);
+  void after_forward(bool synchronize, const OutputVisitor& visit_output);
+  void start_static_graph();
+  void rebuild_buckets();
+  void set_join(const std::optional<JoinOptions>& options);
+  at::Device device() const { return parameters[0].device(); }
+  void announce_step(double reduces, double training, double samples);
+  double gradient_scale();
+  void broadcast_buffers(int source);
+  void throw_if_any_ended(bool this_one);
+  void reduce_zeros();
+  int common_rank(bool candidate) const;
+  bool finds_unused() const { return options.find_unused_parameters && !options.static_graph; }
+
+  torch::nn::Module& module;
+  const ProcessGroup group;
+  const Options options;
+  std::vector<at::Tensor> parameters;  // those that the reducer has
+  std::vector<std::string> names;
+  bool has_sparse_gradients = false;
+
+  bool has_comm_hook = false, has_run_forward = false, has_rebuilt_buckets = false;
+  bool broadcasts_buffers = false, broadcasts_buffers_next = false;
+  std::int64_t iterations = 0;  // the reducer's own count
+  std::optional<double> samples;
+  std::optional<PendingSum> samples_of_all;  // the last of these numbers; in a join others come before
+  std::optional<PendingSum> active_ranks;    // in a join
+  std::optional<JoinOptions> join;
+
+  std::shared_ptr<c10d::Reducer> reducer;
+  std::shared_ptr<c10d::Logger> logger;      // holds the reducer; goes first
+  std::optional<BackwardEnd> reduce_at_end;  // of the first backward of a static graph
+};
+
 DistributedDataParallel::Engine::Engine(torch::nn::Module& module, const ProcessGroup& group,
                                         const Options& options)
     : module(module), group(group), options(options) {
   const auto limits = bucket_limits(options);
-  const auto state = managed_state(module, options.ignore);
+  const auto state = replicated_state(module, options.ignore);
   if (group.size() > 1) check_same_module(group, state);
   check_suitable(state);
   if (group.size() == 1) return;
@@ -137,7 +175,7 @@ void DistributedDataParallel::Engine::after_forward(bool synchronize, const Outp
     reducer->prepare_for_backward(used_by);
     expect_buckets(*group.handle(), logger->get_bucket_sizes());
   }
-  if (look_for_unused || scale != 1) pass_through(outputs, scale);
+  if (look_for_unused || scale != 1) scale_gradients(outputs, scale);
 }
 
 void DistributedDataParallel::Engine::rebuild_buckets() {
@@ -173,7 +211,7 @@ double DistributedDataParallel::Engine::gradient_scale() {
 
 void DistributedDataParallel::Engine::broadcast_buffers(int source) {
   torch::NoGradGuard no_grad;
-  broadcast_from(group, managed_buffers(module, options.ignore), source);
+  broadcast_from(group, replicated_buffers(module, options.ignore), source);
 }
 
 DistributedDataParallel::DistributedDataParallel(torch::nn::Module& module, const ProcessGroup& group,
@@ -233,6 +271,90 @@ DistributedDataParallel::Statistics DistributedDataParallel::statistics() const 
   result.communication_ns = data.ints_map["avg_backward_comm_time"];
   result.overlap_ns = data.ints_map["avg_backward_compute_comm_overlap_time"];
   return result;
+}
+
+// Join: every collective of a rank's forward and backward has its counterpart in shadow_step(), in the same
+// order: announce_step(), the buckets' new order, buffers, gradients.
+
+Join::Join(DistributedDataParallel& ddp, const JoinOptions& options) : ddp_(ddp) { ddp_.begin_join(options); }
+
+Join::~Join() {
+  if (!ended_) ddp_.end_join();
+}
+
+void Join::finish() {
+  if (ended_) throw std::invalid_argument("Join::finish: expected to be called once");
+  constexpr int kManySteps = 1000;
+  int steps = 0;
+  while (ddp_.shadow_step()) {
+    if (++steps == kManySteps)
+      log_warning("this rank has had no input for " + std::to_string(kManySteps) +
+                  " steps of the others: the inputs are divided very unevenly");
+  }
+  ddp_.take_final_state(/*made_most_steps=*/steps == 0);
+  ddp_.end_join();
+  ended_ = true;
+}
+
+void DistributedDataParallel::begin_join(const JoinOptions& options) {
+  if (engine_->join) throw std::invalid_argument("join: expected to be called once at a time");
+  if (engine_->has_sparse_gradients || engine_->options.skip_all_reduce_unused_parameters)
+    throw std::invalid_argument(
+        "join: not possible with sparse gradients, nor with skip_all_reduce_unused_parameters");
+  if (engine_->reducer) engine_->set_join(options);
+}
+
+void DistributedDataParallel::end_join() {
+  if (engine_->join) engine_->set_join(std::nullopt);
+}
+
+void DistributedDataParallel::Engine::announce_step(double reduces, double training, double samples_here) {
+  active_ranks.emplace(group, device(), std::vector<double>{1});
+  samples_of_all.emplace(group, device(), std::vector<double>{reduces, training, samples_here});
+  if (join->throw_on_early_termination) throw_if_any_ended(false);
+}
+
+bool DistributedDataParallel::shadow_step() {
+  Engine& engine = *engine_;
+  if (!engine.reducer) return false;
+  if (engine.options.static_graph && engine.iterations == 0)
+    throw std::invalid_argument("join: with static_graph every rank needs input for one step at least");
+  if (PendingSum(engine.group, engine.device(), {0}).wait()[0] == 0) return false;
+  const auto step = PendingSum(engine.group, engine.device(), {0, 0, 0}).wait();
+  const bool reduces = step[0] != 0, training = step[1] != 0;
+  if (engine.join->throw_on_early_termination) engine.throw_if_any_ended(true);
+  if (training) engine.rebuild_buckets();
+  if (engine.broadcasts_buffers_next) engine.broadcast_buffers(engine.common_rank(false));
+  engine.broadcasts_buffers_next = reduces && engine.broadcasts_buffers;
+  if (reduces) engine.reduce_zeros();
+  return true;
+}
+
+void DistributedDataParallel::Engine::throw_if_any_ended(bool this_one) {
+  std::vector<double> ended(static_cast<std::size_t>(group.size()), 0);
+  ended[static_cast<std::size_t>(group.rank())] = this_one ? 1 : 0;
+  ended = PendingSum(group, device(), ended).wait();
+  std::vector<int> ranks;
+  for (std::size_t rank = 0; rank < ended.size(); ++rank)
+    if (ended[rank] != 0) ranks.push_back(static_cast<int>(rank));
+  if (!ranks.empty())
+    throw UnevenInputs("no more input on " + describe_ranks(ranks) + ", while other ranks have some");
+}
+
+/// The highest of the ranks that are candidates.
+int DistributedDataParallel::Engine::common_rank(bool candidate) const {
+  return static_cast<int>(all_reduce_max(group, device(), candidate ? group.rank() : -1));
+}
+
+void DistributedDataParallel::take_final_state(bool made_most_steps) {
+  const Engine& engine = *engine_;
+  if (!engine.reducer) return;
+  const int source = engine.common_rank(made_most_steps);
+  torch::NoGradGuard no_grad;
+  broadcast_from(
+      engine.group,
+      replicated_state(engine.module, engine.options.ignore).tensors(engine.options.broadcast_buffers),
+      source);
 }
 
 }  // namespace ddprun::ddp

@@ -82,24 +82,7 @@ c10::intrusive_ptr<c10d::Backend> record_collectives(c10::intrusive_ptr<c10d::Ba
   const auto group = flight_recorder().add_group(group_name, global_ranks);
   auto recording = std::make_shared<Recording>(flight_recorder(), group, std::move(global_ranks),
                                                std::move(watchdog), futures_tell);
-  return c10::make_intrusive<RecordingBackend>(std::move(backend), std::move(recording), whole_job);
-}
-
-c10::intrusive_ptr<c10d::Work> record_as_one(
-    c10d::ProcessGroup& group, c10::DeviceType device, const char* op, const at::Tensor& tensor,
-    const std::function<c10::intrusive_ptr<c10d::Work>(c10d::Backend&)>& start) {
-  const auto backend = group.getBackend(device);
-  auto* const recording = dynamic_cast<RecordingBackend*>(backend.get());
-  return recording != nullptr ? recording->record_as_one(describe_call(op, {tensor}), start)
-                              : start(*backend);
-}
-
-void expect_buckets(c10d::ProcessGroup& group, const std::vector<std::int64_t>& bucket_bytes) {
-  for (const auto device : group.getDeviceTypes()) {
-    const auto* backend = dynamic_cast<RecordingBackend*>(group.getBackend(device.type()).get());
-    if (backend != nullptr)
-      backend->recording().recorder.expect_buckets(backend->recording().group, bucket_bytes);
-  }
+  return make_recording_backend(std::move(backend), std::move(recording), /*stops_watchdog=*/whole_job);
 }
 
 std::shared_ptr<Watchdog> current_watchdog() {

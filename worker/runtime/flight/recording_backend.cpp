@@ -1,18 +1,45 @@
 #include <ddprun/flight/recording_backend.h>
 
+#include <ATen/core/ivalue.h>
 #include <c10/core/ScalarType.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <string>
+
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <ddprun/flight/record_collectives.h>
 
 namespace ddprun::ddp {
+namespace {
 
-Collective describe_call(const char* op, const Tensors& tensors, int peer) {
+using Tensors = std::vector<at::Tensor>;
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+/// The error's first line, without c10's stack trace.
+std::string message_of(const std::exception_ptr& exception) {
+  std::string text = "unknown error";
+  try {
+    std::rethrow_exception(exception);
+  } catch (const c10::Error& error) {
+    text = error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    text = error.what();
+  } catch (...) {
+  }
+  return text.substr(0, text.find('\n'));
+}
+
+/// The call as the recorder keeps it.
+///
+/// peer  root, source or destination; -1: none
+Collective describe_call(const char* op, const Tensors& tensors, int peer = -1) {
   Collective call{.op = op, .peer = peer};
   call.tensors = static_cast<std::int32_t>(tensors.size());
   for (const auto& tensor : tensors) {
     call.elements += tensor.numel();
-    call.bytes +=
-        tensor.numel() * static_cast<std::int64_t>(tensor.itemsize());  // of a sparse one: if it were dense
+    call.bytes += tensor.numel() * static_cast<std::int64_t>(tensor.itemsize());  // a sparse one as if dense
   }
   if (tensors.empty()) return call;
   const auto& first = tensors.front();
@@ -22,10 +49,308 @@ Collective describe_call(const char* op, const Tensors& tensors, int peer) {
   return call;
 }
 
-Collective point_to_point(const char* op, const Tensors& tensors, int peer) {
+/// The same for send and recv.
+Collective point_to_point(const char* op, const Tensors& tensors, int peer = -1) {
   Collective call = describe_call(op, tensors, peer);
   call.point_to_point = true;
   return call;
+}
+
+/// Notes the end of a collective in the recorder, and explains its failure.
+class RecordedWork : public c10d::Work {
+ public:
+  RecordedWork(std::shared_ptr<Recording> recording, FlightRecorder::Id id, WorkPtr inner, bool told_by_wait)
+      : Work(-1, inner->retrieveOpType()),
+        recording_(std::move(recording)),
+        id_(id),
+        inner_(std::move(inner)),
+        future_tells_(recording_->futures_tell && !told_by_wait) {
+    if (future_tells_) {
+      inner_->getFuture()->addCallback([recording = recording_, id](c10::ivalue::Future& future) {
+        if (future.hasError())
+          recording->explain(id, future.exception_ptr());  // now: perhaps nobody ever waits
+        else
+          recording->recorder.set_completed(id);
+      });
+    } else if (!told_by_wait) {
+      recording_->poll(id_, inner_);
+    }
+  }
+
+  bool isCompleted() override { return inner_->isCompleted(); }
+  bool isSuccess() const override { return inner_->isSuccess(); }
+  std::exception_ptr exception() const override { return inner_->exception(); }
+  int sourceRank() const override { return inner_->sourceRank(); }
+  std::vector<at::Tensor> result() override { return inner_->result(); }
+  void synchronize() override { inner_->synchronize(); }
+  void blockCurrentStream() override { inner_->blockCurrentStream(); }
+  void abort() override { inner_->abort(); }
+  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override { return inner_->getFutureResult(); }
+  float getDuration() const override { return inner_->getDuration(); }
+  std::uint64_t getSequencenumber() const override { return inner_->getSequencenumber(); }
+
+  bool wait(std::chrono::milliseconds timeout) override {
+    try {
+      const bool done = inner_->wait(timeout);
+      if (!future_tells_ && recording_->futures_tell) recording_->recorder.set_completed(id_);
+      return done;
+    } catch (...) {
+      std::rethrow_exception(recording_->explain(id_, std::current_exception()));
+    }
+  }
+
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    auto inner = inner_->getFuture();
+    if (!future_tells_) return inner;
+    auto outer = inner->createInstance(inner->elementType());
+    inner->addCallback([outer, recording = recording_, id = id_](c10::ivalue::Future& future) {
+      if (future.hasError())
+        outer->setError(recording->explain(id, future.exception_ptr()));
+      else
+        outer->markCompleted(future.value(), future.storages());
+    });
+    return outer;
+  }
+
+ private:
+  const std::shared_ptr<Recording> recording_;
+  const FlightRecorder::Id id_;
+  const WorkPtr inner_;
+  const bool future_tells_;
+};
+
+class RecordingBackend : public c10d::Backend {
+ public:
+  RecordingBackend(c10::intrusive_ptr<c10d::Backend> inner, std::shared_ptr<Recording> recording,
+                   bool stops_watchdog)
+      : Backend(inner->getRank(), inner->getSize()),
+        inner_(std::move(inner)),
+        recording_(std::move(recording)),
+        stops_watchdog_(stops_watchdog) {
+    setBoundDeviceId(inner_->getBoundDeviceId());
+  }
+
+  const Recording& recording() const { return *recording_; }
+
+  /// Records what start() makes with the wrapped backend as one collective.
+  template <typename Start>
+  WorkPtr record_as_one(Collective call, Start start) {
+    call.told_by_wait = true;
+    return record(call, [&] { return start(*inner_); });
+  }
+
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
+    return record(describe_call("broadcast", tensors, static_cast<int>(options.rootRank)),
+                  [&] { return inner_->broadcast(tensors, options); });
+  }
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
+    return record(describe_call("all_reduce", tensors), [&] { return inner_->allreduce(tensors, options); });
+  }
+  WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) override {
+    // The number of nonzero values may differ between ranks.
+    return record(Collective{.op = "all_reduce_sparse"},
+                  [&] { return inner_->allreduce_sparse(tensors, options); });
+  }
+  WorkPtr allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override {
+    return record(describe_call("all_reduce_coalesced", tensors),
+                  [&] { return inner_->allreduce_coalesced(tensors, options); });
+  }
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override {
+    return record(describe_call("reduce", tensors, static_cast<int>(options.rootRank)),
+                  [&] { return inner_->reduce(tensors, options); });
+  }
+  WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs,
+                    const c10d::AllgatherOptions& options) override {
+    return record(describe_call("all_gather", inputs),
+                  [&] { return inner_->allgather(outputs, inputs, options); });
+  }
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input,
+                          const c10d::AllgatherOptions& options) override {
+    return record(describe_call("all_gather_into_tensor", {input}),
+                  [&] { return inner_->_allgather_base(output, input, options); });
+  }
+  WorkPtr allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
+                              const c10d::AllgatherOptions& options) override {
+    return record(describe_call("all_gather_coalesced", inputs),
+                  [&] { return inner_->allgather_coalesced(outputs, inputs, options); });
+  }
+  WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::AllgatherOptions& options) override {
+    return record(describe_call("all_gather_into_tensor_coalesced", inputs),
+                  [&] { return inner_->allgather_into_tensor_coalesced(outputs, inputs, options); });
+  }
+  WorkPtr gather(std::vector<Tensors>& outputs, Tensors& inputs,
+                 const c10d::GatherOptions& options) override {
+    return record(describe_call("gather", inputs, static_cast<int>(options.rootRank)),
+                  [&] { return inner_->gather(outputs, inputs, options); });
+  }
+  WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                  const c10d::ScatterOptions& options) override {
+    return record(describe_call("scatter", outputs, static_cast<int>(options.rootRank)),
+                  [&] { return inner_->scatter(outputs, inputs, options); });
+  }
+  WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                         const c10d::ReduceScatterOptions& options) override {
+    return record(describe_call("reduce_scatter", outputs),
+                  [&] { return inner_->reduce_scatter(outputs, inputs, options); });
+  }
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                               const c10d::ReduceScatterOptions& options) override {
+    return record(describe_call("reduce_scatter_tensor", {output}),
+                  [&] { return inner_->_reduce_scatter_base(output, input, options); });
+  }
+  WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::ReduceScatterOptions& options) override {
+    return record(describe_call("reduce_scatter_tensor_coalesced", outputs),
+                  [&] { return inner_->reduce_scatter_tensor_coalesced(outputs, inputs, options); });
+  }
+  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<std::int64_t>& output_sizes,
+                        std::vector<std::int64_t>& input_sizes,
+                        const c10d::AllToAllOptions& options) override {
+    // Ranks may send different amounts.
+    return record(Collective{.op = "all_to_all"},
+                  [&] { return inner_->alltoall_base(output, input, output_sizes, input_sizes, options); });
+  }
+  WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) override {
+    return record(Collective{.op = "all_to_all"}, [&] { return inner_->alltoall(outputs, inputs, options); });
+  }
+  WorkPtr barrier(const c10d::BarrierOptions& options) override {
+    return record(Collective{.op = "barrier"}, [&] { return inner_->barrier(options); });
+  }
+  void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override {
+    const auto id = recording_->recorder.begin(recording_->group, Collective{.op = "monitored_barrier"});
+    try {
+      inner_->monitoredBarrier(options, wait_all_ranks);
+    } catch (...) {
+      recording_->recorder.set_failed(id);  // it names the ranks itself
+      throw;
+    }
+    recording_->recorder.set_completed(id);
+  }
+  WorkPtr send(Tensors& tensors, int to, int tag) override {
+    return record(point_to_point("send", tensors, to), [&] { return inner_->send(tensors, to, tag); });
+  }
+  WorkPtr recv(Tensors& tensors, int from, int tag) override {
+    return record(point_to_point("recv", tensors, from), [&] { return inner_->recv(tensors, from, tag); });
+  }
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override {
+    return record(point_to_point("recv", tensors), [&] { return inner_->recvAnysource(tensors, tag); });
+  }
+
+  // Calls in between are recorded one by one and complete together.
+  void startCoalescing() override {
+    coalesced_.clear();
+    coalescing_ = true;
+    inner_->startCoalescing();
+  }
+  WorkPtr endCoalescing() override {
+    coalescing_ = false;
+    auto work = inner_->endCoalescing();
+    for (const auto id : coalesced_) recording_->poll(id, work);
+    return work;
+  }
+
+  bool supportsCoalescing() const override { return inner_->supportsCoalescing(); }
+  bool supportsTimeEstimation() const override { return inner_->supportsTimeEstimation(); }
+  void setTimeout(std::chrono::milliseconds timeout) override { inner_->setTimeout(timeout); }
+  const std::string getBackendName() const override { return inner_->getBackendName(); }
+  c10::intrusive_ptr<Options> getBackendOptions() override { return inner_->getBackendOptions(); }
+  void setSequenceNumberForGroup() override { inner_->setSequenceNumberForGroup(); }
+  std::uint64_t getSequenceNumberForGroup() override { return inner_->getSequenceNumberForGroup(); }
+  void registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override {
+    inner_->registerOnCompletionHook(std::move(hook));
+  }
+  void waitForPendingWorks() override { inner_->waitForPendingWorks(); }
+  void enableCollectivesTiming() override { inner_->enableCollectivesTiming(); }
+  void setGroupUid(const std::string& uid) override {
+    Backend::setGroupUid(uid);
+    inner_->setGroupUid(uid);
+  }
+  void eagerConnectSingleDevice(at::Device device) override { inner_->eagerConnectSingleDevice(device); }
+  c10d::ErrorType getError() override { return inner_->getError(); }
+  std::shared_ptr<c10::Allocator> getMemAllocator() override { return inner_->getMemAllocator(); }
+  at::Tensor allocateTensor(long size, at::TensorOptions options) override {
+    return inner_->allocateTensor(size, options);
+  }
+  bool supportsTensorAlloc(c10::DeviceIndex device) override { return inner_->supportsTensorAlloc(device); }
+  void abort() override { inner_->abort(); }
+  void shutdown() override {
+    if (stops_watchdog_) recording_->watchdog->stop();  // before rank 0's store goes
+    inner_->shutdown();
+  }
+
+ private:
+  template <typename Start>
+  WorkPtr record(const Collective& call, Start start) {
+    auto& recorder = recording_->recorder;
+    const auto id = recorder.begin(recording_->group, call);
+    WorkPtr work;
+    try {
+      work = start();
+    } catch (...) {
+      recorder.set_failed(id);
+      throw;
+    }
+    recorder.set_started(id);
+    if (coalescing_) {
+      coalesced_.push_back(id);
+      return work;
+    }
+    const bool told_by_wait = call.point_to_point || call.told_by_wait;
+    if (work) return c10::make_intrusive<RecordedWork>(recording_, id, std::move(work), told_by_wait);
+    recorder.set_completed(id);
+    return work;
+  }
+
+  const c10::intrusive_ptr<c10d::Backend> inner_;
+  const std::shared_ptr<Recording> recording_;
+  const bool stops_watchdog_;
+  bool coalescing_ = false;
+  std::vector<FlightRecorder::Id> coalesced_;
+};
+
+}  // namespace
+
+std::exception_ptr explained(Watchdog& watchdog, FlightRecorder::Id id, const std::vector<int>& members,
+                             const std::exception_ptr& cause) {
+  const auto message = watchdog.explain(id, members, message_of(cause));
+  try {
+    C10_THROW_ERROR(DistBackendError, message);
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
+void Recording::poll(FlightRecorder::Id id, const WorkPtr& work) {
+  const std::scoped_lock lock(mutex_);
+  // They end in the order of the calls; failures report themselves.
+  while (!pending_.empty() && pending_.front().second->isCompleted()) {
+    recorder.set_completed(pending_.front().first);
+    pending_.pop_front();
+  }
+  pending_.emplace_back(id, work);
+}
+
+c10::intrusive_ptr<c10d::Backend> make_recording_backend(c10::intrusive_ptr<c10d::Backend> inner,
+                                                         std::shared_ptr<Recording> recording,
+                                                         bool stops_watchdog) {
+  return c10::make_intrusive<RecordingBackend>(std::move(inner), std::move(recording), stops_watchdog);
+}
+
+WorkPtr record_as_one(c10d::ProcessGroup& group, c10::DeviceType device, const char* op,
+                      const at::Tensor& tensor, const std::function<WorkPtr(c10d::Backend&)>& start) {
+  const auto backend = group.getBackend(device);
+  auto* const recording = dynamic_cast<RecordingBackend*>(backend.get());
+  return recording != nullptr ? recording->record_as_one(describe_call(op, {tensor}), start)
+                              : start(*backend);
+}
+
+void expect_buckets(c10d::ProcessGroup& group, const std::vector<std::int64_t>& bucket_bytes) {
+  for (const auto device : group.getDeviceTypes()) {
+    const auto* backend = dynamic_cast<RecordingBackend*>(group.getBackend(device.type()).get());
+    if (backend != nullptr)
+      backend->recording().recorder.expect_buckets(backend->recording().group, bucket_bytes);
+  }
 }
 
 }  // namespace ddprun::ddp

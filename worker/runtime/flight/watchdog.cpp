@@ -8,9 +8,8 @@
 #include <utility>
 
 #include <ddprun/common/text/one_line.h>
-#include <ddprun/flight/failure_text.h>
+#include <ddprun/flight/flight_analysis.h>
 #include <ddprun/flight/flight_dump.h>
-#include <ddprun/flight/flight_position.h>
 
 namespace ddprun::ddp {
 namespace {

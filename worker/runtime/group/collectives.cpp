@@ -4,7 +4,6 @@
 #include <utility>
 
 #include <torch/types.h>
-
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/comm.hpp>
 
@@ -85,6 +84,33 @@ std::string broadcast_from_rank_0(const ProcessGroup& group, const std::string& 
       all_reduce_sum(group, {group.rank() == 0 ? static_cast<double>(text.size()) : 0.0})[0]));
   if (!result.empty()) broadcast_from_rank_0(group, {view_of(result)});
   return result;
+}
+
+struct PendingSum::State {
+  std::vector<torch::Tensor> values;
+  c10::intrusive_ptr<c10d::Work> work;
+};
+
+PendingSum::PendingSum(const ProcessGroup& group, c10::Device device, const std::vector<double>& values) {
+  std::vector<torch::Tensor> tensors = {torch::tensor(values, torch::kFloat64).to(device)};
+  auto work = group.handle()->allreduce(tensors);
+  state_ = std::make_shared<const State>(State{std::move(tensors), std::move(work)});
+}
+
+std::vector<double> PendingSum::wait() const {
+  state_->work->wait();
+  const auto values = state_->values[0].cpu();
+  return {values.data_ptr<double>(), values.data_ptr<double>() + values.numel()};
+}
+
+const c10::intrusive_ptr<c10d::Work>& PendingSum::work() const { return state_->work; }
+
+std::int64_t all_reduce_max(const ProcessGroup& group, c10::Device device, std::int64_t value) {
+  std::vector<torch::Tensor> tensors = {torch::tensor({value}).to(device)};
+  c10d::AllreduceOptions options;
+  options.reduceOp = c10d::ReduceOp::MAX;
+  group.handle()->allreduce(tensors, options)->wait();
+  return tensors[0].item<std::int64_t>();
 }
 
 }  // namespace ddprun::ddp

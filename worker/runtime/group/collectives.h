@@ -1,5 +1,10 @@
 #pragma once
 
+#include <c10/core/Device.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -8,33 +13,52 @@
 namespace at {
 class Tensor;
 }
+namespace c10d {
+class Work;
+}
 
 namespace ddprun::ddp {
 
-// Every rank of the group calls them, in the same order. In a group of one they return at once. What they
-// throw when a rank does not come is c10::Error or Gloo's, after the group's timeout.
+// Every rank of the group calls them, in the same order. In a group of one they return at once. If a rank
+// does not come they throw c10::Error, or Gloo's error, after the group's timeout.
 
-/// Element-wise over all ranks, the same on every rank. Every rank passes as many values.
+/// Element-wise over all ranks, the same on every rank. Every rank passes the same number of values.
 std::vector<double> all_reduce_sum(const ProcessGroup& group, std::vector<double> values);
 std::vector<double> all_reduce_max(const ProcessGroup& group, std::vector<double> values);
 std::vector<double> all_reduce_min(const ProcessGroup& group, std::vector<double> values);
 
-/// True on every rank if it is true on any: for a stop that all ranks agree on.
+/// True on every rank if it is true on any.
 bool any_rank_true(const ProcessGroup& group, bool value);
 
 /// Every rank's value, by rank, on every rank.
 std::vector<double> all_gather(const ProcessGroup& group, double value);
 
-/// Every rank's text, by rank, on every rank. They may be of any lengths, and any bytes.
+/// Every rank's text, by rank, on every rank: any bytes, of any lengths.
 std::vector<std::string> all_gather(const ProcessGroup& group, const std::string& text);
 
-/// That rank's values in every rank's tensors, in place. Shapes and types must be the same everywhere.
+/// Copies that rank's tensors into every rank's, in place. Shapes and types must be the same everywhere.
 void broadcast_from(const ProcessGroup& group, const std::vector<at::Tensor>& tensors, int source);
 
 /// broadcast_from() rank 0.
 void broadcast_from_rank_0(const ProcessGroup& group, const std::vector<at::Tensor>& tensors);
 
-/// Rank 0's text, on every rank; what the others pass does not count.
+/// Rank 0's text, on every rank; what the others pass is ignored.
 std::string broadcast_from_rank_0(const ProcessGroup& group, const std::string& text);
+
+/// An element-wise sum over all ranks that runs in the background. Every rank passes the same number of
+/// values; they travel as doubles on the device.
+class PendingSum {
+ public:
+  PendingSum(const ProcessGroup& group, c10::Device device, const std::vector<double>& values);
+  std::vector<double> wait() const;
+  const c10::intrusive_ptr<c10d::Work>& work() const;
+
+ private:
+  struct State;
+  std::shared_ptr<const State> state_;
+};
+
+/// The largest of the ranks' values.
+std::int64_t all_reduce_max(const ProcessGroup& group, c10::Device device, std::int64_t value);
 
 }  // namespace ddprun::ddp

@@ -4,7 +4,7 @@
 #include <map>
 
 #include <ddprun/common/errors.h>
-#include <ddprun/flight/describe_ranks.h>
+#include <ddprun/flight/missing_ranks.h>
 
 namespace ddprun::ddp {
 

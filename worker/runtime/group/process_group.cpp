@@ -1,19 +1,21 @@
 #include <ddprun/group/process_group.h>
 
 #include <algorithm>
+#include <condition_variable>
 #include <mutex>
 #include <numeric>
 #include <stdexcept>
+#include <thread>
 #include <utility>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <ddprun/common/errors.h>
+#include <ddprun/common/logging.h>
 #include <ddprun/group/backends.h>
 #include <ddprun/group/collectives.h>
 #include <ddprun/group/cuda_backend.h>
-#include <ddprun/group/late_notice.h>
 #include <ddprun/group/store_barrier.h>
 
 namespace ddprun::ddp {
@@ -25,6 +27,21 @@ std::string waiting_line(const WorkerEnv& env, const ProcessGroup::Options& opti
          " ranks, up to " +
          std::to_string(std::chrono::ceil<std::chrono::seconds>(options.connect_timeout).count()) + " s";
 }
+
+/// Logs the line if it lives longer than expected.
+class SlowWaitWarning {
+ public:
+  SlowWaitWarning(std::chrono::milliseconds expected, std::string line)
+      : thread_([expected, line = std::move(line)](const std::stop_token& stop) {
+          std::mutex mutex;
+          std::unique_lock lock(mutex);
+          std::condition_variable_any().wait_for(lock, stop, expected, [] { return false; });
+          if (!stop.stop_requested()) log_info(line);
+        }) {}
+
+ private:
+  std::jthread thread_;
+};
 
 bool shared_memory_allowed() {
   const auto value = process_env("DDPRUN_SHARED_MEMORY").value_or("1");
@@ -102,7 +119,7 @@ ProcessGroup ProcessGroup::connect(const WorkerEnv& env, const Options& options)
   parts.device = device.device;
   std::vector<std::string> devices = {device.id};
   if (env.world_size > 1) {
-    const LateNotice notice(options.notice_after, waiting_line(env, options));
+    const SlowWaitWarning warning(options.notice_after, waiting_line(env, options));
     parts.store = make_store(env, options.init_method, options.connect_timeout);
     state->barrier.emplace(parts.store, env.rank, state->world_ranks);
     state->barrier->meet("connecting at " + describe_meeting_place(env, options.init_method),

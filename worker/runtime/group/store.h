@@ -1,9 +1,10 @@
 #pragma once
 
-#include <c10/util/intrusive_ptr.h>
-
 #include <chrono>
+#include <cstdint>
 #include <string>
+
+#include <c10/util/intrusive_ptr.h>
 
 #include <ddprun/common/worker_env.h>
 
@@ -34,5 +35,12 @@ std::string describe_meeting_place(const WorkerEnv& env, const std::string& init
 /// Checks the parts of env and init_method that need no other rank, and keeps the launcher's socket from our
 /// own children. throws UsageError as make_store(), or if DDPRUN_STORE_FD is not a socket of MASTER_PORT
 void check_store(const WorkerEnv& env, const std::string& init_method);
+
+/// Waits until somebody listens at host:port, by connecting and hanging up. A TCPStore client that comes
+/// before its host sleeps for half a second or more before it tries again; this looks again within
+/// milliseconds.
+///
+/// returns  true once somebody listens; false when the time is over or the host has no such address
+bool wait_for_port(const std::string& host, std::uint16_t port, std::chrono::milliseconds at_most);
 
 }  // namespace ddprun::ddp

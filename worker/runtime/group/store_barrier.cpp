@@ -7,7 +7,7 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include <ddprun/flight/describe_ranks.h>
+#include <ddprun/flight/missing_ranks.h>
 
 namespace ddprun::ddp {
 namespace {

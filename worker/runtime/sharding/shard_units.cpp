@@ -10,9 +10,8 @@
 #include <tuple>
 #include <utility>
 
-#include <ddprun/ddp/managed_state.h>
-#include <ddprun/ddp/module_check.h>
-#include <ddprun/flight/describe_ranks.h>
+#include <ddprun/ddp/replicated_state.h>
+#include <ddprun/flight/missing_ranks.h>
 #include <ddprun/group/collectives.h>
 #include <ddprun/sharding/shard_plan.h>
 
@@ -103,7 +102,7 @@ void check_same_plan(const ProcessGroup& group, const std::vector<NamedTensor>& 
 
 ShardUnits make_units(torch::nn::Module& module, const ProcessGroup& group, std::int64_t unit_bytes,
                       const std::vector<torch::nn::Module*>& asked_units) {
-  const auto state = managed_state(module, {});
+  const auto state = replicated_state(module, {});
   const auto& parameters = state.parameters;
   if (state.trainable().empty())
     throw std::invalid_argument(

@@ -1,4 +1,4 @@
-#include <ddprun/flight/failure_text.h>
+#include <ddprun/flight/flight_analysis.h>
 
 #include "tests/support/catch.h"
 

@@ -2,7 +2,7 @@
 
 #include <numeric>
 
-#include <ddprun/flight/describe_ranks.h>
+#include <ddprun/flight/missing_ranks.h>
 #include "tests/support/catch.h"
 
 using namespace ddprun::ddp;

@@ -1,4 +1,4 @@
-#include <ddprun/flight/describe_ranks.h>
+#include <ddprun/flight/missing_ranks.h>
 
 #include <algorithm>
 #include <cstddef>

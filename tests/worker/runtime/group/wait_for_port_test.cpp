@@ -1,4 +1,4 @@
-#include <ddprun/group/await_listener.h>
+#include <ddprun/group/store.h>
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -10,7 +10,7 @@
 #include "tests/support/catch.h"
 
 using namespace ddprun;
-using ddprun::ddp::await_listener;
+using ddprun::ddp::wait_for_port;
 using namespace std::chrono_literals;
 
 namespace {
@@ -33,18 +33,18 @@ struct Bound {
 
 }  // namespace
 
-TEST_CASE("await_listener sees a host that is there, and gives up on one that is not", "[await_listener]") {
+TEST_CASE("wait_for_port sees a host that is there, and gives up on one that is not", "[wait_for_port]") {
   const Bound host;
-  CHECK_FALSE(await_listener("127.0.0.1", host.port, 20ms));
+  CHECK_FALSE(wait_for_port("127.0.0.1", host.port, 20ms));
   REQUIRE(::listen(host.fd.get(), 8) == 0);
-  CHECK(await_listener("127.0.0.1", host.port, 20s));
-  CHECK(await_listener("localhost", host.port, 20s));
-  CHECK_FALSE(await_listener("no.such.host.invalid", host.port, 20s));
+  CHECK(wait_for_port("127.0.0.1", host.port, 20s));
+  CHECK(wait_for_port("localhost", host.port, 20s));
+  CHECK_FALSE(wait_for_port("no.such.host.invalid", host.port, 20s));
 }
 
-TEST_CASE("await_listener waits for a host that comes later", "[await_listener]") {
+TEST_CASE("wait_for_port waits for a host that comes later", "[wait_for_port]") {
   const Bound host;
-  auto found = std::async(std::launch::async, [&] { return await_listener("127.0.0.1", host.port, 60s); });
+  auto found = std::async(std::launch::async, [&] { return wait_for_port("127.0.0.1", host.port, 60s); });
   CHECK(found.wait_for(20ms) == std::future_status::timeout);
   REQUIRE(::listen(host.fd.get(), 8) == 0);
   CHECK(found.get());

@@ -1,0 +1,165 @@
+#include <ddprun/ddp/replicated_state.h>
+
+#include <algorithm>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include <torch/nn/module.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/types.h>
+
+#include <ddprun/flight/missing_ranks.h>
+#include <ddprun/group/collectives.h>
+
+namespace ddprun::ddp {
+namespace {
+
+bool contains(const std::vector<std::string>& names, const std::string& name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+std::vector<NamedTensor> select(const torch::OrderedDict<std::string, torch::Tensor>& tensors,
+                                const std::vector<std::string>& ignore) {
+  std::vector<NamedTensor> result;
+  std::unordered_set<const void*> seen;
+  for (const auto& item : tensors)
+    if (!contains(ignore, item.key()) && seen.insert(item.value().unsafeGetTensorImpl()).second)
+      result.push_back({item.key(), item.value()});
+  return result;
+}
+
+void collect_sparse_weights(const torch::nn::Module& module, std::unordered_set<const void*>& weights) {
+  if (const auto* embedding = dynamic_cast<const torch::nn::EmbeddingImpl*>(&module)) {
+    if (embedding->options.sparse()) weights.insert(embedding->weight.unsafeGetTensorImpl());
+  } else if (const auto* bag = dynamic_cast<const torch::nn::EmbeddingBagImpl*>(&module)) {
+    if (bag->options.sparse()) weights.insert(bag->weight.unsafeGetTensorImpl());
+  }
+  for (const auto& child : module.children()) collect_sparse_weights(*child, weights);
+}
+
+std::string describe(const std::string& kind, const NamedTensor& named) {
+  const auto& tensor = named.tensor;
+  std::ostringstream text;
+  text << kind << ' ' << named.name << ' ' << tensor.sizes() << ' ' << tensor.dtype();
+  if (tensor.layout() != torch::kStrided)
+    text << ' ' << tensor.layout();
+  else if (!tensor.is_contiguous())
+    text << " with strides " << tensor.strides();
+  if (!tensor.is_cpu()) text << " on " << tensor.device().type();
+  if (kind == "parameter" && !tensor.requires_grad()) text << " without gradient";
+  return text.str();
+}
+
+std::vector<std::string> describe(const ReplicatedState& state) {
+  std::vector<std::string> lines;
+  for (const auto& parameter : state.parameters) lines.push_back(describe("parameter", parameter));
+  for (const auto& buffer : state.buffers) lines.push_back(describe("buffer", buffer));
+  return lines;
+}
+
+/// Rank 0's lines, on every rank.
+std::vector<std::string> from_rank_0(const ProcessGroup& group, const std::vector<std::string>& lines) {
+  std::string text;
+  for (const auto& line : lines) text += line + '\n';
+  std::vector<std::string> result;
+  std::istringstream stream(broadcast_from_rank_0(group, text));
+  for (std::string line; std::getline(stream, line);) result.push_back(line);
+  return result;
+}
+
+}  // namespace
+
+std::vector<at::Tensor> ReplicatedState::trainable() const {
+  std::vector<at::Tensor> result;
+  for (const auto& [name, tensor] : parameters)
+    if (tensor.requires_grad()) result.push_back(tensor);
+  return result;
+}
+
+std::vector<std::string> ReplicatedState::trainable_names() const {
+  std::vector<std::string> result;
+  for (const auto& [name, tensor] : parameters)
+    if (tensor.requires_grad()) result.push_back(name);
+  return result;
+}
+
+std::vector<at::Tensor> ReplicatedState::tensors(bool with_buffers) const {
+  std::vector<at::Tensor> result;
+  for (const auto& [name, tensor] : parameters) result.push_back(tensor.detach());
+  if (with_buffers)
+    for (const auto& [name, tensor] : buffers) result.push_back(tensor.detach());
+  return result;
+}
+
+ReplicatedState replicated_state(const torch::nn::Module& module, const std::vector<std::string>& ignore) {
+  const auto parameters = module.named_parameters();
+  const auto buffers = module.named_buffers();
+  for (const auto& name : ignore)
+    if (!parameters.contains(name) && !buffers.contains(name))
+      throw std::invalid_argument(
+          "DistributedDataParallel: expected parameters and buffers of the module to be ignored, got '" +
+          name + "'");
+  return {select(parameters, ignore), select(buffers, ignore)};
+}
+
+std::vector<at::Tensor> replicated_buffers(const torch::nn::Module& module,
+                                           const std::vector<std::string>& ignore) {
+  std::vector<at::Tensor> result;
+  for (auto& [name, tensor] : select(module.named_buffers(), ignore)) result.push_back(tensor);
+  return result;
+}
+
+std::vector<bool> expect_sparse_gradients(const torch::nn::Module& module,
+                                          const std::vector<at::Tensor>& parameters) {
+  std::unordered_set<const void*> weights;
+  collect_sparse_weights(module, weights);
+  std::vector<bool> result;
+  for (const auto& parameter : parameters)
+    result.push_back(weights.contains(parameter.unsafeGetTensorImpl()));
+  return result;
+}
+
+void check_same_module(const ProcessGroup& group, const ReplicatedState& state) {
+  const auto mine = describe(state);
+  const auto first = from_rank_0(group, mine);
+  const auto differs = std::mismatch(mine.begin(), mine.end(), first.begin(), first.end()).second;
+  const bool same = mine == first;
+
+  // For each rank 1 + the number of rank 0's line where it differs, or 0.
+  const auto by_rank = all_gather(group, same ? 0 : static_cast<double>(1 + (differs - first.begin())));
+
+  std::vector<int> ranks;
+  double where = 0;
+  for (std::size_t rank = 0; rank < by_rank.size(); ++rank) {
+    if (by_rank[rank] == 0) continue;
+    ranks.push_back(static_cast<int>(rank));
+    where = where == 0 ? by_rank[rank] : std::min(where, by_rank[rank]);
+  }
+  if (ranks.empty()) return;
+  const auto line = static_cast<std::size_t>(where) - 1;
+  const auto expected = line < first.size() ? first[line] : "no further parameter or buffer";
+  std::string message =
+      "modules differ between ranks: rank 0 has " + expected + ", not so " + describe_ranks(ranks);
+  if (!same && line < mine.size() && (line >= first.size() || mine[line] != first[line]))
+    message += " (this rank, " + std::to_string(group.rank()) + ", has " + mine[line] + ")";
+  throw std::invalid_argument(message);
+}
+
+void check_suitable(const ReplicatedState& state) {
+  if (state.trainable().empty())
+    throw std::invalid_argument("expected a module with a parameter that requires a gradient");
+  const auto& first = state.parameters.front();
+  for (const auto& [name, tensor] : state.parameters) {
+    if (tensor.layout() != torch::kStrided)
+      throw std::invalid_argument("expected dense parameters, " + name + " is " + c10::str(tensor.layout()));
+    if (tensor.device().type() != first.tensor.device().type())
+      throw std::invalid_argument("expected all parameters on one kind of device, " + first.name + " is on " +
+                                  c10::str(first.tensor.device().type()) + ", " + name + " on " +
+                                  c10::str(tensor.device().type()));
+  }
+}
+
+}  // namespace ddprun::ddp
