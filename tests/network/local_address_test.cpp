@@ -39,7 +39,7 @@ TEST_CASE("of a name's addresses that of a host with a route counts, IPv4 first"
 TEST_CASE("a name without an address that can be reached is refused with all of them", "[local_address]") {
   const Network network(1);
   CHECK_THROWS_WITH(address_towards_head(network, 0, {"203.0.113.7", "2001:db8::7"}),
-                    "MASTER_ADDR: this host knows no way to 'head' (203.0.113.7: Network is unreachable, "
+                    "MASTER_ADDR: this host has no route to 'head' (203.0.113.7: Network is unreachable, "
                     "2001:db8::7: Network is unreachable); GLOO_SOCKET_IFNAME can name a network interface");
   CHECK_THROWS_AS(address_towards_head(network, 0, {}), UsageError);
 }

@@ -64,7 +64,7 @@ void finish(SharedSum& sum) {
   for (;;) {
     const auto posts = sum.posts();
     if (sum.advance()) return;
-    if (!sum.why_in_vain().empty()) fail("waits in vain");
+    if (!sum.problem().empty()) fail("waits in vain");
     sum.sleep(posts);
   }
 }

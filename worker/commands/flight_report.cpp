@@ -91,7 +91,7 @@ void report_group(const Dumps& dumps, const std::string& group, const std::vecto
   report.culprit = report.culprit || !transient;
   std::string line = name + finding->call.op + " #" + std::to_string(finding->sequence) +
                      describe(finding->call).substr(finding->call.op.size()) + ": ";
-  line += describe_culprits(*finding, transient ? "had not come yet" : "did not come", " instead");
+  line += describe_culprits(*finding, transient ? "had not arrived yet" : "did not arrive", " instead");
   report.lines.push_back(line);
   if (!finding->waiting.empty())
     report.lines.push_back(name + ddp::describe_ranks(finding->waiting) + " waited there, up to " +
@@ -124,7 +124,7 @@ void report_positions(const Dumps& dumps, const std::string& group, FlightReport
                         return a.second.time_ns < b.second.time_ns;
                       })->second.time_ns;
   for (const auto& [rank, dump] : dumps) {
-    std::string line = "rank " + std::to_string(rank) + " at " + describe_position(group, flight_of(dump));
+    std::string line = "rank " + std::to_string(rank) + " " + describe_position(group, flight_of(dump));
     if (newest - dump.time_ns >= kPatienceNs)
       line += ", written " + seconds(newest - dump.time_ns) + " before the last";
     report.lines.push_back(line + ", written because: " + dump.reason);

@@ -138,7 +138,7 @@ TEST_CASE("worker env names a rank that does not come", "[env_report]") {
   test::Child child(worker_env(of_rank(port, 0), "0.5"));
   CHECK(child.wait() == ExitStatus::exited(1));
   CHECK_THAT(child.out(), ContainsSubstring("wrong: connecting at 127.0.0.1:" + std::to_string(port.port) +
-                                            ": expected 2 ranks within 0.5 s, rank 1 did not come"));
+                                            ": expected 2 ranks within 0.5 s, rank 1 did not arrive"));
 }
 
 TEST_CASE("worker env refuses a flag that it does not know", "[env_report]") {

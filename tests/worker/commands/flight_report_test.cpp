@@ -79,12 +79,12 @@ TEST_CASE("a report of ranks that agree names no culprit", "[flight]") {
         "group world: all ranks agree\n");
 }
 
-TEST_CASE("a report names the rank that did not come and how long the others waited", "[flight]") {
+TEST_CASE("a report names the rank that did not arrive and how long the others waited", "[flight]") {
   const auto report = make_flight_report({dump_of(1, 3, 2), dump_of(0, 3, 3, CollectiveState::kFailed),
                                           dump_of(2, 3, 3, CollectiveState::kStarted)});
   CHECK(report.culprit);
   CHECK_THAT(text_of(report),
-             ContainsSubstring("group world: all_reduce #3 of 8 float: rank 1 did not come: it is at #2 "
+             ContainsSubstring("group world: all_reduce #3 of 8 float: rank 1 did not arrive: it is at #2 "
                                "(all_reduce of 8 float, completed)\n"
                                "group world: ranks 0 and 2 waited there, up to 57.0 s\n"));
 }
@@ -117,7 +117,7 @@ TEST_CASE("a rank that is a moment behind in records written on request is no cu
   waiting.time_ns += kSecond / 2;
   const auto report = make_flight_report({waiting, dump_of(1, 2, 2, CollectiveState::kCompleted, 3)});
   CHECK_FALSE(report.culprit);
-  CHECK_THAT(text_of(report), ContainsSubstring("rank 1 had not come yet: it is at #2"));
+  CHECK_THAT(text_of(report), ContainsSubstring("rank 1 had not arrived yet: it is at #2"));
   CHECK_THAT(text_of(report), ContainsSubstring("rank 0 waited there, up to 0.5 s"));
 }
 
@@ -162,7 +162,7 @@ TEST_CASE("worker flight reads nested folders and names what it cannot read", "[
   std::ofstream(dir.path() / "other.json") << "{";
   const auto found = run({"flight", dir.path().string()});
   CHECK(found.code == 1);
-  CHECK_THAT(found.out, ContainsSubstring("flight_7.json: is no flight record: "));
-  CHECK_THAT(found.out, ContainsSubstring("rank 1 did not come"));
+  CHECK_THAT(found.out, ContainsSubstring("flight_7.json: not a flight record: "));
+  CHECK_THAT(found.out, ContainsSubstring("rank 1 did not arrive"));
   CHECK_THAT(found.out, !ContainsSubstring("other.json"));
 }

@@ -14,7 +14,7 @@ struct ScaleGradients : torch::autograd::Function<ScaleGradients> {
     context->set_materialize_grads(false);
     context->saved_data["scale"] = scale;
     variable_list copies;
-    // Copies, because a loss that is then changed in place must not be a view of an input.
+    // Copies: a loss that is then changed in place must not be a view of an input.
     for (const auto& input : inputs) copies.push_back(input.clone());
     return copies;
   }

@@ -9,28 +9,26 @@
 
 namespace ddprun::ddp {
 
-/// Runs a function at the end of a backward, once all gradients of it are there, by hooks on the parameters.
+/// Runs a function when a backward ends and all its gradients are there, through hooks on the parameters.
 class BackwardEnd {
  public:
   BackwardEnd(const std::vector<at::Tensor>& parameters, std::function<void()> function);
   BackwardEnd(const BackwardEnd&) = delete;
   ~BackwardEnd();
 
-  /// The next backward that reaches any of the parameters runs the function, once.
+  /// The next backward that reaches a parameter runs the function once.
   void arm() { armed_ = true; }
-  bool armed() const { return armed_; }  ///< and it has not run since
+  bool armed() const { return armed_; }  ///< false once it has run
 
  private:
   std::vector<std::pair<at::Tensor, unsigned>> hooks_;
-  std::atomic<bool> armed_ = false;  // devices have a backward thread each
+  std::atomic<bool> armed_ = false;  // each device has a backward thread
 };
 
-/// Replaces tensors by copies whose gradients, times scale, flow on to all the originals together: as soon as
-/// one of the copies is part of the loss, backward reaches the graph of every original, with an undefined
-/// gradient where its copy is not. So the parameters behind an output that nobody used are found unused
+/// Replaces tensors, which all require a gradient, by copies that pass scale times their gradients on to all
+/// originals together. As soon as one copy is part of the loss, backward reaches the graph of every original,
+/// with an undefined gradient if its copy is not. So parameters behind an unused output are found unused
 /// instead of being waited for.
-///
-/// tensors  all require a gradient
 void scale_gradients(const std::vector<at::Tensor*>& tensors, double scale);
 
 }  // namespace ddprun::ddp

@@ -23,7 +23,7 @@ class FunctionHook final : public c10d::CommHookInterface {
 CommHook compress_hook(const ProcessGroup& group, torch::Dtype dtype) {
   return make_comm_hook([group = group.handle(), dtype](Bucket& bucket) {
     const torch::Tensor buffer = bucket.getBuffer();
-    // Divided first: a sum of 16 bits might overflow.
+    // Divide first: a 16-bit sum might overflow.
     return then(all_reduce_async(group, buffer.to(dtype).div_(group->getSize())),
                 [buffer](const torch::Tensor& mean) { return buffer.copy_(mean); });
   });
@@ -35,7 +35,7 @@ FuturePtr all_reduce_async(const Handle& group, torch::Tensor tensor) {
   std::vector<torch::Tensor> tensors = {tensor};
   return group->allreduce(tensors)->getFuture()->then(
       [tensor = std::move(tensor)](c10::ivalue::Future& done) -> c10::IValue {
-        done.value();  // throws what the collective failed of
+        done.value();  // throws the collective's error
         return tensor;
       },
       c10::TensorType::get());

@@ -13,18 +13,17 @@
 
 namespace ddprun::ddp {
 
-/// The gradients that DistributedDataParallel reduces together: getBuffer() is all of them as one row,
+/// Gradients that DistributedDataParallel reduces together: getBuffer() is all of them as one row,
 /// getGradients() the same memory by parameter, and getParameters() the parameters.
 using Bucket = c10d::GradBucket;
 using CommHook = std::unique_ptr<c10d::CommHookInterface>;
 
-/// A result that is on its way. If what it waits for fails, it throws that from DistributedDataParallel's
-/// backward.
+/// A future result. If it fails, DistributedDataParallel's backward throws the error.
 using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
 
-/// A hook of one's own. The function is called once for each bucket, as soon as the bucket's gradients are
-/// there, in the same order on every rank; the future's value, a tensor shaped as the buffer, becomes the
-/// gradients. Averaging is the hook's: it is given this rank's own gradients, divided by nothing.
+/// A custom hook: the function is called once for each bucket, as soon as its gradients are there, in the
+/// same order on every rank; the future's value, a tensor shaped like the buffer, becomes the gradients. The
+/// hook must average: it gets this rank's gradients undivided.
 ///
 ///   ddp.register_comm_hook(make_comm_hook([&group](Bucket& bucket) {     // the majority's sign
 ///     return then(all_reduce_async(group, bucket.getBuffer().sign()),
@@ -34,26 +33,25 @@ CommHook make_comm_hook(std::function<FuturePtr(Bucket&)> function);
 
 /// The hook of that name: "none" (nullptr: register nothing), "fp16", "bf16", or "powersgd" with PyTorch's
 /// defaults (powersgd_hook.h has the options).
-/// throws  UsageError if there is no such hook
+/// throws  UsageError for another name
 CommHook make_comm_hook(const std::string& name, const ProcessGroup& group);
 
-/// The mean over ranks, as without a hook: a base for hooks of one's own.
+/// The mean over ranks, as without a hook: a base for custom hooks.
 CommHook all_reduce_hook(const ProcessGroup& group);
 
-/// Sends gradients in 16 bits: cast, divided by the number of ranks, summed, and cast back, so that half as
-/// many bytes of float gradients travel. fp16 keeps 11 bits of each value, but is infinite above 65504 and
-/// zero below 6e-8; bf16 keeps 8 bits and float's range. As fp16_compress_hook and bf16_compress_hook of
+/// Sends gradients in 16 bits, half the bytes of float: casts, divides by the number of ranks, sums and casts
+/// back. fp16 keeps 11 bits of each value, but is infinite above 65504 and zero below 6e-8; bf16 keeps 8 bits
+/// and float's range. Like fp16_compress_hook and bf16_compress_hook of
 /// torch/distributed/algorithms/ddp_comm_hooks/default_hooks.py.
 CommHook fp16_compress_hook(const ProcessGroup& group);
 CommHook bf16_compress_hook(const ProcessGroup& group);
 
-/// Starts the sum over ranks, in place; the future's value is the tensor. Every rank must start its
-/// collectives of one group in the same order: start them in a hook's function, not in then().
+/// Starts the sum over ranks, in place; the future's value is the tensor. Every rank must start a group's
+/// collectives in the same order: start them in a hook's function, not in then().
 FuturePtr all_reduce_async(const ProcessGroup& group, const torch::Tensor& tensor);
 FuturePtr all_reduce_async(const c10::intrusive_ptr<c10d::ProcessGroup>& group, torch::Tensor tensor);
 
-/// The future of change(value): called without gradient mode once the future's value is there, on a thread
-/// of the process group.
+/// The future of change(value), called without gradient mode on a thread of the process group.
 template <typename Change>
 FuturePtr then(const FuturePtr& future, Change change) {
   return future->then(

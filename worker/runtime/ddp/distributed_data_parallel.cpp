@@ -1,6 +1,7 @@
 #include <ddprun/ddp/distributed_data_parallel.h>
 
 #include <algorithm>
+#include <limits>
 #include <stdexcept>
 #include <unordered_map>
 
@@ -12,7 +13,6 @@
 
 #include <ddprun/common/logging.h>
 #include <ddprun/ddp/backward_end.h>
-#include <ddprun/ddp/bucket_limits.h>
 #include <ddprun/ddp/replicated_state.h>
 #include <ddprun/flight/missing_ranks.h>
 #include <ddprun/flight/record_collectives.h>
@@ -21,7 +21,45 @@
 namespace ddprun::ddp {
 namespace {
 
-/// A reducer that is made at this level names parameters in its errors, where it otherwise gives indices.
+/// How large buckets may be, in bytes.
+struct BucketLimits {
+  std::int64_t first, cap;           ///< of the buckets made after the first backward
+  std::vector<std::size_t> initial;  ///< of those before, in turn; the last for all further
+};
+
+constexpr std::int64_t kDefaultFirstBucketBytes = 1 << 20;
+
+void check_bucket_sizes(const DistributedDataParallel::Options& options) {
+  const auto check_positive = [](std::int64_t bytes) {
+    if (bytes <= 0)
+      throw std::invalid_argument("DistributedDataParallel: expected buckets of at least 1 byte, got " +
+                                  std::to_string(bytes));
+  };
+  check_positive(options.bucket_bytes);
+  check_positive(options.first_bucket_bytes.value_or(1));
+  for (const auto bytes : options.bucket_bytes_list) check_positive(bytes);
+}
+
+/// As Python's DistributedDataParallel chooses them. Where buckets are rebuilt after the first backward, in
+/// the order of the gradients' arrival, there is only one before.
+BucketLimits bucket_limits(const DistributedDataParallel::Options& options) {
+  check_bucket_sizes(options);
+  const auto& list = options.bucket_bytes_list;
+  BucketLimits limits{};
+  limits.cap = list.empty() ? options.bucket_bytes : *std::max_element(list.begin(), list.end());
+  const bool is_default = list.empty() && limits.cap == DistributedDataParallel::Options{}.bucket_bytes;
+  limits.first = is_default ? kDefaultFirstBucketBytes : limits.cap;
+  if (list.empty()) limits.first = options.first_bucket_bytes.value_or(limits.first);
+  if (!list.empty())
+    limits.initial.assign(list.begin(), list.end());
+  else if (options.static_graph || !options.find_unused_parameters)
+    limits.initial = {std::numeric_limits<std::size_t>::max() >> 1};
+  else
+    limits.initial = {static_cast<std::size_t>(limits.first), static_cast<std::size_t>(limits.cap)};
+  return limits;
+}
+
+/// A reducer created while this lives names parameters in its errors; otherwise it gives their indices.
 class NamesInErrors {
  public:
   NamesInErrors() : before_(c10d::debug_level()) {
@@ -33,8 +71,8 @@ class NamesInErrors {
   c10d::DebugLevel before_;
 };
 
-/// The constructor changes between minor releases of LibTorch: this one is 2.11's. 2.15 has two parameters
-/// more, with defaults.
+/// The constructor changes between minor releases of LibTorch: this is 2.11's; 2.15 adds two parameters with
+/// defaults.
 std::shared_ptr<c10d::Reducer> make_reducer(const std::vector<torch::Tensor>& parameters,
                                             const std::vector<std::string>& names,
                                             const std::vector<bool>& expect_sparse, const ProcessGroup& group,
@@ -55,7 +93,7 @@ std::shared_ptr<c10d::Reducer> make_reducer(const std::vector<torch::Tensor>& pa
 
 }  // namespace
 
-/// In a world of one there is no reducer.
+/// With one rank there is no reducer.
 struct DistributedDataParallel::Engine {
   Engine(torch::nn::Module& module, const ProcessGroup& group, const Options& options);
 
@@ -76,7 +114,7 @@ struct DistributedDataParallel::Engine {
   torch::nn::Module& module;
   const ProcessGroup group;
   const Options options;
-  std::vector<at::Tensor> parameters;  // those that the reducer has
+  std::vector<at::Tensor> parameters;  // the reducer's
   std::vector<std::string> names;
   bool has_sparse_gradients = false;
 
@@ -84,7 +122,7 @@ struct DistributedDataParallel::Engine {
   bool broadcasts_buffers = false, broadcasts_buffers_next = false;
   std::int64_t iterations = 0;  // the reducer's own count
   std::optional<double> samples;
-  std::optional<PendingSum> samples_of_all;  // the last of these numbers; in a join others come before
+  std::optional<PendingSum> samples_of_all;  // the last value of it; in a join others precede it
   std::optional<PendingSum> active_ranks;    // in a join
   std::optional<JoinOptions> join;
 
@@ -116,9 +154,9 @@ DistributedDataParallel::Engine::Engine(torch::nn::Module& module, const Process
   if (options.static_graph) reduce_at_end.emplace(parameters, [this] { reducer->delay_all_reduce(); });
 }
 
-/// Before the first forward whose gradients are reduced, and not earlier: the reducer counts how often each
-/// gradient arrives until the end of the first reduction, and from then on waits for as many a step. What
-/// no_sync keeps local before must not be counted.
+/// Only right before the first forward whose gradients are reduced: until the first reduction ends, the
+/// reducer counts how often each gradient arrives, to wait for as many in every step. It must not count those
+/// of no_sync() before.
 void DistributedDataParallel::Engine::start_static_graph() {
   reducer->set_static_graph();
   logger->set_static_graph();
@@ -163,14 +201,13 @@ void DistributedDataParallel::Engine::after_forward(bool synchronize, const Outp
     if (outputs.empty())
       throw std::invalid_argument(std::string("DistributedDataParallel: ") +
                                   (samples ? "samples" : "find_unused_parameters") +
-                                  ": expected a tensor with a gradient in what forward's function returns, "
-                                  "got none: a type of your own "
-                                  "needs a visit_tensors()");
+                                  ": expected a tensor with a gradient in the result of forward's function, "
+                                  "got none; your own types need a visit_tensors()");
   }
   std::vector<torch::Tensor> used_by;
   if (look_for_unused)
     for (const auto* output : outputs) used_by.push_back(*output);
-  // Without this call the gradients of the coming backward stay local: that is all of no_sync.
+  // Without this call the next backward's gradients stay local: that is how no_sync() works.
   if (reduces) {
     reducer->prepare_for_backward(used_by);
     expect_buckets(*group.handle(), logger->get_bucket_sizes());
@@ -186,11 +223,11 @@ void DistributedDataParallel::Engine::set_join(const std::optional<JoinOptions>&
   join = join_options;
   if (join)
     logger->set_uneven_input_join();
-  else  // the divisor is that of all ranks again
+  else  // divide by the number of all ranks again
     reducer->set_forward_pass_work_handle({}, /*useStaticWorldSize=*/true);
 }
 
-/// Takes part in another rank's backward.
+/// Takes part in the other ranks' backward.
 void DistributedDataParallel::Engine::reduce_zeros() {
   std::vector<c10::intrusive_ptr<c10::ivalue::Future>> pending;
   for (auto& bucket : reducer->get_grad_buckets(/*return_zero_tensors=*/true))
@@ -224,8 +261,7 @@ DistributedDataParallel::~DistributedDataParallel() = default;
 
 void DistributedDataParallel::register_comm_hook(std::unique_ptr<c10d::CommHookInterface> hook) {
   if (hook == nullptr) throw std::invalid_argument("register_comm_hook: expected a hook, got nullptr");
-  if (engine_->has_comm_hook)
-    throw std::invalid_argument("register_comm_hook: expected to be called once, there is a hook already");
+  if (engine_->has_comm_hook) throw std::invalid_argument("register_comm_hook: there is a hook already");
   if (engine_->has_run_forward)
     throw std::invalid_argument("register_comm_hook: expected to be called before the first forward");
   if (engine_->reducer) engine_->reducer->register_comm_hook(std::move(hook));
@@ -331,9 +367,7 @@ bool DistributedDataParallel::shadow_step() {
 }
 
 void DistributedDataParallel::Engine::throw_if_any_ended(bool this_one) {
-  std::vector<double> ended(static_cast<std::size_t>(group.size()), 0);
-  ended[static_cast<std::size_t>(group.rank())] = this_one ? 1 : 0;
-  ended = PendingSum(group, device(), ended).wait();
+  const auto ended = all_gather(group, this_one ? 1.0 : 0.0);
   std::vector<int> ranks;
   for (std::size_t rank = 0; rank < ended.size(); ++rank)
     if (ended[rank] != 0) ranks.push_back(static_cast<int>(rank));
@@ -341,9 +375,9 @@ void DistributedDataParallel::Engine::throw_if_any_ended(bool this_one) {
     throw UnevenInputs("no more input on " + describe_ranks(ranks) + ", while other ranks have some");
 }
 
-/// The highest of the ranks that are candidates.
+/// The highest candidate.
 int DistributedDataParallel::Engine::common_rank(bool candidate) const {
-  return static_cast<int>(all_reduce_max(group, device(), candidate ? group.rank() : -1));
+  return static_cast<int>(all_reduce_max(group, {candidate ? static_cast<double>(group.rank()) : -1.0})[0]);
 }
 
 void DistributedDataParallel::take_final_state(bool made_most_steps) {

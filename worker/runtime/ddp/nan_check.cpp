@@ -11,10 +11,10 @@
 namespace ddprun::ddp {
 namespace {
 
-/// Of one parameter, since the last check.
+/// One parameter's counts since the last check.
 struct Found {
   double nans = 0, infinities = 0;
-  torch::Tensor on_device;  ///< the two counts where reading them now would wait for the device
+  torch::Tensor on_device;  ///< the same of a GPU's gradients, to be read later
 };
 
 torch::Tensor count(const torch::Tensor& gradient) {
@@ -34,7 +34,7 @@ void look_at(Found& found, const torch::Tensor& incoming) {
     found.on_device = found.on_device.defined() ? found.on_device + counts : counts;
     return;
   }
-  // The sum is finite unless a value is not, or, hardly ever, it overflows: one cheap pass settles most.
+  // One cheap pass settles most cases: the sum is finite unless a value is not or, rarely, it overflows.
   if (!std::isfinite(gradient.sum().item<double>())) add(found, count(gradient));
 }
 
@@ -47,15 +47,15 @@ struct NanCheck::Hooks {
     unsigned hook = 0;
     Found found;
   };
-  std::vector<Parameter> parameters;  // not resized after the hooks are there: they point into it
+  std::vector<Parameter> parameters;  // the hooks point into it
 };
 
 NanCheck::NanCheck(const torch::nn::Module& module, const ProcessGroup& group)
     : group_(group), hooks_(std::make_unique<Hooks>()) {
   for (const auto& item : module.named_parameters())
     if (item.value().requires_grad()) hooks_->parameters.push_back({item.key(), item.value(), 0, {}});
-  // A hook of the parameter itself runs before the gradient is accumulated, and DistributedDataParallel reads
-  // what has been accumulated.
+  // The parameter's hook runs before its gradient is accumulated; DistributedDataParallel reads the
+  // accumulated one.
   for (auto& parameter : hooks_->parameters)
     parameter.hook = parameter.tensor.register_hook(
         [&parameter](const torch::Tensor& gradient) { look_at(parameter.found, gradient); });
@@ -67,8 +67,7 @@ NanCheck::~NanCheck() {
 
 void NanCheck::check() {
   auto& parameters = hooks_->parameters;
-  // For each rank 1 + the number of its first bad parameter, its NaNs and its infinities; the sum tells every
-  // rank everything.
+  // For each rank, 1 + the index of its first bad parameter, its NaNs and its infinities, summed over ranks.
   const auto own = 3 * static_cast<std::size_t>(group_.rank());
   std::vector<double> by_rank(3 * static_cast<std::size_t>(group_.size()), 0);
   for (std::size_t i = 0; i < parameters.size(); ++i) {

@@ -14,9 +14,8 @@ namespace ddprun::ddp {
 
 using TensorVisitor = std::function<void(at::Tensor&)>;
 
-/// Calls visit for every tensor in what a forward pass returns: a tensor, or tuples, pairs, arrays, vectors,
-/// maps and optionals of such. What else there is, is passed over. For a type of your own write, in its
-/// namespace,
+/// Calls visit for every tensor in a forward pass's result: a tensor, or tuples, pairs, arrays, vectors, maps
+/// and optionals of them; ignores everything else. For your own types define, in their namespace:
 ///
 ///   void visit_tensors(MyOutput& output, const ddprun::ddp::TensorVisitor& visit) {
 ///     visit(output.loss);

@@ -25,7 +25,7 @@ FuturePtr ready() {
   return future;
 }
 
-/// The future that next() returns, once the first one has succeeded.
+/// The future that next() returns, called once the first one has succeeded.
 template <typename Next>
 FuturePtr then_await(const FuturePtr& future, Next next) {
   return future->thenAsync(
@@ -37,9 +37,9 @@ FuturePtr then_await(const FuturePtr& future, Next next) {
       c10::TensorType::get());
 }
 
-/// Connections of their own between the same ranks. Gloo pairs collectives by their order on each rank, which
-/// for those that are started when others finish is up to chance; in these connections it need not agree with
-/// what backward starts meanwhile. NCCL needs none: there everything is started at once.
+/// A second group of the same ranks. Gloo pairs collectives by their order on each rank, which is random for
+/// those started when others finish; here it need not match what backward starts meanwhile. NCCL needs none:
+/// there everything starts at once.
 Handle separate_connections(const ProcessGroup& group) {
   if (group.size() == 1 || group.backend() == "nccl") return group.handle();
   std::vector<int> ranks(static_cast<std::size_t>(group.size()));
@@ -93,7 +93,7 @@ PowerSgd::PowerSgd(const ProcessGroup& group, const Options& options)
 PowerSgd::PowerSgd(const ProcessGroup& group) : PowerSgd(group, Options{}) {}
 
 void PowerSgd::fill_qs(PowerSgdRound& round) {
-  at::Generator generator;  // the same on every rank, and another each time
+  at::Generator generator;  // the same on every rank, different each time
   const bool known = std::all_of(round.batches.begin(), round.batches.end(),
                                  [](const auto& batch) { return batch.knows_q(); });
   if (!known) generator = at::make_generator<at::CPUGeneratorImpl>(draw_seed(random_));
@@ -130,8 +130,8 @@ FuturePtr PowerSgd::reduce(Bucket& bucket) {
   });
 }
 
-/// The plain gradients and P are on their way when this returns. Q follows when they have arrived, after the
-/// Q of the bucket before: the same order on every rank.
+/// Starts the plain gradients and P. Q starts when they have arrived, after the previous bucket's Q: in the
+/// same order on every rank.
 FuturePtr PowerSgd::reduce_compressed(const std::shared_ptr<PowerSgdRound>& round, const FuturePtr& plain) {
   fill_qs(*round);
   round->compute_ps();
@@ -181,7 +181,7 @@ void PowerSgd::load_state(const torch::nn::Module& module, const State& state) {
     const auto* parameter = parameters.find(name);
     if (parameter == nullptr)
       throw std::invalid_argument("PowerSgd: the state has " + name +
-                                  ", which is no parameter of the module");
+                                  ", which is not a parameter of the module");
     return *parameter;
   };
   decltype(memory_) memory;
@@ -204,7 +204,7 @@ void PowerSgd::load_state(const torch::nn::Module& module, const State& state) {
   std::mt19937 random;
   std::istringstream random_state(state.random_state);
   if (!(random_state >> random))
-    throw std::invalid_argument("PowerSgd: random_state: expected what state() gave");
+    throw std::invalid_argument("PowerSgd: random_state: expected one from state()");
   memory_ = std::move(memory);
   random_ = random;
   iteration_ = state.iteration;

@@ -26,13 +26,15 @@ struct PowerSgdRound;
 ///   P = orthogonalize(sum over ranks of M Q),  Q = mean over ranks of M^T P,  M <- P Q^T
 ///                                                  Vogels et al. 2019 (arXiv:1905.13727), algorithms 1, 2
 ///
-/// Bit for bit torch/distributed/algorithms/ddp_comm_hooks/powerSGD_hook.py, 2.11, where that is defined:
-/// same options, defaults, random numbers and order. It differs in this:
-/// - What is remembered belongs to parameters, not to buckets: it survives the rebuild of buckets, so that
-///   training can be resumed, and any start_iteration is allowed.
+/// Bit for bit torch/distributed/algorithms/ddp_comm_hooks/powerSGD_hook.py, 2.11: same options, defaults,
+/// random numbers and order. Differences:
+/// - The memory belongs to parameters, not to buckets: it survives the rebuild of buckets, so training can be
+/// resumed,
+///   and any start_iteration is allowed.
 /// - A layer without gradients in some step gets zeros in it, instead of NaN, and goes on learning.
-/// - No thread waits for a collective, and Q has connections of its own: on Gloo, several buckets under way
-///   can neither mix their collectives up nor block each other.
+/// - No thread waits for a collective, and Q has separate connections: on Gloo, several buckets in flight can
+/// neither
+///   mix up their collectives nor block each other.
 ///
 ///   auto power_sgd = std::make_shared<PowerSgd>(group, PowerSgd::Options{.rank = 2});
 ///   ddp.register_comm_hook(powersgd_hook(power_sgd));
@@ -40,22 +42,21 @@ class PowerSgd {
  public:
   struct Options {
     std::int64_t rank = 1;                 ///< columns of P and Q: more are more exact, and more to send
-    std::int64_t start_iteration = 1000;   ///< a plain all-reduce in the iterations before
-    double min_compression_rate = 2;       ///< gradients that would shrink less than this travel as they are
-    bool use_error_feedback = true;        ///< what compression lost is added to the next gradient
-    bool warm_start = true;                ///< Q begins as the last iteration's, not at random
+    std::int64_t start_iteration = 1000;   ///< before, a plain all-reduce
+    double min_compression_rate = 2;       ///< send gradients that would shrink less uncompressed
+    bool use_error_feedback = true;        ///< add what compression lost to the next gradient
+    bool warm_start = true;                ///< begin with the last iteration's Q, not a random one
     double orthogonalization_epsilon = 0;  ///< added to columns' norms
     std::uint32_t random_seed = 0;
     bool batch_tensors_with_same_shape = false;  ///< one product for all matrices of a shape in a bucket
   };
 
-  /// Every rank makes one, at the same time: connections are made.
-  /// throws  std::invalid_argument if an option has no sense
+  /// Makes connections, so every rank must construct one at the same time.
+  /// throws  std::invalid_argument if an option is out of range
   PowerSgd(const ProcessGroup& group, const Options& options);
   explicit PowerSgd(const ProcessGroup& group);
 
-  /// What training depends on, by names of parameters. Errors are each rank's own; the rest is the same on
-  /// every rank.
+  /// For checkpoints, by parameter name. Errors differ between ranks; the rest is the same on every rank.
   struct State {
     std::int64_t iteration = 0;
     std::string random_state;                     ///< of the generator of seeds
@@ -63,13 +64,13 @@ class PowerSgd {
     std::map<std::string, torch::Tensor> qs;      ///< [columns, rank]
   };
 
-  /// Copies; to be called between steps, with the module that is trained.
+  /// Copies, for the trained module; call it between steps.
   State state(const torch::nn::Module& module) const;
 
-  /// throws  std::invalid_argument naming the entry that does not fit the module; then nothing has changed
+  /// throws  std::invalid_argument, before any change, naming the entry that does not fit the module
   void load_state(const torch::nn::Module& module, const State& state);
 
-  /// Elements of the gradients that compression has seen, and of what was sent for them.
+  /// Elements of gradients before and after compression.
   struct Compression {
     std::int64_t elements_before = 0;
     std::int64_t elements_after = 0;
@@ -92,10 +93,10 @@ class PowerSgd {
   std::int64_t iteration_ = 0;
   Compression compression_;
   std::unordered_map<const c10::TensorImpl*, std::shared_ptr<PowerSgdMemory>> memory_;  ///< by parameter
-  FuturePtr q_started_;  ///< done when the Q of the bucket before is on its way
+  FuturePtr q_started_;  ///< completes when the previous bucket's Q has started
 };
 
-/// The hook of that PowerSgd, which the caller may keep for its state.
+/// The hook of a PowerSgd, which the caller may keep for its state.
 CommHook powersgd_hook(std::shared_ptr<PowerSgd> power_sgd);
 
 }  // namespace ddprun::ddp

@@ -8,7 +8,7 @@
 namespace ddprun::ddp {
 namespace {
 
-/// Makes the columns of each matrix orthonormal, in place, one after the other. A column of zeros stays one.
+/// Makes the columns of each matrix orthonormal, in place. Zero columns stay zero.
 void gram_schmidt(const torch::Tensor& matrices, double epsilon) {
   const std::int64_t columns = matrices.size(2);
   for (std::int64_t i = 0; i < columns; ++i) {
@@ -32,13 +32,13 @@ void orthogonalize(torch::Tensor matrices, double epsilon) {
   }
 }
 
-/// The gradient as [rows, columns], or nothing if it has no rows or columns.
+/// The gradient as [rows, columns]; undefined if it has no rows or columns.
 torch::Tensor as_matrix(const torch::Tensor& gradient) {
   if (gradient.dim() == 0 || gradient.numel() == 0) return {};
   return gradient.view({gradient.size(0), -1});
 }
 
-/// The view of the row from the offset on, in that shape; the offset goes behind it.
+/// A view of that shape at the offset, which moves behind it.
 torch::Tensor take(const torch::Tensor& row, std::int64_t& offset, torch::IntArrayRef shape) {
   const auto view = row.narrow(0, offset, c10::multiply_integers(shape)).view(shape);
   offset += view.numel();
@@ -81,7 +81,7 @@ PowerSgdRound::PowerSgdRound(Bucket& bucket, std::vector<std::shared_ptr<PowerSg
   allocate();
 }
 
-/// Matrices of one shape follow each other, in the order in which their shapes come first.
+/// Orders matrices by shape, and shapes by their first occurrence.
 void PowerSgdRound::make_batches(const std::vector<std::size_t>& compressed) {
   std::vector<std::vector<std::size_t>> by_shape;
   for (const std::size_t i : compressed) {
@@ -168,7 +168,7 @@ void PowerSgdRound::unpack_plain(torch::Tensor& sums) {
 }
 
 void PowerSgdRound::remember() {
-  // Before the memory of this round's tensors is used again on another stream.
+  // Before another stream reuses the memory of this round's tensors.
   if (!buffer.is_cpu())
     c10::impl::VirtualGuardImpl(buffer.device().type()).synchronizeDevice(buffer.device().index());
   if (options.use_error_feedback) remember_errors();
@@ -183,7 +183,7 @@ void PowerSgdRound::remember_errors() {
   }
 }
 
-/// A column of zeros in Q would stay one for ever: such a Q is drawn again.
+/// Drops a Q with a zero column, which would stay zero forever, to be drawn again.
 void PowerSgdRound::remember_qs() {
   for (const auto& batch : batches) {
     const bool lost = batch.q.eq(0).all(1).any().item<bool>();

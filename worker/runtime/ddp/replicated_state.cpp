@@ -128,7 +128,7 @@ void check_same_module(const ProcessGroup& group, const ReplicatedState& state) 
   const auto differs = std::mismatch(mine.begin(), mine.end(), first.begin(), first.end()).second;
   const bool same = mine == first;
 
-  // For each rank 1 + the number of rank 0's line where it differs, or 0.
+  // For each rank, 1 + the index of rank 0's line where it differs, or 0.
   const auto by_rank = all_gather(group, same ? 0 : static_cast<double>(1 + (differs - first.begin())));
 
   std::vector<int> ranks;

@@ -26,7 +26,7 @@ namespace {
 using torch::Tensor;
 using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
 
-/// The type statistics are computed in: the input's, but float for half and bfloat16.
+/// The statistics' type: the input's, but float for half and bfloat16.
 torch::Dtype statistics_dtype(const Tensor& input) {
   return input.scalar_type() == torch::kFloat64 ? torch::kFloat64 : torch::kFloat32;
 }
@@ -46,7 +46,7 @@ Tensor sum_over_ranks(const Group& group, Tensor values) {
   return tensors[0];
 }
 
-/// counts  values a channel of each rank, on the CPU
+/// counts  values per channel of each rank, on the CPU
 double checked_total(const Tensor& counts) {
   const double total = counts.sum().item<double>();
   if (total < 2)
@@ -57,7 +57,7 @@ double checked_total(const Tensor& counts) {
 }
 
 /// Of the batches of all ranks, per channel. spread is the biased variance on CPU, 1 / sqrt(variance + eps)
-/// on CUDA: what the functions below want there.
+/// on CUDA, as the kernels need it.
 struct Statistics {
   Tensor mean;
   Tensor spread;
@@ -71,13 +71,13 @@ struct Running {
 
 namespace cpu {
 
-/// Sums are combined in double, in which a count is exact too.
+/// Combines sums in double, which is also exact for counts.
 Statistics statistics(const Tensor& x, const Running& running, const Group& group) {
   const auto channels = x.size(1);
   auto row = torch::zeros({2 * channels + 1}, torch::kFloat64);
   if (x.numel() > 0) {
     const auto options = x.options().dtype(statistics_dtype(x));
-    // The running values are scratch: they only tell the kernel the type to compute in.
+    // The running values only tell the kernel the type to compute in.
     const auto [mean, var] = at::batch_norm_update_stats(x, torch::zeros({channels}, options),
                                                          torch::ones({channels}, options), 0);
     row.slice(0, 0, channels).copy_(mean);
@@ -159,7 +159,7 @@ Tensor normalize(const Tensor& x, const Tensor& weight, const Tensor& bias, cons
   return at::batch_norm_elemt(x, weight, bias, s.mean, s.spread, eps);
 }
 
-/// The gradients of input, weight and bias; of the input an undefined tensor if it is not wanted.
+/// The gradients of input, weight and bias; the input's is undefined unless of_input.
 std::vector<Tensor> gradients(const Tensor& dy, const Tensor& x, const Tensor& weight, const Statistics& s,
                               bool of_input, const Group& group) {
   const bool empty = x.numel() == 0;
@@ -179,7 +179,7 @@ std::vector<Tensor> gradients(const Tensor& dy, const Tensor& x, const Tensor& w
 
 /// Training over a group of several ranks.
 struct Synchronized : torch::autograd::Function<Synchronized> {
-  /// A parameter that is not there must be nullopt: apply() does not take undefined tensors.
+  /// A missing parameter must be nullopt: apply() rejects undefined tensors.
   static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& input,
                         const std::optional<Tensor>& optional_weight,
                         const std::optional<Tensor>& optional_bias, const Running& running, double eps,

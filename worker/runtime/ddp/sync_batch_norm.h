@@ -13,12 +13,12 @@ namespace ddprun::ddp {
 /// torch.nn.SyncBatchNorm: N ranks compute what one rank computes on the union of their batches. On CPU and
 /// CUDA; batches may differ in size, and a rank's batch may be empty.
 ///
-/// Options, parameters and buffers are BatchNorm's. Until convert_sync_batchnorm() gives it a group, and in
-/// eval mode, it is torch::batch_norm of this rank's batch.
+/// Options, parameters and buffers are BatchNorm's. In eval mode, and before convert_sync_batchnorm(), it is
+/// torch::batch_norm of this rank's batch.
 ///
 ///   y = (x - mean) / sqrt(var + eps) * weight + bias      mean and variance per channel (biased)
 ///
-/// The weight's and the bias's gradients are this rank's part; DistributedDataParallel averages them.
+/// The gradients of weight and bias are this rank's; DistributedDataParallel averages them.
 class SyncBatchNormImpl : public torch::nn::NormImplBase<0, SyncBatchNormImpl, torch::nn::BatchNormOptions> {
  public:
   explicit SyncBatchNormImpl(const torch::nn::BatchNormOptions& options);
@@ -38,13 +38,13 @@ class SyncBatchNormImpl : public torch::nn::NormImplBase<0, SyncBatchNormImpl, t
  private:
   friend int convert_sync_batchnorm(torch::nn::Module& module, const ProcessGroup& group);
   struct Ranks;
-  std::shared_ptr<const Ranks> ranks_;  ///< null: on its own
+  std::shared_ptr<const Ranks> ranks_;  ///< null: not synchronised
 };
 TORCH_MODULE(SyncBatchNorm);
 
-/// Lets every SyncBatchNorm inside the module, and the module itself if it is one, take its statistics over
-/// the group's ranks from now on. All ranks must then run these layers equally often and in the same order,
-/// forward and backward. returns how many there are
+/// From now on, every SyncBatchNorm in the module, or the module itself if it is one, takes its statistics
+/// over the group's ranks. All ranks must then run these layers equally often and in the same order, forward
+/// and backward. Returns their number.
 int convert_sync_batchnorm(torch::nn::Module& module, const ProcessGroup& group);
 
 }  // namespace ddprun::ddp

@@ -14,7 +14,7 @@ namespace {
 
 using Calls = std::map<std::uint64_t, const CollectiveRecord*>;
 
-/// What all ranks must have in common in one collective.
+/// What must be the same on all ranks of a collective.
 auto signature(const CollectiveRecord& call) {
   return std::tuple(call.op, call.elements, call.dtype, call.tensors, call.peer);
 }
@@ -24,7 +24,7 @@ struct Member {
   Calls calls;                         ///< by sequence number
 
   std::uint64_t last() const { return calls.empty() ? 0 : calls.rbegin()->first; }
-  /// The ring forgets: what is before its first is not missing.
+  /// The ring drops old calls: those before its first are not missing.
   bool forgot(std::uint64_t sequence) const { return !calls.empty() && sequence < calls.begin()->first; }
   const CollectiveRecord* at(std::uint64_t sequence) const {
     const auto found = calls.find(sequence);
@@ -48,7 +48,7 @@ Members members_of(const std::string& group, const std::vector<int>& ranks,
   return members;
 }
 
-/// True if somebody has made this call and not come through it.
+/// True if a rank has made this call and it has not completed there.
 bool somebody_waits(const Members& members, std::uint64_t sequence) {
   return std::any_of(members.begin(), members.end(), [&](const auto& member) {
     const auto* call = member.second.at(sequence);
@@ -72,7 +72,7 @@ bool ranks_part_at(const Members& members, std::uint64_t sequence) {
   return missing && somebody_waits(members, sequence);
 }
 
-/// The most frequent call at that place, of equally frequent ones that of the lowest rank.
+/// The most frequent call with that number; of equally frequent ones, the lowest rank's.
 const CollectiveRecord* expected_call(const Members& members, std::uint64_t sequence,
                                       std::optional<int> seen_by) {
   if (seen_by) {
@@ -106,7 +106,7 @@ std::string seconds_text(std::int64_t nanoseconds) {
   return text;
 }
 
-/// About ranks that came to the call but have ended or failed since; "" if there are none.
+/// Names the ranks that made the call but have ended or failed since; "" if there are none.
 std::string describe_ended(const std::vector<int>& members, const std::vector<RankFlight>& flights) {
   std::vector<int> silent;
   std::string text;
@@ -130,7 +130,7 @@ std::string describe_without_board(const std::optional<FlightFinding>& finding,
     if (flight.rank == 0 && !flight.failure.empty())
       text = "rank 0, which keeps the store, has failed: " + flight.failure;
   if (!finding) return text;
-  FlightFinding known = *finding;  // of the silence of the others nothing follows
+  FlightFinding known = *finding;  // the other ranks' silence means nothing now
   std::erase_if(known.culprits,
                 [](const auto& rank) { return rank.kind != FlightFinding::Rank::Kind::kDiffers; });
   return text + (known.culprits.empty()
@@ -138,7 +138,7 @@ std::string describe_without_board(const std::optional<FlightFinding>& finding,
                      : "; " + describe_culprits(known, "", " while this rank made that call"));
 }
 
-/// Of a send or recv, which are not numbered: all that can be told is where the other rank stands.
+/// For a send or recv, which have no number: says only where the other rank is.
 std::string describe_other_end(const CollectiveRecord& call, std::int64_t waited_ns, std::vector<int> members,
                                const std::vector<RankFlight>& flights) {
   if (call.peer < 0) return "no rank sent it within " + seconds_text(waited_ns);
@@ -148,7 +148,7 @@ std::string describe_other_end(const CollectiveRecord& call, std::int64_t waited
   const auto flight = std::find_if(flights.begin(), flights.end(),
                                    [&](const auto& known) { return known.rank == members[0]; });
   return describe_ranks(members) + (call.op == "send" ? " did not take" : " did not send") + " it within " +
-         seconds_text(waited_ns) + ": it is at " + describe_position(call.group, *flight);
+         seconds_text(waited_ns) + ": it is " + describe_position(call.group, *flight);
 }
 
 }  // namespace
@@ -184,14 +184,14 @@ std::string describe_position(const std::string& group, const RankFlight& flight
   const auto last = std::find_if(flight.collectives.rbegin(), flight.collectives.rend(),
                                  [&](const auto& call) { return call.group == group && call.sequence > 0; });
   if (last == flight.collectives.rend()) return "before its first collective";
-  return "#" + std::to_string(last->sequence) + " (" + describe(*last) + ", " +
+  return "at #" + std::to_string(last->sequence) + " (" + describe(*last) + ", " +
          std::string(to_text(last->state)) + ")";
 }
 
-std::string describe_culprits(const FlightFinding& finding, const std::string& did_not_come,
+std::string describe_culprits(const FlightFinding& finding, const std::string& did_not_arrive,
                               const std::string& other_call) {
   using Kind = FlightFinding::Rank::Kind;
-  // Ranks of which the same is to be said, in the order of the first of them.
+  // One group for each set of ranks with the same clause, in the order of their first ranks.
   std::vector<std::pair<const FlightFinding::Rank*, std::vector<int>>> groups;
   for (const auto& culprit : finding.culprits) {
     const auto same = std::find_if(groups.begin(), groups.end(), [&](const auto& group) {
@@ -211,14 +211,14 @@ std::string describe_culprits(const FlightFinding& finding, const std::string& d
         text += " called " + culprit->text + other_call;
         break;
       case Kind::kMissing:
-        text += " " + did_not_come + (one ? ": it is at " : ": they are at ") + culprit->text;
+        text += " " + did_not_arrive + (one ? ": it is " : ": they are ") + culprit->text;
         break;
       case Kind::kFailed:
         text += std::string(one ? " has" : " have") + " failed: " + culprit->text;
         break;
       case Kind::kSilent:
         text += one ? " has ended or does not answer" : " have ended or do not answer";
-        if (!culprit->text.empty()) text += ", last seen at " + culprit->text;
+        if (!culprit->text.empty()) text += ", last seen " + culprit->text;
         break;
     }
   }
@@ -232,11 +232,11 @@ std::string why_it_failed(const CollectiveRecord& call, std::int64_t waited_ns, 
   if (board_gone) return describe_without_board(finding, flights);
   if (call.sequence == 0) return describe_other_end(call, waited_ns, members, flights);
   if (finding && finding->sequence == call.sequence)
-    return describe_culprits(*finding, "did not come within " + seconds_text(waited_ns),
+    return describe_culprits(*finding, "did not arrive within " + seconds_text(waited_ns),
                              " while this rank made that call");
   if (finding && finding->sequence < call.sequence)
-    return "the ranks parted before, at #" + std::to_string(finding->sequence) + " (" +
-           describe(finding->call) + "): " + describe_culprits(*finding, "did not come", " instead");
+    return "the ranks diverged earlier, at #" + std::to_string(finding->sequence) + " (" +
+           describe(finding->call) + "): " + describe_culprits(*finding, "did not arrive", " instead");
   const auto ended = describe_ended(members, flights);
   return ended.empty() ? "all ranks made this call, and it failed after " + seconds_text(waited_ns) : ended;
 }

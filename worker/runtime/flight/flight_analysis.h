@@ -9,15 +9,15 @@
 
 namespace ddprun::ddp {
 
-/// What is known of one rank when collectives are compared.
+/// What is known about one rank.
 struct RankFlight {
   int rank = 0;
-  bool answers = true;  ///< what follows is its latest; else it is what it last left behind
-  std::string failure;  ///< how it failed, if it said so; one line
+  bool answers = true;  ///< the rest is up to date; else it is the last that the rank published
+  std::string failure;  ///< one line; empty unless the rank has announced a failure
   std::vector<CollectiveRecord> collectives;  ///< the newest of its ring, oldest first
 };
 
-/// The first collective of a group at which ranks part.
+/// The first collective of a group where its ranks diverge.
 struct FlightFinding {
   struct Rank {
     enum class Kind { kDiffers, kMissing, kFailed, kSilent };
@@ -27,38 +27,38 @@ struct FlightFinding {
   };
   std::string group;
   std::uint64_t sequence = 0;
-  CollectiveRecord call;       ///< as most of those that came made it, or as the asking rank did
+  CollectiveRecord call;       ///< the most frequent one, or seen_by's
   std::vector<int> waiting;    ///< the ranks that made this call
   std::vector<Rank> culprits;  ///< the others, in the order of Kind, then of rank; never empty
 };
 
-/// Where the ranks part, for the group: at the first sequence number to which a rank has not come while
-/// another waits there, or at which two ranks made different calls (another operation, element count, type,
-/// root). nullopt if they agree.
+/// Finds where the group's ranks diverge: the first sequence number that a rank has not reached while another
+/// waits there, or where ranks made different calls (operation, element count, type or root). nullopt if they
+/// agree.
 ///
 /// members  the ranks of the group; one without a RankFlight is silent
-/// seen_by  the rank whose call is the expected one where ranks differ; nullopt: the most frequent call
+/// seen_by  the rank whose call is the expected one; nullopt: the most frequent call is
 std::optional<FlightFinding> find_culprits(const std::string& group, const std::vector<int>& members,
                                            const std::vector<RankFlight>& flights,
                                            std::optional<int> seen_by = std::nullopt);
 
-/// "rank 1 did not come: it is at #16 (all_reduce of 4096 float (bucket 1), completed); rank 2 ...", one
-/// clause for each set of ranks of which the same is to be said.
-std::string describe_culprits(const FlightFinding& finding, const std::string& did_not_come,
+/// "rank 1 did not arrive: it is at #16 (all_reduce of 4096 float (bucket 1), completed); rank 2 ...", with
+/// one clause for ranks that did the same.
+std::string describe_culprits(const FlightFinding& finding, const std::string& did_not_arrive,
                               const std::string& other_call);
 
-/// Where a rank stands in a group: "#16 (all_reduce of 4096 float, completed)", or "before its first
+/// A rank's place in a group: "at #16 (all_reduce of 4096 float, completed)" or "before its first
 /// collective".
 std::string describe_position(const std::string& group, const RankFlight& flight);
 
-/// Why a collective failed, as one rank can tell: "rank 1 did not come within 30.0 s: it is at #16 (...)".
+/// Why a collective failed, as one rank sees it: "rank 1 did not arrive within 30.0 s: it is at #16 (...)".
 ///
-/// call        what failed
-/// waited_ns   since it was called
-/// rank        the one that tells
+/// call        the failed call
+/// waited_ns   the time since then
+/// rank        the rank that asks
 /// members     the ranks of the call's group
-/// flights     of all ranks that are known
-/// board_gone  the store could not be asked: the flights are what was known before
+/// flights     every rank that is known
+/// board_gone  the store could not be asked: the flights are the last known
 std::string why_it_failed(const CollectiveRecord& call, std::int64_t waited_ns, int rank,
                           const std::vector<int>& members, const std::vector<RankFlight>& flights,
                           bool board_gone);

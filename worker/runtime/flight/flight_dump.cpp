@@ -81,8 +81,8 @@ std::vector<CollectiveRecord> collectives_from_json(const nlohmann::json& list) 
   return records;
 }
 
-/// True below a folder that ddprun made for this job only, to be removed at its end: "ddprun-" and an id in
-/// hexadecimal, directly in the folder for temporary files.
+/// True below a folder that ddprun removes when the job ends: "ddprun-" and a hexadecimal id, directly in the
+/// folder for temporary files.
 bool is_launchers_temporary(const std::filesystem::path& path) {
   const auto relative = path.lexically_relative(temp_folder());
   const std::string first = relative.empty() ? "" : relative.begin()->string();
@@ -119,7 +119,7 @@ FlightDump parse_flight_dump(const std::string& text) {
       dump.groups[one_line(name)] = members.get<std::vector<int>>();
     return dump;
   } catch (const std::exception& error) {
-    throw std::runtime_error(one_line(std::string("is no flight record: ") + error.what()));
+    throw std::runtime_error(one_line(std::string("not a flight record: ") + error.what()));
   }
 }
 

@@ -153,7 +153,7 @@ std::optional<CollectiveRecord> FlightRecorder::first_pending(Id up_to) const {
 }
 
 FlightRecorder& flight_recorder() {
-  static auto* const recorder = new FlightRecorder;  // groups in static storage may outlive any other static
+  static auto* const recorder = new FlightRecorder;  // never destroyed: static groups may outlive it
   return *recorder;
 }
 

@@ -32,12 +32,12 @@ struct Collective {
   std::int32_t dims = 0;      ///< of the first tensor; at most kMaxDims are kept
   std::array<std::int64_t, kMaxDims> shape{};
   std::int64_t bytes = 0;       ///< of all tensors handed in
-  int peer = -1;                ///< root, source or destination, where the call names one
-  bool point_to_point = false;  ///< send and recv: not every rank makes the call
-  bool told_by_wait = false;    ///< who waits for it sees that it has ended, and nobody before
+  int peer = -1;                ///< root, source or destination, if there is one
+  bool point_to_point = false;  ///< send and recv: only some ranks make the call
+  bool told_by_wait = false;    ///< only wait() reports its end
 };
 
-/// What a reader of the ring sees of one call. Times are nanoseconds since the epoch, 0 if not yet.
+/// One call as readers of the ring see it. Times are nanoseconds since the epoch, 0 if not yet.
 struct CollectiveRecord {
   std::uint64_t sequence = 0;  ///< in its group, from 1; 0 for send and recv
   std::string group;
@@ -46,7 +46,7 @@ struct CollectiveRecord {
   std::int64_t tensors = 0;
   std::vector<std::int64_t> shape;
   int peer = -1;
-  int bucket = -1;  ///< of DistributedDataParallel's gradients, if it is one's reduction
+  int bucket = -1;  ///< of DistributedDataParallel's gradients, if it reduces one
   CollectiveState state = CollectiveState::kScheduled;
   std::int64_t created_ns = 0, ended_ns = 0;
 
@@ -56,8 +56,8 @@ struct CollectiveRecord {
 /// "all_reduce of 4096 float (bucket 2)"
 std::string describe(const CollectiveRecord& record);
 
-/// The last collectives of this process, of all its groups: a ring that costs well under a microsecond a
-/// call. Safe to use from several threads.
+/// A ring of this process's last collectives, over all its groups. Costs well under a microsecond a call.
+/// Thread-safe.
 class FlightRecorder {
  public:
   using Id = std::uint64_t;
@@ -66,16 +66,16 @@ class FlightRecorder {
   static constexpr std::size_t kDefaultCapacity = 2000;
   explicit FlightRecorder(std::size_t capacity = kDefaultCapacity) : capacity_(capacity) {}
 
-  /// A name that is there already becomes NAME#2 and so on: the ring may hold the earlier group's calls
-  /// still.
+  /// A name that is taken becomes NAME#2 and so on, because the ring may still hold the earlier group's
+  /// calls.
   ///
-  /// members  its ranks, as numbers of the whole job
+  /// members  its ranks, as ranks of the whole job
   Group add_group(const std::string& name, std::vector<int> members = {});
 
-  /// The members of each group that there has been, by name.
+  /// The members of every group so far, by name.
   std::map<std::string, std::vector<int>> groups() const;
 
-  /// The coming all-reduces that have these sizes, in this order, are the buckets of one backward.
+  /// The next all-reduces of these sizes, in this order, are the buckets of one backward.
   void expect_buckets(Group group, std::vector<std::int64_t> bucket_bytes);
 
   Id begin(Group group, const Collective& call);
@@ -89,9 +89,8 @@ class FlightRecorder {
   /// The call made last.
   std::optional<Id> newest() const;
 
-  /// Of its group's collectives that are pending, the first that was called, up to this one; else this one:
-  /// where a failure began. One that is told_by_wait may have ended long ago, and is passed over. nullopt if
-  /// the ring holds it no longer.
+  /// Where a failure began: the group's first pending collective up to this one, else this one. Skips those
+  /// that are told_by_wait, which may have ended long ago. nullopt if the ring has dropped this one.
   std::optional<CollectiveRecord> first_pending(Id up_to) const;
 
  private:
@@ -123,10 +122,9 @@ class FlightRecorder {
   Id next_ = 0;
 };
 
-/// This process's. One a process, like its log: all its groups are in it.
+/// This process's recorder, for all its groups.
 FlightRecorder& flight_recorder();
 
-/// Nanoseconds since the epoch.
 std::int64_t epoch_now_ns();
 
 }  // namespace ddprun::ddp

@@ -7,8 +7,7 @@
 
 namespace ddprun::ddp {
 
-/// Ranks that did not come to a barrier in time. Every rank that came throws the same, and so does one that
-/// comes later.
+/// Some ranks did not reach a barrier in time. Thrown on every rank that did, and on latecomers.
 class MissingRanks : public std::runtime_error {
  public:
   MissingRanks(const std::string& message, std::vector<int> missing)

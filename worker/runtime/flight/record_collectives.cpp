@@ -48,7 +48,7 @@ CurrentWatchdog& current() {
 
 std::shared_ptr<Watchdog> make_watchdog(const c10::intrusive_ptr<c10d::Store>& store, const std::string& name,
                                         int rank, int size) {
-  auto own = store->clone();  // a store blocks all its users while one waits for a key
+  auto own = store->clone();  // a store blocks all its users while one of them waits for a key
   Board board = board_of(c10::make_intrusive<c10d::PrefixStore>("flight/" + name, own));
   return std::make_shared<Watchdog>(flight_recorder(), std::move(board),
                                     Watchdog::Options{.rank = rank, .world_size = size});

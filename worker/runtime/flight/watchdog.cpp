@@ -18,10 +18,10 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 constexpr std::size_t kTail = 64;                // collectives in an answer
-constexpr std::size_t kShortTail = 2;            // in a position that nobody asked for
-constexpr const char* kQuestions = "questions";  // how many were asked
+constexpr std::size_t kShortTail = 2;            // in a position published without a question
+constexpr const char* kQuestions = "questions";  // number of questions so far
 constexpr const char* kAsking = "asking";        // the rank that asked last
-constexpr const char* kLeft = "left";            // how many ranks need the board no more
+constexpr const char* kLeft = "left";            // number of ranks done with the board
 
 std::string position_key(int rank) { return "position_" + std::to_string(rank); }
 
@@ -37,10 +37,10 @@ struct Watchdog::Shared {
 
   // -- by the thread only --
   std::int64_t answered = 0,
-               dumped = 0;        // the last questions that this rank has answered, written its ring for
+               dumped = 0;        // the last question answered, and the last that the ring was written for
   int asker = -1;                 // the rank that asked last
-  Clock::time_point published{};  // when its position was last left
-  std::map<int, FlightPosition> positions;  // of the other ranks, as last read; kept when the board is gone
+  Clock::time_point published{};  // when the position was last published
+  std::map<int, FlightPosition> positions;  // the other ranks', as last read
 
   // -- under the mutex --
   std::mutex mutex;
@@ -49,8 +49,8 @@ struct Watchdog::Shared {
   bool want_question = false, want_publish = false;
   std::string reason, failure;
   std::uint64_t questions_done = 0, publications = 0;
-  std::vector<RankFlight> flights;  // of all ranks after the last question
-  bool board_gone = false;          // it failed once: never used again
+  std::vector<RankFlight> flights;  // all ranks, after the last question
+  bool board_gone = false;          // it failed once and is not used again
 
   std::mutex explaining;  // one at a time
   std::string explained_group, explanation;
@@ -73,13 +73,13 @@ struct Watchdog::Shared {
     write_flight_dump(recorder, options.rank, options.world_size, failed.empty() ? why : failed);
   }
 
-  /// Answers what other ranks have asked since, first on the board, then with the ring's file.
+  /// Answers other ranks' new questions, first on the board, then with the ring's file.
   void answer() {
     const auto asked = board.add(kQuestions, 0);
     if (asked <= answered) return;
     answered = asked;
     publish(kTail);
-    // How the asking rank failed: it explains our own failure, should that rank be gone by then.
+    // The asking rank's failure explains our own if that rank is gone by then.
     if (const auto asking = board.get({kAsking})[0]) asker = std::atoi(asking->c_str());
     read_positions({asker});
     dump("rank " + board.get({kAsking})[0].value_or("?") + " asked");
@@ -102,7 +102,7 @@ struct Watchdog::Shared {
     return found != positions.end() && (found->second.answers >= question || !found->second.failure.empty());
   }
 
-  /// Of the other ranks, those that have not yet done all that the question wants of them.
+  /// The other ranks that have not yet answered and written their rings.
   std::vector<int> still_busy(std::int64_t question) const {
     std::vector<int> ranks;
     for (int rank = 0; rank < options.world_size; ++rank) {
@@ -114,14 +114,14 @@ struct Watchdog::Shared {
     return ranks;
   }
 
-  /// Asks all ranks where they are and waits, but not for ever, until they have answered. What is known
-  /// afterwards is in positions. Returns the question's number.
+  /// Asks all ranks for their positions and waits a bounded time for the answers, which go into positions.
+  /// Returns the question's number.
   std::int64_t ask() {
-    publish(kTail);  // before the question: whoever sees it finds why
+    publish(kTail);  // before the question, so that whoever sees it finds the reason
     board.set(kAsking, std::to_string(options.rank));
     const auto question = board.add(kQuestions, 1);
     answered = dumped = question;
-    publish(kTail);  // what was asked shortly before is answered by it too
+    publish(kTail);  // also answers questions asked just before
     const auto deadline = Clock::now() + options.answer_within;
     for (;;) {
       answer();  // others may ask too
@@ -161,7 +161,7 @@ struct Watchdog::Shared {
     }
   }
 
-  /// The board goes with rank 0, so that one waits, a little, until the others need it no more.
+  /// The board ends with rank 0, which waits a moment until the others are done with it.
   void leave() {
     if (!failure_now().empty()) return;
     on_board([&] {
@@ -174,7 +174,7 @@ struct Watchdog::Shared {
     });
   }
 
-  /// One round of the thread. False once it is to end.
+  /// One round of the thread. False once it should end.
   bool turn() {
     std::unique_lock lock(mutex);
     changed.wait_for(lock, options.look_every, [this] { return stop || want_question || want_publish; });
@@ -189,7 +189,7 @@ struct Watchdog::Shared {
     }
     on_board([&] {
       answer();
-      if (asker >= 0) read_positions({asker});  // what it has found out
+      if (asker >= 0) read_positions({asker});  // its findings
       if (publication || Clock::now() - published >= options.publish_every)
         publish(publication ? kTail : kShortTail);
     });
@@ -222,7 +222,7 @@ void Watchdog::stop() {
   std::unique_lock lock(shared_->mutex);
   shared_->stop = true;
   shared_->changed.notify_all();
-  // A thread that the board holds is left to itself: it has all that it uses.
+  // A thread that hangs in the board is left alone: it shares ownership of all it uses.
   shared_->changed.wait_for(lock, shared_->options.answer_within, [this] { return shared_->ended; });
 }
 
@@ -261,7 +261,7 @@ std::string Watchdog::explain(FlightRecorder::Id id, const std::vector<int>& mem
   const std::string number = call->sequence == 0 ? "" : " #" + std::to_string(call->sequence);
   const std::string what = call->op + number + describe(*call).substr(call->op.size());
   {
-    // For the others: this rank has failed here, whatever it finds out.
+    // Tells the others now that this rank has failed here.
     const std::scoped_lock lock(shared.mutex);
     if (shared.failure.empty()) shared.failure = what + ": " + one_line(cause);
   }
@@ -280,7 +280,7 @@ std::string Watchdog::explain(FlightRecorder::Id id, const std::vector<int>& mem
     shared.failure = shared.explanation;
   }
   announce_failure(shared.explanation);
-  // The store goes with rank 0: the others get a moment to read what it has found out.
+  // The store ends with rank 0: give the others a moment to read its findings.
   if (asked && shared.options.rank == 0) std::this_thread::sleep_for(3 * shared.options.look_every);
   shared.explained_group = call->group;
   shared.explained_sequence = call->sequence;

@@ -49,10 +49,10 @@ Sockets open_connections() {
   return found;
 }
 
-/// Gloo whose collectives can be given up. Its own destructor waits for them: as long as the timeout of a
-/// collective that another rank will never join. Gloo has no call for it (closing its connections wakes
-/// nobody here) and does not say what its sockets are, so they are what came while it connected. Once they
-/// are shut down, both ends see them closed by the other.
+/// Gloo whose collectives can be aborted. Its own destructor waits until they time out, and it has no call to
+/// give them up (closing its connections wakes nobody on this side) and does not expose its sockets. So this
+/// takes the connections that appeared while it connected, and shuts them down: both ends then see the other
+/// close them.
 class Gloo : public ProcessGroupGloo {
  public:
   Gloo(const StorePtr& store, int rank, int size, c10::intrusive_ptr<Options> options)
@@ -61,7 +61,7 @@ class Gloo : public ProcessGroupGloo {
     if (!idle_within(std::chrono::milliseconds(50))) abort();
   }
 
-  /// From now on, sums go through the memory.
+  /// From now on, sums through this memory.
   void use(std::unique_ptr<SharedMemory> memory) {
     local_ = std::make_unique<LocalAllReduce>(std::move(memory), getRank(), getSize(), getOptions()->timeout);
   }
@@ -95,7 +95,7 @@ class Gloo : public ProcessGroupGloo {
     });
   }
 
-  /// A collective that has been waited for may be on its worker thread for another moment.
+  /// A finished collective may stay on its worker thread for another moment.
   bool idle_within(std::chrono::milliseconds patience) {
     const auto deadline = std::chrono::steady_clock::now() + patience;
     for (;; std::this_thread::sleep_for(std::chrono::milliseconds(1))) {
@@ -152,7 +152,7 @@ c10::intrusive_ptr<c10d::ProcessGroup> make_c10d_group(const GroupParts& parts) 
   if (parts.device.is_cuda() && !parts.nccl) group->setBackend(at::kCUDA, Type::GLOO, gloo);
   if (parts.nccl) {
     auto ranks = parts.world_ranks;
-    if (ranks.empty()) {  // its collectives are counted apart from Gloo's, as those of a subgroup of all
+    if (ranks.empty()) {  // counted apart from Gloo's collectives, like a subgroup of all ranks
       ranks.resize(static_cast<std::size_t>(parts.size));
       std::iota(ranks.begin(), ranks.end(), 0);
     }

@@ -20,35 +20,34 @@ class Device;
 
 namespace ddprun::ddp {
 
-/// Gloo's end of the network: a listening socket and a thread, which all groups of a process share.
+/// Gloo's listening socket and thread, which all groups of a process share. Call it once the store is
+/// connected: until then MASTER_ADDR may not resolve yet. This host's own name is not looked up, as it often
+/// has no address, or a loopback one.
 ///
-/// interface  a network interface's name; empty: the loopback on one node, where nothing is open to the
-///            network, otherwise that of the way to rank 0's host. This host's own name is not looked up: it
-///            often has no address, or one of loopback. To be called once the store is there: until then
-///            MASTER_ADDR may be a name that nobody knows yet.
-/// throws     UsageError if there is no such interface, or no route to MASTER_ADDR
+/// interface  a network interface's name; empty: loopback on one node, where nothing is open to the network,
+///            otherwise the interface towards rank 0's host
+/// throws     UsageError if there is no such interface or no route to MASTER_ADDR
 std::shared_ptr<gloo::transport::Device> make_gloo_device(const WorkerEnv& env, const std::string& interface);
 
-/// The interface asked for: of the options, else of GLOO_SOCKET_IFNAME, else none.
-/// throws  UsageError naming which, if there is no such interface on this host
+/// The option, else GLOO_SOCKET_IFNAME, else "". throws UsageError if this host has no such interface
 std::string checked_interface(const std::string& option);
 
 /// What a group is made of.
 struct GroupParts {
-  StorePtr store;  ///< of this group alone
+  StorePtr store;  ///< this group's only
   int rank = 0;
   int size = 1;
   std::string name;
-  std::vector<int> world_ranks;  ///< of a subgroup: its ranks as the job's; empty: the group is the whole job
+  std::vector<int> world_ranks;  ///< a subgroup's ranks in the whole job; empty: the group is the whole job
   std::chrono::milliseconds timeout{};
   std::shared_ptr<gloo::transport::Device> gloo_device;
   at::Device device = at::kCPU;
-  bool one_host = false;       ///< the ranks are all on this host, as far as the variables say
-  bool shares_memory = false;  ///< sums of CPU tensors are to go through memory then
-  bool nccl = false;           ///< CUDA tensors go over NCCL; else over Gloo, as CPU tensors always do
+  bool one_host = false;       ///< all ranks are on this host, according to the variables
+  bool shares_memory = false;  ///< then sum CPU tensors through shared memory
+  bool nccl = false;           ///< CUDA tensors use NCCL; else Gloo, as CPU tensors always do
 };
 
-/// Connects the ranks. The one place where a group gets its backends: whoever wraps one does it here.
+/// Connects the ranks. The only place that creates or wraps a group's backends.
 c10::intrusive_ptr<c10d::ProcessGroup> make_c10d_group(const GroupParts& parts);
 
 }  // namespace ddprun::ddp

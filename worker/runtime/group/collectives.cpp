@@ -105,12 +105,4 @@ std::vector<double> PendingSum::wait() const {
 
 const c10::intrusive_ptr<c10d::Work>& PendingSum::work() const { return state_->work; }
 
-std::int64_t all_reduce_max(const ProcessGroup& group, c10::Device device, std::int64_t value) {
-  std::vector<torch::Tensor> tensors = {torch::tensor({value}).to(device)};
-  c10d::AllreduceOptions options;
-  options.reduceOp = c10d::ReduceOp::MAX;
-  group.handle()->allreduce(tensors, options)->wait();
-  return tensors[0].item<std::int64_t>();
-}
-
 }  // namespace ddprun::ddp

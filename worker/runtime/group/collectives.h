@@ -3,7 +3,6 @@
 #include <c10/core/Device.h>
 #include <c10/util/intrusive_ptr.h>
 
-#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -57,8 +56,5 @@ class PendingSum {
   struct State;
   std::shared_ptr<const State> state_;
 };
-
-/// The largest of the ranks' values.
-std::int64_t all_reduce_max(const ProcessGroup& group, c10::Device device, std::int64_t value);
 
 }  // namespace ddprun::ddp

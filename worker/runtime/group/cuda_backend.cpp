@@ -15,7 +15,7 @@
 namespace ddprun::ddp {
 namespace {
 
-// The few declarations of cuda.h that this needs, so that it builds without.
+// From cuda.h, to build without it.
 using Result = int;  // CUresult; 0 is success
 struct Uuid {
   unsigned char bytes[16];
@@ -27,7 +27,7 @@ class Library {
 
   explicit operator bool() const { return handle_ != nullptr; }
 
-  /// Calls a function of the driver; -1 if it has none of that name.
+  /// Calls a function of the driver; -1 if it is missing.
   template <typename... Parameters, typename... Arguments>
   Result call(const char* name, Result (*)(Parameters...), Arguments... arguments) const {
     const auto function = reinterpret_cast<Result (*)(Parameters...)>(::dlsym(handle_, name));
@@ -79,12 +79,12 @@ std::vector<std::string> candidates() {
 
 const CudaPlugin& load() {
   const std::string path = candidates().front();
-  // Global: LibTorch's own libraries look each other's symbols up.
+  // Global: LibTorch's libraries look up each other's symbols.
   void* handle = ::dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
   if (handle == nullptr)
     throw UsageError(
         "device cuda: the CUDA plug-in cannot be loaded: " + std::string(::dlerror()) +
-        "; scripts/setup.sh --cuda and a new build make it, DDPRUN_CUDA_PLUGIN names another place");
+        "; build it with scripts/setup.sh --cuda and a new build, or set DDPRUN_CUDA_PLUGIN to its path");
   const auto getter = reinterpret_cast<CudaPluginGetter>(::dlsym(handle, kCudaPluginSymbol));
   const CudaPlugin* plugin = getter == nullptr ? nullptr : getter();
   if (plugin == nullptr || plugin->build != std::string(kCudaPluginBuild))

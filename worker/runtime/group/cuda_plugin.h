@@ -13,20 +13,20 @@ class Store;
 
 namespace ddprun::ddp {
 
-/// What libddprun_cuda.so offers. It is linked to libtorch_cuda, which the programs are not: loading it is
-/// what registers CUDA with LibTorch.
+/// The interface of libddprun_cuda.so. It links libtorch_cuda, which the programs do not: loading it
+/// registers CUDA with LibTorch.
 struct CudaPlugin {
   const char* build;  ///< must be kCudaPluginBuild of the program that loads it
   c10::intrusive_ptr<c10d::Backend> (*make_nccl)(const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                                  int size, std::chrono::milliseconds timeout,
                                                  c10::Device device);
-  void (*set_device)(c10::Device device);   ///< for CUDA calls of this thread that name none
+  void (*set_device)(c10::Device device);   ///< for this thread's CUDA calls that name no device
   std::string (*dump_nccl_trace)();         ///< the flight recorder's ring, as JSON
   std::string (*versions)();                ///< "CUDA 13.0, NCCL 2.28.9"
-  void (*synchronize)(c10::Device device);  ///< waits for what was started on it
+  void (*synchronize)(c10::Device device);  ///< waits for all its work
 };
 
-/// The only symbol that is looked up in the plug-in.
+/// The only symbol that programs look up in it.
 constexpr const char* kCudaPluginSymbol = "ddprun_cuda_plugin";
 using CudaPluginGetter = const CudaPlugin* (*)();
 

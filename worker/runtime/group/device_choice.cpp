@@ -38,9 +38,9 @@ bool use_nccl(BackendChoice wanted, const std::vector<std::string>& gpus) {
   if (!gpu_for_all)
     throw UsageError("backend nccl: expected device cuda, got tensors on the CPU; backend gloo serves both");
   if (shared != ranks_of.end())
-    throw UsageError("backend nccl: expected a GPU of its own for every rank, got " +
+    throw UsageError("backend nccl: expected a separate GPU for every rank, got " +
                      describe_ranks(shared->second) + " on GPU " + shared->first +
-                     "; start fewer ranks, or choose backend gloo, with which ranks can share one");
+                     "; start fewer ranks, or choose backend gloo, which lets ranks share one");
   return true;
 }
 

@@ -32,13 +32,13 @@ std::string to_text(const Address& address) {
   return text;
 }
 
-/// Of a name or an address, in the order in which they are to be tried.
+/// The addresses of a name or address, in the order to try them.
 std::vector<Address> addresses_of(const std::string& host) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_DGRAM;
   hints.ai_flags = AI_NUMERICSERV;
   addrinfo* list = nullptr;
-  // A port that is not zero, which connect() does not take everywhere; nothing is sent there.
+  // Not port 0, which connect() refuses on some systems; nothing is sent there.
   const int error = ::getaddrinfo(host.c_str(), "1", &hints, &list);
   if (error != 0)
     throw UsageError("MASTER_ADDR: expected the address or name of rank 0's host, got '" + host +
@@ -60,7 +60,7 @@ std::vector<Address> addresses_of(const std::string& host) {
   return found;
 }
 
-/// What the kernel would send from; empty with errno if it knows no way there.
+/// The address that the kernel would send from; empty with errno if there is no route.
 std::string source_towards(const Address& target) {
   const UniqueFd fd(::socket(target.bytes.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   Address source;
@@ -84,7 +84,7 @@ std::string local_address_towards(const std::string& master_addr) {
     if (!source.empty()) return source;
     tried += (tried.empty() ? "" : ", ") + to_text(target) + ": " + std::strerror(error);
   }
-  throw UsageError("MASTER_ADDR: this host knows no way to '" + master_addr + "' (" + tried +
+  throw UsageError("MASTER_ADDR: this host has no route to '" + master_addr + "' (" + tried +
                    "); GLOO_SOCKET_IFNAME can name a network interface");
 }
 

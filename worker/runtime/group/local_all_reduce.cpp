@@ -15,7 +15,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// So long a call looks whether the others come too: more than the ranks of a balanced step are apart.
+// How long a call polls for the other ranks: longer than the ranks of a balanced step are apart.
 constexpr auto kPatience = std::chrono::microseconds(50);
 
 constexpr std::chrono::milliseconds kForever = std::chrono::hours(24 * 365);
@@ -36,7 +36,7 @@ class LocalAllReduce::Call : public c10d::Work {
   std::vector<at::Tensor> result() override { return tensors_; }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
 
-  /// Runs callbacks, which may call for more.
+  /// Runs callbacks, which may start more calls.
   void tell() {
     if (!error && !contiguous_.is_same(tensors_[0])) tensors_[0].detach().copy_(contiguous_);
     if (error)
@@ -52,7 +52,7 @@ class LocalAllReduce::Call : public c10d::Work {
 
  private:
   std::vector<at::Tensor> tensors_;
-  at::Tensor contiguous_;  // the tensor, or a copy if it has holes or another order
+  at::Tensor contiguous_;  // the tensor, or a contiguous copy
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 
@@ -112,7 +112,7 @@ void LocalAllReduce::finish_calls() {
     const auto posts = sum_.posts();
     const auto first = calls_.front();
     advance();
-    if (!calls_.empty() && calls_.front() == first) fail_in_vain();
+    if (!calls_.empty() && calls_.front() == first) fail_if_hopeless();
     tell(lock);
     if (calls_.empty() || calls_.front() != first) continue;
     lock.unlock();
@@ -121,7 +121,7 @@ void LocalAllReduce::finish_calls() {
   }
 }
 
-/// Of calls_, what can be done now.
+/// Does what can be done now of calls_.
 void LocalAllReduce::advance() {
   while (!calls_.empty() && !sum_.has_left()) {
     try {
@@ -134,15 +134,15 @@ void LocalAllReduce::advance() {
   }
 }
 
-/// The first call, if it waits in vain; after it all the others do.
-void LocalAllReduce::fail_in_vain() {
-  auto why = sum_.why_in_vain();
+/// Fails the first call if it can no longer succeed; then all the others fail too.
+void LocalAllReduce::fail_if_hopeless() {
+  auto why = sum_.problem();
   if (why.empty() && Clock::now() > calls_.front()->deadline)
-    why = sum_.whom_it_waits_for() + " did not come in time";
+    why = sum_.awaited_rank() + " did not arrive in time";
   if (why.empty()) return;
-  if (why_in_vain_.empty()) why_in_vain_ = why;
+  if (problem_.empty()) problem_ = why;
   sum_.leave();
-  end_first(std::make_exception_ptr(C10_BUILD_ERROR(DistBackendError, "all_reduce: " + why_in_vain_)));
+  end_first(std::make_exception_ptr(C10_BUILD_ERROR(DistBackendError, "all_reduce: " + problem_)));
 }
 
 void LocalAllReduce::end_first(std::exception_ptr error) {
@@ -152,7 +152,7 @@ void LocalAllReduce::end_first(std::exception_ptr error) {
   has_begun_ = false;
 }
 
-/// In the order of the calls: one thread at a time, without the lock, since callbacks may call for more.
+/// In the order of the calls, one thread at a time, without the lock because callbacks may start more calls.
 void LocalAllReduce::tell(Lock& lock) {
   if (telling_) return;
   for (telling_ = true; !finished_.empty();) {

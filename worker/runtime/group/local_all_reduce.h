@@ -17,29 +17,29 @@
 
 namespace ddprun::ddp {
 
-/// The all-reduce of a group whose ranks are all on one host. Over Gloo's sockets every message wakes threads
-/// that compete with the training for the CPUs; here the threads that call do the work themselves, as far as
-/// the other ranks have come, and go on. One thread does what is left when nobody calls.
+/// The all-reduce of a group whose ranks are all on one host. Gloo's sockets wake threads for every message,
+/// which compete with training for the CPUs; here the calling threads do the work themselves, as far as the
+/// other ranks have come, and go on. One thread does the rest.
 class LocalAllReduce {
  public:
   LocalAllReduce(std::unique_ptr<SharedMemory> memory, int rank, int size, std::chrono::milliseconds timeout);
-  ~LocalAllReduce();  ///< calls that are not finished fail
+  ~LocalAllReduce();  ///< unfinished calls fail
 
-  /// Whether this call is made here: a sum of one strided tensor of floats or doubles on the CPU. Of shorter
-  /// types the order of the additions shows, so they keep Gloo's. The same on every rank, whatever shapes and
-  /// strides they bring.
+  /// Whether it takes this call: a sum of one strided tensor of floats or doubles on the CPU. Shorter types,
+  /// whose sums depend visibly on the order of additions, stay with Gloo. The same on every rank, whatever
+  /// the shapes and strides.
   static bool suits(const std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options);
 
-  /// What callbacks of the result do keeps later sums waiting; they may call for more, but not wait for it.
+  /// Callbacks of the result delay later sums; they may start more, but not wait for them.
   ///
-  /// number  of the call among all all-reduces of the group, those too that are not made here
+  /// number  counts all of the group's all-reduces, also those of Gloo
   c10::intrusive_ptr<c10d::Work> run(const std::vector<at::Tensor>& tensors,
                                      const c10d::AllreduceOptions& options, std::uint64_t number);
 
-  /// Waits until all calls are finished, well or not.
+  /// Waits until all calls have succeeded or failed.
   void drain();
 
-  /// Calls that are not finished fail, here and on the other ranks, and all later ones.
+  /// Fails all unfinished and later calls, here and on the other ranks.
   void abort() { sum_.leave(); }
 
  private:
@@ -48,20 +48,20 @@ class LocalAllReduce {
 
   void finish_calls();
   void advance();
-  void fail_in_vain();
+  void fail_if_hopeless();
   void end_first(std::exception_ptr error);
   void tell(Lock& lock);
 
   SharedSum sum_;
   const int rank_;
-  const int process_;  // a forked child has no part in this
+  const int process_;  // which a forked child is not
   const std::chrono::milliseconds timeout_;
   std::mutex mutex_;
   std::condition_variable changed_, idle_;
-  std::deque<c10::intrusive_ptr<Call>> calls_;     // not finished; the first has begun if has_begun_
-  std::deque<c10::intrusive_ptr<Call>> finished_;  // but nobody has been told yet
+  std::deque<c10::intrusive_ptr<Call>> calls_;     // unfinished; the first has begun if has_begun_
+  std::deque<c10::intrusive_ptr<Call>> finished_;  // but not yet reported
   bool has_begun_ = false, telling_ = false;
-  std::string why_in_vain_;  // all calls, since the first that was
+  std::string problem_;  // fails all calls since the first that it failed
   bool ending_ = false;
   std::thread thread_;
 };

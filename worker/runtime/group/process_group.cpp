@@ -50,7 +50,7 @@ bool shared_memory_allowed() {
   return value == "1";
 }
 
-/// Every rank's text, in their order.
+/// Every rank's text, by rank.
 std::vector<std::string> exchange(const StorePtr& store, int rank, int size, const std::string& mine) {
   const auto key = [](int of) { return "device/" + std::to_string(of); };
   store->set(key(rank), mine);
@@ -65,7 +65,7 @@ std::string spell(const std::vector<int>& ranks) {
   return text;
 }
 
-/// throws std::invalid_argument unless they are ranks of a group of that size, each once, and as everywhere
+/// throws std::invalid_argument unless they are different ranks of the parent, and the same on every rank
 void check_new_group(const ProcessGroup& parent, const std::vector<int>& ranks) {
   const auto said = all_gather(parent, spell(ranks));
   for (std::size_t rank = 0; rank < said.size(); ++rank)
@@ -82,7 +82,7 @@ void check_new_group(const ProcessGroup& parent, const std::vector<int>& ranks) 
 }  // namespace
 
 struct ProcessGroup::State {
-  GroupParts parts;  // its store and network end are there from the start, or made with the group of one
+  GroupParts parts;  // a group of one gets its store and device in make()
   WorkerEnv env;
   std::string interface;
   std::vector<int> world_ranks;
@@ -129,7 +129,7 @@ ProcessGroup ProcessGroup::connect(const WorkerEnv& env, const Options& options)
                   : exchange(parts.store, env.rank, env.world_size, device.id);
   }
   parts.nccl = use_nccl(options.backend, devices);
-  // Nodes that are played on one host are to use the network.
+  // Simulated nodes on one host use the network.
   parts.one_host = env.world_size > 1 && env.local_world_size == env.world_size;
   if (env.world_size > 1) state->make();
   return ProcessGroup(std::move(state));
@@ -155,7 +155,7 @@ std::optional<ProcessGroup> ProcessGroup::new_group(std::vector<int> ranks,
   state->parts.rank = static_cast<int>(own - ranks.begin());
   state->parts.size = static_cast<int>(ranks.size());
   state->parts.name = name;
-  state->parts.one_host = false;  // memory and a thread for every subgroup would be too many
+  state->parts.one_host = false;  // memory and a thread for every subgroup would be too much
   state->parts.timeout = timeout.value_or(state_->parts.timeout);
   state->env = state_->env;
   state->interface = state_->interface;
@@ -180,14 +180,14 @@ void ProcessGroup::barrier(std::optional<std::chrono::milliseconds> timeout) con
 void ProcessGroup::close() {
   if (std::exchange(state_->closed, true)) return;
   if (state_->group) {
-    if (state_->parts.nccl) cuda_plugin().synchronize(device());  // the barrier is the CPU's alone
+    if (state_->parts.nccl) cuda_plugin().synchronize(device());  // the barrier is on the CPU only
     if (size() > 1) state_->group->barrier()->wait();
     state_->group->shutdown();
   }
   state_->group.reset();
   state_->barrier.reset();
   state_->parts.gloo_device.reset();
-  state_->parts.store.reset();  // last: the group's keys are in it, and rank 0 may host it
+  state_->parts.store.reset();  // last: it has the group's keys, and rank 0 may host it
 }
 
 const c10::intrusive_ptr<c10d::ProcessGroup>& ProcessGroup::handle() const {

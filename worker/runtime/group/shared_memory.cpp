@@ -22,7 +22,7 @@ namespace {
 
 constexpr const char* kNo = "no";
 
-/// What tells the memory of this group from any other file: it lies at its end.
+/// Identifies this group's memory; lies at its end.
 using Mark = std::array<unsigned char, 16>;
 
 UniqueFd open_process(pid_t pid) { return UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0))); }
@@ -32,7 +32,7 @@ std::byte* map(int fd, std::size_t bytes) {
   return data == MAP_FAILED ? nullptr : static_cast<std::byte*>(data);
 }
 
-/// Rank 0's part. -1: it cannot be.
+/// Rank 0's part. Empty if the system forbids it.
 UniqueFd make_file(std::size_t bytes, Mark& mark) {
   UniqueFd file(::memfd_create("ddprun", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   const bool made = file && ::getrandom(mark.data(), mark.size(), 0) == static_cast<ssize_t>(mark.size()) &&
@@ -41,13 +41,13 @@ UniqueFd make_file(std::size_t bytes, Mark& mark) {
   return made ? std::move(file) : UniqueFd();
 }
 
-/// Where process numbers mean the same.
+/// Identifies the PID namespace.
 std::string process_space() {
   std::error_code none;
   return std::filesystem::read_symlink("/proc/self/ns/pid", none).string();
 }
 
-/// Another rank's: through rank 0's process, which must be one of this host and of this user.
+/// Another rank's part: opens it through rank 0's process, which must be on this host and this user's.
 UniqueFd open_file(pid_t pid, int fd) {
   const auto path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(fd);
   std::error_code none;
@@ -83,7 +83,7 @@ std::unique_ptr<SharedMemory> share_memory(const StorePtr& base, int rank, int s
 
   Mark mark{};
   UniqueFd file;
-  bool right = rank == 0;  // not another file that has come to that path
+  bool right = rank == 0;  // not another file that now has that path
   if (rank == 0) {
     if (wanted) file = make_file(memory->bytes_, mark);
     if (file && (memory->data_ = map(file.get(), memory->bytes_)) != nullptr)

@@ -9,8 +9,8 @@
 
 namespace ddprun::ddp {
 
-/// Memory that the ranks of one host share, and a descriptor of each of their processes. It has no name:
-/// nothing is left of it when the last of them ends, however it ends.
+/// Memory shared by the ranks of one host, and a descriptor of each of their processes. It is anonymous:
+/// nothing is left when the last of them ends, however it ends.
 class SharedMemory {
  public:
   ~SharedMemory();
@@ -28,7 +28,7 @@ class SharedMemory {
 
   struct Process {
     UniqueFd descriptor;
-    bool gone;  // before there was one
+    bool gone;  // it had ended before it could be opened
   };
 
   std::byte* data_ = nullptr;
@@ -36,10 +36,8 @@ class SharedMemory {
   std::vector<Process> processes_;  // of the ranks
 };
 
-/// Memory for all ranks of a group, filled with zeros. Every rank of the group calls it.
-///
-/// returns  nullptr, on every rank, if they do not all see each other's processes: they are on several hosts,
-///          in several containers, or the system forbids it
+/// Zero-filled memory for all ranks of a group, which all call it. Returns nullptr, on every rank, unless all
+/// see each other's processes: not on several hosts, in several containers, or where the system forbids it.
 std::unique_ptr<SharedMemory> share_memory(const StorePtr& store, int rank, int size, std::size_t bytes,
                                            bool wanted);
 

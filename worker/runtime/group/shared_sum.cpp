@@ -17,18 +17,18 @@
 namespace ddprun::ddp {
 namespace {
 
-// A piece stays in the cache from one of its passes to the next; its units are what a rank adds up at a time.
+// A piece stays in the cache between its passes; a rank adds up one unit at a time.
 constexpr std::size_t kUnitBytes = std::size_t{64} << 10, kUnits = 16, kPieceBytes = kUnits * kUnitBytes;
 
-// Up to so many ranks, each adds up everything for itself: they wait for each other once a piece and not
-// twice. It then needs a second place for its next piece, while others may still read the one before.
+// Up to this many ranks, each adds up everything itself: they wait for each other once a piece, not twice.
+// Each then needs a second place for its next piece, while others may still read the one before.
 constexpr int kFew = 4;
 
 std::size_t places(int size) { return static_cast<std::size_t>(size <= kFew ? 2 * size : size + 1); }
 
 }  // namespace
 
-/// What a call is about.
+/// A call's tensor, to compare between ranks.
 struct SharedSum::Tensor {
   std::uint64_t number;
   std::int64_t elements;
@@ -36,16 +36,16 @@ struct SharedSum::Tensor {
   bool operator==(const Tensor&) const = default;
 };
 
-/// What a rank tells the others. Each has a cache line of its own.
+/// What a rank tells the others; each on a separate cache line.
 struct alignas(64) SharedSum::Rank {
   std::atomic<std::uint64_t> pieces;  // that it has put there
   std::atomic<bool> left;
   Tensor tensors[2];  // of its calls in turn: it may begin the next while others look at this one
 };
 
-/// Everything counts from the beginning of the group and never goes back. All zeros at first.
+/// Counts from the beginning of the group, starting at zero.
 struct alignas(64) SharedSum::Board {
-  std::atomic<std::uint32_t> posts;  // what the ranks have done; they sleep on it
+  std::atomic<std::uint32_t> posts;  // the ranks' actions; they sleep on it
   std::atomic<std::uint32_t> sleepers;
   std::atomic<std::uint64_t> units_taken, units_added;  // kUnits of each piece, those of a short one empty
 };
@@ -110,14 +110,14 @@ bool SharedSum::advance() {
   return false;
 }
 
-/// The place is free. Of few ranks, all have put the piece before, after they read the one before that; of
-/// many, the sum of the piece before is there, so all its parts have been read.
+/// The place is free: few ranks have all put the piece before, after reading the one before that; of many,
+/// all parts of the piece before have been read, as its sum is there.
 void SharedSum::put() {
   ++pieces_;
   const auto* const own = static_cast<const std::byte*>(tensor_.const_data_ptr());
   std::copy_n(own + offset_, piece_bytes(), piece(rank_));
   rank(rank_).pieces = pieces_;
-  if (all_have_put()) post();  // of several who come last, one at least sees all
+  if (all_have_put()) post();  // of several that come last, at least one sees all
 }
 
 void SharedSum::post() {
@@ -132,8 +132,8 @@ bool SharedSum::all_have_put() const {
   return true;
 }
 
-/// The first bytes of the piece, what nobody has taken of them yet. The sum's place is free: all have put the
-/// next piece, after taking the last sum.
+/// Adds up the units of the piece's first bytes that no rank has taken yet. The sum's place is free: all have
+/// put the next piece, after taking the last sum.
 void SharedSum::add_up_together(std::size_t bytes) {
   const auto end = pieces_ * kUnits;
   for (auto unit = board().units_taken.load(); unit < end;) {
@@ -171,23 +171,23 @@ void SharedSum::check_same_call() {
   }
 }
 
-std::string SharedSum::why_in_vain() const {
+std::string SharedSum::problem() const {
   if (has_left()) return "the process group was ended";
   for (int of = 0; of < size_; ++of) {
     if (of == rank_) continue;
-    // First what there is to say, then whether it matters: it may have put its piece, and gone, in between.
+    // In this order: it may put its piece and go in between.
     const bool left = rank(of).left, ended = memory_->has_ended(of);
     if (!left && !ended) continue;
     const bool has_put = rank(of).pieces >= pieces_;
     if (has_put && is_added_up()) continue;
-    // One that has put its piece may have ended while it added; one that only left adds what it took.
+    // A rank that put its piece may have ended while adding; one that only left finishes adding.
     if (ended) return "rank " + std::to_string(of) + " has ended";
     if (!has_put) return "rank " + std::to_string(of) + " has left the process group";
   }
   return "";
 }
 
-std::string SharedSum::whom_it_waits_for() const {
+std::string SharedSum::awaited_rank() const {
   for (int of = 0; of < size_; ++of)
     if (rank(of).pieces < pieces_) return "rank " + std::to_string(of);
   return "another rank";

@@ -11,39 +11,35 @@
 
 namespace ddprun::ddp {
 
-/// The sum of a tensor over the ranks of one host, through memory that they share. Piece by piece, each rank
-/// puts its own there, then adds up all of them; where there are many ranks, those that are awake add them up
-/// once, together, and each takes the sum. Who comes last waits for nobody. Elements are added in the order
-/// of the ranks, so that every rank gets the same, whoever adds.
+/// Sums a tensor over the ranks of one host through shared memory. Piece by piece, each rank puts its own
+/// there and adds up all of them; many ranks add them up once, together, and each copies the sum. The last to
+/// come never waits. Elements are added in the order of the ranks, so that every rank gets the same result.
 ///
-/// Nothing here blocks but sleep(). One call at a time; all ranks make the same calls in the same order.
+/// Only sleep() blocks. One call at a time; all ranks make the same calls in the same order.
 class SharedSum {
  public:
-  /// What it needs.
+  /// The memory it needs.
   static std::size_t bytes(int size);
 
   SharedSum(std::unique_ptr<SharedMemory> memory, int rank, int size);
 
-  /// Begins a call.
   /// tensor  dense, contiguous, on the CPU; gets the sum
-  /// number  of the call, by which ranks that have lost step are told
+  /// number  of the call: detects ranks that are out of step
   void begin(const at::Tensor& tensor, std::uint64_t number);
 
-  /// Goes on with the call, as far as the other ranks have come.
-  ///
-  /// returns  whether it is finished
-  /// throws   c10::Error, on every rank, if they did not begin the same call; they may begin another
+  /// Continues the call as far as the other ranks have come. True if it is finished.
+  /// throws  c10::Error, on every rank, if they did not begin the same call; they may begin another
   bool advance();
 
-  /// What this rank waits for if its call is not finished: "" or why it waits in vain, "rank 1 has ended".
-  std::string why_in_vain() const;
-  std::string whom_it_waits_for() const;  ///< "rank 1"
+  /// Why an unfinished call cannot finish, "rank 1 has ended"; "" if it can.
+  std::string problem() const;
+  std::string awaited_rank() const;  ///< "rank 1"
 
-  /// Sleeps until a rank has done something since posts() gave that number, 20 ms at most.
+  /// Sleeps until a rank has done something since posts() returned that number, 20 ms at most.
   void sleep(std::uint32_t posts) const;
   std::uint32_t posts() const;
 
-  /// From any thread: calls here and there that are not finished are in vain from now on.
+  /// From any thread: unfinished calls, here and on the other ranks, cannot finish from now on.
   void leave();
   bool has_left() const;
 
@@ -55,8 +51,8 @@ class SharedSum {
   Board& board() const;
   Rank& rank(int of) const;
   std::byte* place(std::size_t index) const;
-  std::byte* piece(int of) const;  // that a rank has put there
-  std::byte* shared_sum() const;   // of many ranks
+  std::byte* piece(int of) const;  // a rank's
+  std::byte* shared_sum() const;   // many ranks'
   bool is_few() const;
   void put();
   void post();
@@ -72,7 +68,7 @@ class SharedSum {
   at::Tensor tensor_;
   std::size_t offset_ = 0;  // of the piece, in the tensor
   std::uint64_t calls_ = 0;
-  std::uint64_t pieces_ = 0;  // that this rank has put there, of all calls
+  std::uint64_t pieces_ = 0;  // that this rank has put there in all calls
 };
 
 }  // namespace ddprun::ddp

@@ -9,14 +9,13 @@
 
 namespace ddprun::ddp {
 
-/// While it lives, calls `act` on a thread of its own whenever this process gets the signal; what the program
-/// does is not interrupted (system calls go on). For one signal at a time; the earlier handling of the signal
-/// comes back afterwards.
+/// While it lives, calls `act` on a separate thread whenever this process gets the signal, without
+/// interrupting the program's system calls. Its end restores the earlier handler.
 ///
 ///   SignalThread on_request(SIGUSR2, [] { dump_flight("SIGUSR2"); });
 class SignalThread {
  public:
-  /// throws  std::system_error; std::logic_error if there is one already
+  /// throws  std::system_error; std::logic_error if another one exists
   SignalThread(int signal, std::function<void()> act);
   ~SignalThread();
   SignalThread(const SignalThread&) = delete;

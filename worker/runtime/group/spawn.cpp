@@ -53,16 +53,16 @@ void flush_output() {
   std::fflush(nullptr);
 }
 
-/// This process's environment becomes that of the rank, whatever launcher started the program.
+/// Replaces this process's environment by the rank's, whatever launcher started the program.
 void set_environment(const WorkerEnv& env) {
   for (const auto& name : worker_variable_names()) ::unsetenv(name.c_str());
   WorkerEnv own = env;
-  own.store_fd.reset();  // taken from the struct; in the environment a program started here would inherit it
+  own.store_fd.reset();  // not for programs started here
   for (const auto& [name, value] : to_env(own)) ::setenv(name.c_str(), value.c_str(), 1);
 }
 
-/// A rank's share of the CPUs, as ddprun gives it: with a thread for each CPU in every rank, they would
-/// wait for each other most of the time.
+/// Takes a rank's share of the CPUs, as under ddprun: with a thread for each CPU in every rank, threads would
+/// mostly wait for each other.
 void share_cpus(const WorkerEnv& env) {
   if (std::getenv("OMP_NUM_THREADS") != nullptr || env.local_world_size == 1) return;
   cpu_set_t cpus;
@@ -72,7 +72,7 @@ void share_cpus(const WorkerEnv& env) {
   at::set_num_threads(share);                                     // OpenMP has read its variable already
 }
 
-/// What body threw, if it threw.
+/// The message of what body threw, if it threw.
 std::optional<std::string> run_body(const std::function<void()>& body) {
   try {
     body();
@@ -82,19 +82,19 @@ std::optional<std::string> run_body(const std::function<void()>& body) {
   } catch (const std::exception& error) {
     return error.what();
   } catch (...) {
-    return "an exception that is no std::exception";
+    return "an exception that is not a std::exception";
   }
 }
 
-/// In the child: ends it with 1 and the message of what body throws, or with 0.
+/// In the child: ends with 0, or with 1 and the message of what body throws.
 [[noreturn]] void run_rank(pid_t parent, int message_fd, const std::function<void()>& body) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(1);
-  ::signal(SIGPIPE, SIG_IGN);  // Gloo may write to a rank that has gone: an error of its collective, no more
+  ::signal(SIGPIPE, SIG_IGN);  // Gloo may write to a rank that has ended: only its collective should fail
   const auto error = run_body(body);
   flush_output();
   if (!error) ::_exit(0);
-  constexpr std::size_t kPipeHolds = 4096;  // more would block: the parent reads when we are gone
+  constexpr std::size_t kPipeHolds = 4096;  // more would block: the parent reads only after our end
   [[maybe_unused]] const auto written =
       ::write(message_fd, error->data(), std::min(error->size(), kPipeHolds));
   ::_exit(1);
@@ -136,7 +136,7 @@ class Ranks {
     if (!ranks_.back().pidfd) throw_errno("pidfd_open");
   }
 
-  /// Waits until some have ended, or the deadline. False when none is left, or none has ended by then.
+  /// Waits until some have ended, or the deadline. False if none is left, or none has ended by then.
   bool wait_for_some(std::optional<Clock::time_point> deadline, std::string& errors) {
     std::vector<pollfd> waiting;
     for (const auto& rank : ranks_) waiting.push_back({rank.pid < 0 ? -1 : rank.pidfd.get(), POLLIN, 0});
@@ -177,13 +177,13 @@ class Ranks {
 };
 
 void end_all(Ranks& ranks, std::chrono::milliseconds grace) {
-  std::string not_asked;  // they failed because they were ended
+  std::string ignored;  // they fail because we end them
   ranks.send_to_all(SIGTERM);
   const auto deadline = Clock::now() + grace;
-  while (ranks.wait_for_some(deadline, not_asked)) {
+  while (ranks.wait_for_some(deadline, ignored)) {
   }
   ranks.send_to_all(SIGKILL);
-  while (ranks.wait_for_some(std::nullopt, not_asked)) {
+  while (ranks.wait_for_some(std::nullopt, ignored)) {
   }
 }
 
@@ -206,7 +206,7 @@ void spawn(int n, const std::function<void(const WorkerEnv&)>& body, const Spawn
       share_cpus(env);
       body(env);
     });
-  port.socket.reset();  // rank 0 alone has it: when it is gone, so is whoever listens there
+  port.socket.reset();  // only rank 0 has it: the port closes when that ends
 
   std::string errors;
   while ((errors.empty() || !options.end_others) && ranks.wait_for_some(std::nullopt, errors)) {
@@ -215,7 +215,5 @@ void spawn(int n, const std::function<void(const WorkerEnv&)>& body, const Spawn
   end_all(ranks, options.grace);
   throw std::runtime_error(errors);
 }
-
-void spawn(int n, const std::function<void(const WorkerEnv&)>& body) { spawn(n, body, SpawnOptions{}); }
 
 }  // namespace ddprun

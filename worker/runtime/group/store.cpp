@@ -23,7 +23,7 @@
 namespace ddprun::ddp {
 namespace {
 
-/// How long a rank looks for the host of the store at short intervals; after that the store waits as it does.
+/// How long wait_for_port() looks for the store's host; then the store's own wait takes over.
 constexpr std::chrono::milliseconds kLookForHost{5000};
 
 std::optional<int> bound_port(int fd) {
@@ -108,8 +108,8 @@ void check_store(const WorkerEnv& env, const std::string& init_method) {
 StorePtr make_store(const WorkerEnv& env, const std::string& init_method, std::chrono::milliseconds timeout) {
   check_store(env, init_method);
   const auto file = file_of(init_method);
-  // Keys carry the restart count, so that a store that outlives a restart gives no stale addresses; a file
-  // may outlive the job.
+  // Keys carry the restart count, because a store may outlive a restart with stale addresses in it, and the
+  // run id, because a file may outlive the job.
   const std::string attempt = "attempt_" + std::to_string(env.restart_count);
   if (!file) return c10::make_intrusive<c10d::PrefixStore>("ddprun/" + attempt, make_tcp_store(env, timeout));
   return c10::make_intrusive<c10d::PrefixStore>("ddprun/" + env.run_id + "/" + attempt,

@@ -10,9 +10,8 @@
 
 namespace ddprun::ddp {
 
-/// Meetings of a group's ranks through its store: no connections between the ranks are needed, and a meeting
-/// that fails says who did not come. Exactly one verdict is given at each, by the last to come or by the
-/// first to lose patience.
+/// A barrier through the store: it needs no connections between the ranks, and when it fails it names the
+/// missing ranks. The last rank to arrive, or the first to time out, decides how it ends for all.
 class StoreBarrier {
  public:
   /// world_ranks  of the members, in the order of their ranks in the group
@@ -22,7 +21,7 @@ class StoreBarrier {
   /// Returns on all ranks once all have called it, or throws on all.
   ///
   /// what    begins the error's message
-  /// throws  MissingRanks once a rank has waited that long; c10::Error if the store is out of reach
+  /// throws  MissingRanks once a rank has waited that long; c10::Error if the store is unreachable
   void meet(const std::string& what, std::chrono::milliseconds timeout);
 
  private:

@@ -8,9 +8,106 @@
 #include <algorithm>
 #include <utility>
 
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <ddprun/flight/record_collectives.h>
 #include <ddprun/group/collectives.h>
 
 namespace ddprun::ddp {
+namespace {
+
+/// Waits for several works.
+class Works : public c10d::Work {
+ public:
+  void add(c10::intrusive_ptr<c10d::Work> work) { works_.push_back(std::move(work)); }
+  bool wait(std::chrono::milliseconds timeout) override {
+    for (auto& work : std::exchange(works_, {})) work->wait(timeout);
+    return true;
+  }
+
+ private:
+  std::vector<c10::intrusive_ptr<c10d::Work>> works_;
+};
+
+void wait_for(c10::intrusive_ptr<c10d::Work>& work) {
+  if (const auto started = std::exchange(work, {})) started->wait();
+}
+
+at::Tensor piece(const at::Tensor& full, int rank, int size) {
+  const std::int64_t numel = full.numel() / size;
+  return full.narrow(0, rank * numel, numel);
+}
+
+/// Sends to_send(r) to every rank r, and fills to_fill(r) with what it sends here. The flight recorder sees
+/// one collective: op, of the tensor `of`.
+template <typename ToSend, typename ToFill>
+c10::intrusive_ptr<c10d::Work> exchange(const ProcessGroup& group, const char* op, const at::Tensor& of,
+                                        int tag, ToSend&& to_send, ToFill&& to_fill) {
+  return record_as_one(*group.handle(), at::kCPU, op, of, [&](c10d::Backend& backend) {
+    auto works = c10::make_intrusive<Works>();
+    const auto each_peer = [&](auto&& action) {
+      // Each rank starts with a different peer, so that not all send to the same one.
+      for (int step = 1; step < group.size(); ++step) action((group.rank() + step) % group.size());
+    };
+    each_peer([&](int peer) {
+      std::vector<at::Tensor> tensors = {to_fill(peer)};
+      works->add(backend.recv(tensors, peer, tag));
+    });
+    each_peer([&](int peer) {
+      std::vector<at::Tensor> tensors = {to_send(peer)};
+      works->add(backend.send(tensors, peer, tag));
+    });
+    return works;
+  });
+}
+
+}  // namespace
+
+AllGather::AllGather(const ProcessGroup& group, at::Tensor full, at::Tensor shard, int tag)
+    : full_(std::move(full)), shard_(std::move(shard)) {
+  if (!full_.is_cpu()) {
+    work_ = group.handle()->_allgather_base(full_, shard_);
+    return;
+  }
+  work_ = exchange(
+      group, "all_gather_into_tensor", shard_, tag, [&](int) { return shard_; },
+      [&](int peer) { return piece(full_, peer, group.size()); });
+  piece(full_, group.rank(), group.size()).copy_(shard_);
+}
+
+at::Tensor AllGather::wait() {
+  wait_for(work_);
+  shard_.reset();
+  return std::exchange(full_, {});
+}
+
+ReduceScatter::ReduceScatter(const ProcessGroup& group, at::Tensor full, int tag)
+    : rank_(group.rank()), full_(std::move(full)) {
+  const std::int64_t numel = full_.numel() / group.size();
+  if (!full_.is_cpu()) {
+    received_ = at::empty({1, numel}, full_.options());
+    auto output = received_[0];
+    work_ = group.handle()->_reduce_scatter_base(output, full_);
+    return;
+  }
+  received_ = at::empty({group.size(), numel}, full_.options());
+  work_ = exchange(
+      group, "reduce_scatter_tensor", received_[rank_], tag,
+      [&](int peer) { return piece(full_, peer, group.size()); }, [&](int peer) { return received_[peer]; });
+}
+
+at::Tensor ReduceScatter::wait() {
+  wait_for(work_);
+  auto received = std::exchange(received_, {});
+  auto full = std::exchange(full_, {});
+  if (!full.is_cpu()) return received[0];
+  const int size = static_cast<int>(received.size(0));
+  received[rank_].copy_(piece(full, rank_, size));
+  full.reset();
+  auto sum = received[0].clone();
+  for (int rank = 1; rank < size; ++rank) sum.add_(received[rank]);
+  return sum;
+}
 
 FlatParameter::FlatParameter(const PlannedUnit& plan, std::vector<at::Tensor> parameters,
                              const ProcessGroup& group, int tag)
@@ -36,7 +133,7 @@ FlatParameter::FlatParameter(const PlannedUnit& plan, std::vector<at::Tensor> pa
 
 at::Tensor FlatParameter::view_of(const at::Tensor& flat, std::size_t parameter) const {
   const auto& like = parameters_[parameter];
-  // As the parameter lies in memory (channels last, say) if that is without holes.
+  // In the parameter's memory order (channels last, say) if that has no holes.
   if (like.is_non_overlapping_and_dense())
     return flat.as_strided(like.sizes(), like.strides(), offsets_[parameter]);
   return flat.narrow(0, offsets_[parameter], like.numel()).view(like.sizes());
@@ -62,7 +159,7 @@ void FlatParameter::set_memory(at::DataPtr&& data, std::size_t bytes) {
 void FlatParameter::start_gather() {
   if (gathering_ || gathered_) return;
   gathering_ = true;
-  // Into a tensor of its own, so that no message touches the watched storage.
+  // Into a new tensor, so that no message touches the watched storage.
   all_gather_ = AllGather(*group_, at::empty({flat_.numel()}, flat_.options()), shard_.detach(), tag_);
 }
 
@@ -92,7 +189,7 @@ void FlatParameter::free(bool keep) {
 void FlatParameter::fail(const std::string& message) {
   auto* storage = flat_.storage().unsafeGetStorageImpl();
   storage->release_data_and_set_meta_custom_data_ptr_error_msg_(message);
-  // Views can be made of it, whose check of the size would come first with a message of its own.
+  // Otherwise views of it would fail first, with a message about their size.
   storage->set_nbytes(static_cast<std::size_t>(flat_.numel() * flat_.element_size()));
 }
 
@@ -105,7 +202,7 @@ bool FlatParameter::take_gradient(std::size_t parameter) {
   if (filled_[parameter])
     place.add_(arrived, scale);
   else
-    // A number of double precision: in a gradient of bfloat16, a third would be off by 0.2 %.
+    // In double precision: a third in bfloat16 would be off by 0.2 %.
     at::mul_out(place, arrived, at::native::wrapped_scalar_tensor(scale));
   gradient.reset();
   filled_[parameter] = arrived_[parameter] = true;
@@ -119,7 +216,7 @@ void FlatParameter::drop_gradients() {
 }
 
 void FlatParameter::abandon_reduce() {
-  if (is_sharded()) reduce_scatter_.wait();  // the other ranks' messages are on their way
+  if (is_sharded()) reduce_scatter_.wait();  // the other ranks' messages are still coming
   reduced_.reset();
 }
 

@@ -1,33 +1,72 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include <ddprun/group/process_group.h>
-#include <ddprun/sharding/shard_exchange.h>
 #include <ddprun/sharding/shard_plan.h>
+
+namespace c10d {
+class Work;
+}
 
 namespace ddprun::ddp {
 
-/// A unit of FullyShardedDataParallel: some parameters of a module, as views of one flat tensor that is there
-/// only between gather and free, and this rank's shard of it, which always is. The parameters stay the same
-/// tensors with the same storage: only the storage's memory comes and goes, so that whatever autograd has
-/// saved of them finds the data again.
+// CPU tensors travel in point-to-point messages between all ranks: Gloo's all-gather copies through a second
+// buffer of the full size, and its reduce-scatter is an all-reduce of a copy. Messages carry a tag, so ranks
+// that exchange different tensors wait instead of mixing them up. Other tensors use the backend's
+// collectives.
+
+/// An all-gather in progress.
+class AllGather {
+ public:
+  AllGather() = default;
+  /// full   1-D, world size * shard's elements; rank r's shard goes to place r
+  /// shard  1-D, of one size everywhere; must not change until wait()
+  AllGather(const ProcessGroup& group, at::Tensor full, at::Tensor shard, int tag);
+  /// The full tensor.
+  at::Tensor wait();
+
+ private:
+  at::Tensor full_, shard_;
+  c10::intrusive_ptr<c10d::Work> work_;
+};
+
+/// A reduce-scatter (sum) in progress.
+class ReduceScatter {
+ public:
+  ReduceScatter() = default;
+  /// full  1-D, of one size everywhere, a multiple of the world size; must not change until wait()
+  ReduceScatter(const ProcessGroup& group, at::Tensor full, int tag);
+  /// This rank's part of the sum, in a new tensor. The same on every run: summed in the ranks' order.
+  at::Tensor wait();
+
+ private:
+  int rank_ = 0;
+  at::Tensor full_, received_;
+  c10::intrusive_ptr<c10d::Work> work_;
+};
+
+/// A unit of FullyShardedDataParallel: some of a module's parameters, as views of one flat tensor that exists
+/// only between gather and free, and this rank's shard of it, which always exists. The parameters keep their
+/// storage; only its memory comes and goes, so that what autograd has saved of them finds the data again.
 ///
-/// In a group of one the shard is the flat tensor, and nothing comes or goes.
+/// With one rank the shard is the flat tensor, and stays.
 class FlatParameter {
  public:
-  /// Takes rank 0's values; on return the parameters are freed. parameters: those of the plan, in its order.
-  /// tag: another for each unit, the same on every rank.
+  /// Takes rank 0's values, then frees the parameters.
+  /// parameters  the plan's, in its order
+  /// tag         different for each unit, the same on every rank
   FlatParameter(const PlannedUnit& plan, std::vector<at::Tensor> parameters, const ProcessGroup& group,
                 int tag);
 
   const std::string& name() const { return name_; }
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
-  /// float [shard_numel], what the optimizer works on; a leaf that wants a gradient if the parameters do.
+  /// [shard_numel], for the optimizer: a leaf that requires a gradient if the parameters do.
   const at::Tensor& shard() const { return shard_; }
   const c10::StorageImpl* storage() const { return flat_.storage().unsafeGetStorageImpl(); }
   bool is_sharded() const { return group_->size() > 1; }
@@ -35,14 +74,14 @@ class FlatParameter {
 
   void start_gather();  ///< does nothing if started or done
   void finish_gather();
-  /// Drops the gathered values; first keeps this rank's part of them if a parameter was changed in place, or
-  /// if keep is true.
+  /// Drops the gathered values; first saves this rank's part if keep is true or a parameter was changed in
+  /// place.
   void free(bool keep = false);
-  /// For good: whoever uses a parameter from now on gets this error.
+  /// Any later use of a parameter throws this error.
   void fail(const std::string& message);
 
-  /// Takes over the gradient that has arrived at a parameter, scaled by 1 / world size.
-  /// returns  true if every parameter's has arrived in this backward
+  /// Takes the gradient that has arrived at a parameter, scaled by 1 / world size. True if every parameter's
+  /// has arrived in this backward.
   bool take_gradient(std::size_t parameter);
   bool has_gradients() const { return flat_gradient_.defined(); }
   void end_backward() { arrived_.assign(parameters_.size(), false); }
@@ -50,11 +89,11 @@ class FlatParameter {
   /// Sums the flat gradient over the ranks; finish_reduce() adds this rank's part to the shard's gradient.
   void start_reduce();
   void finish_reduce();
-  void abandon_reduce();  ///< in its place after an error
+  void abandon_reduce();  ///< instead, after an error
 
-  /// The parameters' tensors within a full flat tensor of any type, as contiguous tensors of their own.
+  /// Copies the parameters' tensors out of a full flat tensor of any type, each contiguous.
   std::vector<at::Tensor> unpack(const at::Tensor& full) const;
-  /// The inverse: this rank's shard of a flat tensor made of one tensor for each parameter.
+  /// The inverse: this rank's shard of a flat tensor made of one tensor per parameter.
   at::Tensor pack_shard(const std::vector<at::Tensor>& tensors) const;
   /// A tensor of the shard's shape on every rank, gathered: [world size * shard_numel].
   at::Tensor gather(const at::Tensor& shard) const;
@@ -79,7 +118,7 @@ class FlatParameter {
   std::vector<bool> arrived_;  ///< in this backward
   std::vector<bool> filled_;   ///< in flat_gradient_
   ReduceScatter reduce_scatter_;
-  at::Tensor reduced_;  ///< in its place in a group of one
+  at::Tensor reduced_;  ///< with one rank
 };
 
 }  // namespace ddprun::ddp

@@ -28,13 +28,13 @@
 namespace ddprun::ddp {
 namespace {
 
-/// For work on the units from within operators and backward: neither recorded by autograd nor watched.
+/// For work on the units within operators and backward: hidden from autograd and from operator_watch.h.
 struct Unobserved {
   at::DisableRecordFunctionGuard no_record;
   torch::NoGradGuard no_grad;
 };
 
-// What a watched storage is: a unit's full tensor or this rank's shard of it.
+// The label of a watched storage: a unit's full tensor, or this rank's shard of it.
 std::size_t full_label(std::size_t unit) { return 2 * unit; }
 std::size_t shard_label(std::size_t unit) { return 2 * unit + 1; }
 std::size_t unit_of(std::size_t label) { return label / 2; }
@@ -46,7 +46,7 @@ struct FullyShardedDataParallel::Engine final : OperatorListener {
   Engine(torch::nn::Module& module, const ProcessGroup& group, const Options& options)
       : group(group), buffers(module.buffers()), options(options), schedule(options.prefetch) {
     const Unobserved unobserved;
-    // The units keep a pointer: to what lives as long as they do, not to the caller's.
+    // The units keep a pointer: to this copy, not to the caller's group.
     auto made = make_units(module, this->group, options.unit_bytes, options.units);
     units = std::move(made.units);
     names = std::move(made.names);
@@ -114,7 +114,7 @@ struct FullyShardedDataParallel::Engine final : OperatorListener {
       else if (pins[unit] == 0)
         free(unit);  // the optimizer is about to change the shard
     } catch (const std::exception& error) {
-      // LibTorch would swallow an error here; this way the operator's kernel throws it.
+      // LibTorch would swallow an error here; so make the operator's kernel throw it.
       failed = true;
       for (auto& each : units)
         each.fail(
@@ -158,7 +158,7 @@ struct FullyShardedDataParallel::Engine final : OperatorListener {
 
   void reduce(std::size_t unit) {
     if (pins[unit] == 0) free(unit);
-    finish_reduce();  // two flat gradients at a time, not more
+    finish_reduce();  // at most two flat gradients at a time
     units[unit].start_reduce();
     reducing = unit;
   }
@@ -206,14 +206,14 @@ struct FullyShardedDataParallel::Engine final : OperatorListener {
   Options options;
   std::vector<FlatParameter> units;
   std::vector<std::vector<std::string>> names;  ///< of each unit's parameters
-  std::mutex mutex;                             ///< autograd calls from its own threads; guards what follows
+  std::mutex mutex;                             ///< guards what follows from autograd's threads
   GatherSchedule schedule;
   std::vector<int> pins;  ///< running operators that use the unit, and FullParameters
   std::set<int> open_backwards;
   std::optional<std::size_t> reducing;
   bool synchronize = true;
   bool failed = false;
-  int full_scopes = 0;  ///< one rank alone may use parameters in them: they must not change the schedule
+  int full_scopes = 0;  ///< in them one rank alone may use parameters, without changing the schedule
 };
 
 FullyShardedDataParallel::FullyShardedDataParallel(torch::nn::Module& module, const ProcessGroup& group,
@@ -247,7 +247,7 @@ double FullyShardedDataParallel::clip_grad_norm(double max_norm) {
     if (shard.grad().defined()) squares += std::pow(shard.grad().norm().item<double>(), 2);
   const double norm = std::sqrt(all_reduce_sum(engine_->group, {squares})[0]);
   const double scale = max_norm / (norm + 1e-6);
-  if (!(scale >= 1))  // true of NaN too, which then shows
+  if (!(scale >= 1))  // also true of NaN, which then shows
     for (const auto& shard : shards())
       if (shard.grad().defined()) shard.grad().mul_(scale);
   return norm;

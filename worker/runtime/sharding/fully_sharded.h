@@ -18,12 +18,12 @@ class Module;
 
 namespace ddprun::ddp {
 
-/// Data-parallel training of a module whose parameters, gradients and optimizer state are shared out: each of
-/// N ranks keeps 1/N of them. Parameters are packed into units; a unit is gathered just before the first
-/// operator that uses it, in forward and again in backward, and freed when the next one is used; the next is
-/// fetched ahead. Its gradients are averaged over the ranks and cut as soon as they are complete. No change
-/// to the module is needed (docs/decisions/0011-fully-sharded-hooks.md). Zhao et al. 2023, "PyTorch FSDP",
-/// arXiv:2304.11277; Rajbhandari et al. 2020, "ZeRO", stage 3.
+/// Data-parallel training where each of N ranks keeps 1/N of the parameters, gradients and optimizer state.
+/// Parameters are packed into units; a unit is gathered just before the first operator that uses it, in
+/// forward and again in backward, and freed when the next one is used; the next one is prefetched. Its
+/// gradients are averaged and sharded as soon as they are complete. Modules need no change
+/// (docs/decisions/0011-fully-sharded-hooks.md). Zhao et al. 2023, "PyTorch FSDP", arXiv:2304.11277;
+/// Rajbhandari et al. 2020, "ZeRO", stage 3.
 ///
 ///   FullyShardedDataParallel fsdp(*model, group);
 ///   torch::optim::Adam optimizer(fsdp.shards());    // not model->parameters()
@@ -34,29 +34,29 @@ namespace ddprun::ddp {
 ///   optimizer.step();
 ///
 /// All ranks must run the same operators on the parameters in the same order: using one is a collective
-/// operation, outside forward() too. The optimizer must treat every element alike, as SGD, Adam and AdamW do.
-/// After this the module's parameters cannot be used any more.
+/// operation, also outside forward(). The optimizer must treat every element alike, as SGD, Adam and AdamW
+/// do. When this ends, the module's parameters become unusable.
 class FullyShardedDataParallel {
  public:
   struct Options {
-    std::int64_t unit_bytes = 4 << 20;           ///< modules are packed into units of up to this size
-    std::vector<torch::nn::Module*> units = {};  ///< modules to make a unit each, with what they contain
+    std::int64_t unit_bytes = 4 << 20;           ///< pack modules into units of up to this size
+    std::vector<torch::nn::Module*> units = {};  ///< make each of these, with its submodules, a unit
     bool prefetch = true;           ///< gather the next unit while this one computes: two in memory at a time
     bool broadcast_buffers = true;  ///< rank 0's buffers (BatchNorm's statistics) before every forward
   };
 
-  /// Checks that all ranks have the same parameters, gives every rank rank 0's parameters and buffers, and
-  /// frees all but this rank's share.
-  /// throws  std::invalid_argument, on every rank, if the ranks' modules or options differ, if no parameter
-  ///         requires a gradient, if parameters overlap in memory, or if units does not name parts of module
+  /// Checks that all ranks have the same parameters, copies rank 0's parameters and buffers to every rank,
+  /// and frees all but this rank's share.
+  /// throws  std::invalid_argument, on every rank, if modules or options differ between ranks, no parameter
+  ///         requires a gradient, parameters overlap in memory, or a unit is not a part of the module
   FullyShardedDataParallel(torch::nn::Module& module, const ProcessGroup& group, const Options& options);
   FullyShardedDataParallel(torch::nn::Module& module, const ProcessGroup& group);
   /// Not while a NoSync or FullParameters of it lives.
   FullyShardedDataParallel(FullyShardedDataParallel&&) noexcept;
   ~FullyShardedDataParallel();
 
-  /// Runs compute() as this step's forward pass and returns its result. With autograd off (NoGradGuard) it is
-  /// an evaluation, and nothing stays gathered.
+  /// Runs compute() as this step's forward pass and returns its result. With autograd off (NoGradGuard)
+  /// nothing stays gathered.
   template <typename Compute>
   auto forward(Compute&& compute) {
     before_forward();
@@ -65,18 +65,17 @@ class FullyShardedDataParallel {
     return output;
   }
 
-  /// For the optimizer: this rank's share of every unit, 1-D, with the gradient's share as .grad() after
-  /// backward. Frozen parameters are not among them.
+  /// For the optimizer: this rank's share of every unit, 1-D, without frozen parameters. After backward,
+  /// .grad() is the gradient's share.
   std::vector<at::Tensor> shards() const;
 
-  /// Scales the gradients so that the 2-norm of all of them, over all ranks, is at most max_norm, as
-  /// torch.nn.utils.clip_grad_norm_. Every rank calls it.
-  /// returns  the norm before
+  /// Scales the gradients so that their 2-norm, over all ranks, is at most max_norm, like
+  /// torch.nn.utils.clip_grad_norm_. Every rank calls it. Returns the norm before.
   double clip_grad_norm(double max_norm);
 
   /// While the returned object lives, backward keeps this rank's whole gradients: accumulation without
-  /// communication, for the memory of a whole gradient. Without it, backward adds to the shards' gradients,
-  /// which gives the same sum. Divide the loss by the number of micro-batches yourself.
+  /// communication, at the cost of a whole gradient's memory. Otherwise backward adds to the shards'
+  /// gradients, with the same sum. Divide the loss by the number of micro-batches yourself.
   class [[nodiscard]] NoSync {
    public:
     ~NoSync();
@@ -91,9 +90,9 @@ class FullyShardedDataParallel {
   };
   NoSync no_sync() { return NoSync(*this); }
 
-  /// While the returned object lives, every parameter is whole on every rank, to be saved, exported,
-  /// evaluated by one rank alone, or loaded: what is written into them is kept, if all ranks write the same.
-  /// The optimizer must not step meanwhile. Every rank calls it.
+  /// While the returned object lives, every parameter is whole on every rank, to save, export, load, or
+  /// evaluate on one rank only. Changes are kept if all ranks make the same. The optimizer must not step
+  /// meanwhile. Every rank calls it.
   class [[nodiscard]] FullParameters {
    public:
     ~FullParameters();
@@ -107,14 +106,14 @@ class FullyShardedDataParallel {
   };
   FullParameters full_parameters() { return FullParameters(*this); }
 
-  /// What an optimizer keeps for the shards (exp_avg, say), whole and by the parameters' names, on every
-  /// rank. Every rank calls it. per_shard: in the order of shards(); undefined where there is none yet.
+  /// An optimizer's state of the shards (exp_avg, say), whole and by parameter name, on every rank. Every
+  /// rank calls it. per_shard: in the order of shards(); undefined if there is none yet.
   std::map<std::string, at::Tensor> consolidate(const std::vector<at::Tensor>& per_shard) const;
-  /// The inverse: this rank's share, in the order of shards(); undefined for units without any of the names.
-  /// throws  std::invalid_argument naming a parameter that is missing beside others, or of another shape
+  /// The inverse: this rank's share, in the order of shards(); undefined for units with none of the names.
+  /// throws  std::invalid_argument naming a parameter whose unit is incomplete, or of another shape
   std::vector<at::Tensor> share_out(const std::map<std::string, at::Tensor>& by_name) const;
 
-  /// Rank 0's buffers on every rank: before evaluating or saving, so that what is reported is what is saved.
+  /// Copies rank 0's buffers to every rank: before evaluating or saving, so that both see the same model.
   void synchronize_buffers();
 
   /// Elements of the largest unit's flat tensor, and the number of units.

@@ -6,7 +6,7 @@
 namespace ddprun::ddp {
 namespace {
 
-constexpr std::size_t kLongestOrder = 1 << 20;  // a program that never begins a step must not fill the memory
+constexpr std::size_t kLongestOrder = 1 << 20;  // bounds the memory of a program that never begins a step
 
 }  // namespace
 
@@ -69,7 +69,7 @@ void GatherSchedule::fetch_next(const std::function<bool(std::size_t)>& pinned,
   make_room(has_current_ ? current_ : order[seen_.size()], pinned, actions);
   if (resident_.size() >= limit_) return;
   actions.push_back({Action::Kind::kFetch, order[seen_.size()]});
-  // Before the present one, which is the last to go.
+  // Before the current one, which is freed last.
   resident_.insert(resident_.begin(), order[seen_.size()]);
 }
 

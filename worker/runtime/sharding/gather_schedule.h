@@ -6,20 +6,20 @@
 
 namespace ddprun::ddp {
 
-/// Which units of a fully sharded module are in memory, and which is fetched next. Pure: told what operators
-/// touch, it answers with what to do. All ranks that see the same touches do the same in the same order,
-/// which keeps their collectives together.
+/// Decides which units of a fully sharded module are in memory, and which to fetch next. A pure function of
+/// the units that operators touch: ranks with the same touches do the same in the same order, which keeps
+/// their collectives together.
 ///
-/// The touches of a step (a forward and what follows until the next) are written down; the next step of the
-/// same kind is expected to touch the same units in the same order. While it does, the unit after the present
-/// one is fetched ahead.
+/// It records the touches of a step (a forward and what follows until the next), and expects the next step of
+/// the same kind to touch the same units in the same order. As long as it does, the next unit is fetched
+/// ahead.
 class GatherSchedule {
  public:
   struct Action {
     enum class Kind {
-      kFree,   ///< give its memory back
+      kFree,   ///< free its memory
       kFetch,  ///< start to gather it
-      kUse,    ///< it must be there now: start to gather it unless that has been done, and wait
+      kUse,    ///< gather it now, unless started, and wait
     };
     Kind kind;
     std::size_t unit;
@@ -29,14 +29,14 @@ class GatherSchedule {
   /// prefetch  whether a second unit may be in memory
   explicit GatherSchedule(bool prefetch) : limit_(prefetch ? 2 : 1) {}
 
-  /// A forward begins. training and evaluating steps have an order each.
+  /// A forward begins. Training and evaluation have separate orders.
   std::vector<Action> begin_step(bool training);
 
-  /// An operator is about to use the unit. Others are freed to make room, the least recently used first,
-  /// except those for which pinned() is true: they may be in use just now.
+  /// An operator is about to use the unit. Frees others to make room, the least recently used first, except
+  /// pinned ones, which may be in use.
   std::vector<Action> touch(std::size_t unit, const std::function<bool(std::size_t)>& pinned);
 
-  /// The unit's memory was given back for another reason.
+  /// The unit's memory was freed for another reason.
   void freed(std::size_t unit);
 
   /// True if touch() of the unit would change nothing.
@@ -55,7 +55,7 @@ class GatherSchedule {
   std::vector<std::size_t> orders_[2];  ///< of the last step of each kind
   std::vector<std::size_t> seen_;       ///< in this step
   bool training_ = false;
-  bool as_expected_ = false;  ///< this step has kept to orders_[training_] so far
+  bool as_expected_ = false;  ///< this step has followed orders_[training_] so far
 };
 
 }  // namespace ddprun::ddp

@@ -19,7 +19,7 @@ struct Watched {
   std::size_t label;
 };
 
-/// One of a process, as LibTorch's list of callbacks is.
+/// One per process, like LibTorch's list of callbacks.
 struct Registry {
   std::shared_mutex mutex;
   std::unordered_map<const c10::StorageImpl*, Watched> storages;
@@ -31,7 +31,7 @@ Registry& registry() {
   return *instance;
 }
 
-/// What one operator was told to whom, kept until it ends.
+/// The listeners that were told of one operator, kept until it ends.
 struct Told : at::ObserverContext {
   struct Call {
     OperatorListener* listener;
@@ -69,7 +69,7 @@ std::unique_ptr<at::ObserverContext> before(const at::RecordFunction& function) 
           if (element.isTensor())
             look_up(element.toTensor(), told);
           else if (!element.isNone())
-            break;  // a list of something else
+            break;  // not a list of tensors
         }
       }
     }

@@ -9,11 +9,11 @@ struct StorageImpl;
 
 namespace ddprun::ddp {
 
-/// Learns of every operator that gets a watched tensor, in whichever thread, before its kernel runs and
-/// after. Operators inside operators are reported too.
+/// Is told of every operator with a watched tensor, in any thread, before and after its kernel runs; also of
+/// operators inside operators.
 class OperatorListener {
  public:
-  /// Must not throw: LibTorch would log the error and run the kernel all the same.
+  /// Must not throw: LibTorch would log the error and run the kernel anyway.
   virtual void before_operator(std::span<const std::size_t> labels) noexcept = 0;
   virtual void after_operator(std::span<const std::size_t> labels) noexcept = 0;
 
@@ -21,8 +21,8 @@ class OperatorListener {
   ~OperatorListener() = default;
 };
 
-/// From now on, operators on tensors with this storage (so on all views of it) are told to the listener with
-/// the label. Costs every operator of the process a look at its arguments, as long as anything is watched
+/// Reports operators on tensors with this storage (and so on all its views) to the listener, with the label.
+/// While anything is watched, every operator of the process pays for a look at its arguments
 /// (bench/RESULTS.md).
 void watch_storage(const c10::StorageImpl* storage, OperatorListener& listener, std::size_t label);
 

@@ -17,7 +17,7 @@ struct UnitMembers {
   std::int64_t bytes = 0;
 };
 
-/// Units' parameters, in the order of their first.
+/// Fills units, in the order of their first parameters.
 class Packer {
  public:
   explicit Packer(std::int64_t unit_bytes) : unit_bytes_(unit_bytes) {}

@@ -8,20 +8,20 @@
 
 namespace ddprun::ddp {
 
-/// What decides in which unit a parameter goes.
+/// Decides which unit a parameter goes into.
 struct ParameterFacts {
   std::string name;
   std::string module;      ///< the path of the module that owns it
-  std::string kind;        ///< one unit holds one kind: type, device, wants a gradient or not
+  std::string kind;        ///< a unit holds one kind: type, device, requires_grad
   std::int64_t numel = 0;  ///< elements
   std::int64_t element_bytes = 4;
   std::optional<std::size_t> asked_unit = {};  ///< the unit the user asked for, by number
 };
 
-/// Parameters laid one after the other in a flat tensor that is cut evenly over the ranks.
+/// Parameters in a row in a flat tensor that is divided evenly between the ranks.
 struct PlannedUnit {
   struct Part {
-    std::size_t parameter;  ///< its place among the facts
+    std::size_t parameter;  ///< its index among the facts
     std::int64_t offset;    ///< its first element in the flat tensor
   };
   std::string name;  ///< its parameters, for messages
@@ -30,9 +30,9 @@ struct PlannedUnit {
   std::int64_t shard_numel = 0;  ///< elements on each rank
 };
 
-/// Packs modules, in their order, into units of at most unit_bytes. A module's own parameters stay together,
-/// so one module may exceed it; a unit that the user asked for is not cut. Every parameter starts at a
-/// multiple of 64 bytes, as in a tensor of its own, so that kernels take the same paths.
+/// Packs modules, in order, into units of at most unit_bytes. A module's own parameters stay together, even
+/// beyond that size, and so do the units that the user asked for. Every parameter starts at a multiple of 64
+/// bytes, like a separate tensor, so that kernels take the same paths.
 std::vector<PlannedUnit> plan_units(const std::vector<ParameterFacts>& parameters, std::int64_t unit_bytes,
                                     int world_size);
 

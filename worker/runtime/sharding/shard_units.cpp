@@ -18,7 +18,7 @@
 namespace ddprun::ddp {
 namespace {
 
-/// Tensors that share memory would each get memory of their own.
+/// Tensors that overlap would be separated.
 void check_no_overlap(const std::vector<NamedTensor>& parameters) {
   std::vector<std::tuple<const char*, const char*, const std::string*>> ranges;
   for (const auto& [name, tensor] : parameters) {
@@ -33,10 +33,10 @@ void check_no_overlap(const std::vector<NamedTensor>& parameters) {
     if (std::get<0>(ranges[i]) < std::get<1>(ranges[i - 1]))
       throw std::invalid_argument("FullyShardedDataParallel: parameters " + *std::get<2>(ranges[i - 1]) +
                                   " and " + *std::get<2>(ranges[i]) +
-                                  " overlap in memory; expected one and the same tensor, or separate ones");
+                                  " overlap in memory; expected the same tensor, or separate ones");
 }
 
-/// For each parameter the smallest asked module that it is in.
+/// For each parameter, the smallest requested module that contains it.
 std::vector<std::optional<std::size_t>> assign_asked(const std::vector<NamedTensor>& parameters,
                                                      const std::vector<torch::nn::Module*>& asked_units) {
   std::vector<std::optional<std::size_t>> result(parameters.size());
@@ -76,7 +76,7 @@ std::vector<ParameterFacts> facts_of(const std::vector<NamedTensor>& parameters,
   return result;
 }
 
-/// A rank that would lay out its parameters in another way would read the others' as nonsense.
+/// A rank with another layout would misread the other ranks' parameters.
 void check_same_plan(const ProcessGroup& group, const std::vector<NamedTensor>& parameters,
                      const std::vector<PlannedUnit>& plan) {
   std::ostringstream text;

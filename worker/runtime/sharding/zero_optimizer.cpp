@@ -27,7 +27,7 @@ std::vector<int> owners_of(const ZeroOptimizer::Groups& groups, int ranks) {
     for (const auto& parameter : group.params()) {
       sizes.back().push_back(parameter.numel());
       if (!seen.insert(parameter.unsafeGetTensorImpl()).second)
-        throw std::invalid_argument("ZeroOptimizer: expected every parameter once, got one twice");
+        throw std::invalid_argument("ZeroOptimizer: expected every parameter once, got a duplicate");
     }
   }
   if (seen.empty()) throw std::invalid_argument("ZeroOptimizer: expected parameters, got none");
@@ -47,13 +47,13 @@ ZeroOptimizer::Groups part_of(const ZeroOptimizer::Groups& groups, const std::ve
   return result;
 }
 
-/// Elements that a parameter takes in a flat buffer: each begins at a cache line, as memory of its own does.
+/// A parameter's elements in a flat buffer, where each begins at a cache line, like separate memory.
 std::int64_t padded_numel(const Tensor& parameter) {
   const auto line = 64 / static_cast<std::int64_t>(parameter.element_size());
   return (parameter.numel() + line - 1) / line * line;
 }
 
-// Over the CPU, whatever the parameters' device: a state dict is kept there.
+// Over the CPU, whatever the parameters' device: state dicts are there.
 void send(const ProcessGroup& group, const Tensor& tensor) {
   std::vector<Tensor> tensors = {tensor.detach().cpu().contiguous()};
   group.handle()->send(tensors, /*dstRank=*/0, /*tag=*/0)->wait();
@@ -65,7 +65,7 @@ Tensor receive(const ProcessGroup& group, int source, at::IntArrayRef sizes, tor
   return tensors[0];
 }
 
-/// A line for each tensor: parameter, name, dtype, sizes.
+/// One line per tensor: parameter, name, dtype, sizes.
 std::string describe(const std::vector<ZeroOptimizer::NamedTensors>& own) {
   std::ostringstream text;
   for (std::size_t i = 0; i < own.size(); ++i)
@@ -173,7 +173,8 @@ void ZeroOptimizer::check_unchanged() const {
       flat += parameter.requires_grad() ? 1 : 0;
     }
   if (flat != trainable)
-    throw std::invalid_argument("ZeroOptimizer: a parameter was made trainable; do so before making it");
+    throw std::invalid_argument(
+        "ZeroOptimizer: a parameter was made trainable; do so before making the optimizer");
 }
 
 void ZeroOptimizer::step_own_part() {
@@ -215,28 +216,17 @@ Tensor ZeroOptimizer::step(LossClosure closure) {
 
 std::vector<ZeroOptimizer::NamedTensors> ZeroOptimizer::gather_to_rank_0(
     const std::vector<NamedTensors>& own) const {
-  auto text = describe(own);
-  std::vector<double> lengths(static_cast<std::size_t>(group_.size()), 0);
-  lengths[static_cast<std::size_t>(group_.rank())] = static_cast<double>(text.size());
-  lengths = all_reduce_sum(group_, std::move(lengths));
-
+  const auto descriptions = all_gather(group_, describe(own));
   std::vector<NamedTensors> all(owners_.size());
   if (group_.rank() != 0) {
-    if (text.empty()) return all;
-    send(group_, torch::from_blob(text.data(), {static_cast<std::int64_t>(text.size())}, torch::kUInt8));
     for (const auto& tensors : own)
       for (const auto& [name, tensor] : tensors) send(group_, tensor);
     return all;
   }
   for (std::size_t i = 0; i < own.size(); ++i)
     for (const auto& [name, tensor] : own[i]) all[i].emplace_back(name, tensor.detach().cpu());
-  for (int source = 1; source < group_.size(); ++source) {
-    const auto length = static_cast<std::int64_t>(lengths[static_cast<std::size_t>(source)]);
-    if (length == 0) continue;
-    const auto bytes = receive(group_, source, {length}, torch::kUInt8);
-    receive_all(group_, source, {bytes.data_ptr<std::uint8_t>(), bytes.data_ptr<std::uint8_t>() + length},
-                all);
-  }
+  for (int source = 1; source < group_.size(); ++source)
+    receive_all(group_, source, descriptions[static_cast<std::size_t>(source)], all);
   return all;
 }
 

@@ -103,7 +103,7 @@ TEST_CASE("PowerSGD refuses a state of another module or rank, and keeps its own
     };
     auto wrong = state;
     wrong.errors["fc9.weight"] = torch::zeros({1});
-    check_refused(wrong, "the state has fc9.weight, which is no parameter of the module");
+    check_refused(wrong, "the state has fc9.weight, which is not a parameter of the module");
     wrong = state;
     wrong.errors["fc4.weight"] = torch::zeros({64, 10});
     check_refused(wrong, "error of fc4.weight: expected the shape [10, 64], got [64, 10]");

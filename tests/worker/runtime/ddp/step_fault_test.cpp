@@ -51,7 +51,7 @@ TEST_CASE("a rank that does not come to a fully sharded step is named, with its 
     others.tell();
     expect_text(message,
                 {"parameters weight to bias could not be gathered", "all_gather_into_tensor #",
-                 " float: rank 1 did not come within ", ": it is at #", "(reduce_scatter_tensor of "});
+                 " float: rank 1 did not arrive within ", ": it is at #", "(reduce_scatter_tensor of "});
   });
   ::unsetenv("DDPRUN_FLIGHT_DIR");
   CHECK(test::flight_report_of(dir.path()) == 1);

@@ -43,7 +43,7 @@ TEST_CASE("why a collective failed is told from the first cause that is known", 
     return flight_of(rank, {call_of(2)}, answers, failure);
   };
   CHECK(why({kThisRank, flight_of(1, {call_of(1)}), came(2)}) ==
-        "rank 1 did not come within 30.0 s: it is at #1 (all_reduce of 5 float, started)");
+        "rank 1 did not arrive within 30.0 s: it is at #1 (all_reduce of 5 float, started)");
   CHECK(why({kThisRank, flight_of(1, {call_of(2, "reduce")}), came(2)}) ==
         "rank 1 called reduce of 5 float while this rank made that call");
   CHECK(why({kThisRank, came(1), came(2)}) == "all ranks made this call, and it failed after 30.0 s");
@@ -68,7 +68,7 @@ TEST_CASE("of a message between two ranks, where the other one stands is told", 
   CHECK(why_of("recv", 2, {kThisRank, other}) ==
         "rank 3 did not send it within 30.0 s: it is at #1 (all_reduce of 5 float, started)");
   CHECK(why_of("send", 2, {kThisRank, flight_of(3, {})}) ==
-        "rank 3 did not take it within 30.0 s: it is at before its first collective");
+        "rank 3 did not take it within 30.0 s: it is before its first collective");
   CHECK(why_of("recv", 1, {kThisRank, other}) == "rank 2 has ended or does not answer");
   CHECK(why_of("recv", -1, {kThisRank, other}) == "no rank sent it within 30.0 s");
 }

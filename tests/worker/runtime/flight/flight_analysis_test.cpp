@@ -39,7 +39,7 @@ std::string findings(const std::vector<RankFlight>& flights, int size,
   const auto finding = find_culprits("world", members, flights, seen_by);
   if (!finding) return "";
   return "#" + std::to_string(finding->sequence) + " " + describe(finding->call) + ": " +
-         describe_culprits(*finding, "did not come", " instead");
+         describe_culprits(*finding, "did not arrive", " instead");
 }
 
 }  // namespace
@@ -52,11 +52,11 @@ TEST_CASE("ranks that agree have no culprit", "[flight]") {
   CHECK(findings({rank_at(0, "abB"), rank_at(1, "ab")}, 2) == "");
 }
 
-TEST_CASE("a rank that did not come is named with its position", "[flight]") {
+TEST_CASE("a rank that did not arrive is named with its position", "[flight]") {
   CHECK(findings({rank_at(0, "ab?"), rank_at(1, "a")}, 2) ==
-        "#2 all_reduce of 2 float: rank 1 did not come: it is at #1 (all_reduce of 1 float, completed)");
+        "#2 all_reduce of 2 float: rank 1 did not arrive: it is at #1 (all_reduce of 1 float, completed)");
   CHECK(findings({rank_at(0, "ab!"), rank_at(1, "")}, 2) ==
-        "#2 all_reduce of 2 float: rank 1 did not come: it is at before its first collective");
+        "#2 all_reduce of 2 float: rank 1 did not arrive: it is before its first collective");
   // The first place counts, not the last.
   CHECK(findings({rank_at(0, "ab?"), rank_at(1, "a"), rank_at(2, "ab?")}, 3).rfind("#2", 0) == 0);
 }
@@ -73,12 +73,12 @@ TEST_CASE("a rank that made another call is named with it", "[flight]") {
   CHECK(findings({rank_at(0, "aB"), rank_at(1, "abb?")}, 2).rfind("#2", 0) == 0);
 }
 
-TEST_CASE("a rank that is silent or has failed is told from one that only did not come", "[flight]") {
+TEST_CASE("a rank that is silent or has failed is told from one that only did not arrive", "[flight]") {
   auto failed = rank_at(1, "a"), silent = rank_at(2, "a");
   failed.failure = "no luck";
   silent.answers = false;
   CHECK(findings({rank_at(0, "ab?"), failed, silent, rank_at(3, "")}, 5) ==
-        "#2 all_reduce of 2 float: rank 3 did not come: it is at before its first collective; "
+        "#2 all_reduce of 2 float: rank 3 did not arrive: it is before its first collective; "
         "rank 1 has failed: no luck; rank 2 has ended or does not answer, last seen at "
         "#1 (all_reduce of 1 float, completed); rank 4 has ended or does not answer");
 }
@@ -87,7 +87,7 @@ TEST_CASE("ranks of which the same is to be said are named together", "[flight]"
   std::vector<RankFlight> flights = {rank_at(0, "ab?")};
   for (int rank = 1; rank <= 12; ++rank) flights.push_back(rank_at(rank, "a"));
   CHECK(findings(flights, 13) ==
-        "#2 all_reduce of 2 float: ranks 1, 2, 3, 4, 5, 6, 7, 8 and 4 others did not come: they are at "
+        "#2 all_reduce of 2 float: ranks 1, 2, 3, 4, 5, 6, 7, 8 and 4 others did not arrive: they are at "
         "#1 (all_reduce of 1 float, completed)");
   CHECK(describe_ranks({3}) == "rank 3");
   CHECK(describe_ranks({3, 5}) == "ranks 3 and 5");

@@ -50,7 +50,7 @@ TEST_CASE("a rank that never enters a collective is named, with its position", "
     });
     if (rank != 1) others.tell();
     if (rank != 1)
-      expect_text(message, {"all_reduce #2 of 4096 float: rank 1 did not come within ",
+      expect_text(message, {"all_reduce #2 of 4096 float: rank 1 did not arrive within ",
                             ": it is at #1 (all_reduce of 7 float, completed)"});
   });
   ::unsetenv("DDPRUN_FLIGHT_DIR");

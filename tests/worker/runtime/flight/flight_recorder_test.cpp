@@ -180,7 +180,7 @@ TEST_CASE("a dump is read back as it was written", "[flight]") {
   }
 }
 
-TEST_CASE("a text that is no flight record is refused in one line", "[flight]") {
+TEST_CASE("a text that is not a flight record is refused in one line", "[flight]") {
   const auto text =
       GENERATE(as<std::string>{}, "", "{", "[]", "{\"version\": 2}", "{\"version\": 1, \"rank\": 1}",
                "{\"version\": 1, \"rank\": 3, \"world_size\": 2, \"reason\": \"\", \"time\": 1, "
@@ -193,7 +193,7 @@ TEST_CASE("a text that is no flight record is refused in one line", "[flight]") 
     FAIL("it was read");
   } catch (const std::runtime_error& error) {
     const std::string message = error.what();
-    CHECK(message.rfind("is no flight record: ", 0) == 0);
+    CHECK(message.rfind("not a flight record: ", 0) == 0);
     CHECK(message.find('\n') == std::string::npos);
   }
 }

@@ -90,14 +90,14 @@ struct Rank {
 
 }  // namespace
 
-TEST_CASE("the watchdog names the rank that did not come, wherever that rank's program is", "[flight]") {
+TEST_CASE("the watchdog names the rank that did not arrive, wherever that rank's program is", "[flight]") {
   Table table;
   Rank first(table, 0, 2), second(table, 1, 2);
   first.recorder.set_completed(first.call("all_reduce", 7));
   second.recorder.set_completed(second.call("all_reduce", 7));
   const auto id = first.call("all_reduce", 4096);
   const auto text = first.watchdog->explain(id, {0, 1}, "Timed out\nfar away");
-  CHECK_THAT(text, ContainsSubstring("all_reduce #2 of 4096 float: rank 1 did not come within "));
+  CHECK_THAT(text, ContainsSubstring("all_reduce #2 of 4096 float: rank 1 did not arrive within "));
   CHECK_THAT(text,
              ContainsSubstring(" s: it is at #1 (all_reduce of 7 float, completed) [Timed out?far away]"));
   CHECK(first.watchdog->explain(id, {0, 1}, "again") == text);

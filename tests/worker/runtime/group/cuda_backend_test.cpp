@@ -44,7 +44,7 @@ std::string output_of(const std::string& command) {
 
 }  // namespace
 
-TEST_CASE("NCCL is chosen if every rank has a GPU of its own, else Gloo", "[cuda_backend]") {
+TEST_CASE("NCCL is chosen if no ranks share a GPU, else Gloo", "[cuda_backend]") {
   CHECK(use_nccl(BackendChoice::kAuto, {"a", "b"}));
   CHECK_FALSE(use_nccl(BackendChoice::kAuto, {"a", "a"}));
   CHECK_FALSE(use_nccl(BackendChoice::kAuto, {"cpu", "cpu"}));
@@ -54,7 +54,7 @@ TEST_CASE("NCCL is chosen if every rank has a GPU of its own, else Gloo", "[cuda
   CHECK_THROWS_WITH(
       use_nccl(BackendChoice::kNccl, {"a", "b", "c", "b", "b"}),
       ContainsSubstring(
-          "backend nccl: expected a GPU of its own for every rank, got ranks 1, 3 and 4 on GPU b"));
+          "backend nccl: expected a separate GPU for every rank, got ranks 1, 3 and 4 on GPU b"));
   CHECK_THROWS_WITH(use_nccl(BackendChoice::kNccl, {"cpu"}),
                     ContainsSubstring("backend nccl: expected device cuda, got tensors on the CPU"));
   CHECK_THROWS_WITH(

@@ -104,7 +104,7 @@ TEST_CASE("who does not come to connect is named on every rank that does", "[gro
       message = error.what();
     }
     const auto expected = "connecting at 127.0.0.1:" + std::to_string(port.port) +
-                          ": expected 3 ranks within 1.5 s, rank 1 did not come";
+                          ": expected 3 ranks within 1.5 s, rank 1 did not arrive";
     if (message != expected) throw std::runtime_error("got: " + message);
   });
 }

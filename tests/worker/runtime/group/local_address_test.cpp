@@ -28,7 +28,7 @@ TEST_CASE("a master address that nobody can reach is refused by name", "[local_a
   CHECK_THROWS_AS(local_address_towards("255.255.255.255"), UsageError);  // not for a single receiver
   CHECK_THROWS_WITH(
       local_address_towards("255.255.255.255"),
-      ContainsSubstring("MASTER_ADDR: this host knows no way to '255.255.255.255' (255.255.255.255: ") &&
+      ContainsSubstring("MASTER_ADDR: this host has no route to '255.255.255.255' (255.255.255.255: ") &&
           ContainsSubstring("GLOO_SOCKET_IFNAME"));
 }
 

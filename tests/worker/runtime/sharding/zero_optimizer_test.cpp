@@ -251,7 +251,7 @@ TEST_CASE("ZeroOptimizer refuses what it cannot divide", "[zero_optimizer]") {
     const auto sgd = factory<o::SGD>(o::SGDOptions(0.1));
     const auto p = torch::zeros({3}).requires_grad_(), frozen = torch::zeros({2});
     test::ensure_refused([&] { ZeroOptimizer({}, sgd, group); }, "expected parameters, got none");
-    test::ensure_refused([&] { ZeroOptimizer(one_group({p, p}), sgd, group); }, "got one twice");
+    test::ensure_refused([&] { ZeroOptimizer(one_group({p, p}), sgd, group); }, "got a duplicate");
     ZeroOptimizer optimizer(one_group({p, frozen}), sgd, group);
     optimizer.step();
     frozen.requires_grad_(true);
