@@ -142,7 +142,7 @@ void check_same_module(const ProcessGroup& group, const ReplicatedState& state) 
   const auto line = static_cast<std::size_t>(where) - 1;
   const auto expected = line < first.size() ? first[line] : "no further parameter or buffer";
   std::string message =
-      "modules differ between ranks: rank 0 has " + expected + ", not so " + describe_ranks(ranks);
+      "modules differ between ranks: rank 0 has " + expected + ", unlike " + describe_ranks(ranks);
   if (!same && line < mine.size() && (line >= first.size() || mine[line] != first[line]))
     message += " (this rank, " + std::to_string(group.rank()) + ", has " + mine[line] + ")";
   throw std::invalid_argument(message);

@@ -3,7 +3,6 @@
 #include <cmath>
 #include <exception>
 #include <mutex>
-#include <sstream>
 #include <stdexcept>
 #include <utility>
 
@@ -158,27 +157,6 @@ std::optional<std::filesystem::path> write_flight_dump(const FlightRecorder& rec
     log_warning(std::string("cannot write the flight record: ") + error.what());
     return std::nullopt;
   }
-}
-
-std::string to_text(const FlightPosition& position) {
-  return std::to_string(position.answers) + " " + std::to_string(position.dumped) + "\n" +
-         one_line(position.failure) + "\n" + to_json(position.flight);
-}
-
-std::optional<FlightPosition> parse_flight_position(const std::string& text) {
-  std::istringstream stream(text);
-  FlightPosition position;
-  std::string line, rest;
-  if (!(stream >> position.answers >> position.dumped) || !std::getline(stream, line) ||
-      !std::getline(stream, position.failure))
-    return std::nullopt;
-  std::getline(stream, rest, '\0');
-  try {
-    position.flight = parse_flight_dump(rest);
-  } catch (const std::exception&) {
-    return std::nullopt;
-  }
-  return position;
 }
 
 }  // namespace ddprun::ddp

@@ -44,17 +44,4 @@ void set_extra_flight_dump(std::function<void(const std::filesystem::path& folde
 std::optional<std::filesystem::path> write_flight_dump(const FlightRecorder& recorder, int rank,
                                                        int world_size, const std::string& reason) noexcept;
 
-/// A rank's position on the board: the last question that it has answered, the last for which it has written
-/// its ring, its failure if it has failed, and the newest of its ring.
-struct FlightPosition {
-  std::int64_t answers = 0, dumped = 0;
-  std::string failure;
-  FlightDump flight;
-};
-
-std::string to_text(const FlightPosition& position);
-
-/// nullopt if the text is not a position
-std::optional<FlightPosition> parse_flight_position(const std::string& text);
-
 }  // namespace ddprun::ddp

@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <cstdlib>
 #include <mutex>
+#include <sstream>
 #include <thread>
 #include <utility>
 
@@ -12,6 +13,15 @@
 #include <ddprun/flight/flight_dump.h>
 
 namespace ddprun::ddp {
+
+/// A rank's position on the board: the last question that it has answered, the last for which it has written
+/// its ring, its failure if it has failed, and the newest of its ring.
+struct FlightPosition {
+  std::int64_t answers = 0, dumped = 0;
+  std::string failure;
+  FlightDump flight;
+};
+
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -22,6 +32,27 @@ constexpr std::size_t kShortTail = 2;            // in a position published with
 constexpr const char* kQuestions = "questions";  // number of questions so far
 constexpr const char* kAsking = "asking";        // the rank that asked last
 constexpr const char* kLeft = "left";            // number of ranks done with the board
+
+std::string to_text(const FlightPosition& position) {
+  return std::to_string(position.answers) + " " + std::to_string(position.dumped) + "\n" +
+         one_line(position.failure) + "\n" + to_json(position.flight);
+}
+
+std::optional<FlightPosition> parse_flight_position(const std::string& text) {
+  std::istringstream stream(text);
+  FlightPosition position;
+  std::string line, rest;
+  if (!(stream >> position.answers >> position.dumped) || !std::getline(stream, line) ||
+      !std::getline(stream, position.failure))
+    return std::nullopt;
+  std::getline(stream, rest, '\0');
+  try {
+    position.flight = parse_flight_dump(rest);
+  } catch (const std::exception&) {
+    return std::nullopt;
+  }
+  return position;
+}
 
 std::string position_key(int rank) { return "position_" + std::to_string(rank); }
 

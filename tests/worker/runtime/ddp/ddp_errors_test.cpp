@@ -81,21 +81,21 @@ TEST_CASE("ranks whose parameters differ in type, strides or layout are refused"
   test::run_ranks(3, [&](const ProcessGroup& group) {
     torch::nn::Linear linear(4, 3);
     if (group.rank() == 2) linear->to(torch::kFloat64);
-    refused(group, *linear, "rank 0 has parameter weight [3, 4] float, not so rank 2");
+    refused(group, *linear, "rank 0 has parameter weight [3, 4] float, unlike rank 2");
 
     torch::nn::Conv2d convolution(2, 2, 3);
     if (group.rank() != 0) {
       torch::NoGradGuard no_grad;
       convolution->weight.set_data(convolution->weight.contiguous(torch::MemoryFormat::ChannelsLast));
     }
-    refused(group, *convolution, "rank 0 has parameter weight [2, 2, 3, 3] float, not so ranks 1 and 2");
+    refused(group, *convolution, "rank 0 has parameter weight [2, 2, 3, 3] float, unlike ranks 1 and 2");
 
     torch::nn::Linear named(4, 3);
     struct Other : torch::nn::Module {
       explicit Other(bool other) { register_parameter(other ? "scale" : "weight", torch::ones({3})); }
     };
     Other other(group.rank() == 1);
-    refused(group, other, "rank 0 has parameter weight [3] float, not so rank 1");
+    refused(group, other, "rank 0 has parameter weight [3] float, unlike rank 1");
   });
 }
 

@@ -216,20 +216,20 @@ TEST_CASE("ranks whose modules differ are refused on every rank, naming paramete
   SECTION("another shape") {
     test::run_ranks(3, [&](const ProcessGroup& group) {
       torch::nn::Linear model(4, group.rank() == 1 ? 5 : 3);
-      check_refused(group, *model, "rank 0 has parameter weight [3, 4] float, not so rank 1");
+      check_refused(group, *model, "rank 0 has parameter weight [3, 4] float, unlike rank 1");
     });
   }
   SECTION("one parameter more") {
     test::run_ranks(3, [&](const ProcessGroup& group) {
       torch::nn::Linear model(torch::nn::LinearOptions(4, 3).bias(group.rank() == 1));
-      check_refused(group, *model, "rank 0 has no further parameter or buffer, not so rank 1");
+      check_refused(group, *model, "rank 0 has no further parameter or buffer, unlike rank 1");
     });
   }
   SECTION("a frozen parameter") {
     test::run_ranks(3, [&](const ProcessGroup& group) {
       torch::nn::Linear model(4, 3);
       model->bias.requires_grad_(group.rank() == 0);
-      check_refused(group, *model, "rank 0 has parameter bias [3] float, not so ranks 1 and 2");
+      check_refused(group, *model, "rank 0 has parameter bias [3] float, unlike ranks 1 and 2");
     });
   }
 }

@@ -140,7 +140,7 @@ TEST_CASE("a module that differs is named at construction, long before a timeout
     } catch (const std::invalid_argument& error) {
       message = error.what();
     }
-    expect_text(message, {"weight", "not so rank 1"});
+    expect_text(message, {"weight", "unlike rank 1"});
   });
 }
 

@@ -55,7 +55,7 @@ TEST_CASE("why a collective failed is told from the first cause that is known", 
   // The ranks parted at an earlier call, which went through on this rank.
   CHECK(why({flight_of(0, {call_of(1, "broadcast"), call_of(2)}), flight_of(1, {call_of(1), call_of(2)}),
              flight_of(2, {call_of(1, "broadcast"), call_of(2)})}) ==
-        "the ranks parted before, at #1 (broadcast of 5 float): rank 1 called all_reduce of 5 float instead");
+        "the ranks diverged earlier, at #1 (broadcast of 5 float): rank 1 called all_reduce of 5 float instead");
 }
 
 TEST_CASE("of a message between two ranks, where the other one stands is told", "[flight]") {
