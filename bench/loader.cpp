@@ -18,9 +18,9 @@
 #include <ddprun/common/worker_env.h>
 #include <ddprun/data/cifar10_dataset.h>
 #include <ddprun/data/distributed_sampler.h>
+#include <ddprun/data/find_dataset.h>
 #include <ddprun/data/idx_dataset.h>
 #include <ddprun/data/loader.h>
-#include <ddprun/data/locate.h>
 
 using namespace ddprun;
 using namespace ddprun::worker;

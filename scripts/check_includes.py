@@ -46,7 +46,7 @@ ONLY = [
     (r"toml\+\+/", {"common/settings/toml.cpp"}),
     (r"cairo", {"worker/runtime/image/drawing.cpp", "worker/runtime/image/line_chart.cpp", "worker/runtime/image/confusion_matrix.cpp",
                 "worker/runtime/image/image_grid.cpp"}),
-    (r"boost/crc\.hpp", {"worker/runtime/report/tensorboard_event.cpp"}),
+    (r"boost/crc\.hpp", {"worker/runtime/report/tensorboard_sink.cpp"}),
     (r"hwloc(\.h|/)", {"launcher/host/cpu_map.cpp"}),
     (r".*c10d/(reducer|logger)\.hpp", {"worker/runtime/ddp/distributed_data_parallel.cpp"}),
 ]

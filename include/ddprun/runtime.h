@@ -24,8 +24,7 @@
 #include <ddprun/group/process_group.h>
 #include <ddprun/group/signal_thread.h>
 #include <ddprun/group/spawn.h>
-#include <ddprun/report/csv_sink.h>
-#include <ddprun/report/jsonl_sink.h>
+#include <ddprun/report/metric_sink.h>
 #include <ddprun/report/tensorboard_sink.h>
 #include <ddprun/run/run_worker.h>
 #include <ddprun/serialize/pt_file.h>

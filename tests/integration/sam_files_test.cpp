@@ -21,12 +21,12 @@ using namespace ddprun::test;
 
 namespace {
 
-const data::SamProcessor kProcessor({.image_size = 64, .mask_size = 32});
+const sam::SamProcessor kProcessor({.image_size = 64, .mask_size = 32});
 
 /// A model of kTinySam with weights as large as trained ones, so that another seed means another loss.
-models::Sam tiny_sam(std::uint64_t seed) {
+sam::Sam tiny_sam(std::uint64_t seed) {
   torch::manual_seed(seed);
-  models::Sam model(models::parse_sam_config(kTinySam, "tiny.json"));
+  sam::Sam model(sam::parse_sam_config(kTinySam, "tiny.json"));
   const torch::NoGradGuard no_grad;
   for (auto& weight : model->parameters())
     if (weight.dim() >= 2) weight.mul_(6);
@@ -46,7 +46,7 @@ struct OnePicture : SamRun {
     all.insert(all.end(), more.begin(), more.end());
     return all;
   }
-  fs::path write(const models::Sam& model) const {
+  fs::path write(const sam::Sam& model) const {
     write_sam(dir.path() / "model", *model);
     return dir.path() / "model";
   }
@@ -54,13 +54,13 @@ struct OnePicture : SamRun {
     return std::stod(values_of(dir.path() / out, "train_loss").front());
   }
   /// What a step's loss should be.
-  double loss_of(models::Sam model, train::MaskLoss loss = train::MaskLoss::kDice) const {
+  double loss_of(sam::Sam model, sam::MaskLoss loss = sam::MaskLoss::kDice) const {
     const torch::NoGradGuard no_grad;
-    const data::SegmentationDataset set(data, kProcessor, {.points = points});
+    const sam::SegmentationDataset set(data, kProcessor, {.points = points});
     const auto batch = set.get_batch({0, 1});
     const auto output = model->forward(
-        batch.input, {.points = data::points_of(batch), .labels = data::point_labels_of(batch)}, false);
-    return train::mask_loss(loss, output.masks.squeeze(1), batch.target).mean().item<double>();
+        batch.input, {.points = sam::points_of(batch), .labels = sam::point_labels_of(batch)}, false);
+    return sam::mask_loss(loss, output.masks.squeeze(1), batch.target).mean().item<double>();
   }
 };
 
@@ -75,12 +75,12 @@ image::Image wide_picture() {
 }
 
 /// The mask of two points, x and y of what is meant and of what is not.
-torch::Tensor mask_of(models::Sam model, const image::Image& picture, std::array<double, 4> points) {
+torch::Tensor mask_of(sam::Sam model, const image::Image& picture, std::array<double, 4> points) {
   const torch::NoGradGuard no_grad;
-  const data::ImageSize size{picture.height, picture.width};
+  const sam::ImageSize size{picture.height, picture.width};
   const auto framed = kProcessor.points(torch::tensor(at::ArrayRef<double>(points)).view({2, 2}), size);
-  const models::SamPrompts prompts{.points = framed.to(torch::kFloat).view({1, 1, 2, 2}),
-                                   .labels = torch::tensor({1, 0}, torch::kInt64).view({1, 1, 2})};
+  const sam::SamPrompts prompts{.points = framed.to(torch::kFloat).view({1, 1, 2, 2}),
+                                .labels = torch::tensor({1, 0}, torch::kInt64).view({1, 1, 2})};
   const auto output = model->forward(kProcessor.pixel_values(picture).unsqueeze(0), prompts, false);
   return kProcessor.mask_logits(output.masks[0][0][0], size) > 0;
 }
@@ -93,7 +93,7 @@ TEST_CASE("sam starts from a model's folder or its file, and leaves another of t
   const auto from = sam.write(model);
   const auto given = from / GENERATE(as<std::string>(), "", "model.safetensors");
   sam.run(1, "run", sam.flags({"--checkpoint=" + given.string(), "--max-steps=2", "--loss=dice_bce"}));
-  const auto loss = [&](const models::Sam& of) { return sam.loss_of(of, train::MaskLoss::kDiceBce); };
+  const auto loss = [&](const sam::Sam& of) { return sam.loss_of(of, sam::MaskLoss::kDiceBce); };
   CHECK(sam.first_loss("run") == Approx(loss(model)).epsilon(1e-5));
   CHECK(std::abs(loss(tiny_sam(0)) - loss(model)) > 1e-3);
   const auto best = sam.dir.path() / "run/best";
@@ -201,7 +201,7 @@ TEST_CASE("sam trains with the loss that --loss names", "[sam]") {
     sam.run(2, loss,
             sam.flags({"--checkpoint=" + from, "--loss=" + loss, "--max-steps=1", "--batch-size=1"}));
     losses.push_back(sam.first_loss(loss));
-    CHECK(losses.back() == Approx(sam.loss_of(model, train::parse_mask_loss(loss))).epsilon(1e-4));
+    CHECK(losses.back() == Approx(sam.loss_of(model, sam::parse_mask_loss(loss))).epsilon(1e-4));
   }
   CHECK((losses[1] > losses[0] && losses[2] > losses[0]));
 }

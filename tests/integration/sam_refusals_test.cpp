@@ -96,7 +96,8 @@ TEST_CASE("sam: a picture that is damaged behind its header ends the run when it
   const auto bad = cut_sample(sam, /*first_image_bytes=*/200);
   Child child(training("sam", 0, sam.dir.path() / "run", {"--epochs=1", "--data=" + bad.string()}));
   CHECK(child.wait(kTraining) == ExitStatus::exited(1));
-  CHECK_THAT(child.err(), ContainsSubstring(first_image().filename().string() + ": is no PNG file"));
+  CHECK_THAT(child.err(),
+             ContainsSubstring(first_image().filename().string() + ": is not a readable PNG file"));
   CHECK(count_of("\n", child.err()) == 1);
   CHECK_FALSE(fs::exists(sam.dir.path() / "run/summary.json"));
 }

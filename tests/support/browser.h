@@ -7,7 +7,7 @@
 #include <vector>
 
 #include <ddprun/common/files.h>
-#include <ddprun/report/html_text.h>
+#include <ddprun/report/html_report.h>
 #include "tests/support/catch.h"
 #include "tests/support/child.h"
 

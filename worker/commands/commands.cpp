@@ -14,7 +14,7 @@ std::optional<int> run_command(int argc, char** argv) {
   if (name == "env") return run_env_command(argc, argv);
   if (name == "export") return run_export_command(argc, argv);
   if (name == "flight") return run_flight_report(argc, argv);
-  if (name == "sam" && wants_prediction(argc, argv)) return run_predict_command(argc, argv);
+  if (name == "sam" && sam::wants_prediction(argc, argv)) return sam::run_predict_command(argc, argv);
   return std::nullopt;
 }
 

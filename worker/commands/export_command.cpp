@@ -83,9 +83,9 @@ void write(const ExportFlags& flags, const Exported& model) {
   if (model.model_config.empty())
     return flags.out.extension() == ".pt" ? write_state_dict(flags.out, model.weights)
                                           : serialize::write_safetensors(flags.out, model.weights);
-  models::Sam sam(models::parse_sam_config(model.model_config, flags.checkpoint));
+  sam::Sam sam(sam::parse_sam_config(model.model_config, flags.checkpoint));
   train::load_weights(*sam, model.weights, flags.checkpoint);
-  write_sam(flags.out, sam->config(), model.weights);
+  sam::write_sam(flags.out, sam->config(), model.weights);
 }
 
 }  // namespace

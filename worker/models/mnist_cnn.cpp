@@ -3,19 +3,12 @@
 namespace ddprun::models {
 
 MnistCnnImpl::MnistCnnImpl(std::optional<double> dropout)
-    : conv1_(torch::nn::Conv2dOptions(1, 32, 3)),
-      conv2_(torch::nn::Conv2dOptions(32, 64, 3)),
-      dropout1_(dropout.value_or(0.25)),
-      dropout2_(dropout.value_or(0.5)),
-      fc1_(9216, 128),
-      fc2_(128, 10) {
-  register_module("conv1", conv1_);
-  register_module("conv2", conv2_);
-  register_module("dropout1", dropout1_);
-  register_module("dropout2", dropout2_);
-  register_module("fc1", fc1_);
-  register_module("fc2", fc2_);
-}
+    : conv1_(register_module("conv1", torch::nn::Conv2d(torch::nn::Conv2dOptions(1, 32, 3)))),
+      conv2_(register_module("conv2", torch::nn::Conv2d(torch::nn::Conv2dOptions(32, 64, 3)))),
+      dropout1_(register_module("dropout1", torch::nn::Dropout(dropout.value_or(0.25)))),
+      dropout2_(register_module("dropout2", torch::nn::Dropout(dropout.value_or(0.5)))),
+      fc1_(register_module("fc1", torch::nn::Linear(9216, 128))),
+      fc2_(register_module("fc2", torch::nn::Linear(128, 10))) {}
 
 torch::Tensor MnistCnnImpl::forward(const torch::Tensor& image_BCHW) {
   auto x_BCHW = torch::relu(conv1_(image_BCHW));

@@ -14,35 +14,29 @@ using Part = std::function<at::Tensor(const at::Tensor&)>;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// This thread's autocast on a device, as it is or as it was. Casted weights are not cached: both runs of a
-/// part cast each once, and a cast made without gradients must not be found by an operator that wants them.
-class AutocastState {
- public:
+/// A thread's autocast state on a device. Cast weights are not cached: both runs of a part cast each once,
+/// and an operator that needs gradients must not find a cast made without them.
+struct AutocastState {
   static AutocastState current(c10::DeviceType device) {
     namespace autocast = at::autocast;
     return {device, autocast::is_autocast_enabled(device), autocast::get_autocast_dtype(device),
             autocast::is_autocast_cache_enabled()};
   }
-  AutocastState uncached() const { return {device_, enabled_, type_, false}; }
   void set() const {
-    at::autocast::set_autocast_enabled(device_, enabled_);
-    at::autocast::set_autocast_dtype(device_, type_);
-    at::autocast::set_autocast_cache_enabled(cached_);
+    at::autocast::set_autocast_enabled(device, enabled);
+    at::autocast::set_autocast_dtype(device, type);
+    at::autocast::set_autocast_cache_enabled(cached);
   }
 
- private:
-  AutocastState(c10::DeviceType device, bool enabled, c10::ScalarType type, bool cached)
-      : device_(device), enabled_(enabled), type_(type), cached_(cached) {}
-  c10::DeviceType device_;
-  bool enabled_;
-  c10::ScalarType type_;
-  bool cached_;
+  c10::DeviceType device;
+  bool enabled;
+  c10::ScalarType type;
+  bool cached;
 };
 
 class AutocastGuard {
  public:
-  AutocastGuard(const AutocastState& state, c10::DeviceType device)
-      : before_(AutocastState::current(device)) {
+  explicit AutocastGuard(const AutocastState& state) : before_(AutocastState::current(state.device)) {
     state.set();
   }
   ~AutocastGuard() { before_.set(); }
@@ -53,7 +47,7 @@ class AutocastGuard {
   AutocastState before_;
 };
 
-/// What backward needs beside tensors.
+/// What backward needs apart from tensors.
 struct Saved : torch::CustomClassHolder {
   Saved(Part part, const AutocastState& autocast) : part(std::move(part)), autocast(autocast) {}
   Part part;
@@ -66,7 +60,7 @@ struct Recomputed : torch::autograd::Function<Recomputed> {
     context->saved_data["saved"] = c10::IValue::make_capsule(saved);
     variable_list tensors = {input};
     tensors.insert(tensors.end(), parameters.begin(), parameters.end());
-    context->save_for_backward(std::move(tensors));  // and autograd notices if one is changed in between
+    context->save_for_backward(std::move(tensors));  // autograd checks that nobody changes them meanwhile
     return saved->part(input);
   }
 
@@ -79,7 +73,7 @@ struct Recomputed : torch::autograd::Function<Recomputed> {
     at::Tensor output;
     {
       const at::AutoGradMode with_gradients(true);
-      const AutocastGuard guard(saved.autocast, tensors[0].device().type());
+      const AutocastGuard guard(saved.autocast);
       output = saved.part(tensors[0]);
     }
     variable_list sources;
@@ -98,9 +92,9 @@ struct Recomputed : torch::autograd::Function<Recomputed> {
 
 at::Tensor recomputed(Part part, const at::Tensor& input, const std::vector<at::Tensor>& parameters) {
   if (!torch::GradMode::is_enabled()) return part(input);
-  const auto device = input.device().type();
-  const auto autocast = AutocastState::current(device).uncached();
-  const AutocastGuard guard(autocast, device);
+  auto autocast = AutocastState::current(input.device().type());
+  autocast.cached = false;
+  const AutocastGuard guard(autocast);
   return Recomputed::apply(c10::make_intrusive<Saved>(std::move(part), autocast), input,
                            at::TensorList(parameters));
 }

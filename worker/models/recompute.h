@@ -7,15 +7,14 @@
 
 namespace ddprun::models {
 
-/// Runs a part of a model without keeping what its backward needs, which then runs it a second time: memory
-/// for time (Chen et al. 2016). Gradients are the same to the last bit. Every parameter gets its gradient
-/// once, from the outer backward, so that what waits for gradients (DistributedDataParallel) sees no
-/// difference. Autocast is in the second run as it was in the first. For parts that draw nothing at random.
+/// Runs part of a model without storing what backward needs; backward runs the part again. Trades time for
+/// memory (Chen et al. 2016). Gradients are bit for bit the same. Every parameter gets its gradient once,
+/// from the outer backward, so DistributedDataParallel works as usual. The second run uses the first one's
+/// autocast state. Not for parts that draw random numbers.
 ///
 /// part        must do the same both times; it and what it refers to must live until backward has run
-/// input       what it takes
-/// parameters  all tensors beside the input through which gradients flow in it
-/// returns     what it returns
+/// parameters  all tensors except the input through which gradients flow in the part
+/// returns     part(input)
 at::Tensor recomputed(std::function<at::Tensor(const at::Tensor&)> part, const at::Tensor& input,
                       const std::vector<at::Tensor>& parameters);
 

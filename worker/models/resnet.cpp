@@ -21,14 +21,10 @@ torch::nn::Sequential layer(int in_channels, int out_channels, int stride) {
 }  // namespace
 
 BasicBlockImpl::BasicBlockImpl(int in_channels, int out_channels, int stride)
-    : conv1_(convolution(in_channels, out_channels, 3, stride)),
-      bn1_(out_channels),
-      conv2_(convolution(out_channels, out_channels, 3, 1)),
-      bn2_(out_channels) {
-  register_module("conv1", conv1_);
-  register_module("bn1", bn1_);
-  register_module("conv2", conv2_);
-  register_module("bn2", bn2_);
+    : conv1_(register_module("conv1", convolution(in_channels, out_channels, 3, stride))),
+      bn1_(register_module("bn1", BatchNorm(out_channels))),
+      conv2_(register_module("conv2", convolution(out_channels, out_channels, 3, 1))),
+      bn2_(register_module("bn2", BatchNorm(out_channels))) {
   if (stride != 1 || in_channels != out_channels)
     downsample_ = register_module(
         "downsample",
@@ -44,20 +40,14 @@ torch::Tensor BasicBlockImpl::forward(const torch::Tensor& x_BCHW) {
 
 ResNet18Impl::ResNet18Impl(int num_classes, Stem stem)
     : stem_(stem),
-      conv1_(stem == Stem::kImagenet ? convolution(3, 64, 7, 2) : convolution(3, 64, 3, 1)),
-      bn1_(64),
-      layer1_(layer(64, 64, 1)),
-      layer2_(layer(64, 128, 2)),
-      layer3_(layer(128, 256, 2)),
-      layer4_(layer(256, 512, 2)),
-      fc_(512, num_classes) {
-  register_module("conv1", conv1_);
-  register_module("bn1", bn1_);
-  register_module("layer1", layer1_);
-  register_module("layer2", layer2_);
-  register_module("layer3", layer3_);
-  register_module("layer4", layer4_);
-  register_module("fc", fc_);
+      conv1_(register_module("conv1", torch::nn::Conv2d(stem == Stem::kImagenet ? convolution(3, 64, 7, 2)
+                                                                                : convolution(3, 64, 3, 1)))),
+      bn1_(register_module("bn1", BatchNorm(64))),
+      layer1_(register_module("layer1", layer(64, 64, 1))),
+      layer2_(register_module("layer2", layer(64, 128, 2))),
+      layer3_(register_module("layer3", layer(128, 256, 2))),
+      layer4_(register_module("layer4", layer(256, 512, 2))),
+      fc_(register_module("fc", torch::nn::Linear(512, num_classes))) {
   draw_weights();
 }
 

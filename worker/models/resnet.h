@@ -10,7 +10,7 @@ namespace ddprun::models {
 
 // Shapes: B batch, C channels, H height, W width, K classes.
 
-/// The normalisation of every layer here: plain batch norm until ddp::convert_sync_batchnorm().
+/// Plain batch norm until ddp::convert_sync_batchnorm().
 using BatchNorm = ddp::SyncBatchNorm;
 
 /// Two 3x3 convolutions and a shortcut, with torchvision's parameter names. The shortcut is a 1x1 convolution
@@ -32,8 +32,8 @@ class BasicBlockImpl : public torch::nn::Module {
 };
 TORCH_MODULE(BasicBlock);
 
-/// What comes before the first block: for pictures of 224 x 224, a 7x7 convolution of stride 2 and a 3x3
-/// max-pooling of stride 2; for pictures of 32 x 32, a 3x3 convolution that keeps their size.
+/// The layers before the first block: for 224 x 224 pictures a 7x7 convolution and a 3x3 max-pooling, each of
+/// stride 2; for 32 x 32 pictures a 3x3 convolution that keeps the size.
 enum class Stem { kImagenet, kCifar };
 
 /// ResNet-18 (He et al. 2015, table 1), with torchvision's parameter names and initial weights.

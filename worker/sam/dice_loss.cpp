@@ -12,7 +12,7 @@
 #include <ddprun/common/errors.h>
 #include <ddprun/train/optim/losses.h>
 
-namespace ddprun::train {
+namespace ddprun::sam {
 namespace {
 
 /// Sums over a mask need more than half precision.
@@ -77,7 +77,7 @@ at::Tensor sigmoid_focal_loss(const at::Tensor& logits, const at::Tensor& target
   const auto x = at_least_float(logits);
   const auto t = target.to(x.scalar_type());
   const auto cross_entropy = x - x * t - at::log_sigmoid(x);
-  // (1 - p_t)^gamma by way of its logarithm, which keeps its digits where p_t is near 1.
+  // (1 - p_t)^gamma through its logarithm, which stays precise where p_t is near 1.
   const auto loss = (gamma * at::log_sigmoid(x * (1 - 2 * t))).exp() * cross_entropy;
   return alpha < 0 ? loss : (t * alpha + (1 - t) * (1 - alpha)) * loss;
 }
@@ -108,4 +108,4 @@ at::Tensor mask_loss(MaskLoss loss, const at::Tensor& logits, const at::Tensor& 
   throw std::invalid_argument("mask loss: no such kind");
 }
 
-}  // namespace ddprun::train
+}  // namespace ddprun::sam

@@ -5,61 +5,62 @@
 #include <string>
 #include <string_view>
 
-namespace ddprun::train {
+namespace ddprun::sam {
 
-/// What becomes of the loss of each example and channel.
+/// How the losses of examples and channels are combined.
 enum class DiceReduction { kMean, kSum, kNone };
 
-/// MONAI's DiceLoss's, with its names and defaults.
+/// The options of MONAI's DiceLoss, with its names and defaults.
 struct DiceOptions {
-  bool include_background = true;  ///< false: channel 0 is left out, unless it is the only one
-  bool to_onehot_y = false;        ///< the target holds class numbers [B, 1, ...]; not with one channel
-  bool sigmoid = false;            ///< of the input, which is logits then
-  bool softmax = false;            ///< the same over the channels; not with one channel
-  bool squared_pred = false;       ///< squares in the denominator
-  bool jaccard = false;            ///< the soft Jaccard index (IoU) in place of Dice
-  bool batch = false;              ///< sums go over the examples too
+  bool include_background = true;  ///< false: ignore channel 0, unless it is the only one
+  bool to_onehot_y = false;        ///< the target holds class numbers [B, 1, ...]; needs several channels
+  bool sigmoid = false;            ///< apply it to the input, which holds logits
+  bool softmax = false;            ///< the same over the channels; needs several channels
+  bool squared_pred = false;       ///< use squares in the denominator
+  bool jaccard = false;            ///< soft Jaccard index (IoU) instead of Dice
+  bool batch = false;              ///< sum over the examples, too
   DiceReduction reduction = DiceReduction::kMean;
   double smooth_nr = 1e-5;  ///< added to the numerator
   double smooth_dr = 1e-5;  ///< added to the denominator
 };
 
-/// 1 - Dice between probabilities p and a target t, of each example and channel.
+/// 1 - Dice of probabilities p and a target t, for each example and channel.
 ///
 ///   f = 1 - (2 sum(p t) + smooth_nr) / (sum(p) + sum(t) + smooth_dr)        Milletari et al. 2016, section 3
 ///   squared_pred: sum(p^2) + sum(t^2);  jaccard: f = 1 - (2 I + smooth_nr) / (2 (D - I) + smooth_dr)
 ///
-/// input    float [B, C, ...]; half precision is taken to float32
+/// input    float [B, C, ...]; half precision is converted to float32
 /// target   the same shape, or [B, 1, ...] with to_onehot_y
 /// returns  mean or sum: a scalar. none: [B, C, 1, ...], a 1 for each spatial axis; with batch [C, 1, ...]
-/// throws   std::invalid_argument for sigmoid and softmax at once; c10::Error if the shapes differ, or for a
-/// class number that is none
+/// throws   std::invalid_argument for both sigmoid and softmax; c10::Error if the shapes differ or a class
+/// number is
+///          out of range
 at::Tensor dice_loss(const at::Tensor& input, const at::Tensor& target, const DiceOptions& options);
 
-/// The focal loss of each element: cross-entropy that counts less where the prediction is sure and right.
+/// The focal loss of each element: cross-entropy that discounts confident, correct predictions.
 ///
 ///   alpha_t (1 - p_t)^gamma * -log(p_t),   p_t = p where t is 1, 1 - p where it is 0     Lin et al. 2017
 ///
 /// logits, target  float, of one shape
-/// alpha           weight of the elements that are 1, the others have 1 - alpha; below 0: no weights
+/// alpha           weight of elements that are 1; the others get 1 - alpha; below 0: no weights
 /// returns         the same shape
 at::Tensor sigmoid_focal_loss(const at::Tensor& logits, const at::Tensor& target, double gamma = 2,
                               double alpha = -1);
 
-/// What `--loss` of mask prediction names.
+/// The values of `--loss`.
 ///   dice        DiceLoss(sigmoid, squared_pred)
 ///   dice_focal  the same + 20 x focal loss (gamma 2, alpha 0.25): Kirillov et al. 2023, section 3
 ///   dice_bce    the same + binary cross-entropy
 enum class MaskLoss { kDice, kDiceFocal, kDiceBce };
 
-/// throws  UsageError for a name that is none of the three
+/// throws  UsageError for other names
 MaskLoss parse_mask_loss(std::string_view name);
 
-/// The loss of each example, whose mean is minimised.
+/// The loss of each example; training minimises the mean.
 ///
-/// logits, target  float [B, ...], target 0 or 1; all of an example's elements are one mask
+/// logits, target  float [B, ...], target 0 or 1; an example is one mask
 /// returns         float [B]
 /// throws          c10::Error if the shapes differ
 at::Tensor mask_loss(MaskLoss loss, const at::Tensor& logits, const at::Tensor& target);
 
-}  // namespace ddprun::train
+}  // namespace ddprun::sam

@@ -18,7 +18,7 @@
 #include "worker/sam/data/prompted_batch.h"
 #include "worker/sam/sam_checkpoint.h"
 
-namespace ddprun::worker {
+namespace ddprun::sam {
 namespace {
 
 struct PredictFlags {
@@ -48,7 +48,7 @@ std::optional<PredictFlags> parse_predict_flags(int argc, char** argv) {
   return flags;
 }
 
-/// Before the model is read, which takes a while. throws  IoError
+/// Called before reading the model, which takes a while. throws  IoError
 void check_writable(const std::filesystem::path& mask) {
   const auto folder = mask.has_parent_path() ? mask.parent_path() : std::filesystem::path(".");
   if (::access(folder.c_str(), W_OK | X_OK) != 0) throw IoError(mask, "cannot be written", errno);
@@ -67,23 +67,23 @@ bool wants_prediction(int argc, char** argv) {
 int run_predict_command(int argc, char** argv) {
   const auto flags = parse_predict_flags(argc, argv);
   if (!flags) return EXIT_SUCCESS;
-  const auto prompted = data::read_prompted_picture(flags->image, flags->points);
+  const auto prompted = read_prompted_picture(flags->image, flags->points);
   check_writable(flags->mask);
   const torch::NoGradGuard no_grad;
   auto model = read_sam(flags->checkpoint);
   model->eval();
-  const data::SamProcessor processor(
+  const SamProcessor processor(
       {.image_size = model->config().vision.image_size, .mask_size = model->config().mask_size()});
-  const auto batch = data::make_prompted_batch({prompted}, processor);
+  const auto batch = make_prompted_batch({prompted}, processor);
   const auto output =
-      model->forward(batch.input, {.points = data::points_of(batch), .labels = data::point_labels_of(batch)},
+      model->forward(batch.input, {.points = points_of(batch), .labels = point_labels_of(batch)},
                      /*multimask=*/false);
   const auto mask =
       processor.mask_logits(output.masks[0][0][0], {prompted.picture->height, prompted.picture->width}) > 0;
-  data::write_mask(flags->mask, mask);
+  write_mask(flags->mask, mask);
   std::cout << "wrote " << flags->mask.string() << ": " << mask.sum().item<std::int64_t>() << " of "
             << mask.numel() << " pixels" << std::endl;
   return EXIT_SUCCESS;
 }
 
-}  // namespace ddprun::worker
+}  // namespace ddprun::sam

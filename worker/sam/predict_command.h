@@ -1,13 +1,16 @@
 #pragma once
 
-namespace ddprun::worker {
+namespace ddprun::sam {
 
-/// `worker sam --predict IMAGE --point X,Y ... --checkpoint DIR --mask-out FILE`: what a model takes the
-/// points of an image to mean, as a picture. argv[0] is the task's name. returns  the exit code; throws
-/// UsageError, IoError
+/// `worker sam --predict IMAGE --point X,Y ... --checkpoint DIR --mask-out FILE`: predicts the mask of the
+/// object at the points and writes it as a picture.
+///
+/// argv     argv[0] is the task's name
+/// returns  the exit code
+/// throws   UsageError, IoError
 int run_predict_command(int argc, char** argv);
 
-/// Whether the words after the task's name ask for that.
+/// Whether the arguments ask for a prediction.
 bool wants_prediction(int argc, char** argv);
 
-}  // namespace ddprun::worker
+}  // namespace ddprun::sam

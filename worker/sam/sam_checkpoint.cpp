@@ -1,25 +1,42 @@
 #include "worker/sam/sam_checkpoint.h"
 
-#include <nlohmann/json.hpp>
-
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <nlohmann/json.hpp>
 #include <string>
 
 #include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
 #include <ddprun/common/json_file.h>
+#include <ddprun/serialize/safetensors.h>
 #include "worker/sam/data/sam_processor.h"
-#include "worker/sam/model_folder.h"
 
-namespace ddprun::worker {
+namespace ddprun::sam {
 namespace {
 
-// Two names of one tensor: transformers writes the first, older releases both.
+namespace fs = std::filesystem;
+
+struct ModelFiles {
+  std::filesystem::path config, weights;
+};
+
+ModelFiles with_config(const fs::path& weights) {
+  const auto config = weights.parent_path() / "config.json";
+  std::error_code unknown;
+  if (!fs::exists(config, unknown))
+    throw IoError(
+        config,
+        "does not exist, expected it beside " + weights.filename().string() +
+            "; of a run, give best/ of its folder or one that `worker export CHECKPOINT FOLDER` writes");
+  return {config, weights};
+}
+
+// Two names of one tensor: transformers writes the first, older releases wrote both.
 constexpr const char* kPositions = "shared_image_embedding.positional_embedding";
 constexpr const char* kSamePositions = "prompt_encoder.shared_embedding.positional_embedding";
 
-constexpr data::SamProcessor::Options kProcessor = {};  // whose colours the files name
+constexpr SamProcessor::Options kProcessor = {};  // for its colours
 
 const torch::Tensor* find(const train::StateDict& weights, const char* name) {
   const auto found =
@@ -27,7 +44,7 @@ const torch::Tensor* find(const train::StateDict& weights, const char* name) {
   return found == weights.end() ? nullptr : &found->second;
 }
 
-/// The weights with both names of the tensor that has two.
+/// Adds the missing one of the two names.
 train::StateDict with_both_names(train::StateDict weights, const std::filesystem::path& source) {
   const auto* first = find(weights, kPositions);
   const auto* second = find(weights, kSamePositions);
@@ -75,7 +92,7 @@ void check_colours(const std::filesystem::path& path, const nlohmann::json& proc
           found.dump(-1, ' ', /*ensure_ascii=*/true, nlohmann::json::error_handler_t::replace).substr(0, 60));
 }
 
-/// A model that saw other colours than data::SamProcessor gives it would be used, and written again, wrongly.
+/// A model trained with other colours than SamProcessor's would predict wrongly, and be written back wrongly.
 void check_processor(const std::filesystem::path& folder) {
   for (const char* name : {"preprocessor_config.json", "processor_config.json"}) {  // of transformers 4 and 5
     std::error_code unknown;
@@ -87,7 +104,7 @@ void check_processor(const std::filesystem::path& folder) {
   }
 }
 
-/// throws  IoError naming the first that cannot be a weight
+/// throws  IoError naming the first tensor that cannot be a weight
 void check_types(const train::StateDict& weights, const std::filesystem::path& source) {
   for (const auto& [name, tensor] : weights)
     if (!tensor.is_floating_point())
@@ -95,38 +112,64 @@ void check_types(const train::StateDict& weights, const std::filesystem::path& s
                                 ", expected floating-point numbers");
 }
 
+/// What `path` means: a folder as Hugging Face's libraries keep a model, or a file of weights with
+/// config.json beside it.
+ModelFiles find_model_files(const fs::path& path) {
+  std::error_code unknown;
+  if (!fs::exists(path, unknown))
+    throw IoError(path, "does not exist, expected a model's folder or file of weights");
+  if (!fs::is_directory(path, unknown)) return with_config(path);
+  for (const char* name : {"model.safetensors", "pytorch_model.bin"})
+    if (fs::exists(path / name, unknown)) return with_config(path / name);
+  for (const char* name : {"model.safetensors.index.json", "pytorch_model.bin.index.json"})
+    if (fs::exists(path / name, unknown))
+      throw IoError(path / name,
+                    "has the weights in several files, expected one: save it with a larger max_shard_size");
+  throw IoError(path, "holds no model, expected model.safetensors or pytorch_model.bin in it");
+}
+
+/// The weights first, then the texts by their files' names, each file at once or not at all.
+void write_model_folder(const fs::path& folder, const train::StateDict& weights,
+                        const std::map<std::string, std::string>& texts) {
+  std::error_code failure;
+  fs::create_directories(folder, failure);
+  if (failure) throw IoError(folder, "cannot be created", failure.value());
+  serialize::write_safetensors(folder / "model.safetensors", weights);
+  for (const auto& [name, text] : texts) write_file_atomic(folder / name, text);
+}
+
 }  // namespace
 
-models::Sam read_sam(const std::filesystem::path& path) {
-  const auto files = train::find_model_files(path);
+Sam read_sam(const std::filesystem::path& path) {
+  const auto files = find_model_files(path);
   check_processor(files.config.parent_path());
-  models::Sam model(models::read_sam_config(files.config));
+  Sam model(read_sam_config(files.config));
   load_sam_weights(*model, files.weights);
   return model;
 }
 
-void load_sam_weights(models::SamImpl& model, const std::filesystem::path& weights) {
+void load_sam_weights(SamImpl& model, const std::filesystem::path& weights) {
   const auto read = train::read_weights(weights);
   check_types(read, weights);
   train::load_weights(model, with_both_names(read, weights), weights);
 }
 
-void write_sam(const std::filesystem::path& folder, const models::SamImpl& model) {
+void write_sam(const std::filesystem::path& folder, const SamImpl& model) {
   train::StateDict weights;
   for (const auto& item : train::state_dict(model))
     weights.emplace_back(item.key().toStringRef(), item.value().toTensor());
   write_sam(folder, model.config(), weights);
 }
 
-void write_sam(const std::filesystem::path& folder, const models::SamConfig& config,
+void write_sam(const std::filesystem::path& folder, const SamConfig& config,
                const train::StateDict& weights) {
   auto written = with_both_names(weights, folder);
-  for (auto& [name, tensor] : written)  // under both names, as in released files: every release reads that
+  for (auto& [name, tensor] : written)  // under both names, which every release of transformers reads
     if (name == kSamePositions) tensor = tensor.clone();
-  train::write_model_folder(
+  write_model_folder(
       folder, written,
-      {{"config.json", models::to_json(config)},
+      {{"config.json", to_json(config)},
        {"preprocessor_config.json", processor_json(config.vision.image_size, config.mask_size())}});
 }
 
-}  // namespace ddprun::worker
+}  // namespace ddprun::sam

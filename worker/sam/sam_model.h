@@ -1,35 +1,59 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <string>
 
 #include "worker/config/config.h"
 #include "worker/sam/model/sam.h"
 
-namespace ddprun::worker {
+namespace ddprun::sam {
+
+/// A hash of a tensor's shape and bytes, chained to `before`; not cryptographic.
+std::uint64_t digest(const at::Tensor& tensor, std::uint64_t before = 0);
+
+/// Keeps expensive results in a folder, each in a file named after its input, also for other runs and ranks.
+class TensorCache {
+ public:
+  /// folder   created if missing
+  /// version  of the computation: results of other versions are not used
+  /// throws   IoError if the folder cannot be created
+  TensorCache(std::filesystem::path folder, std::uint64_t version);
+
+  /// The result of compute() for this input, now or earlier, on the CPU. Replaces damaged files.
+  /// throws  IoError for a file that cannot be written
+  at::Tensor get(const at::Tensor& input, const std::function<at::Tensor()>& compute) const;
+
+ private:
+  std::filesystem::path folder_;
+  std::uint64_t version_;
+};
 
 /// The shape that --architecture names.
 ///
-///   small              256 pixels, 4 layers of 192, attention over all of the image in the last: for
-///   training from
-///                      the beginning on a small machine; 9.2 million parameters
+///   small              256 pixels, 4 layers of 192, global attention in the last; 9.2 million parameters;
+///   for
+///                      training from scratch on a small machine
 ///   base, large, huge  the released ones
 ///   FILE               a config.json of transformers' SamModel
 ///
-/// throws  UsageError if it is neither name nor file; IoError as read_sam_config()
-models::SamConfig sam_architecture(const std::string& name);
+/// throws  UsageError if it is neither a name nor a file; IoError as read_sam_config()
+SamConfig sam_architecture(const std::string& name);
 
-/// The model that the configuration asks for: of --checkpoint, or a new one of --architecture with
-/// --init-weights if there are; with what is frozen and recomputed as it says.
+/// The configured model: read from --checkpoint, or a new one of --architecture, optionally with
+/// --init-weights; with freezing and recomputation set up.
 ///
 /// throws  UsageError, IoError
-models::Sam make_sam_model(const Config& config);
+Sam make_sam_model(const worker::Config& config);
 
-/// From pixel values to image embeddings: float [B, 3, S, S] to [B, channels, grid, grid].
+/// Maps pixel values, float [B, 3, S, S], to image embeddings [B, channels, grid, grid].
 using Embedder = std::function<torch::Tensor(const torch::Tensor& pixel_values)>;
 
-/// The model's image encoder; with --embedding-cache its results are kept there, and it must be frozen.
-/// throws  IoError, also when it is called
-Embedder make_embedder(models::Sam model, const Config& config);
+/// The model's image encoder; with --embedding-cache, which needs a frozen encoder, it stores results there.
+/// throws  IoError, also when called
+Embedder make_embedder(Sam model, const worker::Config& config);
 
-}  // namespace ddprun::worker
+}  // namespace ddprun::sam

@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <string>
 
-namespace ddprun::train {
+namespace ddprun::sam {
 namespace {
 
 void check_alike(const at::Tensor& predicted, const at::Tensor& truth) {
@@ -52,4 +52,4 @@ MaskScores mask_scores(const std::vector<at::Tensor>& predicted, const std::vect
   return {torch::stack(dice), torch::stack(iou), torch::stack(accuracy)};
 }
 
-}  // namespace ddprun::train
+}  // namespace ddprun::sam

@@ -1,17 +1,16 @@
-// ResNet-18 on CIFAR-10 with what the Lightning walkthrough uses; the defaults are that document's, but for
-// validation, which is on a part of the training set.
+// ResNet-18 on CIFAR-10, with the defaults of the Lightning walkthrough except for validation, which uses a
+// part of the training set.
 
 #include <cstdio>
 #include <memory>
 #include <utility>
 
 #include <ddprun/data/cifar10_dataset.h>
+#include <ddprun/data/find_dataset.h>
 #include <ddprun/data/image_dataset.h>
-#include <ddprun/data/locate.h>
 #include <ddprun/train/optim/losses.h>
 #include "worker/models/resnet.h"
 #include "worker/tasks/class_samples.h"
-#include "worker/tasks/init_weights.h"
 #include "worker/tasks/registry.h"
 #include "worker/tasks/validation_split.h"
 
@@ -46,7 +45,7 @@ std::string cifar10_line(const train::TrainProgress& progress) {
 void add_data(train::Task& task, const Config& config) {
   const auto folder = data::find_data(config.data.source, {"cifar10"});
   task.data_source = folder.string();
-  // What is not split is not read further than its limit.
+  // Without a split, there is no need to read beyond the limit.
   const bool split = config.data.val_split > 0 && !config.data.val_on_test;
   const auto train = data::read_cifar10(folder, data::Part::kTrain, split ? 0 : config.data.limit_train);
   const auto test_set = images(data::read_cifar10(folder, data::Part::kTest), config, false);
@@ -66,7 +65,7 @@ train::Task make_cifar10(const Config& config) {
 
   train::Task task;
   task.name = "cifar10";
-  task.static_graph = true;  // as the document has it
+  task.static_graph = true;  // as in the walkthrough
   task.module = model.ptr();
   add_data(task, config);
   task.measures = {"acc"};
@@ -108,10 +107,11 @@ TaskEntry cifar10_task() {
   entry.name = "cifar10";
   entry.description = "ResNet-18 on CIFAR-10";
   entry.footer =
-      "--data takes the folder of CIFAR-10's binary version, or cifar10; without it that is looked for in\n"
+      "--data takes the folder of CIFAR-10's binary version, or cifar10. Without it the task looks in\n"
       "$DDPRUN_DATA and the cache folder (scripts/get_data.sh cifar10 fetches it).\n"
-      "The cosine's --t-max 200 is the document's: of its 50 epochs the learning rate never falls below\n"
-      "0.85 of the first; --t-max epochs lets it fall to 0.";
+      "The default --t-max 200 is the walkthrough's: in its 50 epochs the cosine schedule stays above 0.85 "
+      "of\n"
+      "the initial learning rate; --t-max epochs lets it fall to 0.";
   entry.set_defaults = set_documents_defaults;
   entry.make = make_cifar10;
   return entry;

@@ -12,7 +12,6 @@ namespace {
 
 constexpr std::int64_t kSamples = 30;
 
-/// input_CHW: as the model takes it
 image::Image picture_of(const torch::Tensor& input_CHW, const PixelScale& scale) {
   const auto of_channel = [](const std::vector<float>& values) {
     return torch::tensor(values).view({-1, 1, 1});
@@ -35,7 +34,7 @@ image::Image picture_of(const torch::Tensor& input_CHW, const PixelScale& scale)
 
 image::Image draw(const std::vector<train::Evaluated>& evaluated, const PixelScale& scale,
                   const std::vector<std::string>& names, const std::string& set) {
-  // Longer names than digits have a line each.
+  // Names longer than digits get a line each.
   const bool digits = std::ranges::all_of(names, [](const auto& name) { return name.size() < 3; });
   const std::string between = digits ? " / " : "\n";
   std::vector<image::Tile> tiles;

@@ -9,16 +9,16 @@
 
 namespace ddprun::worker {
 
-/// How a data set made a model's input of pixels in [0, 1], by channel: input = (pixel - mean) / std.
+/// How a data set normalises pixels in [0, 1], by channel: input = (pixel - mean) / std.
 struct PixelScale {
   std::vector<float> mean, std;
 };
 
-/// Lets the task draw its first held-out samples and its last training batch, each with what the model took
-/// it for: "pred 3 / true 5". For classifiers of pictures: input float [B, C, H, W] with 1 or 3 channels,
-/// target int64 [B], scores [B, K].
+/// Lets the task draw its first held-out samples and its last training batch with predictions: "pred 3 / true
+/// 5". For picture classifiers: input float [B, C, H, W] with 1 or 3 channels, target int64 [B], scores [B,
+/// K].
 ///
-/// class_names  the task gets them too; K
+/// class_names  K of them; also set on the task
 void add_class_samples(train::Task& task, PixelScale scale, std::vector<std::string> class_names);
 
 }  // namespace ddprun::worker

@@ -1,5 +1,5 @@
 // A linear classifier, Linear(10, 1) with BCEWithLogits and Adam, on 1000 random samples with random labels,
-// or on a table of one's own.
+// or on a table.
 
 #include <cstdio>
 #include <memory>
@@ -7,9 +7,8 @@
 #include <torch/nn/modules/linear.h>
 
 #include <ddprun/data/table_dataset.h>
-#include <ddprun/data/toy_datasets.h>
+#include <ddprun/data/tensor_dataset.h>
 #include <ddprun/train/optim/losses.h>
-#include "worker/tasks/init_weights.h"
 #include "worker/tasks/registry.h"
 #include "worker/tasks/validation_split.h"
 
@@ -25,7 +24,7 @@ std::string linear_line(const train::RankEpoch& epoch) {
 }
 
 train::Task make_linear(const Config& config) {
-  // The data first, then the weights: in the order in which a Python script draws them.
+  // Data first, then weights: the order in which a Python script draws them.
   const auto& table = config.data.source;
   auto samples = std::make_shared<data::TensorDataset>(
       table.empty() ? data::make_linear_dataset() : data::read_table(table, data::Label::kZeroOrOne));
@@ -56,7 +55,7 @@ TaskEntry linear_task() {
   entry.name = "linear";
   entry.description = "a linear classifier, on 1000 random samples or a CSV file";
   entry.footer =
-      "Without --data the labels are random: nothing can be learnt of them, and the loss goes to ln 2 = "
+      "Without --data the labels are random: there is nothing to learn, and the loss approaches ln 2 = "
       "0.693.";
   entry.set_defaults = [](Config& config) {
     config.train.epochs = 10;

@@ -5,18 +5,17 @@
 
 #include <torch/nn/functional/loss.h>
 
+#include <ddprun/data/find_dataset.h>
 #include <ddprun/data/idx_dataset.h>
-#include <ddprun/data/locate.h>
 #include "worker/models/mnist_cnn.h"
 #include "worker/tasks/class_samples.h"
-#include "worker/tasks/init_weights.h"
 #include "worker/tasks/registry.h"
 #include "worker/tasks/validation_split.h"
 
 namespace ddprun::worker {
 namespace {
 
-/// The files tell no names; only the folder may tell which of the two data sets it is.
+/// The files hold no names; the folder's name tells which of the two data sets it is.
 std::vector<std::string> class_names(const std::filesystem::path& folder) {
   if (folder.string().find("fashion") != std::string::npos)
     return {"T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot"};
@@ -43,7 +42,7 @@ train::Task make_mnist(const Config& config) {
   task.name = "mnist";
   task.data_source = folder.string();
   task.module = model.ptr();
-  // What is not split is not read further than its limit.
+  // Without a split, there is no need to read beyond the limit.
   const auto read = config.data.val_split > 0 ? 0 : config.data.limit_train;
   const auto all =
       std::make_shared<data::IdxDataset>(folder, data::Part::kTrain, data::kMnistMean, data::kMnistStd, read);
@@ -72,9 +71,9 @@ TaskEntry mnist_task() {
   entry.name = "mnist";
   entry.description = "the MNIST CNN, on MNIST or Fashion-MNIST";
   entry.footer =
-      "--data takes a folder with the four IDX files, mnist or fashion-mnist; without it MNIST is used where "
-      "it is\n"
-      "found ($DDPRUN_DATA/mnist, the cache folder), else Fashion-MNIST.";
+      "--data takes a folder with the four IDX files, mnist or fashion-mnist. The default is MNIST if it is "
+      "in\n"
+      "$DDPRUN_DATA/mnist or the cache folder, else Fashion-MNIST.";
   entry.set_defaults = [](Config&) {};
   entry.make = make_mnist;
   return entry;

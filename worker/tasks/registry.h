@@ -4,22 +4,29 @@
 
 #include "worker/config/task_entry.h"
 
+namespace torch::nn {
+class Module;
+}
+
 namespace ddprun::worker {
 
 const std::vector<TaskEntry>& all_tasks();
 
-/// The defaults of the task that config.task names; an unknown name changes nothing.
+/// Sets the defaults of the task that config.task names; ignores unknown names.
 void set_defaults(Config& config);
 
-/// Makes the task that the configuration names: its model, initialised from the seed, and its data, read and
-/// checked. throws  UsageError for an unknown task or data set, IoError for data and weights
+/// Makes the configured task: its model, initialised from the seed, and its data, read and checked.
+/// throws  UsageError for an unknown task or data set, IoError for data and weights
 train::Task make_task(const Config& config);
 
-// The tasks, a file each.
+// One file per task.
 TaskEntry mnist_task();
 TaskEntry toy_task();
 TaskEntry linear_task();
 TaskEntry cifar10_task();
 TaskEntry sam_task();
+
+/// Loads the weights of --init-weights, if given. throws as train::load_weights()
+void init_weights(torch::nn::Module& model, const Config& config);
 
 }  // namespace ddprun::worker

@@ -6,9 +6,8 @@
 #include <torch/nn/modules/linear.h>
 
 #include <ddprun/common/logging.h>
-#include <ddprun/data/toy_datasets.h>
+#include <ddprun/data/tensor_dataset.h>
 #include <ddprun/train/optim/losses.h>
-#include "worker/tasks/init_weights.h"
 #include "worker/tasks/registry.h"
 #include "worker/tasks/validation_split.h"
 
@@ -31,7 +30,7 @@ std::string weights_line(std::int64_t epoch) {
 }
 
 train::Task make_toy(const Config& config) {
-  // The data first, then the weights: in the order in which a Python script draws them.
+  // Data first, then weights: the order in which a Python script draws them.
   auto pairs = std::make_shared<data::TensorDataset>(data::make_toy_dataset());
   torch::nn::Linear model(20, 1);
   init_weights(*model, config);
@@ -44,9 +43,8 @@ train::Task make_toy(const Config& config) {
   const bool document = config.model.loss == "cross_entropy";
   if (document)
     log_warning(
-        "--loss=cross_entropy: over one class the softmax is 1 whatever the output, so loss and gradients "
-        "are "
-        "0 and nothing is learnt; --loss=mse learns");
+        "--loss=cross_entropy: over one class the softmax is always 1, so loss and gradients are 0 "
+        "and nothing is learnt; --loss=mse learns");
   task.compute_loss = [model, document](const data::Batch& batch) mutable {
     const auto output_B1 = model->forward(batch.input);
     return train::BatchResult{document ? train::soft_cross_entropy(output_B1, batch.target)
@@ -65,7 +63,8 @@ TaskEntry toy_task() {
   entry.name = "toy";
   entry.description = "the tutorial's Trainer: Linear(20, 1) on 2048 random pairs";
   entry.footer =
-      "With every checkpoint the weights alone go into checkpoint.pt of the run folder, a bare state_dict.\n"
+      "Every checkpoint also writes the weights alone, a bare state_dict, to checkpoint.pt in the run "
+      "folder.\n"
       "Example: worker toy 50 10";
   entry.positionals = {{"epochs", "TOTAL_EPOCHS"}, {"save-every", "SAVE_EVERY"}};
   entry.set_defaults = [](Config& config) {

@@ -7,14 +7,13 @@
 
 namespace ddprun::worker {
 
-/// A training set, and what of it is for validation.
 struct SplitSet {
   std::shared_ptr<const data::Dataset> train;
   std::shared_ptr<const data::Dataset> validation;  ///< null: none
 };
 
-/// Divides a training set as --val-split, --limit-train and --limit-val say; the seed decides which examples
-/// are for validation.
+/// Splits a training set as --val-split, --limit-train and --limit-val say; the seed chooses the examples for
+/// validation.
 ///
 /// plain    the same examples without augmentation, for validation
 /// throws   UsageError if there are too few examples for two parts

@@ -10,10 +10,10 @@
 
 using namespace ddprun;
 using nlohmann::json;
+using sam::DiceOptions;
+using sam::DiceReduction;
+using sam::MaskLoss;
 using torch::Tensor;
-using train::DiceOptions;
-using train::DiceReduction;
-using train::MaskLoss;
 
 namespace {
 
@@ -60,7 +60,7 @@ TEST_CASE("Dice loss and its gradient are MONAI's in every combination of option
     const auto& inputs = golden["inputs"][test_case[0].get<std::string>()];
     const auto& expected = golden["results"][test_case[4].get<std::size_t>()];
     const auto input = to_doubles(inputs["input"]).requires_grad_();
-    const auto loss = train::dice_loss(input, to_doubles(inputs[test_case[1].get<std::string>()]), options);
+    const auto loss = sam::dice_loss(input, to_doubles(inputs[test_case[1].get<std::string>()]), options);
     CHECK(loss.sizes().vec() == expected["shape"].get<std::vector<std::int64_t>>());
     const double tolerance = test_case[1] == "numbers" ? 1e-6 : 1e-7;  // MONAI's one_hot() is in float32
     CHECK(equal_within(loss, to_doubles(expected["values"]), tolerance));
@@ -76,7 +76,7 @@ TEST_CASE("the loss of each mask and its gradient are those of MONAI's parts", "
   for (const auto& [name, expected] : golden["losses"].items()) {
     INFO(name);
     const auto logits = to_doubles(golden["logits"]).requires_grad_();
-    const auto losses = train::mask_loss(train::parse_mask_loss(name), logits, to_doubles(golden["target"]));
+    const auto losses = sam::mask_loss(sam::parse_mask_loss(name), logits, to_doubles(golden["target"]));
     CHECK(losses.sizes().vec() == std::vector<std::int64_t>{3});
     CHECK(equal_within(losses, to_doubles(expected["values"])));
     losses.mean().backward();
@@ -88,8 +88,8 @@ TEST_CASE("focal loss is MONAI's for any gamma and alpha", "[dice_loss]") {
   const auto golden = test::read_golden("dice_loss/mask_losses.json");
   for (const auto& [name, expected] : golden["focal"].items()) {
     INFO(name);
-    CHECK(equal_within(train::sigmoid_focal_loss(to_doubles(golden["logits"]), to_doubles(golden["target"]),
-                                                 expected["gamma"], expected["alpha"]),
+    CHECK(equal_within(sam::sigmoid_focal_loss(to_doubles(golden["logits"]), to_doubles(golden["target"]),
+                                               expected["gamma"], expected["alpha"]),
                        to_doubles(expected["values"])));
   }
 }
@@ -98,9 +98,9 @@ TEST_CASE("a mask's loss is its own, whatever else is in the batch", "[dice_loss
   const auto logits = torch::randn({4, 1, 8, 8}),
              target = (torch::rand({4, 1, 8, 8}) > 0.5).to(torch::kFloat);
   for (const auto loss : {MaskLoss::kDice, MaskLoss::kDiceFocal, MaskLoss::kDiceBce}) {
-    const auto all = train::mask_loss(loss, logits, target);
+    const auto all = sam::mask_loss(loss, logits, target);
     for (std::int64_t i = 0; i < 4; ++i)
-      CHECK(equal_within(all[i], train::mask_loss(loss, logits.slice(0, i, i + 1), target.slice(0, i, i + 1)),
+      CHECK(equal_within(all[i], sam::mask_loss(loss, logits.slice(0, i, i + 1), target.slice(0, i, i + 1)),
                          1e-6));
   }
 }
@@ -109,9 +109,9 @@ TEST_CASE("logits in half precision are summed in float", "[dice_loss]") {
   const auto logits = torch::full({1, 1, 512, 512}, 4.f), target = torch::ones({1, 1, 512, 512});
   for (const auto type : {torch::kHalf, torch::kBFloat16})
     for (const auto loss : {MaskLoss::kDice, MaskLoss::kDiceFocal, MaskLoss::kDiceBce}) {
-      const auto value = train::mask_loss(loss, logits.to(type), target);
+      const auto value = sam::mask_loss(loss, logits.to(type), target);
       CHECK(value.scalar_type() == torch::kFloat);
-      CHECK(equal_within(value, train::mask_loss(loss, logits, target), 1e-6));
+      CHECK(equal_within(value, sam::mask_loss(loss, logits, target), 1e-6));
     }
 }
 
@@ -119,7 +119,7 @@ TEST_CASE("losses of extreme logits are finite", "[dice_loss]") {
   const auto logits = torch::tensor({-1e4f, 1e4f, -90.f, 90.f}).view({1, 1, 2, 2}).requires_grad_();
   for (const auto loss : {MaskLoss::kDice, MaskLoss::kDiceFocal, MaskLoss::kDiceBce})
     for (const auto value : {0.f, 1.f}) {
-      const auto losses = train::mask_loss(loss, logits, torch::full({1, 1, 2, 2}, value));
+      const auto losses = sam::mask_loss(loss, logits, torch::full({1, 1, 2, 2}, value));
       CHECK(losses.isfinite().all().item<bool>());
       logits.mutable_grad() = Tensor();
       losses.sum().backward();
@@ -129,14 +129,14 @@ TEST_CASE("losses of extreme logits are finite", "[dice_loss]") {
 
 TEST_CASE("what does not fit a Dice loss is refused", "[dice_loss]") {
   const auto x = torch::rand({2, 3, 4});
-  CHECK_THROWS_WITH(train::dice_loss(x, x, {.sigmoid = true, .softmax = true}),
+  CHECK_THROWS_WITH(sam::dice_loss(x, x, {.sigmoid = true, .softmax = true}),
                     "Dice loss: expected sigmoid or softmax, got both");
-  CHECK_THROWS_AS(train::dice_loss(x, torch::rand({2, 1, 4}), {}), c10::Error);
-  CHECK_THROWS_AS(train::dice_loss(x, x, {.to_onehot_y = true}), c10::Error);
-  CHECK_THROWS_AS(train::dice_loss(x, torch::full({2, 1, 4}, 3), {.to_onehot_y = true}), c10::Error);
-  CHECK_THROWS_AS(train::mask_loss(MaskLoss::kDice, x, torch::rand({2, 1, 4})), c10::Error);
-  CHECK_THROWS_AS(train::sigmoid_focal_loss(x, torch::rand({2, 1, 4})), c10::Error);
-  CHECK_THROWS_WITH(train::parse_mask_loss("focal"),
+  CHECK_THROWS_AS(sam::dice_loss(x, torch::rand({2, 1, 4}), {}), c10::Error);
+  CHECK_THROWS_AS(sam::dice_loss(x, x, {.to_onehot_y = true}), c10::Error);
+  CHECK_THROWS_AS(sam::dice_loss(x, torch::full({2, 1, 4}, 3), {.to_onehot_y = true}), c10::Error);
+  CHECK_THROWS_AS(sam::mask_loss(MaskLoss::kDice, x, torch::rand({2, 1, 4})), c10::Error);
+  CHECK_THROWS_AS(sam::sigmoid_focal_loss(x, torch::rand({2, 1, 4})), c10::Error);
+  CHECK_THROWS_WITH(sam::parse_mask_loss("focal"),
                     "--loss: expected dice, dice_focal or dice_bce, got 'focal'");
-  CHECK_THROWS_AS(train::parse_mask_loss(""), UsageError);
+  CHECK_THROWS_AS(sam::parse_mask_loss(""), UsageError);
 }

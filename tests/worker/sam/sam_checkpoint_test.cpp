@@ -12,13 +12,12 @@
 #include "tests/support/catch.h"
 #include "tests/support/python.h"
 #include "tests/worker/sam/sam_support.h"
-#include "worker/sam/model_folder.h"
 
 namespace fs = std::filesystem;
 using namespace ddprun;
 using namespace ddprun::worker;
 using namespace ddprun::test;
-using models::Sam;
+using sam::Sam;
 
 namespace {
 
@@ -47,7 +46,7 @@ torch::Tensor masks_of(Sam& model) {
   return model->forward(input.image, input.prompts).masks;
 }
 
-void write_inputs(const fs::path& path, const models::SamConfig& config) {
+void write_inputs(const fs::path& path, const sam::SamConfig& config) {
   const auto [image, prompts] = make_sam_input(config, "points boxes masks", torch::kFloat);
   serialize::write_safetensors(path, {{"pixel_values", image},
                                       {"input_points", prompts.points},
@@ -61,11 +60,11 @@ void write_inputs(const fs::path& path, const models::SamConfig& config) {
 TEST_CASE("a SAM comes back from the folder that it was written to", "[sam_checkpoint]") {
   const TempDir folder;
   auto model = small_sam(3);
-  write_sam(folder.path() / "new" / "model", *model);
-  auto again = read_sam(folder.path() / "new" / "model");
+  sam::write_sam(folder.path() / "new" / "model", *model);
+  auto again = sam::read_sam(folder.path() / "new" / "model");
   CHECK(same_weights(again, model));
   CHECK(masks_of(again).equal(masks_of(model)));
-  CHECK(same_weights(read_sam(folder.path() / "new" / "model" / "model.safetensors"), model));
+  CHECK(same_weights(sam::read_sam(folder.path() / "new" / "model" / "model.safetensors"), model));
 }
 
 TEST_CASE("a SAM is read from pytorch_model.bin, in half precision and with one name for its positions",
@@ -78,7 +77,7 @@ TEST_CASE("a SAM is read from pytorch_model.bin, in half precision and with one 
   c10::impl::GenericDict dict(c10::StringType::get(), c10::AnyType::get());
   for (const auto& [name, tensor] : weights) dict.insert(name, tensor.to(torch::kHalf));
   serialize::write_pt(folder.path() / "pytorch_model.bin", dict);
-  const auto found = read_sam(folder.path());
+  const auto found = sam::read_sam(folder.path());
   CHECK(found->named_buffers()[kSamPositions].equal(
       model->named_buffers()[kSamPositions].to(torch::kHalf).to(torch::kFloat)));
   CHECK(found->parameters().front().scalar_type() == torch::kFloat);
@@ -92,8 +91,8 @@ TEST_CASE("weights that are not the model's are refused, naming file and tensor"
   auto weights = weights_of(model);
   const auto refused = [&](const std::string& expected) {
     serialize::write_safetensors(path, weights);
-    CHECK_THROWS_AS(read_sam(folder.path()), IoError);
-    CHECK_THROWS_WITH(read_sam(folder.path()),
+    CHECK_THROWS_AS(sam::read_sam(folder.path()), IoError);
+    CHECK_THROWS_WITH(sam::read_sam(folder.path()),
                       ContainsSubstring("model.safetensors: ") && ContainsSubstring(expected));
   };
   SECTION("missing") {
@@ -127,8 +126,8 @@ TEST_CASE("weights that are not the model's are refused, naming file and tensor"
 TEST_CASE("a path without a model is refused", "[sam_checkpoint]") {
   const TempDir folder;
   const auto refused = [](const fs::path& path, const std::string& expected) {
-    CHECK_THROWS_AS(read_sam(path), IoError);
-    CHECK_THROWS_WITH(read_sam(path), ContainsSubstring(expected));
+    CHECK_THROWS_AS(sam::read_sam(path), IoError);
+    CHECK_THROWS_WITH(sam::read_sam(path), ContainsSubstring(expected));
   };
   refused(folder.path() / "nothing", "does not exist, expected a model's folder or file of weights");
   refused(folder.path(), "holds no model, expected model.safetensors or pytorch_model.bin in it");
@@ -145,13 +144,13 @@ TEST_CASE("a path without a model is refused", "[sam_checkpoint]") {
 
 TEST_CASE("a SAM that saw other colours than the processor's is refused", "[sam_checkpoint]") {
   const TempDir folder;
-  write_sam(folder.path(), *small_sam(3));
+  sam::write_sam(folder.path(), *small_sam(3));
   const auto refused = [&](const char* name, const std::string& text, const std::string& expected) {
     write_file_atomic(folder.path() / name, text);
-    CHECK_THROWS_AS(read_sam(folder.path()), IoError);
-    CHECK_THROWS_WITH(read_sam(folder.path()), ContainsSubstring(name + (": " + expected)));
+    CHECK_THROWS_AS(sam::read_sam(folder.path()), IoError);
+    CHECK_THROWS_WITH(sam::read_sam(folder.path()), ContainsSubstring(name + (": " + expected)));
     write_file_atomic(folder.path() / name, "{}");
-    CHECK_NOTHROW(read_sam(folder.path()));
+    CHECK_NOTHROW(sam::read_sam(folder.path()));
   };
   const auto* older = "preprocessor_config.json";
   refused(older, R"({"image_mean": [0.5, 0.5, 0.5]})",
@@ -166,7 +165,7 @@ TEST_CASE("a SAM that saw other colours than the processor's is refused", "[sam_
 TEST_CASE("transformers reads a written SAM, and a SAM that transformers saved is read", "[sam_checkpoint]") {
   const TempDir folder;
   auto model = small_sam(3);
-  write_sam(folder.path() / "ours", *model);
+  sam::write_sam(folder.path() / "ours", *model);
   write_inputs(folder.path() / "inputs.safetensors", model->config());
   serialize::write_safetensors(folder.path() / "masks.safetensors", {{"masks", masks_of(model)}});
   check_python(folder.path(), "transformers", R"(
@@ -190,7 +189,7 @@ with torch.no_grad():
 model.save_pretrained("theirs")
 save_file({"masks": model(**inputs).pred_masks.detach().contiguous()}, "new_masks.safetensors")
 )");
-  auto theirs = read_sam(folder.path() / "theirs");
+  auto theirs = sam::read_sam(folder.path() / "theirs");
   const auto expected =
       serialize::read_safetensors(folder.path() / "new_masks.safetensors").tensors.at(0).second;
   CHECK((masks_of(theirs) - expected).norm().item<double>() <= 1e-5 * expected.norm().item<double>());

@@ -40,7 +40,7 @@ save_file(dict(image=image, points=points, masks=output.pred_masks.contiguous(),
   torch::set_num_threads(2);
   const auto file = serialize::read_safetensors(folder.path() / "case.safetensors").tensors;
   std::map<std::string, torch::Tensor> expected(file.begin(), file.end());
-  auto model = read_sam(folder.path() / "model");
+  auto model = sam::read_sam(folder.path() / "model");
   const torch::NoGradGuard no_grad;
   const auto [masks, scores] = model->forward(expected["image"], {.points = expected["points"]});
   const auto error = [&](const torch::Tensor& ours, const char* name) {

@@ -8,7 +8,7 @@
 #include "tests/support/counted_memory.h"
 #include "tests/support/run_ranks.h"
 #include "tests/worker/sam/sam_support.h"
-#include "worker/sam/model/relative_attention.h"
+#include "worker/sam/model/vision_attention.h"
 
 using namespace ddprun;
 using namespace ddprun::test;
@@ -16,20 +16,19 @@ using ddp::DistributedDataParallel;
 
 namespace {
 
-models::Sam make_model(bool checkpointing) {
+sam::Sam make_model(bool checkpointing) {
   torch::manual_seed(5);
-  models::Sam model(small_sam_config());
+  sam::Sam model(small_sam_config());
   model->set_gradient_checkpointing(checkpointing);
   return model;
 }
 
 /// Two steps on this rank's image; the gradients of the second.
-void train(models::Sam& model, const ddp::ProcessGroup& group,
-           const DistributedDataParallel::Options& options) {
+void train(sam::Sam& model, const ddp::ProcessGroup& group, const DistributedDataParallel::Options& options) {
   DistributedDataParallel ddp(*model, group, options);
   const auto input = make_sam_input(model->config(), "points", torch::kFloat);
   const auto mine = [&](const torch::Tensor& x) { return x.narrow(0, group.rank(), 1); };
-  const models::SamPrompts prompts{mine(input.prompts.points), mine(input.prompts.labels)};
+  const sam::SamPrompts prompts{mine(input.prompts.points), mine(input.prompts.labels)};
   for (int step = 0; step < 2; ++step) {
     ddp.zero_grad();
     ddp.forward(
@@ -38,7 +37,7 @@ void train(models::Sam& model, const ddp::ProcessGroup& group,
   }
 }
 
-void ensure_same_gradients(const models::Sam& a, const models::Sam& b) {
+void ensure_same_gradients(const sam::Sam& a, const sam::Sam& b) {
   for (const auto& item : a->named_parameters()) {
     const auto one = item.value().grad(), other = b->named_parameters()[item.key()].grad();
     const bool same = one.defined() == other.defined() && (!one.defined() || one.equal(other));
@@ -66,7 +65,7 @@ TEST_CASE("under DistributedDataParallel a checkpointed encoder's gradients arri
   run_ranks(2, [](const ddp::ProcessGroup& group) {
     torch::set_num_threads(1);
     torch::manual_seed(6);
-    models::SamVisionEncoder encoder(small_sam_config().vision);
+    sam::SamVisionEncoder encoder(small_sam_config().vision);
     for (auto& parameter : encoder->parameters()) torch::nn::init::normal_(parameter, 0, 0.1);
     encoder->set_gradient_checkpointing(true);
     // Of every gradient two would be an error, and of one that lacks the next forward's.
@@ -97,7 +96,7 @@ TEST_CASE("attention with relative positions never has a tensor of all pairs", "
     torch::set_num_threads(1);
     count_tensor_memory();
     const auto make = [](std::int64_t width) { return torch::randn({1, 64 * 64, width}).requires_grad_(); };
-    const auto out = models::relative_attention(make(8), make(8), make(8), make(64), make(64));
+    const auto out = sam::relative_attention(make(8), make(8), make(8), make(64), make(64));
     out.sum().backward();
     ensure(take_peak_tensor_bytes() < 64 * 64 * 64 * 64 * sizeof(float) / 4, "a quarter of all pairs");
   });

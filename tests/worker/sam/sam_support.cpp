@@ -9,10 +9,10 @@
 
 namespace ddprun::test {
 
-models::Sam make_formula_sam(const nlohmann::json& config) {
+sam::Sam make_formula_sam(const nlohmann::json& config) {
   const TempDir folder;
   write_file_atomic(folder.path() / "config.json", config.dump());
-  models::Sam model(models::read_sam_config(folder.path() / "config.json"));
+  sam::Sam model(sam::read_sam_config(folder.path() / "config.json"));
   model->to(torch::kDouble);
   fill_by_formula(*model);
   auto positions = model->named_buffers()[kSamPositions];
@@ -22,8 +22,8 @@ models::Sam make_formula_sam(const nlohmann::json& config) {
   return model;
 }
 
-models::SamConfig small_sam_config() {
-  models::SamConfig config;
+sam::SamConfig small_sam_config() {
+  sam::SamConfig config;
   auto& [vision, prompt, decoder, range] = config;
   vision.hidden_size = 16;
   vision.num_hidden_layers = 2;
@@ -41,12 +41,12 @@ models::SamConfig small_sam_config() {
   return config;
 }
 
-models::Sam small_sam(std::uint64_t seed) {
+sam::Sam small_sam(std::uint64_t seed) {
   torch::manual_seed(seed);
-  return models::Sam(small_sam_config());
+  return sam::Sam(small_sam_config());
 }
 
-SamInput make_sam_input(const models::SamConfig& config, const std::string& prompts, torch::Dtype dtype) {
+SamInput make_sam_input(const sam::SamConfig& config, const std::string& prompts, torch::Dtype dtype) {
   constexpr int kImages = 2, kPrompts = 2;
   const auto size = config.vision.image_size;
   const auto place = [&](const char* name, at::IntArrayRef shape) {

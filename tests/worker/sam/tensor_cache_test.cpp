@@ -1,4 +1,4 @@
-#include "worker/sam/tensor_cache.h"
+#include "worker/sam/sam_model.h"
 
 #include <torch/types.h>
 
@@ -9,8 +9,8 @@
 #include "tests/support/catch.h"
 
 using namespace ddprun;
-using ddprun::train::digest;
-using ddprun::train::TensorCache;
+using ddprun::sam::digest;
+using ddprun::sam::TensorCache;
 
 TEST_CASE("TensorCache computes each result once, also for those who come later", "[tensor_cache]") {
   const TempDir dir;

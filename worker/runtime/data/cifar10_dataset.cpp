@@ -22,14 +22,13 @@ constexpr std::int64_t kImageBytes = 3 * kSide * kSide;
 constexpr std::int64_t kRecordBytes = 1 + kImageBytes;
 constexpr const char* kSubfolder = "cifar-10-batches-bin";
 
-/// One file, open, and how many records it holds.
 struct RecordFile {
   fs::path path;
   UniqueFd fd;
   std::int64_t records;
 };
 
-/// The folder itself, or the one in it that the archive unpacks to.
+/// The folder, or the subfolder that the archive unpacks to.
 fs::path folder_with(const fs::path& folder, const std::string& name) {
   std::error_code error;
   for (const auto& candidate : {folder, folder / kSubfolder})
@@ -84,7 +83,7 @@ void read_all(const RecordFile& file, std::uint8_t* to, std::int64_t size) {
   }
 }
 
-/// Labels, the first byte of each record, checked.
+/// The first byte of each record.
 void read_labels(const RecordFile& file, const std::uint8_t* records, std::int64_t count,
                  std::int64_t* labels) {
   for (std::int64_t i = 0; i < count; ++i) {
@@ -101,7 +100,7 @@ Images read_cifar10(const fs::path& folder, Part part, std::int64_t limit) {
   const auto files = open_part(folder, part);
   auto size = static_cast<std::int64_t>(files.size()) * files.front().records;
   if (limit > 0) size = std::min(size, limit);
-  // Records stay as they are in the file, so that nothing is copied: an image is a record without its label.
+  // Records stay as in the file, so nothing is copied: an image is a record without its first byte.
   const auto records = torch::empty({size, kRecordBytes}, torch::kUInt8);
   const auto labels = torch::empty({size}, torch::kInt64);
   std::int64_t done = 0;

@@ -7,18 +7,18 @@
 
 namespace ddprun::data {
 
-/// Some examples, ready for a model. B examples:
+/// B examples, ready for a model.
 struct Batch {
   at::Tensor input;   ///< float [B, ...], what the model's forward takes
   at::Tensor target;  ///< [B, ...], what the loss compares with; class numbers are int64
-  /// What else a task's step needs, of any shapes, in the order that its data set documents.
+  /// Whatever else a task's step needs, in the order that its data set documents.
   std::vector<at::Tensor> extra = {};
-  /// What only figures show, of any shapes: stays on the CPU.
+  /// For figures only; stays on the CPU.
   std::vector<at::Tensor> shown = {};
 
   std::int64_t size() const { return input.size(0); }
 
-  /// The batch of what `change` makes of each tensor but `shown`.
+  /// Applies `change` to each tensor except `shown`.
   template <typename Change>
   Batch mapped(Change change) const {
     Batch batch{change(input), change(target)};
@@ -28,7 +28,7 @@ struct Batch {
   }
 };
 
-/// A fixed set of examples, numbered from 0. Const, so that several loader threads read one at once.
+/// A fixed set of examples, numbered from 0. Const, so several loader threads can read it at once.
 class Dataset {
  public:
   virtual ~Dataset() = default;
@@ -37,8 +37,8 @@ class Dataset {
   /// The examples with these numbers, in this order. Every number is in [0, size()).
   virtual Batch get_batch(const std::vector<std::int64_t>& indices) const = 0;
 
-  /// The same as training sees them in that epoch (from 0): augmented, where the data set does that, at
-  /// random by its seed, the epoch and each example's number alone. What a Loader asks for.
+  /// The same as training sees them in this epoch (from 0): data sets that augment do it here, depending only
+  /// on their seed, the epoch and each example's number. A Loader calls this.
   virtual Batch get_epoch_batch(const std::vector<std::int64_t>& indices, std::int64_t /*epoch*/) const {
     return get_batch(indices);
   }

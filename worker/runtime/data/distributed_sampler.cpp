@@ -5,7 +5,7 @@
 #include <stdexcept>
 #include <string>
 
-#include <ddprun/data/permutation.h>
+#include <ddprun/data/random.h>
 
 namespace ddprun::data {
 namespace {
@@ -28,7 +28,7 @@ void DistributedSampler::set_epoch(std::int64_t epoch, std::int64_t seen) {
   if (seen < 0)
     throw std::invalid_argument("DistributedSampler: expected seen >= 0, got " + std::to_string(seen));
   epoch_ = epoch;
-  seen_ = std::min(seen, size_);  // more were seen where the order was padded
+  seen_ = std::min(seen, size_);  // with padding, more may have been seen
 }
 
 std::int64_t DistributedSampler::num_samples() const {
@@ -37,16 +37,16 @@ std::int64_t DistributedSampler::num_samples() const {
 }
 
 std::int64_t DistributedSampler::num_without_padding() const {
-  // Places rank, rank + num_replicas, ... below what is left; drop_last has cut off some of them.
+  // Places rank, rank + num_replicas, ... of what is left; drop_last cuts off some.
   const auto places = (size_ - seen_ - rank_ + num_replicas_ - 1) / num_replicas_;
   return std::min(num_samples(), std::max<std::int64_t>(places, 0));
 }
 
 std::vector<std::int64_t> DistributedSampler::indices() const {
-  const auto order = options_.shuffle ? permutation(size_, options_.seed + static_cast<std::uint64_t>(epoch_))
+  const auto order = options_.shuffle ? randperm(size_, options_.seed + static_cast<std::uint64_t>(epoch_))
                                       : counting(size_);
   std::vector<std::int64_t> mine(static_cast<std::size_t>(num_samples()));
-  // Padding repeats the order from its start, as often as it takes: the same as counting modulo size.
+  // Padding repeats the order from its start as often as needed: counting modulo size.
   auto place = seen_ + rank_;
   for (auto& index : mine) {
     index = order[static_cast<std::size_t>(place % size_)];

@@ -5,7 +5,7 @@
 
 namespace ddprun::data {
 
-/// Which examples a rank sees in an epoch, in order: bit for bit
+/// Which examples a rank sees in an epoch, in order; bit for bit the same as
 /// torch.utils.data.distributed.DistributedSampler.
 ///
 /// The order is randperm(size) seeded with seed + epoch (or 0 .. size-1), padded from its own start to a
@@ -21,18 +21,18 @@ class DistributedSampler {
   /// throws  std::invalid_argument unless 0 <= rank < num_replicas and size >= 1
   DistributedSampler(std::int64_t size, int num_replicas, int rank, const Options& options);
 
-  /// The epoch, from 0, that indices() is for. Without it every epoch has the same order.
+  /// Sets the epoch, from 0, for indices(). Without it every epoch has the same order.
   ///
-  /// seen    how many places of the epoch's order were trained on already, over all ranks: indices() then
-  /// divides what is left. So an epoch goes on where it stopped, with another number of ranks too. A multiple
-  /// of num_replicas * batch size gives each rank exactly what was left of its own. throws
-  /// std::invalid_argument if seen is below 0
+  /// seen    how many places of the epoch's order all ranks together have trained on already; indices()
+  ///         divides the rest. So an epoch resumes where it stopped, even with another number of ranks. If
+  ///         seen is a multiple of num_replicas * batch size, each rank continues with exactly its own share
+  /// throws  std::invalid_argument if seen is below 0
   void set_epoch(std::int64_t epoch, std::int64_t seen = 0);
 
-  /// Examples a rank, of those not seen yet; the same on every rank.
+  /// How many examples each rank has left; the same on every rank.
   std::int64_t num_samples() const;
 
-  /// How many of indices() are there for the first time, over all ranks: the rest, at its end, is padding.
+  /// How many of indices() are not padding, which comes last.
   std::int64_t num_without_padding() const;
 
   std::vector<std::int64_t> indices() const;
@@ -45,8 +45,8 @@ class DistributedSampler {
   std::int64_t epoch_ = 0, seen_ = 0;
 };
 
-/// Every num_replicas-th of 0 .. size-1 from rank on, without padding: over all ranks each exactly once. For
-/// metrics.
+/// Every num_replicas-th of 0 .. size-1 from rank on, without padding: all ranks together cover each example
+/// exactly once. For metrics.
 std::vector<std::int64_t> exact_share(std::int64_t size, int num_replicas, int rank);
 
 }  // namespace ddprun::data

@@ -32,7 +32,7 @@ GzReader::~GzReader() {
   if (is_gzip_) ::inflateEnd(&stream_);
 }
 
-/// Reads on into the empty buffer. returns  false at the file's end
+/// Refills the empty buffer. returns  false at the file's end
 bool GzReader::refill() {
   ssize_t count = 0;
   do count = ::read(fd_.get(), buffer_.data(), buffer_.size());
@@ -65,7 +65,7 @@ std::size_t GzReader::copy(unsigned char* to, std::size_t size) {
   return count;
 }
 
-/// Bytes of a gzip file's content; fewer than asked for only at its verified end.
+/// Decompresses; returns fewer bytes than asked for only at the verified end.
 std::size_t GzReader::inflate(unsigned char* to, std::size_t size) {
   stream_.next_out = to;
   stream_.avail_out = static_cast<uInt>(size);

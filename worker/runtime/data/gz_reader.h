@@ -10,18 +10,17 @@
 
 namespace ddprun::data {
 
-/// Reads a file from begin to end, plain or gzip, told apart by content. A gzip file is verified to its last
-/// byte: one that is cut, has a wrong checksum or is followed by anything but another gzip file is refused.
-/// Everything throws IoError naming the file.
+/// Reads a plain or gzip file front to back; which one it is, its content tells. Refuses a gzip file that is
+/// truncated, has a wrong checksum or is followed by anything but another gzip file. All functions throw
+/// IoError naming the file.
 class GzReader {
  public:
-  /// Regular files only.
   explicit GzReader(const std::filesystem::path& path);
   ~GzReader();
   GzReader(const GzReader&) = delete;
   GzReader& operator=(const GzReader&) = delete;
 
-  /// Reads up to size bytes of the content. returns  how many; fewer only where the file ends
+  /// Reads up to size bytes of the content. returns  how many; fewer only at the file's end
   std::size_t read(void* buffer, std::size_t size);
 
  private:
@@ -33,7 +32,7 @@ class GzReader {
   std::filesystem::path path_;
   UniqueFd fd_;
   std::vector<unsigned char> buffer_;
-  z_stream stream_{};  // its input is what is left in buffer_, of plain files too
+  z_stream stream_{};  // its input is the rest of buffer_, for plain files too
   bool is_gzip_ = false;
   bool in_member_ = false;  // between a gzip member's header and the end of its trailer
 };

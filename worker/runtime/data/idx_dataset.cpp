@@ -12,10 +12,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::int64_t kMaxBytes = std::int64_t{8}
-                                   << 30;  // far above any real file: a wrong header asks for more
+constexpr std::int64_t kMaxBytes = std::int64_t{8} << 30;  // far above any real file
 
-/// Fills the buffer; throws if the file ends before that.
+/// Fills the buffer; throws if the file ends too early.
 void read_all_of(GzReader& file, const fs::path& path, void* buffer, std::int64_t size,
                  const std::string& what) {
   const auto got = file.read(buffer, static_cast<std::size_t>(size));
@@ -34,7 +33,7 @@ std::uint32_t big_endian(const unsigned char* bytes) {
          bytes[3];
 }
 
-/// NAME or NAME.gz in the folder, whichever is there.
+/// NAME or NAME.gz in the folder.
 fs::path find_idx(const fs::path& folder, const std::string& name) {
   std::error_code error;
   for (const auto& path : {folder / name, folder / (name + ".gz")}) {
@@ -58,7 +57,7 @@ torch::Tensor read_idx(const fs::path& path, int dimensions) {
                             std::to_string(dimensions) + "-dimensional), got " +
                             std::to_string(big_endian(header)));
   std::vector<std::int64_t> shape;
-  std::int64_t bytes = 1;  // were every size that is 0 a 1, so that no other one goes unchecked
+  std::int64_t bytes = 1;  // counting a size of 0 as 1, so the other sizes are still checked
   for (int i = 0; i < dimensions; ++i) {
     unsigned char size[4];
     read_all_of(file, path, size, sizeof size, "header");

@@ -2,22 +2,69 @@
 
 #include <torch/types.h>
 
+#include <array>
+#include <cstdint>
+#include <vector>
+
 #include <ddprun/data/dataset.h>
-#include <ddprun/data/image_transform.h>
 
 namespace ddprun::data {
 
-/// Which of the two parts of a data set that comes in two.
+/// What happens at random to one image in one epoch: it is mirrored, then cropped from a frame of zeros.
+struct Augmentation {
+  bool flip = false;  ///< mirror left and right
+  int top = 0,
+      left = 0;  ///< where the window starts in the padded image, 0 .. 2 * padding; `padding` means no shift
+};
+
+/// Turns an image's bytes into a model's input in one pass: torchvision's RandomHorizontalFlip,
+/// RandomCrop(size of the image, padding), ToTensor and Normalize, in this order and bit for bit.
+///
+///   out = (pixel / 255 - mean) / std        float, from a table of 256 values per channel
+class ImageTransform {
+ public:
+  struct Options {
+    std::vector<float> mean, std;  ///< of each channel, of pixels scaled to [0, 1]
+    int padding = 0;               ///< pixels of zeros around the image before cropping; 0: no crop
+    bool flip = false;             ///< mirror half of the images
+    std::uint64_t seed = 0;
+    bool channels_last = false;  ///< memory is [B, H, W, C], shape still [B, C, H, W]
+  };
+
+  /// throws  std::invalid_argument: no channels, different numbers of means and deviations, a deviation of 0
+  ///         or less, or padding outside 0 .. 1000
+  explicit ImageTransform(Options options);
+
+  std::int64_t channels() const { return static_cast<std::int64_t>(tables_.size()); }
+  bool channels_last() const { return options_.channels_last; }
+
+  /// The image unchanged.
+  Augmentation none() const { return {false, options_.padding, options_.padding}; }
+
+  /// Depends only on (seed, epoch, index), not on thread, batch or rank: Philox4x32-10 (Salmon et al. 2011)
+  /// with the seed as key and (epoch, index) as counter. Windows and flips are uniform to 2^-32.
+  Augmentation draw(std::int64_t epoch, std::int64_t index) const;
+
+  /// image_CHW  height * width bytes per channel, one channel after the other
+  /// out        as many floats, ordered as channels_last says
+  void apply(const std::uint8_t* image_CHW, std::int64_t height, std::int64_t width,
+             const Augmentation& augmentation, float* out) const;
+
+ private:
+  Options options_;
+  std::vector<std::array<float, 256>> tables_;
+};
+
 enum class Part { kTrain, kTest };
 
-/// Images with class labels in memory. Copies share the memory.
+/// Images with class labels. Copies share memory.
 struct Images {
   torch::Tensor images_NCHW;  ///< uint8; the C * H * W bytes of one image lie together
   torch::Tensor labels_N;     ///< int64
 };
 
-/// Images as a model's input: normalised, and for training augmented as the transform says. Give a validation
-/// set of the same images a transform of its own, without augmentation.
+/// Images as a model's input: normalised, and in training augmented as the transform says. For validation on
+/// the same images, use a second one whose transform does not augment.
 class ImageDataset : public Dataset {
  public:
   /// throws  std::invalid_argument if shapes, dtypes or the number of channels do not fit

@@ -14,13 +14,12 @@
 
 namespace ddprun::data {
 
-/// What next() and the loader threads have in common. Threads take batch numbers in turn, at most `window`
-/// ahead of the consumer, and put results in by number: so next() hands them out in order and memory stays
-/// bounded.
+/// State shared by next() and the loader threads. Threads take batch numbers in turn, at most `window` ahead
+/// of the consumer, and store results by number, so next() returns them in order and memory stays bounded.
 struct Loader::Shared {
   using Result = std::variant<Batch, std::exception_ptr>;
 
-  /// Never changed: a thread may still be at a batch of the epoch before.
+  /// Immutable, because a thread may still be loading a batch of the previous epoch.
   struct Epoch {
     std::vector<std::int64_t> indices;
     std::int64_t number = 0;
@@ -52,7 +51,7 @@ struct Loader::Shared {
   }
 
   void run_thread() {
-    const c10::ParallelGuard serial(true);  // LibTorch would give each loader thread a team of its own
+    const c10::ParallelGuard serial(true);  // else LibTorch gives each loader thread its own team
     std::unique_lock lock(mutex);
     for (;;) {
       room.wait(lock, [&] { return stopping || (taken < epoch->batches && taken < consumed + window); });

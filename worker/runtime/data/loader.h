@@ -10,7 +10,7 @@
 namespace ddprun::data {
 
 /// Batches of a data set in a given order, prepared ahead by loader threads that live as long as the loader.
-/// The order and the batches are the same whatever the number of threads.
+/// Batches and their order do not depend on the number of threads.
 ///
 ///   Loader loader(set, {.batch_size = 128, .threads = 2});
 ///   for (epoch ...) {
@@ -23,33 +23,34 @@ class Loader {
     std::int64_t batch_size = 1;  ///< the last batch of an epoch may be smaller
     int threads = 1;              ///< 0: next() prepares each batch itself
     int ahead = 2;                ///< batches that each thread may be ahead of next()
-    bool pin_memory = false;  ///< in page-locked memory, from where copies to a GPU need not wait; needs CUDA
+    bool pin_memory = false;  ///< in page-locked memory, so copies to a GPU can be asynchronous; needs CUDA
   };
 
   /// throws  std::invalid_argument unless batch_size >= 1, threads >= 0 and ahead >= 1
   Loader(const Dataset& dataset, const Options& options);
 
-  /// For one pass: with start_epoch(indices) done.
+  /// For a single pass; start_epoch(indices) is already done.
   Loader(const Dataset& dataset, std::vector<std::int64_t> indices, std::int64_t batch_size, int threads);
   ~Loader();
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;
 
-  /// Begins an epoch; what is left of one before is dropped.
+  /// Begins an epoch, dropping the rest of the previous one.
   ///
   /// indices      the examples of the whole epoch, in order
-  /// epoch        from 0: what augmentation goes by
-  /// first_batch  how many batches of it to pass over, in 0 .. batches(): where a resumed epoch goes on
+  /// epoch        from 0, for augmentation
+  /// first_batch  how many batches to skip, 0 .. batches(): where a resumed epoch continues
   /// throws       std::invalid_argument if first_batch is out of range
   void start_epoch(std::vector<std::int64_t> indices, std::int64_t epoch = 0, std::int64_t first_batch = 0);
 
-  /// The next batch; nullopt after the last. Rethrows what the data set threw for this batch.
+  /// The next batch; nullopt after the last. Rethrows what the data set threw for it.
   std::optional<Batch> next();
 
-  /// Batches of the epoch, with those passed over.
+  /// Batches of the epoch, including skipped ones.
   std::int64_t batches() const;
 
-  /// The number of the batch that next() gives, from 0; batches() after the last. What a checkpoint keeps.
+  /// The number, from 0, of the batch that next() will return; batches() after the last. Checkpoints store
+  /// it.
   std::int64_t position() const;
 
  private:

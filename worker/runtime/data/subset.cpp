@@ -5,7 +5,7 @@
 #include <stdexcept>
 #include <string>
 
-#include <ddprun/data/permutation.h>
+#include <ddprun/data/random.h>
 
 namespace ddprun::data {
 
@@ -36,7 +36,7 @@ Split random_split(std::int64_t size, double fraction, std::uint64_t seed) {
   if (!(fraction > 0 && fraction < 1))
     throw std::invalid_argument("random_split: expected a fraction above 0 and below 1, got " +
                                 std::to_string(fraction));
-  // PyTorch's rounding: both down, and what is then left goes to the first part, the second, ... in turn.
+  // PyTorch rounds both parts down, then deals out the rest in turn, to the first part, the second, ...
   const auto share = [size](double part) {
     return static_cast<std::int64_t>(std::floor(static_cast<double>(size) * part));
   };
@@ -44,9 +44,8 @@ Split random_split(std::int64_t size, double fraction, std::uint64_t seed) {
   if (size < 2)
     throw std::invalid_argument("random_split: expected two examples or more, one a part, got " +
                                 std::to_string(size));
-  // Where PyTorch leaves a part empty, it gets one example.
   const auto train = std::clamp<std::int64_t>(share(1 - fraction) + (left + 1) / 2, 1, size - 1);
-  const auto order = permutation(size, seed);
+  const auto order = randperm(size, seed);
   return {{order.begin(), order.begin() + train}, {order.begin() + train, order.end()}};
 }
 

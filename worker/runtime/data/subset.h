@@ -7,8 +7,7 @@
 
 namespace ddprun::data {
 
-/// Some examples of a data set, in an order of their own. Augmentation goes by their numbers in the whole
-/// set.
+/// Some examples of a data set, in any order. Augmentation uses their numbers in the whole set.
 class Subset : public Dataset {
  public:
   /// throws  std::invalid_argument if a number is not in [0, whole->size())
@@ -27,20 +26,19 @@ class Subset : public Dataset {
   std::vector<std::int64_t> indices_;
 };
 
-/// A data set's numbers in two parts.
 struct Split {
   std::vector<std::int64_t> train, validation;
 };
 
-/// Splits 0 .. size-1 at random, the same on every rank: exactly
-/// torch.utils.data.random_split(set, [1 - fraction, fraction], torch.Generator().manual_seed(seed)), but
-/// that a part which would be empty gets one example.
+/// Splits 0 .. size-1 at random, the same way on every rank and exactly as
+/// torch.utils.data.random_split(set, [1 - fraction, fraction], torch.Generator().manual_seed(seed)), except
+/// that a part that would be empty gets one example.
 ///
 /// fraction  of the validation part, above 0 and below 1
 /// throws    std::invalid_argument if the fraction is out of range or there are fewer than two examples
 Split random_split(std::int64_t size, double fraction, std::uint64_t seed);
 
-/// The first `limit` of them; all if limit is 0 or there are no more.
+/// The first `limit` of them; all if limit is 0.
 std::vector<std::int64_t> first(std::vector<std::int64_t> indices, std::int64_t limit);
 
 }  // namespace ddprun::data

@@ -12,7 +12,7 @@
 namespace ddprun::data {
 namespace {
 
-constexpr std::size_t kShown = 40;  // of a wrong value in a message
+constexpr std::size_t kShown = 40;  // characters of a wrong value in a message
 constexpr std::string_view kSpaces = " \t\r";
 
 std::string_view trimmed(std::string_view text) {
@@ -21,7 +21,7 @@ std::string_view trimmed(std::string_view text) {
   return text.substr(begin, text.find_last_not_of(kSpaces) - begin + 1);
 }
 
-/// What a value stands for: a number (perhaps not a finite one), or nothing of the kind.
+/// A parsed number, perhaps not finite.
 struct Number {
   bool valid;
   double value;
@@ -36,7 +36,7 @@ Number to_number(std::string_view text) {
   return {error == std::errc(), value};
 }
 
-/// Reads a table line by line and keeps where it is, for messages.
+/// Reads a table line by line.
 class TableReader {
  public:
   TableReader(const std::filesystem::path& path, Label label)
@@ -64,7 +64,7 @@ class TableReader {
   }
 
  private:
-  /// The line's values into fields_, without the quotes around them.
+  /// Splits the line's values into fields_, without quotes.
   void split(std::string_view line) {
     fields_.clear();
     for (;;) {

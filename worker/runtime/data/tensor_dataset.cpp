@@ -15,4 +15,14 @@ Batch TensorDataset::get_batch(const std::vector<std::int64_t>& indices) const {
   return {input_.index_select(0, index_B), target_.index_select(0, index_B)};
 }
 
+TensorDataset make_toy_dataset(std::optional<at::Generator> generator, std::int64_t size) {
+  auto input = torch::rand({size, 20}, generator);
+  return {std::move(input), torch::rand({size, 1}, generator)};
+}
+
+TensorDataset make_linear_dataset(std::optional<at::Generator> generator, std::int64_t size) {
+  auto input = torch::randn({size, 10}, generator);
+  return {std::move(input), torch::randint(0, 2, {size, 1}, generator).to(torch::kFloat32)};
+}
+
 }  // namespace ddprun::data

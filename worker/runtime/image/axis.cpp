@@ -8,7 +8,7 @@
 namespace ddprun::image {
 namespace {
 
-constexpr double kLargest = 1e300, kSmallest = 1e-290;  // what is left room for sums and quotients
+constexpr double kLargest = 1e300, kSmallest = 1e-290;  // leaves room for sums and quotients
 constexpr double kRounding = 1e-9;
 
 /// 1, 2 or 5 times a power of ten, such that at most most_ticks steps fit into the span.
@@ -21,9 +21,9 @@ double nice_step(double span, const AxisOptions& options) {
   return options.integer ? std::max(step, 1.0) : step;
 }
 
-/// The value with as many digits as tell it from its neighbours, which are a step away.
+/// The value with enough digits to tell it from its neighbours, a step away.
 std::string label_of(double value, double step) {
-  if (std::abs(value) < step * 1e-6) value = 0;  // what rounding left of it
+  if (std::abs(value) < step * 1e-6) value = 0;  // rounding error
   const int step_exponent = static_cast<int>(std::floor(std::log10(step) + kRounding));
   if (value == 0 && step_exponent < -5) return "0";
   const int exponent = value == 0 ? 0 : static_cast<int>(std::floor(std::log10(std::abs(value)) + kRounding));
@@ -59,7 +59,7 @@ std::string power_label(double exponent, int factor) {
 void add_log_ticks(Axis& axis, const AxisOptions& options) {
   const double span = axis.high - axis.low;
   const double stride = std::max(1.0, std::ceil(span / options.most_ticks));
-  const bool between = span < options.most_ticks / 3.0;  // room for 2 and 5, too
+  const bool between = span < options.most_ticks / 3.0;  // room for 2 and 5
   for (double power = std::floor(axis.low / stride) * stride; power <= axis.high + kRounding;
        power += stride) {
     for (const int factor : {1, 2, 5}) {
@@ -68,6 +68,27 @@ void add_log_ticks(Axis& axis, const AxisOptions& options) {
         axis.ticks.push_back({place, power_label(power, factor)});
     }
   }
+}
+
+/// Appends a run of points that share a pixel column.
+void append_column(Stroke& stroke, const CurvePoint* begin, const CurvePoint* end) {
+  const auto [lowest, highest] =
+      std::minmax_element(begin, end, [](const CurvePoint& a, const CurvePoint& b) { return a.y < b.y; });
+  const CurvePoint* kept[] = {begin, std::min(lowest, highest), std::max(lowest, highest), end - 1};
+  const CurvePoint* last = nullptr;
+  for (const auto* point : kept) {
+    if (point != last) stroke.push_back(*point);
+    last = point;
+  }
+}
+
+Stroke thinned(const Stroke& stroke) {
+  Stroke thin;
+  for (std::size_t begin = 0, end = 0; begin < stroke.size(); begin = end) {
+    while (end < stroke.size() && std::floor(stroke[end].x) == std::floor(stroke[begin].x)) ++end;
+    append_column(thin, stroke.data() + begin, stroke.data() + end);
+  }
+  return thin;
 }
 
 }  // namespace
@@ -88,7 +109,7 @@ Axis make_axis(double low, double high, const AxisOptions& options) {
   const double largest = std::max(std::abs(axis.low), std::abs(axis.high));
   double margin = options.margin * span;
   if (options.logarithmic) {
-    margin = std::max(margin, (0.4 - span) / 2);  // 1, 2 or 5 is always within
+    margin = std::max(margin, (0.4 - span) / 2);  // always shows a 1, 2 or 5
   } else if (options.integer && span < 1) {
     margin = std::max(1.0, 1e-12 * largest);
   } else if (span <= std::max(1e-12 * largest, kSmallest)) {
@@ -98,6 +119,22 @@ Axis make_axis(double low, double high, const AxisOptions& options) {
   axis.high += margin;
   options.logarithmic ? add_log_ticks(axis, options) : add_linear_ticks(axis, options);
   return axis;
+}
+
+std::vector<Stroke> strokes_of(const std::vector<double>& x, const std::vector<double>& y, const Axis& x_axis,
+                               const Axis& y_axis, CurvePoint low_corner, double width, double height) {
+  std::vector<Stroke> strokes(1);
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    const double across = x_axis.place(x[i]), up = y_axis.place(y[i]);
+    if (!std::isnan(across) && !std::isnan(up)) {
+      strokes.back().push_back({low_corner.x + across * width, low_corner.y - up * height});
+    } else if (!strokes.back().empty()) {
+      strokes.emplace_back();
+    }
+  }
+  if (strokes.back().empty()) strokes.pop_back();
+  for (auto& stroke : strokes) stroke = thinned(stroke);
+  return strokes;
 }
 
 }  // namespace ddprun::image

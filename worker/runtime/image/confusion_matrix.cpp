@@ -41,7 +41,7 @@ std::string accuracy_text(const ConfusionMatrix& matrix) {
   return text;
 }
 
-/// Draws one matrix: title, names of the true classes at the left, of the predicted ones below.
+/// Draws one matrix: title, true classes at the left, predicted ones below.
 class MatrixPainter {
  public:
   MatrixPainter(cairo_t* cairo, const ConfusionMatrix& matrix, const std::string& title, double size)
@@ -71,7 +71,7 @@ class MatrixPainter {
 
   double side() const { return cell_ * static_cast<double>(classes_); }
   double at(std::size_t index) const { return cell_ * static_cast<double>(index); }
-  /// True if the names under the columns do not fit side by side.
+  /// Whether the names under the columns do not fit side by side.
   bool turned_names() {
     const double room = size_ * 0.7 / static_cast<double>(classes_);
     return std::any_of(matrix_.classes.begin(), matrix_.classes.end(),
@@ -85,7 +85,7 @@ class MatrixPainter {
     for (std::size_t column = 0; column < classes_; ++column) {
       if (counts[column] == 0) continue;
       const double share = static_cast<double>(counts[column]) / sum;
-      // The square root, so that one mistake in a hundred is seen.
+      // The square root makes one mistake in a hundred visible.
       const Colour base = row == column ? Colour{0.03, 0.32, 0.58} : Colour{0.78, 0.25, 0.05};
       const double strength = 0.06 + 0.94 * std::sqrt(share);
       set_colour(cairo_, {1 - strength * (1 - base.red), 1 - strength * (1 - base.green),
@@ -113,19 +113,12 @@ class MatrixPainter {
       auto style = names_;
       style.align = Align::right;
       draw_text(cairo_, left_ - 6, top_ + at(i) + cell_ / 2, name, style);
-      cairo_save(cairo_);
-      cairo_translate(cairo_, left_ + at(i) + cell_ / 2, top_ + side() + (turned ? 6 : 12));
-      if (turned) cairo_rotate(cairo_, -std::acos(-1.0) / 2);
       style.align = turned ? Align::right : Align::centre;
-      draw_text(cairo_, 0, 0, name, style);
-      cairo_restore(cairo_);
+      (turned ? draw_text_upwards : draw_text)(cairo_, left_ + at(i) + cell_ / 2,
+                                               top_ + side() + (turned ? 6 : 12), name, style);
     }
     draw_text(cairo_, left_ + side() / 2, size_ - kMargin, "predicted", kMatrixLabel);
-    cairo_save(cairo_);
-    cairo_translate(cairo_, kMargin + 4, top_ + side() / 2);
-    cairo_rotate(cairo_, -std::acos(-1.0) / 2);
-    draw_text(cairo_, 0, 0, "true", kMatrixLabel);
-    cairo_restore(cairo_);
+    draw_text_upwards(cairo_, kMargin + 4, top_ + side() / 2, "true", kMatrixLabel);
   }
 
   cairo_t* cairo_;

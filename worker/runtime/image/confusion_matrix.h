@@ -8,18 +8,17 @@
 
 namespace ddprun::image {
 
-/// How often class `row` was taken for class `column`.
+/// How often class `row` was predicted as class `column`.
 struct ConfusionMatrix {
   std::vector<std::string> classes;
   std::vector<std::int64_t> counts;  ///< classes x classes, row by row; rows are the true classes
 };
 
-/// Cells shaded by their share of the row, with the counts where they fit, and the overall accuracy in the
-/// title. From 1 to 1000 classes.
+/// Draws cells shaded by their share of the row, with counts where they fit, and the accuracy in the title.
+/// From 1 to 1000 classes.
 ///
 /// size    pixels of each side, at least 200
-/// throws  std::invalid_argument for another number of counts than classes squared, no class or a negative
-///         count
+/// throws  std::invalid_argument unless there are classes squared counts, all >= 0, and 1 .. 1000 classes
 Image draw_confusion_matrix(const ConfusionMatrix& matrix, const std::string& title = "confusion matrix",
                             int size = 720);
 

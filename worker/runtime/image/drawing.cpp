@@ -6,6 +6,7 @@
 #include <array>
 #include <cstring>
 #include <memory>
+#include <numbers>
 #include <stdexcept>
 
 #include <ddprun/common/text/one_line.h>
@@ -45,7 +46,7 @@ void set_font(cairo_t* cairo, const TextStyle& style) {
   cairo_set_font_size(cairo, style.size);
 }
 
-/// What can be shown in one line. Nobody reads more of it than this, and measuring takes time.
+/// The text as one line, cut to what anyone would read: measuring takes time.
 std::string showable(std::string_view text) { return one_line(valid_utf8(text.substr(0, 400))); }
 
 double advance(cairo_t* cairo, const std::string& text) {
@@ -101,6 +102,12 @@ std::string draw_svg(int width, int height, const Draw& draw) {
   return svg;
 }
 
+Image draw_note(const std::string& text) {
+  return draw_image(200, 60, [&](cairo_t* cairo) {
+    draw_text(cairo, 100, 30, text, {.align = Align::centre, .colour = kQuietInk});
+  });
+}
+
 void set_colour(cairo_t* cairo, Colour colour) {
   cairo_set_source_rgba(cairo, colour.red, colour.green, colour.blue, colour.alpha);
 }
@@ -118,6 +125,14 @@ void draw_text(cairo_t* cairo, double x, double y, std::string_view text, const 
   constexpr double kHalfHeight = 0.36;  // of a capital letter's, in sizes of the font
   cairo_move_to(cairo, x - (style.align == Align::centre ? width / 2 : width), y + kHalfHeight * style.size);
   cairo_show_text(cairo, shown.c_str());
+}
+
+void draw_text_upwards(cairo_t* cairo, double x, double y, std::string_view text, const TextStyle& style) {
+  cairo_save(cairo);
+  cairo_translate(cairo, x, y);
+  cairo_rotate(cairo, -std::numbers::pi / 2);
+  draw_text(cairo, 0, 0, text, style);
+  cairo_restore(cairo);
 }
 
 std::string fitted(cairo_t* cairo, const std::string& text, double width, const TextStyle& style) {

@@ -18,16 +18,19 @@ constexpr Colour kQuietInk{0.38, 0.4, 0.43};
 constexpr Colour kGridLine{0.87, 0.88, 0.9};
 constexpr Colour kWrong{0.78, 0.1, 0.1};
 
-/// The colour of the i-th of many, told apart by most eyes (Okabe and Ito 2008); they begin again after
-/// seven.
+/// The colour of series i: seven that most people can tell apart (Okabe and Ito 2008), then again from the
+/// start.
 Colour colour_of(std::size_t index);
 
 using Draw = std::function<void(cairo_t*)>;
 
-/// What draw() draws, as RGB on white. throws std::runtime_error with Cairo's words if it fails
+/// Runs draw() on a white ground. returns  RGB; throws std::runtime_error with Cairo's message
 Image draw_image(int width, int height, const Draw& draw);
-/// The same as an SVG file, on nothing.
+/// The same as an SVG file, with a transparent ground.
 std::string draw_svg(int width, int height, const Draw& draw);
+
+/// A small picture of this text, for when there is nothing to draw.
+Image draw_note(const std::string& text);
 
 void set_colour(cairo_t* cairo, Colour colour);
 
@@ -38,11 +41,13 @@ struct TextStyle {
   bool bold = false;
   Colour colour = kInk;
 };
-/// One line of text, its middle at the height y. Any bytes: what is no UTF-8 is replaced.
+/// Draws one line of text, vertically centred at y. Any bytes; invalid UTF-8 is replaced.
 void draw_text(cairo_t* cairo, double x, double y, std::string_view text, const TextStyle& style);
+/// The same, turned by 90 degrees to read upwards.
+void draw_text_upwards(cairo_t* cairo, double x, double y, std::string_view text, const TextStyle& style);
 double text_width(cairo_t* cairo, std::string_view text, const TextStyle& style);
 
-/// The text with "..." in place of its end where it is wider.
+/// The text, with its end replaced by "..." if it is wider than this.
 std::string fitted(cairo_t* cairo, const std::string& text, double width, const TextStyle& style);
 
 }  // namespace ddprun::image

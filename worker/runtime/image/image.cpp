@@ -1,5 +1,6 @@
 #include <ddprun/image/image.h>
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 
@@ -25,6 +26,11 @@ void check_pixels(const Image& image) {
   if (image.bytes.size() != size)
     throw std::invalid_argument(text + " are " + std::to_string(size) + " bytes, got " +
                                 std::to_string(image.bytes.size()));
+}
+
+void paste(const Image& picture, Image& onto, int left, int top) {
+  for (int y = 0; y < picture.height; ++y)
+    std::copy_n(picture.pixel(0, y), picture.channels * picture.width, onto.pixel(left, top + y));
 }
 
 Image to_rgb(const Image& image) {

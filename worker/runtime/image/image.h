@@ -6,7 +6,7 @@
 
 namespace ddprun::image {
 
-/// Pixels, row by row from the top, the channels of a pixel side by side: grey (1), RGB (3) or RGBA (4).
+/// Pixels, row by row from the top, a pixel's channels side by side: grey (1), RGB (3) or RGBA (4).
 struct Image {
   int width = 0;
   int height = 0;
@@ -24,13 +24,16 @@ struct Image {
   }
 };
 
-/// A picture with this in every byte.
+/// A picture with every byte set to value.
 Image make_image(int width, int height, int channels, std::uint8_t value = 0);
 
 /// throws  std::invalid_argument unless it has 1, 3 or 4 channels, at least one pixel and all its bytes
 void check_pixels(const Image& image);
 
-/// Red, green, blue of a grey, RGB or RGBA picture; what is transparent shows white.
+/// Copies a picture into another one with as many channels; it must fit there.
+void paste(const Image& picture, Image& onto, int left, int top);
+
+/// Converts grey, RGB or RGBA to RGB, on a white ground.
 Image to_rgb(const Image& image);
 
 }  // namespace ddprun::image

@@ -14,7 +14,7 @@ namespace {
 constexpr int kPadding = 14, kLine = 15, kGridTitle = 30, kGap = 10;
 constexpr TextStyle kTitleStyle{.size = 16, .bold = true};
 
-/// Pixels of a picture's longer side in the grid: a whole multiple of its own where it is small.
+/// Pixels of a picture's longer side in the grid: a whole multiple of a small picture's side.
 int side_of(const std::vector<Tile>& tiles) {
   constexpr int kWanted = 112, kMost = 512;
   int longest = 1;
@@ -22,7 +22,7 @@ int side_of(const std::vector<Tile>& tiles) {
   return longest >= kWanted ? std::min(longest, kMost) : longest * (kWanted / longest);
 }
 
-/// The picture in a square of that side: each of its pixels a block, the rest white.
+/// The picture in a white square, each of its pixels a block.
 Image enlarged(const Image& picture, int side) {
   const auto rgb = to_rgb(picture);
   const double scale = static_cast<double>(side) / std::max(rgb.width, rgb.height);
@@ -34,11 +34,6 @@ Image enlarged(const Image& picture, int side) {
       std::copy_n(rgb.pixel(x * rgb.width / width, y * rgb.height / height), 3,
                   square.pixel(x + (side - width) / 2, y + (side - height) / 2));
   return square;
-}
-
-void paste(const Image& picture, Image& onto, int left, int top) {
-  for (int y = 0; y < picture.height; ++y)
-    std::copy_n(picture.pixel(0, y), 3 * picture.width, onto.pixel(left, top + y));
 }
 
 void frame(Image& onto, int left, int top, int side) {
@@ -60,7 +55,6 @@ std::vector<std::string> lines_of(const std::string& caption) {
   return lines;
 }
 
-/// Where the tiles lie.
 struct Layout {
   int columns = 1, rows = 1, side = 1, top = kPadding, caption = kLine;
   int left_of(int tile) const { return kPadding + tile % columns * (side + kGap); }
@@ -93,10 +87,7 @@ void draw_caption(cairo_t* cairo, const Layout& layout, int number, const Tile& 
 }  // namespace
 
 Image draw_image_grid(const std::vector<Tile>& tiles, const std::string& title, int columns) {
-  if (tiles.empty())
-    return draw_image(200, 60, [](cairo_t* cairo) {
-      draw_text(cairo, 100, 30, "no samples", {.align = Align::centre, .colour = kQuietInk});
-    });
+  if (tiles.empty()) return draw_note("no samples");
   for (const auto& tile : tiles) check_pixels(tile.picture);
   const auto layout = layout_of(tiles, title, columns);
   const int width = layout.left_of(layout.columns - 1) + layout.side + kPadding;

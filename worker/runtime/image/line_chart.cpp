@@ -9,7 +9,6 @@
 #include <stdexcept>
 
 #include <ddprun/image/axis.h>
-#include <ddprun/image/curve.h>
 #include <ddprun/image/drawing.h>
 
 namespace ddprun::image {
@@ -17,7 +16,7 @@ namespace {
 
 constexpr int kSmallestWidth = 200, kSmallestHeight = 150;
 constexpr double kChartPadding = 14, kLineHeight = 20;
-constexpr std::size_t kMostMarkers = 60;  // more points than this are a line without markers
+constexpr std::size_t kMostMarkers = 60;  // with more points, draw only the line
 constexpr TextStyle kTitle{.size = 16, .bold = true};
 constexpr TextStyle kLabel{.size = 13, .align = Align::centre, .colour = kQuietInk};
 constexpr TextStyle kTick{.size = 12, .colour = kQuietInk};
@@ -63,7 +62,6 @@ Axes axes_of(const LineChart& chart, int most_x_ticks, int most_y_ticks) {
           empty};
 }
 
-/// Where the curves are.
 struct Plot {
   double left = 0, top = 0, right = 0, bottom = 0;
   double x(double place) const { return left + place * (right - left); }
@@ -109,7 +107,7 @@ class ChartPainter {
     plot_.top += kLineHeight + 6;
   }
 
-  /// As many names as fit into a third of the height.
+  /// Shows as many names as fit into a third of the height.
   void paint_legend() {
     constexpr double kSample = 22, kGap = 18;
     double x = kChartPadding;
@@ -143,7 +141,7 @@ class ChartPainter {
     return widest;
   }
 
-  /// Lines lie on whole pixels, where they are sharp.
+  /// Draws on whole pixels, which keeps lines sharp.
   void line(double x0, double y0, double x1, double y1, Colour colour) {
     set_colour(cairo_, colour);
     cairo_set_dash(cairo_, nullptr, 0, 0);
@@ -161,7 +159,7 @@ class ChartPainter {
       style.align = Align::right;
       draw_text(cairo_, plot_.left - 8, y, tick.label, style);
     }
-    double free_from = 0;  // labels do not run into each other
+    double free_from = 0;  // where the next label may start
     for (const auto& tick : axes_.x.ticks) {
       const double x = plot_.x(tick.place), half = text_width(cairo_, tick.label, kTick) / 2;
       line(x, plot_.top, x, plot_.bottom, kGridLine);
@@ -178,11 +176,7 @@ class ChartPainter {
 
   void paint_labels() {
     draw_text(cairo_, plot_.x(0.5), height_ - kChartPadding - kLineHeight / 2 + 4, chart_.x_label, kLabel);
-    cairo_save(cairo_);
-    cairo_translate(cairo_, kChartPadding + 4, plot_.y(0.5));
-    cairo_rotate(cairo_, -std::acos(-1.0) / 2);
-    draw_text(cairo_, 0, 0, chart_.y_label, kLabel);
-    cairo_restore(cairo_);
+    draw_text_upwards(cairo_, kChartPadding + 4, plot_.y(0.5), chart_.y_label, kLabel);
   }
 
   void set_pen(std::size_t series) {
@@ -190,7 +184,7 @@ class ChartPainter {
     set_colour(cairo_, colour_of(series));
     cairo_set_line_width(cairo_, 1.8);
     cairo_set_line_join(cairo_, CAIRO_LINE_JOIN_ROUND);
-    cairo_set_dash(cairo_, kDashes.data(), series / 7 % 2 == 1 ? 2 : 0, 0);  // when the colours begin again
+    cairo_set_dash(cairo_, kDashes.data(), series / 7 % 2 == 1 ? 2 : 0, 0);  // once the colours repeat
   }
 
   void paint_series(std::size_t index) {
@@ -205,7 +199,7 @@ class ChartPainter {
       points += stroke.size();
     }
     for (const auto& stroke : strokes) {
-      if (points > kMostMarkers && stroke.size() > 1) continue;  // a point alone has no line that shows it
+      if (points > kMostMarkers && stroke.size() > 1) continue;  // a single point has no line
       for (const auto& point : stroke) {
         cairo_new_sub_path(cairo_);
         cairo_arc(cairo_, point.x, point.y, 2.6, 0, 7);

@@ -7,8 +7,7 @@
 
 namespace ddprun::image {
 
-/// One curve. A point whose x or y is no finite number leaves a gap, as one at or below zero does on a
-/// logarithmic scale.
+/// One curve. Points that are not finite, or not above zero on a logarithmic scale, leave gaps.
 struct Series {
   std::string name;       ///< in the legend
   std::vector<double> x;  ///< as many as y
@@ -24,14 +23,14 @@ struct LineChart {
   bool integer_x = false;  ///< ticks at whole numbers only: steps, epochs
 };
 
-/// Curves with axes, grid and legend. Any number of points: neighbours that share a pixel column are drawn as
-/// their range. No point at all gives an empty chart that says so.
+/// Draws curves with axes, grid and legend. Any number of points: neighbours in the same pixel column are
+/// drawn as their range. Without points the chart says "no data".
 ///
 /// width, height  pixels, at least 200 x 150
-/// throws         std::invalid_argument if it is smaller, or a series' x and y differ in size
+/// throws         std::invalid_argument if smaller, or if a series' x and y differ in length
 Image draw_line_chart(const LineChart& chart, int width = 800, int height = 500);
 
-/// The same as an SVG file: sharp at any size, on a transparent ground.
+/// The same as an SVG file with a transparent ground.
 std::string line_chart_svg(const LineChart& chart, int width = 800, int height = 500);
 
 }  // namespace ddprun::image

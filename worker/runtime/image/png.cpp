@@ -13,7 +13,7 @@
 namespace ddprun::image {
 namespace {
 
-/// What libpng's callbacks work on. It leaves a failed call by longjmp, so nothing with a destructor may live
+/// Used by libpng's callbacks. libpng leaves a failed call by longjmp, so nothing with a destructor may live
 /// between setjmp and the call.
 struct Stream {
   std::string error = {};
@@ -42,7 +42,7 @@ void read_bytes(png_structp png, png_bytep bytes, png_size_t size) {
 std::vector<png_bytep> rows_of(const Image& image) {
   std::vector<png_bytep> rows;
   for (int y = 0; y < image.height; ++y)
-    rows.push_back(const_cast<png_bytep>(image.pixel(0, y)));  // libpng's own wish; it does not write there
+    rows.push_back(const_cast<png_bytep>(image.pixel(0, y)));  // libpng asks for it but does not write there
   return rows;
 }
 
@@ -67,37 +67,30 @@ bool write(png_structp png, png_infop info, const Image& image, png_bytepp rows)
   return true;
 }
 
-/// Reads up to the pixels. Leaves by png_error() if there are too many of them.
-void read_size(png_structp png, png_infop info, std::int64_t max_pixels) {
+enum class Values { kColours, kLabels };
+
+/// Reads up to the pixels and asks for 8 bits a channel, and for RGB if transparent; for labels, for
+/// unchanged values in whole bytes.
+bool read_header(png_structp png, png_infop info, std::int64_t max_pixels, Values values) {
+  if (setjmp(png_jmpbuf(png)) != 0) return false;
   png_read_info(png, info);
   const auto width = png_get_image_width(png, info), height = png_get_image_height(png, info);
-  if (static_cast<std::int64_t>(width) * height <= max_pixels) return;
-  char message[128];
-  std::snprintf(message, sizeof message, "it has too many pixels, %u x %u, expected at most %lld in all",
-                width, height, static_cast<long long>(max_pixels));
-  png_error(png, message);
-}
-
-/// Reads up to the pixels and sets how they are to come: 8 bits, and RGB where there is more than grey.
-bool read_header(png_structp png, png_infop info, std::int64_t max_pixels) {
-  if (setjmp(png_jmpbuf(png)) != 0) return false;
-  read_size(png, info, max_pixels);
-  png_set_expand(png);
-  png_set_strip_16(png);  // as Pillow does
-  const bool transparent = (png_get_color_type(png, info) & PNG_COLOR_MASK_ALPHA) != 0 ||
-                           png_get_valid(png, info, PNG_INFO_tRNS) != 0;
-  if (transparent) png_set_gray_to_rgb(png);
-  png_set_interlace_handling(png);
-  png_read_update_info(png, info);
-  return true;
-}
-
-/// The same for numbers: none is changed, each in whole bytes.
-bool read_label_header(png_structp png, png_infop info, std::int64_t max_pixels) {
-  if (setjmp(png_jmpbuf(png)) != 0) return false;
-  read_size(png, info, max_pixels);
-  png_set_packing(png);
-  png_set_strip_alpha(png);
+  if (static_cast<std::int64_t>(width) * height > max_pixels) {
+    char message[128];
+    std::snprintf(message, sizeof message, "it has too many pixels, %u x %u, expected at most %lld in all",
+                  width, height, static_cast<long long>(max_pixels));
+    png_error(png, message);
+  }
+  if (values == Values::kLabels) {
+    png_set_packing(png);
+    png_set_strip_alpha(png);
+  } else {
+    png_set_expand(png);
+    png_set_strip_16(png);  // as Pillow does
+    const bool transparent = (png_get_color_type(png, info) & PNG_COLOR_MASK_ALPHA) != 0 ||
+                             png_get_valid(png, info, PNG_INFO_tRNS) != 0;
+    if (transparent) png_set_gray_to_rgb(png);
+  }
   png_set_interlace_handling(png);
   png_read_update_info(png, info);
   return true;
@@ -138,7 +131,7 @@ class Codec {
   png_infop info_ = nullptr;
 };
 
-/// The numbers of a row; false if a pixel has a colour.
+/// Reads a row's values. returns  false if a pixel is not grey
 bool take_labels(const png_byte* row, std::size_t width, int channels, int bytes_each, std::uint16_t* out) {
   const auto channel_at = [&](std::size_t i) {
     const auto* at = row + i * static_cast<std::size_t>(bytes_each);
@@ -169,8 +162,8 @@ std::string encode_png(const Image& image) {
 Image decode_png(std::string_view bytes, const std::filesystem::path& path, std::int64_t max_pixels) {
   Stream stream{.rest = bytes};
   const Codec codec(stream, false);
-  const auto refuse = [&] { throw IoError(path, "is no PNG file that can be read: " + stream.error); };
-  if (!read_header(codec.png(), codec.info(), max_pixels)) refuse();
+  const auto refuse = [&] { throw IoError(path, "is not a readable PNG file: " + stream.error); };
+  if (!read_header(codec.png(), codec.info(), max_pixels, Values::kColours)) refuse();
   auto image = make_image(static_cast<int>(png_get_image_width(codec.png(), codec.info())),
                           static_cast<int>(png_get_image_height(codec.png(), codec.info())),
                           png_get_channels(codec.png(), codec.info()));
@@ -183,8 +176,8 @@ LabelMap decode_png_labels(std::string_view bytes, const std::filesystem::path& 
                            std::int64_t max_pixels) {
   Stream stream{.rest = bytes};
   const Codec codec(stream, false);
-  const auto refuse = [&] { throw IoError(path, "is no PNG file that can be read: " + stream.error); };
-  if (!read_label_header(codec.png(), codec.info(), max_pixels)) refuse();
+  const auto refuse = [&] { throw IoError(path, "is not a readable PNG file: " + stream.error); };
+  if (!read_header(codec.png(), codec.info(), max_pixels, Values::kLabels)) refuse();
   const std::size_t width = png_get_image_width(codec.png(), codec.info()),
                     height = png_get_image_height(codec.png(), codec.info());
   std::vector<png_byte> pixels(png_get_rowbytes(codec.png(), codec.info()) * height);

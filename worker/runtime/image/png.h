@@ -8,27 +8,27 @@
 
 namespace ddprun::image {
 
-/// The picture as a PNG file's bytes, 8 bits a channel. The same picture gives the same bytes.
+/// Encodes a picture as PNG, 8 bits a channel. The same picture always gives the same bytes.
 /// throws  std::invalid_argument unless it has 1, 3 or 4 channels, at least one pixel and all its bytes
 std::string encode_png(const Image& image);
 
-/// A PNG file's picture with 8 bits a channel: palettes become RGB, 16 bits are cut to 8, what is transparent
-/// becomes RGBA.
+/// Decodes a PNG file to 8 bits a channel: palettes become RGB, 16 bits are cut to 8, transparency gives
+/// RGBA.
 ///
 /// path    for the message
-/// throws  IoError if it is no PNG, is damaged or has more than max_pixels
+/// throws  IoError if it is not a PNG, is damaged or has more than max_pixels
 Image decode_png(std::string_view bytes, const std::filesystem::path& path,
                  std::int64_t max_pixels = std::int64_t{1} << 28);
 
-/// Whole numbers of pixels, as an instance mask has them, row by row from the top.
+/// An integer for each pixel, as in an instance mask, row by row from the top.
 struct LabelMap {
   int width = 0;
   int height = 0;
   std::vector<std::uint16_t> values;  ///< width * height
 };
 
-/// The numbers of a PNG file that holds a mask, as they are in it: grey of 1 to 16 bits, or a palette's
-/// entries. Also RGB, where red, green and blue are equal; what is transparent is not looked at.
+/// Reads a mask from a PNG file, values unchanged: grey of 1 to 16 bits, or palette indices. Also RGB with
+/// red, green and blue equal; transparency is ignored.
 ///
 /// throws  IoError as decode_png, and for colours
 LabelMap decode_png_labels(std::string_view bytes, const std::filesystem::path& path,

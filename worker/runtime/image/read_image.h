@@ -8,14 +8,21 @@
 
 namespace ddprun::image {
 
-/// A picture from a PNG or JPEG file's bytes, which of the two they say themselves.
+/// Decodes a JPEG file to grey or RGB. Ignores the EXIF orientation.
+///
+/// path    for the message
+/// throws  IoError if it is not a JPEG, is damaged or truncated, is CMYK or has more than max_pixels
+Image decode_jpeg(std::string_view bytes, const std::filesystem::path& path,
+                  std::int64_t max_pixels = std::int64_t{1} << 28);
+
+/// Decodes a PNG or JPEG file, recognised by its content.
 ///
 /// path    for the message
 /// throws  IoError as decode_png() and decode_jpeg(), and if it is neither
 Image decode_image(std::string_view bytes, const std::filesystem::path& path,
                    std::int64_t max_pixels = std::int64_t{1} << 28);
 
-/// The same from a regular file. throws IoError
+/// Reads a regular file. throws IoError
 Image read_image(const std::filesystem::path& path, std::int64_t max_pixels = std::int64_t{1} << 28);
 
 struct PictureSize {
@@ -24,8 +31,8 @@ struct PictureSize {
   bool operator==(const PictureSize&) const = default;
 };
 
-/// What a PNG or JPEG file says of its size, without reading its pixels; nullopt if it is not to be had so
-/// easily. Never throws: reading the file tells what is wrong with it.
+/// The size that a PNG or JPEG file's header states; nullopt if it cannot be told so easily. Never throws:
+/// reading the file tells what is wrong with it.
 std::optional<PictureSize> peek_size(const std::filesystem::path& path);
 
 }  // namespace ddprun::image

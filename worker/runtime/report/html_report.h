@@ -1,20 +1,27 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 namespace ddprun::report {
 
-/// A picture in the page.
+/// Escapes untrusted text for an element or a double-quoted attribute: &, <, > and both quotes; invalid UTF-8
+/// and control characters other than tab and line end become U+FFFD.
+std::string html_text(std::string_view text);
+
+/// RFC 4648, section 4.
+std::string base64(std::string_view bytes);
+
 struct Figure {
   std::string title;        ///< above it; may be empty
   std::string media_type;   ///< "image/png", "image/svg+xml"
   std::string bytes;        ///< the file
-  std::string description;  ///< for those who cannot see it
+  std::string description;  ///< the alternative text
 };
 
-/// A part of the page: a table, or text as it is (a configuration), or both.
+/// A part of the page: a table, preformatted text (a configuration), or both.
 struct Section {
   std::string title;
   std::vector<std::pair<std::string, std::string>> rows;
@@ -29,8 +36,8 @@ struct HtmlReport {
   std::vector<Section> sections;
 };
 
-/// One HTML page that needs nothing else: no network, no script, pictures inside. Light or dark as the
-/// reader's system is, and readable on a phone. Every text is escaped; bytes that are no UTF-8 are replaced.
+/// A self-contained HTML page: no network, no scripts, pictures inside. Light or dark as the reader's system,
+/// readable on a phone. Escapes every text and replaces invalid UTF-8.
 std::string to_html(const HtmlReport& report);
 
 }  // namespace ddprun::report

@@ -1,22 +1,85 @@
 #pragma once
 
+#include <cstdint>
+#include <filesystem>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include <ddprun/common/unique_fd.h>
+
 namespace ddprun::report {
 
-/// The figures of one moment of training, by name: a row of metrics.csv. What is not known is not in it.
+/// The figures of one moment of training by name, a row of metrics.csv. Unknown figures are left out.
 using MetricRow = std::vector<std::pair<std::string, double>>;
 
-/// Where rows go. Every row is on its way to disk when add() returns, so that a killed run keeps what it
-/// measured; a row that cannot be written whole (a full disk) leaves no part of it behind, and later rows may
-/// be written again.
+/// A figure as text: integers without a fraction, others with nine significant digits; "nan", "inf", "-inf".
+std::string number_text(double value);
+
+/// Where rows go. When add() returns, the system has the row, so a killed run keeps what it measured. A row
+/// that cannot be written whole (full disk) leaves nothing behind, and later rows can be written again.
 class MetricSink {
  public:
   virtual ~MetricSink() = default;
   /// throws  IoError
   virtual void add(const MetricRow& row) = 0;
+};
+
+/// A file that grows by whole records and never keeps a partial one, even on a full disk.
+class AppendFile {
+ public:
+  /// Creates or replaces the file, starting with these bytes. throws IoError
+  ///
+  /// keep_until_written  a crash leaves either the old file or the new one with these bytes; costs an fsync
+  AppendFile(std::filesystem::path path, std::string_view begin, bool keep_until_written = false);
+
+  /// Hands the record to the system: it survives this process, but not a power failure.
+  /// throws  IoError, after removing what was written of the record
+  void append(std::string_view record);
+
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+  UniqueFd file_;
+  std::int64_t size_ = 0;  // bytes of whole records
+};
+
+/// Writes rows to a CSV file with fixed columns.
+class CsvSink : public MetricSink {
+ public:
+  /// Creates or replaces the file, starting with a header line. throws IoError
+  ///
+  /// first  rows to start with, such as a resumed run's earlier ones; an existing file is replaced
+  /// atomically, so
+  ///        a crash loses none of them
+  CsvSink(const std::filesystem::path& path, std::vector<std::string> columns,
+          const std::vector<MetricRow>& first = {});
+
+  /// Leaves columns empty that the row does not name. Numbers as number_text() writes them.
+  /// throws  IoError; std::logic_error for a name without a column
+  void add(const MetricRow& row) override;
+
+ private:
+  std::vector<std::string> columns_;
+  AppendFile file_;
+};
+
+/// Reads the rows of a file that CsvSink wrote, without empty cells and without a truncated last line.
+/// throws  IoError if it cannot be read, or naming the line that CsvSink cannot have written
+std::vector<MetricRow> read_metrics_csv(const std::filesystem::path& path);
+
+/// Writes rows as JSON objects, one a line, in the row's order: {"epoch":0,"step":10,"train_loss":0.41}.
+/// Numbers as in the CSV file; NaN and infinities become null.
+class JsonlSink : public MetricSink {
+ public:
+  /// Creates or replaces the file. first: as in CsvSink. throws IoError
+  explicit JsonlSink(const std::filesystem::path& path, const std::vector<MetricRow>& first = {});
+  void add(const MetricRow& row) override;
+
+ private:
+  AppendFile file_;
 };
 
 }  // namespace ddprun::report

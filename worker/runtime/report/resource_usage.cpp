@@ -26,7 +26,7 @@ double cpu_seconds() {
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
-/// Of this program alone: getrusage's peak may be that of the process which started it.
+/// From /proc, because getrusage's peak may be that of the process that started this one.
 void read_memory(ResourceSample& sample) {
   std::ifstream status("/proc/self/status");
   for (std::string name; status >> name;) {
@@ -40,7 +40,7 @@ void read_memory(ResourceSample& sample) {
   }
 }
 
-/// The hexadecimal digits of a UUID alone: the driver and its management library write it in two ways.
+/// The hexadecimal digits of a UUID, which the driver and its management library write in two ways.
 std::string digits_of(const std::string& uuid) {
   std::string digits;
   for (const char c : uuid.substr(uuid.starts_with("GPU-") ? 4 : 0))

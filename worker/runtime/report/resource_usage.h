@@ -11,25 +11,24 @@
 
 namespace ddprun::report {
 
-/// What a rank uses of its machine.
 struct ResourceSample {
-  double cpu_percent = 0;               ///< of one core, since the sample before: 200 is two cores busy
+  double cpu_percent = 0;               ///< of one core, since the previous sample: 200 is two busy cores
   double rss_mb = 0;                    ///< resident memory now, in MiB
-  double peak_rss_mb = 0;               ///< the most since the program began
-  std::optional<double> gpu_percent;    ///< time that a kernel ran, in the driver's last sampling period
-  std::optional<double> gpu_memory_mb;  ///< in use on the whole GPU, whoever uses it
+  double peak_rss_mb = 0;               ///< since the program started
+  std::optional<double> gpu_percent;    ///< time with a kernel running, in the driver's last sampling period
+  std::optional<double> gpu_memory_mb;  ///< in use on the whole GPU, by all processes
 };
 
-/// Measures this process, and the GPU it uses by NVIDIA's management library where there is one.
+/// Measures this process, and its GPU through NVIDIA's management library if available.
 class ResourceUsage {
  public:
-  /// gpu_uuid  "GPU-8f3c...", or its hexadecimal digits as the CUDA driver tells them; empty: no GPU
+  /// gpu_uuid  "GPU-8f3c...", or its hexadecimal digits as the CUDA driver writes them; empty: no GPU
   explicit ResourceUsage(const std::string& gpu_uuid = "");
   ~ResourceUsage();
   ResourceUsage(const ResourceUsage&) = delete;
   ResourceUsage& operator=(const ResourceUsage&) = delete;
 
-  /// Takes some microseconds; with a GPU, below a millisecond.
+  /// Takes microseconds; with a GPU, less than a millisecond.
   ResourceSample sample();
 
  private:
@@ -39,17 +38,17 @@ class ResourceUsage {
   double last_cpu_seconds_ = 0;
 };
 
-/// A sample as numbers to send to another rank, and back; NaN is what is not known.
+/// Converts a sample to numbers, to send it to another rank, and back; NaN: not known.
 constexpr std::size_t kResourceNumbers = 5;
 std::vector<double> numbers_of(const ResourceSample& sample);
-/// throws  std::invalid_argument for another count than kResourceNumbers
+/// throws  std::invalid_argument unless there are kResourceNumbers
 ResourceSample sample_of(const std::vector<double>& numbers);
 
 /// The samples of all ranks as one row: cpu_percent, rss_mb, peak_rss_mb, gpu_percent, gpu_memory_mb for one
-/// rank; with an "_rank<r>" behind each name for up to 16 ranks; for more the lowest and the highest of all,
-/// "_min" and "_max".
+/// rank; with the suffix "_rank<r>" for up to 16 ranks; for more, only the lowest and the highest of all,
+/// with "_min" and "_max".
 MetricRow resource_row(const std::vector<ResourceSample>& of_ranks);
-/// The names that such a row can have.
+/// All names that such a row can have.
 std::vector<std::string> resource_columns(int ranks, bool gpu);
 
 }  // namespace ddprun::report

@@ -6,30 +6,48 @@
 #include <string>
 #include <string_view>
 
-#include <ddprun/report/append_file.h>
 #include <ddprun/report/metric_sink.h>
 
 namespace ddprun::report {
 
-/// Writes an event file that TensorBoard shows: events.out.tfevents.<time>.<host>.<pid>.<n>, always a new
-/// one.
+struct EventTime {
+  double wall_time = 0;  ///< seconds since 1970
+  std::int64_t step = 0;
+};
+
+// TensorBoard's events as protocol buffers (tensorboard/compat/proto: event.proto, summary.proto).
+
+/// The start of a file: version 2 of the format.
+std::string version_event(double wall_time);
+/// Voids what earlier files of the folder say about this step and later ones.
+std::string restart_event(EventTime time);
+/// Each figure with its name as tag, rounded to float as the format demands.
+std::string scalars_event(EventTime time, const MetricRow& figures);
+std::string image_event(EventTime time, std::string_view tag, std::string_view png, int width, int height,
+                        int channels);
+/// Markdown, stored under "<tag>/text_summary" as PyTorch's writer does.
+std::string text_event(EventTime time, std::string_view tag, std::string_view text);
+
+/// An event as it lies in the file: its length and its bytes, each followed by its masked CRC-32C.
+std::string framed(std::string_view event);
+
+/// Writes a new event file for TensorBoard: events.out.tfevents.<time>.<host>.<pid>.<n>.
 class TensorBoardSink : public MetricSink {
  public:
-  /// purge_from  a resumed run: TensorBoard forgets what earlier files in the folder tell of this step and
-  ///             later ones
-  /// throws      IoError
+  /// purge_from  for a resumed run: TensorBoard forgets this step and later ones of the folder's earlier
+  /// files throws      IoError
   explicit TensorBoardSink(const std::filesystem::path& folder,
                            std::optional<std::int64_t> purge_from = std::nullopt);
 
-  /// Each figure under its own name as tag, at the row's "step" (0 without one).
+  /// Each figure with its name as tag, at the row's "step" (default 0).
   void add(const MetricRow& row) override;
 
-  /// png    a PNG file's bytes; width, height, channels: of its picture
+  /// png    a PNG file's bytes
   /// throws IoError
   void add_image(std::string_view tag, std::int64_t step, std::string_view png, int width, int height,
                  int channels = 3);
 
-  /// markdown  shown as such; UTF-8
+  /// markdown  UTF-8
   /// throws    IoError
   void add_text(std::string_view tag, std::int64_t step, std::string_view markdown);
 

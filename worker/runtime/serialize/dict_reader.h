@@ -12,16 +12,16 @@ namespace ddprun::train {
 /// A new dict with string keys.
 c10::impl::GenericDict make_state();
 
-/// Reads a state dict. Each call throws std::invalid_argument that names owner and key where the key is
-/// missing or its value is of another type.
+/// Reads a state dict. Each call throws std::invalid_argument naming owner and key if the key is missing or
+/// its value has another type.
 class DictReader {
  public:
-  /// owner  whose state it is, for the message
+  /// owner  whose state it is, for messages
   DictReader(const c10::impl::GenericDict& dict, std::string owner) : dict_(dict), owner_(std::move(owner)) {}
   /// throws  std::invalid_argument if the value is not a dict
   DictReader(const c10::IValue& value, std::string owner);
 
-  bool has(const std::string& key) const;  ///< there, and not None
+  bool has(const std::string& key) const;  ///< present and not None
   c10::IValue at(const std::string& key) const;
   double number(const std::string& key) const;  ///< an int, a float or a tensor of one element
   std::int64_t integer(const std::string& key) const;

@@ -32,10 +32,10 @@ std::int64_t take_int64(std::string_view& bytes) {
   return number;
 }
 
-/// The storages that the value refers to; their data follows it in the file.
+/// The storages that the value refers to; their data follow the value in the file.
 class LegacyStorages {
  public:
-  /// most_bytes  that all of them can have together
+  /// most_bytes  of all of them together
   explicit LegacyStorages(std::size_t most_bytes) : bytes_left_(static_cast<std::int64_t>(most_bytes)) {}
 
   c10::Storage open(const StorageReference& wanted) {

@@ -7,12 +7,11 @@
 
 namespace ddprun::serialize {
 
-/// Whether a file with this start is one of torch.save before 1.6, or with
+/// Whether a file that starts like this was written by torch.save before 1.6, or with
 /// _use_new_zipfile_serialization=False.
 bool is_legacy_pt(std::string_view start);
 
-/// The value in such a file. It has no checksums: what is found is that it is cut, or that something in it
-/// does not fit.
+/// The value in such a file. It has no checksums, so only truncation and inconsistencies are detected.
 ///
 ///   pickles: magic number | 1001 | system | value | storage keys, then for each key int64 numel | data
 ///

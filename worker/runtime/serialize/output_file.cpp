@@ -25,7 +25,7 @@ std::size_t OutputFile::append(const void* bytes, std::size_t count) {
 }
 
 void OutputFile::settle() {
-  // Some file systems have no fsync (EINVAL): then there is nothing to wait for.
+  // Some file systems have no fsync (EINVAL).
   if (error_ == 0 && ::fsync(fd_.get()) != 0 && errno != EINVAL) error_ = errno;
   if (error_ == 0) ::posix_fadvise(fd_.get(), 0, 0, POSIX_FADV_DONTNEED);
 }

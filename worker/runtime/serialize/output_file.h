@@ -7,8 +7,8 @@
 
 namespace ddprun::serialize {
 
-/// A new file to append to whose first error is kept instead of thrown: PyTorchStreamWriter's destructor
-/// writes on, and would end the program.
+/// A new file to append to. Remembers its first error instead of throwing it, because PyTorchStreamWriter's
+/// destructor goes on writing and an exception there would end the program.
 class OutputFile {
  public:
   explicit OutputFile(const std::filesystem::path& path);
@@ -16,10 +16,10 @@ class OutputFile {
   /// returns  count, always
   std::size_t append(const void* bytes, std::size_t count);
 
-  /// Waits until all of it is on disk, and lets go of it in memory: who reads it now reads the disk.
+  /// Waits until everything is on disk and drops it from the page cache, so that readers read the disk.
   void settle();
 
-  int error() const { return error_; }  ///< an errno; 0 if all went well
+  int error() const { return error_; }  ///< an errno; 0: none
 
  private:
   UniqueFd fd_;

@@ -1,20 +1,70 @@
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <string>
-#include <unordered_map>
-#include <vector>
-
 #include <ATen/core/ivalue.h>
 
-#include <ddprun/serialize/pickle_bytes.h>
-#include <ddprun/serialize/pickle_value.h>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <variant>
+#include <vector>
+
+#include <ddprun/serialize/unpickler.h>
 
 namespace ddprun::serialize {
 
-/// What a pickle's opcodes work on: a stack with marks, the containers on it, and a memo. All throw
-/// UnpickleError for what does not fit, or goes too deep or too far.
+/// Reads a pickle's opcodes and operands front to back; all functions throw UnpickleError past the end.
+class PickleBytes {
+ public:
+  explicit PickleBytes(std::string_view bytes) : bytes_(bytes) {}
+
+  char opcode();
+  std::string_view take(std::size_t count);
+  std::string_view line();                           ///< up to the newline, which is skipped
+  std::uint64_t unsigned_number(std::size_t count);  ///< little endian, count <= 8 bytes
+  std::int32_t int32();
+  std::int64_t long_number();  ///< a length byte, then the number
+  double real_number();        ///< big endian
+
+  std::size_t position() const { return at_; }
+
+  /// Throws UnpickleError with the position of the last opcode.
+  [[noreturn]] void fail(const std::string& message) const;
+
+ private:
+  std::string_view bytes_;
+  std::size_t at_ = 0;
+  std::size_t opcode_at_ = 0;
+};
+
+/// "0x93", for messages.
+std::string hex(char byte);
+
+/// A Python name that the pickle may use, such as "torch._utils._rebuild_tensor_v2".
+struct Global {
+  std::string name;
+};
+
+/// Depth and size of a container's content, and whether it lies in another one. Such a container is closed
+/// and must not change any more: this prevents cycles and keeps depth and size correct.
+struct Nesting {
+  int depth = 1;
+  std::int64_t elements = 1;  // counted as often as a walk through the value meets them
+  bool closed = false;
+};
+
+struct Value;
+using Arguments = std::vector<Value>;  // a tuple that holds what an IValue cannot
+
+struct Value {
+  std::variant<c10::IValue, Global, StorageReference, std::shared_ptr<const Arguments>> what;
+  std::shared_ptr<Nesting> nesting = nullptr;  // of a list, a dict or a tuple
+};
+
+/// What a pickle's opcodes work on: a stack with marks, the containers on it, and a memo. All functions throw
+/// UnpickleError for malformed input and for values that are too deep or too large.
 class PickleStack {
  public:
   /// bytes  where the opcodes come from, for messages
@@ -32,10 +82,10 @@ class PickleStack {
   Arguments pop_arguments();  ///< a tuple's elements
   void mark() { marks_.push_back(stack_.size()); }
 
-  /// What is left at the end.
+  /// The value left at the end.
   c10::IValue result() const;
 
-  /// The value or tensor; what: for the message when it is a function or a storage.
+  /// The value or tensor. what: names it in the message if it is a function or a storage
   const c10::IValue& plain(const Value& value, const char* what) const;
 
   void append(const Arguments& values);     ///< to the list on top

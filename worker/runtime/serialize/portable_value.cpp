@@ -9,6 +9,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <string>
@@ -22,17 +23,17 @@ namespace {
 
 constexpr int kMaxValueDepth = 100;
 
-/// What the value's tensors have of one storage.
+/// How the value's tensors use one storage.
 struct StorageUse {
   at::ScalarType dtype;
   std::size_t used_bytes = 0;
   bool one_dtype = true;
-  at::Tensor copy = {};  // all of it on the CPU, once made
+  at::Tensor copy = {};  // all of it on the CPU, once needed
 };
 
 class Converter {
  public:
-  /// memory  where to copy tensors to; nullptr: they are not copied unless they must be
+  /// memory  where to copy tensors to; nullptr: copy them only where necessary
   explicit Converter(SnapshotMemory* memory) : memory_(memory) {}
 
   c10::IValue convert(const c10::IValue& value) {
@@ -53,7 +54,7 @@ class Converter {
 
   SnapshotMemory* memory_;
   std::unordered_map<const void*, StorageUse> uses_;
-  std::vector<at::Device> devices_;  // that copy while we go on
+  std::vector<at::Device> devices_;  // with copies under way
 };
 
 std::string valid_utf8(const std::string& text) {
@@ -91,14 +92,14 @@ void Converter::count(const c10::IValue& value, int depth) {
     throw std::invalid_argument("a " + value.tagKind() + " cannot be written to a .pt file");
 }
 
-/// Python reads a storage with one dtype, and whole.
+/// Python reads a whole storage with one dtype.
 bool Converter::cloned(const at::Tensor& tensor) const {
   const auto& use = uses_.at(tensor.storage().unsafeGetStorageImpl());
   const auto bytes = tensor.storage().nbytes();
   return !use.one_dtype || bytes % tensor.element_size() != 0 || use.used_bytes < bytes / 2;
 }
 
-/// A copy on the CPU with memory of its own.
+/// A copy on the CPU that shares no memory.
 at::Tensor Converter::copy_alone(const at::Tensor& tensor) {
   if (memory_ == nullptr)
     return tensor.to(at::kCPU, tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
@@ -148,6 +149,23 @@ c10::IValue Converter::copy(const c10::IValue& value) {
 }
 
 }  // namespace
+
+at::Tensor SnapshotMemory::take(std::size_t count, bool pinned) {
+  if (next_ == buffers_.size()) buffers_.emplace_back();
+  auto& buffer = buffers_[next_++];
+  if (buffer.bytes.defined() && buffer.bytes.nbytes() == count && buffer.pinned == pinned)
+    return buffer.bytes;
+  buffer = {};  // first, for its memory
+  const auto options = at::TensorOptions(at::kByte).pinned_memory(pinned);
+  buffer = {at::empty({static_cast<std::int64_t>(count)}, options), pinned};
+  return buffer.bytes;
+}
+
+std::size_t SnapshotMemory::bytes() const {
+  std::size_t sum = 0;
+  for (const auto& buffer : buffers_) sum += buffer.bytes.nbytes();
+  return sum;
+}
 
 c10::IValue portable_value(const c10::IValue& value) { return Converter(nullptr).convert(value); }
 

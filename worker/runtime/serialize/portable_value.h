@@ -1,22 +1,45 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 
-#include <ddprun/serialize/snapshot_memory.h>
+#include <cstddef>
+#include <vector>
 
 namespace ddprun::serialize {
 
-/// A copy of a value in the form that pickles to what torch.load(weights_only=True) reads: lists and dicts of
-/// untyped elements, text in UTF-8, tensors detached and on the CPU. Tensors go on sharing memory, except for
-/// views that need less than half of it together: these are cloned.
+/// Memory for a copy of a value's tensors, reused by the next copy: a training's state has the same sizes
+/// every time.
+class SnapshotMemory {
+ public:
+  /// Begins the next copy; buffers taken earlier must not be used any more.
+  void start_over() { next_ = 0; }
+
+  /// A CPU buffer, uint8 [count]; pinned if a GPU copies into it.
+  at::Tensor take(std::size_t count, bool pinned);
+
+  std::size_t bytes() const;  ///< of all buffers
+
+ private:
+  struct Buffer {
+    at::Tensor bytes;
+    bool pinned = false;
+  };
+  std::vector<Buffer> buffers_;
+  std::size_t next_ = 0;
+};
+
+/// A copy of a value that pickles to what torch.load(weights_only=True) reads: lists and dicts of untyped
+/// elements, text in UTF-8, tensors detached and on the CPU. Tensors keep sharing memory, except for views
+/// that together need less than half of it: these are cloned.
 ///
-/// throws  std::invalid_argument for a kind of value that has no such form
+/// throws  std::invalid_argument for a kind of value that cannot be written
 c10::IValue portable_value(const c10::IValue& value);
 
-/// The same, with tensors that share no memory with the value's: these may change while it is written. Waits
-/// for the GPU where tensors are on one.
+/// The same, with tensors that do not share memory with the value's, which may then change while the copy is
+/// written. Waits for the GPU if tensors are on one.
 ///
-/// memory  what its tensors lie in; they are valid until memory.start_over()
+/// memory  holds the copy's tensors; they are valid until memory.start_over()
 c10::IValue snapshot(const c10::IValue& value, SnapshotMemory& memory);
 
 }  // namespace ddprun::serialize

@@ -34,7 +34,7 @@ constexpr std::uint64_t kMaxPickle = std::uint64_t{256} << 20;
 
 struct Pickle {
   std::string bytes;
-  std::vector<at::Tensor> storages;  // one tensor for each, in the order of their keys
+  std::vector<at::Tensor> storages;  // a tensor of each, in the order of their keys
 };
 
 Pickle make_pickle(const c10::IValue& root) {
@@ -77,7 +77,6 @@ std::string first_bytes(const std::filesystem::path& path, std::size_t count) {
 
 enum class Format { kZip, kLegacy };
 
-/// Refuses what is neither at once, and by its right name.
 Format format_of(const std::filesystem::path& path) {
   const auto start = first_bytes(path, 64);
   if (start.starts_with("PK\x03\x04")) return Format::kZip;
@@ -86,7 +85,7 @@ Format format_of(const std::filesystem::path& path) {
   throw IoError(path, "is not a zip, expected a file written by torch.save");
 }
 
-/// The storages of one file: given out empty, and read once it is known which are wanted.
+/// The storages of one file: handed out empty, and read once it is known which ones are wanted.
 class Storages {
  public:
   explicit Storages(ZipRecords& records) : records_(records) {}
@@ -108,7 +107,7 @@ class Storages {
     return opened.bytes.storage();
   }
 
-  /// Reads those of the tensors in a value.
+  /// Reads the storages of a value's tensors.
   void read(const c10::IValue& value) {
     std::unordered_set<const c10::StorageImpl*> wanted;
     value.visit([&](const c10::IValue& part) {
@@ -147,8 +146,7 @@ ZipRecords open_zip(const std::filesystem::path& path) {
   return records;
 }
 
-/// Of the value, the part in whose tensors the caller is interested; null: nothing is read and verified but
-/// the structure.
+/// The part of the value whose tensors the caller wants; null: read and verify only the structure.
 using PartOf = std::function<c10::IValue(const c10::IValue& value)>;
 
 c10::IValue read_zip(const std::filesystem::path& path, const PartOf& part_of) {
@@ -164,7 +162,7 @@ c10::IValue read_zip(const std::filesystem::path& path, const PartOf& part_of) {
 
 c10::IValue whole(const c10::IValue& value) { return value; }
 
-/// A list of what a dict has under these keys.
+/// A list of the dict's values under these keys.
 c10::IValue under(const c10::IValue& value, const std::vector<std::string>& keys) {
   c10::impl::GenericList parts(c10::AnyType::get());
   if (!value.isGenericDict()) return parts;
@@ -174,7 +172,7 @@ c10::IValue under(const c10::IValue& value, const std::vector<std::string>& keys
   return parts;
 }
 
-/// What read() returns; an error in the pickle becomes the file's.
+/// Calls read(); an error in the pickle becomes an IoError naming the file.
 template <typename Read>
 c10::IValue naming_file(const std::filesystem::path& path, Read read) {
   try {
@@ -185,7 +183,7 @@ c10::IValue naming_file(const std::filesystem::path& path, Read read) {
   }
 }
 
-/// Reads the file again for its CRC-32, before it takes the place of an older one.
+/// Reads the file back for its CRC-32 before it replaces an older one.
 void verify(const std::filesystem::path& written, const std::filesystem::path& path) {
   try {
     open_zip(written).verify_unread();

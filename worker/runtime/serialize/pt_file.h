@@ -8,29 +8,27 @@
 
 namespace ddprun::serialize {
 
-/// Writes a value as a file that Python's torch.load(path) reads, with weights_only=True and mmap=True too;
-/// atomically: a crash at any moment leaves the old file or the new one. What was written is read again from
-/// the disk for its CRC-32 before it takes the old one's place.
+/// Writes a value as a file that Python's torch.load(path) reads, also with weights_only=True and mmap=True.
+/// Atomic: a crash at any moment leaves the old file or the new one. The new file is read back from disk and
+/// its CRC-32 verified before it replaces the old one.
 ///
 /// root    dicts, lists, tuples, strings, numbers, bools, None and dense tensors on any device; tensors that
-/// share
-///         memory share it in the file, but small views of large memory are written as copies. Bytes in
-///         strings that are not UTF-8 are replaced by U+FFFD
+///         share memory share it in the file, but small views of large memory are written as copies. Invalid
+///         UTF-8 in strings becomes U+FFFD
 /// throws  IoError naming path; std::invalid_argument for another kind of value
 void write_pt(const std::filesystem::path& path, const c10::IValue& root);
 
-/// The value in a file of write_pt or of Python's torch.save, its older format too, with its tensors on the
-/// CPU; see unpickle() for the kinds. Nothing in the file is executed, and all of a zip is verified by its
-/// CRC-32.
+/// Reads a file of write_pt or Python's torch.save, including its older format, with tensors on the CPU; see
+/// unpickle() for the types. Executes nothing from the file, and verifies a zip's CRC-32 throughout.
 ///
-/// throws  IoError naming path, with one line that says what was expected
+/// throws  IoError naming path and what was expected
 c10::IValue read_pt(const std::filesystem::path& path);
 
-/// The same of a dict, to spend memory on its parts under these keys only: the values of other tensors are
-/// arbitrary. All of the file is verified nevertheless.
+/// The same for a dict, reading only the tensors under these keys, to save memory; other tensors have
+/// arbitrary values. The whole file is verified.
 c10::IValue read_pt(const std::filesystem::path& path, const std::vector<std::string>& keys);
 
-/// The same of a zip without reading its tensors' data: their values are arbitrary, and only the rest is
+/// The same for a zip without reading tensor data: tensors have arbitrary values, and only the rest is
 /// verified.
 c10::IValue peek_pt(const std::filesystem::path& path);
 

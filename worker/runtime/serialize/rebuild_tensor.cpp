@@ -78,14 +78,14 @@ std::optional<std::string> bad_bools(const void* bytes, std::size_t count) {
   return "holds bools that are neither 0 nor 1";
 }
 
-std::optional<std::string> misfit(const TensorGeometry& geometry, const StorageReference& storage) {
+std::optional<std::string> problem(const TensorGeometry& geometry, const StorageReference& storage) {
   const auto sizes = integers(geometry.size);
   const auto strides = integers(geometry.stride);
   if (!geometry.offset.isInt() || geometry.offset.toInt() < 0 || !sizes || !strides ||
       sizes->size() != strides->size() || sizes->size() > kMaxDimensions)
     return "a tensor whose offset, size and stride are not a number and two tuples of as many numbers, all "
            ">= 0";
-  // Bounds of int64, also for the product without its zeros: TensorImpl multiplies in that order.
+  // Neither may overflow int64, nor the product without zeros: TensorImpl multiplies in that order.
   std::int64_t bytes = static_cast<std::int64_t>(c10::elementSize(storage.dtype));
   std::int64_t last = geometry.offset.toInt();
   bool overflow = false;

@@ -12,31 +12,31 @@
 
 namespace ddprun::serialize {
 
-/// A tensor's view of its storage, as a pickle gives it: an int, a tuple of ints, a tuple of ints, unchecked.
+/// A tensor's view of its storage as a pickle states it, unchecked: an int and two tuples of ints.
 struct TensorGeometry {
   const c10::IValue& offset;
   const c10::IValue& size;
   const c10::IValue& stride;
 };
 
-/// The element type of "torch.FloatStorage" and its like, a byte for "torch.storage.UntypedStorage"; nothing
-/// for another name.
+/// The element type of "torch.FloatStorage" etc., a byte for "torch.storage.UntypedStorage"; nullopt for
+/// other names.
 std::optional<c10::ScalarType> storage_dtype(std::string_view name);
 
-/// Whether there is a storage of this element type in Python's older, typed form.
+/// Whether Python's older, typed storages include this element type.
 bool has_storage_name(c10::ScalarType dtype);
 
-/// The element type of "torch.float32" and its like; nothing for another name.
+/// The element type of "torch.float32" etc.; nullopt for other names.
 std::optional<c10::ScalarType> dtype_named(std::string_view name);
 
-/// What is wrong with the bytes of a storage of bools: another value is undefined behaviour in C++. Nothing
-/// when all is well.
+/// What is wrong with a storage of bools: bytes other than 0 and 1 are undefined behaviour in C++. nullopt:
+/// nothing.
 std::optional<std::string> bad_bools(const void* bytes, std::size_t count);
 
-/// Why such a tensor cannot lie in such a storage; nothing when it can.
-std::optional<std::string> misfit(const TensorGeometry& geometry, const StorageReference& storage);
+/// Why a tensor cannot lie in a storage like this; nullopt if it can.
+std::optional<std::string> problem(const TensorGeometry& geometry, const StorageReference& storage);
 
-/// The tensor. geometry must not be a misfit.
+/// The tensor; problem() must have found nothing.
 at::Tensor rebuild_tensor(const c10::Storage& storage, c10::ScalarType dtype, const TensorGeometry& geometry);
 
 }  // namespace ddprun::serialize

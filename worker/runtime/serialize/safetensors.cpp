@@ -1,7 +1,9 @@
 #include <ddprun/serialize/safetensors.h>
 
-#include <ATen/ops/empty.h>
 #include <unistd.h>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -11,16 +13,52 @@
 #include <stdexcept>
 #include <tuple>
 #include <unordered_map>
+#include <utility>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
 #include <ddprun/common/json_file.h>
 #include <ddprun/common/text/in_quotes.h>
+#include <ddprun/serialize/output_file.h>
 #include <ddprun/serialize/rebuild_tensor.h>
-#include <ddprun/serialize/safetensors_dtype.h>
 
 namespace ddprun::serialize {
 namespace {
+
+constexpr std::pair<const char*, c10::ScalarType> kSafetensorsDtypes[] = {
+    {"F64", c10::ScalarType::Double},
+    {"F32", c10::ScalarType::Float},
+    {"F16", c10::ScalarType::Half},
+    {"BF16", c10::ScalarType::BFloat16},
+    {"I64", c10::ScalarType::Long},
+    {"I32", c10::ScalarType::Int},
+    {"I16", c10::ScalarType::Short},
+    {"I8", c10::ScalarType::Char},
+    {"U64", c10::ScalarType::UInt64},
+    {"U32", c10::ScalarType::UInt32},
+    {"U16", c10::ScalarType::UInt16},
+    {"U8", c10::ScalarType::Byte},
+    {"BOOL", c10::ScalarType::Bool},
+    {"C64", c10::ScalarType::ComplexFloat},
+    {"F8_E4M3", c10::ScalarType::Float8_e4m3fn},
+    {"F8_E4M3FNUZ", c10::ScalarType::Float8_e4m3fnuz},
+    {"F8_E5M2", c10::ScalarType::Float8_e5m2},
+    {"F8_E5M2FNUZ", c10::ScalarType::Float8_e5m2fnuz},
+};
+
+/// The element type of "F32" etc.; nullopt for other names.
+std::optional<c10::ScalarType> safetensors_dtype(std::string_view name) {
+  for (const auto& [known, dtype] : kSafetensorsDtypes)
+    if (known == name) return dtype;
+  return std::nullopt;
+}
+
+/// The inverse; nullptr for types that the format lacks.
+const char* safetensors_name(c10::ScalarType dtype) {
+  for (const auto& [name, known] : kSafetensorsDtypes)
+    if (known == dtype) return name;
+  return nullptr;
+}
 
 constexpr std::uint64_t kMaxHeader = 100'000'000;
 constexpr std::size_t kMaxShapeDimensions = 64;
@@ -87,7 +125,7 @@ nlohmann::json read_header(const SafetensorsFile& file, std::uint64_t length) {
   return header;
 }
 
-/// The numbers of a JSON array; nothing when it is anything else than an array of int64 >= 0.
+/// The numbers of a JSON array; nullopt unless it is an array of int64 >= 0.
 std::optional<std::vector<std::int64_t>> numbers(const nlohmann::json& array) {
   if (!array.is_array()) return std::nullopt;
   std::vector<std::int64_t> result;
@@ -129,9 +167,9 @@ Entry make_entry(const SafetensorsFile& file, const std::string& name, const nlo
 
 std::map<std::string, std::string> read_metadata(const SafetensorsFile& file, const nlohmann::json& json) {
   std::map<std::string, std::string> metadata;
-  if (!json.is_object()) file.fail("its metadata are no JSON object");
+  if (!json.is_object()) file.fail("its metadata are not a JSON object");
   for (const auto& [key, value] : json.items()) {
-    if (!value.is_string()) file.fail("its metadata " + in_quotes(key) + " are no text");
+    if (!value.is_string()) file.fail("its metadata " + in_quotes(key) + " are not text");
     metadata.emplace(key, value.get<std::string>());
   }
   return metadata;
@@ -146,12 +184,70 @@ at::Tensor read_tensor(const SafetensorsFile& file, std::uint64_t data, const En
   return tensor;
 }
 
-/// The names that were left out when the file was written, for what has another name too.
+/// Adds the names that the writer left out because the tensor has another name, too.
 void add_tied(Safetensors& file) {
   std::unordered_map<std::string, at::Tensor> known(file.tensors.begin(), file.tensors.end());
   for (const auto& [name, first] : file.metadata)
     if (const auto found = known.find(first); found != known.end() && !known.contains(name))
       file.tensors.emplace_back(name, found->second);
+}
+
+bool same_memory(const at::Tensor& a, const at::Tensor& b) {
+  return a.numel() > 0 && a.is_alias_of(b) && a.storage_offset() == b.storage_offset() &&
+         a.sizes() == b.sizes() && a.strides() == b.strides() && a.scalar_type() == b.scalar_type();
+}
+
+/// Moves tensors that are the same memory as one with an earlier name into the metadata.
+NamedTensors without_tied(NamedTensors tensors, std::map<std::string, std::string>& metadata) {
+  std::unordered_multimap<const void*, const std::pair<std::string, at::Tensor>*> by_memory;
+  NamedTensors by_name = tensors;
+  std::sort(by_name.begin(), by_name.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  for (const auto& item : by_name) {
+    const auto [begin, end] = by_memory.equal_range(item.second.storage().unsafeGetStorageImpl());
+    const auto first = std::find_if(
+        begin, end, [&](const auto& other) { return same_memory(item.second, other.second->second); });
+    if (first == end)
+      by_memory.emplace(item.second.storage().unsafeGetStorageImpl(), &item);
+    else
+      metadata[item.first] = first->second->first;
+  }
+  std::erase_if(tensors, [&](const auto& item) { return metadata.contains(item.first); });
+  return tensors;
+}
+
+void check(const NamedTensors& tensors, const std::map<std::string, std::string>& metadata) {
+  std::map<std::string, bool> names;
+  for (const auto& [name, tensor] : tensors) {
+    if (!tensor.defined() || tensor.layout() != at::kStrided || tensor.is_quantized() || tensor.is_meta() ||
+        safetensors_name(tensor.scalar_type()) == nullptr)
+      throw std::invalid_argument(
+          "tensor " + in_quotes(name) + " is of a kind that a .safetensors file cannot hold" +
+          (tensor.defined() ? std::string(": ") + c10::toString(tensor.scalar_type()) : ""));
+    if (name == "__metadata__" || metadata.contains(name) || !names.emplace(name, true).second)
+      throw std::invalid_argument("tensor " + in_quotes(name) + " has a name that is in use in the file");
+  }
+}
+
+/// The header, preceded by its length and padded with blanks to align the data.
+std::string header_of(const NamedTensors& tensors, const std::map<std::string, std::string>& metadata) {
+  nlohmann::ordered_json header = {{"__metadata__", metadata}};
+  std::uint64_t at = 0;
+  for (const auto& [name, tensor] : tensors) {
+    header[name] = {{"dtype", safetensors_name(tensor.scalar_type())},
+                    {"shape", tensor.sizes().vec()},
+                    {"data_offsets", {at, at + tensor.nbytes()}}};
+    at += tensor.nbytes();
+  }
+  std::string text;
+  try {
+    text = header.dump();
+  } catch (const nlohmann::json::exception&) {
+    throw std::invalid_argument("a tensor's name or the metadata are not UTF-8");
+  }
+  text.resize((text.size() + 7) / 8 * 8, ' ');
+  std::string length(8, '\0');
+  for (std::size_t i = 0; i < length.size(); ++i) length[i] = static_cast<char>(text.size() >> (8 * i));
+  return length + text;
 }
 
 }  // namespace
@@ -191,6 +287,28 @@ Safetensors read_safetensors(const std::filesystem::path& path) {
   for (const auto& entry : entries) result.tensors.emplace_back(entry.name, read_tensor(file, data, entry));
   add_tied(result);
   return result;
+}
+
+void write_safetensors(const std::filesystem::path& path, const NamedTensors& tensors,
+                       std::map<std::string, std::string> metadata) {
+  metadata.emplace("format", "pt");
+  check(tensors, metadata);
+  auto kept = without_tied(tensors, metadata);
+  // Larger elements first, so that every tensor is aligned.
+  std::stable_sort(kept.begin(), kept.end(), [](const auto& a, const auto& b) {
+    return a.second.element_size() > b.second.element_size();
+  });
+  const auto header = header_of(kept, metadata);
+  replace_file_atomic(path, [&](const std::filesystem::path& temporary) {
+    OutputFile file(temporary);
+    if (file.error() != 0) throw IoError(path, "cannot create", file.error());
+    file.append(header.data(), header.size());
+    for (const auto& [name, tensor] : kept) {
+      const auto dense = tensor.detach().resolve_conj().resolve_neg().to(at::kCPU).contiguous();
+      file.append(dense.const_data_ptr(), dense.nbytes());
+    }
+    if (file.error() != 0) throw IoError(path, "cannot write", file.error());
+  });
 }
 
 }  // namespace ddprun::serialize

@@ -1,42 +1,42 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <filesystem>
 #include <map>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include <ATen/core/Tensor.h>
-
 namespace ddprun::serialize {
 
-/// Tensors by name, in an order.
+/// Named tensors, in order.
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
 /// What a .safetensors file holds.
 struct Safetensors {
-  NamedTensors tensors;                         ///< in the order in which they lie in the file, on the CPU
+  NamedTensors tensors;                         ///< on the CPU, in the order of their data
   std::map<std::string, std::string> metadata;  ///< "__metadata__"
 };
 
-/// Whether the file begins as a .safetensors file does: the length of a header, then the header's brace.
+/// Whether the file begins like a .safetensors file: a header's length, then its opening brace.
 bool is_safetensors(const std::filesystem::path& path);
 
-/// Reads a .safetensors file. Names that its metadata give for a tensor that is there under another name
-/// (tied weights, as safetensors.torch.save_model writes them) come last and share that one's memory.
+/// Reads a .safetensors file. Tied weights, which the metadata list as further names of a tensor
+/// (safetensors.torch.save_model), come last and share that tensor's memory.
 ///
 ///   u64 (little endian) header length | {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}}
 ///   | data
 ///
-/// throws  IoError naming path and what was expected: a header of 100 MB at most, data without holes or
+/// throws  IoError naming path and what was expected: a header of at most 100 MB, data without holes or
 ///         overlaps
 Safetensors read_safetensors(const std::filesystem::path& path);
 
-/// Writes a .safetensors file, atomically. Of tensors that are the same memory the first by name is written
-/// and the others go into the metadata, NAME: FIRST, as safetensors.torch.save_model does it.
+/// Writes a .safetensors file, atomically. Of tensors that are the same memory it writes the first by name
+/// and lists the others in the metadata, NAME: FIRST, as safetensors.torch.save_model does.
 ///
-/// tensors   dense, on any device, of any strides
-/// metadata  "format": "pt" is added, without which transformers refuses a file
+/// tensors   dense, on any device, with any strides
+/// metadata  gets "format": "pt", which transformers requires
 /// throws    IoError naming path; std::invalid_argument naming a tensor whose type the format lacks
 void write_safetensors(const std::filesystem::path& path, const NamedTensors& tensors,
                        std::map<std::string, std::string> metadata = {});

@@ -15,7 +15,7 @@
 namespace ddprun::serialize {
 namespace {
 
-/// Each may take two hundred bytes of memory: the limit is on these. A tensor takes some thirty.
+/// Each opcode may take two hundred bytes of memory. A tensor needs some thirty opcodes.
 constexpr std::int64_t kMaxOpcodes = 2'000'000;
 
 class Unpickler {
@@ -41,7 +41,7 @@ class Unpickler {
   void reduce();
   void push_tensor(const std::string& function, const Arguments& arguments);
   void push_device(const Arguments& arguments);
-  /// Attributes such as _metadata: not needed.
+  /// Drops attributes such as _metadata.
   void build() {
     stack_.pop();
     if (!plain(stack_.top(), "the target of BUILD").isGenericDict())
@@ -118,7 +118,7 @@ void Unpickler::push_tensor(const std::string& function, const Arguments& argume
   const TensorGeometry geometry = {plain(arguments[1], "a tensor's offset"),
                                    plain(arguments[2], "a tensor's size"),
                                    plain(arguments[3], "a tensor's stride")};
-  if (const auto reason = misfit(geometry, viewed)) fail(*reason);
+  if (const auto reason = problem(geometry, viewed)) fail(*reason);
   stack_.push(rebuild_tensor(open_storage_(*storage), viewed.dtype, geometry));
 }
 
@@ -158,7 +158,7 @@ void Unpickler::reduce() {
 
 // clang-format off
 
-/// Numbers, strings, constants and empty containers. returns  whether the opcode is one of them
+/// Numbers, strings, constants and empty containers. returns  false for other opcodes
 bool Unpickler::step_scalar(char opcode) {
   switch (opcode) {
     case 'N':    stack_.push(c10::IValue()); break;                    // NONE

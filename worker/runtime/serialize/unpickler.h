@@ -20,20 +20,22 @@ struct StorageReference {
   std::int64_t numel;
 };
 
-/// Gives the storage's memory on the CPU, the same one for the same key; at least numel elements of dtype.
+/// Returns the storage's memory on the CPU, always the same for the same key: at least numel elements of
+/// dtype.
 using OpenStorage = std::function<c10::Storage(const StorageReference&)>;
 
-/// What a pickle holds that is malformed, too deep or not on the list: one line, with the byte's position.
+/// A malformed or too deep pickle, or one that uses a name that is not allowed; one line, with the byte's
+/// position.
 class UnpickleError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-/// The value that a pickle describes, by interpreting the opcodes that torch.save writes and calling nothing
-/// but the functions on a list: OrderedDict, Counter, set, torch.Size, torch.device, the rebuilding of dense
-/// tensors and parameters. Depth and size are limited.
+/// The value that a pickle describes. Interprets the opcodes that torch.save writes and calls only functions
+/// on a list: OrderedDict, Counter, set, torch.Size, torch.device, and those that rebuild dense tensors and
+/// parameters. Depth and size are limited.
 ///
-/// bytes         one pickle of protocol 2 (Python's data.pkl); what follows its end is ignored
+/// bytes         a pickle of protocol 2 (Python's data.pkl); bytes after its end are ignored
 /// open_storage  called for every reference to a storage
 /// returns       dict, OrderedDict and Counter as GenericDict, list and set as GenericList, tuple and Size as
 ///               Tuple, a dtype as the string "torch.float32", a device as "cuda:0"; attributes (_metadata)
@@ -41,7 +43,7 @@ class UnpickleError : public std::runtime_error {
 /// throws        UnpickleError; what open_storage throws
 c10::IValue unpickle(std::string_view bytes, const OpenStorage& open_storage);
 
-/// The same, taking the pickle away from the front of the bytes.
+/// The same; removes the pickle from the front of `bytes`.
 c10::IValue unpickle_first(std::string_view& bytes, const OpenStorage& open_storage);
 
 }  // namespace ddprun::serialize

@@ -52,7 +52,7 @@ void ZipRecords::list_records() {
   std::error_code error;
   const auto file_size = std::filesystem::file_size(path_, error);
   if (error) throw IoError(path_, "cannot stat", error.value());
-  // Not compressed and not overlapping, so what is allocated for the records stays within the file's size.
+  // Records are uncompressed and do not overlap, so memory for them stays within the file's size.
   std::uint64_t total = 0;
   for (const auto& [name, record] : records_) {
     if (record.size > file_size - total) fail("record " + in_quotes(name) + " reaches beyond the file");
@@ -86,8 +86,8 @@ const ZipRecords::Record& ZipRecords::record(const std::string& name) const {
 
 std::uint64_t ZipRecords::size(const std::string& name) const { return record(name).size; }
 
-/// Calls sink(offset, count) for where to put the next bytes until the record's end. libzip compares the
-/// CRC-32 when it is asked for more after the last byte.
+/// Calls sink(offset) for where to put the next bytes, until the record's end. libzip checks the CRC-32 when
+/// asked for more after the last byte.
 template <typename Sink>
 void ZipRecords::read_record(const std::string& name, Record& record, Sink sink) {
   const std::unique_ptr<zip_file, CloseFile> file(zip_fopen_index(archive_.get(), record.index, 0));

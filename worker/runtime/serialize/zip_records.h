@@ -10,20 +10,19 @@ struct zip;
 
 namespace ddprun::serialize {
 
-/// The records of a zip archive as torch.save writes it: not compressed, all under one folder, each verified
-/// by its CRC-32 when it is read. All throw IoError naming the archive.
+/// The records of a zip archive as torch.save writes it: uncompressed, all in one folder, each verified by
+/// its CRC-32 when read. All functions throw IoError naming the archive.
 class ZipRecords {
  public:
   explicit ZipRecords(const std::filesystem::path& path);
 
-  bool has(const std::string& name) const {
-    return records_.contains(name);
-  }  ///< without the folder: "data.pkl"
+  /// name  without the folder: "data.pkl"
+  bool has(const std::string& name) const { return records_.contains(name); }
   std::uint64_t size(const std::string& name) const;
   std::string read(const std::string& name);
   void read(const std::string& name, void* bytes);  ///< size(name) bytes
 
-  /// Reads the records that were not read so far, for their CRC-32.
+  /// Reads the remaining records to verify their CRC-32.
   void verify_unread();
 
  private:

@@ -7,20 +7,20 @@
 
 #include <ddprun/image/drawing.h>
 
-namespace ddprun::image {
+namespace ddprun::sam {
 namespace {
 
 constexpr int kMostRows = 5, kColumns = 3;
-constexpr int kPadding = 18, kGap = 18, kTitle = 34;
+constexpr int kMargin = 18, kGap = 18, kTitle = 34;
 constexpr int kWidth = 320, kMostHeight = 400;  // of a panel
-constexpr int kWholeWidth = 2 * kPadding + kColumns * kWidth + (kColumns - 1) * kGap;
+constexpr int kWholeWidth = 2 * kMargin + kColumns * kWidth + (kColumns - 1) * kGap;
 
 using Rgb = std::array<std::uint8_t, 3>;
 constexpr Rgb kWhite = {255, 255, 255}, kRed = {230, 20, 20}, kBlue = {30, 110, 235}, kEdge = {190, 194, 200};
 
-/// The picture in another size: the mean of the pixels that a new one covers, or the one that covers it.
-Image resized(const Image& picture, int width, int height) {
-  auto result = make_image(width, height, 3);
+/// Scales a picture: a new pixel is the mean of the pixels it covers, or the one that covers it.
+image::Image resized(const image::Image& picture, int width, int height) {
+  auto result = image::make_image(width, height, 3);
   const auto begin = [](int i, int from, int to) {
     return static_cast<int>(static_cast<std::int64_t>(i) * from / to);
   };
@@ -44,28 +44,28 @@ Image resized(const Image& picture, int width, int height) {
 }
 
 /// The mask in black and white.
-Image shown_mask(Image mask) {
-  check_pixels(mask);
+image::Image shown_mask(image::Image mask) {
+  image::check_pixels(mask);
   if (mask.channels != 1)
     throw std::invalid_argument("a mask to draw has one channel, got " + std::to_string(mask.channels));
   for (auto& byte : mask.bytes) byte = byte != 0 ? 255 : 0;
-  return to_rgb(mask);
+  return image::to_rgb(mask);
 }
 
-/// What a pixel is with this share of a colour over it.
+/// Mixes this share of a colour into a pixel.
 void blend(std::uint8_t* pixel, Rgb colour, double share) {
   for (std::size_t channel = 0; channel < 3; ++channel)
     pixel[channel] =
         static_cast<std::uint8_t>(std::lround(pixel[channel] + share * (colour[channel] - pixel[channel])));
 }
 
-/// A cross with its middle at that place, its arms as long and as thick, smoothed at its edges.
-void draw_cross(Image& onto, double x, double y, double arm, double thickness, Rgb colour) {
+/// Draws an x with smooth edges, centred at x, y.
+void draw_cross(image::Image& onto, double x, double y, double arm, double thickness, Rgb colour) {
   const int reach = static_cast<int>(std::ceil(arm + thickness)) + 1;
   const int column = static_cast<int>(std::lround(x)), row = static_cast<int>(std::lround(y));
   for (int at_y = std::max(0, row - reach); at_y <= std::min(onto.height - 1, row + reach); ++at_y)
     for (int at_x = std::max(0, column - reach); at_x <= std::min(onto.width - 1, column + reach); ++at_x) {
-      // Along the two diagonals; from a line that ends, the distance past its end counts.
+      // Along the two diagonals; past a line's end, the distance to the end counts.
       const double along = (at_x - x + at_y - y) / std::sqrt(2.0),
                    across = (at_x - x - at_y + y) / std::sqrt(2.0);
       const auto distance = [arm](double on, double off) {
@@ -76,31 +76,30 @@ void draw_cross(Image& onto, double x, double y, double arm, double thickness, R
     }
 }
 
-/// One picture of a row, and where its frame lies.
+/// One picture of a row and its place.
 struct Panel {
-  Image picture;
+  image::Image picture;
   int left = 0, top = 0;
 };
 
-Panel panel_of(const Image& rgb, int column, int top) {
+Panel panel_of(const image::Image& rgb, int column, int top) {
   const double scale =
       std::min(static_cast<double>(kWidth) / rgb.width, static_cast<double>(kMostHeight) / rgb.height);
   const int width = std::clamp(static_cast<int>(std::lround(scale * rgb.width)), 1, kWidth);
   const int height = std::clamp(static_cast<int>(std::lround(scale * rgb.height)), 1, kMostHeight);
-  return {resized(rgb, width, height), kPadding + column * (kWidth + kGap) + (kWidth - width) / 2, top};
+  return {resized(rgb, width, height), kMargin + column * (kWidth + kGap) + (kWidth - width) / 2, top};
 }
 
-void paste(const Panel& panel, Image& onto) {
+void paste(const Panel& panel, image::Image& onto) {
   const auto& picture = panel.picture;
-  for (int y = -1; y <= picture.height; ++y)  // a frame, so that white pictures end somewhere
+  for (int y = -1; y <= picture.height; ++y)  // a frame, so that white pictures have visible edges
     for (int x = -1; x <= picture.width; ++x)
       std::copy_n(kEdge.data(), 3, onto.pixel(panel.left + x, panel.top + y));
-  for (int y = 0; y < picture.height; ++y)
-    std::copy_n(picture.pixel(0, y), 3 * picture.width, onto.pixel(panel.left, panel.top + y));
+  image::paste(picture, onto, panel.left, panel.top);
 }
 
-/// Onto the figure, so that a point at a picture's edge is seen whole.
-void draw_points(Image& figure, const Panel& panel, const PredictionRow& row) {
+/// Draws onto the figure, so that points at a picture's edge are not cut.
+void draw_points(image::Image& figure, const Panel& panel, const PredictionRow& row) {
   constexpr double kArm = 7, kThickness = 2.6, kHalo = 2.4;
   const double scale_x = static_cast<double>(panel.picture.width) / row.picture.width;
   const double scale_y = static_cast<double>(panel.picture.height) / row.picture.height;
@@ -117,36 +116,34 @@ void draw_points(Image& figure, const Panel& panel, const PredictionRow& row) {
 
 }  // namespace
 
-Image draw_prediction_rows(const std::vector<PredictionRow>& rows, const std::string& part) {
-  if (rows.empty())
-    return draw_image(200, 60, [](cairo_t* cairo) {
-      draw_text(cairo, 100, 30, "no samples", {.align = Align::centre, .colour = kQuietInk});
-    });
+image::Image draw_prediction_rows(const std::vector<PredictionRow>& rows, const std::string& part) {
+  if (rows.empty()) return image::draw_note("no samples");
   std::vector<Panel> panels;
   std::vector<int> tops;
-  int bottom = kPadding - kGap / 2;
+  int bottom = kMargin - kGap / 2;
   for (std::size_t i = 0; i < std::min<std::size_t>(rows.size(), kMostRows); ++i) {
     const auto& row = rows[i];
     const int top = bottom + kTitle;
     tops.push_back(top);
-    panels.push_back(panel_of(to_rgb(row.picture), 0, top));
+    panels.push_back(panel_of(image::to_rgb(row.picture), 0, top));
     panels.push_back(panel_of(shown_mask(row.truth), 1, top));
     panels.push_back(panel_of(shown_mask(row.predicted), 2, top));
     for (auto panel = panels.end() - kColumns; panel != panels.end(); ++panel)
       bottom = std::max(bottom, top + panel->picture.height + kGap / 2);
   }
-  const std::array titles = {part + " Image with Points", std::string("Ground Truth Mask"),
+  const std::array titles = {part + " image::Image with Points", std::string("Ground Truth Mask"),
                              std::string("Predicted Mask")};
-  auto figure = draw_image(kWholeWidth, bottom + kPadding - kGap / 2, [&](cairo_t* cairo) {
-    const TextStyle style{.size = 15, .align = Align::centre, .bold = true};
+  auto figure = image::draw_image(kWholeWidth, bottom + kMargin - kGap / 2, [&](cairo_t* cairo) {
+    const image::TextStyle style{.size = 15, .align = image::Align::centre, .bold = true};
     for (const int top : tops)
       for (int column = 0; column < kColumns; ++column)
-        draw_text(cairo, kPadding + column * (kWidth + kGap) + kWidth / 2.0, top - kTitle / 2.0 + 2,
-                  fitted(cairo, titles[static_cast<std::size_t>(column)], kWidth, style), style);
+        image::draw_text(cairo, kMargin + column * (kWidth + kGap) + kWidth / 2.0, top - kTitle / 2.0 + 2,
+                         image::fitted(cairo, titles[static_cast<std::size_t>(column)], kWidth, style),
+                         style);
   });
   for (const auto& panel : panels) paste(panel, figure);
   for (std::size_t i = 0; i < tops.size(); ++i) draw_points(figure, panels[kColumns * i], rows[i]);
   return figure;
 }
 
-}  // namespace ddprun::image
+}  // namespace ddprun::sam

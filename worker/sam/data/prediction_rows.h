@@ -5,30 +5,31 @@
 
 #include <ddprun/image/image.h>
 
-namespace ddprun::image {
+namespace ddprun::sam {
 
-/// A point of a prompt, in pixels of its picture, whose top left pixel has its middle at 0, 0.
+/// A point of a prompt in pixels of its picture; 0, 0 is the middle of the top left pixel.
 struct PointMark {
   double x = 0;
   double y = 0;
   bool foreground = true;
 };
 
-/// A picture with points, and what of it was meant and predicted. The three may differ in size.
+/// A picture with its prompt, the true mask and the predicted one. The three may differ in size.
 struct PredictionRow {
-  Image picture;                  ///< 1, 3 or 4 channels
-  std::vector<PointMark> points;  ///< none: none is shown
-  Image truth;                    ///< 1 channel, white where it is not 0
-  Image predicted;                ///< the same
+  image::Image picture;           ///< 1, 3 or 4 channels
+  std::vector<PointMark> points;  ///< may be empty
+  image::Image truth;             ///< 1 channel, white where it is not 0
+  image::Image predicted;         ///< the same
 };
 
-/// Rows of picture, truth and prediction, each under its title: "Training Image with Points" (or another
-/// `part` than Training), "Ground Truth Mask", "Predicted Mask". Points of the foreground are a red x, those
-/// of the background a blue one. All rows are as wide; each picture keeps its proportions.
+/// Draws rows of picture, truth and prediction, titled "Training Image with Points" (`part` replaces
+/// Training), "Ground Truth Mask" and "Predicted Mask". Foreground points are a red x, background points a
+/// blue one. All rows have the same width; pictures keep their proportions.
 ///
-/// rows     the first five are drawn
-/// returns  RGB on white; a small picture that says so if there is no row
-/// throws   std::invalid_argument for a picture that encode_png() would refuse, or a mask with colours
-Image draw_prediction_rows(const std::vector<PredictionRow>& rows, const std::string& part = "Training");
+/// rows     only the first five are drawn
+/// returns  RGB on white; a small picture saying so if there are no rows
+/// throws   std::invalid_argument for a picture that encode_png() refuses, or a coloured mask
+image::Image draw_prediction_rows(const std::vector<PredictionRow>& rows,
+                                  const std::string& part = "Training");
 
-}  // namespace ddprun::image
+}  // namespace ddprun::sam

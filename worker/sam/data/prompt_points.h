@@ -3,35 +3,49 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <string_view>
 #include <vector>
 
-namespace ddprun::data {
+namespace ddprun::sam {
 
-/// A click into an image: its pixel is the one whose column is x and whose row is y, rounded.
+struct NpyTable {
+  std::int64_t rows = 0;
+  std::int64_t columns = 0;
+  std::vector<double> values;  ///< rows * columns, row by row; integers are exact below 2^53
+};
+
+/// Reads a two-dimensional array as numpy.save() writes it: format versions 1 to 3, integers of 1 to 8 bytes
+/// and floats of 4 or 8, either byte order, C or Fortran order.
+///
+/// path    for the message
+/// throws  IoError: another kind of array, or not as many bytes as its shape needs
+NpyTable decode_npy(std::string_view bytes, const std::filesystem::path& path);
+
+/// A click into an image, on the pixel in column x and row y, rounded.
 struct PromptPoint {
   double x = 0;
   double y = 0;
-  bool foreground = true;   ///< of what is meant; false: of what is not
+  bool foreground = true;   ///< on the object; false: on the background
   std::string origin = {};  ///< for messages: "line 7" or "row 6" of the file; empty: drawn at random
 };
 
-/// Reads the points of images from a file, CSV or NumPy's (.npy) by how it begins.
+/// Reads the points of images from a CSV or NumPy (.npy) file, recognised by its content.
 ///
-///   index,y,x,label        CSV: this header (label may be missing, the columns may be in another order),
-///   then 0,37.5,120,1           a point a line, the lines in any order
+///   index,y,x,label        CSV: this header (columns in any order, label optional), then a point per line,
+///   in 0,37.5,120,1           any order
 ///
 ///   float or int [rows, 3 or 4]    NumPy: the same columns in the order index, y, x, label
 ///
-/// index    counts the images from 0, in the order of their names
-/// label    1: foreground (so too without it), 0: background
+/// index    the image's number, from 0, in the order of their names
+/// label    1: foreground (default), 0: background
 /// images   how many there are
-/// returns  the points of each image, in the order of the file; none for an image that it does not name
-/// throws   IoError naming file and line or row: what is no number, an index or a label out of range, a
-/// negative coordinate, a wrong number of values, no point at all
+/// returns  the points of each image, in the file's order; images that the file does not name have none
+/// throws   IoError naming file and line or row: not a number, index or label out of range, negative
+///          coordinate, wrong number of values, no points at all
 std::vector<std::vector<PromptPoint>> read_points(const std::filesystem::path& path, std::int64_t images);
 
-/// Parses "X,Y" or "X,Y,LABEL", as `--point` has it: 120,37.5 or 120,37.5,0.
+/// Parses the value of `--point`, X,Y or X,Y,LABEL: 120,37.5 or 120,37.5,0.
 /// throws  UsageError naming --point
 PromptPoint parse_point(const std::string& text);
 
-}  // namespace ddprun::data
+}  // namespace ddprun::sam

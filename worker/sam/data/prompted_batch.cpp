@@ -9,14 +9,14 @@
 #include <ddprun/image/read_image.h>
 #include "worker/sam/data/segmentation_files.h"
 
-namespace ddprun::data {
+namespace ddprun::sam {
 namespace {
 
 ImageSize size_of(const image::Image& picture) { return {picture.height, picture.width}; }
 
-/// The picture's own memory as a tensor, which keeps it alive.
+/// A tensor that shares the picture's memory and keeps it alive.
 at::Tensor as_tensor(const std::shared_ptr<const image::Image>& picture) {
-  auto* bytes = const_cast<std::uint8_t*>(picture->bytes.data());  // a tensor that only reads: there is none
+  auto* bytes = const_cast<std::uint8_t*>(picture->bytes.data());  // read-only tensors do not exist
   return torch::from_blob(
       bytes, {picture->height, picture->width, 3}, [picture](void*) {}, torch::kUInt8);
 }
@@ -58,7 +58,7 @@ at::Tensor as_mask(const at::Tensor& mask) { return mask.ne(0).to(torch::kUInt8)
 
 }  // namespace
 
-Batch make_prompted_batch(const std::vector<PromptedPicture>& pictures, const SamProcessor& processor) {
+data::Batch make_prompted_batch(const std::vector<PromptedPicture>& pictures, const SamProcessor& processor) {
   const auto side = processor.options().mask_size;
   std::vector<at::Tensor> inputs, targets, points, labels, truths;
   std::vector<ImageSize> originals, resized;
@@ -75,19 +75,19 @@ Batch make_prompted_batch(const std::vector<PromptedPicture>& pictures, const Sa
     truths.push_back(truth);
   }
   const auto prompts = pad_points(points, labels);
-  Batch batch{torch::stack(inputs),
-              torch::stack(targets),
-              {prompts.points.to(torch::kFloat), prompts.labels, sizes(originals), sizes(resized)}};
+  data::Batch batch{torch::stack(inputs),
+                    torch::stack(targets),
+                    {prompts.points.to(torch::kFloat), prompts.labels, sizes(originals), sizes(resized)}};
   batch.extra.insert(batch.extra.end(), truths.begin(), truths.end());
   for (const auto& picture : pictures) batch.shown.push_back(as_tensor(picture.picture));
   return batch;
 }
 
-image::PredictionRow prediction_row(const Batch& batch, std::int64_t i, const at::Tensor& predicted) {
-  image::PredictionRow row{as_image(picture_of(batch, i)),
-                           {},
-                           as_image(as_mask(truth_of(batch, i))),
-                           as_image(as_mask(predicted))};
+PredictionRow prediction_row(const data::Batch& batch, std::int64_t i, const at::Tensor& predicted) {
+  PredictionRow row{as_image(picture_of(batch, i)),
+                    {},
+                    as_image(as_mask(truth_of(batch, i))),
+                    as_image(as_mask(predicted))};
   const auto labels = point_labels_of(batch)[i][0].cpu();
   const auto original = original_sizes_of(batch)[i].cpu(), resized = resized_sizes_of(batch)[i].cpu();
   const auto scale = (original.to(torch::kDouble) / resized).flip(0);  // of x, of y
@@ -119,4 +119,4 @@ void write_mask(const std::filesystem::path& path, const at::Tensor& mask) {
   image::write_png(path, as_image(as_mask(mask)));
 }
 
-}  // namespace ddprun::data
+}  // namespace ddprun::sam

@@ -11,56 +11,58 @@
 #include "worker/sam/data/prompt_points.h"
 #include "worker/sam/data/sam_processor.h"
 
-namespace ddprun::data {
+namespace ddprun::sam {
 
-/// A picture, the points that say what of it is meant, and what is right.
+/// A picture, the points that mark an object in it, and the true mask.
 struct PromptedPicture {
   std::shared_ptr<const image::Image> picture;  ///< RGB
-  std::vector<PromptPoint> points;              ///< one prompt; perhaps none
-  at::Tensor truth = {};                        ///< uint8 [H, W], 0 or 1; undefined: not known
+  std::vector<PromptPoint> points;              ///< one prompt; may be empty
+  at::Tensor truth = {};                        ///< uint8 [H, W], 0 or 1; undefined: unknown
 };
 
-/// What a batch of B prompted pictures holds. S: the model's image_size, L: its mask_size, N: the most points
-/// of a picture, at least 1.
-///   input           float [B, 3, S, S], resized, normalised and padded
-///   target          float [B, 1, L, L], what is right, 0 in the padding; all 0 where it is not known
-///   extra[0]        float [B, 1, N, 2], points as x, y in the model's frame
-///   extra[1]        int64 [B, 1, N], 1 foreground, 0 background, -10 no point
-///   extra[2], [3]   int64 [B, 2], height and width of the picture, and of it in the model's frame
-///   extra[4 + i]    uint8 [H_i, W_i], what is right at picture i's own size
-///   shown[i]        uint8 [H_i, W_i, 3], picture i; memory that others may see: not to be written to
-Batch make_prompted_batch(const std::vector<PromptedPicture>& pictures, const SamProcessor& processor);
+/// Makes a batch of B prompted pictures. S: the model's image_size, L: its mask_size, N: the most points of a
+/// picture, at least 1.
+///   input                  float [B, 3, S, S], resized, normalised and padded
+///   target                 float [B, 1, L, L], the true mask, 0 in the padding and where it is unknown
+///   extra[kPoints]         float [B, 1, N, 2], points as x, y in the model's frame
+///   extra[kPointLabels]    int64 [B, 1, N], 1 foreground, 0 background, -10 no point
+///   extra[kOriginalSizes]  int64 [B, 2], height and width of the picture
+///   extra[kResizedSizes]   int64 [B, 2], the same in the model's frame
+///   extra[kFirstTruth + i] uint8 [H_i, W_i], the true mask at picture i's own size
+///   shown[i]               uint8 [H_i, W_i, 3], picture i; shared memory, do not write to it
+data::Batch make_prompted_batch(const std::vector<PromptedPicture>& pictures, const SamProcessor& processor);
 
-// Parts of such a batch.
+/// What lies where in Batch::extra.
+enum Extra : std::size_t { kPoints, kPointLabels, kOriginalSizes, kResizedSizes, kFirstTruth };
 
-inline const at::Tensor& points_of(const Batch& batch) { return batch.extra[0]; }
-inline const at::Tensor& point_labels_of(const Batch& batch) { return batch.extra[1]; }
-inline const at::Tensor& original_sizes_of(const Batch& batch) { return batch.extra[2]; }
-inline const at::Tensor& resized_sizes_of(const Batch& batch) { return batch.extra[3]; }
-inline const at::Tensor& truth_of(const Batch& batch, std::int64_t i) {
-  return batch.extra[static_cast<std::size_t>(4 + i)];
+inline const at::Tensor& points_of(const data::Batch& batch) { return batch.extra[kPoints]; }
+inline const at::Tensor& point_labels_of(const data::Batch& batch) { return batch.extra[kPointLabels]; }
+inline const at::Tensor& original_sizes_of(const data::Batch& batch) { return batch.extra[kOriginalSizes]; }
+inline const at::Tensor& resized_sizes_of(const data::Batch& batch) { return batch.extra[kResizedSizes]; }
+inline const at::Tensor& truth_of(const data::Batch& batch, std::int64_t i) {
+  return batch.extra[kFirstTruth + static_cast<std::size_t>(i)];
 }
-inline const at::Tensor& picture_of(const Batch& batch, std::int64_t i) {
+inline const at::Tensor& picture_of(const data::Batch& batch, std::int64_t i) {
   return batch.shown[static_cast<std::size_t>(i)];
 }
 
-/// Picture i of a batch with its points, the true mask and the predicted one, to be drawn.
+/// Picture i of a batch with its points and masks, for drawing.
 ///
-/// predicted  [H_i, W_i], not 0 where the mask is; batch and mask may be on any device
-image::PredictionRow prediction_row(const Batch& batch, std::int64_t i, const at::Tensor& predicted);
+/// predicted  [H_i, W_i], nonzero inside the mask; batch and mask may be on any device
+PredictionRow prediction_row(const data::Batch& batch, std::int64_t i, const at::Tensor& predicted);
 
-/// One image of one's own and `--point`s, for a prediction.
+/// Reads an image and `--point`s for a prediction.
 ///
 /// path    PNG or JPEG
-/// points  as parse_point reads them
-/// throws  UsageError: no point, or one outside the image; IoError: an image that cannot be read
+/// points  for parse_point()
+/// throws  UsageError: no points, or one outside the image; IoError: the image cannot be read
 PromptedPicture read_prompted_picture(const std::filesystem::path& path,
                                       const std::vector<std::string>& points);
 
-/// Writes a mask as a grey PNG: 255 where it is not 0, and 0 elsewhere.
+/// Writes a mask as a grey PNG: 255 where it is nonzero, else 0.
 ///
 /// mask    [H, W], of any dtype, on any device
 /// throws  IoError
 void write_mask(const std::filesystem::path& path, const at::Tensor& mask);
 
-}  // namespace ddprun::data
+}  // namespace ddprun::sam

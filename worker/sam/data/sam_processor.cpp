@@ -7,13 +7,12 @@
 #include <string>
 
 #include <ddprun/image/image.h>
+#include "worker/sam/model/sam_config.h"
 
-namespace ddprun::data {
+namespace ddprun::sam {
 namespace {
 
-constexpr double kPadding = -10;
-
-/// height and width so that the longest becomes `longest`.
+/// Scales the longest side to `longest`.
 ImageSize with_longest_side(ImageSize size, std::int64_t longest) {
   const double scale = static_cast<double>(longest) / static_cast<double>(std::max(size.height, size.width));
   const auto side = [&](std::int64_t old) {
@@ -28,8 +27,7 @@ void check_size(ImageSize size) {
                                 std::to_string(size.width) + " x " + std::to_string(size.height));
 }
 
-/// For each of `count` places the one of `old` that is its nearest neighbour, in single precision as ATen has
-/// it.
+/// For each of `count` places its nearest neighbour of `old`, in single precision like ATen.
 at::Tensor nearest(std::int64_t old, std::int64_t count) {
   const float scale = static_cast<float>(old) / static_cast<float>(count);
   auto index = at::empty({count}, at::kLong);
@@ -39,7 +37,7 @@ at::Tensor nearest(std::int64_t old, std::int64_t count) {
   return index;
 }
 
-/// The value for each of the three channels, of bytes.
+/// Per-channel values, scaled from [0, 1] to bytes.
 at::Tensor per_channel(const std::array<double, 3>& of_unit) {
   return at::tensor(at::ArrayRef<double>(of_unit), at::kFloat).mul_(255).view({3, 1, 1});
 }
@@ -131,8 +129,8 @@ PaddedPoints pad_points(const std::vector<at::Tensor>& points, const std::vector
     most = std::max(most, points[i].size(0));
   }
   const auto images = static_cast<std::int64_t>(points.size());
-  PaddedPoints result{at::full({images, 1, most, 2}, kPadding, at::kDouble),
-                      at::full({images, 1, most}, kPadding, at::kLong)};
+  PaddedPoints result{at::full({images, 1, most, 2}, kPaddingPoint, at::kDouble),
+                      at::full({images, 1, most}, kPaddingPoint, at::kLong)};
   for (std::size_t i = 0; i < points.size(); ++i) {
     const auto image = static_cast<std::int64_t>(i), count = points[i].size(0);
     result.points[image][0].narrow(0, 0, count).copy_(points[i].view({-1, 2}));
@@ -141,4 +139,4 @@ PaddedPoints pad_points(const std::vector<at::Tensor>& points, const std::vector
   return result;
 }
 
-}  // namespace ddprun::data
+}  // namespace ddprun::sam

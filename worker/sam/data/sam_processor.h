@@ -6,23 +6,19 @@
 #include <cstdint>
 #include <vector>
 
-namespace ddprun::image {
-struct Image;
-}
+#include <ddprun/image/image.h>
 
-namespace ddprun::data {
+namespace ddprun::sam {
 
-/// Rows and columns of an image.
 struct ImageSize {
   std::int64_t height = 0;
   std::int64_t width = 0;
   bool operator==(const ImageSize&) const = default;
 };
 
-/// From images and prompts to SAM's input and from its masks back to images, as transformers' SamProcessor
-/// does it: the longest side becomes `image_size` (S here), the other keeps the proportion, and what is
-/// missing to S x S is 0 after normalising, on the right and below. Const, so that several threads may use
-/// one at once.
+/// Converts images and prompts to SAM's input and its masks back to images, as transformers' SamProcessor:
+/// the longest side becomes `image_size` (S here), proportions are kept, and after normalising the image is
+/// padded with zeros to S x S on the right and below. Const, so several threads can use it at once.
 class SamProcessor {
  public:
   struct Options {
@@ -32,17 +28,16 @@ class SamProcessor {
   };
 
   SamProcessor() : SamProcessor(Options{}) {}
-  /// throws  std::invalid_argument: image_size or a standard deviation not above 0
+  /// throws  std::invalid_argument unless sizes and standard deviations are above 0
   explicit SamProcessor(const Options& options);
 
   const Options& options() const { return options_; }
 
-  /// The size in the model's frame, before padding: side * S / longest, rounded half up, 1 at least.
+  /// The size in the model's frame, before padding: side * S / longest, rounded half up, at least 1.
   ImageSize resized(ImageSize original) const;
 
   /// picture  grey, RGB or RGBA, of any size
-  /// returns  float [3, S, S]: resized (bilinear with antialiasing, in bytes, as Pillow does it but for 1 in
-  /// 255),
+  /// returns  float [3, S, S]: resized (bilinear with antialiasing, in bytes, within 1 of Pillow's result),
   ///          scaled to [0, 1], normalised, padded
   at::Tensor pixel_values(const image::Image& picture) const;
 
@@ -50,40 +45,38 @@ class SamProcessor {
   /// returns  float64 of the same shape: in the model's frame, before padding
   at::Tensor points(const at::Tensor& points, ImageSize original) const;
 
-  /// boxes    [..., 4], x and y of the corner at the top left, then of the one at the bottom right
+  /// boxes    [..., 4], x and y of the top left corner, then of the bottom right one
   at::Tensor boxes(const at::Tensor& boxes, ImageSize original) const;
 
-  /// What a prediction of `side` x `side` is compared with: the mask at the image's place in the model's
-  /// frame.
+  /// The target for a prediction of `side` x `side`: the mask at the image's place in the model's frame.
   ///
   /// mask     [H, W] of the original image, of any type
-  /// side     of the result, longest side and padded
-  /// returns  [side, side] of the same type: nearest neighbour, 0 where there is padding
+  /// returns  [side, side] of the same type: nearest neighbour, 0 in the padding
   at::Tensor low_resolution_mask(const at::Tensor& mask, std::int64_t side) const;
 
   /// A model's mask at the image's own size.
   ///
   /// logits   float [..., L, L] of one image
-  /// returns  float [..., height, width]: to S x S, the padding cut off, to the original size, both bilinear;
-  /// compare
-  ///          with 0 for a mask
+  /// returns  float [..., height, width], above 0 inside the mask: bilinear to S x S, padding removed,
+  /// bilinear to
+  ///          the original size
   at::Tensor mask_logits(const at::Tensor& logits, ImageSize original) const;
 
  private:
   Options options_;
 };
 
-/// Points of several images, which may have different numbers of them.
+/// Points of several images, padded to the same number.
 struct PaddedPoints {
   at::Tensor points;  ///< float64 [B, 1, N, 2]; -10 where an image has no point
   at::Tensor labels;  ///< int64 [B, 1, N]; -10 there
 };
 
-/// N is the most points of an image, 1 at least.
+/// N is the most points of an image, at least 1.
 ///
 /// points  of each image float [n, 2]
 /// labels  of each image int64 [n]: 1 foreground, 0 background
 /// throws  std::invalid_argument unless there are as many labels as points
 PaddedPoints pad_points(const std::vector<at::Tensor>& points, const std::vector<at::Tensor>& labels);
 
-}  // namespace ddprun::data
+}  // namespace ddprun::sam

@@ -10,16 +10,16 @@
 #include <string>
 
 #include <ddprun/common/errors.h>
-#include <ddprun/data/below.h>
+#include <ddprun/data/random.h>
 #include <ddprun/image/read_image.h>
 
-namespace ddprun::data {
+namespace ddprun::sam {
 namespace {
 
 constexpr int kMaxPoints = 256;
-constexpr std::uint64_t kBlocksOfAnEpoch = 1024;  // Philox gives 4 numbers a block; a point takes 2
+constexpr std::uint64_t kBlocksOfAnEpoch = 1024;  // of 4 numbers each; a point takes 2
 
-/// The numbers of the instances that there are, and how many pixels each number has.
+/// The numbers of the instances present, and how many pixels each number has.
 struct Instances {
   std::vector<std::uint16_t> numbers;
   std::vector<std::size_t> pixels;
@@ -33,7 +33,7 @@ Instances instances_of(const image::LabelMap& map) {
   return instances;
 }
 
-/// The rank-th of the pixels with this number, row by row.
+/// Pixel `rank` of those with this number, row by row.
 PromptPoint pixel_of(const image::LabelMap& map, std::uint16_t number, std::size_t rank) {
   std::size_t at = 0;
   while (map.values[at] != number || rank-- > 0) ++at;
@@ -47,7 +47,7 @@ std::uint16_t number_at(const image::LabelMap& map, const PromptPoint& point) {
   return map.values[static_cast<std::size_t>(row * map.width + column)];
 }
 
-/// The union of the instances that foreground points lie in; of all of them if there is no point.
+/// The union of the instances that foreground points hit; without points, of all instances.
 at::Tensor region_of(const image::LabelMap& map, const std::vector<PromptPoint>& points) {
   std::vector<std::uint8_t> is_hit(65536, points.empty() ? 1 : 0);
   for (const auto& point : points)
@@ -77,11 +77,10 @@ void SegmentationDataset::check_headers() const {
   for (std::int64_t index = 0; index < size(); ++index) {
     const auto& pair = pairs()[static_cast<std::size_t>(index)];
     auto size = image::peek_size(pair.image);
-    const bool fits = size &&
-                      size->width <= kMaxSegmentedPixels / size->height &&  // their product may be no int64
+    const bool fits = size && size->width <= kMaxSegmentedPixels / size->height &&  // without overflow
                       std::all_of(pair.masks.begin(), pair.masks.end(),
                                   [&](const auto& mask) { return image::peek_size(mask) == size; });
-    if (!fits) {  // reading it tells what is wrong, if anything is
+    if (!fits) {  // reading it reports what is wrong, if anything
       const auto image = read_segmented_image(pair);
       size = {image.picture.width, image.picture.height};
     }
@@ -95,14 +94,14 @@ std::shared_ptr<const SegmentationDataset> SegmentationDataset::with_fixed_point
   return set;
 }
 
-Batch SegmentationDataset::get_batch(const std::vector<std::int64_t>& indices) const {
+data::Batch SegmentationDataset::get_batch(const std::vector<std::int64_t>& indices) const {
   std::vector<PromptedPicture> pictures;
   for (const auto index : indices) pictures.push_back(prompted(index, std::nullopt));
   return make_prompted_batch(pictures, processor_);
 }
 
-Batch SegmentationDataset::get_epoch_batch(const std::vector<std::int64_t>& indices,
-                                           std::int64_t epoch) const {
+data::Batch SegmentationDataset::get_epoch_batch(const std::vector<std::int64_t>& indices,
+                                                 std::int64_t epoch) const {
   if (fixed_points_) return get_batch(indices);
   std::vector<PromptedPicture> pictures;
   for (const auto index : indices) pictures.push_back(prompted(index, epoch));
@@ -128,8 +127,8 @@ std::vector<PromptPoint> SegmentationDataset::draw(const image::LabelMap& map, s
   const auto instances = instances_of(map);
   std::vector<PromptPoint> points;
   for (int i = 0; i < options_.points_per_image; ++i) {
-    const auto number = instances.numbers[below(instances.numbers.size(), random())];
-    points.push_back(pixel_of(map, number, below(instances.pixels[number], random())));
+    const auto number = instances.numbers[data::uniform_below(instances.numbers.size(), random())];
+    points.push_back(pixel_of(map, number, data::uniform_below(instances.pixels[number], random())));
   }
   return points;
 }
@@ -146,4 +145,4 @@ void SegmentationDataset::check_inside(std::int64_t index, std::int64_t width, s
   }
 }
 
-}  // namespace ddprun::data
+}  // namespace ddprun::sam

@@ -9,40 +9,38 @@
 #include "worker/sam/data/prompted_batch.h"
 #include "worker/sam/data/segmentation_files.h"
 
-namespace ddprun::data {
+namespace ddprun::sam {
 
-/// Images with points and the masks that the points mean: what SAM is fine-tuned with. Images and masks are
-/// read when they are asked for, by the thread that asks. Batches are those of make_prompted_batch(),
-/// without the pictures in training.
+/// Images with points and the masks of the objects they mark, for training SAM. Reads images and masks on
+/// demand, in the calling thread. Batches come from make_prompted_batch().
 ///
-/// With a file of points, an image's points are one prompt, and right is the union of the instances that its
-/// foreground points lie in (none, if all of them miss). For an image without a point right is the union of
-/// all its instances.
+/// With a file of points, an image's points are one prompt; the true mask is the union of the instances that
+/// its foreground points hit, perhaps none. For an image without points it is the union of all instances.
 ///
-/// Without one, points are drawn: each picks an instance, then one of its pixels, all with the same chance.
-/// In training they depend on (seed, epoch, index) alone, in get_batch() on (seed, index).
-class SegmentationDataset : public Dataset {
+/// Without a file, points are drawn: each picks an instance, then one of its pixels, uniformly. In training
+/// they depend only on (seed, epoch, index), in get_batch() on (seed, index).
+class SegmentationDataset : public data::Dataset {
  public:
   struct Options {
-    std::filesystem::path points = {};  ///< read_points(); empty: they are drawn
-    int points_per_image = 1;           ///< how many are drawn, 1 .. 256
-    std::uint64_t seed = 0;             ///< of what is drawn
-    std::size_t cache_bytes = 0;        ///< of decoded images that may be kept in memory
+    std::filesystem::path points = {};  ///< for read_points(); empty: draw them
+    int points_per_image = 1;           ///< how many to draw, 1 .. 256
+    std::uint64_t seed = 0;             ///< for drawing
+    std::size_t cache_bytes = 0;        ///< limit for decoded images kept in memory
   };
 
-  /// folder  as find_segmentation_pairs() reads it
-  /// throws  IoError: what is missing or does not fit, in the folder, the files' headers (sizes) or the file
-  /// of points; std::invalid_argument unless points_per_image is in 1 .. 256
+  /// folder  for find_segmentation_pairs()
+  /// throws  IoError: something missing or inconsistent in the folder, the files' headers (sizes) or the file
+  ///         of points; std::invalid_argument unless points_per_image is in 1 .. 256
   SegmentationDataset(const std::filesystem::path& folder, SamProcessor processor, const Options& options);
 
-  /// The same images with the same points in every epoch, for validation. Decoded images are shared.
+  /// The same images with the same points in every epoch, for validation. Shares decoded images.
   std::shared_ptr<const SegmentationDataset> with_fixed_points() const;
 
   std::int64_t size() const override { return static_cast<std::int64_t>(store_->pairs().size()); }
 
   /// throws  IoError naming the file, as read_segmented_image
-  Batch get_batch(const std::vector<std::int64_t>& indices) const override;
-  Batch get_epoch_batch(const std::vector<std::int64_t>& indices, std::int64_t epoch) const override;
+  data::Batch get_batch(const std::vector<std::int64_t>& indices) const override;
+  data::Batch get_epoch_batch(const std::vector<std::int64_t>& indices, std::int64_t epoch) const override;
 
   const std::vector<SegmentationPair>& pairs() const { return store_->pairs(); }
 
@@ -60,4 +58,4 @@ class SegmentationDataset : public Dataset {
   bool fixed_points_ = false;
 };
 
-}  // namespace ddprun::data
+}  // namespace ddprun::sam

@@ -9,7 +9,7 @@
 #include <ddprun/common/files.h>
 #include <ddprun/image/read_image.h>
 
-namespace ddprun::data {
+namespace ddprun::sam {
 namespace {
 
 namespace fs = std::filesystem;
@@ -21,7 +21,7 @@ bool has_extension(const fs::path& path, std::initializer_list<const char*> exte
   return std::find(extensions.begin(), extensions.end(), extension) != extensions.end();
 }
 
-/// What a folder holds, hidden files apart, by name as bytes.
+/// A folder's files except hidden ones, ordered by name as bytes.
 std::vector<fs::path> entries_of(const fs::path& folder) {
   std::error_code error;
   std::vector<fs::path> entries;
@@ -71,7 +71,7 @@ std::vector<SegmentationPair> pairs_by_name(const fs::path& images, const fs::pa
   return pairs;
 }
 
-/// A folder an image, each instance with a file of its own.
+/// One folder per image, one mask file per instance.
 std::vector<SegmentationPair> pairs_by_folder(const fs::path& folder) {
   std::vector<SegmentationPair> pairs;
   for (const auto& entry : entries_of(folder)) {
@@ -107,7 +107,8 @@ image::LabelMap read_labels(const fs::path& mask) {
 }  // namespace
 
 std::vector<SegmentationPair> find_segmentation_pairs(const fs::path& folder) {
-  if (!fs::is_directory(folder)) throw IoError(folder, "is no folder, expected one with images/ and masks/");
+  if (!fs::is_directory(folder))
+    throw IoError(folder, "is not a folder, expected one with images/ and masks/");
   if (fs::is_directory(folder / "images")) {
     if (!fs::is_directory(folder / "masks"))
       throw IoError(folder, "has no folder masks/, expected one beside images/");
@@ -132,7 +133,7 @@ SegmentedImage read_segmented_image(const SegmentationPair& pair) {
   for (std::size_t i = 0; i < pair.masks.size(); ++i) {
     auto labels = read_labels(pair.masks[i]);
     check_size(pair.masks[i], labels, pair, image.picture);
-    if (pair.masks.size() > 1)  // an instance a file
+    if (pair.masks.size() > 1)  // one instance per file
       for (auto& value : labels.values) value = static_cast<std::uint16_t>(value != 0 ? i + 1 : 0);
     if (i == 0)
       instances = std::move(labels);
@@ -164,4 +165,4 @@ std::shared_ptr<const SegmentedImage> SegmentationStore::get(std::size_t index) 
   return image;
 }
 
-}  // namespace ddprun::data
+}  // namespace ddprun::sam

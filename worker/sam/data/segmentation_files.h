@@ -10,46 +10,48 @@
 #include <ddprun/image/image.h>
 #include <ddprun/image/png.h>
 
-namespace ddprun::data {
+namespace ddprun::sam {
 
-/// An image and where its instances are.
+/// The files of an image and its instances.
 struct SegmentationPair {
   std::filesystem::path image;
-  std::vector<std::filesystem::path> masks;  ///< one with the instances' numbers, or one of each instance
+  std::vector<std::filesystem::path> masks;  ///< one with the instances' numbers, or one per instance
 };
 
-/// The images of a folder with their masks, in the order of the images' names. Either
-///   images/NAME.png|jpg|jpeg  masks/NAME.png           a mask's pixels: 0, or the number of an instance
-///   NAME/images/*.png  NAME/masks/*.png                a mask an instance, its pixels not 0 (Data Science
+/// Finds the images of a folder and their masks, ordered by the images' names. Either
+///   images/NAME.png|jpg|jpeg  masks/NAME.png           a mask's pixels: 0, or an instance's number
+///   NAME/images/*.png  NAME/masks/*.png                one mask per instance, its pixels nonzero (Data
+///   Science
 ///                                                      Bowl 2018); also below stage1_train/
-/// Other files, and hidden ones, are not looked at.
+/// Ignores other files and hidden ones.
 ///
-/// throws  IoError naming the file: no such folder, no image, an image without a mask, a mask without an
-/// image, two images of one name
+/// throws  IoError naming the file: no such folder, no images, an image without a mask, a mask without an
+/// image, two
+///         images with the same name
 std::vector<SegmentationPair> find_segmentation_pairs(const std::filesystem::path& folder);
 
 /// A pair's pixels.
 struct SegmentedImage {
   image::Image picture;       ///< RGB
-  image::LabelMap instances;  ///< of the same size, with at least one instance
+  image::LabelMap instances;  ///< same size, at least one instance
 };
 
-/// Images of more pixels than this are refused: they take 6 bytes a pixel, 0.4 GB.
+/// Larger images are refused: at 6 bytes a pixel this one takes 0.4 GB.
 constexpr std::int64_t kMaxSegmentedPixels = std::int64_t{1} << 26;
 
-/// throws  IoError naming the file: unreadable, damaged, more than kMaxSegmentedPixels, a mask of another
-/// size than its image, a mask in colours, no instance
+/// throws  IoError naming the file: unreadable, damaged, more than kMaxSegmentedPixels, mask and image of
+///         different sizes, a coloured mask, no instances
 SegmentedImage read_segmented_image(const SegmentationPair& pair);
 
-/// Pairs that are decoded when they are asked for. Those that come first are kept, as many as fit.
+/// Decodes pairs on demand and keeps the first ones, as many as fit.
 class SegmentationStore {
  public:
-  /// cache_bytes  of pixels to keep in memory; 0: none
+  /// cache_bytes  limit for pixels kept in memory
   SegmentationStore(std::vector<SegmentationPair> pairs, std::size_t cache_bytes);
 
   const std::vector<SegmentationPair>& pairs() const { return pairs_; }
 
-  /// Safe from several threads. throws IoError as read_segmented_image
+  /// Thread-safe. throws IoError as read_segmented_image()
   std::shared_ptr<const SegmentedImage> get(std::size_t index) const;
 
  private:
@@ -59,4 +61,4 @@ class SegmentationStore {
   mutable std::size_t room_;
 };
 
-}  // namespace ddprun::data
+}  // namespace ddprun::sam

@@ -2,7 +2,7 @@
 
 #include <torch/types.h>
 
-namespace ddprun::models {
+namespace ddprun::sam {
 
 torch::Tensor activate(Activation activation, const torch::Tensor& x) {
   return activation == Activation::kGelu ? torch::gelu(x) : torch::relu(x);
@@ -13,19 +13,17 @@ torch::nn::LayerNorm layer_norm(std::int64_t channels, double eps) {
 }
 
 SamMlpImpl::SamMlpImpl(std::int64_t channels, std::int64_t hidden, Activation activation)
-    : activation_(activation), lin1_(channels, hidden), lin2_(hidden, channels) {
-  register_module("lin1", lin1_);
-  register_module("lin2", lin2_);
-}
+    : activation_(activation),
+      lin1_(register_module("lin1", torch::nn::Linear(channels, hidden))),
+      lin2_(register_module("lin2", torch::nn::Linear(hidden, channels))) {}
 
 torch::Tensor SamMlpImpl::forward(const torch::Tensor& x) { return lin2_(activate(activation_, lin1_(x))); }
 
 SamFeedForwardImpl::SamFeedForwardImpl(std::int64_t in, std::int64_t hidden, std::int64_t out,
                                        std::int64_t layers)
-    : proj_in_(in, hidden), proj_out_(hidden, out) {
-  register_module("proj_in", proj_in_);
-  register_module("proj_out", proj_out_);
-  register_module("layers", layers_);
+    : proj_in_(register_module("proj_in", torch::nn::Linear(in, hidden))),
+      proj_out_(register_module("proj_out", torch::nn::Linear(hidden, out))),
+      layers_(register_module("layers", torch::nn::ModuleList())) {
   for (std::int64_t i = 2; i < layers; ++i) layers_->push_back(torch::nn::Linear(hidden, hidden));
 }
 
@@ -35,4 +33,4 @@ torch::Tensor SamFeedForwardImpl::forward(torch::Tensor x) {
   return proj_out_(x);
 }
 
-}  // namespace ddprun::models
+}  // namespace ddprun::sam

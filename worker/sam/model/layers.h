@@ -6,10 +6,10 @@
 
 #include "worker/sam/model/sam_config.h"
 
-// What the parts of SAM share. Shapes: B images, P prompts an image, N tokens, C channels, H rows and W
-// columns (of patches, but for pictures and masks), E heads, D channels of a head.
+// Shared parts of SAM. Shapes: B images, P prompts per image, N tokens, C channels, H rows and W columns (of
+// patches, except for pictures and masks), E heads, D channels per head.
 
-namespace ddprun::models {
+namespace ddprun::sam {
 
 torch::Tensor activate(Activation activation, const torch::Tensor& x);
 
@@ -46,4 +46,4 @@ class SamFeedForwardImpl : public torch::nn::Module {
 };
 TORCH_MODULE(SamFeedForward);
 
-}  // namespace ddprun::models
+}  // namespace ddprun::sam

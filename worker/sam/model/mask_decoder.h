@@ -3,36 +3,100 @@
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 
-#include "worker/sam/model/layers.h"
-#include "worker/sam/model/two_way_transformer.h"
+#include <cstdint>
+#include <utility>
 
-namespace ddprun::models {
+#include "worker/sam/model/layers.h"
+
+namespace ddprun::sam {
+
+/// Attention with an inner size that may be smaller than the input's.
+class SamAttentionImpl : public torch::nn::Module {
+ public:
+  SamAttentionImpl(const SamConfig::MaskDecoder& config, std::int64_t downsample_rate);
+
+  /// If one of the two has P = 1, it serves all prompts of the other, without copies.
+  ///
+  /// query      float [B, P, N, C]
+  /// key,value  float [B, P, K, C]
+  /// returns    float [B, P, N, C]
+  torch::Tensor forward(const torch::Tensor& query, const torch::Tensor& key, const torch::Tensor& value);
+
+ private:
+  std::int64_t heads_;
+  torch::nn::Linear q_proj_, k_proj_, v_proj_, out_proj_;
+};
+TORCH_MODULE(SamAttention);
+
+/// Tokens and image.
+using TwoWay = std::pair<torch::Tensor, torch::Tensor>;
+
+/// Tokens attend to each other and to the image, then the image to the tokens.
+class SamTwoWayAttentionBlockImpl : public torch::nn::Module {
+ public:
+  /// first  the first layer: its tokens are their positions
+  SamTwoWayAttentionBlockImpl(const SamConfig::MaskDecoder& config, bool first);
+
+  /// token,token_positions  float [B, P, N, C]
+  /// image                  float [B, P or 1, K, C]
+  /// image_positions        float [1, 1, K, C]
+  /// returns                the same shapes, with P
+  TwoWay forward(const torch::Tensor& token, const torch::Tensor& image, const torch::Tensor& token_positions,
+                 const torch::Tensor& image_positions);
+
+ private:
+  bool first_;
+  SamAttention self_attn_;
+  torch::nn::LayerNorm layer_norm1_;
+  SamAttention cross_attn_token_to_image_;
+  torch::nn::LayerNorm layer_norm2_;
+  SamMlp mlp_;
+  torch::nn::LayerNorm layer_norm3_, layer_norm4_;
+  SamAttention cross_attn_image_to_token_;
+};
+TORCH_MODULE(SamTwoWayAttentionBlock);
+
+class SamTwoWayTransformerImpl : public torch::nn::Module {
+ public:
+  explicit SamTwoWayTransformerImpl(const SamConfig::MaskDecoder& config);
+
+  /// tokens           float [B, P, N, C]
+  /// image            float [B, 1, K, C]
+  /// image_positions  float [1, 1, K, C]
+  TwoWay forward(const torch::Tensor& tokens, torch::Tensor image, const torch::Tensor& image_positions);
+
+ private:
+  torch::nn::ModuleList layers_;
+  SamAttention final_attn_token_to_image_;
+  torch::nn::LayerNorm layer_norm_final_attn_;
+};
+TORCH_MODULE(SamTwoWayTransformer);
 
 struct SamOutput {
   torch::Tensor masks;       ///< float [B, P, M, 4 grid, 4 grid], logits
-  torch::Tensor iou_scores;  ///< float [B, P, M], how well the model thinks that each mask fits
+  torch::Tensor iou_scores;  ///< float [B, P, M], predicted quality of each mask
 };
 
-/// From the image's channels and the prompts to masks.
+/// Decodes image channels and prompts to masks.
 class SamMaskDecoderImpl : public torch::nn::Module {
  public:
   explicit SamMaskDecoderImpl(const SamConfig::MaskDecoder& config);
 
   /// image            float [B, 1, grid * grid, hidden_size], with the dense prompt added
   /// image_positions  float [1, 1, grid * grid, hidden_size]
-  /// prompts          float [B, P, N, hidden_size]; undefined: no prompts, and P is 1
-  /// multimask        M is num_multimask_outputs, of which the scores say the best; else 1, the mask for
-  /// prompts that
-  ///                  leave no doubt. The nets of masks that are not asked for are not run
+  /// prompts          float [B, P, N, hidden_size]; undefined: no prompts, P = 1
+  /// multimask        true: M is num_multimask_outputs, ranked by their scores; false: M = 1, the mask for
+  ///                  unambiguous prompts. Runs only the nets of the masks asked for
   SamOutput forward(const torch::Tensor& image, const torch::Tensor& image_positions,
                     const torch::Tensor& prompts, bool multimask);
 
  private:
   torch::Tensor upscaled(const torch::Tensor& image);
 
-  std::int64_t masks_;  ///< of all kinds: 1 + num_multimask_outputs
+  std::int64_t masks_;  ///< 1 + num_multimask_outputs
   torch::nn::Embedding iou_token_, mask_tokens_;
   SamTwoWayTransformer transformer_;
   torch::nn::ConvTranspose2d upscale_conv1_, upscale_conv2_;
@@ -42,4 +106,4 @@ class SamMaskDecoderImpl : public torch::nn::Module {
 };
 TORCH_MODULE(SamMaskDecoder);
 
-}  // namespace ddprun::models
+}  // namespace ddprun::sam

@@ -5,16 +5,15 @@
 #include <numbers>
 #include <utility>
 
-namespace ddprun::models {
+namespace ddprun::sam {
 namespace {
 
-constexpr int kNoPoint = -1, kPadding = -10;
+constexpr int kNoPoint = -1;
 
 torch::nn::Conv2d halving(std::int64_t in, std::int64_t out) {
   return torch::nn::Conv2d(torch::nn::Conv2dOptions(in, out, 2).stride(2));
 }
 
-/// Of a float type: whole numbers become float.
 torch::Tensor as_float(const torch::Tensor& x) { return x.is_floating_point() ? x : x.to(torch::kFloat); }
 
 }  // namespace
@@ -23,7 +22,7 @@ SamPositionalEmbeddingImpl::SamPositionalEmbeddingImpl(std::int64_t features)
     : positional_embedding_(register_buffer("positional_embedding", torch::randn({2, features}))) {}
 
 torch::Tensor SamPositionalEmbeddingImpl::forward(const torch::Tensor& place) {
-  // Without a product of matrices, which autocast would do in half precision: the angles are large.
+  // Not as a matrix product, which autocast would compute in half precision: the angles are large.
   const auto type = positional_embedding_.scalar_type();
   const auto wide = type == torch::kDouble ? torch::kDouble : torch::kFloat;
   const auto frequency = positional_embedding_.to(wide);
@@ -44,17 +43,14 @@ torch::Tensor SamPositionalEmbeddingImpl::of_grid(std::int64_t side) {
 
 SamMaskEmbeddingImpl::SamMaskEmbeddingImpl(const SamConfig::PromptEncoder& config)
     : activation_(config.hidden_act),
-      conv1_(halving(1, config.mask_input_channels / 4)),
-      conv2_(halving(config.mask_input_channels / 4, config.mask_input_channels)),
-      conv3_(torch::nn::Conv2dOptions(config.mask_input_channels, config.hidden_size, 1)),
-      layer_norm1_(layer_norm(config.mask_input_channels / 4, config.layer_norm_eps)),
-      layer_norm2_(layer_norm(config.mask_input_channels, config.layer_norm_eps)) {
-  register_module("conv1", conv1_);
-  register_module("conv2", conv2_);
-  register_module("conv3", conv3_);
-  register_module("layer_norm1", layer_norm1_);
-  register_module("layer_norm2", layer_norm2_);
-}
+      conv1_(register_module("conv1", halving(1, config.mask_input_channels / 4))),
+      conv2_(register_module("conv2", halving(config.mask_input_channels / 4, config.mask_input_channels))),
+      conv3_(register_module("conv3", torch::nn::Conv2d(torch::nn::Conv2dOptions(config.mask_input_channels,
+                                                                                 config.hidden_size, 1)))),
+      layer_norm1_(
+          register_module("layer_norm1", layer_norm(config.mask_input_channels / 4, config.layer_norm_eps))),
+      layer_norm2_(
+          register_module("layer_norm2", layer_norm(config.mask_input_channels, config.layer_norm_eps))) {}
 
 torch::Tensor SamMaskEmbeddingImpl::forward(const torch::Tensor& mask_B1HW) {
   const auto half_BHWC = activate(activation_, layer_norm1_(conv1_(mask_B1HW).permute({0, 2, 3, 1})));
@@ -66,15 +62,11 @@ torch::Tensor SamMaskEmbeddingImpl::forward(const torch::Tensor& mask_B1HW) {
 SamPromptEncoderImpl::SamPromptEncoderImpl(const SamConfig::PromptEncoder& config,
                                            SamPositionalEmbedding positions)
     : image_size_(config.image_size),
-      shared_embedding_(std::move(positions)),
-      mask_embed_(config),
-      no_mask_embed_(1, config.hidden_size),
-      not_a_point_embed_(1, config.hidden_size) {
-  register_module("shared_embedding", shared_embedding_);
-  register_module("mask_embed", mask_embed_);
-  register_module("no_mask_embed", no_mask_embed_);
-  register_module("point_embed", point_embed_);
-  register_module("not_a_point_embed", not_a_point_embed_);
+      shared_embedding_(register_module("shared_embedding", std::move(positions))),
+      mask_embed_(register_module("mask_embed", SamMaskEmbedding(config))),
+      no_mask_embed_(register_module("no_mask_embed", torch::nn::Embedding(1, config.hidden_size))),
+      point_embed_(register_module("point_embed", torch::nn::ModuleList())),
+      not_a_point_embed_(register_module("not_a_point_embed", torch::nn::Embedding(1, config.hidden_size))) {
   for (std::int64_t i = 0; i < config.num_point_embeddings; ++i)
     point_embed_->push_back(torch::nn::Embedding(1, config.hidden_size));
 }
@@ -110,7 +102,7 @@ torch::Tensor SamPromptEncoderImpl::embed_points(torch::Tensor points, torch::Te
   }
   const auto is = [label = labels.unsqueeze(-1)](int kind) { return label == kind; };
   auto embedding = torch::where(is(kNoPoint), not_a_point_embed_->weight, position(points));
-  embedding = embedding.masked_fill(is(kPadding), 0);
+  embedding = embedding.masked_fill(is(kPaddingPoint), 0);
   for (const int kind : {0, 1})
     embedding =
         embedding + is(kind).to(embedding.scalar_type()) * point_embedding(static_cast<std::size_t>(kind));
@@ -122,4 +114,4 @@ torch::Tensor SamPromptEncoderImpl::embed_boxes(const torch::Tensor& boxes) {
   return position(corners) + torch::cat({point_embedding(2), point_embedding(3)});
 }
 
-}  // namespace ddprun::models
+}  // namespace ddprun::sam

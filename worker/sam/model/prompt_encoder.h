@@ -7,9 +7,9 @@
 
 #include "worker/sam/model/layers.h"
 
-namespace ddprun::models {
+namespace ddprun::sam {
 
-/// Places as sines and cosines of random frequencies (Tancik et al. 2020), which are fixed: a buffer.
+/// Encodes places as sines and cosines of fixed random frequencies (Tancik et al. 2020).
 class SamPositionalEmbeddingImpl : public torch::nn::Module {
  public:
   explicit SamPositionalEmbeddingImpl(std::int64_t features);
@@ -18,7 +18,7 @@ class SamPositionalEmbeddingImpl : public torch::nn::Module {
   /// returns  [..., 2 * features] of the frequencies' type, computed in float at least
   torch::Tensor forward(const torch::Tensor& place);
 
-  /// Of the middles of a grid's cells, row by row: [1, 1, side * side, 2 * features].
+  /// Encodes the centres of a grid's cells, row by row: [1, 1, side * side, 2 * features].
   torch::Tensor of_grid(std::int64_t side);
 
  private:
@@ -26,7 +26,7 @@ class SamPositionalEmbeddingImpl : public torch::nn::Module {
 };
 TORCH_MODULE(SamPositionalEmbedding);
 
-/// From a mask to channels for every patch.
+/// Encodes a mask to channels for every patch.
 class SamMaskEmbeddingImpl : public torch::nn::Module {
  public:
   explicit SamMaskEmbeddingImpl(const SamConfig::PromptEncoder& config);
@@ -42,12 +42,12 @@ class SamMaskEmbeddingImpl : public torch::nn::Module {
 };
 TORCH_MODULE(SamMaskEmbedding);
 
-/// What is to be segmented; undefined tensors: no such prompts. Coordinates are pixels of the model's frame.
+/// What to segment; undefined tensors: no such prompts. Coordinates are pixels in the model's frame.
 struct SamPrompts {
   torch::Tensor points = {};  ///< [B, P, N, 2], x and y
-  torch::Tensor labels =
-      {};  ///< [B, P, N]: 1 foreground, 0 background, -1 no point, -10 padding; undefined: all 1
-  torch::Tensor boxes = {};  ///< [B, P, 4], the corners at the top left and the bottom right
+  /// [B, P, N]: 1 foreground, 0 background, -1 no point, -10 padding; undefined: all 1
+  torch::Tensor labels = {};
+  torch::Tensor boxes = {};  ///< [B, P, 4], top left and bottom right corner
   torch::Tensor masks = {};  ///< float [B, 1, 4 grid, 4 grid], logits
 };
 
@@ -56,7 +56,7 @@ class SamPromptEncoderImpl : public torch::nn::Module {
   /// positions  shared with the image
   SamPromptEncoderImpl(const SamConfig::PromptEncoder& config, SamPositionalEmbedding positions);
 
-  /// returns  float [B, P, N', hidden_size]: the points, one more for none if there are no boxes, and two
+  /// returns  float [B, P, N', hidden_size]: the points, plus a "no point" if there are no boxes, and two
   /// corners of
   ///          each box; undefined without points and boxes
   torch::Tensor sparse(const SamPrompts& prompts);
@@ -79,4 +79,4 @@ class SamPromptEncoderImpl : public torch::nn::Module {
 };
 TORCH_MODULE(SamPromptEncoder);
 
-}  // namespace ddprun::models
+}  // namespace ddprun::sam

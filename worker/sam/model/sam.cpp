@@ -7,11 +7,11 @@
 #include <stdexcept>
 #include <string>
 
-namespace ddprun::models {
+namespace ddprun::sam {
 namespace {
 
 const SamConfig& checked(const SamConfig& config) {
-  if (const auto line = misfit(config); !line.empty()) throw std::invalid_argument("SamConfig: " + line);
+  if (const auto line = problem(config); !line.empty()) throw std::invalid_argument("SamConfig: " + line);
   return config;
 }
 
@@ -44,14 +44,12 @@ void freeze(const torch::nn::Module& module) {
 
 SamImpl::SamImpl(const SamConfig& config)
     : config_(checked(config)),
-      shared_image_embedding_(config.vision.num_pos_feats),
-      vision_encoder_(config.vision),
-      prompt_encoder_(config.prompt_encoder, shared_image_embedding_),
-      mask_decoder_(config.mask_decoder) {
-  register_module("shared_image_embedding", shared_image_embedding_);
-  register_module("vision_encoder", vision_encoder_);
-  register_module("prompt_encoder", prompt_encoder_);
-  register_module("mask_decoder", mask_decoder_);
+      shared_image_embedding_(
+          register_module("shared_image_embedding", SamPositionalEmbedding(config.vision.num_pos_feats))),
+      vision_encoder_(register_module("vision_encoder", SamVisionEncoder(config.vision))),
+      prompt_encoder_(register_module("prompt_encoder",
+                                      SamPromptEncoder(config.prompt_encoder, shared_image_embedding_))),
+      mask_decoder_(register_module("mask_decoder", SamMaskDecoder(config.mask_decoder))) {
   draw_weights();
 }
 
@@ -97,4 +95,4 @@ void SamImpl::check_prompts(const SamPrompts& prompts, std::int64_t images) cons
 void SamImpl::freeze_encoder() { freeze(*vision_encoder_); }
 void SamImpl::freeze_prompt_encoder() { freeze(*prompt_encoder_); }
 
-}  // namespace ddprun::models
+}  // namespace ddprun::sam

@@ -7,37 +7,37 @@
 #include "worker/sam/model/prompt_encoder.h"
 #include "worker/sam/model/vision_encoder.h"
 
-namespace ddprun::models {
+namespace ddprun::sam {
 
-/// Segment Anything (Kirillov et al. 2023), with the names of transformers' SamModel for its parameters and
-/// buffers, so that weights go both ways. The frequencies of positions, which transformers has under two
-/// names and of late as a parameter, are one buffer here, as in the authors' code.
+/// Segment Anything (Kirillov et al. 2023). Parameters and buffers have the names of transformers' SamModel,
+/// so weights can be exchanged. The frequencies of positions, which transformers lists under two names and
+/// lately as a parameter, are one buffer, as in the authors' code.
 class SamImpl : public torch::nn::Module {
  public:
-  /// New weights: normal with config.initializer_range, but frequencies with 1, as its authors have it;
+  /// Draws new weights: normal with config.initializer_range, frequencies with 1 as in the authors' code;
   /// biases and positions 0.
   ///
-  /// throws  std::invalid_argument if misfit(config) has something to say
+  /// throws  std::invalid_argument if problem(config) is not empty
   explicit SamImpl(const SamConfig& config = {});
 
   const SamConfig& config() const { return config_; }
 
   /// image    float [B, 3, image_size, image_size]
-  /// prompts  for each image P of them
+  /// prompts  P for each image
   /// returns  masks and scores for every prompt
-  /// throws   std::invalid_argument naming the tensor whose shape does not fit
+  /// throws   std::invalid_argument naming a tensor of the wrong shape
   SamOutput forward(const torch::Tensor& image, const SamPrompts& prompts, bool multimask = true);
 
-  /// The two halves of forward(), for more than one question about an image.
+  /// The two halves of forward(), for several prompts about the same image.
   ///
   /// returns  float [B, output_channels, grid, grid], as transformers' get_image_embeddings()
   torch::Tensor image_embeddings(const torch::Tensor& image);
   SamOutput decode(const torch::Tensor& image_embeddings, const SamPrompts& prompts, bool multimask = true);
 
-  /// The image encoder's layers run a second time in backward instead of keeping what it needs.
+  /// Recomputes the image encoder's layers in backward instead of storing what backward needs.
   void set_gradient_checkpointing(bool on) { vision_encoder_->set_gradient_checkpointing(on); }
 
-  /// These are not trained. A frozen image encoder keeps nothing for backward.
+  /// Excludes parts from training. A frozen image encoder stores nothing for backward.
   void freeze_encoder();
   void freeze_prompt_encoder();
 
@@ -53,4 +53,4 @@ class SamImpl : public torch::nn::Module {
 };
 TORCH_MODULE(Sam);
 
-}  // namespace ddprun::models
+}  // namespace ddprun::sam

@@ -5,25 +5,28 @@
 #include <string>
 #include <vector>
 
-namespace ddprun::models {
+namespace ddprun::sam {
 
-/// A transformer's activation functions, named as in transformers' configurations.
+/// Activation functions, named as in transformers' configurations.
 enum class Activation { kGelu, kRelu };
 
-/// The shape of a SAM (Kirillov et al. 2023), with the names and defaults of transformers' config.json; as it
-/// is, SAM base.
+/// Label and coordinates that pad the prompt of an image with fewer points than others of its batch.
+constexpr int kPaddingPoint = -10;
+
+/// The shape of a SAM (Kirillov et al. 2023), with the names and defaults of transformers' config.json: SAM
+/// base.
 struct SamConfig {
   struct Vision {
     std::int64_t hidden_size = 768, num_hidden_layers = 12, num_attention_heads = 12, mlp_dim = 3072;
     std::int64_t num_channels = 3, image_size = 1024, patch_size = 16, output_channels = 256;
-    std::int64_t window_size = 14;  ///< patches of a side; 0: attention over all of the image in every layer
-    std::vector<std::int64_t> global_attn_indexes = {2, 5, 8, 11};  ///< layers without windows
+    std::int64_t window_size = 14;  ///< patches per side; 0: global attention in every layer
+    std::vector<std::int64_t> global_attn_indexes = {2, 5, 8, 11};  ///< layers with global attention
     std::int64_t num_pos_feats = 128;
     bool qkv_bias = true, use_abs_pos = true, use_rel_pos = true;
     Activation hidden_act = Activation::kGelu;
     double layer_norm_eps = 1e-6;
 
-    std::int64_t grid() const { return image_size / patch_size; }  ///< patches of a side
+    std::int64_t grid() const { return image_size / patch_size; }  ///< patches per side
   };
   struct PromptEncoder {
     std::int64_t hidden_size = 256, image_size = 1024, patch_size = 16;
@@ -42,31 +45,31 @@ struct SamConfig {
   Vision vision = {};
   PromptEncoder prompt_encoder = {};
   MaskDecoder mask_decoder = {};
-  /// Of new weights in all parts. The vision part's own initializer_range is not used: it is 1e-10 in
-  /// released files, with which a model trained from scratch does not see its image.
+  /// For new weights in all parts. Ignores the vision part's initializer_range: released files have 1e-10,
+  /// with which a model trained from scratch would not see its image.
   double initializer_range = 0.02;
 
   static SamConfig base() { return {}; }
   static SamConfig large();
   static SamConfig huge();
 
-  /// Pixels of a side of the masks: four for each patch.
+  /// Pixels per side of the masks: four for each patch.
   std::int64_t mask_size() const { return 4 * vision.grid(); }
 };
 
-/// Empty if a model can have this shape, else what is wrong, with the key: "vision_config.hidden_size: ...".
-std::string misfit(const SamConfig& config);
+/// What is wrong with this shape, with the key: "vision_config.hidden_size: ..."; empty: nothing.
+std::string problem(const SamConfig& config);
 
-/// From a config.json of transformers' SamModel; what it does not say is transformers' default. Keys that do
-/// not concern the model's shape are ignored.
+/// Reads a config.json of transformers' SamModel, with transformers' defaults for missing keys. Ignores keys
+/// that do not concern the model's shape.
 ///
 /// throws  IoError naming path, the key and what was expected
 SamConfig read_sam_config(const std::filesystem::path& path);
 
-/// The same of a text. path: the file to name
+/// The same from a text. path: the file to name in messages
 SamConfig parse_sam_config(const std::string& text, const std::filesystem::path& path);
 
-/// The same as a config.json that transformers reads.
+/// Writes it as a config.json that transformers reads.
 std::string to_json(const SamConfig& config);
 
-}  // namespace ddprun::models
+}  // namespace ddprun::sam

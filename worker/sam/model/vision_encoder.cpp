@@ -6,14 +6,14 @@
 
 #include "worker/models/recompute.h"
 
-namespace ddprun::models {
+namespace ddprun::sam {
 namespace {
 
 torch::nn::Conv2d without_bias(std::int64_t in, std::int64_t out, std::int64_t kernel) {
   return torch::nn::Conv2d(torch::nn::Conv2dOptions(in, out, kernel).padding(kernel / 2).bias(false));
 }
 
-/// The layers' window: 0 where attention is over the whole image.
+/// The layer's window; 0: global attention.
 std::int64_t window_of(const SamConfig::Vision& config, std::int64_t layer) {
   const auto& global = config.global_attn_indexes;
   return std::find(global.begin(), global.end(), layer) == global.end() ? config.window_size : 0;
@@ -28,8 +28,7 @@ SamPatchEmbeddingsImpl::SamPatchEmbeddingsImpl(const SamConfig::Vision& config)
 }
 
 torch::Tensor SamPatchEmbeddingsImpl::forward(const torch::Tensor& image_BCHW) {
-  // As a product of matrices: a convolution would have to be turned from [B, C, H, W] to [B, H, W, C]
-  // afterwards.
+  // A matrix product, because a convolution's [B, C, H, W] would have to be permuted to [B, H, W, C].
   const auto channels = image_BCHW.size(1), side = projection_->weight.size(3),
              grid = image_BCHW.size(2) / side;
   const auto patches = image_BCHW.reshape({image_BCHW.size(0), channels, grid, side, grid, side})
@@ -39,15 +38,10 @@ torch::Tensor SamPatchEmbeddingsImpl::forward(const torch::Tensor& image_BCHW) {
 }
 
 SamVisionLayerImpl::SamVisionLayerImpl(const SamConfig::Vision& config, std::int64_t window)
-    : layer_norm1_(layer_norm(config.hidden_size, config.layer_norm_eps)),
-      attn_(config, window),
-      layer_norm2_(layer_norm(config.hidden_size, config.layer_norm_eps)),
-      mlp_(config.hidden_size, config.mlp_dim, config.hidden_act) {
-  register_module("layer_norm1", layer_norm1_);
-  register_module("attn", attn_);
-  register_module("layer_norm2", layer_norm2_);
-  register_module("mlp", mlp_);
-}
+    : layer_norm1_(register_module("layer_norm1", layer_norm(config.hidden_size, config.layer_norm_eps))),
+      attn_(register_module("attn", VisionAttention(config, window))),
+      layer_norm2_(register_module("layer_norm2", layer_norm(config.hidden_size, config.layer_norm_eps))),
+      mlp_(register_module("mlp", SamMlp(config.hidden_size, config.mlp_dim, config.hidden_act))) {}
 
 torch::Tensor SamVisionLayerImpl::forward(const torch::Tensor& x_BHWC) {
   const auto y_BHWC = x_BHWC + attn_(layer_norm1_(x_BHWC));
@@ -55,15 +49,10 @@ torch::Tensor SamVisionLayerImpl::forward(const torch::Tensor& x_BHWC) {
 }
 
 SamVisionNeckImpl::SamVisionNeckImpl(const SamConfig::Vision& config)
-    : conv1_(without_bias(config.hidden_size, config.output_channels, 1)),
-      layer_norm1_(layer_norm(config.output_channels, 1e-6)),
-      conv2_(without_bias(config.output_channels, config.output_channels, 3)),
-      layer_norm2_(layer_norm(config.output_channels, 1e-6)) {
-  register_module("conv1", conv1_);
-  register_module("layer_norm1", layer_norm1_);
-  register_module("conv2", conv2_);
-  register_module("layer_norm2", layer_norm2_);
-}
+    : conv1_(register_module("conv1", without_bias(config.hidden_size, config.output_channels, 1))),
+      layer_norm1_(register_module("layer_norm1", layer_norm(config.output_channels, 1e-6))),
+      conv2_(register_module("conv2", without_bias(config.output_channels, config.output_channels, 3))),
+      layer_norm2_(register_module("layer_norm2", layer_norm(config.output_channels, 1e-6))) {}
 
 torch::Tensor SamVisionNeckImpl::forward(const torch::Tensor& x_BHWC) {
   const auto y_BHWC = layer_norm1_(torch::linear(x_BHWC, conv1_->weight.flatten(1)));
@@ -71,13 +60,12 @@ torch::Tensor SamVisionNeckImpl::forward(const torch::Tensor& x_BHWC) {
 }
 
 SamVisionEncoderImpl::SamVisionEncoderImpl(const SamConfig::Vision& config)
-    : patch_embed_(config), neck_(config) {
-  register_module("patch_embed", patch_embed_);
+    : patch_embed_(register_module("patch_embed", SamPatchEmbeddings(config))),
+      layers_(register_module("layers", torch::nn::ModuleList())),
+      neck_(register_module("neck", SamVisionNeck(config))) {
   if (config.use_abs_pos)
     pos_embed_ =
         register_parameter("pos_embed", torch::zeros({1, config.grid(), config.grid(), config.hidden_size}));
-  register_module("layers", layers_);
-  register_module("neck", neck_);
   for (std::int64_t i = 0; i < config.num_hidden_layers; ++i)
     layers_->push_back(SamVisionLayer(config, window_of(config, i)));
 }
@@ -88,11 +76,11 @@ torch::Tensor SamVisionEncoderImpl::forward(const torch::Tensor& image_BCHW) {
   for (const auto& module : *layers_) {
     auto* layer = module->as<SamVisionLayer>();
     x_BHWC = checkpoints_gradients_
-                 ? recomputed([layer](const torch::Tensor& x) { return layer->forward(x); }, x_BHWC,
-                              layer->parameters())
+                 ? models::recomputed([layer](const torch::Tensor& x) { return layer->forward(x); }, x_BHWC,
+                                      layer->parameters())
                  : layer->forward(x_BHWC);
   }
   return neck_(x_BHWC);
 }
 
-}  // namespace ddprun::models
+}  // namespace ddprun::sam

@@ -7,9 +7,9 @@
 #include "worker/sam/model/layers.h"
 #include "worker/sam/model/vision_attention.h"
 
-namespace ddprun::models {
+namespace ddprun::sam {
 
-/// Cuts a picture into patches and gives each its channels.
+/// Cuts a picture into patches and embeds them.
 class SamPatchEmbeddingsImpl : public torch::nn::Module {
  public:
   explicit SamPatchEmbeddingsImpl(const SamConfig::Vision& config);
@@ -23,7 +23,7 @@ class SamPatchEmbeddingsImpl : public torch::nn::Module {
 };
 TORCH_MODULE(SamPatchEmbeddings);
 
-/// One block of the image encoder's transformer: attention and a small net, each after a norm and beside a
+/// A block of the image encoder's transformer: attention and an MLP, each with a norm before it and a
 /// shortcut.
 class SamVisionLayerImpl : public torch::nn::Module {
  public:
@@ -41,7 +41,7 @@ class SamVisionLayerImpl : public torch::nn::Module {
 };
 TORCH_MODULE(SamVisionLayer);
 
-/// Two convolutions with norms, to the channels of the decoder.
+/// Two convolutions with norms, to the decoder's channels.
 class SamVisionNeckImpl : public torch::nn::Module {
  public:
   explicit SamVisionNeckImpl(const SamConfig::Vision& config);
@@ -67,7 +67,7 @@ class SamVisionEncoderImpl : public torch::nn::Module {
   /// returns     float [B, grid, grid, output_channels]
   torch::Tensor forward(const torch::Tensor& image_BCHW);
 
-  /// Whether the layers keep nothing for their backward and run again in it.
+  /// Makes the layers store nothing for backward and run again in it.
   void set_gradient_checkpointing(bool on) { checkpoints_gradients_ = on; }
 
  private:
@@ -79,4 +79,4 @@ class SamVisionEncoderImpl : public torch::nn::Module {
 };
 TORCH_MODULE(SamVisionEncoder);
 
-}  // namespace ddprun::models
+}  // namespace ddprun::sam

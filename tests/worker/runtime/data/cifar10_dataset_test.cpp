@@ -4,7 +4,7 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
-#include <ddprun/data/locate.h>
+#include <ddprun/data/find_dataset.h>
 #include "tests/support/catch.h"
 
 namespace fs = std::filesystem;
@@ -124,7 +124,7 @@ TEST_CASE("CIFAR-10 refuses wrong files, naming file, record, what was expected 
 }
 
 TEST_CASE("CIFAR-10 itself is read whole", "[cifar10_dataset]") {
-  const auto folder = data::locate("cifar10");
+  const auto folder = data::find_dataset("cifar10");
   if (!folder) test::skip("CIFAR-10 (scripts/get_data.sh cifar10) is not there");
   const auto train = read_cifar10(*folder, Part::kTrain), test = read_cifar10(*folder, Part::kTest);
   CHECK(train.labels_N.bincount().eq(5000).all().item<bool>());

@@ -6,7 +6,7 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
-#include <ddprun/data/locate.h>
+#include <ddprun/data/find_dataset.h>
 #include "tests/support/catch.h"
 
 namespace fs = std::filesystem;
@@ -170,7 +170,7 @@ TEST_CASE("dataset names what is missing", "[idx_dataset]") {
 }
 
 TEST_CASE("dataset reads Fashion-MNIST whole", "[idx_dataset]") {
-  const auto folder = data::locate("fashion-mnist");
+  const auto folder = data::find_dataset("fashion-mnist");
   if (!folder) test::skip("Fashion-MNIST (package dataset-fashion-mnist) is not installed");
   const IdxDataset train(*folder, Part::kTrain, 0.1307f, 0.3081f),
       test(*folder, Part::kTest, 0.1307f, 0.3081f);

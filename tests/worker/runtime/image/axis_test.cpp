@@ -3,7 +3,6 @@
 #include <cmath>
 #include <limits>
 
-#include <ddprun/image/curve.h>
 #include "tests/support/catch.h"
 
 namespace ddprun::image {

@@ -1,4 +1,3 @@
-#include <ddprun/image/jpeg.h>
 
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -56,7 +55,7 @@ TEST_CASE("a JPEG file that is cut off or no JPEG is refused", "[jpeg]") {
     }
   }
   CHECK_THROWS_WITH(decode_jpeg("GIF89a", "a.jpg"),
-                    ContainsSubstring("a.jpg: is no JPEG file that can be read: "));
+                    ContainsSubstring("a.jpg: is not a readable JPEG file: "));
   CHECK_THROWS_WITH(decode_jpeg(bytes, "a.jpg", 19 * 11 - 1), ContainsSubstring("too many pixels"));
   CHECK_THROWS_WITH(read_image(kJpegGolden / "cmyk.jpg"),
                     ContainsSubstring("it has 4 channels, expected 1 or 3"));

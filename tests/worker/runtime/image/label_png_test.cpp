@@ -43,7 +43,8 @@ TEST_CASE("a mask that is cut off, damaged or no PNG is refused", "[png]") {
   auto damaged = bytes;
   damaged[bytes.size() / 2] = static_cast<char>(damaged[bytes.size() / 2] ^ 1);
   CHECK_THROWS_AS(decode_png_labels(damaged, "a.png"), IoError);
-  CHECK_THROWS_WITH(decode_png_labels("GIF89a", "a.png"), ContainsSubstring("a.png: is no PNG file"));
+  CHECK_THROWS_WITH(decode_png_labels("GIF89a", "a.png"),
+                    ContainsSubstring("a.png: is not a readable PNG file"));
 }
 
 TEST_CASE("too many pixels are counted in the message", "[png]") {
@@ -53,7 +54,7 @@ TEST_CASE("too many pixels are counted in the message", "[png]") {
                     ContainsSubstring("it has too many pixels, 7 x 5, expected at most 34 in all"));
 }
 
-TEST_CASE("a picture's kind is told by how it begins, not by its name", "[read_image]") {
+TEST_CASE("a picture's kind is told by its content, not by its name", "[read_image]") {
   const TempDir dir;
   const auto misnamed = dir.path() / "photo.png";
   write_file_atomic(misnamed, read_file(kLabelPngGolden / "picture.jpg"));
@@ -61,7 +62,7 @@ TEST_CASE("a picture's kind is told by how it begins, not by its name", "[read_i
   CHECK((jpeg.width == 30 && jpeg.height == 20 && jpeg.channels == 3));
   CHECK(read_image(kLabelPngGolden / "grey_8.png").channels == 1);
   CHECK_THROWS_WITH(read_image(misnamed, 599),
-                    ContainsSubstring("photo.png: is no JPEG file that can be read: it "
+                    ContainsSubstring("photo.png: is not a readable JPEG file: it "
                                       "has too many pixels, 30 x 20, expected at most 599"));
 }
 
@@ -87,8 +88,7 @@ TEST_CASE("a file's header tells its size", "[read_image]") {
 
 TEST_CASE("a file that is no picture is refused", "[read_image]") {
   CHECK_THROWS_WITH(decode_image("", "a.png"), "a.png: is empty, expected a PNG or JPEG image");
-  CHECK_THROWS_WITH(decode_image("II*", "a.tif"),
-                    "a.tif: is neither a PNG nor a JPEG image, by how it begins");
+  CHECK_THROWS_WITH(decode_image("II*", "a.tif"), "a.tif: is neither a PNG nor a JPEG image");
   const auto jpeg = read_file(kLabelPngGolden / "picture.jpg");
   CHECK_THROWS_AS(decode_image(std::string_view(jpeg).substr(0, jpeg.size() / 2), "a.jpg"), IoError);
   CHECK_THROWS_AS(read_image("/no/such/file.png"), IoError);

@@ -80,8 +80,7 @@ TEST_CASE("a file that is cut off or damaged is refused, wherever", "[png]") {
     } catch (const IoError&) {
     }
   }
-  CHECK_THROWS_WITH(decode_png("GIF89a", "a.png"),
-                    ContainsSubstring("a.png: is no PNG file that can be read: "));
+  CHECK_THROWS_WITH(decode_png("GIF89a", "a.png"), ContainsSubstring("a.png: is not a readable PNG file: "));
 }
 
 TEST_CASE("a picture too large to hold is refused before it is read", "[png]") {

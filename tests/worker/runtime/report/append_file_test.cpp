@@ -1,4 +1,4 @@
-#include <ddprun/report/append_file.h>
+#include <ddprun/report/metric_sink.h>
 
 #include <sys/resource.h>
 

@@ -1,4 +1,4 @@
-#include <ddprun/report/csv_sink.h>
+#include <ddprun/report/metric_sink.h>
 
 #include <cmath>
 #include <limits>

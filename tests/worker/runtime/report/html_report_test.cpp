@@ -4,7 +4,6 @@
 
 #include <ddprun/image/line_chart.h>
 #include <ddprun/image/png.h>
-#include <ddprun/report/html_text.h>
 #include "tests/support/browser.h"
 #include "tests/support/catch.h"
 

@@ -1,4 +1,4 @@
-#include <ddprun/report/jsonl_sink.h>
+#include <ddprun/report/metric_sink.h>
 
 #include <limits>
 #include <nlohmann/json.hpp>

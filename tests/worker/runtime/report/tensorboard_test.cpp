@@ -5,7 +5,6 @@
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
 #include <ddprun/image/png.h>
-#include <ddprun/report/tensorboard_event.h>
 #include <ddprun/report/tensorboard_sink.h>
 #include "tests/support/catch.h"
 #include "tests/support/python.h"

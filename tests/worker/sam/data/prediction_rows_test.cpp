@@ -5,7 +5,8 @@
 
 #include "tests/support/catch.h"
 
-namespace ddprun::image {
+namespace ddprun::sam {
+using namespace image;
 namespace {
 
 /// Whether the pixel is nearly of this colour.
@@ -92,4 +93,4 @@ TEST_CASE("what cannot be drawn is refused", "[prediction_rows]") {
 }
 
 }  // namespace
-}  // namespace ddprun::image
+}  // namespace ddprun::sam

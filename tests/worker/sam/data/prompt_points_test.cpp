@@ -6,10 +6,9 @@
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
 #include "tests/support/catch.h"
-#include "worker/sam/data/npy.h"
 
 using namespace ddprun;
-using ddprun::data::read_points;
+using ddprun::sam::read_points;
 using ddprun::test::ContainsSubstring;
 
 namespace {
@@ -36,7 +35,7 @@ std::string error_of(const std::string& text, std::int64_t images = 3) {
 }
 
 nlohmann::json decoded(const std::filesystem::path& path) {
-  const auto table = data::decode_npy(read_file(path), path);
+  const auto table = sam::decode_npy(read_file(path), path);
   auto rows = nlohmann::json::array();
   for (std::int64_t row = 0; row < table.rows; ++row) {
     const auto begin = table.values.begin() + row * table.columns;
@@ -139,28 +138,28 @@ TEST_CASE("a NumPy file of another kind is refused", "[npy]") {
 TEST_CASE("a NumPy file that is cut off or damaged is refused or read, never worse", "[npy]") {
   const auto bytes = read_file(kPointsGolden / "f4.npy");
   for (std::size_t size = 0; size < bytes.size(); ++size)
-    CHECK_THROWS_AS(data::decode_npy(std::string_view(bytes).substr(0, size), "a.npy"), IoError);
-  CHECK_THROWS_WITH(data::decode_npy(bytes + "x", "a.npy"),
+    CHECK_THROWS_AS(sam::decode_npy(std::string_view(bytes).substr(0, size), "a.npy"), IoError);
+  CHECK_THROWS_WITH(sam::decode_npy(bytes + "x", "a.npy"),
                     "a.npy: holds 49 bytes of values, expected 4 x 3 numbers of 4 bytes");
   for (std::size_t i = 0; i < 128; ++i)
     for (const char value : {'\0', '9', '(', '\xff'}) {
       auto damaged = bytes;
       damaged[i] = value;
       try {
-        data::decode_npy(damaged, "a.npy");
+        sam::decode_npy(damaged, "a.npy");
       } catch (const IoError&) {
       }
     }
 }
 
 TEST_CASE("points of the command line are X,Y and perhaps a label", "[prompt_points]") {
-  const auto point = data::parse_point("12, 37.5");
+  const auto point = sam::parse_point("12, 37.5");
   CHECK((point.x == 12 && point.y == 37.5 && point.foreground));
-  CHECK(!data::parse_point("1,2,0").foreground);
+  CHECK(!sam::parse_point("1,2,0").foreground);
   for (const std::string text : {"", "1", "1,2,3", "1,2,0,0", "a,2", "-1,2", "1;2", "1,", "inf,2"})
     CHECK_THROWS_WITH(
-        data::parse_point(text),
+        sam::parse_point(text),
         "--point: expected X,Y or X,Y,LABEL, pixels from the top left and 1 (foreground) or 0, got '" + text +
             "'");
-  CHECK_THROWS_AS(data::parse_point("x"), UsageError);
+  CHECK_THROWS_AS(sam::parse_point("x"), UsageError);
 }

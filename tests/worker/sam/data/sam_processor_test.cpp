@@ -14,8 +14,8 @@
 
 using namespace ddprun;
 using namespace ddprun::test;
-using data::ImageSize;
-using data::SamProcessor;
+using sam::ImageSize;
+using sam::SamProcessor;
 
 namespace {
 
@@ -155,7 +155,7 @@ TEST_CASE("points of several images are padded to as many as the most with -10",
   const auto a = torch::tensor({{1.0, 2.0}}), b = torch::tensor({{3.0, 4.0}, {5.0, 6.0}, {7.0, 8.0}});
   const auto none = torch::zeros({0, 2});
   const auto ones = [](std::int64_t count) { return torch::ones({count}, torch::kInt64); };
-  const auto padded = data::pad_points({a, b, none}, {ones(1), ones(3), ones(0)});
+  const auto padded = sam::pad_points({a, b, none}, {ones(1), ones(3), ones(0)});
   REQUIRE(padded.points.sizes() == torch::IntArrayRef({3, 1, 3, 2}));
   CHECK(padded.points[0][0].equal(
       torch::tensor({1.0, 2.0, -10.0, -10.0, -10.0, -10.0}, torch::kDouble).view({3, 2})));
@@ -163,11 +163,11 @@ TEST_CASE("points of several images are padded to as many as the most with -10",
   CHECK((padded.points[2] == -10).all().item<bool>());
   CHECK(padded.labels.equal(
       torch::tensor({1, -10, -10, 1, 1, 1, -10, -10, -10}, torch::kInt64).view({3, 1, 3})));
-  CHECK(data::pad_points({none, none}, {ones(0), ones(0)})
+  CHECK(sam::pad_points({none, none}, {ones(0), ones(0)})
             .labels.equal(torch::full({2, 1, 1}, -10, torch::kInt64)));
-  CHECK_THROWS_WITH(data::pad_points({a}, {ones(2)}),
+  CHECK_THROWS_WITH(sam::pad_points({a}, {ones(2)}),
                     ContainsSubstring("expected 1 labels of image 0, got 2"));
-  CHECK_THROWS_WITH(data::pad_points({a}, {}), ContainsSubstring("expected labels of 1 images, got 0"));
+  CHECK_THROWS_WITH(sam::pad_points({a}, {}), ContainsSubstring("expected labels of 1 images, got 0"));
 }
 
 TEST_CASE("sizes that no image has are refused", "[sam_processor]") {

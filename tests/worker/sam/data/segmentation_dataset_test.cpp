@@ -13,7 +13,7 @@
 
 using namespace ddprun;
 using ddprun::data::Batch;
-using ddprun::data::SegmentationDataset;
+using ddprun::sam::SegmentationDataset;
 using ddprun::test::ContainsSubstring;
 using ddprun::test::SegmentationFolder;
 using torch::Tensor;
@@ -22,7 +22,7 @@ namespace {
 
 using Shape = std::vector<std::int64_t>;
 
-const data::SamProcessor kProcessor({.image_size = 64, .mask_size = 16});
+const sam::SamProcessor kProcessor({.image_size = 64, .mask_size = 16});
 
 struct Images : SegmentationFolder {
   Images() {
@@ -66,21 +66,21 @@ TEST_CASE("a batch holds images of any sizes in the model's frame and at their o
   CHECK(batch.target.sizes().vec() == Shape{2, 1, 16, 16});
   REQUIRE(batch.extra.size() == 4 + 2);
   REQUIRE(batch.shown.size() == 2);
-  CHECK(data::points_of(batch).sizes().vec() == Shape{2, 1, 2, 2});
-  CHECK(data::points_of(batch).scalar_type() == torch::kFloat);
-  CHECK(data::point_labels_of(batch).equal(torch::tensor({1, -10, 1, 0}, torch::kInt64).view({2, 1, 2})));
-  CHECK(data::original_sizes_of(batch).equal(torch::tensor({48, 16, 20, 30}, torch::kInt64).view({2, 2})));
-  CHECK(data::resized_sizes_of(batch).equal(torch::tensor({64, 21, 43, 64}, torch::kInt64).view({2, 2})));
-  CHECK(data::truth_of(batch, 0).equal(left_third(48, 16)));
-  CHECK(data::truth_of(batch, 1).equal(left_third(20, 30)));
-  CHECK(data::picture_of(batch, 0).sizes().vec() == Shape{48, 16, 3});
-  CHECK(data::picture_of(batch, 1)[2][4][0].item<int>() == 4 * 7 + 2 * 3);
+  CHECK(sam::points_of(batch).sizes().vec() == Shape{2, 1, 2, 2});
+  CHECK(sam::points_of(batch).scalar_type() == torch::kFloat);
+  CHECK(sam::point_labels_of(batch).equal(torch::tensor({1, -10, 1, 0}, torch::kInt64).view({2, 1, 2})));
+  CHECK(sam::original_sizes_of(batch).equal(torch::tensor({48, 16, 20, 30}, torch::kInt64).view({2, 2})));
+  CHECK(sam::resized_sizes_of(batch).equal(torch::tensor({64, 21, 43, 64}, torch::kInt64).view({2, 2})));
+  CHECK(sam::truth_of(batch, 0).equal(left_third(48, 16)));
+  CHECK(sam::truth_of(batch, 1).equal(left_third(20, 30)));
+  CHECK(sam::picture_of(batch, 0).sizes().vec() == Shape{48, 16, 3});
+  CHECK(sam::picture_of(batch, 1)[2][4][0].item<int>() == 4 * 7 + 2 * 3);
 }
 
 TEST_CASE("points come as x, y in the model's frame", "[segmentation_dataset]") {
   const Images images;
   const auto batch = images.set({.points = images.points("0,5,3,1\n")}).get_batch({0});
-  const auto point = data::points_of(batch).flatten();
+  const auto point = sam::points_of(batch).flatten();
   CHECK(point[0].item<double>() == test::Approx(3 * 64. / 30));
   CHECK(point[1].item<double>() == test::Approx(5 * 43. / 20));
 }
@@ -100,7 +100,7 @@ TEST_CASE("what is right is the union of the instances that foreground points li
   const Images images;
   const auto truth = [&](const std::string& text) {
     const auto set = images.set({.points = images.points(text)});
-    return data::truth_of(set.get_batch({0}), 0);
+    return sam::truth_of(set.get_batch({0}), 0);
   };
   const auto left = left_third(20, 30), right = left.flip(1), none = torch::zeros_like(left);
   CHECK(truth("0,5,3,1\n").equal(left));
@@ -118,8 +118,8 @@ TEST_CASE("images without a point have one that is none", "[segmentation_dataset
   const Images images;
   const auto set = images.set({.points = images.points("0,5,3,1\n")});
   const auto batch = set.get_batch({1, 2});
-  CHECK(data::points_of(batch).equal(torch::full({2, 1, 1, 2}, -10.f)));
-  CHECK(data::point_labels_of(batch).equal(torch::full({2, 1, 1}, -10, torch::kInt64)));
+  CHECK(sam::points_of(batch).equal(torch::full({2, 1, 1, 2}, -10.f)));
+  CHECK(sam::point_labels_of(batch).equal(torch::full({2, 1, 1}, -10, torch::kInt64)));
 }
 
 TEST_CASE("points that are drawn lie in instances, other ones in every epoch", "[segmentation_dataset]") {
@@ -128,13 +128,13 @@ TEST_CASE("points that are drawn lie in instances, other ones in every epoch", "
   std::set<std::vector<float>> seen;
   for (std::int64_t epoch = 0; epoch < 20; ++epoch) {
     const auto batch = set.get_epoch_batch({0, 2}, epoch);
-    REQUIRE(data::point_labels_of(batch).eq(1).all().item<bool>());
-    const auto points = data::points_of(batch).view({2, 3, 2});
+    REQUIRE(sam::point_labels_of(batch).eq(1).all().item<bool>());
+    const auto points = sam::points_of(batch).view({2, 3, 2});
     const auto xs = points.select(2, 0).mul(30. / 64).round().to(torch::kLong);
     const auto ys = points.select(2, 1).mul(20. / 43).round().to(torch::kLong);
     for (std::int64_t i = 0; i < 2; ++i)
-      CHECK(data::truth_of(batch, i).index({ys[i], xs[i]}).eq(1).all().item<bool>());
-    CHECK(data::truth_of(batch, 1).sum().item<int>() == 100);
+      CHECK(sam::truth_of(batch, i).index({ys[i], xs[i]}).eq(1).all().item<bool>());
+    CHECK(sam::truth_of(batch, 1).sum().item<int>() == 100);
     seen.insert({points.const_data_ptr<float>(), points.const_data_ptr<float>() + points.numel()});
   }
   CHECK(seen.size() == 20);
@@ -144,10 +144,10 @@ TEST_CASE("each instance is drawn as often, whatever its size", "[segmentation_d
   const SegmentationFolder folder;
   folder.add_image("a.png", 100, 10);
   folder.add_mask("a.png", 100, 10, [](int x, int) { return x == 0 ? 9 : 200; });
-  const SegmentationDataset set(folder.path, data::SamProcessor({.image_size = 16, .mask_size = 4}), {});
+  const SegmentationDataset set(folder.path, sam::SamProcessor({.image_size = 16, .mask_size = 4}), {});
   int small = 0;
   for (std::int64_t epoch = 0; epoch < 300; ++epoch)
-    small += data::truth_of(set.get_epoch_batch({0}, epoch), 0).sum().item<int>() == 10 ? 1 : 0;
+    small += sam::truth_of(set.get_epoch_batch({0}, epoch), 0).sum().item<int>() == 10 ? 1 : 0;
   CHECK(small > 110);
   CHECK(small < 190);
 }
@@ -158,7 +158,7 @@ TEST_CASE("what is drawn depends on seed, epoch and index alone", "[segmentation
   const auto both = set.get_epoch_batch({0, 2}, 5);
   CHECK(equal(both, again.get_epoch_batch({0, 2}, 5)));
   CHECK(equal(both, again.get_epoch_batch({0, 2}, 5)));  // out of the cache
-  CHECK(data::points_of(set.get_epoch_batch({2}, 5))[0].equal(data::points_of(both)[1]));
+  CHECK(sam::points_of(set.get_epoch_batch({2}, 5))[0].equal(sam::points_of(both)[1]));
   CHECK(!equal(both, images.set({.seed = 4}).get_epoch_batch({0, 2}, 5)));
   CHECK(equal(set.get_batch({1}), again.get_batch({1})));
   CHECK(!equal(set.get_batch({0, 1, 2}), images.set({.seed = 4}).get_batch({0, 1, 2})));
@@ -179,7 +179,7 @@ TEST_CASE("batches for training and those for validation have their pictures", "
   const auto set = images.set();
   for (const auto& batch : {set.get_epoch_batch({0, 1, 2}, 0), set.get_batch({0, 1, 2})}) {
     REQUIRE(batch.shown.size() == 3);
-    CHECK(data::picture_of(batch, 1).sizes().vec() == Shape{48, 16, 3});
+    CHECK(sam::picture_of(batch, 1).sizes().vec() == Shape{48, 16, 3});
   }
 }
 
@@ -268,7 +268,7 @@ TEST_CASE("a header with more pixels than can be counted is refused before train
   const auto bytes = test::huge_png(0xffffffff, 0xffffffff);  // as a signed product: fewer than none
   write_file_atomic(images.path / "images/b.png", bytes);
   write_file_atomic(images.path / "masks/b.png", bytes);
-  CHECK_THROWS_WITH(images.set(), ContainsSubstring("images/b.png: is no PNG file that can be read"));
+  CHECK_THROWS_WITH(images.set(), ContainsSubstring("images/b.png: is not a readable PNG file"));
 }
 
 TEST_CASE("a FIFO among images or masks is refused at once", "[segmentation_dataset]") {
@@ -285,6 +285,6 @@ TEST_CASE("a very wide image is an example like another", "[segmentation_dataset
   const SegmentationDataset set(folder.path, kProcessor, {});
   const auto batch = set.get_batch({0});
   CHECK(batch.input.sizes().vec() == Shape{1, 3, 64, 64});
-  CHECK(data::resized_sizes_of(batch).equal(torch::tensor({{1, 64}}, torch::kInt64)));
+  CHECK(sam::resized_sizes_of(batch).equal(torch::tensor({{1, 64}}, torch::kInt64)));
   CHECK(batch.input.isfinite().all().item<bool>());
 }

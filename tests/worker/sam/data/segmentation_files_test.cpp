@@ -3,12 +3,12 @@
 #include <algorithm>
 
 #include <ddprun/common/errors.h>
-#include <ddprun/data/locate.h>
+#include <ddprun/data/find_dataset.h>
 #include "tests/support/catch.h"
 #include "tests/worker/sam/data/segmentation_folder.h"
 
 using namespace ddprun;
-using ddprun::data::find_segmentation_pairs;
+using ddprun::sam::find_segmentation_pairs;
 using ddprun::test::ContainsSubstring;
 using ddprun::test::huge_png;
 using ddprun::test::SegmentationFolder;
@@ -38,7 +38,7 @@ std::string finding(const SegmentationFolder& folder) {
 
 std::string reading(const SegmentationFolder& folder) {
   return error_of(folder, [&] {
-    for (const auto& pair : find_segmentation_pairs(folder.path)) data::read_segmented_image(pair);
+    for (const auto& pair : find_segmentation_pairs(folder.path)) sam::read_segmented_image(pair);
   });
 }
 
@@ -61,7 +61,7 @@ TEST_CASE("images are numbered by their names, whatever their kind, and found wi
   for (const auto& pair : pairs) names.push_back(pair.image.filename().string());
   CHECK(names == std::vector<std::string>{"B.PNG", "a10.png", "a2.png", "c.jpeg"});
   CHECK(pairs[3].masks == std::vector{folder.path / "masks/c.png"});
-  const auto image = data::read_segmented_image(pairs[3]);
+  const auto image = sam::read_segmented_image(pairs[3]);
   CHECK(image.picture.channels == 3);
   CHECK(image.instances.values[29] == 29);
 }
@@ -84,21 +84,21 @@ TEST_CASE("a folder for each image, with a file for each instance, is read too",
   const auto pairs = find_segmentation_pairs(folder.dir.path() / "bowl");
   REQUIRE(pairs.size() == 2);
   CHECK(pairs[0].image.filename() == "0a.png");
-  CHECK(data::read_segmented_image(pairs[1]).instances.values == std::vector<std::uint16_t>{0, 2, 0, 1});
+  CHECK(sam::read_segmented_image(pairs[1]).instances.values == std::vector<std::uint16_t>{0, 2, 0, 1});
   for (const auto* file : {"1.png", "2.png"})
     image::write_png(home / "7f/masks" / file, image::make_image(4, 1, 1));
   CHECK_THROWS_WITH(
-      data::read_segmented_image(pairs[1]),
+      sam::read_segmented_image(pairs[1]),
       (home / "7f/masks").string() + ": is empty: all pixels are 0, expected at least one instance");
 }
 
 TEST_CASE("the sample that comes with the programs is found and whole", "[segmentation_files]") {
-  const auto home = data::locate("nuclei-sample");
+  const auto home = data::find_dataset("nuclei-sample");
   REQUIRE(home);
   const auto pairs = find_segmentation_pairs(*home);
   REQUIRE(pairs.size() == 12);
   for (const auto& pair : pairs) {
-    const auto image = data::read_segmented_image(pair);
+    const auto image = sam::read_segmented_image(pair);
     CHECK((image.picture.width == 256 && image.picture.height == 256));
     CHECK(*std::max_element(image.instances.values.begin(), image.instances.values.end()) >= 8);
   }
@@ -127,7 +127,7 @@ TEST_CASE("images and masks that do not belong together are named", "[segmentati
   CHECK_THAT(finding(folder),
              ContainsSubstring("DIR: holds no images, expected the folders images/ and masks/"));
   fs::remove_all(folder.path);
-  CHECK(finding(folder) == "DIR: is no folder, expected one with images/ and masks/");
+  CHECK(finding(folder) == "DIR: is not a folder, expected one with images/ and masks/");
 }
 
 TEST_CASE("a mask of another size than its image is named with both sizes", "[segmentation_files]") {
@@ -152,19 +152,19 @@ TEST_CASE("a file that is cut off or no picture is named", "[segmentation_files]
   const auto image = folder.path / "images/a.png", mask = folder.path / "masks/a.png";
   const auto whole = read_file(image), whole_mask = read_file(mask);
   write_file_atomic(image, whole.substr(0, whole.size() / 2));
-  CHECK_THAT(reading(folder), ContainsSubstring("DIR/images/a.png: is no PNG file that can be read: "));
+  CHECK_THAT(reading(folder), ContainsSubstring("DIR/images/a.png: is not a readable PNG file: "));
   write_file_atomic(image, "hello");
-  CHECK(reading(folder) == "DIR/images/a.png: is neither a PNG nor a JPEG image, by how it begins");
+  CHECK(reading(folder) == "DIR/images/a.png: is neither a PNG nor a JPEG image");
   write_file_atomic(image, "");
   CHECK(reading(folder) == "DIR/images/a.png: is empty, expected a PNG or JPEG image");
   const auto jpeg = read_file(fs::path(DDPRUN_GOLDEN_DIR) / "png_labels/picture.jpg");
   write_file_atomic(image, jpeg.substr(0, jpeg.size() - 20));
-  CHECK_THAT(reading(folder), ContainsSubstring("DIR/images/a.png: is no JPEG file that can be read: "));
+  CHECK_THAT(reading(folder), ContainsSubstring("DIR/images/a.png: is not a readable JPEG file: "));
   write_file_atomic(image, whole);
   write_file_atomic(mask, whole_mask.substr(0, whole_mask.size() / 2));
-  CHECK_THAT(reading(folder), ContainsSubstring("DIR/masks/a.png: is no PNG file that can be read: "));
+  CHECK_THAT(reading(folder), ContainsSubstring("DIR/masks/a.png: is not a readable PNG file: "));
   write_file_atomic(mask, jpeg);
-  CHECK_THAT(reading(folder), ContainsSubstring("DIR/masks/a.png: is no PNG file that can be read: "));
+  CHECK_THAT(reading(folder), ContainsSubstring("DIR/masks/a.png: is not a readable PNG file: "));
 }
 
 TEST_CASE("an image of too many pixels is refused before it is read, a wide one is not",
@@ -173,10 +173,9 @@ TEST_CASE("an image of too many pixels is refused before it is read, a wide one 
   folder.add("a", 30000, 10);
   CHECK(reading(folder) == "");
   write_file_atomic(folder.path / "images/a.png", huge_png(30000, 30000));
-  CHECK(
-      reading(folder) ==
-      "DIR/images/a.png: is no PNG file that can be read: it has too many pixels, 30000 x 30000, expected at "
-      "most 67108864 in all");
+  CHECK(reading(folder) ==
+        "DIR/images/a.png: is not a readable PNG file: it has too many pixels, 30000 x 30000, expected at "
+        "most 67108864 in all");
 }
 
 TEST_CASE("decoded images are kept as long as there is room", "[segmentation_files]") {
@@ -184,7 +183,7 @@ TEST_CASE("decoded images are kept as long as there is room", "[segmentation_fil
   folder.add("a", 10, 10);
   folder.add("b", 10, 10);
   const auto pairs = find_segmentation_pairs(folder.path);
-  const data::SegmentationStore none(pairs, 0), one(pairs, 999), both(pairs, 1000);
+  const sam::SegmentationStore none(pairs, 0), one(pairs, 999), both(pairs, 1000);
   CHECK(none.get(0) != none.get(0));
   const auto kept = one.get(1);
   CHECK(one.get(1) == kept);

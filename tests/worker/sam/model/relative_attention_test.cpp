@@ -1,4 +1,4 @@
-#include "worker/sam/model/relative_attention.h"
+#include "worker/sam/model/vision_attention.h"
 
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/types.h>
@@ -26,7 +26,7 @@ std::vector<torch::Tensor> make_inputs(std::int64_t batches, std::int64_t querie
 }
 
 torch::Tensor attend(const std::vector<torch::Tensor>& in) {
-  return models::relative_attention(in[0], in[1], in[2], in[3], in[4]);
+  return sam::relative_attention(in[0], in[1], in[2], in[3], in[4]);
 }
 
 /// By the formula, with the bias and the probabilities of all pairs.

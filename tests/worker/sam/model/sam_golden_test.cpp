@@ -65,7 +65,7 @@ torch::Tensor digest(const std::string& name, const torch::Tensor& tensor) {
 
 /// The module of that name, which must be one of this type.
 template <typename Holder>
-auto& part(const models::Sam& model, const std::string& name) {
+auto& part(const sam::Sam& model, const std::string& name) {
   auto* found = model->named_modules()[name]->template as<Holder>();
   REQUIRE(found != nullptr);
   return *found;
@@ -77,30 +77,30 @@ torch::Tensor channels_first(const torch::Tensor& x, std::int64_t grid) {
 }
 
 /// The encoder's stages one by one; returns its output.
-torch::Tensor check_encoder(models::Sam& model, const torch::Tensor& image, const ModelGolden& golden,
+torch::Tensor check_encoder(sam::Sam& model, const torch::Tensor& image, const ModelGolden& golden,
                             double tolerance) {
-  auto x = part<models::SamPatchEmbeddings>(model, "vision_encoder.patch_embed").forward(image);
+  auto x = part<sam::SamPatchEmbeddings>(model, "vision_encoder.patch_embed").forward(image);
   check_stage(golden, "vision_encoder.patch_embed 0", x, tolerance);
   const auto parameters = model->named_parameters();
   if (const auto* positions = parameters.find("vision_encoder.pos_embed")) x = x + *positions;
   for (std::int64_t i = 0; i < model->config().vision.num_hidden_layers; ++i) {
     const auto name = "vision_encoder.layers." + std::to_string(i);
-    x = part<models::SamVisionLayer>(model, name).forward(x);
+    x = part<sam::SamVisionLayer>(model, name).forward(x);
     check_stage(golden, name + " 0", x, tolerance);
   }
-  x = part<models::SamVisionNeck>(model, "vision_encoder.neck").forward(x).permute({0, 3, 1, 2});
+  x = part<sam::SamVisionNeck>(model, "vision_encoder.neck").forward(x).permute({0, 3, 1, 2});
   check_stage(golden, "vision_encoder.neck 0", x, tolerance);
   return x;
 }
 
-void check_decoder(models::Sam& model, const torch::Tensor& embeddings, const models::SamPrompts& prompts,
+void check_decoder(sam::Sam& model, const torch::Tensor& embeddings, const sam::SamPrompts& prompts,
                    const ModelGolden& golden, double tolerance) {
-  auto& encoder = part<models::SamPromptEncoder>(model, "prompt_encoder");
+  auto& encoder = part<sam::SamPromptEncoder>(model, "prompt_encoder");
   const auto sparse = encoder.sparse(prompts), dense = encoder.dense(prompts);
   const auto grid = model->config().vision.grid();
   check_stage(golden, "prompt_encoder 0", sparse, tolerance);
   check_stage(golden, "prompt_encoder 1", channels_first(dense, grid), tolerance);
-  const auto positions = part<models::SamPositionalEmbedding>(model, "shared_image_embedding").of_grid(grid);
+  const auto positions = part<sam::SamPositionalEmbedding>(model, "shared_image_embedding").of_grid(grid);
   check_stage(golden, "positions", channels_first(positions, grid), tolerance);
   const auto parameters = model->named_parameters();
   const auto own = torch::cat(
@@ -108,7 +108,7 @@ void check_decoder(models::Sam& model, const torch::Tensor& embeddings, const mo
   const auto tokens = torch::cat({own.expand({sparse.size(0), sparse.size(1), -1, -1}), sparse}, 2);
   const auto image = embeddings.flatten(2).transpose(1, 2).unsqueeze(1) + dense;
   const auto [found, seen] =
-      part<models::SamTwoWayTransformer>(model, "mask_decoder.transformer").forward(tokens, image, positions);
+      part<sam::SamTwoWayTransformer>(model, "mask_decoder.transformer").forward(tokens, image, positions);
   check_stage(golden, "mask_decoder.transformer 0", found, tolerance);
   check_stage(golden, "mask_decoder.transformer 1", seen.flatten(0, 1).unsqueeze(1), tolerance);
 }
@@ -116,7 +116,7 @@ void check_decoder(models::Sam& model, const torch::Tensor& embeddings, const mo
 /// Every gradient of transformers' model is one here, and the other way round.
 ///
 /// expected  all gradients, one after the other; or of each its digest
-void check_gradients(models::Sam& model, const nlohmann::json& names, const torch::Tensor& expected,
+void check_gradients(sam::Sam& model, const nlohmann::json& names, const torch::Tensor& expected,
                      const Exactness& exact) {
   auto tensors = model->named_parameters();
   tensors.insert(kSamPositions, model->named_buffers()[kSamPositions]);
@@ -142,7 +142,7 @@ void check_gradients(models::Sam& model, const nlohmann::json& names, const torc
 }
 
 /// The case of that number of the file.
-void check_case(models::Sam& model, const ModelGolden& golden, std::size_t number, const Exactness& exact) {
+void check_case(sam::Sam& model, const ModelGolden& golden, std::size_t number, const Exactness& exact) {
   const auto& one = golden.cases[number];
   CAPTURE(one["prompts"], one["multimask"]);
   const auto suffix = " " + std::to_string(number);

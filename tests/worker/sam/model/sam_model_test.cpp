@@ -12,8 +12,8 @@
 
 using namespace ddprun;
 using namespace ddprun::test;
-using models::Sam;
-using models::SamConfig;
+using sam::Sam;
+using sam::SamConfig;
 
 namespace {
 
@@ -45,7 +45,7 @@ TEST_CASE("SAM's shapes are base's, large's and huge's", "[sam]") {
   CHECK(SamConfig::large().vision.mlp_dim == 4096);
   CHECK(SamConfig::huge().vision.global_attn_indexes == std::vector<std::int64_t>{7, 15, 23, 31});
   for (const auto& config : {SamConfig::base(), SamConfig::large(), SamConfig::huge()}) {
-    CHECK(misfit(config).empty());
+    CHECK(problem(config).empty());
     CHECK(config.mask_size() == 256);
   }
 }
@@ -53,19 +53,19 @@ TEST_CASE("SAM's shapes are base's, large's and huge's", "[sam]") {
 TEST_CASE("a SamConfig comes back from its config.json", "[sam]") {
   auto config = small_sam_config();
   config.vision.qkv_bias = false;
-  config.vision.hidden_act = models::Activation::kRelu;
+  config.vision.hidden_act = sam::Activation::kRelu;
   config.mask_decoder.iou_head_depth = 5;
   const auto text = to_json(config);
-  CHECK(to_json(models::read_sam_config(ConfigFile(text).path)) == text);
-  CHECK(to_json(models::read_sam_config(ConfigFile("{}").path)) == to_json(SamConfig::base()));
+  CHECK(to_json(sam::read_sam_config(ConfigFile(text).path)) == text);
+  CHECK(to_json(sam::read_sam_config(ConfigFile("{}").path)) == to_json(SamConfig::base()));
 }
 
 TEST_CASE("what is wrong in a config.json is said in one line with its key", "[sam]") {
   const auto refused = [](const std::string& text, const std::string& expected) {
     const ConfigFile file(text);
     CAPTURE(text);
-    CHECK_THROWS_AS(models::read_sam_config(file.path), IoError);
-    CHECK_THROWS_WITH(models::read_sam_config(file.path),
+    CHECK_THROWS_AS(sam::read_sam_config(file.path), IoError);
+    CHECK_THROWS_WITH(sam::read_sam_config(file.path),
                       ContainsSubstring("config.json: ") && ContainsSubstring(expected));
   };
   refused("[", "is not JSON, expected the config.json of a SamModel");
@@ -99,11 +99,11 @@ TEST_CASE("what is wrong in a config.json is said in one line with its key", "[s
 TEST_CASE("a SAM that no machine holds is refused before it is made", "[sam]") {
   const auto refused = [](const SamConfig& config, const std::string& expected) {
     CAPTURE(expected);
-    CHECK_THAT(misfit(config), ContainsSubstring(expected));
+    CHECK_THAT(problem(config), ContainsSubstring(expected));
     CHECK_THROWS_AS(Sam(config), std::invalid_argument);
   };
   auto config = SamConfig::huge();
-  CHECK(misfit(config).empty());
+  CHECK(problem(config).empty());
   SECTION("window") {
     config.vision.window_size = 3000;
     refused(config, "vision_config.window_size: expected a number from 0 to 512, got 3000");
@@ -141,7 +141,7 @@ TEST_CASE("a SAM that no machine holds is refused before it is made", "[sam]") {
 TEST_CASE("a SAM is of images in colour", "[sam]") {
   auto config = SamConfig::base();
   config.vision.num_channels = GENERATE(0, 1, 4);
-  CHECK(misfit(config) ==
+  CHECK(problem(config) ==
         "vision_config.num_channels: expected 3, got " + std::to_string(config.vision.num_channels));
 }
 
@@ -166,8 +166,8 @@ TEST_CASE("SAM answers several prompts at once as one by one", "[sam]") {
   const auto all = model->forward(input.image, input.prompts);
   for (std::int64_t p = 0; p < 2; ++p) {
     const auto only = [&](const torch::Tensor& x) { return x.defined() ? x.narrow(1, p, 1) : x; };
-    const models::SamPrompts one{only(input.prompts.points), only(input.prompts.labels),
-                                 only(input.prompts.boxes), input.prompts.masks};
+    const sam::SamPrompts one{only(input.prompts.points), only(input.prompts.labels),
+                              only(input.prompts.boxes), input.prompts.masks};
     const auto alone = model->forward(input.image, one);
     CHECK(relative_difference(all.masks.narrow(1, p, 1), alone.masks) < 1e-12);
     CHECK(relative_difference(all.iou_scores.narrow(1, p, 1), alone.iou_scores) < 1e-12);
@@ -259,8 +259,7 @@ TEST_CASE("SAM in bfloat16, whole or by autocast, gives nearly the same masks an
 TEST_CASE("SAM names the tensor that does not fit", "[sam]") {
   auto model = small_sam();
   const auto input = make_sam_input(model->config(), "points masks", torch::kFloat);
-  const auto refused = [&](const torch::Tensor& image, const models::SamPrompts& prompts,
-                           const char* expected) {
+  const auto refused = [&](const torch::Tensor& image, const sam::SamPrompts& prompts, const char* expected) {
     CHECK_THROWS_AS(model->forward(image, prompts), std::invalid_argument);
     CHECK_THROWS_WITH(model->forward(image, prompts), ContainsSubstring(expected));
   };

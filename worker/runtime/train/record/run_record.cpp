@@ -12,8 +12,7 @@
 #include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
 #include <ddprun/image/png.h>
-#include <ddprun/report/csv_sink.h>
-#include <ddprun/report/jsonl_sink.h>
+#include <ddprun/report/metric_sink.h>
 #include <ddprun/serialize/pt_file.h>
 #include <ddprun/train/record/figures.h>
 

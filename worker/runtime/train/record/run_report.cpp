@@ -6,9 +6,8 @@
 #include <vector>
 
 #include <ddprun/common/files.h>
-#include <ddprun/report/csv_sink.h>
 #include <ddprun/report/html_report.h>
-#include <ddprun/report/number_text.h>
+#include <ddprun/report/metric_sink.h>
 #include <ddprun/train/record/figures.h>
 
 namespace ddprun::train {

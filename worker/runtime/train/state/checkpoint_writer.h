@@ -10,7 +10,7 @@
 
 #include <ATen/core/ivalue.h>
 
-#include <ddprun/serialize/snapshot_memory.h>
+#include <ddprun/serialize/portable_value.h>
 #include <ddprun/train/state/checkpoint.h>
 
 namespace ddprun::train {

@@ -17,25 +17,25 @@
 namespace ddprun::train {
 namespace {
 
-using Tensors = std::map<std::string, torch::Tensor>;
+using TensorsByName = std::map<std::string, torch::Tensor>;
 
-c10::IValue to_value(const Tensors& tensors) {
+c10::IValue to_value(const TensorsByName& tensors) {
   auto dict = make_state();
   for (const auto& [name, tensor] : tensors) dict.insert(name, tensor.cpu());
   return dict;
 }
 
-Tensors to_tensors(const c10::IValue& value) {
+TensorsByName to_tensors(const c10::IValue& value) {
   const DictReader reader(value, "PowerSGD");
-  Tensors tensors;
+  TensorsByName tensors;
   for (const auto& item : value.toGenericDict())
     tensors[item.key().toStringRef()] = reader.tensor(item.key().toStringRef());
   return tensors;
 }
 
 /// On every rank.
-Tensors errors_of(const ddp::ProcessGroup& group, const Tensors& own, int rank) {
-  Tensors of_rank;
+TensorsByName errors_of(const ddp::ProcessGroup& group, const TensorsByName& own, int rank) {
+  TensorsByName of_rank;
   std::vector<torch::Tensor> all;
   for (const auto& [name, tensor] : own)
     all.push_back(of_rank[name] = rank == group.rank() ? tensor : torch::empty_like(tensor));

@@ -19,7 +19,7 @@
 #include <vector>
 
 #include <ddprun/common/files.h>
-#include <ddprun/report/csv_sink.h>
+#include <ddprun/report/metric_sink.h>
 #include <ddprun/train/loop/trainer.h>
 #include "tests/support/catch.h"
 #include "tests/support/run_ranks.h"

@@ -11,7 +11,7 @@
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
 #include <ddprun/image/png.h>
-#include <ddprun/report/csv_sink.h>
+#include <ddprun/report/metric_sink.h>
 #include <ddprun/train/loop/trainer.h>
 #include <ddprun/train/model/evaluation.h>
 #include <ddprun/train/model/run.h>

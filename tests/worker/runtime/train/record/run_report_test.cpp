@@ -3,7 +3,7 @@
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
 #include <ddprun/image/png.h>
-#include <ddprun/report/csv_sink.h>
+#include <ddprun/report/metric_sink.h>
 #include <ddprun/train/record/figures.h>
 #include "tests/support/catch.h"
 

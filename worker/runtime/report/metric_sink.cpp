@@ -1,12 +1,19 @@
-#include <ddprun/report/csv_sink.h>
+#include <ddprun/report/metric_sink.h>
+
+#include <fcntl.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstdio>
 #include <cstdlib>
+#include <nlohmann/json.hpp>
+#include <string>
 #include <string_view>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
-#include <ddprun/report/number_text.h>
 
 namespace ddprun::report {
 namespace {
@@ -43,7 +50,58 @@ std::vector<std::string> split(std::string_view line) {
   }
 }
 
+std::string line_of(const MetricRow& row) {
+  std::string line = "{";
+  for (const auto& [name, value] : row)
+    line += (line.size() == 1 ? "" : ",") + nlohmann::json(name).dump() + ":" +
+            (std::isfinite(value) ? number_text(value) : "null");
+  return line + "}\n";
+}
+
+std::string begin_of(const std::vector<MetricRow>& first) {
+  std::string text;
+  for (const auto& row : first) text += line_of(row);
+  return text;
+}
+
 }  // namespace
+
+std::string number_text(double value) {
+  if (std::isnan(value)) return "nan";  // whatever its sign bit says
+  char text[32];
+  const bool integer = std::isfinite(value) && value == std::trunc(value) && std::abs(value) < 1e15;
+  std::snprintf(text, sizeof text, integer ? "%.0f" : "%.9g", integer ? value + 0.0 : value);  // no "-0"
+  return text;
+}
+
+AppendFile::AppendFile(std::filesystem::path path, std::string_view begin, bool keep_until_written)
+    : path_(std::move(path)) {
+  if (keep_until_written) write_file_atomic(path_, begin);
+  file_ = UniqueFd(
+      ::open(path_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | (keep_until_written ? 0 : O_TRUNC), 0644));
+  if (!file_) throw IoError(path_, "cannot create", errno);
+  if (keep_until_written) {
+    size_ = static_cast<std::int64_t>(begin.size());
+    ::lseek(file_.get(), size_, SEEK_SET);
+  } else {
+    append(begin);
+  }
+}
+
+void AppendFile::append(std::string_view record) {
+  auto rest = record;
+  while (!rest.empty()) {
+    const ssize_t written = ::write(file_.get(), rest.data(), rest.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written <= 0) {
+      const int error = written < 0 ? errno : ENOSPC;
+      if (::ftruncate(file_.get(), size_) == 0) ::lseek(file_.get(), size_, SEEK_SET);
+      throw IoError(path_, "cannot write", error);
+    }
+    rest.remove_prefix(static_cast<std::size_t>(written));
+  }
+  size_ += static_cast<std::int64_t>(record.size());
+}
 
 CsvSink::CsvSink(const std::filesystem::path& path, std::vector<std::string> columns,
                  const std::vector<MetricRow>& first)
@@ -82,5 +140,10 @@ std::vector<MetricRow> read_metrics_csv(const std::filesystem::path& path) {
     rows.push_back(std::move(row));
   }
 }
+
+JsonlSink::JsonlSink(const std::filesystem::path& path, const std::vector<MetricRow>& first)
+    : file_(path, begin_of(first), !first.empty()) {}
+
+void JsonlSink::add(const MetricRow& row) { file_.append(line_of(row)); }
 
 }  // namespace ddprun::report

@@ -1,4 +1,4 @@
-#include <ddprun/data/locate.h>
+#include <ddprun/data/find_dataset.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -7,13 +7,11 @@
 #include <ddprun/common/files.h>
 
 namespace ddprun::data {
+namespace {
 
 namespace fs = std::filesystem;
 
-namespace {
-
-/// Where data that comes with the programs lies, from wherever they are: <prefix>/share/ddprun beside
-/// <prefix>/bin.
+/// <prefix>/share/ddprun beside <prefix>/bin, from where this program runs.
 fs::path own_share() {
   std::error_code unknown;
   const auto program = fs::read_symlink("/proc/self/exe", unknown);
@@ -22,14 +20,14 @@ fs::path own_share() {
 
 }  // namespace
 
-std::optional<fs::path> locate(const std::string& name) {
+std::optional<fs::path> find_dataset(const std::string& name) {
   std::vector<fs::path> roots;
   if (const char* data = std::getenv("DDPRUN_DATA"); data != nullptr && *data != '\0')
     roots.emplace_back(data);
   roots.push_back(cache_folder() / "data");
   roots.emplace_back("/usr/share/datasets");
   roots.push_back(own_share());
-  std::error_code unreadable;  // somebody else's folder holds nothing for us
+  std::error_code unreadable;  // a folder we may not read counts as absent
   for (const auto& root : roots)
     if (fs::is_directory(root / name, unreadable)) return root / name;
   return std::nullopt;
@@ -39,7 +37,7 @@ fs::path find_data(const std::string& source, const std::vector<std::string>& na
   const bool is_name = std::find(names.begin(), names.end(), source) != names.end();
   if (!source.empty() && !is_name) return source;
   for (const auto& name : is_name ? std::vector{source} : names)
-    if (const auto folder = locate(name)) return *folder;
+    if (const auto folder = find_dataset(name)) return *folder;
   const auto& name = is_name ? source : names.front();
   throw UsageError("--data: data set '" + name + "' not found in $DDPRUN_DATA/" + name +
                    ", the cache folder's data/" + name + " or /usr/share/datasets/" + name +

@@ -1,11 +1,11 @@
-#include <ddprun/data/permutation.h>
+#include <ddprun/data/random.h>
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <torch/types.h>
 
 namespace ddprun::data {
 
-std::vector<std::int64_t> permutation(std::int64_t size, std::uint64_t seed) {
+std::vector<std::int64_t> randperm(std::int64_t size, std::uint64_t seed) {
   const auto order =
       torch::randperm(size, at::detail::createCPUGenerator(seed), torch::TensorOptions(torch::kInt64));
   const auto* begin = order.const_data_ptr<std::int64_t>();

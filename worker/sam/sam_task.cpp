@@ -1,5 +1,4 @@
-// Segment Anything, fine-tuned or trained from the beginning with point prompts: images, points, and the
-// masks that the points mean.
+// Segment Anything, fine-tuned or trained from scratch with point prompts.
 
 #include <cstdio>
 #include <memory>
@@ -9,7 +8,7 @@
 #include <torch/types.h>
 
 #include <ddprun/common/errors.h>
-#include <ddprun/data/locate.h>
+#include <ddprun/data/find_dataset.h>
 #include "worker/sam/data/prompted_batch.h"
 #include "worker/sam/data/segmentation_dataset.h"
 #include "worker/sam/dice_loss.h"
@@ -19,11 +18,11 @@
 #include "worker/tasks/registry.h"
 #include "worker/tasks/validation_split.h"
 
-namespace ddprun::worker {
+namespace ddprun::sam {
 namespace {
 
 constexpr std::int64_t kShownSamples = 5;
-constexpr std::size_t kCacheBytes = std::size_t{1} << 30;  // of decoded images, of each rank
+constexpr std::size_t kCacheBytes = std::size_t{1} << 30;  // of decoded images, per rank
 
 std::string train_line(const train::TrainProgress& progress) {
   char line[128];
@@ -34,74 +33,71 @@ std::string train_line(const train::TrainProgress& progress) {
 }
 
 /// The masks of a batch at its pictures' own sizes: bool [H_i, W_i] each.
-///
-/// logits_B1LL  of a batch's prompts
-std::vector<torch::Tensor> own_masks(const data::SamProcessor& processor, const data::Batch& batch,
+std::vector<torch::Tensor> own_masks(const SamProcessor& processor, const data::Batch& batch,
                                      const torch::Tensor& logits_B1LL) {
   std::vector<torch::Tensor> masks;
   for (std::int64_t i = 0; i < batch.size(); ++i) {
-    const auto& truth = data::truth_of(batch, i);
+    const auto& truth = truth_of(batch, i);
     masks.push_back(
         processor.mask_logits(logits_B1LL[i][0].to(torch::kFloat), {truth.size(0), truth.size(1)}) > 0);
   }
   return masks;
 }
 
-std::vector<std::pair<std::string, torch::Tensor>> measure(const data::SamProcessor& processor,
+std::vector<std::pair<std::string, torch::Tensor>> measure(const SamProcessor& processor,
                                                            const data::Batch& batch,
                                                            const torch::Tensor& logits_B1LL) {
   const torch::NoGradGuard no_grad;
   std::vector<torch::Tensor> truths;
-  for (std::int64_t i = 0; i < batch.size(); ++i) truths.push_back(data::truth_of(batch, i));
-  const auto scores = train::mask_scores(own_masks(processor, batch, logits_B1LL), truths);
+  for (std::int64_t i = 0; i < batch.size(); ++i) truths.push_back(truth_of(batch, i));
+  const auto scores = mask_scores(own_masks(processor, batch, logits_B1LL), truths);
   return {{"dice", scores.dice}, {"iou", scores.iou}, {"pixel_acc", scores.pixel_accuracy}};
 }
 
-image::Image draw_samples(const data::SamProcessor& processor, const std::vector<train::Evaluated>& evaluated,
+image::Image draw_samples(const SamProcessor& processor, const std::vector<train::Evaluated>& evaluated,
                           const std::string& set) {
-  std::vector<image::PredictionRow> rows;
+  std::vector<PredictionRow> rows;
   for (const auto& [batch, result] : evaluated) {
     const auto masks = own_masks(processor, batch, result.scores);
     for (std::int64_t i = 0; i < batch.size(); ++i)
-      rows.push_back(data::prediction_row(batch, i, masks[static_cast<std::size_t>(i)]));
+      rows.push_back(prediction_row(batch, i, masks[static_cast<std::size_t>(i)]));
   }
-  return image::draw_prediction_rows(rows, set == "training set" ? "Training" : "Validation");
+  return draw_prediction_rows(rows, set == "training set" ? "Training" : "Validation");
 }
 
-void add_data(train::Task& task, const Config& config, const data::SamProcessor& processor) {
+void add_data(train::Task& task, const worker::Config& config, const SamProcessor& processor) {
   const auto folder = data::find_data(config.data.source, {"nuclei", "nuclei-sample"});
   task.data_source = folder.string();
-  data::SegmentationDataset::Options options;
+  SegmentationDataset::Options options;
   options.points = config.sam.points;
   if (options.points.empty()) options.points_per_image = static_cast<int>(config.sam.points_per_image);
   options.seed = config.train.seed;
   options.cache_bytes = kCacheBytes;
-  const auto all = std::make_shared<data::SegmentationDataset>(folder, processor, options);
-  const auto split = split_for_validation(all, all->with_fixed_points(), config);
+  const auto all = std::make_shared<SegmentationDataset>(folder, processor, options);
+  const auto split = worker::split_for_validation(all, all->with_fixed_points(), config);
   task.train_set = split.train;
   task.validation_set = split.validation;
 }
 
-train::Task make_sam(const Config& config) {
+train::Task make_sam(const worker::Config& config) {
   auto model = make_sam_model(config);
   const auto shape = model->config();
-  const data::SamProcessor processor({.image_size = shape.vision.image_size, .mask_size = shape.mask_size()});
+  const SamProcessor processor({.image_size = shape.vision.image_size, .mask_size = shape.mask_size()});
 
   train::Task task;
   task.name = "sam";
   task.module = model.ptr();
   add_data(task, config, processor);
   task.eval_batch_size = config.train.batch_size;
-  task.static_graph = true;  // boxes' and masks' encoders and the score's net are never used
+  task.static_graph = true;  // the encoders of boxes and masks and the score's net are never used
   task.measures = {"dice", "iou", "pixel_acc"};
-  const auto loss = train::parse_mask_loss(config.model.loss);
+  const auto loss = parse_mask_loss(config.model.loss);
   const auto embed = make_embedder(model, config);
   task.compute_loss = [=](const data::Batch& batch) mutable {
-    const models::SamPrompts prompts{.points = data::points_of(batch),
-                                     .labels = data::point_labels_of(batch)};
+    const SamPrompts prompts{.points = points_of(batch), .labels = point_labels_of(batch)};
     const auto output = model->decode(embed(batch.input), prompts, /*multimask=*/false);
     const auto logits_B1LL = output.masks.squeeze(1);
-    return train::BatchResult{train::mask_loss(loss, logits_B1LL, batch.target),
+    return train::BatchResult{mask_loss(loss, logits_B1LL, batch.target),
                               measure(processor, batch, logits_B1LL.detach()), logits_B1LL.detach()};
   };
   task.shown_samples = kShownSamples;
@@ -111,14 +107,14 @@ train::Task make_sam(const Config& config) {
   task.write_weights = [shape](const std::filesystem::path& folder, const train::StateDict& weights) {
     write_sam(folder, shape, weights);
   };
-  task.model_config = models::to_json(shape);
+  task.model_config = to_json(shape);
   task.train_line = train_line;
   return task;
 }
 
-/// A new model has everything to learn, one of --checkpoint much to lose. What only a new model, or only
-/// drawn points have is not set for others: whoever gives it there is told.
-void set_sam_defaults(Config& config) {
+/// A new model has everything to learn, one from --checkpoint much to lose. Leaves settings unset that apply
+/// only to new models or to drawn points, so that setting them elsewhere is an error.
+void set_sam_defaults(worker::Config& config) {
   const bool is_new = config.sam.checkpoint.empty();
   auto& train = config.train;
   config.sam.architecture = is_new ? "small" : "";
@@ -129,7 +125,7 @@ void set_sam_defaults(Config& config) {
   train.batch_size = 4;
   train.optim.optimizer.kind = train::OptimizerKind::kAdamW;
   train.optim.optimizer.lr = is_new ? 1e-3 : 1e-4;
-  train.optim.warmup_steps = is_new ? 5 : 50;  // the sample gives a new model 40 steps on two ranks
+  train.optim.warmup_steps = is_new ? 5 : 50;  // the sample allows a new model 40 steps on two ranks
   train.optim.clip_norm = 1.0;
   train.checkpoint.filename = "sam-{epoch:02d}-{val_dice:.4f}";
   train.checkpoint.top_k = 3;
@@ -139,21 +135,26 @@ void set_sam_defaults(Config& config) {
 
 }  // namespace
 
+}  // namespace ddprun::sam
+
+namespace ddprun::worker {
+
 TaskEntry sam_task() {
   TaskEntry entry;
   entry.name = "sam";
   entry.description = "Segment Anything with point prompts";
   entry.footer =
-      "--data takes a folder with images/ and masks/ (instances by number); without it nuclei is looked for "
-      "in\n"
-      "$DDPRUN_DATA and the cache folder (scripts/get_data.sh nuclei fetches it), then a sample of 12 of "
-      "them.\n"
-      "--checkpoint takes what transformers' SamModel.save_pretrained wrote (then --lr is 1e-4 and\n"
-      "--warmup-steps 50); without it a new model of --architecture is trained. The best weights\n"
-      "are left in best/ of the run folder, which SamModel.from_pretrained reads.\n"
-      "worker sam --predict IMAGE --point X,Y --checkpoint DIR --mask-out FILE uses such a model.";
-  entry.set_defaults = set_sam_defaults;
-  entry.make = make_sam;
+      "--data takes a folder with images/ and masks/ (pixels number the instances). Without it the task "
+      "looks\n"
+      "for nuclei in $DDPRUN_DATA and the cache folder (scripts/get_data.sh nuclei fetches it), then uses a\n"
+      "sample of 12 images.\n"
+      "--checkpoint takes what transformers' SamModel.save_pretrained wrote (defaults: --lr 1e-4,\n"
+      "--warmup-steps 50); without it a new model of --architecture is trained. The best weights go to "
+      "best/\n"
+      "in the run folder, which SamModel.from_pretrained reads.\n"
+      "worker sam --predict IMAGE --point X,Y --checkpoint DIR --mask-out FILE predicts a mask.";
+  entry.set_defaults = sam::set_sam_defaults;
+  entry.make = sam::make_sam;
   return entry;
 }
 

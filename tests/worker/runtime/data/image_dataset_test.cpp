@@ -1,4 +1,3 @@
-#include <ddprun/data/image_transform.h>
 
 #include <zlib.h>
 

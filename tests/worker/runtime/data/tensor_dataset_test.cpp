@@ -1,4 +1,4 @@
-#include <ddprun/data/toy_datasets.h>
+#include <ddprun/data/tensor_dataset.h>
 
 #include <zlib.h>
 

@@ -1,4 +1,4 @@
-#include <ddprun/data/locate.h>
+#include <ddprun/data/find_dataset.h>
 
 #include <cstdlib>
 
@@ -32,10 +32,10 @@ struct Folders {
 TEST_CASE("data is found by name in DDPRUN_DATA first, then in the cache", "[locate]") {
   const Folders folders;
   const auto cached = folders.make_cached("cifar10");
-  CHECK(data::locate("cifar10") == cached);
+  CHECK(data::find_dataset("cifar10") == cached);
   const auto own = folders.make_own("cifar10");
-  CHECK(data::locate("cifar10") == own);
-  CHECK(data::locate("no-such-set") == std::nullopt);
+  CHECK(data::find_dataset("cifar10") == own);
+  CHECK(data::find_dataset("no-such-set") == std::nullopt);
 }
 
 TEST_CASE("data is a name, a folder or nothing", "[locate]") {
