@@ -62,7 +62,7 @@ void Network::ip(const Namespace& space, const std::string& commands) {
   };
   Child child(command);
   const auto status = child.wait();
-  if (status == ExitStatus::exited(121)) skip("ip (package iproute2) is not installed");
+  if (status == ExitStatus::exited(127)) skip("ip (package iproute2) is not installed");
   if (status != ExitStatus::exited(0)) throw std::runtime_error("ip: " + child.err() + "of\n" + commands);
 }
 

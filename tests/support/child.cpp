@@ -6,10 +6,20 @@
 
 #include <algorithm>
 #include <atomic>
+#include <boost/process/args.hpp>
+#include <boost/process/child.hpp>
+#include <boost/process/env.hpp>
+#include <boost/process/environment.hpp>
+#include <boost/process/exe.hpp>
+#include <boost/process/extend.hpp>
+#include <boost/process/posix.hpp>
 #include <csignal>
 #include <cstdlib>
+#include <sstream>
 #include <stdexcept>
 #include <thread>
+
+#include <ddprun/common/unique_fd.h>
 
 namespace ddprun::test {
 namespace {
@@ -26,7 +36,7 @@ bool is_number(const std::string& text) {
   return !text.empty() && std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
 }
 
-/// True if the process is no zombie and has the variable; false also if it went meanwhile.
+/// Whether the process has the variable; false for a zombie and for a process that ended meanwhile.
 bool has_variable(const std::filesystem::path& process, const std::string& variable) try {
   const std::string environment = '\0' + read_file(process / "environ");
   return environment.find('\0' + variable + '\0') != std::string::npos;
@@ -34,31 +44,35 @@ bool has_variable(const std::filesystem::path& process, const std::string& varia
   return false;
 }
 
-void redirect(const std::filesystem::path& path, int flags, int target) {
-  const int fd = ::open(path.c_str(), flags | O_CLOEXEC, 0666);
-  if (fd < 0 || ::dup2(fd, target) < 0) ::_exit(120);
+/// Boost's own search needs its filesystem library. A name that is not found stays as it is.
+std::string find_program(const std::string& name) {
+  const char* folders = std::getenv("PATH");
+  if (name.find('/') != std::string::npos || !folders) return name;
+  std::istringstream path(folders);
+  for (std::string folder; std::getline(path, folder, ':');)
+    if (const auto file = folder + "/" + name; ::access(file.c_str(), X_OK) == 0) return file;
+  return name;
 }
 
-[[noreturn]] void become(const Command& command, const std::filesystem::path& folder,
-                         const std::string& marker) {
-  redirect(folder / "in", O_RDONLY, STDIN_FILENO);
-  redirect(folder / "out", O_WRONLY | O_CREAT | O_APPEND, STDOUT_FILENO);
-  redirect(folder / "err", O_WRONLY | O_CREAT | O_APPEND, STDERR_FILENO);
-  ::setenv("TMPDIR", (folder / "tmp").c_str(), 1);
-  ::setenv(kMarker, marker.c_str(), 1);
+boost::process::environment environment_of(const Command& command, const std::filesystem::path& temp_folder,
+                                           const std::string& marker) {
+  boost::process::environment environment = boost::this_process::environment();
+  environment["TMPDIR"] = temp_folder.string();
+  environment[kMarker] = marker;
   for (const auto& [name, value] : command.env) {
     if (value) {
-      ::setenv(name.c_str(), value->c_str(), 1);
+      environment[name] = *value;
     } else {
-      ::unsetenv(name.c_str());
+      environment.erase(name);
     }
   }
-  std::vector<char*> argv;
-  for (const std::string& argument : command.argv) argv.push_back(const_cast<char*>(argument.c_str()));
-  argv.push_back(nullptr);
-  if (command.in_child) command.in_child();
-  ::execvp(argv[0], argv.data());
-  ::_exit(121);
+  return environment;
+}
+
+UniqueFd open_file(const std::filesystem::path& path, int flags) {
+  UniqueFd file(::open(path.c_str(), flags | O_CLOEXEC, 0666));
+  if (!file) throw std::runtime_error("cannot open " + path.string());
+  return file;
 }
 
 std::string read_if_there(const std::filesystem::path& path) {
@@ -85,18 +99,34 @@ int count_of(const std::string& text, const std::string& in) {
 Child::Child(const Command& command) : folder_("ddprun_test"), marker_(unique_marker()) {
   std::filesystem::create_directory(temp_folder());
   write_file_atomic(folder_.path() / "in", command.stdin_text);
+  const auto& folder = folder_.path();
+  const UniqueFd in = open_file(folder / "in", O_RDONLY),
+                 out = open_file(folder / "out", O_WRONLY | O_CREAT | O_APPEND),
+                 err = open_file(folder / "err", O_WRONLY | O_CREAT | O_APPEND);
+  const auto environment = environment_of(command, temp_folder(), marker_);
+  const std::vector<std::string> arguments(command.argv.begin() + 1, command.argv.end());
   // Catch2 handles signals: one that comes between fork and exec must wait for the program.
   sigset_t all, before;
   sigfillset(&all);
   ::sigprocmask(SIG_SETMASK, &all, &before);
-  pid_ = ::fork();
-  if (pid_ == 0) {
+  const auto at_exec = [&](auto&) {
     for (const int signal : {SIGINT, SIGTERM}) ::signal(signal, SIG_DFL);
     ::sigprocmask(SIG_SETMASK, &before, nullptr);
-    become(command, folder_.path(), marker_);
-  }
+    if (command.in_child) command.in_child();
+  };
+  namespace bp = boost::process;
+  std::error_code error;
+  bp::child child(bp::exe = find_program(command.argv.at(0)), bp::args = arguments, environment,
+                  bp::posix::fd.bind(STDIN_FILENO, in.get()), bp::posix::fd.bind(STDOUT_FILENO, out.get()),
+                  bp::posix::fd.bind(STDERR_FILENO, err.get()), bp::extend::on_exec_setup = at_exec, error);
   ::sigprocmask(SIG_SETMASK, &before, nullptr);
-  if (pid_ < 0) throw std::runtime_error("cannot fork");
+  if (error) {
+    status_ = ExitStatus::exited(127);
+  } else {
+    pid_ = child.id();
+    child.detach();  // Boost's waits know no deadline that can be relied on, and lose the signal that ended
+                     // the program
+  }
 }
 
 Child::~Child() {

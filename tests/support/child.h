@@ -23,7 +23,7 @@ inline std::ostream& operator<<(std::ostream& out, const ExitStatus& status) {
 
 namespace ddprun::test {
 
-/// Time enough for anything on a loaded machine: reached only when something is wrong.
+/// Long enough for anything on a loaded machine.
 constexpr std::chrono::seconds kDeadline{30};
 
 /// Polls until condition() is true. False if the deadline passes.
@@ -39,10 +39,11 @@ struct Command {
 
 /// A started program, with its output and everything that it starts in turn.
 ///
-/// Its processes are found by a variable of their environment with a value of its own, which they all
-/// inherit. What is left of them when this goes is killed.
+/// Its processes inherit an environment variable with a unique value, by which they are found. The destructor
+/// kills those that are left.
 class Child {
  public:
+  /// If the program cannot be executed, its exit code is 127, as with a shell.
   explicit Child(const Command& command);
   ~Child();
   Child(const Child&) = delete;
@@ -55,20 +56,20 @@ class Child {
   std::string out() const;
   std::string err() const;
 
-  /// Waits until stdout holds the text so many times. False if the deadline passes.
+  /// Waits until stdout holds the text this many times. False if the deadline passes.
   bool wait_for_output(const std::string& text, int times = 1,
                        std::chrono::milliseconds deadline = kDeadline) const;
 
   /// Waits for the program itself to end. throws std::runtime_error, with its output, if the deadline passes
   ExitStatus wait(std::chrono::milliseconds deadline = kDeadline);
 
-  /// The living processes that it started, at whatever remove, and itself. Zombies do not count.
+  /// The program and all its living descendants, without zombies.
   std::vector<pid_t> processes() const;
 
-  /// True if they are all gone, at once or after a moment: a process that was killed needs one.
+  /// True if all of them end within a few seconds.
   bool nothing_left() const;
 
-  /// Its own empty $TMPDIR, which it should leave so.
+  /// The program's $TMPDIR, empty at the start; it should be empty at the end.
   std::filesystem::path temp_folder() const { return folder_.path() / "tmp"; }
 
  private:
