@@ -60,7 +60,7 @@ torch::Tensor train(const ProcessGroup* group, at::Device device) {
   return model->weight.detach().cpu();
 }
 
-void check_close(const torch::Tensor& got, const torch::Tensor& expected) {
+void check_close_to_cpu(const torch::Tensor& got, const torch::Tensor& expected) {
   if (!torch::allclose(got, expected, 1e-4, 1e-5))
     throw std::runtime_error("differ by " + std::to_string((got - expected).abs().max().item<double>()));
 }
@@ -86,7 +86,7 @@ TEST_CASE("training on one GPU, in a world of one, equals training on the CPU", 
   skip_without_a_gpu();
   spawn(1, [](const WorkerEnv& env) {
     auto group = ProcessGroup::connect(env, on_gpu(BackendChoice::kNccl));
-    check_close(train(&group, group.device()), train(nullptr, at::kCPU));
+    check_close_to_cpu(train(&group, group.device()), train(nullptr, at::kCPU));
     group.close();
   });
 }
@@ -100,7 +100,7 @@ TEST_CASE("two ranks share one GPU over Gloo, and equal one rank on the CPU", "[
     std::vector<at::Tensor> tensors = {torch::full({1000}, group.rank() + 1.0, group.device())};
     group.handle()->allreduce(tensors)->wait();
     ensure(tensors[0].eq(3).all().item<bool>(), "the sum over ranks");
-    check_close(train(&group, group.device()), train(nullptr, at::kCPU));
+    check_close_to_cpu(train(&group, group.device()), train(nullptr, at::kCPU));
     group.close();
   });
 }

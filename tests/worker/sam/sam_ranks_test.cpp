@@ -24,7 +24,7 @@ sam::Sam make_model(bool checkpointing) {
 }
 
 /// Two steps on this rank's image; the gradients of the second.
-void train(sam::Sam& model, const ddp::ProcessGroup& group, const DistributedDataParallel::Options& options) {
+void train_two_steps(sam::Sam& model, const ddp::ProcessGroup& group, const DistributedDataParallel::Options& options) {
   DistributedDataParallel ddp(*model, group, options);
   const auto input = make_sam_input(model->config(), "points", torch::kFloat);
   const auto mine = [&](const torch::Tensor& x) { return x.narrow(0, group.rank(), 1); };
@@ -54,8 +54,8 @@ TEST_CASE("SAM's gradient checkpointing changes no bit of the gradients that ran
     DistributedDataParallel::Options options;
     (static_graph ? options.static_graph : options.find_unused_parameters) = true;
     auto plain = make_model(false), again = make_model(true);
-    train(plain, group, options);
-    train(again, group, options);
+    train_two_steps(plain, group, options);
+    train_two_steps(again, group, options);
     ensure_same_gradients(plain, again);
   });
 }
@@ -84,7 +84,7 @@ TEST_CASE("with gradient checkpointing a frozen encoder stays frozen", "[sam][ra
     model->freeze_encoder();
     DistributedDataParallel::Options options;
     options.static_graph = true;
-    train(model, group, options);
+    train_two_steps(model, group, options);
     for (const auto& item : model->named_parameters())
       ensure(!item.key().starts_with("vision_encoder.") || !item.value().grad().defined(),
              item.key().c_str());

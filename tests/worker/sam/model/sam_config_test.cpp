@@ -8,7 +8,6 @@
 #include "worker/tasks/registry.h"
 
 using namespace ddprun;
-using namespace ddprun::worker;
 
 namespace {
 
