@@ -8,6 +8,7 @@
 #include "worker/tasks/registry.h"
 
 using namespace ddprun;
+using namespace ddprun::worker;
 
 namespace {
 
