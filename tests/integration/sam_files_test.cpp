@@ -15,8 +15,8 @@
 #include "worker/sam/sam_checkpoint.h"
 
 using namespace ddprun;
-using ddprun::worker::read_sam;
-using ddprun::worker::write_sam;
+using ddprun::sam::read_sam;
+using ddprun::sam::write_sam;
 using namespace ddprun::test;
 
 namespace {
