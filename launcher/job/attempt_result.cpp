@@ -29,8 +29,7 @@ FailedWorker failed_worker(const Job& job, const Attempt& attempt, std::size_t i
   return failed;
 }
 
-void add_details(const Job& job, const Attempt& attempt, std::size_t index, OomWatch& oom,
-                 FailedWorker& failed) {
+void add_details(const Attempt& attempt, std::size_t index, OomWatch& oom, FailedWorker& failed) {
   const Worker& worker = attempt.workers[index];
   const bool killed = failed.status == ExitStatus::killed(SIGKILL) && !worker.asked_to_end;
   failed.out_of_memory = describe(oom.look(worker.process.pid), killed);
@@ -47,7 +46,7 @@ FailureReport make_report(const Job& job, const Attempt& attempt, std::size_t fi
   report.attempt = attempt.round.number;
   report.max_restarts = attempt.round.max_restarts;
   report.root_cause = failed_worker(job, attempt, first);
-  add_details(job, attempt, first, oom, report.root_cause);
+  add_details(attempt, first, oom, report.root_cause);
   for (std::size_t i = 0; i < attempt.workers.size(); ++i) {
     const Worker& worker = attempt.workers[i];
     if (i == first || !worker.status) continue;
