@@ -162,7 +162,8 @@ TEST_CASE("a hook is refused if there is one, after the first forward, and by an
       ddp.forward([&] { return model->forward(torch::ones({1, 2})); });
     }
     ddp.register_comm_hook(ddp::make_comm_hook("bf16", group));
-    test::ensure_refused([&] { ddp.register_comm_hook(ddp::make_comm_hook("fp16", group)); }, "there is a hook already");
+    test::ensure_refused([&] { ddp.register_comm_hook(ddp::make_comm_hook("fp16", group)); },
+                         "there is a hook already");
     DistributedDataParallel other(*model, group);
     other.forward([&] { return model->forward(torch::ones({1, 2})).sum(); }).backward();
     test::ensure_refused([&] { other.register_comm_hook(ddp::make_comm_hook("fp16", group)); },
