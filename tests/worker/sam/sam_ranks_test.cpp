@@ -24,7 +24,8 @@ sam::Sam make_model(bool checkpointing) {
 }
 
 /// Two steps on this rank's image; the gradients of the second.
-void train_two_steps(sam::Sam& model, const ddp::ProcessGroup& group, const DistributedDataParallel::Options& options) {
+void train_two_steps(sam::Sam& model, const ddp::ProcessGroup& group,
+                     const DistributedDataParallel::Options& options) {
   DistributedDataParallel ddp(*model, group, options);
   const auto input = make_sam_input(model->config(), "points", torch::kFloat);
   const auto mine = [&](const torch::Tensor& x) { return x.narrow(0, group.rank(), 1); };
