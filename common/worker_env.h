@@ -25,10 +25,10 @@ struct WorkerEnv {
   int role_world_size = 1;                ///< ROLE_WORLD_SIZE
   std::string role_name = "default";      ///< ROLE_NAME
   std::string master_addr = "127.0.0.1";  ///< MASTER_ADDR
-  int master_port = 0;                    ///< MASTER_PORT; 0 only in a world of one that no launcher started
-  int restart_count = 0;                  ///< TORCHELASTIC_RESTART_COUNT
-  int max_restarts = 0;                   ///< TORCHELASTIC_MAX_RESTARTS
-  std::string run_id = "none";            ///< TORCHELASTIC_RUN_ID
+  int master_port = 0;          ///< MASTER_PORT; 0 only in a single process that no launcher started
+  int restart_count = 0;        ///< TORCHELASTIC_RESTART_COUNT
+  int max_restarts = 0;         ///< TORCHELASTIC_MAX_RESTARTS
+  std::string run_id = "none";  ///< TORCHELASTIC_RUN_ID
   bool use_agent_store =
       false;               ///< TORCHELASTIC_USE_AGENT_STORE: the launcher hosts the store, rank 0 is a client
   std::string error_file;  ///< TORCHELASTIC_ERROR_FILE; empty: none wanted

@@ -48,7 +48,7 @@ inline std::size_t utf8_size(std::string_view text) {
   return overlong || beyond ? 0 : size;
 }
 
-/// The text as a JSON string of at most max_bytes or so; what is no UTF-8 becomes U+FFFD.
+/// The text as a JSON string of at most max_bytes or so; invalid UTF-8 becomes U+FFFD.
 inline std::string json_string(std::string_view text, std::size_t max_bytes) {
   std::string json = "\"";
   while (!text.empty()) {
@@ -169,7 +169,7 @@ int record(int argc, char** argv, Main&& main_function) {
   try {
     return main_function(argc, argv);
   } catch (...) {
-    if (!std::current_exception()) throw;  // pthread_exit, which is no failure
+    if (!std::current_exception()) throw;  // pthread_exit, which is not a failure
     report_current_exception();
     return 1;
   }

@@ -57,7 +57,7 @@ struct JobRecord {
   std::vector<AttemptRecord> attempts;
 };
 
-/// The record as one JSON object, in lines. Bytes that are no UTF-8 become U+FFFD.
+/// The record as one JSON object, in lines. Bytes that are not UTF-8 become U+FFFD.
 std::string to_json(const JobRecord& record);
 
 /// Writes it where --result-json says, readable for the user alone: in the place of what was there, at once,

@@ -65,7 +65,7 @@ TEST_CASE("all variables that a launcher may set are known as such", "[worker_en
     CHECK(std::count(names.begin(), names.end(), name) == 1);
 }
 
-TEST_CASE("a program started by hand is a world of one", "[worker_env]") {
+TEST_CASE("a program started by hand is a single process", "[worker_env]") {
   const WorkerEnv env = read({});
   CHECK(env.world_size == 1);
   CHECK(env.rank == 0);

@@ -137,7 +137,7 @@ def test_training_that_fails_and_resumes_ends_as_if_it_had_not(torchrun, ddprun)
         assert first[0] == "attempt 0 of 1 begins at step 0" and second[0] == "attempt 1 of 1 begins at step 3", (first, second)
         assert first[2:] + second[2:] == whole[2:], (first, second, whole)
         ports |= {first[1], second[1]}
-    assert len(ports) == 2, "every attempt has a port of its own"
+    assert len(ports) == 2, "every attempt has its own port"
 
 
 def without_time(error):

@@ -1,4 +1,4 @@
-// Runs a fuzz target over its corpus, where there is no fuzzer: usage: PROGRAM FOLDER
+// Runs a fuzz target over its corpus, for machines without a fuzzer; usage: PROGRAM FOLDER
 #include <algorithm>
 #include <iostream>
 

@@ -7,7 +7,7 @@
 namespace ddprun::fuzz {
 namespace {
 
-/// Bytes of the character that the text begins with; 0 if it is no UTF-8. By the table 3-7 of the Unicode
+/// Bytes of the character that the text begins with; 0 if it is not UTF-8. By the table 3-7 of the Unicode
 /// standard, and so in another way than the code that is checked with it.
 std::size_t character_size(std::string_view text) {
   const auto at = [&](std::size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0U; };

@@ -55,7 +55,7 @@ void check_streams(const std::string& text) try {
 
 void check_local_ranks(const std::string& text) try {
   const auto ranks = parse_local_ranks(kFlag, text);
-  expect(ranks.has_value() == !text.empty(), "no text is no filter");
+  expect(ranks.has_value() == !text.empty(), "empty text means no filter");
   if (!ranks) return;
   expect(only_has(text, "0123456789,"), "local ranks have no other characters", text);
   std::string again;
@@ -85,7 +85,7 @@ void check_restart_codes(std::string_view text) try {
     expect(codes.contains(range.first) && codes.contains(range.last), "a range holds its ends");
     again += (again.empty() ? "" : ",") + std::to_string(range.first) + "-" + std::to_string(range.last);
   }
-  expect(!codes.contains(0), "success is no failure to restart after");
+  expect(!codes.contains(0), "success is not a failure to restart after");
   expect(parse_restart_codes(again).ranges == codes.ranges, "codes are read as they are spelt", again);
 } catch (const UsageError& error) {
   expect_usage_message(error, "--restart-on-codes");

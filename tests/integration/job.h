@@ -42,7 +42,7 @@ inline void need_vfork() {
 /// For tests that leave ddprun no descriptor: UBSan looks at an exception's type through a pipe.
 inline void need_no_sanitizer() {
 #ifdef __SANITIZE_ADDRESS__
-  skip("UBSan needs descriptors of its own");
+  skip("UBSan needs its own descriptors");
 #endif
 }
 

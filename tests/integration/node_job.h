@@ -26,10 +26,10 @@ inline std::string free_port() {
   return std::to_string(ntohs(address.sin_port));
 }
 
-/// The nodes of one job, each a ddprun of its own, all on this host. The first has the coordinator.
+/// The nodes of one job, each with its own ddprun, all on this host. The first has the coordinator.
 class NodeJob {
  public:
-  /// Starts a node with flags of its own.
+  /// Starts a node with extra flags.
   Child& start(const std::vector<std::string>& own, const std::vector<std::string>& actions) {
     return add(job(flags(own), actions));
   }
@@ -42,7 +42,7 @@ class NodeJob {
     return *nodes_.back();
   }
 
-  /// What the next node needs to find the others, and flags of its own.
+  /// What the next node needs to find the others, and extra flags.
   std::vector<std::string> flags(const std::vector<std::string>& own) const {
     std::vector<std::string> all = {"--rdzv-endpoint=127.0.0.1:" + port, "--rdzv-id=the-job",
                                     std::string("--rdzv-conf=is_host=") + (nodes_.empty() ? "1" : "0")};

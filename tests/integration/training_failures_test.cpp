@@ -22,7 +22,7 @@ TEST_CASE("a full disk is a warning once a checkpoint is there, and a failure if
   const auto disk = dir.path() / "disk";
   fs::create_directory(disk);
   auto command = mnist(1, disk / "run", small({"--epochs=2"}));
-  // A disk of its own for this job alone: nothing is left mounted, whatever happens.
+  // A disk for this job alone: nothing stays mounted, whatever happens.
   command.in_child = [disk = disk.string(), size = size] {
     if (::unshare(CLONE_NEWNS) != 0 || ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
         ::mount("tmpfs", disk.c_str(), "tmpfs", 0, size) != 0)
@@ -54,7 +54,7 @@ TEST_CASE("a reader of stdout that goes away does not end the training", "[train
   CHECK(fs::exists(dir.path() / "run/checkpoints/last.pt"));
 }
 
-TEST_CASE("a run in folders whose names are no UTF-8 ends well", "[training]") {
+TEST_CASE("a run in folders whose names are not UTF-8 ends well", "[training]") {
   need_fashion_mnist();
   const TempDir dir;
   fs::create_directory_symlink(fashion_mnist(), dir.path() / "data\xff");

@@ -87,7 +87,7 @@ TEST_CASE("under ddprun the terminal has rank 0's bar", "[training]") {
   check_nothing_left(ddprun);
 }
 
-TEST_CASE("without a terminal, or unwanted, there is no bar but the lines", "[training]") {
+TEST_CASE("without a terminal, or when unwanted, the bar is left out and the lines stay", "[training]") {
   const TempDir dir;
   {
     Child worker(training("linear", 0, dir.path() / "plain", {"--epochs=1"}));

@@ -58,7 +58,7 @@ TEST_CASE("a run that stops in the middle of an epoch and is resumed equals one 
       CHECK(read_summary(parts)["steps"] == steps);
       CHECK(read_summary(parts)["epochs"] == steps / epoch);
     }
-    // A stop has a row of its own, of the test: what is compared is the training.
+    // A stop adds a row for the test; only the training is compared.
     CHECK(values_of(parts, "train_loss") == values_of(whole, "train_loss"));
     CHECK(values_of(parts, "train_loss_epoch").back() == values_of(whole, "train_loss_epoch").back());
     CHECK(values_of(parts, "test_loss").back() == values_of(whole, "test_loss").back());

@@ -131,7 +131,7 @@ TEST_CASE("a run starts from the weights of an earlier one", "[training]") {
   CHECK(read_summary(dir.path() / "second")["test_acc"] == read_summary(dir.path() / "first")["test_acc"]);
 }
 
-TEST_CASE("a worker started by hand is a world of one", "[training]") {
+TEST_CASE("a worker started by hand trains as a single process", "[training]") {
   need_fashion_mnist();
   const TempDir dir;
   auto command = mnist(0, dir.path() / "run", small());

@@ -16,7 +16,7 @@
 namespace ddprun::test {
 namespace {
 
-/// Runs the function in a thread of its own, whose namespaces may change.
+/// Runs the function in its own thread, whose namespaces may change.
 void run_apart(const std::function<void()>& body) {
   std::exception_ptr error;
   std::thread([&] {

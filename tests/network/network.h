@@ -13,7 +13,7 @@
 
 namespace ddprun::test {
 
-/// Hosts 0, 1, ... of a network of their own on this machine: network namespaces, joined by a bridge. There
+/// Hosts 0, 1, ... of a private network on this machine: network namespaces, joined by a bridge. There
 /// is no way out, no name server, and /etc/hosts knows localhost alone. Host i is called "h<i>" and has the
 /// addresses 10.99.0.<i+1> and fd00:99::<i+1>.
 ///

@@ -96,7 +96,7 @@ TEST_CASE("a slow hub delays every frame and loses some", "[network]") {
   CHECK(time_of_sending(lossy, 0, 1, 1'000'000) > 10ms);  // it is all there
 }
 
-TEST_CASE("one node's job needs no network, no name server and no name of its own", "[network]") {
+TEST_CASE("a job on one node needs no network, no name server and no host name", "[network]") {
   const Network network(1);
   const Finished run(network.on(0, job({"--nproc-per-node=2"}, {"ready"})));
   CHECK(run.status == ExitStatus::exited(0));

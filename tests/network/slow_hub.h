@@ -17,7 +17,7 @@ struct Impairment {
 };
 
 /// A hub that passes each Ethernet frame on to all other ports, late or not at all: the kernel's own means
-/// for that (netem) are missing in many. A process of its own, which ends with this object or with the test.
+/// for that (netem) are missing in many. Its own process, which ends with this object or with the test.
 class SlowHub {
  public:
   /// A network interface (TAP) of that name in the calling thread's network namespace, and its port of a hub.

@@ -26,7 +26,7 @@ inline AddressInfo tcp_address(const std::string& address, int port) {
   hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
   addrinfo* list = nullptr;
   if (::getaddrinfo(address.c_str(), std::to_string(port).c_str(), &hints, &list) != 0)
-    throw std::runtime_error(address + " is no address");
+    throw std::runtime_error(address + " is not an address");
   return {list, ::freeaddrinfo};
 }
 

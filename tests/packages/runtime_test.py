@@ -1,4 +1,4 @@
-"""The runtime library as a user has it: installed, moved elsewhere, found by a project of its own, and run.
+"""The runtime library as a user has it: installed, moved elsewhere, found by another project, and run.
 
 usage: runtime_test.py BUILD_FOLDER FOLDER COMPILER
 """

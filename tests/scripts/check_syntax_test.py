@@ -26,7 +26,7 @@ class CheckSyntax(unittest.TestCase):
             subprocess.run(["git", "-C", root, "add", "."], check=True)
             return check(root)
 
-    @unittest.skipUnless((ROOT / ".git").exists(), "these sources are no checkout of git")
+    @unittest.skipUnless((ROOT / ".git").exists(), "these sources are not a git checkout")
     def test_our_own_tree_has_no_fault(self):
         status, output = check(ROOT)
         self.assertEqual(status, 0, output)

@@ -1,6 +1,6 @@
 """.ci/run counts what passed, failed and was skipped, and says which tests were skipped and why.
 
-The script runs as it is, in a folder of its own: its stages are short scripts, and ctest runs tests of a small project.
+The script runs as it is, in its own folder: its stages are short scripts, and ctest runs tests of a small project.
 """
 import os
 import pathlib

@@ -1,6 +1,6 @@
 """get_data.sh fetches from a small mirror: whole, checked, resumable, and nothing is left of what was wrong.
 
-The script runs as it is, from a folder of its own with a table of small files beside it.
+The script runs as it is, from its own folder with a table of small files beside it.
 """
 import gzip
 import hashlib

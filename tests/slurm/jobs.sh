@@ -1,4 +1,4 @@
-# What the tests of Slurm share; sourced, in a Slurm of with_slurm.sh. They run in a temporary folder of their own.
+# What the tests of Slurm share; sourced, in a Slurm of with_slurm.sh. They run in their own temporary folder.
 # shellcheck shell=bash
 set -euo pipefail
 folder=$(mktemp -d)

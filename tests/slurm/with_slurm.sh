@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs a command with a real Slurm of its own, beside any other: munge, slurmctld and two nodes on this machine, 127.0.0.1
+# Runs a command with a real, private Slurm, beside any other: munge, slurmctld and two nodes on this machine, 127.0.0.1
 # and 127.0.0.2, which is what their names are, so that nothing has to know them. Everything lies in a temporary folder that
 # SLURM_CONF points into. No root is needed, and all is ended in the end, also if this script is killed.
 # To try a batch script by hand: tests/slurm/with_slurm.sh bash
@@ -33,7 +33,7 @@ end_all() {
   signal_ours KILL
   rm -rf "$folder"
 }
-# In a process group of its own and a child of nobody's: neither Ctrl-C nor what ends this script ends it.
+# In its own process group, and not a child of this script: neither Ctrl-C nor what ends this script ends it.
 detached() (
   set -m
   "$@" &

@@ -8,7 +8,7 @@
 
 namespace ddprun::test {
 
-/// Skips the test where there is no NVIDIA GPU or no plug-in for it. Asked in a process of its own: one that
+/// Skips the test where there is no NVIDIA GPU or no plug-in for it. Asked in its own process: one that
 /// has used CUDA cannot fork.
 inline void skip_without_a_gpu() {
   try {

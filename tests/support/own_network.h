@@ -13,7 +13,7 @@
 
 namespace ddprun::test {
 
-/// Gives the calling process a network of its own, with loopback alone, on which nobody else's bytes are
+/// Gives the calling process its own network, with loopback alone, on which nobody else's bytes are
 /// counted. For a process of one thread. returns  false where this is not allowed
 inline bool enter_own_network() {
   if (::unshare(CLONE_NEWNET) != 0 && ::unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0) return false;

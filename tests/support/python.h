@@ -19,7 +19,7 @@ inline std::string shell_output(const std::string& command) {
 }
 
 /// The Python that $DDPRUN_TEST_PYTHON names (scripts/setup.sh --python makes one). Without it, or without
-/// the module in it, the test is skipped; a module that is there and broken is no reason to skip.
+/// the module in it, the test is skipped; a module that is there but broken is not a reason to skip.
 inline std::string python_with(const std::string& module) {
   const char* named = std::getenv("DDPRUN_TEST_PYTHON");
   if (named == nullptr || *named == '\0') skip("DDPRUN_TEST_PYTHON names no Python with " + module);

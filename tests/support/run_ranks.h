@@ -12,7 +12,7 @@ namespace ddprun::test {
 /// The environment of one of `size` ranks that meet at the port; rank 0 gets the socket.
 WorkerEnv rank_env(const HeldPort& port, int rank, int size);
 
-/// Runs body(rank) as each of `size` ranks, each a process of its own as in a real job: c10d keeps records
+/// Runs body(rank) as each of `size` ranks, each in its own process as in a real job: c10d keeps records
 /// that are one a process. What the ranks compare must be made in them; the caller must not have run a
 /// backward, after which autograd refuses to work in a forked process. A rank that fails leaves the others
 /// alone.

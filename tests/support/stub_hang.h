@@ -2,7 +2,7 @@
 
 namespace ddprun::test {
 
-/// Sends so many heartbeats to DDPRUN_HEARTBEAT_FD. False if that is no pipe.
+/// Sends so many heartbeats to DDPRUN_HEARTBEAT_FD. False if that is not a pipe.
 bool send_beats(int count);
 
 /// An endless loop.

@@ -86,7 +86,7 @@ void show_rank(EnvReport& report, const ddp::RankDevice& device, const ddp::Cuda
   add("GPUs", gpus);
   add("device", device.device.str());
   add("store",
-      env.world_size == 1 ? "none, a world of one" : ddp::describe_meeting_place(env, options.init_method));
+      env.world_size == 1 ? "none, a single process" : ddp::describe_meeting_place(env, options.init_method));
 }
 
 std::string address_of(const WorkerEnv& env, const std::string& interface) {

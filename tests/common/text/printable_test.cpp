@@ -28,7 +28,7 @@ TEST_CASE("colours are dropped, other control characters become '?'", "[printabl
                   "txt.exe") == "?txt.exe");  // right-to-left override
 }
 
-TEST_CASE("bytes that are no UTF-8 become '?', one each", "[printable]") {
+TEST_CASE("each byte that is not UTF-8 becomes '?'", "[printable]") {
   CHECK(printable("\x9b"
                   "2J") == "?2J");
   CHECK(printable("\xff\xfe") == "??");

@@ -10,7 +10,7 @@ TEST_CASE("text that is UTF-8 stays as it is", "[utf8]") {
   CHECK(valid_utf8("").empty());
 }
 
-TEST_CASE("what is no UTF-8 is replaced, byte by byte", "[utf8]") {
+TEST_CASE("invalid UTF-8 is replaced, byte by byte", "[utf8]") {
   const std::string r = "\xef\xbf\xbd";
   CHECK(valid_utf8("a\xff"
                    "b") == "a" + r + "b");

@@ -1,4 +1,4 @@
-"""DDP training as tutorials have it: gloo, a DataLoader with processes of its own, every loss in full precision."""
+"""DDP training as tutorials have it: gloo, a DataLoader with worker processes, every loss in full precision."""
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel

@@ -51,7 +51,7 @@ TEST_CASE("a list of hosts is expanded in its order", "[host_list]") {
   CHECK(expand_host_list(list, 1000) == names);
 }
 
-TEST_CASE("what is no list of hosts is none", "[host_list]") {
+TEST_CASE("text other than a list of hosts gives none", "[host_list]") {
   const std::string list = GENERATE(values<std::string>({"",
                                                          ",",
                                                          "a,",

@@ -50,14 +50,14 @@ TEST_CASE("the number of nodes may be fixed or a range", "[node_options]") {
   }
 }
 
-TEST_CASE("what is no number of nodes is refused", "[node_options]") {
+TEST_CASE("an invalid number of nodes is refused", "[node_options]") {
   const std::string text = GENERATE(values<std::string>(
       {"0", "-1", "a", "2:1", "0:2", "1:2:3", "1:", ":2", ":", "2x", "1.5", " 2", "100001", "1:100001"}));
   CHECK_THROWS_WITH(parse({"--nnodes=" + text, "--rdzv-endpoint=a"}),
                     ContainsSubstring("--nnodes: expected N or MIN:MAX, from 1 to 100000, got '" + text));
 }
 
-TEST_CASE("the address of all hosts is no place to meet", "[node_options]") {
+TEST_CASE("the wildcard address is refused as a meeting place", "[node_options]") {
   for (const char* endpoint : {"0.0.0.0:29400", "[::]:29400", "::"})
     CHECK_THROWS_WITH(parse({"--nnodes=2", std::string("--rdzv-endpoint=") + endpoint}),
                       ContainsSubstring("--rdzv-endpoint: expected a host's name or an address of one host"));

@@ -75,7 +75,7 @@ TEST_CASE("a task of a step knows its place", "[slurm]") {
   CHECK_FALSE(step->one_task_a_node());
 }
 
-TEST_CASE("a step of one task, a batch script and a shell are no step of several", "[slurm]") {
+TEST_CASE("a step of one task, a batch script and a shell are not a step of several tasks", "[slurm]") {
   CHECK_FALSE(slurm_step(lookup({})));
   CHECK_FALSE(slurm_step(lookup(batch_script())));
   Variables single = one_task(0);
@@ -143,7 +143,7 @@ TEST_CASE("a variable of a step that makes no sense is named", "[slurm]") {
                                                        ContainsSubstring("got '" + value + "'"));
 }
 
-TEST_CASE("a list of nodes in another order than their numbers is no list to rely on", "[slurm]") {
+TEST_CASE("a list of nodes in an order other than their numbers is not relied on", "[slurm]") {
   Variables variables = one_task(0);
   variables["SLURMD_NODENAME"] = "n2";
   CHECK_THROWS_WITH(slurm_step(lookup(variables)),
@@ -265,7 +265,7 @@ TEST_CASE("flags that say what nodes there are set Slurm's variables aside", "[s
   CHECK(nodes.token.empty());
 }
 
-TEST_CASE("a ddprun that a worker starts is no task of the step", "[slurm]") {
+TEST_CASE("a ddprun that a worker starts is not a task of the step", "[slurm]") {
   Variables variables = one_task(1);
   variables["DDPRUN_JOB_ID"] = "outer";
   const Options options = parse({}, variables);

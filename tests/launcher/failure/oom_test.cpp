@@ -74,7 +74,7 @@ TEST_CASE("the kernel's line on a kill is read", "[oom]") {
   CHECK(parse_oom_kill("Out of memory: Killed process 7 (a.out)") == OomKill{7, "", false, 0});
 }
 
-TEST_CASE("other lines of the kernel are no kills", "[oom]") {
+TEST_CASE("other lines of the kernel do not count as kills", "[oom]") {
   for (const char* line :
        {"", "python3 invoked oom-killer: gfp_mask=0xcc0", "Out of memory: Killed process x (a)",
         "Killed process 7 (a)", "Out of memory: Killed process -7 (a)",

@@ -60,7 +60,7 @@ TEST_CASE("GPUs that the job does not use are not looked at", "[gpu_health]") {
   CHECK(gpu_problems(gpus, {{"MIG-9999", -1}}).empty());
 }
 
-TEST_CASE("neighbours on a divided GPU are no problem, its errors are", "[gpu_health]") {
+TEST_CASE("neighbours on a divided GPU are fine, its errors are reported", "[gpu_health]") {
   auto gpus = two();
   gpus[0].processes = {{42, 3000 * kMiB}};
   const std::vector<VisibleGpu> instances = {{"MIG-1", 0}, {"MIG-2", 0}};

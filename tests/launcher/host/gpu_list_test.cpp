@@ -102,7 +102,7 @@ TEST_CASE("virtual local ranks get an entry each", "[gpu_list]") {
         Names{"MIG-1111", "MIG-1222", "MIG-3333"});
 }
 
-TEST_CASE("virtual local ranks take entries as they are written where there is no NVML", "[gpu_list]") {
+TEST_CASE("virtual local ranks take entries as they are written where NVML is missing", "[gpu_list]") {
   CHECK(one_gpu_each({}, "4,7", 2) == Names{"4", "7"});
   CHECK_THROWS_AS(one_gpu_each({}, "4,4", 2), UsageError);
   CHECK_THROWS_AS(one_gpu_each({}, "4,-1,5", 2), UsageError);

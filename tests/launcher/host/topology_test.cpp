@@ -54,7 +54,7 @@ TEST_CASE("CUDA_VISIBLE_DEVICES chooses among the host's GPUs", "[topology]") {
   CHECK_THROWS_AS(detect_topology(true), UsageError);
 }
 
-TEST_CASE("a broken driver is no GPU and a reason", "[topology]") {
+TEST_CASE("a broken driver means no GPUs, and a reason", "[topology]") {
   const FakeNvml nvml("error=18");
   const Topology topology = detect_topology(true);
   CHECK(topology.gpus == 0);

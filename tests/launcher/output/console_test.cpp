@@ -193,7 +193,7 @@ TEST_CASE("stdout and stderr on one terminal share the transient line", "[consol
   CHECK(read_available(terminal.ours) == drawn("10%") + kClear + "line\n" + drawn("10%"));
 }
 
-TEST_CASE("ddprun's own message finds a line of its own", "[console]") {
+TEST_CASE("ddprun's own message starts on its own line", "[console]") {
   ConsoleRig rig(make_terminal());
   rig.console.out()->show_transient(&rig.a, "10%");
   rig.shown();

@@ -141,7 +141,7 @@ inline void put(int fd, std::string_view bytes) {
   }
 }
 
-/// Reads a descriptor to its end on a thread of its own.
+/// Reads a descriptor to its end on its own thread.
 class Collector {
  public:
   using Take = std::function<void(std::string_view)>;

@@ -82,7 +82,7 @@ TEST_CASE("a refused node is not heard again on its connection", "[admission]") 
   CHECK(rig.last<Waiting>(rig.join("n1")).present == 1);
 }
 
-TEST_CASE("what is no Join from an unknown connection is ignored", "[admission]") {
+TEST_CASE("anything but a Join from an unknown connection is ignored", "[admission]") {
   CoordinatorRig rig(job(1, 2));
   for (const NodeMessage& message :
        {NodeMessage(Leading{0, 1}), NodeMessage(Succeeded{0}), NodeMessage(Ended{0}), NodeMessage(Failed{}),

@@ -133,7 +133,7 @@ TEST_CASE("nodes of one name have ranks in the order of coming", "[coordinator]"
   for (std::size_t i = 0; i < 3; ++i) CHECK(rig.last<Start>(ids[i]).group_rank == static_cast<int>(i));
 }
 
-TEST_CASE("the order of coming is no matter of connections' numbers", "[coordinator]") {
+TEST_CASE("the order of arrival does not depend on connection numbers", "[coordinator]") {
   CoordinatorRig rig(job(2, 2));
   rig.say(9, rig.wish("a"));
   rig.say(3, rig.wish("a"));

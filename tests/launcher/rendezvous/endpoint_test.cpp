@@ -26,7 +26,7 @@ TEST_CASE("an endpoint is a host, with or without a port", "[endpoint]") {
   CHECK(parse_endpoint(text, 29400) == Endpoint{host, port});
 }
 
-TEST_CASE("what is no endpoint is none", "[endpoint]") {
+TEST_CASE("an invalid endpoint gives none", "[endpoint]") {
   const std::string text = GENERATE(values<std::string>({"",
                                                          ":",
                                                          ":1",

@@ -173,7 +173,7 @@ TEST_CASE("how a node failed is one of the known kinds", "[message_json]") {
   CHECK_THROWS_AS(encode(Failed{0, AllSucceeded{}, ""}), std::logic_error);
 }
 
-TEST_CASE("text that is no message is refused in one printable, short line", "[message_json]") {
+TEST_CASE("text that is not a message is refused in one short, printable line", "[message_json]") {
   const std::string cases[] = {
       "",
       "{",
@@ -251,7 +251,7 @@ TEST_CASE("a message fits into a frame, whatever its texts are", "[message_json]
   }
 }
 
-TEST_CASE("what is no UTF-8 is replaced before it is sent, and not taken in", "[message_json]") {
+TEST_CASE("invalid UTF-8 is replaced before it is sent, and refused on arrival", "[message_json]") {
   const auto sent =
       std::get<Refused>(decode_coordinator_message(encode(Refused{"a\xff"
                                                                   "b\xed\xa0\x80"})));

@@ -22,7 +22,7 @@ TEST_CASE("codes, ranges and signals make up --restart-on-codes", "[restart_poli
   CHECK(RestartCodes().contains(1));
 }
 
-TEST_CASE("what is no list of codes is refused", "[restart_policy]") {
+TEST_CASE("an invalid list of codes is refused", "[restart_policy]") {
   for (const char* text : {"", ",", "1,", "0", "256", "-1", "1-", "5-3", "SIGNOPE", "SIG", "1 ,2", "1-2-3",
                            "x", "99999999999", "SIGKILL-SIGTERM"}) {
     INFO(text);

@@ -56,7 +56,7 @@ TEST_CASE("a worker whose heartbeats stop hangs whatever the others do", "[hang_
   CHECK(hung({beaten(199), beaten(140), printed(199)}, 200) == Indices{1});
 }
 
-TEST_CASE("the output of a beating worker is a sign of its own life", "[hang_policy]") {
+TEST_CASE("the output of a beating worker counts as a sign of life", "[hang_policy]") {
   CHECK(look_again({{true, at(150), at(110)}}, 200) == at(210));
   CHECK(look_again({{true, at(110), at(150)}}, 200) == at(210));
   CHECK(hung({{true, at(150), at(110)}, beaten(209)}, 210) == Indices{0});

@@ -110,7 +110,8 @@ TEST_CASE("an interface that is not there, and a GPU that is not, are wrong", "[
 TEST_CASE("worker env of one process finds all fine", "[env_report]") {
   test::Child child(worker_env({}));
   CHECK(child.wait() == ExitStatus::exited(0));
-  CHECK_THAT(child.out(), ContainsSubstring("none, a world of one") && ContainsSubstring("\nall is fine\n"));
+  CHECK_THAT(child.out(),
+             ContainsSubstring("none, a single process") && ContainsSubstring("\nall is fine\n"));
 }
 
 TEST_CASE("worker env of two ranks meets, and rank 0 alone prints", "[env_report]") {

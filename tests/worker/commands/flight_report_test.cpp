@@ -112,7 +112,7 @@ TEST_CASE("a report names ranks without a record, and older records", "[flight]"
       ContainsSubstring("rank 1 at #3 (all_reduce of 8 float, completed), written 10.0 s before the last"));
 }
 
-TEST_CASE("a rank that is a moment behind in records written on request is no culprit", "[flight]") {
+TEST_CASE("a rank that is a moment behind in records written on request is not blamed", "[flight]") {
   auto waiting = dump_of(0, 2, 3, CollectiveState::kStarted, 3);
   waiting.time_ns += kSecond / 2;
   const auto report = make_flight_report({waiting, dump_of(1, 2, 2, CollectiveState::kCompleted, 3)});

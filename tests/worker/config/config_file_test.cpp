@@ -92,7 +92,7 @@ TEST_CASE("a run folder holds the configuration that repeats the run", "[config]
   make_run_folder(config);
   const auto again = parse({"mnist", "--config", (dir.path() / "run/config.toml").string()});
   CHECK(to_json(again) == to_json(config));
-  CHECK(again.train.out.empty());  // a repeated run has a folder of its own
+  CHECK(again.train.out.empty());  // a repeated run has its own folder
 }
 
 TEST_CASE("a mistake in a configuration file is one line that names file and line", "[config]") {

@@ -299,7 +299,7 @@ TEST_CASE("a run folder that cannot be made is refused by name", "[config]") {
                     ContainsSubstring("/dev/null/run: cannot create the run folder"));
 }
 
-TEST_CASE("a path that is no UTF-8 is in the configuration as JSON", "[config]") {
+TEST_CASE("a path that is not UTF-8 is in the configuration as JSON", "[config]") {
   const auto json = nlohmann::json::parse(
       parse({"mnist", "--data=/tmp/x\xff", "--init-weights=\xff.pt", "--out=\xff"}).train.config_json);
   CHECK(json["data"] == "/tmp/x\xef\xbf\xbd");

@@ -40,7 +40,7 @@ torch::nn::Linear make_model() {
   return torch::nn::Linear(16, 4);
 }
 
-/// Weights after three steps of SGD, each rank on rows of its own, computed on the device.
+/// Weights after three steps of SGD, each rank on its own rows, computed on the device.
 torch::Tensor train(const ProcessGroup* group, at::Device device) {
   auto model = make_model();
   model->to(device);
@@ -67,7 +67,7 @@ void check_close_to_cpu(const torch::Tensor& got, const torch::Tensor& expected)
 
 }  // namespace
 
-TEST_CASE("NCCL serves a world of one on one GPU", "[gpu]") {
+TEST_CASE("NCCL serves a single process on one GPU", "[gpu]") {
   skip_without_a_gpu();
   spawn(1, [](const WorkerEnv& env) {
     ::setenv("TORCH_FR_BUFFER_SIZE", "100", 1);
@@ -82,7 +82,7 @@ TEST_CASE("NCCL serves a world of one on one GPU", "[gpu]") {
   });
 }
 
-TEST_CASE("training on one GPU, in a world of one, equals training on the CPU", "[gpu]") {
+TEST_CASE("training in a single process on one GPU equals training on the CPU", "[gpu]") {
   skip_without_a_gpu();
   spawn(1, [](const WorkerEnv& env) {
     auto group = ProcessGroup::connect(env, on_gpu(BackendChoice::kNccl));

@@ -175,7 +175,7 @@ TEST_CASE("with each gradient compression the weights on CUDA are the CPU's", "[
   });
 }
 
-TEST_CASE("gradients on CUDA that are no numbers are named with parameter and rank", "[gpu][nan_check]") {
+TEST_CASE("NaN gradients on CUDA are named with parameter and rank", "[gpu][nan_check]") {
   skip_without_a_gpu();
   run_on_one_gpu(2, [](const ProcessGroup& group) {
     torch::nn::Linear model(3, 2);
@@ -192,7 +192,7 @@ TEST_CASE("gradients on CUDA that are no numbers are named with parameter and ra
         return error.what();
       }
     };
-    ensure(failure_of_step(0.5).empty(), "numbers are no failure");
+    ensure(failure_of_step(0.5).empty(), "finite gradients do not fail");
     ensure(failure_of_step(NAN) == "gradient of weight on rank 1: 6 NaN and 0 infinite of 6 values", "NaN");
     ensure(failure_of_step(0.5).empty(), "the step after");
   });

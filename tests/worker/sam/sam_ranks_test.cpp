@@ -93,7 +93,7 @@ TEST_CASE("with gradient checkpointing a frozen encoder stays frozen", "[sam][ra
 }
 
 TEST_CASE("attention with relative positions never has a tensor of all pairs", "[sam][ranks]") {
-  run_ranks(1, [](const ddp::ProcessGroup&) {  // a process of its own, for the counting allocator
+  run_ranks(1, [](const ddp::ProcessGroup&) {  // its own process, for the counting allocator
     torch::set_num_threads(1);
     count_tensor_memory();
     const auto make = [](std::int64_t width) { return torch::randn({1, 64 * 64, width}).requires_grad_(); };

@@ -12,7 +12,7 @@ using ddprun::data::find_data;
 
 namespace {
 
-/// The two folders that a user can fill, of our own while this lives (a test case is a process of its own).
+/// The two folders that a user can fill, private while this lives (a test case is a process of its own).
 struct Folders {
   Folders() {
     ::setenv("DDPRUN_DATA", own.path().c_str(), 1);

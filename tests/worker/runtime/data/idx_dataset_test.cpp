@@ -122,7 +122,7 @@ TEST_CASE("dataset refuses wrong content, naming the file and what was expected"
                       ContainsSubstring("t10k-images-idx3-ubyte: expected magic number 2051") &&
                           ContainsSubstring("got 2049"));
   }
-  SECTION("something that is no IDX at all") {
+  SECTION("something other than IDX") {
     write_file_atomic(folder.images_path(), "\x89PNG\r\n and more");
     CHECK_THROWS_WITH(folder.open(), ContainsSubstring("expected magic number 2051"));
   }
@@ -148,7 +148,7 @@ TEST_CASE("dataset refuses wrong content, naming the file and what was expected"
     write_file_atomic(folder.labels_path(), labels(std::string(2, '\0')));
     CHECK_THROWS_WITH(folder.open(), ContainsSubstring("expected 3 labels, one an image, got 2"));
   }
-  SECTION("a label that is no digit") {
+  SECTION("a label that is not a digit") {
     write_file_atomic(folder.labels_path(), labels(std::string("\x02\x0a\x00", 3)));
     CHECK_THROWS_WITH(folder.open(), ContainsSubstring("expected labels from 0 to 9, got 10"));
   }

@@ -109,7 +109,7 @@ TEST_CASE("a label for two classes is 0 or 1", "[table_dataset]") {
   CHECK(error_of("1,2,0.0\n3,4,1e0\n", Label::kZeroOrOne).empty());
 }
 
-TEST_CASE("a table that is no table is one clear line", "[table_dataset]") {
+TEST_CASE("a malformed table is one clear line", "[table_dataset]") {
   CHECK_THROWS_WITH(read_table("/no/such.csv"), ContainsSubstring("/no/such.csv: "));
   const TempDir dir;
   CHECK_THROWS_WITH(read_table(dir.path()), ContainsSubstring("is a folder, expected a file"));

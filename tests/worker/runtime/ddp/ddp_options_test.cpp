@@ -232,7 +232,7 @@ TEST_CASE("buckets of unused parameters can be left out of the reduction", "[dis
   });
 }
 
-TEST_CASE("a world of one has no reducer and needs no connections", "[distributed_data_parallel]") {
+TEST_CASE("a single process has no reducer and needs no connections", "[distributed_data_parallel]") {
   const HeldPort port;
   test::fork_ranks(1, [&](int) {
     auto group = ProcessGroup::connect(test::rank_env(port, 0, 1), {});

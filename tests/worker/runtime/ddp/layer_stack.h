@@ -20,7 +20,7 @@ struct Layer {
   bool frozen = false;
 };
 
-/// Linear layers with tanh between, each of a type of its own, as Stack in scripts/make_golden.py.
+/// Linear layers with tanh between, each of its own type, as Stack in scripts/make_golden.py.
 class LayerStack : public torch::nn::Module {
  public:
   explicit LayerStack(std::vector<Layer> layers, std::uint64_t seed = 1) : layers_(std::move(layers)) {

@@ -35,7 +35,7 @@ torch::Tensor input(double first) { return torch::tensor({{first, 1.0, 2.0}}, to
 
 }  // namespace
 
-TEST_CASE("a gradient that is no number is named with its parameter and rank, on every rank", "[nan_check]") {
+TEST_CASE("a NaN gradient is named with its parameter and rank, on every rank", "[nan_check]") {
   const int size = GENERATE(1, 2, 3);
   const bool check_first = GENERATE(false, true);  // made before DistributedDataParallel, or after
   test::run_ranks(size, [=](const ProcessGroup& group) {
@@ -56,7 +56,7 @@ TEST_CASE("a gradient that is no number is named with its parameter and rank, on
     // The averaged gradient is NaN on every rank now; the next one's own are looked at, not these.
     expect(step(0.5), "");
     expect(step(INFINITY), where + "0 NaN and 2 infinite of 6 values");
-    // A sum that overflows is no infinite value.
+    // A sum that overflows does not make a value infinite.
     expect(step(std::numeric_limits<float>::max()), "");
   });
 }

@@ -38,7 +38,7 @@ struct Held {
 
 }  // namespace
 
-TEST_CASE("a world of one costs no file, socket or thread until its handle is asked for", "[groups]") {
+TEST_CASE("a single process opens no file, socket or thread until its handle is asked for", "[groups]") {
   const HeldPort port;
   auto env = test::rank_env(port, 0, 1);  // as a launcher starts it, too
   if (GENERATE(false, true)) env = WorkerEnv{};

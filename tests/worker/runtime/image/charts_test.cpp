@@ -164,7 +164,7 @@ TEST_CASE("confusion matrices from one class to a thousand are drawn", "[confusi
   CHECK_NOTHROW(draw_confusion_matrix({{"a", "b"}, {0, 0, 0, 0}}));
 }
 
-TEST_CASE("counts that are no matrix are refused", "[confusion_matrix]") {
+TEST_CASE("counts that do not form a matrix are refused", "[confusion_matrix]") {
   CHECK_THROWS_WITH(draw_confusion_matrix({{"a", "b"}, {1, 2, 3}}),
                     ContainsSubstring("2 classes have 4 counts, got 3"));
   CHECK_THROWS_AS(draw_confusion_matrix({{}, {}}), std::invalid_argument);

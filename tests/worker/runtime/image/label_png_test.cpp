@@ -86,7 +86,7 @@ TEST_CASE("a file's header tells its size", "[read_image]") {
   }
 }
 
-TEST_CASE("a file that is no picture is refused", "[read_image]") {
+TEST_CASE("a file that is not a picture is refused", "[read_image]") {
   CHECK_THROWS_WITH(decode_image("", "a.png"), "a.png: is empty, expected a PNG or JPEG image");
   CHECK_THROWS_WITH(decode_image("II*", "a.tif"), "a.tif: is neither a PNG nor a JPEG image");
   const auto jpeg = read_file(kLabelPngGolden / "picture.jpg");

@@ -89,7 +89,7 @@ TEST_CASE("a picture too large to hold is refused before it is read", "[png]") {
   CHECK_THROWS_WITH(decode_png(bytes, "a.png", 199), ContainsSubstring("too many pixels"));
 }
 
-TEST_CASE("what is no picture is refused", "[png]") {
+TEST_CASE("bytes that are not a picture are refused", "[png]") {
   CHECK_THROWS_WITH(encode_png(make_image(2, 2, 2)),
                     ContainsSubstring("1, 3 or 4 channels, got 2 x 2 pixels with 2"));
   CHECK_THROWS_AS(encode_png(make_image(0, 2, 1)), std::invalid_argument);

@@ -21,7 +21,7 @@ TEST_CASE("rows are in the file at once, with empty cells for what is not known"
   CHECK(read_file(dir.path() / "metrics.csv") == "epoch,step,train_loss\n0,1234567,\n1,,0.123456789\n");
 }
 
-TEST_CASE("a name that is no column is a broken invariant", "[csv_sink]") {
+TEST_CASE("a name that is not a column is a broken invariant", "[csv_sink]") {
   const TempDir dir;
   CsvSink sink(dir.path() / "metrics.csv", {"epoch"});
   CHECK_THROWS_AS(sink.add({{"loss", 1}}), std::logic_error);

@@ -11,7 +11,7 @@
 namespace ddprun::report {
 namespace {
 
-TEST_CASE("each row is a JSON object on a line of its own, at once", "[jsonl_sink]") {
+TEST_CASE("each row is a JSON object on its own line, immediately", "[jsonl_sink]") {
   const TempDir dir;
   const auto path = dir.path() / "metrics.jsonl";
   JsonlSink sink(path);

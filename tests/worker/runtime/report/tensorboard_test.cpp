@@ -74,7 +74,7 @@ assert [(e.step, e.value) for e in events.Scalars('loss')] == [(10, 10), (20, 20
 )");
 }
 
-TEST_CASE("every event is in the file at once, and each sink has a file of its own", "[tensorboard]") {
+TEST_CASE("every event is in the file immediately, and each sink has its own file", "[tensorboard]") {
   const TempDir dir;
   TensorBoardSink first(dir.path()), second(dir.path());
   CHECK(first.path() != second.path());

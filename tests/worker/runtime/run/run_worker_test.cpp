@@ -46,7 +46,7 @@ ExitStatus end_of(const std::filesystem::path& error_file,
 TEST_CASE("run_worker hands over the environment and returns 0", "[run_worker]") {
   const TempDir dir;
   CHECK(end_of(dir.path() / "error.json", [](const WorkerEnv& env) {
-          if (env.world_size != 1) throw std::runtime_error("expected a world of one");
+          if (env.world_size != 1) throw std::runtime_error("expected a single process");
         }) == ExitStatus::exited(0));
   CHECK(!std::filesystem::exists(dir.path() / "error.json"));
 }

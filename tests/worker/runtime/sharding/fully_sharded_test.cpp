@@ -131,7 +131,7 @@ void ensure_close(double value, double expected, double tolerance, const std::st
              .c_str());
 }
 
-/// All parameters and buffers, by name, as tensors of their own.
+/// Copies of all parameters and buffers, by name.
 std::map<std::string, torch::Tensor> state_of(torch::nn::Module& module) {
   std::map<std::string, torch::Tensor> result;
   for (const auto& item : module.named_parameters()) result[item.key()] = item.value().detach().clone();

@@ -47,7 +47,7 @@ ZeroOptimizer::Groups one_group(std::vector<Tensor> parameters) {
   return groups;
 }
 
-/// Weights and biases in groups of their own, with options of their own.
+/// Weights and biases in separate groups, each with its own options.
 template <typename Options>
 ZeroOptimizer::Groups make_groups(torch::nn::Sequential& model, Options options) {
   std::vector<Tensor> weights, biases;

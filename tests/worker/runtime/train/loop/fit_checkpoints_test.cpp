@@ -136,7 +136,7 @@ TEST_CASE("one of the best checkpoints that had no place on the disk counts as i
   });
 }
 
-TEST_CASE("weights of their own that have no place on the disk end no run", "[fit]") {
+TEST_CASE("separate weights that do not fit on the disk do not end the run", "[fit]") {
   const TempDir dir;
   on_a_small_disk(dir.path(), "size=1m", [](const fs::path& disk) {
     auto options = options_in(disk / "run", 2);

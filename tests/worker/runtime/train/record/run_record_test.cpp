@@ -32,7 +32,7 @@ train::TrainingState one_weight_state(std::int64_t step) {
   return state;
 }
 
-/// What a run does whose disk is full when it starts, and is not later. In a process of its own.
+/// What a run does whose disk is full when it starts, and is not later. In its own process.
 void start_on_a_full_disk(const fs::path& disk) {
   fill_disk(disk / "filler");
   RunRecord record(disk);

@@ -191,7 +191,7 @@ TEST_CASE("the checkpoint that training was resumed from, and one of another fol
   }
 }
 
-TEST_CASE("checkpoints whose files are gone are no candidates any more", "[checkpoint_policy]") {
+TEST_CASE("checkpoints whose files are gone are no longer candidates", "[checkpoint_policy]") {
   Files files;
   CheckpointPolicyOptions options;
   options.folder = kFolder;

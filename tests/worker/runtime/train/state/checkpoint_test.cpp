@@ -153,7 +153,7 @@ TEST_CASE("a training state that lacks a part is refused by the part's name", "[
   CHECK_THAT(refused("generators", list), ContainsSubstring("expected bytes for each device"));
 }
 
-TEST_CASE("weights alone are no training state, and it says so", "[checkpoint]") {
+TEST_CASE("weights alone are not a training state, and the message says so", "[checkpoint]") {
   const TempDir dir;
   serialize::write_pt(dir.path() / "a.pt", one_entry("weight", torch::ones({3})));
   CHECK_THROWS_WITH(

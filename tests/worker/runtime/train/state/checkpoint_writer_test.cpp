@@ -175,7 +175,7 @@ TEST_CASE("a snapshot's memory is used again by the next", "[checkpoint_writer]"
 
 namespace {
 
-/// Saves as fast as it can until it is killed: every step to last.pt and to a file of its own, keeping three.
+/// Saves as fast as it can until it is killed: every step to last.pt and to its own file, keeping three.
 /// Writes the last step that is surely on disk to the pipe.
 void save_for_ever(const fs::path& run, std::int64_t step, int pipe) {
   RunRecord record(run, {.resumed_at = step});

@@ -34,7 +34,7 @@ TEST_CASE("a generator goes on from a state of Python's", "[generator_state]") {
   CHECK(generator_state(torch::kCPU).cpu.equal(golden.at("then").toTensor()));
 }
 
-TEST_CASE("bytes that are no generator's state are refused", "[generator_state]") {
+TEST_CASE("bytes that are not a generator's state are refused", "[generator_state]") {
   const auto before = generator_state(torch::kCPU);
   CHECK_THROWS_AS(set_generator_state({torch::ones({3}, torch::kByte), {}}, torch::kCPU),
                   std::invalid_argument);
