@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "launcher/rendezvous/coordinator.h"
-#include "launcher/rendezvous/message_json.h"
+#include "launcher/rendezvous/message.h"
 
 namespace ddprun::launcher {
 namespace {

@@ -74,7 +74,7 @@ asio::awaitable<void> node(Run& run, int rank) {
       run.forming_ms = milliseconds_since(run.begin);
       run.memory_mb = resident_mb();
       run.failed = Clock::now();
-      send(Failed{start->round, WorkerFailed{ExitStatus::exited(3)}, "rank 0 failed"});
+      send(Failed{start->number, WorkerFailed{ExitStatus::exited(3)}, "rank 0 failed"});
     } else if (std::holds_alternative<End>(message)) {
       if (++run.ended == run.nodes) run.ending_ms = milliseconds_since(run.failed);
       break;

@@ -3,7 +3,6 @@
 #include <exception>
 #include <iostream>
 
-#include <ddprun/common/errors.h>
 #include <ddprun/common/logging.h>
 #include "launcher/cli/options.h"
 #include "launcher/events/launch_error.h"
@@ -26,14 +25,8 @@ int main(int argc, char** argv) {
     const RunResult result = run_job(options, environment);
     if (result.ended_by) end_by_signal(*result.ended_by);
     return result.exit_code;
-  } catch (const UsageError& error) {
-    log_error(error.what());
-    return 2;
-  } catch (const LaunchError& error) {
-    log_error(error.what());
-    return error.exit_code;
   } catch (const std::exception& error) {
     log_error(error.what());
-    return LaunchError::kOwnFailure;
+    return exit_code_of(error);
   }
 }

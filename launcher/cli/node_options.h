@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <ddprun/common/worker_env.h>
+#include "launcher/rendezvous/coordinator.h"
 #include "launcher/rendezvous/endpoint.h"
 
 namespace ddprun::settings {
@@ -17,8 +18,7 @@ namespace ddprun::launcher {
 struct Options;
 
 /// A job over several nodes: how many, and how they find each other.
-struct NodesOptions {
-  int min_nodes = 1, max_nodes = 1;
+struct NodesOptions : MeetingRules {
   Endpoint endpoint;  ///< of the coordinator
   /// Whether this node runs the coordinator; none: the node that the endpoint's address belongs to runs it.
   std::optional<bool> is_host;
@@ -27,9 +27,7 @@ struct NodesOptions {
   std::string local_addr;         ///< where other nodes reach this one; empty: detected
   std::string token;              ///< empty: none
   bool token_is_derived = false;  ///< from Slurm's variables: protects from mistakes, not from attackers
-  std::chrono::milliseconds join_timeout{600'000}, last_call{30'000}, node_timeout{10'000};
-  std::vector<std::string> names;                   ///< of all nodes by node rank, where known (Slurm)
-  int first_local_rank = 0;                         ///< Slurm, several tasks a node: this task's local rank
+  int first_local_rank = 0;       ///< Slurm, several tasks a node: this task's local rank
   std::optional<int> local_world_size;              ///< and the number of tasks on this node
   std::optional<int> group_rank, group_world_size;  ///< then the node's index and count, for GROUP_RANK
   bool several() const { return max_nodes > 1; }

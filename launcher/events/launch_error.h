@@ -1,8 +1,11 @@
 #pragma once
 
 #include <cerrno>
+#include <exception>
 #include <stdexcept>
 #include <string>
+
+#include <ddprun/common/errors.h>
 
 namespace ddprun::launcher {
 
@@ -27,5 +30,11 @@ class LaunchError : public std::runtime_error {
 
   int exit_code;
 };
+
+/// ddprun's exit code if this error ends it.
+inline int exit_code_of(const std::exception& error) {
+  if (const auto* launch = dynamic_cast<const LaunchError*>(&error)) return launch->exit_code;
+  return dynamic_cast<const UsageError*>(&error) != nullptr ? LaunchError::kUsage : LaunchError::kOwnFailure;
+}
 
 }  // namespace ddprun::launcher

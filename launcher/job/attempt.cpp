@@ -68,7 +68,6 @@ asio::awaitable<int> dump_stacks(Job& job, WorkerGroup& group, Attempt& attempt)
 
 /// Logs why the attempt is stopped, unless a worker ended it. returns the signal to stop it with
 asio::awaitable<int> prepare_to_stop(Job& job, WorkerGroup& group, Attempt& attempt) {
-  const EventRecord now{EventRecord::Kind::kHang, Clock::now(), attempt.round.number};
   if (const auto* received = std::get_if<SignalReceived>(&attempt.outcome)) {
     log_warning("received " + signal_name(received->signal) + ": ending the job");
     co_return received->signal;
@@ -77,15 +76,13 @@ asio::awaitable<int> prepare_to_stop(Job& job, WorkerGroup& group, Attempt& atte
     log_warning(printable(ended->reason) + ": ending this node's workers");
   if (std::holds_alternative<TimedOut>(attempt.outcome)) {
     log_error("the job did not end within " + in_seconds(*job.options.timeout) + " (--timeout): ending it");
-    EventRecord record = now;
-    record.kind = EventRecord::Kind::kTimeout;
-    job.log.add(record);
+    job.log.add({EventRecord::Kind::kTimeout, Clock::now(), attempt.round.number});
     co_return co_await dump_stacks(job, group, attempt);
   }
   if (const auto* hung = std::get_if<Hung>(&attempt.outcome)) {
     std::string ranks;
     for (const std::size_t index : hung->workers) {
-      EventRecord record = now;
+      EventRecord record{EventRecord::Kind::kHang, Clock::now(), attempt.round.number};
       record.rank = attempt.specs[index].rank;
       record.local_rank = attempt.specs[index].local_rank;
       record.pid = group.workers()[index].process.pid;

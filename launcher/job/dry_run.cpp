@@ -10,10 +10,8 @@
 namespace ddprun::launcher {
 namespace {
 
-/// Whether ddprun sets this variable for every worker.
-bool is_set_by_ddprun(const std::string& variable) {
-  const auto& names = worker_variable_names();
-  return std::find(names.begin(), names.end(), variable.substr(0, variable.find('='))) != names.end();
+bool contains(const std::vector<std::string>& texts, const std::string& text) {
+  return std::find(texts.begin(), texts.end(), text) != texts.end();
 }
 
 std::string describe_stream(const char* name, const StreamPlan& plan) {
@@ -58,8 +56,8 @@ std::string dry_run_text(const std::string& program, const std::vector<WorkerSpe
     for (const std::string& variable : spec.env)
       if (variable == "MASTER_PORT=0") {
         text += "  env: MASTER_PORT=(a free port)\n";
-      } else if (is_set_by_ddprun(variable) ||
-                 std::find(inherited.begin(), inherited.end(), variable) == inherited.end()) {
+      } else if (contains(worker_variable_names(), variable.substr(0, variable.find('='))) ||
+                 !contains(inherited, variable)) {
         text += "  env: " + printable(redacted_variable(variable)) + "\n";
       }
     if (!spec.cpus.empty()) text += "  cpus: " + describe_cpus(spec.cpus) + "\n";

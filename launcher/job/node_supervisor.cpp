@@ -38,12 +38,9 @@ class NodeSupervisor {
     std::exception_ptr failure;
     try {
       while (!result) result = co_await step();
-    } catch (const LaunchError& error) {
-      failure = std::current_exception();
-      fail_job(error.exit_code, error.what());
     } catch (const std::exception& error) {
       failure = std::current_exception();
-      fail_job(LaunchError::kOwnFailure, error.what());
+      fail_job(exit_code_of(error), error.what());
     }
     co_await say_goodbye();
     if (failure) std::rethrow_exception(failure);
@@ -89,16 +86,8 @@ class NodeSupervisor {
       log_warning("anyone who reaches " + to_string(nodes_.endpoint) +
                   " and knows the job's numbers (squeue) can join this job: its token is derived from them "
                   "(--token-file, DDPRUN_TOKEN)");
-    CoordinatorSettings settings;
-    settings.run_id = job_.run_id;
-    settings.min_nodes = nodes_.min_nodes;
-    settings.max_nodes = nodes_.max_nodes;
-    settings.join_timeout = nodes_.join_timeout;
-    settings.last_call = nodes_.last_call;
-    settings.node_timeout = nodes_.node_timeout;
-    settings.restarts = job_.options.restart;
-    settings.names = nodes_.names;
-    connections_.server.emplace(job_.io, std::move(settings), nodes_.token, std::move(listening.sockets));
+    connections_.server.emplace(job_.io, CoordinatorSettings{nodes_, job_.run_id, job_.options.restart},
+                                nodes_.token, std::move(listening.sockets));
     connections_.server->on_all_gone([this] { job_.events.push(PeerEvent{}); });
   }
 
@@ -174,19 +163,14 @@ class NodeSupervisor {
   }
 
   asio::awaitable<std::optional<RunResult>> run_round(const Start& start) {
-    Round round;
-    round.number = round_ = start.round;
+    Round round = start;
     round.group_rank = nodes_.group_rank.value_or(start.group_rank);
     round.group_world_size = nodes_.group_world_size.value_or(start.group_world_size);
-    round.first_rank = start.first_rank;
     round.first_local_rank = nodes_.first_local_rank;
     round.workers = job_.workers;
     round.local_world_size = nodes_.local_world_size.value_or(job_.workers);
-    round.world_size = start.world_size;
-    round.master_addr = start.master_addr.empty() ? link().coordinator_address() : start.master_addr;
-    round.master_port = start.master_port;
-    round.run_id = start.run_id;
-    round.max_restarts = start.max_restarts;
+    if (round.master_addr.empty()) round.master_addr = link().coordinator_address();
+    round_ = round.number;
     if (!record_.attempts.empty()) {
       ++record_.restarts;
       job_.log.add({EventRecord::Kind::kRestart, Clock::now(), round_});

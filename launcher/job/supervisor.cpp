@@ -201,23 +201,14 @@ RunResult run_job(const Options& options, const std::vector<std::string>& enviro
   for (const std::string& note : options.notes) log_info(note);
   const std::string job_id = boost::uuids::to_string(boost::uuids::random_generator()());
   JobRecord record = begin_record(options, DDPRUN_VERSION, options.run_id.empty() ? job_id : options.run_id);
-  const auto failed = [&](int exit_code, const std::exception& error) {
-    record.outcome = StartFailed{exit_code, error.what()};
-    record.message = error.what();
-    if (!options.dry_run) finish_record(options.result_json, {exit_code, std::nullopt}, record);
-  };
   try {
     const RunResult result = run_recorded(options, environment, job_id, clock, record);
     if (!options.dry_run) finish_record(options.result_json, result, record);
     return result;
-  } catch (const UsageError& error) {
-    failed(LaunchError::kUsage, error);
-    throw;
-  } catch (const LaunchError& error) {
-    failed(error.exit_code, error);
-    throw;
   } catch (const std::exception& error) {
-    failed(LaunchError::kOwnFailure, error);
+    record.message = error.what();
+    record.outcome = StartFailed{exit_code_of(error), record.message};
+    if (!options.dry_run) finish_record(options.result_json, {exit_code_of(error), std::nullopt}, record);
     throw;
   }
 }

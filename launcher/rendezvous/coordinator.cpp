@@ -228,7 +228,7 @@ void Coordinator::start_round(int port, Time now) {
   running_since_ = now;
   Start start;  // as the next member gets it
   start.world_size = 0;
-  start.round = round_;
+  start.number = round_;
   start.group_world_size = static_cast<int>(members_.size());
   start.master_addr = nodes_.at(members_.front()).address;
   start.master_port = port;

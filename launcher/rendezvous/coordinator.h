@@ -14,16 +14,20 @@
 
 namespace ddprun::launcher {
 
-/// The job as the coordinator's node defines it; where other nodes specify something, it must agree.
-struct CoordinatorSettings {
-  std::string run_id;  ///< never empty
+/// When the nodes of a job begin, and how long they wait for each other.
+struct MeetingRules {
   int min_nodes = 1, max_nodes = 1;
   std::chrono::milliseconds join_timeout{600'000};  ///< for a round to begin
   std::chrono::milliseconds last_call{30'000};      ///< to wait for more nodes once min_nodes are there
-  std::chrono::milliseconds node_timeout{
-      10'000};  ///< after which a silent node is lost (at most 1.25 times this)
-  RestartSettings restarts;
+  /// After which a silent node is lost (at most 1.25 times this).
+  std::chrono::milliseconds node_timeout{10'000};
   std::vector<std::string> names;  ///< of the nodes by node rank, if known, as in Slurm
+};
+
+/// The job as the coordinator's node defines it; where other nodes specify something, it must agree.
+struct CoordinatorSettings : MeetingRules {
+  std::string run_id;  ///< never empty
+  RestartSettings restarts;
 };
 
 /// How the job has ended for all nodes.

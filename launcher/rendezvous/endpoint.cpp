@@ -2,14 +2,15 @@
 
 #include <arpa/inet.h>
 #include <ifaddrs.h>
+#include <net/if.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <cctype>
-#include <charconv>
 
 #include <ddprun/common/host_name.h>
+#include <ddprun/common/settings/parse.h>
 
 namespace ddprun::launcher {
 namespace {
@@ -30,40 +31,19 @@ bool is_name(const std::string& text) {
          });
 }
 
-std::optional<int> parse_port_number(const std::string& text) {
-  int port = 0;
-  const char* end = text.data() + text.size();
-  const auto [stopped, error] = std::from_chars(text.data(), end, port);
-  if (error != std::errc() || stopped != end || port < 1 || port > 65535) return {};
-  return port;
+std::string without_brackets(const std::string& text) {
+  const bool brackets = text.size() > 2 && text.front() == '[' && text.back() == ']';
+  return brackets ? text.substr(1, text.size() - 2) : text;
 }
 
 /// The host name without its domain.
 std::string first_label(const std::string& host) { return host.substr(0, host.find('.')); }
 
-bool is_own_address(const std::string& text) {
-  ifaddrs* list = nullptr;
-  if (::getifaddrs(&list) != 0) return false;
-  bool found = false;
-  for (const ifaddrs* entry = list; entry != nullptr && !found; entry = entry->ifa_next) {
-    if (entry->ifa_addr == nullptr) continue;
-    const int family = entry->ifa_addr->sa_family;
-    const void* address = nullptr;
-    if (family == AF_INET) address = &reinterpret_cast<const sockaddr_in*>(entry->ifa_addr)->sin_addr;
-    if (family == AF_INET6) address = &reinterpret_cast<const sockaddr_in6*>(entry->ifa_addr)->sin6_addr;
-    char own[INET6_ADDRSTRLEN] = "";
-    found = address != nullptr && ::inet_ntop(family, address, own, sizeof own) != nullptr && text == own;
-  }
-  ::freeifaddrs(list);
-  return found;
-}
-
 }  // namespace
 
 std::optional<std::string> parse_host(const std::string& text) {
-  const bool brackets = text.size() > 2 && text.front() == '[' && text.back() == ']';
-  const std::string host = brackets ? text.substr(1, text.size() - 2) : text;
-  if (is_ipv6(host) || (!brackets && is_name(host))) return host;
+  const std::string host = without_brackets(text);
+  if (is_ipv6(host) || (host == text && is_name(host))) return host;
   return {};
 }
 
@@ -73,19 +53,42 @@ std::optional<Endpoint> parse_endpoint(const std::string& text, int default_port
   if (colon == std::string::npos) return {};
   const std::string before = text.substr(0, colon);
   const auto host = parse_host(before);
-  const auto port = parse_port_number(text.substr(colon + 1));
+  const auto port = parse_integer(text.substr(colon + 1), 1, 65535);
   const bool bare_ipv6 = before.find(':') != std::string::npos && before.front() != '[';
   if (!host || !port || bare_ipv6) return {};
   return Endpoint{*host, *port};
 }
 
 bool is_this_host(const std::string& name) {
-  const bool brackets = name.size() > 2 && name.front() == '[' && name.back() == ']';
-  const std::string host = brackets ? name.substr(1, name.size() - 2) : name;
+  const std::string host = without_brackets(name);
   if (host == "localhost" || host == "::1" || host.rfind("127.", 0) == 0) return true;
-  const std::string own = host_name();
-  if (!host.empty() && (host == own || first_label(host) == first_label(own))) return true;
-  return is_own_address(host);
+  const std::string own_name = host_name();
+  if (!host.empty() && (host == own_name || first_label(host) == first_label(own_name))) return true;
+  const auto own = own_addresses();
+  return std::any_of(own.begin(), own.end(), [&](const OwnAddress& address) { return address.text == host; });
+}
+
+std::vector<OwnAddress> own_addresses() {
+  std::vector<OwnAddress> found;
+  ifaddrs* list = nullptr;
+  if (::getifaddrs(&list) != 0) return found;
+  for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
+    if (entry->ifa_addr == nullptr) continue;
+    const int family = entry->ifa_addr->sa_family;
+    const void* address = nullptr;
+    bool outward = (entry->ifa_flags & IFF_UP) != 0 && (entry->ifa_flags & IFF_LOOPBACK) == 0;
+    if (family == AF_INET) address = &reinterpret_cast<const sockaddr_in*>(entry->ifa_addr)->sin_addr;
+    if (family == AF_INET6) {
+      const in6_addr& v6 = reinterpret_cast<const sockaddr_in6*>(entry->ifa_addr)->sin6_addr;
+      outward = outward && !IN6_IS_ADDR_LINKLOCAL(&v6);
+      address = &v6;
+    }
+    char text[INET6_ADDRSTRLEN] = "";
+    if (address != nullptr && ::inet_ntop(family, address, text, sizeof text) != nullptr)
+      found.push_back({text, outward});
+  }
+  ::freeifaddrs(list);
+  return found;
 }
 
 std::string to_string(const Endpoint& endpoint) {

@@ -2,6 +2,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace ddprun::launcher {
 
@@ -20,6 +21,14 @@ std::optional<std::string> parse_host(const std::string& text);
 
 /// Whether this is the name or an address of this host, with or without brackets.
 bool is_this_host(const std::string& name);
+
+struct OwnAddress {
+  std::string text;
+  bool outward = false;  ///< others may reach it: of an interface that is up, not loopback or link-local
+};
+
+/// The addresses of this host's interfaces.
+std::vector<OwnAddress> own_addresses();
 
 /// "HOST:PORT", "[V6]:PORT"
 std::string to_string(const Endpoint& endpoint);

@@ -1,7 +1,5 @@
 #include "launcher/rendezvous/listen.h"
 
-#include <ifaddrs.h>
-#include <net/if.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 
@@ -31,26 +29,15 @@ UniqueFd try_listen(const tcp::endpoint& address) {
   return fd;
 }
 
-/// An address of this host that others may reach, of a non-loopback interface that is up; IPv4 first.
+/// An address of this host that others may reach; IPv4 first.
 std::string outward_address() {
-  ifaddrs* list = nullptr;
-  if (::getifaddrs(&list) != 0) return "";
-  std::string v4, v6;
-  for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
-    if (entry->ifa_addr == nullptr || (entry->ifa_flags & IFF_UP) == 0 ||
-        (entry->ifa_flags & IFF_LOOPBACK) != 0)
-      continue;
-    tcp::endpoint endpoint;
-    if (entry->ifa_addr->sa_family == AF_INET && v4.empty()) {
-      std::memcpy(endpoint.data(), entry->ifa_addr, sizeof(sockaddr_in));
-      v4 = endpoint.address().to_string();
-    } else if (entry->ifa_addr->sa_family == AF_INET6 && v6.empty()) {
-      std::memcpy(endpoint.data(), entry->ifa_addr, sizeof(sockaddr_in6));
-      if (!endpoint.address().to_v6().is_link_local()) v6 = endpoint.address().to_string();
-    }
+  std::string v6;
+  for (const OwnAddress& own : own_addresses()) {
+    if (!own.outward) continue;
+    if (own.text.find(':') == std::string::npos) return own.text;
+    if (v6.empty()) v6 = own.text;
   }
-  ::freeifaddrs(list);
-  return v4.empty() ? v6 : v4;
+  return v6;
 }
 
 }  // namespace

@@ -1,14 +1,19 @@
 #pragma once
 
+#include <cstddef>
 #include <optional>
+#include <stdexcept>
 #include <string>
+#include <string_view>
 #include <variant>
 
-#include "launcher/rendezvous/restart_policy.h"
+#include "launcher/rendezvous/attempt_end.h"
+#include "launcher/rendezvous/round.h"
 
 namespace ddprun::launcher {
 
-// The messages between the nodes of a job and its coordinator; docs/rendezvous.md has their order.
+// The messages between the nodes of a job and its coordinator, as JSON objects. "type" names the message; its
+// other fields are named as here. docs/rendezvous.md has the order of messages.
 
 // From a node.
 
@@ -30,7 +35,8 @@ struct Leading {
   bool operator==(const Leading&) const = default;
 };
 
-/// The node's part of the round failed; the node ends its workers itself.
+/// The node's part of the round failed; the node ends its workers itself. "kind" and its fields tell how:
+/// exited {exit_code}, killed {signal, core_dumped}, hang, timeout, signal {signal}, start_failed {exit_code}
 struct Failed {
   int round = 0;
   AttemptEnd end;
@@ -80,17 +86,9 @@ struct Lead {
   bool operator==(const Lead&) const = default;
 };
 
-/// "Start the workers."
-struct Start {
-  int round = 0;
-  int group_rank = 0, group_world_size = 1;
-  int first_rank = 0, world_size = 1;
-  std::string master_addr;  ///< empty: the coordinator's, as this node reaches it
-  int master_port = 0;
-  std::string run_id;
-  int max_restarts = 0;
-  bool operator==(const Start&) const = default;
-};
+/// "Start the workers." An empty master_addr means the coordinator's, as this node reaches it. The node fills
+/// in the fields about itself, which are not sent.
+using Start = Round;
 
 /// "End the workers of the round." Another round follows.
 struct Stop {
@@ -117,5 +115,26 @@ struct Beat {
 
 using NodeMessage = std::variant<Join, Leading, Failed, Succeeded, Ended, Leave, Beat>;
 using CoordinatorMessage = std::variant<Waiting, Refused, Lead, Start, Stop, End, Beat>;
+
+/// The other side's bytes break the protocol, or are not signed with our token. One line.
+struct ProtocolError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+inline constexpr std::size_t kMaxMessage = 16384;  ///< bytes of one message's payload
+inline constexpr std::size_t kMaxName = 1024;      ///< bytes of a name or address in it
+
+/// The message as JSON of at most kMaxMessage bytes. Invalid UTF-8 becomes U+FFFD, and long strings are cut.
+/// Numbers are not checked: the other side does that.
+std::string encode(const NodeMessage& message);
+std::string encode(const CoordinatorMessage& message);
+
+/// Trusts nothing: checks the ranges of numbers, and the length and UTF-8 of strings. Every field is
+/// required; unknown ones are ignored. Strings may hold control characters: show them through printable() or
+/// quoted().
+///
+/// throws    ProtocolError naming the message and field, what was expected and what it got
+NodeMessage decode_node_message(std::string_view json);
+CoordinatorMessage decode_coordinator_message(std::string_view json);
 
 }  // namespace ddprun::launcher

@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "launcher/rendezvous/message_json.h"
+#include "launcher/rendezvous/message.h"
 
 namespace ddprun::launcher {
 

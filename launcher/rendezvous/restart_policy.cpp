@@ -1,29 +1,24 @@
 #include "launcher/rendezvous/restart_policy.h"
 
 #include <algorithm>
-#include <charconv>
 
 #include <ddprun/common/errors.h>
+#include <ddprun/common/settings/parse.h>
 #include <ddprun/common/text/printable.h>
 
 namespace ddprun::launcher {
 namespace {
 
 constexpr int kMaxCode = 255;
-
-std::optional<int> code(std::string_view text) {
-  int value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || value < 1 || value > kMaxCode) return {};
-  return value;
-}
+constexpr std::chrono::milliseconds kMaxBackoff{60'000};
 
 RestartCodes::Range parse_item(std::string_view item, const std::string& flag) {
   if (const auto signal = signal_by_name(item))
     return {exit_code_of_signal(*signal), exit_code_of_signal(*signal)};
   const auto dash = item.find('-');
-  const auto first = code(item.substr(0, dash));
-  const auto last = dash == std::string_view::npos ? first : code(item.substr(dash + 1));
+  const auto first = parse_integer(item.substr(0, dash), 1, kMaxCode);
+  const auto last =
+      dash == std::string_view::npos ? first : parse_integer(item.substr(dash + 1), 1, kMaxCode);
   if (!first || !last || *first > *last)
     throw UsageError(flag +
                      ": expected exit codes from 1 to 255, ranges such as 3-5 or names of "
@@ -50,11 +45,7 @@ bool RestartCodes::contains(int code) const {
 
 RestartCodes parse_restart_codes(std::string_view text, const std::string& flag) {
   RestartCodes codes;
-  for (std::size_t begin = 0; begin <= text.size();) {
-    const auto end = std::min(text.find(',', begin), text.size());
-    codes.ranges.push_back(parse_item(text.substr(begin, end - begin), flag));
-    begin = end + 1;
-  }
+  for (const std::string& item : split(text, ',')) codes.ranges.push_back(parse_item(item, flag));
   return codes;
 }
 

@@ -31,13 +31,11 @@ RestartCodes parse_restart_codes(std::string_view text, const std::string& flag 
 struct RestartSettings {
   int max_restarts = 0;
   std::chrono::milliseconds backoff{0};  ///< before the first restart; doubles with each further one, up to
-                                         ///< kMaxBackoff or the first delay, whichever is longer
+                                         ///< 60 s or the first delay, whichever is longer
   /// An attempt that runs this long resets budget and backoff. None: never.
   std::optional<std::chrono::milliseconds> window;
   RestartCodes codes;
 };
-
-constexpr std::chrono::milliseconds kMaxBackoff{60'000};
 
 /// What comes next: a restart, or the end of the job.
 struct Decision {

@@ -18,6 +18,8 @@ struct Round {
   int master_port = 0;
   std::string run_id;
   int max_restarts = 0;
+
+  bool operator==(const Round&) const = default;
 };
 
 /// The round of a job on one node.

@@ -13,6 +13,7 @@ using test::ContainsSubstring;
 using test::CoordinatorRig;
 using test::failed;
 using test::job;
+using test::TwoNodes;
 
 /// Two nodes of two to three that have begun.
 std::vector<CoordinatorRig::Id> form_two(CoordinatorRig& rig) {
@@ -44,7 +45,7 @@ TEST_CASE("a joiner while the leader looks for a port restarts the round as soon
   const auto c = rig.join("c");
   rig.obey();
   CHECK(rig.last<Start>(a).world_size == 3);
-  CHECK(rig.last<Start>(c).round == 1);
+  CHECK(rig.last<Start>(c).number == 1);
 }
 
 TEST_CASE("joiners during a restart are taken along", "[elastic]") {
@@ -74,18 +75,17 @@ TEST_CASE("a node above MAX is a spare and fills in for a lost one", "[elastic]"
   CHECK(rig.count<Stop>(ids[0]) == 0);
   rig.lose(ids[1]);
   rig.obey();
-  CHECK(rig.last<Start>(ids[2]) == Start{1, 1, 3, 1, 3, "10.0.0.1", 2001, "job", 0});
+  CHECK(rig.last<Start>(ids[2]) == test::start(1, 1, 3, 1, 3, "10.0.0.1", 2001, 0));
   CHECK(rig.last<Start>(d).group_rank == 2);
 }
 
 TEST_CASE("a job of fixed nodes has spares too", "[elastic]") {
-  CoordinatorRig rig(job(2, 2, 1));
-  const auto ids = rig.form({"a", "b"});
+  TwoNodes rig(1);
   const auto spare = rig.join("c");
   CHECK(rig.last<Waiting>(spare).spare);
   rig.say(rig.join("d"), Leave{SIGINT});  // a spare may go
-  CHECK(rig.round_of(ids[0]) == 0);
-  rig.lose(ids[0]);
+  CHECK(rig.round_of(rig.a) == 0);
+  rig.lose(rig.a);
   rig.obey();
   CHECK(rig.last<Start>(spare).group_rank == 1);
 }
@@ -127,7 +127,7 @@ TEST_CASE("the survivors of a lost node go on at once and at no cost", "[elastic
   rig.lose(ids[0]);
   CHECK(rig.last<Stop>(ids[1]).reason == "node a (10.0.0.1) was lost: the connection ended");
   rig.obey();
-  CHECK(rig.last<Start>(ids[1]) == Start{1, 0, 2, 0, 2, "10.0.0.2", 2001, "job", 1});
+  CHECK(rig.last<Start>(ids[1]) == test::start(1, 0, 2, 0, 2, "10.0.0.2", 2001, 1));
   rig.lose(ids[1]);
   rig.obey();
   CHECK(rig.last<Start>(ids[2]).world_size == 1);

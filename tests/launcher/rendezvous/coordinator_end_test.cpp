@@ -13,42 +13,40 @@ using test::ContainsSubstring;
 using test::CoordinatorRig;
 using test::failed;
 using test::job;
+using test::TwoNodes;
 
 TEST_CASE("a lost node ends a job of fixed nodes with 125", "[coordinator]") {
-  CoordinatorRig rig(job(2, 2));
-  const auto ids = rig.form({"a", "b"});
-  rig.lose(ids[1]);
-  CHECK(rig.last<End>(ids[0]) == End{125, "node b (10.0.0.2) was lost: the connection ended"});
+  TwoNodes rig;
+  rig.lose(rig.b);
+  CHECK(rig.last<End>(rig.a) == End{125, "node b (10.0.0.2) was lost: the connection ended"});
 }
 
 TEST_CASE("a lost node costs a job of fixed nodes one restart, which waits for another", "[coordinator]") {
-  CoordinatorRig rig(job(2, 2, 1));
-  const auto ids = rig.form({"a", "b"});
-  rig.lose(ids[1]);
-  CHECK_THAT(rig.last<Stop>(ids[0]).reason,
+  TwoNodes rig(1);
+  rig.lose(rig.b);
+  CHECK_THAT(rig.last<Stop>(rig.a).reason,
              ContainsSubstring("was lost") && ContainsSubstring("restart 1 of 1"));
   rig.obey();
-  CHECK(rig.last<Waiting>(ids[0]).present == 1);
+  CHECK(rig.last<Waiting>(rig.a).present == 1);
   rig.pass(300s);
   const auto c = rig.join("c");
   rig.obey();
-  CHECK(rig.last<Start>(c).round == 1);
+  CHECK(rig.last<Start>(c).number == 1);
   rig.lose(c);
-  CHECK(rig.last<End>(ids[0]).exit_code == 125);
+  CHECK(rig.last<End>(rig.a).exit_code == 125);
 }
 
 TEST_CASE("a silent node is lost after the node timeout", "[coordinator]") {
-  CoordinatorRig rig(job(2, 2));
-  const auto ids = rig.form({"a", "b"});
+  TwoNodes rig;
   rig.pass(1000s);
   CHECK_FALSE(rig.ended());
-  rig.silent = {ids[1]};
+  rig.silent = {rig.b};
   rig.pass(9'999ms);
   CHECK_FALSE(rig.ended());
   rig.pass(2'501ms);  // a quarter of the timeout later at most
-  CHECK(rig.last<End>(ids[0]) == End{125, "node b (10.0.0.2) was lost: no sign of life for 10 s"});
-  CHECK(rig.last<Refused>(ids[1]).reason == "node b (10.0.0.2) was dropped: no sign of life for 10 s");
-  CHECK(rig.count<End>(ids[1]) == 0);
+  CHECK(rig.last<End>(rig.a) == End{125, "node b (10.0.0.2) was lost: no sign of life for 10 s"});
+  CHECK(rig.last<Refused>(rig.b).reason == "node b (10.0.0.2) was dropped: no sign of life for 10 s");
+  CHECK(rig.count<End>(rig.b) == 0);
 }
 
 TEST_CASE("many silent nodes are lost at once", "[coordinator]") {
@@ -70,8 +68,7 @@ TEST_CASE("each of several silent nodes gets one last word", "[coordinator]") {
 }
 
 TEST_CASE("a coordinator that has slept blames no node for its silence", "[coordinator]") {
-  CoordinatorRig rig(job(2, 2));
-  const auto ids = rig.form({"a", "b"});
+  TwoNodes rig;
   rig.pass(60s);
   rig.sleep(3600s);
   CHECK_FALSE(rig.ended());
@@ -89,21 +86,19 @@ TEST_CASE("a short node timeout does not keep the coordinator busy", "[coordinat
 }
 
 TEST_CASE("the user's signal on one node ends a job of fixed nodes", "[coordinator]") {
-  CoordinatorRig rig(job(2, 2, 3));
-  const auto ids = rig.form({"a", "b"});
-  rig.say(ids[1], Leave{SIGINT});
-  for (const auto id : ids) CHECK(rig.last<End>(id) == End{130, "node b (10.0.0.2) received SIGINT"});
+  TwoNodes rig(3);
+  rig.say(rig.b, Leave{SIGINT});
+  for (const auto id : rig.ids) CHECK(rig.last<End>(id) == End{130, "node b (10.0.0.2) received SIGINT"});
 }
 
 TEST_CASE("the user's signal ends a job of fixed nodes also between two rounds", "[coordinator]") {
   auto settings = job(2, 2, 3);
   settings.restarts.backoff = 10s;
-  CoordinatorRig rig(settings);
-  const auto ids = rig.form({"a", "b"});
-  rig.say(ids[0], failed(7));
+  TwoNodes rig(settings);
+  rig.say(rig.a, failed(7));
   rig.obey();
-  rig.say(ids[1], Leave{SIGTERM});
-  CHECK(rig.last<End>(ids[0]).exit_code == 143);
+  rig.say(rig.b, Leave{SIGTERM});
+  CHECK(rig.last<End>(rig.a).exit_code == 143);
 }
 
 TEST_CASE("a node that leaves before the first round is replaced", "[coordinator]") {
@@ -118,11 +113,10 @@ TEST_CASE("a node that leaves before the first round is replaced", "[coordinator
 }
 
 TEST_CASE("a node that ends its workers unasked is lost", "[coordinator]") {
-  CoordinatorRig rig(job(2, 2));
-  const auto ids = rig.form({"a", "b"});
-  rig.say(ids[1], Ended{0});
-  CHECK(rig.last<Refused>(ids[1]).reason == "node b (10.0.0.2) was dropped: it ended its workers unasked");
-  CHECK(rig.last<End>(ids[0]) == End{125, "node b (10.0.0.2) was lost: it ended its workers unasked"});
+  TwoNodes rig;
+  rig.say(rig.b, Ended{0});
+  CHECK(rig.last<Refused>(rig.b).reason == "node b (10.0.0.2) was dropped: it ended its workers unasked");
+  CHECK(rig.last<End>(rig.a) == End{125, "node b (10.0.0.2) was lost: it ended its workers unasked"});
 }
 
 TEST_CASE("the coordinator's own node can end the job in every phase", "[coordinator]") {

@@ -13,13 +13,13 @@ using test::ContainsSubstring;
 using test::CoordinatorRig;
 using test::failed;
 using test::job;
+using test::TwoNodes;
 
 TEST_CASE("the first failure ends the job everywhere with its exit code", "[coordinator]") {
-  CoordinatorRig rig(job(2, 2));
-  const auto ids = rig.form({"a", "b"});
-  rig.say(ids[1], failed(7));
-  rig.say(ids[0], failed(9));
-  for (const auto id : ids) {
+  TwoNodes rig;
+  rig.say(rig.b, failed(7));
+  rig.say(rig.a, failed(9));
+  for (const auto id : rig.ids) {
     CHECK(rig.count<End>(id) == 1);
     CHECK(rig.last<End>(id) == End{7, "rank 0 failed"});
   }
@@ -37,94 +37,87 @@ TEST_CASE("what is not to be tried again ends the job in spite of restarts", "[c
                       {SignalReceived{SIGTERM}, 143, "SIGTERM ends the job"},
                       {StartFailed{127}, 127, "the program cannot be started"}};
   for (const Row& row : rows) {
-    CoordinatorRig rig(job(2, 2, 3));
-    const auto ids = rig.form({"a", "b"});
-    rig.say(ids[0], Failed{0, row.end, "it went wrong"});
-    CHECK(rig.last<End>(ids[1]).exit_code == row.exit_code);
-    CHECK(rig.last<End>(ids[1]).reason == std::string("it went wrong; not restarted: ") + row.why);
+    TwoNodes rig(3);
+    rig.say(rig.a, Failed{0, row.end, "it went wrong"});
+    CHECK(rig.last<End>(rig.b).exit_code == row.exit_code);
+    CHECK(rig.last<End>(rig.b).reason == std::string("it went wrong; not restarted: ") + row.why);
   }
 }
 
 TEST_CASE("a failure restarts all nodes once the last worker has ended", "[coordinator]") {
-  CoordinatorRig rig(job(2, 2, 1));
-  const auto ids = rig.form({"a", "b"});
-  rig.say(ids[0], failed(7));
-  for (const auto id : ids) CHECK(rig.last<Stop>(id) == Stop{0, "rank 0 failed; restart 1 of 1"});
-  rig.say(ids[1], Ended{0});
+  TwoNodes rig(1);
+  rig.say(rig.a, failed(7));
+  for (const auto id : rig.ids) CHECK(rig.last<Stop>(id) == Stop{0, "rank 0 failed; restart 1 of 1"});
+  rig.say(rig.b, Ended{0});
   rig.pass(100s);
-  CHECK(rig.count<Lead>(ids[0]) == 1);
-  rig.say(ids[0], Ended{0});
-  CHECK(rig.last<Lead>(ids[0]).round == 1);
+  CHECK(rig.count<Lead>(rig.a) == 1);
+  rig.say(rig.a, Ended{0});
+  CHECK(rig.last<Lead>(rig.a).round == 1);
   rig.obey();
-  for (const auto id : ids) CHECK(rig.last<Start>(id).round == 1);
-  rig.say(ids[0], failed(8, 1));
-  CHECK(rig.last<End>(ids[1]) == End{8, "rank 0 failed; not restarted: all 1 restarts are used up"});
+  for (const auto id : rig.ids) CHECK(rig.last<Start>(id).number == 1);
+  rig.say(rig.a, failed(8, 1));
+  CHECK(rig.last<End>(rig.b) == End{8, "rank 0 failed; not restarted: all 1 restarts are used up"});
 }
 
 TEST_CASE("a hang is tried again and ends with 124", "[coordinator]") {
-  CoordinatorRig rig(job(2, 2, 1));
-  const auto ids = rig.form({"a", "b"});
-  rig.say(ids[0], Failed{0, Hung{}, "rank 0 hangs"});
+  TwoNodes rig(1);
+  rig.say(rig.a, Failed{0, Hung{}, "rank 0 hangs"});
   rig.obey();
-  CHECK(rig.round_of(ids[1]) == 1);
-  rig.say(ids[1], Failed{1, Hung{}, "rank 1 hangs"});
-  CHECK(rig.last<End>(ids[0]).exit_code == 124);
+  CHECK(rig.round_of(rig.b) == 1);
+  rig.say(rig.b, Failed{1, Hung{}, "rank 1 hangs"});
+  CHECK(rig.last<End>(rig.a).exit_code == 124);
 }
 
 TEST_CASE("each restart is paused for longer, counted from when all workers have ended", "[coordinator]") {
   auto settings = job(2, 2, 2);
   settings.restarts.backoff = 1s;
-  CoordinatorRig rig(settings);
-  const auto ids = rig.form({"a", "b"});
+  TwoNodes rig(settings);
   for (int round = 0; round < 2; ++round) {
-    rig.say(ids[0], failed(7, round));
+    rig.say(rig.a, failed(7, round));
     rig.pass(5s);
     rig.obey();
     rig.pass((round + 1) * 1s - 1ms);
     rig.obey();
-    CHECK(rig.round_of(ids[0]) == -1);
+    CHECK(rig.round_of(rig.a) == -1);
     rig.pass(1ms);
     rig.obey();
-    CHECK(rig.round_of(ids[0]) == round + 1);
+    CHECK(rig.round_of(rig.a) == round + 1);
   }
 }
 
 TEST_CASE("only the first failure of a round uses a restart", "[coordinator]") {
-  CoordinatorRig rig(job(2, 2, 2));
-  const auto ids = rig.form({"a", "b"});
-  rig.say(ids[0], failed(7));
-  rig.say(ids[1], failed(7));
+  TwoNodes rig(2);
+  rig.say(rig.a, failed(7));
+  rig.say(rig.b, failed(7));
   rig.obey();
-  CHECK(rig.count<Stop>(ids[0]) == 1);
-  rig.say(ids[0], failed(7, 1));
-  CHECK(rig.last<Stop>(ids[0]).reason == "rank 0 failed; restart 2 of 2");
+  CHECK(rig.count<Stop>(rig.a) == 1);
+  rig.say(rig.a, failed(7, 1));
+  CHECK(rig.last<Stop>(rig.a).reason == "rank 0 failed; restart 2 of 2");
 }
 
 TEST_CASE("a node that is not of the round cannot fail in it", "[coordinator]") {
-  CoordinatorRig rig(job(2, 2));
-  const auto ids = rig.form({"a", "b"});
+  TwoNodes rig;
   const auto spare = rig.join("c");
   rig.say(spare, failed(7));
   rig.say(spare, Succeeded{0});
   rig.say(spare, Ended{0});
   CHECK_FALSE(rig.ended());
-  rig.say(ids[0], Succeeded{0});
+  rig.say(rig.a, Succeeded{0});
   CHECK_FALSE(rig.ended());
 }
 
 TEST_CASE("a round that lived long enough makes the budget new", "[coordinator]") {
   auto settings = job(2, 2, 1);
   settings.restarts.window = 60s;
-  CoordinatorRig rig(settings);
-  const auto ids = rig.form({"a", "b"});
+  TwoNodes rig(settings);
   for (int round = 0; round < 3; ++round) {
     rig.pass(60s);
-    rig.say(ids[0], failed(7, round));
+    rig.say(rig.a, failed(7, round));
     rig.obey();
-    REQUIRE(rig.round_of(ids[1]) == round + 1);
+    REQUIRE(rig.round_of(rig.b) == round + 1);
   }
   rig.pass(59s);
-  rig.say(ids[0], failed(7, 3));
+  rig.say(rig.a, failed(7, 3));
   CHECK(rig.ended());
 }
 
@@ -150,63 +143,57 @@ TEST_CASE("a leader without a port ends the job", "[coordinator]") {
 
 TEST_CASE("a failure with exit code 0 does not end the job with success", "[coordinator]") {
   for (const AttemptEnd& end : {AttemptEnd(AllSucceeded{}), AttemptEnd(WorkerFailed{})}) {
-    CoordinatorRig rig(job(2, 2));
-    const auto ids = rig.form({"a", "b"});
-    rig.say(ids[0], Failed{0, end, "nonsense"});
-    CHECK(rig.last<End>(ids[1]) == End{125, "nonsense"});
+    TwoNodes rig;
+    rig.say(rig.a, Failed{0, end, "nonsense"});
+    CHECK(rig.last<End>(rig.b) == End{125, "nonsense"});
   }
 }
 
 TEST_CASE("a node's words are passed on harmless and short", "[coordinator]") {
-  CoordinatorRig rig(job(2, 2));
-  const auto ids = rig.form({"a", "b"});
-  rig.say(ids[0], Failed{0, Hung{}, "\x1b[2Jbad\nline " + std::string(10'000, 'x')});
-  CHECK_THAT(rig.last<End>(ids[1]).reason, ContainsSubstring("?[2Jbad?line xxx"));
-  CHECK(rig.last<End>(ids[1]).reason.size() < 4096);
+  TwoNodes rig;
+  rig.say(rig.a, Failed{0, Hung{}, "\x1b[2Jbad\nline " + std::string(10'000, 'x')});
+  CHECK_THAT(rig.last<End>(rig.b).reason, ContainsSubstring("?[2Jbad?line xxx"));
+  CHECK(rig.last<End>(rig.b).reason.size() < 4096);
 }
 
 TEST_CASE("the job succeeds when all nodes have", "[coordinator]") {
-  CoordinatorRig rig(job(2, 2, 3));
-  const auto ids = rig.form({"a", "b"});
-  rig.say(ids[0], Succeeded{0});
-  rig.say(ids[0], Succeeded{0});
+  TwoNodes rig(3);
+  rig.say(rig.a, Succeeded{0});
+  rig.say(rig.a, Succeeded{0});
   rig.pass(1000s);
   CHECK_FALSE(rig.ended());
-  rig.say(ids[1], Succeeded{0});
-  for (const auto id : ids) CHECK(rig.last<End>(id) == End{0, "all workers succeeded"});
+  rig.say(rig.b, Succeeded{0});
+  for (const auto id : rig.ids) CHECK(rig.last<End>(id) == End{0, "all workers succeeded"});
 }
 
 TEST_CASE("a node that has succeeded may go", "[coordinator]") {
-  CoordinatorRig rig(job(2, 2));
-  const auto ids = rig.form({"a", "b"});
-  rig.say(ids[0], Succeeded{0});
-  rig.lose(ids[0]);
+  TwoNodes rig;
+  rig.say(rig.a, Succeeded{0});
+  rig.lose(rig.a);
   CHECK_FALSE(rig.ended());
-  rig.say(ids[1], Succeeded{0});
+  rig.say(rig.b, Succeeded{0});
   REQUIRE(rig.ended());
   CHECK(rig.ended()->exit_code == 0);
-  CHECK(rig.count<End>(ids[0]) == 0);
+  CHECK(rig.count<End>(rig.a) == 0);
 }
 
 TEST_CASE("a failure after the success of others counts and restarts those too", "[coordinator]") {
-  CoordinatorRig rig(job(2, 2, 1));
-  const auto ids = rig.form({"a", "b"});
-  rig.say(ids[0], Succeeded{0});
-  rig.say(ids[1], failed(7));
+  TwoNodes rig(1);
+  rig.say(rig.a, Succeeded{0});
+  rig.say(rig.b, failed(7));
   rig.obey();
-  CHECK(rig.round_of(ids[0]) == 1);
-  rig.say(ids[1], Succeeded{1});
+  CHECK(rig.round_of(rig.a) == 1);
+  rig.say(rig.b, Succeeded{1});
   CHECK_FALSE(rig.ended());
-  rig.say(ids[0], Succeeded{1});
+  rig.say(rig.a, Succeeded{1});
   CHECK(rig.ended());
 }
 
 TEST_CASE("messages of an earlier round are ignored", "[coordinator]") {
-  CoordinatorRig rig(job(2, 2, 2));
-  const auto ids = rig.form({"a", "b"});
-  rig.say(ids[0], failed(7));
+  TwoNodes rig(2);
+  rig.say(rig.a, failed(7));
   rig.obey();
-  for (const auto id : ids) {
+  for (const auto id : rig.ids) {
     rig.say(id, failed(9));
     rig.say(id, Succeeded{0});
     rig.say(id, Ended{0});

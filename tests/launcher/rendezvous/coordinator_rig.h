@@ -27,6 +27,21 @@ inline Failed failed(int code, int round = 0) {
   return {round, WorkerFailed{ExitStatus::exited(code)}, "rank 0 failed"};
 }
 
+inline Start start(int number, int group_rank, int nodes, int first_rank, int world_size,
+                   const std::string& master_addr, int master_port, int max_restarts) {
+  Start start;
+  start.number = number;
+  start.group_rank = group_rank;
+  start.group_world_size = nodes;
+  start.first_rank = first_rank;
+  start.world_size = world_size;
+  start.master_addr = master_addr;
+  start.master_port = master_port;
+  start.run_id = "job";
+  start.max_restarts = max_restarts;
+  return start;
+}
+
 /// A coordinator and nodes that say what the test wants. No time passes but in pass().
 class CoordinatorRig {
  public:
@@ -133,7 +148,7 @@ class CoordinatorRig {
     int round = -1;
     if (const auto found = got_.find(id); found != got_.end())
       for (const auto& message : found->second) {
-        if (const auto* start = std::get_if<Start>(&message)) round = start->round;
+        if (const auto* start = std::get_if<Start>(&message)) round = start->number;
         if (std::holds_alternative<Stop>(message) || std::holds_alternative<End>(message)) round = -1;
       }
     return round;
@@ -164,6 +179,15 @@ class CoordinatorRig {
   Id next_id_ = 1;
   std::map<Id, std::vector<CoordinatorMessage>> got_;
   std::deque<std::pair<Id, CoordinatorMessage>> untold_;  ///< that obey() has not seen
+};
+
+/// Nodes "a" and "b" of a job of two, in their first round.
+struct TwoNodes : CoordinatorRig {
+  explicit TwoNodes(CoordinatorSettings settings) : CoordinatorRig(std::move(settings)) {}
+  explicit TwoNodes(int max_restarts = 0) : TwoNodes(job(2, 2, max_restarts)) {}
+
+  const std::vector<Id> ids = form({"a", "b"});
+  const Id a = ids[0], b = ids[1];
 };
 
 }  // namespace ddprun::test

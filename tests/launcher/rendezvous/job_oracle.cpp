@@ -96,7 +96,7 @@ void JobOracle::check_start(const Outgoing& messages) {
   if (starts.empty()) return;
   const Start& first = starts.front().second;
   const auto size = starts.size();
-  promise(first.round == led_round_ && first.round > started_round_, "a round starts that nobody leads");
+  promise(first.number == led_round_ && first.number > started_round_, "a round starts that nobody leads");
   promise(size >= static_cast<std::size_t>(settings_.min_nodes) &&
               size <= static_cast<std::size_t>(settings_.max_nodes),
           "a round of " + std::to_string(size) + " nodes");
@@ -109,7 +109,7 @@ void JobOracle::check_start(const Outgoing& messages) {
     promise(place == 0, "two nodes of one group rank");
     place = id;
     promise(!node.open_round, "a start before the former round has ended");
-    node.open_round = start.round;
+    node.open_round = start.number;
     Start same = start;
     same.group_rank = first.group_rank;
     same.first_rank = first.first_rank;
@@ -129,7 +129,7 @@ void JobOracle::check_start(const Outgoing& messages) {
   check_order(by_rank);
   members_ = by_rank;
   succeeded_.clear();
-  started_round_ = first.round;
+  started_round_ = first.number;
 }
 
 void JobOracle::check_order(const std::vector<Id>& by_rank) const {

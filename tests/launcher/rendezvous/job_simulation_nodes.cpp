@@ -146,7 +146,7 @@ void JobSimulation::hear(Id id, const CoordinatorMessage& message) {
     });
   } else if (const auto* start = std::get_if<Start>(&message)) {
     if (node.honest && node.running) throw BrokenPromise("a start while workers of another round live");
-    start_workers(id, start->round);
+    start_workers(id, start->number);
   } else if (const auto* stop = std::get_if<Stop>(&message)) {
     end_workers(id, stop->round);
   } else if (std::holds_alternative<End>(message) || std::holds_alternative<Refused>(message)) {

@@ -1,10 +1,11 @@
-#include "launcher/rendezvous/message_json.h"
+#include "launcher/rendezvous/message.h"
 
 #include <climits>
 #include <cstdint>
 #include <initializer_list>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <type_traits>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/json_file.h>
@@ -191,10 +192,11 @@ void visit(auto& fields, Failed& failed) {
 }
 
 const char* type_of(const Succeeded&) { return "succeeded"; }
-void visit(auto& fields, Succeeded& succeeded) { fields.integer("round", succeeded.round, 0, INT_MAX); }
-
 const char* type_of(const Ended&) { return "ended"; }
-void visit(auto& fields, Ended& ended) { fields.integer("round", ended.round, 0, INT_MAX); }
+const char* type_of(const Lead&) { return "lead"; }
+template <typename OfRound>
+requires std::is_same_v<OfRound, Succeeded> || std::is_same_v<OfRound, Ended> || std::is_same_v<OfRound, Lead>
+void visit(auto& fields, OfRound& message) { fields.integer("round", message.round, 0, INT_MAX); }
 
 const char* type_of(const Leave&) { return "leave"; }
 void visit(auto& fields, Leave& leave) { fields.integer("signal", leave.signal, 1, kMaxSignal); }
@@ -211,12 +213,9 @@ void visit(auto& fields, Waiting& waiting) {
 const char* type_of(const Refused&) { return "refused"; }
 void visit(auto& fields, Refused& refused) { fields.text("reason", refused.reason, kMaxText); }
 
-const char* type_of(const Lead&) { return "lead"; }
-void visit(auto& fields, Lead& lead) { fields.integer("round", lead.round, 0, INT_MAX); }
-
 const char* type_of(const Start&) { return "start"; }
 void visit(auto& fields, Start& start) {
-  fields.integer("round", start.round, 0, INT_MAX);
+  fields.integer("round", start.number, 0, INT_MAX);
   fields.integer("group_rank", start.group_rank, 0, kMaxCount);
   fields.integer("group_world_size", start.group_world_size, 1, kMaxCount);
   fields.integer("first_rank", start.first_rank, 0, kMaxCount);

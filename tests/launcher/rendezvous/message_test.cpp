@@ -1,4 +1,4 @@
-#include "launcher/rendezvous/message_json.h"
+#include "launcher/rendezvous/message.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -40,8 +40,24 @@ std::vector<CoordinatorMessage> coordinator_messages() {
           Waiting{0, 1, 1, true, 0},
           Refused{"node rank 1 is taken"},
           Lead{5},
-          Start{1, 2, 3, 4, 24, "10.0.0.1", 29'500, "job 1", 2},
-          Start{0, 0, 1, 0, 1, "", 1, "none", 0},
+          Start{.number = 1,
+                .group_rank = 2,
+                .group_world_size = 3,
+                .first_rank = 4,
+                .world_size = 24,
+                .master_addr = "10.0.0.1",
+                .master_port = 29'500,
+                .run_id = "job 1",
+                .max_restarts = 2},
+          Start{.number = 0,
+                .group_rank = 0,
+                .group_world_size = 1,
+                .first_rank = 0,
+                .world_size = 1,
+                .master_addr = "",
+                .master_port = 1,
+                .run_id = "none",
+                .max_restarts = 0},
           Stop{1, "n2 was lost"},
           End{137, "rank 0 was killed"},
           Beat{}};
@@ -68,7 +84,7 @@ std::string message_of(const std::string& text) {
   return "";
 }
 
-TEST_CASE("every message comes back as it was", "[message_json]") {
+TEST_CASE("every message comes back as it was", "[message]") {
   for_each_message([](const auto& message) {
     const std::string text = encode(message);
     INFO(text);
@@ -77,7 +93,7 @@ TEST_CASE("every message comes back as it was", "[message_json]") {
   });
 }
 
-TEST_CASE("what other versions add to a message is ignored", "[message_json]") {
+TEST_CASE("what other versions add to a message is ignored", "[message]") {
   for_each_message([](const auto& message) {
     json object = json::parse(encode(message));
     object["new"] = {{"deep", {1, 2}}};
@@ -85,7 +101,7 @@ TEST_CASE("what other versions add to a message is ignored", "[message_json]") {
   });
 }
 
-TEST_CASE("a message without one of its fields is refused by its name", "[message_json]") {
+TEST_CASE("a message without one of its fields is refused by its name", "[message]") {
   for_each_message([](const auto& message) {
     const json object = json::parse(encode(message));
     for (const auto& [field, value] : object.items()) {
@@ -101,7 +117,7 @@ TEST_CASE("a message without one of its fields is refused by its name", "[messag
   });
 }
 
-TEST_CASE("a field of another type is refused by its name", "[message_json]") {
+TEST_CASE("a field of another type is refused by its name", "[message]") {
   for_each_message([](const auto& message) {
     const json object = json::parse(encode(message));
     for (const auto& [field, value] : object.items()) {
@@ -121,7 +137,7 @@ TEST_CASE("a field of another type is refused by its name", "[message_json]") {
   });
 }
 
-TEST_CASE("a number out of its range is refused", "[message_json]") {
+TEST_CASE("a number out of its range is refused", "[message]") {
   struct Range {
     int least, most;
     std::vector<const char*> fields;
@@ -164,7 +180,7 @@ TEST_CASE("a number out of its range is refused", "[message_json]") {
   });
 }
 
-TEST_CASE("how a node failed is one of the known kinds", "[message_json]") {
+TEST_CASE("how a node failed is one of the known kinds", "[message]") {
   json object = json::parse(encode(Failed{0, Hung{}, ""}));
   object["kind"] = "succeeded";
   CHECK(message_of(object.dump()) ==
@@ -173,7 +189,7 @@ TEST_CASE("how a node failed is one of the known kinds", "[message_json]") {
   CHECK_THROWS_AS(encode(Failed{0, AllSucceeded{}, ""}), std::logic_error);
 }
 
-TEST_CASE("text that is not a message is refused in one short, printable line", "[message_json]") {
+TEST_CASE("text that is not a message is refused in one short, printable line", "[message]") {
   const std::string cases[] = {
       "",
       "{",
@@ -207,14 +223,14 @@ TEST_CASE("text that is not a message is refused in one short, printable line", 
   CHECK_THAT(message_of("GET / HTTP/1.1"), ContainsSubstring("got 'GET / HTTP/1.1'"));
 }
 
-TEST_CASE("a side's messages are not taken for the other's", "[message_json]") {
+TEST_CASE("a side's messages are not taken for the other's", "[message]") {
   CHECK_THROWS_WITH(decode_coordinator_message(encode(Leave{2})),
                     ContainsSubstring("expected a message of a coordinator, got one of type '\"leave\"'"));
   CHECK_THROWS_WITH(decode_node_message(encode(Lead{2})),
                     ContainsSubstring("expected a message of a node, got one of type '\"lead\"'"));
 }
 
-TEST_CASE("a text that is too long is refused, and cut by who sends it", "[message_json]") {
+TEST_CASE("a text that is too long is refused, and cut by who sends it", "[message]") {
   for_each_message([](const auto& message) {
     const json object = json::parse(encode(message));
     for (const auto& [field, value] : object.items()) {
@@ -233,7 +249,7 @@ TEST_CASE("a text that is too long is refused, and cut by who sends it", "[messa
   CHECK(sent.text == std::string(4093, 'x') + "...");
 }
 
-TEST_CASE("a message fits into a frame, whatever its texts are", "[message_json]") {
+TEST_CASE("a message fits into a frame, whatever its texts are", "[message]") {
   for (const std::string& bytes :
        {std::string("\0", 1), std::string("\x01"), std::string("\""), std::string("\xff"),
         std::string("\x80"), std::string("\xc3\xa9"), std::string("\xf0\x9f\x98\x80")}) {
@@ -251,7 +267,7 @@ TEST_CASE("a message fits into a frame, whatever its texts are", "[message_json]
   }
 }
 
-TEST_CASE("invalid UTF-8 is replaced before it is sent, and refused on arrival", "[message_json]") {
+TEST_CASE("invalid UTF-8 is replaced before it is sent, and refused on arrival", "[message]") {
   const auto sent =
       std::get<Refused>(decode_coordinator_message(encode(Refused{"a\xff"
                                                                   "b\xed\xa0\x80"})));
@@ -266,7 +282,7 @@ TEST_CASE("invalid UTF-8 is replaced before it is sent, and refused on arrival",
   }
 }
 
-TEST_CASE("texts keep every character, whoever shows them takes care", "[message_json]") {
+TEST_CASE("texts keep every character, whoever shows them takes care", "[message]") {
   const Refused refused{std::string("\0\x1b[31m\r\n\t\"\\", 11) + "\xc2\x9b\xe2\x80\xae"};
   CHECK(decode_coordinator_message(encode(refused)) == CoordinatorMessage(refused));
 }
