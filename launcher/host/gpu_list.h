@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
@@ -25,6 +26,18 @@ struct Gpu {
   std::vector<GpuProcess> processes;   ///< as NVML lists them: none of other containers
   std::vector<std::string> mig_uuids;  ///< "MIG-..." of its instances; empty if undivided
 };
+
+/// What NVIDIA's management library (NVML) reports of this host.
+struct GpuReading {
+  std::vector<Gpu> gpus;
+  std::string problem;  ///< why an installed driver fails: "Driver/library version mismatch"; else empty
+};
+
+/// Loads libnvidia-ml.so.1, which takes tens of milliseconds with a driver, and asks it. Without the library
+/// there are no GPUs and no problem.
+///
+/// sysfs    for a PCI device's NUMA node; another one for tests
+GpuReading read_gpus(const std::filesystem::path& sysfs = "/sys");
 
 /// A GPU or MIG instance that CUDA_VISIBLE_DEVICES makes visible.
 struct VisibleGpu {

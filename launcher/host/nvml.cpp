@@ -1,10 +1,9 @@
-#include "launcher/host/nvml.h"
-
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
 
 #include <ddprun/common/nvml_library.h>
+#include "launcher/host/gpu_list.h"
 
 namespace ddprun::launcher {
 namespace {

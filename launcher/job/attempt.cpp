@@ -28,8 +28,7 @@ std::vector<WorkerOutputs> open_outputs(AttemptOutput& logs, const std::vector<W
   std::vector<WorkerOutputs> outputs;
   for (std::size_t i = 0; i < plans.size(); ++i) {
     try {
-      auto ends = logs.open(i, plans[i]);
-      outputs.push_back({std::move(ends.out), std::move(ends.err)});
+      outputs.push_back(logs.open(i, plans[i]));
     } catch (const std::system_error& error) {
       throw LaunchError(LaunchError::kOwnFailure,
                         "cannot start rank " + std::to_string(specs[i].rank) + ": " + error.what());

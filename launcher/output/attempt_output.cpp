@@ -27,11 +27,11 @@ AttemptOutput::AttemptOutput(asio::io_context& io, Console& console, const LogFo
 
 AttemptOutput::~AttemptOutput() = default;
 
-AttemptOutput::Ends AttemptOutput::open(std::size_t index, const WorkerOutputPlan& plan) {
+WorkerOutputs AttemptOutput::open(std::size_t index, const WorkerOutputPlan& plan) {
   auto& worker = workers_[index];
   ensure(worker == nullptr, "a worker's streams are opened once");
   worker = std::make_unique<Worker>();
-  Ends ends;
+  WorkerOutputs ends;
   ends.out = open_stream(index, plan.out, /*is_err=*/false);
   ends.err = open_stream(index, plan.err, /*is_err=*/true);
   return ends;

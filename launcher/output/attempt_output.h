@@ -19,6 +19,7 @@
 #include "launcher/output/log_file.h"
 #include "launcher/output/output_plan.h"
 #include "launcher/output/output_stream.h"
+#include "launcher/workers/process.h"
 
 namespace ddprun::launcher {
 
@@ -26,12 +27,6 @@ namespace ddprun::launcher {
 class AttemptOutput {
  public:
   using Clock = std::chrono::steady_clock;
-
-  /// What to give to a worker as its stdout and stderr; to be closed once it is started. Invalid: ddprun's
-  /// own.
-  struct Ends {
-    UniqueFd out, err;
-  };
 
   /// folder  where log files are made; may be null if no plan has one. It and the console must outlive this
   AttemptOutput(boost::asio::io_context& io, Console& console, const LogFolder* folder);
@@ -42,7 +37,7 @@ class AttemptOutput {
   /// Makes the files and pipes of the worker with this index, and begins to read. Where the console is a
   /// terminal, the worker gets terminals too, in raw mode and of the same size.
   /// throws IoError for the files, std::system_error for the pipes
-  Ends open(std::size_t index, const WorkerOutputPlan& plan);
+  WorkerOutputs open(std::size_t index, const WorkerOutputPlan& plan);
 
   /// Called at the first output of each worker, with its index.
   void on_first_output(std::function<void(std::size_t)> callback) { on_first_output_ = std::move(callback); }

@@ -28,6 +28,11 @@ struct ProcessSpec {
   CpuList cpus = {};     ///< to run on; empty: ddprun's
 };
 
+/// A worker's stdout and stderr, closed here once it has started; ddprun's own if unset.
+struct WorkerOutputs {
+  UniqueFd out, err;
+};
+
 /// A child of ddprun that leads a session and its process group. The owner waits for pidfd to become
 /// readable, reaps once, and signals the group until it is gone.
 struct Process {

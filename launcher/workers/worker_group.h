@@ -28,11 +28,6 @@ using FindHung = std::function<std::variant<LookAgain, Hung>(JobEvents::Clock::t
 /// Called after each event: why the job's other nodes want the workers to end, if they do.
 using PeerEndReason = std::function<std::optional<std::string>()>;
 
-/// A worker's stdout and stderr; ddprun's own if unset.
-struct WorkerOutputs {
-  UniqueFd out, err;
-};
-
 /// A worker that was started.
 struct Worker {
   Process process;

@@ -1,4 +1,4 @@
-#include "launcher/host/cpu_limits.h"
+#include "launcher/host/topology.h"
 
 #include <thread>
 

@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include <ddprun/common/errors.h>
-#include "launcher/host/cpu_limits.h"
+#include "launcher/host/topology.h"
 #include "tests/support/catch.h"
 
 namespace ddprun::launcher {

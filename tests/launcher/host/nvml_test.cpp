@@ -1,4 +1,4 @@
-#include "launcher/host/nvml.h"
+#include "launcher/host/gpu_list.h"
 
 #include <ddprun/common/files.h>
 #include "tests/support/catch.h"

@@ -1,7 +1,6 @@
 #include "launcher/host/topology.h"
 
 #include <ddprun/common/errors.h>
-#include "launcher/host/cpu_limits.h"
 #include "tests/support/catch.h"
 #include "tests/support/fake_nvml.h"
 

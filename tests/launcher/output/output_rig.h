@@ -102,7 +102,7 @@ inline bool run(boost::asio::io_context& io, boost::asio::awaitable<void> work) 
 /// A process that runs a function of the test, with these ends as its stdout and stderr.
 class Writer {
  public:
-  Writer(AttemptOutput::Ends ends, const std::function<void()>& work) {
+  Writer(WorkerOutputs ends, const std::function<void()>& work) {
     std::fflush(nullptr);  // else ThreadSanitizer's _exit writes it a second time
     pid_ = ::fork();
     if (pid_ != 0) return;
