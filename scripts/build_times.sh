@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Measures clean builds for bench/RESULTS.md: clones the last commit and builds it on two cores without ccache. Prints wall and CPU
-# seconds of ddprun, of both programs, and of everything, each counted from the start. Takes about 15 minutes.
+# seconds of ddprun, of both programs, and of everything, each counted from the start. Takes about 9 minutes.
 #
 # usage: scripts/build_times.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
