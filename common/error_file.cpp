@@ -11,9 +11,9 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
+#include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
 #include <ddprun/common/json_file.h>
-#include <ddprun/common/unique_fd.h>
 
 namespace ddprun {
 namespace {
@@ -21,7 +21,7 @@ namespace {
 using nlohmann::json;
 
 constexpr std::size_t kMaxBytes = 64 * 1024;
-constexpr int kMostJsonLevels = 32;  // a handful is usual
+constexpr int kMostJsonLevels = 32;
 constexpr std::int64_t kYear10000 = 253'402'300'800;
 
 std::int64_t parse_timestamp(const json& value) {
@@ -73,19 +73,13 @@ ErrorFileContent read_and_interpret(const std::filesystem::path& path) {
   struct stat info {};
   if (::fstat(fd.get(), &info) != 0 || !S_ISREG(info.st_mode)) return {std::nullopt, "is not a regular file"};
   if (::geteuid() != 0 && info.st_uid != ::geteuid()) return {std::nullopt, "belongs to another user"};
-  std::string bytes(kMaxBytes + 1, '\0');
-  std::size_t size = 0;
-  while (size < bytes.size()) {
-    const ssize_t n = ::read(fd.get(), bytes.data() + size, bytes.size() - size);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return {std::nullopt, std::string("cannot be read: ") + std::strerror(errno)};
-    if (n == 0) break;
-    size += static_cast<std::size_t>(n);
+  try {
+    const std::string bytes = read_file(fd, path, kMaxBytes);
+    return bytes.empty() ? ErrorFileContent() : interpret(bytes);  // empty: created in advance, never filled
+  } catch (const IoError& error) {
+    if (error.error_number == 0) return {std::nullopt, "is larger than 64 KiB"};
+    return {std::nullopt, std::string("cannot be read: ") + std::strerror(error.error_number)};
   }
-  if (size > kMaxBytes) return {std::nullopt, "is larger than 64 KiB"};
-  if (size == 0) return {};  // created in advance, never filled
-  bytes.resize(size);
-  return interpret(bytes);
 }
 
 }  // namespace

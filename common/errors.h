@@ -4,21 +4,21 @@
 #include <filesystem>
 #include <stdexcept>
 #include <string>
-
-#include <ddprun/common/text/one_line.h>
+#include <string_view>
 
 namespace ddprun {
 
-/// A mistake in what the user typed or set: the message is one line that names the culprit, what was
-/// expected and what was got (control characters in it are shown as '?'). Both programs print it and exit
-/// with 2.
+std::string one_line(std::string_view text);  // of text.h
+
+/// A mistake in what the user typed or set. The message is one line: "CULPRIT: expected X, got Y". Both
+/// programs print it and exit with 2.
 class UsageError : public std::runtime_error {
  public:
   explicit UsageError(const std::string& message) : std::runtime_error(one_line(message)) {}
 };
 
-/// A file or folder that could not be used. what() is "PATH: MESSAGE", or "PATH: MESSAGE: strerror(error)"
-/// when errno is known (error_number != 0); one line too.
+/// A file or folder that could not be used. what() is one line: "PATH: MESSAGE", followed by ": " and
+/// strerror(error_number) if that is not 0.
 class IoError : public std::runtime_error {
  public:
   IoError(std::filesystem::path path, const std::string& message, int error_number = 0)
@@ -32,7 +32,7 @@ class IoError : public std::runtime_error {
   int error_number;
 };
 
-/// Throws std::logic_error when an invariant of ours is broken: never for the user's or the system's faults.
+/// Throws std::logic_error if the condition is false: a bug of ours, not a fault of the user or the system.
 inline void ensure(bool condition, const char* message) {
   if (!condition) throw std::logic_error(std::string("broken invariant: ") + message);
 }

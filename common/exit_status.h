@@ -29,16 +29,16 @@ struct ExitStatus {
 /// "exit code 7", "signal 9 (SIGKILL)", "signal 11 (SIGSEGV), core dumped".
 std::string describe(const ExitStatus& status);
 
-/// The code that a shell shows for a process that a signal killed.
+/// The code that a shell shows for a process killed by a signal.
 constexpr int exit_code_of_signal(int signal) { return 128 + signal; }
 
 /// The code that a shell shows: the exit code itself, or exit_code_of_signal().
 int to_exit_code(const ExitStatus& status);
 
-/// "SIGTERM" for 15, "SIGRTMIN+1" for a real-time signal; "signal 99" for a number that has no name.
+/// "SIGTERM" for 15, "SIGRTMIN+1" for a real-time signal, "signal 99" for a number without a name.
 std::string signal_name(int signal);
 
-/// 9 for "SIGKILL", "KILL" or "sigkill"; none if no signal is called so.
+/// 9 for "SIGKILL", "KILL" or "sigkill"; nullopt for an unknown name.
 std::optional<int> signal_by_name(std::string_view name);
 
 }  // namespace ddprun

@@ -1,49 +1,73 @@
 #pragma once
 
+#include <unistd.h>
+
 #include <cstddef>
 #include <filesystem>
 #include <string>
 #include <string_view>
-
-#include <ddprun/common/unique_fd.h>
+#include <utility>
 
 namespace ddprun {
+
+/// Owns one file descriptor and closes it.
+class UniqueFd {
+ public:
+  UniqueFd() = default;
+  explicit UniqueFd(int fd) : fd_(fd) {}
+  UniqueFd(UniqueFd&& other) noexcept : fd_(other.release()) {}
+  UniqueFd& operator=(UniqueFd&& other) noexcept {
+    reset(other.release());
+    return *this;
+  }
+  ~UniqueFd() { reset(); }
+
+  int get() const { return fd_; }
+  explicit operator bool() const { return fd_ >= 0; }
+  int release() { return std::exchange(fd_, -1); }
+  void reset(int fd = -1) {
+    if (fd_ >= 0) ::close(fd_);
+    fd_ = fd;
+  }
+
+ private:
+  int fd_ = -1;
+};
 
 /// The whole file as bytes. throws IoError if it cannot be read or is larger than max_bytes.
 std::string read_file(const std::filesystem::path& path, std::size_t max_bytes = std::size_t{1} << 40);
 
-/// The same of a file that is open, from where it stands. path: for the message
+/// The rest of an open file. path: for the message
 std::string read_file(const UniqueFd& fd, const std::filesystem::path& path, std::size_t max_bytes);
 
-/// Opens a regular file for reading. A folder, or what could make its reader wait (a FIFO, a device), is
-/// refused at once. throws IoError naming path
+/// Opens a regular file for reading; refuses a folder, a FIFO or a device. throws IoError naming path
 UniqueFd open_regular_file(const std::filesystem::path& path);
 
-/// Writes all bytes. False with errno set if that fails: EAGAIN if a descriptor that does not block takes
-/// nothing for patience_ms milliseconds (-1: wait forever).
+/// Writes all bytes. Returns false with errno set on failure: EAGAIN if a non-blocking descriptor takes
+/// nothing for patience_ms (-1: wait forever).
 bool write_all(int fd, std::string_view bytes, int patience_ms = -1) noexcept;
 
 /// mode: O_RDONLY or O_WRONLY. throws IoError
 UniqueFd open_dev_null(int mode);
 
-/// Replaces path with the given bytes so that a reader, or a crash at any moment, sees the old file or the
-/// new one and never a mixture: temporary file beside it, fsync, rename, fsync of the folder.
-/// throws IoError naming path; the temporary file is gone then.
+/// Replaces path with the given bytes. Even after a crash the file is either the old one or the new one:
+/// writes a temporary file beside it, fsyncs, renames, fsyncs the folder.
+/// throws IoError naming path, and removes the temporary file
 void write_file_atomic(const std::filesystem::path& path, std::string_view bytes);
 
-/// As above for a writer that wants a path: calls write(temporary path), then fsyncs and renames.
+/// The same for a writer that wants a path: calls write(temporary path).
 template <typename Write>
 void replace_file_atomic(const std::filesystem::path& path, Write write);
 
 /// Where temporary files go: $TMPDIR, else /tmp; absolute.
 std::filesystem::path temp_folder();
 
-/// A fresh folder (mode 0700), removed with all it holds when this goes. throws IoError
+/// A new folder (mode 0700); the destructor removes it with its contents. throws IoError
 class TempDir {
  public:
-  /// In temp_folder(), under a name of its own.
+  /// In temp_folder(), under a unique name.
   explicit TempDir(const std::string& prefix = "ddprun");
-  /// Under exactly this path, where nothing may be yet.
+  /// At this path, where nothing may be yet.
   static TempDir at(const std::filesystem::path& path) { return TempDir(Exactly{path}); }
   ~TempDir();
   TempDir(const TempDir&) = delete;

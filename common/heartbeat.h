@@ -4,25 +4,23 @@
 
 namespace ddprun {
 
-/// The worker's side of ddprun's --hang-timeout: a sign of life whenever the training gets on.
+/// The worker's side of ddprun's --hang-timeout: a beat whenever the training makes progress.
 ///
 ///   Heartbeat heartbeat(from_env().heartbeat_fd);   once, early
 ///   heartbeat.beat();                               every step
 ///
-/// A worker that has once sent a beat is held for hung when its beats (and its output) stop, whatever the
-/// others do. The descriptor remains the process's: copies are alike, and any thread may beat.
+/// Once a worker has sent a beat, it counts as hung when its beats and its output stop, whatever the other
+/// workers do. Does not own the descriptor: copies are equal, and any thread may beat.
 class Heartbeat {
  public:
-  /// Beats that go nowhere.
-  Heartbeat() = default;
-  /// fd  DDPRUN_HEARTBEAT_FD. What is no pipe to write to is not ddprun's: the variable was left over from a
-  ///     process further up, and the beats go nowhere.
+  Heartbeat() = default;  ///< beats go nowhere
+  /// fd  DDPRUN_HEARTBEAT_FD. Beats go nowhere unless it is the writing end of a pipe: the variable may be
+  ///     left over from an outer process.
   explicit Heartbeat(std::optional<int> fd);
 
-  /// Never waits and never fails: a full pipe holds beats enough.
+  /// Never waits and never fails: if the pipe is full, a beat is already queued.
   void beat() const;
 
-  /// True if somebody may listen.
   bool connected() const { return fd_ >= 0; }
 
  private:

@@ -2,20 +2,19 @@
 
 #include <string>
 
-#include <ddprun/common/unique_fd.h>
+#include <ddprun/common/files.h>
 #include <ddprun/common/worker_env.h>
 
 namespace ddprun {
 
-/// A TCP port of this host that is reserved before the ranks that meet there start.
+/// A TCP port of this host, reserved before the ranks that meet there start.
 ///
-/// Two sockets are bound to it with SO_REUSEADDR and do not listen. Bound, they keep the port from everyone's
-/// bind(0); with SO_REUSEADDR and not listening, they let any program's rank 0 bind and listen on the same
-/// port. There are two because duplicates of a descriptor share its listening state: if the parent kept a
-/// copy of rank 0's socket, connections would still be accepted after rank 0's death and never answered.
+/// Two sockets are bound to it with SO_REUSEADDR and do not listen. So bind(0) gives the port to nobody else,
+/// yet rank 0 of any program can bind it and listen. There are two because duplicates of a descriptor share
+/// its listening state: if the parent kept a copy of rank 0's socket, the kernel would go on accepting
+/// connections after rank 0's death.
 struct HeldPort {
-  /// where   numeric address of an interface; a name, or an address that is not this host's, as behind NAT,
-  ///         means all interfaces
+  /// where   numeric address of an interface; a name or a foreign address (as behind NAT) means all of them
   /// wanted  0: any free port
   /// throws  std::system_error
   explicit HeldPort(const std::string& where = "127.0.0.1", int wanted = 0);
@@ -28,7 +27,7 @@ struct HeldPort {
   UniqueFd held_;
 };
 
-/// The environment of one of `size` ranks of one node that meet at the port, without a store_fd.
+/// The environment, without store_fd, of one of `size` ranks on one node that meet at the port.
 WorkerEnv env_of_rank(const HeldPort& port, int rank, int size);
 
 }  // namespace ddprun

@@ -8,20 +8,18 @@
 
 namespace ddprun {
 
-/// The JSON of a text that may come from anywhere. What reads, prints and frees a value calls itself for each
-/// level, so that their number must have a limit.
+/// Parses untrusted JSON. Limits its levels, since reading, printing and freeing a value recurse.
 ///
-/// throws  std::invalid_argument that continues a sentence: "is not JSON", "is nested deeper than 32 levels"
+/// throws  std::invalid_argument: "is not JSON", "is nested deeper than 32 levels"
 nlohmann::json parse_shallow_json(std::string_view text, int most_levels);
 
-/// The JSON of a small file that may come from anywhere: 16 MiB and 32 levels at most, so that neither
-/// reading nor dumping it can exhaust memory or stack.
+/// Parses an untrusted file of at most kMostJsonBytes and 32 levels.
 ///
 /// expected  what the file should be, for the message: "the config.json of a SamModel"
-/// throws  IoError naming path: cannot be read, too large, no JSON, or nested too deep
+/// throws    IoError naming path
 nlohmann::json read_json(const std::filesystem::path& path, const char* expected);
 
-/// The same of a text of at most kMostJsonBytes. path: the file to name
+/// The same for text. path: the file to name
 nlohmann::json parse_json(const std::string& text, const std::filesystem::path& path, const char* expected);
 
 inline constexpr std::size_t kMostJsonBytes = 16 << 20;

@@ -19,7 +19,6 @@ class LevelWord : public spdlog::custom_flag_formatter {
  public:
   void format(const spdlog::details::log_msg& message, const std::tm&, spdlog::memory_buf_t& out) override {
     std::string_view word;
-    if (message.level == spdlog::level::debug || message.level == spdlog::level::trace) word = "debug: ";
     if (message.level == spdlog::level::warn) word = "warning: ";
     if (message.level >= spdlog::level::err) word = "error: ";
     out.append(word.data(), word.data() + word.size());
@@ -60,7 +59,6 @@ void configure_logging(const std::string& name) {
 
 void before_logging(std::function<void()> function) { hook() = std::move(function); }
 
-void log_debug(std::string_view line) { log(spdlog::level::debug, line); }
 void log_info(std::string_view line) { log(spdlog::level::info, line); }
 void log_warning(std::string_view line) { log(spdlog::level::warn, line); }
 void log_error(std::string_view line) { log(spdlog::level::err, line); }

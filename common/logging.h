@@ -6,18 +6,14 @@
 
 namespace ddprun {
 
-/// Sets up spdlog's default logger: one line an event on stderr, "NAME: text" for information and
-/// "NAME: warning: text", "NAME: error: text" above it, level from $LOGLEVEL (default info). Called once by
-/// each main.
+/// Sets up spdlog's default logger, which writes "NAME: text", "NAME: warning: text" or "NAME: error: text"
+/// to stderr. The level comes from $LOGLEVEL (default info). Each main calls it once.
 void configure_logging(const std::string& name);
 
-/// Called before each line that is shown, by a program that has drawn something on the terminal which must
-/// make way for it. Empty: nothing is.
+/// Sets a function to call before each line that is shown, such as to clear a progress bar; empty: none.
 void before_logging(std::function<void()> hook);
 
-/// One line each. Files that include LibTorch log through these: LibTorch brings an fmt of its own, which
-/// spdlog's headers would pick up instead of the system's.
-void log_debug(std::string_view line);
+// One line each. These keep spdlog's headers away from LibTorch's, which bring another fmt.
 void log_info(std::string_view line);
 void log_warning(std::string_view line);
 void log_error(std::string_view line);

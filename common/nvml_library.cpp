@@ -58,7 +58,7 @@ std::optional<NvmlLibrary::Memory> NvmlLibrary::memory(Device device) const {
   MemoryInfo info{};
   info.version = kMemoryVersion;
   if (!memory_ || memory_(device, &info) != kSuccess) return std::nullopt;
-  // Whether "used" holds what is reserved is told in two ways: this is right in both.
+  // Drivers differ on whether "used" includes what is reserved; this is right for both.
   return Memory{info.total, info.total - std::min(info.total, info.free + info.reserved)};
 }
 

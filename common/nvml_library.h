@@ -6,11 +6,11 @@
 
 namespace ddprun {
 
-/// NVIDIA's management library (libnvidia-ml.so.1, which comes with the driver), loaded where the dynamic
-/// linker finds it and initialised as long as this lives. Takes tens of milliseconds with a driver.
+/// NVIDIA's management library (libnvidia-ml.so.1, part of the driver), loaded and initialised while this
+/// lives. With a driver this takes tens of milliseconds.
 ///
-/// Its functions are looked up by name and called through declarations of one's own, so that building takes
-/// no header of NVIDIA's; types and numbers are ABI. One may be missing: an old driver has not all.
+/// Looks functions up by name and declares them itself, so building needs no NVIDIA headers; types and
+/// numbers are ABI. An old driver may lack some functions.
 class NvmlLibrary {
  public:
   using Device = struct nvmlDevice_st*;
@@ -21,14 +21,14 @@ class NvmlLibrary {
   NvmlLibrary(const NvmlLibrary&) = delete;
   NvmlLibrary& operator=(const NvmlLibrary&) = delete;
 
-  /// Why a library that is there tells nothing: "Driver/library version mismatch". Empty if it is not there.
+  /// Why an installed library does not work: "Driver/library version mismatch". Empty without a library.
   std::string problem() const;
 
-  /// How many GPUs there are; 0 if the library tells nothing.
+  /// How many GPUs there are; 0 if the library does not work.
   unsigned count() const { return count_; }
   /// nullptr if it cannot be reached
   Device device(unsigned index) const;
-  /// "GPU-8f3c...", "MIG-..." for an instance; empty if it is not told
+  /// "GPU-8f3c...", "MIG-..." for an instance; empty if unknown
   std::string uuid(Device device) const;
 
   struct Memory {
@@ -37,7 +37,7 @@ class NvmlLibrary {
   };
   std::optional<Memory> memory(Device device) const;
 
-  /// Points function to the library's of that name, or to nothing.
+  /// Points function to the library's function of that name, or to nullptr.
   template <typename Function>
   void load(Function*& function, const char* name) const {
     function = reinterpret_cast<Function*>(symbol(name));
@@ -48,7 +48,7 @@ class NvmlLibrary {
 
   void* library_;
   bool initialised_ = false;
-  int status_ = -1;  // of what was asked for first and failed
+  int status_ = -1;  // of the first call that failed
   unsigned count_ = 0;
   const char* (*error_string_)(int) = nullptr;
   int (*shutdown_)() = nullptr;

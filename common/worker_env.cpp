@@ -1,43 +1,20 @@
 #include <ddprun/common/worker_env.h>
 
-#include <charconv>
 #include <cstdlib>
 
 #include <ddprun/common/errors.h>
+#include <ddprun/common/text.h>
 
 namespace ddprun {
 namespace {
 
 int parse_int(const std::string& name, const std::string& text, int low, int high) {
-  int value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || value < low || value > high)
-    throw UsageError(name + ": expected an integer from " + std::to_string(low) + " to " +
-                     std::to_string(high) + ", got '" + text + "'");
-  return value;
+  const auto value = parse_integer(text, low, high);
+  if (!value) throw UsageError(name + ": expected " + integer_from(low, high) + ", got '" + text + "'");
+  return *value;
 }
 
 constexpr int kMaxWorld = 1 << 24;
-
-class Reader {
- public:
-  explicit Reader(const EnvLookup& lookup) : lookup_(lookup) {}
-
-  int integer(const std::string& name, int fallback, int low, int high) const {
-    const auto text = lookup_(name);
-    return text && !text->empty() ? parse_int(name, *text, low, high) : fallback;
-  }
-  std::optional<int> descriptor(const std::string& name) const {
-    const auto text = lookup_(name);
-    return text && !text->empty() ? std::optional<int>(parse_int(name, *text, 0, 1 << 20)) : std::nullopt;
-  }
-  std::string text(const std::string& name, const std::string& fallback) const {
-    return lookup_(name).value_or(fallback);
-  }
-
- private:
-  const EnvLookup& lookup_;
-};
 
 /// True if a launcher set the rendezvous variables, false if none is set; throws if only some are.
 bool launched(const EnvLookup& lookup) {
@@ -97,28 +74,38 @@ std::optional<std::string> process_env(const std::string& name) {
 }
 
 WorkerEnv from_env(const EnvLookup& lookup) {
-  const Reader read(lookup);
+  const auto text = [&](const std::string& name, const std::string& fallback) {
+    return lookup(name).value_or(fallback);
+  };
+  const auto integer = [&](const std::string& name, int fallback, int low, int high) {
+    const auto value = text(name, "");
+    return value.empty() ? fallback : parse_int(name, value, low, high);
+  };
+  const auto descriptor = [&](const std::string& name) {
+    const int fd = integer(name, -1, 0, 1 << 20);
+    return fd < 0 ? std::nullopt : std::optional(fd);
+  };
   WorkerEnv env;
-  env.error_file = read.text("TORCHELASTIC_ERROR_FILE", "");
+  env.error_file = text("TORCHELASTIC_ERROR_FILE", "");
   if (!launched(lookup)) return env;
 
-  env.world_size = read.integer("WORLD_SIZE", 1, 1, kMaxWorld);
-  env.rank = read.integer("RANK", 0, 0, env.world_size - 1);
-  env.local_world_size = read.integer("LOCAL_WORLD_SIZE", env.world_size, 1, env.world_size);
-  env.local_rank = read.integer("LOCAL_RANK", env.rank, 0, env.local_world_size - 1);
-  env.group_world_size = read.integer("GROUP_WORLD_SIZE", 1, 1, env.world_size);
-  env.group_rank = read.integer("GROUP_RANK", 0, 0, env.group_world_size - 1);
-  env.role_world_size = read.integer("ROLE_WORLD_SIZE", env.world_size, 1, kMaxWorld);
-  env.role_rank = read.integer("ROLE_RANK", env.rank, 0, env.role_world_size - 1);
-  env.role_name = read.text("ROLE_NAME", env.role_name);
-  env.master_addr = read.text("MASTER_ADDR", env.master_addr);
-  env.master_port = read.integer("MASTER_PORT", 0, 1, 65535);
-  env.restart_count = read.integer("TORCHELASTIC_RESTART_COUNT", 0, 0, 1 << 30);
-  env.max_restarts = read.integer("TORCHELASTIC_MAX_RESTARTS", 0, 0, 1 << 30);
-  env.run_id = read.text("TORCHELASTIC_RUN_ID", env.run_id);
-  env.use_agent_store = read.text("TORCHELASTIC_USE_AGENT_STORE", "False") == "True";
-  env.store_fd = read.descriptor("DDPRUN_STORE_FD");
-  env.heartbeat_fd = read.descriptor("DDPRUN_HEARTBEAT_FD");
+  env.world_size = integer("WORLD_SIZE", 1, 1, kMaxWorld);
+  env.rank = integer("RANK", 0, 0, env.world_size - 1);
+  env.local_world_size = integer("LOCAL_WORLD_SIZE", env.world_size, 1, env.world_size);
+  env.local_rank = integer("LOCAL_RANK", env.rank, 0, env.local_world_size - 1);
+  env.group_world_size = integer("GROUP_WORLD_SIZE", 1, 1, env.world_size);
+  env.group_rank = integer("GROUP_RANK", 0, 0, env.group_world_size - 1);
+  env.role_world_size = integer("ROLE_WORLD_SIZE", env.world_size, 1, kMaxWorld);
+  env.role_rank = integer("ROLE_RANK", env.rank, 0, env.role_world_size - 1);
+  env.role_name = text("ROLE_NAME", env.role_name);
+  env.master_addr = text("MASTER_ADDR", env.master_addr);
+  env.master_port = integer("MASTER_PORT", 0, 1, 65535);
+  env.restart_count = integer("TORCHELASTIC_RESTART_COUNT", 0, 0, 1 << 30);
+  env.max_restarts = integer("TORCHELASTIC_MAX_RESTARTS", 0, 0, 1 << 30);
+  env.run_id = text("TORCHELASTIC_RUN_ID", env.run_id);
+  env.use_agent_store = text("TORCHELASTIC_USE_AGENT_STORE", "False") == "True";
+  env.store_fd = descriptor("DDPRUN_STORE_FD");
+  env.heartbeat_fd = descriptor("DDPRUN_HEARTBEAT_FD");
   return env;
 }
 

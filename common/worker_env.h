@@ -8,12 +8,10 @@
 
 namespace ddprun {
 
-/// Marks every process of a job, whatever its parent, group or session. A job inside a job appends:
-/// "OUTER/INNER".
+/// Marks every process of a job, whatever its parent, group or session; "OUTER/INNER" for a job in a job.
 inline constexpr char kJobIdVariable[] = "DDPRUN_JOB_ID";
 
-/// The contract between a launcher and a worker: torchrun's environment variables, one field each.
-/// Names and meaning are those of torch.distributed.run; the DDPRUN_ variables are additions.
+/// What a launcher tells a worker: torchrun's environment variables, and ddprun's own (DDPRUN_).
 struct WorkerEnv {
   int rank = 0;                           ///< RANK, 0 .. world_size-1
   int local_rank = 0;                     ///< LOCAL_RANK, 0 .. local_world_size-1
@@ -25,22 +23,21 @@ struct WorkerEnv {
   int role_world_size = 1;                ///< ROLE_WORLD_SIZE
   std::string role_name = "default";      ///< ROLE_NAME
   std::string master_addr = "127.0.0.1";  ///< MASTER_ADDR
-  int master_port = 0;          ///< MASTER_PORT; 0 only in a single process that no launcher started
-  int restart_count = 0;        ///< TORCHELASTIC_RESTART_COUNT
-  int max_restarts = 0;         ///< TORCHELASTIC_MAX_RESTARTS
-  std::string run_id = "none";  ///< TORCHELASTIC_RUN_ID
-  bool use_agent_store =
-      false;               ///< TORCHELASTIC_USE_AGENT_STORE: the launcher hosts the store, rank 0 is a client
-  std::string error_file;  ///< TORCHELASTIC_ERROR_FILE; empty: none wanted
-  std::optional<int> store_fd;      ///< DDPRUN_STORE_FD: bound socket of master_port that rank 0 listens on
+  int master_port = 0;                    ///< MASTER_PORT; 0 only for a process without a launcher
+  int restart_count = 0;                  ///< TORCHELASTIC_RESTART_COUNT
+  int max_restarts = 0;                   ///< TORCHELASTIC_MAX_RESTARTS
+  std::string run_id = "none";            ///< TORCHELASTIC_RUN_ID
+  bool use_agent_store = false;  ///< TORCHELASTIC_USE_AGENT_STORE: rank 0 is a client of the launcher's store
+  std::string error_file;        ///< TORCHELASTIC_ERROR_FILE; empty: none wanted
+  std::optional<int> store_fd;   ///< DDPRUN_STORE_FD: bound socket of master_port that rank 0 listens on
   std::optional<int> heartbeat_fd;  ///< DDPRUN_HEARTBEAT_FD: each byte written there is a sign of life
 };
 
 /// The variables a launcher sets for one worker, in a fixed order.
 std::vector<std::pair<std::string, std::string>> to_env(const WorkerEnv& env);
 
-/// Every variable that to_env may set, and those that a surrounding launcher may have left behind: none of
-/// them may reach a worker with an inherited value.
+/// Every variable that to_env may set or an outer launcher may have left behind; a worker must not inherit
+/// any of their values.
 const std::vector<std::string>& worker_variable_names();
 
 /// Looks one variable up; nullopt if it is not set.
@@ -49,11 +46,11 @@ using EnvLookup = std::function<std::optional<std::string>(const std::string& na
 /// Looks variables up in this process's environment.
 std::optional<std::string> process_env(const std::string& name);
 
-/// Reads what a launcher (ddprun, torchrun, srun with the four variables of PyTorch) set.
+/// Reads what a launcher set: ddprun, torchrun, or srun with PyTorch's four variables.
 ///
-/// With none of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set the program was started by hand: a world of
-/// one. LOCAL_RANK defaults to RANK, LOCAL_WORLD_SIZE to WORLD_SIZE, the rest as in the struct. throws
-/// UsageError naming the variable, what was expected and what was got; all missing ones in one line
+/// Without RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT this is a single process started by hand. LOCAL_RANK
+/// defaults to RANK, LOCAL_WORLD_SIZE to WORLD_SIZE, the rest as in the struct.
+/// throws UsageError naming the variable, what was expected and what was got; all missing ones in one line
 WorkerEnv from_env(const EnvLookup& lookup = process_env);
 
 }  // namespace ddprun

@@ -10,9 +10,9 @@ import re
 import sys
 
 # The rooms, in the order in which they may include each other: a file includes only its own room and rooms before it.
-# common/text and common come before all; launcher/ and worker/ never include each other.
+# common/ comes first; launcher/ and worker/ never include each other.
 ROOMS = {
-    "common": ["text", "", "settings"],
+    "common": ["", "settings"],
     "launcher": ["events", "host", "rendezvous", "cli", "plan", "workers", "output", "failure", "job", ""],
     "worker": ["runtime/flight", "runtime/group", "runtime/ddp", "runtime/sharding", "runtime/image", "runtime/data",
                "runtime/serialize", "runtime/report", "runtime/train/optim", "runtime/train/state", "runtime/train/model",
@@ -54,7 +54,7 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.M)
 
 
 def order_of_rooms():
-    """Room as a folder -> its place in the order."""
+    """Each room's folder and its place in the order."""
     names = [f"{area}/{room}".rstrip("/") for area, rooms in ROOMS.items() for room in rooms]
     return {name: place for place, name in enumerate(names)}
 
@@ -69,7 +69,7 @@ def room_of(path):
 
 
 def target_of(quote, header):
-    """The included file of this tree, or None."""
+    """The file of this tree that is included, or None."""
     if quote == "<":
         if not header.startswith("ddprun/") or header.count("/") < 2:
             return None
@@ -111,7 +111,7 @@ def breaches(path, text):
 
 
 def crowds(paths):
-    """Names folders with more files than a reader can keep in mind."""
+    """Names folders with too many files."""
     count = collections.Counter(str(pathlib.PurePosixPath(path).parent) for path in paths)
     return [f"{folder}: {n} files, expected at most {MOST_FILES}" for folder, n in sorted(count.items()) if n > MOST_FILES]
 

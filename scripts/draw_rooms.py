@@ -16,7 +16,7 @@ WIDTH, HEIGHT, STEP, GAP = 112, 28, 56, 12  # of a box; from row to row; between
 
 
 def included():
-    """Room -> the rooms that its files include, as far as the order allows."""
+    """Each room and the rooms that its files include, as far as the order allows."""
     edges = {room: set() for room in rules.ORDER}
     for area in rules.ROOMS:
         for path in (ROOT / area).rglob("*"):
@@ -34,7 +34,7 @@ def reachable(edges, room):
 
 
 def reduced(edges):
-    """Without the arrows that follow from others."""
+    """Drops arrows that follow from others."""
     return {room: {t for t in targets if not any(t in reachable(edges, other) for other in targets - {t})}
             for room, targets in edges.items()}
 
@@ -48,7 +48,7 @@ def house_of(room):
 
 
 def places(edges):
-    """Room -> the middle of its box: a row for each step away from common, from the bottom up, and one for common/settings."""
+    """Each room and the middle of its box: from the bottom up, a row for each step away from common, one for common/settings."""
     rows = {room: row_of(edges, room) + (house_of(room) is not None) for room in edges}
     bottom = 60 + max(rows.values()) * STEP
     taken, place = {}, {}

@@ -11,7 +11,7 @@ import torch
 
 
 def views():
-    """Tensors that share storages, in ways that plain copies would lose."""
+    """Tensors that share storages, which plain copies would lose."""
     base = torch.arange(24, dtype=torch.float32)
     return {
         "base": base,
@@ -25,7 +25,7 @@ def views():
 
 
 def inert():
-    """What holds no tensor and is no plain value, but calls nothing of consequence."""
+    """Objects without tensors that are not plain values, but harmless to call."""
     return {
         "device": torch.device("cuda", 1),
         "cpu": torch.device("cpu"),
@@ -37,7 +37,7 @@ def inert():
 
 
 def lightning_checkpoint(path):
-    """What Lightning's Trainer itself saves after two steps of a module with hyperparameters and a schedule."""
+    """What Lightning's Trainer saves after two steps of a module with hyperparameters and a schedule."""
     import lightning.pytorch as pl
 
     class Module(pl.LightningModule):
@@ -63,7 +63,7 @@ def lightning_checkpoint(path):
                                         pl.callbacks.EarlyStopping("train_loss", check_on_train_epoch_end=True)])
         trainer.fit(Module(), torch.utils.data.DataLoader(torch.randn(8, 4), batch_size=4))
         trainer.save_checkpoint(path)
-    # A path of this machine is in it, which tells nobody anything.
+    # Contains a path of this machine.
     checkpoint = torch.load(path)
     for callback in checkpoint["callbacks"].values():
         for key, value in callback.items():
@@ -76,7 +76,7 @@ def lightning_checkpoint(path):
 
 
 def generator():
-    """A state of the CPU's generator, the five numbers drawn from it, and the state then."""
+    """A state of the CPU's generator, the five numbers drawn from it, and the state after that."""
     torch.manual_seed(5)
     torch.randn(7)
     state = torch.get_rng_state()
@@ -84,7 +84,7 @@ def generator():
 
 
 class Tied(torch.nn.Module):
-    """Two layers with one weight."""
+    """Two layers that share one weight."""
 
     def __init__(self):
         super().__init__()

@@ -1,10 +1,10 @@
-"""What the scripts that make golden files share."""
+"""Shared by the scripts that make golden files."""
 
 import json
 import math
 
-# The same instructions on every x86-64 processor: otherwise rounding differs between processors, and training makes
-# it grow. The tests set the same variables.
+# The same instructions on every x86-64 processor: otherwise processors round differently, and training amplifies
+# the difference. The tests set the same variables.
 SAME_ON_EVERY_CPU = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_CBWR": "COMPATIBLE"}
 
 
@@ -15,5 +15,5 @@ def write_json(path, value):
 
 
 def number(value):
-    """A float as JSON has it; what JSON has not as a text: nan, inf, -inf."""
+    """A float for JSON; nan, inf and -inf as text."""
     return value if math.isfinite(value) else str(value)

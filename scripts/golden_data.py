@@ -11,12 +11,12 @@ from golden_common import write_json
 
 
 def crc32(tensor):
-    """Of the values' bytes: equal to the last bit."""
+    """A checksum of the values' bytes, for comparing to the last bit."""
     return zlib.crc32(np.ascontiguousarray(tensor.numpy()).tobytes())
 
 
 def image_transform(folder):
-    """torchvision's flip, padded crop, ToTensor and Normalize with given flips and windows, on images of a fixed rule."""
+    """torchvision's flip, padded crop, ToTensor and Normalize with given flips and windows, on made-up images."""
     cases = []
     for channels, height, width, padding in ((3, 32, 32, 4), (1, 28, 28, 2), (3, 5, 7, 9)):
         mean, std = (.4914, .4822, .4465)[:channels], (.2023, .1994, .2010)[:channels]
@@ -34,7 +34,7 @@ def image_transform(folder):
 
 
 def toy_datasets(folder):
-    """The data of the tutorial's toy and linear trainings, after torch.manual_seed, and the number drawn after them."""
+    """The data of the tutorial's toy and linear trainings after torch.manual_seed, and the next random number."""
     cases = []
     for seed in (0, 7):
         torch.manual_seed(seed)

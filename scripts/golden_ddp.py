@@ -20,7 +20,7 @@ from golden_common import SAME_ON_EVERY_CPU, write_json
 
 
 def zero_partition(folder):
-    """The owner of each parameter under ZeroRedundancyOptimizer; the group's sizes come from a fixed rule."""
+    """The owner of each parameter under ZeroRedundancyOptimizer, for made-up sizes."""
     cases = []
     store = torch.testing._internal.distributed.fake_pg.FakeStore()
     for ranks in (1, 2, 3, 4, 7):
@@ -36,7 +36,7 @@ def zero_partition(folder):
 
 
 def optimizer_state(folder):
-    """For each optimizer its state dict after two steps, and the parameters then and after two more steps."""
+    """For each optimizer its state dict after two steps, and the parameters then and two steps later."""
     optim = torch.optim
     makers = dict(
         sgd=lambda g: optim.SGD(g, lr=0.1, momentum=0.9, dampening=0.1, weight_decay=0.01),
@@ -70,7 +70,7 @@ def optimizer_state(folder):
 
 
 class HookNet(nn.Module):
-    """Convolutions, square layers of one shape, and a layer without bias, in several buckets."""
+    """Convolutions, square layers of equal shape, and a layer without bias, in several buckets."""
 
     def __init__(self):
         super().__init__()
@@ -98,7 +98,7 @@ POWER_SGD = dict(
 
 
 def one_bucket_at_a_time(state, bucket):
-    """PowerSGD as its own authors' tests run it: with several buckets under way, Gloo would mix collectives up."""
+    """PowerSGD with one bucket at a time, as in its authors' tests: with several, Gloo would mix up collectives."""
     future = powerSGD_hook.powerSGD_hook(state, bucket)
     future.wait()
     return future
@@ -154,7 +154,7 @@ def comm_hooks(folder):
 
 
 class Stack(nn.Module):
-    """As tests/worker/runtime/ddp/layer_stack.h: layers of [in, out, dtype, how often the forward pass applies it]."""
+    """Like tests/worker/runtime/ddp/layer_stack.h: layers of [in, out, dtype, uses in the forward pass]."""
 
     def __init__(self, layers):
         super().__init__()
@@ -205,7 +205,7 @@ def bucket_plan(name, options):
 
 
 def ddp_buckets(folder):
-    """Buckets of Python's DDP for several models, bucket sizes and options: first, and after the first backward."""
+    """Buckets of Python's DDP for several models, bucket sizes and options: at first, and after the first backward."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     cases = [bucket_plan(name, {**caps, **mode}) for name in STACKS for caps in CAPS for mode in MODES
              if name != "unused" or "find_unused_parameters" in mode or "static_graph" in mode]

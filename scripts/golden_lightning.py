@@ -13,7 +13,7 @@ from golden_common import number, write_json
 
 
 def early_stopping(folder):
-    """Random sequences of a metric, with NaN, infinities and ties; what EarlyStopping says to each value."""
+    """Random sequences of a metric, with NaN, infinities and ties, and EarlyStopping's verdict on each value."""
     from lightning.pytorch.callbacks import EarlyStopping
 
     draw = random.Random(1)
@@ -42,7 +42,7 @@ def early_stopping(folder):
 
 
 def checkpoint_policy(folder):
-    """What ModelCheckpoint keeps on the disk in real trainings whose metrics are drawn at random; and its names."""
+    """What ModelCheckpoint keeps on disk in real trainings with random metrics, and the names it gives."""
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     write_json(folder / "names.json", names())
@@ -85,7 +85,7 @@ def names():
 
 
 def run(options, values, validates):
-    """Trains with two batches an epoch. After each call of ModelCheckpoint what there is; null: as before."""
+    """Trains with two batches per epoch. Returns the files after each call of ModelCheckpoint; null: unchanged."""
     import lightning.pytorch as pl
     from lightning.pytorch.callbacks import ModelCheckpoint
 

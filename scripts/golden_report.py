@@ -1,4 +1,4 @@
-"""Golden files of what is reported and drawn: TensorBoard's own bytes, pictures as Pillow reads them."""
+"""Golden files for reports and pictures: TensorBoard's own bytes, and pictures as Pillow reads them."""
 
 import io
 import struct
@@ -8,8 +8,8 @@ from golden_common import write_json
 
 
 def tensorboard(folder):
-    """events.bin: the file that worker/runtime/report/tensorboard_event is to write for the same events."""
-    # Here, because the other groups need no tensorboard.
+    """events.bin: the file that worker/runtime/report/tensorboard_sink must write for the same events."""
+    # Imported here because the other groups do not need tensorboard.
     from tensorboard.compat.proto.event_pb2 import Event, SessionLog
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.record_writer import RecordWriter
@@ -50,14 +50,14 @@ def _chunk(name, data):
 
 
 def _png(width, height, depth, colour, rows, interlaced=False, extra=b""):
-    """A PNG file from packed rows; interlaced: rows are those of the seven passes, one after the other."""
+    """A PNG file from packed rows; if interlaced, those of the seven passes in turn."""
     header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, int(interlaced))
     pixels = zlib.compress(b"".join(b"\0" + row for row in rows))
     return b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", header) + extra + _chunk(b"IDAT", pixels) + _chunk(b"IEND", b"")
 
 
 def png(folder):
-    """PNG files of every colour type, and their pixels as Pillow has them."""
+    """PNG files of every colour type, and their pixels as Pillow reads them."""
     from PIL import Image
 
     grey = [[(37 * x + 91 * y) % 256 for x in range(5)] for y in range(4)]
@@ -85,7 +85,7 @@ def png(folder):
 
 
 def jpeg(folder):
-    """JPEG files, and their pixels as Pillow has them."""
+    """JPEG files, and their pixels as Pillow reads them."""
     from PIL import Image
 
     expected = {}

@@ -13,7 +13,7 @@ from golden_common import number, write_json
 
 
 def fused_optimizers(folder):
-    """Parameters after 20 steps of each optimizer, fused where Python's can be, and the state dict then."""
+    """Parameters after 20 steps of each optimizer, fused where Python offers it, and the final state dict."""
     optim = torch.optim
     fused = dict(fused=True)
     makers = dict(
@@ -50,7 +50,7 @@ def fused_optimizers(folder):
 
 
 def lr_schedule(folder):
-    """The learning rates (and momenta) of two groups while each scheduler goes on, and its state dicts."""
+    """The learning rates (and momenta) of two groups under each scheduler, and its state dicts."""
     warnings.simplefilter("ignore")
     draw = random.Random(3)
     cases = []
@@ -100,7 +100,7 @@ def schedule_case(draw, kind, arguments, unit, count, optimizer, warmup, touch):
     ticks = [seen()]
     metrics, states = [], [plain(schedule.state_dict())]
     for tick in range(1, count + 1):
-        # A warm-up goes on with every optimizer step, an epoch's schedule from the first epoch's end after it.
+        # A warm-up advances with every optimizer step, an epoch's schedule from the end of the first epoch after it.
         if kind == "plateau":
             metrics.append(draw.choice([draw.random(), round(draw.random(), 1), draw.choice([0.5, float("nan")])]))
             schedule.step(metrics[-1])
@@ -125,7 +125,7 @@ def plain(value):
 
 
 def grad_scaler(folder):
-    """Scale, growth tracker and whether the optimizer stepped, for random gradients of which some are not finite."""
+    """Scale, growth tracker and whether the optimizer stepped, for random gradients, some of them not finite."""
     draw = random.Random(5)
     cases = []
     for _ in range(12):
@@ -154,7 +154,7 @@ def grad_scaler(folder):
 
 
 def clip_gradients(folder):
-    """Norms and clipped gradients for torch.nn.utils' two functions."""
+    """Norms and clipped gradients from torch.nn.utils' two functions."""
     torch.manual_seed(6)
     cases = []
     for norm_type in (2.0, 1.0, 3.0, float("inf")):
@@ -195,7 +195,7 @@ def ema_module():
 
 
 def losses_and_metrics(folder):
-    """Losses of each sample and their mean's gradient; torchmetrics' values of batches together."""
+    """Each sample's loss and the gradient of their mean; torchmetrics' values over several batches."""
     import torchmetrics
 
     torch.manual_seed(8)

@@ -10,9 +10,9 @@ from transformers.models.sam.image_processing_pil_sam import SamImageProcessorPi
 from golden_common import write_json
 from parity_models import fill, formula
 
-# Each shape has something that the others lack. window_padding: the only window is larger than the image.
-# windows: whole windows, windows over the edges and the corner, and a layer without.
-# plain: nothing that may be left out is there.
+# Each shape has something that the others lack. window_padding: its only window is larger than the image.
+# windows: whole windows, windows over the edges and the corner, and a layer without windows.
+# plain: leaves out everything optional.
 SHAPES = {
     "window_padding": dict(
         vision_config=dict(hidden_size=12, num_hidden_layers=2, num_attention_heads=3, image_size=8, patch_size=2,
@@ -37,14 +37,14 @@ SHAPES = {
 }
 IMAGES, PROMPTS = 2, 2
 LABELS = [[[1, 0, -1], [0, 1, -10]], [[1, -10, -10], [-10, 1, 0]]]
-# Which prompts, and whether more than one mask.
+# The prompts, and whether to return more than one mask.
 CASES = [("points masks", True), ("boxes", False), ("points", True), ("points", False), ("points boxes", True),
          ("boxes masks", False), ("masks", True), ("", False)]
 WHOLE = 2  # of so many cases every gradient is kept whole, of the others a digest
 
 
 def digest(name, tensor):
-    """Norm and the product with a vector by a formula: no two of a tensor's elements weigh the same."""
+    """Norm, and the product with a vector in which no two elements have the same weight."""
     flat = tensor.detach().double().flatten()
     return torch.stack([flat.norm(), flat.dot(formula("probe " + name, flat.shape))])
 
@@ -70,7 +70,7 @@ def make_inputs(model, prompts, multimask):
 
 
 def stages(model):
-    """What each part gives in one forward pass."""
+    """The output of each part in one forward pass."""
     found = {}
     watched = {"vision_encoder.patch_embed", "vision_encoder.neck", "prompt_encoder", "mask_decoder.transformer"}
     watched |= {f"vision_encoder.layers.{i}" for i in range(model.config.vision_config.num_hidden_layers)}
@@ -90,7 +90,7 @@ def stages(model):
 
 
 def run_case(model, prompts, multimask, whole):
-    """Masks, scores and gradients; the last are one after the other in one tensor, or digests: [parameters, 2]."""
+    """Masks, scores and gradients; all gradients in one tensor, or their digests: [parameters, 2]."""
     model.zero_grad()
     output = model(**make_inputs(model, prompts, multimask))
     loss = sum((part * formula("weight of " + name, part.shape)).sum()
@@ -103,7 +103,7 @@ def run_case(model, prompts, multimask, whole):
 
 
 def check_sensitive(model):
-    """Neither the image nor the point may be without influence, or the files would prove little."""
+    """Checks that both the image and the point matter, or the files would prove little."""
     inputs = make_inputs(model, "points", True)
     before = model(**inputs).pred_masks
     for name in ("pixel_values", "input_points"):
@@ -112,7 +112,7 @@ def check_sensitive(model):
 
 
 def sam_model(folder):
-    """Of each shape all stages, and of each case masks, scores and gradients; in double precision."""
+    """All stages of each shape, and masks, scores and gradients of each case, in double precision."""
     for shape in SHAPES:
         model = make_model(shape)
         check_sensitive(model)
@@ -129,7 +129,7 @@ SIZES = [(37, 53), (100, 31), (48, 48), (1, 7), (201, 333), (24, 48), (47, 49), 
 
 
 def pictures():
-    """height, width, 3 bytes: a pattern of blocks with noise on it."""
+    """height, width, 3 bytes: a pattern of blocks with noise."""
     for height, width in SIZES:
         noise = formula(f"picture {height} {width}", (height, width, 3)) * 120
         rows, columns = torch.arange(height)[:, None, None], torch.arange(width)[None, :, None]
@@ -138,7 +138,7 @@ def pictures():
 
 
 def sam_processor(folder):
-    """Of pictures of odd sizes the inputs (by torchvision and by Pillow), points, boxes, and masks on their way back."""
+    """For pictures of odd sizes: inputs (by torchvision and by Pillow), points, boxes, and masks scaled back."""
     options = dict(size={"longest_edge": SIDE}, pad_size={"height": SIDE, "width": SIDE})
     processor = SamProcessor(SamImageProcessor(**options))
     by_pillow = SamImageProcessorPil(**options)

@@ -1,4 +1,4 @@
-"""Golden files of the losses that masks are trained with: MONAI's own (monai 1.6)."""
+"""Golden files for the losses of masks: MONAI's own (monai 1.6)."""
 
 import itertools
 import warnings
@@ -13,17 +13,17 @@ SWITCHES = ("include_background", "to_onehot_y", "squared_pred", "jaccard", "bat
 
 
 def _rounded(tensor):
-    """All elements with as many digits as the test compares."""
+    """All elements, with as many digits as the test compares."""
     return [float(f"{value:.{DIGITS}g}") for value in tensor.detach().flatten().tolist()]
 
 
 def _spread(values):
-    """A scalar that each value has another part in, so that its gradient shows them all."""
+    """A scalar to which each value contributes differently, so that its gradient shows them all."""
     return (values.flatten() * (1 + torch.arange(values.numel(), dtype=values.dtype))).sum()
 
 
 def _combinations(loss_class, inputs, reduction, smooth):
-    """The loss of every combination of switches and activations; values and gradients that recur are kept once."""
+    """The loss of every combination of switches and activations; repeated values and gradients are stored once."""
     cases, results = [], []
     for channels, activation, *flags in itertools.product(inputs, ("", "sigmoid", "softmax"), *[(False, True)] * 5):
         switches = [name for name, flag in zip(SWITCHES, flags) if flag]
@@ -43,7 +43,7 @@ def _combinations(loss_class, inputs, reduction, smooth):
 
 
 def dice_loss(folder):
-    """DiceLoss over every combination of its options, and what is added to it for masks; in double precision."""
+    """DiceLoss for every combination of its options, and the losses that add to it, in double precision."""
     from monai.losses import DiceLoss, FocalLoss  # here, because the other groups need no monai
 
     warnings.simplefilter("ignore")  # "single channel prediction, ... ignored"
@@ -89,12 +89,12 @@ def dice_loss(folder):
 
 
 def _rows(tensor):
-    """Few digits, so that the file holds exactly what went in."""
+    """Rounds to few digits, so that the file holds the exact input."""
     return tensor.double().mul(1000).round().div(1000).tolist()
 
 
 def _focal(focal_class, gamma, alpha):
-    """MONAI's class takes its input to float32; its function works in double."""
+    """MONAI's class converts its input to float32; its function works in double."""
     from monai.losses.focal_loss import sigmoid_focal_loss
 
     assert focal_class(gamma=gamma, alpha=alpha).gamma == gamma
@@ -102,7 +102,7 @@ def _focal(focal_class, gamma, alpha):
 
 
 def png_labels(folder):
-    """Masks of instances as Pillow writes them, and their numbers."""
+    """Instance masks as Pillow writes them, and their numbers."""
     import numpy as np
     from PIL import Image
 
@@ -129,7 +129,7 @@ def png_labels(folder):
 
 
 def npy(folder):
-    """Points as numpy.save() writes them, in every dtype, order and version that is read, and some that are not."""
+    """Points as numpy.save() writes them in every dtype, order and version that is read, and some that are not."""
     import numpy as np
 
     rows = np.array([[1, 20, 30], [0, 5, 127], [1, 0, 0], [2, 100, 7]])

@@ -1,4 +1,4 @@
-"""Losses of the documented trainings under Python's DDP on two ranks, thirty steps each: see make_golden.py."""
+"""Losses of the documented trainings under Python's DDP on two ranks, thirty steps each; see make_golden.py."""
 
 import os
 import pathlib
@@ -33,7 +33,7 @@ def linear():
 
 
 def cifar10():
-    """Pictures by a formula, which the test writes into CIFAR-10's files."""
+    """Made-up pictures, which the test writes into CIFAR-10's files."""
     model = torchvision.models.resnet18(num_classes=10)
     image, pixel = np.arange(CIFAR10_SAMPLES)[:, None], np.arange(3072)[None, :]
     raw = ((image * 37 + pixel * 11 + image * pixel // 5 % 97) % 256).astype(np.float32).reshape(-1, 3, 32, 32)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the files under tests/golden/ that the C++ tests compare with: what PyTorch itself computes and saves.
+"""Writes the files under tests/golden/, with what PyTorch itself computes and saves, for the C++ tests to compare with.
 
     scripts/make_golden.py            all groups
     scripts/make_golden.py GROUP...   only these
@@ -45,7 +45,7 @@ GOLDEN = pathlib.Path(__file__).resolve().parent.parent / "tests" / "golden"
 
 
 def fill(tensors):
-    """The i-th element of the k-th tensor is k + i / 16 (rounded where the dtype is an integer's)."""
+    """Element i of tensor k is k + i / 16 (rounded for integer dtypes)."""
     for k, tensor in enumerate(tensors):
         values = k + torch.arange(tensor.numel(), dtype=torch.float64) / 16
         tensor.data.copy_(values.reshape(tensor.shape))
@@ -96,7 +96,7 @@ def adam(module):
 
 
 def values():
-    """What a pickle may hold beside weights."""
+    """What a pickle may hold besides weights."""
     base = torch.arange(6, dtype=torch.float32)
     dtypes = ["float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"]
     return {
@@ -120,7 +120,7 @@ def values():
 
 
 def write_safetensors(tensors, path):
-    """The format by hand: header length, JSON header padded with spaces, data without holes."""
+    """The format written by hand: header length, JSON header padded with spaces, data without holes."""
     names = {torch.float32: "F32", torch.int64: "I64"}
     header, data = {"__metadata__": {"format": "pt"}}, b""
     for name, tensor in tensors.items():
@@ -134,7 +134,7 @@ def write_safetensors(tensors, path):
 
 
 def sampler(folder):
-    """Every rank's order: whole where it is short, else its length, first indices and CRC-32 of the int64 values."""
+    """Every rank's order: all of it if short, else its length, first indices and CRC-32 of the int64 values."""
     cases = []
     for size in (1, 7, 10, 1000):
         for replicas in (1, 2, 3, 4, 5):
@@ -182,7 +182,7 @@ def digest(tensor):
 
 
 def mnist_cnn(folder):
-    """Weights drawn from seed 7, their digests, and the output and every gradient for one batch (dropout off)."""
+    """Weights drawn from seed 7, their digests, and for one batch the output and every gradient (no dropout)."""
     torch.manual_seed(7)
     net = Net()
     torch.manual_seed(11)
@@ -247,7 +247,7 @@ def mnist_ddp(folder):
 
 
 def sam(name):
-    """A group of golden_sam.py, loaded when it is made: transformers is slow to load, and wanted nowhere else."""
+    """A group of golden_sam.py, imported only when needed because transformers loads slowly."""
     def group(folder):
         getattr(importlib.import_module("golden_sam"), name)(folder)
     group.__name__ = name

@@ -29,7 +29,7 @@ from parity_models import MODELS, fill, formula, hashes
 STEPS, BATCHES, EVAL_EVERY = 50, 5, 10
 SAME = SAME_ON_EVERY_CPU | {"OMP_NUM_THREADS": "1"}
 
-# Every option by itself, as the test program knows them. "oracle": what Python runs in place of what it lacks.
+# Every option alone, by the names of the test program. "oracle": what Python runs instead of an option it lacks.
 OPTIONS = [
     dict(option="default"),
     dict(option="adam", optimizer="adam"),
@@ -51,7 +51,7 @@ OPTIONS = [
     dict(option="zero1", zero1=True, optimizer="adam"),
     dict(option="fsdp", fsdp=True, optimizer="adam", broadcast_buffers=False, oracle="DDP"),
 ]
-# What ddp_parity has of each model: every option for one type and world at least.
+# What ddp_parity covers of each model: every option for at least one type and world.
 CHOSEN = {
     "branched": [("every", dtype, world) for dtype in ("float64", "float32") for world in (2, 3)],
     "cnn": [("default", "float64", 2), ("adam", "float64", 2), ("every", "float32", 3)],
@@ -75,13 +75,13 @@ def cases(model, world, everything):
 
 
 def branches_of(case, step, rank):
-    """Of the branched model: both; always a; or a and b in turns, another one on every second rank."""
+    """Which branches the branched model takes: both; always a; or a and b in turns, the other one on odd ranks."""
     kind = case.get("branches", "ab")
     return "ab"[(step + rank) % 2] if kind == "turns" else kind
 
 
 def batch(case, rank, step, ranks=1):
-    """Samples and labels of a rank's step; `ranks`: of so many ranks from this one on, one after the other."""
+    """Samples and labels of a rank's step; `ranks`: those of this many ranks, from this one on, in turn."""
     _, shape, size, _ = MODELS[case["model"]]
     first = (step % BATCHES * case["world"] + rank) * size
     count, numel = size * ranks, math.prod(shape)
@@ -132,7 +132,7 @@ def train_step(case, net, optimizer, rank, step, ranks):
 
 
 def train(case, rank, world):
-    """This rank's losses of all steps, then those in eval mode after every tenth."""
+    """This rank's losses of all steps, and after every tenth one in eval mode."""
     module = fill(MODELS[case["model"]][0]()).to(getattr(torch, case["dtype"]))
     net = wrap(case, module) if case.get("oracle") != "one process" else module
     ranks = case["world"] if net is module else 1
@@ -151,7 +151,7 @@ def train(case, rank, world):
 
 
 def means(lists):
-    """Of every step, over the ranks that have it. Nine digits are more than the tolerances ask for."""
+    """The mean of each step over the ranks that have it. Nine digits are more than the tolerances need."""
     length = max(map(len, lists))
     columns = [[own[i] for own in lists if i < len(own)] for i in range(length)]
     return [float(f"{sum(column) / len(column):.9g}") for column in columns]
@@ -181,7 +181,7 @@ def run_cases(rank, world, store, arguments, folder):
 
 
 def plan(module, shape, **options):
-    """Bucket sizes in bytes, at first and rebuilt, of _get_ddp_logging_data."""
+    """Bucket sizes in bytes, at first and after the rebuild, from _get_ddp_logging_data."""
     ddp = DistributedDataParallel(fill(module), **options)
     for _ in range(3):
         ddp(torch.zeros(2, *shape), "ab").sum().backward()
@@ -220,7 +220,7 @@ def ddp_parity(folder, models=(), everything=False):
 
 
 def resnet(folder):
-    """torchvision's ResNet-18: initial weights from a seed, and by the formula the output and every gradient."""
+    """torchvision's ResNet-18: its initial weights for a seed; with made-up weights the output and every gradient."""
     torch.manual_seed(7)
     module = torchvision.models.resnet18(num_classes=10)
     digest = lambda tensor: [tensor.double().sum().item(), tensor.double().norm().item()]

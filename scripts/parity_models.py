@@ -1,4 +1,4 @@
-"""Models, weights and samples of make_parity.py. tests/worker/runtime/ddp/parity_models.cpp has the same."""
+"""Models, weights and samples of make_parity.py; tests/worker/runtime/ddp/parity_models.cpp has the same."""
 
 import math
 
@@ -10,7 +10,7 @@ import torchvision
 
 
 def hashes(name, begin, count):
-    """64-bit hashes number begin, ..., begin + count - 1 of the stream of that name: splitmix64 from FNV-1a."""
+    """Hashes begin to begin + count - 1 (64 bits) of a named stream: splitmix64 seeded by FNV-1a."""
     seed = 0xCBF29CE484222325
     for byte in name.encode():
         seed = (seed ^ byte) * 0x100000001B3 % 2**64
@@ -27,7 +27,7 @@ def formula(name, shape, begin=0):
 
 
 def fill(module):
-    """Matrices and kernels as wide as He's rule says, to a power of two; norms' weights about 1, biases about 0."""
+    """Matrices and kernels with He's standard deviation, to a power of two; norm weights near 1, biases near 0."""
     for name, parameter in module.named_parameters():
         values = formula(name, parameter.shape)
         if parameter.dim() > 1:
@@ -61,7 +61,7 @@ class ResNet18(torchvision.models.ResNet):
 
 
 class Branched(nn.Module):
-    """A layer used twice, and two branches of which either may be unused."""
+    """A layer used twice, and two branches, either of which may be unused."""
 
     def __init__(self):
         super().__init__()
@@ -76,7 +76,7 @@ class Branched(nn.Module):
         return sum(branch(x) for name, branch in (("a", self.a), ("b", self.b)) if name in branches)
 
 
-# name -> module, a sample's shape, samples a rank and step, learning rates
+# name -> module, shape of a sample, samples per rank and step, learning rates
 MODELS = {
     "branched": (Branched, (3, 8, 8), 4, dict(sgd=1e-3, adam=3e-4)),
     "cnn": (Cnn, (1, 28, 28), 2, dict(sgd=3e-5, adam=3e-6)),

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prints which tests were skipped and why, from the report of ctest --output-junit; nothing if none was skipped.
+"""Prints which tests were skipped and why, from the report of ctest --output-junit; nothing if none were.
 
 usage: skipped_tests.py REPORT.xml
 """
@@ -8,7 +8,7 @@ import re
 import sys
 import xml.etree.ElementTree
 
-# As the tests themselves say it, and as Catch2 3 does.
+# As our skip() says it, and as Catch2 3 does.
 REASON = re.compile(r"(?:^skipped: |explicitly with message:\s*)(.+)", re.M)
 
 

@@ -58,7 +58,7 @@ def table(runs):
 
 
 def picture(runs):
-    """The measured speed-up and the ideal one over the number of ranks, as an SVG file."""
+    """The measured and the ideal speed-up over the number of ranks, as an SVG file."""
     first = runs[0]["world_size"]
     ranks = [run["world_size"] for run in runs]
     measured = [speedup_of(run, runs[0]) for run in runs]

@@ -1,6 +1,8 @@
 // worker: configuration -> process group -> task -> training -> exit code.
 #include <csignal>
 #include <cstdlib>
+#include <optional>
+#include <string_view>
 
 #include <torch/types.h>
 
@@ -15,10 +17,32 @@
 #include <ddprun/run/run_worker.h>
 #include <ddprun/train/loop/trainer.h>
 #include "worker/commands/commands.h"
+#include "worker/commands/flight_report.h"
 #include "worker/config/config.h"
-#include "worker/config/determinism.h"
 #include "worker/config/run_folder.h"
+#include "worker/sam/predict_command.h"
 #include "worker/tasks/registry.h"
+
+namespace ddprun::worker {
+namespace {
+
+/// Runs the command that the first argument names, if it is not a task: `worker env`, ...
+///
+/// returns  its exit code; nullopt if the first argument is not a command
+/// throws   as the command does
+std::optional<int> run_command(int argc, char** argv) {
+  if (argc < 2) return std::nullopt;
+  const std::string_view name = argv[1];
+  --argc, ++argv;
+  if (name == "env") return run_env_command(argc, argv);
+  if (name == "export") return run_export_command(argc, argv);
+  if (name == "flight") return run_flight_report(argc, argv);
+  if (name == "sam" && sam::wants_prediction(argc, argv)) return sam::run_predict_command(argc, argv);
+  return std::nullopt;
+}
+
+}  // namespace
+}  // namespace ddprun::worker
 
 int main(int argc, char** argv) {
   using namespace ddprun;

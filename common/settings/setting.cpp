@@ -1,22 +1,10 @@
 #include <ddprun/common/settings/setting.h>
 
 #include <algorithm>
+#include <cmath>
 
 namespace ddprun::settings {
 namespace {
-
-/// Without get: what stands for "no value" depends on the target.
-template <typename Number>
-Setting make_number(std::string name, Number& target, const Range& range, std::string help) {
-  const auto parse = [range](const std::string& text) {
-    const auto value = parse_number(text);
-    return value && range.contains(*value) ? value : std::nullopt;
-  };
-  Setting setting = parsed(std::move(name), target, parse, range.expected, std::move(help));
-  setting.kind = Setting::Kind::kNumber;
-  setting.type_name = "X";
-  return setting;
-}
 
 std::string to_text(const std::string& text) { return text; }
 std::string to_text(const std::filesystem::path& path) { return path.string(); }
@@ -68,19 +56,44 @@ Setting negated(std::string name, bool& target, std::string help) {
   return setting;
 }
 
-Setting number(std::string name, double& target, Range range, std::string help) {
-  auto setting = make_number(std::move(name), target, range, std::move(help));
+template <typename Number>
+Setting number(std::string name, Number& target, Range range, std::string help) {
+  const auto parse = [range](const std::string& text) {
+    const auto value = parse_number(text);
+    return value && range.contains(*value) ? value : std::nullopt;
+  };
+  Setting setting = parsed(std::move(name), target, parse, range.expected, std::move(help));
+  setting.kind = Setting::Kind::kNumber;
+  setting.type_name = "X";
   setting.get = [&target, range] {
-    return range.contains(target) ? std::optional<Value>(target) : std::nullopt;
+    const std::optional<double> value = target;
+    return value && range.contains(*value) ? std::optional<Value>(*value) : std::nullopt;
   };
   return setting;
 }
+template Setting number(std::string, double&, Range, std::string);
+template Setting number(std::string, std::optional<double>&, Range, std::string);
 
-Setting number(std::string name, std::optional<double>& target, Range range, std::string help) {
-  auto setting = make_number(std::move(name), target, range, std::move(help));
-  setting.get = [&target] { return target ? std::optional<Value>(*target) : std::nullopt; };
+template <typename Time>
+Setting seconds(std::string name, Time& target, Range range, std::string help) {
+  using std::chrono::milliseconds;
+  const auto parse = [range](const std::string& text) -> std::optional<milliseconds> {
+    const auto value = parse_number(text);
+    if (!value || !range.contains(*value)) return {};
+    return std::max(milliseconds(*value > 0 ? 1 : 0), milliseconds(std::llround(*value * 1000)));
+  };
+  Setting setting = parsed(std::move(name), target, parse, range.expected, std::move(help));
+  setting.kind = Setting::Kind::kNumber;
+  setting.type_name = "SECONDS";
+  setting.get = [&target]() -> std::optional<Value> {
+    const std::optional<milliseconds> time = target;
+    if (!time) return {};
+    return std::chrono::duration<double>(*time).count();
+  };
   return setting;
 }
+template Setting seconds(std::string, std::chrono::milliseconds&, Range, std::string);
+template Setting seconds(std::string, std::optional<std::chrono::milliseconds>&, Range, std::string);
 
 Setting text(std::string name, std::string& target, std::string help) {
   return make_text(std::move(name), target, "TEXT", std::move(help));

@@ -1,7 +1,8 @@
-// The table of a command's settings. One row is a flag of the command line, a variable and a key of a TOML
-// file at once, bound to the value that it sets.
+// The table of a command's settings. Each row is a flag, an environment variable and a key of a TOML file,
+// and is bound to the value it sets.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -11,16 +12,16 @@
 #include <variant>
 #include <vector>
 
-#include <ddprun/common/settings/parse.h>
+#include <ddprun/common/text.h>
 
 namespace ddprun::settings {
 
-/// A value with the type that it has in TOML.
+/// A value with its type in TOML.
 using Value = std::variant<bool, std::int64_t, double, std::string>;
 
 struct Setting {
-  /// What a file may hold. kSwitch: true or false; its flag takes no value. kScalar: a string, a number, true
-  /// or false. kList: strings or numbers; its flag may be repeated.
+  /// What a file may hold. kSwitch: true or false; the flag takes no value. kScalar: a string, a number, true
+  /// or false. kList: several of those; the flag may be repeated.
   enum class Kind { kSwitch, kInteger, kNumber, kText, kIntegerOrText, kScalar, kList };
 
   std::string name;  ///< "batch-size"; flags and keys may have underscores
@@ -33,14 +34,14 @@ struct Setting {
   bool negated = false;            ///< a switch that is on by default: its flag is --no-NAME
   bool is_flag = true;
   bool in_file = true;
-  bool kept = true;           ///< part of what repeats a run
+  bool kept = true;           ///< needed to repeat a run
   bool may_be_empty = false;  ///< scripts fill the flag from variables that may be unset
-  bool may_be_short = false;  ///< the beginning of the flag's name will do if it is unambiguous
+  bool may_be_short = false;  ///< accepts an unambiguous beginning of the flag's name
 
-  /// Sets the value from text. Returns what was expected ("an integer from 1 to 9"), or an empty string. Not
-  /// set: the program reads the text itself.
+  /// Sets the value from text. Returns "" or, if it refuses the text, what it expected: "an integer from 1 to
+  /// 9". Empty: the program reads the text itself.
   std::function<std::string(const std::string& text)> set;
-  std::function<std::optional<Value>()> get;  ///< nullopt: the setting has no value
+  std::function<std::optional<Value>()> get;  ///< nullopt: no value
 
   std::string flag() const { return (negated ? "--no-" : "--") + name; }
   std::string key() const;  ///< "batch_size"
@@ -74,23 +75,26 @@ struct Range {
 inline constexpr std::int64_t kMaxCount = std::int64_t{1} << 53;  // beyond it, JSON readers lose digits
 inline constexpr std::int64_t kMaxInt = 2147483647;
 
-/// For what is read by hand, without a target.
+/// Without a target, for a setting that the program reads itself.
 Setting unbound(std::string name, Setting::Kind kind, std::string help = "");
 /// -h, --help
 Setting help_flag();
 Setting boolean(std::string name, bool& target, std::string help = "");
 Setting negated(std::string name, bool& target, std::string help = "");
-Setting number(std::string name, double& target, Range range, std::string help);
-Setting number(std::string name, std::optional<double>& target, Range range, std::string help);
+/// Number: double, or std::optional of it.
+template <typename Number>
+Setting number(std::string name, Number& target, Range range, std::string help);
+/// A time in seconds, of which milliseconds count. Time: std::chrono::milliseconds, or std::optional of it.
+template <typename Time>
+Setting seconds(std::string name, Time& target, Range range, std::string help = "");
 Setting text(std::string name, std::string& target, std::string help = "");
 Setting path(std::string name, std::filesystem::path& target, std::string help = "");
 Setting list(std::string name, std::vector<std::string>& target, std::string help);
 Setting choice(std::string name, std::string& target, std::vector<std::string> names, std::string help = "");
 
-/// A setting without get: the target takes what parse makes of the text.
+/// Sets the target to parse(text), which is nullopt for a text it refuses. Has no get.
 ///
-/// parse     from a string to an optional value, nullopt for a text that is refused
-/// expected  says what is not
+/// expected  for the message about a refused text
 template <typename Target, typename Parse>
 Setting parsed(std::string name, Target& target, Parse parse, std::string expected, std::string help = "") {
   Setting setting = unbound(std::move(name), Setting::Kind::kScalar, std::move(help));
@@ -131,7 +135,7 @@ Setting choice(std::string name, Enum& target, std::vector<std::pair<std::string
   };
   Setting setting = parsed(std::move(name), target, parse, one_of(words), std::move(help));
   setting.kind = Setting::Kind::kText;
-  setting.type_name = "NAME";
+  setting.type_name = joined(words, "|");
   setting.get = [&target, names]() -> std::optional<Value> {
     for (const auto& [word, value] : names)
       if (value == target) return word;

@@ -1,4 +1,4 @@
-#include <ddprun/common/settings/toml.h>
+#include <ddprun/common/settings/command.h>
 
 #define TOML_ENABLE_FORMATTERS 0
 // Debug builds of toml++ assert on files such as "[[[a]]]", which its parser goes on to refuse as it should.
@@ -11,7 +11,7 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
-#include <ddprun/common/text/printable.h>
+#include <ddprun/common/text.h>
 
 namespace ddprun::settings {
 namespace {

@@ -16,26 +16,26 @@ Workers
   --no-python                      run PROGRAM as it is, even if its name ends in .py
   --expand                         replace ${local_rank} in the arguments, as torchrun does
   --role NAME                      name of the workers in their prefix and in ROLE_NAME [default]
-  --master-port PORT               MASTER_PORT of the workers [a free port, kept for the job]
+  --master-port PORT               port where the workers meet, MASTER_PORT [a free one, kept for the job]
   --rdzv-id ID                     name of the job, TORCHELASTIC_RUN_ID [random; on several nodes: none]
 
 Several nodes: start the same command on each; under srun no flag is needed
   --nnodes N|MIN:MAX               number of nodes; MIN:MAX starts with MIN and adds more as they come [1]
-  --rdzv-endpoint HOST[:PORT]      one of the nodes, where all meet [port 29400]
-  --node-rank N, --master-addr HOST, --master-port PORT   or: this node's rank, and where rank 0 is [29500]
-  --local-addr HOST                address at which others reach this node [the one it uses to the endpoint]
-  --token-file FILE                a secret of the nodes (or DDPRUN_TOKEN); without one strangers may join
-  --join-timeout, --last-call, --node-timeout SECONDS   wait for MIN nodes, for more, for a silent node [600, 30, 10]
+  --rdzv-endpoint HOST[:PORT]      the node where all nodes meet [port 29400]
+  --node-rank N, --master-addr HOST, --master-port PORT   or: this node's rank, and the address of rank 0 [29500]
+  --local-addr HOST                address where other nodes reach this one [its address towards the endpoint]
+  --token-file FILE                secret that all nodes share (or DDPRUN_TOKEN); without one, anyone may join
+  --join-timeout, --last-call, --node-timeout SECONDS   time to wait for MIN nodes, for more, for a silent one [600, 30, 10]
 
 Where they run
   --numa-binding node|socket|exclusive|core-complex   bind each worker to CPUs, near its GPU if it has one
   --virtual-local-rank             each worker sees only its own GPU, and has LOCAL_RANK 0
 
 Output
-  --prefix, --no-prefix            begin each line with [ROLE RANK]: [on a terminal, or with --tee]; --timestamp: and time
+  --prefix, --no-prefix            begin lines with [ROLE RANK]: [on a terminal, with --tee]; --timestamp adds the time
   --log-dir DIR                    log files: DIR/JOB/attempt_N/RANK/{stdout,stderr}.log [ddprun_logs]
   -r, --redirects 0|1|2|3|RANK:N,..  write 1 stdout, 2 stderr or 3 both to log files, not to the console
-  -t, --tee 0|1|2|3|RANK:N,..      write them to log files too if --log-dir is given, and prefix the console's
+  -t, --tee 0|1|2|3|RANK:N,..      show these with a prefix, and write them to log files if --log-dir is given
   --local-ranks-filter RANK,..     show only the output of these workers
   --duplicate-stdout-filters, --duplicate-stderr-filters TEXT,..   copy lines with a TEXT to filtered_*.log
   --log-max-size BYTES[K|M|G]      at this size rename a log file to FILE.1 and start a new one
@@ -52,7 +52,7 @@ Failures, timeouts and signals
   --result-json, --events-json FILE  write how the job ended; each event as it happens, one per line
 
   --config FILE                    read flags from a TOML file, such as: nproc-per-node = 2
-  --dry-run                        show what would be started, and exit
+  --dry-run                        show what would start, and exit
   -h, --help, --version            show this help, the version
 
 Each flag can be written with underscores, as --flag VALUE or --flag=VALUE; if repeated, the last one wins.

@@ -1,16 +1,19 @@
 #include "launcher/cli/node_options.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <cstdio>
 #include <tuple>
 #include <utility>
 
 #include <ddprun/common/errors.h>
-#include <ddprun/common/settings/values.h>
-#include <ddprun/common/text/printable.h>
-#include "launcher/cli/option_values.h"
+#include <ddprun/common/files.h>
+#include <ddprun/common/settings/command.h>
+#include <ddprun/common/text.h>
 #include "launcher/cli/options.h"
 #include "launcher/cli/slurm.h"
-#include "launcher/cli/token.h"
 
 namespace ddprun::launcher {
 namespace {
@@ -29,7 +32,50 @@ std::optional<std::pair<int, int>> parse_node_counts(const std::string& text) {
   return std::pair(*low, *high);
 }
 
-/// On one node these flags can have only one value.
+/// Whether "HOST", "HOST:PORT" or "[V6]:PORT" is this host.
+bool is_local_endpoint(const std::string& endpoint) {
+  const auto colon = endpoint.rfind(':');
+  if (colon == std::string::npos || endpoint == "::1" || endpoint.back() == ']')
+    return is_this_host(endpoint);
+  return parse_integer(endpoint.substr(colon + 1), 0, 65535) && is_this_host(endpoint.substr(0, colon));
+}
+
+constexpr std::size_t kMaxTokenBytes = 4096;
+
+std::string trimmed(const std::string& text) {
+  constexpr const char* kSpace = " \t\r\n\v\f";
+  const auto begin = text.find_first_not_of(kSpace);
+  return begin == std::string::npos ? "" : text.substr(begin, text.find_last_not_of(kSpace) + 1 - begin);
+}
+
+std::string read_token_file(const std::string& source, const std::filesystem::path& path) {
+  const UniqueFd fd = open_regular_file(path);
+  struct stat info {};
+  if (::fstat(fd.get(), &info) != 0) throw IoError(path, "cannot stat", errno);
+  if ((info.st_mode & 077) != 0) {
+    char mode[8];
+    std::snprintf(mode, sizeof mode, "%04o", static_cast<unsigned>(info.st_mode & 07777));
+    throw UsageError(source + ": expected a file that only its owner can use, got mode " + mode + " of " +
+                     quoted(path.string()) + " (chmod 600)");
+  }
+  return read_file(fd, path, kMaxTokenBytes);
+}
+
+/// The secret that a job's nodes share: from --token-file, else DDPRUN_TOKEN; empty: none.
+/// throws UsageError, also for a file that others can use; IoError
+std::string read_token(const settings::Values& values, const EnvLookup& environment) {
+  const bool of_file = values.given("token-file");
+  const std::string source = of_file ? values.source("token-file") : kTokenVariable;
+  const std::string text =
+      of_file ? read_token_file(source, values.text("token-file")) : environment(kTokenVariable).value_or("");
+  std::string token = trimmed(text);
+  if (token.empty() && (of_file || !text.empty()))
+    throw UsageError(source + ": expected a token, got nothing but white space" +
+                     (of_file ? " in " + quoted(values.text("token-file")) : ""));
+  return token;
+}
+
+/// Refuses flags that ask for another node than this one.
 void check_single_node(const settings::Values& values) {
   using Check = bool (*)(const std::string& value);
   const auto expect = [&](const std::string& name, const std::string& expected, Check right) {
@@ -52,7 +98,7 @@ void note_single_node(const settings::Values& values, std::vector<std::string>& 
       notes.push_back(values.source(name) + " has no effect: one node has no others to find");
 }
 
-/// Adds one KEY=VALUE of --rdzv-conf; notes torchrun's keys that have no effect here.
+/// Adds one KEY=VALUE of --rdzv-conf, or notes that a key of torchrun's has no effect here.
 void add_conf(const std::string& word, const std::vector<Setting>& keys, const settings::Values& values,
               settings::Values& conf, std::vector<std::string>& notes) {
   const auto equals = word.find('=');
@@ -76,13 +122,12 @@ void read_conf(const settings::Values& values, Options& options) {
   const NodesOptions by_flags = nodes;
   milliseconds interval = std::chrono::seconds(5);  // torchrun's
   int attempts = 3;
-  const std::string expected = "seconds from 0 to 1000000";
   const std::vector<Setting> keys = {
-      parsed("timeout", nodes.join_timeout, parse_positive_seconds, "seconds from 1 to 1000000"),
-      parsed("join_timeout", nodes.join_timeout, parse_positive_seconds, "seconds from 1 to 1000000"),
-      parsed("last_call_timeout", nodes.last_call, parse_seconds, expected),
-      parsed("keep_alive_interval", interval, parse_seconds, expected),
-      parsed("keep_alive_max_attempt", attempts, parse_count, "a number from 0 to 1000000"),
+      settings::seconds("timeout", nodes.join_timeout, seconds_from(1)),
+      settings::seconds("join_timeout", nodes.join_timeout, seconds_from(1)),
+      settings::seconds("last_call_timeout", nodes.last_call, seconds_from(0)),
+      settings::seconds("keep_alive_interval", interval, seconds_from(0)),
+      settings::integer("keep_alive_max_attempt", attempts, 0, 1'000'000, ""),
       parsed("is_host", nodes.is_host, parse_truth, "true or false"),
   };
   settings::Values conf;
@@ -100,7 +145,7 @@ void read_conf(const settings::Values& values, Options& options) {
   if (values.given("node-timeout")) nodes.node_timeout = by_flags.node_timeout;
 }
 
-/// --rdzv-endpoint, or else --master-addr; both may be given if they agree. none: neither is given
+/// --rdzv-endpoint, or else --master-addr; if both are given, they must agree. nullopt: neither is given
 std::optional<Endpoint> read_endpoint(const settings::Values& values, int default_port) {
   std::optional<std::string> master;
   values.read("master-addr", "a host's name or address", parse_host, master);
@@ -149,7 +194,6 @@ void read_dynamic(const settings::Values& values, Options& options) {
   options.nodes.endpoint = *read_endpoint(values, kDynamicPort);
 }
 
-/// step   none: the flags tell where the nodes meet
 void read_several(const settings::Values& values, const EnvLookup& environment,
                   const std::optional<SlurmStep>& step, Options& options) {
   NodesOptions& nodes = options.nodes;
@@ -172,6 +216,10 @@ void read_several(const settings::Values& values, const EnvLookup& environment,
 }
 
 }  // namespace
+
+settings::Range seconds_from(int low) {
+  return {double(low), 1e6, false, "seconds from " + std::to_string(low) + " to 1000000, such as 30 or 1.5"};
+}
 
 void read_nodes(const settings::Values& values, const EnvLookup& environment, Options& options) {
   NodesOptions& nodes = options.nodes;

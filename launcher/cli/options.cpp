@@ -1,18 +1,157 @@
 #include "launcher/cli/options.h"
 
 #include <algorithm>
+#include <string_view>
 
 #include <ddprun/common/errors.h>
-#include "launcher/cli/flags.h"
-#include "launcher/cli/option_values.h"
-#include "launcher/cli/stream_selection.h"
-#include "launcher/rendezvous/restart_policy.h"
+#include <ddprun/common/exit_status.h>
+#include <ddprun/common/settings/command.h>
+#include <ddprun/common/text.h>
 
 namespace ddprun::launcher {
 namespace {
 
+using settings::boolean;
+using settings::parsed;
+using settings::Setting;
+using settings::Values;
+
+// -- values --
+
+std::optional<WorkersWanted> parse_nproc(const std::string& text) {
+  using Kind = WorkersWanted::Kind;
+  if (text == "cpu") return WorkersWanted{Kind::kCpu, 0};
+  if (text == "gpu") return WorkersWanted{Kind::kGpu, 0};
+  if (text == "auto") return WorkersWanted{Kind::kAuto, 0};
+  const auto count = parse_integer(text, 1, kMaxWorkersPerNode);
+  return count ? std::optional(WorkersWanted{Kind::kCount, *count}) : std::nullopt;
+}
+
+std::optional<int> parse_port(const std::string& text) { return parse_integer(text, 1, 65535); }
+
+/// "500", "500K", "100M", "2G"; at least 1.
+std::optional<std::size_t> parse_bytes(std::string_view text) {
+  constexpr std::string_view kUnits = "KMG";
+  const auto unit = text.empty() ? kUnits.npos : kUnits.find(text.back());
+  if (unit != kUnits.npos) text.remove_suffix(1);
+  const auto shift = unit == kUnits.npos ? 0 : 10 * (unit + 1);
+  const auto value = parse_integer<std::size_t>(text, 1, std::size_t{1} << 62 >> shift);
+  return value ? std::optional(*value << shift) : std::nullopt;
+}
+
+/// "SIGTERM,INT,10"; "none" is an empty list. Refuses SIGKILL, SIGSTOP and SIGCHLD, which ddprun cannot
+/// handle.
+std::optional<std::vector<int>> parse_signals(const std::string& text) {
+  std::vector<int> signals;
+  if (text == "none") return signals;
+  for (const std::string& word : split(text, ',')) {
+    const auto number = parse_integer(word, 1, SIGRTMAX);
+    const auto signal = number ? number : signal_by_name(word);
+    if (!signal || *signal == SIGKILL || *signal == SIGSTOP || *signal == SIGCHLD) return {};
+    signals.push_back(*signal);
+  }
+  return signals;
+}
+
+std::optional<NumaBinding> parse_numa_binding(const std::string& text) {
+  for (std::size_t i = 0; i < kNumaBindings.size(); ++i)
+    if (text == kNumaBindings[i]) return static_cast<NumaBinding>(i);
+  return {};
+}
+
+std::optional<int> parse_local_rank(std::string_view text) {
+  return text.starts_with('-') ? std::nullopt : parse_integer(text, 0, kMaxWorkersPerNode - 1);
+}
+
+std::optional<Streams> parse_streams(std::string_view text) {
+  if (text.size() != 1 || text[0] < '0' || text[0] > '3') return {};
+  const int bits = text[0] - '0';
+  return Streams{(bits & 1) != 0, (bits & 2) != 0};
+}
+
+// -- the table --
+
+/// A flag that is read by hand.
+Setting raw(const std::string& name) { return settings::unbound(name, Setting::Kind::kScalar); }
+Setting raw_switch(const std::string& name) { return settings::unbound(name, Setting::Kind::kSwitch); }
+
+std::vector<Setting> torchrun_flags(Options& options) {
+  OutputOptions& output = options.output;
+  return {
+      raw("nnodes"),
+      parsed("nproc-per-node", options.nproc_per_node, parse_nproc,
+             "a number from 1 to " + std::to_string(kMaxWorkersPerNode) + ", cpu, gpu or auto"),
+      raw("node-rank"),
+      raw("master-addr"),
+      parsed("master-port", options.master_port, parse_port, "a port from 1 to 65535"),
+      raw("local-addr").or_empty(),
+      raw("rdzv-backend"),
+      raw("rdzv-endpoint").or_empty(),
+      settings::text("rdzv-id", options.run_id).or_empty(),
+      raw("rdzv-conf").or_empty(),
+      raw_switch("standalone"),
+      settings::integer("max-restarts", options.restart.max_restarts, 0, 1'000'000, ""),
+      raw("monitor-interval"),
+      raw("start-method"),
+      raw("event-log-handler"),
+      settings::text("role", options.role).or_empty(),
+      raw_switch("module").short_flag("-m"),
+      raw_switch("no-python"),
+      raw_switch("run-path"),
+      raw("log-dir"),
+      parsed("redirects", output.redirects, parse_stream_selection, kStreamSelections).short_flag("-r"),
+      parsed("tee", output.tee, parse_stream_selection, kStreamSelections).short_flag("-t"),
+      parsed("local-ranks-filter", output.shown, parse_local_ranks, kLocalRanks).or_empty(),
+      parsed("duplicate-stdout-filters", output.stdout_filters, parse_line_filters, "").or_empty(),
+      parsed("duplicate-stderr-filters", output.stderr_filters, parse_line_filters, "").or_empty(),
+      raw("logs-specs"),
+      parsed("numa-binding", options.numa_binding, parse_numa_binding,
+             "node, socket, exclusive or core-complex"),
+      parsed("signals-to-handle", options.ending_signals, parse_signals,
+             "names of signals, such as SIGUSR1,SIGUSR2"),
+      boolean("virtual-local-rank", options.virtual_local_rank),
+  };
+}
+
+std::vector<Setting> own_flags(Options& options) {
+  OutputOptions& output = options.output;
+  NodesOptions& nodes = options.nodes;
+  Setting prefix = parsed("prefix", output.prefix, parse_truth, "true or false");
+  prefix.kind = Setting::Kind::kSwitch;
+  Setting no_prefix = raw_switch("prefix");
+  no_prefix.negated = true;
+  return {
+      settings::seconds("join-timeout", nodes.join_timeout, seconds_from(1)),
+      settings::seconds("last-call", nodes.last_call, seconds_from(0)),
+      settings::seconds("node-timeout", nodes.node_timeout, seconds_from(1)),
+      raw("token-file"),
+      settings::seconds("shutdown-timeout", options.shutdown_timeout, seconds_from(0)),
+      parsed("forward-signals", options.forwarded_signals, parse_signals,
+             "names of signals, such as SIGUSR1,SIGUSR2, or none"),
+      settings::seconds("timeout", options.timeout, seconds_from(0)),
+      settings::seconds("hang-timeout", options.hang_timeout, seconds_from(0)),
+      settings::seconds("restart-backoff", options.restart.backoff, seconds_from(0)),
+      settings::seconds("restart-window", options.restart.window, seconds_from(0)),
+      raw("restart-on-codes"),
+      prefix,
+      no_prefix,
+      boolean("timestamp", output.timestamps),
+      parsed("log-max-size", output.log_max_size, parse_bytes, "bytes, such as 1000000, 500K, 100M or 2G"),
+      settings::path("result-json", options.result_json),
+      settings::path("events-json", options.events_json),
+      boolean("expand", options.expand),
+      boolean("dry-run", options.dry_run),
+      raw("config").not_in_file(),
+      settings::help_flag(),
+      raw_switch("version").not_in_file(),
+      settings::unbound("program", Setting::Kind::kList).not_a_flag(),
+  };
+}
+
+// -- what depends on several flags --
+
 /// Notes flags of torchrun that have no effect here.
-void note_without_effect(const settings::Values& values, std::vector<std::string>& notes) {
+void note_without_effect(const Values& values, std::vector<std::string>& notes) {
   const std::pair<const char*, const char*> reasons[] = {
       {"monitor-interval", "ddprun does not poll"},
       {"start-method", "every worker is its own process"},
@@ -25,7 +164,7 @@ void note_without_effect(const settings::Values& values, std::vector<std::string
 }
 
 /// A signal either ends the job or is passed on. What the user says wins over a default.
-void settle_signals(const settings::Values& values, Options& options) {
+void settle_signals(const Values& values, Options& options) {
   std::vector<int>& ending = options.ending_signals;
   std::vector<int>& forwarded = options.forwarded_signals;
   const auto contains = [](const std::vector<int>& list, int signal) {
@@ -41,16 +180,7 @@ void settle_signals(const settings::Values& values, Options& options) {
   }
 }
 
-void read_output(const settings::Values& values, OutputOptions& output) {
-  const auto read_streams = [&](const char* name, StreamSelection& streams) {
-    if (values.given(name)) streams = parse_stream_selection(values.source(name), values.text(name));
-  };
-  read_streams("redirects", output.redirects);
-  read_streams("tee", output.tee);
-  if (values.given("local-ranks-filter"))
-    output.shown = parse_local_ranks(values.source("local-ranks-filter"), values.text("local-ranks-filter"));
-  output.stdout_filters = parse_line_filters(values.text("duplicate-stdout-filters"));
-  output.stderr_filters = parse_line_filters(values.text("duplicate-stderr-filters"));
+void read_output(const Values& values, OutputOptions& output) {
   output.log_dir_given = values.given("log-dir");
   const bool needs_files =
       output.redirects.any() || !output.stdout_filters.empty() || !output.stderr_filters.empty();
@@ -58,27 +188,108 @@ void read_output(const settings::Values& values, OutputOptions& output) {
   if (output.log_dir == "/dev/null") output.log_dir.clear();  // torchrun's way to ask for no files
 }
 
-void read_program(const CommandLine& line, Options& options) {
-  if (line.program.empty()) throw UsageError("no program given: expected ddprun [flags] PROGRAM [arguments]");
-  options.program = line.program;
-  const bool module = line.values.is_true("module"), no_python = line.values.is_true("no-python");
+void read_program(const Values& values, Options& options) {
+  options.program = values.texts("program");
+  if (options.program.empty())
+    throw UsageError("no program given: expected ddprun [flags] PROGRAM [arguments]");
+  const bool module = values.is_true("module"), no_python = values.is_true("no-python");
   if (module && no_python)
     throw UsageError("--module: expected without --no-python, which runs the program as it is");
-  const std::string& name = line.program[0];
   if (module) {
     options.program_kind = ProgramKind::kPythonModule;
-  } else if (!no_python && name.size() > 3 && name.substr(name.size() - 3) == ".py") {
+  } else if (!no_python && options.program[0].size() > 3 && options.program[0].ends_with(".py")) {
     options.program_kind = ProgramKind::kPythonScript;
   }
 }
 
 }  // namespace
 
+bool StreamSelection::any() const {
+  const auto some = [](const Streams& streams) { return streams.out || streams.err; };
+  return some(others) ||
+         std::any_of(by_rank.begin(), by_rank.end(), [&](const auto& entry) { return some(entry.second); });
+}
+
+Streams StreamSelection::of(int local_rank) const {
+  const auto found = by_rank.find(local_rank);
+  return found == by_rank.end() ? others : found->second;
+}
+
+std::optional<StreamSelection> parse_stream_selection(const std::string& text) {
+  if (const auto all = parse_streams(text)) return StreamSelection{*all, {}};
+  StreamSelection selection;
+  for (const std::string_view piece : split(text, ',')) {
+    const auto colon = piece.find(':');
+    if (colon == std::string_view::npos) return {};
+    const auto rank = parse_local_rank(piece.substr(0, colon));
+    const auto streams = parse_streams(piece.substr(colon + 1));
+    if (!rank || !streams || !selection.by_rank.emplace(*rank, *streams).second) return {};
+  }
+  return selection;
+}
+
+std::optional<std::set<int>> parse_local_ranks(const std::string& text) {
+  std::set<int> ranks;
+  for (const std::string_view piece : split(text, ',')) {
+    const auto rank = parse_local_rank(piece);
+    if (!rank) return {};
+    ranks.insert(*rank);
+  }
+  return ranks;
+}
+
+std::optional<std::vector<std::string>> parse_line_filters(const std::string& text) {
+  std::vector<std::string> filters(1);
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (text[i] != ',') {
+      filters.back() += text[i];
+    } else if (i + 1 < text.size() && text[i + 1] == ',') {
+      filters.back() += ',';
+      ++i;
+    } else {
+      filters.emplace_back();
+    }
+  }
+  // An empty text would be in every line.
+  std::erase_if(filters, [](const std::string& filter) { return filter.empty(); });
+  return filters;
+}
+
+settings::Command make_command(Options& options) {
+  settings::Command command;
+  command.name = "ddprun";
+  command.settings = torchrun_flags(options);
+  for (Setting& setting : own_flags(options)) command.settings.push_back(std::move(setting));
+  for (Setting& setting : command.settings) {
+    // "--token=SECRET" is a mistake that would show the secret as the name of a file.
+    setting.may_be_short = setting.name != "token-file";
+    if (setting.kind != Setting::Kind::kSwitch && setting.kind != Setting::Kind::kList)
+      setting.kind = Setting::Kind::kScalar;  // a file may quote a number, or not quote a name
+  }
+  command.positionals = {{"program", "PROGRAM"}};
+  command.flags_first = true;
+  return command;
+}
+
+Values read_command_line(const std::vector<std::string>& words, const EnvLookup& environment,
+                         const settings::Command& command) {
+  const Values typed = read_words(words, command);
+  Options unused;
+  Values upper = read_variables("PET_", environment, torchrun_flags(unused));
+  upper.overlay(read_variables("DDPRUN_", environment, command.settings));
+  upper.overlay(typed);
+  Values values;
+  if (upper.given("config") && !upper.is_true("help"))
+    values = settings::read_toml(upper.text("config"), command);
+  values.overlay(upper);
+  values.drop_empty();  // only now: an empty value takes away what a layer below it says
+  return values;
+}
+
 Options parse_options(const std::vector<std::string>& arguments, const EnvLookup& environment) {
   Options options;
   const settings::Command command = make_command(options);
-  const CommandLine line = read_command_line(arguments, environment, command);
-  const settings::Values& values = line.values;
+  const Values values = read_command_line(arguments, environment, command);
   options.help = values.is_true("help");
   options.version = values.is_true("version");
   if (options.help || options.version) return options;
@@ -90,7 +301,7 @@ Options parse_options(const std::vector<std::string>& arguments, const EnvLookup
   read_nodes(values, environment, options);
   settle_signals(values, options);
   read_output(values, options.output);
-  read_program(line, options);
+  read_program(values, options);
   return options;
 }
 

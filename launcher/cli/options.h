@@ -6,14 +6,14 @@
 #include <cstddef>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
-#include <ddprun/common/worker_env.h>
+#include <ddprun/common/settings/command.h>
 #include "launcher/cli/node_options.h"
-#include "launcher/cli/stream_selection.h"
 #include "launcher/rendezvous/restart_policy.h"
 
 namespace ddprun::launcher {
@@ -32,13 +32,30 @@ inline constexpr std::array kNumaBindings{"node", "socket", "exclusive", "core-c
 /// What PROGRAM is, by torchrun's rules: -m, --no-python, or a name that ends in ".py".
 enum class ProgramKind { kExecutable, kPythonScript, kPythonModule };
 
-/// Where files go that need a place when no --log-dir is given.
+/// None, one or both of a worker's output streams.
+struct Streams {
+  bool out = false;
+  bool err = false;
+  bool operator==(const Streams&) const = default;
+};
+
+/// The workers and streams that --redirects or --tee selects: of all workers, or of the listed ones only.
+struct StreamSelection {
+  Streams others;                       ///< of local ranks that are not listed
+  std::map<int, Streams> by_rank = {};  ///< by local rank
+  Streams of(int local_rank) const;
+  /// Whether it selects any stream at all.
+  bool any() const;
+  bool operator==(const StreamSelection&) const = default;
+};
+
+/// Where log files go without --log-dir.
 inline constexpr char kDefaultLogDir[] = "ddprun_logs";
 
 /// Where the workers' output goes, as in torchrun.
 struct OutputOptions {
   std::filesystem::path log_dir;  ///< of the job's folder; empty: no files
-  bool log_dir_given = false;     ///< by the user; else log_dir is a default
+  bool log_dir_given = false;     ///< else log_dir is a default
   StreamSelection redirects, tee;
   std::optional<std::set<int>> shown;  ///< local ranks whose output the console shows; none: all
   std::vector<std::string> stdout_filters, stderr_filters;
@@ -47,7 +64,7 @@ struct OutputOptions {
   std::size_t log_max_size = 0;  ///< bytes; 0: no limit
 };
 
-/// What the user asked for: checked, but nothing has been looked up on the host yet.
+/// What the user asked for: checked, but not yet compared with the host.
 struct Options {
   WorkersWanted nproc_per_node;
   std::string role = "default";
@@ -65,7 +82,7 @@ struct Options {
   std::filesystem::path result_json, events_json;  ///< empty: none
   std::optional<NumaBinding> numa_binding;
   bool virtual_local_rank = false;
-  bool dry_run = false;  ///< show what would be started, and exit
+  bool dry_run = false;  ///< show what would start, and exit
 
   bool help = false;  ///< show help_text() and exit
   bool version = false;
@@ -75,14 +92,38 @@ struct Options {
   std::vector<std::string> program;  ///< program and arguments, byte for byte; never empty in a run
 };
 
-/// Limit of --nproc-per-node: a typing error must not fork until the machine gives up.
+/// Limit of --nproc-per-node: a typing error must not fork the machine to death.
 constexpr int kMaxWorkersPerNode = 4096;
 
-/// Reads the command line (without argv[0]), the variables and the --config file, see read_command_line().
-/// throws UsageError, IoError for the --config file
+/// Reads the command line (without argv[0]), see read_command_line(). throws UsageError, IoError
 Options parse_options(const std::vector<std::string>& arguments, const EnvLookup& environment = process_env);
 
 /// What --help prints.
 std::string help_text();
+
+// Parsers of flags' values; nullopt if the text is not one.
+
+inline constexpr char kStreamSelections[] =
+    "0 (none), 1 (stdout), 2 (stderr) or 3 (both) for all workers, or a list such as 0:3,1:1 of local ranks, "
+    "each once";
+std::optional<StreamSelection> parse_stream_selection(const std::string& text);
+
+/// "0,2" of --local-ranks-filter.
+inline constexpr char kLocalRanks[] = "local ranks separated by commas, such as 0,2";
+std::optional<std::set<int>> parse_local_ranks(const std::string& text);
+
+/// The texts of --duplicate-stdout-filters, separated by commas; ",," stands for a comma in a text. Accepts
+/// any text.
+std::optional<std::vector<std::string>> parse_line_filters(const std::string& text);
+
+/// Every flag of ddprun. Those whose meaning does not depend on others set the options, which must outlive
+/// the result.
+settings::Command make_command(Options& options);
+
+/// What the words, the variables and the --config file give, "program" included. Flags end at the first word
+/// that is not one, or at "--". The command line wins over DDPRUN_<FLAG>, that over PET_<FLAG> (torchrun's
+/// flags only), and that over the file. throws UsageError; IoError if the file cannot be read
+settings::Values read_command_line(const std::vector<std::string>& words, const EnvLookup& environment,
+                                   const settings::Command& command);
 
 }  // namespace ddprun::launcher

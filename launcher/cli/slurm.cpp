@@ -1,15 +1,104 @@
 #include "launcher/cli/slurm.h"
 
+#include <algorithm>
 #include <cstdint>
+#include <iterator>
+#include <string_view>
 
 #include <ddprun/common/errors.h>
-#include <ddprun/common/settings/values.h>
-#include <ddprun/common/text/printable.h>
-#include "launcher/cli/host_list.h"
+#include <ddprun/common/settings/command.h>
+#include <ddprun/common/text.h>
 #include "launcher/cli/options.h"
 
 namespace ddprun::launcher {
 namespace {
+
+// -- lists --
+
+using Names = std::vector<std::string>;
+
+constexpr std::size_t kLongestName = 255, kMostDigits = 18;
+
+bool is_name_character(char c) {
+  return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '-' || c == '_' ||
+         c == '.';
+}
+
+std::optional<std::size_t> number(std::string_view text) {
+  if (text.size() > kMostDigits) return {};
+  return parse_integer<std::size_t>(text, 0, SIZE_MAX);
+}
+
+/// The parts between commas outside brackets.
+std::vector<std::string_view> parts_of(std::string_view text) {
+  std::vector<std::string_view> parts;
+  bool inside = false;
+  std::size_t begin = 0;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '[' || text[i] == ']') inside = text[i] == '[';
+    if (text[i] != ',' || inside) continue;
+    parts.push_back(text.substr(begin, i - begin));
+    begin = i + 1;
+  }
+  parts.push_back(text.substr(begin));
+  return parts;
+}
+
+/// Adds "1-3" or "7", with leading zeros as the first number has them.
+bool add_range(std::string_view text, std::size_t max_names, Names& numbers) {
+  const auto dash = text.find('-');
+  const auto first_text = text.substr(0, dash);
+  const auto first = number(first_text);
+  const auto last = dash == std::string_view::npos ? first : number(text.substr(dash + 1));
+  if (!first || !last || *last < *first) return false;
+  if (*last - *first >= max_names - numbers.size()) return false;
+  for (std::size_t i = *first; i <= *last; ++i) {
+    const std::string digits = std::to_string(i);
+    const auto zeros = first_text.size() - std::min(first_text.size(), digits.size());
+    numbers.push_back(std::string(zeros, '0') + digits);
+  }
+  return true;
+}
+
+/// What is in a bracket: "1-3,7".
+std::optional<Names> expand_bracket(std::string_view text, std::size_t max_names) {
+  Names numbers;
+  for (const auto range : parts_of(text))
+    if (!add_range(range, max_names, numbers)) return {};
+  return numbers;
+}
+
+/// Every name followed by every number.
+Names combined(const Names& names, const Names& numbers) {
+  Names longer;
+  for (const std::string& name : names)
+    for (const std::string& digits : numbers) longer.push_back(name + digits);
+  return longer;
+}
+
+/// One entry of the list: "r[1-2]n[1-4]".
+std::optional<Names> expand_name(std::string_view text, std::size_t max_names) {
+  if (text.empty()) return {};
+  Names names{""};
+  for (std::size_t i = 0; i < text.size();) {
+    if (names[0].size() > kLongestName) return {};
+    if (text[i] == '[') {
+      const auto end = text.find(']', i);
+      if (end == std::string_view::npos) return {};
+      const auto numbers = expand_bracket(text.substr(i + 1, end - i - 1), max_names / names.size());
+      if (!numbers) return {};
+      names = combined(names, *numbers);
+      i = end + 1;
+    } else {
+      if (!is_name_character(text[i])) return {};
+      for (std::string& name : names) name += text[i];
+      ++i;
+    }
+  }
+  return names;
+}
+
+// -- the step's variables --
 
 constexpr int kMaxTasks = 100'000;
 constexpr std::int64_t kLastId = 0xfffffffe;
@@ -71,10 +160,10 @@ std::optional<std::int64_t> step_number(const EnvLookup& environment) {
   return number < kFirstSpecialStep ? std::optional(number) : std::nullopt;
 }
 
-bool sets_slurm_aside(const settings::Values& values, const EnvLookup& environment) {
+bool ignores_slurm(const settings::Values& values, const EnvLookup& environment) {
   for (const char* name : {"nnodes", "node-rank", "rdzv-endpoint", "master-addr"})
     if (values.given(name)) return true;
-  // Then this is a worker of another ddprun, and the step's tasks are that job's.
+  // A worker of another ddprun: the step's tasks belong to that job.
   return values.is_true("standalone") || environment(kJobIdVariable);
 }
 
@@ -96,6 +185,35 @@ void check_task_flags(const SlurmStep& step, const settings::Values& values, con
 
 }  // namespace
 
+std::optional<Names> expand_host_list(const std::string& text, std::size_t max_names) {
+  Names names;
+  for (const auto part : parts_of(text)) {
+    auto expanded = expand_name(part, max_names);
+    if (!expanded || expanded->size() > max_names - names.size()) return {};
+    std::move(expanded->begin(), expanded->end(), std::back_inserter(names));
+  }
+  return names;
+}
+
+std::optional<std::vector<int>> expand_counts(const std::string& text, std::size_t max_numbers) {
+  constexpr std::size_t kHighest = 1'000'000;
+  std::vector<int> numbers;
+  for (std::string_view part : parts_of(text)) {
+    std::optional<std::size_t> times = 1;
+    if (const auto open = part.find("(x"); open != std::string_view::npos) {
+      if (part.back() != ')') return {};
+      times = number(part.substr(open + 2, part.size() - open - 3));
+      part = part.substr(0, open);
+    }
+    const auto value = number(part);
+    if (!value || *value < 1 || *value > kHighest || !times || *times < 1 ||
+        *times > max_numbers - numbers.size())
+      return {};
+    numbers.insert(numbers.end(), *times, static_cast<int>(*value));
+  }
+  return numbers;
+}
+
 std::optional<SlurmStep> slurm_step(const EnvLookup& environment) {
   const auto number = step_number(environment);
   if (!number) return {};
@@ -115,14 +233,8 @@ std::optional<SlurmStep> slurm_step(const EnvLookup& environment) {
   return step;
 }
 
-int slurm_idle_allocation(const EnvLookup& environment) {
-  if (step_number(environment)) return 1;
-  const auto nodes = parse_integer(environment("SLURM_JOB_NUM_NODES").value_or(""), 1, kMaxTasks);
-  return static_cast<int>(nodes.value_or(1));
-}
-
 std::optional<SlurmStep> job_step(const settings::Values& values, const EnvLookup& environment) {
-  if (sets_slurm_aside(values, environment)) return {};
+  if (ignores_slurm(values, environment)) return {};
   return slurm_step(environment);
 }
 
@@ -154,12 +266,10 @@ void apply_step(const SlurmStep& step, const settings::Values& values, Options& 
 }
 
 void note_idle_nodes(const settings::Values& values, const EnvLookup& environment, Options& options) {
-  if (sets_slurm_aside(values, environment)) return;
-  const int count = slurm_idle_allocation(environment);
-  if (count > 1)
-    options.notes.push_back(
-        "one of the " + std::to_string(count) +
-        " nodes that Slurm has allocated is used: srun --ntasks-per-node=1 ddprun uses all");
+  if (ignores_slurm(values, environment) || step_number(environment)) return;
+  if (const auto nodes = parse_integer(environment("SLURM_JOB_NUM_NODES").value_or(""), 2, kMaxTasks))
+    options.notes.push_back("using only one of the " + std::to_string(*nodes) +
+                            " nodes that Slurm has allocated: srun --ntasks-per-node=1 ddprun uses all");
 }
 
 }  // namespace ddprun::launcher

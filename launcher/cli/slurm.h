@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <optional>
 #include <string>
 #include <vector>
@@ -27,23 +28,27 @@ struct SlurmStep {
   bool one_task_a_node() const { return tasks == static_cast<int>(nodes.size()); }
 };
 
-/// The job step of this process if it has several tasks; none: it has one, or there is no step, as in a batch
-/// script. throws UsageError naming the variable that is missing, wrong or contradicts another
+/// This process's job step; nullopt if the step has one task, or outside a step, as in a batch script.
+/// throws UsageError naming the variable that is missing, wrong or contradicts another
 std::optional<SlurmStep> slurm_step(const EnvLookup& environment);
 
-/// How many nodes Slurm has given to this batch script or shell, which runs on only one of them; 1: in a job
-/// step, or without Slurm.
-int slurm_idle_allocation(const EnvLookup& environment);
-
-/// The Slurm job step whose tasks form the job; none: there is no step of several tasks, flags name the
-/// nodes, or this ddprun runs inside the job of another ddprun. throws UsageError
+/// slurm_step(), or nullopt if flags name the nodes or another ddprun started this one. throws UsageError
 std::optional<SlurmStep> job_step(const settings::Values& values, const EnvLookup& environment);
 
-/// Fills in what the flags would say for this task of the step.
+/// Sets the options as flags would for this task of the step.
 /// throws UsageError if flags contradict the step
 void apply_step(const SlurmStep& step, const settings::Values& values, Options& options);
 
-/// Notes that ddprun uses only one of the nodes that Slurm has allocated.
+/// Notes if ddprun, in a batch script or shell, uses only one of several nodes that Slurm has allocated.
 void note_idle_nodes(const settings::Values& values, const EnvLookup& environment, Options& options);
+
+/// The names in a Slurm host list, in order: "n[1-3,7],gpu-[001-010]-ib,x". Numbers have as many digits as
+/// the first of their range; if a name has several brackets, the last one counts fastest. nullopt: not a
+/// list, or more than max_names
+std::optional<std::vector<std::string>> expand_host_list(const std::string& text, std::size_t max_names);
+
+/// The numbers in a Slurm task count: "2(x3),1" is 2, 2, 2, 1. nullopt: not a list, more than max_numbers, or
+/// a number outside 1 to 1,000,000
+std::optional<std::vector<int>> expand_counts(const std::string& text, std::size_t max_numbers);
 
 }  // namespace ddprun::launcher

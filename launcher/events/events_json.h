@@ -8,7 +8,7 @@
 #include <string>
 
 #include <ddprun/common/exit_status.h>
-#include <ddprun/common/unique_fd.h>
+#include <ddprun/common/files.h>
 #include "launcher/events/job_clock.h"
 
 namespace ddprun::launcher {

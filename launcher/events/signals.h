@@ -3,7 +3,7 @@
 #include <csignal>
 #include <vector>
 
-#include <ddprun/common/unique_fd.h>
+#include <ddprun/common/files.h>
 
 namespace ddprun::launcher {
 

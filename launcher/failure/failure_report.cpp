@@ -4,7 +4,7 @@
 #include <csignal>
 #include <ctime>
 
-#include <ddprun/common/text/printable.h>
+#include <ddprun/common/text.h>
 #include "launcher/host/cpu_list.h"
 
 namespace ddprun::launcher {

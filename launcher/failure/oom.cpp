@@ -6,24 +6,17 @@
 #include <cerrno>
 #include <charconv>
 #include <cstdio>
-#include <sstream>
 #include <vector>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
+#include <ddprun/common/text.h>
 
 namespace ddprun::launcher {
 namespace {
 
 constexpr std::size_t kMaxTextBytes = 1 << 20;
 constexpr int kMaxLogRecords = 10'000;  // of one look: a kernel that writes faster is not waited for
-
-std::vector<std::string> split(const std::string& text, char separator) {
-  std::vector<std::string> parts;
-  std::istringstream stream(text);
-  for (std::string part; std::getline(stream, part, separator);) parts.push_back(part);
-  return parts;
-}
 
 bool lists(const std::string& names, const std::string& name) {
   for (const std::string& part : split(names, ','))
@@ -39,7 +32,7 @@ struct CgroupPath {
 
 std::optional<CgroupPath> memory_cgroup(std::string_view cgroup) {
   std::optional<CgroupPath> found;
-  for (const std::string& line : split(std::string(cgroup), '\n')) {
+  for (const std::string& line : split(cgroup, '\n')) {
     const auto first = line.find(':');
     const auto second = line.find(':', first + 1);
     if (first == std::string::npos || second == std::string::npos) continue;
@@ -102,7 +95,7 @@ UniqueFd open_kernel_log() {
 std::optional<std::filesystem::path> oom_counter_file(std::string_view cgroup, std::string_view mountinfo) {
   const auto own = memory_cgroup(cgroup);
   if (!own) return std::nullopt;
-  for (const std::string& line : split(std::string(mountinfo), '\n')) {
+  for (const std::string& line : split(mountinfo, '\n')) {
     const auto mount = parse_mount(line);
     if (!mount || mount->type != (own->v2 ? "cgroup2" : "cgroup")) continue;
     if (!own->v2 && !lists(mount->options, "memory")) continue;
@@ -115,12 +108,9 @@ std::optional<std::filesystem::path> oom_counter_file(std::string_view cgroup, s
 
 std::optional<std::uint64_t> parse_oom_kills(std::string_view text) {
   constexpr std::string_view kKey = "oom_kill ";
-  for (const std::string& line : split(std::string(text), '\n')) {
+  for (const std::string& line : split(text, '\n')) {
     if (line.substr(0, kKey.size()) != kKey) continue;
-    std::uint64_t value = 0;
-    const char* end = line.data() + line.size();
-    const auto [stop, error] = std::from_chars(line.data() + kKey.size(), end, value);
-    if (error == std::errc() && stop == end) return value;
+    if (const auto kills = parse_integer<std::uint64_t>(line.substr(kKey.size()), 0, UINT64_MAX)) return kills;
   }
   return std::nullopt;
 }

@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-#include <ddprun/common/unique_fd.h>
+#include <ddprun/common/files.h>
 
 namespace ddprun::launcher {
 

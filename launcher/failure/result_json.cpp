@@ -9,7 +9,6 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
-#include <ddprun/common/unique_fd.h>
 #include "launcher/plan/redact.h"
 
 namespace ddprun::launcher {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include <ddprun/common/unique_fd.h>
+#include <ddprun/common/files.h>
 #include "launcher/failure/kernel_view.h"
 #include "launcher/failure/stack_tools.h"
 #include "launcher/workers/process.h"

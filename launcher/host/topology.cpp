@@ -11,7 +11,6 @@
 #include <sstream>
 #include <utility>
 
-#include <ddprun/common/unique_fd.h>
 #include <ddprun/common/worker_env.h>
 
 namespace ddprun::launcher {

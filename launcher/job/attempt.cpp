@@ -4,7 +4,7 @@
 #include <system_error>
 
 #include <ddprun/common/logging.h>
-#include <ddprun/common/text/printable.h>
+#include <ddprun/common/text.h>
 #include "launcher/events/launch_error.h"
 #include "launcher/failure/stack_dump.h"
 #include "launcher/workers/heartbeat.h"

@@ -5,7 +5,7 @@
 #include <optional>
 
 #include <ddprun/common/host_name.h>
-#include <ddprun/common/text/printable.h>
+#include <ddprun/common/text.h>
 #include <ddprun/common/worker_env.h>
 #include "launcher/events/launch_error.h"
 #include "launcher/failure/core_file.h"

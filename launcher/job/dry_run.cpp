@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include <ddprun/common/text/printable.h>
+#include <ddprun/common/text.h>
 #include <ddprun/common/worker_env.h>
 #include "launcher/host/cpu_list.h"
 #include "launcher/plan/redact.h"

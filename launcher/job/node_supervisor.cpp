@@ -5,7 +5,7 @@
 
 #include <ddprun/common/host_name.h>
 #include <ddprun/common/logging.h>
-#include <ddprun/common/text/printable.h>
+#include <ddprun/common/text.h>
 #include "launcher/events/launch_error.h"
 #include "launcher/host/port_owner.h"
 #include "launcher/job/attempt.h"

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include <ddprun/common/unique_fd.h>
+#include <ddprun/common/files.h>
 #include "launcher/output/console.h"
 #include "launcher/output/line_format.h"
 #include "launcher/output/log_file.h"

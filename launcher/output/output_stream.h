@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-#include <ddprun/common/unique_fd.h>
+#include <ddprun/common/files.h>
 #include "launcher/output/console_sink.h"
 #include "launcher/output/line_format.h"
 #include "launcher/output/log_file.h"

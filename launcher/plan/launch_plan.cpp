@@ -6,7 +6,6 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/worker_env.h>
-#include "launcher/cli/token.h"
 
 namespace ddprun::launcher {
 namespace {

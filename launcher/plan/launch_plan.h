@@ -18,13 +18,13 @@ struct WorkerSpec {
   std::vector<std::string> argv;
   std::vector<std::string> env;      ///< "NAME=value", the whole environment
   std::filesystem::path error_file;  ///< also in env
-  bool traceable = false;            ///< by debuggers, for its stacks
+  bool traceable = false;            ///< debuggers may attach, for its stacks
   bool reads_stdin = false;          ///< gets ddprun's stdin, else /dev/null
   std::vector<int> inherited_fds;    ///< kept above 2; env names each
   std::vector<int> cpus;             ///< to run on; empty: all of ddprun's
 };
 
-/// The parts of a node's workers that stay the same in all rounds, and their descriptors.
+/// What a node's workers have in common in all rounds.
 struct LaunchContext {
   std::vector<std::string> program;      ///< argv of every worker
   bool expand = false;                   ///< ${local_rank} in argv
@@ -44,16 +44,15 @@ struct LaunchContext {
 /// How many workers to start. throws UsageError for one per GPU without a GPU
 int worker_count(const WorkersWanted& wanted, const Topology& topology);
 
-/// The OMP_NUM_THREADS that ddprun sets: for several workers, unless it is set already.
+/// The OMP_NUM_THREADS that ddprun sets; nullopt for one worker, or if the environment has it.
 std::optional<int> threads_per_worker(const std::vector<std::string>& environment, const Topology& topology,
                                       int workers);
 
 /// The workers of this node by local rank.
 ///
-/// Their environment is ddprun's without the variables of an outer launcher, plus torchrun's variables, plus
-/// the job's id, appended to an outer job's, and, unless set already, TORCH_NCCL_ASYNC_ERROR_HANDLING=1 and
-/// for several workers OMP_NUM_THREADS: each worker's share of the CPUs (torchrun: 1, which leaves CPUs
-/// idle).
+/// Their environment is ddprun's without an outer launcher's variables, plus torchrun's variables, the job's
+/// id (appended to an outer job's) and, unless set already, TORCH_NCCL_ASYNC_ERROR_HANDLING=1 and, for
+/// several workers, OMP_NUM_THREADS: each worker's share of the CPUs (torchrun's 1 leaves CPUs idle).
 std::vector<WorkerSpec> plan_workers(const LaunchContext& context, const Round& round,
                                      const Topology& topology);
 

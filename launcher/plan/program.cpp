@@ -3,10 +3,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
+#include <ddprun/common/text.h>
 #include "launcher/events/launch_error.h"
 
 namespace ddprun::launcher {
@@ -36,10 +36,7 @@ std::string find_program(const std::string& name, const std::string& search_path
   }
   std::string refused;  // the first one that exists but cannot be executed
   int refusal = 0;
-  for (std::size_t begin = 0; begin <= search_path.size();) {
-    const auto end = std::min(search_path.find(':', begin), search_path.size());
-    const std::string folder = search_path.substr(begin, end - begin);
-    begin = end + 1;
+  for (const std::string& folder : split(search_path, ':')) {
     const std::string path = (folder.empty() ? "." : folder) + "/" + name;
     const int error = executable_error(path);
     if (error == 0) return path;

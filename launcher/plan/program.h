@@ -8,10 +8,8 @@
 
 namespace ddprun::launcher {
 
-/// Finds the program as execvp(3) would: a name with a slash is a path, others are searched in search_path
-/// ($PATH). Done once for all workers, so a missing program is reported once.
-///
-/// throws LaunchError: not found (127) or not executable (126)
+/// Finds the program as execvp(3) would: a name with a slash is a path; others are searched in search_path
+/// ($PATH). throws LaunchError: not found (127) or not executable (126)
 std::string find_program(const std::string& name, const std::string& search_path);
 
 /// What every worker executes.

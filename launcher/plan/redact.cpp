@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cctype>
 
-#include <ddprun/common/text/printable.h>
+#include <ddprun/common/text.h>
 
 namespace ddprun::launcher {
 namespace {
@@ -21,7 +21,7 @@ std::size_t secret_name_end(std::string_view text) {
   return first;
 }
 
-/// Hides the password of every URL, as in lists or behind a proxy's.
+/// Hides the password in every URL.
 std::string without_url_passwords(std::string word) {
   for (auto scheme = word.find("://"); scheme != std::string::npos; scheme = word.find("://", scheme + 3)) {
     const auto begin = scheme + 3;

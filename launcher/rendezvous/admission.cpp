@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <limits>
 
-#include <ddprun/common/text/printable.h>
+#include <ddprun/common/text.h>
 #include "launcher/host/cpu_list.h"
 
 namespace ddprun::launcher {

@@ -10,7 +10,7 @@
 #include <cctype>
 
 #include <ddprun/common/host_name.h>
-#include <ddprun/common/settings/parse.h>
+#include <ddprun/common/text.h>
 
 namespace ddprun::launcher {
 namespace {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include <ddprun/common/unique_fd.h>
+#include <ddprun/common/files.h>
 #include "launcher/rendezvous/endpoint.h"
 
 namespace ddprun::launcher {

@@ -9,7 +9,7 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/json_file.h>
-#include <ddprun/common/text/printable.h>
+#include <ddprun/common/text.h>
 
 namespace ddprun::launcher {
 namespace {

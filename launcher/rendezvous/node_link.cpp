@@ -21,8 +21,8 @@
 #include <thread>
 
 #include <ddprun/common/logging.h>
-#include <ddprun/common/text/printable.h>
-#include <ddprun/common/unique_fd.h>
+#include <ddprun/common/text.h>
+#include <ddprun/common/files.h>
 #include "launcher/events/job_clock.h"
 #include "launcher/events/launch_error.h"
 #include "launcher/host/port_owner.h"

@@ -7,7 +7,7 @@
 #include <system_error>
 
 #include <ddprun/common/errors.h>
-#include <ddprun/common/text/printable.h>
+#include <ddprun/common/text.h>
 #include "launcher/rendezvous/hmac.h"
 
 namespace ddprun::launcher {

@@ -3,8 +3,7 @@
 #include <algorithm>
 
 #include <ddprun/common/errors.h>
-#include <ddprun/common/settings/parse.h>
-#include <ddprun/common/text/printable.h>
+#include <ddprun/common/text.h>
 
 namespace ddprun::launcher {
 namespace {

@@ -11,7 +11,7 @@
 #include <exception>
 
 #include <ddprun/common/logging.h>
-#include <ddprun/common/text/printable.h>
+#include <ddprun/common/text.h>
 
 namespace ddprun::launcher {
 namespace asio = boost::asio;

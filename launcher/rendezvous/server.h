@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include <ddprun/common/unique_fd.h>
+#include <ddprun/common/files.h>
 #include "launcher/rendezvous/connection.h"
 #include "launcher/rendezvous/coordinator.h"
 

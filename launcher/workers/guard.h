@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <string>
 
-#include <ddprun/common/unique_fd.h>
+#include <ddprun/common/files.h>
 
 namespace ddprun::launcher {
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include <ddprun/common/exit_status.h>
-#include <ddprun/common/unique_fd.h>
+#include <ddprun/common/files.h>
 #include "launcher/host/cpu_list.h"
 
 namespace ddprun::launcher {

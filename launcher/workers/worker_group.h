@@ -11,7 +11,7 @@
 #include <vector>
 
 #include <ddprun/common/exit_status.h>
-#include <ddprun/common/unique_fd.h>
+#include <ddprun/common/files.h>
 #include "launcher/events/events_json.h"
 #include "launcher/events/job_events.h"
 #include "launcher/plan/launch_plan.h"

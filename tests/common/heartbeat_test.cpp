@@ -7,7 +7,6 @@
 #include <string>
 
 #include <ddprun/common/files.h>
-#include <ddprun/common/unique_fd.h>
 #include "tests/support/catch.h"
 
 namespace ddprun {

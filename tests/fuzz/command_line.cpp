@@ -4,7 +4,6 @@
 #include <map>
 
 #include <ddprun/common/errors.h>
-#include "launcher/cli/flags.h"
 #include "launcher/cli/options.h"
 #include "tests/fuzz/fuzz.h"
 
@@ -107,27 +106,28 @@ void expect_options(const Options& options) {
 }
 
 /// The same settings typed out, with underscores, and the program behind "--".
-Words typed_out(const CommandLine& line) {
+Words typed_out(const settings::Values& values) {
   Words words;
-  for (const auto& [name, given] : line.values.all()) {
+  for (const auto& [name, given] : values.all()) {
     if (name == "config" || name == "program") continue;
     std::string spelt = name;
     std::replace(spelt.begin(), spelt.end(), '-', '_');
     words.push_back("--" + spelt + "=" + given.back().text);
   }
   words.emplace_back("--");
-  words.insert(words.end(), line.program.begin(), line.program.end());
+  const Words program = values.texts("program");
+  words.insert(words.end(), program.begin(), program.end());
   return words;
 }
 
-void expect_same_when_typed_out(const CommandLine& line, const settings::Command& command) {
-  const CommandLine again = read_command_line(
-      typed_out(line), [](const std::string&) { return std::nullopt; }, command);
-  expect(again.program == line.program, "a program is kept byte for byte");
-  for (const auto& [name, given] : line.values.all()) {
+void expect_same_when_typed_out(const settings::Values& values, const settings::Command& command) {
+  const settings::Values again = read_command_line(
+      typed_out(values), [](const std::string&) { return std::nullopt; }, command);
+  expect(again.texts("program") == values.texts("program"), "a program is kept byte for byte");
+  for (const auto& [name, given] : values.all()) {
     if (name == "config" || name == "program") continue;
-    expect(again.values.given(name), "a flag that was typed out is read", name);
-    expect(again.values.text(name) == given.back().text, "a flag that was typed out has its value",
+    expect(again.given(name), "a flag that was typed out is read", name);
+    expect(again.text(name) == given.back().text, "a flag that was typed out has its value",
            given.back().text);
   }
 }
@@ -151,9 +151,9 @@ void run(std::string_view text) {
   try {
     Options options;
     const settings::Command command = make_command(options);
-    const CommandLine line = read_command_line(input.words, lookup, command);
-    if (!input.has_file) expect_program_of_words(input.words, line.program);
-    expect_same_when_typed_out(line, command);
+    const settings::Values values = read_command_line(input.words, lookup, command);
+    if (!input.has_file) expect_program_of_words(input.words, values.texts("program"));
+    expect_same_when_typed_out(values, command);
     expect_options(parse_options(input.words, lookup));
   } catch (const UsageError& error) {
     expect_message(error.what());

@@ -1,5 +1,5 @@
 // A worker's text in a report: one text, as printable(), printable_lines(), wrapped() and the rest see it.
-#include <ddprun/common/text/printable.h>
+#include <ddprun/common/text.h>
 
 #include <algorithm>
 

@@ -1,7 +1,7 @@
 // A command line as it is shown: "word <field> word ...". Where a secret stands, it must not be seen.
 #include "launcher/plan/redact.h"
 
-#include <ddprun/common/text/printable.h>
+#include <ddprun/common/text.h>
 #include "tests/fuzz/fuzz.h"
 
 namespace ddprun::fuzz {

@@ -9,7 +9,7 @@
 #include <csignal>
 #include <memory>
 
-#include <ddprun/common/unique_fd.h>
+#include <ddprun/common/files.h>
 #include "tests/integration/job.h"
 
 namespace ddprun::test {

@@ -4,7 +4,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <ddprun/common/unique_fd.h>
+#include <ddprun/common/files.h>
 #include "tests/integration/training_job.h"
 
 using namespace ddprun;

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include <ddprun/common/files.h>
-#include <ddprun/common/unique_fd.h>
 #include "tests/network/slow_hub.h"
 #include "tests/support/child.h"
 

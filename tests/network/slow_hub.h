@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include <ddprun/common/unique_fd.h>
+#include <ddprun/common/files.h>
 
 namespace ddprun::test {
 

@@ -13,7 +13,7 @@
 #include <stdexcept>
 #include <string>
 
-#include <ddprun/common/unique_fd.h>
+#include <ddprun/common/files.h>
 
 // TCP by hand, for tests. They throw std::runtime_error with the address and the reason.
 namespace ddprun::test {

@@ -30,9 +30,9 @@ class CheckIncludes(unittest.TestCase):
             ("worker/runtime/train/loop/a.cpp", '#include <ddprun/ddp/b.h>\n#include <torch/types.h>'),
             ("worker/models/a.h", "#include <ddprun/ddp/sync_batch_norm.h>"),
             ("worker/commands/a.cpp", '#include "worker/config/config.h"\n#include <ddprun/common/files.h>'),
-            ("launcher/job/a.cpp", '#include "launcher/cli/options.h"\n#include <ddprun/common/text/utf8.h>'),
+            ("launcher/job/a.cpp", '#include "launcher/cli/options.h"\n#include <ddprun/common/text.h>'),
             ("launcher/host/cpu_map.cpp", "#include <hwloc.h>"),
-            ("common/files.cpp", "#include <ddprun/common/text/utf8.h>\n#include <ddprun/report_error.h>"),
+            ("common/files.cpp", "#include <ddprun/common/text.h>\n#include <ddprun/report_error.h>"),
         ]:
             status, output = check({path: line + "\n"})
             self.assertEqual(status, 0, output)
@@ -44,7 +44,7 @@ class CheckIncludes(unittest.TestCase):
             ("launcher/job/a.cpp", '#include "worker/config/config.h"', "may not include worker/config"),
             ("launcher/job/a.cpp", "#include <ddprun/ddp/join.h>", "may not include worker/runtime/ddp"),
             # Within an area, a room includes only earlier rooms.
-            ("common/text/a.cpp", "#include <ddprun/common/files.h>", "may not include common "),
+            ("common/a.cpp", "#include <ddprun/common/settings/command.h>", "may not include common/settings"),
             ("launcher/cli/a.cpp", '#include "launcher/plan/program.h"', "may not include launcher/plan"),
             ("launcher/output/a.h", '#include "launcher/main.h"', "may not include launcher "),
             ("worker/runtime/ddp/a.cpp", "#include <ddprun/data/loader.h>", "may not include worker/runtime/data"),
@@ -67,7 +67,7 @@ class CheckIncludes(unittest.TestCase):
             ("worker/config/a.cpp", "#include <fmt/format.h>", "log through common/logging.h"),
             # Libraries for a few files only.
             ("launcher/job/a.cpp", "#include <spdlog/spdlog.h>", "which only common/logging.cpp may"),
-            ("launcher/plan/binding.cpp", "#include <hwloc.h>", "which only launcher/host/cpu_map.cpp may"),
+            ("launcher/plan/placement.cpp", "#include <hwloc.h>", "which only launcher/host/cpu_map.cpp may"),
             ("worker/runtime/image/image.cpp", "#include <cairo.h>", "which only"),
             ("worker/runtime/report/a.cpp", "#include <boost/crc.hpp>", "which only"),
             ("worker/runtime/ddp/a.cpp", "#include <torch/csrc/distributed/c10d/reducer.hpp>", "which only"),

@@ -13,7 +13,7 @@
 
 namespace ddprun::test {
 
-/// A Chromium; skips the test if there is none.
+/// The path of Chromium; skips the test without one.
 inline std::string browser() {
   for (const char* name : {"chromium", "google-chrome", "chromium-browser"})
     for (const char* folder : {"/usr/bin/", "/usr/local/bin/"})
@@ -21,7 +21,7 @@ inline std::string browser() {
   skip("no chromium");
 }
 
-/// A page that shows the report in frames of these widths and then says what is in them.
+/// A page that shows the report in frames of these widths and then lists their contents.
 inline std::string page_of_frames(const std::string& html, const std::vector<int>& widths) {
   std::string page = "<!doctype html><meta charset=utf-8><link rel=icon href=data:,>\n";
   for (const int width : widths)
@@ -44,11 +44,11 @@ window.onload = () => {
 </script>)";
 }
 
-/// Shows the page in frames of these widths and checks that the browser has nothing to complain of. Skips the
-/// test without a Chromium.
+/// Shows the page in frames of these widths and checks that the browser reports no error. Skips the test
+/// without Chromium.
 ///
-/// returns  for each frame: title, heading, text, images, their alts, whether they are loaded, its width, the
-///          width needed, and requests for anything elsewhere
+/// returns  for each frame: title, heading, text, images, their alts, whether they are loaded, the frame's
+///          width, the width needed, and how many requests went elsewhere
 inline nlohmann::json shown_in_browser(const std::string& html, const std::vector<int>& widths) {
   const auto program = browser();
   const TempDir dir;

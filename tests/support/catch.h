@@ -20,13 +20,12 @@ using Catch::Detail::Approx;
 
 namespace ddprun::test {
 
-/// For the test program's main: a test case was skipped.
+/// Tells the test program's main that a test case was skipped.
 inline bool test_was_skipped = false;
 
-/// Ends the running test case as skipped, saying why, in good order: what it has made is unmade. For tests
-/// that want something that a machine may lack, such as optional data. A program of which a test case was
-/// skipped, and none failed, exits with 4 (ctest: SKIP_RETURN_CODE); under ctest every test case is a process
-/// of its own.
+/// Skips the rest of the test case by an exception, so destructors run. For tests that need what a machine
+/// may lack, such as optional data. If a test case was skipped and none failed, the program exits with 4,
+/// which is ctest's SKIP_RETURN_CODE; ctest runs every test case in its own process.
 [[noreturn]] inline void skip(const std::string& why) {
   test_was_skipped = true;
 #ifdef SKIP

@@ -1,4 +1,4 @@
-// main() of every test program. Our own, so that Catch2 2 too has an exit code for what was skipped.
+// main() of every test program, which gives Catch2 2, too, an exit code for skipped tests.
 #define CATCH_CONFIG_RUNNER  // of Catch2 2, whose implementation is compiled here
 #include "tests/support/catch.h"
 
@@ -6,5 +6,5 @@ int main(int argc, char** argv) {
   const int result = Catch::Session().run(argc, argv);
   constexpr int kSkipped = 4;
   if (ddprun::test::test_was_skipped && (result == 0 || result == kSkipped)) return kSkipped;
-  return result == 0 ? 0 : 1;  // not Catch2's, which is the number of failures: four would pass for skipped
+  return result == 0 ? 0 : 1;  // not Catch2's number of failures: four would count as skipped
 }

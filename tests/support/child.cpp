@@ -19,7 +19,7 @@
 #include <stdexcept>
 #include <thread>
 
-#include <ddprun/common/unique_fd.h>
+#include <ddprun/common/files.h>
 
 namespace ddprun::test {
 namespace {
@@ -44,7 +44,7 @@ bool has_variable(const std::filesystem::path& process, const std::string& varia
   return false;
 }
 
-/// Boost's own search needs its filesystem library. A name that is not found stays as it is.
+/// Boost's own search needs its filesystem library. Returns the name itself if it is not found.
 std::string find_program(const std::string& name) {
   const char* folders = std::getenv("PATH");
   if (name.find('/') != std::string::npos || !folders) return name;
@@ -105,7 +105,7 @@ Child::Child(const Command& command) : folder_("ddprun_test"), marker_(unique_ma
                  err = open_file(folder / "err", O_WRONLY | O_CREAT | O_APPEND);
   const auto environment = environment_of(command, temp_folder(), marker_);
   const std::vector<std::string> arguments(command.argv.begin() + 1, command.argv.end());
-  // Catch2 handles signals: one that comes between fork and exec must wait for the program.
+  // Catch2 handles signals: one that comes between fork and exec must reach the program.
   sigset_t all, before;
   sigfillset(&all);
   ::sigprocmask(SIG_SETMASK, &all, &before);
@@ -124,8 +124,7 @@ Child::Child(const Command& command) : folder_("ddprun_test"), marker_(unique_ma
     status_ = ExitStatus::exited(127);
   } else {
     pid_ = child.id();
-    child.detach();  // Boost's waits know no deadline that can be relied on, and lose the signal that ended
-                     // the program
+    child.detach();  // Boost's waits have no reliable deadline, and lose the signal that ended the program
   }
 }
 

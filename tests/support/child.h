@@ -26,24 +26,22 @@ namespace ddprun::test {
 /// Long enough for anything on a loaded machine.
 constexpr std::chrono::seconds kDeadline{30};
 
-/// Polls until condition() is true. False if the deadline passes.
+/// Polls until condition() is true. Returns false if the deadline passes.
 bool wait_until(const std::function<bool()>& condition, std::chrono::milliseconds deadline = kDeadline);
 
 /// A program to start. It inherits the test's environment with the changes given here.
 struct Command {
   std::vector<std::string> argv;
   std::map<std::string, std::optional<std::string>> env = {};  ///< nullopt: not set
-  std::string stdin_text = "";                                 ///< what it reads, then end of file
+  std::string stdin_text = "";                                 ///< followed by end of file
   std::function<void()> in_child = {};  ///< runs in the new process before exec: limits, signals, descriptors
 };
 
-/// A started program, with its output and everything that it starts in turn.
-///
-/// Its processes inherit an environment variable with a unique value, by which they are found. The destructor
-/// kills those that are left.
+/// A started program, its output, and all processes that it starts in turn: they inherit an environment
+/// variable with a unique value. The destructor kills those that are left.
 class Child {
  public:
-  /// If the program cannot be executed, its exit code is 127, as with a shell.
+  /// If the program cannot be executed, the exit code is 127, as in a shell.
   explicit Child(const Command& command);
   ~Child();
   Child(const Child&) = delete;
@@ -52,11 +50,11 @@ class Child {
   pid_t pid() const { return pid_; }
   void send_signal(int signal) const;
 
-  /// What it has written so far.
+  /// The output so far.
   std::string out() const;
   std::string err() const;
 
-  /// Waits until stdout holds the text this many times. False if the deadline passes.
+  /// Waits until stdout holds the text this many times. Returns false if the deadline passes.
   bool wait_for_output(const std::string& text, int times = 1,
                        std::chrono::milliseconds deadline = kDeadline) const;
 
@@ -66,10 +64,10 @@ class Child {
   /// The program and all its living descendants, without zombies.
   std::vector<pid_t> processes() const;
 
-  /// True if all of them end within a few seconds.
+  /// Whether all of them end within a few seconds.
   bool nothing_left() const;
 
-  /// The program's $TMPDIR, empty at the start; it should be empty at the end.
+  /// The program's $TMPDIR, which should be empty again at the end.
   std::filesystem::path temp_folder() const { return folder_.path() / "tmp"; }
 
  private:

@@ -4,13 +4,13 @@
 
 namespace ddprun::test {
 
-/// From now on, counts what this process's CPU tensors take.
+/// Starts counting the memory of this process's CPU tensors.
 void count_tensor_memory();
 
-/// Bytes that CPU tensors made since count_tensor_memory() hold now.
+/// Bytes now held by CPU tensors made since count_tensor_memory().
 std::size_t tensor_bytes();
 
-/// The most that tensor_bytes() has been since the last call.
+/// The maximum of tensor_bytes() since the last call.
 std::size_t take_peak_tensor_bytes();
 
 }  // namespace ddprun::test

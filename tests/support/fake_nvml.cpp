@@ -1,13 +1,13 @@
-// A libnvidia-ml.so.1 without GPUs: it tells what the variable FAKE_NVML says when it is initialised.
+// A libnvidia-ml.so.1 without GPUs: reports what the variable FAKE_NVML says at initialisation.
 //
-// FAKE_NVML    one GPU between semicolons, of words "key=value" in any order:
+// FAKE_NVML    GPUs separated by semicolons, each of words "key=value" in any order:
 //                uuid=GPU-aaaa     bus=3b (hexadecimal)     ecc=2     busy=37     mig=MIG-1111 (may be
 //                repeated) total=81920 used=100 reserved=500 (MiB) process=PID:MIB, graphics=PID:MIB (may be
 //                repeated)
-//              or "error=18": what nvmlInit answers
+//              or "error=18": the result of nvmlInit
 //
-// A program finds it through LD_LIBRARY_PATH=DDPRUN_FAKE_NVML_DIR. In a test itself loading the file
-// (DDPRUN_FAKE_NVML) will do: dlopen("libnvidia-ml.so.1") then finds what is loaded under that name.
+// A program finds it through LD_LIBRARY_PATH=DDPRUN_FAKE_NVML_DIR. A test loads the file (DDPRUN_FAKE_NVML):
+// dlopen("libnvidia-ml.so.1") then finds what is loaded under that name.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>

@@ -8,8 +8,8 @@
 
 namespace ddprun::test {
 
-/// While it lives, this process finds the fake NVML, which tells of these GPUs: fake_nvml.cpp has the words.
-/// The target needs the definition DDPRUN_FAKE_NVML.
+/// While it lives, this process finds a fake NVML that reports these GPUs; fake_nvml.cpp explains the text.
+/// The target must define DDPRUN_FAKE_NVML.
 class FakeNvml {
  public:
   explicit FakeNvml(const std::string& gpus) : library_(::dlopen(DDPRUN_FAKE_NVML, RTLD_NOW | RTLD_LOCAL)) {

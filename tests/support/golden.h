@@ -7,11 +7,11 @@
 
 namespace ddprun::test {
 
-/// The JSON file of that name that scripts/make_golden.py wrote with PyTorch.
+/// A JSON file that scripts/make_golden.py wrote with PyTorch.
 nlohmann::json read_golden(const std::string& name);
 
-/// Checks shape, sum, norm and fifty values of a tensor against a digest of the script, each to
-/// tolerance x the tensor's norm (sum: x norm x sqrt(n)). Fails the test case with the difference otherwise.
+/// Checks a tensor's shape, sum, norm and fifty values against a digest from that script, each to tolerance x
+/// the tensor's norm (sum: x norm x sqrt(n)).
 void check_digest(const torch::Tensor& tensor, const nlohmann::json& digest, double tolerance);
 
 }  // namespace ddprun::test

@@ -8,8 +8,8 @@
 
 namespace ddprun::test {
 
-/// Skips the test where there is no NVIDIA GPU or no plug-in for it. Asked in its own process: one that
-/// has used CUDA cannot fork.
+/// Skips the test without an NVIDIA GPU or the plug-in for it. Checks in another process, because a process
+/// that has used CUDA cannot fork.
 inline void skip_without_a_gpu() {
   try {
     spawn(1, [](const WorkerEnv&) {

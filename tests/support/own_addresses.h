@@ -13,7 +13,7 @@
 
 namespace ddprun::test {
 
-/// The addresses of this host's interfaces that are up, as numbers.
+/// The numeric addresses of this host's interfaces that are up.
 inline std::set<std::string> own_addresses() {
   ifaddrs* list = nullptr;
   ensure(::getifaddrs(&list) == 0, "the interfaces can be listed");

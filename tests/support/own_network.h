@@ -9,12 +9,12 @@
 #include <stdexcept>
 #include <string>
 
-#include <ddprun/common/unique_fd.h>
+#include <ddprun/common/files.h>
 
 namespace ddprun::test {
 
-/// Gives the calling process its own network, with loopback alone, on which nobody else's bytes are
-/// counted. For a process of one thread. returns  false where this is not allowed
+/// Gives the calling process, of one thread, its own network with only loopback, which counts no other
+/// program's bytes. Returns false where this is not allowed.
 inline bool enter_own_network() {
   if (::unshare(CLONE_NEWNET) != 0 && ::unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0) return false;
   const UniqueFd socket(::socket(AF_INET, SOCK_DGRAM, 0));
@@ -24,7 +24,7 @@ inline bool enter_own_network() {
   return ::ioctl(socket.get(), SIOCSIFFLAGS, &request) == 0;
 }
 
-/// What has been sent over loopback in the caller's network, with all headers.
+/// Bytes sent over loopback in the caller's network, headers included.
 inline double loopback_bytes() {
   std::ifstream file("/proc/thread-self/net/dev");  // /sys shows the network of whoever mounted it
   for (std::string line; std::getline(file, line);) {

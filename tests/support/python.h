@@ -10,7 +10,7 @@
 
 namespace ddprun::test {
 
-/// What a shell's command prints, "failed: " before it if it fails.
+/// What a shell command prints, after "failed: " if it fails.
 inline std::string shell_output(const std::string& command) {
   std::string output;
   FILE* pipe = ::popen((command + " 2>&1").c_str(), "r");
@@ -18,8 +18,8 @@ inline std::string shell_output(const std::string& command) {
   return ::pclose(pipe) == 0 ? output : "failed: " + output;
 }
 
-/// The Python that $DDPRUN_TEST_PYTHON names (scripts/setup.sh --python makes one). Without it, or without
-/// the module in it, the test is skipped; a module that is there but broken is not a reason to skip.
+/// The Python in $DDPRUN_TEST_PYTHON (scripts/setup.sh --python makes one). Skips the test without it, or
+/// without the module in it, but not if the module is broken.
 inline std::string python_with(const std::string& module) {
   const char* named = std::getenv("DDPRUN_TEST_PYTHON");
   if (named == nullptr || *named == '\0') skip("DDPRUN_TEST_PYTHON names no Python with " + module);
@@ -30,7 +30,7 @@ inline std::string python_with(const std::string& module) {
   return named;
 }
 
-/// Runs the Python script in the folder and checks that it does not fail; skips as python_with() does.
+/// Runs the Python script in the folder and checks that it succeeds; skips as python_with() does.
 inline void check_python(const std::filesystem::path& folder, const std::string& module,
                          const std::string& script) {
   const auto program = python_with(module);

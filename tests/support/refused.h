@@ -8,8 +8,8 @@
 
 namespace ddprun::test {
 
-/// For a rank, where Catch2's macros do not reach the test program: the call must throw an error that a user
-/// or a caller is to blame for, whose text has `expected` in it. throws std::logic_error otherwise
+/// For ranks, whose Catch2 macros do not reach the test program: throws std::logic_error unless the call
+/// throws a UsageError or std::invalid_argument whose text contains `expected`.
 inline void ensure_refused(const std::function<void()>& call, const std::string& expected) {
   std::string message = "no error";
   try {

@@ -1,6 +1,6 @@
 #pragma once
 
-// A disk that is full, for real.
+// A disk that is really full.
 #include <fcntl.h>
 #include <sched.h>
 #include <sys/mount.h>
@@ -12,7 +12,7 @@
 #include <functional>
 #include <string>
 
-#include <ddprun/common/unique_fd.h>
+#include <ddprun/common/files.h>
 #include "tests/support/catch.h"
 
 namespace ddprun::test {
@@ -24,7 +24,7 @@ inline void fill_disk(const std::filesystem::path& file) {
   while (::write(fd.get(), page.data(), page.size()) > 0) continue;
 }
 
-/// Runs check() in its own process, on a disk of that size. Skips where that cannot be.
+/// Runs check() in its own process, on a disk of that size. Skips where mounting is not allowed.
 inline void on_a_small_disk(const std::filesystem::path& folder, const char* size,
                             const std::function<void(const std::filesystem::path& disk)>& check) {
   if (::getuid() != 0) skip("needs root to make a small disk");

@@ -17,7 +17,7 @@ bool send_beats(int count) {
   return heartbeat.connected();
 }
 
-// The names of these two are looked for in stacks.
+// Tests look for the names of these two in stacks.
 
 [[gnu::noinline]] void stub_worker_spin() {
   for (;;) asm volatile("");

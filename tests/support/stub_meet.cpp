@@ -36,7 +36,7 @@ bool host_meeting(std::size_t world_size) {
     const int peer = ::accept(store, nullptr, nullptr);
     std::uint32_t rank = 0;
     if (peer < 0) return false;
-    if (!receive(peer, rank)) continue;  // who goes before it has said who it is
+    if (!receive(peer, rank)) continue;  // it left before it sent its rank
     if (rank >= world_size || !ranks.insert(rank).second) return false;
     peers.push_back(peer);
   }

@@ -1,8 +1,8 @@
-// A worker that does what its arguments say, one action after the other, and then exits with 0:
+// A worker that performs the actions in its arguments, one after the other, and then exits with 0:
 //
 //   stub_worker ready --rank 1 exit 7 --all await     rank 1 exits with 7, the others wait for a signal
 //
-// It prints "ready RANK PID" and the like in one write each, so that a test can wait for a line.
+// It prints lines such as "ready RANK PID" in one write each, so that a test can wait for a line.
 
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -79,7 +79,7 @@ std::vector<int> blocked_signals() {
   return list;
 }
 
-/// Everything that a launcher decides for a worker, as one line of JSON. Bytes in hex: they need not be text.
+/// Everything that a launcher decides for a worker, as one line of JSON, with bytes in hex.
 void dump(const std::vector<std::string>& argv) {
   json all = {{"fds", open_descriptors()},
               {"ignored", ignored_signals()},
@@ -116,7 +116,7 @@ void expect_no_signal(int milliseconds) {
   say("no second signal");
 }
 
-/// A child that lives until it is killed; TERM is not enough if it ignores it.
+/// A child that lives until it is killed, by SIGKILL if it ignores SIGTERM.
 void spawn_child(bool ignores_term) {
   if (::fork() != 0) return;
   sigset_t none;
@@ -163,7 +163,7 @@ sockaddr_in master_address() {
   return address;
 }
 
-/// What any program's rank 0 does, Python's TCPStore among them: bind the port by itself, on all interfaces.
+/// Binds the port itself, on all interfaces, as rank 0 of other programs does, such as Python's TCPStore.
 void bind_master_port() {
   const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
   const int on = 1;
@@ -184,7 +184,7 @@ void connect_to_master() {
   }
 }
 
-/// Holds many ports that the kernel chose: MASTER_PORT must not be among them.
+/// Takes many ports from the kernel: MASTER_PORT must not be among them.
 void bind_many(int count) {
   const std::uint16_t master = master_address().sin_port;
   for (int i = 0; i < count; ++i) {
@@ -331,7 +331,7 @@ int main(int argc, char** argv) {
     return 0;
   }
   for (const std::string& word : words) {
-    if (word != "await") continue;  // from the start, so that no signal comes before it is waited for
+    if (word != "await") continue;  // first, so that no signal comes too early
     const sigset_t set = awaited_signals();
     ::sigprocmask(SIG_BLOCK, &set, nullptr);
   }

@@ -9,12 +9,12 @@
 #include <string>
 #include <thread>
 
-#include <ddprun/common/unique_fd.h>
+#include <ddprun/common/files.h>
 #include "tests/support/catch.h"
 
 namespace ddprun::test {
 
-/// A terminal whose other end the test holds.
+/// A terminal; the test holds its other end.
 class Terminal {
  public:
   Terminal() : ours_(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC)) {
@@ -22,7 +22,7 @@ class Terminal {
       skip("no pseudo-terminals here");
     name_ = ::ptsname(ours_.get());
   }
-  /// In the child: its own terminal, with its standard input.
+  /// In the child: makes this its controlling terminal and standard input.
   void become_controlling() const {
     ::setsid();
     const int fd = ::open(name_.c_str(), O_RDWR);
@@ -33,7 +33,7 @@ class Terminal {
     ::tcsetattr(fd, TCSANOW, &modes);
     ::dup2(fd, STDIN_FILENO);
   }
-  /// In the child: its standard error goes there.
+  /// In the child: makes this its standard error.
   void become_stderr() const {
     const int fd = ::open(name_.c_str(), O_RDWR | O_NOCTTY | O_CLOEXEC);
     const winsize size{.ws_row = 25, .ws_col = 120, .ws_xpixel = 0, .ws_ypixel = 0};
@@ -48,7 +48,7 @@ class Terminal {
   std::string name_;
 };
 
-/// Reads all that programs write to a terminal, from now on: nobody waits for a reader.
+/// Reads what programs write to a terminal from now on, so that they never wait for a reader.
 class Screen {
  public:
   explicit Screen(const Terminal& terminal)
@@ -65,7 +65,7 @@ class Screen {
   Screen(const Screen&) = delete;
   Screen& operator=(const Screen&) = delete;
 
-  /// All of it. When the programs have ended.
+  /// All of it. Call it when the programs have ended.
   const std::string& text() {
     held_.reset();
     if (reader_.joinable()) reader_.join();

@@ -1,20 +1,12 @@
 #pragma once
 
-#include <optional>
-
 namespace ddprun::worker {
 
-/// Runs the command that the first argument names, if it is not a task: `worker env`, ...
-///
-/// returns  its exit code; nullopt if the first argument is not a command
-/// throws   as the command does
-std::optional<int> run_command(int argc, char** argv);
-
-// The commands; argv[0] is the command's name. All throw UsageError for what they do not know.
+// The commands; argv[0] is the command's name. All throw UsageError for unknown arguments.
 
 /// worker env: prints what a training would find here (variables, ranks, devices, backend, addresses,
-/// versions) and what is wrong. Several ranks meet, and rank 0 prints for all; if they cannot meet, each
-/// prints its own. Returns 0 if all is fine, else 1.
+/// versions) and what is wrong: rank 0 for all ranks or, if they cannot meet, each rank for itself. Returns 0
+/// if all is fine, else 1.
 int run_env_command(int argc, char** argv);
 
 /// worker export CHECKPOINT OUT [--ema]: writes a model's weights alone from any file that

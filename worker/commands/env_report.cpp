@@ -4,20 +4,25 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <iostream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <sstream>
 #include <thread>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/host_name.h>
-#include <ddprun/common/settings/parse.h>
+#include <ddprun/common/settings/command.h>
+#include <ddprun/common/text.h>
 #include <ddprun/group/backends.h>
 #include <ddprun/group/collectives.h>
 #include <ddprun/group/cuda_backend.h>
 #include <ddprun/group/local_address.h>
 #include <ddprun/group/store.h>
 #include <ddprun/run/failure.h>
+#include "worker/commands/commands.h"
+#include "worker/config/config.h"
 
 namespace ddprun::worker {
 namespace {
@@ -41,7 +46,7 @@ bool try_to(EnvReport& report, Check check) {
   }
 }
 
-/// Reads the variables; records each wrong one and goes on with a valid value in its place.
+/// Reads the variables; records each wrong one and replaces it by a valid value.
 void read_variables(EnvReport& report, const EnvLookup& lookup) {
   std::map<std::string, std::string> instead;
   const EnvLookup corrected = [&](const std::string& name) {
@@ -174,6 +179,25 @@ void write_table(std::ostream& out, const std::vector<RankRow>& ranks) {
   }
 }
 
+/// nullopt for --help.
+std::optional<ddp::ProcessGroup::Options> parse_env_flags(int argc, char** argv) {
+  ddp::ProcessGroup::Options options;
+  options.timeout = std::chrono::seconds(10);
+  settings::Command command;
+  command.name = "worker env";
+  command.description =
+      "prints what a training would find here, and what is wrong; then the exit status is 1.";
+  command.settings = {
+      settings::help_flag(),
+      device_setting(options.device),
+      backend_setting(options.backend),
+      settings::seconds("timeout", options.timeout, kSeconds, "how long to wait for the other ranks"),
+  };
+  if (!apply_words({argv + 1, argv + argc}, command)) return std::nullopt;
+  options.connect_timeout = options.timeout;
+  return options;
+}
+
 }  // namespace
 
 EnvReport inspect_environment(const EnvLookup& lookup, const ddp::ProcessGroup::Options& options) {
@@ -228,6 +252,18 @@ std::string to_text(const EnvReport& report, const std::vector<RankRow>& ranks) 
   for (const auto& problem : wrong) out << "wrong: " << problem << '\n';
   if (wrong.empty()) out << "all is fine\n";
   return out.str();
+}
+
+int run_env_command(int argc, char** argv) {
+  const auto options = parse_env_flags(argc, argv);
+  if (!options) return 0;
+  EnvReport report = inspect_environment(process_env, *options);
+  const auto ranks = meet_ranks(report, *options);
+  if (ranks.size() == 1 || report.env.rank == 0) std::cout << to_text(report, ranks) << std::flush;
+  const bool fine =
+      report.problems.empty() &&
+      std::all_of(ranks.begin(), ranks.end(), [](const RankRow& rank) { return rank.problems.empty(); });
+  return fine ? 0 : 1;
 }
 
 }  // namespace ddprun::worker

@@ -17,14 +17,14 @@ struct EnvReport {
   };
   std::vector<Line> lines;
   std::vector<std::string> problems;  ///< one line each: what is wrong, what was expected and found
-  WorkerEnv env;                      ///< the variables, as far as they could be read
-  bool can_meet = false;              ///< no problem keeps it from connecting to the other ranks
+  WorkerEnv env;                      ///< as far as the variables could be read
+  bool can_meet = false;              ///< nothing stops it from connecting to the other ranks
 };
 
 /// Inspects this process's environment and host without contacting other ranks.
 EnvReport inspect_environment(const EnvLookup& lookup, const ddp::ProcessGroup::Options& options);
 
-/// What ranks tell each other.
+/// One rank's row in the table of ranks.
 struct RankRow {
   std::vector<std::string> cells;     ///< as kRankColumns
   std::vector<std::string> problems;  ///< of that rank
@@ -32,7 +32,7 @@ struct RankRow {
 inline const std::vector<std::string> kRankColumns = {"rank",    "host",    "local rank", "device",
                                                       "backend", "address", "torch"};
 
-/// Connects to the other ranks if it can. Adds what goes wrong to the problems.
+/// Connects to the other ranks if it can, and adds failures to the problems.
 ///
 /// returns  every rank's row, by rank; only this rank's if they could not connect
 std::vector<RankRow> meet_ranks(EnvReport& report, const ddp::ProcessGroup::Options& options);

@@ -24,7 +24,7 @@ struct ExportFlags {
   bool ema = false;
 };
 
-/// nullopt if only help was asked for.
+/// nullopt for --help.
 std::optional<ExportFlags> parse_export_flags(int argc, char** argv) {
   ExportFlags flags;
   settings::Command command;
@@ -45,7 +45,7 @@ std::optional<ExportFlags> parse_export_flags(int argc, char** argv) {
   return flags;
 }
 
-/// An existing folder, or a path that ends in '/' or not in a file's extension: folder names may have a dot.
+/// An existing folder, or a path that ends neither in .pt nor in .safetensors: folder names may have a dot.
 bool is_folder(const std::filesystem::path& out) {
   std::error_code unknown;
   const auto kind = out.extension();

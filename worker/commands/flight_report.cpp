@@ -7,7 +7,7 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
-#include <ddprun/common/text/one_line.h>
+#include <ddprun/common/text.h>
 #include <ddprun/flight/flight_analysis.h>
 #include <ddprun/flight/missing_ranks.h>
 
@@ -19,7 +19,7 @@ using ddp::FlightDump;
 using Dumps = std::map<int, FlightDump>;
 
 constexpr std::size_t kLargestFile = 64 << 20;
-/// Records written on request are not simultaneous: only a rank that is later than this counts as behind.
+/// Records written on request are not simultaneous: only a rank that is later than this is behind.
 constexpr std::int64_t kPatienceNs = 1'000'000'000;
 
 std::string seconds(std::int64_t nanoseconds) {
@@ -35,7 +35,7 @@ ddp::RankFlight flight_of(const FlightDump& dump) {
   return flight;
 }
 
-/// The longest time that a rank has waited in the finding's call; 0 if no record holds the call any more.
+/// The longest time that a rank has waited in the finding's call; 0 if no record holds it any more.
 std::int64_t waited(const Dumps& dumps, const ddp::FlightFinding& finding) {
   std::int64_t longest = 0;
   for (const int rank : finding.waiting)
@@ -68,7 +68,7 @@ Groups groups_of(const Dumps& dumps) {
   return groups;
 }
 
-/// The group of the whole job: positions are reported in it.
+/// The group of the whole job, in which positions are reported.
 std::string largest_group(const Groups& groups) {
   const auto largest = std::max_element(groups.begin(), groups.end(), [](const auto& a, const auto& b) {
     return a.second.size() < b.second.size();
@@ -98,7 +98,7 @@ void report_group(const Dumps& dumps, const std::string& group, const std::vecto
                            seconds(wait));
 }
 
-/// The newest record of each rank, without those of another job than the newest.
+/// The newest record of each rank, ignoring other jobs than the newest record's.
 Dumps newest_of_each_rank(std::vector<FlightDump> list, FlightReport& report) {
   std::sort(list.begin(), list.end(), [](const auto& a, const auto& b) { return a.time_ns < b.time_ns; });
   const int world_size = list.back().world_size;

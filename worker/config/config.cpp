@@ -1,14 +1,17 @@
 #include "worker/config/config.h"
 
+#include <ATen/Context.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include <ddprun/common/errors.h>
-#include <ddprun/common/settings/toml.h>
-#include <ddprun/common/text/printable.h>
-#include "worker/config/settings.h"
+#include <ddprun/common/logging.h>
+#include <ddprun/common/settings/command.h>
+#include <ddprun/common/text.h>
 #include "worker/config/task_entry.h"
 
 namespace ddprun::worker {
@@ -29,7 +32,7 @@ std::string names_of(const std::vector<TaskEntry>& tasks) {
   return one_of(names);
 }
 
-/// What may come before or in place of a task.
+/// The flags that may come before or instead of a task.
 Command make_program(const std::vector<TaskEntry>& tasks) {
   Command command;
   command.name = "worker";
@@ -47,7 +50,7 @@ Command make_program(const std::vector<TaskEntry>& tasks) {
     command.footer += "  " + task.name + std::string(26 - task.name.size(), ' ') + task.description + "\n";
   command.footer += R"(
 Commands
-  env                       print what a training would find here, and what is wrong
+  env                       show ranks, devices and libraries as a training would find them here, and what is wrong
   export CHECKPOINT OUT     write a model's weights for other programs
   flight FOLDER             compare the ranks' flight records after a hang or crash
 
@@ -57,7 +60,7 @@ Example: ddprun --nproc-per-node=2 worker mnist --data fashion-mnist --epochs 1)
   return command;
 }
 
-/// The file of a --config at the beginning of the words; empty if there is none.
+/// The file of a --config at the beginning of the words, or empty.
 std::string leading_config(const std::vector<std::string>& words) {
   const std::string flag = "--config";
   if (words.empty()) return "";
@@ -65,7 +68,7 @@ std::string leading_config(const std::vector<std::string>& words) {
   return words[0] == flag && words.size() > 1 ? words[1] : "";
 }
 
-/// The task that the first word names, which is taken away, or the file of a leading --config.
+/// The task named by the first word, which this removes, or by the file of a leading --config.
 const TaskEntry& find_task(std::vector<std::string>& words, const std::vector<TaskEntry>& tasks) {
   std::string name;
   if (const auto file = leading_config(words); !file.empty()) {
@@ -105,6 +108,56 @@ Command make_command(const TaskEntry& task, Config& config) {
   };
   for (auto& setting : all_settings(config)) command.settings.push_back(std::move(setting));
   return command;
+}
+
+/// Drops defaults of the task that contradict what was given.
+void settle_defaults(Config& config, const settings::Values& given) {
+  auto& optim = config.train.optim;
+  auto& checkpoint = config.train.checkpoint;
+  const auto is_default = [&](const char* name) { return !given.given(name); };
+  if (optim.clip_value > 0 && is_default("clip-norm")) optim.clip_norm = 0;
+  // Without validation there are no metrics to choose or name checkpoints by.
+  if (config.data.val_split > 0 || config.data.val_on_test) return;
+  if (is_default("monitor")) checkpoint.monitor.clear();
+  if (is_default("checkpoint-name")) checkpoint.filename.clear();
+}
+
+/// Refuses settings that exclude each other on every device.
+void validate(const Config& config) {
+  const auto& train = config.train;
+  const auto& ddp = train.parallel;
+  const auto refuse = [](bool both, const std::string& first, const std::string& second) {
+    if (both) throw UsageError(first + " and " + second + ": expected one of them at most");
+  };
+  refuse(ddp.fsdp && ddp.zero1, "--fsdp", "--zero1");
+  refuse(ddp.fsdp && ddp.comm_hook != "none", "--fsdp", "--comm-hook");
+  refuse(ddp.fsdp && ddp.find_unused, "--fsdp", "--find-unused");
+  refuse(ddp.fsdp && ddp.static_graph, "--fsdp", "--static-graph");
+  refuse(ddp.fsdp && ddp.join, "--fsdp", "--join");
+  refuse(ddp.zero1 && ddp.join, "--zero1", "--join");
+  refuse(ddp.nan_check && ddp.join, "--nan-check", "--join");
+  refuse(ddp.static_graph && ddp.join, "--static-graph", "--join");
+  refuse(ddp.sync_batch_norm && ddp.join, "--sync-bn", "--join");
+  // Ranks with more steps than others cannot agree on which step it is.
+  refuse(train.accumulate > 1 && ddp.join, "--accumulate", "--join");
+  refuse(train.max_steps > 0 && ddp.join, "--max-steps", "--join");
+  refuse(train.val_every_steps > 0 && ddp.join, "--val-every-steps", "--join");
+  refuse(train.checkpoint.every_steps > 0 && ddp.join, "--checkpoint-every-steps", "--join");
+  refuse(ddp.fsdp && train.optim.ema > 0, "--fsdp", "--ema");
+  refuse(ddp.fsdp && train.precision.channels_last, "--fsdp", "--channels-last");
+  refuse(train.optim.clip_norm > 0 && train.optim.clip_value > 0, "--clip-norm", "--clip-value");
+  refuse(!config.sam.checkpoint.empty() && !config.model.init_weights.empty(), "--checkpoint",
+         "--init-weights");
+  refuse(!config.sam.checkpoint.empty() && config.sam.image_size > 0, "--checkpoint", "--image-size");
+  refuse(!config.sam.checkpoint.empty() && !config.sam.architecture.empty(), "--checkpoint",
+         "--architecture");
+  refuse(!config.sam.points.empty() && config.sam.points_per_image > 0, "--points", "--points-per-image");
+  refuse(!config.sam.embedding_cache.empty() && ddp.fsdp, "--embedding-cache", "--fsdp");
+  if (!config.sam.embedding_cache.empty() && config.sam.freeze != "encoder")
+    throw UsageError(
+        "--embedding-cache: expected --freeze=encoder too: otherwise training changes the encoder");
+  if (train.checkpoint.resume == "auto" && train.out.empty())
+    throw UsageError("--resume=auto: expected --out too: the folder of the run to continue");
 }
 
 }  // namespace
@@ -162,6 +215,29 @@ ddp::ProcessGroup::Options group_options(const Config& config) {
   options.device = config.device;
   options.backend = config.backend;
   return options;
+}
+
+void make_deterministic() {
+  ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
+  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
+  at::globalContext().setDeterministicCuDNN(true);
+  at::globalContext().setBenchmarkCuDNN(false);
+}
+
+void check_precision(const Config& config, at::Device device) {
+  const auto& ddp = config.train.parallel;
+  if (config.train.precision.precision != train::Precision::k16Mixed || !device.is_cuda()) return;
+  for (const auto& [given, flag] : {std::pair(ddp.nan_check, "--nan-check"), std::pair(ddp.join, "--join")})
+    if (given)
+      throw UsageError(std::string(flag) +
+                       ": expected --precision=32 or --precision=bf16-mixed, got 16-mixed");
+}
+
+void settle_precision(Config& config, const ddp::ProcessGroup& group) {
+  auto& precision = config.train.precision.precision;
+  if (precision != train::Precision::k16Mixed || group.device().is_cuda()) return;
+  precision = train::Precision::kBf16Mixed;
+  if (group.rank() == 0) log_info("--precision=16-mixed: using bf16-mixed on a CPU");
 }
 
 }  // namespace ddprun::worker

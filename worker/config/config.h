@@ -5,7 +5,9 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <vector>
 
+#include <ddprun/common/settings/setting.h>
 #include <ddprun/group/process_group.h>
 #include <ddprun/train/loop/trainer.h>
 
@@ -47,7 +49,7 @@ struct Config {
   train::TrainerOptions train;
   ddp::DeviceChoice device = ddp::DeviceChoice::kAuto;
   ddp::BackendChoice backend = ddp::BackendChoice::kAuto;
-  bool deterministic = false;                   ///< use only algorithms that repeat bit for bit
+  bool deterministic = false;                   ///< use only algorithms whose results repeat bit for bit
   bool overwrite = false;                       ///< use the run folder even if it holds a run
   std::chrono::milliseconds timeout{1800'000};  ///< of one collective, and of connecting the ranks
 };
@@ -55,10 +57,30 @@ struct Config {
 /// The configuration as a flat JSON object, which checkpoints store.
 std::string to_json(const Config& config);
 
-/// The configuration as a TOML file for --config, without what belongs to one run only, such as its folder.
+/// The configuration as a TOML file for --config, without what is specific to one run, such as its folder.
 std::string to_toml(const Config& config);
 
-/// How the ranks connect. They may take as long as a collective, but at most five minutes.
+/// How the ranks connect: within the timeout of a collective, and five minutes at most.
 ddp::ProcessGroup::Options group_options(const Config& config);
+
+/// The name of the task and all settings, by sections. The configuration must outlive them.
+std::vector<settings::Setting> all_settings(Config& config);
+
+settings::Setting device_setting(ddp::DeviceChoice& device);
+settings::Setting backend_setting(ddp::BackendChoice& backend);
+/// The bounds of a timeout.
+inline const settings::Range kSeconds{0, 1e9, true, "seconds above 0"};
+
+/// Uses only algorithms whose results repeat bit for bit; an operator without one throws. Does what
+/// torch.use_deterministic_algorithms(True) does, sets cuBLAS's workspace and turns off cuDNN's search for
+/// the fastest algorithm. Call it before the first use of a GPU.
+void make_deterministic();
+
+/// throws UsageError for settings that do not work with the loss scaling of 16-mixed, on a GPU
+void check_precision(const Config& config, at::Device device);
+
+/// On a CPU changes 16-mixed to bf16-mixed, as Lightning does, and rank 0 logs it: float16 is slow there, if
+/// it works at all.
+void settle_precision(Config& config, const ddp::ProcessGroup& group);
 
 }  // namespace ddprun::worker

@@ -25,7 +25,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Whether anything is at the path. throws IoError if that cannot be found out
+/// throws IoError if it cannot tell
 bool is_there(const fs::path& path) {
   std::error_code error;
   const bool found = fs::exists(path, error);
@@ -78,19 +78,19 @@ void lock_for_this_process(const fs::path& folder) {
 }
 
 /// Whether --resume continues the run in this folder.
-bool goes_on_in(const fs::path& folder, const std::string& resume) {
+bool continues_in(const fs::path& folder, const std::string& resume) {
   if (resume.empty() || resume == "auto") return !resume.empty();
   std::error_code error;
   return fs::equivalent(fs::path(resume).parent_path(), folder / "checkpoints", error);
 }
 
-/// A full disk does not end the run.
+/// A full disk is only a warning.
 void write_text(const fs::path& path, const std::string& text) {
   try {
     write_file_atomic(path, text);
   } catch (const IoError& error) {
     if (error.error_number != ENOSPC && error.error_number != EDQUOT) throw;
-    log_warning(std::string(error.what()) + "; the training goes on");
+    log_warning(std::string(error.what()) + "; training goes on");
   }
 }
 
@@ -100,7 +100,7 @@ fs::path make_run_folder(const Config& config) {
   const auto folder = config.train.out.empty() ? default_run_folder(config.task) : config.train.out;
   make_folders(folder);
   lock_for_this_process(folder);
-  if (!config.overwrite && !goes_on_in(folder, config.train.checkpoint.resume) && holds_a_run(folder))
+  if (!config.overwrite && !continues_in(folder, config.train.checkpoint.resume) && holds_a_run(folder))
     throw UsageError("--out: " + folder.string() +
                      " holds a run already; expected another folder, --resume or --overwrite");
   make_folders(folder / "checkpoints");

@@ -8,8 +8,8 @@
 namespace ddprun::worker {
 
 /// Makes the run folder, its checkpoints/ and config.toml (rank 0 only). An empty path stands for
-/// runs/<task>-<UTC time>. Files of an earlier run stay until the training begins: other ranks may be reading
-/// its weights.
+/// runs/<task>-<UTC time>. Keeps an earlier run's files until training begins: other ranks may be reading its
+/// weights.
 ///
 /// returns  the folder
 /// throws   UsageError if it holds a run and overwrite is false, or if another process is using it;

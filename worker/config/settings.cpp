@@ -1,7 +1,4 @@
-#include "worker/config/settings.h"
-
-#include <algorithm>
-#include <cmath>
+#include "worker/config/config.h"
 
 #include <ddprun/common/errors.h>
 #include <ddprun/train/state/checkpoint_policy.h>
@@ -14,6 +11,8 @@ using settings::Range;
 using settings::Setting;
 using settings::Value;
 
+const std::vector<std::string> kWithValidation = {"linear", "mnist", "cifar10", "sam"};
+
 Range positive() { return {0, 1e30, true, "a number above 0"}; }
 Range from_zero() { return {0, 1e30, false, "a number from 0"}; }
 
@@ -25,7 +24,7 @@ Setting t_max(std::int64_t& target) {
   };
   Setting setting =
       settings::parsed("t-max", target, parse, integer_from(1, settings::kMaxInt) + ", or epochs",
-                       "cosine: epochs or steps until the lowest learning rate; epochs: all of the run's");
+                       "schedule cosine: epochs or steps until the lowest rate; epochs: all of the run's");
   setting.kind = Setting::Kind::kIntegerOrText;
   setting.type_name = "N|epochs";
   setting.get = [&target]() -> std::optional<Value> {
@@ -37,11 +36,10 @@ Setting t_max(std::int64_t& target) {
 
 /// Refuses a wrong pattern before the training begins, not at its first checkpoint.
 Setting checkpoint_pattern(std::string& target) {
-  auto setting =
-      settings::text("checkpoint-name", target,
-                     "how the best are called: text with {epoch}, {step} or a metric in braces, as "
-                     "{val_loss:.3f} (default: {epoch}-{step})")
-          .type("PATTERN");
+  auto setting = settings::text("checkpoint-name", target,
+                                "file name of the best checkpoints, with {epoch}, {step} or a metric such as "
+                                "{val_loss:.3f} (default: {epoch}-{step})")
+                     .type("PATTERN");
   setting.set = [&target](const std::string& pattern) {
     try {
       train::checkpoint_name(pattern, {}, 0, 0);
@@ -59,14 +57,14 @@ Settings data_settings(Config& config) {
   auto& data = config.data;
   auto& sam = config.sam;
   return {
-      text("data", data.source, "a folder with the data set, or its name")
+      text("data", data.source, "the data set: a folder, or a name such as fashion-mnist")
           .type("DIR|NAME")
           .only({"mnist", "cifar10"}),
       text("data", data.source,
            "a CSV table whose last column is the label, 0 or 1 (default: random samples)")
           .type("FILE.csv")
           .only({"linear"}),
-      text("data", data.source, "a folder with images/ and masks/, or the name of a data set")
+      text("data", data.source, "the data set: a folder with images/ and masks/, or a name")
           .type("DIR|NAME")
           .only({"sam"}),
       path("points", sam.points,
@@ -76,17 +74,17 @@ Settings data_settings(Config& config) {
           .only({"sam"}),
       integer("limit-train", data.limit_train, 1, kMaxCount, "use only the first N training samples"),
       integer("limit-val", data.limit_val, 1, kMaxCount, "use only the first N validation samples")
-          .only({"linear", "mnist", "cifar10", "sam"}),
+          .only(kWithValidation),
       integer("limit-test", data.limit_test, 1, kMaxCount, "use only the first N test samples")
           .only({"mnist", "cifar10"}),
       number("val-split", data.val_split, {0, 0.999, false, "a part from 0, below 1"},
              "hold out this fraction of the training set for validation; 0: none")
-          .only({"linear", "mnist", "cifar10", "sam"}),
+          .only(kWithValidation),
       boolean("val-on-test", data.val_on_test, "validate on the test set, as the original script does")
           .only({"cifar10"}),
       negated("augment", data.augment, "do not crop and flip images at random").only({"cifar10"}),
       integer("loader-threads", config.train.loader_threads, 0, 64,
-              "threads that prepare batches; 0: the training thread does"),
+              "threads that prepare batches; 0: the training thread prepares them"),
   };
 }
 
@@ -101,10 +99,10 @@ Settings model_settings(Config& config) {
              "probability of both dropout layers (default: 0.25 and 0.5)")
           .only({"mnist"}),
       choice("loss", model.loss, {"mse", "cross_entropy"},
-             "mse or cross_entropy (the tutorial's, which learns nothing here)")
+             "loss function; cross_entropy is the tutorial's, which learns nothing here")
           .only({"toy"}),
       choice("loss", model.loss, {"dice", "dice_focal", "dice_bce"},
-             "dice, dice_focal (Dice + 20 x focal, as SAM was trained) or dice_bce")
+             "loss function; SAM was trained with dice_focal: Dice + 20 x focal")
           .only({"sam"}),
       text("architecture", sam.architecture, "size of a new model: small, base, large, huge or a config.json")
           .type("NAME|FILE")
@@ -116,8 +114,7 @@ Settings model_settings(Config& config) {
            "start from a SamModel of transformers: its folder, or the weights file in it")
           .type("DIR|FILE")
           .only({"sam"}),
-      choice("freeze", sam.freeze, {"none", "encoder", "prompt"},
-             "do not train this part: none, encoder or prompt")
+      choice("freeze", sam.freeze, {"none", "encoder", "prompt"}, "do not train this part of the model")
           .only({"sam"}),
       boolean("gradient-checkpointing", sam.gradient_checkpointing,
               "save memory: compute the encoder's layers again in the backward pass")
@@ -127,7 +124,7 @@ Settings model_settings(Config& config) {
           .type("DIR")
           .only({"sam"}),
       choice("stem", model.stem, {"imagenet", "cifar"},
-             "first layers: imagenet (7x7, stride 2, pooling, as in torchvision) or cifar (3x3)")
+             "first layers: torchvision's (7x7, stride 2, pooling), or 3x3 for small images")
           .only({"cifar10"}),
       number("label-smoothing", model.label_smoothing, {0, 1, false, "a part from 0 to 1"},
              "spread this fraction of the target over all classes")
@@ -147,8 +144,9 @@ Settings optim_settings(Config& config) {
                              {"adam", OptimizerKind::kAdam},
                              {"adamw", OptimizerKind::kAdamW},
                              {"adadelta", OptimizerKind::kAdadelta}},
-                            "sgd, adam, adamw or adadelta"),
-      number("momentum", optim.optimizer.momentum, {0, 1, false, "a number from 0 to 1"}, "momentum of sgd"),
+                            "how gradients change the weights"),
+      number("momentum", optim.optimizer.momentum, {0, 1, false, "a number from 0 to 1"},
+             "momentum of --optimizer=sgd"),
       number("weight-decay", optim.optimizer.weight_decay, from_zero(),
              "weight decay (default: adamw 0.01, else 0)"),
       choice<bool>("scale-lr", optim.scale_lr, {{"none", false}, {"linear", true}},
@@ -159,15 +157,15 @@ Settings optim_settings(Config& config) {
                               {"cosine", LrScheduleKind::kCosine},
                               {"one-cycle", LrScheduleKind::kOneCycle},
                               {"plateau", LrScheduleKind::kPlateau}},
-                             "how the learning rate changes: none, step, cosine, one-cycle or plateau"),
+                             "how the learning rate changes"),
       choice<bool>("lr-interval", optim.schedule_per_step, {{"epoch", false}, {"step", true}},
-                   "when the schedule advances: every epoch or every optimizer step"),
+                   "whether the schedule advances every epoch or every optimizer step"),
       t_max(optim.t_max),
-      integer("step-size", optim.step_size, 1, kMaxInt, "step: epochs or steps between two changes"),
+      integer("step-size", optim.step_size, 1, kMaxInt, "schedule step: epochs or steps between two changes"),
       number("gamma", optim.gamma, {0, 1, true, "a number above 0, 1 at most"},
-             "step, plateau: multiply the learning rate by this"),
+             "schedules step and plateau: multiply the learning rate by this"),
       integer("plateau-patience", optim.plateau_patience, 0, kMaxInt,
-              "plateau: epochs without improvement of --monitor before the learning rate falls"),
+              "schedule plateau: epochs without improvement of --monitor before the rate falls"),
       integer("warmup-steps", optim.warmup_steps, 0, kMaxInt,
               "raise the learning rate linearly over the first N optimizer steps"),
       number("clip-norm", optim.clip_norm, from_zero(), "limit the norm of the gradients; 0: no limit"),
@@ -187,18 +185,17 @@ Settings train_settings(Config& config) {
           .of_this_run(),
       integer("epochs", train.epochs, 1, kMaxInt, "passes over the training set"),
       integer("max-steps", train.max_steps, 1, kMaxCount, "stop after N optimizer steps"),
-      number("max-time", train.max_seconds, {0, 1e9, true, "seconds above 0"}, "stop after this time")
-          .type("SECONDS"),
+      number("max-time", train.max_seconds, kSeconds, "stop after this time").type("SECONDS"),
       integer("batch-size", train.batch_size, 1, kMaxInt, "samples per batch on each rank"),
       integer("accumulate", train.accumulate, 1, kMaxInt, "batches per optimizer step"),
       integer("val-every-steps", train.val_every_steps, 1, kMaxInt,
               "validate every N steps instead of every epoch")
-          .only({"linear", "mnist", "cifar10", "sam"}),
+          .only(kWithValidation),
       integer("sanity-batches", train.sanity_batches, 0, kMaxInt,
               "validate N batches before training, to find mistakes early")
-          .only({"linear", "mnist", "cifar10", "sam"}),
+          .only(kWithValidation),
       integer("seed", train.seed, 0, kMaxCount, "seed of everything random"),
-      boolean("deterministic", config.deterministic, "use only algorithms that repeat bit for bit"),
+      boolean("deterministic", config.deterministic, "use only algorithms whose results repeat bit for bit"),
   };
 }
 
@@ -238,8 +235,9 @@ Settings precision_settings(Config& config) {
       choice<Precision>(
           "precision", precision.precision,
           {{"32", Precision::k32}, {"bf16-mixed", Precision::kBf16Mixed}, {"16-mixed", Precision::k16Mixed}},
-          "32, bf16-mixed or 16-mixed (bf16-mixed on a CPU)"),
-      boolean("channels-last", precision.channels_last, "use the channels-last memory format"),
+          "32-bit floats, or mixed with 16-bit ones; a CPU uses bf16-mixed for 16-mixed"),
+      boolean("channels-last", precision.channels_last,
+              "use the channels-last memory format, which convolutions may run faster in"),
   };
 }
 
@@ -249,19 +247,20 @@ Settings ddp_settings(Config& config) {
   auto& ddp = config.train.parallel;
   return {
       backend_setting(config.backend),
-      seconds("timeout", config.timeout, "fail if a collective, or connecting all ranks, takes longer"),
+      seconds("timeout", config.timeout, kSeconds,
+              "fail if a collective, or connecting all ranks, takes longer"),
       integer("bucket-mb", ddp.bucket_mb, 1, 1 << 20, "all-reduce gradients in buckets of N MiB"),
-      boolean("find-unused", ddp.find_unused, "allow steps that use only some of the parameters"),
-      boolean("static-graph", ddp.static_graph, "promise that every step uses the same parameters"),
-      negated("bucket-view", ddp.bucket_view, "keep gradients in separate memory instead of in the buckets"),
+      boolean("find-unused", ddp.find_unused, "allow steps that leave some parameters unused, at some cost"),
+      boolean("static-graph", ddp.static_graph,
+              "promise that every step uses the same parameters, which saves time"),
+      negated("bucket-view", ddp.bucket_view, "keep gradients outside the buckets, which takes more memory"),
       choice("comm-hook", ddp.comm_hook, {"none", "fp16", "bf16", "powersgd"},
-             "compress gradients for the all-reduce: none, fp16, bf16 or powersgd")
-          .type("HOOK"),
+             "compress gradients for the all-reduce"),
       boolean("sync-bn", ddp.sync_batch_norm, "compute batch norm over the batches of all ranks")
           .only({"cifar10"}),
       boolean("zero1", ddp.zero1, "split the optimizer's state over the ranks (ZeRO-1)"),
       boolean("fsdp", ddp.fsdp, "split parameters, gradients and optimizer state over the ranks (FSDP)"),
-      boolean("join", ddp.join, "use no sample twice: ranks may take different numbers of steps"),
+      boolean("join", ddp.join, "use no sample twice, so that some ranks may take more steps than others"),
       boolean("nan-check", ddp.nan_check,
               "stop at the first gradient that is NaN or infinite, naming parameter and rank"),
   };
@@ -284,28 +283,12 @@ Settings report_settings(Config& config) {
 
 }  // namespace
 
-Setting seconds(std::string name, std::chrono::milliseconds& target, std::string help) {
-  const auto parse = [](const std::string& text) -> std::optional<std::chrono::milliseconds> {
-    const auto value = parse_number(text);
-    if (!value || *value <= 0 || *value > 1e9) return {};
-    return std::chrono::milliseconds(std::max<std::int64_t>(1, std::llround(*value * 1000)));
-  };
-  Setting setting = settings::parsed(std::move(name), target, parse, "seconds above 0", std::move(help));
-  setting.kind = Setting::Kind::kNumber;
-  setting.type_name = "SECONDS";
-  setting.get = [&target]() -> std::optional<Value> {
-    if (target.count() <= 0) return {};
-    return std::chrono::duration<double>(target).count();
-  };
-  return setting;
-}
-
 Setting device_setting(ddp::DeviceChoice& device) {
   using ddp::DeviceChoice;
   return settings::choice<DeviceChoice>(
       "device", device,
       {{"auto", DeviceChoice::kAuto}, {"cpu", DeviceChoice::kCpu}, {"cuda", DeviceChoice::kCuda}},
-      "auto, cpu or cuda; auto: a GPU if there is one");
+      "where to train; auto: on a GPU if there is one");
 }
 
 Setting backend_setting(ddp::BackendChoice& backend) {
@@ -313,7 +296,7 @@ Setting backend_setting(ddp::BackendChoice& backend) {
   return settings::choice<BackendChoice>(
       "backend", backend,
       {{"auto", BackendChoice::kAuto}, {"gloo", BackendChoice::kGloo}, {"nccl", BackendChoice::kNccl}},
-      "auto, gloo or nccl; auto: NCCL if each rank has its own GPU");
+      "library for collectives; auto: NCCL if each rank has its own GPU, else Gloo");
 }
 
 Settings all_settings(Config& config) {

@@ -14,9 +14,9 @@ struct TaskEntry {
   std::string name;
   std::string description;  ///< one line, for the help
   std::string footer;       ///< of the task's own help
-  /// Settings that are given without a flag, and what the help calls them.
+  /// Settings given without a flag, and their names in the help.
   std::vector<std::pair<std::string, std::string>> positionals;
-  /// Where they differ from Config's. They may depend on other settings.
+  /// Sets the task's defaults, which may depend on other settings.
   void (*set_defaults)(Config&);
   train::Task (*make)(const Config&);
 };

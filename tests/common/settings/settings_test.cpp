@@ -2,7 +2,7 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
-#include <ddprun/common/settings/toml.h>
+#include <ddprun/common/settings/command.h>
 #include "tests/support/catch.h"
 
 namespace ddprun::settings {

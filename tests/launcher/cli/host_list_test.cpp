@@ -1,4 +1,4 @@
-#include "launcher/cli/host_list.h"
+#include "launcher/cli/slurm.h"
 
 #include <cstdio>
 

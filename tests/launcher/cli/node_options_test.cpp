@@ -218,7 +218,7 @@ TEST_CASE("a wrong setting of a rendezvous is named", "[node_options]") {
       {"timeout=5,", "expected KEY=VALUE,"},
       {"timeout=5,,", "expected KEY=VALUE,"},
       {"speed=5", "expected timeout, join_timeout, last_call_timeout, keep_alive_interval, keep_alive_max"},
-      {"timeout=soon", "timeout: expected seconds from 1 to 1000000, got 'soon'"},
+      {"timeout=soon", "timeout: expected seconds from 1 to 1000000, such as 30 or 1.5, got 'soon'"},
       {"join_timeout=0", "join_timeout: expected seconds from 1 to 1000000"},
       {"last_call_timeout=-1", "last_call_timeout: expected seconds from 0 to 1000000"},
       {"is_host=maybe", "is_host: expected true or false"},

@@ -8,7 +8,6 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
-#include "launcher/cli/flags.h"
 #include "tests/support/catch.h"
 
 namespace ddprun::launcher {
@@ -183,7 +182,7 @@ TEST_CASE("the help names every flag and fits two screens", "[options]") {
 }
 
 TEST_CASE("an unambiguous beginning of a flag's name will do", "[options]") {
-  CHECK(parse({"--redirect=3"}).output.redirects == parse_stream_selection("", "3"));
+  CHECK(parse({"--redirect=3"}).output.redirects == parse_stream_selection("3"));
   CHECK(parse({"--nproc=2"}).nproc_per_node.count == 2);
   CHECK_THROWS_WITH(parse({"--rdzv-e"}), ContainsSubstring("--rdzv-endpoint: expected"));
   CHECK_THROWS_WITH(
@@ -192,9 +191,9 @@ TEST_CASE("an unambiguous beginning of a flag's name will do", "[options]") {
 }
 
 TEST_CASE("short flags take their value with or without a space", "[options]") {
-  CHECK(parse({"-r", "3"}).output.redirects == parse_stream_selection("", "3"));
-  CHECK(parse({"-r3"}).output.redirects == parse_stream_selection("", "3"));
-  CHECK(parse({"-t=0:1,1:2"}).output.tee == parse_stream_selection("", "0:1,1:2"));
+  CHECK(parse({"-r", "3"}).output.redirects == parse_stream_selection("3"));
+  CHECK(parse({"-r3"}).output.redirects == parse_stream_selection("3"));
+  CHECK(parse({"-t=0:1,1:2"}).output.tee == parse_stream_selection("0:1,1:2"));
   CHECK(parse({"-m"}).program_kind == ProgramKind::kPythonModule);
 }
 

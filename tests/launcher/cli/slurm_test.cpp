@@ -278,7 +278,7 @@ TEST_CASE("a batch script of several nodes is told that it uses one", "[slurm]")
   CHECK_FALSE(options.nodes.several());
   REQUIRE(options.notes.size() == 1);
   CHECK(options.notes[0] ==
-        "one of the 2 nodes that Slurm has allocated is used: srun --ntasks-per-node=1 ddprun "
+        "using only one of the 2 nodes that Slurm has allocated: srun --ntasks-per-node=1 ddprun "
         "uses all");
   CHECK(parse({"--standalone"}, batch_script()).notes.empty());
   CHECK(parse({"--nnodes=1"}, batch_script()).notes.empty());

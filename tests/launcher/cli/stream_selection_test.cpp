@@ -1,6 +1,5 @@
-#include "launcher/cli/stream_selection.h"
-
 #include <ddprun/common/errors.h>
+#include "launcher/cli/options.h"
 #include "tests/support/catch.h"
 
 namespace ddprun::launcher {
@@ -14,7 +13,19 @@ constexpr Streams kOut{true, false};
 constexpr Streams kErr{false, true};
 constexpr Streams kBoth{true, true};
 
-StreamSelection parse(const std::string& text) { return parse_stream_selection("--tee", text); }
+/// As the command line reads it.
+template <typename Target, typename Setting>
+Target applied(const Setting& setting, const std::string& text, Target& target) {
+  settings::Values values;
+  values.add(setting, {text, "--" + setting.name});
+  values.apply({setting});
+  return target;
+}
+
+StreamSelection parse(const std::string& text) {
+  StreamSelection tee;
+  return applied(settings::parsed("tee", tee, parse_stream_selection, kStreamSelections), text, tee);
+}
 
 TEST_CASE("one digit selects streams of all workers", "[stream_selection]") {
   CHECK(parse("0").of(0) == kNone);
@@ -54,11 +65,17 @@ TEST_CASE("control characters of a refused text stay out of the message", "[stre
 }
 
 TEST_CASE("local ranks are a list of numbers, and none given means all", "[stream_selection]") {
-  CHECK_FALSE(parse_local_ranks("--local-ranks-filter", ""));
-  CHECK(parse_local_ranks("--local-ranks-filter", "0") == std::set<int>{0});
-  CHECK(parse_local_ranks("--local-ranks-filter", "10,2,2") == std::set<int>{2, 10});
+  const auto shown = [](const std::string& text) {
+    std::optional<std::set<int>> ranks;
+    return applied(settings::parsed("local-ranks-filter", ranks, parse_local_ranks, kLocalRanks), text,
+                   ranks);
+  };
+  const EnvLookup nothing_set = [](const std::string&) { return std::nullopt; };
+  CHECK_FALSE(parse_options({"--local-ranks-filter=", "prog"}, nothing_set).output.shown);
+  CHECK(shown("0") == std::set<int>{0});
+  CHECK(shown("10,2,2") == std::set<int>{2, 10});
   for (const char* text : {",", "0,", "a", "0 1", "-1", "0:1", "4096"})
-    CHECK_THROWS_WITH(parse_local_ranks("--local-ranks-filter", text),
+    CHECK_THROWS_WITH(shown(text),
                       ContainsSubstring("--local-ranks-filter: expected local ranks separated by commas"));
 }
 
@@ -68,8 +85,8 @@ TEST_CASE("filters are separated by commas, a double comma is part of a filter",
   CHECK(parse_line_filters("a,,b,c") == Texts{"a,b", "c"});
   CHECK(parse_line_filters("a,,,b") == Texts{"a,", "b"});
   CHECK(parse_line_filters(",,") == Texts{","});
-  CHECK(parse_line_filters("").empty());
-  CHECK(parse_line_filters("a,").size() == 1);
+  CHECK(parse_line_filters("")->empty());
+  CHECK(parse_line_filters("a,")->size() == 1);
 }
 
 }  // namespace

@@ -13,7 +13,7 @@ OutputPlace terminals() {
   return {true, true, false, "default", "[${role_name}${local_rank}]:", "/logs/attempt_0"};
 }
 
-StreamSelection streams(const std::string& text) { return parse_stream_selection("--flag", text); }
+StreamSelection streams(const std::string& text) { return parse_stream_selection(text).value(); }
 
 std::vector<WorkerOutputPlan> plan(const OutputOptions& options, int workers,
                                    const OutputPlace& place = pipes()) {

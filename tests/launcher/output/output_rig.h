@@ -22,7 +22,6 @@
 #include <ddprun/common/exit_status.h>
 #include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
-#include <ddprun/common/unique_fd.h>
 #include "launcher/output/attempt_output.h"
 #include "tests/support/child.h"
 

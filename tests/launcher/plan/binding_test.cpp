@@ -1,4 +1,4 @@
-#include "launcher/plan/binding.h"
+#include "launcher/plan/placement.h"
 
 #include <algorithm>
 #include <map>

@@ -9,7 +9,6 @@
 #include "tests/support/catch.h"
 #include "tests/worker/config/parse_words.h"
 #include "worker/config/config.h"
-#include "worker/config/determinism.h"
 
 using namespace ddprun;
 using namespace ddprun::worker;

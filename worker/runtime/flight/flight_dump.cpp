@@ -10,7 +10,7 @@
 
 #include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
-#include <ddprun/common/text/one_line.h>
+#include <ddprun/common/text.h>
 #include <ddprun/common/worker_env.h>
 
 namespace ddprun::ddp {

@@ -8,7 +8,7 @@
 #include <thread>
 #include <utility>
 
-#include <ddprun/common/text/one_line.h>
+#include <ddprun/common/text.h>
 #include <ddprun/flight/flight_analysis.h>
 #include <ddprun/flight/flight_dump.h>
 

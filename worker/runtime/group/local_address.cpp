@@ -12,7 +12,7 @@
 #include <vector>
 
 #include <ddprun/common/errors.h>
-#include <ddprun/common/unique_fd.h>
+#include <ddprun/common/files.h>
 
 namespace ddprun::ddp {
 namespace {

@@ -4,7 +4,7 @@
 #include <memory>
 #include <vector>
 
-#include <ddprun/common/unique_fd.h>
+#include <ddprun/common/files.h>
 #include <ddprun/group/store.h>
 
 namespace ddprun::ddp {

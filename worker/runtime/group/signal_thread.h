@@ -5,7 +5,7 @@
 #include <string>
 #include <thread>
 
-#include <ddprun/common/unique_fd.h>
+#include <ddprun/common/files.h>
 
 namespace ddprun::ddp {
 

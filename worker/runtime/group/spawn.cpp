@@ -27,7 +27,7 @@
 #include <ddprun/common/errors.h>
 #include <ddprun/common/exit_status.h>
 #include <ddprun/common/held_port.h>
-#include <ddprun/common/unique_fd.h>
+#include <ddprun/common/files.h>
 
 namespace ddprun {
 namespace {

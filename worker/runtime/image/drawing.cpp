@@ -9,8 +9,7 @@
 #include <numbers>
 #include <stdexcept>
 
-#include <ddprun/common/text/one_line.h>
-#include <ddprun/common/text/utf8.h>
+#include <ddprun/common/text.h>
 
 namespace ddprun::image {
 namespace {

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include <ddprun/common/text/utf8.h>
+#include <ddprun/common/text.h>
 
 namespace ddprun::report {
 namespace {

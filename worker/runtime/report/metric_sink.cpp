@@ -14,15 +14,10 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
+#include <ddprun/common/text.h>
 
 namespace ddprun::report {
 namespace {
-
-std::string joined(const std::vector<std::string>& cells) {
-  std::string line;
-  for (std::size_t i = 0; i < cells.size(); ++i) line += (i == 0 ? "" : ",") + cells[i];
-  return line + "\n";
-}
 
 std::string line_of(const MetricRow& row, const std::vector<std::string>& columns) {
   std::vector<std::string> cells(columns.size());
@@ -31,23 +26,13 @@ std::string line_of(const MetricRow& row, const std::vector<std::string>& column
     ensure(column != columns.end(), "a metric has no column");
     cells[static_cast<std::size_t>(column - columns.begin())] = number_text(value);
   }
-  return joined(cells);
+  return joined(cells, ",") + "\n";
 }
 
 std::string begin_of(const std::vector<std::string>& columns, const std::vector<MetricRow>& first) {
-  std::string text = joined(columns);
+  std::string text = joined(columns, ",") + "\n";
   for (const auto& row : first) text += line_of(row, columns);
   return text;
-}
-
-std::vector<std::string> split(std::string_view line) {
-  std::vector<std::string> cells;
-  for (;;) {
-    const auto comma = line.find(',');
-    cells.emplace_back(line.substr(0, comma));
-    if (comma == std::string_view::npos) return cells;
-    line.remove_prefix(comma + 1);
-  }
 }
 
 std::string line_of(const MetricRow& row) {
@@ -117,7 +102,7 @@ std::vector<MetricRow> read_metrics_csv(const std::filesystem::path& path) {
   for (std::size_t number = 1;; ++number) {
     const auto end = rest.find('\n');
     if (end == std::string_view::npos) return rows;
-    const auto cells = split(rest.substr(0, end));
+    const auto cells = split(rest.substr(0, end), ',');
     rest.remove_prefix(end + 1);
     if (number == 1) {
       columns = cells;

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include <ddprun/common/unique_fd.h>
+#include <ddprun/common/files.h>
 
 namespace ddprun::report {
 

@@ -9,7 +9,7 @@
 #include <ddprun/common/error_file.h>
 #include <ddprun/common/errors.h>
 #include <ddprun/common/logging.h>
-#include <ddprun/common/text/one_line.h>
+#include <ddprun/common/text.h>
 #include <ddprun/common/worker_env.h>
 
 namespace ddprun {

@@ -12,7 +12,7 @@
 #include <utility>
 
 #include <ddprun/common/files.h>
-#include <ddprun/common/text/in_quotes.h>
+#include <ddprun/common/text.h>
 #include <ddprun/serialize/rebuild_tensor.h>
 #include <ddprun/serialize/unpickler.h>
 

@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <filesystem>
 
-#include <ddprun/common/unique_fd.h>
+#include <ddprun/common/files.h>
 
 namespace ddprun::serialize {
 

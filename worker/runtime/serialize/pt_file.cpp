@@ -19,7 +19,7 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
-#include <ddprun/common/text/in_quotes.h>
+#include <ddprun/common/text.h>
 #include <ddprun/serialize/legacy_pt.h>
 #include <ddprun/serialize/output_file.h>
 #include <ddprun/serialize/portable_value.h>

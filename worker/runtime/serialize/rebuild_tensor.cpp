@@ -7,7 +7,7 @@
 #include <iterator>
 #include <vector>
 
-#include <ddprun/common/text/in_quotes.h>
+#include <ddprun/common/text.h>
 
 namespace ddprun::serialize {
 namespace {

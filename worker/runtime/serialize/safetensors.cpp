@@ -18,7 +18,7 @@
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
 #include <ddprun/common/json_file.h>
-#include <ddprun/common/text/in_quotes.h>
+#include <ddprun/common/text.h>
 #include <ddprun/serialize/output_file.h>
 #include <ddprun/serialize/rebuild_tensor.h>
 

@@ -8,7 +8,7 @@
 #include <utility>
 #include <variant>
 
-#include <ddprun/common/text/in_quotes.h>
+#include <ddprun/common/text.h>
 #include <ddprun/serialize/pickle_stack.h>
 #include <ddprun/serialize/rebuild_tensor.h>
 

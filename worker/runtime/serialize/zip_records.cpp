@@ -8,7 +8,7 @@
 #include <vector>
 
 #include <ddprun/common/errors.h>
-#include <ddprun/common/text/in_quotes.h>
+#include <ddprun/common/text.h>
 
 namespace ddprun::serialize {
 namespace {

@@ -6,7 +6,7 @@
 #include <functional>
 #include <thread>
 
-#include <ddprun/common/unique_fd.h>
+#include <ddprun/common/files.h>
 #include <ddprun/group/process_group.h>
 
 namespace ddprun::train {

@@ -12,7 +12,6 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
-#include <ddprun/common/unique_fd.h>
 
 namespace ddprun::train {
 namespace {

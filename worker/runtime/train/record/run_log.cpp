@@ -9,7 +9,7 @@
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
-#include <ddprun/common/text/one_line.h>
+#include <ddprun/common/text.h>
 #include <ddprun/group/collectives.h>
 #include <ddprun/train/record/run_report.h>
 

@@ -12,7 +12,7 @@
 #include <unordered_map>
 
 #include <ddprun/common/errors.h>
-#include <ddprun/common/text/in_quotes.h>
+#include <ddprun/common/text.h>
 #include <ddprun/serialize/pt_file.h>
 #include <ddprun/serialize/safetensors.h>
 
@@ -45,7 +45,7 @@ class NameList {
   explicit NameList(const char* what) : what_(what) {}
   void add(const std::string& name, const std::string& detail) {
     if (++count_ <= kNamesShown)
-      text_ += (count_ > 1 ? ", " : "") + serialize::in_quotes(name) + " " + detail;
+      text_ += (count_ > 1 ? ", " : "") + in_quotes(name) + " " + detail;
   }
   void append_to(std::string& line) const {
     if (count_ == 0) return;

@@ -1,5 +1,6 @@
-#include <ddprun/common/text/printable.h>
+#include <ddprun/common/text.h>
 
+#include <ddprun/common/errors.h>
 #include "tests/support/catch.h"
 
 namespace ddprun {
@@ -68,6 +69,50 @@ TEST_CASE("sentences are broken at spaces", "[printable]") {
   CHECK(wrapped("one two three", 7) == Lines{"one two", "three"});
   CHECK(wrapped("averylongword two", 7) == Lines{"averylongword", "two"});
   CHECK(wrapped("", 7).empty());
+}
+
+TEST_CASE("text that is UTF-8 stays as it is", "[utf8]") {
+  const std::string text = "a\tb\n\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80";
+  CHECK(valid_utf8(text) == text);
+  CHECK(valid_utf8("").empty());
+}
+
+TEST_CASE("invalid UTF-8 is replaced, byte by byte", "[utf8]") {
+  const std::string r = "\xef\xbf\xbd";
+  CHECK(valid_utf8("a\xff"
+                   "b") == "a" + r + "b");
+  CHECK(valid_utf8("\xe2\x82") == r + r);              // cut off
+  CHECK(valid_utf8("\xc0\x80") == r + r);              // overlong
+  CHECK(valid_utf8("\xed\xa0\x80") == r + r + r);      // half of a pair
+  CHECK(valid_utf8("\xf4\x90\x80\x80").size() == 12);  // beyond U+10FFFF
+}
+
+TEST_CASE("control characters are replaced, C1 ones too", "[utf8]") {
+  const std::string r = "\xef\xbf\xbd";
+  CHECK(valid_utf8(std::string("\0", 1)) == r);
+  CHECK(valid_utf8("\x1b[31m") == r + "[31m");
+  CHECK(valid_utf8("\xc2\x9b") == r);
+}
+
+TEST_CASE("a text of several lines becomes one, which cannot drive a terminal", "[one_line]") {
+  CHECK(one_line("/tmp/x\ny\r\x1b[2J\x7f") == "/tmp/x?y??[2J?");
+  CHECK(one_line(std::string_view("a\0b", 3)) == "a?b");
+}
+
+TEST_CASE("an ordinary text stays as it is, tabs and letters beyond ASCII too", "[one_line]") {
+  CHECK(one_line("gr\xc3\xb6\xc3\x9f"
+                 "er\tLoss: 1") ==
+        "gr\xc3\xb6\xc3\x9f"
+        "er\tLoss: 1");
+  CHECK(one_line("no UTF-8: \xff") == "no UTF-8: \xff");
+  CHECK(one_line("").empty());
+}
+
+TEST_CASE("an error of ours is one line, whatever it names", "[one_line]") {
+  CHECK(UsageError("--lr: got '1\n2'").what() == std::string("--lr: got '1?2'"));
+  const IoError error("/tmp/x\ny", "is cut");
+  CHECK(error.what() == std::string("/tmp/x?y: is cut"));
+  CHECK(error.path == "/tmp/x\ny");
 }
 
 }  // namespace

@@ -1,0 +1,194 @@
+#include <ddprun/common/text.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+namespace ddprun {
+namespace {
+
+struct Utf8Character {
+  char32_t code = 0;
+  std::size_t size = 0;  ///< bytes; 0: these bytes are not UTF-8
+};
+
+/// Whether the byte is the second or a later one of a character.
+bool is_continuation(char byte) { return (static_cast<unsigned char>(byte) & 0xc0) == 0x80; }
+
+/// The first character of a text that is not empty.
+Utf8Character first_character(std::string_view text) {
+  const auto lead = static_cast<unsigned char>(text[0]);
+  if (lead < 0x80) return {lead, 1};
+  const std::size_t size = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;
+  if (lead < 0xc2 || lead > 0xf4 || text.size() < size) return {};
+  char32_t code = lead & (0x7f >> size);
+  for (std::size_t i = 1; i < size; ++i) {
+    if (!is_continuation(text[i])) return {};
+    code = code << 6 | (static_cast<unsigned char>(text[i]) & 0x3f);
+  }
+  const bool overlong = (size == 3 && code < 0x800) || (size == 4 && code < 0x10000);
+  const bool surrogate = code >= 0xd800 && code <= 0xdfff;
+  return overlong || surrogate || code > 0x10ffff ? Utf8Character{} : Utf8Character{code, size};
+}
+
+bool is_control(char32_t code) {
+  const bool c0_or_c1 = (code < 0x20 && code != '\t') || (code >= 0x7f && code < 0xa0);
+  const bool separator = code == 0x2028 || code == 0x2029;
+  const bool direction = (code >= 0x202a && code <= 0x202e) || (code >= 0x2066 && code <= 0x2069);
+  return c0_or_c1 || separator || direction;
+}
+
+/// Bytes of the colour sequence that the text begins with, else 0.
+std::size_t colour_sequence(std::string_view text) {
+  if (text.substr(0, 2) != "\x1b[") return 0;
+  const auto end = text.find_first_not_of("0123456789;:", 2);
+  return end != std::string_view::npos && text[end] == 'm' ? end + 1 : 0;
+}
+
+std::string_view last_state(std::string_view line) {
+  while (!line.empty() && line.back() == '\r') line.remove_suffix(1);
+  return line.substr(line.rfind('\r') + 1);  // npos + 1 is 0
+}
+
+}  // namespace
+
+std::optional<double> parse_number(std::string_view text) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(value)) return {};
+  return value;
+}
+
+std::optional<bool> parse_truth(std::string_view text) {
+  for (const char* word : {"true", "True", "t", "yes", "y", "on", "1"})
+    if (text == word) return true;
+  for (const char* word : {"false", "False", "f", "no", "n", "off", "0"})
+    if (text == word) return false;
+  return {};
+}
+
+std::vector<std::string> split(std::string_view text, char separator) {
+  std::vector<std::string> pieces;
+  for (;;) {
+    const auto end = text.find(separator);
+    pieces.emplace_back(text.substr(0, end));
+    if (end == std::string_view::npos) return pieces;
+    text.remove_prefix(end + 1);
+  }
+}
+
+std::string with_dashes(std::string name) {
+  std::replace(name.begin(), name.end(), '_', '-');
+  return name;
+}
+
+std::string joined(const std::vector<std::string>& words, std::string_view separator) {
+  std::string text;
+  for (const std::string& word : words) text.append(&word == &words.front() ? "" : separator) += word;
+  return text;
+}
+
+std::string one_of(const std::vector<std::string>& names) {
+  std::string text;
+  for (std::size_t i = 0; i < names.size(); ++i)
+    text += (i == 0 ? "" : i + 1 == names.size() ? " or " : ", ") + names[i];
+  return text;
+}
+
+std::string integer_from(std::int64_t low, std::int64_t high) {
+  return "an integer from " + std::to_string(low) + " to " + std::to_string(high);
+}
+
+std::string valid_utf8(std::string_view text) {
+  std::string valid;
+  while (!text.empty()) {
+    const auto [code, size] = first_character(text);
+    const bool control = (code < 0x20 && code != '\t' && code != '\n') || (code >= 0x7f && code < 0xa0);
+    if (size == 0 || control) {
+      valid += "\xef\xbf\xbd";
+    } else {
+      valid += text.substr(0, size);
+    }
+    text.remove_prefix(size == 0 ? 1 : size);
+  }
+  return valid;
+}
+
+std::string one_line(std::string_view text) {
+  std::string line(text);
+  const auto is_control = [](char c) {
+    return c == '\x7f' || (static_cast<unsigned char>(c) < 0x20 && c != '\t');
+  };
+  std::replace_if(line.begin(), line.end(), is_control, '?');
+  return line;
+}
+
+std::string printable(std::string_view line) {
+  std::string shown;
+  while (!line.empty()) {
+    if (const auto colour = colour_sequence(line)) {
+      line.remove_prefix(colour);
+      continue;
+    }
+    const Utf8Character character = first_character(line);
+    if (character.size == 0 || is_control(character.code)) {
+      shown += '?';
+    } else {
+      shown += line.substr(0, character.size);
+    }
+    line.remove_prefix(character.size == 0 ? 1 : character.size);
+  }
+  return shown;
+}
+
+std::vector<std::string> printable_lines(std::string_view text) {
+  std::vector<std::string> lines;
+  while (!text.empty()) {
+    const auto end = text.find('\n');
+    lines.push_back(printable(last_state(text.substr(0, end))));
+    text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
+  }
+  while (!lines.empty() && lines.back().empty()) lines.pop_back();
+  return lines;
+}
+
+std::string quoted(const std::string& text) { return "'" + printable(text) + "'"; }
+
+std::string in_quotes(std::string_view text) {
+  constexpr std::size_t kLongest = 80;
+  const auto shown = std::string(text.substr(0, kLongest)) + (text.size() > kLongest ? "..." : "");
+  return nlohmann::json(shown).dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
+}
+
+std::string shortened(const std::string& line, std::size_t max_bytes) {
+  if (line.size() <= max_bytes) return line;
+  std::size_t end = max_bytes > 3 ? max_bytes - 3 : 0;
+  while (end > 0 && is_continuation(line[end])) --end;
+  return line.substr(0, end) + "...";
+}
+
+std::vector<std::string> first_and_last(std::vector<std::string> lines, std::size_t first, std::size_t last) {
+  if (lines.size() <= first + last + 1) return lines;  // the note would take the place of one line
+  const std::size_t left_out = lines.size() - first - last;
+  const auto begin = lines.begin() + static_cast<std::ptrdiff_t>(first);
+  *begin = "... (" + std::to_string(left_out) + " lines left out)";
+  lines.erase(begin + 1, begin + static_cast<std::ptrdiff_t>(left_out));
+  return lines;
+}
+
+std::vector<std::string> wrapped(const std::string& text, std::size_t width) {
+  std::vector<std::string> lines;
+  for (std::size_t begin = 0; begin < text.size();) {
+    const auto end = std::min(text.find(' ', begin), text.size());
+    const auto word = text.substr(begin, end - begin);
+    begin = end + 1;
+    if (lines.empty() || lines.back().size() + 1 + word.size() > width) {
+      lines.push_back(word);
+    } else {
+      lines.back() += " " + word;
+    }
+  }
+  return lines;
+}
+
+}  // namespace ddprun

@@ -1,0 +1,71 @@
+// Text: read from flags, files and variables, and made safe to show.
+#pragma once
+
+#include <charconv>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace ddprun {
+
+/// The whole text as a decimal integer from low to high.
+template <typename Integer>
+std::optional<Integer> parse_integer(std::string_view text, Integer low, Integer high) {
+  Integer value{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < low || value > high) return {};
+  return value;
+}
+
+/// The whole text as a finite decimal number: "3", "1.5", "-1e-3".
+std::optional<double> parse_number(std::string_view text);
+
+/// true, t, yes, y, on or 1; false, f, no, n, off or 0; also True and False.
+std::optional<bool> parse_truth(std::string_view text);
+
+/// The pieces between the separators: at least one, which may be empty.
+std::vector<std::string> split(std::string_view text, char separator);
+
+/// "a-b" for "a_b".
+std::string with_dashes(std::string name);
+
+std::string joined(const std::vector<std::string>& words, std::string_view separator);
+
+/// "auto, cpu or cuda"
+std::string one_of(const std::vector<std::string>& names);
+
+/// "an integer from 1 to 9"
+std::string integer_from(std::int64_t low, std::int64_t high);
+
+/// The text with U+FFFD for each byte that is not UTF-8 and each control character except tab and newline.
+std::string valid_utf8(std::string_view text);
+
+/// The text with '?' for each ASCII control character except tab.
+std::string one_line(std::string_view text);
+
+/// One line that cannot drive a terminal: drops colours (ESC [ ... m), and shows '?' for other control
+/// characters, C1 and changes of writing direction included, and for bytes that are not UTF-8. Tabs stay.
+std::string printable(std::string_view line);
+
+/// The lines of a text, each printable. A line overwritten with '\r', such as a progress bar, shows its last
+/// state; drops a '\r' before '\n' and empty lines at the end.
+std::vector<std::string> printable_lines(std::string_view text);
+
+/// Untrusted text in a one-line message: printable and in single quotes.
+std::string quoted(const std::string& text);
+
+/// Untrusted text in double quotes, as ASCII without control characters, cut after 80 bytes.
+std::string in_quotes(std::string_view text);
+
+/// At most max_bytes of a line, never splitting a character; "..." replaces what is left out.
+std::string shortened(const std::string& line, std::size_t max_bytes);
+
+/// The first and last of many lines, with "... (N lines left out)" between them.
+std::vector<std::string> first_and_last(std::vector<std::string> lines, std::size_t first, std::size_t last);
+
+/// The text in lines of at most width columns, broken at spaces. A longer word gets its own line.
+std::vector<std::string> wrapped(const std::string& text, std::size_t width);
+
+}  // namespace ddprun
