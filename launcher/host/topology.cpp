@@ -11,6 +11,7 @@
 #include <sstream>
 #include <utility>
 
+#include <ddprun/common/files.h>
 #include <ddprun/common/worker_env.h>
 
 namespace ddprun::launcher {

@@ -32,8 +32,6 @@ constexpr const char* kShownVariables =
     "DDPRUN_STORE_FD TORCHELASTIC_RUN_ID TORCHELASTIC_RESTART_COUNT TORCHELASTIC_USE_AGENT_STORE "
     "GLOO_SOCKET_IFNAME CUDA_VISIBLE_DEVICES OMP_NUM_THREADS";
 
-std::string message_of(std::exception_ptr error) { return describe_failure(error).message; }
-
 /// Runs check and records what it throws as a problem. Returns whether it succeeded.
 template <typename Check>
 bool try_to(EnvReport& report, Check check) {
@@ -41,7 +39,7 @@ bool try_to(EnvReport& report, Check check) {
     check();
     return true;
   } catch (const std::exception&) {
-    report.problems.push_back(message_of(std::current_exception()));
+    report.problems.push_back(describe_failure(std::current_exception()).message);
     return false;
   }
 }
@@ -105,8 +103,8 @@ void check_places(EnvReport& report, const ddp::ProcessGroup::Options& options) 
   bool fine = report.problems.empty();
   fine &= try_to(report, [&] { ddp::check_store(env, options.init_method); });
   fine &= try_to(report, [&] {
-    const auto address = address_of(env, ddp::checked_interface(options.interface));
-    report.lines.push_back({"this rank", "address", address});
+    report.address = address_of(env, ddp::checked_interface(options.interface));
+    report.lines.push_back({"this rank", "address", report.address});
   });
   if (env.group_world_size > 1 && ddp::is_loopback(env.master_addr)) {
     report.problems.push_back("MASTER_ADDR: expected an address that all " +
@@ -118,24 +116,20 @@ void check_places(EnvReport& report, const ddp::ProcessGroup::Options& options) 
 }
 
 void show_libraries(EnvReport& report, const ddp::RankDevice& device, const ddp::CudaDriver& driver) {
-  const auto add = [&](const std::string& name, const std::string& value) {
+  const std::string cuda =
+      std::to_string(driver.version / 1000) + "." + std::to_string(driver.version % 1000 / 10);
+  for (const auto& [name, value] : std::initializer_list<std::pair<const char*, std::string>>{
+           {"ddprun", DDPRUN_VERSION},
+           {"torch", TORCH_VERSION},
+           {"Gloo", "of torch"},
+           {"NVIDIA driver", driver.version == 0 ? "none" : "for CUDA " + cuda},
+           {"CUDA plug-in", device.device.is_cuda() ? ddp::cuda_plugin().versions() : "not loaded"}})
     report.lines.push_back({"libraries", name, value});
-  };
-  add("ddprun", DDPRUN_VERSION);
-  add("torch", TORCH_VERSION);
-  add("Gloo", "of torch");
-  add("NVIDIA driver", driver.version == 0 ? "none"
-                                           : "for CUDA " + std::to_string(driver.version / 1000) + "." +
-                                                 std::to_string(driver.version % 1000 / 10));
-  add("CUDA plug-in", device.device.is_cuda() ? ddp::cuda_plugin().versions() : "not loaded");
 }
 
 RankRow own_row(const EnvReport& report, const std::string& backend, const std::string& device) {
-  std::string address = "-";
-  for (const auto& line : report.lines)
-    if (line.name == "address") address = line.value;
   return {{std::to_string(report.env.rank), host_name(), std::to_string(report.env.local_rank), device,
-           backend, address, TORCH_VERSION},
+           backend, report.address, TORCH_VERSION},
           report.problems};
 }
 

@@ -18,6 +18,7 @@ struct EnvReport {
   std::vector<Line> lines;
   std::vector<std::string> problems;  ///< one line each: what is wrong, what was expected and found
   WorkerEnv env;                      ///< as far as the variables could be read
+  std::string address = "-";          ///< where other ranks reach this one
   bool can_meet = false;              ///< nothing stops it from connecting to the other ranks
 };
 

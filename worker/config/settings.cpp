@@ -22,9 +22,9 @@ Setting t_max(std::int64_t& target) {
     return text == "epochs" ? std::optional<std::int64_t>(0)
                             : parse_integer(text, std::int64_t{1}, settings::kMaxInt);
   };
-  Setting setting =
-      settings::parsed("t-max", target, parse, integer_from(1, settings::kMaxInt) + ", or epochs",
-                       "schedule cosine: epochs or steps until the lowest rate; epochs: all of the run's");
+  Setting setting = settings::parsed(
+      "t-max", target, parse, integer_from(1, settings::kMaxInt) + ", or epochs",
+      "--lr-schedule=cosine: epochs or steps until the lowest rate; epochs: all of the run's");
   setting.kind = Setting::Kind::kIntegerOrText;
   setting.type_name = "N|epochs";
   setting.get = [&target]() -> std::optional<Value> {
@@ -114,7 +114,7 @@ Settings model_settings(Config& config) {
            "start from a SamModel of transformers: its folder, or the weights file in it")
           .type("DIR|FILE")
           .only({"sam"}),
-      choice("freeze", sam.freeze, {"none", "encoder", "prompt"}, "do not train this part of the model")
+      choice("freeze", sam.freeze, {"none", "encoder", "prompt"}, "part of the model that is not trained")
           .only({"sam"}),
       boolean("gradient-checkpointing", sam.gradient_checkpointing,
               "save memory: compute the encoder's layers again in the backward pass")
@@ -161,11 +161,12 @@ Settings optim_settings(Config& config) {
       choice<bool>("lr-interval", optim.schedule_per_step, {{"epoch", false}, {"step", true}},
                    "whether the schedule advances every epoch or every optimizer step"),
       t_max(optim.t_max),
-      integer("step-size", optim.step_size, 1, kMaxInt, "schedule step: epochs or steps between two changes"),
+      integer("step-size", optim.step_size, 1, kMaxInt,
+              "--lr-schedule=step: epochs or steps between two changes"),
       number("gamma", optim.gamma, {0, 1, true, "a number above 0, 1 at most"},
-             "schedules step and plateau: multiply the learning rate by this"),
+             "--lr-schedule=step or plateau: multiply the learning rate by this"),
       integer("plateau-patience", optim.plateau_patience, 0, kMaxInt,
-              "schedule plateau: epochs without improvement of --monitor before the rate falls"),
+              "--lr-schedule=plateau: epochs without improvement of --monitor before the rate falls"),
       integer("warmup-steps", optim.warmup_steps, 0, kMaxInt,
               "raise the learning rate linearly over the first N optimizer steps"),
       number("clip-norm", optim.clip_norm, from_zero(), "limit the norm of the gradients; 0: no limit"),
@@ -237,7 +238,7 @@ Settings precision_settings(Config& config) {
           {{"32", Precision::k32}, {"bf16-mixed", Precision::kBf16Mixed}, {"16-mixed", Precision::k16Mixed}},
           "32-bit floats, or mixed with 16-bit ones; a CPU uses bf16-mixed for 16-mixed"),
       boolean("channels-last", precision.channels_last,
-              "use the channels-last memory format, which convolutions may run faster in"),
+              "store images channels-last, which may speed up convolutions"),
   };
 }
 
@@ -260,7 +261,7 @@ Settings ddp_settings(Config& config) {
           .only({"cifar10"}),
       boolean("zero1", ddp.zero1, "split the optimizer's state over the ranks (ZeRO-1)"),
       boolean("fsdp", ddp.fsdp, "split parameters, gradients and optimizer state over the ranks (FSDP)"),
-      boolean("join", ddp.join, "use no sample twice, so that some ranks may take more steps than others"),
+      boolean("join", ddp.join, "use no sample twice: ranks may then take different numbers of steps"),
       boolean("nan-check", ddp.nan_check,
               "stop at the first gradient that is NaN or infinite, naming parameter and rank"),
   };
