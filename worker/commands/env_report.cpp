@@ -180,7 +180,7 @@ std::optional<ddp::ProcessGroup::Options> parse_env_flags(int argc, char** argv)
   settings::Command command;
   command.name = "worker env";
   command.description =
-      "prints what a training would find here, and what is wrong; then the exit status is 1.";
+      "prints what a training would find here, and what is wrong. Exits with 1 if anything is wrong.";
   command.settings = {
       settings::help_flag(),
       device_setting(options.device),

@@ -57,7 +57,7 @@ Settings data_settings(Config& config) {
   auto& data = config.data;
   auto& sam = config.sam;
   return {
-      text("data", data.source, "the data set: a folder, or a name such as fashion-mnist")
+      text("data", data.source, "the data set: its folder or its name")
           .type("DIR|NAME")
           .only({"mnist", "cifar10"}),
       text("data", data.source,
