@@ -226,7 +226,7 @@ TEST_CASE("a wrong setting of a rendezvous is named", "[node_options]") {
        "expected 1 to 1000000 seconds for keep_alive_interval times keep_alive_max"},
       {"keep_alive_interval=1000000,keep_alive_max_attempt=1000000",
        "expected 1 to 1000000 seconds for keep"},
-      {"keep_alive_max_attempt=x", "keep_alive_max_attempt: expected a number from 0 to 1000000"},
+      {"keep_alive_max_attempt=x", "keep_alive_max_attempt: expected an integer from 0 to 1000000"},
   }));
   CHECK_THROWS_WITH(parse_dynamic({"--rdzv-conf=" + text}), ContainsSubstring("--rdzv-conf: " + message));
 }
