@@ -17,7 +17,6 @@
 #include <ddprun/ddp/sync_batch_norm.h>
 #include <ddprun/flight/flight_dump.h>
 #include <ddprun/flight/flight_recorder.h>
-#include <ddprun/flight/missing_ranks.h>
 #include <ddprun/flight/record_collectives.h>
 #include <ddprun/group/collectives.h>
 #include <ddprun/group/cuda_backend.h>

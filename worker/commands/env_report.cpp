@@ -20,7 +20,7 @@
 #include <ddprun/group/cuda_backend.h>
 #include <ddprun/group/local_address.h>
 #include <ddprun/group/store.h>
-#include <ddprun/run/failure.h>
+#include <ddprun/run/run_worker.h>
 #include "worker/commands/commands.h"
 #include "worker/config/config.h"
 

@@ -9,7 +9,6 @@
 #include <ddprun/common/files.h>
 #include <ddprun/common/text.h>
 #include <ddprun/flight/flight_analysis.h>
-#include <ddprun/flight/missing_ranks.h>
 
 namespace ddprun::worker {
 namespace {

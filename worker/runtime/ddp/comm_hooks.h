@@ -22,8 +22,8 @@ using CommHook = std::unique_ptr<c10d::CommHookInterface>;
 using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
 
 /// A custom hook: the function is called once for each bucket, as soon as its gradients are there, in the
-/// same order on every rank; the future's value, a tensor shaped like the buffer, becomes the gradients. The
-/// hook must average: it gets this rank's gradients undivided.
+/// same order on every rank; the future's value, shaped like the buffer, becomes the gradients. The hook must
+/// do the averaging: it gets this rank's gradients undivided.
 ///
 ///   ddp.register_comm_hook(make_comm_hook([&group](Bucket& bucket) {     // the majority's sign
 ///     return then(all_reduce_async(group, bucket.getBuffer().sign()),

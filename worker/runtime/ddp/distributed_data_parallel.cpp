@@ -14,7 +14,7 @@
 #include <ddprun/common/logging.h>
 #include <ddprun/ddp/backward_end.h>
 #include <ddprun/ddp/replicated_state.h>
-#include <ddprun/flight/missing_ranks.h>
+#include <ddprun/flight/flight_analysis.h>
 #include <ddprun/flight/record_collectives.h>
 #include <ddprun/group/collectives.h>
 
@@ -29,22 +29,15 @@ struct BucketLimits {
 
 constexpr std::int64_t kDefaultFirstBucketBytes = 1 << 20;
 
-void check_bucket_sizes(const DistributedDataParallel::Options& options) {
-  const auto check_positive = [](std::int64_t bytes) {
-    if (bytes <= 0)
-      throw std::invalid_argument("DistributedDataParallel: expected buckets of at least 1 byte, got " +
-                                  std::to_string(bytes));
-  };
-  check_positive(options.bucket_bytes);
-  check_positive(options.first_bucket_bytes.value_or(1));
-  for (const auto bytes : options.bucket_bytes_list) check_positive(bytes);
-}
-
 /// As Python's DistributedDataParallel chooses them. Where buckets are rebuilt after the first backward, in
 /// the order of the gradients' arrival, there is only one before.
 BucketLimits bucket_limits(const DistributedDataParallel::Options& options) {
-  check_bucket_sizes(options);
   const auto& list = options.bucket_bytes_list;
+  auto sizes = list;
+  sizes.insert(sizes.end(), {options.bucket_bytes, options.first_bucket_bytes.value_or(1)});
+  if (const auto least = *std::min_element(sizes.begin(), sizes.end()); least < 1)
+    throw std::invalid_argument("DistributedDataParallel: expected buckets of at least 1 byte, got " +
+                                std::to_string(least));
   BucketLimits limits{};
   limits.cap = list.empty() ? options.bucket_bytes : *std::max_element(list.begin(), list.end());
   const bool is_default = list.empty() && limits.cap == DistributedDataParallel::Options{}.bucket_bytes;
@@ -58,6 +51,26 @@ BucketLimits bucket_limits(const DistributedDataParallel::Options& options) {
     limits.initial = {static_cast<std::size_t>(limits.first), static_cast<std::size_t>(limits.cap)};
   return limits;
 }
+
+/// An element-wise sum over all ranks that runs in the background. Every rank passes the same number of
+/// values; they travel as doubles on the device.
+class PendingSum {
+ public:
+  PendingSum(const ProcessGroup& group, c10::Device device, const std::vector<double>& values)
+      : values_{torch::tensor(values, torch::kFloat64).to(device)},
+        work_(group.handle()->allreduce(values_)) {}
+
+  std::vector<double> wait() const {
+    work_->wait();
+    const auto values = values_[0].cpu();
+    return {values.data_ptr<double>(), values.data_ptr<double>() + values.numel()};
+  }
+  const c10::intrusive_ptr<c10d::Work>& work() const { return work_; }
+
+ private:
+  std::vector<at::Tensor> values_;
+  c10::intrusive_ptr<c10d::Work> work_;
+};
 
 /// A reducer created while this lives names parameters in its errors; otherwise it gives their indices.
 class NamesInErrors {
@@ -100,15 +113,21 @@ struct DistributedDataParallel::Engine {
   void before_forward(bool synchronize, std::optional<std::int64_t> samples);
   void after_forward(bool synchronize, const OutputVisitor& visit_output);
   void start_static_graph();
-  void rebuild_buckets();
-  void set_join(const std::optional<JoinOptions>& options);
+  void rebuild_buckets() { has_rebuilt_buckets |= reducer->rebuild_buckets(); }
+  void begin_join(const JoinOptions& options);
+  bool shadow_step();
+  void take_final_state(bool made_most_steps);
+  void end_join();
   at::Device device() const { return parameters[0].device(); }
   void announce_step(double reduces, double training, double samples);
   double gradient_scale();
   void broadcast_buffers(int source);
   void throw_if_any_ended(bool this_one);
   void reduce_zeros();
-  int common_rank(bool candidate) const;
+  /// The highest candidate.
+  int common_rank(bool candidate) const {
+    return static_cast<int>(all_reduce_max(group, {candidate ? static_cast<double>(group.rank()) : -1.0})[0]);
+  }
   bool finds_unused() const { return options.find_unused_parameters && !options.static_graph; }
 
   torch::nn::Module& module;
@@ -142,8 +161,11 @@ DistributedDataParallel::Engine::Engine(torch::nn::Module& module, const Process
   broadcast_from_rank_0(group, state.tensors(/*with_buffers=*/options.broadcast_buffers));
 
   broadcasts_buffers = broadcasts_buffers_next = options.broadcast_buffers && !state.buffers.empty();
-  parameters = state.trainable();
-  names = state.trainable_names();
+  for (const auto& [name, tensor] : state.parameters) {
+    if (!tensor.requires_grad()) continue;
+    parameters.push_back(tensor);
+    names.push_back(name);
+  }
   const auto expect_sparse = expect_sparse_gradients(module, parameters);
   has_sparse_gradients = std::find(expect_sparse.begin(), expect_sparse.end(), true) != expect_sparse.end();
   reducer = make_reducer(parameters, names, expect_sparse, group, options, limits);
@@ -166,7 +188,6 @@ void DistributedDataParallel::Engine::start_static_graph() {
 void DistributedDataParallel::Engine::before_forward(bool synchronize,
                                                      std::optional<std::int64_t> samples_here) {
   const bool training = torch::GradMode::is_enabled(), reduces = training && synchronize;
-  has_run_forward |= training;
   if (reduces) {
     if (options.static_graph && iterations == 0)
       start_static_graph();
@@ -215,18 +236,6 @@ void DistributedDataParallel::Engine::after_forward(bool synchronize, const Outp
   if (look_for_unused || scale != 1) scale_gradients(outputs, scale);
 }
 
-void DistributedDataParallel::Engine::rebuild_buckets() {
-  if (reducer->rebuild_buckets()) has_rebuilt_buckets = true;
-}
-
-void DistributedDataParallel::Engine::set_join(const std::optional<JoinOptions>& join_options) {
-  join = join_options;
-  if (join)
-    logger->set_uneven_input_join();
-  else  // divide by the number of all ranks again
-    reducer->set_forward_pass_work_handle({}, /*useStaticWorldSize=*/true);
-}
-
 /// Takes part in the other ranks' backward.
 void DistributedDataParallel::Engine::reduce_zeros() {
   std::vector<c10::intrusive_ptr<c10::ivalue::Future>> pending;
@@ -272,10 +281,8 @@ void DistributedDataParallel::before_forward(std::optional<std::int64_t> samples
   if (samples && *samples < 1)
     throw std::invalid_argument("DistributedDataParallel: expected at least 1 sample, got " +
                                 std::to_string(*samples));
-  if (engine_->reducer)
-    engine_->before_forward(synchronize_, samples);
-  else
-    engine_->has_run_forward |= torch::GradMode::is_enabled();
+  engine_->has_run_forward |= torch::GradMode::is_enabled();
+  if (engine_->reducer) engine_->before_forward(synchronize_, samples);
 }
 
 void DistributedDataParallel::after_forward(const OutputVisitor& visit_output) {
@@ -312,36 +319,43 @@ DistributedDataParallel::Statistics DistributedDataParallel::statistics() const 
 // Join: every collective of a rank's forward and backward has its counterpart in shadow_step(), in the same
 // order: announce_step(), the buckets' new order, buffers, gradients.
 
-Join::Join(DistributedDataParallel& ddp, const JoinOptions& options) : ddp_(ddp) { ddp_.begin_join(options); }
+Join::Join(DistributedDataParallel& ddp, const JoinOptions& options) : ddp_(ddp) {
+  ddp_.engine_->begin_join(options);
+}
 
 Join::~Join() {
-  if (!ended_) ddp_.end_join();
+  if (!ended_) ddp_.engine_->end_join();
 }
 
 void Join::finish() {
   if (ended_) throw std::invalid_argument("Join::finish: expected to be called once");
   constexpr int kManySteps = 1000;
   int steps = 0;
-  while (ddp_.shadow_step()) {
+  while (ddp_.engine_->shadow_step()) {
     if (++steps == kManySteps)
       log_warning("this rank has had no input for " + std::to_string(kManySteps) +
                   " steps of the others: the inputs are divided very unevenly");
   }
-  ddp_.take_final_state(/*made_most_steps=*/steps == 0);
-  ddp_.end_join();
+  ddp_.engine_->take_final_state(/*made_most_steps=*/steps == 0);
+  ddp_.engine_->end_join();
   ended_ = true;
 }
 
-void DistributedDataParallel::begin_join(const JoinOptions& options) {
-  if (engine_->join) throw std::invalid_argument("join: expected to be called once at a time");
-  if (engine_->has_sparse_gradients || engine_->options.skip_all_reduce_unused_parameters)
+void DistributedDataParallel::Engine::begin_join(const JoinOptions& join_options) {
+  if (join) throw std::invalid_argument("join: expected to be called once at a time");
+  if (has_sparse_gradients || options.skip_all_reduce_unused_parameters)
     throw std::invalid_argument(
         "join: not possible with sparse gradients, nor with skip_all_reduce_unused_parameters");
-  if (engine_->reducer) engine_->set_join(options);
+  if (!reducer) return;
+  join = join_options;
+  logger->set_uneven_input_join();
 }
 
-void DistributedDataParallel::end_join() {
-  if (engine_->join) engine_->set_join(std::nullopt);
+void DistributedDataParallel::Engine::end_join() {
+  if (!join) return;
+  join.reset();
+  // Divide by the number of all ranks again.
+  reducer->set_forward_pass_work_handle({}, /*useStaticWorldSize=*/true);
 }
 
 void DistributedDataParallel::Engine::announce_step(double reduces, double training, double samples_here) {
@@ -350,19 +364,19 @@ void DistributedDataParallel::Engine::announce_step(double reduces, double train
   if (join->throw_on_early_termination) throw_if_any_ended(false);
 }
 
-bool DistributedDataParallel::shadow_step() {
-  Engine& engine = *engine_;
-  if (!engine.reducer) return false;
-  if (engine.options.static_graph && engine.iterations == 0)
+/// False once no rank has input.
+bool DistributedDataParallel::Engine::shadow_step() {
+  if (!reducer) return false;
+  if (options.static_graph && iterations == 0)
     throw std::invalid_argument("join: with static_graph every rank needs input for one step at least");
-  if (PendingSum(engine.group, engine.device(), {0}).wait()[0] == 0) return false;
-  const auto step = PendingSum(engine.group, engine.device(), {0, 0, 0}).wait();
+  if (PendingSum(group, device(), {0}).wait()[0] == 0) return false;
+  const auto step = PendingSum(group, device(), {0, 0, 0}).wait();
   const bool reduces = step[0] != 0, training = step[1] != 0;
-  if (engine.join->throw_on_early_termination) engine.throw_if_any_ended(true);
-  if (training) engine.rebuild_buckets();
-  if (engine.broadcasts_buffers_next) engine.broadcast_buffers(engine.common_rank(false));
-  engine.broadcasts_buffers_next = reduces && engine.broadcasts_buffers;
-  if (reduces) engine.reduce_zeros();
+  if (join->throw_on_early_termination) throw_if_any_ended(true);
+  if (training) rebuild_buckets();
+  if (broadcasts_buffers_next) broadcast_buffers(common_rank(false));
+  broadcasts_buffers_next = reduces && broadcasts_buffers;
+  if (reduces) reduce_zeros();
   return true;
 }
 
@@ -375,20 +389,11 @@ void DistributedDataParallel::Engine::throw_if_any_ended(bool this_one) {
     throw UnevenInputs("no more input on " + describe_ranks(ranks) + ", while other ranks have some");
 }
 
-/// The highest candidate.
-int DistributedDataParallel::Engine::common_rank(bool candidate) const {
-  return static_cast<int>(all_reduce_max(group, {candidate ? static_cast<double>(group.rank()) : -1.0})[0]);
-}
-
-void DistributedDataParallel::take_final_state(bool made_most_steps) {
-  const Engine& engine = *engine_;
-  if (!engine.reducer) return;
-  const int source = engine.common_rank(made_most_steps);
+void DistributedDataParallel::Engine::take_final_state(bool made_most_steps) {
+  if (!reducer) return;
+  const int source = common_rank(made_most_steps);
   torch::NoGradGuard no_grad;
-  broadcast_from(
-      engine.group,
-      replicated_state(engine.module, engine.options.ignore).tensors(engine.options.broadcast_buffers),
-      source);
+  broadcast_from(group, replicated_state(module, options.ignore).tensors(options.broadcast_buffers), source);
 }
 
 }  // namespace ddprun::ddp

@@ -32,7 +32,7 @@ namespace ddprun::ddp {
 ///   optimizer.step();
 ///
 /// Every rank must run forward and backward equally often (or use join()). The module must keep its
-/// parameters while this lives. With one rank it does nothing and costs nothing.
+/// parameters while this lives. With one rank it does nothing.
 class DistributedDataParallel {
  public:
   struct Options {
@@ -135,11 +135,6 @@ class DistributedDataParallel {
 
   void before_forward(std::optional<std::int64_t> samples);
   void after_forward(const OutputVisitor& visit_output);
-
-  void begin_join(const JoinOptions& options);
-  bool shadow_step();  ///< false once no rank has input
-  void take_final_state(bool made_most_steps);
-  void end_join();
 
   struct Engine;
   std::unique_ptr<Engine> engine_;

@@ -2,7 +2,6 @@
 
 #include <cmath>
 #include <utility>
-#include <vector>
 
 #include <torch/nn/module.h>
 
@@ -40,38 +39,33 @@ void look_at(Found& found, const torch::Tensor& incoming) {
 
 }  // namespace
 
-struct NanCheck::Hooks {
-  struct Parameter {
-    std::string name;
-    torch::Tensor tensor;
-    unsigned hook = 0;
-    Found found;
-  };
-  std::vector<Parameter> parameters;  // the hooks point into it
+struct NanCheck::Parameter {
+  std::string name;
+  torch::Tensor tensor;
+  unsigned hook = 0;
+  Found found = {};
 };
 
-NanCheck::NanCheck(const torch::nn::Module& module, const ProcessGroup& group)
-    : group_(group), hooks_(std::make_unique<Hooks>()) {
+NanCheck::NanCheck(const torch::nn::Module& module, const ProcessGroup& group) : group_(group) {
   for (const auto& item : module.named_parameters())
-    if (item.value().requires_grad()) hooks_->parameters.push_back({item.key(), item.value(), 0, {}});
+    if (item.value().requires_grad()) parameters_.push_back({item.key(), item.value()});
   // The parameter's hook runs before its gradient is accumulated; DistributedDataParallel reads the
   // accumulated one.
-  for (auto& parameter : hooks_->parameters)
+  for (auto& parameter : parameters_)
     parameter.hook = parameter.tensor.register_hook(
         [&parameter](const torch::Tensor& gradient) { look_at(parameter.found, gradient); });
 }
 
 NanCheck::~NanCheck() {
-  for (auto& parameter : hooks_->parameters) parameter.tensor.remove_hook(parameter.hook);
+  for (auto& parameter : parameters_) parameter.tensor.remove_hook(parameter.hook);
 }
 
 void NanCheck::check() {
-  auto& parameters = hooks_->parameters;
   // For each rank, 1 + the index of its first bad parameter, its NaNs and its infinities, summed over ranks.
   const auto own = 3 * static_cast<std::size_t>(group_.rank());
   std::vector<double> by_rank(3 * static_cast<std::size_t>(group_.size()), 0);
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    Found found = std::exchange(parameters[i].found, {});
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    Found found = std::exchange(parameters_[i].found, {});
     if (found.on_device.defined()) add(found, found.on_device.cpu());
     if (found.nans + found.infinities == 0 || by_rank[own] != 0) continue;
     by_rank[own] = static_cast<double>(i + 1);
@@ -83,7 +77,7 @@ void NanCheck::check() {
   std::string text;
   for (std::size_t rank = 0; 3 * rank < by_rank.size(); ++rank) {
     if (by_rank[3 * rank] == 0) continue;
-    const auto& parameter = parameters[static_cast<std::size_t>(by_rank[3 * rank]) - 1];
+    const auto& parameter = parameters_[static_cast<std::size_t>(by_rank[3 * rank]) - 1];
     const auto number = [&](std::size_t i) { return std::to_string(std::llround(by_rank[3 * rank + i])); };
     text += (text.empty() ? "gradient of " : "; of ") + parameter.name + " on rank " + std::to_string(rank) +
             ": " + number(1) + " NaN and " + number(2) + " infinite of " +

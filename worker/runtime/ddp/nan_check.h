@@ -1,9 +1,7 @@
 #pragma once
 
-#include <cstdint>
-#include <memory>
 #include <stdexcept>
-#include <string>
+#include <vector>
 
 #include <ddprun/group/process_group.h>
 
@@ -22,7 +20,7 @@ class NonFiniteGradient : public std::runtime_error {
 /// Finds the rank and the parameter whose gradient holds NaN or infinity.
 ///
 /// Checks each gradient as backward computes it, also in micro-batches, before it is accumulated and
-/// averaged: then every rank would have it.
+/// averaged, which would spread the value to every rank.
 ///
 ///   NanCheck nan_check(*model, group);  // before or after DistributedDataParallel is made
 ///   loss.backward();
@@ -43,9 +41,9 @@ class NanCheck {
   void check();
 
  private:
-  struct Hooks;
+  struct Parameter;
   const ProcessGroup group_;
-  std::unique_ptr<Hooks> hooks_;
+  std::vector<Parameter> parameters_;  // the hooks point into it
 };
 
 }  // namespace ddprun::ddp

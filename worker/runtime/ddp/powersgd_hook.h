@@ -28,13 +28,11 @@ struct PowerSgdRound;
 ///
 /// Bit for bit torch/distributed/algorithms/ddp_comm_hooks/powerSGD_hook.py, 2.11: same options, defaults,
 /// random numbers and order. Differences:
-/// - The memory belongs to parameters, not to buckets: it survives the rebuild of buckets, so training can be
-/// resumed,
-///   and any start_iteration is allowed.
+/// - The memory belongs to parameters, not to buckets: it survives the rebuild of buckets, so training can
+///   resume, and any start_iteration is allowed.
 /// - A layer without gradients in some step gets zeros in it, instead of NaN, and goes on learning.
-/// - No thread waits for a collective, and Q has separate connections: on Gloo, several buckets in flight can
-/// neither
-///   mix up their collectives nor block each other.
+/// - No thread waits for a collective, and Q has separate connections: on Gloo, several buckets in flight
+///   neither mix up their collectives nor block each other.
 ///
 ///   auto power_sgd = std::make_shared<PowerSgd>(group, PowerSgd::Options{.rank = 2});
 ///   ddp.register_comm_hook(powersgd_hook(power_sgd));
@@ -43,7 +41,7 @@ class PowerSgd {
   struct Options {
     std::int64_t rank = 1;                 ///< columns of P and Q: more are more exact, and more to send
     std::int64_t start_iteration = 1000;   ///< before, a plain all-reduce
-    double min_compression_rate = 2;       ///< send gradients that would shrink less uncompressed
+    double min_compression_rate = 2;       ///< send uncompressed what would shrink less than this
     bool use_error_feedback = true;        ///< add what compression lost to the next gradient
     bool warm_start = true;                ///< begin with the last iteration's Q, not a random one
     double orthogonalization_epsilon = 0;  ///< added to columns' norms
@@ -82,8 +80,9 @@ class PowerSgd {
 
  private:
   using Handle = c10::intrusive_ptr<c10d::ProcessGroup>;
+  using Memory = std::unordered_map<const c10::TensorImpl*, std::shared_ptr<PowerSgdMemory>>;  // by parameter
 
-  void fill_qs(PowerSgdRound& round);
+  static std::shared_ptr<PowerSgdMemory> memory_of(Memory& memory, const torch::Tensor& parameter);
   FuturePtr reduce_compressed(const std::shared_ptr<PowerSgdRound>& round, const FuturePtr& plain);
 
   Options options_;
@@ -92,7 +91,7 @@ class PowerSgd {
   std::mt19937 random_;
   std::int64_t iteration_ = 0;
   Compression compression_;
-  std::unordered_map<const c10::TensorImpl*, std::shared_ptr<PowerSgdMemory>> memory_;  ///< by parameter
+  Memory memory_;
   FuturePtr q_started_;  ///< completes when the previous bucket's Q has started
 };
 

@@ -3,30 +3,25 @@
 #include <algorithm>
 #include <sstream>
 #include <stdexcept>
-#include <string>
 #include <unordered_set>
-#include <vector>
 
 #include <torch/nn/module.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/types.h>
 
-#include <ddprun/flight/missing_ranks.h>
+#include <ddprun/flight/flight_analysis.h>
 #include <ddprun/group/collectives.h>
 
 namespace ddprun::ddp {
 namespace {
-
-bool contains(const std::vector<std::string>& names, const std::string& name) {
-  return std::find(names.begin(), names.end(), name) != names.end();
-}
 
 std::vector<NamedTensor> select(const torch::OrderedDict<std::string, torch::Tensor>& tensors,
                                 const std::vector<std::string>& ignore) {
   std::vector<NamedTensor> result;
   std::unordered_set<const void*> seen;
   for (const auto& item : tensors)
-    if (!contains(ignore, item.key()) && seen.insert(item.value().unsafeGetTensorImpl()).second)
+    if (std::find(ignore.begin(), ignore.end(), item.key()) == ignore.end() &&
+        seen.insert(item.value().unsafeGetTensorImpl()).second)
       result.push_back({item.key(), item.value()});
   return result;
 }
@@ -72,18 +67,9 @@ std::vector<std::string> from_rank_0(const ProcessGroup& group, const std::vecto
 
 }  // namespace
 
-std::vector<at::Tensor> ReplicatedState::trainable() const {
-  std::vector<at::Tensor> result;
-  for (const auto& [name, tensor] : parameters)
-    if (tensor.requires_grad()) result.push_back(tensor);
-  return result;
-}
-
-std::vector<std::string> ReplicatedState::trainable_names() const {
-  std::vector<std::string> result;
-  for (const auto& [name, tensor] : parameters)
-    if (tensor.requires_grad()) result.push_back(name);
-  return result;
+bool ReplicatedState::has_trainable() const {
+  return std::any_of(parameters.begin(), parameters.end(),
+                     [](const NamedTensor& named) { return named.tensor.requires_grad(); });
 }
 
 std::vector<at::Tensor> ReplicatedState::tensors(bool with_buffers) const {
@@ -149,7 +135,7 @@ void check_same_module(const ProcessGroup& group, const ReplicatedState& state) 
 }
 
 void check_suitable(const ReplicatedState& state) {
-  if (state.trainable().empty())
+  if (!state.has_trainable())
     throw std::invalid_argument("expected a module with a parameter that requires a gradient");
   const auto& first = state.parameters.front();
   for (const auto& [name, tensor] : state.parameters) {

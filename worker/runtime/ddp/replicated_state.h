@@ -23,8 +23,7 @@ struct NamedTensor {
 struct ReplicatedState {
   std::vector<NamedTensor> parameters, buffers;
 
-  std::vector<at::Tensor> trainable() const;                 ///< parameters that require a gradient
-  std::vector<std::string> trainable_names() const;          ///< their names
+  bool has_trainable() const;                                ///< whether a parameter requires a gradient
   std::vector<at::Tensor> tensors(bool with_buffers) const;  ///< parameters without autograd, then buffers
 };
 

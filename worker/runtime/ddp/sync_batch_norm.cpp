@@ -1,6 +1,5 @@
 #include <ddprun/ddp/sync_batch_norm.h>
 
-#include <optional>
 #include <ostream>
 #include <sstream>
 #include <stdexcept>
@@ -227,10 +226,6 @@ struct Synchronized : torch::autograd::Function<Synchronized> {
 
 }  // namespace
 
-struct SyncBatchNormImpl::Ranks {
-  Group group;
-};
-
 SyncBatchNormImpl::SyncBatchNormImpl(const torch::nn::BatchNormOptions& options) : NormImplBase(options) {}
 
 void SyncBatchNormImpl::_check_input_dim(const Tensor& input) {
@@ -251,9 +246,9 @@ Tensor SyncBatchNormImpl::forward(const Tensor& input) {
   const auto present = [](const Tensor& parameter) {
     return parameter.defined() ? std::optional(parameter) : std::nullopt;
   };
-  if (ranks_ && is_training())
+  if (group_ && is_training())
     return Synchronized::apply(input, present(weight), present(bias),
-                               Running{running_mean, running_var, momentum}, options.eps(), ranks_->group);
+                               Running{running_mean, running_var, momentum}, options.eps(), group_->handle());
   return torch::nn::functional::detail::batch_norm(input, running_mean, running_var, weight, bias,
                                                    is_training() || !options.track_running_stats(), momentum,
                                                    options.eps());
@@ -261,26 +256,19 @@ Tensor SyncBatchNormImpl::forward(const Tensor& input) {
 
 void SyncBatchNormImpl::pretty_print(std::ostream& stream) const {
   stream << std::boolalpha << "ddprun::ddp::SyncBatchNorm(" << options.num_features()
-         << ", eps=" << options.eps() << ", momentum=";
-  if (options.momentum()) {
-    stream << *options.momentum();
-  } else {
-    stream << "None";
-  }
-  stream << ", affine=" << options.affine() << ", track_running_stats=" << options.track_running_stats()
-         << ", ranks=" << (ranks_ ? ranks_->group->getSize() : 1) << ')';
+         << ", eps=" << options.eps()
+         << ", momentum=" << (options.momentum() ? c10::str(*options.momentum()) : "None")
+         << ", affine=" << options.affine() << ", track_running_stats=" << options.track_running_stats()
+         << ", ranks=" << (group_ ? group_->size() : 1) << ')';
 }
 
 int convert_sync_batchnorm(torch::nn::Module& module, const ProcessGroup& group) {
-  std::shared_ptr<const SyncBatchNormImpl::Ranks> ranks;
-  if (group.size() > 1)
-    ranks = std::make_shared<SyncBatchNormImpl::Ranks>(SyncBatchNormImpl::Ranks{group.handle()});
   int count = 0;
   const auto convert = [&](torch::nn::Module& part) {
     auto* norm = dynamic_cast<SyncBatchNormImpl*>(&part);
     if (norm == nullptr) return;
     ++count;
-    norm->ranks_ = ranks;
+    norm->group_ = group.size() > 1 ? std::optional(group) : std::nullopt;
   };
   convert(module);
   for (const auto& part : module.modules(/*include_self=*/false)) convert(*part);

@@ -1,7 +1,7 @@
 #pragma once
 
 #include <iosfwd>
-#include <memory>
+#include <optional>
 
 #include <torch/nn/modules/batchnorm.h>
 
@@ -37,8 +37,7 @@ class SyncBatchNormImpl : public torch::nn::NormImplBase<0, SyncBatchNormImpl, t
 
  private:
   friend int convert_sync_batchnorm(torch::nn::Module& module, const ProcessGroup& group);
-  struct Ranks;
-  std::shared_ptr<const Ranks> ranks_;  ///< null: not synchronised
+  std::optional<ProcessGroup> group_;  ///< nullopt: not synchronised
 };
 TORCH_MODULE(SyncBatchNorm);
 

@@ -3,11 +3,8 @@
 #include <algorithm>
 #include <cstdio>
 #include <map>
-#include <optional>
 #include <set>
 #include <tuple>
-
-#include <ddprun/flight/missing_ranks.h>
 
 namespace ddprun::ddp {
 namespace {
@@ -34,16 +31,22 @@ struct Member {
 
 using Members = std::map<int, Member>;
 
+/// The latest of a rank; nullptr if nothing is known.
+const RankFlight* latest_flight(int rank, const std::vector<RankFlight>& flights) {
+  const auto found =
+      std::find_if(flights.rbegin(), flights.rend(), [&](const auto& flight) { return flight.rank == rank; });
+  return found == flights.rend() ? nullptr : &*found;
+}
+
 Members members_of(const std::string& group, const std::vector<int>& ranks,
                    const std::vector<RankFlight>& flights) {
   Members members;
-  for (const int rank : ranks) members[rank];
-  for (const auto& flight : flights) {
-    const auto found = members.find(flight.rank);
-    if (found == members.end()) continue;
-    found->second.flight = &flight;
-    for (const auto& call : flight.collectives)
-      if (call.group == group && call.sequence > 0) found->second.calls[call.sequence] = &call;
+  for (const int rank : ranks) {
+    auto& member = members[rank];
+    member.flight = latest_flight(rank, flights);
+    if (member.flight == nullptr) continue;
+    for (const auto& call : member.flight->collectives)
+      if (call.group == group && call.sequence > 0) member.calls[call.sequence] = &call;
   }
   return members;
 }
@@ -111,9 +114,8 @@ std::string describe_ended(const std::vector<int>& members, const std::vector<Ra
   std::vector<int> silent;
   std::string text;
   for (const int rank : members) {
-    const auto found =
-        std::find_if(flights.begin(), flights.end(), [&](const auto& flight) { return flight.rank == rank; });
-    if (found == flights.end() || (!found->answers && found->failure.empty()))
+    const auto* found = latest_flight(rank, flights);
+    if (found == nullptr || (!found->answers && found->failure.empty()))
       silent.push_back(rank);
     else if (!found->failure.empty())
       text += (text.empty() ? "" : "; ") + describe_ranks({rank}) + " has failed: " + found->failure;
@@ -126,9 +128,8 @@ std::string describe_ended(const std::vector<int>& members, const std::vector<Ra
 std::string describe_without_board(const std::optional<FlightFinding>& finding,
                                    const std::vector<RankFlight>& flights) {
   std::string text = "rank 0, which keeps the store, has ended or does not answer";
-  for (const auto& flight : flights)
-    if (flight.rank == 0 && !flight.failure.empty())
-      text = "rank 0, which keeps the store, has failed: " + flight.failure;
+  if (const auto* flight = latest_flight(0, flights); flight != nullptr && !flight->failure.empty())
+    text = "rank 0, which keeps the store, has failed: " + flight->failure;
   if (!finding) return text;
   FlightFinding known = *finding;  // the other ranks' silence means nothing now
   std::erase_if(known.culprits,
@@ -145,13 +146,24 @@ std::string describe_other_end(const CollectiveRecord& call, std::int64_t waited
   members = {members.at(static_cast<std::size_t>(call.peer))};
   const auto ended = describe_ended(members, flights);
   if (!ended.empty()) return ended;
-  const auto flight = std::find_if(flights.begin(), flights.end(),
-                                   [&](const auto& known) { return known.rank == members[0]; });
   return describe_ranks(members) + (call.op == "send" ? " did not take" : " did not send") + " it within " +
-         seconds_text(waited_ns) + ": it is " + describe_position(call.group, *flight);
+         seconds_text(waited_ns) + ": it is " +
+         describe_position(call.group, *latest_flight(members[0], flights));
 }
 
 }  // namespace
+
+std::string describe_ranks(const std::vector<int>& ranks) {
+  constexpr std::size_t kNamed = 8;
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  const std::size_t named = std::min(ranks.size(), kNamed);
+  for (std::size_t i = 0; i < named; ++i) {
+    const bool last = i + 1 == ranks.size();
+    text += (i == 0 ? "" : last ? " and " : ", ") + std::to_string(ranks[i]);
+  }
+  if (ranks.size() > named) text += " and " + std::to_string(ranks.size() - named) + " others";
+  return text;
+}
 
 std::optional<FlightFinding> find_culprits(const std::string& group, const std::vector<int>& ranks,
                                            const std::vector<RankFlight>& flights,

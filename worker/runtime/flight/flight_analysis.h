@@ -12,8 +12,8 @@ namespace ddprun::ddp {
 /// What is known about one rank.
 struct RankFlight {
   int rank = 0;
-  bool answers = true;  ///< the rest is up to date; else it is the last that the rank published
-  std::string failure;  ///< one line; empty unless the rank has announced a failure
+  bool answers = true;                        ///< false: the rest is what the rank published last
+  std::string failure;                        ///< one line; empty unless the rank has announced a failure
   std::vector<CollectiveRecord> collectives;  ///< the newest of its ring, oldest first
 };
 
@@ -50,6 +50,9 @@ std::string describe_culprits(const FlightFinding& finding, const std::string& d
 /// A rank's place in a group: "at #16 (all_reduce of 4096 float, completed)" or "before its first
 /// collective".
 std::string describe_position(const std::string& group, const RankFlight& flight);
+
+/// "rank 1", "ranks 1 and 3", "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 61 others"
+std::string describe_ranks(const std::vector<int>& ranks);
 
 /// Why a collective failed, as one rank sees it: "rank 1 did not arrive within 30.0 s: it is at #16 (...)".
 ///

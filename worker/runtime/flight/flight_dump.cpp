@@ -35,8 +35,21 @@ std::int64_t nanoseconds(double seconds) {
   return std::llround(seconds * kSecond);
 }
 
-CollectiveRecord record_from_json(const nlohmann::json& item) {
-  CollectiveRecord record;
+/// True below a folder that ddprun removes when the job ends: "ddprun-" and a hexadecimal id, directly in the
+/// folder for temporary files.
+bool is_launchers_temporary(const std::filesystem::path& path) {
+  const auto relative = path.lexically_relative(temp_folder());
+  const std::string first = relative.empty() ? "" : relative.begin()->string();
+  const std::string prefix = "ddprun-";
+  return first.rfind(prefix, 0) == 0 && first.size() >= prefix.size() + 8 &&
+         first.find_first_not_of("0123456789abcdef-", prefix.size()) == std::string::npos;
+}
+
+}  // namespace
+
+// Called by nlohmann's library, which finds them by their names.
+
+void from_json(const nlohmann::json& item, CollectiveRecord& record) {
   record.sequence = item.at("sequence").get<std::uint64_t>();
   record.group = one_line(item.at("group").get<std::string>());
   record.op = one_line(item.at("op").get<std::string>());
@@ -51,46 +64,22 @@ CollectiveRecord record_from_json(const nlohmann::json& item) {
   record.state = *state;
   record.created_ns = nanoseconds(item.at("created").get<double>());
   record.ended_ns = nanoseconds(item.value("ended", 0.0));
-  return record;
 }
 
-nlohmann::json collectives_to_json(const std::vector<CollectiveRecord>& records) {
-  auto list = nlohmann::json::array();
-  for (const auto& record : records) {
-    nlohmann::json item = {{"sequence", record.sequence},
-                           {"group", record.group},
-                           {"op", record.op},
-                           {"dtype", record.dtype},
-                           {"elements", record.elements},
-                           {"tensors", record.tensors},
-                           {"shape", record.shape},
-                           {"state", to_text(record.state)},
-                           {"created", static_cast<double>(record.created_ns) / kSecond}};
-    if (record.peer >= 0) item["peer"] = record.peer;
-    if (record.bucket >= 0) item["bucket"] = record.bucket;
-    if (record.ended_ns != 0) item["ended"] = static_cast<double>(record.ended_ns) / kSecond;
-    list.push_back(std::move(item));
-  }
-  return list;
+void to_json(nlohmann::json& item, const CollectiveRecord& record) {
+  item = {{"sequence", record.sequence},
+          {"group", record.group},
+          {"op", record.op},
+          {"dtype", record.dtype},
+          {"elements", record.elements},
+          {"tensors", record.tensors},
+          {"shape", record.shape},
+          {"state", to_text(record.state)},
+          {"created", static_cast<double>(record.created_ns) / kSecond}};
+  if (record.peer >= 0) item["peer"] = record.peer;
+  if (record.bucket >= 0) item["bucket"] = record.bucket;
+  if (record.ended_ns != 0) item["ended"] = static_cast<double>(record.ended_ns) / kSecond;
 }
-
-std::vector<CollectiveRecord> collectives_from_json(const nlohmann::json& list) {
-  std::vector<CollectiveRecord> records;
-  for (const auto& item : list) records.push_back(record_from_json(item));
-  return records;
-}
-
-/// True below a folder that ddprun removes when the job ends: "ddprun-" and a hexadecimal id, directly in the
-/// folder for temporary files.
-bool is_launchers_temporary(const std::filesystem::path& path) {
-  const auto relative = path.lexically_relative(temp_folder());
-  const std::string first = relative.empty() ? "" : relative.begin()->string();
-  const std::string prefix = "ddprun-";
-  return first.rfind(prefix, 0) == 0 && first.size() >= prefix.size() + 8 &&
-         first.find_first_not_of("0123456789abcdef-", prefix.size()) == std::string::npos;
-}
-
-}  // namespace
 
 std::string to_json(const FlightDump& dump) {
   const nlohmann::json document = {{"version", kVersion},
@@ -99,7 +88,7 @@ std::string to_json(const FlightDump& dump) {
                                    {"reason", dump.reason},
                                    {"time", static_cast<double>(dump.time_ns) / kSecond},
                                    {"groups", dump.groups},
-                                   {"collectives", collectives_to_json(dump.collectives)}};
+                                   {"collectives", dump.collectives}};
   return document.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
@@ -113,7 +102,7 @@ FlightDump parse_flight_dump(const std::string& text) {
     if (dump.rank < 0 || dump.rank >= dump.world_size) throw std::runtime_error("rank is out of range");
     dump.reason = one_line(document.at("reason").get<std::string>());
     dump.time_ns = nanoseconds(document.at("time").get<double>());
-    dump.collectives = collectives_from_json(document.at("collectives"));
+    dump.collectives = document.at("collectives").get<std::vector<CollectiveRecord>>();
     for (const auto& [name, members] : document.at("groups").items())
       dump.groups[one_line(name)] = members.get<std::vector<int>>();
     return dump;

@@ -31,8 +31,8 @@ std::string to_json(const FlightDump& dump);
 /// throws  std::runtime_error, in one line, if the text is not such a document
 FlightDump parse_flight_dump(const std::string& text);
 
-/// Where this process writes its ring: $DDPRUN_FLIGHT_DIR; else the folder of TORCHELASTIC_ERROR_FILE, which
-/// holds this worker's logs, unless the launcher deletes it; else that of set_flight_folder(); else nowhere.
+/// Where this process writes its ring: $DDPRUN_FLIGHT_DIR; else the folder of TORCHELASTIC_ERROR_FILE (this
+/// worker's logs), unless the launcher deletes it; else that of set_flight_folder(); else nowhere.
 std::optional<std::filesystem::path> flight_folder();
 void set_flight_folder(const std::filesystem::path& folder);
 

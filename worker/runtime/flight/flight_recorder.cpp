@@ -93,21 +93,14 @@ const FlightRecorder::Entry* FlightRecorder::find(Id id) const {
   return id < next_ && next_ - id <= ring_.size() ? &ring_[id % capacity_] : nullptr;
 }
 
-void FlightRecorder::set_started(Id id) {
-  const std::scoped_lock lock(mutex_);
-  if (find(id) == nullptr) return;
-  Entry& entry = ring_[id % capacity_];
-  if (entry.state == CollectiveState::kScheduled) entry.state = CollectiveState::kStarted;
-}
-
-void FlightRecorder::set_ended(Id id, CollectiveState state) {
-  const auto now = epoch_now_ns();
+void FlightRecorder::set_state(Id id, CollectiveState state) {
+  const auto ended = state == CollectiveState::kStarted ? 0 : epoch_now_ns();
   const std::scoped_lock lock(mutex_);
   if (find(id) == nullptr) return;
   Entry& entry = ring_[id % capacity_];
   if (entry.ended_ns != 0) return;
   entry.state = state;
-  entry.ended_ns = now;
+  entry.ended_ns = ended;
 }
 
 CollectiveRecord FlightRecorder::to_record(const Entry& entry) const {

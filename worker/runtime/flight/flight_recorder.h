@@ -37,7 +37,7 @@ struct Collective {
   bool told_by_wait = false;    ///< only wait() reports its end
 };
 
-/// One call as readers of the ring see it. Times are nanoseconds since the epoch, 0 if not yet.
+/// A call as readers of the ring get it. Times are nanoseconds since the epoch, 0 if not yet.
 struct CollectiveRecord {
   std::uint64_t sequence = 0;  ///< in its group, from 1; 0 for send and recv
   std::string group;
@@ -66,8 +66,7 @@ class FlightRecorder {
   static constexpr std::size_t kDefaultCapacity = 2000;
   explicit FlightRecorder(std::size_t capacity = kDefaultCapacity) : capacity_(capacity) {}
 
-  /// A name that is taken becomes NAME#2 and so on, because the ring may still hold the earlier group's
-  /// calls.
+  /// Appends #2 and so on to a taken name: the ring may still hold the earlier group's calls.
   ///
   /// members  its ranks, as ranks of the whole job
   Group add_group(const std::string& name, std::vector<int> members = {});
@@ -79,18 +78,18 @@ class FlightRecorder {
   void expect_buckets(Group group, std::vector<std::int64_t> bucket_bytes);
 
   Id begin(Group group, const Collective& call);
-  void set_started(Id id);
-  void set_completed(Id id) { set_ended(id, CollectiveState::kCompleted); }
-  void set_failed(Id id) { set_ended(id, CollectiveState::kFailed); }
+  void set_started(Id id) { set_state(id, CollectiveState::kStarted); }
+  void set_completed(Id id) { set_state(id, CollectiveState::kCompleted); }
+  void set_failed(Id id) { set_state(id, CollectiveState::kFailed); }
 
-  /// Oldest first; at most the newest `count`, if it is given.
+  /// The newest `count`, or all; oldest first.
   std::vector<CollectiveRecord> records(std::optional<std::size_t> count = std::nullopt) const;
 
   /// The call made last.
   std::optional<Id> newest() const;
 
-  /// Where a failure began: the group's first pending collective up to this one, else this one. Skips those
-  /// that are told_by_wait, which may have ended long ago. nullopt if the ring has dropped this one.
+  /// Where a failure began: the group's first pending collective up to this one, else this one. Skips
+  /// told_by_wait ones, which may have ended long ago. nullopt if the ring has dropped this one.
   std::optional<CollectiveRecord> first_pending(Id up_to) const;
 
  private:
@@ -112,7 +111,7 @@ class FlightRecorder {
 
   const Entry* find(Id id) const;
   int bucket_of(GroupState& group, const Collective& call);
-  void set_ended(Id id, CollectiveState state);
+  void set_state(Id id, CollectiveState state);
   CollectiveRecord to_record(const Entry& entry) const;
 
   const std::size_t capacity_;

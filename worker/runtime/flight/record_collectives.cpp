@@ -78,11 +78,9 @@ c10::intrusive_ptr<c10d::Backend> record_collectives(c10::intrusive_ptr<c10d::Ba
     global_ranks.resize(static_cast<std::size_t>(backend->getSize()));
     std::iota(global_ranks.begin(), global_ranks.end(), 0);
   }
-  const bool futures_tell = backend->getBackendName() == "gloo";
   const auto group = flight_recorder().add_group(group_name, global_ranks);
-  auto recording = std::make_shared<Recording>(flight_recorder(), group, std::move(global_ranks),
-                                               std::move(watchdog), futures_tell);
-  return make_recording_backend(std::move(backend), std::move(recording), /*stops_watchdog=*/whole_job);
+  return make_recording_backend(std::move(backend), group, std::move(global_ranks), std::move(watchdog),
+                                /*stops_watchdog=*/whole_job);
 }
 
 std::shared_ptr<Watchdog> current_watchdog() {

@@ -30,14 +30,14 @@ class Watchdog;
 ///
 /// store         where the ranks leave messages for each other; used through a separate connection
 /// group_name    the same on all ranks of the group
-/// global_ranks  of a subgroup: its ranks in the whole job. Empty: the group is the whole job; its watchdog
-///               serves the subgroups made later, so only one job at a time can have subgroups
+/// global_ranks  a subgroup's ranks in the whole job; empty for the whole job, whose watchdog also serves
+///               subgroups made later: only one job at a time can have subgroups
 c10::intrusive_ptr<c10d::Backend> record_collectives(c10::intrusive_ptr<c10d::Backend> backend,
                                                      const c10::intrusive_ptr<c10d::Store>& store,
                                                      const std::string& group_name = "world",
                                                      std::vector<int> global_ranks = {});
 
-/// Records sends and receives that make up one collective as one call. Every rank must make it.
+/// Records the sends and receives of one collective, which every rank must make, as one call.
 ///
 /// device  whose backend to use
 /// op      a literal
@@ -51,11 +51,11 @@ c10::intrusive_ptr<c10d::Work> record_as_one(
 /// group that is not recorded.
 void expect_buckets(c10d::ProcessGroup& group, const std::vector<std::int64_t>& bucket_bytes);
 
-/// The watchdog of the job that this process is in; nullptr if there is none.
+/// This process's watchdog; nullptr if it is in no job.
 std::shared_ptr<Watchdog> current_watchdog();
 
-/// Tells the other ranks that this one ends with that failure, for their errors to say so. Takes a second at
-/// most. For a program's last catch.
+/// Tells the other ranks why this one ends, for their errors to say so. Takes at most a second. For a
+/// program's last catch.
 void announce_failure(const std::string& message);
 
 /// For a program's terminate handler: Gloo ends the process on its own thread (std::terminate) when a peer

@@ -5,7 +5,10 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <deque>
+#include <mutex>
 #include <string>
+#include <utility>
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
@@ -49,12 +52,36 @@ Collective describe_call(const char* op, const Tensors& tensors, int peer = -1) 
   return call;
 }
 
-/// The same for send and recv.
 Collective point_to_point(const char* op, const Tensors& tensors, int peer = -1) {
   Collective call = describe_call(op, tensors, peer);
   call.point_to_point = true;
   return call;
 }
+
+/// What the works of one recorded group share.
+struct Recording {
+  FlightRecorder::Group group;
+  std::vector<int> members;  ///< as ranks of the whole job
+  std::shared_ptr<Watchdog> watchdog;
+  bool futures_tell;  ///< a work's future completes with its collective: true of Gloo, not of NCCL
+  std::mutex mutex = {};
+  std::deque<std::pair<FlightRecorder::Id, WorkPtr>> pending = {};
+
+  std::exception_ptr explain(FlightRecorder::Id id, const std::exception_ptr& cause) const {
+    return explained(*watchdog, id, members, cause);
+  }
+
+  /// Polls a work that does not report its completion, whenever another one begins.
+  void poll(FlightRecorder::Id id, const WorkPtr& work) {
+    const std::scoped_lock lock(mutex);
+    // They end in the order of the calls; failures report themselves.
+    while (!pending.empty() && pending.front().second->isCompleted()) {
+      flight_recorder().set_completed(pending.front().first);
+      pending.pop_front();
+    }
+    pending.emplace_back(id, work);
+  }
+};
 
 /// Notes the end of a collective in the recorder, and explains its failure.
 class RecordedWork : public c10d::Work {
@@ -70,7 +97,7 @@ class RecordedWork : public c10d::Work {
         if (future.hasError())
           recording->explain(id, future.exception_ptr());  // now: perhaps nobody ever waits
         else
-          recording->recorder.set_completed(id);
+          flight_recorder().set_completed(id);
       });
     } else if (!told_by_wait) {
       recording_->poll(id_, inner_);
@@ -92,7 +119,7 @@ class RecordedWork : public c10d::Work {
   bool wait(std::chrono::milliseconds timeout) override {
     try {
       const bool done = inner_->wait(timeout);
-      if (!future_tells_ && recording_->futures_tell) recording_->recorder.set_completed(id_);
+      if (!future_tells_ && recording_->futures_tell) flight_recorder().set_completed(id_);
       return done;
     } catch (...) {
       std::rethrow_exception(recording_->explain(id_, std::current_exception()));
@@ -130,13 +157,30 @@ class RecordingBackend : public c10d::Backend {
     setBoundDeviceId(inner_->getBoundDeviceId());
   }
 
-  const Recording& recording() const { return *recording_; }
+  FlightRecorder::Group recorded_group() const { return recording_->group; }
+  c10d::Backend& inner() { return *inner_; }
 
-  /// Records what start() makes with the wrapped backend as one collective.
+  /// Records what start() makes with the inner backend as one collective.
   template <typename Start>
-  WorkPtr record_as_one(Collective call, Start start) {
-    call.told_by_wait = true;
-    return record(call, [&] { return start(*inner_); });
+  WorkPtr record(const Collective& call, Start start) {
+    auto& recorder = flight_recorder();
+    const auto id = recorder.begin(recording_->group, call);
+    WorkPtr work;
+    try {
+      work = start();
+    } catch (...) {
+      recorder.set_failed(id);
+      throw;
+    }
+    recorder.set_started(id);
+    if (coalescing_) {
+      coalesced_.push_back(id);
+      return work;
+    }
+    const bool told_by_wait = call.point_to_point || call.told_by_wait;
+    if (work) return c10::make_intrusive<RecordedWork>(recording_, id, std::move(work), told_by_wait);
+    recorder.set_completed(id);
+    return work;
   }
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
@@ -218,14 +262,10 @@ class RecordingBackend : public c10d::Backend {
     return record(Collective{.op = "barrier"}, [&] { return inner_->barrier(options); });
   }
   void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override {
-    const auto id = recording_->recorder.begin(recording_->group, Collective{.op = "monitored_barrier"});
-    try {
-      inner_->monitoredBarrier(options, wait_all_ranks);
-    } catch (...) {
-      recording_->recorder.set_failed(id);  // it names the ranks itself
-      throw;
-    }
-    recording_->recorder.set_completed(id);
+    record(Collective{.op = "monitored_barrier"}, [&] {
+      inner_->monitoredBarrier(options, wait_all_ranks);  // its error names the ranks
+      return WorkPtr();
+    });
   }
   WorkPtr send(Tensors& tensors, int to, int tag) override {
     return record(point_to_point("send", tensors, to), [&] { return inner_->send(tensors, to, tag); });
@@ -280,28 +320,6 @@ class RecordingBackend : public c10d::Backend {
   }
 
  private:
-  template <typename Start>
-  WorkPtr record(const Collective& call, Start start) {
-    auto& recorder = recording_->recorder;
-    const auto id = recorder.begin(recording_->group, call);
-    WorkPtr work;
-    try {
-      work = start();
-    } catch (...) {
-      recorder.set_failed(id);
-      throw;
-    }
-    recorder.set_started(id);
-    if (coalescing_) {
-      coalesced_.push_back(id);
-      return work;
-    }
-    const bool told_by_wait = call.point_to_point || call.told_by_wait;
-    if (work) return c10::make_intrusive<RecordedWork>(recording_, id, std::move(work), told_by_wait);
-    recorder.set_completed(id);
-    return work;
-  }
-
   const c10::intrusive_ptr<c10d::Backend> inner_;
   const std::shared_ptr<Recording> recording_;
   const bool stops_watchdog_;
@@ -321,19 +339,14 @@ std::exception_ptr explained(Watchdog& watchdog, FlightRecorder::Id id, const st
   }
 }
 
-void Recording::poll(FlightRecorder::Id id, const WorkPtr& work) {
-  const std::scoped_lock lock(mutex_);
-  // They end in the order of the calls; failures report themselves.
-  while (!pending_.empty() && pending_.front().second->isCompleted()) {
-    recorder.set_completed(pending_.front().first);
-    pending_.pop_front();
-  }
-  pending_.emplace_back(id, work);
-}
-
 c10::intrusive_ptr<c10d::Backend> make_recording_backend(c10::intrusive_ptr<c10d::Backend> inner,
-                                                         std::shared_ptr<Recording> recording,
+                                                         FlightRecorder::Group group,
+                                                         std::vector<int> members,
+                                                         std::shared_ptr<Watchdog> watchdog,
                                                          bool stops_watchdog) {
+  const bool futures_tell = inner->getBackendName() == "gloo";
+  std::shared_ptr<Recording> recording(
+      new Recording{group, std::move(members), std::move(watchdog), futures_tell});
   return c10::make_intrusive<RecordingBackend>(std::move(inner), std::move(recording), stops_watchdog);
 }
 
@@ -341,15 +354,16 @@ WorkPtr record_as_one(c10d::ProcessGroup& group, c10::DeviceType device, const c
                       const at::Tensor& tensor, const std::function<WorkPtr(c10d::Backend&)>& start) {
   const auto backend = group.getBackend(device);
   auto* const recording = dynamic_cast<RecordingBackend*>(backend.get());
-  return recording != nullptr ? recording->record_as_one(describe_call(op, {tensor}), start)
-                              : start(*backend);
+  if (recording == nullptr) return start(*backend);
+  auto call = describe_call(op, {tensor});
+  call.told_by_wait = true;
+  return recording->record(call, [&] { return start(recording->inner()); });
 }
 
 void expect_buckets(c10d::ProcessGroup& group, const std::vector<std::int64_t>& bucket_bytes) {
   for (const auto device : group.getDeviceTypes()) {
     const auto* backend = dynamic_cast<RecordingBackend*>(group.getBackend(device.type()).get());
-    if (backend != nullptr)
-      backend->recording().recorder.expect_buckets(backend->recording().group, bucket_bytes);
+    if (backend != nullptr) flight_recorder().expect_buckets(backend->recorded_group(), bucket_bytes);
   }
 }
 

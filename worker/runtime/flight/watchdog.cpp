@@ -3,24 +3,16 @@
 #include <algorithm>
 #include <condition_variable>
 #include <cstdlib>
+#include <iterator>
 #include <mutex>
 #include <sstream>
 #include <thread>
 #include <utility>
 
 #include <ddprun/common/text.h>
-#include <ddprun/flight/flight_analysis.h>
 #include <ddprun/flight/flight_dump.h>
 
 namespace ddprun::ddp {
-
-/// A rank's position on the board: the last question that it has answered, the last for which it has written
-/// its ring, its failure if it has failed, and the newest of its ring.
-struct FlightPosition {
-  std::int64_t answers = 0, dumped = 0;
-  std::string failure;
-  FlightDump flight;
-};
 
 namespace {
 
@@ -33,25 +25,30 @@ constexpr const char* kQuestions = "questions";  // number of questions so far
 constexpr const char* kAsking = "asking";        // the rank that asked last
 constexpr const char* kLeft = "left";            // number of ranks done with the board
 
+/// What a rank has published on the board.
+struct FlightPosition {
+  std::int64_t answers = 0;  ///< the last question that it has answered
+  std::int64_t dumped = 0;   ///< the last question for which it has written its ring
+  FlightDump flight;         ///< the newest of its ring; reason: its failure, if it has failed
+
+  bool failed() const { return !flight.reason.empty(); }
+};
+
 std::string to_text(const FlightPosition& position) {
   return std::to_string(position.answers) + " " + std::to_string(position.dumped) + "\n" +
-         one_line(position.failure) + "\n" + to_json(position.flight);
+         to_json(position.flight);
 }
 
 std::optional<FlightPosition> parse_flight_position(const std::string& text) {
   std::istringstream stream(text);
   FlightPosition position;
-  std::string line, rest;
-  if (!(stream >> position.answers >> position.dumped) || !std::getline(stream, line) ||
-      !std::getline(stream, position.failure))
-    return std::nullopt;
-  std::getline(stream, rest, '\0');
+  stream >> position.answers >> position.dumped;
   try {
-    position.flight = parse_flight_dump(rest);
+    position.flight = parse_flight_dump({std::istreambuf_iterator<char>(stream), {}});
+    return position;
   } catch (const std::exception&) {
     return std::nullopt;
   }
-  return position;
 }
 
 std::string position_key(int rank) { return "position_" + std::to_string(rank); }
@@ -88,10 +85,16 @@ struct Watchdog::Shared {
   std::uint64_t explained_sequence = 0;
 
   void publish(std::size_t tail) {
-    FlightPosition position{.answers = answered, .dumped = dumped, .failure = failure_now(), .flight = {}};
-    position.flight = {options.rank, options.world_size, "", epoch_now_ns(), recorder.records(tail)};
-    board.set(position_key(options.rank), to_text(position));
+    const FlightDump flight = {options.rank, options.world_size, failure_now(), epoch_now_ns(),
+                               recorder.records(tail)};
+    board.set(position_key(options.rank), to_text({answered, dumped, flight}));
     published = Clock::now();
+  }
+
+  /// Wakes the thread until it has counted on or ended; false if neither happens in time.
+  bool wait_for_thread(std::unique_lock<std::mutex>& lock, const std::uint64_t& count, milliseconds within) {
+    changed.notify_all();
+    return changed.wait_for(lock, within, [&, before = count] { return count > before || ended; });
   }
 
   std::string failure_now() {
@@ -130,7 +133,7 @@ struct Watchdog::Shared {
 
   bool answers(int rank, std::int64_t question) const {
     const auto found = positions.find(rank);
-    return found != positions.end() && (found->second.answers >= question || !found->second.failure.empty());
+    return found != positions.end() && (found->second.answers >= question || found->second.failed());
   }
 
   /// The other ranks that have not yet answered and written their rings.
@@ -139,7 +142,7 @@ struct Watchdog::Shared {
     for (int rank = 0; rank < options.world_size; ++rank) {
       const auto found = positions.find(rank);
       const bool done =
-          found != positions.end() && (found->second.dumped >= question || !found->second.failure.empty());
+          found != positions.end() && (found->second.dumped >= question || found->second.failed());
       if (rank != options.rank && !done) ranks.push_back(rank);
     }
     return ranks;
@@ -169,7 +172,7 @@ struct Watchdog::Shared {
     flights.clear();
     for (const auto& [rank, position] : positions)
       flights.push_back(
-          {rank, reached && answers(rank, question), position.failure, position.flight.collectives});
+          {rank, reached && answers(rank, question), position.flight.reason, position.flight.collectives});
     flights.push_back({options.rank, true, "", recorder.records(kTail)});
     ++questions_done;
     changed.notify_all();
@@ -235,16 +238,14 @@ struct Watchdog::Shared {
 
 Watchdog::Watchdog(FlightRecorder& recorder, Board board, const Options& options)
     : shared_(std::make_shared<Shared>(recorder, std::move(board), options)) {
-  std::thread([shared = shared_] { run(shared); }).detach();
-}
-
-void Watchdog::run(const std::shared_ptr<Shared>& shared) {
-  while (shared->turn()) {
-  }
-  shared->leave();
-  const std::scoped_lock lock(shared->mutex);
-  shared->ended = true;
-  shared->changed.notify_all();
+  std::thread([shared = shared_] {
+    while (shared->turn()) {
+    }
+    shared->leave();
+    const std::scoped_lock lock(shared->mutex);
+    shared->ended = true;
+    shared->changed.notify_all();
+  }).detach();
 }
 
 Watchdog::~Watchdog() { stop(); }
@@ -261,20 +262,15 @@ void Watchdog::announce_failure(const std::string& message, milliseconds within)
   std::unique_lock lock(shared_->mutex);
   if (shared_->failure.empty()) shared_->failure = one_line(message);
   shared_->want_publish = true;
-  const auto before = shared_->publications;
-  shared_->changed.notify_all();
-  shared_->changed.wait_for(lock, within, [&] { return shared_->publications > before || shared_->ended; });
+  shared_->wait_for_thread(lock, shared_->publications, within);
 }
 
 bool Watchdog::dump_everywhere(const std::string& reason) {
   std::unique_lock lock(shared_->mutex);
   shared_->reason = reason;
   shared_->want_question = true;
-  const auto before = shared_->questions_done;
-  shared_->changed.notify_all();
-  const bool done =
-      shared_->changed.wait_for(lock, shared_->options.answer_within + std::chrono::seconds(1),
-                                [&] { return shared_->questions_done > before || shared_->ended; });
+  const auto within = shared_->options.answer_within + std::chrono::seconds(1);
+  const bool done = shared_->wait_for_thread(lock, shared_->questions_done, within);
   return done && !shared_->ended && !shared_->board_gone;
 }
 

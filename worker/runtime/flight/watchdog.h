@@ -26,10 +26,10 @@ struct Board {
 
 /// Finds out why a collective failed: which ranks are missing or called something else.
 ///
-/// A thread publishes this rank's position on the board every so often, without delaying collectives. When
-/// one fails, the rank asks all others for their positions; every rank's thread answers, wherever its program
-/// is, and writes its ring (write_flight_dump). A rank that does not answer in time has ended. Every wait is
-/// bounded, even if the board is gone or hangs.
+/// A thread regularly publishes this rank's position on the board, without delaying collectives. When one
+/// fails, the rank asks all others for their positions; every rank's thread answers, whatever its program is
+/// doing, and writes its ring (write_flight_dump). A rank that does not answer in time has ended. Every wait
+/// is bounded, even if the board is gone or hangs.
 class Watchdog {
  public:
   struct Options {
@@ -45,13 +45,13 @@ class Watchdog {
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
 
-  /// Ends the thread, as the destructor does; afterwards the board may go. For the orderly end of a job.
+  /// Ends the thread, as the destructor does; then the board may go. For the orderly end of a job.
   void stop();
 
   /// The message for a failed collective, in one line:
   ///   "all_reduce #17 of 4096 float (bucket 2): rank 1 did not arrive within 30.0 s: it is at #16 (...)
   ///   [CAUSE]"
-  /// Blocks for little more than answer_within. Further calls that failed for the same reason get the same
+  /// Blocks for little more than answer_within. Later calls that failed for the same reason get the same
   /// text.
   ///
   /// members  the ranks of its group, as ranks of the whole job
@@ -68,8 +68,6 @@ class Watchdog {
 
  private:
   struct Shared;
-  static void run(const std::shared_ptr<Shared>& shared);
-
   std::shared_ptr<Shared> shared_;  // also the thread's, which may outlive this if the board hangs
 };
 

@@ -10,10 +10,8 @@
 #include <filesystem>
 #include <map>
 #include <mutex>
-#include <numeric>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
@@ -147,18 +145,15 @@ c10::intrusive_ptr<c10d::ProcessGroup> make_c10d_group(const GroupParts& parts) 
     if (auto memory = share_memory(parts.store, parts.rank, parts.size, SharedSum::bytes(parts.size),
                                    parts.shares_memory))
       own_gloo->use(std::move(memory));
-  const BackendPtr gloo = record_collectives(std::move(own_gloo), parts.store, parts.name, parts.world_ranks);
+  const BackendPtr gloo = record_collectives(std::move(own_gloo), parts.store, parts.name,
+                                             parts.is_whole_job ? std::vector<int>{} : parts.world_ranks);
   group->setBackend(at::kCPU, Type::GLOO, gloo);
   if (parts.device.is_cuda() && !parts.nccl) group->setBackend(at::kCUDA, Type::GLOO, gloo);
   if (parts.nccl) {
-    auto ranks = parts.world_ranks;
-    if (ranks.empty()) {  // counted apart from Gloo's collectives, like a subgroup of all ranks
-      ranks.resize(static_cast<std::size_t>(parts.size));
-      std::iota(ranks.begin(), ranks.end(), 0);
-    }
+    // Counted apart from Gloo's collectives, like those of a subgroup.
     const BackendPtr nccl = record_collectives(
         cuda_plugin().make_nccl(parts.store, parts.rank, parts.size, parts.timeout, parts.device),
-        parts.store, parts.name + "/nccl", ranks);
+        parts.store, parts.name + "/nccl", parts.world_ranks);
     group->setBackend(at::kCUDA, Type::NCCL, nccl);
     set_extra_flight_dump([rank = parts.rank](const std::filesystem::path& folder) {
       write_file_atomic(folder / ("nccl_" + std::to_string(rank) + ".json"), cuda_plugin().dump_nccl_trace());

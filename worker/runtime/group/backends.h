@@ -21,8 +21,8 @@ class Device;
 namespace ddprun::ddp {
 
 /// Gloo's listening socket and thread, which all groups of a process share. Call it once the store is
-/// connected: until then MASTER_ADDR may not resolve yet. This host's own name is not looked up, as it often
-/// has no address, or a loopback one.
+/// connected: before, MASTER_ADDR may not resolve. Does not look up this host's own name, which often has
+/// only a loopback address or none.
 ///
 /// interface  a network interface's name; empty: loopback on one node, where nothing is open to the network,
 ///            otherwise the interface towards rank 0's host
@@ -38,7 +38,8 @@ struct GroupParts {
   int rank = 0;
   int size = 1;
   std::string name;
-  std::vector<int> world_ranks;  ///< a subgroup's ranks in the whole job; empty: the group is the whole job
+  std::vector<int> world_ranks;  ///< the members' ranks in the whole job
+  bool is_whole_job = true;
   std::chrono::milliseconds timeout{};
   std::shared_ptr<gloo::transport::Device> gloo_device;
   at::Device device = at::kCPU;

@@ -86,23 +86,4 @@ std::string broadcast_from_rank_0(const ProcessGroup& group, const std::string& 
   return result;
 }
 
-struct PendingSum::State {
-  std::vector<torch::Tensor> values;
-  c10::intrusive_ptr<c10d::Work> work;
-};
-
-PendingSum::PendingSum(const ProcessGroup& group, c10::Device device, const std::vector<double>& values) {
-  std::vector<torch::Tensor> tensors = {torch::tensor(values, torch::kFloat64).to(device)};
-  auto work = group.handle()->allreduce(tensors);
-  state_ = std::make_shared<const State>(State{std::move(tensors), std::move(work)});
-}
-
-std::vector<double> PendingSum::wait() const {
-  state_->work->wait();
-  const auto values = state_->values[0].cpu();
-  return {values.data_ptr<double>(), values.data_ptr<double>() + values.numel()};
-}
-
-const c10::intrusive_ptr<c10d::Work>& PendingSum::work() const { return state_->work; }
-
 }  // namespace ddprun::ddp

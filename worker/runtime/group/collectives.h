@@ -1,9 +1,5 @@
 #pragma once
 
-#include <c10/core/Device.h>
-#include <c10/util/intrusive_ptr.h>
-
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -12,14 +8,11 @@
 namespace at {
 class Tensor;
 }
-namespace c10d {
-class Work;
-}
 
 namespace ddprun::ddp {
 
-// Every rank of the group calls them, in the same order. In a group of one they return at once. If a rank
-// does not come they throw c10::Error, or Gloo's error, after the group's timeout.
+// Every rank of the group calls these, in the same order. In a group of one they return at once. If a rank is
+// missing they throw c10::Error, or Gloo's error, after the group's timeout.
 
 /// Element-wise over all ranks, the same on every rank. Every rank passes the same number of values.
 std::vector<double> all_reduce_sum(const ProcessGroup& group, std::vector<double> values);
@@ -43,18 +36,5 @@ void broadcast_from_rank_0(const ProcessGroup& group, const std::vector<at::Tens
 
 /// Rank 0's text, on every rank; what the others pass is ignored.
 std::string broadcast_from_rank_0(const ProcessGroup& group, const std::string& text);
-
-/// An element-wise sum over all ranks that runs in the background. Every rank passes the same number of
-/// values; they travel as doubles on the device.
-class PendingSum {
- public:
-  PendingSum(const ProcessGroup& group, c10::Device device, const std::vector<double>& values);
-  std::vector<double> wait() const;
-  const c10::intrusive_ptr<c10d::Work>& work() const;
-
- private:
-  struct State;
-  std::shared_ptr<const State> state_;
-};
 
 }  // namespace ddprun::ddp

@@ -1,16 +1,17 @@
 #include <ddprun/group/cuda_backend.h>
 
 #include <dlfcn.h>
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
-#include <memory>
+#include <map>
 #include <stdexcept>
-#include <vector>
 
 #include <ATen/detail/CUDAHooksInterface.h>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/logging.h>
+#include <ddprun/flight/flight_analysis.h>
 
 namespace ddprun::ddp {
 namespace {
@@ -65,20 +66,17 @@ Gpu describe_gpu(const Library& library, int device) {
 
 constexpr const char* kName = "libddprun_cuda.so";
 
-std::vector<std::string> candidates() {
-  if (const char* given = std::getenv("DDPRUN_CUDA_PLUGIN"); given != nullptr && *given != '\0')
-    return {given};
-  std::vector<std::string> paths;
+std::string plugin_path() {
+  if (const char* given = std::getenv("DDPRUN_CUDA_PLUGIN"); given != nullptr && *given != '\0') return given;
   std::error_code error;
   const auto folder = std::filesystem::read_symlink("/proc/self/exe", error).parent_path();
   for (const auto& path : {folder / ".." / DDPRUN_CUDA_PLUGIN_FOLDER / kName, folder / kName})
-    if (std::filesystem::exists(path, error)) paths.push_back(path.string());
-  paths.push_back(kName);
-  return paths;
+    if (std::filesystem::exists(path, error)) return path.string();
+  return kName;
 }
 
 const CudaPlugin& load() {
-  const std::string path = candidates().front();
+  const std::string path = plugin_path();
   // Global: LibTorch's libraries look up each other's symbols.
   void* handle = ::dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
   if (handle == nullptr)
@@ -143,6 +141,28 @@ RankDevice choose_device(DeviceChoice wanted, int local_rank) {
     return {};
   }
   return {device, driver.gpus[index].uuid};
+}
+
+bool use_nccl(BackendChoice wanted, const std::vector<std::string>& gpus) {
+  std::map<std::string, std::vector<int>> ranks_of;
+  for (std::size_t rank = 0; rank < gpus.size(); ++rank)
+    ranks_of[gpus[rank]].push_back(static_cast<int>(rank));
+  const auto on_cpu = ranks_of.find("cpu");
+  const bool gpu_for_all = on_cpu == ranks_of.end();
+  if (!gpu_for_all && ranks_of.size() > 1)
+    throw UsageError("device: expected a GPU for every rank or for none, got none for " +
+                     describe_ranks(on_cpu->second) + "; device cpu trains all of them on the CPU");
+  const auto shared =
+      std::find_if(ranks_of.begin(), ranks_of.end(), [](const auto& gpu) { return gpu.second.size() > 1; });
+  if (wanted != BackendChoice::kNccl)
+    return wanted == BackendChoice::kAuto && gpu_for_all && shared == ranks_of.end();
+  if (!gpu_for_all)
+    throw UsageError("backend nccl: expected device cuda, got tensors on the CPU; backend gloo serves both");
+  if (shared != ranks_of.end())
+    throw UsageError("backend nccl: expected a separate GPU for every rank, got " +
+                     describe_ranks(shared->second) + " on GPU " + shared->first +
+                     "; start fewer ranks, or choose backend gloo, which lets ranks share one");
+  return true;
 }
 
 }  // namespace ddprun::ddp

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include <ddprun/group/cuda_plugin.h>
-#include <ddprun/group/device_choice.h>
+#include <ddprun/group/process_group.h>
 
 namespace ddprun::ddp {
 
@@ -24,15 +24,15 @@ struct CudaDriver {
   int version = 0;      ///< the newest CUDA it can run, 1000 * major + 10 * minor; 0 without a driver
 };
 
-/// Asks the driver (libcuda.so.1), because asking LibTorch too early would decide that it has no CUDA. Forked
-/// processes cannot use CUDA after this.
+/// Asks the driver (libcuda.so.1): asking LibTorch too early would make it decide that it has no CUDA.
+/// Processes forked later cannot use CUDA.
 CudaDriver query_cuda_driver();
 
-/// Loads the plug-in once. Programs that never call it load nothing of CUDA.
+/// Loads the plug-in once; a program that never calls it loads nothing of CUDA.
 ///
-/// Looks at $DDPRUN_CUDA_PLUGIN, then in ../lib and in the folder of the program, then where the loader
-/// looks. Must come before the process first uses autograd, a random generator or torch::cuda: LibTorch then
-/// decides for good whether it has CUDA.
+/// Looks at $DDPRUN_CUDA_PLUGIN, then in ../lib and in the program's folder, then where the loader looks.
+/// Call it before the process first uses autograd, a random generator or torch::cuda: there LibTorch decides
+/// for good whether it has CUDA.
 ///
 /// throws  UsageError saying how to get the plug-in if it is missing, cannot be loaded or is of another
 ///         build; std::logic_error if it comes too late
@@ -44,9 +44,16 @@ struct RankDevice {
 };
 
 /// Chooses this rank's device, and loads the plug-in for a GPU: number LOCAL_RANK modulo this host's GPUs.
-/// Without a GPU kAuto takes the CPU; with a GPU but no plug-in too, with a warning.
+/// kAuto takes the CPU if there is no GPU or, with a warning, no plug-in.
 ///
 /// throws  as cuda_plugin(), and UsageError if a GPU is asked for and there is none
 RankDevice choose_device(DeviceChoice wanted, int local_rank);
+
+/// True for NCCL, false for Gloo.
+///
+/// gpus    what each rank, in their order, computes on: its GPU's UUID, or "cpu"
+/// throws  UsageError naming the ranks if only some have a GPU, or if NCCL is asked for and some have none or
+///         share one
+bool use_nccl(BackendChoice wanted, const std::vector<std::string>& gpus);
 
 }  // namespace ddprun::ddp

@@ -13,7 +13,7 @@ class Store;
 
 namespace ddprun::ddp {
 
-/// The interface of libddprun_cuda.so. It links libtorch_cuda, which the programs do not: loading it
+/// The interface of libddprun_cuda.so, which links libtorch_cuda, as the programs do not: loading it
 /// registers CUDA with LibTorch.
 struct CudaPlugin {
   const char* build;  ///< must be kCudaPluginBuild of the program that loads it

@@ -4,8 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <exception>
-#include <string>
 #include <utility>
 
 #include <ATen/core/ivalue.h>

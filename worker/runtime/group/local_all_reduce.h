@@ -17,9 +17,9 @@
 
 namespace ddprun::ddp {
 
-/// The all-reduce of a group whose ranks are all on one host. Gloo's sockets wake threads for every message,
-/// which compete with training for the CPUs; here the calling threads do the work themselves, as far as the
-/// other ranks have come, and go on. One thread does the rest.
+/// The all-reduce of a group on one host. Gloo wakes threads for every message, which compete with training
+/// for the CPUs; here the calling thread itself does what the other ranks' progress allows, and goes on. A
+/// background thread does the rest.
 class LocalAllReduce {
  public:
   LocalAllReduce(std::unique_ptr<SharedMemory> memory, int rank, int size, std::chrono::milliseconds timeout);
@@ -54,7 +54,7 @@ class LocalAllReduce {
 
   SharedSum sum_;
   const int rank_;
-  const int process_;  // which a forked child is not
+  const int process_;  // a forked child has another
   const std::chrono::milliseconds timeout_;
   std::mutex mutex_;
   std::condition_variable changed_, idle_;

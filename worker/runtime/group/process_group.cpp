@@ -4,19 +4,19 @@
 #include <condition_variable>
 #include <mutex>
 #include <numeric>
-#include <stdexcept>
+#include <sstream>
 #include <thread>
-#include <utility>
 
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/logging.h>
+#include <ddprun/flight/flight_analysis.h>
 #include <ddprun/group/backends.h>
 #include <ddprun/group/collectives.h>
 #include <ddprun/group/cuda_backend.h>
-#include <ddprun/group/store_barrier.h>
 
 namespace ddprun::ddp {
 namespace {
@@ -79,13 +79,91 @@ void check_new_group(const ProcessGroup& parent, const std::vector<int>& ranks) 
                                 std::to_string(parent.size() - 1) + ", got " + spell(ranks));
 }
 
+/// A barrier through the store: it needs no connections between the ranks, and when it fails it names the
+/// missing ranks. The last rank to arrive, or the first to time out, decides how it ends for all.
+class StoreBarrier {
+ public:
+  /// world_ranks  of the members, in the order of their ranks in the group
+  StoreBarrier(StorePtr store, int rank, std::vector<int> world_ranks)
+      : store_(std::move(store)), rank_(rank), world_ranks_(std::move(world_ranks)) {}
+
+  /// Returns on all ranks once all have called it, or throws on all.
+  ///
+  /// what    begins the error's message
+  /// throws  MissingRanks once a rank has waited that long; c10::Error if the store is unreachable
+  void meet(const std::string& what, std::chrono::milliseconds timeout) {
+    if (world_ranks_.size() == 1) return;
+    const auto last = std::exchange(keys_, "barrier/" + std::to_string(round_++) + "/");
+    store_->set(keys_ + std::to_string(rank_), "here");
+    if (store_->add(keys_ + "count", 1) == static_cast<std::int64_t>(world_ranks_.size())) {
+      give_verdict(kAllArrived);
+    } else {
+      try {
+        store_->wait({keys_ + "verdict"}, timeout);
+      } catch (const c10::DistStoreError&) {
+        std::ostringstream verdict;
+        verdict << std::chrono::duration<double>(timeout).count();
+        const auto ranks = absent();
+        for (const int rank : ranks) verdict << ' ' << rank;
+        give_verdict(ranks.empty() ? kAllArrived : verdict.str());
+      }
+    }
+    const auto verdict = store_->get_to_str(keys_ + "verdict");
+    if (verdict != kAllArrived) fail(what, verdict);
+    if (last.empty()) return;
+    // Everyone in this round has seen the last verdict.
+    store_->deleteKey(last + std::to_string(rank_));
+    if (rank_ == 0)
+      for (const char* name : {"count", "verdict"}) store_->deleteKey(last + name);
+  }
+
+ private:
+  static constexpr const char* kAllArrived = "all";
+
+  /// The members that have not arrived, by their ranks in the group.
+  std::vector<int> absent() const {
+    std::vector<int> ranks;
+    for (int rank = 0; rank < static_cast<int>(world_ranks_.size()); ++rank)
+      if (!store_->check({keys_ + std::to_string(rank)})) ranks.push_back(rank);
+    return ranks;
+  }
+
+  void give_verdict(const std::string& verdict) {
+    store_->compareSet(keys_ + "verdict", "", verdict);  // unless there is one
+  }
+
+  [[noreturn]] void fail(const std::string& what, const std::string& verdict) {
+    std::istringstream text(verdict);
+    std::string seconds;
+    text >> seconds;
+    std::vector<int> ranks;
+    for (std::size_t rank = 0; text >> rank;) ranks.push_back(world_ranks_[rank]);
+    std::sort(ranks.begin(), ranks.end());
+
+    // Rank 0 may host the store and end on this error: let the others read the verdict first.
+    const auto came = static_cast<std::int64_t>(world_ranks_.size() - ranks.size());
+    const auto patience = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+    store_->add(keys_ + "read", 1);
+    while (rank_ == 0 && store_->add(keys_ + "read", 0) < came && std::chrono::steady_clock::now() < patience)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    const auto line = what + ": expected " + std::to_string(world_ranks_.size()) + " ranks within " +
+                      seconds + " s, " + describe_ranks(ranks) + " did not arrive";
+    throw MissingRanks(line, std::move(ranks));
+  }
+
+  StorePtr store_;
+  int rank_;
+  std::vector<int> world_ranks_;
+  int round_ = 0;
+  std::string keys_;  // how this round's keys begin
+};
+
 }  // namespace
 
 struct ProcessGroup::State {
   GroupParts parts;  // a group of one gets its store and device in make()
   WorkerEnv env;
   std::string interface;
-  std::vector<int> world_ranks;
   std::optional<StoreBarrier> barrier;
   int subgroups = 0;
   bool closed = false;
@@ -94,7 +172,7 @@ struct ProcessGroup::State {
 
   void make() {
     std::call_once(made, [&] {
-      if (!parts.store) parts.store = make_own_store();
+      if (!parts.store) parts.store = c10::make_intrusive<c10d::HashStore>();
       if (!parts.gloo_device) parts.gloo_device = make_gloo_device(env, interface);
       group = make_c10d_group(parts);
     });
@@ -110,8 +188,8 @@ ProcessGroup ProcessGroup::connect(const WorkerEnv& env, const Options& options)
   parts.timeout = options.timeout;
   state->env = env;
   state->interface = checked_interface(options.interface);
-  state->world_ranks.resize(static_cast<std::size_t>(env.world_size));
-  std::iota(state->world_ranks.begin(), state->world_ranks.end(), 0);
+  parts.world_ranks.resize(static_cast<std::size_t>(env.world_size));
+  std::iota(parts.world_ranks.begin(), parts.world_ranks.end(), 0);
   check_store(env, options.init_method);
   parts.shares_memory = options.shared_memory && shared_memory_allowed();
 
@@ -121,7 +199,7 @@ ProcessGroup ProcessGroup::connect(const WorkerEnv& env, const Options& options)
   if (env.world_size > 1) {
     const SlowWaitWarning warning(options.notice_after, waiting_line(env, options));
     parts.store = make_store(env, options.init_method, options.connect_timeout);
-    state->barrier.emplace(parts.store, env.rank, state->world_ranks);
+    state->barrier.emplace(parts.store, env.rank, parts.world_ranks);
     state->barrier->meet("connecting at " + describe_meeting_place(env, options.init_method),
                          options.connect_timeout);
     devices = options.device == DeviceChoice::kCpu
@@ -137,7 +215,7 @@ ProcessGroup ProcessGroup::connect(const WorkerEnv& env, const Options& options)
 
 int ProcessGroup::rank() const { return state_->parts.rank; }
 int ProcessGroup::size() const { return state_->parts.size; }
-const std::vector<int>& ProcessGroup::world_ranks() const { return state_->world_ranks; }
+const std::vector<int>& ProcessGroup::world_ranks() const { return state_->parts.world_ranks; }
 at::Device ProcessGroup::device() const { return state_->parts.device; }
 std::string ProcessGroup::backend() const { return state_->parts.nccl ? "nccl" : "gloo"; }
 
@@ -151,23 +229,24 @@ std::optional<ProcessGroup> ProcessGroup::new_group(std::vector<int> ranks,
   if (own == ranks.end()) return std::nullopt;
 
   auto state = std::make_shared<State>();
-  state->parts = state_->parts;
-  state->parts.rank = static_cast<int>(own - ranks.begin());
-  state->parts.size = static_cast<int>(ranks.size());
-  state->parts.name = name;
-  state->parts.one_host = false;  // memory and a thread for every subgroup would be too much
-  state->parts.timeout = timeout.value_or(state_->parts.timeout);
+  GroupParts& parts = state->parts;
+  parts = state_->parts;
+  parts.rank = static_cast<int>(own - ranks.begin());
+  parts.size = static_cast<int>(ranks.size());
+  parts.name = name;
+  parts.is_whole_job = false;
+  parts.one_host = false;  // memory and a thread for every subgroup would be too much
+  parts.timeout = timeout.value_or(parts.timeout);
   state->env = state_->env;
   state->interface = state_->interface;
+  parts.world_ranks.clear();
   for (const int of_parent : ranks)
-    state->world_ranks.push_back(state_->world_ranks[static_cast<std::size_t>(of_parent)]);
-  state->parts.world_ranks = state->world_ranks;
+    parts.world_ranks.push_back(world_ranks()[static_cast<std::size_t>(of_parent)]);
+  parts.store.reset();
   if (ranks.size() > 1) {
-    state->parts.store = c10::make_intrusive<c10d::PrefixStore>("group_" + name, state_->parts.store);
-    state->barrier.emplace(state->parts.store, state->parts.rank, state->world_ranks);
+    parts.store = c10::make_intrusive<c10d::PrefixStore>("group_" + name, state_->parts.store);
+    state->barrier.emplace(parts.store, parts.rank, parts.world_ranks);
     state->make();
-  } else {
-    state->parts.store.reset();
   }
   return ProcessGroup(std::move(state));
 }

@@ -6,11 +6,12 @@
 #include <chrono>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ddprun/common/worker_env.h>
-#include <ddprun/group/device_choice.h>
 
 namespace c10d {
 class ProcessGroup;
@@ -18,13 +19,29 @@ class ProcessGroup;
 
 namespace ddprun::ddp {
 
-/// The ranks of one job, or some of them, and the connections between them. Copies stand for the same group.
+/// Where a rank's tensors live. kAuto: on a GPU if this host has one and the plug-in is there, else on the
+/// CPU.
+enum class DeviceChoice { kAuto, kCpu, kCuda };
+
+/// The backend for CUDA tensors; CPU tensors always use Gloo. kAuto: NCCL if no ranks share a GPU, else Gloo.
+enum class BackendChoice { kAuto, kGloo, kNccl };
+
+/// Some ranks did not reach a barrier in time. Thrown on every rank that did, and on latecomers.
+class MissingRanks : public std::runtime_error {
+ public:
+  MissingRanks(const std::string& message, std::vector<int> missing)
+      : std::runtime_error(message), ranks(std::move(missing)) {}
+
+  std::vector<int> ranks;  ///< of the whole job, ascending
+};
+
+/// The ranks of a job, or some of them, and the connections between them. Copies refer to the same group.
 ///
-/// A group of one costs nothing: no store, sockets or threads until handle() is called.
+/// A group of one has no store, sockets or threads until handle() is called.
 ///
-/// End it with close() on every rank. Destroyed without it, as when an exception unwinds, it drops its
-/// connections, and pending collectives fail on this rank and the others. Users of its handle(), such as a
-/// DistributedDataParallel or a subgroup, keep what they need of it alive: they may go in any order.
+/// End it with close() on every rank. Without it, as when an exception unwinds, the destructor drops the
+/// connections, and pending collectives fail on all ranks. Users of its handle(), such as a
+/// DistributedDataParallel or a subgroup, keep what they need alive: destroy them in any order.
 class ProcessGroup {
  public:
   struct Options {
@@ -32,13 +49,13 @@ class ProcessGroup {
     std::chrono::milliseconds connect_timeout = std::chrono::minutes(5);  ///< for all ranks to arrive
     std::chrono::milliseconds notice_after = std::chrono::seconds(5);     ///< log a longer wait
     /// "env://": meet at MASTER_ADDR and MASTER_PORT. "file:///PATH": in a file that all ranks can write and
-    /// no other job uses; the last to leave removes it.
+    /// no other job uses; the last rank to leave removes it.
     std::string init_method = "env://";
     /// Network interface for the ranks' connections. Empty: GLOO_SOCKET_IFNAME, else loopback on one node,
     /// and on several the interface towards MASTER_ADDR.
     std::string interface = {};
-    /// Sum floats and doubles on the CPU through shared memory, not sockets, if all ranks of the job are on
-    /// one host and see each other's processes. DDPRUN_SHARED_MEMORY=0 turns it off too.
+    /// Sum floats and doubles on the CPU through shared memory instead of sockets, if all ranks are on one
+    /// host and see each other's processes. DDPRUN_SHARED_MEMORY=0 turns it off too.
     bool shared_memory = true;
     DeviceChoice device = DeviceChoice::kCpu;
     BackendChoice backend = BackendChoice::kAuto;  ///< of CUDA tensors
@@ -46,14 +63,13 @@ class ProcessGroup {
 
   /// Meets the other ranks, which pass the same options. The launcher hosts the store of env://, or else rank
   /// 0, on the launcher's socket (DDPRUN_STORE_FD) if there is one. Unless device is kCpu, connect before the
-  /// first use of autograd or of a random generator (cuda_backend.h). No other thread may open TCP
-  /// connections meanwhile, nor during new_group(): if the group ends in a failure, they would be shut down
-  /// with its own.
+  /// first use of autograd or a random generator (cuda_backend.h). Open no TCP connections in other threads
+  /// meanwhile, nor during new_group(): a failing group would shut them down with its own.
   ///
   /// throws  UsageError for a wrong variable or option: DDPRUN_STORE_FD is not a socket bound to MASTER_PORT,
   ///         there is no such interface, no route to MASTER_ADDR, no such init_method, or device and backend
-  ///         are unavailable; IoError if the folder of file:// is missing; MissingRanks (missing_ranks.h)
-  ///         naming the ranks that did not arrive within connect_timeout; c10::Error if rank 0 did not
+  ///         are unavailable; IoError if the folder of file:// is missing; MissingRanks naming the
+  ///         ranks that did not arrive within connect_timeout; c10::Error if rank 0 did not
   static ProcessGroup connect(const WorkerEnv& env, const Options& options);
 
   int rank() const;  ///< in this group
@@ -65,8 +81,8 @@ class ProcessGroup {
   /// The backend for tensors on device(): "gloo" or "nccl".
   std::string backend() const;
 
-  /// A group of some of this group's ranks. Every rank of this group calls it with the same ranks, members or
-  /// not, and in the same order as other new_group() calls.
+  /// A group of some of this group's ranks. Every rank of this group, member or not, calls it with the same
+  /// ranks and in the same order as other new_group() calls.
   ///
   /// ranks    ranks of this group, in any order; the new group numbers them in ascending order
   /// timeout  of a collective of the new group; default: this group's
@@ -76,11 +92,11 @@ class ProcessGroup {
   std::optional<ProcessGroup> new_group(
       std::vector<int> ranks, std::optional<std::chrono::milliseconds> timeout = std::nullopt) const;
 
-  /// Waits until every rank is here, but not for collectives that are still running. Uses the store only, and
-  /// leaves the group usable when it fails.
+  /// Waits until every rank is here, but not for running collectives. Uses only the store, and leaves the
+  /// group usable when it fails.
   ///
   /// timeout  default: that of a collective
-  /// throws   MissingRanks (missing_ranks.h) naming the missing ranks, on every rank that came
+  /// throws   MissingRanks naming the missing ranks, on every rank that came
   void barrier(std::optional<std::chrono::milliseconds> timeout = std::nullopt) const;
 
   /// Waits until every rank is here, then drops the connections, so that no rank sees a peer vanish before

@@ -36,8 +36,8 @@ class SharedMemory {
   std::vector<Process> processes_;  // of the ranks
 };
 
-/// Zero-filled memory for all ranks of a group, which all call it. Returns nullptr, on every rank, unless all
-/// see each other's processes: not on several hosts, in several containers, or where the system forbids it.
+/// Zero-filled memory for all ranks of a group, which all call it. Returns nullptr, on every rank, if some do
+/// not see each other's processes: on several hosts, in several containers, or where the system forbids it.
 std::unique_ptr<SharedMemory> share_memory(const StorePtr& store, int rank, int size, std::size_t bytes,
                                            bool wanted);
 

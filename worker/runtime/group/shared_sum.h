@@ -11,9 +11,9 @@
 
 namespace ddprun::ddp {
 
-/// Sums a tensor over the ranks of one host through shared memory. Piece by piece, each rank puts its own
-/// there and adds up all of them; many ranks add them up once, together, and each copies the sum. The last to
-/// come never waits. Elements are added in the order of the ranks, so that every rank gets the same result.
+/// Sums a tensor over the ranks of one host through shared memory. Piece by piece, each rank copies its own
+/// there and adds up all of them; many ranks add them up together, once, and each copies the sum. The last
+/// rank to arrive never waits. Adds in the order of the ranks, so that every rank gets the same result.
 ///
 /// Only sleep() blocks. One call at a time; all ranks make the same calls in the same order.
 class SharedSum {
@@ -35,7 +35,7 @@ class SharedSum {
   std::string problem() const;
   std::string awaited_rank() const;  ///< "rank 1"
 
-  /// Sleeps until a rank has done something since posts() returned that number, 20 ms at most.
+  /// Sleeps until a rank has done something since posts() returned that number, for at most 20 ms.
   void sleep(std::uint32_t posts) const;
   std::uint32_t posts() const;
 

@@ -34,6 +34,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr std::size_t kPipeHolds = 4096;  // more would block: the parent reads only after the rank's end
+
 [[noreturn]] void throw_errno(const char* what) {
   throw std::system_error(errno, std::generic_category(), std::string("spawn: ") + what);
 }
@@ -94,17 +96,9 @@ std::optional<std::string> run_body(const std::function<void()>& body) {
   const auto error = run_body(body);
   flush_output();
   if (!error) ::_exit(0);
-  constexpr std::size_t kPipeHolds = 4096;  // more would block: the parent reads only after our end
   [[maybe_unused]] const auto written =
       ::write(message_fd, error->data(), std::min(error->size(), kPipeHolds));
   ::_exit(1);
-}
-
-std::string read_all(int fd) {
-  std::string text(4096, '\0');
-  const ssize_t size = ::read(fd, text.data(), text.size());
-  text.resize(static_cast<std::size_t>(std::max<ssize_t>(size, 0)));
-  return text;
 }
 
 struct Rank {
@@ -168,7 +162,9 @@ class Ranks {
     rank.pid = -1;
     const auto ended = ExitStatus::from_wait_status(status);
     if (ended.success()) return;
-    const auto message = read_all(rank.message.get());
+    std::string message(kPipeHolds, '\0');
+    const auto size = ::read(rank.message.get(), message.data(), message.size());
+    message.resize(static_cast<std::size_t>(std::max<ssize_t>(size, 0)));
     errors += (errors.empty() ? "rank " : "\nrank ") + std::to_string(index) + ": " +
               (ended == ExitStatus::exited(1) && !message.empty() ? message : describe(ended));
   }

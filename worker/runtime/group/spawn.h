@@ -22,12 +22,12 @@ struct SpawnOptions {
 ///     group.close();
 ///   });
 ///
-/// The ranks are forked, so call it before this process starts any thread: before LibTorch computes with
-/// several threads or runs a backward, and before a process group connects here. A rank starts with all that
-/// the caller has, and env's variables (RANK, MASTER_ADDR, ...); it ignores SIGPIPE and dies with this
-/// process. Unless OMP_NUM_THREADS is set it computes with its share of the CPUs, as under ddprun. It ends
-/// without running destructors of static objects or atexit handlers, but flushes stdout and stderr, as this
-/// process does before the fork.
+/// The ranks are forked, so call it before this process starts threads: before LibTorch computes with several
+/// threads or runs a backward, and before a process group connects here. A rank inherits everything from the
+/// caller, and gets env's variables (RANK, MASTER_ADDR, ...); it ignores SIGPIPE and dies with this process.
+/// Unless OMP_NUM_THREADS is set it computes with its share of the CPUs, as under ddprun. At its end it
+/// flushes stdout and stderr, as this process does before the fork, but runs no static destructors or atexit
+/// handlers.
 ///
 /// returns  when all ranks have returned from body
 /// throws   std::invalid_argument if n < 1; std::logic_error if this process has several threads;

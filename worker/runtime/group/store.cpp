@@ -13,7 +13,6 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
@@ -115,8 +114,6 @@ StorePtr make_store(const WorkerEnv& env, const std::string& init_method, std::c
   return c10::make_intrusive<c10d::PrefixStore>("ddprun/" + env.run_id + "/" + attempt,
                                                 make_file_store(env, *file, timeout));
 }
-
-StorePtr make_own_store() { return c10::make_intrusive<c10d::HashStore>(); }
 
 std::string describe_meeting_place(const WorkerEnv& env, const std::string& init_method) {
   const auto file = file_of(init_method);

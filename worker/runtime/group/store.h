@@ -26,9 +26,6 @@ using StorePtr = c10::intrusive_ptr<c10d::Store>;
 ///              the host does not answer
 StorePtr make_store(const WorkerEnv& env, const std::string& init_method, std::chrono::milliseconds timeout);
 
-/// The store of a single process: a map.
-StorePtr make_own_store();
-
 /// For messages: "127.0.0.1:29500" or the file.
 std::string describe_meeting_place(const WorkerEnv& env, const std::string& init_method);
 
@@ -36,8 +33,8 @@ std::string describe_meeting_place(const WorkerEnv& env, const std::string& init
 /// as make_store(), or if DDPRUN_STORE_FD is not a socket of MASTER_PORT
 void check_store(const WorkerEnv& env, const std::string& init_method);
 
-/// Waits until something listens at host:port, by connecting and hanging up. Retries within milliseconds,
-/// where a TCPStore client that comes before its host sleeps for half a second or more.
+/// Waits until something listens at host:port, by connecting and hanging up. Retries within milliseconds; a
+/// TCPStore client that comes before its host sleeps for half a second or more.
 ///
 /// returns  false on timeout, or if the host has no address
 bool wait_for_port(const std::string& host, std::uint16_t port, std::chrono::milliseconds at_most);

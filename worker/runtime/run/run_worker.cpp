@@ -1,16 +1,20 @@
 #include <ddprun/run/run_worker.h>
 
+#include <c10/util/Exception.h>
 #include <malloc.h>
 
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
-#include <exception>
+#include <ctime>
+#include <iostream>
 
+#include <ddprun/common/error_file.h>
+#include <ddprun/common/errors.h>
 #include <ddprun/common/logging.h>
+#include <ddprun/common/text.h>
 #include <ddprun/flight/record_collectives.h>
 #include <ddprun/group/signal_thread.h>
-#include <ddprun/run/failure.h>
 
 namespace ddprun {
 namespace {
@@ -23,7 +27,36 @@ void keep_freed_memory() {
   ::mallopt(M_TOP_PAD, 64 << 20);
 }
 
+/// Logs the failure, writes the launcher's error file and ends the process at once, without teardown.
+[[noreturn]] void end_in_failure(const Failure& failure) {
+  log_error(failure.message);
+  try {
+    const auto path = process_env("TORCHELASTIC_ERROR_FILE").value_or("");
+    if (!path.empty()) write_error_file(path, {failure.message, "", std::time(nullptr)});
+  } catch (const std::exception& error) {
+    log_warning(std::string("cannot write the error file: ") + error.what());
+  }
+  std::cout.flush();
+  std::fflush(nullptr);
+  std::_Exit(failure.exit_code);
+}
+
 }  // namespace
+
+Failure describe_failure(std::exception_ptr exception) {
+  try {
+    std::rethrow_exception(exception);
+  } catch (const UsageError& error) {
+    return {error.what(), 2};
+  } catch (const c10::Error& error) {
+    const std::string text = error.what_without_backtrace();  // perhaps with lines of its caller's context
+    return {one_line(text.substr(0, text.find('\n'))), 1};
+  } catch (const std::exception& error) {
+    return {one_line(error.what()), 1};
+  } catch (...) {
+    return {"unknown error", 1};
+  }
+}
 
 void prepare_worker(const std::string& name) {
   ::signal(SIGPIPE, SIG_IGN);  // a closed stdout (| head) must not end the training
@@ -33,8 +66,8 @@ void prepare_worker(const std::string& name) {
   // launcher has seen it fail, or other ranks would fail first.
   std::set_terminate([] {
     if (!std::current_exception()) std::abort();
-    const auto failure = ddp::explained_failure(std::current_exception());
-    ddp::announce_failure(describe_failure(failure).message);
+    const auto failure = describe_failure(ddp::explained_failure(std::current_exception()));
+    ddp::announce_failure(failure.message);
     end_in_failure(failure);
   });
 }

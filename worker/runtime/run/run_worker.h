@@ -1,5 +1,6 @@
 #pragma once
 
+#include <exception>
 #include <functional>
 #include <string>
 
@@ -13,8 +14,7 @@ namespace ddprun {
 ///
 /// An uncaught exception on any thread ends the process with one line on stderr and in the launcher's error
 /// file (TORCHELASTIC_ERROR_FILE), and exit code 2 for a UsageError, else 1. Nothing is unwound: connections
-/// to other ranks stay open until the process ends, so that no other rank fails before the launcher sees this
-/// one fail.
+/// to other ranks stay open to the end, so that the launcher sees this rank fail before any other.
 ///
 /// Log lines start with the program's name, SIGPIPE is ignored, and memory freed by a step is kept for the
 /// next one. SIGUSR2 makes every rank dump its last collectives (dump_flight()).
@@ -25,5 +25,14 @@ int run_worker(const std::function<void(const WorkerEnv&)>& train);
 /// Only the preparation, for a main() that looks at its arguments first.
 /// name  the prefix of log lines
 void prepare_worker(const std::string& name);
+
+/// A failure as the user reads it.
+struct Failure {
+  std::string message;  ///< one line
+  int exit_code;        ///< 2 for usage and configuration, 1 for data, files and training
+};
+
+/// One line and an exit code for any exception, without c10's stack traces.
+Failure describe_failure(std::exception_ptr exception);
 
 }  // namespace ddprun

@@ -54,10 +54,14 @@ double DictReader::number(const std::string& key) const {
   return *number;
 }
 
-std::int64_t DictReader::integer(const std::string& key) const {
+IValue DictReader::expect(const std::string& key, const char* expected, Kind is_expected) const {
   const auto value = at(key);
-  if (!value.isInt()) fail(key, "an integer", value);
-  return value.toInt();
+  if (!(value.*is_expected)()) fail(key, expected, value);
+  return value;
+}
+
+std::int64_t DictReader::integer(const std::string& key) const {
+  return expect(key, "an integer", &IValue::isInt).toInt();
 }
 
 std::int64_t DictReader::positive(const std::string& key) const {
@@ -67,27 +71,19 @@ std::int64_t DictReader::positive(const std::string& key) const {
 }
 
 bool DictReader::boolean(const std::string& key) const {
-  const auto value = at(key);
-  if (!value.isBool()) fail(key, "a bool", value);
-  return value.toBool();
+  return expect(key, "a bool", &IValue::isBool).toBool();
 }
 
 std::string DictReader::text(const std::string& key) const {
-  const auto value = at(key);
-  if (!value.isString()) fail(key, "a string", value);
-  return value.toStringRef();
+  return expect(key, "a string", &IValue::isString).toStringRef();
 }
 
 at::Tensor DictReader::tensor(const std::string& key) const {
-  const auto value = at(key);
-  if (!value.isTensor()) fail(key, "a tensor", value);
-  return value.toTensor();
+  return expect(key, "a tensor", &IValue::isTensor).toTensor();
 }
 
 c10::impl::GenericDict DictReader::dict(const std::string& key) const {
-  const auto value = at(key);
-  if (!value.isGenericDict()) fail(key, "a dict", value);
-  return value.toGenericDict();
+  return expect(key, "a dict", &IValue::isGenericDict).toGenericDict();
 }
 
 std::vector<IValue> DictReader::list(const std::string& key) const {

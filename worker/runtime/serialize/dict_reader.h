@@ -36,6 +36,8 @@ class DictReader {
   [[noreturn]] void fail(const std::string& message) const;
 
  private:
+  using Kind = bool (c10::IValue::*)() const;
+  c10::IValue expect(const std::string& key, const char* expected, Kind is_expected) const;
   [[noreturn]] void fail(const std::string& key, const char* expected, const c10::IValue& got) const;
 
   c10::impl::GenericDict dict_;

@@ -7,9 +7,7 @@
 #include <algorithm>
 #include <bit>
 #include <iterator>
-#include <memory>
 #include <utility>
-#include <variant>
 
 namespace ddprun::serialize {
 namespace {
@@ -50,8 +48,6 @@ std::uint64_t PickleBytes::unsigned_number(std::size_t count) {
   return number;
 }
 
-std::int32_t PickleBytes::int32() { return static_cast<std::int32_t>(unsigned_number(4)); }
-
 std::int64_t PickleBytes::long_number() {
   const auto count = unsigned_number(1);
   if (count > 8) fail("an integer of more than 64 bits");
@@ -69,16 +65,6 @@ double PickleBytes::real_number() {
 void PickleBytes::fail(const std::string& message) const {
   throw UnpickleError("byte " + std::to_string(opcode_at_) + " of the pickle: " + message);
 }
-
-std::string hex(char byte) {
-  constexpr char kDigits[] = "0123456789abcdef";
-  const auto value = static_cast<unsigned char>(byte);
-  return std::string("0x") + kDigits[value >> 4] + kDigits[value & 15];
-}
-
-c10::IValue empty_list() { return c10::impl::GenericList(c10::AnyType::get()); }
-
-c10::IValue empty_dict() { return c10::impl::GenericDict(c10::StringType::get(), c10::AnyType::get()); }
 
 // -- the stack --
 

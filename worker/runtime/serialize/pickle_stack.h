@@ -24,9 +24,8 @@ class PickleBytes {
   std::string_view take(std::size_t count);
   std::string_view line();                           ///< up to the newline, which is skipped
   std::uint64_t unsigned_number(std::size_t count);  ///< little endian, count <= 8 bytes
-  std::int32_t int32();
-  std::int64_t long_number();  ///< a length byte, then the number
-  double real_number();        ///< big endian
+  std::int64_t long_number();                        ///< a length byte, then the number
+  double real_number();                              ///< big endian
 
   std::size_t position() const { return at_; }
 
@@ -38,9 +37,6 @@ class PickleBytes {
   std::size_t at_ = 0;
   std::size_t opcode_at_ = 0;
 };
-
-/// "0x93", for messages.
-std::string hex(char byte);
 
 /// A Python name that the pickle may use, such as "torch._utils._rebuild_tensor_v2".
 struct Global {
@@ -106,8 +102,5 @@ class PickleStack {
   std::vector<std::size_t> marks_;
   std::unordered_map<std::uint64_t, Value> memo_;
 };
-
-c10::IValue empty_list();
-c10::IValue empty_dict();
 
 }  // namespace ddprun::serialize

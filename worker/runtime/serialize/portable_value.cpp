@@ -3,7 +3,6 @@
 #include <ATen/ExpandUtils.h>
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
-#include <ATen/core/Tensor.h>
 #include <ATen/core/jit_type.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -14,9 +13,8 @@
 #include <stdexcept>
 #include <string>
 #include <unordered_map>
-#include <vector>
 
-#include <ddprun/serialize/rebuild_tensor.h>
+#include <ddprun/serialize/element_types.h>
 
 namespace ddprun::serialize {
 namespace {
@@ -30,6 +28,11 @@ struct StorageUse {
   bool one_dtype = true;
   at::Tensor copy = {};  // all of it on the CPU, once needed
 };
+
+std::string valid_utf8(const std::string& text) {
+  const auto json = nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  return nlohmann::json::parse(json).get<std::string>();
+}
 
 class Converter {
  public:
@@ -45,108 +48,96 @@ class Converter {
   }
 
  private:
-  void count(const c10::IValue& value, int depth);
-  void count(const at::Tensor& tensor);
-  c10::IValue copy(const c10::IValue& value);
-  at::Tensor copy(const at::Tensor& tensor);
-  at::Tensor copy_alone(const at::Tensor& tensor);
-  bool cloned(const at::Tensor& tensor) const;
+  void count(const at::Tensor& tensor) {
+    if (!tensor.defined() || tensor.layout() != at::kStrided || tensor.is_quantized() || tensor.is_conj() ||
+        tensor.is_neg() || tensor.is_meta())
+      throw std::invalid_argument("only dense tensors can be written to a .pt file");
+    if (names_of(tensor.scalar_type()).storage.empty())
+      throw std::invalid_argument(std::string("a tensor of ") + c10::toString(tensor.scalar_type()) +
+                                  " cannot be written to a .pt file");
+    const auto [use, is_new] =
+        uses_.try_emplace(tensor.storage().unsafeGetStorageImpl(), StorageUse{tensor.scalar_type()});
+    use->second.used_bytes += tensor.nbytes();
+    if (use->second.dtype != tensor.scalar_type()) use->second.one_dtype = false;
+  }
+
+  void count(const c10::IValue& value, int depth) {
+    if (depth > kMaxValueDepth) throw std::invalid_argument("a value nested too deep for a .pt file");
+    if (value.isTensor()) return count(value.toTensor());
+    if (value.isGenericDict())
+      for (const auto& item : value.toGenericDict()) {
+        if (!item.key().isString() && !item.key().isInt())
+          throw std::invalid_argument("a dict's key for a .pt file is a " + item.key().tagKind());
+        count(item.value(), depth + 1);
+      }
+    else if (value.isList())
+      for (const c10::IValue& element : value.toListRef()) count(element, depth + 1);
+    else if (value.isTuple())
+      for (const auto& element : value.toTupleRef().elements()) count(element, depth + 1);
+    else if (!value.isString() && !value.isInt() && !value.isDouble() && !value.isBool() && !value.isNone())
+      throw std::invalid_argument("a " + value.tagKind() + " cannot be written to a .pt file");
+  }
+
+  /// Python reads a whole storage with one dtype.
+  bool cloned(const at::Tensor& tensor) const {
+    const auto& use = uses_.at(tensor.storage().unsafeGetStorageImpl());
+    const auto bytes = tensor.storage().nbytes();
+    return !use.one_dtype || bytes % tensor.element_size() != 0 || use.used_bytes < bytes / 2;
+  }
+
+  /// A copy on the CPU that shares no memory.
+  at::Tensor copy_alone(const at::Tensor& tensor) {
+    if (memory_ == nullptr)
+      return tensor.to(at::kCPU, tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+    const bool from_gpu = !tensor.is_cpu();
+    if (from_gpu && std::find(devices_.begin(), devices_.end(), tensor.device()) == devices_.end())
+      devices_.push_back(tensor.device());
+    const auto strides = at::infer_dense_strides(tensor.sizes(), tensor.strides());
+    const auto target = memory_->take(tensor.nbytes(), from_gpu).view(tensor.scalar_type());
+    const auto result = target.as_strided(tensor.sizes(), strides);
+    result.copy_(tensor, /*non_blocking=*/from_gpu);
+    return result;
+  }
+
+  at::Tensor copy(const at::Tensor& tensor) {
+    const auto plain = tensor.detach();
+    if (cloned(plain)) return copy_alone(plain);
+    if (plain.is_cpu() && memory_ == nullptr) return plain;
+    auto& use = uses_.at(plain.storage().unsafeGetStorageImpl());
+    if (!use.copy.defined()) {
+      const auto numel = static_cast<std::int64_t>(plain.storage().nbytes() / plain.element_size());
+      use.copy = copy_alone(plain.as_strided({numel}, {1}, 0));
+    }
+    return use.copy.as_strided(plain.sizes(), plain.strides(), plain.storage_offset());
+  }
+
+  c10::IValue copy(const c10::IValue& value) {
+    if (value.isTensor()) return copy(value.toTensor());
+    if (value.isString()) return valid_utf8(value.toStringRef());
+    if (value.isGenericDict()) {
+      const auto dict = value.toGenericDict();
+      c10::impl::GenericDict result(c10::StringType::get(), c10::AnyType::get());
+      if (!dict.empty() && dict.begin()->key().isInt()) result.unsafeSetKeyType(c10::IntType::get());
+      for (const auto& item : dict) result.insert_or_assign(copy(item.key()), copy(item.value()));
+      return result;
+    }
+    if (value.isList()) {
+      c10::impl::GenericList result(c10::AnyType::get());
+      for (const c10::IValue& element : value.toListRef()) result.push_back(copy(element));
+      return result;
+    }
+    if (value.isTuple()) {
+      std::vector<c10::IValue> elements;
+      for (const auto& element : value.toTupleRef().elements()) elements.push_back(copy(element));
+      return c10::ivalue::Tuple::create(std::move(elements));
+    }
+    return value;
+  }
 
   SnapshotMemory* memory_;
   std::unordered_map<const void*, StorageUse> uses_;
   std::vector<at::Device> devices_;  // with copies under way
 };
-
-std::string valid_utf8(const std::string& text) {
-  const auto json = nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-  return nlohmann::json::parse(json).get<std::string>();
-}
-
-void Converter::count(const at::Tensor& tensor) {
-  if (!tensor.defined() || tensor.layout() != at::kStrided || tensor.is_quantized() || tensor.is_conj() ||
-      tensor.is_neg() || tensor.is_meta())
-    throw std::invalid_argument("only dense tensors can be written to a .pt file");
-  if (!has_storage_name(tensor.scalar_type()))
-    throw std::invalid_argument(std::string("a tensor of ") + c10::toString(tensor.scalar_type()) +
-                                " cannot be written to a .pt file");
-  const auto [use, is_new] =
-      uses_.try_emplace(tensor.storage().unsafeGetStorageImpl(), StorageUse{tensor.scalar_type()});
-  use->second.used_bytes += tensor.nbytes();
-  if (use->second.dtype != tensor.scalar_type()) use->second.one_dtype = false;
-}
-
-void Converter::count(const c10::IValue& value, int depth) {
-  if (depth > kMaxValueDepth) throw std::invalid_argument("a value nested too deep for a .pt file");
-  if (value.isTensor()) return count(value.toTensor());
-  if (value.isGenericDict())
-    for (const auto& item : value.toGenericDict()) {
-      if (!item.key().isString() && !item.key().isInt())
-        throw std::invalid_argument("a dict's key for a .pt file is a " + item.key().tagKind());
-      count(item.value(), depth + 1);
-    }
-  else if (value.isList())
-    for (const c10::IValue& element : value.toListRef()) count(element, depth + 1);
-  else if (value.isTuple())
-    for (const auto& element : value.toTupleRef().elements()) count(element, depth + 1);
-  else if (!value.isString() && !value.isInt() && !value.isDouble() && !value.isBool() && !value.isNone())
-    throw std::invalid_argument("a " + value.tagKind() + " cannot be written to a .pt file");
-}
-
-/// Python reads a whole storage with one dtype.
-bool Converter::cloned(const at::Tensor& tensor) const {
-  const auto& use = uses_.at(tensor.storage().unsafeGetStorageImpl());
-  const auto bytes = tensor.storage().nbytes();
-  return !use.one_dtype || bytes % tensor.element_size() != 0 || use.used_bytes < bytes / 2;
-}
-
-/// A copy on the CPU that shares no memory.
-at::Tensor Converter::copy_alone(const at::Tensor& tensor) {
-  if (memory_ == nullptr)
-    return tensor.to(at::kCPU, tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
-  const bool from_gpu = !tensor.is_cpu();
-  if (from_gpu && std::find(devices_.begin(), devices_.end(), tensor.device()) == devices_.end())
-    devices_.push_back(tensor.device());
-  const auto strides = at::infer_dense_strides(tensor.sizes(), tensor.strides());
-  const auto target = memory_->take(tensor.nbytes(), from_gpu).view(tensor.scalar_type());
-  const auto result = target.as_strided(tensor.sizes(), strides);
-  result.copy_(tensor, /*non_blocking=*/from_gpu);
-  return result;
-}
-
-at::Tensor Converter::copy(const at::Tensor& tensor) {
-  const auto plain = tensor.detach();
-  if (cloned(plain)) return copy_alone(plain);
-  if (plain.is_cpu() && memory_ == nullptr) return plain;
-  auto& use = uses_.at(plain.storage().unsafeGetStorageImpl());
-  if (!use.copy.defined()) {
-    const auto numel = static_cast<std::int64_t>(plain.storage().nbytes() / plain.element_size());
-    use.copy = copy_alone(plain.as_strided({numel}, {1}, 0));
-  }
-  return use.copy.as_strided(plain.sizes(), plain.strides(), plain.storage_offset());
-}
-
-c10::IValue Converter::copy(const c10::IValue& value) {
-  if (value.isTensor()) return copy(value.toTensor());
-  if (value.isString()) return valid_utf8(value.toStringRef());
-  if (value.isGenericDict()) {
-    const auto dict = value.toGenericDict();
-    c10::impl::GenericDict result(c10::StringType::get(), c10::AnyType::get());
-    if (!dict.empty() && dict.begin()->key().isInt()) result.unsafeSetKeyType(c10::IntType::get());
-    for (const auto& item : dict) result.insert_or_assign(copy(item.key()), copy(item.value()));
-    return result;
-  }
-  if (value.isList()) {
-    c10::impl::GenericList result(c10::AnyType::get());
-    for (const c10::IValue& element : value.toListRef()) result.push_back(copy(element));
-    return result;
-  }
-  if (value.isTuple()) {
-    std::vector<c10::IValue> elements;
-    for (const auto& element : value.toTupleRef().elements()) elements.push_back(copy(element));
-    return c10::ivalue::Tuple::create(std::move(elements));
-  }
-  return value;
-}
 
 }  // namespace
 

@@ -2,35 +2,41 @@
 
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/core/jit_type.h>
 #include <ATen/ops/empty.h>
 #include <caffe2/serialize/inline_container.h>
 #include <torch/csrc/jit/serialization/pickler.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <functional>
 #include <map>
-#include <string>
+#include <optional>
 #include <string_view>
+#include <unordered_map>
 #include <unordered_set>
-#include <vector>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
 #include <ddprun/common/text.h>
-#include <ddprun/serialize/legacy_pt.h>
+#include <ddprun/serialize/element_types.h>
 #include <ddprun/serialize/output_file.h>
 #include <ddprun/serialize/portable_value.h>
-#include <ddprun/serialize/rebuild_tensor.h>
 #include <ddprun/serialize/unpickler.h>
 #include <ddprun/serialize/zip_records.h>
 
 namespace ddprun::serialize {
 namespace {
 
+using namespace std::string_view_literals;
+
 constexpr std::uint64_t kMaxPickle = std::uint64_t{256} << 20;
+
+// How a file begins that torch.save wrote before 1.6, or with _use_new_zipfile_serialization=False.
+constexpr auto kLegacyMagic = "\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19."sv;
+constexpr auto kLegacyVersion = "\x80\x02M\xe9\x03."sv;  // 1001
 
 struct Pickle {
   std::string bytes;
@@ -75,14 +81,20 @@ std::string first_bytes(const std::filesystem::path& path, std::size_t count) {
   return bytes;
 }
 
-enum class Format { kZip, kLegacy };
-
-Format format_of(const std::filesystem::path& path) {
+/// False for a zip. throws IoError for any other file
+bool is_legacy(const std::filesystem::path& path) {
   const auto start = first_bytes(path, 64);
-  if (start.starts_with("PK\x03\x04")) return Format::kZip;
-  if (is_legacy_pt(start)) return Format::kLegacy;
+  if (start.starts_with("PK\x03\x04")) return false;
+  if (start.starts_with(kLegacyMagic)) return true;
   if (start.empty()) throw IoError(path, "is empty, expected a file written by torch.save");
   throw IoError(path, "is not a zip, expected a file written by torch.save");
+}
+
+/// The storage's size in bytes; nullopt if no memory is that large.
+std::optional<std::int64_t> byte_size(const StorageReference& storage) {
+  std::int64_t bytes = 0;
+  const auto element = static_cast<std::int64_t>(c10::elementSize(storage.dtype));
+  return __builtin_mul_overflow(storage.numel, element, &bytes) ? std::nullopt : std::optional(bytes);
 }
 
 /// The storages of one file: handed out empty, and read once it is known which ones are wanted.
@@ -92,17 +104,15 @@ class Storages {
 
   c10::Storage open(const StorageReference& wanted) {
     const auto name = "data/" + wanted.key;
-    std::int64_t bytes = 0;
     if (!records_.has(name)) throw UnpickleError("no record " + in_quotes(name));
     const auto found = records_.size(name);
-    if (__builtin_mul_overflow(wanted.numel, static_cast<std::int64_t>(c10::elementSize(wanted.dtype)),
-                               &bytes) ||
-        static_cast<std::uint64_t>(bytes) != found)
+    const auto bytes = byte_size(wanted);
+    if (!bytes || static_cast<std::uint64_t>(*bytes) != found)
       throw UnpickleError("record " + in_quotes(name) + " has " + std::to_string(found) +
                           " bytes, expected " + std::to_string(wanted.numel) + " elements of " +
                           std::to_string(c10::elementSize(wanted.dtype)));
     auto& opened = opened_[name];
-    if (!opened.bytes.defined()) opened.bytes = at::empty({bytes}, at::kByte);
+    if (!opened.bytes.defined()) opened.bytes = at::empty({*bytes}, at::kByte);
     opened.is_bool = opened.is_bool || wanted.dtype == at::kBool;
     return opened.bytes.storage();
   }
@@ -160,7 +170,111 @@ c10::IValue read_zip(const std::filesystem::path& path, const PartOf& part_of) {
   return value;
 }
 
-c10::IValue whole(const c10::IValue& value) { return value; }
+std::int64_t take_int64(std::string_view& bytes) {
+  std::int64_t number = 0;
+  if (bytes.size() < sizeof number) throw UnpickleError("the file ends in the middle of a storage's size");
+  std::memcpy(&number, bytes.data(), sizeof number);
+  bytes.remove_prefix(sizeof number);
+  return number;
+}
+
+/// The storages that the value of a legacy file refers to; their data follow the value.
+class LegacyStorages {
+ public:
+  /// most_bytes  of all of them together
+  explicit LegacyStorages(std::size_t most_bytes) : bytes_left_(static_cast<std::int64_t>(most_bytes)) {}
+
+  c10::Storage open(const StorageReference& wanted) {
+    auto [place, is_new] = storages_.try_emplace(wanted.key);
+    auto& [bytes, dtype, filled] = place->second;
+    if (is_new) {
+      const auto count = byte_size(wanted);
+      if (!count || *count > bytes_left_)
+        throw UnpickleError("storage " + in_quotes(wanted.key) + " of " + std::to_string(wanted.numel) +
+                            " elements reaches beyond the file");
+      bytes_left_ -= *count;
+      bytes = at::empty({*count}, at::kByte);
+      dtype = wanted.dtype;
+    }
+    if (dtype != wanted.dtype || numel(place->second) != wanted.numel)
+      throw UnpickleError("storage " + in_quotes(wanted.key) + " is referred to with two types or sizes");
+    return bytes.storage();
+  }
+
+  void fill(const std::string& key, std::string_view& bytes) {
+    const auto found = storages_.find(key);
+    if (found == storages_.end() || found->second.filled)
+      throw UnpickleError("data of a storage " + in_quotes(key) + " that no tensor refers to");
+    auto& storage = found->second;
+    if (const auto count = take_int64(bytes); count != numel(storage))
+      throw UnpickleError("storage " + in_quotes(key) + " has " + std::to_string(count) +
+                          " elements, expected " + std::to_string(numel(storage)));
+    if (bytes.size() < storage.bytes.nbytes())
+      throw UnpickleError("the file ends in the middle of storage " + in_quotes(key));
+    if (storage.bytes.nbytes() > 0)
+      std::memcpy(storage.bytes.mutable_data_ptr(), bytes.data(), storage.bytes.nbytes());
+    if (storage.dtype == at::kBool)
+      if (const auto reason = bad_bools(bytes.data(), storage.bytes.nbytes()))
+        throw UnpickleError("storage " + in_quotes(key) + " " + *reason);
+    bytes.remove_prefix(storage.bytes.nbytes());
+    storage.filled = true;
+  }
+
+  void check_all_filled() const {
+    for (const auto& [key, storage] : storages_)
+      if (!storage.filled) throw UnpickleError("the file lacks the data of storage " + in_quotes(key));
+  }
+
+ private:
+  struct LegacyStorage {
+    at::Tensor bytes;
+    at::ScalarType dtype = at::kByte;
+    bool filled = false;
+  };
+  static std::int64_t numel(const LegacyStorage& storage) {
+    return static_cast<std::int64_t>(storage.bytes.nbytes() / c10::elementSize(storage.dtype));
+  }
+
+  std::int64_t bytes_left_;
+  std::unordered_map<std::string, LegacyStorage> storages_;
+};
+
+c10::Storage no_storage(const StorageReference&) { throw UnpickleError("a tensor where none can be"); }
+
+void check_little_endian(const c10::IValue& system) {
+  if (system.isGenericDict())
+    for (const auto& item : system.toGenericDict())
+      if (item.key().isString() && item.key().toStringRef() == "little_endian" && item.value().isBool() &&
+          item.value().toBool())
+        return;
+  throw UnpickleError("not written by a little-endian machine");
+}
+
+/// The value in a legacy file. It has no checksums, so only truncation and inconsistencies are
+/// detected.
+///
+///   pickles: magic number | 1001 | system | value | storage keys, then for each key int64 numel | data
+c10::IValue read_legacy_pt(const std::filesystem::path& path) {
+  const auto content = read_file(open_regular_file(path), path, std::size_t{1} << 40);
+  auto bytes = std::string_view(content).substr(kLegacyMagic.size());
+  if (!bytes.starts_with(kLegacyVersion)) throw UnpickleError("not version 1001 of the format");
+  bytes.remove_prefix(kLegacyVersion.size());
+  check_little_endian(unpickle_first(bytes, no_storage));
+
+  LegacyStorages storages(bytes.size());
+  const auto value =
+      unpickle_first(bytes, [&](const StorageReference& wanted) { return storages.open(wanted); });
+  const auto keys = unpickle_first(bytes, no_storage);
+  if (!keys.isList()) throw UnpickleError("expected a list of storages after the value");
+  for (const c10::IValue& key : keys.toListRef()) {
+    if (!key.isString()) throw UnpickleError("a storage's key is a " + key.tagKind() + ", expected a string");
+    storages.fill(key.toStringRef(), bytes);
+  }
+  storages.check_all_filled();
+  if (!bytes.empty())
+    throw UnpickleError(std::to_string(bytes.size()) + " bytes follow what the file should hold");
+  return value;
+}
 
 /// A list of the dict's values under these keys.
 c10::IValue under(const c10::IValue& value, const std::vector<std::string>& keys) {
@@ -208,19 +322,21 @@ void write_pt(const std::filesystem::path& path, const c10::IValue& root) {
 }
 
 c10::IValue read_pt(const std::filesystem::path& path) {
-  const auto format = format_of(path);
-  return naming_file(
-      path, [&] { return format == Format::kLegacy ? read_legacy_pt(path) : read_zip(path, whole); });
+  const bool legacy = is_legacy(path);
+  return naming_file(path, [&] {
+    if (legacy) return read_legacy_pt(path);
+    return read_zip(path, [](const c10::IValue& value) { return value; });
+  });
 }
 
 c10::IValue read_pt(const std::filesystem::path& path, const std::vector<std::string>& keys) {
-  if (format_of(path) == Format::kLegacy) return read_pt(path);
+  if (is_legacy(path)) return read_pt(path);
   return naming_file(
       path, [&] { return read_zip(path, [&](const c10::IValue& value) { return under(value, keys); }); });
 }
 
 c10::IValue peek_pt(const std::filesystem::path& path) {
-  if (format_of(path) == Format::kLegacy) throw IoError(path, "is in torch's old format, expected a zip");
+  if (is_legacy(path)) throw IoError(path, "is in torch's old format, expected a zip");
   return naming_file(path, [&] { return read_zip(path, nullptr); });
 }
 

@@ -28,8 +28,7 @@ c10::IValue read_pt(const std::filesystem::path& path);
 /// arbitrary values. The whole file is verified.
 c10::IValue read_pt(const std::filesystem::path& path, const std::vector<std::string>& keys);
 
-/// The same for a zip without reading tensor data: tensors have arbitrary values, and only the rest is
-/// verified.
+/// The same for a zip without reading or verifying tensor data: tensors have arbitrary values.
 c10::IValue peek_pt(const std::filesystem::path& path);
 
 }  // namespace ddprun::serialize

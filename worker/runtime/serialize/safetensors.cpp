@@ -2,7 +2,6 @@
 
 #include <unistd.h>
 
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -10,55 +9,20 @@
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <stdexcept>
 #include <tuple>
 #include <unordered_map>
-#include <utility>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
 #include <ddprun/common/json_file.h>
 #include <ddprun/common/text.h>
+#include <ddprun/serialize/element_types.h>
 #include <ddprun/serialize/output_file.h>
-#include <ddprun/serialize/rebuild_tensor.h>
 
 namespace ddprun::serialize {
 namespace {
-
-constexpr std::pair<const char*, c10::ScalarType> kSafetensorsDtypes[] = {
-    {"F64", c10::ScalarType::Double},
-    {"F32", c10::ScalarType::Float},
-    {"F16", c10::ScalarType::Half},
-    {"BF16", c10::ScalarType::BFloat16},
-    {"I64", c10::ScalarType::Long},
-    {"I32", c10::ScalarType::Int},
-    {"I16", c10::ScalarType::Short},
-    {"I8", c10::ScalarType::Char},
-    {"U64", c10::ScalarType::UInt64},
-    {"U32", c10::ScalarType::UInt32},
-    {"U16", c10::ScalarType::UInt16},
-    {"U8", c10::ScalarType::Byte},
-    {"BOOL", c10::ScalarType::Bool},
-    {"C64", c10::ScalarType::ComplexFloat},
-    {"F8_E4M3", c10::ScalarType::Float8_e4m3fn},
-    {"F8_E4M3FNUZ", c10::ScalarType::Float8_e4m3fnuz},
-    {"F8_E5M2", c10::ScalarType::Float8_e5m2},
-    {"F8_E5M2FNUZ", c10::ScalarType::Float8_e5m2fnuz},
-};
-
-/// The element type of "F32" etc.; nullopt for other names.
-std::optional<c10::ScalarType> safetensors_dtype(std::string_view name) {
-  for (const auto& [known, dtype] : kSafetensorsDtypes)
-    if (known == name) return dtype;
-  return std::nullopt;
-}
-
-/// The inverse; nullptr for types that the format lacks.
-const char* safetensors_name(c10::ScalarType dtype) {
-  for (const auto& [name, known] : kSafetensorsDtypes)
-    if (known == dtype) return name;
-  return nullptr;
-}
 
 constexpr std::uint64_t kMaxHeader = 100'000'000;
 constexpr std::size_t kMaxShapeDimensions = 64;
@@ -97,10 +61,8 @@ class SafetensorsFile {
     }
   }
   std::uint64_t header_size() const {
-    unsigned char digits[8];
-    read(0, digits, sizeof digits);
-    std::uint64_t length = 0;
-    for (int i = 7; i >= 0; --i) length = length << 8 | digits[i];
+    std::uint64_t length = 0;  // little endian, as we are
+    read(0, &length, sizeof length);
     return length;
   }
 
@@ -146,7 +108,7 @@ Entry make_entry(const SafetensorsFile& file, const std::string& name, const nlo
   if (!shape || shape->size() > kMaxShapeDimensions || !offsets || offsets->size() != 2 ||
       (*offsets)[0] > (*offsets)[1])
     file.fail("tensor " + in_quotes(name) + " lacks a proper shape or data_offsets");
-  const auto dtype = safetensors_dtype(dtype_name);
+  const auto dtype = dtype_named(dtype_name, &DtypeNames::safetensors);
   if (!dtype)
     file.fail("tensor " + in_quotes(name) + " has dtype " + in_quotes(dtype_name) +
               ", expected one that PyTorch has (F32, BF16, I64, BOOL, ...)");
@@ -216,14 +178,14 @@ NamedTensors without_tied(NamedTensors tensors, std::map<std::string, std::strin
 }
 
 void check(const NamedTensors& tensors, const std::map<std::string, std::string>& metadata) {
-  std::map<std::string, bool> names;
+  std::set<std::string> names;
   for (const auto& [name, tensor] : tensors) {
     if (!tensor.defined() || tensor.layout() != at::kStrided || tensor.is_quantized() || tensor.is_meta() ||
-        safetensors_name(tensor.scalar_type()) == nullptr)
+        names_of(tensor.scalar_type()).safetensors.empty())
       throw std::invalid_argument(
           "tensor " + in_quotes(name) + " is of a kind that a .safetensors file cannot hold" +
           (tensor.defined() ? std::string(": ") + c10::toString(tensor.scalar_type()) : ""));
-    if (name == "__metadata__" || metadata.contains(name) || !names.emplace(name, true).second)
+    if (name == "__metadata__" || metadata.contains(name) || !names.insert(name).second)
       throw std::invalid_argument("tensor " + in_quotes(name) + " has a name that is in use in the file");
   }
 }
@@ -233,7 +195,7 @@ std::string header_of(const NamedTensors& tensors, const std::map<std::string, s
   nlohmann::ordered_json header = {{"__metadata__", metadata}};
   std::uint64_t at = 0;
   for (const auto& [name, tensor] : tensors) {
-    header[name] = {{"dtype", safetensors_name(tensor.scalar_type())},
+    header[name] = {{"dtype", names_of(tensor.scalar_type()).safetensors},
                     {"shape", tensor.sizes().vec()},
                     {"data_offsets", {at, at + tensor.nbytes()}}};
     at += tensor.nbytes();
@@ -245,9 +207,8 @@ std::string header_of(const NamedTensors& tensors, const std::map<std::string, s
     throw std::invalid_argument("a tensor's name or the metadata are not UTF-8");
   }
   text.resize((text.size() + 7) / 8 * 8, ' ');
-  std::string length(8, '\0');
-  for (std::size_t i = 0; i < length.size(); ++i) length[i] = static_cast<char>(text.size() >> (8 * i));
-  return length + text;
+  const std::uint64_t length = text.size();
+  return std::string(reinterpret_cast<const char*>(&length), sizeof length) + text;
 }
 
 }  // namespace

@@ -1,22 +1,29 @@
 #include <ddprun/serialize/unpickler.h>
 
 #include <ATen/core/Dict.h>
+#include <ATen/core/List.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/jit_type.h>
+#include <c10/core/TensorImpl.h>
 
 #include <algorithm>
 #include <iterator>
-#include <memory>
+#include <optional>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include <ddprun/common/text.h>
+#include <ddprun/serialize/element_types.h>
 #include <ddprun/serialize/pickle_stack.h>
-#include <ddprun/serialize/rebuild_tensor.h>
 
 namespace ddprun::serialize {
 namespace {
 
 /// Each opcode may take two hundred bytes of memory. A tensor needs some thirty opcodes.
 constexpr std::int64_t kMaxOpcodes = 2'000'000;
+
+constexpr std::size_t kMaxDimensions = 64;
 
 class Unpickler {
  public:
@@ -40,6 +47,8 @@ class Unpickler {
   void push_storage();
   void reduce();
   void push_tensor(const std::string& function, const Arguments& arguments);
+  at::Tensor rebuild_tensor(const StorageReference& storage, const StorageReference& viewed,
+                            const c10::IValue& offset, const c10::IValue& size, const c10::IValue& stride);
   void push_device(const Arguments& arguments);
   /// Drops attributes such as _metadata.
   void build() {
@@ -54,6 +63,27 @@ class Unpickler {
   PickleStack stack_;
   const OpenStorage& open_storage_;
 };
+
+/// "0x93"
+std::string hex(char byte) {
+  constexpr char kDigits[] = "0123456789abcdef";
+  const auto value = static_cast<unsigned char>(byte);
+  return std::string("0x") + kDigits[value >> 4] + kDigits[value & 15];
+}
+
+c10::IValue empty_list() { return c10::impl::GenericList(c10::AnyType::get()); }
+c10::IValue empty_dict() { return c10::impl::GenericDict(c10::StringType::get(), c10::AnyType::get()); }
+
+/// The numbers of a tuple; nullopt unless all are integers >= 0.
+std::optional<std::vector<std::int64_t>> integers(const c10::IValue& tuple) {
+  if (!tuple.isTuple()) return std::nullopt;
+  std::vector<std::int64_t> numbers;
+  for (const auto& element : tuple.toTupleRef().elements()) {
+    if (!element.isInt() || element.toInt() < 0) return std::nullopt;
+    numbers.push_back(element.toInt());
+  }
+  return numbers;
+}
 
 bool is_function(const std::string& name) {
   static constexpr std::string_view kNames[] = {"collections.OrderedDict",
@@ -71,8 +101,9 @@ bool is_function(const std::string& name) {
 void Unpickler::push_global() {
   std::string name(bytes_.line());
   name.append(".").append(bytes_.line());
-  if (is_function(name) || storage_dtype(name)) return stack_.push(Value{Global{std::move(name)}});
-  if (dtype_named(name)) return stack_.push(std::move(name));
+  if (is_function(name) || dtype_named(name, &DtypeNames::storage))
+    return stack_.push(Value{Global{std::move(name)}});
+  if (dtype_named(name, &DtypeNames::dtype)) return stack_.push(std::move(name));
   fail("uses " + in_quotes(name) + ", which is not on the list of what a checkpoint may use");
 }
 
@@ -88,7 +119,7 @@ void Unpickler::push_storage() {
   if (!kind.isString() || kind.toStringRef() != "storage" || type == nullptr || !key.isString() ||
       !numel.isInt() || (arguments.size() == 6 && !plain(arguments[5], "a storage's view").isNone()))
     fail("a storage that is not ('storage', type, key, location, size)");
-  const auto dtype = storage_dtype(type->name);
+  const auto dtype = dtype_named(type->name, &DtypeNames::storage);
   if (!dtype) fail("a storage of type " + in_quotes(type->name));
   if (numel.toInt() < 0) fail("a storage of " + std::to_string(numel.toInt()) + " elements");
   stack_.push(Value{StorageReference{*dtype, key.toStringRef(), numel.toInt()}});
@@ -104,7 +135,7 @@ void Unpickler::push_tensor(const std::string& function, const Arguments& argume
   auto viewed = *storage;
   if (needed == 7) {
     const auto& name = plain(arguments[6], "a tensor's dtype");
-    const auto dtype = name.isString() ? dtype_named(name.toStringRef()) : std::nullopt;
+    const auto dtype = name.isString() ? dtype_named(name.toStringRef(), &DtypeNames::dtype) : std::nullopt;
     if (!dtype || *dtype == c10::ScalarType::Bool || storage->dtype != c10::ScalarType::Byte)
       fail("a tensor without a proper dtype");
     viewed.dtype = *dtype;
@@ -115,11 +146,43 @@ void Unpickler::push_tensor(const std::string& function, const Arguments& argume
     if (!metadata.isNone() && !(metadata.isGenericDict() && metadata.toGenericDict().empty()))
       fail("a tensor with metadata (conjugate or negative bit), which is not supported");
   }
-  const TensorGeometry geometry = {plain(arguments[1], "a tensor's offset"),
-                                   plain(arguments[2], "a tensor's size"),
-                                   plain(arguments[3], "a tensor's stride")};
-  if (const auto reason = problem(geometry, viewed)) fail(*reason);
-  stack_.push(rebuild_tensor(open_storage_(*storage), viewed.dtype, geometry));
+  stack_.push(rebuild_tensor(*storage, viewed, plain(arguments[1], "a tensor's offset"),
+                             plain(arguments[2], "a tensor's size"),
+                             plain(arguments[3], "a tensor's stride")));
+}
+
+/// viewed  the storage as elements of the tensor's type
+at::Tensor Unpickler::rebuild_tensor(const StorageReference& storage, const StorageReference& viewed,
+                                     const c10::IValue& offset, const c10::IValue& size,
+                                     const c10::IValue& stride) {
+  const auto sizes = integers(size);
+  const auto strides = integers(stride);
+  if (!offset.isInt() || offset.toInt() < 0 || !sizes || !strides || sizes->size() != strides->size() ||
+      sizes->size() > kMaxDimensions)
+    fail(
+        "a tensor whose offset, size and stride are not a number and two tuples of as many numbers, all >= "
+        "0");
+  // Neither may overflow int64, nor the product without zeros: TensorImpl multiplies in that order.
+  auto bytes = static_cast<std::int64_t>(c10::elementSize(viewed.dtype));
+  std::int64_t last = offset.toInt();
+  bool overflow = false, empty = false;
+  for (std::size_t i = 0; i < sizes->size(); ++i) {
+    const auto extent = (*sizes)[i];
+    std::int64_t reach = 0;
+    empty |= extent == 0;
+    if (extent == 0) continue;
+    overflow |= __builtin_mul_overflow(bytes, extent, &bytes);
+    overflow |= __builtin_mul_overflow(extent - 1, (*strides)[i], &reach);
+    overflow |= __builtin_add_overflow(last, reach, &last);
+  }
+  if (overflow || (empty ? offset.toInt() > viewed.numel : last >= viewed.numel))
+    fail("a tensor reaches beyond its storage " + in_quotes(viewed.key) + " of " +
+         std::to_string(viewed.numel) + " elements");
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(open_storage_(storage),
+                                                         c10::DispatchKeySet(c10::DispatchKey::CPU),
+                                                         c10::scalarTypeToTypeMeta(viewed.dtype));
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(*sizes, *strides, offset.toInt());
+  return tensor;
 }
 
 // ('cpu',) or ('cuda', 0): its name.
@@ -164,7 +227,7 @@ bool Unpickler::step_scalar(char opcode) {
     case 'N':    stack_.push(c10::IValue()); break;                    // NONE
     case '\x88': stack_.push(true); break;                             // NEWTRUE
     case '\x89': stack_.push(false); break;                            // NEWFALSE
-    case 'J':    stack_.push(std::int64_t{bytes_.int32()}); break;     // BININT
+    case 'J':    stack_.push(std::int64_t{static_cast<std::int32_t>(integer(4))}); break;  // BININT
     case 'K':    stack_.push(integer(1)); break;                       // BININT1
     case 'M':    stack_.push(integer(2)); break;                       // BININT2
     case '\x8a': stack_.push(bytes_.long_number()); break;             // LONG1

@@ -20,12 +20,10 @@ struct StorageReference {
   std::int64_t numel;
 };
 
-/// Returns the storage's memory on the CPU, always the same for the same key: at least numel elements of
-/// dtype.
+/// Returns the storage's memory on the CPU, the same for the same key: at least numel elements of dtype.
 using OpenStorage = std::function<c10::Storage(const StorageReference&)>;
 
-/// A malformed or too deep pickle, or one that uses a name that is not allowed; one line, with the byte's
-/// position.
+/// A pickle is malformed, too deep, or uses a name that is not allowed; one line, with the byte's position.
 class UnpickleError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;

@@ -46,45 +46,39 @@ void ZipRecords::fail(const std::string& message) const {
 }
 
 void ZipRecords::list_records() {
-  const auto count = zip_get_num_entries(archive_.get(), 0);
-  std::string folder;
-  for (zip_int64_t i = 0; i < count; ++i) add_record(static_cast<std::uint64_t>(i), folder);
   std::error_code error;
-  const auto file_size = std::filesystem::file_size(path_, error);
-  if (error) throw IoError(path_, "cannot stat", error.value());
   // Records are uncompressed and do not overlap, so memory for them stays within the file's size.
-  std::uint64_t total = 0;
-  for (const auto& [name, record] : records_) {
-    if (record.size > file_size - total) fail("record " + in_quotes(name) + " reaches beyond the file");
-    total += record.size;
+  auto left = static_cast<std::uint64_t>(std::filesystem::file_size(path_, error));
+  if (error) throw IoError(path_, "cannot stat", error.value());
+  std::string folder;
+  const auto count = static_cast<std::uint64_t>(zip_get_num_entries(archive_.get(), 0));
+  for (std::uint64_t index = 0; index < count; ++index) {
+    zip_stat_t info;
+    zip_stat_init(&info);
+    constexpr auto kNeeded =
+        ZIP_STAT_NAME | ZIP_STAT_SIZE | ZIP_STAT_COMP_SIZE | ZIP_STAT_CRC | ZIP_STAT_COMP_METHOD;
+    if (zip_stat_index(archive_.get(), index, ZIP_FL_ENC_RAW, &info) != 0 ||
+        (info.valid & kNeeded) != kNeeded)
+      fail("no description of record " + std::to_string(index));
+    const std::string path = info.name;
+    if (info.comp_method != ZIP_CM_STORE || info.comp_size != info.size)
+      fail("record " + in_quotes(path) + " is compressed, expected a stored one");
+    if (info.size > left) fail("record " + in_quotes(path) + " reaches beyond the file");
+    left -= info.size;
+    const auto slash = path.find('/');
+    if (index == 0 && slash != std::string::npos) folder = path.substr(0, slash + 1);
+    if (folder.empty() || !path.starts_with(folder))
+      fail("record " + in_quotes(path) + " is not in the one folder");
+    if (!records_.emplace(path.substr(folder.size()), Record{index, info.size}).second)
+      fail("two records " + in_quotes(path));
   }
 }
 
-void ZipRecords::add_record(std::uint64_t index, std::string& folder) {
-  zip_stat_t info;
-  zip_stat_init(&info);
-  constexpr auto kNeeded =
-      ZIP_STAT_NAME | ZIP_STAT_SIZE | ZIP_STAT_COMP_SIZE | ZIP_STAT_CRC | ZIP_STAT_COMP_METHOD;
-  if (zip_stat_index(archive_.get(), index, ZIP_FL_ENC_RAW, &info) != 0 || (info.valid & kNeeded) != kNeeded)
-    fail("no description of record " + std::to_string(index));
-  const std::string path = info.name;
-  if (info.comp_method != ZIP_CM_STORE || info.comp_size != info.size)
-    fail("record " + in_quotes(path) + " is compressed, expected a stored one");
-  const auto slash = path.find('/');
-  if (index == 0 && slash != std::string::npos) folder = path.substr(0, slash + 1);
-  if (folder.empty() || !path.starts_with(folder))
-    fail("record " + in_quotes(path) + " is not in the one folder");
-  if (!records_.emplace(path.substr(folder.size()), Record{index, info.size}).second)
-    fail("two records " + in_quotes(path));
-}
-
-const ZipRecords::Record& ZipRecords::record(const std::string& name) const {
+ZipRecords::Record& ZipRecords::record(const std::string& name) {
   const auto found = records_.find(name);
   if (found == records_.end()) fail("no record " + in_quotes(name));
   return found->second;
 }
-
-std::uint64_t ZipRecords::size(const std::string& name) const { return record(name).size; }
 
 /// Calls sink(offset) for where to put the next bytes, until the record's end. libzip checks the CRC-32 when
 /// asked for more after the last byte.
@@ -106,9 +100,7 @@ void ZipRecords::read_record(const std::string& name, Record& record, Sink sink)
 }
 
 void ZipRecords::read(const std::string& name, void* bytes) {
-  size(name);  // throws if there is none
-  Record& found = records_.at(name);
-  read_record(name, found, [&](std::uint64_t at) { return static_cast<char*>(bytes) + at; });
+  read_record(name, record(name), [&](std::uint64_t at) { return static_cast<char*>(bytes) + at; });
 }
 
 std::string ZipRecords::read(const std::string& name) {

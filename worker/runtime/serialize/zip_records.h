@@ -18,7 +18,7 @@ class ZipRecords {
 
   /// name  without the folder: "data.pkl"
   bool has(const std::string& name) const { return records_.contains(name); }
-  std::uint64_t size(const std::string& name) const;
+  std::uint64_t size(const std::string& name) { return record(name).size; }
   std::string read(const std::string& name);
   void read(const std::string& name, void* bytes);  ///< size(name) bytes
 
@@ -35,9 +35,8 @@ class ZipRecords {
     bool verified = false;
   };
   [[noreturn]] void fail(const std::string& message) const;
-  const Record& record(const std::string& name) const;
+  Record& record(const std::string& name);
   void list_records();
-  void add_record(std::uint64_t index, std::string& folder);
   template <typename Sink>
   void read_record(const std::string& name, Record& record, Sink sink);
 

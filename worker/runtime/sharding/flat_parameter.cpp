@@ -6,12 +6,14 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <stdexcept>
 #include <utility>
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <ddprun/flight/record_collectives.h>
 #include <ddprun/group/collectives.h>
+#include <ddprun/sharding/shard_units.h>
 
 namespace ddprun::ddp {
 namespace {
@@ -83,6 +85,7 @@ at::Tensor AllGather::wait() {
 
 ReduceScatter::ReduceScatter(const ProcessGroup& group, at::Tensor full, int tag)
     : rank_(group.rank()), full_(std::move(full)) {
+  if (group.size() == 1) return;
   const std::int64_t numel = full_.numel() / group.size();
   if (!full_.is_cpu()) {
     received_ = at::empty({1, numel}, full_.options());
@@ -100,6 +103,7 @@ at::Tensor ReduceScatter::wait() {
   wait_for(work_);
   auto received = std::exchange(received_, {});
   auto full = std::exchange(full_, {});
+  if (!received.defined()) return full;  // one rank
   if (!full.is_cpu()) return received[0];
   const int size = static_cast<int>(received.size(0));
   received[rank_].copy_(piece(full, rank_, size));
@@ -110,9 +114,10 @@ at::Tensor ReduceScatter::wait() {
 }
 
 FlatParameter::FlatParameter(const PlannedUnit& plan, std::vector<at::Tensor> parameters,
-                             const ProcessGroup& group, int tag)
+                             std::vector<std::string> names, const ProcessGroup& group, int tag)
     : name_(plan.name),
       parameters_(std::move(parameters)),
+      names_(std::move(names)),
       group_(&group),
       tag_(tag),
       arrived_(parameters_.size(), false),
@@ -140,8 +145,7 @@ at::Tensor FlatParameter::view_of(const at::Tensor& flat, std::size_t parameter)
 }
 
 at::Tensor FlatParameter::own_part(const at::Tensor& flat) const {
-  const std::int64_t numel = flat.numel() / group_->size();
-  return flat.narrow(0, group_->rank() * numel, numel);
+  return piece(flat, group_->rank(), group_->size());
 }
 
 std::int64_t FlatParameter::versions() const {
@@ -215,11 +219,6 @@ void FlatParameter::drop_gradients() {
   filled_ = arrived_;
 }
 
-void FlatParameter::abandon_reduce() {
-  if (is_sharded()) reduce_scatter_.wait();  // the other ranks' messages are still coming
-  reduced_.reset();
-}
-
 void FlatParameter::zero_gaps() {
   std::int64_t end = 0;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
@@ -232,17 +231,12 @@ void FlatParameter::zero_gaps() {
 
 void FlatParameter::start_reduce() {
   zero_gaps();
-  arrived_.assign(parameters_.size(), false);
-  filled_ = arrived_;
-  at::Tensor full = std::exchange(flat_gradient_, {});
-  if (is_sharded())
-    reduce_scatter_ = ReduceScatter(*group_, std::move(full), tag_ + 1);
-  else
-    reduced_ = std::move(full);
+  reduce_scatter_ = ReduceScatter(*group_, std::exchange(flat_gradient_, {}), tag_ + 1);
+  drop_gradients();
 }
 
 void FlatParameter::finish_reduce() {
-  const at::Tensor sum = is_sharded() ? reduce_scatter_.wait() : std::exchange(reduced_, {});
+  const at::Tensor sum = reduce_scatter_.wait();
   auto& gradient = shard_.mutable_grad();
   if (gradient.defined())
     gradient.add_(sum);
@@ -250,23 +244,35 @@ void FlatParameter::finish_reduce() {
     gradient = sum;
 }
 
-std::vector<at::Tensor> FlatParameter::unpack(const at::Tensor& full) const {
-  std::vector<at::Tensor> tensors;
+std::map<std::string, at::Tensor> FlatParameter::gather(const at::Tensor& shard) const {
+  at::Tensor full = shard.detach().contiguous();
+  if (is_sharded()) full = AllGather(*group_, at::empty({flat_.numel()}, full.options()), full, tag_).wait();
+  std::map<std::string, at::Tensor> tensors;
   for (std::size_t i = 0; i < parameters_.size(); ++i)
-    tensors.push_back(view_of(full, i).clone(at::MemoryFormat::Contiguous));
+    tensors[names_[i]] = view_of(full, i).clone(at::MemoryFormat::Contiguous);
   return tensors;
 }
 
-at::Tensor FlatParameter::pack_shard(const std::vector<at::Tensor>& tensors) const {
-  const at::Tensor full = at::zeros({flat_.numel()}, tensors.front().options().device(shard_.device()));
-  for (std::size_t i = 0; i < parameters_.size(); ++i) view_of(full, i).copy_(tensors[i]);
-  return own_part(full).clone();
-}
-
-at::Tensor FlatParameter::gather(const at::Tensor& shard) const {
-  const at::Tensor own = shard.detach().contiguous();
-  if (!is_sharded()) return own;
-  return AllGather(*group_, at::empty({flat_.numel()}, own.options()), own, tag_).wait();
+at::Tensor FlatParameter::shard_of(const std::map<std::string, at::Tensor>& by_name) const {
+  at::Tensor full;
+  std::string missing;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const auto found = by_name.find(names_[i]);
+    if (found == by_name.end()) {
+      missing = names_[i];
+      continue;
+    }
+    const at::Tensor& tensor = found->second;
+    if (tensor.sizes() != parameters_[i].sizes())
+      throw std::invalid_argument(
+          c10::str("share_out: expected ", names_[i], ' ', parameters_[i].sizes(), ", got ", tensor.sizes()));
+    if (!full.defined()) full = at::zeros({flat_.numel()}, tensor.options().device(shard_.device()));
+    view_of(full, i).copy_(tensor);
+  }
+  if (full.defined() && !missing.empty())
+    throw std::invalid_argument("share_out: expected a tensor for " + missing +
+                                " too, which is in a unit with " + name_);
+  return full.defined() ? own_part(full).clone() : full;
 }
 
 }  // namespace ddprun::ddp

@@ -4,17 +4,19 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
 #include <ddprun/group/process_group.h>
-#include <ddprun/sharding/shard_plan.h>
 
 namespace c10d {
 class Work;
 }
 
 namespace ddprun::ddp {
+
+struct PlannedUnit;
 
 // CPU tensors travel in point-to-point messages between all ranks: Gloo's all-gather copies through a second
 // buffer of the full size, and its reduce-scatter is an all-reduce of a copy. Messages carry a tag, so ranks
@@ -51,18 +53,19 @@ class ReduceScatter {
   c10::intrusive_ptr<c10d::Work> work_;
 };
 
-/// A unit of FullyShardedDataParallel: some of a module's parameters, as views of one flat tensor that exists
-/// only between gather and free, and this rank's shard of it, which always exists. The parameters keep their
-/// storage; only its memory comes and goes, so that what autograd has saved of them finds the data again.
+/// A unit of FullyShardedDataParallel: some of a module's parameters, as views of one flat tensor whose
+/// memory exists only between gather and free, and this rank's shard of it, which always exists. The
+/// parameters keep their storage, so that tensors that autograd has saved find the data again.
 ///
 /// With one rank the shard is the flat tensor, and stays.
 class FlatParameter {
  public:
   /// Takes rank 0's values, then frees the parameters.
   /// parameters  the plan's, in its order
+  /// names       theirs; a shared parameter's first name
   /// tag         different for each unit, the same on every rank
-  FlatParameter(const PlannedUnit& plan, std::vector<at::Tensor> parameters, const ProcessGroup& group,
-                int tag);
+  FlatParameter(const PlannedUnit& plan, std::vector<at::Tensor> parameters, std::vector<std::string> names,
+                const ProcessGroup& group, int tag);
 
   const std::string& name() const { return name_; }
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
@@ -89,14 +92,14 @@ class FlatParameter {
   /// Sums the flat gradient over the ranks; finish_reduce() adds this rank's part to the shard's gradient.
   void start_reduce();
   void finish_reduce();
-  void abandon_reduce();  ///< instead, after an error
+  /// Instead of finish_reduce(), after an error: the other ranks' messages are still coming.
+  void abandon_reduce() { reduce_scatter_.wait(); }
 
-  /// Copies the parameters' tensors out of a full flat tensor of any type, each contiguous.
-  std::vector<at::Tensor> unpack(const at::Tensor& full) const;
-  /// The inverse: this rank's shard of a flat tensor made of one tensor per parameter.
-  at::Tensor pack_shard(const std::vector<at::Tensor>& tensors) const;
-  /// A tensor of the shard's shape on every rank, gathered: [world size * shard_numel].
-  at::Tensor gather(const at::Tensor& shard) const;
+  /// Gathers a tensor of the shard's shape on every rank, of any type: one contiguous tensor per parameter.
+  std::map<std::string, at::Tensor> gather(const at::Tensor& shard) const;
+  /// The inverse: this rank's shard of these tensors; undefined if none is one of this unit's.
+  /// throws  std::invalid_argument if only some are, or one differs in shape from its parameter
+  at::Tensor shard_of(const std::map<std::string, at::Tensor>& by_name) const;
 
  private:
   at::Tensor view_of(const at::Tensor& flat, std::size_t parameter) const;
@@ -107,6 +110,7 @@ class FlatParameter {
 
   std::string name_;
   std::vector<at::Tensor> parameters_;
+  std::vector<std::string> names_;
   std::vector<std::int64_t> offsets_;
   const ProcessGroup* group_;
   int tag_;
@@ -118,7 +122,6 @@ class FlatParameter {
   std::vector<bool> arrived_;  ///< in this backward
   std::vector<bool> filled_;   ///< in flat_gradient_
   ReduceScatter reduce_scatter_;
-  at::Tensor reduced_;  ///< with one rank
 };
 
 }  // namespace ddprun::ddp

@@ -2,15 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <memory>
 #include <mutex>
 #include <optional>
 #include <set>
 #include <span>
 #include <stdexcept>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/engine.h>
@@ -47,9 +43,7 @@ struct FullyShardedDataParallel::Engine final : OperatorListener {
       : group(group), buffers(module.buffers()), options(options), schedule(options.prefetch) {
     const Unobserved unobserved;
     // The units keep a pointer: to this copy, not to the caller's group.
-    auto made = make_units(module, this->group, options.unit_bytes, options.units);
-    units = std::move(made.units);
-    names = std::move(made.names);
+    units = make_units(module, this->group, options.unit_bytes, options.units);
     pins.assign(units.size(), 0);
     synchronize_buffers();
     for (std::size_t unit = 0; unit < units.size(); ++unit) {
@@ -205,8 +199,7 @@ struct FullyShardedDataParallel::Engine final : OperatorListener {
   std::vector<torch::Tensor> buffers;
   Options options;
   std::vector<FlatParameter> units;
-  std::vector<std::vector<std::string>> names;  ///< of each unit's parameters
-  std::mutex mutex;                             ///< guards what follows from autograd's threads
+  std::mutex mutex;  ///< guards what follows from autograd's threads
   GatherSchedule schedule;
   std::vector<int> pins;  ///< running operators that use the unit, and FullParameters
   std::set<int> open_backwards;
@@ -286,13 +279,10 @@ std::map<std::string, at::Tensor> FullyShardedDataParallel::consolidate(
                                 " shards, got " + std::to_string(per_shard.size()));
   std::map<std::string, at::Tensor> result;
   std::size_t next = 0;
-  for (std::size_t i = 0; i < engine_->units.size(); ++i) {
-    const FlatParameter& unit = engine_->units[i];
+  for (const auto& unit : engine_->units) {
     if (!unit.shard().requires_grad()) continue;
     const at::Tensor& shard = per_shard[next++];
-    if (!shard.defined()) continue;
-    const auto tensors = unit.unpack(unit.gather(shard));
-    for (std::size_t k = 0; k < tensors.size(); ++k) result[engine_->names[i][k]] = tensors[k];
+    if (shard.defined()) result.merge(unit.gather(shard));
   }
   return result;
 }
@@ -301,12 +291,8 @@ std::vector<at::Tensor> FullyShardedDataParallel::share_out(
     const std::map<std::string, at::Tensor>& by_name) const {
   const torch::NoGradGuard no_grad;
   std::vector<at::Tensor> result;
-  for (std::size_t i = 0; i < engine_->units.size(); ++i) {
-    const FlatParameter& unit = engine_->units[i];
-    if (!unit.shard().requires_grad()) continue;
-    const auto tensors = tensors_by_name(unit.parameters(), engine_->names[i], by_name);
-    result.push_back(tensors.empty() ? at::Tensor() : unit.pack_shard(tensors));
-  }
+  for (const auto& unit : engine_->units)
+    if (unit.shard().requires_grad()) result.push_back(unit.shard_of(by_name));
   return result;
 }
 

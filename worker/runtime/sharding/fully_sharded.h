@@ -19,9 +19,9 @@ class Module;
 namespace ddprun::ddp {
 
 /// Data-parallel training where each of N ranks keeps 1/N of the parameters, gradients and optimizer state.
-/// Parameters are packed into units; a unit is gathered just before the first operator that uses it, in
-/// forward and again in backward, and freed when the next one is used; the next one is prefetched. Its
-/// gradients are averaged and sharded as soon as they are complete. Modules need no change
+/// Parameters are packed into units. A unit is gathered just before the first operator that uses it, in
+/// forward and again in backward, and freed when the next one, prefetched meanwhile, is used; its gradients
+/// are averaged and sharded as soon as they are complete. Modules need no change
 /// (docs/decisions/0011-fully-sharded-hooks.md). Zhao et al. 2023, "PyTorch FSDP", arXiv:2304.11277;
 /// Rajbhandari et al. 2020, "ZeRO", stage 3.
 ///
@@ -73,9 +73,9 @@ class FullyShardedDataParallel {
   /// torch.nn.utils.clip_grad_norm_. Every rank calls it. Returns the norm before.
   double clip_grad_norm(double max_norm);
 
-  /// While the returned object lives, backward keeps this rank's whole gradients: accumulation without
-  /// communication, at the cost of a whole gradient's memory. Otherwise backward adds to the shards'
-  /// gradients, with the same sum. Divide the loss by the number of micro-batches yourself.
+  /// While the returned object lives, backward keeps this rank's whole gradients instead of adding to the
+  /// shards': accumulation without communication, but with a whole gradient in memory. Divide the loss by the
+  /// number of micro-batches yourself.
   class [[nodiscard]] NoSync {
    public:
     ~NoSync();
@@ -90,9 +90,9 @@ class FullyShardedDataParallel {
   };
   NoSync no_sync() { return NoSync(*this); }
 
-  /// While the returned object lives, every parameter is whole on every rank, to save, export, load, or
-  /// evaluate on one rank only. Changes are kept if all ranks make the same. The optimizer must not step
-  /// meanwhile. Every rank calls it.
+  /// While the returned object lives, every parameter is whole on every rank: to save, export, load, or
+  /// evaluate on one rank. Changes are kept if all ranks make the same. Do not step the optimizer meanwhile.
+  /// Every rank calls it.
   class [[nodiscard]] FullParameters {
    public:
     ~FullParameters();
@@ -106,8 +106,8 @@ class FullyShardedDataParallel {
   };
   FullParameters full_parameters() { return FullParameters(*this); }
 
-  /// An optimizer's state of the shards (exp_avg, say), whole and by parameter name, on every rank. Every
-  /// rank calls it. per_shard: in the order of shards(); undefined if there is none yet.
+  /// An optimizer's state of the shards (exp_avg, say), whole and by parameter name, on every rank, which all
+  /// call it. per_shard: in the order of shards(); undefined if there is none yet.
   std::map<std::string, at::Tensor> consolidate(const std::vector<at::Tensor>& per_shard) const;
   /// The inverse: this rank's share, in the order of shards(); undefined for units with none of the names.
   /// throws  std::invalid_argument naming a parameter whose unit is incomplete, or of another shape

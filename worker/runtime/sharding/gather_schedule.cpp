@@ -47,10 +47,6 @@ void GatherSchedule::freed(std::size_t unit) {
   if (is_current(unit)) has_current_ = false;
 }
 
-bool GatherSchedule::is_resident(std::size_t unit) const {
-  return std::find(resident_.begin(), resident_.end(), unit) != resident_.end();
-}
-
 void GatherSchedule::make_room(std::size_t keep, const std::function<bool(std::size_t)>& pinned,
                                std::vector<Action>& actions) {
   while (resident_.size() >= limit_) {
@@ -65,12 +61,13 @@ void GatherSchedule::make_room(std::size_t keep, const std::function<bool(std::s
 void GatherSchedule::fetch_next(const std::function<bool(std::size_t)>& pinned,
                                 std::vector<Action>& actions) {
   const auto& order = orders_[training_ ? 1 : 0];
-  if (seen_.size() >= order.size() || is_resident(order[seen_.size()])) return;
-  make_room(has_current_ ? current_ : order[seen_.size()], pinned, actions);
+  if (seen_.size() >= order.size()) return;
+  const std::size_t next = order[seen_.size()];
+  if (std::find(resident_.begin(), resident_.end(), next) != resident_.end()) return;
+  make_room(has_current_ ? current_ : next, pinned, actions);
   if (resident_.size() >= limit_) return;
-  actions.push_back({Action::Kind::kFetch, order[seen_.size()]});
-  // Before the current one, which is freed last.
-  resident_.insert(resident_.begin(), order[seen_.size()]);
+  actions.push_back({Action::Kind::kFetch, next});
+  resident_.insert(resident_.begin(), next);  // before the current one, which is freed last
 }
 
 }  // namespace ddprun::ddp

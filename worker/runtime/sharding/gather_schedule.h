@@ -10,9 +10,8 @@ namespace ddprun::ddp {
 /// the units that operators touch: ranks with the same touches do the same in the same order, which keeps
 /// their collectives together.
 ///
-/// It records the touches of a step (a forward and what follows until the next), and expects the next step of
-/// the same kind to touch the same units in the same order. As long as it does, the next unit is fetched
-/// ahead.
+/// It records the touches of a step (from one forward to the next), expects the next step of the same kind to
+/// touch the same units in the same order, and fetches the next unit ahead as long as it does.
 class GatherSchedule {
  public:
   struct Action {
@@ -45,7 +44,6 @@ class GatherSchedule {
  private:
   void make_room(std::size_t keep, const std::function<bool(std::size_t)>& pinned,
                  std::vector<Action>& actions);
-  bool is_resident(std::size_t unit) const;
   void fetch_next(const std::function<bool(std::size_t)>& pinned, std::vector<Action>& actions);
 
   std::size_t limit_;

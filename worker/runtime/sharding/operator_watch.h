@@ -9,7 +9,7 @@ struct StorageImpl;
 
 namespace ddprun::ddp {
 
-/// Is told of every operator with a watched tensor, in any thread, before and after its kernel runs; also of
+/// Hears of every operator on a watched tensor, in any thread, before and after its kernel runs; also of
 /// operators inside operators.
 class OperatorListener {
  public:
@@ -21,9 +21,8 @@ class OperatorListener {
   ~OperatorListener() = default;
 };
 
-/// Reports operators on tensors with this storage (and so on all its views) to the listener, with the label.
-/// While anything is watched, every operator of the process pays for a look at its arguments
-/// (bench/RESULTS.md).
+/// Reports operators on tensors with this storage (views included) to the listener, with the label. While
+/// anything is watched, every operator of the process pays for a look at its arguments (bench/RESULTS.md).
 void watch_storage(const c10::StorageImpl* storage, OperatorListener& listener, std::size_t label);
 
 /// Ends what watch_storage() began. No operator on the listener's tensors may be running.

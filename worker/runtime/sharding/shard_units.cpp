@@ -11,12 +11,36 @@
 #include <utility>
 
 #include <ddprun/ddp/replicated_state.h>
-#include <ddprun/flight/missing_ranks.h>
+#include <ddprun/flight/flight_analysis.h>
 #include <ddprun/group/collectives.h>
-#include <ddprun/sharding/shard_plan.h>
 
 namespace ddprun::ddp {
 namespace {
+
+constexpr std::int64_t kAlignBytes = 64;
+
+std::int64_t round_up(std::int64_t value, std::int64_t unit) { return (value + unit - 1) / unit * unit; }
+
+struct UnitMembers {
+  std::vector<std::size_t> parameters;
+  std::int64_t bytes = 0;
+};
+
+PlannedUnit lay_out(const std::vector<ParameterFacts>& parameters, const UnitMembers& group, int world_size) {
+  PlannedUnit unit;
+  std::int64_t end = 0;
+  for (const std::size_t index : group.parameters) {
+    const auto& parameter = parameters[index];
+    const std::int64_t align = std::max<std::int64_t>(1, kAlignBytes / parameter.element_bytes);
+    unit.parts.push_back({index, round_up(end, align)});
+    end = unit.parts.back().offset + parameter.numel;
+  }
+  unit.shard_numel = std::max<std::int64_t>(1, round_up(end, world_size) / world_size);
+  unit.numel = unit.shard_numel * world_size;
+  unit.name = parameters[group.parameters.front()].name;
+  if (group.parameters.size() > 1) unit.name += " to " + parameters[group.parameters.back()].name;
+  return unit;
+}
 
 /// Tensors that overlap would be separated.
 void check_no_overlap(const std::vector<NamedTensor>& parameters) {
@@ -36,10 +60,23 @@ void check_no_overlap(const std::vector<NamedTensor>& parameters) {
                                   " overlap in memory; expected the same tensor, or separate ones");
 }
 
-/// For each parameter, the smallest requested module that contains it.
-std::vector<std::optional<std::size_t>> assign_asked(const std::vector<NamedTensor>& parameters,
-                                                     const std::vector<torch::nn::Module*>& asked_units) {
-  std::vector<std::optional<std::size_t>> result(parameters.size());
+std::vector<ParameterFacts> facts_of(const std::vector<NamedTensor>& parameters) {
+  std::vector<ParameterFacts> result;
+  for (const auto& [name, tensor] : parameters) {
+    const auto dot = name.rfind('.');
+    result.push_back(
+        {.name = name,
+         .module = dot == std::string::npos ? "" : name.substr(0, dot),
+         .kind = c10::str(tensor.dtype(), ' ', tensor.device(), tensor.requires_grad() ? "" : " frozen"),
+         .numel = tensor.numel(),
+         .element_bytes = static_cast<std::int64_t>(tensor.element_size())});
+  }
+  return result;
+}
+
+/// Asks, for each parameter, for the smallest requested module that contains it.
+void ask_for_units(const std::vector<torch::nn::Module*>& asked_units,
+                   const std::vector<NamedTensor>& parameters, std::vector<ParameterFacts>& facts) {
   std::vector<std::size_t> size_of(parameters.size(), std::numeric_limits<std::size_t>::max());
   for (std::size_t unit = 0; unit < asked_units.size(); ++unit) {
     if (asked_units[unit] == nullptr)
@@ -53,27 +90,11 @@ std::vector<std::optional<std::size_t>> assign_asked(const std::vector<NamedTens
         throw std::invalid_argument("FullyShardedDataParallel: unit " + std::to_string(unit) + " (" +
                                     asked_units[unit]->name() + ") is not a part of the module");
       const auto index = static_cast<std::size_t>(found - parameters.begin());
-      if (inside.size() < size_of[index]) {
-        size_of[index] = inside.size();
-        result[index] = unit;
-      }
+      if (inside.size() >= size_of[index]) continue;
+      size_of[index] = inside.size();
+      facts[index].asked_unit = unit;
     }
   }
-  return result;
-}
-
-std::vector<ParameterFacts> facts_of(const std::vector<NamedTensor>& parameters,
-                                     const std::vector<std::optional<std::size_t>>& asked) {
-  std::vector<ParameterFacts> result;
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    const auto& [name, tensor] = parameters[i];
-    const auto dot = name.rfind('.');
-    std::ostringstream kind;
-    kind << tensor.dtype() << ' ' << tensor.device() << (tensor.requires_grad() ? "" : " frozen");
-    result.push_back({name, dot == std::string::npos ? "" : name.substr(0, dot), kind.str(), tensor.numel(),
-                      static_cast<std::int64_t>(tensor.element_size()), asked[i]});
-  }
-  return result;
 }
 
 /// A rank with another layout would misread the other ranks' parameters.
@@ -100,54 +121,62 @@ void check_same_plan(const ProcessGroup& group, const std::vector<NamedTensor>& 
 
 }  // namespace
 
-ShardUnits make_units(torch::nn::Module& module, const ProcessGroup& group, std::int64_t unit_bytes,
-                      const std::vector<torch::nn::Module*>& asked_units) {
+std::vector<PlannedUnit> plan_units(const std::vector<ParameterFacts>& parameters, std::int64_t unit_bytes,
+                                    int world_size) {
+  using Key = std::pair<std::optional<std::size_t>, std::string>;  // the unit asked for, and the kind
+  std::vector<UnitMembers> units;                                  // in the order of their first parameters
+  std::map<Key, std::size_t> open;                                 // the last unit of each key
+  for (std::size_t begin = 0; begin < parameters.size();) {
+    std::map<Key, UnitMembers> of_module;
+    std::size_t end = begin;
+    for (; end < parameters.size() && parameters[end].module == parameters[begin].module; ++end) {
+      auto& group = of_module[{parameters[end].asked_unit, parameters[end].kind}];
+      group.parameters.push_back(end);
+      group.bytes += parameters[end].numel * parameters[end].element_bytes;
+    }
+    for (const auto& [key, group] : of_module) {
+      const auto [entry, is_new] = open.try_emplace(key, 0);
+      const bool full = !key.first && !is_new && units[entry->second].bytes + group.bytes > unit_bytes;
+      if (is_new || full) {
+        entry->second = units.size();
+        units.emplace_back();
+      }
+      UnitMembers& unit = units[entry->second];
+      unit.parameters.insert(unit.parameters.end(), group.parameters.begin(), group.parameters.end());
+      unit.bytes += group.bytes;
+    }
+    begin = end;
+  }
+  std::vector<PlannedUnit> result;
+  for (const auto& unit : units) result.push_back(lay_out(parameters, unit, world_size));
+  return result;
+}
+
+std::vector<FlatParameter> make_units(torch::nn::Module& module, const ProcessGroup& group,
+                                      std::int64_t unit_bytes,
+                                      const std::vector<torch::nn::Module*>& asked_units) {
   const auto state = replicated_state(module, {});
   const auto& parameters = state.parameters;
-  if (state.trainable().empty())
+  if (!state.has_trainable())
     throw std::invalid_argument(
         "FullyShardedDataParallel: expected a module with a parameter that requires a gradient");
   check_same_module(group, state);
   check_no_overlap(parameters);
-  const auto plan =
-      plan_units(facts_of(parameters, assign_asked(parameters, asked_units)), unit_bytes, group.size());
+  auto facts = facts_of(parameters);
+  ask_for_units(asked_units, parameters, facts);
+  const auto plan = plan_units(facts, unit_bytes, group.size());
   check_same_plan(group, parameters, plan);
-  ShardUnits result;
+  std::vector<FlatParameter> result;
   for (const auto& unit : plan) {
     std::vector<at::Tensor> tensors;
-    auto& names = result.names.emplace_back();
+    std::vector<std::string> names;
     for (const auto& part : unit.parts) {
       tensors.push_back(parameters[part.parameter].tensor);
       names.push_back(parameters[part.parameter].name);
     }
-    const int tag = static_cast<int>(2 * result.units.size());  // and the next, for gradients
-    result.units.emplace_back(unit, std::move(tensors), group, tag);
+    const int tag = static_cast<int>(2 * result.size());  // and the next, for gradients
+    result.emplace_back(unit, std::move(tensors), std::move(names), group, tag);
   }
-  return result;
-}
-
-std::vector<at::Tensor> tensors_by_name(const std::vector<at::Tensor>& parameters,
-                                        const std::vector<std::string>& names,
-                                        const std::map<std::string, at::Tensor>& by_name) {
-  std::vector<at::Tensor> result;
-  std::string missing;
-  for (std::size_t i = 0; i < names.size(); ++i) {
-    const auto found = by_name.find(names[i]);
-    if (found == by_name.end()) {
-      missing = names[i];
-      continue;
-    }
-    if (found->second.sizes() != parameters[i].sizes()) {
-      std::ostringstream message;
-      message << "share_out: expected " << names[i] << ' ' << parameters[i].sizes() << ", got "
-              << found->second.sizes();
-      throw std::invalid_argument(message.str());
-    }
-    result.push_back(found->second);
-  }
-  if (!result.empty() && !missing.empty())
-    throw std::invalid_argument("share_out: expected a tensor for " + missing +
-                                " too, which is in a unit with " + names.front() + " to " + names.back());
   return result;
 }
 

@@ -1,7 +1,8 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
-#include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,20 +15,38 @@ class Module;
 
 namespace ddprun::ddp {
 
-struct ShardUnits {
-  std::vector<FlatParameter> units;
-  std::vector<std::vector<std::string>> names;  ///< each unit's parameters; of a shared one the first name
+/// Decides which unit a parameter goes into.
+struct ParameterFacts {
+  std::string name;
+  std::string module;      ///< the path of the module that owns it
+  std::string kind;        ///< a unit holds one kind: type, device, requires_grad
+  std::int64_t numel = 0;  ///< elements
+  std::int64_t element_bytes = 4;
+  std::optional<std::size_t> asked_unit = {};  ///< the unit the user asked for, by number
 };
+
+/// Parameters in a row in a flat tensor that is divided evenly between the ranks.
+struct PlannedUnit {
+  struct Part {
+    std::size_t parameter;  ///< its index among the facts
+    std::int64_t offset;    ///< its first element in the flat tensor
+  };
+  std::string name;  ///< its parameters, for messages
+  std::vector<Part> parts;
+  std::int64_t numel = 0;        ///< elements of the flat tensor: world size * shard_numel
+  std::int64_t shard_numel = 0;  ///< elements on each rank
+};
+
+/// Packs modules, in order, into units of at most unit_bytes. A module's own parameters stay together, even
+/// beyond that size, and so do the units that the user asked for. Every parameter starts at a multiple of 64
+/// bytes, like a separate tensor, so that kernels take the same paths.
+std::vector<PlannedUnit> plan_units(const std::vector<ParameterFacts>& parameters, std::int64_t unit_bytes,
+                                    int world_size);
 
 /// Divides a module into units, the same on every rank, and shards them. Every rank calls it.
 /// throws  as FullyShardedDataParallel's constructor
-ShardUnits make_units(torch::nn::Module& module, const ProcessGroup& group, std::int64_t unit_bytes,
-                      const std::vector<torch::nn::Module*>& asked_units);
-
-/// The named tensors in the parameters' order; empty if by_name has none of them.
-/// throws  std::invalid_argument if it has only some, or one differs in shape from its parameter
-std::vector<at::Tensor> tensors_by_name(const std::vector<at::Tensor>& parameters,
-                                        const std::vector<std::string>& names,
-                                        const std::map<std::string, at::Tensor>& by_name);
+std::vector<FlatParameter> make_units(torch::nn::Module& module, const ProcessGroup& group,
+                                      std::int64_t unit_bytes,
+                                      const std::vector<torch::nn::Module*>& asked_units);
 
 }  // namespace ddprun::ddp

@@ -1,5 +1,7 @@
 #include <ddprun/sharding/zero_optimizer.h>
 
+#include <c10/util/ScopeExit.h>
+
 #include <algorithm>
 #include <numeric>
 #include <set>
@@ -53,18 +55,6 @@ std::int64_t padded_numel(const Tensor& parameter) {
   return (parameter.numel() + line - 1) / line * line;
 }
 
-// Over the CPU, whatever the parameters' device: state dicts are there.
-void send(const ProcessGroup& group, const Tensor& tensor) {
-  std::vector<Tensor> tensors = {tensor.detach().cpu().contiguous()};
-  group.handle()->send(tensors, /*dstRank=*/0, /*tag=*/0)->wait();
-}
-
-Tensor receive(const ProcessGroup& group, int source, at::IntArrayRef sizes, torch::Dtype dtype) {
-  std::vector<Tensor> tensors = {torch::empty(sizes, dtype)};
-  group.handle()->recv(tensors, source, /*tag=*/0)->wait();
-  return tensors[0];
-}
-
 /// One line per tensor: parameter, name, dtype, sizes.
 std::string describe(const std::vector<ZeroOptimizer::NamedTensors>& own) {
   std::ostringstream text;
@@ -88,7 +78,9 @@ void receive_all(const ProcessGroup& group, int source, const std::string& descr
     words >> parameter >> name >> dtype;
     std::vector<std::int64_t> sizes;
     for (std::int64_t size; words >> size;) sizes.push_back(size);
-    all.at(parameter).emplace_back(name, receive(group, source, sizes, static_cast<torch::Dtype>(dtype)));
+    std::vector<Tensor> tensors = {torch::empty(sizes, static_cast<torch::Dtype>(dtype))};
+    group.handle()->recv(tensors, source, /*tag=*/0)->wait();
+    all.at(parameter).emplace_back(name, tensors[0]);
   }
 }
 
@@ -181,13 +173,8 @@ void ZeroOptimizer::step_own_part() {
   for (std::size_t i = 0; i < param_groups_.size(); ++i)
     local_->param_groups()[i].set_options(param_groups_[i].options().clone());
   state_.swap(local_->state());
-  try {
-    local_->step();
-  } catch (...) {
-    state_.swap(local_->state());
-    throw;
-  }
-  state_.swap(local_->state());
+  const auto take_back = c10::make_scope_exit([this] { state_.swap(local_->state()); });
+  local_->step();
 }
 
 void ZeroOptimizer::broadcast_parameters() {
@@ -220,7 +207,11 @@ std::vector<ZeroOptimizer::NamedTensors> ZeroOptimizer::gather_to_rank_0(
   std::vector<NamedTensors> all(owners_.size());
   if (group_.rank() != 0) {
     for (const auto& tensors : own)
-      for (const auto& [name, tensor] : tensors) send(group_, tensor);
+      for (const auto& [name, tensor] : tensors) {
+        // Over the CPU, whatever the parameters' device: state dicts are there.
+        std::vector<Tensor> sent = {tensor.detach().cpu().contiguous()};
+        group_.handle()->send(sent, /*dstRank=*/0, /*tag=*/0)->wait();
+      }
     return all;
   }
   for (std::size_t i = 0; i < own.size(); ++i)

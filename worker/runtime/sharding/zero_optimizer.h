@@ -21,8 +21,8 @@ namespace ddprun::ddp {
 std::vector<int> partition_parameters(const std::vector<std::vector<std::int64_t>>& group_sizes, int ranks);
 
 /// An optimizer whose state is divided between the ranks (ZeRO stage 1): every rank updates the parameters
-/// that it owns, then all ranks get them from their owners. The weights are bit for bit those of the plain
-/// optimizer, while each rank's state takes 1 / ranks of the memory.
+/// that it owns, then broadcasts them. The weights are bit for bit those of the plain optimizer, while each
+/// rank's state takes 1 / ranks of the memory.
 ///
 ///   ZeroOptimizer optimizer({model->parameters()}, [](auto groups) {
 ///     return std::make_unique<torch::optim::Adam>(std::move(groups), torch::optim::AdamOptions(1e-3));
@@ -30,8 +30,8 @@ std::vector<int> partition_parameters(const std::vector<std::vector<std::int64_t
 ///
 /// Use it like any optimizer, with DistributedDataParallel or wherever all ranks have the same gradients.
 /// param_groups() holds all parameters and their options, which may change between steps; state() only this
-/// rank's. Every rank must call step() equally often. For checkpoints see train/optimizer_state.h. Parameters
-/// move into a few flat buffers, one per owner and type: move the model to its device and type before.
+/// rank's. Every rank must call step() equally often. Parameters move into a few flat buffers, one per owner
+/// and type, so move the model to its device and type before. Checkpoints: train/state/optimizer_state.h.
 ///
 /// Rajbhandari et al. 2020, section 5.1
 class ZeroOptimizer : public torch::optim::Optimizer {

@@ -2,7 +2,6 @@
 
 #include <numeric>
 
-#include <ddprun/flight/missing_ranks.h>
 #include "tests/support/catch.h"
 
 using namespace ddprun::ddp;

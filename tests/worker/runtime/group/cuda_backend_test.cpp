@@ -62,19 +62,6 @@ TEST_CASE("NCCL is chosen if no ranks share a GPU, else Gloo", "[cuda_backend]")
       ContainsSubstring("device: expected a GPU for every rank or for none, got none for rank 1"));
 }
 
-TEST_CASE("device and backend are read from the text of their flags", "[cuda_backend]") {
-  CHECK(parse_device_choice("--device", "auto") == DeviceChoice::kAuto);
-  CHECK(parse_device_choice("--device", "cpu") == DeviceChoice::kCpu);
-  CHECK(parse_device_choice("--device", "cuda") == DeviceChoice::kCuda);
-  CHECK(parse_backend_choice("--backend", "auto") == BackendChoice::kAuto);
-  CHECK(parse_backend_choice("--backend", "gloo") == BackendChoice::kGloo);
-  CHECK(parse_backend_choice("--backend", "nccl") == BackendChoice::kNccl);
-  CHECK_THROWS_WITH(parse_device_choice("--device", "gpu"),
-                    "--device: expected auto, cpu or cuda, got 'gpu'");
-  CHECK_THROWS_WITH(parse_backend_choice("--backend", "mpi"),
-                    "--backend: expected auto, gloo or nccl, got 'mpi'");
-}
-
 TEST_CASE("a GPU that is not there is refused with the driver's reason", "[cuda_backend]") {
   skip_with_a_gpu();
   CHECK_THROWS_AS(ProcessGroup::connect(WorkerEnv{}, {.device = DeviceChoice::kCuda}), UsageError);

@@ -21,7 +21,6 @@
 #include <ddprun/group/collectives.h>
 #include <ddprun/group/process_group.h>
 #include <ddprun/group/spawn.h>
-#include <ddprun/group/store_barrier.h>
 #include <ddprun/sharding/fully_sharded.h>
 #include <ddprun/sharding/zero_optimizer.h>
 #include "tests/support/catch.h"

@@ -1,4 +1,4 @@
-#include <ddprun/run/failure.h>
+#include <ddprun/run/run_worker.h>
 
 #include <c10/util/Exception.h>
 

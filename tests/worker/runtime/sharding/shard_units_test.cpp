@@ -1,4 +1,4 @@
-#include <ddprun/sharding/shard_plan.h>
+#include <ddprun/sharding/shard_units.h>
 
 #include <string>
 #include <vector>
