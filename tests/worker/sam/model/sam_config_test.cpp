@@ -19,14 +19,14 @@ Config parse_sam(std::vector<std::string> words) {
   return parse_config(static_cast<int>(argv.size()), argv.data(), all_tasks());
 }
 
-nlohmann::json settings(const std::vector<std::string>& words) {
+nlohmann::json settings_of(const std::vector<std::string>& words) {
   return nlohmann::json::parse(to_json(parse_sam(words)));
 }
 
 }  // namespace
 
 TEST_CASE("sam's defaults are those of a new model, or of one of --checkpoint", "[config]") {
-  const auto fresh = settings({}), released = settings({"--checkpoint=sam-vit-base"});
+  const auto fresh = settings_of({}), released = settings_of({"--checkpoint=sam-vit-base"});
   const std::vector<std::pair<const char*, nlohmann::json>> of_both = {
       {"loss", "dice"},
       {"freeze", "none"},
@@ -65,13 +65,13 @@ TEST_CASE("what is given wins over sam's defaults, wherever it is given", "[conf
   const TempDir dir;
   const auto file = (dir.path() / "sam.toml").string();
   write_file_atomic(file, "[optim]\nlr = 0.5\n[model]\ncheckpoint = \"sam-vit-base\"\n");
-  const auto from_file = settings({"--config", file});
+  const auto from_file = settings_of({"--config", file});
   CHECK(from_file["lr"] == 0.5);
   CHECK(from_file["warmup_steps"] == 50);
-  const auto from_both = settings({"--config", file, "--lr=0.25", "--warmup-steps=5"});
+  const auto from_both = settings_of({"--config", file, "--lr=0.25", "--warmup-steps=5"});
   CHECK(from_both["lr"] == 0.25);
   CHECK(from_both["warmup_steps"] == 5);
-  CHECK(settings({"--lr=1e-4", "--warmup-steps=50"})["lr"] == 1e-4);
+  CHECK(settings_of({"--lr=1e-4", "--warmup-steps=50"})["lr"] == 1e-4);
 }
 
 TEST_CASE("what --checkpoint or --points would make idle is refused by name", "[config]") {
