@@ -5,17 +5,9 @@
 #include <nlohmann/json.hpp>
 
 namespace ddprun {
-namespace {
 
-struct Utf8Character {
-  char32_t code = 0;
-  std::size_t size = 0;  ///< bytes; 0: these bytes are not UTF-8
-};
-
-/// Whether the byte is the second or a later one of a character.
 bool is_continuation(char byte) { return (static_cast<unsigned char>(byte) & 0xc0) == 0x80; }
 
-/// The first character of a text that is not empty.
 Utf8Character first_character(std::string_view text) {
   const auto lead = static_cast<unsigned char>(text[0]);
   if (lead < 0x80) return {lead, 1};
@@ -31,6 +23,8 @@ Utf8Character first_character(std::string_view text) {
   return overlong || surrogate || code > 0x10ffff ? Utf8Character{} : Utf8Character{code, size};
 }
 
+namespace {
+
 bool is_control(char32_t code) {
   const bool c0_or_c1 = (code < 0x20 && code != '\t') || (code >= 0x7f && code < 0xa0);
   const bool separator = code == 0x2028 || code == 0x2029;
@@ -45,12 +39,13 @@ std::size_t colour_sequence(std::string_view text) {
   return end != std::string_view::npos && text[end] == 'm' ? end + 1 : 0;
 }
 
-std::string_view last_state(std::string_view line) {
+}  // namespace
+
+std::string_view last_shown(std::string_view line) {
+  if (!line.empty() && line.back() == '\n') line.remove_suffix(1);
   while (!line.empty() && line.back() == '\r') line.remove_suffix(1);
   return line.substr(line.rfind('\r') + 1);  // npos + 1 is 0
 }
-
-}  // namespace
 
 std::optional<double> parse_number(std::string_view text) {
   double value = 0;
@@ -145,7 +140,7 @@ std::vector<std::string> printable_lines(std::string_view text) {
   std::vector<std::string> lines;
   while (!text.empty()) {
     const auto end = text.find('\n');
-    lines.push_back(printable(last_state(text.substr(0, end))));
+    lines.push_back(printable(last_shown(text.substr(0, end))));
     text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
   }
   while (!lines.empty() && lines.back().empty()) lines.pop_back();

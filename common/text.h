@@ -2,6 +2,7 @@
 #pragma once
 
 #include <charconv>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -39,6 +40,17 @@ std::string one_of(const std::vector<std::string>& names);
 /// "an integer from 1 to 9"
 std::string integer_from(std::int64_t low, std::int64_t high);
 
+struct Utf8Character {
+  char32_t code = 0;
+  std::size_t size = 0;  ///< bytes; 0: these bytes are not UTF-8
+};
+
+/// The first character of a text that is not empty.
+Utf8Character first_character(std::string_view text);
+
+/// Whether the byte is the second or a later one of a character.
+bool is_continuation(char byte);
+
 /// The text with U+FFFD for each byte that is not UTF-8 and each control character except tab and newline.
 std::string valid_utf8(std::string_view text);
 
@@ -48,6 +60,10 @@ std::string one_line(std::string_view text);
 /// One line that cannot drive a terminal: drops colours (ESC [ ... m), and shows '?' for other control
 /// characters, C1 and changes of writing direction included, and for bytes that are not UTF-8. Tabs stay.
 std::string printable(std::string_view line);
+
+/// What a terminal finally shows of a line: the part after the last '\r' that is followed by anything but
+/// '\r'. Without its '\n'.
+std::string_view last_shown(std::string_view line);
 
 /// The lines of a text, each printable. A line overwritten with '\r', such as a progress bar, shows its last
 /// state; drops a '\r' before '\n' and empty lines at the end.

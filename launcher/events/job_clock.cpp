@@ -12,17 +12,16 @@ std::string in_seconds(std::chrono::milliseconds time) {
   return text + " s";
 }
 
-std::string utc_iso(JobClock::Wall::time_point time) {
+std::string utc_iso(JobClock::Wall::time_point time, int digits) {
   const auto whole = std::chrono::floor<std::chrono::seconds>(time);
   const auto micros = std::chrono::duration_cast<std::chrono::microseconds>(time - whole).count();
   const std::time_t seconds = JobClock::Wall::to_time_t(whole);
   std::tm parts{};
   ::gmtime_r(&seconds, &parts);
-  char text[64];
-  std::snprintf(text, sizeof text, "%04d-%02d-%02dT%02d:%02d:%02d.%06dZ", parts.tm_year + 1900,
-                parts.tm_mon + 1, parts.tm_mday, parts.tm_hour, parts.tm_min, parts.tm_sec,
-                static_cast<int>(micros));
-  return text;
+  char text[64], fraction[16];
+  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%S.", &parts);
+  std::snprintf(fraction, sizeof fraction, "%06d", static_cast<int>(micros));
+  return text + std::string(fraction, static_cast<std::size_t>(digits)) + "Z";
 }
 
 }  // namespace ddprun::launcher

@@ -31,7 +31,9 @@ class JobClock {
 /// "30 s", "1.5 s"
 std::string in_seconds(std::chrono::milliseconds time);
 
-/// "2026-01-31T12:34:56.123456Z".
-std::string utc_iso(JobClock::Wall::time_point time);
+/// "2026-01-31T12:34:56.123456Z"
+///
+/// digits  of the second's fraction, at most 6
+std::string utc_iso(JobClock::Wall::time_point time, int digits = 6);
 
 }  // namespace ddprun::launcher

@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <csignal>
 #include <ctime>
+#include <exception>
+#include <fstream>
 
+#include <ddprun/common/logging.h>
 #include <ddprun/common/text.h>
 #include "launcher/host/cpu_list.h"
 
@@ -12,10 +15,11 @@ namespace {
 
 using Lines = std::vector<std::string>;
 
-constexpr std::size_t kWidth = 80;          // of what is ours; a worker's lines are not broken
-constexpr std::size_t kLabelWidth = 10;     // "local_rank" and the like
+constexpr std::size_t kWidth = 80;          // of our own text; a worker's lines are not broken
+constexpr std::size_t kLabelWidth = 10;     // "log files"
 constexpr std::size_t kMaxLineBytes = 500;  // of a worker's line
-constexpr std::size_t kMaxOthers = 8;       // that are shown one by one
+constexpr std::size_t kLastLines = 20;      // of its stderr
+constexpr std::size_t kMaxOthers = 8;       // listed one by one
 
 std::string utc(std::chrono::system_clock::time_point time) {
   const std::time_t seconds = std::chrono::system_clock::to_time_t(time);
@@ -26,7 +30,7 @@ std::string utc(std::chrono::system_clock::time_point time) {
   return text;
 }
 
-/// A worker's text, ready to be shown: bounded in both directions.
+/// A worker's text, safe to show and bounded in both directions.
 Lines bounded(const std::string& text, std::size_t first, std::size_t last) {
   Lines lines = first_and_last(printable_lines(text), first, last);
   for (std::string& line : lines) line = shortened(line, kMaxLineBytes);
@@ -51,7 +55,7 @@ std::string field(const std::string& label, const Lines& lines) {
   return head + lines.front() + "\n" + rest;
 }
 
-/// A sentence of ours, broken to fit.
+/// A sentence of ours, wrapped.
 std::string sentence(const std::string& label, const std::string& text) {
   return field(label, wrapped(text, kWidth - kLabelWidth - 4));
 }
@@ -62,13 +66,13 @@ std::string paths(const std::string& label, const std::vector<std::filesystem::p
   return field(label, lines);
 }
 
-std::string describe_worker(const FailedWorker& worker) {
+std::string describe_worker(const WorkerRecord& worker) {
   return std::to_string(worker.rank) + " (local_rank: " + std::to_string(worker.local_rank) +
          ", pid: " + std::to_string(worker.pid) + ")";
 }
 
-std::string describe_end(const FailedWorker& worker) {
-  return describe(worker.status) + (worker.asked_to_end ? ", after ddprun told it to end" : "");
+std::string describe_end(const WorkerRecord& worker) {
+  return describe(*worker.status) + (worker.asked_to_end ? ", after ddprun told it to end" : "");
 }
 
 Lines error_lines(const ErrorFileContent& error, std::size_t first, std::size_t last) {
@@ -77,33 +81,32 @@ Lines error_lines(const ErrorFileContent& error, std::size_t first, std::size_t 
   return {"the worker's error file " + printable(error.problem)};
 }
 
-/// True if these lines stand, one after the other, among the others.
+/// True if the other lines contain these, one after the other.
 bool stands_in(const Lines& lines, const Lines& others) {
   return std::search(others.begin(), others.end(), lines.begin(), lines.end()) != others.end();
 }
 
-std::string describe_output(const FailedWorker& root) {
+std::string describe_output(const WorkerRecord& root) {
   std::string joined;
   for (const std::string& line : root.last_lines) joined += line + "\n";
   Lines last = printable_lines(joined);
   if (last.size() > kLastLines) last.erase(last.begin(), last.end() - kLastLines);
   for (std::string& line : last) line = shortened(line, kMaxLineBytes);
-
   std::string text;
   const Lines stack = root.error.error ? bounded(root.error.error->call_stack, 8, 16) : Lines();
-  // Python prints what @record has written as well: once is enough.
+  // Python prints what @record has written, too.
   if (!stack.empty() && !stands_in(stack, last)) text += "  call stack:\n" + indented(stack, "    ");
   if (!last.empty()) text += "  last lines of its stderr:\n" + indented(last, "    | ");
   return text;
 }
 
 std::string describe_root_cause(const FailureReport& report) {
-  const FailedWorker& root = report.root_cause;
+  const WorkerRecord& root = report.root_cause;
   const bool killed_by_memory = !root.out_of_memory.empty() && root.status == ExitStatus::killed(SIGKILL);
   std::string text = field("rank", {describe_worker(root)});
   text += field("ended by", {describe_end(root)});
   text += sentence("memory", root.out_of_memory);
-  if (!killed_by_memory && !root.asked_to_end) text += sentence("hint", end_hint(root.status));
+  if (!killed_by_memory && !root.asked_to_end) text += sentence("hint", end_hint(*root.status));
   text += field("error", error_lines(root.error, 12, 8));
   text += field("host", {printable(report.host)});
   text += field("time", {utc(root.time)});
@@ -115,7 +118,7 @@ std::string describe_root_cause(const FailureReport& report) {
   return text + describe_output(root);
 }
 
-std::string describe_others(const std::vector<FailedWorker>& others) {
+std::string describe_others(const std::vector<WorkerRecord>& others) {
   std::string text;
   const std::size_t shown = others.size() <= kMaxOthers + 1 ? others.size() : kMaxOthers;
   for (std::size_t i = 0; i < shown; ++i) {
@@ -129,30 +132,30 @@ std::string describe_others(const std::vector<FailedWorker>& others) {
 std::string signal_hint(int signal) {
   switch (signal) {
     case SIGKILL:
-      return "not sent by ddprun: by somebody, or by the kernel's OOM killer (dmesg and memory.events know)";
+      return "not sent by ddprun: somebody sent it, or the kernel's OOM killer (see dmesg and memory.events)";
     case SIGTERM:
     case SIGINT:
     case SIGHUP:
     case SIGQUIT:
-      return "not sent by ddprun: by a batch system, a user, or the program itself";
+      return "not sent by ddprun: a batch system, a user, or the program itself sent it";
     case SIGSEGV:
-      return "a memory access that is not allowed, or a stack that is too deep";
+      return "an invalid memory access, or a stack overflow";
     case SIGBUS:
-      return "often a full /dev/shm (df /dev/shm), or a mapped file that became shorter";
+      return "often a full /dev/shm (df /dev/shm), or a mapped file that was truncated";
     case SIGABRT:
-      return "the program gave up: an exception nobody caught, a failed assertion, or a damaged heap";
+      return "the program aborted: an uncaught exception, a failed assertion, or a corrupted heap";
     case SIGFPE:
-      return "most often an integer division by zero";
+      return "usually an integer division by zero";
     case SIGILL:
-      return "an instruction that this processor does not have: built for another one?";
+      return "an instruction that this processor lacks: built for another one?";
     case SIGPIPE:
-      return "it wrote to a pipe or connection that nobody reads any more";
+      return "it wrote to a pipe or connection whose reader is gone";
     case SIGSYS:
-      return "a system call that is not allowed here (seccomp)";
+      return "a system call that is forbidden here (seccomp)";
     case SIGXCPU:
-      return "the limit on CPU time was reached (ulimit -t)";
+      return "it reached the limit on CPU time (ulimit -t)";
     case SIGXFSZ:
-      return "the limit on the size of files was reached (ulimit -f)";
+      return "it reached the limit on file size (ulimit -f)";
     default:
       return "";
   }
@@ -183,16 +186,60 @@ std::string end_hint(const ExitStatus& status) {
   if (status.kind == ExitStatus::Kind::kKilled) return signal_hint(status.signal);
   switch (status.code) {
     case 126:
-      return "if the program is a shell script: a command in it cannot be executed";
+      return "if the program is a shell script, a command in it cannot be executed";
     case 127:
-      return "if the program is a shell script: a command in it was not found";
+      return "if the program is a shell script, a command in it was not found";
     default:
       break;
   }
   const int signal = status.code - 128;
   if (signal < 1 || signal > SIGSYS) return "";
   const std::string hint = signal_hint(signal);
-  return "the code by which shells say " + signal_name(signal) + (hint.empty() ? "" : ": " + hint);
+  return "shells report " + signal_name(signal) + " this way" + (hint.empty() ? "" : ": " + hint);
+}
+
+std::string core_place(std::string_view pattern, pid_t pid, const std::filesystem::path& cwd) {
+  if (pattern.empty()) return "";
+  if (pattern[0] == '@')  // since Linux 6.16, a socket
+    return "handed to " +
+           std::string(pattern.substr(std::min(pattern.find_first_not_of('@'), pattern.size())));
+  if (pattern[0] != '|') return cwd / pattern;
+  const std::string_view command = pattern.substr(1, pattern.find(' ') - 1);
+  const std::string name(command.substr(command.rfind('/') + 1));
+  if (name == "systemd-coredump") return "handed to " + name + ": coredumpctl info " + std::to_string(pid);
+  if (name == "apport") return "handed to " + name + ": see /var/crash";
+  return "handed to " + name;
+}
+
+std::string core_place(pid_t pid) {
+  std::ifstream file("/proc/sys/kernel/core_pattern");
+  std::string pattern;
+  std::getline(file, pattern);
+  return core_place(pattern, pid, std::filesystem::current_path());
+}
+
+WorkerError error_for_parent(const FailureReport& report) {
+  const WorkerRecord& root = report.root_cause;
+  WorkerError error;
+  if (root.error.error) {
+    error = *root.error.error;
+  } else {
+    error.message = "rank " + std::to_string(root.rank) + " (pid " + std::to_string(root.pid) + ") of " +
+                    report.program + " ended by " + describe(*root.status);
+    error.timestamp = std::chrono::system_clock::to_time_t(root.time);
+  }
+  const bool exited = root.status->kind == ExitStatus::Kind::kExited;
+  error.error_code = exited ? root.status->code : -root.status->signal;
+  return error;
+}
+
+void pass_error_to_parent(const FailureReport& report, const std::optional<std::string>& error_file) {
+  if (!error_file || error_file->empty()) return;
+  try {
+    write_error_file(*error_file, error_for_parent(report));
+  } catch (const std::exception& error) {
+    log_warning(std::string("cannot pass the error on to the launcher above: ") + error.what());
+  }
 }
 
 }  // namespace ddprun::launcher

@@ -3,8 +3,11 @@
 #include <sys/types.h>
 
 #include <chrono>
+#include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <ddprun/common/error_file.h>
@@ -12,46 +15,63 @@
 
 namespace ddprun::launcher {
 
-/// A worker that failed.
-struct FailedWorker {
+/// A worker in the failure report and in --result-json.
+struct WorkerRecord {
   int rank = 0;
   int local_rank = 0;
   pid_t pid = 0;
-  ExitStatus status;
-  std::chrono::system_clock::time_point time;
-  ErrorFileContent error;     ///< what the worker wrote about it
-  bool asked_to_end = false;  ///< after ddprun had begun to end the job, in a way of its own
-
-  // What is only looked for, and shown, of the root cause.
-  std::string out_of_memory = {};                ///< describe(OomFinding); empty: nothing is known of it
-  std::string core = {};                         ///< core_place(); empty: none
-  std::vector<std::string> last_lines = {};      ///< of its stderr, as they came; the last ones are shown
+  std::optional<ExitStatus> status;            ///< nullopt: it was never reaped
+  std::chrono::system_clock::time_point time;  ///< when it ended
+  ErrorFileContent error;                      ///< its error file
+  bool asked_to_end = false;                   ///< it ended after ddprun had begun to end the job
+  std::int64_t start_ns = 0;                   ///< since the job's start (JobClock::ns)
+  std::optional<std::int64_t> end_ns = {};
   std::vector<std::filesystem::path> logs = {};  ///< its log files
+
+  // Only of the root cause.
+  std::string out_of_memory = {};            ///< describe(OomFinding)
+  std::string core = {};                     ///< core_place(); empty: no core file
+  std::vector<std::string> last_lines = {};  ///< of its stderr, raw
 };
 
-/// What the user is told when a job fails.
+/// Why a job failed.
 struct FailureReport {
   std::string program;
   std::string host;
-  FailedWorker root_cause;           ///< the first that failed
-  std::vector<FailedWorker> others;  ///< that failed by themselves too, in rank order
+  WorkerRecord root_cause;           ///< the first that failed
+  std::vector<WorkerRecord> others;  ///< that failed on their own too, in rank order
   std::vector<int> ended_by_us;      ///< ranks that ended because ddprun told them to, in order
   int attempt = 0;                   ///< from 0
   int max_restarts = 0;
 };
 
-/// Lines of a worker's stderr that are shown, and so have to be kept.
-constexpr std::size_t kLastLines = 20;
-
-/// True if a worker that was told to end by these signals ended because of them: with success, killed by one,
-/// or with the exit code by which programs say so.
+/// True if a worker that ddprun sent these signals ended because of them: successfully, killed by one, or
+/// with the exit code that stands for one.
 bool ended_as_told(const ExitStatus& status, const std::vector<int>& signals);
 
-/// The summary, several lines. What came out of a worker cannot drive the terminal.
+/// The report for the user. A worker's text in it cannot drive the terminal.
 std::string describe(const FailureReport& report);
 
-/// What usually causes such an end that ddprun did not ask for: a sentence without its full stop; empty if
-/// there is nothing to add.
+/// The usual cause of an end that ddprun did not ask for: a sentence without its full stop; empty if there is
+/// nothing to add.
 std::string end_hint(const ExitStatus& status);
+
+/// Where the core of a process is, for the user: the handler that the kernel passed it to, or the path that
+/// core_pattern(5) names, with its specifiers as they stand.
+///
+/// pattern  the content of /proc/sys/kernel/core_pattern; empty: the result is empty
+/// cwd      where the process was started, for a relative pattern
+std::string core_place(std::string_view pattern, pid_t pid, const std::filesystem::path& cwd);
+
+/// core_place() with this host's pattern and the current folder.
+std::string core_place(pid_t pid);
+
+/// What a launcher above ddprun is told, as torchrun does: the root cause's own error, or how it ended if it
+/// wrote none, with its exit code, or minus its signal, as errorCode.
+WorkerError error_for_parent(const FailureReport& report);
+
+/// Writes it to ddprun's own TORCHELASTIC_ERROR_FILE, given here, unless that is unset or empty. A file that
+/// cannot be written is a warning.
+void pass_error_to_parent(const FailureReport& report, const std::optional<std::string>& error_file);
 
 }  // namespace ddprun::launcher

@@ -16,19 +16,18 @@ namespace ddprun::launcher {
 namespace {
 
 constexpr std::size_t kMaxTextBytes = 1 << 20;
-constexpr int kMaxLogRecords = 10'000;  // of one look: a kernel that writes faster is not waited for
+constexpr int kMaxLogRecords = 10'000;  // in one look, however fast the kernel writes
 
 bool lists(const std::string& names, const std::string& name) {
-  for (const std::string& part : split(names, ','))
-    if (part == name) return true;
-  return false;
+  return ("," + names + ",").find("," + name + ",") != std::string::npos;
 }
 
-/// Where a cgroup is, by /proc/PID/cgroup: lines of "ID:CONTROLLERS:PATH", v2 with ID 0 and none.
 struct CgroupPath {
   bool v2 = false;
   std::string path;
 };
+
+/// Lines of /proc/PID/cgroup are "ID:CONTROLLERS:PATH"; the one of version 2 has ID 0 and lists none.
 
 std::optional<CgroupPath> memory_cgroup(std::string_view cgroup) {
   std::optional<CgroupPath> found;
@@ -38,7 +37,7 @@ std::optional<CgroupPath> memory_cgroup(std::string_view cgroup) {
     if (first == std::string::npos || second == std::string::npos) continue;
     const std::string controllers = line.substr(first + 1, second - first - 1);
     const std::string path = line.substr(second + 1);
-    if (lists(controllers, "memory")) return CgroupPath{false, path};  // v1 has it, so v2 has not
+    if (lists(controllers, "memory")) return CgroupPath{false, path};  // then version 2 does not
     if (line.substr(0, first) == "0" && controllers.empty()) found = CgroupPath{true, path};
   }
   return found;
@@ -59,10 +58,10 @@ std::optional<Mount> parse_mount(const std::string& line) {
   return std::nullopt;
 }
 
-/// The path below the mount's root; nullopt if it is not there.
+/// The path below the mount's root; nullopt if it is elsewhere.
 std::optional<std::string> relative_to(const std::string& root, const std::string& path) {
-  if (path.substr(0, 1) != "/") return std::nullopt;               // none that the kernel writes
-  if (path.find("/..") != std::string::npos) return std::nullopt;  // outside of our cgroup namespace
+  if (path.substr(0, 1) != "/") return std::nullopt;               // not written by the kernel
+  if (path.find("/..") != std::string::npos) return std::nullopt;  // outside our cgroup namespace
   if (root == "/") return path;
   if (path.substr(0, root.size()) != root) return std::nullopt;
   const std::string rest = path.substr(root.size());
@@ -110,7 +109,8 @@ std::optional<std::uint64_t> parse_oom_kills(std::string_view text) {
   constexpr std::string_view kKey = "oom_kill ";
   for (const std::string& line : split(text, '\n')) {
     if (line.substr(0, kKey.size()) != kKey) continue;
-    if (const auto kills = parse_integer<std::uint64_t>(line.substr(kKey.size()), 0, UINT64_MAX)) return kills;
+    if (const auto kills = parse_integer<std::uint64_t>(line.substr(kKey.size()), 0, UINT64_MAX))
+      return kills;
   }
   return std::nullopt;
 }
@@ -123,10 +123,6 @@ std::optional<OomKill> parse_oom_kill(std::string_view line) {
   OomKill kill;
   const auto [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), kill.pid);
   if (error != std::errc() || kill.pid <= 0) return std::nullopt;
-  const auto open = rest.find('(');
-  const auto close = rest.find(") total-vm", open);
-  if (open != std::string_view::npos && close != std::string_view::npos)
-    kill.name = rest.substr(open + 1, close - open - 1);
   kill.in_cgroup = line.substr(0, found).find("emory cgroup out of memory") != std::string_view::npos;
   kill.anonymous_bytes = number_after(rest, "anon-rss:") * 1024;
   return kill;
@@ -137,13 +133,13 @@ std::string describe(const OomFinding& finding, bool killed) {
     const OomKill& kill = *finding.named;
     const std::string held =
         kill.anonymous_bytes > 0 ? ", when it held " + gibibytes(kill.anonymous_bytes) : "";
-    return std::string("out of memory: the kernel killed it, as its ") +
+    return std::string("out of memory: the kernel killed it because its ") +
            (kill.in_cgroup ? "cgroup" : "machine") + " had none left" + held;
   }
   if (finding.kills == 0) return "";
   const std::string count = finding.kills == 1 ? "a process" : std::to_string(finding.kills) + " processes";
   return std::string(killed ? "out of memory" : "perhaps out of memory") + ": the kernel killed " + count +
-         " of this cgroup for it while the job ran";
+         " of this cgroup while the job ran";
 }
 
 OomWatch::OomWatch() : kernel_log_(open_kernel_log()) {
@@ -151,7 +147,7 @@ OomWatch::OomWatch() : kernel_log_(open_kernel_log()) {
     counter_ = oom_counter_file(read_file("/proc/self/cgroup", kMaxTextBytes),
                                 read_file("/proc/self/mountinfo", kMaxTextBytes));
   } catch (const IoError&) {
-    // No /proc: nothing is known then.
+    // no /proc
   }
   restart();
 }
@@ -165,10 +161,10 @@ OomFinding OomWatch::look(pid_t pid) {
   OomFinding finding;
   const std::uint64_t kills = read_counter().value_or(0);
   finding.kills = kills > kills_before_ ? kills - kills_before_ : 0;
-  char record[8192];  // one record a read; a smaller buffer would be refused
+  char record[8192];  // one record a read; a smaller buffer is refused
   for (int i = 0; kernel_log_ && i < kMaxLogRecords; ++i) {
     const ssize_t n = ::read(kernel_log_.get(), record, sizeof record);
-    if (n < 0 && (errno == EPIPE || errno == EINTR)) continue;  // EPIPE: overwritten before we came, go on
+    if (n < 0 && (errno == EPIPE || errno == EINTR)) continue;  // EPIPE: overwritten before we read it
     if (n <= 0) break;
     const auto kill = parse_oom_kill({record, static_cast<std::size_t>(n)});
     if (kill && kill->pid == pid) finding.named = kill;

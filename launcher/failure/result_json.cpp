@@ -17,7 +17,7 @@ namespace {
 using json = nlohmann::ordered_json;
 
 constexpr int kFormatVersion = 1;
-constexpr int kPipePatienceMs = 2000;  // for a reader that does not read: the job is over, the user waits
+constexpr int kPipePatienceMs = 2000;  // for a reader that does not read: the job is over
 
 template <typename Value>
 json value_or_null(const std::optional<Value>& value) {
@@ -44,7 +44,8 @@ json worker_json(const WorkerRecord& worker) {
                  {"start_ns", worker.start_ns},
                  {"end_ns", value_or_null(worker.end_ns)},
                  {"asked_to_end", worker.asked_to_end}};
-  if (!worker.error_message.empty()) object["error"] = worker.error_message;
+  if (worker.error.error && !worker.error.error->message.empty())
+    object["error"] = worker.error.error->message;
   if (!worker.out_of_memory.empty()) object["out_of_memory"] = worker.out_of_memory;
   if (!worker.core.empty()) object["core"] = worker.core;
   if (!worker.last_lines.empty()) object["stderr"] = worker.last_lines;
@@ -70,7 +71,7 @@ void write_text(const std::filesystem::path& path, int fd, const std::string& te
   throw IoError(path, "cannot write", errno);
 }
 
-/// To rename a file over /dev/null, or over the pipe of a shell's >(command), would be no service.
+/// A file must not replace /dev/null or the pipe of a shell's >(command).
 bool is_device_or_pipe(const std::filesystem::path& path) {
   struct stat info {};
   return ::stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode) && !S_ISDIR(info.st_mode);
@@ -111,7 +112,7 @@ void write_result_json(const std::filesystem::path& path, const JobRecord& recor
     return;
   }
   replace_file_atomic(path, [&](const std::filesystem::path& temporary) {
-    discard_file(temporary);  // left by an earlier process of this number
+    discard_file(temporary);  // left by an earlier process with our pid
     const UniqueFd fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
     if (!fd) throw IoError(path, "cannot create", errno);
     write_text(path, fd.get(), text);

@@ -3,23 +3,62 @@
 #include <sys/types.h>
 
 #include <chrono>
-#include <deque>
 #include <filesystem>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
-
-#include <ddprun/common/files.h>
-#include "launcher/failure/kernel_view.h"
-#include "launcher/failure/stack_tools.h"
-#include "launcher/workers/process.h"
 
 namespace ddprun::launcher {
 
-/// How long the stacks of a whole job may take: it hangs anyway, and gdb
-/// wants 5 s of a CPU for each rank with LibTorch.
+/// How long the stacks of a whole job may take: it hangs anyway, and gdb needs 5 s of CPU time for each rank
+/// with LibTorch.
 constexpr std::chrono::seconds kStackDumpTimeout{30};
 
-/// A worker whose stacks are wanted, with those of its process group, which it leads.
+/// What /proc says about a process. Instant; needs no debugger.
+struct KernelView {
+  std::string text;            ///< a line for the process and one for each thread; empty if it is gone
+  bool stopped = false;        ///< by SIGSTOP or the like: it reacts only to SIGKILL and SIGCONT
+  bool catches_abort = false;  ///< it handles SIGABRT, as Python's faulthandler does
+  bool python = false;         ///< it runs a Python interpreter
+};
+
+/// Each thread's name, state, kernel function and system call, as far as we may see them. Leaves out
+/// arguments and environment: they may hold secrets.
+KernelView kernel_view(pid_t pid);
+
+/// Paths of the programs that can print another process's stacks; empty: not found.
+struct StackTools {
+  std::string eu_stack;
+  std::string gdb;     ///< used if eu-stack is missing
+  std::string py_spy;  ///< for Python frames
+};
+
+/// Finds the tools in these folders ($PATH).
+StackTools find_stack_tools(const std::string& search_path);
+
+/// One run of a tool on one process.
+struct StackCommand {
+  std::string tool;  ///< for messages: "gdb"
+  std::vector<std::string> argv;
+};
+
+/// What to run to get all stacks of a process, one after the other: two cannot trace a process at once.
+std::vector<StackCommand> stack_commands(const StackTools& tools, pid_t pid, const KernelView& process);
+
+/// True if a tool's output has at least one stack.
+bool shows_stacks(std::string_view output);
+
+/// The line of a tool's output that says why it shows no stacks, without control characters; else empty.
+std::string refusal_in(std::string_view output);
+
+/// Why no debugger can attach to any worker; nullopt if one may.
+///
+/// ptrace_scope  the content of /proc/sys/kernel/yama/ptrace_scope; empty without Yama
+/// privileged    we have CAP_SYS_PTRACE
+std::optional<std::string> tracing_forbidden(std::string_view ptrace_scope, bool privileged);
+
+/// A worker to examine, with the other members of its process group, which it leads.
 struct StackTarget {
   int rank = 0;
   pid_t pid = -1;
@@ -29,30 +68,30 @@ struct StackTarget {
 struct StackResult {
   int rank = 0;
   pid_t pid = -1;
-  std::filesystem::path file;      ///< empty: there is none
-  std::vector<std::string> tools;  ///< whose stacks of the worker itself are in the file
+  std::filesystem::path file;      ///< empty: none was written
+  std::vector<std::string> tools;  ///< that wrote the worker's own stacks into the file
   std::string problem;             ///< why there are none: one line
   KernelView view;                 ///< of the worker itself, at the beginning
 };
 
-/// One line for the user: where the stacks are, or why not.
+/// One line for the user: where the stacks are, or why there are none.
 std::string describe(const StackResult& result);
 
-/// The signal to end a hanging job with: SIGABRT where it can tell more (it leaves a core file, and Python's
-/// faulthandler prints its stacks), because a rank has no stacks, or has a handler for it and no Python
-/// stacks. Else SIGTERM.
+/// The signal to end a hanging job with: SIGABRT where it tells more, with a core file or the stacks of
+/// Python's faulthandler, because a rank has no stacks, or handles SIGABRT and has no Python stacks. Else
+/// SIGTERM.
 int signal_after(const std::vector<StackResult>& results);
 
-/// Writes what every rank of a hanging job is doing to FOLDER/stacks_RANK.txt (mode 0600): at once what the
-/// kernel tells of all its processes, then their stacks by what debuggers there are, some ranks at a time.
+/// Writes what every rank of a hanging job is doing to FOLDER/stacks_RANK.txt (mode 0600): at once the
+/// kernel's view of all its processes, then their stacks, with debuggers working on some ranks at a time.
 /// Works on stopped processes too, and leaves every process as it found it.
 ///
-/// Nothing here waits. The owner calls advance() whenever a child of ddprun has ended (the debuggers are
-/// children; anybody may reap them) until it returns true, or time or patience is up, and then finish().
+/// Nothing here blocks. Call advance() whenever a child of ddprun has ended (debuggers are children, and
+/// anybody may reap them) until it returns true or you give up, and then finish().
 class StackDump {
  public:
   StackDump(const std::vector<StackTarget>& targets, const std::filesystem::path& folder, StackTools tools);
-  /// Kills the debuggers that still run; their processes go on.
+  /// Kills the remaining debuggers; the processes that they traced go on.
   ~StackDump();
   StackDump(const StackDump&) = delete;
   StackDump& operator=(const StackDump&) = delete;
@@ -60,31 +99,18 @@ class StackDump {
   /// Starts the debuggers whose turn it is. True if none is left to run.
   bool advance();
 
-  /// Ends the debuggers that still run. The results in the order of the targets.
+  /// Kills the remaining debuggers. returns the results in the order of the targets
   std::vector<StackResult> finish();
 
  private:
-  struct Step {
-    StackCommand command;
-    pid_t pid;
-    bool of_worker;  ///< and not of a child of it
-  };
-  struct Rank {
-    StackResult result;
-    UniqueFd file;
-    std::deque<Step> steps;  ///< the first one is at work while there is a debugger
-    Process debugger;
-    off_t output_begin = 0;  ///< where the running debugger's output begins
-  };
+  struct Step;
+  struct Rank;
 
   void look_at(Rank& rank, const std::filesystem::path& folder);
   void start_next(Rank& rank, bool of_worker);
   void conclude(Rank& rank, bool in_time);
-  static void note_problem(Rank& rank, const Step& step, const std::string& problem);
-  static void kill_debugger(Rank& rank);
 
   StackTools tools_;
-  UniqueFd dev_null_;
   std::vector<Rank> ranks_;
   const unsigned max_running_;
   unsigned running_ = 0;

@@ -3,92 +3,61 @@
 #include <cstdio>
 #include <filesystem>
 #include <optional>
+#include <utility>
 
 #include <ddprun/common/host_name.h>
 #include <ddprun/common/text.h>
 #include <ddprun/common/worker_env.h>
 #include "launcher/events/launch_error.h"
-#include "launcher/failure/core_file.h"
-#include "launcher/failure/error_to_parent.h"
 #include "launcher/failure/failure_report.h"
 
 namespace ddprun::launcher {
 namespace {
 
-FailedWorker failed_worker(const Job& job, const Attempt& attempt, std::size_t index) {
+WorkerRecord record_of(const Job& job, const Attempt& attempt, std::size_t index) {
   const WorkerSpec& spec = attempt.specs[index];
   const Worker& worker = attempt.workers[index];
-  FailedWorker failed;
-  failed.rank = spec.rank;
-  failed.local_rank = spec.local_rank;
-  failed.pid = worker.process.pid;
-  failed.status = *worker.status;
-  failed.time = job.clock.date(worker.ended);
-  failed.error = read_error_file(spec.error_file);
-  failed.asked_to_end = worker.asked_to_end;
-  return failed;
+  WorkerRecord record;
+  record.rank = spec.rank;
+  record.local_rank = spec.local_rank;
+  record.pid = worker.process.pid;
+  record.status = worker.status;
+  if (!job.options.result_json.empty() || !worker.status || !worker.status->success())
+    record.error = read_error_file(spec.error_file);
+  record.asked_to_end = worker.asked_to_end;
+  record.start_ns = job.clock.ns(worker.started);
+  record.logs = attempt.logs[index];
+  if (!worker.status) return record;
+  record.time = job.clock.date(worker.ended);
+  record.end_ns = job.clock.ns(worker.ended);
+  return record;
 }
 
-void add_details(const Attempt& attempt, std::size_t index, OomWatch& oom, FailedWorker& failed) {
-  const Worker& worker = attempt.workers[index];
-  const bool killed = failed.status == ExitStatus::killed(SIGKILL) && !worker.asked_to_end;
-  failed.out_of_memory = describe(oom.look(worker.process.pid), killed);
-  if (failed.status.core_dumped) failed.core = core_place(worker.process.pid);
-  failed.last_lines = attempt.last_lines[index];
-  failed.logs = attempt.logs[index];
+void add_details(const Attempt& attempt, std::size_t index, OomWatch& oom, WorkerRecord& root) {
+  const bool killed = root.status == ExitStatus::killed(SIGKILL) && !root.asked_to_end;
+  root.out_of_memory = describe(oom.look(root.pid), killed);
+  if (root.status->core_dumped) root.core = core_place(root.pid);
+  root.last_lines = attempt.last_lines[index];
 }
 
-/// The failure report for the user. Reads the files that the worker left.
-FailureReport make_report(const Job& job, const Attempt& attempt, std::size_t first, OomWatch& oom) {
+/// root  the index of the worker that failed first
+FailureReport make_report(const Job& job, const Attempt& attempt, const std::vector<WorkerRecord>& workers,
+                          std::size_t root) {
   FailureReport report;
   report.program = job.options.program[0];
   report.host = host_name();
   report.attempt = attempt.round.number;
   report.max_restarts = attempt.round.max_restarts;
-  report.root_cause = failed_worker(job, attempt, first);
-  add_details(attempt, first, oom, report.root_cause);
-  for (std::size_t i = 0; i < attempt.workers.size(); ++i) {
-    const Worker& worker = attempt.workers[i];
-    if (i == first || !worker.status) continue;
+  report.root_cause = workers[root];
+  for (const WorkerRecord& worker : workers) {
+    if (worker.rank == report.root_cause.rank || !worker.status) continue;
     if (worker.asked_to_end && ended_as_told(*worker.status, attempt.ending_signals)) {
-      report.ended_by_us.push_back(attempt.specs[i].rank);
+      report.ended_by_us.push_back(worker.rank);
     } else if (!worker.status->success()) {
-      report.others.push_back(failed_worker(job, attempt, i));
+      report.others.push_back(worker);
     }
   }
   return report;
-}
-
-/// report  of the attempt, if it failed by a worker
-AttemptRecord make_record(const Job& job, const Attempt& attempt,
-                          const std::optional<FailureReport>& report) {
-  AttemptRecord record;
-  record.number = attempt.round.number;
-  record.port = attempt.round.master_port;
-  record.start_ns = job.clock.ns(attempt.start);
-  record.end_ns = job.clock.ns(attempt.end);
-  record.outcome = attempt.outcome;
-  if (report) record.root_cause_rank = report->root_cause.rank;
-  for (std::size_t i = 0; i < attempt.workers.size(); ++i) {
-    const Worker& worker = attempt.workers[i];
-    WorkerRecord& entry = record.workers.emplace_back();
-    entry.rank = attempt.specs[i].rank;
-    entry.local_rank = attempt.specs[i].local_rank;
-    entry.pid = worker.process.pid;
-    entry.status = worker.status;
-    entry.start_ns = job.clock.ns(worker.started);
-    if (worker.status) entry.end_ns = job.clock.ns(worker.ended);
-    entry.asked_to_end = worker.asked_to_end;
-    if (!job.options.result_json.empty())  // only it shows the message
-      if (const auto error = read_error_file(attempt.specs[i].error_file).error)
-        entry.error_message = error->message;
-    entry.logs = attempt.logs[i];
-    if (!report || entry.rank != report->root_cause.rank) continue;
-    entry.out_of_memory = report->root_cause.out_of_memory;
-    entry.core = report->root_cause.core;
-    entry.last_lines = attempt.last_lines[i];
-  }
-  return record;
 }
 
 }  // namespace
@@ -109,15 +78,21 @@ std::string describe_end(const Attempt& attempt) {
 }
 
 void report_attempt(const Job& job, const Attempt& attempt, OomWatch& oom, JobRecord& record) {
-  std::optional<FailureReport> report;
+  std::vector<WorkerRecord> workers;
+  for (std::size_t i = 0; i < attempt.workers.size(); ++i) workers.push_back(record_of(job, attempt, i));
+  std::optional<int> root_cause_rank;
   if (const auto* failed = std::get_if<WorkerFailed>(&attempt.outcome)) {
-    report = make_report(job, attempt, failed->index, oom);
-    const std::string text = describe(*report);
+    add_details(attempt, failed->index, oom, workers[failed->index]);
+    const FailureReport report = make_report(job, attempt, workers, failed->index);
+    root_cause_rank = report.root_cause.rank;
+    const std::string text = describe(report);
     job.outputs.console().make_way();
     std::fwrite(text.data(), 1, text.size(), stderr);
-    pass_error_to_parent(*report, process_env("TORCHELASTIC_ERROR_FILE"));
+    pass_error_to_parent(report, process_env("TORCHELASTIC_ERROR_FILE"));
   }
-  record.attempts.push_back(make_record(job, attempt, report));
+  record.attempts.push_back({attempt.round.number, attempt.round.master_port, job.clock.ns(attempt.start),
+                             job.clock.ns(attempt.end), attempt.outcome, root_cause_rank,
+                             std::move(workers)});
   record.outcome = attempt.outcome;
   record.max_restarts = attempt.round.max_restarts;
 }

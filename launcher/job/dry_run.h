@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "launcher/output/output_plan.h"
+#include "launcher/output/output_stream.h"
 #include "launcher/plan/launch_plan.h"
 
 namespace ddprun::launcher {

@@ -14,6 +14,7 @@
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
+#include "launcher/events/launch_error.h"
 #include "launcher/host/gpu_list.h"
 #include "launcher/host/port_owner.h"
 #include "launcher/job/attempt.h"

@@ -15,47 +15,45 @@
 
 #include <ddprun/common/files.h>
 #include "launcher/output/console.h"
-#include "launcher/output/line_format.h"
-#include "launcher/output/log_file.h"
-#include "launcher/output/output_plan.h"
 #include "launcher/output/output_stream.h"
 #include "launcher/workers/process.h"
 
 namespace ddprun::launcher {
 
-/// What the workers of one attempt write, on its way to ddprun's console and to files.
+/// Passes the output of one attempt's workers on to ddprun's console and to files.
 class AttemptOutput {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// folder  where log files are made; may be null if no plan has one. It and the console must outlive this
+  /// folder  of the log files; null if no plan has one. It and the console must outlive this
   AttemptOutput(boost::asio::io_context& io, Console& console, const LogFolder* folder);
   ~AttemptOutput();
   AttemptOutput(const AttemptOutput&) = delete;
   AttemptOutput& operator=(const AttemptOutput&) = delete;
 
-  /// Makes the files and pipes of the worker with this index, and begins to read. Where the console is a
-  /// terminal, the worker gets terminals too, in raw mode and of the same size.
+  /// Makes the files and pipes of the worker with this index, and begins to read. If the console is a
+  /// terminal, the worker gets terminals too, in raw mode and of the same size. Close the result once the
+  /// worker is started.
   /// throws IoError for the files, std::system_error for the pipes
   WorkerOutputs open(std::size_t index, const WorkerOutputPlan& plan);
 
-  /// Called at the first output of each worker, with its index.
+  /// Called with a worker's index at its first output.
   void on_first_output(std::function<void(std::size_t)> callback) { on_first_output_ = std::move(callback); }
 
-  /// Until every stream has come to its end, or the deadline. False at the deadline.
+  /// Waits until every stream has ended. False at the deadline.
   boost::asio::awaitable<bool> wait_for_ends(std::optional<Clock::time_point> deadline);
 
-  /// Closes the streams; what has no end of line is passed on. The console may have to be drained yet.
+  /// Closes the streams, after passing on unfinished lines. The console may still hold some of it.
   void finish();
 
-  /// The end of a worker's stderr, however it is routed: at most 20 lines and 16 KiB, raw.
+  /// The end of a worker's stderr, wherever it goes: at most 20 lines and 16 KiB, raw.
   std::vector<std::string> last_error_lines(std::size_t index) const;
 
-  /// When a worker last wrote something that went through ddprun; at first when it was opened. Now, while the
-  /// console keeps it from writing.
+  /// When a worker last wrote something that passed through ddprun, or was opened. Now, while the console
+  /// blocks it.
   Clock::time_point last_output(std::size_t index) const;
 
-  /// Gives the workers' terminals the present size of ddprun's. They get no SIGWINCH: theirs is no
+  /// Gives the workers' terminals the current size of ddprun's. It sends no SIGWINCH: theirs is not a
   /// controlling terminal.
   void update_window_size();
 
@@ -63,12 +61,8 @@ class AttemptOutput {
   struct Worker;
 
   UniqueFd open_stream(std::size_t index, const StreamPlan& plan, bool is_err);
-  OutputTargets targets_of(const StreamPlan& plan, bool is_err);
-  UniqueFd read_stream(std::size_t index, OutputTargets targets, bool is_err);
-  std::shared_ptr<LogFile> open_file(const std::filesystem::path& path, std::size_t max_size);
+  std::shared_ptr<LogFile> open_file(const std::filesystem::path& path, const StreamPlan& plan);
   void note_output(std::size_t index, std::string_view bytes, bool is_err);
-  bool all_ended() const;
-  const Worker& at(std::size_t index) const;
 
   boost::asio::io_context& io_;
   Console& console_;

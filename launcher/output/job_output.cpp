@@ -2,6 +2,9 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <cctype>
+
 #include <ddprun/common/logging.h>
 #include <ddprun/common/worker_env.h>
 
@@ -10,7 +13,57 @@ namespace {
 
 std::string attempt_name(int attempt) { return "attempt_" + std::to_string(attempt); }
 
+StreamPlan plan_stream(const OutputOptions& options, const OutputPlace& place, bool is_err,
+                       const LineSource& source, int workers) {
+  const char* name = is_err ? "stderr" : "stdout";
+  const Streams redirects = options.redirects.of(source.local_rank), tees = options.tee.of(source.local_rank);
+  const bool redirected = is_err ? redirects.err : redirects.out, teed = is_err ? tees.err : tees.out;
+  const bool is_terminal = is_err ? place.err_is_terminal : place.out_is_terminal;
+  const auto& filters = is_err ? options.stderr_filters : options.stdout_filters;
+  const bool has_folder = !options.log_dir.empty();
+  const bool shown = !options.shown || options.shown->count(source.local_rank) > 0;
+  const std::string prefix = line_prefix(place.prefix_template, source);
+  StreamPlan plan;
+  plan.timestamps = options.timestamps;
+  plan.max_file_size = options.log_max_size;
+  plan.need_activity = place.need_activity;
+  plan.console = shown && (!redirected || teed);
+  if (options.prefix.value_or(teed || (is_terminal && workers > 1))) plan.prefix = prefix;
+  if (has_folder && (redirected || teed))
+    plan.file = place.attempt_folder / std::to_string(source.local_rank) / (std::string(name) + ".log");
+  if (has_folder && !filters.empty()) {
+    plan.filtered_file = place.attempt_folder / (std::string("filtered_") + name + ".log");
+    plan.filtered_prefix = prefix;
+    plan.filters = filters;
+  }
+  const bool untouched = plan.console && plan.prefix.empty() && plan.file.empty() &&
+                         plan.filtered_file.empty() && !options.timestamps && !place.need_activity;
+  plan.inherit = workers == 1 && untouched;
+  return plan;
+}
+
 }  // namespace
+
+std::vector<WorkerOutputPlan> plan_outputs(const OutputOptions& options, const OutputPlace& place,
+                                           int first_rank, int workers) {
+  std::vector<WorkerOutputPlan> plans;
+  for (int local_rank = 0; local_rank < workers; ++local_rank) {
+    const LineSource source{place.role, local_rank, first_rank + local_rank};
+    plans.push_back({plan_stream(options, place, /*is_err=*/false, source, workers),
+                     plan_stream(options, place, /*is_err=*/true, source, workers)});
+  }
+  return plans;
+}
+
+std::string folder_name(const std::string& run_id) {
+  constexpr std::size_t kMaxLength = 64;
+  std::string name = run_id.substr(0, kMaxLength);
+  for (char& c : name)
+    if (!std::isalnum(static_cast<unsigned char>(c)) && c != '.' && c != '_' && c != '-') c = '_';
+  if (name.find_first_not_of('.') == std::string::npos) name += "_";
+  return name;
+}
+
 JobOutput::JobOutput(boost::asio::io_context& io, const Options& options, const std::string& run_id,
                      const std::string& job_id, const std::filesystem::path& temp_folder)
     : options_(options),
@@ -33,8 +86,8 @@ std::filesystem::path JobOutput::job_folder(const std::filesystem::path& log_dir
 
 std::filesystem::path JobOutput::make_attempt_folder(int attempt, int workers) {
   if (!options_.output.log_dir.empty() && !log_folder_) {
-    LogFolder(std::filesystem::absolute(options_.output.log_dir))
-        .open_below(job_name_);  // refuses one that others may change
+    // Refuses a folder that others may change.
+    LogFolder(std::filesystem::absolute(options_.output.log_dir)).open_below(job_name_);
     log_folder_.emplace(job_folder(options_.output.log_dir));
     if (!options_.output.log_dir_given) log_info("log files: " + log_folder_->path().string());
   }

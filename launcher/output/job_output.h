@@ -2,25 +2,40 @@
 
 #include <boost/asio/io_context.hpp>
 #include <filesystem>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "launcher/cli/options.h"
 #include "launcher/output/attempt_output.h"
-#include "launcher/output/console.h"
-#include "launcher/output/log_file.h"
-#include "launcher/output/output_plan.h"
 #include "launcher/plan/launch_plan.h"
 
 namespace ddprun::launcher {
 
+/// What the output options depend on.
+struct OutputPlace {
+  bool out_is_terminal = false, err_is_terminal = false;
+  bool need_activity = false;  ///< ddprun has to see when workers write
+  std::string role;
+  std::string prefix_template;
+  std::filesystem::path attempt_folder;  ///< of this attempt's files
+};
+
+/// Plans the output of all workers of a node, by local rank. A single worker without output flags keeps
+/// ddprun's own streams; otherwise all output passes through ddprun, line by line, or goes to files.
+std::vector<WorkerOutputPlan> plan_outputs(const OutputOptions& options, const OutputPlace& place,
+                                           int first_rank, int workers);
+
+/// The run id as part of a folder's name: other characters than letters, digits and "._-" become "_"; at most
+/// 64 characters; never only dots.
+std::string folder_name(const std::string& run_id);
+
 /// Where a job's workers write: ddprun's console, and the job's folder
 ///   LOG_DIR/RUN_ID_XXXXXXXX/attempt_N/LOCAL_RANK/{stdout.log, stderr.log, error.json}
-/// in torchrun's layout. Without a log folder the error files lie in the job's temporary folder.
+/// in torchrun's layout. Without a log folder, the error files are in the job's temporary folder.
 class JobOutput {
  public:
-  /// job_id       its beginning makes the folder's name unique
+  /// job_id       its first characters make the folder's name unique
   /// temp_folder  absolute
   JobOutput(boost::asio::io_context& io, const Options& options, const std::string& run_id,
             const std::string& job_id, const std::filesystem::path& temp_folder);
@@ -30,10 +45,10 @@ class JobOutput {
 
   std::filesystem::path attempt_folder(int attempt) const;
 
-  /// Makes the folders of an attempt, one a worker. returns the attempt's. throws IoError
+  /// Makes the folders of an attempt and its workers. returns the attempt's. throws IoError
   std::filesystem::path make_attempt_folder(int attempt, int workers);
 
-  /// Where to put the stacks of an attempt that hangs: its folder if it lasts, else one made for them.
+  /// The folder for the stacks of a hanging attempt: its own if that outlives the job, else a new one.
   std::filesystem::path lasting_folder(int attempt) const;
 
   std::vector<WorkerOutputPlan> plan(int attempt, const std::vector<WorkerSpec>& specs) const;
@@ -50,7 +65,7 @@ class JobOutput {
   std::string job_name_;
   std::filesystem::path temp_folder_;
   Console console_;
-  std::optional<LogFolder> log_folder_;  ///< the job's, once it is made
+  std::optional<LogFolder> log_folder_;  ///< the job's, once made
 };
 
 }  // namespace ddprun::launcher

@@ -1,8 +1,6 @@
 #include "launcher/output/line_format.h"
 
 #include <algorithm>
-#include <cstdio>
-#include <ctime>
 
 namespace ddprun::launcher {
 namespace {
@@ -10,7 +8,7 @@ namespace {
 bool is_name_start(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
 bool is_name_char(char c) { return is_name_start(c) || (c >= '0' && c <= '9'); }
 
-/// The name that follows a '$', in braces or not, and how many bytes it takes. Empty: none.
+/// The name after a '$', in braces or not, and the bytes it takes. Empty: there is none.
 struct Placeholder {
   std::string_view name;
   std::size_t size = 0;
@@ -29,28 +27,6 @@ unsigned byte_at(std::string_view text, std::size_t at) {
   return at < text.size() ? static_cast<unsigned char>(text[at]) : 0;
 }
 
-/// A character at the start of the text. value: its code point, or for a byte that is not UTF-8 the byte.
-struct Character {
-  unsigned value = 0;
-  std::size_t size = 1;
-  bool valid = true;
-};
-
-Character character_at(std::string_view text) {
-  const unsigned lead = byte_at(text, 0);
-  if (lead < 0x80) return {lead, 1, true};
-  const std::size_t size = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;
-  if (lead < 0xc2 || lead > 0xf4 || text.size() < size) return {lead, 1, false};
-  unsigned value = lead & (0x7fU >> size);
-  for (std::size_t i = 1; i < size; ++i) {
-    if ((byte_at(text, i) & 0xc0) != 0x80) return {lead, 1, false};
-    value = value << 6 | (byte_at(text, i) & 0x3f);
-  }
-  const bool overlong = (size == 3 && value < 0x800) || (size == 4 && value < 0x10000);
-  if (overlong || value > 0x10ffff || (value >= 0xd800 && value < 0xe000)) return {lead, 1, false};
-  return {value, size, true};
-}
-
 /// The size of "parameters, intermediates, final byte" that follow a CSI. 0 if it does not end.
 std::size_t csi_size(std::string_view text) {
   std::size_t i = 0;
@@ -58,11 +34,11 @@ std::size_t csi_size(std::string_view text) {
   return byte_at(text, i) >= 0x40 && byte_at(text, i) <= 0x7e ? i + 1 : 0;
 }
 
-/// Measures escape sequences of one text, in time linear in its size.
+/// Measures the escape sequences of one text, in linear time.
 class Sequences {
  public:
-  /// The size of the sequence that starts with the ESC at the start of `rest`. One that never ends is taken
-  /// for its introducer alone: what follows it is harmless then, and not lost.
+  /// The size of the sequence at the start of `rest`, which is an ESC. Of a sequence that never ends, only
+  /// the introducer: the rest is harmless, and shown.
   std::size_t escape_size(std::string_view rest) {
     std::size_t i = 1;
     while (byte_at(rest, i) >= 0x20 && byte_at(rest, i) <= 0x2f) ++i;
@@ -71,7 +47,7 @@ class Sequences {
     return i + 1 + (i == 1 ? body_size(rest[i], rest.substr(i + 1)) : 0);
   }
 
-  /// The size of what follows ESC and `type`, or the C1 character that means these two.
+  /// The size of what follows ESC and `type`, or the C1 character that stands for both.
   std::size_t body_size(char type, std::string_view rest) {
     if (type == '[') return csi_size(rest);
     if (type == ']' || type == 'P' || type == 'X' || type == '^' || type == '_') return string_size(rest);
@@ -79,7 +55,7 @@ class Sequences {
   }
 
  private:
-  /// What follows an OSC, DCS, SOS, PM or APC, with its end. 0 if it does not end.
+  /// The size of what follows an OSC, DCS, SOS, PM or APC, with its end. 0 if it does not end.
   std::size_t string_size(std::string_view rest) {
     for (std::size_t i = 0; i < rest.size() && !no_end_ahead_; ++i) {
       if (rest[i] == '\a') return i + 1;
@@ -136,48 +112,28 @@ std::string sanitized(std::string_view text) {
   bool coloured = false;
   Sequences sequences;
   while (!text.empty()) {
-    const Character character = character_at(text);
-    std::size_t size = character.size;
-    if (character.value == 0x1b) {
+    const Utf8Character character = first_character(text);
+    const bool valid = character.size > 0;
+    const char32_t code = valid ? character.code : byte_at(text, 0);
+    std::size_t size = valid ? character.size : 1;
+    if (code == 0x1b) {
       size = sequences.escape_size(text);
       const std::string_view sequence = text.substr(0, size);
       if (is_colour(sequence)) {
         shown += sequence;
         coloured = sequence != "\x1b[m" && sequence != "\x1b[0m";
       }
-    } else if (character.value >= 0x80 && character.value < 0xa0) {
-      size += sequences.body_size(static_cast<char>(character.value - 0x40), text.substr(size));
-    } else if (!character.valid) {
+    } else if (code >= 0x80 && code < 0xa0) {
+      size += sequences.body_size(static_cast<char>(code - 0x40), text.substr(size));
+    } else if (!valid) {
       shown += "\xef\xbf\xbd";
-    } else if (character.value == '\t' || character.value == '\n' ||
-               (character.value >= 0x20 && character.value != 0x7f)) {
+    } else if (code == '\t' || code == '\n' || (code >= 0x20 && code != 0x7f)) {
       shown += text.substr(0, size);
     }
     text.remove_prefix(size);
   }
   if (coloured) shown.insert(shown.size() - (shown.back() == '\n' ? 1 : 0), "\x1b[0m");
   return shown;
-}
-
-std::string_view last_shown(std::string_view line) {
-  if (!line.empty() && line.back() == '\n') line.remove_suffix(1);
-  std::string_view shown = line;
-  while (!shown.empty() && shown.back() == '\r') shown.remove_suffix(1);
-  const auto start = shown.rfind('\r');
-  return start == std::string_view::npos ? shown : shown.substr(start + 1);
-}
-
-std::string utc_timestamp(std::chrono::system_clock::time_point time) {
-  using std::chrono::floor;
-  const auto whole = floor<std::chrono::seconds>(time);
-  const auto milliseconds = floor<std::chrono::milliseconds>(time - whole).count();
-  const std::time_t seconds = std::chrono::system_clock::to_time_t(whole);
-  std::tm parts{};
-  ::gmtime_r(&seconds, &parts);
-  char text[64];
-  const std::size_t size = std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%S", &parts);
-  std::snprintf(text + size, sizeof text - size, ".%03dZ", static_cast<int>(milliseconds));
-  return text;
 }
 
 bool matches_any(std::string_view line, const std::vector<std::string>& texts) {
@@ -199,7 +155,7 @@ std::vector<std::string> OutputTail::lines() const {
   if (rest.size() > kMaxBytes) rest.remove_prefix(rest.size() - kMaxBytes);
   std::vector<std::string> lines;
   while (!rest.empty() && lines.size() < kMaxLines) {
-    const auto newline = rest.substr(0, rest.size() - 1).rfind('\n');  // that of the line before the last
+    const auto newline = rest.substr(0, rest.size() - 1).rfind('\n');  // of the line before the last
     const std::size_t start = newline == std::string_view::npos ? 0 : newline + 1;
     lines.emplace_back(last_shown(rest.substr(start)));
     rest = rest.substr(0, start);

@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 
 constexpr int kFolderFlags = O_PATH | O_DIRECTORY | O_CLOEXEC;
 constexpr const char* kUntrusted =
-    "expected a folder that belongs to this user and in which others cannot exchange files";
+    "expected a folder that belongs to this user and in which others cannot replace files";
 
 UniqueFd open_folder(int parent, const char* name, int flags, const fs::path& path) {
   UniqueFd fd(::openat(parent, name, kFolderFlags | flags));
@@ -41,9 +41,8 @@ void check_trust(int folder, const fs::path& path) {
 }
 
 UniqueFd create_file(int folder, const std::string& name) {
-  // Readable too, for the end of what a worker wrote into it itself.
   return UniqueFd(::openat(folder, name.c_str(),
-                           O_RDWR | O_APPEND | O_CREAT | O_EXCL | O_NOFOLLOW | O_NOCTTY | O_CLOEXEC, 0600));
+                           O_WRONLY | O_APPEND | O_CREAT | O_EXCL | O_NOFOLLOW | O_NOCTTY | O_CLOEXEC, 0600));
 }
 
 bool leads_out(const fs::path& relative) {
@@ -53,11 +52,11 @@ bool leads_out(const fs::path& relative) {
 }  // namespace
 
 LogFolder::LogFolder(const fs::path& path) : path_(fs::absolute(path).lexically_normal()) {
-  // The way to the folder is the user's, links included.
+  // The user's path may contain links.
   UniqueFd at(::open("/", kFolderFlags));
   fs::path walked = "/";
   for (const fs::path& name : path_.relative_path()) {
-    if (name.empty()) continue;  // a slash at the end
+    if (name.empty()) continue;  // a trailing slash
     walked /= name;
     at = open_folder(at.get(), name.c_str(), 0, walked);
   }
@@ -107,7 +106,7 @@ void LogFile::append(std::string_view bytes) {
   if (!write_all(fd_.get(), bytes)) warn_once("cannot write, output is missing here, the job goes on", errno);
 }
 
-/// If it fails, the file grows on under whatever name it has, and it is tried again after as many bytes.
+/// If it fails, the file keeps growing, and rotation is tried again after max_size more bytes.
 void LogFile::rotate() {
   size_ = 0;
   at_line_start_ = true;
@@ -116,7 +115,7 @@ void LogFile::rotate() {
   if (::renameat(folder_.get(), name.c_str(), folder_.get(), older.c_str()) != 0)
     return warn_once("cannot rename to .1", errno);
   UniqueFd next = create_file(folder_.get(), name);
-  if (!next) return warn_once("cannot begin anew", errno);
+  if (!next) return warn_once("cannot begin a new file", errno);
   fd_ = std::move(next);
 }
 

@@ -9,18 +9,18 @@
 
 namespace ddprun::launcher {
 
-/// A folder in which log files are made. Nobody else may be able to exchange what is in it: it belongs to us
-/// and is not writable for all, or has the sticky bit and belongs to us or root (such as /tmp).
+/// A folder for log files, in which nobody else can replace a file: it belongs to us and is not
+/// world-writable, or it has the sticky bit and belongs to us or root, as /tmp does.
 class LogFolder {
  public:
-  /// Makes the folder, and those above it that are missing, with mode 0700.
-  /// throws IoError, also for a folder that we must not trust
+  /// Makes the folder and missing folders above it, with mode 0700.
+  /// throws IoError, also for a folder that is not safe
   explicit LogFolder(const std::filesystem::path& path);
 
   const std::filesystem::path& path() const { return path_; }
 
-  /// The folder below this one that `relative` names. What is missing of it is made with mode 0700; what is
-  /// there must be a folder of ours, no link. throws IoError
+  /// Opens a folder below this one, and makes missing ones with mode 0700. Existing ones must be safe, and
+  /// not links. throws IoError
   UniqueFd open_below(const std::filesystem::path& relative) const;
 
  private:
@@ -28,15 +28,14 @@ class LogFolder {
   UniqueFd fd_;
 };
 
-/// A file of bytes as they came, readable only to us, that no earlier file or link of that name can be.
+/// A new file of raw bytes, readable only by us.
 ///
-/// A write that fails (a full disk, a quota) is a warning, once a file: the job is worth more than its log.
-/// Every later write is tried.
+/// A failed write (a full disk, a quota) is a warning, once for each file; later writes are tried again.
 class LogFile {
  public:
   /// file      inside the folder: relative to it, or with its path
-  /// max_size  from this size on the file is renamed to FILE.1, replacing an earlier one, and begun anew, at
-  ///           the end of a line if it can be; 0: it grows
+  /// max_size  at this size the file is renamed to FILE.1, replacing an earlier one, and a new one begins, at
+  ///           the end of a line if possible; 0: no limit
   /// throws    IoError, also if the file exists
   LogFile(const LogFolder& folder, const std::filesystem::path& file, std::size_t max_size = 0);
 
@@ -50,7 +49,7 @@ class LogFile {
   void warn_once(const char* problem, int error);
 
   std::filesystem::path path_;  // for messages
-  UniqueFd folder_;             // if the file is to be rotated
+  UniqueFd folder_;             // for rotation
   UniqueFd fd_;
   std::size_t max_size_;
   std::size_t size_ = 0;

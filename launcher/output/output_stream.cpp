@@ -1,19 +1,68 @@
 #include "launcher/output/output_stream.h"
 
+#include <fcntl.h>
+#include <sys/ioctl.h>
+#include <termios.h>
+#include <unistd.h>
+
 #include <cerrno>
 #include <chrono>
+#include <cstdlib>
+#include <system_error>
 #include <utility>
+
+#include "launcher/events/job_clock.h"
 
 namespace ddprun::launcher {
 namespace asio = boost::asio;
 namespace {
 
-// How long a line without an end may stay unseen on a terminal, and so how often a progress bar is redrawn.
+// The delay before an unfinished line shows on a terminal, and so the time between two states of a progress
+// bar.
 constexpr std::chrono::milliseconds kPartialDelay{100};
-// Of a transient line no more than this is drawn: more fits on no terminal.
+// Drawn bytes of a transient line: no terminal is wider.
 constexpr std::size_t kMaxTransient = 2048;
 
+void set_nonblocking(const UniqueFd& fd) {
+  const int flags = ::fcntl(fd.get(), F_GETFL);
+  if (flags < 0 || ::fcntl(fd.get(), F_SETFL, flags | O_NONBLOCK) != 0)
+    throw std::system_error(errno, std::generic_category(), "fcntl");
+}
+
+/// Without echo, and a newline stays one byte.
+bool make_raw(int terminal) {
+  termios modes{};
+  if (::tcgetattr(terminal, &modes) != 0) return false;
+  ::cfmakeraw(&modes);
+  return ::tcsetattr(terminal, TCSANOW, &modes) == 0;
+}
+
 }  // namespace
+
+OutputChannel open_output_pipe() {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) throw std::system_error(errno, std::generic_category(), "pipe");
+  OutputChannel channel{UniqueFd(ends[0]), UniqueFd(ends[1])};
+  set_nonblocking(channel.reading);
+  return channel;
+}
+
+OutputChannel open_output_terminal(int like) {
+  OutputChannel channel;
+  channel.reading.reset(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
+  if (!channel.reading || ::unlockpt(channel.reading.get()) != 0) return open_output_pipe();
+  // Not by its path, which may name another terminal in our mount namespace.
+  channel.writing.reset(::ioctl(channel.reading.get(), TIOCGPTPEER, O_RDWR | O_NOCTTY | O_CLOEXEC));
+  if (!channel.writing || !make_raw(channel.writing.get())) return open_output_pipe();
+  copy_window_size(like, channel.reading.get());
+  set_nonblocking(channel.reading);
+  return channel;
+}
+
+void copy_window_size(int from, int to) {
+  winsize size{};
+  if (::ioctl(from, TIOCGWINSZ, &size) == 0) ::ioctl(to, TIOCSWINSZ, &size);
+}
 
 OutputStream::OutputStream(asio::io_context& io, UniqueFd source, OutputTargets targets)
     : source_(io, source.release()),
@@ -51,7 +100,7 @@ void OutputStream::read() {
   const ssize_t n = ::read(source_.native_handle(), buffer, sizeof buffer);
   if (n > 0) take(std::string_view(buffer, static_cast<std::size_t>(n)));
   if (n > 0 || (n < 0 && (errno == EAGAIN || errno == EINTR))) return wait();
-  ended_ = true;  // or EIO: a terminal that no process has open any more
+  ended_ = true;  // also EIO: every process has closed the terminal
   finish();
   on_end_();
 }
@@ -76,8 +125,7 @@ void OutputStream::take(std::string_view bytes) {
   if (targets_.file) targets_.file->write(bytes);
   if (!targets_.console && !targets_.filtered) return;
   line_start_ = targets_.plan.prefix;
-  if (targets_.plan.timestamps)
-    line_start_ = utc_timestamp(std::chrono::system_clock::now()) + " " + targets_.plan.prefix;
+  if (targets_.plan.timestamps) line_start_ = utc_iso(JobClock::Wall::now(), 3) + " " + targets_.plan.prefix;
   splitter_.add(bytes, [this](std::string_view line) { take_line(line); });
   if (!filtered_.empty()) targets_.filtered->write(std::exchange(filtered_, {}));
   if (to_terminal_ && !splitter_.partial().empty()) schedule_partial();

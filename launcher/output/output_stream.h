@@ -3,20 +3,56 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
 #include <boost/asio/steady_timer.hpp>
+#include <cstddef>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <ddprun/common/files.h>
-#include "launcher/output/console_sink.h"
+#include "launcher/output/console.h"
 #include "launcher/output/line_format.h"
 #include "launcher/output/log_file.h"
-#include "launcher/output/output_plan.h"
 
 namespace ddprun::launcher {
 
-/// A plan with what it names opened; null: not wanted.
+/// Where one of a worker's two output streams goes. Without console and file, it is discarded.
+struct StreamPlan {
+  bool inherit = false;             ///< the worker writes to ddprun's own stream; the rest is ignored
+  bool console = true;              ///< its lines appear on ddprun's stream of the same name,
+  bool timestamps = false;          ///< with the time
+  std::string prefix = {};          ///< and this before each
+  std::filesystem::path file = {};  ///< every byte, below the log folder; empty: no file
+  std::filesystem::path filtered_file = {};  ///< the lines that match a filter; workers may share it
+  std::string filtered_prefix = {};          ///< before each of those
+  std::vector<std::string> filters = {};
+  std::size_t max_file_size = 0;  ///< at which a file is rotated; 0: no limit
+  bool need_activity = false;     ///< ddprun has to see when the worker writes
+};
+
+struct WorkerOutputPlan {
+  StreamPlan out, err;
+};
+
+/// A pipe or terminal from a worker to ddprun. Both ends close on exec, and only ours is non-blocking.
+struct OutputChannel {
+  UniqueFd reading;
+  UniqueFd writing;
+};
+
+/// throws std::system_error
+OutputChannel open_output_pipe();
+
+/// A pseudo-terminal that changes no byte, of the size of the terminal `like`: for programs that show colours
+/// and progress bars only on a terminal. A pipe if the system has no terminal left. throws std::system_error
+OutputChannel open_output_terminal(int like);
+
+/// Gives one terminal the size of another. Ignores what is not a terminal.
+void copy_window_size(int from, int to);
+
+/// A plan with its targets opened; null: not wanted.
 struct OutputTargets {
   StreamPlan plan;
   std::shared_ptr<ConsoleSink> console = nullptr;
@@ -24,8 +60,8 @@ struct OutputTargets {
   std::shared_ptr<LogFile> filtered = nullptr;  ///< plan.filtered_file
 };
 
-/// Reads one output stream of a worker, from a pipe or a terminal of its own, and passes it on. While the
-/// console has no room it reads no further, and in the end the worker waits.
+/// Reads one output stream of a worker and passes it on. While the console has no room it stops reading, so
+/// the worker blocks once its pipe is full.
 class OutputStream : public std::enable_shared_from_this<OutputStream> {
  public:
   using Bytes = std::function<void(std::string_view)>;
@@ -35,17 +71,17 @@ class OutputStream : public std::enable_shared_from_this<OutputStream> {
   OutputStream(const OutputStream&) = delete;
   OutputStream& operator=(const OutputStream&) = delete;
 
-  /// on_bytes  called with all that comes, before it is passed on
-  /// on_end    called once, when nobody has the worker's end open any more
+  /// on_bytes  called with everything read, before it is passed on
+  /// on_end    called once, when all copies of the worker's end are closed
   void start(Bytes on_bytes, std::function<void()> on_end);
 
-  bool ended() const { return ended_; }
-  /// Ours of the pipe's or terminal's ends; -1 when it is closed.
+  bool open() const { return !ended_; }
+  /// Our end of the pipe or terminal; -1 when it is closed.
   int descriptor() { return source_.is_open() ? source_.native_handle() : -1; }
-  /// True while the console keeps the worker from writing on.
+  /// True while the console keeps the worker from writing.
   bool held_up() const { return held_up_; }
 
-  /// Passes on what has no end of line yet, and reads no more.
+  /// Passes on the unfinished line and stops reading.
   void finish();
 
  private:
@@ -64,7 +100,7 @@ class OutputStream : public std::enable_shared_from_this<OutputStream> {
   std::function<void()> on_end_;
   LineSplitter splitter_;
   std::string line_start_;  // timestamp and prefix
-  std::string filtered_;    // lines of the bytes at hand
+  std::string filtered_;    // matching lines of the bytes just read
   bool to_terminal_;
   bool partial_due_ = false;
   bool held_up_ = false;

@@ -35,8 +35,8 @@ void expect_read_back(const ScratchFile& file, const WorkerError& error) {
   expect(again->error_code == error.error_code, "a code comes back");
 }
 
-FailedWorker failed_worker(const ErrorFileContent& content) {
-  FailedWorker worker;
+WorkerRecord failed_worker(const ErrorFileContent& content) {
+  WorkerRecord worker;
   worker.status = ExitStatus::exited(1);
   worker.error = content;
   return worker;

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "launcher/failure/core_file.h"
+#include "launcher/failure/failure_report.h"
 #include "launcher/failure/oom.h"
 #include "tests/fuzz/fuzz.h"
 
@@ -50,7 +50,6 @@ void check_kills(std::string_view text) {
   if (!kill) return;
   expect(kill->pid > 0, "a process has a number");
   OomKill simple = *kill;
-  simple.name = "a.out";
   simple.anonymous_bytes = simple.anonymous_bytes / 1024 * 1024;
   const std::string line =
       std::string(kill->in_cgroup ? "Memory cgroup out of memory" : "Out of memory") + ": Killed process " +

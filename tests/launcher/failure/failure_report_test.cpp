@@ -3,8 +3,6 @@
 #include <csignal>
 
 #include <ddprun/common/files.h>
-#include "launcher/failure/error_to_parent.h"
-#include "launcher/failure/failure_report.h"
 #include "tests/support/catch.h"
 
 namespace ddprun::launcher {
@@ -96,7 +94,7 @@ TEST_CASE("the report says what may have sent a SIGKILL that was not ours", "[fa
 TEST_CASE("a hint tells what a signal usually means, from a shell's exit code too", "[failure_report]") {
   CHECK_THAT(end_hint(ExitStatus::killed(SIGBUS)), ContainsSubstring("/dev/shm"));
   CHECK_THAT(end_hint(ExitStatus::exited(135)), ContainsSubstring("/dev/shm"));
-  CHECK_THAT(end_hint(ExitStatus::exited(137)), ContainsSubstring("the code by which shells say SIGKILL"));
+  CHECK_THAT(end_hint(ExitStatus::exited(137)), ContainsSubstring("shells report SIGKILL this way"));
   CHECK_THAT(end_hint(ExitStatus::exited(127)), ContainsSubstring("not found"));
   for (const int code : {1, 2, 3, 124, 128, 200, 255}) CHECK(end_hint(ExitStatus::exited(code)).empty());
 }
@@ -200,6 +198,25 @@ TEST_CASE("the error is passed on only where a launcher above wants it", "[failu
   CHECK(content.error->message == "E: x");
   CHECK(content.error->error_code == 7);
   pass_error_to_parent(sample_report(), "/nowhere/error.json");  // a warning
+}
+
+std::string place(std::string_view pattern) { return core_place(pattern, 123, "/work"); }
+
+TEST_CASE("a pattern that names a file is shown as a path", "[core_file]") {
+  CHECK(place("core") == "/work/core");
+  CHECK(place("core.%p") == "/work/core.%p");
+  CHECK(place("/cores/%e.%p%%") == "/cores/%e.%p%%");
+  CHECK(place("").empty());
+}
+
+TEST_CASE("a core that is handed on has a handler's name and a way to it", "[core_file]") {
+  CHECK(place("|/usr/lib/systemd/systemd-coredump %P %u %g") ==
+        "handed to systemd-coredump: coredumpctl info 123");
+  CHECK(place("|/usr/share/apport/apport -p%p") == "handed to apport: see /var/crash");
+  CHECK(place("|/bin/false") == "handed to false");
+  CHECK(place("|") == "handed to ");
+  CHECK(place("@@/run/core.socket") == "handed to /run/core.socket");
+  CHECK(place("@") == "handed to ");
 }
 
 }  // namespace

@@ -68,10 +68,10 @@ TEST_CASE("the kernel's line on a kill is read", "[oom]") {
   const auto kill = parse_oom_kill(
       "3,1234,5678,-;Memory cgroup out of memory: Killed process 28982 (py (3) x) total-vm:221368kB, "
       "anon-rss:32512kB, file-rss:6620kB, shmem-rss:0kB, UID:0 pgtables:136kB oom_score_adj:0\n");
-  CHECK(kill == OomKill{28982, "py (3) x", true, 32512 * 1024});
+  CHECK(kill == OomKill{28982, true, 32512 * 1024});
   CHECK(parse_oom_kill("[12.5] Out of memory: Killed process 7 (a.out) total-vm:1kB, anon-rss:2kB\n") ==
-        OomKill{7, "a.out", false, 2048});
-  CHECK(parse_oom_kill("Out of memory: Killed process 7 (a.out)") == OomKill{7, "", false, 0});
+        OomKill{7, false, 2048});
+  CHECK(parse_oom_kill("Out of memory: Killed process 7 (a.out)") == OomKill{7, false, 0});
 }
 
 TEST_CASE("other lines of the kernel do not count as kills", "[oom]") {
@@ -85,13 +85,13 @@ TEST_CASE("other lines of the kernel do not count as kills", "[oom]") {
 TEST_CASE("the report says only as much as is known", "[oom]") {
   CHECK(describe(OomFinding{}, true).empty());
   CHECK(describe(OomFinding{1, std::nullopt}, true) ==
-        "out of memory: the kernel killed a process of this cgroup for it while the job ran");
+        "out of memory: the kernel killed a process of this cgroup while the job ran");
   CHECK_THAT(describe(OomFinding{2, std::nullopt}, false),
              ContainsSubstring("perhaps out of memory: the kernel killed 2 processes"));
-  CHECK(describe(OomFinding{1, OomKill{7, "a", true, 3ULL << 29}}, true) ==
-        "out of memory: the kernel killed it, as its cgroup had none left, when it held 1.50 GiB");
-  CHECK(describe(OomFinding{0, OomKill{7, "a", false, 0}}, true) ==
-        "out of memory: the kernel killed it, as its machine had none left");
+  CHECK(describe(OomFinding{1, OomKill{7, true, 3ULL << 29}}, true) ==
+        "out of memory: the kernel killed it because its cgroup had none left, when it held 1.50 GiB");
+  CHECK(describe(OomFinding{0, OomKill{7, false, 0}}, true) ==
+        "out of memory: the kernel killed it because its machine had none left");
 }
 
 // -- with the real kernel --

@@ -40,7 +40,7 @@ JobRecord sample() {
   failed.status = ExitStatus::killed(SIGSEGV, true);
   failed.start_ns = 5;
   failed.end_ns = 10;
-  failed.error_message = "E: \xff";
+  failed.error.error = WorkerError{"E: \xff", "", 0};
   failed.core = "/core";
   failed.last_lines = {"one", "two"};
   failed.logs = {"/logs/1/stderr.log"};
@@ -56,6 +56,9 @@ JobRecord sample() {
 TEST_CASE("dates are UTC with microseconds, before 1970 too", "[result_json]") {
   CHECK(utc_iso(kDate) == "2023-11-14T22:13:20.500000Z");
   CHECK(utc_iso(JobClock::Wall::time_point(-1us)) == "1969-12-31T23:59:59.999999Z");
+  CHECK(utc_iso(JobClock::Wall::time_point{std::chrono::milliseconds{1795263046007}}, 3) ==
+        "2026-11-21T12:10:46.007Z");
+  CHECK(utc_iso(JobClock::Wall::time_point{}, 3) == "1970-01-01T00:00:00.000Z");
 }
 
 TEST_CASE("the record tells the whole job", "[result_json]") {

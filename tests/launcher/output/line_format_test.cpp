@@ -127,13 +127,6 @@ TEST_CASE("of a line with carriage returns the last part is shown", "[line_forma
   CHECK(last_shown("\r\r").empty());
 }
 
-TEST_CASE("a timestamp is UTC with milliseconds", "[line_format]") {
-  using namespace std::chrono;
-  const system_clock::time_point time{milliseconds{1795263046007}};
-  CHECK(utc_timestamp(time) == "2026-11-21T12:10:46.007Z");
-  CHECK(utc_timestamp(system_clock::time_point{}) == "1970-01-01T00:00:00.000Z");
-}
-
 TEST_CASE("a line matches if one of the texts is in it", "[line_format]") {
   CHECK(matches_any("step 1 loss 2\n", {"acc", "loss"}));
   CHECK_FALSE(matches_any("step 1\n", {"acc", "loss"}));

@@ -1,4 +1,4 @@
-#include "launcher/output/output_plan.h"
+#include "launcher/output/job_output.h"
 
 #include <ddprun/common/errors.h>
 #include "tests/support/catch.h"
@@ -20,7 +20,7 @@ std::vector<WorkerOutputPlan> plan(const OutputOptions& options, int workers,
   return plan_outputs(options, place, 0, workers);
 }
 
-TEST_CASE("a single worker of which nothing is asked keeps ddprun's streams", "[output_plan]") {
+TEST_CASE("a single worker of which nothing is asked keeps ddprun's streams", "[job_output]") {
   CHECK(plan({}, 1)[0].out.inherit);
   CHECK(plan({}, 1, terminals())[0].err.inherit);
   CHECK_FALSE(plan({}, 2)[0].out.inherit);
@@ -33,7 +33,7 @@ TEST_CASE("a single worker of which nothing is asked keeps ddprun's streams", "[
 }
 
 TEST_CASE("several workers' lines have a prefix on a terminal, with --tee, or as the user says",
-          "[output_plan]") {
+          "[job_output]") {
   CHECK(plan({}, 2)[1].out.prefix.empty());
   CHECK(plan({}, 2, terminals())[1].out.prefix == "[default1]:");
   OutputOptions tee;
@@ -49,7 +49,7 @@ TEST_CASE("several workers' lines have a prefix on a terminal, with --tee, or as
   CHECK(plan(always, 1)[0].out.prefix == "[default0]:");
 }
 
-TEST_CASE("redirected streams go to files instead, teed ones as well", "[output_plan]") {
+TEST_CASE("redirected streams go to files instead, teed ones as well", "[job_output]") {
   OutputOptions options;
   options.log_dir = "/logs";
   options.redirects = streams("0:3,11:1");
@@ -65,7 +65,7 @@ TEST_CASE("redirected streams go to files instead, teed ones as well", "[output_
   CHECK(plans[1].out.console);
 }
 
-TEST_CASE("files are made where they are asked for, or for streams that only go to files", "[output_plan]") {
+TEST_CASE("files are made where they are asked for, or for streams that only go to files", "[job_output]") {
   const auto output = [](std::vector<std::string> flags) {
     flags.push_back("program");
     return parse_options(flags, [](const std::string&) { return std::nullopt; }).output;
@@ -78,7 +78,7 @@ TEST_CASE("files are made where they are asked for, or for streams that only go 
   CHECK_THROWS_AS(output({"--tee=4"}), UsageError);
 }
 
-TEST_CASE("the filter of ranks hides the others, and files stay", "[output_plan]") {
+TEST_CASE("the filter of ranks hides the others, and files stay", "[job_output]") {
   OutputOptions options;
   options.shown = {{1}};
   options.log_dir = "/logs";
@@ -89,7 +89,7 @@ TEST_CASE("the filter of ranks hides the others, and files stay", "[output_plan]
   CHECK(plans[1].out.console);
 }
 
-TEST_CASE("filtered lines go to one file of all workers", "[output_plan]") {
+TEST_CASE("filtered lines go to one file of all workers", "[job_output]") {
   OutputOptions options;
   options.log_dir = "/logs";
   options.stderr_filters = {"loss", "step"};
@@ -101,7 +101,7 @@ TEST_CASE("filtered lines go to one file of all workers", "[output_plan]") {
   CHECK(plans[0].err.filters == std::vector<std::string>{"loss", "step"});
 }
 
-TEST_CASE("a run id cannot lead out of its folder", "[output_plan]") {
+TEST_CASE("a run id cannot lead out of its folder", "[job_output]") {
   CHECK(folder_name("my-run_1.2") == "my-run_1.2");
   CHECK(folder_name("../../etc") == ".._.._etc");
   CHECK(folder_name("..") == ".._");
