@@ -23,10 +23,10 @@ namespace {
 const fs::path kExportGolden = fs::path(DDPRUN_GOLDEN_DIR) / "python_files";
 
 int run_export(std::vector<std::string> arguments) {
-  arguments.insert(arguments.begin(), {"worker", "export"});
+  arguments.insert(arguments.begin(), "export");
   std::vector<char*> argv;
   for (auto& argument : arguments) argv.push_back(argument.data());
-  return run_command(static_cast<int>(argv.size()), argv.data()).value();
+  return run_export_command(static_cast<int>(argv.size()), argv.data());
 }
 
 /// A checkpoint with averaged weights.
