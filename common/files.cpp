@@ -16,6 +16,8 @@
 namespace ddprun {
 namespace {
 
+constexpr int kPatienceMs = 5000;
+
 void sync_path(const std::filesystem::path& path, int flags) {
   const UniqueFd fd(::open(path.c_str(), flags | O_CLOEXEC));
   if (!fd) throw IoError(path, "cannot open", errno);
@@ -26,7 +28,8 @@ void sync_path(const std::filesystem::path& path, int flags) {
 }  // namespace
 
 std::string read_file(const std::filesystem::path& path, std::size_t max_bytes) {
-  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  // Without waiting for whoever writes to a FIFO.
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
   if (!fd) throw IoError(path, "cannot open", errno);
   return read_file(fd, path, max_bytes);
 }
@@ -39,6 +42,10 @@ std::string read_file(const UniqueFd& fd, const std::filesystem::path& path, std
   if (info.st_size > 0) bytes.reserve(std::min(static_cast<std::size_t>(info.st_size), max_bytes));
   char buffer[1 << 16];
   for (;;) {
+    // A regular file is always ready; a FIFO is once something has been written, or its last writer has left.
+    pollfd readable{fd.get(), POLLIN, 0};
+    if (::poll(&readable, 1, kPatienceMs) == 0)
+      throw IoError(path, "expected a file, got nothing to read in 5 s");
     const ssize_t n = ::read(fd.get(), buffer, sizeof buffer);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) throw IoError(path, "cannot read", errno);

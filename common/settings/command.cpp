@@ -43,15 +43,23 @@ const Setting& find_flag(const std::string& typed, const Command& command) {
   std::vector<std::string> meant;
   for (const Setting& setting : command.settings) {
     if (!setting.is_flag || !setting.belongs_to(command.task)) continue;
-    if (setting.flag() == name || setting.alias == typed) return setting;
+    if (setting.flag() == name || setting.alias == typed || "--" + setting.name == name) return setting;
     const bool starts = name.size() > 2 && setting.flag().starts_with(name);
     if (starts && setting.may_be_short) begins.push_back(&setting);
     if (starts || is_near(name, setting.flag())) meant.push_back(setting.flag());
   }
   if (begins.size() == 1) return *begins[0];
   throw UsageError(
-      "unknown flag " + quoted(typed) +
+      (begins.empty() ? "unknown flag " : "ambiguous flag ") + quoted(typed) +
       (meant.empty() ? ", see " + command.name + " --help" : ": did you mean " + one_of(meant) + "?"));
+}
+
+/// Whether a flag's value was forgotten: the next word is "--" or a flag.
+bool looks_like_flag(const std::string& word, const Command& command) {
+  if (word.starts_with("--")) return true;
+  return word.size() > 1 && word[0] == '-' &&
+         std::any_of(command.settings.begin(), command.settings.end(),
+                     [&](const Setting& setting) { return setting.alias == word.substr(0, 2); });
 }
 
 /// Reads the flag at words[i], and its value. Returns the index of the word after it.
@@ -72,8 +80,11 @@ std::size_t read_flag(const std::vector<std::string>& words, std::size_t i, cons
     if (++i >= words.size() || (words[i].empty() && !setting.may_be_empty))
       throw UsageError(source + ": expected a value, got none");
     text = words[i];
+    if (looks_like_flag(text, command))
+      throw UsageError(source + ": expected a value, got the flag " + quoted(text) +
+                       "; if it is the value, write " + source + (is_short ? "" : "=") + text);
   }
-  values.add(setting, {text, source}, setting.negated);
+  values.add(setting, {text, source}, setting.negated && with_dashes(name) != "--" + setting.name);
   return i + 1;
 }
 

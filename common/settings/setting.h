@@ -31,7 +31,7 @@ struct Setting {
   std::string section;             ///< of the file and of the help; empty: top level
   std::string alias;               ///< "-r"
   std::vector<std::string> tasks;  ///< that have it; empty: all
-  bool negated = false;            ///< a switch that is on by default: its flag is --no-NAME
+  bool negated = false;            ///< a switch that is on by default: its flag is --no-NAME, or --NAME
   bool is_flag = true;
   bool in_file = true;
   bool kept = true;           ///< needed to repeat a run

@@ -129,6 +129,8 @@ struct Reader {
     const std::string name = setting.section + (setting.section.empty() ? "" : ".") + key;
     if (!setting.belongs_to(command.task))
       refuse(node, name + ": the task " + command.task + " has no such setting");
+    if (values.given(setting.name))
+      refuse(node, name + ": expected once, got it again after " + values.source(setting.name));
     if (const auto* list = node.as_array(); list != nullptr && setting.kind == Kind::kList) {
       for (const auto& element : *list) add(setting, name, element);
     } else {
@@ -140,6 +142,12 @@ struct Reader {
     const auto& [expected, types] = info_of(setting.kind);
     if (std::find(types.begin(), types.end(), node.type()) == types.end())
       refuse(node, name + ": expected " + expected + ", got " + shown(node));
+    if (const auto* text = node.as_string()) {
+      if (text->get().find('\0') != std::string::npos)
+        refuse(node, name + ": expected text without NUL, got " + shown(node));
+      if (text->get().empty() && !setting.may_be_empty && setting.kind != Kind::kList)
+        refuse(node, name + ": expected a value, got ''");
+    }
     const bool opposite = setting.negated && ("." + with_dashes(name)).ends_with(".no-" + setting.name);
     values.add(setting, {*text_of(node), place(path, node.source()) + printable(name), node.is_string()},
                opposite);

@@ -71,6 +71,12 @@ std::optional<Streams> parse_streams(std::string_view text) {
 
 // -- the table --
 
+constexpr const char* kSignals =
+    "signals such as USR1,SIGTERM,10, or none; not KILL, STOP or CHLD, which cannot be handled";
+
+/// 0 would end or restart the job at once.
+settings::Range seconds_above_0() { return {0, 1'000'000, true, "seconds above 0, such as 30 or 1.5"}; }
+
 /// A flag that is read by hand.
 Setting raw(const std::string& name) { return settings::unbound(name, Setting::Kind::kScalar); }
 Setting raw_switch(const std::string& name) { return settings::unbound(name, Setting::Kind::kSwitch); }
@@ -107,8 +113,7 @@ std::vector<Setting> torchrun_flags(Options& options) {
       raw("logs-specs"),
       parsed("numa-binding", options.numa_binding, parse_numa_binding,
              "node, socket, exclusive or core-complex"),
-      parsed("signals-to-handle", options.ending_signals, parse_signals,
-             "names of signals, such as SIGUSR1,SIGUSR2"),
+      parsed("signals-to-handle", options.ending_signals, parse_signals, kSignals),
       boolean("virtual-local-rank", options.virtual_local_rank),
   };
 }
@@ -126,17 +131,17 @@ std::vector<Setting> own_flags(Options& options) {
       settings::seconds("node-timeout", nodes.node_timeout, seconds_from(1)),
       raw("token-file"),
       settings::seconds("shutdown-timeout", options.shutdown_timeout, seconds_from(0)),
-      parsed("forward-signals", options.forwarded_signals, parse_signals,
-             "names of signals, such as SIGUSR1,SIGUSR2, or none"),
-      settings::seconds("timeout", options.timeout, seconds_from(0)),
-      settings::seconds("hang-timeout", options.hang_timeout, seconds_from(0)),
+      parsed("forward-signals", options.forwarded_signals, parse_signals, kSignals),
+      settings::seconds("timeout", options.timeout, seconds_above_0()),
+      settings::seconds("hang-timeout", options.hang_timeout, seconds_above_0()),
       settings::seconds("restart-backoff", options.restart.backoff, seconds_from(0)),
-      settings::seconds("restart-window", options.restart.window, seconds_from(0)),
+      settings::seconds("restart-window", options.restart.window, seconds_above_0()),
       raw("restart-on-codes"),
       prefix,
       no_prefix,
       boolean("timestamp", output.timestamps),
-      parsed("log-max-size", output.log_max_size, parse_bytes, "bytes, such as 1000000, 500K, 100M or 2G"),
+      parsed("log-max-size", output.log_max_size, parse_bytes,
+             "a size of at least 1 byte, such as 1000000, 500K, 100M or 2G"),
       settings::path("result-json", options.result_json),
       settings::path("events-json", options.events_json),
       boolean("expand", options.expand),

@@ -2,6 +2,9 @@
 
 #include <sys/stat.h>
 
+#include <fstream>
+#include <thread>
+
 #include <ddprun/common/errors.h>
 #include "tests/support/catch.h"
 
@@ -59,6 +62,16 @@ TEST_CASE("a file larger than allowed is refused", "[files]") {
   write_file_atomic(folder.path() / "file", "12345");
   CHECK(read_file(folder.path() / "file", 5) == "12345");
   CHECK_THROWS_AS(read_file(folder.path() / "file", 4), IoError);
+}
+
+TEST_CASE("a FIFO is read like a file, but one that nobody writes to is an error", "[files]") {
+  const TempDir folder;
+  const auto path = folder.path() / "fifo";
+  REQUIRE(::mkfifo(path.c_str(), 0600) == 0);
+  CHECK_THROWS_WITH(read_file(path), path.string() + ": expected a file, got nothing to read in 5 s");
+  std::thread writer([&] { std::ofstream(path) << "text"; });
+  CHECK(read_file(path) == "text");
+  writer.join();
 }
 
 TEST_CASE("only a regular file is opened, and nothing is waited for", "[files]") {

@@ -34,6 +34,16 @@ Setting t_max(std::int64_t& target) {
   return setting;
 }
 
+/// Every name between '{' and '}' but epoch and step, with a value, as metrics have it.
+report::MetricRow metrics_in(const std::string& pattern) {
+  report::MetricRow metrics;
+  for (auto begin = pattern.find('{'); begin != std::string::npos; begin = pattern.find('{', begin + 1)) {
+    const auto name = pattern.substr(begin + 1, pattern.find_first_of(":}", begin) - begin - 1);
+    if (name != "epoch" && name != "step") metrics.emplace_back(name, 0.5);
+  }
+  return metrics;
+}
+
 /// Refuses a wrong pattern before the training begins, not at its first checkpoint.
 Setting checkpoint_pattern(std::string& target) {
   auto setting = settings::text("checkpoint-name", target,
@@ -42,7 +52,8 @@ Setting checkpoint_pattern(std::string& target) {
                      .type("PATTERN");
   setting.set = [&target](const std::string& pattern) {
     try {
-      train::checkpoint_name(pattern, {}, 0, 0);
+      const auto name = train::checkpoint_name(pattern, metrics_in(pattern), 0, 0);
+      if (name.find('/') != std::string::npos) return "a file name without '/'";
     } catch (const UsageError&) {
       return "a pattern such as {epoch:02d}-{val_loss:.3f}";
     }
@@ -77,7 +88,7 @@ Settings data_settings(Config& config) {
           .only(kWithValidation),
       integer("limit-test", data.limit_test, 1, kMaxCount, "use only the first N test samples")
           .only({"mnist", "cifar10"}),
-      number("val-split", data.val_split, {0, 0.999, false, "a part from 0, below 1"},
+      number("val-split", data.val_split, {0, 0.999, false, "a fraction from 0 to less than 1"},
              "hold out this fraction of the training set for validation; 0: none")
           .only(kWithValidation),
       boolean("val-on-test", data.val_on_test, "validate on the test set, as the original script does")
@@ -126,7 +137,7 @@ Settings model_settings(Config& config) {
       choice("stem", model.stem, {"imagenet", "cifar"},
              "first layers: torchvision's (7x7, stride 2, pooling), or 3x3 for small images")
           .only({"cifar10"}),
-      number("label-smoothing", model.label_smoothing, {0, 1, false, "a part from 0 to 1"},
+      number("label-smoothing", model.label_smoothing, {0, 1, false, "a fraction from 0 to 1"},
              "spread this fraction of the target over all classes")
           .only({"cifar10"}),
   };
@@ -212,7 +223,7 @@ Settings checkpoint_settings(Config& config) {
               "also save a checkpoint every N steps"),
       integer("save-every", checkpoint.save_every, 1, kMaxInt,
               "save a checkpoint after epochs 0, N, 2N, ... and the last one"),
-      boolean("save-last", checkpoint.save_last, "keep the newest checkpoint as last.pt"),
+      negated("save-last", checkpoint.save_last, "do not keep the newest checkpoint as last.pt"),
       integer("save-top-k", checkpoint.top_k, -1, kMaxInt, "also keep the N best checkpoints; -1: all"),
       checkpoint_pattern(checkpoint.filename),
       text("monitor", checkpoint.monitor,

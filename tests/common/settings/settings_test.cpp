@@ -67,6 +67,8 @@ TEST_CASE("switches take a value after '=', and --no-NAME is the opposite of NAM
   CHECK_FALSE(apply({"--join", "--join=false"}).join);
   CHECK_FALSE(apply({"--no-progress"}).progress);
   CHECK(apply({"--no_progress=off"}).progress);
+  CHECK(apply({"--no-progress", "--progress"}).progress);
+  CHECK_FALSE(apply({"--progress=false"}).progress);
   CHECK_THROWS_WITH(apply({"--join=maybe"}), "--join: expected true or false, got 'maybe'");
 }
 
@@ -91,6 +93,17 @@ TEST_CASE("a missing value is named, unless the flag may be empty", "[settings]"
   CHECK(apply({"--data", ""}).data.empty());
   CHECK_THROWS_WITH(apply({"--lr="}), "--lr: expected a value after '=', got none");
   CHECK_THROWS_WITH(apply({"--lr"}), "--lr: expected a value, got none");
+}
+
+TEST_CASE("a forgotten value does not swallow the next flag", "[settings]") {
+  CHECK_THROWS_WITH(
+      apply({"--data", "--join"}),
+      "--data: expected a value, got the flag '--join'; if it is the value, write --data=--join");
+  CHECK_THROWS_WITH(apply({"--data", "-b3"}),
+                    ContainsSubstring("--data: expected a value, got the flag '-b3'"));
+  CHECK_THROWS_WITH(apply({"-b", "--"}), ContainsSubstring("-b: expected a value, got the flag '--'"));
+  CHECK(apply({"--data", "-x"}).data == "-x");
+  CHECK(apply({"--data=--join"}).data == "--join");
 }
 
 TEST_CASE("variables give flags", "[settings]") {
@@ -120,6 +133,11 @@ TEST_CASE("a file sets keys of either spelling, in their sections", "[settings]"
   CHECK(targets.points == Words{"1,2", "3"});
   CHECK(targets.lr == 1);
   CHECK_FALSE(apply_file("no_progress = true").progress);
+  CHECK_THROWS_WITH(apply_file("batch_size = 3\nbatch-size = 4"),
+                    ContainsSubstring("batch_size: expected once, got it again after "));
+  CHECK_THROWS_WITH(apply_file("progress = true\nno_progress = true"), ContainsSubstring("expected once"));
+  CHECK_THROWS_WITH(apply_file("data = \"a\\u0000b\""),
+                    ContainsSubstring("a.toml:1: data: expected text without NUL"));
   CHECK_THROWS_WITH(apply_file("lr = 1"), ContainsSubstring("a.toml:1: 'lr' belongs under [train]"));
   CHECK_THROWS_WITH(apply_file("batch_size = 99"),
                     ContainsSubstring("a.toml:1: batch_size: expected an integer from 1 to 64, got 99"));

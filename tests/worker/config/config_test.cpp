@@ -217,7 +217,7 @@ TEST_CASE("a bad value is refused in one line that names flag, expectation and v
       {"--lr", "0", "--lr: expected a number above 0, got '0'"},
       {"--lr", "nan", "got 'nan'"},
       {"--lr", "0x1p3", "--lr: expected a number above 0, got '0x1p3'"},
-      {"--val-split", "1", "--val-split: expected a part from 0, below 1, got '1'"},
+      {"--val-split", "1", "--val-split: expected a fraction from 0 to less than 1, got '1'"},
       {"--clip-norm", "-1", "--clip-norm: expected a number from 0, got '-1'"},
       {"--lr", "inf", "got 'inf'"},
       {"--lr", "-1e-3", "got '-1e-3'"},
@@ -234,6 +234,8 @@ TEST_CASE("a bad value is refused in one line that names flag, expectation and v
       {"--precision", "16", "--precision: expected 32, bf16-mixed or 16-mixed, got '16'"},
       {"--save-top-k", "-2", "--save-top-k: expected an integer from -1 to"},
       {"--checkpoint-name", "{epoch:02d", "--checkpoint-name: expected a pattern such as {epoch:02d}-"},
+      {"--checkpoint-name", "{val_acc:d}", "--checkpoint-name: expected a pattern such as {epoch:02d}-"},
+      {"--checkpoint-name", "../x", "--checkpoint-name: expected a file name without '/', got '../x'"},
       {"--mode", "most", "--mode: expected min or max, got 'most'"},
       {"--comm-hook", "fp8", "--comm-hook: expected none, fp16, bf16 or powersgd, got 'fp8'"},
   }));
