@@ -147,7 +147,7 @@ std::vector<std::string> printable_lines(std::string_view text) {
   return lines;
 }
 
-std::string quoted(const std::string& text) { return "'" + printable(text) + "'"; }
+std::string single_quoted(const std::string& text) { return "'" + printable(text) + "'"; }
 
 std::string in_quotes(std::string_view text) {
   constexpr std::size_t kLongest = 80;

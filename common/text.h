@@ -70,7 +70,7 @@ std::string_view last_shown(std::string_view line);
 std::vector<std::string> printable_lines(std::string_view text);
 
 /// Untrusted text in a one-line message: printable and in single quotes.
-std::string quoted(const std::string& text);
+std::string single_quoted(const std::string& text);
 
 /// Untrusted text in double quotes, as ASCII without control characters, cut after 80 bytes.
 std::string in_quotes(std::string_view text);

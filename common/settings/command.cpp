@@ -13,7 +13,7 @@ namespace {
 
 [[noreturn]] void refuse(const Given& given, const std::string& expected) {
   throw UsageError(given.source + ": expected " + expected + ", got " +
-                   (given.in_quotes ? quoted(given.text) : given.text));
+                   (given.in_quotes ? single_quoted(given.text) : given.text));
 }
 
 /// How many letters must be added, removed or changed to get from one word to the other.
@@ -50,7 +50,7 @@ const Setting& find_flag(const std::string& typed, const Command& command) {
   }
   if (begins.size() == 1) return *begins[0];
   throw UsageError(
-      (begins.empty() ? "unknown flag " : "ambiguous flag ") + quoted(typed) +
+      (begins.empty() ? "unknown flag " : "ambiguous flag ") + single_quoted(typed) +
       (meant.empty() ? ", see " + command.name + " --help" : ": did you mean " + one_of(meant) + "?"));
 }
 
@@ -81,7 +81,7 @@ std::size_t read_flag(const std::vector<std::string>& words, std::size_t i, cons
       throw UsageError(source + ": expected a value, got none");
     text = words[i];
     if (looks_like_flag(text, command))
-      throw UsageError(source + ": expected a value, got the flag " + quoted(text) +
+      throw UsageError(source + ": expected a value, got the flag " + single_quoted(text) +
                        "; if it is the value, write " + source + (is_short ? "" : "=") + text);
   }
   values.add(setting, {text, source}, setting.negated && with_dashes(name) != "--" + setting.name);
@@ -98,7 +98,7 @@ Values assign_positionals(const std::vector<std::string>& words, const Command& 
   Values values;
   std::size_t place = 0;
   for (const std::string& word : words) {
-    if (place == command.positionals.size()) throw UsageError("unknown argument " + quoted(word));
+    if (place == command.positionals.size()) throw UsageError("unknown argument " + single_quoted(word));
     const auto& [name, shown] = command.positionals[place];
     const Setting& setting = find_setting(name, command);
     values.add(setting, {word, shown});

@@ -74,7 +74,7 @@ std::optional<std::string> text_of(const toml::node& node) {
 
 std::string shown(const toml::node& node) {
   if (const auto text = text_of(node))
-    return node.is_string() ? quoted(*text) : node.is_floating_point() ? as_float(*text) : *text;
+    return node.is_string() ? single_quoted(*text) : node.is_floating_point() ? as_float(*text) : *text;
   if (node.is_array()) return "a list";
   return node.is_table() ? "a section" : "a date or time";
 }

@@ -56,7 +56,7 @@ std::string read_token_file(const std::string& source, const std::filesystem::pa
     char mode[8];
     std::snprintf(mode, sizeof mode, "%04o", static_cast<unsigned>(info.st_mode & 07777));
     throw UsageError(source + ": expected a file that only its owner can use, got mode " + mode + " of " +
-                     quoted(path.string()) + " (chmod 600)");
+                     single_quoted(path.string()) + " (chmod 600)");
   }
   return read_file(fd, path, kMaxTokenBytes);
 }
@@ -71,7 +71,7 @@ std::string read_token(const settings::Values& values, const EnvLookup& environm
   std::string token = trimmed(text);
   if (token.empty() && (of_file || !text.empty()))
     throw UsageError(source + ": expected a token, got nothing but white space" +
-                     (of_file ? " in " + quoted(values.text("token-file")) : ""));
+                     (of_file ? " in " + single_quoted(values.text("token-file")) : ""));
   return token;
 }
 
@@ -113,7 +113,8 @@ void add_conf(const std::string& word, const std::vector<Setting>& keys, const s
   for (const char* idle :
        {"read_timeout", "close_timeout", "heartbeat_timeout", "store_type", "use_libuv", "rank"})
     if (key == idle) return notes.push_back(source + " has no effect: the nodes have no store between them");
-  throw UsageError(values.source("rdzv-conf") + ": expected " + one_of(names) + ", got " + quoted(key));
+  throw UsageError(values.source("rdzv-conf") + ": expected " + one_of(names) + ", got " +
+                   single_quoted(key));
 }
 
 /// --rdzv-conf: KEY=VALUE,..., with the keys of torchrun's back ends. Flags with the same meaning win.

@@ -111,7 +111,7 @@ constexpr int kFirstPort = 20000, kPorts = 9000;
 [[noreturn]] void reject(const std::string& name, const std::string& expected,
                          const std::optional<std::string>& value) {
   throw UsageError(name + ": expected " + expected + " in a Slurm job step, got " +
-                   (value ? quoted(*value) : "no such variable"));
+                   (value ? single_quoted(*value) : "no such variable"));
 }
 
 std::int64_t read_number(const EnvLookup& environment, const std::string& name, std::int64_t low,
@@ -136,7 +136,7 @@ void read_nodes(const EnvLookup& environment, SlurmStep& step) {
   const auto own = environment("SLURMD_NODENAME");
   if (own != listed)
     reject("SLURMD_NODENAME",
-           quoted(listed) + ", node " + std::to_string(step.node) + " of SLURM_STEP_NODELIST,", own);
+           single_quoted(listed) + ", node " + std::to_string(step.node) + " of SLURM_STEP_NODELIST,", own);
 }
 
 void read_node_tasks(const EnvLookup& environment, SlurmStep& step) {

@@ -34,8 +34,8 @@ std::string_view take_number(std::string_view& text) {
 std::string join_problem(const CoordinatorSettings& settings, const Join& join, const std::string& address) {
   const std::string node = "node " + describe_node(join, address);
   if (!join.run_id.empty() && join.run_id != settings.run_id)
-    return node + " has run id " + quoted(join.run_id) + ", the coordinator has " + quoted(settings.run_id) +
-           " (--rdzv-id)";
+    return node + " has run id " + single_quoted(join.run_id) + ", the coordinator has " +
+           single_quoted(settings.run_id) + " (--rdzv-id)";
   if (join.min_nodes != settings.min_nodes || join.max_nodes != settings.max_nodes)
     return node + " has " + nnodes(join.min_nodes, join.max_nodes) + ", the coordinator has " +
            nnodes(settings.min_nodes, settings.max_nodes);

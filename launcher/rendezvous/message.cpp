@@ -21,7 +21,7 @@ constexpr int kMaxLevels = 32;         // a message has 1
 
 std::string dumped(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
 
-std::string shown(const std::string& got) { return quoted(shortened(printable(got), kMaxShown)); }
+std::string shown(const std::string& got) { return single_quoted(shortened(printable(got), kMaxShown)); }
 
 /// The text as UTF-8 of at most `most` bytes, and twice as many in JSON, where one byte may take six.
 std::string fitting(const std::string& text, std::size_t most) {

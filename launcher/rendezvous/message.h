@@ -131,7 +131,7 @@ std::string encode(const CoordinatorMessage& message);
 
 /// Trusts nothing: checks the ranges of numbers, and the length and UTF-8 of strings. Every field is
 /// required; unknown ones are ignored. Strings may hold control characters: show them through printable() or
-/// quoted().
+/// single_quoted().
 ///
 /// throws    ProtocolError naming the message and field, what was expected and what it got
 NodeMessage decode_node_message(std::string_view json);

@@ -85,7 +85,7 @@ Greeting decode_greeting(std::string_view bytes) {
   if (!may_be_greeting(bytes)) {
     const auto line = bytes.substr(0, bytes.find_first_of("\r\n"));
     throw ProtocolError("expected a greeting from ddprun, got " +
-                        quoted(shortened(std::string(line), kMaxGreetingShown)));
+                        single_quoted(shortened(std::string(line), kMaxGreetingShown)));
   }
   if (bytes.size() < kGreetingSize)
     throw ProtocolError("expected a greeting from ddprun of " + std::to_string(kGreetingSize) +
