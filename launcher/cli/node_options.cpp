@@ -160,7 +160,7 @@ std::optional<Endpoint> read_endpoint(const settings::Values& values, int defaul
     values.reject("rdzv-endpoint", "a host's name or an address of one host");
   if (master && *master != endpoint.host)
     values.reject("rdzv-endpoint",
-                  "the host of --master-addr, " + ddprun::quoted(*master) + ", or only one of both");
+                  "the host of --master-addr, " + single_quoted(*master) + ", or only one of both");
   return endpoint;
 }
 

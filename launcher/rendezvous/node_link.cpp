@@ -20,9 +20,9 @@
 #include <system_error>
 #include <thread>
 
+#include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
 #include <ddprun/common/text.h>
-#include <ddprun/common/files.h>
 #include "launcher/events/job_clock.h"
 #include "launcher/events/launch_error.h"
 #include "launcher/host/port_owner.h"
@@ -87,7 +87,7 @@ asio::awaitable<std::vector<tcp::endpoint>> resolve(Endpoint endpoint) {
   std::uint64_t count = 0;
   co_await asio::async_read(done, asio::buffer(&count, sizeof count), asio::use_awaitable);
   if (lookup->error != 0)
-    throw std::runtime_error("cannot look up " + ddprun::quoted(endpoint.host) + ": " +
+    throw std::runtime_error("cannot look up " + single_quoted(endpoint.host) + ": " +
                              ::gai_strerror(lookup->error));
   co_return lookup->found;
 }

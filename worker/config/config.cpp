@@ -86,7 +86,7 @@ const TaskEntry& find_task(std::vector<std::string>& words, const std::vector<Ta
   }
   for (const auto& task : tasks)
     if (task.name == name) return task;
-  throw UsageError("unknown task " + ddprun::quoted(name) + ", expected: " + names_of(tasks));
+  throw UsageError("unknown task " + single_quoted(name) + ", expected: " + names_of(tasks));
 }
 
 /// The configuration must outlive the command.
