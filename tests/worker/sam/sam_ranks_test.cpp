@@ -8,7 +8,7 @@
 #include "tests/support/counted_memory.h"
 #include "tests/support/run_ranks.h"
 #include "tests/worker/sam/sam_support.h"
-#include "worker/sam/model/vision_attention.h"
+#include "worker/sam/model/vision_encoder.h"
 
 using namespace ddprun;
 using namespace ddprun::test;

@@ -1,13 +1,110 @@
 #include "worker/sam/model/vision_encoder.h"
 
+#include <ATen/OpMathType.h>
+#include <torch/csrc/autograd/custom_function.h>
 #include <torch/types.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "worker/models/recompute.h"
 
 namespace ddprun::sam {
 namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+/// Pairs of query and key per block. On the CPU, a block's logits should fit into the caches.
+constexpr std::int64_t kMostPairsOfThread = 1 << 19, kMostPairsOfDevice = 1 << 26;
+
+struct Inputs {
+  at::Tensor query, key, value, by_row, by_column;
+};
+
+/// Some queries of some batches.
+struct Block {
+  std::int64_t batch, batches, query, queries;
+
+  at::Tensor of_batches(const at::Tensor& whole) const { return whole.narrow(0, batch, batches); }
+  at::Tensor of_queries(const at::Tensor& whole) const { return of_batches(whole).narrow(1, query, queries); }
+};
+
+/// Blocks hold whole batches if these have few enough queries.
+std::vector<Block> blocks_of(const at::Tensor& query, const at::Tensor& key) {
+  const auto batches = query.size(0), queries = query.size(1), keys = key.size(1);
+  if (query.numel() == 0) return {};
+  const auto most = query.is_cpu() ? kMostPairsOfThread * at::get_num_threads() : kMostPairsOfDevice;
+  const auto at_once = std::clamp<std::int64_t>(most / keys, 1, queries);
+  const auto together = std::clamp<std::int64_t>(most / (keys * queries), 1, batches);
+  std::vector<Block> blocks;
+  for (std::int64_t b = 0; b < batches; b += together)
+    for (std::int64_t q = 0; q < queries; q += at_once)
+      blocks.push_back({b, std::min(together, batches - b), q, std::min(at_once, queries - q)});
+  return blocks;
+}
+
+/// [batches, queries, keys]
+at::Tensor bias_of(const Block& block, const Inputs& in, at::ScalarType type) {
+  const auto by_row = block.of_queries(in.by_row).to(type),
+             by_column = block.of_queries(in.by_column).to(type);
+  return (by_row.unsqueeze(3) + by_column.unsqueeze(2)).flatten(2);
+}
+
+/// float for half precision
+at::ScalarType wide_type(const at::Tensor& query) { return at::toOpMathType(query.scalar_type()); }
+
+double scale_of(const at::Tensor& query) { return 1 / std::sqrt(static_cast<double>(query.size(2))); }
+
+struct RelativeAttention : torch::autograd::Function<RelativeAttention> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& query, const at::Tensor& key,
+                            const at::Tensor& value, const at::Tensor& by_row, const at::Tensor& by_column) {
+    context->save_for_backward({query, key, value, by_row, by_column});
+    const Inputs in = {query, key, value, by_row, by_column};
+    const auto bias_type = query.is_cpu() ? wide_type(query) : query.scalar_type();  // as its kernels require
+    auto out = torch::empty_like(query);
+    for (const auto& block : blocks_of(query, key)) {
+      const auto one_head = [](const at::Tensor& x) { return x.unsqueeze(1); };
+      const auto found = torch::scaled_dot_product_attention(
+          one_head(block.of_queries(query)), one_head(block.of_batches(key)),
+          one_head(block.of_batches(value)), one_head(bias_of(block, in, bias_type)));
+      block.of_queries(out).copy_(found.squeeze(1));
+    }
+    return out;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const auto saved = context->get_saved_variables();
+    const Inputs in = {saved[0], saved[1], saved[2], saved[3], saved[4]};
+    const auto wide = wide_type(in.query);  // for sums over blocks
+    Inputs found = {torch::empty_like(in.query), torch::zeros_like(in.key, wide),
+                    torch::zeros_like(in.value, wide), torch::empty_like(in.by_row),
+                    torch::empty_like(in.by_column)};
+    for (const auto& block : blocks_of(in.query, in.key)) add_gradients(block, in, gradients[0], found);
+    return {found.query, found.key.to(in.key.scalar_type()), found.value.to(in.value.scalar_type()),
+            found.by_row, found.by_column};
+  }
+
+  /// Computes logits and softmax in at least single precision, as forward's kernels do.
+  static void add_gradients(const Block& block, const Inputs& in, const at::Tensor& of_out, Inputs& found) {
+    const auto query = block.of_queries(in.query), key = block.of_batches(in.key);
+    const auto gradient = block.of_queries(of_out);
+    const auto type = query.scalar_type(), wide = wide_type(query);
+    const auto scale = scale_of(query);
+    const auto logits =
+        bias_of(block, in, wide).baddbmm_(query.to(wide), key.to(wide).transpose(1, 2), 1, scale);
+    const auto chances = logits.softmax(2, wide);
+    block.of_batches(found.value).add_(chances.to(type).transpose(1, 2).bmm(gradient));
+    const auto of_chances = gradient.bmm(block.of_batches(in.value).transpose(1, 2)).to(wide);
+    const auto of_logits = at::_softmax_backward_data(of_chances, chances, 2, wide);
+    const auto by_place = of_logits.unflatten(2, {in.by_row.size(2), in.by_column.size(2)});
+    block.of_queries(found.by_row).copy_(by_place.sum(3));
+    block.of_queries(found.by_column).copy_(by_place.sum(2));
+    const auto narrow = of_logits.to(type);
+    block.of_queries(found.query).copy_(narrow.bmm(key).mul_(scale));
+    block.of_batches(found.key).add_(narrow.transpose(1, 2).bmm(query), scale);
+  }
+};
 
 torch::nn::Conv2d without_bias(std::int64_t in, std::int64_t out, std::int64_t kernel) {
   return torch::nn::Conv2d(torch::nn::Conv2dOptions(in, out, kernel).padding(kernel / 2).bias(false));
@@ -20,6 +117,97 @@ std::int64_t window_of(const SamConfig::Vision& config, std::int64_t layer) {
 }
 
 }  // namespace
+
+at::Tensor relative_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                              const at::Tensor& by_row, const at::Tensor& by_column) {
+  return RelativeAttention::apply(query, key, value, by_row, by_column);
+}
+
+VisionAttentionImpl::VisionAttentionImpl(const SamConfig::Vision& config, std::int64_t window)
+    : heads_(config.num_attention_heads),
+      window_(window > 0 ? window : config.grid()),
+      qkv_(torch::nn::LinearOptions(config.hidden_size, 3 * config.hidden_size).bias(config.qkv_bias)),
+      proj_(config.hidden_size, config.hidden_size) {
+  register_module("qkv", qkv_);
+  register_module("proj", proj_);
+  if (!config.use_rel_pos) return;
+  const std::int64_t distances = 2 * window_ - 1, depth = config.hidden_size / heads_;
+  rel_pos_h_ = register_parameter("rel_pos_h", torch::zeros({distances, depth}));
+  rel_pos_w_ = register_parameter("rel_pos_w", torch::zeros({distances, depth}));
+}
+
+torch::Tensor VisionAttentionImpl::forward(const torch::Tensor& x_BHWC) {
+  const auto qkv_BHWC = padded_qkv(x_BHWC);
+  std::vector<torch::Tensor> stripes;
+  for (const auto& rows : bands(x_BHWC.size(1))) {
+    std::vector<torch::Tensor> blocks;
+    for (const auto& columns : bands(x_BHWC.size(2))) blocks.push_back(attend(qkv_BHWC, rows, columns));
+    stripes.push_back(blocks.size() == 1 ? blocks.front() : torch::cat(blocks, 2));
+  }
+  return proj_(stripes.size() == 1 ? stripes.front() : torch::cat(stripes, 1));
+}
+
+std::vector<VisionAttentionImpl::Band> VisionAttentionImpl::bands(std::int64_t length) const {
+  const auto whole = length / window_, rest = length % window_;
+  std::vector<Band> result;
+  if (whole > 0) result.push_back({0, whole, window_});
+  if (rest > 0) result.push_back({whole * window_, 1, rest});
+  return result;
+}
+
+torch::Tensor VisionAttentionImpl::padded_qkv(const torch::Tensor& x_BHWC) {
+  const auto padding = [&](std::int64_t length) { return (window_ - length % window_) % window_; };
+  const auto below = padding(x_BHWC.size(1)), right = padding(x_BHWC.size(2));
+  if (below == 0 && right == 0) return qkv_(x_BHWC);
+  auto qkv_BHWC = torch::constant_pad_nd(torch::linear(x_BHWC, qkv_->weight), {0, 0, 0, right, 0, below});
+  return qkv_->bias.defined() ? qkv_BHWC.add_(qkv_->bias) : qkv_BHWC;
+}
+
+torch::Tensor VisionAttentionImpl::attend(const torch::Tensor& qkv_BHWC, const Band& rows,
+                                          const Band& columns) {
+  const auto images = qkv_BHWC.size(0), channels = qkv_BHWC.size(3) / 3, depth = channels / heads_;
+  const auto windows = images * rows.count * columns.count;
+  // Queries, keys and values of B windows of w x w, separately for each head.
+  const auto parts_BwwD =
+      qkv_BHWC.narrow(1, rows.begin, rows.count * window_)
+          .narrow(2, columns.begin, columns.count * window_)
+          .reshape({images, rows.count, window_, columns.count, window_, 3, heads_, depth})
+          .permute({5, 0, 1, 3, 6, 2, 4, 7})
+          .reshape({3, windows * heads_, window_, window_, depth})
+          .unbind();
+  const auto query = parts_BwwD[0].narrow(1, 0, rows.used).narrow(2, 0, columns.used);
+  const auto query_BQD = query.flatten(1, 2), key_BKD = parts_BwwD[1].flatten(1, 2);
+  const auto value_BKD = parts_BwwD[2].flatten(1, 2);
+  torch::Tensor out_BQD;
+  if (rel_pos_h_.defined()) {
+    const auto by_row = relative_positions(query, rel_pos_h_);
+    const auto by_column = relative_positions(query.transpose(1, 2), rel_pos_w_).transpose(1, 2);
+    out_BQD =
+        relative_attention(query_BQD, key_BKD, value_BKD, by_row.flatten(1, 2), by_column.flatten(1, 2));
+  } else {
+    out_BQD = torch::scaled_dot_product_attention(query_BQD.unsqueeze(1), key_BKD.unsqueeze(1),
+                                                  value_BKD.unsqueeze(1))
+                  .squeeze(1);
+  }
+  return out_BQD.view({images, rows.count, columns.count, heads_, rows.used, columns.used, depth})
+      .permute({0, 1, 4, 2, 5, 3, 6})
+      .reshape({images, rows.count * rows.used, columns.count * columns.used, channels});
+}
+
+/// Each query's product with the table's entry for every row of a window: [B, H, W, D] to [B, H, W, w].
+torch::Tensor VisionAttentionImpl::relative_positions(const torch::Tensor& query_BHWD,
+                                                      const torch::Tensor& table) {
+  const auto batches = query_BHWD.size(0), rows = query_BHWD.size(1), columns = query_BHWD.size(2);
+  const auto depth = query_BHWD.size(3);
+  const auto integers = torch::TensorOptions(torch::kInt64).device(table.device());
+  const auto distance =
+      torch::arange(rows, integers).unsqueeze(1) - torch::arange(window_, integers) + (window_ - 1);
+  const auto table_HDw =
+      table.index_select(0, distance.flatten()).view({rows, window_, depth}).transpose(1, 2);
+  return torch::bmm(query_BHWD.transpose(0, 1).reshape({rows, batches * columns, depth}), table_HDw)
+      .view({rows, batches, columns, window_})
+      .transpose(0, 1);
+}
 
 SamPatchEmbeddingsImpl::SamPatchEmbeddingsImpl(const SamConfig::Vision& config)
     : projection_(torch::nn::Conv2dOptions(config.num_channels, config.hidden_size, config.patch_size)

@@ -1,4 +1,4 @@
-#include "worker/sam/model/vision_attention.h"
+#include "worker/sam/model/vision_encoder.h"
 
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/types.h>

@@ -14,7 +14,7 @@
 #include <ddprun/image/png.h>
 #include <ddprun/report/metric_sink.h>
 #include <ddprun/serialize/pt_file.h>
-#include <ddprun/train/record/figures.h>
+#include <ddprun/train/record/run_report.h>
 
 namespace ddprun::train {
 namespace {

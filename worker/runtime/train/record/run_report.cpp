@@ -1,17 +1,98 @@
 #include <ddprun/train/record/run_report.h>
 
-#include <cstdio>
 #include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <cstdio>
+#include <functional>
+#include <map>
+#include <optional>
+#include <set>
+#include <system_error>
 #include <utility>
 #include <vector>
 
+#include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
+#include <ddprun/image/png.h>
 #include <ddprun/report/html_report.h>
 #include <ddprun/report/metric_sink.h>
-#include <ddprun/train/record/figures.h>
+#include <ddprun/train/optim/monitor.h>
 
 namespace ddprun::train {
 namespace {
+
+using report::MetricRow;
+
+/// A chart and the metrics it shows.
+struct Kind {
+  std::string name, title;
+  std::function<bool(const std::string&)> shows;
+};
+
+const std::vector<Kind>& kinds() {
+  static const std::vector<Kind> all = {
+      {"loss", "loss", [](const std::string& name) { return name.find("loss") != std::string::npos; }},
+      {"accuracy", "accuracy",
+       [](const std::string& name) {
+         const auto ends = {"acc", "accuracy", "dice", "iou"};
+         return std::any_of(ends.begin(), ends.end(), [&](const char* end) { return name.ends_with(end); });
+       }},
+      {"lr", "learning rate", [](const std::string& name) { return name == "lr"; }}};
+  return all;
+}
+
+/// "epoch" if no two rows of the chart share one, else "step".
+std::string x_axis_of(const std::vector<MetricRow>& rows, const Kind& kind) {
+  std::set<double> epochs;
+  for (const auto& row : rows) {
+    if (std::none_of(row.begin(), row.end(), [&](const auto& figure) { return kind.shows(figure.first); }))
+      continue;
+    const auto epoch = find_metric(row, "epoch");
+    if (!epoch || !epochs.insert(*epoch).second) return "step";
+  }
+  return "epoch";
+}
+
+image::LineChart chart_of(const std::vector<MetricRow>& rows, const Kind& kind) {
+  image::LineChart chart{.title = kind.title, .x_label = x_axis_of(rows, kind), .integer_x = true};
+  std::map<std::string, std::size_t> index_of;
+  for (const auto& row : rows) {
+    const auto x = find_metric(row, chart.x_label);
+    if (!x) continue;
+    for (const auto& [name, value] : row) {
+      if (!kind.shows(name)) continue;
+      const auto [found, is_new] = index_of.emplace(name, chart.series.size());
+      if (is_new) chart.series.push_back({name, {}, {}});
+      auto& series = chart.series[found->second];
+      series.x.push_back(*x);
+      series.y.push_back(value);
+    }
+  }
+  const bool of_masks = std::any_of(chart.series.begin(), chart.series.end(), [](const auto& series) {
+    return series.name.ends_with("dice") || series.name.ends_with("iou");
+  });
+  if (of_masks) chart.title = "Dice, IoU and pixel accuracy";
+  return chart;
+}
+
+/// Alternative text: the last value of each curve.
+std::string description_of(const image::LineChart& chart) {
+  std::string text = chart.title + " over " + chart.x_label + "s";
+  for (const auto& series : chart.series) {
+    char value[32];
+    std::snprintf(value, sizeof value, "%.4g", series.y.back());
+    text += "; " + series.name + " ends at " + value;
+  }
+  return text;
+}
+
+std::filesystem::path file_in(const std::filesystem::path& folder, const std::string& name) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error) throw IoError(folder, "cannot create the folder", error.value());
+  return folder / (name + ".png");
+}
 
 using nlohmann::ordered_json;
 using Rows = std::vector<std::pair<std::string, std::string>>;
@@ -77,6 +158,49 @@ Rows highlights_of(const std::string& summary_json) {
 }
 
 }  // namespace
+
+std::vector<NamedChart> charts_of(const std::vector<MetricRow>& rows) {
+  std::vector<NamedChart> charts;
+  for (const auto& kind : kinds())
+    if (auto chart = chart_of(rows, kind); !chart.series.empty())
+      charts.push_back({kind.name, std::move(chart)});
+  return charts;
+}
+
+void write_charts(const std::filesystem::path& folder, const std::vector<NamedChart>& charts) {
+  for (const auto& [name, chart] : charts)
+    image::write_png(file_in(folder, name), image::draw_line_chart(chart));
+}
+
+void write_figure(const std::filesystem::path& folder, const std::string& name, const std::string& png) {
+  write_file_atomic(file_in(folder, name), png);
+}
+
+std::vector<report::Figure> report_figures(const std::filesystem::path& folder,
+                                           const std::vector<NamedChart>& charts) {
+  std::vector<report::Figure> figures;
+  std::set<std::string> drawn;
+  for (const auto& [name, chart] : charts) {
+    auto untitled = chart;  // the page shows the title above it
+    untitled.title.clear();
+    figures.push_back(
+        {chart.title, "image/svg+xml", image::line_chart_svg(untitled, 600, 380), description_of(chart)});
+    drawn.insert(name + ".png");
+  }
+  std::set<std::filesystem::path> others;
+  std::error_code error;
+  for (std::filesystem::directory_iterator entry(folder, error), end; !error && entry != end;
+       entry.increment(error))
+    if (entry->path().extension() == ".png" && !drawn.contains(entry->path().filename()))
+      others.insert(entry->path());
+  for (const auto& path : others) {
+    try {
+      figures.push_back({"", "image/png", read_file(path), path.stem()});
+    } catch (const IoError&) {  // the report omits it
+    }
+  }
+  return figures;
+}
 
 void write_run_report(const std::filesystem::path& run_folder, const RunReport& report) {
   const auto figures = run_folder / "figures";

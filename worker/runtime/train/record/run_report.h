@@ -2,8 +2,34 @@
 
 #include <filesystem>
 #include <string>
+#include <vector>
+
+#include <ddprun/image/line_chart.h>
+#include <ddprun/report/html_report.h>
+#include <ddprun/report/metric_sink.h>
 
 namespace ddprun::train {
+
+/// A chart and its file name without extension: "loss", "accuracy", "lr".
+struct NamedChart {
+  std::string name;
+  image::LineChart chart;
+};
+
+/// One chart each for losses (names with "loss"), shares (names ending in "acc", "accuracy", "dice" or "iou")
+/// and the learning rate ("lr"), if the rows have such values. The x axis is "epoch" if every row of a chart
+/// has its own, else "step".
+std::vector<NamedChart> charts_of(const std::vector<report::MetricRow>& rows);
+
+/// Writes FOLDER/<name>.png for each; creates the folder. throws IoError
+void write_charts(const std::filesystem::path& folder, const std::vector<NamedChart>& charts);
+
+/// Writes an encoded PNG as FOLDER/<name>.png; creates the folder. throws IoError
+void write_figure(const std::filesystem::path& folder, const std::string& name, const std::string& png);
+
+/// For the report: the charts as SVG, then the folder's other PNG files by name, if they can be read.
+std::vector<report::Figure> report_figures(const std::filesystem::path& folder,
+                                           const std::vector<NamedChart>& charts);
 
 /// The text of the report.
 struct RunReport {

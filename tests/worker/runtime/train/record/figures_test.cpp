@@ -1,4 +1,4 @@
-#include <ddprun/train/record/figures.h>
+#include <ddprun/train/record/run_report.h>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>

@@ -4,7 +4,6 @@
 #include <ddprun/common/files.h>
 #include <ddprun/image/png.h>
 #include <ddprun/report/metric_sink.h>
-#include <ddprun/train/record/figures.h>
 #include "tests/support/catch.h"
 
 namespace ddprun::train {
