@@ -12,7 +12,7 @@
 #include "worker/sam/data/prompted_batch.h"
 #include "worker/sam/data/segmentation_dataset.h"
 #include "worker/sam/dice_loss.h"
-#include "worker/sam/sam_checkpoint.h"
+#include "worker/sam/sam_model.h"
 
 using namespace ddprun;
 using ddprun::sam::read_sam;

@@ -14,7 +14,7 @@
 #include <ddprun/serialize/safetensors.h>
 #include <ddprun/train/state/checkpoint.h>
 #include <ddprun/train/state/state_dict_file.h>
-#include "worker/sam/sam_checkpoint.h"
+#include "worker/sam/sam_model.h"
 
 namespace ddprun::worker {
 namespace {

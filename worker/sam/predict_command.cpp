@@ -16,7 +16,7 @@
 #include <ddprun/common/errors.h>
 #include <ddprun/common/settings/command.h>
 #include "worker/sam/data/prompted_batch.h"
-#include "worker/sam/sam_checkpoint.h"
+#include "worker/sam/sam_model.h"
 
 namespace ddprun::sam {
 namespace {

@@ -2,9 +2,12 @@
 
 #include <ATen/autocast_mode.h>
 #include <torch/types.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <array>
 #include <cinttypes>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -16,11 +19,136 @@
 #include <vector>
 
 #include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include <ddprun/common/json_file.h>
 #include <ddprun/serialize/safetensors.h>
-#include "worker/sam/sam_checkpoint.h"
+#include "worker/sam/data/sam_processor.h"
 
 namespace ddprun::sam {
 namespace {
+
+namespace fs = std::filesystem;
+
+struct ModelFiles {
+  std::filesystem::path config, weights;
+};
+
+ModelFiles with_config(const fs::path& weights) {
+  const auto config = weights.parent_path() / "config.json";
+  std::error_code unknown;
+  if (!fs::exists(config, unknown))
+    throw IoError(
+        config,
+        "does not exist, expected it beside " + weights.filename().string() +
+            "; of a run, give best/ of its folder or one that `worker export CHECKPOINT FOLDER` writes");
+  return {config, weights};
+}
+
+// Two names of one tensor: transformers writes the first, older releases wrote both.
+constexpr const char* kPositions = "shared_image_embedding.positional_embedding";
+constexpr const char* kSamePositions = "prompt_encoder.shared_embedding.positional_embedding";
+
+constexpr SamProcessor::Options kProcessor = {};  // for its colours
+
+const torch::Tensor* find(const train::StateDict& weights, const char* name) {
+  const auto found =
+      std::find_if(weights.begin(), weights.end(), [&](const auto& item) { return item.first == name; });
+  return found == weights.end() ? nullptr : &found->second;
+}
+
+/// Adds the missing one of the two names.
+train::StateDict with_both_names(train::StateDict weights, const std::filesystem::path& source) {
+  const auto* first = find(weights, kPositions);
+  const auto* second = find(weights, kSamePositions);
+  const auto differ = [](const at::Tensor& a, const at::Tensor& b) {  // of any two types
+    return !a.to(at::kDouble).equal(b.to(at::kDouble));
+  };
+  if (first != nullptr && second != nullptr && differ(*first, *second))
+    throw IoError(source, std::string("its tensors \"") + kPositions + "\" and \"" + kSamePositions +
+                              "\" differ, expected one under two names");
+  if (first != nullptr && second == nullptr)
+    weights.emplace_back(kSamePositions, *first);
+  else if (first == nullptr && second != nullptr)
+    weights.emplace_back(kPositions, *second);
+  return weights;
+}
+
+/// As SamProcessor.save_pretrained() writes it.
+std::string processor_json(std::int64_t image_size, std::int64_t mask_size) {
+  const auto square = [](std::int64_t side) { return nlohmann::json{{"height", side}, {"width", side}}; };
+  const nlohmann::json root = {{"image_processor_type", "SamImageProcessor"},
+                               {"processor_class", "SamProcessor"},
+                               {"size", {{"longest_edge", image_size}}},
+                               {"pad_size", square(image_size)},
+                               {"mask_size", {{"longest_edge", mask_size}}},
+                               {"mask_pad_size", square(mask_size)},
+                               {"image_mean", kProcessor.mean},
+                               {"image_std", kProcessor.std},
+                               {"rescale_factor", 1.0 / 255},
+                               {"resample", 2}};
+  return root.dump(2) + "\n";
+}
+
+void check_colours(const std::filesystem::path& path, const nlohmann::json& processor, const char* key,
+                   const std::array<double, 3>& expected) {
+  if (!processor.contains(key)) return;
+  const auto& found = processor.at(key);
+  const auto same = [](const nlohmann::json& value, double wanted) {
+    return value.is_number() && std::abs(value.get<double>() - wanted) < 1e-6;
+  };
+  if (found.is_array() && std::equal(found.begin(), found.end(), expected.begin(), expected.end(), same))
+    return;
+  throw IoError(
+      path,
+      std::string(key) + ": expected " + nlohmann::json(expected).dump() + ", got " +
+          found.dump(-1, ' ', /*ensure_ascii=*/true, nlohmann::json::error_handler_t::replace).substr(0, 60));
+}
+
+/// A model trained with other colours than SamProcessor's would predict wrongly, and be written back wrongly.
+void check_processor(const std::filesystem::path& folder) {
+  for (const char* name : {"preprocessor_config.json", "processor_config.json"}) {  // of transformers 4 and 5
+    std::error_code unknown;
+    if (!std::filesystem::exists(folder / name, unknown)) continue;
+    const auto root = read_json(folder / name, "what SamProcessor.save_pretrained() writes");
+    const auto& processor = root.contains("image_processor") ? root.at("image_processor") : root;
+    check_colours(folder / name, processor, "image_mean", kProcessor.mean);
+    check_colours(folder / name, processor, "image_std", kProcessor.std);
+  }
+}
+
+/// throws  IoError naming the first tensor that cannot be a weight
+void check_types(const train::StateDict& weights, const std::filesystem::path& source) {
+  for (const auto& [name, tensor] : weights)
+    if (!tensor.is_floating_point())
+      throw IoError(source, "its tensor \"" + name + "\" is of type " + c10::toString(tensor.scalar_type()) +
+                                ", expected floating-point numbers");
+}
+
+/// What `path` means: a folder as Hugging Face's libraries keep a model, or a file of weights with
+/// config.json beside it.
+ModelFiles find_model_files(const fs::path& path) {
+  std::error_code unknown;
+  if (!fs::exists(path, unknown))
+    throw IoError(path, "does not exist, expected a model's folder or file of weights");
+  if (!fs::is_directory(path, unknown)) return with_config(path);
+  for (const char* name : {"model.safetensors", "pytorch_model.bin"})
+    if (fs::exists(path / name, unknown)) return with_config(path / name);
+  for (const char* name : {"model.safetensors.index.json", "pytorch_model.bin.index.json"})
+    if (fs::exists(path / name, unknown))
+      throw IoError(path / name,
+                    "has the weights in several files, expected one: save it with a larger max_shard_size");
+  throw IoError(path, "holds no model, expected model.safetensors or pytorch_model.bin in it");
+}
+
+/// The weights first, then the texts by their files' names, each file at once or not at all.
+void write_model_folder(const fs::path& folder, const train::StateDict& weights,
+                        const std::map<std::string, std::string>& texts) {
+  std::error_code failure;
+  fs::create_directories(folder, failure);
+  if (failure) throw IoError(folder, "cannot be created", failure.value());
+  serialize::write_safetensors(folder / "model.safetensors", weights);
+  for (const auto& [name, text] : texts) write_file_atomic(folder / name, text);
+}
 
 std::uint64_t mixed(std::uint64_t hash, std::uint64_t word) {
   hash = (hash ^ word) * 0x9E3779B97F4A7C15u;  // 2^64 / golden ratio
@@ -76,6 +204,38 @@ std::uint64_t version_of(const SamImpl& model, c10::DeviceType device) {
 }
 
 }  // namespace
+
+Sam read_sam(const std::filesystem::path& path) {
+  const auto files = find_model_files(path);
+  check_processor(files.config.parent_path());
+  Sam model(read_sam_config(files.config));
+  load_sam_weights(*model, files.weights);
+  return model;
+}
+
+void load_sam_weights(SamImpl& model, const std::filesystem::path& weights) {
+  const auto read = train::read_weights(weights);
+  check_types(read, weights);
+  train::load_weights(model, with_both_names(read, weights), weights);
+}
+
+void write_sam(const std::filesystem::path& folder, const SamImpl& model) {
+  train::StateDict weights;
+  for (const auto& item : train::state_dict(model))
+    weights.emplace_back(item.key().toStringRef(), item.value().toTensor());
+  write_sam(folder, model.config(), weights);
+}
+
+void write_sam(const std::filesystem::path& folder, const SamConfig& config,
+               const train::StateDict& weights) {
+  auto written = with_both_names(weights, folder);
+  for (auto& [name, tensor] : written)  // under both names, which every release of transformers reads
+    if (name == kSamePositions) tensor = tensor.clone();
+  write_model_folder(
+      folder, written,
+      {{"config.json", to_json(config)},
+       {"preprocessor_config.json", processor_json(config.vision.image_size, config.mask_size())}});
+}
 
 std::uint64_t digest(const at::Tensor& tensor, std::uint64_t before) {
   const auto plain = tensor.detach().cpu().contiguous();

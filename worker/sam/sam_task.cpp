@@ -12,7 +12,6 @@
 #include "worker/sam/data/prompted_batch.h"
 #include "worker/sam/data/segmentation_dataset.h"
 #include "worker/sam/dice_loss.h"
-#include "worker/sam/sam_checkpoint.h"
 #include "worker/sam/sam_model.h"
 #include "worker/sam/segmentation_metrics.h"
 #include "worker/tasks/registry.h"

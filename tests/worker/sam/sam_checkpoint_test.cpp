@@ -1,4 +1,4 @@
-#include "worker/sam/sam_checkpoint.h"
+#include "worker/sam/sam_model.h"
 
 #include <torch/types.h>
 

@@ -8,7 +8,7 @@
 #include <ddprun/serialize/safetensors.h>
 #include "tests/support/catch.h"
 #include "tests/support/python.h"
-#include "worker/sam/sam_checkpoint.h"
+#include "worker/sam/sam_model.h"
 
 using namespace ddprun;
 using namespace ddprun::test;

@@ -16,7 +16,7 @@
 #include <ddprun/sharding/fully_sharded.h>
 #include <ddprun/sharding/zero_optimizer.h>
 #include <ddprun/train/state/optimizer_state.h>
-#include <ddprun/train/state/powersgd_checkpoint.h>
+#include <ddprun/train/state/rank_state.h>
 #include <ddprun/train/state/sharded_optimizer_state.h>
 #include <ddprun/train/state/state_dict_file.h>
 

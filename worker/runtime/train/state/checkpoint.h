@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include <ddprun/train/state/generator_state.h>
+#include <ddprun/train/state/rank_state.h>
 
 namespace ddprun::train {
 

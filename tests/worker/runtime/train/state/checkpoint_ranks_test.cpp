@@ -12,7 +12,7 @@
 #include <ddprun/serialize/pt_file.h>
 #include <ddprun/sharding/fully_sharded.h>
 #include <ddprun/train/model/parallel_model.h>
-#include <ddprun/train/state/generator_state.h>
+#include <ddprun/train/state/rank_state.h>
 #include <ddprun/train/state/sharded_optimizer_state.h>
 #include <ddprun/train/state/state_dict_file.h>
 #include "tests/support/catch.h"

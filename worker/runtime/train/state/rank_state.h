@@ -1,12 +1,13 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+
+#include <filesystem>
 #include <vector>
 
-#include <ATen/core/Tensor.h>
-
-namespace ddprun::ddp {
-class ProcessGroup;
-}
+#include <ddprun/ddp/powersgd_hook.h>
+#include <ddprun/group/process_group.h>
 
 namespace ddprun::train {
 
@@ -26,5 +27,17 @@ void set_generator_state(const GeneratorState& state, at::Device device);
 
 /// Every rank's generator_state(), by rank, on every rank. All ranks call it.
 std::vector<GeneratorState> gather_generator_states(const ddp::ProcessGroup& group);
+
+/// PowerSGD's state on all ranks, for a checkpoint: {"iteration": int, "random_state": str,
+/// "qs": {name: tensor}, "errors": [{name: tensor}, ...] by rank}. Every rank calls it; all but rank 0 get
+/// None.
+c10::IValue gather_powersgd_state(const ddp::PowerSgd& power_sgd, const torch::nn::Module& module,
+                                  const ddp::ProcessGroup& group);
+
+/// The inverse, on every rank. On another number of ranks, errors start at 0.
+/// throws  IoError naming source and what does not fit
+void load_powersgd_state(ddp::PowerSgd& power_sgd, const torch::nn::Module& module,
+                         const ddp::ProcessGroup& group, const c10::IValue& state,
+                         const std::filesystem::path& source);
 
 }  // namespace ddprun::train
