@@ -1,4 +1,4 @@
-#include "worker/commands/flight_report.h"
+#include "worker/commands/commands.h"
 
 #include <fstream>
 #include <iostream>
