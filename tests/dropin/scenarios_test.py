@@ -288,8 +288,36 @@ def test_the_health_check_port(s):
         assert job.status == 0 and (not s.is_ddprun or "TORCHELASTIC_HEALTH_CHECK_PORT: expected a port" in job.err), job
 
 
+def test_flags_in_rdzv_conf_as_scripts_write_them(s):
+    """With the quotes that a script leaves in, a space after a comma, and a key that nobody knows."""
+    job = s.run("--nnodes=1:2", "--nproc-per-node=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{free_port()}", *POLL,
+                "--rdzv-conf='join_timeout=60, last_call_timeout=1,my_key=5'", ACT, s.out)
+    assert job.status == 0, job
+    s.check_ranks(2)
+
+
+def test_ranks_within_a_role(s):
+    port = free_port()
+    nodes = [[*elastic(port, "3"), f"--role={role}", f"--nproc-per-node={size}", *POLL, ACT, s.out]
+             for role, size in (("trainer", 2), ("trainer", 1), ("ps", 1))]
+    assert [job.status for job in s.run_nodes(*nodes)] == [0, 0, 0]
+    s.check_ranks(4)
+    for role, size in ("trainer", 3), ("ps", 1):
+        mine = sorted((int(facts["ROLE_RANK"]), facts["ROLE_WORLD_SIZE"]) for facts in s.facts().values() if facts["ROLE_NAME"] == role)
+        assert mine == [(rank, str(size)) for rank in range(size)], mine
+
+
+def test_static_nodes_share_the_port_with_the_program(s):
+    port = free_port()
+    nodes = [["--nnodes=2", f"--node-rank={rank}", "--master-addr=127.0.0.1", f"--master-port={port}", *POLL, ACT, s.out,
+              "meet", f"tcp://127.0.0.1:{port}"] for rank in range(2)]
+    assert [job.status for job in s.run_nodes(*nodes)] == [0, 0]
+    assert {facts["MASTER_PORT"] for facts in s.facts().values()} == {str(port)}
+
+
 NEEDS_TORCH = [test_programs_meet_at_the_given_port, test_nodes_of_several_sizes_add_up, test_remote_calls,
-               test_errors_reach_whoever_started_the_launcher, test_file_timers]
+               test_errors_reach_whoever_started_the_launcher, test_file_timers,
+               test_static_nodes_share_the_port_with_the_program]
 
 
 def run_all(launchers, torch):
