@@ -4,6 +4,7 @@
 #include <iostream>
 
 #include <ddprun/common/logging.h>
+#include <ddprun/common/text.h>
 #include "launcher/cli/options.h"
 #include "launcher/events/launch_error.h"
 #include "launcher/events/signals.h"
@@ -22,6 +23,8 @@ int main(int argc, char** argv) {
 
     std::vector<std::string> environment;
     for (char** variable = environ; *variable != nullptr; ++variable) environment.emplace_back(*variable);
+    if (const auto unknown = unknown_variables(environment); !unknown.empty())
+      log_warning("no flag has such a variable: " + printable(joined(unknown, ", ")));
     const RunResult result = run_job(options, environment);
     if (result.ended_by) end_by_signal(*result.ended_by);
     return result.exit_code;

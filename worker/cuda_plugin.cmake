@@ -32,4 +32,5 @@ target_link_options(ddprun_cuda PRIVATE -Wl,--no-as-needed -Wl,--unresolved-symb
 set_target_properties(ddprun_cuda PROPERTIES
   CXX_VISIBILITY_PRESET hidden LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/${CMAKE_INSTALL_LIBDIR}
   INSTALL_RPATH ${LibTorch_LIBRARY_DIR})
-install(TARGETS ddprun_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+# Optional: not every build has it (scripts/build.sh --programs).
+install(TARGETS ddprun_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} OPTIONAL)

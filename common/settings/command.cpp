@@ -46,7 +46,9 @@ const Setting& find_flag(const std::string& typed, const Command& command) {
     if (setting.flag() == name || setting.alias == typed || "--" + setting.name == name) return setting;
     const bool starts = name.size() > 2 && setting.flag().starts_with(name);
     if (starts && setting.may_be_short) begins.push_back(&setting);
-    if (starts || is_near(name, setting.flag())) meant.push_back(setting.flag());
+    const auto& others = setting.elsewhere;
+    const bool foreign = std::find(others.begin(), others.end(), name) != others.end();
+    if (starts || foreign || is_near(name, setting.flag())) meant.push_back(setting.flag());
   }
   if (begins.size() == 1) return *begins[0];
   throw UsageError(
@@ -202,13 +204,18 @@ Values read_words(const std::vector<std::string>& words, const Command& command)
   return values;
 }
 
+std::string variable_name(const std::string& prefix, const Setting& setting) {
+  std::string name = prefix;
+  for (const char c : setting.flag().substr(2)) name += c == '-' ? '_' : static_cast<char>(std::toupper(c));
+  return name;
+}
+
 Values read_variables(const std::string& prefix, const EnvLookup& environment,
                       const std::vector<Setting>& settings) {
   Values values;
   for (const Setting& setting : settings) {
     if (!setting.is_flag) continue;
-    std::string name = prefix;
-    for (const char c : setting.flag().substr(2)) name += c == '-' ? '_' : static_cast<char>(std::toupper(c));
+    const std::string name = variable_name(prefix, setting);
     const auto text = environment(name);
     if (text && !(text->empty() && setting.kind != Setting::Kind::kSwitch))
       values.add(setting, {*text, name}, setting.negated);

@@ -75,6 +75,9 @@ Values read_words(const std::vector<std::string>& words, const Command& command)
 Values read_variables(const std::string& prefix, const EnvLookup& environment,
                       const std::vector<Setting>& settings);
 
+/// "PREFIX_NO_PREFIX" of the flag --no-prefix
+std::string variable_name(const std::string& prefix, const Setting& setting);
+
 /// throws UsageError, with the usage, if a positional or one of these flags is missing
 void require(const Command& command, const Values& values, const std::vector<std::string>& names = {});
 

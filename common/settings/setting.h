@@ -28,10 +28,11 @@ struct Setting {
   Kind kind = Kind::kText;
   std::string type_name;  ///< "N", for the help
   std::string help;
-  std::string section;             ///< of the file and of the help; empty: top level
-  std::string alias;               ///< "-r"
-  std::vector<std::string> tasks;  ///< that have it; empty: all
-  bool negated = false;            ///< a switch that is on by default: its flag is --no-NAME, or --NAME
+  std::string section;                 ///< of the file and of the help; empty: top level
+  std::string alias;                   ///< "-r"
+  std::vector<std::string> elsewhere;  ///< what other programs call the flag, for "did you mean"
+  std::vector<std::string> tasks;      ///< that have it; empty: all
+  bool negated = false;                ///< a switch that is on by default: its flag is --no-NAME, or --NAME
   bool is_flag = true;
   bool in_file = true;
   bool kept = true;           ///< needed to repeat a run
@@ -50,6 +51,7 @@ struct Setting {
   Setting only(std::vector<std::string> of_tasks) && { return with(&Setting::tasks, std::move(of_tasks)); }
   Setting type(std::string shown) && { return with(&Setting::type_name, std::move(shown)); }
   Setting short_flag(std::string flag) && { return with(&Setting::alias, std::move(flag)); }
+  Setting known_as(std::vector<std::string> flags) && { return with(&Setting::elsewhere, std::move(flags)); }
   Setting or_empty() && { return with(&Setting::may_be_empty, true); }
   Setting of_this_run() && { return with(&Setting::kept, false); }
   Setting not_in_file() && { return with(&Setting::in_file, false); }

@@ -1,6 +1,7 @@
 #include "launcher/cli/options.h"
 
 #include <algorithm>
+#include <set>
 #include <string_view>
 
 #include <ddprun/common/errors.h>
@@ -86,7 +87,9 @@ std::vector<Setting> torchrun_flags(Options& options) {
   return {
       raw("nnodes"),
       parsed("nproc-per-node", options.nproc_per_node, parse_nproc,
-             "a number from 1 to " + std::to_string(kMaxWorkersPerNode) + ", cpu, gpu or auto"),
+             "a number from 1 to " + std::to_string(kMaxWorkersPerNode) + ", cpu, gpu or auto")
+          .known_as(
+              {"-n", "--np", "--nprocs", "--ntasks", "--num-processes", "--num-gpus"}),  // "-n" is "-np" too
       raw("node-rank"),
       raw("master-addr"),
       parsed("master-port", options.master_port, parse_port, "a port from 1 to 65535"),
@@ -289,6 +292,24 @@ Values read_command_line(const std::vector<std::string>& words, const EnvLookup&
   values.overlay(upper);
   values.drop_empty();  // only now: an empty value takes away what a layer below it says
   return values;
+}
+
+std::vector<std::string> unknown_variables(const std::vector<std::string>& environment) {
+  std::vector<std::string> names;
+  for (const std::string& variable : environment) {
+    const std::string name = variable.substr(0, variable.find('='));
+    if (name == kJobIdVariable) return {};  // the outer ddprun has named them
+    if (name.starts_with("DDPRUN_") && !name.starts_with("DDPRUN_TEST_")) names.push_back(name);
+  }
+  if (names.empty()) return names;
+  std::set<std::string> known = {kTokenVariable,         "DDPRUN_STORE_FD",   "DDPRUN_HEARTBEAT_FD",
+                                 "DDPRUN_SHARED_MEMORY", "DDPRUN_FLIGHT_DIR", "DDPRUN_CUDA_PLUGIN",
+                                 "DDPRUN_DATA",          "DDPRUN_DATA_MIRROR"};
+  Options unused;
+  for (const Setting& setting : make_command(unused).settings)
+    if (setting.is_flag) known.insert(settings::variable_name("DDPRUN_", setting));
+  std::erase_if(names, [&](const std::string& name) { return known.count(name) > 0; });
+  return names;
 }
 
 Options parse_options(const std::vector<std::string>& arguments, const EnvLookup& environment) {

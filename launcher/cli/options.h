@@ -120,6 +120,10 @@ std::optional<std::vector<std::string>> parse_line_filters(const std::string& te
 /// the result.
 settings::Command make_command(Options& options);
 
+/// The variables of this environment ("NAME=value") that look like ddprun's but are not. None inside a job,
+/// whose ddprun has named them.
+std::vector<std::string> unknown_variables(const std::vector<std::string>& environment);
+
 /// What the words, the variables and the --config file give, "program" included. Flags end at the first word
 /// that is not one, or at "--". The command line wins over DDPRUN_<FLAG>, that over PET_<FLAG> (torchrun's
 /// flags only), and that over the file. throws UsageError; IoError if the file cannot be read

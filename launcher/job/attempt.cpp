@@ -1,12 +1,17 @@
 #include "launcher/job/attempt.h"
 
+#include <sys/types.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <csignal>
 #include <system_error>
 
 #include <ddprun/common/logging.h>
 #include <ddprun/common/text.h>
 #include "launcher/events/launch_error.h"
 #include "launcher/failure/stack_dump.h"
+#include "launcher/workers/file_timers.h"
 #include "launcher/workers/heartbeat.h"
 
 namespace ddprun::launcher {
@@ -68,7 +73,8 @@ asio::awaitable<int> dump_stacks(Job& job, WorkerGroup& group, Attempt& attempt)
 /// Logs why the attempt is stopped, unless a worker ended it. returns the signal to stop it with
 asio::awaitable<int> prepare_to_stop(Job& job, WorkerGroup& group, Attempt& attempt) {
   if (const auto* received = std::get_if<SignalReceived>(&attempt.outcome)) {
-    log_warning("received " + signal_name(received->signal) + ": ending the job");
+    log_warning("received " + signal_name(received->signal) +
+                ": ending the job (a second signal kills it at once)");
     co_return received->signal;
   }
   if (const auto* ended = std::get_if<EndedByPeers>(&attempt.outcome))
@@ -93,6 +99,18 @@ asio::awaitable<int> prepare_to_stop(Job& job, WorkerGroup& group, Attempt& atte
     co_return co_await dump_stacks(job, group, attempt);
   }
   co_return SIGTERM;
+}
+
+/// Signals a process whose file timer has expired, if it is a worker or in a worker's session.
+void end_expired(const FileTimers::Expired& expired, const WorkerGroup& group, const Attempt& attempt) {
+  const pid_t session = ::getsid(expired.pid);
+  for (std::size_t i = 0; i < group.workers().size(); ++i) {
+    if (group.workers()[i].process.pid != session || group.workers()[i].group_gone) continue;
+    log_error("rank " + std::to_string(attempt.specs[i].rank) + ": the timer " + quoted(expired.scope) +
+              " of pid " + std::to_string(expired.pid) + " expired: sending " + signal_name(expired.signal));
+    ::kill(expired.pid, expired.signal);
+    return;
+  }
 }
 
 /// Handles pending events. True if the user signalled twice.
@@ -120,10 +138,12 @@ std::vector<WorkerSpec> plan_attempt(const Job& job, const Round& round, const s
   context.expand = job.options.expand;
   context.environment = job.environment;
   context.role = job.options.role;
+  context.ending_signals = job.options.ending_signals;
   context.job_id = job.job_id;
   context.folder = folder;
   context.may_hang = job.options.timeout || job.options.hang_timeout;
   context.store_fd = store_fd;
+  context.timer_file = job.timer_file;
   context.heartbeat_fds = heartbeat_fds;
   context.cpus = job.placement.cpus;
   context.visible_gpus = job.placement.visible_gpus;
@@ -147,6 +167,10 @@ asio::awaitable<Attempt> run_attempt(Job& job, Round round, std::optional<HeldPo
   WorkerGroup group(job.events, job.signals, job.guard, job.log, round.number);
   logs.on_first_output([&](std::size_t index) { group.log_first_output(index); });
   group.on_window_change([&] { logs.update_window_size(); });
+  std::optional<FileTimers> timers;
+  if (!job.timer_file.empty())
+    timers.emplace(job.io, job.timer_file,
+                   [&](const FileTimers::Expired& expired) { end_expired(expired, group, attempt); });
   const auto start_failed =
       group.start(job.program.path, attempt.specs, open_outputs(logs, output_plans, attempt.specs));
   if (port) port->socket.reset();  // only rank 0 may have it

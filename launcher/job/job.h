@@ -30,6 +30,7 @@ struct Job {
   Placement placement;
   std::optional<JobEvents::Clock::time_point> deadline;
   std::string job_id, run_id;
+  std::filesystem::path timer_file;  ///< of PyTorch's file timers; empty: none are wanted
   JobClock clock;
   boost::asio::io_context& io;
   const SignalFd& signals;

@@ -14,6 +14,7 @@
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
+#include "launcher/events/health_check.h"
 #include "launcher/events/launch_error.h"
 #include "launcher/host/gpu_list.h"
 #include "launcher/host/port_owner.h"
@@ -146,6 +147,14 @@ RunResult run_loop(asio::io_context& io, asio::awaitable<RunResult> job) {
   return result;
 }
 
+/// The pipe of PyTorch's file timers; empty: none is wanted.
+std::filesystem::path timer_file(const std::filesystem::path& temp_path) {
+  if (process_env("TORCHELASTIC_ENABLE_FILE_TIMER") != "1") return {};
+  const auto given = process_env("TORCHELASTIC_TIMER_FILE");
+  const bool ours = given && !given->empty() && !process_env(kJobIdVariable);  // not an outer job's
+  return ours ? std::filesystem::absolute(*given) : temp_path / "timers";
+}
+
 RunResult run_recorded(const Options& options, const std::vector<std::string>& environment,
                        const std::string& job_id, const JobClock& clock, JobRecord& record) {
   const Topology topology = detect_topology(needs_gpus(options));
@@ -173,6 +182,7 @@ RunResult run_recorded(const Options& options, const std::vector<std::string>& e
           .deadline = options.timeout ? std::optional(clock.start() + *options.timeout) : std::nullopt,
           .job_id = job_id,
           .run_id = record.run_id,
+          .timer_file = timer_file(temp_path),
           .clock = clock,
           .io = io,
           .signals = signals,
@@ -185,6 +195,8 @@ RunResult run_recorded(const Options& options, const std::vector<std::string>& e
     return {};
   }
   log_threads(environment, topology, workers);
+  const auto port = process_env("TORCHELASTIC_HEALTH_CHECK_PORT");
+  if (port && !process_env(kJobIdVariable)) answer_health_checks(io, *port);  // the outer job has it
   NodeConnections connections;
   const RunResult result = run_loop(
       io, options.nodes.several() ? supervise_node(job, connections, record) : supervise(job, record));

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include <ddprun/common/errors.h>
+#include <ddprun/common/exit_status.h>
 #include <ddprun/common/worker_env.h>
 
 namespace ddprun::launcher {
@@ -33,6 +34,11 @@ std::vector<std::string> common_environment(const LaunchContext& context, int wo
     }
   }
   env.push_back(std::string(kJobIdVariable) + "=" + job);
+  std::string signals;
+  for (const int signal : context.ending_signals)
+    signals += (signals.empty() ? "" : ",") + signal_name(signal);
+  env.push_back("TORCHELASTIC_SIGNALS_TO_HANDLE=" + signals);
+  if (!context.timer_file.empty()) env.push_back("TORCHELASTIC_TIMER_FILE=" + context.timer_file.string());
   if (context.may_hang && !is_set(env, "PYTHONFAULTHANDLER")) env.push_back("PYTHONFAULTHANDLER=1");
   if (!is_set(env, "TORCH_NCCL_ASYNC_ERROR_HANDLING")) env.push_back("TORCH_NCCL_ASYNC_ERROR_HANDLING=1");
   if (const auto threads = threads_per_worker(env, topology, workers))

@@ -30,10 +30,12 @@ struct LaunchContext {
   bool expand = false;                   ///< ${local_rank} in argv
   std::vector<std::string> environment;  ///< ddprun's own, "NAME=value"
   std::string role = "default";
+  std::vector<int> ending_signals;
   std::string job_id;            ///< see kJobIdVariable
   std::filesystem::path folder;  ///< absolute; the worker of index i gets i/error.json in it
   bool may_hang = false;  ///< a timeout is set: workers are traceable, Python dumps its stacks on SIGABRT
   int store_fd = -1;      ///< bound socket of the master port, for rank 0
+  std::filesystem::path timer_file;  ///< TORCHELASTIC_TIMER_FILE; empty: none
 
   // By local rank, or empty.
   std::vector<int> heartbeat_fds;

@@ -5,6 +5,8 @@
 
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
+#include <system_error>
 
 #include <ddprun/common/text.h>
 #include "launcher/events/launch_error.h"
@@ -24,6 +26,16 @@ int executable_error(const std::string& path) {
 [[noreturn]] void fail(const std::string& path, int error) {
   throw LaunchError(LaunchError::code_of_exec_error(error),
                     "cannot run " + path + ": " + std::strerror(error));
+}
+
+/// The Python of scripts and modules.
+std::string default_python() {
+#ifdef DDPRUN_IN_WHEEL  // pip has put ddprun beside the Python of its environment
+  std::error_code error;
+  const auto ours = std::filesystem::read_symlink("/proc/self/exe", error).parent_path() / "python3";
+  if (!error && executable_error(ours) == 0) return ours;
+#endif
+  return "python3";
 }
 
 }  // namespace
@@ -54,7 +66,7 @@ Program find_program(const Options& options, const EnvLookup& environment) {
   if (options.program_kind == ProgramKind::kExecutable)
     return {find_program(options.program[0], search_path), options.program};
   const auto chosen = environment("PYTHON_EXEC");
-  const std::string python = chosen && !chosen->empty() ? *chosen : "python3";
+  const std::string python = chosen && !chosen->empty() ? *chosen : default_python();
   Program program{find_program(python, search_path), {python, "-u"}};
   if (options.program_kind == ProgramKind::kPythonModule) {
     program.argv.emplace_back("-m");

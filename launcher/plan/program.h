@@ -19,7 +19,8 @@ struct Program {
 };
 
 /// Scripts and modules run with `$PYTHON_EXEC -u` or `python3 -u`, as torchrun runs them with its own Python.
-/// throws LaunchError: Python, the program or the script is not found (127) or not usable (126)
+/// In a wheel, python3 is the one beside ddprun. throws LaunchError: Python, the program or the script is not
+/// found (127) or not usable (126)
 Program find_program(const Options& options, const EnvLookup& environment);
 
 }  // namespace ddprun::launcher

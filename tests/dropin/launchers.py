@@ -38,6 +38,10 @@ def skip(why):
     sys.exit(4)
 
 
+def has_torch(python):
+    return subprocess.run([python, "-c", "import importlib.util as u; raise SystemExit(u.find_spec('torch') is None)"]).returncode == 0
+
+
 def find_python():
     """A Python with torch."""
     python = os.environ.get("DDPRUN_TEST_PYTHON")
@@ -45,8 +49,7 @@ def find_python():
         skip("DDPRUN_TEST_PYTHON names no Python with PyTorch")
     if not os.access(python, os.X_OK):
         skip(f"{python}, which DDPRUN_TEST_PYTHON names, cannot be executed")
-    found = subprocess.run([python, "-c", "import importlib.util as u; raise SystemExit(u.find_spec('torch') is None)"])
-    if found.returncode != 0:
+    if not has_torch(python):
         skip(f"{python}, which DDPRUN_TEST_PYTHON names, has no torch")
     return python
 

@@ -25,7 +25,6 @@ DIFFERENCES = {
     "TORCHELASTIC_RUN_ID": (UUID, "random in both"),
     "TORCHELASTIC_USE_AGENT_STORE": ("False", "rank 0 hosts the store, the launcher has none"),
     "TORCHELASTIC_ERROR_FILE": (r"{folder}/logs/[^/]+/attempt_\d/\d/error\.json", "the run's folder has another name"),
-    "TORCHELASTIC_SIGNALS_TO_HANDLE": (None, "the launcher's affair"),
     "OMP_NUM_THREADS": (r"\d+", "the share of the CPUs and not 1"),
     "DDPRUN_JOB_ID": (UUID, "ours"),
     "DDPRUN_STORE_FD": (r"\d+", "ours, in rank 0"),

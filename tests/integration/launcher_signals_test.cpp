@@ -26,6 +26,15 @@ TEST_CASE("a signal that ends the job reaches every worker once, and ddprun ends
   check_nothing_left(ddprun);
 }
 
+TEST_CASE("what a second signal would do is announced at the first", "[launcher]") {
+  Child ddprun(job({"--nproc-per-node=2", kLongGrace}, {"ready", "await"}));
+  REQUIRE(ddprun.wait_for_output("ready ", 2));
+  ddprun.send_signal(SIGINT);
+  CHECK(ddprun.wait() == ExitStatus::killed(SIGINT));
+  CHECK_THAT(ddprun.err(),
+             ContainsSubstring("received SIGINT: ending the job (a second signal kills it at once)"));
+}
+
 TEST_CASE("a signal whose workers have children ends those too", "[launcher]") {
   Child ddprun(job({"--nproc-per-node=2", kLongGrace}, {"child", "pause"}));
   REQUIRE(ddprun.wait_for_output("child ", 2));

@@ -7,7 +7,7 @@ import pathlib
 import shutil
 import sys
 
-from packages import GLIBC, check_job, check_program, empty_folder, need, run
+from packages import GLIBC, check_in_bare_root, check_job, check_program, empty_folder, need, run
 
 FILES = """
 usr/bin/ddprun
@@ -43,6 +43,7 @@ def main():
     assert b"ddprun (" in gzip.decompress((root / "usr/share/doc/ddprun/changelog.Debian.gz").read_bytes())
     check_program(root / "usr/bin/ddprun", version)
     check_job(root / "usr/bin/ddprun", root)
+    check_in_bare_root(root / "usr/bin/ddprun", build)
     if shutil.which("lintian"):
         run("lintian", "--fail-on", "error", "--allow-root", package)
 

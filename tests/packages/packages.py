@@ -63,6 +63,29 @@ def check_program(ddprun, version):
     assert run(ddprun, "--version", env={}) == f"ddprun {version}\n"
 
 
+BARE_JOB = """
+mount --rbind /dev dev && mount -t proc proc proc && exec chroot . /bin/ddprun --nproc-per-node=2 sh -c 'echo rank $RANK of $WORLD_SIZE'
+"""
+
+
+def check_in_bare_root(ddprun, folder):
+    """It runs where there is nothing but a shell and a glibc."""
+    namespaces = ["unshare", "--user", "--map-root-user", "--mount", "--pid", "--fork"]
+    if subprocess.run([*namespaces, "true"], capture_output=True).returncode != 0:
+        return print("no bare root: namespaces are not allowed here")
+    root = empty_folder(folder / "bare_root")
+    for name in ("bin", "dev", "proc", "tmp"):
+        (root / name).mkdir()
+    shutil.copy(ddprun, root / "bin" / "ddprun")
+    shutil.copy("/bin/sh", root / "bin" / "sh")
+    for line in run("ldd", ddprun).splitlines() + run("ldd", "/bin/sh").splitlines():
+        for library in re.findall(r"(/\S+) \(", line):
+            (root / library[1:]).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(library, root / library[1:])
+    output = run(*namespaces, "sh", "-c", BARE_JOB, cwd=root, env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "OMP_NUM_THREADS": "1"})
+    assert sorted(output.splitlines()) == ["rank 0 of 2", "rank 1 of 2"], output
+
+
 def check_job(ddprun, folder):
     """A job of two ranks, with torch if DDPRUN_TEST_PYTHON has it, in an environment that has only ddprun and the system."""
     python = os.environ.get("DDPRUN_TEST_PYTHON")

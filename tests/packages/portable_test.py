@@ -4,7 +4,7 @@ import pathlib
 import subprocess
 import sys
 
-from packages import SOURCE, check_job, check_program, need, run
+from packages import SOURCE, check_in_bare_root, check_job, check_program, need, run
 
 build, version = pathlib.Path(sys.argv[1]).resolve(), sys.argv[2]
 need("readelf", "ninja")
@@ -12,6 +12,7 @@ run("cmake", "--preset", "portable", "-B", build, cwd=SOURCE)
 run("cmake", "--build", build, "-j", str(os.cpu_count()))
 check_program(build / "bin" / "ddprun", version)
 check_job(build / "bin" / "ddprun", build)
+check_in_bare_root(build / "bin" / "ddprun", build)
 
 # What stands in for functions that an old glibc lacks: names of signals, files' status, exceptions.
 done = subprocess.run([build / "bin" / "ddprun", "--nproc-per-node=2", "sh", "-c", "kill -USR2 $$"],

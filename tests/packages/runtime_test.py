@@ -61,6 +61,26 @@ def check_soft_failure(prefix, folder):
     assert (found[2], found[3]) == ("", ""), output
 
 
+def check_readme(prefix, folder, compiler):
+    """The lines that README.md shows do as they are, without cmake_minimum_required and project."""
+    [lines] = re.findall(r"^```cmake\n(.*?)^```", (SOURCE / "README.md").read_text(), re.M | re.S)
+    assert "cmake_minimum_required" not in lines, lines
+    (folder / "CMakeLists.txt").write_text(lines)
+    shutil.copy(SOURCE / "examples" / "own_worker.cpp", folder)
+    run("cmake", "-S", folder, "-B", folder / "build", "-G", "Ninja", f"-DCMAKE_PREFIX_PATH={prefix}",
+        f"-DCMAKE_CXX_COMPILER={compiler}", "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON")
+    [unit] = json.loads((folder / "build" / "compile_commands.json").read_text())
+    assert f"{prefix}/include" in unit["command"] and "-std=gnu++20" in unit["command"], unit
+
+
+def check_install_without_plug_in(build, folder):
+    """A build that made only the two programs can be installed, although the CUDA plug-in is among its targets."""
+    script = (build / "worker" / "cmake_install.cmake").read_text()
+    if "libddprun_cuda.so" in script:
+        (folder / "install.cmake").write_text(script.replace("libddprun_cuda.so", "not-built.so"))
+        run("cmake", f"-DCMAKE_INSTALL_PREFIX={folder}", "-P", folder / "install.cmake")
+
+
 def check_training(ranks, output):
     losses, accuracies = zip(*((float(loss), float(accuracy)) for loss, accuracy in EPOCH.findall(output)))
     assert len(losses) == 5 and losses[-1] < losses[0] / 2 and accuracies[-1] > 0.95, output
@@ -96,6 +116,8 @@ def main():
     examples, ddprun = folder / "examples", prefix / "bin" / "ddprun"
     build_examples(prefix, examples, compiler)
     check_soft_failure(prefix, empty_folder(folder / "asking"))
+    check_readme(prefix, empty_folder(folder / "readme"), compiler)
+    check_install_without_plug_in(build, empty_folder(folder / "without_plug_in"))
 
     two, one, failed = (empty_folder(folder / name) for name in ("two", "one", "failed"))
     check_training(2, run(ddprun, "--nproc-per-node=2", examples / "own_worker", cwd=two))

@@ -1,10 +1,11 @@
-"""The source archive makes a wheel; installed into a virtual environment, its ddprun runs a job.
+"""`pip install .` in an unpacked source archive: into an empty virtual environment, whose ddprun runs a job. The same as a wheel.
 
 usage: wheel_test.py FOLDER VERSION
 """
 import os
 import pathlib
 import re
+import resource
 import subprocess
 import sys
 import tomllib
@@ -12,6 +13,9 @@ import tomllib
 from packages import GLIBC, SOURCE, check_job, check_program, empty_folder, need, run, skip
 
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+
+# One build folder, which ccache knows.
+OFFLINE = ["--no-index", "--no-build-isolation", "--config-settings=build-dir=build"]
 
 
 def install_backend(folder):
@@ -23,14 +27,36 @@ def install_backend(folder):
     return {**os.environ, "PYTHONPATH": str(folder)}
 
 
-def build_wheel(folder, version):
-    environment = install_backend(folder / "backend")
+def unpack_sources(folder, version, environment):
     run(sys.executable, "-c", f"import scikit_build_core.build as b; b.build_sdist({str(folder)!r})", cwd=SOURCE, env=environment)
     run("tar", "-xf", folder / f"ddprun-{version}.tar.gz", "-C", folder)  # not by pip, whose folder ccache never saw
-    run(*PIP, "wheel", "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", folder, folder / f"ddprun-{version}",
-        env=environment)
-    [wheel] = folder.glob("*.whl")
-    return wheel
+    return folder / f"ddprun-{version}"
+
+
+def check_install(sources, environment, target):
+    """`pip install .` takes at most two minutes of two cores."""
+    def used():
+        return sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
+
+    before = used()
+    run(*PIP, "--python", target / "bin" / "python", "install", *OFFLINE, ".", cwd=sources, env=environment)
+    print(f"pip install . took {used() - before:.0f} s of CPU time")
+    assert used() - before < 240, "more than two minutes of two cores"
+
+
+def check_python(target, folder):
+    """Scripts run with the Python that ddprun was installed for, whatever python3 comes first on PATH."""
+    wrong = folder / "wrong" / "python3"
+    wrong.parent.mkdir()
+    wrong.write_text("#!/bin/sh\nexit 9\n")
+    wrong.chmod(0o755)
+    (folder / "where.py").write_text("import sys\nprint(sys.prefix)\n")
+    environment = {"PATH": f"{wrong.parent}:/usr/bin:/bin"}
+    for command in [target / "bin" / "ddprun"], [target / "bin" / "python", "-m", "ddprun"]:
+        output = run(*command, folder / "where.py", env=environment)
+        assert output == f"{target}\n", output
+        chosen = run(*command, folder / "where.py", env={**environment, "PYTHON_EXEC": sys.executable})
+        assert chosen == f"{sys.prefix}\n", chosen
 
 
 def main():
@@ -38,16 +64,23 @@ def main():
     need("cmake", "ninja", "readelf", "tar")
     if subprocess.run([*PIP, "--version"], capture_output=True).returncode != 0:
         skip(f"{sys.executable} has no pip")
-    wheel = build_wheel(folder, version)
-    assert re.fullmatch(rf"ddprun-{re.escape(version)}-py3-none-(manylinux_{GLIBC[0]}_{GLIBC[1]}|linux)_\w+\.whl", wheel.name), wheel
-
-    environment = folder / "environment"
-    run(sys.executable, "-m", "venv", "--without-pip", environment)
-    run(*PIP, "--python", environment / "bin" / "python", "install", "--no-index", wheel)
+    environment, target = install_backend(folder / "backend"), folder / "environment"
+    sources = unpack_sources(folder, version, environment)
+    run(sys.executable, "-m", "venv", "--without-pip", target)
+    check_install(sources, environment, target)
     for file in ["man/man1/ddprun.1", "bash-completion/completions/ddprun", "zsh/site-functions/_ddprun"]:
-        assert (environment / "share" / file).exists(), file
-    check_program(environment / "bin" / "ddprun", version)
-    check_job(environment / "bin" / "ddprun", folder)
+        assert (target / "share" / file).exists(), file
+    check_program(target / "bin" / "ddprun", version)
+    check_job(target / "bin" / "ddprun", folder)
+    check_python(target, folder)
+
+    # As scripts/package.sh makes it.
+    run(*PIP, "wheel", "--no-deps", *OFFLINE, "--wheel-dir", folder, sources, env=environment)
+    [wheel] = folder.glob("*.whl")
+    assert re.fullmatch(rf"ddprun-{re.escape(version)}-py3-none-(manylinux_{GLIBC[0]}_{GLIBC[1]}|linux)_\w+\.whl", wheel.name), wheel
+    run(sys.executable, "-m", "venv", "--without-pip", "--clear", target)
+    run(*PIP, "--python", target / "bin" / "python", "install", "--no-index", wheel)
+    assert run(target / "bin" / "python", "-m", "ddprun", "--version") == f"ddprun {version}\n"
 
 
 main()

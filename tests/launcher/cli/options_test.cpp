@@ -146,12 +146,24 @@ TEST_CASE("unknown flags, missing values and missing programs are usage errors",
   CHECK_THROWS_WITH(parse({"--nope"}), ContainsSubstring("unknown flag '--nope'"));
   CHECK_THROWS_WITH(parse({"--nope=3"}), ContainsSubstring("unknown flag '--nope'"));
   CHECK_THROWS_WITH(parse({"-x"}), ContainsSubstring("unknown flag '-x'"));
+  for (const char* flag : {"--nprocs-per-node=2", "-n", "-np", "--nprocs=2"})
+    CHECK_THROWS_WITH(parse({flag, "2"}), ContainsSubstring("did you mean --nproc-per-node?"));
   CHECK_THROWS_AS(parse({"--nproc-per-node="}), UsageError);
   CHECK_THROWS_AS(parse({"--standalone=maybe"}), UsageError);
   CHECK_THROWS_AS(parse_all({"--nproc-per-node"}), UsageError);
   CHECK_THROWS_WITH(parse_all({}), ContainsSubstring("no program given"));
   CHECK_THROWS_WITH(parse_all({"--standalone"}), ContainsSubstring("no program given"));
   CHECK_THROWS_WITH(parse_all({"--"}), ContainsSubstring("no program given"));
+}
+
+TEST_CASE("variables that only look like ddprun's are named", "[options]") {
+  CHECK(unknown_variables({"DDPRUN_NPROC_PER_NODE=2", "DDPRUN_NO_PREFIX=1", "DDPRUN_TOKEN=x",
+                           "DDPRUN_DATA=/d", "DDPRUN_TEST_PYTHON=p", "PATH=/bin", "PET_NOPE=1"})
+            .empty());
+  CHECK(unknown_variables({"DDPRUN_NPROC=2", "DDPRUN_X=3", "PATH=/bin"}) ==
+        Words{"DDPRUN_NPROC", "DDPRUN_X"});
+  CHECK(
+      unknown_variables({"DDPRUN_NPROC=2", "DDPRUN_JOB_ID=outer"}).empty());  // the outer ddprun has named it
 }
 
 TEST_CASE("everything from the program on is the program's", "[options]") {

@@ -1,6 +1,7 @@
 #include "launcher/plan/launch_plan.h"
 
 #include <algorithm>
+#include <csignal>
 
 #include <ddprun/common/errors.h>
 #include "tests/support/catch.h"
@@ -41,6 +42,16 @@ TEST_CASE("the number of workers is the number asked for, or counted", "[launch_
   CHECK(worker_count({Kind::kAuto, 0}, {8, 2}) == 2);
   CHECK(worker_count({Kind::kAuto, 0}, {8, 0}) == 8);
   CHECK_THROWS_AS(worker_count({Kind::kGpu, 0}, {8, 0}), UsageError);
+}
+
+TEST_CASE("workers know the signals that end the job, and the pipe of file timers", "[launch_plan]") {
+  LaunchContext context = context_of({"TORCHELASTIC_TIMER_FILE=/outer"});
+  context.ending_signals = {SIGTERM, SIGINT};
+  const Round round = static_round(0, 1, 12345, "the-run");
+  CHECK(has(plan_workers(context, round, {8, 0})[0], "TORCHELASTIC_SIGNALS_TO_HANDLE=SIGTERM,SIGINT"));
+  CHECK_FALSE(sets(plan_workers(context, round, {8, 0})[0], "TORCHELASTIC_TIMER_FILE"));
+  context.timer_file = "/run/timers";
+  CHECK(has(plan_workers(context, round, {8, 0})[0], "TORCHELASTIC_TIMER_FILE=/run/timers"));
 }
 
 TEST_CASE("every worker runs the program with its own rank", "[launch_plan]") {

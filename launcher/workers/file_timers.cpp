@@ -1,0 +1,160 @@
+#include "launcher/workers/file_timers.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <boost/asio/buffer.hpp>
+#include <boost/asio/posix/stream_descriptor.hpp>
+#include <boost/asio/system_timer.hpp>
+#include <cerrno>
+#include <csignal>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include <ddprun/common/logging.h>
+#include <ddprun/common/text.h>
+
+namespace ddprun::launcher {
+namespace asio = boost::asio;
+namespace {
+
+using Clock = std::chrono::system_clock;
+
+constexpr double kNever = 8e9;                 // seconds; Clock ends in the year 2262
+constexpr std::size_t kMaxLine = 64 * 1024;    // torch's client writes at most PIPE_BUF
+constexpr std::size_t kMaxTimers = 64 * 1024;  // a client that never releases must not fill the memory
+
+struct Request {
+  pid_t pid;
+  std::string scope;
+  double expires;  ///< seconds since 1970; negative: never again
+  int signal;
+};
+
+std::optional<Request> parse_request(const std::string& line) {
+  const auto json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+  const auto has = [&](const char* key, auto is_type) {
+    return json.contains(key) && (json[key].*is_type)();
+  };
+  using Json = nlohmann::json;
+  if (!json.is_object() || !has("pid", &Json::is_number_integer) || !has("scope_id", &Json::is_string) ||
+      !has("expiration_time", &Json::is_number) || !has("signal", &Json::is_number_integer))
+    return {};
+  return Request{json["pid"], json["scope_id"], json["expiration_time"], json["signal"]};
+}
+
+constexpr char kCannotMake[] = "cannot make the pipe of file timers";
+
+UniqueFd make_pipe(const std::filesystem::path& path) {
+  struct stat info {};
+  if (::lstat(path.c_str(), &info) == 0) {
+    if (!S_ISFIFO(info.st_mode) || info.st_uid != ::geteuid()) throw IoError(path, kCannotMake, EEXIST);
+    ::unlink(path.c_str());
+  }
+  if (::mkfifo(path.c_str(), 0600) != 0) throw IoError(path, kCannotMake, errno);
+  // Also open for writing, or every client that closes it would be the end of the file.
+  UniqueFd fd(::open(path.c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC | O_NOFOLLOW));
+  if (!fd) throw IoError(path, kCannotMake, errno);
+  return fd;
+}
+
+}  // namespace
+
+struct FileTimers::State : std::enable_shared_from_this<FileTimers::State> {
+  State(asio::io_context& io, std::filesystem::path at, OnExpired callback)
+      : path(std::move(at)),
+        on_expired(std::move(callback)),
+        pipe(io, make_pipe(path).release()),
+        timer(io) {}
+
+  struct Timer {
+    Clock::time_point expires;
+    int signal;
+  };
+
+  std::filesystem::path path;
+  OnExpired on_expired;
+  asio::posix::stream_descriptor pipe;
+  asio::system_timer timer;
+  std::array<char, 4096> bytes{};
+  std::string unread;
+  std::map<std::pair<pid_t, std::string>, Timer> timers;
+  bool warned = false;
+
+  void read() {
+    pipe.async_read_some(asio::buffer(bytes), [self = shared_from_this()](const auto& error, std::size_t n) {
+      if (error || !self->pipe.is_open()) return;
+      self->take(n);
+      self->wait();
+      self->read();
+    });
+  }
+
+  void take(std::size_t n) {
+    unread.append(bytes.data(), n);
+    for (std::size_t end; (end = unread.find('\n')) != std::string::npos; unread.erase(0, end + 1)) {
+      if (const auto request = parse_request(unread.substr(0, end)))
+        set(*request);
+      else if (!std::exchange(warned, true))
+        log_warning("not a request of a file timer: " +
+                    quoted(unread.substr(0, std::min<std::size_t>(end, 200))));
+    }
+    if (unread.size() > kMaxLine) unread.clear();
+  }
+
+  void set(const Request& request) {
+    const std::pair key(request.pid, request.scope);
+    timers.erase(key);
+    if (request.expires < 0 || request.expires > kNever || timers.size() >= kMaxTimers) return;
+    const std::chrono::duration<double> since(request.expires);
+    timers[key] = {Clock::time_point(std::chrono::duration_cast<Clock::duration>(since)), request.signal};
+  }
+
+  /// For the timer that expires first.
+  void wait() {
+    if (timers.empty()) {
+      timer.cancel();
+      return;
+    }
+    const auto first = std::min_element(timers.begin(), timers.end(), [](const auto& a, const auto& b) {
+      return a.second.expires < b.second.expires;
+    });
+    timer.expires_at(first->second.expires);
+    timer.async_wait([self = shared_from_this(), key = first->first](const auto& cancelled) {
+      if (cancelled || !self->pipe.is_open()) return;
+      self->expire(key);
+      self->wait();
+    });
+  }
+
+  void expire(const std::pair<pid_t, std::string>& key) {
+    const auto found = timers.find(key);
+    if (found == timers.end() || found->second.expires > Clock::now()) return;
+    const int signal = found->second.signal;
+    timers.erase(found);
+    if (signal <= 0 || signal >= NSIG) return;  // torch's way to ask for no signal
+    std::erase_if(timers, [&](const auto& entry) { return entry.first.first == key.first; });
+    on_expired({key.first, key.second, signal});
+  }
+};
+
+FileTimers::FileTimers(asio::io_context& io, std::filesystem::path path, OnExpired on_expired)
+    : state_(std::make_shared<State>(io, std::move(path), std::move(on_expired))) {
+  state_->read();
+}
+
+FileTimers::~FileTimers() {
+  state_->pipe.close();
+  state_->timer.cancel();
+  ::unlink(state_->path.c_str());
+}
+
+}  // namespace ddprun::launcher
