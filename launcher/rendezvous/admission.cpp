@@ -36,6 +36,10 @@ std::string join_problem(const CoordinatorSettings& settings, const Join& join, 
   if (!join.run_id.empty() && join.run_id != settings.run_id)
     return node + " has run id " + quoted(join.run_id) + ", the coordinator has " + quoted(settings.run_id) +
            " (--rdzv-id)";
+  if (!join.program.empty() && !settings.program.empty() && join.program != settings.program)
+    return node + " runs " + quoted(join.program) + ", the coordinator's job runs " +
+           quoted(settings.program) +
+           ": expected one --rdzv-endpoint per job, or the same --rdzv-id on every node of a job";
   if (join.min_nodes != settings.min_nodes || join.max_nodes != settings.max_nodes)
     return node + " has " + nnodes(join.min_nodes, join.max_nodes) + ", the coordinator has " +
            nnodes(settings.min_nodes, settings.max_nodes);

@@ -81,6 +81,37 @@ TEST_CASE("torchrun's static flags are another way in", "[nodes]") {
   CHECK_THAT(second.out(), ContainsSubstring("ready 1 "));
 }
 
+TEST_CASE("a static port is the workers', also after a restart", "[nodes]") {
+  const std::string port = free_port();
+  const auto node = [&](const std::string& rank) {
+    return script({"--nnodes=2", "--node-rank=" + rank, "--master-addr=127.0.0.1", "--master-port=" + port,
+                   "--max-restarts=1"},
+                  "[ $MASTER_ADDR:$MASTER_PORT = 127.0.0.1:" + port +
+                      " ] || exit 9; [ $TORCHELASTIC_RESTART_COUNT = 1 ] || exit 5; exec " STUB_WORKER_PROGRAM
+                      " --rank 0 bind-master-port --rank 1 connect");
+  };
+  Child second(node("1")), first(node("0"));
+  CHECK(first.wait() == ExitStatus::exited(0));
+  CHECK(second.wait() == ExitStatus::exited(0));
+  CHECK_THAT(first.out(), ContainsSubstring("accepted"));
+}
+
+TEST_CASE("a second job at the endpoint of a full one is refused", "[nodes]") {
+  const std::string endpoint = "--rdzv-endpoint=127.0.0.1:" + free_port();
+  const Command command = script({"--nnodes=2", endpoint}, "echo started; exec sleep 30");
+  Child first(command), second(command);
+  for (Child* node : {&first, &second}) REQUIRE(node->wait_for_output("started"));
+  Child other(script({"--nnodes=2", endpoint}, "exit 7")), same(command);
+  CHECK(other.wait() == ExitStatus::exited(125));
+  CHECK_THAT(other.err(),
+             ContainsSubstring("runs 'sh -c 'exit 7'', the coordinator's job runs 'sh -c 'echo"));
+  CHECK(same.wait() == ExitStatus::exited(125));
+  CHECK_THAT(same.err(), ContainsSubstring("comes too late: the job 'none', which runs 'sh -c"));
+  first.send_signal(SIGTERM);
+  second.wait();
+  first.wait();
+}
+
 TEST_CASE("a failure on one node ends all nodes with its code", "[nodes]") {
   NodeJob nodes;
   const std::vector<std::string> actions = {"--rank", "1", "error", "lost my way",

@@ -96,13 +96,14 @@ TEST_CASE("only the first failure of a round uses a restart", "[coordinator]") {
 }
 
 TEST_CASE("a node that is not of the round cannot fail in it", "[coordinator]") {
-  TwoNodes rig;
+  CoordinatorRig rig(job(1, 2));
+  const auto ids = rig.form({"a", "b"});
   const auto spare = rig.join("c");
   rig.say(spare, failed(7));
   rig.say(spare, Succeeded{0});
   rig.say(spare, Ended{0});
   CHECK_FALSE(rig.ended());
-  rig.say(rig.a, Succeeded{0});
+  rig.say(ids[0], Succeeded{0});
   CHECK_FALSE(rig.ended());
 }
 

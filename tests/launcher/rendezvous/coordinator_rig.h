@@ -37,6 +37,8 @@ inline Start start(int number, int group_rank, int nodes, int first_rank, int wo
   start.world_size = world_size;
   start.master_addr = master_addr;
   start.master_port = master_port;
+  start.role_world_size = world_size;
+  start.first_role_rank = first_rank;
   start.run_id = "job";
   start.max_restarts = max_restarts;
   return start;

@@ -48,5 +48,16 @@ TEST_CASE("an address that a name has twice is listened at once", "[listen]") {
   CHECK(found.sockets.size() == 1);
 }
 
+TEST_CASE("an address that leads here from outside only is listened to everywhere, if it is required",
+          "[listen]") {
+  int port = 0;
+  { port = Other().port; }
+  const std::vector<tcp::endpoint> outside = {at("192.0.2.1", port)};  // of documentation
+  CHECK(listen_at({"192.0.2.1", port}, outside, false).sockets.empty());
+  const Listening found = listen_at({"192.0.2.1", port}, outside, true);
+  CHECK(found.at_any_address);
+  CHECK_FALSE(found.sockets.empty());
+}
+
 }  // namespace
 }  // namespace ddprun::launcher

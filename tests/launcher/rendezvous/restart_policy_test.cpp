@@ -110,6 +110,7 @@ TEST_CASE("an attempt that lived long enough makes budget and delay new", "[rest
   CHECK(late.restart);
   CHECK(late.restarts_used == 1);
   CHECK(late.delay == 1s);
+  CHECK(late.reason == "restart 1 of 2 in 1 s");
   settings.window = std::nullopt;
   CHECK_FALSE(decide(settings, exited_with(1), 2, 1h).restart);
 }
