@@ -19,7 +19,7 @@ struct NodesOptions : MeetingRules {
   Endpoint endpoint;  ///< of the coordinator; of one node only its name, if the user gave it one
   /// Whether this node runs the coordinator; nullopt: only if the endpoint's address is its own.
   std::optional<bool> is_host;
-  /// The endpoint's port is the workers' while all nodes are there, as in torchrun's static mode.
+  /// The workers use the endpoint's port while all nodes are connected, as in torchrun's static mode.
   bool port_is_workers = false;
   std::optional<int> node_rank;
   std::string node_name;                ///< empty: the host's name

@@ -17,8 +17,7 @@ using std::chrono::milliseconds;
 
 constexpr std::size_t kMaxTextBytes = 2000;  // of a node's text, to which we add words
 
-// A node that is lost this often in a row, each time from a round younger than this, would restart the others
-// for ever.
+// A node lost this often in a row, each time from a young round, would keep restarting the others.
 constexpr int kMaxLosses = 5;
 constexpr std::chrono::minutes kYoung{5};
 

@@ -75,8 +75,7 @@ class Coordinator {
 
   const std::optional<JobEnd>& ended() const { return ended_; }
 
-  /// Whether nodes are missing, so that the coordinator must listen: not while all nodes of a job of fixed
-  /// size are there.
+  /// Whether nodes may join. Not while all nodes of a job of fixed size are connected.
   bool wants_nodes() const { return !ended_ && (elastic() || phase_ == Phase::kForming); }
 
  private:
@@ -135,7 +134,7 @@ class Coordinator {
   int round_ = -1;
   int restarts_used_ = 0;
   int restart_count_ = 0;
-  std::map<std::string, int> losses_;  ///< of nodes from young rounds, one after the other
+  std::map<std::string, int> losses_;  ///< how often in a row a node was lost from a young round
   Time forming_since_, running_since_, pause_end_, next_beat_;
   std::optional<Time> last_call_end_;  ///< of kForming, and of kRunning once a node waits to join
   std::chrono::milliseconds pause_{0};

@@ -14,7 +14,7 @@ struct Listening {
   std::vector<UniqueFd> sockets;  ///< one per address; none: another process is the coordinator
   bool taken = false;             ///< by another process on this host
   bool loopback_only = false;     ///< other hosts cannot reach it
-  bool at_any_address = false;    ///< the endpoint's address leads here but is no interface's, as behind NAT
+  bool at_any_address = false;    ///< no interface has the endpoint's address, as behind NAT
   /// The address to give other nodes if the endpoint's name is a loopback address here, as a host's own name
   /// often is (127.0.1.1); else empty.
   std::string advertised;

@@ -24,7 +24,9 @@ class CoordinatorServer {
 
   /// token    empty: none
   /// sockets  listening
-  /// listen   if the port is the workers' while all nodes are there: listens again. throws LaunchError
+  /// listen   listens again when nodes are missing, if the workers use the port while all are connected;
+  /// throws
+  ///          LaunchError
   CoordinatorServer(boost::asio::io_context& io, CoordinatorSettings settings, std::string token,
                     std::vector<UniqueFd> sockets, Listen listen = {});
   ~CoordinatorServer();

@@ -79,7 +79,7 @@ TEST_CASE("a node above MAX is a spare and fills in for a lost one", "[elastic]"
   CHECK(rig.last<Start>(d).group_rank == 2);
 }
 
-TEST_CASE("a job of fixed size that has all nodes refuses others, which may be another job's", "[elastic]") {
+TEST_CASE("a full job of fixed size refuses other nodes", "[elastic]") {
   auto settings = job(2, 2, 1);
   settings.program = "train.py --lr 1";
   TwoNodes rig(settings);
@@ -145,7 +145,7 @@ TEST_CASE("a node that comes and dies again and again is refused", "[elastic]") 
   rig.lose(2);
   Join b = rig.wish("b");
   b.address = "10.0.0.9";
-  for (const auto lived : {1s, 300s, 299s, 1s, 1s, 1s}) {  // after 300 s it begins anew
+  for (const auto lived : {1s, 300s, 299s, 1s, 1s, 1s}) {  // 300 s: counting starts over
     rig.obey();
     const auto id = rig.join(b);
     rig.obey();
@@ -161,7 +161,7 @@ TEST_CASE("a node that comes and dies again and again is refused", "[elastic]") 
   CHECK(rig.last<Start>(a).world_size == 2);
 }
 
-TEST_CASE("nodes that come and go are no failures", "[elastic]") {
+TEST_CASE("nodes that come and go do not count as failures", "[elastic]") {
   CoordinatorRig rig(job(1, 2, 3));
   const auto ids = rig.form({"a", "b"});
   rig.lose(ids[1]);
@@ -189,7 +189,7 @@ TEST_CASE("ranks of a role count within the role", "[elastic]") {
   }
 }
 
-TEST_CASE("members of the last round come first, spares in the order of coming", "[elastic]") {
+TEST_CASE("members of the last round come first, then spares in order of arrival", "[elastic]") {
   CoordinatorRig rig(job(1, 2));
   const auto ids = rig.form({"c", "d"});
   const auto b = rig.join("b"), a = rig.join("a");
@@ -200,7 +200,7 @@ TEST_CASE("members of the last round come first, spares in the order of coming",
   CHECK(rig.count<Start>(a) == 0);
 }
 
-TEST_CASE("a joiner that the next round has no place for is told that it is a spare", "[elastic]") {
+TEST_CASE("a joiner without a place in the next round is told it is a spare", "[elastic]") {
   CoordinatorRig rig(job(2, 3));
   form_two(rig);
   const auto c = rig.join("c"), d = rig.join("d");
@@ -291,7 +291,7 @@ TEST_CASE("a lost member before the round runs costs nothing and waits for nobod
   CHECK(rig.last<Start>(a).world_size == 2);
 }
 
-TEST_CASE("what others had finished is done again for a lost node", "[elastic]") {
+TEST_CASE("finished nodes run again after another one is lost", "[elastic]") {
   CoordinatorRig rig(job(1, 3));
   const auto ids = rig.form({"a", "b", "c"});
   rig.say(ids[0], Succeeded{0});

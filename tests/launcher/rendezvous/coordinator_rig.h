@@ -109,7 +109,7 @@ class CoordinatorRig {
     tick();
   }
 
-  /// Nodes do what they were told: the leader has a port, nodes that are to stop have ended.
+  /// Nodes obey: the leader reports a port, stopped nodes report their end.
   void obey() {
     while (!untold_.empty()) {
       const auto [id, message] = untold_.front();
@@ -136,7 +136,7 @@ class CoordinatorRig {
     return n;
   }
 
-  /// The last of them; there has to be one.
+  /// The last of them; fails without one.
   template <class Message>
   Message last(Id id) const {
     REQUIRE(count<Message>(id) > 0);

@@ -40,7 +40,7 @@ TEST_CASE("one address that another program has makes the endpoint taken", "[lis
   CHECK_THROWS_AS(listen_at({"127.0.0.2", other.port}, addresses, true), LaunchError);
 }
 
-TEST_CASE("an address that a name has twice is listened at once", "[listen]") {
+TEST_CASE("an address listed twice gets one socket", "[listen]") {
   int port = 0;
   { port = Other().port; }
   const Listening found =
@@ -48,8 +48,7 @@ TEST_CASE("an address that a name has twice is listened at once", "[listen]") {
   CHECK(found.sockets.size() == 1);
 }
 
-TEST_CASE("an address that leads here from outside only is listened to everywhere, if it is required",
-          "[listen]") {
+TEST_CASE("a required address of no interface means all interfaces", "[listen]") {
   int port = 0;
   { port = Other().port; }
   const std::vector<tcp::endpoint> outside = {at("192.0.2.1", port)};  // of documentation

@@ -99,7 +99,7 @@ TEST_CASE("the delay doubles up to a minute, or stays if it began longer", "[res
   CHECK(delay(0ms, 50) == 0ms);
 }
 
-TEST_CASE("an attempt that lived long enough makes budget and delay new", "[restart_policy]") {
+TEST_CASE("an attempt that lives long enough resets budget and delay", "[restart_policy]") {
   RestartSettings settings;
   settings.max_restarts = 2;
   settings.backoff = 1s;
