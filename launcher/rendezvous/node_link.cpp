@@ -20,9 +20,9 @@
 #include <system_error>
 #include <thread>
 
+#include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
 #include <ddprun/common/text.h>
-#include <ddprun/common/files.h>
 #include "launcher/events/job_clock.h"
 #include "launcher/events/launch_error.h"
 #include "launcher/host/port_owner.h"
