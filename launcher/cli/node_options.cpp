@@ -36,16 +36,15 @@ std::optional<std::pair<int, int>> parse_node_counts(const std::string& text) {
 bool is_local_endpoint(const std::string& endpoint) {
   const auto colon = endpoint.rfind(':');
   if (colon == std::string::npos || endpoint == "::1" || endpoint.back() == ']')
-    return is_this_host(endpoint);
-  return parse_integer(endpoint.substr(colon + 1), 0, 65535) && is_this_host(endpoint.substr(0, colon));
+    return leads_to_this_host(endpoint);
+  return parse_integer(endpoint.substr(colon + 1), 0, 65535) && leads_to_this_host(endpoint.substr(0, colon));
 }
 
 constexpr std::size_t kMaxTokenBytes = 4096;
 
-std::string trimmed(const std::string& text) {
-  constexpr const char* kSpace = " \t\r\n\v\f";
-  const auto begin = text.find_first_not_of(kSpace);
-  return begin == std::string::npos ? "" : text.substr(begin, text.find_last_not_of(kSpace) + 1 - begin);
+std::string trimmed(const std::string& text, const char* characters = " \t\r\n\v\f") {
+  const auto begin = text.find_first_not_of(characters);
+  return begin == std::string::npos ? "" : text.substr(begin, text.find_last_not_of(characters) + 1 - begin);
 }
 
 std::string read_token_file(const std::string& source, const std::filesystem::path& path) {
@@ -76,16 +75,16 @@ std::string read_token(const settings::Values& values, const EnvLookup& environm
 }
 
 /// Refuses flags that ask for another node than this one.
-void check_single_node(const settings::Values& values) {
+void check_single_node(const settings::Values& values, bool file_store) {
   using Check = bool (*)(const std::string& value);
   const auto expect = [&](const std::string& name, const std::string& expected, Check right) {
     if (values.given(name) && !right(values.text(name)))
       values.reject(name, expected + " for one node (--nnodes gives more)");
   };
   expect("node-rank", "0", [](const std::string& value) { return value == "0"; });
-  if (!values.is_true("standalone"))  // which overrides it, as in torchrun
+  if (!file_store && !values.is_true("standalone"))  // which overrides it, as in torchrun
     expect("rdzv-endpoint", "localhost[:PORT] or this host's name", is_local_endpoint);
-  expect("master-addr", "localhost or this host's name", is_this_host);
+  expect("master-addr", "localhost or this host's name", leads_to_this_host);
 }
 
 void note_single_node(const settings::Values& values, std::vector<std::string>& notes) {
@@ -98,23 +97,51 @@ void note_single_node(const settings::Values& values, std::vector<std::string>& 
       notes.push_back(values.source(name) + " has no effect: one node has no others to find");
 }
 
-/// Adds one KEY=VALUE of --rdzv-conf, or notes that a key of torchrun's has no effect here.
-void add_conf(const std::string& word, const std::vector<Setting>& keys, const settings::Values& values,
-              settings::Values& conf, std::vector<std::string>& notes) {
-  const auto equals = word.find('=');
-  if (equals == std::string::npos || equals == 0 || equals + 1 == word.size())
-    values.reject("rdzv-conf", "KEY=VALUE,KEY=VALUE,...");
-  const std::string key = word.substr(0, equals), source = values.source("rdzv-conf") + ": " + key;
+/// KEY and VALUE, KEY and VALUE, ... of --rdzv-conf. throws UsageError
+std::vector<std::pair<std::string, std::string>> split_conf(const settings::Values& values) {
+  std::vector<std::pair<std::string, std::string>> pairs;
+  const std::string text = values.given("rdzv-conf") ? trimmed(values.text("rdzv-conf"), " \t'\"") : "";
+  if (text.empty()) return pairs;
+  for (const std::string& word : split(text, ',')) {
+    const auto equals = word.find('=');
+    const std::string value = equals == std::string::npos ? "" : word.substr(equals + 1);
+    pairs.emplace_back(trimmed(word.substr(0, equals)), trimmed(value));
+    if (pairs.back().first.empty() || pairs.back().second.empty())
+      values.reject("rdzv-conf", "KEY=VALUE,KEY=VALUE,...");
+  }
+  return pairs;
+}
+
+bool wants_file_store(const settings::Values& values) {
+  const auto conf = split_conf(values);
+  return std::find(conf.begin(), conf.end(), std::pair<std::string, std::string>("store_type", "file")) !=
+         conf.end();
+}
+
+/// What the user calls the one node, for MASTER_ADDR; empty if nothing or "localhost", whose lookup may fail.
+std::string own_name(const settings::Values& values) {
+  std::optional<std::string> host;
+  if (values.given("master-addr")) {
+    host = parse_host(values.text("master-addr"));
+  } else if (const auto endpoint = parse_endpoint(values.text("rdzv-endpoint"), kStaticPort)) {
+    host = endpoint->host;
+  }
+  return host.value_or("localhost") == "localhost" ? "" : *host;
+}
+
+/// Adds one KEY=VALUE of --rdzv-conf; notes keys that have no effect here.
+void add_conf(const std::string& key, const std::string& value, const std::vector<Setting>& keys,
+              const settings::Values& values, settings::Values& conf, std::vector<std::string>& notes) {
+  const std::string source = values.source("rdzv-conf") + ": " + key;
   std::vector<std::string> names;
   for (const Setting& setting : keys) {
-    if (setting.name == key) return conf.add(setting, {word.substr(equals + 1), source});
+    if (setting.name == key) return conf.add(setting, {value, source});
     names.push_back(setting.name);
   }
   for (const char* idle :
        {"read_timeout", "close_timeout", "heartbeat_timeout", "store_type", "use_libuv", "rank"})
     if (key == idle) return notes.push_back(source + " has no effect: the nodes have no store between them");
-  throw UsageError(values.source("rdzv-conf") + ": expected " + one_of(names) + ", got " +
-                   single_quoted(key));
+  notes.push_back(source + " has no effect: expected " + one_of(names));
 }
 
 /// --rdzv-conf: KEY=VALUE,..., with the keys of torchrun's back ends. Flags with the same meaning win.
@@ -132,9 +159,7 @@ void read_conf(const settings::Values& values, Options& options) {
       parsed("is_host", nodes.is_host, parse_truth, "true or false"),
   };
   settings::Values conf;
-  if (values.given("rdzv-conf"))
-    for (const std::string& word : split(values.text("rdzv-conf"), ','))
-      add_conf(word, keys, values, conf, options.notes);
+  for (const auto& [key, value] : split_conf(values)) add_conf(key, value, keys, values, conf, options.notes);
   conf.apply(keys);
   if (conf.given("keep_alive_interval") || conf.given("keep_alive_max_attempt")) {
     nodes.node_timeout = interval * attempts;
@@ -170,12 +195,15 @@ void read_static(const settings::Values& values, Options& options) {
   const auto endpoint = read_endpoint(values, options.master_port.value_or(kStaticPort));
   if (!endpoint)
     throw UsageError(values.source("nnodes") + ": expected with several nodes --rdzv-endpoint=HOST:PORT" +
-                     ", or --master-addr=HOST and --node-rank, got neither");
+                     ", or --master-addr=HOST and --node-rank, got " +
+                     (nodes.node_rank ? "only --node-rank" : "neither"));
   nodes.endpoint = *endpoint;
   if (options.master_port && *options.master_port != endpoint->port)
     values.reject("master-port",
                   "the port of --rdzv-endpoint, " + std::to_string(endpoint->port) + ", or none");
-  options.master_port.reset();
+  // A job that nodes may join while it runs needs the port itself.
+  nodes.port_is_workers = nodes.min_nodes == nodes.max_nodes;
+  options.master_port = nodes.port_is_workers ? std::optional(endpoint->port) : std::nullopt;
   if (!nodes.node_rank)
     throw UsageError(values.source(values.given("master-addr") ? "master-addr" : "rdzv-backend") +
                      ": expected --node-rank with it, from 0 to " + std::to_string(nodes.max_nodes - 1) +
@@ -207,7 +235,11 @@ void read_several(const settings::Values& values, const EnvLookup& environment,
       [&](const std::string& text) { return parse_integer(text, 0, nodes.max_nodes - 1); }, nodes.node_rank);
   nodes.token = read_token(values, environment);
   if (step) return apply_step(*step, values, options);
-  if (options.run_id.empty()) options.run_id = "none";
+  if (options.run_id.empty()) options.run_id = kDefaultRunId;
+  if (wants_file_store(values))
+    throw UsageError(values.source("rdzv-conf") +
+                     ": expected no store_type=file, but --rdzv-endpoint=HOST:PORT, "
+                     "where the nodes meet over TCP");
   const std::string backend = values.text("rdzv-backend");
   if (backend == "static" || (backend.empty() && !values.given("rdzv-endpoint"))) {
     read_static(values, options);
@@ -234,7 +266,8 @@ void read_nodes(const settings::Values& values, const EnvLookup& environment, Op
       values.text("rdzv-backend") != "static")
     values.reject("rdzv-backend", "c10d or static");
   if (nodes.several()) return read_several(values, environment, step, options);
-  check_single_node(values);
+  check_single_node(values, wants_file_store(values));
+  if (!standalone) nodes.endpoint.host = own_name(values);
   note_single_node(values, options.notes);
   note_idle_nodes(values, environment, options);
 }

@@ -16,9 +16,11 @@ struct Options;
 
 /// A job over several nodes: how many, and how they find each other.
 struct NodesOptions : MeetingRules {
-  Endpoint endpoint;  ///< of the coordinator
+  Endpoint endpoint;  ///< of the coordinator; of one node only its name, if the user gave it one
   /// Whether this node runs the coordinator; nullopt: only if the endpoint's address is its own.
   std::optional<bool> is_host;
+  /// The workers use the endpoint's port while all nodes are connected, as in torchrun's static mode.
+  bool port_is_workers = false;
   std::optional<int> node_rank;
   std::string node_name;                ///< empty: the host's name
   std::string local_addr;               ///< where other nodes reach this one; empty: detected
@@ -32,6 +34,9 @@ struct NodesOptions : MeetingRules {
 
 /// The variable that holds the token. It has no flag because everybody can read command lines.
 inline constexpr const char* kTokenVariable = "DDPRUN_TOKEN";
+
+/// The run id of several nodes without --rdzv-id, as in torchrun.
+inline constexpr char kDefaultRunId[] = "none";
 
 /// Limit of --nnodes.
 constexpr int kMaxNodes = 100'000;

@@ -14,7 +14,7 @@ namespace ddprun::launcher {
 
 /// One start of all workers.
 struct AttemptRecord {
-  int number = 0;  ///< from 0, as in TORCHELASTIC_RESTART_COUNT
+  int number = 0;  ///< from 0
   int port = 0;
   std::int64_t start_ns = 0;
   std::int64_t end_ns = 0;

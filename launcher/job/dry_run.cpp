@@ -30,17 +30,16 @@ std::string describe_stream(const char* name, const StreamPlan& plan) {
 
 Round shown_round(const Options& options, int workers, const std::string& run_id) {
   const NodesOptions& nodes = options.nodes;
-  Round round = static_round(0, workers, options.master_port.value_or(0), run_id);
+  Round round = static_round(0, workers, nodes.endpoint.host, options.master_port.value_or(0), run_id);
   round.max_restarts = options.restart.max_restarts;
   if (!nodes.several()) return round;
   const int node = nodes.node_rank.value_or(0);
   round.group_rank = nodes.group_rank.value_or(node);
   round.group_world_size = nodes.group_world_size.value_or(nodes.max_nodes);
-  round.first_rank = node * workers;
+  round.first_rank = round.first_role_rank = node * workers;
   round.first_local_rank = nodes.first_local_rank;
   round.local_world_size = nodes.local_world_size.value_or(workers);
-  round.world_size = nodes.max_nodes * workers;
-  round.master_addr = nodes.endpoint.host;
+  round.world_size = round.role_world_size = nodes.max_nodes * workers;
   return round;
 }
 

@@ -1,7 +1,10 @@
 #include "launcher/job/node_supervisor.h"
 
+#include <boost/uuid/name_generator_sha1.hpp>
+#include <boost/uuid/uuid_io.hpp>
 #include <csignal>
 #include <exception>
+#include <filesystem>
 
 #include <ddprun/common/host_name.h>
 #include <ddprun/common/logging.h>
@@ -10,6 +13,7 @@
 #include "launcher/host/port_owner.h"
 #include "launcher/job/attempt.h"
 #include "launcher/job/attempt_result.h"
+#include "launcher/plan/redact.h"
 #include "launcher/rendezvous/listen.h"
 
 namespace ddprun::launcher {
@@ -22,9 +26,23 @@ using Clock = JobEvents::Clock;
 constexpr std::chrono::seconds kGoodbyeTimeout{10};
 // Whatever listens on our port is a ddprun, which answers soon, or a stranger in the way.
 constexpr std::chrono::milliseconds kStrangersGreeting{500};
+constexpr std::size_t kMostShown = 300;  // bytes of a command
 
 std::string name_of_node(const NodesOptions& nodes) {
   return nodes.node_name.empty() ? host_name() : nodes.node_name;
+}
+
+/// CoordinatorSettings::program: the command; without its arguments if nodes are told their ranks, as they
+/// may be told more.
+std::string known_by(const Options& options) {
+  if (options.run_id != kDefaultRunId) return "";
+  std::vector<std::string> words = options.program;
+  words[0] = std::filesystem::path(words[0]).filename();
+  if (options.nodes.node_rank) words.resize(1);
+  const std::string text = shown_command(words);
+  if (text.size() <= kMostShown) return text;
+  const boost::uuids::name_generator_sha1 digest(boost::uuids::ns::oid());
+  return shortened(text, kMostShown) + " " + boost::uuids::to_string(digest(text));
 }
 
 class NodeSupervisor {
@@ -53,8 +71,9 @@ class NodeSupervisor {
   void connect() {
     NodeLink::Settings settings;
     settings.endpoint = nodes_.endpoint;
-    settings.join = {job_.run_id,      name_of_node(nodes_), nodes_.node_rank, nodes_.min_nodes,
-                     nodes_.max_nodes, job_.workers,         nodes_.local_addr};
+    settings.join = {job_.run_id,       name_of_node(nodes_), nodes_.node_rank,
+                     nodes_.min_nodes,  nodes_.max_nodes,     job_.workers,
+                     nodes_.local_addr, job_.options.role,    known_by(job_.options)};
     settings.token = nodes_.token;
     settings.timeout = nodes_.join_timeout;
     if (nodes_.is_host.value_or(true))
@@ -79,6 +98,13 @@ class NodeSupervisor {
                listening.advertised + " (--local-addr)");
     }
     if (listening.sockets.empty()) return;
+    if (listening.at_any_address) {
+      log_info(printable(nodes_.endpoint.host) +
+               " is not an address of this host: listening on all its interfaces");
+      // This host itself may not reach the address.
+      const auto port = static_cast<unsigned short>(nodes_.endpoint.port);
+      link.instead = {{asio::ip::address_v4::loopback(), port}, {asio::ip::address_v6::loopback(), port}};
+    }
     if (nodes_.token.empty() && !listening.loopback_only)
       log_warning("anyone who reaches " + to_string(nodes_.endpoint) +
                   " can join this job: no token is set (--token-file, DDPRUN_TOKEN)");
@@ -86,8 +112,12 @@ class NodeSupervisor {
       log_warning("anyone who reaches " + to_string(nodes_.endpoint) +
                   " and knows the job's numbers (squeue) can join this job: its token is derived from them "
                   "(--token-file, DDPRUN_TOKEN)");
-    connections_.server.emplace(job_.io, CoordinatorSettings{nodes_, job_.run_id, job_.options.restart},
-                                nodes_.token, std::move(listening.sockets));
+    CoordinatorServer::Listen listen_again;
+    if (nodes_.port_is_workers)
+      listen_again = [this, addresses] { return listen_at(nodes_.endpoint, addresses, true).sockets; };
+    connections_.server.emplace(
+        job_.io, CoordinatorSettings{nodes_, job_.run_id, known_by(job_.options), job_.options.restart},
+        nodes_.token, std::move(listening.sockets), std::move(listen_again));
     connections_.server->on_all_gone([this] { job_.events.push(PeerEvent{}); });
   }
 
@@ -169,7 +199,8 @@ class NodeSupervisor {
     round.first_local_rank = nodes_.first_local_rank;
     round.workers = job_.workers;
     round.local_world_size = nodes_.local_world_size.value_or(job_.workers);
-    if (round.master_addr.empty()) round.master_addr = link().coordinator_address();
+    if (round.master_addr.empty())
+      round.master_addr = nodes_.port_is_workers ? nodes_.endpoint.host : link().coordinator_address();
     round_ = round.number;
     if (!record_.attempts.empty()) {
       ++record_.restarts;

@@ -65,8 +65,10 @@ asio::awaitable<RunResult> supervise(Job& job, JobRecord& record) {
   OomWatch oom;
   int restarts_used = 0;
   for (int number = 0;; ++number) {
-    HeldPort port = reserve_port("127.0.0.1", job.options.master_port);
-    Round round = static_round(number, job.workers, port.port, job.run_id);
+    const std::string& name = job.options.nodes.endpoint.host;
+    HeldPort port = reserve_port(name.empty() ? "127.0.0.1" : name, job.options.master_port);
+    Round round = static_round(number, job.workers, name, port.port, job.run_id);
+    round.restart_count = number;
     round.max_restarts = restarts.max_restarts;
     const Attempt attempt = co_await run_attempt(job, round, std::move(port));
     report_attempt(job, attempt, oom, record);

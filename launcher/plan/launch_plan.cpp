@@ -74,12 +74,14 @@ std::string expanded(const std::string& text, const std::string& local_rank) {
 WorkerEnv worker_variables(const LaunchContext& context, const Round& round, int local_rank) {
   WorkerEnv env;
   env.role_name = context.role;
-  env.restart_count = round.number;
+  env.restart_count = round.restart_count;
   env.max_restarts = round.max_restarts;
-  env.rank = env.role_rank = round.first_rank + local_rank - round.first_local_rank;
+  env.rank = round.first_rank + local_rank - round.first_local_rank;
+  env.role_rank = round.first_role_rank + local_rank - round.first_local_rank;
   env.local_rank = context.visible_gpus.empty() ? local_rank : 0;
   env.group_rank = round.group_rank;
-  env.world_size = env.role_world_size = round.world_size;
+  env.world_size = round.world_size;
+  env.role_world_size = round.role_world_size;
   env.local_world_size = round.local_world_size;
   env.group_world_size = round.group_world_size;
   env.master_addr = round.master_addr;

@@ -12,7 +12,7 @@ namespace ddprun::launcher {
 // Which nodes may join, in which order they rank, and what messages call them. Texts for people are one line,
 // fit for a terminal and short enough for a frame, however many nodes there are and whatever their names.
 
-/// Why the node cannot take part, whoever else does, naming both sides; empty if it can.
+/// Why the node cannot join, regardless of the others; names both sides. Empty if it can.
 ///
 /// address   where its connection comes from; empty: from the coordinator's own host
 std::string join_problem(const CoordinatorSettings& settings, const Join& join, const std::string& address);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <tuple>
+#include <utility>
 
 #include <ddprun/common/text.h>
 #include "launcher/events/job_clock.h"
@@ -15,6 +16,10 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr std::size_t kMaxTextBytes = 2000;  // of a node's text, to which we add words
+
+// A node lost this often in a row, each time from a young round, would keep restarting the others.
+constexpr int kMaxLosses = 5;
+constexpr std::chrono::minutes kYoung{5};
 
 }  // namespace
 
@@ -33,7 +38,7 @@ void Coordinator::receive(NodeId id, const NodeMessage& message, const std::stri
 }
 
 void Coordinator::join(NodeId id, const Join& join, const std::string& address) {
-  if (ended_) return dismiss(id, End{ended_->exit_code, ended_->reason});
+  if (ended_) return dismiss(id, last_word(false));
   if (const std::string reason = problem_with(join, address); !reason.empty())
     return dismiss(id, Refused{reason});
   Node& node = nodes_[id];
@@ -47,12 +52,22 @@ void Coordinator::join(NodeId id, const Join& join, const std::string& address) 
 
 std::string Coordinator::problem_with(const Join& join, const std::string& address) const {
   const std::string reason = join_problem(settings_, join, address);
-  if (!reason.empty() || !join.node_rank) return reason;
-  const auto taken = ranks_.find(*join.node_rank);
-  if (taken == ranks_.end()) return "";
-  const Node& other = nodes_.at(taken->second);
-  return "node rank " + std::to_string(*join.node_rank) + " is wanted by node " +
-         describe_node(join, address) + " and taken by node " + describe_node(other.join, other.address);
+  if (!reason.empty()) return reason;
+  const std::string node = "node " + describe_node(join, address);
+  if (const auto taken = ranks_.find(join.node_rank.value_or(-1)); taken != ranks_.end()) {
+    const Node& other = nodes_.at(taken->second);
+    return "node rank " + std::to_string(*join.node_rank) + " is wanted by " + node + " and taken by node " +
+           describe_node(other.join, other.address);
+  }
+  const bool full = nodes_.size() >= max_nodes() || phase_ == Phase::kLeading || phase_ == Phase::kRunning;
+  if (!elastic() && full)
+    return node + " comes too late: the job " + quoted(settings_.run_id) +
+           (settings_.program.empty() ? "" : ", which runs " + quoted(settings_.program) + ",") +
+           " has all " + std::to_string(settings_.max_nodes) + " nodes: " + first_few(describe_nodes());
+  const auto lost = losses_.find(node);
+  if (elastic() && lost != losses_.end() && lost->second >= kMaxLosses)
+    return node + " was lost " + std::to_string(kMaxLosses) + " times soon after it had joined";
+  return "";
 }
 
 void Coordinator::handle(NodeId id, Node& node, const NodeMessage& message, Time now) {
@@ -101,8 +116,12 @@ void Coordinator::expel(NodeId id, const std::string& reason, Time now) {
 void Coordinator::drop(NodeId id, const std::string& reason, Time now) {
   const auto found = nodes_.find(id);
   if (found == nodes_.end()) return;
-  remove(found, "node " + describe_node(found->second.join, found->second.address) + " was lost: " + reason,
-         now);
+  const std::string node = "node " + describe_node(found->second.join, found->second.address);
+  if (phase_ == Phase::kRunning && found->second.state == State::kInRound) {
+    int& losses = losses_[node];
+    losses = now - running_since_ < kYoung ? losses + 1 : 1;
+  }
+  remove(found, node + " was lost: " + reason, now);
 }
 
 void Coordinator::remove(Nodes::iterator gone, const std::string& reason, Time now) {
@@ -126,6 +145,7 @@ void Coordinator::fail(const AttemptEnd& failure, const std::string& text, Time 
     return end(decision.exit_code == 0 ? LaunchError::kOwnFailure : decision.exit_code,
                settings_.restarts.max_restarts == 0 ? text : text + "; not restarted: " + decision.reason);
   restarts_used_ = decision.restarts_used;
+  ++restart_count_;
   stop_round(text + "; " + decision.reason, decision.delay);
 }
 
@@ -139,23 +159,36 @@ void Coordinator::stop_round(const std::string& reason, milliseconds pause) {
 void Coordinator::end(int exit_code, const std::string& reason) {
   if (ended_) return;
   ended_ = JobEnd{exit_code, reason};
-  for (const auto& [id, node] : nodes_) send(id, End{exit_code, reason});
+  for (const auto& [id, node] : nodes_) send(id, last_word(node.has_run));
+}
+
+/// A node whose workers never ran has not succeeded.
+End Coordinator::last_word(bool has_run) const {
+  if (has_run || ended_->exit_code != 0) return {ended_->exit_code, ended_->reason};
+  return {LaunchError::kOwnFailure,
+          "the job " + quoted(settings_.run_id) + " ended without this node: " + ended_->reason};
 }
 
 /// Advances the state, whichever event led to it.
 void Coordinator::check_progress(Time now) {
   if (phase_ == Phase::kRunning && unfinished_ == 0 && !ended_) end(0, "all workers succeeded");
   if (ended_) return;
-  // Restart for late joiners, unless some nodes have finished.
-  if (phase_ == Phase::kRunning && ready_ > 0 && members_.size() < max_nodes() &&
-      unfinished_ == members_.size())
-    stop_round(std::to_string(ready_) + (ready_ == 1 ? " node joins" : " nodes join"), milliseconds(0));
+  if (phase_ == Phase::kRunning) take_joiners_along(now);
   if (phase_ == Phase::kStopping && ready_ == nodes_.size()) {
     phase_ = Phase::kPausing;
     pause_end_ = now + pause_;
   }
   if (phase_ == Phase::kPausing && now >= pause_end_) begin_forming(now);
   if (phase_ == Phase::kForming) form(now);
+}
+
+/// Restarts for late joiners once the job is full or --last-call has passed, unless some nodes have finished.
+void Coordinator::take_joiners_along(Time now) {
+  if (ready_ == 0 || members_.size() >= max_nodes() || unfinished_ < members_.size())
+    return last_call_end_.reset();
+  if (!last_call_end_) last_call_end_ = now + settings_.last_call;
+  if (now < *last_call_end_ && members_.size() + ready_ < max_nodes()) return;
+  stop_round(std::to_string(ready_) + (ready_ == 1 ? " node joins" : " nodes join"), milliseconds(0));
 }
 
 void Coordinator::begin_forming(Time now) {
@@ -174,7 +207,7 @@ void Coordinator::form(Time now) {
     if (late) end(LaunchError::kOwnFailure, describe_shortage());
     return;
   }
-  // Survivors of a round do not wait for more nodes, which may join at any time.
+  // Survivors of a round do not wait: more nodes may join while they run.
   if (!last_call_end_) last_call_end_ = now + (round_ < 0 ? settings_.last_call : milliseconds(0));
   if (late || now >= *last_call_end_) close_round();
 }
@@ -226,6 +259,7 @@ void Coordinator::abandon_round(Time now) {
 void Coordinator::start_round(int port, Time now) {
   phase_ = Phase::kRunning;
   running_since_ = now;
+  last_call_end_.reset();
   Start start;  // as the next member gets it
   start.world_size = 0;
   start.number = round_;
@@ -233,12 +267,23 @@ void Coordinator::start_round(int port, Time now) {
   start.master_addr = nodes_.at(members_.front()).address;
   start.master_port = port;
   start.run_id = settings_.run_id;
+  start.restart_count = restart_count_;
   start.max_restarts = settings_.restarts.max_restarts;
-  for (const NodeId id : members_) start.world_size += nodes_.at(id).join.workers;
+  std::map<std::string, int> role_sizes, role_ranks;
   for (const NodeId id : members_) {
+    const Join& join = nodes_.at(id).join;
+    start.world_size += join.workers;
+    role_sizes[join.role] += join.workers;
+  }
+  for (const NodeId id : members_) {
+    Node& node = nodes_.at(id);
+    node.has_run = true;
+    start.first_role_rank =
+        std::exchange(role_ranks[node.join.role], role_ranks[node.join.role] + node.join.workers);
+    start.role_world_size = role_sizes[node.join.role];
     send(id, start);
     ++start.group_rank;
-    start.first_rank += nodes_.at(id).join.workers;
+    start.first_rank += node.join.workers;
   }
 }
 
@@ -262,7 +307,8 @@ Coordinator::Time Coordinator::next_tick() const {
   Time next = next_beat_;
   if (phase_ == Phase::kPausing) next = std::min(next, pause_end_);
   if (phase_ == Phase::kForming) next = std::min(next, forming_since_ + settings_.join_timeout);
-  if (phase_ == Phase::kForming && last_call_end_) next = std::min(next, *last_call_end_);
+  if ((phase_ == Phase::kForming || phase_ == Phase::kRunning) && last_call_end_)
+    next = std::min(next, *last_call_end_);
   return next;
 }
 
@@ -272,12 +318,18 @@ void Coordinator::send_waiting(NodeId id) {
                    static_cast<int>(settings_.node_timeout.count())});
 }
 
-/// Why the job cannot begin.
-std::string Coordinator::describe_shortage() const {
+/// The nodes in the order of joining.
+std::vector<std::string> Coordinator::describe_nodes() const {
   std::map<std::size_t, std::string> by_order;
   for (const auto& [id, node] : nodes_) by_order[node.order] = describe_node(node.join, node.address);
-  std::vector<std::string> came;
-  for (const auto& [order, name] : by_order) came.push_back(name);
+  std::vector<std::string> names;
+  for (const auto& [order, name] : by_order) names.push_back(name);
+  return names;
+}
+
+/// Why the job cannot begin.
+std::string Coordinator::describe_shortage() const {
+  const std::vector<std::string> came = describe_nodes();
   std::vector<int> missing;
   const bool by_rank = !elastic() && !ranks_.empty() && ranks_.size() == nodes_.size();
   for (int rank = 0; by_rank && rank < settings_.max_nodes; ++rank)

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
@@ -27,6 +28,9 @@ struct MeetingRules {
 /// The job as the coordinator's node defines it; where other nodes specify something, it must agree.
 struct CoordinatorSettings : MeetingRules {
   std::string run_id;  ///< never empty
+  /// What a job without --rdzv-id is known by: nodes that run another program do not belong to it. Empty:
+  /// any.
+  std::string program;
   RestartSettings restarts;
 };
 
@@ -71,6 +75,9 @@ class Coordinator {
 
   const std::optional<JobEnd>& ended() const { return ended_; }
 
+  /// Whether nodes may join. Not while all nodes of a job of fixed size are connected.
+  bool wants_nodes() const { return !ended_ && (elastic() || phase_ == Phase::kForming); }
+
  private:
   // kForming: waiting for nodes. kLeading: the round is closed, waiting for its leader's port. kStopping:
   // waiting for the last worker to end. kPausing: before a restart.
@@ -82,6 +89,7 @@ class Coordinator {
     std::size_t order = 0;  ///< of joining
     State state = State::kReady;
     bool was_in_round = false;  ///< the last one
+    bool has_run = false;       ///< workers
     int missed_beats = 0;       ///< beats sent since its last message
   };
   using Nodes = std::unordered_map<NodeId, Node>;
@@ -94,6 +102,7 @@ class Coordinator {
   void remove(Nodes::iterator gone, const std::string& reason, Time now);
   void fail(const AttemptEnd& failure, const std::string& text, Time now);
   void check_progress(Time now);
+  void take_joiners_along(Time now);
   void begin_forming(Time now);
   void form(Time now);
   void close_round();
@@ -101,6 +110,8 @@ class Coordinator {
   void start_round(int port, Time now);
   void stop_round(const std::string& reason, std::chrono::milliseconds pause);
   void send_waiting(NodeId id);
+  End last_word(bool has_run) const;
+  std::vector<std::string> describe_nodes() const;
   std::string describe_shortage() const;
   bool elastic() const { return settings_.min_nodes < settings_.max_nodes; }
   std::size_t max_nodes() const { return static_cast<std::size_t>(settings_.max_nodes); }
@@ -122,8 +133,10 @@ class Coordinator {
   std::size_t unfinished_ = 0;  ///< members in kInRound
   int round_ = -1;
   int restarts_used_ = 0;
+  int restart_count_ = 0;
+  std::map<std::string, int> losses_;  ///< how often in a row a node was lost from a young round
   Time forming_since_, running_since_, pause_end_, next_beat_;
-  std::optional<Time> last_call_end_;
+  std::optional<Time> last_call_end_;  ///< of kForming, and of kRunning once a node waits to join
   std::chrono::milliseconds pause_{0};
   std::vector<std::pair<NodeId, CoordinatorMessage>> messages_;
   std::optional<JobEnd> ended_;

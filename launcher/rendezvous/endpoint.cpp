@@ -3,6 +3,7 @@
 #include <arpa/inet.h>
 #include <ifaddrs.h>
 #include <net/if.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 
@@ -61,11 +62,35 @@ std::optional<Endpoint> parse_endpoint(const std::string& text, int default_port
 
 bool is_this_host(const std::string& name) {
   const std::string host = without_brackets(name);
-  if (host == "localhost" || host == "::1" || host.rfind("127.", 0) == 0) return true;
+  if (host == "localhost") return true;
   const std::string own_name = host_name();
   if (!host.empty() && (host == own_name || first_label(host) == first_label(own_name))) return true;
+  return is_own_address(host);
+}
+
+bool is_own_address(const std::string& text) {
+  const std::string plain = text.substr(0, text.find('%'));
+  if (plain == "::1" || plain.rfind("127.", 0) == 0) return true;
   const auto own = own_addresses();
-  return std::any_of(own.begin(), own.end(), [&](const OwnAddress& address) { return address.text == host; });
+  return std::any_of(own.begin(), own.end(),
+                     [&](const OwnAddress& address) { return address.text == plain; });
+}
+
+bool leads_to_this_host(const std::string& name) {
+  if (is_this_host(name)) return true;
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* list = nullptr;
+  if (::getaddrinfo(without_brackets(name).c_str(), nullptr, &hints, &list) != 0) return false;
+  bool found = false;
+  for (const addrinfo* entry = list; entry != nullptr && !found; entry = entry->ai_next) {
+    char text[NI_MAXHOST] = "";
+    found = ::getnameinfo(entry->ai_addr, entry->ai_addrlen, text, sizeof text, nullptr, 0, NI_NUMERICHOST) ==
+                0 &&
+            is_own_address(text);
+  }
+  ::freeaddrinfo(list);
+  return found;
 }
 
 std::vector<OwnAddress> own_addresses() {

@@ -22,6 +22,12 @@ std::optional<std::string> parse_host(const std::string& text);
 /// Whether this is the name or an address of this host, with or without brackets.
 bool is_this_host(const std::string& name);
 
+/// The same, or an alias that is looked up as one of this host's addresses.
+bool leads_to_this_host(const std::string& name);
+
+/// Whether this is the address of one of this host's interfaces, loopback included.
+bool is_own_address(const std::string& text);
+
 struct OwnAddress {
   std::string text;
   bool outward = false;  ///< others may reach it: of an interface that is up, not loopback or link-local

@@ -40,6 +40,15 @@ std::string outward_address() {
   return v6;
 }
 
+std::vector<tcp::endpoint> any_address(int port) {
+  const auto number = static_cast<unsigned short>(port);
+  return {tcp::endpoint(tcp::v4(), number), tcp::endpoint(tcp::v6(), number)};
+}
+
+bool is_own(const tcp::endpoint& endpoint) {
+  return endpoint.address().is_unspecified() || is_own_address(endpoint.address().to_string());
+}
+
 }  // namespace
 
 bool is_loopback(const std::string& host) {
@@ -54,11 +63,12 @@ Listening listen_at(const Endpoint& endpoint, const std::vector<tcp::endpoint>& 
                                      [](const auto& address) { return address.address().is_loopback(); });
   std::vector<tcp::endpoint> wanted = addresses;
   if (result.loopback_only && !is_loopback(endpoint.host) && (required || is_this_host(endpoint.host))) {
-    const auto port = static_cast<unsigned short>(endpoint.port);
     result.advertised = outward_address();
     result.loopback_only = result.advertised.empty();
-    if (!result.loopback_only) wanted = {tcp::endpoint(tcp::v4(), port), tcp::endpoint(tcp::v6(), port)};
+    if (!result.loopback_only) wanted = any_address(endpoint.port);
   }
+  result.at_any_address = required && std::none_of(wanted.begin(), wanted.end(), is_own);
+  if (result.at_any_address) wanted = any_address(endpoint.port);
   int error = EADDRNOTAVAIL;
   for (auto address = wanted.begin(); address != wanted.end(); ++address) {
     if (std::find(wanted.begin(), address, *address) != address) continue;  // a duplicate in /etc/hosts

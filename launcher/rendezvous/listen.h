@@ -14,12 +14,14 @@ struct Listening {
   std::vector<UniqueFd> sockets;  ///< one per address; none: another process is the coordinator
   bool taken = false;             ///< by another process on this host
   bool loopback_only = false;     ///< other hosts cannot reach it
+  bool at_any_address = false;    ///< no interface has the endpoint's address, as behind NAT
   /// The address to give other nodes if the endpoint's name is a loopback address here, as a host's own name
   /// often is (127.0.1.1); else empty.
   std::string advertised;
 };
 
-/// Listens on those of the endpoint's addresses that belong to this host, if any.
+/// Listens on those of the endpoint's addresses that belong to this host; if it is required and none does, on
+/// all interfaces.
 ///
 /// addresses  of the endpoint's host
 /// required   failing to listen is an error; else a taken port means that another ddprun was faster

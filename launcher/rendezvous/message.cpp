@@ -176,6 +176,8 @@ void visit(auto& fields, Join& join) {
   fields.integer("max_nodes", join.max_nodes, 1, kMaxCount);
   fields.integer("workers", join.workers, 1, kMaxCount);
   fields.text("address", join.address, kMaxName);
+  fields.text("role", join.role, kMaxName);
+  fields.text("program", join.program, kMaxName);
 }
 
 const char* type_of(const Leading&) { return "leading"; }
@@ -220,9 +222,12 @@ void visit(auto& fields, Start& start) {
   fields.integer("group_world_size", start.group_world_size, 1, kMaxCount);
   fields.integer("first_rank", start.first_rank, 0, kMaxCount);
   fields.integer("world_size", start.world_size, 1, kMaxCount);
+  fields.integer("first_role_rank", start.first_role_rank, 0, kMaxCount);
+  fields.integer("role_world_size", start.role_world_size, 1, kMaxCount);
   fields.text("master_addr", start.master_addr, kMaxName);
   fields.integer("master_port", start.master_port, 1, kMaxPort);
   fields.text("run_id", start.run_id, kMaxName);
+  fields.integer("restart_count", start.restart_count, 0, INT_MAX);
   fields.integer("max_restarts", start.max_restarts, 0, kMaxCount);
 }
 

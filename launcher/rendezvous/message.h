@@ -25,6 +25,8 @@ struct Join {
   int min_nodes = 1, max_nodes = 1;
   int workers = 1;      ///< to start on this node
   std::string address;  ///< --local-addr: where others reach it; empty: its connection's source
+  std::string role = {};
+  std::string program = {};  ///< as in CoordinatorSettings
   bool operator==(const Join&) const = default;
 };
 

@@ -192,7 +192,7 @@ asio::awaitable<void> NodeLink::connect_once() {
   const auto addresses = co_await resolve(settings_.endpoint);
   if (settings_.before_connecting) settings_.before_connecting(addresses, settings_);
   boost::system::error_code error = asio::error::host_not_found;
-  for (const tcp::endpoint& address : addresses) {
+  for (const tcp::endpoint& address : settings_.instead.empty() ? addresses : settings_.instead) {
     const auto socket = std::make_shared<tcp::socket>(io_);
     timer_.expires_after(kConnectTimeout);
     timer_.async_wait([socket](const boost::system::error_code& cancelled) {

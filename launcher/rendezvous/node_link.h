@@ -37,6 +37,8 @@ class NodeLink {
     std::chrono::milliseconds timeout{600'000};          ///< for the connection
     std::chrono::milliseconds greeting_timeout{10'000};  ///< for the coordinator's first bytes
     bool fail_unless_greeted = false;  ///< give up if something answers but does not greet in time
+    /// Connect to these instead of the endpoint's addresses, if there are any.
+    std::vector<boost::asio::ip::tcp::endpoint> instead;
     /// Called with the endpoint's addresses before each attempt; may change settings, or throw to give up.
     std::function<void(const std::vector<boost::asio::ip::tcp::endpoint>& addresses, Settings& settings)>
         before_connecting;

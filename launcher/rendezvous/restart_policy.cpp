@@ -4,6 +4,7 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/text.h>
+#include "launcher/events/job_clock.h"
 
 namespace ddprun::launcher {
 namespace {
@@ -66,8 +67,10 @@ Decision decide(const RestartSettings& settings, const AttemptEnd& end, int rest
   if (restarts_used >= settings.max_restarts)
     return finish("all " + std::to_string(settings.max_restarts) + " restarts are used up");
   const int n = restarts_used + 1;
-  return {true, backoff_before(n, settings.backoff), n, exit_code,
-          "restart " + std::to_string(n) + " of " + std::to_string(settings.max_restarts)};
+  const auto delay = backoff_before(n, settings.backoff);
+  return {true, delay, n, exit_code,
+          "restart " + std::to_string(n) + " of " + std::to_string(settings.max_restarts) +
+              (delay.count() > 0 ? " in " + in_seconds(delay) : "")};
 }
 
 }  // namespace ddprun::launcher

@@ -14,6 +14,9 @@ struct Round {
   int workers = 1;           ///< that this ddprun starts
   int local_world_size = 1;  ///< workers of the node
   int world_size = 1;        ///< workers of all nodes
+  int first_role_rank = 0;   ///< first_rank among the workers of this --role
+  int role_world_size = 1;   ///< workers of this --role
+  int restart_count = 0;     ///< after failures; number also grows when nodes come and go
   std::string master_addr;
   int master_port = 0;
   std::string run_id;
@@ -22,13 +25,14 @@ struct Round {
   bool operator==(const Round&) const = default;
 };
 
-/// The round of a job on one node.
-inline Round static_round(int number, int workers, int master_port, std::string run_id) {
+/// The round of a job on one node. master_addr: its name; empty: none was given
+inline Round static_round(int number, int workers, const std::string& master_addr, int master_port,
+                          std::string run_id) {
   Round round;
   round.number = number;
-  round.workers = round.local_world_size = round.world_size = workers;
+  round.workers = round.local_world_size = round.world_size = round.role_world_size = workers;
   // Not "localhost", whose lookup can fail or return ::1 on a broken host.
-  round.master_addr = "127.0.0.1";
+  round.master_addr = master_addr.empty() ? "127.0.0.1" : master_addr;
   round.master_port = master_port;
   round.run_id = std::move(run_id);
   return round;

@@ -12,6 +12,7 @@
 
 #include <ddprun/common/logging.h>
 #include <ddprun/common/text.h>
+#include "launcher/events/launch_error.h"
 
 namespace ddprun::launcher {
 namespace asio = boost::asio;
@@ -54,17 +55,23 @@ int family_of(int fd) {
 }  // namespace
 
 CoordinatorServer::CoordinatorServer(asio::io_context& io, CoordinatorSettings settings, std::string token,
-                                     std::vector<UniqueFd> sockets)
+                                     std::vector<UniqueFd> sockets, Listen listen_again)
     : io_(io),
       coordinator_(std::move(settings), Coordinator::Clock::now()),
       token_(std::move(token)),
+      listen_again_(std::move(listen_again)),
       timer_(io) {
+  listen(std::move(sockets));
+  asio::co_spawn(io, keep_time(), rethrow);
+}
+
+void CoordinatorServer::listen(std::vector<UniqueFd> sockets) {
+  listening_ = true;
   for (UniqueFd& fd : sockets) {
     const auto protocol = family_of(fd.get()) == AF_INET6 ? tcp::v6() : tcp::v4();
-    Acceptor& acceptor = acceptors_.emplace_back(io, protocol, fd.release());
-    asio::co_spawn(io, accept(acceptor), rethrow);
+    Acceptor& acceptor = acceptors_.emplace_back(io_, protocol, fd.release());
+    asio::co_spawn(io_, accept(acceptor), rethrow);
   }
-  asio::co_spawn(io, keep_time(), rethrow);
 }
 
 CoordinatorServer::~CoordinatorServer() {
@@ -81,7 +88,7 @@ asio::awaitable<void> CoordinatorServer::accept(Acceptor& acceptor) {
   for (;;) {
     boost::system::error_code error;
     tcp::socket socket = co_await acceptor.async_accept(asio::redirect_error(asio::use_awaitable, error));
-    if (error == asio::error::operation_aborted) co_return;
+    if (!acceptor.is_open()) co_return;
     if (error) {
       if (!warned) log_warning("cannot accept a node's connection: " + error.message());
       warned = true;
@@ -147,8 +154,24 @@ asio::awaitable<void> CoordinatorServer::keep_time() {
   }
 }
 
+/// Nodes that come after the end belong to the next job at this endpoint.
+void CoordinatorServer::open_or_close_port() {
+  const bool wanted = listen_again_ ? coordinator_.wants_nodes() : !coordinator_.ended();
+  if (listening_ && !wanted) {
+    for (Acceptor& acceptor : acceptors_) acceptor.close();
+    listening_ = false;
+  } else if (wanted && !listening_) {
+    try {
+      listen(listen_again_());
+    } catch (const LaunchError& error) {
+      coordinator_.end(error.exit_code, error.what());
+    }
+  }
+}
+
 /// Sends what the coordinator decided.
 void CoordinatorServer::deliver() {
+  open_or_close_port();  // before the node of rank 0 reserves the port
   for (auto& [id, message] : coordinator_.take_messages()) {
     const auto found = connections_.find(id);
     if (found == connections_.end()) continue;
@@ -156,9 +179,6 @@ void CoordinatorServer::deliver() {
     found->second->write(encode(message));
     if (std::holds_alternative<Refused>(message)) found->second->finish(kRefusalTimeout);
   }
-  // Nodes that come later belong to the next job at this endpoint.
-  if (coordinator_.ended())
-    for (Acceptor& acceptor : acceptors_) acceptor.close();
   if (coordinator_.next_tick() != timer_.expiry()) timer_.cancel();
   if (all_gone() && on_all_gone_) on_all_gone_();
 }

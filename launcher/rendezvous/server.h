@@ -4,6 +4,7 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/steady_timer.hpp>
+#include <functional>
 #include <list>
 #include <map>
 #include <memory>
@@ -19,10 +20,15 @@ namespace ddprun::launcher {
 /// The coordinator of a job, listening for its nodes. Must outlive the run of the io_context.
 class CoordinatorServer {
  public:
-  /// sockets  listening
+  using Listen = std::function<std::vector<UniqueFd>()>;
+
   /// token    empty: none
+  /// sockets  listening
+  /// listen   listens again when nodes are missing, if the workers use the port while all are connected;
+  /// throws
+  ///          LaunchError
   CoordinatorServer(boost::asio::io_context& io, CoordinatorSettings settings, std::string token,
-                    std::vector<UniqueFd> sockets);
+                    std::vector<UniqueFd> sockets, Listen listen = {});
   ~CoordinatorServer();
   CoordinatorServer(const CoordinatorServer&) = delete;
   CoordinatorServer& operator=(const CoordinatorServer&) = delete;
@@ -42,11 +48,15 @@ class CoordinatorServer {
   boost::asio::awaitable<void> serve(std::shared_ptr<Connection> connection, Id id);
   boost::asio::awaitable<void> keep_time();
   void deliver();
+  void listen(std::vector<UniqueFd> sockets);
+  void open_or_close_port();
 
   boost::asio::io_context& io_;
   Coordinator coordinator_;
   std::string token_;
-  std::list<Acceptor> acceptors_;
+  Listen listen_again_;
+  bool listening_ = false;
+  std::list<Acceptor> acceptors_;                          ///< closed ones stay, as accept() still uses them
   std::map<Id, std::shared_ptr<Connection>> connections_;  ///< of nodes that have sent Join
   std::map<Id, std::shared_ptr<Connection>> strangers_;    ///< others, oldest first
   boost::asio::steady_timer timer_;

@@ -53,7 +53,7 @@ class Liar {
     pollfd waiting{listening_.get(), POLLIN, 0};
     REQUIRE(::poll(&waiting, 1, static_cast<int>(std::chrono::milliseconds(kDeadline).count())) == 1);
     node_.reset(::accept4(listening_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    send(std::string("ddprun\r\n\0\1\0\0", 12) + std::string(20, '\0'));
+    send(std::string("ddprun\r\n\0\2\0\0", 12) + std::string(20, '\0'));
   }
 
   void say(const nlohmann::json& message) {
@@ -89,6 +89,9 @@ TEST_CASE("a coordinator's words cannot drive the terminal", "[nodes]") {
             {"group_world_size", 2},
             {"first_rank", 1},
             {"world_size", 2},
+            {"first_role_rank", 1},
+            {"role_world_size", 2},
+            {"restart_count", 0},
             {"master_addr", "127.0.0.1"},
             {"master_port", 1},
             {"run_id", "x"},

@@ -27,8 +27,8 @@ std::vector<nlohmann::json> environments(const std::string& out) {
 
 TEST_CASE("two nodes agree on ranks, sizes and one master", "[nodes]") {
   NodeJob nodes;
-  nodes.start({"--nnodes=2", "--nproc-per-node=2", "--node-rank=1"}, {"dump"});
-  nodes.start({"--nnodes=2", "--nproc-per-node=3", "--node-rank=0"}, {"dump"});
+  nodes.start({"--nnodes=2", "--nproc-per-node=2", "--node-rank=1", "--role=actor"}, {"dump"});
+  nodes.start({"--nnodes=2", "--nproc-per-node=3", "--node-rank=0", "--role=learner"}, {"dump"});
   CHECK(nodes.wait() == all(2, ExitStatus::exited(0)));
   std::set<std::string> ranks, masters;
   for (const std::size_t node : {0U, 1U})
@@ -39,6 +39,8 @@ TEST_CASE("two nodes agree on ranks, sizes and one master", "[nodes]") {
       CHECK(env["GROUP_WORLD_SIZE"] == "2");
       CHECK(env["GROUP_RANK"] == (node == 1 ? "0" : "1"));
       CHECK(env["LOCAL_WORLD_SIZE"] == (node == 1 ? "3" : "2"));
+      CHECK(env["ROLE_RANK"] == env["LOCAL_RANK"]);
+      CHECK(env["ROLE_WORLD_SIZE"] == env["LOCAL_WORLD_SIZE"]);
       CHECK(env["TORCHELASTIC_RUN_ID"] == "the-job");
     }
   CHECK(ranks == std::set<std::string>{"0", "1", "2", "3", "4"});
@@ -79,6 +81,55 @@ TEST_CASE("torchrun's static flags are another way in", "[nodes]") {
   CHECK(second.wait() == ExitStatus::exited(0));
   CHECK_THAT(first.out(), ContainsSubstring("ready 0 "));
   CHECK_THAT(second.out(), ContainsSubstring("ready 1 "));
+}
+
+TEST_CASE("a static port is the workers', also after a restart", "[nodes]") {
+  const std::string port = free_port();
+  const auto node = [&](const std::string& rank) {
+    return script({"--nnodes=2", "--node-rank=" + rank, "--master-addr=127.0.0.1", "--master-port=" + port,
+                   "--max-restarts=1"},
+                  "[ $MASTER_ADDR:$MASTER_PORT = 127.0.0.1:" + port +
+                      " ] || exit 9; [ $TORCHELASTIC_RESTART_COUNT = 1 ] || exit 5; exec " STUB_WORKER_PROGRAM
+                      " --rank 0 bind-master-port --rank 1 connect");
+  };
+  Child second(node("1")), first(node("0"));
+  CHECK(first.wait() == ExitStatus::exited(0));
+  CHECK(second.wait() == ExitStatus::exited(0));
+  CHECK_THAT(first.out(), ContainsSubstring("accepted"));
+}
+
+TEST_CASE("a master's address of no interface, as behind NAT, is listened for on all", "[nodes]") {
+  const auto node = [port = "--master-port=" + free_port()](const std::string& rank,
+                                                            const std::string& address) {
+    return script({"--nnodes=2", "--node-rank=" + rank, "--master-addr=" + address, port},
+                  "echo $MASTER_ADDR");
+  };
+  Child first(node("0", "192.0.2.1")), second(node("1", "127.0.0.1"));
+  CHECK(first.wait() == ExitStatus::exited(0));
+  CHECK(second.wait() == ExitStatus::exited(0));
+  CHECK(first.out() == "192.0.2.1\n");
+}
+
+TEST_CASE("one node's alias stays as it was written", "[nodes]") {
+  const Finished job(script({"--master-addr=0x7f000001"}, "echo $MASTER_ADDR"));
+  CHECK(job.status == ExitStatus::exited(0));
+  CHECK(job.out == "0x7f000001\n");
+}
+
+TEST_CASE("a second job at the endpoint of a full one is refused", "[nodes]") {
+  const std::string endpoint = "--rdzv-endpoint=127.0.0.1:" + free_port();
+  const Command command = script({"--nnodes=2", endpoint}, "echo started; exec sleep 30");
+  Child first(command), second(command);
+  for (Child* node : {&first, &second}) REQUIRE(node->wait_for_output("started"));
+  Child other(script({"--nnodes=2", endpoint}, "exit 7")), same(command);
+  CHECK(other.wait() == ExitStatus::exited(125));
+  CHECK_THAT(other.err(),
+             ContainsSubstring("runs 'sh -c 'exit 7'', the coordinator's job runs 'sh -c 'echo"));
+  CHECK(same.wait() == ExitStatus::exited(125));
+  CHECK_THAT(same.err(), ContainsSubstring("comes too late: the job 'none', which runs 'sh -c"));
+  first.send_signal(SIGTERM);
+  second.wait();
+  first.wait();
 }
 
 TEST_CASE("a failure on one node ends all nodes with its code", "[nodes]") {

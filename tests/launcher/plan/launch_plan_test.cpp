@@ -31,7 +31,7 @@ LaunchContext context_of(std::vector<std::string> environment) {
 }
 
 std::vector<WorkerSpec> plan(int workers, std::vector<std::string> environment, int cpus = 8) {
-  return plan_workers(context_of(std::move(environment)), static_round(0, workers, 12345, "the-run"),
+  return plan_workers(context_of(std::move(environment)), static_round(0, workers, "", 12345, "the-run"),
                       {cpus, 0});
 }
 
@@ -90,7 +90,7 @@ TEST_CASE("the token of the nodes reaches no worker", "[launch_plan]") {
 }
 
 TEST_CASE("on a later node ranks go on and nobody gets the socket", "[launch_plan]") {
-  Round round = static_round(0, 2, 12345, "the-run");
+  Round round = static_round(0, 2, "", 12345, "the-run");
   round.group_rank = 1;
   round.group_world_size = 2;
   round.first_rank = 2;
@@ -105,15 +105,18 @@ TEST_CASE("on a later node ranks go on and nobody gets the socket", "[launch_pla
 }
 
 TEST_CASE("where a node has several ddpruns each has its part of the local ranks", "[launch_plan]") {
-  Round round = static_round(3, 1, 12345, "the-run");
+  Round round = static_round(4, 1, "", 12345, "the-run");
   round.first_rank = 5;
   round.first_local_rank = 1;
   round.local_world_size = 4;
   round.world_size = 8;
+  round.first_role_rank = 2;
+  round.role_world_size = 6;
+  round.restart_count = 3;
   const auto specs = plan_workers(context_of({}), round, {8, 0});
   REQUIRE(specs.size() == 1);
-  for (const char* variable :
-       {"RANK=5", "LOCAL_RANK=1", "LOCAL_WORLD_SIZE=4", "WORLD_SIZE=8", "TORCHELASTIC_RESTART_COUNT=3"})
+  for (const char* variable : {"RANK=5", "LOCAL_RANK=1", "LOCAL_WORLD_SIZE=4", "WORLD_SIZE=8", "ROLE_RANK=2",
+                               "ROLE_WORLD_SIZE=6", "TORCHELASTIC_RESTART_COUNT=3"})
     CHECK(has(specs[0], variable));
 }
 

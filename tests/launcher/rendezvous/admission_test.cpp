@@ -145,6 +145,23 @@ TEST_CASE("the join timeout names no ranks where not all nodes have one", "[admi
   CHECK(too_late(elastic, c) == "1 of at least 2 nodes joined within 600 s: c (10.0.0.1)");
 }
 
+TEST_CASE("a node that runs another program belongs to another job, unless a run id says otherwise",
+          "[admission]") {
+  auto settings = job(2, 2);
+  settings.program = "train.py --lr 1";
+  CoordinatorRig rig(settings);
+  Join other = rig.wish("a"), same = rig.wish("b"), with_id = rig.wish("c");
+  other.program = "sh -c 'exit 7'";
+  same.program = "train.py --lr 1";
+  with_id.run_id = "job";
+  CHECK_THAT(rig.last<Refused>(rig.join(other)).reason,
+             ContainsSubstring("runs 'sh -c 'exit 7'', the coordinator's job runs 'train.py --lr 1'"));
+  rig.join(same);
+  rig.join(with_id);
+  rig.obey();
+  CHECK(rig.round_of(2) == 0);
+}
+
 TEST_CASE("the join timeout of a job without nodes ends it too", "[admission]") {
   CoordinatorRig rig(job(2, 2));
   rig.pass(600s);

@@ -79,18 +79,117 @@ TEST_CASE("a node above MAX is a spare and fills in for a lost one", "[elastic]"
   CHECK(rig.last<Start>(d).group_rank == 2);
 }
 
-TEST_CASE("a job of fixed nodes has spares too", "[elastic]") {
-  TwoNodes rig(1);
-  const auto spare = rig.join("c");
-  CHECK(rig.last<Waiting>(spare).spare);
-  rig.say(rig.join("d"), Leave{SIGINT});  // a spare may go
-  CHECK(rig.round_of(rig.a) == 0);
-  rig.lose(rig.a);
+TEST_CASE("a full job of fixed size refuses other nodes", "[elastic]") {
+  auto settings = job(2, 2, 1);
+  settings.program = "train.py --lr 1";
+  TwoNodes rig(settings);
+  const std::string full =
+      "the job 'job', which runs 'train.py --lr 1', has all 2 nodes: a (10.0.0.1), b (10.0.0.2)";
+  CHECK(rig.last<Refused>(rig.join("c")).reason == "node c (10.0.0.3) comes too late: " + full);
+  rig.say(rig.a, Succeeded{0});
+  rig.lose(rig.a);  // it is done, and not missed
+  CHECK_THAT(rig.last<Refused>(rig.join("d")).reason, ContainsSubstring("comes too late: the job 'job'"));
+  rig.say(rig.b, failed(7));  // now the one that has gone is missed
   rig.obey();
-  CHECK(rig.last<Start>(spare).group_rank == 1);
+  const auto e = rig.join("e");
+  rig.obey();
+  CHECK(rig.last<Start>(e).number == 1);
 }
 
-TEST_CASE("members of the last round come first, spares in the order of coming", "[elastic]") {
+TEST_CASE("a spare may go", "[elastic]") {
+  CoordinatorRig rig(job(1, 2, 1));
+  const auto ids = rig.form({"a", "b"});
+  rig.say(rig.join("c"), Leave{SIGINT});
+  CHECK(rig.round_of(ids[0]) == 0);
+}
+
+TEST_CASE("a node that never ran does not end with success", "[elastic]") {
+  CoordinatorRig rig(job(1, 2));
+  const auto ids = rig.form({"a", "b"});
+  const auto spare = rig.join("c");
+  for (const auto id : ids) rig.say(id, Succeeded{0});
+  const End unused{125, "the job 'job' ended without this node: all workers succeeded"};
+  CHECK(rig.last<End>(ids[0]) == End{0, "all workers succeeded"});
+  CHECK(rig.last<End>(spare) == unused);
+  CHECK(rig.last<End>(rig.join("late")) == unused);
+  CHECK(rig.ended()->exit_code == 0);
+}
+
+TEST_CASE("late joiners wait for each other, and restart the job once", "[elastic]") {
+  CoordinatorRig rig(job(1, 5));
+  const auto a = rig.join("a");
+  rig.pass(30s);
+  rig.obey();
+  const auto b = rig.join("b");
+  rig.pass(20s);
+  const auto c = rig.join("c");
+  rig.pass(9'999ms);
+  CHECK(rig.count<Stop>(a) == 0);
+  rig.pass(1ms);
+  CHECK(rig.last<Stop>(a).reason == "2 nodes join");
+  rig.obey();
+  for (const auto id : {a, b, c}) CHECK(rig.last<Start>(id).world_size == 3);
+  rig.lose(rig.join("d"));
+  rig.pass(29s);
+  const auto e = rig.join("e");  // has its own last call
+  rig.pass(29'999ms);
+  CHECK(rig.count<Stop>(a) == 1);
+  rig.join("f");  // and now the job is full
+  rig.obey();
+  CHECK(rig.last<Start>(e).world_size == 5);
+}
+
+TEST_CASE("a node that comes and dies again and again is refused", "[elastic]") {
+  CoordinatorRig rig(job(1, 2));
+  const auto a = rig.form({"a", "other"}).front();
+  rig.lose(2);
+  Join b = rig.wish("b");
+  b.address = "10.0.0.9";
+  for (const auto lived : {1s, 300s, 299s, 1s, 1s, 1s}) {  // 300 s: counting starts over
+    rig.obey();
+    const auto id = rig.join(b);
+    rig.obey();
+    CHECK(rig.round_of(id) > 0);
+    rig.pass(lived);
+    rig.lose(id);
+  }
+  CHECK(rig.last<Refused>(rig.join(b)).reason ==
+        "node b (10.0.0.9) was lost 5 times soon after it had joined");
+  rig.obey();
+  rig.join("b");  // of another host
+  rig.obey();
+  CHECK(rig.last<Start>(a).world_size == 2);
+}
+
+TEST_CASE("nodes that come and go do not count as failures", "[elastic]") {
+  CoordinatorRig rig(job(1, 2, 3));
+  const auto ids = rig.form({"a", "b"});
+  rig.lose(ids[1]);
+  rig.obey();
+  CHECK(rig.last<Start>(ids[0]).number == 1);
+  CHECK(rig.last<Start>(ids[0]).restart_count == 0);
+  rig.say(ids[0], failed(7, 1));
+  rig.obey();
+  CHECK(rig.last<Start>(ids[0]).restart_count == 1);
+}
+
+TEST_CASE("ranks of a role count within the role", "[elastic]") {
+  CoordinatorRig rig(job(3, 3));
+  std::vector<CoordinatorRig::Id> ids;
+  for (const char* role : {"actor", "learner", "actor"}) {
+    Join join = rig.wish("n" + std::to_string(ids.size()), 2);
+    join.role = role;
+    ids.push_back(rig.join(join));
+  }
+  rig.obey();
+  const int first_ranks[] = {0, 0, 2}, sizes[] = {4, 2, 4};
+  for (std::size_t i = 0; i < 3; ++i) {
+    CHECK(rig.last<Start>(ids[i]).first_role_rank == first_ranks[i]);
+    CHECK(rig.last<Start>(ids[i]).role_world_size == sizes[i]);
+  }
+}
+
+TEST_CASE("members of the last round come first, then spares in order of arrival", "[elastic]") {
   CoordinatorRig rig(job(1, 2));
   const auto ids = rig.form({"c", "d"});
   const auto b = rig.join("b"), a = rig.join("a");
@@ -101,7 +200,7 @@ TEST_CASE("members of the last round come first, spares in the order of coming",
   CHECK(rig.count<Start>(a) == 0);
 }
 
-TEST_CASE("a joiner that the next round has no place for is told that it is a spare", "[elastic]") {
+TEST_CASE("a joiner without a place in the next round is told it is a spare", "[elastic]") {
   CoordinatorRig rig(job(2, 3));
   form_two(rig);
   const auto c = rig.join("c"), d = rig.join("d");
@@ -118,7 +217,8 @@ TEST_CASE("nobody is restarted for a joiner once a node has succeeded", "[elasti
   const auto c = rig.join("c");
   CHECK(rig.count<Stop>(ids[1]) == 0);
   rig.say(ids[1], Succeeded{0});
-  CHECK(rig.last<End>(c).exit_code == 0);
+  CHECK(rig.last<End>(ids[1]).exit_code == 0);
+  CHECK(rig.last<End>(c).exit_code == 125);  // it never ran
 }
 
 TEST_CASE("the survivors of a lost node go on at once and at no cost", "[elastic]") {
@@ -191,7 +291,7 @@ TEST_CASE("a lost member before the round runs costs nothing and waits for nobod
   CHECK(rig.last<Start>(a).world_size == 2);
 }
 
-TEST_CASE("what others had finished is done again for a lost node", "[elastic]") {
+TEST_CASE("finished nodes run again after another one is lost", "[elastic]") {
   CoordinatorRig rig(job(1, 3));
   const auto ids = rig.form({"a", "b", "c"});
   rig.say(ids[0], Succeeded{0});

@@ -59,7 +59,7 @@ TEST_CASE("many silent nodes are lost at once", "[coordinator]") {
   CHECK(rig.last<Start>(a).world_size == 1);
 }
 
-TEST_CASE("each of several silent nodes gets one last word", "[coordinator]") {
+TEST_CASE("each silent node gets one final message", "[coordinator]") {
   CoordinatorRig rig(job(3, 3));
   const auto ids = rig.form({"a", "b", "c"});
   rig.silent = {ids[1], ids[2]};
@@ -153,7 +153,7 @@ TEST_CASE("nothing follows the end of the job", "[coordinator]") {
   }
 }
 
-TEST_CASE("who comes after the end is told it once", "[coordinator]") {
+TEST_CASE("a node that joins after the end is told once", "[coordinator]") {
   CoordinatorRig rig(job(2, 2));
   rig.end(7, "rank 0 failed");
   const auto id = rig.join("late");

@@ -37,6 +37,8 @@ inline Start start(int number, int group_rank, int nodes, int first_rank, int wo
   start.world_size = world_size;
   start.master_addr = master_addr;
   start.master_port = master_port;
+  start.role_world_size = world_size;
+  start.first_role_rank = first_rank;
   start.run_id = "job";
   start.max_restarts = max_restarts;
   return start;
@@ -107,7 +109,7 @@ class CoordinatorRig {
     tick();
   }
 
-  /// Nodes do what they were told: the leader has a port, nodes that are to stop have ended.
+  /// Nodes obey: the leader reports a port, stopped nodes report their end.
   void obey() {
     while (!untold_.empty()) {
       const auto [id, message] = untold_.front();
@@ -134,7 +136,7 @@ class CoordinatorRig {
     return n;
   }
 
-  /// The last of them; there has to be one.
+  /// The last of them; fails without one.
   template <class Message>
   Message last(Id id) const {
     REQUIRE(count<Message>(id) > 0);

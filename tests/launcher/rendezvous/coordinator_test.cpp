@@ -3,7 +3,7 @@
 #include "tests/launcher/rendezvous/coordinator_rig.h"
 
 // How a round is formed: when, and of whom in which order. Ends and restarts: coordinator_end_test.cpp,
-// elastic jobs: coordinator_elastic_test.cpp, whoever cannot take part: admission_test.cpp.
+// elastic jobs: coordinator_elastic_test.cpp, refused nodes: admission_test.cpp.
 
 namespace ddprun::launcher {
 namespace {
@@ -40,7 +40,7 @@ Join named(const std::string& name, std::optional<int> node_rank = {}) {
   return join;
 }
 
-TEST_CASE("a round begins as soon as MAX nodes are there and their leader has a port", "[coordinator]") {
+TEST_CASE("a round begins as soon as MAX nodes have joined and their leader has a port", "[coordinator]") {
   CoordinatorRig rig(job(2, 2, 3));
   const auto a = rig.join("a");
   CHECK(rig.last<Waiting>(a) == Waiting{1, 2, 2, false, 10'000});
@@ -88,7 +88,7 @@ TEST_CASE("with MIN nodes a round waits for the last call and not longer", "[coo
   for (const auto id : {a, b, c}) CHECK(rig.last<Start>(id).group_world_size == 3);
 }
 
-TEST_CASE("the last call begins anew when there were too few nodes in between", "[coordinator]") {
+TEST_CASE("the last call starts over if too few nodes are left in between", "[coordinator]") {
   CoordinatorRig rig(job(2, 3));
   const auto a = rig.join("a"), b = rig.join("b");
   rig.pass(29s);
@@ -127,7 +127,7 @@ TEST_CASE("nodes with a node rank come before those without", "[coordinator]") {
         std::vector<std::string>{"d", "c", "a", "b"});
 }
 
-TEST_CASE("nodes of one name have ranks in the order of coming", "[coordinator]") {
+TEST_CASE("nodes with the same name rank in order of arrival", "[coordinator]") {
   CoordinatorRig rig(job(3, 3));
   const Ids ids = rig.form({"a", "a", "a"});
   for (std::size_t i = 0; i < 3; ++i) CHECK(rig.last<Start>(ids[i]).group_rank == static_cast<int>(i));

@@ -62,7 +62,7 @@ void JobOracle::check(Id id, const Cause& cause, const Outgoing& messages,
 
 void JobOracle::note_input(Id id, const Cause& cause) {
   if (const auto* join = said<Join>(cause); join != nullptr && nodes_.count(id) == 0)
-    nodes_.emplace(id, Node{Standing::kPresent, *join, nodes_.size(), {}, -1});
+    nodes_.emplace(id, Node{Standing::kPresent, *join, nodes_.size(), {}, -1, false});
   const auto found = nodes_.find(id);
   if (found == nodes_.end()) return;
   if (std::holds_alternative<ConnectionLost>(cause)) found->second.standing = Standing::kGone;
@@ -110,9 +110,11 @@ void JobOracle::check_start(const Outgoing& messages) {
     place = id;
     promise(!node.open_round, "a start before the former round has ended");
     node.open_round = start.number;
+    node.ran = true;
     Start same = start;
     same.group_rank = first.group_rank;
     same.first_rank = first.first_rank;
+    same.first_role_rank = first.first_role_rank;
     promise(same == first, "nodes of one round are told different things");
   }
   int next_rank = 0;
@@ -175,8 +177,10 @@ void JobOracle::check_end(Id sender, const Cause& cause, const Outgoing& message
   std::set<Id> told, expected;
   for (const auto& [id, end] : ends) {
     promise(told.insert(id).second, "two ends for one node");
-    promise(end.exit_code == ended->exit_code && end.reason == ended->reason,
+    const bool unused = ended->exit_code == 0 && end.exit_code == 125 && !nodes_.at(id).ran;
+    promise(unused || (end.exit_code == ended->exit_code && end.reason == ended->reason),
             "nodes are told different ends");
+    promise(end.exit_code != 0 || nodes_.at(id).ran, "a node that never ran is told of success");
   }
   for (const auto& [id, node] : nodes_)
     if (present(id)) expected.insert(id);

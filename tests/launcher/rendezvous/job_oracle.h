@@ -27,7 +27,7 @@ using Cause = std::variant<NodeMessage, ConnectionLost, Tick, HostEnds>;
 using Outgoing = std::vector<std::pair<Coordinator::NodeId, CoordinatorMessage>>;
 
 /// Sees all that goes into a coordinator and comes out of it, and knows what may. Keeps its own, simpler
-/// account of who is there; knows nothing of the coordinator's state.
+/// account of the nodes; knows nothing of the coordinator's state.
 class JobOracle {
  public:
   using Id = Coordinator::NodeId;
@@ -45,6 +45,7 @@ class JobOracle {
     std::size_t order = 0;
     std::optional<int> open_round;  ///< that it was started in and has not ended
     int stopped_round = -1;
+    bool ran = false;  ///< its workers
   };
 
   void note_input(Id id, const Cause& cause);

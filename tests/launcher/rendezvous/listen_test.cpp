@@ -40,12 +40,22 @@ TEST_CASE("one address that another program has makes the endpoint taken", "[lis
   CHECK_THROWS_AS(listen_at({"127.0.0.2", other.port}, addresses, true), LaunchError);
 }
 
-TEST_CASE("an address that a name has twice is listened at once", "[listen]") {
+TEST_CASE("an address listed twice gets one socket", "[listen]") {
   int port = 0;
   { port = Other().port; }
   const Listening found =
       listen_at({"localhost", port}, {at("127.0.0.1", port), at("127.0.0.1", port)}, true);
   CHECK(found.sockets.size() == 1);
+}
+
+TEST_CASE("a required address of no interface means all interfaces", "[listen]") {
+  int port = 0;
+  { port = Other().port; }
+  const std::vector<tcp::endpoint> outside = {at("192.0.2.1", port)};  // of documentation
+  CHECK(listen_at({"192.0.2.1", port}, outside, false).sockets.empty());
+  const Listening found = listen_at({"192.0.2.1", port}, outside, true);
+  CHECK(found.at_any_address);
+  CHECK_FALSE(found.sockets.empty());
 }
 
 }  // namespace

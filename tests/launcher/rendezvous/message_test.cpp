@@ -17,7 +17,7 @@ AttemptEnd exited(int code) { return WorkerFailed{ExitStatus::exited(code)}; }
 
 /// Every message of a node, in every form.
 std::vector<NodeMessage> node_messages() {
-  return {Join{"job 1", "n1", 3, 2, 4, 8, "10.0.0.1"},
+  return {Join{"job 1", "n1", 3, 2, 4, 8, "10.0.0.1", "actor", "train.py"},
           Join{"", "n1", std::nullopt, 1, 1'000'000, 1'000'000, ""},
           Leading{0, 65535},
           Failed{2, exited(7), "rank 3 failed with exit code 7: out of range"},
@@ -45,6 +45,9 @@ std::vector<CoordinatorMessage> coordinator_messages() {
                 .group_world_size = 3,
                 .first_rank = 4,
                 .world_size = 24,
+                .first_role_rank = 3,
+                .role_world_size = 20,
+                .restart_count = 6,
                 .master_addr = "10.0.0.1",
                 .master_port = 29'500,
                 .run_id = "job 1",
@@ -143,11 +146,13 @@ TEST_CASE("a number out of its range is refused", "[message]") {
     std::vector<const char*> fields;
   };
   const Range ranges[] = {
-      {0, 1'000'000, {"node_rank", "present", "group_rank", "first_rank", "max_restarts"}},
-      {1, 1'000'000, {"min_nodes", "max_nodes", "workers", "group_world_size", "world_size"}},
+      {0, 1'000'000, {"node_rank", "present", "group_rank", "first_rank", "first_role_rank", "max_restarts"}},
+      {1,
+       1'000'000,
+       {"min_nodes", "max_nodes", "workers", "group_world_size", "world_size", "role_world_size"}},
       {1, 65535, {"port", "master_port"}},
       {1, 64, {"signal"}},
-      {0, 2147483647, {"round", "node_timeout_ms"}}};
+      {0, 2147483647, {"round", "node_timeout_ms", "restart_count"}}};
   const auto range_of = [&](const std::string& type, const std::string& field) -> std::pair<int, int> {
     if (field == "exit_code") return {type == "end" ? 0 : 1, 255};  // a failure is not 0
     for (const Range& range : ranges)
@@ -257,8 +262,8 @@ TEST_CASE("a message fits into a frame, whatever its texts are", "[message]") {
          {std::size_t{1}, std::size_t{600}, std::size_t{2000}, std::size_t{100'000}}) {
       std::string text;
       for (std::size_t i = 0; i < count; ++i) text += bytes;
-      for (const NodeMessage& message :
-           {NodeMessage(Join{text, text, 1, 1, 1, 1, text}), NodeMessage(Failed{0, exited(1), text})}) {
+      for (const NodeMessage& message : {NodeMessage(Join{text, text, 1, 1, 1, 1, text, text, text}),
+                                         NodeMessage(Failed{0, exited(1), text})}) {
         const std::string encoded = encode(message);
         CHECK(encoded.size() <= kMaxMessage);
         CHECK_NOTHROW(decode_node_message(encoded));
@@ -282,7 +287,7 @@ TEST_CASE("invalid UTF-8 is replaced before it is sent, and refused on arrival",
   }
 }
 
-TEST_CASE("texts keep every character, whoever shows them takes care", "[message]") {
+TEST_CASE("texts keep every character; making them printable is the reader's job", "[message]") {
   const Refused refused{std::string("\0\x1b[31m\r\n\t\"\\", 11) + "\xc2\x9b\xe2\x80\xae"};
   CHECK(decode_coordinator_message(encode(refused)) == CoordinatorMessage(refused));
 }

@@ -99,7 +99,7 @@ TEST_CASE("the delay doubles up to a minute, or stays if it began longer", "[res
   CHECK(delay(0ms, 50) == 0ms);
 }
 
-TEST_CASE("an attempt that lived long enough makes budget and delay new", "[restart_policy]") {
+TEST_CASE("an attempt that lives long enough resets budget and delay", "[restart_policy]") {
   RestartSettings settings;
   settings.max_restarts = 2;
   settings.backoff = 1s;
@@ -110,6 +110,7 @@ TEST_CASE("an attempt that lived long enough makes budget and delay new", "[rest
   CHECK(late.restart);
   CHECK(late.restarts_used == 1);
   CHECK(late.delay == 1s);
+  CHECK(late.reason == "restart 1 of 2 in 1 s");
   settings.window = std::nullopt;
   CHECK_FALSE(decide(settings, exited_with(1), 2, 1h).restart);
 }
