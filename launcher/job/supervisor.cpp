@@ -22,6 +22,7 @@
 #include "launcher/job/dry_run.h"
 #include "launcher/job/node_supervisor.h"
 #include "launcher/plan/placement.h"
+#include "launcher/workers/process.h"
 
 namespace ddprun::launcher {
 namespace asio = boost::asio;
@@ -154,6 +155,8 @@ RunResult run_recorded(const Options& options, const std::vector<std::string>& e
   const Placement placement = place_workers(options, topology, workers);
   const Program program = find_program(options, process_env);
   open_missing_standard_streams();
+  reserve_low_descriptors();
+  raise_descriptor_limit();
   // Handle signals before anything could be left behind, and start the guard before what it removes.
   const SignalFd signals(options.ending_signals, options.forwarded_signals);
   const auto temp_path = temp_folder() / ("ddprun-" + job_id);
