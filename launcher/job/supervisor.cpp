@@ -149,7 +149,7 @@ RunResult run_loop(asio::io_context& io, asio::awaitable<RunResult> job) {
 
 RunResult run_recorded(const Options& options, const std::vector<std::string>& environment,
                        const std::string& job_id, const JobClock& clock, JobRecord& record) {
-  const Topology topology = detect_topology(needs_gpus(options));
+  const Topology topology = detect_topology(wanted_gpus(options));
   warn_about_gpus(topology);
   const int workers = worker_count(options.nproc_per_node, topology);
   const Placement placement = place_workers(options, topology, workers);

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <csignal>
 #include <fstream>
+#include <sstream>
 
 #include "tests/integration/job.h"
 #include "tests/support/forbid.h"
@@ -214,6 +215,26 @@ TEST_CASE("ddprun uses all the descriptors that it may have, and workers get the
   const Finished run(command);
   CHECK(run.status == ExitStatus::exited(0));
   CHECK(count_of("]:50\n", run.out) == 40);
+}
+
+TEST_CASE("to end many workers takes ddprun less time than to run them", "[launcher]") {
+  need_no_sanitizer();
+  Child ddprun(script({"--nproc-per-node=400"}, "[ $RANK = 0 ] || exec sleep 60; sleep 1; exit 3"));
+  std::istringstream stat;
+  std::string state;
+  REQUIRE(wait_until([&] {
+    const std::string line = read_file("/proc/" + std::to_string(ddprun.pid()) + "/stat");
+    stat = std::istringstream(line.substr(line.rfind(") ") + 2));
+    return stat >> state && state == "Z";
+  }));
+  // Fields 14 to 17 of stat: its user and system time, then those of its children.
+  std::string skipped;
+  for (int field = 4; field < 14; ++field) stat >> skipped;
+  double user = 0, system = 0, user_of_workers = 0, system_of_workers = 0;
+  stat >> user >> system >> user_of_workers >> system_of_workers;
+  CHECK(user + system < user_of_workers + system_of_workers);
+  CHECK(ddprun.wait() == ExitStatus::exited(3));
+  check_nothing_left(ddprun);
 }
 
 }  // namespace
