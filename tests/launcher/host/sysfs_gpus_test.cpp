@@ -31,12 +31,12 @@ struct Sysfs {
 };
 
 /// Only these variables that choose GPUs, while it lives.
-struct Variables {
-  explicit Variables(std::initializer_list<std::pair<const char*, const char*>> values) {
+struct GpuVariables {
+  explicit GpuVariables(std::initializer_list<std::pair<const char*, const char*>> values) {
     clear();
     for (const auto& [name, value] : values) ::setenv(name, value, 1);
   }
-  ~Variables() { clear(); }
+  ~GpuVariables() { clear(); }
   static void clear() {
     for (const char* name : {"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES",
                              "ZE_AFFINITY_MASK", "ZE_FLAT_DEVICE_HIERARCHY"})
@@ -52,14 +52,14 @@ TEST_CASE("AMD's GPUs are the nodes with an id", "[sysfs_gpus]") {
   sysfs.add_amd(2, "51236");
   sysfs.add_amd(10, "777");
   {
-    const Variables none({});
+    const GpuVariables none({});
     CHECK(amd_gpus(sysfs.folder.path()).entries == Entries{"0", "1", "2"});
   }
   {
-    const Variables some({{"ROCR_VISIBLE_DEVICES", "2, 0,7,1"}, {"HIP_VISIBLE_DEVICES", "1"}});
+    const GpuVariables some({{"ROCR_VISIBLE_DEVICES", "2, 0,7,1"}, {"HIP_VISIBLE_DEVICES", "1"}});
     CHECK(amd_gpus(sysfs.folder.path()).entries == Entries{"0"});
   }
-  const Variables none_visible({{"HIP_VISIBLE_DEVICES", ""}});
+  const GpuVariables none_visible({{"HIP_VISIBLE_DEVICES", ""}});
   CHECK(amd_gpus(sysfs.folder.path()).entries.empty());
 }
 
@@ -73,19 +73,19 @@ TEST_CASE("Intel's GPUs are cards and their tiles, without the one inside the CP
   sysfs.add("devices/0000:05:00.0/tile0/gt0/id", "0");
   sysfs.add("devices/0000:05:00.0/tile1/gt1/id", "1");
   {
-    const Variables none({});
+    const GpuVariables none({});
     CHECK(intel_gpus(sysfs.folder.path()).entries == Entries{"0", "1", "2"});
   }
   {
-    const Variables whole({{"ZE_FLAT_DEVICE_HIERARCHY", "COMPOSITE"}});
+    const GpuVariables whole({{"ZE_FLAT_DEVICE_HIERARCHY", "COMPOSITE"}});
     CHECK(intel_gpus(sysfs.folder.path()).entries == Entries{"0", "1"});
   }
-  const Variables some({{"ZE_AFFINITY_MASK", "1.0,1.1"}});
+  const GpuVariables some({{"ZE_AFFINITY_MASK", "1.0,1.1"}});
   CHECK(intel_gpus(sysfs.folder.path()).entries == Entries{"1.0", "1.1"});
 }
 
 TEST_CASE("NVIDIA's GPUs come before AMD's, and those before Intel's", "[sysfs_gpus]") {
-  const Variables none({});
+  const GpuVariables none({});
   const Sysfs sysfs;
   sysfs.add_card(0, "0000:03:00.0", "0x8086");
   {
