@@ -56,17 +56,15 @@ HeldPort::HeldPort(const std::string& where, int wanted) : address(where) {
   const auto check = [&](bool ok) {
     if (!ok) throw std::system_error(errno, std::generic_category(), "a port of " + where);
   };
-  SocketAddress bound = to_address(where, wanted);
-  held_ = bind_reusable(bound);
-  for (const char* any : {"::", "0.0.0.0"}) {
-    if (held_ || (errno != EADDRNOTAVAIL && errno != EAFNOSUPPORT)) break;
-    bound = to_address(any, wanted);
-    held_ = bind_reusable(bound);
-  }
+  const auto is_absent = [](int error) { return error == EADDRNOTAVAIL || error == EAFNOSUPPORT; };
+  SocketAddress all = to_address("::", wanted);  // IPv4 too
+  held_ = bind_reusable(all);
+  if (!held_ && is_absent(errno)) held_ = bind_reusable(all = to_address("0.0.0.0", wanted));
   check(static_cast<bool>(held_));
-  check(::getsockname(held_.get(), reinterpret_cast<sockaddr*>(&bound.bytes), &bound.size) == 0);
-  port = ntohs(bound.port());
-  socket = bind_reusable(bound);
+  check(::getsockname(held_.get(), reinterpret_cast<sockaddr*>(&all.bytes), &all.size) == 0);
+  port = ntohs(all.port());
+  socket = bind_reusable(to_address(where, port));
+  if (!socket && is_absent(errno)) socket = bind_reusable(all);
   check(static_cast<bool>(socket));
 }
 

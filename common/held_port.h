@@ -7,14 +7,16 @@
 
 namespace ddprun {
 
-/// A TCP port of this host, reserved before the ranks that meet there start.
+/// A TCP port of this host, on all its addresses, reserved before the ranks that meet there start: PyTorch's
+/// rank 0 listens on all of them.
 ///
 /// Two sockets are bound to it with SO_REUSEADDR and do not listen. So bind(0) gives the port to nobody else,
 /// yet rank 0 of any program can bind it and listen. There are two because duplicates of a descriptor share
 /// its listening state: if the parent kept a copy of rank 0's socket, the kernel would go on accepting
 /// connections after rank 0's death.
 struct HeldPort {
-  /// where   numeric address of an interface; a name or a foreign address (as behind NAT) means all of them
+  /// where   numeric address of the interface for `socket`; a name or a foreign address (as behind NAT) means
+  ///         all of them
   /// wanted  0: any free port
   /// throws  std::system_error
   explicit HeldPort(const std::string& where = "127.0.0.1", int wanted = 0);

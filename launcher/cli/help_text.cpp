@@ -11,7 +11,7 @@ usage: ddprun [flags] [--] PROGRAM [arguments]      (every word after PROGRAM is
   ddprun --nproc-per-node=2 ./worker mnist            anything else runs as it is
 
 Workers
-  --nproc-per-node N|cpu|gpu|auto  workers: a number, one per CPU, one per GPU, or GPUs if any else CPUs [1]
+  --nproc-per-node N|cpu|gpu|auto  number of workers, or one per CPU, GPU (xpu: Intel's), or GPU if any else CPU [1]
   -m, --module                     PROGRAM is the name of a Python module
   --no-python                      run PROGRAM as it is, even if its name ends in .py
   --expand                         replace ${local_rank} in the arguments, as torchrun does

@@ -23,6 +23,7 @@ std::optional<WorkersWanted> parse_nproc(const std::string& text) {
   using Kind = WorkersWanted::Kind;
   if (text == "cpu") return WorkersWanted{Kind::kCpu, 0};
   if (text == "gpu") return WorkersWanted{Kind::kGpu, 0};
+  if (text == "xpu") return WorkersWanted{Kind::kXpu, 0};
   if (text == "auto") return WorkersWanted{Kind::kAuto, 0};
   const auto count = parse_integer(text, 1, kMaxWorkersPerNode);
   return count ? std::optional(WorkersWanted{Kind::kCount, *count}) : std::nullopt;
@@ -87,7 +88,7 @@ std::vector<Setting> torchrun_flags(Options& options) {
   return {
       raw("nnodes"),
       parsed("nproc-per-node", options.nproc_per_node, parse_nproc,
-             "a number from 1 to " + std::to_string(kMaxWorkersPerNode) + ", cpu, gpu or auto")
+             "a number from 1 to " + std::to_string(kMaxWorkersPerNode) + ", cpu, gpu, xpu or auto")
           .known_as(
               {"-n", "--np", "--nprocs", "--ntasks", "--num-processes", "--num-gpus"}),  // "-n" is "-np" too
       raw("node-rank"),

@@ -20,7 +20,7 @@ namespace ddprun::launcher {
 
 /// --nproc-per-node: a number, or what to count on this host.
 struct WorkersWanted {
-  enum class Kind { kCount, kCpu, kGpu, kAuto };
+  enum class Kind { kCount, kCpu, kGpu, kXpu, kAuto };
   Kind kind = Kind::kCount;
   int count = 1;  ///< only for kCount
 };

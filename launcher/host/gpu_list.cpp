@@ -15,16 +15,6 @@ std::string trimmed(const std::string& text) {
   return begin == std::string::npos ? "" : text.substr(begin, text.find_last_not_of(" \t") - begin + 1);
 }
 
-std::vector<std::string> entries_of(const std::string& list) {
-  std::vector<std::string> entries;
-  for (std::size_t begin = 0; begin <= list.size();) {
-    const auto end = std::min(list.find(',', begin), list.size());
-    entries.push_back(trimmed(list.substr(begin, end - begin)));
-    begin = end + 1;
-  }
-  return entries;
-}
-
 /// The only GPU for which fits() holds; nullopt for none or several.
 std::optional<int> unique_match(const std::vector<Gpu>& host, const auto& fits) {
   std::optional<int> match;
@@ -100,6 +90,16 @@ void add_memory_problems(const Gpu& gpu, const std::vector<int>& ours, std::vect
 
 }  // namespace
 
+std::vector<std::string> entries_of(const std::string& list) {
+  std::vector<std::string> entries;
+  for (std::size_t begin = 0; begin <= list.size();) {
+    const auto end = std::min(list.find(',', begin), list.size());
+    entries.push_back(trimmed(list.substr(begin, end - begin)));
+    begin = end + 1;
+  }
+  return entries;
+}
+
 std::vector<VisibleGpu> visible_gpus(const std::vector<Gpu>& host,
                                      const std::optional<std::string>& visible) {
   std::vector<VisibleGpu> list;
@@ -130,16 +130,20 @@ std::vector<int> numa_nodes(const std::vector<Gpu>& host, const std::vector<Visi
   return nodes;
 }
 
-std::vector<std::string> one_gpu_each(const std::vector<Gpu>& host, const std::optional<std::string>& visible,
-                                      int workers) {
-  const auto list = host.empty() && visible ? as_written(*visible) : visible_gpus(host, visible);
+std::vector<std::string> one_gpu_each(const std::vector<VisibleGpu>& list, int workers,
+                                      const std::string& why) {
   if (list.size() < static_cast<std::size_t>(workers))
     throw UsageError("--virtual-local-rank: expected a GPU for each of " + std::to_string(workers) +
-                     " workers, got " + std::to_string(list.size()) +
-                     (visible ? " (" + std::string(kVariable) + "='" + *visible + "')" : ""));
+                     " workers, got " + std::to_string(list.size()) + why);
   std::vector<std::string> names;
   for (int i = 0; i < workers; ++i) names.push_back(list[static_cast<std::size_t>(i)].name);
   return names;
+}
+
+std::vector<std::string> one_gpu_each(const std::vector<Gpu>& host, const std::optional<std::string>& visible,
+                                      int workers) {
+  return one_gpu_each(host.empty() && visible ? as_written(*visible) : visible_gpus(host, visible), workers,
+                      visible ? " (" + std::string(kVariable) + "='" + *visible + "')" : "");
 }
 
 std::string describe(const Gpu& gpu) { return "GPU " + std::to_string(gpu.index) + " (" + gpu.bus_id + ")"; }

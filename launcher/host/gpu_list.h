@@ -39,6 +39,9 @@ struct GpuReading {
 /// sysfs    for a PCI device's NUMA node; another one for tests
 GpuReading read_gpus(const std::filesystem::path& sysfs = "/sys");
 
+/// The entries of a list with commas, without blanks around them.
+std::vector<std::string> entries_of(const std::string& list);
+
 /// A GPU or MIG instance that CUDA_VISIBLE_DEVICES makes visible.
 struct VisibleGpu {
   std::string name;  ///< its entry in CUDA_VISIBLE_DEVICES
@@ -67,6 +70,10 @@ std::vector<int> numa_nodes(const std::vector<Gpu>& host, const std::vector<Visi
 /// variable too. throws UsageError if there are fewer GPUs than workers
 std::vector<std::string> one_gpu_each(const std::vector<Gpu>& host, const std::optional<std::string>& visible,
                                       int workers);
+
+/// The names of the first GPUs of the list. throws UsageError, with `why`, if there are too few
+std::vector<std::string> one_gpu_each(const std::vector<VisibleGpu>& list, int workers,
+                                      const std::string& why);
 
 /// "GPU 3 (0000:3b:00.0)"
 std::string describe(const Gpu& gpu);

@@ -13,6 +13,7 @@
 
 #include <ddprun/common/files.h>
 #include <ddprun/common/worker_env.h>
+#include "launcher/host/sysfs_gpus.h"
 
 namespace ddprun::launcher {
 namespace {
@@ -119,16 +120,25 @@ int usable_cpus(const CpuList& allowed, const std::optional<double>& quota) {
   return std::max(1, static_cast<int>(std::ceil(*quota)));
 }
 
-Topology detect_topology(bool want_gpus) {
+Topology detect_topology(WantedGpus wanted, const fs::path& sysfs) {
   Topology topology;
   topology.allowed_cpus = allowed_cpus();
   topology.cpus = usable_cpus(topology.allowed_cpus, cpu_quota());
-  if (!want_gpus) return topology;
-  GpuReading reading = read_gpus();
-  topology.host_gpus = std::move(reading.gpus);
-  topology.gpu_problem = std::move(reading.problem);
-  topology.visible = visible_gpus(topology.host_gpus, process_env("CUDA_VISIBLE_DEVICES"));
-  topology.gpus = static_cast<int>(gpus_of_one_process(topology.visible).size());
+  if (wanted == WantedGpus::kNone) return topology;
+  if (wanted == WantedGpus::kAny) {
+    GpuReading reading = read_gpus(sysfs);
+    topology.host_gpus = std::move(reading.gpus);
+    topology.gpu_problem = std::move(reading.problem);
+    topology.visible = visible_gpus(topology.host_gpus, process_env("CUDA_VISIBLE_DEVICES"));
+    topology.gpus = static_cast<int>(gpus_of_one_process(topology.visible).size());
+    if (!topology.host_gpus.empty()) return topology;
+  }
+  SysfsGpus found = wanted == WantedGpus::kAny ? amd_gpus(sysfs) : SysfsGpus();
+  if (found.entries.empty()) found = intel_gpus(sysfs);
+  if (found.entries.empty()) return topology;
+  topology.gpu_variable = found.variable;
+  topology.gpus = static_cast<int>(found.entries.size());
+  for (std::string& entry : found.entries) topology.visible.push_back({std::move(entry), -1});
   return topology;
 }
 

@@ -23,6 +23,7 @@
 #include "launcher/job/dry_run.h"
 #include "launcher/job/node_supervisor.h"
 #include "launcher/plan/placement.h"
+#include "launcher/workers/process.h"
 
 namespace ddprun::launcher {
 namespace asio = boost::asio;
@@ -159,12 +160,14 @@ std::filesystem::path timer_file(const std::filesystem::path& temp_path) {
 
 RunResult run_recorded(const Options& options, const std::vector<std::string>& environment,
                        const std::string& job_id, const JobClock& clock, JobRecord& record) {
-  const Topology topology = detect_topology(needs_gpus(options));
+  const Topology topology = detect_topology(wanted_gpus(options));
   warn_about_gpus(topology);
   const int workers = worker_count(options.nproc_per_node, topology);
   const Placement placement = place_workers(options, topology, workers);
   const Program program = find_program(options, process_env);
   open_missing_standard_streams();
+  reserve_low_descriptors();
+  raise_descriptor_limit();
   // Handle signals before anything could be left behind, and start the guard before what it removes.
   const SignalFd signals(options.ending_signals, options.forwarded_signals);
   const auto temp_path = temp_folder() / ("ddprun-" + job_id);

@@ -86,8 +86,6 @@ std::filesystem::path JobOutput::job_folder(const std::filesystem::path& log_dir
 
 std::filesystem::path JobOutput::make_attempt_folder(int attempt, int workers) {
   if (!options_.output.log_dir.empty() && !log_folder_) {
-    // Refuses a folder that others may change.
-    LogFolder(std::filesystem::absolute(options_.output.log_dir)).open_below(job_name_);
     log_folder_.emplace(job_folder(options_.output.log_dir));
     if (!options_.output.log_dir_given) log_info("log files: " + log_folder_->path().string());
   }

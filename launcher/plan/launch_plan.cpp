@@ -18,6 +18,12 @@ bool is_set(const std::vector<std::string>& environment, std::string_view name) 
                      [&](const std::string& variable) { return name_of(variable) == name; });
 }
 
+/// Whether the variable tells a vendor's runtime which GPUs to use.
+bool chooses_gpus(std::string_view name) {
+  return name == "CUDA_VISIBLE_DEVICES" || name == "HIP_VISIBLE_DEVICES" || name == "ROCR_VISIBLE_DEVICES" ||
+         name == "ZE_AFFINITY_MASK";
+}
+
 /// The environment that all workers of the node share.
 std::vector<std::string> common_environment(const LaunchContext& context, int workers,
                                             const Topology& topology) {
@@ -29,7 +35,7 @@ std::vector<std::string> common_environment(const LaunchContext& context, int wo
     if (name == kJobIdVariable) {
       job = variable.substr(std::min(name.size() + 1, variable.size())) + "/" + job;
     } else if (std::find(ours.begin(), ours.end(), name) == ours.end() && name != kTokenVariable &&
-               !(name == "CUDA_VISIBLE_DEVICES" && !context.visible_gpus.empty())) {
+               (context.visible_gpus.empty() || !chooses_gpus(name))) {
       env.push_back(variable);
     }
   }
@@ -95,9 +101,12 @@ WorkerEnv worker_variables(const LaunchContext& context, const Round& round, int
 int worker_count(const WorkersWanted& wanted, const Topology& topology) {
   using Kind = WorkersWanted::Kind;
   if (wanted.kind == Kind::kCount) return wanted.count;
-  if (wanted.kind == Kind::kGpu && topology.gpus == 0)
-    throw UsageError("--nproc-per-node: expected a visible NVIDIA GPU for 'gpu', got none (try cpu or auto)");
-  const bool by_gpu = wanted.kind == Kind::kGpu || (wanted.kind == Kind::kAuto && topology.gpus > 0);
+  const bool by_gpu = wanted.kind == Kind::kGpu || wanted.kind == Kind::kXpu ||
+                      (wanted.kind == Kind::kAuto && topology.gpus > 0);
+  if (by_gpu && topology.gpus == 0)
+    throw UsageError(std::string("--nproc-per-node: expected a visible ") +
+                     (wanted.kind == Kind::kXpu ? "Intel GPU for 'xpu'" : "GPU for 'gpu'") +
+                     ", got none (try cpu or auto)");
   return std::min(by_gpu ? topology.gpus : topology.cpus, kMaxWorkersPerNode);
 }
 
@@ -129,7 +138,8 @@ std::vector<WorkerSpec> plan_workers(const LaunchContext& context, const Round& 
     for (const auto& fd : {variables.store_fd, variables.heartbeat_fd})
       if (fd) spec.inherited_fds.push_back(*fd);
     spec.env = common;
-    if (!context.visible_gpus.empty()) spec.env.push_back("CUDA_VISIBLE_DEVICES=" + context.visible_gpus[i]);
+    if (!context.visible_gpus.empty())
+      spec.env.push_back(topology.gpu_variable + "=" + context.visible_gpus[i]);
     for (const auto& [name, value] : to_env(variables)) spec.env.push_back(name + "=" + value);
   }
   return specs;

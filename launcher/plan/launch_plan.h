@@ -40,7 +40,7 @@ struct LaunchContext {
   // By local rank, or empty.
   std::vector<int> heartbeat_fds;
   std::vector<std::vector<int>> cpus;
-  std::vector<std::string> visible_gpus;  ///< --virtual-local-rank: CUDA_VISIBLE_DEVICES, with LOCAL_RANK=0
+  std::vector<std::string> visible_gpus;  ///< --virtual-local-rank: values of gpu_variable, with LOCAL_RANK=0
 };
 
 /// How many workers to start. throws UsageError for one per GPU without a GPU

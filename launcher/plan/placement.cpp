@@ -169,11 +169,13 @@ std::vector<CpuList> bind_workers(const CpuMap& map, const std::vector<int>& gpu
   return lists;
 }
 
-bool needs_gpus(const Options& options) {
+WantedGpus wanted_gpus(const Options& options) {
   using Kind = WorkersWanted::Kind;
   const Kind kind = options.nproc_per_node.kind;
-  return kind == Kind::kGpu || kind == Kind::kAuto || options.numa_binding || options.virtual_local_rank ||
-         options.dry_run;
+  if (kind == Kind::kXpu) return WantedGpus::kIntel;
+  const bool any = kind == Kind::kGpu || kind == Kind::kAuto || options.numa_binding ||
+                   options.virtual_local_rank || options.dry_run;
+  return any ? WantedGpus::kAny : WantedGpus::kNone;
 }
 
 Placement place_workers(const Options& options, const Topology& topology, int workers) {
@@ -185,7 +187,10 @@ Placement place_workers(const Options& options, const Topology& topology, int wo
                    options.virtual_local_rank ? topology.visible : gpus_of_one_process(topology.visible)),
         *options.numa_binding, workers);
   if (options.virtual_local_rank)
-    placement.visible_gpus = one_gpu_each(topology.host_gpus, process_env("CUDA_VISIBLE_DEVICES"), workers);
+    placement.visible_gpus =
+        topology.gpu_variable == "CUDA_VISIBLE_DEVICES"
+            ? one_gpu_each(topology.host_gpus, process_env("CUDA_VISIBLE_DEVICES"), workers)
+            : one_gpu_each(topology.visible, workers, "");
   return placement;
 }
 

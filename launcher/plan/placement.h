@@ -29,11 +29,11 @@ std::vector<CpuList> bind_workers(const CpuMap& map, const std::vector<int>& gpu
 /// Where the workers of this node run, by local rank.
 struct Placement {
   std::vector<CpuList> cpus;              ///< to bind to; empty: unbound
-  std::vector<std::string> visible_gpus;  ///< CUDA_VISIBLE_DEVICES of each; empty: the same for all
+  std::vector<std::string> visible_gpus;  ///< values of Topology::gpu_variable; empty: the same for all
 };
 
-/// Whether the options depend on the host's GPUs.
-bool needs_gpus(const Options& options);
+/// Which GPUs the options depend on.
+WantedGpus wanted_gpus(const Options& options);
 
 /// Applies --numa-binding, which loads hwloc, and --virtual-local-rank. throws UsageError
 Placement place_workers(const Options& options, const Topology& topology, int workers);

@@ -2,19 +2,18 @@
 
 #include <fcntl.h>
 #include <sys/prctl.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <climits>
 #include <csignal>
 #include <filesystem>
 #include <system_error>
 #include <vector>
 
 #include "launcher/workers/job_processes.h"
+#include "launcher/workers/process.h"
 
 namespace ddprun::launcher {
 namespace {
@@ -56,7 +55,8 @@ void kill_job(const std::vector<pid_t>& groups, const std::string& job_id) {
   ::prctl(PR_SET_NAME, "ddprun-guard");
   [[maybe_unused]] const int ignored = ::chdir("/");  // holds no mount point
   ::dup2(pipe, STDIN_FILENO);
-  ::syscall(SYS_close_range, 1U, UINT_MAX, 0);
+  for (const int fd : {STDOUT_FILENO, STDERR_FILENO}) ::close(fd);
+  close_all_above_stderr();
   kill_job(read_until_launcher_is_gone(STDIN_FILENO), job_id);
   std::error_code ignored_error;
   std::filesystem::remove_all(folder, ignored_error);
@@ -72,6 +72,7 @@ Guard::Guard(const std::filesystem::path& folder, const std::string& job_id) {
   pipe_.reset(ends[1]);
   // ddprun never waits for the guard: if somebody freezes it, we lose messages, not the job.
   ::fcntl(pipe_.get(), F_SETFL, O_NONBLOCK);
+  for (const pid_t child : children([](pid_t) { return true; })) earlier_.insert(child);
   pid_ = ::fork();
   if (pid_ < 0) throw std::system_error(errno, std::generic_category(), "cannot start the guard process");
   if (pid_ == 0) {
@@ -86,6 +87,11 @@ Guard::~Guard() {
   ::kill(pid_, SIGKILL);
   while (::waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
   }
+}
+
+bool Guard::is_of_job(pid_t child) const {
+  // Each worker has a session of its own, which nobody can leave for ours.
+  return child != pid_ && earlier_.count(child) == 0 && ::getsid(child) != ::getsid(0);
 }
 
 void Guard::forget(pid_t group) {

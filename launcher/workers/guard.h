@@ -3,6 +3,7 @@
 #include <sys/types.h>
 
 #include <filesystem>
+#include <set>
 #include <string>
 
 #include <ddprun/common/files.h>
@@ -31,11 +32,15 @@ class Guard {
   /// Where a new group leader writes its pid before it can start processes, so no group is ever unwatched.
   int announce_fd() const { return pipe_.get(); }
   void forget(pid_t group);
-  pid_t pid() const { return pid_; }
+
+  /// True for a child of ddprun that a worker left behind; false for the guard, and for processes that the
+  /// shell started before it became ddprun (`sleep 300 & exec ddprun ...`), and their children.
+  bool is_of_job(pid_t child) const;
 
  private:
   UniqueFd pipe_;
   pid_t pid_ = -1;
+  std::set<pid_t> earlier_;  ///< children that were there before
 };
 
 }  // namespace ddprun::launcher

@@ -85,17 +85,18 @@ std::vector<pid_t> processes_of_job(const std::string& job_id) {
   return found;
 }
 
-std::vector<pid_t> children() {
+std::vector<pid_t> children(const std::function<bool(pid_t)>& is_wanted) {
   std::vector<pid_t> found;
   // Missing if the kernel lacks CONFIG_PROC_CHILDREN.
   std::ifstream list("/proc/self/task/" + std::to_string(::getpid()) + "/children");
   if (list) {
     for (pid_t pid = 0; list >> pid;)
-      if (living(pid)) found.push_back(pid);
+      if (is_wanted(pid) && living(pid)) found.push_back(pid);
     return found;
   }
   for (const pid_t pid : all_pids())
-    if (const auto process = living(pid); process && process->parent == ::getpid()) found.push_back(pid);
+    if (const auto process = living(pid); process && process->parent == ::getpid() && is_wanted(pid))
+      found.push_back(pid);
   return found;
 }
 

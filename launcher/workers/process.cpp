@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sched.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -11,11 +12,18 @@
 #include <cerrno>
 #include <climits>
 #include <csignal>
+#include <filesystem>
+#include <optional>
+#include <string>
 
 namespace ddprun::launcher {
 namespace {
 
 constexpr unsigned kPidfdSignalProcessGroup = 1U << 2;  // PIDFD_SIGNAL_PROCESS_GROUP, Linux 6.9
+constexpr unsigned kCloseRangeUnshare = 1U << 1;        // CLOSE_RANGE_UNSHARE
+
+std::optional<rlimit> inherited_descriptor_limit;  // before raise_descriptor_limit()
+UniqueFd low_descriptors[4];                       // see reserve_low_descriptors(); the last stays /dev/null
 
 /// Prepared before vfork: the child runs in our memory and must not allocate.
 struct ChildSetup {
@@ -27,7 +35,10 @@ struct ChildSetup {
   int announce_fd;
   const int* inherited_fds;  // ascending
   std::size_t inherited_count;
-  const cpu_set_t* cpus;  // null: as ddprun
+  unsigned highest_fd;             // that the child needs
+  bool shares_descriptors;         // with us, until it makes its own table
+  const rlimit* descriptor_limit;  // null: ours
+  const cpu_set_t* cpus;           // null: as ddprun
   std::size_t cpus_size;
   pid_t launcher;
 };
@@ -74,8 +85,27 @@ bool keep_descriptors(const int* inherited, std::size_t count) {
   return true;
 }
 
+/// Linux 5.9, unless a container's filter forbids it.
+bool has_close_range() {
+  static const bool has = ::syscall(SYS_close_range, UINT_MAX, UINT_MAX, 0) == 0;
+  return has;
+}
+
+/// Our open descriptors above 2; none without /proc.
+std::vector<int> open_descriptors() {
+  std::vector<int> fds;
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", ignored))
+    if (const int fd = std::atoi(entry.path().filename().c_str()); fd > STDERR_FILENO) fds.push_back(fd);
+  return fds;
+}
+
 /// The child between vfork and execve: system calls only, since it shares the parent's memory.
 [[noreturn]] void run_child(const ChildSetup& setup, volatile ChildFailure& failure) {
+  // Our own table of descriptors. Copying only the low ones keeps the start of many workers linear.
+  if (setup.shares_descriptors &&
+      ::syscall(SYS_close_range, setup.highest_fd + 1, UINT_MAX, kCloseRangeUnshare) != 0)
+    fail_child(failure, "close_range");
   // A new session, not only a new group: the kernel would stop a background group of ddprun's terminal
   // (SIGTTIN, SIGTTOU) when it reads the terminal or sets its modes. A session without a terminal avoids
   // that, and Ctrl-C reaches the worker only once, through ddprun.
@@ -91,6 +121,7 @@ bool keep_descriptors(const int* inherited, std::size_t count) {
   if (!keep_descriptors(setup.inherited_fds, setup.inherited_count)) fail_child(failure, "fcntl");
   if (setup.cpus != nullptr && ::sched_setaffinity(0, setup.cpus_size, setup.cpus) != 0)
     fail_child(failure, "sched_setaffinity");
+  if (setup.descriptor_limit != nullptr) ::setrlimit(RLIMIT_NOFILE, setup.descriptor_limit);
   reset_signal_dispositions();
   sigset_t none;
   sigemptyset(&none);
@@ -99,13 +130,40 @@ bool keep_descriptors(const int* inherited, std::size_t count) {
   fail_child(failure, "execve");
 }
 
-// vfork, not fork: its cost does not grow with our memory, and the child reports failure without a pipe. The
-// child must not return from the function that calls vfork, and no signal handler may run meanwhile: the
-// caller blocks all signals.
-[[gnu::noinline]] pid_t vfork_and_exec(const ChildSetup& setup, volatile ChildFailure& failure) {
-  const pid_t pid = ::vfork();
-  if (pid == 0) run_child(setup, failure);
-  return pid;
+struct Child {
+  const ChildSetup& setup;
+  volatile ChildFailure& failure;
+};
+
+int run_child_of(void* child) {
+  run_child(static_cast<Child*>(child)->setup, static_cast<Child*>(child)->failure);
+}
+
+// The sanitizers know vfork, but not a child that runs on a stack of its own in our memory.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kSanitized = true;
+#else
+constexpr bool kSanitized = false;
+#endif
+
+// As vfork, whose cost does not grow with our memory, and whose child reports failure without a pipe. No
+// signal handler may run meanwhile: the caller blocks all signals. Unlike vfork's, the child shares our
+// descriptors until it makes its own table.
+[[gnu::noinline]] pid_t start_child(const ChildSetup& setup, volatile ChildFailure& failure) {
+  if (kSanitized) {
+    const pid_t pid = ::vfork();
+    if (pid == 0) run_child(setup, failure);
+    return pid;
+  }
+  alignas(16) static char stack[1 << 16];
+  Child child{setup, failure};
+  const int flags = CLONE_VM | CLONE_VFORK | SIGCHLD | (setup.shares_descriptors ? CLONE_FILES : 0);
+  return ::clone(run_child_of, stack + sizeof stack, flags, &child);
+}
+
+/// A copy of the descriptor at a low number if one is reserved. The caller's stays open.
+int low_copy(int fd, const UniqueFd& low) {
+  return fd > STDERR_FILENO && low && ::dup3(fd, low.get(), O_CLOEXEC) >= 0 ? low.get() : fd;
 }
 
 std::vector<char*> pointers_to(const std::vector<std::string>& strings) {
@@ -131,14 +189,23 @@ std::variant<Process, StartFailure> start_process(const ProcessSpec& spec) {
   std::vector<int> inherited = spec.inherited_fds;
   std::sort(inherited.begin(), inherited.end());
   const CpuSet cpus(spec.cpus);
+  if (!has_close_range())
+    for (const int fd : open_descriptors()) ::fcntl(fd, F_SETFD, FD_CLOEXEC);
+  const int in = low_copy(spec.stdin_fd, low_descriptors[0]),
+            out = low_copy(spec.stdout_fd, low_descriptors[1]),
+            err = low_copy(spec.stderr_fd, low_descriptors[2]);
+  const int highest = std::max({STDERR_FILENO, in, out, err, inherited.empty() ? 0 : inherited.back()});
   const ChildSetup setup{spec.path.c_str(),
                          argv.data(),
                          env.data(),
-                         {spec.stdin_fd, spec.stdout_fd, spec.stderr_fd},
+                         {in, out, err},
                          spec.traceable,
                          spec.announce_fd,
                          inherited.data(),
                          inherited.size(),
+                         static_cast<unsigned>(highest),
+                         has_close_range() && !kSanitized,
+                         inherited_descriptor_limit ? &*inherited_descriptor_limit : nullptr,
                          spec.cpus.empty() ? nullptr : cpus.data(),
                          cpus.bytes(),
                          ::getpid()};
@@ -146,22 +213,20 @@ std::variant<Process, StartFailure> start_process(const ProcessSpec& spec) {
   sigset_t all, before;
   sigfillset(&all);
   ::sigprocmask(SIG_SETMASK, &all, &before);
-  const pid_t pid = vfork_and_exec(setup, failure);
-  const int vfork_error = errno;
+  const pid_t pid = start_child(setup, failure);
+  const int clone_error = errno;
+  for (const UniqueFd& low : low_descriptors)  // or we would keep the worker's output open
+    if (low && &low != &low_descriptors[3]) ::dup3(low_descriptors[3].get(), low.get(), O_CLOEXEC);
   ::sigprocmask(SIG_SETMASK, &before, nullptr);
 
-  if (pid < 0) return StartFailure{"vfork", vfork_error};
+  if (pid < 0) return StartFailure{"clone", clone_error};
   if (failure.step != nullptr) {
     wait_for(pid, nullptr, 0);
     return StartFailure{failure.step, failure.error};
   }
-  // The pid is ours until we reap it, so there is no race between vfork and this.
-  Process process{pid, UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)))};
-  if (process.pidfd) return process;
-  const int error = errno;
-  ::kill(-pid, SIGKILL);
-  wait_for(pid, nullptr, 0);
-  return StartFailure{"pidfd_open", error};
+  // The pid is ours until we reap it, so there is no race between clone and this. Linux before 5.3 has no
+  // pidfds, and a container's filter may forbid them: then SIGCHLD alone tells of the end.
+  return Process{pid, UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)))};
 }
 
 std::optional<ExitStatus> try_reap(const Process& process) {
@@ -171,13 +236,32 @@ std::optional<ExitStatus> try_reap(const Process& process) {
 }
 
 bool signal_group(const Process& process, int signal) {
-  // The pidfd names the group even after its leader is reaped. Older kernels take the number, which stays in
-  // use as long as the group has members, the last of which we, the subreaper, reap.
-  if (::syscall(SYS_pidfd_send_signal, process.pidfd.get(), signal, nullptr, kPidfdSignalProcessGroup) == 0)
-    return true;
-  if (errno == EINVAL || errno == ENOSYS)
-    if (::kill(-process.pid, signal) == 0) return true;
-  return errno != ESRCH;
+  // The pidfd names the group even after its leader is reaped. Where the kernel or a container's filter does
+  // not let us use it so, take the number, which stays in use as long as the group has members, the last of
+  // which we, the subreaper, reap.
+  if (process.pidfd) {
+    if (::syscall(SYS_pidfd_send_signal, process.pidfd.get(), signal, nullptr, kPidfdSignalProcessGroup) == 0)
+      return true;
+    if (errno == ESRCH) return false;
+  }
+  return ::kill(-process.pid, signal) == 0 || errno != ESRCH;
+}
+
+void close_all_above_stderr() {
+  if (::syscall(SYS_close_range, STDERR_FILENO + 1, UINT_MAX, 0) == 0) return;
+  for (const int fd : open_descriptors()) ::close(fd);
+}
+
+void raise_descriptor_limit() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
+  inherited_descriptor_limit = limit;
+  limit.rlim_cur = limit.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+void reserve_low_descriptors() {
+  for (UniqueFd& low : low_descriptors) low.reset(::open("/dev/null", O_RDWR | O_CLOEXEC));
 }
 
 }  // namespace ddprun::launcher

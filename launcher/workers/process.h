@@ -37,12 +37,12 @@ struct WorkerOutputs {
 /// readable, reaps once, and signals the group until it is gone.
 struct Process {
   pid_t pid = -1;
-  UniqueFd pidfd;
+  UniqueFd pidfd;  ///< none where the kernel has no pidfds or a filter forbids them: watch SIGCHLD
 };
 
 /// Why a process could not be started.
 struct StartFailure {
-  std::string step;  ///< the call that failed: "execve", "vfork"
+  std::string step;  ///< the call that failed: "execve", "clone"
   int error = 0;     ///< its errno
 };
 
@@ -57,5 +57,14 @@ std::optional<ExitStatus> try_reap(const Process& process);
 
 /// Signals every member of the process's group (0: only checks). False if none is left.
 bool signal_group(const Process& process, int signal);
+
+void close_all_above_stderr();
+
+/// Raises this process's soft limit of descriptors to the hard one; start_process() restores it in children.
+void raise_descriptor_limit();
+
+/// Keeps three low descriptors for start_process(): the cost of a start then does not grow with the number of
+/// open descriptors. Call it early.
+void reserve_low_descriptors();
 
 }  // namespace ddprun::launcher

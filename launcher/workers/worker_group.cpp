@@ -23,6 +23,10 @@ namespace {
 // broken driver). Waiting forever would not help.
 constexpr std::chrono::seconds kKillTimeout{10};
 
+// Every worker's silence is judged at least so often. A look that is late by half of it was kept from us: the
+// whole job was frozen (SIGSTOP, a paused container), or the machine is too busy to judge.
+constexpr std::chrono::milliseconds kHangLook{1000};
+
 StartFailed start_failed(const std::string& program, int rank, const StartFailure& failure) {
   const std::string reason = std::strerror(failure.error);
   const bool about_the_program =
@@ -35,6 +39,10 @@ StartFailed start_failed(const std::string& program, int rank, const StartFailur
   if (failure.error == ENOEXEC) hint = " (does its first line name an interpreter, as in #!/bin/sh?)";
   return {LaunchError::code_of_exec_error(failure.error), "cannot run " + program + ": " + reason + hint};
 }
+
+/// A job in the background must not take what is typed at the shell. The kernel would not stop rank 0, which
+/// has its own session.
+bool may_read_stdin() { return ::isatty(STDIN_FILENO) == 0 || ::tcgetpgrp(STDIN_FILENO) == ::getpgrp(); }
 
 }  // namespace
 
@@ -54,7 +62,7 @@ std::optional<StartFailed> WorkerGroup::start(const std::string& program,
     if (signals_.end_requested()) return {};
     const WorkerSpec& spec = specs[i];
     ProcessSpec process{program, spec.argv, spec.env};
-    process.stdin_fd = spec.reads_stdin ? STDIN_FILENO : dev_null.get();
+    process.stdin_fd = spec.reads_stdin && may_read_stdin() ? STDIN_FILENO : dev_null.get();
     const WorkerOutputs output = std::move(outputs[i]);  // closed here once the worker has it
     if (output.out) process.stdout_fd = output.out.get();
     if (output.err) process.stderr_fd = output.err.get();
@@ -68,7 +76,9 @@ std::optional<StartFailed> WorkerGroup::start(const std::string& program,
     Worker& worker = workers_.emplace_back();
     worker.process = std::move(std::get<Process>(started));
     worker.started = JobEvents::Clock::now();
-    events_.watch_exit(i, worker.process.pidfd.get());
+    index_of_[worker.process.pid] = i;
+    ++groups_left_;
+    if (worker.process.pidfd) events_.watch_exit(i, worker.process.pidfd.get());
     log_worker(EventRecord::Kind::kStarted, i);
   }
   return {};
@@ -78,6 +88,7 @@ asio::awaitable<AttemptEnd> WorkerGroup::wait(std::optional<JobEvents::Clock::ti
                                               const FindHung& find_hung,
                                               const PeerEndReason& peer_end_reason) {
   std::size_t succeeded = 0;
+  auto next_look = JobEvents::Clock::time_point::max();
   for (;;) {
     if (const auto reason = peer_end_reason ? peer_end_reason() : std::nullopt)
       co_return EndedByPeers{*reason};
@@ -85,9 +96,11 @@ asio::awaitable<AttemptEnd> WorkerGroup::wait(std::optional<JobEvents::Clock::ti
     if (deadline && now >= *deadline) co_return TimedOut{};
     auto wake_up = deadline.value_or(JobEvents::Clock::time_point::max());
     if (find_hung) {
+      if (next_look != JobEvents::Clock::time_point::max() && now > next_look + kHangLook / 2) resumed_ = now;
       const auto verdict = find_hung(now);
       if (const auto* hung = std::get_if<Hung>(&verdict)) co_return *hung;
-      wake_up = std::min(wake_up, std::get<LookAgain>(verdict).at);
+      next_look = std::min(std::get<LookAgain>(verdict).at, now + kHangLook);
+      wake_up = std::min(wake_up, next_look);
     }
     const JobEvent event = co_await events_.next(wake_up);
     handle(event);
@@ -95,7 +108,7 @@ asio::awaitable<AttemptEnd> WorkerGroup::wait(std::optional<JobEvents::Clock::ti
       if (signals_.ends_job(received->signal)) co_return *received;
     } else if (const auto* exited = std::get_if<WorkerExited>(&event)) {
       const auto& status = workers_[exited->index].status;
-      ensure(status.has_value(), "a worker whose pidfd is readable can be reaped");
+      ensure(status.has_value(), "a worker that has ended can be reaped");
       if (!status->success()) co_return WorkerFailed{*status, exited->index};
       if (++succeeded == specs_.size()) co_return AllSucceeded{};
     }
@@ -112,7 +125,7 @@ asio::awaitable<std::vector<pid_t>> WorkerGroup::stop(int signal, std::chrono::m
   // Workers that have ended by now did so unasked, even if their events are still queued.
   for (std::size_t i = 0; i < workers_.size(); ++i) record_exit(i);
   stopping_ = true;
-  if (all_gone()) co_return std::vector<pid_t>();
+  if (look_for_processes()) co_return std::vector<pid_t>();
   signal_to_end(signal);
   if (co_await groups_gone(JobEvents::Clock::now() + grace, /*can_hurry=*/true))
     co_return std::vector<pid_t>();
@@ -126,26 +139,37 @@ asio::awaitable<std::vector<pid_t>> WorkerGroup::stop(int signal, std::chrono::m
 
 /// Waits until no process is left. False if the deadline passes or, with can_hurry, the user signals twice.
 asio::awaitable<bool> WorkerGroup::groups_gone(JobEvents::Clock::time_point deadline, bool can_hurry) {
-  while (!all_gone()) {
-    const JobEvent event = co_await events_.next(deadline);
-    if (std::holds_alternative<DeadlinePassed>(event)) co_return false;
+  JobEvents::Clock::time_point next_look;
+  for (bool changed = true;;) {
+    const auto begin = JobEvents::Clock::now();
+    if (changed && begin >= next_look && !events_.pending()) {
+      if (look_for_processes()) co_return true;
+      changed = false;
+      // A look costs time for each process that is left: spend a tenth of it so, however many there are.
+      const auto end = JobEvents::Clock::now();
+      next_look = end + 10 * (end - begin);
+    }
+    const JobEvent event = co_await events_.next(changed ? std::min(deadline, next_look) : deadline);
+    if (std::holds_alternative<DeadlinePassed>(event)) {
+      if (JobEvents::Clock::now() >= deadline) co_return false;
+      continue;
+    }
     handle(event);
-    signal_strays();
+    changed = true;
     const auto* received = std::get_if<SignalReceived>(&event);
     if (received == nullptr || !signals_.ends_job(received->signal) || !can_hurry) continue;
     if (user_signals_.size() > 1) co_return false;
     signal_to_end(received->signal);
   }
-  co_return true;
 }
 
 /// Handles an event, whatever the group is waiting for.
 void WorkerGroup::handle(const JobEvent& event) {
   if (const auto* exited = std::get_if<WorkerExited>(&event)) {
     record_exit(exited->index);
-    reap_orphans();  // it may have hidden them in the kernel's list
+    has_child_ended_ = true;  // it may have hidden others in the kernel's list
   } else if (std::holds_alternative<ChildEnded>(event)) {
-    reap_orphans();
+    has_child_ended_ = true;
   } else if (const auto* received = std::get_if<SignalReceived>(&event)) {
     EventRecord record{EventRecord::Kind::kSignal, JobEvents::Clock::now(), attempt_};
     record.signal = received->signal;
@@ -159,6 +183,7 @@ void WorkerGroup::handle(const JobEvent& event) {
       signal_all(received->signal);
     }
   }
+  if (has_child_ended_ && !events_.pending()) reap();
 }
 
 void WorkerGroup::record_exit(std::size_t index) {
@@ -172,23 +197,49 @@ void WorkerGroup::record_exit(std::size_t index) {
   check_group(worker);
 }
 
-/// Processes that outlive their parents become children of ddprun, the subreaper. Their end is the only sign
-/// that a group without its leader is empty.
-void WorkerGroup::reap_orphans() {
+/// Reaps children that have ended: processes that outlived their parents are children of ddprun, the
+/// subreaper, and their end is the only sign that a group without its leader is empty.
+void WorkerGroup::reap() {
+  has_child_ended_ = false;
   for (;;) {
     siginfo_t info{};
-    if (::waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0) break;
-    if (is_running_worker(info.si_pid)) break;  // its event is queued and will call us again
+    if (::waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0) return;
+    if (const auto index = running_worker(info.si_pid)) {
+      if (workers_[*index].process.pidfd) return;  // its event is queued and will call us again
+      record_exit(*index);
+      events_.push(WorkerExited{*index});
+      continue;
+    }
+    const auto leader = index_of_.find(::getpgid(info.si_pid));
     ::waitpid(info.si_pid, nullptr, WNOHANG);
+    if (leader == index_of_.end()) continue;
+    if (Worker& worker = workers_[leader->second]; worker.status) check_group(worker);
   }
-  for (Worker& worker : workers_)
-    if (worker.status) check_group(worker);
+}
+
+std::optional<std::size_t> WorkerGroup::running_worker(pid_t pid) const {
+  const auto found = index_of_.find(pid);
+  if (found == index_of_.end() || workers_[found->second].status) return {};
+  return found->second;
 }
 
 void WorkerGroup::check_group(Worker& worker) {
   if (worker.group_gone || signal_group(worker.process, 0)) return;
   worker.group_gone = true;
+  --groups_left_;
   guard_.forget(worker.process.pid);
+}
+
+/// Looks at groups without a leader, and signals new strays: a worker may leave one behind while it ends.
+/// True if nothing is left.
+bool WorkerGroup::look_for_processes() {
+  for (Worker& worker : workers_)
+    if (worker.status) check_group(worker);
+  const auto left = strays();
+  if (!ending_signals_.empty())
+    for (const pid_t pid : left)
+      if (signalled_strays_.insert(pid).second) ::kill(pid, ending_signals_.back());
+  return groups_left_ == 0 && left.empty();
 }
 
 void WorkerGroup::signal_all(int signal) {
@@ -205,13 +256,7 @@ void WorkerGroup::signal_to_end(int signal) {
   signal_all(signal);
   if (signal != SIGKILL) signal_all(SIGCONT);  // a stopped process would not notice
   signalled_strays_.clear();
-  signal_strays();
-}
-
-/// Signals new strays: a worker may leave one behind while it ends.
-void WorkerGroup::signal_strays() {
-  for (const pid_t pid : strays())
-    if (signalled_strays_.insert(pid).second) ::kill(pid, ending_signals_.back());
+  look_for_processes();
 }
 
 /// Ctrl-Z. The kernel ignores an unhandled SIGTSTP in the workers' own sessions, so send SIGSTOP to them, and
@@ -223,27 +268,13 @@ void WorkerGroup::suspend() {
   resumed_ = JobEvents::Clock::now();
 }
 
-/// Our children that are not in a worker's group.
+/// Our children that came from a worker and are not in its group.
 std::vector<pid_t> WorkerGroup::strays() const {
-  std::vector<pid_t> list = children();
-  std::erase_if(list, [&](pid_t pid) {
-    const pid_t group = ::getpgid(pid);
-    return pid == guard_.pid() || std::any_of(workers_.begin(), workers_.end(), [&](const Worker& worker) {
-             return worker.process.pid == group && !worker.group_gone;
-           });
+  return children([&](pid_t pid) {
+    if (running_worker(pid)) return false;
+    const auto leader = index_of_.find(::getpgid(pid));
+    return (leader == index_of_.end() || workers_[leader->second].group_gone) && guard_.is_of_job(pid);
   });
-  return list;
-}
-
-bool WorkerGroup::all_gone() const {
-  return std::all_of(workers_.begin(), workers_.end(),
-                     [](const Worker& worker) { return worker.group_gone; }) &&
-         strays().empty();
-}
-
-bool WorkerGroup::is_running_worker(pid_t pid) const {
-  return std::any_of(workers_.begin(), workers_.end(),
-                     [&](const Worker& worker) { return !worker.status && worker.process.pid == pid; });
 }
 
 void WorkerGroup::log_worker(EventRecord::Kind kind, std::size_t index) const {

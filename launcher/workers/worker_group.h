@@ -7,6 +7,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <variant>
 #include <vector>
 
@@ -74,7 +75,7 @@ class WorkerGroup {
   const std::vector<int>& ending_signals() const { return ending_signals_; }
   /// The user's signals that end the job.
   const std::vector<int>& user_signals() const { return user_signals_; }
-  /// When the job last continued after SIGTSTP; else the epoch.
+  /// When the job last continued after a stop; else the epoch.
   JobEvents::Clock::time_point resumed() const { return resumed_; }
 
  private:
@@ -82,15 +83,14 @@ class WorkerGroup {
   void handle(const JobEvent& event);
   void log_worker(EventRecord::Kind kind, std::size_t index) const;
   void record_exit(std::size_t index);
-  void reap_orphans();
+  void reap();
+  std::optional<std::size_t> running_worker(pid_t pid) const;
   void check_group(Worker& worker);
+  bool look_for_processes();
   void signal_all(int signal);
   void signal_to_end(int signal);
-  void signal_strays();
   void suspend();
   std::vector<pid_t> strays() const;
-  bool all_gone() const;
-  bool is_running_worker(pid_t pid) const;
   std::string ranks_left() const;
   std::vector<pid_t> processes_left() const;
 
@@ -100,6 +100,9 @@ class WorkerGroup {
   EventsJson& log_;
   int attempt_;
   std::vector<Worker> workers_;
+  std::unordered_map<pid_t, std::size_t> index_of_;  ///< by the worker's pid
+  std::size_t groups_left_ = 0;
+  bool has_child_ended_ = false;  ///< since reap()
   std::span<const WorkerSpec> specs_;
   std::vector<int> ending_signals_;
   std::function<void()> on_window_change_;

@@ -1,12 +1,16 @@
 // Workers that fail, and what they leave behind.
 
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <csignal>
 #include <fstream>
+#include <sstream>
 
 #include "tests/integration/job.h"
+#include "tests/support/forbid.h"
 
 namespace ddprun::test {
 namespace {
@@ -171,6 +175,66 @@ TEST_CASE("a temporary folder that cannot be made ends ddprun before any worker 
   const Finished run(command);
   CHECK(run.status == ExitStatus::exited(125));
   CHECK(run.out.empty());
+}
+
+TEST_CASE("a job runs and ends where the kernel or a container forbids new system calls", "[launcher]") {
+  need_vfork();
+  const int error = GENERATE(ENOSYS, EPERM);
+  const long call = GENERATE(SYS_pidfd_open, SYS_pidfd_send_signal, SYS_close_range);
+  INFO("system call " << call << ", error " << error);
+  const auto forbidden = [&](Command command) {
+    command.in_child = [=] {
+      ::dup2(STDERR_FILENO, 77);  // nobody but ddprun may keep it
+      forbid({call}, error);
+    };
+    return command;
+  };
+  const Finished failed(
+      forbidden(job({"--nproc-per-node=3"}, {"--rank", "1", "child", "exit", "7", "--all", "pause"})));
+  CHECK(failed.status == ExitStatus::exited(7));
+  CHECK_THAT(failed.err, ContainsSubstring("rank      : 1 "));
+  const Finished succeeded(forbidden(job({"--nproc-per-node=2"}, {"daemon", "exit", "0"})));
+  CHECK(succeeded.status == ExitStatus::exited(0));
+  const Finished looked(forbidden(script({}, "[ -e /proc/self/fd/77 ] && echo kept; exit 0")));
+  CHECK(looked.status == ExitStatus::exited(0));
+  CHECK(looked.out == "");
+  Child killed(forbidden(job({"--nproc-per-node=2"}, {"daemon", "ready", "pause"})));
+  REQUIRE(killed.wait_for_output("ready ", 2));
+  killed.send_signal(SIGKILL);
+  killed.wait();
+  CHECK(killed.nothing_left());
+}
+
+TEST_CASE("ddprun uses all the descriptors that it may have, and workers get the limit of the shell",
+          "[launcher]") {
+  Command command = script({"--nproc-per-node=40", "--tee=3"}, "ulimit -Sn");
+  command.in_child = [] {
+    const rlimit limit{50, 4096};
+    ::setrlimit(RLIMIT_NOFILE, &limit);
+  };
+  const Finished run(command);
+  CHECK(run.status == ExitStatus::exited(0));
+  CHECK(count_of("]:50\n", run.out) == 40);
+}
+
+TEST_CASE("to end many workers takes ddprun less time than to run them", "[launcher]") {
+  need_no_sanitizer();
+  Child ddprun(script({"--nproc-per-node=400"}, "[ $RANK = 0 ] || exec sleep 60; sleep 1; exit 3"));
+  std::istringstream stat;
+  std::string state;
+  REQUIRE(wait_until([&] {
+    const std::string line = read_file("/proc/" + std::to_string(ddprun.pid()) + "/stat");
+    stat = std::istringstream(line.substr(line.rfind(") ") + 2));
+    return stat >> state && state == "Z";
+  }));
+  // Fields 14 to 17 of stat: its user and system time, then those of its children.
+  std::string skipped;
+  for (int field = 4; field < 14; ++field) stat >> skipped;
+  double user = 0, system = 0, user_of_workers = 0, system_of_workers = 0;
+  stat >> user >> system >> user_of_workers >> system_of_workers;
+  CHECK(user + system < user_of_workers + system_of_workers);
+  CHECK(ddprun.wait() == ExitStatus::exited(3));
+  check_nothing_left(ddprun);
 }
 
 }  // namespace

@@ -37,7 +37,7 @@ TEST_CASE("no visible GPU, or one named twice, is a usage error", "[launcher][gp
   for (const char* visible : {"", "-1", "GPU-eeee"}) {
     const Finished run(gpu_job("gpu", visible));
     CHECK(run.status == ExitStatus::exited(2));
-    CHECK_THAT(run.err, ContainsSubstring("--nproc-per-node: expected a visible NVIDIA GPU"));
+    CHECK_THAT(run.err, ContainsSubstring("--nproc-per-node: expected a visible GPU"));
   }
   const Finished twice(gpu_job("gpu", "1,GPU-bbbb"));
   CHECK(twice.status == ExitStatus::exited(2));

@@ -246,5 +246,16 @@ TEST_CASE("${local_rank} is replaced where --expand asks for it", "[output]") {
   CHECK(expanded.out == "r0 $ 0 $local_ranks\n");
 }
 
+TEST_CASE("log files may go to a folder of somebody else and of a team", "[output]") {
+  const TempDir folder;
+  ::chmod(folder.path().c_str(), 02777);
+  if (::geteuid() == 0) REQUIRE(::chown(folder.path().c_str(), 12345, 12345) == 0);
+  const Finished run(script({"--log-dir", folder.path(), "-r3"}, "echo out"));
+  CHECK(run.status == ExitStatus::exited(0));
+  const auto job = job_folder(folder.path());
+  CHECK((mode_of(job) & 0777) == 0700);
+  CHECK(read_file(job / "attempt_0/0/stdout.log") == "out\n");
+}
+
 }  // namespace
 }  // namespace ddprun::test

@@ -1,10 +1,12 @@
 // Restarts, timeouts and hangs.
 
 #include <algorithm>
+#include <chrono>
 #include <csignal>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
+#include <thread>
 
 #include "tests/integration/job.h"
 
@@ -209,6 +211,19 @@ TEST_CASE("a launcher around ddprun gets the root cause's error", "[records]") {
   const json error = json::parse(read_file(file));
   CHECK(error["message"]["message"] == "lost my way");
   CHECK(error["message"]["errorCode"] == 9);
+}
+
+TEST_CASE("time in which the whole job was frozen is not silence", "[timeouts]") {
+  Child ddprun(script({"--hang-timeout=1"}, "for i in 1 2 3 4 5 6 7 8; do echo tick; sleep 0.25; done"));
+  REQUIRE(ddprun.wait_for_output("tick", 2));
+  const auto frozen = ddprun.processes();
+  for (const pid_t pid : frozen) ::kill(pid, SIGSTOP);
+  std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+  ddprun.send_signal(SIGCONT);
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  for (const pid_t pid : frozen) ::kill(pid, SIGCONT);
+  CHECK(ddprun.wait() == ExitStatus::exited(0));
+  check_nothing_left(ddprun);
 }
 
 }  // namespace

@@ -200,5 +200,18 @@ TEST_CASE("rank 0 reads the terminal and sets its modes without being stopped", 
   check_nothing_left(ddprun);
 }
 
+TEST_CASE("a job in the background leaves the terminal's input to the shell", "[launcher]") {
+  const Terminal terminal;
+  Command command{{"sh", "-c",
+                   "set -m; \"$0\" -- sh -c 'echo ready; cat; echo end' & wait; read line; echo shell $line",
+                   DDPRUN_PROGRAM}};
+  command.in_child = [&] { terminal.become_controlling(); };
+  Child shell(command);
+  REQUIRE(shell.wait_for_output("ready"));
+  terminal.type("typed\n");
+  CHECK(shell.wait() == ExitStatus::exited(0));
+  CHECK_THAT(shell.out(), ContainsSubstring("end\nshell typed"));
+}
+
 }  // namespace
 }  // namespace ddprun::test

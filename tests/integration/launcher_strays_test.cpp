@@ -90,5 +90,31 @@ TEST_CASE("a stopped job can be ended", "[launcher]") {
   check_nothing_left(ddprun);
 }
 
+TEST_CASE("processes that the shell started before it became ddprun are left alone", "[launcher]") {
+  for (const char* how : {"sleep 300 &", "setsid sleep 300 &"}) {
+    INFO(how);
+    Child ddprun(
+        {{"sh", "-c", how + std::string(" echo earlier $! end; exec \"$0\" --max-restarts=1 -- false"),
+          DDPRUN_PROGRAM}});
+    CHECK(ddprun.wait() == ExitStatus::exited(1));
+    const pid_t earlier = std::stoi(ddprun.out().substr(std::string("earlier ").size()));
+    CHECK(state_of(earlier) == 'S');
+    ::kill(earlier, SIGKILL);
+    CHECK(ddprun.nothing_left());
+  }
+}
+
+TEST_CASE("a process substitution that takes the output outlives every attempt", "[launcher]") {
+  const TempDir folder;
+  const std::string file = folder.path() / "out";
+  Child ddprun({{"bash", "-c", "exec \"$0\" \"$@\" > >(cat > \"$FILE\")", DDPRUN_PROGRAM, "--max-restarts=1",
+                 "--", "sh", "-c", "echo attempt $TORCHELASTIC_RESTART_COUNT; exit 5"},
+                {{"FILE", file}}});
+  CHECK(ddprun.wait() == ExitStatus::exited(5));
+  CHECK(
+      wait_until([&] { return std::filesystem::exists(file) && read_file(file) == "attempt 0\nattempt 1\n"; },
+                 std::chrono::seconds(5)));
+}
+
 }  // namespace
 }  // namespace ddprun::test

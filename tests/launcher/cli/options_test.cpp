@@ -53,9 +53,10 @@ TEST_CASE("every spelling of a flag means the same", "[options]") {
     CHECK(parse(flags).nproc_per_node.count == 3);
 }
 
-TEST_CASE("the number of workers may be cpu, gpu or auto", "[options]") {
+TEST_CASE("the number of workers may be cpu, gpu, xpu or auto", "[options]") {
   CHECK(parse({"--nproc-per-node=cpu"}).nproc_per_node.kind == Kind::kCpu);
   CHECK(parse({"--nproc-per-node=gpu"}).nproc_per_node.kind == Kind::kGpu);
+  CHECK(parse({"--nproc-per-node=xpu"}).nproc_per_node.kind == Kind::kXpu);
   CHECK(parse({"--nproc-per-node=auto"}).nproc_per_node.kind == Kind::kAuto);
 }
 

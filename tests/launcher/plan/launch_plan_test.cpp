@@ -39,9 +39,25 @@ TEST_CASE("the number of workers is the number asked for, or counted", "[launch_
   CHECK(worker_count({Kind::kCount, 3}, {8, 2}) == 3);
   CHECK(worker_count({Kind::kCpu, 0}, {8, 2}) == 8);
   CHECK(worker_count({Kind::kGpu, 0}, {8, 2}) == 2);
+  CHECK(worker_count({Kind::kXpu, 0}, {8, 2}) == 2);
   CHECK(worker_count({Kind::kAuto, 0}, {8, 2}) == 2);
   CHECK(worker_count({Kind::kAuto, 0}, {8, 0}) == 8);
   CHECK_THROWS_AS(worker_count({Kind::kGpu, 0}, {8, 0}), UsageError);
+  CHECK_THROWS_AS(worker_count({Kind::kXpu, 0}, {8, 0}), UsageError);
+}
+
+TEST_CASE("with --virtual-local-rank each worker is told of its GPU as the vendor's runtime wants it",
+          "[launch_plan]") {
+  LaunchContext context = context_of({"HIP_VISIBLE_DEVICES=0,1", "ROCR_VISIBLE_DEVICES=2,3"});
+  context.visible_gpus = {"2", "3"};
+  Topology topology{8, 2};
+  topology.gpu_variable = "ROCR_VISIBLE_DEVICES";
+  const auto specs = plan_workers(context, static_round(0, 2, 12345, "run"), topology);
+  CHECK(has(specs[1], "ROCR_VISIBLE_DEVICES=3"));
+  CHECK_FALSE(has(specs[1], "ROCR_VISIBLE_DEVICES=2,3"));
+  CHECK_FALSE(sets(specs[1], "HIP_VISIBLE_DEVICES"));
+  CHECK_FALSE(sets(specs[1], "CUDA_VISIBLE_DEVICES"));
+  CHECK(has(specs[1], "LOCAL_RANK=0"));
 }
 
 TEST_CASE("workers know the signals that end the job, and the pipe of file timers", "[launch_plan]") {
