@@ -49,6 +49,7 @@ UniqueFd AttemptOutput::open_stream(std::size_t index, const StreamPlan& plan, b
     if (!file) file = open_file(plan.filtered_file, plan);
     targets.filtered = file;
   }
+  targets.writer = writer_.get();
   // The end of stderr is kept for the failure report, wherever it goes.
   if (!targets.console && !targets.file && !targets.filtered && !plan.need_activity && !is_err)
     return open_dev_null(O_WRONLY);
@@ -64,7 +65,8 @@ UniqueFd AttemptOutput::open_stream(std::size_t index, const StreamPlan& plan, b
 
 std::shared_ptr<LogFile> AttemptOutput::open_file(const std::filesystem::path& path, const StreamPlan& plan) {
   ensure(folder_ != nullptr, "a log file has a log folder");
-  return std::make_shared<LogFile>(*folder_, path, plan.max_file_size);
+  if (!writer_) writer_ = std::make_unique<LogWriter>(io_);
+  return writer_->open(*folder_, path, plan.max_file_size);
 }
 
 void AttemptOutput::note_output(std::size_t index, std::string_view bytes, bool is_err) {
@@ -89,6 +91,10 @@ void AttemptOutput::finish() {
   for (auto& [index, worker] : workers_)
     for (const auto& stream : {worker->out, worker->err})
       if (stream) stream->finish();
+}
+
+asio::awaitable<bool> AttemptOutput::drain_files(std::optional<Clock::time_point> deadline) {
+  co_return !writer_ || co_await writer_->drain(deadline);
 }
 
 std::vector<std::string> AttemptOutput::last_error_lines(std::size_t index) const {

@@ -72,6 +72,7 @@ OutputStream::OutputStream(asio::io_context& io, UniqueFd source, OutputTargets 
 
 OutputStream::~OutputStream() {
   if (targets_.console) targets_.console->forget(this);
+  if (targets_.writer) targets_.writer->forget(this);
 }
 
 void OutputStream::start(Bytes on_bytes, std::function<void()> on_end) {
@@ -88,14 +89,7 @@ void OutputStream::wait() {
 }
 
 void OutputStream::read() {
-  if (targets_.console && !targets_.console->has_room()) {
-    held_up_ = true;
-    targets_.console->when_room(this, [this] {
-      held_up_ = false;
-      wait();
-    });
-    return;
-  }
+  if (hold_up(targets_.console.get()) || hold_up(targets_.writer)) return;
   char buffer[1 << 16];
   const ssize_t n = ::read(source_.native_handle(), buffer, sizeof buffer);
   if (n > 0) take(std::string_view(buffer, static_cast<std::size_t>(n)));
@@ -103,6 +97,18 @@ void OutputStream::read() {
   ended_ = true;  // also EIO: every process has closed the terminal
   finish();
   on_end_();
+}
+
+/// Stops reading until the target has room, if it has none now.
+template <typename Target>
+bool OutputStream::hold_up(Target* target) {
+  if (!target || target->has_room()) return false;
+  held_up_ = true;
+  target->when_room(this, [this] {
+    held_up_ = false;
+    wait();
+  });
+  return true;
 }
 
 void OutputStream::finish() {
@@ -114,7 +120,8 @@ void OutputStream::finish() {
   const std::string rest(splitter_.partial());
   splitter_.drop_partial();
   if (!rest.empty()) take_line(rest);
-  if (!filtered_.empty()) targets_.filtered->write(std::exchange(filtered_, {}));
+  if (!filtered_.empty()) targets_.writer->write(targets_.filtered, std::exchange(filtered_, {}));
+  if (targets_.writer) targets_.writer->forget(this);
   if (!targets_.console) return;
   if (!line_start_.empty()) targets_.console->end_line(this);
   targets_.console->forget(this);
@@ -122,12 +129,12 @@ void OutputStream::finish() {
 
 void OutputStream::take(std::string_view bytes) {
   on_bytes_(bytes);
-  if (targets_.file) targets_.file->write(bytes);
+  if (targets_.file) targets_.writer->write(targets_.file, std::string(bytes));
   if (!targets_.console && !targets_.filtered) return;
   line_start_ = targets_.plan.prefix;
   if (targets_.plan.timestamps) line_start_ = utc_iso(JobClock::Wall::now(), 3) + " " + targets_.plan.prefix;
   splitter_.add(bytes, [this](std::string_view line) { take_line(line); });
-  if (!filtered_.empty()) targets_.filtered->write(std::exchange(filtered_, {}));
+  if (!filtered_.empty()) targets_.writer->write(targets_.filtered, std::exchange(filtered_, {}));
   if (to_terminal_ && !splitter_.partial().empty()) schedule_partial();
 }
 
