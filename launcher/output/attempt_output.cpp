@@ -55,7 +55,8 @@ UniqueFd AttemptOutput::open_stream(std::size_t index, const StreamPlan& plan, b
     return open_dev_null(O_WRONLY);
 
   const bool terminal = targets.console && targets.console->is_terminal();
-  OutputChannel channel = terminal ? open_output_terminal(targets.console->fd()) : open_output_pipe();
+  OutputChannel channel =
+      terminal ? open_output_terminal(targets.console->fd(), margin_of(plan)) : open_output_pipe();
   auto& output = is_err ? workers_.at(index)->err : workers_.at(index)->out;
   output = std::make_shared<OutputStream>(io_, std::move(channel.reading), std::move(targets));
   output->start([this, index, is_err](std::string_view bytes) { note_output(index, bytes, is_err); },
@@ -107,10 +108,9 @@ AttemptOutput::Clock::time_point AttemptOutput::last_output(std::size_t index) c
 }
 
 void AttemptOutput::update_window_size() {
-  for (auto& [index, worker] : workers_) {
-    if (worker->out && worker->out->open()) copy_window_size(console_.out()->fd(), worker->out->descriptor());
-    if (worker->err && worker->err->open()) copy_window_size(console_.err()->fd(), worker->err->descriptor());
-  }
+  for (auto& [index, worker] : workers_)
+    for (const auto& stream : {worker->out, worker->err})
+      if (stream) stream->update_window_size();
 }
 
 }  // namespace ddprun::launcher

@@ -32,8 +32,8 @@ class AttemptOutput {
   AttemptOutput& operator=(const AttemptOutput&) = delete;
 
   /// Makes the files and pipes of the worker with this index, and begins to read. If the console is a
-  /// terminal, the worker gets terminals too, in raw mode and of the same size. Close the result once the
-  /// worker is started.
+  /// terminal, the worker gets terminals too, in raw mode and narrower by what comes before each line. Close
+  /// the result once the worker is started.
   /// throws IoError for the files, std::system_error for the pipes
   WorkerOutputs open(std::size_t index, const WorkerOutputPlan& plan);
 
@@ -56,7 +56,7 @@ class AttemptOutput {
   /// or a stalled disk blocks it.
   Clock::time_point last_output(std::size_t index) const;
 
-  /// Gives the workers' terminals the current size of ddprun's. It sends no SIGWINCH: theirs is not a
+  /// Adapts the workers' terminals to the current size of ddprun's. It sends no SIGWINCH: theirs is not a
   /// controlling terminal.
   void update_window_size();
 

@@ -45,12 +45,13 @@ struct OutputChannel {
 /// throws std::system_error
 OutputChannel open_output_pipe();
 
-/// A pseudo-terminal that changes no byte, of the size of the terminal `like`: for programs that show colours
-/// and progress bars only on a terminal. A pipe if the system has no terminal left. throws std::system_error
-OutputChannel open_output_terminal(int like);
+/// A pseudo-terminal that changes no byte, of the size of the terminal `like` without `margin` columns: for
+/// programs that show colours and progress bars only on a terminal. A pipe if the system has no terminal
+/// left. throws std::system_error
+OutputChannel open_output_terminal(int like, int margin);
 
-/// Gives one terminal the size of another. Ignores what is not a terminal.
-void copy_window_size(int from, int to);
+/// The columns before each line of a stream: time and prefix.
+int margin_of(const StreamPlan& plan);
 
 /// A plan with its targets opened; null: not wanted.
 struct OutputTargets {
@@ -77,8 +78,8 @@ class OutputStream : public std::enable_shared_from_this<OutputStream> {
   void start(Bytes on_bytes, std::function<void()> on_end);
 
   bool open() const { return !ended_; }
-  /// Our end of the pipe or terminal; -1 when it is closed.
-  int descriptor() { return source_.is_open() ? source_.native_handle() : -1; }
+  /// Gives the worker's terminal the current size of the console's, less the margin.
+  void update_window_size();
   /// True while the console or a stalled disk keeps the worker from writing.
   bool held_up() const { return held_up_; }
 
