@@ -137,9 +137,10 @@ std::string describe_others(const std::vector<WorkerRecord>& others) {
 /// A program that refuses its arguments has said why, usually on stderr.
 std::string describe_refusal(const FailureReport& report) {
   const WorkerRecord& root = report.root_cause;
-  Lines lines = error_lines(root.error, 1, 0);
-  if (lines.empty()) lines = printable_lines(joined(root.last_lines, "\n"));
-  const std::string reason = lines.empty() ? "" : ": " + shortened(lines.back(), kMaxLineBytes);
+  const Lines error = error_lines(root.error, 1, 1), last = printable_lines(joined(root.last_lines, "\n"));
+  std::string reason;
+  if (!error.empty()) reason = ": " + error.front();
+  if (error.empty() && !last.empty()) reason = ": " + shortened(last.back(), kMaxLineBytes);
   return shortened(printable(report.program), kMaxLineBytes) + " FAILED: rank " + std::to_string(root.rank) +
          " ended by " + describe_end(root) + reason + "\n";
 }
