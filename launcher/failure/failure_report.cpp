@@ -5,6 +5,7 @@
 #include <ctime>
 #include <exception>
 #include <fstream>
+#include <iterator>
 
 #include <ddprun/common/logging.h>
 #include <ddprun/common/text.h>
@@ -90,7 +91,10 @@ void drop_repetition(Lines& stack, Lines& output) {
   constexpr std::ptrdiff_t kEnough = 4;  // lines that two different tracebacks do not share
   if (stack.end() - frames < kEnough) return;
   const auto found = std::search(output.begin(), output.end(), stack.end() - kEnough, stack.end());
-  if (found != output.end()) output.erase(output.begin(), found + kEnough);
+  if (found == output.end()) return;
+  const auto header = std::find_if(std::make_reverse_iterator(found), output.rend(),
+                                   [](const std::string& line) { return line.starts_with("Traceback"); });
+  output.erase(header == output.rend() ? output.begin() : header.base() - 1, found + kEnough);
 }
 
 std::string describe_output(const WorkerRecord& root) {

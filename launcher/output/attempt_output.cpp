@@ -49,7 +49,7 @@ UniqueFd AttemptOutput::open_stream(std::size_t index, const StreamPlan& plan, b
     if (!file) file = open_file(plan.filtered_file, plan);
     targets.filtered = file;
   }
-  targets.writer = writer_.get();
+  if (targets.file || targets.filtered) targets.writer = writer_.get();
   // The end of stderr is kept for the failure report, wherever it goes.
   if (!targets.console && !targets.file && !targets.filtered && !plan.need_activity && !is_err)
     return open_dev_null(O_WRONLY);
