@@ -12,8 +12,8 @@
 #include <system_error>
 #include <utility>
 
+#include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
-#include <ddprun/common/unique_fd.h>
 
 namespace ddprun::launcher {
 namespace asio = boost::asio;
