@@ -5,6 +5,7 @@
 #include <ctime>
 #include <exception>
 #include <fstream>
+#include <iterator>
 
 #include <ddprun/common/logging.h>
 #include <ddprun/common/text.h>
@@ -81,21 +82,29 @@ Lines error_lines(const ErrorFileContent& error, std::size_t first, std::size_t 
   return {"the worker's error file " + printable(error.problem)};
 }
 
-/// True if the other lines contain these, one after the other.
-bool stands_in(const Lines& lines, const Lines& others) {
-  return std::search(others.begin(), others.end(), lines.begin(), lines.end()) != others.end();
+/// Shows a traceback once: Python prints what @record has written, too, below a header and outer frames of
+/// its own. Clears the stack if the output has all of it, else drops the part of it from the output.
+void drop_repetition(Lines& stack, Lines& output) {
+  if (stack.empty()) return;
+  const auto frames = stack.begin() + (stack.front().starts_with("Traceback") && stack.size() > 1 ? 1 : 0);
+  if (std::search(output.begin(), output.end(), frames, stack.end()) != output.end()) return stack.clear();
+  constexpr std::ptrdiff_t kEnough = 4;  // lines that two different tracebacks do not share
+  if (stack.end() - frames < kEnough) return;
+  const auto found = std::search(output.begin(), output.end(), stack.end() - kEnough, stack.end());
+  if (found == output.end()) return;
+  const auto header = std::find_if(std::make_reverse_iterator(found), output.rend(),
+                                   [](const std::string& line) { return line.starts_with("Traceback"); });
+  output.erase(header == output.rend() ? output.begin() : header.base() - 1, found + kEnough);
 }
 
 std::string describe_output(const WorkerRecord& root) {
-  std::string joined;
-  for (const std::string& line : root.last_lines) joined += line + "\n";
-  Lines last = printable_lines(joined);
+  Lines last = printable_lines(joined(root.last_lines, "\n"));
   if (last.size() > kLastLines) last.erase(last.begin(), last.end() - kLastLines);
   for (std::string& line : last) line = shortened(line, kMaxLineBytes);
   std::string text;
-  const Lines stack = root.error.error ? bounded(root.error.error->call_stack, 8, 16) : Lines();
-  // Python prints what @record has written, too.
-  if (!stack.empty() && !stands_in(stack, last)) text += "  call stack:\n" + indented(stack, "    ");
+  Lines stack = root.error.error ? printable_lines(root.error.error->call_stack) : Lines();
+  drop_repetition(stack, last);
+  if (!stack.empty()) text += "  call stack:\n" + indented(bounded(joined(stack, "\n"), 8, 16), "    ");
   if (!last.empty()) text += "  last lines of its stderr:\n" + indented(last, "    | ");
   return text;
 }
@@ -111,7 +120,7 @@ std::string describe_root_cause(const FailureReport& report) {
   text += field("host", {printable(report.host)});
   text += field("time", {utc(root.time)});
   if (report.max_restarts > 0)
-    text += field("attempt", {std::to_string(report.attempt + 1) +
+    text += field("attempt", {std::to_string(report.attempt) +
                               " (--max-restarts=" + std::to_string(report.max_restarts) + ")"});
   if (!root.core.empty()) text += field("core file", {printable(root.core)});
   text += paths("log files", root.logs);
@@ -127,6 +136,17 @@ std::string describe_others(const std::vector<WorkerRecord>& others) {
   }
   if (shown < others.size()) text += "  and " + std::to_string(others.size() - shown) + " more\n";
   return text;
+}
+
+/// A program that refuses its arguments has said why, usually on stderr.
+std::string describe_refusal(const FailureReport& report) {
+  const WorkerRecord& root = report.root_cause;
+  const Lines error = error_lines(root.error, 1, 1), last = printable_lines(joined(root.last_lines, "\n"));
+  std::string reason;
+  if (!error.empty()) reason = ": " + error.front();
+  if (error.empty() && !last.empty()) reason = ": " + shortened(last.back(), kMaxLineBytes);
+  return shortened(printable(report.program), kMaxLineBytes) + " FAILED: rank " + std::to_string(root.rank) +
+         " ended by " + describe_end(root) + reason + "\n";
 }
 
 std::string signal_hint(int signal) {
@@ -170,6 +190,8 @@ bool ended_as_told(const ExitStatus& status, const std::vector<int>& signals) {
 }
 
 std::string describe(const FailureReport& report) {
+  constexpr int kUsageError = 2;
+  if (report.root_cause.status == ExitStatus::exited(kUsageError)) return describe_refusal(report);
   const std::string rule = std::string(kWidth, '=') + "\n";
   const std::string thin_rule = std::string(kWidth, '-') + "\n";
   std::string text = rule + shortened(printable(report.program), kMaxLineBytes) + " FAILED\n" + thin_rule;
@@ -195,7 +217,7 @@ std::string end_hint(const ExitStatus& status) {
   const int signal = status.code - 128;
   if (signal < 1 || signal > SIGSYS) return "";
   const std::string hint = signal_hint(signal);
-  return "shells report " + signal_name(signal) + " this way" + (hint.empty() ? "" : ": " + hint);
+  return hint.empty() ? "" : "shells report " + signal_name(signal) + " this way: " + hint;
 }
 
 std::string core_place(std::string_view pattern, pid_t pid, const std::filesystem::path& cwd) {

@@ -38,7 +38,7 @@ struct WorkerRecord {
 struct FailureReport {
   std::string program;
   std::string host;
-  WorkerRecord root_cause;           ///< the first that failed
+  WorkerRecord root_cause;           ///< the first that failed, by its error file or its exit
   std::vector<WorkerRecord> others;  ///< that failed on their own too, in rank order
   std::vector<int> ended_by_us;      ///< ranks that ended because ddprun told them to, in order
   int attempt = 0;                   ///< from 0

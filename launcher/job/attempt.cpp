@@ -125,6 +125,8 @@ asio::awaitable<void> drain(Job& job, WorkerGroup& group, AttemptOutput& logs, b
   while (!co_await logs.wait_for_ends(Clock::now() + kLook))
     if (!all_gone || co_await wants_to_hurry(job, group)) break;
   logs.finish();
+  while (!co_await logs.drain_files(Clock::now() + kLook))
+    if (co_await wants_to_hurry(job, group)) break;
   while (!co_await job.outputs.console().drain(Clock::now() + kLook))
     if (co_await wants_to_hurry(job, group)) break;
 }

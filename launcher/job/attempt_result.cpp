@@ -1,5 +1,8 @@
 #include "launcher/job/attempt_result.h"
 
+#include <sys/stat.h>
+
+#include <chrono>
 #include <cstdio>
 #include <filesystem>
 #include <optional>
@@ -13,6 +16,36 @@
 
 namespace ddprun::launcher {
 namespace {
+
+using Wall = JobClock::Wall;
+
+/// When the worker wrote its error file; nullopt if it did not.
+std::optional<Wall::time_point> error_time(const std::string& path) {
+  struct stat info {};
+  if (path.empty() || ::lstat(path.c_str(), &info) != 0 || !S_ISREG(info.st_mode) || info.st_size == 0)
+    return {};
+  return Wall::time_point(std::chrono::duration_cast<Wall::duration>(
+      std::chrono::seconds(info.st_mtim.tv_sec) + std::chrono::nanoseconds(info.st_mtim.tv_nsec)));
+}
+
+/// The worker that failed first. The first to exit may have failed because of another one, whose exit takes
+/// longer but whose error file is older.
+///
+/// first, ended   the first to exit, and when
+/// workers        if they have ended: one that succeeded is not the cause
+std::size_t root_cause(const std::vector<WorkerSpec>& specs, std::size_t first, Wall::time_point ended,
+                       const std::vector<WorkerRecord>& workers = {}) {
+  std::size_t root = first;
+  Wall::time_point earliest = error_time(specs[first].error_file).value_or(ended);
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    const auto time = error_time(specs[i].error_file);
+    const bool failed = i >= workers.size() || (workers[i].status && !workers[i].status->success());
+    if (!time || *time >= earliest || !failed) continue;
+    root = i;
+    earliest = *time;
+  }
+  return root;
+}
 
 WorkerRecord record_of(const Job& job, const Attempt& attempt, std::size_t index) {
   const WorkerSpec& spec = attempt.specs[index];
@@ -64,11 +97,13 @@ FailureReport make_report(const Job& job, const Attempt& attempt, const std::vec
 
 std::string describe_end(const Attempt& attempt) {
   if (const auto* failed = std::get_if<WorkerFailed>(&attempt.outcome)) {
-    const WorkerSpec& spec = attempt.specs[failed->index];
+    const WorkerSpec& spec = attempt.specs[root_cause(attempt.specs, failed->index, Wall::now())];
     const auto error = read_error_file(spec.error_file).error;
     const std::string message =
         error ? ": " + printable(error->message.substr(0, error->message.find('\n'))) : "";
-    return "rank " + std::to_string(spec.rank) + " failed: " + describe(failed->status) + message;
+    const bool first = spec.rank == attempt.specs[failed->index].rank;  // else it has not been reaped yet
+    return "rank " + std::to_string(spec.rank) + " failed" + (first ? ": " + describe(failed->status) : "") +
+           message;
   }
   if (const auto* start = std::get_if<StartFailed>(&attempt.outcome)) return start->message;
   if (const auto* hung = std::get_if<Hung>(&attempt.outcome))
@@ -82,8 +117,9 @@ void report_attempt(const Job& job, const Attempt& attempt, OomWatch& oom, JobRe
   for (std::size_t i = 0; i < attempt.workers.size(); ++i) workers.push_back(record_of(job, attempt, i));
   std::optional<int> root_cause_rank;
   if (const auto* failed = std::get_if<WorkerFailed>(&attempt.outcome)) {
-    add_details(attempt, failed->index, oom, workers[failed->index]);
-    const FailureReport report = make_report(job, attempt, workers, failed->index);
+    const auto root = root_cause(attempt.specs, failed->index, workers[failed->index].time, workers);
+    add_details(attempt, root, oom, workers[root]);
+    const FailureReport report = make_report(job, attempt, workers, root);
     root_cause_rank = report.root_cause.rank;
     const std::string text = describe(report);
     job.outputs.console().make_way();

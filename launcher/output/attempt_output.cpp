@@ -49,12 +49,14 @@ UniqueFd AttemptOutput::open_stream(std::size_t index, const StreamPlan& plan, b
     if (!file) file = open_file(plan.filtered_file, plan);
     targets.filtered = file;
   }
+  if (targets.file || targets.filtered) targets.writer = writer_.get();
   // The end of stderr is kept for the failure report, wherever it goes.
   if (!targets.console && !targets.file && !targets.filtered && !plan.need_activity && !is_err)
     return open_dev_null(O_WRONLY);
 
   const bool terminal = targets.console && targets.console->is_terminal();
-  OutputChannel channel = terminal ? open_output_terminal(targets.console->fd()) : open_output_pipe();
+  OutputChannel channel =
+      terminal ? open_output_terminal(targets.console->fd(), margin_of(plan)) : open_output_pipe();
   auto& output = is_err ? workers_.at(index)->err : workers_.at(index)->out;
   output = std::make_shared<OutputStream>(io_, std::move(channel.reading), std::move(targets));
   output->start([this, index, is_err](std::string_view bytes) { note_output(index, bytes, is_err); },
@@ -64,7 +66,8 @@ UniqueFd AttemptOutput::open_stream(std::size_t index, const StreamPlan& plan, b
 
 std::shared_ptr<LogFile> AttemptOutput::open_file(const std::filesystem::path& path, const StreamPlan& plan) {
   ensure(folder_ != nullptr, "a log file has a log folder");
-  return std::make_shared<LogFile>(*folder_, path, plan.max_file_size);
+  if (!writer_) writer_ = std::make_unique<LogWriter>(io_);
+  return writer_->open(*folder_, path, plan.max_file_size);
 }
 
 void AttemptOutput::note_output(std::size_t index, std::string_view bytes, bool is_err) {
@@ -91,6 +94,10 @@ void AttemptOutput::finish() {
       if (stream) stream->finish();
 }
 
+asio::awaitable<bool> AttemptOutput::drain_files(std::optional<Clock::time_point> deadline) {
+  co_return !writer_ || co_await writer_->drain(deadline);
+}
+
 std::vector<std::string> AttemptOutput::last_error_lines(std::size_t index) const {
   return workers_.at(index)->error_tail.lines();
 }
@@ -101,10 +108,9 @@ AttemptOutput::Clock::time_point AttemptOutput::last_output(std::size_t index) c
 }
 
 void AttemptOutput::update_window_size() {
-  for (auto& [index, worker] : workers_) {
-    if (worker->out && worker->out->open()) copy_window_size(console_.out()->fd(), worker->out->descriptor());
-    if (worker->err && worker->err->open()) copy_window_size(console_.err()->fd(), worker->err->descriptor());
-  }
+  for (auto& [index, worker] : workers_)
+    for (const auto& stream : {worker->out, worker->err})
+      if (stream) stream->update_window_size();
 }
 
 }  // namespace ddprun::launcher

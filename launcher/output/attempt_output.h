@@ -32,8 +32,8 @@ class AttemptOutput {
   AttemptOutput& operator=(const AttemptOutput&) = delete;
 
   /// Makes the files and pipes of the worker with this index, and begins to read. If the console is a
-  /// terminal, the worker gets terminals too, in raw mode and of the same size. Close the result once the
-  /// worker is started.
+  /// terminal, the worker gets terminals too, in raw mode and narrower by what comes before each line. Close
+  /// the result once the worker is started.
   /// throws IoError for the files, std::system_error for the pipes
   WorkerOutputs open(std::size_t index, const WorkerOutputPlan& plan);
 
@@ -43,17 +43,20 @@ class AttemptOutput {
   /// Waits until every stream has ended. False at the deadline.
   boost::asio::awaitable<bool> wait_for_ends(std::optional<Clock::time_point> deadline);
 
-  /// Closes the streams, after passing on unfinished lines. The console may still hold some of it.
+  /// Closes the streams, after passing on unfinished lines. The console and files may still need draining.
   void finish();
+
+  /// Waits until the log files hold everything. False at the deadline.
+  boost::asio::awaitable<bool> drain_files(std::optional<Clock::time_point> deadline);
 
   /// The end of a worker's stderr, wherever it goes: at most 20 lines and 16 KiB, raw.
   std::vector<std::string> last_error_lines(std::size_t index) const;
 
   /// When a worker last wrote something that passed through ddprun, or was opened. Now, while the console
-  /// blocks it.
+  /// or a stalled disk blocks it.
   Clock::time_point last_output(std::size_t index) const;
 
-  /// Gives the workers' terminals the current size of ddprun's. It sends no SIGWINCH: theirs is not a
+  /// Adapts the workers' terminals to the current size of ddprun's. It sends no SIGWINCH: theirs is not a
   /// controlling terminal.
   void update_window_size();
 
@@ -67,6 +70,7 @@ class AttemptOutput {
   boost::asio::io_context& io_;
   Console& console_;
   const LogFolder* folder_;
+  std::unique_ptr<LogWriter> writer_;  // null: no files
   std::map<std::size_t, std::unique_ptr<Worker>> workers_;
   std::map<std::filesystem::path, std::shared_ptr<LogFile>> filtered_files_;
   std::function<void(std::size_t)> on_first_output_;

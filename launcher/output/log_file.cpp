@@ -121,7 +121,8 @@ void LogFile::rotate() {
 
 void LogFile::warn_once(const char* problem, int error) {
   if (std::exchange(warned_, true)) return;
-  log_warning(IoError(path_, problem, error).what());
+  const std::string text = IoError(path_, problem, error).what();
+  warn_ ? warn_(text) : log_warning(text);
 }
 
 }  // namespace ddprun::launcher

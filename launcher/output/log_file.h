@@ -2,8 +2,10 @@
 
 #include <cstddef>
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include <ddprun/common/files.h>
 
@@ -41,6 +43,9 @@ class LogFile {
 
   void write(std::string_view bytes);
 
+  /// Called with a warning instead of logging it.
+  void on_warning(std::function<void(const std::string&)> callback) { warn_ = std::move(callback); }
+
   const std::filesystem::path& path() const { return path_; }
 
  private:
@@ -55,6 +60,7 @@ class LogFile {
   std::size_t size_ = 0;
   bool at_line_start_ = true;
   bool warned_ = false;
+  std::function<void(const std::string&)> warn_;
 };
 
 }  // namespace ddprun::launcher

@@ -5,12 +5,14 @@
 #include <termios.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
 #include <system_error>
 #include <utility>
 
+#include <ddprun/common/text.h>
 #include "launcher/events/job_clock.h"
 
 namespace ddprun::launcher {
@@ -22,6 +24,7 @@ namespace {
 constexpr std::chrono::milliseconds kPartialDelay{100};
 // Drawn bytes of a transient line: no terminal is wider.
 constexpr std::size_t kMaxTransient = 2048;
+constexpr int kTimeColumns = 25;  // "2026-11-21T12:10:46.123Z "
 
 void set_nonblocking(const UniqueFd& fd) {
   const int flags = ::fcntl(fd.get(), F_GETFL);
@@ -37,6 +40,14 @@ bool make_raw(int terminal) {
   return ::tcsetattr(terminal, TCSANOW, &modes) == 0;
 }
 
+/// Ignores what is not a terminal. A margin that would leave nothing is ignored, too.
+void copy_window_size(int from, int to, int margin) {
+  winsize size{};
+  if (::ioctl(from, TIOCGWINSZ, &size) != 0) return;
+  if (size.ws_col > margin) size.ws_col = static_cast<unsigned short>(size.ws_col - margin);
+  ::ioctl(to, TIOCSWINSZ, &size);
+}
+
 }  // namespace
 
 OutputChannel open_output_pipe() {
@@ -47,21 +58,22 @@ OutputChannel open_output_pipe() {
   return channel;
 }
 
-OutputChannel open_output_terminal(int like) {
+OutputChannel open_output_terminal(int like, int margin) {
   OutputChannel channel;
   channel.reading.reset(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
   if (!channel.reading || ::unlockpt(channel.reading.get()) != 0) return open_output_pipe();
   // Not by its path, which may name another terminal in our mount namespace.
   channel.writing.reset(::ioctl(channel.reading.get(), TIOCGPTPEER, O_RDWR | O_NOCTTY | O_CLOEXEC));
   if (!channel.writing || !make_raw(channel.writing.get())) return open_output_pipe();
-  copy_window_size(like, channel.reading.get());
+  copy_window_size(like, channel.reading.get(), margin);
   set_nonblocking(channel.reading);
   return channel;
 }
 
-void copy_window_size(int from, int to) {
-  winsize size{};
-  if (::ioctl(from, TIOCGWINSZ, &size) == 0) ::ioctl(to, TIOCSWINSZ, &size);
+int margin_of(const StreamPlan& plan) {
+  const auto columns =
+      std::count_if(plan.prefix.begin(), plan.prefix.end(), [](char byte) { return !is_continuation(byte); });
+  return static_cast<int>(columns) + (plan.timestamps ? kTimeColumns : 0);
 }
 
 OutputStream::OutputStream(asio::io_context& io, UniqueFd source, OutputTargets targets)
@@ -72,12 +84,18 @@ OutputStream::OutputStream(asio::io_context& io, UniqueFd source, OutputTargets 
 
 OutputStream::~OutputStream() {
   if (targets_.console) targets_.console->forget(this);
+  if (targets_.writer) targets_.writer->forget(this);
 }
 
 void OutputStream::start(Bytes on_bytes, std::function<void()> on_end) {
   on_bytes_ = std::move(on_bytes);
   on_end_ = std::move(on_end);
   wait();
+}
+
+void OutputStream::update_window_size() {
+  if (to_terminal_ && source_.is_open())
+    copy_window_size(targets_.console->fd(), source_.native_handle(), margin_of(targets_.plan));
 }
 
 void OutputStream::wait() {
@@ -88,14 +106,7 @@ void OutputStream::wait() {
 }
 
 void OutputStream::read() {
-  if (targets_.console && !targets_.console->has_room()) {
-    held_up_ = true;
-    targets_.console->when_room(this, [this] {
-      held_up_ = false;
-      wait();
-    });
-    return;
-  }
+  if (hold_up(targets_.console.get()) || hold_up(targets_.writer)) return;
   char buffer[1 << 16];
   const ssize_t n = ::read(source_.native_handle(), buffer, sizeof buffer);
   if (n > 0) take(std::string_view(buffer, static_cast<std::size_t>(n)));
@@ -103,6 +114,18 @@ void OutputStream::read() {
   ended_ = true;  // also EIO: every process has closed the terminal
   finish();
   on_end_();
+}
+
+/// Stops reading until the target has room, if it has none now.
+template <typename Target>
+bool OutputStream::hold_up(Target* target) {
+  if (!target || target->has_room()) return false;
+  held_up_ = true;
+  target->when_room(this, [this] {
+    held_up_ = false;
+    wait();
+  });
+  return true;
 }
 
 void OutputStream::finish() {
@@ -114,7 +137,8 @@ void OutputStream::finish() {
   const std::string rest(splitter_.partial());
   splitter_.drop_partial();
   if (!rest.empty()) take_line(rest);
-  if (!filtered_.empty()) targets_.filtered->write(std::exchange(filtered_, {}));
+  if (!filtered_.empty()) targets_.writer->write(targets_.filtered, std::exchange(filtered_, {}));
+  if (targets_.writer) targets_.writer->forget(this);
   if (!targets_.console) return;
   if (!line_start_.empty()) targets_.console->end_line(this);
   targets_.console->forget(this);
@@ -122,12 +146,12 @@ void OutputStream::finish() {
 
 void OutputStream::take(std::string_view bytes) {
   on_bytes_(bytes);
-  if (targets_.file) targets_.file->write(bytes);
+  if (targets_.file) targets_.writer->write(targets_.file, std::string(bytes));
   if (!targets_.console && !targets_.filtered) return;
   line_start_ = targets_.plan.prefix;
   if (targets_.plan.timestamps) line_start_ = utc_iso(JobClock::Wall::now(), 3) + " " + targets_.plan.prefix;
   splitter_.add(bytes, [this](std::string_view line) { take_line(line); });
-  if (!filtered_.empty()) targets_.filtered->write(std::exchange(filtered_, {}));
+  if (!filtered_.empty()) targets_.writer->write(targets_.filtered, std::exchange(filtered_, {}));
   if (to_terminal_ && !splitter_.partial().empty()) schedule_partial();
 }
 
@@ -142,8 +166,9 @@ void OutputStream::take_line(std::string_view line) {
 
 void OutputStream::print(std::string_view line) {
   if (!to_terminal_) return targets_.console->write(this, line_start_, line);
-  const std::string_view shown = last_shown(line);
-  targets_.console->write(this, line_start_, sanitized(shown) + '\n');
+  const std::string shown = sanitized(last_shown(line));
+  if (shown.empty() && line.back() != '\n') return;  // a progress bar that cleared itself
+  targets_.console->write(this, line_start_, shown + '\n');
 }
 
 void OutputStream::schedule_partial() {
@@ -159,8 +184,8 @@ void OutputStream::show_partial() {
   partial_due_ = false;
   if (!targets_.filtered) splitter_.drop_overwritten();
   if (splitter_.partial().empty()) return;
-  const std::string_view shown = last_shown(splitter_.partial()).substr(0, kMaxTransient);
-  targets_.console->show_transient(this, line_start_ + sanitized(shown));
+  const std::string shown = sanitized(last_shown(splitter_.partial()).substr(0, kMaxTransient));
+  targets_.console->show_transient(this, shown.empty() ? "" : line_start_ + shown);
 }
 
 }  // namespace ddprun::launcher

@@ -14,7 +14,7 @@
 #include <ddprun/common/files.h>
 #include "launcher/output/console.h"
 #include "launcher/output/line_format.h"
-#include "launcher/output/log_file.h"
+#include "launcher/output/log_writer.h"
 
 namespace ddprun::launcher {
 
@@ -45,12 +45,13 @@ struct OutputChannel {
 /// throws std::system_error
 OutputChannel open_output_pipe();
 
-/// A pseudo-terminal that changes no byte, of the size of the terminal `like`: for programs that show colours
-/// and progress bars only on a terminal. A pipe if the system has no terminal left. throws std::system_error
-OutputChannel open_output_terminal(int like);
+/// A pseudo-terminal that changes no byte, of the size of the terminal `like` without `margin` columns: for
+/// programs that show colours and progress bars only on a terminal. A pipe if the system has no terminal
+/// left. throws std::system_error
+OutputChannel open_output_terminal(int like, int margin);
 
-/// Gives one terminal the size of another. Ignores what is not a terminal.
-void copy_window_size(int from, int to);
+/// The columns before each line of a stream: time and prefix.
+int margin_of(const StreamPlan& plan);
 
 /// A plan with its targets opened; null: not wanted.
 struct OutputTargets {
@@ -58,10 +59,11 @@ struct OutputTargets {
   std::shared_ptr<ConsoleSink> console = nullptr;
   std::shared_ptr<LogFile> file = nullptr;      ///< plan.file
   std::shared_ptr<LogFile> filtered = nullptr;  ///< plan.filtered_file
+  LogWriter* writer = nullptr;                  ///< of the files; must outlive the stream
 };
 
-/// Reads one output stream of a worker and passes it on. While the console has no room it stops reading, so
-/// the worker blocks once its pipe is full.
+/// Reads one output stream of a worker and passes it on. While the console or the files' queue has no room it
+/// stops reading, so the worker blocks once its pipe is full.
 class OutputStream : public std::enable_shared_from_this<OutputStream> {
  public:
   using Bytes = std::function<void(std::string_view)>;
@@ -76,9 +78,9 @@ class OutputStream : public std::enable_shared_from_this<OutputStream> {
   void start(Bytes on_bytes, std::function<void()> on_end);
 
   bool open() const { return !ended_; }
-  /// Our end of the pipe or terminal; -1 when it is closed.
-  int descriptor() { return source_.is_open() ? source_.native_handle() : -1; }
-  /// True while the console keeps the worker from writing.
+  /// Gives the worker's terminal the current size of the console's, less the margin.
+  void update_window_size();
+  /// True while the console or a stalled disk keeps the worker from writing.
   bool held_up() const { return held_up_; }
 
   /// Passes on the unfinished line and stops reading.
@@ -87,6 +89,8 @@ class OutputStream : public std::enable_shared_from_this<OutputStream> {
  private:
   void wait();
   void read();
+  template <typename Target>
+  bool hold_up(Target* target);
   void take(std::string_view bytes);
   void take_line(std::string_view line);
   void print(std::string_view line);

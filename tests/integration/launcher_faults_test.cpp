@@ -42,6 +42,20 @@ TEST_CASE("a rank that fails in its own way after the first one is listed, not b
   check_nothing_left(ddprun);
 }
 
+TEST_CASE("the oldest error file names the root cause, not the first exit", "[launcher]") {
+  const std::string script_text =
+      "tell() { printf '{\"message\": \"%s\"}' \"$1\" > $TORCHELASTIC_ERROR_FILE; }; "
+      "if [ $RANK = 1 ]; then tell 'E: the cause'; touch told; sleep 1; exit 3; fi; "
+      "until [ -e told ]; do sleep 0.01; done; sleep 0.05; tell 'E: closed by peer'; exit 4";
+  const TempDir folder;
+  const Finished run(script({"--nproc-per-node=2"}, "cd " + folder.path().string() + "; " + script_text));
+  CHECK(run.status == ExitStatus::exited(4));  // the first exit's, as before
+  const auto root = run.err.find("Root Cause"), others = run.err.find("Other Failures");
+  REQUIRE(root != std::string::npos);
+  CHECK(run.err.substr(root, others - root).find("E: the cause") != std::string::npos);
+  CHECK_THAT(run.err, ContainsSubstring("rank      : 1 "));
+}
+
 TEST_CASE("when all fail at once one of them is the root cause", "[launcher]") {
   const Finished run(job({"--nproc-per-node=8"}, {"exit", "3"}));
   CHECK(run.status == ExitStatus::exited(3));

@@ -58,7 +58,7 @@ TEST_CASE("the report shows where to look further, if there is anything", "[fail
   const std::string text = describe(report);
   CHECK_THAT(text, ContainsSubstring("core file : /data/core.123\n"));
   CHECK_THAT(text, ContainsSubstring("log files : /logs/1/stdout.log\n              /logs/1/stderr.log\n"));
-  CHECK_THAT(text, ContainsSubstring("attempt   : 3 (--max-restarts=3)\n"));
+  CHECK_THAT(text, ContainsSubstring("attempt   : 2 (--max-restarts=3)\n"));
 }
 
 TEST_CASE("the report lists other failures and the ranks that ddprun ended", "[failure_report]") {
@@ -96,7 +96,7 @@ TEST_CASE("a hint tells what a signal usually means, from a shell's exit code to
   CHECK_THAT(end_hint(ExitStatus::exited(135)), ContainsSubstring("/dev/shm"));
   CHECK_THAT(end_hint(ExitStatus::exited(137)), ContainsSubstring("shells report SIGKILL this way"));
   CHECK_THAT(end_hint(ExitStatus::exited(127)), ContainsSubstring("not found"));
-  for (const int code : {1, 2, 3, 124, 128, 200, 255}) CHECK(end_hint(ExitStatus::exited(code)).empty());
+  for (const int code : {1, 2, 3, 124, 128, 138, 200, 255}) CHECK(end_hint(ExitStatus::exited(code)).empty());
 }
 
 TEST_CASE("no line of ours is wider than 80 columns", "[failure_report]") {
@@ -132,6 +132,37 @@ TEST_CASE("a call stack that stderr shows already is not repeated", "[failure_re
   report.root_cause.last_lines = {"before", "Traceback:", "  f()", "E: x"};
   CHECK_FALSE(has(describe(report), "call stack"));
   CHECK_THAT(describe(report), ContainsSubstring("    | Traceback:\n    |   f()\n    | E: x\n"));
+}
+
+TEST_CASE("a traceback that Python prints with outer frames is shown once", "[failure_report]") {
+  FailureReport report = sample_report(
+      WorkerError{"E: x", "Traceback (most recent call last):\n  inner 1\n  inner 2\n  inner 3\nE: x\n", 0});
+  report.root_cause.last_lines = {
+      "Traceback (most recent call last):", "  outer", "  inner 1", "  inner 2", "  inner 3", "E: x"};
+  CHECK_FALSE(has(describe(report), "call stack"));
+  CHECK(has(describe(report), "    |   outer\n"));
+}
+
+TEST_CASE("a long traceback is shown whole, and not its end again", "[failure_report]") {
+  FailureReport report = sample_report(WorkerError{"E: x", many_lines(24), 0});
+  for (int i = 10; i < 24; ++i) report.root_cause.last_lines.push_back("line " + std::to_string(i) + ".");
+  report.root_cause.last_lines.push_back("bye");
+  const std::string text = describe(report);
+  CHECK(has(text, "  call stack:\n    line 0.\n"));
+  CHECK(has(text, "    line 23.\n  last lines of its stderr:\n    | bye\n"));
+}
+
+TEST_CASE("a usage error is one line, with the program's own words", "[failure_report]") {
+  FailureReport report = sample_report(WorkerError{"--epochs: expected a number", "stack", 0});
+  report.root_cause.status = ExitStatus::exited(2);
+  report.root_cause.last_lines = {"worker: error: --epochs: expected a number"};
+  report.others = {{0, 0, 120, ExitStatus::exited(2), {}, {}, true}};
+  CHECK(describe(report) == "train.py FAILED: rank 3 ended by exit code 2: --epochs: expected a number\n");
+  report.root_cause.error = {};
+  report.root_cause.last_lines = {"usage: train.py", "train.py: error: no such flag", ""};
+  CHECK(describe(report) == "train.py FAILED: rank 3 ended by exit code 2: train.py: error: no such flag\n");
+  report.root_cause.last_lines.clear();
+  CHECK(describe(report) == "train.py FAILED: rank 3 ended by exit code 2\n");
 }
 
 TEST_CASE("the last twenty lines of stderr are shown, bars in their last state", "[failure_report]") {

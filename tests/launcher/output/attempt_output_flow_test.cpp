@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <fstream>
+#include <thread>
 
 #include "tests/launcher/output/attempt_output_rig.h"
 
@@ -154,6 +155,48 @@ TEST_CASE("a slow reader makes the worker wait, and it does not count as silent"
     return check.all_have(kLines);
   }));
   CHECK(check.wrong() == 0);
+}
+
+/// Puts the end of a pipe in the place of the log file: a disk that stalls until the pipe is read.
+void stall(const std::filesystem::path& file, const Ends& pipe) {
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;
+    if (std::filesystem::read_symlink(entry, gone) != file) continue;
+    REQUIRE(::dup3(pipe.theirs.get(), std::stoi(entry.path().filename().string()), O_CLOEXEC) >= 0);
+    return;
+  }
+  FAIL("no descriptor of " + file.string());
+}
+
+TEST_CASE("a stalled disk makes the worker wait, and the event loop goes on", "[attempt_output]") {
+  constexpr std::size_t kBytes = 5 << 20;
+  OutputRig rig;
+  rig.start(0, {to_file("out"), to_nowhere()}, [] { put(1, std::string(kBytes, 'x')); });
+  Ends disk = make_pipe();
+  stall(rig.temp.path() / "out", disk);
+
+  // The disk recovers after a while, so that a loop that waits for it is not stuck for ever.
+  std::atomic<std::size_t> stored = 0;
+  std::thread recovery([&] {
+    std::this_thread::sleep_for(milliseconds(1000));
+    char buffer[1 << 16];
+    for (ssize_t n; stored < kBytes && (n = ::read(disk.ours.get(), buffer, sizeof buffer)) > 0;)
+      stored += static_cast<std::size_t>(n);
+  });
+  auto longest = steady_clock::duration::zero();
+  for (const auto start = steady_clock::now(); steady_clock::now() - start < milliseconds(700);) {
+    const auto before = steady_clock::now();
+    rig.io.restart();
+    rig.io.run_one_for(milliseconds(10));
+    longest = std::max(longest, steady_clock::now() - before);
+  }
+  CHECK(longest < milliseconds(250));
+  CHECK_FALSE(rig.writers.front().ended());
+  const auto now = steady_clock::now();
+  CHECK(rig.logs->last_output(0) >= now);  // it does not count as silent
+  rig.drain();
+  CHECK(run_until(rig.io, [&] { return stored == kBytes; }));
+  recovery.join();
 }
 
 TEST_CASE("when ddprun's reader is gone the worker and its file go on", "[attempt_output]") {

@@ -40,6 +40,7 @@ struct OutputRig {
   void drain(std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::now() + kDeadline) {
     REQUIRE(run(io, logs->wait_for_ends(deadline)).has_value());
     logs->finish();
+    REQUIRE(run(io, logs->drain_files(deadline)) == true);
     REQUIRE(run(io, console->drain(deadline)).has_value());
   }
   /// Closes all that can still write to the console: its readers come to an end.

@@ -115,7 +115,7 @@ TEST_CASE("the first output of each worker is told once", "[attempt_output]") {
   CHECK(told == std::vector<std::size_t>{3});
 }
 
-TEST_CASE("under a terminal a worker has terminals of the same size that change no byte",
+TEST_CASE("under a terminal a worker has terminals, narrower by the prefix, that change no byte",
           "[attempt_output]") {
   OutputRig rig(make_terminal(), make_terminal());
   StreamPlan plan = to_console("[d0]:");
@@ -127,20 +127,29 @@ TEST_CASE("under a terminal a worker has terminals of the same size that change 
     put(1, (terminals ? "yes " : "no ") + std::to_string(size.ws_col) + "\n\x04\0end\n"s);
   });
   rig.drain();
-  CHECK(rig.file("out") == "yes 100\n\x04\0end\n"s);
-  CHECK(read_available(rig.out.ours) == "[d0]:yes 100\n[d0]:end\n");
+  CHECK(rig.file("out") == "yes 95\n\x04\0end\n"s);
+  CHECK(read_available(rig.out.ours) == "[d0]:yes 95\n[d0]:end\n");
 }
 
 TEST_CASE("the workers' terminals follow the size of ddprun's", "[attempt_output]") {
   OutputRig rig(make_terminal());
-  const auto ends = rig.logs->open(0, {to_console(), to_console()});
+  StreamPlan plan = to_console("[d\u00fc]:");
+  plan.timestamps = true;
+  const auto ends = rig.logs->open(0, {plan, to_console()});
   winsize size{};
   size.ws_col = 123;
   REQUIRE(::ioctl(rig.out.theirs.get(), TIOCSWINSZ, &size) == 0);
   rig.logs->update_window_size();
   winsize seen{};
   REQUIRE(::ioctl(ends.out.get(), TIOCGWINSZ, &seen) == 0);
-  CHECK(seen.ws_col == 123);
+  CHECK(seen.ws_col == 123 - 5 - 25);
+}
+
+TEST_CASE("a progress bar that clears itself leaves no line", "[attempt_output]") {
+  OutputRig rig(make_terminal());
+  rig.start(0, {to_console("[d0]:"), to_nowhere()}, [] { put(1, "done\n\r10%\x1b[K\r20%\x1b[K\r\x1b[K"); });
+  rig.drain();
+  CHECK(read_available(rig.out.ours) == "[d0]:done\n");
 }
 
 TEST_CASE("on a terminal a prompt and a progress bar are seen before their line ends", "[attempt_output]") {
