@@ -89,8 +89,8 @@ tcp::acceptor listen_everywhere(asio::io_context& io, unsigned short port, boost
 void answer_health_checks(asio::io_context& io, const std::string& port) {
   const auto number = parse_integer(port, 1, 65535);
   if (!number)
-    return log_warning(std::string(kHealthPort) + ": expected a port from 1 to 65535, got " + quoted(port) +
-                       "; nothing listens there");
+    return log_warning(std::string(kHealthPort) + ": expected a port from 1 to 65535, got " +
+                       single_quoted(port) + "; nothing listens there");
   boost::system::error_code error;
   tcp::acceptor acceptor = listen_everywhere(io, static_cast<unsigned short>(*number), error);
   if (error)

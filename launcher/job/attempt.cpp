@@ -106,8 +106,9 @@ void end_expired(const FileTimers::Expired& expired, const WorkerGroup& group, c
   const pid_t session = ::getsid(expired.pid);
   for (std::size_t i = 0; i < group.workers().size(); ++i) {
     if (group.workers()[i].process.pid != session || group.workers()[i].group_gone) continue;
-    log_error("rank " + std::to_string(attempt.specs[i].rank) + ": the timer " + quoted(expired.scope) +
-              " of pid " + std::to_string(expired.pid) + " expired: sending " + signal_name(expired.signal));
+    log_error("rank " + std::to_string(attempt.specs[i].rank) + ": the timer " +
+              single_quoted(expired.scope) + " of pid " + std::to_string(expired.pid) + " expired: sending " +
+              signal_name(expired.signal));
     ::kill(expired.pid, expired.signal);
     return;
   }

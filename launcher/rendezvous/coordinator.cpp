@@ -61,8 +61,8 @@ std::string Coordinator::problem_with(const Join& join, const std::string& addre
   }
   const bool full = nodes_.size() >= max_nodes() || phase_ == Phase::kLeading || phase_ == Phase::kRunning;
   if (!elastic() && full)
-    return node + " comes too late: the job " + quoted(settings_.run_id) +
-           (settings_.program.empty() ? "" : ", which runs " + quoted(settings_.program) + ",") +
+    return node + " comes too late: the job " + single_quoted(settings_.run_id) +
+           (settings_.program.empty() ? "" : ", which runs " + single_quoted(settings_.program) + ",") +
            " has all " + std::to_string(settings_.max_nodes) + " nodes: " + first_few(describe_nodes());
   const auto lost = losses_.find(node);
   if (elastic() && lost != losses_.end() && lost->second >= kMaxLosses)
@@ -166,7 +166,7 @@ void Coordinator::end(int exit_code, const std::string& reason) {
 End Coordinator::last_word(bool has_run) const {
   if (has_run || ended_->exit_code != 0) return {ended_->exit_code, ended_->reason};
   return {LaunchError::kOwnFailure,
-          "the job " + quoted(settings_.run_id) + " ended without this node: " + ended_->reason};
+          "the job " + single_quoted(settings_.run_id) + " ended without this node: " + ended_->reason};
 }
 
 /// Advances the state, whichever event led to it.

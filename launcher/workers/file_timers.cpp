@@ -105,7 +105,7 @@ struct FileTimers::State : std::enable_shared_from_this<FileTimers::State> {
         set(*request);
       else if (!std::exchange(warned, true))
         log_warning("not a request of a file timer: " +
-                    quoted(unread.substr(0, std::min<std::size_t>(end, 200))));
+                    single_quoted(unread.substr(0, std::min<std::size_t>(end, 200))));
     }
     if (unread.size() > kMaxLine) unread.clear();
   }
