@@ -34,8 +34,8 @@ std::string_view take_number(std::string_view& text) {
 std::string join_problem(const CoordinatorSettings& settings, const Join& join, const std::string& address) {
   const std::string node = "node " + describe_node(join, address);
   if (!join.run_id.empty() && join.run_id != settings.run_id)
-    return node + " has run id " + single_quoted(join.run_id) + ", the coordinator has " + single_quoted(settings.run_id) +
-           " (--rdzv-id)";
+    return node + " has run id " + single_quoted(join.run_id) + ", the coordinator has " +
+           single_quoted(settings.run_id) + " (--rdzv-id)";
   if (!join.program.empty() && !settings.program.empty() && join.program != settings.program)
     return node + " runs " + single_quoted(join.program) + ", the coordinator's job runs " +
            single_quoted(settings.program) +

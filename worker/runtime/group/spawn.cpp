@@ -26,8 +26,8 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/exit_status.h>
-#include <ddprun/common/held_port.h>
 #include <ddprun/common/files.h>
+#include <ddprun/common/held_port.h>
 
 namespace ddprun {
 namespace {

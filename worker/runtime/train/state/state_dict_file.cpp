@@ -44,8 +44,7 @@ class NameList {
  public:
   explicit NameList(const char* what) : what_(what) {}
   void add(const std::string& name, const std::string& detail) {
-    if (++count_ <= kNamesShown)
-      text_ += (count_ > 1 ? ", " : "") + in_quotes(name) + " " + detail;
+    if (++count_ <= kNamesShown) text_ += (count_ > 1 ? ", " : "") + in_quotes(name) + " " + detail;
   }
   void append_to(std::string& line) const {
     if (count_ == 0) return;
