@@ -52,7 +52,7 @@ TEST_CASE("with --virtual-local-rank each worker is told of its GPU as the vendo
   context.visible_gpus = {"2", "3"};
   Topology topology{8, 2};
   topology.gpu_variable = "ROCR_VISIBLE_DEVICES";
-  const auto specs = plan_workers(context, static_round(0, 2, 12345, "run"), topology);
+  const auto specs = plan_workers(context, static_round(0, 2, "", 12345, "run"), topology);
   CHECK(has(specs[1], "ROCR_VISIBLE_DEVICES=3"));
   CHECK_FALSE(has(specs[1], "ROCR_VISIBLE_DEVICES=2,3"));
   CHECK_FALSE(sets(specs[1], "HIP_VISIBLE_DEVICES"));
@@ -63,7 +63,7 @@ TEST_CASE("with --virtual-local-rank each worker is told of its GPU as the vendo
 TEST_CASE("workers know the signals that end the job, and the pipe of file timers", "[launch_plan]") {
   LaunchContext context = context_of({"TORCHELASTIC_TIMER_FILE=/outer"});
   context.ending_signals = {SIGTERM, SIGINT};
-  const Round round = static_round(0, 1, 12345, "the-run");
+  const Round round = static_round(0, 1, "", 12345, "the-run");
   CHECK(has(plan_workers(context, round, {8, 0})[0], "TORCHELASTIC_SIGNALS_TO_HANDLE=SIGTERM,SIGINT"));
   CHECK_FALSE(sets(plan_workers(context, round, {8, 0})[0], "TORCHELASTIC_TIMER_FILE"));
   context.timer_file = "/run/timers";
