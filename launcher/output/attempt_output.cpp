@@ -95,7 +95,8 @@ void AttemptOutput::finish() {
 }
 
 asio::awaitable<bool> AttemptOutput::drain_files(std::optional<Clock::time_point> deadline) {
-  co_return !writer_ || co_await writer_->drain(deadline);
+  if (!writer_) co_return true;  // not "||" before co_await: GCC 12 awaits all the same
+  co_return co_await writer_->drain(deadline);
 }
 
 std::vector<std::string> AttemptOutput::last_error_lines(std::size_t index) const {
