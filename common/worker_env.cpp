@@ -1,5 +1,7 @@
 #include <ddprun/common/worker_env.h>
 
+#include <unistd.h>
+
 #include <cstdlib>
 
 #include <ddprun/common/errors.h>
@@ -31,6 +33,11 @@ bool launched(const EnvLookup& lookup) {
 }
 
 }  // namespace
+
+std::string host_name() {
+  char name[256] = "";
+  return ::gethostname(name, sizeof name - 1) == 0 && name[0] != '\0' ? name : "unknown";
+}
 
 std::vector<std::pair<std::string, std::string>> to_env(const WorkerEnv& env) {
   std::vector<std::pair<std::string, std::string>> variables = {

@@ -53,4 +53,7 @@ std::optional<std::string> process_env(const std::string& name);
 /// throws UsageError naming the variable, what was expected and what was got; all missing ones in one line
 WorkerEnv from_env(const EnvLookup& lookup = process_env);
 
+/// The name of this host; "unknown" if the kernel does not say.
+std::string host_name();
+
 }  // namespace ddprun

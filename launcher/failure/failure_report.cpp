@@ -9,7 +9,7 @@
 
 #include <ddprun/common/logging.h>
 #include <ddprun/common/text.h>
-#include "launcher/host/cpu_list.h"
+#include "launcher/host/cpu_map.h"
 
 namespace ddprun::launcher {
 namespace {

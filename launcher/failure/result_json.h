@@ -8,7 +8,7 @@
 
 #include "launcher/events/job_clock.h"
 #include "launcher/failure/failure_report.h"
-#include "launcher/rendezvous/attempt_end.h"
+#include "launcher/rendezvous/restart_policy.h"
 
 namespace ddprun::launcher {
 

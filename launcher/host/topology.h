@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "launcher/host/cpu_list.h"
+#include "launcher/host/cpu_map.h"
 #include "launcher/host/gpu_list.h"
 
 namespace ddprun::launcher {

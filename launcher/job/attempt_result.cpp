@@ -8,7 +8,6 @@
 #include <optional>
 #include <utility>
 
-#include <ddprun/common/host_name.h>
 #include <ddprun/common/text.h>
 #include <ddprun/common/worker_env.h>
 #include "launcher/events/launch_error.h"

@@ -4,7 +4,7 @@
 
 #include <ddprun/common/text.h>
 #include <ddprun/common/worker_env.h>
-#include "launcher/host/cpu_list.h"
+#include "launcher/host/cpu_map.h"
 #include "launcher/plan/redact.h"
 
 namespace ddprun::launcher {

@@ -6,9 +6,9 @@
 #include <exception>
 #include <filesystem>
 
-#include <ddprun/common/host_name.h>
 #include <ddprun/common/logging.h>
 #include <ddprun/common/text.h>
+#include <ddprun/common/worker_env.h>
 #include "launcher/events/launch_error.h"
 #include "launcher/host/port_owner.h"
 #include "launcher/job/attempt.h"

@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "launcher/cli/options.h"
-#include "launcher/host/cpu_list.h"
 #include "launcher/host/cpu_map.h"
 #include "launcher/host/topology.h"
 #include "launcher/rendezvous/round.h"

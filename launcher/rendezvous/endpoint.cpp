@@ -10,8 +10,8 @@
 #include <algorithm>
 #include <cctype>
 
-#include <ddprun/common/host_name.h>
 #include <ddprun/common/text.h>
+#include <ddprun/common/worker_env.h>
 
 namespace ddprun::launcher {
 namespace {

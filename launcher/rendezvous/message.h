@@ -7,7 +7,7 @@
 #include <string_view>
 #include <variant>
 
-#include "launcher/rendezvous/attempt_end.h"
+#include "launcher/rendezvous/restart_policy.h"
 #include "launcher/rendezvous/round.h"
 
 namespace ddprun::launcher {

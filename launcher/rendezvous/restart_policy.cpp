@@ -1,10 +1,12 @@
 #include "launcher/rendezvous/restart_policy.h"
 
 #include <algorithm>
+#include <array>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/text.h>
 #include "launcher/events/job_clock.h"
+#include "launcher/events/launch_error.h"
 
 namespace ddprun::launcher {
 namespace {
@@ -36,6 +38,25 @@ std::chrono::milliseconds backoff_before(int n, std::chrono::milliseconds first)
 }
 
 }  // namespace
+
+int to_exit_code(const AttemptEnd& end) {
+  if (const auto* failed = std::get_if<WorkerFailed>(&end)) return to_exit_code(failed->status);
+  if (const auto* failed = std::get_if<StartFailed>(&end)) return failed->exit_code;
+  if (const auto* received = std::get_if<SignalReceived>(&end)) return exit_code_of_signal(received->signal);
+  return std::holds_alternative<TimedOut>(end) || std::holds_alternative<Hung>(end) ? LaunchError::kTimeout
+                                                                                    : 0;
+}
+
+std::string reason_of(const AttemptEnd& end) {
+  if (const auto* failed = std::get_if<StartFailed>(&end)) {
+    if (failed->exit_code == LaunchError::kUsage) return "usage";
+    if (failed->exit_code == LaunchError::kNotExecutable) return "not-executable";
+    return failed->exit_code == LaunchError::kNotFound ? "not-found" : "own-failure";
+  }
+  // In the order of AttemptEnd.
+  constexpr std::array kReasons{"succeeded", "failed", "", "timeout", "hang", "signal", "other-node"};
+  return kReasons.at(end.index());
+}
 
 bool RestartCodes::contains(int code) const {
   return ranges.empty() || std::any_of(ranges.begin(), ranges.end(), [&](const Range& range) {

@@ -6,7 +6,7 @@
 #include <variant>
 #include <vector>
 
-#include "launcher/rendezvous/attempt_end.h"
+#include "launcher/rendezvous/restart_policy.h"
 
 namespace ddprun::launcher {
 

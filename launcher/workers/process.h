@@ -9,7 +9,7 @@
 
 #include <ddprun/common/exit_status.h>
 #include <ddprun/common/files.h>
-#include "launcher/host/cpu_list.h"
+#include "launcher/host/cpu_map.h"
 
 namespace ddprun::launcher {
 

@@ -16,7 +16,7 @@
 #include "launcher/events/events_json.h"
 #include "launcher/events/job_events.h"
 #include "launcher/plan/launch_plan.h"
-#include "launcher/rendezvous/attempt_end.h"
+#include "launcher/rendezvous/restart_policy.h"
 #include "launcher/workers/guard.h"
 #include "launcher/workers/hang_policy.h"
 #include "launcher/workers/process.h"

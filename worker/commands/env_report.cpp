@@ -12,9 +12,9 @@
 #include <thread>
 
 #include <ddprun/common/errors.h>
-#include <ddprun/common/host_name.h>
 #include <ddprun/common/settings/command.h>
 #include <ddprun/common/text.h>
+#include <ddprun/common/worker_env.h>
 #include <ddprun/group/backends.h>
 #include <ddprun/group/collectives.h>
 #include <ddprun/group/cuda_backend.h>

@@ -17,8 +17,8 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
-#include <ddprun/common/host_name.h>
 #include <ddprun/common/logging.h>
+#include <ddprun/common/worker_env.h>
 
 namespace ddprun::worker {
 namespace {

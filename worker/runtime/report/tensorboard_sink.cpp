@@ -8,7 +8,7 @@
 #include <cstdio>
 #include <protozero/pbf_writer.hpp>
 
-#include <ddprun/common/host_name.h>
+#include <ddprun/common/worker_env.h>
 
 namespace ddprun::report {
 namespace {

@@ -1,4 +1,4 @@
-#include "launcher/host/cpu_list.h"
+#include "launcher/host/cpu_map.h"
 
 #include "tests/support/catch.h"
 
