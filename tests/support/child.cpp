@@ -6,6 +6,22 @@
 
 #include <algorithm>
 #include <atomic>
+#include <csignal>
+#include <cstdlib>
+#include <sstream>
+#include <stdexcept>
+#include <thread>
+
+#if __has_include(<boost/process/v1/child.hpp>)  // since Boost 1.86
+#include <boost/process/v1/args.hpp>
+#include <boost/process/v1/child.hpp>
+#include <boost/process/v1/env.hpp>
+#include <boost/process/v1/environment.hpp>
+#include <boost/process/v1/exe.hpp>
+#include <boost/process/v1/extend.hpp>
+#include <boost/process/v1/posix.hpp>
+namespace bp = boost::process::v1;
+#else
 #include <boost/process/args.hpp>
 #include <boost/process/child.hpp>
 #include <boost/process/env.hpp>
@@ -13,11 +29,8 @@
 #include <boost/process/exe.hpp>
 #include <boost/process/extend.hpp>
 #include <boost/process/posix.hpp>
-#include <csignal>
-#include <cstdlib>
-#include <sstream>
-#include <stdexcept>
-#include <thread>
+namespace bp = boost::process;
+#endif
 
 #include <ddprun/common/files.h>
 
@@ -54,9 +67,9 @@ std::string find_program(const std::string& name) {
   return name;
 }
 
-boost::process::environment environment_of(const Command& command, const std::filesystem::path& temp_folder,
-                                           const std::string& marker) {
-  boost::process::environment environment = boost::this_process::environment();
+bp::environment environment_of(const Command& command, const std::filesystem::path& temp_folder,
+                               const std::string& marker) {
+  bp::environment environment = boost::this_process::environment();
   environment["TMPDIR"] = temp_folder.string();
   environment[kMarker] = marker;
   for (const auto& [name, value] : command.env) {
@@ -114,7 +127,6 @@ Child::Child(const Command& command) : folder_("ddprun_test"), marker_(unique_ma
     ::sigprocmask(SIG_SETMASK, &before, nullptr);
     if (command.in_child) command.in_child();
   };
-  namespace bp = boost::process;
   std::error_code error;
   bp::child child(bp::exe = find_program(command.argv.at(0)), bp::args = arguments, environment,
                   bp::posix::fd.bind(STDIN_FILENO, in.get()), bp::posix::fd.bind(STDOUT_FILENO, out.get()),
