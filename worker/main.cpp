@@ -17,6 +17,7 @@
 #include <ddprun/run/run_worker.h>
 #include <ddprun/train/loop/trainer.h>
 #include "worker/commands/commands.h"
+#include "worker/commands/flight_report.h"
 #include "worker/config/config.h"
 #include "worker/config/run_folder.h"
 #include "worker/sam/predict_command.h"

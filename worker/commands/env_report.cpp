@@ -1,4 +1,4 @@
-#include "worker/commands/commands.h"
+#include "worker/commands/env_report.h"
 
 #include <torch/headeronly/version.h>
 #include <unistd.h>
@@ -21,6 +21,7 @@
 #include <ddprun/group/local_address.h>
 #include <ddprun/group/store.h>
 #include <ddprun/run/run_worker.h>
+#include "worker/commands/commands.h"
 #include "worker/config/config.h"
 
 namespace ddprun::worker {

@@ -1,4 +1,4 @@
-#include "worker/commands/commands.h"
+#include "worker/commands/flight_report.h"
 
 #include <fstream>
 #include <iostream>

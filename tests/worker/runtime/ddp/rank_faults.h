@@ -14,7 +14,7 @@
 #include <ddprun/flight/watchdog.h>
 #include <ddprun/group/process_group.h>
 #include "tests/support/run_ranks.h"
-#include "worker/commands/commands.h"
+#include "worker/commands/flight_report.h"
 
 namespace ddprun::test {
 
