@@ -14,26 +14,29 @@ Workers
   --nproc-per-node N|cpu|gpu|auto  number of workers, or one per CPU, GPU (xpu: Intel's), or GPU if any else CPU [1]
   -m, --module                     PROGRAM is the name of a Python module
   --no-python                      run PROGRAM as it is, even if its name ends in .py
-  --expand                         replace ${local_rank} in the arguments, as torchrun does
+  --expand                         replace ${local_rank} in PROGRAM and its arguments, and $$ by $
   --role NAME                      name of the workers in their prefix and in ROLE_NAME [default]
   --master-port PORT               port where the workers meet, MASTER_PORT [a free one, kept for the job]
   --rdzv-id ID                     name of the job, TORCHELASTIC_RUN_ID [random; on several nodes: none]
 
-Several nodes: start the same command on each; under srun no flag is needed
+Several nodes: start one ddprun on each; under srun no flag is needed
   --nnodes N|MIN:MAX               number of nodes; MIN:MAX starts with MIN and adds more as they come [1]
   --rdzv-endpoint HOST[:PORT]      the node where all nodes meet [port 29400]
-  --node-rank N, --master-addr HOST, --master-port PORT   or: this node's rank, and the address of rank 0 [29500]
+  --node-rank N, --master-addr HOST, --master-port PORT   or, on each node: its number, and where rank 0 is [29500]
   --local-addr HOST                address where other nodes reach this one [its address towards the endpoint]
   --token-file FILE                secret that all nodes share (or DDPRUN_TOKEN); without one, anyone may join
-  --join-timeout, --last-call, --node-timeout SECONDS   time to wait for MIN nodes, for more, for a silent one [600, 30, 10]
+  --join-timeout SECONDS           give up if MIN nodes have not joined by then [600]
+  --last-call SECONDS              once MIN nodes have joined, wait this long for more [30]
+  --node-timeout SECONDS           a node that is silent this long counts as lost [10]
 
 Where they run
   --numa-binding node|socket|exclusive|core-complex   bind each worker to CPUs, near its GPU if it has one
   --virtual-local-rank             each worker sees only its own GPU, and has LOCAL_RANK 0
 
 Output
-  --prefix, --no-prefix            begin lines with [ROLE RANK]: [on a terminal, with --tee]; --timestamp adds the time
-  --log-dir DIR                    log files: DIR/JOB/attempt_N/RANK/{stdout,stderr}.log [ddprun_logs]
+  --prefix, --no-prefix            begin lines with role and local rank, as in [default0]: [if several share a terminal]
+  --timestamp                      begin each line with the time (UTC)
+  --log-dir DIR                    log files: DIR/JOB/attempt_N/RANK/{stdout,stderr}.log [ddprun_logs, if there are any]
   -r, --redirects 0|1|2|3|RANK:N,..  write 1 stdout, 2 stderr or 3 both to log files, not to the console
   -t, --tee 0|1|2|3|RANK:N,..      show these with a prefix, and write them to log files if --log-dir is given
   --local-ranks-filter RANK,..     show only the output of these workers
@@ -45,11 +48,13 @@ Failures, timeouts and signals
   --restart-backoff SECONDS        wait before the first restart, twice as long before each further one [0]
   --restart-window SECONDS         an attempt that runs this long resets the restart count
   --restart-on-codes CODE,..       restart only after these: 1, 3-5, SIGKILL [any failure]
-  --timeout, --hang-timeout SECONDS  end the job after this time; after this time without output or heartbeat
+  --timeout SECONDS                end the job after this time, restarts included
+  --hang-timeout SECONDS           end the job if its workers show neither output nor a heartbeat this long
   --shutdown-timeout SECONDS       time between SIGTERM and SIGKILL when the job ends early [30]
   --signals-to-handle SIGNAL,..    signals that end the job [SIGTERM,SIGINT,SIGHUP,SIGQUIT]
   --forward-signals SIGNAL,..      signals that are only passed on to the workers [SIGUSR1,SIGUSR2]
-  --result-json, --events-json FILE  write how the job ended; each event as it happens, one per line
+  --result-json FILE               write how the job ended
+  --events-json FILE               write each event as it happens, one per line
 
   --config FILE                    read flags from a TOML file, such as: nproc-per-node = 2
   --dry-run                        show what would start, and exit
