@@ -11,7 +11,7 @@ if [ ! -x build/bin/ddprun ]; then
   scripts/setup.sh --no-libtorch
   scripts/build.sh --launcher
   say "ddprun is ready and runs any program: build/bin/ddprun --nproc-per-node=2 python3 train.py"
-  say "next: LibTorch (a download of 545 MB), then worker, which takes about 5 minutes to build on two cores"
+  say "next: LibTorch (a download of 545 MB), then worker, which takes about 3 minutes to build on two cores"
 fi
 scripts/setup.sh
 scripts/build.sh --programs
