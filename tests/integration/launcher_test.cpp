@@ -129,7 +129,7 @@ TEST_CASE("ddprun prints help and version on stdout", "[launcher]") {
   const Finished help({{DDPRUN_PROGRAM, "--help"}});
   CHECK(help.status == ExitStatus::exited(0));
   CHECK_THAT(help.out, ContainsSubstring("--nproc-per-node"));
-  CHECK(lines_in(help.out) <= 60);
+  CHECK(lines_in(help.out) <= 66);
   const Finished version({{DDPRUN_PROGRAM, "--version"}});
   CHECK(version.status == ExitStatus::exited(0));
   CHECK_THAT(version.out, ContainsSubstring("ddprun "));
