@@ -84,7 +84,7 @@ std::size_t read_flag(const std::vector<std::string>& words, std::size_t i, cons
     text = words[i];
     if (looks_like_flag(text, command))
       throw UsageError(source + ": expected a value, got the flag " + single_quoted(text) +
-                       "; if it is the value, write " + source + (is_short ? "" : "=") + text);
+                       "; if it is the value, write " + source + (is_short ? "" : "=") + printable(text));
   }
   values.add(setting, {text, source}, setting.negated && with_dashes(name) != "--" + setting.name);
   return i + 1;

@@ -102,6 +102,7 @@ TEST_CASE("a forgotten value does not swallow the next flag", "[settings]") {
   CHECK_THROWS_WITH(apply({"--data", "-b3"}),
                     ContainsSubstring("--data: expected a value, got the flag '-b3'"));
   CHECK_THROWS_WITH(apply({"-b", "--"}), ContainsSubstring("-b: expected a value, got the flag '--'"));
+  CHECK_THROWS_WITH(apply({"--data", "--\x1b[31m"}), !ContainsSubstring("\x1b"));
   CHECK(apply({"--data", "-x"}).data == "-x");
   CHECK(apply({"--data=--join"}).data == "--join");
 }
