@@ -16,8 +16,8 @@
 #include <ddprun/group/signal_thread.h>
 #include <ddprun/run/run_worker.h>
 #include <ddprun/train/loop/trainer.h>
+#include <ddprun/train/model/run.h>
 #include "worker/commands/commands.h"
-#include "worker/commands/flight_report.h"
 #include "worker/config/config.h"
 #include "worker/config/run_folder.h"
 #include "worker/sam/predict_command.h"
@@ -26,7 +26,7 @@
 namespace ddprun::worker {
 namespace {
 
-/// Runs the command that the first argument names, if it is not a task: `worker env`, ...
+/// Runs the command that the arguments name, if they do not name a task: `worker env`, ...
 ///
 /// returns  its exit code; nullopt if the first argument is not a command
 /// throws   as the command does
@@ -34,9 +34,8 @@ std::optional<int> run_command(int argc, char** argv) {
   if (argc < 2) return std::nullopt;
   const std::string_view name = argv[1];
   --argc, ++argv;
-  if (name == "env") return run_env_command(argc, argv);
-  if (name == "export") return run_export_command(argc, argv);
-  if (name == "flight") return run_flight_report(argc, argv);
+  for (const auto& command : all_commands())
+    if (command.name == name) return command.run(argc, argv);
   if (name == "sam" && sam::wants_prediction(argc, argv)) return sam::run_predict_command(argc, argv);
   return std::nullopt;
 }
@@ -50,7 +49,7 @@ int main(int argc, char** argv) {
   prepare_worker("worker");
   if (const auto exit_code = run_command(argc, argv)) return *exit_code;
   ::signal(SIGUSR1, SIG_IGN);  // it requests a checkpoint: outside of training there is nothing to save
-  Config config = parse_config(argc, argv, all_tasks());
+  Config config = parse_config(argc, argv, all_tasks(), all_commands());
   const WorkerEnv env = from_env();
   const ddp::SignalThread dump_on_request(SIGUSR2, [] { ddp::dump_flight("SIGUSR2"); });
   config.train.heartbeat =
@@ -59,15 +58,17 @@ int main(int argc, char** argv) {
   const auto chosen = ddp::choose_device(config.device, env.local_rank);
   if (chosen.device.is_cuda()) config.train.gpu_uuid = chosen.id;
   check_precision(config, chosen.device);
+  settle_precision(config, chosen.device, env.rank);
+  check_backend(config, chosen.device);
   if (config.deterministic) make_deterministic();
   torch::manual_seed(config.train.seed);  // the same initial weights on every rank
   train::Task task = make_task(config);
+  train::check_options(task, config.train);
   if (env.rank == 0) config.train.out = make_run_folder(config);
 
   auto group = ddp::ProcessGroup::connect(env, group_options(config));
   ddp::set_flight_folder(ddp::broadcast_from_rank_0(group, absolute(config.train.out / "flight").string()));
   torch::manual_seed(train::rank_seed(config.train.seed, env.rank));  // dropout differs between ranks
-  settle_precision(config, group);
   if (env.rank == 0) write_environment(config.train.out, group);
   const auto ending = train::fit(task, config.train, group);
   group.close();

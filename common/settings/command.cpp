@@ -36,6 +36,10 @@ bool is_near(const std::string& typed, const std::string& flag) {
   return typed.size() > 5 && typed.size() < 40 && distance(typed, flag) <= (typed.size() < 8 ? 1 : 2);
 }
 
+bool is_in(const std::string& word, const std::vector<std::string>& words) {
+  return std::find(words.begin(), words.end(), word) != words.end();
+}
+
 /// The setting with this flag or alias, or the only one whose flag begins so. throws UsageError
 const Setting& find_flag(const std::string& typed, const Command& command) {
   const std::string name = with_dashes(typed);
@@ -43,12 +47,13 @@ const Setting& find_flag(const std::string& typed, const Command& command) {
   std::vector<std::string> meant;
   for (const Setting& setting : command.settings) {
     if (!setting.is_flag || !setting.belongs_to(command.task)) continue;
-    if (setting.flag() == name || setting.alias == typed || "--" + setting.name == name) return setting;
+    if (setting.flag() == name || setting.alias == typed || "--" + setting.name == name ||
+        is_in(name, setting.also))
+      return setting;
     const bool starts = name.size() > 2 && setting.flag().starts_with(name);
     if (starts && setting.may_be_short) begins.push_back(&setting);
-    const auto& others = setting.elsewhere;
-    const bool foreign = std::find(others.begin(), others.end(), name) != others.end();
-    if (starts || foreign || is_near(name, setting.flag())) meant.push_back(setting.flag());
+    if (starts || is_in(name, setting.elsewhere) || is_near(name, setting.flag()))
+      meant.push_back(setting.flag());
   }
   if (begins.size() == 1) return *begins[0];
   throw UsageError(
@@ -138,6 +143,12 @@ std::string help_line(const std::string& name, const std::string& help) {
     text += line + "\n";
   }
   return text;
+}
+
+std::string help_line(const Setting& setting) {
+  const std::string alias = setting.alias.empty() ? "" : setting.alias + ", ";
+  const std::string type = setting.type_name.empty() ? "" : " " + setting.type_name;
+  return help_line(alias + setting.flag() + type, setting.help + default_text(setting));
 }
 
 }  // namespace
@@ -243,17 +254,27 @@ bool apply_words(const std::vector<std::string>& words, const Command& command,
   return true;
 }
 
+std::string did_you_mean(const std::string& typed, const std::vector<std::string>& names) {
+  std::vector<std::string> meant;
+  for (const auto& name : names)
+    if (typed.size() < 40 && typed.size() > 1 &&
+        (name.starts_with(typed) || distance(typed, name) <= (typed.size() < 4 ? 1U : 2U)))
+      meant.push_back(name);
+  return meant.empty() ? "" : ": did you mean " + one_of(meant) + "?";
+}
+
 std::string help_text(const Command& command) {
   std::string text = command.name + ": " + command.description + "\n\n" + usage(command) + "\n";
   for (const auto& [name, shown] : command.positionals)
     text += help_line(shown, find_setting(name, command).help);
+  if (!command.often.empty()) text += "\nmost used\n";
+  for (const auto& name : command.often) text += help_line(find_setting(name, command));
+  if (!command.often.empty()) text += "\nothers\n";
   std::string section;
   for (const Setting& setting : command.settings) {
-    if (!setting.is_flag || !setting.belongs_to(command.task)) continue;
+    if (!setting.is_flag || !setting.belongs_to(command.task) || is_in(setting.name, command.often)) continue;
     if (setting.section != section) text += "\n" + (section = setting.section) + "\n";
-    const std::string alias = setting.alias.empty() ? "" : setting.alias + ", ";
-    const std::string type = setting.type_name.empty() ? "" : " " + setting.type_name;
-    text += help_line(alias + setting.flag() + type, setting.help + default_text(setting));
+    text += help_line(setting);
   }
   return text + (command.footer.empty() ? "" : "\n" + command.footer + "\n");
 }

@@ -61,6 +61,7 @@ struct Command {
   std::string task;                 ///< "mnist": has this task's settings and those of all tasks
   std::string description, footer;  ///< of the help
   std::vector<Setting> settings;
+  std::vector<std::string> often;  ///< names of settings that the help shows first, under a heading
   /// Settings given without a flag, in this order, and their names in the help.
   std::vector<std::pair<std::string, std::string>> positionals;
   bool flags_first = false;  ///< flags end at the first non-flag; the rest belongs to the last positional
@@ -103,6 +104,9 @@ std::string top_level_text(const std::filesystem::path& path, const std::string&
 ///
 /// whole  includes settings not needed to repeat a run, such as --out
 std::string to_toml(const Command& command, bool whole);
+
+/// ": did you mean mnist?" for a mistyped or unfinished name; empty if none is like it.
+std::string did_you_mean(const std::string& typed, const std::vector<std::string>& names);
 
 /// What --help shows.
 std::string help_text(const Command& command);

@@ -30,6 +30,7 @@ struct Setting {
   std::string help;
   std::string section;                 ///< of the file and of the help; empty: top level
   std::string alias;                   ///< "-r"
+  std::vector<std::string> also;       ///< other flags that mean the same: "--num-workers"
   std::vector<std::string> elsewhere;  ///< what other programs call the flag, for "did you mean"
   std::vector<std::string> tasks;      ///< that have it; empty: all
   bool negated = false;                ///< a switch that is on by default: its flag is --no-NAME, or --NAME
@@ -51,6 +52,7 @@ struct Setting {
   Setting only(std::vector<std::string> of_tasks) && { return with(&Setting::tasks, std::move(of_tasks)); }
   Setting type(std::string shown) && { return with(&Setting::type_name, std::move(shown)); }
   Setting short_flag(std::string flag) && { return with(&Setting::alias, std::move(flag)); }
+  Setting also_as(std::vector<std::string> flags) && { return with(&Setting::also, std::move(flags)); }
   Setting known_as(std::vector<std::string> flags) && { return with(&Setting::elsewhere, std::move(flags)); }
   Setting or_empty() && { return with(&Setting::may_be_empty, true); }
   Setting of_this_run() && { return with(&Setting::kept, false); }

@@ -109,7 +109,8 @@ TEST_CASE("a mistake is one line, and ddprun shows it as the root cause", "[trai
   }
   SECTION("unknown data set") {
     flags = {"--data=mnits"};
-    message = "mnits: no such folder";
+    message = "--data: expected a folder, mnist or fashion-mnist, got 'mnits'";
+    code = 2;
   }
   SECTION("bad flag") {
     flags = {"--epochs=many"};

@@ -1,6 +1,13 @@
 #pragma once
 
+#include <vector>
+
+#include "worker/config/task_entry.h"
+
 namespace ddprun::worker {
+
+/// All of them, by name.
+const std::vector<CommandEntry>& all_commands();
 
 // The commands; argv[0] is the command's name. All throw UsageError for unknown arguments.
 

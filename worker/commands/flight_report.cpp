@@ -7,6 +7,7 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
+#include <ddprun/common/settings/command.h>
 #include <ddprun/common/text.h>
 #include <ddprun/flight/flight_analysis.h>
 
@@ -143,9 +144,19 @@ FlightReport make_flight_report(std::vector<FlightDump> list) {
 }
 
 int run_flight_report(int argc, char** argv) {
-  if (argc != 2 || argv[1][0] == '-')
-    throw UsageError("worker flight: expected one folder with flight_RANK.json files, such as a log folder");
-  const std::filesystem::path folder = argv[1];
+  std::filesystem::path folder;
+  settings::Command command;
+  command.name = "worker flight";
+  command.description =
+      "compares the ranks' flight records after a hang or crash. Exits with 1 if a rank is to blame.";
+  command.positionals = {{"folder", "FOLDER"}};
+  command.settings = {
+      settings::help_flag(),
+      settings::path("folder", folder,
+                     "where flight_RANK.json files are, also in folders within: a log folder, or "
+                     "flight/ of a run folder")
+          .not_a_flag()};
+  if (!apply_words({argv + 1, argv + argc}, command)) return 0;
   std::error_code error;
   if (!std::filesystem::is_directory(folder, error))
     throw UsageError("worker flight: expected a folder, got '" + folder.string() + "'");

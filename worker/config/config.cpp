@@ -3,6 +3,7 @@
 #include <ATen/Context.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -26,14 +27,26 @@ using Kind = settings::Setting::Kind;
   std::exit(EXIT_SUCCESS);
 }
 
-std::string names_of(const std::vector<TaskEntry>& tasks) {
+template <typename Entry>
+std::vector<std::string> names_of(const std::vector<Entry>& entries) {
   std::vector<std::string> names;
-  for (const auto& task : tasks) names.push_back(task.name);
-  return one_of(names);
+  for (const auto& entry : entries) names.push_back(entry.name);
+  return names;
 }
 
+/// What the first word may be.
+struct Words {
+  const std::vector<TaskEntry>& tasks;
+  const std::vector<CommandEntry>& commands;
+
+  std::string expected() const {
+    return "expected a task (" + one_of(names_of(tasks)) + ") or a command (" + one_of(names_of(commands)) +
+           ")";
+  }
+};
+
 /// The flags that may come before or instead of a task.
-Command make_program(const std::vector<TaskEntry>& tasks) {
+Command make_program(const Words& known) {
   Command command;
   command.name = "worker";
   command.description =
@@ -45,17 +58,18 @@ Command make_program(const std::vector<TaskEntry>& tasks) {
       unbound("task", Kind::kText, "one of the tasks or commands below").not_a_flag(),
   };
   command.positionals = {{"task", "TASK"}};
-  command.footer = "Tasks\n";
-  for (const auto& task : tasks)
-    command.footer += "  " + task.name + std::string(26 - task.name.size(), ' ') + task.description + "\n";
+  const auto add = [&](const std::string& name, const std::string& description) {
+    command.footer +=
+        "  " + name + std::string(26 - std::min<std::size_t>(24, name.size()), ' ') + description + "\n";
+  };
+  command.footer = "tasks\n";
+  for (const auto& task : known.tasks) add(task.name, task.description);
+  command.footer += "\ncommands\n";
+  for (const auto& entry : known.commands) add(entry.name + " " + entry.usage, entry.description);
   command.footer += R"(
-Commands
-  env                       show ranks, devices and libraries as a training would find them here, and what is wrong
-  export CHECKPOINT OUT     write a model's weights for other programs
-  flight FOLDER             compare the ranks' flight records after a hang or crash
-
-`worker TASK --help` lists a task's flags. Each can be spelt with - or _, and set in a TOML file:
-`worker --config FILE` or `worker TASK --config FILE`. `worker TASK --print-config` prints such a file.
+`worker TASK --help` lists a task's flags, `worker COMMAND --help` a command's. Each can be spelt with - or _, and a
+task's can be set in a TOML file: `worker --config FILE` or `worker TASK --config FILE`. `worker TASK --print-config`
+prints such a file.
 Example: ddprun --nproc-per-node=2 worker mnist --data fashion-mnist --epochs 1)";
   return command;
 }
@@ -69,24 +83,38 @@ std::string leading_config(const std::vector<std::string>& words) {
 }
 
 /// The task named by the first word, which this removes, or by the file of a leading --config.
-const TaskEntry& find_task(std::vector<std::string>& words, const std::vector<TaskEntry>& tasks) {
+const TaskEntry& find_task(std::vector<std::string>& words, const Words& known) {
   std::string name;
   if (const auto file = leading_config(words); !file.empty()) {
     name = settings::top_level_text(file, "task");
     if (name.empty())
-      throw UsageError(file + ": expected task = \"" + names_of(tasks) + "\", or TASK before --config");
+      throw UsageError(file + ": expected task = \"" + one_of(names_of(known.tasks)) +
+                       "\", or TASK before --config");
   } else {
-    const Command program = make_program(tasks);
+    const Command program = make_program(known);
     const auto first = read_words({words.begin(), words.begin() + (words.empty() ? 0 : 1)}, program);
     if (first.is_true("help")) print_and_exit(help_text(program));
     if (first.is_true("version")) print_and_exit("worker " DDPRUN_VERSION "\n");
     name = first.text("task");
-    if (name.empty()) throw UsageError("no task given, expected: " + names_of(tasks));
+    if (name.empty()) throw UsageError("no task given, " + known.expected());
     words.erase(words.begin());
   }
-  for (const auto& task : tasks)
+  for (const auto& task : known.tasks)
     if (task.name == name) return task;
-  throw UsageError("unknown task " + single_quoted(name) + ", expected: " + names_of(tasks));
+  auto names = names_of(known.tasks);
+  for (auto& command : names_of(known.commands)) names.push_back(std::move(command));
+  const auto hint = settings::did_you_mean(name, names);
+  throw UsageError("unknown task " + single_quoted(name) + hint + (hint.empty() ? ", " : " ") +
+                   known.expected());
+}
+
+/// What most people set, first in the help.
+constexpr std::array kOften = {"data",      "out",       "epochs", "batch-size",   "lr",
+                               "optimizer", "val-split", "resume", "init-weights", "device"};
+
+bool is_positional(const TaskEntry& task, const std::string& name) {
+  return std::any_of(task.positionals.begin(), task.positionals.end(),
+                     [&](const auto& positional) { return positional.first == name; });
 }
 
 /// The configuration must outlive the command.
@@ -107,15 +135,28 @@ Command make_command(const TaskEntry& task, Config& config) {
           .not_in_file(),
   };
   for (auto& setting : all_settings(config)) command.settings.push_back(std::move(setting));
+  for (const char* name : kOften)
+    for (const auto& setting : command.settings)
+      if (setting.name == name && setting.belongs_to(task.name) && !is_positional(task, name)) {
+        command.often.emplace_back(name);
+        break;
+      }
   return command;
 }
 
 /// Drops defaults of the task that contradict what was given.
-void settle_defaults(Config& config, const settings::Values& given) {
+void settle_defaults(Config& config, const TaskEntry& task, const settings::Values& given) {
   auto& optim = config.train.optim;
   auto& checkpoint = config.train.checkpoint;
   const auto is_default = [&](const char* name) { return !given.given(name); };
   if (optim.clip_value > 0 && is_default("clip-norm")) optim.clip_norm = 0;
+  // A static graph finds by itself what no step uses; where it cannot be used, every step must search.
+  auto& parallel = config.train.parallel;
+  if (parallel.static_graph && is_default("static-graph") &&
+      (parallel.find_unused || parallel.join || parallel.fsdp))
+    parallel.static_graph = false;
+  if (task.leaves_unused && is_default("find-unused"))
+    parallel.find_unused = !parallel.static_graph && !parallel.fsdp;
   // Without validation there are no metrics to choose or name checkpoints by.
   if (config.data.val_split > 0 || config.data.val_on_test) return;
   if (is_default("monitor")) checkpoint.monitor.clear();
@@ -162,9 +203,10 @@ void validate(const Config& config) {
 
 }  // namespace
 
-Config parse_config(int argc, const char* const* argv, const std::vector<TaskEntry>& tasks) {
+Config parse_config(int argc, const char* const* argv, const std::vector<TaskEntry>& tasks,
+                    const std::vector<CommandEntry>& commands) {
   std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);
-  const TaskEntry& task = find_task(words, tasks);
+  const TaskEntry& task = find_task(words, {tasks, commands});
   Config config;
   config.task = task.name;
   task.set_defaults(config);  // the help shows them
@@ -180,7 +222,7 @@ Config parse_config(int argc, const char* const* argv, const std::vector<TaskEnt
   values.apply(command.settings, task.name);
   task.set_defaults(config);  // again: some depend on what was given, which wins
   values.apply(command.settings, task.name);
-  settle_defaults(config, values);
+  settle_defaults(config, task, values);
   validate(config);
   if (typed.is_true("print-config")) print_and_exit(to_toml(command, /*whole=*/true));
   config.train.config_json = to_json(config);
@@ -233,11 +275,18 @@ void check_precision(const Config& config, at::Device device) {
                        ": expected --precision=32 or --precision=bf16-mixed, got 16-mixed");
 }
 
-void settle_precision(Config& config, const ddp::ProcessGroup& group) {
+void settle_precision(Config& config, at::Device device, int rank) {
   auto& precision = config.train.precision.precision;
-  if (precision != train::Precision::k16Mixed || group.device().is_cuda()) return;
+  if (precision != train::Precision::k16Mixed || device.is_cuda()) return;
   precision = train::Precision::kBf16Mixed;
-  if (group.rank() == 0) log_info("--precision=16-mixed: using bf16-mixed on a CPU");
+  config.train.config_json = to_json(config);
+  if (rank == 0) log_info("--precision=16-mixed: using bf16-mixed on a CPU");
+}
+
+void check_backend(const Config& config, at::Device device) {
+  if (config.backend == ddp::BackendChoice::kNccl && !device.is_cuda())
+    throw UsageError(
+        "--backend=nccl: expected a GPU, but this rank computes on the CPU; expected --backend=gloo");
 }
 
 }  // namespace ddprun::worker

@@ -81,6 +81,9 @@ void check_precision(const Config& config, at::Device device);
 
 /// On a CPU changes 16-mixed to bf16-mixed, as Lightning does, and rank 0 logs it: float16 is slow there, if
 /// it works at all.
-void settle_precision(Config& config, const ddp::ProcessGroup& group);
+void settle_precision(Config& config, at::Device device, int rank);
+
+/// throws  UsageError for --backend=nccl on a CPU; ranks that share a GPU see it when they meet
+void check_backend(const Config& config, at::Device device);
 
 }  // namespace ddprun::worker

@@ -97,6 +97,9 @@ void write_text(const fs::path& path, const std::string& text) {
 }  // namespace
 
 fs::path make_run_folder(const Config& config) {
+  if (const fs::path resume = config.train.checkpoint.resume;
+      !resume.empty() && resume != "auto" && !is_there(resume))
+    throw IoError(resume, "does not exist; --resume expects a checkpoint, or auto");
   const auto folder = config.train.out.empty() ? default_run_folder(config.task) : config.train.out;
   make_folders(folder);
   lock_for_this_process(folder);

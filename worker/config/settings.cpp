@@ -83,10 +83,13 @@ Settings data_settings(Config& config) {
           .only({"sam"}),
       integer("points-per-image", sam.points_per_image, 1, 256, "how many random points to draw per image")
           .only({"sam"}),
-      integer("limit-train", data.limit_train, 1, kMaxCount, "use only the first N training samples"),
+      integer("limit-train", data.limit_train, 1, kMaxCount, "use only the first N training samples")
+          .known_as({"--limit-train-batches"}),
       integer("limit-val", data.limit_val, 1, kMaxCount, "use only the first N validation samples")
+          .known_as({"--limit-val-batches"})
           .only(kWithValidation),
       integer("limit-test", data.limit_test, 1, kMaxCount, "use only the first N test samples")
+          .known_as({"--limit-test-batches"})
           .only({"mnist", "cifar10"}),
       number("val-split", data.val_split, {0, 0.999, false, "a fraction from 0 to less than 1"},
              "hold out this fraction of the training set for validation; 0: none")
@@ -95,7 +98,8 @@ Settings data_settings(Config& config) {
           .only({"cifar10"}),
       negated("augment", data.augment, "do not crop and flip images at random").only({"cifar10"}),
       integer("loader-threads", config.train.loader_threads, 0, 64,
-              "threads that prepare batches; 0: the training thread prepares them"),
+              "threads that prepare batches; 0: the training thread prepares them")
+          .also_as({"--num-workers", "--workers"}),
   };
 }
 
@@ -149,7 +153,7 @@ Settings optim_settings(Config& config) {
   using train::LrScheduleKind;
   using train::OptimizerKind;
   return {
-      number("lr", optim.optimizer.lr, positive(), "learning rate"),
+      number("lr", optim.optimizer.lr, positive(), "learning rate").also_as({"--learning-rate"}),
       choice<OptimizerKind>("optimizer", optim.optimizer.kind,
                             {{"sgd", OptimizerKind::kSgd},
                              {"adam", OptimizerKind::kAdam},
@@ -180,10 +184,11 @@ Settings optim_settings(Config& config) {
               "--lr-schedule=plateau: epochs without improvement of --monitor before the rate falls"),
       integer("warmup-steps", optim.warmup_steps, 0, kMaxInt,
               "raise the learning rate linearly over the first N optimizer steps"),
-      number("clip-norm", optim.clip_norm, from_zero(), "limit the norm of the gradients; 0: no limit"),
+      number("clip-norm", optim.clip_norm, from_zero(), "limit the norm of the gradients; 0: no limit")
+          .also_as({"--gradient-clip-val"}),
       number("clip-value", optim.clip_value, from_zero(),
              "limit the absolute value of each gradient; 0: no limit"),
-      number("ema", optim.ema, {0, 1, true, "a decay above 0, 1 at most"},
+      number("ema", optim.ema, {0, 1 - 1e-12, true, "a decay above 0 and below 1"},
              "evaluate a moving average of the weights with this decay"),
   };
 }
@@ -195,16 +200,21 @@ Settings train_settings(Config& config) {
       path("out", train.out, "write the run to this folder (default: runs/<task>-<UTC time>)")
           .type("DIR")
           .of_this_run(),
-      integer("epochs", train.epochs, 1, kMaxInt, "passes over the training set"),
+      integer("epochs", train.epochs, 1, kMaxInt, "passes over the training set")
+          .also_as({"--max-epochs", "--num-epochs", "--total-epochs"}),
       integer("max-steps", train.max_steps, 1, kMaxCount, "stop after N optimizer steps"),
       number("max-time", train.max_seconds, kSeconds, "stop after this time").type("SECONDS"),
-      integer("batch-size", train.batch_size, 1, kMaxInt, "samples per batch on each rank"),
-      integer("accumulate", train.accumulate, 1, kMaxInt, "batches per optimizer step"),
+      integer("batch-size", train.batch_size, 1, kMaxInt, "samples per batch on each rank")
+          .known_as({"--global-batch-size"}),
+      integer("accumulate", train.accumulate, 1, kMaxInt, "batches per optimizer step")
+          .also_as({"--accumulate-grad-batches", "--gradient-accumulation-steps"}),
       integer("val-every-steps", train.val_every_steps, 1, kMaxInt,
               "validate every N steps instead of every epoch")
+          .known_as({"--val-check-interval", "--check-val-every-n-epoch"})
           .only(kWithValidation),
       integer("sanity-batches", train.sanity_batches, 0, kMaxInt,
               "validate N batches before training, to find mistakes early")
+          .also_as({"--num-sanity-val-steps"})
           .only(kWithValidation),
       integer("seed", train.seed, 0, kMaxCount, "seed of everything random"),
       boolean("deterministic", config.deterministic, "use only algorithms whose results repeat bit for bit"),
@@ -218,6 +228,7 @@ Settings checkpoint_settings(Config& config) {
       text("resume", checkpoint.resume,
            "continue from a checkpoint: a file, or auto for the newest good one in --out")
           .type("auto|FILE")
+          .known_as({"--ckpt-path", "--resume-from-checkpoint"})
           .of_this_run(),
       integer("checkpoint-every-steps", checkpoint.every_steps, 1, kMaxInt,
               "also save a checkpoint every N steps"),
@@ -261,14 +272,17 @@ Settings ddp_settings(Config& config) {
       backend_setting(config.backend),
       seconds("timeout", config.timeout, kSeconds,
               "fail if a collective, or connecting all ranks, takes longer"),
-      integer("bucket-mb", ddp.bucket_mb, 1, 1 << 20, "all-reduce gradients in buckets of N MiB"),
-      boolean("find-unused", ddp.find_unused, "allow steps that leave some parameters unused, at some cost"),
+      integer("bucket-mb", ddp.bucket_mb, 1, 1 << 20, "all-reduce gradients in buckets of N MiB")
+          .also_as({"--bucket-cap-mb"}),
+      boolean("find-unused", ddp.find_unused, "allow steps that leave some parameters unused, at some cost")
+          .also_as({"--find-unused-parameters"}),
       boolean("static-graph", ddp.static_graph,
               "promise that every step uses the same parameters, which saves time"),
       negated("bucket-view", ddp.bucket_view, "keep gradients outside the buckets, which takes more memory"),
       choice("comm-hook", ddp.comm_hook, {"none", "fp16", "bf16", "powersgd"},
              "compress gradients for the all-reduce"),
       boolean("sync-bn", ddp.sync_batch_norm, "compute batch norm over the batches of all ranks")
+          .also_as({"--sync-batchnorm"})
           .only({"cifar10"}),
       boolean("zero1", ddp.zero1, "split the optimizer's state over the ranks (ZeRO-1)"),
       boolean("fsdp", ddp.fsdp, "split parameters, gradients and optimizer state over the ranks (FSDP)"),
@@ -282,7 +296,8 @@ Settings report_settings(Config& config) {
   using namespace settings;
   auto& train = config.train;
   return {
-      integer("log-interval", train.log_interval, 1, kMaxInt, "log every N steps"),
+      integer("log-interval", train.log_interval, 1, kMaxInt, "log every N steps")
+          .also_as({"--log-every-n-steps"}),
       negated("progress", train.progress, "show no progress bar"),
       negated("tensorboard", train.tensorboard, "write no event file for TensorBoard"),
       negated("report", train.report, "write no report.html and no figures at the end"),
@@ -316,7 +331,6 @@ Settings all_settings(Config& config) {
   const auto add = [&](const char* section, Settings settings) {
     for (auto& setting : settings) {
       setting.section = section;
-      setting.may_be_empty = setting.kind == Setting::Kind::kText;
       all.push_back(std::move(setting));
     }
   };

@@ -88,7 +88,6 @@ train::Task make_sam(const worker::Config& config) {
   task.module = model.ptr();
   add_data(task, config, processor);
   task.eval_batch_size = config.train.batch_size;
-  task.static_graph = true;  // the encoders of boxes and masks and the score's net are never used
   task.measures = {"dice", "iou", "pixel_acc"};
   const auto loss = parse_mask_loss(config.model.loss);
   const auto embed = make_embedder(model, config);
@@ -126,6 +125,7 @@ void set_sam_defaults(worker::Config& config) {
   train.optim.optimizer.lr = is_new ? 1e-3 : 1e-4;
   train.optim.warmup_steps = is_new ? 5 : 50;  // the sample allows a new model 40 steps on two ranks
   train.optim.clip_norm = 1.0;
+  train.parallel.static_graph = true;
   train.checkpoint.filename = "sam-{epoch:02d}-{val_dice:.4f}";
   train.checkpoint.top_k = 3;
   train.checkpoint.monitor = "val_dice";
@@ -152,6 +152,7 @@ TaskEntry sam_task() {
       "best/\n"
       "in the run folder, which SamModel.from_pretrained reads.\n"
       "worker sam --predict IMAGE --point X,Y --checkpoint DIR --mask-out FILE predicts a mask.";
+  entry.leaves_unused = true;  // the encoders of boxes and masks and the score's net
   entry.set_defaults = sam::set_sam_defaults;
   entry.make = sam::make_sam;
   return entry;

@@ -65,7 +65,6 @@ train::Task make_cifar10(const Config& config) {
 
   train::Task task;
   task.name = "cifar10";
-  task.static_graph = true;  // as in the walkthrough
   task.module = model.ptr();
   add_data(task, config);
   task.measures = {"acc"};
@@ -92,6 +91,7 @@ void set_documents_defaults(Config& config) {
   train.optim.t_max = 200;
   train.optim.clip_norm = 1.0;
   train.precision.precision = train::Precision::k16Mixed;
+  train.parallel.static_graph = true;  // as in the walkthrough
   train.checkpoint.filename = "ddp-cifar10-{epoch:02d}-{val_acc:.2f}";
   train.checkpoint.extension = ".ckpt";
   train.checkpoint.top_k = 3;

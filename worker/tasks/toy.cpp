@@ -25,8 +25,8 @@ std::string toy_line(const train::RankEpoch& epoch) {
   return line;
 }
 
-std::string weights_line(std::int64_t epoch) {
-  return "Epoch " + std::to_string(epoch) + " | Training checkpoint saved at " + kWeightsFile;
+std::string weights_line(std::int64_t epoch, const std::filesystem::path& file) {
+  return "Epoch " + std::to_string(epoch) + " | Training checkpoint saved at " + file.string();
 }
 
 train::Task make_toy(const Config& config) {
@@ -63,7 +63,7 @@ TaskEntry toy_task() {
   entry.name = "toy";
   entry.description = "the tutorial's Trainer: Linear(20, 1) on 2048 random pairs";
   entry.footer =
-      "Every checkpoint also writes the weights alone, a bare state_dict, to checkpoint.pt in the run "
+      "After epochs 0, SAVE_EVERY, ... the weights alone, a bare state_dict, go to checkpoint.pt in the run "
       "folder.\n"
       "Example: worker toy 50 10";
   entry.positionals = {{"epochs", "TOTAL_EPOCHS"}, {"save-every", "SAVE_EVERY"}};

@@ -104,7 +104,7 @@ TEST_CASE("an interface that is not there, and a GPU that is not, are wrong", "[
   if (!ddp::query_cuda_driver().gpus.empty()) test::skip("there is a GPU here");
   const auto problems = inspect_environment(nothing, {.device = ddp::DeviceChoice::kCuda}).problems;
   REQUIRE(problems.size() == 1);
-  CHECK_THAT(problems[0], ContainsSubstring("device cuda: expected an NVIDIA GPU, but "));
+  CHECK_THAT(problems[0], ContainsSubstring("--device=cuda: expected an NVIDIA GPU, but "));
 }
 
 TEST_CASE("worker env of one process finds all fine", "[env_report]") {

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include <c10/core/DeviceType.h>
+#include <nlohmann/json.hpp>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
@@ -12,6 +13,7 @@
 
 using namespace ddprun;
 using namespace ddprun::worker;
+using ddprun::test::ContainsSubstring;
 using ddprun::test::parse;
 
 TEST_CASE("a task's default gives way to what is given, one that is given does not", "[config]") {
@@ -36,6 +38,67 @@ TEST_CASE("a task's default gives way to what is given, one that is given does n
     CHECK_FALSE(parse({task, "--val-split=0.5"}).train.checkpoint.monitor.empty());
   }
   CHECK(parse({"cifar10", "--val-split=0", "--val-on-test"}).train.checkpoint.monitor == "val_acc");
+}
+
+TEST_CASE("what the task promises of its steps is a setting like others, and can be turned off", "[config]") {
+  const auto settings = [](const std::vector<std::string>& words) {
+    const auto config = parse(words);
+    const auto& parallel = config.train.parallel;
+    CHECK_THAT(to_toml(config), ContainsSubstring(std::string("static_graph = ") +
+                                                  (parallel.static_graph ? "true" : "false")));
+    CHECK_THAT(to_toml(config),
+               ContainsSubstring(std::string("find_unused = ") + (parallel.find_unused ? "true" : "false")));
+    return std::pair(parallel.static_graph, parallel.find_unused);
+  };
+  using Pair = std::pair<bool, bool>;
+  for (const std::string task : {"cifar10", "sam"}) {
+    CAPTURE(task);
+    const bool leaves_unused = task == "sam";
+    CHECK(settings({task}) == Pair(true, false));
+    CHECK(settings({task, "--static-graph=false"}) == Pair(false, leaves_unused));
+    CHECK(settings({task, "--static-graph=false", "--find-unused=false"}) == Pair(false, false));
+    CHECK(settings({task, "--find-unused"}) == Pair(false, true));
+    CHECK(settings({task, "--join"}) == Pair(false, leaves_unused));
+    CHECK(settings({task, "--fsdp"}) == Pair(false, false));
+  }
+  CHECK(settings({"mnist"}) == Pair(false, false));
+}
+
+TEST_CASE("every default of a task is in its file, and what is given in its place too", "[config]") {
+  for (const auto& task : all_tasks()) {
+    Config plain, by_task;
+    plain.task = by_task.task = task.name;
+    task.set_defaults(by_task);
+    std::vector<std::string> positionals;
+    for (std::size_t i = 0; i < task.positionals.size(); ++i) positionals.emplace_back("3");
+    const auto effective = nlohmann::json::parse(to_json(parse([&] {
+      auto words = positionals;
+      words.insert(words.begin(), task.name);
+      return words;
+    }())));
+    const auto were = all_settings(plain), are = all_settings(by_task);
+    for (std::size_t i = 0; i < are.size(); ++i) {
+      if (!are[i].belongs_to(task.name) || !are[i].is_flag || were[i].get() == are[i].get()) continue;
+      CAPTURE(task.name, are[i].name);
+      const auto value = are[i].get();
+      CHECK(effective[are[i].key()] ==
+            std::visit([](const auto& one) { return nlohmann::json(one); }, *value));
+      // Given again as the file has it without the task's default, it is that.
+      const auto other = were[i].get();
+      if (!other) continue;
+      const auto text = std::visit(
+          [](const auto& one) {
+            const auto json = nlohmann::json(one);
+            return json.is_string() ? json.get<std::string>() : json.dump();
+          },
+          *other);
+      auto words = positionals;
+      words.insert(words.begin(), task.name);
+      words.push_back("--" + are[i].name + "=" + text);
+      CHECK(nlohmann::json::parse(to_json(parse(words)))[are[i].key()] ==
+            std::visit([](const auto& one) { return nlohmann::json(one); }, *other));
+    }
+  }
 }
 
 TEST_CASE("what is off by 0 is off", "[config]") {

@@ -237,6 +237,7 @@ TEST_CASE("a bad value is refused in one line that names flag, expectation and v
       {"--checkpoint-name", "{val_acc:d}", "--checkpoint-name: expected a pattern such as {epoch:02d}-"},
       {"--checkpoint-name", "../x", "--checkpoint-name: expected a file name without '/', got '../x'"},
       {"--mode", "most", "--mode: expected min or max, got 'most'"},
+      {"--ema", "1", "--ema: expected a decay above 0 and below 1, got '1'"},
       {"--comm-hook", "fp8", "--comm-hook: expected none, fp16, bf16 or powersgd, got 'fp8'"},
   }));
   CAPTURE(flag, value);
@@ -250,16 +251,49 @@ TEST_CASE("a value with a line end is named whole, in one line", "[config]") {
   CHECK_THROWS_WITH(parse({"mnist", "--lr", "1\n2"}), "--lr: expected a number above 0, got '1?2'");
   CHECK_THROWS_WITH(parse({"mnist", "--fo\no"}), "unknown flag '--fo?o', see worker mnist --help");
   CHECK_THROWS_WITH(parse({"mn\nist"}),
-                    "unknown task 'mn?ist', expected: mnist, toy, linear, cifar10 or sam");
+                    ContainsSubstring("unknown task 'mn?ist': did you mean mnist? expected a task"));
 }
 
 TEST_CASE("an unknown task, flag or argument and a missing value are named", "[config]") {
-  CHECK_THROWS_WITH(parse({}), "no task given, expected: mnist, toy, linear, cifar10 or sam");
-  CHECK_THROWS_WITH(parse({"minst"}), "unknown task 'minst', expected: mnist, toy, linear, cifar10 or sam");
+  const std::string expected =
+      "expected a task (mnist, toy, linear, cifar10 or sam) or a command (env, export, flight or sam "
+      "--predict)";
+  CHECK_THROWS_WITH(parse({}), "no task given, " + expected);
+  CHECK_THROWS_WITH(parse({"minst"}), "unknown task 'minst': did you mean mnist? " + expected);
+  CHECK_THROWS_WITH(parse({"cifar"}), "unknown task 'cifar': did you mean cifar10? " + expected);
+  CHECK_THROWS_WITH(parse({"exprot"}), ContainsSubstring("did you mean export?"));
+  CHECK_THROWS_WITH(parse({"nothing"}), "unknown task 'nothing', " + expected);
+  CHECK_THROWS_WITH(parse({"toy", "abc", "1"}),
+                    "TOTAL_EPOCHS: expected an integer from 1 to 2147483647, got 'abc'");
   CHECK_THROWS_WITH(parse({"mnist", "--eppochs", "3"}), ContainsSubstring("unknown flag '--eppochs'"));
   CHECK_THROWS_WITH(parse({"mnist", "extra"}), ContainsSubstring("unknown argument 'extra'"));
   CHECK_THROWS_WITH(parse({"mnist", "--epochs"}), "--epochs: expected a value, got none");
   CHECK_THROWS_WITH(parse({"--epochs", "3"}), ContainsSubstring("unknown flag '--epochs'"));
+}
+
+TEST_CASE("an empty value is refused, naming its flag, and takes no flag after it", "[config]") {
+  CHECK_THROWS_WITH(parse({"mnist", "--data=", "--max-steps=1"}),
+                    "--data: expected a value after '=', got none");
+  CHECK_THROWS_WITH(parse({"mnist", "--data", "", "--max-steps=1"}), "--data: expected a value, got none");
+  CHECK_THROWS_WITH(parse({"mnist", "--data", "--max-steps=1"}),
+                    ContainsSubstring("--data: expected a value, got the flag '--max-steps=1'"));
+  CHECK_THROWS_WITH(parse({"mnist", "--resume=", "--epochs=1"}),
+                    ContainsSubstring("--resume: expected a value"));
+}
+
+TEST_CASE("other programs' names of a flag are taken, or answered with ours", "[config]") {
+  const auto config = parse({"linear", "--max-epochs=7", "--num_workers", "3", "--accumulate_grad_batches=4",
+                             "--learning-rate=0.5", "--gradient-clip-val=2", "--find-unused-parameters"});
+  CHECK(config.train.epochs == 7);
+  CHECK(config.train.loader_threads == 3);
+  CHECK(config.train.accumulate == 4);
+  CHECK(config.train.optim.optimizer.lr == 0.5);
+  CHECK(config.train.optim.clip_norm == 2);
+  CHECK(config.train.parallel.find_unused);
+  CHECK_THROWS_WITH(parse({"linear", "--limit-train-batches=0.1"}),
+                    "unknown flag '--limit-train-batches': did you mean --limit-train?");
+  CHECK_THROWS_WITH(parse({"linear", "--val-check-interval=0.1"}),
+                    "unknown flag '--val-check-interval': did you mean --val-every-steps?");
 }
 
 TEST_CASE("a run folder is made, for one run at a time", "[config]") {

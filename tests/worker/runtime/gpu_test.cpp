@@ -110,7 +110,7 @@ TEST_CASE("NCCL for two ranks on one GPU is refused, by rank", "[gpu]") {
   ::setenv("CUDA_VISIBLE_DEVICES", "0", 1);
   CHECK_THROWS_WITH(
       spawn(2, [](const WorkerEnv& env) { ProcessGroup::connect(env, on_gpu(BackendChoice::kNccl)); }),
-      ContainsSubstring("backend nccl: expected a separate GPU for every rank, got ranks 0 and 1 on GPU "));
+      ContainsSubstring("--backend=nccl: expected a separate GPU for every rank, got ranks 0 and 1 on GPU "));
 }
 
 TEST_CASE("with a GPU the device chosen by itself is the GPU", "[gpu]") {

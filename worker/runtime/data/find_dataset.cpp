@@ -5,6 +5,7 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
+#include <ddprun/common/text.h>
 
 namespace ddprun::data {
 namespace {
@@ -35,7 +36,13 @@ std::optional<fs::path> find_dataset(const std::string& name) {
 
 fs::path find_data(const std::string& source, const std::vector<std::string>& names) {
   const bool is_name = std::find(names.begin(), names.end(), source) != names.end();
-  if (!source.empty() && !is_name) return source;
+  if (!source.empty() && !is_name) {
+    std::error_code unknown;
+    if (source.find('/') == source.npos && !fs::exists(source, unknown))
+      throw UsageError("--data: expected a folder" + std::string(names.size() > 1 ? ", " : " or ") +
+                       one_of(names) + ", got " + single_quoted(source));
+    return source;
+  }
   for (const auto& name : is_name ? std::vector{source} : names)
     if (const auto folder = find_dataset(name)) return *folder;
   const auto& name = is_name ? source : names.front();

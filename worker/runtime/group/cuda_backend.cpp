@@ -81,16 +81,16 @@ const CudaPlugin& load() {
   void* handle = ::dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
   if (handle == nullptr)
     throw UsageError(
-        "device cuda: the CUDA plug-in cannot be loaded: " + std::string(::dlerror()) +
+        "--device=cuda: the CUDA plug-in cannot be loaded: " + std::string(::dlerror()) +
         "; build it with scripts/setup.sh --cuda and a new build, or set DDPRUN_CUDA_PLUGIN to its path");
   const auto getter = reinterpret_cast<CudaPluginGetter>(::dlsym(handle, kCudaPluginSymbol));
   const CudaPlugin* plugin = getter == nullptr ? nullptr : getter();
   if (plugin == nullptr || plugin->build != std::string(kCudaPluginBuild))
-    throw UsageError("device cuda: expected a CUDA plug-in of build " + std::string(kCudaPluginBuild) +
+    throw UsageError("--device=cuda: expected a CUDA plug-in of build " + std::string(kCudaPluginBuild) +
                      ", got " + (plugin == nullptr ? "something else" : plugin->build) + " in " + path);
   if (!at::detail::getCUDAHooks().hasCUDART())
     throw std::logic_error(
-        "device cuda: the CUDA plug-in came too late: choose the device (connect the process group) "
+        "--device=cuda: the CUDA plug-in came too late: choose the device (connect the process group) "
         "before anything uses autograd, a random generator or torch::cuda");
   return *plugin;
 }
@@ -129,7 +129,7 @@ RankDevice choose_device(DeviceChoice wanted, int local_rank) {
   const CudaDriver driver = query_cuda_driver();
   if (driver.gpus.empty()) {
     if (wanted == DeviceChoice::kAuto) return {};
-    throw UsageError("device cuda: expected an NVIDIA GPU, but " + driver.problem);
+    throw UsageError("--device=cuda: expected an NVIDIA GPU, but " + driver.problem);
   }
   const auto index = static_cast<std::size_t>(local_rank) % driver.gpus.size();
   const c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(index));
@@ -150,18 +150,19 @@ bool use_nccl(BackendChoice wanted, const std::vector<std::string>& gpus) {
   const auto on_cpu = ranks_of.find("cpu");
   const bool gpu_for_all = on_cpu == ranks_of.end();
   if (!gpu_for_all && ranks_of.size() > 1)
-    throw UsageError("device: expected a GPU for every rank or for none, got none for " +
-                     describe_ranks(on_cpu->second) + "; device cpu trains all of them on the CPU");
+    throw UsageError("--device: expected a GPU for every rank or for none, got none for " +
+                     describe_ranks(on_cpu->second) + "; --device=cpu trains all of them on the CPU");
   const auto shared =
       std::find_if(ranks_of.begin(), ranks_of.end(), [](const auto& gpu) { return gpu.second.size() > 1; });
   if (wanted != BackendChoice::kNccl)
     return wanted == BackendChoice::kAuto && gpu_for_all && shared == ranks_of.end();
   if (!gpu_for_all)
-    throw UsageError("backend nccl: expected device cuda, got tensors on the CPU; backend gloo serves both");
+    throw UsageError(
+        "--backend=nccl: expected --device=cuda, got tensors on the CPU; --backend=gloo serves both");
   if (shared != ranks_of.end())
-    throw UsageError("backend nccl: expected a separate GPU for every rank, got " +
+    throw UsageError("--backend=nccl: expected a separate GPU for every rank, got " +
                      describe_ranks(shared->second) + " on GPU " + shared->first +
-                     "; start fewer ranks, or choose backend gloo, which lets ranks share one");
+                     "; start fewer ranks, or choose --backend=gloo, which lets ranks share one");
   return true;
 }
 

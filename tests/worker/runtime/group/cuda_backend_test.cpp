@@ -54,21 +54,21 @@ TEST_CASE("NCCL is chosen if no ranks share a GPU, else Gloo", "[cuda_backend]")
   CHECK_THROWS_WITH(
       use_nccl(BackendChoice::kNccl, {"a", "b", "c", "b", "b"}),
       ContainsSubstring(
-          "backend nccl: expected a separate GPU for every rank, got ranks 1, 3 and 4 on GPU b"));
+          "--backend=nccl: expected a separate GPU for every rank, got ranks 1, 3 and 4 on GPU b"));
   CHECK_THROWS_WITH(use_nccl(BackendChoice::kNccl, {"cpu"}),
-                    ContainsSubstring("backend nccl: expected device cuda, got tensors on the CPU"));
+                    ContainsSubstring("--backend=nccl: expected --device=cuda, got tensors on the CPU"));
   CHECK_THROWS_WITH(
       use_nccl(BackendChoice::kAuto, {"a", "cpu"}),
-      ContainsSubstring("device: expected a GPU for every rank or for none, got none for rank 1"));
+      ContainsSubstring("--device: expected a GPU for every rank or for none, got none for rank 1"));
 }
 
 TEST_CASE("a GPU that is not there is refused with the driver's reason", "[cuda_backend]") {
   skip_with_a_gpu();
   CHECK_THROWS_AS(ProcessGroup::connect(WorkerEnv{}, {.device = DeviceChoice::kCuda}), UsageError);
   CHECK_THROWS_WITH(ProcessGroup::connect(WorkerEnv{}, {.device = DeviceChoice::kCuda}),
-                    "device cuda: expected an NVIDIA GPU, but " + query_cuda_driver().problem);
+                    "--device=cuda: expected an NVIDIA GPU, but " + query_cuda_driver().problem);
   CHECK_THROWS_WITH(ProcessGroup::connect(WorkerEnv{}, {.backend = BackendChoice::kNccl}),
-                    ContainsSubstring("backend nccl: expected device cuda"));
+                    ContainsSubstring("--backend=nccl: expected --device=cuda"));
 }
 
 TEST_CASE("without a GPU the device chosen by itself is the CPU", "[cuda_backend]") {
@@ -81,10 +81,10 @@ TEST_CASE("without a GPU the device chosen by itself is the CPU", "[cuda_backend
 TEST_CASE("a plug-in that cannot be loaded is refused with the way to get it", "[cuda_backend]") {
   ::setenv("DDPRUN_CUDA_PLUGIN", "/no/such/plugin.so", 1);
   CHECK_THROWS_WITH(cuda_plugin(),
-                    ContainsSubstring("device cuda: the CUDA plug-in cannot be loaded: /no/such/plugin.so") &&
+                    ContainsSubstring("--device=cuda: the CUDA plug-in cannot be loaded: /no/such/plugin.so") &&
                         ContainsSubstring("scripts/setup.sh --cuda"));
   ::setenv("DDPRUN_CUDA_PLUGIN", "libm.so.6", 1);
-  CHECK_THROWS_WITH(cuda_plugin(), ContainsSubstring("device cuda: expected a CUDA plug-in of build ") &&
+  CHECK_THROWS_WITH(cuda_plugin(), ContainsSubstring("--device=cuda: expected a CUDA plug-in of build ") &&
                                        ContainsSubstring("got something else in libm.so.6"));
   ::unsetenv("DDPRUN_CUDA_PLUGIN");
 }

@@ -4,6 +4,7 @@
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
 #include "tests/support/catch.h"
+#include "worker/commands/commands.h"
 #include "worker/config/config.h"
 #include "worker/tasks/registry.h"
 
@@ -16,7 +17,7 @@ Config parse_sam(std::vector<std::string> words) {
   words.insert(words.begin(), {"worker", "sam"});
   std::vector<const char*> argv;
   for (const auto& word : words) argv.push_back(word.c_str());
-  return parse_config(static_cast<int>(argv.size()), argv.data(), all_tasks());
+  return parse_config(static_cast<int>(argv.size()), argv.data(), all_tasks(), all_commands());
 }
 
 nlohmann::json settings_of(const std::vector<std::string>& words) {

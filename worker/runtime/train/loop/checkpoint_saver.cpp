@@ -99,6 +99,9 @@ std::optional<Resumed> find_resumed(const Run& run) {
     auto found = find_resume(run.options.out);
     for (const auto& line : found.skipped) log_warning(line);
     resumed = {found.path, std::move(found.state)};
+    if (found.path.empty())
+      log_info("--resume=auto: no checkpoint in " + (run.options.out / "checkpoints").string() +
+               (found.skipped.empty() ? "" : " is good") + "; starting from scratch");
   } else if (run.on_rank_0()) {
     resumed = {wanted, read_checkpoint(wanted)};
   }

@@ -230,7 +230,7 @@ class Trainer {
     if ((due || at_.epoch + 1 >= run_.options.epochs || over()) &&
         save({at_.epoch + 1, 0}, judges_epochs() ? Occasion::kValidation : Occasion::kStep,
              with_weights ? run_.options.out / run_.task.weights_file : ""))
-      log_.print(run_.task.weights_line(at_.epoch));
+      log_.print(run_.task.weights_line(at_.epoch, run_.options.out / run_.task.weights_file));
     ++at_.epoch;
   }
 
@@ -290,8 +290,9 @@ std::uint64_t rank_seed(std::uint64_t seed, int rank) {
 }
 
 Ending fit(const Task& task, const TrainerOptions& options, const ddp::ProcessGroup& group) {
+  check_options(task, options);
   const Run run{task, options, group};
-  check_options(run);
+  warn_of_test_set(run);
   return Trainer(run).run();
 }
 

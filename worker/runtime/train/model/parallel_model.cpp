@@ -92,10 +92,8 @@ ddp::DistributedDataParallel::Options ddp_options(const Run& run) {
   const auto& parallel = run.options.parallel;
   ddp::DistributedDataParallel::Options options;
   options.bucket_bytes = parallel.bucket_mb << 20;
-  // A task whose graph is the same in every step may leave parameters unused in all of them.
-  options.find_unused_parameters = parallel.find_unused || (run.task.static_graph && parallel.join);
-  options.static_graph =
-      parallel.static_graph || (run.task.static_graph && !parallel.find_unused && !parallel.join);
+  options.find_unused_parameters = parallel.find_unused;
+  options.static_graph = parallel.static_graph;
   options.gradient_as_bucket_view = parallel.bucket_view;
   return options;
 }

@@ -61,10 +61,14 @@ std::vector<std::string> Run::metric_columns() const {
   return columns;
 }
 
-void check_options(const Run& run) {
-  const auto& options = run.options;
-  if (options.val_every_steps > 0 && !run.task.validation_set)
+void check_options(const Task& task, const TrainerOptions& options) {
+  choose_monitor(task, options.checkpoint.monitor);
+  if (options.val_every_steps > 0 && !task.validation_set)
     throw UsageError("--val-every-steps: this run has no validation set, expected --val-split too");
+}
+
+void warn_of_test_set(const Run& run) {
+  const auto& options = run.options;
   const auto& checkpoint = options.checkpoint;
   if (!run.on_rank_0() || !checkpoint.monitor.empty() || run.monitor != "test_loss") return;
   std::string judges;

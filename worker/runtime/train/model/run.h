@@ -47,7 +47,9 @@ struct TrainState {
 };
 
 /// throws  UsageError for options that do not fit the task
-/// Warns if the test set picks checkpoints or ends the run without being asked to.
-void check_options(const Run& run);
+void check_options(const Task& task, const TrainerOptions& options);
+
+/// Rank 0 warns if the test set picks checkpoints or ends the run without being asked to.
+void warn_of_test_set(const Run& run);
 
 }  // namespace ddprun::train

@@ -71,8 +71,6 @@ struct Task {
   std::int64_t eval_batch_size = 500;                   ///< of validation and test, of each rank
   std::vector<std::string> measures;     ///< reported beside the loss, as train_NAME, val_NAME, test_NAME
   std::vector<std::string> class_names;  ///< if there are scores: draws a confusion matrix
-  /// Every step uses the same parameters: implies --static-graph, unless the run's options conflict with it.
-  bool static_graph = false;
   std::function<BatchResult(const data::Batch&)> compute_loss;  ///< forward pass and loss
 
   /// Draws the run's training_samples.png and samples.png; may be null. Gets rank 0's last training batch, or
@@ -95,7 +93,7 @@ struct Task {
   /// A file in the run folder that gets the bare state_dict with every checkpoint, and rank 0's line about
   /// it.
   std::string weights_file;
-  std::function<std::string(std::int64_t epoch)> weights_line;
+  std::function<std::string(std::int64_t epoch, const std::filesystem::path& file)> weights_line;
 };
 
 }  // namespace ddprun::train

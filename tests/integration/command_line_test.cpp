@@ -1,0 +1,91 @@
+// What the worker answers before it trains: help, and mistakes that leave nothing behind.
+#include <algorithm>
+#include <fstream>
+
+#include "tests/integration/sam_job.h"
+
+using namespace ddprun;
+using namespace ddprun::test;
+
+namespace {
+
+/// What the worker says to these words, in an empty folder that it leaves empty.
+std::pair<ExitStatus, std::string> ask(const std::vector<std::string>& words) {
+  const TempDir dir;
+  Command command;
+  command.argv = {"sh", "-c", "cd \"$0\" && exec \"$@\"", dir.path().string(), WORKER_PROGRAM};
+  command.argv.insert(command.argv.end(), words.begin(), words.end());
+  Child child(command);
+  const auto status = child.wait(kTraining);
+  CAPTURE(words, child.err());
+  CHECK(fs::is_empty(dir.path()));
+  return {status, child.out() + child.err()};
+}
+
+}  // namespace
+
+TEST_CASE("the help lists every task and command, and each command has one", "[training]") {
+  const auto [status, text] = ask({"--help"});
+  CHECK(status == ExitStatus::exited(0));
+  for (const char* name : {"mnist ", "toy ", "linear ", "cifar10 ", "sam ", "env ", "export CHECKPOINT OUT",
+                           "flight FOLDER", "sam --predict IMAGE"})
+    CHECK_THAT(text, ContainsSubstring("\n  " + std::string(name)));
+  for (const char* command : {"env", "export", "flight"})
+    for (const char* flag : {"--help", "-h"}) {
+      const auto [ended, help] = ask({command, flag});
+      CHECK(ended == ExitStatus::exited(0));
+      CHECK_THAT(help, ContainsSubstring("usage: worker " + std::string(command)));
+    }
+}
+
+TEST_CASE("a task's help begins with what people set most, and has each flag once", "[training]") {
+  for (const std::string task : {"mnist", "sam"}) {
+    const auto [status, text] = ask({task, "--help"});
+    CHECK(status == ExitStatus::exited(0));
+    const auto most = text.find("\nmost used\n"), others = text.find("\nothers\n");
+    REQUIRE(most < others);
+    for (const char* flag : {"--data ", "--out ", "--epochs ", "--batch-size ", "--lr ", "--optimizer ",
+                             "--val-split ", "--resume ", "--init-weights ", "--device "}) {
+      CAPTURE(task, flag);
+      const auto at = text.find("\n  " + std::string(flag));
+      CHECK((at > most && at < others));
+      CHECK(text.find("\n  " + std::string(flag), at + 1) == std::string::npos);
+    }
+    CHECK(text.find("\nddp\n") > others);
+  }
+}
+
+TEST_CASE("a mistake that is found before the training leaves no run folder", "[training]") {
+  const auto [words, message] = GENERATE(table<std::vector<std::string>, std::string>({
+      {{"linear", "--monitor=nope"}, "--monitor: this run has no metric 'nope'"},
+      {{"linear", "--val-every-steps=3"}, "--val-every-steps: this run has no validation set"},
+      {{"linear", "--resume=none.pt"}, "none.pt: does not exist; --resume expects a checkpoint, or auto"},
+      {{"linear", "--backend=nccl", "--device=cpu"}, "--backend=nccl: expected a GPU"},
+      {{"mnist", "--data=mnits"}, "--data: expected a folder, mnist or fashion-mnist, got 'mnits'"},
+      {{"linear", "--ema=1"}, "--ema: expected a decay above 0 and below 1"},
+  }));
+  const auto [status, text] = ask(words);
+  CAPTURE(words);
+  CHECK_FALSE(status == ExitStatus::exited(0));
+  CHECK_THAT(text, ContainsSubstring("worker: error: " + message));
+  CHECK(count_of("\n", text) == 1);
+}
+
+TEST_CASE("--resume=auto without a checkpoint says so in a line", "[training]") {
+  const TempDir dir;
+  const std::string line = "--resume=auto: no checkpoint in ";
+  for (const int times : {1, 0}) {  // the second run finds one
+    Child child(training("linear", 0, dir.path() / "run", {"--epochs=1", "--resume=auto"}));
+    REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+    CHECK(count_of(line, child.err()) == times);
+  }
+}
+
+TEST_CASE("config.toml is what is in force on this device", "[training]") {
+  const TempDir dir;
+  const SamRun sam;
+  sam.run(2, "run", {"--max-steps=1", "--static-graph=false", "--precision=16-mixed", "--device=cpu"});
+  const auto toml = read_file(sam.dir.path() / "run/config.toml");
+  CHECK_THAT(toml, ContainsSubstring("static_graph = false") && ContainsSubstring("find_unused = true") &&
+                       ContainsSubstring("precision = \"bf16-mixed\""));
+}
