@@ -1,5 +1,7 @@
 #include <ddprun/common/logging.h>
 
+#include <unistd.h>
+
 #include <spdlog/pattern_formatter.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
@@ -18,9 +20,10 @@ namespace {
 class LevelWord : public spdlog::custom_flag_formatter {
  public:
   void format(const spdlog::details::log_msg& message, const std::tm&, spdlog::memory_buf_t& out) override {
+    static const bool colours = takes_colours(STDERR_FILENO);
     std::string_view word;
-    if (message.level == spdlog::level::warn) word = "warning: ";
-    if (message.level >= spdlog::level::err) word = "error: ";
+    if (message.level == spdlog::level::warn) word = colours ? "\x1b[1;33mwarning:\x1b[0m " : "warning: ";
+    if (message.level >= spdlog::level::err) word = colours ? "\x1b[1;31merror:\x1b[0m " : "error: ";
     out.append(word.data(), word.data() + word.size());
   }
   std::unique_ptr<custom_flag_formatter> clone() const override { return std::make_unique<LevelWord>(); }
@@ -55,6 +58,13 @@ void configure_logging(const std::string& name) {
   logger->set_level(level_from_environment());
   logger->flush_on(spdlog::level::trace);
   spdlog::set_default_logger(std::move(logger));
+}
+
+bool takes_colours(int descriptor) {
+  const char* no_colour = std::getenv("NO_COLOR");
+  const char* terminal = std::getenv("TERM");
+  return (no_colour == nullptr || *no_colour == '\0') && terminal != nullptr &&
+         std::string_view(terminal) != "dumb" && ::isatty(descriptor) == 1;
 }
 
 void before_logging(std::function<void()> function) { hook() = std::move(function); }

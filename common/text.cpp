@@ -41,6 +41,17 @@ std::size_t colour_sequence(std::string_view text) {
 
 }  // namespace
 
+std::string with_bold_headings(std::string_view text) {
+  const auto lines = split(text, '\n');
+  std::string result;
+  for (std::size_t i = 0; i < lines.size(); ++i) {
+    const bool heading =
+        !lines[i].empty() && lines[i][0] != ' ' && i + 1 < lines.size() && lines[i + 1].starts_with("  ");
+    result += (i > 0 ? "\n" : "") + (heading ? "\x1b[1m" + lines[i] + "\x1b[0m" : lines[i]);
+  }
+  return result;
+}
+
 std::string_view last_shown(std::string_view line) {
   if (!line.empty() && line.back() == '\n') line.remove_suffix(1);
   while (!line.empty() && line.back() == '\r') line.remove_suffix(1);

@@ -61,6 +61,10 @@ std::string one_line(std::string_view text);
 /// characters, C1 and changes of writing direction included, and for bytes that are not UTF-8. Tabs stay.
 std::string printable(std::string_view line);
 
+/// A help text whose headings, the lines at the margin with indented lines below them, are bold on a
+/// terminal.
+std::string with_bold_headings(std::string_view text);
+
 /// What a terminal finally shows of a line: the part after the last '\r' that is followed by anything but
 /// '\r'. Without its '\n'.
 std::string_view last_shown(std::string_view line);

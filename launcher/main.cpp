@@ -4,6 +4,7 @@
 #include <iostream>
 
 #include <ddprun/common/logging.h>
+#include <ddprun/common/settings/command.h>
 #include <ddprun/common/text.h>
 #include "launcher/cli/options.h"
 #include "launcher/events/launch_error.h"
@@ -17,7 +18,7 @@ int main(int argc, char** argv) {
   configure_logging("ddprun");
   try {
     const Options options = parse_options({argv + (argc > 0 ? 1 : 0), argv + argc});
-    if (options.help) std::cout << help_text();
+    if (options.help) settings::print_help(help_text());
     if (options.version) std::cout << "ddprun " DDPRUN_VERSION "\n";
     if (options.help || options.version) return std::cout.flush() ? 0 : LaunchError::kOwnFailure;
 

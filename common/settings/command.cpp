@@ -1,11 +1,14 @@
 #include <ddprun/common/settings/command.h>
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cctype>
 #include <cstdio>
 #include <iostream>
 
 #include <ddprun/common/errors.h>
+#include <ddprun/common/logging.h>
 #include <ddprun/common/text.h>
 
 namespace ddprun::settings {
@@ -246,12 +249,16 @@ bool apply_words(const std::vector<std::string>& words, const Command& command,
                  const std::vector<std::string>& required) {
   const Values values = read_words(words, command);
   if (values.is_true("help")) {
-    std::cout << help_text(command) << std::flush;
+    print_help(help_text(command));
     return false;
   }
   require(command, values, required);
   values.apply(command.settings, command.task);
   return true;
+}
+
+void print_help(const std::string& text) {
+  std::cout << (takes_colours(STDOUT_FILENO) ? with_bold_headings(text) : text) << std::flush;
 }
 
 std::string did_you_mean(const std::string& typed, const std::vector<std::string>& names) {

@@ -111,4 +111,7 @@ std::string did_you_mean(const std::string& typed, const std::vector<std::string
 /// What --help shows.
 std::string help_text(const Command& command);
 
+/// Prints a help text to stdout, with bold headings on a terminal that takes them.
+void print_help(const std::string& text);
+
 }  // namespace ddprun::settings

@@ -115,5 +115,13 @@ TEST_CASE("an error of ours is one line, whatever it names", "[one_line]") {
   CHECK(error.path == "/tmp/x\ny");
 }
 
+TEST_CASE("a help's headings are bold, and nothing else", "[text]") {
+  CHECK(
+      with_bold_headings("prog: does it\n\nusage: prog FILE\n  FILE   a file\n\ndata\n  --x N\nThe end\n") ==
+      "prog: does it\n\n\x1b[1musage: prog FILE\x1b[0m\n  FILE   a file\n\n\x1b[1mdata\x1b[0m\n  --x N\nThe "
+      "end\n");
+  CHECK(with_bold_headings("").empty());
+}
+
 }  // namespace
 }  // namespace ddprun

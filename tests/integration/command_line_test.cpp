@@ -89,3 +89,26 @@ TEST_CASE("config.toml is what is in force on this device", "[training]") {
   CHECK_THAT(toml, ContainsSubstring("static_graph = false") && ContainsSubstring("find_unused = true") &&
                        ContainsSubstring("precision = \"bf16-mixed\""));
 }
+
+TEST_CASE("errors and headings have colours on a terminal that takes them, and nowhere else", "[training]") {
+  if (!fs::exists("/usr/bin/script")) skip("no /usr/bin/script here");
+  const auto shown = [](const std::string& command, const std::string& before) {
+    Command on_terminal;
+    on_terminal.argv = {"/usr/bin/script", "-qec", before + " " + command, "/dev/null"};
+    on_terminal.env["TERM"] = "xterm";
+    Child child(on_terminal);
+    child.wait(kTraining);
+    return child.out();
+  };
+  const std::string worker = WORKER_PROGRAM, ddprun = DDPRUN_PROGRAM;
+  for (const auto& [command, coloured] :
+       {std::pair(worker + " none", "\x1b[1;31merror:\x1b[0m unknown task"),
+        std::pair(worker + " --help", "\x1b[1mtasks\x1b[0m\r\n"),
+        std::pair(ddprun + " --none", "\x1b[1;31merror:\x1b[0m"), std::pair(ddprun + " --help", "\x1b[1m")}) {
+    CAPTURE(command);
+    CHECK_THAT(shown(command, ""), ContainsSubstring(coloured));
+    for (const char* without : {"NO_COLOR=1", "TERM=dumb"})
+      CHECK_THAT(shown(command, without), !ContainsSubstring("\x1b["));
+    CHECK_THAT(shown("( " + command + " ) 2>&1 | cat", ""), !ContainsSubstring("\x1b["));
+  }
+}

@@ -27,6 +27,11 @@ using Kind = settings::Setting::Kind;
   std::exit(EXIT_SUCCESS);
 }
 
+[[noreturn]] void help_and_exit(const Command& command) {
+  settings::print_help(help_text(command));
+  std::exit(EXIT_SUCCESS);
+}
+
 template <typename Entry>
 std::vector<std::string> names_of(const std::vector<Entry>& entries) {
   std::vector<std::string> names;
@@ -93,7 +98,7 @@ const TaskEntry& find_task(std::vector<std::string>& words, const Words& known) 
   } else {
     const Command program = make_program(known);
     const auto first = read_words({words.begin(), words.begin() + (words.empty() ? 0 : 1)}, program);
-    if (first.is_true("help")) print_and_exit(help_text(program));
+    if (first.is_true("help")) help_and_exit(program);
     if (first.is_true("version")) print_and_exit("worker " DDPRUN_VERSION "\n");
     name = first.text("task");
     if (name.empty()) throw UsageError("no task given, " + known.expected());
@@ -212,7 +217,7 @@ Config parse_config(int argc, const char* const* argv, const std::vector<TaskEnt
   task.set_defaults(config);  // the help shows them
   const Command command = make_command(task, config);
   const settings::Values typed = read_words(words, command);
-  if (typed.is_true("help")) print_and_exit(help_text(command));
+  if (typed.is_true("help")) help_and_exit(command);
   settings::Values values;
   if (typed.given("config"))
     values = settings::read_toml(typed.text("config"), command);

@@ -4,7 +4,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <cctype>
 #include <cstdio>
+#include <cstdlib>
+
+#include <ddprun/common/logging.h>
 
 namespace ddprun::train {
 namespace {
@@ -24,6 +29,32 @@ int terminal_columns() {
   return ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
 }
 
+std::string in_hashes(double fraction, int width) {
+  const auto filled = static_cast<std::size_t>(width * fraction);
+  return std::string(filled, '#') + std::string(static_cast<std::size_t>(width) - filled, ' ');
+}
+
+std::string in_blocks(double fraction, int width) {
+  constexpr std::array kEighths = {" ",      "\u258f", "\u258e", "\u258d", "\u258c",
+                                   "\u258b", "\u258a", "\u2589", "\u2588"};
+  const auto eighths = static_cast<int>(8 * width * fraction);
+  std::string bar;
+  for (int column = 0; column < width; ++column)
+    bar += kEighths[static_cast<std::size_t>(std::clamp(eighths - 8 * column, 0, 8))];
+  return bar;
+}
+
+/// As the C library would decide, without setting the program's locale.
+bool locale_is_utf8() {
+  for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"})
+    if (const char* value = std::getenv(name); value != nullptr && *value != '\0') {
+      std::string text(value);
+      for (char& letter : text) letter = static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
+      return text.find("utf-8") != text.npos || text.find("utf8") != text.npos;
+    }
+  return false;
+}
+
 void write_stderr(const std::string& text) {
   // Losing the terminal must not end the training.
   [[maybe_unused]] const auto ignored = ::write(STDERR_FILENO, text.data(), text.size());
@@ -31,7 +62,7 @@ void write_stderr(const std::string& text) {
 
 }  // namespace
 
-std::string render_bar(const BarState& state, int columns) {
+std::string render_bar(const BarState& state, int columns, BarStyle style) {
   const double fraction =
       state.total > 0 ? static_cast<double>(state.done) / static_cast<double>(state.total) : 1.0;
   const auto done = static_cast<double>(state.done - state.first);
@@ -45,13 +76,15 @@ std::string render_bar(const BarState& state, int columns) {
   const std::string begin(head), end(tail);
   constexpr int kMaxWidth = 40;
   const int width = std::clamp(columns - static_cast<int>(begin.size() + end.size()), 0, kMaxWidth);
-  const int filled = static_cast<int>(width * fraction);
-  const auto line = begin + std::string(static_cast<std::size_t>(filled), '#') +
-                    std::string(static_cast<std::size_t>(width - filled), ' ') + end;
-  return line.substr(0, static_cast<std::size_t>(std::max(columns, 0)));
+  if (width == 0) return (begin + end).substr(0, static_cast<std::size_t>(std::max(columns, 0)));
+  const std::string bar = style.blocks ? in_blocks(fraction, width) : in_hashes(fraction, width);
+  return begin + (style.colour ? "\x1b[32m" + bar + "\x1b[0m" : bar) + end;
 }
 
-Progress::Progress(bool enabled) : enabled_(enabled && ::isatty(STDERR_FILENO) == 1) {}
+Progress::Progress(bool enabled) : enabled_(enabled && ::isatty(STDERR_FILENO) == 1) {
+  style_.colour = takes_colours(STDERR_FILENO);
+  style_.blocks = style_.colour && locale_is_utf8();
+}
 
 bool Progress::due() const { return enabled_ && (!drawn_ || std::chrono::steady_clock::now() >= next_draw_); }
 
@@ -61,7 +94,7 @@ void Progress::update(const BarState& state) {
   drawn_ = true;
   // One column stays free: some terminals wrap a full line.
   std::string text = "\r";
-  text.append(render_bar(state, terminal_columns() - 1)).append("\x1b[K");
+  text.append(render_bar(state, terminal_columns() - 1, style_)).append("\x1b[K");
   write_stderr(text);
 }
 

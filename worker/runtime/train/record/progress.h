@@ -18,12 +18,19 @@ struct BarState {
   std::int64_t first = 0;    ///< batches done before a resumed epoch began
 };
 
+/// How the bar is drawn.
+struct BarStyle {
+  bool blocks = false;  ///< with Unicode's blocks, in eighths of a column, not '#'
+  bool colour = false;
+};
+
 /// One line of at most `columns` characters:
 ///   epoch 1/5  45% |#######         | 105/235 [00:12<00:15, 2134 samples/s, loss 0.4120, acc 0.8731]
 /// If the terminal is too narrow, the bar shrinks first, then the line is cut.
-std::string render_bar(const BarState& state, int columns);
+std::string render_bar(const BarState& state, int columns, BarStyle style = {});
 
-/// A progress bar on the terminal's last line, below the log. Silent unless stderr is a terminal.
+/// A progress bar on the terminal's last line, below the log, with blocks and colour if the terminal and the
+/// locale take them. Silent unless stderr is a terminal.
 class Progress {
  public:
   /// enabled  false: silent on a terminal too
@@ -38,6 +45,7 @@ class Progress {
 
  private:
   bool enabled_;
+  BarStyle style_;
   bool drawn_ = false;
   std::chrono::steady_clock::time_point next_draw_{};
 };

@@ -34,3 +34,17 @@ TEST_CASE("bar at the ends of an epoch", "[progress]") {
   CHECK_THAT(render_bar({"e", 10, 10, 7200, 1, 0}, 60), ddprun::test::ContainsSubstring("100% |###") &&
                                                             ddprun::test::ContainsSubstring("2:00:00<00:00"));
 }
+
+TEST_CASE("bar in blocks has eighths of a column, and colour only around the bar", "[progress]") {
+  const BarState state{"e", 45, 100, 0, 0, 0};
+  const auto plain = render_bar(state, 70), blocks = render_bar(state, 70, {.blocks = true});
+  const auto colour = render_bar(state, 70, {.colour = true});
+  const auto begin = plain.find('|') + 1, width = plain.find('|', begin) - begin;
+  REQUIRE(width == 14);  // of which 6.3 are full
+  CHECK(blocks.substr(0, begin) == plain.substr(0, begin));
+  CHECK(blocks.substr(begin) ==
+        "\u2588\u2588\u2588\u2588\u2588\u2588\u258e       " + plain.substr(begin + width));
+  CHECK(colour == plain.substr(0, begin) + "\x1b[32m" + plain.substr(begin, width) + "\x1b[0m" +
+                      plain.substr(begin + width));
+  CHECK(render_bar(state, 20, {.blocks = true, .colour = true}) == render_bar(state, 20));
+}
