@@ -134,8 +134,8 @@ asio::awaitable<void> drain(Job& job, WorkerGroup& group, AttemptOutput& logs, b
 
 }  // namespace
 
-std::vector<WorkerSpec> plan_attempt(const Job& job, const Round& round, const std::filesystem::path& folder,
-                                     int store_fd, const std::vector<int>& heartbeat_fds) {
+std::vector<WorkerSpec> plan_attempt(const Job& job, const Round& round, int store_fd,
+                                     const std::vector<int>& heartbeat_fds) {
   LaunchContext context;
   context.program = job.program.argv;
   context.expand = job.options.expand;
@@ -143,7 +143,7 @@ std::vector<WorkerSpec> plan_attempt(const Job& job, const Round& round, const s
   context.role = job.options.role;
   context.ending_signals = job.options.ending_signals;
   context.job_id = job.job_id;
-  context.folder = folder;
+  context.error_files = job.outputs.error_files(round.number, round.workers);
   context.may_hang = job.options.timeout || job.options.hang_timeout;
   context.store_fd = store_fd;
   context.timer_file = job.timer_file;
@@ -159,10 +159,10 @@ asio::awaitable<Attempt> run_attempt(Job& job, Round round, std::optional<HeldPo
   attempt.start = Clock::now();
   Heartbeats beats(job.io);
   auto heartbeat_ends = open_heartbeats(beats, job);
-  const auto folder = job.outputs.make_attempt_folder(round.number, job.workers);
+  job.outputs.make_folders(round.number, job.workers);
   std::vector<int> heartbeat_fds;
   for (const UniqueFd& end : heartbeat_ends) heartbeat_fds.push_back(end.get());
-  attempt.specs = plan_attempt(job, round, folder, port ? port->socket.get() : -1, heartbeat_fds);
+  attempt.specs = plan_attempt(job, round, port ? port->socket.get() : -1, heartbeat_fds);
   const auto output_plans = job.outputs.plan(round.number, attempt.specs);
   for (const WorkerOutputPlan& plan : output_plans) attempt.logs.push_back(job.outputs.files(plan));
 

@@ -31,10 +31,9 @@ struct Attempt {
 
 /// Plans the workers of an attempt.
 ///
-/// folder      of the attempt
 /// store_fd, heartbeat_fds   for the workers; -1 and empty: none
-std::vector<WorkerSpec> plan_attempt(const Job& job, const Round& round, const std::filesystem::path& folder,
-                                     int store_fd, const std::vector<int>& heartbeat_fds);
+std::vector<WorkerSpec> plan_attempt(const Job& job, const Round& round, int store_fd,
+                                     const std::vector<int>& heartbeat_fds);
 
 /// The other nodes; empty on one node.
 struct Peers {

@@ -119,7 +119,7 @@ void finish_record(const std::filesystem::path& path, const RunResult& result, J
 /// --dry-run. Does not reserve a port: 0 means a free one.
 void show_plan(Job& job) {
   const Round round = shown_round(job.options, job.workers, job.run_id);
-  const auto specs = plan_attempt(job, round, job.outputs.attempt_folder(0), -1, {});
+  const auto specs = plan_attempt(job, round, -1, {});
   const auto text = dry_run_text(job.program.path, specs, job.outputs.plan(0, specs), job.environment) +
                     "\n" + cpu_table(job.topology, job.placement, round);
   std::fwrite(text.data(), 1, text.size(), stdout);

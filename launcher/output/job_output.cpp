@@ -76,22 +76,30 @@ JobOutput::JobOutput(boost::asio::io_context& io, const Options& options, const 
 JobOutput::~JobOutput() { before_logging(nullptr); }
 
 std::filesystem::path JobOutput::attempt_folder(int attempt) const {
-  return (options_.output.log_dir.empty() ? temp_folder_ : job_folder(options_.output.log_dir)) /
-         attempt_name(attempt);
+  return job_folder(options_.output.log_dir) / attempt_name(attempt);
+}
+
+std::vector<std::filesystem::path> JobOutput::error_files(int attempt, int workers) const {
+  std::vector<std::filesystem::path> files;
+  for (int i = 0; i < workers; ++i)
+    files.push_back(options_.output.log_dir.empty()
+                        ? temp_folder_ / (attempt_name(attempt) + "_" + std::to_string(i) + "_error.json")
+                        : attempt_folder(attempt) / std::to_string(i) / "error.json");
+  return files;
 }
 
 std::filesystem::path JobOutput::job_folder(const std::filesystem::path& log_dir) const {
   return std::filesystem::absolute(log_dir) / job_name_;
 }
 
-std::filesystem::path JobOutput::make_attempt_folder(int attempt, int workers) {
-  if (!options_.output.log_dir.empty() && !log_folder_) {
+void JobOutput::make_folders(int attempt, int workers) {
+  if (options_.output.log_dir.empty()) return;
+  if (!log_folder_) {
     log_folder_.emplace(job_folder(options_.output.log_dir));
     if (!options_.output.log_dir_given) log_info("log files: " + log_folder_->path().string());
   }
   const LogFolder folder(attempt_folder(attempt));
   for (int i = 0; i < workers; ++i) folder.open_below(std::to_string(i));
-  return folder.path();
 }
 
 std::filesystem::path JobOutput::lasting_folder(int attempt) const {
@@ -107,7 +115,7 @@ std::vector<WorkerOutputPlan> JobOutput::plan(int attempt, const std::vector<Wor
   place.role = options_.role;
   place.prefix_template =
       process_env("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE").value_or(kDefaultPrefixTemplate);
-  place.attempt_folder = attempt_folder(attempt);
+  if (!options_.output.log_dir.empty()) place.attempt_folder = attempt_folder(attempt);
   return plan_outputs(options_.output, place, specs[0].rank, static_cast<int>(specs.size()));
 }
 

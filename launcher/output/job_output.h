@@ -32,7 +32,8 @@ std::string folder_name(const std::string& run_id);
 
 /// Where a job's workers write: ddprun's console, and the job's folder
 ///   LOG_DIR/RUN_ID_XXXXXXXX/attempt_N/LOCAL_RANK/{stdout.log, stderr.log, error.json}
-/// in torchrun's layout. Without a log folder, the error files are in the job's temporary folder.
+/// in torchrun's layout. Without a log folder, the error files are side by side in the job's temporary
+/// folder: on a disk that discards freed blocks each folder made and removed costs milliseconds.
 class JobOutput {
  public:
   /// job_id       its first characters make the folder's name unique
@@ -43,10 +44,11 @@ class JobOutput {
   JobOutput(const JobOutput&) = delete;
   JobOutput& operator=(const JobOutput&) = delete;
 
-  std::filesystem::path attempt_folder(int attempt) const;
+  /// Where each worker of an attempt reports its error.
+  std::vector<std::filesystem::path> error_files(int attempt, int workers) const;
 
-  /// Makes the folders of an attempt and its workers. returns the attempt's. throws IoError
-  std::filesystem::path make_attempt_folder(int attempt, int workers);
+  /// Makes the folders of an attempt's files. throws IoError
+  void make_folders(int attempt, int workers);
 
   /// The folder for the stacks of a hanging attempt: its own if that outlives the job, else a new one.
   std::filesystem::path lasting_folder(int attempt) const;
@@ -60,6 +62,7 @@ class JobOutput {
 
  private:
   std::filesystem::path job_folder(const std::filesystem::path& log_dir) const;
+  std::filesystem::path attempt_folder(int attempt) const;  ///< with a log folder
 
   const Options& options_;
   std::string job_name_;

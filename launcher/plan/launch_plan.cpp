@@ -128,7 +128,7 @@ std::vector<WorkerSpec> plan_workers(const LaunchContext& context, const Round& 
     spec.local_rank = local_rank;
     for (const std::string& word : context.program)
       spec.argv.push_back(context.expand ? expanded(word, std::to_string(local_rank)) : word);
-    spec.error_file = context.folder / std::to_string(i) / "error.json";
+    spec.error_file = context.error_files.at(i);
     spec.traceable = context.may_hang;
     spec.reads_stdin = i == 0;
     if (!context.cpus.empty()) spec.cpus = context.cpus[i];

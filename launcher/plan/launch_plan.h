@@ -31,8 +31,8 @@ struct LaunchContext {
   std::vector<std::string> environment;  ///< ddprun's own, "NAME=value"
   std::string role = "default";
   std::vector<int> ending_signals;
-  std::string job_id;            ///< see kJobIdVariable
-  std::filesystem::path folder;  ///< absolute; the worker of index i gets i/error.json in it
+  std::string job_id;                              ///< see kJobIdVariable
+  std::vector<std::filesystem::path> error_files;  ///< of each worker; absolute
   bool may_hang = false;  ///< a timeout is set: workers are traceable, Python dumps its stacks on SIGABRT
   int store_fd = -1;      ///< bound socket of the master port, for rank 0
   std::filesystem::path timer_file;  ///< TORCHELASTIC_TIMER_FILE; empty: none

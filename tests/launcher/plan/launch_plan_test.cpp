@@ -25,7 +25,7 @@ LaunchContext context_of(std::vector<std::string> environment) {
   context.program = {"train", "--lr", "\xff"};
   context.environment = std::move(environment);
   context.job_id = "job";
-  context.folder = "/tmp/errors";
+  for (int i = 0; i < 16; ++i) context.error_files.push_back("/tmp/errors/" + std::to_string(i));
   context.store_fd = 9;
   return context;
 }
