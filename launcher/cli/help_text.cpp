@@ -58,6 +58,7 @@ Failures, timeouts and signals
 
   --config FILE                    read flags from a TOML file, such as: nproc-per-node = 2
   --dry-run                        show what would start, and exit
+  --show-ranks                     show each rank's host, process, addresses and GPUs as it starts
   -h, --help, --version            show this help, the version
 
 Each flag can be written with underscores, as --flag VALUE or --flag=VALUE; if repeated, the last one wins.

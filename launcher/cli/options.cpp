@@ -150,6 +150,7 @@ std::vector<Setting> own_flags(Options& options) {
       settings::path("events-json", options.events_json),
       boolean("expand", options.expand),
       boolean("dry-run", options.dry_run),
+      boolean("show-ranks", options.show_ranks),
       raw("config").not_in_file(),
       settings::help_flag(),
       raw_switch("version").not_in_file(),

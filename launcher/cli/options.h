@@ -82,7 +82,8 @@ struct Options {
   std::filesystem::path result_json, events_json;  ///< empty: none
   std::optional<NumaBinding> numa_binding;
   bool virtual_local_rank = false;
-  bool dry_run = false;  ///< show what would start, and exit
+  bool dry_run = false;     ///< show what would start, and exit
+  bool show_ranks = false;  ///< a line for each worker that starts
 
   bool help = false;  ///< show help_text() and exit
   bool version = false;

@@ -9,8 +9,10 @@
 
 #include <ddprun/common/logging.h>
 #include <ddprun/common/text.h>
+#include <ddprun/common/worker_env.h>
 #include "launcher/events/launch_error.h"
 #include "launcher/failure/stack_dump.h"
+#include "launcher/job/dry_run.h"
 #include "launcher/workers/file_timers.h"
 #include "launcher/workers/heartbeat.h"
 
@@ -178,6 +180,9 @@ asio::awaitable<Attempt> run_attempt(Job& job, Round round, std::optional<HeldPo
       group.start(job.program.path, attempt.specs, open_outputs(logs, output_plans, attempt.specs));
   if (port) port->socket.reset();  // only rank 0 may have it
   heartbeat_ends.clear();
+  if (job.options.show_ranks)
+    for (std::size_t i = 0; i < group.workers().size(); ++i)
+      log_info(rank_line(attempt.specs[i], host_name(), group.workers()[i].process.pid));
   if (start_failed) {
     attempt.outcome = *start_failed;
   } else {

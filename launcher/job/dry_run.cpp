@@ -65,4 +65,18 @@ std::string dry_run_text(const std::string& program, const std::vector<WorkerSpe
   return text;
 }
 
+std::string rank_line(const WorkerSpec& spec, const std::string& host, pid_t pid) {
+  const auto value = [&](const std::string& name) -> std::string {
+    for (const std::string& variable : spec.env)
+      if (variable.starts_with(name + "=")) return printable(variable.substr(name.size() + 1));
+    return "";
+  };
+  std::string text = "rank " + value("RANK") + " of " + value("WORLD_SIZE") + ": local rank " +
+                     value("LOCAL_RANK") + " on " + host + ", pid " + std::to_string(pid) +
+                     ", MASTER_ADDR=" + value("MASTER_ADDR") + " MASTER_PORT=" + value("MASTER_PORT");
+  for (const char* name : {"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"})
+    if (const std::string gpus = value(name); !gpus.empty()) return text + " " + name + "=" + gpus;
+  return text;
+}
+
 }  // namespace ddprun::launcher

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <sys/types.h>
+
 #include <string>
 #include <vector>
 
@@ -20,5 +22,9 @@ Round shown_round(const Options& options, int workers, const std::string& run_id
 std::string dry_run_text(const std::string& program, const std::vector<WorkerSpec>& specs,
                          const std::vector<WorkerOutputPlan>& outputs,
                          const std::vector<std::string>& inherited);
+
+/// What --show-ranks prints for a worker: rank, host, process, where the ranks meet, and GPUs if its
+/// environment limits them.
+std::string rank_line(const WorkerSpec& spec, const std::string& host, pid_t pid);
 
 }  // namespace ddprun::launcher

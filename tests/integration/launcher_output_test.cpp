@@ -6,6 +6,7 @@
 #include <csignal>
 #include <sstream>
 
+#include <ddprun/common/worker_env.h>
 #include "tests/integration/job.h"
 
 namespace ddprun::test {
@@ -167,6 +168,19 @@ TEST_CASE("a dry run shows every worker, starts nothing and writes nothing", "[o
   for (const char* text : {"rank 0", "rank 1", "env: WORLD_SIZE=2", "stdout.log", "touch"})
     CHECK_THAT(run.out, ContainsSubstring(text));
   CHECK(std::filesystem::is_empty(folder.path()));
+}
+
+TEST_CASE("--show-ranks shows where each rank starts", "[output]") {
+  Command command = script({"--nproc-per-node=2", "--master-port=45871", "--show-ranks"}, "echo $RANK=$$");
+  command.env["CUDA_VISIBLE_DEVICES"] = "5,6";
+  const Finished run(command);
+  CHECK(run.status == ExitStatus::exited(0));
+  const std::size_t at = run.out.find("1=");
+  REQUIRE(at != std::string::npos);
+  CHECK_THAT(run.err,
+             ContainsSubstring("rank 1 of 2: local rank 1 on " + host_name() + ", pid " +
+                               run.out.substr(at + 2, run.out.find('\n', at) - at - 2) +
+                               ", MASTER_ADDR=127.0.0.1 MASTER_PORT=45871 CUDA_VISIBLE_DEVICES=5,6\n"));
 }
 
 TEST_CASE("printed commands hide secrets", "[output]") {
