@@ -62,7 +62,7 @@ TEST_CASE("a mistake that is found before the training leaves no run folder", "[
       {{"linear", "--resume=none.pt"}, "none.pt: does not exist; --resume expects a checkpoint, or auto"},
       {{"linear", "--backend=nccl", "--device=cpu"}, "--backend=nccl: expected a GPU"},
       {{"mnist", "--data=mnits"}, "--data: expected a folder, mnist or fashion-mnist, got 'mnits'"},
-      {{"linear", "--ema=1"}, "--ema: expected a decay above 0 and below 1"},
+      {{"linear", "--ema=1"}, "--ema: expected a decay from 0 to less than 1"},
   }));
   const auto [status, text] = ask(words);
   CAPTURE(words);

@@ -13,6 +13,9 @@
 #include "worker/sam/data/segmentation_dataset.h"
 #include "worker/sam/dice_loss.h"
 #include "worker/sam/sam_model.h"
+#include "worker/sam/segmentation_metrics.h"
+#include "worker/tasks/registry.h"
+#include "worker/tasks/validation_split.h"
 
 using namespace ddprun;
 using ddprun::sam::read_sam;
@@ -240,4 +243,46 @@ TEST_CASE("sam: points of a NumPy file are those of a CSV", "[sam]") {
   const auto losses = values_of(sam.dir.path() / "csv", "train_loss");
   CHECK(losses.size() == 2);
   CHECK(values_of(sam.dir.path() / "npy", "train_loss") == losses);
+}
+
+namespace {
+
+/// The Dice of a disc of the best radius around the first point of each image, on average.
+double dice_of_disc(const data::Dataset& set) {
+  double best = 0;
+  for (double radius = 2; radius <= 40; ++radius) {
+    double sum = 0;
+    for (std::int64_t index = 0; index < set.size(); ++index) {
+      const auto batch = set.get_batch({index});
+      const auto& truth = sam::truth_of(batch, 0);
+      const auto point = sam::prediction_row(batch, 0, truth).points.at(0);
+      const auto y = torch::arange(truth.size(0)).unsqueeze(1) - point.y;
+      const auto x = torch::arange(truth.size(1)).unsqueeze(0) - point.x;
+      sum += sam::dice_score(y * y + x * x <= radius * radius, truth).item<double>();
+    }
+    best = std::max(best, sum / static_cast<double>(set.size()));
+  }
+  return best;
+}
+
+}  // namespace
+
+TEST_CASE("a new sam learns by its defaults from the sample: it beats any disc", "[sam][slow]") {
+  const TempDir dir;
+  auto command = training("sam", 0, dir.path() / "run", {"--no-report", "--no-tensorboard"});
+  command.env["OMP_NUM_THREADS"] = "2";
+  Child child(command);
+  REQUIRE(child.wait(5 * kTraining) == ExitStatus::exited(0));
+  worker::Config config;
+  config.task = "sam";
+  worker::set_defaults(config);
+  const auto all =
+      std::make_shared<sam::SegmentationDataset>(sample(), kProcessor, sam::SegmentationDataset::Options());
+  const auto disc =
+      dice_of_disc(*worker::split_for_validation(all, all->with_fixed_points(), config).validation);
+  double best = 0;
+  for (const auto& value : values_of(dir.path() / "run", "val_dice")) best = std::max(best, std::stod(value));
+  CAPTURE(disc);  // with the radius that is best on these very images
+  CHECK(best > disc + 0.05);
+  CHECK(std::stod(values_of(dir.path() / "run", "train_dice").back()) > 0.5);
 }

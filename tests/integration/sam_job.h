@@ -35,7 +35,8 @@ struct SamRun {
     const bool is_new = std::none_of(flags.begin(), flags.end(),
                                      [](const auto& flag) { return flag.starts_with("--checkpoint="); });
     flags.insert(flags.begin(),
-                 {"--batch-size=2", "--lr=1e-3", "--warmup-steps=2", "--log-interval=1", "--no-tensorboard"});
+                 {"--batch-size=2", "--lr=1e-3", "--lr-schedule=none", "--ema=0", "--warmup-steps=2",
+                  "--val-split=0.1", "--no-augment", "--log-interval=1", "--no-tensorboard"});
     if (is_new) flags.insert(flags.begin(), "--architecture=" + (dir.path() / "tiny.json").string());
     auto command = training("sam", ranks, dir.path() / out, flags);
     command.env["OMP_NUM_THREADS"] = "1";

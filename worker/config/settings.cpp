@@ -97,6 +97,7 @@ Settings data_settings(Config& config) {
       boolean("val-on-test", data.val_on_test, "validate on the test set, as the original script does")
           .only({"cifar10"}),
       negated("augment", data.augment, "do not crop and flip images at random").only({"cifar10"}),
+      negated("augment", data.augment, "do not turn, mirror and brighten images at random").only({"sam"}),
       integer("loader-threads", config.train.loader_threads, 0, 64,
               "threads that prepare batches; 0: the training thread prepares them")
           .also_as({"--num-workers", "--workers"}),
@@ -188,8 +189,8 @@ Settings optim_settings(Config& config) {
           .also_as({"--gradient-clip-val"}),
       number("clip-value", optim.clip_value, from_zero(),
              "limit the absolute value of each gradient; 0: no limit"),
-      number("ema", optim.ema, {0, 1 - 1e-12, true, "a decay above 0 and below 1"},
-             "evaluate a moving average of the weights with this decay"),
+      number("ema", optim.ema, {0, 1 - 1e-12, false, "a decay from 0 to less than 1"},
+             "evaluate a moving average of the weights with this decay; 0: none"),
   };
 }
 

@@ -170,12 +170,22 @@ std::optional<at::Tensor> read(const std::filesystem::path& path) {
 SamConfig small() {
   SamConfig config;
   auto& vision = config.vision;
-  vision.image_size = config.prompt_encoder.image_size = 256;
-  vision.hidden_size = 192;
+  auto& prompts = config.prompt_encoder;
+  auto& decoder = config.mask_decoder;
+  vision.image_size = prompts.image_size = 128;
+  vision.patch_size = prompts.patch_size = 8;
+  vision.hidden_size = 96;
   vision.num_hidden_layers = 4;
   vision.num_attention_heads = 3;
-  vision.mlp_dim = 768;
-  vision.global_attn_indexes = {3};
+  vision.mlp_dim = 384;
+  vision.window_size = 8;
+  vision.global_attn_indexes = {1, 3};
+  vision.output_channels = prompts.hidden_size = decoder.hidden_size = 64;
+  vision.num_pos_feats = 32;
+  prompts.mask_input_channels = 8;
+  decoder.mlp_dim = 256;
+  decoder.num_attention_heads = 4;
+  decoder.iou_head_hidden_dim = 64;
   return config;
 }
 

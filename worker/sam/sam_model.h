@@ -54,7 +54,7 @@ class TensorCache {
 
 /// The shape that --architecture names.
 ///
-///   small              256 pixels, 4 layers of 192, global attention in the last; 9.2 million parameters;
+///   small              128 pixels, patches of 8, 4 layers of 96, global attention in every second one;
 ///   for
 ///                      training from scratch on a small machine
 ///   base, large, huge  the released ones

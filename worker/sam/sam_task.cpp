@@ -71,6 +71,7 @@ void add_data(train::Task& task, const worker::Config& config, const SamProcesso
   options.points = config.sam.points;
   if (options.points.empty()) options.points_per_image = static_cast<int>(config.sam.points_per_image);
   options.seed = config.train.seed;
+  options.augment = config.data.augment;
   options.cache_bytes = kCacheBytes;
   const auto all = std::make_shared<SegmentationDataset>(folder, processor, options);
   const auto split = worker::split_for_validation(all, all->with_fixed_points(), config);
@@ -118,18 +119,23 @@ void set_sam_defaults(worker::Config& config) {
   config.sam.architecture = is_new ? "small" : "";
   config.sam.points_per_image = config.sam.points.empty() ? 1 : 0;
   config.model.loss = "dice";
-  config.data.val_split = 0.1;
-  train.epochs = 20;
-  train.batch_size = 4;
+  config.data.augment = config.sam.embedding_cache.empty();  // which keeps images by their pixels
+  config.data.val_split = is_new ? 0.25 : 0.1;
+  train.epochs = is_new ? 250 : 20;
+  train.batch_size = is_new ? 2 : 4;
   train.optim.optimizer.kind = train::OptimizerKind::kAdamW;
-  train.optim.optimizer.lr = is_new ? 1e-3 : 1e-4;
-  train.optim.warmup_steps = is_new ? 5 : 50;  // the sample allows a new model 40 steps on two ranks
+  train.optim.optimizer.lr = is_new ? 5e-4 : 1e-4;
+  train.optim.warmup_steps = is_new ? 5 : 50;
+  train.optim.schedule =
+      is_new ? train::LrScheduleKind::kCosine : train::LrScheduleKind::kNone;  // over the whole run
+  train.optim.ema = is_new ? 0.98 : 0;
   train.optim.clip_norm = 1.0;
   train.parallel.static_graph = true;
   train.checkpoint.filename = "sam-{epoch:02d}-{val_dice:.4f}";
   train.checkpoint.top_k = 3;
   train.checkpoint.monitor = "val_dice";
-  train.checkpoint.patience = 10;
+  train.checkpoint.patience =
+      is_new ? 0 : 10;  // for many epochs, a new model does not know what a point means
 }
 
 }  // namespace
@@ -148,7 +154,8 @@ TaskEntry sam_task() {
       "for nuclei in $DDPRUN_DATA and the cache folder (scripts/get_data.sh nuclei fetches it), then uses a\n"
       "sample of 12 images.\n"
       "--checkpoint takes what transformers' SamModel.save_pretrained wrote (defaults: --lr 1e-4,\n"
-      "--warmup-steps 50); without it a new model of --architecture is trained. The best weights go to "
+      "--warmup-steps 50, --epochs 20, --batch-size 4, no --ema); without it a new model of --architecture "
+      "is trained. The best weights go to "
       "best/\n"
       "in the run folder, which SamModel.from_pretrained reads.\n"
       "worker sam --predict IMAGE --point X,Y --checkpoint DIR --mask-out FILE predicts a mask.";

@@ -237,7 +237,7 @@ TEST_CASE("a bad value is refused in one line that names flag, expectation and v
       {"--checkpoint-name", "{val_acc:d}", "--checkpoint-name: expected a pattern such as {epoch:02d}-"},
       {"--checkpoint-name", "../x", "--checkpoint-name: expected a file name without '/', got '../x'"},
       {"--mode", "most", "--mode: expected min or max, got 'most'"},
-      {"--ema", "1", "--ema: expected a decay above 0 and below 1, got '1'"},
+      {"--ema", "1", "--ema: expected a decay from 0 to less than 1, got '1'"},
       {"--comm-hook", "fp8", "--comm-hook: expected none, fp16, bf16 or powersgd, got 'fp8'"},
   }));
   CAPTURE(flag, value);

@@ -131,7 +131,7 @@ image::Image draw_prediction_rows(const std::vector<PredictionRow>& rows, const 
     for (auto panel = panels.end() - kColumns; panel != panels.end(); ++panel)
       bottom = std::max(bottom, top + panel->picture.height + kGap / 2);
   }
-  const std::array titles = {part + " image::Image with Points", std::string("Ground Truth Mask"),
+  const std::array titles = {part + " Image with Points", std::string("Ground Truth Mask"),
                              std::string("Predicted Mask")};
   auto figure = image::draw_image(kWholeWidth, bottom + kMargin - kGap / 2, [&](cairo_t* cairo) {
     const image::TextStyle style{.size = 15, .align = image::Align::centre, .bold = true};

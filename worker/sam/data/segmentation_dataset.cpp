@@ -4,6 +4,7 @@
 #include <torch/types.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <sstream>
 #include <stdexcept>
@@ -17,6 +18,7 @@ namespace ddprun::sam {
 namespace {
 
 constexpr int kMaxPoints = 256;
+constexpr double kBrightest = 2;  // of an augmented picture; the darkest is half as bright as it was
 constexpr std::uint64_t kBlocksOfAnEpoch = 1024;  // of 4 numbers each; a point takes 2
 
 /// The numbers of the instances present, and how many pixels each number has.
@@ -57,6 +59,48 @@ at::Tensor region_of(const image::LabelMap& map, const std::vector<PromptPoint>&
   std::transform(map.values.begin(), map.values.end(), region.mutable_data_ptr<std::uint8_t>(),
                  [&](std::uint16_t number) { return is_hit[number]; });
   return region;
+}
+
+/// One of the eight ways to turn and mirror a picture.
+struct Turn {
+  bool transpose = false, flip_x = false, flip_y = false;  ///< in this order
+
+  /// Where a point of a picture goes. width, height: of the result
+  PromptPoint operator()(PromptPoint point, std::int64_t width, std::int64_t height) const {
+    if (transpose) std::swap(point.x, point.y);
+    if (flip_x) point.x = std::max(0.0, static_cast<double>(width - 1) - point.x);
+    if (flip_y) point.y = std::max(0.0, static_cast<double>(height - 1) - point.y);
+    return point;
+  }
+  /// values  of type `type`, [height, width, channels] with these sizes
+  template <typename Values>
+  Values operator()(const Values& values, at::ScalarType type, at::IntArrayRef sizes) const {
+    auto* data = const_cast<typename Values::value_type*>(values.data());  // read-only tensors do not exist
+    auto turned = torch::from_blob(data, sizes, type);
+    if (transpose) turned = turned.transpose(0, 1);
+    if (flip_x) turned = turned.flip(1);
+    if (flip_y) turned = turned.flip(0);
+    turned = turned.contiguous();
+    const auto* begin = static_cast<const typename Values::value_type*>(turned.const_data_ptr());
+    return Values(begin, begin + turned.numel());
+  }
+};
+
+/// gain  of the brightness
+std::shared_ptr<const SegmentedImage> augmented(const SegmentedImage& image, const Turn& turn, double gain) {
+  auto result = std::make_shared<SegmentedImage>(image);
+  auto& [picture, map] = *result;
+  picture.bytes = turn(image.picture.bytes, torch::kUInt8, {picture.height, picture.width, picture.channels});
+  map.values = turn(image.instances.values, torch::kInt16, {map.height, map.width, 1});
+  std::array<std::uint8_t, 256> shade{};
+  for (std::size_t value = 0; value < shade.size(); ++value)
+    shade[value] = static_cast<std::uint8_t>(std::min(255.0, std::round(gain * static_cast<double>(value))));
+  for (auto& byte : picture.bytes) byte = shade[byte];
+  if (turn.transpose) {
+    std::swap(picture.width, picture.height);
+    std::swap(map.width, map.height);
+  }
+  return result;
 }
 
 }  // namespace
@@ -109,12 +153,23 @@ data::Batch SegmentationDataset::get_epoch_batch(const std::vector<std::int64_t>
 }
 
 PromptedPicture SegmentationDataset::prompted(std::int64_t index, std::optional<std::int64_t> epoch) const {
-  const auto image = store_->get(static_cast<std::size_t>(index));
+  auto image = store_->get(static_cast<std::size_t>(index));
+  Turn turn;
+  if (options_.augment && epoch) {
+    // After the points' numbers.
+    at::Philox4_32 random(options_.seed, static_cast<std::uint64_t>(index),
+                          (static_cast<std::uint64_t>(*epoch) + 2) * kBlocksOfAnEpoch - 1);
+    const auto which = random();
+    turn = {(which & 1) != 0, (which & 2) != 0, (which & 4) != 0};
+    const double share = static_cast<double>(random()) / 4294967296.0;  // 0 .. 1
+    image = augmented(*image, turn, std::pow(kBrightest, 2 * share - 1));
+  }
   PromptedPicture result{{image, &image->picture}, {}};
   if (points_.empty()) {
     result.points = draw(image->instances, index, epoch);
   } else {
-    result.points = points_[static_cast<std::size_t>(index)];
+    for (const auto& point : points_[static_cast<std::size_t>(index)])
+      result.points.push_back(turn(point, image->picture.width, image->picture.height));
   }
   result.truth = region_of(image->instances, result.points);
   return result;

@@ -18,13 +18,14 @@ namespace ddprun::sam {
 /// its foreground points hit, perhaps none. For an image without points it is the union of all instances.
 ///
 /// Without a file, points are drawn: each picks an instance, then one of its pixels, uniformly. In training
-/// they depend only on (seed, epoch, index), in get_batch() on (seed, index).
+/// they depend only on (seed, epoch, index), in get_batch() on (seed, index). So do the turns of the images.
 class SegmentationDataset : public data::Dataset {
  public:
   struct Options {
     std::filesystem::path points = {};  ///< for read_points(); empty: draw them
     int points_per_image = 1;           ///< how many to draw, 1 .. 256
     std::uint64_t seed = 0;             ///< for drawing
+    bool augment = false;               ///< in training, turn, mirror, brighten or darken images at random
     std::size_t cache_bytes = 0;        ///< limit for decoded images kept in memory
   };
 

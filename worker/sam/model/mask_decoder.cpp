@@ -53,6 +53,14 @@ torch::Tensor SamAttentionImpl::forward(const torch::Tensor& query, const torch:
   return out_proj_(out.transpose(1, 2).reshape({images, prompts, tokens, -1}));
 }
 
+void SamAttentionImpl::attend_to_alike() {
+  const torch::NoGradGuard no_grad;
+  constexpr double kScale = 2;  // 1 attends to everything for hundreds of steps, 4 to almost nothing
+  q_proj_->weight *= kScale;
+  k_proj_->weight.copy_(q_proj_->weight);
+  k_proj_->bias.copy_(q_proj_->bias);
+}
+
 SamTwoWayAttentionBlockImpl::SamTwoWayAttentionBlockImpl(const SamConfig::MaskDecoder& config, bool first)
     : first_(first),
       self_attn_(register_module("self_attn", SamAttention(config, 1))),

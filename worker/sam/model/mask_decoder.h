@@ -25,6 +25,9 @@ class SamAttentionImpl : public torch::nn::Module {
   /// returns    float [B, P, N, C]
   torch::Tensor forward(const torch::Tensor& query, const torch::Tensor& key, const torch::Tensor& value);
 
+  /// For new weights: a query attends most to keys that resemble it, as a point and the pixels around it do.
+  void attend_to_alike();
+
  private:
   std::int64_t heads_;
   torch::nn::Linear q_proj_, k_proj_, v_proj_, out_proj_;

@@ -55,11 +55,13 @@ SamImpl::SamImpl(const SamConfig& config)
 
 void SamImpl::draw_weights() {
   using namespace torch::nn;
-  for (const auto& module : modules(/*include_self=*/false)) {
+  for (const auto& module : vision_encoder_->modules()) {
     const auto range = config_.initializer_range;
-    draw<Linear>(*module, range) || draw<Conv2d>(*module, range) || draw<ConvTranspose2d>(*module, range) ||
-        draw<Embedding>(*module, range);
+    draw<Linear>(*module, range) || draw<Conv2d>(*module, range);
   }
+  for (const auto& item : mask_decoder_->named_modules())
+    if (auto* attention = item.value()->as<SamAttention>(); attention && !item.key().ends_with("self_attn"))
+      attention->attend_to_alike();
 }
 
 SamOutput SamImpl::forward(const torch::Tensor& image, const SamPrompts& prompts, bool multimask) {

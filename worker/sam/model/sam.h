@@ -14,8 +14,10 @@ namespace ddprun::sam {
 /// lately as a parameter, are one buffer, as in the authors' code.
 class SamImpl : public torch::nn::Module {
  public:
-  /// Draws new weights: normal with config.initializer_range, frequencies with 1 as in the authors' code;
-  /// biases and positions 0.
+  /// Draws new weights: the vision encoder's normal with config.initializer_range, its biases and positions
+  /// 0; the frequencies normal with 1 and the rest by PyTorch's rules, as in the authors' code, except that
+  /// attention between tokens and image begins with equal projections of queries and keys: a point attends to
+  /// what is near it.
   ///
   /// throws  std::invalid_argument if problem(config) is not empty
   explicit SamImpl(const SamConfig& config = {});

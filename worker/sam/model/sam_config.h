@@ -45,8 +45,8 @@ struct SamConfig {
   Vision vision = {};
   PromptEncoder prompt_encoder = {};
   MaskDecoder mask_decoder = {};
-  /// For new weights in all parts. Ignores the vision part's initializer_range: released files have 1e-10,
-  /// with which a model trained from scratch would not see its image.
+  /// For new weights of the vision encoder. Ignores the vision part's initializer_range: released files have
+  /// 1e-10, with which a model trained from scratch would not see its image.
   double initializer_range = 0.02;
 
   static SamConfig base() { return {}; }

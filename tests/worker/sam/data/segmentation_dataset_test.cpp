@@ -288,3 +288,29 @@ TEST_CASE("a very wide image is an example like another", "[segmentation_dataset
   CHECK(sam::resized_sizes_of(batch).equal(torch::tensor({{1, 64}}, torch::kInt64)));
   CHECK(batch.input.isfinite().all().item<bool>());
 }
+
+TEST_CASE("in training, images are turned and mirrored in eight ways, with their masks and points",
+          "[segmentation_dataset]") {
+  const Images images;
+  const auto points = images.points("0,3,4,1\n");  // in instance 1, the left third of 30 x 20 pixels
+  const auto set = images.set({.points = points, .augment = true});
+  const auto plain = set.get_batch({0});
+  std::set<std::vector<float>> seen;
+  std::set<float> brightness;
+  for (std::int64_t epoch = 0; epoch < 60; ++epoch) {
+    const auto batch = set.get_epoch_batch({0}, epoch);
+    CHECK(equal(batch, set.get_epoch_batch({0}, epoch)));
+    const auto& truth = sam::truth_of(batch, 0);
+    const auto at = sam::prediction_row(batch, 0, truth).points.at(0);
+    const auto x = std::lround(at.x), y = std::lround(at.y);
+    // One of the eight images of (4, 3), on the third of the mask that it is in.
+    CHECK(truth.index({y, x}).item<int>() == 1);
+    CHECK(truth.sum().item<int>() == sam::truth_of(plain, 0).sum().item<int>());
+    brightness.insert(batch.input.max().item<float>());
+    seen.insert({static_cast<float>(truth.size(0)), static_cast<float>(x), static_cast<float>(y)});
+  }
+  CHECK(seen.size() == 8);
+  CHECK(brightness.size() > 20);
+  CHECK(equal(set.with_fixed_points()->get_epoch_batch({0}, 5), plain));
+  CHECK(equal(images.set({.points = points}).get_epoch_batch({0}, 5), plain));
+}

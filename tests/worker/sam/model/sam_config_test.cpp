@@ -35,16 +35,12 @@ TEST_CASE("sam's defaults are those of a new model, or of one of --checkpoint", 
       {"embedding_cache", nullptr},
       {"points", nullptr},
       {"points_per_image", 1},
-      {"val_split", 0.1},
-      {"epochs", 20},
-      {"batch_size", 4},
       {"optimizer", "adamw"},
       {"clip_norm", 1.0},
       {"precision", "32"},
       {"checkpoint_name", "sam-{epoch:02d}-{val_dice:.4f}"},
       {"save_top_k", 3},
-      {"monitor", "val_dice"},
-      {"patience", 10}};
+      {"monitor", "val_dice"}};
   for (const auto& [key, value] : of_both) {
     CAPTURE(key);
     CHECK(fresh.at(key) == value);
@@ -53,7 +49,14 @@ TEST_CASE("sam's defaults are those of a new model, or of one of --checkpoint", 
   const std::vector<std::tuple<const char*, nlohmann::json, nlohmann::json>> of_each = {
       {"architecture", "small", nullptr},
       {"checkpoint", nullptr, "sam-vit-base"},
-      {"lr", 1e-3, 1e-4},
+      {"augment", true, true},
+      {"val_split", 0.25, 0.1},
+      {"epochs", 250, 20},
+      {"batch_size", 2, 4},
+      {"lr", 5e-4, 1e-4},
+      {"lr_schedule", "cosine", "none"},
+      {"ema", 0.98, 0},
+      {"patience", 0, 10},
       {"warmup_steps", 5, 50}};
   for (const auto& [key, of_fresh, of_released] : of_each) {
     CAPTURE(key);
