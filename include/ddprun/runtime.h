@@ -30,6 +30,12 @@
 #include <ddprun/serialize/safetensors.h>
 #include <ddprun/sharding/fully_sharded.h>
 #include <ddprun/sharding/zero_optimizer.h>
+#include <ddprun/train/model/metrics.h>
+#include <ddprun/train/optim/ema.h>
+#include <ddprun/train/optim/grad_scaler.h>
+#include <ddprun/train/optim/lr_schedule.h>
+#include <ddprun/train/optim/optimizer.h>
+#include <ddprun/train/optim/precision.h>
 #include <ddprun/train/state/checkpoint.h>
 #include <ddprun/train/state/optimizer_state.h>
 #include <ddprun/train/state/state_dict_file.h>
