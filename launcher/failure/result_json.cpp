@@ -5,10 +5,12 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstring>
 #include <nlohmann/json.hpp>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
+#include <ddprun/common/text.h>
 #include "launcher/plan/redact.h"
 
 namespace ddprun::launcher {
@@ -101,6 +103,18 @@ std::string to_json(const JobRecord& record) {
                  {"attempts", attempts}};
   if (!record.message.empty()) object["message"] = record.message;
   return object.dump(2, ' ', false, json::error_handler_t::replace) + "\n";
+}
+
+void check_result_json(const std::filesystem::path& path) {
+  const std::filesystem::path folder = path.has_parent_path() ? path.parent_path() : ".";
+  const bool replaced = !is_device_or_pipe(path);
+  std::error_code ignored;
+  int error = 0;
+  if (replaced && std::filesystem::is_directory(path, ignored)) error = EISDIR;
+  if (::access((replaced ? folder : path).c_str(), replaced ? W_OK | X_OK : W_OK) != 0) error = errno;
+  if (error != 0)
+    throw UsageError("--result-json: expected a file that can be written, got " +
+                     single_quoted(path.string()) + ": " + std::strerror(error));
 }
 
 void write_result_json(const std::filesystem::path& path, const JobRecord& record) {

@@ -42,6 +42,9 @@ struct JobRecord {
 /// The record as a JSON object. Bytes that are not UTF-8 become U+FFFD.
 std::string to_json(const JobRecord& record);
 
+/// Looks, before a job runs, whether its result can be written. throws UsageError naming --result-json
+void check_result_json(const std::filesystem::path& path);
+
 /// Writes it, readable only by the user: replaces a file atomically, or writes into a device or a pipe.
 /// throws IoError
 void write_result_json(const std::filesystem::path& path, const JobRecord& record);

@@ -1,14 +1,11 @@
 #include "launcher/failure/stack_dump.h"
 
 #include <fcntl.h>
-#include <linux/close_range.h>
 #include <sys/prctl.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <climits>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
@@ -43,6 +40,7 @@ namespace bp = boost::process;
 #include "launcher/events/launch_error.h"
 #include "launcher/plan/program.h"
 #include "launcher/workers/job_processes.h"
+#include "launcher/workers/process.h"
 
 namespace ddprun::launcher {
 namespace {
@@ -115,7 +113,7 @@ void isolate_debugger() {
   sigset_t none;
   sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
-  ::syscall(SYS_close_range, 3, UINT_MAX, CLOSE_RANGE_CLOEXEC);  // Boost still needs its pipe
+  close_above_stderr_on_exec();  // Boost still needs its pipe
 }
 
 UniqueFd create_private(const fs::path& path) {

@@ -122,11 +122,13 @@ asio::awaitable<bool> wants_to_hurry(Job& job, WorkerGroup& group) {
   co_return group.user_signals().size() > 1;
 }
 
-/// Waits for the rest of the workers' output, unless a process that cannot be killed keeps a pipe open.
+/// Waits for the rest of the workers' output. A process that cannot be killed may keep a pipe open, and so
+/// may one that is not of the job, such as the server of a terminal multiplexer that was given a worker's
+/// stdout.
 asio::awaitable<void> drain(Job& job, WorkerGroup& group, AttemptOutput& logs, bool all_gone) {
   constexpr std::chrono::milliseconds kLook{100};
   while (!co_await logs.wait_for_ends(Clock::now() + kLook))
-    if (!all_gone || co_await wants_to_hurry(job, group)) break;
+    if (!all_gone || !logs.unread() || co_await wants_to_hurry(job, group)) break;
   logs.finish();
   while (!co_await logs.drain_files(Clock::now() + kLook))
     if (co_await wants_to_hurry(job, group)) break;

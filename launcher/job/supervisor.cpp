@@ -130,6 +130,15 @@ void warn_about_gpus(const Topology& topology) {
   for (const std::string& problem : gpu_problems(topology.host_gpus, topology.visible)) log_warning(problem);
 }
 
+void warn_about_filter(const Options& options, int workers) {
+  std::string missing;
+  for (const int rank : options.output.shown.value_or(std::set<int>()))
+    if (rank >= workers) missing += (missing.empty() ? "" : ", ") + std::to_string(rank);
+  if (!missing.empty())
+    log_warning("--local-ranks-filter: no worker here has the local rank " + missing +
+                ": they go from 0 to " + std::to_string(workers - 1));
+}
+
 void log_threads(const std::vector<std::string>& environment, const Topology& topology, int workers) {
   if (const auto threads = threads_per_worker(environment, topology, workers))
     log_info("OMP_NUM_THREADS=" + std::to_string(*threads) + " for each worker, its share of " +
@@ -200,6 +209,7 @@ RunResult run_recorded(const Options& options, const std::vector<std::string>& e
     return {};
   }
   log_threads(environment, topology, workers);
+  warn_about_filter(options, workers);
   const auto port = process_env("TORCHELASTIC_HEALTH_CHECK_PORT");
   if (port && !process_env(kJobIdVariable)) answer_health_checks(io, *port);  // the outer job has it
   NodeConnections connections;
@@ -217,6 +227,7 @@ RunResult run_recorded(const Options& options, const std::vector<std::string>& e
 RunResult run_job(const Options& options, const std::vector<std::string>& environment) {
   const JobClock clock;
   for (const std::string& note : options.notes) log_info(note);
+  if (!options.result_json.empty() && !options.dry_run) check_result_json(options.result_json);
   const std::string job_id = boost::uuids::to_string(boost::uuids::random_generator()());
   JobRecord record = begin_record(options, DDPRUN_VERSION, options.run_id.empty() ? job_id : options.run_id);
   try {

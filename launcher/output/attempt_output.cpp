@@ -88,6 +88,11 @@ asio::awaitable<bool> AttemptOutput::wait_for_ends(std::optional<Clock::time_poi
   co_return true;
 }
 
+bool AttemptOutput::unread() const {
+  return std::any_of(workers_.begin(), workers_.end(),
+                     [](const auto& entry) { return entry.second->any(&OutputStream::unread); });
+}
+
 void AttemptOutput::finish() {
   for (auto& [index, worker] : workers_)
     for (const auto& stream : {worker->out, worker->err})

@@ -43,6 +43,9 @@ class AttemptOutput {
   /// Waits until every stream has ended. False at the deadline.
   boost::asio::awaitable<bool> wait_for_ends(std::optional<Clock::time_point> deadline);
 
+  /// Whether bytes that workers wrote have not been passed on.
+  bool unread() const;
+
   /// Closes the streams, after passing on unfinished lines. The console and files may still need draining.
   void finish();
 

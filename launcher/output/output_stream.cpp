@@ -1,6 +1,7 @@
 #include "launcher/output/output_stream.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/ioctl.h>
 #include <termios.h>
 #include <unistd.h>
@@ -78,6 +79,7 @@ int margin_of(const StreamPlan& plan) {
 
 OutputStream::OutputStream(asio::io_context& io, UniqueFd source, OutputTargets targets)
     : source_(io, source.release()),
+      fd_(source_.native_handle()),
       partial_timer_(io),
       targets_(std::move(targets)),
       to_terminal_(targets_.console && targets_.console->is_terminal()) {}
@@ -96,6 +98,12 @@ void OutputStream::start(Bytes on_bytes, std::function<void()> on_end) {
 void OutputStream::update_window_size() {
   if (to_terminal_ && source_.is_open())
     copy_window_size(targets_.console->fd(), source_.native_handle(), margin_of(targets_.plan));
+}
+
+bool OutputStream::unread() const {
+  if (ended_ || finished_) return false;
+  pollfd source{fd_, POLLIN, 0};
+  return held_up_ || ::poll(&source, 1, 0) > 0;
 }
 
 void OutputStream::wait() {

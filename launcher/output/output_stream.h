@@ -82,6 +82,8 @@ class OutputStream : public std::enable_shared_from_this<OutputStream> {
   void update_window_size();
   /// True while the console or a stalled disk keeps the worker from writing.
   bool held_up() const { return held_up_; }
+  /// True while there are bytes that were written and not yet passed on.
+  bool unread() const;
 
   /// Passes on the unfinished line and stops reading.
   void finish();
@@ -98,6 +100,7 @@ class OutputStream : public std::enable_shared_from_this<OutputStream> {
   void show_partial();
 
   boost::asio::posix::stream_descriptor source_;
+  int fd_;  // source_'s
   boost::asio::steady_timer partial_timer_;
   OutputTargets targets_;
   Bytes on_bytes_;

@@ -21,6 +21,7 @@ namespace {
 
 constexpr unsigned kPidfdSignalProcessGroup = 1U << 2;  // PIDFD_SIGNAL_PROCESS_GROUP, Linux 6.9
 constexpr unsigned kCloseRangeUnshare = 1U << 1;        // CLOSE_RANGE_UNSHARE
+constexpr unsigned kCloseRangeCloexec = 1U << 2;        // CLOSE_RANGE_CLOEXEC
 
 std::optional<rlimit> inherited_descriptor_limit;  // before raise_descriptor_limit()
 UniqueFd low_descriptors[4];                       // see reserve_low_descriptors(); the last stays /dev/null
@@ -189,12 +190,12 @@ std::variant<Process, StartFailure> start_process(const ProcessSpec& spec) {
   std::vector<int> inherited = spec.inherited_fds;
   std::sort(inherited.begin(), inherited.end());
   const CpuSet cpus(spec.cpus);
-  if (!has_close_range())
-    for (const int fd : open_descriptors()) ::fcntl(fd, F_SETFD, FD_CLOEXEC);
+  if (!has_close_range()) close_above_stderr_on_exec();
   const int in = low_copy(spec.stdin_fd, low_descriptors[0]),
             out = low_copy(spec.stdout_fd, low_descriptors[1]),
             err = low_copy(spec.stderr_fd, low_descriptors[2]);
-  const int highest = std::max({STDERR_FILENO, in, out, err, inherited.empty() ? 0 : inherited.back()});
+  const int highest =
+      std::max({STDERR_FILENO, in, out, err, spec.announce_fd, inherited.empty() ? 0 : inherited.back()});
   const ChildSetup setup{spec.path.c_str(),
                          argv.data(),
                          env.data(),
@@ -250,6 +251,11 @@ bool signal_group(const Process& process, int signal) {
 void close_all_above_stderr() {
   if (::syscall(SYS_close_range, STDERR_FILENO + 1, UINT_MAX, 0) == 0) return;
   for (const int fd : open_descriptors()) ::close(fd);
+}
+
+void close_above_stderr_on_exec() {
+  if (::syscall(SYS_close_range, STDERR_FILENO + 1, UINT_MAX, kCloseRangeCloexec) == 0) return;  // Linux 5.11
+  for (const int fd : open_descriptors()) ::fcntl(fd, F_SETFD, FD_CLOEXEC);
 }
 
 void raise_descriptor_limit() {

@@ -59,6 +59,7 @@ std::optional<ExitStatus> try_reap(const Process& process);
 bool signal_group(const Process& process, int signal);
 
 void close_all_above_stderr();
+void close_above_stderr_on_exec();
 
 /// Raises this process's soft limit of descriptors to the hard one; start_process() restores it in children.
 void raise_descriptor_limit();

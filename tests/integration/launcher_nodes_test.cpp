@@ -246,6 +246,19 @@ TEST_CASE("a late node joins a job that has room, and waits for one that has not
   CHECK(nodes.node(2).wait() == ExitStatus::exited(0));
 }
 
+TEST_CASE("nodes that come late come together, and nobody has failed", "[nodes]") {
+  NodeJob nodes;
+  const std::string text = "echo runs $TORCHELASTIC_RESTART_COUNT of $GROUP_WORLD_SIZE; exec sleep 300";
+  nodes.start_script({"--nnodes=1:4", "--last-call=3"}, text);
+  REQUIRE(nodes.node(0).wait_for_output("runs 0 of 1\n"));
+  for (int late = 0; late < 2; ++late) nodes.start_script({"--nnodes=1:4"}, text);
+  for (const std::size_t node : {1U, 2U}) REQUIRE(nodes.node(node).wait_for_output("runs "));
+  CHECK(nodes.node(0).wait_for_output("runs 0 of 3\n", 1, std::chrono::seconds(10)));
+  CHECK(nodes.node(0).out() == "runs 0 of 1\nruns 0 of 3\n");
+  for (const std::size_t node : {2U, 1U, 0U}) nodes.node(node).send_signal(SIGTERM);
+  CHECK(nodes.wait() == all(3, ExitStatus::killed(SIGTERM)));
+}
+
 TEST_CASE("nodes that do not fit are refused, and both sides are named", "[nodes]") {
   NodeJob nodes;
   nodes.start({"--nnodes=2", "--node-rank=0"}, {"ready"});

@@ -1,5 +1,6 @@
 // What the user and the log files see of the workers' output, and other flags that change how workers run.
 
+#include <fcntl.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -98,6 +99,14 @@ TEST_CASE("only the ranks asked for are shown, and lines are filtered into a fil
   CHECK(count_of("other", filtered) == 0);
 }
 
+TEST_CASE("ranks to be shown that do not exist are named", "[output]") {
+  const Finished run(script({"--nproc-per-node=2", "--local-ranks-filter=1,2,7"}, "echo $RANK"));
+  CHECK(run.status == ExitStatus::exited(0));
+  CHECK(run.out == "1\n");
+  CHECK(count_of("--local-ranks-filter: no worker here has the local rank 2, 7: they go from 0 to 1\n",
+                 run.err) == 1);
+}
+
 TEST_CASE("a log file is begun anew at its size", "[output]") {
   const TempDir folder;
   const Finished run(script({"--log-dir", folder.path(), "-r1", "--log-max-size=1K"},
@@ -149,6 +158,18 @@ TEST_CASE("a worker's last words arrive although a grandchild keeps the pipe", "
   const Finished run(script({"--nproc-per-node=2"}, "sleep 600 & printf last; exit 0"));
   CHECK(run.status == ExitStatus::exited(0));
   CHECK(count_of("last", run.out) == 2);
+}
+
+TEST_CASE("a process outside the job that has a worker's pipe does not keep ddprun", "[output]") {
+  Child ddprun(job({"--prefix"}, {"ready", "await", "say", "last", "exit", "0"}));
+  REQUIRE(ddprun.wait_for_output("ready "));
+  const std::string words = ddprun.out().substr(ddprun.out().find("ready 0 ") + 8);
+  const std::string pipe = "/proc/" + std::to_string(std::stoi(words)) + "/fd/1";
+  const UniqueFd ours(::open(pipe.c_str(), O_WRONLY | O_CLOEXEC));
+  REQUIRE(ours);
+  ddprun.send_signal(SIGUSR1);
+  CHECK(ddprun.wait(std::chrono::seconds(10)) == ExitStatus::exited(0));
+  CHECK(count_of("last\n", ddprun.out()) == 1);
 }
 
 TEST_CASE("the failure report ends with the worker's own last words", "[output]") {

@@ -188,6 +188,23 @@ TEST_CASE("the JSON files tell what happened, in order", "[records]") {
   CHECK(kinds.back() == "finished");
 }
 
+TEST_CASE("a result that cannot be written is refused before the job runs", "[records]") {
+  const TempDir folder;
+  const std::string file = folder.path() / "file";
+  write_file_atomic(file, "");
+  for (const std::string result : {folder.path() / "missing" / "result.json", folder.path(),
+                                   std::filesystem::path(file) / "result.json"}) {
+    const Finished run(script({"--result-json=" + result}, "echo runs"));
+    CHECK(run.status == ExitStatus::exited(2));
+    CHECK(run.out == "");
+    CHECK(run.err.starts_with("ddprun: error: --result-json: expected "));
+    CHECK_THAT(run.err, ContainsSubstring(result));
+    CHECK(count_of("\n", run.err) == 1);
+  }
+  const Finished piped({{"bash", "-c", "\"$0\" --result-json=>(grep -c exit_code) true", DDPRUN_PROGRAM}});
+  CHECK(piped.status == ExitStatus::exited(0));
+}
+
 TEST_CASE("the result says when ddprun itself failed", "[records]") {
   const TempDir folder;
   const std::string result = folder.path() / "result.json";

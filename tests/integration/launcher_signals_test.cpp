@@ -188,6 +188,18 @@ TEST_CASE("Ctrl-C in a terminal reaches every worker once", "[launcher]") {
   check_nothing_left(ddprun);
 }
 
+TEST_CASE("workers' terminals are narrower by the prefix, and a bar that clears itself leaves no line",
+          "[launcher]") {
+  const Terminal terminal;
+  Screen screen(terminal);
+  Command command = script({"--nproc-per-node=2"}, "stty size <&2; printf 'bar 50%%\\r\\033[K' >&2");
+  command.in_child = [&] { terminal.become_stderr(); };
+  const Finished run(command);
+  CHECK(run.status == ExitStatus::exited(0));
+  CHECK(run.out == "25 109\n25 109\n");  // 120 columns without those of "[default0]:"
+  CHECK(count_of("]:\r\n", screen.text()) == 0);
+}
+
 TEST_CASE("rank 0 reads the terminal and sets its modes without being stopped", "[launcher]") {
   const Terminal terminal;
   Command command = job({"--nproc-per-node=2"}, {"ready", "--rank", "0", "read-line"});

@@ -3,6 +3,8 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <sstream>
+#include <vector>
 
 #include "tests/integration/job.h"
 
@@ -34,6 +36,22 @@ TEST_CASE("a daemon dies with a ddprun that is killed", "[launcher]") {
   ddprun.send_signal(SIGKILL);
   CHECK(ddprun.wait() == ExitStatus::killed(SIGKILL));
   CHECK(ddprun.nothing_left());
+}
+
+TEST_CASE("processes without an environment die with a ddprun that is killed", "[launcher]") {
+  Child ddprun(script({"--nproc-per-node=3"}, "env -i sleep 300 & echo started $!.; wait"));
+  REQUIRE(ddprun.wait_for_output(".\n", 3));
+  std::vector<pid_t> sleeping;
+  std::istringstream words(ddprun.out());
+  for (std::string word; words >> word;)
+    if (word != "started") sleeping.push_back(std::stoi(word));
+  ddprun.send_signal(SIGKILL);
+  ddprun.wait();
+  for (const pid_t pid : sleeping) {
+    const auto has_ended = [pid] { return ::kill(pid, 0) != 0 || state_of(pid) == 'Z'; };
+    CHECK(wait_until(has_ended, std::chrono::seconds(5)));
+    ::kill(pid, SIGKILL);
+  }
 }
 
 TEST_CASE("a daemon of a job inside a job dies with the outer ddprun", "[launcher]") {

@@ -11,6 +11,7 @@
 
 #include <ddprun/common/files.h>
 #include "tests/integration/job.h"
+#include "tests/support/own_network.h"
 
 namespace ddprun::test {
 namespace {
@@ -139,7 +140,7 @@ TEST_CASE("ddprun refuses a master port that is in use, naming it", "[launcher]"
   const UniqueFd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address{};
   address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK + GENERATE(0U, 1U));  // rank 0 listens on all
   socklen_t size = sizeof address;
   REQUIRE(::bind(listener.get(), reinterpret_cast<sockaddr*>(&address), size) == 0);
   REQUIRE(::listen(listener.get(), 1) == 0);
@@ -163,6 +164,24 @@ TEST_CASE("rank 0 can listen on the socket it inherits, or bind the port itself"
   const Finished run(job({"--nproc-per-node=2"}, {"--rank", "0", action, "--rank", "1", "connect"}));
   CHECK(run.status == ExitStatus::exited(0));
   CHECK(count_of("accepted", run.out) == 1);
+}
+
+TEST_CASE("ranks meet on a host of IPv4 alone and on one of IPv6 alone", "[launcher]") {
+  const bool v4 = GENERATE(true, false);
+  const auto [flag, takes_port] =
+      GENERATE(table<std::string, bool>({{"", false}, {"--master-port=29517", true}}));
+  INFO((v4 ? "IPv4 " : "IPv6 ") << flag);
+  constexpr int kForbidden = 99;
+  Command command =
+      job({"--nproc-per-node=2", v4 ? "--master-addr=127.0.0.1" : "--master-addr=::1"}, {"meet"});
+  if (takes_port) command.argv.insert(command.argv.begin() + 1, flag);
+  command.in_child = [v4 = v4] {
+    if (!enter_own_network() || !(v4 ? leave_only_ipv4() : leave_only_ipv6())) ::_exit(kForbidden);
+  };
+  const Finished run(command);
+  if (run.status == ExitStatus::exited(kForbidden)) skip("a network of one's own is not allowed here");
+  CHECK(run.status == ExitStatus::exited(0));
+  CHECK(count_of("met ", run.out) == 2);
 }
 
 TEST_CASE("twenty jobs at once do not get in each other's way", "[launcher]") {

@@ -24,6 +24,19 @@ inline bool enter_own_network() {
   return ::ioctl(socket.get(), SIOCSIFFLAGS, &request) == 0;
 }
 
+/// Takes a family of addresses from a network of one's own. Returns false where this is not allowed.
+inline bool leave_only_ipv4() {
+  std::ofstream switch_off("/proc/sys/net/ipv6/conf/all/disable_ipv6");
+  return static_cast<bool>(switch_off << "1" << std::flush);
+}
+inline bool leave_only_ipv6() {
+  const UniqueFd socket(::socket(AF_INET, SOCK_DGRAM, 0));
+  ifreq request{};
+  std::string("lo").copy(request.ifr_name, sizeof request.ifr_name - 1);
+  request.ifr_addr.sa_family = AF_INET;  // 0.0.0.0: none
+  return ::ioctl(socket.get(), SIOCSIFADDR, &request) == 0;
+}
+
 /// Bytes sent over loopback in the caller's network, headers included.
 inline double loopback_bytes() {
   std::ifstream file("/proc/thread-self/net/dev");  // /sys shows the network of whoever mounted it

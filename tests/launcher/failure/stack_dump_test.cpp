@@ -2,6 +2,8 @@
 
 #include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,6 +16,7 @@
 #include "launcher/plan/program.h"
 #include "tests/support/catch.h"
 #include "tests/support/child.h"
+#include "tests/support/forbid.h"
 
 namespace ddprun::launcher {
 namespace {
@@ -161,6 +164,25 @@ TEST_CASE("the stacks of many ranks and of their children are collected", "[stac
     CHECK(test::count_of("gdb on process ", text) == 2);
     CHECK(test::count_of("process " + std::to_string(result.pid) + " (stub_worker)", text) == 1);
   }
+}
+
+TEST_CASE("a debugger gets no descriptors, even where close_range is forbidden", "[stack_dump]") {
+  const TempDir folder;
+  const auto child = worker({"ready", "pause"});
+  REQUIRE(child->wait_for_output("ready"));
+  const auto tools = fake_gdb(folder, "echo '#0  0x00 in f ()'; [ ! -e /proc/self/fd/77 ] || echo kept");
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    ::dup2(STDERR_FILENO, 77);
+    test::forbid({SYS_close_range}, ENOSYS);
+    const auto results = run({{0, child->pid()}}, folder, tools);
+    ::_exit(results.at(0).tools.empty() ? 1 : 0);
+  }
+  int status = 0;
+  REQUIRE(::waitpid(pid, &status, 0) == pid);
+  CHECK(ExitStatus::from_wait_status(status) == ExitStatus::exited(0));
+  const std::string text = read_file(folder.path() / "stacks_0.txt");
+  CHECK_THAT(text, ContainsSubstring("#0  0x00") && !ContainsSubstring("kept"));
 }
 
 TEST_CASE("the kernel's view is there even without a debugger", "[stack_dump]") {
