@@ -235,17 +235,17 @@ class RecordingBackend : public c10d::Backend {
   }
   WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                          const c10d::ReduceScatterOptions& options) override {
-    return record(describe_call("reduce_scatter", outputs),
+    return record(reduce_scatter_call(describe_call("reduce_scatter", outputs)),
                   [&] { return inner_->reduce_scatter(outputs, inputs, options); });
   }
   WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                const c10d::ReduceScatterOptions& options) override {
-    return record(describe_call("reduce_scatter_tensor", {output}),
+    return record(reduce_scatter_call(describe_call("reduce_scatter_tensor", {output})),
                   [&] { return inner_->_reduce_scatter_base(output, input, options); });
   }
   WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                           const c10d::ReduceScatterOptions& options) override {
-    return record(describe_call("reduce_scatter_tensor_coalesced", outputs),
+    return record(reduce_scatter_call(describe_call("reduce_scatter_tensor_coalesced", outputs)),
                   [&] { return inner_->reduce_scatter_tensor_coalesced(outputs, inputs, options); });
   }
   WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<std::int64_t>& output_sizes,
@@ -320,6 +320,12 @@ class RecordingBackend : public c10d::Backend {
   }
 
  private:
+  /// Gloo's work of a reduce-scatter has no future.
+  Collective reduce_scatter_call(Collective call) const {
+    call.told_by_wait = recording_->futures_tell;
+    return call;
+  }
+
   const c10::intrusive_ptr<c10d::Backend> inner_;
   const std::shared_ptr<Recording> recording_;
   const bool stops_watchdog_;

@@ -180,3 +180,26 @@ TEST_CASE("futures and results pass through the recorder", "[flight]") {
     ensure(records[1].sequence == 0 && records[1].state == ddp::CollectiveState::kCompleted, "recorded");
   });
 }
+
+TEST_CASE("a recorded reduce-scatter over Gloo ends with its sum, in all three forms", "[flight]") {
+  test::run_ranks(2, [](const ProcessGroup& group) {
+    auto& gloo = *group.handle();
+    auto input = torch::arange(6, torch::kFloat32) + group.rank();
+    const auto expected = (2 * torch::arange(6, torch::kFloat32) + 1).chunk(2)[static_cast<std::size_t>(group.rank())];
+    const auto expect = [&](const torch::Tensor& output, const char* form) {
+      ddprun::ensure(output.equal(expected), form);
+    };
+    auto base = torch::zeros({3}), coalesced = torch::zeros({3}), listed = torch::zeros({3});
+    gloo._reduce_scatter_base(base, input, {})->wait();
+    expect(base, "_reduce_scatter_base");
+    std::vector<torch::Tensor> outputs = {coalesced}, inputs = {input};
+    gloo.reduce_scatter_tensor_coalesced(outputs, inputs, {})->wait();
+    expect(coalesced, "reduce_scatter_tensor_coalesced");
+    std::vector<torch::Tensor> output = {listed};
+    std::vector<std::vector<torch::Tensor>> lists = {input.chunk(2)};
+    gloo.reduce_scatter(output, lists, {})->wait();
+    expect(listed, "reduce_scatter");
+    for (const auto& call : ddp::flight_recorder().records())
+      ddprun::ensure(!call.op.starts_with("reduce_scatter") || !call.pending(), "noted as completed");
+  });
+}
