@@ -53,39 +53,40 @@ bool is_folder(const std::filesystem::path& out) {
          (kind != ".pt" && kind != ".safetensors");
 }
 
-void write_state_dict(const std::filesystem::path& path, const train::StateDict& weights) {
+void write_state_dict(const std::filesystem::path& path, const train::OpenWeights& weights) {
   c10::impl::GenericDict dict(c10::StringType::get(), c10::AnyType::get());
-  for (const auto& [name, tensor] : weights) dict.insert(name, tensor);
-  serialize::write_pt(path, dict);
+  for (const auto& [name, tensor] : weights.tensors) dict.insert(name, tensor);
+  serialize::write_pt(path, dict, weights.value_of);
 }
 
 /// The weights; for a folder the model's shape, too.
 struct Exported {
-  train::StateDict weights;
+  train::OpenWeights weights;
   std::string model_config = {};
 };
 
 /// throws  UsageError if OUT is a folder and the checkpoint not a SAM's; IoError
 Exported read_checkpoint(const ExportFlags& flags) {
   const auto& path = flags.checkpoint;
-  if (!is_folder(flags.out))
-    return {flags.ema ? train::read_averaged_weights(path) : train::read_weights(path)};
+  if (!is_folder(flags.out)) return {train::open_weights(path, flags.ema)};
   const auto state =
       serialize::is_safetensors(path) ? train::TrainingState() : train::read_weights_of_checkpoint(path);
   if (state.model_config.empty())
     throw UsageError("export: expected OUT to end in .pt or .safetensors, got '" + flags.out.string() +
                      "'; a folder is for a checkpoint of the task sam");
-  return {flags.ema ? train::to_averaged_weights(state.ema, path) : train::to_weights(state.model, path),
-          state.model_config};
+  return {
+      {flags.ema ? train::to_averaged_weights(state.ema, path) : train::to_weights(state.model, path), {}},
+      state.model_config};
 }
 
 void write(const ExportFlags& flags, const Exported& model) {
   if (model.model_config.empty())
-    return flags.out.extension() == ".pt" ? write_state_dict(flags.out, model.weights)
-                                          : serialize::write_safetensors(flags.out, model.weights);
+    return flags.out.extension() == ".pt"
+               ? write_state_dict(flags.out, model.weights)
+               : serialize::write_safetensors(flags.out, model.weights.tensors, {}, model.weights.value_of);
   sam::Sam sam(sam::parse_sam_config(model.model_config, flags.checkpoint));
-  train::load_weights(*sam, model.weights, flags.checkpoint);
-  sam::write_sam(flags.out, sam->config(), model.weights);
+  train::load_weights(*sam, model.weights.tensors, flags.checkpoint);
+  sam::write_sam(flags.out, sam->config(), model.weights.tensors);
 }
 
 }  // namespace
@@ -100,8 +101,8 @@ int run_export_command(int argc, char** argv) {
     throw IoError(flags->out, error.what());
   }
   std::int64_t numbers = 0;
-  for (const auto& [name, tensor] : model.weights) numbers += tensor.numel();
-  std::cout << "wrote " << model.weights.size() << " tensors of " << numbers << " numbers to "
+  for (const auto& [name, tensor] : model.weights.tensors) numbers += tensor.numel();
+  std::cout << "wrote " << model.weights.tensors.size() << " tensors of " << numbers << " numbers to "
             << flags->out.string() << std::endl;
   return 0;
 }

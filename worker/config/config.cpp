@@ -190,8 +190,6 @@ void validate(const Config& config) {
   refuse(train.max_steps > 0 && ddp.join, "--max-steps", "--join");
   refuse(train.val_every_steps > 0 && ddp.join, "--val-every-steps", "--join");
   refuse(train.checkpoint.every_steps > 0 && ddp.join, "--checkpoint-every-steps", "--join");
-  refuse(ddp.fsdp && train.optim.ema > 0, "--fsdp", "--ema");
-  refuse(ddp.fsdp && train.precision.channels_last, "--fsdp", "--channels-last");
   refuse(train.optim.clip_norm > 0 && train.optim.clip_value > 0, "--clip-norm", "--clip-value");
   refuse(!config.sam.checkpoint.empty() && !config.model.init_weights.empty(), "--checkpoint",
          "--init-weights");

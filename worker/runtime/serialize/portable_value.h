@@ -4,9 +4,14 @@
 #include <ATen/core/ivalue.h>
 
 #include <cstddef>
+#include <functional>
 #include <vector>
 
 namespace ddprun::serialize {
+
+/// Returns a tensor's values when they are about to be written, for tensors whose storage has a size but no
+/// memory: so a file can be larger than memory. Empty: all tensors have theirs.
+using ValueOf = std::function<at::Tensor(const at::Tensor&)>;
 
 /// Memory for a copy of a value's tensors, reused by the next copy: a training's state has the same sizes
 /// every time.

@@ -57,7 +57,7 @@ Pickle make_pickle(const c10::IValue& root) {
   return pickle;
 }
 
-void write_records(OutputFile& file, const Pickle& pickle) {
+void write_records(OutputFile& file, const Pickle& pickle, const ValueOf& value_of) {
   caffe2::serialize::PyTorchStreamWriter writer(
       [&](const void* bytes, std::size_t count) { return file.append(bytes, count); });
   writer.writeRecord("data.pkl", pickle.bytes.data(), pickle.bytes.size());
@@ -65,9 +65,11 @@ void write_records(OutputFile& file, const Pickle& pickle) {
   writer.writeRecord("byteorder", kOrder.data(), kOrder.size());
   for (std::size_t i = 0; i < pickle.storages.size() && file.error() == 0; ++i) {
     const auto& storage = pickle.storages[i].storage();
+    const auto value = value_of ? value_of(pickle.storages[i]) : at::Tensor();
+    const bool is_read = value.defined() && !value.is_alias_of(pickle.storages[i]);
     const char nothing = 0;
-    const void* data = storage.nbytes() > 0 ? storage.data() : &nothing;
-    writer.writeRecord("data/" + std::to_string(i), data, storage.nbytes());
+    const void* data = is_read ? value.const_data_ptr() : storage.data();
+    writer.writeRecord("data/" + std::to_string(i), storage.nbytes() > 0 ? data : &nothing, storage.nbytes());
   }
   writer.writeEndOfFile();
 }
@@ -308,13 +310,13 @@ void verify(const std::filesystem::path& written, const std::filesystem::path& p
 
 }  // namespace
 
-void write_pt(const std::filesystem::path& path, const c10::IValue& root) {
+void write_pt(const std::filesystem::path& path, const c10::IValue& root, const ValueOf& value_of) {
   const auto value = portable_value(root);
   const auto pickle = make_pickle(value);
   replace_file_atomic(path, [&](const std::filesystem::path& temporary) {
     OutputFile file(temporary);
     if (file.error() != 0) throw IoError(path, "cannot create", file.error());
-    write_records(file, pickle);
+    write_records(file, pickle, value_of);
     file.settle();
     if (file.error() != 0) throw IoError(path, "cannot write", file.error());
     verify(temporary, path);

@@ -251,7 +251,7 @@ Safetensors read_safetensors(const std::filesystem::path& path) {
 }
 
 void write_safetensors(const std::filesystem::path& path, const NamedTensors& tensors,
-                       std::map<std::string, std::string> metadata) {
+                       std::map<std::string, std::string> metadata, const ValueOf& value_of) {
   metadata.emplace("format", "pt");
   check(tensors, metadata);
   auto kept = without_tied(tensors, metadata);
@@ -265,7 +265,8 @@ void write_safetensors(const std::filesystem::path& path, const NamedTensors& te
     if (file.error() != 0) throw IoError(path, "cannot create", file.error());
     file.append(header.data(), header.size());
     for (const auto& [name, tensor] : kept) {
-      const auto dense = tensor.detach().resolve_conj().resolve_neg().to(at::kCPU).contiguous();
+      const auto value = value_of ? value_of(tensor) : tensor;
+      const auto dense = value.detach().resolve_conj().resolve_neg().to(at::kCPU).contiguous();
       file.append(dense.const_data_ptr(), dense.nbytes());
     }
     if (file.error() != 0) throw IoError(path, "cannot write", file.error());

@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include <ddprun/serialize/portable_value.h>
+
 namespace ddprun::serialize {
 
 /// Named tensors, in order.
@@ -39,6 +41,6 @@ Safetensors read_safetensors(const std::filesystem::path& path);
 /// metadata  gets "format": "pt", which transformers requires
 /// throws    IoError naming path; std::invalid_argument naming a tensor whose type the format lacks
 void write_safetensors(const std::filesystem::path& path, const NamedTensors& tensors,
-                       std::map<std::string, std::string> metadata = {});
+                       std::map<std::string, std::string> metadata = {}, const ValueOf& value_of = {});
 
 }  // namespace ddprun::serialize

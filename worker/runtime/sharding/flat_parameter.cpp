@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/zeros.h>
+#include <c10/util/strides.h>
 
 #include <algorithm>
 #include <stdexcept>
@@ -142,6 +143,20 @@ at::Tensor FlatParameter::view_of(const at::Tensor& flat, std::size_t parameter)
   if (like.is_non_overlapping_and_dense())
     return flat.as_strided(like.sizes(), like.strides(), offsets_[parameter]);
   return flat.narrow(0, offsets_[parameter], like.numel()).view(like.sizes());
+}
+
+std::vector<FullyShardedDataParallel::Unit::Parameter> FlatParameter::places() const {
+  std::vector<FullyShardedDataParallel::Unit::Parameter> places;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const auto& like = parameters_[i];
+    auto strides = like.strides().vec();
+    if (!like.is_non_overlapping_and_dense()) {
+      const auto contiguous = c10::contiguous_strides(like.sizes());
+      strides.assign(contiguous.begin(), contiguous.end());
+    }
+    places.push_back({names_[i], like, offsets_[i], std::move(strides)});
+  }
+  return places;
 }
 
 at::Tensor FlatParameter::own_part(const at::Tensor& flat) const {

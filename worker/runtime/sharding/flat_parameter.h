@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <ddprun/group/process_group.h>
+#include <ddprun/sharding/fully_sharded.h>
 
 namespace c10d {
 class Work;
@@ -71,6 +72,7 @@ class FlatParameter {
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
   /// [shard_numel], for the optimizer: a leaf that requires a gradient if the parameters do.
   const at::Tensor& shard() const { return shard_; }
+  std::vector<FullyShardedDataParallel::Unit::Parameter> places() const;
   const c10::StorageImpl* storage() const { return flat_.storage().unsafeGetStorageImpl(); }
   bool is_sharded() const { return group_->size() > 1; }
   bool is_gathered() const { return gathered_; }

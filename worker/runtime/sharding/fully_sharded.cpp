@@ -296,6 +296,12 @@ std::vector<at::Tensor> FullyShardedDataParallel::share_out(
   return result;
 }
 
+std::vector<FullyShardedDataParallel::Unit> FullyShardedDataParallel::units() const {
+  std::vector<Unit> result;
+  for (const auto& unit : engine_->units) result.push_back({unit.places(), unit.shard()});
+  return result;
+}
+
 void FullyShardedDataParallel::synchronize_buffers() {
   const torch::NoGradGuard no_grad;
   engine_->synchronize_buffers();

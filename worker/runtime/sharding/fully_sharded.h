@@ -7,11 +7,10 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/core/Tensor.h>
+
 #include <ddprun/group/process_group.h>
 
-namespace at {
-class Tensor;
-}
 namespace torch::nn {
 class Module;
 }
@@ -112,6 +111,20 @@ class FullyShardedDataParallel {
   /// The inverse: this rank's share, in the order of shards(); undefined for units with none of the names.
   /// throws  std::invalid_argument naming a parameter whose unit is incomplete, or of another shape
   std::vector<at::Tensor> share_out(const std::map<std::string, at::Tensor>& by_name) const;
+
+  /// Where a unit's parameters are, for checkpoints that no rank gathers.
+  struct Unit {
+    struct Parameter {
+      std::string name;  ///< its first
+      at::Tensor tensor;
+      std::int64_t offset;                ///< in the unit's flat tensor, in elements
+      std::vector<std::int64_t> strides;  ///< of its values there
+    };
+    std::vector<Parameter> parameters;
+    at::Tensor shard;  ///< 1-D; rank r has the flat tensor's elements from r * shard.numel()
+  };
+  /// All units, those of frozen parameters too.
+  std::vector<Unit> units() const;
 
   /// Copies rank 0's buffers to every rank: before evaluating or saving, so that both see the same model.
   void synchronize_buffers();

@@ -1,6 +1,8 @@
 #include <ddprun/train/loop/checkpoint_saver.h>
 
 #include <nlohmann/json.hpp>
+#include <random>
+#include <sstream>
 #include <stdexcept>
 
 #include <ATen/core/Dict.h>
@@ -104,6 +106,7 @@ std::optional<Resumed> find_resumed(const Run& run) {
                (found.skipped.empty() ? "" : " is good") + "; starting from scratch");
   } else if (run.on_rank_0()) {
     resumed = {wanted, read_checkpoint(wanted)};
+    if (!resumed.state.shards.empty()) ShardReader(resumed.path, resumed.state.shards).verify();
   }
   resumed.path = ddp::broadcast_from_rank_0(run.group, resumed.path.string());
   if (resumed.path.empty()) return std::nullopt;
@@ -191,22 +194,52 @@ bool CheckpointSaver::save(const TrainState& at, const Position& position, const
   state.position = position;
   state.config_json = run_.options.config_json;
   state.world_size = run_.group.size();
-  model_.save(state);
+  auto shards = model_.save(state);
+  const auto bare = shards && !weights.empty() ? model_.whole_weights() : state.model;
   state.generators = gather_generator_states(run_.group);
   auto own = gather_sums(run_.group, sums);
   own.insert(kExamples, run_.task.train_set->size());
   state.callbacks[kTrainer] = own;
-  if (record_ == nullptr) return false;
-  const bool wrote_weights = !weights.empty() && record_->save_weights(weights, state.model);
+  if (record_ == nullptr) {
+    CheckpointWriter::Request of_rank_0;
+    if (shards) write_shards(state, std::move(*shards), of_rank_0);
+    return false;
+  }
+  const bool wrote_weights = !weights.empty() && record_->save_weights(weights, bare);
   record_->settle();  // the previous plan is carried out or undone
   const auto before = policy_;
   auto request = plan(at, occasion);
+  if (shards) write_shards(state, std::move(*shards), request);
   if (request.paths.empty()) return wrote_weights;
   for (const auto& callback : callbacks_)
     if (!callback->name().empty()) state.callbacks[callback->name()] = callback->state_dict();
   if (policy_) state.callbacks[kPolicy] = policy_->state_dict();
   record_->save(state, std::move(request), [this, before] { policy_ = before; });
   return wrote_weights;
+}
+
+/// Every rank calls it; rank 0's request says whether there is a checkpoint, and then waits for the shards.
+void CheckpointSaver::write_shards(TrainingState& state, Shards shards, CheckpointWriter::Request& request) {
+  std::string folder;
+  if (!request.paths.empty()) {
+    const auto& path = request.paths.front();
+    std::ostringstream name;
+    name << path.stem().string() << "-step=" << state.step << '-' << std::hex << std::random_device()()
+         << ".shards";
+    folder = (path.parent_path() / name.str()).string();
+  }
+  folder = ddp::broadcast_from_rank_0(run_.group, folder);
+  if (folder.empty()) return;
+  if (!shard_writer_) shard_writer_.emplace(run_.group);
+  shard_writer_->write(folder, shards.tensors);
+  shards.tensors.clear();
+  shards.index.folder = std::filesystem::path(folder).filename().string();
+  state.shards = to_text(shards.index);
+  request.finish_shards = [index = std::move(shards.index),
+                           finished = shard_writer_->finished()](const auto& give_up) mutable {
+    index.checksums = finished(give_up);
+    return to_text(index);
+  };
 }
 
 void CheckpointSaver::wait() {

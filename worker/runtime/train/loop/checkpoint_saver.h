@@ -11,6 +11,7 @@
 #include <ddprun/train/record/run_record.h>
 #include <ddprun/train/state/checkpoint.h>
 #include <ddprun/train/state/checkpoint_policy.h>
+#include <ddprun/train/state/shard_writer.h>
 
 namespace ddprun::train {
 
@@ -63,12 +64,14 @@ class CheckpointSaver {
  private:
   CheckpointWriter::Request plan(const TrainState& state, Occasion occasion);
   void forget_missing();
+  void write_shards(TrainingState& state, Shards shards, CheckpointWriter::Request& request);
 
   const Run& run_;
   ParallelModel& model_;
   const Callbacks& callbacks_;
   RunRecord* record_;
-  std::optional<CheckpointPolicy> policy_;  // rank 0, if the best are kept
+  std::optional<CheckpointPolicy> policy_;   // rank 0, if the best are kept
+  std::optional<ShardWriter> shard_writer_;  // if the model is sharded
   std::filesystem::path last_path_;
   double stall_seconds_ = 0;
 };

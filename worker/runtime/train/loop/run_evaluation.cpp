@@ -96,8 +96,7 @@ void RunEvaluation::test_at_end(const TrainState& at, const std::filesystem::pat
     evaluate_now(Set::kTest, at, row);
   } else {
     log_.print("best checkpoint: " + best.string());
-    model_.load_weights_of_rank_0(run_.on_rank_0() ? read_weights_of_checkpoint(best) : TrainingState(),
-                                  best);
+    model_.load_weights_of(best);
     evaluate_set(Set::kTest, at, row);
   }
   log_.row(row);

@@ -5,7 +5,6 @@
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
-#include <functional>
 #include <stdexcept>
 #include <utility>
 
@@ -13,11 +12,10 @@
 #include <ddprun/ddp/comm_hooks.h>
 #include <ddprun/ddp/sync_batch_norm.h>
 #include <ddprun/group/collectives.h>
-#include <ddprun/sharding/fully_sharded.h>
 #include <ddprun/sharding/zero_optimizer.h>
+#include <ddprun/train/model/parallel_engine.h>
 #include <ddprun/train/state/optimizer_state.h>
 #include <ddprun/train/state/rank_state.h>
-#include <ddprun/train/state/sharded_optimizer_state.h>
 #include <ddprun/train/state/state_dict_file.h>
 
 namespace ddprun::train {
@@ -45,48 +43,6 @@ c10::impl::GenericDict copied(const c10::impl::GenericDict& tensors) {
   for (const auto& item : tensors) copies.insert(item.key(), item.value().toTensor().clone());
   return copies;
 }
-
-StateDict named_tensors(const c10::IValue& dict, const std::string& prefix = "") {
-  StateDict named;
-  for (const auto& item : dict.toGenericDict())
-    if (const auto& name = item.key().toStringRef(); name.starts_with(prefix))
-      named.emplace_back(name.substr(prefix.size()), item.value().toTensor());
-  return named;
-}
-
-}  // namespace
-
-/// How ranks share one model.
-class ParallelEngine {
- public:
-  using Compute = std::function<BatchResult()>;
-
-  explicit ParallelEngine(const Run& run) : run_(run), module_(*run.task.module) {}
-  virtual ~ParallelEngine() = default;
-
-  /// What the optimizer updates.
-  virtual std::vector<torch::Tensor> parameters() = 0;
-  /// samples  of this rank's batch, if batches of ranks may differ in size and every sample must count alike
-  virtual BatchResult forward(const Compute& compute, std::optional<std::int64_t> samples) = 0;
-  virtual BatchResult evaluate(const Compute& compute) = 0;
-  virtual void zero_grad(torch::optim::Optimizer& optimizer) = 0;
-  /// Gradients of the pass stay on this rank.
-  virtual void without_reduction(const std::function<void()>& pass) = 0;
-  virtual void with_whole_parameters(const std::function<void()>& use) = 0;
-  virtual void synchronize_buffers() = 0;
-  virtual void save(TrainingState& state, torch::optim::Optimizer& optimizer) = 0;
-  virtual void load_optimizer(torch::optim::Optimizer& optimizer, const c10::IValue& state,
-                              const std::filesystem::path& source) = 0;
-  virtual bool is_sharded() const = 0;
-  virtual std::optional<ddp::Join> join() { return std::nullopt; }
-  virtual ddp::DistributedDataParallel::Statistics statistics() const { return {}; }
-
- protected:
-  const Run& run_;
-  torch::nn::Module& module_;
-};
-
-namespace {
 
 ddp::DistributedDataParallel::Options ddp_options(const Run& run) {
   const auto& parallel = run.options.parallel;
@@ -117,9 +73,12 @@ class ReplicatedEngine : public ParallelEngine {
   }
   void with_whole_parameters(const std::function<void()>& use) override { use(); }
   void synchronize_buffers() override { ddp_.synchronize_buffers(); }
-  void save(TrainingState& state, torch::optim::Optimizer& optimizer) override {
+  std::optional<Shards> save(TrainingState& state, torch::optim::Optimizer& optimizer,
+                             const Ema* ema) override {
     if (run_.on_rank_0()) state.model = state_dict(module_);
     if (run_.on_rank_0() || run_.options.parallel.zero1) state.optimizer = optimizer_state_dict(optimizer);
+    if (ema != nullptr) state.ema = ema->state_dict();
+    return std::nullopt;
   }
   void load_optimizer(torch::optim::Optimizer& optimizer, const c10::IValue& state,
                       const std::filesystem::path& source) override {
@@ -135,42 +94,21 @@ class ReplicatedEngine : public ParallelEngine {
   ddp::DistributedDataParallel ddp_;
 };
 
-class ShardedEngine : public ParallelEngine {
- public:
-  explicit ShardedEngine(const Run& run) : ParallelEngine(run), sharded_(module_, run.group) {}
-
-  std::vector<torch::Tensor> parameters() override { return sharded_.shards(); }
-  BatchResult forward(const Compute& compute, std::optional<std::int64_t>) override {
-    return sharded_.forward(compute);
-  }
-  BatchResult evaluate(const Compute& compute) override { return sharded_.forward(compute); }
-  void zero_grad(torch::optim::Optimizer& optimizer) override { optimizer.zero_grad(); }
-  void without_reduction(const std::function<void()>& pass) override {
-    const auto no_sync = sharded_.no_sync();
-    pass();
-  }
-  void with_whole_parameters(const std::function<void()>& use) override {
-    const auto whole = sharded_.full_parameters();
-    use();
-  }
-  void synchronize_buffers() override { sharded_.synchronize_buffers(); }
-  void save(TrainingState& state, torch::optim::Optimizer& optimizer) override {
-    with_whole_parameters([&] {
-      if (run_.on_rank_0()) state.model = copied(state_dict(module_));
-    });
-    state.optimizer = sharded_optimizer_state_dict(optimizer, sharded_, module_, run_.group.rank());
-  }
-  void load_optimizer(torch::optim::Optimizer& optimizer, const c10::IValue& state,
-                      const std::filesystem::path& source) override {
-    load_sharded_optimizer_state(optimizer, sharded_, module_, state, source);
-  }
-  bool is_sharded() const override { return true; }
-
- private:
-  ddp::FullyShardedDataParallel sharded_;
-};
-
 }  // namespace
+
+Ema::NamedTensors to_vector(const torch::OrderedDict<std::string, torch::Tensor>& tensors) {
+  Ema::NamedTensors result;
+  for (const auto& item : tensors) result.emplace_back(item.key(), item.value());
+  return result;
+}
+
+StateDict named_tensors(const c10::IValue& dict, const std::string& prefix) {
+  StateDict named;
+  for (const auto& item : dict.toGenericDict())
+    if (const auto& name = item.key().toStringRef(); name.starts_with(prefix))
+      named.emplace_back(name.substr(prefix.size()), item.value().toTensor());
+  return named;
+}
 
 StateDict weights_to_evaluate(const TrainingState& state) {
   return state.ema.isGenericDict() ? named_tensors(state.ema, "module.") : named_tensors(state.model);
@@ -189,7 +127,7 @@ std::unique_ptr<ParallelEngine> ParallelModel::make_engine() {
   module.to(run_.group.device());
   if (run_.options.precision.channels_last) to_channels_last(module);
   if (run_.options.parallel.sync_batch_norm) ddp::convert_sync_batchnorm(module, run_.group);
-  if (run_.options.parallel.fsdp) return std::make_unique<ShardedEngine>(run_);
+  if (run_.options.parallel.fsdp) return make_sharded_engine(run_);
   return std::make_unique<ReplicatedEngine>(run_, make_hook());
 }
 
@@ -200,7 +138,9 @@ Optimization ParallelModel::make_optimization() {
   Optimization::Parts parts;
   parts.optimizer = make_optimizer_over(engine_->parameters(), settings, run_.group, options.parallel.zero1);
   if (options.optim.ema > 0)
-    parts.ema = std::make_unique<Ema>(*run_.task.module, Ema::Options{.decay = options.optim.ema});
+    parts.ema =
+        std::make_unique<Ema>(engine_->averaged_parameters(), to_vector(run_.task.module->named_buffers()),
+                              Ema::Options{.decay = options.optim.ema});
   if (engine_->is_sharded() && run_.group.size() > 1)
     parts.sum_over_ranks = [this](at::Tensor& value) {
       value.fill_(ddp::all_reduce_sum(run_.group, {value.item<double>()})[0]);
@@ -265,36 +205,65 @@ bool ParallelModel::is_sharded() const { return engine_->is_sharded(); }
 
 void ParallelModel::synchronize_buffers() { engine_->synchronize_buffers(); }
 
-void ParallelModel::save(TrainingState& state) {
-  engine_->save(state, optimization_.optimizer());
+std::optional<Shards> ParallelModel::save(TrainingState& state) {
+  auto shards = engine_->save(state, optimization_.optimizer(), optimization_.ema());
   state.model_config = run_.task.model_config;
   state.lr_schedule = optimization_.schedule_state();
   state.scaler = optimization_.scaler_state();
-  if (const auto* ema = optimization_.ema()) state.ema = ema->state_dict();
   if (power_sgd_)
     state.callbacks[kPowerSgd] = gather_powersgd_state(*power_sgd_, *run_.task.module, run_.group);
+  return shards;
 }
 
 void ParallelModel::load(const TrainingState& state, const std::filesystem::path& source) {
+  if (!state.shards.empty() && !engine_->reads_shards()) {
+    auto whole = state;
+    gather_shards(whole, source, {"model", "ema", "optimizer"});
+    return load(whole, source);
+  }
+  if (!state.shards.empty())
+    engine_->load_shards(state, source, optimization_.optimizer(), optimization_.ema());
+  else
+    load_whole(state, source);
+  try {
+    optimization_.load_schedule_state(state.lr_schedule);
+    optimization_.load_scaler_state(state.scaler);
+  } catch (const std::invalid_argument& error) {
+    throw IoError(source, error.what());
+  }
+}
+
+void ParallelModel::load_whole(const TrainingState& state, const std::filesystem::path& source) {
   engine_->with_whole_parameters(
       [&] { load_weights(*run_.task.module, named_tensors(state.model), source); });
   if (const auto kept = state.callbacks.find(kPowerSgd); power_sgd_ && kept != state.callbacks.end())
     load_powersgd_state(*power_sgd_, *run_.task.module, run_.group, kept->second, source);
   engine_->load_optimizer(optimization_.optimizer(), state.optimizer, source);
   try {
-    optimization_.load_schedule_state(state.lr_schedule);
-    optimization_.load_scaler_state(state.scaler);
     if (auto* ema = optimization_.ema(); ema != nullptr && state.ema.isGenericDict())
-      ema->load_state_dict(state.ema.toGenericDict());
+      engine_->load_averages(*ema, state.ema);
   } catch (const std::invalid_argument& error) {
     throw IoError(source, error.what());
   }
 }
 
-void ParallelModel::load_weights_of_rank_0(const TrainingState& state, const std::filesystem::path& source) {
-  const c10::NoGradGuard no_grad;
+c10::IValue ParallelModel::whole_weights() {
+  c10::IValue weights;
   engine_->with_whole_parameters([&] {
-    if (run_.on_rank_0()) load_weights(*run_.task.module, weights_to_evaluate(state), source);
+    if (run_.on_rank_0()) weights = copied(state_dict(*run_.task.module));
+  });
+  return weights;
+}
+
+void ParallelModel::load_weights_of(const std::filesystem::path& checkpoint) {
+  const c10::NoGradGuard no_grad;
+  if (engine_->reads_shards())
+    if (const auto state = read_checkpoint(checkpoint); !state.shards.empty())
+      return engine_->load_shards(state, checkpoint, state.ema.isGenericDict() ? "ema" : "model");
+  engine_->with_whole_parameters([&] {
+    if (run_.on_rank_0())
+      load_weights(*run_.task.module, weights_to_evaluate(read_weights_of_checkpoint(checkpoint)),
+                   checkpoint);
     auto tensors = run_.task.module->parameters();
     for (const auto& buffer : run_.task.module->buffers()) tensors.push_back(buffer);
     ddp::broadcast_from_rank_0(run_.group, tensors);

@@ -11,6 +11,7 @@
 #include <ddprun/train/model/run.h>
 #include <ddprun/train/optim/optimization.h>
 #include <ddprun/train/state/checkpoint.h>
+#include <ddprun/train/state/shard_index.h>
 #include <ddprun/train/state/state_dict_file.h>
 
 namespace ddprun::train {
@@ -61,12 +62,15 @@ class ParallelModel {
   const Optimization& optimization() const { return optimization_; }
 
   /// Fills in the model's part of a checkpoint, as a single rank would have it: on rank 0; None on the
-  /// others.
-  void save(TrainingState& state);
+  /// others. If several ranks share the parameters, without those: they are in the returned shards.
+  std::optional<Shards> save(TrainingState& state);
   /// The inverse, on every rank. throws  IoError naming source and what does not fit
   void load(const TrainingState& state, const std::filesystem::path& source);
-  /// Loads rank 0's weights, or their averages if there are any, on every rank, for evaluation.
-  void load_weights_of_rank_0(const TrainingState& state, const std::filesystem::path& source);
+  /// Loads the weights of a checkpoint, or their averages if there are any, on every rank, for evaluation.
+  /// Unless it is sharded, only rank 0 reads it.
+  void load_weights_of(const std::filesystem::path& checkpoint);
+  /// The module's whole state_dict: on rank 0; None on the others.
+  c10::IValue whole_weights();
 
   /// Empty unless gradients are reduced in buckets.
   ddp::DistributedDataParallel::Statistics statistics() const;
@@ -75,6 +79,7 @@ class ParallelModel {
   std::unique_ptr<ParallelEngine> make_engine();
   Optimization make_optimization();
   ddp::CommHook make_hook();
+  void load_whole(const TrainingState& state, const std::filesystem::path& source);
   data::Batch to_device(const data::Batch& batch) const;
 
   const Run& run_;

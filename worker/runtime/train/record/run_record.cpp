@@ -15,6 +15,7 @@
 #include <ddprun/report/metric_sink.h>
 #include <ddprun/serialize/pt_file.h>
 #include <ddprun/train/record/run_report.h>
+#include <ddprun/train/state/shard_index.h>
 
 namespace ddprun::train {
 namespace {
@@ -101,6 +102,7 @@ RunRecord::RunRecord(fs::path folder, Options options)
 void RunRecord::remove_leftovers() const {
   for (const auto& in : {folder_, checkpoint_folder()})
     for (const auto& file : files_of(in, is_temporary)) remove_file(file);
+  remove_unused_shards(checkpoint_folder());
 }
 
 void RunRecord::remove_earlier_run() const {
@@ -114,6 +116,7 @@ void RunRecord::remove_earlier_run() const {
        files_of(folder_, [](const std::string& name) { return name.starts_with("events.out.tfevents."); }))
     remove_file(file);
   for (const auto& file : training_state_files(folder_)) remove_file(file);
+  remove_unused_shards(checkpoint_folder());
   std::error_code error;
   fs::remove_all(folder_ / "best", error);
   if (error) throw IoError(folder_ / "best", "cannot be removed for this run's", error.value());

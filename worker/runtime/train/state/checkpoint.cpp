@@ -17,6 +17,7 @@
 #include <ddprun/common/errors.h>
 #include <ddprun/serialize/dict_reader.h>
 #include <ddprun/serialize/pt_file.h>
+#include <ddprun/train/state/shard_index.h>
 
 namespace ddprun::train {
 namespace {
@@ -27,6 +28,7 @@ using c10::impl::GenericDict;
 using c10::impl::GenericList;
 
 constexpr std::int64_t kFormat = 1;
+constexpr std::int64_t kShardedFormat = 2;  // of an index, which older workers cannot resume
 
 // -- the configuration: JSON in memory, a dict in the file --
 
@@ -113,8 +115,8 @@ TrainingState read_state(const IValue& value) {
     root.fail(
         "expected 'format', got none; a run leaves such files in checkpoints/ (for weights alone: "
         "--init-weights)");
-  if (const auto format = count(root, "format"); format != kFormat)
-    root.fail("'format': expected " + std::to_string(kFormat) + ", got " + std::to_string(format));
+  if (const auto format = count(root, "format"); format != kFormat && format != kShardedFormat)
+    root.fail("'format': expected 1 or 2, got " + std::to_string(format));
   const auto optional_dict = [&](const char* key) {
     return root.has(key) ? IValue(root.dict(key)) : IValue();
   };
@@ -125,6 +127,7 @@ TrainingState read_state(const IValue& value) {
   state.scaler = optional_dict("scaler");
   state.ema = optional_dict("ema");
   if (root.has("model_config")) state.model_config = root.text("model_config");
+  if (root.has("shards")) state.shards = root.text("shards");
   state.epoch = count(root, "epoch");
   state.step = count(root, "step");
   const DictReader position(root.dict("position"), "the run's position");
@@ -180,12 +183,13 @@ std::optional<Candidate> peek(const fs::path& path) {
 
 IValue to_value(const TrainingState& state) {
   auto root = make_state();
-  root.insert("format", kFormat);
+  root.insert("format", state.shards.empty() ? kFormat : kShardedFormat);
   root.insert("model", state.model);
   root.insert("optimizer", state.optimizer);
   for (const auto& [key, part] :
        {std::pair{"lr_schedule", &state.lr_schedule}, {"scaler", &state.scaler}, {"ema", &state.ema}})
     if (!part->isNone()) root.insert(key, *part);
+  if (!state.shards.empty()) root.insert("shards", state.shards);
   if (!state.model_config.empty()) root.insert("model_config", state.model_config);
   root.insert("epoch", state.epoch);
   root.insert("step", state.step);
@@ -224,7 +228,9 @@ TrainingState read_checkpoint(const std::filesystem::path& path) {
 }
 
 TrainingState read_weights_of_checkpoint(const std::filesystem::path& path) {
-  return to_training_state(serialize::read_pt(path, {"model", "ema"}), path);
+  auto state = to_training_state(serialize::read_pt(path, {"model", "ema"}), path);
+  gather_shards(state, path, {"model", "ema"});
+  return state;
 }
 
 std::vector<fs::path> training_state_files(const fs::path& run_folder) {
@@ -251,6 +257,7 @@ ResumePoint find_resume(const fs::path& run_folder) {
             [](const Candidate& a, const Candidate& b) { return a.age() > b.age(); });
   for (const auto& candidate : candidates) try {
       result.state = read_checkpoint(candidate.path);
+      if (!result.state.shards.empty()) ShardReader(candidate.path, result.state.shards).verify();
       result.path = candidate.path;
       break;
     } catch (const IoError& error) {

@@ -34,13 +34,16 @@ struct TrainingState {
   std::vector<GeneratorState> generators = {};        ///< by rank
   std::map<std::string, c10::IValue> callbacks = {};  ///< other states by name
   std::int64_t world_size = 1;
+  /// Where the sharded tensors are (shard_index.h), which model, optimizer and ema then lack; empty if the
+  /// state is whole.
+  std::string shards = {};
   std::string model_config = {};  ///< the model's shape, written by its task; empty if the task implies it
 };
 
 /// The state as the dict stored in a file, without the parts that are None. Tensors share memory.
 ///
 ///   {"format": 1, "model": ..., "optimizer": ..., ["lr_schedule": ..., "scaler": ..., "ema": ...,
-///    "model_config": text,]
+///    "model_config": text, "shards": text,]
 ///    "epoch": int, "step": int, "position": {"epoch": int, "samples": int}, "world_size": int,
 ///    "generators": [{"cpu": uint8 [n], ["cuda": uint8 [m]]}, ...], "callbacks": {name: ...}, "config":
 ///    {...}}
@@ -55,13 +58,13 @@ TrainingState to_training_state(const c10::IValue& value, const std::filesystem:
 /// throws  IoError naming the path
 void save_checkpoint(const std::filesystem::path& path, const TrainingState& state);
 
-/// Reads a file written by save_checkpoint(); tensors are on the CPU.
-/// throws  IoError naming path and what is wrong: damaged (a CRC-32 covers every byte), only a model's
+/// Reads a file written by save_checkpoint(); tensors are on the CPU. Of a sharded checkpoint, only the
+/// index. throws  IoError naming path and what is wrong: damaged (a CRC-32 covers every byte), only a model's
 /// weights,
 ///         a newer format, a missing part
 TrainingState read_checkpoint(const std::filesystem::path& path);
 
-/// Reads only model and ema; all other tensors have arbitrary values.
+/// Reads only model and ema, whole; all other tensors have arbitrary values.
 TrainingState read_weights_of_checkpoint(const std::filesystem::path& path);
 
 /// The training states in checkpoints/ of a run folder, including those with damaged tensors; none if the

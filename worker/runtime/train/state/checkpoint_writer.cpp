@@ -7,6 +7,7 @@
 #include <ddprun/common/errors.h>
 #include <ddprun/serialize/portable_value.h>
 #include <ddprun/serialize/pt_file.h>
+#include <ddprun/train/state/shard_index.h>
 
 namespace ddprun::train {
 namespace {
@@ -92,10 +93,16 @@ void CheckpointWriter::run() {
 
 void CheckpointWriter::carry_out(const Request& request) {
   wrote_first_ = false;
+  if (request.finish_shards)
+    snapshot_.toGenericDict().insert_or_assign("shards", request.finish_shards([this] {
+      const std::lock_guard lock(mutex_);
+      return ending_;
+    }));
   for (const auto& path : request.paths) {
     serialize::write_pt(path, snapshot_);                            // and verified
     if (!std::exchange(wrote_first_, true)) remove_doomed(request);  // now: the next may need their place
   }
+  if (!request.paths.empty()) remove_unused_shards(request.paths.front().parent_path());
 }
 
 }  // namespace ddprun::train

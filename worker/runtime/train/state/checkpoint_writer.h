@@ -3,8 +3,10 @@
 #include <condition_variable>
 #include <exception>
 #include <filesystem>
+#include <functional>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -29,6 +31,9 @@ class CheckpointWriter {
   struct Request {
     std::vector<std::filesystem::path> paths;        ///< all are written, in this order
     std::vector<std::filesystem::path> doomed = {};  ///< deleted once the first is on disk and verified
+    /// Called before the first is written, in the background: waits for the ranks' shards, and returns what
+    /// TrainingState::shards becomes. give_up() is true once the writer ends.
+    std::function<std::string(const std::function<bool()>& give_up)> finish_shards = {};
   };
 
   CheckpointWriter();

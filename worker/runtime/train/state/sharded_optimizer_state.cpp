@@ -8,6 +8,7 @@
 
 #include <map>
 #include <optional>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -80,6 +81,27 @@ WholeState collect_whole(const c10::IValue& value, const torch::nn::Module& modu
   return whole;
 }
 
+/// The numbers of the units whose shards the optimizer has.
+std::vector<std::size_t> trainable_units(const ddp::FullyShardedDataParallel& sharded) {
+  std::vector<std::size_t> result;
+  const auto units = sharded.units();
+  for (std::size_t unit = 0; unit < units.size(); ++unit)
+    if (units[unit].shard.requires_grad()) result.push_back(unit);
+  return result;
+}
+
+/// {"param_groups": [the group, for parameters 0 to count - 1]}
+GenericDict with_parameters(const GenericDict& group, std::int64_t count) {
+  c10::impl::GenericList indices(c10::AnyType::get()), groups(c10::AnyType::get());
+  for (std::int64_t index = 0; index < count; ++index) indices.push_back(index);
+  auto copy = group.copy();
+  copy.insert_or_assign("params", indices);
+  groups.push_back(copy);
+  auto root = make_state();
+  root.insert("param_groups", groups);
+  return root;
+}
+
 }  // namespace
 
 c10::IValue sharded_optimizer_state_dict(torch::optim::Optimizer& optimizer,
@@ -127,7 +149,6 @@ void load_sharded_optimizer_state(torch::optim::Optimizer& optimizer,
     throw IoError(source, where + error.what());
   }
   GenericDict state(c10::IntType::get(), c10::AnyType::get());
-  c10::impl::GenericList indices(c10::AnyType::get());
   for (std::size_t i = 0; i < sharded.shards().size(); ++i) {
     auto entry = make_state();
     for (const auto& [key, tensors] : of_shards)
@@ -135,16 +156,56 @@ void load_sharded_optimizer_state(torch::optim::Optimizer& optimizer,
     if (!entry.empty() || whole->tensors.empty())
       for (const auto& [key, scalar] : whole->scalars) entry.insert(key, scalar);
     if (!entry.empty()) state.insert(static_cast<std::int64_t>(i), entry);
-    indices.push_back(static_cast<std::int64_t>(i));
   }
-  auto group = whole->group.copy();
-  group.insert_or_assign("params", indices);
-  c10::impl::GenericList groups(c10::AnyType::get());
-  groups.push_back(group);
-  auto root = make_state();
+  auto root = with_parameters(whole->group, static_cast<std::int64_t>(sharded.shards().size()));
   root.insert("state", state);
-  root.insert("param_groups", groups);
   load_optimizer_state(optimizer, root, source);
+}
+
+c10::IValue add_optimizer_pieces(torch::optim::Optimizer& optimizer,
+                                 const ddp::FullyShardedDataParallel& sharded,
+                                 const torch::nn::Module& module, Shards& shards) {
+  const auto state = optimizer_state_dict(optimizer).toGenericDict();
+  const auto units = trainable_units(sharded);
+  const auto local = collect(state.at("state").toGenericDict(), units.size());
+  for (const auto& [key, of_shards] : local.of_shards)
+    for (std::size_t i = 0; i < units.size(); ++i)
+      if (of_shards[i].defined()) shards.add(key, units[i], of_shards[i]);
+  auto scalars = make_state();
+  for (const auto& [key, scalar] : local.scalars) scalars.insert(key, scalar);
+  auto root = with_parameters(state.at("param_groups").toList().get(0).toGenericDict(),
+                              static_cast<std::int64_t>(module.named_parameters().size()));
+  root.insert("scalars", scalars);
+  return root;
+}
+
+void load_optimizer_pieces(torch::optim::Optimizer& optimizer, const ddp::FullyShardedDataParallel& sharded,
+                           int rank, const c10::IValue& state, ShardReader& reader,
+                           const std::filesystem::path& source) try {
+  const DictReader from(state, "optimizer");
+  const auto groups = from.list("param_groups");
+  if (groups.size() != 1 || !groups[0].isGenericDict())
+    from.fail("expected one parameter group, as fully sharded training has");
+  std::set<std::string> keys;
+  for (const auto& piece : reader.index().pieces)
+    if (piece.key != "model" && piece.key != "ema") keys.insert(piece.key);
+  const auto units = sharded.units();
+  const auto trainable = trainable_units(sharded);
+  GenericDict states(c10::IntType::get(), c10::AnyType::get());
+  for (std::size_t i = 0; i < trainable.size(); ++i) {
+    auto entry = make_state();
+    for (const auto& key : keys)
+      if (const auto tensor = reader.shard(key, units[trainable[i]], rank); tensor.defined())
+        entry.insert(key, tensor);
+    if (!entry.empty() || keys.empty())
+      for (const auto& scalar : from.dict("scalars")) entry.insert(scalar.key(), scalar.value());
+    if (!entry.empty()) states.insert(static_cast<std::int64_t>(i), entry);
+  }
+  auto root = with_parameters(groups[0].toGenericDict(), static_cast<std::int64_t>(trainable.size()));
+  root.insert("state", states);
+  load_optimizer_state(optimizer, root, source);
+} catch (const std::invalid_argument& error) {
+  throw IoError(source, error.what());
 }
 
 }  // namespace ddprun::train

@@ -4,6 +4,8 @@
 
 #include <ATen/core/ivalue.h>
 
+#include <ddprun/train/state/shard_index.h>
+
 namespace torch::nn {
 class Module;
 }
@@ -32,5 +34,16 @@ void load_sharded_optimizer_state(torch::optim::Optimizer& optimizer,
                                   const ddp::FullyShardedDataParallel& sharded,
                                   const torch::nn::Module& module, const c10::IValue& state_dict,
                                   const std::filesystem::path& source);
+
+/// The same for a sharded checkpoint: {"param_groups": ..., "scalars": {"step": ...}} with the parameters'
+/// numbers in the module. Adds this rank's tensors to the shards.
+c10::IValue add_optimizer_pieces(torch::optim::Optimizer& optimizer,
+                                 const ddp::FullyShardedDataParallel& sharded,
+                                 const torch::nn::Module& module, Shards& shards);
+
+/// The inverse, on any number of ranks: reads what this rank needs. throws  IoError
+void load_optimizer_pieces(torch::optim::Optimizer& optimizer, const ddp::FullyShardedDataParallel& sharded,
+                           int rank, const c10::IValue& state, ShardReader& reader,
+                           const std::filesystem::path& source);
 
 }  // namespace ddprun::train

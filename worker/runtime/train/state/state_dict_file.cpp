@@ -6,15 +6,18 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <memory>
 #include <optional>
 #include <sstream>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/text.h>
 #include <ddprun/serialize/pt_file.h>
 #include <ddprun/serialize/safetensors.h>
+#include <ddprun/train/state/shard_index.h>
 
 namespace ddprun::train {
 namespace {
@@ -83,8 +86,8 @@ std::optional<StateDict> find_state_dict(const c10::IValue& root, std::initializ
   return std::nullopt;
 }
 
-StateDict read_pt_weights(const std::filesystem::path& path) {
-  auto weights = find_state_dict(serialize::read_pt(path), {"model", "state_dict"});
+StateDict find_weights(const c10::IValue& root, const std::filesystem::path& path) {
+  auto weights = find_state_dict(root, {"model", "state_dict"});
   if (!weights)
     throw IoError(
         path, R"(holds no weights, expected a state_dict, or a dict with one under "model" or "state_dict")");
@@ -99,6 +102,28 @@ std::optional<StateDict> without_prefix(const StateDict& weights, std::string_vi
     shorter.emplace_back(name.substr(prefix.size()), tensor);
   }
   return shorter;
+}
+
+/// Of AveragedModel's state_dict.
+StateDict without_counts(StateDict weights) {
+  std::erase_if(weights, [](const auto& item) { return item.first == kAverages; });
+  return without_prefix(weights, kWrapper).value_or(weights);
+}
+
+StateDict plain_weights(const StateDict& weights, const std::filesystem::path& path) {
+  if (weights.empty()) throw IoError(path, "holds no tensors, expected a model's weights");
+  return without_prefix(weights, kWrapper).value_or(weights);
+}
+
+StateDict in_memory(OpenWeights weights) {
+  std::unordered_map<const void*, at::Tensor> values;  // tied ones stay tied
+  if (weights.value_of)
+    for (auto& [name, tensor] : weights.tensors) {
+      auto& value = values[tensor.storage().unsafeGetStorageImpl()];
+      if (!value.defined()) value = weights.value_of(tensor).clone();
+      tensor = value;
+    }
+  return std::move(weights.tensors);
 }
 
 /// Why the weights cannot be copied into the targets; empty if they can.
@@ -126,25 +151,34 @@ std::string problem(const StateDict& targets, const std::unordered_map<std::stri
 
 }  // namespace
 
-StateDict read_weights(const std::filesystem::path& path) {
-  auto weights =
-      serialize::is_safetensors(path) ? serialize::read_safetensors(path).tensors : read_pt_weights(path);
-  if (weights.empty()) throw IoError(path, "holds no tensors, expected a model's weights");
-  return without_prefix(weights, kWrapper).value_or(weights);
+OpenWeights open_weights(const std::filesystem::path& path, bool averaged) {
+  if (!averaged && serialize::is_safetensors(path))
+    return {plain_weights(serialize::read_safetensors(path).tensors, path), {}};
+  const auto root = serialize::is_safetensors(path) ? c10::IValue() : serialize::read_pt(path);
+  const auto under = [&](const char* key) {
+    return root.isGenericDict() && root.toGenericDict().contains(key) ? root.toGenericDict().at(key)
+                                                                      : c10::IValue();
+  };
+  const char* key = averaged ? "ema" : "model";
+  if (!under("shards").isString() || !under(key).isGenericDict())
+    return {averaged ? to_averaged_weights(under(key), path) : plain_weights(find_weights(root, path), path),
+            {}};
+  const auto reader = std::make_shared<ShardReader>(path, under("shards").toStringRef());
+  auto weights = reader->hollow(key, under(key));
+  if (averaged) weights = without_counts(std::move(weights));
+  return {std::move(weights), [reader](const at::Tensor& tensor) { return reader->value_of(tensor); }};
 }
 
+StateDict read_weights(const std::filesystem::path& path) { return in_memory(open_weights(path, false)); }
+
 StateDict read_averaged_weights(const std::filesystem::path& path) {
-  const auto root = serialize::is_safetensors(path) ? c10::IValue() : serialize::read_pt(path);
-  const bool has_ema = root.isGenericDict() && root.toGenericDict().contains("ema");
-  return to_averaged_weights(has_ema ? root.toGenericDict().at("ema") : c10::IValue(), path);
+  return in_memory(open_weights(path, true));
 }
 
 StateDict to_averaged_weights(const c10::IValue& ema, const std::filesystem::path& source) {
   if (ema.isNone())
     throw IoError(source, "holds no averaged weights, expected a checkpoint of a run with --ema");
-  auto weights = to_weights(ema, source);
-  std::erase_if(weights, [](const auto& item) { return item.first == kAverages; });
-  return without_prefix(weights, kWrapper).value_or(weights);
+  return without_counts(to_weights(ema, source));
 }
 
 StateDict to_weights(const c10::IValue& state_dict, const std::filesystem::path& source) {

@@ -9,6 +9,8 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 
+#include <ddprun/serialize/portable_value.h>
+
 namespace torch::nn {
 class Module;
 }
@@ -27,6 +29,14 @@ StateDict read_weights(const std::filesystem::path& path);
 
 /// The same for the averaged weights that our checkpoints have under "ema".
 StateDict read_averaged_weights(const std::filesystem::path& path);
+
+/// A file's weights, of which those in shards are read one by one when they are asked for.
+struct OpenWeights {
+  StateDict tensors;            ///< sharded ones have no memory
+  serialize::ValueOf value_of;  ///< empty if none are sharded
+};
+/// throws  as read_weights() and read_averaged_weights()
+OpenWeights open_weights(const std::filesystem::path& path, bool averaged);
 
 /// The tensors of a state_dict in memory, such as TrainingState's.
 /// source  the file named in errors

@@ -143,7 +143,7 @@ TEST_CASE("a training state that lacks a part is refused by the part's name", "[
                                          ContainsSubstring(", got String"));
   }
   CHECK_THAT(refused("step", -1), ContainsSubstring("expected an integer >= 0"));
-  CHECK_THAT(refused("format", 2), ContainsSubstring("'format': expected 1, got 2"));
+  CHECK_THAT(refused("format", 3), ContainsSubstring("'format': expected 1 or 2, got 3"));
   CHECK_THAT(refused("scaler", 2), ContainsSubstring("'scaler': expected a dict, got Int"));
   CHECK_THAT(refused("position", make_dict()), ContainsSubstring("expected 'epoch', got none"));
   CHECK_THAT(refused("config", one_entry("lr", torch::ones({}))),

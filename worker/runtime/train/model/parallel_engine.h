@@ -1,0 +1,76 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+
+#include <ddprun/ddp/distributed_data_parallel.h>
+#include <ddprun/ddp/join.h>
+#include <ddprun/train/model/run.h>
+#include <ddprun/train/optim/ema.h>
+#include <ddprun/train/state/checkpoint.h>
+#include <ddprun/train/state/shard_index.h>
+#include <ddprun/train/state/state_dict_file.h>
+
+namespace ddprun::train {
+
+Ema::NamedTensors to_vector(const torch::OrderedDict<std::string, torch::Tensor>& tensors);
+
+/// A state_dict's tensors whose names begin so, without the prefix.
+StateDict named_tensors(const c10::IValue& dict, const std::string& prefix = "");
+
+/// How ranks share one model.
+class ParallelEngine {
+ public:
+  using Compute = std::function<BatchResult()>;
+
+  explicit ParallelEngine(const Run& run) : run_(run), module_(*run.task.module) {}
+  virtual ~ParallelEngine() = default;
+
+  /// What the optimizer updates.
+  virtual std::vector<torch::Tensor> parameters() = 0;
+  /// samples  of this rank's batch, if batches of ranks may differ in size and every sample must count alike
+  virtual BatchResult forward(const Compute& compute, std::optional<std::int64_t> samples) = 0;
+  virtual BatchResult evaluate(const Compute& compute) = 0;
+  virtual void zero_grad(torch::optim::Optimizer& optimizer) = 0;
+  /// Gradients of the pass stay on this rank.
+  virtual void without_reduction(const std::function<void()>& pass) = 0;
+  virtual void with_whole_parameters(const std::function<void()>& use) = 0;
+  virtual void synchronize_buffers() = 0;
+  virtual std::optional<Shards> save(TrainingState& state, torch::optim::Optimizer& optimizer,
+                                     const Ema* ema) = 0;
+  virtual void load_optimizer(torch::optim::Optimizer& optimizer, const c10::IValue& state,
+                              const std::filesystem::path& source) = 0;
+  virtual bool is_sharded() const = 0;
+  /// Whether this rank has a part of the parameters only, and reads no more of a sharded checkpoint.
+  virtual bool reads_shards() const { return false; }
+  /// All of a sharded checkpoint's state that the engine keeps.
+  virtual void load_shards(const TrainingState&, const std::filesystem::path&, torch::optim::Optimizer&,
+                           Ema*) {}
+  /// The weights alone: "model" or "ema".
+  virtual void load_shards(const TrainingState&, const std::filesystem::path&, const std::string&) {}
+  /// What Ema averages.
+  virtual Ema::NamedTensors averaged_parameters() { return to_vector(module_.named_parameters()); }
+  /// From a whole state.
+  virtual void load_averages(Ema& ema, const c10::IValue& state) {
+    ema.load_state_dict(state.toGenericDict());
+  }
+  virtual std::optional<ddp::Join> join() { return std::nullopt; }
+  virtual ddp::DistributedDataParallel::Statistics statistics() const { return {}; }
+
+ protected:
+  const Run& run_;
+  torch::nn::Module& module_;
+};
+
+/// Fully sharded.
+std::unique_ptr<ParallelEngine> make_sharded_engine(const Run& run);
+
+}  // namespace ddprun::train

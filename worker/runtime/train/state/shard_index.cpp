@@ -1,0 +1,386 @@
+#include <ddprun/train/state/shard_index.h>
+
+#include <torch/nn/module.h>
+#include <torch/types.h>
+#include <unistd.h>
+#include <zlib.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <stdexcept>
+#include <system_error>
+
+#include <ATen/core/Dict.h>
+#include <ATen/core/List.h>
+#include <ATen/core/jit_type.h>
+
+#include <ddprun/common/errors.h>
+#include <ddprun/common/text.h>
+#include <ddprun/serialize/dict_reader.h>
+#include <ddprun/serialize/element_types.h>
+#include <ddprun/serialize/pt_file.h>
+
+namespace ddprun::train {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using serialize::DtypeNames;
+using Unit = ddp::FullyShardedDataParallel::Unit;
+
+constexpr const char* kFolderEnd = ".shards";
+
+std::int64_t numel_of(const std::vector<std::int64_t>& sizes) {
+  std::int64_t numel = 1;
+  for (const auto size : sizes)
+    if (size < 0 || __builtin_mul_overflow(numel, size, &numel))
+      throw std::invalid_argument("a parameter's shape is impossible");
+  return numel;
+}
+
+std::int64_t size_of(at::ScalarType dtype) { return static_cast<std::int64_t>(c10::elementSize(dtype)); }
+
+/// throws  std::invalid_argument unless all parts are within their bounds
+void check(const ShardIndex& index) {
+  const auto expect = [](bool condition, const char* what) {
+    if (!condition) throw std::invalid_argument(what);
+  };
+  expect(!index.folder.empty() && index.folder.find('/') == std::string::npos && index.folder != "..",
+         "'folder' is not the name of a folder beside it");
+  expect(!index.checksums.empty(), "no checksums");
+  for (const auto& of_rank : index.checksums)
+    expect(static_cast<std::int64_t>(of_rank.size()) == (index.bytes + kShardChunk - 1) / kShardChunk,
+           "another number of checksums than of chunks");
+  const auto ranks = static_cast<std::int64_t>(index.checksums.size());
+  for (const auto& unit : index.units) {
+    std::int64_t numel = 0;
+    expect(unit.shard_numel > 0 && !__builtin_mul_overflow(unit.shard_numel, ranks, &numel), "a unit's size");
+    for (const auto& parameter : unit.parameters)
+      expect(parameter.offset >= 0 && parameter.offset <= numel &&
+                 numel_of(parameter.sizes) <= numel - parameter.offset &&
+                 parameter.strides.size() == parameter.sizes.size(),
+             "a parameter that is not within its unit");
+  }
+  for (const auto& piece : index.pieces) {
+    expect(piece.unit < index.units.size(), "a piece of no unit");
+    std::int64_t bytes = 0;
+    expect(!__builtin_mul_overflow(index.units[piece.unit].shard_numel, size_of(piece.dtype), &bytes) &&
+               piece.offset >= 0 && piece.offset <= index.bytes && bytes <= index.bytes - piece.offset,
+           "a piece that is not within its file");
+  }
+}
+
+ShardIndex parse_index(const std::string& text) {
+  ShardIndex index;
+  const auto root = json::parse(text);
+  root.at("folder").get_to(index.folder);
+  root.at("bytes").get_to(index.bytes);
+  root.at("checksums").get_to(index.checksums);
+  root.at("names").get_to(index.names);
+  for (const auto& unit : root.at("units")) {
+    auto& read = index.units.emplace_back();
+    unit.at("shard_numel").get_to(read.shard_numel);
+    for (const auto& each : unit.at("parameters"))
+      read.parameters.push_back({each.at(0), each.at(1), each.at(2), each.at(3)});
+  }
+  for (const auto& piece : root.at("pieces")) {
+    const auto dtype = serialize::dtype_named(piece.at(2).get<std::string>(), &DtypeNames::dtype);
+    if (!dtype) throw std::invalid_argument("a piece of an unknown type");
+    index.pieces.push_back({piece.at(0), piece.at(1), *dtype, piece.at(3)});
+  }
+  check(index);
+  return index;
+}
+
+/// A tensor of this shape whose storage has a size but no memory.
+at::Tensor make_hollow(const std::vector<std::int64_t>& sizes, at::ScalarType dtype) {
+  const auto bytes = static_cast<std::size_t>(numel_of(sizes) * size_of(dtype));
+  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, at::DataPtr(nullptr, at::kCPU), nullptr,
+                       false);
+  return at::empty({0}, dtype).set_(storage, 0, sizes);
+}
+
+}  // namespace
+
+ShardIndex make_shard_index(const torch::nn::Module& module, const std::vector<Unit>& units) {
+  ShardIndex index;
+  std::map<const void*, std::string> first_names;
+  for (const auto& unit : units) {
+    auto& written = index.units.emplace_back();
+    written.shard_numel = unit.shard.numel();
+    for (const auto& each : unit.parameters) {
+      written.parameters.push_back({each.name, each.offset, each.tensor.sizes().vec(), each.strides});
+      first_names[each.tensor.unsafeGetTensorImpl()] = each.name;
+    }
+  }
+  std::map<std::string, std::string> parameters;
+  for (const auto& item : module.named_parameters())
+    parameters[item.key()] = first_names.at(item.value().unsafeGetTensorImpl());
+  for (const auto& item : state_dict(module)) {
+    const auto& name = item.key().toStringRef();
+    const auto found = parameters.find(name);
+    index.names.emplace_back(name, found == parameters.end() ? "" : found->second);
+  }
+  return index;
+}
+
+void Shards::add(const std::string& key, std::size_t unit, const at::Tensor& shard) {
+  index.pieces.push_back({key, unit, shard.scalar_type(), index.bytes});
+  index.bytes += static_cast<std::int64_t>(shard.nbytes());
+  tensors.push_back(shard.detach());
+}
+
+std::string to_text(const ShardIndex& index) {
+  auto units = json::array(), pieces = json::array();
+  for (const auto& unit : index.units) {
+    auto parameters = json::array();
+    for (const auto& each : unit.parameters)
+      parameters.push_back({each.name, each.offset, each.sizes, each.strides});
+    units.push_back({{"shard_numel", unit.shard_numel}, {"parameters", parameters}});
+  }
+  for (const auto& piece : index.pieces)
+    pieces.push_back({piece.key, piece.unit, serialize::names_of(piece.dtype).dtype, piece.offset});
+  return json{{"folder", index.folder}, {"bytes", index.bytes}, {"checksums", index.checksums},
+              {"names", index.names},   {"units", units},       {"pieces", pieces}}
+      .dump();
+}
+
+ShardReader::ShardReader(fs::path checkpoint, const std::string& shards)
+    : checkpoint_(std::move(checkpoint)) {
+  try {
+    index_ = parse_index(shards);
+  } catch (const std::exception& error) {
+    throw IoError(checkpoint_, std::string("damaged, expected an index of shards: ") + error.what());
+  }
+  for (const auto& piece : index_.pieces)
+    for (const auto& parameter : index_.units[piece.unit].parameters)
+      places_[{piece.key, parameter.name}] = {&parameter, &piece, index_.units[piece.unit].shard_numel};
+  files_.resize(index_.checksums.size());
+}
+
+fs::path ShardReader::file(std::size_t rank) const {
+  return checkpoint_.parent_path() / index_.folder / ("rank-" + std::to_string(rank));
+}
+
+const ShardReader::Found* ShardReader::find(const std::string& key, const std::string& parameter) const {
+  const auto found = places_.find({key, parameter});
+  return found == places_.end() ? nullptr : &found->second;
+}
+
+void ShardReader::load_chunk(std::size_t rank, std::int64_t chunk) {
+  if (chunk_at_ == std::pair(rank, chunk)) return;
+  chunk_at_ = {0, -1};
+  auto& fd = files_[rank];
+  if (!fd) fd = open_regular_file(file(rank));
+  const auto begin = chunk * kShardChunk;
+  chunk_.resize(static_cast<std::size_t>(std::min(kShardChunk, index_.bytes - begin)));
+  for (std::size_t done = 0; done < chunk_.size();) {
+    const auto got = ::pread(fd.get(), chunk_.data() + done, chunk_.size() - done,
+                             static_cast<off_t>(begin) + static_cast<off_t>(done));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) throw IoError(file(rank), "cannot read", errno);
+    if (got == 0)
+      throw IoError(file(rank), "damaged, expected " + std::to_string(index_.bytes) + " bytes, got " +
+                                    std::to_string(begin + static_cast<std::int64_t>(done)));
+    done += static_cast<std::size_t>(got);
+  }
+  const auto sum =
+      ::crc32(0, reinterpret_cast<const Bytef*>(chunk_.data()), static_cast<uInt>(chunk_.size()));
+  if (sum != index_.checksums[rank][static_cast<std::size_t>(chunk)])
+    throw IoError(file(rank), "damaged: CRC error in the bytes from " + std::to_string(begin));
+  chunk_at_ = {rank, chunk};
+}
+
+void ShardReader::read_bytes(std::size_t rank, std::int64_t begin, std::int64_t count, char* to) {
+  while (count > 0) {
+    load_chunk(rank, begin / kShardChunk);
+    const auto within = begin % kShardChunk;
+    const auto here = std::min(count, static_cast<std::int64_t>(chunk_.size()) - within);
+    std::memcpy(to, chunk_.data() + within, static_cast<std::size_t>(here));
+    to += here;
+    begin += here;
+    count -= here;
+  }
+}
+
+/// Elements of a parameter's memory, from whichever ranks have them.
+void ShardReader::read(const Found& from, std::int64_t begin, std::int64_t count, char* to) {
+  const auto element = size_of(from.piece->dtype);
+  for (auto at = from.parameter->offset + begin; count > 0;) {
+    const auto within = at % from.shard_numel;
+    const auto here = std::min(count, from.shard_numel - within);
+    read_bytes(static_cast<std::size_t>(at / from.shard_numel), from.piece->offset + within * element,
+               here * element, to);
+    to += here * element;
+    at += here;
+    count -= here;
+  }
+}
+
+void ShardReader::verify() {
+  const auto chunks = static_cast<std::int64_t>(index_.checksums.front().size());
+  for (std::size_t rank = 0; rank < index_.checksums.size(); ++rank)
+    for (std::int64_t chunk = 0; chunk < chunks; ++chunk) load_chunk(rank, chunk);
+}
+
+at::Tensor ShardReader::whole(const Found& from, const at::Tensor& memory) {
+  read(from, 0, memory.numel(), static_cast<char*>(memory.mutable_data_ptr()));
+  return memory.as_strided(from.parameter->sizes, from.parameter->strides, memory.storage_offset())
+      .contiguous();
+}
+
+at::Tensor ShardReader::whole(const std::string& key, const std::string& parameter) {
+  const auto* found = find(key, parameter);
+  if (found == nullptr) return {};
+  return whole(*found, at::empty({numel_of(found->parameter->sizes)}, found->piece->dtype));
+}
+
+at::Tensor ShardReader::shard(const std::string& key, const Unit& unit, int rank) {
+  const std::int64_t own_begin = rank * unit.shard.numel(), own_end = own_begin + unit.shard.numel();
+  at::Tensor result;
+  std::size_t missing = 0;
+  for (const auto& own : unit.parameters) {
+    const auto* found = find(key, own.name);
+    if (found == nullptr && ++missing) continue;
+    if (found->parameter->sizes != own.tensor.sizes())
+      throw IoError(checkpoint_,
+                    "its tensors do not fit the model: with another shape " + in_quotes(own.name));
+    if (!result.defined()) result = at::zeros({unit.shard.numel()}, found->piece->dtype);
+    const auto begin = std::max(own_begin, own.offset);
+    const auto end = std::min(own_end, own.offset + own.tensor.numel());
+    if (begin >= end) continue;
+    auto part = result.narrow(0, begin - own_begin, end - begin);
+    if (found->parameter->strides == own.strides) {
+      read(*found, begin - own.offset, end - begin, static_cast<char*>(part.mutable_data_ptr()));
+    } else {  // in another memory order
+      auto reordered = at::empty_strided(own.tensor.sizes(), own.strides, result.options());
+      reordered.copy_(whole(key, own.name));
+      part.copy_(reordered.as_strided({end - begin}, {1}, begin - own.offset));
+    }
+  }
+  if (missing > 0 && (result.defined() || key == "model"))
+    throw IoError(checkpoint_, "its tensors do not fit the model: '" + key + "' lacks " +
+                                   std::to_string(missing) + " of the parameters " +
+                                   unit.parameters.front().name + " to " + unit.parameters.back().name);
+  return result;
+}
+
+StateDict ShardReader::hollow(const std::string& key, const c10::IValue& others) {
+  const auto dict = others.toGenericDict();
+  const std::string prefix = key == "ema" ? "module." : "";
+  StateDict tensors;
+  if (key == "ema" && dict.contains("n_averaged"))
+    tensors.emplace_back("n_averaged", dict.at("n_averaged").toTensor());
+  std::map<std::string, at::Tensor> known;
+  for (const auto& [name, parameter] : index_.names) {
+    auto& tensor = known[parameter];
+    if (const auto* found = find(key, parameter); found != nullptr && !tensor.defined()) {
+      tensor = make_hollow(found->parameter->sizes, found->piece->dtype);
+      hollow_[tensor.storage().unsafeGetStorageImpl()] = {key, parameter};
+    }
+    if (!parameter.empty() && tensor.defined())
+      tensors.emplace_back(prefix + name, tensor);
+    else if (dict.contains(prefix + name) && dict.at(prefix + name).isTensor())
+      tensors.emplace_back(prefix + name, dict.at(prefix + name).toTensor());
+    else
+      throw IoError(checkpoint_, "damaged, expected a tensor " + in_quotes(prefix + name));
+  }
+  return tensors;
+}
+
+at::Tensor ShardReader::value_of(const at::Tensor& hollow) {
+  const auto found = hollow_.find(hollow.storage().unsafeGetStorageImpl());
+  if (found == hollow_.end()) return hollow;
+  // In memory that is kept: freed blocks of many sizes would add up.
+  const auto bytes = static_cast<std::int64_t>(hollow.nbytes());
+  if (!scratch_.defined() || scratch_.numel() < bytes) {
+    scratch_.reset();
+    scratch_ = at::empty({bytes}, at::kByte);
+  }
+  const auto memory = scratch_.narrow(0, 0, bytes).view(hollow.scalar_type());
+  return whole(*find(found->second.first, found->second.second), memory);
+}
+
+namespace {
+
+c10::IValue gathered(ShardReader& reader, const std::string& key, const c10::IValue& others) {
+  auto dict = make_state();
+  std::map<const void*, at::Tensor> values;  // tied ones stay tied
+  for (const auto& [name, tensor] : reader.hollow(key, others)) {
+    auto& value = values[tensor.storage().unsafeGetStorageImpl()];
+    if (!value.defined()) value = reader.value_of(tensor).clone();
+    dict.insert(name, value);
+  }
+  return dict;
+}
+
+c10::IValue gathered_optimizer(ShardReader& reader, const c10::IValue& index) {
+  const auto root = index.toGenericDict();
+  const DictReader parts(root, "optimizer");
+  std::set<std::string> keys;
+  for (const auto& piece : reader.index().pieces)
+    if (piece.key != "model" && piece.key != "ema") keys.insert(piece.key);
+  c10::impl::GenericDict state(c10::IntType::get(), c10::AnyType::get());
+  std::int64_t number = -1;
+  for (const auto& [name, parameter] : reader.index().names) {
+    if (parameter.empty()) continue;
+    ++number;
+    if (name != parameter) continue;
+    auto entry = make_state();
+    for (const auto& key : keys)
+      if (const auto value = reader.whole(key, parameter); value.defined()) entry.insert(key, value);
+    if (entry.empty() && !keys.empty()) continue;
+    for (const auto& scalar : parts.dict("scalars")) entry.insert(scalar.key().toStringRef(), scalar.value());
+    if (!entry.empty()) state.insert(number, entry);
+  }
+  auto whole = make_state();
+  whole.insert("state", state);
+  whole.insert("param_groups", root.at("param_groups"));
+  return whole;
+}
+
+}  // namespace
+
+void gather_shards(TrainingState& state, const fs::path& source, const std::vector<std::string>& keys) {
+  if (state.shards.empty()) return;
+  ShardReader reader(source, state.shards);
+  try {
+    for (const auto& key : keys) {
+      if (key == "model") state.model = gathered(reader, key, state.model);
+      if (key == "ema" && state.ema.isGenericDict()) state.ema = gathered(reader, key, state.ema);
+      if (key == "optimizer") state.optimizer = gathered_optimizer(reader, state.optimizer);
+    }
+  } catch (const std::invalid_argument& error) {
+    throw IoError(source, error.what());
+  }
+  state.shards.clear();
+}
+
+void remove_unused_shards(const fs::path& folder) {
+  std::vector<fs::path> unused;
+  std::set<std::string> used;
+  std::error_code error;
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
+    const auto& path = entry->path();
+    std::error_code ignored;
+    if (path.extension() == kFolderEnd && fs::is_directory(path, ignored)) unused.push_back(path);
+    const bool named_so = path.extension() == ".pt" || path.extension() == ".ckpt";
+    if (!named_so || fs::is_directory(path, ignored) || path.filename().string().starts_with('.')) continue;
+    try {
+      const auto value = serialize::peek_pt(path);
+      if (!value.isGenericDict() || !value.toGenericDict().contains("shards")) continue;
+      used.insert(parse_index(value.toGenericDict().at("shards").toStringRef()).folder);
+    } catch (const std::exception&) {
+      return;  // perhaps it can be read again later
+    }
+  }
+  for (const auto& path : unused)
+    if (!error && !used.contains(path.filename().string())) fs::remove_all(path, error);
+  if (error && error != std::errc::no_such_file_or_directory)
+    throw IoError(folder, "cannot be rid of shards that no checkpoint uses", error.value());
+}
+
+}  // namespace ddprun::train

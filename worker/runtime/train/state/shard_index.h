@@ -1,0 +1,125 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <ddprun/common/files.h>
+#include <ddprun/sharding/fully_sharded.h>
+#include <ddprun/train/state/checkpoint.h>
+#include <ddprun/train/state/state_dict_file.h>
+
+namespace ddprun::train {
+
+/// Where the sharded tensors of a checkpoint are. Each rank writes its shards to a file of its own, all with
+/// the same layout; the checkpoint itself (the index) has the rest, and this as TrainingState::shards.
+///
+///   last.pt                           the index, written last
+///   last-step=80-5f0c.shards/rank-0   units' shards as they are in memory, one after the other
+///   last-step=80-5f0c.shards/rank-1
+struct ShardIndex {
+  struct Parameter {
+    std::string name;
+    std::int64_t offset = 0;  ///< in its unit, in elements
+    std::vector<std::int64_t> sizes, strides;
+  };
+  struct Unit {
+    std::int64_t shard_numel = 0;
+    std::vector<Parameter> parameters;
+  };
+  /// A shard of this unit's values called key: "model", "ema", or the optimizer's key.
+  struct Piece {
+    std::string key;
+    std::size_t unit = 0;
+    at::ScalarType dtype = at::kFloat;
+    std::int64_t offset = 0;  ///< in the file, in bytes
+  };
+  std::vector<Unit> units;
+  std::vector<Piece> pieces;
+  /// In state_dict()'s order: each name and that of its parameter among the units, "" for a buffer.
+  std::vector<std::pair<std::string, std::string>> names;
+  std::string folder;                                 ///< beside the checkpoint
+  std::int64_t bytes = 0;                             ///< of each file
+  std::vector<std::vector<std::uint32_t>> checksums;  ///< by rank: CRC-32 of each kShardChunk bytes
+};
+inline constexpr std::int64_t kShardChunk = std::int64_t{4} << 20;
+
+/// What a rank writes of a checkpoint: its pieces, in the index's order.
+struct Shards {
+  ShardIndex index;
+  std::vector<at::Tensor> tensors;
+
+  void add(const std::string& key, std::size_t unit, const at::Tensor& shard);
+};
+
+/// Of a module's units, without pieces.
+ShardIndex make_shard_index(const torch::nn::Module& module,
+                            const std::vector<ddp::FullyShardedDataParallel::Unit>& units);
+
+std::string to_text(const ShardIndex& index);
+
+/// Reads the shards of a checkpoint, only the parts that are asked for, and checks their CRC-32.
+/// All throw IoError naming the file.
+class ShardReader {
+ public:
+  /// checkpoint  the path of the index
+  /// shards      its TrainingState::shards
+  ShardReader(std::filesystem::path checkpoint, const std::string& shards);
+
+  const ShardIndex& index() const { return index_; }
+
+  /// Reads everything, to check it.
+  void verify();
+
+  /// A parameter's whole value, contiguous; undefined if it has none called key.
+  at::Tensor whole(const std::string& key, const std::string& parameter);
+
+  /// A rank's shard of a unit, however many ranks wrote the files and whatever their units were; undefined if
+  /// none of its parameters has a value called key. throws  IoError also if names or shapes differ
+  at::Tensor shard(const std::string& key, const ddp::FullyShardedDataParallel::Unit& unit, int rank);
+
+  /// The tensors of a state_dict, "model" or "ema", without memory for those that are sharded: value_of()
+  /// reads one of these, valid until the next call, and returns any other as it is. Tied ones share their
+  /// storage.
+  StateDict hollow(const std::string& key, const c10::IValue& others);
+  at::Tensor value_of(const at::Tensor& hollow);
+
+ private:
+  struct Found {
+    const ShardIndex::Parameter* parameter;
+    const ShardIndex::Piece* piece;
+    std::int64_t shard_numel;
+  };
+  std::filesystem::path file(std::size_t rank) const;
+  const Found* find(const std::string& key, const std::string& parameter) const;
+  at::Tensor whole(const Found& from, const at::Tensor& memory);
+  void read(const Found& from, std::int64_t begin, std::int64_t count, char* to);
+  void read_bytes(std::size_t rank, std::int64_t begin, std::int64_t count, char* to);
+  void load_chunk(std::size_t rank, std::int64_t chunk);
+
+  std::filesystem::path checkpoint_;
+  ShardIndex index_;
+  std::map<std::pair<std::string, std::string>, Found> places_;        // by key and parameter
+  std::map<const void*, std::pair<std::string, std::string>> hollow_;  // by storage
+  std::vector<UniqueFd> files_;
+  at::Tensor scratch_;  // of value_of()
+  std::string chunk_;   // the newest one read
+  std::pair<std::size_t, std::int64_t> chunk_at_ = {0, -1};
+};
+
+/// Reads the sharded tensors into the state, which is then whole: for training without shards, and other
+/// programs. keys: "model", "ema" and "optimizer", or some of them. Does nothing if the state is whole.
+void gather_shards(TrainingState& state, const std::filesystem::path& source,
+                   const std::vector<std::string>& keys);
+
+/// Removes the shard folders in a folder of checkpoints that belong to none of them. If one of them cannot be
+/// read, removes nothing.
+void remove_unused_shards(const std::filesystem::path& folder);
+
+}  // namespace ddprun::train

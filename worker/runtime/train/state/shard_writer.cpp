@@ -1,0 +1,197 @@
+#include <ddprun/train/state/shard_writer.h>
+
+#include <torch/types.h>
+#include <zlib.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <sstream>
+#include <stdexcept>
+#include <utility>
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include <ddprun/serialize/output_file.h>
+#include <ddprun/train/state/shard_index.h>
+
+namespace ddprun::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr auto kChunk = static_cast<std::size_t>(kShardChunk);
+
+std::uint32_t checksum(const std::string& bytes) {
+  return static_cast<std::uint32_t>(
+      ::crc32(0, reinterpret_cast<const Bytef*>(bytes.data()), static_cast<uInt>(bytes.size())));
+}
+
+fs::path file_of(const fs::path& folder, int rank) { return folder / ("rank-" + std::to_string(rank)); }
+
+std::string key_of(std::int64_t count, int rank) {
+  return std::to_string(count) + "/" + std::to_string(rank);
+}
+
+/// Reads the file back from the disk.
+void verify(const fs::path& written, const std::vector<std::uint32_t>& expected) {
+  const auto fd = open_regular_file(written);
+  std::string chunk(kChunk, '\0');
+  for (const auto sum : expected) {
+    std::size_t count = 0;
+    for (ssize_t got = 1; got > 0 && count < kChunk; count += static_cast<std::size_t>(got)) {
+      got = ::read(fd.get(), chunk.data() + count, kChunk - count);
+      if (got < 0) throw IoError(written, "cannot read back", errno);
+    }
+    chunk.resize(count);
+    if (checksum(chunk) != sum) throw IoError(written, "was not written as it should be: CRC error");
+    chunk.resize(kChunk);
+  }
+}
+
+}  // namespace
+
+ShardWriter::ShardWriter(const ddp::ProcessGroup& group)
+    : rank_(group.rank()),
+      size_(group.size()),
+      store_(c10::make_intrusive<c10d::PrefixStore>("shards", group.handle()->getStore()->clone())) {}
+
+ShardWriter::~ShardWriter() {
+  if (thread_.joinable()) thread_.join();
+}
+
+void ShardWriter::write(const fs::path& folder, const std::vector<at::Tensor>& tensors) {
+  const torch::NoGradGuard no_grad;
+  if (thread_.joinable()) thread_.join();
+  if (++count_ > 1 && rank_ == 0)  // read, or rank 0 would not be here
+    for (int rank = 0; rank < size_; ++rank) store_->deleteKey(key_of(count_ - 1, rank));
+  folder_ = folder;
+  std::size_t bytes = 0;
+  for (const auto& tensor : tensors) bytes += tensor.nbytes();
+  most_queued_ = std::max(kChunk, bytes / 8);
+  all_queued_ = false;
+  thread_ =
+      std::thread([this, file = file_of(folder, rank_), key = key_of(count_, rank_)] { run(file, key); });
+  for (const auto& tensor : tensors) copy(tensor.detach().contiguous().view({-1}));
+  if (!chunk_.empty()) push(std::exchange(chunk_, {}));
+  const std::lock_guard lock(mutex_);
+  all_queued_ = true;
+  changed_.notify_all();
+}
+
+void ShardWriter::copy(const at::Tensor& tensor) {
+  const auto element = tensor.element_size();
+  for (std::int64_t done = 0; done < tensor.numel();) {
+    const auto room = static_cast<std::int64_t>(std::max<std::size_t>(1, (kChunk - chunk_.size()) / element));
+    const auto part = tensor.narrow(0, done, std::min(room, tensor.numel() - done)).to(at::kCPU);
+    if (chunk_.capacity() < kChunk) chunk_.reserve(kChunk + element);
+    chunk_.append(static_cast<const char*>(part.const_data_ptr()), part.nbytes());
+    done += part.numel();
+    if (chunk_.size() < kChunk) continue;
+    auto rest = chunk_.substr(kChunk);  // of an element
+    chunk_.resize(kChunk);
+    push(std::exchange(chunk_, std::move(rest)));
+  }
+}
+
+void ShardWriter::push(std::string chunk) {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return queued_ == 0 || queued_ + chunk.size() <= most_queued_; });
+  queued_ += chunk.size();
+  queue_.push_back(std::move(chunk));
+  changed_.notify_all();
+}
+
+/// The next chunk, which counts as queued until release(); empty after the last one.
+std::string ShardWriter::pop() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return !queue_.empty() || all_queued_; });
+  if (queue_.empty()) return {};
+  auto chunk = std::move(queue_.front());
+  queue_.pop_front();
+  return chunk;
+}
+
+/// returns  the checksums, as text
+std::string ShardWriter::write_file(const fs::path& path) {
+  std::error_code error;
+  fs::create_directories(path.parent_path(), error);
+  if (error) throw IoError(path.parent_path(), "cannot create the folder", error.value());
+  std::vector<std::uint32_t> sums;
+  replace_file_atomic(path, [&](const fs::path& temporary) {
+    serialize::OutputFile file(temporary);
+    if (file.error() != 0) throw IoError(path, "cannot create", file.error());
+    for (auto chunk = pop(); !chunk.empty(); chunk = pop()) {
+      sums.push_back(checksum(chunk));
+      file.append(chunk.data(), chunk.size());
+      release(std::move(chunk));
+    }
+    file.settle();
+    if (file.error() != 0) throw IoError(path, "cannot write", file.error());
+    verify(temporary, sums);
+  });
+  std::string text = "written";
+  for (const auto sum : sums) text += " " + std::to_string(sum);
+  return text;
+}
+
+void ShardWriter::release(std::string chunk) {
+  const std::lock_guard lock(mutex_);
+  queued_ -= chunk.size();
+  changed_.notify_all();
+}
+
+/// On the thread.
+void ShardWriter::run(const fs::path& file, const std::string& key) {
+  std::string result;
+  try {
+    result = write_file(file);
+  } catch (const IoError& error) {
+    result = "failed " + std::to_string(error.error_number) + " " + error.what();
+  } catch (const std::exception& error) {
+    result = std::string("failed 0 ") + error.what();
+  }
+  for (auto chunk = pop(); !chunk.empty(); chunk = pop()) release(std::move(chunk));
+  try {
+    store_->set(key, result);
+  } catch (const std::exception&) {  // rank 0 is gone
+  }
+}
+
+std::function<ShardWriter::Checksums(const std::function<bool()>&)> ShardWriter::finished() const {
+  return [store = store_, size = size_, count = count_, folder = folder_](const auto& give_up) {
+    Checksums checksums;
+    for (int rank = 0; rank < size; ++rank) {
+      const auto file = file_of(folder, rank);
+      while (!store->check({key_of(count, rank)})) {
+        if (give_up()) throw IoError(file, "was not finished");
+        std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      }
+      std::istringstream result(store->get_to_str(key_of(count, rank)));
+      std::string word, message;
+      result >> word;
+      if (word != "written") {
+        int error = 0;
+        result >> error >> std::ws;
+        std::getline(result, message);
+        const auto who = "rank " + std::to_string(rank);
+        throw error != 0 ? IoError(file, who + " cannot write it", error)
+                         : IoError(file, who + ": " + message);
+      }
+      std::error_code missing;
+      if (!fs::exists(file, missing))
+        throw IoError(file, "rank " + std::to_string(rank) +
+                                " has written it, but rank 0 cannot see it; expected --out on a file system "
+                                "that all nodes share");
+      auto& sums = checksums.emplace_back();
+      for (std::uint32_t sum = 0; result >> sum;) sums.push_back(sum);
+    }
+    return checksums;
+  };
+}
+
+}  // namespace ddprun::train
