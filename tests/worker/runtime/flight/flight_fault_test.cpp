@@ -185,7 +185,8 @@ TEST_CASE("a recorded reduce-scatter over Gloo ends with its sum, in all three f
   test::run_ranks(2, [](const ProcessGroup& group) {
     auto& gloo = *group.handle();
     auto input = torch::arange(6, torch::kFloat32) + group.rank();
-    const auto expected = (2 * torch::arange(6, torch::kFloat32) + 1).chunk(2)[static_cast<std::size_t>(group.rank())];
+    const auto expected =
+        (2 * torch::arange(6, torch::kFloat32) + 1).chunk(2)[static_cast<std::size_t>(group.rank())];
     const auto expect = [&](const torch::Tensor& output, const char* form) {
       ddprun::ensure(output.equal(expected), form);
     };
