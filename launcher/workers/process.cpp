@@ -159,7 +159,10 @@ constexpr bool kSanitized = false;
   alignas(16) static char stack[1 << 16];
   Child child{setup, failure};
   const int flags = CLONE_VM | CLONE_VFORK | SIGCHLD | (setup.shares_descriptors ? CLONE_FILES : 0);
-  return ::clone(run_child_of, stack + sizeof stack, flags, &child);
+  const pid_t pid = ::clone(run_child_of, stack + sizeof stack, flags, &child);
+  if (pid >= 0 || errno != EINVAL || (flags & CLONE_FILES) == 0) return pid;
+  // QEMU's user mode, as in a container of another architecture, knows only forks.
+  return ::clone(run_child_of, stack + sizeof stack, flags & ~CLONE_FILES, &child);
 }
 
 /// A copy of the descriptor at a low number if one is reserved. The caller's stays open.

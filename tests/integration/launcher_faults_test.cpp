@@ -219,6 +219,15 @@ TEST_CASE("a job runs and ends where the kernel or a container forbids new syste
   CHECK(killed.nothing_left());
 }
 
+TEST_CASE("a job runs where processes cannot share descriptors", "[launcher]") {
+  Command command =
+      job({"--nproc-per-node=3", "--tee=3"}, {"ready", "--rank", "1", "exit", "7", "--all", "pause"});
+  command.in_child = [] { forbid_shared_descriptors(); };
+  const Finished run(command);
+  CHECK(run.status == ExitStatus::exited(7));
+  CHECK_THAT(run.err, ContainsSubstring("rank      : 1 "));
+}
+
 TEST_CASE("ddprun uses all the descriptors that it may have, and workers get the limit of the shell",
           "[launcher]") {
   Command command = script({"--nproc-per-node=40", "--tee=3"}, "ulimit -Sn");

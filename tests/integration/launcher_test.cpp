@@ -81,6 +81,29 @@ TEST_CASE("ddprun says in one line what is wrong with its flags and exits with 2
   CHECK(run.out.empty());
 }
 
+TEST_CASE("one line says what to do instead", "[launcher]") {
+  const auto [flags, text] = GENERATE(table<std::vector<std::string>, std::string>(
+      {{{"-np", "2"}, "did you mean --nproc-per-node?"},
+       {{"--nprocs-per-node=2"}, "did you mean --nproc-per-node?"},
+       {{"--nnodes=2", "--node-rank=0"}, "got only --node-rank"},
+       {{"--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=/shared/file", "--rdzv-conf=store_type=file"},
+        "expected no store_type=file, but --rdzv-endpoint=HOST:PORT"}}));
+  const Finished run(script(flags, "true"));
+  CHECK(run.status == ExitStatus::exited(2));
+  CHECK_THAT(run.err, ContainsSubstring(text));
+  CHECK(lines_in(run.err) == 1);
+}
+
+TEST_CASE("reports and warnings say no more than they know", "[launcher]") {
+  CHECK(count_of("hint", Finished(script({}, "exit 138")).err) == 0);
+  CHECK(lines_in(Finished(script({}, "echo usage >&2; exit 2")).err) == 2);
+  CHECK_THAT(Finished(script({"--max-restarts=1", "--restart-backoff=0.1"}, "exit 3")).err,
+             ContainsSubstring("restart 1 of 1 in 0.1 s"));
+  Command command = script({}, "true");
+  command.env["DDPRUN_UNHEARD_OF"] = "1";
+  CHECK(count_of("no flag has such a variable: DDPRUN_UNHEARD_OF\n", Finished(command).err) == 1);
+}
+
 TEST_CASE("ddprun exits with 2 when no program is given", "[launcher]") {
   const Finished run({{DDPRUN_PROGRAM, "--nproc-per-node=2"}});
   CHECK(run.status == ExitStatus::exited(2));
