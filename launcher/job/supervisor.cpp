@@ -23,6 +23,7 @@
 #include "launcher/job/dry_run.h"
 #include "launcher/job/node_supervisor.h"
 #include "launcher/plan/placement.h"
+#include "launcher/rendezvous/endpoint.h"
 #include "launcher/workers/process.h"
 
 namespace ddprun::launcher {
@@ -67,8 +68,8 @@ asio::awaitable<RunResult> supervise(Job& job, JobRecord& record) {
   int restarts_used = 0;
   for (int number = 0;; ++number) {
     const std::string& name = job.options.nodes.endpoint.host;
-    HeldPort port = reserve_port(name.empty() ? "127.0.0.1" : name, job.options.master_port);
-    Round round = static_round(number, job.workers, name, port.port, job.run_id);
+    HeldPort port = reserve_port(name.empty() ? loopback_address() : name, job.options.master_port);
+    Round round = static_round(number, job.workers, port.address, port.port, job.run_id);
     round.restart_count = number;
     round.max_restarts = restarts.max_restarts;
     const Attempt attempt = co_await run_attempt(job, round, std::move(port));

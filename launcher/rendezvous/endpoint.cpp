@@ -76,6 +76,15 @@ bool is_own_address(const std::string& text) {
                      [&](const OwnAddress& address) { return address.text == plain; });
 }
 
+std::string loopback_address() {
+  const auto own = own_addresses();
+  const auto has = [&](const char* text) {
+    return std::any_of(own.begin(), own.end(),
+                       [&](const OwnAddress& address) { return address.text == text; });
+  };
+  return !has("127.0.0.1") && has("::1") ? "::1" : "127.0.0.1";
+}
+
 bool leads_to_this_host(const std::string& name) {
   if (is_this_host(name)) return true;
   addrinfo hints{};

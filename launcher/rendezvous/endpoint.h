@@ -27,6 +27,8 @@ bool leads_to_this_host(const std::string& name);
 
 /// Whether this is the address of one of this host's interfaces, loopback included.
 bool is_own_address(const std::string& text);
+/// 127.0.0.1, or ::1 on a host without it.
+std::string loopback_address();
 
 struct OwnAddress {
   std::string text;
