@@ -1,6 +1,7 @@
 #include <ddprun/flight/watchdog.h>
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <cstdlib>
 #include <iterator>
@@ -51,9 +52,13 @@ std::optional<FlightPosition> parse_flight_position(const std::string& text) {
   }
 }
 
+std::atomic<bool> failed = false;
+
 std::string position_key(int rank) { return "position_" + std::to_string(rank); }
 
 }  // namespace
+
+bool collective_failed() { return failed; }
 
 struct Watchdog::Shared {
   Shared(FlightRecorder& recorder, Board board, const Options& options)
@@ -276,6 +281,7 @@ bool Watchdog::dump_everywhere(const std::string& reason) {
 
 std::string Watchdog::explain(FlightRecorder::Id id, const std::vector<int>& members,
                               const std::string& cause) {
+  failed = true;
   Shared& shared = *shared_;
   const std::scoped_lock one_at_a_time(shared.explaining);
   const auto call = shared.recorder.first_pending(id);

@@ -24,6 +24,9 @@ struct Board {
   std::function<std::int64_t(const std::string& key, std::int64_t amount)> add;
 };
 
+/// Whether a collective has failed in this process, explained or not: then it cannot reach another step.
+bool collective_failed();
+
 /// Finds out why a collective failed: which ranks are missing or called something else.
 ///
 /// A thread regularly publishes this rank's position on the board, without delaying collectives. When one

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <system_error>
 
+#include <ddprun/flight/watchdog.h>
 #include <ddprun/group/collectives.h>
 
 namespace ddprun::train {
@@ -48,7 +49,7 @@ bool wait_for(int event, std::int64_t timeout_ms) {
   return true;
 }
 
-constexpr std::int64_t kPatienceMs = 3000;
+constexpr std::int64_t kPatienceMs = 3000, kLookMs = 20;
 constexpr double kSecondsBetween = 0.5;
 constexpr double kMostSteps = 1000;
 
@@ -59,10 +60,8 @@ void watch(const std::stop_token& stop, int event, const struct sigaction& befor
       continue;
     }
     const auto left = last_progress_ms + std::max(kPatienceMs, 3 * step_ms) - now_ms();
-    if (taken_over) {
-      wait_for(event, -1);
-    } else if (left > 0) {
-      wait_for(event, left);
+    if (!ddp::collective_failed() && (taken_over || left > 0)) {
+      wait_for(event, kLookMs);
     } else {
       ::sigaction(SIGTERM, &before, nullptr);
       ::kill(::getpid(), SIGTERM);

@@ -14,9 +14,9 @@ namespace ddprun::train {
 /// Records SIGTERM and SIGUSR1, so that the training can act on them between two steps. One at a time in a
 /// process.
 ///
-/// A training that is stuck when SIGTERM comes, for instance because another rank is gone, cannot act on it:
-/// without note_progress() or take_over() for three seconds (or three times the last interval, if longer),
-/// the signal takes its normal effect.
+/// A training that is stuck when SIGTERM comes cannot act on it: after a collective has failed, or without
+/// note_progress() or take_over() for three seconds (or three times the last interval, if longer), the signal
+/// takes its normal effect.
 class StopSignals {
  public:
   /// throws  std::system_error
