@@ -7,6 +7,7 @@
 #include <torch/types.h>
 
 #include <ddprun/common/heartbeat.h>
+#include <ddprun/common/logging.h>
 #include <ddprun/common/worker_env.h>
 #include <ddprun/flight/flight_dump.h>
 #include <ddprun/flight/record_collectives.h>
@@ -70,6 +71,14 @@ int main(int argc, char** argv) {
   ddp::set_flight_folder(ddp::broadcast_from_rank_0(group, absolute(config.train.out / "flight").string()));
   torch::manual_seed(train::rank_seed(config.train.seed, env.rank));  // dropout differs between ranks
   if (env.rank == 0) write_environment(config.train.out, group);
+  config.train.on_resume = [&](train::TrainerOptions& options, const std::string& checkpoint_json) {
+    const auto resumed = resumed_config(config, checkpoint_json);
+    options.optim = resumed.config.train.optim;
+    options.optim_before = resumed.before.train.optim;
+    options.config_json = resumed.config.train.config_json;
+    if (env.rank == 0 && !resumed.changes.empty()) log_info("resume: " + resumed.changes);
+    if (env.rank == 0) write_config(config.train.out, resumed.config);
+  };
   const auto ending = train::fit(task, config.train, group);
   group.close();
   if (ending == train::Ending::kTerminated) ::raise(SIGTERM);

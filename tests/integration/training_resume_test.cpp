@@ -1,4 +1,5 @@
 // A training that is interrupted and goes on is bit for bit the one that was not.
+#include <cmath>
 #include <csignal>
 
 #include "tests/integration/training_job.h"
@@ -170,4 +171,109 @@ TEST_CASE("a run under ddprun goes on by itself after a rank has died, and equal
   Child uninterrupted(training("linear", 2, dir.path() / "whole", flags));
   REQUIRE(uninterrupted.wait(kTraining) == ExitStatus::exited(0));
   check_equal_runs(out, dir.path() / "whole");
+}
+
+namespace {
+
+/// The rate after the last step of each epoch.
+std::vector<double> rates_of(const fs::path& out, std::size_t epochs) {
+  std::vector<double> rates(epochs, -1);
+  for (const auto& row : read_metrics(out))
+    if (row.count("lr") != 0 && row.count("train_loss") != 0)
+      rates.at(std::stoul(row.at("epoch"))) = std::stod(row.at("lr"));
+  return rates;
+}
+
+/// The checkpoint of an epoch.
+std::string checkpoint_of(const fs::path& out, int epoch) {
+  const auto start = "epoch=" + std::to_string(epoch) + "-";
+  for (const auto& entry : fs::directory_iterator(out / "checkpoints"))
+    if (entry.path().filename().string().starts_with(start)) return entry.path().string();
+  FAIL("no checkpoint of epoch " << epoch);
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("a schedule goes on by progress on another number of ranks, and in a longer run", "[training]") {
+  const std::vector<std::vector<std::string>> schedules = {
+      {"--lr-schedule=cosine", "--lr-interval=step"},
+      {"--lr-schedule=cosine"},
+      {"--lr-schedule=cosine", "--lr-interval=step", "--warmup-steps=20"},
+      {"--lr-schedule=step", "--lr-interval=step", "--step-size=24", "--gamma=0.5"},
+      {"--lr-schedule=plateau", "--plateau-patience=0"},
+      {"--lr-schedule=one-cycle"}};
+  for (const auto& schedule : schedules) {
+    CAPTURE(schedule);
+    const TempDir dir;
+    const auto run = [&](int ranks, const std::string& name, std::vector<std::string> more) {
+      more = with(with(schedule, {"--lr=0.1", "--save-top-k=-1", "--log-interval=1"}), more);
+      if (schedule[0] == "--lr-schedule=cosine") more.emplace_back("--t-max=epochs");
+      Child child(training("linear", ranks, dir.path() / name, more));
+      REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+      return dir.path() / name;
+    };
+    const auto close = [](double a, double b) { return std::abs(a - b) < 1e-8; };  // metrics.csv has 9 digits
+    const auto whole = run(2, "whole", {"--epochs=4"});
+    const auto expected = rates_of(whole, 4);
+    const auto one = run(1, "one", {"--epochs=4", "--resume=" + checkpoint_of(whole, 0)});
+    // One-cycle's phases end a step early, and steps differ in size.
+    const double tolerance = schedule[0] == "--lr-schedule=one-cycle" ? 5e-3 : 1e-8;
+    for (std::size_t epoch = 1; epoch < 4; ++epoch)
+      CHECK(std::abs(rates_of(one, 4)[epoch] - expected[epoch]) < tolerance);
+    const auto back = run(2, "back", {"--epochs=4", "--resume=" + checkpoint_of(one, 2)});
+    CHECK(close(rates_of(back, 4)[3], expected[3]));
+    if (schedule[0] == "--lr-schedule=plateau") continue;  // measures another loss
+    const auto longer = rates_of(run(2, "longer", {"--epochs=6"}), 6);
+    const auto prolonged = rates_of(
+        run(2, "prolonged", {"--epochs=6", "--resume=" + (whole / "checkpoints/last.pt").string()}), 6);
+    CHECK(std::equal(longer.begin() + 4, longer.end(), prolonged.begin() + 4, close));
+  }
+}
+
+TEST_CASE(
+    "what the command line states wins over the checkpoint, in one line and in config.toml; "
+    "else the checkpoint's values hold",
+    "[training]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run";
+  const auto run = [&](const std::vector<std::string>& flags) {
+    Child child(training("linear", 1, out, flags));
+    REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+    return child.err();
+  };
+  const auto last_lr = [&] { return values_of(out, "lr").back(); };
+  const auto config = [&] { return read_file(out / "config.toml"); };
+  run({"--epochs=1", "--optimizer=sgd", "--lr=0.01", "--momentum=0.5"});
+
+  CHECK_THAT(
+      run({"--epochs=2", "--resume=auto", "--lr=0.1", "--weight-decay=0.25"}),
+      ContainsSubstring("resume: --lr 0.1 replaces the checkpoint's 0.01, --weight-decay 0.25 replaces "
+                        "the checkpoint's default\n"));
+  CHECK(last_lr() == "0.1");
+  CHECK_THAT(config(), ContainsSubstring("\nlr = 0.1\n") && ContainsSubstring("\nmomentum = 0.5\n") &&
+                           ContainsSubstring("\nweight_decay = 0.25\n") &&
+                           ContainsSubstring("\noptimizer = \"sgd\"\n"));
+
+  // Nothing stated: as before, and the configuration says so.
+  CHECK_THAT(run({"--epochs=3", "--resume=auto"}), !ContainsSubstring("resume:"));
+  CHECK(last_lr() == "0.1");
+  CHECK_THAT(config(), ContainsSubstring("\nlr = 0.1\n") && ContainsSubstring("\nweight_decay = 0.25\n"));
+
+  // A file states too.
+  write_file_atomic(dir.path() / "job.toml", "task = \"linear\"\n[optim]\nmomentum = 0.875\n");
+  CHECK_THAT(run({"--epochs=4", "--resume=auto", "--config", (dir.path() / "job.toml").string()}),
+             ContainsSubstring("resume: --momentum 0.875 replaces the checkpoint's 0.5\n"));
+  CHECK_THAT(config(), ContainsSubstring("\nlr = 0.1\n") && ContainsSubstring("\nmomentum = 0.875\n"));
+
+  CHECK_THAT(
+      run({"--epochs=8", "--resume=auto", "--lr-schedule=cosine", "--lr-interval=step", "--t-max=epochs"}),
+      ContainsSubstring("resume: --lr-schedule cosine replaces the checkpoint's none, --lr-interval step"));
+  CHECK(std::abs(std::stod(last_lr())) < 1e-8);
+
+  Child other(training("linear", 1, out, {"--epochs=9", "--resume=auto", "--optimizer=adam"}));
+  CHECK(other.wait(kTraining) == ExitStatus::exited(2));
+  CHECK_THAT(other.err(),
+             ContainsSubstring("--optimizer: expected sgd, whose state the checkpoint has, got adam"));
+  CHECK_THAT(config(), ContainsSubstring("\noptimizer = \"sgd\"\n"));
 }

@@ -4,7 +4,9 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ddprun/common/settings/setting.h>
@@ -50,6 +52,7 @@ struct Config {
   ddp::DeviceChoice device = ddp::DeviceChoice::kAuto;
   ddp::BackendChoice backend = ddp::BackendChoice::kAuto;
   bool deterministic = false;                   ///< use only algorithms whose results repeat bit for bit
+  std::set<std::string> stated;                 ///< names of the settings that words or a file gave
   bool overwrite = false;                       ///< use the run folder even if it holds a run
   std::chrono::milliseconds timeout{1800'000};  ///< of one collective, and of connecting the ranks
 };
@@ -59,6 +62,18 @@ std::string to_json(const Config& config);
 
 /// The configuration as a TOML file for --config, without what is specific to one run, such as its folder.
 std::string to_toml(const Config& config);
+
+/// What is in force when a run resumes from a checkpoint: in what the optimizer's and the schedule's states
+/// depend on (the learning rate, momentum, ...), the user's word, else the checkpoint's.
+struct ResumedConfig {
+  Config config;
+  Config before;        ///< what the checkpoint was made with
+  std::string changes;  ///< "--lr 0.1 replaces the checkpoint's 0.01", ...; empty: none
+};
+///
+/// checkpoint_json  its to_json()
+/// throws  UsageError for another optimizer
+ResumedConfig resumed_config(const Config& config, const std::string& checkpoint_json);
 
 /// How the ranks connect: within the timeout of a collective, and five minutes at most.
 ddp::ProcessGroup::Options group_options(const Config& config);

@@ -110,8 +110,12 @@ fs::path make_run_folder(const Config& config) {
   for (const auto& path : {folder, folder / "checkpoints"})
     if (::access(path.c_str(), W_OK | X_OK) != 0)
       throw IoError(path, "cannot write to the run folder", errno);
-  write_text(folder / "config.toml", to_toml(config));
+  write_config(folder, config);
   return folder;
+}
+
+void write_config(const fs::path& folder, const Config& config) {
+  write_text(folder / "config.toml", to_toml(config));
 }
 
 void write_environment(const fs::path& folder, const ddp::ProcessGroup& group) {

@@ -16,6 +16,9 @@ namespace ddprun::worker {
 ///          IoError if a folder cannot be made or written to
 std::filesystem::path make_run_folder(const Config& config);
 
+/// Writes the configuration as config.toml into the run folder. A full disk is only a warning.
+void write_config(const std::filesystem::path& folder, const Config& config);
+
 /// Writes environment.json into the run folder: versions, host, ranks, device, threads (rank 0 only). A full
 /// disk is only a warning.
 void write_environment(const std::filesystem::path& folder, const ddp::ProcessGroup& group);

@@ -26,9 +26,9 @@ using Occasion = CheckpointSaver::Occasion;
 
 class Trainer {
  public:
-  explicit Trainer(const Run& run)
+  Trainer(const Run& run, std::optional<Resumed> resumed)
       : run_(run),
-        resumed_(find_resumed(run)),
+        resumed_(std::move(resumed)),
         resources_(run.group, run.options.gpu_uuid),
         log_(run, resumed_ ? std::optional(resumed_->state.step) : std::nullopt),
         model_(run),
@@ -291,9 +291,12 @@ std::uint64_t rank_seed(std::uint64_t seed, int rank) {
 
 Ending fit(const Task& task, const TrainerOptions& options, const ddp::ProcessGroup& group) {
   check_options(task, options);
-  const Run run{task, options, group};
+  auto resumed = find_resumed({task, options, group});
+  TrainerOptions in_force = options;
+  if (resumed && options.on_resume) options.on_resume(in_force, resumed->state.config_json);
+  const Run run{task, in_force, group};
   warn_of_test_set(run);
-  return Trainer(run).run();
+  return Trainer(run, std::move(resumed)).run();
 }
 
 }  // namespace ddprun::train

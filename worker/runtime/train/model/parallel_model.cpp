@@ -37,6 +37,10 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer_over(std::vector<torch::
       group);
 }
 
+double lr_of(const OptimOptions& options, std::int64_t ranks) {
+  return options.scale_lr ? scaled_lr(options.optimizer.lr, static_cast<int>(ranks)) : options.optimizer.lr;
+}
+
 /// Copies, because the parameters' memory is freed again.
 c10::impl::GenericDict copied(const c10::impl::GenericDict& tensors) {
   c10::impl::GenericDict copies(c10::StringType::get(), c10::AnyType::get());
@@ -134,7 +138,7 @@ std::unique_ptr<ParallelEngine> ParallelModel::make_engine() {
 Optimization ParallelModel::make_optimization() {
   const auto& options = run_.options;
   auto settings = options.optim.optimizer;
-  if (options.optim.scale_lr) settings.lr = scaled_lr(settings.lr, run_.group.size());
+  settings.lr = lr_of(options.optim, run_.group.size());
   Optimization::Parts parts;
   parts.optimizer = make_optimizer_over(engine_->parameters(), settings, run_.group, options.parallel.zero1);
   if (options.optim.ema > 0)
@@ -207,6 +211,7 @@ void ParallelModel::synchronize_buffers() { engine_->synchronize_buffers(); }
 
 std::optional<Shards> ParallelModel::save(TrainingState& state) {
   auto shards = engine_->save(state, optimization_.optimizer(), optimization_.ema());
+  optimization_.complete(state.optimizer);
   state.model_config = run_.task.model_config;
   state.lr_schedule = optimization_.schedule_state();
   state.scaler = optimization_.scaler_state();
@@ -226,7 +231,10 @@ void ParallelModel::load(const TrainingState& state, const std::filesystem::path
   else
     load_whole(state, source);
   try {
-    optimization_.load_schedule_state(state.lr_schedule);
+    const auto& before = run_.options.optim_before;
+    optimization_.load_schedule_state(state.lr_schedule, run_.resumed_at(state), before ? &*before : nullptr,
+                                      before ? lr_of(*before, state.world_size) : 0,
+                                      lr_of(run_.options.optim, run_.group.size()));
     optimization_.load_scaler_state(state.scaler);
   } catch (const std::invalid_argument& error) {
     throw IoError(source, error.what());

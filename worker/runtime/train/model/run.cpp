@@ -1,6 +1,7 @@
 #include <ddprun/train/model/run.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include <ddprun/common/errors.h>
@@ -10,6 +11,12 @@ namespace ddprun::train {
 namespace {
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+/// Optimizer steps over this many samples of all ranks.
+std::int64_t steps_of(std::int64_t samples, std::int64_t ranks, std::int64_t batch_size,
+                      std::int64_t accumulate) {
+  return ceil_div(ceil_div(ceil_div(samples, ranks), batch_size), accumulate);
+}
 
 void add_set(std::vector<std::string>& names, const Task& task, const std::string& set) {
   names.push_back(set + "_loss");
@@ -49,8 +56,30 @@ MonitorMode monitor_mode(const CheckpointOptions& options, const std::string& mo
 }
 
 RunLength Run::length() const {
-  const auto batches = ceil_div(ceil_div(task.train_set->size(), group.size()), options.batch_size);
-  return {options.epochs, ceil_div(batches, options.accumulate), options.max_steps};
+  return {options.epochs,
+          steps_of(task.train_set->size(), group.size(), options.batch_size, options.accumulate),
+          options.max_steps};
+}
+
+ResumedAt Run::resumed_at(const TrainingState& state) const {
+  const auto steps = [&](std::int64_t samples, std::int64_t ranks, std::int64_t accumulate) {
+    return steps_of(samples, ranks, options.batch_size, accumulate);
+  };
+  const auto size = task.train_set->size();
+  const auto now = length();
+  const auto accumulate_before =
+      nlohmann::json::parse(state.config_json).value("accumulate", options.accumulate);
+  const auto& at = state.position;
+  const auto of_epoch = steps(std::max<std::int64_t>(0, size - at.samples), group.size(), options.accumulate);
+  auto left = std::max<std::int64_t>(0, (now.epochs - at.epoch - 1) * now.steps_per_epoch + of_epoch);
+  if (now.max_steps > 0) left = std::min(left, std::max<std::int64_t>(0, now.max_steps - state.step));
+  ResumedAt resumed;
+  resumed.step_ratio = static_cast<double>(now.steps_per_epoch) /
+                       static_cast<double>(steps(size, state.world_size, accumulate_before));
+  resumed.step = std::max<std::int64_t>(0, now.steps() - left);
+  resumed.epoch = at.epoch;
+  resumed.steps_per_epoch = now.steps_per_epoch;
+  return resumed;
 }
 
 std::vector<std::string> Run::metric_columns() const {

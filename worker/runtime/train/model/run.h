@@ -10,6 +10,7 @@
 #include <ddprun/train/model/task.h>
 #include <ddprun/train/model/trainer_options.h>
 #include <ddprun/train/optim/monitor.h>
+#include <ddprun/train/state/checkpoint.h>
 
 namespace ddprun::train {
 
@@ -33,6 +34,8 @@ struct Run {
   bool on_rank_0() const { return group.rank() == 0; }
   /// In optimizer steps, as far as they are known in advance.
   RunLength length() const;
+  /// For schedules, where a run stands that resumes from this state.
+  ResumedAt resumed_at(const TrainingState& state) const;
   /// The columns of metrics.csv.
   std::vector<std::string> metric_columns() const;
 };

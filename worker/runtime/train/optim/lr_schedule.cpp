@@ -5,11 +5,14 @@
 #include <ATen/core/jit_type.h>
 #include <torch/optim/optimizer.h>
 
+#include <algorithm>
+#include <cmath>
 #include <stdexcept>
 #include <string>
 
 #include <ddprun/serialize/dict_reader.h>
 #include <ddprun/train/optim/lr_schedulers.h>
+#include <ddprun/train/optim/one_cycle_lr.h>
 
 namespace ddprun::train {
 namespace {
@@ -33,8 +36,23 @@ std::unique_ptr<LrScheduler> make_scheduler(torch::optim::Optimizer& optimizer,
   return nullptr;
 }
 
+std::vector<double> lrs_of(torch::optim::Optimizer& optimizer) {
+  std::vector<double> lrs;
+  for (const auto& group : optimizer.param_groups()) lrs.push_back(group.options().get_lr());
+  return lrs;
+}
+
 void set_lrs(torch::optim::Optimizer& optimizer, const std::vector<double>& lrs) {
   for (std::size_t i = 0; i < lrs.size(); ++i) optimizer.param_groups()[i].options().set_lr(lrs[i]);
+}
+
+std::int64_t stretched(std::int64_t units, double ratio, std::int64_t least = 1) {
+  return std::max<std::int64_t>(least, std::llround(static_cast<double>(units) * ratio));
+}
+
+std::int64_t whole_run(const LrScheduleOptions& options) {
+  if (options.kind == LrScheduleKind::kOneCycle) return options.one_cycle.total_steps;
+  return options.kind == LrScheduleKind::kCosine && options.cosine.whole_run ? options.cosine.t_max : 0;
 }
 
 }  // namespace
@@ -42,7 +60,8 @@ void set_lrs(torch::optim::Optimizer& optimizer, const std::vector<double>& lrs)
 double scaled_lr(double lr, int world_size) { return lr * world_size; }
 
 LrSchedule::LrSchedule(torch::optim::Optimizer& optimizer, const LrScheduleOptions& options)
-    : options_(options) {
+    : optimizer_(&optimizer), first_lrs_(lrs_of(optimizer)), options_(options), whole_(whole_run(options)) {
+  if (whole_ > 0 && counts_steps()) whole_ += options.warmup_steps;
   expect(options.warmup_steps >= 0, "0 warm-up steps or more", static_cast<double>(options.warmup_steps));
   if (options.warmup_steps > 0)
     warmup_ = std::make_unique<LinearLr>(optimizer, options.warmup_start_factor, options.warmup_steps);
@@ -64,13 +83,11 @@ bool LrSchedule::in_warmup() const { return warmup_ && ticks_ < options_.warmup_
 
 void LrSchedule::after_step() {
   ++steps_;
-  const bool per_step = options_.per_step && options_.kind != LrScheduleKind::kPlateau;
-  if (in_warmup() || per_step) advance(std::nullopt);
+  if (in_warmup() || counts_steps()) advance(std::nullopt);
 }
 
 void LrSchedule::after_epoch(std::optional<double> metric) {
-  const bool per_step = options_.per_step && options_.kind != LrScheduleKind::kPlateau;
-  if (per_step || (warmup_ && steps_ <= options_.warmup_steps)) return;
+  if (counts_steps() || (warmup_ && steps_ <= options_.warmup_steps)) return;
   advance(metric);
 }
 
@@ -107,17 +124,76 @@ void LrSchedule::load_state_dict(const c10::impl::GenericDict& state) {
   }
   const auto ticks = reader.integer("last_epoch");
   const auto milestones = reader.numbers("_milestones");
-  if (milestones.size() != 1 || milestones[0] != static_cast<double>(options_.warmup_steps))
-    reader.fail("'_milestones': expected a warm-up of " + std::to_string(options_.warmup_steps) +
-                " steps, got another");
+  if (milestones.size() != 1 || milestones[0] < 1)
+    reader.fail("'_milestones': expected the steps of a warm-up, got another");
   const auto schedulers = reader.list("_schedulers");
   if (schedulers.size() != 2 || !schedulers[0].isGenericDict() || !schedulers[1].isGenericDict())
     reader.fail("'_schedulers': expected the states of two schedules, got another");
   const auto steps = reader.has("optimizer_steps") ? reader.integer("optimizer_steps") : ticks;
   warmup_->load_state_dict(schedulers[0].toGenericDict());
   schedule_->load_state_dict(schedulers[1].toGenericDict());
+  options_.warmup_steps = static_cast<std::int64_t>(milestones[0]);
   ticks_ = ticks;
   steps_ = steps;
+}
+
+void LrSchedule::add_to_groups(const c10::impl::GenericList& groups) const {
+  for (std::size_t i = 0; schedule_ && i < groups.size(); ++i)
+    schedule_->add_to_group(groups.get(i).toGenericDict(), i);
+}
+
+void LrSchedule::stretch_warmup(double ratio) {
+  const auto before = options_.warmup_steps;
+  const bool warming = in_warmup();
+  options_.warmup_steps = stretched(before, ratio);
+  *warmup_->length() = options_.warmup_steps;
+  if (warming) {
+    steps_ = ticks_ = std::min(options_.warmup_steps - 1, stretched(ticks_, ratio, 0));
+    warmup_->move_to(ticks_);
+  } else {
+    ticks_ += options_.warmup_steps - before;
+    steps_ = options_.warmup_steps +
+             static_cast<std::int64_t>(std::ceil(static_cast<double>(steps_ - before) * ratio));
+  }
+}
+
+void LrSchedule::translate(const ResumedAt& at) {
+  const bool other_steps = at.step_ratio != 1;
+  if (warmup_ && other_steps) stretch_warmup(at.step_ratio);
+  auto* length = schedule_ ? schedule_->length() : nullptr;
+  if (length == nullptr) return;
+  const auto warmup = counts_steps() ? options_.warmup_steps : 0;
+  const bool same_length = whole_ == 0 || *length == std::max<std::int64_t>(1, whole_ - warmup);
+  if (same_length && !(counts_steps() && other_steps)) return;
+  auto unit = schedule_->unit();
+  if (counts_steps()) unit = whole_ > 0 ? at.step - warmup : stretched(unit, at.step_ratio, 0);
+  *length = whole_ > 0 ? std::max<std::int64_t>(1, whole_ - warmup) : stretched(*length, at.step_ratio);
+  if (in_warmup()) return;
+  unit = std::max<std::int64_t>(0, whole_ > 0 ? std::min(unit, *length) : unit);
+  ticks_ = options_.warmup_steps + unit;
+  schedule_->move_to(unit);
+}
+
+void LrSchedule::start_at(const ResumedAt& at) {
+  const auto warmup = options_.warmup_steps;
+  steps_ = ticks_ = at.step;
+  if (in_warmup()) {
+    warmup_->move_to(ticks_);
+  } else if (schedule_) {
+    const auto unit = counts_steps() ? at.step - warmup : at.epoch - warmup / at.steps_per_epoch;
+    ticks_ = warmup + unit;
+    schedule_->move_to(std::max<std::int64_t>(0, unit));
+  } else {
+    set_lrs(*optimizer_, first_lrs_);
+  }
+}
+
+void LrSchedule::scale_lrs(double from, double to) {
+  auto lrs = lrs_of(*optimizer_);
+  for (double& lr : lrs) lr = scaled_rate(lr, from, to);
+  set_lrs(*optimizer_, lrs);
+  for (auto* schedule : {warmup_.get(), schedule_.get()})
+    if (schedule != nullptr) schedule->scale_lrs(from, to);
 }
 
 }  // namespace ddprun::train

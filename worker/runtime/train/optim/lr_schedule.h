@@ -33,6 +33,7 @@ struct LrScheduleOptions {
   struct Cosine {  ///< CosineAnnealingLR
     std::int64_t t_max = 0;
     double eta_min = 0;
+    bool whole_run = false;  ///< t_max is the length of the run, as one_cycle.total_steps is
   } cosine;
 
   struct OneCycle {  ///< OneCycleLR
@@ -55,6 +56,14 @@ struct LrScheduleOptions {
     std::int64_t cooldown = 0;
     double min_lr = 0, eps = 1e-8;
   } plateau;
+};
+
+/// Where a run resumes that may have another length, or steps of another size, than the one before.
+struct ResumedAt {
+  double step_ratio = 1;             ///< an epoch's optimizer steps now, over those before
+  std::int64_t step = 0;             ///< of this run's optimizer steps: all of them less those still to come
+  std::int64_t epoch = 0;            ///< epochs done
+  std::int64_t steps_per_epoch = 1;  ///< now
 };
 
 /// The learning rate for world_size ranks: lr x world_size, because a step sees as many times the samples.
@@ -90,18 +99,35 @@ class LrSchedule {
   /// The state_dict() of the schedule's class in Python; with a warm-up SequentialLR's, also for plateau,
   /// which Python's does not support. Empty for kNone without a warm-up.
   c10::impl::GenericDict state_dict() const;
-  /// Restores the schedule's position; the learning rates are in the optimizer's state.
+  /// Adds to the param_groups of an optimizer's state_dict() what PyTorch's schedules keep there and read
+  /// from there: initial_lr, and of one-cycle max_lr, min_lr, max_momentum and base_momentum.
+  void add_to_groups(const c10::impl::GenericList& groups) const;
+  /// Restores the schedule's position and lengths; the learning rates are in the optimizer's state.
   /// throws  std::invalid_argument naming a key that is missing or has the wrong type
   void load_state_dict(const c10::impl::GenericDict& state);
 
+  /// After load_state_dict(): makes the schedule the same function of the samples seen if a step now has more
+  /// or fewer of them, and of the samples in all where it lasts for the whole run. Changes nothing for a run
+  /// that is as before.
+  void translate(const ResumedAt& at);
+  /// Instead of load_state_dict(): as if the run had had this schedule from the start.
+  void start_at(const ResumedAt& at);
+  /// Multiplies the rates, now and later, by to / from.
+  void scale_lrs(double from, double to);
+
  private:
   bool in_warmup() const;
+  bool counts_steps() const { return options_.per_step && options_.kind != LrScheduleKind::kPlateau; }
   void advance(std::optional<double> metric);
+  void stretch_warmup(double ratio);
 
+  torch::optim::Optimizer* optimizer_;
+  std::vector<double> first_lrs_;  ///< the optimizer's own, which no schedule has changed yet
   LrScheduleOptions options_;
   std::unique_ptr<LrScheduler> warmup_, schedule_;
   std::int64_t steps_ = 0;  ///< optimizer steps
   std::int64_t ticks_ = 0;  ///< SequentialLR's last_epoch
+  std::int64_t whole_;  ///< the run's units with the warm-up's steps, if the schedule lasts for it; else 0
 };
 
 }  // namespace ddprun::train

@@ -3,9 +3,7 @@
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
 #include <ATen/core/jit_type.h>
-#include <torch/optim/adam.h>
-#include <torch/optim/adamw.h>
-#include <torch/optim/sgd.h>
+#include <torch/optim/optimizer.h>
 
 #include <algorithm>
 #include <cmath>
@@ -13,7 +11,6 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
-#include <tuple>
 
 #include <ddprun/serialize/dict_reader.h>
 
@@ -22,24 +19,6 @@ namespace {
 
 constexpr double kPi = std::numbers::pi;
 
-/// Sets SGD's momentum or Adam's and AdamW's beta1. returns  false for another optimizer
-bool set_momentum(torch::optim::OptimizerOptions& options, double momentum) {
-  const auto set_beta1 = [&](auto& adam) { adam.betas({momentum, std::get<1>(adam.betas())}); };
-  if (auto* sgd = dynamic_cast<torch::optim::SGDOptions*>(&options))
-    sgd->momentum(momentum);
-  else if (auto* adam = dynamic_cast<torch::optim::AdamOptions*>(&options))
-    set_beta1(*adam);
-  else if (auto* adamw = dynamic_cast<torch::optim::AdamWOptions*>(&options))
-    set_beta1(*adamw);
-  else
-    return false;
-  return true;
-}
-
-bool has_beta1(const torch::optim::OptimizerOptions& options) {
-  return dynamic_cast<const torch::optim::SGDOptions*>(&options) == nullptr;
-}
-
 }  // namespace
 
 c10::impl::GenericList to_list(const std::vector<double>& values) {
@@ -47,6 +26,8 @@ c10::impl::GenericList to_list(const std::vector<double>& values) {
   for (const double value : values) list.push_back(value);
   return list;
 }
+
+double scaled_rate(double lr, double from, double to) { return lr == from ? to : lr * (to / from); }
 
 void expect(bool holds, const char* what, double got) {
   if (holds) return;
@@ -84,6 +65,21 @@ void LrScheduler::tick(std::optional<double> /*metric*/) {
 void LrScheduler::begin() {
   last_epoch_ = 0;
   set_lrs(first_lrs());
+}
+
+void LrScheduler::move_to(std::int64_t unit) {
+  last_epoch_ = unit;
+  step_count_ = unit + 1;
+  set_lrs(lrs_of_unit());
+}
+
+void LrScheduler::scale_lrs(double from, double to) {
+  for (auto* lrs : {&base_lrs_, &last_lrs_})
+    for (double& lr : *lrs) lr = scaled_rate(lr, from, to);
+}
+
+void LrScheduler::add_to_group(c10::impl::GenericDict group, std::size_t index) const {
+  group.insert_or_assign("initial_lr", base_lrs_[index]);
 }
 
 c10::impl::GenericDict LrScheduler::state_dict() const {
@@ -129,6 +125,13 @@ std::vector<double> StepLr::next_lrs() {
   return lrs;
 }
 
+std::vector<double> StepLr::lrs_of_unit() {
+  auto lrs = base_lrs_;
+  for (double& lr : lrs)
+    lr *= std::pow(options_.gamma, static_cast<double>(last_epoch_ / options_.step_size));
+  return lrs;
+}
+
 void StepLr::write_state(c10::impl::GenericDict& state) const {
   state.insert("step_size", options_.step_size);
   state.insert("gamma", options_.gamma);
@@ -167,6 +170,13 @@ std::vector<double> CosineAnnealingLr::first_lrs() {
   return lrs;
 }
 
+std::vector<double> CosineAnnealingLr::lrs_of_unit() {
+  auto lrs = base_lrs_;
+  const double part = static_cast<double>(last_epoch_) / static_cast<double>(options_.t_max);
+  for (double& lr : lrs) lr = options_.eta_min + (lr - options_.eta_min) * (1 + std::cos(kPi * part)) / 2;
+  return lrs;
+}
+
 void CosineAnnealingLr::write_state(c10::impl::GenericDict& state) const {
   state.insert("T_max", options_.t_max);
   state.insert("eta_min", options_.eta_min);
@@ -195,6 +205,14 @@ std::vector<double> LinearLr::next_lrs() {
   return lrs;
 }
 
+std::vector<double> LinearLr::lrs_of_unit() {
+  auto lrs = base_lrs_;
+  const double part =
+      static_cast<double>(std::min(last_epoch_, total_iters_)) / static_cast<double>(total_iters_);
+  for (double& lr : lrs) lr *= start_factor_ + (1 - start_factor_) * part;
+  return lrs;
+}
+
 void LinearLr::write_state(c10::impl::GenericDict& state) const {
   state.insert("start_factor", start_factor_);
   state.insert("end_factor", 1.0);
@@ -205,92 +223,6 @@ void LinearLr::read_state(const DictReader& state) {
   const auto start_factor = state.number("start_factor");
   total_iters_ = state.integer("total_iters");
   start_factor_ = start_factor;
-}
-
-OneCycleLr::OneCycleLr(torch::optim::Optimizer& optimizer, const LrScheduleOptions::OneCycle& options)
-    : LrScheduler(optimizer), options_(options) {
-  expect(options.total_steps > 0, "1 step or more in all", static_cast<double>(options.total_steps));
-  expect(options.max_lr > 0, "a largest learning rate above 0", options.max_lr);
-  expect(options.pct_start >= 0 && options.pct_start <= 1, "a rising part in [0, 1]", options.pct_start);
-  if (options.cycle_momentum)
-    for (auto& group : optimizer.param_groups())
-      if (!set_momentum(group.options(), options.max_momentum))
-        throw std::invalid_argument(
-            "one-cycle: expected an optimizer with momentum or beta1 to cycle, as SGD, Adam or AdamW; got "
-            "another");
-  std::fill(base_lrs_.begin(), base_lrs_.end(), lr_at(Level::kInitial));
-  take_first_step();
-}
-
-double OneCycleLr::lr_at(Level level) const {
-  if (level == Level::kMax) return options_.max_lr;
-  const double initial = options_.max_lr / options_.div_factor;
-  return level == Level::kInitial ? initial : initial / options_.final_div_factor;
-}
-
-std::vector<OneCycleLr::Phase> OneCycleLr::phases() const {
-  const auto total = static_cast<double>(options_.total_steps);
-  const Phase rise = {options_.pct_start * total - 1, Level::kInitial, Level::kMax, true, false};
-  if (!options_.three_phase) return {rise, {total - 1, Level::kMax, Level::kMin, false, true}};
-  return {rise,
-          {2 * options_.pct_start * total - 2, Level::kMax, Level::kInitial, false, true},
-          {total - 1, Level::kInitial, Level::kMin, true, true}};
-}
-
-double OneCycleLr::anneal(double start, double end, double part) const {
-  if (options_.linear) return (end - start) * part + start;
-  return end + (start - end) / 2.0 * (std::cos(kPi * part) + 1);
-}
-
-std::vector<double> OneCycleLr::next_lrs() {
-  if (last_epoch_ > options_.total_steps)
-    throw std::invalid_argument("one-cycle: expected " + std::to_string(options_.total_steps) +
-                                " steps at most, got one more");
-  const auto all = phases();
-  const auto now = static_cast<double>(last_epoch_);
-  std::size_t i = 0;
-  while (i + 1 < all.size() && now > all[i].end_step) ++i;
-  const double begin = i == 0 ? 0.0 : all[i - 1].end_step;
-  const double length = all[i].end_step - begin;
-  const double part = length == 0 ? 1 : (now - begin) / length;
-  if (options_.cycle_momentum) {
-    const auto level = [&](bool max) { return max ? options_.max_momentum : options_.base_momentum; };
-    const double momentum =
-        anneal(level(all[i].starts_at_max_momentum), level(all[i].ends_at_max_momentum), part);
-    for (auto& group : optimizer_.param_groups()) set_momentum(group.options(), momentum);
-  }
-  return std::vector<double>(base_lrs_.size(), anneal(lr_at(all[i].start_lr), lr_at(all[i].end_lr), part));
-}
-
-void OneCycleLr::write_state(c10::impl::GenericDict& state) const {
-  const auto name = [](Level level) {
-    return level == Level::kInitial ? "initial_lr" : level == Level::kMax ? "max_lr" : "min_lr";
-  };
-  const auto momentum = [](bool max) { return max ? "max_momentum" : "base_momentum"; };
-  c10::impl::GenericList list(c10::AnyType::get());
-  for (const auto& phase : phases()) {
-    auto entry = make_state();
-    entry.insert("end_step", phase.end_step);
-    entry.insert("start_lr", name(phase.start_lr));
-    entry.insert("end_lr", name(phase.end_lr));
-    entry.insert("start_momentum", momentum(phase.starts_at_max_momentum));
-    entry.insert("end_momentum", momentum(phase.ends_at_max_momentum));
-    list.push_back(entry);
-  }
-  state.insert("total_steps", options_.total_steps);
-  state.insert("_schedule_phases", list);
-  state.insert("_anneal_func_type", options_.linear ? "linear" : "cos");
-  state.insert("cycle_momentum", options_.cycle_momentum);
-  if (options_.cycle_momentum)
-    state.insert("use_beta1", has_beta1(optimizer_.param_groups().front().options()));
-}
-
-void OneCycleLr::read_state(const DictReader& state) {
-  // The options define the cycle; its length cannot change while it runs.
-  const auto total = state.integer("total_steps");
-  if (total != options_.total_steps)
-    state.fail("'total_steps': expected " + std::to_string(options_.total_steps) + ", got " +
-               std::to_string(total));
 }
 
 ReduceLrOnPlateau::ReduceLrOnPlateau(torch::optim::Optimizer& optimizer,

@@ -20,6 +20,9 @@ class DictReader;
 
 c10::impl::GenericList to_list(const std::vector<double>& values);
 
+/// lr x to / from, and exactly to if lr is from
+double scaled_rate(double lr, double from, double to);
+
 /// throws  std::invalid_argument "learning rate schedule: expected WHAT, got GOT" unless it holds
 void expect(bool holds, const char* what, double got);
 
@@ -43,8 +46,17 @@ class LrScheduler {
   /// If the groups had other rates when the scheduler was constructed.
   void set_base_lrs(std::vector<double> lrs) { base_lrs_ = std::move(lrs); }
   const std::vector<double>& base_lrs() const { return base_lrs_; }
+  /// Multiplies all rates by to / from.
+  void scale_lrs(double from, double to);
+
+  /// Units until the end, the lowest rate or the next change: T_max, step_size, ...; null if it has none.
+  virtual std::int64_t* length() { return nullptr; }
+  std::int64_t unit() const { return last_epoch_; }
+  /// Goes straight to a unit, to the rates that follow from the first ones.
+  void move_to(std::int64_t unit);
   const std::vector<double>& last_lrs() const { return last_lrs_; }
 
+  virtual void add_to_group(c10::impl::GenericDict group, std::size_t index) const;
   c10::impl::GenericDict state_dict() const;
   void load_state_dict(const c10::impl::GenericDict& state);
 
@@ -55,6 +67,8 @@ class LrScheduler {
   virtual std::vector<double> next_lrs() = 0;
   /// At unit 0, whatever the groups have.
   virtual std::vector<double> first_lrs() { return base_lrs_; }
+  /// At last_epoch_, whatever the groups have: the closed form of next_lrs().
+  virtual std::vector<double> lrs_of_unit() { return base_lrs_; }
   virtual void write_state(c10::impl::GenericDict& state) const = 0;
   virtual void read_state(const DictReader& state) = 0;
   virtual bool counts_steps() const { return true; }  ///< false: the state has no base_lrs and _step_count
@@ -70,9 +84,11 @@ class LrScheduler {
 class StepLr : public LrScheduler {
  public:
   StepLr(torch::optim::Optimizer& optimizer, const LrScheduleOptions::Step& options);
+  std::int64_t* length() override { return &options_.step_size; }
 
  private:
   std::vector<double> next_lrs() override;
+  std::vector<double> lrs_of_unit() override;
   void write_state(c10::impl::GenericDict& state) const override;
   void read_state(const DictReader& state) override;
   LrScheduleOptions::Step options_;
@@ -82,44 +98,26 @@ class StepLr : public LrScheduler {
 class CosineAnnealingLr : public LrScheduler {
  public:
   CosineAnnealingLr(torch::optim::Optimizer& optimizer, const LrScheduleOptions::Cosine& options);
+  std::int64_t* length() override { return &options_.t_max; }
 
  private:
   std::vector<double> next_lrs() override;
+  std::vector<double> lrs_of_unit() override;
   std::vector<double> first_lrs() override;
   void write_state(c10::impl::GenericDict& state) const override;
   void read_state(const DictReader& state) override;
   LrScheduleOptions::Cosine options_;
 };
 
-/// Smith and Topin 2018, "Super-Convergence".
-class OneCycleLr : public LrScheduler {
- public:
-  OneCycleLr(torch::optim::Optimizer& optimizer, const LrScheduleOptions::OneCycle& options);
-
- private:
-  enum class Level { kInitial, kMax, kMin };
-  struct Phase {
-    double end_step;
-    Level start_lr, end_lr;
-    bool starts_at_max_momentum, ends_at_max_momentum;
-  };
-  std::vector<Phase> phases() const;
-  double lr_at(Level level) const;
-  double anneal(double start, double end, double part) const;
-  std::vector<double> next_lrs() override;
-  std::vector<double> first_lrs() override { return next_lrs(); }
-  void write_state(c10::impl::GenericDict& state) const override;
-  void read_state(const DictReader& state) override;
-  LrScheduleOptions::OneCycle options_;
-};
-
 class LinearLr : public LrScheduler {
  public:
   /// From start_factor x the groups' rates to those rates, in total_iters steps.
   LinearLr(torch::optim::Optimizer& optimizer, double start_factor, std::int64_t total_iters);
+  std::int64_t* length() override { return &total_iters_; }
 
  private:
   std::vector<double> next_lrs() override;
+  std::vector<double> lrs_of_unit() override;
   void write_state(c10::impl::GenericDict& state) const override;
   void read_state(const DictReader& state) override;
   double start_factor_;

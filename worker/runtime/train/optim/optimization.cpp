@@ -1,6 +1,7 @@
 #include <ddprun/train/optim/optimization.h>
 
 #include <algorithm>
+#include <tuple>
 
 #include <ATen/core/Dict.h>
 
@@ -15,6 +16,16 @@ std::vector<at::Tensor> parameters_of(torch::optim::Optimizer& optimizer) {
   for (const auto& group : optimizer.param_groups())
     all.insert(all.end(), group.params().begin(), group.params().end());
   return all;
+}
+
+/// Plateau's numbers are not part of its state.
+bool same_schedule(const OptimOptions& a, const OptimOptions& b) {
+  const auto all = [](const OptimOptions& options) {
+    const bool plateau = options.schedule == LrScheduleKind::kPlateau;
+    return std::tuple(options.schedule, options.schedule_per_step, options.t_max, options.step_size,
+                      plateau ? 0.0 : options.gamma, options.warmup_steps);
+  };
+  return all(a) == all(b);
 }
 
 c10::IValue none_if_empty(const c10::impl::GenericDict& dict) {
@@ -34,6 +45,7 @@ LrScheduleOptions schedule_options(const OptimOptions& options, double lr, const
   const auto whole =
       schedule.per_step ? std::max<std::int64_t>(1, length.steps() - options.warmup_steps) : length.epochs;
   schedule.cosine.t_max = options.t_max > 0 ? options.t_max : whole;
+  schedule.cosine.whole_run = options.t_max == 0;
   schedule.one_cycle.max_lr = lr;
   schedule.one_cycle.total_steps = whole;
   schedule.one_cycle.cycle_momentum = options.optimizer.kind != OptimizerKind::kAdadelta;
@@ -96,8 +108,17 @@ void Optimization::load_scaler_state(const c10::IValue& state) {
   const DictReader reader(state.toGenericDict(), "the gradient scaler");
   if (reader.has("skipped_steps")) skipped_before_ = reader.integer("skipped_steps");
 }
-void Optimization::load_schedule_state(const c10::IValue& state) {
+void Optimization::load_schedule_state(const c10::IValue& state, const ResumedAt& at,
+                                       const OptimOptions* before, double lr_before, double lr_now) {
+  if (before != nullptr) change_settings(*optimizer_, before->optimizer, options_.optimizer);
+  if (before != nullptr && !same_schedule(*before, options_)) return schedule_.start_at(at);
   if (state.isGenericDict()) schedule_.load_state_dict(state.toGenericDict());
+  if (before != nullptr && lr_before != lr_now) schedule_.scale_lrs(lr_before, lr_now);
+  if (state.isGenericDict()) schedule_.translate(at);
+}
+void Optimization::complete(const c10::IValue& optimizer_state) const {
+  if (optimizer_state.isGenericDict())
+    schedule_.add_to_groups(optimizer_state.toGenericDict().at("param_groups").toList());
 }
 
 }  // namespace ddprun::train

@@ -81,7 +81,12 @@ class Optimization {
   c10::IValue scaler_state() const;
   c10::IValue schedule_state() const;
   void load_scaler_state(const c10::IValue& state);
-  void load_schedule_state(const c10::IValue& state);
+  /// before  the options that the state was made with, their lr that of all ranks; null: as now. What differs
+  ///         is as it is now, what does not is as in the states.
+  void load_schedule_state(const c10::IValue& state, const ResumedAt& at, const OptimOptions* before,
+                           double lr_before, double lr_now);
+  /// Adds to an optimizer_state_dict() what the schedule keeps there; not if it is None.
+  void complete(const c10::IValue& optimizer_state) const;
 
  private:
   void clip();

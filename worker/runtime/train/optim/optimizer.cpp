@@ -268,4 +268,38 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(
   return std::make_unique<FusedSgd>(groups, options);
 }
 
+void change_settings(Optimizer& optimizer, const OptimizerSettings& from, const OptimizerSettings& to) {
+  const auto change = [](auto& value, const auto& before, const auto& after) {
+    if (before != after && value == before) value = after;
+  };
+  const auto change_decay = [&](auto& options) {
+    const double standard = from.kind == OptimizerKind::kAdamW ? 0.01 : 0;
+    change(options.weight_decay(), from.weight_decay.value_or(standard), to.weight_decay.value_or(standard));
+  };
+  const auto change_adam = [&](auto& options) {
+    change_decay(options);
+    change(options.eps(), from.eps.value_or(1e-8), to.eps.value_or(1e-8));
+    change(std::get<0>(options.betas()), from.beta1, to.beta1);
+    change(std::get<1>(options.betas()), from.beta2, to.beta2);
+    change(options.amsgrad(), from.amsgrad, to.amsgrad);
+  };
+  for (auto& group : optimizer.param_groups()) {
+    auto* options = &group.options();
+    if (auto* adam = dynamic_cast<torch::optim::AdamOptions*>(options)) {
+      change_adam(*adam);
+    } else if (auto* adamw = dynamic_cast<torch::optim::AdamWOptions*>(options)) {
+      change_adam(*adamw);
+    } else if (auto* sgd = dynamic_cast<torch::optim::SGDOptions*>(options)) {
+      change_decay(*sgd);
+      change(sgd->momentum(), from.momentum, to.momentum);
+      change(sgd->dampening(), from.dampening, to.dampening);
+      change(sgd->nesterov(), from.nesterov, to.nesterov);
+    } else if (auto* adadelta = dynamic_cast<AdadeltaOptions*>(options)) {
+      change_decay(*adadelta);
+      change(adadelta->rho(), from.rho, to.rho);
+      change(adadelta->eps(), from.eps.value_or(1e-6), to.eps.value_or(1e-6));
+    }
+  }
+}
+
 }  // namespace ddprun::train

@@ -38,6 +38,11 @@ struct OptimizerSettings {
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(
     const OptimizerSettings& settings, const std::vector<torch::optim::OptimizerParamGroup>& groups);
 
+/// Changes what differs between two settings, except for the learning rate, in the groups that have the
+/// first one's value.
+void change_settings(torch::optim::Optimizer& optimizer, const OptimizerSettings& from,
+                     const OptimizerSettings& to);
+
 // LibTorch's optimizers on PyTorch's fused kernels, which update all parameters of a kind in one call: bit
 // for bit torch.optim's with fused=True, on the CPU and on CUDA. If the kernels cannot take a parameter or
 // gradient (sparse, not dense, of mixed types), step() is LibTorch's.

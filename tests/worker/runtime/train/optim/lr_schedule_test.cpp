@@ -9,6 +9,7 @@
 
 #include <cmath>
 #include <map>
+#include <optional>
 #include <stdexcept>
 
 #include <ddprun/train/optim/optimizer.h>
@@ -235,6 +236,159 @@ TEST_CASE("a warm-up ends at the rate that the schedule begins with, plateau's a
     schedule.after_step();
     schedule.after_epoch(2.0);
     CHECK(same_rate(lrs_of(*optimizer)[0], kind == LrScheduleKind::kPlateau ? 0.01 : 0.1));
+  }
+}
+
+namespace {
+
+/// A run of so many epochs, seen by its schedule: after every step, the samples seen (of 1 an epoch), the
+/// rate and the momentum.
+struct Seen {
+  double epochs, lr, momentum;
+};
+
+/// A part of a run. Its length is in the steps of this part's ranks.
+class Part {
+ public:
+  Part(LrScheduleOptions options, std::int64_t epochs, std::int64_t steps_per_epoch)
+      : optimizer(make_optimizer("sgd")), epochs_(epochs), steps_per_epoch_(steps_per_epoch) {
+    const auto whole = options.per_step ? epochs * steps_per_epoch - options.warmup_steps : epochs;
+    if (options.cosine.whole_run) options.cosine.t_max = whole;
+    options.one_cycle.total_steps = whole;
+    schedule.emplace(*optimizer, options);
+  }
+
+  /// Goes on from where a part ended.
+  void resume(Part& before, double epochs_done) {
+    for (std::size_t i = 0; i < 2; ++i)
+      optimizer->param_groups()[i].set_options(before.optimizer->param_groups()[i].options().clone());
+    schedule->load_state_dict(before.schedule->state_dict());
+    schedule->translate(at(before, epochs_done));
+    step = std::llround(epochs_done * static_cast<double>(steps_per_epoch_));
+  }
+  train::ResumedAt at(const Part& before, double epochs_done) const {
+    train::ResumedAt at;
+    at.step_ratio = static_cast<double>(steps_per_epoch_) / static_cast<double>(before.steps_per_epoch_);
+    at.step = std::llround(epochs_done * static_cast<double>(steps_per_epoch_));
+    at.epoch = static_cast<std::int64_t>(epochs_done);
+    at.steps_per_epoch = steps_per_epoch_;
+    return at;
+  }
+
+  std::vector<Seen> run_until(double epochs_done) {
+    std::vector<Seen> seen = {now()};
+    while (static_cast<double>(step) < epochs_done * static_cast<double>(steps_per_epoch_)) {
+      schedule->after_step();
+      if (++step % steps_per_epoch_ == 0) schedule->after_epoch(1.0);
+      seen.push_back(now());
+    }
+    return seen;
+  }
+  Seen now() const {
+    return {static_cast<double>(step) / static_cast<double>(steps_per_epoch_), lrs_of(*optimizer)[0],
+            momentum_of(*optimizer)};
+  }
+
+  std::unique_ptr<Optimizer> optimizer;
+  std::optional<LrSchedule> schedule;
+  std::int64_t step = 0;
+
+ private:
+  std::int64_t epochs_, steps_per_epoch_;
+};
+
+std::vector<LrScheduleOptions> all_schedules(std::int64_t epochs_of_cosine) {
+  std::vector<LrScheduleOptions> all;
+  for (const auto& [name, kind] : kKinds)
+    for (const bool per_step : {false, true})
+      for (const std::int64_t warmup_steps : {0, 8}) {
+        LrScheduleOptions options;
+        options.kind = kind;
+        options.per_step = per_step || kind == LrScheduleKind::kOneCycle;
+        options.warmup_steps = warmup_steps;
+        options.step = {per_step ? 24 : 2, 0.5};
+        options.cosine = {.t_max = epochs_of_cosine, .whole_run = epochs_of_cosine == 0};
+        options.one_cycle.max_lr = 0.3;
+        options.plateau.patience = 0;
+        all.push_back(options);
+      }
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("with steps of another size a schedule has the same rates at the same samples, there and back",
+          "[lr_schedule]") {
+  const std::int64_t cosine = GENERATE(0, 32);
+  for (const auto interrupted : {0.25, 0.5, 0.75, 1.5, 2.0})
+    for (const auto& options : all_schedules(cosine)) {
+      CAPTURE(options.kind, options.per_step, options.warmup_steps, options.cosine.t_max, interrupted);
+      Part whole(options, 4, 16), first(options, 4, 16), twice_the_steps(options, 4, 32),
+          last(options, 4, 16);
+      const auto expected = whole.run_until(4);
+      first.run_until(interrupted);
+      twice_the_steps.resume(first, interrupted);
+      auto seen = twice_the_steps.run_until(3);
+      last.resume(twice_the_steps, 3);
+      for (const auto& point : last.run_until(4)) seen.push_back(point);
+      const auto rate = [&](double epochs) { return expected[static_cast<std::size_t>(epochs * 16)]; };
+      for (const auto& point : seen) {
+        if (std::fmod(point.epochs * 16, 1) != 0) continue;  // whole steps of both
+        CAPTURE(point.epochs);
+        // One-cycle's phases end a step early, and steps differ in size.
+        const double tolerance = options.kind == LrScheduleKind::kOneCycle ? 0.03 : 1e-9;
+        CHECK(std::abs(point.lr - rate(point.epochs).lr) < tolerance);
+        CHECK(std::abs(point.momentum - rate(point.epochs).momentum) < tolerance);
+      }
+      // After the way back, exactly those of the undisturbed run.
+      CHECK(std::abs(last.now().lr - expected.back().lr) < 1e-12);
+      CHECK(std::abs(last.now().momentum - expected.back().momentum) < 1e-12);
+    }
+}
+
+TEST_CASE("a longer run goes on with the schedule of its own length, at its own progress", "[lr_schedule]") {
+  for (const double done : {1.0, 2.5, 4.0})
+    for (const auto& options : all_schedules(0)) {
+      if (done == 2.5 && !options.per_step) continue;  // a schedule of epochs continues after one
+      CAPTURE(options.kind, options.per_step, options.warmup_steps, done);
+      Part longer(options, 6, 16), first(options, 4, 16), rest(options, 6, 16);
+      const auto expected = longer.run_until(6);
+      first.run_until(done);
+      rest.resume(first, done);
+      const auto seen = rest.run_until(6);
+      for (std::size_t i = 0; i < seen.size(); ++i) {
+        CAPTURE(seen[i].epochs);
+        CHECK(std::abs(seen[i].lr - expected[expected.size() - seen.size() + i].lr) < 1e-12);
+        CHECK(std::abs(seen[i].momentum - expected[expected.size() - seen.size() + i].momentum) < 1e-12);
+      }
+    }
+}
+
+TEST_CASE("a schedule that replaces another stands where it would if it had run from the start",
+          "[lr_schedule]") {
+  for (const auto& options : all_schedules(0)) {
+    if (options.kind == LrScheduleKind::kPlateau) continue;  // its rates depend on what was measured
+    CAPTURE(options.kind, options.per_step, options.warmup_steps);
+    Part whole(options, 4, 16), none({}, 4, 16), replaced(options, 4, 16);
+    const auto expected = whole.run_until(4);
+    replaced.schedule->start_at(replaced.at(none, 2));
+    replaced.step = 32;
+    const auto seen = replaced.run_until(4);
+    for (std::size_t i = 0; i < seen.size(); ++i) CHECK(std::abs(seen[i].lr - expected[32 + i].lr) < 1e-12);
+  }
+}
+
+TEST_CASE("another learning rate scales what is left of a schedule", "[lr_schedule]") {
+  for (const auto& options : all_schedules(0)) {
+    if (options.kind == LrScheduleKind::kOneCycle) continue;  // has its rates from its options
+    CAPTURE(options.kind, options.per_step, options.warmup_steps);
+    Part whole(options, 4, 16), scaled(options, 4, 16);
+    const auto expected = whole.run_until(4);
+    scaled.run_until(2);
+    scaled.schedule->scale_lrs(0.1, 0.7);
+    const auto seen = scaled.run_until(4);
+    for (std::size_t i = 0; i < seen.size(); ++i)
+      CHECK(std::abs(seen[i].lr - 7 * expected[32 + i].lr) < 1e-12);
   }
 }
 

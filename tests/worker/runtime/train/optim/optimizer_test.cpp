@@ -225,3 +225,27 @@ TEST_CASE("a step's time, fused and LibTorch's own", "[.][measure]") {
   for (int i = 0; i < 100; ++i) small.push_back(torch::randn({32, 32}).requires_grad_());
   measure("100 layers of 32x32", small);
 }
+
+TEST_CASE("a change of settings reaches the groups that have the old value", "[optimizer]") {
+  const auto parameter = [] { return Tensors{torch::zeros(1).requires_grad_()}; };
+  OptimizerSettings from = settings_of("sgd_momentum"), to = from;
+  to.weight_decay = 0.5, to.momentum = 0.25;
+  const auto sgd = train::make_optimizer(from, {{parameter()}, {parameter()}});
+  const auto options = [&](std::size_t i) -> torch::optim::SGDOptions& {
+    return dynamic_cast<torch::optim::SGDOptions&>(sgd->param_groups()[i].options());
+  };
+  options(1).weight_decay(0);  // as of biases
+  train::change_settings(*sgd, from, to);
+  CHECK(options(0).weight_decay() == 0.5);
+  CHECK(options(1).weight_decay() == 0);
+  CHECK(options(1).momentum() == 0.25);
+  CHECK(options(0).dampening() == 0.1);
+
+  from = to = {.kind = OptimizerKind::kAdamW};
+  to.weight_decay = 0.25, to.beta1 = 0.5;
+  const auto adamw = train::make_optimizer(from, {{parameter()}});
+  train::change_settings(*adamw, from, to);
+  const auto& changed = dynamic_cast<torch::optim::AdamWOptions&>(adamw->param_groups()[0].options());
+  CHECK(changed.weight_decay() == 0.25);
+  CHECK(changed.betas() == std::tuple(0.5, 0.999));
+}
