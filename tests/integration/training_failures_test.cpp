@@ -5,6 +5,7 @@
 
 #include <csignal>
 #include <fstream>
+#include <thread>
 
 #include "tests/integration/training_job.h"
 
@@ -162,6 +163,40 @@ TEST_CASE("the death of a rank ends the job, and the dead rank is the root cause
   CAPTURE(child.err());
   CHECK_THAT(report, ContainsSubstring("rank") && ContainsSubstring(std::to_string(rank_1)) &&
                          ContainsSubstring("SIGKILL"));
+}
+
+TEST_CASE("Ctrl-C saves a checkpoint, and a second one does not wait for it", "[training]") {
+  need_fashion_mnist();
+  const bool twice = GENERATE(false, true);
+  const TempDir dir;
+  // In the second case a validation after each step keeps the training from acting on the first.
+  std::vector<std::string> flags = {"--data=fashion-mnist", "--epochs=50", "--log-interval=1"};
+  if (twice) flags.insert(flags.end(), {"--val-every-steps=1", "--val-split=0.5"});
+  Child child(mnist(0, dir.path() / "run", flags));
+  REQUIRE(child.wait_for_output("Train Epoch: 1 ", 1));
+  child.send_signal(SIGINT);
+  if (twice) {
+    std::this_thread::sleep_for(200ms);
+    child.send_signal(SIGINT);
+  }
+  const auto begin = std::chrono::steady_clock::now();
+  CHECK(child.wait() == ExitStatus::killed(SIGINT));
+  CHECK(fs::exists(dir.path() / "run/checkpoints/last.pt") == !twice);
+  if (twice) CHECK(std::chrono::steady_clock::now() - begin < 1s);
+}
+
+TEST_CASE("SIGTERM under --join waits for the epoch's end, and saves it", "[training]") {
+  need_fashion_mnist();
+  const TempDir dir;
+  auto command = mnist(2, dir.path() / "run",
+                       {"--data=fashion-mnist", "--join", "--epochs=50", "--batch-size=16",
+                        "--limit-train=12800", "--limit-test=100", "--log-interval=1"});
+  command.argv[2] = "--shutdown-timeout=100";
+  Child child(command);
+  REQUIRE(child.wait_for_output("Train Epoch: 1 ", 1));
+  child.send_signal(SIGTERM);
+  CHECK(child.wait(kTraining) == ExitStatus::killed(SIGTERM));
+  CHECK(fs::exists(dir.path() / "run/checkpoints/last.pt"));
 }
 
 TEST_CASE("a user's signal ends the training and is what ddprun dies of", "[training]") {

@@ -56,8 +56,10 @@ void RunEvaluation::evaluate_set(Set which, const TrainState& at, report::Metric
 }
 
 void RunEvaluation::evaluate_now(Set which, const TrainState& at, report::MetricRow& row) {
-  model_.synchronize_buffers();
-  model_.with_averages([&] { evaluate_set(which, at, row); });
+  model_.with_averages([&] {
+    model_.synchronize_buffers();  // of the averages: what a checkpoint holds
+    evaluate_set(which, at, row);
+  });
 }
 
 report::MetricRow RunEvaluation::new_row(const TrainState& at) const {

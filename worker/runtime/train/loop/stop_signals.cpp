@@ -20,9 +20,10 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Milliseconds = std::chrono::milliseconds;
 
-std::atomic<bool> term_came = false, usr1_came = false, taken_over = false;
-std::atomic<int> event_of_handler = -1;
-std::atomic<std::int64_t> last_progress_ms = 0, step_ms = 0;
+std::atomic<bool> usr1_came = false, taken_over = false;
+std::atomic<int> ending = 0;  // the signal that came: SIGTERM or SIGINT
+std::atomic<int> event_of_handler = -1, saving = 0;
+std::atomic<std::int64_t> last_progress_ms = 0, longest_ms = 0;
 
 std::int64_t now_ms() {
   return std::chrono::duration_cast<Milliseconds>(Clock::now().time_since_epoch()).count();
@@ -34,8 +35,15 @@ void wake(int event, std::uint64_t count) {
 
 void on_signal(int signal) {
   const int error = errno;
-  (signal == SIGTERM ? term_came : usr1_came) = true;
-  if (signal == SIGTERM) wake(event_of_handler, 1);
+  if (signal == SIGUSR1) {
+    usr1_came = true;
+  } else {
+    if (ending.exchange(signal) == SIGINT && signal == SIGINT) {
+      ::signal(SIGINT, SIG_DFL);
+      ::raise(SIGINT);  // takes effect when this handler returns
+    }
+    wake(event_of_handler, 1);
+  }
   errno = error;
 }
 
@@ -53,18 +61,18 @@ constexpr std::int64_t kPatienceMs = 3000, kLookMs = 20;
 constexpr double kSecondsBetween = 0.5;
 constexpr double kMostSteps = 1000;
 
-void watch(const std::stop_token& stop, int event, const struct sigaction& before) {
+/// take_effect  lets a signal do what it would do without us
+void watch(const std::stop_token& stop, int event, const std::function<void(int)>& take_effect) {
   while (!stop.stop_requested()) {
-    if (!term_came) {
+    if (ending == 0) {
       wait_for(event, -1);
       continue;
     }
-    const auto left = last_progress_ms + std::max(kPatienceMs, 3 * step_ms) - now_ms();
-    if (!ddp::collective_failed() && (taken_over || left > 0)) {
+    const auto left = last_progress_ms + std::max(kPatienceMs, 3 * longest_ms) - now_ms();
+    if (taken_over || (!ddp::collective_failed() && (saving > 0 || left > 0))) {
       wait_for(event, kLookMs);
     } else {
-      ::sigaction(SIGTERM, &before, nullptr);
-      ::kill(::getpid(), SIGTERM);
+      take_effect(ending);
       return;
     }
   }
@@ -74,26 +82,41 @@ void watch(const std::stop_token& stop, int event, const struct sigaction& befor
 
 void note_progress() {
   const auto now = now_ms();
-  step_ms = now - last_progress_ms.exchange(now);
+  longest_ms = std::max<std::int64_t>(longest_ms, now - last_progress_ms.exchange(now));
+}
+
+Saving::Saving() { ++saving; }
+Saving::~Saving() {
+  note_progress();
+  --saving;
 }
 
 StopSignals::StopSignals() : event_(::eventfd(0, EFD_CLOEXEC)) {
   if (!event_) throw std::system_error(errno, std::generic_category(), "eventfd");
-  term_came = usr1_came = taken_over = false;
+  usr1_came = taken_over = false;
+  ending = saving = 0;
   event_of_handler = event_.get();
   note_progress();
-  step_ms = 0;
+  longest_ms = 0;
   struct sigaction action {};
   action.sa_handler = on_signal;
   action.sa_flags = SA_RESTART;
   ::sigaction(SIGTERM, &action, &term_);
   ::sigaction(SIGUSR1, &action, &usr1_);
-  watch_ = std::jthread(
-      [event = event_.get(), before = term_](const std::stop_token& stop) { watch(stop, event, before); });
+  ::sigaction(SIGINT, nullptr, &int_);
+  if (int_.sa_handler != SIG_IGN)
+    ::sigaction(SIGINT, &action, nullptr);  // ignored by a shell's background job
+  watch_ = std::jthread([this](const std::stop_token& stop) {
+    watch(stop, event_.get(), [this](int signal) {
+      ::sigaction(signal, signal == SIGINT ? &int_ : &term_, nullptr);
+      ::kill(::getpid(), signal);
+    });
+  });
 }
 
 void StopSignals::restore() {
   ::sigaction(SIGTERM, &term_, nullptr);
+  ::sigaction(SIGINT, &int_, nullptr);
   ::sigaction(SIGUSR1, &usr1_, nullptr);
 }
 
@@ -105,7 +128,7 @@ StopSignals::~StopSignals() {
   event_of_handler = -1;
 }
 
-bool StopSignals::terminate() const { return term_came; }
+bool StopSignals::terminate() const { return ending != 0; }
 bool StopSignals::take_save() { return usr1_came.exchange(false); }
 void StopSignals::take_over() {
   taken_over = true;
@@ -115,7 +138,7 @@ void StopSignals::take_over() {
 void StopSignals::let_go() {
   take_over();  // stops the watch
   restore();
-  if (term_came) ::raise(SIGTERM);
+  if (ending != 0) ::raise(ending);
 }
 
 StopAgreement::StopAgreement(const ddp::ProcessGroup& group, double max_seconds)

@@ -11,12 +11,12 @@
 
 namespace ddprun::train {
 
-/// Records SIGTERM and SIGUSR1, so that the training can act on them between two steps. One at a time in a
-/// process.
+/// Records SIGTERM, SIGINT and SIGUSR1, so that the training can act on them between two steps. A second
+/// SIGINT ends the process at once. One at a time in a process.
 ///
-/// A training that is stuck when SIGTERM comes cannot act on it: after a collective has failed, or without
-/// note_progress() or take_over() for three seconds (or three times the last interval, if longer), the signal
-/// takes its normal effect.
+/// A training that is stuck when SIGTERM or SIGINT comes cannot act on it: after a collective has failed, or
+/// without note_progress(), Saving or take_over() for three seconds (or three times the longest interval so
+/// far, if longer), the signal takes its normal effect.
 class StopSignals {
  public:
   /// throws  std::system_error
@@ -25,10 +25,10 @@ class StopSignals {
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
 
-  bool terminate() const;  ///< SIGTERM came
+  bool terminate() const;  ///< SIGTERM or SIGINT came
   bool take_save();        ///< SIGUSR1 came since the last call
-  void take_over();        ///< the training will act on SIGTERM, however long it takes
-  /// Restores the previous signal actions; a pending SIGTERM then takes effect.
+  void take_over();        ///< the training will act on the signal, however long it takes
+  /// Restores the previous signal actions; a pending SIGTERM or SIGINT then takes effect.
   void let_go();
 
  private:
@@ -36,16 +36,24 @@ class StopSignals {
 
   UniqueFd event_;
   struct sigaction term_ {
-  }, usr1_{};
+  }, int_{}, usr1_{};
   std::jthread watch_;
 };
 
-/// Reports progress: a step, a batch of an evaluation.
+/// Reports progress: a batch of the training or of an evaluation.
 void note_progress();
+
+/// Counts as progress while it exists: a checkpoint is being saved.
+struct Saving {
+  Saving();
+  ~Saving();
+  Saving(const Saving&) = delete;
+  Saving& operator=(const Saving&) = delete;
+};
 
 /// What was requested from outside, on any rank.
 struct Requests {
-  bool terminate = false;  ///< SIGTERM: save a checkpoint and stop
+  bool terminate = false;  ///< SIGTERM or SIGINT: save a checkpoint and stop
   bool save = false;       ///< SIGUSR1: save a checkpoint
   bool out_of_time = false;
 };

@@ -134,6 +134,7 @@ class Trainer {
     epoch_.samples += batch.size() * run_.group.size();
     ++epoch_.batch;
     if (last) model_.optimizer_step();
+    note_progress();
     return std::move(pass.result);
   }
 
@@ -238,6 +239,7 @@ class Trainer {
   void save(Occasion occasion) { save({at_.epoch, epoch_.samples}, occasion); }
 
   bool save(const Position& position, Occasion occasion, const std::filesystem::path& weights = {}) {
+    const Saving saving;
     model_.synchronize_buffers();
     return saver_.save(at_, position, {totals_, epoch_.losses}, occasion, weights);
   }
