@@ -131,12 +131,12 @@ TEST_CASE("output and heartbeats keep a job alive", "[timeouts]") {
   // Rank 1 is silent for longer than the timeout, and so is the sum of the pauses: each pause is far below
   // it.
   const Finished talking(
-      script({"--nproc-per-node=2", "--hang-timeout=1.5"},
-             "[ $RANK = 0 ] || sleep 2.5; for i in 1 2 3 4 5 6 7 8 9 10; do echo x; sleep 0.25; done"));
+      script({"--nproc-per-node=2", "--hang-timeout=3"},
+             "[ $RANK = 0 ] || sleep 4; for i in 1 2 3 4 5 6 7 8 9 10; do echo x; sleep 0.4; done"));
   CHECK(talking.status == ExitStatus::exited(0));
   const Finished beating(script(
-      {"--hang-timeout=1.5"},
-      "for i in 1 2 3 4 5 6 7 8 9 10; do echo > /proc/self/fd/$DDPRUN_HEARTBEAT_FD; sleep 0.25; done"));
+      {"--hang-timeout=3"},
+      "for i in 1 2 3 4 5 6 7 8 9 10; do echo > /proc/self/fd/$DDPRUN_HEARTBEAT_FD; sleep 0.4; done"));
   CHECK(beating.status == ExitStatus::exited(0));
 }
 
