@@ -136,7 +136,8 @@ TrainingState read_state(const IValue& value) {
   state.generators = read_generators(root);
   for (const auto& item : root.dict("callbacks"))
     if (item.key().isString()) state.callbacks.emplace(item.key().toStringRef(), item.value());
-  state.config_json = to_json(root.dict("config")).dump();
+  state.config_json =
+      to_json(root.dict("config")).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   return state;
 }
 
