@@ -130,13 +130,13 @@ TEST_CASE("a job without a sign of life ends with 124", "[timeouts]") {
 TEST_CASE("output and heartbeats keep a job alive", "[timeouts]") {
   // Rank 1 is silent for longer than the timeout, and so is the sum of the pauses: each pause is far below
   // it.
-  const Finished talking(
-      script({"--nproc-per-node=2", "--hang-timeout=3"},
-             "[ $RANK = 0 ] || sleep 4; for i in 1 2 3 4 5 6 7 8 9 10; do echo x; sleep 0.4; done"));
+  const Finished talking(script({"--nproc-per-node=2", "--hang-timeout=3"},
+                                "[ $RANK = 0 ] || sleep 4; for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16; "
+                                "do echo x; sleep 0.25; done"));
   CHECK(talking.status == ExitStatus::exited(0));
-  const Finished beating(script(
-      {"--hang-timeout=3"},
-      "for i in 1 2 3 4 5 6 7 8 9 10; do echo > /proc/self/fd/$DDPRUN_HEARTBEAT_FD; sleep 0.4; done"));
+  const Finished beating(script({"--hang-timeout=3"},
+                                "for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16; do echo > "
+                                "/proc/self/fd/$DDPRUN_HEARTBEAT_FD; sleep 0.25; done"));
   CHECK(beating.status == ExitStatus::exited(0));
 }
 
@@ -231,11 +231,11 @@ TEST_CASE("a launcher around ddprun gets the root cause's error", "[records]") {
 }
 
 TEST_CASE("time in which the whole job was frozen is not silence", "[timeouts]") {
-  Child ddprun(script({"--hang-timeout=1"}, "for i in 1 2 3 4 5 6 7 8; do echo tick; sleep 0.25; done"));
+  Child ddprun(script({"--hang-timeout=2.5"}, "for i in 1 2 3 4 5 6 7 8; do echo tick; sleep 0.25; done"));
   REQUIRE(ddprun.wait_for_output("tick", 2));
   const auto frozen = ddprun.processes();
   for (const pid_t pid : frozen) ::kill(pid, SIGSTOP);
-  std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+  std::this_thread::sleep_for(std::chrono::milliseconds(4000));
   ddprun.send_signal(SIGCONT);
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   for (const pid_t pid : frozen) ::kill(pid, SIGCONT);
