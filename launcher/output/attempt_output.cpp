@@ -110,7 +110,7 @@ std::vector<std::string> AttemptOutput::last_error_lines(std::size_t index) cons
 
 AttemptOutput::Clock::time_point AttemptOutput::last_output(std::size_t index) const {
   const Worker& worker = *workers_.at(index);
-  return worker.any(&OutputStream::held_up) ? Clock::now() : worker.last_output;
+  return worker.any(&OutputStream::unread) ? Clock::now() : worker.last_output;
 }
 
 void AttemptOutput::update_window_size() {
