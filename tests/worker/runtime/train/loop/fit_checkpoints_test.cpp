@@ -147,7 +147,9 @@ TEST_CASE("separate weights that do not fit on the disk do not end the run", "[f
       fill_disk(disk / "filler");
     });
     task.weights_file = "weights.pt";
-    task.weights_line = [](std::int64_t epoch, const auto&) { return "weights of epoch " + std::to_string(epoch); };
+    task.weights_line = [](std::int64_t epoch, const auto&) {
+      return "weights of epoch " + std::to_string(epoch);
+    };
     run(task, options);
     ensure(read_weights(options.out / "weights.pt").size() == 2, "the earlier ones are there");
   });
