@@ -80,9 +80,10 @@ TEST_CASE("without a GPU the device chosen by itself is the CPU", "[cuda_backend
 
 TEST_CASE("a plug-in that cannot be loaded is refused with the way to get it", "[cuda_backend]") {
   ::setenv("DDPRUN_CUDA_PLUGIN", "/no/such/plugin.so", 1);
-  CHECK_THROWS_WITH(cuda_plugin(),
-                    ContainsSubstring("--device=cuda: the CUDA plug-in cannot be loaded: /no/such/plugin.so") &&
-                        ContainsSubstring("scripts/setup.sh --cuda"));
+  CHECK_THROWS_WITH(
+      cuda_plugin(),
+      ContainsSubstring("--device=cuda: the CUDA plug-in cannot be loaded: /no/such/plugin.so") &&
+          ContainsSubstring("scripts/setup.sh --cuda"));
   ::setenv("DDPRUN_CUDA_PLUGIN", "libm.so.6", 1);
   CHECK_THROWS_WITH(cuda_plugin(), ContainsSubstring("--device=cuda: expected a CUDA plug-in of build ") &&
                                        ContainsSubstring("got something else in libm.so.6"));
