@@ -71,7 +71,7 @@ TEST_CASE("a mistake that is found before the training leaves no run folder", "[
   CHECK(count_of("\n", text) == 1);
 }
 
-TEST_CASE("--resume=auto without a checkpoint says so in a line", "[training]") {
+TEST_CASE("without a checkpoint --resume=auto says so in a line", "[training]") {
   const TempDir dir;
   const std::string line = "--resume=auto: no checkpoint in ";
   for (const int times : {1, 0}) {  // the second run finds one

@@ -191,7 +191,7 @@ TEST_CASE("a dry run shows every worker, starts nothing and writes nothing", "[o
   CHECK(std::filesystem::is_empty(folder.path()));
 }
 
-TEST_CASE("--show-ranks shows where each rank starts", "[output]") {
+TEST_CASE("each rank is shown where it starts, with --show-ranks", "[output]") {
   Command command = script({"--nproc-per-node=2", "--master-port=45871", "--show-ranks"}, "echo $RANK=$$");
   command.env["CUDA_VISIBLE_DEVICES"] = "5,6";
   const Finished run(command);
