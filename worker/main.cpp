@@ -16,6 +16,7 @@
 #include <ddprun/group/process_group.h>
 #include <ddprun/group/signal_thread.h>
 #include <ddprun/run/run_worker.h>
+#include <ddprun/train/loop/stop_signals.h>
 #include <ddprun/train/loop/trainer.h>
 #include <ddprun/train/model/run.h>
 #include "worker/commands/commands.h"
@@ -81,6 +82,6 @@ int main(int argc, char** argv) {
   };
   const auto ending = train::fit(task, config.train, group);
   group.close();
-  if (ending == train::Ending::kTerminated) ::raise(SIGTERM);
+  if (ending == train::Ending::kTerminated) ::raise(train::ending_signal());
   return EXIT_SUCCESS;
 }

@@ -37,7 +37,7 @@ TEST_CASE("sam refuses what does not fit in one line, before a run begins", "[sa
       {"--checkpoint=" + sample().string(), "nuclei-sample"},
       {"--architecture=enormous", "expected small, base, large, huge or a config.json, got 'enormous'"},
       {"--image-size=100",
-       "--image-size: vision_config.image_size: expected a multiple of patch_size (16), got 100"},
+       "--image-size: vision_config.image_size: expected a multiple of patch_size (8), got 100"},
       {"--loss=mse", "expected dice, dice_focal or dice_bce, got 'mse'"},
       {"--embedding-cache=x", "expected --freeze=encoder too"}};
   for (const auto& [flag, message] : refused) {

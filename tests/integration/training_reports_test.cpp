@@ -21,8 +21,16 @@ struct Bar {
   double rate = 0, loss = 0, accuracy = -1;
 };
 
+std::string without_colours(std::string text) {
+  for (const std::string colour : {"\x1b[32m", "\x1b[0m"})
+    for (auto at = text.find(colour); at != std::string::npos; at = text.find(colour, at))
+      text.erase(at, colour.size());
+  return text;
+}
+
 /// Fails if there is none, whole, of this epoch.
-Bar last_bar(const std::string& screen, const std::string& epoch) {
+Bar last_bar(const std::string& shown, const std::string& epoch) {
+  const auto screen = without_colours(shown);
   const auto begin = screen.rfind(epoch + " ");
   CAPTURE(screen);
   REQUIRE(begin != std::string::npos);

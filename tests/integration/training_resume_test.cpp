@@ -232,7 +232,7 @@ TEST_CASE("a schedule goes on by progress on another number of ranks, and in a l
 }
 
 TEST_CASE(
-    "what the command line states wins over the checkpoint, in one line and in config.toml; "
+    "what the command line states wins over the checkpoint, in one line and in config.toml, "
     "else the checkpoint's values hold",
     "[training]") {
   const TempDir dir;

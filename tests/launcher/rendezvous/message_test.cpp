@@ -287,7 +287,7 @@ TEST_CASE("invalid UTF-8 is replaced before it is sent, and refused on arrival",
   }
 }
 
-TEST_CASE("texts keep every character; making them printable is the reader's job", "[message]") {
+TEST_CASE("texts keep every character, and making them printable is the reader's job", "[message]") {
   const Refused refused{std::string("\0\x1b[31m\r\n\t\"\\", 11) + "\xc2\x9b\xe2\x80\xae"};
   CHECK(decode_coordinator_message(encode(refused)) == CoordinatorMessage(refused));
 }

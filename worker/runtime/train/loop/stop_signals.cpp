@@ -85,6 +85,8 @@ void note_progress() {
   longest_ms = std::max<std::int64_t>(longest_ms, now - last_progress_ms.exchange(now));
 }
 
+int ending_signal() { return ending == SIGINT ? SIGINT : SIGTERM; }
+
 Saving::Saving() { ++saving; }
 Saving::~Saving() {
   note_progress();

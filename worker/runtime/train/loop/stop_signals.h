@@ -40,6 +40,10 @@ class StopSignals {
   std::jthread watch_;
 };
 
+/// The signal to end by after a training that was terminated: SIGTERM, or SIGINT if that came to this
+/// process.
+int ending_signal();
+
 /// Reports progress: a batch of the training or of an evaluation.
 void note_progress();
 

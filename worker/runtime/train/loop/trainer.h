@@ -15,7 +15,8 @@ std::uint64_t rank_seed(std::uint64_t seed, int rank);
 /// How a training ended.
 enum class Ending {
   kComplete,   ///< after its epochs or steps, or stopped by its own rules
-  kTerminated  ///< by SIGTERM on any rank, after a checkpoint; the signal has not taken effect yet
+  kTerminated  ///< by a signal on any rank, after a checkpoint; it has not taken effect yet, see
+               ///< ending_signal()
 };
 
 /// Trains on all ranks of the group: shuffled epochs, validation, checkpoints, and the test set after every

@@ -296,7 +296,8 @@ TEST_CASE("weights of a sharded checkpoint are exported tensor by tensor", "[sha
   }
 }
 
-TEST_CASE("a damaged shard is named; --resume auto takes the checkpoint before it", "[sharded_checkpoint]") {
+TEST_CASE("a damaged shard is named, and --resume auto takes the checkpoint before it",
+          "[sharded_checkpoint]") {
   const TempDir dir;
   auto options = image_options(Model{});
   options.out = dir.path();
