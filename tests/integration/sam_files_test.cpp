@@ -267,7 +267,7 @@ double dice_of_disc(const data::Dataset& set) {
 
 }  // namespace
 
-TEST_CASE("a new sam learns by its defaults from the sample: it beats any disc", "[sam][slow]") {
+TEST_CASE("a new sam learns by its defaults from the sample: it beats any disc", "[sam][.slow]") {
   const TempDir dir;
   auto command = training("sam", 0, dir.path() / "run", {"--no-report", "--no-tensorboard"});
   command.env["OMP_NUM_THREADS"] = "2";
