@@ -73,7 +73,8 @@ int main(int argc, char** argv) {
   torch::manual_seed(train::rank_seed(config.train.seed, env.rank));  // dropout differs between ranks
   if (env.rank == 0) write_environment(config.train.out, group);
   config.train.on_resume = [&](train::TrainerOptions& options, const std::string& checkpoint_json) {
-    const auto resumed = resumed_config(config, checkpoint_json);
+    const auto resumed =
+        checkpoint_json.empty() ? ResumedConfig{config, config, ""} : resumed_config(config, checkpoint_json);
     options.optim = resumed.config.train.optim;
     options.optim_before = resumed.before.train.optim;
     options.config_json = resumed.config.train.config_json;

@@ -110,7 +110,9 @@ fs::path make_run_folder(const Config& config) {
   for (const auto& path : {folder, folder / "checkpoints"})
     if (::access(path.c_str(), W_OK | X_OK) != 0)
       throw IoError(path, "cannot write to the run folder", errno);
-  write_config(folder, config);
+  // A resumed run's is written when it is known what holds.
+  if (!continues_in(folder, config.train.checkpoint.resume) || !is_there(folder / "config.toml"))
+    write_config(folder, config);
   return folder;
 }
 

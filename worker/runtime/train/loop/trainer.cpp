@@ -295,7 +295,8 @@ Ending fit(const Task& task, const TrainerOptions& options, const ddp::ProcessGr
   check_options(task, options);
   auto resumed = find_resumed({task, options, group});
   TrainerOptions in_force = options;
-  if (resumed && options.on_resume) options.on_resume(in_force, resumed->state.config_json);
+  if (options.on_resume && !options.checkpoint.resume.empty())
+    options.on_resume(in_force, resumed ? resumed->state.config_json : "");
   const Run run{task, in_force, group};
   warn_of_test_set(run);
   return Trainer(run, std::move(resumed)).run();

@@ -149,12 +149,23 @@ void LrSchedule::stretch_warmup(double ratio) {
   *warmup_->length() = options_.warmup_steps;
   if (warming) {
     steps_ = ticks_ = std::min(options_.warmup_steps - 1, stretched(ticks_, ratio, 0));
-    warmup_->move_to(ticks_);
+    move_warmup();
   } else {
     ticks_ += options_.warmup_steps - before;
     steps_ = options_.warmup_steps +
              static_cast<std::int64_t>(std::ceil(static_cast<double>(steps_ - before) * ratio));
   }
+}
+
+/// LinearLR's closed form counts from the rates before the schedule; one-cycle begins below them.
+void LrSchedule::move_warmup() {
+  warmup_->move_to(ticks_);
+  if (options_.kind != LrScheduleKind::kOneCycle) return;
+  const auto from = warmup_->base_lrs(), to = schedule_->base_lrs();
+  auto lrs = lrs_of(*optimizer_);
+  for (std::size_t i = 0; i < lrs.size(); ++i)
+    if (from[i] != 0) lrs[i] *= to[i] / from[i];
+  set_lrs(*optimizer_, lrs);
 }
 
 void LrSchedule::translate(const ResumedAt& at) {
@@ -178,7 +189,7 @@ void LrSchedule::start_at(const ResumedAt& at) {
   const auto warmup = options_.warmup_steps;
   steps_ = ticks_ = at.step;
   if (in_warmup()) {
-    warmup_->move_to(ticks_);
+    move_warmup();
   } else if (schedule_) {
     const auto unit = counts_steps() ? at.step - warmup : at.epoch - warmup / at.steps_per_epoch;
     ticks_ = warmup + unit;

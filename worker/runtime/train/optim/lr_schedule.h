@@ -120,6 +120,7 @@ class LrSchedule {
   bool counts_steps() const { return options_.per_step && options_.kind != LrScheduleKind::kPlateau; }
   void advance(std::optional<double> metric);
   void stretch_warmup(double ratio);
+  void move_warmup();
 
   torch::optim::Optimizer* optimizer_;
   std::vector<double> first_lrs_;  ///< the optimizer's own, which no schedule has changed yet
