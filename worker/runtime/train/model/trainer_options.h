@@ -67,8 +67,8 @@ struct TrainerOptions {
   std::filesystem::path out;          ///< the run folder; only rank 0 uses it
   std::string config_json = "{}";     ///< the run's settings, kept in its checkpoints
   OptimOptions optim;
-  /// With resume: gets the checkpoint's config_json, on every rank; may change these options before the
-  /// training starts. May be null.
+  /// With resume: gets the checkpoint's config_json, "" if there is no checkpoint, on every rank; may change
+  /// these options before the training starts. May be null.
   std::function<void(TrainerOptions&, const std::string& config_json)> on_resume;
   /// Those of the run that wrote the checkpoint; what differs from `optim` changes with the resume. nullopt:
   /// the states in the checkpoint decide.
