@@ -132,7 +132,7 @@ std::string own_name(const settings::Values& values) {
 /// Adds one KEY=VALUE of --rdzv-conf; notes keys that have no effect here.
 void add_conf(const std::string& key, const std::string& value, const std::vector<Setting>& keys,
               const settings::Values& values, settings::Values& conf, std::vector<std::string>& notes) {
-  const std::string source = values.source("rdzv-conf") + ": " + key;
+  const std::string source = values.source("rdzv-conf") + ": " + printable(key);
   std::vector<std::string> names;
   for (const Setting& setting : keys) {
     if (setting.name == key) return conf.add(setting, {value, source});
