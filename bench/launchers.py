@@ -45,8 +45,10 @@ QUIET = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": su
 
 
 def start(command):
+    signal.alarm(60)  # not run(timeout=...), which looks for the end at 0.5, 1.5, 3.5, 7.5, 15.5 ... ms
     begin = time.perf_counter()
-    subprocess.run(command + ["/bin/true"], check=True, timeout=60, **QUIET)
+    subprocess.run(command + ["/bin/true"], check=True, **QUIET)
+    signal.alarm(0)
     return (time.perf_counter() - begin) * 1000
 
 
