@@ -10,9 +10,16 @@ find_library(LibTorch_CUDA_LIBRARY torch_cuda HINTS ${LibTorch_LIBRARY_DIR} NO_D
 find_library(LibTorch_C10_CUDA_LIBRARY c10_cuda HINTS ${LibTorch_LIBRARY_DIR} NO_DEFAULT_PATH)
 mark_as_advanced(CUDA_RUNTIME_INCLUDE_DIR NCCL_INCLUDE_DIR LibTorch_CUDA_LIBRARY LibTorch_C10_CUDA_LIBRARY)
 
+# A driver that is too old for the CUDA of this build is told from one that will do before anything is loaded.
+set(_cuda_version 0)
+if(CUDA_RUNTIME_INCLUDE_DIR AND LibTorch_CUDA_LIBRARY)
+  file(STRINGS ${CUDA_RUNTIME_INCLUDE_DIR}/cuda_runtime_api.h _cuda_version REGEX "^#define CUDART_VERSION +[0-9]+")
+  string(REGEX REPLACE "[^0-9]" "" _cuda_version "${_cuda_version}")
+endif()
+
 # The plug-in and the program that loads it pass each other C++ objects: they must come from one build of one LibTorch.
 set_source_files_properties(runtime/group/cuda_backend.cpp runtime/group/cuda_plugin.cpp PROPERTIES COMPILE_DEFINITIONS
-  "DDPRUN_CUDA_PLUGIN_BUILD=\"${PROJECT_VERSION}+torch${LibTorch_VERSION}\";DDPRUN_CUDA_PLUGIN_FOLDER=\"${CMAKE_INSTALL_LIBDIR}\"")
+  "DDPRUN_CUDA_PLUGIN_BUILD=\"${PROJECT_VERSION}+torch${LibTorch_VERSION}\";DDPRUN_CUDA_PLUGIN_FOLDER=\"${CMAKE_INSTALL_LIBDIR}\";DDPRUN_CUDA_VERSION=${_cuda_version}")
 set_source_files_properties(runtime/group/cuda_backend.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
 target_link_libraries(ddprun_runtime PRIVATE ${CMAKE_DL_LIBS})
 

@@ -146,6 +146,11 @@ std::vector<std::string> one_gpu_each(const std::vector<Gpu>& host, const std::o
                       visible ? " (" + std::string(kVariable) + "='" + *visible + "')" : "");
 }
 
+bool numbered_by_speed(const std::vector<Gpu>& host) {
+  return std::adjacent_find(host.begin(), host.end(),
+                            [](const Gpu& a, const Gpu& b) { return a.name != b.name; }) != host.end();
+}
+
 std::string describe(const Gpu& gpu) { return "GPU " + std::to_string(gpu.index) + " (" + gpu.bus_id + ")"; }
 
 std::vector<std::string> gpu_problems(const std::vector<Gpu>& host, const std::vector<VisibleGpu>& visible,

@@ -18,6 +18,7 @@ struct GpuProcess {
 struct Gpu {
   int index = 0;                       ///< NVML's, in the order of PCI bus ids
   std::string uuid;                    ///< "GPU-..."
+  std::string name;                    ///< "NVIDIA A100-SXM4-80GB"; empty if unknown
   std::string bus_id;                  ///< "0000:3b:00.0", as under /sys/bus/pci/devices
   int numa_node = -1;                  ///< -1: the kernel does not know
   std::uint64_t memory_bytes = 0;      ///< total
@@ -74,6 +75,9 @@ std::vector<std::string> one_gpu_each(const std::vector<Gpu>& host, const std::o
 /// The names of the first GPUs of the list. throws UsageError, with `why`, if there are too few
 std::vector<std::string> one_gpu_each(const std::vector<VisibleGpu>& list, int workers,
                                       const std::string& why);
+
+/// Whether CUDA may number these GPUs in another order than NVML: by speed, where they are of several kinds.
+bool numbered_by_speed(const std::vector<Gpu>& host);
 
 /// "GPU 3 (0000:3b:00.0)"
 std::string describe(const Gpu& gpu);

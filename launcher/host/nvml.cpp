@@ -36,6 +36,7 @@ constexpr int kVolatile = 0;     // NVML_VOLATILE_ECC: since the driver was load
 class Nvml {
  public:
   Nvml() {
+    library_.load(name_, "nvmlDeviceGetName");
     library_.load(pci_, "nvmlDeviceGetPciInfo_v3");
     library_.load(ecc_, "nvmlDeviceGetTotalEccErrors");
     library_.load(compute_, "nvmlDeviceGetComputeRunningProcesses_v3");
@@ -52,6 +53,7 @@ class Nvml {
       Gpu gpu;
       gpu.index = static_cast<int>(i);
       if (device == nullptr || (gpu.uuid = library_.uuid(device)).empty()) continue;
+      if (char name[96] = ""; name_ && name_(device, name, sizeof name) == kSuccess) gpu.name = name;
       read_place(device, sysfs, gpu);
       read_memory(device, gpu);
       read_instances(device, gpu);
@@ -117,6 +119,7 @@ class Nvml {
   }
 
   NvmlLibrary library_;
+  int (*name_)(Device, char*, unsigned) = nullptr;
   int (*pci_)(Device, PciInfo*) = nullptr;
   int (*ecc_)(Device, int, int, unsigned long long*) = nullptr;
   int (*compute_)(Device, unsigned*, ProcessInfo*) = nullptr;

@@ -7,6 +7,7 @@
 #include <ddprun/common/errors.h>
 #include <ddprun/common/exit_status.h>
 #include <ddprun/common/worker_env.h>
+#include "launcher/host/gpu_list.h"
 
 namespace ddprun::launcher {
 namespace {
@@ -47,6 +48,8 @@ std::vector<std::string> common_environment(const LaunchContext& context, int wo
   if (!context.timer_file.empty()) env.push_back("TORCHELASTIC_TIMER_FILE=" + context.timer_file.string());
   if (context.may_hang && !is_set(env, "PYTHONFAULTHANDLER")) env.push_back("PYTHONFAULTHANDLER=1");
   if (!is_set(env, "TORCH_NCCL_ASYNC_ERROR_HANDLING")) env.push_back("TORCH_NCCL_ASYNC_ERROR_HANDLING=1");
+  if (numbered_by_speed(topology.host_gpus) && !is_set(env, "CUDA_DEVICE_ORDER"))
+    env.push_back("CUDA_DEVICE_ORDER=PCI_BUS_ID");  // as our placement and nvidia-smi count them
   if (const auto threads = threads_per_worker(env, topology, workers))
     env.push_back("OMP_NUM_THREADS=" + std::to_string(*threads));
   return env;

@@ -1,1 +1,113 @@
-"""The launcher ddprun as a Python package: the program `ddprun`, and `python -m ddprun`."""
+"""The launcher ddprun as a Python package: the program `ddprun`, `python -m ddprun`, and what a training says to it.
+
+>>> @ddprun.record                       # an error that ends the rank is in ddprun's report, with its traceback
+... def main():
+...     for batch in loader:
+...         train(batch)
+...         ddprun.heartbeat()           # a sign of life for --hang-timeout
+>>> run = ddprun.read_run("runs/mnist-1")
+>>> pandas.DataFrame(run["metrics"])
+"""
+import contextlib
+import faulthandler
+import functools
+import json
+import os
+import pathlib
+import time
+import traceback
+from typing import Any, Callable, Dict, TypeVar, Union
+
+__all__ = ["heartbeat", "read_run", "record"]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def heartbeat() -> None:
+    """Shows ddprun that this rank is alive: call it every step. Costs a microsecond, and does nothing without ddprun.
+
+    A rank that has ever sent one counts as hung when it is silent for --hang-timeout seconds.
+    """
+    with contextlib.suppress(OSError, ValueError):  # no ddprun, or the pipe is full of beats
+        os.write(int(os.environ.get("DDPRUN_HEARTBEAT_FD", "-1")), b".")
+
+
+def record(function: _Function) -> _Function:
+    """Decorates a training's main: the exception that ends it goes into ddprun's report, as with
+    torch.distributed.elastic.multiprocessing.errors.record, but without torch. The exception goes on."""
+
+    @functools.wraps(function)
+    def recorded(*arguments: Any, **keywords: Any) -> Any:
+        with contextlib.suppress(Exception):  # a stderr that is no file
+            faulthandler.enable(all_threads=True)
+        try:
+            return function(*arguments, **keywords)
+        except Exception as error:
+            _write_error_file(error)
+            raise
+
+    return recorded  # type: ignore[return-value]
+
+
+def _write_error_file(error: Exception) -> None:
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not path or os.path.exists(path):  # the first error is the cause
+        return
+    extra = {"py_callstack": traceback.format_exc(), "timestamp": str(int(time.time()))}
+    text = json.dumps({"message": {"message": f"{type(error).__name__}: {error}", "extraInfo": extra}})
+    with contextlib.suppress(OSError):  # a full disk must not hide the error itself
+        pathlib.Path(f"{path}.part").write_text(text)
+        os.replace(f"{path}.part", path)
+
+
+def read_run(path: Union[str, "os.PathLike[str]"]) -> Dict[str, Any]:
+    """What a run folder of `worker` tells, of a running training too.
+
+    "metrics": a list for each column, None where a row lacks it, for pandas.DataFrame; "summary" and "environment": {}
+    until they are written; "config": by section; "checkpoints": their paths, oldest first.
+
+    Raises FileNotFoundError if the folder has no metrics.jsonl, ValueError naming the file and line that cannot be read.
+    """
+    folder = pathlib.Path(path)
+    return {
+        "metrics": _columns(folder / "metrics.jsonl"),
+        "summary": _json(folder / "summary.json"),
+        "environment": _json(folder / "environment.json"),
+        "config": _config(folder / "config.toml"),
+        "checkpoints": sorted((folder / "checkpoints").glob("*"), key=lambda file: file.stat().st_mtime),
+    }
+
+
+def _columns(file: pathlib.Path) -> Dict[str, list]:
+    rows = []
+    lines = file.read_text(encoding="utf-8").split("\n")
+    for number, line in enumerate(lines[:-1], 1):  # what comes after the last newline is being written
+        try:
+            rows.append(json.loads(line))
+        except ValueError as error:
+            raise ValueError(f"{file}:{number}: {error}") from None
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name) for row in rows] for name in names}
+
+
+def _json(file: pathlib.Path) -> Dict[str, Any]:
+    try:
+        content: Dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        return content
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from None
+
+
+def _config(file: pathlib.Path) -> Dict[str, Any]:
+    try:
+        import tomllib as toml
+    except ModuleNotFoundError:  # before Python 3.11
+        import tomli as toml  # type: ignore[no-redef]
+    try:
+        return toml.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from None

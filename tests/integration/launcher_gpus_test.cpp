@@ -33,6 +33,22 @@ TEST_CASE("auto goes by the CPUs where no GPU is visible", "[launcher][gpu]") {
   CHECK(workers_of("auto", "") == workers_of("cpu", ""));
 }
 
+TEST_CASE("on a host with several kinds of GPUs CUDA counts them as nvidia-smi does", "[launcher][gpu]") {
+  const auto order = [](const std::string& gpus, const char* own) {
+    Command command = script({"--nproc-per-node=gpu"}, "echo order=${CUDA_DEVICE_ORDER:-none}");
+    command.env["LD_LIBRARY_PATH"] = DDPRUN_FAKE_NVML_DIR;
+    command.env["FAKE_NVML"] = gpus;
+    command.env["CUDA_VISIBLE_DEVICES"] = std::nullopt;
+    command.env["CUDA_DEVICE_ORDER"] = own == nullptr ? std::nullopt : std::optional<std::string>(own);
+    return Finished(command).out;
+  };
+  CHECK_THAT(order("uuid=GPU-a name=T4;uuid=GPU-b name=A100", nullptr),
+             ContainsSubstring("order=PCI_BUS_ID"));
+  CHECK_THAT(order("uuid=GPU-a name=A100;uuid=GPU-b name=A100", nullptr), ContainsSubstring("order=none"));
+  CHECK_THAT(order("uuid=GPU-a name=T4;uuid=GPU-b name=A100", "FASTEST_FIRST"),
+             ContainsSubstring("order=FASTEST_FIRST"));
+}
+
 TEST_CASE("no visible GPU, or one named twice, is a usage error", "[launcher][gpu]") {
   for (const char* visible : {"", "-1", "GPU-eeee"}) {
     const Finished run(gpu_job("gpu", visible));

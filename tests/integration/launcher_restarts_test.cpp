@@ -133,6 +133,7 @@ TEST_CASE("output and heartbeats keep a job alive", "[timeouts]") {
   const Finished talking(script({"--nproc-per-node=2", "--hang-timeout=3"},
                                 "[ $RANK = 0 ] || sleep 4; for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16; "
                                 "do echo x; sleep 0.25; done"));
+  INFO(talking.out << talking.err);
   CHECK(talking.status == ExitStatus::exited(0));
   const Finished beating(script({"--hang-timeout=3"},
                                 "for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16; do echo > "

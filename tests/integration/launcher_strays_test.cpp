@@ -116,7 +116,7 @@ TEST_CASE("processes that the shell started before it became ddprun are left alo
           DDPRUN_PROGRAM}});
     CHECK(ddprun.wait() == ExitStatus::exited(1));
     const pid_t earlier = std::stoi(ddprun.out().substr(std::string("earlier ").size()));
-    CHECK(state_of(earlier) == 'S');
+    CHECK(wait_until([&] { return state_of(earlier) == 'S'; }));  // not dead
     ::kill(earlier, SIGKILL);
     CHECK(ddprun.nothing_left());
   }

@@ -1,7 +1,7 @@
 // A libnvidia-ml.so.1 without GPUs: reports what the variable FAKE_NVML says at initialisation.
 //
 // FAKE_NVML    GPUs separated by semicolons, each of words "key=value" in any order:
-//                uuid=GPU-aaaa     bus=3b (hexadecimal)     ecc=2     busy=37     mig=MIG-1111 (may be
+//                uuid=GPU-aaaa     name=A100     bus=3b (hexadecimal)     ecc=2     busy=37     mig=MIG-1111 (may be
 //                repeated) total=81920 used=100 reserved=500 (MiB) process=PID:MIB, graphics=PID:MIB (may be
 //                repeated)
 //              or "error=18": the result of nvmlInit
@@ -25,7 +25,7 @@ struct Process {
 };
 
 struct FakeGpu {
-  std::string uuid;
+  std::string uuid, name = "GPU";
   unsigned bus = 0;
   unsigned long long total = 0, used = 0, reserved = 0, ecc = 0;
   unsigned busy = 0;
@@ -58,6 +58,7 @@ Process process(const std::string& text) {
 
 void set(FakeGpu& gpu, const std::string& key, const std::string& value) {
   if (key == "uuid") gpu.uuid = value;
+  if (key == "name") gpu.name = value;
   if (key == "bus") gpu.bus = static_cast<unsigned>(std::stoul(value, nullptr, 16));
   if (key == "ecc") gpu.ecc = std::stoull(value);
   if (key == "busy") gpu.busy = static_cast<unsigned>(std::stoul(value));
@@ -117,6 +118,11 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, FakeGpu** device) {
 
 int nvmlDeviceGetUUID(FakeGpu* device, char* text, unsigned size) {
   std::snprintf(text, size, "%s", device->uuid.c_str());
+  return kSuccess;
+}
+
+int nvmlDeviceGetName(FakeGpu* device, char* text, unsigned size) {
+  std::snprintf(text, size, "%s", device->name.c_str());
   return kSuccess;
 }
 

@@ -262,6 +262,10 @@ Settings precision_settings(Config& config) {
           "32-bit floats, or mixed with 16-bit ones; a CPU uses bf16-mixed for 16-mixed"),
       boolean("channels-last", precision.channels_last,
               "store images channels-last, which may speed up convolutions"),
+      choice("matmul-precision", precision.matmul, {"highest", "high", "medium"},
+             "of float32's matrix products; high: TF32 on a GPU, medium: bf16"),
+      boolean("cudnn-benchmark", precision.cudnn_benchmark,
+              "on a GPU, try cuDNN's algorithms for each new shape and keep the fastest"),
   };
 }
 

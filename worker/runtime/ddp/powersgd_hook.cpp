@@ -38,7 +38,7 @@ FuturePtr then_await(const FuturePtr& future, Next next) {
 
 /// A second group of the same ranks. Gloo pairs collectives by their order on each rank, which is random for
 /// those started when others finish; here it need not match what backward starts meanwhile. NCCL needs none:
-/// there everything starts at once.
+/// there everything starts in backward's thread.
 Handle separate_connections(const ProcessGroup& group) {
   if (group.size() == 1 || group.backend() == "nccl") return group.handle();
   std::vector<int> ranks(static_cast<std::size_t>(group.size()));
@@ -254,9 +254,6 @@ struct PowerSgdRound {
   /// Keeps what the next iteration needs. Drops a Q with a zero column, which would stay zero forever, to be
   /// drawn again.
   void remember() {
-    // Before another stream reuses the memory of this round's tensors.
-    if (!buffer.is_cpu())
-      c10::impl::VirtualGuardImpl(buffer.device().type()).synchronizeDevice(buffer.device().index());
     const auto errors = options.use_error_feedback ? before - buffer : torch::Tensor();
     for (std::size_t i = 0; i < gradients.size() && errors.defined(); ++i) {
       std::int64_t offset = gradients[i].storage_offset() - buffer.storage_offset();
@@ -311,6 +308,8 @@ FuturePtr PowerSgd::reduce(Bucket& bucket) {
   compression_.elements_before += round->compression.elements_before;
   compression_.elements_after += round->compression.elements_after;
 
+  if (group_->getBackend(round->buffer.device().type())->getBackendName() == "nccl")
+    return reduce_on_stream(*round);
   FuturePtr reduced = ready();
   if (!round->plain.empty())
     reduced = then(all_reduce_async(group_, round->plain_row()), [round](torch::Tensor sums) {
@@ -319,9 +318,41 @@ FuturePtr PowerSgd::reduce(Bucket& bucket) {
     });
   if (!round->batches.empty()) reduced = reduce_compressed(round, reduced);
   return then(reduced, [round](const torch::Tensor&) {
+    const auto device = round->buffer.device();  // before another stream reuses the memory of this round
+    if (!device.is_cpu()) c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
     round->remember();
     return round->buffer;
   });
+}
+
+/// NCCL: a work's wait() makes this stream wait, not this thread, so one call after the other is overlap
+/// enough.
+FuturePtr PowerSgd::reduce_on_stream(PowerSgdRound& round) {
+  const auto all_reduce = [&](const torch::Tensor& tensor) {
+    std::vector<torch::Tensor> tensors = {tensor};
+    return group_->allreduce(tensors);
+  };
+  torch::Tensor plain;
+  c10::intrusive_ptr<c10d::Work> plain_work;
+  if (!round.plain.empty()) plain_work = all_reduce(plain = round.plain_row());
+  if (!round.batches.empty()) {
+    round.fill_qs(random_);
+    round.compute_ps();
+    all_reduce(round.ps)->wait();
+    round.compute_qs();
+    all_reduce(round.qs)->wait();
+    round.decompress();
+  }
+  if (plain_work) {
+    plain_work->wait();
+    round.unpack_plain(plain);
+  }
+  round.remember();
+  std::vector<c10::Device> devices;
+  if (!round.buffer.is_cpu()) devices.push_back(round.buffer.device());
+  const auto done = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get(), devices);
+  done->markCompleted(round.buffer);  // once this stream has come this far
+  return done;
 }
 
 /// Starts the plain gradients and P. Q starts when they have arrived, after the previous bucket's Q: in the

@@ -31,7 +31,7 @@ struct PowerSgdRound;
 /// - The memory belongs to parameters, not to buckets: it survives the rebuild of buckets, so training can
 ///   resume, and any start_iteration is allowed.
 /// - A layer without gradients in some step gets zeros in it, instead of NaN, and goes on learning.
-/// - No thread waits for a collective, and Q has separate connections: on Gloo, several buckets in flight
+/// - Over Gloo no thread waits for a collective, and Q has separate connections: several buckets in flight
 ///   neither mix up their collectives nor block each other.
 ///
 ///   auto power_sgd = std::make_shared<PowerSgd>(group, PowerSgd::Options{.rank = 2});
@@ -83,6 +83,7 @@ class PowerSgd {
   using Memory = std::unordered_map<const c10::TensorImpl*, std::shared_ptr<PowerSgdMemory>>;  // by parameter
 
   static std::shared_ptr<PowerSgdMemory> memory_of(Memory& memory, const torch::Tensor& parameter);
+  FuturePtr reduce_on_stream(PowerSgdRound& round);
   FuturePtr reduce_compressed(const std::shared_ptr<PowerSgdRound>& round, const FuturePtr& plain);
 
   Options options_;

@@ -1,8 +1,11 @@
 #include <ddprun/flight/record_collectives.h>
 
+#include <cxxabi.h>
 #include <mutex>
 #include <numeric>
 #include <optional>
+#include <string_view>
+#include <typeinfo>
 #include <utility>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -54,6 +57,17 @@ std::shared_ptr<Watchdog> make_watchdog(const c10::intrusive_ptr<c10d::Store>& s
                                     Watchdog::Options{.rank = rank, .world_size = size});
 }
 
+/// Whether a backend threw it, and not this rank's own program while a collective was under way.
+bool is_of_a_backend(const std::exception_ptr& exception) {
+  try {
+    std::rethrow_exception(exception);
+  } catch (const c10::DistError&) {
+    return true;
+  } catch (...) {  // LibTorch does not install Gloo's headers
+    return std::string_view(abi::__cxa_current_exception_type()->name()).starts_with("N4gloo");
+  }
+}
+
 }  // namespace
 
 c10::intrusive_ptr<c10d::Backend> record_collectives(c10::intrusive_ptr<c10d::Backend> backend,
@@ -94,8 +108,10 @@ void announce_failure(const std::string& message) {
 
 std::exception_ptr explained_failure(const std::exception_ptr& cause) {
   const auto watchdog = current_watchdog();
+  if (!watchdog || !is_of_a_backend(cause)) return cause;
+  poll_recordings();
   const auto newest = flight_recorder().newest();
-  if (!watchdog || !newest) return cause;
+  if (!newest) return cause;
   const auto call = flight_recorder().first_pending(*newest);
   if (!call || !call->pending()) return cause;
   return explained(*watchdog, *newest, flight_recorder().groups()[call->group], cause);

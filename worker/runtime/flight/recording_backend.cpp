@@ -71,17 +71,33 @@ struct Recording {
     return explained(*watchdog, id, members, cause);
   }
 
-  /// Polls a work that does not report its completion, whenever another one begins.
-  void poll(FlightRecorder::Id id, const WorkPtr& work) {
+  /// Polls the works that do not report their completion. They end in the order of the calls; failures report
+  /// themselves.
+  void poll() {
     const std::scoped_lock lock(mutex);
-    // They end in the order of the calls; failures report themselves.
     while (!pending.empty() && pending.front().second->isCompleted()) {
       flight_recorder().set_completed(pending.front().first);
       pending.pop_front();
     }
+  }
+
+  /// To be polled, whenever another one begins and by poll_recordings().
+  void add(FlightRecorder::Id id, const WorkPtr& work) {
+    poll();
+    const std::scoped_lock lock(mutex);
     pending.emplace_back(id, work);
   }
 };
+
+struct Recordings {
+  std::mutex mutex;
+  std::vector<std::weak_ptr<Recording>> all;
+};
+
+Recordings& recordings() {
+  static auto* const recordings = new Recordings;  // as flight_recorder()
+  return *recordings;
+}
 
 /// Notes the end of a collective in the recorder, and explains its failure.
 class RecordedWork : public c10d::Work {
@@ -100,7 +116,7 @@ class RecordedWork : public c10d::Work {
           flight_recorder().set_completed(id);
       });
     } else if (!told_by_wait) {
-      recording_->poll(id_, inner_);
+      recording_->add(id_, inner_);
     }
   }
 
@@ -286,7 +302,7 @@ class RecordingBackend : public c10d::Backend {
   WorkPtr endCoalescing() override {
     coalescing_ = false;
     auto work = inner_->endCoalescing();
-    for (const auto id : coalesced_) recording_->poll(id, work);
+    for (const auto id : coalesced_) recording_->add(id, work);
     return work;
   }
 
@@ -345,6 +361,12 @@ std::exception_ptr explained(Watchdog& watchdog, FlightRecorder::Id id, const st
   }
 }
 
+void poll_recordings() {
+  const std::scoped_lock lock(recordings().mutex);
+  for (const auto& entry : recordings().all)
+    if (const auto recording = entry.lock()) recording->poll();
+}
+
 c10::intrusive_ptr<c10d::Backend> make_recording_backend(c10::intrusive_ptr<c10d::Backend> inner,
                                                          FlightRecorder::Group group,
                                                          std::vector<int> members,
@@ -353,6 +375,11 @@ c10::intrusive_ptr<c10d::Backend> make_recording_backend(c10::intrusive_ptr<c10d
   const bool futures_tell = inner->getBackendName() == "gloo";
   std::shared_ptr<Recording> recording(
       new Recording{group, std::move(members), std::move(watchdog), futures_tell});
+  {
+    const std::scoped_lock lock(recordings().mutex);
+    std::erase_if(recordings().all, [](const auto& ended) { return ended.expired(); });
+    recordings().all.push_back(recording);
+  }
   return c10::make_intrusive<RecordingBackend>(std::move(inner), std::move(recording), stops_watchdog);
 }
 

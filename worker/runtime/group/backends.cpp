@@ -151,9 +151,10 @@ c10::intrusive_ptr<c10d::ProcessGroup> make_c10d_group(const GroupParts& parts) 
   if (parts.device.is_cuda() && !parts.nccl) group->setBackend(at::kCUDA, Type::GLOO, gloo);
   if (parts.nccl) {
     // Counted apart from Gloo's collectives, like those of a subgroup.
-    const BackendPtr nccl = record_collectives(
-        cuda_plugin().make_nccl(parts.store, parts.rank, parts.size, parts.timeout, parts.device),
-        parts.store, parts.name + "/nccl", parts.world_ranks);
+    const BackendPtr nccl =
+        record_collectives(cuda_plugin().make_nccl({parts.store, parts.rank, parts.size, parts.name,
+                                                    parts.world_ranks, parts.timeout, parts.device}),
+                           parts.store, parts.name + "/nccl", parts.world_ranks);
     group->setBackend(at::kCUDA, Type::NCCL, nccl);
     set_extra_flight_dump([rank = parts.rank](const std::filesystem::path& folder) {
       write_file_atomic(folder / ("nccl_" + std::to_string(rank) + ".json"), cuda_plugin().dump_nccl_trace());

@@ -21,6 +21,9 @@ using Result = int;  // CUresult; 0 is success
 struct Uuid {
   unsigned char bytes[16];
 };
+constexpr Result kNoDevice = 100;                                               // CUDA_ERROR_NO_DEVICE
+constexpr int kComputeMode = 20, kCapabilityMajor = 75, kCapabilityMinor = 76;  // CU_DEVICE_ATTRIBUTE_...
+constexpr int kProhibited = 2;                                                  // CU_COMPUTEMODE_PROHIBITED
 
 class Library {
  public:
@@ -57,11 +60,23 @@ Gpu describe_gpu(const Library& library, int device) {
   Uuid uuid{};
   if (library.call("cuDeviceGetUuid_v2", takes<Uuid*, int>, &uuid, device) != 0)  // tells MIG instances apart
     library.call("cuDeviceGetUuid", takes<Uuid*, int>, &uuid, device);
+  const auto attribute = [&](int which) {
+    int value = 0;
+    library.call("cuDeviceGetAttribute", takes<int*, int, int>, &value, which, device);
+    return value;
+  };
+  gpu.capability = 10 * attribute(kCapabilityMajor) + attribute(kCapabilityMinor);
+  gpu.prohibited = attribute(kComputeMode) == kProhibited;
   for (const unsigned char byte : uuid.bytes) {
     constexpr const char* kDigits = "0123456789abcdef";
     gpu.uuid += {kDigits[byte >> 4], kDigits[byte & 15]};
   }
   return gpu;
+}
+
+/// "13.0" of 13000
+std::string cuda_name(int version) {
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
 }
 
 constexpr const char* kName = "libddprun_cuda.so";
@@ -95,6 +110,12 @@ const CudaPlugin& load() {
   return *plugin;
 }
 
+std::map<std::string, std::vector<int>> ranks_by_gpu(const std::vector<std::string>& gpus) {
+  std::map<std::string, std::vector<int>> ranks;
+  for (std::size_t rank = 0; rank < gpus.size(); ++rank) ranks[gpus[rank]].push_back(static_cast<int>(rank));
+  return ranks;
+}
+
 }  // namespace
 
 CudaDriver query_cuda_driver() {
@@ -109,6 +130,7 @@ CudaDriver query_cuda_driver() {
   Result error = library.call("cuInit", takes<unsigned>, 0U);
   if (error == 0) error = library.call("cuDeviceGetCount", takes<int*>, &count);
   if (error != 0) driver.problem = "the NVIDIA driver says: " + error_text(library, error);
+  driver.broken = error != 0 && error != kNoDevice;
   for (int index = 0; index < count; ++index) {
     int device = 0;
     if (library.call("cuDeviceGet", takes<int*, int>, &device, index) == 0)
@@ -119,34 +141,58 @@ CudaDriver query_cuda_driver() {
   return driver;
 }
 
+std::string gpu_problem(const CudaDriver& driver, std::size_t index, int built_for) {
+  const Gpu& gpu = driver.gpus.at(index);
+  const auto name = "GPU " + std::to_string(index) + " (" + gpu.name + ") ";
+  if (gpu.prohibited) return name + "is in the compute mode 'prohibited' (nvidia-smi -c 0 ends it)";
+  // Within one major version any driver runs any build.
+  if (driver.version / 1000 < built_for / 1000)
+    return "the NVIDIA driver runs CUDA up to " + cuda_name(driver.version) + ", and this build needs " +
+           cuda_name(built_for) + ": update the driver";
+  const int oldest = built_for >= 13000 ? 75 : 50;  // what LibTorch's builds for CUDA 13 and 12 contain
+  if (built_for != 0 && gpu.capability != 0 && gpu.capability < oldest)
+    return name + "has compute capability " + std::to_string(gpu.capability / 10) + "." +
+           std::to_string(gpu.capability % 10) + ", and a build for CUDA " + cuda_name(built_for) +
+           " needs at least " + std::to_string(oldest / 10) + "." + std::to_string(oldest % 10);
+  return "";
+}
+
 const CudaPlugin& cuda_plugin() {
   static const CudaPlugin& plugin = load();
   return plugin;
 }
 
-RankDevice choose_device(DeviceChoice wanted, int local_rank) {
+RankDevice choose_device(DeviceChoice wanted, int local_rank, int local_world_size) {
   if (wanted == DeviceChoice::kCpu) return {};
   const CudaDriver driver = query_cuda_driver();
-  if (driver.gpus.empty()) {
-    if (wanted == DeviceChoice::kAuto) return {};
-    throw UsageError("--device=cuda: expected an NVIDIA GPU, but " + driver.problem);
-  }
-  const auto index = static_cast<std::size_t>(local_rank) % driver.gpus.size();
-  const c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(index));
+  if (driver.gpus.empty() && !driver.broken && wanted == DeviceChoice::kAuto) return {};
   try {
+    const auto index = static_cast<std::size_t>(local_rank) % std::max<std::size_t>(driver.gpus.size(), 1);
+    const auto problem =
+        driver.gpus.empty() ? driver.problem : gpu_problem(driver, index, DDPRUN_CUDA_VERSION);
+    if (!problem.empty()) throw UsageError("--device=cuda: expected an NVIDIA GPU, but " + problem);
+    const c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(index));
     cuda_plugin().set_device(device);
+    const int idle = static_cast<int>(driver.gpus.size()) - local_world_size;
+    if (local_rank == 0 && local_world_size > 0 && idle > 0)
+      log_info(std::to_string(idle) + " of this host's " + std::to_string(driver.gpus.size()) +
+               " GPUs stay idle (ddprun --nproc-per-node=gpu starts a rank for each)");
+    return {device, driver.gpus[index].uuid};
   } catch (const UsageError& error) {
     if (wanted != DeviceChoice::kAuto) throw;
     log_warning(std::string(error.what()) + "; this rank computes on the CPU");
     return {};
   }
-  return {device, driver.gpus[index].uuid};
+}
+
+std::string shared_gpu(const std::vector<std::string>& gpus) {
+  for (const auto& [gpu, ranks] : ranks_by_gpu(gpus))
+    if (gpu != "cpu" && ranks.size() > 1) return describe_ranks(ranks) + " share GPU " + gpu;
+  return "";
 }
 
 bool use_nccl(BackendChoice wanted, const std::vector<std::string>& gpus) {
-  std::map<std::string, std::vector<int>> ranks_of;
-  for (std::size_t rank = 0; rank < gpus.size(); ++rank)
-    ranks_of[gpus[rank]].push_back(static_cast<int>(rank));
+  const auto ranks_of = ranks_by_gpu(gpus);
   const auto on_cpu = ranks_of.find("cpu");
   const bool gpu_for_all = on_cpu == ranks_of.end();
   if (!gpu_for_all && ranks_of.size() > 1)

@@ -15,6 +15,8 @@ struct Gpu {
   std::string uuid;  ///< 32 hexadecimal digits; differs between all GPUs and MIG instances
   std::string name;
   std::size_t memory_bytes = 0;
+  int capability = 0;       ///< compute capability, 10 * major + minor; 0: unknown
+  bool prohibited = false;  ///< its compute mode lets no process use it
 };
 
 /// The NVIDIA driver's answers.
@@ -22,11 +24,17 @@ struct CudaDriver {
   std::vector<Gpu> gpus;
   std::string problem;  ///< why there are none: one line
   int version = 0;      ///< the newest CUDA it can run, 1000 * major + 10 * minor; 0 without a driver
+  bool broken = false;  ///< there is a driver, and it fails: problem is not just that there is no GPU
 };
 
 /// Asks the driver (libcuda.so.1): asking LibTorch too early would make it decide that it has no CUDA.
 /// Processes forked later cannot use CUDA.
 CudaDriver query_cuda_driver();
+
+/// Why a program built for that CUDA cannot compute on the GPU of that index: one line; empty if it can.
+///
+/// built_for  as CudaDriver's version; 0: unknown, so that only the GPU's mode counts
+std::string gpu_problem(const CudaDriver& driver, std::size_t index, int built_for);
 
 /// Loads the plug-in once; a program that never calls it loads nothing of CUDA.
 ///
@@ -44,10 +52,13 @@ struct RankDevice {
 };
 
 /// Chooses this rank's device, and loads the plug-in for a GPU: number LOCAL_RANK modulo this host's GPUs.
-/// kAuto takes the CPU if there is no GPU or, with a warning, no plug-in.
+/// kAuto takes the CPU if there is no GPU and, with a warning, if the GPU, its driver or the plug-in cannot
+/// be used.
 ///
-/// throws  as cuda_plugin(), and UsageError if a GPU is asked for and there is none
-RankDevice choose_device(DeviceChoice wanted, int local_rank);
+/// throws  as cuda_plugin(), and UsageError saying why if a GPU is asked for and cannot be had
+///
+/// local_world_size  the first rank here says how many GPUs these ranks leave idle; 0: unknown
+RankDevice choose_device(DeviceChoice wanted, int local_rank, int local_world_size = 0);
 
 /// True for NCCL, false for Gloo.
 ///
@@ -55,5 +66,8 @@ RankDevice choose_device(DeviceChoice wanted, int local_rank);
 /// throws  UsageError naming the ranks if only some have a GPU, or if NCCL is asked for and some have none or
 ///         share one
 bool use_nccl(BackendChoice wanted, const std::vector<std::string>& gpus);
+
+/// "ranks 0 and 8 share GPU 3f...": the first GPU that several ranks compute on; empty if there is none.
+std::string shared_gpu(const std::vector<std::string>& gpus);
 
 }  // namespace ddprun::ddp

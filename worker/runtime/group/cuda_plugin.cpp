@@ -10,12 +10,19 @@
 namespace ddprun::ddp {
 namespace {
 
-c10::intrusive_ptr<c10d::Backend> make_nccl(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                                            std::chrono::milliseconds timeout, c10::Device device) {
-  c10::cuda::set_device(device.index());
-  auto options = c10d::ProcessGroupNCCL::Options::create();
-  options->timeout = timeout;
-  return c10::make_intrusive<c10d::ProcessGroupNCCL>(store, rank, size, std::move(options));
+/// Connects at once, to this device: the first collective then does not, and a wrong set-up fails here.
+c10::intrusive_ptr<c10d::Backend> make_nccl(const NcclGroup& group) {
+  c10::cuda::set_device(group.device.index());
+  auto options = c10d::ProcessGroupNCCL::Options::create(/*is_high_priority_stream=*/true);
+  options->timeout = group.timeout;
+  options->group_name = group.name;
+  options->global_ranks_in_group.assign(group.world_ranks.begin(), group.world_ranks.end());
+  auto nccl =
+      c10::make_intrusive<c10d::ProcessGroupNCCL>(group.store, group.rank, group.size, std::move(options));
+  nccl->setGroupUid(group.name);
+  nccl->setBoundDeviceId(group.device);
+  nccl->eagerConnectSingleDevice(group.device);
+  return nccl;
 }
 
 std::string versions() {

@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <string>
+#include <vector>
 
 namespace c10d {
 class Backend;
@@ -13,13 +14,22 @@ class Store;
 
 namespace ddprun::ddp {
 
+/// What an NCCL communicator is made of.
+struct NcclGroup {
+  c10::intrusive_ptr<c10d::Store> store;
+  int rank = 0;
+  int size = 1;
+  std::string name;
+  std::vector<int> world_ranks;  ///< the members' ranks in the whole job
+  std::chrono::milliseconds timeout{};
+  c10::Device device = c10::kCPU;
+};
+
 /// The interface of libddprun_cuda.so, which links libtorch_cuda, as the programs do not: loading it
 /// registers CUDA with LibTorch.
 struct CudaPlugin {
   const char* build;  ///< must be kCudaPluginBuild of the program that loads it
-  c10::intrusive_ptr<c10d::Backend> (*make_nccl)(const c10::intrusive_ptr<c10d::Store>& store, int rank,
-                                                 int size, std::chrono::milliseconds timeout,
-                                                 c10::Device device);
+  c10::intrusive_ptr<c10d::Backend> (*make_nccl)(const NcclGroup& group);
   void (*set_device)(c10::Device device);   ///< for this thread's CUDA calls that name no device
   std::string (*dump_nccl_trace)();         ///< the flight recorder's ring, as JSON
   std::string (*versions)();                ///< "CUDA 13.0, NCCL 2.28.9"

@@ -193,7 +193,7 @@ ProcessGroup ProcessGroup::connect(const WorkerEnv& env, const Options& options)
   check_store(env, options.init_method);
   parts.shares_memory = options.shared_memory && shared_memory_allowed();
 
-  const RankDevice device = choose_device(options.device, env.local_rank);
+  const RankDevice device = choose_device(options.device, env.local_rank, env.local_world_size);
   parts.device = device.device;
   std::vector<std::string> devices = {device.id};
   if (env.world_size > 1) {
@@ -207,6 +207,11 @@ ProcessGroup ProcessGroup::connect(const WorkerEnv& env, const Options& options)
                   : exchange(parts.store, env.rank, env.world_size, device.id);
   }
   parts.nccl = use_nccl(options.backend, devices);
+  if (const auto shared = shared_gpu(devices);
+      env.rank == 0 && options.backend == BackendChoice::kAuto && !shared.empty())
+    log_warning(shared +
+                ", which NCCL does not support: all collectives go through the CPU (Gloo); start "
+                "at most one rank for each GPU");
   // Simulated nodes on one host use the network.
   parts.one_host = env.world_size > 1 && env.local_world_size == env.world_size;
   if (env.world_size > 1) state->make();

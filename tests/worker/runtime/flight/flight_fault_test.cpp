@@ -14,6 +14,7 @@
 #include <ddprun/flight/flight_dump.h>
 #include <ddprun/flight/record_collectives.h>
 #include <ddprun/group/process_group.h>
+#include <ddprun/run/run_worker.h>
 #include "tests/support/catch.h"
 #include "tests/support/run_ranks.h"
 #include "tests/worker/runtime/ddp/rank_faults.h"
@@ -65,6 +66,30 @@ TEST_CASE("a rank that never enters a collective is named, with its position", "
     CHECK(dump.collectives.back().elements == (rank == 1 ? 7 : 4096));
   }
   CHECK(test::flight_report_of(dir.path()) == 1);
+}
+
+TEST_CASE("what a rank's own program throws while a collective is under way stays what it is",
+          "[flight][fault]") {
+  const test::SumsInMemory sums(GENERATE(true, false));
+  const HeldPort port;
+  test::Done thrown;
+  test::fork_ranks(2, [&](int rank) {
+    const auto message = failure_of(port, rank, 2, [&](const ProcessGroup& group) {
+      if (rank == 1) thrown.wait_for(1);
+      std::vector<torch::Tensor> tensors = {torch::ones({9})};
+      const auto work = group.handle()->allreduce(tensors);
+      if (rank == 0) {
+        const auto explained =
+            ddp::explained_failure(std::make_exception_ptr(UsageError("--epochs: expected a number")));
+        const auto failure = describe_failure(explained);
+        ensure(failure.message == "--epochs: expected a number" && failure.exit_code == 2,
+               failure.message.c_str());
+        thrown.tell();
+      }
+      work->wait();
+    });
+    ensure(message.empty(), message.c_str());
+  });
 }
 
 TEST_CASE("a rank that calls something else is named, on both sides", "[flight][fault]") {

@@ -3,6 +3,8 @@
 
 #include <ATen/detail/CUDAHooksInterface.h>
 
+#include <dlfcn.h>
+
 #include <array>
 #include <cstdio>
 #include <cstdlib>
@@ -12,6 +14,7 @@
 #include <torch/types.h>
 
 #include <ddprun/common/errors.h>
+#include <ddprun/common/logging.h>
 #include <ddprun/group/process_group.h>
 #include "tests/support/catch.h"
 
@@ -20,6 +23,16 @@ using namespace ddprun::ddp;
 using ddprun::test::ContainsSubstring;
 
 namespace {
+
+/// While it lives, this process finds a driver that says so; fake_cuda.cpp explains the text.
+class FakeCuda {
+ public:
+  explicit FakeCuda(const std::string& driver) {
+    if (::dlopen(DDPRUN_FAKE_CUDA, RTLD_NOW | RTLD_LOCAL) == nullptr) throw std::runtime_error(::dlerror());
+    ::setenv("FAKE_CUDA", driver.c_str(), 1);
+  }
+  ~FakeCuda() { ::unsetenv("FAKE_CUDA"); }
+};
 
 void skip_with_a_gpu() {
   if (!query_cuda_driver().gpus.empty()) test::skip("there is a GPU here");
@@ -76,6 +89,65 @@ TEST_CASE("without a GPU the device chosen by itself is the CPU", "[cuda_backend
   const auto group = ProcessGroup::connect(WorkerEnv{}, {.device = DeviceChoice::kAuto});
   CHECK(group.device() == at::Device(at::kCPU));
   CHECK(group.backend() == "gloo");
+}
+
+TEST_CASE("a GPU is refused if the driver, its mode or its architecture rules it out", "[cuda_backend]") {
+  const auto gpu = [](const char* name, int capability) {
+    Gpu made;
+    made.name = name;
+    made.capability = capability;
+    return made;
+  };
+  CudaDriver driver;
+  driver.version = 12040;
+  driver.gpus = {gpu("A100", 80), gpu("P100", 60)};
+  CHECK(gpu_problem(driver, 0, 12060).empty());  // any driver of the same major version
+  CHECK(gpu_problem(driver, 0, 13000) ==
+        "the NVIDIA driver runs CUDA up to 12.4, and this build needs 13.0: update the driver");
+  CHECK(gpu_problem(driver, 1, 12060).empty());
+  driver.version = 13000;
+  CHECK(gpu_problem(driver, 1, 13000) ==
+        "GPU 1 (P100) has compute capability 6.0, and a build for CUDA 13.0 needs at least 7.5");
+  CHECK(gpu_problem(driver, 1, 0).empty());
+  driver.gpus[0].prohibited = true;
+  CHECK(gpu_problem(driver, 0, 0) ==
+        "GPU 0 (A100) is in the compute mode 'prohibited' (nvidia-smi -c 0 ends it)");
+}
+
+TEST_CASE("the driver is asked for versions, modes and architectures", "[cuda_backend]") {
+  const FakeCuda fake("version=12040;name=A100 capability=80 uuid=3b;name=T4 capability=75 mode=2");
+  const CudaDriver driver = query_cuda_driver();
+  CHECK(driver.version == 12040);
+  CHECK_FALSE(driver.broken);
+  REQUIRE(driver.gpus.size() == 2);
+  CHECK(driver.gpus[0].name == "A100");
+  CHECK(driver.gpus[0].capability == 80);
+  CHECK(driver.gpus[0].uuid == "0000000000000000000000000000003b");
+  CHECK_FALSE(driver.gpus[0].prohibited);
+  CHECK(driver.gpus[1].prohibited);
+}
+
+TEST_CASE("a driver that fails is named, and auto computes on the CPU", "[cuda_backend]") {
+  for (const char* text : {"error=803", "version=12040;name=T4 capability=75 mode=2"}) {
+    const FakeCuda fake(text);
+    CAPTURE(text);
+    const auto reason = std::string(text) == "error=803" ? "the NVIDIA driver says: system has unsupported"
+                                                         : "GPU 0 (T4) is in the compute mode 'prohibited'";
+    CHECK_THROWS_WITH(
+        choose_device(DeviceChoice::kCuda, 0),
+        ContainsSubstring("--device=cuda: expected an NVIDIA GPU, but ") && ContainsSubstring(reason));
+    int warnings = 0;
+    before_logging([&] { ++warnings; });
+    CHECK(choose_device(DeviceChoice::kAuto, 0).device == at::Device(at::kCPU));
+    before_logging({});
+    CHECK(warnings == 1);
+  }
+}
+
+TEST_CASE("ranks that share a GPU are named", "[cuda_backend]") {
+  CHECK(shared_gpu({"a", "b"}).empty());
+  CHECK(shared_gpu({"cpu", "cpu"}).empty());
+  CHECK(shared_gpu({"b", "a", "b"}) == "ranks 0 and 2 share GPU b");
 }
 
 TEST_CASE("a plug-in that cannot be loaded is refused with the way to get it", "[cuda_backend]") {

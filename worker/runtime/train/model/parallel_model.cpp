@@ -129,6 +129,7 @@ ddp::CommHook ParallelModel::make_hook() {
 std::unique_ptr<ParallelEngine> ParallelModel::make_engine() {
   auto& module = *run_.task.module;
   module.to(run_.group.device());
+  set_matmul_precision(run_.options.precision.matmul, run_.options.precision.cudnn_benchmark);
   if (run_.options.precision.channels_last) to_channels_last(module);
   if (run_.options.parallel.sync_batch_norm) ddp::convert_sync_batchnorm(module, run_.group);
   if (run_.options.parallel.fsdp) return make_sharded_engine(run_);

@@ -30,6 +30,8 @@ struct ParallelOptions {
 struct PrecisionOptions {
   Precision precision = Precision::k32;
   bool channels_last = false;
+  std::string matmul = "highest";  ///< of float32's matrix products: highest, high or medium
+  bool cudnn_benchmark = false;    ///< cuDNN tries its algorithms for each new shape
 };
 
 /// Which checkpoints to keep, and when to stop early.

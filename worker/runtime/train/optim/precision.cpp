@@ -1,10 +1,21 @@
 #include <ddprun/train/optim/precision.h>
 
+#include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
 #include <torch/nn/module.h>
 #include <torch/types.h>
 
+#include <stdexcept>
+
 namespace ddprun::train {
+
+void set_matmul_precision(const std::string& matmul, bool cudnn_benchmark) {
+  if (matmul != "highest" && matmul != "high" && matmul != "medium")
+    throw std::invalid_argument("set_matmul_precision: expected highest, high or medium, got '" + matmul +
+                                "'");
+  at::globalContext().setFloat32MatmulPrecision(matmul);
+  at::globalContext().setBenchmarkCuDNN(cudnn_benchmark);
+}
 
 AutocastScope::AutocastScope(Precision precision, c10::DeviceType device)
     : device_(device), active_(precision != Precision::k32) {

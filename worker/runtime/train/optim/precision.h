@@ -3,6 +3,8 @@
 #include <c10/core/DeviceType.h>
 #include <c10/core/ScalarType.h>
 
+#include <string>
+
 namespace at {
 class Tensor;
 }
@@ -31,6 +33,14 @@ class [[nodiscard]] AutocastScope {
   bool active_, was_enabled_ = false, was_caching_ = false;
   c10::ScalarType previous_type_{};
 };
+
+/// torch.set_float32_matmul_precision() and torch.backends.cudnn.benchmark, of the whole process.
+///
+/// matmul           "highest", "high" (TF32 on a GPU) or "medium" (bf16, also on CPUs that have it): of
+///                  float32's matrix products; convolutions follow on a GPU
+/// cudnn_benchmark  cuDNN tries its algorithms for each new shape and keeps the fastest
+/// throws           std::invalid_argument for another word
+void set_matmul_precision(const std::string& matmul, bool cudnn_benchmark);
 
 /// module.to(memory_format=torch.channels_last), for 4-D parameters and buffers (convolutions' weights). Call
 /// it before creating the optimizer and DDP.

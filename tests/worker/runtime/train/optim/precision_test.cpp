@@ -1,5 +1,6 @@
 #include <ddprun/train/optim/precision.h>
 
+#include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -13,6 +14,18 @@ using namespace ddprun;
 using train::AutocastScope;
 using train::Precision;
 namespace nn = torch::nn;
+
+TEST_CASE("the precision of float32's matrix products is the process's", "[precision]") {
+  for (const char* matmul : {"medium", "high", "highest"}) {
+    train::set_matmul_precision(matmul, std::string(matmul) == "high");
+    const auto precision = at::globalContext().float32MatmulPrecision();
+    CHECK((precision == at::Float32MatmulPrecision::HIGHEST) == (std::string(matmul) == "highest"));
+    CHECK((precision == at::Float32MatmulPrecision::HIGH) == (std::string(matmul) == "high"));
+    CHECK(at::globalContext().benchmarkCuDNN() == (std::string(matmul) == "high"));
+  }
+  CHECK_THROWS_WITH(train::set_matmul_precision("low", false),
+                    "set_matmul_precision: expected highest, high or medium, got 'low'");
+}
 
 TEST_CASE("matrix products are of the scope's type, gradients of the weights'", "[precision]") {
   nn::Linear layer(4, 3);

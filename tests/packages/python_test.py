@@ -1,0 +1,121 @@
+"""The Python module: signs of life and error files reach the real ddprun, run folders of the real worker are read.
+
+usage: python_test.py DDPRUN [WORKER]
+"""
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+SOURCE = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(SOURCE / "packaging"))
+import ddprun  # noqa: E402
+
+DDPRUN = sys.argv[1]
+WORKER = sys.argv[2] if len(sys.argv) > 2 else None
+
+
+def job(script, *flags):
+    """Runs the script under ddprun on two ranks; returns exit code and what ddprun said."""
+    with tempfile.TemporaryDirectory() as folder:
+        program = pathlib.Path(folder, "program.py")
+        program.write_text(script)
+        environment = {**os.environ, "PYTHONPATH": str(SOURCE / "packaging"), "PYTHON_EXEC": sys.executable}
+        done = subprocess.run([DDPRUN, "--nproc-per-node=2", *flags, program], capture_output=True, text=True,
+                              env=environment, timeout=60)
+        return done.returncode, done.stdout + done.stderr
+
+
+class Seam(unittest.TestCase):
+    def test_a_rank_that_sends_signs_of_life_does_not_hang(self):
+        beats = "import ddprun, time\nfor _ in range(20):\n    time.sleep(0.2)\n    ddprun.heartbeat()\n"
+        self.assertEqual(0, job(beats, "--hang-timeout=2")[0])
+        silent = beats.replace("    ddprun.heartbeat()", "    ddprun.heartbeat() if _ < 1 else None")
+        code, said = job(silent, "--hang-timeout=2")
+        self.assertEqual(124, code, said)
+
+    def test_heartbeat_does_nothing_without_ddprun(self):
+        os.environ.pop("DDPRUN_HEARTBEAT_FD", None)
+        ddprun.heartbeat()
+
+    def test_the_report_has_the_recorded_error_and_where_it_came_from(self):
+        code, said = job("""
+import ddprun, os, time
+@ddprun.record
+def main(what):
+    if os.environ["RANK"] == "1":
+        raise KeyError(what)
+    time.sleep(60)
+main("no such 'label'")
+""")
+        self.assertEqual(1, code, said)
+        self.assertIn('''KeyError: "no such 'label'"''', said)
+        self.assertIn("in main", said)
+
+    def test_an_error_file_that_is_there_stays(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, "error.json")
+            os.environ["TORCHELASTIC_ERROR_FILE"] = str(path)
+            fail = ddprun.record(lambda text: int(text))
+            for text in "first", "second":
+                with self.assertRaises(ValueError):
+                    fail(text)
+            del os.environ["TORCHELASTIC_ERROR_FILE"]
+            message = json.loads(path.read_text())["message"]
+            self.assertIn("'first'", message["message"])
+            self.assertEqual({"py_callstack", "timestamp"}, set(message["extraInfo"]))
+            self.assertEqual(["error.json"], os.listdir(folder))
+
+
+class Runs(unittest.TestCase):
+    def test_a_run_folder_of_the_worker(self):
+        if WORKER is None:
+            self.skipTest("built without the worker")
+        with tempfile.TemporaryDirectory() as folder:
+            out = pathlib.Path(folder, "run")
+            subprocess.run([WORKER, "toy", "3", "1", "--out", out], check=True, capture_output=True, cwd=folder)
+            run = ddprun.read_run(out)
+            lengths = {len(column) for column in run["metrics"].values()}
+            self.assertEqual(1, len(lengths))
+            self.assertEqual(run["summary"]["steps"], run["metrics"]["step"][-1])
+            self.assertEqual("toy", run["config"]["task"])
+            self.assertTrue(run["checkpoints"] and run["checkpoints"][0].is_file())
+            self.assertTrue(run["environment"]["torch"])
+            python = os.environ.get("DDPRUN_TEST_PYTHON")
+            if python:
+                frame = ("import ddprun, pandas, sys\n"
+                         "print(len(pandas.DataFrame(ddprun.read_run(sys.argv[1])['metrics'])))")
+                done = subprocess.run([python, "-c", frame, out], capture_output=True, text=True, check=True,
+                                      env={**os.environ, "PYTHONPATH": str(SOURCE / "packaging")})
+                self.assertEqual(lengths, {int(done.stdout)})
+
+    def test_a_row_that_is_being_written_is_left_out_and_a_broken_one_is_named(self):
+        with tempfile.TemporaryDirectory() as folder:
+            file = pathlib.Path(folder, "metrics.jsonl")
+            file.write_text('{"step":1,"loss":null}\n{"step":2,"acc":0.5}\n{"st')
+            self.assertEqual({"step": [1, 2], "loss": [None, None], "acc": [None, 0.5]}, ddprun.read_run(folder)["metrics"])
+            file.write_text('{"step":1}\n{"st\n')
+            with self.assertRaisesRegex(ValueError, r"metrics\.jsonl:2: "):
+                ddprun.read_run(folder)
+
+    def test_another_folder_is_refused(self):
+        with tempfile.TemporaryDirectory() as folder, self.assertRaises(FileNotFoundError):
+            ddprun.read_run(folder)
+
+
+class Types(unittest.TestCase):
+    def test_the_module_is_typed(self):
+        python = os.environ.get("DDPRUN_TEST_PYTHON")
+        if not python:
+            self.skipTest("no DDPRUN_TEST_PYTHON, which has mypy")
+        done = subprocess.run([python, "-m", "mypy", "--strict", "--allow-any-generics", "--ignore-missing-imports",
+                               "--cache-dir=/dev/null", "ddprun/__init__.py"],
+                              cwd=SOURCE / "packaging", capture_output=True, text=True)
+        self.assertEqual(0, done.returncode, done.stdout + done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1], verbosity=2)
