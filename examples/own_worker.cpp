@@ -1,17 +1,14 @@
-// A complete training program: a small network tells apart points on two half moons, on any number of ranks.
+// A complete training program: a small network tells apart points on two half moons, on any number of ranks,
+// on CPUs or GPUs.
 //
-//   ddprun --nproc-per-node=2 ./own_worker    # or ./own_worker alone, as a single process
+//   ddprun --nproc-per-node=2 ./own_worker    # or torchrun --no-python, or ./own_worker alone
 #include <ddprun/runtime.h>
 #include <torch/torch.h>
 
-#include <iostream>
 #include <numbers>
-#include <string>
 
-using namespace ddprun;
-
-/// The data: examples by number. A real data set may read files; several threads may ask at once.
-class Moons : public data::Dataset {
+/// The data: anything with a size and a way to get examples. Several threads may ask at once.
+class Moons {
  public:
   explicit Moons(std::int64_t size) {
     labels_ = torch::arange(size) % 2;
@@ -20,8 +17,8 @@ class Moons : public data::Dataset {
     points_ = torch::stack({side * torch::cos(angle) + labels_, side * torch::sin(angle) + 0.5 * labels_}, 1);
     points_ += 0.1 * torch::randn({size, 2});
   }
-  std::int64_t size() const override { return labels_.size(0); }
-  data::Batch get_batch(const std::vector<std::int64_t>& indices) const override {
+  std::int64_t size() const { return labels_.size(0); }
+  std::pair<torch::Tensor, torch::Tensor> get_batch(const std::vector<std::int64_t>& indices) const {
     const auto which = torch::tensor(indices);
     return {points_.index_select(0, which), labels_.index_select(0, which)};
   }
@@ -33,59 +30,40 @@ class Moons : public data::Dataset {
 
 /// The model: any torch::nn::Module.
 struct Net : torch::nn::Module {
-  torch::nn::Linear hidden = register_module("hidden", torch::nn::Linear(2, 32));
-  torch::nn::Linear output = register_module("output", torch::nn::Linear(32, 2));
+  explicit Net(std::int64_t width)
+      : hidden(register_module("hidden", torch::nn::Linear(2, width))),
+        output(register_module("output", torch::nn::Linear(width, 2))) {}
 
   torch::Tensor forward(const torch::Tensor& points) { return output(torch::relu(hidden(points))); }
+
+  torch::nn::Linear hidden, output;
 };
 
-/// The share of right answers. Every rank tests its share of the examples; each example counts once.
-double accuracy(Net& net, const Moons& set, const ddp::ProcessGroup& group) {
-  const torch::NoGradGuard no_grad;
-  const auto share = set.get_batch(data::exact_share(set.size(), group.size(), group.rank()));
-  const auto right = net.forward(share.input).argmax(1).eq(share.target).sum().item<double>();
-  return ddp::all_reduce_sum(group, {right})[0] / static_cast<double>(set.size());
-}
+int main() {
+  return ddprun::run([](ddprun::Context& ctx) {  // rank, world size, device, process group
+    torch::manual_seed(0);                       // the same data on every rank
+    ddprun::DistributedDataParallel<Net> model(ctx, Net(64));
+    torch::optim::Adam optimizer(model->parameters(), 1e-2);
+    ddprun::DataLoader loader(ctx, Moons(4000), {.batch_size = 64});
+    ddprun::DataLoader test_loader(ctx, Moons(1000), {.batch_size = 250, .each_once = true});
+    ddprun::Checkpoint checkpoint(ctx, "own_worker.pt", model, optimizer);
 
-void train_net(const WorkerEnv& env) {
-  torch::manual_seed(0);  // the same data on every rank; DistributedDataParallel equalises the weights
-  const Moons train_set(4000), test_set(1000);
-  Net net;
-  torch::optim::Adam optimizer(net.parameters(), 0.01);
-
-  auto group = ddp::ProcessGroup::connect(env, {});
-  ddp::DistributedDataParallel parallel(net, group);
-  data::DistributedSampler sampler(train_set.size(), group.size(), group.rank(), {});
-  const Heartbeat heartbeat(env.heartbeat_fd);  // for ddprun --hang-timeout
-
-  std::int64_t step = 0;
-  constexpr int kEpochs = 5;
-  for (int epoch = 0; epoch < kEpochs; ++epoch) {
-    sampler.set_epoch(epoch);
-    data::Loader loader(train_set, sampler.indices(), /*batch_size=*/64, /*threads=*/1);
-    double loss_sum = 0;
-    while (const auto batch = loader.next()) {
-      optimizer.zero_grad();
-      auto loss = parallel.forward(
-          [&] { return torch::cross_entropy_loss(net.forward(batch->input), batch->target); });
-      loss.backward();  // now each gradient is the mean over the ranks
-      optimizer.step();
-      loss_sum += loss.item<double>();
-      heartbeat.beat();
-      ++step;
+    for (std::int64_t epoch = checkpoint.resume(); epoch < 5; checkpoint.save(++epoch)) {
+      double loss_sum = 0, right = 0;
+      for (auto& [input, target] : loader.epoch(epoch)) {
+        optimizer.zero_grad();
+        auto loss = torch::cross_entropy_loss(model(input), target);
+        loss.backward();  // now each gradient is the mean over the ranks
+        optimizer.step();
+        loss_sum += loss.item<double>();
+        ctx.heartbeat();  // for ddprun --hang-timeout
+      }
+      const torch::NoGradGuard no_grad;
+      for (auto& [input, target] : test_loader.epoch())
+        right += model(input).argmax(1).eq(target).sum().item<double>();
+      const double loss = ctx.all_reduce(loss_sum / static_cast<double>(loader.batches()), ddprun::Op::kMean);
+      const double accuracy = ctx.all_reduce(right) / static_cast<double>(test_loader.dataset().size());
+      ctx.print("epoch ", epoch + 1, ": loss ", loss, ", accuracy ", accuracy);
     }
-    const double loss = ddp::all_reduce_sum(group, {loss_sum})[0] / (loader.batches() * group.size());
-    const double right = accuracy(net, test_set, group);
-    if (group.rank() == 0)
-      std::cout << "epoch " << epoch + 1 << ": loss " << loss << ", accuracy " << right << std::endl;
-    if (group.rank() == 0)
-      train::save_checkpoint("own_worker.pt",
-                             {train::state_dict(net), train::optimizer_state_dict(optimizer), epoch, step});
-  }
-  const auto norm = torch::nn::utils::parameters_to_vector(net.parameters()).norm().item<double>();
-  std::cout << "rank " + std::to_string(env.rank) + ": weights of norm " + std::to_string(norm) + "\n"
-            << std::flush;
-  group.close();
+  });
 }
-
-int main() { return run_worker(train_net); }

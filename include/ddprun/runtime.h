@@ -10,6 +10,7 @@
 #include <ddprun/data/dataset.h>
 #include <ddprun/data/distributed_sampler.h>
 #include <ddprun/data/loader.h>
+#include <ddprun/data/prefetcher.h>
 #include <ddprun/ddp/comm_hooks.h>
 #include <ddprun/ddp/distributed_data_parallel.h>
 #include <ddprun/ddp/nan_check.h>
@@ -25,6 +26,9 @@
 #include <ddprun/group/spawn.h>
 #include <ddprun/report/metric_sink.h>
 #include <ddprun/report/tensorboard_sink.h>
+#include <ddprun/run/context.h>
+#include <ddprun/run/data_loader.h>
+#include <ddprun/run/distributed.h>
 #include <ddprun/run/run_worker.h>
 #include <ddprun/serialize/pt_file.h>
 #include <ddprun/serialize/safetensors.h>

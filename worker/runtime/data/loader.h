@@ -1,11 +1,12 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include <ddprun/data/dataset.h>
+#include <ddprun/data/prefetcher.h>
 
 namespace ddprun::data {
 
@@ -31,9 +32,6 @@ class Loader {
 
   /// For a single pass; start_epoch(indices) is already done.
   Loader(const Dataset& dataset, std::vector<std::int64_t> indices, std::int64_t batch_size, int threads);
-  ~Loader();
-  Loader(const Loader&) = delete;
-  Loader& operator=(const Loader&) = delete;
 
   /// Begins an epoch, dropping the rest of the previous one.
   ///
@@ -41,21 +39,22 @@ class Loader {
   /// epoch        from 0, for augmentation
   /// first_batch  how many batches to skip, 0 .. batches(): where a resumed epoch continues
   /// throws       std::invalid_argument if first_batch is out of range
-  void start_epoch(std::vector<std::int64_t> indices, std::int64_t epoch = 0, std::int64_t first_batch = 0);
+  void start_epoch(std::vector<std::int64_t> indices, std::int64_t epoch = 0, std::int64_t first_batch = 0) {
+    prefetcher_.start_epoch(std::move(indices), epoch, first_batch);
+  }
 
   /// The next batch; nullopt after the last. Rethrows what the data set threw for it.
   std::optional<Batch> next();
 
   /// Batches of the epoch, including skipped ones.
-  std::int64_t batches() const;
+  std::int64_t batches() const { return prefetcher_.batches(); }
 
   /// The number, from 0, of the batch that next() will return; batches() after the last. Checkpoints store
   /// it.
-  std::int64_t position() const;
+  std::int64_t position() const { return prefetcher_.position(); }
 
  private:
-  struct Shared;
-  std::unique_ptr<Shared> shared_;
+  Prefetcher prefetcher_;
 };
 
 }  // namespace ddprun::data

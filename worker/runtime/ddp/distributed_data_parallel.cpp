@@ -109,6 +109,8 @@ std::shared_ptr<c10d::Reducer> make_reducer(const std::vector<torch::Tensor>& pa
 /// With one rank there is no reducer.
 struct DistributedDataParallel::Engine {
   Engine(torch::nn::Module& module, const ProcessGroup& group, const Options& options);
+  ~Engine();
+  void notice_unsynchronised(std::size_t parameter);
 
   void before_forward(bool synchronize, std::optional<std::int64_t> samples);
   void after_forward(bool synchronize, const OutputVisitor& visit_output);
@@ -135,6 +137,10 @@ struct DistributedDataParallel::Engine {
   const Options options;
   std::vector<at::Tensor> parameters;  // the reducer's
   std::vector<std::string> names;
+  std::vector<unsigned> hooks;                // of the parameters
+  std::vector<std::int64_t> seen_in_forward;  // by parameter: the forward that its last gradient came from
+  std::int64_t forwards = 0;                  // with gradient, also those of no_sync()
+  bool warned = false;
   bool has_sparse_gradients = false;
 
   bool has_comm_hook = false, has_run_forward = false, has_rebuilt_buckets = false;
@@ -174,6 +180,22 @@ DistributedDataParallel::Engine::Engine(torch::nn::Module& module, const Process
   logger->set_construction_data_and_log(module.name(), {}, -1, options.broadcast_buffers,
                                         /*has_sync_bn=*/false, options.static_graph);
   if (options.static_graph) reduce_at_end.emplace(parameters, [this] { reducer->delay_all_reduce(); });
+  seen_in_forward.resize(parameters.size());
+  for (std::size_t i = 0; i < parameters.size(); ++i)
+    hooks.push_back(parameters[i].register_hook([this, i](const at::Tensor&) { notice_unsynchronised(i); }));
+}
+
+DistributedDataParallel::Engine::~Engine() {
+  for (std::size_t i = 0; i < hooks.size(); ++i) parameters[i].remove_hook(hooks[i]);
+}
+
+/// Warns, once, of a gradient that no forward() of this led to: the ranks would drift apart without a word.
+void DistributedDataParallel::Engine::notice_unsynchronised(std::size_t parameter) {
+  if (std::exchange(seen_in_forward[parameter], forwards) != forwards || std::exchange(warned, true)) return;
+  log_warning(
+      "DistributedDataParallel: the gradient of " + names[parameter] +
+      " comes from a forward pass that the other ranks do not share: call the DistributedDataParallel, "
+      "not its module");
 }
 
 /// Only right before the first forward whose gradients are reduced: until the first reduction ends, the
@@ -188,6 +210,7 @@ void DistributedDataParallel::Engine::start_static_graph() {
 void DistributedDataParallel::Engine::before_forward(bool synchronize,
                                                      std::optional<std::int64_t> samples_here) {
   const bool training = torch::GradMode::is_enabled(), reduces = training && synchronize;
+  forwards += training ? 1 : 0;
   if (reduces) {
     if (options.static_graph && iterations == 0)
       start_static_graph();

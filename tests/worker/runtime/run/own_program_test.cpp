@@ -1,0 +1,260 @@
+// What a user's own program is made of: Context, DistributedDataParallel<Module>, DataLoader, Checkpoint.
+#include <ddprun/run/context.h>
+#include <ddprun/run/data_loader.h>
+#include <ddprun/run/distributed.h>
+
+#include <torch/data/datasets/tensor.h>
+#include <torch/nn/functional/loss.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/sgd.h>
+
+#include <functional>
+#include <optional>
+#include <string>
+
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
+#include <ddprun/common/logging.h>
+#include <ddprun/data/loader.h>
+#include "tests/support/catch.h"
+#include "tests/support/run_ranks.h"
+
+using namespace ddprun;
+using test::ContainsSubstring;
+
+namespace {
+
+struct Net : torch::nn::Module {
+  Net()
+      : first(register_module("first", torch::nn::Linear(3, 4))),
+        second(register_module("second", torch::nn::Linear(4, 1))) {}
+  torch::Tensor forward(const torch::Tensor& input, double scale = 1) {
+    return second(torch::tanh(first(input))) * scale;
+  }
+  torch::nn::Linear first, second;
+};
+
+/// Examples i: ([i, i, i], [2 i]).
+struct Numbers {
+  std::int64_t count;
+  std::int64_t size() const { return count; }
+  std::pair<torch::Tensor, torch::Tensor> get(std::int64_t index) const {
+    const auto value = static_cast<double>(index);
+    return {torch::full({3}, value), torch::full({1}, 2 * value)};
+  }
+};
+
+/// Batches of a type of one's own.
+struct Words {
+  struct Batch {
+    std::vector<std::string> words;
+    std::int64_t first;
+  };
+  std::int64_t size() const { return 5; }
+  Batch get_batch(const std::vector<std::int64_t>& indices) const {
+    Batch batch{{}, indices.front()};
+    for (const auto index : indices) batch.words.emplace_back(static_cast<std::size_t>(index + 1), 'x');
+    return batch;
+  }
+};
+
+void on_ranks(int ranks, const std::function<void(const Context&)>& run) {
+  test::run_ranks(ranks, [&](const ddp::ProcessGroup& group) {
+    WorkerEnv env;
+    env.rank = group.rank();
+    env.world_size = group.size();
+    run(Context(env, group));
+  });
+}
+
+std::vector<double> weights_of(torch::nn::Module& module) {
+  std::vector<double> all;
+  for (const auto& parameter : module.parameters()) {
+    const auto flat = parameter.detach().to(torch::kDouble).view(-1).contiguous();
+    all.insert(all.end(), flat.data_ptr<double>(), flat.data_ptr<double>() + flat.numel());
+  }
+  return all;
+}
+
+torch::Tensor loss_of(DistributedDataParallel<Net>& model, const Context& ctx, int step) {
+  torch::manual_seed(100 * step + ctx.rank());
+  const auto input = torch::randn({5, 3});
+  return torch::nn::functional::mse_loss(model(input), input.sum(1, true));
+}
+
+}  // namespace
+
+TEST_CASE("a context's collectives take tensors and numbers", "[own_program]") {
+  const int ranks = GENERATE(1, 3);
+  on_ranks(ranks, [ranks](const Context& ctx) {
+    const double last = ranks - 1;
+    const auto mine = torch::tensor({1.0 + ctx.rank(), 5.0});
+    const auto equal = [](const torch::Tensor& got, const torch::Tensor& expected) {
+      ensure(torch::equal(got, expected), "the tensor expected");
+    };
+    equal(ctx.all_reduce(mine), torch::tensor({ranks * (last + 2) / 2, 5.0 * ranks}));
+    equal(ctx.all_reduce(mine, Op::kMean), torch::tensor({(last + 2) / 2, 5.0}));
+    equal(ctx.all_reduce(mine, Op::kMax), torch::tensor({1 + last, 5.0}));
+    equal(ctx.all_reduce(torch::tensor({ctx.rank()}), Op::kMin), torch::tensor({0}));
+    equal(mine, torch::tensor({1.0 + ctx.rank(), 5.0}));
+    ensure(ctx.all_reduce(1.0 + ctx.rank(), Op::kMean) == (last + 2) / 2, "the mean of numbers");
+    equal(ctx.broadcast(mine, ranks - 1), torch::tensor({1 + last, 5.0}));
+    const auto all = ctx.all_gather(mine.t());
+    ensure(static_cast<int>(all.size()) == ranks, "a tensor from each rank");
+    equal(all.back(), torch::tensor({1 + last, 5.0}));
+    ensure(ctx.gather(mine, ranks - 1).empty() == (ctx.rank() != ranks - 1), "one rank gets them");
+    ctx.barrier();
+    try {
+      ctx.all_reduce(torch::tensor({1}), Op::kMean);
+      ensure(false, "refused");
+    } catch (const std::invalid_argument& error) {
+      ensure(
+          std::string(error.what()) == "all_reduce: expected a floating-point tensor for the mean, got Long",
+          error.what());
+    }
+  });
+}
+
+TEST_CASE("a DistributedDataParallel<Module> trains as the engine under it", "[own_program]") {
+  on_ranks(2, [](const Context& ctx) {
+    torch::manual_seed(ctx.rank());  // rank 0's weights count
+    Net net;
+    torch::manual_seed(ctx.rank());
+    DistributedDataParallel<Net> model(ctx, Net());
+    ddp::DistributedDataParallel engine(net, ctx.group());
+    torch::optim::SGD optimizer(model->parameters(), 0.1), reference(net.parameters(), 0.1);
+    for (int step = 0; step < 3; ++step) {
+      torch::manual_seed(10 * step + ctx.rank());
+      const auto input = torch::randn({4, 3});
+      model.zero_grad();
+      reference.zero_grad();
+      {
+        const auto local = model.no_sync();
+        model(input, 0.5).mean().backward();
+      }
+      model(input, 2.0).mean().backward();
+      {
+        const auto local = engine.no_sync();
+        engine.forward([&] { return net.forward(input, 0.5); }).mean().backward();
+      }
+      engine.forward([&] { return net.forward(input, 2.0); }).mean().backward();
+      optimizer.step();
+      reference.step();
+    }
+    ensure(weights_of(model.module()) == weights_of(net), "the same weights");
+    const auto all = ctx.all_gather(model->first->weight);
+    ensure(torch::equal(all[0], all[1]), "on both ranks");
+  });
+}
+
+TEST_CASE("a gradient from the bare module is warned of once", "[own_program]") {
+  on_ranks(2, [](const Context& ctx) {
+    static int warnings = 0;
+    before_logging([] { ++warnings; });
+    DistributedDataParallel<Net> model(ctx, Net());
+    const auto input = torch::ones({2, 3});
+    for (int step = 0; step < 2; ++step) {
+      {
+        const auto local = model.no_sync();
+        model(input).sum().backward();
+      }
+      model(input).sum().backward();
+    }
+    ensure(warnings == 0, "nothing is wrong yet");
+    for (int step = 0; step < 3; ++step) model->forward(input).sum().backward();
+    ensure(warnings == 1, "one warning");
+    before_logging({});
+  });
+}
+
+TEST_CASE("a loader gives each rank the share of DistributedSampler", "[own_program]") {
+  on_ranks(2, [](const Context& ctx) {
+    DataLoader loader(ctx, Numbers{11}, {.batch_size = 4, .seed = 7});
+    data::DistributedSampler sampler(11, 2, ctx.rank(), {.seed = 7});
+    for (int epoch = 0; epoch < 2; ++epoch) {
+      sampler.set_epoch(epoch);
+      std::vector<std::int64_t> seen;
+      for (auto& [input, target] : loader.epoch(epoch)) {
+        ensure(input.size(1) == 3 && torch::equal(2 * input.narrow(1, 0, 1), target), "pairs are stacked");
+        for (int i = 0; i < input.size(0); ++i) seen.push_back(input[i][0].item<std::int64_t>());
+      }
+      ensure(seen == sampler.indices() && loader.batches() == 2, "the sampler's order");
+    }
+    DataLoader whole(ctx, Numbers{11}, {.batch_size = 4, .drop_last = true, .num_workers = 0});
+    std::int64_t examples = 0;
+    for (auto& [input, target] : whole.epoch()) examples += input.size(0);
+    ensure(examples == 4, "five each, of which four are a batch");
+    DataLoader once(ctx, Numbers{11}, {.batch_size = 4, .each_once = true});
+    double sum = 0;
+    for (auto& [input, target] : once.epoch()) sum += input.narrow(1, 0, 1).sum().item<double>();
+    ensure(ctx.all_reduce(sum) == 55, "each example once");
+  });
+}
+
+TEST_CASE("a loader takes batches of any type, a collate function and LibTorch's data sets",
+          "[own_program]") {
+  on_ranks(1, [](const Context& ctx) {
+    DataLoader words(ctx, Words(), {.batch_size = 2, .shuffle = false});
+    std::vector<std::string> all;
+    for (const auto& batch : words.epoch()) all.insert(all.end(), batch.words.begin(), batch.words.end());
+    ensure(all == std::vector<std::string>{"x", "xx", "xxx", "xxxx", "xxxxx"}, "batches of one's own type");
+
+    const auto sum = [](const std::vector<std::pair<torch::Tensor, torch::Tensor>>& examples) {
+      double total = 0;
+      for (const auto& [input, target] : examples) total += target.item<double>();
+      return total;
+    };
+    DataLoader sums(ctx, Numbers{4}, {.batch_size = 2, .shuffle = false}, sum);
+    std::vector<double> totals;
+    for (const double total : sums.epoch()) totals.push_back(total);
+    ensure(totals == std::vector<double>{2, 10}, "the collate function's");
+
+    struct Pairs : torch::data::datasets::Dataset<Pairs> {
+      torch::data::Example<> get(std::size_t index) override {
+        return {torch::full({2}, static_cast<double>(index)),
+                torch::tensor(static_cast<std::int64_t>(index))};
+      }
+      std::optional<std::size_t> size() const override { return 3; }
+    };
+    DataLoader pairs(ctx, Pairs(), {.batch_size = 3, .shuffle = false});
+    for (auto& [input, target] : pairs.epoch())
+      ensure(
+          torch::equal(input.sum(1), torch::tensor({0., 2., 4.})) && torch::equal(target, torch::arange(3)),
+          "LibTorch's data set");
+  });
+}
+
+TEST_CASE("a checkpoint goes on as if nothing had happened, though only rank 0 sees the file",
+          "[own_program]") {
+  const TempDir dir;
+  on_ranks(2, [&](const Context& ctx) {
+    const auto path = dir.path() / ("of_rank_" + std::to_string(ctx.rank()) + ".pt");
+    const auto train = [&](DistributedDataParallel<Net>& model, torch::optim::Adam& optimizer,
+                           std::int64_t from, std::int64_t to, Checkpoint* checkpoint) {
+      for (auto epoch = from; epoch < to;) {
+        optimizer.zero_grad();
+        loss_of(model, ctx, static_cast<int>(epoch)).backward();
+        optimizer.step();
+        ++epoch;
+        if (checkpoint != nullptr) checkpoint->save(epoch);
+      }
+    };
+    torch::manual_seed(1);
+    DistributedDataParallel<Net> model(ctx, Net());
+    torch::optim::Adam optimizer(model->parameters(), 0.1);
+    Checkpoint checkpoint(ctx, path, model, optimizer);
+    ensure(checkpoint.resume() == 0, "nothing to resume");
+    train(model, optimizer, 0, 3, &checkpoint);
+    train(model, optimizer, 3, 5, nullptr);
+    ensure(std::filesystem::exists(path) == ctx.is_main(), "rank 0 writes");
+
+    torch::manual_seed(2);
+    DistributedDataParallel<Net> other(ctx, Net());
+    torch::optim::Adam fresh(other->parameters(), 0.5);
+    Checkpoint again(ctx, path, other, fresh);
+    ensure(again.resume() == 3, "three epochs are finished");
+    train(other, fresh, 3, 5, nullptr);
+    ensure(weights_of(model.module()) == weights_of(other.module()), "the same weights");
+  });
+}

@@ -1,0 +1,81 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <iostream>
+#include <sstream>
+#include <vector>
+
+#include <ddprun/common/heartbeat.h>
+#include <ddprun/common/worker_env.h>
+#include <ddprun/group/process_group.h>
+
+namespace ddprun {
+
+/// How all_reduce() combines the ranks' values: torch.distributed.ReduceOp's SUM, AVG, MAX and MIN.
+enum class Op { kSum, kMean, kMax, kMin };
+
+/// This rank and its job, as run() hands it to a training. Every rank calls the collectives, in the same
+/// order; with one rank they return at once, and with a rank missing they throw c10::Error after the group's
+/// timeout.
+class Context {
+ public:
+  Context(const WorkerEnv& env, ddp::ProcessGroup group);
+
+  int rank() const { return group_.rank(); }
+  int world_size() const { return group_.size(); }
+  int local_rank() const { return env_.local_rank; }
+  bool is_main() const { return rank() == 0; }
+  at::Device device() const { return group_.device(); }  ///< where models and batches belong
+  const ddp::ProcessGroup& group() const { return group_; }
+  const WorkerEnv& env() const { return env_; }
+
+  /// A new tensor on the same device, the same on every rank. Shapes and types are the same everywhere.
+  /// throws  std::invalid_argument for the mean of integers
+  at::Tensor all_reduce(const at::Tensor& tensor, Op op = Op::kSum) const;
+  double all_reduce(double value, Op op = Op::kSum) const;
+
+  /// A new tensor with the source rank's values, on every rank.
+  at::Tensor broadcast(const at::Tensor& tensor, int source = 0) const;
+
+  /// Every rank's tensor, by rank. gather(): on that rank only, and empty on the others.
+  std::vector<at::Tensor> all_gather(const at::Tensor& tensor) const;
+  std::vector<at::Tensor> gather(const at::Tensor& tensor, int destination = 0) const;
+
+  /// Waits until every rank is here. throws  ddp::MissingRanks naming those that did not come
+  void barrier() const { group_.barrier(); }
+
+  /// Rank 0 writes the values and a newline to stdout, at once; the other ranks write nothing.
+  template <typename... Values>
+  void print(const Values&... values) const {
+    if (!is_main()) return;
+    std::ostringstream line;
+    (line << ... << values) << '\n';
+    std::cout << line.str() << std::flush;
+  }
+
+  /// A sign of life for ddprun --hang-timeout: once a step.
+  void heartbeat() const { heartbeat_.beat(); }
+
+ private:
+  WorkerEnv env_;
+  ddp::ProcessGroup group_;
+  Heartbeat heartbeat_;
+};
+
+/// The main() of a training on any number of ranks, under ddprun, torchrun, or alone:
+///
+///   int main() {
+///     return ddprun::run([](ddprun::Context& ctx) { ... });
+///   }
+///
+/// Connects the ranks, and chooses each rank's device, before anything else: by default a GPU if there is
+/// one. Errors end the process as run_worker() says.
+///
+/// returns  0, for main()
+int run(const std::function<void(Context&)>& train,
+        const ddp::ProcessGroup::Options& options = {.device = ddp::DeviceChoice::kAuto});
+
+}  // namespace ddprun
