@@ -35,6 +35,7 @@
 #include <ddprun/sharding/fully_sharded.h>
 #include <ddprun/sharding/zero_optimizer.h>
 #include <ddprun/train/model/metrics.h>
+#include <ddprun/train/optim/clip_gradients.h>
 #include <ddprun/train/optim/ema.h>
 #include <ddprun/train/optim/grad_scaler.h>
 #include <ddprun/train/optim/lr_schedule.h>

@@ -25,8 +25,8 @@ using test::ContainsSubstring;
 
 namespace {
 
-struct Net : torch::nn::Module {
-  Net()
+struct OwnNet : torch::nn::Module {
+  OwnNet()
       : first(register_module("first", torch::nn::Linear(3, 4))),
         second(register_module("second", torch::nn::Linear(4, 1))) {}
   torch::Tensor forward(const torch::Tensor& input, double scale = 1) {
@@ -36,7 +36,7 @@ struct Net : torch::nn::Module {
 };
 
 /// Examples i: ([i, i, i], [2 i]).
-struct Numbers {
+struct CountedExamples {
   std::int64_t count;
   std::int64_t size() const { return count; }
   std::pair<torch::Tensor, torch::Tensor> get(std::int64_t index) const {
@@ -46,7 +46,7 @@ struct Numbers {
 };
 
 /// Batches of a type of one's own.
-struct Words {
+struct OwnWords {
   struct Batch {
     std::vector<std::string> words;
     std::int64_t first;
@@ -59,7 +59,7 @@ struct Words {
   }
 };
 
-void on_ranks(int ranks, const std::function<void(const Context&)>& run) {
+void on_own_ranks(int ranks, const std::function<void(const Context&)>& run) {
   test::run_ranks(ranks, [&](const ddp::ProcessGroup& group) {
     WorkerEnv env;
     env.rank = group.rank();
@@ -68,7 +68,7 @@ void on_ranks(int ranks, const std::function<void(const Context&)>& run) {
   });
 }
 
-std::vector<double> weights_of(torch::nn::Module& module) {
+std::vector<double> own_weights_of(torch::nn::Module& module) {
   std::vector<double> all;
   for (const auto& parameter : module.parameters()) {
     const auto flat = parameter.detach().to(torch::kDouble).view(-1).contiguous();
@@ -77,7 +77,7 @@ std::vector<double> weights_of(torch::nn::Module& module) {
   return all;
 }
 
-torch::Tensor loss_of(DistributedDataParallel<Net>& model, const Context& ctx, int step) {
+torch::Tensor own_loss_of(DistributedDataParallel<OwnNet>& model, const Context& ctx, int step) {
   torch::manual_seed(100 * step + ctx.rank());
   const auto input = torch::randn({5, 3});
   return torch::nn::functional::mse_loss(model(input), input.sum(1, true));
@@ -87,7 +87,7 @@ torch::Tensor loss_of(DistributedDataParallel<Net>& model, const Context& ctx, i
 
 TEST_CASE("a context's collectives take tensors and numbers", "[own_program]") {
   const int ranks = GENERATE(1, 3);
-  on_ranks(ranks, [ranks](const Context& ctx) {
+  on_own_ranks(ranks, [ranks](const Context& ctx) {
     const double last = ranks - 1;
     const auto mine = torch::tensor({1.0 + ctx.rank(), 5.0});
     const auto equal = [](const torch::Tensor& got, const torch::Tensor& expected) {
@@ -117,11 +117,11 @@ TEST_CASE("a context's collectives take tensors and numbers", "[own_program]") {
 }
 
 TEST_CASE("a DistributedDataParallel<Module> trains as the engine under it", "[own_program]") {
-  on_ranks(2, [](const Context& ctx) {
+  on_own_ranks(2, [](const Context& ctx) {
     torch::manual_seed(ctx.rank());  // rank 0's weights count
-    Net net;
+    OwnNet net;
     torch::manual_seed(ctx.rank());
-    DistributedDataParallel<Net> model(ctx, Net());
+    DistributedDataParallel<OwnNet> model(ctx, OwnNet());
     ddp::DistributedDataParallel engine(net, ctx.group());
     torch::optim::SGD optimizer(model->parameters(), 0.1), reference(net.parameters(), 0.1);
     for (int step = 0; step < 3; ++step) {
@@ -142,17 +142,17 @@ TEST_CASE("a DistributedDataParallel<Module> trains as the engine under it", "[o
       optimizer.step();
       reference.step();
     }
-    ensure(weights_of(model.module()) == weights_of(net), "the same weights");
+    ensure(own_weights_of(model.module()) == own_weights_of(net), "the same weights");
     const auto all = ctx.all_gather(model->first->weight);
     ensure(torch::equal(all[0], all[1]), "on both ranks");
   });
 }
 
 TEST_CASE("a gradient from the bare module is warned of once", "[own_program]") {
-  on_ranks(2, [](const Context& ctx) {
+  on_own_ranks(2, [](const Context& ctx) {
     static int warnings = 0;
     before_logging([] { ++warnings; });
-    DistributedDataParallel<Net> model(ctx, Net());
+    DistributedDataParallel<OwnNet> model(ctx, OwnNet());
     const auto input = torch::ones({2, 3});
     for (int step = 0; step < 2; ++step) {
       {
@@ -169,8 +169,8 @@ TEST_CASE("a gradient from the bare module is warned of once", "[own_program]") 
 }
 
 TEST_CASE("a loader gives each rank the share of DistributedSampler", "[own_program]") {
-  on_ranks(2, [](const Context& ctx) {
-    DataLoader loader(ctx, Numbers{11}, {.batch_size = 4, .seed = 7});
+  on_own_ranks(2, [](const Context& ctx) {
+    DataLoader loader(ctx, CountedExamples{11}, {.batch_size = 4, .seed = 7});
     data::DistributedSampler sampler(11, 2, ctx.rank(), {.seed = 7});
     for (int epoch = 0; epoch < 2; ++epoch) {
       sampler.set_epoch(epoch);
@@ -181,11 +181,11 @@ TEST_CASE("a loader gives each rank the share of DistributedSampler", "[own_prog
       }
       ensure(seen == sampler.indices() && loader.batches() == 2, "the sampler's order");
     }
-    DataLoader whole(ctx, Numbers{11}, {.batch_size = 4, .drop_last = true, .num_workers = 0});
+    DataLoader whole(ctx, CountedExamples{11}, {.batch_size = 4, .drop_last = true, .num_workers = 0});
     std::int64_t examples = 0;
     for (auto& [input, target] : whole.epoch()) examples += input.size(0);
     ensure(examples == 4, "five each, of which four are a batch");
-    DataLoader once(ctx, Numbers{11}, {.batch_size = 4, .each_once = true});
+    DataLoader once(ctx, CountedExamples{11}, {.batch_size = 4, .each_once = true});
     double sum = 0;
     for (auto& [input, target] : once.epoch()) sum += input.narrow(1, 0, 1).sum().item<double>();
     ensure(ctx.all_reduce(sum) == 55, "each example once");
@@ -194,8 +194,8 @@ TEST_CASE("a loader gives each rank the share of DistributedSampler", "[own_prog
 
 TEST_CASE("a loader takes batches of any type, a collate function and LibTorch's data sets",
           "[own_program]") {
-  on_ranks(1, [](const Context& ctx) {
-    DataLoader words(ctx, Words(), {.batch_size = 2, .shuffle = false});
+  on_own_ranks(1, [](const Context& ctx) {
+    DataLoader words(ctx, OwnWords(), {.batch_size = 2, .shuffle = false});
     std::vector<std::string> all;
     for (const auto& batch : words.epoch()) all.insert(all.end(), batch.words.begin(), batch.words.end());
     ensure(all == std::vector<std::string>{"x", "xx", "xxx", "xxxx", "xxxxx"}, "batches of one's own type");
@@ -205,7 +205,7 @@ TEST_CASE("a loader takes batches of any type, a collate function and LibTorch's
       for (const auto& [input, target] : examples) total += target.item<double>();
       return total;
     };
-    DataLoader sums(ctx, Numbers{4}, {.batch_size = 2, .shuffle = false}, sum);
+    DataLoader sums(ctx, CountedExamples{4}, {.batch_size = 2, .shuffle = false}, sum);
     std::vector<double> totals;
     for (const double total : sums.epoch()) totals.push_back(total);
     ensure(totals == std::vector<double>{2, 10}, "the collate function's");
@@ -228,20 +228,20 @@ TEST_CASE("a loader takes batches of any type, a collate function and LibTorch's
 TEST_CASE("a checkpoint goes on as if nothing had happened, though only rank 0 sees the file",
           "[own_program]") {
   const TempDir dir;
-  on_ranks(2, [&](const Context& ctx) {
+  on_own_ranks(2, [&](const Context& ctx) {
     const auto path = dir.path() / ("of_rank_" + std::to_string(ctx.rank()) + ".pt");
-    const auto train = [&](DistributedDataParallel<Net>& model, torch::optim::Adam& optimizer,
+    const auto train = [&](DistributedDataParallel<OwnNet>& model, torch::optim::Adam& optimizer,
                            std::int64_t from, std::int64_t to, Checkpoint* checkpoint) {
       for (auto epoch = from; epoch < to;) {
         optimizer.zero_grad();
-        loss_of(model, ctx, static_cast<int>(epoch)).backward();
+        own_loss_of(model, ctx, static_cast<int>(epoch)).backward();
         optimizer.step();
         ++epoch;
         if (checkpoint != nullptr) checkpoint->save(epoch);
       }
     };
     torch::manual_seed(1);
-    DistributedDataParallel<Net> model(ctx, Net());
+    DistributedDataParallel<OwnNet> model(ctx, OwnNet());
     torch::optim::Adam optimizer(model->parameters(), 0.1);
     Checkpoint checkpoint(ctx, path, model, optimizer);
     ensure(checkpoint.resume() == 0, "nothing to resume");
@@ -250,11 +250,11 @@ TEST_CASE("a checkpoint goes on as if nothing had happened, though only rank 0 s
     ensure(std::filesystem::exists(path) == ctx.is_main(), "rank 0 writes");
 
     torch::manual_seed(2);
-    DistributedDataParallel<Net> other(ctx, Net());
+    DistributedDataParallel<OwnNet> other(ctx, OwnNet());
     torch::optim::Adam fresh(other->parameters(), 0.5);
     Checkpoint again(ctx, path, other, fresh);
     ensure(again.resume() == 3, "three epochs are finished");
     train(other, fresh, 3, 5, nullptr);
-    ensure(weights_of(model.module()) == weights_of(other.module()), "the same weights");
+    ensure(own_weights_of(model.module()) == own_weights_of(other.module()), "the same weights");
   });
 }
