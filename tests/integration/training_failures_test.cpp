@@ -141,19 +141,59 @@ TEST_CASE("a mistake is one line, and ddprun shows it as the root cause", "[trai
   CHECK_FALSE(fs::exists(dir.path() / "run/summary.json"));
 }
 
+namespace {
+
+/// The worker whose environment says that it is rank 1.
+pid_t worker_of_rank_1(const Child& job) {
+  for (const pid_t pid : job.processes()) {
+    const auto environment = read_file("/proc/" + std::to_string(pid) + "/environ");
+    const bool is_worker = fs::read_symlink("/proc/" + std::to_string(pid) + "/exe").filename() == "worker";
+    if (is_worker && environment.find(std::string("\0RANK=1\0", 8)) != std::string::npos) return pid;
+  }
+  FAIL("there is no worker of rank 1");
+  return -1;
+}
+
+}  // namespace
+
+TEST_CASE("a rank whose peer has died ends at once, also while it computes or evaluates", "[training]") {
+  need_fashion_mnist();
+  const TempDir dir;
+  // Neither has a collective for seconds: gradients add up, and each rank evaluates on its own.
+  const std::string flags = GENERATE("--accumulate=1000000", "--val-split=0.99");
+  Child child(mnist(2, dir.path() / "run", {"--data=fashion-mnist", "--batch-size=16", flags}));
+  const auto rank_1_is_busy = [&] {
+    const auto record = dir.path() / "run/metrics.csv";
+    return fs::exists(record) && count_of("\n", read_file(record)) >= (flags == "--val-split=0.99" ? 2 : 1);
+  };
+  REQUIRE(wait_until(rank_1_is_busy));
+  std::this_thread::sleep_for(500ms);
+  REQUIRE(::kill(worker_of_rank_1(child), SIGKILL) == 0);
+  const auto killed = std::chrono::steady_clock::now();
+  CHECK(child.wait() == ExitStatus::exited(128 + SIGKILL));
+  CHECK(std::chrono::steady_clock::now() - killed < 2s);  // not the 5 s that ddprun would allow
+  check_nothing_left(child);
+}
+
+TEST_CASE("a rank that ends with an error leaves no stacks of LibTorch in the others' messages",
+          "[training]") {
+  const TempDir dir;
+  const auto data = dir.path() / "data";
+  fs::copy(fs::path(DDPRUN_SOURCE_DIR) / "share/ddprun/nuclei-sample", data, fs::copy_options::recursive);
+  const auto* const cut = GENERATE("ce37f6dd0615d45e.png", "e66a97b2c77f3d66.png");  // read by rank 0
+  fs::resize_file(data / "images" / cut, 3000);
+  Child child(training("sam", 2, dir.path() / "run", {"--data=" + data.string()}));
+  CHECK(child.wait() == ExitStatus::exited(1));
+  CHECK_THAT(child.err(), ContainsSubstring(cut + std::string(": is not a readable PNG file")) &&
+                              !ContainsSubstring("Exception raised"));
+}
+
 TEST_CASE("the death of a rank ends the job, and the dead rank is the root cause", "[training]") {
   need_fashion_mnist();
   const TempDir dir;
   Child child(mnist(2, dir.path() / "run", {"--data=fashion-mnist", "--epochs=50", "--log-interval=1"}));
   REQUIRE(child.wait_for_output("Train Epoch: 1 ", 3));
-  // Rank 1 is the worker whose environment says so.
-  pid_t rank_1 = -1;
-  for (const pid_t pid : child.processes()) {
-    const auto environment = read_file("/proc/" + std::to_string(pid) + "/environ");
-    const bool is_worker = fs::read_symlink("/proc/" + std::to_string(pid) + "/exe").filename() == "worker";
-    if (is_worker && environment.find(std::string("\0RANK=1\0", 8)) != std::string::npos) rank_1 = pid;
-  }
-  REQUIRE(rank_1 > 0);
+  const auto rank_1 = worker_of_rank_1(child);
   REQUIRE(::kill(rank_1, SIGKILL) == 0);
   const auto killed = std::chrono::steady_clock::now();
   CHECK(child.wait() == ExitStatus::exited(128 + SIGKILL));

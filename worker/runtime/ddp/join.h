@@ -40,7 +40,7 @@ class [[nodiscard]] Join {
   /// input; then copies the parameters and buffers of the highest rank that made the most steps to every
   /// rank.
   /// throws  UnevenInputs; c10::Error; std::invalid_argument, on this rank only, if it has had no input at
-  ///         all with DistributedDataParallel::Options::static_graph: the others then time out
+  ///         all with DistributedDataParallel::Options::static_graph
   void finish();
 
  private:

@@ -8,6 +8,8 @@
 #include <typeinfo>
 #include <utility>
 
+#include <c10/util/Logging.h>
+
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -18,11 +20,24 @@
 namespace ddprun::ddp {
 namespace {
 
+/// While it lives, LibTorch logs no warnings: of a store that is gone it would print the stack.
+struct Quietly {
+  const int level = std::exchange(FLAGS_caffe2_log_level, 2);
+  ~Quietly() { FLAGS_caffe2_log_level = level; }
+};
+
 Board board_of(const c10::intrusive_ptr<c10d::Store>& store) {
   Board board;
-  board.set = [store](const std::string& key, const std::string& value) { store->set(key, value); };
-  board.add = [store](const std::string& key, std::int64_t amount) { return store->add(key, amount); };
+  board.set = [store](const std::string& key, const std::string& value) {
+    const Quietly quietly;
+    store->set(key, value);
+  };
+  board.add = [store](const std::string& key, std::int64_t amount) {
+    const Quietly quietly;
+    return store->add(key, amount);
+  };
   board.get = [store](const std::vector<std::string>& keys) {
+    const Quietly quietly;
     std::vector<std::optional<std::string>> values;
     const auto text = [](const std::vector<std::uint8_t>& bytes) {
       return std::string(bytes.begin(), bytes.end());
@@ -47,6 +62,19 @@ struct CurrentWatchdog {
 CurrentWatchdog& current() {
   static auto* const current = new CurrentWatchdog;  // as flight_recorder()
   return *current;
+}
+
+/// And not the program's own, which needs no other rank to be explained.
+bool is_of_backend(const std::exception_ptr& cause) {
+  try {
+    std::rethrow_exception(cause);
+  } catch (const c10::DistError&) {
+    return true;
+  } catch (const std::exception& error) {
+    return std::string_view(typeid(error).name()).starts_with("N4gloo");  // LibTorch lacks its headers
+  } catch (...) {
+    return false;
+  }
 }
 
 std::shared_ptr<Watchdog> make_watchdog(const c10::intrusive_ptr<c10d::Store>& store, const std::string& name,
@@ -107,6 +135,7 @@ void announce_failure(const std::string& message) {
 }
 
 std::exception_ptr explained_failure(const std::exception_ptr& cause) {
+  if (!is_of_backend(cause)) return cause;
   const auto watchdog = current_watchdog();
   if (!watchdog || !is_of_a_backend(cause)) return cause;
   poll_recordings();

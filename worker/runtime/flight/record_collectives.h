@@ -59,8 +59,8 @@ std::shared_ptr<Watchdog> current_watchdog();
 void announce_failure(const std::string& message);
 
 /// For a program's terminate handler: Gloo ends the process on its own thread (std::terminate) when a peer
-/// sends more than this rank expects. Returns an error that names the pending collective and the ranks;
-/// without one, the cause.
+/// sends more than this rank expects. Of a backend's error, returns one that names the pending collective and
+/// the ranks; without such a collective, and of any other error, the cause.
 ///   std::set_terminate([] { end(explained_failure(std::current_exception())); });
 std::exception_ptr explained_failure(const std::exception_ptr& cause);
 

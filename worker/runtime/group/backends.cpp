@@ -1,6 +1,8 @@
 #include <ddprun/group/backends.h>
 
 #include <net/if.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 
@@ -47,6 +49,15 @@ Sockets open_connections() {
   return found;
 }
 
+/// False once either end has closed it.
+bool is_open(int fd, ino_t inode) {
+  struct stat status {};
+  tcp_info info{};
+  socklen_t size = sizeof info;
+  return ::fstat(fd, &status) == 0 && status.st_ino == inode &&
+         ::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) == 0 && info.tcpi_state == TCP_ESTABLISHED;
+}
+
 /// Gloo whose collectives can be aborted. Its own destructor waits until they time out, and it has no call to
 /// give them up (closing its connections wakes nobody on this side) and does not expose its sockets. So this
 /// takes the connections that appeared while it connected, and shuts them down: both ends then see the other
@@ -74,6 +85,13 @@ class Gloo : public ProcessGroupGloo {
   c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& options) override {
     if (local_) local_->drain();  // Gloo's own waits for what Gloo has under way
     return ProcessGroupGloo::barrier(options);
+  }
+
+  /// COMM_ERROR once the connection to another rank is closed: it has ended.
+  c10d::ErrorType getError() override {
+    const bool all_open = std::ranges::all_of(
+        connections_, [](const auto& socket) { return is_open(socket.first, socket.second); });
+    return all_open ? c10d::ErrorType::SUCCESS : c10d::ErrorType::COMM_ERROR;
   }
 
   void abort() override {

@@ -22,11 +22,13 @@ constexpr std::chrono::milliseconds kForever = std::chrono::hours(24 * 365);
 
 class LocalAllReduce::Call : public c10d::Work {
  public:
-  Call(int rank, std::vector<at::Tensor> tensors, std::uint64_t number, std::chrono::milliseconds timeout)
-      : Work(rank, c10d::OpType::ALLREDUCE),
+  Call(LocalAllReduce& owner, const std::vector<at::Tensor>& tensors, std::uint64_t number,
+       std::chrono::milliseconds timeout)
+      : Work(owner.rank_, c10d::OpType::ALLREDUCE),
         number(number),
         deadline(Clock::now() + std::min(timeout, kForever)),
-        tensors_(std::move(tensors)),
+        owner_(owner),
+        tensors_(tensors),
         contiguous_(tensors_[0].is_contiguous() ? tensors_[0] : tensors_[0].detach().contiguous()),
         future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))) {}
 
@@ -48,7 +50,13 @@ class LocalAllReduce::Call : public c10d::Work {
   const Clock::time_point deadline;
   std::exception_ptr error;
 
+  bool wait(std::chrono::milliseconds timeout) override {
+    if (!isCompleted() && owner_.teller_ == std::this_thread::get_id()) owner_.wait_in_callback(*this);
+    return Work::wait(timeout);
+  }
+
  private:
+  LocalAllReduce& owner_;  // while this is unfinished
   std::vector<at::Tensor> tensors_;
   at::Tensor contiguous_;  // the tensor, or a contiguous copy
   c10::intrusive_ptr<c10::ivalue::Future> future_;
@@ -87,7 +95,7 @@ c10::intrusive_ptr<c10d::Work> LocalAllReduce::run(const std::vector<at::Tensor>
                                                    const c10d::AllreduceOptions& options,
                                                    std::uint64_t number) {
   const auto timeout = options.timeout.count() > 0 ? options.timeout : timeout_;
-  const auto call = c10::make_intrusive<Call>(rank_, tensors, number, timeout);
+  const auto call = c10::make_intrusive<Call>(*this, tensors, number, timeout);
   Lock lock(mutex_);
   calls_.push_back(call);
   const auto until = Clock::now() + kPatience;
@@ -99,8 +107,9 @@ c10::intrusive_ptr<c10d::Work> LocalAllReduce::run(const std::vector<at::Tensor>
 }
 
 void LocalAllReduce::drain() {
+  TORCH_CHECK(teller_ != std::this_thread::get_id(), "barrier: not possible in a callback of an all_reduce");
   Lock lock(mutex_);
-  idle_.wait(lock, [this] { return calls_.empty() && finished_.empty() && !telling_; });
+  idle_.wait(lock, [this] { return calls_.empty() && finished_.empty() && teller_ == std::thread::id(); });
 }
 
 void LocalAllReduce::finish_calls() {
@@ -150,18 +159,38 @@ void LocalAllReduce::end_first(std::exception_ptr error) {
   has_begun_ = false;
 }
 
-/// In the order of the calls, one thread at a time, without the lock because callbacks may start more calls.
+/// In the order of the calls, one thread at a time.
 void LocalAllReduce::tell(Lock& lock) {
-  if (telling_) return;
-  for (telling_ = true; !finished_.empty();) {
+  if (teller_ != std::thread::id()) return;
+  teller_ = std::this_thread::get_id();
+  tell_finished(lock);
+  teller_ = std::thread::id();
+  if (calls_.empty()) idle_.notify_all();
+}
+
+/// Without the lock, because callbacks may start more calls.
+void LocalAllReduce::tell_finished(Lock& lock) {
+  while (!finished_.empty()) {
     const auto call = std::move(finished_.front());
     finished_.pop_front();
     lock.unlock();
     call->tell();
     lock.lock();
   }
-  telling_ = false;
-  if (calls_.empty()) idle_.notify_all();
+}
+
+/// For the thread in tell(), without which nobody is told.
+void LocalAllReduce::wait_in_callback(Call& call) {
+  for (Lock lock(mutex_); !call.isCompleted();) {
+    const auto posts = sum_.posts();
+    advance();
+    if (!calls_.empty()) fail_if_hopeless();
+    tell_finished(lock);
+    if (call.isCompleted()) return;
+    lock.unlock();
+    sum_.sleep(posts);
+    lock.lock();
+  }
 }
 
 }  // namespace ddprun::ddp

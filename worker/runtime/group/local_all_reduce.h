@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -30,13 +31,14 @@ class LocalAllReduce {
   /// the shapes and strides.
   static bool suits(const std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options);
 
-  /// Callbacks of the result delay later sums; they may start more, but not wait for them.
+  /// Callbacks of the result delay later sums; they may start more and wait() for them, but not for their
+  /// futures.
   ///
   /// number  counts all of the group's all-reduces, also those of Gloo
   c10::intrusive_ptr<c10d::Work> run(const std::vector<at::Tensor>& tensors,
                                      const c10d::AllreduceOptions& options, std::uint64_t number);
 
-  /// Waits until all calls have succeeded or failed.
+  /// Waits until all calls have succeeded or failed. throws  c10::Error in a callback
   void drain();
 
   /// Fails all unfinished and later calls, here and on the other ranks.
@@ -51,6 +53,8 @@ class LocalAllReduce {
   void fail_if_hopeless();
   void end_first(std::exception_ptr error);
   void tell(Lock& lock);
+  void tell_finished(Lock& lock);
+  void wait_in_callback(Call& call);
 
   SharedSum sum_;
   const int rank_;
@@ -60,8 +64,9 @@ class LocalAllReduce {
   std::condition_variable changed_, idle_;
   std::deque<c10::intrusive_ptr<Call>> calls_;     // unfinished; the first has begun if has_begun_
   std::deque<c10::intrusive_ptr<Call>> finished_;  // but not yet reported
-  bool has_begun_ = false, telling_ = false;
-  std::string problem_;  // fails all calls since the first that it failed
+  bool has_begun_ = false;
+  std::atomic<std::thread::id> teller_ = {};  // in tell()
+  std::string problem_;                       // fails all calls since the first that it failed
   bool ending_ = false;
   std::thread thread_;
 };

@@ -261,6 +261,11 @@ void ProcessGroup::barrier(std::optional<std::chrono::milliseconds> timeout) con
   if (state_->barrier) state_->barrier->meet("barrier", timeout.value_or(state_->parts.timeout));
 }
 
+bool ProcessGroup::has_lost_a_rank() const {
+  return size() > 1 && state_->group &&
+         state_->group->getBackend(at::kCPU)->getError() != c10d::ErrorType::SUCCESS;
+}
+
 void ProcessGroup::close() {
   if (std::exchange(state_->closed, true)) return;
   if (state_->group) {

@@ -99,6 +99,9 @@ class ProcessGroup {
   /// throws   MissingRanks naming the missing ranks, on every rank that came
   void barrier(std::optional<std::chrono::milliseconds> timeout = std::nullopt) const;
 
+  /// Whether the connection to another rank is closed: it has ended. From any thread, until close().
+  bool has_lost_a_rank() const;
+
   /// Waits until every rank is here, then drops the connections, so that no rank sees a peer vanish before
   /// its own end. A second close() does nothing.
   void close();

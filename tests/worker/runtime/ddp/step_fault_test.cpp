@@ -1,13 +1,18 @@
 // Ranks that do not come to a training step, as real processes: what the others' errors say.
 #include <unistd.h>
 
+#include <chrono>
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <functional>
 #include <stdexcept>
 #include <string>
+#include <thread>
 
 #include <torch/nn/functional/activation.h>
+#include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 
 #include <ddprun/common/errors.h>
@@ -16,6 +21,8 @@
 #include <ddprun/flight/record_collectives.h>
 #include <ddprun/group/collectives.h>
 #include <ddprun/group/process_group.h>
+#include <ddprun/group/spawn.h>
+#include <ddprun/run/run_worker.h>
 #include <ddprun/sharding/fully_sharded.h>
 #include "tests/support/catch.h"
 #include "tests/support/run_ranks.h"
@@ -129,6 +136,47 @@ TEST_CASE("what a rank announces before it ends is told by the others", "[flight
                     throw std::runtime_error("the disk is full");
                   },
                   {"all_reduce #", "bucket ", "rank 1 has failed: the disk is full"});
+}
+
+TEST_CASE("an error on one rank alone ends the job at once, with that rank named", "[flight][fault]") {
+  const std::string where = GENERATE("samples", "static graph in a join", "backward");
+  std::string message;
+  const auto begin = std::chrono::steady_clock::now();
+  try {
+    spawn(3, [&](const WorkerEnv& env) {
+      ::signal(SIGTERM, SIG_DFL);  // and not Catch2's handler
+      // As in a worker: what nobody catches ends the process, without teardown.
+      std::set_terminate([] {
+        const auto failure = describe_failure(ddp::explained_failure(std::current_exception()));
+        std::fprintf(stderr, "%s\n", failure.message.c_str());
+        ::_exit(failure.message.find("at #") == std::string::npos ? 3 : 4);
+      });
+      std::thread([&] {
+        const auto group = ProcessGroup::connect(env, {.timeout = std::chrono::minutes(10)});
+        torch::nn::Linear first(64, 64), second(64, 1);
+        torch::nn::Sequential model(first, second);
+        DistributedDataParallel ddp(*model, group,
+                                    {.bucket_bytes = 1000,
+                                     .first_bucket_bytes = 100,
+                                     .static_graph = where == "static graph in a join"});
+        auto join = ddp.join({});
+        const bool wrong = env.rank == 1;
+        for (int step = 0; step < 3 && !(wrong && where == "static graph in a join"); ++step) {
+          const auto samples = wrong && step == 2 && where == "samples" ? 0 : 2;
+          auto hidden = first->forward(torch::ones({2, 64}));
+          if (wrong && step == 2 && where == "backward")
+            hidden.register_hook([&](torch::Tensor) { throw std::runtime_error("no luck"); });
+          ddp.forward([&] { return second->forward(hidden).sum(); }, samples).backward();
+        }
+        join.finish();
+      }).join();
+    });
+  } catch (const std::exception& error) {
+    message = error.what();
+  }
+  CAPTURE(where);
+  CHECK(message == "rank 1: exit code 3");
+  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(3));  // not the explanation's 4
 }
 
 TEST_CASE("a module that differs is named at construction, long before a timeout", "[flight][fault]") {

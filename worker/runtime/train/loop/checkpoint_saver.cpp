@@ -18,7 +18,9 @@ namespace ddprun::train {
 namespace {
 
 constexpr const char* kTrainer = "Trainer";
-constexpr const char* kExamples = "train_examples";  // of the trainer's
+constexpr const char* kExamples = "train_examples";  // of the trainer's, as the next two
+constexpr const char* kEvaluating = "evaluating";
+constexpr const char* kRows = "rows";
 constexpr const char* kPolicy = "ModelCheckpoint";
 
 /// Every rank's figures, by rank.
@@ -49,10 +51,10 @@ std::optional<c10::impl::GenericDict> trainer_state(const TrainingState& state) 
 }
 
 /// nullopt in older checkpoints.
-std::optional<std::int64_t> examples_of(const TrainingState& state) {
+std::optional<std::int64_t> number_of(const TrainingState& state, const char* key) {
   const auto kept = trainer_state(state);
-  if (!kept || !kept->contains(kExamples)) return std::nullopt;
-  return kept->at(kExamples).toInt();
+  if (!kept || !kept->contains(key)) return std::nullopt;
+  return kept->at(key).toInt();
 }
 
 /// throws  UsageError naming the setting that must not change
@@ -65,7 +67,7 @@ void check_same_run(const Run& run, const Resumed& resumed) {
                        was[key].dump() + ", got " + is[key].dump());
   if (was.contains("task") && was["task"] != run.task.name)
     throw UsageError("--resume: " + resumed.path.string() + " is of the task " + was["task"].dump());
-  const auto examples = examples_of(resumed.state);
+  const auto examples = number_of(resumed.state, kExamples);
   if (examples && *examples != run.task.train_set->size())
     throw UsageError("--resume: " + resumed.path.string() + " was made with " + std::to_string(*examples) +
                      " training examples, got " + std::to_string(run.task.train_set->size()) +
@@ -114,6 +116,12 @@ std::optional<Resumed> find_resumed(const Run& run) {
   check_same_run(run, resumed);
   return resumed;
 }
+
+Evaluating evaluating_of(const TrainingState& state) {
+  return static_cast<Evaluating>(number_of(state, kEvaluating).value_or(0));
+}
+
+std::optional<std::int64_t> rows_of(const TrainingState& state) { return number_of(state, kRows); }
 
 void load_sums(const EpochSums& sums, const Resumed& resumed, const ddp::ProcessGroup& group) {
   const auto losses = values_of(resumed.state, "losses", group);
@@ -199,12 +207,14 @@ bool CheckpointSaver::save(const TrainState& at, const Position& position, const
   state.generators = gather_generator_states(run_.group);
   auto own = gather_sums(run_.group, sums);
   own.insert(kExamples, run_.task.train_set->size());
+  own.insert(kEvaluating, static_cast<std::int64_t>(at.evaluating));
   state.callbacks[kTrainer] = own;
   if (record_ == nullptr) {
     CheckpointWriter::Request of_rank_0;
     if (shards) write_shards(state, std::move(*shards), of_rank_0);
     return false;
   }
+  own.insert(kRows, record_->rows());
   const bool wrote_weights = !weights.empty() && record_->save_weights(weights, bare);
   record_->settle();  // the previous plan is carried out or undone
   const auto before = policy_;

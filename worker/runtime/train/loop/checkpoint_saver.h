@@ -33,6 +33,11 @@ struct Resumed {
 /// throws   UsageError if the checkpoint is of another task, batch size, seed or training set; IoError
 std::optional<Resumed> find_resumed(const Run& run);
 
+/// The evaluation in which the checkpoint was made, to begin with.
+Evaluating evaluating_of(const TrainingState& state);
+/// The number of rows of metrics when the checkpoint was made; nullopt in older checkpoints.
+std::optional<std::int64_t> rows_of(const TrainingState& state);
+
 /// Writes checkpoints: the newest as last, the best under their own names. All ranks make the same calls;
 /// rank 0 decides and writes.
 class CheckpointSaver {

@@ -26,15 +26,17 @@ std::vector<Evaluated> on_cpu(const std::vector<Evaluated>& evaluated) {
 
 }  // namespace
 
-RunEvaluation::RunEvaluation(const Run& run, ParallelModel& model, RankResources& resources, RunLog& log)
-    : run_(run), model_(model), resources_(resources), log_(log) {}
+RunEvaluation::RunEvaluation(const Run& run, ParallelModel& model, RankResources& resources, RunLog& log,
+                             std::function<bool()> leave)
+    : run_(run), model_(model), resources_(resources), log_(log), leave_(std::move(leave)) {}
 
-Evaluation RunEvaluation::evaluate(const data::Dataset& set, std::int64_t max_batches) {
+std::optional<Evaluation> RunEvaluation::evaluate(const data::Dataset& set, std::int64_t max_batches) {
   const auto after_batch = [this] {
     run_.options.heartbeat.beat();
-    note_progress();
+    note_progress(Work::kEvaluation);
   };
-  return train::evaluate(model_, run_, set, after_batch, max_batches);
+  begin_work(Work::kEvaluation);
+  return train::evaluate(model_, run_, set, after_batch, max_batches, max_batches > 0 ? nullptr : leave_);
 }
 
 void RunEvaluation::sanity_check() {
@@ -42,23 +44,25 @@ void RunEvaluation::sanity_check() {
   if (run_.task.validation_set && batches > 0) evaluate(*run_.task.validation_set, batches);
 }
 
-void RunEvaluation::evaluate_set(Set which, const TrainState& at, report::MetricRow& row) {
+bool RunEvaluation::evaluate_set(Set which, const TrainState& at, report::MetricRow& row) {
   const SecondsAdded seconds(evaluation_seconds_);
   const bool test = which == Set::kTest;
   last_.reset();  // its memory first
   last_ = evaluate(test ? *run_.task.test_set : *run_.task.validation_set);
+  if (!last_) return false;
   last_set_ = test ? "test set" : "validation set";
   (test ? test_ : validation_) = last_->totals;
   last_->totals.append_to(row, test ? "test" : "val");
   log_.result_line(test ? "Test set" : "Validation", last_->totals);
   if (test && run_.task.test_every_epoch)
     log_.warn_unless_finite("test loss", last_->totals.mean_loss(), at.step);
+  return true;
 }
 
-void RunEvaluation::evaluate_now(Set which, const TrainState& at, report::MetricRow& row) {
-  model_.with_averages([&] {
+bool RunEvaluation::evaluate_now(Set which, const TrainState& at, report::MetricRow& row) {
+  return model_.with_averages([&] {
     model_.synchronize_buffers();  // of the averages: what a checkpoint holds
-    evaluate_set(which, at, row);
+    return evaluate_set(which, at, row);
   });
 }
 
@@ -66,24 +70,25 @@ report::MetricRow RunEvaluation::new_row(const TrainState& at) const {
   return {{"epoch", at.epoch}, {"step", at.step}, {"lr", model_.learning_rate()}};
 }
 
-report::MetricRow RunEvaluation::within_epoch(const TrainState& at) {
+std::optional<report::MetricRow> RunEvaluation::within_epoch(const TrainState& at) {
   auto row = new_row(at);
-  evaluate_now(Set::kValidation, at, row);
+  if (!evaluate_now(Set::kValidation, at, row)) return std::nullopt;
   log_.row(row);
   return row;
 }
 
-report::MetricRow RunEvaluation::end_of_epoch(const TrainState& at, const Epoch& epoch) {
+std::optional<report::MetricRow> RunEvaluation::end_of_epoch(const TrainState& at, const Epoch& epoch) {
   train_ = epoch.totals;
   sum_over_ranks([&](std::vector<double> own) { return resources_.sum(std::move(own), true); }, *train_);
-  train_seconds_ += epoch.seconds;
-  trained_samples_ += epoch.samples;
   auto row = new_row(at);
   train_->append_to(row, "train", "train_loss_epoch");
   const bool validates = run_.task.validation_set && run_.options.val_every_steps == 0;
-  if (validates) evaluate_now(Set::kValidation, at, row);
-  if (run_.task.test_set && run_.task.test_every_epoch) evaluate_now(Set::kTest, at, row);
-  row.emplace_back("samples_per_second", epoch.samples / epoch.seconds);
+  if (validates && !evaluate_now(Set::kValidation, at, row)) return std::nullopt;
+  if (run_.task.test_set && run_.task.test_every_epoch && !evaluate_now(Set::kTest, at, row))
+    return std::nullopt;
+  train_seconds_ += epoch.seconds;
+  trained_samples_ += epoch.samples;
+  if (epoch.samples > 0) row.emplace_back("samples_per_second", epoch.samples / epoch.seconds);
   for (auto& figure : ddp_times(model_.statistics())) row.push_back(std::move(figure));
   for (auto& figure : resources_.take_row()) row.push_back(std::move(figure));
   log_.row(row);
@@ -93,6 +98,7 @@ report::MetricRow RunEvaluation::end_of_epoch(const TrainState& at, const Epoch&
 
 void RunEvaluation::test_at_end(const TrainState& at, const std::filesystem::path& best) {
   if (!run_.task.test_set || run_.task.test_every_epoch) return;
+  leave_ = nullptr;
   report::MetricRow row = {{"epoch", std::max<std::int64_t>(0, at.epoch - 1)}, {"step", at.step}};
   if (best.empty()) {
     evaluate_now(Set::kTest, at, row);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -14,21 +15,26 @@ namespace ddprun::train {
 /// Evaluates a run on its data sets and reports the results. All ranks make the same calls.
 class RunEvaluation {
  public:
-  RunEvaluation(const Run& run, ParallelModel& model, RankResources& resources, RunLog& log);
+  /// leave  asked after each batch that every rank has, until test_at_end(); true, on all ranks: leave the
+  ///        evaluation
+  RunEvaluation(const Run& run, ParallelModel& model, RankResources& resources, RunLog& log,
+                std::function<bool()> leave);
 
   /// Evaluates a few batches before the training, to find errors early. Results are not reported.
   void sanity_check();
 
-  /// Validation in the middle of an epoch. Leaves the module in eval mode. returns  its row
-  report::MetricRow within_epoch(const TrainState& at);
+  /// Validation in the middle of an epoch. Leaves the module in eval mode.
+  /// returns  its row; nullopt if it was left
+  std::optional<report::MetricRow> within_epoch(const TrainState& at);
 
   struct Epoch {
     Totals totals;       ///< this rank's
     double samples = 0;  ///< of all ranks
     double seconds = 0;
   };
-  /// Validates and tests. returns  the epoch's row; also for an epoch that ended early
-  report::MetricRow end_of_epoch(const TrainState& at, const Epoch& epoch);
+  /// Validates and tests, also after an epoch that ended early.
+  /// returns  the epoch's row; nullopt if it was left
+  std::optional<report::MetricRow> end_of_epoch(const TrainState& at, const Epoch& epoch);
 
   /// The final test, with the weights of the best checkpoint; empty: with the current ones.
   void test_at_end(const TrainState& at, const std::filesystem::path& best);
@@ -44,18 +50,19 @@ class RunEvaluation {
 
  private:
   enum class Set { kValidation, kTest };
-  /// With the current weights. Adds to the row and prints a line.
-  void evaluate_set(Set which, const TrainState& at, report::MetricRow& row);
+  /// With the current weights. Adds to the row and prints a line. False if it was left.
+  bool evaluate_set(Set which, const TrainState& at, report::MetricRow& row);
   /// With the averages, if there are any.
-  void evaluate_now(Set which, const TrainState& at, report::MetricRow& row);
+  bool evaluate_now(Set which, const TrainState& at, report::MetricRow& row);
   report::MetricRow new_row(const TrainState& at) const;
 
-  Evaluation evaluate(const data::Dataset& set, std::int64_t max_batches = 0);
+  std::optional<Evaluation> evaluate(const data::Dataset& set, std::int64_t max_batches = 0);
 
   const Run& run_;
   ParallelModel& model_;
   RankResources& resources_;
   RunLog& log_;
+  std::function<bool()> leave_;
   std::optional<Totals> train_, validation_, test_;  // the latest, over all ranks
   std::vector<Evaluated> trained_;                   // on the CPU, of rank 0
   std::optional<Evaluation> last_;                   // of validation or test

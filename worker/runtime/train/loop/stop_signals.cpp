@@ -23,7 +23,9 @@ using Milliseconds = std::chrono::milliseconds;
 std::atomic<bool> usr1_came = false, taken_over = false;
 std::atomic<int> ending = 0;  // the signal that came: SIGTERM or SIGINT
 std::atomic<int> event_of_handler = -1, saving = 0;
-std::atomic<std::int64_t> last_progress_ms = 0, longest_ms = 0;
+std::atomic<std::int64_t> last_progress_ms = 0;
+std::atomic<std::int64_t> longest_ms[2];  // interval of each Work; 0: none yet
+std::atomic<Work> current_work = Work::kTraining;
 
 std::int64_t now_ms() {
   return std::chrono::duration_cast<Milliseconds>(Clock::now().time_since_epoch()).count();
@@ -57,19 +59,28 @@ bool wait_for(int event, std::int64_t timeout_ms) {
   return true;
 }
 
-constexpr std::int64_t kPatienceMs = 3000, kLookMs = 20;
+constexpr std::int64_t kPatienceMs = 3000, kFirstPatienceMs = 30000, kLookMs = 20;
 constexpr double kSecondsBetween = 0.5;
 constexpr double kMostSteps = 1000;
 
+std::atomic<std::int64_t>& longest_of(Work work) { return longest_ms[static_cast<int>(work)]; }
+
+std::int64_t patience_ms() {
+  const std::int64_t longest = longest_of(current_work);
+  return longest == 0 ? kFirstPatienceMs : std::max(kPatienceMs, 3 * longest);
+}
+
 /// take_effect  lets a signal do what it would do without us
-void watch(const std::stop_token& stop, int event, const std::function<void(int)>& take_effect) {
+void watch(const std::stop_token& stop, int event, const ddp::ProcessGroup& group,
+           const std::function<void(int)>& take_effect) {
   while (!stop.stop_requested()) {
     if (ending == 0) {
       wait_for(event, -1);
       continue;
     }
-    const auto left = last_progress_ms + std::max(kPatienceMs, 3 * longest_ms) - now_ms();
-    if (taken_over || (!ddp::collective_failed() && (saving > 0 || left > 0))) {
+    const auto left = last_progress_ms + patience_ms() - now_ms();
+    const bool broken = ddp::collective_failed() || group.has_lost_a_rank();
+    if (taken_over || (!broken && (saving > 0 || left > 0))) {
       wait_for(event, kLookMs);
     } else {
       take_effect(ending);
@@ -80,26 +91,34 @@ void watch(const std::stop_token& stop, int event, const std::function<void(int)
 
 }  // namespace
 
-void note_progress() {
+void note_progress(Work work) {
   const auto now = now_ms();
-  longest_ms = std::max<std::int64_t>(longest_ms, now - last_progress_ms.exchange(now));
+  const auto interval = std::max<std::int64_t>(1, now - last_progress_ms.exchange(now));
+  if (current_work.exchange(work) != work) return;
+  auto& longest = longest_of(work);
+  longest = std::max<std::int64_t>(longest, interval);
+}
+
+void begin_work(Work work) {
+  last_progress_ms = now_ms();
+  current_work = work;
 }
 
 int ending_signal() { return ending == SIGINT ? SIGINT : SIGTERM; }
 
 Saving::Saving() { ++saving; }
 Saving::~Saving() {
-  note_progress();
+  last_progress_ms = now_ms();
   --saving;
 }
 
-StopSignals::StopSignals() : event_(::eventfd(0, EFD_CLOEXEC)) {
+StopSignals::StopSignals(const ddp::ProcessGroup& group) : event_(::eventfd(0, EFD_CLOEXEC)) {
   if (!event_) throw std::system_error(errno, std::generic_category(), "eventfd");
   usr1_came = taken_over = false;
   ending = saving = 0;
   event_of_handler = event_.get();
-  note_progress();
-  longest_ms = 0;
+  for (auto& longest : longest_ms) longest = 0;
+  begin_work(Work::kTraining);
   struct sigaction action {};
   action.sa_handler = on_signal;
   action.sa_flags = SA_RESTART;
@@ -108,8 +127,8 @@ StopSignals::StopSignals() : event_(::eventfd(0, EFD_CLOEXEC)) {
   ::sigaction(SIGINT, nullptr, &int_);
   if (int_.sa_handler != SIG_IGN)
     ::sigaction(SIGINT, &action, nullptr);  // ignored by a shell's background job
-  watch_ = std::jthread([this](const std::stop_token& stop) {
-    watch(stop, event_.get(), [this](int signal) {
+  watch_ = std::jthread([this, &group](const std::stop_token& stop) {
+    watch(stop, event_.get(), group, [this](int signal) {
       ::sigaction(signal, signal == SIGINT ? &int_ : &term_, nullptr);
       ::kill(::getpid(), signal);
     });
@@ -144,26 +163,30 @@ void StopSignals::let_go() {
 }
 
 StopAgreement::StopAgreement(const ddp::ProcessGroup& group, double max_seconds)
-    : group_(group), max_seconds_(max_seconds) {}
+    : group_(group), max_seconds_(max_seconds), signals_(group) {}
 
 Requests StopAgreement::after_step() {
-  ++steps_;
-  note_progress();
-  return group_.size() == 1 || steps_ >= next_ ? now() : Requests{};
+  note_progress(Work::kTraining);
+  return ++steps_.steps >= steps_.next || group_.size() == 1 ? exchange(steps_) : Requests{};
 }
 
-Requests StopAgreement::now() {
+Requests StopAgreement::after_evaluating() {
+  auto& pace = evaluation_;
+  return ++pace.steps >= pace.next || group_.size() == 1 ? exchange(pace) : Requests{};
+}
+
+Requests StopAgreement::exchange(Pace& pace) {
   const auto time = Clock::now();
   const auto seconds = [&](Clock::time_point since) {
     return std::chrono::duration<double>(time - since).count();
   };
-  const double step = seconds(last_) / static_cast<double>(std::max<std::int64_t>(steps_, 1));
+  const double step = seconds(pace.last) / static_cast<double>(std::max<std::int64_t>(pace.steps, 1));
   const bool late = max_seconds_ > 0 && seconds(begin_) >= max_seconds_;
   const auto agreed = ddp::all_reduce_max(
       group_, {signals_.terminate() ? 1.0 : 0.0, signals_.take_save() ? 1.0 : 0.0, late ? 1.0 : 0.0, step});
-  last_ = time;
-  steps_ = 0;
-  next_ = static_cast<std::int64_t>(std::clamp(kSecondsBetween / std::max(agreed[3], 1e-6), 1.0, kMostSteps));
+  pace = {
+      time, 0,
+      static_cast<std::int64_t>(std::clamp(kSecondsBetween / std::max(agreed[3], 1e-6), 1.0, kMostSteps))};
   if (agreed[0] > 0) signals_.take_over();
   return {agreed[0] > 0, agreed[1] > 0, agreed[2] > 0};
 }
@@ -171,6 +194,7 @@ Requests StopAgreement::now() {
 void StopAgreement::end(const std::function<void()>& save) {
   signals_.take_over();
   save();
+  ddp::all_reduce_max(group_, {0});  // or the first to end would make the others end, too
   signals_.let_go();
 }
 

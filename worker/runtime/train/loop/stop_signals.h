@@ -14,13 +14,15 @@ namespace ddprun::train {
 /// Records SIGTERM, SIGINT and SIGUSR1, so that the training can act on them between two steps. A second
 /// SIGINT ends the process at once. One at a time in a process.
 ///
-/// A training that is stuck when SIGTERM or SIGINT comes cannot act on it: after a collective has failed, or
-/// without note_progress(), Saving or take_over() for three seconds (or three times the longest interval so
-/// far, if longer), the signal takes its normal effect.
+/// A training that is stuck when SIGTERM or SIGINT comes cannot act on it: once a collective has failed or
+/// another rank has ended, or without note_progress(), Saving or take_over() for three seconds (or three
+/// times the longest interval of this Work so far, if longer; 30 seconds before the first), the signal takes
+/// its normal effect.
 class StopSignals {
  public:
+  /// group  must outlive it
   /// throws  std::system_error
-  StopSignals();
+  explicit StopSignals(const ddp::ProcessGroup& group);
   ~StopSignals();
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
@@ -44,8 +46,13 @@ class StopSignals {
 /// process.
 int ending_signal();
 
-/// Reports progress: a batch of the training or of an evaluation.
-void note_progress();
+/// What a training does; batches of the two take different times.
+enum class Work { kTraining, kEvaluation };
+
+/// Reports progress: a batch is done.
+void note_progress(Work work);
+/// Before its first batch.
+void begin_work(Work work);
 
 /// Counts as progress while it exists: a checkpoint is being saved.
 struct Saving {
@@ -71,8 +78,10 @@ class StopAgreement {
 
   /// Every rank calls it after each step; all must have the same number of steps.
   Requests after_step();
+  /// The same for the batches of evaluations.
+  Requests after_evaluating();
   /// Exchanges now. Every rank calls it.
-  Requests now();
+  Requests now() { return exchange(steps_); }
 
   /// After the last step: runs save() undisturbed by signals, then restores the previous signal actions; a
   /// pending SIGTERM takes effect.
@@ -80,13 +89,18 @@ class StopAgreement {
 
  private:
   using Clock = std::chrono::steady_clock;
+  struct Pace {
+    Clock::time_point last = Clock::now();  // exchange
+    std::int64_t steps = 0;                 // since then
+    std::int64_t next = 1;                  // exchange after that many
+  };
+  Requests exchange(Pace& pace);
 
   const ddp::ProcessGroup& group_;
   const double max_seconds_;
   StopSignals signals_;
-  Clock::time_point begin_ = Clock::now(), last_ = begin_;
-  std::int64_t steps_ = 0;  // since the last exchange
-  std::int64_t next_ = 1;   // exchange after that many
+  const Clock::time_point begin_ = Clock::now();
+  Pace steps_, evaluation_;
 };
 
 }  // namespace ddprun::train

@@ -1,6 +1,7 @@
 #include <ddprun/train/loop/trainer.h>
 
 #include <algorithm>
+#include <functional>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -30,11 +31,12 @@ class Trainer {
       : run_(run),
         resumed_(std::move(resumed)),
         resources_(run.group, run.options.gpu_uuid),
-        log_(run, resumed_ ? std::optional(resumed_->state.step) : std::nullopt),
+        log_(run, resumed_ ? std::optional(resumed_->state.step) : std::nullopt,
+             resumed_ ? rows_of(resumed_->state) : std::nullopt),
         model_(run),
         callbacks_(make_callbacks(run, model_, resumed_.has_value())),
         saver_(run, model_, callbacks_, log_.record()),
-        evaluation_(run, model_, resources_, log_),
+        evaluation_(run, model_, resources_, log_, [this] { return leaves_evaluation(); }),
         sampler_(run.task.train_set->size(), run.group.size(), run.group.rank(), {.seed = run.options.seed}),
         loader_(*run.task.train_set, {.batch_size = run.options.batch_size,
                                       .threads = run.options.loader_threads,
@@ -47,6 +49,7 @@ class Trainer {
       resume();
     else
       evaluation_.sanity_check();
+    if (at_.evaluating != Evaluating::kNothing) train_epoch();
     while (!over()) train_epoch();
     if (terminated_) {
       log_.terminate(saver_.last_path());
@@ -70,6 +73,7 @@ class Trainer {
     const auto& state = resumed_->state;
     at_.step = state.step;
     at_.epoch = state.position.epoch;
+    at_.evaluating = evaluating_of(state);
     next_epoch_.samples = state.position.samples;
     load_sums({totals_, next_epoch_.losses}, *resumed_, run_.group);
     log_.print("resumed from " + resumed_->path.string() + " at step " + std::to_string(at_.step));
@@ -80,6 +84,18 @@ class Trainer {
 
   void train_epoch() {
     begin_epoch();
+    const auto resumed_in = std::exchange(at_.evaluating, Evaluating::kNothing);
+    if (resumed_in == Evaluating::kWithinEpoch) act_after_step();
+    if (resumed_in != Evaluating::kEpoch && !epoch_.done() && !over()) train_steps();
+    if (terminated_ || !evaluate_epoch()) return;
+    if (epoch_.done()) return finish_epoch();
+    next_epoch_.samples = epoch_.samples;  // if a resumed run goes on here
+    next_epoch_.losses = epoch_.losses;
+    save(judges_epochs() ? Occasion::kValidation : Occasion::kRequest);
+  }
+
+  void train_steps() {
+    begin_work(Work::kTraining);
     auto join = model_.join();
     while (const auto batch = next_batch()) {
       const auto result = train_batch(*batch);
@@ -93,12 +109,6 @@ class Trainer {
     }
     log_.clear_bar();
     for (const auto& callback : callbacks_) callback->on_pause(at_);
-    if (terminated_) return;
-    evaluate_epoch();
-    if (epoch_.done())
-      finish_epoch();
-    else
-      save(judges_epochs() ? Occasion::kValidation : Occasion::kRequest);
   }
 
   std::optional<data::Batch> next_batch() {
@@ -134,7 +144,7 @@ class Trainer {
     epoch_.samples += batch.size() * run_.group.size();
     ++epoch_.batch;
     if (last) model_.optimizer_step();
-    note_progress();
+    note_progress(Work::kTraining);
     return std::move(pass.result);
   }
 
@@ -154,8 +164,13 @@ class Trainer {
     at_.indices = epoch_.newest(losses_.batches(), run_.options.batch_size);
     for (const auto& callback : callbacks_) callback->on_step(at_, control_);
     losses_.clear();
-    if (run_.options.val_every_steps > 0 && at_.step % run_.options.val_every_steps == 0)
-      validate_within_epoch();
+    act_after_step();
+  }
+
+  /// Validates, heeds requests and saves, as is due after a step.
+  void act_after_step() {
+    const auto validates = run_.options.val_every_steps;
+    if (validates > 0 && at_.step % validates == 0 && !validate_within_epoch()) return;
     if (!run_.options.parallel.join) heed(agreement_.after_step());
     const auto every = run_.options.checkpoint.every_steps;
     if (every > 0 && at_.step % every == 0 && !epoch_.done()) save(Occasion::kStep);
@@ -168,6 +183,26 @@ class Trainer {
       control_.request_stop("terminated");
     }
     if (requests.save || requests.terminate) save(Occasion::kRequest);
+  }
+
+  bool leaves_evaluation() {
+    in_evaluation_ = agreement_.after_evaluating();
+    return in_evaluation_.terminate || in_evaluation_.save;
+  }
+
+  /// Calls it until it returns a row, which no request then interrupts; a checkpoint made meanwhile leads
+  /// back here. False if the run was terminated.
+  bool evaluate(Evaluating which, const std::function<std::optional<report::MetricRow>()>& evaluation) {
+    at_.evaluating = which;
+    for (;;) {
+      if (auto row = evaluation()) {
+        at_.metrics = std::move(*row);
+        at_.evaluating = Evaluating::kNothing;
+        return true;
+      }
+      heed(in_evaluation_);
+      if (terminated_) return false;
+    }
   }
 
   void log_step() {
@@ -198,22 +233,25 @@ class Trainer {
 
   // -- what follows --
 
-  void validate_within_epoch() {
+  /// False if the run was terminated.
+  bool validate_within_epoch() {
     const SecondsAdded elsewhere(epoch_.seconds_elsewhere);
     for (const auto& callback : callbacks_) callback->on_pause(at_);
-    at_.metrics = evaluation_.within_epoch(at_);
+    if (!evaluate(Evaluating::kWithinEpoch, [&] { return evaluation_.within_epoch(at_); })) return false;
     for (const auto& callback : callbacks_) callback->on_validation(at_, control_);
     if (!epoch_.done()) save(Occasion::kValidation);
     run_.task.module->train();
+    return true;
   }
 
-  /// Also for an epoch that ended early.
-  void evaluate_epoch() {
+  /// Also for an epoch that ended early. False if the run was terminated.
+  bool evaluate_epoch() {
     const double seconds = epoch_.seconds();
     if (run_.task.epoch_end_line) log_.print_own(run_.task.epoch_end_line(rank_epoch()));
     const auto trained = std::min(run_.task.train_set->size(), epoch_.samples) - epoch_.first_samples;
-    at_.metrics = evaluation_.end_of_epoch(
-        at_, {totals_, static_cast<double>(std::max<std::int64_t>(0, trained)), seconds});
+    const RunEvaluation::Epoch epoch{totals_, static_cast<double>(std::max<std::int64_t>(0, trained)),
+                                     seconds};
+    return evaluate(Evaluating::kEpoch, [&] { return evaluation_.end_of_epoch(at_, epoch); });
   }
 
   /// Whether metrics are compared at the end of epochs.
@@ -280,6 +318,7 @@ class Trainer {
   TrainState at_;
   Control control_;
   bool terminated_ = false;
+  Requests in_evaluation_;
   EpochProgress epoch_, next_epoch_;   // the next: where a resumed run starts
   Totals totals_{run_.task.measures};  // of this epoch and rank
   StepLosses losses_;

@@ -54,8 +54,9 @@ void Totals::append_to(report::MetricRow& row, const std::string& set, const std
   for (const auto& [name, mean] : measures_) row.emplace_back(set + "_" + name, mean.value());
 }
 
-Evaluation evaluate(ParallelModel& model, const Run& run, const data::Dataset& set,
-                    const std::function<void()>& after_batch, std::int64_t max_batches) {
+std::optional<Evaluation> evaluate(ParallelModel& model, const Run& run, const data::Dataset& set,
+                                   const std::function<void()>& after_batch, std::int64_t max_batches,
+                                   const std::function<bool()>& leave) {
   const auto& task = run.task;
   task.module->eval();
   // A sharded model needs equally many batches on every rank: the sampler pads.
@@ -66,6 +67,7 @@ Evaluation evaluate(ParallelModel& model, const Run& run, const data::Dataset& s
   data::Loader loader(set, std::move(indices), task.eval_batch_size, run.options.loader_threads);
   Evaluation found{Totals(task.measures), {}, {}};
   if (!task.class_names.empty()) found.confusion.emplace(static_cast<std::int64_t>(task.class_names.size()));
+  const auto fewest = set.size() / run.group.size();  // examples of a rank
   std::int64_t shown = 0;
   for (std::int64_t number = 0; max_batches == 0 || number < max_batches; ++number) {
     const auto batch = loader.next();
@@ -79,6 +81,7 @@ Evaluation evaluate(ParallelModel& model, const Run& run, const data::Dataset& s
     shown += batch->size();
     to_count -= counted;
     after_batch();
+    if (leave && number * task.eval_batch_size < fewest && leave()) return std::nullopt;
   }
   const auto sum = [&](std::vector<double> own) { return ddp::all_reduce_sum(run.group, std::move(own)); };
   if (found.confusion)

@@ -52,7 +52,10 @@ struct Evaluation {
 /// in eval mode.
 ///
 /// max_batches  0: all
-Evaluation evaluate(ParallelModel& model, const Run& run, const data::Dataset& set,
-                    const std::function<void()>& after_batch, std::int64_t max_batches = 0);
+/// leave        asked after each batch that every rank has; may be null. True, on all ranks, ends it
+/// returns      nullopt if it was left
+std::optional<Evaluation> evaluate(ParallelModel& model, const Run& run, const data::Dataset& set,
+                                   const std::function<void()>& after_batch, std::int64_t max_batches = 0,
+                                   const std::function<bool()>& leave = {});
 
 }  // namespace ddprun::train

@@ -40,10 +40,14 @@ struct Run {
   std::vector<std::string> metric_columns() const;
 };
 
+/// The evaluation that a training is in.
+enum class Evaluating { kNothing, kWithinEpoch, kEpoch };
+
 /// Where a training stands: the same on every rank, except for the last two.
 struct TrainState {
-  std::int64_t epoch = 0;                      ///< the current one, from 0
-  std::int64_t step = 0;                       ///< optimizer steps done
+  std::int64_t epoch = 0;  ///< the current one, from 0
+  std::int64_t step = 0;   ///< optimizer steps done
+  Evaluating evaluating = Evaluating::kNothing;
   report::MetricRow metrics = {};              ///< known so far: of validation, of the epoch
   std::span<const std::int64_t> indices = {};  ///< in on_step(): the samples of this rank's step
   double data_wait = 0;                        ///< seconds this rank has waited for batches so far

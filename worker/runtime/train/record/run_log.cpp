@@ -107,7 +107,8 @@ report::MetricRow ddp_times(const ddp::DistributedDataParallel::Statistics& stat
   return statistics.forward_ns == 0 ? report::MetricRow() : all_times(statistics);
 }
 
-RunLog::RunLog(const Run& run, std::optional<std::int64_t> resumed_at)
+RunLog::RunLog(const Run& run, std::optional<std::int64_t> resumed_at,
+               std::optional<std::int64_t> resumed_rows)
     : run_(run), bar_(run.options.progress && run.on_rank_0()) {
   const auto& group = run.group;
   const bool gpu = ddp::any_rank_true(group, group.device().is_cuda());
@@ -118,6 +119,7 @@ RunLog::RunLog(const Run& run, std::optional<std::int64_t> resumed_at)
     for (const auto& [name, value] : all_times({})) record.columns.push_back(name);
   for (auto& name : report::resource_columns(group.size(), gpu)) record.columns.push_back(std::move(name));
   record.resumed_at = resumed_at;
+  record.resumed_rows = resumed_rows;
   record.tensorboard = run_.options.tensorboard;
   record_.emplace(run_.options.out, std::move(record));
 }

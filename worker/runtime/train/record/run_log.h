@@ -46,8 +46,8 @@ report::MetricRow ddp_times(const ddp::DistributedDataParallel::Statistics& stat
 /// only rank 0 writes anything.
 class RunLog {
  public:
-  /// resumed_at  the step of the checkpoint that the run resumes from
-  RunLog(const Run& run, std::optional<std::int64_t> resumed_at);
+  /// resumed_at, resumed_rows  RunRecord::Options
+  RunLog(const Run& run, std::optional<std::int64_t> resumed_at, std::optional<std::int64_t> resumed_rows);
 
   RunRecord* record() { return record_ ? &*record_ : nullptr; }
 

@@ -80,6 +80,7 @@ RunRecord::RunRecord(fs::path folder, Options options)
   if (!options_.resumed_at) remove_earlier_run();
   const auto rows = earlier_rows();
   keep_columns_of(rows);
+  rows_ = static_cast<std::int64_t>(rows.size());
   add_sink([this, rows]() -> std::unique_ptr<report::MetricSink> {
     return make_or_remove(metrics_path(), rows.empty(), [&] {
       return std::make_unique<report::CsvSink>(metrics_path(), options_.columns, rows);
@@ -122,14 +123,17 @@ void RunRecord::remove_earlier_run() const {
   if (error) throw IoError(folder_ / "best", "cannot be removed for this run's", error.value());
 }
 
-/// Of the resumed run, up to the step of its checkpoint.
+/// Of the resumed run, up to its checkpoint.
 std::vector<report::MetricRow> RunRecord::earlier_rows() const {
   if (!options_.resumed_at || !fs::exists(metrics_path())) return {};
   try {
     auto rows = report::read_metrics_csv(metrics_path());
+    const auto at = static_cast<double>(*options_.resumed_at);
+    std::int64_t number = 0;
     std::erase_if(rows, [&](const report::MetricRow& row) {
+      const bool later = options_.resumed_rows && number++ >= *options_.resumed_rows;
       return std::any_of(row.begin(), row.end(), [&](const auto& figure) {
-        return figure.first == "step" && figure.second > static_cast<double>(*options_.resumed_at);
+        return figure.first == "step" && (figure.second > at || (later && figure.second == at));
       });
     });
     return rows;
@@ -158,6 +162,7 @@ void RunRecord::add_sink(std::function<std::unique_ptr<report::MetricSink>()> ma
 }
 
 void RunRecord::add_metrics(const report::MetricRow& row) {
+  ++rows_;
   for (auto& sink : sinks_) unless_disk_full([&] { sink.started().add(row); });
   if (pending_ && !writer_.busy()) settle();
 }

@@ -31,6 +31,8 @@ class RunRecord {
         "train_acc", "test_loss", "test_acc", "samples_per_second"};
     /// The step a run resumes from: rows up to it are kept. nullopt: an earlier run's files are removed.
     std::optional<std::int64_t> resumed_at = {};
+    /// How many rows there were when its checkpoint was made: later ones of that step are dropped too.
+    std::optional<std::int64_t> resumed_rows = {};
     bool tensorboard = false;
   };
 
@@ -44,6 +46,7 @@ class RunRecord {
   // All of these throw IoError, also of an earlier checkpoint, except for a full disk.
 
   void add_metrics(const report::MetricRow& row);
+  std::int64_t rows() const { return rows_; }  ///< so far, with those of a resumed run
 
   /// Writes figures/NAME.png and, in TensorBoard, NAME.
   void add_figure(const std::string& name, std::int64_t step, const image::Image& picture);
@@ -87,6 +90,7 @@ class RunRecord {
 
   std::filesystem::path folder_;
   Options options_;
+  std::int64_t rows_ = 0;
   std::vector<Sink> sinks_;
   report::TensorBoardSink* tensorboard_ = nullptr;  // one of the sinks, once started
   bool saved_ = false;

@@ -163,7 +163,7 @@ TEST_CASE("a confusion matrix counts every sample of all ranks once", "[fit]") {
     const TrainerOptions options;
     const Run run{task, options, group};
     ParallelModel model(run);
-    const auto found = evaluate(model, run, *task.validation_set, [] {});
+    const auto found = *evaluate(model, run, *task.validation_set, [] {});
     const auto expected = torch::tensor({{3, 0, 0}, {0, 0, 2}, {0, 0, 2}});
     ensure(found.confusion->counts().equal(expected), "three of class a, two of b taken for c, two of c");
     ensure(found.shown.size() == 2, "of batches as many as have three samples");

@@ -152,6 +152,22 @@ TEST_CASE("a resumed run keeps the checkpoints and the rows up to its step", "[r
   CHECK_FALSE(fs::exists(dir.path() / "checkpoints/.last.pt.tmp.34"));
 }
 
+TEST_CASE("a resumed run drops the rows of its step that came after its checkpoint", "[run_record]") {
+  const TempDir dir;
+  {
+    RunRecord record(dir.path(), {.columns = {"step", "train_loss", "val_loss"}});
+    record.add_metrics({{"step", 1}, {"train_loss", 3}});
+    record.add_metrics({{"step", 2}, {"train_loss", 2}});
+    CHECK(record.rows() == 2);  // the checkpoint, in the validation of step 2
+    record.add_metrics({{"step", 2}, {"val_loss", 1}});
+  }
+  RunRecord record(dir.path(),
+                   {.columns = {"step", "train_loss", "val_loss"}, .resumed_at = 2, .resumed_rows = 2});
+  CHECK(record.rows() == 2);
+  record.add_metrics({{"step", 2}, {"val_loss", 1}});
+  CHECK(read_file(dir.path() / "metrics.csv") == "step,train_loss,val_loss\n1,3,\n2,2,\n2,,1\n");
+}
+
 TEST_CASE("a resumed run keeps figures that it has no more", "[run_record]") {
   const TempDir dir;
   RunRecord(dir.path(), {.columns = {"step", "rss_mb_rank1"}})
