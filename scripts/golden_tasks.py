@@ -21,13 +21,14 @@ CIFAR10_SAMPLES, CIFAR10_BATCH, CIFAR10_LR = 240, 4, 0.01
 
 
 def toy():
-    data = TensorDataset(torch.rand(2048, 20), torch.rand(2048, 1))
+    data = [(torch.rand(20), torch.rand(1)) for _ in range(2048)]
     model = torch.nn.Linear(20, 1)
     return data, 32, model, torch.optim.SGD(model.parameters(), 1e-3), F.mse_loss, None
 
 
 def linear():
-    data = TensorDataset(torch.randn(1000, 10), torch.randint(0, 2, (1000, 1)).float())
+    before = torch.Generator().manual_seed(0)  # the document draws the data before the ranks start
+    data = TensorDataset(torch.randn(1000, 10, generator=before), torch.randint(0, 2, (1000, 1), generator=before).float())
     model = torch.nn.Linear(10, 1)
     return data, 32, model, torch.optim.Adam(model.parameters(), 1e-3), F.binary_cross_entropy_with_logits, None
 

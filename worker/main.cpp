@@ -58,7 +58,7 @@ int main(int argc, char** argv) {
       Heartbeat(env.heartbeat_fd);  // early, before anything reuses the descriptor's number
   // Early: LibTorch looks for CUDA only once.
   const auto chosen = ddp::choose_device(config.device, env.local_rank);
-  if (chosen.device.is_cuda()) config.train.gpu_uuid = chosen.id;
+  if (chosen.device.is_cuda()) config.train.gpu_uuid = chosen.id, config.train.device_name = chosen.name;
   check_precision(config, chosen.device);
   settle_precision(config, chosen.device, env.rank);
   check_backend(config, chosen.device);

@@ -1,5 +1,7 @@
 // The documented trainings, by the real programs: their lines, files and losses.
 #include <fstream>
+#include <regex>
+#include <tuple>
 
 #include "tests/integration/cifar10_files.h"
 #include "tests/integration/training_job.h"
@@ -118,6 +120,33 @@ TEST_CASE("mnist says once if it is the test set that judges", "[training]") {
   CHECK(warnings({"--patience=2", "--val-split=0.5"}) == 0);
   CHECK(warnings({"--patience=2", "--monitor=test_loss"}) == 0);
   CHECK(warnings({}) == 0);
+}
+
+TEST_CASE("the documents' lines are printed as they print them", "[training]") {
+  need_fashion_mnist();
+  const TempDir dir;
+  // The documents' f-strings, as regular expressions. mnist's is that of PyTorch's example, whose format the
+  // document shortens.
+  const std::vector<std::tuple<const char*, std::vector<std::string>, std::vector<const char*>>> documents = {
+      {"toy",
+       {"2", "1"},
+       {R"(\[(GPU|CPU)\d+\] Epoch \d+ \| Batchsize: \d+ \| Steps: \d+)",
+        R"(Epoch \d+ \| Training checkpoint saved at \S+)"}},
+      {"linear", {"--epochs=2"}, {R"(Rank \d+, Epoch \d+/\d+, Loss: \d+\.\d{4})"}},
+      {"mnist", small({}), {R"(Train Epoch: \d+ \[\d+/\d+ \(\d+%\)\]\tLoss: \d+\.\d{6})"}}};
+  for (const auto& [task, flags, lines] : documents) {
+    Child child(training(task, 0, dir.path() / task, flags));
+    REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+    for (const char* line : lines) {
+      INFO(task << ": " << line << " in\n" << child.out());
+      const std::regex expression("(^|\n)" + std::string(line) + "\n");
+      CHECK(std::regex_search(child.out(), expression));
+    }
+    // One rank: the n-th line has the samples before its step, as batch_idx * len(data).
+    if (task == std::string("mnist"))
+      CHECK_THAT(child.out(), ContainsSubstring("Train Epoch: 1 [0/640 (0%)]\tLoss: ") &&
+                                  ContainsSubstring("Train Epoch: 1 [320/640 (50%)]\tLoss: "));
+  }
 }
 
 TEST_CASE("toy prints the tutorial's lines and writes its checkpoint.pt", "[training]") {

@@ -18,9 +18,14 @@ TEST_CASE("two ranks train, evaluate and leave a checkpoint, metrics and a summa
   REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
   check_nothing_left(child);
 
-  CHECK_THAT(child.out(), ContainsSubstring("Train Epoch: 1 [64/640 (10%)]\tLoss: "));
-  CHECK_THAT(child.out(), ContainsSubstring("Train Epoch: 2 [640/640 (100%)]\tLoss: "));
-  CHECK(count_of("Train Epoch: 1 ", child.out()) == 4);  // steps 1, 5, 9 and the last, 10; from rank 0 alone
+  CHECK_THAT(child.out(), ContainsSubstring("Process group initialized: 2 ranks over gloo on CPU\n"));
+  CHECK_THAT(child.out(),
+             ContainsSubstring("32-bit, batches of 32 a rank and 64 in all, learning rate 0.001, "
+                               "1199882 parameters\n"));
+  CHECK_THAT(child.out(), ContainsSubstring("Train Epoch: 1 [0/640 (0%)]\tLoss: "));
+  CHECK_THAT(child.out(), ContainsSubstring("Train Epoch: 2 [512/640 (80%)]\tLoss: "));
+  CHECK(count_of("Train Epoch: 1 ", child.out()) == 3);  // before steps 1, 5 and 9; from rank 0 alone
+  CHECK_THAT(child.out(), ContainsSubstring("Training completed: 2 epochs, 20 steps in "));
   CHECK(count_of("Test set: ", child.out()) == 2);
   CHECK_THAT(child.out(), ContainsSubstring("/500 ("));
 

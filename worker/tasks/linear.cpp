@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <memory>
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <torch/nn/modules/linear.h>
 
 #include <ddprun/data/table_dataset.h>
@@ -24,10 +25,12 @@ std::string linear_line(const train::RankEpoch& epoch) {
 }
 
 train::Task make_linear(const Config& config) {
-  // Data first, then weights: the order in which a Python script draws them.
+  // The data have a generator of their own: as where a parent draws them, the weights come right after the
+  // seed.
   const auto& table = config.data.source;
   auto samples = std::make_shared<data::TensorDataset>(
-      table.empty() ? data::make_linear_dataset() : data::read_table(table, data::Label::kZeroOrOne));
+      table.empty() ? data::make_linear_dataset(at::make_generator<at::CPUGeneratorImpl>(config.train.seed))
+                    : data::read_table(table, data::Label::kZeroOrOne));
   torch::nn::Linear model(samples->input().size(1), 1);
   init_weights(*model, config);
 

@@ -22,14 +22,12 @@ std::vector<std::string> class_names(const std::filesystem::path& folder) {
   return {"0", "1", "2", "3", "4", "5", "6", "7", "8", "9"};
 }
 
+/// "Train Epoch: 1 [1280/60000 (2%)]\tLoss: 1.873212", as PyTorch's example prints it
 std::string mnist_line(const train::TrainProgress& progress) {
   char line[128];
-  std::snprintf(
-      line, sizeof line, "Train Epoch: %lld [%lld/%lld (%.0f%%)]\tLoss: %.6f",
-      static_cast<long long>(progress.epoch + 1), static_cast<long long>(progress.samples_done),
-      static_cast<long long>(progress.samples_total),
-      100.0 * static_cast<double>(progress.samples_done) / static_cast<double>(progress.samples_total),
-      progress.loss);
+  std::snprintf(line, sizeof line, "Train Epoch: %lld [%lld/%lld (%.0f%%)]\tLoss: %.6f",
+                static_cast<long long>(progress.epoch + 1), static_cast<long long>(progress.samples),
+                static_cast<long long>(progress.samples_total), 100 * progress.share, progress.loss);
   return line;
 }
 

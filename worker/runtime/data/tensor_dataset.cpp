@@ -16,8 +16,8 @@ Batch TensorDataset::get_batch(const std::vector<std::int64_t>& indices) const {
 }
 
 TensorDataset make_toy_dataset(std::optional<at::Generator> generator, std::int64_t size) {
-  auto input = torch::rand({size, 20}, generator);
-  return {std::move(input), torch::rand({size, 1}, generator)};
+  const auto rows = torch::rand({size, 21}, generator);  // each example's 20 inputs, then its target
+  return {rows.narrow(1, 0, 20).contiguous(), rows.narrow(1, 20, 1).contiguous()};
 }
 
 TensorDataset make_linear_dataset(std::optional<at::Generator> generator, std::int64_t size) {

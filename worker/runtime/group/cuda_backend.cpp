@@ -141,6 +141,18 @@ CudaDriver query_cuda_driver() {
   return driver;
 }
 
+std::string unseen_gpu(const CudaDriver& driver, const std::filesystem::path& dev) {
+  const auto hidden = std::getenv("CUDA_VISIBLE_DEVICES");
+  if (!driver.gpus.empty() || (hidden != nullptr && (*hidden == '\0' || std::string(hidden) == "-1")))
+    return "";
+  std::error_code error;
+  if (std::filesystem::exists(dev / "nvidia0", error))
+    return "this host has an NVIDIA GPU, but " + driver.problem;
+  if (std::filesystem::exists(dev / "kfd", error))
+    return "this host has an AMD GPU, which this build cannot use";
+  return "";
+}
+
 std::string gpu_problem(const CudaDriver& driver, std::size_t index, int built_for) {
   const Gpu& gpu = driver.gpus.at(index);
   const auto name = "GPU " + std::to_string(index) + " (" + gpu.name + ") ";
@@ -165,7 +177,11 @@ const CudaPlugin& cuda_plugin() {
 RankDevice choose_device(DeviceChoice wanted, int local_rank, int local_world_size) {
   if (wanted == DeviceChoice::kCpu) return {};
   const CudaDriver driver = query_cuda_driver();
-  if (driver.gpus.empty() && !driver.broken && wanted == DeviceChoice::kAuto) return {};
+  if (driver.gpus.empty() && !driver.broken && wanted == DeviceChoice::kAuto) {
+    const auto unseen = unseen_gpu(driver);
+    if (!unseen.empty() && local_rank == 0) log_warning(unseen + "; computing on the CPU");
+    return {};
+  }
   try {
     const auto index = static_cast<std::size_t>(local_rank) % std::max<std::size_t>(driver.gpus.size(), 1);
     const auto problem =
@@ -177,7 +193,7 @@ RankDevice choose_device(DeviceChoice wanted, int local_rank, int local_world_si
     if (local_rank == 0 && local_world_size > 0 && idle > 0)
       log_info(std::to_string(idle) + " of this host's " + std::to_string(driver.gpus.size()) +
                " GPUs stay idle (ddprun --nproc-per-node=gpu starts a rank for each)");
-    return {device, driver.gpus[index].uuid};
+    return {device, driver.gpus[index].uuid, driver.gpus[index].name};
   } catch (const UsageError& error) {
     if (wanted != DeviceChoice::kAuto) throw;
     log_warning(std::string(error.what()) + "; this rank computes on the CPU");

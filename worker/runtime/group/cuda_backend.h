@@ -2,6 +2,7 @@
 
 #include <c10/core/Device.h>
 
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -36,6 +37,12 @@ CudaDriver query_cuda_driver();
 /// built_for  as CudaDriver's version; 0: unknown, so that only the GPU's mode counts
 std::string gpu_problem(const CudaDriver& driver, std::size_t index, int built_for);
 
+/// Why this process sees no GPU although the host has one: one line; empty if it has none, or the user hides
+/// it.
+///
+/// dev  where the kernel's device files are
+std::string unseen_gpu(const CudaDriver& driver, const std::filesystem::path& dev = "/dev");
+
 /// Loads the plug-in once; a program that never calls it loads nothing of CUDA.
 ///
 /// Looks at $DDPRUN_CUDA_PLUGIN, then in ../lib and in the program's folder, then where the loader looks.
@@ -49,6 +56,7 @@ const CudaPlugin& cuda_plugin();
 struct RankDevice {
   c10::Device device = c10::kCPU;
   std::string id = "cpu";  ///< "cpu", or the GPU's UUID
+  std::string name = {};   ///< the GPU's, such as "NVIDIA H100"
 };
 
 /// Chooses this rank's device, and loads the plug-in for a GPU: number LOCAL_RANK modulo this host's GPUs.

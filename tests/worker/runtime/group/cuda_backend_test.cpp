@@ -14,6 +14,7 @@
 #include <torch/types.h>
 
 #include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
 #include <ddprun/group/process_group.h>
 #include "tests/support/catch.h"
@@ -142,6 +143,20 @@ TEST_CASE("a driver that fails is named, and auto computes on the CPU", "[cuda_b
     before_logging({});
     CHECK(warnings == 1);
   }
+}
+
+TEST_CASE("a GPU that is there but not seen is told", "[cuda_backend]") {
+  const TempDir dev;
+  CudaDriver driver;
+  driver.problem = "no NVIDIA driver here";
+  CHECK(unseen_gpu(driver, dev.path()).empty());
+  write_file_atomic(dev.path() / "kfd", "");
+  CHECK(unseen_gpu(driver, dev.path()) == "this host has an AMD GPU, which this build cannot use");
+  write_file_atomic(dev.path() / "nvidia0", "");
+  CHECK(unseen_gpu(driver, dev.path()) == "this host has an NVIDIA GPU, but no NVIDIA driver here");
+  ::setenv("CUDA_VISIBLE_DEVICES", "", 1);
+  CHECK(unseen_gpu(driver, dev.path()).empty());
+  ::unsetenv("CUDA_VISIBLE_DEVICES");
 }
 
 TEST_CASE("ranks that share a GPU are named", "[cuda_backend]") {

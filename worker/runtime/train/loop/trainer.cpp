@@ -44,7 +44,7 @@ class Trainer {
         agreement_(run.group, run.options.max_seconds) {}
 
   Ending run() {
-    log_.announce();
+    log_.announce(model_.learning_rate());
     if (resumed_)
       resume();
     else
@@ -158,7 +158,8 @@ class Trainer {
     ++at_.step;
     run_.options.heartbeat.beat();
     const auto step_of_epoch = (epoch_.batch + run_.options.accumulate - 1) / run_.options.accumulate - 1;
-    if (step_of_epoch % run_.options.log_interval == 0 || epoch_.done()) log_step();
+    const bool due = step_of_epoch % run_.options.log_interval == 0;
+    if (due || epoch_.done()) log_step(/*with_line=*/due);
     if (log_.bar_is_due()) show_progress();
     if (run_.task.epoch_end_line) epoch_.losses.add(losses_);
     at_.indices = epoch_.newest(losses_.batches(), run_.options.batch_size);
@@ -205,12 +206,16 @@ class Trainer {
     }
   }
 
-  void log_step() {
-    const auto total = run_.task.train_set->size();
-    TrainProgress progress{at_.epoch, std::min(total, epoch_.samples), total, losses_.mean()};
+  void log_step(bool with_line) {
+    const auto before = epoch_.batch - losses_.batches();
+    TrainProgress progress{
+        at_.epoch,
+        epoch_.first_samples + (before - epoch_.first_batch) * run_.options.batch_size * run_.group.size(),
+        run_.task.train_set->size(), static_cast<double>(before) / static_cast<double>(epoch_.batches),
+        losses_.mean()};
     // With --join, ranks may take different numbers of steps, so rank 0 logs its own loss.
     if (!run_.options.parallel.join) progress.loss = resources_.sum({progress.loss})[0] / run_.group.size();
-    log_.progress(at_, progress, model_.learning_rate(), resources_.take_row());
+    log_.progress(at_, progress, with_line, model_.learning_rate(), resources_.take_row());
   }
 
   void show_progress() {

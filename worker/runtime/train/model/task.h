@@ -43,8 +43,9 @@ inline void visit_tensors(BatchResult& result, const std::function<void(torch::T
 /// For a log line of training. Counts are over all ranks.
 struct TrainProgress {
   std::int64_t epoch;          ///< from 0
-  std::int64_t samples_done;   ///< of this epoch
+  std::int64_t samples;        ///< of this epoch, before this step
   std::int64_t samples_total;  ///< of an epoch
+  double share;                ///< of this epoch's batches, before this step: 0 to 1
   double loss;                 ///< this step's, mean over ranks
 };
 
@@ -90,8 +91,8 @@ struct Task {
   /// programs. May be null. Rank 0 calls it at the end.
   std::function<void(const std::filesystem::path& folder, const StateDict& weights)> write_weights;
 
-  /// A file in the run folder that gets the bare state_dict with every checkpoint, and rank 0's line about
-  /// it.
+  /// A file in the run folder that gets the bare state_dict with the checkpoint after an epoch, and rank 0's
+  /// line about it.
   std::string weights_file;
   std::function<std::string(std::int64_t epoch, const std::filesystem::path& file)> weights_line;
 };

@@ -66,6 +66,7 @@ struct TrainerOptions {
   bool report = true;                 ///< report.html, charts and sample pictures at the end
   std::filesystem::path log_indices;  ///< writes every step's samples to FILE.<rank>; empty: none
   std::string gpu_uuid;               ///< of this rank's GPU; empty: none
+  std::string device_name;            ///< of this rank's GPU; empty: a CPU
   std::filesystem::path out;          ///< the run folder; only rank 0 uses it
   std::string config_json = "{}";     ///< the run's settings, kept in its checkpoints
   OptimOptions optim;

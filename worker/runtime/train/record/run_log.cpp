@@ -2,9 +2,12 @@
 
 #include <cmath>
 #include <cstdio>
+#include <iomanip>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <sstream>
+
+#include <torch/nn/module.h>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
@@ -77,6 +80,26 @@ std::string counted(std::int64_t count, const std::string& what) {
   return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
 }
 
+/// "Process group initialized: 2 ranks over gloo on CPU"
+std::string set_up_line(const Run& run) {
+  return "Process group initialized: " + counted(run.group.size(), "rank") + " over " + run.group.backend() +
+         " on " + (run.options.device_name.empty() ? "CPU" : run.options.device_name);
+}
+
+/// "32-bit, batches of 128 a rank and 256 in all, learning rate 0.001, 1199882 parameters"
+std::string step_line(const Run& run, double learning_rate) {
+  constexpr const char* kPrecision[] = {"32-bit", "bf16-mixed", "16-mixed"};
+  const auto& options = run.options;
+  std::int64_t parameters = 0;
+  for (const auto& parameter : run.task.module->parameters()) parameters += parameter.numel();
+  std::ostringstream line;
+  line << kPrecision[static_cast<int>(options.precision.precision)] << ", batches of " << options.batch_size
+       << " a rank and " << options.batch_size * options.accumulate * run.group.size() << " in all"
+       << (options.accumulate > 1 ? " (" + std::to_string(options.accumulate) + " accumulated)" : "")
+       << ", learning rate " << learning_rate << ", " << parameters << " parameters";
+  return line.str();
+}
+
 /// In Markdown.
 std::string as_code(const std::string& text) {
   std::string code;
@@ -133,7 +156,7 @@ void RunLog::print(const std::string& line) {
   if (record_) print_own(line);
 }
 
-void RunLog::announce() {
+void RunLog::announce(double learning_rate) {
   auto line = "Training " + run_.task.name + " on " + counted(run_.group.size(), "rank") + ", " +
               std::to_string(run_.task.train_set->size()) + " training";
   const auto add = [&](const char* between, const data::Dataset& set, const char* what) {
@@ -148,6 +171,8 @@ void RunLog::announce() {
     add(" and ", *run_.task.validation_set, " validation");
   }
   print(line + " examples from " + run_.task.data_source);
+  print(set_up_line(run_));
+  print(step_line(run_, learning_rate));
   if (record_) record_->add_text("config", as_code(text_of(run_.options.out / "config.toml")));
 }
 
@@ -155,9 +180,9 @@ void RunLog::row(const report::MetricRow& row) {
   if (record_) record_->add_metrics(row);
 }
 
-void RunLog::progress(const TrainState& at, const TrainProgress& progress, double learning_rate,
-                      const report::MetricRow& more) {
-  if (run_.task.train_line) print(run_.task.train_line(progress));
+void RunLog::progress(const TrainState& at, const TrainProgress& progress, bool with_line,
+                      double learning_rate, const report::MetricRow& more) {
+  if (with_line && run_.task.train_line) print(run_.task.train_line(progress));
   warn_unless_finite("training loss", progress.loss, at.step);
   report::MetricRow figures = {
       {"epoch", at.epoch}, {"step", at.step}, {"lr", learning_rate}, {"train_loss", progress.loss}};
@@ -185,6 +210,10 @@ void RunLog::warn_unless_finite(const std::string& what, double loss, std::int64
 
 void RunLog::finish(const RunSummary& summary) {
   if (!record_) return;
+  std::ostringstream end;
+  end << "Training completed: " << counted(summary.epochs, "epoch") << ", " << counted(summary.steps, "step")
+      << " in " << std::fixed << std::setprecision(1) << summary.seconds << " s";
+  print(end.str());
   if (!summary.stop_reason.empty())
     print("stopped at step " + std::to_string(summary.steps) + ": " + summary.stop_reason);
   // A path is bytes, JSON is UTF-8.

@@ -53,11 +53,12 @@ class RunLog {
 
   void print(const std::string& line);      ///< from rank 0
   void print_own(const std::string& line);  ///< from every rank that calls it
-  void announce();
+  /// What is trained on what, before the first step.
+  void announce(double learning_rate);
   void row(const report::MetricRow& row);
-  /// The log line and row of every log interval.
+  /// The log line and row of every log interval, and the row of an epoch's end.
   /// more  added to the row
-  void progress(const TrainState& at, const TrainProgress& progress, double learning_rate,
+  void progress(const TrainState& at, const TrainProgress& progress, bool with_line, double learning_rate,
                 const report::MetricRow& more);
   /// set  "Test set", "Validation"
   void result_line(const std::string& set, const Totals& totals);
