@@ -1,6 +1,7 @@
 // worker: configuration -> process group -> task -> training -> exit code.
 #include <csignal>
 #include <cstdlib>
+#include <iostream>
 #include <optional>
 #include <string_view>
 
@@ -16,6 +17,7 @@
 #include <ddprun/group/process_group.h>
 #include <ddprun/group/signal_thread.h>
 #include <ddprun/run/run_worker.h>
+#include <ddprun/train/loop/estimate.h>
 #include <ddprun/train/loop/stop_signals.h>
 #include <ddprun/train/loop/trainer.h>
 #include <ddprun/train/model/run.h>
@@ -66,6 +68,13 @@ int main(int argc, char** argv) {
   torch::manual_seed(config.train.seed);  // the same initial weights on every rank
   train::Task task = make_task(config);
   train::check_options(task, config.train);
+  if (config.estimate) {
+    auto group = ddp::ProcessGroup::connect(env, group_options(config));
+    const auto table = train::estimate(task, config.train, group);
+    if (env.rank == 0) std::cout << table << std::flush;
+    group.close();
+    return EXIT_SUCCESS;
+  }
   if (env.rank == 0) config.train.out = make_run_folder(config);
 
   auto group = ddp::ProcessGroup::connect(env, group_options(config));

@@ -149,6 +149,18 @@ TEST_CASE("the documents' lines are printed as they print them", "[training]") {
   }
 }
 
+TEST_CASE("--estimate measures a few steps and leaves nothing behind", "[training]") {
+  const TempDir dir;
+  const auto out = dir.path() / "run";
+  Child child(training("linear", 2, out, {"--estimate"}));
+  REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+  INFO(child.out());
+  const std::regex row(R"((^|\n) +(\d+) +\S+ m?s +\S+ m?s +\S+ m?s +\d+ %)");
+  CHECK(std::distance(std::sregex_iterator(child.out().begin(), child.out().end(), row), {}) == 4);
+  CHECK(count_of("measured\n", child.out()) == 1);
+  CHECK_FALSE(fs::exists(out));
+}
+
 TEST_CASE("toy prints the tutorial's lines and writes its checkpoint.pt", "[training]") {
   const TempDir dir;
   for (const int ranks : {0, 2}) {

@@ -60,8 +60,9 @@ TEST_CASE("cifar10 trains on a GPU in 16 bits, channels last, and goes on with t
   CHECK(first["steps"] == 6);
   CHECK(first["loss_scale"].get<double>() > 0);
   CHECK(first.contains("skipped_steps"));
-  CHECK(first["peak_gpu_allocated_mb"].get<double>() > 40);  // 11 million weights of 4 bytes
-  CHECK(first["peak_gpu_reserved_mb"].get<double>() >= first["peak_gpu_allocated_mb"].get<double>());
+  CHECK(first["gpu_memory_mb"][0]["peak_allocated"].get<double>() > 40);  // 11 million weights of 4 bytes
+  CHECK(first["gpu_memory_mb"][0]["peak_reserved"].get<double>() >=
+        first["gpu_memory_mb"][0]["peak_allocated"].get<double>());
   const auto before = growth_tracker(out / "checkpoints/last.ckpt");
 
   CHECK_THAT(run({}), ContainsSubstring("resumed from ") && ContainsSubstring(" at step 6"));

@@ -51,6 +51,7 @@ struct Config {
   train::TrainerOptions train;
   ddp::DeviceChoice device = ddp::DeviceChoice::kAuto;
   ddp::BackendChoice backend = ddp::BackendChoice::kAuto;
+  bool estimate = false;                        ///< measure ten steps and say how long a run would take
   bool deterministic = false;                   ///< use only algorithms whose results repeat bit for bit
   std::set<std::string> stated;                 ///< names of the settings that words or a file gave
   bool overwrite = false;                       ///< use the run folder even if it holds a run

@@ -218,6 +218,9 @@ Settings train_settings(Config& config) {
           .also_as({"--num-sanity-val-steps"})
           .only(kWithValidation),
       integer("seed", train.seed, 0, kMaxCount, "seed of everything random"),
+      boolean("estimate", config.estimate,
+              "measure ten steps, print how long an epoch and the run take on 1, 2, 4 and 8 ranks, and end")
+          .of_this_run(),
       boolean("deterministic", config.deterministic, "use only algorithms whose results repeat bit for bit"),
   };
 }

@@ -61,6 +61,9 @@ const std::vector<Figure>& figures() {
       {"peak_rss_mb", [](const ResourceSample& sample) { return sample.peak_rss_mb; }},
       {"gpu_percent", [](const ResourceSample& sample) { return sample.gpu_percent; }},
       {"gpu_memory_mb", [](const ResourceSample& sample) { return sample.gpu_memory_mb; }},
+      {"gpu_allocated_mb", [](const ResourceSample& sample) { return sample.gpu_allocated_mb; }},
+      {"gpu_reserved_mb", [](const ResourceSample& sample) { return sample.gpu_reserved_mb; }},
+      {"gpu_peak_mb", [](const ResourceSample& sample) { return sample.gpu_peak_mb; }},
   };
   return all;
 }
@@ -126,8 +129,11 @@ ResourceSample ResourceUsage::sample() {
 
 std::vector<double> numbers_of(const ResourceSample& sample) {
   constexpr double kNotKnown = std::numeric_limits<double>::quiet_NaN();
-  return {sample.cpu_percent, sample.rss_mb, sample.peak_rss_mb, sample.gpu_percent.value_or(kNotKnown),
-          sample.gpu_memory_mb.value_or(kNotKnown)};
+  std::vector<double> numbers = {sample.cpu_percent, sample.rss_mb, sample.peak_rss_mb};
+  for (const auto& figure : {sample.gpu_percent, sample.gpu_memory_mb, sample.gpu_allocated_mb,
+                             sample.gpu_reserved_mb, sample.gpu_peak_mb})
+    numbers.push_back(figure.value_or(kNotKnown));
+  return numbers;
 }
 
 ResourceSample sample_of(const std::vector<double>& numbers) {
@@ -137,7 +143,8 @@ ResourceSample sample_of(const std::vector<double>& numbers) {
   const auto if_known = [](double number) {
     return std::isnan(number) ? std::nullopt : std::optional(number);
   };
-  return {numbers[0], numbers[1], numbers[2], if_known(numbers[3]), if_known(numbers[4])};
+  return {numbers[0],           numbers[1],           numbers[2],           if_known(numbers[3]),
+          if_known(numbers[4]), if_known(numbers[5]), if_known(numbers[6]), if_known(numbers[7])};
 }
 
 MetricRow resource_row(const std::vector<ResourceSample>& of_ranks) {

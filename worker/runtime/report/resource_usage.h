@@ -17,6 +17,10 @@ struct ResourceSample {
   double peak_rss_mb = 0;               ///< since the program started
   std::optional<double> gpu_percent;    ///< time with a kernel running, in the driver's last sampling period
   std::optional<double> gpu_memory_mb;  ///< in use on the whole GPU, by all processes
+  // Of LibTorch's allocator in this process; not measured here.
+  std::optional<double> gpu_allocated_mb;  ///< by tensors
+  std::optional<double> gpu_reserved_mb;   ///< kept for tensors
+  std::optional<double> gpu_peak_mb;       ///< the most that tensors had
 };
 
 /// Measures this process, and its GPU through NVIDIA's management library if available.
@@ -39,14 +43,14 @@ class ResourceUsage {
 };
 
 /// Converts a sample to numbers, to send it to another rank, and back; NaN: not known.
-constexpr std::size_t kResourceNumbers = 5;
+constexpr std::size_t kResourceNumbers = 8;
 std::vector<double> numbers_of(const ResourceSample& sample);
 /// throws  std::invalid_argument unless there are kResourceNumbers
 ResourceSample sample_of(const std::vector<double>& numbers);
 
-/// The samples of all ranks as one row: cpu_percent, rss_mb, peak_rss_mb, gpu_percent, gpu_memory_mb for one
-/// rank; with the suffix "_rank<r>" for up to 16 ranks; for more, only the lowest and the highest of all,
-/// with "_min" and "_max".
+/// The samples of all ranks as one row: cpu_percent, rss_mb, peak_rss_mb, gpu_percent, gpu_memory_mb,
+/// gpu_allocated_mb, gpu_reserved_mb, gpu_peak_mb for one rank; with the suffix "_rank<r>" for up to 16
+/// ranks; for more, only the lowest and the highest of all, with "_min" and "_max".
 MetricRow resource_row(const std::vector<ResourceSample>& of_ranks);
 /// All names that such a row can have.
 std::vector<std::string> resource_columns(int ranks, bool gpu);

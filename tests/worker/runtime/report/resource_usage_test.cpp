@@ -66,7 +66,8 @@ TEST_CASE("a GPU is found by its UUID, in either spelling", "[resource_usage]") 
 }
 
 TEST_CASE("the ranks' samples make one row", "[resource_usage]") {
-  const ResourceSample cpu_only{50, 100, 200, {}, {}}, with_gpu{60, 110, 210, 90, 4000};
+  ResourceSample cpu_only{50, 100, 200}, with_gpu{60, 110, 210, 90, 4000};
+  with_gpu.gpu_peak_mb = 3000;
   CHECK(resource_row({cpu_only}) == MetricRow{{"cpu_percent", 50}, {"rss_mb", 100}, {"peak_rss_mb", 200}});
   CHECK(resource_row({cpu_only, with_gpu}) == MetricRow{{"cpu_percent_rank0", 50},
                                                         {"cpu_percent_rank1", 60},
@@ -75,7 +76,8 @@ TEST_CASE("the ranks' samples make one row", "[resource_usage]") {
                                                         {"peak_rss_mb_rank0", 200},
                                                         {"peak_rss_mb_rank1", 210},
                                                         {"gpu_percent_rank1", 90},
-                                                        {"gpu_memory_mb_rank1", 4000}});
+                                                        {"gpu_memory_mb_rank1", 4000},
+                                                        {"gpu_peak_mb_rank1", 3000}});
   std::vector<ResourceSample> many(20, cpu_only);
   many[7] = with_gpu;
   CHECK(resource_row(many) == MetricRow{{"cpu_percent_min", 50},
@@ -87,11 +89,13 @@ TEST_CASE("the ranks' samples make one row", "[resource_usage]") {
                                         {"gpu_percent_min", 90},
                                         {"gpu_percent_max", 90},
                                         {"gpu_memory_mb_min", 4000},
-                                        {"gpu_memory_mb_max", 4000}});
+                                        {"gpu_memory_mb_max", 4000},
+                                        {"gpu_peak_mb_min", 3000},
+                                        {"gpu_peak_mb_max", 3000}});
 }
 
 TEST_CASE("every name of a row is among the columns", "[resource_usage]") {
-  const ResourceSample sample{1, 2, 3, 4, 5};
+  const ResourceSample sample{1, 2, 3, 4, 5, 6, 7, 8};
   for (const int ranks : {1, 2, 16, 17}) {
     std::vector<std::string> names;
     for (const auto& [name, value] : resource_row(std::vector(static_cast<std::size_t>(ranks), sample)))
@@ -102,7 +106,11 @@ TEST_CASE("every name of a row is among the columns", "[resource_usage]") {
 }
 
 TEST_CASE("a sample survives being sent as numbers", "[resource_usage]") {
-  const auto same = sample_of(numbers_of({50, 100, 200, {}, 4000}));
+  ResourceSample sample{50, 100, 200, {}, 4000};
+  sample.gpu_reserved_mb = 5000;
+  const auto same = sample_of(numbers_of(sample));
+  CHECK(same.gpu_reserved_mb == 5000.0);
+  CHECK(!same.gpu_allocated_mb);
   CHECK(same.cpu_percent == 50);
   CHECK(same.peak_rss_mb == 200);
   CHECK(!same.gpu_percent);

@@ -87,7 +87,10 @@ class Trainer {
     const auto resumed_in = std::exchange(at_.evaluating, Evaluating::kNothing);
     if (resumed_in == Evaluating::kWithinEpoch) act_after_step();
     if (resumed_in != Evaluating::kEpoch && !epoch_.done() && !over()) train_steps();
-    if (terminated_ || !evaluate_epoch()) return;
+    if (terminated_) return;
+    seconds_between_epochs_ = 0;
+    const SecondsAdded between(seconds_between_epochs_);
+    if (!evaluate_epoch()) return;
     if (epoch_.done()) return finish_epoch();
     next_epoch_.samples = epoch_.samples;  // if a resumed run goes on here
     next_epoch_.losses = epoch_.losses;
@@ -223,7 +226,20 @@ class Trainer {
     bar.label = "epoch " + std::to_string(at_.epoch + 1) + "/" + std::to_string(run_.options.epochs);
     bar.loss = losses_.mean();
     bar.measure = totals_.first_measure();
+    bar.run_left = seconds_after_this_epoch(bar);
     log_.bar(bar);
+  }
+
+  /// Of the epochs to come, with their validation, as far as it has been seen.
+  double seconds_after_this_epoch(const BarState& bar) const {
+    auto epochs = static_cast<double>(run_.options.epochs - at_.epoch - 1);
+    if (run_.options.max_steps > 0)
+      epochs =
+          std::min(epochs, static_cast<double>((run_.options.max_steps - at_.step) * run_.options.accumulate -
+                                               (bar.total - bar.done)) /
+                               static_cast<double>(bar.total));
+    const double batch = bar.seconds / static_cast<double>(std::max<std::int64_t>(bar.done - bar.first, 1));
+    return std::max(epochs, 0.0) * (batch * static_cast<double>(bar.total) + seconds_between_epochs_);
   }
 
   RankEpoch rank_epoch() const {
@@ -324,6 +340,7 @@ class Trainer {
   Control control_;
   bool terminated_ = false;
   Requests in_evaluation_;
+  double seconds_between_epochs_ = 0;  // validation and checkpoint after the last one
   EpochProgress epoch_, next_epoch_;   // the next: where a resumed run starts
   Totals totals_{run_.task.measures};  // of this epoch and rank
   StepLosses losses_;

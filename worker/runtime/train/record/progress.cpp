@@ -67,12 +67,14 @@ std::string render_bar(const BarState& state, int columns, BarStyle style) {
       state.total > 0 ? static_cast<double>(state.done) / static_cast<double>(state.total) : 1.0;
   const auto done = static_cast<double>(state.done - state.first);
   const double left = done > 0 ? state.seconds / done * static_cast<double>(state.total - state.done) : 0;
-  char head[80], tail[160];
+  const auto run = state.run_left > 0 && done > 0 ? ", run " + clock_text(left + state.run_left) : "";
+  char head[80], tail[200];
   std::snprintf(head, sizeof head, "%.40s %3.0f%% |", state.label.c_str(), 100 * fraction);
-  std::snprintf(tail, sizeof tail, "| %lld/%lld [%s<%s, %.0f samples/s, loss %.4f%s%.40s]",
+  std::snprintf(tail, sizeof tail, "| %lld/%lld [%s<%s%s, %.0f samples/s, loss %.4f%s%.40s]",
                 static_cast<long long>(state.done), static_cast<long long>(state.total),
-                clock_text(state.seconds).c_str(), clock_text(left).c_str(), state.samples_per_second,
-                state.loss, state.measure.empty() ? "" : ", ", state.measure.c_str());
+                clock_text(state.seconds).c_str(), clock_text(left).c_str(), run.c_str(),
+                state.samples_per_second, state.loss, state.measure.empty() ? "" : ", ",
+                state.measure.c_str());
   const std::string begin(head), end(tail);
   constexpr int kMaxWidth = 40;
   const int width = std::clamp(columns - static_cast<int>(begin.size() + end.size()), 0, kMaxWidth);

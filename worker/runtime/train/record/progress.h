@@ -16,6 +16,7 @@ struct BarState {
   double loss = 0;
   std::string measure = {};  ///< "acc 0.8731"; empty: none
   std::int64_t first = 0;    ///< batches done before a resumed epoch began
+  double run_left = 0;       ///< seconds to the end of the run, after this epoch; 0: this is the last
 };
 
 /// How the bar is drawn.
@@ -25,7 +26,7 @@ struct BarStyle {
 };
 
 /// One line of at most `columns` characters:
-///   epoch 1/5  45% |#######         | 105/235 [00:12<00:15, 2134 samples/s, loss 0.4120, acc 0.8731]
+///   epoch 1/5  45% |#######         | 105/235 [00:12<00:15, run 04:10, 2134 samples/s, loss 0.4120]
 /// If the terminal is too narrow, the bar shrinks first, then the line is cut.
 std::string render_bar(const BarState& state, int columns, BarStyle style = {});
 

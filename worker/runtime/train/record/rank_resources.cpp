@@ -1,6 +1,7 @@
 #include <ddprun/train/record/rank_resources.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <utility>
 
 #include <c10/core/CachingDeviceAllocator.h>
@@ -16,7 +17,13 @@ std::vector<double> RankResources::sum(std::vector<double> values, bool at_once)
   const auto now = std::chrono::steady_clock::now();
   const bool fresh = at_once || sample_.empty() || now - sampled_ >= std::chrono::seconds(1);
   if (fresh) {
-    sample_ = report::numbers_of(usage_.sample());
+    auto sample = usage_.sample();
+    if (const auto memory = gpu_memory(group_.device())) {
+      sample.gpu_allocated_mb = memory->allocated;
+      sample.gpu_reserved_mb = memory->reserved;
+      sample.gpu_peak_mb = memory->peak_allocated;
+    }
+    sample_ = report::numbers_of(sample);
     sampled_ = now;
   }
   // Every rank fills only its own slots, so the sum holds the numbers of all.
@@ -34,16 +41,37 @@ std::vector<double> RankResources::sum(std::vector<double> values, bool at_once)
   return values;
 }
 
+std::optional<GpuMemory> gpu_memory(at::Device device) {
+  if (!device.is_cuda()) return std::nullopt;
+  const auto stats = c10::getDeviceAllocator(device.type())->getDeviceStats(device.index());
+  constexpr auto kAll = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  const auto mb = [](std::int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); };
+  const auto& allocated = stats.allocated_bytes[kAll];
+  const auto& reserved = stats.reserved_bytes[kAll];
+  return GpuMemory{mb(allocated.current), mb(reserved.current), mb(allocated.peak), mb(reserved.peak)};
+}
+
+std::string describe(const GpuMemory& memory, int rank) {
+  char text[160];
+  std::snprintf(text, sizeof text,
+                "GPU memory of rank %d: %.2f GB allocated, %.2f GB reserved, %.2f GB allocated at its peak",
+                rank, memory.allocated / 1024, memory.reserved / 1024, memory.peak_allocated / 1024);
+  return text;
+}
+
 PeakMemory peak_memory(const ddp::ProcessGroup& group) {
-  std::vector<double> peaks = {report::ResourceUsage().sample().peak_rss_mb, 0, 0};
-  if (const auto device = group.device(); device.is_cuda()) {
-    const auto stats = c10::getDeviceAllocator(device.type())->getDeviceStats(device.index());
-    constexpr auto kAll = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
-    peaks[1] = static_cast<double>(stats.allocated_bytes[kAll].peak) / (1 << 20);
-    peaks[2] = static_cast<double>(stats.reserved_bytes[kAll].peak) / (1 << 20);
-  }
-  peaks = ddp::all_reduce_max(group, peaks);
-  return {peaks[0], peaks[1], peaks[2]};
+  const auto own = gpu_memory(group.device());
+  PeakMemory peak;
+  peak.rss_mb = ddp::all_reduce_max(group, {report::ResourceUsage().sample().peak_rss_mb})[0];
+  if (!own) return peak;  // then no rank has a GPU
+  const std::vector<double> figures = {own->allocated, own->reserved, own->peak_allocated,
+                                       own->peak_reserved};
+  std::vector<double> all(4 * static_cast<std::size_t>(group.size()), 0);
+  std::ranges::copy(figures, all.begin() + 4 * group.rank());
+  all = ddp::all_reduce_sum(group, std::move(all));
+  for (std::size_t i = 0; i < all.size(); i += 4)
+    peak.gpus.push_back({all[i], all[i + 1], all[i + 2], all[i + 3]});
+  return peak;
 }
 
 }  // namespace ddprun::train

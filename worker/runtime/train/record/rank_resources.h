@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -31,11 +32,23 @@ class RankResources {
   report::MetricRow row_;
 };
 
-/// The largest use of memory by any rank so far, in MiB.
+/// Memory of a rank's GPU, in LibTorch's allocator, in MiB.
+struct GpuMemory {
+  double allocated = 0;  ///< by tensors, now
+  double reserved = 0;   ///< kept for tensors, now
+  double peak_allocated = 0, peak_reserved = 0;
+};
+/// of this rank; nullopt on a CPU
+std::optional<GpuMemory> gpu_memory(at::Device device);
+
+/// "GPU memory of rank 0: 1.25 GB allocated, 2.00 GB reserved, 1.80 GB allocated at its peak", GB of 2^30
+/// bytes
+std::string describe(const GpuMemory& memory, int rank);
+
+/// Memory of the job.
 struct PeakMemory {
-  double rss_mb = 0;
-  double gpu_allocated_mb = 0;  ///< by tensors; 0 without a GPU
-  double gpu_reserved_mb = 0;   ///< by LibTorch's allocator
+  double rss_mb = 0;            ///< the largest use by any rank so far, in MiB
+  std::vector<GpuMemory> gpus;  ///< by rank; empty on CPUs
 };
 /// Every rank calls it.
 PeakMemory peak_memory(const ddp::ProcessGroup& group);

@@ -54,10 +54,11 @@ nlohmann::ordered_json to_json(const RunSummary& summary, const Task& task, int 
     json["skipped_steps"] = summary.skipped_steps;
   }
   json["peak_rss_mb"] = summary.memory.rss_mb;
-  if (summary.memory.gpu_reserved_mb > 0) {
-    json["peak_gpu_allocated_mb"] = summary.memory.gpu_allocated_mb;
-    json["peak_gpu_reserved_mb"] = summary.memory.gpu_reserved_mb;
-  }
+  for (const auto& gpu : summary.memory.gpus)
+    json["gpu_memory_mb"].push_back({{"allocated", gpu.allocated},
+                                     {"reserved", gpu.reserved},
+                                     {"peak_allocated", gpu.peak_allocated},
+                                     {"peak_reserved", gpu.peak_reserved}});
   json["time"] = {{"training_seconds", summary.time.training},
                   {"evaluation_seconds", summary.time.evaluation},
                   {"data_wait_seconds", summary.time.data_wait},
@@ -214,6 +215,8 @@ void RunLog::finish(const RunSummary& summary) {
   end << "Training completed: " << counted(summary.epochs, "epoch") << ", " << counted(summary.steps, "step")
       << " in " << std::fixed << std::setprecision(1) << summary.seconds << " s";
   print(end.str());
+  for (std::size_t rank = 0; rank < summary.memory.gpus.size(); ++rank)
+    print(describe(summary.memory.gpus[rank], static_cast<int>(rank)));
   if (!summary.stop_reason.empty())
     print("stopped at step " + std::to_string(summary.steps) + ": " + summary.stop_reason);
   // A path is bytes, JSON is UTF-8.

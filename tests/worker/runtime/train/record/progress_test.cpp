@@ -48,3 +48,12 @@ TEST_CASE("bar in blocks has eighths of a column, and colour only around the bar
                       plain.substr(begin + width));
   CHECK(render_bar(state, 20, {.blocks = true, .colour = true}) == render_bar(state, 20));
 }
+
+TEST_CASE("bar shows the whole run's time but in the last epoch", "[progress]") {
+  BarState state{"epoch 1/5", 105, 235, 12.4, 2134.4, 0.41201};
+  state.run_left = 100;
+  CHECK_THAT(render_bar(state, 120),
+             ddprun::test::ContainsSubstring("[00:12<00:15, run 01:55, 2134 samples/s"));
+  state.run_left = 0;
+  CHECK_THAT(render_bar(state, 120), ddprun::test::ContainsSubstring("[00:12<00:15, 2134 samples/s"));
+}

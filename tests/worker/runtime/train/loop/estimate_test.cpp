@@ -1,0 +1,30 @@
+#include <ddprun/train/loop/estimate.h>
+
+#include "tests/support/catch.h"
+
+using namespace ddprun::train;
+using ddprun::test::Approx;
+using ddprun::test::ContainsSubstring;
+
+TEST_CASE("what ranks exchange grows as a ring's share, what they compute stays", "[estimate]") {
+  const MeasuredSteps two{2, 0.012, 0.010};
+  CHECK(seconds_per_batch(two, 1) == Approx(0.010));
+  CHECK(seconds_per_batch(two, 2) == Approx(0.012));
+  CHECK(seconds_per_batch(two, 4) == Approx(0.013));
+  CHECK(seconds_per_batch(two, 8) == Approx(0.0135));
+  CHECK(seconds_per_batch({2, 0.009, 0.010}, 8) == Approx(0.009));  // noise
+  CHECK(seconds_per_batch({1, 0.010, 0.010}, 8) == Approx(0.010));
+}
+
+TEST_CASE("the estimate is a table of ranks", "[estimate]") {
+  // 1000 samples in batches of 100: 10, 5, 3 (of 250), 2 (of 125) batches an epoch.
+  CHECK(estimate_table({2, 0.6, 0.5}, 1000, 100, 5) ==
+        "ranks     step    an epoch     5 epochs   efficiency\n"
+        "    1 500.0 ms       5.0 s       25.0 s        100 %\n"
+        "    2 600.0 ms       3.0 s       15.0 s         83 %   measured\n"
+        "    4 650.0 ms       1.9 s        9.8 s         77 %\n"
+        "    8 675.0 ms       1.4 s        6.8 s         74 %\n");
+  CHECK_THAT(estimate_table({1, 1200, 1200}, 1000, 100, 5),
+             ContainsSubstring("    1   20 min       3.3 h       16.7 h        100 %   measured\n") &&
+                 ContainsSubstring("One rank exchanges nothing"));
+}

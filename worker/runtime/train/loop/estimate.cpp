@@ -1,0 +1,112 @@
+#include <ddprun/train/loop/estimate.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <set>
+
+#include <torch/nn/module.h>
+
+#include <ddprun/data/distributed_sampler.h>
+#include <ddprun/data/loader.h>
+#include <ddprun/group/collectives.h>
+#include <ddprun/train/model/parallel_model.h>
+#include <ddprun/train/model/run.h>
+
+namespace ddprun::train {
+namespace {
+
+constexpr int kWarmUp = 3, kMeasured = 10;
+
+/// Batches of the first epoch, from its start again where it ends.
+class Batches {
+ public:
+  Batches(const Run& run)
+      : sampler_(run.task.train_set->size(), run.group.size(), run.group.rank(), {.seed = run.options.seed}),
+        loader_(*run.task.train_set,
+                {.batch_size = run.options.batch_size, .threads = run.options.loader_threads}) {}
+
+  data::Batch next() {
+    auto batch = loader_.next();
+    if (!batch) {
+      loader_.start_epoch(sampler_.indices());
+      batch = loader_.next();
+    }
+    return *std::move(batch);
+  }
+
+ private:
+  data::DistributedSampler sampler_;
+  data::Loader loader_;
+};
+
+/// Seconds a batch on this rank. reduce: whether the ranks' gradients are reduced
+double measure(ParallelModel& model, Batches& batches, int count, bool reduce) {
+  const auto begin = std::chrono::steady_clock::now();
+  for (int step = 0; step < count; ++step) {
+    model.zero_grad();
+    const auto pass = model.forward_backward(batches.next(), reduce);
+    if (reduce) model.optimizer_step();
+    pass.loss.item<double>();  // waits for the device
+  }
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() / count;
+}
+
+/// "12.3 ms", "4.56 s", "12 min", "3.4 h"
+std::string time_text(double seconds) {
+  char text[32];
+  const auto write = [&](const char* format, double value) {
+    std::snprintf(text, sizeof text, format, value);
+    return std::string(text);
+  };
+  if (seconds < 1) return write("%.1f ms", 1000 * seconds);
+  if (seconds < 120) return write("%.1f s", seconds);
+  if (seconds < 7200) return write("%.0f min", seconds / 60);
+  return write("%.1f h", seconds / 3600);
+}
+
+}  // namespace
+
+double seconds_per_batch(const MeasuredSteps& measured, int ranks) {
+  const auto share = [](int of) { return static_cast<double>(of - 1) / of; };
+  if (measured.ranks == 1) return measured.batch;
+  const double exchange = std::max(measured.batch - measured.batch_alone, 0.0);
+  return measured.batch - exchange + exchange * share(ranks) / share(measured.ranks);
+}
+
+std::string estimate_table(const MeasuredSteps& measured, std::int64_t samples, std::int64_t batch_size,
+                           std::int64_t epochs) {
+  std::set<int> rows = {1, 2, 4, 8, measured.ranks};
+  const double alone = seconds_per_batch(measured, 1);
+  std::string table = "ranks     step    an epoch     " + std::to_string(epochs) + " epochs   efficiency\n";
+  for (const int ranks : rows) {
+    const double batch = seconds_per_batch(measured, ranks);
+    const auto per_rank = (samples + ranks - 1) / ranks;
+    const double epoch = batch * static_cast<double>((per_rank + batch_size - 1) / batch_size);
+    char line[160];
+    std::snprintf(line, sizeof line, "%5d %8s %11s %12s        %3.0f %%%s\n", ranks, time_text(batch).c_str(),
+                  time_text(epoch).c_str(), time_text(epoch * static_cast<double>(epochs)).c_str(),
+                  100 * alone / batch, ranks == measured.ranks ? "   measured" : "");
+    table += line;
+  }
+  if (measured.ranks == 1)
+    table +=
+        "One rank exchanges nothing: ddprun --nproc-per-node=2 worker ... --estimate measures what it "
+        "costs.\n";
+  return table;
+}
+
+std::string estimate(const Task& task, const TrainerOptions& options, const ddp::ProcessGroup& group) {
+  const Run run{task, options, group};
+  ParallelModel model(run);
+  Batches batches(run);
+  task.module->train();
+  measure(model, batches, kWarmUp, true);
+  const double with = measure(model, batches, kMeasured, true);
+  const double without = group.size() == 1 ? with : measure(model, batches, kMeasured, false);
+  const auto slowest = ddp::all_reduce_max(group, {with, without});
+  return estimate_table({group.size(), slowest[0], slowest[1]}, task.train_set->size(), options.batch_size,
+                        options.epochs);
+}
+
+}  // namespace ddprun::train
