@@ -1,9 +1,9 @@
 // A libnvidia-ml.so.1 without GPUs: reports what the variable FAKE_NVML says at initialisation.
 //
 // FAKE_NVML    GPUs separated by semicolons, each of words "key=value" in any order:
-//                uuid=GPU-aaaa     name=A100     bus=3b (hexadecimal)     ecc=2     busy=37     mig=MIG-1111 (may be
-//                repeated) total=81920 used=100 reserved=500 (MiB) process=PID:MIB, graphics=PID:MIB (may be
-//                repeated)
+//                uuid=GPU-aaaa     name=A100     bus=3b (hexadecimal)     ecc=2     busy=37
+//                mig=MIG-1111 (may be repeated)     total=81920 used=100 reserved=500 (MiB)
+//                process=PID:MIB, graphics=PID:MIB (may be repeated)
 //              or "error=18": the result of nvmlInit
 //
 // A program finds it through LD_LIBRARY_PATH=DDPRUN_FAKE_NVML_DIR. A test loads the file (DDPRUN_FAKE_NVML):
