@@ -18,6 +18,7 @@
 #include <ddprun/group/signal_thread.h>
 #include <ddprun/run/run_worker.h>
 #include <ddprun/train/loop/estimate.h>
+#include <ddprun/train/loop/evaluate_only.h>
 #include <ddprun/train/loop/stop_signals.h>
 #include <ddprun/train/loop/trainer.h>
 #include <ddprun/train/model/run.h>
@@ -68,16 +69,20 @@ int main(int argc, char** argv) {
   torch::manual_seed(config.train.seed);  // the same initial weights on every rank
   train::Task task = make_task(config);
   train::check_options(task, config.train);
-  if (config.estimate) {
-    auto group = ddp::ProcessGroup::connect(env, group_options(config));
-    const auto table = train::estimate(task, config.train, group);
-    if (env.rank == 0) std::cout << table << std::flush;
+  const bool trains = config.model.eval.empty() && !config.estimate;
+  if (env.rank == 0 && trains) config.train.out = make_run_folder(config);
+
+  auto group = ddp::ProcessGroup::connect(env, group_options(config));
+  if (!trains) {
+    if (config.estimate) {
+      const auto table = train::estimate(task, config.train, group);
+      if (env.rank == 0) std::cout << table << std::flush;
+    } else {
+      train::evaluate_only(task, config.train, group, config.model.eval);
+    }
     group.close();
     return EXIT_SUCCESS;
   }
-  if (env.rank == 0) config.train.out = make_run_folder(config);
-
-  auto group = ddp::ProcessGroup::connect(env, group_options(config));
   ddp::set_flight_folder(ddp::broadcast_from_rank_0(group, absolute(config.train.out / "flight").string()));
   torch::manual_seed(train::rank_seed(config.train.seed, env.rank));  // dropout differs between ranks
   if (env.rank == 0) write_environment(config.train.out, group);

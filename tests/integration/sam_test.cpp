@@ -167,7 +167,7 @@ TEST_CASE("worker export writes the folder of a SAM from its checkpoint, and of 
   auto refused = start_worker(
       {"export", (sam.dir.path() / "linear/checkpoints/last.pt").string(), (run / "linear").string()});
   CHECK(refused.wait(kTraining) == ExitStatus::exited(2));
-  CHECK_THAT(refused.err(), ContainsSubstring("expected OUT to end in .pt or .safetensors") &&
+  CHECK_THAT(refused.err(), ContainsSubstring("expected OUT to end in .pt, .safetensors or .ckpt") &&
                                 ContainsSubstring("a folder is for a checkpoint of the task sam"));
   CHECK_FALSE(fs::exists(run / "linear"));
 }

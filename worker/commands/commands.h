@@ -16,9 +16,9 @@ const std::vector<CommandEntry>& all_commands();
 /// if all is fine, else 1.
 int run_env_command(int argc, char** argv);
 
-/// worker export CHECKPOINT OUT [--ema]: writes a model's weights alone from any file that
+/// worker export CHECKPOINT OUT [--ema] [--prefix P]: writes a model's weights alone from any file that
 /// train::read_weights() reads: as a bare state_dict (OUT ends in .pt), as .safetensors, or for SAM as a
-/// folder. Returns 0; throws IoError too.
+/// folder; or with all that the checkpoint has in Lightning's format (.ckpt). Returns 0; throws IoError too.
 int run_export_command(int argc, char** argv);
 
 }  // namespace ddprun::worker

@@ -198,6 +198,10 @@ void validate(const Config& config) {
   refuse(train.optim.clip_norm > 0 && train.optim.clip_value > 0, "--clip-norm", "--clip-value");
   refuse(!config.sam.checkpoint.empty() && !config.model.init_weights.empty(), "--checkpoint",
          "--init-weights");
+  for (const auto& [given, flag] : {std::pair(!config.model.init_weights.empty(), "--init-weights"),
+                                    std::pair(!train.checkpoint.resume.empty(), "--resume"),
+                                    std::pair(!config.sam.checkpoint.empty(), "--checkpoint")})
+    refuse(!config.model.eval.empty() && given, "--eval", flag);
   refuse(!config.sam.checkpoint.empty() && config.sam.image_size > 0, "--checkpoint", "--image-size");
   refuse(!config.sam.checkpoint.empty() && !config.sam.architecture.empty(), "--checkpoint",
          "--architecture");

@@ -32,6 +32,7 @@ struct Config {
   struct Model {
     std::optional<double> dropout;  ///< nullopt: the model's own
     std::filesystem::path init_weights;
+    std::filesystem::path eval;  ///< weights to evaluate instead of training; empty: train
     std::string loss = "mse";
     std::string stem = "imagenet";
     double label_smoothing = 0;

@@ -111,6 +111,8 @@ Settings model_settings(Config& config) {
   return {
       path("init-weights", model.init_weights,
            "start from these weights: .pt (ours or a Python state_dict) or .safetensors"),
+      path("eval", model.eval, "do not train: evaluate these weights, which --init-weights would take")
+          .of_this_run(),
       number("dropout", model.dropout, {0, 1, false, "a probability from 0 to 1"},
              "probability of both dropout layers (default: 0.25 and 0.5)")
           .only({"mnist"}),

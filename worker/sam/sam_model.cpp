@@ -23,6 +23,7 @@
 #include <ddprun/common/json_file.h>
 #include <ddprun/serialize/safetensors.h>
 #include "worker/sam/data/sam_processor.h"
+#include "worker/tasks/registry.h"
 
 namespace ddprun::sam {
 namespace {
@@ -197,8 +198,8 @@ Sam new_or_released(const worker::Config& config) {
     if (const auto line = problem(shape); !line.empty()) throw UsageError("--image-size: " + line);
   }
   Sam model(shape);
-  const auto& weights = config.model.init_weights;
-  if (!weights.empty()) load_sam_weights(*model, weights);
+  if (const auto [file, tensors] = worker::read_given_weights(config); !file.empty())
+    load_sam_weights(*model, tensors, file);
   return model;
 }
 
@@ -219,14 +220,13 @@ Sam read_sam(const std::filesystem::path& path) {
   const auto files = find_model_files(path);
   check_processor(files.config.parent_path());
   Sam model(read_sam_config(files.config));
-  load_sam_weights(*model, files.weights);
+  load_sam_weights(*model, train::read_weights(files.weights), files.weights);
   return model;
 }
 
-void load_sam_weights(SamImpl& model, const std::filesystem::path& weights) {
-  const auto read = train::read_weights(weights);
-  check_types(read, weights);
-  train::load_weights(model, with_both_names(read, weights), weights);
+void load_sam_weights(SamImpl& model, const train::StateDict& weights, const std::filesystem::path& source) {
+  check_types(weights, source);
+  train::load_weights(model, with_both_names(weights, source), source);
 }
 
 void write_sam(const std::filesystem::path& folder, const SamImpl& model) {

@@ -22,7 +22,8 @@ namespace ddprun::sam {
 Sam read_sam(const std::filesystem::path& path);
 
 /// Loads only the weights into an existing model.
-void load_sam_weights(SamImpl& model, const std::filesystem::path& weights);
+/// source  the file named in errors
+void load_sam_weights(SamImpl& model, const train::StateDict& weights, const std::filesystem::path& source);
 
 /// Writes a folder that SamModel.from_pretrained() and SamProcessor.from_pretrained() read:
 /// model.safetensors, config.json and preprocessor_config.json.

@@ -75,7 +75,7 @@ void add_data(train::Task& task, const worker::Config& config, const SamProcesso
   options.cache_bytes = kCacheBytes;
   const auto all = std::make_shared<SegmentationDataset>(folder, processor, options);
   const auto split = worker::split_for_validation(all, all->with_fixed_points(), config);
-  task.train_set = split.train;
+  task.train_set = config.model.eval.empty() ? split.train : all->with_fixed_points();
   task.validation_set = split.validation;
 }
 

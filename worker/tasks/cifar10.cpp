@@ -94,6 +94,7 @@ void set_documents_defaults(Config& config) {
   train.parallel.static_graph = true;  // as in the walkthrough
   train.checkpoint.filename = "ddp-cifar10-{epoch:02d}-{val_acc:.2f}";
   train.checkpoint.extension = ".ckpt";
+  train.checkpoint.prefix = "backbone.";
   train.checkpoint.top_k = 3;
   train.checkpoint.monitor = "val_acc";
   train.checkpoint.patience = 10;

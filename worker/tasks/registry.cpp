@@ -25,8 +25,14 @@ train::Task make_task(const Config& config) {
 }
 
 void init_weights(torch::nn::Module& model, const Config& config) {
-  const auto& file = config.model.init_weights;
-  if (!file.empty()) train::load_weights(model, train::read_weights(file), file);
+  if (const auto [file, tensors] = read_given_weights(config); !file.empty())
+    train::load_weights(model, tensors, file);
+}
+
+GivenWeights read_given_weights(const Config& config) {
+  const auto &init = config.model.init_weights, &eval = config.model.eval;
+  if (!eval.empty()) return {eval, train::read_weights_to_evaluate(eval)};
+  return {init, init.empty() ? train::StateDict() : train::read_weights(init)};
 }
 
 }  // namespace ddprun::worker

@@ -1,7 +1,9 @@
 #pragma once
 
+#include <filesystem>
 #include <vector>
 
+#include <ddprun/train/state/state_dict_file.h>
 #include "worker/config/task_entry.h"
 
 namespace torch::nn {
@@ -26,7 +28,16 @@ TaskEntry linear_task();
 TaskEntry cifar10_task();
 TaskEntry sam_task();
 
-/// Loads the weights of --init-weights, if given. throws as train::load_weights()
+/// The file of --init-weights or --eval, and its weights; both empty if neither is given. Of a checkpoint
+/// with averaged weights --eval takes those, as the test at the end of a training does. throws  as
+/// train::read_weights()
+struct GivenWeights {
+  std::filesystem::path file;
+  train::StateDict tensors;
+};
+GivenWeights read_given_weights(const Config& config);
+
+/// Loads them, if there are any. throws as train::load_weights()
 void init_weights(torch::nn::Module& model, const Config& config);
 
 }  // namespace ddprun::worker

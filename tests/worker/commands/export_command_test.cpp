@@ -84,9 +84,10 @@ TEST_CASE("export refuses with one line what it cannot do", "[export]") {
   CHECK_THROWS_AS(run_export({source}), UsageError);
   CHECK_THROWS_AS(run_export({source, out, "--eam"}), UsageError);
   CHECK_THROWS_AS(run_export({source, "out.onnx"}), UsageError);
-  CHECK_THROWS_WITH(run_export({source, "out.onnx"}),
-                    "export: expected OUT to end in .pt or .safetensors, got 'out.onnx'; a folder is for a "
-                    "checkpoint of the task sam");
+  CHECK_THROWS_WITH(
+      run_export({source, "out.onnx"}),
+      "export: expected OUT to end in .pt, .safetensors or .ckpt, got 'out.onnx'; a folder is for a "
+      "checkpoint of the task sam");
   CHECK_THROWS_WITH(run_export({folder.path() / "none.pt", out}), ContainsSubstring("none.pt: cannot open"));
   CHECK_THROWS_WITH(run_export({kExportGolden / "inert.pt", out}), ContainsSubstring("holds no weights"));
   CHECK_THROWS_WITH(run_export({kExportGolden / "tied.safetensors", out, "--ema"}),

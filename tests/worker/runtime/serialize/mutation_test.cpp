@@ -15,6 +15,7 @@
 #include <ddprun/common/files.h>
 #include <ddprun/serialize/pt_file.h>
 #include <ddprun/serialize/zip_records.h>
+#include <ddprun/train/state/checkpoint.h>
 #include <ddprun/train/state/state_dict_file.h>
 #include "tests/support/catch.h"
 #include "tests/worker/runtime/serialize/pickled_values.h"
@@ -199,6 +200,22 @@ TEST_CASE("a damaged pickle in an intact zip is refused or read, 3000 times", "[
   CHECK(outcomes.refused > 1000);
   CHECK(outcomes.read > 50);
   CHECK(peak_kb() - before_kb < 200'000);
+}
+
+TEST_CASE("a damaged checkpoint of Lightning is refused or read as a training's state, 1000 times",
+          "[mutation]") {
+  const TempDir folder;
+  const auto path = folder.path() / "a.ckpt";
+  Outcomes outcomes;
+  const auto records = records_of(kAllGolden / "python_files/trainer.ckpt");
+  for (std::uint32_t seed = 0; seed < 1000; ++seed) {
+    CAPTURE(seed);
+    auto changed = records;
+    changed["data.pkl"] = Mutator(seed).mutated(records.at("data.pkl"));
+    write_file_atomic(path, zip_of(changed));
+    outcomes.add(path, [&] { return train::to_value(train::read_checkpoint(path)); });
+  }
+  CHECK(outcomes.refused > 300);
 }
 
 TEST_CASE("a damaged file is refused or read, 3000 times", "[mutation]") {

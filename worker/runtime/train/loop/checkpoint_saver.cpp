@@ -1,5 +1,6 @@
 #include <ddprun/train/loop/checkpoint_saver.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <sstream>
@@ -22,6 +23,7 @@ constexpr const char* kExamples = "train_examples";  // of the trainer's, as the
 constexpr const char* kEvaluating = "evaluating";
 constexpr const char* kRows = "rows";
 constexpr const char* kPolicy = "ModelCheckpoint";
+constexpr const char* kEarlyStopping = "EarlyStopping";
 
 /// Every rank's figures, by rank.
 c10::IValue gather_values(const ddp::ProcessGroup& group, const std::vector<double>& values) {
@@ -74,6 +76,31 @@ void check_same_run(const Run& run, const Resumed& resumed) {
                      " (--data, --val-split and --limit-train say which)");
 }
 
+/// A callback's name in a checkpoint: in Lightning's format with the arguments that tell Lightning's apart.
+std::string key_of(const std::string& callback, const Run& run) {
+  const bool policy = callback == kPolicy;
+  if (run.options.checkpoint.extension != ".ckpt" || !(policy || callback == kEarlyStopping)) return callback;
+  return callback + "{'monitor': '" + run.monitor + "', 'mode': '" +
+         (run.mode == MonitorMode::kMax ? "max" : "min") + "'" +
+         (policy ? ", 'every_n_train_steps': 0, 'every_n_epochs': 1, 'train_time_interval': None" : "") + "}";
+}
+
+/// A callback's state: ours, or that of Lightning's for the same metric; None if there is none.
+c10::IValue callback_state(const TrainingState& state, const std::string& callback, const Run& run) {
+  if (const auto own = state.callbacks.find(callback); own != state.callbacks.end()) return own->second;
+  const auto theirs = callback + "{'monitor': '" + run.monitor + "'";
+  const auto found = state.callbacks.lower_bound(theirs);
+  return found != state.callbacks.end() && found->first.starts_with(theirs) ? found->second : c10::IValue();
+}
+
+/// Lightning records neither ranks nor batch size: as now.
+void settle_position(TrainingState& state, const Run& run) {
+  if (state.world_size != 0) return;
+  state.world_size = run.group.size();
+  const auto batches = std::min(state.position.samples, run.task.train_set->size());
+  state.position.samples = batches * run.group.size() * run.options.batch_size;
+}
+
 /// This rank's values; empty if there are none.
 std::vector<double> values_of(const TrainingState& state, const char* key, const ddp::ProcessGroup& group) {
   const auto kept = trainer_state(state);
@@ -113,6 +140,7 @@ std::optional<Resumed> find_resumed(const Run& run) {
   resumed.path = ddp::broadcast_from_rank_0(run.group, resumed.path.string());
   if (resumed.path.empty()) return std::nullopt;
   if (!run.on_rank_0()) resumed.state = read_checkpoint(resumed.path);
+  settle_position(resumed.state, run);
   check_same_run(run, resumed);
   return resumed;
 }
@@ -159,10 +187,10 @@ void CheckpointSaver::resume(const Resumed& resumed) {
   if (static_cast<int>(state.generators.size()) == run_.group.size())
     set_generator_state(state.generators[static_cast<std::size_t>(run_.group.rank())], run_.group.device());
   const auto restore = [&](const std::string& name, const auto& load) {
-    const auto kept = state.callbacks.find(name);
-    if (name.empty() || kept == state.callbacks.end() || !kept->second.isGenericDict()) return;
+    const auto kept = name.empty() ? c10::IValue() : callback_state(state, name, run_);
+    if (!kept.isGenericDict()) return;
     try {
-      load(kept->second.toGenericDict());
+      load(kept.toGenericDict());
     } catch (const std::invalid_argument& error) {
       throw IoError(resumed.path, name + ": " + error.what());
     }
@@ -201,6 +229,7 @@ bool CheckpointSaver::save(const TrainState& at, const Position& position, const
   state.step = at.step;
   state.position = position;
   state.config_json = run_.options.config_json;
+  state.prefix = run_.options.checkpoint.prefix;
   state.world_size = run_.group.size();
   auto shards = model_.save(state);
   const auto bare = shards && !weights.empty() ? model_.whole_weights() : state.model;
@@ -222,8 +251,8 @@ bool CheckpointSaver::save(const TrainState& at, const Position& position, const
   if (shards) write_shards(state, std::move(*shards), request);
   if (request.paths.empty()) return wrote_weights;
   for (const auto& callback : callbacks_)
-    if (!callback->name().empty()) state.callbacks[callback->name()] = callback->state_dict();
-  if (policy_) state.callbacks[kPolicy] = policy_->state_dict();
+    if (!callback->name().empty()) state.callbacks[key_of(callback->name(), run_)] = callback->state_dict();
+  if (policy_) state.callbacks[key_of(kPolicy, run_)] = policy_->state_dict();
   record_->save(state, std::move(request), [this, before] { policy_ = before; });
   return wrote_weights;
 }

@@ -42,7 +42,8 @@ struct CheckpointOptions {
   bool save_last = true;         ///< keep the newest as last.EXTENSION
   std::int64_t top_k = 0;        ///< best ones to keep; -1: all
   std::string filename;          ///< of these, see checkpoint_name()
-  std::string extension = ".pt";
+  /// .ckpt: Lightning's format, in which the weights' names begin with the prefix.
+  std::string extension = ".pt", prefix;
   std::string monitor;        ///< metric to compare; empty: see choose_monitor()
   std::string mode;           ///< "min" or "max"; empty: by the metric's name
   std::int64_t patience = 0;  ///< of early stopping; 0: none

@@ -109,8 +109,9 @@ std::string as_code(const std::string& text) {
   return code;
 }
 
-/// "Test set: Average loss: 0.0312, Accuracy: 9897/10000 (98.97%)", "..., dice: 0.8123, iou: 0.7011"
-std::string line_of(const std::string& set, const Totals& totals) {
+}  // namespace
+
+std::string result_line(const std::string& set, const Totals& totals) {
   char text[120];
   std::snprintf(text, sizeof text, ": Average loss: %.4f", totals.mean_loss());
   auto line = set + text;
@@ -124,8 +125,6 @@ std::string line_of(const std::string& set, const Totals& totals) {
   }
   return line;
 }
-
-}  // namespace
 
 report::MetricRow ddp_times(const ddp::DistributedDataParallel::Statistics& statistics) {
   return statistics.forward_ns == 0 ? report::MetricRow() : all_times(statistics);
@@ -191,7 +190,9 @@ void RunLog::progress(const TrainState& at, const TrainProgress& progress, bool 
   row(figures);
 }
 
-void RunLog::result_line(const std::string& set, const Totals& totals) { print(line_of(set, totals)); }
+void RunLog::result_line(const std::string& set, const Totals& totals) {
+  print(train::result_line(set, totals));
+}
 
 void RunLog::figure(const std::string& name, std::int64_t step, const std::function<image::Image()>& draw) {
   if (!record_ || !run_.options.report) return;

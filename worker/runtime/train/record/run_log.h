@@ -42,6 +42,9 @@ struct RunSummary {
 /// the steps so far. Empty if nothing was measured.
 report::MetricRow ddp_times(const ddp::DistributedDataParallel::Statistics& statistics);
 
+/// "Test set: Average loss: 0.0312, Accuracy: 9897/10000 (98.97%)", "..., dice: 0.8123, iou: 0.7011"
+std::string result_line(const std::string& set, const Totals& totals);
+
 /// A run's output: lines on stdout, the progress bar, the files in the run folder. Except for print_own(),
 /// only rank 0 writes anything.
 class RunLog {

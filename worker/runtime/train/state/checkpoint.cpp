@@ -17,6 +17,8 @@
 #include <ddprun/common/errors.h>
 #include <ddprun/serialize/dict_reader.h>
 #include <ddprun/serialize/pt_file.h>
+#include <ddprun/serialize/safetensors.h>
+#include <ddprun/train/state/lightning_checkpoint.h>
 #include <ddprun/train/state/shard_index.h>
 
 namespace ddprun::train {
@@ -159,7 +161,8 @@ std::vector<fs::path> checkpoint_files(const fs::path& folder) {
 bool is_state(const c10::IValue& value) {
   if (!value.isGenericDict()) return false;
   const auto dict = value.toGenericDict();
-  return dict.contains("format") && dict.contains("step");
+  return (dict.contains("format") && dict.contains("step")) ||
+         (is_lightning(value) && dict.contains("optimizer_states") && dict.contains("loops"));
 }
 
 /// A training state as far as one can tell without reading its tensors.
@@ -207,9 +210,13 @@ IValue to_value(const TrainingState& state) {
   return root;
 }
 
+IValue to_file_value(const TrainingState& state, const fs::path& path) {
+  return path.extension() == ".ckpt" && state.shards.empty() ? to_lightning(state) : to_value(state);
+}
+
 TrainingState to_training_state(const IValue& value, const std::filesystem::path& source) {
   try {
-    return read_state(value);
+    return read_state(from_lightning(value));
   } catch (const std::invalid_argument& error) {
     throw IoError(source, std::string("cannot be resumed: ") + error.what());
   }
@@ -221,15 +228,21 @@ void save_checkpoint(const std::filesystem::path& path, const TrainingState& sta
     std::filesystem::create_directories(folder, error);
     if (error) throw IoError(folder, "cannot create the folder", error.value());
   }
-  serialize::write_pt(path, to_value(state));
+  serialize::write_pt(path, to_file_value(state, path));
 }
 
 TrainingState read_checkpoint(const std::filesystem::path& path) {
   return to_training_state(serialize::read_pt(path), path);
 }
 
+std::optional<TrainingState> read_if_checkpoint(const std::filesystem::path& path) {
+  if (serialize::is_safetensors(path)) return std::nullopt;
+  const auto value = serialize::read_pt(path);
+  return is_state(value) ? std::optional(to_training_state(value, path)) : std::nullopt;
+}
+
 TrainingState read_weights_of_checkpoint(const std::filesystem::path& path) {
-  auto state = to_training_state(serialize::read_pt(path, {"model", "ema"}), path);
+  auto state = to_training_state(serialize::read_pt(path, {"model", "ema", "state_dict", "ddprun"}), path);
   gather_shards(state, path, {"model", "ema"});
   return state;
 }

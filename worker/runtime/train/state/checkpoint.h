@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,6 +38,8 @@ struct TrainingState {
   /// Where the sharded tensors are (shard_index.h), which model, optimizer and ema then lack; empty if the
   /// state is whole.
   std::string shards = {};
+  /// Of the names in a .ckpt: the attribute of a LightningModule that is the model, and a dot.
+  std::string prefix = {};
   std::string model_config = {};  ///< the model's shape, written by its task; empty if the task implies it
 };
 
@@ -53,16 +56,23 @@ c10::IValue to_value(const TrainingState& state);
 /// throws  IoError naming the key that is missing or has the wrong type
 TrainingState to_training_state(const c10::IValue& value, const std::filesystem::path& source);
 
+/// What a file of this name holds: to_lightning() if it ends in .ckpt and the state is whole, else
+/// to_value().
+c10::IValue to_file_value(const TrainingState& state, const std::filesystem::path& path);
+
 /// Writes the state as a file that torch.load(path) reads, atomically: a crash leaves the old file or the new
 /// one. Creates the folder. CheckpointWriter does this in the background.
 /// throws  IoError naming the path
 void save_checkpoint(const std::filesystem::path& path, const TrainingState& state);
 
-/// Reads a file written by save_checkpoint(); tensors are on the CPU. Of a sharded checkpoint, only the
-/// index. throws  IoError naming path and what is wrong: damaged (a CRC-32 covers every byte), only a model's
-/// weights,
+/// Reads a file written by save_checkpoint() or by Lightning's Trainer, of which world_size and position are
+/// as from_lightning() says; tensors are on the CPU. Of a sharded checkpoint, only the index. throws  IoError
+/// naming path and what is wrong: damaged (a CRC-32 covers every byte), only a model's weights,
 ///         a newer format, a missing part
 TrainingState read_checkpoint(const std::filesystem::path& path);
+
+/// The same for a file that may hold weights alone: nullopt.
+std::optional<TrainingState> read_if_checkpoint(const std::filesystem::path& path);
 
 /// Reads only model and ema, whole; all other tensors have arbitrary values.
 TrainingState read_weights_of_checkpoint(const std::filesystem::path& path);

@@ -39,7 +39,8 @@ void CheckpointWriter::write(const TrainingState& state, Request request) {
   wait_until_idle(lock);
   rethrow();
   // The thread waits for a request, so the memory is ours.
-  snapshot_ = serialize::snapshot(to_value(state), memory_);
+  snapshot_ =
+      serialize::snapshot(to_file_value(state, request.paths.empty() ? "" : request.paths.front()), memory_);
   request_ = std::move(request);
   lock.unlock();
   changed_.notify_all();

@@ -29,7 +29,7 @@ namespace ddprun::train {
 class CheckpointWriter {
  public:
   struct Request {
-    std::vector<std::filesystem::path> paths;        ///< all are written, in this order
+    std::vector<std::filesystem::path> paths;        ///< all are written, in this order, with one extension
     std::vector<std::filesystem::path> doomed = {};  ///< deleted once the first is on disk and verified
     /// Called before the first is written, in the background: waits for the ranks' shards, and returns what
     /// TrainingState::shards becomes. give_up() is true once the writer ends.

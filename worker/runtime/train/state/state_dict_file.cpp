@@ -14,16 +14,18 @@
 #include <utility>
 
 #include <ddprun/common/errors.h>
+#include <ddprun/common/logging.h>
 #include <ddprun/common/text.h>
+#include <ddprun/common/worker_env.h>
 #include <ddprun/serialize/pt_file.h>
 #include <ddprun/serialize/safetensors.h>
+#include <ddprun/train/state/lightning_checkpoint.h>
 #include <ddprun/train/state/shard_index.h>
 
 namespace ddprun::train {
 namespace {
 
 constexpr std::string_view kWrapper = "module.";
-constexpr std::string_view kOtherWrappers[] = {"model.", "_orig_mod."};
 constexpr std::string_view kAverages = "n_averaged";  // AveragedModel's count, beside module.NAME
 constexpr std::size_t kNamesShown = 3;
 
@@ -104,6 +106,20 @@ std::optional<StateDict> without_prefix(const StateDict& weights, std::string_vi
   return shorter;
 }
 
+/// From rank 0: every rank reads the file.
+void say_dropped(std::string_view prefix, const std::filesystem::path& source) {
+  if (process_env("RANK").value_or("0") == "0")
+    log_info(source.string() + ": the prefix " + in_quotes(std::string(prefix)) + " of all names is dropped");
+}
+
+/// "a." and "a.b." of "a.b.c".
+std::vector<std::string> prefixes_of(const std::string& name) {
+  std::vector<std::string> prefixes;
+  for (auto dot = name.find('.'); dot != std::string::npos; dot = name.find('.', dot + 1))
+    prefixes.push_back(name.substr(0, dot + 1));
+  return prefixes;
+}
+
 /// Of AveragedModel's state_dict.
 StateDict without_counts(StateDict weights) {
   std::erase_if(weights, [](const auto& item) { return item.first == kAverages; });
@@ -112,7 +128,9 @@ StateDict without_counts(StateDict weights) {
 
 StateDict plain_weights(const StateDict& weights, const std::filesystem::path& path) {
   if (weights.empty()) throw IoError(path, "holds no tensors, expected a model's weights");
-  return without_prefix(weights, kWrapper).value_or(weights);
+  auto shorter = without_prefix(weights, kWrapper);
+  if (shorter) say_dropped(kWrapper, path);
+  return shorter ? *std::move(shorter) : weights;
 }
 
 StateDict in_memory(OpenWeights weights) {
@@ -151,28 +169,39 @@ std::string problem(const StateDict& targets, const std::unordered_map<std::stri
 
 }  // namespace
 
-OpenWeights open_weights(const std::filesystem::path& path, bool averaged) {
-  if (!averaged && serialize::is_safetensors(path))
+OpenWeights open_weights(const std::filesystem::path& path, WeightsOf which) {
+  const bool is_pt = !serialize::is_safetensors(path);
+  if (!is_pt && which != WeightsOf::kAverages)
     return {plain_weights(serialize::read_safetensors(path).tensors, path), {}};
-  const auto root = serialize::is_safetensors(path) ? c10::IValue() : serialize::read_pt(path);
+  auto root = is_pt ? serialize::read_pt(path) : c10::IValue();
+  if (is_our_lightning(root)) root = from_lightning(root);
   const auto under = [&](const char* key) {
     return root.isGenericDict() && root.toGenericDict().contains(key) ? root.toGenericDict().at(key)
                                                                       : c10::IValue();
   };
+  const bool averaged =
+      which == WeightsOf::kAverages || (which == WeightsOf::kAveragesIfAny && !under("ema").isNone());
   const char* key = averaged ? "ema" : "model";
   if (!under("shards").isString() || !under(key).isGenericDict())
     return {averaged ? to_averaged_weights(under(key), path) : plain_weights(find_weights(root, path), path),
-            {}};
+            {},
+            is_lightning(root)};
   const auto reader = std::make_shared<ShardReader>(path, under("shards").toStringRef());
   auto weights = reader->hollow(key, under(key));
   if (averaged) weights = without_counts(std::move(weights));
   return {std::move(weights), [reader](const at::Tensor& tensor) { return reader->value_of(tensor); }};
 }
 
-StateDict read_weights(const std::filesystem::path& path) { return in_memory(open_weights(path, false)); }
+StateDict read_weights(const std::filesystem::path& path) {
+  return in_memory(open_weights(path, WeightsOf::kModel));
+}
 
 StateDict read_averaged_weights(const std::filesystem::path& path) {
-  return in_memory(open_weights(path, true));
+  return in_memory(open_weights(path, WeightsOf::kAverages));
+}
+
+StateDict read_weights_to_evaluate(const std::filesystem::path& path) {
+  return in_memory(open_weights(path, WeightsOf::kAveragesIfAny));
 }
 
 StateDict to_averaged_weights(const c10::IValue& ema, const std::filesystem::path& source) {
@@ -193,14 +222,15 @@ void load_weights(torch::nn::Module& module, const StateDict& weights, const std
   collect(module, "", targets);
   ByName by_name(weights.begin(), weights.end());
   if (const auto reason = problem(targets, by_name); !reason.empty()) {
-    bool fits = false;
-    for (const auto wrapper : kOtherWrappers) {
-      const auto shorter = without_prefix(weights, wrapper);
-      if (fits || !shorter) continue;
-      by_name = ByName(shorter->begin(), shorter->end());
-      fits = problem(targets, by_name).empty();
-    }
-    if (!fits) throw IoError(source, "its tensors do not fit the model: " + reason);
+    const auto fits = [&](const std::string& prefix) {
+      const auto shorter = without_prefix(weights, prefix);
+      if (shorter) by_name = ByName(shorter->begin(), shorter->end());
+      return shorter && problem(targets, by_name).empty();
+    };
+    const auto prefixes = weights.empty() ? std::vector<std::string>() : prefixes_of(weights.front().first);
+    const auto found = std::find_if(prefixes.begin(), prefixes.end(), fits);
+    if (found == prefixes.end()) throw IoError(source, "its tensors do not fit the model: " + reason);
+    say_dropped(*found, source);
   }
   const c10::NoGradGuard no_grad;
   for (auto& [name, target] : targets) target.copy_(by_name.at(name));

@@ -22,7 +22,7 @@ using StateDict = std::vector<std::pair<std::string, at::Tensor>>;
 
 /// Reads a model's weights from a .pt file (a bare state_dict, or a dict with one under "model" (ours) or
 /// "state_dict" (Lightning)) or a .safetensors file, whichever it contains. Drops a "module." (DDP's wrapper)
-/// that precedes every name.
+/// that precedes every name, and logs so.
 ///
 /// throws  IoError naming path and what was expected
 StateDict read_weights(const std::filesystem::path& path);
@@ -30,13 +30,20 @@ StateDict read_weights(const std::filesystem::path& path);
 /// The same for the averaged weights that our checkpoints have under "ema".
 StateDict read_averaged_weights(const std::filesystem::path& path);
 
+/// The averaged weights of a file that has them, else its weights.
+StateDict read_weights_to_evaluate(const std::filesystem::path& path);
+
+/// Which of a file's weights.
+enum class WeightsOf { kModel, kAverages, kAveragesIfAny };
+
 /// A file's weights, of which those in shards are read one by one when they are asked for.
 struct OpenWeights {
   StateDict tensors;            ///< sharded ones have no memory
   serialize::ValueOf value_of;  ///< empty if none are sharded
+  bool lightning = false;       ///< another program's, in Lightning's layout
 };
 /// throws  as read_weights() and read_averaged_weights()
-OpenWeights open_weights(const std::filesystem::path& path, bool averaged);
+OpenWeights open_weights(const std::filesystem::path& path, WeightsOf which);
 
 /// The tensors of a state_dict in memory, such as TrainingState's.
 /// source  the file named in errors
@@ -47,8 +54,8 @@ StateDict to_weights(const c10::IValue& state_dict, const std::filesystem::path&
 StateDict to_averaged_weights(const c10::IValue& ema, const std::filesystem::path& source);
 
 /// Copies weights by name into the module's parameters and buffers, converting their dtype: all of them or,
-/// if names or shapes do not fit, none. Drops a "model." (the attribute of a LightningModule) or "_orig_mod."
-/// (torch.compile) that precedes every name if they fit without it.
+/// if names or shapes do not fit, none. Drops what precedes every name ("backbone.", the attribute of a
+/// LightningModule; "_orig_mod.", torch.compile's) if they fit without it, and logs so.
 ///
 /// source  the file named in errors
 /// throws  IoError listing missing, unexpected and misshapen tensors

@@ -279,7 +279,7 @@ TEST_CASE("weights of a sharded checkpoint are exported tensor by tensor", "[sha
   for (const bool averaged : {false, true}) {
     reset_peak();
     const auto before = memory("VmRSS");
-    const auto open = open_weights(path, averaged);
+    const auto open = open_weights(path, averaged ? WeightsOf::kAverages : WeightsOf::kModel);
     c10::impl::GenericDict dict(c10::StringType::get(), c10::AnyType::get());
     for (const auto& [name, tensor] : open.tensors) dict.insert(name, tensor);
     serialize::write_pt(dir.path() / "out.pt", dict, open.value_of);

@@ -1,0 +1,245 @@
+#include <ddprun/train/state/lightning_checkpoint.h>
+
+#include <ATen/core/Dict.h>
+#include <ATen/core/List.h>
+#include <ATen/core/jit_type.h>
+
+#include <algorithm>
+#include <initializer_list>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include <ddprun/serialize/dict_reader.h>
+
+namespace ddprun::train {
+namespace {
+
+using c10::IValue;
+using c10::impl::GenericDict;
+using c10::impl::GenericList;
+
+constexpr const char* kVersion = "pytorch-lightning_version";
+constexpr const char* kOurs = "ddprun";
+constexpr const char* kScaler = "MixedPrecision";  // the plugin whose state it is
+/// Parts of a state that Lightning has its own places for.
+constexpr const char* kTheirs[] = {"model", "optimizer", "lr_schedule", "scaler"};
+
+GenericDict dict_of(std::initializer_list<std::pair<const char*, IValue>> items) {
+  auto dict = make_state();
+  for (const auto& [key, value] : items) dict.insert(key, value);
+  return dict;
+}
+
+GenericList list_of(const IValue& value) {
+  GenericList list(c10::AnyType::get());
+  if (!value.isNone()) list.push_back(value);
+  return list;
+}
+
+// -- Lightning's progress: how many epochs, batches, steps were ready, started, processed and completed --
+
+GenericDict counts(std::initializer_list<const char*> of, std::int64_t count) {
+  auto dict = make_state();
+  for (const char* event : of) dict.insert(event, count);
+  return dict;
+}
+
+GenericDict progress(std::initializer_list<const char*> of, std::int64_t total, std::int64_t current) {
+  return dict_of({{"total", counts(of, total)}, {"current", counts(of, current)}});
+}
+
+GenericDict epoch_progress(std::int64_t begun, std::int64_t ended) {
+  auto whole = progress({"ready", "started"}, begun, begun);
+  for (const auto& item : whole)
+    for (const char* event : {"processed", "completed"}) item.value().toGenericDict().insert(event, ended);
+  return whole;
+}
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+/// A rank's batches of the epoch so far: all of them between epochs.
+std::int64_t batches_of(const TrainingState& state, const nlohmann::json& config) {
+  if (state.world_size == 0) return state.position.samples;  // another program's
+  const auto batch_size = config.value("batch_size", std::int64_t{1});
+  auto samples = state.position.samples;
+  if (const auto trainer = state.callbacks.find("Trainer"); samples == 0 && trainer != state.callbacks.end())
+    if (const DictReader reader(trainer->second, "Trainer"); reader.has("train_examples"))
+      samples = reader.integer("train_examples");
+  return ceil_div(ceil_div(samples, state.world_size), batch_size);
+}
+
+GenericDict fit_loop(const TrainingState& state) {
+  const auto config = nlohmann::json::parse(state.config_json);
+  const bool between = state.position.samples == 0;
+  const auto accumulate = config.value("accumulate", std::int64_t{1});
+  const auto batches = batches_of(state, config), steps = ceil_div(batches, accumulate);
+  auto batch_progress = progress({"ready", "started", "processed", "completed"},
+                                 std::max(batches, state.step * accumulate), batches);
+  batch_progress.insert("is_last_batch", between);
+  const auto optimizer =
+      dict_of({{"step", progress({"ready", "completed"}, state.step, steps)},
+               {"zero_grad", progress({"ready", "started", "completed"}, state.step, steps)}});
+  return dict_of(
+      {{"state_dict", make_state()},
+       {"epoch_progress", epoch_progress(state.position.epoch + (between ? 0 : 1), state.position.epoch)},
+       {"epoch_loop.state_dict", dict_of({{"_batches_that_stepped", state.step}})},
+       {"epoch_loop.batch_progress", batch_progress},
+       {"epoch_loop.automatic_optimization.state_dict", make_state()},
+       {"epoch_loop.automatic_optimization.optim_progress", dict_of({{"optimizer", optimizer}})},
+       {"epoch_loop.val_loop.state_dict", make_state()}});
+}
+
+/// What a LightningModule's arguments may ask for: the configuration without what is not set.
+GenericDict hyper_parameters(const IValue& config) {
+  auto parameters = make_state();
+  for (const auto& item : config.toGenericDict())
+    if (!item.value().isNone()) parameters.insert(item.key(), item.value());
+  if (parameters.contains("lr")) parameters.insert("learning_rate", parameters.at("lr"));
+  return parameters;
+}
+
+/// Lightning names a callback after its arguments: "EarlyStopping{'monitor': ...}".
+bool is_theirs(const std::string& callback) { return callback.find('{') != std::string::npos; }
+
+// -- and back --
+
+/// The settings that the states of another program's optimizer and schedule imply, as a configuration.
+GenericDict implied_config(const IValue& optimizer, const IValue& schedule) {
+  auto config = make_state();
+  const auto groups = DictReader(optimizer, "optimizer").list("param_groups");
+  if (groups.empty()) return config;
+  const DictReader group(groups[0], "optimizer: parameter group 0");
+  config.insert("lr", group.number(group.has("initial_lr") ? "initial_lr" : "lr"));
+  config.insert("scale_lr", "none");  // it is that of all ranks
+  for (const char* key : {"momentum", "weight_decay"})
+    if (group.has(key)) config.insert(key, group.number(key));
+  if (schedule.isNone()) config.insert("lr_schedule", "none");
+  if (!schedule.isGenericDict()) return config;
+  const DictReader state(schedule, "the learning rate schedule");
+  for (const auto& [key, kind] : {std::pair{"T_max", "cosine"},
+                                  {"step_size", "step"},
+                                  {"total_steps", "one-cycle"},
+                                  {"num_bad_epochs", "plateau"}})
+    if (state.has(key)) config.insert("lr_schedule", kind);
+  if (state.has("T_max")) config.insert("t_max", state.integer("T_max"));
+  return config;
+}
+
+/// Where Lightning's loops stand.
+GenericDict position_of(const DictReader& root) {
+  const DictReader loops(root.dict("loops"), "Lightning's loops");
+  const DictReader fit(loops.dict("fit_loop"), "Lightning's fit_loop");
+  const auto current = [&](const char* key) {
+    return DictReader(DictReader(fit.dict(key), key).dict("current"), key);
+  };
+  const auto epochs = current("epoch_progress");
+  std::int64_t epoch = epochs.integer("processed"), batches = 0;
+  if (epochs.integer("started") > epoch) {  // it ends once its validation has
+    const DictReader batch(fit.dict("epoch_loop.batch_progress"), "Lightning's batch_progress");
+    if (batch.boolean("is_last_batch"))
+      ++epoch;
+    else
+      batches = current("epoch_loop.batch_progress").integer("processed");
+  }
+  return dict_of({{"epoch", epoch}, {"samples", batches}});
+}
+
+/// What a file of another program has of a state.
+GenericDict state_of_others(const DictReader& root, const IValue& optimizer, const IValue& schedule) {
+  const auto position = position_of(root);
+  const auto epoch = position.at("epoch").toInt();
+  const bool between = position.at("samples").toInt() == 0;
+  return dict_of({{"format", 1},
+                  {"epoch", between ? std::max<std::int64_t>(0, epoch - 1) : epoch},
+                  {"step", root.integer("global_step")},
+                  {"position", position},
+                  {"world_size", 0},
+                  {"generators", GenericList(c10::AnyType::get())},
+                  {"callbacks", make_state()},
+                  {"config", implied_config(optimizer, schedule)}});
+}
+
+IValue only(const DictReader& root, const char* key) {
+  const auto states = root.list(key);
+  if (states.size() > 1)
+    root.fail(std::string("'") + key + "': expected one, got " + std::to_string(states.size()));
+  return states.empty() ? IValue() : states[0];
+}
+
+GenericDict without_prefix(const GenericDict& weights, const std::string& prefix) {
+  auto plain = make_state();
+  for (const auto& item : weights) {
+    if (!item.key().isString() || !item.value().isTensor())
+      throw std::invalid_argument("state of the run: 'state_dict': expected tensors by name");
+    const auto& name = item.key().toStringRef();
+    plain.insert(name.starts_with(prefix) ? name.substr(prefix.size()) : name, item.value());
+  }
+  return plain;
+}
+
+}  // namespace
+
+IValue to_lightning(const TrainingState& state) {
+  auto rest = to_value(state).toGenericDict();
+  auto weights = make_state(), theirs = make_state(), ours = make_state();
+  for (const auto& item : state.model.toGenericDict())
+    weights.insert(state.prefix + item.key().toStringRef(), item.value());
+  for (const auto& [name, callback] : state.callbacks)
+    (is_theirs(name) ? theirs : ours).insert(name, callback);
+  auto root = dict_of({{"epoch", state.epoch},
+                       {"global_step", state.step},
+                       {kVersion, "2.0.0"},  // since then the format is the same
+                       {"state_dict", weights},
+                       {"hparams_name", "kwargs"},
+                       {"hyper_parameters", hyper_parameters(rest.at("config"))}});
+  if (state.optimizer.isNone()) return root;
+  const auto loop = dict_of({{"state_dict", make_state()}});
+  root.insert("loops", dict_of({{"fit_loop", fit_loop(state)},
+                                {"validate_loop", loop},
+                                {"test_loop", loop.copy()},
+                                {"predict_loop", loop.copy()}}));
+  root.insert("callbacks", theirs);
+  root.insert("optimizer_states", list_of(state.optimizer));
+  root.insert("lr_schedulers", list_of(state.lr_schedule));
+  if (!state.scaler.isNone()) root.insert(kScaler, state.scaler);
+  for (const char* key : kTheirs) (void)rest.erase(key);
+  rest.insert_or_assign("callbacks", ours);
+  rest.insert("prefix", state.prefix);
+  root.insert(kOurs, rest);
+  return root;
+}
+
+bool is_lightning(const IValue& value) {
+  if (!value.isGenericDict()) return false;
+  const auto dict = value.toGenericDict();
+  return dict.contains(kVersion) && dict.contains("state_dict");
+}
+
+bool is_our_lightning(const IValue& value) {
+  return is_lightning(value) && value.toGenericDict().contains(kOurs);
+}
+
+IValue from_lightning(const IValue& value) {
+  if (!is_lightning(value)) return value;
+  const DictReader root(value, "the run");
+  if (!root.has("optimizer_states") || !root.has("loops")) return value;  // weights only
+  const auto optimizer = only(root, "optimizer_states");
+  const auto schedule = root.has("lr_schedulers") ? only(root, "lr_schedulers") : IValue();
+  const bool ours = root.has(kOurs);
+  auto state = ours ? root.dict(kOurs).copy() : state_of_others(root, optimizer, schedule);
+  const DictReader reader(state, "the run");
+  state.insert("model",
+               without_prefix(root.dict("state_dict"), reader.has("prefix") ? reader.text("prefix") : ""));
+  state.insert("optimizer", optimizer);
+  if (!schedule.isNone()) state.insert("lr_schedule", schedule);
+  if (root.has(kScaler)) state.insert("scaler", root.at(kScaler));
+  const auto callbacks = reader.dict("callbacks").copy();
+  if (root.has("callbacks"))
+    for (const auto& item : root.dict("callbacks")) callbacks.insert(item.key(), item.value());
+  state.insert_or_assign("callbacks", callbacks);
+  return state;
+}
+
+}  // namespace ddprun::train
