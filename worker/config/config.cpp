@@ -160,7 +160,6 @@ void settle_defaults(Config& config, const TaskEntry& task, const settings::Valu
   auto& checkpoint = config.train.checkpoint;
   const auto is_default = [&](const char* name) { return !given.given(name); };
   if (optim.clip_value > 0 && is_default("clip-norm")) optim.clip_norm = 0;
-  if (config.train.parallel.fsdp && is_default("ema")) optim.ema = 0;
   // A static graph finds by itself what no step uses; where it cannot be used, every step must search.
   auto& parallel = config.train.parallel;
   if (parallel.static_graph && is_default("static-graph") &&
@@ -182,6 +181,7 @@ void validate(const Config& config) {
     if (both) throw UsageError(first + " and " + second + ": expected one of them at most");
   };
   refuse(ddp.fsdp && ddp.zero1, "--fsdp", "--zero1");
+  refuse(train.drop_last && ddp.join, "--drop-last", "--join");
   refuse(ddp.fsdp && ddp.comm_hook != "none", "--fsdp", "--comm-hook");
   refuse(ddp.fsdp && ddp.find_unused, "--fsdp", "--find-unused");
   refuse(ddp.fsdp && ddp.static_graph, "--fsdp", "--static-graph");

@@ -167,6 +167,12 @@ Settings optim_settings(Config& config) {
              "momentum of --optimizer=sgd"),
       number("weight-decay", optim.optimizer.weight_decay, from_zero(),
              "weight decay (default: adamw 0.01, else 0)"),
+      number("norm-weight-decay", optim.grouping.norm_weight_decay, from_zero(),
+             "weight decay of norms (default: that of the other weights)"),
+      number("bias-weight-decay", optim.grouping.bias_weight_decay, from_zero(),
+             "weight decay of biases (default: that of the other weights)"),
+      number("layer-decay", optim.grouping.layer_decay, {0, 1, true, "a number above 0, 1 at most"},
+             "each layer learns this much slower than the next"),
       choice<bool>("scale-lr", optim.scale_lr, {{"none", false}, {"linear", true}},
                    "linear: multiply the learning rate by the number of ranks"),
       choice<LrScheduleKind>("lr-schedule", optim.schedule,
@@ -209,6 +215,8 @@ Settings train_settings(Config& config) {
       number("max-time", train.max_seconds, kSeconds, "stop after this time").type("SECONDS"),
       integer("batch-size", train.batch_size, 1, kMaxInt, "samples per batch on each rank")
           .known_as({"--global-batch-size"}),
+      boolean("drop-last", train.drop_last, "leave out an epoch's last samples that fill no batch")
+          .also_as({"--dataloader-drop-last"}),
       integer("accumulate", train.accumulate, 1, kMaxInt, "batches per optimizer step")
           .also_as({"--accumulate-grad-batches", "--gradient-accumulation-steps"}),
       integer("val-every-steps", train.val_every_steps, 1, kMaxInt,

@@ -40,6 +40,11 @@ TEST_CASE("a task's default gives way to what is given, one that is given does n
   CHECK(parse({"cifar10", "--val-split=0", "--val-on-test"}).train.checkpoint.monitor == "val_acc");
 }
 
+TEST_CASE("SAM's default average of the weights stays with --fsdp", "[config]") {
+  CHECK(parse({"sam", "--fsdp"}).train.optim.ema == 0.98);
+  CHECK(parse({"sam", "--fsdp", "--ema=0"}).train.optim.ema == 0);
+}
+
 TEST_CASE("what the task promises of its steps is a setting like others, and can be turned off", "[config]") {
   const auto settings = [](const std::vector<std::string>& words) {
     const auto config = parse(words);

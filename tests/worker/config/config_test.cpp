@@ -166,11 +166,18 @@ TEST_CASE("the flags of how ranks work together have both spellings and PyTorch'
     CHECK(nlohmann::json::parse(config.train.config_json)["comm_hook"] == "bf16");
   }
   CHECK(parse({"mnist", "--fsdp"}).train.parallel.fsdp);
+  CHECK(parse({"mnist", "--drop_last"}).train.drop_last);
+  const auto grouping =
+      parse({"mnist", "--norm-weight-decay=0", "--bias-weight-decay=0.1", "--layer-decay=0.75"}).train.optim;
+  CHECK(grouping.grouping.norm_weight_decay == 0.0);
+  CHECK(grouping.grouping.bias_weight_decay == 0.1);
+  CHECK(grouping.grouping.layer_decay == 0.75);
   CHECK(parse({"mnist", "--join"}).train.parallel.join);
 }
 
 TEST_CASE("flags that exclude each other are refused by name", "[config]") {
   const auto [first, second] = GENERATE(table<const char*, std::string>({{"--fsdp", "--zero1"},
+                                                                         {"--drop-last", "--join"},
                                                                          {"--fsdp", "--comm-hook"},
                                                                          {"--fsdp", "--find-unused"},
                                                                          {"--fsdp", "--static-graph"},

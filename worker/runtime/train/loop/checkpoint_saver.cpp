@@ -63,7 +63,8 @@ std::optional<std::int64_t> number_of(const TrainingState& state, const char* ke
 void check_same_run(const Run& run, const Resumed& resumed) {
   const auto was = nlohmann::json::parse(resumed.state.config_json);
   const auto is = nlohmann::json::parse(run.options.config_json);
-  for (const char* key : {"task", "batch_size", "seed"})
+  for (const char* key :
+       {"task", "batch_size", "seed", "norm_weight_decay", "bias_weight_decay", "layer_decay"})
     if (was.contains(key) && is.contains(key) && was[key] != is[key])
       throw UsageError("--resume: " + resumed.path.string() + " was made with " + key + " " +
                        was[key].dump() + ", got " + is[key].dump());

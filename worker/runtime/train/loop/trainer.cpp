@@ -8,6 +8,7 @@
 
 #include <torch/nn/module.h>
 
+#include <ddprun/common/errors.h>
 #include <ddprun/data/distributed_sampler.h>
 #include <ddprun/data/loader.h>
 #include <ddprun/train/loop/callbacks.h>
@@ -37,7 +38,8 @@ class Trainer {
         callbacks_(make_callbacks(run, model_, resumed_.has_value())),
         saver_(run, model_, callbacks_, log_.record()),
         evaluation_(run, model_, resources_, log_, [this] { return leaves_evaluation(); }),
-        sampler_(run.task.train_set->size(), run.group.size(), run.group.rank(), {.seed = run.options.seed}),
+        sampler_(run.task.train_set->size(), run.group.size(), run.group.rank(),
+                 {.seed = run.options.seed, .drop_last = run.options.drop_last}),
         loader_(*run.task.train_set, {.batch_size = run.options.batch_size,
                                       .threads = run.options.loader_threads,
                                       .pin_memory = run.group.device().is_cuda()}),
@@ -128,6 +130,11 @@ class Trainer {
     // The sampler's padding comes last: trained on, but not counted in the metrics.
     epoch_.to_count = sampler_.num_without_padding();
     if (run_.options.parallel.join) epoch_.indices.resize(static_cast<std::size_t>(epoch_.to_count));
+    if (run_.options.drop_last) {
+      const auto batch = static_cast<std::size_t>(run_.options.batch_size);
+      epoch_.indices.resize(epoch_.indices.size() / batch * batch);
+      epoch_.to_count = std::min(epoch_.to_count, static_cast<std::int64_t>(epoch_.indices.size()));
+    }
     epoch_.first_samples = epoch_.samples;
     epoch_.batch = epoch_.first_batch = epoch_.samples / (run_.group.size() * run_.options.batch_size);
     loader_.start_epoch(epoch_.indices, at_.epoch);
@@ -359,6 +366,9 @@ Ending fit(const Task& task, const TrainerOptions& options, const ddp::ProcessGr
   if (options.on_resume && !options.checkpoint.resume.empty())
     options.on_resume(in_force, resumed ? resumed->state.config_json : "");
   const Run run{task, in_force, group};
+  if (run.length().steps_per_epoch == 0)
+    throw UsageError("--drop-last: no rank has a whole batch, expected a --batch-size of " +
+                     std::to_string(task.train_set->size() / group.size()) + " at most");
   warn_of_test_set(run);
   return Trainer(run, std::move(resumed)).run();
 }

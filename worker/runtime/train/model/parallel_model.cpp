@@ -10,6 +10,7 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/ddp/comm_hooks.h>
+#include <ddprun/ddp/replicated_state.h>
 #include <ddprun/ddp/sync_batch_norm.h>
 #include <ddprun/group/collectives.h>
 #include <ddprun/sharding/zero_optimizer.h>
@@ -23,11 +24,9 @@ namespace {
 
 constexpr const char* kPowerSgd = "PowerSGD";
 
-std::unique_ptr<torch::optim::Optimizer> make_optimizer_over(std::vector<torch::Tensor> parameters,
-                                                             const OptimizerSettings& settings,
-                                                             const ddp::ProcessGroup& group, bool zero1) {
-  std::vector<torch::optim::OptimizerParamGroup> groups = {
-      torch::optim::OptimizerParamGroup(std::move(parameters))};
+std::unique_ptr<torch::optim::Optimizer> make_optimizer_over(
+    std::vector<torch::optim::OptimizerParamGroup> groups, const OptimizerSettings& settings,
+    const ddp::ProcessGroup& group, bool zero1) {
   if (!zero1 || group.size() == 1) return make_optimizer(settings, groups);
   return std::make_unique<ddp::ZeroOptimizer>(
       std::move(groups),
@@ -65,7 +64,12 @@ class ReplicatedEngine : public ParallelEngine {
     if (hook) ddp_.register_comm_hook(std::move(hook));
   }
 
-  std::vector<torch::Tensor> parameters() override { return module_.parameters(); }
+  /// Shared ones once, as in Python.
+  std::vector<torch::Tensor> parameters() override {
+    std::vector<torch::Tensor> parameters;
+    for (const auto& each : ddp::replicated_state(module_, {}).parameters) parameters.push_back(each.tensor);
+    return parameters;
+  }
   BatchResult forward(const Compute& compute, std::optional<std::int64_t> samples) override {
     return ddp_.forward(compute, samples);
   }
@@ -141,7 +145,16 @@ Optimization ParallelModel::make_optimization() {
   auto settings = options.optim.optimizer;
   settings.lr = lr_of(options.optim, run_.group.size());
   Optimization::Parts parts;
-  parts.optimizer = make_optimizer_over(engine_->parameters(), settings, run_.group, options.parallel.zero1);
+  auto groups = run_.task.parameter_groups;
+  if (groups.empty() && options.optim.grouping.any())
+    groups = group_parameters(*run_.task.module, options.optim.grouping);
+  parts.optimizer = make_optimizer_over(
+      groups.empty() ? std::vector{torch::optim::OptimizerParamGroup(engine_->parameters())}
+                     : optimizer_groups(*run_.task.module, groups, settings),
+      settings, run_.group, options.parallel.zero1);
+  auto schedule = schedule_options(options.optim, settings.lr, run_.length(), run_.mode);
+  for (const auto& group : parts.optimizer->param_groups())
+    schedule.one_cycle.lr_factors.push_back(group.options().get_lr() / settings.lr);
   if (options.optim.ema > 0)
     parts.ema =
         std::make_unique<Ema>(engine_->averaged_parameters(), to_vector(run_.task.module->named_buffers()),
@@ -151,7 +164,7 @@ Optimization ParallelModel::make_optimization() {
       value.fill_(ddp::all_reduce_sum(run_.group, {value.item<double>()})[0]);
     };
   return Optimization(std::move(parts), options.optim, options.precision.precision, run_.group.device(),
-                      schedule_options(options.optim, settings.lr, run_.length(), run_.mode));
+                      schedule);
 }
 
 ParallelModel::ParallelModel(const Run& run)

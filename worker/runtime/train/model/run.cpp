@@ -13,9 +13,12 @@ namespace {
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 /// Optimizer steps over this many samples of all ranks.
-std::int64_t steps_of(std::int64_t samples, std::int64_t ranks, std::int64_t batch_size,
+std::int64_t steps_of(std::int64_t samples, std::int64_t ranks, const TrainerOptions& options,
                       std::int64_t accumulate) {
-  return ceil_div(ceil_div(ceil_div(samples, ranks), batch_size), accumulate);
+  const auto divide = [&](std::int64_t a, std::int64_t b) {
+    return options.drop_last ? a / b : ceil_div(a, b);
+  };
+  return ceil_div(divide(divide(samples, ranks), options.batch_size), accumulate);
 }
 
 void add_set(std::vector<std::string>& names, const Task& task, const std::string& set) {
@@ -56,14 +59,13 @@ MonitorMode monitor_mode(const CheckpointOptions& options, const std::string& mo
 }
 
 RunLength Run::length() const {
-  return {options.epochs,
-          steps_of(task.train_set->size(), group.size(), options.batch_size, options.accumulate),
+  return {options.epochs, steps_of(task.train_set->size(), group.size(), options, options.accumulate),
           options.max_steps};
 }
 
 ResumedAt Run::resumed_at(const TrainingState& state) const {
   const auto steps = [&](std::int64_t samples, std::int64_t ranks, std::int64_t accumulate) {
-    return steps_of(samples, ranks, options.batch_size, accumulate);
+    return steps_of(samples, ranks, options, accumulate);
   };
   const auto size = task.train_set->size();
   const auto now = length();
@@ -74,8 +76,9 @@ ResumedAt Run::resumed_at(const TrainingState& state) const {
   auto left = std::max<std::int64_t>(0, (now.epochs - at.epoch - 1) * now.steps_per_epoch + of_epoch);
   if (now.max_steps > 0) left = std::min(left, std::max<std::int64_t>(0, now.max_steps - state.step));
   ResumedAt resumed;
-  resumed.step_ratio = static_cast<double>(now.steps_per_epoch) /
-                       static_cast<double>(steps(size, state.world_size, accumulate_before));
+  resumed.step_ratio =
+      static_cast<double>(now.steps_per_epoch) /
+      static_cast<double>(std::max<std::int64_t>(1, steps(size, state.world_size, accumulate_before)));
   resumed.step = std::max<std::int64_t>(0, now.steps() - left);
   resumed.epoch = at.epoch;
   resumed.steps_per_epoch = now.steps_per_epoch;
@@ -92,6 +95,10 @@ std::vector<std::string> Run::metric_columns() const {
 
 void check_options(const Task& task, const TrainerOptions& options) {
   choose_monitor(task, options.checkpoint.monitor);
+  if (options.parallel.fsdp && (!task.parameter_groups.empty() || options.optim.grouping.any()))
+    throw UsageError(
+        "--fsdp: expected one group of parameters, without --norm-weight-decay, --bias-weight-decay and "
+        "--layer-decay");
   if (options.val_every_steps > 0 && !task.validation_set)
     throw UsageError("--val-every-steps: this run has no validation set, expected --val-split too");
 }

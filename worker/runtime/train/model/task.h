@@ -12,6 +12,7 @@
 
 #include <ddprun/data/dataset.h>
 #include <ddprun/image/image.h>
+#include <ddprun/train/optim/parameter_groups.h>
 #include <ddprun/train/state/state_dict_file.h>
 
 namespace torch::nn {
@@ -68,6 +69,7 @@ struct Task {
   std::shared_ptr<const data::Dataset> train_set;
   std::shared_ptr<const data::Dataset> validation_set;  ///< null: none
   std::shared_ptr<const data::Dataset> test_set;        ///< null: none
+  std::vector<ParameterGroup> parameter_groups;         ///< empty: as OptimOptions::grouping says
   bool test_every_epoch = false;                        ///< else once, at the end, with the best weights
   std::int64_t eval_batch_size = 500;                   ///< of validation and test, of each rank
   std::vector<std::string> measures;     ///< reported beside the loss, as train_NAME, val_NAME, test_NAME

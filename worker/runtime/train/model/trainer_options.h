@@ -55,6 +55,7 @@ struct TrainerOptions {
   std::int64_t max_steps = 0;        ///< 0: no limit
   double max_seconds = 0;            ///< 0: no limit
   std::int64_t batch_size = 128;     ///< of each rank
+  bool drop_last = false;            ///< leave out the end of an epoch that fills no batch of every rank
   std::int64_t accumulate = 1;       ///< batches per optimizer step
   std::int64_t val_every_steps = 0;  ///< 0: after every epoch
   std::int64_t sanity_batches = 2;   ///< of validation, before the training

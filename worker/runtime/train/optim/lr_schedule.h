@@ -38,6 +38,7 @@ struct LrScheduleOptions {
 
   struct OneCycle {  ///< OneCycleLR
     double max_lr = 0;
+    std::vector<double> lr_factors = {};  ///< x max_lr, by parameter group; empty: 1
     std::int64_t total_steps = 0;
     double pct_start = 0.3;
     bool linear = false;         ///< anneal_strategy: linear, not cosine

@@ -7,7 +7,6 @@
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
-#include <algorithm>
 #include <cmath>
 #include <numbers>
 #include <stdexcept>
@@ -50,13 +49,14 @@ OneCycleLr::OneCycleLr(torch::optim::Optimizer& optimizer, const LrScheduleOptio
         throw std::invalid_argument(
             "one-cycle: expected an optimizer with momentum or beta1 to cycle, as SGD, Adam or AdamW; got "
             "another");
-  std::fill(base_lrs_.begin(), base_lrs_.end(), lr_at(Level::kInitial));
+  for (std::size_t i = 0; i < base_lrs_.size(); ++i) base_lrs_[i] = lr_at(Level::kInitial, i);
   take_first_step();
 }
 
-double OneCycleLr::lr_at(Level level) const {
-  if (level == Level::kMax) return options_.max_lr;
-  const double initial = options_.max_lr / options_.div_factor;
+double OneCycleLr::lr_at(Level level, std::size_t group) const {
+  const double max = options_.max_lr * (options_.lr_factors.empty() ? 1 : options_.lr_factors.at(group));
+  if (level == Level::kMax) return max;
+  const double initial = max / options_.div_factor;
   return level == Level::kInitial ? initial : initial / options_.final_div_factor;
 }
 
@@ -91,13 +91,16 @@ std::vector<double> OneCycleLr::next_lrs() {
         anneal(level(all[i].starts_at_max_momentum), level(all[i].ends_at_max_momentum), part);
     for (auto& group : optimizer_.param_groups()) set_momentum(group.options(), momentum);
   }
-  return std::vector<double>(base_lrs_.size(), anneal(lr_at(all[i].start_lr), lr_at(all[i].end_lr), part));
+  std::vector<double> lrs;
+  for (std::size_t group = 0; group < base_lrs_.size(); ++group)
+    lrs.push_back(anneal(lr_at(all[i].start_lr, group), lr_at(all[i].end_lr, group), part));
+  return lrs;
 }
 
 void OneCycleLr::add_to_group(c10::impl::GenericDict group, std::size_t index) const {
   LrScheduler::add_to_group(group, index);
-  group.insert_or_assign("max_lr", lr_at(Level::kMax));
-  group.insert_or_assign("min_lr", lr_at(Level::kMin));
+  group.insert_or_assign("max_lr", lr_at(Level::kMax, index));
+  group.insert_or_assign("min_lr", lr_at(Level::kMin, index));
   if (!options_.cycle_momentum) return;
   group.insert_or_assign("max_momentum", options_.max_momentum);
   group.insert_or_assign("base_momentum", options_.base_momentum);

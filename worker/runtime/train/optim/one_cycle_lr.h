@@ -21,7 +21,7 @@ class OneCycleLr : public LrScheduler {
     bool starts_at_max_momentum, ends_at_max_momentum;
   };
   std::vector<Phase> phases() const;
-  double lr_at(Level level) const;
+  double lr_at(Level level, std::size_t group) const;
   double anneal(double start, double end, double part) const;
   std::vector<double> next_lrs() override;
   std::vector<double> first_lrs() override { return next_lrs(); }

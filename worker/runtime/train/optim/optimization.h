@@ -12,12 +12,14 @@
 #include <ddprun/train/optim/grad_scaler.h>
 #include <ddprun/train/optim/lr_schedule.h>
 #include <ddprun/train/optim/optimizer.h>
+#include <ddprun/train/optim/parameter_groups.h>
 #include <ddprun/train/optim/precision.h>
 
 namespace ddprun::train {
 
 struct OptimOptions {
   OptimizerSettings optimizer;
+  GroupingOptions grouping;
   LrScheduleKind schedule = LrScheduleKind::kNone;
   bool schedule_per_step = false;  ///< per optimizer step, not per epoch; one-cycle always is
   std::int64_t t_max = 0;          ///< cosine: units until the lowest learning rate; 0: the whole run

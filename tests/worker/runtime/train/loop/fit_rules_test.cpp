@@ -158,3 +158,48 @@ TEST_CASE("the check before the training is of so many batches, and nothing is t
   run_alone(task, options);
   CHECK(values_by_epoch(dir.path(), "val_loss").size() == 3);
 }
+
+TEST_CASE("a weight with two names takes each step once", "[fit]") {
+  const TempDir dir;
+  auto task = one_weight_task();
+  const auto both = std::make_shared<torch::nn::Module>();
+  both->register_module("first", task.module);
+  both->register_module("second", task.module);
+  task.module = both;
+  run_alone(task, three_epochs_in(dir.path()));
+  check_values(values_by_epoch(dir.path(), "val_loss"), {0.2, 0.125, 0.10625});
+}
+
+TEST_CASE("a task's groups have learning rates of their own, with --zero1 too", "[fit]") {
+  for (const int ranks : {1, 2}) {
+    const TempDir dir;
+    auto task = one_weight_task();
+    auto options = three_epochs_in(dir.path());
+    options.batch_size = 2 / ranks;
+    options.parallel.zero1 = ranks > 1;
+    options.optim.optimizer.lr = 0.2;
+    task.parameter_groups = {{{"weight"}, 0.5}};
+    run_ranks(ranks, [&](const ProcessGroup& group) { fit(task, options, group); });
+    check_values(values_by_epoch(dir.path(), "val_loss"), {0.2, 0.125, 0.10625});
+  }
+}
+
+TEST_CASE("with drop_last no step has fewer samples, as with PyTorch's loader", "[fit]") {
+  const TempDir dir;
+  for (const auto& [size, drop_last, steps] :
+       {std::tuple(5, false, 2.0), std::tuple(5, true, 1.0), std::tuple(9, true, 2.0)}) {
+    auto task = one_weight_task();
+    task.train_set = std::make_shared<OnesAndTwos>(size);
+    auto options = three_epochs_in(dir.path() / (std::to_string(size) + (drop_last ? "d" : "")));
+    options.drop_last = drop_last;
+    options.epochs = 1;
+    run_ranks(2, [&](const ProcessGroup& group) { fit(task, options, group); });
+    CHECK(values_by_epoch(options.out, "step") == std::vector{steps});
+  }
+  auto options = three_epochs_in(dir.path() / "none");
+  options.drop_last = true;
+  options.batch_size = 3;
+  CHECK_THROWS_WITH(
+      run_alone(one_weight_task(), options),
+      ContainsSubstring("--drop-last: no rank has a whole batch, expected a --batch-size of 2"));
+}
