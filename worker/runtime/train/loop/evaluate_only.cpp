@@ -44,7 +44,7 @@ void evaluate_only(const Task& task, const TrainerOptions& options, const ddp::P
   const Run run{task, options, group};
   ParallelModel model(run);
   const auto [set, name, prefix] = choose_set(task);
-  const auto totals = evaluate(model, run, set, [&] { options.heartbeat.beat(); }).totals;
+  const auto totals = evaluate(model, run, set, [&] { options.heartbeat.beat(); })->totals;
   if (!run.on_rank_0()) return;
   nlohmann::ordered_json json = {{"task", task.name},
                                  {"weights", weights.string()},
