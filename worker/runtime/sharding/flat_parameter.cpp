@@ -115,7 +115,9 @@ at::Tensor ReduceScatter::wait() {
 }
 
 FlatParameter::FlatParameter(const PlannedUnit& plan, std::vector<at::Tensor> parameters,
-                             std::vector<std::string> names, const ProcessGroup& group, int tag)
+                             std::vector<std::string> names, const ProcessGroup& group, int tag,
+                             const FullyShardedDataParallel::MixedPrecision& precision,
+                             const std::function<void(const std::string&, at::Tensor&)>& initialise)
     : name_(plan.name),
       parameters_(std::move(parameters)),
       names_(std::move(names)),
@@ -125,11 +127,30 @@ FlatParameter::FlatParameter(const PlannedUnit& plan, std::vector<at::Tensor> pa
       filled_(parameters_.size(), false) {
   for (const auto& part : plan.parts) offsets_.push_back(part.offset);
   const bool requires_grad = parameters_.front().requires_grad();
-  flat_ = at::zeros({plan.numel}, parameters_.front().options().requires_grad(false));
-  for (std::size_t i = 0; i < parameters_.size(); ++i) view_of(flat_, i).copy_(parameters_[i]);
+  const bool meta = parameters_.front().is_meta();
+  flat_ = at::zeros({plan.numel}, parameters_.front().options().requires_grad(false).device(
+                                      meta ? group.device() : parameters_.front().device()));
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    auto values = view_of(flat_, i);
+    if (meta)
+      initialise(names_[i], values);
+    else
+      values.copy_(parameters_[i]);
+  }
   broadcast_from_rank_0(group, {flat_});
   shard_ = is_sharded() ? own_part(flat_).clone() : flat_;
-  for (std::size_t i = 0; i < parameters_.size(); ++i) parameters_[i].set_data(view_of(flat_, i));
+  const auto own = flat_.scalar_type();
+  const bool casts = is_sharded() && at::isFloatingType(own);
+  const auto compute = casts ? precision.param_dtype.value_or(own) : own;
+  reduce_dtype_ = casts ? precision.reduce_dtype.value_or(compute) : own;
+  if (compute != own) flat_ = at::empty({plan.numel}, flat_.options().dtype(compute));
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    views_.push_back(view_of(flat_, i));
+    if (meta)  // which set_data() refuses to leave
+      parameters_[i].unsafeGetTensorImpl()->shallow_copy_from(views_[i].getIntrusivePtr());
+    else
+      parameters_[i].set_data(views_[i]);
+  }
   if (!is_sharded()) shard_ = flat_.detach();
   shard_.requires_grad_(requires_grad);
   gathered_ = true;
@@ -179,7 +200,21 @@ void FlatParameter::start_gather() {
   if (gathering_ || gathered_) return;
   gathering_ = true;
   // Into a new tensor, so that no message touches the watched storage.
-  all_gather_ = AllGather(*group_, at::empty({flat_.numel()}, flat_.options()), shard_.detach(), tag_);
+  all_gather_ = AllGather(*group_, at::empty({flat_.numel()}, flat_.options()),
+                          shard_.detach().to(flat_.scalar_type()), tag_);
+}
+
+void FlatParameter::gather_whole() {
+  if (flat_.scalar_type() == shard_.scalar_type()) {
+    start_gather();
+    return finish_gather();
+  }
+  free();
+  const auto shard = shard_.detach();
+  whole_ = AllGather(*group_, at::empty({flat_.numel()}, shard.options()), shard, tag_).wait();
+  for (std::size_t i = 0; i < parameters_.size(); ++i) parameters_[i].set_data(view_of(whole_, i));
+  gathered_ = true;
+  versions_ = versions();
 }
 
 void FlatParameter::finish_gather() {
@@ -200,8 +235,12 @@ void FlatParameter::free(bool keep) {
     gathering_ = false;
   }
   if (!gathered_) return;
-  if (keep || versions() != versions_) shard_.detach().copy_(own_part(flat_));
+  if (keep || versions() != versions_) shard_.detach().copy_(own_part(whole_.defined() ? whole_ : flat_));
   gathered_ = false;
+  if (std::exchange(whole_, {}).defined()) {
+    for (std::size_t i = 0; i < parameters_.size(); ++i) parameters_[i].set_data(views_[i]);
+    return;
+  }
   set_memory(at::DataPtr(nullptr, flat_.device()), 0);
 }
 
@@ -214,12 +253,15 @@ void FlatParameter::fail(const std::string& message) {
 
 bool FlatParameter::take_gradient(std::size_t parameter) {
   auto& gradient = parameters_[parameter].mutable_grad();
-  if (!flat_gradient_.defined()) flat_gradient_ = at::empty({flat_.numel()}, flat_.options());
+  if (!flat_gradient_.defined())
+    flat_gradient_ = at::empty({flat_.numel()}, flat_.options().dtype(reduce_dtype_));
   auto place = view_of(flat_gradient_, parameter);
   const at::Tensor arrived = gradient.is_sparse() ? gradient.to_dense() : gradient;
   const double scale = 1.0 / group_->size();
   if (filled_[parameter])
     place.add_(arrived, scale);
+  else if (arrived.scalar_type() != reduce_dtype_)
+    place.copy_(arrived).mul_(scale);
   else
     // In double precision: a third in bfloat16 would be off by 0.2 %.
     at::mul_out(place, arrived, at::native::wrapped_scalar_tensor(scale));
@@ -251,7 +293,7 @@ void FlatParameter::start_reduce() {
 }
 
 void FlatParameter::finish_reduce() {
-  const at::Tensor sum = reduce_scatter_.wait();
+  const at::Tensor sum = reduce_scatter_.wait().to(shard_.scalar_type());
   auto& gradient = shard_.mutable_grad();
   if (gradient.defined())
     gradient.add_(sum);

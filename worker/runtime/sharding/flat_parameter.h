@@ -4,6 +4,7 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -66,7 +67,9 @@ class FlatParameter {
   /// names       theirs; a shared parameter's first name
   /// tag         different for each unit, the same on every rank
   FlatParameter(const PlannedUnit& plan, std::vector<at::Tensor> parameters, std::vector<std::string> names,
-                const ProcessGroup& group, int tag);
+                const ProcessGroup& group, int tag,
+                const FullyShardedDataParallel::MixedPrecision& precision = {},
+                const std::function<void(const std::string&, at::Tensor&)>& initialise = {});
 
   const std::string& name() const { return name_; }
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
@@ -79,6 +82,8 @@ class FlatParameter {
 
   void start_gather();  ///< does nothing if started or done
   void finish_gather();
+  /// Both, in the shard's type, until free().
+  void gather_whole();
   /// Drops the gathered values; first saves this rank's part if keep is true or a parameter was changed in
   /// place.
   void free(bool keep = false);
@@ -117,6 +122,9 @@ class FlatParameter {
   const ProcessGroup* group_;
   int tag_;
   at::Tensor flat_, shard_;
+  std::vector<at::Tensor> views_;  ///< of flat_, the parameters' data but for...
+  at::Tensor whole_;               ///< ... gather_whole() in another type
+  at::ScalarType reduce_dtype_;
   bool gathering_ = false, gathered_ = false;
   std::int64_t versions_ = 0;
   AllGather all_gather_;

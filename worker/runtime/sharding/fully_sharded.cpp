@@ -43,7 +43,7 @@ struct FullyShardedDataParallel::Engine final : OperatorListener {
       : group(group), buffers(module.buffers()), options(options), schedule(options.prefetch) {
     const Unobserved unobserved;
     // The units keep a pointer: to this copy, not to the caller's group.
-    units = make_units(module, this->group, options.unit_bytes, options.units);
+    units = make_units(module, this->group, options);
     pins.assign(units.size(), 0);
     synchronize_buffers();
     for (std::size_t unit = 0; unit < units.size(); ++unit) {
@@ -226,6 +226,10 @@ void FullyShardedDataParallel::after_forward() {
   engine_->free_all();
 }
 
+std::optional<at::ScalarType> FullyShardedDataParallel::output_dtype() const {
+  return engine_->options.mixed_precision.output_dtype;
+}
+
 std::vector<at::Tensor> FullyShardedDataParallel::shards() const {
   std::vector<at::Tensor> result;
   for (const auto& unit : engine_->units)
@@ -256,8 +260,7 @@ FullyShardedDataParallel::FullParameters::FullParameters(FullyShardedDataParalle
   const Unobserved unobserved;
   ++engine.full_scopes;
   for (std::size_t unit = 0; unit < engine.units.size(); ++unit) {
-    engine.units[unit].start_gather();
-    engine.units[unit].finish_gather();
+    engine.units[unit].gather_whole();
     ++engine.pins[unit];
   }
 }

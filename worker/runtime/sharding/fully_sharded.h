@@ -1,14 +1,17 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
+#include <ddprun/ddp/output_tensors.h>
 #include <ddprun/group/process_group.h>
 
 namespace torch::nn {
@@ -37,17 +40,31 @@ namespace ddprun::ddp {
 /// do. When this ends, the module's parameters become unusable.
 class FullyShardedDataParallel {
  public:
+  /// FSDP2's MixedPrecisionPolicy. Shards, and so the optimizer and checkpoints, keep the parameters' own
+  /// types. Cast the inputs yourself. With one rank nothing is gathered, and only output_dtype applies.
+  struct MixedPrecision {
+    std::optional<at::ScalarType> param_dtype = {};   ///< gathered and computed with; nullopt: as they are
+    std::optional<at::ScalarType> reduce_dtype = {};  ///< of gradients between ranks; nullopt: param_dtype
+    std::optional<at::ScalarType> output_dtype = {};  ///< of what forward() returns; nullopt: as it is
+    bool norms = true;  ///< false: modules that have vectors alone, such as BatchNorm, stay as they are
+  };
+
   struct Options {
     std::int64_t unit_bytes = 4 << 20;           ///< pack modules into units of up to this size
     std::vector<torch::nn::Module*> units = {};  ///< make each of these, with its submodules, a unit
     bool prefetch = true;           ///< gather the next unit while this one computes: two in memory at a time
     bool broadcast_buffers = true;  ///< rank 0's buffers (BatchNorm's statistics) before every forward
+    MixedPrecision mixed_precision = {};
+    /// For a module made on the meta device (meta_device.h): sets the values of one parameter or buffer, of
+    /// this name. Whole units at a time have memory, on the group's device. Rank 0's values count.
+    std::function<void(const std::string& name, at::Tensor& tensor)> initialise = {};
   };
 
   /// Checks that all ranks have the same parameters, copies rank 0's parameters and buffers to every rank,
   /// and frees all but this rank's share.
   /// throws  std::invalid_argument, on every rank, if modules or options differ between ranks, no parameter
-  ///         requires a gradient, parameters overlap in memory, or a unit is not a part of the module
+  ///         requires a gradient, parameters overlap in memory, a unit is not a part of the module, or one on
+  ///         the meta device has no Options::initialise
   FullyShardedDataParallel(torch::nn::Module& module, const ProcessGroup& group, const Options& options);
   FullyShardedDataParallel(torch::nn::Module& module, const ProcessGroup& group);
   /// Not while a NoSync or FullParameters of it lives.
@@ -61,6 +78,10 @@ class FullyShardedDataParallel {
     before_forward();
     auto output = std::forward<Compute>(compute)();
     after_forward();
+    if (const auto dtype = output_dtype())
+      visit_output(output, [&](at::Tensor& each) {
+        if (each.is_floating_point()) each = each.to(*dtype);
+      });
     return output;
   }
 
@@ -136,6 +157,7 @@ class FullyShardedDataParallel {
  private:
   void before_forward();
   void after_forward();
+  std::optional<at::ScalarType> output_dtype() const;
 
   struct Engine;
   std::unique_ptr<Engine> engine_;

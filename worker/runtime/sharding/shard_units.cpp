@@ -1,10 +1,12 @@
 #include <ddprun/sharding/shard_units.h>
 
+#include <ATen/ops/empty_like.h>
 #include <torch/nn/module.h>
 
 #include <algorithm>
 #include <functional>
 #include <limits>
+#include <set>
 #include <sstream>
 #include <stdexcept>
 #include <tuple>
@@ -46,7 +48,7 @@ PlannedUnit lay_out(const std::vector<ParameterFacts>& parameters, const UnitMem
 void check_no_overlap(const std::vector<NamedTensor>& parameters) {
   std::vector<std::tuple<const char*, const char*, const std::string*>> ranges;
   for (const auto& [name, tensor] : parameters) {
-    if (tensor.numel() == 0) continue;
+    if (tensor.numel() == 0 || tensor.is_meta()) continue;
     const auto* begin = static_cast<const char*>(tensor.const_data_ptr());
     std::int64_t last = 0;
     for (std::int64_t i = 0; i < tensor.dim(); ++i) last += (tensor.size(i) - 1) * tensor.stride(i);
@@ -60,8 +62,11 @@ void check_no_overlap(const std::vector<NamedTensor>& parameters) {
                                   " overlap in memory; expected the same tensor, or separate ones");
 }
 
-std::vector<ParameterFacts> facts_of(const std::vector<NamedTensor>& parameters) {
+constexpr const char* kUncast = " uncast";  // ends the kind of parameters that mixed precision leaves alone
+
+std::vector<ParameterFacts> facts_of(const std::vector<NamedTensor>& parameters, bool cast_norms) {
   std::vector<ParameterFacts> result;
+  std::set<std::string> with_matrix;
   for (const auto& [name, tensor] : parameters) {
     const auto dot = name.rfind('.');
     result.push_back(
@@ -70,7 +75,10 @@ std::vector<ParameterFacts> facts_of(const std::vector<NamedTensor>& parameters)
          .kind = c10::str(tensor.dtype(), ' ', tensor.device(), tensor.requires_grad() ? "" : " frozen"),
          .numel = tensor.numel(),
          .element_bytes = static_cast<std::int64_t>(tensor.element_size())});
+    if (tensor.dim() > 1) with_matrix.insert(result.back().module);
   }
+  for (auto& facts : result)
+    if (!cast_norms && !with_matrix.contains(facts.module)) facts.kind += kUncast;
   return result;
 }
 
@@ -95,6 +103,12 @@ void ask_for_units(const std::vector<torch::nn::Module*>& asked_units,
       facts[index].asked_unit = unit;
     }
   }
+}
+
+void check_initialise(const FullyShardedDataParallel::Options& options, const std::string& name) {
+  if (!options.initialise)
+    throw std::invalid_argument("FullyShardedDataParallel: " + name +
+                                " is on the meta device; expected Options::initialise");
 }
 
 /// A rank with another layout would misread the other ranks' parameters.
@@ -153,8 +167,7 @@ std::vector<PlannedUnit> plan_units(const std::vector<ParameterFacts>& parameter
 }
 
 std::vector<FlatParameter> make_units(torch::nn::Module& module, const ProcessGroup& group,
-                                      std::int64_t unit_bytes,
-                                      const std::vector<torch::nn::Module*>& asked_units) {
+                                      const FullyShardedDataParallel::Options& options) {
   const auto state = replicated_state(module, {});
   const auto& parameters = state.parameters;
   if (!state.has_trainable())
@@ -162,20 +175,32 @@ std::vector<FlatParameter> make_units(torch::nn::Module& module, const ProcessGr
         "FullyShardedDataParallel: expected a module with a parameter that requires a gradient");
   check_same_module(group, state);
   check_no_overlap(parameters);
-  auto facts = facts_of(parameters);
-  ask_for_units(asked_units, parameters, facts);
-  const auto plan = plan_units(facts, unit_bytes, group.size());
+  for (const auto& [name, buffer] : state.buffers)
+    if (buffer.is_meta()) {
+      check_initialise(options, name);
+      auto values = at::empty_like(buffer, buffer.options().device(group.device()));
+      options.initialise(name, values);
+      buffer.unsafeGetTensorImpl()->shallow_copy_from(values.getIntrusivePtr());
+    }
+  auto facts = facts_of(parameters, options.mixed_precision.norms);
+  ask_for_units(options.units, parameters, facts);
+  const auto plan = plan_units(facts, options.unit_bytes, group.size());
   check_same_plan(group, parameters, plan);
   std::vector<FlatParameter> result;
   for (const auto& unit : plan) {
     std::vector<at::Tensor> tensors;
     std::vector<std::string> names;
     for (const auto& part : unit.parts) {
+      if (parameters[part.parameter].tensor.is_meta())
+        check_initialise(options, parameters[part.parameter].name);
       tensors.push_back(parameters[part.parameter].tensor);
       names.push_back(parameters[part.parameter].name);
     }
     const int tag = static_cast<int>(2 * result.size());  // and the next, for gradients
-    result.emplace_back(unit, std::move(tensors), std::move(names), group, tag);
+    const bool cast = !facts[unit.parts[0].parameter].kind.ends_with(kUncast);
+    result.emplace_back(unit, std::move(tensors), std::move(names), group, tag,
+                        cast ? options.mixed_precision : FullyShardedDataParallel::MixedPrecision{},
+                        options.initialise);
   }
   return result;
 }

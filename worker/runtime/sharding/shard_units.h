@@ -46,7 +46,6 @@ std::vector<PlannedUnit> plan_units(const std::vector<ParameterFacts>& parameter
 /// Divides a module into units, the same on every rank, and shards them. Every rank calls it.
 /// throws  as FullyShardedDataParallel's constructor
 std::vector<FlatParameter> make_units(torch::nn::Module& module, const ProcessGroup& group,
-                                      std::int64_t unit_bytes,
-                                      const std::vector<torch::nn::Module*>& asked_units);
+                                      const FullyShardedDataParallel::Options& options);
 
 }  // namespace ddprun::ddp

@@ -13,9 +13,18 @@
 namespace ddprun::train {
 namespace {
 
+/// bf16-mixed gathers and reduces in bfloat16; autocast computes as without sharding.
+ddp::FullyShardedDataParallel::Options sharding_options(const TrainerOptions& options) {
+  ddp::FullyShardedDataParallel::Options sharding;
+  if (options.precision.precision == Precision::kBf16Mixed)
+    sharding.mixed_precision = {.param_dtype = at::kBFloat16, .norms = false};
+  return sharding;
+}
+
 class ShardedEngine : public ParallelEngine {
  public:
-  explicit ShardedEngine(const Run& run) : ParallelEngine(run), sharded_(module_, run.group) {}
+  explicit ShardedEngine(const Run& run)
+      : ParallelEngine(run), sharded_(module_, run.group, sharding_options(run.options)) {}
 
   std::vector<torch::Tensor> parameters() override { return sharded_.shards(); }
   BatchResult forward(const Compute& compute, std::optional<std::int64_t>) override {
