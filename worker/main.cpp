@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <iostream>
 #include <optional>
+#include <string>
 #include <string_view>
 
 #include <torch/types.h>
@@ -21,7 +22,9 @@
 #include <ddprun/train/loop/evaluate_only.h>
 #include <ddprun/train/loop/stop_signals.h>
 #include <ddprun/train/loop/trainer.h>
+#include <ddprun/train/loop/tuner.h>
 #include <ddprun/train/model/run.h>
+#include <ddprun/train/record/model_summary.h>
 #include "worker/commands/commands.h"
 #include "worker/config/config.h"
 #include "worker/config/run_folder.h"
@@ -45,6 +48,21 @@ std::optional<int> run_command(int argc, char** argv) {
   return std::nullopt;
 }
 
+/// What only looks at the task: --summary, --estimate, --eval. False if the task is to be trained.
+bool run_instead_of_training(const Config& config, const train::Task& task, const ddp::ProcessGroup& group) {
+  std::string text;
+  if (config.summary)
+    text = train::to_text(train::summarize(task));
+  else if (config.estimate)
+    text = train::estimate(task, config.train, group);
+  else if (!config.model.eval.empty())
+    train::evaluate_only(task, config.train, group, config.model.eval);
+  else
+    return false;
+  if (group.rank() == 0) std::cout << text << std::flush;
+  return true;
+}
+
 }  // namespace
 }  // namespace ddprun::worker
 
@@ -66,23 +84,16 @@ int main(int argc, char** argv) {
   settle_precision(config, chosen.device, env.rank);
   check_backend(config, chosen.device);
   if (config.deterministic) make_deterministic();
-  torch::manual_seed(config.train.seed);  // the same initial weights on every rank
+  auto group =
+      ddp::ProcessGroup::connect(env, group_options(config));  // first: data may take minutes to load
+  torch::manual_seed(config.train.seed);                       // the same initial weights on every rank
   train::Task task = make_task(config);
   train::check_options(task, config.train);
-  const bool trains = config.model.eval.empty() && !config.estimate;
-  if (env.rank == 0 && trains) config.train.out = make_run_folder(config);
-
-  auto group = ddp::ProcessGroup::connect(env, group_options(config));
-  if (!trains) {
-    if (config.estimate) {
-      const auto table = train::estimate(task, config.train, group);
-      if (env.rank == 0) std::cout << table << std::flush;
-    } else {
-      train::evaluate_only(task, config.train, group, config.model.eval);
-    }
+  if (run_instead_of_training(config, task, group)) {
     group.close();
     return EXIT_SUCCESS;
   }
+  if (env.rank == 0) config.train.out = make_run_folder(config);
   ddp::set_flight_folder(ddp::broadcast_from_rank_0(group, absolute(config.train.out / "flight").string()));
   torch::manual_seed(train::rank_seed(config.train.seed, env.rank));  // dropout differs between ranks
   if (env.rank == 0) write_environment(config.train.out, group);
@@ -95,6 +106,12 @@ int main(int argc, char** argv) {
     if (env.rank == 0 && !resumed.changes.empty()) log_info("resume: " + resumed.changes);
     if (env.rank == 0) write_config(config.train.out, resumed.config);
   };
+  if (config.find_lr) train::find_lr(task, config.train, group);
+  if (config.find_batch_size) train::find_batch_size(task, config.train, group);
+  if (config.find_lr || config.find_batch_size) {
+    group.close();
+    return EXIT_SUCCESS;
+  }
   const auto ending = train::fit(task, config.train, group);
   group.close();
   if (ending == train::Ending::kTerminated) ::raise(train::ending_signal());

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <thread>
 
+#include <ddprun/common/held_port.h>
 #include "tests/integration/training_job.h"
 
 using namespace ddprun;
@@ -260,4 +261,21 @@ TEST_CASE("SIGKILL of ddprun takes the training with it", "[training]") {
   child.send_signal(SIGKILL);
   CHECK(child.wait() == ExitStatus::killed(SIGKILL));
   CHECK(child.nothing_left());
+}
+
+TEST_CASE("ranks meet before they load data, so that a slow disk counts as no missing rank", "[training]") {
+  const TempDir dir;
+  Command command;
+  command.argv = {WORKER_PROGRAM, "linear", "--data=/no/such/table.csv", "--timeout=1",
+                  "--out=" + (dir.path() / "run").string()};
+  const HeldPort port;
+  command.env = {{"RANK", "0"},
+                 {"WORLD_SIZE", "2"},
+                 {"LOCAL_RANK", "0"},
+                 {"LOCAL_WORLD_SIZE", "2"},
+                 {"MASTER_ADDR", "127.0.0.1"},
+                 {"MASTER_PORT", std::to_string(port.port)}};
+  Child child(command);
+  CHECK(child.wait(kTraining) == ExitStatus::exited(1));
+  CHECK_THAT(child.err(), ContainsSubstring("expected 2 ranks within 1 s, rank 1 did not arrive"));
 }

@@ -141,6 +141,14 @@ Command make_command(const TaskEntry& task, Config& config) {
           .type("FILE")
           .not_in_file(),
       unbound("print-config", Kind::kSwitch, "print the settings as such a file and exit").not_in_file(),
+      settings::boolean("summary", config.summary,
+                        "print the model's layers, shapes, parameters and FLOPs, and exit")
+          .not_in_file(),
+      settings::boolean("find-lr", config.find_lr, "suggest a learning rate, with a figure, and exit")
+          .not_in_file(),
+      settings::boolean("find-batch-size", config.find_batch_size,
+                        "suggest the largest batch size that fits in memory, with a figure, and exit")
+          .not_in_file(),
       settings::boolean("overwrite", config.overwrite, "use the run folder even if it holds a run")
           .not_in_file(),
   };
@@ -295,7 +303,7 @@ ResumedConfig resumed_config(const Config& config, const std::string& checkpoint
 ddp::ProcessGroup::Options group_options(const Config& config) {
   ddp::ProcessGroup::Options options;
   options.timeout = config.timeout;
-  options.connect_timeout = std::min<std::chrono::milliseconds>(config.timeout, std::chrono::minutes(5));
+  options.connect_timeout = config.stated.contains("timeout") ? config.timeout : std::chrono::minutes(5);
   options.device = config.device;
   options.backend = config.backend;
   return options;

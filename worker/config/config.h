@@ -55,6 +55,9 @@ struct Config {
   bool estimate = false;                        ///< measure ten steps and say how long a run would take
   bool deterministic = false;                   ///< use only algorithms whose results repeat bit for bit
   std::set<std::string> stated;                 ///< names of the settings that words or a file gave
+  bool summary = false;                         ///< print the model's layers instead of training
+  bool find_lr = false;                         ///< suggest a learning rate instead of training
+  bool find_batch_size = false;                 ///< suggest a batch size instead of training
   bool overwrite = false;                       ///< use the run folder even if it holds a run
   std::chrono::milliseconds timeout{1800'000};  ///< of one collective, and of connecting the ranks
 };
@@ -77,7 +80,7 @@ struct ResumedConfig {
 /// throws  UsageError for another optimizer
 ResumedConfig resumed_config(const Config& config, const std::string& checkpoint_json);
 
-/// How the ranks connect: within the timeout of a collective, and five minutes at most.
+/// How the ranks connect: within --timeout, or in five minutes if it is not given.
 ddp::ProcessGroup::Options group_options(const Config& config);
 
 /// The name of the task and all settings, by sections. The configuration must outlive them.

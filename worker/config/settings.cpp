@@ -289,7 +289,7 @@ Settings ddp_settings(Config& config) {
   return {
       backend_setting(config.backend),
       seconds("timeout", config.timeout, kSeconds,
-              "fail if a collective, or connecting all ranks, takes longer"),
+              "fail if a collective takes longer; if given, also if connecting all ranks does (else 300)"),
       integer("bucket-mb", ddp.bucket_mb, 1, 1 << 20, "all-reduce gradients in buckets of N MiB")
           .also_as({"--bucket-cap-mb"}),
       boolean("find-unused", ddp.find_unused, "allow steps that leave some parameters unused, at some cost")

@@ -379,6 +379,7 @@ TEST_CASE("a folder of the run that cannot be written to is refused before the t
 
 TEST_CASE("the ranks have as long to meet as a collective, five minutes at most", "[config]") {
   CHECK(group_options(parse({"mnist"})).connect_timeout == std::chrono::minutes(5));
+  CHECK(group_options(parse({"mnist", "--timeout=900"})).connect_timeout == std::chrono::minutes(15));
   CHECK(group_options(parse({"mnist", "--timeout=1.5"})).connect_timeout == std::chrono::milliseconds(1500));
 }
 

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <map>
 #include <stdexcept>
+#include <utility>
 
 #include <ATen/detail/CUDAHooksInterface.h>
 
@@ -77,6 +78,12 @@ Gpu describe_gpu(const Library& library, int device) {
 /// "13.0" of 13000
 std::string cuda_name(int version) {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
+/// A program may choose its device before ProcessGroup::connect() does.
+void warn_once(const std::string& line) {
+  static std::string said;
+  if (line != std::exchange(said, line)) log_warning(line);
 }
 
 constexpr const char* kName = "libddprun_cuda.so";
@@ -179,7 +186,7 @@ RankDevice choose_device(DeviceChoice wanted, int local_rank, int local_world_si
   const CudaDriver driver = query_cuda_driver();
   if (driver.gpus.empty() && !driver.broken && wanted == DeviceChoice::kAuto) {
     const auto unseen = unseen_gpu(driver);
-    if (!unseen.empty() && local_rank == 0) log_warning(unseen + "; computing on the CPU");
+    if (!unseen.empty() && local_rank == 0) warn_once(unseen + "; computing on the CPU");
     return {};
   }
   try {
@@ -196,7 +203,7 @@ RankDevice choose_device(DeviceChoice wanted, int local_rank, int local_world_si
     return {device, driver.gpus[index].uuid, driver.gpus[index].name};
   } catch (const UsageError& error) {
     if (wanted != DeviceChoice::kAuto) throw;
-    log_warning(std::string(error.what()) + "; this rank computes on the CPU");
+    warn_once(std::string(error.what()) + "; this rank computes on the CPU");
     return {};
   }
 }

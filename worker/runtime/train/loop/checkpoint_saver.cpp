@@ -1,6 +1,12 @@
 #include <ddprun/train/loop/checkpoint_saver.h>
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <sstream>
@@ -9,6 +15,7 @@
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
 #include <ATen/core/jit_type.h>
+#include <ATen/ops/empty.h>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/logging.h>
@@ -121,6 +128,31 @@ std::vector<double> values_of(const TrainingState& state, const char* key, const
   return own;
 }
 
+/// Rank 0's checkpoint, on the others, which may not have its disk: they get a copy in memory.
+TrainingState receive_checkpoint(const ddp::ProcessGroup& group, const std::filesystem::path& path) {
+  constexpr std::int64_t kChunk = 64 << 20;
+  const bool sends = group.rank() == 0;
+  const int memory = sends ? -1 : ::memfd_create("checkpoint", MFD_CLOEXEC);
+  if (!sends && memory < 0) throw IoError(path, std::string("memfd_create: ") + std::strerror(errno));
+  const auto here = sends ? path : std::filesystem::path("/proc/self/fd/" + std::to_string(memory));
+  std::fstream file(here, std::ios::binary | (sends ? std::ios::in : std::ios::out));
+  auto left = std::stoll(
+      ddp::broadcast_from_rank_0(group, sends ? std::to_string(std::filesystem::file_size(path)) : ""));
+  while (left > 0) {
+    const auto bytes = at::empty({std::min<std::int64_t>(left, kChunk)}, at::kByte);
+    auto* data = static_cast<char*>(bytes.mutable_data_ptr());
+    if (sends) file.read(data, bytes.numel());
+    ddp::broadcast_from_rank_0(group, {bytes});
+    if (!sends) file.write(data, bytes.numel());
+    left -= bytes.numel();
+  }
+  file.close();
+  if (sends) return {};
+  auto state = file.good() ? read_checkpoint(here) : throw IoError(path, "its copy does not fit in memory");
+  ::close(memory);
+  return state;
+}
+
 }  // namespace
 
 std::optional<Resumed> find_resumed(const Run& run) {
@@ -140,7 +172,13 @@ std::optional<Resumed> find_resumed(const Run& run) {
   }
   resumed.path = ddp::broadcast_from_rank_0(run.group, resumed.path.string());
   if (resumed.path.empty()) return std::nullopt;
-  if (!run.on_rank_0()) resumed.state = read_checkpoint(resumed.path);
+  const bool whole = ddp::any_rank_true(run.group, run.on_rank_0() && resumed.state.shards.empty());
+  if (whole && run.group.size() > 1) {
+    auto received = receive_checkpoint(run.group, resumed.path);
+    if (!run.on_rank_0()) resumed.state = std::move(received);
+  } else if (!run.on_rank_0()) {
+    resumed.state = read_checkpoint(resumed.path);  // and each its part of the tensors
+  }
   settle_position(resumed.state, run);
   check_same_run(run, resumed);
   return resumed;

@@ -197,3 +197,35 @@ TEST_CASE("a resumed epoch tells every rank's mean loss of the whole epoch", "[f
   };
   CHECK(losses("parts", {1, 2}) == losses("whole", {2}));
 }
+
+TEST_CASE("ranks without a disk in common resume from rank 0's checkpoint", "[fit]") {
+  for (const bool zero1 : {false, true}) {
+    const TempDir dir;
+    auto options = options_in(dir.path() / "host0/run", 1);
+    options.optim.optimizer.kind = OptimizerKind::kAdam;
+    options.parallel.zero1 = zero1;
+    run(make_task(), options, 2);
+    fs::create_directories(dir.path() / "host1");
+    fs::create_directories(dir.path() / "whole");
+    const auto continued = [&](const fs::path& out, const auto& before) {
+      auto more = options;
+      more.out = out;
+      more.epochs = 2;
+      more.checkpoint.top_k = 0;
+      run_ranks(2, [&](const ProcessGroup& group) {
+        before(group.rank(), more);
+        fit(make_task(), more, group);
+      });
+      return read_weights(out / "checkpoints/last.pt");
+    };
+    const auto apart = continued(dir.path() / "host0/more", [&](int rank, TrainerOptions& more) {
+      fs::current_path(dir.path() / ("host" + std::to_string(rank)));
+      more.checkpoint.resume = "run/checkpoints/last.pt";
+    });
+    const auto whole = continued(dir.path() / "whole", [&](int, TrainerOptions& more) {
+      more.checkpoint.resume = options.out / "checkpoints/last.pt";
+    });
+    REQUIRE(apart.size() == 2);
+    for (std::size_t i = 0; i < apart.size(); ++i) CHECK(apart[i].second.equal(whole[i].second));
+  }
+}

@@ -9,6 +9,7 @@
 #include <torch/types.h>
 
 #include <ddprun/common/files.h>
+#include <ddprun/serialize/dict_reader.h>
 #include <ddprun/serialize/pt_file.h>
 #include <ddprun/train/optim/optimization.h>
 #include <ddprun/train/state/optimizer_state.h>

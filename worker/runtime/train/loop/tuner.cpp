@@ -1,0 +1,195 @@
+#include <ddprun/train/loop/tuner.h>
+
+#include <ATen/ops/gradient.h>
+
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <new>
+#include <string>
+
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+#include <torch/types.h>
+
+#include <ddprun/common/errors.h>
+#include <ddprun/common/logging.h>
+#include <ddprun/data/distributed_sampler.h>
+#include <ddprun/group/collectives.h>
+#include <ddprun/image/line_chart.h>
+#include <ddprun/image/png.h>
+#include <ddprun/report/resource_usage.h>
+#include <ddprun/train/model/parallel_model.h>
+
+namespace ddprun::train {
+namespace {
+
+constexpr std::size_t kSkipBegin = 10, kSkipEnd = 1;  // of a suggestion
+constexpr double kBeta = 0.98, kDivergence = 4;
+
+/// The options of a search: the schedule and what accumulates belong to whole trainings.
+TrainerOptions of_search(TrainerOptions options) {
+  options.optim.schedule = LrScheduleKind::kNone;
+  options.optim.warmup_steps = 0;
+  options.accumulate = 1;
+  options.parallel.join = false;
+  return options;
+}
+
+/// A step on this rank's samples, which begin again after their last; returns its loss.
+double train_step(ParallelModel& model, const Run& run, std::int64_t number) {
+  const auto& set = *run.task.train_set;
+  const auto all =
+      data::DistributedSampler(set.size(), run.group.size(), run.group.rank(), {.seed = run.options.seed})
+          .indices();
+  std::vector<std::int64_t> indices;
+  for (std::int64_t i = 0; i < run.options.batch_size; ++i)
+    indices.push_back(all[static_cast<std::size_t>(number * run.options.batch_size + i) % all.size()]);
+  model.zero_grad();
+  const auto loss = model.forward_backward(set.get_epoch_batch(indices, /*epoch=*/0), /*last=*/true).loss;
+  model.optimizer_step();
+  return loss.item<double>();
+}
+
+void draw(const Run& run, const char* name, const image::LineChart& chart) {
+  if (!run.on_rank_0()) return;
+  const auto folder = run.options.out / "figures";
+  std::filesystem::create_directories(folder);
+  image::write_png(folder / name, image::draw_line_chart(chart));
+  log_info("drawn in " + (folder / name).string());
+}
+
+std::string short_number(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3g", value);
+  return text;
+}
+
+/// MemAvailable, in MiB.
+double free_memory_mb() {
+  std::ifstream file("/proc/meminfo");
+  for (std::string name, value, unit; file >> name >> value && std::getline(file, unit);)
+    if (name == "MemAvailable:") return std::stod(value) / 1024;
+  return HUGE_VAL;
+}
+
+/// Samples a second; nullopt if they do not fit in memory.
+std::optional<double> try_batch_size(ParallelModel& model, const Run& run) {
+  constexpr int kSteps = 3;
+  try {
+    const auto begin = std::chrono::steady_clock::now();
+    for (int step = 0; step < kSteps; ++step) train_step(model, run, step);
+    const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;
+    return static_cast<double>(kSteps * run.options.batch_size) / time.count();
+  } catch (const c10::Error& error) {
+    const std::string text = error.what_without_backtrace();
+    for (const char* part : {"out of memory", "allocate memory", "not enough memory"})
+      if (text.find(part) != std::string::npos) return std::nullopt;
+    throw;
+  } catch (const std::bad_alloc&) {
+    return std::nullopt;
+  }
+}
+
+}  // namespace
+
+std::optional<double> LrSearch::next_lr() const {
+  const auto step = static_cast<std::int64_t>(losses_.size());
+  if (diverged_ || step >= steps_) return std::nullopt;
+  const auto part = step == 0 ? 0 : static_cast<double>(step + 1) / static_cast<double>(steps_);
+  return min_lr_ * std::pow(max_lr_ / min_lr_, part);
+}
+
+void LrSearch::add(double loss) {
+  lrs_.push_back(next_lr().value());
+  const auto step = losses_.size() + 1;
+  average_ = kBeta * average_ + (1 - kBeta) * loss;
+  const double smoothed = average_ / (1 - std::pow(kBeta, static_cast<double>(step + 1)));
+  diverged_ = step > 1 && smoothed > kDivergence * best_;
+  if (step == 1 || smoothed < best_) best_ = smoothed;
+  losses_.push_back(smoothed);
+}
+
+std::optional<double> LrSearch::suggestion() const {
+  std::vector<double> lrs, losses;
+  for (std::size_t i = kSkipBegin; i + kSkipEnd < losses_.size(); ++i)
+    if (std::isfinite(losses_[i])) lrs.push_back(lrs_[i]), losses.push_back(losses_[i]);
+  if (losses.size() < 2) return std::nullopt;
+  const auto slopes = at::gradient(torch::tensor(losses, torch::kFloat64))[0];  // by step, not by rate
+  return lrs[static_cast<std::size_t>(slopes.argmin().item<std::int64_t>())];
+}
+
+std::optional<double> find_lr(const Task& task, const TrainerOptions& options,
+                              const ddp::ProcessGroup& group) {
+  const auto in_force = of_search(options);
+  const Run run{task, in_force, group};
+  ParallelModel model(run);
+  task.module->train();
+  std::vector<double> factors;
+  auto& groups = model.optimization().optimizer().param_groups();
+  for (const auto& one : groups) factors.push_back(one.options().get_lr() / groups[0].options().get_lr());
+  LrSearch search;
+  while (const auto lr = search.next_lr()) {
+    for (std::size_t i = 0; i < groups.size(); ++i) groups[i].options().set_lr(*lr * factors[i]);
+    search.add(ddp::all_reduce_sum(
+                   group, {train_step(model, run, static_cast<std::int64_t>(search.losses().size()))})[0] /
+               group.size());
+    in_force.heartbeat.beat();
+  }
+  const auto suggestion = search.suggestion();
+  image::LineChart chart{
+      .title = "Learning rate finder", .x_label = "log10(learning rate)", .y_label = "loss"};
+  image::Series curve{"smoothed loss", {}, search.losses()}, best{"suggestion", {}, {}};
+  for (std::size_t i = 0; i < search.lrs().size(); ++i) {
+    curve.x.push_back(std::log10(search.lrs()[i]));
+    if (search.lrs()[i] != suggestion) continue;
+    best.x = {curve.x.back(), curve.x.back()};
+    best.y = {0, search.losses()[i]};
+  }
+  chart.series = {curve, best};
+  draw(run, "lr_finder.png", chart);
+  if (run.on_rank_0())
+    log_info(suggestion ? "suggested learning rate: --lr " + short_number(*suggestion)
+                        : "no suggestion: the loss diverged too early to see where it falls");
+  return suggestion;
+}
+
+std::int64_t find_batch_size(const Task& task, const TrainerOptions& options,
+                             const ddp::ProcessGroup& group) {
+  if (group.size() > 1)
+    throw UsageError("--find-batch-size: expected one rank, got " + std::to_string(group.size()));
+  auto in_force = of_search(options);
+  const Run run{task, in_force, group};
+  ParallelModel model(run);
+  task.module->train();
+  report::ResourceUsage usage;
+  image::Series speeds{"samples/s", {}, {}};
+  std::int64_t largest = 0;
+  std::string why = "the training set has no more samples";
+  const double before = usage.sample().peak_rss_mb;
+  for (in_force.batch_size = 2; in_force.batch_size <= task.train_set->size(); in_force.batch_size *= 2) {
+    const auto speed = try_batch_size(model, run);
+    const auto after = usage.sample().peak_rss_mb;
+    why = "batches of " + std::to_string(in_force.batch_size) + " do not fit in memory";
+    if (!speed) break;
+    largest = in_force.batch_size;
+    log_info("batches of " + std::to_string(largest) + ": " + short_number(*speed) + " samples/s, " +
+             short_number(after) + " MiB");
+    speeds.x.push_back(std::log2(static_cast<double>(largest)));
+    speeds.y.push_back(*speed);
+    why = "the next would take more than the free memory";
+    if (group.device().is_cpu() && 2 * (after - before) > free_memory_mb()) break;
+    why = "the training set has no more samples";
+    in_force.heartbeat.beat();
+  }
+  draw(run, "batch_size_finder.png",
+       {.title = "Batch size finder",
+        .x_label = "log2(batch size)",
+        .y_label = "samples/s",
+        .series = {speeds}});
+  log_info("suggested batch size: --batch-size " + std::to_string(largest) + " (" + why + ")");
+  return largest;
+}
+
+}  // namespace ddprun::train
