@@ -221,7 +221,9 @@ class Trainer {
     TrainProgress progress{
         at_.epoch,
         epoch_.first_samples + (before - epoch_.first_batch) * run_.options.batch_size * run_.group.size(),
-        run_.task.train_set->size(), static_cast<double>(before) / static_cast<double>(epoch_.batches),
+        std::min(run_.task.train_set->size(), epoch_.samples),
+        run_.task.train_set->size(),
+        static_cast<double>(before) / static_cast<double>(epoch_.batches),
         losses_.mean()};
     // With --join, ranks may take different numbers of steps, so rank 0 logs its own loss.
     if (!run_.options.parallel.join) progress.loss = resources_.sum({progress.loss})[0] / run_.group.size();

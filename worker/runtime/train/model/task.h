@@ -45,6 +45,7 @@ inline void visit_tensors(BatchResult& result, const std::function<void(torch::T
 struct TrainProgress {
   std::int64_t epoch;          ///< from 0
   std::int64_t samples;        ///< of this epoch, before this step
+  std::int64_t samples_done;   ///< of this epoch, with this step
   std::int64_t samples_total;  ///< of an epoch
   double share;                ///< of this epoch's batches, before this step: 0 to 1
   double loss;                 ///< this step's, mean over ranks
