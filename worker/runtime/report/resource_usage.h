@@ -12,15 +12,16 @@
 namespace ddprun::report {
 
 struct ResourceSample {
-  double cpu_percent = 0;               ///< of one core, since the previous sample: 200 is two busy cores
-  double rss_mb = 0;                    ///< resident memory now, in MiB
-  double peak_rss_mb = 0;               ///< since the program started
-  std::optional<double> gpu_percent;    ///< time with a kernel running, in the driver's last sampling period
-  std::optional<double> gpu_memory_mb;  ///< in use on the whole GPU, by all processes
+  double cpu_percent = 0;  ///< of one core, since the previous sample: 200 is two busy cores
+  double rss_mb = 0;       ///< resident memory now, in MiB
+  double peak_rss_mb = 0;  ///< since the program started
+  std::optional<double> gpu_percent =
+      {};  ///< time with a kernel running, in the driver's last sampling period
+  std::optional<double> gpu_memory_mb = {};  ///< in use on the whole GPU, by all processes
   // Of LibTorch's allocator in this process; not measured here.
-  std::optional<double> gpu_allocated_mb;  ///< by tensors
-  std::optional<double> gpu_reserved_mb;   ///< kept for tensors
-  std::optional<double> gpu_peak_mb;       ///< the most that tensors had
+  std::optional<double> gpu_allocated_mb = {};  ///< by tensors
+  std::optional<double> gpu_reserved_mb = {};   ///< kept for tensors
+  std::optional<double> gpu_peak_mb = {};       ///< the most that tensors had
 };
 
 /// Measures this process, and its GPU through NVIDIA's management library if available.
