@@ -83,7 +83,7 @@ TEST_CASE("a model larger than a rank's memory can be made: a rank holds its sha
   constexpr std::int64_t kWidth = 512, kLayers = 16, kLayerBytes = kWidth * kWidth * 4;
   test::run_ranks(2, [](const ProcessGroup& group) {
     test::count_tensor_memory();
-    const auto model = [] {
+    auto model = [] {
       const ddp::MetaDevice meta;
       return make_model(kWidth, kLayers);
     }();
@@ -97,7 +97,7 @@ TEST_CASE("a model larger than a rank's memory can be made: a rank holds its sha
 
 TEST_CASE("a module on the meta device needs values", "[fully_sharded]") {
   const auto without = [](const ProcessGroup& group) {
-    const auto model = [] {
+    auto model = [] {
       const ddp::MetaDevice meta;
       return torch::nn::Linear(3, 2);
     }();

@@ -27,7 +27,7 @@ using ddp::ProcessGroup;
 
 namespace {
 
-constexpr std::int64_t kSteps = 6;
+constexpr std::int64_t kMixedSteps = 6;
 
 const std::string kPython = R"(
 import os, sys, torch, torch.distributed as dist, torch.multiprocessing as mp
@@ -99,7 +99,7 @@ void train_ours(const ProcessGroup& group, const std::filesystem::path& folder) 
     torch::optim::SGD optimizer(fsdp.shards(), torch::optim::SGDOptions(0.1).momentum(0.9));
     auto result = train::make_state();
     std::vector<torch::Tensor> losses;
-    for (std::int64_t i = 0; i < kSteps; ++i) {
+    for (std::int64_t i = 0; i < kMixedSteps; ++i) {
       optimizer.zero_grad();
       const auto x = data.at("x").toTensor()[i][group.rank()], y = data.at("y").toTensor()[i][group.rank()];
       const auto out =
