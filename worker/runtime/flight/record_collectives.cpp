@@ -1,6 +1,5 @@
 #include <ddprun/flight/record_collectives.h>
 
-#include <cxxabi.h>
 #include <mutex>
 #include <numeric>
 #include <optional>
@@ -85,17 +84,6 @@ std::shared_ptr<Watchdog> make_watchdog(const c10::intrusive_ptr<c10d::Store>& s
                                     Watchdog::Options{.rank = rank, .world_size = size});
 }
 
-/// Whether a backend threw it, and not this rank's own program while a collective was under way.
-bool is_of_a_backend(const std::exception_ptr& exception) {
-  try {
-    std::rethrow_exception(exception);
-  } catch (const c10::DistError&) {
-    return true;
-  } catch (...) {  // LibTorch does not install Gloo's headers
-    return std::string_view(abi::__cxa_current_exception_type()->name()).starts_with("N4gloo");
-  }
-}
-
 }  // namespace
 
 c10::intrusive_ptr<c10d::Backend> record_collectives(c10::intrusive_ptr<c10d::Backend> backend,
@@ -137,7 +125,7 @@ void announce_failure(const std::string& message) {
 std::exception_ptr explained_failure(const std::exception_ptr& cause) {
   if (!is_of_backend(cause)) return cause;
   const auto watchdog = current_watchdog();
-  if (!watchdog || !is_of_a_backend(cause)) return cause;
+  if (!watchdog) return cause;
   poll_recordings();
   const auto newest = flight_recorder().newest();
   if (!newest) return cause;
