@@ -33,6 +33,7 @@
 #include <ddprun/serialize/pt_file.h>
 #include <ddprun/serialize/safetensors.h>
 #include <ddprun/sharding/fully_sharded.h>
+#include <ddprun/sharding/meta_device.h>
 #include <ddprun/sharding/zero_optimizer.h>
 #include <ddprun/train/model/metrics.h>
 #include <ddprun/train/optim/clip_gradients.h>

@@ -109,7 +109,7 @@ def check_failure(ddprun, worker, folder):
     print(done.stderr)
     assert done.returncode == 1
     report = done.stderr[done.stderr.index("Root Cause"):]
-    assert re.search(r"rank +: 0 ", report) and re.search(r"error +: .*own_worker\.pt: .*Is a directory", report), report
+    assert re.search(r"rank +: 0 ", report) and re.search(r"error +: .*own_worker\.pt: is a folder", report), report
 
 
 def main():
