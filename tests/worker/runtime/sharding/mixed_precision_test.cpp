@@ -39,8 +39,7 @@ POLICIES = {'all': (B, None, None), 'params': (B, F, F), 'reduce': (None, B, Non
 def make():
     return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.LayerNorm(16), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 1))
 def main(rank):
-    os.environ.update(RANK=str(rank), WORLD_SIZE='2')
-    dist.init_process_group('gloo', init_method='file://' + os.path.abspath('meeting'))
+    dist.init_process_group('gloo', init_method='file://' + os.path.abspath('meeting'), rank=rank, world_size=2)
     mesh = dist.device_mesh.init_device_mesh('cpu', (2,))
     data, result = torch.load('data.pt'), {}
     for name, (param, reduce, output) in POLICIES.items():

@@ -210,6 +210,7 @@ TEST_CASE("ranks without a disk in common resume from rank 0's checkpoint", "[fi
     const auto continued = [&](const fs::path& out, const auto& before) {
       auto more = options;
       more.out = out;
+      fs::create_directories(out);
       more.epochs = 2;
       more.checkpoint.top_k = 0;
       run_ranks(2, [&](const ProcessGroup& group) {

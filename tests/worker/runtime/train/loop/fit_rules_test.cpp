@@ -193,6 +193,7 @@ TEST_CASE("with drop_last no step has fewer samples, as with PyTorch's loader", 
     auto options = three_epochs_in(dir.path() / (std::to_string(size) + (drop_last ? "d" : "")));
     options.drop_last = drop_last;
     options.epochs = 1;
+    std::filesystem::create_directories(options.out);
     run_ranks(2, [&](const ProcessGroup& group) { fit(task, options, group); });
     CHECK(values_by_epoch(options.out, "step") == std::vector{steps});
   }
