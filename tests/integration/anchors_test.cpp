@@ -19,14 +19,42 @@ std::set<std::string> epoch_lines(const std::string& output) {
 
 }  // namespace
 
-// Both draw samples and weights in the same order from seed 0, so that no weights need to be passed on.
+// The document's program, on two ranks of torchrun. The data, which a parent draws there, come from a
+// generator; the weights right after the seed.
+constexpr const char* kLinear = R"(
+import os, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+dist.init_process_group("gloo")
+rank, epochs = dist.get_rank(), 5
+parent = torch.Generator().manual_seed(0)
+data = TensorDataset(torch.randn(1000, 10, generator=parent), torch.randint(0, 2, (1000, 1), generator=parent).float())
+torch.manual_seed(0)
+model = DDP(torch.nn.Linear(10, 1))
+criterion, optimizer = torch.nn.BCEWithLogitsLoss(), torch.optim.Adam(model.parameters(), lr=0.001)
+sampler = DistributedSampler(data, shuffle=True)
+loader = DataLoader(data, batch_size=32, sampler=sampler)
+for epoch in range(epochs):
+    sampler.set_epoch(epoch)
+    epoch_loss = 0.0
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = criterion(model(x), y)
+        loss.backward()
+        optimizer.step()
+        epoch_loss += loss.item()
+    os.write(1, f"Rank {rank}, Epoch {epoch+1}/{epochs}, Loss: {epoch_loss/len(loader):.4f}\n".encode())
+dist.destroy_process_group()
+)";
+
 TEST_CASE("linear prints what the document's program prints under torchrun", "[training]") {
-  const auto script = beside_the_repository("anchors/linear.py");
-  if (!fs::exists(script)) skip(script.string() + " is not there");
   const auto python = python_with("torch");
   const TempDir dir;
+  const auto script = dir.path() / "linear.py";
+  write_file_atomic(script, kLinear);
   Command theirs{
-      {python, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", script.string(), "5"}};
+      {python, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", script.string()}};
   theirs.env = {{"OMP_NUM_THREADS", "1"}, {"PYTHONDONTWRITEBYTECODE", "1"}};
   auto ours = training("linear", 2, dir.path() / "run", {"--epochs=5"});
   ours.env["OMP_NUM_THREADS"] = "1";

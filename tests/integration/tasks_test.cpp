@@ -149,7 +149,7 @@ TEST_CASE("the documents' lines are printed as they print them", "[training]") {
   }
 }
 
-TEST_CASE("--estimate measures a few steps and leaves nothing behind", "[training]") {
+TEST_CASE("an estimate measures a few steps and leaves nothing behind", "[training]") {
   const TempDir dir;
   const auto out = dir.path() / "run";
   Child child(training("linear", 2, out, {"--estimate"}));

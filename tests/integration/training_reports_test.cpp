@@ -2,6 +2,7 @@
 #include <sched.h>
 #include <sys/mount.h>
 #include <unistd.h>
+#include <regex>
 
 #include <cstdio>
 
@@ -28,13 +29,18 @@ std::string without_colours(std::string text) {
   return text;
 }
 
+/// The bar without the time that the run has left.
+std::string without_run(const std::string& line) {
+  return std::regex_replace(line, std::regex(", run [0-9:]+"), "");
+}
+
 /// Fails if there is none, whole, of this epoch.
 Bar last_bar(const std::string& shown, const std::string& epoch) {
   const auto screen = without_colours(shown);
   const auto begin = screen.rfind(epoch + " ");
   CAPTURE(screen);
   REQUIRE(begin != std::string::npos);
-  const auto line = screen.substr(begin, screen.find_first_of("\r\x1b", begin) - begin);
+  const auto line = without_run(screen.substr(begin, screen.find_first_of("\r\x1b", begin) - begin));
   Bar bar;
   const auto numbers = line.find("| ", line.find('|') + 1);
   REQUIRE(numbers != std::string::npos);

@@ -18,7 +18,7 @@ double number_after(const std::string& text, const std::string& output) {
 
 }  // namespace
 
-TEST_CASE("--summary prints the layers and trains nothing", "[training]") {
+TEST_CASE("a summary prints the layers and trains nothing", "[training]") {
   need_fashion_mnist();
   const TempDir dir;
   Child child(mnist(0, dir.path() / "run", {"--data=fashion-mnist", "--summary"}));
@@ -28,7 +28,7 @@ TEST_CASE("--summary prints the layers and trains nothing", "[training]") {
   CHECK_FALSE(fs::exists(dir.path() / "run"));
 }
 
-TEST_CASE("--find-lr suggests a rate that learns, on one rank and on two", "[training]") {
+TEST_CASE("the finder of rates suggests a rate that learns, on one rank and on two", "[training]") {
   need_fashion_mnist();
   const TempDir dir;
   for (const int ranks : {0, 2}) {
@@ -43,7 +43,7 @@ TEST_CASE("--find-lr suggests a rate that learns, on one rank and on two", "[tra
   }
 }
 
-TEST_CASE("--find-batch-size stops at the memory, or at the training set's end", "[training]") {
+TEST_CASE("the finder of batch sizes stops at the memory, or at the training set's end", "[training]") {
   need_fashion_mnist();
   const TempDir dir;
   const auto run = dir.path() / "run";
