@@ -244,7 +244,7 @@ TEST_CASE("linear names the line of a table that is wrong", "[training]") {
              ContainsSubstring("table.csv: line 2, column 3: expected a label that is 0 or 1, got '2'"));
 }
 
-TEST_CASE("cifar10 learns to tell real pictures apart", "[training]") {
+TEST_CASE("cifar10 learns to tell real pictures apart", "[training][.slow]") {
   const TempDir dir;
   const auto out = dir.path() / "run";
   Child child(training("cifar10", 2, out,

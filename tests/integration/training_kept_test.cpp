@@ -120,7 +120,7 @@ int resumed_step(const std::string& output) {
 }  // namespace
 
 TEST_CASE("what a signal keeps is what the documentation says, and the run goes on as if it had never come",
-          "[training][kept]") {
+          "[training][kept][.slow]") {
   need_fashion_mnist();
   for (const auto& moment : moments()) {
     const TempDir dir;

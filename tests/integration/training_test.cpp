@@ -204,7 +204,7 @@ TEST_CASE("Python's DDP trains under ddprun", "[training]") {
   CHECK(child.nothing_left());
 }
 
-TEST_CASE("two ranks reach 98.5 % on MNIST within three epochs", "[training][slow]") {
+TEST_CASE("two ranks reach 98.5 % on MNIST within three epochs", "[training][.slow]") {
   const auto data = beside_the_repository("data/mnist");
   if (!fs::exists(data)) skip(data.string() + " is not there");
   const TempDir dir;
