@@ -154,10 +154,11 @@ TEST_CASE("an estimate measures a few steps and leaves nothing behind", "[traini
   const auto out = dir.path() / "run";
   Child child(training("linear", 2, out, {"--estimate"}));
   REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
-  INFO(child.out());
+  const auto table = child.out();
+  INFO(table);
   const std::regex row(R"((^|\n) +(\d+) +\S+ m?s +\S+ m?s +\S+ m?s +\d+ %)");
-  CHECK(std::distance(std::sregex_iterator(child.out().begin(), child.out().end(), row), {}) == 4);
-  CHECK(count_of("measured\n", child.out()) == 1);
+  CHECK(std::distance(std::sregex_iterator(table.begin(), table.end(), row), {}) == 4);
+  CHECK(count_of("measured\n", table) == 1);
   CHECK_FALSE(fs::exists(out));
 }
 

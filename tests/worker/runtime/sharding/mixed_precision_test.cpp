@@ -138,7 +138,11 @@ TEST_CASE("mixed precision is that of fully_shard", "[fully_sharded]") {
       }
       INFO(mine.toTensor() << "\n\n" << item.value().toTensor());
       CHECK(mine.toTensor().scalar_type() == at::kFloat);
-      CHECK(at::allclose(mine.toTensor(), item.value().toTensor(), 1e-5, 1e-6));
+      // Products of 16-bit parameters are rounded as the kernel adds them up, which depends on where they
+      // lie.
+      const bool rounds = policy.param_dtype.has_value();
+      CHECK(at::allclose(mine.toTensor(), item.value().toTensor(), rounds ? 1.0 / 256 : 1e-5,
+                         rounds ? 5e-4 : 1e-6));
     }
   // The types matter: without them the losses would be others.
   const auto losses = [&](const char* name) { return ours.at(name).toGenericDict().at("losses").toTensor(); };
