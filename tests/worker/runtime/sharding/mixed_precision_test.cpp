@@ -142,7 +142,7 @@ TEST_CASE("mixed precision is that of fully_shard", "[fully_sharded]") {
       // lie.
       const bool rounds = policy.param_dtype.has_value();
       CHECK(at::allclose(mine.toTensor(), item.value().toTensor(), rounds ? 1.0 / 256 : 1e-5,
-                         rounds ? 5e-4 : 1e-6));
+                         rounds ? 2e-3 : 1e-6));
     }
   // The types matter: without them the losses would be others.
   const auto losses = [&](const char* name) { return ours.at(name).toGenericDict().at("losses").toTensor(); };
