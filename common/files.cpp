@@ -56,6 +56,16 @@ std::string read_file(const UniqueFd& fd, const std::filesystem::path& path, std
   }
 }
 
+int pipe_to_write_to(std::optional<int> fd) {
+  struct stat info {};
+  if (!fd || ::fstat(*fd, &info) != 0 || !S_ISFIFO(info.st_mode)) return -1;
+  const int flags = ::fcntl(*fd, F_GETFL);
+  if (flags < 0 || (flags & O_ACCMODE) != O_WRONLY) return -1;
+  ::fcntl(*fd, F_SETFD, FD_CLOEXEC);
+  ::fcntl(*fd, F_SETFL, O_WRONLY | O_NONBLOCK);
+  return *fd;
+}
+
 bool write_all(int fd, std::string_view bytes, int patience_ms) noexcept {
   while (!bytes.empty()) {
     const ssize_t n = ::write(fd, bytes.data(), bytes.size());

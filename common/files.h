@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -49,6 +50,10 @@ bool write_all(int fd, std::string_view bytes, int patience_ms = -1) noexcept;
 
 /// mode: O_RDONLY or O_WRONLY. throws IoError
 UniqueFd open_dev_null(int mode);
+
+/// An inherited descriptor if it is the writing end of a pipe: from now on it does not block, and programs
+/// that this one starts do not inherit it. Else -1, and the descriptor is left alone.
+int pipe_to_write_to(std::optional<int> fd);
 
 /// Replaces path with the given bytes. Even after a crash the file is either the old one or the new one:
 /// writes a temporary file beside it, fsyncs, renames, fsyncs the folder.

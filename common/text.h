@@ -65,12 +65,13 @@ std::string printable(std::string_view line);
 /// terminal.
 std::string with_bold_headings(std::string_view text);
 
-/// What a terminal finally shows of a line: the part after the last '\r' that is followed by anything but
-/// '\r'. Without its '\n'.
+/// What a terminal finally shows of a line: the part after the last carriage return that is
+/// followed by anything but another. Without its line feed.
 std::string_view last_shown(std::string_view line);
 
-/// The lines of a text, each printable. A line overwritten with '\r', such as a progress bar, shows its last
-/// state; drops a '\r' before '\n' and empty lines at the end.
+/// The lines of a text, each printable. A line overwritten after a carriage return, such as a
+/// progress bar, shows its last state; drops a carriage return before a line feed, and empty lines at the
+/// end.
 std::vector<std::string> printable_lines(std::string_view text);
 
 /// Untrusted text in a one-line message: printable and in single quotes.

@@ -60,16 +60,23 @@ std::vector<std::pair<std::string, std::string>> to_env(const WorkerEnv& env) {
   };
   if (env.store_fd) variables.emplace_back("DDPRUN_STORE_FD", std::to_string(*env.store_fd));
   if (env.heartbeat_fd) variables.emplace_back("DDPRUN_HEARTBEAT_FD", std::to_string(*env.heartbeat_fd));
+  if (env.status_fd) variables.emplace_back("DDPRUN_STATUS_FD", std::to_string(*env.status_fd));
+  if (env.round_fd) {
+    variables.emplace_back("DDPRUN_ROUND_FD", std::to_string(*env.round_fd));
+    variables.emplace_back("DDPRUN_ROUND", std::to_string(env.round));
+    if (env.state_fd) variables.emplace_back("DDPRUN_STATE_FD", std::to_string(*env.state_fd));
+  }
   return variables;
 }
 
 const std::vector<std::string>& worker_variable_names() {
   static const std::vector<std::string> names = [] {
     WorkerEnv all;
-    all.store_fd = all.heartbeat_fd = 0;
+    all.store_fd = all.heartbeat_fd = all.status_fd = all.round_fd = all.state_fd = 0;
     std::vector<std::string> list;
     for (const auto& [name, value] : to_env(all)) list.push_back(name);
-    list.insert(list.end(), {"NODE_RANK", "TORCHELASTIC_SIGNALS_TO_HANDLE", "TORCHELASTIC_TIMER_FILE"});
+    list.insert(list.end(), {"NODE_RANK", "DDPRUN_STANDBY_FD", "TORCHELASTIC_SIGNALS_TO_HANDLE",
+                             "TORCHELASTIC_TIMER_FILE"});
     return list;
   }();
   return names;
@@ -113,6 +120,10 @@ WorkerEnv from_env(const EnvLookup& lookup) {
   env.use_agent_store = text("TORCHELASTIC_USE_AGENT_STORE", "False") == "True";
   env.store_fd = descriptor("DDPRUN_STORE_FD");
   env.heartbeat_fd = descriptor("DDPRUN_HEARTBEAT_FD");
+  env.status_fd = descriptor("DDPRUN_STATUS_FD");
+  env.round_fd = descriptor("DDPRUN_ROUND_FD");
+  env.round = integer("DDPRUN_ROUND", 0, 0, 1 << 30);
+  env.state_fd = descriptor("DDPRUN_STATE_FD");
   return env;
 }
 

@@ -6,6 +6,7 @@
 #include <ddprun/common/errors.h>
 #include <ddprun/common/heartbeat.h>
 #include <ddprun/common/logging.h>
+#include <ddprun/common/status.h>
 #include <ddprun/common/worker_env.h>
 #include <ddprun/data/dataset.h>
 #include <ddprun/data/distributed_sampler.h>
@@ -22,8 +23,14 @@
 #include <ddprun/group/collectives.h>
 #include <ddprun/group/cuda_backend.h>
 #include <ddprun/group/process_group.h>
+#include <ddprun/group/rounds.h>
 #include <ddprun/group/signal_thread.h>
 #include <ddprun/group/spawn.h>
+#include <ddprun/image/confusion_matrix.h>
+#include <ddprun/image/image_grid.h>
+#include <ddprun/image/line_chart.h>
+#include <ddprun/image/png.h>
+#include <ddprun/report/html_report.h>
 #include <ddprun/report/metric_sink.h>
 #include <ddprun/report/tensorboard_sink.h>
 #include <ddprun/run/context.h>
@@ -35,6 +42,8 @@
 #include <ddprun/sharding/fully_sharded.h>
 #include <ddprun/sharding/meta_device.h>
 #include <ddprun/sharding/zero_optimizer.h>
+#include <ddprun/train/loop/early_stopping.h>
+#include <ddprun/train/loop/trainer.h>
 #include <ddprun/train/model/metrics.h>
 #include <ddprun/train/optim/clip_gradients.h>
 #include <ddprun/train/optim/ema.h>
@@ -43,5 +52,6 @@
 #include <ddprun/train/optim/optimizer.h>
 #include <ddprun/train/optim/precision.h>
 #include <ddprun/train/state/checkpoint.h>
+#include <ddprun/train/state/checkpoint_writer.h>
 #include <ddprun/train/state/optimizer_state.h>
 #include <ddprun/train/state/state_dict_file.h>

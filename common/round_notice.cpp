@@ -1,0 +1,66 @@
+#include <ddprun/common/round_notice.h>
+
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include <ddprun/common/packet.h>
+
+namespace ddprun {
+namespace {
+
+std::string to_text(const RoundNotice& notice) {
+  return nlohmann::ordered_json{{"round", notice.round},
+                                {"restart_count", notice.restart_count},
+                                {"master_addr", notice.master_addr},
+                                {"master_port", notice.master_port},
+                                {"lost", notice.lost}}
+      .dump();
+}
+
+std::optional<RoundNotice> parse_notice(const std::string& text) {
+  try {
+    const auto json = nlohmann::json::parse(text);
+    RoundNotice notice;
+    json.at("round").get_to(notice.round);
+    json.at("restart_count").get_to(notice.restart_count);
+    json.at("master_addr").get_to(notice.master_addr);
+    json.at("master_port").get_to(notice.master_port);
+    json.at("lost").get_to(notice.lost);
+    return notice;
+  } catch (const nlohmann::json::exception&) {
+    return std::nullopt;
+  }
+}
+
+}  // namespace
+
+bool send_notice(int fd, const RoundNotice& notice, int store_fd) {
+  return send_packet(fd, to_text(notice), store_fd >= 0 ? std::vector{store_fd} : std::vector<int>());
+}
+
+std::optional<ReceivedNotice> receive_notice(int fd) {
+  while (auto packet = receive_packet(fd)) {
+    auto notice = parse_notice(packet->text);
+    if (!notice) continue;
+    return ReceivedNotice{std::move(*notice), packet->fds.empty() ? UniqueFd() : std::move(packet->fds[0])};
+  }
+  return std::nullopt;
+}
+
+void send_abilities(int fd, const Abilities& abilities) {
+  send_packet(
+      fd,
+      nlohmann::ordered_json{{"recovers", abilities.recovers}, {"stands_by", abilities.stands_by}}.dump());
+}
+
+std::optional<Abilities> receive_abilities(int fd) {
+  std::optional<Abilities> said;
+  while (const auto packet = receive_packet(fd)) {
+    const auto json = nlohmann::json::parse(packet->text, nullptr, /*allow_exceptions=*/false);
+    if (!json.is_object() || !json.contains("recovers") || !json["recovers"].is_boolean()) continue;
+    said = Abilities{json["recovers"].get<bool>(), json.value("stands_by", nlohmann::json()) == true};
+  }
+  return said;
+}
+
+}  // namespace ddprun

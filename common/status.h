@@ -1,0 +1,70 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace ddprun {
+
+/// What a worker says of its training. Members without a value are not said.
+struct WorkerStatus {
+  std::optional<std::int64_t> step, steps;    ///< done since step 0, and of how many
+  std::optional<std::int64_t> epoch, epochs;  ///< done, and of how many
+  std::optional<std::string> phase;           ///< such as "train" or "evaluate"
+  std::optional<double> loss;
+  std::optional<std::int64_t> samples;  ///< of this rank since the process began
+
+  /// Since the process began.
+  struct Seconds {
+    std::optional<double> data;           ///< waited for input
+    std::optional<double> compute;        ///< this rank's own work, without waiting for other ranks
+    std::optional<double> communication;  ///< waited for other ranks
+    std::optional<double> evaluation, checkpoint, start;
+    bool operator==(const Seconds&) const = default;
+  } seconds;
+
+  /// Bytes.
+  struct Memory {
+    std::optional<std::int64_t> resident, device;
+    bool operator==(const Memory&) const = default;
+  } memory;
+
+  bool operator==(const WorkerStatus&) const = default;
+};
+
+/// The status as one line of JSON with its '\n', such as
+///   {"step":1200,"steps":9380,"phase":"train","loss":0.12,"seconds":{"data":1.2,"compute":30.1}}
+/// Leaves out numbers that are not finite.
+std::string to_json_line(const WorkerStatus& status);
+
+/// Reads such a line from an untrusted program: `before`, with what the line says anew. Ignores unknown
+/// members and null. nullopt: not a JSON object, or a member is not what it should be (counts and seconds are
+/// not negative).
+std::optional<WorkerStatus> parse_status(std::string_view line, const WorkerStatus& before = {});
+
+/// A line is at most this long (PIPE_BUF: it is written in one piece or not at all).
+inline constexpr std::size_t kMaxStatusLine = 4096;
+
+/// The worker's side of the status channel: what ddprun shows and measures of it (ddpctl, --metrics-port).
+///
+///   StatusChannel channel(from_env().status_fd);   once, early
+///   channel.send(status);                          every step, or every few
+///
+/// Does not own the descriptor: copies are equal, and any thread may send.
+class StatusChannel {
+ public:
+  StatusChannel() = default;  ///< goes nowhere
+  /// fd  DDPRUN_STATUS_FD. Goes nowhere unless it is the writing end of a pipe, as Heartbeat's.
+  explicit StatusChannel(std::optional<int> fd);
+
+  /// Never waits and never fails: if the pipe is full, the line is dropped.
+  void send(const WorkerStatus& status) const;
+
+  bool connected() const { return fd_ >= 0; }
+
+ private:
+  int fd_ = -1;
+};
+
+}  // namespace ddprun
