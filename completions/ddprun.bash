@@ -6,10 +6,10 @@ _ddprun_switches="--standalone --module --no-python --run-path --virtual-local-r
 
 _ddprun_flags="$_ddprun_switches --nnodes --nproc-per-node --node-rank --master-addr --master-port --local-addr
   --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --max-restarts --monitor-interval --start-method
-  --join-timeout --last-call --node-timeout --token-file --event-log-handler --role --log-dir --redirects --tee --local-ranks-filter --duplicate-stdout-filters
+  --spares --join-timeout --last-call --node-timeout --token-file --event-log-handler --role --log-dir --redirects --tee --local-ranks-filter --duplicate-stdout-filters
   --duplicate-stderr-filters --logs-specs --numa-binding --signals-to-handle --shutdown-timeout --forward-signals
-  --timeout --hang-timeout --restart-backoff --restart-window --restart-on-codes --log-max-size --result-json
-  --events-json --config -r -t"
+  --timeout --hang-timeout --restart-backoff --restart-window --restart-on-codes --recover --standby --log-max-size --result-json
+  --events-json --metrics-port --config -r -t"
 
 _ddprun_takes_value() {
   [[ $1 == -?* && $1 != -- && ! $1 =~ ^-[rt]. && " ${_ddprun_switches//$'\n'/ } " != *" ${1//_/-} "* ]]

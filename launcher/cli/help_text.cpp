@@ -20,8 +20,8 @@ Workers
   --rdzv-id ID                     name of the job, TORCHELASTIC_RUN_ID [random; on several nodes: none]
 
 Several nodes: start one ddprun on each; under srun no flag is needed
-  --nnodes N|MIN:MAX               number of nodes; MIN:MAX starts with MIN and adds more as they come [1]
-  --rdzv-endpoint HOST[:PORT]      the node where all nodes meet [port 29400]
+  --nnodes N|MIN:MAX [--spares K]  number of nodes, and of more that stand by; MIN:MAX starts with MIN and adds more [1]
+  --rdzv-endpoint HOST[:PORT],...  the node where all nodes meet, and those that take its place [port 29400]
   --node-rank N, --master-addr HOST, --master-port PORT   or, on each node: its number, and where rank 0 is [29500]
   --local-addr HOST                address where other nodes reach this one [its address towards the endpoint]
   --token-file FILE                secret that all nodes share (or DDPRUN_TOKEN); without one, anyone may join
@@ -48,13 +48,14 @@ Failures, timeouts and signals
   --restart-backoff SECONDS        wait before the first restart, twice as long before each further one [0]
   --restart-window SECONDS         an attempt that runs this long resets the restart count
   --restart-on-codes CODE,..       restart only after these: 1, 3-5, SIGKILL [any failure]
+  --recover all|rank [--standby N] rank: start only the failed worker again, or take one of N loaded processes [all]
   --timeout SECONDS                end the job after this time, restarts included
   --hang-timeout SECONDS           end the job if its workers show neither output nor a heartbeat this long
   --shutdown-timeout SECONDS       time between SIGTERM and SIGKILL when the job ends early [30]
   --signals-to-handle SIGNAL,..    signals that end the job [SIGTERM,SIGINT,SIGHUP,SIGQUIT]
   --forward-signals SIGNAL,..      signals that are only passed on to the workers [SIGUSR1,SIGUSR2]
-  --result-json FILE               write how the job ended
-  --events-json FILE               write each event as it happens, one per line
+  --result-json FILE, --events-json FILE   write how the job ended, each event as it happens
+  --metrics-port PORT|ADDR:PORT    serve /metrics for Prometheus, /status and /healthz [on loopback]
 
   --config FILE                    read flags from a TOML file, such as: nproc-per-node = 2
   --dry-run                        show what would start, and exit

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <string_view>
 #include <tuple>
 #include <utility>
 
@@ -60,20 +61,6 @@ std::string read_token_file(const std::string& source, const std::filesystem::pa
   return read_file(fd, path, kMaxTokenBytes);
 }
 
-/// The secret that a job's nodes share: from --token-file, else DDPRUN_TOKEN; empty: none.
-/// throws UsageError, also for a file that others can use; IoError
-std::string read_token(const settings::Values& values, const EnvLookup& environment) {
-  const bool of_file = values.given("token-file");
-  const std::string source = of_file ? values.source("token-file") : kTokenVariable;
-  const std::string text =
-      of_file ? read_token_file(source, values.text("token-file")) : environment(kTokenVariable).value_or("");
-  std::string token = trimmed(text);
-  if (token.empty() && (of_file || !text.empty()))
-    throw UsageError(source + ": expected a token, got nothing but white space" +
-                     (of_file ? " in " + single_quoted(values.text("token-file")) : ""));
-  return token;
-}
-
 /// Refuses flags that ask for another node than this one.
 void check_single_node(const settings::Values& values, bool file_store) {
   using Check = bool (*)(const std::string& value);
@@ -92,8 +79,8 @@ void note_single_node(const settings::Values& values, std::vector<std::string>& 
       values.text("nnodes") != "1:1")
     notes.push_back(values.source("nnodes") + " has no effect: --standalone is one node");
   for (const char* name :
-       {"local-addr", "rdzv-conf", "join-timeout", "last-call", "node-timeout", "token-file"})
-    if (values.given(name))
+       {"local-addr", "rdzv-conf", "join-timeout", "last-call", "node-timeout", "token-file", "spares"})
+    if (values.given(name) && !(values.given("metrics-port") && name == std::string_view("token-file")))
       notes.push_back(values.source(name) + " has no effect: one node has no others to find");
 }
 
@@ -171,39 +158,42 @@ void read_conf(const settings::Values& values, Options& options) {
   if (values.given("node-timeout")) nodes.node_timeout = by_flags.node_timeout;
 }
 
-/// --rdzv-endpoint, or else --master-addr; if both are given, they must agree. nullopt: neither is given
-std::optional<Endpoint> read_endpoint(const settings::Values& values, int default_port) {
+/// --rdzv-endpoint, or else --master-addr; if both are given, they must agree. Empty: neither is given
+std::vector<Endpoint> read_endpoints(const settings::Values& values, int default_port) {
   std::optional<std::string> master;
   values.read("master-addr", "a host's name or address", parse_host, master);
   if (!values.given("rdzv-endpoint"))
-    return master ? std::optional(Endpoint{*master, default_port}) : std::nullopt;
-  Endpoint endpoint;
+    return master ? std::vector{Endpoint{*master, default_port}} : std::vector<Endpoint>();
+  std::vector<Endpoint> endpoints;
   values.read(
-      "rdzv-endpoint", "HOST, HOST:PORT or [IPV6]:PORT with a port from 1 to 65535",
-      [&](const std::string& text) { return parse_endpoint(text, default_port); }, endpoint);
-  if (endpoint.host == "0.0.0.0" || endpoint.host == "::")
-    values.reject("rdzv-endpoint", "a host's name or an address of one host");
-  if (master && *master != endpoint.host)
+      "rdzv-endpoint",
+      "HOST, HOST:PORT or [IPV6]:PORT with a port from 1 to 65535, or several, separated by commas",
+      [&](const std::string& text) { return parse_endpoints(text, default_port); }, endpoints);
+  for (const Endpoint& endpoint : endpoints)
+    if (endpoint.host == "0.0.0.0" || endpoint.host == "::")
+      values.reject("rdzv-endpoint", "a host's name or an address of one host");
+  if (master && *master != endpoints.front().host)
     values.reject("rdzv-endpoint",
                   "the host of --master-addr, " + single_quoted(*master) + ", or only one of both");
-  return endpoint;
+  return endpoints;
 }
 
 /// Node rank 0 runs the coordinator, at --master-port.
 void read_static(const settings::Values& values, Options& options) {
   NodesOptions& nodes = options.nodes;
-  const auto endpoint = read_endpoint(values, options.master_port.value_or(kStaticPort));
-  if (!endpoint)
+  const auto endpoints = read_endpoints(values, options.master_port.value_or(kStaticPort));
+  if (endpoints.empty())
     throw UsageError(values.source("nnodes") + ": expected with several nodes --rdzv-endpoint=HOST:PORT" +
                      ", or --master-addr=HOST and --node-rank, got " +
                      (nodes.node_rank ? "only --node-rank" : "neither"));
-  nodes.endpoint = *endpoint;
-  if (options.master_port && *options.master_port != endpoint->port)
-    values.reject("master-port",
-                  "the port of --rdzv-endpoint, " + std::to_string(endpoint->port) + ", or none");
+  if (endpoints.size() > 1) values.reject("rdzv-endpoint", "one endpoint, unless --rdzv-backend is c10d");
+  nodes.endpoint = endpoints.front();
+  const int port = nodes.endpoint.port;
+  if (options.master_port && *options.master_port != port)
+    values.reject("master-port", "the port of --rdzv-endpoint, " + std::to_string(port) + ", or none");
   // A job that nodes may join while it runs needs the port itself.
-  nodes.port_is_workers = nodes.min_nodes == nodes.max_nodes;
-  options.master_port = nodes.port_is_workers ? std::optional(endpoint->port) : std::nullopt;
+  nodes.port_is_workers = nodes.min_nodes == nodes.max_nodes && nodes.spares == 0;
+  options.master_port = nodes.port_is_workers ? std::optional(port) : std::nullopt;
   if (!nodes.node_rank)
     throw UsageError(values.source(values.given("master-addr") ? "master-addr" : "rdzv-backend") +
                      ": expected --node-rank with it, from 0 to " + std::to_string(nodes.max_nodes - 1) +
@@ -220,7 +210,9 @@ void read_dynamic(const settings::Values& values, Options& options) {
   if (!values.given("rdzv-endpoint"))
     throw UsageError(values.source("rdzv-backend") +
                      ": expected --rdzv-endpoint=HOST:PORT with c10d, got none");
-  options.nodes.endpoint = *read_endpoint(values, kDynamicPort);
+  const auto endpoints = read_endpoints(values, kDynamicPort);
+  options.nodes.endpoint = endpoints.front();
+  options.nodes.successors.assign(endpoints.begin() + 1, endpoints.end());
 }
 
 void read_several(const settings::Values& values, const EnvLookup& environment,
@@ -250,6 +242,18 @@ void read_several(const settings::Values& values, const EnvLookup& environment,
 
 }  // namespace
 
+std::string read_token(const settings::Values& values, const EnvLookup& environment) {
+  const bool of_file = values.given("token-file");
+  const std::string source = of_file ? values.source("token-file") : kTokenVariable;
+  const std::string text =
+      of_file ? read_token_file(source, values.text("token-file")) : environment(kTokenVariable).value_or("");
+  std::string token = trimmed(text);
+  if (token.empty() && (of_file || !text.empty()))
+    throw UsageError(source + ": expected a token, got nothing but white space" +
+                     (of_file ? " in " + single_quoted(values.text("token-file")) : ""));
+  return token;
+}
+
 settings::Range seconds_from(int low) {
   return {double(low), 1e6, false, "seconds from " + std::to_string(low) + " to 1000000, such as 30 or 1.5"};
 }
@@ -260,7 +264,12 @@ void read_nodes(const settings::Values& values, const EnvLookup& environment, Op
   values.read("nnodes", "N or MIN:MAX, from 1 to " + std::to_string(kMaxNodes), parse_node_counts, counts);
   const bool standalone = values.is_true("standalone");
   const auto step = job_step(values, environment);
-  if (step) counts = {step->tasks, step->tasks};
+  if (step) {
+    const int wanted = step->tasks - nodes.spares;
+    if (wanted < 1)
+      values.reject("spares", "fewer than the step's " + std::to_string(step->tasks) + " tasks");
+    counts = {wanted, wanted};
+  }
   if (!standalone) std::tie(nodes.min_nodes, nodes.max_nodes) = counts;
   if (!standalone && values.given("rdzv-backend") && values.text("rdzv-backend") != "c10d" &&
       values.text("rdzv-backend") != "static")

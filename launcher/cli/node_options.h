@@ -17,6 +17,8 @@ struct Options;
 /// A job over several nodes: how many, and how they find each other.
 struct NodesOptions : MeetingRules {
   Endpoint endpoint;  ///< of the coordinator; of one node only its name, if the user gave it one
+  /// Of those that take its place, one after the other, if it is lost.
+  std::vector<Endpoint> successors;
   /// Whether this node runs the coordinator; nullopt: only if the endpoint's address is its own.
   std::optional<bool> is_host;
   /// The workers use the endpoint's port while all nodes are connected, as in torchrun's static mode.
@@ -30,6 +32,7 @@ struct NodesOptions : MeetingRules {
   std::optional<int> local_world_size;  ///< and the number of tasks on this node
   std::optional<int> group_rank, group_world_size;  ///< then the node's index and count, for GROUP_RANK
   bool several() const { return max_nodes > 1; }
+  bool elastic() const { return min_nodes < max_nodes; }
 };
 
 /// The variable that holds the token. It has no flag because everybody can read command lines.
@@ -48,5 +51,9 @@ settings::Range seconds_from(int low);
 /// into options.nodes, master_port, run_id and notes. Call it after values.apply(). throws UsageError;
 /// IoError for --token-file
 void read_nodes(const settings::Values& values, const EnvLookup& environment, Options& options);
+
+/// The secret that a job's nodes share: from --token-file, else DDPRUN_TOKEN; empty: none.
+/// throws UsageError, and IoError for --token-file
+std::string read_token(const settings::Values& values, const EnvLookup& environment);
 
 }  // namespace ddprun::launcher

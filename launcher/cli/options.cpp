@@ -1,5 +1,7 @@
 #include "launcher/cli/options.h"
 
+#include <arpa/inet.h>
+
 #include <algorithm>
 #include <set>
 #include <string_view>
@@ -59,6 +61,23 @@ std::optional<NumaBinding> parse_numa_binding(const std::string& text) {
   for (std::size_t i = 0; i < kNumaBindings.size(); ++i)
     if (text == kNumaBindings[i]) return static_cast<NumaBinding>(i);
   return {};
+}
+
+/// "9400", "0.0.0.0:9400", "[::1]:9400"
+std::optional<Endpoint> parse_metrics_port(const std::string& text) {
+  if (const auto port = parse_integer(text, 0, 65535)) return Endpoint{"127.0.0.1", *port};
+  auto endpoint = parse_endpoint(text, 0);
+  if (!endpoint || endpoint->port == 0) return {};
+  if (endpoint->host == "localhost") endpoint->host = "127.0.0.1";
+  in6_addr address{};  // room for both kinds
+  const bool is_address = ::inet_pton(AF_INET, endpoint->host.c_str(), &address) == 1 ||
+                          ::inet_pton(AF_INET6, endpoint->host.c_str(), &address) == 1;
+  return is_address ? endpoint : std::nullopt;
+}
+
+std::optional<Recover> parse_recover(const std::string& text) {
+  if (text == "all") return Recover::kAll;
+  return text == "rank" ? std::optional(Recover::kRank) : std::nullopt;
 }
 
 std::optional<int> parse_local_rank(std::string_view text) {
@@ -131,6 +150,7 @@ std::vector<Setting> own_flags(Options& options) {
   no_prefix.negated = true;
   return {
       settings::seconds("join-timeout", nodes.join_timeout, seconds_from(1)),
+      settings::integer("spares", nodes.spares, 0, 1000, ""),
       settings::seconds("last-call", nodes.last_call, seconds_from(0)),
       settings::seconds("node-timeout", nodes.node_timeout, seconds_from(1)),
       raw("token-file"),
@@ -141,6 +161,8 @@ std::vector<Setting> own_flags(Options& options) {
       settings::seconds("restart-backoff", options.restart.backoff, seconds_from(0)),
       settings::seconds("restart-window", options.restart.window, seconds_above_0()),
       raw("restart-on-codes"),
+      parsed("recover", options.recover, parse_recover, "all or rank"),
+      settings::integer("standby", options.standby, 0, 1024, ""),
       prefix,
       no_prefix,
       boolean("timestamp", output.timestamps),
@@ -148,6 +170,8 @@ std::vector<Setting> own_flags(Options& options) {
              "a size of at least 1 byte, such as 1000000, 500K, 100M or 2G"),
       settings::path("result-json", options.result_json),
       settings::path("events-json", options.events_json),
+      parsed("metrics-port", options.metrics, parse_metrics_port,
+             "a port, or ADDRESS:PORT such as 0.0.0.0:9400"),
       boolean("expand", options.expand),
       boolean("dry-run", options.dry_run),
       boolean("show-ranks", options.show_ranks),
@@ -171,6 +195,22 @@ void note_without_effect(const Values& values, std::vector<std::string>& notes) 
   };
   for (const auto& [name, reason] : reasons)
     if (values.given(name)) notes.push_back("--" + std::string(name) + " has no effect: " + reason);
+}
+
+/// Beyond this host the metrics are for those who know the token.
+void protect_metrics(const Values& values, const EnvLookup& environment, Options& options) {
+  if (!options.metrics || options.metrics->host.starts_with("127.") || options.metrics->host == "::1") return;
+  options.metrics_token = read_token(values, environment);
+  if (options.metrics_token.empty())
+    values.reject("metrics-port", "a loopback address, or a token (--token-file, DDPRUN_TOKEN)");
+}
+
+void note_recover(Options& options) {
+  if (options.standby > 0 && options.recover == Recover::kAll)
+    options.notes.emplace_back("--standby has no effect without --recover=rank");
+  if (options.recover == Recover::kAll) return;
+  if (options.restart.max_restarts == 0)
+    options.notes.emplace_back("--recover=rank has no effect without --max-restarts");
 }
 
 /// A signal either ends the job or is passed on. What the user says wins over a default.
@@ -304,9 +344,11 @@ std::vector<std::string> unknown_variables(const std::vector<std::string>& envir
     if (name.starts_with("DDPRUN_") && !name.starts_with("DDPRUN_TEST_")) names.push_back(name);
   }
   if (names.empty()) return names;
-  std::set<std::string> known = {kTokenVariable,         "DDPRUN_STORE_FD",   "DDPRUN_HEARTBEAT_FD",
-                                 "DDPRUN_SHARED_MEMORY", "DDPRUN_FLIGHT_DIR", "DDPRUN_CUDA_PLUGIN",
-                                 "DDPRUN_DATA",          "DDPRUN_DATA_MIRROR"};
+  std::set<std::string> known = {kTokenVariable,       "DDPRUN_STORE_FD",        "DDPRUN_HEARTBEAT_FD",
+                                 "DDPRUN_STATUS_FD",   "DDPRUN_ROUND_FD",        "DDPRUN_ROUND",
+                                 "DDPRUN_STATE_FD",    "DDPRUN_SHARED_MEMORY",   "DDPRUN_FLIGHT_DIR",
+                                 "DDPRUN_CUDA_PLUGIN", "DDPRUN_SYNC_DEBUG_MODE", "DDPRUN_DATA",
+                                 "DDPRUN_DATA_MIRROR"};
   Options unused;
   for (const Setting& setting : make_command(unused).settings)
     if (setting.is_flag) known.insert(settings::variable_name("DDPRUN_", setting));
@@ -327,6 +369,8 @@ Options parse_options(const std::vector<std::string>& arguments, const EnvLookup
     options.restart.codes =
         parse_restart_codes(values.text("restart-on-codes"), values.source("restart-on-codes"));
   read_nodes(values, environment, options);
+  note_recover(options);
+  protect_metrics(values, environment, options);
   settle_signals(values, options);
   read_output(values, options.output);
   read_program(values, options);

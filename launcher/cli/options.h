@@ -25,6 +25,9 @@ struct WorkersWanted {
   int count = 1;  ///< only for kCount
 };
 
+/// --recover: what a restart starts again.
+enum class Recover { kAll, kRank };
+
 /// --numa-binding, with torchrun's names.
 enum class NumaBinding { kNode, kSocket, kExclusive, kCoreComplex };
 inline constexpr std::array kNumaBindings{"node", "socket", "exclusive", "core-complex"};
@@ -78,8 +81,12 @@ struct Options {
   std::vector<int> forwarded_signals{SIGUSR1, SIGUSR2};               ///< only passed on
 
   RestartSettings restart;
+  Recover recover = Recover::kAll;
+  int standby = 0;  ///< processes that wait to replace a worker
   OutputOptions output;
   std::filesystem::path result_json, events_json;  ///< empty: none
+  std::optional<Endpoint> metrics;                 ///< --metrics-port: an address; port 0 means a free one
+  std::string metrics_token;                       ///< that it asks for; empty: none
   std::optional<NumaBinding> numa_binding;
   bool virtual_local_rank = false;
   bool dry_run = false;     ///< show what would start, and exit

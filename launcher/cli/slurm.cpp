@@ -18,6 +18,7 @@ namespace {
 using Names = std::vector<std::string>;
 
 constexpr std::size_t kLongestName = 255, kMostDigits = 18;
+constexpr std::size_t kMostEndpoints = 3;  // nodes that may have the coordinator, one after the other
 
 bool is_name_character(char c) {
   return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '-' || c == '_' ||
@@ -243,6 +244,9 @@ void apply_step(const SlurmStep& step, const settings::Values& values, Options& 
   const std::string& name = step.nodes[static_cast<std::size_t>(step.node)];
   // On one node nobody connects from outside.
   nodes.endpoint = {step.nodes.size() == 1 ? "127.0.0.1" : step.nodes[0], step.port};
+  if (nodes.spares > 0)  // else nobody could take a lost node's place
+    for (std::size_t i = 1; i < std::min<std::size_t>(step.nodes.size(), kMostEndpoints); ++i)
+      nodes.successors.push_back({step.nodes[i], step.port});
   const bool hosts = step.node == 0 && step.node_task == 0;
   if (nodes.is_host.value_or(hosts) != hosts)
     values.reject("rdzv-conf", std::string("is_host=") + (hosts ? "true" : "false") + " on node " + name);

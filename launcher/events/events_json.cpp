@@ -16,8 +16,8 @@ namespace {
 using json = nlohmann::ordered_json;
 
 // By EventRecord::Kind.
-constexpr std::array kNames{"started", "first_output", "exited", "signal",  "stopping",
-                            "killed",  "restart",      "hang",   "timeout", "finished"};
+constexpr std::array kNames{"started", "first_output", "exited",  "signal",    "stopping", "killed",
+                            "restart", "hang",         "timeout", "straggler", "finished"};
 
 void add_if_known(json& object, const char* key, const auto& value) {
   if (value) object[key] = *value;
@@ -51,6 +51,9 @@ std::string to_json_line(const EventRecord& event, const JobClock& clock) {
   if (event.signal) add_signal(object, *event.signal);
   add_if_known(object, "exit_code", event.exit_code);
   if (event.delay) object["delay_s"] = std::chrono::duration<double>(*event.delay).count();
+  add_if_known(object, "factor", event.factor);
+  add_if_known(object, "since_step", event.since_step);
+  add_if_known(object, "cause", event.cause);
   return object.dump(-1, ' ', false, json::error_handler_t::replace) + "\n";
 }
 

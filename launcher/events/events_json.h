@@ -25,6 +25,7 @@ struct EventRecord {
     kRestart,      ///< "restart" after a delay
     kHang,         ///< "hang"
     kTimeout,      ///< "timeout" of the job
+    kStraggler,    ///< "straggler": a rank has been slow for a while
     kFinished,     ///< "finished": ddprun exits with its exit code
   };
   Kind kind = Kind::kStarted;
@@ -37,6 +38,9 @@ struct EventRecord {
   std::optional<int> signal = std::nullopt;
   std::optional<int> exit_code = std::nullopt;
   std::optional<std::chrono::milliseconds> delay = std::nullopt;
+  std::optional<double> factor = std::nullopt;  ///< of a straggler
+  std::optional<std::int64_t> since_step = std::nullopt;
+  std::optional<std::string> cause = std::nullopt;
 };
 
 /// The event as one line of JSON, including '\n'.

@@ -201,6 +201,10 @@ std::string describe(const FailureReport& report) {
   for (const std::string& ranks : number_ranges(report.ended_by_us))
     ended_by_us += (ended_by_us.empty() ? "" : ", ") + ranks;
   if (!ended_by_us.empty()) text += thin_rule + "ended by ddprun: rank " + ended_by_us + "\n";
+  constexpr std::size_t kMostStragglers = 5;
+  if (!report.stragglers.empty()) text += thin_rule;
+  for (std::size_t i = 0; i < std::min(report.stragglers.size(), kMostStragglers); ++i)
+    text += describe(report.stragglers[i]) + "\n";
   return text + rule;
 }
 

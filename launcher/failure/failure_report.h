@@ -12,6 +12,7 @@
 
 #include <ddprun/common/error_file.h>
 #include <ddprun/common/exit_status.h>
+#include "launcher/status/stragglers.h"
 
 namespace ddprun::launcher {
 
@@ -43,6 +44,7 @@ struct FailureReport {
   std::vector<int> ended_by_us;      ///< ranks that ended because ddprun told them to, in order
   int attempt = 0;                   ///< from 0
   int max_restarts = 0;
+  std::vector<Straggler> stragglers = {};
 };
 
 /// True if a worker that ddprun sent these signals ended because of them: successfully, killed by one, or

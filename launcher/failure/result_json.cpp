@@ -11,6 +11,7 @@
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
 #include <ddprun/common/text.h>
+#include "launcher/failure/ledger.h"
 #include "launcher/plan/redact.h"
 
 namespace ddprun::launcher {
@@ -58,12 +59,15 @@ json worker_json(const WorkerRecord& worker) {
 json attempt_json(const AttemptRecord& attempt) {
   json workers = json::array();
   for (const WorkerRecord& worker : attempt.workers) workers.push_back(worker_json(worker));
+  json stragglers = json::array();
+  for (const Straggler& straggler : attempt.stragglers) stragglers.push_back(to_json(straggler));
   return {{"number", attempt.number},
           {"port", attempt.port},
           {"start_ns", attempt.start_ns},
           {"end_ns", attempt.end_ns},
           {"reason", reason_of(attempt.outcome)},
           {"root_cause_rank", value_or_null(attempt.root_cause_rank)},
+          {"stragglers", stragglers},
           {"workers", workers}};
 }
 
@@ -77,6 +81,15 @@ void write_text(const std::filesystem::path& path, int fd, const std::string& te
 bool is_device_or_pipe(const std::filesystem::path& path) {
   struct stat info {};
   return ::stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode) && !S_ISDIR(info.st_mode);
+}
+
+json ledger_of(const JobRecord& record) {
+  const auto seconds = [](std::int64_t ns) { return static_cast<double>(ns) / 1e9; };
+  std::vector<AttemptTimes> attempts;
+  for (const AttemptRecord& attempt : record.attempts)
+    attempts.push_back({seconds(attempt.start_ns), seconds(attempt.end_ns), attempt.said.seconds,
+                        attempt.first_step, attempt.said.step});
+  return to_ledger(std::chrono::duration<double>(record.end - record.start).count(), attempts);
 }
 
 }  // namespace
@@ -100,6 +113,7 @@ std::string to_json(const JobRecord& record) {
                  {"start", utc_iso(record.start)},
                  {"end", utc_iso(record.end)},
                  {"duration_s", duration.count()},
+                 {"ledger", ledger_of(record)},
                  {"attempts", attempts}};
   if (!record.message.empty()) object["message"] = record.message;
   return object.dump(2, ' ', false, json::error_handler_t::replace) + "\n";

@@ -6,9 +6,11 @@
 #include <string>
 #include <vector>
 
+#include <ddprun/common/status.h>
 #include "launcher/events/job_clock.h"
 #include "launcher/failure/failure_report.h"
 #include "launcher/rendezvous/restart_policy.h"
+#include "launcher/status/stragglers.h"
 
 namespace ddprun::launcher {
 
@@ -21,6 +23,9 @@ struct AttemptRecord {
   AttemptEnd outcome;
   std::optional<int> root_cause_rank;
   std::vector<WorkerRecord> workers;
+  std::vector<Straggler> stragglers = {};
+  WorkerStatus said = {};  ///< by the node's first worker, at last
+  std::optional<std::int64_t> first_step = {};
 };
 
 /// What --result-json says about a job.

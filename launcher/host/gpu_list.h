@@ -24,6 +24,7 @@ struct Gpu {
   std::uint64_t memory_bytes = 0;      ///< total
   std::uint64_t used_bytes = 0;        ///< excluding what the driver reserves
   std::uint64_t ecc_errors = 0;        ///< uncorrected, since the driver was loaded; 0 also without ECC
+  int percent_used = -1;               ///< how much of the last moment it computed; -1: unknown
   std::vector<GpuProcess> processes;   ///< as NVML lists them: none of other containers
   std::vector<std::string> mig_uuids;  ///< "MIG-..." of its instances; empty if undivided
 };

@@ -26,6 +26,10 @@ struct ProcessInfo {  // nvmlProcessInfo_v2_t, which _v3 of the function fills
 };
 static_assert(sizeof(ProcessInfo) == 24);
 
+struct Utilization {  // nvmlUtilization_t, in percent
+  unsigned gpu, memory;
+};
+
 constexpr unsigned long long kNotAvailable = ~0ULL;  // NVML_VALUE_NOT_AVAILABLE
 constexpr int kSuccess = NvmlLibrary::kSuccess;
 constexpr int kInsufficientSize = 7;
@@ -38,6 +42,7 @@ class Nvml {
   Nvml() {
     library_.load(name_, "nvmlDeviceGetName");
     library_.load(pci_, "nvmlDeviceGetPciInfo_v3");
+    library_.load(utilization_, "nvmlDeviceGetUtilizationRates");
     library_.load(ecc_, "nvmlDeviceGetTotalEccErrors");
     library_.load(compute_, "nvmlDeviceGetComputeRunningProcesses_v3");
     library_.load(graphics_, "nvmlDeviceGetGraphicsRunningProcesses_v3");
@@ -78,6 +83,8 @@ class Nvml {
       gpu.memory_bytes = memory->total_bytes;
       gpu.used_bytes = memory->used_bytes;
     }
+    if (Utilization use{}; utilization_ && utilization_(device, &use) == kSuccess)
+      gpu.percent_used = static_cast<int>(use.gpu);
     unsigned long long errors = 0;
     if (ecc_ && ecc_(device, kUncorrected, kVolatile, &errors) == kSuccess) gpu.ecc_errors = errors;
     read_processes(compute_, device, gpu);
@@ -121,6 +128,7 @@ class Nvml {
   NvmlLibrary library_;
   int (*name_)(Device, char*, unsigned) = nullptr;
   int (*pci_)(Device, PciInfo*) = nullptr;
+  int (*utilization_)(Device, Utilization*) = nullptr;
   int (*ecc_)(Device, int, int, unsigned long long*) = nullptr;
   int (*compute_)(Device, unsigned*, ProcessInfo*) = nullptr;
   int (*graphics_)(Device, unsigned*, ProcessInfo*) = nullptr;

@@ -6,15 +6,20 @@
 #include <algorithm>
 #include <csignal>
 #include <system_error>
+#include <utility>
 
 #include <ddprun/common/logging.h>
 #include <ddprun/common/text.h>
 #include <ddprun/common/worker_env.h>
 #include "launcher/events/launch_error.h"
 #include "launcher/failure/stack_dump.h"
+#include "launcher/host/port_owner.h"
 #include "launcher/job/dry_run.h"
+#include "launcher/job/job_monitor.h"
+#include "launcher/status/status_board.h"
 #include "launcher/workers/file_timers.h"
 #include "launcher/workers/heartbeat.h"
+#include "launcher/workers/round_channels.h"
 
 namespace ddprun::launcher {
 namespace asio = boost::asio;
@@ -22,10 +27,71 @@ namespace {
 
 using Clock = JobEvents::Clock;
 
-/// The workers' ends of the heartbeat pipes.
-std::vector<UniqueFd> open_heartbeats(Heartbeats& beats, const Job& job) {
-  std::vector<UniqueFd> ends;
-  for (int i = 0; job.options.hang_timeout && i < job.workers; ++i) ends.push_back(beats.add());
+void note_straggler(Job& job, Attempt& attempt, const Straggler& straggler) {
+  log_warning(describe(straggler));
+  EventRecord event{EventRecord::Kind::kStraggler, Clock::now(), attempt.round.number};
+  event.rank = straggler.rank;
+  event.factor = straggler.factor;
+  event.since_step = straggler.since_step;
+  event.cause = straggler.by_data ? "data" : "compute";
+  job.log.add(event);
+  constexpr std::size_t kMostKept = 100;
+  if (attempt.stragglers.size() < kMostKept) attempt.stragglers.push_back(straggler);
+}
+
+/// What belongs to the running workers.
+struct Parts {
+  Heartbeats beats;
+  StatusBoard statuses;
+  RoundChannels rounds;
+  Standbys standbys;
+  AttemptOutput logs;
+  WorkerGroup group;
+  std::optional<HeldPort> port;  ///< held until the attempt ends
+
+  Parts(Job& job, Attempt& attempt, std::optional<HeldPort> held)
+      : beats(job.io),
+        statuses(job.io, attempt.round.first_rank,
+                 [&](const Straggler& straggler) { note_straggler(job, attempt, straggler); }),
+        standbys(job.io, job.guard),
+        logs(job.io, job.outputs.console(), job.outputs.log_folder()),
+        group(job.events, job.signals, job.guard, job.log, attempt.round.number),
+        port(std::move(held)) {}
+
+  int store_fd() const { return port ? port->socket.get() : -1; }
+};
+
+/// The workers' ends of their descriptors, by index; closed here once they have inherited them.
+struct WorkerEnds {
+  std::vector<UniqueFd> heartbeats, statuses, rounds;
+
+  static std::vector<int> numbers(const std::vector<UniqueFd>& ends) {
+    std::vector<int> fds;
+    for (const UniqueFd& end : ends) fds.push_back(end.get());
+    return fds;
+  }
+  std::vector<WorkerSpec> plan(const Job& job, const Round& round, int store_fd) const {
+    return plan_attempt(job, round, store_fd, {numbers(heartbeats), numbers(statuses), numbers(rounds)});
+  }
+};
+
+[[noreturn]] void fail_to_start(int rank, const std::system_error& error) {
+  throw LaunchError(LaunchError::kOwnFailure,
+                    "cannot start rank " + std::to_string(rank) + ": " + error.what());
+}
+
+/// wanted  of which workers, the others' are -1; empty: of all
+WorkerEnds open_ends(Parts& parts, const Job& job, const Round& round, bool recovers,
+                     const std::vector<bool>& wanted) {
+  WorkerEnds ends;
+  for (std::size_t i = 0; i < static_cast<std::size_t>(job.workers); ++i) try {
+      const bool open = wanted.empty() || wanted[i];
+      if (job.options.hang_timeout) ends.heartbeats.push_back(open ? parts.beats.open(i) : UniqueFd());
+      ends.statuses.push_back(open ? parts.statuses.open(i) : UniqueFd());
+      if (recovers) ends.rounds.push_back(open ? parts.rounds.open(i) : UniqueFd());
+    } catch (const std::system_error& error) {
+      fail_to_start(round.first_rank + static_cast<int>(i), error);
+    }
   return ends;
 }
 
@@ -37,8 +103,7 @@ std::vector<WorkerOutputs> open_outputs(AttemptOutput& logs, const std::vector<W
     try {
       outputs.push_back(logs.open(i, plans[i]));
     } catch (const std::system_error& error) {
-      throw LaunchError(LaunchError::kOwnFailure,
-                        "cannot start rank " + std::to_string(specs[i].rank) + ": " + error.what());
+      fail_to_start(specs[i].rank, error);
     }
   }
   return outputs;
@@ -136,10 +201,91 @@ asio::awaitable<void> drain(Job& job, WorkerGroup& group, AttemptOutput& logs, b
     if (co_await wants_to_hurry(job, group)) break;
 }
 
+/// Whether the job can go on when only this worker is started again.
+bool others_can_go_on(Parts& parts, const Round& round, std::size_t failed) {
+  const auto& workers = parts.group.workers();
+  for (std::size_t i = 0; i < workers.size(); ++i)
+    if (!parts.rounds.abilities(i).recovers ||
+        (i != failed && workers[i].status && workers[i].status->success()))
+      return false;
+  return round.world_size > round.workers ||
+         std::any_of(workers.begin(), workers.end(), [](const Worker& worker) { return !worker.status; });
+}
+
+/// Starts the workers that have ended alone again, in a new round, and tells the others of it. False if one
+/// cannot start.
+bool begin_round(Job& job, Attempt& attempt, Parts& parts, NextRound next) {
+  const Round& round = attempt.round = next.round;
+  attempt.round_start = Clock::now();
+  parts.port = std::move(next.port);
+  job.outputs.make_folders(round.number, round.workers);
+  std::vector<bool> lost;
+  RoundNotice notice{round.number, round.restart_count, round.master_addr, round.master_port, {}};
+  for (std::size_t i = 0; i < attempt.specs.size(); ++i) {
+    lost.push_back(parts.group.workers()[i].status.has_value());
+    if (lost.back()) notice.lost.push_back(attempt.specs[i].rank);
+  }
+  const WorkerEnds ends = open_ends(parts, job, round, /*recovers=*/true, lost);
+  auto specs = ends.plan(job, round, parts.store_fd());
+  const auto plans = job.outputs.plan(round.number, specs);
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    if (!lost[i]) continue;
+    LostWorker old{std::exchange(attempt.specs[i], specs[i]), {}, attempt.logs[i]};
+    auto replaced = parts.group.replace(i, job.program.path, parts.logs.open(i, plans[i]), parts.standbys);
+    if (const auto* failed = std::get_if<StartFailed>(&replaced)) {
+      attempt.outcome = *failed;
+      return false;
+    }
+    attempt.logs[i] = job.outputs.files(plans[i]);
+    old.worker = std::move(std::get<Worker>(replaced));
+    attempt.lost.push_back(std::move(old));
+  }
+  for (std::size_t i = 0; i < specs.size(); ++i)
+    if (!lost[i]) parts.rounds.tell(i, notice, specs[i].rank == 0 ? parts.store_fd() : -1);
+  if (parts.port) parts.port->socket.reset();  // only rank 0 may have it
+  return true;
+}
+
+/// Waits until the attempt ends, with as many rounds in place as there may be.
+asio::awaitable<void> run_rounds(Job& job, Attempt& attempt, Parts& parts, const Peers& peers,
+                                 const Replacing* replacing, const FindHung& find_hung) {
+  std::optional<AttemptEnd> lost;  // what the nodes were asked about
+  for (;;) {
+    auto end = co_await parts.group.wait(job.deadline, find_hung, peers.end_reason, peers.begins_round);
+    if (end) {
+      attempt.outcome = *end;
+      const auto* failed = std::get_if<WorkerFailed>(&attempt.outcome);
+      if (failed == nullptr || replacing == nullptr ||
+          !others_can_go_on(parts, attempt.round, failed->index) || !replacing->ask(attempt)) {
+        if (lost && std::holds_alternative<EndedByPeers>(attempt.outcome)) attempt.outcome = *lost;
+        co_return;
+      }
+      if (peers.begins_round) {
+        if (!lost) lost = attempt.outcome;
+        continue;
+      }
+    }
+    if (!begin_round(job, attempt, parts, replacing->next(attempt))) co_return;
+    lost.reset();
+  }
+}
+
+/// --standby: once the first worker has said that its program can.
+void keep_standbys(Job& job, Parts& parts, const Round& round) {
+  if (job.options.standby == 0) return;
+  const WorkerSpec spec = plan_attempt(job, round, -1)[0];
+  ProcessSpec process{job.program.path, spec.argv, spec.env};
+  std::erase_if(process.env, [](const std::string& text) {  // its failure is not a worker's
+    return text.starts_with("TORCHELASTIC_ERROR_FILE=");
+  });
+  process.traceable = spec.traceable;
+  parts.standbys.keep(job.options.standby, std::move(process),
+                      [&parts] { return parts.rounds.abilities(0).stands_by; });
+}
+
 }  // namespace
 
-std::vector<WorkerSpec> plan_attempt(const Job& job, const Round& round, int store_fd,
-                                     const std::vector<int>& heartbeat_fds) {
+std::vector<WorkerSpec> plan_attempt(const Job& job, const Round& round, int store_fd, const WorkerFds& fds) {
   LaunchContext context;
   context.program = job.program.argv;
   context.expand = job.options.expand;
@@ -151,37 +297,40 @@ std::vector<WorkerSpec> plan_attempt(const Job& job, const Round& round, int sto
   context.may_hang = job.options.timeout || job.options.hang_timeout;
   context.store_fd = store_fd;
   context.timer_file = job.timer_file;
-  context.heartbeat_fds = heartbeat_fds;
+  context.heartbeat_fds = fds.heartbeats;
+  context.status_fds = fds.statuses;
+  context.round_fds = fds.rounds;
+  context.state_fd = job.state.get();
   context.cpus = job.placement.cpus;
   context.visible_gpus = job.placement.visible_gpus;
   return plan_workers(context, round, job.topology);
 }
 
-asio::awaitable<Attempt> run_attempt(Job& job, Round round, std::optional<HeldPort> port, Peers peers) {
+asio::awaitable<Attempt> run_attempt(Job& job, Round round, std::optional<HeldPort> port, Peers peers,
+                                     const Replacing* replacing) {
   Attempt attempt;
   attempt.round = round;
-  attempt.start = Clock::now();
-  Heartbeats beats(job.io);
-  auto heartbeat_ends = open_heartbeats(beats, job);
+  attempt.start = attempt.round_start = Clock::now();
   job.outputs.make_folders(round.number, job.workers);
-  std::vector<int> heartbeat_fds;
-  for (const UniqueFd& end : heartbeat_ends) heartbeat_fds.push_back(end.get());
-  attempt.specs = plan_attempt(job, round, port ? port->socket.get() : -1, heartbeat_fds);
+  Parts parts(job, attempt, std::move(port));
+  WorkerGroup& group = parts.group;
+  AttemptOutput& logs = parts.logs;
+  WorkerEnds ends = open_ends(parts, job, round, replacing != nullptr, {});
+  attempt.specs = ends.plan(job, round, parts.store_fd());
   const auto output_plans = job.outputs.plan(round.number, attempt.specs);
   for (const WorkerOutputPlan& plan : output_plans) attempt.logs.push_back(job.outputs.files(plan));
 
-  AttemptOutput logs(job.io, job.outputs.console(), job.outputs.log_folder());
-  WorkerGroup group(job.events, job.signals, job.guard, job.log, round.number);
   logs.on_first_output([&](std::size_t index) { group.log_first_output(index); });
   group.on_window_change([&] { logs.update_window_size(); });
   std::optional<FileTimers> timers;
   if (!job.timer_file.empty())
     timers.emplace(job.io, job.timer_file,
                    [&](const FileTimers::Expired& expired) { end_expired(expired, group, attempt); });
+  const JobMonitor::Watching watching(*job.monitor, {attempt, group, parts.statuses, logs});
   const auto start_failed =
       group.start(job.program.path, attempt.specs, open_outputs(logs, output_plans, attempt.specs));
-  if (port) port->socket.reset();  // only rank 0 may have it
-  heartbeat_ends.clear();
+  if (parts.port) parts.port->socket.reset();  // only rank 0 may have it
+  ends = {};
   if (job.options.show_ranks)
     for (std::size_t i = 0; i < group.workers().size(); ++i)
       log_info(rank_line(attempt.specs[i], host_name(), group.workers()[i].process.pid));
@@ -191,14 +340,21 @@ asio::awaitable<Attempt> run_attempt(Job& job, Round round, std::optional<HeldPo
     FindHung find_hung;
     if (job.options.hang_timeout)
       find_hung = [&](Clock::time_point now) {
-        return judge_hang(signs_of_life(group, logs, beats), std::max(attempt.start, group.resumed()),
-                          *job.options.hang_timeout, now);
+        return judge_hang(signs_of_life(group, logs, parts.beats),
+                          std::max(attempt.round_start, group.resumed()), *job.options.hang_timeout, now);
       };
-    attempt.outcome = co_await group.wait(job.deadline, find_hung, peers.end_reason);
+    if (replacing != nullptr) keep_standbys(job, parts, round);
+    co_await run_rounds(job, attempt, parts, peers, replacing, find_hung);
   }
+  parts.standbys.end();
   if (peers.report_end) peers.report_end(attempt);
   const int signal = co_await prepare_to_stop(job, group, attempt);
   attempt.left = co_await group.stop(signal, job.options.shutdown_timeout);
+  parts.statuses.read_now();
+  if (job.workers > 0) {
+    attempt.said = parts.statuses.progress(0).latest();
+    attempt.first_step = parts.statuses.progress(0).first_step();
+  }
   co_await drain(job, group, logs, attempt.left.empty());
   attempt.end = Clock::now();
   attempt.ending_signals = group.ending_signals();

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <boost/asio/awaitable.hpp>
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <optional>
@@ -8,45 +9,81 @@
 #include <vector>
 
 #include <ddprun/common/held_port.h>
+#include <ddprun/common/status.h>
 #include "launcher/job/job.h"
 #include "launcher/rendezvous/round.h"
+#include "launcher/status/stragglers.h"
 #include "launcher/workers/worker_group.h"
 
 namespace ddprun::launcher {
 
+/// A worker that was replaced by another one (--recover=rank).
+struct LostWorker {
+  WorkerSpec spec;
+  Worker worker;
+  std::vector<std::filesystem::path> logs;
+};
+
 /// One start of all workers, and how they ended.
 struct Attempt {
   Round round;
-  JobEvents::Clock::time_point start, end;
+  JobEvents::Clock::time_point start, round_start, end;
   AttemptEnd outcome;
-  std::vector<WorkerSpec> specs;                         ///< of all workers
-  std::vector<Worker> workers;                           ///< those that were started
+  std::vector<WorkerSpec> specs;  ///< of all workers
+  std::vector<Worker> workers;    ///< those that were started
+  std::vector<LostWorker> lost;
   std::vector<std::vector<std::string>> last_lines;      ///< of each worker's stderr
   std::vector<std::vector<std::filesystem::path>> logs;  ///< each worker's files
   std::map<int, std::filesystem::path> stacks;           ///< by rank, if they were dumped
   std::vector<int> ending_signals;                       ///< sent by ddprun
   std::vector<int> user_signals;                         ///< that end the job
   std::vector<pid_t> left;                               ///< processes that SIGKILL did not end
+  std::vector<Straggler> stragglers;                     ///< ranks that were slow for a while
+  WorkerStatus said;                                     ///< by the node's first worker, at last
+  std::optional<std::int64_t> first_step;                ///< that it spoke of
+};
+
+/// Descriptors that workers inherit, by index; empty: none.
+struct WorkerFds {
+  std::vector<int> heartbeats, statuses, rounds;
 };
 
 /// Plans the workers of an attempt.
 ///
-/// store_fd, heartbeat_fds   for the workers; -1 and empty: none
+/// store_fd  for rank 0; -1: none
 std::vector<WorkerSpec> plan_attempt(const Job& job, const Round& round, int store_fd,
-                                     const std::vector<int>& heartbeat_fds);
+                                     const WorkerFds& fds = {});
 
 /// The other nodes; empty on one node.
 struct Peers {
   PeerEndReason end_reason;
   /// Called as soon as the attempt's outcome is known, before the workers are stopped.
   std::function<void(const Attempt& attempt)> report_end;
+  /// Called after each event: whether the nodes begin a round in which lost workers are replaced.
+  Interrupted begins_round;
+};
+
+/// A round in which lost workers are started alone again, and its master port if this node has rank 0.
+struct NextRound {
+  Round round;
+  std::optional<HeldPort> port;
+};
+
+/// Of an attempt whose workers can be replaced one by one (--recover=rank).
+struct Replacing {
+  /// A worker has failed, and the others can go on without it: whether to wait for the nodes to begin a round
+  /// in which it is replaced.
+  std::function<bool(const Attempt& attempt)> ask;
+  /// The round that begins.
+  std::function<NextRound(const Attempt& attempt)> next;
 };
 
 /// Starts the workers, waits for the attempt's outcome, and stops them all.
 ///
-/// port     the round's master port, if this node has rank 0
+/// port       the round's master port, if this node has rank 0
+/// replacing  null: one failure ends the attempt
 /// throws   LaunchError, IoError, std::system_error for ddprun's own failures
 boost::asio::awaitable<Attempt> run_attempt(Job& job, Round round, std::optional<HeldPort> port,
-                                            Peers peers = {});
+                                            Peers peers = {}, const Replacing* replacing = nullptr);
 
 }  // namespace ddprun::launcher

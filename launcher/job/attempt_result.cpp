@@ -46,9 +46,8 @@ std::size_t root_cause(const std::vector<WorkerSpec>& specs, std::size_t first, 
   return root;
 }
 
-WorkerRecord record_of(const Job& job, const Attempt& attempt, std::size_t index) {
-  const WorkerSpec& spec = attempt.specs[index];
-  const Worker& worker = attempt.workers[index];
+WorkerRecord record_of(const Job& job, const WorkerSpec& spec, const Worker& worker,
+                       const std::vector<std::filesystem::path>& logs) {
   WorkerRecord record;
   record.rank = spec.rank;
   record.local_rank = spec.local_rank;
@@ -58,7 +57,7 @@ WorkerRecord record_of(const Job& job, const Attempt& attempt, std::size_t index
     record.error = read_error_file(spec.error_file);
   record.asked_to_end = worker.asked_to_end;
   record.start_ns = job.clock.ns(worker.started);
-  record.logs = attempt.logs[index];
+  record.logs = logs;
   if (!worker.status) return record;
   record.time = job.clock.date(worker.ended);
   record.end_ns = job.clock.ns(worker.ended);
@@ -81,6 +80,7 @@ FailureReport make_report(const Job& job, const Attempt& attempt, const std::vec
   report.attempt = attempt.round.number;
   report.max_restarts = attempt.round.max_restarts;
   report.root_cause = workers[root];
+  report.stragglers = attempt.stragglers;
   for (const WorkerRecord& worker : workers) {
     if (worker.rank == report.root_cause.rank || !worker.status) continue;
     if (worker.asked_to_end && ended_as_told(*worker.status, attempt.ending_signals)) {
@@ -113,7 +113,8 @@ std::string describe_end(const Attempt& attempt) {
 
 void report_attempt(const Job& job, const Attempt& attempt, OomWatch& oom, JobRecord& record) {
   std::vector<WorkerRecord> workers;
-  for (std::size_t i = 0; i < attempt.workers.size(); ++i) workers.push_back(record_of(job, attempt, i));
+  for (std::size_t i = 0; i < attempt.workers.size(); ++i)
+    workers.push_back(record_of(job, attempt.specs[i], attempt.workers[i], attempt.logs[i]));
   std::optional<int> root_cause_rank;
   if (const auto* failed = std::get_if<WorkerFailed>(&attempt.outcome)) {
     const auto root = root_cause(attempt.specs, failed->index, workers[failed->index].time, workers);
@@ -125,9 +126,11 @@ void report_attempt(const Job& job, const Attempt& attempt, OomWatch& oom, JobRe
     std::fwrite(text.data(), 1, text.size(), stderr);
     pass_error_to_parent(report, process_env("TORCHELASTIC_ERROR_FILE"));
   }
+  for (const LostWorker& lost : attempt.lost)
+    workers.push_back(record_of(job, lost.spec, lost.worker, lost.logs));
   record.attempts.push_back({attempt.round.number, attempt.round.master_port, job.clock.ns(attempt.start),
-                             job.clock.ns(attempt.end), attempt.outcome, root_cause_rank,
-                             std::move(workers)});
+                             job.clock.ns(attempt.end), attempt.outcome, root_cause_rank, std::move(workers),
+                             attempt.stragglers, attempt.said, attempt.first_step});
   record.outcome = attempt.outcome;
   record.max_restarts = attempt.round.max_restarts;
 }

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include <ddprun/common/files.h>
 #include "launcher/cli/options.h"
 #include "launcher/events/events_json.h"
 #include "launcher/events/job_clock.h"
@@ -20,6 +21,8 @@
 
 namespace ddprun::launcher {
 
+class JobMonitor;
+
 /// What all attempts of a job share.
 struct Job {
   const Options& options;
@@ -32,12 +35,14 @@ struct Job {
   std::string job_id, run_id;
   std::filesystem::path timer_file;  ///< of PyTorch's file timers; empty: none are wanted
   JobClock clock;
+  UniqueFd state;  ///< with --recover=rank: memory of the workers that outlives them
   boost::asio::io_context& io;
   const SignalFd& signals;
   Guard& guard;
   JobEvents& events;
   EventsJson& log;
   JobOutput& outputs;
+  JobMonitor* monitor = nullptr;  ///< is told of each attempt
 };
 
 }  // namespace ddprun::launcher

@@ -15,6 +15,7 @@
 #include "launcher/job/attempt_result.h"
 #include "launcher/plan/redact.h"
 #include "launcher/rendezvous/listen.h"
+#include "launcher/rendezvous/succession.h"
 
 namespace ddprun::launcher {
 namespace asio = boost::asio;
@@ -66,66 +67,96 @@ class NodeSupervisor {
   }
 
  private:
-  NodeLink& link() { return *connections_.link; }
+  NodeLink& link() { return connections_.links.back(); }
 
   void connect() {
     NodeLink::Settings settings;
-    settings.endpoint = nodes_.endpoint;
-    settings.join = {job_.run_id,       name_of_node(nodes_), nodes_.node_rank,
-                     nodes_.min_nodes,  nodes_.max_nodes,     job_.workers,
-                     nodes_.local_addr, job_.options.role,    known_by(job_.options)};
+    std::vector<Endpoint> endpoints = {nodes_.endpoint};
+    endpoints.insert(endpoints.end(), nodes_.successors.begin(), nodes_.successors.end());
+    settings.endpoints = in_order_of_asking(std::move(endpoints), lost_);
+    settings.join = {
+        job_.run_id,  name_of_node(nodes_), nodes_.node_rank,  nodes_.min_nodes,       nodes_.max_nodes,
+        job_.workers, nodes_.local_addr,    job_.options.role, known_by(job_.options), former_};
+    if (hung_up_) settings.former_coordinator = former_coordinator_;
     settings.token = nodes_.token;
     settings.timeout = nodes_.join_timeout;
-    if (nodes_.is_host.value_or(true))
-      settings.before_connecting = [this](const auto& addresses, NodeLink::Settings& link) {
-        host(addresses, link);
-      };
-    connections_.link.emplace(job_.io, job_.events, std::move(settings));
+    settings.before_connecting = [this](std::size_t place, const auto& addresses, NodeLink::Settings& link) {
+      if (connections_.server) return;
+      link.instead.clear();
+      link.fail_unless_greeted = false;
+      const bool wanted = lost_ || nodes_.is_host.value_or(true);
+      const auto since_loss = lost_ ? std::optional(Clock::now() - lost_at_) : std::nullopt;
+      if (wanted && may_host(place, link.endpoints.size(), since_loss, nodes_.node_timeout))
+        host(link.endpoints[place], addresses, link);
+    };
+    connections_.links.emplace_back(job_.io, job_.events, std::move(settings));
   }
 
-  /// Starts the coordinator here, if it belongs here and does not run yet.
-  void host(const std::vector<asio::ip::tcp::endpoint>& addresses, NodeLink::Settings& link) {
-    if (connections_.server) return;
-    Listening listening = listen_at(nodes_.endpoint, addresses, nodes_.is_host.has_value());
+  /// Starts the coordinator here, if this is its host and nobody has.
+  void host(const Endpoint& endpoint, const std::vector<asio::ip::tcp::endpoint>& addresses,
+            NodeLink::Settings& link) {
+    const bool required = !lost_ && nodes_.is_host.has_value();
+    Listening listening = listen_at(endpoint, addresses, required);
     link.fail_unless_greeted = listening.taken;
     if (listening.taken) {
-      if (port_owner(nodes_.endpoint.port).find("(ddprun)") == std::string::npos)
+      if (port_owner(endpoint.port).find("(ddprun)") == std::string::npos)
         link.greeting_timeout = kStrangersGreeting;
     }
     if (!listening.advertised.empty() && link.join.address.empty()) {
       link.join.address = listening.advertised;
-      log_info(printable(nodes_.endpoint.host) + " is a loopback address here: other nodes will use " +
+      log_info(printable(endpoint.host) + " is a loopback address here: other nodes will use " +
                listening.advertised + " (--local-addr)");
     }
     if (listening.sockets.empty()) return;
     if (listening.at_any_address) {
-      log_info(printable(nodes_.endpoint.host) +
-               " is not an address of this host: listening on all its interfaces");
+      log_info(printable(endpoint.host) + " is not an address of this host: listening on all its interfaces");
       // This host itself may not reach the address.
-      const auto port = static_cast<unsigned short>(nodes_.endpoint.port);
+      const auto port = static_cast<unsigned short>(endpoint.port);
       link.instead = {{asio::ip::address_v4::loopback(), port}, {asio::ip::address_v6::loopback(), port}};
     }
     if (nodes_.token.empty() && !listening.loopback_only)
-      log_warning("anyone who reaches " + to_string(nodes_.endpoint) +
+      log_warning("anyone who reaches " + to_string(endpoint) +
                   " can join this job: no token is set (--token-file, DDPRUN_TOKEN)");
     if (nodes_.token_is_derived && !listening.loopback_only)
-      log_warning("anyone who reaches " + to_string(nodes_.endpoint) +
+      log_warning("anyone who reaches " + to_string(endpoint) +
                   " and knows the job's numbers (squeue) can join this job: its token is derived from them "
                   "(--token-file, DDPRUN_TOKEN)");
     CoordinatorServer::Listen listen_again;
     if (nodes_.port_is_workers)
       listen_again = [this, addresses] { return listen_at(nodes_.endpoint, addresses, true).sockets; };
     connections_.server.emplace(
-        job_.io, CoordinatorSettings{nodes_, job_.run_id, known_by(job_.options), job_.options.restart},
+        job_.io,
+        CoordinatorSettings{nodes_, job_.run_id, known_by(job_.options), job_.options.restart,
+                            job_.options.recover == Recover::kRank, !nodes_.successors.empty(),
+                            lost_.has_value()},
         nodes_.token, std::move(listening.sockets), std::move(listen_again));
     connections_.server->on_all_gone([this] { job_.events.push(PeerEvent{}); });
+    if (lost_) log_info("this node has the coordinator now, at " + to_string(endpoint));
+  }
+
+  /// Looks for a coordinator that takes the lost one's place. False if there is to be none.
+  bool take_over(const CoordinatorLost& lost) {
+    const bool goes_on =
+        nodes_.elastic() || nodes_.spares > 0 || former_.restarts < job_.options.restart.max_restarts;
+    const bool begun = former_.number >= 0 || stands_by_;
+    if (nodes_.successors.empty() || !begun || !goes_on || !link().was_connected()) return false;
+    log_once(lost.reason, log_warning);
+    log_info("looking for the node that takes the coordinator's place");
+    lost_ = link().endpoint();
+    lost_at_ = Clock::now();
+    hung_up_ = lost.hung_up;
+    former_ = link().former().number == former_.number ? link().former() : former_;
+    connect();
+    return true;
   }
 
   /// Handles the next event. returns the result if this node's part ends
   asio::awaitable<std::optional<RunResult>> step() {
     if (auto news = link().next()) {
-      if (const auto* lost = std::get_if<CoordinatorLost>(&*news))
-        throw LaunchError(LaunchError::kOwnFailure, lost->reason);
+      if (const auto* lost = std::get_if<CoordinatorLost>(&*news)) {
+        if (!take_over(*lost)) throw LaunchError(LaunchError::kOwnFailure, lost->reason);
+        co_return std::nullopt;
+      }
       co_return co_await handle(std::get<CoordinatorMessage>(*news));
     }
     const JobEvent event = co_await job_.events.next(job_.deadline);
@@ -152,9 +183,7 @@ class NodeSupervisor {
     } else if (const auto* waiting = std::get_if<Waiting>(&message)) {
       log_waiting(*waiting);
     } else if (const auto* lead = std::get_if<Lead>(&message)) {
-      round_ = lead->round;  // first, since the next lines may throw
-      port_ = reserve_port(port_address(), job_.options.master_port);
-      link().send(Leading{lead->round, port_->port});
+      this->lead(*lead, job_.options.master_port);
     } else if (const auto* start = std::get_if<Start>(&message)) {
       co_return co_await run_round(*start);
     } else if (const auto* stop = std::get_if<Stop>(&message)) {
@@ -164,6 +193,12 @@ class NodeSupervisor {
       co_return result_of(*end);
     }
     co_return std::nullopt;
+  }
+
+  void lead(const Lead& lead, std::optional<int> port) {
+    round_ = lead.round;  // first, since the next lines may throw
+    port_ = reserve_port(port_address(), port);
+    link().send(Leading{lead.round, port_->port});
   }
 
   RunResult result_of(const End& end) {
@@ -188,11 +223,13 @@ class NodeSupervisor {
   /// Where the node of rank 0 reserves the workers' port: on the interface by which others reach it.
   std::string port_address() {
     if (!link().join_address().empty()) return link().join_address();
-    return is_loopback(link().local_address()) && !is_loopback(nodes_.endpoint.host) ? "::"
-                                                                                     : link().local_address();
+    return is_loopback(link().local_address()) && !is_loopback(link().endpoint().host)
+               ? "::"
+               : link().local_address();
   }
 
-  asio::awaitable<std::optional<RunResult>> run_round(const Start& start) {
+  /// The round as it is on this node.
+  Round own(const Start& start) {
     Round round = start;
     round.group_rank = nodes_.group_rank.value_or(start.group_rank);
     round.group_world_size = nodes_.group_world_size.value_or(start.group_world_size);
@@ -202,16 +239,58 @@ class NodeSupervisor {
     if (round.master_addr.empty())
       round.master_addr = nodes_.port_is_workers ? nodes_.endpoint.host : link().coordinator_address();
     round_ = round.number;
-    if (!record_.attempts.empty()) {
-      ++record_.restarts;
-      job_.log.add({EventRecord::Kind::kRestart, Clock::now(), round_});
-    }
-    oom_.restart();
-    Peers peers{[this] { return link().end_reason(); },
-                [this](const Attempt& attempt) { report_end(attempt); }};
+    former_coordinator_ = link().endpoint();
+    former_ = {start.number, start.group_world_size, start.group_rank, start.restart_count, false};
     if (start.group_rank != 0) port_.reset();
-    const Attempt attempt =
-        co_await run_attempt(job_, round, std::exchange(port_, std::nullopt), std::move(peers));
+    oom_.restart();
+    return round;
+  }
+
+  void count_restart() {
+    ++record_.restarts;
+    job_.log.add({EventRecord::Kind::kRestart, Clock::now(), round_});
+  }
+
+  /// While workers run: leads a round in place if asked to. True once it begins.
+  bool begins_round() {
+    while (const auto* message = link().peek()) {
+      if (const auto* start = std::get_if<Start>(message)) return start->in_place;
+      const auto* lead = std::get_if<Lead>(message);
+      if (lead == nullptr) return false;
+      this->lead(*lead, std::nullopt);  // rank 0 may still listen on the last one
+      link().next();
+    }
+    return false;
+  }
+
+  NextRound next_round() {
+    const auto news = link().next();
+    NextRound next{own(std::get<Start>(std::get<CoordinatorMessage>(*news))), {}};
+    next.port = std::exchange(port_, std::nullopt);
+    count_restart();
+    last_reason_.clear();
+    return next;
+  }
+
+  /// Tells the coordinator of a worker that can be replaced.
+  bool report_loss(const Attempt& attempt) {
+    const std::string text = describe_end(attempt);
+    log_warning(text + "; it is to be started alone again");
+    send_failure(attempt.outcome, text + " on node " + name_of_node(nodes_), /*in_place=*/true);
+    return true;
+  }
+
+  asio::awaitable<std::optional<RunResult>> run_round(const Start& start) {
+    const Round round = own(start);
+    if (!record_.attempts.empty()) count_restart();
+    const Peers peers{[this] { return link().end_reason(); },
+                      [this](const Attempt& attempt) { report_end(attempt); },
+                      [this] { return begins_round(); }};
+    const Replacing replacing{[this](const Attempt& attempt) { return report_loss(attempt); },
+                              [this](const Attempt&) { return next_round(); }};
+    const bool recovers = job_.options.recover == Recover::kRank;
+    const Attempt attempt = co_await run_attempt(job_, round, std::exchange(port_, std::nullopt), peers,
+                                                 recovers ? &replacing : nullptr);
     report_attempt(job_, attempt, oom_, record_);
     throw_if_launch_failed(attempt);
     if (const auto* ended = std::get_if<EndedByPeers>(&attempt.outcome)) last_reason_ = ended->reason;
@@ -231,9 +310,9 @@ class NodeSupervisor {
     send_failure(attempt.outcome, describe_end(attempt) + " on node " + name_of_node(nodes_));
   }
 
-  void send_failure(const AttemptEnd& end, const std::string& text) {
+  void send_failure(const AttemptEnd& end, const std::string& text, bool in_place = false) {
     last_reason_ = text;
-    link().send(Failed{round_, end, text});
+    link().send(Failed{round_, end, text, in_place});
   }
 
   /// Reports ddprun's own failure; no round follows on this node.
@@ -251,6 +330,7 @@ class NodeSupervisor {
   }
 
   void log_waiting(const Waiting& waiting) {
+    stands_by_ = waiting.spare;
     if (waiting.spare) {
       log_info("the job has all its nodes: standing by to replace a lost one");
     } else if (waiting.present < waiting.min_nodes) {
@@ -289,6 +369,12 @@ class NodeSupervisor {
   OomWatch oom_;
   std::optional<HeldPort> port_;
   int round_ = 0;
+  FormerRound former_;  ///< the last round
+  Endpoint former_coordinator_;
+  bool stands_by_ = false;
+  std::optional<Endpoint> lost_;  ///< of the last coordinator that was lost
+  Clock::time_point lost_at_;
+  bool hung_up_ = false;
   std::string last_reason_;  ///< the last reason for an end that the user saw
 };
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <boost/asio/awaitable.hpp>
+#include <list>
 #include <optional>
 
 #include "launcher/failure/result_json.h"
@@ -14,7 +15,7 @@ namespace ddprun::launcher {
 /// The connections to the other nodes. Must outlive the run of the io_context.
 struct NodeConnections {
   std::optional<CoordinatorServer> server;  ///< if the coordinator is here
-  std::optional<NodeLink> link;
+  std::list<NodeLink> links;                ///< the last is in use; those before have lost their coordinator
 };
 
 /// Runs this node's part of a job over several nodes: starts, stops and restarts workers as the coordinator

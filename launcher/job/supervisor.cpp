@@ -1,15 +1,18 @@
 #include "launcher/job/supervisor.h"
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
 #include <boost/asio/co_spawn.hpp>
 #include <boost/uuid/uuid_generators.hpp>
 #include <boost/uuid/uuid_io.hpp>
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <exception>
+#include <system_error>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
@@ -21,9 +24,12 @@
 #include "launcher/job/attempt.h"
 #include "launcher/job/attempt_result.h"
 #include "launcher/job/dry_run.h"
+#include "launcher/job/job_monitor.h"
 #include "launcher/job/node_supervisor.h"
 #include "launcher/plan/placement.h"
 #include "launcher/rendezvous/endpoint.h"
+#include "launcher/status/control_socket.h"
+#include "launcher/status/metrics_server.h"
 #include "launcher/workers/process.h"
 
 namespace ddprun::launcher {
@@ -61,6 +67,38 @@ asio::awaitable<std::optional<RunResult>> pause(Job& job, std::chrono::milliseco
   }
 }
 
+std::chrono::milliseconds milliseconds_between(JobEvents::Clock::time_point begin,
+                                               JobEvents::Clock::time_point end) {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(end - begin);
+}
+
+/// Whether a restart is left for the worker that has failed, which is then used. It begins without delay.
+bool use_restart(const Job& job, const Attempt& attempt, OomWatch& oom, int& restarts_used,
+                 JobRecord& record) {
+  const auto now = JobEvents::Clock::now();
+  const Decision decision = decide(job.options.restart, attempt.outcome, restarts_used,
+                                   milliseconds_between(attempt.round_start, now));
+  if (!decision.restart) return false;
+  restarts_used = decision.restarts_used;
+  record.restarts = attempt.round.number + 1;
+  log_warning(describe_end(attempt) + "; starting it alone again: restart " + std::to_string(restarts_used) +
+              " of " + std::to_string(job.options.restart.max_restarts));
+  EventRecord event{EventRecord::Kind::kRestart, now, attempt.round.number};
+  event.rank = attempt.specs[std::get<WorkerFailed>(attempt.outcome).index].rank;
+  job.log.add(event);
+  oom.restart();
+  return true;
+}
+
+/// The next round of one node. Rank 0 may still listen on the port of the last one.
+NextRound next_round(const Attempt& attempt) {
+  Round round = attempt.round;
+  ++round.number, ++round.restart_count;
+  HeldPort port = reserve_port(round.master_addr, std::nullopt);
+  round.master_port = port.port;
+  return {round, std::move(port)};
+}
+
 /// Runs attempts until one is the last.
 asio::awaitable<RunResult> supervise(Job& job, JobRecord& record) {
   const RestartSettings& restarts = job.options.restart;
@@ -72,10 +110,15 @@ asio::awaitable<RunResult> supervise(Job& job, JobRecord& record) {
     Round round = static_round(number, job.workers, port.address, port.port, job.run_id);
     round.restart_count = number;
     round.max_restarts = restarts.max_restarts;
-    const Attempt attempt = co_await run_attempt(job, round, std::move(port));
+    const Replacing replacing{
+        [&](const Attempt& attempt) { return use_restart(job, attempt, oom, restarts_used, record); },
+        next_round};
+    const Attempt attempt = co_await run_attempt(
+        job, round, std::move(port), {}, job.options.recover == Recover::kRank ? &replacing : nullptr);
+    number = attempt.round.number;
     report_attempt(job, attempt, oom, record);
     throw_if_launch_failed(attempt);
-    const auto lived = std::chrono::duration_cast<std::chrono::milliseconds>(attempt.end - attempt.start);
+    const auto lived = milliseconds_between(attempt.round_start, attempt.end);
     const Decision decision = decide(restarts, attempt.outcome, restarts_used, lived);
     if (const auto* received = std::get_if<SignalReceived>(&attempt.outcome))
       co_return RunResult::by_signal(received->signal);
@@ -120,7 +163,7 @@ void finish_record(const std::filesystem::path& path, const RunResult& result, J
 /// --dry-run. Does not reserve a port: 0 means a free one.
 void show_plan(Job& job) {
   const Round round = shown_round(job.options, job.workers, job.run_id);
-  const auto specs = plan_attempt(job, round, -1, {});
+  const auto specs = plan_attempt(job, round, -1);
   const auto text = dry_run_text(job.program.path, specs, job.outputs.plan(0, specs), job.environment) +
                     "\n" + cpu_table(job.topology, job.placement, round);
   std::fwrite(text.data(), 1, text.size(), stdout);
@@ -168,6 +211,14 @@ std::filesystem::path timer_file(const std::filesystem::path& temp_path) {
   return ours ? std::filesystem::absolute(*given) : temp_path / "timers";
 }
 
+/// Of a job whose workers are replaced one by one.
+UniqueFd state_memory(const Options& options) {
+  if (options.recover == Recover::kAll) return {};
+  UniqueFd memory(::memfd_create("ddprun-state", MFD_CLOEXEC));
+  if (!memory) throw std::system_error(errno, std::generic_category(), "memfd_create");
+  return memory;
+}
+
 RunResult run_recorded(const Options& options, const std::vector<std::string>& environment,
                        const std::string& job_id, const JobClock& clock, JobRecord& record) {
   const Topology topology = detect_topology(wanted_gpus(options));
@@ -199,6 +250,7 @@ RunResult run_recorded(const Options& options, const std::vector<std::string>& e
           .run_id = record.run_id,
           .timer_file = timer_file(temp_path),
           .clock = clock,
+          .state = state_memory(options),
           .io = io,
           .signals = signals,
           .guard = guard,
@@ -213,6 +265,10 @@ RunResult run_recorded(const Options& options, const std::vector<std::string>& e
   warn_about_filter(options, workers);
   const auto port = process_env("TORCHELASTIC_HEALTH_CHECK_PORT");
   if (port && !process_env(kJobIdVariable)) answer_health_checks(io, *port);  // the outer job has it
+  JobMonitor monitor(job, record);
+  job.monitor = &monitor;
+  const ControlSocket socket(io, job_name(job_id), monitor.questions());
+  if (options.metrics) serve_metrics(io, *options.metrics, options.metrics_token, monitor.questions());
   NodeConnections connections;
   const RunResult result = run_loop(
       io, options.nodes.several() ? supervise_node(job, connections, record) : supervise(job, record));

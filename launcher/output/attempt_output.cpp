@@ -16,6 +16,7 @@ namespace asio = boost::asio;
 struct AttemptOutput::Worker {
   std::shared_ptr<OutputStream> out, err;  // null: does not pass through ddprun
   OutputTail error_tail;
+  RecentOutput recent;
   Clock::time_point last_output = Clock::now();
   bool has_written = false;
 
@@ -31,7 +32,7 @@ AttemptOutput::~AttemptOutput() = default;
 
 WorkerOutputs AttemptOutput::open(std::size_t index, const WorkerOutputPlan& plan) {
   auto& worker = workers_[index];
-  ensure(worker == nullptr, "a worker's streams are opened once");
+  if (worker) replaced_.push_back(std::move(worker));
   worker = std::make_unique<Worker>();
   WorkerOutputs ends;
   ends.out = open_stream(index, plan.out, /*is_err=*/false);
@@ -74,12 +75,12 @@ void AttemptOutput::note_output(std::size_t index, std::string_view bytes, bool 
   Worker& worker = *workers_.at(index);
   worker.last_output = Clock::now();
   if (is_err) worker.error_tail.add(bytes);
+  worker.recent.add(bytes);
   if (!std::exchange(worker.has_written, true) && on_first_output_) on_first_output_(index);
 }
 
 asio::awaitable<bool> AttemptOutput::wait_for_ends(std::optional<Clock::time_point> deadline) {
-  const auto is_open = [](const auto& entry) { return entry.second->any(&OutputStream::open); };
-  while (std::any_of(workers_.begin(), workers_.end(), is_open)) {
+  while (any(&OutputStream::open)) {
     ended_.expires_at(deadline.value_or(Clock::time_point::max()));
     boost::system::error_code cancelled;
     co_await ended_.async_wait(asio::redirect_error(asio::use_awaitable, cancelled));
@@ -88,15 +89,21 @@ asio::awaitable<bool> AttemptOutput::wait_for_ends(std::optional<Clock::time_poi
   co_return true;
 }
 
-bool AttemptOutput::unread() const {
-  return std::any_of(workers_.begin(), workers_.end(),
-                     [](const auto& entry) { return entry.second->any(&OutputStream::unread); });
+bool AttemptOutput::unread() const { return any(&OutputStream::unread); }
+
+bool AttemptOutput::any(bool (OutputStream::*is)() const) const {
+  const auto has = [&](const auto& worker) { return worker->any(is); };
+  return std::any_of(replaced_.begin(), replaced_.end(), has) ||
+         std::any_of(workers_.begin(), workers_.end(), [&](const auto& entry) { return has(entry.second); });
 }
 
 void AttemptOutput::finish() {
-  for (auto& [index, worker] : workers_)
-    for (const auto& stream : {worker->out, worker->err})
+  const auto finish_both = [](const Worker& worker) {
+    for (const auto& stream : {worker.out, worker.err})
       if (stream) stream->finish();
+  };
+  for (const auto& worker : replaced_) finish_both(*worker);
+  for (const auto& [index, worker] : workers_) finish_both(*worker);
 }
 
 asio::awaitable<bool> AttemptOutput::drain_files(std::optional<Clock::time_point> deadline) {
@@ -107,6 +114,8 @@ asio::awaitable<bool> AttemptOutput::drain_files(std::optional<Clock::time_point
 std::vector<std::string> AttemptOutput::last_error_lines(std::size_t index) const {
   return workers_.at(index)->error_tail.lines();
 }
+
+const RecentOutput& AttemptOutput::recent(std::size_t index) const { return workers_.at(index)->recent; }
 
 AttemptOutput::Clock::time_point AttemptOutput::last_output(std::size_t index) const {
   const Worker& worker = *workers_.at(index);

@@ -16,6 +16,7 @@
 #include <ddprun/common/files.h>
 #include "launcher/output/console.h"
 #include "launcher/output/output_stream.h"
+#include "launcher/output/recent_output.h"
 #include "launcher/workers/process.h"
 
 namespace ddprun::launcher {
@@ -55,6 +56,9 @@ class AttemptOutput {
   /// The end of a worker's stderr, wherever it goes: at most 20 lines and 16 KiB, raw.
   std::vector<std::string> last_error_lines(std::size_t index) const;
 
+  /// The end of what a worker wrote to both streams, as far as it passed through ddprun.
+  const RecentOutput& recent(std::size_t index) const;
+
   /// When a worker last wrote something that passed through ddprun, or was opened. Now, while the console
   /// or a stalled disk blocks it.
   Clock::time_point last_output(std::size_t index) const;
@@ -66,6 +70,7 @@ class AttemptOutput {
  private:
   struct Worker;
 
+  bool any(bool (OutputStream::*is)() const) const;
   UniqueFd open_stream(std::size_t index, const StreamPlan& plan, bool is_err);
   std::shared_ptr<LogFile> open_file(const std::filesystem::path& path, const StreamPlan& plan);
   void note_output(std::size_t index, std::string_view bytes, bool is_err);
@@ -75,6 +80,7 @@ class AttemptOutput {
   const LogFolder* folder_;
   std::unique_ptr<LogWriter> writer_;  // null: no files
   std::map<std::size_t, std::unique_ptr<Worker>> workers_;
+  std::vector<std::unique_ptr<Worker>> replaced_;  // lost workers, whose last output may still be on its way
   std::map<std::filesystem::path, std::shared_ptr<LogFile>> filtered_files_;
   std::function<void(std::size_t)> on_first_output_;
   boost::asio::steady_timer ended_;  // cancelled when a stream has ended

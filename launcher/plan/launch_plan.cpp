@@ -138,7 +138,14 @@ std::vector<WorkerSpec> plan_workers(const LaunchContext& context, const Round& 
     variables.error_file = spec.error_file.string();
     if (variables.rank == 0 && context.store_fd >= 0) variables.store_fd = context.store_fd;
     if (!context.heartbeat_fds.empty()) variables.heartbeat_fd = context.heartbeat_fds[i];
-    for (const auto& fd : {variables.store_fd, variables.heartbeat_fd})
+    if (!context.status_fds.empty()) variables.status_fd = context.status_fds[i];
+    if (!context.round_fds.empty()) {
+      variables.round_fd = context.round_fds[i];
+      variables.round = round.number;
+      variables.state_fd = context.state_fd;
+    }
+    for (const auto& fd : {variables.store_fd, variables.heartbeat_fd, variables.status_fd,
+                           variables.round_fd, variables.state_fd})
       if (fd) spec.inherited_fds.push_back(*fd);
     spec.env = common;
     if (!context.visible_gpus.empty())

@@ -1,6 +1,7 @@
 #include "launcher/rendezvous/coordinator.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <map>
 #include <tuple>
 #include <utility>
@@ -20,6 +21,8 @@ constexpr std::size_t kMaxTextBytes = 2000;  // of a node's text, to which we ad
 // A node lost this often in a row, each time from a young round, would keep restarting the others.
 constexpr int kMaxLosses = 5;
 constexpr std::chrono::minutes kYoung{5};
+constexpr Coordinator::NodeId kNobody = SIZE_MAX;
+constexpr std::size_t kBeatsToLoss = 2 * kBeatsPerTimeout;  // after so many a silent node is known to be lost
 
 }  // namespace
 
@@ -29,7 +32,7 @@ Coordinator::Coordinator(CoordinatorSettings settings, Time now)
 void Coordinator::receive(NodeId id, const NodeMessage& message, const std::string& address, Time now) {
   const auto found = nodes_.find(id);
   if (const auto* wish = std::get_if<Join>(&message)) {
-    if (found == nodes_.end() && gone_.count(id) == 0) join(id, *wish, address);
+    if (found == nodes_.end() && gone_.count(id) == 0) join(id, *wish, address, now);
   } else if (found != nodes_.end() && !ended_) {
     found->second.missed_beats = 0;
     handle(id, found->second, message, now);
@@ -37,7 +40,7 @@ void Coordinator::receive(NodeId id, const NodeMessage& message, const std::stri
   check_progress(now);
 }
 
-void Coordinator::join(NodeId id, const Join& join, const std::string& address) {
+void Coordinator::join(NodeId id, const Join& join, const std::string& address, Time now) {
   if (ended_) return dismiss(id, last_word(false));
   if (const std::string reason = problem_with(join, address); !reason.empty())
     return dismiss(id, Refused{reason});
@@ -45,9 +48,61 @@ void Coordinator::join(NodeId id, const Join& join, const std::string& address) 
   node.join = join;
   node.address = join.address.empty() ? address : join.address;
   node.order = next_order_++;
+  node.was_in_round = join.former.number >= 0;
   if (join.node_rank) ranks_[*join.node_rank] = id;
   ++ready_;
+  go_on_after(join.former, now);
   send_waiting(id);
+}
+
+/// Takes the place of the coordinator that a node has lost.
+void Coordinator::go_on_after(const FormerRound& former, Time now) {
+  if (has_started() || former.number <= former_.number) return;
+  if (phase_ == Phase::kLeading) abandon_round(now);
+  former_ = former;
+  round_ = former.number;
+  const int for_the_lost_node = elastic() || settings_.spares > 0 ? 0 : 1;
+  restart_count_ = restarts_used_ = former.restarts + for_the_lost_node;
+}
+
+/// The nodes of the lost coordinator's last round, without its own if that has ended; kNobody for those that
+/// are not here. A node that has come again counts once.
+std::vector<Coordinator::NodeId> Coordinator::former_members() const {
+  std::map<int, NodeId> by_rank;
+  bool ended = false;
+  for (const auto& [id, node] : nodes_) {
+    if (node.join.former.number != former_.number) continue;
+    by_rank[node.join.former.group_rank] = id;
+    ended = ended || node.join.former.nobody_listens;
+  }
+  std::vector<NodeId> members;
+  for (const auto& [rank, id] : by_rank) members.push_back(id);
+  members.resize(std::max(members.size(), static_cast<std::size_t>(former_.nodes - (ended ? 1 : 0))),
+                 kNobody);
+  return members;
+}
+
+std::size_t Coordinator::returned() const {
+  const auto members = former_members();
+  return members.size() - static_cast<std::size_t>(std::count(members.begin(), members.end(), kNobody));
+}
+
+bool Coordinator::has_majority() const {
+  return former_.number >= 0 && 2 * returned() > former_members().size();
+}
+
+/// Whether the other part of a broken network may go on without this one.
+bool Coordinator::in_minority() const {
+  const auto is_minority = [this](const std::vector<NodeId>& voters) {
+    const auto here =
+        std::count_if(voters.begin(), voters.end(), [this](NodeId id) { return nodes_.count(id) > 0; });
+    return 2 * static_cast<std::size_t>(here) < voters.size();
+  };
+  return settings_.has_successors &&
+         (is_minority(voters_) ||
+          std::any_of(former_voters_.begin(), former_voters_.end(), [&](const auto& former) {
+            return beats_ - former.first < kBeatsToLoss && is_minority(former.second);
+          }));
 }
 
 std::string Coordinator::problem_with(const Join& join, const std::string& address) const {
@@ -59,7 +114,9 @@ std::string Coordinator::problem_with(const Join& join, const std::string& addre
     return "node rank " + std::to_string(*join.node_rank) + " is wanted by " + node + " and taken by node " +
            describe_node(other.join, other.address);
   }
-  const bool full = nodes_.size() >= max_nodes() || phase_ == Phase::kLeading || phase_ == Phase::kRunning;
+  const bool begun = phase_ == Phase::kLeading || phase_ == Phase::kRunning;
+  const bool full = nodes_.size() >= max_nodes() + static_cast<std::size_t>(settings_.spares) ||
+                    (begun && settings_.spares == 0);
   if (!elastic() && full)
     return node + " comes too late: the job " + single_quoted(settings_.run_id) +
            (settings_.program.empty() ? "" : ", which runs " + single_quoted(settings_.program) + ",") +
@@ -77,8 +134,10 @@ void Coordinator::handle(NodeId id, Node& node, const NodeMessage& message, Time
       start_round(leading->port, now);
   } else if (const auto* failed = std::get_if<Failed>(&message)) {
     const bool first = phase_ == Phase::kRunning || phase_ == Phase::kLeading;
-    if (in_round && first && failed->round == round_)
-      fail(failed->end, shortened(printable(failed->text), kMaxTextBytes), now);
+    // Of an earlier round: the next one in place will have replaced that worker, too.
+    const bool known = failed->in_place && failed->round != round_;
+    if (in_round && first && failed->round >= first_round_ && failed->round <= round_ && !known)
+      fail(*failed, now);
   } else if (const auto* succeeded = std::get_if<Succeeded>(&message)) {
     if (node.state == State::kInRound && phase_ == Phase::kRunning && succeeded->round == round_) {
       node.state = State::kSucceeded;
@@ -94,6 +153,8 @@ void Coordinator::handle(NodeId id, Node& node, const NodeMessage& message, Time
         "node " + describe_node(node.join, node.address) + " received " + signal_name(leave->signal);
     // Also between two rounds: without this node there cannot be another.
     if (!elastic() && node.was_in_round) return end(exit_code_of_signal(leave->signal), reason);
+    std::erase(voters_, id);
+    for (auto& [superseded, former] : former_voters_) std::erase(former, id);
     gone_.insert(id);
     remove(nodes_.find(id), reason, now);
   }
@@ -126,26 +187,35 @@ void Coordinator::drop(NodeId id, const std::string& reason, Time now) {
 
 void Coordinator::remove(Nodes::iterator gone, const std::string& reason, Time now) {
   const State state = gone->second.state;
+  const NodeId id = gone->first;
+  const Join join = gone->second.join;
   if (gone->second.join.node_rank) ranks_.erase(*gone->second.join.node_rank);
   nodes_.erase(gone);
   if (state == State::kReady) --ready_;
+  if (!ended_ && in_minority())
+    return end(LaunchError::kOwnFailure,
+               reason + "; of the last round's nodes most are gone, and may go on with another coordinator");
   if (ended_ || state != State::kInRound) return;
-  if (phase_ == Phase::kLeading) return abandon_round(now);
-  if (phase_ != Phase::kRunning) return;
+  if (phase_ == Phase::kLeading && !in_place_) return abandon_round(now);
+  if (phase_ != Phase::kRunning && phase_ != Phase::kLeading) return;
   // Its workers may live on until their node notices; the others cannot continue without them.
-  if (elastic()) return stop_round(reason, milliseconds(0));
-  fail(WorkerFailed{ExitStatus::exited(LaunchError::kOwnFailure)}, reason, now);
+  if (take_spare(id, join)) return;
+  if (elastic() || ready_ > 0) return stop_round(reason, milliseconds(0));
+  fail({round_, WorkerFailed{ExitStatus::exited(LaunchError::kOwnFailure)}, reason}, now);
 }
 
-void Coordinator::fail(const AttemptEnd& failure, const std::string& text, Time now) {
+void Coordinator::fail(const Failed& failed, Time now) {
+  const std::string text = shortened(printable(failed.text), kMaxTextBytes);
   const Clock::duration lived = phase_ == Phase::kRunning ? now - running_since_ : Clock::duration(0);
   const Decision decision =
-      decide(settings_.restarts, failure, restarts_used_, std::chrono::duration_cast<milliseconds>(lived));
+      decide(settings_.restarts, failed.end, restarts_used_, std::chrono::duration_cast<milliseconds>(lived));
   if (!decision.restart)  // a failure never ends the job with 0
     return end(decision.exit_code == 0 ? LaunchError::kOwnFailure : decision.exit_code,
                settings_.restarts.max_restarts == 0 ? text : text + "; not restarted: " + decision.reason);
   restarts_used_ = decision.restarts_used;
   ++restart_count_;
+  if (failed.in_place && phase_ == Phase::kRunning && unfinished_ == members_.size())
+    return lead_round(/*in_place=*/true);
   stop_round(text + "; " + decision.reason, decision.delay);
 }
 
@@ -201,14 +271,17 @@ void Coordinator::begin_forming(Time now) {
 
 void Coordinator::form(Time now) {
   const bool late = now >= forming_since_ + settings_.join_timeout;
-  if (ready_ >= max_nodes()) return close_round();
-  if (ready_ < static_cast<std::size_t>(settings_.min_nodes)) {
+  const bool enough = !takes_over() || has_majority();
+  if (ready_ >= max_nodes() && enough) return close_round();
+  if (ready_ < static_cast<std::size_t>(settings_.min_nodes) || !enough) {
     last_call_end_.reset();
     if (late) end(LaunchError::kOwnFailure, describe_shortage());
     return;
   }
   // Survivors of a round do not wait: more nodes may join while they run.
-  if (!last_call_end_) last_call_end_ = now + (round_ < 0 ? settings_.last_call : milliseconds(0));
+  milliseconds wait = round_ < 0 ? settings_.last_call : milliseconds(0);
+  if (takes_over() && returned() + 1 < static_cast<std::size_t>(former_.nodes)) wait = settings_.node_timeout;
+  if (!last_call_end_) last_call_end_ = now + wait;
   if (late || now >= *last_call_end_) close_round();
 }
 
@@ -230,7 +303,6 @@ void Coordinator::close_round() {
     const Node &x = a->second, &y = b->second;
     return x.join.node == y.join.node ? x.order < y.order : natural_less(x.join.node, y.join.node);
   });
-  ++round_;
   members_.clear();
   for (auto* entry : ready) {
     entry->second.state = State::kInRound;
@@ -239,10 +311,43 @@ void Coordinator::close_round() {
   }
   unfinished_ = members_.size();
   ready_ -= members_.size();
-  phase_ = Phase::kLeading;
-  send(members_.front(), Lead{round_});
+  lead_round(/*in_place=*/false);
   for (const auto& [id, node] : nodes_)
     if (node.state == State::kReady) send_waiting(id);  // it is a spare now
+}
+
+/// The round's members are known.
+void Coordinator::lead_round(bool in_place) {
+  ++round_;
+  in_place_ = in_place;
+  if (!in_place) first_round_ = round_;
+  phase_ = Phase::kLeading;
+  send(members_.front(), Lead{round_});
+}
+
+/// Puts a node that stands by in the place of a lost member, if the others can go on so.
+bool Coordinator::take_spare(NodeId lost, const Join& join) {
+  const auto runs = [this](NodeId id) {
+    const auto found = nodes_.find(id);
+    return found != nodes_.end() && found->second.started >= first_round_;
+  };
+  if (!settings_.in_place || unfinished_ < members_.size() ||
+      std::none_of(members_.begin(), members_.end(), runs))
+    return false;
+  Nodes::value_type* spare = nullptr;  // the first that came
+  for (auto& entry : nodes_) {
+    const Node& node = entry.second;
+    const bool fits =
+        node.state == State::kReady && node.join.workers == join.workers && node.join.role == join.role;
+    if (fits && (spare == nullptr || node.order < spare->second.order)) spare = &entry;
+  }
+  if (spare == nullptr) return false;
+  spare->second.state = State::kInRound;
+  spare->second.was_in_round = true;
+  --ready_;
+  std::replace(members_.begin(), members_.end(), lost, spare->first);
+  lead_round(/*in_place=*/true);
+  return true;
 }
 
 /// A member was lost before the workers started.
@@ -257,12 +362,16 @@ void Coordinator::abandon_round(Time now) {
 }
 
 void Coordinator::start_round(int port, Time now) {
+  if (takes_over()) voters_ = former_members();
+  std::erase_if(former_voters_, [&](const auto& former) { return beats_ - former.first >= kBeatsToLoss; });
+  former_voters_.emplace_back(beats_, std::exchange(voters_, members_));
   phase_ = Phase::kRunning;
   running_since_ = now;
   last_call_end_.reset();
   Start start;  // as the next member gets it
   start.world_size = 0;
   start.number = round_;
+  start.in_place = in_place_;
   start.group_world_size = static_cast<int>(members_.size());
   start.master_addr = nodes_.at(members_.front()).address;
   start.master_port = port;
@@ -278,6 +387,7 @@ void Coordinator::start_round(int port, Time now) {
   for (const NodeId id : members_) {
     Node& node = nodes_.at(id);
     node.has_run = true;
+    node.started = round_;
     start.first_role_rank =
         std::exchange(role_ranks[node.join.role], role_ranks[node.join.role] + node.join.workers);
     start.role_world_size = role_sizes[node.join.role];
@@ -289,6 +399,7 @@ void Coordinator::start_round(int port, Time now) {
 
 void Coordinator::tick(Time now) {
   if (now >= next_beat_ && !ended_) {
+    ++beats_;
     next_beat_ = now + Clock::duration(settings_.node_timeout) / kBeatsPerTimeout;
     std::vector<NodeId> silent;
     // Count beats, not time: a program that was stopped would have heard nobody.
@@ -330,6 +441,10 @@ std::vector<std::string> Coordinator::describe_nodes() const {
 /// Why the job cannot begin.
 std::string Coordinator::describe_shortage() const {
   const std::vector<std::string> came = describe_nodes();
+  if (takes_over() && !has_majority())
+    return std::to_string(returned()) + " of the last round's " + std::to_string(former_.nodes) +
+           " nodes came to a new coordinator within " + in_seconds(settings_.join_timeout) +
+           ", expected more than half: " + first_few(came);
   std::vector<int> missing;
   const bool by_rank = !elastic() && !ranks_.empty() && ranks_.size() == nodes_.size();
   for (int rank = 0; by_rank && rank < settings_.max_nodes; ++rank)

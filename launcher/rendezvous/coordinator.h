@@ -18,6 +18,7 @@ namespace ddprun::launcher {
 /// When the nodes of a job begin, and how long they wait for each other.
 struct MeetingRules {
   int min_nodes = 1, max_nodes = 1;
+  int spares = 0;  ///< nodes beyond max_nodes that may stand by to replace lost ones
   std::chrono::milliseconds join_timeout{600'000};  ///< for a round to begin
   std::chrono::milliseconds last_call{30'000};      ///< to wait for more nodes once min_nodes are there
   /// After which a silent node is lost (at most 1.25 times this).
@@ -32,6 +33,11 @@ struct CoordinatorSettings : MeetingRules {
   /// any.
   std::string program;
   RestartSettings restarts;
+  bool in_place = false;  ///< the others go on when a node that stands by replaces a lost one
+  /// If this coordinator is lost, another may take over: of a network that breaks, only the larger part goes
+  /// on.
+  bool has_successors = false;
+  bool takes_over = false;  ///< from a coordinator that was lost
 };
 
 /// How the job has ended for all nodes.
@@ -53,6 +59,10 @@ class Coordinator {
   using NodeId = std::size_t;  ///< a connection; never reused
 
   Coordinator(CoordinatorSettings settings, Time now);
+
+  // A job whose coordinator was lost goes on with another one, which learns from the nodes' Joins what there
+  // was. It begins a round once more than half of the last round's nodes have come; the lost coordinator, if
+  // it lives, ends the job with fewer than half. So there are never two rounds beside each other.
 
   /// A node's message; its first one is Join.
   ///
@@ -76,7 +86,9 @@ class Coordinator {
   const std::optional<JobEnd>& ended() const { return ended_; }
 
   /// Whether nodes may join. Not while all nodes of a job of fixed size are connected.
-  bool wants_nodes() const { return !ended_ && (elastic() || phase_ == Phase::kForming); }
+  bool wants_nodes() const {
+    return !ended_ && (elastic() || settings_.spares > 0 || phase_ == Phase::kForming);
+  }
 
  private:
   // kForming: waiting for nodes. kLeading: the round is closed, waiting for its leader's port. kStopping:
@@ -90,22 +102,25 @@ class Coordinator {
     State state = State::kReady;
     bool was_in_round = false;  ///< the last one
     bool has_run = false;       ///< workers
+    int started = -1;           ///< the last round that it was told to start
     int missed_beats = 0;       ///< beats sent since its last message
   };
   using Nodes = std::unordered_map<NodeId, Node>;
 
-  void join(NodeId id, const Join& join, const std::string& address);
+  void join(NodeId id, const Join& join, const std::string& address, Time now);
   std::string problem_with(const Join& join, const std::string& address) const;
   void handle(NodeId id, Node& node, const NodeMessage& message, Time now);
   void expel(NodeId id, const std::string& reason, Time now);
   void drop(NodeId id, const std::string& reason, Time now);
   void remove(Nodes::iterator gone, const std::string& reason, Time now);
-  void fail(const AttemptEnd& failure, const std::string& text, Time now);
+  void fail(const Failed& failed, Time now);
   void check_progress(Time now);
   void take_joiners_along(Time now);
   void begin_forming(Time now);
   void form(Time now);
   void close_round();
+  void lead_round(bool in_place);
+  bool take_spare(NodeId lost, const Join& join);
   void abandon_round(Time now);
   void start_round(int port, Time now);
   void stop_round(const std::string& reason, std::chrono::milliseconds pause);
@@ -113,6 +128,13 @@ class Coordinator {
   End last_word(bool has_run) const;
   std::vector<std::string> describe_nodes() const;
   std::string describe_shortage() const;
+  void go_on_after(const FormerRound& former, Time now);
+  bool has_started() const { return running_since_ != Time(); }
+  bool takes_over() const { return (settings_.takes_over || former_.number >= 0) && !has_started(); }
+  std::vector<NodeId> former_members() const;
+  std::size_t returned() const;
+  bool has_majority() const;
+  bool in_minority() const;
   bool elastic() const { return settings_.min_nodes < settings_.max_nodes; }
   std::size_t max_nodes() const { return static_cast<std::size_t>(settings_.max_nodes); }
   void send(NodeId id, CoordinatorMessage message) { messages_.emplace_back(id, std::move(message)); }
@@ -128,10 +150,18 @@ class Coordinator {
   std::set<NodeId> gone_;                  ///< connections that may not join again
   std::unordered_map<int, NodeId> ranks_;  ///< node ranks that are taken
   std::vector<NodeId> members_;            ///< of the round, by rank, including lost ones
+  FormerRound former_;                     ///< of the coordinator whose place this one takes
+  /// The members of the last round that was started, except those whose users ended them; and of those
+  /// before it, with the beats sent until the next Start, as one that has been silent since may be counted.
+  std::vector<NodeId> voters_;
+  std::vector<std::pair<std::size_t, std::vector<NodeId>>> former_voters_;
+  std::size_t beats_ = 0;  ///< sent to each node; not time, in which this program may have been stopped
   std::size_t next_order_ = 0;
   std::size_t ready_ = 0;       ///< nodes in kReady
   std::size_t unfinished_ = 0;  ///< members in kInRound
   int round_ = -1;
+  int first_round_ = 0;    ///< in which the workers of round_ began
+  bool in_place_ = false;  ///< round_ began with living workers
   int restarts_used_ = 0;
   int restart_count_ = 0;
   std::map<std::string, int> losses_;  ///< how often in a row a node was lost from a young round

@@ -48,6 +48,16 @@ std::optional<std::string> parse_host(const std::string& text) {
   return {};
 }
 
+std::optional<std::vector<Endpoint>> parse_endpoints(const std::string& text, int default_port) {
+  std::vector<Endpoint> endpoints;
+  for (const std::string& word : split(text, ',')) {
+    const auto endpoint = parse_endpoint(word, default_port);
+    if (!endpoint || std::count(endpoints.begin(), endpoints.end(), *endpoint) > 0) return {};
+    endpoints.push_back(*endpoint);
+  }
+  return endpoints;
+}
+
 std::optional<Endpoint> parse_endpoint(const std::string& text, int default_port) {
   if (const auto host = parse_host(text)) return Endpoint{*host, default_port};
   const auto colon = text.rfind(':');

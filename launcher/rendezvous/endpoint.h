@@ -16,6 +16,9 @@ struct Endpoint {
 /// Reads "HOST", "HOST:PORT", "[V6]", "[V6]:PORT" or a bare IPv6 address such as "::1".
 std::optional<Endpoint> parse_endpoint(const std::string& text, int default_port);
 
+/// Reads one or more of them, separated by commas.
+std::optional<std::vector<Endpoint>> parse_endpoints(const std::string& text, int default_port);
+
 /// Reads "HOST", "[V6]" or "V6".
 std::optional<std::string> parse_host(const std::string& text);
 

@@ -178,6 +178,11 @@ void visit(auto& fields, Join& join) {
   fields.text("address", join.address, kMaxName);
   fields.text("role", join.role, kMaxName);
   fields.text("program", join.program, kMaxName);
+  fields.integer("former_round", join.former.number, -1, INT_MAX);
+  fields.integer("former_nodes", join.former.nodes, 0, kMaxCount);
+  fields.integer("former_rank", join.former.group_rank, 0, kMaxCount);
+  fields.integer("former_restarts", join.former.restarts, 0, INT_MAX);
+  fields.flag("nobody_listens", join.former.nobody_listens);
 }
 
 const char* type_of(const Leading&) { return "leading"; }
@@ -191,6 +196,7 @@ void visit(auto& fields, Failed& failed) {
   fields.integer("round", failed.round, 0, INT_MAX);
   visit(fields, failed.end);
   fields.text("text", failed.text, kMaxText);
+  fields.flag("in_place", failed.in_place);
 }
 
 const char* type_of(const Succeeded&) { return "succeeded"; }
@@ -227,6 +233,7 @@ void visit(auto& fields, Start& start) {
   fields.text("master_addr", start.master_addr, kMaxName);
   fields.integer("master_port", start.master_port, 1, kMaxPort);
   fields.text("run_id", start.run_id, kMaxName);
+  fields.flag("in_place", start.in_place);
   fields.integer("restart_count", start.restart_count, 0, INT_MAX);
   fields.integer("max_restarts", start.max_restarts, 0, kMaxCount);
 }

@@ -17,6 +17,16 @@ namespace ddprun::launcher {
 
 // From a node.
 
+/// The last round that a node was in before it lost its coordinator.
+struct FormerRound {
+  int number = -1;  ///< -1: none
+  int nodes = 0;    ///< in it
+  int group_rank = 0;
+  int restarts = 0;
+  bool nobody_listens = false;  ///< at the endpoint of its coordinator: that ddprun has ended
+  bool operator==(const FormerRound&) const = default;
+};
+
 /// "I want to join." The first message of every connection.
 struct Join {
   std::string run_id;            ///< --rdzv-id; empty: the coordinator's
@@ -27,6 +37,7 @@ struct Join {
   std::string address;  ///< --local-addr: where others reach it; empty: its connection's source
   std::string role = {};
   std::string program = {};  ///< as in CoordinatorSettings
+  FormerRound former = {};
   bool operator==(const Join&) const = default;
 };
 
@@ -43,6 +54,8 @@ struct Failed {
   int round = 0;
   AttemptEnd end;
   std::string text;  ///< one line: "rank 3 failed with exit code 7: out of range"
+  /// The other workers can go on (--recover=rank); they live until Stop comes, or a Start in place.
+  bool in_place = false;
   bool operator==(const Failed&) const = default;
 };
 
@@ -88,8 +101,8 @@ struct Lead {
   bool operator==(const Lead&) const = default;
 };
 
-/// "Start the workers." An empty master_addr means the coordinator's, as this node reaches it. The node fills
-/// in the fields about itself, which are not sent.
+/// "Start the workers"; of a round in place only those that were lost. An empty master_addr means the
+/// coordinator's, as this node reaches it. The node fills in the fields about itself, which are not sent.
 using Start = Round;
 
 /// "End the workers of the round." Another round follows.

@@ -19,6 +19,7 @@
 #include <stdexcept>
 #include <system_error>
 #include <thread>
+#include <utility>
 
 #include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
@@ -115,6 +116,10 @@ std::optional<CoordinatorEvent> NodeLink::next() {
   return first;
 }
 
+const CoordinatorMessage* NodeLink::peek() const {
+  return news_.empty() ? nullptr : std::get_if<CoordinatorMessage>(&news_.front());
+}
+
 std::optional<std::string> NodeLink::end_reason() const {
   for (const CoordinatorEvent& news : news_) {
     if (const auto* lost = std::get_if<CoordinatorLost>(&news)) return lost->reason;
@@ -153,14 +158,16 @@ asio::awaitable<void> NodeLink::run() {
   if (was_connected) connection_->close();
   timer_.cancel();
   if (reason.empty()) co_return;
+  const bool hung_up = was_connected && !timed_out_;
   add(CoordinatorLost{(was_connected ? "lost the coordinator at " : "cannot reach the coordinator at ") +
-                      to_string(settings_.endpoint) + ": " + reason});
+                          to_string(endpoint()) + ": " + reason,
+                      hung_up});
 }
 
 /// Retries until a coordinator answers; gives up on a stranger or another token.
 asio::awaitable<void> NodeLink::connect() {
   const auto begin = Clock::now();
-  bool logged = false;
+  bool logged = false, first = true;
   for (milliseconds pause{50};; pause = std::min(pause * 2, milliseconds(1000))) {
     std::string why;
     try {
@@ -172,25 +179,32 @@ asio::awaitable<void> NodeLink::connect() {
       throw;
     } catch (const boost::system::system_error& error) {
       why = describe(error.code());
+      if (std::exchange(first, false) && endpoint() == settings_.former_coordinator)
+        settings_.join.former.nobody_listens = error.code() == asio::error::connection_refused;
     } catch (const std::runtime_error& error) {
       why = error.what();
+    }
+    if (asked_ + 1 < settings_.endpoints.size()) {
+      ++asked_;
+      continue;
     }
     const auto waited = Clock::now() - begin;
     if (waited + pause >= settings_.timeout)
       throw std::runtime_error(why + ", for " + in_seconds(settings_.timeout) + " (--join-timeout)");
     if (!logged && waited >= kNoticeAfter) {
-      log_info("trying to reach the coordinator at " + to_string(settings_.endpoint) + ": " + why);
+      log_info("trying to reach the coordinator at " + to_string(endpoint()) + ": " + why);
       logged = true;
     }
     timer_.expires_after(pause);
     co_await timer_.async_wait(asio::use_awaitable);
+    asked_ = 0;
   }
 }
 
 /// Tries each address once, in order. throws the last one's error
 asio::awaitable<void> NodeLink::connect_once() {
-  const auto addresses = co_await resolve(settings_.endpoint);
-  if (settings_.before_connecting) settings_.before_connecting(addresses, settings_);
+  const auto addresses = co_await resolve(endpoint());
+  if (settings_.before_connecting) settings_.before_connecting(asked_, addresses, settings_);
   boost::system::error_code error = asio::error::host_not_found;
   for (const tcp::endpoint& address : settings_.instead.empty() ? addresses : settings_.instead) {
     const auto socket = std::make_shared<tcp::socket>(io_);
@@ -212,7 +226,7 @@ asio::awaitable<void> NodeLink::connect_once() {
       const auto* broken = dynamic_cast<const boost::system::system_error*>(&failure);
       const bool hung_up = broken != nullptr && broken->code() != asio::error::timed_out;
       if (connection->greeted() || !settings_.fail_unless_greeted || hung_up) throw;
-      throw LaunchError(LaunchError::kOwnFailure, to_string(settings_.endpoint) + " is taken" +
+      throw LaunchError(LaunchError::kOwnFailure, to_string(endpoint()) + " is taken" +
                                                       port_owner(address.port()) + ", which is not a ddprun");
     }
     connection->clear_time_limit();

@@ -22,6 +22,7 @@ namespace ddprun::launcher {
 /// The coordinator cannot be reached, or was lost.
 struct CoordinatorLost {
   std::string reason;
+  bool hung_up = false;  ///< the connection ended; else nothing was heard for too long
 };
 
 using CoordinatorEvent = std::variant<CoordinatorMessage, CoordinatorLost>;
@@ -31,16 +32,22 @@ using CoordinatorEvent = std::variant<CoordinatorMessage, CoordinatorLost>;
 class NodeLink {
  public:
   struct Settings {
-    Endpoint endpoint;
+    /// Asked for the coordinator in this order, again and again.
+    std::vector<Endpoint> endpoints;
     Join join;
+    /// Of join.former. If the first attempt there is refused, that is known as former.nobody_listens: its
+    /// ddprun ended while it was connected, and cannot have gone on without this node. nullopt: it may have.
+    std::optional<Endpoint> former_coordinator = {};
     std::string token;
     std::chrono::milliseconds timeout{600'000};          ///< for the connection
     std::chrono::milliseconds greeting_timeout{10'000};  ///< for the coordinator's first bytes
     bool fail_unless_greeted = false;  ///< give up if something answers but does not greet in time
     /// Connect to these instead of the endpoint's addresses, if there are any.
     std::vector<boost::asio::ip::tcp::endpoint> instead;
-    /// Called with the endpoint's addresses before each attempt; may change settings, or throw to give up.
-    std::function<void(const std::vector<boost::asio::ip::tcp::endpoint>& addresses, Settings& settings)>
+    /// Called before each attempt with the endpoint's place in the order and its addresses; may change the
+    /// settings, or throw to give up.
+    std::function<void(std::size_t place, const std::vector<boost::asio::ip::tcp::endpoint>& addresses,
+                       Settings& settings)>
         before_connecting;
   };
 
@@ -53,6 +60,9 @@ class NodeLink {
   /// The next event, if any. CoordinatorLost is the last one.
   std::optional<CoordinatorEvent> next();
 
+  /// The next message, which stays there; null: none, or the coordinator is lost.
+  const CoordinatorMessage* peek() const;
+
   /// Why this node's workers must end, if a queued event says so.
   std::optional<std::string> end_reason() const;
 
@@ -63,6 +73,10 @@ class NodeLink {
   void finish();
   bool finished() const { return !connection_ || !connection_->is_open(); }
 
+  /// Where the coordinator is, or is being looked for.
+  const Endpoint& endpoint() const { return settings_.endpoints[asked_]; }
+  bool was_connected() const { return connection_ != nullptr; }
+  const FormerRound& former() const { return settings_.join.former; }
   /// The address at which this node told others to reach it.
   const std::string& join_address() const { return settings_.join.address; }
   /// The coordinator's numeric address as this node reaches it, and the local one of the connection.
@@ -83,6 +97,7 @@ class NodeLink {
   boost::asio::io_context& io_;
   Settings settings_;
   boost::asio::steady_timer timer_;
+  std::size_t asked_ = 0;  ///< of the endpoints
   std::shared_ptr<Connection> connection_;
   std::deque<CoordinatorEvent> news_;
   std::string coordinator_address_, local_address_;

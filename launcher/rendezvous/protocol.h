@@ -21,7 +21,7 @@ namespace ddprun::launcher {
 // so changed, repeated, missing and reflected frames, and those of other connections, are refused. Only the
 // token is secret.
 
-inline constexpr int kProtocolVersion = 2;
+inline constexpr int kProtocolVersion = 3;
 
 /// What either side sends first, in kGreetingSize bytes: magic, version, flags, nonce, zeros.
 struct Greeting {

@@ -16,6 +16,7 @@ struct Round {
   int world_size = 1;        ///< workers of all nodes
   int first_role_rank = 0;   ///< first_rank among the workers of this --role
   int role_world_size = 1;   ///< workers of this --role
+  bool in_place = false;     ///< workers that were lost are started alone again, and the others go on
   int restart_count = 0;     ///< after failures; number also grows when nodes come and go
   std::string master_addr;
   int master_port = 0;

@@ -1,44 +1,37 @@
 #pragma once
 
-#include <boost/asio/io_context.hpp>
 #include <chrono>
 #include <cstddef>
-#include <memory>
 #include <optional>
+#include <string_view>
 #include <vector>
 
-#include <ddprun/common/files.h>
+#include "launcher/workers/worker_pipes.h"
 
 namespace ddprun::launcher {
 
 /// Heartbeats of the workers. Each inherits the writing end of a pipe as DDPRUN_HEARTBEAT_FD; every byte
-/// written there is a beat. Writing never blocks: if the pipe is full (EAGAIN), a beat is already queued.
-///
-/// Pipes are read at most ten times a second, so that short steps do not keep ddprun busy; a beat may seem up
-/// to 0.1 s younger than it is.
+/// written there is a beat.
 class Heartbeats {
  public:
   using Clock = std::chrono::steady_clock;
 
-  explicit Heartbeats(boost::asio::io_context& io) : io_(io) {}
-  ~Heartbeats();
-  Heartbeats(const Heartbeats&) = delete;
-  Heartbeats& operator=(const Heartbeats&) = delete;
+  explicit Heartbeats(boost::asio::io_context& io)
+      : pipes_(io, [this](std::size_t index, std::string_view) { last_beats_[index] = Clock::now(); }) {}
 
-  /// Opens the pipe of the next worker, from index 0. returns its writing end, to close once the worker has
-  /// inherited it. throws std::system_error
-  UniqueFd add();
+  /// Opens a worker's pipe, as WorkerPipes::open.
+  UniqueFd open(std::size_t index) {
+    if (last_beats_.size() <= index) last_beats_.resize(index + 1);
+    last_beats_[index].reset();
+    return pipes_.open(index);
+  }
 
   /// When the worker's latest beat was seen; nullopt: never.
-  std::optional<Clock::time_point> last_beat(std::size_t index) const;
+  std::optional<Clock::time_point> last_beat(std::size_t index) const { return last_beats_.at(index); }
 
  private:
-  struct Pipe;
-  static void watch(const std::shared_ptr<Pipe>& pipe);
-  static void take_beats(const std::shared_ptr<Pipe>& pipe);
-
-  boost::asio::io_context& io_;
-  std::vector<std::shared_ptr<Pipe>> pipes_;
+  WorkerPipes pipes_;
+  std::vector<std::optional<Clock::time_point>> last_beats_;
 };
 
 }  // namespace ddprun::launcher

@@ -55,43 +55,68 @@ WorkerGroup::~WorkerGroup() { signal_all(SIGKILL); }
 std::optional<StartFailed> WorkerGroup::start(const std::string& program,
                                               const std::vector<WorkerSpec>& specs,
                                               std::vector<WorkerOutputs> outputs) {
-  const UniqueFd dev_null = open_dev_null(O_RDONLY);
   specs_ = specs;
   workers_.reserve(specs.size());
   for (std::size_t i = 0; i < specs.size(); ++i) {
     if (signals_.end_requested()) return {};
-    const WorkerSpec& spec = specs[i];
-    ProcessSpec process{program, spec.argv, spec.env};
-    process.stdin_fd = spec.reads_stdin && may_read_stdin() ? STDIN_FILENO : dev_null.get();
-    const WorkerOutputs output = std::move(outputs[i]);  // closed here once the worker has it
-    if (output.out) process.stdout_fd = output.out.get();
-    if (output.err) process.stderr_fd = output.err.get();
-    process.inherited_fds = spec.inherited_fds;
-    process.traceable = spec.traceable;
-    process.announce_fd = guard_.announce_fd();
-    process.cpus = spec.cpus;
-    auto started = start_process(process);
-    if (const auto* failure = std::get_if<StartFailure>(&started))
-      return start_failed(program, spec.rank, *failure);
-    Worker& worker = workers_.emplace_back();
-    worker.process = std::move(std::get<Process>(started));
-    worker.started = JobEvents::Clock::now();
-    index_of_[worker.process.pid] = i;
-    ++groups_left_;
-    if (worker.process.pidfd) events_.watch_exit(i, worker.process.pidfd.get());
+    Worker worker;
+    if (auto failed = start_worker(i, program, std::move(outputs[i]), worker, nullptr)) return failed;
+    workers_.push_back(std::move(worker));
     log_worker(EventRecord::Kind::kStarted, i);
   }
   return {};
 }
 
-asio::awaitable<AttemptEnd> WorkerGroup::wait(std::optional<JobEvents::Clock::time_point> deadline,
-                                              const FindHung& find_hung,
-                                              const PeerEndReason& peer_end_reason) {
-  std::size_t succeeded = 0;
+/// output  closed here once the worker has it
+std::optional<StartFailed> WorkerGroup::start_worker(std::size_t index, const std::string& program,
+                                                     WorkerOutputs output, Worker& worker,
+                                                     Standbys* standbys) {
+  const WorkerSpec& spec = specs_[index];
+  const UniqueFd dev_null = open_dev_null(O_RDONLY);
+  ProcessSpec process{program, spec.argv, spec.env};
+  process.stdin_fd = spec.reads_stdin && may_read_stdin() ? STDIN_FILENO : dev_null.get();
+  if (output.out) process.stdout_fd = output.out.get();
+  if (output.err) process.stderr_fd = output.err.get();
+  process.inherited_fds = spec.inherited_fds;
+  process.traceable = spec.traceable;
+  process.announce_fd = guard_.announce_fd();
+  process.cpus = spec.cpus;
+  auto started = standbys != nullptr ? standbys->start(process) : start_process(process);
+  if (const auto* failure = std::get_if<StartFailure>(&started))
+    return start_failed(program, spec.rank, *failure);
+  worker.process = std::move(std::get<Process>(started));
+  worker.started = JobEvents::Clock::now();
+  index_of_[worker.process.pid] = index;
+  ++groups_left_;
+  if (worker.process.pidfd) events_.watch_exit(index, worker.process.pidfd.get());
+  return {};
+}
+
+std::variant<Worker, StartFailed> WorkerGroup::replace(std::size_t index, const std::string& program,
+                                                       WorkerOutputs output, Standbys& standbys) {
+  Worker worker;
+  if (auto failed = start_worker(index, program, std::move(output), worker, &standbys)) return *failed;
+  Worker& old = workers_[index];
+  index_of_.erase(old.process.pid);  // what is left of its group counts as strays
+  if (!old.group_gone) {
+    signal_group(old.process, SIGKILL);
+    --groups_left_;
+    guard_.forget(old.process.pid);
+    old.group_gone = true;
+  }
+  std::swap(old, worker);
+  log_worker(EventRecord::Kind::kStarted, index);
+  return worker;
+}
+
+asio::awaitable<std::optional<AttemptEnd>> WorkerGroup::wait(
+    std::optional<JobEvents::Clock::time_point> deadline, const FindHung& find_hung,
+    const PeerEndReason& peer_end_reason, const Interrupted& interrupted) {
   auto next_look = JobEvents::Clock::time_point::max();
   for (;;) {
     if (const auto reason = peer_end_reason ? peer_end_reason() : std::nullopt)
       co_return EndedByPeers{*reason};
+    if (interrupted && interrupted()) co_return std::nullopt;
     const auto now = JobEvents::Clock::now();
     if (deadline && now >= *deadline) co_return TimedOut{};
     auto wake_up = deadline.value_or(JobEvents::Clock::time_point::max());
@@ -108,11 +133,16 @@ asio::awaitable<AttemptEnd> WorkerGroup::wait(std::optional<JobEvents::Clock::ti
       if (signals_.ends_job(received->signal)) co_return *received;
     } else if (const auto* exited = std::get_if<WorkerExited>(&event)) {
       const auto& status = workers_[exited->index].status;
-      ensure(status.has_value(), "a worker that has ended can be reaped");
+      if (!status) continue;  // of a worker that was replaced already
       if (!status->success()) co_return WorkerFailed{*status, exited->index};
-      if (++succeeded == specs_.size()) co_return AllSucceeded{};
+      if (all_succeeded()) co_return AllSucceeded{};
     }
   }
+}
+
+bool WorkerGroup::all_succeeded() const {
+  return std::all_of(workers_.begin(), workers_.end(),
+                     [](const Worker& worker) { return worker.status && worker.status->success(); });
 }
 
 asio::awaitable<bool> WorkerGroup::wait_for_event(JobEvents::Clock::time_point deadline) {

@@ -20,6 +20,7 @@
 #include "launcher/workers/guard.h"
 #include "launcher/workers/hang_policy.h"
 #include "launcher/workers/process.h"
+#include "launcher/workers/standbys.h"
 
 namespace ddprun::launcher {
 
@@ -28,6 +29,9 @@ using FindHung = std::function<std::variant<LookAgain, Hung>(JobEvents::Clock::t
 
 /// Called after each event: why the job's other nodes want the workers to end, if they do.
 using PeerEndReason = std::function<std::optional<std::string>()>;
+
+/// Called after each event: whether wait() is to return for something else.
+using Interrupted = std::function<bool()>;
 
 /// A worker that was started.
 struct Worker {
@@ -53,10 +57,18 @@ class WorkerGroup {
   std::optional<StartFailed> start(const std::string& program, const std::vector<WorkerSpec>& specs,
                                    std::vector<WorkerOutputs> outputs);
 
+  /// Puts another worker, perhaps one of the standbys, in the place of one that has ended; processes that
+  /// that one left behind get SIGKILL.
+  /// returns  the ended one; or why the new one cannot start, and then the old one keeps its place
+  std::variant<Worker, StartFailed> replace(std::size_t index, const std::string& program,
+                                            WorkerOutputs output, Standbys& standbys);
+
   /// Waits until all workers succeed, one fails, a signal ends the job, the deadline passes, workers hang, or
-  /// the other nodes end the attempt.
-  boost::asio::awaitable<AttemptEnd> wait(std::optional<JobEvents::Clock::time_point> deadline,
-                                          const FindHung& find_hung, const PeerEndReason& peer_end_reason);
+  /// the other nodes end the attempt. nullopt: interrupted
+  boost::asio::awaitable<std::optional<AttemptEnd>> wait(std::optional<JobEvents::Clock::time_point> deadline,
+                                                         const FindHung& find_hung,
+                                                         const PeerEndReason& peer_end_reason,
+                                                         const Interrupted& interrupted);
 
   /// Signals every remaining group, sends SIGKILL after the grace period or the user's second signal, and
   /// waits until all are gone. returns the processes that SIGKILL did not end
@@ -80,8 +92,11 @@ class WorkerGroup {
 
  private:
   boost::asio::awaitable<bool> groups_gone(JobEvents::Clock::time_point deadline, bool can_hurry);
+  std::optional<StartFailed> start_worker(std::size_t index, const std::string& program, WorkerOutputs output,
+                                          Worker& worker, Standbys* standbys);
   void handle(const JobEvent& event);
   void log_worker(EventRecord::Kind kind, std::size_t index) const;
+  bool all_succeeded() const;
   void record_exit(std::size_t index);
   void reap();
   std::optional<std::size_t> running_worker(pid_t pid) const;

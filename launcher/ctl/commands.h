@@ -1,0 +1,36 @@
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "launcher/ctl/job_screen.h"
+#include "launcher/ctl/jobs.h"
+
+namespace ddprun::launcher {
+
+/// What the words after `ddpctl` say.
+struct CtlOptions {
+  std::string command, job;
+  std::optional<int> rank;
+  bool follow = false, once = false;
+  double interval = 2;
+  bool help = false, version = false;
+};
+
+/// throws UsageError
+CtlOptions parse_ctl_options(const std::vector<std::string>& words);
+
+std::string ctl_help();
+
+/// What GPUs the job's processes use, by pid.
+std::map<int, GpuUse> gpu_use();
+
+/// The stacks of a rank, or of all, as text.
+std::string stacks_text(JobConnection& job, std::optional<int> rank);
+
+/// Runs a command but for top. returns the exit code
+int run_command(const CtlOptions& options);
+
+}  // namespace ddprun::launcher

@@ -1,0 +1,297 @@
+#include "launcher/ctl/job_screen.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <optional>
+
+#include <ddprun/common/text.h>
+
+namespace ddprun::launcher {
+namespace {
+
+using json = nlohmann::ordered_json;
+constexpr std::size_t kMostJobName = 16;
+
+template <typename... Values>
+std::string format(const char* pattern, Values... values) {
+  char text[256];
+  std::snprintf(text, sizeof text, pattern, values...);
+  return text;
+}
+
+std::optional<double> number(const json& object, const char* path) {
+  const json::json_pointer pointer(path);
+  if (!object.contains(pointer) || !object[pointer].is_number()) return std::nullopt;
+  return object[pointer].get<double>();
+}
+
+std::string words(const json& object, const char* name) {
+  return object.contains(name) && object[name].is_string() ? printable(object[name].get<std::string>()) : "";
+}
+
+/// One line of a table.
+struct RankLine {
+  int rank = 0, pid = 0;
+  std::string state, note;
+  std::optional<double> step, step_seconds, own, data, communication, cpu, memory, samples, loss, gpu,
+      gpu_memory;
+  ScreenRow::Kind kind = ScreenRow::Kind::kNormal;
+};
+
+std::optional<double> share(const json& rank, const char* path) {
+  const auto part = number(rank, path), whole = number(rank, "/pace/step_seconds");
+  if (!part || !whole || *whole <= 0) return std::nullopt;
+  return 100 * *part / *whole;
+}
+
+/// CPU time for each second since the view before, else since the worker began, in percent.
+std::optional<double> cpu_percent(const json& rank, const json& before, double seconds_apart) {
+  const auto used = number(rank, "/cpu_seconds"), lived = number(rank, "/seconds");
+  if (!used || !lived || *lived <= 0) return std::nullopt;
+  if (before.is_object() && seconds_apart > 0)
+    for (const json& old : before["ranks"])
+      if (old["pid"] == rank["pid"] && old.contains("cpu_seconds"))
+        return 100 * (*used - old["cpu_seconds"].get<double>()) / seconds_apart;
+  return 100 * *used / *lived;
+}
+
+std::string state_text(const json& rank) {
+  const std::string state = words(rank, "state"),
+                    phase = rank["status"].contains("phase") ? words(rank["status"], "phase") : "";
+  if (state == "exited") return "exit " + std::to_string(rank.value("exit_code", 0));
+  if (state == "killed") return words(rank, "signal_name");
+  return phase.empty() ? state : phase;
+}
+
+RankLine line_of(const json& rank, const ScreenState& state, double seconds_apart) {
+  RankLine line;
+  line.rank = rank.value("rank", 0);
+  line.pid = rank.value("pid", 0);
+  line.state = state_text(rank);
+  if (rank["state"] != "running") line.kind = ScreenRow::Kind::kEnded;
+  line.step = number(rank, "/status/step");
+  line.step_seconds = number(rank, "/pace/step_seconds");
+  if (const auto compute = number(rank, "/pace/compute_seconds"))
+    line.own = *compute + number(rank, "/pace/data_seconds").value_or(0);
+  line.data = share(rank, "/pace/data_seconds");
+  line.communication = share(rank, "/pace/communication_seconds");
+  line.cpu = cpu_percent(rank, state.before, seconds_apart);
+  line.memory = number(rank, "/resident_bytes");
+  line.samples = number(rank, "/pace/samples_per_second");
+  line.loss = number(rank, "/status/loss");
+  if (const auto device = number(rank, "/status/memory/device"); device && *device > 0)
+    line.gpu_memory = device;
+  if (const auto gpu = state.gpus.find(line.pid); gpu != state.gpus.end()) {
+    if (gpu->second.percent >= 0) line.gpu = gpu->second.percent;
+    line.gpu_memory = gpu->second.bytes;
+  }
+  return line;
+}
+
+void mark_slow(const json& view, std::vector<RankLine>& lines) {
+  const auto slowest = std::max_element(lines.begin(), lines.end(), [](const RankLine& a, const RankLine& b) {
+    return a.own.value_or(-1) < b.own.value_or(-1);
+  });
+  const auto fastest = std::min_element(lines.begin(), lines.end(), [](const RankLine& a, const RankLine& b) {
+    return a.own.value_or(1e18) < b.own.value_or(1e18);
+  });
+  constexpr double kMarked = 1.05;  // less is chance
+  if (lines.size() > 1 && slowest->own && *slowest->own > kMarked * *fastest->own) {
+    slowest->note = "slowest";
+    slowest->kind = ScreenRow::Kind::kSlowest;
+  }
+  if (!view.contains("stragglers")) return;
+  for (const json& slow : view["stragglers"])
+    for (RankLine& line : lines)
+      if (slow["rank"] == line.rank) {
+        line.note = format("%.1fx ", slow["factor"].get<double>()) + words(slow, "cause");
+        line.kind = ScreenRow::Kind::kSlow;
+      }
+}
+
+void sort_lines(SortBy sort_by, std::vector<RankLine>& lines) {
+  const auto key = [&](const RankLine& line) {
+    switch (sort_by) {
+      case SortBy::kRank:
+        break;
+      case SortBy::kStep:
+        return -line.step.value_or(1e18);  // those behind first
+      case SortBy::kOwnTime:
+        return line.own.value_or(-1);
+      case SortBy::kData:
+        return line.data.value_or(-1);
+      case SortBy::kCommunication:
+        return line.communication.value_or(-1);
+      case SortBy::kCpu:
+        return line.cpu.value_or(-1);
+      case SortBy::kMemory:
+        return line.memory.value_or(-1);
+    }
+    return -static_cast<double>(line.rank);
+  };
+  std::stable_sort(lines.begin(), lines.end(),
+                   [&](const RankLine& a, const RankLine& b) { return key(a) > key(b); });
+}
+
+struct Column {
+  std::string title;
+  int width;  // negative: flush left
+  std::string (*text)(const RankLine& line);
+};
+
+template <typename Text>
+std::string known(const std::optional<double>& value, Text text) {
+  return value ? text(*value) : "-";
+}
+
+std::string percent_text(double percent) { return format("%.0f %%", percent); }
+
+std::vector<Column> columns_for(const std::vector<RankLine>& lines, std::size_t width) {
+  std::vector<Column> columns{
+      {"RANK", 5, [](const RankLine& line) { return std::to_string(line.rank); }},
+      {"STATE", -9, [](const RankLine& line) { return line.state; }},
+      {"STEP", 8,
+       [](const RankLine& line) {
+         return known(line.step, [](double step) { return format("%.0f", step); });
+       }},
+      {"STEP TIME", 10, [](const RankLine& line) { return known(line.step_seconds, step_text); }},
+      {"OWN TIME", 10, [](const RankLine& line) { return known(line.own, step_text); }},
+      {"DATA", 6, [](const RankLine& line) { return known(line.data, percent_text); }},
+      {"COMM", 6, [](const RankLine& line) { return known(line.communication, percent_text); }},
+      {"CPU", 7, [](const RankLine& line) { return known(line.cpu, percent_text); }},
+      {"MEM", 7, [](const RankLine& line) { return known(line.memory, bytes_text); }},
+  };
+  const bool gpus = std::any_of(lines.begin(), lines.end(),
+                                [](const RankLine& line) { return line.gpu || line.gpu_memory; });
+  if (gpus) {
+    columns.erase(columns.begin() + 4);  // own time: what the shares leave
+    columns.push_back({"GPU", 6, [](const RankLine& line) { return known(line.gpu, percent_text); }});
+    columns.push_back(
+        {"GPU MEM", 8, [](const RankLine& line) { return known(line.gpu_memory, bytes_text); }});
+  }
+  constexpr std::size_t kWide = 110;
+  if (width >= kWide) {
+    columns.insert(columns.begin() + 1,
+                   {"PID", 9, [](const RankLine& line) { return std::to_string(line.pid); }});
+    columns.push_back({"SAMPLES/S", 11, [](const RankLine& line) {
+                         return known(line.samples, [](double rate) { return format("%.1f", rate); });
+                       }});
+    columns.push_back({"LOSS", 10, [](const RankLine& line) {
+                         return known(line.loss, [](double loss) { return format("%.4g", loss); });
+                       }});
+  }
+  return columns;
+}
+
+std::string in_column(std::string text, int width) {
+  const std::size_t size = static_cast<std::size_t>(std::abs(width));
+  if (width < 0) text = "  " + text;
+  text = shortened(text, size);
+  return width < 0 ? text + std::string(size - text.size(), ' ')
+                   : std::string(size - text.size(), ' ') + text;
+}
+
+std::string progress_bar(double fraction, std::size_t width) {
+  const auto done = static_cast<std::size_t>(std::clamp(fraction, 0.0, 1.0) * static_cast<double>(width));
+  return "[" + std::string(done, '#') + std::string(width - done, '.') + "]";
+}
+
+std::string progress_line(const json& view, const std::vector<RankLine>& lines, std::size_t width) {
+  const auto step = number(view, "/step"), steps = number(view, "/steps");
+  if (!step) return "the program does not say how far it is (docs/status.md)";
+  const auto epoch = number(view, "/epoch"), epochs = number(view, "/epochs");
+  const auto of = [](const std::optional<double>& all) {
+    return all ? format("/%.0f", *all) : std::string();
+  };
+  std::string text = epoch ? format("epoch %.0f", *epoch) + of(epochs) + "  " : "";
+  text += format("step %.0f", *step) + of(steps);
+  if (steps && *steps > 0)
+    text +=
+        " " + progress_bar(*step / *steps, width < 100 ? 12 : 50) + format(" %.0f %%", 100 * *step / *steps);
+  if (const auto left = number(view, "/remaining_seconds")) text += "  ETA " + clock_text(*left);
+  if (const auto loss = number(view, "/loss")) text += format("  loss %.4g", *loss);
+  double samples = 0;
+  for (const RankLine& line : lines) samples += line.samples.value_or(0);
+  if (samples > 0) text += format("  %.0f samples/s", samples);
+  return text;
+}
+
+std::vector<std::string> head_of(const json& view, const std::vector<RankLine>& lines, std::size_t width) {
+  std::string first = "job " + words(view, "job");
+  if (words(view, "run_id").rfind(words(view, "job"), 0) != 0) first += " (" + words(view, "run_id") + ")";
+  first += "  " + words(view, "host") + "  " + words(view, "state") + " for " +
+           clock_text(view.value("seconds", 0.0));
+  first += format("  restarts %d", view.value("restarts", 0));
+  if (const int most = view.value("max_restarts", 0); most > 0) first += format(" of %d", most);
+  std::string program;
+  for (const json& word : view["program"])
+    program += (program.empty() ? "" : " ") + printable(word.get<std::string>());
+  std::vector<std::string> head{first, program, progress_line(view, lines, width)};
+  if (const int nodes = view.value("nodes", 1); nodes > 1)
+    head.push_back(
+        format("node %d of %d: only the ranks of this machine are shown", view.value("node", 0) + 1, nodes));
+  return head;
+}
+
+}  // namespace
+
+std::string clock_text(double seconds) {
+  const auto all = static_cast<long long>(std::max(seconds, 0.0));
+  if (all < 3600) return format("%lld:%02lld", all / 60, all % 60);
+  if (all < 100 * 3600) return format("%lld:%02lld:%02lld", all / 3600, all / 60 % 60, all % 60);
+  return format("%lld d %lld h", all / 86400, all / 3600 % 24);
+}
+
+std::string step_text(double seconds) {
+  if (seconds < 1) return format(seconds < 0.1 ? "%.2f ms" : "%.1f ms", 1000 * seconds);
+  return format(seconds < 100 ? "%.2f s" : "%.0f s", seconds);
+}
+
+std::string bytes_text(double bytes) {
+  constexpr const char* kUnits = "BKMGTP";
+  int unit = 0;
+  for (; bytes >= 999.5 && unit < 5; ++unit) bytes /= 1024;
+  return format(unit > 0 && bytes < 9.95 ? "%.1f%c" : "%.0f%c", bytes, kUnits[unit]);
+}
+
+JobScreen job_screen(const ScreenState& state, SortBy sort_by, std::size_t width) {
+  std::vector<RankLine> lines;
+  const double apart =
+      state.before.is_object() ? state.view.value("seconds", 0.0) - state.before.value("seconds", 0.0) : 0;
+  for (const json& rank : state.view["ranks"]) lines.push_back(line_of(rank, state, apart));
+  JobScreen screen;
+  for (const std::string& line : head_of(state.view, lines, width))
+    screen.head.push_back(shortened(line, width));
+  mark_slow(state.view, lines);
+  sort_lines(sort_by, lines);
+  const auto columns = columns_for(lines, width);
+  for (const Column& column : columns) screen.columns += in_column(column.title, column.width);
+  for (const RankLine& line : lines) {
+    std::string text;
+    for (const Column& column : columns) text += in_column(column.text(line), column.width);
+    if (!line.note.empty()) text += "  " + line.note;
+    screen.rows.push_back({line.rank, text.substr(0, width), line.kind});
+  }
+  return screen;
+}
+
+std::vector<std::string> job_list(const std::vector<json>& views) {
+  std::vector<std::string> lines{
+      "JOB       STATE    PID      WORKERS  NODES  TIME       PROGRESS         PROGRAM"};
+  for (const json& view : views) {
+    const auto step = number(view, "/step"), steps = number(view, "/steps");
+    std::string progress = step ? format("%.0f", *step) : "-", program;
+    if (step && steps) progress += format(" of %.0f", *steps);
+    for (const json& word : view["program"])
+      program += (program.empty() ? "" : " ") + printable(word.get<std::string>());
+    lines.push_back(format("%-9s %-8s %-8d %-8d %-6d %-10s %-16s ",
+                           shortened(words(view, "job"), kMostJobName).c_str(), words(view, "state").c_str(),
+                           view.value("pid", 0), view.value("workers", 0), view.value("nodes", 1),
+                           clock_text(view.value("seconds", 0.0)).c_str(), progress.c_str()) +
+                    program);
+  }
+  return lines;
+}
+
+}  // namespace ddprun::launcher

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+namespace ddprun::launcher {
+
+/// What ranks can be sorted by, with ddpctl top's keys.
+enum class SortBy {
+  kRank = 'r',
+  kStep = 's',
+  kOwnTime = 't',
+  kData = 'd',
+  kCommunication = 'o',
+  kCpu = 'c',
+  kMemory = 'm'
+};
+
+struct GpuUse {
+  double percent = -1;  ///< -1: unknown
+  double bytes = 0;     ///< of this process
+};
+
+/// Beside the job's own view, for a screen.
+struct ScreenState {
+  nlohmann::ordered_json view;
+  nlohmann::ordered_json before;    ///< the view of the screen before; null: none
+  std::map<int, GpuUse> gpus = {};  ///< by pid; empty: no GPU is known
+};
+
+struct ScreenRow {
+  int rank = 0;
+  std::string text;
+  enum class Kind { kNormal, kSlow, kSlowest, kEnded } kind = Kind::kNormal;
+};
+
+/// A job as text, at most so many columns wide. What it shows of a program cannot drive the terminal.
+struct JobScreen {
+  std::vector<std::string> head;
+  std::string columns;
+  std::vector<ScreenRow> rows;
+};
+JobScreen job_screen(const ScreenState& state, SortBy sort_by, std::size_t width);
+
+/// The lines of ddpctl ps.
+std::vector<std::string> job_list(const std::vector<nlohmann::ordered_json>& views);
+
+/// "1:02:03", "4:05"
+std::string clock_text(double seconds);
+/// "34.1 ms", "1.25 s"
+std::string step_text(double seconds);
+/// "1.2G", "640M"
+std::string bytes_text(double bytes);
+
+}  // namespace ddprun::launcher

@@ -1,0 +1,174 @@
+#include "launcher/job/job_monitor.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/this_coro.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <nlohmann/json.hpp>
+
+#include <ddprun/common/files.h>
+#include <ddprun/common/worker_env.h>
+#include "launcher/failure/result_json.h"
+#include "launcher/failure/stack_dump.h"
+#include "launcher/job/attempt.h"
+#include "launcher/output/attempt_output.h"
+#include "launcher/plan/redact.h"
+#include "launcher/status/process_use.h"
+#include "launcher/status/status_board.h"
+
+namespace ddprun::launcher {
+namespace asio = boost::asio;
+namespace {
+
+using json = nlohmann::ordered_json;
+
+constexpr std::size_t kJobNameSize = 8;
+constexpr std::size_t kMostStackBytes = 1 << 18;  // of a rank
+constexpr std::chrono::milliseconds kStackLook{50};
+
+double seconds_since(JobEvents::Clock::time_point time) {
+  return std::chrono::duration<double>(JobEvents::Clock::now() - time).count();
+}
+
+json pace_json(const Pace& pace) {
+  json object = {{"step_seconds", pace.step_seconds}};
+  if (pace.samples_per_second > 0) object["samples_per_second"] = pace.samples_per_second;
+  if (pace.data) object["data_seconds"] = *pace.data;
+  if (pace.compute) object["compute_seconds"] = *pace.compute;
+  if (pace.communication) object["communication_seconds"] = *pace.communication;
+  return object;
+}
+
+void add_exit(json& object, const Worker& worker) {
+  if (!worker.status) {
+    object["state"] = "running";
+  } else if (worker.status->kind == ExitStatus::Kind::kKilled) {
+    object["state"] = "killed";
+    object["signal_name"] = signal_name(worker.status->signal);
+  } else {
+    object["state"] = "exited";
+    object["exit_code"] = worker.status->code;
+  }
+}
+
+/// How far the slowest rank is, and how long it will take.
+void add_progress(json& view) {
+  for (const json& rank : view["ranks"]) {
+    const json& status = rank["status"];
+    if (!status.contains("step") || (view.contains("step") && view["step"] <= status["step"])) continue;
+    view["step"] = status["step"];
+    for (const char* name : {"steps", "epoch", "epochs", "phase", "loss"})
+      if (status.contains(name)) view[name] = status[name];
+    if (rank.contains("pace") && status.contains("steps") && status["steps"] >= status["step"])
+      view["remaining_seconds"] = (status["steps"].get<double>() - status["step"].get<double>()) *
+                                  rank["pace"]["step_seconds"].get<double>();
+  }
+}
+
+}  // namespace
+
+std::string job_name(const std::string& job_id) { return job_id.substr(0, kJobNameSize); }
+
+JobQuestions JobMonitor::questions() {
+  return {[this] { return view(); }, [this](int rank, std::uint64_t seen) { return output(rank, seen); },
+          [this](std::optional<int> rank) { return stacks(rank); }, [this] { return stop(); }};
+}
+
+json JobMonitor::view() const {
+  json view = {{"format", 1},
+               {"ddprun", DDPRUN_VERSION},
+               {"job", job_name(job_.job_id)},
+               {"run_id", job_.run_id},
+               {"pid", ::getpid()},
+               {"host", host_name()},
+               {"program", redacted(job_.options.program)},
+               {"start", utc_iso(record_.start)},
+               {"seconds", seconds_since(job_.clock.start())},
+               {"state", running_ ? "running" : "waiting"},
+               {"restarts", record_.restarts},
+               {"max_restarts", job_.options.restart.max_restarts},
+               {"workers", job_.workers},
+               {"ranks", json::array()}};
+  if (!running_) return view;
+  const Round& round = running_->attempt.round;
+  view["attempt"] = round.number;
+  view["world_size"] = round.world_size;
+  view["node"] = round.group_rank;
+  view["nodes"] = round.group_world_size;
+  for (std::size_t i = 0; i < running_->group.workers().size(); ++i) view["ranks"].push_back(rank_view(i));
+  view["stragglers"] = json::array();
+  for (const Straggler& straggler : running_->statuses.slow_now())
+    view["stragglers"].push_back(to_json(straggler));
+  add_progress(view);
+  return view;
+}
+
+json JobMonitor::rank_view(std::size_t index) const {
+  const WorkerSpec& spec = running_->attempt.specs[index];
+  const Worker& worker = running_->group.workers()[index];
+  const Progress& progress = running_->statuses.progress(index);
+  json object = {{"rank", spec.rank}, {"local_rank", spec.local_rank}, {"pid", worker.process.pid}};
+  add_exit(object, worker);
+  object["seconds"] = seconds_since(worker.started);
+  if (const auto use = worker.status ? std::nullopt : process_use(worker.process.pid)) {
+    object["cpu_seconds"] = use->cpu_seconds;
+    object["resident_bytes"] = use->resident_bytes;
+  }
+  object["status"] = json::parse(to_json_line(progress.latest()));
+  if (const auto said = progress.said_at()) object["said_seconds_ago"] = seconds_since(*said);
+  if (const auto pace = progress.pace()) object["pace"] = pace_json(*pace);
+  object["garbage_lines"] = progress.garbage_lines();
+  object["logs"] = json::array();
+  if (index < running_->attempt.logs.size())
+    for (const auto& log : running_->attempt.logs[index])
+      object["logs"].push_back(std::filesystem::absolute(log).string());
+  return object;
+}
+
+json JobMonitor::output(int rank, std::uint64_t seen) const {
+  const int first = running_ ? running_->attempt.round.first_rank : 0;
+  const std::size_t index = static_cast<std::size_t>(rank) - static_cast<std::size_t>(first);
+  if (!running_ || rank < first || index >= running_->group.workers().size())
+    return {{"error", "rank " + std::to_string(rank) + " does not run here"}};
+  const RecentOutput& recent = running_->outputs.recent(index);
+  return {{"pid", running_->group.workers()[index].process.pid},
+          {"seen", recent.total()},
+          {"text", std::string(recent.after(seen))}};
+}
+
+json JobMonitor::stop() {
+  if (job_.options.ending_signals.empty())
+    return {{"error", "no signal ends this job (--signals-to-handle=none)"}};
+  job_.events.push(SignalReceived{job_.options.ending_signals.front()});
+  return {{"stopping", true}};
+}
+
+asio::awaitable<json> JobMonitor::stacks(std::optional<int> rank) const {
+  std::vector<StackTarget> targets;
+  for (std::size_t i = 0; running_ && i < running_->group.workers().size(); ++i)
+    if (const Worker& worker = running_->group.workers()[i];
+        !worker.status && rank.value_or(running_->attempt.specs[i].rank) == running_->attempt.specs[i].rank)
+      targets.push_back({running_->attempt.specs[i].rank, worker.process.pid});
+  if (targets.empty()) co_return json{{"error", "no such rank runs here"}};
+  const TempDir folder("ddprun-stacks");
+  StackDump dump(targets, folder.path(), find_stack_tools(process_env("PATH").value_or("/bin:/usr/bin")));
+  const auto deadline = JobEvents::Clock::now() + kStackDumpTimeout;
+  asio::steady_timer timer(co_await asio::this_coro::executor);
+  while (!dump.advance() && JobEvents::Clock::now() < deadline) {
+    timer.expires_after(kStackLook);
+    boost::system::error_code ignored;
+    co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
+  }
+  json reply = {{"ranks", json::array()}};
+  for (const StackResult& result : dump.finish()) {
+    std::string text = result.file.empty() ? "" : read_file(result.file);
+    if (text.size() > kMostStackBytes) text.resize(kMostStackBytes);
+    reply["ranks"].push_back({{"rank", result.rank}, {"problem", result.problem}, {"text", text}});
+  }
+  co_return reply;
+}
+
+}  // namespace ddprun::launcher

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "launcher/status/progress.h"
+#include "launcher/status/stragglers.h"
+#include "launcher/workers/worker_pipes.h"
+
+namespace ddprun::launcher {
+
+/// The status channels of this node's workers: each inherits the writing end of a pipe as DDPRUN_STATUS_FD
+/// and writes lines of JSON there (docs/status.md).
+class StatusBoard {
+ public:
+  using Clock = Progress::Clock;
+
+  /// first_rank     of these workers
+  /// on_straggler   called when a rank has been slow for a while
+  StatusBoard(boost::asio::io_context& io, int first_rank,
+              std::function<void(const Straggler&)> on_straggler);
+
+  /// Opens a worker's channel, as WorkerPipes::open; what an earlier worker in its place said is forgotten.
+  UniqueFd open(std::size_t index);
+
+  /// Reads what the workers have said by now.
+  void read_now() { pipes_.read_now(); }
+
+  const Progress& progress(std::size_t index) const { return progress_.at(index); }
+  std::vector<Straggler> slow_now() const { return watch_.slow_now(); }
+
+ private:
+  void take(std::size_t index, std::string_view bytes);
+
+  WorkerPipes pipes_;
+  int first_rank_;
+  std::function<void(const Straggler&)> on_straggler_;
+  std::vector<Progress> progress_;
+  StragglerWatch watch_;
+  Clock::time_point next_look_;
+};
+
+}  // namespace ddprun::launcher
