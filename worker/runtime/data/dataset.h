@@ -42,6 +42,14 @@ class Dataset {
   virtual Batch get_epoch_batch(const std::vector<std::int64_t>& indices, std::int64_t /*epoch*/) const {
     return get_batch(indices);
   }
+
+  /// The same in two halves, for a batch that travels to a GPU: what is small, in any form, made by a loader
+  /// thread, and what remains to be done with it on its device. prepare() makes the values of
+  /// get_epoch_batch() of what get_raw_batch() returned.
+  virtual Batch get_raw_batch(const std::vector<std::int64_t>& indices, std::int64_t epoch) const {
+    return get_epoch_batch(indices, epoch);
+  }
+  virtual Batch prepare(Batch raw) const { return raw; }
 };
 
 }  // namespace ddprun::data

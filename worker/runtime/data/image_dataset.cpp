@@ -86,6 +86,31 @@ void ImageTransform::apply(const std::uint8_t* image_CHW, std::int64_t height, s
   }
 }
 
+torch::Tensor ImageTransform::scale() const {
+  std::vector<float> values(options_.mean.size(), 255.f);
+  values.insert(values.end(), options_.mean.begin(), options_.mean.end());
+  values.insert(values.end(), options_.std.begin(), options_.std.end());
+  return torch::tensor(values).view({3, -1, 1, 1});
+}
+
+torch::Tensor ImageTransform::apply(const torch::Tensor& images_BCHW, const torch::Tensor& scale_3C11,
+                                    const torch::Tensor& drawn_B3) const {
+  const auto batch = images_BCHW.size(0), height = images_BCHW.size(2), width = images_BCHW.size(3);
+  auto pixels = images_BCHW;
+  if (drawn_B3.defined()) {
+    const auto range = [&](std::int64_t size) { return torch::arange(size, drawn_B3.options()); };
+    const auto y_BH1 = (range(height) + (drawn_B3.narrow(1, 1, 1) - options_.padding)).unsqueeze(2);
+    const auto x_B1W = (range(width) + (drawn_B3.narrow(1, 2, 1) - options_.padding)).unsqueeze(1);
+    const auto in_image = (y_BH1 >= 0) & (y_BH1 < height) & (x_B1W >= 0) & (x_B1W < width);
+    const auto flip_B11 = drawn_B3.narrow(1, 0, 1).unsqueeze(2);
+    const auto place = y_BH1 * width + torch::where(flip_B11 != 0, width - 1 - x_B1W, x_B1W);
+    const auto from = torch::where(in_image, place, 0).view({batch, 1, height * width});
+    pixels = pixels.flatten(2).gather(2, from.expand({-1, channels(), -1})).view(images_BCHW.sizes());
+    pixels = torch::where(in_image.unsqueeze(1), pixels, 0);
+  }
+  return (pixels.to(torch::kFloat32) / scale_3C11[0] - scale_3C11[1]) / scale_3C11[2];
+}
+
 ImageDataset::ImageDataset(Images images, ImageTransform transform)
     : images_(std::move(images)), transform_(std::move(transform)) {
   const auto& pixels = images_.images_NCHW;
@@ -126,6 +151,31 @@ Batch ImageDataset::make_batch(const std::vector<std::int64_t>& indices, Augment
 
 Batch ImageDataset::get_batch(const std::vector<std::int64_t>& indices) const {
   return make_batch(indices, [this](std::int64_t) { return transform_.none(); });
+}
+
+Batch ImageDataset::get_raw_batch(const std::vector<std::int64_t>& indices, std::int64_t epoch) const {
+  const auto index_B = torch::tensor(indices, torch::kInt64);
+  Batch batch{images_.images_NCHW.index_select(0, index_B),
+              images_.labels_N.index_select(0, index_B),
+              {transform_.scale()}};
+  if (!transform_.augments()) return batch;
+  auto drawn_B3 = torch::empty({static_cast<std::int64_t>(indices.size()), 3}, torch::kInt64);
+  auto* out = drawn_B3.mutable_data_ptr<std::int64_t>();
+  for (const auto index : indices) {
+    const auto drawn = transform_.draw(epoch, index);
+    for (const std::int64_t number : {drawn.flip ? 1 : 0, drawn.top, drawn.left}) *out++ = number;
+  }
+  batch.extra.push_back(drawn_B3);
+  return batch;
+}
+
+Batch ImageDataset::prepare(Batch raw) const {
+  const torch::NoGradGuard no_grad;
+  raw.input =
+      transform_.apply(raw.input, raw.extra[0], raw.extra.size() > 1 ? raw.extra[1] : torch::Tensor());
+  if (transform_.channels_last()) raw.input = raw.input.contiguous(at::MemoryFormat::ChannelsLast);
+  raw.extra.clear();
+  return raw;
 }
 
 Batch ImageDataset::get_epoch_batch(const std::vector<std::int64_t>& indices, std::int64_t epoch) const {

@@ -38,6 +38,8 @@ class ImageTransform {
   std::int64_t channels() const { return static_cast<std::int64_t>(tables_.size()); }
   bool channels_last() const { return options_.channels_last; }
 
+  bool augments() const { return options_.flip || options_.padding > 0; }
+
   /// The image unchanged.
   Augmentation none() const { return {false, options_.padding, options_.padding}; }
 
@@ -49,6 +51,15 @@ class ImageTransform {
   /// out        as many floats, ordered as channels_last says
   void apply(const std::uint8_t* image_CHW, std::int64_t height, std::int64_t width,
              const Augmentation& augmentation, float* out) const;
+
+  /// apply() for a batch on any device, with its operators and the same values.
+  ///
+  /// images_BCHW  uint8
+  /// scale_3C11   scale() on the device: CUDA would divide by a number with another rounding than by a tensor
+  /// drawn_B3     int64: flip, top and left of each image; undefined: none()
+  torch::Tensor apply(const torch::Tensor& images_BCHW, const torch::Tensor& scale_3C11,
+                      const torch::Tensor& drawn_B3) const;
+  torch::Tensor scale() const;  ///< float [3, C, 1, 1]: 255, mean, std
 
  private:
   Options options_;
@@ -76,6 +87,9 @@ class ImageDataset : public Dataset {
   Batch get_batch(const std::vector<std::int64_t>& indices) const override;
   /// The same, augmented.
   Batch get_epoch_batch(const std::vector<std::int64_t>& indices, std::int64_t epoch) const override;
+  /// The bytes as they are, and what to do with them: the transform's scale, and what it drew, if anything.
+  Batch get_raw_batch(const std::vector<std::int64_t>& indices, std::int64_t epoch) const override;
+  Batch prepare(Batch raw) const override;
 
   const Images& images() const { return images_; }
 

@@ -25,13 +25,17 @@ class Loader {
     int threads = 1;              ///< 0: next() prepares each batch itself
     int ahead = 2;                ///< batches that each thread may be ahead of next()
     bool pin_memory = false;  ///< in page-locked memory, so copies to a GPU can be asynchronous; needs CUDA
+    /// Where batches arrive. Loader threads send those for a GPU ahead, raw and from page-locked memory, on
+    /// streams of their own, where the rest of their work is done too; next() does not wait for them.
+    at::Device device = at::kCPU;
   };
 
   /// throws  std::invalid_argument unless batch_size >= 1, threads >= 0 and ahead >= 1
   Loader(const Dataset& dataset, const Options& options);
 
   /// For a single pass; start_epoch(indices) is already done.
-  Loader(const Dataset& dataset, std::vector<std::int64_t> indices, std::int64_t batch_size, int threads);
+  Loader(const Dataset& dataset, std::vector<std::int64_t> indices, std::int64_t batch_size, int threads,
+         at::Device device = at::kCPU);
 
   /// Begins an epoch, dropping the rest of the previous one.
   ///

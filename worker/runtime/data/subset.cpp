@@ -28,6 +28,10 @@ Batch Subset::get_batch(const std::vector<std::int64_t>& indices) const {
   return whole_->get_batch(in_whole(indices));
 }
 
+Batch Subset::get_raw_batch(const std::vector<std::int64_t>& indices, std::int64_t epoch) const {
+  return whole_->get_raw_batch(in_whole(indices), epoch);
+}
+
 Batch Subset::get_epoch_batch(const std::vector<std::int64_t>& indices, std::int64_t epoch) const {
   return whole_->get_epoch_batch(in_whole(indices), epoch);
 }

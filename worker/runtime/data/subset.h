@@ -16,6 +16,8 @@ class Subset : public Dataset {
   std::int64_t size() const override { return static_cast<std::int64_t>(indices_.size()); }
   Batch get_batch(const std::vector<std::int64_t>& indices) const override;
   Batch get_epoch_batch(const std::vector<std::int64_t>& indices, std::int64_t epoch) const override;
+  Batch get_raw_batch(const std::vector<std::int64_t>& indices, std::int64_t epoch) const override;
+  Batch prepare(Batch raw) const override { return whole_->prepare(std::move(raw)); }
 
   const std::vector<std::int64_t>& indices() const { return indices_; }
 

@@ -10,9 +10,10 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 struct ScaleGradients : torch::autograd::Function<ScaleGradients> {
-  static variable_list forward(AutogradContext* context, double scale, const at::TensorList& inputs) {
+  static variable_list forward(AutogradContext* context, const std::optional<at::Tensor>& scale,
+                               const at::TensorList& inputs) {
     context->set_materialize_grads(false);
-    context->saved_data["scale"] = scale;
+    if (scale) context->saved_data["scale"] = *scale;
     variable_list copies;
     // Copies: a loss that is then changed in place must not be a view of an input.
     for (const auto& input : inputs) copies.push_back(input.clone());
@@ -20,10 +21,10 @@ struct ScaleGradients : torch::autograd::Function<ScaleGradients> {
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
-    const double scale = context->saved_data["scale"].toDouble();
-    if (scale != 1)
+    const auto scale = context->saved_data.find("scale");
+    if (scale != context->saved_data.end())
       for (auto& gradient : gradients)
-        if (gradient.defined()) gradient = gradient * scale;
+        if (gradient.defined()) gradient = gradient * scale->second.toTensor();
     gradients.insert(gradients.begin(), at::Tensor());  // of scale
     return gradients;
   }
@@ -42,10 +43,11 @@ BackwardEnd::~BackwardEnd() {
   for (const auto& [parameter, position] : hooks_) parameter.remove_hook(position);
 }
 
-void scale_gradients(const std::vector<at::Tensor*>& tensors, double scale) {
+void scale_gradients(const std::vector<at::Tensor*>& tensors, const at::Tensor& scale) {
   variable_list inputs;
   for (const auto* tensor : tensors) inputs.push_back(*tensor);
-  auto outputs = ScaleGradients::apply(scale, at::TensorList(inputs));
+  auto outputs =
+      ScaleGradients::apply(scale.defined() ? std::optional(scale) : std::nullopt, at::TensorList(inputs));
   for (std::size_t i = 0; i < tensors.size(); ++i) *tensors[i] = outputs[i];
 }
 

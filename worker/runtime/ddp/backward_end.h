@@ -29,6 +29,6 @@ class BackwardEnd {
 /// originals together. As soon as one copy is part of the loss, backward reaches the graph of every original,
 /// with an undefined gradient if its copy is not. So parameters behind an unused output are found unused
 /// instead of being waited for.
-void scale_gradients(const std::vector<at::Tensor*>& tensors, double scale);
+void scale_gradients(const std::vector<at::Tensor*>& tensors, const at::Tensor& scale);
 
 }  // namespace ddprun::ddp

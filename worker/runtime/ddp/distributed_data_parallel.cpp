@@ -7,6 +7,7 @@
 
 #include <torch/nn/module.h>
 
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/distributed/c10d/debug.h>
 #include <torch/csrc/distributed/c10d/logger.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
@@ -28,6 +29,7 @@ struct BucketLimits {
 };
 
 constexpr std::int64_t kDefaultFirstBucketBytes = 1 << 20;
+constexpr int kSampleRate = 10;  // of steps whose times are taken
 
 /// As Python's DistributedDataParallel chooses them. Where buckets are rebuilt after the first backward, in
 /// the order of the gradients' arrival, there is only one before.
@@ -57,17 +59,28 @@ BucketLimits bucket_limits(const DistributedDataParallel::Options& options) {
 class PendingSum {
  public:
   PendingSum(const ProcessGroup& group, c10::Device device, const std::vector<double>& values)
-      : values_{torch::tensor(values, torch::kFloat64).to(device)},
-        work_(group.handle()->allreduce(values_)) {}
+      : values_{on_device(values, device)}, work_(group.handle()->allreduce(values_)) {}
 
-  std::vector<double> wait() const {
+  /// On the device; the process need not wait for it.
+  at::Tensor sum() const {
     work_->wait();
-    const auto values = values_[0].cpu();
+    return values_[0];
+  }
+  std::vector<double> wait() const {
+    const auto values = sum().cpu();
     return {values.data_ptr<double>(), values.data_ptr<double>() + values.numel()};
   }
   const c10::intrusive_ptr<c10d::Work>& work() const { return work_; }
 
  private:
+  /// Without a copy from the CPU, which would wait for the device.
+  static at::Tensor on_device(const std::vector<double>& values, c10::Device device) {
+    std::vector<at::Tensor> each;
+    for (const double value : values)
+      each.push_back(torch::full({1}, value, torch::dtype(torch::kFloat64).device(device)));
+    return torch::cat(each);
+  }
+
   std::vector<at::Tensor> values_;
   c10::intrusive_ptr<c10d::Work> work_;
 };
@@ -84,8 +97,6 @@ class NamesInErrors {
   c10d::DebugLevel before_;
 };
 
-/// The constructor changes between minor releases of LibTorch: this is 2.11's; 2.15 adds two parameters with
-/// defaults.
 std::shared_ptr<c10d::Reducer> make_reducer(const std::vector<torch::Tensor>& parameters,
                                             const std::vector<std::string>& names,
                                             const std::vector<bool>& expect_sparse, const ProcessGroup& group,
@@ -108,7 +119,7 @@ std::shared_ptr<c10d::Reducer> make_reducer(const std::vector<torch::Tensor>& pa
 
 /// With one rank there is no reducer.
 struct DistributedDataParallel::Engine {
-  Engine(torch::nn::Module& module, const ProcessGroup& group, const Options& options);
+  Engine(const ModelTensors& model, const ProcessGroup& group, const Options& options);
   ~Engine();
   void notice_unsynchronised(std::size_t parameter);
 
@@ -122,7 +133,7 @@ struct DistributedDataParallel::Engine {
   void end_join();
   at::Device device() const { return parameters[0].device(); }
   void announce_step(double reduces, double training, double samples);
-  double gradient_scale();
+  at::Tensor gradient_scale();
   void broadcast_buffers(int source);
   void throw_if_any_ended(bool this_one);
   void reduce_zeros();
@@ -132,7 +143,7 @@ struct DistributedDataParallel::Engine {
   }
   bool finds_unused() const { return options.find_unused_parameters && !options.static_graph; }
 
-  torch::nn::Module& module;
+  const ModelTensors model;
   const ProcessGroup group;
   const Options options;
   std::vector<at::Tensor> parameters;  // the reducer's
@@ -156,11 +167,11 @@ struct DistributedDataParallel::Engine {
   std::optional<BackwardEnd> reduce_at_end;  // of the first backward of a static graph
 };
 
-DistributedDataParallel::Engine::Engine(torch::nn::Module& module, const ProcessGroup& group,
+DistributedDataParallel::Engine::Engine(const ModelTensors& model, const ProcessGroup& group,
                                         const Options& options)
-    : module(module), group(group), options(options) {
+    : model(model), group(group), options(options) {
   const auto limits = bucket_limits(options);
-  const auto state = replicated_state(module, options.ignore);
+  const auto state = replicated_state(model, options.ignore);
   if (group.size() > 1) check_same_module(group, state);
   check_suitable(state);
   if (group.size() == 1) return;
@@ -172,12 +183,13 @@ DistributedDataParallel::Engine::Engine(torch::nn::Module& module, const Process
     parameters.push_back(tensor);
     names.push_back(name);
   }
-  const auto expect_sparse = expect_sparse_gradients(module, parameters);
+  const auto expect_sparse = expect_sparse_gradients(model, parameters);
   has_sparse_gradients = std::find(expect_sparse.begin(), expect_sparse.end(), true) != expect_sparse.end();
   reducer = make_reducer(parameters, names, expect_sparse, group, options, limits);
   logger = std::make_shared<c10d::Logger>(reducer);
   reducer->set_logger(logger);
-  logger->set_construction_data_and_log(module.name(), {}, -1, options.broadcast_buffers,
+  if (!group.device().is_cuda()) reducer->set_ddp_runtime_logging_sample_rate(kSampleRate);
+  logger->set_construction_data_and_log(model.name, {}, -1, options.broadcast_buffers,
                                         /*has_sync_bn=*/false, options.static_graph);
   if (options.static_graph) reduce_at_end.emplace(parameters, [this] { reducer->delay_all_reduce(); });
   seen_in_forward.resize(parameters.size());
@@ -191,6 +203,8 @@ DistributedDataParallel::Engine::~Engine() {
 
 /// Warns, once, of a gradient that no forward() of this led to: the ranks would drift apart without a word.
 void DistributedDataParallel::Engine::notice_unsynchronised(std::size_t parameter) {
+  const auto* only = torch::autograd::get_current_graph_task_exec_info();
+  if (only != nullptr && !only->empty()) return;  // of autograd::grad(), as for gradient checkpointing
   if (std::exchange(seen_in_forward[parameter], forwards) != forwards || std::exchange(warned, true)) return;
   log_warning(
       "DistributedDataParallel: the gradient of " + names[parameter] +
@@ -235,7 +249,7 @@ void DistributedDataParallel::Engine::after_forward(bool synchronize, const Outp
   const bool training = torch::GradMode::is_enabled(), reduces = training && synchronize;
   broadcasts_buffers_next = reduces && broadcasts_buffers;
   if (!training) return;
-  const double scale = samples ? gradient_scale() : 1;
+  const auto scale = samples ? gradient_scale() : at::Tensor();
   const bool look_for_unused = reduces && finds_unused();
   std::vector<torch::Tensor*> outputs;
   if (look_for_unused || samples) {
@@ -256,7 +270,7 @@ void DistributedDataParallel::Engine::after_forward(bool synchronize, const Outp
     reducer->prepare_for_backward(used_by);
     expect_buckets(*group.handle(), logger->get_bucket_sizes());
   }
-  if (look_for_unused || scale != 1) scale_gradients(outputs, scale);
+  if (look_for_unused || scale.defined()) scale_gradients(outputs, scale);
 }
 
 /// Takes part in the other ranks' backward.
@@ -272,22 +286,23 @@ void DistributedDataParallel::Engine::reduce_zeros() {
   reducer->push_rebuilt_params_for_all_indices();
 }
 
-double DistributedDataParallel::Engine::gradient_scale() {
-  const double all = samples_of_all->wait().back();
-  const double divisor = join && !join->divide_by_initial_world_size ? active_ranks->wait()[0] : group.size();
-  return *samples * divisor / all;
+/// A scalar on the device, in double.
+at::Tensor DistributedDataParallel::Engine::gradient_scale() {
+  const auto all = samples_of_all->sum().select(0, -1);
+  if (join && !join->divide_by_initial_world_size) return *samples * active_ranks->sum().select(0, 0) / all;
+  return torch::full({}, *samples * group.size(), all.options()) / all;
 }
 
 void DistributedDataParallel::Engine::broadcast_buffers(int source) {
   torch::NoGradGuard no_grad;
-  broadcast_from(group, replicated_buffers(module, options.ignore), source);
+  broadcast_from(group, replicated_buffers(model, options.ignore), source);
 }
 
-DistributedDataParallel::DistributedDataParallel(torch::nn::Module& module, const ProcessGroup& group,
+DistributedDataParallel::DistributedDataParallel(const ModelTensors& model, const ProcessGroup& group,
                                                  const Options& options)
-    : engine_(std::make_unique<Engine>(module, group, options)) {}
-DistributedDataParallel::DistributedDataParallel(torch::nn::Module& module, const ProcessGroup& group)
-    : DistributedDataParallel(module, group, Options{}) {}
+    : engine_(std::make_unique<Engine>(model, group, options)) {}
+DistributedDataParallel::DistributedDataParallel(const ModelTensors& model, const ProcessGroup& group)
+    : DistributedDataParallel(model, group, Options{}) {}
 DistributedDataParallel::DistributedDataParallel(DistributedDataParallel&&) noexcept = default;
 DistributedDataParallel::~DistributedDataParallel() = default;
 
@@ -312,7 +327,9 @@ void DistributedDataParallel::after_forward(const OutputVisitor& visit_output) {
   if (engine_->reducer) engine_->after_forward(synchronize_, visit_output);
 }
 
-void DistributedDataParallel::zero_grad() { engine_->module.zero_grad(/*set_to_none=*/true); }
+void DistributedDataParallel::zero_grad() {
+  for (const auto& each : engine_->model.parameters()) each.tensor.mutable_grad().reset();
+}
 
 void DistributedDataParallel::synchronize_buffers() {
   if (engine_->reducer) engine_->broadcast_buffers(0);
@@ -416,7 +433,7 @@ void DistributedDataParallel::Engine::take_final_state(bool made_most_steps) {
   if (!reducer) return;
   const int source = common_rank(made_most_steps);
   torch::NoGradGuard no_grad;
-  broadcast_from(group, replicated_state(module, options.ignore).tensors(options.broadcast_buffers), source);
+  broadcast_from(group, replicated_state(model, options.ignore).tensors(options.broadcast_buffers), source);
 }
 
 }  // namespace ddprun::ddp

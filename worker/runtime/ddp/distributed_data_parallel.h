@@ -9,21 +9,20 @@
 #include <vector>
 
 #include <ddprun/ddp/join.h>
+#include <ddprun/ddp/model_tensors.h>
 #include <ddprun/ddp/output_tensors.h>
 #include <ddprun/group/process_group.h>
 
 namespace c10d {
 class CommHookInterface;
 }
-namespace torch::nn {
-class Module;
-}
 
 namespace ddprun::ddp {
 
-/// Data-parallel training of one module: every rank computes gradients on its own batch, and they are
-/// averaged over the ranks bucket by bucket while backward runs. Uses PyTorch's engine (c10d::Reducer) the
-/// way torch.nn.parallel.DistributedDataParallel does (torch/nn/parallel/distributed.py, 2.11).
+/// Data-parallel training of one model (a torch::nn::Module, a torch::jit::Module, or ModelTensors): every
+/// rank computes gradients on its own batch, and they are averaged over the ranks bucket by bucket while
+/// backward runs. Uses PyTorch's engine (c10d::Reducer) the way torch.nn.parallel.DistributedDataParallel
+/// does (torch/nn/parallel/distributed.py, 2.11).
 ///
 ///   DistributedDataParallel ddp(*model, group);
 ///   ddp.zero_grad();
@@ -59,8 +58,8 @@ class DistributedDataParallel {
   /// throws  std::invalid_argument, on every rank, if the modules differ (naming the parameter and the
   ///         ranks), no parameter requires a gradient, one is sparse or on another kind of device, or the
   ///         module has no parameter or buffer of a name in ignore
-  DistributedDataParallel(torch::nn::Module& module, const ProcessGroup& group, const Options& options);
-  DistributedDataParallel(torch::nn::Module& module, const ProcessGroup& group);
+  DistributedDataParallel(const ModelTensors& model, const ProcessGroup& group, const Options& options);
+  DistributedDataParallel(const ModelTensors& model, const ProcessGroup& group);
   DistributedDataParallel(DistributedDataParallel&&) noexcept;  ///< not while a NoSync or Join of it lives
   ~DistributedDataParallel();
 

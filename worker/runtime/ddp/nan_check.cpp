@@ -20,9 +20,9 @@ torch::Tensor count(const torch::Tensor& gradient) {
   return torch::stack({gradient.isnan().sum(), gradient.isinf().sum()}).to(torch::kFloat64);
 }
 
-void add(Found& found, const torch::Tensor& counts) {
-  found.nans += counts[0].item<double>();
-  found.infinities += counts[1].item<double>();
+void add(Found& found, const double* counts) {
+  found.nans += counts[0];
+  found.infinities += counts[1];
 }
 
 void look_at(Found& found, const torch::Tensor& incoming) {
@@ -34,7 +34,7 @@ void look_at(Found& found, const torch::Tensor& incoming) {
     return;
   }
   // One cheap pass settles most cases: the sum is finite unless a value is not or, rarely, it overflows.
-  if (!std::isfinite(gradient.sum().item<double>())) add(found, count(gradient));
+  if (!std::isfinite(gradient.sum().item<double>())) add(found, count(gradient).const_data_ptr<double>());
 }
 
 }  // namespace
@@ -64,9 +64,14 @@ void NanCheck::check() {
   // For each rank, 1 + the index of its first bad parameter, its NaNs and its infinities, summed over ranks.
   const auto own = 3 * static_cast<std::size_t>(group_.rank());
   std::vector<double> by_rank(3 * static_cast<std::size_t>(group_.size()), 0);
+  std::vector<torch::Tensor> on_device;
+  for (const auto& parameter : parameters_)
+    if (parameter.found.on_device.defined()) on_device.push_back(parameter.found.on_device);
+  const auto counts = on_device.empty() ? torch::Tensor() : torch::cat(on_device).cpu();  // the only copy
+  const auto* next = on_device.empty() ? nullptr : counts.const_data_ptr<double>();
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     Found found = std::exchange(parameters_[i].found, {});
-    if (found.on_device.defined()) add(found, found.on_device.cpu());
+    if (found.on_device.defined()) add(found, std::exchange(next, next + 2));
     if (found.nans + found.infinities == 0 || by_rank[own] != 0) continue;
     by_rank[own] = static_cast<double>(i + 1);
     by_rank[own + 1] = found.nans;

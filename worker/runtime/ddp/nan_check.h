@@ -26,7 +26,7 @@ class NonFiniteGradient : public std::runtime_error {
 ///   loss.backward();
 ///   nan_check.check();                  // before optimizer.step()
 ///
-/// Costs one pass over the gradients and a small all-reduce a step; CUDA synchronises only in check().
+/// Costs one pass over the gradients and a small all-reduce a step; check() copies once from a GPU.
 class NanCheck {
  public:
   /// The module must outlive it.

@@ -9,10 +9,16 @@
 namespace at {
 class Tensor;
 }
+namespace c10 {
+struct IValue;
+}
 
 namespace ddprun::ddp {
 
 using TensorVisitor = std::function<void(at::Tensor&)>;
+
+/// The tensors in what a TorchScript model returned.
+void visit_script_output(c10::IValue& value, const TensorVisitor& visit);
 
 /// Calls visit for every tensor in a forward pass's result: a tensor, or tuples, pairs, arrays, vectors, maps
 /// and optionals of them; ignores everything else. For your own types define, in their namespace:
@@ -25,6 +31,8 @@ template <typename Value>
 void visit_output(Value& value, const TensorVisitor& visit) {
   if constexpr (std::is_same_v<Value, at::Tensor>) {
     visit(value);
+  } else if constexpr (std::is_same_v<Value, c10::IValue>) {
+    visit_script_output(value, visit);
   } else if constexpr (requires { visit_tensors(value, visit); }) {
     visit_tensors(value, visit);
   } else if constexpr (requires { std::tuple_size<Value>::value; }) {

@@ -5,8 +5,6 @@
 #include <stdexcept>
 #include <unordered_set>
 
-#include <torch/nn/module.h>
-#include <torch/nn/modules/embedding.h>
 #include <torch/types.h>
 
 #include <ddprun/flight/flight_analysis.h>
@@ -15,24 +13,15 @@
 namespace ddprun::ddp {
 namespace {
 
-std::vector<NamedTensor> select(const torch::OrderedDict<std::string, torch::Tensor>& tensors,
+std::vector<NamedTensor> select(const std::vector<NamedTensor>& tensors,
                                 const std::vector<std::string>& ignore) {
   std::vector<NamedTensor> result;
   std::unordered_set<const void*> seen;
-  for (const auto& item : tensors)
-    if (std::find(ignore.begin(), ignore.end(), item.key()) == ignore.end() &&
-        seen.insert(item.value().unsafeGetTensorImpl()).second)
-      result.push_back({item.key(), item.value()});
+  for (const auto& each : tensors)
+    if (std::find(ignore.begin(), ignore.end(), each.name) == ignore.end() &&
+        seen.insert(each.tensor.unsafeGetTensorImpl()).second)
+      result.push_back(each);
   return result;
-}
-
-void collect_sparse_weights(const torch::nn::Module& module, std::unordered_set<const void*>& weights) {
-  if (const auto* embedding = dynamic_cast<const torch::nn::EmbeddingImpl*>(&module)) {
-    if (embedding->options.sparse()) weights.insert(embedding->weight.unsafeGetTensorImpl());
-  } else if (const auto* bag = dynamic_cast<const torch::nn::EmbeddingBagImpl*>(&module)) {
-    if (bag->options.sparse()) weights.insert(bag->weight.unsafeGetTensorImpl());
-  }
-  for (const auto& child : module.children()) collect_sparse_weights(*child, weights);
 }
 
 std::string describe(const std::string& kind, const NamedTensor& named) {
@@ -80,31 +69,32 @@ std::vector<at::Tensor> ReplicatedState::tensors(bool with_buffers) const {
   return result;
 }
 
-ReplicatedState replicated_state(const torch::nn::Module& module, const std::vector<std::string>& ignore) {
-  const auto parameters = module.named_parameters();
-  const auto buffers = module.named_buffers();
-  for (const auto& name : ignore)
-    if (!parameters.contains(name) && !buffers.contains(name))
+ReplicatedState replicated_state(const ModelTensors& model, const std::vector<std::string>& ignore) {
+  const auto parameters = model.parameters(), buffers = model.buffers();
+  for (const auto& name : ignore) {
+    const auto is_it = [&](const NamedTensor& each) { return each.name == name; };
+    if (std::none_of(parameters.begin(), parameters.end(), is_it) &&
+        std::none_of(buffers.begin(), buffers.end(), is_it))
       throw std::invalid_argument(
           "DistributedDataParallel: expected parameters and buffers of the module to be ignored, got '" +
           name + "'");
+  }
   return {select(parameters, ignore), select(buffers, ignore)};
 }
 
-std::vector<at::Tensor> replicated_buffers(const torch::nn::Module& module,
+std::vector<at::Tensor> replicated_buffers(const ModelTensors& model,
                                            const std::vector<std::string>& ignore) {
   std::vector<at::Tensor> result;
-  for (auto& [name, tensor] : select(module.named_buffers(), ignore)) result.push_back(tensor);
+  for (auto& [name, tensor] : select(model.buffers(), ignore)) result.push_back(tensor);
   return result;
 }
 
-std::vector<bool> expect_sparse_gradients(const torch::nn::Module& module,
+std::vector<bool> expect_sparse_gradients(const ModelTensors& model,
                                           const std::vector<at::Tensor>& parameters) {
-  std::unordered_set<const void*> weights;
-  collect_sparse_weights(module, weights);
   std::vector<bool> result;
   for (const auto& parameter : parameters)
-    result.push_back(weights.contains(parameter.unsafeGetTensorImpl()));
+    result.push_back(std::any_of(model.sparse.begin(), model.sparse.end(),
+                                 [&](const at::Tensor& weight) { return weight.is_same(parameter); }));
   return result;
 }
 

@@ -3,20 +3,10 @@
 #include <string>
 #include <vector>
 
-#include <ATen/core/TensorBody.h>
-
+#include <ddprun/ddp/model_tensors.h>
 #include <ddprun/group/process_group.h>
 
-namespace torch::nn {
-class Module;
-}
-
 namespace ddprun::ddp {
-
-struct NamedTensor {
-  std::string name;
-  at::Tensor tensor;
-};
 
 /// A module's parameters and buffers except ignored ones. A tensor with several names is here once, under the
 /// first that is not ignored.
@@ -29,14 +19,13 @@ struct ReplicatedState {
 
 /// ignore  names as in named_parameters() and named_buffers()
 /// throws  std::invalid_argument if the module has no such name
-ReplicatedState replicated_state(const torch::nn::Module& module, const std::vector<std::string>& ignore);
+ReplicatedState replicated_state(const ModelTensors& model, const std::vector<std::string>& ignore);
 
 /// Only the buffers, as they are now: a module may replace them.
-std::vector<at::Tensor> replicated_buffers(const torch::nn::Module& module,
-                                           const std::vector<std::string>& ignore);
+std::vector<at::Tensor> replicated_buffers(const ModelTensors& model, const std::vector<std::string>& ignore);
 
-/// For each of the parameters, whether an Embedding or EmbeddingBag gives it a sparse gradient.
-std::vector<bool> expect_sparse_gradients(const torch::nn::Module& module,
+/// For each of the parameters, whether its gradient is sparse, as an Embedding's may be.
+std::vector<bool> expect_sparse_gradients(const ModelTensors& model,
                                           const std::vector<at::Tensor>& parameters);
 
 /// Checks that every rank's module has rank 0's parameters and buffers: names, order, shapes, types, strides,

@@ -1,5 +1,6 @@
 #include <ddprun/ddp/sync_batch_norm.h>
 
+#include <algorithm>
 #include <ostream>
 #include <sstream>
 #include <stdexcept>
@@ -9,15 +10,13 @@
 #include <ATen/ops/batch_norm_backward_elemt.h>
 #include <ATen/ops/batch_norm_backward_reduce.h>
 #include <ATen/ops/batch_norm_elemt.h>
-#include <ATen/ops/batch_norm_gather_stats_with_counts.h>
-#include <ATen/ops/batch_norm_stats.h>
 #include <ATen/ops/batch_norm_update_stats.h>
 #include <ATen/ops/native_batch_norm.h>
 #include <ATen/ops/native_batch_norm_backward.h>
+#include <ddprun/group/libtorch_versions.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/nn/functional/batchnorm.h>
 #include <torch/types.h>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 namespace ddprun::ddp {
 namespace {
@@ -32,11 +31,9 @@ torch::Dtype statistics_dtype(const Tensor& input) {
 
 /// Every rank's row, [ranks, size].
 Tensor gather_rows(const Group& group, const Tensor& row) {
-  const Tensor all = torch::empty({group->getSize(), row.numel()}, row.options());
-  std::vector<std::vector<Tensor>> rows = {all.unbind(0)};
-  std::vector<Tensor> input = {row};
-  group->allgather(rows, input)->wait();
-  return all;
+  Tensor all = torch::empty({group->getSize() * row.numel()}, row.options()), input = row;
+  all_gather_single(*group, all, input)->wait();
+  return all.view({-1, row.numel()});
 }
 
 Tensor sum_over_ranks(const Group& group, Tensor values) {
@@ -45,14 +42,13 @@ Tensor sum_over_ranks(const Group& group, Tensor values) {
   return tensors[0];
 }
 
-/// counts  values per channel of each rank, on the CPU
-double checked_total(const Tensor& counts) {
-  const double total = counts.sum().item<double>();
-  if (total < 2)
+/// total  values per channel of all ranks
+/// own    of this one; the device is asked for the total only if these are not enough
+void check_total(const Tensor& total, std::int64_t own) {
+  if (own < 2 && total.item<double>() < 2)
     throw std::invalid_argument(
         "SyncBatchNorm: expected more than one value per channel over all ranks when training, got " +
-        std::to_string(static_cast<std::int64_t>(total)));
-  return total;
+        std::to_string(total.item<std::int64_t>()));
 }
 
 /// Of the batches of all ranks, per channel. spread is the biased variance on CPU, 1 / sqrt(variance + eps)
@@ -60,7 +56,7 @@ double checked_total(const Tensor& counts) {
 struct Statistics {
   Tensor mean;
   Tensor spread;
-  Tensor counts;  ///< of the ranks whose batch is not empty; double on CPU, int32 on CUDA
+  Tensor counts;  ///< of each rank; double on CPU, int32 on CUDA
 };
 
 struct Running {
@@ -68,12 +64,10 @@ struct Running {
   double momentum;
 };
 
-namespace cpu {
-
-/// Combines sums in double, which is also exact for counts.
+/// spread is the biased variance. Combines sums in double, which is also exact for counts.
 Statistics statistics(const Tensor& x, const Running& running, const Group& group) {
   const auto channels = x.size(1);
-  auto row = torch::zeros({2 * channels + 1}, torch::kFloat64);
+  auto row = torch::zeros({2 * channels + 1}, x.options().dtype(torch::kFloat64));
   if (x.numel() > 0) {
     const auto options = x.options().dtype(statistics_dtype(x));
     // The running values only tell the kernel the type to compute in.
@@ -81,21 +75,24 @@ Statistics statistics(const Tensor& x, const Running& running, const Group& grou
                                                          torch::ones({channels}, options), 0);
     row.slice(0, 0, channels).copy_(mean);
     row.slice(0, channels, 2 * channels).copy_(var);
-    row[2 * channels] = static_cast<double>(x.numel() / channels);
+    row[2 * channels].fill_(x.numel() / channels);
   }
   const auto rows = gather_rows(group, row);
   const auto means = rows.slice(1, 0, channels), vars = rows.slice(1, channels, 2 * channels);
   const auto counts = rows.select(1, 2 * channels);
-  const double total = checked_total(counts);
+  const auto total = counts.sum();
+  check_total(total, x.numel() / channels);
   const auto share = (counts / total).unsqueeze(1);
   const auto mean = (means * share).sum(0);
   const auto var = ((vars + (means - mean).square()) * share).sum(0);
   if (running.mean.defined()) {
     running.mean.mul_(1 - running.momentum).add_(mean, running.momentum);
-    running.var.mul_(1 - running.momentum).add_(var, running.momentum * total / (total - 1));
+    running.var.mul_(1 - running.momentum).add_(var * (total / (total - 1)), running.momentum);
   }
   return {mean.to(statistics_dtype(x)), var.to(statistics_dtype(x)), counts};
 }
+
+namespace cpu {
 
 /// weight, bias  of the statistics' type, or undefined
 Tensor normalize(const Tensor& x, const Tensor& weight, const Tensor& bias, const Statistics& s, double eps) {
@@ -132,26 +129,8 @@ Tensor input_gradient(const Tensor& dy, const Tensor& x, const Tensor& weight, c
 
 namespace cuda {  // PyTorch's own kernels, called as torch/nn/modules/_functions.py (2.11) calls them
 
-Statistics statistics(const Tensor& x, const Running& running, const Group& group, double eps) {
-  const auto channels = x.size(1);
-  const auto options = x.options().dtype(statistics_dtype(x));
-  auto row = torch::zeros({2 * channels + 1}, options);
-  if (x.numel() > 0) {
-    const auto [mean, invstd] = at::batch_norm_stats(x, eps);
-    row = torch::cat({mean, invstd, torch::full({1}, x.numel() / channels, options)});
-  }
-  auto rows = gather_rows(group, row);
-  const auto counts = rows.select(1, 2 * channels).cpu();
-  checked_total(counts);
-  const auto present = counts.nonzero().flatten();
-  if (present.numel() < counts.numel()) rows = rows.index_select(0, present.to(x.device()));
-  const auto present_counts = rows.select(1, 2 * channels).contiguous();
-  const auto running_dtype =
-      running.mean.defined() ? running.mean.scalar_type() : options.dtype().toScalarType();
-  const auto [mean, invstd] = at::batch_norm_gather_stats_with_counts(
-      x, rows.slice(1, 0, channels).contiguous(), rows.slice(1, channels, 2 * channels).contiguous(),
-      running.mean, running.var, running.momentum, eps, present_counts.to(running_dtype));
-  return {mean, invstd, present_counts.to(torch::kInt32)};
+Statistics converted(const Statistics& s, double eps) {
+  return {s.mean, (s.spread + eps).rsqrt(), s.counts.to(torch::kInt32)};
 }
 
 Tensor normalize(const Tensor& x, const Tensor& weight, const Tensor& bias, const Statistics& s, double eps) {
@@ -185,7 +164,8 @@ struct Synchronized : torch::autograd::Function<Synchronized> {
                         const Group& group) {
     const auto weight = optional_weight.value_or(Tensor()), bias = optional_bias.value_or(Tensor());
     const auto x = input.contiguous(input.suggest_memory_format());
-    const auto s = x.is_cpu() ? cpu::statistics(x, running, group) : cuda::statistics(x, running, group, eps);
+    const auto plain = statistics(x, running, group);
+    const auto s = x.is_cpu() ? plain : cuda::converted(plain, eps);
     context->save_for_backward({x, weight, s.mean, s.spread, s.counts});
     context->saved_data["eps"] = eps;
     context->saved_data["group"] = group;
@@ -223,6 +203,12 @@ struct Synchronized : torch::autograd::Function<Synchronized> {
     return result;
   }
 };
+
+bool is_plain_batch_norm(const torch::nn::Module& module) {
+  return dynamic_cast<const torch::nn::BatchNorm1dImpl*>(&module) != nullptr ||
+         dynamic_cast<const torch::nn::BatchNorm2dImpl*>(&module) != nullptr ||
+         dynamic_cast<const torch::nn::BatchNorm3dImpl*>(&module) != nullptr;
+}
 
 }  // namespace
 
@@ -262,7 +248,19 @@ void SyncBatchNormImpl::pretty_print(std::ostream& stream) const {
          << ", ranks=" << (group_ ? group_->size() : 1) << ')';
 }
 
+bool has_batch_norm(const torch::nn::Module& module) {
+  const auto is_one = [](const torch::nn::Module& part) {
+    return is_plain_batch_norm(part) || dynamic_cast<const SyncBatchNormImpl*>(&part) != nullptr;
+  };
+  return is_one(module) || std::ranges::any_of(module.modules(/*include_self=*/false),
+                                               [&](const auto& part) { return is_one(*part); });
+}
+
 int convert_sync_batchnorm(torch::nn::Module& module, const ProcessGroup& group) {
+  for (const auto& part : module.named_modules("", /*include_self=*/false))
+    if (is_plain_batch_norm(*part.value()))
+      throw std::invalid_argument("convert_sync_batchnorm: " + part.key() +
+                                  " is a BatchNorm; declare it as a ddprun::ddp::SyncBatchNorm");
   int count = 0;
   const auto convert = [&](torch::nn::Module& part) {
     auto* norm = dynamic_cast<SyncBatchNormImpl*>(&part);
@@ -272,6 +270,9 @@ int convert_sync_batchnorm(torch::nn::Module& module, const ProcessGroup& group)
   };
   convert(module);
   for (const auto& part : module.modules(/*include_self=*/false)) convert(*part);
+  if (count == 0)
+    throw std::invalid_argument(
+        "convert_sync_batchnorm: expected a ddprun::ddp::SyncBatchNorm in the module, found none");
   return count;
 }
 

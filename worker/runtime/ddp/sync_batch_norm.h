@@ -43,7 +43,13 @@ TORCH_MODULE(SyncBatchNorm);
 
 /// From now on, every SyncBatchNorm in the module, or the module itself if it is one, takes its statistics
 /// over the group's ranks. All ranks must then run these layers equally often and in the same order, forward
-/// and backward. Returns their number.
+/// and backward. BatchNorm layers cannot be replaced: C++ modules name their layers' types.
+///
+/// returns  how many there are
+/// throws   std::invalid_argument naming a BatchNorm in the module, or if there is nothing to convert
 int convert_sync_batchnorm(torch::nn::Module& module, const ProcessGroup& group);
+
+/// Whether there is a SyncBatchNorm or a BatchNorm in the module, or the module is one.
+bool has_batch_norm(const torch::nn::Module& module);
 
 }  // namespace ddprun::ddp

@@ -54,11 +54,28 @@ std::optional<FlightPosition> parse_flight_position(const std::string& text) {
 
 std::atomic<bool> failed = false;
 
+std::mutex known_mutex;
+std::function<bool()> failure_is_known;
+
+bool is_known() {
+  std::function<bool()> known;
+  {
+    const std::scoped_lock lock(known_mutex);
+    known = failure_is_known;
+  }
+  return known && known();
+}
+
 std::string position_key(int rank) { return "position_" + std::to_string(rank); }
 
 }  // namespace
 
 bool collective_failed() { return failed; }
+
+void set_failure_is_known(std::function<bool()> known) {
+  const std::scoped_lock lock(known_mutex);
+  failure_is_known = std::move(known);
+}
 
 struct Watchdog::Shared {
   Shared(FlightRecorder& recorder, Board board, const Options& options)
@@ -243,6 +260,7 @@ struct Watchdog::Shared {
 
 Watchdog::Watchdog(FlightRecorder& recorder, Board board, const Options& options)
     : shared_(std::make_shared<Shared>(recorder, std::move(board), options)) {
+  failed = false;  // of an earlier round
   std::thread([shared = shared_] {
     while (shared->turn()) {
     }
@@ -287,6 +305,11 @@ std::string Watchdog::explain(FlightRecorder::Id id, const std::vector<int>& mem
   const auto call = shared.recorder.first_pending(id);
   shared.recorder.set_failed(id);
   if (!call) return one_line(cause);
+  if (is_known()) {
+    const std::scoped_lock lock(shared.mutex);
+    shared.failure = one_line(cause);  // nobody waits for this rank at the end
+    return shared.failure;
+  }
   if (shared.explained_group == call->group && shared.explained_sequence <= call->sequence)
     return shared.explanation;
 

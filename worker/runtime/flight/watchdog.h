@@ -27,6 +27,10 @@ struct Board {
 /// Whether a collective has failed in this process, explained or not: then it cannot reach another step.
 bool collective_failed();
 
+/// known  called when a collective has failed, on any thread; true: the reason is known, and no rank is asked
+///        for an explanation. null: as at first, it never is
+void set_failure_is_known(std::function<bool()> known);
+
 /// Finds out why a collective failed: which ranks are missing or called something else.
 ///
 /// A thread regularly publishes this rank's position on the board, without delaying collectives. When one

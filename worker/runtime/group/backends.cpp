@@ -152,7 +152,7 @@ std::shared_ptr<gloo::transport::Device> make_gloo_device(const WorkerEnv& env,
   return ProcessGroupGloo::createDeviceForHostname(address);
 }
 
-c10::intrusive_ptr<c10d::ProcessGroup> make_c10d_group(const GroupParts& parts) {
+c10::intrusive_ptr<c10d::ProcessGroup> make_c10d_group(GroupParts& parts) {
   using Type = c10d::ProcessGroup::BackendType;
   using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
   auto group = c10::make_intrusive<c10d::ProcessGroup>(parts.store, parts.rank, parts.size);
@@ -168,11 +168,12 @@ c10::intrusive_ptr<c10d::ProcessGroup> make_c10d_group(const GroupParts& parts) 
   group->setBackend(at::kCPU, Type::GLOO, gloo);
   if (parts.device.is_cuda() && !parts.nccl) group->setBackend(at::kCUDA, Type::GLOO, gloo);
   if (parts.nccl) {
+    parts.nccl_backend =
+        cuda_plugin().make_nccl({parts.store, parts.rank, parts.size, parts.name, parts.world_ranks,
+                                 parts.nccl_timeout, parts.device, parts.nccl_backend});
     // Counted apart from Gloo's collectives, like those of a subgroup.
     const BackendPtr nccl =
-        record_collectives(cuda_plugin().make_nccl({parts.store, parts.rank, parts.size, parts.name,
-                                                    parts.world_ranks, parts.timeout, parts.device}),
-                           parts.store, parts.name + "/nccl", parts.world_ranks);
+        record_collectives(parts.nccl_backend, parts.store, parts.name + "/nccl", parts.world_ranks);
     group->setBackend(at::kCUDA, Type::NCCL, nccl);
     set_extra_flight_dump([rank = parts.rank](const std::filesystem::path& folder) {
       write_file_atomic(folder / ("nccl_" + std::to_string(rank) + ".json"), cuda_plugin().dump_nccl_trace());

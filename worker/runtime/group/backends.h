@@ -12,8 +12,9 @@
 #include <ddprun/group/store.h>
 
 namespace c10d {
+class Backend;
 class ProcessGroup;
-}
+}  // namespace c10d
 namespace gloo::transport {
 class Device;
 }
@@ -40,15 +41,17 @@ struct GroupParts {
   std::string name;
   std::vector<int> world_ranks;  ///< the members' ranks in the whole job
   bool is_whole_job = true;
-  std::chrono::milliseconds timeout{};
+  std::chrono::milliseconds timeout{}, nccl_timeout{};
   std::shared_ptr<gloo::transport::Device> gloo_device;
   at::Device device = at::kCPU;
   bool one_host = false;       ///< all ranks are on this host, according to the variables
   bool shares_memory = false;  ///< then sum CPU tensors through shared memory
   bool nccl = false;           ///< CUDA tensors use NCCL; else Gloo, as CPU tensors always do
+  /// NCCL's own backend; until the group is made, that of the group which it is split from.
+  c10::intrusive_ptr<c10d::Backend> nccl_backend;
 };
 
 /// Connects the ranks. The only place that creates or wraps a group's backends.
-c10::intrusive_ptr<c10d::ProcessGroup> make_c10d_group(const GroupParts& parts);
+c10::intrusive_ptr<c10d::ProcessGroup> make_c10d_group(GroupParts& parts);
 
 }  // namespace ddprun::ddp

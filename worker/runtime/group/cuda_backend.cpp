@@ -123,7 +123,17 @@ std::map<std::string, std::vector<int>> ranks_by_gpu(const std::vector<std::stri
   return ranks;
 }
 
+int sync_debug_mode() {
+  static const auto mode = process_env("DDPRUN_SYNC_DEBUG_MODE").value_or("default");
+  if (mode == "default") return 0;
+  if (mode == "warn") return 1;
+  if (mode == "error") return 2;
+  throw UsageError("DDPRUN_SYNC_DEBUG_MODE: expected default, warn or error, got '" + mode + "'");
+}
+
 }  // namespace
+
+bool has_cuda_driver() { return static_cast<bool>(Library()); }
 
 CudaDriver query_cuda_driver() {
   CudaDriver driver;
@@ -206,6 +216,14 @@ RankDevice choose_device(DeviceChoice wanted, int local_rank, int local_world_si
     warn_once(std::string(error.what()) + "; this rank computes on the CPU");
     return {};
   }
+}
+
+SyncDebugScope::SyncDebugScope(c10::Device device) : mode_(device.is_cuda() ? sync_debug_mode() : 0) {
+  if (mode_ != 0) cuda_plugin().set_sync_debug_mode(mode_);
+}
+
+SyncDebugScope::~SyncDebugScope() {
+  if (mode_ != 0) cuda_plugin().set_sync_debug_mode(0);
 }
 
 std::string shared_gpu(const std::vector<std::string>& gpus) {

@@ -28,6 +28,9 @@ struct CudaDriver {
   bool broken = false;  ///< there is a driver, and it fails: problem is not just that there is no GPU
 };
 
+/// Whether there is one (libcuda.so.1), without a question to it.
+bool has_cuda_driver();
+
 /// Asks the driver (libcuda.so.1): asking LibTorch too early would make it decide that it has no CUDA.
 /// Processes forked later cannot use CUDA.
 CudaDriver query_cuda_driver();
@@ -67,6 +70,21 @@ struct RankDevice {
 ///
 /// local_world_size  the first rank here says how many GPUs these ranks leave idle; 0: unknown
 RankDevice choose_device(DeviceChoice wanted, int local_rank, int local_world_size = 0);
+
+/// While it lives, an operation that makes the process wait for the GPU is a warning or an error, as
+/// DDPRUN_SYNC_DEBUG_MODE says: torch.cuda.set_sync_debug_mode(). Does nothing without the variable or on a
+/// CPU.
+class SyncDebugScope {
+ public:
+  /// throws  UsageError if the variable is neither default, warn nor error
+  explicit SyncDebugScope(c10::Device device);
+  ~SyncDebugScope();
+  SyncDebugScope(const SyncDebugScope&) = delete;
+  SyncDebugScope& operator=(const SyncDebugScope&) = delete;
+
+ private:
+  int mode_;
+};
 
 /// True for NCCL, false for Gloo.
 ///

@@ -4,6 +4,8 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <cuda_runtime_api.h>
 
+#include <functional>
+
 #include <torch/csrc/cuda/nccl.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
@@ -17,6 +19,11 @@ c10::intrusive_ptr<c10d::Backend> make_nccl(const NcclGroup& group) {
   options->timeout = group.timeout;
   options->group_name = group.name;
   options->global_ranks_in_group.assign(group.world_ranks.begin(), group.world_ranks.end());
+  if (group.split_from) {
+    options->split_from = c10::dynamic_intrusive_pointer_cast<c10d::ProcessGroupNCCL>(group.split_from);
+    // The same on all its ranks, and no other group's that is split at the same time: there is none.
+    options->split_color = static_cast<int>(std::hash<std::string>()(group.name) & 0x7fffffff);
+  }
   auto nccl =
       c10::make_intrusive<c10d::ProcessGroupNCCL>(group.store, group.rank, group.size, std::move(options));
   nccl->setGroupUid(group.name);
@@ -35,12 +42,18 @@ std::string versions() {
 const CudaPlugin kPlugin = {
     kCudaPluginBuild,
     make_nccl,
+    [](c10d::Backend& of, c10::Device device) {
+      dynamic_cast<c10d::ProcessGroupNCCL&>(of).performNocolorSplit(device);
+    },
     [](c10::Device device) { c10::cuda::set_device(device.index()); },
     [] { return c10d::dump_nccl_trace_json(/*includeCollectives=*/true, /*onlyActive=*/false); },
     versions,
     [](c10::Device device) {
       c10::cuda::set_device(device.index());
       c10::cuda::device_synchronize();
+    },
+    [](int mode) {
+      c10::cuda::warning_state().set_sync_debug_mode(static_cast<c10::cuda::SyncDebugMode>(mode));
     }};
 
 }  // namespace

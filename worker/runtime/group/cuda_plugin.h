@@ -23,6 +23,9 @@ struct NcclGroup {
   std::vector<int> world_ranks;  ///< the members' ranks in the whole job
   std::chrono::milliseconds timeout{};
   c10::Device device = c10::kCPU;
+  /// The backend of a group with all these ranks, whose connections the new one shares; null: none. Its other
+  /// ranks call CudaPlugin::stay_out_of_split() meanwhile.
+  c10::intrusive_ptr<c10d::Backend> split_from;
 };
 
 /// The interface of libddprun_cuda.so, which links libtorch_cuda, as the programs do not: loading it
@@ -30,10 +33,12 @@ struct NcclGroup {
 struct CudaPlugin {
   const char* build;  ///< must be kCudaPluginBuild of the program that loads it
   c10::intrusive_ptr<c10d::Backend> (*make_nccl)(const NcclGroup& group);
+  void (*stay_out_of_split)(c10d::Backend& of, c10::Device device);
   void (*set_device)(c10::Device device);   ///< for this thread's CUDA calls that name no device
   std::string (*dump_nccl_trace)();         ///< the flight recorder's ring, as JSON
   std::string (*versions)();                ///< "CUDA 13.0, NCCL 2.28.9"
   void (*synchronize)(c10::Device device);  ///< waits for all its work
+  void (*set_sync_debug_mode)(int mode);    ///< torch.cuda's: 0 nothing, 1 a warning, 2 an error
 };
 
 /// The only symbol that programs look up in it.

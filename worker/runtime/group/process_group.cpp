@@ -17,6 +17,7 @@
 #include <ddprun/group/backends.h>
 #include <ddprun/group/collectives.h>
 #include <ddprun/group/cuda_backend.h>
+#include <ddprun/group/rounds.h>
 
 namespace ddprun::ddp {
 namespace {
@@ -79,6 +80,29 @@ void check_new_group(const ProcessGroup& parent, const std::vector<int>& ranks) 
                                 std::to_string(parent.size() - 1) + ", got " + spell(ranks));
 }
 
+/// Calls it until it returns true, or for so long. False if it never did.
+/// throws  RoundOver once give_up() says so
+bool wait_unless(const std::function<bool()>& give_up, std::chrono::milliseconds timeout,
+                 const std::function<bool()>& is_done) {
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  for (; std::chrono::steady_clock::now() < deadline;
+       std::this_thread::sleep_for(std::chrono::milliseconds(3))) {
+    if (give_up()) throw RoundOver();
+    if (is_done()) return true;
+  }
+  return false;
+}
+
+/// A wait that can be given up, for the store's host: that in the store itself cannot.
+void wait_for_host(const WorkerEnv& env, const ProcessGroup::Options& options) {
+  const bool is_host = env.rank == 0 && !env.use_agent_store;
+  if (!options.give_up || is_host || options.init_method != "env://") return;
+  wait_unless(options.give_up, options.connect_timeout, [&] {
+    return wait_for_port(env.master_addr, static_cast<std::uint16_t>(env.master_port),
+                         std::chrono::milliseconds(50));
+  });
+}
+
 /// A barrier through the store: it needs no connections between the ranks, and when it fails it names the
 /// missing ranks. The last rank to arrive, or the first to time out, decides how it ends for all.
 class StoreBarrier {
@@ -91,22 +115,19 @@ class StoreBarrier {
   ///
   /// what    begins the error's message
   /// throws  MissingRanks once a rank has waited that long; c10::Error if the store is unreachable
-  void meet(const std::string& what, std::chrono::milliseconds timeout) {
+  void meet(const std::string& what, std::chrono::milliseconds timeout,
+            const std::function<bool()>& give_up = {}) {
     if (world_ranks_.size() == 1) return;
     const auto last = std::exchange(keys_, "barrier/" + std::to_string(round_++) + "/");
     store_->set(keys_ + std::to_string(rank_), "here");
     if (store_->add(keys_ + "count", 1) == static_cast<std::int64_t>(world_ranks_.size())) {
       give_verdict(kAllArrived);
-    } else {
-      try {
-        store_->wait({keys_ + "verdict"}, timeout);
-      } catch (const c10::DistStoreError&) {
-        std::ostringstream verdict;
-        verdict << std::chrono::duration<double>(timeout).count();
-        const auto ranks = absent();
-        for (const int rank : ranks) verdict << ' ' << rank;
-        give_verdict(ranks.empty() ? kAllArrived : verdict.str());
-      }
+    } else if (!wait_for_verdict(timeout, give_up)) {
+      std::ostringstream verdict;
+      verdict << std::chrono::duration<double>(timeout).count();
+      const auto ranks = absent();
+      for (const int rank : ranks) verdict << ' ' << rank;
+      give_verdict(ranks.empty() ? kAllArrived : verdict.str());
     }
     const auto verdict = store_->get_to_str(keys_ + "verdict");
     if (verdict != kAllArrived) fail(what, verdict);
@@ -119,6 +140,16 @@ class StoreBarrier {
 
  private:
   static constexpr const char* kAllArrived = "all";
+
+  bool wait_for_verdict(std::chrono::milliseconds timeout, const std::function<bool()>& give_up) {
+    if (give_up) return wait_unless(give_up, timeout, [this] { return store_->check({keys_ + "verdict"}); });
+    try {
+      store_->wait({keys_ + "verdict"}, timeout);
+      return true;
+    } catch (const c10::DistStoreError&) {
+      return false;
+    }
+  }
 
   /// The members that have not arrived, by their ranks in the group.
   std::vector<int> absent() const {
@@ -185,7 +216,8 @@ ProcessGroup ProcessGroup::connect(const WorkerEnv& env, const Options& options)
   parts.rank = env.rank;
   parts.size = env.world_size;
   parts.name = "0";  // as PyTorch calls the group of all ranks
-  parts.timeout = options.timeout;
+  parts.timeout = options.timeout.value_or(std::chrono::minutes(30));
+  parts.nccl_timeout = options.timeout.value_or(std::chrono::minutes(10));
   state->env = env;
   state->interface = checked_interface(options.interface);
   parts.world_ranks.resize(static_cast<std::size_t>(env.world_size));
@@ -198,10 +230,11 @@ ProcessGroup ProcessGroup::connect(const WorkerEnv& env, const Options& options)
   std::vector<std::string> devices = {device.id};
   if (env.world_size > 1) {
     const SlowWaitWarning warning(options.notice_after, waiting_line(env, options));
+    wait_for_host(env, options);
     parts.store = make_store(env, options.init_method, options.connect_timeout);
     state->barrier.emplace(parts.store, env.rank, parts.world_ranks);
     state->barrier->meet("connecting at " + describe_meeting_place(env, options.init_method),
-                         options.connect_timeout);
+                         options.connect_timeout, options.give_up);
     devices = options.device == DeviceChoice::kCpu
                   ? std::vector<std::string>(devices.size(), "cpu")
                   : exchange(parts.store, env.rank, env.world_size, device.id);
@@ -231,7 +264,11 @@ std::optional<ProcessGroup> ProcessGroup::new_group(std::vector<int> ranks,
   check_new_group(*this, ranks);
   const std::string name = state_->parts.name + "." + std::to_string(++state_->subgroups);
   const auto own = std::find(ranks.begin(), ranks.end(), rank());
-  if (own == ranks.end()) return std::nullopt;
+  if (own == ranks.end()) {
+    if (state_->parts.nccl_backend && ranks.size() > 1)
+      cuda_plugin().stay_out_of_split(*state_->parts.nccl_backend, device());
+    return std::nullopt;
+  }
 
   auto state = std::make_shared<State>();
   GroupParts& parts = state->parts;
@@ -242,6 +279,7 @@ std::optional<ProcessGroup> ProcessGroup::new_group(std::vector<int> ranks,
   parts.is_whole_job = false;
   parts.one_host = false;  // memory and a thread for every subgroup would be too much
   parts.timeout = timeout.value_or(parts.timeout);
+  parts.nccl_timeout = timeout.value_or(parts.nccl_timeout);
   state->env = state_->env;
   state->interface = state_->interface;
   parts.world_ranks.clear();
@@ -274,6 +312,7 @@ void ProcessGroup::close() {
     state_->group->shutdown();
   }
   state_->group.reset();
+  state_->parts.nccl_backend.reset();
   state_->barrier.reset();
   state_->parts.gloo_device.reset();
   state_->parts.store.reset();  // last: it has the group's keys, and rank 0 may host it

@@ -4,6 +4,7 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -45,7 +46,8 @@ class MissingRanks : public std::runtime_error {
 class ProcessGroup {
  public:
   struct Options {
-    std::chrono::milliseconds timeout = std::chrono::minutes(30);         ///< of one collective
+    /// Of one collective. Default: as Python's, 30 minutes over Gloo and 10 over NCCL.
+    std::optional<std::chrono::milliseconds> timeout = std::nullopt;
     std::chrono::milliseconds connect_timeout = std::chrono::minutes(5);  ///< for all ranks to arrive
     std::chrono::milliseconds notice_after = std::chrono::seconds(5);     ///< log a longer wait
     /// "env://": meet at MASTER_ADDR and MASTER_PORT. "file:///PATH": in a file that all ranks can write and
@@ -59,6 +61,9 @@ class ProcessGroup {
     bool shared_memory = true;
     DeviceChoice device = DeviceChoice::kCpu;
     BackendChoice backend = BackendChoice::kAuto;  ///< of CUDA tensors
+    /// Asked again and again while this rank waits for others; true ends the wait: connect() throws RoundOver
+    /// (rounds.h). May be null.
+    std::function<bool()> give_up = {};
   };
 
   /// Meets the other ranks, which pass the same options. The launcher hosts the store of env://, or else rank

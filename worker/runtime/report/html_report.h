@@ -32,11 +32,15 @@ struct HtmlReport {
   std::string title;                                            ///< "mnist"
   std::string subtitle;                                         ///< "2 ranks, 5 epochs, 21 November 2026"
   std::vector<std::pair<std::string, std::string>> highlights;  ///< few, shown large: {"accuracy", "99.1 %"}
+  /// What page.js draws: {"runs": [{"name", "columns": {"step": [...], ...}, "time": {...}, "config"}]};
+  /// empty: the figures alone. Where scripts are off, and in a build without dygraphs, the SVG figures are
+  /// the curves.
+  std::string runs_json;
   std::vector<Figure> figures;
   std::vector<Section> sections;
 };
 
-/// A self-contained HTML page: no network, no scripts, pictures inside. Light or dark as the reader's system,
+/// A self-contained HTML page: no network, pictures and scripts inside. Light or dark as the reader's system,
 /// readable on a phone. Escapes every text and replaces invalid UTF-8.
 std::string to_html(const HtmlReport& report);
 

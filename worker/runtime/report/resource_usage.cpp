@@ -1,13 +1,16 @@
 #include <ddprun/report/resource_usage.h>
 
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cctype>
 #include <cmath>
+#include <ctime>
 #include <fstream>
 #include <functional>
 #include <limits>
+#include <sstream>
 #include <stdexcept>
 
 #include <ddprun/common/nvml_library.h>
@@ -125,6 +128,22 @@ ResourceSample ResourceUsage::sample() {
   read_memory(sample);
   if (gpu_) gpu_->read(sample);
   return sample;
+}
+
+double process_seconds() {
+  std::ifstream file("/proc/self/stat");
+  std::string text;
+  std::getline(file, text, '\0');
+  std::istringstream fields(text.substr(text.rfind(')') + 1));  // a name may hold anything
+  constexpr int kFieldsBefore = 19;
+  std::string skipped;
+  for (int i = 0; i < kFieldsBefore; ++i) fields >> skipped;
+  double ticks = 0;  // after the machine's start
+  fields >> ticks;
+  timespec now{};
+  ::clock_gettime(CLOCK_BOOTTIME, &now);
+  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) / 1e9 -
+         ticks / static_cast<double>(::sysconf(_SC_CLK_TCK));
 }
 
 std::vector<double> numbers_of(const ResourceSample& sample) {

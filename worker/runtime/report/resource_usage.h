@@ -43,6 +43,9 @@ class ResourceUsage {
   double last_cpu_seconds_ = 0;
 };
 
+/// Since this process was started.
+double process_seconds();
+
 /// Converts a sample to numbers, to send it to another rank, and back; NaN: not known.
 constexpr std::size_t kResourceNumbers = 8;
 std::vector<double> numbers_of(const ResourceSample& sample);

@@ -31,7 +31,7 @@ std::string text_event(EventTime time, std::string_view tag, std::string_view te
 /// An event as it lies in the file: its length and its bytes, each followed by its masked CRC-32C.
 std::string framed(std::string_view event);
 
-/// Writes a new event file for TensorBoard: events.out.tfevents.<time>.<host>.<pid>.<n>.
+/// Writes a new event file for TensorBoard: events.out.tfevents.TIME.HOST.PID.N.
 class TensorBoardSink : public MetricSink {
  public:
   /// purge_from  for a resumed run: TensorBoard forgets this step and later ones of the folder's earlier

@@ -1,9 +1,12 @@
 #include <ddprun/run/context.h>
+#include <ddprun/run/recovery.h>
 
 #include <stdexcept>
 #include <utility>
 
 #include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <torch/utils.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <ddprun/group/collectives.h>
@@ -25,8 +28,8 @@ c10d::ReduceOp::RedOpType reduce_op(Op op) {
 
 }  // namespace
 
-Context::Context(const WorkerEnv& env, ddp::ProcessGroup group)
-    : env_(env), group_(std::move(group)), heartbeat_(env.heartbeat_fd) {}
+Context::Context(const WorkerEnv& env, ddp::ProcessGroup group, Recovery* recovery)
+    : env_(env), group_(std::move(group)), heartbeat_(env.heartbeat_fd), recovery_(recovery) {}
 
 at::Tensor Context::all_reduce(const at::Tensor& tensor, Op op) const {
   const at::NoGradGuard no_grad;
@@ -65,12 +68,41 @@ std::vector<at::Tensor> Context::gather(const at::Tensor& tensor, int destinatio
   return rank() == destination ? all : std::vector<at::Tensor>();
 }
 
+void Context::begin_batch(std::int64_t epoch, std::int64_t done) const {
+  if (recovery_ == nullptr || !recovery_->rounds.enabled() || !recovery_->begin) return;
+  ddp::Rounds::check();
+  recovery_->begin({epoch, done});
+  // The random numbers of a step depend on the seed and its place alone: a new rank draws the lost one's.
+  if (!recovery_->seed) recovery_->seed = at::detail::getDefaultCPUGenerator().current_seed();
+  constexpr std::uint64_t kMix[] = {0x9E3779B97F4A7C15u, 0xD1B54A32D192ED03u, 0xA0761D6478BD642Fu};
+  torch::manual_seed(*recovery_->seed + static_cast<std::uint64_t>(epoch) * kMix[0] +
+                     static_cast<std::uint64_t>(done) * kMix[1] +
+                     static_cast<std::uint64_t>(rank()) * kMix[2]);
+}
+
+std::int64_t Context::done_batches(std::int64_t epoch) const {
+  return recovery_ != nullptr && epoch == recovery_->begin_with.epoch ? recovery_->begin_with.batches : 0;
+}
+
 int run(const std::function<void(Context&)>& train, const ddp::ProcessGroup::Options& options) {
   return run_worker([&](const WorkerEnv& env) {
-    auto group = ddp::ProcessGroup::connect(env, options);
-    Context context(env, group);
-    train(context);
-    group.close();
+    Recovery recovery(env);
+    const auto run_round = [&] {
+      auto group = ddp::ProcessGroup::connect(recovery.rounds.env(), recovery.rounds.options(options));
+      Context context(recovery.rounds.env(), group, &recovery);
+      train(context);
+      recovery.rounds.announce(false);
+      group.close();
+    };
+    if (!recovery.rounds.enabled()) return run_round();
+    for (bool done = false; !done;) {
+      try {
+        run_round();
+        done = true;
+      } catch (const std::exception&) {
+        if (!recovery.rounds.next()) throw;
+      }
+    }
   });
 }
 

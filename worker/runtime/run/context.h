@@ -14,6 +14,8 @@
 
 namespace ddprun {
 
+struct Recovery;
+
 /// How all_reduce() combines the ranks' values: torch.distributed.ReduceOp's SUM, AVG, MAX and MIN.
 enum class Op { kSum, kMean, kMax, kMin };
 
@@ -22,7 +24,7 @@ enum class Op { kSum, kMean, kMax, kMin };
 /// timeout.
 class Context {
  public:
-  Context(const WorkerEnv& env, ddp::ProcessGroup group);
+  Context(const WorkerEnv& env, ddp::ProcessGroup group, Recovery* recovery = nullptr);
 
   int rank() const { return group_.rank(); }
   int world_size() const { return group_.size(); }
@@ -59,10 +61,19 @@ class Context {
   /// A sign of life for ddprun --hang-timeout: once a step.
   void heartbeat() const { heartbeat_.beat(); }
 
+  // For the DataLoader and the Checkpoint: where the training is, in case a rank is lost.
+
+  /// A batch of the epoch begins, after so many. throws  ddp::RoundOver if a rank was lost
+  void begin_batch(std::int64_t epoch, std::int64_t done) const;
+  /// How many batches of the epoch to leave out: their steps are done.
+  std::int64_t done_batches(std::int64_t epoch) const;
+  Recovery* recovery() const { return recovery_; }  ///< null: a lost rank ends the job
+
  private:
   WorkerEnv env_;
   ddp::ProcessGroup group_;
   Heartbeat heartbeat_;
+  Recovery* recovery_;
 };
 
 /// The main() of a training on any number of ranks, under ddprun, torchrun, or alone:
@@ -72,7 +83,9 @@ class Context {
 ///   }
 ///
 /// Connects the ranks, and chooses each rank's device, before anything else: by default a GPU if there is
-/// one. Errors end the process as run_worker() says.
+/// one. Errors end the process as run_worker() says. If another rank is lost under ddprun --recover=rank, and
+/// train has a Checkpoint, it is left by an exception and called again with a new Context; its DataLoader and
+/// Checkpoint go on behind the last step that was completed.
 ///
 /// returns  0, for main()
 int run(const std::function<void(Context&)>& train,

@@ -3,7 +3,9 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <type_traits>
 #include <utility>
+#include <vector>
 
 #include <ddprun/ddp/comm_hooks.h>
 #include <ddprun/ddp/distributed_data_parallel.h>
@@ -15,10 +17,17 @@ class Optimizer;
 namespace torch::nn {
 class Module;
 }
+namespace ddprun::train {
+struct Position;
+struct TrainingState;
+}  // namespace ddprun::train
 
 namespace ddprun {
 
-/// A module that every rank trains with the mean of all ranks' gradients, used like the module itself:
+struct BatchPlace;
+
+/// A module that every rank trains with the mean of all ranks' gradients, used like the module itself; also a
+/// torch::jit::Module, a TorchScript model that Python exported:
 ///
 ///   DistributedDataParallel<Net> model(ctx, Net(64));
 ///   auto loss = criterion(model(input), target);   // model(...), not model->forward(...): that would not
@@ -38,14 +47,27 @@ class DistributedDataParallel {
   DistributedDataParallel(const Context& context, Module module, const Options& options = {})
       : DistributedDataParallel(context, std::make_shared<Module>(std::move(module)), options) {}
 
-  /// The module's forward(inputs...): any result that ddp::visit_output() knows.
+  /// The module's forward(inputs...): any result that ddp::visit_output() knows. Of TorchScript, a
+  /// c10::IValue.
   template <typename... Inputs>
   auto operator()(Inputs&&... inputs) {
-    return engine_.forward([&] { return module_->forward(std::forward<Inputs>(inputs)...); });
+    return engine_.forward([&] {
+      if constexpr (std::is_same_v<Module, torch::jit::Module>)
+        return module_->forward({std::forward<Inputs>(inputs)...});
+      else
+        return module_->forward(std::forward<Inputs>(inputs)...);
+    });
   }
 
   Module& module() const { return *module_; }
   Module* operator->() const { return module_.get(); }
+
+  /// For an optimizer.
+  std::vector<at::Tensor> parameters() const {
+    std::vector<at::Tensor> result;
+    for (const auto& parameter : module_->parameters()) result.push_back(parameter);
+    return result;
+  }
 
   /// While the result lives, backward only adds to this rank's gradients.
   auto no_sync() { return engine_.no_sync(); }
@@ -77,10 +99,13 @@ class Checkpoint {
              torch::optim::Optimizer& optimizer)
       : Checkpoint(context, std::move(path), model.module(), optimizer) {}
   Checkpoint(const Context& context, std::filesystem::path path, torch::nn::Module& module,
-             torch::optim::Optimizer& optimizer)
-      : context_(context), path_(std::move(path)), module_(module), optimizer_(optimizer) {}
+             torch::optim::Optimizer& optimizer);
+  /// If another rank was lost, keeps the state for the next round.
+  ~Checkpoint();
+  Checkpoint(const Checkpoint&) = delete;
+  Checkpoint& operator=(const Checkpoint&) = delete;
 
-  /// Loads the file, which only rank 0 needs to see, on every rank.
+  /// Loads the file, which only rank 0 needs to see, on every rank; in a later round what the ranks kept.
   ///
   /// returns  how many epochs are finished; 0 if there is no file
   /// throws   IoError naming the file if it is damaged or of another model or optimizer
@@ -91,10 +116,18 @@ class Checkpoint {
   void save(std::int64_t finished_epochs);
 
  private:
+  std::int64_t begin(std::int64_t epoch, std::int64_t done);
+  void load(const train::TrainingState& state);
+  train::TrainingState state_after(const train::Position& position) const;
+
   const Context& context_;
   std::filesystem::path path_;
   torch::nn::Module& module_;
   torch::optim::Optimizer& optimizer_;
+  int exceptions_;  // on their way when it was made
+  // If a lost rank can be replaced: the current batch, whose step may be done, and what it began with.
+  std::int64_t epoch_ = -1, done_ = 0, version_ = 0;
+  std::vector<at::Tensor> buffers_;
 };
 
 }  // namespace ddprun

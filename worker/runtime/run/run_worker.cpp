@@ -12,6 +12,7 @@
 #include <ddprun/common/error_file.h>
 #include <ddprun/common/errors.h>
 #include <ddprun/common/logging.h>
+#include <ddprun/common/standby.h>
 #include <ddprun/common/text.h>
 #include <ddprun/flight/record_collectives.h>
 #include <ddprun/group/signal_thread.h>
@@ -74,6 +75,7 @@ void prepare_worker(const std::string& name) {
 
 int run_worker(const std::function<void(const WorkerEnv&)>& train) {
   prepare_worker(::program_invocation_short_name);
+  stand_by();
   const ddp::SignalThread dump_on_request(SIGUSR2, [] { ddp::dump_flight("SIGUSR2"); });
   train(from_env());
   return EXIT_SUCCESS;

@@ -7,6 +7,7 @@
 #include <c10/util/strides.h>
 
 #include <algorithm>
+#include <chrono>
 #include <stdexcept>
 #include <utility>
 
@@ -14,6 +15,7 @@
 
 #include <ddprun/flight/record_collectives.h>
 #include <ddprun/group/collectives.h>
+#include <ddprun/group/libtorch_versions.h>
 #include <ddprun/sharding/shard_units.h>
 
 namespace ddprun::ddp {
@@ -32,8 +34,14 @@ class Works : public c10d::Work {
   std::vector<c10::intrusive_ptr<c10d::Work>> works_;
 };
 
+double waited = 0;  // in seconds
+
 void wait_for(c10::intrusive_ptr<c10d::Work>& work) {
-  if (const auto started = std::exchange(work, {})) started->wait();
+  const auto started = std::exchange(work, {});
+  if (!started) return;
+  const auto begin = std::chrono::steady_clock::now();
+  started->wait();
+  waited += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
 at::Tensor piece(const at::Tensor& full, int rank, int size) {
@@ -66,10 +74,12 @@ c10::intrusive_ptr<c10d::Work> exchange(const ProcessGroup& group, const char* o
 
 }  // namespace
 
+double FullyShardedDataParallel::seconds_waited() { return waited; }
+
 AllGather::AllGather(const ProcessGroup& group, at::Tensor full, at::Tensor shard, int tag)
     : full_(std::move(full)), shard_(std::move(shard)) {
   if (!full_.is_cpu()) {
-    work_ = group.handle()->_allgather_base(full_, shard_);
+    work_ = all_gather_single(*group.handle(), full_, shard_);
     return;
   }
   work_ = exchange(
@@ -89,9 +99,8 @@ ReduceScatter::ReduceScatter(const ProcessGroup& group, at::Tensor full, int tag
   if (group.size() == 1) return;
   const std::int64_t numel = full_.numel() / group.size();
   if (!full_.is_cpu()) {
-    received_ = at::empty({1, numel}, full_.options());
-    auto output = received_[0];
-    work_ = group.handle()->_reduce_scatter_base(output, full_);
+    received_ = at::empty({numel}, full_.options());  // not a view, which zero_grad() could not detach
+    work_ = reduce_scatter_single(*group.handle(), received_, full_);
     return;
   }
   received_ = at::empty({group.size(), numel}, full_.options());
@@ -105,7 +114,7 @@ at::Tensor ReduceScatter::wait() {
   auto received = std::exchange(received_, {});
   auto full = std::exchange(full_, {});
   if (!received.defined()) return full;  // one rank
-  if (!full.is_cpu()) return received[0];
+  if (!full.is_cpu()) return received;
   const int size = static_cast<int>(received.size(0));
   received[rank_].copy_(piece(full, rank_, size));
   full.reset();

@@ -50,9 +50,9 @@ class FullyShardedDataParallel {
   };
 
   struct Options {
-    std::int64_t unit_bytes = 4 << 20;           ///< pack modules into units of up to this size
+    std::int64_t unit_bytes = 0;  ///< pack modules into units of up to this size; 0: 4 MiB, on a GPU 64 MiB
     std::vector<torch::nn::Module*> units = {};  ///< make each of these, with its submodules, a unit
-    bool prefetch = true;           ///< gather the next unit while this one computes: two in memory at a time
+    int prefetch = 1;               ///< units to gather ahead while one computes; so many more in memory
     bool broadcast_buffers = true;  ///< rank 0's buffers (BatchNorm's statistics) before every forward
     MixedPrecision mixed_precision = {};
     /// For a module made on the meta device (meta_device.h): sets the values of one parameter or buffer, of
@@ -88,6 +88,10 @@ class FullyShardedDataParallel {
   /// For the optimizer: this rank's share of every unit, 1-D, without frozen parameters. After backward,
   /// .grad() is the gradient's share.
   std::vector<at::Tensor> shards() const;
+
+  /// How long this process has waited for other ranks' shards and gradients so far; on a GPU its streams
+  /// wait.
+  static double seconds_waited();
 
   /// Scales the gradients so that their 2-norm, over all ranks, is at most max_norm, like
   /// torch.nn.utils.clip_grad_norm_. Every rank calls it. Returns the norm before.

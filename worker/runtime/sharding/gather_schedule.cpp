@@ -61,13 +61,20 @@ void GatherSchedule::make_room(std::size_t keep, const std::function<bool(std::s
 void GatherSchedule::fetch_next(const std::function<bool(std::size_t)>& pinned,
                                 std::vector<Action>& actions) {
   const auto& order = orders_[training_ ? 1 : 0];
-  if (seen_.size() >= order.size()) return;
-  const std::size_t next = order[seen_.size()];
-  if (std::find(resident_.begin(), resident_.end(), next) != resident_.end()) return;
-  make_room(has_current_ ? current_ : next, pinned, actions);
-  if (resident_.size() >= limit_) return;
-  actions.push_back({Action::Kind::kFetch, next});
-  resident_.insert(resident_.begin(), next);  // before the current one, which is freed last
+  const auto begin = order.begin() + static_cast<std::ptrdiff_t>(std::min(seen_.size(), order.size()));
+  const auto end = order.end() - begin < static_cast<std::ptrdiff_t>(limit_ - 1)
+                       ? order.end()
+                       : begin + static_cast<std::ptrdiff_t>(limit_ - 1);
+  for (auto next = begin; next != end; ++next) {
+    if (std::find(resident_.begin(), resident_.end(), *next) != resident_.end()) continue;
+    const auto needed = [&](std::size_t unit) {
+      return pinned(unit) || std::find(begin, next, unit) != next;
+    };
+    make_room(has_current_ ? current_ : *next, needed, actions);
+    if (resident_.size() >= limit_) return;
+    actions.push_back({Action::Kind::kFetch, *next});
+    resident_.insert(resident_.begin(), *next);  // before the current one, which is freed last
+  }
 }
 
 }  // namespace ddprun::ddp

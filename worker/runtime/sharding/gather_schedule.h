@@ -11,7 +11,7 @@ namespace ddprun::ddp {
 /// their collectives together.
 ///
 /// It records the touches of a step (from one forward to the next), expects the next step of the same kind to
-/// touch the same units in the same order, and fetches the next unit ahead as long as it does.
+/// touch the same units in the same order, and fetches the next units ahead as long as it does.
 class GatherSchedule {
  public:
   struct Action {
@@ -25,8 +25,8 @@ class GatherSchedule {
     bool operator==(const Action&) const = default;
   };
 
-  /// prefetch  whether a second unit may be in memory
-  explicit GatherSchedule(bool prefetch) : limit_(prefetch ? 2 : 1) {}
+  /// prefetch  units that may be in memory besides the one in use
+  explicit GatherSchedule(int prefetch) : limit_(1 + static_cast<std::size_t>(prefetch > 0 ? prefetch : 0)) {}
 
   /// A forward begins. Training and evaluation have separate orders.
   std::vector<Action> begin_step(bool training);

@@ -184,7 +184,9 @@ std::vector<FlatParameter> make_units(torch::nn::Module& module, const ProcessGr
     }
   auto facts = facts_of(parameters, options.mixed_precision.norms);
   ask_for_units(options.units, parameters, facts);
-  const auto plan = plan_units(facts, options.unit_bytes, group.size());
+  // A GPU's connections want longer messages, and it computes longer before it needs the next one.
+  const std::int64_t usual = group.device().is_cpu() ? 4 << 20 : 64 << 20;
+  const auto plan = plan_units(facts, options.unit_bytes > 0 ? options.unit_bytes : usual, group.size());
   check_same_plan(group, parameters, plan);
   std::vector<FlatParameter> result;
   for (const auto& unit : plan) {

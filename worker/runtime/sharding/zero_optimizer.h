@@ -49,6 +49,7 @@ class ZeroOptimizer : public torch::optim::Optimizer {
   torch::Tensor step(LossClosure closure = nullptr) override;
 
   int rank() const { return group_.rank(); }
+  torch::optim::Optimizer& local() const { return *local_; }  ///< steps this rank's part
 
   /// Whether this rank owns a parameter, by its index over all groups in a row.
   bool owns(std::size_t parameter) const { return owners_[parameter] == group_.rank(); }

@@ -1,12 +1,6 @@
 #include <ddprun/train/loop/checkpoint_saver.h>
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <sstream>
@@ -15,20 +9,26 @@
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
 #include <ATen/core/jit_type.h>
-#include <ATen/ops/empty.h>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/logging.h>
+#include <ddprun/common/text.h>
 #include <ddprun/group/collectives.h>
 #include <ddprun/serialize/dict_reader.h>
 
 namespace ddprun::train {
 namespace {
 
+namespace fs = std::filesystem;
+
 constexpr const char* kTrainer = "Trainer";
-constexpr const char* kExamples = "train_examples";  // of the trainer's, as the next two
+constexpr const char* kExamples = "train_examples";  // of the trainer's, as the next three
 constexpr const char* kEvaluating = "evaluating";
 constexpr const char* kRows = "rows";
+constexpr const char* kMetrics = "metrics";
+constexpr const char* kSeconds = "seconds";  // the next three only in memory
+constexpr const char* kTrained = "trained";
+constexpr const char* kStop = "stop";
 constexpr const char* kPolicy = "ModelCheckpoint";
 constexpr const char* kEarlyStopping = "EarlyStopping";
 
@@ -48,7 +48,7 @@ c10::IValue gather_values(const ddp::ProcessGroup& group, const std::vector<doub
 c10::impl::GenericDict gather_sums(const ddp::ProcessGroup& group, const EpochSums& sums) {
   auto dict = make_state();
   dict.insert("totals", gather_values(group, sums.totals.sums()));
-  dict.insert("losses", gather_values(group, {sums.losses.sum, sums.losses.batches}));
+  dict.insert("losses", gather_values(group, {sums.losses.sum(), sums.losses.batches()}));
   return dict;
 }
 
@@ -128,57 +128,40 @@ std::vector<double> values_of(const TrainingState& state, const char* key, const
   return own;
 }
 
-/// Rank 0's checkpoint, on the others, which may not have its disk: they get a copy in memory.
-TrainingState receive_checkpoint(const ddp::ProcessGroup& group, const std::filesystem::path& path) {
-  constexpr std::int64_t kChunk = 64 << 20;
-  const bool sends = group.rank() == 0;
-  const int memory = sends ? -1 : ::memfd_create("checkpoint", MFD_CLOEXEC);
-  if (!sends && memory < 0) throw IoError(path, std::string("memfd_create: ") + std::strerror(errno));
-  const auto here = sends ? path : std::filesystem::path("/proc/self/fd/" + std::to_string(memory));
-  std::fstream file(here, std::ios::binary | (sends ? std::ios::in : std::ios::out));
-  auto left = std::stoll(
-      ddp::broadcast_from_rank_0(group, sends ? std::to_string(std::filesystem::file_size(path)) : ""));
-  while (left > 0) {
-    const auto bytes = at::empty({std::min<std::int64_t>(left, kChunk)}, at::kByte);
-    auto* data = static_cast<char*>(bytes.mutable_data_ptr());
-    if (sends) file.read(data, bytes.numel());
-    ddp::broadcast_from_rank_0(group, {bytes});
-    if (!sends) file.write(data, bytes.numel());
-    left -= bytes.numel();
-  }
-  file.close();
-  if (sends) return {};
-  auto state = file.good() ? read_checkpoint(here) : throw IoError(path, "its copy does not fit in memory");
-  ::close(memory);
-  return state;
-}
-
 }  // namespace
 
 std::optional<Resumed> find_resumed(const Run& run) {
   const auto& wanted = run.options.checkpoint.resume;
   if (wanted.empty()) return std::nullopt;
+  const auto folder = wanted == "auto" ? run.options.out / "checkpoints" : fs::path(wanted).parent_path();
+  const auto holders = find_shards(run.group, folder);
+  const auto verify = [&](const fs::path& checkpoint, const std::string& shards) {
+    return verify_shards(run.group, checkpoint, shards, holders);
+  };
   Resumed resumed;
-  if (run.on_rank_0() && wanted == "auto") {
-    auto found = find_resume(run.options.out);
+  if (!run.on_rank_0())
+    while (verify({}, {})) continue;
+  else if (wanted == "auto") {
+    auto found = find_resume(run.options.out, verify);
     for (const auto& line : found.skipped) log_warning(line);
     resumed = {found.path, std::move(found.state)};
     if (found.path.empty())
-      log_info("--resume=auto: no checkpoint in " + (run.options.out / "checkpoints").string() +
+      log_info("--resume=auto: no checkpoint in " + folder.string() +
                (found.skipped.empty() ? "" : " is good") + "; starting from scratch");
-  } else if (run.on_rank_0()) {
+  } else {
     resumed = {wanted, read_checkpoint(wanted)};
-    if (!resumed.state.shards.empty()) ShardReader(resumed.path, resumed.state.shards).verify();
+    if (!resumed.state.shards.empty()) verify(resumed.path, resumed.state.shards);
   }
+  if (run.on_rank_0()) verify({}, {});
   resumed.path = ddp::broadcast_from_rank_0(run.group, resumed.path.string());
   if (resumed.path.empty()) return std::nullopt;
-  const bool whole = ddp::any_rank_true(run.group, run.on_rank_0() && resumed.state.shards.empty());
-  if (whole && run.group.size() > 1) {
+  if (run.group.size() > 1) {
     auto received = receive_checkpoint(run.group, resumed.path);
     if (!run.on_rank_0()) resumed.state = std::move(received);
-  } else if (!run.on_rank_0()) {
-    resumed.state = read_checkpoint(resumed.path);  // and each its part of the tensors
   }
+  if (const auto& shards = resumed.state.shards; !shards.empty())
+    check_holders(run.group, resumed.path, ShardReader(resumed.path, shards).index(), holders,
+                  /*all=*/!run.options.parallel.fsdp);
   settle_position(resumed.state, run);
   check_same_run(run, resumed);
   return resumed;
@@ -189,6 +172,25 @@ Evaluating evaluating_of(const TrainingState& state) {
 }
 
 std::optional<std::int64_t> rows_of(const TrainingState& state) { return number_of(state, kRows); }
+
+report::MetricRow metrics_of(const TrainingState& state) {
+  report::MetricRow row;
+  const auto kept = trainer_state(state);
+  if (!kept || !kept->contains(kMetrics)) return row;
+  for (const auto& item : kept->at(kMetrics).toGenericDict())
+    row.emplace_back(item.key().toStringRef(), item.value().toDouble());
+  return row;
+}
+
+InMemory in_memory(const TrainingState& state) {
+  InMemory beside;
+  const auto kept = trainer_state(state);
+  if (!kept || !kept->contains(kSeconds)) return beside;
+  beside.seconds = kept->at(kSeconds).toDouble();
+  beside.trained = kept->at(kTrained).toBool();
+  if (kept->contains(kStop)) beside.stop_reason = kept->at(kStop).toStringRef();
+  return beside;
+}
 
 void load_sums(const EpochSums& sums, const Resumed& resumed, const ddp::ProcessGroup& group) {
   const auto losses = values_of(resumed.state, "losses", group);
@@ -260,9 +262,7 @@ CheckpointWriter::Request CheckpointSaver::plan(const TrainState& state, Occasio
   return request;
 }
 
-bool CheckpointSaver::save(const TrainState& at, const Position& position, const EpochSums& sums,
-                           Occasion occasion, const std::filesystem::path& weights) {
-  const SecondsAdded stall(stall_seconds_);
+TrainingState CheckpointSaver::begin_state(const TrainState& at, const Position& position) const {
   TrainingState state;
   state.epoch = at.epoch;
   state.step = at.step;
@@ -270,12 +270,46 @@ bool CheckpointSaver::save(const TrainState& at, const Position& position, const
   state.config_json = run_.options.config_json;
   state.prefix = run_.options.checkpoint.prefix;
   state.world_size = run_.group.size();
+  return state;
+}
+
+void CheckpointSaver::add_callbacks(TrainingState& state) const {
+  for (const auto& callback : callbacks_)
+    if (!callback->name().empty()) state.callbacks[key_of(callback->name(), run_)] = callback->state_dict();
+  if (policy_) state.callbacks[key_of(kPolicy, run_)] = policy_->state_dict();
+}
+
+void CheckpointSaver::add_trainer(c10::impl::GenericDict& own, const TrainState& at) const {
+  own.insert(kExamples, run_.task.train_set->size());
+  own.insert(kEvaluating, static_cast<std::int64_t>(at.evaluating));
+  auto metrics = make_state();
+  for (const auto& [name, value] : at.metrics) metrics.insert(name, value);
+  own.insert(kMetrics, metrics);
+}
+
+TrainingState CheckpointSaver::state_alone(const TrainState& at, const Position& position,
+                                           const InMemory& beside) {
+  TrainingState state = begin_state(at, position);
+  model_.save_alone(state);
+  auto own = make_state();
+  add_trainer(own, at);
+  own.insert(kSeconds, beside.seconds);
+  own.insert(kTrained, beside.trained);
+  if (beside.stop_reason) own.insert(kStop, *beside.stop_reason);
+  state.callbacks[kTrainer] = own;
+  add_callbacks(state);
+  return state;
+}
+
+bool CheckpointSaver::save(const TrainState& at, const Position& position, const EpochSums& sums,
+                           Occasion occasion, const std::filesystem::path& weights) {
+  const SecondsAdded stall(stall_seconds_);
+  TrainingState state = begin_state(at, position);
   auto shards = model_.save(state);
   const auto bare = shards && !weights.empty() ? model_.whole_weights() : state.model;
   state.generators = gather_generator_states(run_.group);
   auto own = gather_sums(run_.group, sums);
-  own.insert(kExamples, run_.task.train_set->size());
-  own.insert(kEvaluating, static_cast<std::int64_t>(at.evaluating));
+  add_trainer(own, at);
   state.callbacks[kTrainer] = own;
   if (record_ == nullptr) {
     CheckpointWriter::Request of_rank_0;
@@ -289,25 +323,28 @@ bool CheckpointSaver::save(const TrainState& at, const Position& position, const
   auto request = plan(at, occasion);
   if (shards) write_shards(state, std::move(*shards), request);
   if (request.paths.empty()) return wrote_weights;
-  for (const auto& callback : callbacks_)
-    if (!callback->name().empty()) state.callbacks[key_of(callback->name(), run_)] = callback->state_dict();
-  if (policy_) state.callbacks[key_of(kPolicy, run_)] = policy_->state_dict();
+  add_callbacks(state);
   record_->save(state, std::move(request), [this, before] { policy_ = before; });
   return wrote_weights;
 }
 
 /// Every rank calls it; rank 0's request says whether there is a checkpoint, and then waits for the shards.
 void CheckpointSaver::write_shards(TrainingState& state, Shards shards, CheckpointWriter::Request& request) {
-  std::string folder;
+  std::string text;  // the new folder, and the names of all in use
   if (!request.paths.empty()) {
     const auto& path = request.paths.front();
     std::ostringstream name;
     name << path.stem().string() << "-step=" << state.step << '-' << std::hex << std::random_device()()
          << ".shards";
-    folder = (path.parent_path() / name.str()).string();
+    text = (path.parent_path() / name.str()).string() + "\n" + name.str();
+    for (const auto& used : shard_folders(path.parent_path())) text += "\n" + used.filename().string();
   }
-  folder = ddp::broadcast_from_rank_0(run_.group, folder);
-  if (folder.empty()) return;
+  text = ddp::broadcast_from_rank_0(run_.group, text);
+  if (text.empty()) return;
+  const auto lines = split(text, '\n');
+  const auto& folder = lines.front();
+  // Rank 0's are its writer's; on a disk of this host alone, nobody else's.
+  remove_shards_but(fs::path(folder).parent_path(), {lines.begin() + 1, lines.end()});
   if (!shard_writer_) shard_writer_.emplace(run_.group);
   shard_writer_->write(folder, shards.tensors);
   shards.tensors.clear();

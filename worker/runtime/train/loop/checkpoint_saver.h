@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <optional>
+#include <string>
 
 #include <ddprun/train/loop/callbacks.h>
 #include <ddprun/train/loop/epoch_progress.h>
@@ -35,6 +36,16 @@ std::optional<Resumed> find_resumed(const Run& run);
 
 /// The evaluation in which the checkpoint was made, to begin with.
 Evaluating evaluating_of(const TrainingState& state);
+/// What a state in memory (state_alone()) has beside a checkpoint's.
+struct InMemory {
+  double seconds = 0;                      ///< that the training has taken
+  std::optional<std::string> stop_reason;  ///< if it is to end here
+  bool trained = false;                    ///< its steps and checkpoints are done
+};
+InMemory in_memory(const TrainingState& state);
+
+/// The latest metrics when the checkpoint was made; none in older checkpoints.
+report::MetricRow metrics_of(const TrainingState& state);
 /// The number of rows of metrics when the checkpoint was made; nullopt in older checkpoints.
 std::optional<std::int64_t> rows_of(const TrainingState& state);
 
@@ -56,6 +67,10 @@ class CheckpointSaver {
   bool save(const TrainState& state, const Position& position, const EpochSums& sums, Occasion occasion,
             const std::filesystem::path& weights = {});
 
+  /// What a checkpoint would hold, of this rank and without the others. Tensors share memory with the model's
+  /// and the optimizer's.
+  TrainingState state_alone(const TrainState& at, const Position& position, const InMemory& beside);
+
   /// The best checkpoint, once it is on disk; empty if there is none. Every rank calls it and gets the same.
   std::filesystem::path best_path();
   /// Waits until everything is on disk. throws  IoError
@@ -67,6 +82,9 @@ class CheckpointSaver {
   const std::filesystem::path& last_path() const { return last_path_; }
 
  private:
+  void add_trainer(c10::impl::GenericDict& own, const TrainState& at) const;
+  TrainingState begin_state(const TrainState& at, const Position& position) const;
+  void add_callbacks(TrainingState& state) const;
   CheckpointWriter::Request plan(const TrainState& state, Occasion occasion);
   void forget_missing();
   void write_shards(TrainingState& state, Shards shards, CheckpointWriter::Request& request);

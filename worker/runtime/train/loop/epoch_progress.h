@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/stack.h>
 
 #include <ddprun/train/record/progress.h>
 
@@ -38,28 +39,33 @@ class StepLosses {
   void add(at::Tensor loss) { losses_.push_back(std::move(loss)); }
   void clear() { losses_.clear(); }
   std::int64_t batches() const { return static_cast<std::int64_t>(losses_.size()); }
+  /// In double, on their device.
+  at::Tensor sum() const { return at::stack(losses_).sum(at::kDouble); }
   /// Waits for the device.
-  double sum() const {
-    double sum = 0;
-    for (const auto& loss : losses_) sum += loss.item<double>();
-    return sum;
-  }
-  double mean() const { return sum() / static_cast<double>(losses_.size()); }
+  double mean() const { return sum().item<double>() / static_cast<double>(losses_.size()); }
 
  private:
   std::vector<at::Tensor> losses_;
 };
 
 /// The losses of an epoch's batches on this rank, including before it was resumed.
-struct BatchLosses {
-  double sum = 0;
-  double batches = 0;
+class BatchLosses {
+ public:
+  BatchLosses() = default;
+  BatchLosses(double sum, double batches) : sum_(sum), batches_(batches) {}
 
   void add(const StepLosses& step) {
-    sum += step.sum();
-    batches += static_cast<double>(step.batches());
+    recent_ = recent_.defined() ? recent_ + step.sum() : step.sum();
+    batches_ += static_cast<double>(step.batches());
   }
-  double mean() const { return sum / std::max(batches, 1.0); }
+  /// Waits for the device.
+  double sum() const { return sum_ + (recent_.defined() ? recent_.item<double>() : 0); }
+  double batches() const { return batches_; }
+  double mean() const { return sum() / std::max(batches_, 1.0); }
+
+ private:
+  double sum_ = 0, batches_ = 0;
+  at::Tensor recent_;  // the sum of what was added, on its device
 };
 
 /// The progress of an epoch on this rank.

@@ -23,8 +23,9 @@ class Batches {
  public:
   Batches(const Run& run)
       : sampler_(run.task.train_set->size(), run.group.size(), run.group.rank(), {.seed = run.options.seed}),
-        loader_(*run.task.train_set,
-                {.batch_size = run.options.batch_size, .threads = run.options.loader_threads}) {}
+        loader_(*run.task.train_set, {.batch_size = run.options.batch_size,
+                                      .threads = run.options.loader_threads,
+                                      .device = run.group.device()}) {}
 
   data::Batch next() {
     auto batch = loader_.next();

@@ -7,6 +7,7 @@
 #include <ddprun/image/confusion_matrix.h>
 #include <ddprun/train/loop/epoch_progress.h>
 #include <ddprun/train/loop/stop_signals.h>
+#include <ddprun/train/optim/monitor.h>
 
 namespace ddprun::train {
 namespace {
@@ -110,13 +111,26 @@ void RunEvaluation::test_at_end(const TrainState& at, const std::filesystem::pat
   log_.row(row);
 }
 
+void RunEvaluation::resume(const report::MetricRow& metrics) {
+  Totals latest(run_.task.measures);
+  report::MetricRow names;
+  latest.append_to(names, "val");
+  std::vector<double> sums;
+  for (const auto& [name, unknown] : names) {
+    const auto value = find_metric(metrics, name);
+    if (!value) return;
+    sums.insert(sums.end(), {*value, 1});
+  }
+  latest.set_sums(sums);
+  validation_ = latest;
+}
+
 void RunEvaluation::add_to(RunSummary& summary) const {
   summary.train = train_;
   summary.validation = validation_;
   summary.test = test_;
   summary.samples_per_second = trained_samples_ / train_seconds_;
-  summary.time.training = train_seconds_;
-  summary.time.evaluation = evaluation_seconds_;
+  summary.training_seconds = train_seconds_;
 }
 
 void RunEvaluation::show_training(const data::Batch& batch, const BatchResult& result) {

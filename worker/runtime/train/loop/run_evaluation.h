@@ -39,6 +39,11 @@ class RunEvaluation {
   /// The final test, with the weights of the best checkpoint; empty: with the current ones.
   void test_at_end(const TrainState& at, const std::filesystem::path& best);
 
+  /// Takes up the validation of a checkpoint's latest metrics.
+  void resume(const report::MetricRow& metrics);
+
+  double seconds() const { return evaluation_seconds_; }
+
   /// Adds the latest results.
   void add_to(RunSummary& summary) const;
 

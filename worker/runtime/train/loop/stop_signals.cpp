@@ -13,6 +13,7 @@
 
 #include <ddprun/flight/watchdog.h>
 #include <ddprun/group/collectives.h>
+#include <ddprun/group/rounds.h>
 
 namespace ddprun::train {
 namespace {
@@ -92,6 +93,7 @@ void watch(const std::stop_token& stop, int event, const ddp::ProcessGroup& grou
 }  // namespace
 
 void note_progress(Work work) {
+  ddp::Rounds::check();
   const auto now = now_ms();
   const auto interval = std::max<std::int64_t>(1, now - last_progress_ms.exchange(now));
   if (current_work.exchange(work) != work) return;

@@ -6,25 +6,33 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/ops/_foreach_copy.h>
 #include <torch/nn/module.h>
+#include <torch/utils.h>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/data/distributed_sampler.h>
 #include <ddprun/data/loader.h>
+#include <ddprun/group/cuda_backend.h>
 #include <ddprun/train/loop/callbacks.h>
 #include <ddprun/train/loop/checkpoint_saver.h>
 #include <ddprun/train/loop/epoch_progress.h>
 #include <ddprun/train/loop/run_evaluation.h>
+#include <ddprun/train/loop/run_status.h>
 #include <ddprun/train/loop/stop_signals.h>
 #include <ddprun/train/model/parallel_model.h>
 #include <ddprun/train/model/run.h>
 #include <ddprun/train/record/rank_resources.h>
 #include <ddprun/train/record/run_log.h>
+#include <ddprun/train/state/run_memory.h>
 
 namespace ddprun::train {
 namespace {
 
 using Occasion = CheckpointSaver::Occasion;
+
+constexpr double kNoTime = 1e-3;         // seconds that are left; 0 would mean no limit
+constexpr std::int64_t kFirstSteps = 2;  // in which the reducer rebuilds its buckets and cuDNN looks around
 
 class Trainer {
  public:
@@ -32,8 +40,7 @@ class Trainer {
       : run_(run),
         resumed_(std::move(resumed)),
         resources_(run.group, run.options.gpu_uuid),
-        log_(run, resumed_ ? std::optional(resumed_->state.step) : std::nullopt,
-             resumed_ ? rows_of(resumed_->state) : std::nullopt),
+        log_(run, resumed_ ? std::optional(resumed_->state.step) : std::nullopt, rows_to_keep()),
         model_(run),
         callbacks_(make_callbacks(run, model_, resumed_.has_value())),
         saver_(run, model_, callbacks_, log_.record()),
@@ -42,29 +49,56 @@ class Trainer {
                  {.seed = run.options.seed, .drop_last = run.options.drop_last}),
         loader_(*run.task.train_set, {.batch_size = run.options.batch_size,
                                       .threads = run.options.loader_threads,
-                                      .pin_memory = run.group.device().is_cuda()}),
-        agreement_(run.group, run.options.max_seconds) {}
+                                      .device = run.group.device()}),
+        earlier_(resumed_ ? in_memory(resumed_->state) : InMemory{}),
+        agreement_(run.group, run.options.max_seconds > 0
+                                  ? std::max(run.options.max_seconds - earlier_.seconds, kNoTime)
+                                  : 0),
+        status_(run, model_, evaluation_, saver_) {}
 
+  /// With a memory, leaves the newest whole step there when it throws.
   Ending run() {
-    log_.announce(model_.learning_rate());
+    if (run_.options.memory == nullptr) return train();
+    run_.options.memory->begin();
+    try {
+      return train();
+    } catch (...) {
+      remember();
+      throw;
+    }
+  }
+
+ private:
+  Ending train() {
+    if (!resumed_ || !resumed_->path.empty()) log_.announce(model_.learning_rate());
     if (resumed_)
       resume();
     else
       evaluation_.sanity_check();
+    commit({at_.epoch, next_epoch_.samples}, at_.evaluating);
     if (at_.evaluating != Evaluating::kNothing) train_epoch();
     while (!over()) train_epoch();
     if (terminated_) {
       log_.terminate(saver_.last_path());
       return Ending::kTerminated;
     }
+    // The last checkpoint may have been lost with the rank that wrote it.
+    if (recovered_ && !earlier_.trained) save({at_.epoch, next_epoch_.samples}, Occasion::kRequest);
     agreement_.end([&] { saver_.wait(); });
+    trained_ = true;
+    status_.tell("evaluate", at_);
     evaluation_.test_at_end(at_, saver_.best_path());
     evaluation_.draw_figures(at_.step);
     finish();
     return Ending::kComplete;
   }
 
- private:
+  /// Of metrics, when the run resumes.
+  std::optional<std::int64_t> rows_to_keep() const {
+    if (!resumed_) return std::nullopt;
+    return resumed_->path.empty() ? run_.options.memory->rows : rows_of(resumed_->state);
+  }
+
   bool over() const {
     return at_.epoch >= run_.options.epochs || control_.stop_reason() ||
            (run_.options.max_steps > 0 && at_.step >= run_.options.max_steps);
@@ -77,9 +111,71 @@ class Trainer {
     at_.epoch = state.position.epoch;
     at_.evaluating = evaluating_of(state);
     next_epoch_.samples = state.position.samples;
+    at_.metrics = metrics_of(state);
+    evaluation_.resume(at_.metrics);
     load_sums({totals_, next_epoch_.losses}, *resumed_, run_.group);
-    log_.print("resumed from " + resumed_->path.string() + " at step " + std::to_string(at_.step));
+    recovered_ = resumed_->path.empty();
+    if (earlier_.stop_reason) control_.request_stop(*earlier_.stop_reason);
+    log_.print(recovered_
+                   ? "a lost rank was replaced; going on after step " + std::to_string(at_.step)
+                   : "resumed from " + resumed_->path.string() + " at step " + std::to_string(at_.step));
+    if (recovered_ && !run_.options.memory->totals.empty()) totals_.set_sums(run_.options.memory->totals);
     resumed_.reset();  // its tensors are copied
+  }
+
+  // -- if another rank is lost --
+
+  /// The training can go on from here, as it stands, if a rank is lost.
+  void commit(const Position& position, Evaluating evaluating) {
+    if (run_.options.memory == nullptr) return;
+    run_.options.memory->state.reset();  // it is in use
+    committed_.at = at_;
+    committed_.position = position;
+    committed_.at.evaluating = evaluating;
+    if (run_.options.accumulate > 1) committed_.totals = totals_.sums();
+    if (evaluating == Evaluating::kWithinEpoch || committed_.buffers.empty()) commit_buffers();
+  }
+
+  /// Only forward passes of training change them.
+  void commit_buffers() {
+    const torch::NoGradGuard no_grad;
+    const auto buffers = run_.task.module->buffers();
+    if (committed_.buffers.empty())
+      for (const auto& buffer : buffers) committed_.buffers.push_back(buffer.clone());
+    else
+      at::_foreach_copy_(committed_.buffers, buffers);
+  }
+
+  /// After a step and what is due after it.
+  void commit_step() {
+    commit({at_.epoch, epoch_.samples}, epoch_.done() || over() ? Evaluating::kEpoch : Evaluating::kNothing);
+    if (run_.options.memory == nullptr || !run_.options.memory->file) return;
+    const auto every = run_.options.checkpoint.memory_every_steps;
+    const auto begin = Clock::now();
+    if (every > 0 ? at_.step % every != 0 : begin < keep_next_ || !run_.options.memory->file->idle()) return;
+    run_.options.memory->keep(saver_.state_alone(committed_.at, committed_.position, beside()));
+    keep_next_ = Clock::now() + kKeepRest * (Clock::now() - begin);
+  }
+
+  InMemory beside() const {
+    return {earlier_.seconds + seconds_since(begin_), terminated_ ? std::nullopt : control_.stop_reason(),
+            earlier_.trained || trained_};
+  }
+
+  void remember() {
+    auto& memory = *run_.options.memory;
+    memory.spent = status_.spent();
+    if (memory.state) return;  // it was not yet in use
+    const torch::NoGradGuard no_grad;
+    const auto buffers = run_.task.module->buffers();
+    for (std::size_t i = 0; i < buffers.size(); ++i) buffers[i].copy_(committed_.buffers[i]);
+    memory.state = saver_.state_alone(committed_.at, committed_.position, beside());
+    memory.state->model =
+        copied(memory.state->model.toGenericDict());  // the next engine begins with rank 0's
+    constexpr int kProgress[] = {1, 0, 2};            // by Evaluating: within the epoch comes before nothing
+    memory.progress = kProgress[static_cast<int>(committed_.at.evaluating)];
+    memory.totals = run_.options.accumulate > 1 ? committed_.totals : totals_.sums();
+    if (log_.record() != nullptr) memory.rows = log_.record()->rows();
   }
 
   // -- training --
@@ -87,7 +183,10 @@ class Trainer {
   void train_epoch() {
     begin_epoch();
     const auto resumed_in = std::exchange(at_.evaluating, Evaluating::kNothing);
-    if (resumed_in == Evaluating::kWithinEpoch) act_after_step();
+    if (resumed_in == Evaluating::kWithinEpoch) {
+      act_after_step();
+      if (!terminated_) commit_step();
+    }
     if (resumed_in != Evaluating::kEpoch && !epoch_.done() && !over()) train_steps();
     if (terminated_) return;
     seconds_between_epochs_ = 0;
@@ -96,10 +195,12 @@ class Trainer {
     if (epoch_.done()) return finish_epoch();
     next_epoch_.samples = epoch_.samples;  // if a resumed run goes on here
     next_epoch_.losses = epoch_.losses;
+    commit({at_.epoch, epoch_.samples}, Evaluating::kNothing);
     save(judges_epochs() ? Occasion::kValidation : Occasion::kRequest);
   }
 
   void train_steps() {
+    status_.tell("train", at_);
     begin_work(Work::kTraining);
     auto join = model_.join();
     while (const auto batch = next_batch()) {
@@ -117,7 +218,7 @@ class Trainer {
   }
 
   std::optional<data::Batch> next_batch() {
-    const SecondsAdded waiting(at_.data_wait);
+    const SecondsAdded waiting(at_.data_wait), in_all(status_.data_seconds());
     return loader_.next();
   }
 
@@ -144,8 +245,11 @@ class Trainer {
 
   /// Forward and backward, and the optimizer step after its last batch.
   BatchResult train_batch(const data::Batch& batch) {
+    std::optional<ddp::SyncDebugScope> no_waits;
+    if (batches_here_++ >= kFirstSteps * run_.options.accumulate) no_waits.emplace(run_.group.device());
     const bool last = losses_.batches() + 1 == run_.options.accumulate || epoch_.batch + 1 == epoch_.batches;
-    if (losses_.batches() == 0) model_.zero_grad();
+    if (losses_.batches() == 0) begin_step();
+    const RunStatus::Batch counted_batch(status_, batch.size());
     auto pass = model_.forward_backward(batch, last);
     const auto counted = std::min(epoch_.to_count, batch.size());
     totals_.add(pass.result, counted);
@@ -153,9 +257,25 @@ class Trainer {
     epoch_.to_count -= counted;
     epoch_.samples += batch.size() * run_.group.size();
     ++epoch_.batch;
-    if (last) model_.optimizer_step();
+    if (last) {
+      model_.optimizer_step();
+      commit_optimizer_step();
+    }
     note_progress(Work::kTraining);
     return std::move(pass.result);
+  }
+
+  void begin_step() {
+    model_.zero_grad();
+    if (run_.options.memory != nullptr)
+      torch::manual_seed(rank_seed(
+          run_.options.seed + static_cast<std::uint64_t>(at_.step) * 0xD1B54A32D192ED03u, run_.group.rank()));
+  }
+
+  /// What is due after the step is not done yet.
+  void commit_optimizer_step() {
+    ++at_.step;
+    commit({at_.epoch, epoch_.samples}, Evaluating::kWithinEpoch);
   }
 
   /// The epoch's last full batch: the very last may be a single example.
@@ -165,17 +285,18 @@ class Trainer {
   }
 
   void end_step() {
-    ++at_.step;
     run_.options.heartbeat.beat();
     const auto step_of_epoch = (epoch_.batch + run_.options.accumulate - 1) / run_.options.accumulate - 1;
     const bool due = step_of_epoch % run_.options.log_interval == 0;
     if (due || epoch_.done()) log_step(/*with_line=*/due);
     if (log_.bar_is_due()) show_progress();
+    status_.tell_step(at_);
     if (run_.task.epoch_end_line) epoch_.losses.add(losses_);
     at_.indices = epoch_.newest(losses_.batches(), run_.options.batch_size);
     for (const auto& callback : callbacks_) callback->on_step(at_, control_);
     losses_.clear();
     act_after_step();
+    if (!terminated_) commit_step();
   }
 
   /// Validates, heeds requests and saves, as is due after a step.
@@ -205,6 +326,7 @@ class Trainer {
   /// back here. False if the run was terminated.
   bool evaluate(Evaluating which, const std::function<std::optional<report::MetricRow>()>& evaluation) {
     at_.evaluating = which;
+    status_.tell("evaluate", at_);
     for (;;) {
       if (auto row = evaluation()) {
         at_.metrics = std::move(*row);
@@ -227,6 +349,7 @@ class Trainer {
         losses_.mean()};
     // With --join, ranks may take different numbers of steps, so rank 0 logs its own loss.
     if (!run_.options.parallel.join) progress.loss = resources_.sum({progress.loss})[0] / run_.group.size();
+    status_.set_loss(progress.loss);
     log_.progress(at_, progress, with_line, model_.learning_rate(), resources_.take_row());
   }
 
@@ -269,6 +392,7 @@ class Trainer {
     for (const auto& callback : callbacks_) callback->on_pause(at_);
     if (!evaluate(Evaluating::kWithinEpoch, [&] { return evaluation_.within_epoch(at_); })) return false;
     for (const auto& callback : callbacks_) callback->on_validation(at_, control_);
+    commit_step();
     if (!epoch_.done()) save(Occasion::kValidation);
     run_.task.module->train();
     return true;
@@ -294,6 +418,7 @@ class Trainer {
       for (const auto& callback : callbacks_) callback->on_validation(at_, control_);
     totals_ = Totals(run_.task.measures);
     epoch_.losses = {};
+    commit({at_.epoch + 1, 0}, Evaluating::kNothing);
     const bool due = at_.epoch % run_.options.checkpoint.save_every == 0;
     const bool with_weights = due && !run_.task.weights_file.empty();
     if ((due || at_.epoch + 1 >= run_.options.epochs || over()) &&
@@ -319,8 +444,7 @@ class Trainer {
     summary.steps = at_.step;
     summary.memory = peak_memory(run_.group);
     evaluation_.add_to(summary);
-    summary.time.data_wait = at_.data_wait;
-    summary.time.checkpoint_stall = saver_.stall_seconds();
+    summary.spent = status_.spent();
     summary.checkpoint = saver_.last_path();
     summary.best_checkpoint = saver_.best_path();
     summary.stop_reason = control_.stop_reason().value_or("");
@@ -328,8 +452,9 @@ class Trainer {
       summary.loss_scale = model_.optimization().loss_scale();
     summary.skipped_steps = model_.optimization().skipped_steps();
     summary.ddp = model_.statistics();
-    summary.seconds = seconds_since(begin_);
+    summary.seconds = beside().seconds;
     log_.finish(summary);
+    status_.tell("done", at_);
   }
 
   const Run& run_;
@@ -343,16 +468,32 @@ class Trainer {
   RunEvaluation evaluation_;
   data::DistributedSampler sampler_;
   data::Loader loader_;
+  const InMemory earlier_;  ///< if a lost rank was replaced
   StopAgreement agreement_;
+  RunStatus status_;
 
+  /// The state is copied in the foreground, and pickled and written in the background for about three times
+  /// as long.
+  static constexpr int kKeepRest = 400;
+  Clock::time_point keep_next_;
+  struct Committed {
+    TrainState at;
+    Position position;
+    std::vector<double> totals;
+    std::vector<at::Tensor> buffers;
+  };
+  Committed committed_;
   TrainState at_;
   Control control_;
   bool terminated_ = false;
+  bool trained_ = false;
+  bool recovered_ = false;  ///< a lost rank was replaced, and the run went on from memory
   Requests in_evaluation_;
   double seconds_between_epochs_ = 0;  // validation and checkpoint after the last one
   EpochProgress epoch_, next_epoch_;   // the next: where a resumed run starts
   Totals totals_{run_.task.measures};  // of this epoch and rank
   StepLosses losses_;
+  std::int64_t batches_here_ = 0;  // trained on since the process started
 };
 
 }  // namespace
@@ -363,7 +504,9 @@ std::uint64_t rank_seed(std::uint64_t seed, int rank) {
 
 Ending fit(const Task& task, const TrainerOptions& options, const ddp::ProcessGroup& group) {
   check_options(task, options);
-  auto resumed = find_resumed({task, options, group});
+  auto resumed = options.memory != nullptr && options.memory->state
+                     ? std::optional(Resumed{{}, *options.memory->state})
+                     : find_resumed({task, options, group});
   TrainerOptions in_force = options;
   if (options.on_resume && !options.checkpoint.resume.empty())
     options.on_resume(in_force, resumed ? resumed->state.config_json : "");

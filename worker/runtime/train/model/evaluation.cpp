@@ -64,7 +64,8 @@ std::optional<Evaluation> evaluate(ParallelModel& model, const Run& run, const d
   auto to_count = padded.num_without_padding();
   auto indices = padded.indices();
   if (!model.is_sharded()) indices.resize(static_cast<std::size_t>(to_count));
-  data::Loader loader(set, std::move(indices), task.eval_batch_size, run.options.loader_threads);
+  data::Loader loader(set, std::move(indices), task.eval_batch_size, run.options.loader_threads,
+                      run.group.device());
   Evaluation found{Totals(task.measures), {}, {}};
   if (!task.class_names.empty()) found.confusion.emplace(static_cast<std::int64_t>(task.class_names.size()));
   const auto fewest = set.size() / run.group.size();  // examples of a rank
@@ -75,8 +76,7 @@ std::optional<Evaluation> evaluate(ParallelModel& model, const Run& run, const d
     const auto counted = std::min(to_count, batch->size());
     const auto result = model.evaluate(*batch);
     found.totals.add(result, counted);
-    if (found.confusion)
-      found.confusion->add(result.scores, batch->target.to(result.scores.device()), counted);
+    if (found.confusion) found.confusion->add(result.scores, batch->target, counted);
     if (shown < task.shown_samples) found.shown.push_back({*batch, result});
     shown += batch->size();
     to_count -= counted;

@@ -44,8 +44,9 @@ class ParallelEngine {
   virtual void without_reduction(const std::function<void()>& pass) = 0;
   virtual void with_whole_parameters(const std::function<void()>& use) = 0;
   virtual void synchronize_buffers() = 0;
-  virtual std::optional<Shards> save(TrainingState& state, torch::optim::Optimizer& optimizer,
-                                     const Ema* ema) = 0;
+  /// here  on this rank too, if the state is not sharded
+  virtual std::optional<Shards> save(TrainingState& state, torch::optim::Optimizer& optimizer, const Ema* ema,
+                                     bool here) = 0;
   virtual void load_optimizer(torch::optim::Optimizer& optimizer, const c10::IValue& state,
                               const std::filesystem::path& source) = 0;
   virtual bool is_sharded() const = 0;

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include <ddprun/common/errors.h>
+#include <ddprun/common/logging.h>
 #include <ddprun/ddp/comm_hooks.h>
 #include <ddprun/ddp/replicated_state.h>
 #include <ddprun/ddp/sync_batch_norm.h>
@@ -17,12 +18,21 @@
 #include <ddprun/train/model/parallel_engine.h>
 #include <ddprun/train/state/optimizer_state.h>
 #include <ddprun/train/state/rank_state.h>
+#include <ddprun/train/state/shard_writer.h>
 #include <ddprun/train/state/state_dict_file.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 namespace ddprun::train {
 namespace {
 
 constexpr const char* kPowerSgd = "PowerSGD";
+
+void synchronise_batch_norm(const Run& run) {
+  if (ddp::has_batch_norm(*run.task.module))
+    ddp::convert_sync_batchnorm(*run.task.module, run.group);
+  else if (run.on_rank_0())
+    log_warning("--sync-bn: the model has no BatchNorm, so there is nothing to synchronise");
+}
 
 std::unique_ptr<torch::optim::Optimizer> make_optimizer_over(
     std::vector<torch::optim::OptimizerParamGroup> groups, const OptimizerSettings& settings,
@@ -38,13 +48,6 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer_over(
 
 double lr_of(const OptimOptions& options, std::int64_t ranks) {
   return options.scale_lr ? scaled_lr(options.optimizer.lr, static_cast<int>(ranks)) : options.optimizer.lr;
-}
-
-/// Copies, because the parameters' memory is freed again.
-c10::impl::GenericDict copied(const c10::impl::GenericDict& tensors) {
-  c10::impl::GenericDict copies(c10::StringType::get(), c10::AnyType::get());
-  for (const auto& item : tensors) copies.insert(item.key(), item.value().toTensor().clone());
-  return copies;
 }
 
 ddp::DistributedDataParallel::Options ddp_options(const Run& run) {
@@ -81,10 +84,10 @@ class ReplicatedEngine : public ParallelEngine {
   }
   void with_whole_parameters(const std::function<void()>& use) override { use(); }
   void synchronize_buffers() override { ddp_.synchronize_buffers(); }
-  std::optional<Shards> save(TrainingState& state, torch::optim::Optimizer& optimizer,
-                             const Ema* ema) override {
-    if (run_.on_rank_0()) state.model = state_dict(module_);
-    if (run_.on_rank_0() || run_.options.parallel.zero1) state.optimizer = optimizer_state_dict(optimizer);
+  std::optional<Shards> save(TrainingState& state, torch::optim::Optimizer& optimizer, const Ema* ema,
+                             bool here) override {
+    if (here) state.model = state_dict(module_);
+    if (here || run_.options.parallel.zero1) state.optimizer = optimizer_state_dict(optimizer);
     if (ema != nullptr) state.ema = ema->state_dict();
     return std::nullopt;
   }
@@ -101,6 +104,14 @@ class ReplicatedEngine : public ParallelEngine {
  private:
   ddp::DistributedDataParallel ddp_;
 };
+
+/// Except for what has no memory yet.
+void move_to(at::Device device, torch::nn::Module& module) {
+  auto tensors = module.parameters();
+  for (const auto& buffer : module.buffers()) tensors.push_back(buffer);
+  for (auto& tensor : tensors)
+    if (!tensor.is_meta()) tensor.set_data(tensor.to(device));
+}
 
 }  // namespace
 
@@ -132,10 +143,10 @@ ddp::CommHook ParallelModel::make_hook() {
 
 std::unique_ptr<ParallelEngine> ParallelModel::make_engine() {
   auto& module = *run_.task.module;
-  module.to(run_.group.device());
+  move_to(run_.group.device(), module);
   set_matmul_precision(run_.options.precision.matmul, run_.options.precision.cudnn_benchmark);
   if (run_.options.precision.channels_last) to_channels_last(module);
-  if (run_.options.parallel.sync_batch_norm) ddp::convert_sync_batchnorm(module, run_.group);
+  if (run_.options.parallel.sync_batch_norm) synchronise_batch_norm(run_);
   if (run_.options.parallel.fsdp) return make_sharded_engine(run_);
   return std::make_unique<ReplicatedEngine>(run_, make_hook());
 }
@@ -161,7 +172,9 @@ Optimization ParallelModel::make_optimization() {
                               Ema::Options{.decay = options.optim.ema});
   if (engine_->is_sharded() && run_.group.size() > 1)
     parts.sum_over_ranks = [this](at::Tensor& value) {
-      value.fill_(ddp::all_reduce_sum(run_.group, {value.item<double>()})[0]);
+      std::vector<at::Tensor> sum = {value.to(at::kDouble)};
+      run_.group.handle()->allreduce(sum)->wait();
+      value.copy_(sum[0]);
     };
   return Optimization(std::move(parts), options.optim, options.precision.precision, run_.group.device(),
                       schedule);
@@ -224,17 +237,24 @@ bool ParallelModel::is_sharded() const { return engine_->is_sharded(); }
 void ParallelModel::synchronize_buffers() { engine_->synchronize_buffers(); }
 
 std::optional<Shards> ParallelModel::save(TrainingState& state) {
-  auto shards = engine_->save(state, optimization_.optimizer(), optimization_.ema());
-  optimization_.complete(state.optimizer);
-  state.model_config = run_.task.model_config;
-  state.lr_schedule = optimization_.schedule_state();
-  state.scaler = optimization_.scaler_state();
+  auto shards = save_own(state, run_.on_rank_0());
   if (power_sgd_)
     state.callbacks[kPowerSgd] = gather_powersgd_state(*power_sgd_, *run_.task.module, run_.group);
   return shards;
 }
 
+std::optional<Shards> ParallelModel::save_own(TrainingState& state, bool here) {
+  optimization_.settle();
+  auto shards = engine_->save(state, optimization_.optimizer(), optimization_.ema(), here);
+  optimization_.complete(state.optimizer);
+  state.model_config = run_.task.model_config;
+  state.lr_schedule = optimization_.schedule_state();
+  state.scaler = optimization_.scaler_state();
+  return shards;
+}
+
 void ParallelModel::load(const TrainingState& state, const std::filesystem::path& source) {
+  optimization_.settle();
   if (!state.shards.empty() && !engine_->reads_shards()) {
     auto whole = state;
     gather_shards(whole, source, {"model", "ema", "optimizer"});
@@ -279,9 +299,12 @@ c10::IValue ParallelModel::whole_weights() {
 
 void ParallelModel::load_weights_of(const std::filesystem::path& checkpoint) {
   const c10::NoGradGuard no_grad;
-  if (engine_->reads_shards())
-    if (const auto state = read_checkpoint(checkpoint); !state.shards.empty())
+  if (engine_->reads_shards()) {
+    auto state = receive_checkpoint(run_.group, checkpoint);
+    if (run_.on_rank_0()) state = read_checkpoint(checkpoint);
+    if (!state.shards.empty())
       return engine_->load_shards(state, checkpoint, state.ema.isGenericDict() ? "ema" : "model");
+  }
   engine_->with_whole_parameters([&] {
     if (run_.on_rank_0())
       load_weights(*run_.task.module, weights_to_evaluate(read_weights_of_checkpoint(checkpoint)),

@@ -64,6 +64,8 @@ class ParallelModel {
   /// Fills in the model's part of a checkpoint, as a single rank would have it: on rank 0; None on the
   /// others. If several ranks share the parameters, without those: they are in the returned shards.
   std::optional<Shards> save(TrainingState& state);
+  /// The same on this rank, whichever it is, without the others; if can_recover().
+  void save_alone(TrainingState& state) { save_own(state, /*here=*/true); }
   /// The inverse, on every rank. throws  IoError naming source and what does not fit
   void load(const TrainingState& state, const std::filesystem::path& source);
   /// Loads the weights of a checkpoint, or their averages if there are any, on every rank, for evaluation.
@@ -76,6 +78,7 @@ class ParallelModel {
   ddp::DistributedDataParallel::Statistics statistics() const;
 
  private:
+  std::optional<Shards> save_own(TrainingState& state, bool here);
   std::unique_ptr<ParallelEngine> make_engine();
   Optimization make_optimization();
   ddp::CommHook make_hook();

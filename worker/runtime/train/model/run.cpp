@@ -93,12 +93,20 @@ std::vector<std::string> Run::metric_columns() const {
   return columns;
 }
 
+bool can_recover(const TrainerOptions& options) {
+  const auto& parallel = options.parallel;
+  return !parallel.fsdp && !parallel.zero1 && !parallel.join && !parallel.sync_batch_norm &&
+         parallel.comm_hook != "powersgd";
+}
+
 void check_options(const Task& task, const TrainerOptions& options) {
   choose_monitor(task, options.checkpoint.monitor);
   if (options.parallel.fsdp && (!task.parameter_groups.empty() || options.optim.grouping.any()))
     throw UsageError(
         "--fsdp: expected one group of parameters, without --norm-weight-decay, --bias-weight-decay and "
         "--layer-decay");
+  if (task.initialise && !options.parallel.fsdp)
+    throw UsageError("Task::initialise: expected --fsdp, which gives a module memory");
   if (options.val_every_steps > 0 && !task.validation_set)
     throw UsageError("--val-every-steps: this run has no validation set, expected --val-split too");
 }

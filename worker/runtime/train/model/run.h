@@ -53,6 +53,9 @@ struct TrainState {
   double data_wait = 0;                        ///< seconds this rank has waited for batches so far
 };
 
+/// Whether the training can go on when a rank is lost: every rank has all of its state.
+bool can_recover(const TrainerOptions& options);
+
 /// throws  UsageError for options that do not fit the task
 void check_options(const Task& task, const TrainerOptions& options);
 

@@ -13,18 +13,22 @@
 namespace ddprun::train {
 namespace {
 
-/// bf16-mixed gathers and reduces in bfloat16; autocast computes as without sharding.
-ddp::FullyShardedDataParallel::Options sharding_options(const TrainerOptions& options) {
-  ddp::FullyShardedDataParallel::Options sharding;
+/// bf16-mixed gathers and reduces in bfloat16, 16-mixed gathers in float16 and reduces in float32, where sums
+/// of scaled gradients do not overflow. Autocast computes as without sharding, on what was gathered: it makes
+/// no copy of a weight, which autograd would keep.
+ddp::FullyShardedDataParallel::Options sharding_options(const TrainerOptions& options, const Task& task) {
+  ddp::FullyShardedDataParallel::Options sharding{.initialise = task.initialise};
   if (options.precision.precision == Precision::kBf16Mixed)
     sharding.mixed_precision = {.param_dtype = at::kBFloat16, .norms = false};
+  if (options.precision.precision == Precision::k16Mixed)
+    sharding.mixed_precision = {.param_dtype = at::kHalf, .reduce_dtype = at::kFloat, .norms = false};
   return sharding;
 }
 
 class ShardedEngine : public ParallelEngine {
  public:
   explicit ShardedEngine(const Run& run)
-      : ParallelEngine(run), sharded_(module_, run.group, sharding_options(run.options)) {}
+      : ParallelEngine(run), sharded_(module_, run.group, sharding_options(run.options, run.task)) {}
 
   std::vector<torch::Tensor> parameters() override { return sharded_.shards(); }
   BatchResult forward(const Compute& compute, std::optional<std::int64_t>) override {
@@ -41,8 +45,8 @@ class ShardedEngine : public ParallelEngine {
     use();
   }
   void synchronize_buffers() override { sharded_.synchronize_buffers(); }
-  std::optional<Shards> save(TrainingState& state, torch::optim::Optimizer& optimizer,
-                             const Ema* ema) override {
+  std::optional<Shards> save(TrainingState& state, torch::optim::Optimizer& optimizer, const Ema* ema,
+                             bool /*here*/) override {
     if (!reads_shards()) {
       state.model = state_dict(module_);
       state.optimizer = sharded_optimizer_state_dict(optimizer, sharded_, module_, 0);

@@ -67,6 +67,10 @@ struct Task {
   std::string name;
   std::string data_source;  ///< for the log
   std::shared_ptr<torch::nn::Module> module;
+  /// For a module made without memory, which ParallelOptions::fsdp gives to it shard by shard: sets the
+  /// values of one parameter or buffer, of this name; ddp::DeferredInit does (sharding/meta_device.h). Else
+  /// null.
+  std::function<void(const std::string& name, torch::Tensor& values)> initialise;
   std::shared_ptr<const data::Dataset> train_set;
   std::shared_ptr<const data::Dataset> validation_set;  ///< null: none
   std::shared_ptr<const data::Dataset> test_set;        ///< null: none

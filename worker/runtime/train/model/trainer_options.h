@@ -7,10 +7,13 @@
 #include <string>
 
 #include <ddprun/common/heartbeat.h>
+#include <ddprun/common/status.h>
 #include <ddprun/train/optim/optimization.h>
 #include <ddprun/train/optim/precision.h>
 
 namespace ddprun::train {
+
+struct RunMemory;
 
 /// How ranks train together: torch.nn.parallel.DistributedDataParallel's options and its alternatives.
 struct ParallelOptions {
@@ -39,9 +42,12 @@ struct CheckpointOptions {
   std::string resume;            ///< "auto", a file, or empty: start from scratch
   std::int64_t every_steps = 0;  ///< 0: only between epochs
   std::int64_t save_every = 1;   ///< after epochs divisible by it, and after the last
-  bool save_last = true;         ///< keep the newest as last.EXTENSION
-  std::int64_t top_k = 0;        ///< best ones to keep; -1: all
-  std::string filename;          ///< of these, see checkpoint_name()
+  /// Steps between the states kept in memory for the case that all ranks are lost (RunMemory::file); 0: as
+  /// often as costs at most a hundredth of the time.
+  std::int64_t memory_every_steps = 0;
+  bool save_last = true;   ///< keep the newest as last.EXTENSION
+  std::int64_t top_k = 0;  ///< best ones to keep; -1: all
+  std::string filename;    ///< of these, see checkpoint_name()
   /// .ckpt: Lightning's format, in which the weights' names begin with the prefix.
   std::string extension = ".pt", prefix;
   std::string monitor;        ///< metric to compare; empty: see choose_monitor()
@@ -66,10 +72,10 @@ struct TrainerOptions {
   bool tensorboard = true;            ///< TensorBoard's event files
   bool profile = false;               ///< profile some of rank 0's steps
   bool report = true;                 ///< report.html, charts and sample pictures at the end
-  std::filesystem::path log_indices;  ///< writes every step's samples to FILE.<rank>; empty: none
+  std::filesystem::path log_indices;  ///< writes every step's samples to FILE.RANK; empty: none
   std::string gpu_uuid;               ///< of this rank's GPU; empty: none
   std::string device_name;            ///< of this rank's GPU; empty: a CPU
-  std::filesystem::path out;          ///< the run folder; only rank 0 uses it
+  std::filesystem::path out;          ///< the run folder, made if need be; only rank 0 uses it
   std::string config_json = "{}";     ///< the run's settings, kept in its checkpoints
   OptimOptions optim;
   /// With resume: gets the checkpoint's config_json, "" if there is no checkpoint, on every rank; may change
@@ -81,7 +87,12 @@ struct TrainerOptions {
   PrecisionOptions precision;
   CheckpointOptions checkpoint;
   ParallelOptions parallel;
-  Heartbeat heartbeat;  ///< beats at every training step and test batch
+  /// Where a rank keeps the training when another is lost, and from where it goes on. With it the random
+  /// numbers of a step depend on (seed, rank, step) alone, so that a new rank draws the lost one's. May be
+  /// null.
+  RunMemory* memory = nullptr;
+  Heartbeat heartbeat;   ///< beats at every training step and test batch
+  StatusChannel status;  ///< of this rank: every phase, and a step ten times a second
 };
 
 }  // namespace ddprun::train

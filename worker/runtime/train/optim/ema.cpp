@@ -60,9 +60,35 @@ void Ema::add(NamedTensors tensors, bool averaged) {
   }
 }
 
-void Ema::update() {
+std::int64_t Ema::updates() const {
+  return updates_on_device_.defined() ? updates_on_device_.item<std::int64_t>() : updates_;
+}
+
+void Ema::update_unless(const at::Tensor& skipped) {
+  if (!updates_on_device_.defined())
+    updates_on_device_ = torch::full({}, updates_, skipped.options().dtype(torch::kInt64));
+  const auto taken = skipped == 0;
+  const auto first = (updates_on_device_ == 0).to(torch::kDouble);  // which copies: its weight is 1
+  const auto weight = taken.to(torch::kDouble) * (first * options_.decay + (1 - options_.decay));
+  for (auto& entry : entries_) {
+    if (entry.alias) continue;
+    if (entry.averaged && at::isFloatingType(entry.average.scalar_type()))
+      entry.average.lerp_(entry.source, weight.to(entry.average.scalar_type()));
+    else if (entry.averaged)
+      entry.average.copy_(
+          torch::lerp(entry.average.to(torch::kDouble), entry.source.to(torch::kDouble), weight));
+    else
+      entry.average.copy_(torch::where(taken, entry.source, entry.average));
+  }
+  updates_on_device_ += taken;
+}
+
+void Ema::update(const at::Tensor& skipped) {
   if (swapped_) throw std::logic_error("weight average: update() while the weights are swapped");
   const torch::NoGradGuard no_grad;
+  if (skipped.defined() || updates_on_device_.defined())
+    return update_unless(
+        skipped.defined() ? skipped : torch::zeros({}, updates_on_device_.options().dtype(torch::kFloat32)));
   std::vector<Pairs> groups;
   for (auto& entry : entries_) {
     if (entry.alias) continue;
@@ -94,7 +120,7 @@ void Ema::exchange() {
 
 Ema::Swap::Swap(Ema& owner) : owner_(owner) {
   if (owner.swapped_) throw std::logic_error("weight average: the weights are already swapped");
-  if (owner.updates_ == 0) return;
+  if (owner.updates() == 0) return;
   owner.exchange();
   owner.swapped_ = true;
 }
@@ -114,7 +140,7 @@ Ema::NamedTensors Ema::averages() const {
 
 c10::impl::GenericDict Ema::state_dict() const {
   auto state = make_state();
-  state.insert("n_averaged", torch::full({}, updates_, torch::kInt64));
+  state.insert("n_averaged", torch::full({}, updates(), torch::kInt64));
   for (const auto& [name, average] : averages()) state.insert("module." + name, average);
   return state;
 }
@@ -133,6 +159,7 @@ void Ema::load_state_dict(const c10::impl::GenericDict& state) {
   }
   for (auto& entry : entries_) entry.average.copy_(reader.tensor("module." + entry.name));
   updates_ = updates;
+  updates_on_device_.reset();
 }
 
 }  // namespace ddprun::train

@@ -33,8 +33,11 @@ class Ema {
   Ema(NamedTensors parameters, NamedTensors buffers, const Options& options);
 
   /// After every optimizer step.
-  void update();
-  std::int64_t updates() const { return updates_; }
+  ///
+  /// skipped  if defined, a float32 scalar on the device: unless it is 0, there was no step and nothing is
+  ///          updated; does not wait to learn which
+  void update(const at::Tensor& skipped = {});
+  std::int64_t updates() const;  ///< may wait for the device
 
   /// While the returned object lives, the module has the averages and update() must not be called. Tensors
   /// keep their memory. Does nothing before the first update().
@@ -67,11 +70,13 @@ class Ema {
     bool alias;  // the same tensor as an earlier entry
   };
   void add(NamedTensors tensors, bool averaged);
+  void update_unless(const at::Tensor& skipped);
   void exchange();
 
   Options options_;
   std::vector<Entry> entries_;
   std::int64_t updates_ = 0;
+  at::Tensor updates_on_device_;  // if defined, instead: int64 scalar
   bool swapped_ = false;
 };
 

@@ -3,15 +3,18 @@
 #include <ATen/core/Dict.h>
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
 #include <ATen/ops/_amp_update_scale.h>
+#include <c10/util/ScopeExit.h>
 #include <torch/optim/optimizer.h>
 #include <torch/types.h>
 
+#include <cmath>
 #include <map>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include <ddprun/serialize/dict_reader.h>
+#include <ddprun/train/optim/optimizer.h>
 
 namespace ddprun::train {
 namespace {
@@ -56,8 +59,18 @@ void GradScaler::unscale(torch::optim::Optimizer& optimizer, const Reduce& reduc
   found_inf_.zero_();
   for (const auto& [type, gradients] : gradients_of(optimizer))
     at::_amp_foreach_non_finite_check_and_unscale_(gradients, found_inf_, inverse);
-  if (reduce) reduce(found_inf_);
+  if (reduce) {
+    reduce(found_inf_);
+    found_inf_.clamp_max_(1);  // the kernels of optimizers ask for exactly 1
+  }
   stage_ = Stage::kUnscaled;
+}
+
+void GradScaler::before_step(torch::optim::Optimizer& optimizer, const Reduce& reduce) {
+  if (stage_ == Stage::kStepped)
+    throw std::logic_error("gradient scaler: step() called twice before update()");
+  if (stage_ == Stage::kReady) unscale(optimizer, reduce);
+  stage_ = Stage::kStepped;
 }
 
 bool GradScaler::step(torch::optim::Optimizer& optimizer, const Reduce& reduce) {
@@ -65,16 +78,27 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer, const Reduce& reduce) 
     optimizer.step();
     return true;
   }
-  if (stage_ == Stage::kStepped)
-    throw std::logic_error("gradient scaler: step() called twice before update()");
-  if (stage_ == Stage::kReady) unscale(optimizer, reduce);
+  before_step(optimizer, reduce);
   const bool finite = found_inf_.item<float>() == 0;
   if (finite)
     optimizer.step();
   else
     ++skipped_steps_;
-  stage_ = Stage::kStepped;
   return finite;
+}
+
+const at::Tensor& GradScaler::step_on_device(torch::optim::Optimizer& optimizer, HeldBack& held,
+                                             const Reduce& reduce) {
+  before_step(optimizer, reduce);
+  held.hold(found_inf_);
+  const auto release = c10::make_scope_exit([&held] { held.hold({}); });
+  optimizer.step();
+  skipped_on_device_ = skipped_on_device_.defined() ? skipped_on_device_ + found_inf_ : found_inf_.clone();
+  return found_inf_;
+}
+
+std::int64_t GradScaler::skipped_steps() const {
+  return skipped_steps_ + (skipped_on_device_.defined() ? std::llround(skipped_on_device_.item<float>()) : 0);
 }
 
 void GradScaler::update() {

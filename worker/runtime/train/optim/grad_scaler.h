@@ -12,6 +12,8 @@ class Optimizer;
 
 namespace ddprun::train {
 
+class HeldBack;
+
 /// Loss scaling for float16, torch.amp.GradScaler for one optimizer:
 ///
 ///   scaler.scale(loss).backward();
@@ -48,12 +50,17 @@ class GradScaler {
   /// throws   std::logic_error if called twice before update()
   bool step(torch::optim::Optimizer& optimizer, const Reduce& reduce = nullptr);
 
+  /// The same without waiting for the device: the optimizer's kernels read there whether to change anything.
+  /// returns  the float32 scalar that tells them: 1 if the step is skipped, else 0
+  const at::Tensor& step_on_device(torch::optim::Optimizer& optimizer, HeldBack& held,
+                                   const Reduce& reduce = nullptr);
+
   /// Lowers the scale after a skipped step; raises it after growth_interval steps without one.
   /// throws  std::logic_error unless unscale() or step() was called since the last update()
   void update();
 
-  double get_scale() const;  ///< 1 if disabled
-  std::int64_t skipped_steps() const { return skipped_steps_; }
+  double get_scale() const;            ///< 1 if disabled
+  std::int64_t skipped_steps() const;  ///< may wait for the device
   bool enabled() const { return options_.enabled; }
 
   /// Python's keys: scale, growth_factor, backoff_factor, growth_interval, _growth_tracker; empty if
@@ -65,9 +72,11 @@ class GradScaler {
 
  private:
   enum class Stage { kReady, kUnscaled, kStepped };
+  void before_step(torch::optim::Optimizer& optimizer, const Reduce& reduce);
 
   Options options_;
   at::Tensor scale_, growth_tracker_, found_inf_;
+  at::Tensor skipped_on_device_;  // of step_on_device()
   Stage stage_ = Stage::kReady;
   std::int64_t skipped_steps_ = 0;
 };

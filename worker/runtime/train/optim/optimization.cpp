@@ -6,6 +6,7 @@
 #include <ATen/core/Dict.h>
 
 #include <ddprun/serialize/dict_reader.h>
+#include <ddprun/sharding/zero_optimizer.h>
 #include <ddprun/train/optim/clip_gradients.h>
 
 namespace ddprun::train {
@@ -30,6 +31,12 @@ bool same_schedule(const OptimOptions& a, const OptimOptions& b) {
 
 c10::IValue none_if_empty(const c10::impl::GenericDict& dict) {
   return dict.empty() ? c10::IValue() : c10::IValue(dict);
+}
+
+/// Null: its step cannot be held back on the device.
+HeldBack* held_back(torch::optim::Optimizer& optimizer) {
+  auto* zero = dynamic_cast<ddp::ZeroOptimizer*>(&optimizer);
+  return dynamic_cast<HeldBack*>(zero != nullptr ? &zero->local() : &optimizer);
 }
 
 }  // namespace
@@ -61,6 +68,7 @@ Optimization::Optimization(Parts parts, const OptimOptions& options, Precision p
       optimizer_(std::move(parts.optimizer)),
       ema_(std::move(parts.ema)),
       sum_over_ranks_(std::move(parts.sum_over_ranks)),
+      on_cpu_(device.is_cpu()),
       scaler_(device, {.enabled = precision == Precision::k16Mixed}),
       schedule_(*optimizer_, schedule) {}
 
@@ -80,15 +88,24 @@ void Optimization::optimizer_step() {
   if (scaler_.enabled()) {
     scaler_.unscale(*optimizer_, sum_over_ranks_);
     clip();
-    const bool taken = scaler_.step(*optimizer_);
+    auto* held = on_cpu_ ? nullptr : held_back(*optimizer_);
+    if (held != nullptr) {
+      const auto& skipped = scaler_.step_on_device(*optimizer_, *held);
+      if (ema_) ema_->update(skipped);
+    } else if (scaler_.step(*optimizer_) && ema_) {
+      ema_->update();
+    }
     scaler_.update();
-    if (ema_ && taken) ema_->update();
   } else {
     clip();
     optimizer_->step();
     if (ema_) ema_->update();
   }
   schedule_.after_step();
+}
+
+void Optimization::settle() {
+  if (auto* held = held_back(*optimizer_)) held->settle();
 }
 
 void Optimization::end_epoch(std::optional<double> metric) { schedule_.after_epoch(metric); }

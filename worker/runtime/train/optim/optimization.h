@@ -65,9 +65,13 @@ class Optimization {
   /// The loss that backward starts from.
   at::Tensor scaled(const at::Tensor& loss) const { return scaler_.scale(loss); }
 
-  /// Unscales, clips, steps, averages and sets the next learning rate. Waits for the device only with loss
-  /// scaling. A step skipped for an infinite gradient still advances the schedule, as in Lightning.
+  /// Unscales, clips, steps, averages and sets the next learning rate, without waiting for the device (unless
+  /// the optimizer has no fused kernel that loss scaling can hold back). A step skipped for an infinite
+  /// gradient still advances the schedule, as in Lightning.
   void optimizer_step();
+
+  /// Brings the optimizer's state up to date, before it is read or replaced. Waits for the device.
+  void settle();
 
   /// metric  for the plateau schedule
   void end_epoch(std::optional<double> metric);
@@ -97,6 +101,7 @@ class Optimization {
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
   std::unique_ptr<Ema> ema_;
   std::function<void(at::Tensor&)> sum_over_ranks_;
+  bool on_cpu_;
   GradScaler scaler_;
   std::int64_t skipped_before_ = 0;  // before the run was resumed
   LrSchedule schedule_;

@@ -5,11 +5,13 @@
 #include <ATen/ops/_foreach_div.h>
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/_foreach_sqrt.h>
+#include <ATen/ops/_foreach_sub.h>
 #include <ATen/ops/_fused_adam.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/_fused_sgd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <tuple>
 #include <utility>
 
@@ -48,6 +50,7 @@ Tensor laid_out_like(const Tensor& parameter, const Tensor& other) {
 /// For one call of a kernel: tensors of one device and type, of parameters with equally many steps.
 struct Batch {
   Tensors parameters, gradients, first, second, third;  // the state's tensors
+  Tensors steps;                                        // counted on the device
   std::int64_t step = 0;
   bool first_step = false;
 };
@@ -83,7 +86,7 @@ Tensor state_tensor(Tensor& tensor, const Tensor& parameter) {
   return tensor;
 }
 
-void sgd_step(Optimizer& optimizer, OptimizerParamGroup& group) {
+void sgd_step(Optimizer& optimizer, OptimizerParamGroup& group, const std::optional<Tensor>& held) {
   const auto& options = static_cast<torch::optim::SGDOptions&>(group.options());
   const bool has_momentum = options.momentum() != 0;
   std::vector<Batch> batches;
@@ -102,42 +105,77 @@ void sgd_step(Optimizer& optimizer, OptimizerParamGroup& group) {
   for (const auto& batch : batches)
     at::_fused_sgd_(batch.parameters, batch.gradients, batch.first, options.weight_decay(),
                     options.momentum(), options.lr(), options.dampening(), options.nesterov(),
-                    /*maximize=*/false, batch.first_step);
+                    /*maximize=*/false, batch.first_step, /*grad_scale=*/{}, held);
+}
+
+/// On the parameter's device, where the kernels want it.
+Tensor step_tensor(std::int64_t step, const Tensor& parameter) {
+  return torch::full({}, static_cast<double>(step), torch::dtype(torch::kFloat32).device(parameter.device()));
+}
+
+/// Moves the counts to the states. Waits for the device.
+template <typename State>
+void settle_counts(DeviceSteps& counts) {
+  std::vector<State*> states;
+  Tensors steps;
+  for (const auto& [state, count] : std::exchange(counts, {})) {
+    states.push_back(static_cast<State*>(state));
+    steps.push_back(count);
+  }
+  if (steps.empty()) return;
+  const auto values = torch::stack(steps).cpu();
+  for (std::size_t i = 0; i < states.size(); ++i)
+    states[i]->step(std::llround(values.const_data_ptr<float>()[i]));
 }
 
 /// For Adam and AdamW, whose options and states differ only in type.
+///
+/// counts  used instead of the state's steps if `held` is defined: whether this step counts is not known here
 template <typename Options, typename State, typename Kernel>
-void adam_step(Optimizer& optimizer, OptimizerParamGroup& group, const Kernel& kernel) {
+void adam_step(Optimizer& optimizer, OptimizerParamGroup& group, DeviceSteps& counts,
+               const std::optional<Tensor>& held, const Kernel& kernel) {
   const auto& options = static_cast<Options&>(group.options());
   std::vector<Batch> batches;
   for (const auto& parameter : group.params()) {
     if (!parameter.grad().defined()) continue;
     auto& state = state_of<State>(optimizer, parameter);
-    state.step(state.step() + 1);
-    auto& batch = batch_for(batches, parameter, state.step(), false);
+    if (!held) state.step(state.step() + 1);
+    auto& batch = batch_for(batches, parameter, held ? 0 : state.step(), false);
+    if (held) {
+      auto& count = counts[&state];
+      if (!count.defined()) count = step_tensor(state.step(), parameter);
+      batch.steps.push_back(count);
+    }
     add_parameter(batch, parameter);
     batch.first.push_back(state_tensor(state.exp_avg(), parameter));
     batch.second.push_back(state_tensor(state.exp_avg_sq(), parameter));
     if (options.amsgrad()) batch.third.push_back(state_tensor(state.max_exp_avg_sq(), parameter));
   }
   for (const auto& batch : batches) {
+    if (held) {
+      at::_foreach_add_(batch.steps, 1);
+      kernel(batch, batch.steps, options, held);
+      at::_foreach_sub_(batch.steps, Tensors(batch.steps.size(), *held));
+      continue;
+    }
     // Read-only, so one tensor serves all; on the device, to avoid a wait.
-    const auto step = torch::full({}, static_cast<double>(batch.step),
-                                  torch::dtype(torch::kFloat32).device(batch.parameters[0].device()));
-    kernel(batch, Tensors(batch.parameters.size(), step), options);
+    const auto step = step_tensor(batch.step, batch.parameters[0]);
+    kernel(batch, Tensors(batch.parameters.size(), step), options, held);
   }
 }
 
-const auto adam_kernel = [](const Batch& batch, const Tensors& steps, const torch::optim::AdamOptions& o) {
+const auto adam_kernel = [](const Batch& batch, const Tensors& steps, const torch::optim::AdamOptions& o,
+                            const std::optional<Tensor>& held) {
   at::_fused_adam_(batch.parameters, batch.gradients, batch.first, batch.second, batch.third, steps, o.lr(),
                    std::get<0>(o.betas()), std::get<1>(o.betas()), o.weight_decay(), o.eps(), o.amsgrad(),
-                   /*maximize=*/false);
+                   /*maximize=*/false, /*grad_scale=*/{}, held);
 };
 
-const auto adamw_kernel = [](const Batch& batch, const Tensors& steps, const torch::optim::AdamWOptions& o) {
+const auto adamw_kernel = [](const Batch& batch, const Tensors& steps, const torch::optim::AdamWOptions& o,
+                             const std::optional<Tensor>& held) {
   at::_fused_adamw_(batch.parameters, batch.gradients, batch.first, batch.second, batch.third, steps, o.lr(),
                     std::get<0>(o.betas()), std::get<1>(o.betas()), o.weight_decay(), o.eps(), o.amsgrad(),
-                    /*maximize=*/false);
+                    /*maximize=*/false, /*grad_scale=*/{}, held);
 };
 
 //   s <- rho s + (1 - rho) g^2
@@ -195,31 +233,45 @@ std::unique_ptr<torch::optim::Optimizer> make_adam(
 Tensor FusedSgd::step(LossClosure closure) {
   const auto loss = loss_of(closure);
   const torch::NoGradGuard no_grad;
-  if (all_fit(*this))
-    for (auto& group : param_groups()) sgd_step(*this, group);
-  else
+  // A momentum that a held first step leaves at 0 is none, except to dampening.
+  const bool dampens = std::ranges::any_of(param_groups(), [](const auto& group) {
+    return static_cast<const torch::optim::SGDOptions&>(group.options()).dampening() != 0;
+  });
+  if (all_fit(*this) && !(dampens && held_))
+    for (auto& group : param_groups()) sgd_step(*this, group, held_);
+  else if (!is_held())
     SGD::step();
   return loss;
 }
 
+void FusedAdam::settle() { settle_counts<torch::optim::AdamParamState>(counts_); }
+
 Tensor FusedAdam::step(LossClosure closure) {
   const auto loss = loss_of(closure);
   const torch::NoGradGuard no_grad;
-  if (all_fit(*this))
+  const bool fit = all_fit(*this);
+  if (!fit || !held_) settle();
+  if (fit)
     for (auto& group : param_groups())
-      adam_step<torch::optim::AdamOptions, torch::optim::AdamParamState>(*this, group, adam_kernel);
-  else
+      adam_step<torch::optim::AdamOptions, torch::optim::AdamParamState>(*this, group, counts_, held_,
+                                                                         adam_kernel);
+  else if (!is_held())
     Adam::step();
   return loss;
 }
 
+void FusedAdamW::settle() { settle_counts<torch::optim::AdamWParamState>(counts_); }
+
 Tensor FusedAdamW::step(LossClosure closure) {
   const auto loss = loss_of(closure);
   const torch::NoGradGuard no_grad;
-  if (all_fit(*this))
+  const bool fit = all_fit(*this);
+  if (!fit || !held_) settle();
+  if (fit)
     for (auto& group : param_groups())
-      adam_step<torch::optim::AdamWOptions, torch::optim::AdamWParamState>(*this, group, adamw_kernel);
-  else
+      adam_step<torch::optim::AdamWOptions, torch::optim::AdamWParamState>(*this, group, counts_, held_,
+                                                                           adamw_kernel);
+  else if (!is_held())
     AdamW::step();
   return loss;
 }
@@ -240,9 +292,12 @@ Adadelta::Adadelta(std::vector<Tensor> parameters, AdadeltaOptions defaults)
 Tensor Adadelta::step(LossClosure closure) {
   const auto loss = loss_of(closure);
   const torch::NoGradGuard no_grad;
+  if (is_held()) return loss;
   for (auto& group : param_groups()) adadelta_step(*this, group);
   return loss;
 }
+
+bool HeldBack::is_held() const { return held_ && held_->item<float>() != 0; }
 
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(
     const OptimizerSettings& settings, const std::vector<torch::optim::OptimizerParamGroup>& groups) {

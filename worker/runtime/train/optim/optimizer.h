@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <unordered_map>
 #include <vector>
 
 #include <torch/arg.h>
@@ -43,26 +44,55 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(
 void change_settings(torch::optim::Optimizer& optimizer, const OptimizerSettings& from,
                      const OptimizerSettings& to);
 
+/// The steps of parameters, float32 scalars on their device.
+using DeviceSteps = std::unordered_map<torch::optim::OptimizerParamState*, torch::Tensor>;
+
+/// An optimizer whose step the device can hold back, as torch.optim's with `found_inf`: the process does not
+/// wait to learn whether the step was taken.
+class HeldBack {
+ public:
+  virtual ~HeldBack() = default;
+
+  /// held  for the coming steps: float32 scalar on the device; 1: step() changes nothing, 0: it does.
+  ///       Undefined: every step is taken.
+  void hold(const torch::Tensor& held) { held_ = held.defined() ? std::optional(held) : std::nullopt; }
+
+  /// Makes the states' numbers of steps those on the device. Call it before states are read or replaced.
+  virtual void settle() {}
+
+ protected:
+  bool is_held() const;  ///< waits for the device: for updates without a fused kernel
+  std::optional<torch::Tensor> held_;
+};
+
 // LibTorch's optimizers on PyTorch's fused kernels, which update all parameters of a kind in one call: bit
 // for bit torch.optim's with fused=True, on the CPU and on CUDA. If the kernels cannot take a parameter or
 // gradient (sparse, not dense, of mixed types), step() is LibTorch's.
 
-class FusedSgd : public torch::optim::SGD {
+class FusedSgd : public torch::optim::SGD, public HeldBack {
  public:
   using SGD::SGD;
   torch::Tensor step(LossClosure closure = nullptr) override;
 };
 
-class FusedAdam : public torch::optim::Adam {
+class FusedAdam : public torch::optim::Adam, public HeldBack {
  public:
   using Adam::Adam;
   torch::Tensor step(LossClosure closure = nullptr) override;
+  void settle() override;
+
+ private:
+  DeviceSteps counts_;
 };
 
-class FusedAdamW : public torch::optim::AdamW {
+class FusedAdamW : public torch::optim::AdamW, public HeldBack {
  public:
   using AdamW::AdamW;
   torch::Tensor step(LossClosure closure = nullptr) override;
+  void settle() override;
+
+ private:
+  DeviceSteps counts_;
 };
 
 struct AdadeltaOptions : torch::optim::OptimizerCloneableOptions<AdadeltaOptions> {
@@ -84,7 +114,7 @@ struct AdadeltaParamState : torch::optim::OptimizerCloneableParamState<AdadeltaP
 };
 
 /// torch.optim.Adadelta, which LibTorch lacks. Zeiler 2012, "ADADELTA: An Adaptive Learning Rate Method".
-class Adadelta : public torch::optim::Optimizer {
+class Adadelta : public torch::optim::Optimizer, public HeldBack {
  public:
   /// throws  c10::Error for an option out of range
   explicit Adadelta(const std::vector<torch::optim::OptimizerParamGroup>& groups,

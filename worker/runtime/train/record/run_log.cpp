@@ -59,10 +59,18 @@ nlohmann::ordered_json to_json(const RunSummary& summary, const Task& task, int 
                                      {"reserved", gpu.reserved},
                                      {"peak_allocated", gpu.peak_allocated},
                                      {"peak_reserved", gpu.peak_reserved}});
-  json["time"] = {{"training_seconds", summary.time.training},
-                  {"evaluation_seconds", summary.time.evaluation},
-                  {"data_wait_seconds", summary.time.data_wait},
-                  {"checkpoint_stall_seconds", summary.time.checkpoint_stall}};
+  const Ledger& spent = summary.spent;
+  const double known =
+      spent.start + spent.data + spent.compute + spent.communication + spent.evaluation + spent.checkpoint;
+  json["time"] = {{"training_seconds", summary.training_seconds},
+                  {"process_seconds", spent.total},
+                  {"start_seconds", spent.start},
+                  {"data_wait_seconds", spent.data},
+                  {"compute_seconds", spent.compute},
+                  {"communication_seconds", spent.communication},
+                  {"evaluation_seconds", spent.evaluation},
+                  {"checkpoint_stall_seconds", spent.checkpoint},
+                  {"other_seconds", spent.total - known}};
   json["ddp"] = to_json(summary.ddp);
   return json;
 }

@@ -13,22 +13,16 @@
 #include <ddprun/train/record/progress.h>
 #include <ddprun/train/record/rank_resources.h>
 #include <ddprun/train/record/run_record.h>
+#include <ddprun/train/state/ledger.h>
 
 namespace ddprun::train {
-
-/// Seconds of rank 0.
-struct TimeReport {
-  double training = 0;          ///< epochs, without validation
-  double evaluation = 0;        ///< validation and test
-  double data_wait = 0;         ///< part of training: waiting for batches
-  double checkpoint_stall = 0;  ///< training stopped for checkpoints
-};
 
 /// For summary.json.
 struct RunSummary {
   std::int64_t epochs = 0, steps = 0;
   double seconds = 0, samples_per_second = 0;
-  TimeReport time;
+  double training_seconds = 0;  ///< of epochs, without their validation
+  Ledger spent;                 ///< by rank 0
   PeakMemory memory;
   std::optional<Totals> train, validation, test;  ///< the newest
   std::filesystem::path checkpoint, best_checkpoint;

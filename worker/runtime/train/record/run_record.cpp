@@ -76,6 +76,9 @@ RunRecord::RunRecord(fs::path folder) : RunRecord(std::move(folder), Options()) 
 
 RunRecord::RunRecord(fs::path folder, Options options)
     : folder_(std::move(folder)), options_(std::move(options)), saved_(options_.resumed_at.has_value()) {
+  std::error_code error;
+  fs::create_directories(folder_, error);
+  if (error) throw IoError(folder_, "cannot create the run folder", error.value());
   remove_leftovers();
   if (!options_.resumed_at) remove_earlier_run();
   const auto rows = earlier_rows();

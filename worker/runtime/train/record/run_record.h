@@ -36,7 +36,7 @@ class RunRecord {
     bool tensorboard = false;
   };
 
-  /// Starts the metrics files and removes temporary files of killed runs. throws IoError
+  /// Creates the folder, starts the metrics files, and removes temporary files of killed runs. throws IoError
   RunRecord(std::filesystem::path folder, Options options);
   explicit RunRecord(std::filesystem::path folder);
 

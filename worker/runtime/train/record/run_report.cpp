@@ -3,6 +3,8 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <cmath>
+#include <cstddef>
 #include <cstdio>
 #include <functional>
 #include <map>
@@ -123,6 +125,45 @@ report::Section section_of(const std::string& title, const std::string& json) {
   return section;
 }
 
+/// A run for page.js.
+ordered_json run_for_page(const std::string& name, const std::vector<MetricRow>& rows,
+                          const std::string& summary_json, const std::string& config_toml) {
+  ordered_json columns = ordered_json::object();
+  for (std::size_t i = 0; i < rows.size(); ++i)
+    for (const auto& [metric, value] : rows[i]) {
+      auto& column = columns[metric];
+      if (column.is_null()) column = std::vector<std::nullptr_t>(rows.size());
+      if (std::isfinite(value)) column[i] = value;
+    }
+  const auto summary = ordered_json::parse(summary_json, nullptr, false);
+  const auto time = summary.is_object() && summary.contains("time") ? summary["time"] : ordered_json();
+  return {{"name", name}, {"columns", columns}, {"time", time}, {"config", config_toml}};
+}
+
+std::string runs_for_page(const std::vector<ordered_json>& runs) {
+  return ordered_json{{"runs", runs}}.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+}
+
+/// Empty if the file cannot be read.
+std::string text_if_any(const std::filesystem::path& file) {
+  try {
+    return read_file(file);
+  } catch (const IoError&) {
+    return "";
+  }
+}
+
+/// "trained 2026-11-23 18:03 UTC on node1" of environment.json, as far as it says.
+std::string describe_origin(const std::string& environment_json) {
+  const auto environment = ordered_json::parse(environment_json, nullptr, false);
+  if (!environment.is_object()) return "";
+  const auto text = [&](const char* name, const char* before) {
+    const auto found = environment.find(name);
+    return found != environment.end() && found->is_string() ? before + found->get<std::string>() : "";
+  };
+  return text("date", ", ") + text("host", ", on ");
+}
+
 /// A value of the summary that is shown large.
 struct Highlight {
   const char* key;
@@ -204,14 +245,36 @@ std::vector<report::Figure> report_figures(const std::filesystem::path& folder,
 
 void write_run_report(const std::filesystem::path& run_folder, const RunReport& report) {
   const auto figures = run_folder / "figures";
-  const auto charts = charts_of(report::read_metrics_csv(run_folder / "metrics.csv"));
+  const auto rows = report::read_metrics_csv(run_folder / "metrics.csv");
+  const auto charts = charts_of(rows);
   write_charts(figures, charts);
-  report::HtmlReport page{
-      report.title, report.subtitle, highlights_of(report.summary_json), report_figures(figures, charts), {}};
+  report::HtmlReport page;
+  page.title = report.title;
+  page.subtitle = report.subtitle + describe_origin(report.environment_json);
+  page.highlights = highlights_of(report.summary_json);
+  page.runs_json = runs_for_page({run_for_page(report.title, rows, report.summary_json, report.config_toml)});
+  page.figures = report_figures(figures, charts);
   page.sections = {section_of("Summary", report.summary_json),
                    {"Configuration", {}, report.config_toml},
                    section_of("Environment", report.environment_json)};
   write_file_atomic(run_folder / "report.html", report::to_html(page));
+}
+
+void write_comparison(const std::vector<std::filesystem::path>& run_folders,
+                      const std::filesystem::path& file) {
+  std::vector<ordered_json> runs;
+  report::HtmlReport page;
+  for (const auto& folder : run_folders) {
+    const auto summary = text_if_any(folder / "summary.json");
+    const auto rows = report::read_metrics_csv(folder / "metrics.csv");
+    const std::string name = (folder / "").lexically_normal().parent_path().filename().string();
+    runs.push_back(run_for_page(name, rows, summary, text_if_any(folder / "config.toml")));
+    page.sections.push_back(
+        {name + describe_origin(text_if_any(folder / "environment.json")), highlights_of(summary), ""});
+  }
+  page.title = std::to_string(runs.size()) + (runs.size() == 1 ? " run" : " runs");
+  page.runs_json = runs_for_page(runs);
+  write_file_atomic(file, report::to_html(page));
 }
 
 }  // namespace ddprun::train

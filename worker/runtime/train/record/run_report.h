@@ -21,10 +21,10 @@ struct NamedChart {
 /// has its own, else "step".
 std::vector<NamedChart> charts_of(const std::vector<report::MetricRow>& rows);
 
-/// Writes FOLDER/<name>.png for each; creates the folder. throws IoError
+/// Writes FOLDER/NAME.png for each; creates the folder. throws IoError
 void write_charts(const std::filesystem::path& folder, const std::vector<NamedChart>& charts);
 
-/// Writes an encoded PNG as FOLDER/<name>.png; creates the folder. throws IoError
+/// Writes an encoded PNG as FOLDER/NAME.png; creates the folder. throws IoError
 void write_figure(const std::filesystem::path& folder, const std::string& name, const std::string& png);
 
 /// For the report: the charts as SVG, then the folder's other PNG files by name, if they can be read.
@@ -44,5 +44,10 @@ struct RunReport {
 /// RUN_FOLDER/report.html with them, the figures that exist already (samples, confusion) and the report's
 /// text. Invalid JSON is shown as text. throws  IoError
 void write_run_report(const std::filesystem::path& run_folder, const RunReport& report);
+
+/// A page with the curves of several runs over each other, and what differs in their configurations.
+/// throws  IoError, for a run without metrics.csv too
+void write_comparison(const std::vector<std::filesystem::path>& run_folders,
+                      const std::filesystem::path& file);
 
 }  // namespace ddprun::train

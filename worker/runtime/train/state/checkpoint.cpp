@@ -259,7 +259,8 @@ std::vector<fs::path> training_state_files(const fs::path& run_folder) {
   return files;
 }
 
-ResumePoint find_resume(const fs::path& run_folder) {
+ResumePoint find_resume(const fs::path& run_folder,
+                        const std::function<void(const fs::path&, const std::string&)>& verify) {
   ResumePoint result;
   std::vector<Candidate> candidates;
   for (const auto& path : checkpoint_files(run_folder / "checkpoints")) try {
@@ -271,7 +272,8 @@ ResumePoint find_resume(const fs::path& run_folder) {
             [](const Candidate& a, const Candidate& b) { return a.age() > b.age(); });
   for (const auto& candidate : candidates) try {
       result.state = read_checkpoint(candidate.path);
-      if (!result.state.shards.empty()) ShardReader(candidate.path, result.state.shards).verify();
+      if (const auto& shards = result.state.shards; !shards.empty())
+        verify ? verify(candidate.path, shards) : ShardReader(candidate.path, shards).verify();
       result.path = candidate.path;
       break;
     } catch (const IoError& error) {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -92,6 +93,11 @@ struct ResumePoint {
 /// The newest intact state (the one with most steps) in checkpoints/ of a run folder, regardless of file
 /// names. Ignores files that are not training states; lists damaged ones in `skipped`. throws  IoError if the
 /// folder cannot be listed
-ResumePoint find_resume(const std::filesystem::path& run_folder);
+///
+/// verify  checks the shards of a checkpoint (TrainingState::shards), throws IoError for damage; null: all of
+///         them are on this disk
+ResumePoint find_resume(const std::filesystem::path& run_folder,
+                        const std::function<void(const std::filesystem::path& checkpoint,
+                                                 const std::string& shards)>& verify = {});
 
 }  // namespace ddprun::train

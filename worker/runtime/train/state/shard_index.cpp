@@ -220,10 +220,13 @@ void ShardReader::read(const Found& from, std::int64_t begin, std::int64_t count
   }
 }
 
-void ShardReader::verify() {
+void ShardReader::verify(const ShardHolders& holders, int rank) {
   const auto chunks = static_cast<std::int64_t>(index_.checksums.front().size());
-  for (std::size_t rank = 0; rank < index_.checksums.size(); ++rank)
-    for (std::int64_t chunk = 0; chunk < chunks; ++chunk) load_chunk(rank, chunk);
+  for (std::size_t number = 0; number < index_.checksums.size(); ++number) {
+    const auto found = holders.find(index_.folder + "/" + file(number).filename().string());
+    if (rank != (found == holders.end() ? 0 : *found->second.begin())) continue;
+    for (std::int64_t chunk = 0; chunk < chunks; ++chunk) load_chunk(number, chunk);
+  }
 }
 
 at::Tensor ShardReader::whole(const Found& from, const at::Tensor& memory) {
@@ -359,14 +362,28 @@ void gather_shards(TrainingState& state, const fs::path& source, const std::vect
   state.shards.clear();
 }
 
+std::vector<fs::path> shard_folders(const fs::path& folder) {
+  std::vector<fs::path> folders;
+  std::error_code error, ignored;
+  for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error))
+    if (at->path().extension() == kFolderEnd && at->is_directory(ignored)) folders.push_back(at->path());
+  return folders;
+}
+
+void remove_shards_but(const fs::path& folder, const std::set<std::string>& used) {
+  std::error_code error;
+  for (const auto& path : shard_folders(folder))
+    if (!error && !used.contains(path.filename().string())) fs::remove_all(path, error);
+  if (error && error != std::errc::no_such_file_or_directory)
+    throw IoError(folder, "cannot be rid of shards that no checkpoint uses", error.value());
+}
+
 void remove_unused_shards(const fs::path& folder) {
-  std::vector<fs::path> unused;
   std::set<std::string> used;
   std::error_code error;
   for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
     const auto& path = entry->path();
     std::error_code ignored;
-    if (path.extension() == kFolderEnd && fs::is_directory(path, ignored)) unused.push_back(path);
     const bool named_so = path.extension() == ".pt" || path.extension() == ".ckpt";
     if (!named_so || fs::is_directory(path, ignored) || path.filename().string().starts_with('.')) continue;
     try {
@@ -377,10 +394,7 @@ void remove_unused_shards(const fs::path& folder) {
       return;  // perhaps it can be read again later
     }
   }
-  for (const auto& path : unused)
-    if (!error && !used.contains(path.filename().string())) fs::remove_all(path, error);
-  if (error && error != std::errc::no_such_file_or_directory)
-    throw IoError(folder, "cannot be rid of shards that no checkpoint uses", error.value());
+  if (!error) remove_shards_but(folder, used);
 }
 
 }  // namespace ddprun::train

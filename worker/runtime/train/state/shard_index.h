@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -64,6 +65,9 @@ ShardIndex make_shard_index(const torch::nn::Module& module,
 
 std::string to_text(const ShardIndex& index);
 
+/// Which ranks see which files: "last-step=80-5f0c.shards/rank-0".
+using ShardHolders = std::map<std::string, std::set<int>>;
+
 /// Reads the shards of a checkpoint, only the parts that are asked for, and checks their CRC-32.
 /// All throw IoError naming the file.
 class ShardReader {
@@ -74,8 +78,8 @@ class ShardReader {
 
   const ShardIndex& index() const { return index_; }
 
-  /// Reads everything, to check it.
-  void verify();
+  /// Reads, to check them, the files that this rank is the first to have; rank 0 those that nobody has, too.
+  void verify(const ShardHolders& holders = {}, int rank = 0);
 
   /// A parameter's whole value, contiguous; undefined if it has none called key.
   at::Tensor whole(const std::string& key, const std::string& parameter);
@@ -117,6 +121,12 @@ class ShardReader {
 /// programs. keys: "model", "ema" and "optimizer", or some of them. Does nothing if the state is whole.
 void gather_shards(TrainingState& state, const std::filesystem::path& source,
                    const std::vector<std::string>& keys);
+
+/// The folders of shards in a folder of checkpoints; none if it cannot be read.
+std::vector<std::filesystem::path> shard_folders(const std::filesystem::path& folder);
+
+/// Removes those that are not named. throws  IoError
+void remove_shards_but(const std::filesystem::path& folder, const std::set<std::string>& used);
 
 /// Removes the shard folders in a folder of checkpoints that belong to none of them. If one of them cannot be
 /// read, removes nothing.

@@ -1,5 +1,6 @@
 #include <ddprun/train/state/shard_writer.h>
 
+#include <sys/mman.h>
 #include <torch/types.h>
 #include <zlib.h>
 
@@ -7,6 +8,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <fstream>
 #include <sstream>
 #include <stdexcept>
 #include <utility>
@@ -16,8 +18,11 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
+#include <ddprun/common/logging.h>
+#include <ddprun/common/text.h>
+#include <ddprun/common/worker_env.h>
+#include <ddprun/group/collectives.h>
 #include <ddprun/serialize/output_file.h>
-#include <ddprun/train/state/shard_index.h>
 
 namespace ddprun::train {
 namespace {
@@ -183,15 +188,89 @@ std::function<ShardWriter::Checksums(const std::function<bool()>&)> ShardWriter:
                          : IoError(file, who + ": " + message);
       }
       std::error_code missing;
-      if (!fs::exists(file, missing))
-        throw IoError(file, "rank " + std::to_string(rank) +
-                                " has written it, but rank 0 cannot see it; expected --out on a file system "
-                                "that all nodes share");
+      if (count == 1 && !fs::exists(file, missing))
+        log_warning("rank " + std::to_string(rank) + " has its part of the checkpoints, " + file.string() +
+                    ", on a disk that rank 0 does not see; to resume, start a rank there again");
       auto& sums = checksums.emplace_back();
       for (std::uint32_t sum = 0; result >> sum;) sums.push_back(sum);
     }
     return checksums;
   };
+}
+
+TrainingState receive_checkpoint(const ddp::ProcessGroup& group, const fs::path& path) {
+  constexpr std::int64_t kChunk = 64 << 20;
+  const bool sends = group.rank() == 0;
+  const int memory = sends ? -1 : ::memfd_create("checkpoint", MFD_CLOEXEC);
+  if (!sends && memory < 0) throw IoError(path, std::string("memfd_create: ") + std::strerror(errno));
+  const auto here = sends ? path : fs::path("/proc/self/fd/" + std::to_string(memory));
+  std::fstream file(here, std::ios::binary | (sends ? std::ios::in : std::ios::out));
+  auto left = std::stoll(ddp::broadcast_from_rank_0(group, sends ? std::to_string(fs::file_size(path)) : ""));
+  while (left > 0) {
+    const auto bytes = torch::empty({std::min<std::int64_t>(left, kChunk)}, torch::kByte);
+    auto* data = static_cast<char*>(bytes.mutable_data_ptr());
+    if (sends) file.read(data, bytes.numel());
+    ddp::broadcast_from_rank_0(group, {bytes});
+    if (!sends) file.write(data, bytes.numel());
+    left -= bytes.numel();
+  }
+  file.close();
+  if (sends) return {};
+  auto state = file.good() ? read_checkpoint(here) : throw IoError(path, "its copy does not fit in memory");
+  ::close(memory);
+  return state;
+}
+
+ShardHolders find_shards(const ddp::ProcessGroup& group, const fs::path& folder) {
+  std::string own;
+  for (const auto& shards : shard_folders(ddp::broadcast_from_rank_0(group, folder.string()))) {
+    std::error_code error;
+    for (fs::directory_iterator file(shards, error), end; !error && file != end; file.increment(error))
+      own += (shards.filename() / file->path().filename()).string() + "\n";
+  }
+  ShardHolders holders;
+  int rank = 0;
+  for (const auto& text : ddp::all_gather(group, own)) {
+    for (const auto& name : split(text, '\n')) holders[name].insert(rank);
+    ++rank;
+  }
+  return holders;
+}
+
+bool verify_shards(const ddp::ProcessGroup& group, const fs::path& checkpoint, const std::string& shards,
+                   const ShardHolders& holders) {
+  const auto path = ddp::broadcast_from_rank_0(group, checkpoint.string());
+  if (path.empty()) return false;
+  const auto index = ddp::broadcast_from_rank_0(group, shards);
+  std::string damage;  // "FILE\nMESSAGE"
+  try {
+    ShardReader(path, index).verify(holders, group.rank());
+  } catch (const IoError& error) {
+    damage = error.path.string() + "\n" + std::string(error.what()).substr(error.path.string().size() + 2);
+    if (group.rank() > 0)
+      damage += " (on the disk of rank " + std::to_string(group.rank()) + ", host " + host_name() + ")";
+  }
+  for (const auto& text : ddp::all_gather(group, damage))
+    if (const auto end = text.find('\n'); group.rank() == 0 && end != std::string::npos)
+      throw IoError(text.substr(0, end), text.substr(end + 1));
+  return true;
+}
+
+void check_holders(const ddp::ProcessGroup& group, const fs::path& checkpoint, const ShardIndex& index,
+                   const ShardHolders& holders, bool all) {
+  const auto files = static_cast<int>(index.checksums.size());
+  all = all || files != group.size();
+  for (int number = 0; number < files; ++number) {
+    const auto name = index.folder + "/rank-" + std::to_string(number);
+    const auto found = holders.find(name);
+    for (int rank = 0; rank < group.size(); ++rank)
+      if ((all || rank == number) && (found == holders.end() || !found->second.contains(rank)))
+        throw IoError(
+            checkpoint.parent_path() / name,
+            "rank " + std::to_string(rank) + " needs this part of the checkpoint, but its host does " +
+                "not have it; expected it on a disk that all share, or, with --fsdp and as many ranks " +
+                "as before, each rank on the host where it was");
+  }
 }
 
 }  // namespace ddprun::train

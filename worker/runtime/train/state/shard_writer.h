@@ -15,6 +15,8 @@
 
 #include <ddprun/group/process_group.h>
 #include <ddprun/group/store.h>
+#include <ddprun/train/state/checkpoint.h>
+#include <ddprun/train/state/shard_index.h>
 
 namespace ddprun::train {
 
@@ -40,7 +42,7 @@ class ShardWriter {
   /// called, and returns their CRC-32s, by rank and chunk.
   ///
   /// give_up  asked now and then; true ends the wait
-  /// throws   IoError if a rank's write failed, or its file cannot be seen from here
+  /// throws   IoError if a rank's write failed
   using Checksums = std::vector<std::vector<std::uint32_t>>;
   std::function<Checksums(const std::function<bool()>& give_up)> finished() const;
 
@@ -64,5 +66,29 @@ class ShardWriter {
   bool all_queued_ = false;
   std::thread thread_;
 };
+
+// -- resuming, perhaps without a common disk; every rank calls these --
+
+/// Rank 0's checkpoint, on the others, which may not have its disk: they get a copy in memory, rank 0
+/// nothing. throws  IoError
+TrainingState receive_checkpoint(const ddp::ProcessGroup& group, const std::filesystem::path& path);
+
+/// folder  of the checkpoints, rank 0's word
+ShardHolders find_shards(const ddp::ProcessGroup& group, const std::filesystem::path& folder);
+
+/// Checks all files of a sharded checkpoint, each on a rank that has it. Rank 0 passes the checkpoint, or an
+/// empty path to end; what the others pass is ignored.
+///
+/// shards   its TrainingState::shards
+/// returns  false at the end
+/// throws   IoError naming the first damaged file, and its rank and host if rank 0 does not see it; only on
+///          rank 0
+bool verify_shards(const ddp::ProcessGroup& group, const std::filesystem::path& checkpoint,
+                   const std::string& shards, const ShardHolders& holders);
+
+/// all  whether a rank needs more than its own file, as it does anyway with another number of ranks
+/// throws  IoError naming a file and the rank that needs it but has it on no disk of its host
+void check_holders(const ddp::ProcessGroup& group, const std::filesystem::path& checkpoint,
+                   const ShardIndex& index, const ShardHolders& holders, bool all);
 
 }  // namespace ddprun::train

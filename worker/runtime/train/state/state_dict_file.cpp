@@ -244,4 +244,10 @@ c10::impl::GenericDict state_dict(const torch::nn::Module& module) {
   return dict;
 }
 
+c10::impl::GenericDict copied(const c10::impl::GenericDict& tensors) {
+  c10::impl::GenericDict copies(c10::StringType::get(), c10::AnyType::get());
+  for (const auto& item : tensors) copies.insert(item.key(), item.value().toTensor().clone());
+  return copies;
+}
+
 }  // namespace ddprun::train

@@ -64,4 +64,7 @@ void load_weights(torch::nn::Module& module, const StateDict& weights, const std
 /// A module's parameters and buffers with the names and order of Python's state_dict(). Shares memory.
 c10::impl::GenericDict state_dict(const torch::nn::Module& module);
 
+/// A dict of tensors that do not share memory with these.
+c10::impl::GenericDict copied(const c10::impl::GenericDict& tensors);
+
 }  // namespace ddprun::train

@@ -1,0 +1,154 @@
+#include <ddprun/group/rounds.h>
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdlib>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include <ddprun/common/logging.h>
+#include <ddprun/common/round_notice.h>
+#include <ddprun/common/standby.h>
+#include <ddprun/flight/watchdog.h>
+
+namespace ddprun::ddp {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// From a round's begin until this rank must have left the one before, if that had batches: none takes so
+/// long, but data may take long to load.
+constexpr std::chrono::seconds kLeaveWithin{60};
+
+bool is_socket(int fd) {
+  struct stat info {};
+  return ::fstat(fd, &info) == 0 && S_ISSOCK(info.st_mode);
+}
+
+}  // namespace
+
+struct Rounds::State {
+  inline static std::atomic<State*> of_process = nullptr;
+
+  WorkerEnv env;  // this round's; of the program's thread
+  std::optional<int> fd;
+  UniqueFd stop_event;  // wakes the thread for its end
+  std::atomic<bool> over = false;
+  std::atomic<bool> checked = false;  // there was a batch in this round
+  std::mutex mutex;
+  std::condition_variable told;
+  std::optional<ReceivedNotice> newest;  // later than env
+  std::optional<Clock::time_point> leave_until;
+  std::thread thread;
+
+  void watch() {
+    pollfd entries[] = {{*fd, POLLIN, 0}, {stop_event.get(), POLLIN, 0}};
+    for (;;) {
+      const int ready = ::poll(entries, 2, timeout_ms());
+      if (entries[1].revents != 0) return;
+      if (ready == 0) end_if_late();
+      if ((entries[0].revents & POLLIN) != 0) take();
+      if ((entries[0].revents & (POLLHUP | POLLERR)) != 0) entries[0].fd = -1;  // ddprun is gone
+    }
+  }
+
+  int timeout_ms() {
+    const std::scoped_lock lock(mutex);
+    return leave_until ? 1000 : -1;
+  }
+
+  void end_if_late() {
+    const std::scoped_lock lock(mutex);
+    if (!leave_until || Clock::now() < *leave_until) return;
+    log_error("another rank was lost, and this one could not leave its round within " +
+              std::to_string(kLeaveWithin.count()) + " s");
+    std::_Exit(EXIT_FAILURE);
+  }
+
+  void take() {
+    auto received = receive_notice(*fd);
+    if (!received) return;
+    const std::scoped_lock lock(mutex);
+    if (received->notice.round <= env.round) return;
+    newest = std::move(received);
+    if (!leave_until && checked) leave_until = Clock::now() + kLeaveWithin;
+    over = true;
+    told.notify_all();
+  }
+
+  bool wait(std::chrono::milliseconds patience) {
+    std::unique_lock lock(mutex);
+    return told.wait_for(lock, patience, [this] { return newest.has_value(); });
+  }
+
+  void go_on() {
+    const std::scoped_lock lock(mutex);
+    const RoundNotice& notice = newest->notice;
+    env.round = notice.round;
+    env.restart_count = notice.restart_count;
+    env.master_addr = notice.master_addr;
+    env.master_port = notice.master_port;
+    env.store_fd = std::nullopt;
+    if (newest->store) env.store_fd = newest->store.release();  // the store closes it
+    newest.reset();
+    leave_until.reset();
+    over = checked = false;
+  }
+};
+
+Rounds::Rounds(const WorkerEnv& env) : state_(std::make_shared<State>()) {
+  state_->env = env;
+  if (!env.round_fd || !is_socket(*env.round_fd)) return;  // the variable may be left over from elsewhere
+  ::fcntl(*env.round_fd, F_SETFD, FD_CLOEXEC);
+  state_->fd = env.round_fd;
+  state_->stop_event.reset(::eventfd(0, EFD_CLOEXEC));
+  state_->thread = std::thread([state = state_.get()] { state->watch(); });
+  State::of_process = state_.get();
+  // A lost rank needs no explanation: ddprun has told of it by then.
+  set_failure_is_known([state = state_] { return state->wait(std::chrono::milliseconds(200)); });
+}
+
+Rounds::~Rounds() {
+  if (!enabled()) return;
+  set_failure_is_known(nullptr);
+  State::of_process = nullptr;
+  ::eventfd_write(state_->stop_event.get(), 1);
+  state_->thread.join();
+}
+
+bool Rounds::enabled() const { return state_->fd.has_value(); }
+
+void Rounds::announce(bool can_go_on) const {
+  if (enabled()) send_abilities(*state_->fd, {can_go_on, can_stand_by()});
+}
+
+const WorkerEnv& Rounds::env() const { return state_->env; }
+
+ProcessGroup::Options Rounds::options(ProcessGroup::Options options) const {
+  if (enabled()) options.give_up = [state = state_] { return state->over.load(); };
+  return options;
+}
+
+void Rounds::check() {
+  State* state = State::of_process.load();
+  if (state == nullptr) return;
+  state->checked = true;
+  if (state->over) throw RoundOver();
+}
+
+bool Rounds::next() {
+  const bool several_nodes = env().group_world_size > 1;
+  if (!enabled() || !state_->wait(std::chrono::milliseconds(several_nodes ? 3000 : 500))) return false;
+  state_->go_on();
+  return true;
+}
+
+}  // namespace ddprun::ddp

@@ -1,0 +1,221 @@
+// The charts of report.html, from the JSON in the page: {"runs": [{"name", "columns": {"step": [...], ...}, "time": {...}, "config"}]}.
+(() => {
+  const runs = JSON.parse(document.getElementById("data").textContent).runs;
+  // Folders may have the same name; dygraphs and the legend tell series apart by their labels.
+  const named = new Map();
+  for (const run of runs) {
+    const count = (named.get(run.name) || 0) + 1;
+    named.set(run.name, count);
+    if (count > 1) run.name += ` (${count})`;
+  }
+  const style = getComputedStyle(document.documentElement);
+  const colour = i => style.getPropertyValue("--c" + i % 8).trim();
+
+  // Of which chart a metric is.
+  const families = [
+    ["Loss", /loss/],
+    ["Accuracy", /(^|_)acc(uracy)?$/],
+    ["Dice and IoU", /(dice|iou)$/],
+    ["Learning rate", /^lr$/],
+    ["Samples a second", /^samples_per_second$/],
+    ["Milliseconds of a step", /_ms$/],
+    ["CPU, percent of a core", /^cpu_percent/],
+    ["Memory, MiB", /^rss_mb/],
+    ["GPU, percent", /^gpu_percent/],
+    ["GPU memory, MiB", /^gpu_.*mb/],
+    ["Other", /./],
+  ];
+  const hidden = /^(step|epoch|peak_rss_mb.*)$/;
+
+  const element = (name, properties = {}, ...children) => {
+    const made = Object.assign(document.createElement(name), properties);
+    made.append(...children);
+    return made;
+  };
+
+  // "0.01234", "12,345", "1.2e-7"
+  const shown = value => {
+    if (value === null || value === undefined || Number.isNaN(value)) return "";
+    const size = Math.abs(value);
+    if (size !== 0 && (size < 1e-4 || size >= 1e9)) return value.toExponential(2);
+    return value.toLocaleString("en-US", size >= 1000 ? { maximumFractionDigits: 0 } : { maximumSignificantDigits: 4 });
+  };
+
+  const in_seconds = value => (value < 100 ? value.toFixed(2) : shown(value)) + " s";
+
+  // {family: [{label, points: [[x, y], ...]}]}
+  const series_by_family = axis => {
+    const found = new Map(families.map(([name]) => [name, []]));
+    for (const run of runs)
+      for (const [name, values] of Object.entries(run.columns)) {
+        if (hidden.test(name)) continue;
+        const x = run.columns[axis] || [];
+        const points = [];
+        values.forEach((y, i) => { if (y !== null && x[i] !== null && x[i] !== undefined) points.push([x[i], y]); });
+        const [family] = families.find(([, pattern]) => pattern.test(name));
+        if (points.length) found.get(family).push({ label: runs.length > 1 ? run.name + ": " + name : name, points });
+      }
+    return found;
+  };
+
+  // The last point that is not after x.
+  const at_or_before = (points, x) => {
+    let low = 0, high = points.length;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (points[middle][0] <= x) low = middle + 1; else high = middle;
+    }
+    return points[low - 1];
+  };
+
+  // An exponential average that is not biased towards its beginning.
+  const smooth = (points, weight) => {
+    let sum = 0, share = 0;
+    return points.map(([x, y]) => {
+      sum = weight * sum + (1 - weight) * y;
+      share = weight * share + (1 - weight);
+      return [x, sum / share];
+    });
+  };
+
+  // Rows of x and each line's y, for dygraphs.
+  const table_of = lines => {
+    const rows = new Map();
+    lines.forEach((line, i) => line.forEach(([x, y]) => {
+      if (!rows.has(x)) rows.set(x, [x, ...lines.map(() => null)]);
+      rows.get(x)[i + 1] = y;
+    }));
+    return [...rows.values()].sort((a, b) => a[0] - b[0]);
+  };
+
+  const controls = { axis: "step", weight: 0, log: false };
+  const place = element("div", { className: "charts" });
+  const off = new Set();  // labels of hidden series
+  const zooms = new Map();  // the part of the axis that a chart shows, by its title
+
+  const draw_chart = (title, series) => {
+    const plot = element("div", { className: "plot" }), legend = element("div", { className: "legend" });
+    place.append(element("section", { className: "chart" }, element("h3", { textContent: title }), plot, legend));
+    const lines = series.map(({ points }) => points.length > 2 ? smooth(points, controls.weight) : points);
+    const raw = controls.weight > 0 ? series.map(({ points }) => points) : [];
+    const colours = series.map((_, i) => colour(i));
+    const few = Math.max(...series.map(({ points }) => points.length)) <= 25;
+    const positive = series.every(({ points }) => points.every(([, y]) => y > 0));
+    const lone = {};
+    series.forEach(({ label, points }) => { if (points.length === 1 || few) lone[label] = { drawPoints: true, pointSize: 3 }; });
+    const values = series.map(({ label }, i) => {
+      const value = element("b");
+      const button = element("button", { type: "button", title: "show or hide" }, element("i"), label + " ", value);
+      button.firstChild.style.background = colours[i];
+      button.setAttribute("aria-pressed", !off.has(label));
+      button.onclick = () => {
+        if (!off.delete(label)) off.add(label);
+        button.setAttribute("aria-pressed", !off.has(label));
+        graph.setVisibility(visibility());
+      };
+      legend.append(button);
+      return value;
+    });
+    const visibility = () => [...series, ...raw.map((_, i) => series[i])].map(({ label }) => !off.has(label));
+    const show_last = () => lines.forEach((line, i) => { values[i].textContent = shown(line[line.length - 1][1]); });
+    const graph = new Dygraph(plot, table_of([...lines, ...raw]), {
+      labels: [controls.axis, ...series.map(({ label }) => label), ...raw.map((_, i) => series[i].label + " (raw)")],
+      colors: [...colours, ...raw.map((_, i) => colours[i] + "40")],
+      series: lone,
+      visibility: visibility(),
+      connectSeparatedPoints: true,
+      logscale: controls.log && positive,
+      strokeWidth: 1.75,
+      gridLineColor: style.getPropertyValue("--grid").trim(),
+      axisLineColor: style.getPropertyValue("--line").trim(),
+      highlightCircleSize: 4,
+      dateWindow: zooms.get(title),
+      zoomCallback: (from, to) => { graph.isZoomed("x") ? zooms.set(title, [from, to]) : zooms.delete(title); },
+      xRangePad: 6,
+      yRangePad: 8,
+      axes: { x: { axisLabelFormatter: shown, pixelsPerLabel: 70 }, y: { axisLabelFormatter: shown, axisLabelWidth: 56 } },
+      // The value of each series at the pointer, or the last before it.
+      highlightCallback: (event, x) => lines.forEach((line, i) => {
+        const point = at_or_before(line, x);
+        values[i].textContent = point ? shown(point[1]) : "";
+      }),
+      unhighlightCallback: show_last,
+    });
+    show_last();
+  };
+
+  const draw = () => {
+    place.replaceChildren();
+    for (const [title, series] of series_by_family(controls.axis)) {
+      if (!series.length) continue;
+      if (series.some(({ points }) => points.length > 1)) {
+        draw_chart(title, series);
+      } else {  // nothing to draw a line through
+        const list = element("dl", { className: "highlights" });
+        for (const { label, points } of series)
+          list.append(element("div", {}, element("dt", { textContent: label }), element("dd", { textContent: shown(points[0][1]) })));
+        place.append(element("section", { className: "chart" }, element("h3", { textContent: title }), list));
+      }
+    }
+  };
+
+  const control = (text, input, event, change) => {
+    input.addEventListener(event, () => { change(input); draw(); });
+    return element("label", {}, text, input);
+  };
+  const axes = ["step", "epoch"].filter(axis => runs.some(run => axis in run.columns));
+  const curves = element("div", { className: "controls" }, element("h2", { textContent: "Curves" }),
+    control("over", element("select", { name: "axis" }, ...axes.map(axis => new Option(axis))), "change", input => { controls.axis = input.value; zooms.clear(); }),
+    control("smoothing", element("input", { type: "range", name: "smoothing", min: 0, max: 0.99, step: 0.01, value: 0 }), "input",
+            input => { controls.weight = Number(input.value); }),
+    control("log scale", element("input", { type: "checkbox", name: "log" }), "change", input => { controls.log = input.checked; }));
+  const charts = document.getElementById("charts");
+  if ([...series_by_family(axes[0]).values()].some(series => series.length)) charts.append(curves, place);
+  controls.axis = axes[0];
+
+  // Where the time went: of each run a bar.
+  const parts = [["start", "start"], ["data_wait", "waiting for data"], ["compute", "compute"], ["communication", "communication"],
+                 ["evaluation", "evaluation"], ["checkpoint_stall", "checkpoints"], ["other", "other"]];
+  for (const run of runs) {
+    const total = run.time && run.time.process_seconds;
+    if (!total) continue;
+    const bar = element("div", { className: "shares" }), list = element("ul", { className: "parts" });
+    parts.forEach(([key, name], i) => {
+      const seconds = run.time[key + "_seconds"];
+      if (!(seconds / total > 0.0005)) return;
+      const piece = element("span", { title: name + ": " + in_seconds(seconds) }), mark = element("i");
+      piece.style.flexGrow = seconds;
+      piece.style.background = mark.style.background = `var(--c${i})`;
+      bar.append(piece);
+      list.append(element("li", {}, mark, name + " ", element("b", { textContent: in_seconds(seconds) }),
+                          " (" + (100 * seconds / total).toFixed(1) + " %)"));
+    });
+    charts.append(element("h2", { textContent: "Where the time went" + (runs.length > 1 ? ": " + run.name : "") }), bar, list);
+  }
+
+  // What differs between the configurations.
+  const settings_of = text => {
+    const settings = new Map();
+    let section = "";
+    for (const line of (text || "").split("\n")) {
+      const header = line.match(/^\[(.*)\]$/), pair = line.match(/^([^#=]+?)\s*=\s*(.*)$/);
+      if (header) section = header[1] + ".";
+      else if (pair) settings.set(section + pair[1], pair[2]);
+    }
+    return settings;
+  };
+  if (runs.length > 1) {
+    const all = runs.map(run => settings_of(run.config));
+    const names = [...new Set(all.flatMap(settings => [...settings.keys()]))];
+    const rows = names.filter(name => new Set(all.map(settings => settings.get(name))).size > 1);
+    const cells = (kind, first, texts) => element("tr", {}, element("th", { textContent: first }),
+      ...texts.map(text => element(kind, { textContent: text === undefined ? "" : text })));
+    charts.append(element("h2", { textContent: rows.length ? "What differs" : "The runs have the same configuration" }));
+    if (rows.length)
+      charts.append(element("table", { className: "runs" }, cells("th", "", runs.map(run => run.name)),
+        ...rows.map(name => cells("td", name, all.map(settings => settings.get(name))))));
+  }
+
+  draw();
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+})();

@@ -1,0 +1,89 @@
+#pragma once
+
+#include <concepts>
+#include <future>
+#include <stdexcept>
+
+#include <ddprun/run/context.h>
+#include <ddprun/run/device_batches.h>
+#include <ddprun/run/make_batch.h>
+
+namespace ddprun {
+
+/// A data set that is read from its beginning, of unknown length: torch.utils.data.IterableDataset. stream()
+/// returns a function that returns the next example of this rank's share, and nullopt after the last. Ranks
+/// whose shares differ train with model.join().
+template <typename Dataset>
+concept IterableDataset = requires(Dataset& dataset, const Context& context) {
+  { dataset.stream(context, std::int64_t{0})().has_value() } -> std::convertible_to<bool>;
+};
+
+/// Of an IterableDataset: batches in the stream's order, the next one prepared by a thread (num_workers above
+/// 0). Of the options, shuffle, seed, each_once and prefetch_factor do not apply.
+template <IterableDataset Dataset, typename Collate>
+class DataLoader<Dataset, Collate> {
+  using Stream = decltype(std::declval<Dataset&>().stream(std::declval<const Context&>(), std::int64_t{0}));
+  using Example = std::decay_t<decltype(*std::declval<Stream&>()())>;
+  using Batch = std::invoke_result_t<const Collate&, std::vector<Example>>;
+
+ public:
+  DataLoader(const Context& context, Dataset dataset, const DataLoaderOptions& options = {},
+             Collate collate = {})
+      : context_(context),
+        dataset_(std::move(dataset)),
+        collate_(std::move(collate)),
+        options_(options),
+        to_device_(context.device()) {
+    if (options.batch_size < 1) throw std::invalid_argument("DataLoader: expected batch_size >= 1");
+  }
+  DataLoader(const DataLoader&) = delete;
+  DataLoader& operator=(const DataLoader&) = delete;
+
+  /// The batches of an epoch, for one loop over them.
+  EpochOfBatches<DataLoader> epoch(std::int64_t number = 0) {
+    if (ahead_.valid()) ahead_.wait();
+    stream_.emplace(dataset_.stream(context_, number));
+    ahead_ = prepare();
+    to_device_.start();
+    return {this};
+  }
+
+  std::shared_ptr<Batch> next() {
+    return to_device_.next([this] {
+      auto batch = ahead_.get();
+      ahead_ = prepare();
+      return batch;
+    });
+  }
+
+  Dataset& dataset() { return dataset_; }
+
+ private:
+  std::future<std::shared_ptr<Batch>> prepare() {
+    return std::async(options_.num_workers > 0 ? std::launch::async : std::launch::deferred,
+                      [this] { return make(); });
+  }
+
+  std::shared_ptr<Batch> make() {
+    std::vector<Example> examples;
+    const auto size = static_cast<std::size_t>(options_.batch_size);
+    while (stream_ && examples.size() < size) {
+      if (auto example = (*stream_)())
+        examples.push_back(std::move(*example));
+      else
+        stream_.reset();
+    }
+    if (examples.empty() || (options_.drop_last && examples.size() < size)) return nullptr;
+    return to_device_.prepared(collate_(std::move(examples)), options_.pin_memory);
+  }
+
+  const Context& context_;
+  Dataset dataset_;
+  const Collate collate_;
+  const DataLoaderOptions options_;
+  DeviceBatches<Batch> to_device_;
+  std::optional<Stream> stream_;               // empty after its end
+  std::future<std::shared_ptr<Batch>> ahead_;  // last: its thread uses the others
+};
+
+}  // namespace ddprun

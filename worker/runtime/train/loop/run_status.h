@@ -1,0 +1,59 @@
+#pragma once
+
+#include <cstdint>
+
+#include <ddprun/common/status.h>
+#include <ddprun/train/loop/checkpoint_saver.h>
+#include <ddprun/train/loop/epoch_progress.h>
+#include <ddprun/train/loop/run_evaluation.h>
+#include <ddprun/train/model/parallel_model.h>
+#include <ddprun/train/model/run.h>
+#include <ddprun/train/state/ledger.h>
+
+namespace ddprun::train {
+
+/// Where this rank's time goes, and what it tells ddprun of the training (docs/status.md).
+class RunStatus {
+ public:
+  RunStatus(const Run& run, const ParallelModel& model, const RunEvaluation& evaluation,
+            const CheckpointSaver& saver);
+
+  /// Counts a training batch while it lives.
+  class Batch {
+   public:
+    Batch(RunStatus& owner, std::int64_t samples);
+    ~Batch();
+    Batch(const Batch&) = delete;
+    Batch& operator=(const Batch&) = delete;
+
+   private:
+    RunStatus& owner_;
+    SecondsAdded seconds_;
+    double waited_;
+  };
+
+  double& data_seconds() { return spent_.data; }
+  void set_loss(double loss) { told_.loss = loss; }
+
+  /// In this process so far, in earlier rounds too.
+  Ledger spent() const;
+
+  /// Tells ddprun where the training stands.
+  void tell(const char* phase, const TrainState& at);
+  /// The same, at most ten times a second.
+  void tell_step(const TrainState& at) {
+    if (Clock::now() >= next_) tell("train", at);
+  }
+
+ private:
+  const Run& run_;
+  const ParallelModel& model_;
+  const RunEvaluation& evaluation_;
+  const CheckpointSaver& saver_;
+  Ledger spent_;  ///< without what others count
+  std::int64_t samples_ = 0;
+  WorkerStatus told_;
+  Clock::time_point next_;
+};
+
+}  // namespace ddprun::train

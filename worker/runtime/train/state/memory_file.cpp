@@ -1,0 +1,128 @@
+#include <ddprun/train/state/memory_file.h>
+
+#include <sys/stat.h>
+#include <unistd.h>
+#include <zlib.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+
+#include <torch/serialize.h>
+
+#include <ddprun/common/logging.h>
+
+namespace ddprun::train {
+namespace {
+
+constexpr std::uint64_t kMagic = 0x31'53'4E'55'52'50'44'44;  // "DDPRUNS1"
+constexpr off_t kFirst = 4096;                               // of the first slot's contents
+
+bool read_at(int fd, void* bytes, std::size_t size, off_t at) {
+  for (auto* to = static_cast<char*>(bytes); size > 0;) {
+    const ssize_t n = ::pread(fd, to, size, at);
+    if (n <= 0) return false;
+    to += n, at += n, size -= static_cast<std::size_t>(n);
+  }
+  return true;
+}
+
+bool write_at(int fd, const void* bytes, std::size_t size, off_t at) {
+  for (const auto* from = static_cast<const char*>(bytes); size > 0;) {
+    const ssize_t n = ::pwrite(fd, from, size, at);
+    if (n <= 0) return false;
+    from += n, at += n, size -= static_cast<std::size_t>(n);
+  }
+  return true;
+}
+
+std::uint32_t checksum(const std::string& head, const std::string& state) {
+  auto sum = ::crc32_z(0, reinterpret_cast<const Bytef*>(head.data()), head.size());
+  sum = ::crc32_z(sum, reinterpret_cast<const Bytef*>(state.data()), state.size());
+  return static_cast<std::uint32_t>(sum);
+}
+
+}  // namespace
+
+/// One of the file's two, which begins with both of these; its contents follow at `offset`. Written last.
+struct MemoryFile::Slot {
+  std::uint64_t magic = kMagic, sequence = 0, offset = 0, head_size = 0, state_size = 0, checksum = 0;
+  int index = 0;
+
+  std::uint64_t size() const { return head_size + state_size; }
+};
+
+MemoryFile::MemoryFile(int fd) {
+  struct stat info {};
+  if (::fstat(fd, &info) == 0 && S_ISREG(info.st_mode)) fd_ = fd;
+}
+
+MemoryFile::~MemoryFile() {
+  if (writing_.valid()) writing_.wait();
+}
+
+bool MemoryFile::idle() const {
+  return !writing_.valid() || writing_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+}
+
+std::optional<MemoryFile::Slot> MemoryFile::newest() const {
+  std::optional<Slot> found;
+  for (int i = 0; i < 2; ++i) {
+    Slot slot;
+    if (!read_at(fd_, &slot, sizeof slot, i * static_cast<off_t>(sizeof slot)) || slot.magic != kMagic)
+      continue;
+    if (!found || slot.sequence > found->sequence) found = slot;
+  }
+  return found;
+}
+
+void MemoryFile::write(const std::string& head, const c10::IValue& state) {
+  if (writing_.valid()) writing_.wait();
+  if (fd_ < 0 || warned_) return;
+  memory_.start_over();
+  auto copy = serialize::snapshot(state, memory_);
+  writing_ = std::async(std::launch::async, [this, head, copy = std::move(copy)] {
+    const auto pickled = torch::pickle_save(copy);
+    put(head, {pickled.begin(), pickled.end()});
+  });
+}
+
+void MemoryFile::put(const std::string& head, const std::string& state) {
+  const auto before = newest();
+  Slot slot;
+  slot.sequence = before ? before->sequence + 1 : 1;
+  slot.index = before ? 1 - before->index : 0;
+  slot.head_size = head.size();
+  slot.state_size = state.size();
+  slot.checksum = checksum(head, state);
+  // Before the other one if it fits there, else after it.
+  slot.offset = kFirst;
+  if (before && before->offset < kFirst + slot.size()) slot.offset = before->offset + before->size();
+  const auto at = static_cast<off_t>(slot.offset);
+  if (write_at(fd_, head.data(), head.size(), at) &&
+      write_at(fd_, state.data(), state.size(), at + static_cast<off_t>(head.size())) &&
+      write_at(fd_, &slot, sizeof slot, slot.index * static_cast<off_t>(sizeof slot)))
+    return;
+  warned_ = true;
+  log_warning(std::string("the training's state no longer fits in memory beside it: ") +
+              std::strerror(errno) + "; if all ranks are lost, they go on from the last checkpoint");
+}
+
+std::optional<MemoryFile::Record> MemoryFile::read() const {
+  if (fd_ < 0) return std::nullopt;
+  const auto slot = newest();
+  if (!slot) return std::nullopt;
+  Record record;
+  record.head.resize(slot->head_size);
+  record.state.resize(slot->state_size);
+  const auto at = static_cast<off_t>(slot->offset);
+  if (!read_at(fd_, record.head.data(), record.head.size(), at) ||
+      !read_at(fd_, record.state.data(), record.state.size(), at + static_cast<off_t>(record.head.size())))
+    return std::nullopt;
+  if (checksum(record.head, record.state) != slot->checksum) return std::nullopt;
+  return record;
+}
+
+}  // namespace ddprun::train
