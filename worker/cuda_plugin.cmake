@@ -21,7 +21,6 @@ endif()
 set_source_files_properties(runtime/group/cuda_backend.cpp runtime/group/cuda_plugin.cpp PROPERTIES COMPILE_DEFINITIONS
   "DDPRUN_CUDA_PLUGIN_BUILD=\"${PROJECT_VERSION}+torch${LibTorch_VERSION}\";DDPRUN_CUDA_PLUGIN_FOLDER=\"${CMAKE_INSTALL_LIBDIR}\";DDPRUN_CUDA_VERSION=${_cuda_version}")
 set_source_files_properties(runtime/group/cuda_backend.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
-target_link_libraries(ddprun_runtime PRIVATE ${CMAKE_DL_LIBS})
 
 if(NOT CUDA_RUNTIME_INCLUDE_DIR OR NOT NCCL_INCLUDE_DIR OR NOT LibTorch_CUDA_LIBRARY OR NOT LibTorch_C10_CUDA_LIBRARY)
   message(STATUS "CUDA plug-in: not built (looked for cuda_runtime_api.h, nccl.h and libtorch_cuda.so; "

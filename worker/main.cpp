@@ -1,21 +1,27 @@
 // worker: configuration -> process group -> task -> training -> exit code.
 #include <csignal>
 #include <cstdlib>
+#include <exception>
 #include <iostream>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include <torch/types.h>
 
 #include <ddprun/common/heartbeat.h>
 #include <ddprun/common/logging.h>
+#include <ddprun/common/standby.h>
+#include <ddprun/common/status.h>
 #include <ddprun/common/worker_env.h>
 #include <ddprun/flight/flight_dump.h>
 #include <ddprun/flight/record_collectives.h>
 #include <ddprun/group/collectives.h>
 #include <ddprun/group/cuda_backend.h>
 #include <ddprun/group/process_group.h>
+#include <ddprun/group/rounds.h>
 #include <ddprun/group/signal_thread.h>
 #include <ddprun/run/run_worker.h>
 #include <ddprun/train/loop/estimate.h>
@@ -25,6 +31,7 @@
 #include <ddprun/train/loop/tuner.h>
 #include <ddprun/train/model/run.h>
 #include <ddprun/train/record/model_summary.h>
+#include <ddprun/train/state/run_memory.h>
 #include "worker/commands/commands.h"
 #include "worker/config/config.h"
 #include "worker/config/run_folder.h"
@@ -63,6 +70,91 @@ bool run_instead_of_training(const Config& config, const train::Task& task, cons
   return true;
 }
 
+/// What a round of the job leaves to the next one, if a rank is lost in it.
+struct TaskInMemory {
+  std::optional<train::Task> task;
+  train::RunMemory run;
+  bool has_folder = false;  ///< this process, of rank 0, has made or locked the run folder
+};
+
+/// Once the run folder is known: what is written there before the training, and what a resume changes.
+void prepare_run(Config& config, const ddp::ProcessGroup& group, TaskInMemory& in_memory) {
+  const bool on_rank_0 = group.rank() == 0;
+  train::RunMemory& memory = in_memory.run;
+  if (on_rank_0 && !std::exchange(in_memory.has_folder, true)) {
+    if (memory.folder.empty()) {
+      config.train.out = make_run_folder(config);
+    } else {  // that of the rank 0 that was lost
+      config.train.out = memory.folder;
+      lock_run_folder(memory.folder);
+    }
+  }
+  memory.folder = ddp::broadcast_from_rank_0(group, absolute(config.train.out).string());
+  ddp::set_flight_folder((memory.folder / "flight").string());
+  if (on_rank_0) write_environment(config.train.out, group);
+  config.train.on_resume = [&config, on_rank_0](train::TrainerOptions& options,
+                                                const std::string& checkpoint_json) {
+    const auto resumed =
+        checkpoint_json.empty() ? ResumedConfig{config, config, ""} : resumed_config(config, checkpoint_json);
+    options.optim = resumed.config.train.optim;
+    options.optim_before = resumed.before.train.optim;
+    options.config_json = resumed.config.train.config_json;
+    if (on_rank_0 && !resumed.changes.empty()) log_info("resume: " + resumed.changes);
+    if (on_rank_0) write_config(config.train.out, resumed.config);
+  };
+}
+
+/// Makes the task, unless an earlier round has.
+void load_task(const Config& config, TaskInMemory& memory) {
+  torch::manual_seed(config.train.seed);  // the same initial weights on every rank
+  if (!memory.task) memory.task = make_task(config);
+}
+
+/// Under ddprun --standby: waits until this process is to be a worker, with what needs no GPU loaded.
+void wait_for_rank(const Config& config, TaskInMemory& memory) {
+  const bool on_cpu = config.device == ddp::DeviceChoice::kCpu ||
+                      (config.device == ddp::DeviceChoice::kAuto && !ddp::has_cuda_driver());
+  if (stands_by() && on_cpu) load_task(config, memory);  // else LibTorch would decide that it has no CUDA
+  stand_by();
+}
+
+/// The work of a connected group.
+train::Ending run_task(Config& config, const ddp::ProcessGroup& group, TaskInMemory& memory) {
+  load_task(config, memory);
+  train::Task& task = *memory.task;
+  train::check_options(task, config.train);
+  if (run_instead_of_training(config, task, group)) return train::Ending::kComplete;
+  prepare_run(config, group, memory);
+  torch::manual_seed(train::rank_seed(config.train.seed, group.rank()));  // dropout differs between ranks
+  if (config.find_lr) train::find_lr(task, config.train, group);
+  if (config.find_batch_size) train::find_batch_size(task, config.train, group);
+  if (config.find_lr || config.find_batch_size) return train::Ending::kComplete;
+  return train::fit(task, config.train, group);
+}
+
+/// Connects, trains and closes the group. nullopt: another rank was lost, and the next round has begun.
+std::optional<train::Ending> run_round(Config& config, ddp::Rounds& rounds, TaskInMemory& memory) {
+  const auto run = [&] {
+    // First: data may take minutes to load.
+    auto group = ddp::ProcessGroup::connect(rounds.env(), rounds.options(group_options(config)));
+    if (rounds.env().round > 0) memory.run.share(group);
+    if (memory.run.begun && !memory.run.state && config.train.checkpoint.resume.empty())
+      config.train.checkpoint.resume = "auto";  // lost before anything was kept in memory
+    const auto ending = run_task(config, group, memory);
+    rounds.announce(false);
+    group.close();
+    return ending;
+  };
+  if (config.train.memory == nullptr) return run();
+  rounds.announce(true);
+  try {
+    return run();
+  } catch (const std::exception&) {
+    if (!rounds.next()) throw;
+    return std::nullopt;
+  }
+}
+
 }  // namespace
 }  // namespace ddprun::worker
 
@@ -73,47 +165,33 @@ int main(int argc, char** argv) {
   if (const auto exit_code = run_command(argc, argv)) return *exit_code;
   ::signal(SIGUSR1, SIG_IGN);  // it requests a checkpoint: outside of training there is nothing to save
   Config config = parse_config(argc, argv, all_tasks(), all_commands());
+  if (config.deterministic) make_deterministic();
+  TaskInMemory in_memory;
+  wait_for_rank(config, in_memory);
   const WorkerEnv env = from_env();
   const ddp::SignalThread dump_on_request(SIGUSR2, [] { ddp::dump_flight("SIGUSR2"); });
-  config.train.heartbeat =
-      Heartbeat(env.heartbeat_fd);  // early, before anything reuses the descriptor's number
+  // Early, before anything reuses the descriptors' numbers.
+  config.train.heartbeat = Heartbeat(env.heartbeat_fd);
+  config.train.status = StatusChannel(env.status_fd);
+  ddp::Rounds rounds(env);
   // Early: LibTorch looks for CUDA only once.
   const auto chosen = ddp::choose_device(config.device, env.local_rank);
   if (chosen.device.is_cuda()) config.train.gpu_uuid = chosen.id, config.train.device_name = chosen.name;
   check_precision(config, chosen.device);
   settle_precision(config, chosen.device, env.rank);
   check_backend(config, chosen.device);
-  if (config.deterministic) make_deterministic();
-  auto group =
-      ddp::ProcessGroup::connect(env, group_options(config));  // first: data may take minutes to load
-  torch::manual_seed(config.train.seed);                       // the same initial weights on every rank
-  train::Task task = make_task(config);
-  train::check_options(task, config.train);
-  if (run_instead_of_training(config, task, group)) {
-    group.close();
-    return EXIT_SUCCESS;
+  // On a GPU a step that was begun cannot be left alone.
+  if (rounds.enabled() && train::can_recover(config.train) && chosen.device.is_cpu()) {
+    config.train.memory = &in_memory.run;
+    if (env.state_fd && env.local_rank == 0)
+      in_memory.run.file = std::make_unique<train::MemoryFile>(*env.state_fd);
+  } else if (rounds.enabled() && env.rank == 0) {
+    log_info(chosen.device.is_cpu()
+                 ? "if a rank is lost, all start again: each has only a part of the state with these flags"
+                 : "if a rank is lost, all start again: they are on GPUs");
   }
-  if (env.rank == 0) config.train.out = make_run_folder(config);
-  ddp::set_flight_folder(ddp::broadcast_from_rank_0(group, absolute(config.train.out / "flight").string()));
-  torch::manual_seed(train::rank_seed(config.train.seed, env.rank));  // dropout differs between ranks
-  if (env.rank == 0) write_environment(config.train.out, group);
-  config.train.on_resume = [&](train::TrainerOptions& options, const std::string& checkpoint_json) {
-    const auto resumed =
-        checkpoint_json.empty() ? ResumedConfig{config, config, ""} : resumed_config(config, checkpoint_json);
-    options.optim = resumed.config.train.optim;
-    options.optim_before = resumed.before.train.optim;
-    options.config_json = resumed.config.train.config_json;
-    if (env.rank == 0 && !resumed.changes.empty()) log_info("resume: " + resumed.changes);
-    if (env.rank == 0) write_config(config.train.out, resumed.config);
-  };
-  if (config.find_lr) train::find_lr(task, config.train, group);
-  if (config.find_batch_size) train::find_batch_size(task, config.train, group);
-  if (config.find_lr || config.find_batch_size) {
-    group.close();
-    return EXIT_SUCCESS;
-  }
-  const auto ending = train::fit(task, config.train, group);
-  group.close();
-  if (ending == train::Ending::kTerminated) ::raise(train::ending_signal());
+  std::optional<train::Ending> ending;
+  while (!ending) ending = run_round(config, rounds, in_memory);
+  if (*ending == train::Ending::kTerminated) ::raise(train::ending_signal());
   return EXIT_SUCCESS;
 }

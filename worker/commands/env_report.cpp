@@ -176,7 +176,7 @@ void write_table(std::ostream& out, const std::vector<RankRow>& ranks) {
 /// nullopt for --help.
 std::optional<ddp::ProcessGroup::Options> parse_env_flags(int argc, char** argv) {
   ddp::ProcessGroup::Options options;
-  options.timeout = std::chrono::seconds(10);
+  std::chrono::milliseconds timeout = std::chrono::seconds(10);
   settings::Command command;
   command.name = "worker env";
   command.description =
@@ -185,10 +185,10 @@ std::optional<ddp::ProcessGroup::Options> parse_env_flags(int argc, char** argv)
       settings::help_flag(),
       device_setting(options.device),
       backend_setting(options.backend),
-      settings::seconds("timeout", options.timeout, kSeconds, "how long to wait for the other ranks"),
+      settings::seconds("timeout", timeout, kSeconds, "how long to wait for the other ranks"),
   };
   if (!apply_words({argv + 1, argv + argc}, command)) return std::nullopt;
-  options.connect_timeout = options.timeout;
+  options.timeout = options.connect_timeout = timeout;
   return options;
 }
 

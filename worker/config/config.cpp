@@ -118,9 +118,9 @@ constexpr std::array kOften = {"data",      "out",       "epochs", "batch-size",
                                "optimizer", "val-split", "resume", "init-weights", "device"};
 
 /// What the states of optimizers and schedules depend on.
-constexpr std::array<std::string_view, 12> kInStates = {
-    "lr",          "optimizer", "momentum", "weight-decay", "scale-lr",         "lr-schedule",
-    "lr-interval", "t-max",     "gamma",    "step-size",    "plateau-patience", "warmup-steps"};
+constexpr std::array<std::string_view, 13> kInStates = {
+    "lr",          "optimizer", "momentum", "betas",     "weight-decay",     "scale-lr",    "lr-schedule",
+    "lr-interval", "t-max",     "gamma",    "step-size", "plateau-patience", "warmup-steps"};
 
 bool is_positional(const TaskEntry& task, const std::string& name) {
   return std::any_of(task.positionals.begin(), task.positionals.end(),
@@ -168,6 +168,9 @@ void settle_defaults(Config& config, const TaskEntry& task, const settings::Valu
   auto& checkpoint = config.train.checkpoint;
   const auto is_default = [&](const char* name) { return !given.given(name); };
   if (optim.clip_value > 0 && is_default("clip-norm")) optim.clip_norm = 0;
+  auto& precision = config.train.precision;
+  if (config.fast && is_default("channels-last")) precision.channels_last = true;
+  if (config.fast && is_default("cudnn-benchmark")) precision.cudnn_benchmark = true;
   // A static graph finds by itself what no step uses; where it cannot be used, every step must search.
   auto& parallel = config.train.parallel;
   if (parallel.static_graph && is_default("static-graph") &&
@@ -302,8 +305,7 @@ ResumedConfig resumed_config(const Config& config, const std::string& checkpoint
 
 ddp::ProcessGroup::Options group_options(const Config& config) {
   ddp::ProcessGroup::Options options;
-  options.timeout = config.timeout;
-  options.connect_timeout = config.stated.contains("timeout") ? config.timeout : std::chrono::minutes(5);
+  if (config.stated.contains("timeout")) options.timeout = options.connect_timeout = config.timeout;
   options.device = config.device;
   options.backend = config.backend;
   return options;

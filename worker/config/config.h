@@ -52,14 +52,16 @@ struct Config {
   train::TrainerOptions train;
   ddp::DeviceChoice device = ddp::DeviceChoice::kAuto;
   ddp::BackendChoice backend = ddp::BackendChoice::kAuto;
-  bool estimate = false;                        ///< measure ten steps and say how long a run would take
-  bool deterministic = false;                   ///< use only algorithms whose results repeat bit for bit
-  std::set<std::string> stated;                 ///< names of the settings that words or a file gave
-  bool summary = false;                         ///< print the model's layers instead of training
-  bool find_lr = false;                         ///< suggest a learning rate instead of training
-  bool find_batch_size = false;                 ///< suggest a batch size instead of training
-  bool overwrite = false;                       ///< use the run folder even if it holds a run
-  std::chrono::milliseconds timeout{1800'000};  ///< of one collective, and of connecting the ranks
+  bool estimate = false;         ///< measure ten steps and say how long a run would take
+  bool fast = false;             ///< what makes training faster and loses no accuracy
+  bool deterministic = false;    ///< use only algorithms whose results repeat bit for bit
+  std::set<std::string> stated;  ///< names of the settings that words or a file gave
+  bool summary = false;          ///< print the model's layers instead of training
+  bool find_lr = false;          ///< suggest a learning rate instead of training
+  bool find_batch_size = false;  ///< suggest a batch size instead of training
+  bool overwrite = false;        ///< use the run folder even if it holds a run
+  std::chrono::milliseconds timeout{
+      1800'000};  ///< of one collective, and of connecting the ranks; only if stated
 };
 
 /// The configuration as a flat JSON object, which checkpoints store.

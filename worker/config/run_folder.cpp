@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <ctime>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <system_error>
@@ -51,13 +52,18 @@ void make_folders(const fs::path& path) {
   if (error) throw IoError(path, "cannot create the run folder", error.value());
 }
 
-fs::path default_run_folder(const std::string& task) {
+/// In UTC, as strftime() has it.
+std::string utc_time(const char* format) {
   const std::time_t now = std::time(nullptr);
   std::tm utc{};
   ::gmtime_r(&now, &utc);
-  char time[32];
-  std::strftime(time, sizeof time, "%Y%m%dT%H%M%SZ", &utc);
-  const fs::path base = fs::path("runs") / (task + "-" + time);
+  char text[40];
+  std::strftime(text, sizeof text, format, &utc);
+  return text;
+}
+
+fs::path default_run_folder(const std::string& task) {
+  const fs::path base = fs::path("runs") / (task + "-" + utc_time("%Y%m%dT%H%M%SZ"));
   // Another run may have started in the same second: the folder is ours only if we create it.
   make_folders("runs");
   std::error_code error;
@@ -66,15 +72,6 @@ fs::path default_run_folder(const std::string& task) {
     folder = base.string() + "-" + std::to_string(i);
   if (error) throw IoError(folder, "cannot create the run folder", error.value());
   return folder;
-}
-
-/// Two runs in one folder would overwrite each other's files. The lock ends with the process.
-void lock_for_this_process(const fs::path& folder) {
-  const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) throw IoError(folder, "cannot open the run folder", errno);
-  if (::flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
-    throw UsageError("--out: another run is using " + folder.string() + " now; expected another folder");
-  // Not closed: that would release the lock. On a file system without locks there is no protection.
 }
 
 /// Whether --resume continues the run in this folder.
@@ -94,7 +91,22 @@ void write_text(const fs::path& path, const std::string& text) {
   }
 }
 
+std::string own_command_line() {
+  std::ifstream file("/proc/self/cmdline");
+  std::string text, word;
+  while (std::getline(file, word, '\0')) text += (text.empty() ? "" : " ") + word;
+  return text;
+}
+
 }  // namespace
+
+void lock_run_folder(const fs::path& folder) {
+  const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) throw IoError(folder, "cannot open the run folder", errno);
+  if (::flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+    throw UsageError("--out: another run is using " + folder.string() + " now; expected another folder");
+  // Not closed: that would release the lock. On a file system without locks there is no protection.
+}
 
 fs::path make_run_folder(const Config& config) {
   if (const fs::path resume = config.train.checkpoint.resume;
@@ -102,7 +114,7 @@ fs::path make_run_folder(const Config& config) {
     throw IoError(resume, "does not exist; --resume expects a checkpoint, or auto");
   const auto folder = config.train.out.empty() ? default_run_folder(config.task) : config.train.out;
   make_folders(folder);
-  lock_for_this_process(folder);
+  lock_run_folder(folder);
   if (!config.overwrite && !continues_in(folder, config.train.checkpoint.resume) && holds_a_run(folder))
     throw UsageError("--out: " + folder.string() +
                      " holds a run already; expected another folder, --resume or --overwrite");
@@ -122,7 +134,9 @@ void write_config(const fs::path& folder, const Config& config) {
 
 void write_environment(const fs::path& folder, const ddp::ProcessGroup& group) {
   const char* omp = std::getenv("OMP_NUM_THREADS");
-  const nlohmann::ordered_json json = {{"ddprun", DDPRUN_VERSION},
+  const nlohmann::ordered_json json = {{"date", utc_time("%Y-%m-%d %H:%M UTC")},
+                                       {"command", own_command_line()},
+                                       {"ddprun", DDPRUN_VERSION},
                                        {"torch", TORCH_VERSION},
                                        {"host", host_name()},
                                        {"world_size", group.size()},

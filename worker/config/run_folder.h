@@ -16,6 +16,9 @@ namespace ddprun::worker {
 ///          IoError if a folder cannot be made or written to
 std::filesystem::path make_run_folder(const Config& config);
 
+/// Keeps other processes from using the run folder until this one ends. throws as make_run_folder()
+void lock_run_folder(const std::filesystem::path& folder);
+
 /// Writes the configuration as config.toml into the run folder. A full disk is only a warning.
 void write_config(const std::filesystem::path& folder, const Config& config);
 

@@ -1,5 +1,9 @@
 #include "worker/config/config.h"
 
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <tuple>
+
 #include <ddprun/common/errors.h>
 #include <ddprun/train/state/checkpoint_policy.h>
 
@@ -30,6 +34,28 @@ Setting t_max(std::int64_t& target) {
   setting.get = [&target]() -> std::optional<Value> {
     if (target == 0) return "epochs";
     return target;
+  };
+  return setting;
+}
+
+/// torch.optim's betas: two numbers with a comma between them.
+Setting betas(double& first, double& second) {
+  auto setting =
+      settings::unbound("betas", Setting::Kind::kText,
+                        "decay of the averages of gradients and squares of --optimizer=adam or adamw")
+          .type("B1,B2")
+          .known_as({"--adam-beta1", "--adam-beta2", "--beta1", "--beta2"});
+  setting.set = [&first, &second](const std::string& text) {
+    double one = 0, two = 0;
+    char more = 0;
+    const auto fits = [](double beta) { return beta >= 0 && beta < 1; };
+    if (std::sscanf(text.c_str(), "%lf,%lf%c", &one, &two, &more) != 2 || !fits(one) || !fits(two))
+      return "two numbers from 0 to less than 1, such as 0.9,0.999";
+    std::tie(first, second) = std::tie(one, two);
+    return "";
+  };
+  setting.get = [&first, &second]() -> std::optional<Value> {
+    return nlohmann::json(first).dump() + "," + nlohmann::json(second).dump();  // the shortest digits
   };
   return setting;
 }
@@ -165,6 +191,7 @@ Settings optim_settings(Config& config) {
                             "how gradients change the weights"),
       number("momentum", optim.optimizer.momentum, {0, 1, false, "a number from 0 to 1"},
              "momentum of --optimizer=sgd"),
+      betas(optim.optimizer.beta1, optim.optimizer.beta2),
       number("weight-decay", optim.optimizer.weight_decay, from_zero(),
              "weight decay (default: adamw 0.01, else 0)"),
       number("norm-weight-decay", optim.grouping.norm_weight_decay, from_zero(),
@@ -246,6 +273,11 @@ Settings checkpoint_settings(Config& config) {
           .of_this_run(),
       integer("checkpoint-every-steps", checkpoint.every_steps, 1, kMaxInt,
               "also save a checkpoint every N steps"),
+      integer(
+          "memory-checkpoint-every", checkpoint.memory_every_steps, 1, kMaxInt,
+          "under ddprun --recover=rank keep the state in ddprun's memory every N steps (default: as often as "
+          "costs at most 1 %)")
+          .of_this_run(),
       integer("save-every", checkpoint.save_every, 1, kMaxInt,
               "save a checkpoint after epochs 0, N, 2N, ... and the last one"),
       negated("save-last", checkpoint.save_last, "do not keep the newest checkpoint as last.pt"),
@@ -277,6 +309,9 @@ Settings precision_settings(Config& config) {
               "store images channels-last, which may speed up convolutions"),
       choice("matmul-precision", precision.matmul, {"highest", "high", "medium"},
              "of float32's matrix products; high: TF32 on a GPU, medium: bf16"),
+      boolean("fast", config.fast,
+              "--channels-last and --cudnn-benchmark, unless they are given: what is as accurate and often "
+              "faster"),
       boolean("cudnn-benchmark", precision.cudnn_benchmark,
               "on a GPU, try cuDNN's algorithms for each new shape and keep the fastest"),
   };
@@ -289,7 +324,9 @@ Settings ddp_settings(Config& config) {
   return {
       backend_setting(config.backend),
       seconds("timeout", config.timeout, kSeconds,
-              "fail if a collective takes longer; if given, also if connecting all ranks does (else 300)"),
+              "fail if a collective takes longer (unless given, over NCCL: 600); if given, also if "
+              "connecting all "
+              "ranks does (else 300)"),
       integer("bucket-mb", ddp.bucket_mb, 1, 1 << 20, "all-reduce gradients in buckets of N MiB")
           .also_as({"--bucket-cap-mb"}),
       boolean("find-unused", ddp.find_unused, "allow steps that leave some parameters unused, at some cost")
@@ -300,8 +337,7 @@ Settings ddp_settings(Config& config) {
       choice("comm-hook", ddp.comm_hook, {"none", "fp16", "bf16", "powersgd"},
              "compress gradients for the all-reduce"),
       boolean("sync-bn", ddp.sync_batch_norm, "compute batch norm over the batches of all ranks")
-          .also_as({"--sync-batchnorm"})
-          .only({"cifar10"}),
+          .also_as({"--sync-batchnorm"}),
       boolean("zero1", ddp.zero1, "split the optimizer's state over the ranks (ZeRO-1)"),
       boolean("fsdp", ddp.fsdp, "split parameters, gradients and optimizer state over the ranks (FSDP)"),
       boolean("join", ddp.join, "use no sample twice: ranks may then take different numbers of steps"),

@@ -2,6 +2,7 @@
 
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -80,11 +81,11 @@ void add_data(train::Task& task, const worker::Config& config, const SamProcesso
 }
 
 train::Task make_sam(const worker::Config& config) {
-  auto model = make_sam_model(config);
+  train::Task task;
+  auto model = worker::make_model(config, task, [&] { return make_sam_model(config); });
   const auto shape = model->config();
   const SamProcessor processor({.image_size = shape.vision.image_size, .mask_size = shape.mask_size()});
 
-  train::Task task;
   task.name = "sam";
   task.module = model.ptr();
   add_data(task, config, processor);
@@ -121,10 +122,11 @@ void set_sam_defaults(worker::Config& config) {
   config.model.loss = "dice";
   config.data.augment = config.sam.embedding_cache.empty();  // which keeps images by their pixels
   config.data.val_split = is_new ? 0.25 : 0.1;
-  train.epochs = is_new ? 250 : 20;
+  train.epochs = is_new ? 400 : 20;  // two ranks take fewer steps an epoch
   train.batch_size = is_new ? 2 : 4;
   train.optim.optimizer.kind = train::OptimizerKind::kAdamW;
   train.optim.optimizer.lr = is_new ? 5e-4 : 1e-4;
+  train.optim.optimizer.weight_decay = is_new ? std::optional(0.3) : std::nullopt;
   train.optim.warmup_steps = is_new ? 5 : 50;
   train.optim.schedule =
       is_new ? train::LrScheduleKind::kCosine : train::LrScheduleKind::kNone;  // over the whole run
@@ -134,8 +136,7 @@ void set_sam_defaults(worker::Config& config) {
   train.checkpoint.filename = "sam-{epoch:02d}-{val_dice:.4f}";
   train.checkpoint.top_k = 3;
   train.checkpoint.monitor = "val_dice";
-  train.checkpoint.patience =
-      is_new ? 0 : 10;  // for many epochs, a new model does not know what a point means
+  train.checkpoint.patience = is_new ? 150 : 10;  // at first, a new model does not know what a point means
 }
 
 }  // namespace

@@ -60,10 +60,13 @@ void add_data(train::Task& task, const Config& config) {
 }
 
 train::Task make_cifar10(const Config& config) {
-  models::ResNet18 model(10, config.model.stem == "cifar" ? models::Stem::kCifar : models::Stem::kImagenet);
+  train::Task task;
+  auto model = make_model(config, task, [&] {
+    return models::ResNet18(10,
+                            config.model.stem == "cifar" ? models::Stem::kCifar : models::Stem::kImagenet);
+  });
   init_weights(*model, config);
 
-  train::Task task;
   task.name = "cifar10";
   task.module = model.ptr();
   add_data(task, config);

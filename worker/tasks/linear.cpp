@@ -31,10 +31,10 @@ train::Task make_linear(const Config& config) {
   auto samples = std::make_shared<data::TensorDataset>(
       table.empty() ? data::make_linear_dataset(at::make_generator<at::CPUGeneratorImpl>(config.train.seed))
                     : data::read_table(table, data::Label::kZeroOrOne));
-  torch::nn::Linear model(samples->input().size(1), 1);
+  train::Task task;
+  auto model = make_model(config, task, [&] { return torch::nn::Linear(samples->input().size(1), 1); });
   init_weights(*model, config);
 
-  train::Task task;
   task.name = "linear";
   task.data_source = table.empty() ? "the seed" : table;
   task.module = model.ptr();

@@ -33,10 +33,10 @@ std::string mnist_line(const train::TrainProgress& progress) {
 
 train::Task make_mnist(const Config& config) {
   const auto folder = data::find_data(config.data.source, {"mnist", "fashion-mnist"});
-  models::MnistCnn model(config.model.dropout);
+  train::Task task;
+  auto model = make_model(config, task, [&] { return models::MnistCnn(config.model.dropout); });
   init_weights(*model, config);
 
-  train::Task task;
   task.name = "mnist";
   task.data_source = folder.string();
   task.module = model.ptr();

@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <vector>
 
+#include <ddprun/sharding/meta_device.h>
 #include <ddprun/train/state/state_dict_file.h>
 #include "worker/config/task_entry.h"
 
@@ -36,6 +37,18 @@ struct GivenWeights {
   train::StateDict tensors;
 };
 GivenWeights read_given_weights(const Config& config);
+
+/// make()'s model. With --fsdp it gets memory shard by shard later, unless its weights come from a file or
+/// are looked at: --summary.
+template <typename Make>
+auto make_model(const Config& config, train::Task& task, const Make& make) {
+  const bool given =
+      !config.model.init_weights.empty() || !config.model.eval.empty() || !config.sam.checkpoint.empty();
+  if (!config.train.parallel.fsdp || given || config.summary) return make();
+  ddp::DeferredInit deferred;
+  task.initialise = deferred;
+  return deferred.make(make);
+}
 
 /// Loads them, if there are any. throws as train::load_weights()
 void init_weights(torch::nn::Module& model, const Config& config);

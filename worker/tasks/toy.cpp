@@ -32,10 +32,10 @@ std::string weights_line(std::int64_t epoch, const std::filesystem::path& file) 
 train::Task make_toy(const Config& config) {
   // Data first, then weights: the order in which a Python script draws them.
   auto pairs = std::make_shared<data::TensorDataset>(data::make_toy_dataset());
-  torch::nn::Linear model(20, 1);
+  train::Task task;
+  auto model = make_model(config, task, [&] { return torch::nn::Linear(20, 1); });
   init_weights(*model, config);
 
-  train::Task task;
   task.name = "toy";
   task.data_source = "the seed";
   task.module = model.ptr();

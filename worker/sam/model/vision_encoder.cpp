@@ -63,14 +63,17 @@ struct RelativeAttention : torch::autograd::Function<RelativeAttention> {
     const Inputs in = {query, key, value, by_row, by_column};
     const auto bias_type = query.is_cpu() ? wide_type(query) : query.scalar_type();  // as its kernels require
     auto out = torch::empty_like(query);
-    for (const auto& block : blocks_of(query, key)) {
-      const auto one_head = [](const at::Tensor& x) { return x.unsqueeze(1); };
-      const auto found = torch::scaled_dot_product_attention(
-          one_head(block.of_queries(query)), one_head(block.of_batches(key)),
-          one_head(block.of_batches(value)), one_head(bias_of(block, in, bias_type)));
-      block.of_queries(out).copy_(found.squeeze(1));
-    }
+    for (const auto& block : blocks_of(query, key))
+      block.of_queries(out).copy_(attend(block.of_queries(query), block.of_batches(key),
+                                         block.of_batches(value), bias_of(block, in, bias_type)));
     return out;
+  }
+
+  static at::Tensor attend(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                           const at::Tensor& bias) {
+    return torch::scaled_dot_product_attention(query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1),
+                                               bias.unsqueeze(1))
+        .squeeze(1);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
@@ -80,9 +83,28 @@ struct RelativeAttention : torch::autograd::Function<RelativeAttention> {
     Inputs found = {torch::empty_like(in.query), torch::zeros_like(in.key, wide),
                     torch::zeros_like(in.value, wide), torch::empty_like(in.by_row),
                     torch::empty_like(in.by_column)};
-    for (const auto& block : blocks_of(in.query, in.key)) add_gradients(block, in, gradients[0], found);
+    const auto add = in.query.is_cpu() ? add_gradients : add_gradients_of_kernels;
+    for (const auto& block : blocks_of(in.query, in.key)) add(block, in, gradients[0], found);
     return {found.query, found.key.to(in.key.scalar_type()), found.value.to(in.value.scalar_type()),
             found.by_row, found.by_column};
+  }
+
+  /// With the GPU's kernels, forward once more and backward, which keep no logits.
+  static void add_gradients_of_kernels(const Block& block, const Inputs& in, const at::Tensor& of_out,
+                                       Inputs& found) {
+    const torch::AutoGradMode with_grad(true);
+    variable_list own = {block.of_queries(in.query), block.of_batches(in.key), block.of_batches(in.value),
+                         block.of_queries(in.by_row), block.of_queries(in.by_column)};
+    for (auto& tensor : own) tensor = tensor.detach().requires_grad_();
+    const Block whole = {0, block.batches, 0, block.queries};
+    const auto bias = bias_of(whole, {own[0], own[1], own[2], own[3], own[4]}, in.query.scalar_type());
+    const auto gradients = torch::autograd::grad({attend(own[0], own[1], own[2], bias)}, own,
+                                                 {block.of_queries(of_out).contiguous()});
+    block.of_queries(found.query).copy_(gradients[0]);
+    block.of_batches(found.key).add_(gradients[1]);
+    block.of_batches(found.value).add_(gradients[2]);
+    block.of_queries(found.by_row).copy_(gradients[3]);
+    block.of_queries(found.by_column).copy_(gradients[4]);
   }
 
   /// Computes logits and softmax in at least single precision, as forward's kernels do.
