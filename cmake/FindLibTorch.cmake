@@ -1,10 +1,11 @@
 # LibTorch for the CPU, without its own CMake package (which wants a CUDA toolkit when it comes from a CUDA wheel).
 #
-# Looked for in CMAKE_PREFIX_PATH first (an unpacked libtorch, or the torch folder of a wheel), then beside the folder
-# LibTorch_BUILT_WITH, then where scripts/setup.sh puts it. Defines the target LibTorch::cpu and LibTorch_LIBRARY_DIR.
+# Looked for in CMAKE_PREFIX_PATH first (an unpacked libtorch, the torch folder of a wheel, or what Python's
+# torch.utils.cmake_prefix_path says), then beside the folder LibTorch_BUILT_WITH, then where scripts/setup.sh puts it.
+# Defines the target LibTorch::cpu and LibTorch_LIBRARY_DIR.
 # Component Gloo: Gloo's headers too, which LibTorch's own for the Gloo backend include.
 
-set(_supported 2.11 2.15)  # those tested; c10d::Reducer's constructor changes between minor releases
+set(_supported 2.11 2.12 2.13 2.14 2.15 ${LibTorch_ALSO_TRY})  # those tested (scripts/try_libtorch.sh tries others)
 
 if(DEFINED ENV{XDG_CACHE_HOME} AND NOT "$ENV{XDG_CACHE_HOME}" STREQUAL "")
   set(_cache $ENV{XDG_CACHE_HOME}/ddprun)
@@ -18,6 +19,11 @@ set(_torch_hints ${_setup_torch})
 if(LibTorch_BUILT_WITH)
   list(PREPEND _torch_hints ${LibTorch_BUILT_WITH}/..)
 endif()
+foreach(_prefix IN LISTS CMAKE_PREFIX_PATH)
+  if(_prefix MATCHES "^(.*)/share/cmake/?$")  # torch.utils.cmake_prefix_path
+    list(PREPEND _torch_hints ${CMAKE_MATCH_1})
+  endif()
+endforeach()
 set(_searched "${CMAKE_PREFIX_PATH};${_torch_hints}")
 if(NOT "${LibTorch_SEARCHED}" STREQUAL "${_searched}")
   unset(LibTorch_INCLUDE_DIR CACHE)
@@ -45,9 +51,9 @@ else()
     string(REGEX REPLACE ".*MAJOR ([0-9]+).*MINOR ([0-9]+).*" "\\1.\\2" LibTorch_VERSION "${_lines}")
   endif()
   if(NOT LibTorch_VERSION IN_LIST _supported)
-    list(JOIN _supported " or " _expected)
+    list(JOIN _supported ", " _expected)
     set(LibTorch_IS_SUPPORTED FALSE)
-    set(LibTorch_NOT_FOUND_MESSAGE "LibTorch ${_expected} expected, found ${LibTorch_VERSION} in ${LibTorch_INCLUDE_DIR}")
+    set(LibTorch_NOT_FOUND_MESSAGE "expected LibTorch ${_expected}, found ${LibTorch_VERSION} in ${LibTorch_INCLUDE_DIR}")
   endif()
   get_filename_component(LibTorch_LIBRARY_DIR ${LibTorch_CPU_LIBRARY} DIRECTORY)
 endif()

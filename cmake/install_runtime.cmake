@@ -1,4 +1,5 @@
-# Installs the library for users' programs as a CMake package: find_package(ddprun), target ddprun::runtime.
+# Installs the library for users' programs as a CMake package: find_package(ddprun), targets ddprun::ddp, ::train, ::report
+# and ::runtime.
 
 # The public headers: <ddprun/runtime.h> and every header of ours it includes, as paths below include/ddprun/.
 set(DDPRUN_PUBLIC_HEADERS runtime.h)
@@ -21,10 +22,12 @@ foreach(_header IN LISTS DDPRUN_PUBLIC_HEADERS)
 endforeach()
 
 set(_package ${CMAKE_INSTALL_LIBDIR}/cmake/ddprun)
-set_target_properties(ddprun_common PROPERTIES EXPORT_NAME common)
-set_target_properties(ddprun_report PROPERTIES EXPORT_NAME report)
-set_target_properties(ddprun_runtime PROPERTIES EXPORT_NAME runtime)
-install(TARGETS ddprun_common ddprun_report ddprun_runtime EXPORT ddprunTargets
+set(_libraries common sinks report ddp train runtime)
+foreach(_library IN LISTS _libraries)
+  set_target_properties(ddprun_${_library} PROPERTIES EXPORT_NAME ${_library})
+endforeach()
+list(TRANSFORM _libraries PREPEND ddprun_)
+install(TARGETS ${_libraries} EXPORT ddprunTargets
         ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(EXPORT ddprunTargets NAMESPACE ddprun:: DESTINATION ${_package})
 install(FILES cmake/FindCairo.cmake cmake/FindLibTorch.cmake cmake/FindLibzip.cmake DESTINATION ${_package})

@@ -4,6 +4,7 @@ set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cache=${XDG_CACHE_HOME:-${HOME:-}/.cache}/ddprun
 torch_version=2.11.0
+newest_torch_version=2.15.0 # that is tested: cmake/FindLibTorch.cmake
 libtorch=$cache/libtorch-$torch_version
 
 # Ninja's progress line: the share that is done, commands, seconds.
@@ -42,14 +43,14 @@ test_python_folder() {
   printf '%s/test-python-%s\n' "$cache" "$(sha256sum <"$root/tests/requirements.txt" | cut -c1-12)"
 }
 
-# run_ctest BUILD ARGUMENTS...: uses that Python unless another is set, and lists skipped tests at the end. Returns
-# ctest's status.
+# run_ctest BUILD ARGUMENTS...: uses that Python unless another is set, and lists the skipped and the failed tests at the
+# end. Returns ctest's status.
 run_ctest() {
   local report=$root/$1/tests.xml status=0 python
   python=$(test_python_folder)
   if [ -z "${DDPRUN_TEST_PYTHON:-}" ] && [ -e "$python/complete" ]; then export DDPRUN_TEST_PYTHON=$python/bin/python; fi
   rm -f "$report"
   ctest --test-dir "$root/$1" -j "$(jobs)" --output-on-failure --no-tests=error --output-junit "$report" "${@:2}" || status=$?
-  [ ! -s "$report" ] || python3 "$root/scripts/skipped_tests.py" "$report"
+  [ ! -s "$report" ] || python3 "$root/scripts/not_passed.py" "$report"
   return $status
 }

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds the documentation as a site into build/site, with mkdocs-material from docs/requirements.txt, which is kept in the
-# cache folder. A dead link is an error. Exits with 4 if the packages cannot be had, as without a network.
+# cache folder. A dead link is an error. Exits with 4 if the packages cannot be had, as without a network. With doxygen, a reference of
+# the library goes into build/site/api.
 #
 # usage: scripts/docs.sh [--serve]      --serve shows the pages at http://127.0.0.1:8000 and follows changes
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -32,4 +33,11 @@ cd "$root"
 export NO_MKDOCS_2_WARNING=1
 if [ "$serve" = yes ]; then exec "$folder/bin/mkdocs" serve; fi
 "$folder/bin/mkdocs" build --strict
+if command -v doxygen >/dev/null; then
+  doxygen docs/Doxyfile
+  sed -i 's|<code>build/site/api/index.html</code>|<a href="api/index.html">the reference</a>|' build/site/runtime.html
+  say "built build/site/api/index.html, the reference of the library"
+else
+  say "no reference of the library: doxygen is not installed"
+fi
 say "built build/site/index.html"

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Makes a Debian package and a Python wheel of the launcher alone, in dist/. The wheel's build tools need a network.
+# Makes packages in dist/: deb and wheel of the launcher alone, worker-wheel of the worker, the library and its headers, to
+# be installed beside PyTorch's torch wheel of the same minor version. The wheel's build tools need a network.
 #
-# usage: scripts/package.sh [deb] [wheel]      (default: both)
+# usage: scripts/package.sh [deb] [wheel] [worker-wheel]      (default: all)
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 package_deb() {
@@ -14,12 +15,17 @@ package_wheel() {
   python3 -m pip wheel --no-deps --wheel-dir dist . >&2 || die "could not make a wheel of ddprun"
 }
 
-[ $# -gt 0 ] || set -- deb wheel
+package_worker-wheel() {
+  scripts/build.sh --programs
+  python3 packaging/worker_wheel.py build dist >&2
+}
+
+[ $# -gt 0 ] || set -- deb wheel worker-wheel
 for kind in "$@"; do
   case $kind in
-    deb | wheel) ;;
+    deb | wheel | worker-wheel) ;;
     --help | -h) usage ;;
-    *) say "error: unknown package '$kind', expected deb or wheel"; exit 2 ;;
+    *) say "error: unknown package '$kind', expected deb, wheel or worker-wheel"; exit 2 ;;
   esac
 done
 

@@ -3,8 +3,8 @@
 #
 # usage: scripts/setup.sh [--cuda] [--dev] [--python] [--no-libtorch]
 #   --cuda         fetch also what a GPU needs (NVIDIA's packages, about 2.6 GB more on disk)
-#   --dev          install also what only developers need (clang-format, clang for scripts/fuzz.sh, Slurm and a browser for
-#                  their tests)
+#   --dev          install also what only developers need (clang-format, clang for scripts/fuzz.sh, Slurm, Prometheus, tmux
+#                  and a browser for their tests, doxygen for scripts/docs.sh)
 #   --python       make the Python with PyTorch that some tests compare with (tests/requirements.txt), in the cache folder
 #   --no-libtorch  leave LibTorch alone: you pass -DCMAKE_PREFIX_PATH=<unpacked libtorch> to cmake
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -25,8 +25,8 @@ done
 
 packages=(g++ cmake ninja-build ccache git ca-certificates curl unzip python3 python3-pip libspdlog-dev catch2
           nlohmann-json3-dev libtomlplusplus-dev libhwloc-dev libgloo-dev zlib1g-dev libzip-dev
-          libcairo2-dev libpng-dev libjpeg-dev libprotozero-dev dataset-fashion-mnist)
-[ "$dev" = no ] || packages+=(clang clang-format elfutils gdb iproute2 libclang-rt-dev)
+          libncurses-dev libcairo2-dev libpng-dev libjpeg-dev libprotozero-dev libjs-dygraphs dataset-fashion-mnist)
+[ "$dev" = no ] || packages+=(clang clang-format elfutils gdb iproute2 libclang-rt-dev tmux)
 
 is_installed() { [ "$(dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
 
@@ -81,6 +81,18 @@ setup_slurm() {
   if is_installed slurm-wlm && is_installed munge; then return; fi
   apt-cache show slurm-wlm >/dev/null 2>&1 || as_root apt-get update >&2 || true
   install_packages slurm-wlm munge || say "warning: could not install slurm-wlm and munge; the tests of Slurm will be skipped"
+}
+
+# Likewise, for scripts/docs.sh.
+setup_doxygen() {
+  is_installed doxygen || install_packages doxygen || say "warning: could not install doxygen; the documentation is without a reference of the library"
+}
+
+# Likewise, for the test of --metrics-port. Its service is not wanted: only the programs.
+setup_prometheus() {
+  if command -v prometheus >/dev/null && command -v promtool >/dev/null; then return; fi
+  install_packages prometheus || { say "warning: could not install prometheus; a part of its test will be skipped"; return; }
+  if command -v systemctl >/dev/null; then as_root systemctl disable --now prometheus >&2 || true; fi
 }
 
 # Likewise, for the test that looks at the report page. Ubuntu has it as a snap only, which this does not install.
@@ -192,7 +204,9 @@ setup_python() {
 
 setup_packages
 [ "$dev" = no ] || setup_slurm
+[ "$dev" = no ] || setup_prometheus
 [ "$dev" = no ] || setup_browser
+[ "$dev" = no ] || setup_doxygen
 [ "$fetch_libtorch" = no ] || setup_libtorch
 [ "$python" = no ] || setup_python
 say "ready"

@@ -5,6 +5,7 @@
 ...     for batch in loader:
 ...         train(batch)
 ...         ddprun.heartbeat()           # a sign of life for --hang-timeout
+...         ddprun.status(step=step, seconds={"data": waited, "compute": worked})  # for ddpctl and --metrics-port
 >>> run = ddprun.read_run("runs/mnist-1")
 >>> pandas.DataFrame(run["metrics"])
 """
@@ -12,13 +13,15 @@ import contextlib
 import faulthandler
 import functools
 import json
+import math
 import os
 import pathlib
+import stat
 import time
 import traceback
-from typing import Any, Callable, Dict, TypeVar, Union
+from typing import Any, Callable, Dict, Mapping, Optional, SupportsFloat, SupportsInt, TypeVar, Union
 
-__all__ = ["heartbeat", "read_run", "record"]
+__all__ = ["heartbeat", "read_run", "record", "status"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -30,6 +33,42 @@ def heartbeat() -> None:
     """
     with contextlib.suppress(OSError, ValueError):  # no ddprun, or the pipe is full of beats
         os.write(int(os.environ.get("DDPRUN_HEARTBEAT_FD", "-1")), b".")
+
+
+def status(
+    *,
+    step: Optional[SupportsInt] = None,
+    steps: Optional[SupportsInt] = None,
+    epoch: Optional[SupportsInt] = None,
+    epochs: Optional[SupportsInt] = None,
+    phase: Optional[str] = None,
+    loss: Optional[SupportsFloat] = None,
+    samples: Optional[SupportsInt] = None,
+    seconds: Optional[Mapping[str, SupportsFloat]] = None,
+    memory: Optional[Mapping[str, SupportsInt]] = None,
+) -> None:
+    """Tells ddprun how this rank's training goes: call it every step, or every few. Does nothing without ddprun.
+
+    step, epoch: done since the first one; steps, epochs: of how many; samples: of this rank since the process began.
+    seconds: since the process began, for "data" (waiting for input), "compute" (this rank's own work), "communication"
+    (waiting for other ranks), "evaluation", "checkpoint" and "start". memory: bytes, "resident" and "device".
+    """
+    counts = {"step": step, "steps": steps, "epoch": epoch, "epochs": epochs, "samples": samples}
+    said: Dict[str, Any] = {name: int(count) for name, count in counts.items() if count is not None}
+    if phase is not None:
+        said["phase"] = str(phase)
+    if loss is not None and math.isfinite(loss):
+        said["loss"] = float(loss)
+    if seconds is not None:
+        said["seconds"] = {name: float(value) for name, value in seconds.items() if math.isfinite(value)}
+    if memory is not None:
+        said["memory"] = {name: int(value) for name, value in memory.items()}
+    line = json.dumps(said).encode() + b"\n"
+    with contextlib.suppress(OSError, ValueError):  # no ddprun, or the pipe is full
+        fd = int(os.environ.get("DDPRUN_STATUS_FD", "-1"))
+        if stat.S_ISFIFO(os.fstat(fd).st_mode) and len(line) <= 4096:  # written in one piece
+            os.set_blocking(fd, False)
+            os.write(fd, line)
 
 
 def record(function: _Function) -> _Function:
