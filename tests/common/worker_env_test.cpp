@@ -47,11 +47,13 @@ TEST_CASE("what a launcher sets a worker reads", "[worker_env]") {
   env.error_file = "/tmp/x/error.json";
   env.store_fd = 7;
   env.heartbeat_fd = 8;
+  env.status_fd = 9;
   const auto variables = to_env(env);
   const WorkerEnv back = read(Variables(variables.begin(), variables.end()));
   CHECK(to_env(back) == variables);
   CHECK(back.store_fd == 7);
   CHECK(back.heartbeat_fd == 8);
+  CHECK(back.status_fd == 9);
 }
 
 TEST_CASE("a descriptor's variable is set only for the rank that has it", "[worker_env]") {

@@ -28,6 +28,7 @@ DIFFERENCES = {
     "OMP_NUM_THREADS": (r"\d+", "the share of the CPUs and not 1"),
     "DDPRUN_JOB_ID": (UUID, "ours"),
     "DDPRUN_STORE_FD": (r"\d+", "ours, in rank 0"),
+    "DDPRUN_STATUS_FD": (r"\d+", "ours"),
 }
 
 

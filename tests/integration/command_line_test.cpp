@@ -28,9 +28,9 @@ TEST_CASE("the help lists every task and command, and each command has one", "[t
   const auto [status, text] = ask({"--help"});
   CHECK(status == ExitStatus::exited(0));
   for (const char* name : {"mnist ", "toy ", "linear ", "cifar10 ", "sam ", "env ", "export CHECKPOINT OUT",
-                           "flight FOLDER", "sam --predict IMAGE"})
+                           "report RUN...", "flight FOLDER", "sam --predict IMAGE"})
     CHECK_THAT(text, ContainsSubstring("\n  " + std::string(name)));
-  for (const char* command : {"env", "export", "flight"})
+  for (const char* command : {"env", "export", "flight", "report"})
     for (const char* flag : {"--help", "-h"}) {
       const auto [ended, help] = ask({command, flag});
       CHECK(ended == ExitStatus::exited(0));

@@ -108,6 +108,18 @@ TEST_CASE("with --sync-bn two ranks have the losses of one with batches twice as
   CHECK(largest_difference(losses(2, "apart", {"--batch-size=4"}), one) > 1e-2);
 }
 
+TEST_CASE("sync-bn with a model without BatchNorm is warned of, once, and trains", "[training]") {
+  need_fashion_mnist();
+  const TempDir dir;
+  Child child(mnist(2, dir.path() / "run", small({"--sync-bn"})));
+  CHECK(child.wait(kTraining) == ExitStatus::exited(0));
+  INFO(child.err());
+  const std::string warning = "--sync-bn: the model has no BatchNorm, so there is nothing to synchronise\n";
+  const auto first = child.err().find(warning);
+  REQUIRE(first != std::string::npos);
+  CHECK(child.err().find(warning, first + 1) == std::string::npos);
+}
+
 TEST_CASE("with --nan-check a run ends at the first bad gradient, by parameter and rank", "[training]") {
   need_fashion_mnist();
   const TempDir dir;

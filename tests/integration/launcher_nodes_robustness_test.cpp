@@ -53,7 +53,7 @@ class Liar {
     pollfd waiting{listening_.get(), POLLIN, 0};
     REQUIRE(::poll(&waiting, 1, static_cast<int>(std::chrono::milliseconds(kDeadline).count())) == 1);
     node_.reset(::accept4(listening_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    send(std::string("ddprun\r\n\0\2\0\0", 12) + std::string(20, '\0'));
+    send(std::string("ddprun\r\n\0\3\0\0", 12) + std::string(20, '\0'));
   }
 
   void say(const nlohmann::json& message) {
@@ -95,6 +95,7 @@ TEST_CASE("a coordinator's words cannot drive the terminal", "[nodes]") {
             {"master_addr", "127.0.0.1"},
             {"master_port", 1},
             {"run_id", "x"},
+            {"in_place", false},
             {"max_restarts", 0}});
   REQUIRE(node.wait_for_output("ready 1 "));
   liar.say({{"type", "end"}, {"exit_code", 9}, {"reason", "bye\x1b]0;title\x07\nddprun: error: forged"}});
@@ -110,7 +111,7 @@ TEST_CASE("strangers do not use up the coordinator's descriptors", "[nodes]") {
   const std::string go = folder.path() / "go";
   const std::string text = "echo here; until [ -e " + go +
                            " ]; do sleep 0.02; done; [ $TORCHELASTIC_RESTART_COUNT != 0 ] || exit 3";
-  constexpr rlim_t kFiles = 64;
+  constexpr rlim_t kFiles = 80;
   NodeJob nodes;
   Command first = script(nodes.flags({"--nnodes=2", "--max-restarts=1", "--nproc-per-node=2"}), text);
   first.in_child = [] {

@@ -200,6 +200,59 @@ TEST_CASE("the loss of the coordinator ends every node with 125", "[nodes]") {
   check_nothing_left(nodes.node(1));
 }
 
+TEST_CASE("a job goes on without the node of its coordinator if it has another endpoint", "[nodes]") {
+  const std::string kind = GENERATE("elastic", "spare", "restarts");
+  CAPTURE(kind);
+  NodeJob nodes;
+  const std::string endpoints = "127.0.0.1:" + nodes.port + ",127.0.0.1:" + free_port();
+  std::vector<std::string> flags = {"--rdzv-endpoint=" + endpoints, "--rdzv-id=job", "--last-call=1"};
+  if (kind == "elastic")
+    flags.push_back("--nnodes=2:3");
+  else if (kind == "spare")
+    flags.insert(flags.end(), {"--nnodes=3", "--spares=1"});
+  else
+    flags.insert(flags.end(), {"--nnodes=3", "--max-restarts=1"});
+  const TempDir dir;
+  const auto done = (dir.path() / "done").string();
+  const auto start = [&] { nodes.add(job(flags, {"meet", "wait-for-file", done})); };
+  start();
+  REQUIRE(wait_until([&] { return count_of("waiting for nodes: 1", nodes.node(0).err()) > 0; }));
+  for (int i = 0; i < 2; ++i) start();
+  for (const std::size_t node : {0U, 1U, 2U}) REQUIRE(nodes.node(node).wait_for_output("round 0"));
+  if (kind == "spare") {
+    start();
+    REQUIRE(wait_until([&] { return count_of("standing by", nodes.node(3).err()) > 0; }));
+  }
+  nodes.node(0).send_signal(SIGKILL);
+  if (kind == "restarts") start();  // as the lost node does when it is back
+  std::string out;
+  REQUIRE(wait_until([&] {
+    out.clear();
+    for (std::size_t i = 0; i < nodes.size(); ++i) out += nodes.node(i).out();
+    if (kind == "elastic") return count_of(" of 2, round 0 at", out) == 2;
+    return kind == "spare" ? count_of(" of 3, round 0 at", out) == 6
+                           : count_of(" of 3, round 1 at", out) == 3;
+  }));
+  write_file_atomic(done, "");
+  CHECK(nodes.node(0).wait() == ExitStatus::killed(SIGKILL));
+  std::string err;
+  for (std::size_t i = 1; i < nodes.size(); ++i) {
+    CHECK(nodes.node(i).wait() == ExitStatus::exited(0));
+    err += nodes.node(i).err();
+  }
+  CHECK(count_of("this node has the coordinator now", err) == 1);
+}
+
+TEST_CASE("several endpoints are for a job whose nodes join", "[nodes]") {
+  NodeJob nodes;
+  nodes.add(
+      job({"--nnodes=2", "--node-rank=0", "--rdzv-backend=static", "--rdzv-endpoint=localhost:1,localhost:2"},
+          {"ready"}));
+  CHECK(nodes.node(0).wait() == ExitStatus::exited(2));
+  CHECK_THAT(nodes.node(0).err(),
+             ContainsSubstring("--rdzv-endpoint: expected one endpoint, unless --rdzv-backend is c10d"));
+}
+
 TEST_CASE("a fixed job ends when a node is lost", "[nodes]") {
   NodeJob nodes;
   nodes.start({"--nnodes=2", "--node-rank=0"}, {"ready", "pause"});

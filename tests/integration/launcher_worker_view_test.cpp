@@ -7,6 +7,7 @@
 #include <csignal>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <sstream>
 
 #include "tests/integration/job.h"
@@ -101,15 +102,19 @@ TEST_CASE("arguments reach the workers byte for byte", "[launcher]") {
   for (std::size_t i = 0; i < arguments.size(); ++i) CHECK(workers[0]["argv"][i + 1] == hex(arguments[i]));
 }
 
-TEST_CASE("workers inherit no descriptor but the standard ones and rank 0's socket", "[launcher]") {
+TEST_CASE("workers inherit no descriptor but the standard ones, the status pipe and rank 0's socket",
+          "[launcher]") {
   Command command = job({"--nproc-per-node=3"}, {"dump"});
   command.in_child = [] { ::dup2(::open("/dev/null", O_RDWR), 50); };
   const auto workers = dumps(Finished(command));
   REQUIRE(workers.size() == 3);
-  const int store_fd = std::stoi(workers[0]["env"]["DDPRUN_STORE_FD"].get<std::string>());
-  CHECK(workers[0]["fds"] == json({0, 1, 2, store_fd}));
+  const auto fd_of = [&](int rank, const char* name) {
+    return std::stoi(workers[rank]["env"][name].get<std::string>());
+  };
+  std::set<int> fds{0, 1, 2, fd_of(0, "DDPRUN_STORE_FD"), fd_of(0, "DDPRUN_STATUS_FD")};
+  CHECK(workers[0]["fds"] == json(fds));
   for (int rank : {1, 2}) {
-    CHECK(workers[rank]["fds"] == json({0, 1, 2}));
+    CHECK(workers[rank]["fds"] == json({0, 1, 2, fd_of(rank, "DDPRUN_STATUS_FD")}));
     CHECK_FALSE(workers[rank]["env"].contains("DDPRUN_STORE_FD"));
   }
 }

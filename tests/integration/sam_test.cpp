@@ -65,6 +65,32 @@ TEST_CASE("sam: a run that goes on equals one that was never stopped", "[sam]") 
         read_file(sam.dir.path() / "whole/best/model.safetensors"));
 }
 
+TEST_CASE("sam: sharded, recomputed and in 16 bits it learns as without them", "[sam]") {
+  const SamRun sam;
+  const auto losses = [&](const std::string& name, const std::vector<std::string>& flags) {
+    Child child(sam.command(2, name, flags));
+    const auto status = child.wait(kTraining);
+    CAPTURE(name, child.err());
+    REQUIRE(status == ExitStatus::exited(0));
+    CHECK_THAT(child.err(), !ContainsSubstring("warning"));
+    std::vector<double> all;
+    for (const auto& value : values_of(sam.dir.path() / name, "train_loss")) all.push_back(std::stod(value));
+    return all;
+  };
+  const auto plain = losses("plain", {"--epochs=6"});
+  for (const std::vector<std::string>& flags :
+       {std::vector<std::string>{"--epochs=6", "--gradient-checkpointing"},
+        {"--epochs=6", "--fsdp", "--gradient-checkpointing", "--precision=bf16-mixed"}}) {
+    const auto other = losses(std::to_string(flags.size()), flags);
+    REQUIRE(other.size() == plain.size());
+    for (std::size_t step = 0; step < plain.size(); ++step)
+      CHECK(other[step] == Approx(plain[step]).margin(flags.size() == 2 ? 0 : 2e-3));
+  }
+  sam.run(2, "4",
+          {"--epochs=7", "--fsdp", "--gradient-checkpointing", "--precision=bf16-mixed", "--resume=auto"});
+  CHECK(values_of(sam.dir.path() / "4", "train_loss").size() > plain.size());
+}
+
 namespace {
 
 /// When each file of a folder was written.

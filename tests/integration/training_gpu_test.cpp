@@ -12,7 +12,7 @@ namespace {
 /// Asks the worker itself; gpu_check.sh fails where `worker env` finds fault with a GPU that is there.
 void need_a_gpu() {
   Command command;
-  command.argv = {WORKER_PROGRAM, "env", "--device=cuda"};
+  command.argv = {worker_program(), "env", "--device=cuda"};
   Child env(command);
   if (env.wait(kTraining) != ExitStatus::exited(0)) skip("no usable GPU: " + env.out() + env.err());
 }

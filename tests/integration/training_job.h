@@ -32,13 +32,21 @@ inline fs::path beside_the_repository(const std::string& path) {
   return fs::path(DDPRUN_SOURCE_DIR).parent_path() / "shared" / path;
 }
 
+/// The program of this build, or the one that the variable names: elsewhere there is no build.
+inline std::string program(const char* variable, const char* built) {
+  const char* given = std::getenv(variable);
+  return given == nullptr ? built : given;
+}
+inline std::string worker_program() { return program("WORKER_PROGRAM", WORKER_PROGRAM); }
+
 /// ddprun (or with 0 ranks the worker alone) on the MNIST task, with small data unless the flags say
 /// otherwise.
 inline Command mnist(int ranks, const fs::path& out, const std::vector<std::string>& flags) {
   Command command;
   if (ranks > 0)
-    command.argv = {DDPRUN_PROGRAM, "--nproc-per-node=" + std::to_string(ranks), "--shutdown-timeout=5"};
-  for (const std::string& word : {std::string(WORKER_PROGRAM), std::string("mnist"), "--out=" + out.string()})
+    command.argv = {program("DDPRUN_PROGRAM", DDPRUN_PROGRAM), "--nproc-per-node=" + std::to_string(ranks),
+                    "--shutdown-timeout=5"};
+  for (const std::string& word : {worker_program(), std::string("mnist"), "--out=" + out.string()})
     command.argv.push_back(word);
   command.argv.insert(command.argv.end(), flags.begin(), flags.end());
   return command;
@@ -89,6 +97,16 @@ inline std::vector<std::string> values_of(const fs::path& out, const std::string
   for (const auto& row : read_metrics(out))
     if (row.count(metric) != 0) values.push_back(row.at(metric));
   return values;
+}
+
+/// The weights in a run's last checkpoint, as the bytes of a .safetensors file.
+inline std::string weights(const fs::path& out) {
+  Command command;
+  command.argv = {WORKER_PROGRAM, "export", (out / "checkpoints/last.pt").string(),
+                  (out / "weights.safetensors").string()};
+  Child child(command);
+  REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+  return read_file(out / "weights.safetensors");
 }
 
 inline nlohmann::json read_summary(const fs::path& out) {

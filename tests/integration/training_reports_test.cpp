@@ -199,12 +199,20 @@ TEST_CASE("a browser shows a run's report: curves, pictures, configuration and e
     CHECK(frame["requests"] == 0);
     CHECK(frame["needed"] == frame["width"]);  // no scrolling sideways
     const auto alts = frame["alts"].dump();
-    for (const char* figure : {"loss", "accuracy", "samples", "confusion"}) {
+    for (const char* figure : {"samples", "confusion"}) {
       INFO(figure);
       CHECK_THAT(alts, ContainsSubstring(figure));
     }
+    for (const char* chart : {"Loss", "Accuracy", "Learning rate", "Samples a second",
+                              "Milliseconds of a step", "CPU, percent of a core", "Memory, MiB"}) {
+      INFO(chart);
+      CHECK_THAT(frame["charts"].dump(), ContainsSubstring(chart));
+    }
+    CHECK(frame["drawn"] == true);
+    CHECK_THAT(frame["series"].dump(), ContainsSubstring("cpu_percent_rank1"));
     const std::string text = frame["text"];
-    for (const char* part : {"2 ranks, 1 epoch, 10 steps", "lr = 0.00125", "world_size", "OMP_NUM_THREADS"}) {
+    for (const char* part : {"2 ranks, 1 epoch, 10 steps", "lr = 0.00125", "world_size", "OMP_NUM_THREADS",
+                             "Where the time went"}) {
       INFO(part);
       CHECK_THAT(text, ContainsSubstring(part));
     }

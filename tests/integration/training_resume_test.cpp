@@ -1,6 +1,7 @@
 // A training that is interrupted and goes on is bit for bit the one that was not.
 #include <cmath>
 #include <csignal>
+#include <nlohmann/json.hpp>
 
 #include "tests/integration/training_job.h"
 
@@ -8,16 +9,6 @@ using namespace ddprun;
 using namespace ddprun::test;
 
 namespace {
-
-/// The weights in a run's last checkpoint, as the bytes of a .safetensors file.
-std::string weights(const fs::path& out) {
-  Command command;
-  command.argv = {WORKER_PROGRAM, "export", (out / "checkpoints/last.pt").string(),
-                  (out / "weights.safetensors").string()};
-  Child child(command);
-  REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
-  return read_file(out / "weights.safetensors");
-}
 
 std::vector<std::string> with(std::vector<std::string> flags, const std::vector<std::string>& more) {
   flags.insert(flags.end(), more.begin(), more.end());
@@ -65,6 +56,30 @@ TEST_CASE("a run that stops in the middle of an epoch and is resumed equals one 
     CHECK(values_of(parts, "test_loss").back() == values_of(whole, "test_loss").back());
     CHECK(weights(parts) == weights(whole));
   }
+}
+
+TEST_CASE("a run resumed between two validations knows the last one", "[training]") {
+  const TempDir dir;
+  const auto whole = dir.path() / "whole", parts = dir.path() / "parts";
+  const std::vector<std::string> flags = {"--epochs=1",
+                                          "--val-split=0.2",
+                                          "--val-every-steps=10",
+                                          "--save-top-k=-1",
+                                          "--lr-schedule=plateau",
+                                          "--plateau-patience=1",
+                                          "--log-interval=1",
+                                          "--no-report"};
+  Child uninterrupted(training("linear", 2, whole, flags));  // 13 steps
+  REQUIRE(uninterrupted.wait(kTraining) == ExitStatus::exited(0));
+  for (const auto& more : {std::vector<std::string>{"--max-steps=12"}, {"--resume=auto"}}) {
+    Child part(training("linear", 2, parts, with(flags, more)));
+    REQUIRE(part.wait(kTraining) == ExitStatus::exited(0));
+  }
+  CHECK(fs::exists(whole / "checkpoints/epoch=0-step=13.pt"));
+  CHECK(fs::exists(parts / "checkpoints/epoch=0-step=13.pt"));  // judged by the validation at step 10
+  CHECK(read_summary(whole)["val_loss"].is_number());
+  CHECK(read_summary(parts)["val_loss"] == read_summary(whole)["val_loss"]);
+  CHECK(weights(parts) == weights(whole));
 }
 
 TEST_CASE("SIGTERM makes a checkpoint, and the run that goes on from it equals one that never ended",
@@ -156,7 +171,8 @@ TEST_CASE("a run under ddprun goes on by itself after a rank has died, and equal
   const auto out = dir.path() / "run";
   const std::vector<std::string> flags = {"--epochs=300", "--save-every=5"};
   auto command = training("linear", 2, out, with(flags, {"--resume=auto"}));
-  command.argv.insert(command.argv.begin() + 1, "--max-restarts=1");
+  const auto result = (dir.path() / "result.json").string();
+  command.argv.insert(command.argv.begin() + 1, {"--max-restarts=1", "--result-json=" + result});
   Child child(command);
   REQUIRE(child.wait_for_output("Rank 0, Epoch 20/"));
   pid_t rank_1 = -1;
@@ -168,6 +184,15 @@ TEST_CASE("a run under ddprun goes on by itself after a rank has died, and equal
   ::kill(rank_1, SIGKILL);
   REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
   CHECK(count_of("resumed from ", child.out()) == 1);
+  const auto ledger = nlohmann::json::parse(read_file(result))["ledger"];
+  CAPTURE(ledger.dump());
+  double sum = 0;
+  for (const auto& [part, seconds] : ledger.items())
+    if (part != "wall") sum += seconds.get<double>();
+  CHECK(sum == Approx(ledger["wall"].get<double>()));
+  for (const char* part : {"start", "compute", "communication", "restarts", "other"})
+    CHECK(ledger[part].get<double>() > 0);
+  CHECK(ledger["other"].get<double>() < 0.5 * ledger["wall"].get<double>());
   Child uninterrupted(training("linear", 2, dir.path() / "whole", flags));
   REQUIRE(uninterrupted.wait(kTraining) == ExitStatus::exited(0));
   check_equal_runs(out, dir.path() / "whole");
@@ -279,4 +304,27 @@ TEST_CASE(
   CHECK_THAT(other.err(),
              ContainsSubstring("--optimizer: expected sgd, whose state the checkpoint has, got adam"));
   CHECK_THAT(config(), ContainsSubstring("\noptimizer = \"sgd\"\n"));
+}
+
+TEST_CASE("betas are trained with, recorded and restored, and the command line's win on resume",
+          "[training]") {
+  const TempDir dir;
+  const auto run = [&](const std::string& name, const std::vector<std::string>& flags) {
+    Child child(training("linear", 1, dir.path() / name, with({"--no-report"}, flags)));
+    REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+    return child.err();
+  };
+  const auto losses = [&](const std::string& name) { return values_of(dir.path() / name, "train_loss"); };
+  const auto config = [&] { return read_file(dir.path() / "run/config.toml"); };
+  run("default", {"--epochs=2"});
+  run("run", {"--epochs=1", "--betas=0.5,0.75"});
+  CHECK_THAT(config(), ContainsSubstring("\nbetas = \"0.5,0.75\"\n"));
+  CHECK_THAT(run("run", {"--epochs=2", "--resume=auto"}), !ContainsSubstring("resume:"));
+  CHECK_THAT(config(), ContainsSubstring("\nbetas = \"0.5,0.75\"\n"));
+  CHECK(losses("run") != losses("default"));
+  run("whole", {"--epochs=2", "--betas=0.5,0.75"});
+  CHECK(losses("run") == losses("whole"));
+  CHECK_THAT(run("run", {"--epochs=3", "--resume=auto", "--betas", "0.875,0.999"}),
+             ContainsSubstring("resume: --betas 0.875,0.999 replaces the checkpoint's 0.5,0.75\n"));
+  CHECK_THAT(config(), ContainsSubstring("\nbetas = \"0.875,0.999\"\n"));
 }

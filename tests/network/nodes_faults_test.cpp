@@ -167,6 +167,48 @@ TEST_CASE("an elastic job goes on without a node whose link is cut", "[nodes]") 
   for (const std::size_t other : {0, 1}) nodes.check_end(other, ExitStatus::exited(0));
 }
 
+TEST_CASE("of a network that breaks, the larger part goes on with another coordinator", "[nodes]") {
+  const bool dies = GENERATE(true, false);
+  CAPTURE(dies);
+  const Network network(3);
+  const TempDir dir;
+  const auto done = dir.path() / "done";
+  Nodes nodes(network);
+  const std::string endpoints = Network::ipv4(0) + "," + Network::ipv4(1) + "," + Network::ipv4(2);
+  for (const int host : {0, 1, 2})
+    nodes.start(host, elastic("1:3", endpoints) + Words{"--node-timeout=2"},
+                {"meet", "wait-for-file", done.string()});
+  await_meeting(nodes, 3);
+  if (dies)
+    kill_node(nodes[0]);
+  else
+    network.cut(0);
+  await_meeting(nodes, 3 + 2);
+  nodes.check_end(0, dies ? kKilled : ExitStatus::exited(125));
+  if (!dies) CHECK_THAT(nodes[0].err(), ContainsSubstring("may go on with another coordinator"));
+  CHECK_THAT(nodes[1].err(), ContainsSubstring("this node has the coordinator now"));
+  write_file_atomic(done, "");
+  for (const std::size_t other : {1, 2}) nodes.check_end(other, ExitStatus::exited(0));
+}
+
+TEST_CASE("the smaller part of a broken network does not go on", "[nodes]") {
+  const Network network(3);
+  const TempDir dir;
+  const auto done = dir.path() / "done";
+  Nodes nodes(network);
+  const std::string endpoints = Network::ipv4(0) + "," + Network::ipv4(1);
+  for (const int host : {0, 1, 2})
+    nodes.start(host, elastic("1:3", endpoints) + Words{"--node-timeout=2", "--join-timeout=8"},
+                {"meet", "wait-for-file", done.string()});
+  await_meeting(nodes, 3);
+  network.cut(1);
+  await_meeting(nodes, 3 + 2);
+  nodes.check_end(1, ExitStatus::exited(125));
+  CHECK_THAT(nodes[1].err(), ContainsSubstring("1 of the last round's 3 nodes came to a new coordinator"));
+  write_file_atomic(done, "");
+  for (const std::size_t other : {0, 2}) nodes.check_end(other, ExitStatus::exited(0));
+}
+
 TEST_CASE("a link that is cut for less than the node timeout does no harm", "[nodes]") {
   const Network network(2);
   const TempDir dir;

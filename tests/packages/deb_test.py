@@ -10,13 +10,19 @@ import sys
 from packages import GLIBC, check_in_bare_root, check_job, check_program, empty_folder, need, run
 
 FILES = """
+usr/bin/ddpctl
 usr/bin/ddprun
 usr/include/ddprun/report_error.h
+usr/include/ddprun/report_status.h
+usr/share/bash-completion/completions/ddpctl
 usr/share/bash-completion/completions/ddprun
+usr/share/ddprun/grafana/ddprun.json
 usr/share/doc/ddprun/changelog.Debian.gz
 usr/share/doc/ddprun/changelog.gz
 usr/share/doc/ddprun/copyright
+usr/share/man/man1/ddpctl.1.gz
 usr/share/man/man1/ddprun.1.gz
+usr/share/zsh/vendor-completions/_ddpctl
 usr/share/zsh/vendor-completions/_ddprun
 """.split()
 
@@ -42,6 +48,7 @@ def main():
     assert gzip.decompress((root / "usr/share/man/man1/ddprun.1.gz").read_bytes()).startswith(b".TH DDPRUN 1")
     assert b"ddprun (" in gzip.decompress((root / "usr/share/doc/ddprun/changelog.Debian.gz").read_bytes())
     check_program(root / "usr/bin/ddprun", version)
+    check_program(root / "usr/bin/ddpctl", version)
     check_job(root / "usr/bin/ddprun", root)
     check_in_bare_root(root / "usr/bin/ddprun", build)
     if shutil.which("lintian"):

@@ -60,7 +60,7 @@ def check_program(ddprun, version):
     newest = max(tuple(map(int, v.split("."))) for v in versions)
     assert newest <= GLIBC, f"needs glibc {newest}"
     assert ".symtab" not in run("readelf", "-SW", ddprun), "not stripped"
-    assert run(ddprun, "--version", env={}) == f"ddprun {version}\n"
+    assert run(ddprun, "--version", env={}) == f"{ddprun.name} {version}\n"
 
 
 BARE_JOB = """

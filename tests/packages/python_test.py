@@ -37,6 +37,34 @@ class Seam(unittest.TestCase):
         code, said = job(silent, "--hang-timeout=2")
         self.assertEqual(124, code, said)
 
+    def test_what_a_rank_says_reaches_ddprun(self):
+        with tempfile.TemporaryDirectory() as folder:
+            events = pathlib.Path(folder, "events.json")
+            code, said = job("""
+import ddprun, os, time
+own = 0.01 * (1 + 2 * int(os.environ["RANK"]))
+for step in range(1, 140):
+    time.sleep(0.05)
+    ddprun.status(step=step, loss=float("nan"), phase="train", seconds={"compute": own * step, "data": 0})
+""", f"--events-json={events}")
+            self.assertEqual(0, code, said)
+            self.assertIn("rank 1 is 3.0 times slower than the median since step", said)
+            self.assertIn('"event":"straggler"', events.read_text())
+
+    def test_status_writes_only_to_a_pipe_and_never_waits(self):
+        reading, writing = os.pipe()
+        os.environ["DDPRUN_STATUS_FD"] = str(writing)
+        for step in range(10000):
+            ddprun.status(step=step, loss=1)
+        lines = os.read(reading, 1 << 16).decode().splitlines()
+        self.assertEqual([{"step": step, "loss": 1.0} for step in range(len(lines))], [json.loads(line) for line in lines])
+        with tempfile.TemporaryFile() as file:
+            os.environ["DDPRUN_STATUS_FD"] = str(file.fileno())
+            ddprun.status(step=1)
+            self.assertEqual(0, os.fstat(file.fileno()).st_size)
+        del os.environ["DDPRUN_STATUS_FD"]
+        ddprun.status(step=1)
+
     def test_heartbeat_does_nothing_without_ddprun(self):
         os.environ.pop("DDPRUN_HEARTBEAT_FD", None)
         ddprun.heartbeat()

@@ -71,6 +71,7 @@ def main():
     for file in ["man/man1/ddprun.1", "bash-completion/completions/ddprun", "zsh/site-functions/_ddprun"]:
         assert (target / "share" / file).exists(), file
     check_program(target / "bin" / "ddprun", version)
+    check_program(target / "bin" / "ddpctl", version)
     check_job(target / "bin" / "ddprun", folder)
     check_python(target, folder)
     run(target / "bin" / "python", "-c", "import ddprun; ddprun.heartbeat(); assert ddprun.read_run and ddprun.record")

@@ -1,4 +1,4 @@
-""".ci/run counts what passed, failed and was skipped, and says which tests were skipped and why.
+""".ci/run counts what passed, failed and was skipped, and says which tests were skipped and why, and which failed.
 
 The script runs as it is, in its own folder: its stages are short scripts, and ctest runs tests of a small project.
 """
@@ -33,13 +33,13 @@ class CiRun(unittest.TestCase):
     def setUp(self):
         self.root = pathlib.Path(tempfile.mkdtemp(prefix="ci_run_test"))
         self.addCleanup(shutil.rmtree, self.root)
-        for name in [".ci/run", "scripts/common.sh", "scripts/skipped_tests.py"]:
+        for name in [".ci/run", "scripts/common.sh", "scripts/not_passed.py"]:
             (self.root / name).parent.mkdir(exist_ok=True)
             shutil.copy(ROOT / name, self.root / name)
         (self.root / "CMakeLists.txt").write_text(PROJECT)
         (self.root / "tests").mkdir()
         (self.root / "tests/requirements.txt").write_text("")
-        for name in ["setup", "quickstart", "format", "docs", "build", "file_by_file", "fuzz"]:
+        for name in ["setup", "quickstart", "format", "docs", "build", "file_by_file", "fuzz", "try_libtorch"]:
             self.script(f"scripts/{name}.sh", "true")
         for name in ["check_includes", "check_syntax"]:
             (self.root / "scripts" / f"{name}.py").write_text("")
@@ -59,17 +59,30 @@ class CiRun(unittest.TestCase):
     def test_skipped_tests_are_not_counted_as_passed(self):
         status, output = self.run_all()
         self.assertEqual(status, 0, output)
-        end = f"\ntests, {SKIPPED}launcher and common under ASan and UBSan, {SKIPPED}\n11 passed, 0 failed, 6 skipped\n"
+        end = f"\ntests, {SKIPPED}launcher and common under ASan and UBSan, {SKIPPED}\n12 passed, 0 failed, 6 skipped\n"
         self.assertTrue(output.endswith(end), output)
 
     def test_failures_and_skipped_stages_are_counted(self):
         self.script("scripts/format.sh", "exit 4")
         self.script("scripts/test.sh", "echo '50% tests passed, 1 tests failed out of 2'; exit 8")
         self.script("scripts/fuzz.sh", "echo 'fuzz.sh: skipped: no clang++' >&2; exit 4")
+        self.script("scripts/try_libtorch.sh", "echo 'try_libtorch.sh: skipped: no torch 2 to be had' >&2; exit 4")
         status, output = self.run_all()
         self.assertEqual(status, 1, output)
         self.assertIn("\nfuzz targets, fuzz.sh: skipped: no clang++\n", output)
-        self.assertTrue(output.endswith("\n9 passed, 2 failed, 4 skipped\n"), output)
+        self.assertIn("\ntests with the newest LibTorch, try_libtorch.sh: skipped: no torch 2 to be had\n", output)
+        self.assertTrue(output.endswith("\n9 passed, 2 failed, 5 skipped\n"), output)
+
+    def test_a_failed_test_is_named_at_the_end_with_its_output(self):
+        bad = """add_test(NAME "bad" COMMAND sh -c "echo '1 is not <2>'; exit 1")\n"""
+        (self.root / "CMakeLists.txt").write_text(PROJECT + bad)
+        self.script("scripts/fuzz.sh", "echo 'a crash'; exit 77")
+        status, output = self.run_all()
+        self.assertEqual(status, 1, output)
+        asan = "launcher and common under ASan and UBSan"
+        failed = "\n1 failed:\n  bad\n    1 is not <2>\n"
+        end = f"\n\ntests, exit status 8{failed}\n{asan}, exit status 8{failed}\nfuzz targets, exit status 77\na crash\n"
+        self.assertTrue(output.endswith(end + "\n11 passed, 3 failed, 6 skipped\n"), output)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Headers that the documents show are installed: <ddprun/runtime.h>, what it includes, and report_error.h."""
+"""Headers that the documents show are installed: <ddprun/runtime.h>, what it includes, report_error.h and report_status.h."""
 import pathlib
 import re
 import unittest
@@ -8,7 +8,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 def installed():
     """As cmake/install_runtime.cmake finds them, as paths below include/ddprun/."""
-    found, queue = {"report_error.h", "runtime.h"}, ["runtime.h"]
+    found, queue = {"report_error.h", "report_status.h", "runtime.h"}, ["runtime.h"]
     while queue:
         text = (ROOT / "include/ddprun" / queue.pop()).read_text()
         new = set(re.findall(r"^#include <ddprun/(.*)>", text, re.M)) - found

@@ -28,11 +28,31 @@ inline std::string page_of_frames(const std::string& html, const std::vector<int
     page += "<iframe style='border:0;height:800px;width:" + std::to_string(width) + "px' srcdoc=\"" +
             report::html_text(html) + "\"></iframe>\n";
   return page + R"(<pre id=found></pre><script>
+// As a reader does.
+const use = page => {
+  const first = page.querySelector('.legend button');
+  if (!first) return {};
+  first.click();
+  const set = (name, change, event) => {
+    const input = page.querySelector(`[name=${name}]`);
+    change(input);
+    input.dispatchEvent(new Event(event));
+  };
+  set('smoothing', input => { input.value = 0.5; }, 'input');
+  set('log', input => { input.checked = true; }, 'change');
+  set('axis', input => { input.value = 'epoch'; }, 'change');
+  return {pressed: [...page.querySelectorAll('.legend button')].map(button => button.getAttribute('aria-pressed')),
+          series: [...page.querySelectorAll('.legend button')].map(button => button.textContent)};
+};
 window.onload = () => {
   const found = [...document.querySelectorAll('iframe')].map(frame => {
     const page = frame.contentDocument, images = [...page.images];
     return {title: page.title, heading: page.querySelector('h1').textContent,
             text: page.body.textContent, alts: images.map(image => image.alt), images: images.length,
+            charts: [...page.querySelectorAll('.chart h3')].map(heading => heading.textContent),
+            drawn: [...page.querySelectorAll('.plot')].every(plot => plot.querySelector('canvas')),
+            series: [...page.querySelectorAll('.legend button')].map(button => button.textContent),
+            after: use(page),
             loaded: images.every(image => image.complete && image.naturalWidth > 0),
             width: page.documentElement.clientWidth, needed: page.documentElement.scrollWidth,
             requests: frame.contentWindow.performance.getEntriesByType('resource')
@@ -48,7 +68,9 @@ window.onload = () => {
 /// without Chromium.
 ///
 /// returns  for each frame: title, heading, text, images, their alts, whether they are loaded, the frame's
-///          width, the width needed, and how many requests went elsewhere
+///          width, the width needed, how many requests went elsewhere, the charts, whether they are drawn and
+///          their series with the last values, and what becomes of these `after` a click on the first,
+///          smoothing, log scale and epochs as the axis
 inline nlohmann::json shown_in_browser(const std::string& html, const std::vector<int>& widths) {
   const auto program = browser();
   const TempDir dir;

@@ -7,6 +7,7 @@
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -29,6 +30,8 @@
 #include <ddprun/common/error_file.h>
 #include <ddprun/common/exit_status.h>
 #include <ddprun/common/files.h>
+#include <ddprun/common/round_notice.h>
+#include <ddprun/common/standby.h>
 #include "tests/support/hex.h"
 #include "tests/support/stub_hang.h"
 #include "tests/support/stub_meet.h"
@@ -148,8 +151,12 @@ void spawn_daemon() {
   ::close(ready[0]);
 }
 
-void listen_on(int fd) {
+void listen_without_accepting(int fd) {
   if (::listen(fd, 16) != 0) die("cannot listen");
+}
+
+void listen_on(int fd) {
+  listen_without_accepting(fd);
   const int peer = ::accept(fd, nullptr, nullptr);
   if (peer < 0) die("cannot accept");
   say("accepted");
@@ -208,6 +215,21 @@ void meet() {
       variable("MASTER_PORT"));
 }
 
+/// Waits for the notice of a new round, and makes the environment that of a worker which starts in it.
+void wait_for_round() {
+  pollfd entry{std::stoi(variable("DDPRUN_ROUND_FD")), POLLIN, 0};
+  if (::poll(&entry, 1, -1) != 1) die("cannot wait for a round");
+  auto received = ddprun::receive_notice(entry.fd);
+  if (!received) die("no notice came");
+  const auto& notice = received->notice;
+  say("rank " + variable("RANK") + " lost " + json(notice.lost).dump() + " in round " +
+      std::to_string(notice.round) + (received->store ? " with a socket" : ""));
+  ::setenv("MASTER_ADDR", notice.master_addr.c_str(), 1);
+  ::setenv("MASTER_PORT", std::to_string(notice.master_port).c_str(), 1);
+  ::setenv("TORCHELASTIC_RESTART_COUNT", std::to_string(notice.restart_count).c_str(), 1);
+  if (received->store) ::setenv("DDPRUN_STORE_FD", std::to_string(received->store.release()).c_str(), 1);
+}
+
 void read_stdin() {
   std::string text;
   char byte;
@@ -247,6 +269,10 @@ class Script {
         applies_ = take() == variable("RANK");
       } else if (word == "--all") {
         applies_ = true;
+      } else if (word == "--old-rank") {  // and not one that was started in its place
+        applies_ = take() == variable("RANK") && variable("DDPRUN_ROUND") == "0";
+      } else if (word == "--old") {
+        applies_ = variable("DDPRUN_ROUND") == "0";
       } else {
         const auto action = actions_.find(word);
         if (action == actions_.end()) die("no such action: " + word);
@@ -313,9 +339,25 @@ class Script {
         }}},
       {"bad-error-file", {true, [](auto& kind) { make_bad_error_file(kind); }}},
       {"listen-store-fd", {false, [](auto&) { listen_on(std::stoi(variable("DDPRUN_STORE_FD"))); }}},
+      {"listen", {false, [](auto&) { listen_without_accepting(std::stoi(variable("DDPRUN_STORE_FD"))); }}},
       {"bind-master-port", {false, [](auto&) { bind_master_port(); }}},
       {"connect", {false, [](auto&) { connect_to_master(); }}},
       {"meet", {false, [](auto&) { meet(); }}},
+      {"recovers",
+       {true,
+        [](auto& yes) {
+          ddprun::send_abilities(std::stoi(variable("DDPRUN_ROUND_FD")),
+                                 {yes == "true", ddprun::can_stand_by()});
+        }}},
+      {"stand-by",
+       {true,
+        [](auto& file) {  // made once it waits
+          const bool waits = ddprun::stands_by();
+          if (waits) ddprun::write_file_atomic(file, "");
+          ddprun::stand_by();
+          if (waits) say("stood by for rank " + variable("RANK"));
+        }}},
+      {"wait-for-round", {false, [](auto&) { wait_for_round(); }}},
       {"bind-many", {true, [](auto& count) { bind_many(std::stoi(count)); }}},
       {"read-stdin", {false, [](auto&) { read_stdin(); }}},
       {"read-line", {false, [](auto&) { read_line(); }}},

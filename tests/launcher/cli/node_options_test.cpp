@@ -16,7 +16,7 @@ using Variables = std::map<std::string, std::string>;
 using Words = std::vector<std::string>;
 
 /// The flags before a program, with these variables and no others.
-Options parse(Words flags, const Variables& variables = {}) {
+Options parse_nodes(Words flags, const Variables& variables = {}) {
   flags.push_back("prog");
   return parse_options(flags, [&](const std::string& name) -> std::optional<std::string> {
     const auto found = variables.find(name);
@@ -28,11 +28,11 @@ Options parse(Words flags, const Variables& variables = {}) {
 Options parse_dynamic(const Words& flags, const Variables& variables = {}) {
   Words all{"--nnodes=2", "--rdzv-endpoint=node1"};
   all.insert(all.end(), flags.begin(), flags.end());
-  return parse(all, variables);
+  return parse_nodes(all, variables);
 }
 
 TEST_CASE("without flags there is one node", "[node_options]") {
-  const Options options = parse({});
+  const Options options = parse_nodes({});
   CHECK_FALSE(options.nodes.several());
   CHECK(options.nodes.min_nodes == 1);
   CHECK_FALSE(options.nodes.node_rank);
@@ -42,8 +42,8 @@ TEST_CASE("without flags there is one node", "[node_options]") {
 TEST_CASE("the number of nodes may be fixed or a range", "[node_options]") {
   const auto [text, low, high] = GENERATE(table<std::string, int, int>(
       {{"2", 2, 2}, {"2:2", 2, 2}, {"1:2", 1, 2}, {"100000", 100000, 100000}, {"1:100000", 1, 100000}}));
-  for (const Options& options : {parse({"--nnodes=" + text, "--rdzv-endpoint=a"}),
-                                 parse({}, {{"PET_NNODES", text}, {"PET_RDZV_ENDPOINT", "a"}})}) {
+  for (const Options& options : {parse_nodes({"--nnodes=" + text, "--rdzv-endpoint=a"}),
+                                 parse_nodes({}, {{"PET_NNODES", text}, {"PET_RDZV_ENDPOINT", "a"}})}) {
     CHECK(options.nodes.several());
     CHECK(options.nodes.min_nodes == low);
     CHECK(options.nodes.max_nodes == high);
@@ -53,13 +53,13 @@ TEST_CASE("the number of nodes may be fixed or a range", "[node_options]") {
 TEST_CASE("an invalid number of nodes is refused", "[node_options]") {
   const std::string text = GENERATE(values<std::string>(
       {"0", "-1", "a", "2:1", "0:2", "1:2:3", "1:", ":2", ":", "2x", "1.5", " 2", "100001", "1:100001"}));
-  CHECK_THROWS_WITH(parse({"--nnodes=" + text, "--rdzv-endpoint=a"}),
+  CHECK_THROWS_WITH(parse_nodes({"--nnodes=" + text, "--rdzv-endpoint=a"}),
                     ContainsSubstring("--nnodes: expected N or MIN:MAX, from 1 to 100000, got '" + text));
 }
 
 TEST_CASE("the wildcard address is refused as a meeting place", "[node_options]") {
   for (const char* endpoint : {"0.0.0.0:29400", "[::]:29400", "::"})
-    CHECK_THROWS_WITH(parse({"--nnodes=2", std::string("--rdzv-endpoint=") + endpoint}),
+    CHECK_THROWS_WITH(parse_nodes({"--nnodes=2", std::string("--rdzv-endpoint=") + endpoint}),
                       ContainsSubstring("--rdzv-endpoint: expected a host's name or an address of one host"));
 }
 
@@ -74,14 +74,15 @@ TEST_CASE("a token on the command line is refused and not shown", "[node_options
 }
 
 TEST_CASE("nodes that meet at an endpoint have the ranks that they get", "[node_options]") {
-  const Options options = parse({"--nnodes=2", "--rdzv-endpoint=node1"});
+  const Options options = parse_nodes({"--nnodes=2", "--rdzv-endpoint=node1"});
   CHECK(options.nodes.endpoint == Endpoint{"node1", 29400});
   CHECK_FALSE(options.nodes.is_host);
   CHECK_FALSE(options.nodes.node_rank);
   CHECK(options.run_id == "none");
   CHECK_FALSE(options.master_port);
-  const Options more = parse({"--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=[::1]:7", "--node-rank=1",
-                              "--rdzv-id=job", "--master-port=29600", "--local-addr=[::1]"});
+  const Options more =
+      parse_nodes({"--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=[::1]:7", "--node-rank=1",
+                   "--rdzv-id=job", "--master-port=29600", "--local-addr=[::1]"});
   CHECK(more.nodes.endpoint == Endpoint{"::1", 7});
   CHECK(more.nodes.node_rank == 1);
   CHECK_FALSE(more.nodes.is_host);
@@ -92,19 +93,19 @@ TEST_CASE("nodes that meet at an endpoint have the ranks that they get", "[node_
 }
 
 TEST_CASE("nodes that meet at node rank 0 know who that is", "[node_options]") {
-  const Options first = parse({"--nnodes=2", "--node-rank=0", "--master-addr=node1"});
+  const Options first = parse_nodes({"--nnodes=2", "--node-rank=0", "--master-addr=node1"});
   CHECK(first.nodes.endpoint == Endpoint{"node1", 29500});
   CHECK(first.nodes.is_host == true);
   CHECK(first.nodes.node_rank == 0);
   CHECK(first.master_port == 29500);  // the workers', as in torchrun
   CHECK(first.nodes.port_is_workers);
   CHECK(first.run_id == "none");
-  const Options second = parse(
+  const Options second = parse_nodes(
       {"--nnodes=2", "--node-rank=1", "--master-addr=[::1]", "--master-port=7", "--rdzv-backend=static"});
   CHECK(second.nodes.endpoint == Endpoint{"::1", 7});
   CHECK(second.nodes.is_host == false);
   CHECK(second.master_port == 7);
-  const Options elastic = parse({"--nnodes=1:2", "--node-rank=0", "--master-addr=node1"});
+  const Options elastic = parse_nodes({"--nnodes=1:2", "--node-rank=0", "--master-addr=node1"});
   CHECK_FALSE(elastic.master_port);  // nodes may join at the port while the workers run
   CHECK_FALSE(elastic.nodes.port_is_workers);
 }
@@ -113,7 +114,7 @@ TEST_CASE("a static endpoint is the address and port of node rank 0", "[node_opt
   const Words words{"--nnodes=2", "--rdzv-backend=static", "--node-rank=0"};
   const auto endpoint = [&](Words more) {
     more.insert(more.begin(), words.begin(), words.end());
-    const Options options = parse(more);
+    const Options options = parse_nodes(more);
     CHECK(options.nodes.is_host == true);
     CHECK(options.master_port == options.nodes.endpoint.port);
     return to_string(options.nodes.endpoint);
@@ -155,7 +156,7 @@ TEST_CASE("several nodes need to be told where they meet", "[node_options]") {
   }));
   Words all{"--nnodes=2"};
   all.insert(all.end(), flags.begin(), flags.end());
-  CHECK_THROWS_WITH(parse(all), ContainsSubstring(message));
+  CHECK_THROWS_WITH(parse_nodes(all), ContainsSubstring(message));
 }
 
 TEST_CASE("one node says so when it is given what several need", "[node_options]") {
@@ -163,17 +164,17 @@ TEST_CASE("one node says so when it is given what several need", "[node_options]
       {{"--node-rank=1", "--node-rank: expected 0 for one node (--nnodes gives more), got '1'"},
        {"--master-addr=other.example", "this host's name for one node (--nnodes gives more), got 'other.ex"},
        {"--rdzv-endpoint=other.example:1", "this host's name for one node (--nnodes gives more), got"}}));
-  CHECK_THROWS_WITH(parse({flag}), ContainsSubstring(expected));
+  CHECK_THROWS_WITH(parse_nodes({flag}), ContainsSubstring(expected));
 }
 
 TEST_CASE("with --standalone there is one node whatever else is said", "[node_options]") {
   const Options options =
-      parse({"--standalone", "--nnodes=2", "--rdzv-endpoint=other.example:1", "--rdzv-backend=etcd"});
+      parse_nodes({"--standalone", "--nnodes=2", "--rdzv-endpoint=other.example:1", "--rdzv-backend=etcd"});
   CHECK_FALSE(options.nodes.several());
   REQUIRE(options.notes.size() == 1);
   CHECK(options.notes[0] == "--nnodes has no effect: --standalone is one node");
-  CHECK(parse({"--standalone", "--nnodes=1:1"}).notes.empty());
-  CHECK_THROWS_AS(parse({"--standalone", "--nnodes=x"}), UsageError);
+  CHECK(parse_nodes({"--standalone", "--nnodes=1:1"}).notes.empty());
+  CHECK_THROWS_AS(parse_nodes({"--standalone", "--nnodes=x"}), UsageError);
 }
 
 TEST_CASE("times are read, within limits", "[node_options]") {
@@ -188,7 +189,7 @@ TEST_CASE("times are read, within limits", "[node_options]") {
   CHECK(parse_dynamic({}, {{"DDPRUN_NODE_TIMEOUT", "3"}}).nodes.node_timeout == 3s);
   for (const char* flag : {"--join-timeout=0", "--node-timeout=0.5", "--join-timeout=x", "--last-call=-1"}) {
     CHECK_THROWS_WITH(parse_dynamic({flag}), ContainsSubstring(": expected seconds from "));
-    CHECK_THROWS_AS(parse({flag}), UsageError);  // of one node, too
+    CHECK_THROWS_AS(parse_nodes({flag}), UsageError);  // of one node, too
   }
 }
 
@@ -248,29 +249,29 @@ TEST_CASE("of nodes that meet at node rank 0 no other can be the host", "[node_o
   Words right = words, wrong = words;
   right.push_back("--rdzv-conf=is_host=0");
   wrong.push_back("--rdzv-conf=is_host=1");
-  CHECK(parse(right).nodes.is_host == false);
-  CHECK_THROWS_WITH(parse(wrong),
+  CHECK(parse_nodes(right).nodes.is_host == false);
+  CHECK_THROWS_WITH(parse_nodes(wrong),
                     ContainsSubstring("expected is_host=false on node rank 1, got 'is_host=1'"));
 }
 
 TEST_CASE("one node notes what only several need", "[node_options]") {
-  const Options options = parse({"--local-addr=a", "--rdzv-conf=x=1", "--join-timeout=5", "--last-call=5",
-                                 "--node-timeout=5", "--token-file=/no/such/file"});
+  const Options options = parse_nodes({"--local-addr=a", "--rdzv-conf=x=1", "--join-timeout=5",
+                                       "--last-call=5", "--node-timeout=5", "--token-file=/no/such/file"});
   REQUIRE(options.notes.size() == 6);
   CHECK(options.notes[0] == "--local-addr has no effect: one node has no others to find");
   CHECK(options.nodes.token.empty());
-  CHECK_THROWS_WITH(parse({"--rdzv-conf=x"}), ContainsSubstring("--rdzv-conf: expected KEY=VALUE"));
-  CHECK(parse({"--rdzv-conf=store_type=file", "--rdzv-endpoint=/tmp/x"}).notes.size() == 1);
+  CHECK_THROWS_WITH(parse_nodes({"--rdzv-conf=x"}), ContainsSubstring("--rdzv-conf: expected KEY=VALUE"));
+  CHECK(parse_nodes({"--rdzv-conf=store_type=file", "--rdzv-endpoint=/tmp/x"}).notes.size() == 1);
 }
 
 TEST_CASE("one node keeps the name that the user gave it", "[node_options]") {
-  CHECK(parse({"--master-addr=127.0.0.2"}).nodes.endpoint.host == "127.0.0.2");
-  CHECK(parse({"--rdzv-endpoint=127.0.0.2:0"}).nodes.endpoint.host.empty());
-  CHECK(parse({"--rdzv-endpoint=127.0.0.2:7"}).nodes.endpoint.host == "127.0.0.2");
-  CHECK(parse({"--master-addr=localhost"}).nodes.endpoint.host.empty());
+  CHECK(parse_nodes({"--master-addr=127.0.0.2"}).nodes.endpoint.host == "127.0.0.2");
+  CHECK(parse_nodes({"--rdzv-endpoint=127.0.0.2:0"}).nodes.endpoint.host.empty());
+  CHECK(parse_nodes({"--rdzv-endpoint=127.0.0.2:7"}).nodes.endpoint.host == "127.0.0.2");
+  CHECK(parse_nodes({"--master-addr=localhost"}).nodes.endpoint.host.empty());
   // A name to ddprun, which the system looks up as 127.0.0.1.
-  CHECK(parse({"--master-addr=0x7f000001"}).nodes.endpoint.host == "0x7f000001");
-  CHECK(parse({"--standalone", "--rdzv-endpoint=127.0.0.2:7"}).nodes.endpoint.host.empty());
+  CHECK(parse_nodes({"--master-addr=0x7f000001"}).nodes.endpoint.host == "0x7f000001");
+  CHECK(parse_nodes({"--standalone", "--rdzv-endpoint=127.0.0.2:7"}).nodes.endpoint.host.empty());
 }
 
 /// A file of this mode in a folder that is gone with it.

@@ -318,6 +318,19 @@ TEST_CASE("a signal ends the job or is passed on, as the user says", "[options]"
   CHECK_THROWS_AS(parse({"--signals-to-handle=SIGTERM", "--forward-signals=SIGTERM"}), UsageError);
 }
 
+TEST_CASE("metrics are served on loopback, or elsewhere to those who know the token", "[options]") {
+  CHECK(parse({"--metrics-port=9400"}).metrics == Endpoint{"127.0.0.1", 9400});
+  CHECK(parse({"--metrics-port=[::1]:9400"}).metrics == Endpoint{"::1", 9400});
+  CHECK(parse({"--metrics-port=localhost:9400"}).metrics_token.empty());
+  for (const char* bad : {"x", "70000", "node1:9400", "0.0.0.0", "0.0.0.0:0"})
+    CHECK_THROWS_WITH(parse({std::string("--metrics-port=") + bad}),
+                      ContainsSubstring("--metrics-port: expected a port, or ADDRESS:PORT"));
+  CHECK_THROWS_WITH(parse({"--metrics-port=0.0.0.0:9400"}),
+                    ContainsSubstring("--metrics-port: expected a loopback address, or a token"));
+  const auto options = parse_variables({{"DDPRUN_METRICS_PORT", "0.0.0.0:9400"}, {"DDPRUN_TOKEN", "secret"}});
+  CHECK(options.metrics_token == "secret");
+}
+
 TEST_CASE("torchrun's flags that change nothing here are accepted with a note", "[options]") {
   const Options options = parse({"--monitor-interval=0.1", "--start-method=spawn", "--run-path",
                                  "--event-log-handler=console", "--rdzv-conf=timeout=3", "--local-addr=a"});

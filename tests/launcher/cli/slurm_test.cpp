@@ -56,7 +56,7 @@ Variables third_task() {
   return variables;
 }
 
-Options parse(Words flags, const Variables& variables) {
+Options parse_steps(Words flags, const Variables& variables) {
   flags.push_back("prog");
   return parse_options(flags, lookup(variables));
 }
@@ -113,7 +113,7 @@ TEST_CASE("a variable of a step that is missing is named", "[slurm]") {
   CHECK_THROWS_WITH(slurm_step(lookup(variables)),
                     ContainsSubstring(name + ": expected ") &&
                         ContainsSubstring(" in a Slurm job step, got no such variable"));
-  CHECK_THROWS_AS(parse({}, variables), UsageError);
+  CHECK_THROWS_AS(parse_steps({}, variables), UsageError);
 }
 
 TEST_CASE("a variable of a step that makes no sense is named", "[slurm]") {
@@ -160,7 +160,7 @@ TEST_CASE("variables of the step from which a job was submitted are not taken fo
 
 TEST_CASE("with one task a node each is a node of the job", "[slurm]") {
   const int node = GENERATE(0, 1);
-  const Options options = parse({"--nproc-per-node=4"}, one_task(node));
+  const Options options = parse_steps({"--nproc-per-node=4"}, one_task(node));
   const NodesOptions& nodes = options.nodes;
   CHECK(nodes.min_nodes == 2);
   CHECK(nodes.max_nodes == 2);
@@ -181,7 +181,7 @@ TEST_CASE("with one task a node each is a node of the job", "[slurm]") {
 }
 
 TEST_CASE("with several tasks a node each is a worker", "[slurm]") {
-  const Options options = parse({}, third_task());
+  const Options options = parse_steps({}, third_task());
   const NodesOptions& nodes = options.nodes;
   CHECK(nodes.min_nodes == 3);
   CHECK(nodes.max_nodes == 3);
@@ -200,8 +200,8 @@ TEST_CASE("of several tasks the first one of the first node is the host, whateve
   Variables variables = third_task();  // srun -m arbitrary may number so
   variables["SLURM_NODEID"] = variables["SLURM_LOCALID"] = "0";
   variables["SLURMD_NODENAME"] = "n4";
-  CHECK(parse({}, variables).nodes.is_host == true);
-  CHECK(parse({}, variables).nodes.node_rank == 2);
+  CHECK(parse_steps({}, variables).nodes.is_host == true);
+  CHECK(parse_steps({}, variables).nodes.node_rank == 2);
 }
 
 TEST_CASE("several tasks of one node meet there", "[slurm]") {
@@ -212,7 +212,7 @@ TEST_CASE("several tasks of one node meet there", "[slurm]") {
                                              {"SLURM_NODEID", "0"},
                                              {"SLURM_LOCALID", "2"}})
     variables[name] = value;
-  const NodesOptions nodes = parse({}, variables).nodes;
+  const NodesOptions nodes = parse_steps({}, variables).nodes;
   CHECK(nodes.max_nodes == 3);
   CHECK(nodes.endpoint.host == "127.0.0.1");
   CHECK(nodes.local_world_size == 3);
@@ -227,17 +227,18 @@ TEST_CASE("several tasks a node leave the number of workers and their devices to
       {"--virtual-local-rank", "--virtual-local-rank: expected srun's own --gpus-per-task"},
       {"--numa-binding=node", "--numa-binding: expected srun's own --cpu-bind"},
   }));
-  CHECK_THROWS_WITH(parse({flag}, third_task()), ContainsSubstring(expected));
-  CHECK_NOTHROW(parse({flag}, one_task(0)));
-  CHECK_NOTHROW(parse({"--nproc-per-node=1", "--virtual-local-rank=false"}, third_task()));
+  CHECK_THROWS_WITH(parse_steps({flag}, third_task()), ContainsSubstring(expected));
+  CHECK_NOTHROW(parse_steps({flag}, one_task(0)));
+  CHECK_NOTHROW(parse_steps({"--nproc-per-node=1", "--virtual-local-rank=false"}, third_task()));
 }
 
 TEST_CASE("flags add to what Slurm says", "[slurm]") {
   Variables variables = one_task(1);
   variables["DDPRUN_TOKEN"] = "secret";
-  const Options options = parse({"--rdzv-id=run", "--rdzv-backend=c10d", "--master-port=7",
-                                 "--node-timeout=3", "--rdzv-conf=join_timeout=5", "--local-addr=10.0.0.2"},
-                                variables);
+  const Options options =
+      parse_steps({"--rdzv-id=run", "--rdzv-backend=c10d", "--master-port=7", "--node-timeout=3",
+                   "--rdzv-conf=join_timeout=5", "--local-addr=10.0.0.2"},
+                  variables);
   CHECK(options.nodes.endpoint.host == "n1");
   CHECK(options.run_id == "run");
   CHECK(options.master_port == 7);
@@ -246,19 +247,19 @@ TEST_CASE("flags add to what Slurm says", "[slurm]") {
   CHECK(options.nodes.local_addr == "10.0.0.2");
   CHECK(options.nodes.token == "secret");
   CHECK_FALSE(options.nodes.token_is_derived);
-  CHECK_THROWS_WITH(parse({"--rdzv-conf=is_host=1"}, variables),
+  CHECK_THROWS_WITH(parse_steps({"--rdzv-conf=is_host=1"}, variables),
                     ContainsSubstring("is_host=false on node n2"));
 }
 
 TEST_CASE("flags that say what nodes there are set Slurm's variables aside", "[slurm]") {
   Variables variables = one_task(1);
   variables["SLURM_STEP_NODELIST"] = "broken[";
-  CHECK_FALSE(parse({"--standalone"}, variables).nodes.several());
-  CHECK_FALSE(parse({"--nnodes=1"}, variables).nodes.several());
-  CHECK_FALSE(parse({"--node-rank=0"}, variables).nodes.several());
-  CHECK_FALSE(parse({"--master-addr=localhost"}, variables).nodes.several());
-  CHECK_FALSE(parse({"--rdzv-endpoint=localhost"}, variables).nodes.several());
-  const NodesOptions nodes = parse({"--nnodes=3", "--rdzv-endpoint=a:1"}, variables).nodes;
+  CHECK_FALSE(parse_steps({"--standalone"}, variables).nodes.several());
+  CHECK_FALSE(parse_steps({"--nnodes=1"}, variables).nodes.several());
+  CHECK_FALSE(parse_steps({"--node-rank=0"}, variables).nodes.several());
+  CHECK_FALSE(parse_steps({"--master-addr=localhost"}, variables).nodes.several());
+  CHECK_FALSE(parse_steps({"--rdzv-endpoint=localhost"}, variables).nodes.several());
+  const NodesOptions nodes = parse_steps({"--nnodes=3", "--rdzv-endpoint=a:1"}, variables).nodes;
   CHECK(nodes.max_nodes == 3);
   CHECK(nodes.endpoint == Endpoint{"a", 1});
   CHECK_FALSE(nodes.node_rank);
@@ -268,29 +269,29 @@ TEST_CASE("flags that say what nodes there are set Slurm's variables aside", "[s
 TEST_CASE("a ddprun that a worker starts is not a task of the step", "[slurm]") {
   Variables variables = one_task(1);
   variables["DDPRUN_JOB_ID"] = "outer";
-  const Options options = parse({}, variables);
+  const Options options = parse_steps({}, variables);
   CHECK_FALSE(options.nodes.several());
   CHECK(options.notes.empty());
 }
 
 TEST_CASE("a batch script of several nodes is told that it uses one", "[slurm]") {
-  const Options options = parse({}, batch_script());
+  const Options options = parse_steps({}, batch_script());
   CHECK_FALSE(options.nodes.several());
   REQUIRE(options.notes.size() == 1);
   CHECK(options.notes[0] ==
         "using only one of the 2 nodes that Slurm has allocated: srun --ntasks-per-node=1 ddprun "
         "uses all");
-  CHECK(parse({"--standalone"}, batch_script()).notes.empty());
-  CHECK(parse({"--nnodes=1"}, batch_script()).notes.empty());
+  CHECK(parse_steps({"--standalone"}, batch_script()).notes.empty());
+  CHECK(parse_steps({"--nnodes=1"}, batch_script()).notes.empty());
   Variables one_node = batch_script();
   one_node["SLURM_JOB_NUM_NODES"] = "1";
-  CHECK(parse({}, one_node).notes.empty());
+  CHECK(parse_steps({}, one_node).notes.empty());
   Variables shell = batch_script();
   shell["SLURM_STEP_ID"] = "4294967290";  // of salloc
-  CHECK(parse({}, shell).notes.size() == 1);
+  CHECK(parse_steps({}, shell).notes.size() == 1);
   Variables step = one_task(0);  // srun -N1 -n1: on purpose
   step["SLURM_STEP_NUM_TASKS"] = step["SLURM_STEP_NUM_NODES"] = step["SLURM_NTASKS"] = "1";
-  CHECK(parse({}, step).notes.empty());
+  CHECK(parse_steps({}, step).notes.empty());
 }
 
 }  // namespace

@@ -22,20 +22,20 @@ Target applied(const Setting& setting, const std::string& text, Target& target) 
   return target;
 }
 
-StreamSelection parse(const std::string& text) {
+StreamSelection parse_selection(const std::string& text) {
   StreamSelection tee;
   return applied(settings::parsed("tee", tee, parse_stream_selection, kStreamSelections), text, tee);
 }
 
 TEST_CASE("one digit selects streams of all workers", "[stream_selection]") {
-  CHECK(parse("0").of(0) == kNone);
-  CHECK(parse("1").of(0) == kOut);
-  CHECK(parse("2").of(7) == kErr);
-  CHECK(parse("3").of(4095) == kBoth);
+  CHECK(parse_selection("0").of(0) == kNone);
+  CHECK(parse_selection("1").of(0) == kOut);
+  CHECK(parse_selection("2").of(7) == kErr);
+  CHECK(parse_selection("3").of(4095) == kBoth);
 }
 
 TEST_CASE("a list selects streams of the listed workers, others have none", "[stream_selection]") {
-  const StreamSelection selection = parse("0:1,1:2,3:3,4:0");
+  const StreamSelection selection = parse_selection("0:1,1:2,3:3,4:0");
   CHECK(selection.of(0) == kOut);
   CHECK(selection.of(1) == kErr);
   CHECK(selection.of(2) == kNone);
@@ -44,9 +44,9 @@ TEST_CASE("a list selects streams of the listed workers, others have none", "[st
 }
 
 TEST_CASE("ranks in a list may have several digits", "[stream_selection]") {
-  CHECK(parse("10:3").of(10) == kBoth);
-  CHECK(parse("10:3").of(1) == kNone);
-  CHECK(parse("127:1,0:2").of(127) == kOut);
+  CHECK(parse_selection("10:3").of(10) == kBoth);
+  CHECK(parse_selection("10:3").of(1) == kNone);
+  CHECK(parse_selection("127:1,0:2").of(127) == kOut);
 }
 
 TEST_CASE("a selection that is none is refused, naming the flag, the syntax and the text",
@@ -54,14 +54,14 @@ TEST_CASE("a selection that is none is refused, naming the flag, the syntax and 
   const std::string text = GENERATE(as<std::string>(), "", "4", "-1", "11", "a", "0:1,", ",0:1", "0:1,1",
                                     "0:4", "0:", ":1", "0:11", "0:1,,1:1", "0:1 ,1:1", " 1", "+0:1", "-1:1",
                                     "-0:1", "0:1,0:2", "1:1,01:1", "99999999999:1", "4096:1", "0:1:1", "0=1");
-  CHECK_THROWS_AS(parse(text), UsageError);
-  CHECK_THROWS_WITH(parse(text), ContainsSubstring("--tee: expected 0 (none), 1 (stdout)") &&
-                                     ContainsSubstring("got '" + text + "'"));
+  CHECK_THROWS_AS(parse_selection(text), UsageError);
+  CHECK_THROWS_WITH(parse_selection(text), ContainsSubstring("--tee: expected 0 (none), 1 (stdout)") &&
+                                               ContainsSubstring("got '" + text + "'"));
 }
 
 TEST_CASE("control characters of a refused text stay out of the message", "[stream_selection]") {
-  CHECK_THROWS_WITH(parse("1\n\x1b[2J"), ContainsSubstring("got '1??[2J'"));
-  CHECK_THROWS_WITH(parse("1\xc2\x9b,\xff"), ContainsSubstring("got '1?,?'"));
+  CHECK_THROWS_WITH(parse_selection("1\n\x1b[2J"), ContainsSubstring("got '1??[2J'"));
+  CHECK_THROWS_WITH(parse_selection("1\xc2\x9b,\xff"), ContainsSubstring("got '1?,?'"));
 }
 
 TEST_CASE("local ranks are a list of numbers, and none given means all", "[stream_selection]") {

@@ -13,7 +13,8 @@ constexpr std::uint64_t kNvmlMiB = 1 << 20;
 
 TEST_CASE("NVML tells each GPU's name, place and state", "[nvml]") {
   const FakeNvml nvml(
-      "uuid=GPU-aaaa bus=3b total=81920 used=3100 reserved=500 ecc=2 process=42:3000;uuid=GPU-bbbb bus=86");
+      "uuid=GPU-aaaa bus=3b total=81920 used=3100 reserved=500 ecc=2 busy=37 process=42:3000;uuid=GPU-bbbb "
+      "bus=86");
   const TempDir sysfs("ddprun-test");
   const auto device = sysfs.path() / "bus/pci/devices/0000:86:00.0";
   std::filesystem::create_directories(device);
@@ -29,6 +30,7 @@ TEST_CASE("NVML tells each GPU's name, place and state", "[nvml]") {
   CHECK(gpus[0].memory_bytes == 81920 * kNvmlMiB);
   CHECK(gpus[0].used_bytes == 3100 * kNvmlMiB);
   CHECK(gpus[0].ecc_errors == 2);
+  CHECK(gpus[0].percent_used == 37);
   REQUIRE(gpus[0].processes.size() == 1);
   CHECK(gpus[0].processes[0].pid == 42);
   CHECK(gpus[0].processes[0].bytes == 3000 * kNvmlMiB);

@@ -1,6 +1,7 @@
 #include <map>
 
 #include "tests/launcher/rendezvous/job_simulation.h"
+#include "tests/launcher/rendezvous/takeover_simulation.h"
 #include "tests/support/catch.h"
 
 namespace ddprun::test {
@@ -23,7 +24,7 @@ std::string last_events(unsigned seed) {
 // What is promised: job_oracle.cpp. What happens: job_simulation_nodes.cpp.
 TEST_CASE("a coordinator keeps its promises whatever its nodes do", "[coordinator]") {
   std::map<int, int> ends;
-  int restarted = 0;
+  int restarted = 0, in_place = 0;
   constexpr int kSequences = 20'000;
   for (int i = 1; i <= kSequences; ++i) {
     const auto seed = static_cast<unsigned>(i);
@@ -35,6 +36,7 @@ TEST_CASE("a coordinator keeps its promises whatever its nodes do", "[coordinato
     }
     ++ends[simulation.end().exit_code];
     if (simulation.rounds() > 1) ++restarted;
+    if (simulation.rounds_in_place() > 0) ++in_place;
   }
   // Else it would have proved little.
   for (const int code : {0, 1, 7, 124, 125, 127, 130, 139, 143}) {
@@ -43,6 +45,25 @@ TEST_CASE("a coordinator keeps its promises whatever its nodes do", "[coordinato
   }
   CHECK(ends[0] > kSequences / 5);
   CHECK(restarted > kSequences / 5);
+  CHECK(in_place > kSequences / 40);
+}
+
+TEST_CASE("a lost coordinator's place is taken once, however the network breaks", "[takeover]") {
+  int takeovers = 0, successes = 0;
+  constexpr unsigned kSequences = 5'000;
+  for (unsigned seed = 1; seed <= kSequences; ++seed) {
+    TakeoverSimulation simulation(seed, nullptr);
+    try {
+      simulation.run();
+    } catch (const BrokenPromise& broken) {
+      FAIL("seed " << seed << ": " << broken.what() << " (build/tests/simulate --takeover --trace)");
+    }
+    takeovers += std::max(simulation.takeovers(), 0);
+    successes += simulation.succeeded() ? 1 : 0;
+  }
+  // Else it would have proved little.
+  CHECK(takeovers > static_cast<int>(kSequences) / 20);
+  CHECK(successes > static_cast<int>(kSequences) / 3);
 }
 
 }  // namespace

@@ -52,6 +52,7 @@ void JobOracle::check(Id id, const Cause& cause, const Outgoing& messages,
     return sent.first == id && !std::holds_alternative<Beat>(sent.second);
   };
   promise(!joins || std::any_of(messages.begin(), messages.end(), answers), "a join without an answer");
+  check_lead(id, cause, messages);
   check_start(messages);
   check_stop(id, cause, messages);
   check_end(id, cause, messages, ended);
@@ -66,9 +67,11 @@ void JobOracle::note_input(Id id, const Cause& cause) {
   const auto found = nodes_.find(id);
   if (found == nodes_.end()) return;
   if (std::holds_alternative<ConnectionLost>(cause)) found->second.standing = Standing::kGone;
-  if (const auto* over = said<Ended>(cause); over != nullptr && found->second.open_round == over->round)
+  if (const auto* over = said<Ended>(cause);
+      over != nullptr && found->second.open_round && over->round == led_round_)
     found->second.open_round.reset();
-  if (const auto* success = said<Succeeded>(cause); success != nullptr && success->round == started_round_)
+  if (const auto* success = said<Succeeded>(cause);
+      success != nullptr && success->round == led_round_ && found->second.open_round == led_round_)
     succeeded_.insert(id);
 }
 
@@ -84,11 +87,31 @@ void JobOracle::check_each(const Outgoing& messages) {
       node.standing = Standing::kGone;
     if (const auto* lead = std::get_if<Lead>(&message)) {
       promise(lead->round > led_round_, who + "round numbers do not grow");
-      promise(!node.open_round, who + "leads before it has ended its former round");
+      promise(!node.open_round || leads_in_place_, who + "leads before it has ended its former round");
       led_round_ = lead->round;
       leader_ = id;
     }
   }
+}
+
+/// A round in place is led while workers live that nobody has stopped.
+void JobOracle::check_lead(Id sender, const Cause& cause, const Outgoing& messages) {
+  if (all<Lead>(messages).empty()) return;
+  std::set<Id> leaving;
+  for (const auto& [id, message] : messages) {
+    if (std::holds_alternative<Lead>(message)) break;
+    if (std::holds_alternative<Refused>(message)) leaving.insert(id);
+  }
+  if (said<Leave>(cause)) leaving.insert(sender);
+  leads_in_place_ = std::any_of(members_.begin(), members_.end(), [&](Id id) {
+    return present(id) && leaving.count(id) == 0 && nodes_.at(id).open_round &&
+           nodes_.at(id).stopped_round < *nodes_.at(id).open_round;
+  });
+  if (!leads_in_place_) return;
+  promise(succeeded_.empty(), "a round in place after a node has succeeded");
+  const auto* failed = said<Failed>(cause);
+  if (failed != nullptr && failed->in_place && failed->round == led_round_ && present(sender)) ++restarts_;
+  promise(restarts_ <= settings_.restarts.max_restarts, "more rounds in place than restarts are allowed");
 }
 
 void JobOracle::check_start(const Outgoing& messages) {
@@ -108,7 +131,10 @@ void JobOracle::check_start(const Outgoing& messages) {
     Id& place = by_rank[static_cast<std::size_t>(start.group_rank)];
     promise(place == 0, "two nodes of one group rank");
     place = id;
-    promise(!node.open_round, "a start before the former round has ended");
+    const bool goes_on = leads_in_place_ && std::count(members_.begin(), members_.end(), id) > 0;
+    promise(node.open_round.has_value() == goes_on,
+            goes_on ? "a node without workers goes on" : "a start before the former round has ended");
+    promise(start.in_place == leads_in_place_, "a start in another way than it was led");
     node.open_round = start.number;
     node.ran = true;
     Start same = start;
@@ -128,10 +154,25 @@ void JobOracle::check_start(const Outgoing& messages) {
   promise(by_rank.front() == leader_, "another node leads than that of rank 0");
   promise(static_cast<int>(size) == first.group_world_size,
           "the group world size is not the number of nodes");
-  check_order(by_rank);
+  if (leads_in_place_)
+    check_in_place(by_rank);
+  else
+    check_order(by_rank);
   members_ = by_rank;
   succeeded_.clear();
   started_round_ = first.number;
+}
+
+/// The members go on in their places, and nodes that stood by take those of lost ones.
+void JobOracle::check_in_place(const std::vector<Id>& by_rank) {
+  promise(by_rank.size() == members_.size(), "a round in place of another size");
+  for (std::size_t i = 0; i < by_rank.size(); ++i) {
+    if (by_rank[i] == members_[i]) continue;
+    promise(settings_.in_place && !present(members_[i]), "a node that lives is replaced");
+    promise(nodes_.at(by_rank[i]).join.workers == nodes_.at(members_[i]).join.workers,
+            "a node is replaced by one with another number of workers");
+  }
+  ++rounds_in_place_;
 }
 
 void JobOracle::check_order(const std::vector<Id>& by_rank) const {
@@ -147,10 +188,11 @@ void JobOracle::check_order(const std::vector<Id>& by_rank) const {
 void JobOracle::check_stop(Id sender, const Cause& cause, const Outgoing& messages) {
   const auto stops = all<Stop>(messages);
   if (stops.empty()) return;
+  const auto leads = all<Lead>(messages);  // of a round in place that another loss ends at once
+  const int led = leads.empty() ? led_round_ : leads.front().second.round;
   std::set<Id> stopped, expected;
   for (const auto& [id, stop] : stops) {
-    promise(stop.round == led_round_ && stop.round > nodes_.at(id).stopped_round,
-            "a stop of a round that is none");
+    promise(stop.round == led && stop.round > nodes_.at(id).stopped_round, "a stop of a round that is none");
     nodes_.at(id).stopped_round = stop.round;
     stopped.insert(id);
   }
@@ -159,9 +201,14 @@ void JobOracle::check_stop(Id sender, const Cause& cause, const Outgoing& messag
   for (const auto& [id, refusal] : all<Refused>(messages))
     if (stopped.count(id) == 0) expected.erase(id);
   if (said<Leave>(cause)) expected.erase(sender);
-  promise(led_round_ != started_round_ || stopped == expected, "not the members of the round are stopped");
-  const bool fixed = settings_.min_nodes == settings_.max_nodes;
-  if (fixed || said<Failed>(cause)) ++restarts_;
+  const bool includes = std::includes(stopped.begin(), stopped.end(), expected.begin(), expected.end());
+  promise(led != started_round_ ? !leads_in_place_ || includes : stopped == expected,
+          "not the members of the round are stopped");
+  // Of a fixed size, and with nobody to take a lost node's place.
+  const bool fixed = settings_.min_nodes == settings_.max_nodes && settings_.spares == 0;
+  const std::string& reason = stops.front().second.reason;
+  const bool joined = reason.ends_with(" joins") || reason.ends_with(" join");  // whatever was said just then
+  if (fixed || (said<Failed>(cause) && !joined)) ++restarts_;
   promise(restarts_ <= settings_.restarts.max_restarts, "more restarts than are allowed");
 }
 

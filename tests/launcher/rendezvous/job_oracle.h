@@ -37,6 +37,8 @@ class JobOracle {
   /// To be told after each call. throws BrokenPromise
   void check(Id id, const Cause& cause, const Outgoing& messages, const std::optional<JobEnd>& ended);
 
+  int rounds_in_place() const { return rounds_in_place_; }
+
  private:
   enum class Standing { kPresent, kGone };  // kGone: refused, lost or left, or the job is over
   struct Node {
@@ -50,7 +52,9 @@ class JobOracle {
 
   void note_input(Id id, const Cause& cause);
   void check_each(const Outgoing& messages);
+  void check_lead(Id id, const Cause& cause, const Outgoing& messages);
   void check_start(const Outgoing& messages);
+  void check_in_place(const std::vector<Id>& by_rank);
   void check_order(const std::vector<Id>& by_rank) const;
   void check_stop(Id sender, const Cause& cause, const Outgoing& messages);
   void check_end(Id sender, const Cause& cause, const Outgoing& messages, const std::optional<JobEnd>& ended);
@@ -62,6 +66,8 @@ class JobOracle {
   std::set<Id> succeeded_;   ///< in it
   int led_round_ = -1, started_round_ = -1;
   Id leader_ = 0;
+  bool leads_in_place_ = false;
+  int rounds_in_place_ = 0;
   int restarts_ = 0;
   bool over_ = false;
 };

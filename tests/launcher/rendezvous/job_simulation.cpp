@@ -21,6 +21,7 @@ JobSimulation::JobSimulation(unsigned seed, std::vector<std::string>* trace)
     : random_(seed),
       trace_(trace),
       failures_(std::array{0u, 5u, 50u}.at(below(3))),
+      in_place_(std::array{0u, 50u, 95u}.at(below(3))),
       longest_round_ms_(std::array{20u, 100u, kLongestRoundMs}.at(below(3))),
       calm_(now_ + Milliseconds(kDisturbedMs)),
       settings_(random_settings()),
@@ -34,6 +35,8 @@ CoordinatorSettings JobSimulation::random_settings() {
   settings.max_nodes = settings.min_nodes + static_cast<int>(chance(40) ? 0 : below(4));
   settings.join_timeout = Milliseconds(kJoinTimeoutMs);
   settings.last_call = up_to(50);
+  settings.spares = chance(30) ? 1 + static_cast<int>(below(2)) : 0;
+  settings.in_place = chance(50);
   settings.node_timeout = Milliseconds(kNodeTimeoutMs);
   settings.restarts.max_restarts = static_cast<int>(below(4));
   settings.restarts.backoff = up_to(20);

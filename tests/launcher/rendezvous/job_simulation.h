@@ -29,6 +29,7 @@ class JobSimulation {
 
   const JobEnd& end() const { return *coordinator_.ended(); }
   int rounds() const { return last_round_ + 1; }
+  int rounds_in_place() const { return oracle_.rounds_in_place(); }
 
  private:
   using Clock = Coordinator::Clock;
@@ -42,6 +43,7 @@ class JobSimulation {
     bool alive = true;    ///< and so is its connection
     bool silent = false;  ///< nothing of it comes through any more
     bool honest = true;
+    bool lacks_worker = false;                          ///< that is to be replaced in the next round in place
     std::optional<int> running;                         ///< the round that its workers are of
     int last_ended = -1;                                ///< the last round whose workers it has ended
     Time last_to_node, last_from_node;                  ///< when the youngest message on its way arrives
@@ -77,6 +79,7 @@ class JobSimulation {
   void beat(Id id);
   void hear(Id id, const CoordinatorMessage& message);
   void start_workers(Id id, int round);
+  void fail_workers(Id id, int round);
   void end_workers(Id id, int round);
 
   void coordinate(Id id, const Cause& cause);
@@ -86,6 +89,7 @@ class JobSimulation {
   std::mt19937 random_;
   std::vector<std::string>* trace_;
   unsigned failures_;  ///< of a node's rounds, in percent
+  unsigned in_place_;  ///< of the failures: after which the other workers could go on
   unsigned longest_round_ms_;
   Time now_ = Time() + std::chrono::hours(1), start_ = now_;
   Time calm_;           ///< from then on nothing goes wrong

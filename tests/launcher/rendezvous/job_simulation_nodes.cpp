@@ -108,7 +108,7 @@ NodeMessage JobSimulation::random_message() {
     case 1:
       return Leading{round, 1};
     case 2:
-      return Failed{round, random_failure(), "nonsense"};
+      return Failed{round, random_failure(), "nonsense", chance(30)};
     case 3:
       return Succeeded{round};
     case 4:
@@ -145,7 +145,10 @@ void JobSimulation::hear(Id id, const CoordinatorMessage& message) {
         say(id, Leading{round, 1 + static_cast<int>(below(65535))});
     });
   } else if (const auto* start = std::get_if<Start>(&message)) {
-    if (node.honest && node.running) throw BrokenPromise("a start while workers of another round live");
+    if (node.honest && node.running && !start->in_place)
+      throw BrokenPromise("a start while workers of another round live");
+    if (node.honest && node.running && *node.running >= start->number)
+      throw BrokenPromise("a round in place that is not newer than the workers' own");
     start_workers(id, start->number);
   } else if (const auto* stop = std::get_if<Stop>(&message)) {
     end_workers(id, stop->round);
@@ -155,13 +158,14 @@ void JobSimulation::hear(Id id, const CoordinatorMessage& message) {
   }
 }
 
+/// Or, of a round in place, those that were lost.
 void JobSimulation::start_workers(Id id, int round) {
   nodes_.at(id).running = round;
+  nodes_.at(id).lacks_worker = false;
   after(Milliseconds(1) + up_to(longest_round_ms_), [this, id, round] {
-    if (nodes_.at(id).running != round) return;
+    if (nodes_.at(id).running != round || nodes_.at(id).lacks_worker) return;
     if (now_ < calm_ && chance(failures_)) {
-      say(id, Failed{round, random_failure(), "a worker failed"});
-      if (chance(50)) end_workers(id, round);  // else once it is told to
+      fail_workers(id, round);
     } else {
       say(id, Succeeded{round});
       if (chance(10)) hang_up(id);
@@ -169,12 +173,19 @@ void JobSimulation::start_workers(Id id, int round) {
   });
 }
 
+void JobSimulation::fail_workers(Id id, int round) {
+  const bool in_place = chance(in_place_);
+  say(id, Failed{round, random_failure(), "a worker failed", in_place});
+  nodes_.at(id).lacks_worker = true;
+  if (!in_place && chance(50)) end_workers(id, round);  // else once it is told to
+}
+
 void JobSimulation::end_workers(Id id, int round) {
   after(up_to(30), [this, id, round] {
     Node& node = nodes_.at(id);
     if (node.last_ended >= round) return;
     node.last_ended = round;
-    if (node.running == round) node.running.reset();
+    if (node.running && *node.running <= round) node.running.reset();
     say(id, Ended{round});
   });
 }

@@ -28,6 +28,7 @@ std::vector<NodeMessage> node_messages() {
           Failed{2, TimedOut{}, "timeout"},
           Failed{2, SignalReceived{15}, "signal"},
           Failed{2, StartFailed{127}, "not found"},
+          Failed{2, WorkerFailed{ExitStatus::killed(9)}, "killed", true},
           Succeeded{2147483647},
           Ended{1},
           Leave{2},
@@ -57,6 +58,7 @@ std::vector<CoordinatorMessage> coordinator_messages() {
                 .group_world_size = 1,
                 .first_rank = 0,
                 .world_size = 1,
+                .in_place = true,
                 .master_addr = "",
                 .master_port = 1,
                 .run_id = "none",
@@ -146,13 +148,17 @@ TEST_CASE("a number out of its range is refused", "[message]") {
     std::vector<const char*> fields;
   };
   const Range ranges[] = {
-      {0, 1'000'000, {"node_rank", "present", "group_rank", "first_rank", "first_role_rank", "max_restarts"}},
+      {0,
+       1'000'000,
+       {"node_rank", "present", "group_rank", "first_rank", "first_role_rank", "max_restarts", "former_nodes",
+        "former_rank"}},
+      {-1, 2147483647, {"former_round"}},
       {1,
        1'000'000,
        {"min_nodes", "max_nodes", "workers", "group_world_size", "world_size", "role_world_size"}},
       {1, 65535, {"port", "master_port"}},
       {1, 64, {"signal"}},
-      {0, 2147483647, {"round", "node_timeout_ms", "restart_count"}}};
+      {0, 2147483647, {"round", "node_timeout_ms", "restart_count", "former_restarts"}}};
   const auto range_of = [&](const std::string& type, const std::string& field) -> std::pair<int, int> {
     if (field == "exit_code") return {type == "end" ? 0 : 1, 255};  // a failure is not 0
     for (const Range& range : ranges)

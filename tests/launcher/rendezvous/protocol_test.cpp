@@ -58,7 +58,7 @@ TEST_CASE("a greeting comes back as it was", "[protocol]") {
   }
   CHECK(test::hex(encode(greeting(true, 0xab))) ==
         "64647072756e0d0a"
-        "0002"
+        "0003"
         "0001"
         "abababababababababababababababab"
         "00000000");
@@ -97,7 +97,7 @@ TEST_CASE("another version of the protocol is refused, and both are named", "[pr
   bytes[9] = 4;
   CHECK(may_be_greeting(bytes));
   CHECK(decoding_error(bytes) ==
-        "expected version 2 of the protocol between ddpruns, got 260: every node needs the same ddprun");
+        "expected version 3 of the protocol between ddpruns, got 260: every node needs the same ddprun");
 }
 
 TEST_CASE("frames come back in their order, however their bytes are divided", "[protocol]") {

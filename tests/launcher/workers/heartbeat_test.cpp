@@ -41,7 +41,7 @@ Command with_heartbeat(Command command, int fd) {
 TEST_CASE("a byte in its pipe is a worker's sign of life, and no other's", "[heartbeat]") {
   boost::asio::io_context io(1);
   Heartbeats heartbeats(io);
-  const UniqueFd first = heartbeats.add(), second = heartbeats.add();
+  const UniqueFd first = heartbeats.open(0), second = heartbeats.open(1);
   io.poll();
   CHECK_FALSE(heartbeats.last_beat(0));
   const auto before = Heartbeats::Clock::now();
@@ -54,7 +54,7 @@ TEST_CASE("a byte in its pipe is a worker's sign of life, and no other's", "[hea
 TEST_CASE("later beats renew it, and old ones are not taken for new", "[heartbeat]") {
   boost::asio::io_context io(1);
   Heartbeats heartbeats(io);
-  const UniqueFd worker = heartbeats.add();
+  const UniqueFd worker = heartbeats.open(0);
   write_bytes(worker, 60'000);
   REQUIRE(run_until_beat(io, heartbeats, 0));
   const auto first = *heartbeats.last_beat(0);
@@ -69,7 +69,7 @@ TEST_CASE("beats without a pause wake ddprun up ten times a second, and fill the
           "[heartbeat]") {
   boost::asio::io_context io(1);
   Heartbeats heartbeats(io);
-  const UniqueFd worker = heartbeats.add();
+  const UniqueFd worker = heartbeats.open(0);
   std::size_t handlers = 0;
   const auto end = Heartbeats::Clock::now() + std::chrono::milliseconds(250);
   while (Heartbeats::Clock::now() < end) {
@@ -84,7 +84,7 @@ TEST_CASE("beats without a pause wake ddprun up ten times a second, and fill the
 TEST_CASE("a worker that is gone leaves nothing to wait for, and its last beat known", "[heartbeat]") {
   boost::asio::io_context io(1);
   Heartbeats heartbeats(io);
-  UniqueFd worker = heartbeats.add();
+  UniqueFd worker = heartbeats.open(0);
   write_bytes(worker, 3);
   worker.reset();
   io.run_for(test::kDeadline);
@@ -97,7 +97,7 @@ TEST_CASE("heartbeats may go while their events are on the way", "[heartbeat]") 
   UniqueFd worker;
   {
     Heartbeats heartbeats(io);
-    worker = heartbeats.add();
+    worker = heartbeats.open(0);
     write_bytes(worker, 1);
     REQUIRE(run_until_beat(io, heartbeats, 0));
     write_bytes(worker, 1);
@@ -110,7 +110,7 @@ TEST_CASE("heartbeats may go while their events are on the way", "[heartbeat]") 
 TEST_CASE("the writing end does not block and is not inherited unasked", "[heartbeat]") {
   boost::asio::io_context io(1);
   Heartbeats heartbeats(io);
-  const UniqueFd worker = heartbeats.add();
+  const UniqueFd worker = heartbeats.open(0);
   CHECK((::fcntl(worker.get(), F_GETFL) & O_NONBLOCK) != 0);
   CHECK((::fcntl(worker.get(), F_GETFD) & FD_CLOEXEC) != 0);
 }
@@ -118,7 +118,7 @@ TEST_CASE("the writing end does not block and is not inherited unasked", "[heart
 TEST_CASE("a worker's heartbeats arrive", "[heartbeat]") {
   boost::asio::io_context io(1);
   Heartbeats heartbeats(io);
-  const UniqueFd fd = heartbeats.add();
+  const UniqueFd fd = heartbeats.open(0);
   Child child(with_heartbeat({{STUB_WORKER_PROGRAM, "beat", "100000"}}, fd.get()));
   CHECK(child.wait().success());  // the pipe holds 65536
   CHECK(run_until_beat(io, heartbeats, 0));
@@ -127,7 +127,7 @@ TEST_CASE("a worker's heartbeats arrive", "[heartbeat]") {
 TEST_CASE("the heartbeats of the example in Python arrive", "[heartbeat]") {
   boost::asio::io_context io(1);
   Heartbeats heartbeats(io);
-  const UniqueFd fd = heartbeats.add();
+  const UniqueFd fd = heartbeats.open(0);
   const Command example{{"python3", DDPRUN_SOURCE_DIR "/examples/heartbeat.py"}};
   Child child(with_heartbeat(example, fd.get()));
   CHECK(child.wait().success());

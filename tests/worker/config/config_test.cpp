@@ -175,6 +175,25 @@ TEST_CASE("the flags of how ranks work together have both spellings and PyTorch'
   CHECK(parse({"mnist", "--join"}).train.parallel.join);
 }
 
+TEST_CASE("the flag --fast turns on what is as accurate, except where a flag says otherwise", "[config]") {
+  CHECK_FALSE(parse({"mnist"}).train.precision.channels_last);
+  const auto fast = parse({"mnist", "--fast"}).train.precision;
+  CHECK(fast.channels_last);
+  CHECK(fast.cudnn_benchmark);
+  CHECK(fast.matmul == "highest");
+  const auto partly = parse({"mnist", "--fast", "--channels-last=false"}).train.precision;
+  CHECK_FALSE(partly.channels_last);
+  CHECK(partly.cudnn_benchmark);
+}
+
+TEST_CASE("each backend has its own timeout unless one is given", "[config]") {
+  CHECK_FALSE(group_options(parse({"mnist"})).timeout);
+  CHECK(group_options(parse({"mnist"})).connect_timeout == std::chrono::minutes(5));
+  const auto given = group_options(parse({"mnist", "--timeout=7"}));
+  CHECK(given.timeout == std::chrono::seconds(7));
+  CHECK(given.connect_timeout == std::chrono::seconds(7));
+}
+
 TEST_CASE("flags that exclude each other are refused by name", "[config]") {
   const auto [first, second] = GENERATE(table<const char*, std::string>({{"--fsdp", "--zero1"},
                                                                          {"--drop-last", "--join"},
@@ -226,6 +245,12 @@ TEST_CASE("a bad value is refused in one line that names flag, expectation and v
       {"--clip-norm", "-1", "--clip-norm: expected a number from 0, got '-1'"},
       {"--lr", "inf", "got 'inf'"},
       {"--lr", "-1e-3", "got '-1e-3'"},
+      {"--betas", "0.9,1",
+       "--betas: expected two numbers from 0 to less than 1, such as 0.9,0.999, got '0.9,1'"},
+      {"--betas", "-0.1,0.9", "got '-0.1,0.9'"},
+      {"--betas", "0.9", "got '0.9'"},
+      {"--betas", "0.9,0.99,0.999", "got '0.9,0.99,0.999'"},
+      {"--betas", "0.9,x", "got '0.9,x'"},
       {"--dropout", "1.01", "--dropout: expected a probability from 0 to 1, got '1.01'"},
       {"--timeout", "0", "--timeout: expected seconds above 0, got '0'"},
       {"--seed", "-1", "expected an integer from 0"},
@@ -261,8 +286,8 @@ TEST_CASE("a value with a line end is named whole, in one line", "[config]") {
 
 TEST_CASE("an unknown task, flag or argument and a missing value are named", "[config]") {
   const std::string expected =
-      "expected a task (mnist, toy, linear, cifar10 or sam) or a command (env, export, flight or sam "
-      "--predict)";
+      "expected a task (mnist, toy, linear, cifar10 or sam) or a command (env, export, flight, report or "
+      "sam --predict)";
   CHECK_THROWS_WITH(parse({}), "no task given, " + expected);
   CHECK_THROWS_WITH(parse({"minst"}), "unknown task 'minst': did you mean mnist? " + expected);
   CHECK_THROWS_WITH(parse({"cifar"}), "unknown task 'cifar': did you mean cifar10? " + expected);

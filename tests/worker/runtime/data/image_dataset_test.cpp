@@ -2,12 +2,14 @@
 #include <zlib.h>
 
 #include <cmath>
+#include <memory>
 #include <stdexcept>
 
 #include <torch/types.h>
 
 #include <ddprun/data/image_dataset.h>
 #include <ddprun/data/loader.h>
+#include <ddprun/data/subset.h>
 #include "tests/support/catch.h"
 #include "tests/support/golden.h"
 
@@ -152,6 +154,31 @@ TEST_CASE("augmented images are the same whatever threads and batch size", "[ima
   other.start_epoch(order, 5);
   CHECK_FALSE(torch::equal(drain_inputs(other), expected));
   CHECK_FALSE(torch::equal(numbered_images(10).get_epoch_batch(order, 4).input, expected));
+}
+
+TEST_CASE("a batch that is finished on its device has the same values to the last bit", "[image_transform]") {
+  const std::vector<std::int64_t> indices = {5, 599, 0, 5, 77, 301, 44, 8};
+  for (const bool channels_last : {false, true}) {
+    auto options = augmented(2);
+    options.mean = {.4914f, .4822f, .4465f};  // CIFAR-10's, which round
+    options.std = {.2023f, .1994f, .2010f};
+    options.channels_last = channels_last;
+    const auto images =
+        std::make_shared<ImageDataset>(numbered_images(2).images(), ImageTransform(std::move(options)));
+    for (const std::int64_t epoch : {0, 7}) {
+      const auto raw = images->get_raw_batch(indices, epoch);
+      CHECK(raw.input.scalar_type() == torch::kUInt8);
+      const auto made = images->prepare(raw);
+      const auto expected = images->get_epoch_batch(indices, epoch);
+      CHECK(torch::equal(made.input, expected.input));
+      CHECK(made.input.strides() == expected.input.strides());
+      CHECK(torch::equal(made.target, expected.target));
+      CHECK(made.extra.empty());
+    }
+    const Subset part(images, {44, 3, 9});
+    CHECK(torch::equal(part.prepare(part.get_raw_batch({2, 0}, 1)).input,
+                       part.get_epoch_batch({2, 0}, 1).input));
+  }
 }
 
 TEST_CASE("channels-last batches hold the same values", "[image_transform]") {

@@ -164,9 +164,13 @@ TEST_CASE("an error on one rank alone ends the job at once, with that rank named
         for (int step = 0; step < 3 && !(wrong && where == "static graph in a join"); ++step) {
           const auto samples = wrong && step == 2 && where == "samples" ? 0 : 2;
           auto hidden = first->forward(torch::ones({2, 64}));
-          if (wrong && step == 2 && where == "backward")
+          const bool in_backward = step == 2 && where == "backward";
+          if (wrong && in_backward)
             hidden.register_hook([&](torch::Tensor) { throw std::runtime_error("no luck"); });
-          ddp.forward([&] { return second->forward(hidden).sum(); }, samples).backward();
+          const auto loss = ddp.forward([&] { return second->forward(hidden).sum(); }, samples);
+          if (!wrong && in_backward)  // the other's first bucket waits
+            loss.register_hook([](torch::Tensor) { std::this_thread::sleep_for(std::chrono::seconds(1)); });
+          loss.backward();
         }
         join.finish();
       }).join();

@@ -113,6 +113,18 @@ TEST_CASE("a network with SyncBatchNorm under DDP trains as on one rank", "[sync
   });
 }
 
+TEST_CASE("what cannot be converted to SyncBatchNorm is named", "[sync_batch_norm]") {
+  test::run_ranks(1, [](const ProcessGroup& group) {
+    torch::nn::Sequential plain(SyncBatchNorm(3), torch::nn::BatchNorm2d(3)), none(torch::nn::Linear(3, 3));
+    test::ensure_refused(
+        [&] { ddp::convert_sync_batchnorm(*plain, group); },
+        "convert_sync_batchnorm: 1 is a BatchNorm; declare it as a ddprun::ddp::SyncBatchNorm");
+    test::ensure_refused(
+        [&] { ddp::convert_sync_batchnorm(*none, group); },
+        "convert_sync_batchnorm: expected a ddprun::ddp::SyncBatchNorm in the module, found none");
+  });
+}
+
 TEST_CASE("SyncBatchNorm that was not converted is torch::batch_norm, bit for bit", "[sync_batch_norm]") {
   torch::NoGradGuard no_grad;  // ranks may be forked after this test
   const Case c{{}, {5, 4}, torch::kFloat32, torch::kFloat32};

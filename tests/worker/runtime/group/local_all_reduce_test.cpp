@@ -126,9 +126,9 @@ TEST_CASE("a callback may call for another sum", "[local_all_reduce]") {
 TEST_CASE("a callback may wait for another sum", "[local_all_reduce]") {
   test::run_ranks(2, [](const ddp::ProcessGroup& group) {
     for (int i = 0; i < 50; ++i) {
+      if (group.rank() == i % 2) std::this_thread::sleep_for(2ms);  // the other one has its callback by then
       auto first = all_reduce(group, at::ones({1000}));
       auto between = all_reduce(group, at::ones({10}));
-      if (group.rank() == i % 2) std::this_thread::sleep_for(1ms);
       first.work->getFuture()->addCallback([&](c10::ivalue::Future&) {
         auto second = all_reduce(group, at::ones({2000}));
         second.work->wait();
@@ -156,21 +156,23 @@ TEST_CASE("a barrier in a callback is an error", "[local_all_reduce]") {
 
 TEST_CASE("a callback that waits for a sum of an ended rank gets its error", "[local_all_reduce]") {
   const HeldPort port;
-  CHECK_THROWS_WITH(test::fork_ranks(2,
-                                     [&](int rank) {
-                                       auto group = ddp::ProcessGroup::connect(test::rank_env(port, rank, 2),
-                                                                               {.timeout = 10min});
-                                       auto first = all_reduce(group, at::ones({1000}));
-                                       std::string text;
-                                       first.work->getFuture()->addCallback([&](c10::ivalue::Future&) {
-                                         if (rank == 1) ::kill(::getpid(), SIGKILL);
-                                         auto second = all_reduce(group, at::ones({10}));
-                                         text = failure_of([&] { second.work->wait(); });
-                                       });
-                                       first.work->wait();
-                                       ensure(text.find("rank 1") != std::string::npos, text.c_str());
-                                     }),
-                    "rank 1: signal 9 (SIGKILL)");
+  CHECK_THROWS_WITH(
+      test::fork_ranks(2,
+                       [&](int rank) {
+                         auto group =
+                             ddp::ProcessGroup::connect(test::rank_env(port, rank, 2), {.timeout = 10min});
+                         if (rank == 1) std::this_thread::sleep_for(50ms);  // rank 0 has its callback by then
+                         auto first = all_reduce(group, at::ones({1000}));
+                         std::string text;
+                         first.work->getFuture()->addCallback([&](c10::ivalue::Future&) {
+                           if (rank == 1) ::kill(::getpid(), SIGKILL);
+                           auto second = all_reduce(group, at::ones({10}));
+                           text = failure_of([&] { second.work->wait(); });
+                         });
+                         first.work->wait();
+                         ensure(text.find("rank 1") != std::string::npos, text.c_str());
+                       }),
+      "rank 1: signal 9 (SIGKILL)");
 }
 
 TEST_CASE("another tensor is an error that says so on every rank, and the next sum is right",

@@ -4,6 +4,7 @@
 
 #include <ddprun/image/line_chart.h>
 #include <ddprun/image/png.h>
+#include <ddprun/report/page_assets.h>
 #include "tests/support/browser.h"
 #include "tests/support/catch.h"
 
@@ -76,6 +77,60 @@ TEST_CASE("a browser shows the report with its pictures and without errors, on a
     CHECK(frame["needed"] == frame["width"]);  // no scrolling sideways
   }
   CHECK(found[0]["width"].get<int>() <= 400);
+}
+
+/// Two runs, with names that would end a script or begin an element.
+HtmlReport two_runs() {
+  HtmlReport report = example();
+  const nlohmann::json columns = {{"step", {1, 2, 3, 4}},
+                                  {"epoch", {0, 0, 1, 1}},
+                                  {"train_loss", {2.5, 1.25, 0.5, 0.123456}},
+                                  {"val_loss", {nullptr, 1.5, nullptr, 0.5}},
+                                  {"lr", {0.1, 0.1, 0.1, 0.1}},
+                                  {"</script><b>acc", {nullptr, nullptr, nullptr, 0.75}}};
+  const nlohmann::json time = {{"process_seconds", 20},
+                               {"start_seconds", 2},
+                               {"compute_seconds", 15.5},
+                               {"data_wait_seconds", 0.001},
+                               {"evaluation_seconds", 2.5}};
+  const nlohmann::json one = {{"name", "one"},
+                              {"columns", columns},
+                              {"time", time},
+                              {"config", "[train]\nlr = 0.1\n"}},
+                       two = {{"name", "two"},
+                              {"columns", {{"step", {1, 2}}, {"epoch", {0, 1}}, {"train_loss", {2, 1}}}},
+                              {"time", nullptr},
+                              {"config", "[train]\nlr = 0.2\n"}};
+  report.runs_json = nlohmann::json{{"runs", {one, two}}}.dump();
+  return report;
+}
+
+TEST_CASE("the script's data cannot end it", "[html_report]") {
+  const auto html = to_html(two_runs());
+  CHECK(html.find("</script><b>") == std::string::npos);
+  CHECK_THAT(html, ContainsSubstring("u003c/script>"));
+}
+
+TEST_CASE("a browser draws the curves of runs, and lets one compare them", "[html_report]") {
+  if (kDygraphsScript.empty()) test::skip("this build has no dygraphs");
+  const auto found = test::shown_in_browser(to_html(two_runs()), {400, 1200});
+  REQUIRE(found.size() == 2);
+  for (const auto& frame : found) {
+    INFO(frame.dump());
+    CHECK(frame["charts"] == nlohmann::json({"Loss", "Learning rate", "Other"}));
+    CHECK(frame["drawn"] == true);
+    CHECK(frame["series"] == nlohmann::json({"one: train_loss 0.1235", "one: val_loss 0.5",
+                                             "two: train_loss 1", "one: lr 0.1"}));
+    CHECK(frame["after"]["pressed"] == nlohmann::json({"false", "true", "true", "true"}));
+    CHECK(frame["after"]["series"][0] != frame["series"][0]);  // smoothed
+    CHECK(frame["requests"] == 0);
+    CHECK(frame["needed"] == frame["width"]);
+    for (const char* text :
+         {"What differs", "train.lr", "0.2", "Where the time went: one", "compute 15.50 s (77.5 %)"}) {
+      INFO(text);
+      CHECK_THAT(frame["text"].get<std::string>(), ContainsSubstring(text));
+    }
+  }
 }
 
 }  // namespace

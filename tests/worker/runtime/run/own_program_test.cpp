@@ -8,6 +8,7 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/sgd.h>
+#include <torch/script.h>
 
 #include <functional>
 #include <optional>
@@ -58,6 +59,35 @@ struct OwnWords {
     return batch;
   }
 };
+
+/// Examples i: ([i, i, i], [2 i]) of one rank's share, in order, as far as the epoch's number and 3.
+struct CountedStream {
+  auto stream(const Context& ctx, std::int64_t epoch) const {
+    return [i = std::int64_t{ctx.rank()}, step = ctx.world_size(),
+            end = epoch + 3]() mutable -> std::optional<std::pair<torch::Tensor, torch::Tensor>> {
+      if (i >= end) return std::nullopt;
+      return CountedExamples{end}.get(std::exchange(i, i + step));
+    };
+  }
+};
+
+/// OwnNet in TorchScript, returning a tuple of the result and a list.
+torch::jit::Module script_net(OwnNet& net) {
+  torch::jit::Module script("ScriptNet");
+  for (const auto& item : net.named_parameters()) {
+    auto name = item.key();
+    std::replace(name.begin(), name.end(), '.', '_');
+    script.register_parameter(name, item.value().detach().clone().requires_grad_(), false);
+  }
+  script.register_buffer("calls", torch::zeros({1}));
+  script.define(R"(
+def forward(self, input):
+    self.calls.add_(1)
+    hidden = torch.tanh(torch.linear(input, self.first_weight, self.first_bias))
+    return torch.linear(hidden, self.second_weight, self.second_bias), [hidden]
+)");
+  return script;
+}
 
 void on_own_ranks(int ranks, const std::function<void(const Context&)>& run) {
   test::run_ranks(ranks, [&](const ddp::ProcessGroup& group) {
@@ -148,6 +178,32 @@ TEST_CASE("a DistributedDataParallel<Module> trains as the engine under it", "[o
   });
 }
 
+TEST_CASE("a TorchScript model trains as the module it was made of", "[own_program]") {
+  on_own_ranks(2, [](const Context& ctx) {
+    const bool finds_unused = true;  // so that the result's tensors are looked at
+    torch::manual_seed(ctx.rank());  // rank 0's weights count
+    OwnNet net;
+    DistributedDataParallel<torch::jit::Module> model(ctx, script_net(net),
+                                                      {.find_unused_parameters = finds_unused});
+    DistributedDataParallel<OwnNet> same(ctx, std::make_shared<OwnNet>(net));
+    torch::optim::SGD optimizer(model.parameters(), 0.1), reference(same.parameters(), 0.1);
+    ensure(model.parameters().size() == 4, "its parameters");
+    for (int step = 0; step < 3; ++step) {
+      torch::manual_seed(10 * step + ctx.rank());
+      const auto input = torch::randn({4, 3});
+      model.zero_grad();
+      same.zero_grad();
+      model(input).toTupleRef().elements()[0].toTensor().mean().backward();
+      same(input).mean().backward();
+      optimizer.step();
+      reference.step();
+    }
+    for (std::size_t i = 0; i < 4; ++i)
+      ensure(torch::allclose(model.parameters()[i], same.parameters()[i], 1e-6, 1e-6), "the same weights");
+    ensure(model->attr("calls").toTensor().item<double>() == 3, "its buffer is its own");
+  });
+}
+
 TEST_CASE("a gradient from the bare module is warned of once", "[own_program]") {
   on_own_ranks(2, [](const Context& ctx) {
     static int warnings = 0;
@@ -222,6 +278,29 @@ TEST_CASE("a loader takes batches of any type, a collate function and LibTorch's
       ensure(
           torch::equal(input.sum(1), torch::tensor({0., 2., 4.})) && torch::equal(target, torch::arange(3)),
           "LibTorch's data set");
+  });
+}
+
+TEST_CASE("a loader reads a stream of unknown length in batches", "[own_program]") {
+  on_own_ranks(2, [](const Context& ctx) {
+    for (const int workers : {0, 1}) {
+      DataLoader loader(ctx, CountedStream(), {.batch_size = 2, .num_workers = workers});
+      for (const std::int64_t epoch : {0, 6, 4}) {
+        std::vector<double> seen;
+        for (auto& [input, target] : loader.epoch(epoch)) {
+          ensure(input.size(0) <= 2, "batches of two");
+          for (int i = 0; i < target.size(0); ++i) seen.push_back(target[i].item<double>());
+        }
+        std::vector<double> expected;
+        for (auto i = ctx.rank(); i < epoch + 3; i += 2) expected.push_back(2.0 * i);
+        ensure(seen == expected, "this rank's share, from its beginning");
+      }
+      for ([[maybe_unused]] auto& batch : loader.epoch(7)) break;  // an epoch may be left
+    }
+    DataLoader whole(ctx, CountedStream(), {.batch_size = 2, .drop_last = true});
+    int batches = 0;
+    for ([[maybe_unused]] auto& batch : whole.epoch(3)) ++batches;
+    ensure(batches == 1, "three examples each, of which two are a batch");
   });
 }
 

@@ -9,10 +9,17 @@
 
 #include <functional>
 #include <map>
+#include <memory>
+#include <stdexcept>
+#include <utility>
+#include <vector>
 
 #include <ddprun/common/errors.h>
+#include <ddprun/data/tensor_dataset.h>
 #include <ddprun/sharding/fully_sharded.h>
 #include <ddprun/sharding/meta_device.h>
+#include <ddprun/train/model/parallel_model.h>
+#include <ddprun/train/model/run.h>
 #include "tests/support/catch.h"
 #include "tests/support/counted_memory.h"
 #include "tests/support/run_ranks.h"
@@ -31,6 +38,32 @@ torch::nn::Sequential make_model(std::int64_t width, int layers) {
   }
   return model;
 }
+
+/// Of all ways to set values: in place, by factories, from other tensors, in parts, drawn from a generator of
+/// one's own.
+struct MixedImpl : torch::nn::Module {
+  explicit MixedImpl(std::int64_t width) {
+    linear = register_module("linear", torch::nn::Linear(width, width));
+    torch::nn::init::orthogonal_(linear->weight);
+    norm = register_module("norm", torch::nn::BatchNorm1d(width));
+    table = register_parameter("table", torch::randn({width, 4}) * 0.02);
+    auto joined = torch::cat({torch::rand({2, width}), torch::full({1, width}, 3.0)});
+    const torch::NoGradGuard no_grad;
+    joined.slice(0, 0, 1).normal_();
+    stacked = register_parameter("stacked", joined);
+    grid = register_buffer("grid", torch::arange(width) + torch::ones({width}));
+    auto generator = at::detail::createCPUGenerator(9);
+    own = register_parameter("own", torch::empty({width}).uniform_(0, 1, generator));
+    own_too = register_parameter("own_too", torch::empty({width}).uniform_(0, 1, generator));
+    linear->bias.copy_(table.select(1, 0));
+    tied = register_parameter("tied", table);
+    wide = register_parameter("wide", torch::randn({width}, torch::kDouble));
+  }
+  torch::nn::Linear linear{nullptr};
+  torch::nn::BatchNorm1d norm{nullptr};
+  torch::Tensor table, stacked, grid, own, own_too, tied, wide;
+};
+TORCH_MODULE(Mixed);
 
 /// Depends on the name alone.
 void initialise(const std::string& name, at::Tensor& tensor) {
@@ -92,6 +125,78 @@ TEST_CASE("a model larger than a rank's memory can be made: a rank holds its sha
     const auto peak = static_cast<std::int64_t>(test::take_peak_tensor_bytes());
     ensure(peak < kLayers * kLayerBytes / 2 + 3 * kLayerBytes, "half of all, and a unit with its copies");
     ensure(peak > kLayers * kLayerBytes / 2, "and what it has is counted");
+  });
+}
+
+TEST_CASE("a deferred module gets the values of its constructor, bit for bit", "[fully_sharded]") {
+  const auto make = [] { return Mixed(24); };
+  torch::manual_seed(5);
+  const auto plain = make();
+  const auto next = torch::rand({3}), after = torch::rand({3});
+  torch::manual_seed(5);
+  ddp::DeferredInit deferred;
+  const auto hollow = deferred.make(make);
+  CHECK(torch::rand({3}).equal(next));
+  const auto check = [&](const auto& tensors, const auto& expected) {
+    REQUIRE(tensors.size() == expected.size());
+    for (const auto& item : tensors) {
+      INFO(item.key());
+      CHECK((item.value().is_meta() || item.key() == "norm.num_batches_tracked"));
+      auto values = torch::empty_like(expected[item.key()]);
+      deferred(item.key(), values);
+      CHECK(values.equal(expected[item.key()]));
+    }
+  };
+  check(hollow->named_parameters(), plain->named_parameters());
+  check(hollow->named_buffers(), plain->named_buffers());
+  CHECK(torch::rand({3}).equal(after));
+  auto none = torch::empty({1});
+  CHECK_THROWS_AS(deferred("nothing", none), std::out_of_range);
+}
+
+TEST_CASE("a deferred Task trains as a plain one, and its model's memory is never whole", "[fully_sharded]") {
+  constexpr std::int64_t kWidth = 512, kLayers = 16, kModelBytes = kWidth * kWidth * 4 * kLayers;
+  constexpr std::size_t kLast = 4 * (kLayers - 1);  // the last linear layer's weight
+  test::run_ranks(2, [](const ProcessGroup& group) {
+    test::count_tensor_memory();
+    const auto run = [&](bool defer) {
+      train::Task task;
+      torch::manual_seed(5);
+      const auto make = [] {
+        auto model = make_model(kWidth, kLayers);
+        const torch::NoGradGuard no_grad;  // and a parameter that is sharded before it is needed again
+        model->parameters()[kLast].copy_(model->parameters()[0]);
+        return model;
+      };
+      ddp::DeferredInit deferred;
+      auto model = defer ? deferred.make(make) : make();
+      if (defer) task.initialise = deferred;
+      task.module = model.ptr();
+      task.train_set = std::make_shared<data::TensorDataset>(torch::zeros({4, 1}), torch::zeros({4, 1}));
+      task.compute_loss = [=](const data::Batch& batch) mutable {
+        return train::BatchResult{(model->forward(batch.input) - 1).square().mean(1)};
+      };
+      train::TrainerOptions options;
+      options.parallel.fsdp = true;
+      options.precision.channels_last = true;
+      const train::Run of{task, options, group};
+      train::ParallelModel parallel(of);
+      const auto peak = static_cast<std::int64_t>(test::take_peak_tensor_bytes());
+      const auto x = torch::arange(4 * kWidth).view({4, kWidth}) / (4.0 * kWidth) + group.rank();
+      std::vector<double> losses;
+      for (int step = 0; step < 3; ++step) {
+        parallel.zero_grad();
+        losses.push_back(parallel.forward_backward({x, x}, true).loss.item<double>());
+        parallel.optimizer_step();
+      }
+      return std::pair(losses, peak);
+    };
+    const auto [losses, peak] = run(true);
+    ensure(peak < kModelBytes * 9 / 10 && peak > kModelBytes / 2, "half of it, and units that are made");
+    test::take_peak_tensor_bytes();
+    const auto [expected, whole] = run(false);
+    ensure(whole > kModelBytes, "a plain start has it whole");
+    ensure(losses == expected, "bit for bit");
   });
 }
 

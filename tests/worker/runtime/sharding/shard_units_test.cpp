@@ -82,27 +82,35 @@ TEST_CASE("an asked unit is not cut and takes nothing else", "[shard_plan]") {
 }
 
 TEST_CASE("the first step gathers on demand, the next one fetches ahead", "[gather_schedule]") {
-  GatherSchedule schedule(true);
+  GatherSchedule schedule(1);
   CHECK(run_step(schedule, {0, 1, 2}) == "use 0, use 1, free 0, use 2");
   CHECK(run_step(schedule, {0, 0, 1, 2}) ==
         "free 1, free 2, fetch 0, use 0, fetch 1, use 1, free 0, fetch 2, use 2");
 }
 
+TEST_CASE("several units can be fetched ahead, and none that is needed sooner gives way",
+          "[gather_schedule]") {
+  GatherSchedule schedule(2);
+  CHECK(run_step(schedule, {0, 1, 2, 3}) == "use 0, use 1, use 2, free 0, use 3");
+  CHECK(run_step(schedule, {0, 1, 2, 3}) ==
+        "free 1, free 2, free 3, fetch 0, fetch 1, use 0, fetch 2, use 1, free 0, fetch 3, use 2, use 3");
+}
+
 TEST_CASE("a step that leaves the known order fetches nothing ahead any more", "[gather_schedule]") {
-  GatherSchedule schedule(true);
+  GatherSchedule schedule(1);
   run_step(schedule, {0, 1, 2, 3});
   CHECK(run_step(schedule, {0, 3, 1, 2}) ==
         "free 2, free 3, fetch 0, use 0, fetch 1, free 1, use 3, free 0, use 1, free 3, use 2");
 }
 
 TEST_CASE("without prefetch one unit is in memory at a time", "[gather_schedule]") {
-  GatherSchedule schedule(false);
+  GatherSchedule schedule(0);
   run_step(schedule, {0, 1});
   CHECK(run_step(schedule, {0, 1}) == "free 1, use 0, free 0, use 1");
 }
 
 TEST_CASE("a unit in use is not freed", "[gather_schedule]") {
-  GatherSchedule schedule(false);
+  GatherSchedule schedule(0);
   schedule.begin_step(true);
   const auto pinned = [](std::size_t unit) { return unit == 0; };
   schedule.touch(0, pinned);

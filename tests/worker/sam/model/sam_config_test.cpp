@@ -51,12 +51,12 @@ TEST_CASE("sam's defaults are those of a new model, or of one of --checkpoint", 
       {"checkpoint", nullptr, "sam-vit-base"},
       {"augment", true, true},
       {"val_split", 0.25, 0.1},
-      {"epochs", 250, 20},
+      {"epochs", 400, 20},
       {"batch_size", 2, 4},
       {"lr", 5e-4, 1e-4},
       {"lr_schedule", "cosine", "none"},
       {"ema", 0.98, 0},
-      {"patience", 0, 10},
+      {"patience", 150, 10},
       {"warmup_steps", 5, 50}};
   for (const auto& [key, of_fresh, of_released] : of_each) {
     CAPTURE(key);

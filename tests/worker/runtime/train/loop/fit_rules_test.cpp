@@ -10,6 +10,7 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/types.h>
 
+#include <cmath>
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -18,9 +19,11 @@
 #include <utility>
 #include <vector>
 
+#include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
 #include <ddprun/report/metric_sink.h>
 #include <ddprun/train/loop/trainer.h>
+#include <ddprun/train/loop/tuner.h>
 #include "tests/support/catch.h"
 #include "tests/support/run_ranks.h"
 
@@ -184,10 +187,23 @@ TEST_CASE("a task's groups have learning rates of their own, with --zero1 too", 
   }
 }
 
+TEST_CASE("the finder of rates takes its steps at the rates that it tries", "[fit]") {
+  const TempDir dir;
+  run_ranks(2, [&](const ProcessGroup& group) {
+    auto options = three_epochs_in(dir.path());
+    options.batch_size = 1;
+    const auto task = one_weight_task();
+    const auto found = find_lr(task, options, group);
+    const auto w = task.module->parameters()[0].item<float>();
+    ensure(std::abs(w - 0.6) < 0.1, "steps at rates of about 0.03 lead to the minimum");
+    ensure(found && *found > 1e-3 && *found < 0.4, "a rate at which the loss falls");
+  });
+}
+
 TEST_CASE("with drop_last no step has fewer samples, as with PyTorch's loader", "[fit]") {
   const TempDir dir;
-  for (const auto& [size, drop_last, steps] :
-       {std::tuple(5, false, 2.0), std::tuple(5, true, 1.0), std::tuple(9, true, 2.0)}) {
+  for (const auto& [size, drop_last, steps] : {std::tuple(5, false, 2.0), std::tuple(5, true, 1.0),
+                                               std::tuple(7, true, 1.0), std::tuple(9, true, 2.0)}) {
     auto task = one_weight_task();
     task.train_set = std::make_shared<OnesAndTwos>(size);
     auto options = three_epochs_in(dir.path() / (std::to_string(size) + (drop_last ? "d" : "")));

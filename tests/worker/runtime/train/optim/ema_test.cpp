@@ -86,6 +86,7 @@ TEST_CASE("averages take the weights' place for as long as wanted", "[ema]") {
   }
   CHECK(torch::equal(tensor, ones(3)));
   CHECK(torch::equal(ema.averages()[0].second, ones(2)));
+  CHECK(ema.averages()[0].second.is_alias_of(ema.averages()[1].second));  // kept once
   CHECK(tensor.data_ptr() == memory);
   CHECK(tensor.requires_grad());
 }

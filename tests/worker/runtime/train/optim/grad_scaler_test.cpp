@@ -10,6 +10,7 @@
 #include <utility>
 
 #include <ddprun/train/optim/optimization.h>
+#include <ddprun/train/state/optimizer_state.h>
 #include "tests/support/catch.h"
 #include "tests/support/golden.h"
 #include "tests/support/golden_number.h"
@@ -110,6 +111,56 @@ TEST_CASE("a resumed run's skipped steps are counted on", "[grad_scaler]") {
   auto of_older = make(trained);
   of_older.load_scaler_state(state);
   CHECK(of_older.skipped_steps() == 0);
+}
+
+TEST_CASE("a step that the device holds back changes nothing, like one that is not taken", "[grad_scaler]") {
+  using train::OptimizerKind;
+  struct Training {
+    torch::Tensor parameter = torch::tensor({0.5F, -2.0F}).requires_grad_();
+    std::unique_ptr<torch::optim::Optimizer> optimizer;
+    GradScaler scaler = make_scaler({.init_scale = 8, .growth_interval = 3});
+    train::Ema ema{{{"p", parameter}}, {{"count", torch::zeros({}, torch::kInt64)}}, {.decay = 0.9}};
+  };
+  for (const auto kind :
+       {OptimizerKind::kSgd, OptimizerKind::kAdam, OptimizerKind::kAdamW, OptimizerKind::kAdadelta})
+    for (const double dampening : {0.0, 0.5}) {
+      CAPTURE(static_cast<int>(kind), dampening);
+      Training waits, on_device;
+      const auto step = [&](Training& training, double first) {
+        training.parameter.mutable_grad() =
+            torch::tensor({first, -1.0}, torch::kFloat32) * training.scaler.get_scale();
+        if (&training == &waits) {
+          if (training.scaler.step(*training.optimizer)) training.ema.update();
+        } else {
+          auto& held = dynamic_cast<train::HeldBack&>(*training.optimizer);
+          training.ema.update(training.scaler.step_on_device(*training.optimizer, held));
+        }
+        training.scaler.update();
+      };
+      for (auto* training : {&waits, &on_device})
+        training->optimizer =
+            train::make_optimizer({.kind = kind, .lr = 0.1, .momentum = 0.9, .dampening = dampening},
+                                  {torch::optim::OptimizerParamGroup({training->parameter})});
+      for (const double first : {static_cast<double>(INFINITY), 1.0, -0.25, static_cast<double>(NAN),
+                                 static_cast<double>(INFINITY), 3.0})
+        for (auto* training : {&waits, &on_device}) step(*training, first);
+      dynamic_cast<train::HeldBack&>(*on_device.optimizer).settle();
+      CHECK(torch::equal(on_device.parameter, waits.parameter));
+      CHECK(on_device.scaler.skipped_steps() == 3);
+      CHECK(on_device.scaler.get_scale() == waits.scaler.get_scale());
+      CHECK(on_device.ema.updates() == 3);
+      CHECK(torch::allclose(on_device.ema.averages()[0].second, waits.ema.averages()[0].second, 1e-6, 1e-7));
+      const auto steps_of = [](const Training& training) {
+        const auto state = train::optimizer_state_dict(*training.optimizer).toGenericDict().at("state");
+        const auto first = state.toGenericDict().begin()->value().toGenericDict();
+        return first.contains("step") ? first.at("step").toTensor().item<double>() : 3;
+      };
+      CHECK(steps_of(on_device) == 3);
+      CHECK(steps_of(waits) == 3);
+      step(waits, 2);  // and goes on from there
+      step(on_device, 2);
+      CHECK(torch::equal(on_device.parameter, waits.parameter));
+    }
 }
 
 TEST_CASE("a scaler that is not enabled leaves everything as it is", "[grad_scaler]") {

@@ -222,6 +222,13 @@ TEST_CASE("a run whose files cannot be started fails at once", "[run_record]") {
   CHECK_THROWS_WITH(
       RunRecord(dir.path()),
       ContainsSubstring("metrics.csv: cannot remove this file of an earlier run: Directory not empty"));
-  CHECK_THROWS_WITH(RunRecord(dir.path() / "none"),
-                    ContainsSubstring("metrics.csv: cannot create: No such file"));
+  std::ofstream(dir.path() / "file");
+  CHECK_THROWS_WITH(RunRecord(dir.path() / "file" / "run"),
+                    ContainsSubstring("file/run: cannot create the run folder: Not a directory"));
+}
+
+TEST_CASE("a run's folder is made if need be", "[run_record]") {
+  const TempDir dir;
+  const RunRecord record(dir.path() / "runs" / "mine");
+  CHECK(fs::exists(dir.path() / "runs" / "mine" / "metrics.csv"));
 }

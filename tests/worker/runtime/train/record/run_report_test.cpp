@@ -35,7 +35,7 @@ TEST_CASE("a page is written of what there is, and not without metrics", "[run_r
   const TempDir dir;
   CHECK_THROWS_AS(write_run_report(dir.path(), {}), IoError);
   write_file_atomic(dir.path() / "metrics.csv", "epoch,step\n");
-  write_run_report(dir.path(), {"a", "", "no JSON", "", "[1]"});
+  write_run_report(dir.path(), {"a", "", "no JSON", "", R"({"date": 1, "host": null})"});
   CHECK_THAT(read_file(dir.path() / "report.html"), ContainsSubstring("no JSON"));
 }
 

@@ -15,6 +15,7 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
+#include <ddprun/common/worker_env.h>
 #include <ddprun/group/collectives.h>
 #include <ddprun/serialize/pt_file.h>
 #include <ddprun/serialize/safetensors.h>
@@ -326,6 +327,89 @@ TEST_CASE("a damaged shard is named, and --resume auto takes the checkpoint befo
   train(3);
   CHECK(find_resume(dir.path()).state.world_size == 3);
   CHECK(find_resume(dir.path()).state.step > second.step / 2);
+}
+
+TEST_CASE("ranks without a common disk resume, each from its own file, or are told which file is missing",
+          "[sharded_checkpoint]") {
+  const TempDir dir;
+  auto options = image_options(Model{});
+  options.checkpoint.every_steps = 1;
+  const auto train = [&](const std::string& out, int ranks, bool own_disks) {
+    options.out = own_disks ? fs::path(out) : dir.path() / out;
+    run_ranks(ranks, [&](const ProcessGroup& group) {
+      const auto disk = dir.path() / ("disk-" + std::to_string(group.rank()));
+      fs::create_directory(disk);
+      fs::current_path(disk);
+      if (group.rank() == 0) fs::create_directories(options.out);
+      fit(image_task(Model{}), options, group);
+    });
+  };
+  options.epochs = 2;
+  train("whole", 2, false);
+  options.epochs = 1;
+  train("run", 2, true);
+  const auto disk = [&](int rank) {
+    return dir.path() / ("disk-" + std::to_string(rank)) / "run/checkpoints";
+  };
+  CHECK(shard_folders(disk(0)).size() == 1);
+  CHECK(shard_folders(disk(1)).size() <= 2);  // the newest, and the one before it
+  CHECK_FALSE(fs::exists(disk(1) / "last.pt"));
+
+  options.epochs = 2;
+  options.checkpoint.resume = "auto";
+  const auto folder = shard_folders(disk(0)).front().filename();
+  CHECK_THROWS_WITH(
+      train("run", 3, true),
+      ContainsSubstring(folder.string() + "/rank-0: rank 1 needs this part of the checkpoint, but its host"));
+  train("run", 2, true);
+  const auto newest = shard_folders(disk(0)).front().filename();
+  fs::copy(disk(1) / newest / "rank-1", disk(0) / newest / "rank-1");
+  ensure_same(disk(0) / "last.pt", dir.path() / "whole/checkpoints/last.pt", true);
+
+  fs::remove_all(disk(1));
+  fs::remove(disk(0) / newest / "rank-1");
+  options.epochs = 3;
+  options.checkpoint.resume = "run/checkpoints/last.pt";
+  CHECK_THROWS_WITH(train("run", 2, true), ContainsSubstring("rank-1: cannot open"));
+}
+
+TEST_CASE("damage on the disk of another host leads to the checkpoint before it", "[sharded_checkpoint]") {
+  const TempDir dir;
+  auto options = image_options(Model{});
+  options.out = "run";
+  options.epochs = 2;
+  options.checkpoint.top_k = -1;
+  options.checkpoint.monitor = "val_loss";
+  options.checkpoint.filename = "{epoch}";
+  options.checkpoint.save_last = false;
+  const auto disk = [&](int rank) { return dir.path() / ("disk-" + std::to_string(rank)); };
+  const auto train = [&] {
+    run_ranks(2, [&](const ProcessGroup& group) {
+      fs::create_directories(disk(group.rank()) / "run");
+      fs::current_path(disk(group.rank()));
+      if (group.rank() == 0) ensure(std::freopen("log", "w", stdout) != nullptr, "a log");
+      fit(image_task(Model{}), options, group);
+    });
+  };
+  train();
+  const auto newest = disk(0) / "run/checkpoints/epoch=1.pt";
+  const auto second = read_checkpoint(newest);
+  const auto damaged = "run/checkpoints/" + ShardReader(newest, second.shards).index().folder + "/rank-1";
+  flip_byte(disk(1) / damaged, 1000);
+  const auto line =
+      damaged + ": damaged: CRC error in the bytes from 0 (on the disk of rank 1, host " + host_name() + ")";
+
+  options.epochs = 1;
+  options.checkpoint.resume = "run/checkpoints/epoch=1.pt";
+  CHECK_THROWS_WITH(train(), ContainsSubstring(line));
+  options.epochs = 3;
+  options.checkpoint.resume = "auto";
+  train();
+  const auto log = read_file(disk(0) / "log");
+  CHECK_THAT(log, ContainsSubstring(line));
+  CHECK(log.find(line) == log.rfind(line));
+  CHECK_THAT(log, ContainsSubstring("resumed from run/checkpoints/epoch=0.pt"));
+  CHECK(read_checkpoint(disk(0) / "run/checkpoints/epoch=2.pt").step == second.step / 2 * 3);
 }
 
 TEST_CASE(

@@ -1,0 +1,203 @@
+// ddpctl, and the socket that it asks.
+
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include <ddprun/common/files.h>
+#include "tests/integration/job.h"
+
+namespace ddprun::test {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using namespace std::chrono_literals;
+
+/// A job whose socket is in a folder of its own, and ddpctl beside it.
+struct SeenJob {
+  explicit SeenJob(Command command) : child(prepared(std::move(command), runtime.path())) {
+    const auto end = std::chrono::steady_clock::now() + kDeadline;
+    while (std::chrono::steady_clock::now() < end && socket().empty()) std::this_thread::sleep_for(10ms);
+    INFO(child.err());
+    REQUIRE_FALSE(socket().empty());
+  }
+  static Command prepared(Command command, const fs::path& folder) {
+    command.env["XDG_RUNTIME_DIR"] = folder.string();
+    return command;
+  }
+  fs::path socket() const {
+    std::error_code none;
+    for (const auto& entry : fs::directory_iterator(runtime.path() / "ddprun", none))
+      if (entry.path().extension() == ".sock") return entry.path();
+    return {};
+  }
+  /// The job's name for ddpctl: jobs of other tests run beside it.
+  std::string name() const { return socket().stem(); }
+  Finished ctl(std::vector<std::string> words) const {
+    words.insert(words.begin(), DDPCTL_PROGRAM);
+    return Finished(prepared(Command{std::move(words)}, runtime.path()));
+  }
+  ExitStatus end() {
+    child.send_signal(SIGTERM);
+    return child.wait();
+  }
+
+  TempDir runtime;
+  Child child;
+};
+
+/// The bytes that come back from the socket.
+std::string ask(const fs::path& path, const std::string& request) {
+  const UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM, 0));
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::strcpy(address.sun_path, path.c_str());
+  REQUIRE(::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0);
+  REQUIRE(::send(fd.get(), request.data(), request.size(), MSG_NOSIGNAL) > 0);
+  ::shutdown(fd.get(), SHUT_WR);
+  std::string bytes;
+  char buffer[4096];
+  for (ssize_t n; (n = ::recv(fd.get(), buffer, sizeof buffer, 0)) > 0;)
+    bytes.append(buffer, static_cast<std::size_t>(n));
+  return bytes;
+}
+
+Command speaking_job() {
+  return script(
+      {"--nproc-per-node=2", "--prefix"},
+      "echo hello from $RANK; echo problem of $RANK >&2; "
+      "echo '{\"step\": 5, \"steps\": 10, \"phase\": \"think\"}' > /proc/self/fd/$DDPRUN_STATUS_FD; "
+      "while :; do sleep 0.1; done");
+}
+
+TEST_CASE("ddpctl lists a job and shows its ranks", "[ctl]") {
+  SeenJob job(speaking_job());
+  const std::string name = job.name();
+  CHECK(name.size() == 8);
+  std::string table;
+  for (int i = 0; i < 100 && count_of("think", table) < 2; ++i) table = job.ctl({"top", name, "--once"}).out;
+  CHECK_THAT(table, ContainsSubstring("job " + name) && ContainsSubstring("step 5/10 ") &&
+                        ContainsSubstring("think"));
+  const Finished list = job.ctl({"ps"});
+  CHECK_THAT(list.out, ContainsSubstring(name + "  running") && ContainsSubstring("5 of 10"));
+  CHECK_THAT(job.ctl({"top", name}).out, ContainsSubstring("RANK"));   // no terminal
+  CHECK_THAT(job.ctl({"top"}).out, ContainsSubstring("job " + name));  // all jobs
+  const Finished wrong = job.ctl({"top", "nobody"});
+  CHECK(wrong.status == ExitStatus::exited(2));
+  CHECK_THAT(wrong.err,
+             ContainsSubstring("no job is called 'nobody'; these run: ") && ContainsSubstring(name));
+  CHECK(job.end() == ExitStatus::killed(SIGTERM));
+  CHECK(job.socket().empty());
+  CHECK_THAT(job.ctl({"ps"}).out, !ContainsSubstring(name));
+  CHECK(job.ctl({"top", name}).status == ExitStatus::exited(2));
+}
+
+TEST_CASE("ddpctl shows what ranks wrote, from files or from memory", "[ctl]") {
+  const TempDir logs;
+  const bool files = GENERATE(false, true);
+  Command command = speaking_job();
+  if (files)
+    command.argv.insert(command.argv.begin() + 1, {"--log-dir=" + logs.path().string(), "--redirects=3"});
+  SeenJob job(command);
+  std::string all;
+  for (int i = 0; i < 100 && count_of("problem", all) < 2; ++i) all = job.ctl({"logs", job.name()}).out;
+  for (const char* line :
+       {"[0]: hello from 0\n", "[1]: hello from 1\n", "[0]: problem of 0\n", "[1]: problem of 1\n"})
+    CHECK(count_of(line, all) == 1);
+  const std::string one = job.ctl({"logs", job.name(), "--rank", "1"}).out;
+  CHECK(count_of("hello from 1\n", one) == 1);
+  CHECK(count_of("from 0", one) == 0);
+  CHECK(job.ctl({"logs", job.name(), "--rank", "9"}).status == ExitStatus::exited(2));
+  job.end();
+}
+
+TEST_CASE("ddpctl logs -f goes on until the job ends", "[ctl]") {
+  SeenJob job(
+      script({"--nproc-per-node=2"}, "for i in 1 2 3 4 5 6 7 8; do echo line $i of $RANK; sleep 0.25; done"));
+  const Finished followed = job.ctl({"logs", "-f", job.name()});
+  CHECK(followed.status == ExitStatus::exited(0));
+  for (const char* line : {"[0]: line 1 of 0\n", "[1]: line 7 of 1\n"})
+    CHECK(count_of(line, followed.out) == 1);
+  CHECK(job.child.wait() == ExitStatus::exited(0));
+}
+
+TEST_CASE("ddpctl stop ends a job, stacks leave it alone", "[ctl]") {
+  SeenJob job(speaking_job());
+  const Finished stacks = job.ctl({"stacks", job.name(), "--rank=1"});
+  CHECK(stacks.status == ExitStatus::exited(0));
+  CHECK_THAT(stacks.out,
+             ContainsSubstring("rank 1\n") && ContainsSubstring("(sh): ") && !ContainsSubstring("rank 0"));
+  CHECK(job.ctl({"stacks", job.name(), "--rank=7"}).status == ExitStatus::exited(1));
+  CHECK(job.ctl({"stop", job.name()}).status == ExitStatus::exited(0));
+  CHECK(job.child.wait() == ExitStatus::killed(SIGTERM));
+  CHECK_THAT(job.child.err(), ContainsSubstring("received SIGTERM"));
+}
+
+TEST_CASE("the socket is for its user only, and answers nonsense with an error", "[ctl]") {
+  SeenJob job(speaking_job());
+  struct stat info {};
+  REQUIRE(::stat(job.socket().c_str(), &info) == 0);
+  CHECK((info.st_mode & 07777) == 0600);
+  REQUIRE(::stat(job.socket().parent_path().c_str(), &info) == 0);
+  CHECK((info.st_mode & 07777) == 0700);
+  for (const char* nonsense :
+       {"hello\n", "[]\n", "{\"ask\": 1}\n", "{\"ask\": \"fly\"}\n",
+        "{\"ask\": \"output\", \"rank\": \"x\"}\n", "{\"ask\": \"output\", \"rank\": -1}\n", "[[[[[[[[[[\n"})
+    CHECK(json::parse(ask(job.socket(), nonsense)).contains("error"));
+  CHECK(ask(job.socket(), std::string(100'000, 'x')).empty());
+  CHECK(json::parse(ask(job.socket(), "{\"ask\": \"status\"}\n"))["workers"] == 2);
+  job.end();
+}
+
+TEST_CASE("clients that do not read do not delay a job's end", "[ctl]") {
+  SeenJob job(speaking_job());
+  std::vector<UniqueFd> clients;
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::strcpy(address.sun_path, job.socket().c_str());
+  for (int i = 0; i < 40; ++i) {
+    clients.emplace_back(::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0));
+    ::connect(clients.back().get(), reinterpret_cast<const sockaddr*>(&address), sizeof address);
+    std::string requests;
+    for (int k = 0; k < 200; ++k) requests += "{\"ask\": \"status\"}\n";
+    [[maybe_unused]] const ssize_t sent =
+        ::send(clients.back().get(), requests.data(), requests.size(), MSG_NOSIGNAL);
+  }
+  std::this_thread::sleep_for(500ms);
+  const auto begin = std::chrono::steady_clock::now();
+  CHECK(job.end() == ExitStatus::killed(SIGTERM));
+  CHECK(std::chrono::steady_clock::now() - begin < 5s);
+}
+
+TEST_CASE("a socket that a killed ddprun left behind is removed", "[ctl]") {
+  SeenJob job(speaking_job());
+  job.child.send_signal(SIGKILL);
+  job.child.wait();
+  CHECK_FALSE(job.socket().empty());
+  const auto unready = job.socket().parent_path() / "killed.new";
+  std::ofstream(unready).close();
+  fs::last_write_time(unready, fs::file_time_type::clock::now() - 2min);
+  CHECK(job.ctl({"ps"}).status == ExitStatus::exited(0));
+  CHECK(job.socket().empty());
+  CHECK_FALSE(fs::exists(unready));
+}
+
+TEST_CASE("a folder that others can enter is not used", "[ctl]") {
+  const TempDir runtime;
+  fs::create_directory(runtime.path() / "ddprun");
+  fs::permissions(runtime.path() / "ddprun", fs::perms::all);
+  const Finished run(SeenJob::prepared(script({}, "true"), runtime.path()));
+  CHECK(run.status == ExitStatus::exited(0));
+  CHECK(fs::is_empty(runtime.path() / "ddprun"));
+}
+
+}  // namespace
+}  // namespace ddprun::test

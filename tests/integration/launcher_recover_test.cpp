@@ -1,0 +1,237 @@
+// --recover=rank: a worker that failed is started alone again.
+
+#include <csignal>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "tests/integration/node_job.h"
+
+namespace ddprun::test {
+namespace {
+
+using nlohmann::json;
+
+std::vector<std::string> recovering(int workers, const std::vector<std::string>& more = {}) {
+  std::vector<std::string> flags = {"--nproc-per-node=" + std::to_string(workers), "--max-restarts=2",
+                                    "--recover=rank"};
+  flags.insert(flags.end(), more.begin(), more.end());
+  return flags;
+}
+
+TEST_CASE("a lost worker alone is started again, and the others meet it in a new round", "[recover]") {
+  const std::string lost = GENERATE("0", "1", "2");
+  CAPTURE(lost);
+  const TempDir dir;
+  const auto result = dir.path() / "result.json";
+  const Finished run(job(recovering(3, {"--result-json=" + result.string()}),
+                         {"recovers", "true", "ready", "--old", "meet", "--old-rank", lost, "kill", "9",
+                          "--old", "wait-for-round", "--all", "meet"}));
+  CHECK(run.status == ExitStatus::exited(0));
+  CHECK(count_of("ready ", run.out) == 4);
+  CHECK(count_of("ready " + lost + " ", run.out) == 2);
+  CHECK(count_of(", round 0 at", run.out) == 3);
+  CHECK(count_of(", round 1 at", run.out) == 3);
+  CHECK(count_of("lost [" + lost + "] in round 1", run.out) == 2);
+  CHECK(count_of("rank 0 lost", run.out) == count_of("with a socket", run.out));
+  CHECK_THAT(run.err, ContainsSubstring("rank " + lost +
+                                        " failed: signal 9 (SIGKILL); starting it alone again: "
+                                        "restart 1 of 2"));
+  const auto record = json::parse(read_file(result));
+  CHECK(record["restarts"] == 1);
+  REQUIRE(record["attempts"].size() == 1);
+  CHECK(record["attempts"][0]["reason"] == "succeeded");
+  CHECK(record["attempts"][0]["workers"].size() == 4);
+  CHECK(record["attempts"][0]["workers"][3]["status"]["signal"] == 9);
+}
+
+TEST_CASE("all workers start again if one of them cannot go on without the lost one", "[recover]") {
+  const std::string says = GENERATE("nothing", "false");
+  std::vector<std::string> actions = {"recovers", "true"};
+  if (says == "nothing") actions.insert(actions.begin(), {"--rank", "1"});
+  actions.insert(actions.end(), {"--rank", "0", "wait-for-file", "/proc/self"});
+  if (says == "false") actions.insert(actions.end(), {"recovers", "false"});
+  actions.insert(actions.end(), {"--all", "ready", "meet"});
+  auto command = job(recovering(2), actions);
+  command.argv.insert(command.argv.end(), {"--rank", "1", "wait-for-file", "/proc/self", "kill", "9"});
+  const Finished run(command);
+  CHECK(run.status == ExitStatus::exited(128 + 9));
+  CHECK(count_of("ready ", run.out) == 6);
+  CHECK_THAT(run.err, ContainsSubstring("restarting all workers: restart 1 of 2"));
+  CHECK(count_of("alone", run.err) == 0);
+}
+
+TEST_CASE("a worker that always fails uses up the restarts, and its code is the job's", "[recover]") {
+  const Finished run(
+      job(recovering(2), {"recovers", "true", "ready", "--rank", "1", "exit", "7", "--rank", "0", "await"}));
+  CHECK(run.status == ExitStatus::exited(7));
+  CHECK(count_of("ready 0", run.out) == 1);
+  CHECK(count_of("ready 1", run.out) == 3);
+  CHECK(count_of("Root Cause", run.err) == 1);
+  CHECK_THAT(run.err, ContainsSubstring("all 2 restarts are used up"));
+}
+
+TEST_CASE("a worker that fails in each round uses up the restarts, however old the job is", "[recover]") {
+  const Finished run(job(recovering(2, {"--restart-window=0.4"}),
+                         {"recovers", "true", "ready", "--rank", "1", "expect-no-signal", "150", "exit", "7",
+                          "--rank", "0", "await"}));
+  CHECK(run.status == ExitStatus::exited(7));
+  CHECK(count_of("ready 1", run.out) == 3);
+}
+
+TEST_CASE("a lost worker's last lines and the new one's go to the console and to files", "[recover]") {
+  const TempDir dir;
+  const Finished run(job(recovering(2, {"--log-dir=" + dir.path().string(), "--tee=3"}),
+                         {"recovers", "true", "--old", "meet", "--old-rank", "1", "say", "last words", "kill",
+                          "9", "--old", "wait-for-round", "--all", "meet", "--rank", "1", "say", "again"}));
+  CHECK(run.status == ExitStatus::exited(0));
+  CHECK(count_of("last words\n", run.out) == 1);
+  CHECK(count_of("again\n", run.out) == 1);
+  std::string first, second;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(dir.path())) {
+    const std::string path = entry.path().string();
+    if (path.ends_with("attempt_0/1/stdout.log")) first = read_file(entry.path());
+    if (path.ends_with("attempt_1/1/stdout.log")) second = read_file(entry.path());
+  }
+  CHECK_THAT(first, ContainsSubstring("last words"));
+  CHECK_THAT(second, ContainsSubstring("again"));
+}
+
+TEST_CASE("what a lost worker left behind ends with it, and nothing outlives the job", "[recover]") {
+  const Finished run(
+      job(recovering(2), {"recovers", "true", "--old", "meet", "--old-rank", "1", "stubborn-child", "daemon",
+                          "kill", "9", "--old", "wait-for-round", "--all", "meet"}));
+  CHECK(run.status == ExitStatus::exited(0));
+}
+
+TEST_CASE("a process that stands by takes a lost worker's place, streams and descriptors", "[recover]") {
+  const std::string lost = GENERATE("0", "1");
+  CAPTURE(lost);
+  const TempDir dir;
+  const auto waits = (dir.path() / "waits").string();
+  const Finished run(
+      job(recovering(2, {"--standby=1", "--hang-timeout=60", "--log-dir=" + dir.path().string(), "--tee=3"}),
+          {"stand-by", waits,           "recovers", "true", "--old", "meet",  "--old-rank",
+           lost,       "wait-for-file", waits,      "kill", "9",     "--old", "wait-for-round",
+           "--all",    "meet",          "beat",     "1",    "say",   "met"}));
+  CHECK(run.status == ExitStatus::exited(0));
+  CHECK(count_of("stood by for rank " + lost, run.out) == 1);
+  CHECK(count_of(", round 1 at", run.out) == 2);
+  CHECK(count_of("met\n", run.out) == 2);
+  CHECK(count_of("did not end", run.err) == 0);
+  std::string file;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(dir.path()))
+    if (entry.path().string().ends_with("attempt_1/" + lost + "/stdout.log")) file = read_file(entry.path());
+  CHECK_THAT(file, ContainsSubstring("stood by for rank " + lost));
+}
+
+TEST_CASE("no process stands by for a program that has not said that it can", "[recover]") {
+  const TempDir dir;
+  const auto starts = (dir.path() / "starts").string();
+  const Finished run(script({"--nproc-per-node=2", "--recover=rank", "--max-restarts=1", "--standby=1"},
+                            "echo x >>" + starts + "; sleep 1.5"));
+  CHECK(run.status == ExitStatus::exited(0));
+  CHECK(read_file(starts) == "x\nx\n");
+}
+
+TEST_CASE("in place of a process that stood by and has ended, a new one is started", "[recover]") {
+  const TempDir dir;
+  const auto waits = (dir.path() / "waits").string(), go = (dir.path() / "go").string();
+  Child child(job(recovering(2, {"--standby=1"}),
+                  {"stand-by", waits, "recovers", "true", "--old", "meet", "--old-rank", "1", "wait-for-file",
+                   go, "kill", "9", "--old", "wait-for-round", "--all", "meet"}));
+  REQUIRE(wait_until([&] { return std::filesystem::exists(waits); }));
+  for (const pid_t pid : child.processes())
+    if (read_file("/proc/" + std::to_string(pid) + "/environ").find("DDPRUN_STANDBY_FD=") !=
+        std::string::npos) {
+      ::kill(pid, SIGKILL);
+      REQUIRE(wait_until([&] {
+        std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+        std::string stat;
+        return !std::getline(file, stat) || stat.find(") Z ") != std::string::npos;
+      }));
+    }
+  std::ofstream(go).close();
+  CHECK(child.wait() == ExitStatus::exited(0));
+  CHECK_THAT(child.err(), ContainsSubstring("has ended early"));
+  CHECK(count_of("stood by", child.out()) == 0);
+  CHECK(count_of(", round 1 at", child.out()) == 2);
+}
+
+TEST_CASE("a worker that is lost on one of two nodes is replaced alone, and those of both go on",
+          "[recover]") {
+  const std::string lost = GENERATE("0", "3");
+  CAPTURE(lost);
+  NodeJob nodes;
+  const std::vector<std::string> actions = {"recovers",       "true",  "ready", "--old", "meet",
+                                            "--old-rank",     lost,    "kill",  "9",     "--old",
+                                            "wait-for-round", "--all", "meet"};
+  for (int i = 0; i < 2; ++i) nodes.start(recovering(2, {"--nnodes=2"}), actions);
+  const auto ends = nodes.wait();
+  const std::string out = nodes.node(0).out() + nodes.node(1).out(),
+                    err = nodes.node(0).err() + nodes.node(1).err();
+  CAPTURE(out, err);
+  CHECK(ends == std::vector<ExitStatus>(2, ExitStatus::exited(0)));
+  CHECK(count_of("ready ", out) == 5);
+  CHECK(count_of("ready " + lost + " ", out) == 2);
+  CHECK(count_of(", round 0 at", out) == 4);
+  CHECK(count_of(", round 1 at", out) == 4);
+  CHECK(count_of(" in round 1", out) == 3);
+  CHECK(count_of("it is to be started alone again", err) == 1);
+}
+
+TEST_CASE("a worker is replaced while rank 0 listens on a port that the user chose", "[recover]") {
+  NodeJob nodes;
+  for (const char* rank : {"0", "1"})
+    nodes.add(job(recovering(1, {"--nnodes=2", std::string("--node-rank=") + rank, "--master-addr=127.0.0.1",
+                                 "--master-port=" + nodes.port}),
+                  {"recovers", "true", "--old-rank", "0", "listen", "--old-rank", "1", "kill", "9", "--old",
+                   "wait-for-round", "--all", "meet"}));
+  CHECK(nodes.wait() == std::vector<ExitStatus>(2, ExitStatus::exited(0)));
+  CHECK(count_of(", round 1 at", nodes.node(0).out() + nodes.node(1).out()) == 2);
+}
+
+TEST_CASE("a node that stands by takes a lost node's place, and the other node's workers go on",
+          "[recover]") {
+  const bool in_place = GENERATE(true, false);
+  CAPTURE(in_place);
+  NodeJob nodes;
+  std::vector<std::string> flags = {"--nnodes=2", "--spares=1", "--nproc-per-node=1"};
+  if (in_place) flags.insert(flags.end(), {"--recover=rank", "--max-restarts=1"});
+  std::vector<std::string> actions = {"ready", "pause"};
+  if (in_place) actions = {"recovers", "true", "ready", "--old", "meet", "wait-for-round", "--all", "meet"};
+  nodes.start(flags, actions);
+  nodes.start(flags, actions);
+  REQUIRE(nodes.node(0).wait_for_output(in_place ? ", round 0 at" : "ready "));
+  REQUIRE(nodes.node(1).wait_for_output("ready "));
+  nodes.start(flags, actions);
+  REQUIRE(wait_until([&] { return count_of("standing by", nodes.node(2).err()) > 0; }));
+  nodes.node(1).send_signal(SIGKILL);
+  REQUIRE(nodes.node(2).wait_for_output("ready 1 "));
+  CHECK(nodes.node(0).wait_for_output("ready 0 ", in_place ? 1 : 2));
+  if (!in_place) nodes.node(0).send_signal(SIGTERM);
+  const auto ends = nodes.wait();
+  CHECK(ends[0] == (in_place ? ExitStatus::exited(0) : ExitStatus::killed(SIGTERM)));
+  CHECK(ends[2] == ExitStatus::exited(in_place ? 0 : 128 + SIGTERM));
+  CHECK(count_of("ready ", nodes.node(0).out()) == (in_place ? 1 : 2));
+}
+
+TEST_CASE("all nodes' workers start again if those of one cannot go on", "[recover]") {
+  NodeJob nodes;
+  for (int i = 0; i < 2; ++i)
+    nodes.start(recovering(1, {"--nnodes=2"}),
+                {"--rank", "0", "recovers", "true", "--all", "meet", "ready", "--old-rank", "1", "kill", "9",
+                 "--old-rank", "0", "pause", "--all", "meet"});
+  CHECK(nodes.wait() == std::vector<ExitStatus>(2, ExitStatus::exited(0)));
+  CHECK(count_of("ready ", nodes.node(0).out() + nodes.node(1).out()) == 4);
+}
+
+TEST_CASE("without restarts --recover=rank is pointed out", "[recover]") {
+  const Finished run(script({"--recover=rank"}, "true"));
+  CHECK_THAT(run.err, ContainsSubstring("--recover=rank has no effect without --max-restarts"));
+  const Finished refused(script({"--recover=some"}, "true"));
+  CHECK(refused.status == ExitStatus::exited(2));
+  CHECK_THAT(refused.err, ContainsSubstring("--recover: expected all or rank, got 'some'"));
+}
+
+}  // namespace
+}  // namespace ddprun::test

@@ -1,0 +1,83 @@
+// What workers say of themselves through DDPRUN_STATUS_FD, and what ddprun makes of it.
+
+#include <chrono>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include <ddprun/common/files.h>
+#include "tests/integration/job.h"
+
+namespace ddprun::test {
+namespace {
+
+using nlohmann::json;
+
+/// Ranks in step, as collectives keep them: each takes its own time for data and compute, and then waits for
+/// the slowest (0.05 s a step). It goes on for six seconds.
+Command training(std::vector<std::string> flags, const std::string& compute_of, const std::string& data_of,
+                 const std::string& end = "") {
+  const std::string text =
+      "import ddprun, os, sys, time\n"
+      "rank = int(os.environ['RANK'])\n"
+      "compute, data = " +
+      compute_of + ", " + data_of +
+      "\n"
+      "for step in range(1, 121):\n"
+      "    time.sleep(0.05)\n"
+      "    ddprun.status(step=step, steps=120, phase='train', seconds={'data': step * data,\n"
+      "        'compute': step * compute, 'communication': step * (0.05 - compute - data)})\n" +
+      end;
+  flags.insert(flags.begin(), "--nproc-per-node=4");
+  Command command = ddprun_command(flags);
+  command.argv.insert(command.argv.end(), {"python3", "-c", text});
+  command.env["PYTHONPATH"] = DDPRUN_SOURCE_DIR "/packaging";
+  return command;
+}
+
+TEST_CASE("a rank whose compute takes longer is named, live and in the report", "[stragglers]") {
+  const TempDir folder;
+  const auto result = folder.path() / "result.json", events = folder.path() / "events.json";
+  const Finished run(training({"--result-json=" + result.string(), "--events-json=" + events.string()},
+                              "0.02 if rank != 2 else 0.04", "0.001", "sys.exit(3 if rank == 0 else 0)"));
+  CHECK(run.status == ExitStatus::exited(3));
+  const std::string line = "rank 2 is 2.0 times slower than the median since step ";
+  const auto live = run.err.find(line), report = run.err.find("Root Cause");
+  CHECK(live < report);
+  REQUIRE(report != std::string::npos);
+  CHECK(run.err.find(line, report) != std::string::npos);
+  CHECK_THAT(run.err, ContainsSubstring(": compute, not data\n"));
+  CHECK_THAT(run.err, !ContainsSubstring("rank 1 is"));
+
+  const json stragglers = json::parse(read_file(result))["attempts"][0]["stragglers"];
+  REQUIRE(stragglers.size() == 1);
+  CHECK(stragglers[0]["rank"] == 2);
+  CHECK(stragglers[0]["factor"].get<double>() == Approx(2).epsilon(0.1));
+  CHECK(stragglers[0]["cause"] == "compute");
+  CHECK(stragglers[0]["since_step"] > 0);
+  std::istringstream lines(read_file(events));
+  json event;
+  for (std::string text; std::getline(lines, text) && event["event"] != "straggler";)
+    event = json::parse(text);
+  CHECK(event["event"] == "straggler");
+  CHECK(event["rank"] == 2);
+  CHECK(event["cause"] == "compute");
+}
+
+TEST_CASE("a rank that waits for its data is named for that, and ranks in step are not", "[stragglers]") {
+  CHECK_THAT(Finished(training({}, "0.01", "0.03 if rank == 1 else 0.001")).err,
+             ContainsSubstring("rank 1 is 3.6 times slower than the median since step ") &&
+                 ContainsSubstring(": data, not compute\n"));
+  CHECK_THAT(Finished(training({}, "0.01 + 0.001 * rank", "0.001")).err, !ContainsSubstring("slower"));
+}
+
+TEST_CASE("a worker that writes garbage to its status pipe does no harm", "[status]") {
+  const Finished run(script({"--nproc-per-node=2"},
+                            "yes | head -c 1000000 > /proc/self/fd/$DDPRUN_STATUS_FD; "
+                            "head -c 200000 /dev/zero > /proc/self/fd/$DDPRUN_STATUS_FD; echo done"));
+  CHECK(run.status == ExitStatus::exited(0));
+  CHECK(count_of("done\n", run.out) == 2);
+  CHECK(run.err.empty());
+}
+
+}  // namespace
+}  // namespace ddprun::test

@@ -1,0 +1,49 @@
+// A program on ddprun::run, for training_recover_test.cpp: a small network with dropout, whose steps take a
+// moment. Rank 0 prints each step and writes checkpoints to the path that it is given.
+#include <ddprun/runtime.h>
+#include <torch/torch.h>
+
+#include <chrono>
+#include <thread>
+
+namespace {
+
+struct Numbers {
+  std::int64_t size() const { return 256; }
+  std::pair<torch::Tensor, torch::Tensor> get_batch(const std::vector<std::int64_t>& indices) const {
+    const auto x = torch::tensor(indices, torch::kFloat).unsqueeze(1) / 256;
+    return {torch::cat({x, x * x, torch::sin(6 * x)}, 1), torch::cos(6 * x)};
+  }
+};
+
+struct Net : torch::nn::Module {
+  torch::Tensor forward(const torch::Tensor& x) {
+    return output(torch::dropout(torch::tanh(hidden(x)), 0.2, is_training()));
+  }
+  torch::nn::Linear hidden{register_module("hidden", torch::nn::Linear(3, 32))};
+  torch::nn::Linear output{register_module("output", torch::nn::Linear(32, 1))};
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 2) return 2;
+  const std::string path = argv[1];
+  return ddprun::run([&](ddprun::Context& ctx) {
+    torch::manual_seed(0);
+    ddprun::DistributedDataParallel<Net> model(ctx, Net());
+    torch::optim::Adam optimizer(model->parameters(), 1e-2);
+    ddprun::DataLoader loader(ctx, Numbers(), {.batch_size = 8});
+    ddprun::Checkpoint checkpoint(ctx, path, model, optimizer);
+    for (std::int64_t epoch = checkpoint.resume(); epoch < 8; checkpoint.save(++epoch))
+      for (auto& [input, target] : loader.epoch(epoch)) {
+        optimizer.zero_grad();
+        torch::mse_loss(model(input), target).backward();
+        optimizer.step();
+        const auto largest = ctx.all_reduce(input.max().item<double>(), ddprun::Op::kMax);  // after the step
+        ctx.print("step of epoch ", epoch, ", largest ", largest);
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      }
+    ctx.print("done");
+  });
+}

@@ -1,0 +1,125 @@
+// Trainings as on a GPU, whose operators the CPU computes (fake_gpu.cpp): they use the device as CUDA
+// demands, never wait for it within a step, and lose nothing on the way.
+#include <algorithm>
+#include <cmath>
+
+#include "tests/integration/cifar10_files.h"
+#include "tests/integration/sam_job.h"
+
+using namespace ddprun;
+using namespace ddprun::test;
+
+namespace {
+
+/// Four steps of a task (an epoch with --join), on the fake GPU if `gpu`, where waits within a step are
+/// errors.
+Command steps_of(const std::string& task, const fs::path& out, bool gpu, std::vector<std::string> flags,
+                 int ranks = 0) {
+  flags.insert(flags.begin(), {"--log-interval=1", "--no-tensorboard"});
+  if (std::find(flags.begin(), flags.end(), "--join") == flags.end()) flags.push_back("--max-steps=4");
+  if (gpu) flags.push_back("--device=cuda");
+  auto command = training(task, ranks, out, flags);
+  command.env["OMP_NUM_THREADS"] = "1";
+  if (!gpu) return command;
+  command.env["LD_PRELOAD"] = DDPRUN_FAKE_CUDA;
+  command.env["FAKE_CUDA"] = "version=13000;name=Fake capability=90 uuid=1;name=Fake capability=90 uuid=2";
+  command.env["DDPRUN_CUDA_PLUGIN"] = DDPRUN_FAKE_GPU;
+  command.env["DDPRUN_SYNC_DEBUG_MODE"] = "error";
+  return command;
+}
+
+/// returns  what it printed as errors and warnings
+std::string run(const Command& command, int code = 0) {
+  Child child(command);
+  const auto status = child.wait(kTraining);
+  CAPTURE(child.out(), child.err());
+  REQUIRE(status == ExitStatus::exited(code));
+  return child.err();
+}
+
+void check_same_losses(const fs::path& gpu_run, const fs::path& cpu_run) {
+  const auto gpu = values_of(gpu_run, "train_loss"), cpu = values_of(cpu_run, "train_loss");
+  REQUIRE(gpu.size() == cpu.size());
+  REQUIRE(gpu.size() >= 4);
+  for (std::size_t i = 0; i < gpu.size(); ++i)
+    CHECK(std::stod(gpu[i]) == Approx(std::stod(cpu[i])).epsilon(1e-4));
+}
+
+struct Case {
+  std::string task;
+  std::vector<std::string> flags;
+};
+
+std::vector<Case> all_tasks(const TempDir& dir) {
+  write_cifar10(dir.path() / "cifar", 80, 20);
+  std::ofstream(dir.path() / "tiny.json") << kTinySam;
+  const std::vector<std::string> sam = {"--architecture=" + (dir.path() / "tiny.json").string(),
+                                        "--batch-size=2", "--data=nuclei-sample", "--warmup-steps=0",
+                                        "--lr=0.01"};
+  const std::vector<std::string> cifar = {"--data=" + (dir.path() / "cifar").string(), "--batch-size=16",
+                                          "--stem=cifar", "--clip-norm=1", "--precision=32"};
+  return {{"mnist", small()}, {"toy", {"2", "1"}}, {"linear", {}}, {"cifar10", cifar}, {"sam", sam}};
+}
+
+}  // namespace
+
+TEST_CASE("no step of the five trainings waits for the GPU", "[fake_gpu]") {
+  need_fashion_mnist();
+  const TempDir dir;
+  for (const auto& [task, flags] : all_tasks(dir)) {
+    CAPTURE(task);
+    run(steps_of(task, dir.path() / (task + "_cpu"), false, flags));
+    run(steps_of(task, dir.path() / (task + "_gpu"), true, flags));
+    check_same_losses(dir.path() / (task + "_gpu"), dir.path() / (task + "_cpu"));
+  }
+}
+
+TEST_CASE("a step with loss scaling, averages and clipping does not wait for the GPU", "[fake_gpu]") {
+  need_fashion_mnist();
+  const TempDir dir;
+  for (const char* optimizer : {"sgd", "adam", "adamw"}) {
+    CAPTURE(optimizer);
+    const auto out = dir.path() / optimizer;
+    run(steps_of("mnist", out, true,
+                 small({"--precision=16-mixed", "--ema=0.9", "--clip-norm=1",
+                        std::string("--optimizer=") + optimizer})));
+    CHECK(read_summary(out)["steps"] == 4);
+    CHECK(read_summary(out)["skipped_steps"] == 0);
+    for (const auto& loss : values_of(out, "train_loss")) CHECK(std::isfinite(std::stod(loss)));
+  }
+}
+
+TEST_CASE("a wait within a step is an error if asked for", "[fake_gpu]") {
+  need_fashion_mnist();
+  const TempDir dir;
+  const auto with = [&](const std::string& mode) {
+    auto command = steps_of("mnist", dir.path() / mode, true, small({"--nan-check"}));  // copies its counts
+    command.env["DDPRUN_SYNC_DEBUG_MODE"] = mode;
+    return command;
+  };
+  CHECK_THAT(run(with("error"), 1),
+             ContainsSubstring("called a synchronizing CUDA operation: copy to the CPU"));
+  run(with("default"));
+  CHECK_THAT(run(with("all"), 2),
+             ContainsSubstring("DDPRUN_SYNC_DEBUG_MODE: expected default, warn or error, got 'all'"));
+}
+
+TEST_CASE("two ranks train over NCCL as on the CPU, and do not wait for their GPUs", "[fake_gpu]") {
+  need_fashion_mnist();
+  const TempDir dir;
+  const std::vector<std::vector<std::string>> exact = {
+      {}, {"--join", "--limit-train=257"}, {"--zero1", "--clip-norm=1"}, {"--fsdp", "--clip-norm=1"}};
+  for (std::size_t i = 0; i < exact.size(); ++i) {
+    CAPTURE(i);
+    const auto cpu = dir.path() / ("cpu" + std::to_string(i)), gpu = dir.path() / ("gpu" + std::to_string(i));
+    run(steps_of("mnist", cpu, false, small(exact[i]), 2));
+    run(steps_of("mnist", gpu, true, small(exact[i]), 2));
+    check_same_losses(gpu, cpu);
+  }
+  for (const std::string precision : {"16-mixed", "bf16-mixed"})
+    for (const std::string parallel : {"--fsdp", "--zero1"}) {
+      const auto out = dir.path() / (precision + parallel);
+      run(steps_of("mnist", out, true, small({"--precision=" + precision, parallel, "--clip-norm=1"}), 2));
+      for (const auto& loss : values_of(out, "train_loss")) CHECK(std::isfinite(std::stod(loss)));
+    }
+}

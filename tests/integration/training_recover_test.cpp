@@ -1,0 +1,241 @@
+// ddprun --recover=rank with the worker: a lost rank costs no step.
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <sstream>
+#include <thread>
+
+#include "tests/integration/node_job.h"
+#include "tests/integration/training_job.h"
+
+namespace ddprun::test {
+namespace {
+
+constexpr int kRestarts = 12;
+
+/// What the job writes its events to.
+fs::path events_of(const fs::path& out) { return out.string() + ".events"; }
+
+/// A training of two epochs with dropout, a schedule, averages, validation within epochs and checkpoints.
+Command recovering(int ranks, const fs::path& out, const std::vector<std::string>& more = {}) {
+  auto command = mnist(ranks, out,
+                       {"--data=fashion-mnist", "--limit-train=512", "--limit-test=64", "--batch-size=16",
+                        "--epochs=2", "--val-split=0.1", "--limit-val=300", "--val-every-steps=7",
+                        "--log-interval=1", "--optimizer=adamw", "--lr-schedule=cosine", "--lr-interval=step",
+                        "--ema=0.9", "--checkpoint-every-steps=5", "--no-report", "--no-progress"});
+  command.argv.insert(command.argv.end(), more.begin(), more.end());
+  command.argv.insert(command.argv.begin() + 1,
+                      {"--recover=rank", "--max-restarts=" + std::to_string(kRestarts),
+                       "--events-json=" + events_of(out).string()});
+  return command;
+}
+
+/// Kills the worker of this rank, if it has started. (kill(-1) would hit everybody.)
+void kill_rank(const fs::path& events, int rank) {
+  std::istringstream lines(fs::exists(events) ? read_file(events) : "");
+  pid_t pid = 0;
+  for (std::string line; std::getline(lines, line);) {
+    const auto event = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (event.is_object() && event["event"] == "started" && event["rank"] == rank)
+      pid = event["pid"].get<pid_t>();
+  }
+  if (pid > 0) ::kill(pid, SIGKILL);
+}
+
+/// Whether whole has these values in this order, perhaps with others between.
+bool is_subsequence(const std::vector<std::string>& values, const std::vector<std::string>& whole) {
+  auto next = values.begin();
+  for (const std::string& value : whole)
+    if (next != values.end() && value == *next) ++next;
+  return next == values.end();
+}
+
+}  // namespace
+
+TEST_CASE("ranks that are killed at any moment are replaced, and the weights are those of an undisturbed run",
+          "[training]") {
+  need_fashion_mnist();
+  const auto [ranks, gloo, standby] =
+      GENERATE(table<int, bool, int>({{2, false, 0}, {3, false, 1}, {2, true, 0}}));
+  CAPTURE(ranks, gloo, standby);
+  const TempDir dir;
+  const auto whole = dir.path() / "whole", killed = dir.path() / "killed";
+  const auto environment = [&](Command command) {
+    if (gloo) command.env["DDPRUN_SHARED_MEMORY"] = "0";
+    command.argv.insert(command.argv.begin() + 1, "--standby=" + std::to_string(standby));
+    return command;
+  };
+  Child undisturbed(environment(recovering(ranks, whole)));
+  REQUIRE(undisturbed.wait(kTraining) == ExitStatus::exited(0));
+
+  Child child(environment(recovering(ranks, killed)));
+  REQUIRE(child.wait_for_output("Loss"));
+  std::mt19937 random(1);
+  int kills = 0;
+  for (; kills < kRestarts && child.out().find("Train Epoch: 2") == std::string::npos; ++kills) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(random() % 700));
+    kill_rank(events_of(killed), static_cast<int>(random() % static_cast<unsigned>(ranks)));
+  }
+  REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+  CAPTURE(child.out(), child.err());
+  CHECK(count_of("starting it alone again", child.err()) >= 3);
+  CHECK(count_of("restarting all", child.err()) == 0);
+  CHECK((weights(whole) == weights(killed)));
+  for (const char* metric : {"val_loss", "test_loss"}) {
+    CAPTURE(metric);
+    CHECK(values_of(whole, metric) == values_of(killed, metric));
+  }
+  // The loss of a step is lost with the rank that had it, if its row was not written yet.
+  for (const char* column : {"step", "lr"}) {
+    const auto expected = values_of(whole, column), rows = values_of(killed, column);
+    CAPTURE(column, expected, rows);
+    CHECK(is_subsequence(rows, expected));
+    CHECK(rows.size() + static_cast<std::size_t>(kills) >= expected.size());
+  }
+}
+
+TEST_CASE("a program on ddprun::run goes on in place, with its loader and its checkpoint", "[training]") {
+  const TempDir dir;
+  const auto command = [&](const std::string& file) {
+    Command job;
+    job.argv = {DDPRUN_PROGRAM,
+                "--nproc-per-node=2",
+                "--recover=rank",
+                "--max-restarts=" + std::to_string(kRestarts),
+                "--events-json=" + events_of(dir.path() / file).string(),
+                RECOVERING_WORKER_PROGRAM,
+                (dir.path() / file).string()};
+    return job;
+  };
+  Child undisturbed(command("whole.pt"));
+  REQUIRE(undisturbed.wait(kTraining) == ExitStatus::exited(0));
+  Child child(command("killed.pt"));
+  std::mt19937 random(2);
+  for (int kill = 1; kill <= 5; ++kill) {
+    REQUIRE(child.wait_for_output("step of",
+                                  count_of("step of", child.out()) + 1 + static_cast<int>(random() % 12)));
+    kill_rank(events_of(dir.path() / "killed.pt"), static_cast<int>(random() % 2));
+    REQUIRE(child.wait_for_output("a lost rank was replaced", kill));
+  }
+  REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+  CHECK(count_of("restarting all", child.err()) == 0);
+  CHECK(count_of("step of", child.out()) <= count_of("step of", undisturbed.out()) + 1);
+  CHECK((read_file(dir.path() / "whole.pt") == read_file(dir.path() / "killed.pt")));
+}
+
+TEST_CASE("when all ranks are lost, the run goes on from ddprun's memory", "[training]") {
+  need_fashion_mnist();
+  const TempDir dir;
+  const auto whole = dir.path() / "whole", killed = dir.path() / "killed";
+  const std::vector<std::string> flags = {"--memory-checkpoint-every=2", "--checkpoint-every-steps=1000"};
+  Child undisturbed(recovering(2, whole, flags));
+  REQUIRE(undisturbed.wait(kTraining) == ExitStatus::exited(0));
+
+  Child child(recovering(2, killed, flags));
+  for (int kill = 1; kill <= 3; ++kill) {
+    REQUIRE(child.wait_for_output("Loss", count_of("Loss", child.out()) + 6));
+    for (const int rank : {0, 1}) kill_rank(events_of(killed), rank);
+    REQUIRE(child.wait_for_output("going on after step ", kill));
+  }
+  REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+  CHECK((weights(whole) == weights(killed)));
+  CHECK(values_of(whole, "val_loss") == values_of(killed, "val_loss"));
+}
+
+TEST_CASE("what a validation found and that the run is to stop outlive a lost rank", "[training]") {
+  need_fashion_mnist();
+  const TempDir dir;
+  const bool stops = GENERATE(false, true);
+  CAPTURE(stops);
+  const std::vector<std::string> flags =
+      stops ? std::vector<std::string>{"--patience=1", "--min-delta=5", "--epochs=5"}
+            : std::vector<std::string>{"--lr-schedule=plateau", "--lr-interval=epoch"};
+  const auto whole = dir.path() / "whole", killed = dir.path() / "killed";
+  Child undisturbed(recovering(2, whole, flags));
+  REQUIRE(undisturbed.wait(kTraining) == ExitStatus::exited(0));
+  Child child(recovering(2, killed, flags));
+  REQUIRE(child.wait_for_output(stops ? "Test set" : "Validation", stops ? 1 : 2));
+  kill_rank(events_of(killed), 1);
+  REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+  CAPTURE(child.out(), child.err());
+  CHECK(count_of("restarting all", child.err()) == 0);
+  CHECK((weights(whole) == weights(killed)));
+  CHECK(values_of(whole, "val_loss") == values_of(killed, "val_loss"));
+}
+
+TEST_CASE("the last checkpoint is written although rank 0 is lost in it", "[training]") {
+  need_fashion_mnist();
+  const TempDir dir;
+  const auto whole = dir.path() / "whole", killed = dir.path() / "killed";
+  const std::vector<std::string> flags = {"--checkpoint-every-steps=1000", "--epochs=1"};
+  Child undisturbed(recovering(2, whole, flags));
+  REQUIRE(undisturbed.wait(kTraining) == ExitStatus::exited(0));
+  Child child(recovering(2, killed, flags));
+  REQUIRE(child.wait_for_output("Test set"));
+  kill_rank(events_of(killed), 0);
+  REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+  CHECK((weights(whole) == weights(killed)));
+}
+
+TEST_CASE("a folder that holds another run is refused although a rank may be replaced", "[training]") {
+  const TempDir dir;
+  const auto command = [&](std::vector<std::string> flags) {
+    auto job = training("linear", 2, dir.path() / "run", {"--epochs=1"});
+    job.argv.insert(job.argv.begin() + 1, flags.begin(), flags.end());
+    return job;
+  };
+  Child first(command({}));
+  REQUIRE(first.wait(kTraining) == ExitStatus::exited(0));
+  Child second(command({"--recover=rank", "--max-restarts=2"}));
+  CHECK(second.wait(kTraining) == ExitStatus::exited(2));
+  CHECK_THAT(second.err(), ContainsSubstring("holds a run already"));
+  CHECK(count_of("resumed from", second.out()) == 0);
+}
+
+TEST_CASE("on two nodes a lost rank costs no step", "[training]") {
+  need_fashion_mnist();
+  const TempDir dir;
+  const auto train = [&](const fs::path& out, int kills) {
+    NodeJob nodes;
+    for (const char* rank : {"0", "1"}) {
+      auto command = recovering(1, out, {"--max-steps=20"});
+      const auto flags = nodes.flags({"--nnodes=2", std::string("--node-rank=") + rank,
+                                      "--events-json=" + events_of(out.string() + rank).string()});
+      command.argv.insert(std::find(command.argv.begin(), command.argv.end(), WORKER_PROGRAM), flags.begin(),
+                          flags.end());
+      nodes.add(command);
+    }
+    for (int kill = 1; kill <= kills; ++kill) {
+      REQUIRE(nodes.node(0).wait_for_output("Loss", count_of("Loss", nodes.node(0).out()) + 3));
+      const int rank = kill % 2;
+      kill_rank(events_of(out.string() + std::to_string(rank)), rank);
+      REQUIRE(nodes.node(0).wait_for_output("going on after step ", kill));
+    }
+    CHECK(nodes.wait() == std::vector<ExitStatus>(2, ExitStatus::exited(0)));
+  };
+  const auto whole = dir.path() / "whole", killed = dir.path() / "killed";
+  train(whole, 0);
+  train(killed, 3);
+  CHECK((weights(whole) == weights(killed)));
+  CHECK(values_of(whole, "val_loss") == values_of(killed, "val_loss"));
+}
+
+TEST_CASE("a run whose ranks hold only parts of its state starts again as a whole", "[training]") {
+  const TempDir dir;
+  const auto events = dir.path() / "events";
+  auto command = training("linear", 2, dir.path() / "run", {"--epochs=2000", "--resume=auto", "--zero1"});
+  command.argv.insert(command.argv.begin() + 1,
+                      {"--recover=rank", "--max-restarts=1", "--events-json=" + events.string()});
+  Child child(command);
+  REQUIRE(child.wait_for_output("Rank 0, Epoch 5/"));
+  kill_rank(events, 1);
+  REQUIRE(child.wait_for_output("resumed from "));
+  CHECK_THAT(child.err(), ContainsSubstring("all start again"));
+  child.send_signal(SIGTERM);
+  child.wait(kTraining);
+}
+
+}  // namespace ddprun::test

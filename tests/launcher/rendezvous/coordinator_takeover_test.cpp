@@ -1,0 +1,170 @@
+#include <csignal>
+
+#include "launcher/rendezvous/coordinator.h"
+#include "launcher/rendezvous/succession.h"
+#include "tests/launcher/rendezvous/coordinator_rig.h"
+
+// A coordinator takes the place of a lost one.
+
+namespace ddprun::launcher {
+namespace {
+
+using namespace std::chrono_literals;
+using test::ContainsSubstring;
+using test::CoordinatorRig;
+using test::job;
+
+/// A node that was in a round of so many nodes.
+Join returning(const CoordinatorRig& rig, const std::string& name, int nodes, bool nobody_listens = false,
+               int round = 4) {
+  Join join = rig.wish(name);
+  join.former = {round, nodes, name[0] - 'a', 1, nobody_listens};
+  return join;
+}
+
+CoordinatorSettings with_successors(CoordinatorSettings settings) {
+  settings.has_successors = true;
+  return settings;
+}
+
+TEST_CASE("more than half of the last round's nodes go on without their coordinator", "[takeover]") {
+  CoordinatorRig rig(job(1, 4, 3));
+  const auto b = rig.join(returning(rig, "b", 4));
+  const auto c = rig.join(returning(rig, "c", 4));
+  rig.pass(30s);
+  rig.obey();
+  CHECK(rig.count<Lead>(b) == 0);  // a half may be on either side
+  const auto d = rig.join(returning(rig, "d", 4));
+  rig.obey();
+  for (const auto id : {b, c, d}) CHECK(rig.round_of(id) == 5);
+  CHECK(rig.last<Start>(d).world_size == 3);
+  CHECK(rig.last<Start>(d).restart_count == 1);
+}
+
+TEST_CASE("a node that comes twice counts once", "[takeover]") {
+  CoordinatorRig rig(job(1, 3, 3));
+  const auto b = rig.join(returning(rig, "b", 3));
+  rig.join(returning(rig, "b", 3));
+  rig.pass(30s);
+  rig.obey();
+  CHECK(rig.round_of(b) == -1);
+}
+
+TEST_CASE("a new coordinator waits a little for those that are to come", "[takeover]") {
+  CoordinatorRig rig(job(1, 5, 3));
+  for (const char* name : {"b", "c", "d"}) rig.join(returning(rig, name, 5));
+  rig.obey();
+  CHECK(rig.round_of(1) == -1);
+  const auto e = rig.join(returning(rig, "e", 5));
+  rig.pass(10s);
+  rig.obey();
+  CHECK(rig.last<Start>(e).group_world_size == 4);
+  CHECK(rig.count<Stop>(1) == 0);
+}
+
+TEST_CASE("a coordinator whose program has ended has no vote", "[takeover]") {
+  const bool nobody_listens = GENERATE(true, false);
+  CoordinatorRig rig(job(1, 2, 3));
+  const auto b = rig.join(returning(rig, "b", 2, nobody_listens));
+  rig.obey();
+  CHECK(rig.round_of(b) == (nobody_listens ? 5 : -1));
+  if (nobody_listens) return;
+  rig.pass(601s);
+  REQUIRE(rig.ended());
+  CHECK(rig.ended()->exit_code == 125);
+  CHECK_THAT(rig.ended()->reason,
+             ContainsSubstring("1 of the last round's 2 nodes came to a new coordinator"));
+}
+
+TEST_CASE("nodes of an earlier round and new ones do not count", "[takeover]") {
+  CoordinatorRig rig(job(1, 4, 3));
+  rig.join("new");
+  rig.join(returning(rig, "old", 3, false, 3));
+  const auto b = rig.join(returning(rig, "b", 3));
+  rig.pass(30s);
+  rig.obey();
+  CHECK(rig.round_of(b) == -1);
+  rig.join(returning(rig, "c", 3));
+  rig.obey();
+  CHECK(rig.last<Start>(b).group_world_size == 4);
+}
+
+TEST_CASE("a spare takes the place of the node that had the coordinator", "[takeover]") {
+  auto settings = job(3, 3);
+  settings.spares = 1;
+  CoordinatorRig rig(settings);
+  rig.join("spare");
+  rig.join(returning(rig, "b", 3));
+  const auto c = rig.join(returning(rig, "c", 3));
+  rig.obey();
+  CHECK(rig.last<Start>(c).group_world_size == 3);
+  CHECK_FALSE(rig.ended());
+}
+
+TEST_CASE("in a job of a fixed size the lost node costs a restart", "[takeover]") {
+  CoordinatorRig rig(job(3, 3, 2));
+  rig.join(returning(rig, "b", 3));
+  const auto c = rig.join(returning(rig, "c", 3));
+  rig.join("again");
+  rig.obey();
+  REQUIRE(rig.round_of(c) == 5);
+  rig.say(c, test::failed(7, 5));
+  REQUIRE(rig.ended());
+  CHECK(rig.ended()->exit_code == 7);
+}
+
+TEST_CASE("a coordinator with fewer than half of its nodes ends, as the others may go on", "[takeover]") {
+  const bool successors = GENERATE(true, false);
+  auto settings = job(1, 4);
+  settings.has_successors = successors;
+  CoordinatorRig rig(settings);
+  const auto ids = rig.form({"a", "b", "c", "d"});
+  rig.lose(ids[2]);
+  rig.lose(ids[3]);
+  CHECK_FALSE(rig.ended());
+  rig.lose(ids[1]);
+  CHECK(rig.ended().has_value() == successors);
+  if (!successors) return;
+  CHECK(rig.ended()->exit_code == 125);
+  CHECK_THAT(rig.ended()->reason, ContainsSubstring("may go on with another coordinator"));
+}
+
+TEST_CASE("nodes whose users end them are not missed", "[takeover]") {
+  CoordinatorRig rig(with_successors(job(1, 4)));
+  const auto ids = rig.form({"a", "b", "c", "d"});
+  for (const std::size_t i : {1U, 2U, 3U}) rig.say(ids[i], Leave{SIGTERM});
+  rig.obey();
+  CHECK_FALSE(rig.ended());
+}
+
+TEST_CASE("new nodes do not outvote those that were silent before they came", "[takeover]") {
+  CoordinatorRig rig(with_successors(job(1, 8)));
+  const auto ids = std::vector{rig.join("a"), rig.join("b"), rig.join("c")};
+  rig.pass(30s);
+  rig.obey();
+  rig.pass(60s);
+  for (const char* name : {"d", "e", "f", "g", "h"}) rig.join(name);  // b and c hear no more
+  rig.obey();
+  REQUIRE(rig.round_of(ids[0]) == 1);
+  rig.lose(ids[1]);
+  CHECK_FALSE(rig.ended());
+  rig.lose(ids[2]);
+  CHECK(rig.ended());
+}
+
+TEST_CASE("a node asks for the coordinator first where one may have taken over", "[takeover]") {
+  const Endpoint a{"a", 1}, b{"b", 1}, c{"c", 1};
+  CHECK(in_order_of_asking({a}, {}) == std::vector{a});
+  CHECK(in_order_of_asking({a, b, c}, {}) == std::vector{b, c, a});
+  CHECK(in_order_of_asking({a, b, c}, b) == std::vector{b, c, a});
+  CHECK(may_host(0, 1, {}, 10s));
+  CHECK_FALSE(may_host(0, 3, {}, 10s));
+  CHECK(may_host(2, 3, {}, 10s));
+  CHECK_FALSE(may_host(0, 3, 100s, 10s));  // it was lost there
+  CHECK(may_host(1, 3, 0s, 10s));
+  CHECK_FALSE(may_host(2, 3, 19s, 10s));
+  CHECK(may_host(2, 3, 20s, 10s));
+}
+
+}  // namespace
+}  // namespace ddprun::launcher

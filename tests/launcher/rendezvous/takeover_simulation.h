@@ -1,0 +1,110 @@
+#pragma once
+
+#include <chrono>
+#include <deque>
+#include <functional>
+#include <optional>
+#include <queue>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "launcher/rendezvous/coordinator.h"
+#include "tests/launcher/rendezvous/job_oracle.h"
+
+namespace ddprun::test {
+using namespace launcher;
+
+/// An elastic job of 2 to 6 hosts, of which some may have the coordinator one after the other, over a network
+/// that breaks in two, while hosts fall out, programs die and pause; all of it from one seed. The promises:
+/// once a coordinator's round has begun, one that was before it begins none, but where it has just woken:
+/// that one ends, with its nodes' workers, as soon as it has noticed; and every program ends in time.
+class TakeoverSimulation {
+ public:
+  TakeoverSimulation(unsigned seed, std::vector<std::string>* trace);
+
+  /// throws BrokenPromise
+  void run();
+
+  int takeovers() const { return static_cast<int>(starters_.size()) - 1; }
+  bool succeeded() const { return succeeded_; }
+
+ private:
+  using Clock = Coordinator::Clock;
+  using Time = Coordinator::Time;
+  using Milliseconds = std::chrono::milliseconds;
+  using Host = std::size_t;
+
+  /// A TCP connection of a host to a coordinator. What is sent while the network is broken comes later.
+  struct Connection {
+    Host node, coordinator;
+    Coordinator::NodeId id;
+    bool node_open = true, coordinator_open = true;
+    std::deque<std::optional<NodeMessage>> to_coordinator;  ///< none: the connection's end
+    std::deque<std::optional<CoordinatorMessage>> to_node;
+  };
+  struct Program {
+    bool alive = true, powered = true, over = false;
+    Time paused_until;
+    std::optional<Coordinator> coordinator;
+    std::optional<std::size_t> connection;  ///< of connections_
+    std::vector<Host> asked;                ///< in this order
+    std::size_t place = 0;
+    std::optional<Host> lost;
+    bool hung_up = false, asked_once = false;
+    Time lost_at, asking_since;
+    FormerRound former;
+    Host former_coordinator = 0;
+    std::optional<std::pair<Host, int>> running;  ///< whose round its workers are of
+    int missed_beats = 0;
+  };
+  struct Event {
+    Time time;
+    std::size_t order;
+    std::function<void()> action;
+    bool operator<(const Event& other) const {
+      return time != other.time ? time > other.time : order > other.order;
+    }
+  };
+  unsigned below(unsigned n) { return n == 0 ? 0 : static_cast<unsigned>(random_() % n); }
+  bool chance(unsigned percent) { return below(100) < percent; }
+  Milliseconds up_to(unsigned ms) { return Milliseconds(below(ms + 1)); }
+  void after(Milliseconds delay, std::function<void()> action);
+  /// What the host's program does then; later if it is paused, never if it has ended.
+  void on(Host host, Milliseconds delay, std::function<void()> action);
+  void note(Host host, const std::string& line);
+
+  void disturb();
+  void kill(Host host, bool with_power);
+  bool reach(Host a, Host b) const;
+
+  void ask(Host host);
+  void connect(Host host, Host to);
+  void beat(Host host, std::size_t connection);
+  void carry(std::size_t connection, bool to_node);
+  void send(std::size_t connection, std::optional<NodeMessage> message);
+  void hear(Host host, std::size_t connection, const CoordinatorMessage& message);
+  void lose(Host host, std::size_t connection, bool hung_up);
+  void finish(Host host);
+  void tick(Host host);
+  void deliver(Host host);
+  void note_start(Host coordinator, const Start& start);
+  void note_round(Host host, Host coordinator, int nodes);
+  void check_workers() const;
+
+  std::mt19937 random_;
+  std::vector<std::string>* trace_;
+  Time now_ = Time() + std::chrono::hours(1), start_ = now_, calm_, last_start_;
+  CoordinatorSettings settings_;
+  std::vector<Program> hosts_;
+  std::size_t endpoints_;
+  std::vector<int> side_;  ///< of the broken network that a host is on
+  std::deque<Connection> connections_;
+  std::priority_queue<Event> events_;
+  std::size_t next_order_ = 0;
+  std::vector<Host> starters_;  ///< coordinators that have started rounds, in this order
+  bool succeeded_ = false;
+};
+
+}  // namespace ddprun::test

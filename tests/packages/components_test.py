@@ -1,0 +1,125 @@
+"""find_package(ddprun COMPONENTS ...): each part of the library as a project of three lines has it, from an installation that was moved,
+where nothing can be found that the part should not need.
+
+usage: components_test.py BUILD_FOLDER FOLDER COMPILER
+"""
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+from packages import empty_folder, run
+
+PROJECT = """find_package(ddprun REQUIRED COMPONENTS {part})
+add_executable(program program.cpp)
+target_link_libraries(program PRIVATE ddprun::{part})
+"""
+
+DDP = """
+#include <ddprun/run/context.h>
+#include <ddprun/run/data_loader.h>
+#include <ddprun/run/distributed.h>
+#include <ddprun/ddp/sync_batch_norm.h>
+#include <ddprun/sharding/zero_optimizer.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/sgd.h>
+struct Ones {
+  std::int64_t size() const { return 8; }
+  std::pair<at::Tensor, at::Tensor> get(std::int64_t) const { return {at::ones({3}), at::ones({1})}; }
+};
+int main() {
+  return ddprun::run([](ddprun::Context& ctx) {
+    ddprun::DistributedDataParallel<torch::nn::LinearImpl> model(ctx, std::make_shared<torch::nn::LinearImpl>(3, 1));
+    torch::optim::SGD optimizer(model->parameters(), 0.1);
+    ddprun::DataLoader loader(ctx, Ones(), {.batch_size = 2});
+    for (auto& [input, target] : loader.epoch(0)) {
+      optimizer.zero_grad();
+      (model(input) - target).square().mean().backward();
+      optimizer.step();
+    }
+    ctx.print("ranks ", ctx.all_reduce(1.0));
+  });
+}
+"""
+TRAIN = """
+#include <ddprun/serialize/pt_file.h>
+#include <ddprun/train/model/metrics.h>
+#include <ddprun/train/optim/lr_schedule.h>
+#include <ddprun/train/state/state_dict_file.h>
+#include <ddprun/report/metric_sink.h>
+#include <torch/nn/modules/linear.h>
+#include <iostream>
+int main() {
+  torch::nn::Linear net(2, 2);
+  ddprun::serialize::write_pt("net.pt", ddprun::train::state_dict(*net));
+  ddprun::train::load_weights(*net, ddprun::train::read_weights("net.pt"), "net.pt");
+  ddprun::report::JsonlSink("metrics.jsonl").add({{"loss", 1.0}});
+  std::cout << "trained\\n";
+}
+"""
+REPORT = """
+#include <ddprun/image/line_chart.h>
+#include <ddprun/image/png.h>
+#include <ddprun/report/html_report.h>
+#include <iostream>
+int main() {
+  ddprun::image::LineChart chart{.title = "loss", .series = {{"train", {0, 1, 2}, {3, 2, 1}}}};
+  ddprun::image::write_png("chart.png", ddprun::image::draw_line_chart(chart));
+  std::cout << "drawn " << ddprun::image::read_png("chart.png").width << "\\n";
+}
+"""
+# By part: program, its output, packages that it finds nowhere, libraries that it must not load.
+PARTS = {
+    "ddp": (DDP, "ranks 1\n", ["ZLIB", "Libzip", "Cairo", "JPEG", "PNG"], ["libcairo", "libzip", "libjpeg", "libpng"]),
+    "train": (TRAIN, "trained\n", ["Cairo", "JPEG", "PNG"], ["libcairo", "libjpeg", "libpng"]),
+    "report": (REPORT, "drawn 800\n", ["LibTorch", "Libzip"], ["libtorch", "libzip"]),
+}
+
+
+def build(prefixes, folder, compiler, part, hidden):
+    ccache = shutil.which("ccache")
+    (folder / "CMakeLists.txt").write_text(PROJECT.format(part=part))
+    (folder / "program.cpp").write_text(PARTS[part][0])
+    run("cmake", "-S", folder, "-B", folder / "build", "-G", "Ninja", f"-DCMAKE_PREFIX_PATH={';'.join(map(str, prefixes))}",
+        f"-DCMAKE_CXX_COMPILER={compiler}", *([f"-DCMAKE_CXX_COMPILER_LAUNCHER={ccache}"] if ccache else []),
+        *(f"-DCMAKE_DISABLE_FIND_PACKAGE_{name}=ON" for name in hidden))
+    run("cmake", "--build", folder / "build")
+    return folder / "build" / "program"
+
+
+def check_unknown(prefix, folder):
+    (folder / "CMakeLists.txt").write_text("find_package(ddprun COMPONENTS ddq)\n")
+    done = subprocess.run(["cmake", "-S", folder, "-B", folder / "build", f"-DCMAKE_PREFIX_PATH={prefix}"], capture_output=True, text=True)
+    assert "unknown component ddq, expected ddp, train, report or runtime" in " ".join(done.stderr.split()), done.stderr
+
+
+def check_torch_of_python(prefix, folder, compiler):
+    """CMAKE_PREFIX_PATH=$(python -c 'import torch; print(torch.utils.cmake_prefix_path)'), where there is one."""
+    python = os.environ.get("DDPRUN_TEST_PYTHON")
+    if python:
+        where = run(python, "-c", "import torch; print(torch.utils.cmake_prefix_path)").strip()
+        program = build([where, prefix], folder, compiler, "ddp", [])
+        assert f"{pathlib.Path(where).parents[1]}/lib/libtorch_cpu.so" in run("ldd", program), "it links another LibTorch"
+        assert run(program) == "ranks 1\n"
+
+
+def main():
+    build_folder, folder, compiler = pathlib.Path(sys.argv[1]), empty_folder(pathlib.Path(sys.argv[2]).resolve()), sys.argv[3]
+    os.environ.pop("CMAKE_PREFIX_PATH", None)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    run("cmake", "--install", build_folder, "--prefix", folder / "before")
+    prefix = (folder / "before").rename(folder / "after")
+    for part, (_, output, hidden, strangers) in PARTS.items():
+        program = build([prefix], empty_folder(folder / part), compiler, part, hidden)
+        assert run(program, cwd=folder) == output
+        if part == "ddp":
+            assert run(prefix / "bin" / "ddprun", "--nproc-per-node=2", program) == "ranks 2\n"
+        loaded = run("ldd", program)
+        assert not any(name in loaded for name in strangers), loaded
+    check_unknown(prefix, empty_folder(folder / "unknown"))
+    check_torch_of_python(prefix, empty_folder(folder / "pip"), compiler)
+    shutil.rmtree(folder)
+
+
+main()

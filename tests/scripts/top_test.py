@@ -1,0 +1,120 @@
+"""ddpctl top in a real terminal, tmux's: what it shows, its keys, sizes, and how it ends.
+
+usage: top_test.py DDPRUN DDPCTL
+"""
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+SOURCE = pathlib.Path(__file__).resolve().parents[2]
+DDPRUN, DDPCTL = sys.argv[1:3]
+SKIPPED = 4
+
+TRAINING = """
+import ddprun, os, time
+rank = int(os.environ["RANK"])
+own = 0.04 if rank == 5 else 0.02
+print("rank", rank, "begins", flush=True)
+for step in range(1, 100000):
+    time.sleep(0.1)
+    ddprun.status(step=step, steps=1000, phase="train", loss=1 / step, samples=32 * step,
+                  seconds={"data": 0.001 * step, "compute": own * step, "communication": (0.09 - own) * step})
+"""
+
+
+class Screen:
+    """A job, and ddpctl top in a terminal of this size."""
+
+    def __init__(self, ranks, width, height):
+        self.folder = tempfile.TemporaryDirectory()
+        environment = {**os.environ, "PYTHONPATH": str(SOURCE / "packaging"), "XDG_RUNTIME_DIR": self.folder.name}
+        self.job = subprocess.Popen([DDPRUN, f"--nproc-per-node={ranks}", "--prefix", "python3", "-c", TRAINING], env=environment,
+                                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        sockets = pathlib.Path(self.folder.name, "ddprun")
+        self.wait_for(lambda: list(sockets.glob("*.sock")))
+        self.name = next(sockets.glob("*.sock")).stem
+        self.tmux = ["tmux", "-f", "/dev/null", "-S", f"{self.folder.name}/tmux"]
+        self.call("new-session", "-d", "-s", "top", "-x", str(width), "-y", str(height),
+                  f"'{DDPCTL}' top {self.name} --interval=0.5; echo left with $?; sleep 100", env=environment)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.job.terminate()
+        self.job.wait(timeout=60)
+        subprocess.run([*self.tmux, "kill-server"], capture_output=True)
+        self.folder.cleanup()
+
+    @staticmethod
+    def wait_for(condition, seconds=30):
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            found = condition()
+            if found:
+                return found
+            time.sleep(0.1)
+        raise AssertionError(f"not within {seconds} s")
+
+    def call(self, *words, env=None):
+        return subprocess.run([*self.tmux, *words], check=True, capture_output=True, text=True, env=env, timeout=30).stdout
+
+    def text(self):
+        return self.call("capture-pane", "-p", "-t", "top")
+
+    def shows(self, *texts):
+        try:
+            return self.wait_for(lambda: (lambda seen: seen if all(text in seen for text in texts) else None)(self.text()))
+        except AssertionError:
+            raise AssertionError(f"expected {texts}, got\n{self.text()}") from None
+
+    def press(self, *keys):
+        self.call("send-keys", "-t", "top", *keys)
+
+
+@unittest.skipUnless(shutil.which("tmux"), "tmux is not installed")
+class Top(unittest.TestCase):
+    def test_two_ranks_on_a_small_terminal(self):
+        with Screen(2, 80, 24) as screen:
+            lines = screen.shows("STEP TIME", "ETA", "train", "samples/s").splitlines()
+            self.assertIn(f"job {screen.name}", lines[0])
+            self.assertTrue(all(len(line) <= 80 for line in lines))
+            screen.press("Down", "l")
+            screen.shows("rank 1: its last lines", "rank 1 begins")
+            screen.press("k")
+            screen.shows("rank 1: its stacks", "thread ")
+            screen.press("h")
+            screen.shows("OWN TIME ")
+            screen.press("Escape")
+            screen.shows("> ", " RANK  STATE")
+            screen.press("Tab")
+            screen.press("q")
+            screen.shows("left with 0")
+
+    def test_the_slow_one_of_64_ranks_is_named_and_comes_first_by_own_time(self):
+        with Screen(64, 200, 50) as screen:
+            screen.shows("RANK      PID", "SAMPLES/S", "x compute")
+            screen.press("t")
+            rows = screen.shows("sorted by t").splitlines()
+            header = next(i for i, row in enumerate(rows) if "RANK      PID" in row)
+            self.assertEqual("5", rows[header + 1].strip("> ").split()[0])
+            screen.press("r", "NPage", "NPage", "NPage", "NPage")
+            screen.shows(">  63")
+
+    def test_top_ends_with_the_job(self):
+        with Screen(2, 80, 24) as screen:
+            screen.shows("STEP TIME")
+            screen.job.terminate()
+            screen.shows(f"job {screen.name} has ended", "left with 0")
+
+
+if __name__ == "__main__":
+    if not shutil.which("tmux"):
+        print("skipped: tmux is not installed")
+        sys.exit(SKIPPED)
+    unittest.main(argv=sys.argv[:1])

@@ -1,0 +1,79 @@
+// simulate: runs made-up jobs, each from its seed, until one breaks a promise of the coordinator.
+//
+// usage: simulate [--takeover] [--seed N] [--count N] [--trace]
+//   --takeover  jobs whose coordinator may be lost, over networks that break
+//   --seed N    the first seed [1]
+//   --count N   how many [1]
+//   --trace     print what happens
+// The exit code is 1 if a promise was broken; the same seed breaks it again.
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tests/launcher/rendezvous/job_simulation.h"
+#include "tests/launcher/rendezvous/takeover_simulation.h"
+
+namespace {
+
+using namespace ddprun::test;
+
+/// False if the job of this seed breaks a promise, which is printed. Else sums up what happened.
+template <class Simulation>
+bool run(unsigned seed, bool traced, const std::function<void(const Simulation&)>& sum_up) {
+  std::vector<std::string> trace;
+  std::string broken;
+  Simulation simulation(seed, traced ? &trace : nullptr);
+  try {
+    simulation.run();
+  } catch (const BrokenPromise& error) {
+    broken = error.what();
+  }
+  for (const std::string& line : trace) std::printf("%s\n", line.c_str());
+  if (!broken.empty()) std::printf("seed %u: %s\n", seed, broken.c_str());
+  sum_up(simulation);
+  return broken.empty();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  unsigned first = 1, count = 1;
+  bool traced = false, takeover = false;
+  try {
+    for (int i = 1; i < argc; ++i) {
+      const std::string flag = argv[i];
+      if (flag == "--trace")
+        traced = true;
+      else if (flag == "--takeover")
+        takeover = true;
+      else if (i + 1 < argc && (flag == "--seed" || flag == "--count"))
+        (flag == "--seed" ? first : count) = static_cast<unsigned>(std::stoul(argv[++i]));
+      else
+        throw std::invalid_argument(flag);
+    }
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "usage: simulate [--takeover] [--seed N] [--count N] [--trace]: %s\n", error.what());
+    return 2;
+  }
+  long long rounds = 0, in_place = 0, takeovers = 0, successes = 0;
+  for (unsigned seed = first; seed != first + count; ++seed) {
+    const bool kept = takeover ? run<TakeoverSimulation>(seed, traced,
+                                                         [&](const TakeoverSimulation& job) {
+                                                           takeovers += std::max(job.takeovers(), 0);
+                                                           successes += job.succeeded() ? 1 : 0;
+                                                         })
+                               : run<JobSimulation>(seed, traced, [&](const JobSimulation& job) {
+                                   rounds += job.rounds();
+                                   in_place += job.rounds_in_place();
+                                 });
+    if (!kept) return EXIT_FAILURE;
+  }
+  if (takeover)
+    std::printf("%u jobs, %lld takeovers, %lld successes: all promises kept\n", count, takeovers, successes);
+  else
+    std::printf("%u jobs, %lld rounds, %lld of them in place: all promises kept\n", count, rounds, in_place);
+}

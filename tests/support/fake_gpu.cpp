@@ -1,0 +1,406 @@
+// A CUDA plug-in whose GPU is this process: tensors on "cuda:N" lie in its memory, and LibTorch's kernels for
+// the CPU compute with them. For tests of how a program uses a GPU, not of a GPU:
+//
+//   DDPRUN_CUDA_PLUGIN=libfake_gpu.so  LD_PRELOAD=libcuda.so.1 (fake_cuda.cpp)
+//   FAKE_CUDA="version=...;name=..."
+//
+// It is as strict as CUDA: an operator whose tensors are on different devices fails, and what would make the
+// process wait for the GPU fails where set_sync_debug_mode() forbids that. Gloo does what NCCL would.
+#include <ddprun/group/cuda_plugin.h>
+
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/InferSize.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/native/Resize.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/core/impl/alloc_cpu.h>
+#include <torch/library.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <torch/csrc/distributed/c10d/reducer_timer.hpp>
+
+#include <atomic>
+#include <set>
+#include <stdexcept>
+
+namespace {
+
+using at::Tensor;
+using Started = c10::intrusive_ptr<c10d::Work>;
+
+c10::Device the_gpu(c10::kCUDA, 0);    // this rank's, whatever its number
+std::atomic<int> sync_debug_mode = 0;  // 1: warn, 2: error
+std::atomic<std::int64_t> waits = 0;
+
+void note_wait(const std::string& what) {
+  ++waits;
+  if (sync_debug_mode == 2) throw std::runtime_error("called a synchronizing CUDA operation: " + what);
+}
+
+struct Memory final : c10::DeviceAllocator {
+  bool initialized() override { return true; }
+  void emptyCache(c10::MempoolId_t) override {}
+  void recordStream(const c10::DataPtr&, c10::Stream) override {}
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex) override { return {}; }
+  void resetAccumulatedStats(c10::DeviceIndex) override {}
+  void resetPeakStats(c10::DeviceIndex) override {}
+  c10::DataPtr allocate(std::size_t bytes) override {
+    void* memory = bytes == 0 ? nullptr : c10::alloc_cpu(bytes);
+    return {memory, memory, &c10::free_cpu, the_gpu};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &c10::free_cpu; }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override {
+    default_copy_data(to, from, bytes);
+  }
+};
+Memory memory;
+[[maybe_unused]] const bool has_allocator = (c10::SetAllocator(c10::kCUDA, &memory), true);
+
+/// One device with one stream, on which all is done at once.
+struct Guard final : c10::impl::DeviceGuardImplInterface {
+  c10::DeviceType type() const override { return c10::kCUDA; }
+  c10::Device exchangeDevice(c10::Device) const override { return the_gpu; }
+  c10::Device getDevice() const override { return the_gpu; }
+  void setDevice(c10::Device) const override {}
+  void uncheckedSetDevice(c10::Device) const noexcept override {}
+  c10::Stream getStream(c10::Device) const override { return stream(); }
+  c10::Stream getDefaultStream(c10::Device) const override { return stream(); }
+  c10::Stream getStreamFromGlobalPool(c10::Device, bool) const override { return stream(); }
+  c10::Stream getNewStream(c10::Device, int) const override { return stream(); }
+  c10::Stream exchangeStream(c10::Stream) const override { return stream(); }
+  c10::DeviceIndex deviceCount() const noexcept override { return 8; }
+  void record(void**, const c10::Stream&, c10::DeviceIndex, c10::EventFlag) const override {}
+  void block(void*, const c10::Stream&) const override {}
+  bool queryEvent(void*) const override { return true; }
+  void synchronizeEvent(void*) const override { note_wait("event.synchronize"); }
+  void destroyEvent(void*, c10::DeviceIndex) const noexcept override {}
+  bool queryStream(const c10::Stream&) const override { return true; }
+  void synchronizeStream(const c10::Stream&) const override { note_wait("stream.synchronize"); }
+  void synchronizeDevice(c10::DeviceIndex) const override { note_wait("device.synchronize"); }
+  static c10::Stream stream() { return c10::Stream(c10::Stream::DEFAULT, the_gpu); }
+};
+[[maybe_unused]] const c10::impl::DeviceGuardImplRegistrar has_guard(c10::kCUDA, new Guard);
+
+/// The same memory as a tensor of the CPU.
+Tensor on_cpu(const Tensor& tensor) {
+  if (!tensor.defined() || tensor.is_cpu()) return tensor;
+  if (tensor.numel() == 0)  // a kernel may make more of it
+    return at::empty_strided(tensor.sizes(), tensor.strides(),
+                             tensor.options().device(at::kCPU).requires_grad(false));
+  return at::from_blob(tensor.unsafeGetTensorImpl()->mutable_data(), tensor.sizes(), tensor.strides(),
+                       tensor.options().device(at::kCPU).requires_grad(false));
+}
+
+/// A tensor of the CPU, made by a kernel, as one of the GPU.
+Tensor on_gpu(const Tensor& tensor) {
+  if (!tensor.defined()) return tensor;
+  return at::from_blob(
+      tensor.mutable_data_ptr(), tensor.sizes(), tensor.strides(), [tensor](void*) {},
+      tensor.options().device(the_gpu), the_gpu);
+}
+
+/// Calls the CPU's kernel with the same memory. Arguments that it changes are those that it got.
+class OnCpu {
+ public:
+  explicit OnCpu(const c10::OperatorHandle& op) : op_(op) {}
+
+  void call(torch::jit::Stack* stack) {
+    static const std::set<std::string> kWaiting = {"aten::nonzero",
+                                                   "aten::masked_select",
+                                                   "aten::equal",
+                                                   "aten::_unique2",
+                                                   "aten::unique_dim",
+                                                   "aten::index_put_",
+                                                   "aten::repeat_interleave.Tensor"};
+    const auto name = op_.schema().operator_name().name;
+    if (kWaiting.contains(name)) note_wait(name);
+    const auto arguments = op_.schema().arguments().size();
+    for (std::size_t i = stack->size() - arguments; i < stack->size(); ++i)
+      (*stack)[i] = argument((*stack)[i]);
+    if (gpu_.empty() == false && wide_cpu_)
+      throw std::runtime_error("Expected all tensors to be on the same device, but found cuda:0 and cpu: " +
+                               name);
+    op_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+    const auto results = op_.schema().returns().size();
+    for (std::size_t i = stack->size() - results; i < stack->size(); ++i) (*stack)[i] = result((*stack)[i]);
+  }
+
+ private:
+  Tensor tensor(const Tensor& given) {
+    if (!given.defined()) return given;
+    if (given.is_cpu()) {
+      wide_cpu_ = wide_cpu_ || given.dim() > 0;
+      return given;
+    }
+    gpu_.push_back(given);
+    cpu_.push_back(on_cpu(given));
+    return cpu_.back();
+  }
+  c10::IValue argument(const c10::IValue& value) {
+    if (value.isTensor()) return tensor(value.toTensor());
+    if (value.isDevice()) return c10::IValue(c10::Device(c10::kCPU));
+    if (value.isTensorList()) {
+      c10::List<Tensor> list;
+      for (const Tensor& each : value.toTensorVector()) list.push_back(tensor(each));
+      return list;
+    }
+    if (value.isOptionalTensorList()) {
+      c10::List<std::optional<Tensor>> list;
+      for (const auto& each : value.toOptionalTensorVector())
+        list.push_back(each ? std::optional(tensor(*each)) : std::nullopt);
+      return list;
+    }
+    return value;
+  }
+  Tensor back(const Tensor& made) const {
+    for (std::size_t i = 0; i < cpu_.size(); ++i)
+      if (cpu_[i].is_same(made)) return resized(gpu_[i], made);
+    return on_gpu(made);
+  }
+  /// A kernel may give an argument for its result another size, and so other memory.
+  static Tensor resized(const Tensor& own, const Tensor& made) {
+    if (own.sizes() == made.sizes()) return own;
+    own.unsafeGetTensorImpl()->shallow_copy_from(on_gpu(made).getIntrusivePtr());
+    return own;
+  }
+  c10::IValue result(const c10::IValue& value) const {
+    if (value.isTensor()) return back(value.toTensor());
+    if (!value.isTensorList()) return value;
+    c10::List<Tensor> list;
+    for (const Tensor& each : value.toTensorVector()) list.push_back(back(each));
+    return list;
+  }
+
+  const c10::OperatorHandle& op_;
+  std::vector<Tensor> gpu_, cpu_;
+  bool wide_cpu_ = false;
+};
+
+void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) { OnCpu(op).call(stack); }
+
+Tensor empty(c10::IntArrayRef size, std::optional<at::ScalarType> type, std::optional<at::Layout>,
+             std::optional<at::Device>, std::optional<bool>, std::optional<at::MemoryFormat> format) {
+  return at::detail::empty_generic(size, &memory, c10::DispatchKeySet(c10::DispatchKey::CUDA),
+                                   type.value_or(at::kFloat), format);
+}
+
+Tensor empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride, std::optional<at::ScalarType> type,
+                     std::optional<at::Layout>, std::optional<at::Device>, std::optional<bool>) {
+  return at::detail::empty_strided_generic(size, stride, &memory, c10::DispatchKeySet(c10::DispatchKey::CUDA),
+                                           type.value_or(at::kFloat));
+}
+
+/// Between the devices it is a wait, unless asked not to.
+Tensor& copy(Tensor& self, const Tensor& from, bool non_blocking) {
+  if (self.device() != from.device() && !non_blocking)
+    note_wait(self.is_cpu() ? "copy to the CPU" : "copy to the GPU");
+  on_cpu(self).copy_(on_cpu(from));
+  return self;
+}
+
+Tensor strided(const Tensor& self, c10::IntArrayRef size, c10::IntArrayRef stride,
+               std::optional<int64_t> offset) {
+  auto result = at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(self.storage()),
+                                                         self.key_set(), self.dtype());
+  result.unsafeGetTensorImpl()->set_sizes_and_strides(size, stride, offset.value_or(self.storage_offset()));
+  return result;
+}
+
+Tensor view(const Tensor& self, c10::IntArrayRef size) {
+  const auto inferred = at::infer_size_dv(size, self.numel());
+  const auto stride = at::detail::computeStride(self.sizes(), self.strides(), inferred);
+  TORCH_CHECK(stride.has_value(), "view size is not compatible with input tensor's size and stride");
+  return strided(self, inferred, *stride, std::nullopt);
+}
+
+Tensor reshape_alias(const Tensor& self, c10::IntArrayRef size, c10::IntArrayRef stride) {
+  return strided(self, size, stride, std::nullopt);
+}
+
+Tensor unfold(const Tensor& self, int64_t dimension, int64_t size, int64_t step) {
+  const auto view_of_cpu = on_cpu(self).unfold(dimension, size, step);
+  return strided(self, view_of_cpu.sizes(), view_of_cpu.strides(), std::nullopt);
+}
+
+/// A collective that has ended.
+struct Done final : c10d::Work {
+  explicit Done(std::vector<Tensor> results)
+      : future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors())) {
+    future_->markCompleted(results);
+  }
+  bool wait(std::chrono::milliseconds) override { return true; }
+  bool isCompleted() override { return true; }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+};
+
+/// NCCL's place: Gloo does it with the same memory, at once.
+class FakeNccl final : public c10d::Backend {
+ public:
+  explicit FakeNccl(const ddprun::ddp::NcclGroup& group) : Backend(group.rank, group.size) {
+    auto options = c10d::ProcessGroupGloo::Options::create(group.timeout);
+    options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1"));
+    gloo_ = c10::make_intrusive<c10d::ProcessGroupGloo>(
+        c10::make_intrusive<c10d::PrefixStore>("fake_nccl", group.store), group.rank, group.size, options);
+  }
+  const std::string getBackendName() const override { return "nccl"; }
+
+  Started allreduce(std::vector<Tensor>& tensors, const c10d::AllreduceOptions& options) override {
+    auto here = on_cpu(tensors);
+    return done(gloo_->allreduce(here, options), tensors);
+  }
+  Started broadcast(std::vector<Tensor>& tensors, const c10d::BroadcastOptions& options) override {
+    auto here = on_cpu(tensors);
+    return done(gloo_->broadcast(here, options), tensors);
+  }
+  Started _allgather_base(Tensor& output, Tensor& input, const c10d::AllgatherOptions& options) override {
+    auto to = on_cpu(output), from = on_cpu(input);
+    return done(gloo_->_allgather_base(to, from, options), {output});
+  }
+  Started _reduce_scatter_base(Tensor& output, Tensor& input,
+                               const c10d::ReduceScatterOptions& options) override {
+    auto to = on_cpu(output), from = on_cpu(input);
+    return done(gloo_->_reduce_scatter_base(to, from, options), {output});
+  }
+
+ private:
+  static std::vector<Tensor> on_cpu(const std::vector<Tensor>& tensors) {
+    std::vector<Tensor> here;
+    for (const auto& tensor : tensors) here.push_back(on_cpu(tensor));
+    return here;
+  }
+  static Tensor on_cpu(const Tensor& tensor) {
+    if (!tensor.is_cuda()) throw std::invalid_argument("NCCL: expected a tensor of the GPU");
+    return ::on_cpu(tensor);
+  }
+  static Started done(const Started& work, std::vector<Tensor> results) {
+    work->wait();
+    return c10::make_intrusive<Done>(std::move(results));
+  }
+
+  c10::intrusive_ptr<c10d::ProcessGroupGloo> gloo_;
+};
+
+at::Scalar local_scalar(const Tensor& self) {
+  note_wait("item");
+  return on_cpu(self).item();
+}
+
+/// On a CPU there is none from half to float.
+Tensor log_softmax(const Tensor& self, int64_t dim, bool to_float) {
+  return on_gpu(at::_log_softmax(on_cpu(to_float ? self.to(at::kFloat) : self), dim, false));
+}
+
+Tensor log_softmax_backward(const Tensor& gradient, const Tensor& output, int64_t dim, at::ScalarType type) {
+  return on_gpu(
+      at::_log_softmax_backward_data(on_cpu(gradient), on_cpu(output), dim, output.scalar_type()).to(type));
+}
+
+void record_stream(Tensor&, c10::Stream) {}
+
+const Tensor& resize(const Tensor& self, c10::IntArrayRef size, std::optional<at::MemoryFormat>) {
+  if (self.sizes() != size)
+    self.unsafeGetTensorImpl()->shallow_copy_from(
+        empty(size, self.scalar_type(), {}, {}, {}, {}).getIntrusivePtr());
+  return self;
+}
+
+/// cuDNN computes convolutions forwards and backwards; the generic code looks for CUDA's kernels.
+auto boxed() { return torch::CppFunction::makeFromBoxedFunction<&fallback>(); }
+
+Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value,
+                 const std::optional<Tensor>& mask, double dropout, bool causal, std::optional<double> scale,
+                 bool grouped) {
+  return std::get<0>(
+      at::_scaled_dot_product_attention_math(query, key, value, mask, dropout, causal, {}, scale, grouped));
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(_, CUDA, m) { m.fallback(boxed()); }
+
+TORCH_LIBRARY_IMPL(aten, CUDA, m) {
+  m.impl("empty.memory_format", empty);
+  m.impl("empty_strided", empty_strided);
+  m.impl("copy_", copy);
+  m.impl("as_strided", strided);
+  m.impl("view", view);
+  m.impl("_reshape_alias", reshape_alias);
+  m.impl("unfold", unfold);
+  m.impl("_local_scalar_dense", local_scalar);
+  m.impl("resize_", resize);
+  m.impl("record_stream", record_stream);
+  m.impl("_log_softmax", log_softmax);
+  m.impl("_log_softmax_backward_data", log_softmax_backward);
+  m.impl("convolution", boxed());
+  m.impl("convolution_backward", boxed());
+  m.impl("scaled_dot_product_attention", attention);
+}
+
+TORCH_LIBRARY_IMPL(aten, AutogradCUDA, m) { m.impl("scaled_dot_product_attention", attention); }
+
+namespace at {
+
+struct CUDAHooks final : CUDAHooksInterface {
+  explicit CUDAHooks(CUDAHooksArgs) {}
+  void init() const override {}
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return true; }
+  bool hasCUDA() const override { return true; }
+  bool hasCUDART() const override { return true; }
+  bool hasPrimaryContext(DeviceIndex) const override { return true; }
+  DeviceIndex deviceCount() const override { return 8; }
+  DeviceIndex current_device() const override { return the_gpu.index(); }
+  DeviceIndex getCurrentDevice() const override { return the_gpu.index(); }
+  void setCurrentDevice(DeviceIndex) const override {}
+  DeviceIndex exchangeDevice(DeviceIndex) const override { return the_gpu.index(); }
+  DeviceIndex maybeExchangeDevice(DeviceIndex) const override { return the_gpu.index(); }
+  int getNumGPUs() const override { return 8; }
+  Device getDeviceFromPtr(void*) const override { return the_gpu; }
+  Allocator* getPinnedMemoryAllocator() const override { return c10::GetCPUAllocator(); }
+  bool isPinnedPtr(const void*) const override { return false; }
+  const Generator& getDefaultGenerator(DeviceIndex) const override {
+    static const Generator generator = at::detail::createCPUGenerator();
+    return generator;
+  }
+  Generator getNewGenerator(DeviceIndex) const override { return at::detail::createCPUGenerator(); }
+  void deviceSynchronize(DeviceIndex) const override { note_wait("device.synchronize"); }
+};
+REGISTER_CUDA_HOOKS(CUDAHooks)
+
+}  // namespace at
+
+namespace c10d {
+
+struct FakeTimer final : Timer {
+  explicit FakeTimer(c10::Device) {}
+  std::optional<int64_t> measureDifference(Event, Event) override { return 0; }
+};
+C10_REGISTER_TYPED_CLASS(TimerRegistry, c10::kCUDA, FakeTimer)
+
+}  // namespace c10d
+
+namespace {
+
+const ddprun::ddp::CudaPlugin kPlugin = {
+    ddprun::ddp::kCudaPluginBuild,
+    [](const ddprun::ddp::NcclGroup& group) -> c10::intrusive_ptr<c10d::Backend> {
+      return c10::make_intrusive<FakeNccl>(group);
+    },
+    [](c10d::Backend&, c10::Device) {},
+    [](c10::Device device) { the_gpu = device; },
+    [] { return std::string("{}"); },
+    [] { return "CUDA none, NCCL none, " + std::to_string(waits) + " waits"; },
+    [](c10::Device) {},
+    [](int mode) { sync_debug_mode = mode; }};
+
+}  // namespace
+
+extern "C" __attribute__((visibility("default"))) const ddprun::ddp::CudaPlugin* ddprun_cuda_plugin() {
+  return &kPlugin;
+}

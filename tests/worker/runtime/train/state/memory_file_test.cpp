@@ -1,0 +1,86 @@
+#include <ddprun/train/state/memory_file.h>
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <string>
+
+#include <ATen/ATen.h>
+#include <torch/serialize.h>
+
+#include <ddprun/common/files.h>
+#include "tests/support/catch.h"
+
+namespace ddprun::test {
+namespace {
+
+using train::MemoryFile;
+
+UniqueFd memory() {
+  UniqueFd fd(::memfd_create("test", MFD_CLOEXEC));
+  REQUIRE(fd);
+  return fd;
+}
+
+/// Written and no longer being written.
+void put(const UniqueFd& fd, const std::string& head, std::int64_t size, double value) {
+  MemoryFile(fd.get()).write(head, at::full({size}, value));
+}
+
+/// The head, and whether every element of the state is this value.
+void check_holds(const UniqueFd& fd, const std::string& head, std::int64_t size, double value) {
+  const auto record = MemoryFile(fd.get()).read();
+  REQUIRE(record);
+  CHECK(record->head == head);
+  const auto state = torch::pickle_load({record->state.begin(), record->state.end()}).toTensor();
+  CHECK(state.equal(at::full({size}, value)));
+}
+
+/// Damages one byte of every 64 from here on.
+void damage(const UniqueFd& fd, off_t from, off_t until) {
+  for (off_t at = from; at < until; at += 64) REQUIRE(::pwrite(fd.get(), "?", 1, at) == 1);
+}
+
+}  // namespace
+
+TEST_CASE("the newest state is read, whatever the sizes before", "[memory_file]") {
+  const auto fd = memory();
+  CHECK_FALSE(MemoryFile(fd.get()).read());
+  int number = 0;
+  for (const std::int64_t size : {1000, 1000, 1000, 50'000, 10, 10, 200'000, 1000}) {
+    ++number;
+    put(fd, "state " + std::to_string(number), size, number);
+    check_holds(fd, "state " + std::to_string(number), size, number);
+  }
+}
+
+TEST_CASE("a writer that dies in the middle leaves the state before", "[memory_file]") {
+  const auto fd = memory();
+  put(fd, "one", 1000, 1);
+  const auto end_of_one = ::lseek(fd.get(), 0, SEEK_END);
+  put(fd, "two", 1000, 2);
+  put(fd, "six", 1000, 3);  // in the place of the first
+  // The next is written over the second; its slot was not yet.
+  damage(fd, end_of_one, ::lseek(fd.get(), 0, SEEK_END));
+  check_holds(fd, "six", 1000, 3);
+}
+
+TEST_CASE("a damaged state is none", "[memory_file]") {
+  const auto fd = memory();
+  put(fd, "one", 1000, 1);
+  damage(fd, 4096 + 1000, 4096 + 1064);
+  CHECK_FALSE(MemoryFile(fd.get()).read());
+}
+
+TEST_CASE("a descriptor that is no file keeps nothing", "[memory_file]") {
+  int ends[2];
+  REQUIRE(::pipe(ends) == 0);
+  MemoryFile file(ends[0]);
+  file.write("one", at::ones({3}));
+  CHECK_FALSE(file.read());
+  CHECK_FALSE(MemoryFile(-1).read());
+  ::close(ends[0]);
+  ::close(ends[1]);
+}
+
+}  // namespace ddprun::test
