@@ -3,7 +3,8 @@
 //
 //   ddprun --nproc-per-node=2 ./own_worker    # or torchrun --no-python, or ./own_worker alone
 #include <ddprun/runtime.h>
-#include <torch/torch.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/adam.h>
 
 #include <numbers>
 

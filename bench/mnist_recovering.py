@@ -1,0 +1,49 @@
+#!/usr/bin/env python3
+"""mnist_ddp.py with a checkpoint every few steps and resume, as people write it for torchrun. For bench/recovery.py.
+
+usage: mnist_recovering.py FOLDER STEPS SAVE_EVERY CHECKPOINT
+"""
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+from mnist_ddp import Net, read_idx
+
+
+def main():
+    folder, steps, every, path = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    images = read_idx(f"{folder}/train-images-idx3-ubyte.gz")
+    labels = read_idx(f"{folder}/train-labels-idx1-ubyte.gz").long()
+    ddp = DistributedDataParallel(Net())
+    optimizer = torch.optim.Adam(ddp.parameters(), 1e-3)
+    rank, size, step = dist.get_rank(), dist.get_world_size(), 0
+    if os.path.exists(path):
+        state = torch.load(path)
+        ddp.module.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        step = state["step"]
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[rank::size]
+    while step < steps:
+        picks = order[step * 128 % (len(order) - 128):][:128]
+        batch = images[picks].float().div_(255).sub_(0.1307).div_(0.3081).unsqueeze(1)
+        optimizer.zero_grad()
+        F.nll_loss(ddp(batch), labels[picks]).backward()
+        optimizer.step()
+        step += 1
+        if rank == 0:
+            print("step", step, flush=True)
+            if step % every == 0:
+                torch.save({"model": ddp.module.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, path + ".new")
+                os.replace(path + ".new", path)
+    dist.barrier()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,197 @@
+#!/usr/bin/env python3
+"""What a lost rank costs: SIGKILL of one rank of two, or of both, in an MNIST training. Prints a table in Markdown.
+
+usage: recovery.py [--kills 8] [--bin build/bin] [--data FOLDER] [--torchrun torchrun] [--python python3] [--ft-launcher ft_launcher]
+
+Cases that take turns: the worker under `ddprun --recover=rank`, the same with all ranks killed, the worker and a Python program restarted as a
+whole from a checkpoint every 5 steps, the Python program under torchrun and, if they are given, under ft_launcher of nvidia-resiliency-ext.
+Columns: from the signal to the first line about it, to the first new step (one beyond the newest before the kill), and the steps done again.
+With --goodput SECONDS a fault that often is compared with none over as many steps.
+"""
+import argparse
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+STEP = re.compile(r"^step (\d+)$|Train Epoch: (\d+) \[(\d+)/60000")
+EPOCH = 235  # steps
+
+
+class Job:
+    """A running job. `on_line` gets each line and when it came."""
+
+    def __init__(self, command, environment, events=None):
+        self.events = events
+        self.lines, self.steps, self.changed = [], [], threading.Condition()
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+        self.thread = threading.Thread(target=self.read)
+        self.thread.start()
+
+    def read(self):
+        for line in self.process.stdout:
+            now, found = time.monotonic(), STEP.search(line.rstrip())
+            with self.changed:
+                self.lines.append((now, line))
+                if found:
+                    step = int(found[1]) if found[1] else (int(found[2]) - 1) * EPOCH + int(found[3]) // 256 + 1
+                    self.steps.append((now, step))
+                self.changed.notify_all()
+        with self.changed:
+            self.changed.notify_all()
+
+    def newest(self):
+        return max((step for _, step in self.steps), default=0)
+
+    def wait_beyond(self, step):
+        """Until a later step than this one is done: when, or None at the job's end."""
+        with self.changed:
+            while self.newest() <= step:
+                if self.process.poll() is not None and not self.thread.is_alive():
+                    return None
+                self.changed.wait(1)
+            return next(at for at, done in self.steps if done > step)
+
+    def ranks(self):
+        """Process ids by rank: of ddprun's events, else of all descendants that have one."""
+        if self.events and self.events.exists():
+            events = [json.loads(line) for line in self.events.read_text().splitlines() if line.endswith("}")]
+            return {event["rank"]: event["pid"] for event in events if event["event"] == "started"}
+        found, parents = {}, [self.process.pid]
+        while parents:
+            listed = subprocess.run(["ps", "-o", "pid=", "--ppid", ",".join(map(str, parents))], capture_output=True, text=True).stdout
+            parents = [int(pid) for pid in listed.split()]
+            for pid in parents:
+                try:
+                    variables = pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+                except OSError:
+                    continue
+                for variable in variables:
+                    if variable.startswith(b"RANK="):
+                        found.setdefault(int(variable[5:]), pid)
+        return found
+
+
+def environment():
+    return dict(os.environ, OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1")
+
+
+def worker(arguments, folder, flags, launcher, steps):
+    return [arguments.bin / "ddprun", "--nproc-per-node=2", "--max-restarts=1000", "--events-json", folder / "events", *launcher, arguments.bin / "worker", "mnist", "--data",
+            arguments.data, "--epochs=9", f"--max-steps={steps}", "--log-interval=1", "--no-report", "--no-progress", "--no-tensorboard",
+            "--limit-test=500", "--save-every=1000", "--out", folder / "run", *flags]
+
+
+def cases(arguments, every=5):
+    recover = ["--recover=rank"]
+    saving = [f"--checkpoint-every-steps={every}", "--resume=auto"]
+    python = [ROOT / "bench/mnist_recovering.py", arguments.data]
+    saved = lambda folder, steps: [steps, every, folder / "last.pt"]
+    found = {
+        "ddprun --recover=rank, worker": (lambda folder, steps: worker(arguments, folder, [], recover, steps), 1),
+        "ddprun --recover=rank --standby=1, worker": (lambda folder, steps: worker(arguments, folder, [], [*recover, "--standby=1"], steps), 1),
+        "ddprun --recover=rank, worker, both ranks": (lambda folder, steps: worker(arguments, folder, [], recover, steps), 2),
+        "ddprun, worker": (lambda folder, steps: worker(arguments, folder, saving, [], steps), 1),
+        "ddprun, Python": (lambda folder, steps: [arguments.bin / "ddprun", "--nproc-per-node=2", "--max-restarts=1000", arguments.python, *python,
+                                                  *saved(folder, steps)], 1),
+    }
+    if arguments.torchrun:
+        found["torchrun, Python"] = (lambda folder, steps: [arguments.torchrun, "--standalone", "--nproc_per_node=2", "--max_restarts=1000",
+                                                            *python, *saved(folder, steps)], 1)
+    if arguments.ft_launcher:
+        found["ft_launcher, Python"] = (lambda folder, steps: [arguments.ft_launcher, "--standalone", "--nproc_per_node=2", "--max_restarts=1000",
+                                                               "--ignore-missing-fault-tol-cfg", *python, *saved(folder, steps)], 1)
+    return found
+
+
+def measure(make_command, ranks, kills):
+    """Seconds to the launcher's word (if it says one), to the next new step, and steps done again; of each kill."""
+    results = []
+    with tempfile.TemporaryDirectory() as folder:
+        job = Job([str(word) for word in make_command(pathlib.Path(folder), 100000)], environment(), pathlib.Path(folder) / "events")
+        for kill in range(kills):
+            begin = job.newest() if kill else 0
+            if job.wait_beyond(begin + 12) is None:
+                sys.exit("the job has ended:\n" + "".join(line for _, line in job.lines[-20:]))
+            if kill:
+                time.sleep(max(0, new + 3 - time.monotonic()))  # another process stands by
+            pids, before, at = job.ranks(), job.newest(), time.monotonic()
+            for rank in range(ranks):
+                os.kill(pids[1 - rank], signal.SIGKILL)
+            new = job.wait_beyond(before)
+            if new is None:
+                sys.exit("the job has ended:\n" + "".join(line for _, line in job.lines[-20:]))
+            told = next((when - at for when, line in job.lines if when > at and re.search("fail|SIGKILL|-9", line)), None)
+            again = [step for when, step in job.steps if at < when < new]
+            results.append((told, new - at, len([step for step in again if step <= before])))
+        job.process.send_signal(signal.SIGTERM)
+        job.process.wait()
+        job.thread.join()
+    return results
+
+
+def goodput(make_command, gap, steps):
+    """Seconds for so many steps, with a fault every `gap` seconds; 0: none. And the number of faults."""
+    with tempfile.TemporaryDirectory() as folder:
+        begin = time.monotonic()
+        job = Job([str(word) for word in make_command(pathlib.Path(folder), steps)], environment(), pathlib.Path(folder) / "events")
+        job.wait_beyond(0)
+        faults = 0
+        while gap and job.newest() < steps and job.process.poll() is None:
+            time.sleep(gap)
+            pid = job.ranks().get(faults % 2)
+            if pid and job.newest() < steps - 1:
+                os.kill(pid, signal.SIGKILL)
+                faults += 1
+        job.process.wait()
+        job.thread.join()
+        first, last = job.steps[0][0], next(when for when, step in job.steps if step >= steps)
+        return last - first, faults
+
+
+def add_arguments(parser):
+    parser.add_argument("--bin", type=pathlib.Path, default=ROOT / "build/bin")
+    parser.add_argument("--data", default="/usr/share/datasets/fashion-mnist")
+    parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--torchrun", default="")
+    parser.add_argument("--ft-launcher", default="")
+    parser.add_argument("--cases", default="", help="only those whose names have this text")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=8)
+    add_arguments(parser)
+    parser.add_argument("--goodput", type=float, default=0, help="seconds between faults")
+    parser.add_argument("--steps", type=int, default=900, help="of --goodput")
+    arguments = parser.parse_args()
+    wanted = {name: case for name, case in cases(arguments).items() if arguments.cases in name}
+    if arguments.goodput:
+        print("| | undisturbed, s | a fault every %g s, s | faults | goodput |\n|---|---|---|---|---|" % arguments.goodput)
+        for name, (make_command, ranks) in wanted.items():
+            if ranks > 1:
+                continue
+            plain, _ = goodput(make_command, 0, arguments.steps)
+            disturbed, faults = goodput(make_command, arguments.goodput, arguments.steps)
+            print(f"| {name} | {plain:.1f} | {disturbed:.1f} | {faults} | {100 * plain / disturbed:.0f} % |", flush=True)
+        return
+    print("| | first word of it, ms | next new step, ms | longest | steps done again |\n|---|---|---|---|---|")
+    for name, (make_command, ranks) in wanted.items():
+        results = measure(make_command, ranks, arguments.kills)
+        told = [result[0] for result in results if result[0] is not None]
+        new = [result[1] for result in results]
+        print("| %s | %s | %.0f | %.0f | %g |" % (name, "%.0f" % (1000 * statistics.median(told)) if told else "-", 1000 * statistics.median(new),
+                                                 1000 * max(new), statistics.median(result[2] for result in results)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
