@@ -20,9 +20,11 @@ endif()
 
 find_program(CCACHE_PROGRAM ccache)
 if(CCACHE_PROGRAM)
-  # The precompiled header carries time stamps and macros that ccache must be told to overlook.
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env
+  # The precompiled header carries time stamps and macros that ccache must be told to overlook. A checkout in another folder
+  # finds the same objects: no path of this one gets into them.
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${CMAKE_SOURCE_DIR} CCACHE_NOHASHDIR=true
       CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime ${CCACHE_PROGRAM})
+  target_compile_options(ddprun_options INTERFACE -ffile-prefix-map=${CMAKE_SOURCE_DIR}/=)
 endif()
 
 # ddprun_sources(VARIABLE ROOM...): the .cpp files of these folders.

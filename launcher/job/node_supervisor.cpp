@@ -77,16 +77,18 @@ class NodeSupervisor {
     settings.join = {
         job_.run_id,  name_of_node(nodes_), nodes_.node_rank,  nodes_.min_nodes,       nodes_.max_nodes,
         job_.workers, nodes_.local_addr,    job_.options.role, known_by(job_.options), former_};
-    if (hung_up_) settings.former_coordinator = former_coordinator_;
+    if (hung_up_) settings.former_coordinator = lost_;
     settings.token = nodes_.token;
     settings.timeout = nodes_.join_timeout;
-    settings.before_connecting = [this](std::size_t place, const auto& addresses, NodeLink::Settings& link) {
+    if (lost_) settings.connect_timeout = connect_timeout_after_loss(nodes_.node_timeout);
+    settings.before_connecting = [this](std::size_t place, bool asked_all, const auto& addresses,
+                                        NodeLink::Settings& link) {
       if (connections_.server) return;
       link.instead.clear();
       link.fail_unless_greeted = false;
       const bool wanted = lost_ || nodes_.is_host.value_or(true);
       const auto since_loss = lost_ ? std::optional(Clock::now() - lost_at_) : std::nullopt;
-      if (wanted && may_host(place, link.endpoints.size(), since_loss, nodes_.node_timeout))
+      if (wanted && may_host(place, link.endpoints.size(), since_loss, asked_all, nodes_.node_timeout))
         host(link.endpoints[place], addresses, link);
     };
     connections_.links.emplace_back(job_.io, job_.events, std::move(settings));
@@ -144,7 +146,7 @@ class NodeSupervisor {
     log_info("looking for the node that takes the coordinator's place");
     lost_ = link().endpoint();
     lost_at_ = Clock::now();
-    hung_up_ = lost.hung_up;
+    hung_up_ = std::exchange(in_round_, false) && lost.hung_up;
     former_ = link().former().number == former_.number ? link().former() : former_;
     connect();
     return true;
@@ -239,7 +241,7 @@ class NodeSupervisor {
     if (round.master_addr.empty())
       round.master_addr = nodes_.port_is_workers ? nodes_.endpoint.host : link().coordinator_address();
     round_ = round.number;
-    former_coordinator_ = link().endpoint();
+    in_round_ = true;
     former_ = {start.number, start.group_world_size, start.group_rank, start.restart_count, false};
     if (start.group_rank != 0) port_.reset();
     oom_.restart();
@@ -370,7 +372,7 @@ class NodeSupervisor {
   std::optional<HeldPort> port_;
   int round_ = 0;
   FormerRound former_;  ///< the last round
-  Endpoint former_coordinator_;
+  bool in_round_ = false;  ///< since this node came to its coordinator
   bool stands_by_ = false;
   std::optional<Endpoint> lost_;  ///< of the last coordinator that was lost
   Clock::time_point lost_at_;

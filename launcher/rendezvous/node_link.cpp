@@ -34,7 +34,6 @@ using asio::ip::tcp;
 using std::chrono::milliseconds;
 namespace {
 
-constexpr milliseconds kConnectTimeout{5'000};  // per attempt and address
 constexpr milliseconds kNoticeAfter{3'000};
 constexpr milliseconds kFarewellTimeout{2'000};
 
@@ -198,17 +197,18 @@ asio::awaitable<void> NodeLink::connect() {
     timer_.expires_after(pause);
     co_await timer_.async_wait(asio::use_awaitable);
     asked_ = 0;
+    asked_all_ = true;
   }
 }
 
 /// Tries each address once, in order. throws the last one's error
 asio::awaitable<void> NodeLink::connect_once() {
   const auto addresses = co_await resolve(endpoint());
-  if (settings_.before_connecting) settings_.before_connecting(asked_, addresses, settings_);
+  if (settings_.before_connecting) settings_.before_connecting(asked_, asked_all_, addresses, settings_);
   boost::system::error_code error = asio::error::host_not_found;
   for (const tcp::endpoint& address : settings_.instead.empty() ? addresses : settings_.instead) {
     const auto socket = std::make_shared<tcp::socket>(io_);
-    timer_.expires_after(kConnectTimeout);
+    timer_.expires_after(settings_.connect_timeout);
     timer_.async_wait([socket](const boost::system::error_code& cancelled) {
       boost::system::error_code ignored;
       if (!cancelled) socket->close(ignored);

@@ -40,14 +40,15 @@ class NodeLink {
     std::optional<Endpoint> former_coordinator = {};
     std::string token;
     std::chrono::milliseconds timeout{600'000};          ///< for the connection
+    std::chrono::milliseconds connect_timeout{5'000};    ///< of an attempt at one address
     std::chrono::milliseconds greeting_timeout{10'000};  ///< for the coordinator's first bytes
     bool fail_unless_greeted = false;  ///< give up if something answers but does not greet in time
     /// Connect to these instead of the endpoint's addresses, if there are any.
     std::vector<boost::asio::ip::tcp::endpoint> instead;
-    /// Called before each attempt with the endpoint's place in the order and its addresses; may change the
-    /// settings, or throw to give up.
-    std::function<void(std::size_t place, const std::vector<boost::asio::ip::tcp::endpoint>& addresses,
-                       Settings& settings)>
+    /// Called before each attempt with the endpoint's place in the order, whether all have been asked before,
+    /// and the endpoint's addresses; may change the settings, or throw to give up.
+    std::function<void(std::size_t place, bool asked_all,
+                       const std::vector<boost::asio::ip::tcp::endpoint>& addresses, Settings& settings)>
         before_connecting;
   };
 
@@ -98,6 +99,7 @@ class NodeLink {
   Settings settings_;
   boost::asio::steady_timer timer_;
   std::size_t asked_ = 0;  ///< of the endpoints
+  bool asked_all_ = false;
   std::shared_ptr<Connection> connection_;
   std::deque<CoordinatorEvent> news_;
   std::string coordinator_address_, local_address_;

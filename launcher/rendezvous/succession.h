@@ -21,15 +21,23 @@ inline std::vector<Endpoint> in_order_of_asking(std::vector<Endpoint> endpoints,
 }
 
 /// Whether the coordinator may run at an endpoint's own host, if nobody answers there. After a loss the
-/// successors have their turns one after the other.
+/// successors have their turns one after the other, and each asks all endpoints before it takes its own:
+/// another one's may have come while this node ended its workers.
 ///
 /// place       in the order of asking
 /// since_loss  nullopt: none was lost, and the endpoint asked last is the job's first
+/// asked_all   since the loss
 inline bool may_host(std::size_t place, std::size_t endpoints,
-                     std::optional<std::chrono::steady_clock::duration> since_loss,
+                     std::optional<std::chrono::steady_clock::duration> since_loss, bool asked_all,
                      std::chrono::milliseconds node_timeout) {
   if (!since_loss) return place + 1 == endpoints;
-  return place > 0 && *since_loss >= 2 * (static_cast<int>(place) - 1) * node_timeout;
+  return asked_all && place > 0 && *since_loss >= 2 * (static_cast<int>(place) - 1) * node_timeout;
+}
+
+/// How long a node that looks for a successor waits for an endpoint whose host is silent: short enough that
+/// the first one has asked them all before the second one's turn.
+inline std::chrono::milliseconds connect_timeout_after_loss(std::chrono::milliseconds node_timeout) {
+  return std::min(node_timeout / 4, std::chrono::milliseconds(5'000));
 }
 
 }  // namespace ddprun::launcher

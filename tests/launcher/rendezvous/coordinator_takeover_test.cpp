@@ -157,13 +157,20 @@ TEST_CASE("a node asks for the coordinator first where one may have taken over",
   CHECK(in_order_of_asking({a}, {}) == std::vector{a});
   CHECK(in_order_of_asking({a, b, c}, {}) == std::vector{b, c, a});
   CHECK(in_order_of_asking({a, b, c}, b) == std::vector{b, c, a});
-  CHECK(may_host(0, 1, {}, 10s));
-  CHECK_FALSE(may_host(0, 3, {}, 10s));
-  CHECK(may_host(2, 3, {}, 10s));
-  CHECK_FALSE(may_host(0, 3, 100s, 10s));  // it was lost there
-  CHECK(may_host(1, 3, 0s, 10s));
-  CHECK_FALSE(may_host(2, 3, 19s, 10s));
-  CHECK(may_host(2, 3, 20s, 10s));
+  CHECK(may_host(0, 1, {}, false, 10s));
+  CHECK_FALSE(may_host(0, 3, {}, false, 10s));
+  CHECK(may_host(2, 3, {}, false, 10s));
+  CHECK_FALSE(may_host(0, 3, 100s, true, 10s));  // it was lost there
+  CHECK_FALSE(may_host(1, 3, 0s, false, 10s));
+  CHECK(may_host(1, 3, 0s, true, 10s));
+  CHECK_FALSE(may_host(2, 3, 19s, true, 10s));
+  CHECK(may_host(2, 3, 20s, true, 10s));
+}
+
+TEST_CASE("the first successor has asked silent hosts twice before the second one's turn") {
+  CHECK(2 * connect_timeout_after_loss(2s) < 2 * 2s);
+  CHECK(connect_timeout_after_loss(2s) == 500ms);
+  CHECK(connect_timeout_after_loss(60s) == 5s);
 }
 
 }  // namespace

@@ -11,7 +11,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kNodeTimeout{100}, kJoinTimeout{1500}, kBeatPause = kNodeTimeout / kBeatsPerTimeout;
-constexpr milliseconds kConnectTimeout{30};  // where nobody answers
+const milliseconds kConnectTimeout = connect_timeout_after_loss(kNodeTimeout);  // where nobody answers
 constexpr milliseconds kDelay{6};            // of a message, at the most
 constexpr milliseconds kDisturbed{900};
 // A loss is noticed, workers end, a coordinator waits in vain, and is lost in its turn.
@@ -128,7 +128,7 @@ void TakeoverSimulation::ask(Host host) {
   const Host to = program.asked[program.place];
   const auto since_loss = program.lost ? std::optional(now_ - program.lost_at) : std::nullopt;
   if (to == host && !program.coordinator &&
-      may_host(program.place, program.asked.size(), since_loss, kNodeTimeout)) {
+      may_host(program.place, program.asked.size(), since_loss, program.asked_all, kNodeTimeout)) {
     note(host, "has the coordinator");
     CoordinatorSettings settings = settings_;
     settings.takes_over = program.lost.has_value();
@@ -137,11 +137,12 @@ void TakeoverSimulation::ask(Host host) {
   }
   const bool listens = hosts_[to].alive && hosts_[to].coordinator && !hosts_[to].coordinator->ended();
   if (reach(host, to) && listens && now_ >= hosts_[to].paused_until) return connect(host, to);
-  if (!std::exchange(program.asked_once, true) && program.hung_up && to == program.former_coordinator)
+  if (!std::exchange(program.asked_once, true) && program.hung_up && to == program.lost)
     program.former.nobody_listens = reach(host, to) && !listens;
   Milliseconds pause = reach(host, to) && !listens ? up_to(3) : kConnectTimeout;
   if (++program.place == program.asked.size()) {
     program.place = 0;
+    program.asked_all = true;
     pause += Milliseconds(20);
     if (now_ - program.asking_since > kJoinTimeout) return finish(host);
   }
@@ -281,7 +282,7 @@ void TakeoverSimulation::hear(Host host, std::size_t connection, const Coordinat
     const int round = start->number;
     note_round(host, connections_[connection].coordinator, start->group_world_size);
     program.running = {connections_[connection].coordinator, round};
-    program.former_coordinator = connections_[connection].coordinator;
+    program.in_round = true;
     program.former = {round, start->group_world_size, start->group_rank, start->restart_count, false};
     on(host, Milliseconds(20) + up_to(500), [this, host, connection, round] {
       const auto& running = hosts_[host].running;
@@ -310,14 +311,15 @@ void TakeoverSimulation::lose(Host host, std::size_t connection, bool hung_up) {
   note(host, "has lost h" + std::to_string(connections_[connection].coordinator));
   program.connection.reset();
   program.lost = connections_[connection].coordinator;
-  program.hung_up = hung_up;
+  program.hung_up = std::exchange(program.in_round, false) && hung_up;
   program.asked_once = false;
-  on(host, up_to(30), [this, host, &program] {
+  on(host, up_to(chance(80) ? 30 : 300), [this, host, &program] {  // its workers end
     program.running.reset();
     if (program.former.number < 0) return finish(host);
     program.lost_at = program.asking_since = now_;
     program.asked.clear();
     program.place = 0;
+    program.asked_all = false;
     ask(host);
   });
 }

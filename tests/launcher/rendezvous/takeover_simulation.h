@@ -52,10 +52,9 @@ class TakeoverSimulation {
     std::vector<Host> asked;                ///< in this order
     std::size_t place = 0;
     std::optional<Host> lost;
-    bool hung_up = false, asked_once = false;
+    bool in_round = false, hung_up = false, asked_once = false, asked_all = false;
     Time lost_at, asking_since;
     FormerRound former;
-    Host former_coordinator = 0;
     std::optional<std::pair<Host, int>> running;  ///< whose round its workers are of
     int missed_beats = 0;
   };
