@@ -20,6 +20,7 @@ add_test(NAME "no data either" COMMAND sh -c "echo 'skipped: no <data> here'; ex
 add_test(NAME "of Catch2 3" COMMAND sh -c "printf 'a.cpp:3: SKIPPED:\\\\nexplicitly with message:\\\\n  no network\\\\n\\\\n==='; exit 4")
 set_tests_properties("no data" "no data either" "of Catch2 3" PROPERTIES SKIP_RETURN_CODE 4)
 """
+TESTS = "cmake -S . -B build >/dev/null && source scripts/common.sh && run_ctest build"
 SKIPPED = """3 skipped:
   no <data> here (2)
     no data
@@ -43,8 +44,7 @@ class CiRun(unittest.TestCase):
             self.script(f"scripts/{name}.sh", "true")
         for name in ["check_includes", "check_syntax"]:
             (self.root / "scripts" / f"{name}.py").write_text("")
-        tests = "cmake -S . -B build >/dev/null && source scripts/common.sh && run_ctest build"
-        self.script("scripts/test.sh", tests)
+        self.script("scripts/test.sh", TESTS)
         self.script("scripts/build.sh", "cmake -S . -B build-asan >/dev/null")
 
     def script(self, name, command):
@@ -83,6 +83,15 @@ class CiRun(unittest.TestCase):
         failed = "\n1 failed:\n  bad\n    1 is not <2>\n"
         end = f"\n\ntests, exit status 8{failed}\n{asan}, exit status 8{failed}\nfuzz targets, exit status 77\na crash\n"
         self.assertTrue(output.endswith(end + "\n11 passed, 3 failed, 6 skipped\n"), output)
+
+    def test_a_test_that_needs_a_second_attempt_is_named(self):
+        flaky = """add_test(NAME "a: flaky one" COMMAND sh -c "test -e seen && exit 0; touch seen; exit 1")\n"""
+        (self.root / "CMakeLists.txt").write_text(PROJECT + flaky)
+        self.script("scripts/test.sh", TESTS.replace("run_ctest build", 'run_ctest build "$@"'))
+        status, output = self.run_all()
+        self.assertEqual(status, 0, output)
+        self.assertIn("\ntests, passed at the second attempt:\n  a: flaky one\n", output)
+        self.assertTrue(output.endswith("\n\n14 passed, 0 failed, 6 skipped\n"), output)
 
 
 if __name__ == "__main__":
