@@ -14,6 +14,7 @@ constexpr milliseconds kNodeTimeout{100}, kJoinTimeout{1500}, kBeatPause = kNode
 const milliseconds kConnectTimeout = connect_timeout_after_loss(kNodeTimeout);  // where nobody answers
 constexpr milliseconds kDelay{6};            // of a message, at the most
 constexpr milliseconds kDisturbed{900};
+constexpr milliseconds kEnding{300};  // of workers, at the most
 // A loss is noticed, workers end, a coordinator waits in vain, and is lost in its turn.
 constexpr milliseconds kCalm = 4 * kJoinTimeout;
 
@@ -258,9 +259,9 @@ void TakeoverSimulation::note_round(Host host, Host coordinator, int nodes) {
 
 /// Of a coordinator whose place another has taken.
 void TakeoverSimulation::check_workers() const {
-  if (starters_.size() < 2 || now_ < last_start_ + 3 * kNodeTimeout) return;
+  if (starters_.size() < 2 || now_ < last_start_ + 3 * kNodeTimeout + kEnding) return;
   for (const Program& program : hosts_) {
-    if (!program.alive || !program.running || now_ < program.paused_until + 3 * kNodeTimeout) continue;
+    if (!program.alive || !program.running || now_ < program.paused_until + 3 * kNodeTimeout + kEnding) continue;
     const auto place = std::find(starters_.begin(), starters_.end(), program.running->first);
     if (place != starters_.end() && place + 1 != starters_.end())
       throw BrokenPromise("workers of a lost coordinator's round live on");
@@ -313,7 +314,7 @@ void TakeoverSimulation::lose(Host host, std::size_t connection, bool hung_up) {
   program.lost = connections_[connection].coordinator;
   program.hung_up = std::exchange(program.in_round, false) && hung_up;
   program.asked_once = false;
-  on(host, up_to(chance(80) ? 30 : 300), [this, host, &program] {  // its workers end
+  on(host, up_to(chance(80) ? 30 : kEnding.count()), [this, host, &program] {  // its workers end
     program.running.reset();
     if (program.former.number < 0) return finish(host);
     program.lost_at = program.asking_since = now_;
