@@ -371,7 +371,7 @@ class NodeSupervisor {
   OomWatch oom_;
   std::optional<HeldPort> port_;
   int round_ = 0;
-  FormerRound former_;  ///< the last round
+  FormerRound former_;     ///< the last round
   bool in_round_ = false;  ///< since this node came to its coordinator
   bool stands_by_ = false;
   std::optional<Endpoint> lost_;  ///< of the last coordinator that was lost

@@ -66,7 +66,8 @@ TEST_CASE("a lost coordinator's place is taken once, however the network breaks"
   CHECK(successes > static_cast<int>(kSequences) / 3);
 }
 
-TEST_CASE("a node that waited with a coordinator that ends does not count it out of an older round", "[takeover]") {
+TEST_CASE("a node that waited with a coordinator that ends does not count it out of an older round",
+          "[takeover]") {
   CHECK_NOTHROW(TakeoverSimulation(651'156, nullptr).run());
 }
 

@@ -12,7 +12,7 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kNodeTimeout{100}, kJoinTimeout{1500}, kBeatPause = kNodeTimeout / kBeatsPerTimeout;
 const milliseconds kConnectTimeout = connect_timeout_after_loss(kNodeTimeout);  // where nobody answers
-constexpr milliseconds kDelay{6};            // of a message, at the most
+constexpr milliseconds kDelay{6};                                               // of a message, at the most
 constexpr milliseconds kDisturbed{900};
 constexpr milliseconds kEnding{300};  // of workers, at the most
 // A loss is noticed, workers end, a coordinator waits in vain, and is lost in its turn.
@@ -261,7 +261,8 @@ void TakeoverSimulation::note_round(Host host, Host coordinator, int nodes) {
 void TakeoverSimulation::check_workers() const {
   if (starters_.size() < 2 || now_ < last_start_ + 3 * kNodeTimeout + kEnding) return;
   for (const Program& program : hosts_) {
-    if (!program.alive || !program.running || now_ < program.paused_until + 3 * kNodeTimeout + kEnding) continue;
+    if (!program.alive || !program.running || now_ < program.paused_until + 3 * kNodeTimeout + kEnding)
+      continue;
     const auto place = std::find(starters_.begin(), starters_.end(), program.running->first);
     if (place != starters_.end() && place + 1 != starters_.end())
       throw BrokenPromise("workers of a lost coordinator's round live on");
