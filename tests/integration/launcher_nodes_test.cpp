@@ -224,7 +224,14 @@ TEST_CASE("a job goes on without the node of its coordinator if it has another e
     REQUIRE(wait_until([&] { return count_of("standing by", nodes.node(3).err()) > 0; }));
   }
   nodes.node(0).send_signal(SIGKILL);
-  if (kind == "restarts") start();  // as the lost node does when it is back
+  if (kind == "restarts") {
+    // The lost node is back after another took over; sooner, it has the coordinator again, and the others
+    // come to it.
+    REQUIRE(wait_until([&] {
+      return count_of("this node has the coordinator now", nodes.node(1).err() + nodes.node(2).err()) > 0;
+    }));
+    start();
+  }
   std::string out;
   REQUIRE(wait_until([&] {
     out.clear();
