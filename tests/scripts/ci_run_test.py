@@ -19,8 +19,14 @@ add_test(NAME "no data" COMMAND sh -c "echo 'skipped: no <data> here'; exit 4")
 add_test(NAME "no data either" COMMAND sh -c "echo 'skipped: no <data> here'; exit 4")
 add_test(NAME "of Catch2 3" COMMAND sh -c "printf 'a.cpp:3: SKIPPED:\\\\nexplicitly with message:\\\\n  no network\\\\n\\\\n==='; exit 4")
 set_tests_properties("no data" "no data either" "of Catch2 3" PROPERTIES SKIP_RETURN_CODE 4)
+foreach(i RANGE 1 7)
+  add_test(NAME "with processes ${i}" COMMAND sh -c "echo ${i} >> ran")
+endforeach()
+set_tests_properties("with processes 1" "with processes 2" "with processes 3" "with processes 4" PROPERTIES LABELS integration)
+set_tests_properties("with processes 5" "with processes 6" PROPERTIES LABELS ddp)
+set_tests_properties("with processes 7" PROPERTIES LABELS package)
 """
-TESTS = "cmake -S . -B build >/dev/null && source scripts/common.sh && run_ctest build"
+TESTS = 'cmake -S . -B build >/dev/null && source scripts/common.sh && run_ctest build "$@"'
 SKIPPED = """3 skipped:
   no <data> here (2)
     no data
@@ -51,27 +57,44 @@ class CiRun(unittest.TestCase):
         (self.root / name).write_text(f"#!/usr/bin/env bash\n{command}\n")
         (self.root / name).chmod(0o755)
 
-    def run_all(self):
+    def run_all(self, *arguments):
         environment = {name: value for name, value in os.environ.items() if not name.startswith("CTEST_")}
-        done = subprocess.run([self.root / ".ci/run"], capture_output=True, text=True, env=environment)
+        done = subprocess.run([self.root / ".ci/run", *arguments], capture_output=True, text=True, env=environment)
         return done.returncode, done.stdout
 
     def test_skipped_tests_are_not_counted_as_passed(self):
         status, output = self.run_all()
         self.assertEqual(status, 0, output)
-        end = f"\ntests, {SKIPPED}launcher and common under ASan and UBSan, {SKIPPED}\n12 passed, 0 failed, 6 skipped\n"
+        end = f"\ntests, {SKIPPED}launcher and common under ASan and UBSan, {SKIPPED}\n17 passed, 0 failed, 6 skipped\n"
         self.assertTrue(output.endswith(end), output)
 
     def test_failures_and_skipped_stages_are_counted(self):
         self.script("scripts/format.sh", "exit 4")
-        self.script("scripts/test.sh", "echo '50% tests passed, 1 tests failed out of 2'; exit 8")
+        self.script("scripts/test.sh", "cmake -S . -B build >/dev/null; echo '50% tests passed, 1 tests failed out of 2'; exit 8")
         self.script("scripts/fuzz.sh", "echo 'fuzz.sh: skipped: no clang++' >&2; exit 4")
         self.script("scripts/try_libtorch.sh", "echo 'try_libtorch.sh: skipped: no torch 2 to be had' >&2; exit 4")
         status, output = self.run_all()
         self.assertEqual(status, 1, output)
         self.assertIn("\nfuzz targets, fuzz.sh: skipped: no clang++\n", output)
         self.assertIn("\ntests with the newest LibTorch, try_libtorch.sh: skipped: no torch 2 to be had\n", output)
-        self.assertTrue(output.endswith("\n9 passed, 2 failed, 5 skipped\n"), output)
+        self.assertTrue(output.endswith("\n14 passed, 2 failed, 5 skipped\n"), output)
+
+    def test_tests_with_processes_take_turns(self):
+        git = ["git", "-c", "user.name=a", "-c", "user.email=b", "-C", self.root]
+        subprocess.run([*git, "init", "--quiet"], check=True)
+        ran = {}
+        for commits in range(1, 4):
+            subprocess.run([*git, "commit", "--quiet", "--allow-empty", "-m", "one more"], check=True)
+            status, output = self.run_all()
+            self.assertEqual(status, 0, output)
+            ran[commits] = [sorted((self.root / build / "ran").read_text().split()) for build in ["build", "build-asan"]]
+            for build in ["build", "build-asan"]:
+                (self.root / build / "ran").unlink()
+        self.assertEqual(ran, {1: [["2", "5"], ["3", "6"]], 2: [["3", "6"], ["1", "4", "7"]], 3: [["1", "4", "7"], ["2", "5"]]})
+        self.assertIn("==== tests with processes, part 1 of 3\n", output)
+        status, output = self.run_all("1")
+        self.assertEqual(status, 0, output)
+        self.assertEqual(sorted((self.root / "build/ran").read_text().split()), list("1234567"))
 
     def test_a_failed_test_is_named_at_the_end_with_its_output(self):
         bad = """add_test(NAME "bad" COMMAND sh -c "echo '1 is not <2>'; exit 1")\n"""
@@ -82,16 +105,15 @@ class CiRun(unittest.TestCase):
         asan = "launcher and common under ASan and UBSan"
         failed = "\n1 failed:\n  bad\n    1 is not <2>\n"
         end = f"\n\ntests, exit status 8{failed}\n{asan}, exit status 8{failed}\nfuzz targets, exit status 77\na crash\n"
-        self.assertTrue(output.endswith(end + "\n11 passed, 3 failed, 6 skipped\n"), output)
+        self.assertTrue(output.endswith(end + "\n16 passed, 3 failed, 6 skipped\n"), output)
 
     def test_a_test_that_needs_a_second_attempt_is_named(self):
         flaky = """add_test(NAME "a: flaky one" COMMAND sh -c "test -e seen && exit 0; touch seen; exit 1")\n"""
         (self.root / "CMakeLists.txt").write_text(PROJECT + flaky)
-        self.script("scripts/test.sh", TESTS.replace("run_ctest build", 'run_ctest build "$@"'))
         status, output = self.run_all()
         self.assertEqual(status, 0, output)
         self.assertIn("\ntests, passed at the second attempt:\n  a: flaky one\n", output)
-        self.assertTrue(output.endswith("\n\n14 passed, 0 failed, 6 skipped\n"), output)
+        self.assertTrue(output.endswith("\n\n19 passed, 0 failed, 6 skipped\n"), output)
 
 
 if __name__ == "__main__":
