@@ -1,4 +1,7 @@
 // The real worker over several hosts.
+#include <netinet/in.h>
+#include <sys/socket.h>
+
 #include <deque>
 
 #include "tests/integration/training_job.h"
@@ -103,6 +106,26 @@ TEST_CASE("two and three nodes train as one node with as many ranks does", "[nod
   const int nodes = GENERATE(2, 3);
   const Network network(nodes);
   check_same(train(network, nodes, Network::ipv4(0)), train_on_one_node(nodes), nodes);
+}
+
+TEST_CASE("workers ask no name server for the names of peers", "[training]") {
+  need_fashion_mnist();
+  const Network network(1);  // without a name server in resolv.conf, one on loopback is asked
+  UniqueFd name_server;
+  network.run_on(0, [&] {
+    name_server.reset(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(53);
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    REQUIRE(::bind(name_server.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) == 0);
+  });
+  const TempDir dir;
+  Child job(network.on(0, training(2, dir.path() / "run")));
+  REQUIRE(job.wait(kTraining) == ExitStatus::exited(0));
+  CHECK(job.err().find("[c10d]") == std::string::npos);
+  char query[512];
+  CHECK(::recv(name_server.get(), query, sizeof query, MSG_DONTWAIT) == -1);
 }
 
 TEST_CASE("nodes of IPv6 alone train as one node does", "[nodes][training]") {

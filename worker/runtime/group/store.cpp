@@ -1,5 +1,6 @@
 #include <ddprun/group/store.h>
 
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <netdb.h>
 #include <poll.h>
@@ -8,6 +9,7 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <string_view>
 #include <thread>
 
 #include <netinet/in.h>
@@ -135,3 +137,18 @@ bool wait_for_port(const std::string& host, std::uint16_t port, milliseconds at_
 }
 
 }  // namespace ddprun::ddp
+
+/// Before libc's: LibTorch asks for the name of each peer, only to put it in messages. Where the name server
+/// does not answer, that takes ten seconds a connection and ends in a warning. It gets the address; all other
+/// callers get what they ask for.
+extern "C" __attribute__((visibility("default"))) int getnameinfo(const sockaddr* address, socklen_t size,
+                                                                  char* host, socklen_t host_size,
+                                                                  char* service, socklen_t service_size,
+                                                                  int flags) {
+  static const auto libc = reinterpret_cast<decltype(&::getnameinfo)>(::dlsym(RTLD_NEXT, "getnameinfo"));
+  Dl_info caller{};
+  if (::dladdr(__builtin_return_address(0), &caller) != 0 && caller.dli_fname != nullptr &&
+      std::string_view(caller.dli_fname).find("libtorch") != std::string_view::npos)
+    flags |= NI_NUMERICHOST;
+  return libc(address, size, host, host_size, service, service_size, flags);
+}
