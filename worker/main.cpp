@@ -89,7 +89,8 @@ void prepare_run(Config& config, const ddp::ProcessGroup& group, TaskInMemory& i
       lock_run_folder(memory.folder);
     }
   }
-  memory.folder = ddp::broadcast_from_rank_0(group, absolute(config.train.out).string());
+  memory.folder = ddp::broadcast_from_rank_0(group, on_rank_0 ? absolute(config.train.out).string() : "");
+  if (config.train.out.empty()) config.train.out = memory.folder;
   ddp::set_flight_folder((memory.folder / "flight").string());
   if (on_rank_0) write_environment(config.train.out, group);
   config.train.on_resume = [&config, on_rank_0](train::TrainerOptions& options,

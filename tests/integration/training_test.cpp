@@ -47,6 +47,25 @@ TEST_CASE("two ranks train, evaluate and leave a checkpoint, metrics and a summa
   CHECK(std::stod(rows[9].at("train_loss_epoch")) < std::stod(rows[4].at("train_loss_epoch")));
 }
 
+TEST_CASE("runs without --out get folders of their own", "[training]") {
+  const TempDir dir;
+  for (int run = 1; run <= 2; ++run) {
+    Command command;
+    command.argv = {DDPRUN_PROGRAM, "--nproc-per-node=2", worker_program(), "linear", "--epochs=1"};
+    command.in_child = [&] {
+      if (::chdir(dir.path().c_str()) != 0) ::_exit(122);
+    };
+    Child child(command);
+    const auto status = child.wait(kTraining);
+    CAPTURE(child.err());
+    REQUIRE(status == ExitStatus::exited(0));
+    int folders = 0;
+    for (const auto& folder : fs::directory_iterator(dir.path() / "runs"))
+      folders += fs::exists(folder.path() / "checkpoints/last.pt") ? 1 : 0;
+    CHECK(folders == run);
+  }
+}
+
 TEST_CASE("the losses of thirty steps on two ranks are those of Python's DDP", "[training]") {
   need_fashion_mnist();
   const auto golden = nlohmann::json::parse(read_file(fs::path(DDPRUN_GOLDEN_DIR) / "mnist_ddp/losses.json"));
