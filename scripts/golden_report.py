@@ -17,9 +17,9 @@ def tensorboard(folder):
 
     scalars = Summary(
         value=[
-            Summary.Value(tag="epoch", simple_value=0),
-            Summary.Value(tag="train_loss", simple_value=0.1234567891),
-            Summary.Value(tag="val_acc", simple_value=float("nan")),
+            Summary.Value(tag="train/epoch", simple_value=0),
+            Summary.Value(tag="train/loss", simple_value=0.1234567891),
+            Summary.Value(tag="val/acc", simple_value=float("nan")),
         ]
     )
     image = Summary(

@@ -3,8 +3,10 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <ddprun/report/metric_sink.h>
 
@@ -21,7 +23,11 @@ struct EventTime {
 std::string version_event(double wall_time);
 /// Voids what earlier files of the folder say about this step and later ones.
 std::string restart_event(EventTime time);
-/// Each figure with its name as tag, rounded to float as the format demands.
+/// Where TensorBoard shows a metric: train/loss for "train_loss", val/..., test/..., train/lr,
+/// system/rank1/rss_mb for "rss_mb_rank1". Names of no such group stay as they are.
+std::string tensorboard_tag(const std::string& metric);
+
+/// Each figure under its tensorboard_tag(), rounded to float as the format demands.
 std::string scalars_event(EventTime time, const MetricRow& figures);
 std::string image_event(EventTime time, std::string_view tag, std::string_view png, int width, int height,
                         int channels);
@@ -39,7 +45,7 @@ class TensorBoardSink : public MetricSink {
   explicit TensorBoardSink(const std::filesystem::path& folder,
                            std::optional<std::int64_t> purge_from = std::nullopt);
 
-  /// Each figure with its name as tag, at the row's "step" (default 0).
+  /// Each figure under its tensorboard_tag(), at the row's "step" (default 0).
   void add(const MetricRow& row) override;
 
   /// png    a PNG file's bytes
@@ -50,6 +56,18 @@ class TensorBoardSink : public MetricSink {
   /// markdown  UTF-8
   /// throws    IoError
   void add_text(std::string_view tag, std::int64_t step, std::string_view markdown);
+
+  /// Precision and recall at T thresholds; runs with the same tag lie over each other. throws IoError
+  ///
+  /// negatives, positives  of T each, examples with a probability from i / (T - 1) to that of the next i
+  void add_pr_curve(std::string_view tag, std::int64_t step, std::span<const double> negatives,
+                    std::span<const double> positives);
+
+  /// A row of the hparams tab: a JSON object's members that are not null, and metrics by their tags. throws
+  /// IoError
+  void add_settings(std::int64_t step, std::string_view json, const std::vector<std::string>& tags);
+  /// The run of this row has succeeded. throws IoError
+  void add_end(std::int64_t step);
 
   const std::filesystem::path& path() const { return file_.path(); }
 

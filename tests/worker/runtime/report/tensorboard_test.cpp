@@ -43,16 +43,58 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 events = EventAccumulator('.')
 events.Reload()
 tags = events.Tags()
-assert sorted(tags['scalars']) == ['epoch', 'train_loss', 'val_acc'], tags
+assert sorted(tags['scalars']) == ['train/epoch', 'train/loss', 'val/acc'], tags
 assert tags['images'] == ['samples'] and tags['tensors'] == ['config/text_summary'], tags
-assert [(e.step, e.value) for e in events.Scalars('train_loss')] == [(10, 2.5), (20, 1.25)]
-assert [(e.step, e.value) for e in events.Scalars('val_acc')] == [(20, 0.5)]
+assert [(e.step, e.value) for e in events.Scalars('train/loss')] == [(10, 2.5), (20, 1.25)]
+assert [(e.step, e.value) for e in events.Scalars('val/acc')] == [(20, 0.5)]
 image, = events.Images('samples')
 assert (image.step, image.width, image.height) == (20, 7, 5)
 assert Image.open(io.BytesIO(image.encoded_image_string)).getpixel((6, 4)) == (200, 200, 200)
 text, = events.Tensors('config/text_summary')
 assert text.tensor_proto.string_val == [b'`lr = 0.1`'] and text.step == 0
 assert events.SummaryMetadata('config/text_summary').plugin_data.plugin_name == 'text'
+)");
+}
+
+TEST_CASE("a metric's tag begins with what it is of", "[tensorboard]") {
+  const auto [metric, tag] =
+      GENERATE(table<std::string, std::string>({{"train_loss", "train/loss"},
+                                                {"train_loss_epoch", "train/loss_epoch"},
+                                                {"val_pixel_acc", "val/pixel_acc"},
+                                                {"test_acc", "test/acc"},
+                                                {"lr", "train/lr"},
+                                                {"samples_per_second", "train/samples_per_second"},
+                                                {"forward_ms", "system/rank0/forward_ms"},
+                                                {"rss_mb", "system/rank0/rss_mb"},
+                                                {"rss_mb_rank1", "system/rank1/rss_mb"},
+                                                {"peak_rss_mb_rank12", "system/rank12/peak_rss_mb"},
+                                                {"cpu_percent_max", "system/max/cpu_percent"},
+                                                {"loss", "loss"},
+                                                {"train", "train"},
+                                                {"my_max", "my_max"},
+                                                {"val/loss", "val/loss"}}));
+  CHECK(tensorboard_tag(metric) == tag);
+}
+
+TEST_CASE("a precision-recall curve is the one that PyTorch's writer computes", "[tensorboard]") {
+  const TempDir dir;
+  TensorBoardSink sink(dir.path());
+  // Buckets of six thresholds; probabilities in their middles.
+  sink.add_pr_curve("val/pr", 3, std::vector<double>{4, 2, 0, 1, 0, 0},
+                    std::vector<double>{0, 1, 0, 2, 5, 1});
+  test::check_python(dir.path(), "tensorboard", R"(
+import numpy
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.tensorboard.summary import compute_curve
+events = EventAccumulator('.')
+events.Reload()
+curve, = events.Tensors('val/pr')
+found = numpy.array(curve.tensor_proto.float_val).reshape([d.size for d in curve.tensor_proto.tensor_shape.dim])
+of = lambda counts: numpy.concatenate([[min(1, (i + .5) / 5)] * n for i, n in enumerate(counts)])
+negatives, positives = of([4, 2, 0, 1, 0, 0]), of([0, 1, 0, 2, 5, 1])
+labels = numpy.array([0] * len(negatives) + [1] * len(positives))
+expected = compute_curve(labels, numpy.concatenate([negatives, positives]), 6)
+assert numpy.allclose(found, expected), (found, expected)
 )");
 }
 

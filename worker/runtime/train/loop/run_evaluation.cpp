@@ -5,12 +5,13 @@
 #include <vector>
 
 #include <ddprun/image/confusion_matrix.h>
-#include <ddprun/train/loop/epoch_progress.h>
 #include <ddprun/train/loop/stop_signals.h>
 #include <ddprun/train/optim/monitor.h>
 
 namespace ddprun::train {
 namespace {
+
+constexpr int kDrawRest = 20;  // drawing takes at most a twentieth of the time
 
 std::vector<Evaluated> on_cpu(const std::vector<Evaluated>& evaluated) {
   const auto to_cpu = [](const at::Tensor& tensor) {
@@ -51,12 +52,15 @@ bool RunEvaluation::evaluate_set(Set which, const TrainState& at, report::Metric
   last_.reset();  // its memory first
   last_ = evaluate(test ? *run_.task.test_set : *run_.task.validation_set);
   if (!last_) return false;
-  last_set_ = test ? "test set" : "validation set";
+  last_set_ = which;
+  drawn_ = false;
   (test ? test_ : validation_) = last_->totals;
   last_->totals.append_to(row, test ? "test" : "val");
   log_.result_line(test ? "Test set" : "Validation", last_->totals);
   if (test && run_.task.test_every_epoch)
     log_.warn_unless_finite("test loss", last_->totals.mean_loss(), at.step);
+  if (!last_->probabilities.empty()) log_.pr_curves(test ? "test" : "val", at.step, last_->probabilities);
+  if (Clock::now() >= draw_at_) draw_last(at.step);
   return true;
 }
 
@@ -139,16 +143,26 @@ void RunEvaluation::show_training(const data::Batch& batch, const BatchResult& r
 
 void RunEvaluation::draw_figures(std::int64_t step) {
   if (!trained_.empty())
-    log_.figure("training_samples", step, [&] { return run_.task.draw_samples(trained_, "training set"); });
-  if (!last_) return;
+    log_.figure("training_samples", "train_samples", step,
+                [&] { return run_.task.draw_samples(trained_, "training set"); });
+  if (last_ && !drawn_) draw_last(step);
+}
+
+void RunEvaluation::draw_last(std::int64_t step) {
+  const auto begin = Clock::now();
+  const bool test = last_set_ == Set::kTest;
+  const std::string tag = test ? "test_" : "val_", set = test ? "test set" : "validation set";
   if (run_.task.draw_samples)
-    log_.figure("samples", step, [&] { return run_.task.draw_samples(on_cpu(last_->shown), last_set_); });
+    log_.figure("samples", tag + "samples", step,
+                [&] { return run_.task.draw_samples(on_cpu(last_->shown), set); });
   if (last_->confusion)
-    log_.figure("confusion", step, [&] {
+    log_.figure("confusion", tag + "confusion", step, [&] {
       const auto counts = last_->confusion->sums();
       return image::draw_confusion_matrix({run_.task.class_names, {counts.begin(), counts.end()}},
-                                          std::string("confusion matrix of the ") + last_set_);
+                                          "confusion matrix of the " + set);
     });
+  drawn_ = true;
+  draw_at_ = Clock::now() + kDrawRest * (Clock::now() - begin);
 }
 
 }  // namespace ddprun::train

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include <ddprun/train/loop/epoch_progress.h>
 #include <ddprun/train/model/evaluation.h>
 #include <ddprun/train/model/run.h>
 #include <ddprun/train/record/rank_resources.h>
@@ -50,7 +51,7 @@ class RunEvaluation {
   /// Remembers what training_samples.png shows. Costs a copy from the device.
   void show_training(const data::Batch& batch, const BatchResult& result);
 
-  /// Writes training_samples.png, and samples.png and confusion.png of the last evaluation.
+  /// Writes training_samples.png, and samples.png and confusion.png of the last evaluation unless they exist.
   void draw_figures(std::int64_t step);
 
  private:
@@ -59,6 +60,8 @@ class RunEvaluation {
   bool evaluate_set(Set which, const TrainState& at, report::MetricRow& row);
   /// With the averages, if there are any.
   bool evaluate_now(Set which, const TrainState& at, report::MetricRow& row);
+  /// Samples and confusion matrix of the last evaluation.
+  void draw_last(std::int64_t step);
   report::MetricRow new_row(const TrainState& at) const;
 
   std::optional<Evaluation> evaluate(const data::Dataset& set, std::int64_t max_batches = 0);
@@ -71,7 +74,9 @@ class RunEvaluation {
   std::optional<Totals> train_, validation_, test_;  // the latest, over all ranks
   std::vector<Evaluated> trained_;                   // on the CPU, of rank 0
   std::optional<Evaluation> last_;                   // of validation or test
-  const char* last_set_ = "";
+  Set last_set_ = Set::kValidation;
+  bool drawn_ = false;         // the last evaluation
+  Clock::time_point draw_at_;  // after an evaluation, not before
   double train_seconds_ = 0, trained_samples_ = 0, evaluation_seconds_ = 0;
 };
 

@@ -43,9 +43,10 @@ class Totals {
 };
 
 struct Evaluation {
-  Totals totals;                             ///< of all ranks
-  std::optional<ConfusionMatrix> confusion;  ///< of all ranks, if the task names its classes
-  std::vector<Evaluated> shown;              ///< this rank's, for Task::draw_samples
+  Totals totals;                                  ///< of all ranks
+  std::optional<ConfusionMatrix> confusion = {};  ///< of all ranks, if the task names classes
+  std::vector<double> probabilities = {};         ///< the same, for TensorBoard: probability_counts()
+  std::vector<Evaluated> shown = {};              ///< this rank's, for Task::draw_samples
 };
 
 /// The model's loss and measures on a data set, over all ranks: every example counts once. Leaves the module

@@ -49,6 +49,17 @@ class ConfusionMatrix {
   at::Tensor counts_;
 };
 
+/// For precision-recall curves of each class against the rest: by class, how many other examples, then how
+/// many of its own, got a probability from i / (kThresholds - 1) to that of the next i. On their device.
+///
+/// scores   [B, K] whose softmax are the probabilities; for one class: logits of any shape [B, ...]
+/// target   int64 [B], class numbers; for one class: 0 or 1 for each score
+/// count    examples to take
+/// returns  int64 [classes * 2 * kThresholds]
+at::Tensor probability_counts(const at::Tensor& scores, const at::Tensor& target, std::int64_t classes,
+                              std::int64_t count);
+constexpr std::int64_t kThresholds = 127;
+
 /// Element-wise over ranks, such as ddp::all_reduce_sum with a group.
 using SumOverRanks = std::function<std::vector<double>(std::vector<double>)>;
 

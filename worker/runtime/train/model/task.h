@@ -27,7 +27,7 @@ struct BatchResult {
   /// Task::measures, in its order: name and one number for each example, [B]. "acc" is 1 or true for a
   /// correctly classified example.
   std::vector<std::pair<std::string, torch::Tensor>> measures = {};
-  torch::Tensor scores = {};  ///< for figures: [B, K] of a classifier; undefined: none
+  torch::Tensor scores = {};  ///< for figures: Task::class_names; undefined: none
 };
 
 /// A batch and the model's result.
@@ -77,8 +77,10 @@ struct Task {
   std::vector<ParameterGroup> parameter_groups;         ///< empty: as OptimOptions::grouping says
   bool test_every_epoch = false;                        ///< else once, at the end, with the best weights
   std::int64_t eval_batch_size = 500;                   ///< of validation and test, of each rank
-  std::vector<std::string> measures;     ///< reported beside the loss, as train_NAME, val_NAME, test_NAME
-  std::vector<std::string> class_names;  ///< if there are scores: draws a confusion matrix
+  std::vector<std::string> measures;  ///< reported beside the loss, as train_NAME, val_NAME, test_NAME
+  /// If there are scores, for a confusion matrix and precision-recall curves: of K classes, whose scores are
+  /// [B, K] and their softmax the probabilities; or of one, whose scores are logits like the target, 0 or 1.
+  std::vector<std::string> class_names;
   std::function<BatchResult(const data::Batch&)> compute_loss;  ///< forward pass and loss
 
   /// Draws the run's training_samples.png and samples.png; may be null. Gets rank 0's last training batch, or

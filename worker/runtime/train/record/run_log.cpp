@@ -1,5 +1,6 @@
 #include <ddprun/train/record/run_log.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <iomanip>
@@ -181,7 +182,20 @@ void RunLog::announce(double learning_rate) {
   print(line + " examples from " + run_.task.data_source);
   print(set_up_line(run_));
   print(step_line(run_, learning_rate));
-  if (record_) record_->add_text("config", as_code(text_of(run_.options.out / "config.toml")));
+  if (record_) add_settings();
+}
+
+/// For TensorBoard.
+void RunLog::add_settings() {
+  auto settings = nlohmann::ordered_json::parse(run_.options.config_json);
+  settings["ranks"] = run_.group.size();
+  std::vector<std::string> tags;
+  for (const auto& name : run_.metric_columns())
+    if (name != "epoch" && name != "step" && name != "lr") tags.push_back(report::tensorboard_tag(name));
+  record_->add_events([&](report::TensorBoardSink& sink, std::int64_t step) {
+    sink.add_text("config", step, as_code(text_of(run_.options.out / "config.toml")));
+    sink.add_settings(step, settings.dump(), tags);
+  });
 }
 
 void RunLog::row(const report::MetricRow& row) {
@@ -202,13 +216,26 @@ void RunLog::result_line(const std::string& set, const Totals& totals) {
   print(train::result_line(set, totals));
 }
 
-void RunLog::figure(const std::string& name, std::int64_t step, const std::function<image::Image()>& draw) {
+void RunLog::figure(const std::string& name, const std::string& metric, std::int64_t step,
+                    const std::function<image::Image()>& draw) {
   if (!record_ || !run_.options.report) return;
   try {
-    record_->add_figure(name, step, draw());
+    record_->add_figure(name, report::tensorboard_tag(metric), step, draw());
   } catch (const std::exception& error) {
     log_warning("no " + name + ".png: " + error.what());
   }
+}
+
+void RunLog::pr_curves(const std::string& set, std::int64_t step, const std::vector<double>& counts) {
+  if (!record_) return;
+  constexpr std::size_t kHalf = kThresholds, kMostCurves = 20;
+  const auto& names = run_.task.class_names;
+  record_->add_events([&](report::TensorBoardSink& sink, std::int64_t) {
+    for (std::size_t i = 0; i < std::min(names.size(), kMostCurves); ++i)
+      sink.add_pr_curve(report::tensorboard_tag(set + "_pr/" + names[i]), step,
+                        std::span(counts).subspan(2 * i * kHalf, kHalf),
+                        std::span(counts).subspan((2 * i + 1) * kHalf, kHalf));
+  });
 }
 
 void RunLog::warn_unless_finite(const std::string& what, double loss, std::int64_t step) {
@@ -232,6 +259,7 @@ void RunLog::finish(const RunSummary& summary) {
   const auto json = to_json(summary, run_.task, run_.group.size())
                         .dump(2, ' ', false, nlohmann::json::error_handler_t::replace);
   record_->finish(json + "\n");
+  record_->add_events([&](report::TensorBoardSink& sink, std::int64_t) { sink.add_end(summary.steps); });
   print("checkpoint: " + summary.checkpoint.string());
   print("metrics:    " + record_->metrics_path().string());
   print("summary:    " + record_->summary_path().string());

@@ -59,9 +59,13 @@ class RunLog {
                 const report::MetricRow& more);
   /// set  "Test set", "Validation"
   void result_line(const std::string& set, const Totals& totals);
-  /// Writes the picture to figures/NAME.png and TensorBoard, if the run has a report. Errors are only
-  /// warnings.
-  void figure(const std::string& name, std::int64_t step, const std::function<image::Image()>& draw);
+  /// Writes the picture to figures/NAME.png and, as this metric, to TensorBoard, if the run has a report.
+  /// Errors are only warnings.
+  void figure(const std::string& name, const std::string& metric, std::int64_t step,
+              const std::function<image::Image()>& draw);
+  /// To TensorBoard: the precision-recall curves of the first 20 classes.
+  /// set: "val", "test"; counts: Evaluation::probabilities
+  void pr_curves(const std::string& set, std::int64_t step, const std::vector<double>& counts);
 
   /// Warns once per run that the training has diverged.
   void warn_unless_finite(const std::string& what, double loss, std::int64_t step);
@@ -76,6 +80,7 @@ class RunLog {
   void terminate(const std::filesystem::path& checkpoint);
 
  private:
+  void add_settings();
   void write_best(const RunSummary& summary);
   void write_report(const std::string& summary_json, const RunSummary& summary);
 

@@ -170,18 +170,18 @@ void RunRecord::add_metrics(const report::MetricRow& row) {
   if (pending_ && !writer_.busy()) settle();
 }
 
-void RunRecord::add_figure(const std::string& name, std::int64_t step, const image::Image& picture) {
+void RunRecord::add_figure(const std::string& name, const std::string& tag, std::int64_t step,
+                           const image::Image& picture) {
   unless_disk_full([&] {
     const auto png = image::encode_png(picture);
     write_figure(folder_ / "figures", name, png);
     if (tensorboard_)
-      tensorboard_->add_image(name, step, png, picture.width, picture.height, picture.channels);
+      tensorboard_->add_image(tag, step, png, picture.width, picture.height, picture.channels);
   });
 }
 
-void RunRecord::add_text(const std::string& name, const std::string& markdown) {
-  if (tensorboard_)
-    unless_disk_full([&] { tensorboard_->add_text(name, options_.resumed_at.value_or(0), markdown); });
+void RunRecord::add_events(const std::function<void(report::TensorBoardSink&, std::int64_t)>& add) {
+  if (tensorboard_) unless_disk_full([&] { add(*tensorboard_, options_.resumed_at.value_or(0)); });
 }
 
 void RunRecord::save(const TrainingState& state, CheckpointWriter::Request request,

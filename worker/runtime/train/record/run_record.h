@@ -48,10 +48,11 @@ class RunRecord {
   void add_metrics(const report::MetricRow& row);
   std::int64_t rows() const { return rows_; }  ///< so far, with those of a resumed run
 
-  /// Writes figures/NAME.png and, in TensorBoard, NAME.
-  void add_figure(const std::string& name, std::int64_t step, const image::Image& picture);
-  /// For TensorBoard only.
-  void add_text(const std::string& name, const std::string& markdown);
+  /// Writes figures/NAME.png and, in TensorBoard, the picture under this tag.
+  void add_figure(const std::string& name, const std::string& tag, std::int64_t step,
+                  const image::Image& picture);
+  /// Calls add(sink, the step the run began with) if there are event files.
+  void add_events(const std::function<void(report::TensorBoardSink&, std::int64_t)>& add);
 
   /// Writes the state in the background, then deletes request.doomed; ignores empty paths. Without a request:
   /// writes to checkpoint_path().

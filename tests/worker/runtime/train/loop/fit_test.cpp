@@ -209,12 +209,13 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 events = EventAccumulator('.')
 events.Reload()
-assert sorted(events.Tags()['images']) == ['confusion', 'samples', 'training_samples'], events.Tags()
-sample, = events.Images('samples')
+assert sorted(events.Tags()['images']) == ['train/samples', 'val/confusion', 'val/samples'], events.Tags()
+first, sample = events.Images('val/samples')
+assert (first.step, sample.step) == (2, 4), (first, sample)
 assert (sample.step, sample.width, sample.height) == (4, 40, 30), sample
 assert Image.open(io.BytesIO(sample.encoded_image_string)).getpixel((0, 0)) == (100, 104, 0)
 text, = events.Tensors('config/text_summary')
 assert text.tensor_proto.string_val == [b'    lr = 0.5\n    [ddp]\n'], text
-assert 'rss_mb_rank1' in events.Tags()['scalars'], events.Tags()
+assert 'system/rank1/rss_mb' in events.Tags()['scalars'], events.Tags()
 )");
 }
