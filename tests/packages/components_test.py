@@ -73,7 +73,7 @@ int main() {
 PARTS = {
     "ddp": (DDP, "ranks 1\n", ["ZLIB", "Libzip", "Cairo", "JPEG", "PNG"], ["libcairo", "libzip", "libjpeg", "libpng"]),
     "train": (TRAIN, "trained\n", ["Cairo", "JPEG", "PNG"], ["libcairo", "libjpeg", "libpng"]),
-    "report": (REPORT, "drawn 800\n", ["LibTorch", "Libzip"], ["libtorch", "libzip"]),
+    "report": (REPORT, "drawn 1600\n", ["LibTorch", "Libzip"], ["libtorch", "libzip"]),
 }
 
 

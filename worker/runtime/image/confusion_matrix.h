@@ -17,7 +17,7 @@ struct ConfusionMatrix {
 /// Draws cells shaded by their share of the row, with counts where they fit, and the accuracy in the title.
 /// From 1 to 1000 classes.
 ///
-/// size    pixels of each side, at least 200
+/// size    units of each side (kPixelScale), at least 200
 /// throws  std::invalid_argument unless there are classes squared counts, all >= 0, and 1 .. 1000 classes
 Image draw_confusion_matrix(const ConfusionMatrix& matrix, const std::string& title = "confusion matrix",
                             int size = 720);

@@ -68,8 +68,10 @@ Colour colour_of(std::size_t index) {
 }
 
 Image draw_image(int width, int height, const Draw& draw) {
+  width *= kPixelScale, height *= kPixelScale;
   const Surface surface(cairo_image_surface_create(CAIRO_FORMAT_RGB24, width, height), cairo_surface_destroy);
   check(cairo_surface_status(surface.get()));
+  cairo_surface_set_device_scale(surface.get(), kPixelScale, kPixelScale);
   run(surface.get(), true, draw);
   cairo_surface_flush(surface.get());
   auto image = make_image(width, height, 3);

@@ -24,7 +24,12 @@ Colour colour_of(std::size_t index);
 
 using Draw = std::function<void(cairo_t*)>;
 
-/// Runs draw() on a white ground. returns  RGB; throws std::runtime_error with Cairo's message
+/// Pixels for each unit of a picture's width and height: sharp on screens of high density. Pages show
+/// pictures in units.
+constexpr int kPixelScale = 2;
+
+/// Runs draw() on a white ground, width x height units. returns  RGB; throws std::runtime_error with Cairo's
+/// message
 Image draw_image(int width, int height, const Draw& draw);
 /// The same as an SVG file, with a transparent ground.
 std::string draw_svg(int width, int height, const Draw& draw);
@@ -36,7 +41,7 @@ void set_colour(cairo_t* cairo, Colour colour);
 
 enum class Align { left, centre, right };
 struct TextStyle {
-  double size = 13;  ///< pixels
+  double size = 13;  ///< units
   Align align = Align::left;
   bool bold = false;
   Colour colour = kInk;

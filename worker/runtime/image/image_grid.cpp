@@ -14,7 +14,7 @@ namespace {
 constexpr int kPadding = 14, kLine = 15, kGridTitle = 30, kGap = 10;
 constexpr TextStyle kTitleStyle{.size = 16, .bold = true};
 
-/// Pixels of a picture's longer side in the grid: a whole multiple of a small picture's side.
+/// Units of a picture's longer side in the grid: a whole multiple of a small picture's side.
 int side_of(const std::vector<Tile>& tiles) {
   constexpr int kWanted = 112, kMost = 512;
   int longest = 1;
@@ -38,8 +38,9 @@ Image enlarged(const Image& picture, int side) {
 
 void frame(Image& onto, int left, int top, int side) {
   constexpr std::uint8_t kRed[] = {199, 26, 26};
-  for (int i = -3; i < side + 3; ++i) {
-    for (int depth = 1; depth <= 3; ++depth) {
+  constexpr int kDeep = 3 * kPixelScale;
+  for (int i = -kDeep; i < side + kDeep; ++i) {
+    for (int depth = 1; depth <= kDeep; ++depth) {
       std::copy_n(kRed, 3, onto.pixel(left + i, top - depth));
       std::copy_n(kRed, 3, onto.pixel(left + i, top + side - 1 + depth));
       std::copy_n(kRed, 3, onto.pixel(left - depth, top + i));
@@ -101,8 +102,10 @@ Image draw_image_grid(const std::vector<Tile>& tiles, const std::string& title, 
   });
   for (int i = 0; i < static_cast<int>(tiles.size()); ++i) {
     const auto& tile = tiles[static_cast<std::size_t>(i)];
-    paste(enlarged(tile.picture, layout.side), grid, layout.left_of(i), layout.top_of(i));
-    if (tile.wrong) frame(grid, layout.left_of(i), layout.top_of(i), layout.side);
+    const int left = kPixelScale * layout.left_of(i), top = kPixelScale * layout.top_of(i);
+    const int side = kPixelScale * layout.side;
+    paste(enlarged(tile.picture, side), grid, left, top);
+    if (tile.wrong) frame(grid, left, top, side);
   }
   return grid;
 }

@@ -26,7 +26,7 @@ struct LineChart {
 /// Draws curves with axes, grid and legend. Any number of points: neighbours in the same pixel column are
 /// drawn as their range. Without points the chart says "no data".
 ///
-/// width, height  pixels, at least 200 x 150
+/// width, height  units (kPixelScale), at least 200 x 150
 /// throws         std::invalid_argument if smaller, or if a series' x and y differ in length
 Image draw_line_chart(const LineChart& chart, int width = 800, int height = 500);
 

@@ -29,9 +29,10 @@ std::string figures(const HtmlReport& report, bool charts) {
   for (const auto& figure : report.figures) {
     if (is_chart(figure) != charts) continue;
     html += "<figure>" + (figure.title.empty() ? "" : element("figcaption", figure.title)) + "<img" +
-            (charts ? " class=\"svg\"" : "") + " alt=\"" + html_text(figure.description) +
-            "\" src=\"data:" + html_text(figure.media_type) + ";base64," + base64(figure.bytes) +
-            "\"></figure>\n";
+            (charts ? " class=\"svg\"" : "") +
+            (figure.width > 0 ? " width=\"" + std::to_string(figure.width) + "\"" : "") + " alt=\"" +
+            html_text(figure.description) + "\" src=\"data:" + html_text(figure.media_type) + ";base64," +
+            base64(figure.bytes) + "\"></figure>\n";
   }
   if (html.empty()) return "";
   return element("h2", charts ? "Curves" : "Pictures") + "\n<div class=\"figures\">\n" + html + "</div>\n";

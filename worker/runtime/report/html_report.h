@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -19,6 +20,7 @@ struct Figure {
   std::string media_type;   ///< "image/png", "image/svg+xml"
   std::string bytes;        ///< the file
   std::string description;  ///< the alternative text
+  std::int64_t width = 0;   ///< on the page; 0: as many as it has pixels
 };
 
 /// A part of the page: a table, preformatted text (a configuration), or both.

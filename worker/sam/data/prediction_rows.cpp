@@ -76,31 +76,35 @@ void draw_cross(image::Image& onto, double x, double y, double arm, double thick
     }
 }
 
-/// One picture of a row and its place.
+constexpr int kScale = image::kPixelScale;
+
+/// One picture of a row and its place, in pixels.
 struct Panel {
   image::Image picture;
   int left = 0, top = 0;
 };
 
 Panel panel_of(const image::Image& rgb, int column, int top) {
-  const double scale =
-      std::min(static_cast<double>(kWidth) / rgb.width, static_cast<double>(kMostHeight) / rgb.height);
-  const int width = std::clamp(static_cast<int>(std::lround(scale * rgb.width)), 1, kWidth);
-  const int height = std::clamp(static_cast<int>(std::lround(scale * rgb.height)), 1, kMostHeight);
-  return {resized(rgb, width, height), kMargin + column * (kWidth + kGap) + (kWidth - width) / 2, top};
+  const double scale = std::min(kScale * static_cast<double>(kWidth) / rgb.width,
+                                kScale * static_cast<double>(kMostHeight) / rgb.height);
+  const int width = std::clamp(static_cast<int>(std::lround(scale * rgb.width)), 1, kScale * kWidth);
+  const int height = std::clamp(static_cast<int>(std::lround(scale * rgb.height)), 1, kScale * kMostHeight);
+  const int left = kMargin + column * (kWidth + kGap);
+  return {resized(rgb, width, height), kScale * left + (kScale * kWidth - width) / 2, kScale * top};
 }
 
 void paste(const Panel& panel, image::Image& onto) {
   const auto& picture = panel.picture;
-  for (int y = -1; y <= picture.height; ++y)  // a frame, so that white pictures have visible edges
-    for (int x = -1; x <= picture.width; ++x)
+  for (int y = -kScale; y < picture.height + kScale;
+       ++y)  // a frame, so that white pictures have visible edges
+    for (int x = -kScale; x < picture.width + kScale; ++x)
       std::copy_n(kEdge.data(), 3, onto.pixel(panel.left + x, panel.top + y));
   image::paste(picture, onto, panel.left, panel.top);
 }
 
 /// Draws onto the figure, so that points at a picture's edge are not cut.
 void draw_points(image::Image& figure, const Panel& panel, const PredictionRow& row) {
-  constexpr double kArm = 7, kThickness = 2.6, kHalo = 2.4;
+  constexpr double kArm = 7 * kScale, kThickness = 2.6 * kScale, kHalo = 2.4 * kScale;
   const double scale_x = static_cast<double>(panel.picture.width) / row.picture.width;
   const double scale_y = static_cast<double>(panel.picture.height) / row.picture.height;
   for (const auto& point : row.points) {
@@ -129,7 +133,7 @@ image::Image draw_prediction_rows(const std::vector<PredictionRow>& rows, const 
     panels.push_back(panel_of(shown_mask(row.truth), 1, top));
     panels.push_back(panel_of(shown_mask(row.predicted), 2, top));
     for (auto panel = panels.end() - kColumns; panel != panels.end(); ++panel)
-      bottom = std::max(bottom, top + panel->picture.height + kGap / 2);
+      bottom = std::max(bottom, top + panel->picture.height / kScale + kGap / 2);
   }
   const std::array titles = {part + " Image with Points", std::string("Ground Truth Mask"),
                              std::string("Predicted Mask")};

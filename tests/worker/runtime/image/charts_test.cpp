@@ -46,14 +46,14 @@ LineChart chart_with(std::vector<double> x, std::vector<double> y, bool log_y = 
 
 TEST_CASE("a curve goes from one side of the chart to the other", "[line_chart]") {
   const auto image = draw_line_chart(chart_with({0, 1, 2, 3}, {4, 3, 2, 1}));
-  CHECK(image.width == 800);
-  CHECK(image.height == 500);
+  CHECK(image.width == 800 * kPixelScale);
+  CHECK(image.height == 500 * kPixelScale);
   CHECK(image.channels == 3);
   const auto columns = columns_with(image, colour_of(0));
   REQUIRE(!columns.empty());
-  CHECK(columns.front() < 80);
-  CHECK(columns.back() > 740);
-  CHECK(columns.size() > 600);
+  CHECK(columns.front() < 80 * kPixelScale);
+  CHECK(columns.back() > 740 * kPixelScale);
+  CHECK(columns.size() > 600 * kPixelScale);
 }
 
 TEST_CASE("each curve has its colour", "[line_chart]") {
@@ -74,8 +74,8 @@ TEST_CASE("points that are absent leave a gap in the curve", "[line_chart]") {
   int widest_gap = 0;
   for (std::size_t i = 1; i < columns.size(); ++i)
     widest_gap = std::max(widest_gap, columns[i] - columns[i - 1]);
-  CHECK(widest_gap > 120);
-  CHECK(widest_gap < 180);
+  CHECK(widest_gap > 120 * kPixelScale);
+  CHECK(widest_gap < 180 * kPixelScale);
 }
 
 TEST_CASE("a point alone is a dot", "[line_chart]") {
@@ -90,7 +90,7 @@ TEST_CASE("a point alone is a dot", "[line_chart]") {
 
 TEST_CASE("a chart without a point is drawn all the same", "[line_chart]") {
   const auto empty = draw_line_chart(chart_with({}, {}));
-  CHECK(empty.bytes.size() == 800U * 500 * 3);
+  CHECK(empty.bytes.size() == 800U * 500 * 3 * kPixelScale * kPixelScale);
   CHECK(columns_with(empty, colour_of(0)).empty());
   CHECK(columns_with(draw_line_chart(chart_with({1, 2}, {kNaN, kInf})), colour_of(0)).empty());
   CHECK(columns_with(draw_line_chart(chart_with({1, 2}, {0, -1}, true)), colour_of(0)).empty());
@@ -134,7 +134,7 @@ TEST_CASE("names of any length and any bytes are drawn", "[line_chart]") {
   chart.series[0].name = "\xff\x01 loss \xe2\x82\xac";
   for (int i = 0; i < 200; ++i) chart.series.push_back({"a rather long name of a curve", {0, 1}, {1, 2}});
   const auto image = draw_line_chart(chart, 300, 200);
-  CHECK(image.width == 300);
+  CHECK(image.width == 300 * kPixelScale);
 }
 
 TEST_CASE("a chart that makes no sense is refused", "[line_chart]") {
@@ -159,7 +159,7 @@ TEST_CASE("confusion matrices from one class to a thousand are drawn", "[confusi
     ConfusionMatrix matrix;
     for (std::size_t i = 0; i < classes; ++i) matrix.classes.push_back("a class " + std::to_string(i));
     matrix.counts.assign(classes * classes, 1);
-    CHECK(draw_confusion_matrix(matrix).width == 720);
+    CHECK(draw_confusion_matrix(matrix).width == 720 * kPixelScale);
   }
   CHECK_NOTHROW(draw_confusion_matrix({{"a", "b"}, {0, 0, 0, 0}}));
 }
@@ -184,15 +184,15 @@ TEST_CASE("a grid shows every pixel of its pictures, enlarged", "[image_grid]") 
       red += pixel[0] == 199 && pixel[1] == 26 && pixel[2] == 26;
     }
   }
-  CHECK(green == 2 * 4 * 4);  // 112 / 28 pixels a side
-  CHECK(red > 4 * 112 * 2);   // the frame of the wrong one
+  CHECK(green == 2 * 4 * 4 * kPixelScale * kPixelScale);  // 112 / 28 units a side
+  CHECK(red > 4 * 112 * 2);                               // the frame of the wrong one
 }
 
 TEST_CASE("a caption may have several lines, for which every row has room", "[image_grid]") {
   const auto picture = make_image(28, 28, 1);
   const auto one = draw_image_grid({{picture, "a"}, {picture, "b"}}, "", 1);
   const auto two = draw_image_grid({{picture, "pred automobile\ntrue airplane"}, {picture, "b"}}, "", 1);
-  CHECK(two.height == one.height + 2 * 15);
+  CHECK(two.height == one.height + 2 * 15 * kPixelScale);
   CHECK(two.width == one.width);
 }
 

@@ -41,15 +41,15 @@ TEST_CASE("points are crosses at their places, red, and blue for the background"
   const auto plain = draw_prediction_rows({row_of(64, 32)});
   const auto figure =
       draw_prediction_rows({row_of(64, 32, {{.x = 16, .y = 8}, {.x = 48, .y = 24, .foreground = false}})});
-  // The panel is 320 pixels wide, 5 for each of the picture's, and begins where grey does.
+  // The panel is 640 pixels wide, 10 for each of the picture's, and begins where grey does.
   int left = figure.width, top = figure.height;
   for (int y = 0; y < plain.height; ++y)
     for (int x = 0; x < plain.width / 3; ++x)
       if (is_near(plain.pixel(x, y), 90, 90, 90) && is_near(plain.pixel(x + 1, y + 1), 90, 90, 90) &&
           is_near(plain.pixel(x + 9, y + 9), 90, 90, 90))
         left = std::min(left, x), top = std::min(top, y);
-  CHECK(is_near(figure.pixel(left + 16 * 5 + 2, top + 8 * 5 + 2), 230, 20, 20));
-  CHECK(is_near(figure.pixel(left + 48 * 5 + 2, top + 24 * 5 + 2), 30, 110, 235));
+  CHECK(is_near(figure.pixel(left + 16 * 10 + 5, top + 8 * 10 + 5), 230, 20, 20));
+  CHECK(is_near(figure.pixel(left + 48 * 10 + 5, top + 24 * 10 + 5), 30, 110, 235));
   CHECK(count(figure, 230, 20, 20) > 30);
   CHECK(count(figure, 30, 110, 235) > 30);
 }

@@ -16,7 +16,9 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
+#include <ddprun/image/drawing.h>
 #include <ddprun/image/png.h>
+#include <ddprun/image/read_image.h>
 #include <ddprun/report/html_report.h>
 #include <ddprun/report/metric_sink.h>
 #include <ddprun/train/optim/monitor.h>
@@ -236,7 +238,8 @@ std::vector<report::Figure> report_figures(const std::filesystem::path& folder,
       others.insert(entry->path());
   for (const auto& path : others) {
     try {
-      figures.push_back({"", "image/png", read_file(path), path.stem()});
+      figures.push_back({"", "image/png", read_file(path), path.stem(),
+                         image::peek_size(path).value_or(image::PictureSize{}).width / image::kPixelScale});
     } catch (const IoError&) {  // the report omits it
     }
   }

@@ -183,8 +183,8 @@ TEST_CASE("a run leaves its pictures, its configuration and what its ranks used"
   CHECK(trained.bytes[0] >= 100);  // one batch
   CHECK(trained.bytes[1] == 0);
   CHECK(trained.bytes.back() == 2);  // not the epoch's last, which is smaller
-  CHECK(image::read_png(dir.path() / "figures/confusion.png").width == 720);
-  CHECK(image::read_png(dir.path() / "figures/accuracy.png").width == 800);
+  CHECK(image::read_png(dir.path() / "figures/confusion.png").width == 1440);
+  CHECK(image::read_png(dir.path() / "figures/accuracy.png").width == 1600);
 
   const auto figures = newest_figures(dir.path());
   for (const char* name : {"cpu_percent_rank0", "cpu_percent_rank1"}) CHECK(figures.contains(name));

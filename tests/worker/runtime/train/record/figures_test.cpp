@@ -64,7 +64,7 @@ TEST_CASE("figures are files of the run's folder, and in the report", "[figures]
     const auto picture = image::read_png(folder / (std::string(name) + ".png"));
     CHECK(picture.width >= 100);
   }
-  CHECK(image::read_png(folder / "loss.png").width == 800);
+  CHECK(image::read_png(folder / "loss.png").width == 1600);
 
   const auto figures = report_figures(folder, charts);
   Names names;
