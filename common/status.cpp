@@ -26,6 +26,7 @@ void for_each_member(Status& status, Visit visit) {
   visit("", "epoch", status.epoch);
   visit("", "epochs", status.epochs);
   visit("", "phase", status.phase);
+  visit("", "report", status.report);
   visit("", "loss", status.loss);
   visit("", "samples", status.samples);
   visit("seconds", "data", status.seconds.data);

@@ -12,6 +12,7 @@ struct WorkerStatus {
   std::optional<std::int64_t> step, steps;    ///< done since step 0, and of how many
   std::optional<std::int64_t> epoch, epochs;  ///< done, and of how many
   std::optional<std::string> phase;           ///< such as "train" or "evaluate"
+  std::optional<std::string> report;          ///< the path of a page about the training, for --metrics-port
   std::optional<double> loss;
   std::optional<std::int64_t> samples;  ///< of this rank since the process began
 

@@ -55,7 +55,7 @@ Failures, timeouts and signals
   --signals-to-handle SIGNAL,..    signals that end the job [SIGTERM,SIGINT,SIGHUP,SIGQUIT]
   --forward-signals SIGNAL,..      signals that are only passed on to the workers [SIGUSR1,SIGUSR2]
   --result-json FILE, --events-json FILE   write how the job ended, each event as it happens
-  --metrics-port PORT|ADDR:PORT    serve /metrics for Prometheus, /status and /healthz [on loopback]
+  --metrics-port PORT|ADDR:PORT    serve /metrics, /report, /status, /healthz [on loopback]
 
   --config FILE                    read flags from a TOML file, such as: nproc-per-node = 2
   --dry-run                        show what would start, and exit

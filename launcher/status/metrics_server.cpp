@@ -14,10 +14,13 @@
 #include <boost/beast/http/string_body.hpp>
 #include <boost/beast/http/write.hpp>
 #include <chrono>
+#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
 #include <ddprun/common/text.h>
 #include "launcher/host/port_owner.h"
@@ -34,6 +37,7 @@ constexpr std::chrono::seconds kHttpTimeout{10};
 constexpr std::chrono::seconds kHttpPause{1};
 constexpr int kMaxBrowsers = 32;
 constexpr std::uint32_t kMaxHttpHeader = 8192;
+constexpr std::size_t kMostReportBytes = std::size_t{64} << 20;
 
 struct MetricsService {
   JobQuestions questions;
@@ -42,6 +46,23 @@ struct MetricsService {
 };
 
 using Response = http::response<http::string_body>;
+
+/// The page that a worker of this node has named, as it is now.
+void answer_report(const nlohmann::ordered_json& view, Response& response) {
+  for (const auto& rank : view["ranks"]) {
+    const std::filesystem::path page = rank["status"].value("report", "");
+    std::error_code error;
+    if (page.empty() || !std::filesystem::is_regular_file(page, error)) continue;  // not yet
+    try {
+      response.body() = read_file(page, kMostReportBytes);
+      response.set(http::field::content_type, "text/html; charset=utf-8");
+      return;
+    } catch (const IoError&) {  // as if it had none
+    }
+  }
+  response.result(http::status::not_found);
+  response.body() = "no worker of this node has written a report yet\n";
+}
 
 Response respond(const MetricsService& service, const http::request<http::string_body>& request) {
   Response response(http::status::ok, request.version());
@@ -64,11 +85,13 @@ Response respond(const MetricsService& service, const http::request<http::string
     response.set(http::field::content_type, "application/json");
     response.body() =
         service.questions.view().dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+  } else if (target == "/report") {
+    answer_report(service.questions.view(), response);
   } else if (target == "/healthz") {
     response.body() = "ok\n";
   } else {
     response.result(http::status::not_found);
-    response.body() = "expected /metrics, /status or /healthz\n";
+    response.body() = "expected /metrics, /report, /status or /healthz\n";
   }
   response.prepare_payload();
   if (request.method() == http::verb::head) response.body().clear();

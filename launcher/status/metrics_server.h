@@ -7,7 +7,8 @@
 
 namespace ddprun::launcher {
 
-/// --metrics-port: answers GET /metrics (Prometheus), /status (JSON) and /healthz at an address.
+/// --metrics-port: answers GET /metrics (Prometheus), /report (a worker's page), /status (JSON) and
+/// /healthz at an address.
 ///
 /// token   asked for as "Authorization: Bearer TOKEN"; empty: nobody is asked
 /// An address that cannot be used is a warning: the job goes on.

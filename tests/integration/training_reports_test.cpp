@@ -263,7 +263,8 @@ TEST_CASE("a browser shows a run's report: curves, pictures, configuration and e
   REQUIRE(found.size() == 2);
   for (const auto& frame : found) {
     INFO(frame.dump());
-    CHECK(frame["title"] == "mnist");
+    CHECK_THAT(frame["title"].get<std::string>(),
+               ContainsSubstring("mnist: 20") && ContainsSubstring(", 2 ranks, 1 epoch, 10 steps"));
     CHECK(frame["loaded"] == true);
     CHECK(frame["requests"] == 0);
     CHECK(frame["needed"] == frame["width"]);  // no scrolling sideways
@@ -280,10 +281,44 @@ TEST_CASE("a browser shows a run's report: curves, pictures, configuration and e
     CHECK(frame["drawn"] == true);
     CHECK_THAT(frame["series"].dump(), ContainsSubstring("cpu_percent_rank1"));
     const std::string text = frame["text"];
-    for (const char* part : {"2 ranks, 1 epoch, 10 steps", "lr = 0.00125", "world_size", "OMP_NUM_THREADS",
-                             "Where the time went"}) {
+    for (const char* part :
+         {"--limit-train=640", "lr = 0.00125", "world_size", "OMP_NUM_THREADS", "Where the time went"}) {
       INFO(part);
       CHECK_THAT(text, ContainsSubstring(part));
     }
   }
+}
+
+TEST_CASE("the page of one run can be made again, with its pictures and settings", "[training]") {
+  need_fashion_mnist();
+  const TempDir dir;
+  const auto out = dir.path() / "run", page = dir.path() / "again.html";
+  Child child(mnist(0, out, small({"--lr=0.00125"})));
+  REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+  Child again({.argv = {worker_program(), "report", "--out=" + page.string(), out.string()}});
+  REQUIRE(again.wait(kTraining) == ExitStatus::exited(0));
+  CHECK(read_file(page) == read_file(out / "report.html"));
+  for (const char* name : {"loss", "accuracy", "lr"})
+    CHECK(fs::exists(out / "figures" / (std::string(name) + ".png")));
+}
+
+TEST_CASE("a run in a git repository records its commit", "[training]") {
+  const TempDir dir;
+  Child git({.argv = {"sh", "-c",
+                      "git init -q . && git -c user.name=a -c user.email=b commit -q --allow-empty -m c && "
+                      "git rev-parse HEAD"},
+             .in_child = [&] {
+               if (::chdir(dir.path().c_str()) != 0) ::_exit(1);
+             }});
+  if (git.wait(kTraining) != ExitStatus::exited(0)) skip("git is not installed");
+  auto command = training("linear", 0, dir.path() / "run", {"--epochs=1"});
+  command.in_child = [&] {
+    if (::chdir(dir.path().c_str()) != 0) ::_exit(1);
+  };
+  Child child(command);
+  REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+  const auto commit = git.out().substr(0, git.out().find('\n'));
+  CHECK(commit.size() >= 40);
+  CHECK(nlohmann::json::parse(read_file(dir.path() / "run/environment.json"))["commit"] == commit);
+  CHECK_THAT(read_file(dir.path() / "run/report.html"), ContainsSubstring("commit " + commit.substr(0, 12)));
 }

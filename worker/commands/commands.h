@@ -21,7 +21,8 @@ int run_env_command(int argc, char** argv);
 /// folder; or with all that the checkpoint has in Lightning's format (.ckpt). Returns 0; throws IoError too.
 int run_export_command(int argc, char** argv);
 
-/// worker report RUN... [--out FILE]: writes a page that compares runs. Returns 0; throws IoError too.
+/// worker report RUN... [--out FILE]: writes the page of a run, or one that compares runs. Returns 0; throws
+/// IoError too.
 int run_report_command(int argc, char** argv);
 
 }  // namespace ddprun::worker

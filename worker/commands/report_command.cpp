@@ -16,7 +16,8 @@ int run_report_command(int argc, char** argv) {
   settings::Command command;
   command.name = "worker report";
   command.description =
-      "compares runs on one page: their curves over each other, and what differs in their settings.";
+      "writes a run's page again, or compares runs on one page: their curves over each other, and what "
+      "differs in their settings.";
   command.positionals = {{"runs", "RUN..."}};
   command.settings = {
       settings::help_flag(),
@@ -24,7 +25,10 @@ int run_report_command(int argc, char** argv) {
       settings::path("out", out, "the page to write"),
   };
   if (!apply_words({argv + 1, argv + argc}, command)) return 0;
-  train::write_comparison({runs.begin(), runs.end()}, out);
+  if (runs.size() == 1)
+    train::write_run_report(runs[0], out);
+  else
+    train::write_comparison({runs.begin(), runs.end()}, out);
   std::cout << "report: " << out.string() << "\n";
   return 0;
 }

@@ -5,9 +5,11 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <ctime>
 #include <fstream>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <system_error>
@@ -98,6 +100,15 @@ std::string own_command_line() {
   return text;
 }
 
+/// Of the working directory; empty if that is not in a git repository, or git is not installed.
+std::string git_commit() {
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> git(::popen("git rev-parse HEAD 2>/dev/null", "r"),
+                                                            ::pclose);
+  char commit[65] = "";  // of SHA-256
+  if (git && std::fscanf(git.get(), "%64[0-9a-f]", commit) != 1) commit[0] = '\0';
+  return commit;
+}
+
 }  // namespace
 
 void lock_run_folder(const fs::path& folder) {
@@ -134,17 +145,18 @@ void write_config(const fs::path& folder, const Config& config) {
 
 void write_environment(const fs::path& folder, const ddp::ProcessGroup& group) {
   const char* omp = std::getenv("OMP_NUM_THREADS");
-  const nlohmann::ordered_json json = {{"date", utc_time("%Y-%m-%d %H:%M UTC")},
-                                       {"command", own_command_line()},
-                                       {"ddprun", DDPRUN_VERSION},
-                                       {"torch", TORCH_VERSION},
-                                       {"host", host_name()},
-                                       {"world_size", group.size()},
-                                       {"device", group.device().str()},
-                                       {"backend", group.size() > 1 ? group.backend() : "none"},
-                                       {"cpus", std::thread::hardware_concurrency()},
-                                       {"threads_per_rank", at::get_num_threads()},
-                                       {"OMP_NUM_THREADS", omp == nullptr ? "" : omp}};
+  nlohmann::ordered_json json = {{"date", utc_time("%Y-%m-%d %H:%M UTC")},
+                                 {"command", own_command_line()},
+                                 {"ddprun", DDPRUN_VERSION},
+                                 {"torch", TORCH_VERSION},
+                                 {"host", host_name()},
+                                 {"world_size", group.size()},
+                                 {"device", group.device().str()},
+                                 {"backend", group.size() > 1 ? group.backend() : "none"},
+                                 {"cpus", std::thread::hardware_concurrency()},
+                                 {"threads_per_rank", at::get_num_threads()},
+                                 {"OMP_NUM_THREADS", omp == nullptr ? "" : omp}};
+  if (const auto commit = git_commit(); !commit.empty()) json["commit"] = commit;
   write_text(folder / "environment.json",
              json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
 }

@@ -111,11 +111,13 @@ std::string to_html(const HtmlReport& report) {
       "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
       "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
       "<link rel=\"icon\" href=\"data:,\">\n";
-  html += element("title", report.title) + "\n<style>\n" +
-          std::string(interactive ? kDygraphsStyle : std::string_view()) + std::string(kPageStyle) +
-          "</style>\n</head>\n<body>\n<main>\n";
+  html += element("title", report.title + (report.subtitle.empty() ? "" : ": " + report.subtitle)) +
+          "\n<style>\n" + std::string(interactive ? kDygraphsStyle : std::string_view()) +
+          std::string(kPageStyle) + "</style>\n</head>\n<body>\n<main>\n";
   html += element("h1", report.title) + "\n";
   if (!report.subtitle.empty()) html += "<p class=\"subtitle\">" + html_text(report.subtitle) + "</p>\n";
+  if (!report.notice.empty()) html += "<p id=\"notice\">" + html_text(report.notice) + "</p>\n";
+  if (!report.command.empty()) html += "<pre class=\"command\">" + html_text(report.command) + "</pre>\n";
   html += highlights(report);
   const std::string charts = figures(report, true);
   html += interactive ? "<div id=\"charts\"></div>\n<noscript>\n" + charts + "</noscript>\n" : charts;

@@ -31,8 +31,10 @@ struct Section {
 };
 
 struct HtmlReport {
-  std::string title;                                            ///< "mnist"
-  std::string subtitle;                                         ///< "2 ranks, 5 epochs, 21 November 2026"
+  std::string title;     ///< "mnist"
+  std::string subtitle;  ///< "2026-11-21 14:03 UTC, 2 ranks"
+  std::string command;   ///< what was run
+  std::string notice;    ///< "running, as of 14:03:05 UTC": with one, the page is loaded again every 5 s
   std::vector<std::pair<std::string, std::string>> highlights;  ///< few, shown large: {"accuracy", "99.1 %"}
   /// What page.js draws: {"runs": [{"name", "columns": {"step": [...], ...}, "time": {...}, "config"}]};
   /// empty: the figures alone. Where scripts are off, and in a build without dygraphs, the SVG figures are

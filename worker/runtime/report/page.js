@@ -88,10 +88,17 @@
     return [...rows.values()].sort((a, b) => a[0] - b[0]);
   };
 
-  const controls = { axis: "step", weight: 0, log: false };
+  // What its reader chose stays when the page is loaded again.
+  const place_of_choices = "ddprun " + location.pathname;
+  let chosen = null;
+  try { chosen = JSON.parse(sessionStorage.getItem(place_of_choices)); } catch { /* no storage */ }
+  const controls = { axis: "step", weight: 0, log: false, ...chosen?.controls };
   const place = element("div", { className: "charts" });
-  const off = new Set();  // labels of hidden series
-  const zooms = new Map();  // the part of the axis that a chart shows, by its title
+  const off = new Set(chosen?.off);  // labels of hidden series
+  const zooms = new Map(chosen?.zooms);  // the part of the axis that a chart shows, by its title
+  addEventListener("pagehide", () => {
+    try { sessionStorage.setItem(place_of_choices, JSON.stringify({ controls, off: [...off], zooms: [...zooms] })); } catch { /* no storage */ }
+  });
 
   const draw_chart = (title, series) => {
     const plot = element("div", { className: "plot" }), legend = element("div", { className: "legend" });
@@ -164,14 +171,14 @@
     return element("label", {}, text, input);
   };
   const axes = ["step", "epoch"].filter(axis => runs.some(run => axis in run.columns));
+  if (!axes.includes(controls.axis)) controls.axis = axes[0];
   const curves = element("div", { className: "controls" }, element("h2", { textContent: "Curves" }),
-    control("over", element("select", { name: "axis" }, ...axes.map(axis => new Option(axis))), "change", input => { controls.axis = input.value; zooms.clear(); }),
-    control("smoothing", element("input", { type: "range", name: "smoothing", min: 0, max: 0.99, step: 0.01, value: 0 }), "input",
+    control("over", element("select", { name: "axis" }, ...axes.map(axis => new Option(axis, axis, false, axis === controls.axis))), "change", input => { controls.axis = input.value; zooms.clear(); }),
+    control("smoothing", element("input", { type: "range", name: "smoothing", min: 0, max: 0.99, step: 0.01, value: controls.weight }), "input",
             input => { controls.weight = Number(input.value); }),
-    control("log scale", element("input", { type: "checkbox", name: "log" }), "change", input => { controls.log = input.checked; }));
+    control("log scale", element("input", { type: "checkbox", name: "log", checked: controls.log }), "change", input => { controls.log = input.checked; }));
   const charts = document.getElementById("charts");
   if ([...series_by_family(axes[0]).values()].some(series => series.length)) charts.append(curves, place);
-  controls.axis = axes[0];
 
   // Where the time went: of each run a bar.
   const parts = [["start", "start"], ["data_wait", "waiting for data"], ["compute", "compute"], ["communication", "communication"],
@@ -215,6 +222,15 @@
       charts.append(element("table", { className: "runs" }, cells("th", "", runs.map(run => run.name)),
         ...rows.map(name => cells("td", name, all.map(settings => settings.get(name))))));
   }
+
+  // While the run goes on, the page is written again and again.
+  const notice = document.getElementById("notice");
+  const reload = () => {
+    if (location.protocol === "file:") return location.reload();
+    fetch(location, { method: "HEAD" }).then(answer => answer.ok ? location.reload() : Promise.reject(answer))
+      .catch(() => { notice.textContent += "; nobody serves this page any more: report.html in the run folder is the latest"; });
+  };
+  if (notice) setTimeout(reload, 5000);
 
   draw();
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);

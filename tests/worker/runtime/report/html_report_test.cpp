@@ -17,6 +17,7 @@ HtmlReport example() {
   HtmlReport report;
   report.title = "mnist <b>& co</b>";
   report.subtitle = "2 ranks, 5 epochs";
+  report.command = "worker mnist --out=" + std::string(300, 'z');
   report.highlights = {{"test accuracy", "99.12 %"}, {"train loss", "0.0123"}, {"time", "2 min 5 s"}};
   const image::LineChart chart{
       .title = "loss", .x_label = "step", .series = {{"loss", {0, 1, 2}, {3, 2, 1}}}};
@@ -30,7 +31,7 @@ HtmlReport example() {
 
 TEST_CASE("text is escaped wherever it stands", "[html_report]") {
   const auto html = to_html(example());
-  CHECK_THAT(html, ContainsSubstring("<title>mnist &lt;b&gt;&amp; co&lt;/b&gt;</title>"));
+  CHECK_THAT(html, ContainsSubstring("<title>mnist &lt;b&gt;&amp; co&lt;/b&gt;: 2 ranks, 5 epochs</title>"));
   CHECK_THAT(html, ContainsSubstring("<h1>mnist &lt;b&gt;&amp; co&lt;/b&gt;</h1>"));
   CHECK_THAT(html, ContainsSubstring("alt=\"&quot;wide&quot;\""));
   CHECK_THAT(html, ContainsSubstring("&lt;script&gt;"));
@@ -69,7 +70,7 @@ TEST_CASE("a browser shows the report with its pictures and without errors, on a
   REQUIRE(found.size() == 2);
   for (const auto& frame : found) {
     INFO(frame.dump());
-    CHECK(frame["title"] == example().title);
+    CHECK(frame["title"] == example().title + ": 2 ranks, 5 epochs");
     CHECK(frame["heading"] == example().title);
     CHECK(frame["images"] == 2);
     CHECK(frame["loaded"] == true);

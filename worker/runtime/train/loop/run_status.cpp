@@ -1,6 +1,7 @@
 #include <ddprun/train/loop/run_status.h>
 
 #include <algorithm>
+#include <filesystem>
 
 #include <ddprun/report/resource_usage.h>
 #include <ddprun/sharding/fully_sharded.h>
@@ -18,6 +19,8 @@ constexpr std::chrono::milliseconds kTellEvery{100};
 RunStatus::RunStatus(const Run& run, const ParallelModel& model, const RunEvaluation& evaluation,
                      const CheckpointSaver& saver)
     : run_(run), model_(model), evaluation_(evaluation), saver_(saver) {
+  if (run.on_rank_0() && run.options.report)
+    told_.report = std::filesystem::absolute(run.options.out / "report.html").string();
   if (run.options.memory != nullptr) spent_ = run.options.memory->spent;
 }
 

@@ -1,6 +1,7 @@
 #include <ddprun/train/record/run_log.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <iomanip>
@@ -84,6 +85,8 @@ std::string text_of(const std::filesystem::path& file) {
     return "";
   }
 }
+
+constexpr std::chrono::seconds kPageEvery{5};
 
 /// "1 rank", "2 ranks"
 std::string counted(std::int64_t count, const std::string& what) {
@@ -199,7 +202,20 @@ void RunLog::add_settings() {
 }
 
 void RunLog::row(const report::MetricRow& row) {
-  if (record_) record_->add_metrics(row);
+  if (!record_) return;
+  record_->add_metrics(row);
+  if (run_.options.report && std::chrono::steady_clock::now() >= next_page_) write_page_so_far();
+}
+
+/// For ddprun --metrics-port, or to open from the folder. Takes at most a hundredth of the time.
+void RunLog::write_page_so_far() {
+  const auto begin = std::chrono::steady_clock::now();
+  try {
+    write_run_report(run_.options.out, run_.options.out / "report.html", run_.task.name);
+  } catch (const std::exception&) {  // the page of the end says why
+  }
+  const auto end = std::chrono::steady_clock::now();
+  next_page_ = std::max(begin + kPageEvery, end + 100 * (end - begin));
 }
 
 void RunLog::progress(const TrainState& at, const TrainProgress& progress, bool with_line,
@@ -263,7 +279,7 @@ void RunLog::finish(const RunSummary& summary) {
   print("checkpoint: " + summary.checkpoint.string());
   print("metrics:    " + record_->metrics_path().string());
   print("summary:    " + record_->summary_path().string());
-  if (run_.options.report) write_report(json, summary);
+  if (run_.options.report) write_report();
   if (run_.task.write_weights) write_best(summary);
 }
 
@@ -281,17 +297,12 @@ void RunLog::write_best(const RunSummary& summary) {
 }
 
 /// A failure is only a warning.
-void RunLog::write_report(const std::string& summary_json, const RunSummary& summary) {
-  RunReport report;
-  report.title = run_.task.name;
-  report.subtitle = counted(run_.group.size(), "rank") + ", " + counted(summary.epochs, "epoch") + ", " +
-                    counted(summary.steps, "step");
-  report.summary_json = summary_json;
-  report.config_toml = text_of(run_.options.out / "config.toml");
-  report.environment_json = text_of(run_.options.out / "environment.json");
+void RunLog::write_report() {
+  const auto& folder = run_.options.out;
   try {
-    write_run_report(run_.options.out, report);
-    print("report:     " + (run_.options.out / "report.html").string());
+    write_charts(folder / "figures", charts_of(report::read_metrics_csv(record_->metrics_path())));
+    write_run_report(folder, folder / "report.html");
+    print("report:     " + (folder / "report.html").string());
   } catch (const std::exception& error) {
     log_warning(std::string("no report: ") + error.what());
   }

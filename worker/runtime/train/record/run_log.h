@@ -82,12 +82,14 @@ class RunLog {
  private:
   void add_settings();
   void write_best(const RunSummary& summary);
-  void write_report(const std::string& summary_json, const RunSummary& summary);
+  void write_report();
+  void write_page_so_far();
 
   const Run& run_;
   Progress bar_;
   std::optional<RunRecord> record_;
   bool warned_ = false;
+  std::chrono::steady_clock::time_point next_page_;
 };
 
 }  // namespace ddprun::train

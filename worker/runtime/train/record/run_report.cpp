@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdio>
+#include <ctime>
 #include <functional>
 #include <map>
 #include <optional>
@@ -101,16 +102,24 @@ std::filesystem::path file_in(const std::filesystem::path& folder, const std::st
 using nlohmann::ordered_json;
 using Rows = std::vector<std::pair<std::string, std::string>>;
 
+/// For people: four digits are enough.
+std::string text_of(double value) {
+  if (value == std::trunc(value)) return report::number_text(value);
+  char text[32];
+  std::snprintf(text, sizeof text, std::abs(value) >= 1000 && std::abs(value) < 1e9 ? "%.0f" : "%.4g", value);
+  return text;
+}
+
 std::string text_of(const ordered_json& value) {
   if (value.is_string()) return value.get<std::string>();
-  if (value.is_number()) return report::number_text(value.get<double>());
+  if (value.is_number()) return text_of(value.get<double>());
   return value.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
 }
 
-/// The object's members as rows; nested ones as "outer.inner".
+/// The members as rows; nested ones as "outer.inner", those of the first object in a list "list.0.inner".
 void append_rows(const ordered_json& object, const std::string& prefix, Rows& rows) {
   for (const auto& [name, value] : object.items()) {
-    if (value.is_object())
+    if (value.is_object() || (value.is_array() && !value.empty() && value[0].is_object()))
       append_rows(value, prefix + name + ".", rows);
     else
       rows.emplace_back(prefix + name, text_of(value));
@@ -127,25 +136,6 @@ report::Section section_of(const std::string& title, const std::string& json) {
   return section;
 }
 
-/// A run for page.js.
-ordered_json run_for_page(const std::string& name, const std::vector<MetricRow>& rows,
-                          const std::string& summary_json, const std::string& config_toml) {
-  ordered_json columns = ordered_json::object();
-  for (std::size_t i = 0; i < rows.size(); ++i)
-    for (const auto& [metric, value] : rows[i]) {
-      auto& column = columns[metric];
-      if (column.is_null()) column = std::vector<std::nullptr_t>(rows.size());
-      if (std::isfinite(value)) column[i] = value;
-    }
-  const auto summary = ordered_json::parse(summary_json, nullptr, false);
-  const auto time = summary.is_object() && summary.contains("time") ? summary["time"] : ordered_json();
-  return {{"name", name}, {"columns", columns}, {"time", time}, {"config", config_toml}};
-}
-
-std::string runs_for_page(const std::vector<ordered_json>& runs) {
-  return ordered_json{{"runs", runs}}.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
-}
-
 /// Empty if the file cannot be read.
 std::string text_if_any(const std::filesystem::path& file) {
   try {
@@ -155,15 +145,82 @@ std::string text_if_any(const std::filesystem::path& file) {
   }
 }
 
-/// "trained 2026-11-23 18:03 UTC on node1" of environment.json, as far as it says.
-std::string describe_origin(const std::string& environment_json) {
-  const auto environment = ordered_json::parse(environment_json, nullptr, false);
-  if (!environment.is_object()) return "";
-  const auto text = [&](const char* name, const char* before) {
-    const auto found = environment.find(name);
-    return found != environment.end() && found->is_string() ? before + found->get<std::string>() : "";
+/// A member that is a text; else empty.
+std::string member(const ordered_json& object, const char* name) {
+  const auto found = object.find(name);
+  return found != object.end() && found->is_string() ? found->get<std::string>() : "";
+}
+
+/// ", 3 epochs", if the object has that number.
+std::string counted_member(const ordered_json& object, const char* name, const std::string& what) {
+  const auto found = object.find(name);
+  if (found == object.end() || !found->is_number_integer()) return "";
+  return ", " + found->dump() + " " + what + (*found == 1 ? "" : "s");
+}
+
+/// ", 2026-11-23 18:03 UTC, on node1, commit 0123456789ab" of environment.json, as far as it says.
+std::string describe_origin(const ordered_json& environment) {
+  const auto said = [&](const char* before, const std::string& text) {
+    return text.empty() ? "" : before + text;
   };
-  return text("date", ", ") + text("host", ", on ");
+  return said(", ", member(environment, "date")) + said(", on ", member(environment, "host")) +
+         said(", commit ", member(environment, "commit").substr(0, 12));
+}
+
+/// What the files of a run's folder say; what cannot be read is empty.
+struct RunFiles {
+  std::string name;
+  std::vector<MetricRow> rows;
+  std::string summary_json, config, environment_json;
+  ordered_json summary, environment;
+
+  /// throws  IoError without metrics.csv
+  explicit RunFiles(const std::filesystem::path& folder)
+      : name((folder / "").lexically_normal().parent_path().filename().string()),
+        rows(report::read_metrics_csv(folder / "metrics.csv")),
+        summary_json(text_if_any(folder / "summary.json")),
+        config(text_if_any(folder / "config.toml")),
+        environment_json(text_if_any(folder / "environment.json")),
+        summary(ordered_json::parse(summary_json, nullptr, false)),
+        environment(ordered_json::parse(environment_json, nullptr, false)) {}
+};
+
+/// A run for page.js.
+ordered_json run_for_page(const RunFiles& run) {
+  const auto& rows = run.rows;
+  ordered_json columns = ordered_json::object();
+  for (std::size_t i = 0; i < rows.size(); ++i)
+    for (const auto& [metric, value] : rows[i]) {
+      auto& column = columns[metric];
+      if (column.is_null()) column = std::vector<std::nullptr_t>(rows.size());
+      if (std::isfinite(value)) column[i] = value;
+    }
+  const auto time = run.summary.find("time");
+  return {{"name", run.name},
+          {"columns", columns},
+          {"time", time == run.summary.end() ? ordered_json() : *time},
+          {"config", run.config}};
+}
+
+std::string runs_for_page(const std::vector<ordered_json>& runs) {
+  return ordered_json{{"runs", runs}}.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+}
+
+/// Instead of a summary: the last value of every metric.
+ordered_json so_far(const std::vector<MetricRow>& rows, const std::string& task) {
+  ordered_json last = {{"task", task}};
+  for (const auto& row : rows)
+    for (const auto& [name, value] : row) last[name] = value;
+  return last;
+}
+
+std::string utc_now() {
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  ::gmtime_r(&now, &utc);
+  char text[16];
+  std::strftime(text, sizeof text, "%H:%M:%S UTC", &utc);
+  return text;
 }
 
 /// A value of the summary that is shown large.
@@ -186,10 +243,8 @@ constexpr Highlight kHighlights[] = {{"test_acc", "test accuracy", 100, "%.2f %%
                                      {"seconds", "seconds", 1, "%.1f"},
                                      {"peak_rss_mb", "peak memory, MiB", 1, "%.0f"}};
 
-Rows highlights_of(const std::string& summary_json) {
-  const auto summary = ordered_json::parse(summary_json, nullptr, false);
+Rows highlights_of(const ordered_json& summary) {
   Rows rows;
-  if (!summary.is_object()) return rows;
   for (const auto& highlight : kHighlights) {
     const auto found = summary.find(highlight.key);
     if (found == summary.end() || !found->is_number()) continue;
@@ -246,21 +301,29 @@ std::vector<report::Figure> report_figures(const std::filesystem::path& folder,
   return figures;
 }
 
-void write_run_report(const std::filesystem::path& run_folder, const RunReport& report) {
-  const auto figures = run_folder / "figures";
-  const auto rows = report::read_metrics_csv(run_folder / "metrics.csv");
-  const auto charts = charts_of(rows);
-  write_charts(figures, charts);
+void write_run_report(const std::filesystem::path& run_folder, const std::filesystem::path& file,
+                      const std::string& running) {
+  RunFiles run(run_folder);
+  const bool ended = running.empty() && !run.summary_json.empty();  // else the file is an earlier attempt's
+  if (!ended) run.summary = so_far(run.rows, running.empty() ? run.name : running);
+  if (const auto task = member(run.summary, "task"); !task.empty()) run.name = task;
   report::HtmlReport page;
-  page.title = report.title;
-  page.subtitle = report.subtitle + describe_origin(report.environment_json);
-  page.highlights = highlights_of(report.summary_json);
-  page.runs_json = runs_for_page({run_for_page(report.title, rows, report.summary_json, report.config_toml)});
-  page.figures = report_figures(figures, charts);
-  page.sections = {section_of("Summary", report.summary_json),
-                   {"Configuration", {}, report.config_toml},
-                   section_of("Environment", report.environment_json)};
-  write_file_atomic(run_folder / "report.html", report::to_html(page));
+  page.title = run.name;
+  page.subtitle =
+      (describe_origin(run.environment) + counted_member(run.summary, "world_size", "rank") +
+       counted_member(run.summary, "epochs", "epoch") + counted_member(run.summary, "steps", "step"));
+  page.subtitle.erase(0, 2);  // the first comma
+  page.command = member(run.environment, "command");
+  page.highlights = highlights_of(run.summary);
+  page.runs_json = runs_for_page({run_for_page(run)});
+  if (running.empty())
+    page.figures = report_figures(run_folder / "figures", charts_of(run.rows));
+  else
+    page.notice = "running, as of " + utc_now();
+  page.sections = {section_of("Summary", ended ? run.summary_json : run.summary.dump()),
+                   {"Configuration", {}, run.config},
+                   section_of("Environment", run.environment_json)};
+  write_file_atomic(file, report::to_html(page));
 }
 
 void write_comparison(const std::vector<std::filesystem::path>& run_folders,
@@ -268,14 +331,11 @@ void write_comparison(const std::vector<std::filesystem::path>& run_folders,
   std::vector<ordered_json> runs;
   report::HtmlReport page;
   for (const auto& folder : run_folders) {
-    const auto summary = text_if_any(folder / "summary.json");
-    const auto rows = report::read_metrics_csv(folder / "metrics.csv");
-    const std::string name = (folder / "").lexically_normal().parent_path().filename().string();
-    runs.push_back(run_for_page(name, rows, summary, text_if_any(folder / "config.toml")));
-    page.sections.push_back(
-        {name + describe_origin(text_if_any(folder / "environment.json")), highlights_of(summary), ""});
+    const RunFiles run(folder);
+    runs.push_back(run_for_page(run));
+    page.sections.push_back({run.name + describe_origin(run.environment), highlights_of(run.summary), ""});
   }
-  page.title = std::to_string(runs.size()) + (runs.size() == 1 ? " run" : " runs");
+  page.title = std::to_string(runs.size()) + " runs";
   page.runs_json = runs_for_page(runs);
   write_file_atomic(file, report::to_html(page));
 }

@@ -31,19 +31,14 @@ void write_figure(const std::filesystem::path& folder, const std::string& name, 
 std::vector<report::Figure> report_figures(const std::filesystem::path& folder,
                                            const std::vector<NamedChart>& charts);
 
-/// The text of the report.
-struct RunReport {
-  std::string title;             ///< "mnist"
-  std::string subtitle;          ///< "2 ranks, 5 epochs, finished 2026-11-21 14:03 UTC"
-  std::string summary_json;      ///< as in summary.json
-  std::string config_toml;       ///< as in config.toml
-  std::string environment_json;  ///< as in environment.json
-};
-
-/// Draws RUN_FOLDER/figures/{loss,accuracy,lr}.png from RUN_FOLDER/metrics.csv, and writes
-/// RUN_FOLDER/report.html with them, the figures that exist already (samples, confusion) and the report's
-/// text. Invalid JSON is shown as text. throws  IoError
-void write_run_report(const std::filesystem::path& run_folder, const RunReport& report);
+/// Writes a run's page from the files in its folder; all but metrics.csv may be missing. Invalid JSON is
+/// shown as text.
+///
+/// running  the task of a run that goes on: the page shows how far it is, without pictures, and is loaded
+///          again every few seconds
+/// throws   IoError
+void write_run_report(const std::filesystem::path& run_folder, const std::filesystem::path& file,
+                      const std::string& running = "");
 
 /// A page with the curves of several runs over each other, and what differs in their configurations.
 /// throws  IoError, for a run without metrics.csv too

@@ -1,5 +1,7 @@
 #include <ddprun/train/record/run_report.h>
 
+#include <map>
+
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
 #include <ddprun/image/png.h>
@@ -11,17 +13,30 @@ namespace {
 
 using test::ContainsSubstring;
 
+/// A run folder with two rows, a picture, and these texts.
+void make_run(const std::filesystem::path& folder, const std::string& summary,
+              const std::string& environment) {
+  std::filesystem::create_directories(folder);
+  report::CsvSink(
+      folder / "metrics.csv", {"epoch", "step", "train_loss"},
+      {{{"epoch", 0}, {"step", 1}, {"train_loss", 2}}, {{"epoch", 0}, {"step", 2}, {"train_loss", 1}}});
+  write_figure(folder / "figures", "samples", image::encode_png(image::make_image(28, 28, 1)));
+  write_file_atomic(folder / "summary.json", summary);
+  write_file_atomic(folder / "config.toml", "lr = 0.001\n");
+  write_file_atomic(folder / "environment.json", environment);
+}
+
+std::string page_of(const std::filesystem::path& run) {
+  write_run_report(run, run / "page.html");
+  return read_file(run / "page.html");
+}
+
 TEST_CASE("a run's page shows its curves, pictures, summary, configuration and environment", "[run_report]") {
   const TempDir dir;
-  report::CsvSink(
-      dir.path() / "metrics.csv", {"epoch", "step", "train_loss"},
-      {{{"epoch", 0}, {"step", 1}, {"train_loss", 2}}, {{"epoch", 0}, {"step", 2}, {"train_loss", 1}}});
-  write_figure(dir.path() / "figures", "samples", image::encode_png(image::make_image(28, 28, 1)));
-  write_run_report(dir.path(), {"mnist", "2 ranks",
-                                R"({"val_acc":0.9876,"steps":2,"ddp":{"backend":"gloo"},"task":"mnist"})",
-                                "lr = 0.001\n", "{\"host\":\"<a>\"}"});
+  make_run(dir.path(), R"({"val_acc":0.9876,"steps":2,"ddp":{"backend":"gloo"},"task":"mnist"})",
+           "{\"device\":\"<a>\"}");
+  const auto html = page_of(dir.path());
   CHECK(image::read_png(dir.path() / "figures/loss.png").width == 1600);
-  const auto html = read_file(dir.path() / "report.html");
   CHECK_THAT(html, ContainsSubstring("<dt>validation accuracy</dt><dd>98.76 %</dd>"));
   CHECK_THAT(html, ContainsSubstring("<th scope=\"row\">ddp.backend</th><td>gloo</td>"));
   CHECK_THAT(html, ContainsSubstring("<td>0.9876</td>"));
@@ -31,12 +46,62 @@ TEST_CASE("a run's page shows its curves, pictures, summary, configuration and e
   CHECK_THAT(html, ContainsSubstring("<img width=\"14\" alt=\"samples\" src=\"data:image/png;base64,"));
 }
 
+TEST_CASE("the head of a run's page tells task, time, host, commit and command", "[run_report]") {
+  const TempDir dir;
+  make_run(
+      dir.path() / "mine", R"({"task":"mnist","world_size":2,"epochs":1,"steps":10})",
+      R"({"date":"2026-11-23 18:03 UTC","host":"node1","commit":"0123456789abcdef","command":"worker <mnist>"})");
+  const auto html = page_of(dir.path() / "mine");
+  const std::string subtitle =
+      "2026-11-23 18:03 UTC, on node1, commit 0123456789ab, 2 ranks, 1 epoch, 10 steps";
+  CHECK_THAT(html, ContainsSubstring("<title>mnist: " + subtitle + "</title>"));
+  CHECK_THAT(html, ContainsSubstring("<h1>mnist</h1>\n<p class=\"subtitle\">" + subtitle +
+                                     "</p>\n"
+                                     "<pre class=\"command\">worker &lt;mnist&gt;</pre>"));
+  make_run(dir.path() / "mine", "{}", "{}");
+  CHECK_THAT(page_of(dir.path() / "mine"), ContainsSubstring("<title>mine</title>"));
+}
+
+TEST_CASE("numbers of the summary are rounded for people", "[run_report]") {
+  const TempDir dir;
+  make_run(dir.path(),
+           R"({"steps":1234567,"loss":0.5259807582460292,"rate":620466.9112620373,"tiny":1.23456e-07,
+               "huge":1.23456e+12,"half":-12.5,"gpu_memory_mb":[{"reserved":2.000001},{"reserved":3}]})",
+           "{}");
+  const auto html = page_of(dir.path());
+  for (const auto& [name, value] : std::map<std::string, std::string>{{"steps", "1234567"},
+                                                                      {"loss", "0.526"},
+                                                                      {"rate", "620467"},
+                                                                      {"tiny", "1.235e-07"},
+                                                                      {"half", "-12.5"},
+                                                                      {"gpu_memory_mb.0.reserved", "2"},
+                                                                      {"gpu_memory_mb.1.reserved", "3"}})
+    CHECK_THAT(html, ContainsSubstring("<th scope=\"row\">" + name + "</th><td>" + value + "</td>"));
+}
+
+TEST_CASE("while a run goes on, and after it was killed, its page shows the last values", "[run_report]") {
+  const TempDir dir;
+  const auto page = dir.path() / "page.html";
+  make_run(dir.path(), R"({"train_loss":9})", "{}");  // of an earlier attempt
+  write_run_report(dir.path(), page, "mnist");
+  const auto running = read_file(page);
+  CHECK_THAT(running, ContainsSubstring("<h1>mnist</h1>\n<p id=\"notice\">running, as of "));
+  CHECK_THAT(running, ContainsSubstring("<dt>training loss</dt><dd>1</dd>"));
+  CHECK_THAT(running, !ContainsSubstring("<img"));
+  std::filesystem::remove(dir.path() / "summary.json");
+  const auto killed = page_of(dir.path());
+  CHECK_THAT(killed, ContainsSubstring("<dt>training loss</dt><dd>1</dd>"));
+  CHECK_THAT(killed, !ContainsSubstring("id=\"notice\""));
+  CHECK_THAT(killed, ContainsSubstring("data:image/png;base64,"));
+}
+
 TEST_CASE("a page is written of what there is, and not without metrics", "[run_report]") {
   const TempDir dir;
-  CHECK_THROWS_AS(write_run_report(dir.path(), {}), IoError);
-  write_file_atomic(dir.path() / "metrics.csv", "epoch,step\n");
-  write_run_report(dir.path(), {"a", "", "no JSON", "", R"({"date": 1, "host": null})"});
-  CHECK_THAT(read_file(dir.path() / "report.html"), ContainsSubstring("no JSON"));
+  CHECK_THROWS_AS(write_run_report(dir.path(), dir.path() / "page.html"), IoError);
+  make_run(dir.path(), "no JSON", R"({"date": 1, "host": null})");
+  CHECK_THAT(page_of(dir.path()), ContainsSubstring("no JSON"));
+  make_run(dir.path(), "[]", "");
+  CHECK_THAT(page_of(dir.path()), ContainsSubstring("<h1>"));
 }
 
 }  // namespace
