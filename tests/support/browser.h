@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <ddprun/common/files.h>
+#include <ddprun/image/png.h>
 #include <ddprun/report/html_report.h>
 #include "tests/support/catch.h"
 #include "tests/support/child.h"
@@ -40,9 +41,23 @@ const use = page => {
   };
   set('smoothing', input => { input.value = 0.5; }, 'input');
   set('log', input => { input.checked = true; }, 'change');
-  set('axis', input => { input.value = 'epoch'; }, 'change');
-  return {pressed: [...page.querySelectorAll('.legend button')].map(button => button.getAttribute('aria-pressed')),
+  const notes = [...page.querySelectorAll('.note')].map(note => note.parentNode.firstChild.textContent + ': ' + note.textContent);
+  if (page.querySelector('[name=axis]').options.length > 1) set('axis', input => { input.value = 'epoch'; }, 'change');
+  const labels = [...page.querySelector('.plot').querySelectorAll('.dygraph-axis-label-x')].map(label => label.textContent);
+  return {notes, labels, pressed: [...page.querySelectorAll('.legend button')].map(button => button.getAttribute('aria-pressed')),
           series: [...page.querySelectorAll('.legend button')].map(button => button.textContent)};
+};
+// How many pixels of its chart show a curve's colour.
+const ink = button => {
+  const canvas = button.closest('.chart').querySelector('canvas'), colour = button.querySelector('path').getAttribute('stroke');
+  const copy = Object.assign(document.createElement('canvas'), {width: canvas.width, height: canvas.height});
+  const context = copy.getContext('2d', {willReadFrequently: true});
+  context.drawImage(canvas, 0, 0);
+  const pixels = context.getImageData(0, 0, canvas.width, canvas.height).data;
+  let count = 0;
+  for (let i = 0; i < pixels.length; i += 4)
+    count += [0, 1, 2].every(j => pixels[i + j] === parseInt(colour.slice(1 + 2 * j, 3 + 2 * j), 16)) && pixels[i + 3] === 255;
+  return count;
 };
 window.onload = () => {
   const found = [...document.querySelectorAll('iframe')].map(frame => {
@@ -52,6 +67,9 @@ window.onload = () => {
             charts: [...page.querySelectorAll('.chart h3')].map(heading => heading.textContent),
             drawn: [...page.querySelectorAll('.plot')].every(plot => plot.querySelector('canvas')),
             series: [...page.querySelectorAll('.legend button')].map(button => button.textContent),
+            cards: [...page.querySelectorAll('.chart .highlights div')].map(card => card.textContent),
+            curves: [...page.querySelectorAll('.legend button')].map(button => button.querySelector('i').innerHTML),
+            ink: [...page.querySelectorAll('.legend button')].map(ink),
             after: use(page),
             loaded: images.every(image => image.complete && image.naturalWidth > 0),
             width: page.documentElement.clientWidth, needed: page.documentElement.scrollWidth,
@@ -68,8 +86,9 @@ window.onload = () => {
 /// without Chromium.
 ///
 /// returns  for each frame: title, heading, text, images, their alts, whether they are loaded, the frame's
-///          width, the width needed, how many requests went elsewhere, the charts, whether they are drawn and
-///          their series with the last values, and what becomes of these `after` a click on the first,
+///          width, the width needed, how many requests went elsewhere, the charts, whether they are drawn,
+///          their series with the last values, the samples of their lines, how many pixels have their
+///          colours, single values (`cards`), and what becomes of these `after` a click on the first,
 ///          smoothing, log scale and epochs as the axis
 inline nlohmann::json shown_in_browser(const std::string& html, const std::vector<int>& widths) {
   const auto program = browser();
@@ -82,11 +101,27 @@ inline nlohmann::json shown_in_browser(const std::string& html, const std::vecto
        .env = {{"HOME", dir.path().string()}}});
   const auto status = chromium.wait(std::chrono::seconds(100));
   REQUIRE(status == ExitStatus::exited(0));
-  CHECK(chromium.err().find("CONSOLE") == std::string::npos);
+  CHECK_THAT(chromium.err(), !ContainsSubstring("CONSOLE"));
   const auto dom = chromium.out();
   const auto begin = dom.find("FOUND["), end = dom.find("]END");
   REQUIRE(end != std::string::npos);
   return nlohmann::json::parse(dom.substr(begin + 5, end + 1 - begin - 5));
+}
+
+/// What the page looks like, in light or dark mode.
+inline image::Image screenshot(const std::string& html, bool dark) {
+  const auto program = browser();
+  const TempDir dir;
+  write_file_atomic(dir.path() / "page.html", html);
+  Child chromium({.argv = {program, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+                           "--disable-breakpad", "--user-data-dir=" + (dir.path() / "profile").string(),
+                           "--hide-scrollbars", "--window-size=600,600",
+                           "--blink-settings=preferredColorScheme=" + std::string(dark ? "0" : "1"),
+                           "--screenshot=" + (dir.path() / "page.png").string(),
+                           "file://" + (dir.path() / "page.html").string()},
+                  .env = {{"HOME", dir.path().string()}}});
+  REQUIRE(chromium.wait(std::chrono::seconds(100)) == ExitStatus::exited(0));
+  return image::read_png(dir.path() / "page.png");
 }
 
 }  // namespace ddprun::test

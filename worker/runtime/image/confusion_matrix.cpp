@@ -134,7 +134,8 @@ class MatrixPainter {
 
 Image draw_confusion_matrix(const ConfusionMatrix& matrix, const std::string& title, int size) {
   check(matrix, size);
-  return draw_image(size, size, [&](cairo_t* cairo) { MatrixPainter(cairo, matrix, title, size).paint(); });
+  return as_drawing(
+      draw_image(size, size, [&](cairo_t* cairo) { MatrixPainter(cairo, matrix, title, size).paint(); }));
 }
 
 }  // namespace ddprun::image

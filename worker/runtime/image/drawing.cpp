@@ -3,6 +3,7 @@
 #include <cairo-svg.h>
 #include <cairo.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <memory>
@@ -103,10 +104,17 @@ std::string draw_svg(int width, int height, const Draw& draw) {
   return svg;
 }
 
+Image as_drawing(const Image& picture) {
+  auto drawing = make_image(picture.width, picture.height, 4, 254);
+  for (int y = 0; y < picture.height; ++y)
+    for (int x = 0; x < picture.width; ++x) std::copy_n(picture.pixel(x, y), 3, drawing.pixel(x, y));
+  return drawing;
+}
+
 Image draw_note(const std::string& text) {
-  return draw_image(200, 60, [&](cairo_t* cairo) {
+  return as_drawing(draw_image(200, 60, [&](cairo_t* cairo) {
     draw_text(cairo, 100, 30, text, {.align = Align::centre, .colour = kQuietInk});
-  });
+  }));
 }
 
 void set_colour(cairo_t* cairo, Colour colour) {

@@ -34,6 +34,10 @@ Image draw_image(int width, int height, const Draw& draw);
 /// The same as an SVG file, with a transparent ground.
 std::string draw_svg(int width, int height, const Draw& draw);
 
+/// An RGB picture as RGBA, almost opaque (254): the report page turns over what is drawn in dark mode, and
+/// leaves what is pasted on it, opaque, as it is.
+Image as_drawing(const Image& picture);
+
 /// A small picture of this text, for when there is nothing to draw.
 Image draw_note(const std::string& text);
 

@@ -22,18 +22,17 @@ int side_of(const std::vector<Tile>& tiles) {
   return longest >= kWanted ? std::min(longest, kMost) : longest * (kWanted / longest);
 }
 
-/// The picture in a white square, each of its pixels a block.
+/// The picture as RGBA that fits into a square, each of its pixels a block.
 Image enlarged(const Image& picture, int side) {
   const auto rgb = to_rgb(picture);
   const double scale = static_cast<double>(side) / std::max(rgb.width, rgb.height);
   const int width = std::max(1, static_cast<int>(std::lround(scale * rgb.width)));
   const int height = std::max(1, static_cast<int>(std::lround(scale * rgb.height)));
-  auto square = make_image(side, side, 3, 255);
+  auto large = make_image(width, height, 4, 255);
   for (int y = 0; y < height; ++y)
     for (int x = 0; x < width; ++x)
-      std::copy_n(rgb.pixel(x * rgb.width / width, y * rgb.height / height), 3,
-                  square.pixel(x + (side - width) / 2, y + (side - height) / 2));
-  return square;
+      std::copy_n(rgb.pixel(x * rgb.width / width, y * rgb.height / height), 3, large.pixel(x, y));
+  return large;
 }
 
 void frame(Image& onto, int left, int top, int side) {
@@ -94,17 +93,18 @@ Image draw_image_grid(const std::vector<Tile>& tiles, const std::string& title, 
   const int width = layout.left_of(layout.columns - 1) + layout.side + kPadding;
   const int height =
       layout.top_of(static_cast<int>(tiles.size()) - 1) + layout.side + layout.caption + kPadding;
-  auto grid = draw_image(width, height, [&](cairo_t* cairo) {
+  auto grid = as_drawing(draw_image(width, height, [&](cairo_t* cairo) {
     draw_text(cairo, kPadding, kPadding + 8, fitted(cairo, title, width - 2 * kPadding, kTitleStyle),
               kTitleStyle);
     for (int i = 0; i < static_cast<int>(tiles.size()); ++i)
       draw_caption(cairo, layout, i, tiles[static_cast<std::size_t>(i)]);
-  });
+  }));
   for (int i = 0; i < static_cast<int>(tiles.size()); ++i) {
     const auto& tile = tiles[static_cast<std::size_t>(i)];
     const int left = kPixelScale * layout.left_of(i), top = kPixelScale * layout.top_of(i);
     const int side = kPixelScale * layout.side;
-    paste(enlarged(tile.picture, side), grid, left, top);
+    const auto picture = enlarged(tile.picture, side);
+    paste(picture, grid, left + (side - picture.width) / 2, top + (side - picture.height) / 2);
     if (tile.wrong) frame(grid, left, top, side);
   }
   return grid;

@@ -18,7 +18,7 @@ struct Tile {
 /// proportions.
 ///
 /// columns   0: as many as make the grid about square
-/// returns   RGB; a small picture saying so if there are no tiles
+/// returns   RGBA, as_drawing(); a small picture saying so if there are no tiles
 /// throws    std::invalid_argument for a picture that encode_png() refuses
 Image draw_image_grid(const std::vector<Tile>& tiles, const std::string& title = "", int columns = 0);
 

@@ -22,6 +22,19 @@ std::string highlights(const HtmlReport& report) {
   return html + "</dl>\n";
 }
 
+// In dark mode: what as_drawing() marks is turned over, keeping its hues, as charts are; the rest lies over
+// it.
+constexpr std::string_view kDarkFilter =
+    R"(<svg width="0" height="0" style="position: absolute" aria-hidden="true">
+<filter id="turned" color-interpolation-filters="sRGB">
+<feComponentTransfer result="pasted"><feFuncA type="linear" slope="255" intercept="-254"/></feComponentTransfer>
+<feColorMatrix in="SourceGraphic" result="drawn" values="0.471 -1.173 -0.118 0 0.91  -0.349 -0.353 -0.118 0 0.91
+ -0.349 -1.173 0.702 0 0.91  0 0 0 1 0"/>
+<feComposite in="pasted" in2="drawn"/>
+</filter>
+</svg>
+)";
+
 bool is_chart(const Figure& figure) { return figure.media_type == "image/svg+xml"; }
 
 std::string figures(const HtmlReport& report, bool charts) {
@@ -35,7 +48,8 @@ std::string figures(const HtmlReport& report, bool charts) {
             base64(figure.bytes) + "\"></figure>\n";
   }
   if (html.empty()) return "";
-  return element("h2", charts ? "Curves" : "Pictures") + "\n<div class=\"figures\">\n" + html + "</div>\n";
+  return element("h2", charts ? "Curves" : "Pictures") + "\n" + std::string(charts ? "" : kDarkFilter) +
+         "<div class=\"figures\">\n" + html + "</div>\n";
 }
 
 /// The JSON as it may stand in a script.

@@ -10,6 +10,23 @@
   }
   const style = getComputedStyle(document.documentElement);
   const colour = i => style.getPropertyValue("--c" + i % 8).trim();
+  // Eight colours drawn through, then the same dashed, then with more and more dots between the dashes.
+  const dashes = i => i < 8 ? null : [8, 4, ...Array(Math.floor(i / 8) - 1).fill([2, 4]).flat()];
+
+  // Epochs done, with fractions: an epoch's rows share its number, but not their steps.
+  for (const { columns } of runs) {
+    if (!columns.epoch || !columns.step) continue;
+    const last = new Map();  // the last step of each epoch
+    columns.epoch.forEach((epoch, i) => { last.set(epoch, Math.max(last.get(epoch) || 0, columns.step[i])); });
+    const begun = new Map();
+    let before = null;
+    for (const [epoch, step] of [...last].sort((a, b) => a[0] - b[0])) {
+      const begin = before ? before.end : step * epoch / (epoch + 1);
+      before = { begin, end: step, steps: Math.max(step - begin, before ? before.steps : 0, 1) };
+      begun.set(epoch, before);
+    }
+    columns.epoch = columns.epoch.map((epoch, i) => epoch === null ? null : epoch + (columns.step[i] - begun.get(epoch).begin) / begun.get(epoch).steps);
+  }
 
   // Of which chart a metric is.
   const families = [
@@ -102,18 +119,25 @@
 
   const draw_chart = (title, series) => {
     const plot = element("div", { className: "plot" }), legend = element("div", { className: "legend" });
-    place.append(element("section", { className: "chart" }, element("h3", { textContent: title }), plot, legend));
+    const chart = element("section", { className: "chart" }, element("h3", { textContent: title }), plot, legend);
+    place.append(chart);
     const lines = series.map(({ points }) => points.length > 2 ? smooth(points, controls.weight) : points);
     const raw = controls.weight > 0 ? series.map(({ points }) => points) : [];
     const colours = series.map((_, i) => colour(i));
     const few = Math.max(...series.map(({ points }) => points.length)) <= 25;
     const positive = series.every(({ points }) => points.every(([, y]) => y > 0));
-    const lone = {};
-    series.forEach(({ label, points }) => { if (points.length === 1 || few) lone[label] = { drawPoints: true, pointSize: 3 }; });
+    if (controls.log && !positive)
+      plot.before(element("p", { className: "note", textContent: "not on a log scale: some values are not above 0" }));
+    const looks = {};
+    series.forEach(({ label, points }, i) => {
+      const alone = points.length === 1;
+      looks[label] = { strokePattern: dashes(i), drawPoints: alone || few, pointSize: alone ? 6 : 3 };
+    });
     const values = series.map(({ label }, i) => {
       const value = element("b");
       const button = element("button", { type: "button", title: "show or hide" }, element("i"), label + " ", value);
-      button.firstChild.style.background = colours[i];
+      const pattern = dashes(i) ? `stroke-dasharray="${dashes(i)}"` : "";
+      button.firstChild.innerHTML = `<svg width="26" height="4"><path d="M0 2H26" stroke="${colours[i]}" stroke-width="4" ${pattern}/></svg>`;
       button.setAttribute("aria-pressed", !off.has(label));
       button.onclick = () => {
         if (!off.delete(label)) off.add(label);
@@ -128,10 +152,10 @@
     const graph = new Dygraph(plot, table_of([...lines, ...raw]), {
       labels: [controls.axis, ...series.map(({ label }) => label), ...raw.map((_, i) => series[i].label + " (raw)")],
       colors: [...colours, ...raw.map((_, i) => colours[i] + "40")],
-      series: lone,
+      series: looks,
       visibility: visibility(),
       connectSeparatedPoints: true,
-      logscale: controls.log && positive,
+      logscale: controls.log && positive && visibility().includes(true),
       strokeWidth: 1.75,
       gridLineColor: style.getPropertyValue("--grid").trim(),
       axisLineColor: style.getPropertyValue("--line").trim(),

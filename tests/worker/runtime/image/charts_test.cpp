@@ -197,7 +197,7 @@ TEST_CASE("a caption may have several lines, for which every row has room", "[im
 }
 
 TEST_CASE("grids of any number of tiles and any pictures are drawn", "[image_grid]") {
-  CHECK(draw_image_grid({}).channels == 3);
+  CHECK(draw_image_grid({}).channels == 4);
   std::vector<Tile> tiles;
   for (int i = 0; i < 37; ++i)
     tiles.push_back({make_image(1 + i, 1 + 20 * i % 50, i % 3 == 0 ? 1 : 3 + i % 2), "x"});

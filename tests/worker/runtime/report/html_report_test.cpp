@@ -1,7 +1,10 @@
 #include <ddprun/report/html_report.h>
 
+#include <cstdlib>
 #include <nlohmann/json.hpp>
+#include <set>
 
+#include <ddprun/image/image_grid.h>
 #include <ddprun/image/line_chart.h>
 #include <ddprun/image/png.h>
 #include <ddprun/report/page_assets.h>
@@ -11,6 +14,7 @@
 namespace ddprun::report {
 namespace {
 
+using test::Approx;
 using test::ContainsSubstring;
 
 HtmlReport example() {
@@ -122,6 +126,7 @@ TEST_CASE("a browser draws the curves of runs, and lets one compare them", "[htm
     CHECK(frame["drawn"] == true);
     CHECK(frame["series"] == nlohmann::json({"one: train_loss 0.1235", "one: val_loss 0.5",
                                              "two: train_loss 1", "one: lr 0.1"}));
+    CHECK(frame["cards"] == nlohmann::json({"one: </script><b>acc0.75"}));
     CHECK(frame["after"]["pressed"] == nlohmann::json({"false", "true", "true", "true"}));
     CHECK(frame["after"]["series"][0] != frame["series"][0]);  // smoothed
     CHECK(frame["requests"] == 0);
@@ -132,6 +137,102 @@ TEST_CASE("a browser draws the curves of runs, and lets one compare them", "[htm
       CHECK_THAT(frame["text"].get<std::string>(), ContainsSubstring(text));
     }
   }
+}
+
+/// A page with these columns of one run.
+std::string page_of_columns(const nlohmann::json& columns) {
+  HtmlReport report;
+  report.runs_json =
+      nlohmann::json{{"runs", {{{"name", "one"}, {"columns", columns}, {"time", nullptr}, {"config", ""}}}}}
+          .dump();
+  return to_html(report);
+}
+
+TEST_CASE("a metric with one value beside a curve is a large dot", "[html_report]") {
+  if (kDygraphsScript.empty()) test::skip("this build has no dygraphs");
+  nlohmann::json columns;
+  for (int i = 0; i < 100; ++i) {
+    columns["step"].push_back(i);
+    columns["train_loss"].push_back(1 + i % 7);
+    columns["test_loss"].push_back(i == 50 ? nlohmann::json(4.5) : nlohmann::json());
+  }
+  for (const auto& frame : test::shown_in_browser(page_of_columns(columns), {400, 1200})) {
+    INFO(frame["ink"].dump());
+    REQUIRE(frame["series"] == nlohmann::json({"test_loss 4.5", "train_loss 2"}));
+    CHECK(frame["ink"][0] > 60);
+    CHECK(frame["ink"][1] > 200);
+  }
+}
+
+TEST_CASE("no two of thirty curves look the same", "[html_report]") {
+  if (kDygraphsScript.empty()) test::skip("this build has no dygraphs");
+  nlohmann::json columns = {{"step", {1, 2}}};
+  for (int i = 0; i < 30; ++i) columns["loss" + std::to_string(i)] = {i, i + 1};
+  for (const auto& frame : test::shown_in_browser(page_of_columns(columns), {1200})) {
+    const std::vector<std::string> curves = frame["curves"];
+    CHECK(curves.size() == 30);
+    CHECK(std::set(curves.begin(), curves.end()).size() == 30);
+  }
+  columns = {{"step", {1, 2}}};
+  for (int i = 0; i < 9; ++i) columns["loss" + std::to_string(i)] = {i, i};
+  for (const auto& frame : test::shown_in_browser(page_of_columns(columns), {1200})) {
+    const std::vector<double> ink = frame["ink"];  // of the first and the ninth, which share a colour
+    CHECK(ink[0] > 1.2 * ink[1]);
+    CHECK(ink[0] < 1.9 * ink[1]);
+  }
+}
+
+TEST_CASE("over epochs every row has its place", "[html_report]") {
+  if (kDygraphsScript.empty()) test::skip("this build has no dygraphs");
+  const nlohmann::json columns = {
+      {"step", {10, 20, 30, 40}}, {"epoch", {0, 0, 1, 1}}, {"train_loss", {8, 4, 2, 1}}};
+  for (const auto& frame : test::shown_in_browser(page_of_columns(columns), {1200})) {
+    INFO(frame["after"].dump());
+    const std::vector<std::string> labels = frame["after"]["labels"];
+    CHECK(std::stod(labels.front()) < 0.9);  // not the end of epoch 0
+    CHECK(labels.back() == "2");
+  }
+}
+
+TEST_CASE("a chart that cannot have a log scale says so", "[html_report]") {
+  if (kDygraphsScript.empty()) test::skip("this build has no dygraphs");
+  const nlohmann::json columns = {{"step", {1, 2}}, {"train_loss", {1, -1}}, {"lr", {0.1, 0.01}}};
+  for (const auto& frame : test::shown_in_browser(page_of_columns(columns), {400})) {
+    INFO(frame["after"].dump());
+    CHECK(frame["after"]["notes"] ==
+          nlohmann::json({"Loss: not on a log scale: some values are not above 0"}));
+  }
+}
+
+int pixels_near(const image::Image& picture, int red, int green, int blue) {
+  int found = 0;
+  for (int y = 0; y < picture.height; ++y)
+    for (int x = 0; x < picture.width; ++x) {
+      const auto* pixel = picture.pixel(x, y);
+      found +=
+          std::abs(pixel[0] - red) < 12 && std::abs(pixel[1] - green) < 12 && std::abs(pixel[2] - blue) < 12;
+    }
+  return found;
+}
+
+TEST_CASE("in dark mode a picture's ground is dark, and what was photographed stays", "[html_report]") {
+  auto photo = image::make_image(112, 112, 3, 40);
+  for (std::size_t i = 0; i < photo.bytes.size(); i += 3) photo.bytes[i] = 200;
+  HtmlReport report;
+  report.figures = {
+      {"", "image/png", image::encode_png(image::draw_image_grid({{photo, "a"}, {photo, "b"}})), ""}};
+  const auto light = test::screenshot(to_html(report), false), dark = test::screenshot(to_html(report), true);
+  for (const auto* page : {&light, &dark})
+    CHECK(pixels_near(*page, 200, 40, 40) == Approx(2 * 112 * 112).epsilon(0.05));
+  CHECK(pixels_near(light, 255, 255, 255) > 300000);
+  CHECK(pixels_near(dark, 255, 255, 255) < 500);
+}
+
+TEST_CASE("the page of a run that goes on says so", "[html_report]") {
+  HtmlReport report = two_runs();
+  report.notice = "running, as of <now>";
+  for (const auto& frame : test::shown_in_browser(to_html(report), {400}))
+    CHECK_THAT(frame["text"].get<std::string>(), ContainsSubstring(report.notice));
 }
 
 }  // namespace
