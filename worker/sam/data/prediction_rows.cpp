@@ -4,23 +4,25 @@
 #include <array>
 #include <cmath>
 #include <stdexcept>
+#include <utility>
 
 #include <ddprun/image/drawing.h>
 
 namespace ddprun::sam {
 namespace {
 
-constexpr int kMostRows = 5, kColumns = 3;
+constexpr int kMostRows = 5, kColumns = 4;
 constexpr int kMargin = 18, kGap = 18, kTitle = 34;
 constexpr int kWidth = 320, kMostHeight = 400;  // of a panel
 constexpr int kWholeWidth = 2 * kMargin + kColumns * kWidth + (kColumns - 1) * kGap;
 
 using Rgb = std::array<std::uint8_t, 3>;
-constexpr Rgb kWhite = {255, 255, 255}, kRed = {230, 20, 20}, kBlue = {30, 110, 235}, kEdge = {190, 194, 200};
+constexpr Rgb kWhite = {255, 255, 255}, kRed = {230, 20, 20}, kBlue = {30, 110, 235}, kEdge = {190, 194, 200},
+              kBlack = {0, 0, 0}, kGreen = {0, 230, 118}, kOrange = {255, 145, 0};
 
-/// Scales a picture: a new pixel is the mean of the pixels it covers, or the one that covers it.
+/// Scales a picture to RGBA: a new pixel is the mean of the pixels it covers, or the one that covers it.
 image::Image resized(const image::Image& picture, int width, int height) {
-  auto result = image::make_image(width, height, 3);
+  auto result = image::make_image(width, height, 4, 255);
   const auto begin = [](int i, int from, int to) {
     return static_cast<int>(static_cast<std::int64_t>(i) * from / to);
   };
@@ -59,6 +61,31 @@ void blend(std::uint8_t* pixel, Rgb colour, double share) {
         static_cast<std::uint8_t>(std::lround(pixel[channel] + share * (colour[channel] - pixel[channel])));
 }
 
+constexpr int kScale = image::kPixelScale;
+
+/// Draws where a mask of the same size ends: a line on a dark one, so that it stands out from any picture.
+void draw_contour(image::Image& onto, const image::Image& mask, Rgb colour) {
+  const auto inside = [&](int x, int y) {
+    return *mask.pixel(std::clamp(x, 0, mask.width - 1), std::clamp(y, 0, mask.height - 1)) >= 128;
+  };
+  for (const auto& [reach, ink] : {std::pair(3 * kScale, kBlack), std::pair(kScale, colour)})
+    for (int y = 0; y < onto.height; ++y)
+      for (int x = 0; x < onto.width; ++x)
+        if (inside(x - reach, y) != inside(x + reach, y) || inside(x, y - reach) != inside(x, y + reach))
+          std::copy_n(ink.data(), 3, onto.pixel(x, y));
+}
+
+/// The picture with the predicted mask in orange, and the true one's contour in green.
+image::Image overlaid(const PredictionRow& row, image::Image picture) {
+  const auto predicted = resized(shown_mask(row.predicted), picture.width, picture.height);
+  for (int y = 0; y < picture.height; ++y)
+    for (int x = 0; x < picture.width; ++x)
+      if (*predicted.pixel(x, y) >= 128) blend(picture.pixel(x, y), kOrange, 0.35);
+  draw_contour(picture, resized(shown_mask(row.truth), picture.width, picture.height), kGreen);
+  draw_contour(picture, predicted, kOrange);
+  return picture;
+}
+
 /// Draws an x with smooth edges, centred at x, y.
 void draw_cross(image::Image& onto, double x, double y, double arm, double thickness, Rgb colour) {
   const int reach = static_cast<int>(std::ceil(arm + thickness)) + 1;
@@ -75,8 +102,6 @@ void draw_cross(image::Image& onto, double x, double y, double arm, double thick
       blend(onto.pixel(at_x, at_y), colour, std::clamp(thickness / 2 + 0.5 - nearest, 0.0, 1.0));
     }
 }
-
-constexpr int kScale = image::kPixelScale;
 
 /// One picture of a row and its place, in pixels.
 struct Panel {
@@ -103,8 +128,8 @@ void paste(const Panel& panel, image::Image& onto) {
 }
 
 /// Draws onto the figure, so that points at a picture's edge are not cut.
-void draw_points(image::Image& figure, const Panel& panel, const PredictionRow& row) {
-  constexpr double kArm = 7 * kScale, kThickness = 2.6 * kScale, kHalo = 2.4 * kScale;
+void draw_points(image::Image& figure, const Panel& panel, const PredictionRow& row, double arm) {
+  constexpr double kThickness = 2.6 * kScale, kHalo = 2.4 * kScale;
   const double scale_x = static_cast<double>(panel.picture.width) / row.picture.width;
   const double scale_y = static_cast<double>(panel.picture.height) / row.picture.height;
   for (const auto& point : row.points) {
@@ -113,8 +138,8 @@ void draw_points(image::Image& figure, const Panel& panel, const PredictionRow& 
     if (!inside) continue;
     const double x = panel.left + (point.x + 0.5) * scale_x - 0.5;
     const double y = panel.top + (point.y + 0.5) * scale_y - 0.5;
-    draw_cross(figure, x, y, kArm, kThickness + kHalo, kWhite);
-    draw_cross(figure, x, y, kArm, kThickness, point.foreground ? kRed : kBlue);
+    draw_cross(figure, x, y, arm, kThickness + kHalo, kWhite);
+    draw_cross(figure, x, y, arm, kThickness, point.foreground ? kRed : kBlue);
   }
 }
 
@@ -132,21 +157,27 @@ image::Image draw_prediction_rows(const std::vector<PredictionRow>& rows, const 
     panels.push_back(panel_of(image::to_rgb(row.picture), 0, top));
     panels.push_back(panel_of(shown_mask(row.truth), 1, top));
     panels.push_back(panel_of(shown_mask(row.predicted), 2, top));
+    panels.push_back(panel_of(image::to_rgb(row.picture), 3, top));
+    panels.back().picture = overlaid(row, std::move(panels.back().picture));
     for (auto panel = panels.end() - kColumns; panel != panels.end(); ++panel)
       bottom = std::max(bottom, top + panel->picture.height / kScale + kGap / 2);
   }
   const std::array titles = {part + " Image with Points", std::string("Ground Truth Mask"),
-                             std::string("Predicted Mask")};
-  auto figure = image::draw_image(kWholeWidth, bottom + kMargin - kGap / 2, [&](cairo_t* cairo) {
-    const image::TextStyle style{.size = 15, .align = image::Align::centre, .bold = true};
-    for (const int top : tops)
-      for (int column = 0; column < kColumns; ++column)
-        image::draw_text(cairo, kMargin + column * (kWidth + kGap) + kWidth / 2.0, top - kTitle / 2.0 + 2,
-                         image::fitted(cairo, titles[static_cast<std::size_t>(column)], kWidth, style),
-                         style);
-  });
+                             std::string("Predicted Mask"), std::string("Truth Green, Prediction Orange")};
+  auto figure =
+      image::as_drawing(image::draw_image(kWholeWidth, bottom + kMargin - kGap / 2, [&](cairo_t* cairo) {
+        const image::TextStyle style{.size = 15, .align = image::Align::centre, .bold = true};
+        for (const int top : tops)
+          for (int column = 0; column < kColumns; ++column)
+            image::draw_text(cairo, kMargin + column * (kWidth + kGap) + kWidth / 2.0, top - kTitle / 2.0 + 2,
+                             image::fitted(cairo, titles[static_cast<std::size_t>(column)], kWidth, style),
+                             style);
+      }));
   for (const auto& panel : panels) paste(panel, figure);
-  for (std::size_t i = 0; i < tops.size(); ++i) draw_points(figure, panels[kColumns * i], rows[i]);
+  for (std::size_t i = 0; i < tops.size(); ++i) {
+    draw_points(figure, panels[kColumns * i], rows[i], 7 * kScale);
+    draw_points(figure, panels[kColumns * i + 3], rows[i], 2 * kScale);  // hides little of the masks
+  }
   return figure;
 }
 

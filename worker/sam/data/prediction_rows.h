@@ -22,12 +22,13 @@ struct PredictionRow {
   image::Image predicted;         ///< the same
 };
 
-/// Draws rows of picture, truth and prediction, titled "Training Image with Points" (`part` replaces
-/// Training), "Ground Truth Mask" and "Predicted Mask". Foreground points are a red x, background points a
-/// blue one. All rows have the same width; pictures keep their proportions.
+/// Draws rows of picture, truth, prediction and both over the picture, titled "Training Image with Points"
+/// (`part` replaces Training), "Ground Truth Mask", "Predicted Mask" and "Truth Green, Prediction Orange".
+/// Foreground points are a red x, background points a blue one. All rows have the same width; pictures keep
+/// their proportions.
 ///
 /// rows     only the first five are drawn
-/// returns  RGB on white; a small picture saying so if there are no rows
+/// returns  image::as_drawing(); a small picture saying so if there are no rows
 /// throws   std::invalid_argument for a picture that encode_png() refuses, or a coloured mask
 image::Image draw_prediction_rows(const std::vector<PredictionRow>& rows,
                                   const std::string& part = "Training");

@@ -26,15 +26,44 @@ PredictionRow row_of(int width, int height, std::vector<PointMark> points = {}) 
           make_image(width, height, 1, 7)};
 }
 
-TEST_CASE("a row is the picture, the true mask and the predicted one, side by side", "[prediction_rows]") {
+TEST_CASE("a row is the picture, the true mask, the predicted one and all of them, side by side",
+          "[prediction_rows]") {
   const auto figure = draw_prediction_rows({row_of(64, 64)});
-  CHECK(figure.channels == 3);
+  CHECK(figure.channels == 4);
   const int middle = figure.height - 100;
-  CHECK(is_near(figure.pixel(figure.width / 6, middle), 90, 90, 90));
-  CHECK(is_near(figure.pixel(figure.width / 2, middle), 0, 0, 0));
-  CHECK(is_near(figure.pixel(figure.width * 5 / 6, middle), 255, 255, 255));
+  CHECK(is_near(figure.pixel(figure.width / 8, middle), 90, 90, 90));
+  CHECK(is_near(figure.pixel(figure.width * 3 / 8, middle), 0, 0, 0));
+  CHECK(is_near(figure.pixel(figure.width * 5 / 8, middle), 255, 255, 255));
+  CHECK(is_near(figure.pixel(figure.width * 7 / 8, middle), 148, 109, 59));  // tinted
+  CHECK(figure.pixel(figure.width / 8, middle)[3] == 255);                   // as it is in dark mode too
+  CHECK(figure.pixel(1, 1)[3] == 254);
   CHECK(is_near(figure.pixel(1, 1), 255, 255, 255));
   CHECK(count(figure, 230, 20, 20) == 0);
+}
+
+TEST_CASE("the contours of both masks stand out from any picture", "[prediction_rows]") {
+  for (const int grey : {0, 128, 255}) {
+    INFO(grey);
+    auto row = row_of(64, 64);
+    row.picture = make_image(64, 64, 3, static_cast<std::uint8_t>(grey));
+    row.predicted = make_image(64, 64, 1, 0);
+    for (int y = 20; y < 40; ++y)
+      for (int x = 20; x < 40; ++x) *row.truth.pixel(x - 10, y) = *row.predicted.pixel(x + 14, y) = 1;
+    const auto figure = draw_prediction_rows({row});
+    // A square of 20 has a contour of 4 * 100 pixels, two wide.
+    CHECK(count(figure, 0, 230, 118) > 700);
+    CHECK(count(figure, 255, 145, 0) > 700);
+    int lines = 0, edged = 0;  // pixels of contours; of these with black beside them
+    for (int y = 0; y < figure.height; ++y)
+      for (int x = figure.width * 3 / 4 + 3; x < figure.width - 3; ++x) {
+        if (!is_near(figure.pixel(x, y), 0, 230, 118)) continue;
+        ++lines;
+        edged += is_near(figure.pixel(x - 2, y), 0, 0, 0) || is_near(figure.pixel(x, y - 2), 0, 0, 0) ||
+                 is_near(figure.pixel(x + 2, y), 0, 0, 0) || is_near(figure.pixel(x, y + 2), 0, 0, 0);
+      }
+    CHECK(lines > 700);
+    CHECK(edged == lines);
+  }
 }
 
 TEST_CASE("points are crosses at their places, red, and blue for the background", "[prediction_rows]") {
@@ -44,7 +73,7 @@ TEST_CASE("points are crosses at their places, red, and blue for the background"
   // The panel is 640 pixels wide, 10 for each of the picture's, and begins where grey does.
   int left = figure.width, top = figure.height;
   for (int y = 0; y < plain.height; ++y)
-    for (int x = 0; x < plain.width / 3; ++x)
+    for (int x = 0; x < plain.width / 4; ++x)
       if (is_near(plain.pixel(x, y), 90, 90, 90) && is_near(plain.pixel(x + 1, y + 1), 90, 90, 90) &&
           is_near(plain.pixel(x + 9, y + 9), 90, 90, 90))
         left = std::min(left, x), top = std::min(top, y);
@@ -80,7 +109,7 @@ TEST_CASE("pictures of any sizes and channels are drawn", "[prediction_rows]") {
   mixed.truth = make_image(1, 1, 1, 255);
   const auto figure = draw_prediction_rows({mixed, row_of(1, 1), row_of(700, 500)}, std::string(1000, 'w'));
   CHECK(figure.width == draw_prediction_rows({row_of(9, 9)}).width);
-  CHECK(draw_prediction_rows({}).channels == 3);
+  CHECK(draw_prediction_rows({}).channels == 4);
 }
 
 TEST_CASE("what cannot be drawn is refused", "[prediction_rows]") {
