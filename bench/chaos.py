@@ -1,19 +1,37 @@
 #!/usr/bin/env python3
-"""A training under a list of faults that comes from a seed, beside an undisturbed one. Prints a table in Markdown.
+"""A training under a list of faults that comes from a seed, beside an undisturbed one. Prints tables in Markdown.
 
-usage: chaos.py [--faults 20] [--gap 10] [--seed 1] [--steps 900] [--bin build/bin] [--data FOLDER] [--picture FILE.svg]
-                [--torchrun torchrun] [--ft-launcher ft_launcher] [--python python3] [--cases TEXT]
+usage: chaos.py [--faults 20] [--gap 10] [--seed 1] [--steps 900] [--faults-of NAME,...] [--bin build/bin] [--data FOLDER]
+                [--picture FILE.svg] [--logs FOLDER] [--cases TEXT] [--limit 90] [--faketime libfaketimeMT.so.1]
+                [--torchrun torchrun] [--ft-launcher ft_launcher] [--torchft PYTHON] [--python python3]
 
-Faults, at random moments `gap` seconds apart on average: a rank gets SIGKILL or SIGSEGV, both get SIGKILL (the OOM killer),
-a rank stops for a second, a rank aborts. Programs and launchers are those of recovery.py; the Python program saves
-every 10 steps. Columns: seconds undisturbed and disturbed, goodput (their ratio), seconds from a fault to the next new step (median and
-longest), steps done again, and whether the final weights are bit for bit those of the undisturbed run.
+Faults, at random moments `gap` seconds apart on average; a name may be given several times, which makes it more frequent:
+  kill, segfault, abort   a rank gets SIGKILL, SIGSEGV, SIGABRT
+  kill-all                all ranks get SIGKILL
+  stop                    a rank stops for a second
+  oom                     the kernel's OOM killer ends a rank: it moves to a memory cgroup with a limit of 1 MB (root)
+  bad-alloc               a rank can have no more memory (RLIMIT_AS of the live process), which its next large allocation finds
+  disk                    the run folder, a tmpfs of 256 MB, is full for two seconds (root)
+  clock                   the wall clock jumps by an hour, the next time back: libfaketime, preloaded into the whole job (not Python's: it breaks time.sleep)
+  launcher                the ddprun of a node with a rank gets SIGKILL and starts again after two seconds
+  cut, slow               that node's cable lets nothing through for five seconds, or 2 Mbit/s
+The last two lines are for jobs on several nodes (network namespaces: several_nodes.py). What this machine cannot do is skipped, and said so.
+
+Programs and launchers are those of recovery.py; the Python programs save every 10 steps. Columns: seconds undisturbed and disturbed, goodput
+(their ratio), seconds from a fault to the first line that speaks of it (and of how many faults there was one), seconds to the next
+new step (median and longest), steps done again, whether the final weights are bit for bit those of the undisturbed run, and the last loss that
+each printed (of the test; of the last training step in Python). Without a new step or a line for `limit` seconds, a job counts as hung.
 """
 import argparse
+import contextlib
+import glob
 import hashlib
 import os
 import pathlib
 import random
+import re
+import resource
+import shutil
 import signal
 import statistics
 import subprocess
@@ -24,61 +42,161 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import recovery
+from several_nodes import cable
 
-FAULTS = ["kill", "kill", "kill", "segfault", "kill all", "stop", "abort"]
-
-
-def strike(job, fault, rank):
-    """Whether the fault hit somebody."""
-    pids = job.ranks()
-    numbers = {"kill": signal.SIGKILL, "segfault": signal.SIGSEGV, "kill all": signal.SIGKILL, "stop": signal.SIGSTOP, "abort": signal.SIGABRT}
-    hit = [pids[each] for each in ([0, 1] if fault == "kill all" else [rank]) if each in pids]
-    for pid in hit:
-        try:
-            os.kill(pid, numbers[fault])
-        except ProcessLookupError:
-            return False
-    if fault == "stop":
-        threading.Timer(1, lambda: os.kill(hit[0], signal.SIGCONT) if os.path.exists(f"/proc/{hit[0]}") else None).start()
-    return bool(hit)
+WORD = re.compile(r"\bfail|killed|SIG[A-Z]|signal|\blost\b|silent|exit ?code|Traceback|Error|error|No space|memory|restart|replaced|jumped", re.I)
 
 
-def run(command, folder, steps, planned):
-    """The times of new steps, the faults with their times, steps done again, and the exit status."""
-    job = recovery.Job([str(word) for word in command], recovery.environment(), folder / "events")
-    job.wait_beyond(0)
-    struck = []
+def later(seconds, undo, *arguments):
+    def run():
+        with contextlib.suppress(OSError, subprocess.CalledProcessError):
+            undo(*arguments)
+    threading.Timer(seconds, run).start()
+
+
+def send(number, everybody=False):
+    def strike(job, pid, folder):
+        for each in job.ranks().values() if everybody else [pid]:
+            os.kill(each, number)
+    return strike
+
+
+def stop(job, pid, folder):
+    os.kill(pid, signal.SIGSTOP)
+    later(1, os.kill, pid, signal.SIGCONT)
+
+
+def memory_group():
+    """Where a memory cgroup may be made, and the name of its limit; None if nowhere."""
+    own = re.search(r"^\d+:memory:(.*)$", pathlib.Path("/proc/self/cgroup").read_text(), re.M)
+    for parent, limit in [(f"/sys/fs/cgroup/memory{own[1]}" if own else "", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")]:
+        group = pathlib.Path(parent) / f"chaos-{os.getpid()}"
+        with contextlib.suppress(OSError):
+            group.mkdir()
+            usable = (group / limit).exists()
+            group.rmdir()
+            if usable:
+                return parent, limit
+    return None
+
+
+def out_of_memory(job, pid, folder):
+    parent, limit = memory_group()
+    group = pathlib.Path(parent) / f"chaos-{pid}"
+    group.mkdir()
+    (group / limit).write_text("1048576")
+    (group / "cgroup.procs").write_text(str(pid))
+    later(20, group.rmdir)
+
+
+def bad_alloc(job, pid, folder):
+    resource.prlimit(pid, resource.RLIMIT_AS, (0, resource.prlimit(pid, resource.RLIMIT_AS)[1]))
+
+
+def fill_disk(job, pid, folder):
+    ballast = folder / "run/ballast"
+    with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
+        while file.write(bytes(1 << 16)):
+            pass
+    later(2, ballast.unlink)
+
+
+def jump(job, pid, folder):
+    now = (folder / "clock").read_text()
+    (folder / "clock.new").write_text("+3600" if now == "+0" else "+0")
+    (folder / "clock.new").rename(folder / "clock")
+
+
+def kill_launcher(job, pid, folder):
+    os.kill(int(re.search(r"PPid:\s*(\d+)", pathlib.Path(f"/proc/{pid}/status").read_text())[1]), signal.SIGKILL)
+
+
+def at_cable(seconds, begin, end):
+    def strike(job, pid, folder):
+        port = "port" + recovery.variable(pid, "HOST_NUMBER")
+        cable(job.process.pid, begin % port)
+        later(seconds, cable, job.process.pid, end % port)
+    return strike
+
+
+FAULTS = {
+    "kill": send(signal.SIGKILL), "segfault": send(signal.SIGSEGV), "abort": send(signal.SIGABRT), "kill-all": send(signal.SIGKILL, True),
+    "stop": stop, "oom": out_of_memory, "bad-alloc": bad_alloc, "disk": fill_disk, "clock": jump, "launcher": kill_launcher,
+    "cut": at_cable(5, "ip link set %s nomaster", "ip link set %s master br0"),
+    "slow": at_cable(5, "tc qdisc replace dev %s root tbf rate 2mbit burst 32k latency 400ms", "tc qdisc del dev %s root"),
+}
+ON_NODES = {"launcher", "cut", "slow"}
+
+
+def missing(fault, arguments):
+    """Why this machine cannot do it, or nothing."""
+    if fault in ON_NODES | {"oom", "disk"} and os.geteuid() != 0:
+        return "needs root"
+    if fault == "oom" and not memory_group():
+        return "no memory cgroup may be made"
+    if fault == "clock" and not arguments.faketime:
+        return "libfaketime is not installed"
+    if fault == "slow" and not shutil.which("tc"):
+        return "tc is not installed"
+    return ""
+
+
+def run(command, folder, planned, arguments, log):
+    """The job, the faults with their times, and how it ended: "" if well."""
+    environment, begin, struck, outcome = recovery.environment(), time.monotonic(), [], ""
+    (folder / "clock").write_text("+0")
+    if "clock" in (fault for _, fault, _ in planned):
+        environment |= dict(LD_PRELOAD=str(arguments.faketime), FAKETIME_TIMESTAMP_FILE=str(folder / "clock"), FAKETIME_NO_CACHE="1",
+                            FAKETIME_DONT_FAKE_MONOTONIC="1", FAKETIME_DISABLE_SHM="1")
+    job = recovery.Job([str(word) for word in command], environment, folder / "events")
+    silence = lambda: time.monotonic() - max(begin, *(at for at, _ in job.lines[-1:]), *(at for at, *_ in struck[-1:]), begin)
+    job.wait_beyond(0, arguments.limit)
     for wait, fault, rank in planned:
         until = time.monotonic() + wait
-        while time.monotonic() < until and job.process.poll() is None:
+        while time.monotonic() < until and job.process.poll() is None and silence() < arguments.limit:
             time.sleep(0.02)
-        if job.newest() >= steps - 10 or job.process.poll() is not None:
+        if job.newest() >= arguments.steps - 10 or job.process.poll() is not None or silence() >= arguments.limit:
             break
-        at, before = time.monotonic(), job.newest()
-        if strike(job, fault, rank):
-            struck.append((at, fault))
-            job.wait_beyond(before)
-    status = job.process.wait()
-    job.thread.join()
-    if status != 0:
-        sys.exit("the job has failed:\n" + "".join(line for _, line in job.lines[-20:]))
-    new, newest, again = [], 0, 0
+        at, before, pid = time.monotonic(), job.newest(), job.ranks().get(rank)
+        try:
+            FAULTS[fault](job, pid, folder) if pid else None
+        except (ProcessLookupError, FileNotFoundError):
+            continue  # it was ending
+        if pid:
+            struck.append((at, fault, rank))
+            if job.wait_beyond(before, arguments.limit) is None:
+                break
+    while job.process.poll() is None and silence() < arguments.limit:
+        time.sleep(0.02)
+    last = f"{struck[-1][1]} at step {job.newest()}" if struck else "no fault"
+    if job.process.poll() is None:
+        outcome = "hung after " + last
+    if job.end() != 0 and not outcome:
+        outcome = "failed after " + last
+    if log:
+        lines = sorted([*job.lines, *((at, f"*** {fault}, rank {rank}\n") for at, fault, rank in struck)])
+        log.write_text("".join(f"{at - begin:8.3f} {line}" for at, line in lines))
+    return job, struck, outcome
+
+
+def new_steps(job):
+    """Steps that went beyond all before them."""
+    new = []
     for at, step in job.steps:
-        if step > newest:
-            newest = step
+        if not new or step > new[-1][1]:
             new.append((at, step))
-        else:
-            again += 1
-    return new, struck, again
+    return new
 
 
-def weights(arguments, folder):
-    """A digest of the worker's final weights; None for another program."""
-    last = folder / "run/checkpoints/last.pt"
-    if not last.exists():
-        return None
-    subprocess.run([arguments.bin / "worker", "export", last, folder / "weights.pt"], check=True, stdout=subprocess.DEVNULL)
-    return hashlib.sha256((folder / "weights.pt").read_bytes()).hexdigest()
+def result(arguments, folder, job):
+    """A digest of the final weights, and the last loss."""
+    text, last, digest = "".join(line for _, line in job.lines), folder / "run/checkpoints/last.pt", None
+    if last.exists():
+        subprocess.run([arguments.bin / "worker", "export", last, folder / "weights.pt"], check=True, stdout=subprocess.DEVNULL)
+        digest = hashlib.sha256((folder / "weights.pt").read_bytes()).hexdigest()
+    elif found := re.findall(r"weights: (\w+)", text):
+        digest = found[-1]
+    return digest, (re.findall(r"loss: ([0-9.]+)", text, re.I) or ["-"])[-1].rstrip(".")
 
 
 def picture(path, runs):
@@ -93,12 +211,16 @@ def picture(path, runs):
         points = " ".join("%.1f,%.1f" % place(at, step) for at, step in new)
         parts.append(f'<polyline fill="none" stroke="{colours[i % 6]}" stroke-width="1.5" points="{points}"/>')
         parts.append(f'<text x="70" y="{30 + 18 * i}" fill="{colours[i % 6]}">{name}</text>')
-        for at, _ in struck:
+        for at, fault, _ in struck:
             x, y = place(at, max([step for when, step in new if when <= at], default=0))
-            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colours[i % 6]}"/>')
+            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colours[i % 6]}"><title>{fault}</title></circle>')
     parts.append(f'<text x="50" y="{height + 40}">0 s</text><text x="{width}" y="{height + 40}">{longest:.0f} s</text>')
     parts.append(f'<text x="5" y="20">{most}</text><text x="5" y="{height + 10}">step</text></svg>')
     path.write_text("\n".join(parts))
+
+
+def median(values, form="%.2f"):
+    return form % statistics.median(values) if values else "-"
 
 
 def main():
@@ -107,30 +229,65 @@ def main():
     parser.add_argument("--gap", type=float, default=10)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--steps", type=int, default=900)
+    parser.add_argument("--limit", type=float, default=90)
     parser.add_argument("--picture", type=pathlib.Path)
+    parser.add_argument("--logs", type=pathlib.Path, help="a folder for every job's lines and faults, with seconds")
+    parser.add_argument("--faults-of", default=",".join(FAULTS))
+    parser.add_argument("--faketime", default=next(iter(glob.glob("/usr/lib/*/faketime/libfaketimeMT.so.1")), ""))
     recovery.add_arguments(parser)
     arguments = parser.parse_args()
-    print("| | undisturbed, s | disturbed, s | faults | goodput | next new step, s | longest | done again | weights |\n|---|---|---|---|---|---|---|---|---|",
-          flush=True)
-    runs = []
+    arguments.faults_of = arguments.faults_of.split(",")
+    if os.geteuid() == 0 and "disk" in arguments.faults_of and "CHAOS_MOUNTS" not in os.environ:
+        os.execvpe("unshare", ["unshare", "--mount", sys.executable, *sys.argv], dict(os.environ, CHAOS_MOUNTS="own"))
+    for fault in sorted(set(arguments.faults_of)):
+        if why := missing(fault, arguments):
+            print(f"{fault}: skipped: {why}", file=sys.stderr)
+            arguments.faults_of = [each for each in arguments.faults_of if each != fault]
+    if arguments.logs:
+        arguments.logs.mkdir(parents=True, exist_ok=True)
+    columns = ["", "undisturbed, s", "disturbed, s", "faults", "goodput", "first word, s", "next new step, s", "longest", "done again", "weights", "loss"]
+    print("| " + " | ".join(columns) + " |" + "\n|" + "---|" * len(columns), flush=True)
+    runs, by_fault = [], {}
     for name, (make_command, ranks) in recovery.cases(arguments, every=10).items():
-        if arguments.cases not in name or ranks > 1:
+        usable = [fault for fault in arguments.faults_of if ("nodes" in name or fault not in ON_NODES) and ("worker" in name or fault != "clock")]
+        if arguments.cases not in name or ranks > 1 or not usable:
             continue
         chance = random.Random(arguments.seed)
-        planned = [(chance.expovariate(1 / arguments.gap), chance.choice(FAULTS), chance.randrange(2)) for _ in range(arguments.faults)]
-        took, digests = [], []
+        planned = [(chance.expovariate(1 / arguments.gap), chance.choice(usable), chance.randrange(2)) for _ in range(arguments.faults)]
+        took, results = [], []
         for faults in ([], planned):
             with tempfile.TemporaryDirectory() as folder:
                 folder = pathlib.Path(folder)
-                new, struck, again = run(make_command(folder, arguments.steps), folder, arguments.steps, faults)
-                took.append(new[-1][0] - new[0][0])
-                digests.append(weights(arguments, folder))
-        blinks = [next((when - at for when, _ in new if when > at), 0) for at, _ in struck]
-        runs.append((name, new, struck))
-        same = "-" if digests[0] is None else "equal" if digests[0] == digests[1] else "differ"
-        print(f"| {name} | {took[0]:.1f} | {took[1]:.1f} | {len(struck)} | {100 * took[0] / took[1]:.1f} % | {statistics.median(blinks):.2f} |"
-              f" {max(blinks):.2f} | {again} | {same} |", flush=True)
-    if arguments.picture:
+                (folder / "run").mkdir()
+                if "disk" in usable:
+                    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256m", "chaos", folder / "run"], check=True)
+                log = arguments.logs and arguments.logs / (re.sub(r"\W+", "_", name) + ("-disturbed" if faults else "") + ".log")
+                job, struck, outcome = run(make_command(folder, arguments.steps), folder, faults, arguments, log)
+                new = new_steps(job)
+                took.append(new[-1][0] - new[0][0] if len(new) > 1 else 0)
+                results.append(result(arguments, folder, job))
+                if "disk" in usable:
+                    subprocess.run(["umount", "--lazy", folder / "run"], check=True)
+            if outcome:
+                print(f"{name}: {outcome}\n" + "".join(line for _, line in job.lines[-20:]), file=sys.stderr)
+                break
+        words, blinks = [], []
+        for (at, fault, _), (end, *_) in zip(struck, [*struck[1:], (float("inf"),)]):
+            words += [when - at for when, line in job.lines if at < when < end and WORD.search(line) and not recovery.STEP.search(line)][:1]
+            blinks += [when - at for when, _ in new if when > at][:1]
+            by_fault.setdefault(fault, {}).setdefault(name, []).append(next((when - at for when, _ in new if when > at), float("inf")))
+        runs += [(name, new, struck)] if len(new) > 1 else []
+        same = outcome or ("-" if results[0][0] is None else "equal" if results[0][0] == results[1][0] else "differ")
+        cells = [name, "%.1f" % took[0], "%.1f" % took[-1], len(struck), "-" if outcome else "%.1f %%" % (100 * took[0] / took[1]),
+                 f"{median(words)} ({len(words)})", median(blinks), "%.2f" % max(blinks, default=0), len(job.steps) - len(new), same,
+                 " / ".join(loss for _, loss in results)]
+        print("| " + " | ".join(map(str, cells)) + " |", flush=True)
+    names = list(dict.fromkeys(name for row in by_fault.values() for name in row))
+    print("\nNext new step, s, by fault: median, longest (how many)\n\n| | " + " | ".join(names) + " |\n|" + "---|" * (len(names) + 1))
+    for fault, row in by_fault.items():
+        cells = [f"{median(row[name])}, {max(row[name]):.2f} ({len(row[name])})" if name in row else "" for name in names]
+        print(f"| {fault} | " + " | ".join(cells) + " |")
+    if arguments.picture and runs:
         picture(arguments.picture, runs)
 
 

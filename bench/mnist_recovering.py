@@ -3,6 +3,7 @@
 
 usage: mnist_recovering.py FOLDER STEPS SAVE_EVERY CHECKPOINT
 """
+import hashlib
 import os
 import sys
 
@@ -14,8 +15,14 @@ from torch.nn.parallel import DistributedDataParallel
 from mnist_ddp import Net, read_idx
 
 
+def say_result(model, loss):
+    weights = b"".join(value.numpy().tobytes() for value in model.state_dict().values())
+    print("Loss: %.6f" % loss.item(), "weights:", hashlib.sha256(weights).hexdigest(), flush=True)
+
+
 def main():
     folder, steps, every, path = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    os.makedirs(os.path.dirname(path), exist_ok=True)
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     images = read_idx(f"{folder}/train-images-idx3-ubyte.gz")
@@ -33,7 +40,8 @@ def main():
         picks = order[step * 128 % (len(order) - 128):][:128]
         batch = images[picks].float().div_(255).sub_(0.1307).div_(0.3081).unsqueeze(1)
         optimizer.zero_grad()
-        F.nll_loss(ddp(batch), labels[picks]).backward()
+        loss = F.nll_loss(ddp(batch), labels[picks])
+        loss.backward()
         optimizer.step()
         step += 1
         if rank == 0:
@@ -42,6 +50,8 @@ def main():
                 torch.save({"model": ddp.module.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, path + ".new")
                 os.replace(path + ".new", path)
     dist.barrier()
+    if rank == 0:
+        say_result(ddp.module, loss)
     os._exit(0)
 
 

@@ -2,13 +2,21 @@
 """What a lost rank costs: SIGKILL of one rank of two, or of both, in an MNIST training. Prints a table in Markdown.
 
 usage: recovery.py [--kills 8] [--bin build/bin] [--data FOLDER] [--torchrun torchrun] [--python python3] [--ft-launcher ft_launcher]
+                   [--torchft PYTHON]
 
-Cases that take turns: the worker under `ddprun --recover=rank`, the same with all ranks killed, the worker and a Python program restarted as a
-whole from a checkpoint every 5 steps, the Python program under torchrun and, if they are given, under ft_launcher of nvidia-resiliency-ext.
+Cases that take turns: the worker under `ddprun --recover=rank`, the same with all ranks killed and, for root, on two nodes and a spare, the
+worker and a Python program restarted as a whole from a checkpoint every 5 steps and, if they are given, the Python program under torchrun and
+under ft_launcher of nvidia-resiliency-ext, and one for torchft under a Python that has it. A venv for both (torch is the other Python's):
+
+    python3 -m venv peers && dirname $(dirname $(PYTHON_WITH_TORCH -c 'import torch; print(torch.__file__)')) >$(echo peers/lib/*/site-packages)/torch.pth
+    peers/bin/pip install --no-deps nvidia-resiliency-ext==0.4.1 torchft==0.2.0
+    peers/bin/pip install defusedxml psutil packaging pyyaml opentelemetry-sdk opentelemetry-exporter-otlp
+
 Columns: from the signal to the first line about it, to the first new step (one beyond the newest before the kill), and the steps done again.
 With --goodput SECONDS a fault that often is compared with none over as many steps.
 """
 import argparse
+import contextlib
 import json
 import os
 import pathlib
@@ -27,8 +35,17 @@ STEP = re.compile(r"^step (\d+)$|Train Epoch: (\d+) \[(\d+)/60000")
 EPOCH = 235  # steps
 
 
+def variable(pid, name):
+    """The value of a process's environment variable, or None."""
+    try:
+        variables = pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    return next((each.split(b"=", 1)[1].decode() for each in variables if each.startswith(name.encode() + b"=")), None)
+
+
 class Job:
-    """A running job. `on_line` gets each line and when it came."""
+    """A running job: its lines and steps, and when they came."""
 
     def __init__(self, command, environment, events=None):
         self.events = events
@@ -52,11 +69,12 @@ class Job:
     def newest(self):
         return max((step for _, step in self.steps), default=0)
 
-    def wait_beyond(self, step):
-        """Until a later step than this one is done: when, or None at the job's end."""
+    def wait_beyond(self, step, limit=float("inf")):
+        """Until a later step than this one is done: when, or None at the job's end or after so many seconds."""
+        until = time.monotonic() + limit
         with self.changed:
             while self.newest() <= step:
-                if self.process.poll() is not None and not self.thread.is_alive():
+                if self.process.poll() is not None and not self.thread.is_alive() or time.monotonic() > until:
                     return None
                 self.changed.wait(1)
             return next(at for at, done in self.steps if done > step)
@@ -66,19 +84,32 @@ class Job:
         if self.events and self.events.exists():
             events = [json.loads(line) for line in self.events.read_text().splitlines() if line.endswith("}")]
             return {event["rank"]: event["pid"] for event in events if event["event"] == "started"}
-        found, parents = {}, [self.process.pid]
+        found = {}
+        for pid in self.descendants():
+            rank = variable(pid, "RANK")
+            if rank:
+                found.setdefault(int(variable(pid, "REPLICA_GROUP_ID") or rank), pid)
+        return found
+
+    def descendants(self):
+        found, parents = [], [self.process.pid]
         while parents:
             listed = subprocess.run(["ps", "-o", "pid=", "--ppid", ",".join(map(str, parents))], capture_output=True, text=True).stdout
             parents = [int(pid) for pid in listed.split()]
-            for pid in parents:
-                try:
-                    variables = pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-                except OSError:
-                    continue
-                for variable in variables:
-                    if variable.startswith(b"RANK="):
-                        found.setdefault(int(variable[5:]), pid)
+            found += parents
         return found
+
+    def end(self):
+        """Its exit status; whatever is left of it is killed."""
+        left = [*self.descendants(), self.process.pid] if self.process.poll() is None else []
+        self.process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(10)
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.thread.join()
+        return self.process.wait()
 
 
 def environment():
@@ -86,30 +117,38 @@ def environment():
 
 
 def worker(arguments, folder, flags, launcher, steps):
-    return [arguments.bin / "ddprun", "--nproc-per-node=2", "--max-restarts=1000", "--events-json", folder / "events", *launcher, arguments.bin / "worker", "mnist", "--data",
-            arguments.data, "--epochs=9", f"--max-steps={steps}", "--log-interval=1", "--no-report", "--no-progress", "--no-tensorboard",
+    return [arguments.bin / "ddprun", "--max-restarts=1000", *launcher, arguments.bin / "worker", "mnist", "--data", arguments.data,
+            "--epochs=9", f"--max-steps={steps}", "--log-interval=1", "--no-report", "--no-progress", "--no-tensorboard",
             "--limit-test=500", "--save-every=1000", "--out", folder / "run", *flags]
 
 
 def cases(arguments, every=5):
-    recover = ["--recover=rank"]
+    one = lambda folder: ["--nproc-per-node=2", "--events-json", folder / "events"]
+    recover = lambda folder: [*one(folder), "--recover=rank"]
+    several = ["--nproc-per-node=1", "--nnodes=2", "--spares=1", "--recover=rank", "--node-timeout=2", "--rdzv-id=bench",
+               "--rdzv-endpoint=10.97.0.1,10.97.0.2,10.97.0.3"]
     saving = [f"--checkpoint-every-steps={every}", "--resume=auto"]
     python = [ROOT / "bench/mnist_recovering.py", arguments.data]
-    saved = lambda folder, steps: [steps, every, folder / "last.pt"]
+    saved = lambda folder, steps: [steps, every, folder / "run/last.pt"]
     found = {
-        "ddprun --recover=rank, worker": (lambda folder, steps: worker(arguments, folder, [], recover, steps), 1),
-        "ddprun --recover=rank --standby=1, worker": (lambda folder, steps: worker(arguments, folder, [], [*recover, "--standby=1"], steps), 1),
-        "ddprun --recover=rank, worker, both ranks": (lambda folder, steps: worker(arguments, folder, [], recover, steps), 2),
-        "ddprun, worker": (lambda folder, steps: worker(arguments, folder, saving, [], steps), 1),
+        "ddprun --recover=rank, worker": (lambda folder, steps: worker(arguments, folder, [], recover(folder), steps), 1),
+        "ddprun --recover=rank --standby=1, worker": (lambda folder, steps: worker(arguments, folder, [], [*recover(folder), "--standby=1"], steps), 1),
+        "ddprun --recover=rank, worker, both ranks": (lambda folder, steps: worker(arguments, folder, [], recover(folder), steps), 2),
+        "ddprun, worker": (lambda folder, steps: worker(arguments, folder, saving, one(folder), steps), 1),
         "ddprun, Python": (lambda folder, steps: [arguments.bin / "ddprun", "--nproc-per-node=2", "--max-restarts=1000", arguments.python, *python,
                                                   *saved(folder, steps)], 1),
     }
+    if os.geteuid() == 0:
+        found["ddprun --recover=rank, worker, 2 nodes and a spare"] = (
+            lambda folder, steps: ["unshare", "--net", ROOT / "bench/several_nodes.py", 3, *worker(arguments, folder, [], several, steps)], 1)
     if arguments.torchrun:
         found["torchrun, Python"] = (lambda folder, steps: [arguments.torchrun, "--standalone", "--nproc_per_node=2", "--max_restarts=1000",
                                                             *python, *saved(folder, steps)], 1)
     if arguments.ft_launcher:
         found["ft_launcher, Python"] = (lambda folder, steps: [arguments.ft_launcher, "--standalone", "--nproc_per_node=2", "--max_restarts=1000",
                                                                "--ignore-missing-fault-tol-cfg", *python, *saved(folder, steps)], 1)
+    if arguments.torchft:
+        found["torchft, Python"] = (lambda folder, steps: [arguments.torchft, ROOT / "bench/mnist_torchft.py", arguments.data, *saved(folder, steps)], 1)
     return found
 
 
@@ -133,9 +172,7 @@ def measure(make_command, ranks, kills):
             told = next((when - at for when, line in job.lines if when > at and re.search("fail|SIGKILL|-9", line)), None)
             again = [step for when, step in job.steps if at < when < new]
             results.append((told, new - at, len([step for step in again if step <= before])))
-        job.process.send_signal(signal.SIGTERM)
-        job.process.wait()
-        job.thread.join()
+        job.end()
     return results
 
 
@@ -164,6 +201,7 @@ def add_arguments(parser):
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--torchrun", default="")
     parser.add_argument("--ft-launcher", default="")
+    parser.add_argument("--torchft", default="", metavar="PYTHON")
     parser.add_argument("--cases", default="", help="only those whose names have this text")
 
 
