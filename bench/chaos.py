@@ -2,7 +2,7 @@
 """A training under a list of faults that comes from a seed, beside an undisturbed one. Prints tables in Markdown.
 
 usage: chaos.py [--faults 20] [--gap 10] [--seed 1] [--steps 900] [--faults-of NAME,...] [--bin build/bin] [--data FOLDER]
-                [--picture FILE.svg] [--logs FOLDER] [--cases TEXT] [--limit 90] [--faketime libfaketimeMT.so.1]
+                [--picture FILE.svg] [--logs FOLDER] [--cases TEXT] [--limit 90] [--faketime libfaketimeMT.so.1] [--cut 5]
                 [--torchrun torchrun] [--ft-launcher ft_launcher] [--torchft PYTHON] [--python python3]
 
 Faults, at random moments `gap` seconds apart on average; a name may be given several times, which makes it more frequent:
@@ -14,7 +14,7 @@ Faults, at random moments `gap` seconds apart on average; a name may be given se
   disk                    the run folder, a tmpfs of 256 MB, is full for two seconds (root)
   clock                   the wall clock jumps by an hour, the next time back: libfaketime, preloaded into the whole job (not Python's: it breaks time.sleep)
   launcher                the ddprun of a node with a rank gets SIGKILL and starts again after two seconds
-  cut, slow               that node's cable lets nothing through for five seconds, or 2 Mbit/s
+  cut, slow               that node's cable lets nothing through for --cut seconds (5), or 2 Mbit/s
 The last two lines are for jobs on several nodes (network namespaces: several_nodes.py). What this machine cannot do is skipped, and said so.
 
 Programs and launchers are those of recovery.py; the Python programs save every 10 steps. Columns: seconds undisturbed and disturbed, goodput
@@ -111,19 +111,19 @@ def kill_launcher(job, pid, folder):
     os.kill(int(re.search(r"PPid:\s*(\d+)", pathlib.Path(f"/proc/{pid}/status").read_text())[1]), signal.SIGKILL)
 
 
-def at_cable(seconds, begin, end):
+def at_cable(begin, end):
     def strike(job, pid, folder):
         port = "port" + recovery.variable(pid, "HOST_NUMBER")
         cable(job.process.pid, begin % port)
-        later(seconds, cable, job.process.pid, end % port)
+        later(float(os.environ["CHAOS_CUT"]), cable, job.process.pid, end % port)
     return strike
 
 
 FAULTS = {
     "kill": send(signal.SIGKILL), "segfault": send(signal.SIGSEGV), "abort": send(signal.SIGABRT), "kill-all": send(signal.SIGKILL, True),
     "stop": stop, "oom": out_of_memory, "bad-alloc": bad_alloc, "disk": fill_disk, "clock": jump, "launcher": kill_launcher,
-    "cut": at_cable(5, "ip link set %s nomaster", "ip link set %s master br0"),
-    "slow": at_cable(5, "tc qdisc replace dev %s root tbf rate 2mbit burst 32k latency 400ms", "tc qdisc del dev %s root"),
+    "cut": at_cable("ip link set %s nomaster", "ip link set %s master br0"),
+    "slow": at_cable("tc qdisc replace dev %s root tbf rate 2mbit burst 32k latency 400ms", "tc qdisc del dev %s root"),
 }
 ON_NODES = {"launcher", "cut", "slow"}
 
@@ -230,13 +230,14 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--steps", type=int, default=900)
     parser.add_argument("--limit", type=float, default=90)
+    parser.add_argument("--cut", default="5")
     parser.add_argument("--picture", type=pathlib.Path)
     parser.add_argument("--logs", type=pathlib.Path, help="a folder for every job's lines and faults, with seconds")
     parser.add_argument("--faults-of", default=",".join(FAULTS))
     parser.add_argument("--faketime", default=next(iter(glob.glob("/usr/lib/*/faketime/libfaketimeMT.so.1")), ""))
     recovery.add_arguments(parser)
     arguments = parser.parse_args()
-    arguments.faults_of = arguments.faults_of.split(",")
+    os.environ["CHAOS_CUT"], arguments.faults_of = arguments.cut, arguments.faults_of.split(",")
     if os.geteuid() == 0 and "disk" in arguments.faults_of and "CHAOS_MOUNTS" not in os.environ:
         os.execvpe("unshare", ["unshare", "--mount", sys.executable, *sys.argv], dict(os.environ, CHAOS_MOUNTS="own"))
     for fault in sorted(set(arguments.faults_of)):
@@ -272,7 +273,7 @@ def main():
                 print(f"{name}: {outcome}\n" + "".join(line for _, line in job.lines[-20:]), file=sys.stderr)
                 break
         words, blinks = [], []
-        for (at, fault, _), (end, *_) in zip(struck, [*struck[1:], (float("inf"),)]):
+        for (at, fault, _), (end, *_) in zip(struck, [*struck[1:], *new[-1:]]):
             words += [when - at for when, line in job.lines if at < when < end and WORD.search(line) and not recovery.STEP.search(line)][:1]
             blinks += [when - at for when, _ in new if when > at][:1]
             by_fault.setdefault(fault, {}).setdefault(name, []).append(next((when - at for when, _ in new if when > at), float("inf")))
