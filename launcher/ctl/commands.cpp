@@ -11,7 +11,6 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/text.h>
-#include "launcher/host/gpu_list.h"
 
 namespace ddprun::launcher {
 namespace {
@@ -120,8 +119,7 @@ int show_logs(const CtlOptions& options) {
           options.rank || view["ranks"].size() == 1 ? "" : "[" + std::to_string(number) + "]: ";
       logs.try_emplace(number, number, prefix).first->second.show_new(job, view);
     }
-    if (!any && options.rank)
-      throw UsageError("--rank: rank " + std::to_string(*options.rank) + " does not run on this machine");
+    if (!any && options.rank) throw UsageError("--rank: " + elsewhere(view, *options.rank));
     if (!options.follow) break;
     std::this_thread::sleep_for(kFollowEvery);
     try {
@@ -203,17 +201,6 @@ CtlOptions parse_ctl_options(const std::vector<std::string>& words) {
                    " (ddpctl --help)");
 }
 
-std::map<int, GpuUse> gpu_use() {
-  std::map<int, GpuUse> use;
-  for (const Gpu& gpu : read_gpus().gpus)
-    for (const GpuProcess& process : gpu.processes) {
-      GpuUse& of = use[process.pid];
-      of.bytes += static_cast<double>(process.bytes);
-      of.percent = std::max(of.percent, static_cast<double>(gpu.percent_used));
-    }
-  return use;
-}
-
 std::string stacks_text(JobConnection& job, std::optional<int> rank) {
   json request = {{"ask", "stacks"}};
   if (rank) request["rank"] = *rank;
@@ -235,6 +222,8 @@ int run_command(const CtlOptions& options) {
   if (options.command == "logs") return show_logs(options);
   JobConnection job = find_job(options.job);
   if (options.command == "stacks") {
+    if (const auto where = elsewhere(job.view(), options.rank.value_or(-1)); options.rank && !where.empty())
+      throw UsageError("--rank: " + where);
     print(stacks_text(job, options.rank));
     return 0;
   }

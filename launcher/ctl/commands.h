@@ -24,9 +24,6 @@ CtlOptions parse_ctl_options(const std::vector<std::string>& words);
 
 std::string ctl_help();
 
-/// What GPUs the job's processes use, by pid.
-std::map<int, GpuUse> gpu_use();
-
 /// The stacks of a rank, or of all, as text.
 std::string stacks_text(JobConnection& job, std::optional<int> rank);
 

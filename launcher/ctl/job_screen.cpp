@@ -33,11 +33,17 @@ std::string words(const json& object, const char* name) {
 /// One line of a table.
 struct RankLine {
   int rank = 0, pid = 0;
-  std::string state, note;
+  std::string node, state, note;
   std::optional<double> step, step_seconds, own, data, communication, cpu, memory, samples, loss, gpu,
       gpu_memory;
   ScreenRow::Kind kind = ScreenRow::Kind::kNormal;
 };
+
+/// The end of a node's name if it is too long: nodes often differ there.
+std::string node_text(const std::string& name) {
+  constexpr std::size_t kMost = 10;
+  return name.size() <= kMost ? name : ".." + printable(name.substr(name.size() - kMost + 2));
+}
 
 std::optional<double> share(const json& rank, const char* path) {
   const auto part = number(rank, path), whole = number(rank, "/pace/step_seconds");
@@ -59,13 +65,15 @@ std::optional<double> cpu_percent(const json& rank, const json& before, double s
 std::string state_text(const json& rank) {
   const std::string state = words(rank, "state"),
                     phase = rank["status"].contains("phase") ? words(rank["status"], "phase") : "";
-  if (state == "exited") return "exit " + std::to_string(rank.value("exit_code", 0));
+  if (state == "exited") return format("exit %.0f", number(rank, "/exit_code").value_or(0));
   if (state == "killed") return words(rank, "signal_name");
   return phase.empty() ? state : phase;
 }
 
 RankLine line_of(const json& rank, const ScreenState& state, double seconds_apart) {
   RankLine line;
+  const bool is_here = !rank.contains("node");
+  line.node = node_text(words(is_here ? state.view : rank, is_here ? "node_name" : "node"));
   line.rank = rank.value("rank", 0);
   line.pid = rank.value("pid", 0);
   line.state = state_text(rank);
@@ -76,13 +84,15 @@ RankLine line_of(const json& rank, const ScreenState& state, double seconds_apar
     line.own = *compute + number(rank, "/pace/data_seconds").value_or(0);
   line.data = share(rank, "/pace/data_seconds");
   line.communication = share(rank, "/pace/communication_seconds");
-  line.cpu = cpu_percent(rank, state.before, seconds_apart);
+  line.cpu = is_here ? cpu_percent(rank, state.before, seconds_apart) : number(rank, "/cpu_percent");
   line.memory = number(rank, "/resident_bytes");
   line.samples = number(rank, "/pace/samples_per_second");
   line.loss = number(rank, "/status/loss");
   if (const auto device = number(rank, "/status/memory/device"); device && *device > 0)
     line.gpu_memory = device;
-  if (const auto gpu = state.gpus.find(line.pid); gpu != state.gpus.end()) {
+  if (const auto percent = number(rank, "/gpu/percent"); percent && *percent >= 0) line.gpu = percent;
+  if (const auto bytes = number(rank, "/gpu/bytes")) line.gpu_memory = bytes;
+  if (const auto gpu = state.gpus.find(line.pid); is_here && gpu != state.gpus.end()) {
     if (gpu->second.percent >= 0) line.gpu = gpu->second.percent;
     line.gpu_memory = gpu->second.bytes;
   }
@@ -181,6 +191,8 @@ std::vector<Column> columns_for(const std::vector<RankLine>& lines, std::size_t 
                          return known(line.loss, [](double loss) { return format("%.4g", loss); });
                        }});
   }
+  if (std::any_of(lines.begin(), lines.end(), [](const RankLine& line) { return !line.node.empty(); }))
+    columns.insert(columns.begin() + 1, {"NODE", -12, [](const RankLine& line) { return line.node; }});
   return columns;
 }
 
@@ -228,16 +240,16 @@ std::vector<std::string> head_of(const json& view, const std::vector<RankLine>& 
   for (const json& word : view["program"])
     program += (program.empty() ? "" : " ") + printable(word.get<std::string>());
   std::vector<std::string> head{first, program, progress_line(view, lines, width)};
-  if (const int nodes = view.value("nodes", 1); nodes > 1)
-    head.push_back(
-        format("node %d of %d: only the ranks of this machine are shown", view.value("node", 0) + 1, nodes));
+  if (view.contains("coordinator") && !view.contains("other_ranks"))
+    head.push_back("node " + words(view, "node_name") + ": only its ranks are shown; ddpctl on " +
+                   words(view, "coordinator") + ", which has the coordinator, shows all");
   return head;
 }
 
 }  // namespace
 
 std::string clock_text(double seconds) {
-  const auto all = static_cast<long long>(std::max(seconds, 0.0));
+  const auto all = static_cast<long long>(std::clamp(seconds, 0.0, 1e15));
   if (all < 3600) return format("%lld:%02lld", all / 60, all % 60);
   if (all < 100 * 3600) return format("%lld:%02lld:%02lld", all / 3600, all / 60 % 60, all % 60);
   return format("%lld d %lld h", all / 86400, all / 3600 % 24);
@@ -259,7 +271,9 @@ JobScreen job_screen(const ScreenState& state, SortBy sort_by, std::size_t width
   std::vector<RankLine> lines;
   const double apart =
       state.before.is_object() ? state.view.value("seconds", 0.0) - state.before.value("seconds", 0.0) : 0;
-  for (const json& rank : state.view["ranks"]) lines.push_back(line_of(rank, state, apart));
+  for (const char* ranks : {"ranks", "other_ranks"})
+    for (const json& rank : state.view.value(ranks, json::array()))
+      lines.push_back(line_of(rank, state, apart));
   JobScreen screen;
   for (const std::string& line : head_of(state.view, lines, width))
     screen.head.push_back(shortened(line, width));
@@ -267,6 +281,7 @@ JobScreen job_screen(const ScreenState& state, SortBy sort_by, std::size_t width
   sort_lines(sort_by, lines);
   const auto columns = columns_for(lines, width);
   for (const Column& column : columns) screen.columns += in_column(column.title, column.width);
+  screen.columns.resize(std::min(screen.columns.size(), width));
   for (const RankLine& line : lines) {
     std::string text;
     for (const Column& column : columns) text += in_column(column.text(line), column.width);
@@ -276,18 +291,36 @@ JobScreen job_screen(const ScreenState& state, SortBy sort_by, std::size_t width
   return screen;
 }
 
+std::string elsewhere(const json& view, int rank) {
+  const std::string name = "rank " + std::to_string(rank);
+  for (const json& each : view["ranks"])
+    if (each["rank"] == rank) return "";
+  for (const json& each : view.value("other_ranks", json::array()))
+    if (each["rank"] == rank) return name + " runs on node " + words(each, "node") + ": run ddpctl there";
+  if (view.contains("other_ranks") || !view.contains("coordinator"))
+    return name + " does not run on this machine";
+  return name + " does not run on this machine; ddpctl top on " + words(view, "coordinator") +
+         ", which has the coordinator, shows its node";
+}
+
 std::vector<std::string> job_list(const std::vector<json>& views) {
-  std::vector<std::string> lines{
-      "JOB       STATE    PID      WORKERS  NODES  TIME       PROGRESS         PROGRAM"};
+  std::size_t widest = 0;  // of the nodes' names
+  for (const json& view : views) widest = std::max(widest, words(view, "node_name").size());
+  const int width = widest == 0 ? 0 : static_cast<int>(std::max<std::size_t>(widest, 4)) + 1;
+  std::vector<std::string> lines{format("JOB       %-*s", width, widest == 0 ? "" : "NODE") +
+                                 "STATE    PID      WORKERS  NODES  TIME       PROGRESS         PROGRAM"};
   for (const json& view : views) {
     const auto step = number(view, "/step"), steps = number(view, "/steps");
+    const auto workers =
+        view.value("workers", 0) + static_cast<int>(view.value("other_ranks", json::array()).size());
     std::string progress = step ? format("%.0f", *step) : "-", program;
     if (step && steps) progress += format(" of %.0f", *steps);
     for (const json& word : view["program"])
       program += (program.empty() ? "" : " ") + printable(word.get<std::string>());
-    lines.push_back(format("%-9s %-8s %-8d %-8d %-6d %-10s %-16s ",
-                           shortened(words(view, "job"), kMostJobName).c_str(), words(view, "state").c_str(),
-                           view.value("pid", 0), view.value("workers", 0), view.value("nodes", 1),
+    lines.push_back(format("%-9s %-*s%-8s %-8d %-8d %-6d %-10s %-16s ",
+                           shortened(words(view, "job"), kMostJobName).c_str(), width,
+                           words(view, "node_name").c_str(), words(view, "state").c_str(),
+                           view.value("pid", 0), workers, view.value("nodes", 1),
                            clock_text(view.value("seconds", 0.0)).c_str(), progress.c_str()) +
                     program);
   }

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "launcher/host/gpu_list.h"
+
 namespace ddprun::launcher {
 
 /// What ranks can be sorted by, with ddpctl top's keys.
@@ -16,11 +18,6 @@ enum class SortBy {
   kCommunication = 'o',
   kCpu = 'c',
   kMemory = 'm'
-};
-
-struct GpuUse {
-  double percent = -1;  ///< -1: unknown
-  double bytes = 0;     ///< of this process
 };
 
 /// Beside the job's own view, for a screen.
@@ -43,6 +40,9 @@ struct JobScreen {
   std::vector<ScreenRow> rows;
 };
 JobScreen job_screen(const ScreenState& state, SortBy sort_by, std::size_t width);
+
+/// Where to ask for the output and stacks of a rank that is not of this ddprun, in words; empty: it is.
+std::string elsewhere(const nlohmann::ordered_json& view, int rank);
 
 /// The lines of ddpctl ps.
 std::vector<std::string> job_list(const std::vector<nlohmann::ordered_json>& views);

@@ -106,6 +106,7 @@ class Top {
   }
 
   void read_lines() {
+    if (const auto where = elsewhere(state_.view, selected_); !where.empty()) return void(text_ = {where});
     const json reply = job_.ask({{"ask", "output"}, {"rank", selected_}, {"seen", 0}});
     text_ = printable_lines(reply["text"].get<std::string>());
     if (reply["seen"] == 0)
@@ -177,6 +178,8 @@ class Top {
 
   void show_stacks() {
     page_ = Page::kStacks, scroll_ = 0;
+    text_ = {elsewhere(state_.view, selected_)};
+    if (!text_[0].empty()) return;
     text_ = {"looking at rank " + std::to_string(selected_) + " ..."};
     draw();
     try {

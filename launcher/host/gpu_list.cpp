@@ -90,6 +90,17 @@ void add_memory_problems(const Gpu& gpu, const std::vector<int>& ours, std::vect
 
 }  // namespace
 
+std::map<int, GpuUse> gpu_use() {
+  std::map<int, GpuUse> use;
+  for (const Gpu& gpu : read_gpus().gpus)
+    for (const GpuProcess& process : gpu.processes) {
+      GpuUse& of = use[process.pid];
+      of.bytes += static_cast<double>(process.bytes);
+      of.percent = std::max(of.percent, static_cast<double>(gpu.percent_used));
+    }
+  return use;
+}
+
 std::vector<std::string> entries_of(const std::string& list) {
   std::vector<std::string> entries;
   for (std::size_t begin = 0; begin <= list.size();) {

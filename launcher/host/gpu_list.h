@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -40,6 +41,15 @@ struct GpuReading {
 ///
 /// sysfs    for a PCI device's NUMA node; another one for tests
 GpuReading read_gpus(const std::filesystem::path& sysfs = "/sys");
+
+/// What a process uses of GPUs.
+struct GpuUse {
+  double percent = -1;  ///< of the busiest; -1: unknown
+  double bytes = 0;
+};
+
+/// What the processes of this host use, by pid.
+std::map<int, GpuUse> gpu_use();
 
 /// The entries of a list with commas, without blanks around them.
 std::vector<std::string> entries_of(const std::string& list);

@@ -51,8 +51,9 @@ struct Parts {
 
   Parts(Job& job, Attempt& attempt, std::optional<HeldPort> held)
       : beats(job.io),
-        statuses(job.io, attempt.round.first_rank,
-                 [&](const Straggler& straggler) { note_straggler(job, attempt, straggler); }),
+        statuses(
+            job.io, attempt.round.first_rank, [&] { return job.monitor->other_times(); },
+            [&](const Straggler& straggler) { note_straggler(job, attempt, straggler); }),
         standbys(job.io, job.guard),
         logs(job.io, job.outputs.console(), job.outputs.log_folder()),
         group(job.events, job.signals, job.guard, job.log, attempt.round.number),

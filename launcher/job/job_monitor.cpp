@@ -8,11 +8,13 @@
 #include <boost/asio/this_coro.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include <ddprun/common/files.h>
 #include <ddprun/common/worker_env.h>
 #include "launcher/failure/result_json.h"
 #include "launcher/failure/stack_dump.h"
+#include "launcher/host/gpu_list.h"
 #include "launcher/job/attempt.h"
 #include "launcher/output/attempt_output.h"
 #include "launcher/plan/redact.h"
@@ -28,13 +30,14 @@ using json = nlohmann::ordered_json;
 constexpr std::size_t kJobNameSize = 8;
 constexpr std::size_t kMostStackBytes = 1 << 18;  // of a rank
 constexpr std::chrono::milliseconds kStackLook{50};
+constexpr std::size_t kMostSummaries = 256;  // a connection queues no more than 1024 messages
 
 double seconds_since(JobEvents::Clock::time_point time) {
   return std::chrono::duration<double>(JobEvents::Clock::now() - time).count();
 }
 
 json pace_json(const Pace& pace) {
-  json object = {{"step_seconds", pace.step_seconds}};
+  json object = {{"steps", pace.steps}, {"step_seconds", pace.step_seconds}};
   if (pace.samples_per_second > 0) object["samples_per_second"] = pace.samples_per_second;
   if (pace.data) object["data_seconds"] = *pace.data;
   if (pace.compute) object["compute_seconds"] = *pace.compute;
@@ -55,8 +58,8 @@ void add_exit(json& object, const Worker& worker) {
 }
 
 /// How far the slowest rank is, and how long it will take.
-void add_progress(json& view) {
-  for (const json& rank : view["ranks"]) {
+void add_progress(json& view, const json& ranks) {
+  for (const json& rank : ranks) {
     const json& status = rank["status"];
     if (!status.contains("step") || (view.contains("step") && view["step"] <= status["step"])) continue;
     view["step"] = status["step"];
@@ -92,18 +95,65 @@ json JobMonitor::view() const {
                {"max_restarts", job_.options.restart.max_restarts},
                {"workers", job_.workers},
                {"ranks", json::array()}};
-  if (!running_) return view;
+  if (!node_.empty()) {
+    view["node_name"] = node_;
+    view["coordinator"] = coordinator_;
+  }
+  if (board_) view["other_ranks"] = board_->ranks(NodesBoard::Clock::now());
+  if (running_) add_running(view);
+  for (const char* ranks : {"ranks", "other_ranks"})
+    if (view.contains(ranks)) add_progress(view, json(view[ranks]));
+  return view;
+}
+
+void JobMonitor::add_running(json& view) const {
   const Round& round = running_->attempt.round;
   view["attempt"] = round.number;
   view["world_size"] = round.world_size;
   view["node"] = round.group_rank;
   view["nodes"] = round.group_world_size;
   for (std::size_t i = 0; i < running_->group.workers().size(); ++i) view["ranks"].push_back(rank_view(i));
+  if (!node_.empty() && !board_) return;
   view["stragglers"] = json::array();
   for (const Straggler& straggler : running_->statuses.slow_now())
     view["stragglers"].push_back(to_json(straggler));
-  add_progress(view);
-  return view;
+}
+
+void JobMonitor::set_nodes(std::string node, std::string coordinator) {
+  node_ = std::move(node);
+  coordinator_ = std::move(coordinator);
+}
+
+void JobMonitor::take(const std::string& node, const Summary& summary) {
+  board_->take(node, summary.round, summary.rank, NodesBoard::Clock::now());
+  if (running_) running_->statuses.look();
+}
+
+std::vector<Summary> JobMonitor::summaries() {
+  if (board_ || !running_) return {};
+  if (reading_gpus_.valid() && reading_gpus_.wait_for(std::chrono::seconds(0)) == std::future_status::ready)
+    gpus_ = reading_gpus_.get();
+  if (!reading_gpus_.valid() && !job_.topology.host_gpus.empty()) {
+    std::packaged_task<std::map<int, GpuUse>()> read(gpu_use);
+    reading_gpus_ = read.get_future();
+    std::thread(std::move(read)).detach();  // the driver takes its time, or never answers
+  }
+  std::vector<Summary> summaries;
+  for (std::size_t i = 0; i < std::min(running_->group.workers().size(), kMostSummaries); ++i) {
+    json view = rank_view(i);
+    view.erase("logs");
+    if (const auto use = gpus_.find(view["pid"].get<int>()); use != gpus_.end())
+      view["gpu"] = {{"percent", use->second.percent}, {"bytes", use->second.bytes}};
+    summaries.push_back(
+        {running_->attempt.round.number, view.dump(-1, ' ', false, json::error_handler_t::replace)});
+  }
+  return summaries;
+}
+
+std::optional<std::vector<OwnTime>> JobMonitor::other_times() const {
+  if (node_.empty()) return std::vector<OwnTime>();
+  if (!board_) return std::nullopt;
+  return board_->own_times(NodesBoard::Clock::now());
 }
 
 json JobMonitor::rank_view(std::size_t index) const {

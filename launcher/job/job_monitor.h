@@ -1,12 +1,15 @@
 #pragma once
 
 #include <cstdint>
+#include <future>
+#include <map>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 
 #include "launcher/job/job.h"
 #include "launcher/status/job_questions.h"
+#include "launcher/status/nodes_board.h"
 
 namespace ddprun::launcher {
 
@@ -28,7 +31,7 @@ class JobMonitor {
   struct Running {
     const Attempt& attempt;
     const WorkerGroup& group;
-    const StatusBoard& statuses;
+    StatusBoard& statuses;
     const AttemptOutput& outputs;
   };
   /// Shows these workers while it lives.
@@ -48,7 +51,20 @@ class JobMonitor {
   /// They refer to this.
   JobQuestions questions();
 
+  // Of a job over several nodes.
+
+  /// This node's name, and the host on which its coordinator is looked for.
+  void set_nodes(std::string node, std::string coordinator);
+  /// The coordinator is in this ddprun: the other nodes tell it of their ranks.
+  void gather() { board_.emplace(); }
+  void take(const std::string& node, const Summary& summary);
+  /// For the coordinator, if that is elsewhere: of the first few hundred workers.
+  std::vector<Summary> summaries();
+  /// nullopt: only the coordinator's ddprun knows.
+  std::optional<std::vector<OwnTime>> other_times() const;
+
  private:
+  void add_running(nlohmann::ordered_json& view) const;
   nlohmann::ordered_json view() const;
   nlohmann::ordered_json rank_view(std::size_t index) const;
   nlohmann::ordered_json output(int rank, std::uint64_t seen) const;
@@ -58,6 +74,10 @@ class JobMonitor {
   Job& job_;
   const JobRecord& record_;
   std::optional<Running> running_;
+  std::string node_, coordinator_;  ///< empty: there is one node
+  std::optional<NodesBoard> board_;
+  std::map<int, GpuUse> gpus_;
+  std::future<std::map<int, GpuUse>> reading_gpus_;
 };
 
 }  // namespace ddprun::launcher

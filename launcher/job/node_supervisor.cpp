@@ -13,6 +13,7 @@
 #include "launcher/host/port_owner.h"
 #include "launcher/job/attempt.h"
 #include "launcher/job/attempt_result.h"
+#include "launcher/job/job_monitor.h"
 #include "launcher/plan/redact.h"
 #include "launcher/rendezvous/listen.h"
 #include "launcher/rendezvous/succession.h"
@@ -83,6 +84,7 @@ class NodeSupervisor {
     if (lost_) settings.connect_timeout = connect_timeout_after_loss(nodes_.node_timeout);
     settings.before_connecting = [this](std::size_t place, bool asked_all, const auto& addresses,
                                         NodeLink::Settings& link) {
+      job_.monitor->set_nodes(name_of_node(nodes_), link.endpoints[place].host);
       if (connections_.server) return;
       link.instead.clear();
       link.fail_unless_greeted = false;
@@ -91,6 +93,7 @@ class NodeSupervisor {
       if (wanted && may_host(place, link.endpoints.size(), since_loss, asked_all, nodes_.node_timeout))
         host(link.endpoints[place], addresses, link);
     };
+    settings.summaries = [&monitor = *job_.monitor] { return monitor.summaries(); };
     connections_.links.emplace_back(job_.io, job_.events, std::move(settings));
   }
 
@@ -133,6 +136,9 @@ class NodeSupervisor {
                             lost_.has_value()},
         nodes_.token, std::move(listening.sockets), std::move(listen_again));
     connections_.server->on_all_gone([this] { job_.events.push(PeerEvent{}); });
+    job_.monitor->gather();
+    connections_.server->on_summary(
+        [&monitor = *job_.monitor](const auto& node, const auto& summary) { monitor.take(node, summary); });
     if (lost_) log_info("this node has the coordinator now, at " + to_string(endpoint));
   }
 

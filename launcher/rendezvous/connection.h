@@ -43,6 +43,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void close();
 
   bool is_open() const { return socket_.is_open(); }
+  bool is_sending() const { return sending_; }
   const Socket& socket() const { return socket_; }
 
  private:

@@ -22,6 +22,7 @@ constexpr std::size_t kMaxTextBytes = 2000;  // of a node's text, to which we ad
 constexpr int kMaxLosses = 5;
 constexpr std::chrono::minutes kYoung{5};
 constexpr Coordinator::NodeId kNobody = SIZE_MAX;
+constexpr int kSummaryMs = 1000;                            // or 1 ms for each node
 constexpr std::size_t kBeatsToLoss = 2 * kBeatsPerTimeout;  // after so many a silent node is known to be lost
 
 }  // namespace
@@ -38,6 +39,11 @@ void Coordinator::receive(NodeId id, const NodeMessage& message, const std::stri
     handle(id, found->second, message, now);
   }
   check_progress(now);
+}
+
+const std::string* Coordinator::node_name(NodeId id) const {
+  const auto found = nodes_.find(id);
+  return found == nodes_.end() ? nullptr : &found->second.join.node;
 }
 
 void Coordinator::join(NodeId id, const Join& join, const std::string& address, Time now) {
@@ -425,8 +431,9 @@ Coordinator::Time Coordinator::next_tick() const {
 
 void Coordinator::send_waiting(NodeId id) {
   const bool spare = phase_ != Phase::kForming && members_.size() == max_nodes();
-  send(id, Waiting{static_cast<int>(nodes_.size()), settings_.min_nodes, settings_.max_nodes, spare,
-                   static_cast<int>(settings_.node_timeout.count())});
+  send(id,
+       Waiting{static_cast<int>(nodes_.size()), settings_.min_nodes, settings_.max_nodes, spare,
+               static_cast<int>(settings_.node_timeout.count()), std::max(kSummaryMs, settings_.max_nodes)});
 }
 
 /// The nodes in the order of joining.

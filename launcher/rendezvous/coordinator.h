@@ -85,6 +85,9 @@ class Coordinator {
 
   const std::optional<JobEnd>& ended() const { return ended_; }
 
+  /// The name of a node that has joined; null: there is none.
+  const std::string* node_name(NodeId id) const;
+
   /// Whether nodes may join. Not while all nodes of a job of fixed size are connected.
   bool wants_nodes() const {
     return !ended_ && (elastic() || settings_.spares > 0 || phase_ == Phase::kForming);

@@ -209,6 +209,12 @@ void visit(auto& fields, OfRound& message) { fields.integer("round", message.rou
 const char* type_of(const Leave&) { return "leave"; }
 void visit(auto& fields, Leave& leave) { fields.integer("signal", leave.signal, 1, kMaxSignal); }
 
+const char* type_of(const Summary&) { return "summary"; }
+void visit(auto& fields, Summary& summary) {
+  fields.integer("round", summary.round, 0, INT_MAX);
+  fields.text("rank", summary.rank, kMaxSummary);
+}
+
 const char* type_of(const Waiting&) { return "waiting"; }
 void visit(auto& fields, Waiting& waiting) {
   fields.integer("present", waiting.present, 0, kMaxCount);
@@ -216,6 +222,7 @@ void visit(auto& fields, Waiting& waiting) {
   fields.integer("max_nodes", waiting.max_nodes, 1, kMaxCount);
   fields.flag("spare", waiting.spare);
   fields.integer("node_timeout_ms", waiting.node_timeout_ms, 0, INT_MAX);
+  fields.optional_integer("summary_ms", waiting.summary_ms, 1, INT_MAX);
 }
 
 const char* type_of(const Refused&) { return "refused"; }

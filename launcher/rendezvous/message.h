@@ -78,6 +78,13 @@ struct Leave {
   bool operator==(const Leave&) const = default;
 };
 
+/// What ddpctl shows of a worker. Decides nothing, and may be left out.
+struct Summary {
+  int round = 0;
+  std::string rank;  ///< JSON (launcher/status/nodes_board.h)
+  bool operator==(const Summary&) const = default;
+};
+
 // From the coordinator.
 
 /// The answer to Join, and to Ended while waiting for other nodes.
@@ -86,6 +93,7 @@ struct Waiting {
   int min_nodes = 1, max_nodes = 1;
   bool spare = false;       ///< the job runs without this node, which stands by to replace a lost one
   int node_timeout_ms = 0;  ///< either side is lost after this long without a sign of life
+  std::optional<int> summary_ms = {};  ///< how often to send summaries; nullopt: not at all
   bool operator==(const Waiting&) const = default;
 };
 
@@ -128,7 +136,7 @@ struct Beat {
   bool operator==(const Beat&) const = default;
 };
 
-using NodeMessage = std::variant<Join, Leading, Failed, Succeeded, Ended, Leave, Beat>;
+using NodeMessage = std::variant<Join, Leading, Failed, Succeeded, Ended, Leave, Summary, Beat>;
 using CoordinatorMessage = std::variant<Waiting, Refused, Lead, Start, Stop, End, Beat>;
 
 /// The other side's bytes break the protocol, or are not signed with our token. One line.
@@ -138,6 +146,7 @@ struct ProtocolError : std::runtime_error {
 
 inline constexpr std::size_t kMaxMessage = 16384;  ///< bytes of one message's payload
 inline constexpr std::size_t kMaxName = 1024;      ///< bytes of a name or address in it
+inline constexpr std::size_t kMaxSummary = 8000;   ///< bytes of a summary's JSON in it
 
 /// The message as JSON of at most kMaxMessage bytes. Invalid UTF-8 becomes U+FFFD, and long strings are cut.
 /// Numbers are not checked: the other side does that.

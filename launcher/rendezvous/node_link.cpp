@@ -95,7 +95,7 @@ asio::awaitable<std::vector<tcp::endpoint>> resolve(Endpoint endpoint) {
 }  // namespace
 
 NodeLink::NodeLink(asio::io_context& io, JobEvents& events, Settings settings)
-    : events_(events), io_(io), settings_(std::move(settings)), timer_(io) {
+    : events_(events), io_(io), settings_(std::move(settings)), timer_(io), summary_timer_(io) {
   asio::co_spawn(io, run(), asio::detached);
 }
 
@@ -246,6 +246,8 @@ asio::awaitable<void> NodeLink::listen() {
     if (const auto* waiting = std::get_if<Waiting>(&message)) {
       node_timeout_ = milliseconds(waiting->node_timeout_ms);
       timer_.cancel();  // wakes beat()
+      if (waiting->summary_ms && !std::exchange(summary_ms_, waiting->summary_ms))
+        asio::co_spawn(io_, summarise(), asio::detached);
     }
     const bool last = std::holds_alternative<End>(message);
     add(std::move(message));
@@ -267,6 +269,16 @@ asio::awaitable<void> NodeLink::beat() {
       connection_->close();
     }
     send(Beat{});
+  }
+}
+
+/// A coordinator that is slow to read gets fewer summaries.
+asio::awaitable<void> NodeLink::summarise() {
+  while (connection_->is_open()) {
+    summary_timer_.expires_after(milliseconds(*summary_ms_));
+    co_await summary_timer_.async_wait(asio::use_awaitable);
+    if (connection_->is_sending() || !settings_.summaries) continue;
+    for (const Summary& summary : settings_.summaries()) send(summary);
   }
 }
 

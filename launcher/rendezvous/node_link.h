@@ -50,6 +50,8 @@ class NodeLink {
     std::function<void(std::size_t place, bool asked_all,
                        const std::vector<boost::asio::ip::tcp::endpoint>& addresses, Settings& settings)>
         before_connecting;
+    /// What the coordinator is to be told of this node's workers now and then, if it wants to know.
+    std::function<std::vector<Summary>()> summaries;
   };
 
   /// Starts to connect, and retries until the timeout.
@@ -92,18 +94,20 @@ class NodeLink {
   boost::asio::awaitable<void> connect_once();
   boost::asio::awaitable<void> listen();
   boost::asio::awaitable<void> beat();
+  boost::asio::awaitable<void> summarise();
   void add(CoordinatorEvent news);
 
   JobEvents& events_;
   boost::asio::io_context& io_;
   Settings settings_;
-  boost::asio::steady_timer timer_;
+  boost::asio::steady_timer timer_, summary_timer_;
   std::size_t asked_ = 0;  ///< of the endpoints
   bool asked_all_ = false;
   std::shared_ptr<Connection> connection_;
   std::deque<CoordinatorEvent> news_;
   std::string coordinator_address_, local_address_;
   std::chrono::milliseconds node_timeout_{0};  ///< 0: not yet known
+  std::optional<int> summary_ms_;
   int missed_beats_ = 0;
   bool timed_out_ = false;
 };

@@ -121,6 +121,9 @@ asio::awaitable<void> CoordinatorServer::serve(std::shared_ptr<Connection> conne
         connections_.emplace(id, connection);
       }
       coordinator_.receive(id, message, address, Coordinator::Clock::now());
+      const auto* summary = std::get_if<Summary>(&message);
+      if (const auto* node = coordinator_.node_name(id); node != nullptr && summary != nullptr && on_summary_)
+        on_summary_(*node, *summary);
       deliver();
     }
   } catch (const boost::system::system_error& error) {

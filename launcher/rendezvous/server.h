@@ -39,6 +39,10 @@ class CoordinatorServer {
   /// True once the job has ended and every node has disconnected.
   bool all_gone() const { return coordinator_.ended() && connections_.empty(); }
   void on_all_gone(std::function<void()> callback) { on_all_gone_ = std::move(callback); }
+  /// Called with the summaries of nodes that have joined.
+  void on_summary(std::function<void(const std::string& node, const Summary& summary)> callback) {
+    on_summary_ = std::move(callback);
+  }
 
  private:
   using Id = Coordinator::NodeId;
@@ -62,6 +66,7 @@ class CoordinatorServer {
   boost::asio::steady_timer timer_;
   Id next_id_ = 0;
   std::function<void()> on_all_gone_;
+  std::function<void(const std::string&, const Summary&)> on_summary_;
 };
 
 }  // namespace ddprun::launcher

@@ -89,12 +89,13 @@ void write_activities(const json& view, MetricsWriter& writer) {
 void write_slowness(const json& view, MetricsWriter& writer) {
   writer.family("worker_slowness_ratio", "gauge",
                 "Own time of a step beside the median rank's; 1 unless it is slow.");
-  for (const json& rank : view["ranks"]) {
-    double factor = 1;
-    for (const json& slow : view["stragglers"])
-      if (slow["rank"] == rank["rank"]) factor = slow["factor"].get<double>();
-    writer.sample(rank_label(rank), factor);
-  }
+  for (const char* ranks : {"ranks", "other_ranks"})
+    for (const json& rank : view.value(ranks, json::array())) {
+      double factor = 1;
+      for (const json& slow : view["stragglers"])
+        if (slow["rank"] == rank["rank"]) factor = slow["factor"].get<double>();
+      writer.sample(rank_label(rank), factor);
+    }
 }
 
 }  // namespace

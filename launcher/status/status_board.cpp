@@ -6,14 +6,14 @@ namespace ddprun::launcher {
 namespace {
 
 constexpr std::chrono::seconds kStragglerLook{1};
-constexpr std::int64_t kLeastSteps = 5;  // fewer say nothing
 
 }  // namespace
 
-StatusBoard::StatusBoard(boost::asio::io_context& io, int first_rank,
+StatusBoard::StatusBoard(boost::asio::io_context& io, int first_rank, OtherTimes others,
                          std::function<void(const Straggler&)> on_straggler)
     : pipes_(io, [this](std::size_t index, std::string_view bytes) { take(index, bytes); }),
       first_rank_(first_rank),
+      others_(std::move(others)),
       on_straggler_(std::move(on_straggler)) {}
 
 UniqueFd StatusBoard::open(std::size_t index) {
@@ -23,11 +23,17 @@ UniqueFd StatusBoard::open(std::size_t index) {
 }
 
 void StatusBoard::take(std::size_t index, std::string_view bytes) {
+  progress_[index].add(bytes, Clock::now());
+  look();
+}
+
+void StatusBoard::look() {
   const auto now = Clock::now();
-  progress_[index].add(bytes, now);
   if (now < next_look_) return;
   next_look_ = now + kStragglerLook;
-  std::vector<OwnTime> times;
+  auto others = others_();
+  if (!others) return;
+  std::vector<OwnTime> times = std::move(*others);
   for (std::size_t i = 0; i < progress_.size(); ++i) {
     const auto pace = progress_[i].pace();
     if (!pace || !pace->compute || pace->steps < kLeastSteps) continue;

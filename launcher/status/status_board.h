@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "launcher/status/progress.h"
@@ -15,9 +16,12 @@ class StatusBoard {
  public:
   using Clock = Progress::Clock;
 
+  using OtherTimes = std::function<std::optional<std::vector<OwnTime>>()>;
+
   /// first_rank     of these workers
+  /// others         the times of the other nodes' ranks; nullopt: another ddprun tells who is slow
   /// on_straggler   called when a rank has been slow for a while
-  StatusBoard(boost::asio::io_context& io, int first_rank,
+  StatusBoard(boost::asio::io_context& io, int first_rank, OtherTimes others,
               std::function<void(const Straggler&)> on_straggler);
 
   /// Opens a worker's channel, as WorkerPipes::open; what an earlier worker in its place said is forgotten.
@@ -25,6 +29,9 @@ class StatusBoard {
 
   /// Reads what the workers have said by now.
   void read_now() { pipes_.read_now(); }
+
+  /// Looks for slow ranks, about once a second. To be called when another node's times are there.
+  void look();
 
   const Progress& progress(std::size_t index) const { return progress_.at(index); }
   std::vector<Straggler> slow_now() const { return watch_.slow_now(); }
@@ -34,6 +41,7 @@ class StatusBoard {
 
   WorkerPipes pipes_;
   int first_rank_;
+  OtherTimes others_;
   std::function<void(const Straggler&)> on_straggler_;
   std::vector<Progress> progress_;
   StragglerWatch watch_;

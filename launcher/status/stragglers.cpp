@@ -5,6 +5,8 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include <ddprun/common/text.h>
+
 namespace ddprun::launcher {
 namespace {
 
@@ -31,10 +33,11 @@ bool is_slow(double seconds, double median) {
 
 std::string describe(const Straggler& straggler) {
   char text[200];
-  std::snprintf(text, sizeof text, "rank %d is %.1f times slower than the median since step %lld: %s",
-                straggler.rank, straggler.factor, static_cast<long long>(straggler.since_step),
+  std::snprintf(text, sizeof text, " is %.1f times slower than the median since step %lld: %s",
+                straggler.factor, static_cast<long long>(straggler.since_step),
                 straggler.by_data ? "data, not compute" : "compute, not data");
-  return text;
+  return "rank " + std::to_string(straggler.rank) +
+         (straggler.node.empty() ? "" : " on node " + printable(straggler.node)) + text;
 }
 
 nlohmann::ordered_json to_json(const Straggler& straggler) {
@@ -52,9 +55,9 @@ std::vector<Straggler> slow_ranks(const std::vector<OwnTime>& times) {
   for (const OwnTime& time : times) {
     const double all = time.compute + time.data;
     if (is_slow(time.compute, compute))
-      slow.push_back({time.rank, time.compute / compute, time.step, false});
+      slow.push_back({time.rank, time.compute / compute, time.step, false, time.node});
     else if (is_slow(all, own))
-      slow.push_back({time.rank, all / own, time.step, true});
+      slow.push_back({time.rank, all / own, time.step, true, time.node});
   }
   return slow;
 }

@@ -16,6 +16,7 @@ struct OwnTime {
   std::int64_t step = 0;  ///< the last one
   double compute = 0;
   double data = 0;
+  std::string node = {};  ///< empty: this one
 };
 
 /// A rank that holds up the others.
@@ -23,16 +24,19 @@ struct Straggler {
   int rank = 0;
   double factor = 1;  ///< of the median rank
   std::int64_t since_step = 0;
-  bool by_data = false;  ///< it waits for its input; else it computes longer
+  bool by_data = false;   ///< it waits for its input; else it computes longer
+  std::string node = {};  ///< empty: this one
   bool operator==(const Straggler&) const = default;
 };
 
 /// "rank 3 is 1.8 times slower than the median since step 1200: compute, not data"
 std::string describe(const Straggler& straggler);
 
-/// {"rank": 3, "factor": 1.8, "since_step": 1200, "cause": "compute"}, or "data"
+/// {"rank": 3, "factor": 1.8, "since_step": 1200, "cause": "compute"}, or "data"; "node" unless it is this
+/// one
 nlohmann::ordered_json to_json(const Straggler& straggler);
 
+constexpr int kLeastSteps = 5;  ///< that an own time is measured over; fewer say nothing
 constexpr double kSlowFactor = 1.5;
 constexpr int kSlowLooks = 3;  ///< in a row, before a rank is named, and before it is no longer
 

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <chrono>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "launcher/status/stragglers.h"
+
+namespace ddprun::launcher {
+
+/// What the other nodes' ddpruns say of their ranks, in the ddprun that has the coordinator. Trusts nothing.
+class NodesBoard {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  /// text  a rank's view (docs/ddpctl.md) as JSON; anything else is ignored
+  void take(const std::string& node, int round, const std::string& text, Clock::time_point now);
+
+  /// The views of the last round's ranks that were heard of lately, with "node" and "cpu_percent".
+  nlohmann::ordered_json ranks(Clock::time_point now) const;
+  std::vector<OwnTime> own_times(Clock::time_point now) const;
+
+ private:
+  struct Rank {
+    nlohmann::ordered_json view;
+    Clock::time_point heard;
+  };
+  int round_ = 0;
+  std::map<int, Rank> ranks_;
+};
+
+}  // namespace ddprun::launcher
