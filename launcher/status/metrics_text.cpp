@@ -89,13 +89,15 @@ void write_activities(const json& view, MetricsWriter& writer) {
 void write_slowness(const json& view, MetricsWriter& writer) {
   writer.family("worker_slowness_ratio", "gauge",
                 "Own time of a step beside the median rank's; 1 unless it is slow.");
-  for (const char* ranks : {"ranks", "other_ranks"})
-    for (const json& rank : view.value(ranks, json::array())) {
-      double factor = 1;
-      for (const json& slow : view["stragglers"])
-        if (slow["rank"] == rank["rank"]) factor = slow["factor"].get<double>();
-      writer.sample(rank_label(rank), factor);
-    }
+  json ranks = view["ranks"];
+  if (view.contains("other_ranks"))
+    ranks.insert(ranks.end(), view["other_ranks"].begin(), view["other_ranks"].end());
+  for (const json& rank : ranks) {
+    double factor = 1;
+    for (const json& slow : view["stragglers"])
+      if (slow["rank"] == rank["rank"]) factor = slow["factor"].get<double>();
+    writer.sample(rank_label(rank), factor);
+  }
 }
 
 }  // namespace

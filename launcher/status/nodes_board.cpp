@@ -27,8 +27,8 @@ json checked(const std::string& text) {
   if (view.contains("signal_name")) result["signal_name"] = view["signal_name"].get<std::string>();
   result["status"] = json::parse(to_json_line(parse_status(view.at("status").dump()).value()));
   for (const char* name : {"pace", "gpu"})
-    for (const auto& [key, value] : view.value(name, json::object()).items())
-      result[name][key] = value.get<double>();
+    if (view.contains(name))
+      for (const auto& [key, value] : view[name].items()) result[name][key] = value.get<double>();
   if (result.contains("pace")) result["pace"].at("step_seconds");
   return result;
 }
@@ -67,8 +67,9 @@ json NodesBoard::ranks(Clock::time_point now) const {
 std::vector<OwnTime> NodesBoard::own_times(Clock::time_point now) const {
   std::vector<OwnTime> times;
   for (const json& view : ranks(now)) {
-    const json pace = view.value("pace", json::object());
-    if (pace.contains("compute_seconds") && pace.value("steps", 0.0) >= kLeastSteps)
+    if (!view.contains(json::json_pointer("/pace/compute_seconds"))) continue;
+    const json& pace = view["pace"];
+    if (pace.value("steps", 0.0) >= kLeastSteps)
       times.push_back({view.value("rank", 0), view["status"].value("step", std::int64_t{0}),
                        pace.value("compute_seconds", 0.0), pace.value("data_seconds", 0.0),
                        view.value("node", "")});

@@ -32,8 +32,7 @@ struct Straggler {
 /// "rank 3 is 1.8 times slower than the median since step 1200: compute, not data"
 std::string describe(const Straggler& straggler);
 
-/// {"rank": 3, "factor": 1.8, "since_step": 1200, "cause": "compute"}, or "data"; "node" unless it is this
-/// one
+/// {"rank": 3, "factor": 1.8, "since_step": 1200, "cause": "compute"}, or "data"
 nlohmann::ordered_json to_json(const Straggler& straggler);
 
 constexpr int kLeastSteps = 5;  ///< that an own time is measured over; fewer say nothing

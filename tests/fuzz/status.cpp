@@ -1,5 +1,6 @@
-// A line of a worker's status channel.
+// A line of a worker's status channel, and what another node says of a rank.
 #include <ddprun/common/status.h>
+#include "launcher/status/nodes_board.h"
 
 #include <string>
 
@@ -9,6 +10,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   using namespace ddprun;
   using namespace ddprun::fuzz;
   const std::string text(text_of(data, size));
+  launcher::NodesBoard board;
+  board.take("node", 0, text, {});
+  const auto views = board.ranks({});
+  expect(views.size() <= 1 && board.own_times({}).size() <= views.size(), "a text has one rank", text);
+  for (const auto& view : views) expect(view["rank"].get<int>() >= 0, "a rank is not negative", text);
   const auto status = parse_status(text);
   if (!status) return 0;
   const std::string line = to_json_line(*status);

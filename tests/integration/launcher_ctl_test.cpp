@@ -12,7 +12,7 @@
 #include <thread>
 
 #include <ddprun/common/files.h>
-#include "tests/integration/job.h"
+#include "tests/integration/node_job.h"
 
 namespace ddprun::test {
 namespace {
@@ -135,10 +135,45 @@ TEST_CASE("ddpctl stop ends a job, stacks leave it alone", "[ctl]") {
   CHECK(stacks.status == ExitStatus::exited(0));
   CHECK_THAT(stacks.out,
              ContainsSubstring("rank 1\n") && ContainsSubstring("(sh): ") && !ContainsSubstring("rank 0"));
-  CHECK(job.ctl({"stacks", job.name(), "--rank=7"}).status == ExitStatus::exited(1));
+  CHECK(job.ctl({"stacks", job.name(), "--rank=7"}).status == ExitStatus::exited(2));
   CHECK(job.ctl({"stop", job.name()}).status == ExitStatus::exited(0));
   CHECK(job.child.wait() == ExitStatus::killed(SIGTERM));
   CHECK_THAT(job.child.err(), ContainsSubstring("received SIGTERM"));
+}
+
+TEST_CASE("ddpctl on the coordinator's node shows the ranks of all nodes, the slow one named", "[ctl]") {
+  const std::string text =
+      "own=0.02; [ $RANK = 3 ] && own=0.04; i=0; while :; do i=$((i+1)); "
+      "echo \"{\\\"step\\\": $i, \\\"seconds\\\": {\\\"compute\\\": $(echo $i $own | awk '{print $1 * "
+      "$2}')}}\" "
+      "> /proc/self/fd/$DDPRUN_STATUS_FD; sleep 0.1; done";
+  const TempDir other;
+  NodeJob nodes;
+  const std::vector<std::string> flags = nodes.flags({"--nnodes=2", "--nproc-per-node=2"});
+  SeenJob job(script(flags, text));
+  auto joining = flags;
+  joining[2] = "--rdzv-conf=is_host=0";
+  Child second(SeenJob::prepared(script(joining, text), other.path()));
+  REQUIRE(wait_until([&] { return count_of("rank 3 on node ", job.child.err()) == 1; }));
+  CHECK_THAT(job.child.err(), ContainsSubstring(" is 2.0 times slower than the median since step "));
+  std::string table;
+  CHECK(wait_until([&] {
+    table = job.ctl({"top", job.name(), "--once"}).out;
+    return count_of("running ", table) >= 4 && count_of("2.0x compute", table) == 1;
+  }));
+  INFO(table);
+  CHECK_THAT(table, ContainsSubstring("RANK  NODE "));
+  CHECK_THAT(job.ctl({"ps"}).out, ContainsSubstring("NODE"));
+  for (const char* command : {"logs", "stacks"}) {
+    const Finished refused = job.ctl({command, job.name(), "--rank=3"});
+    CHECK(refused.status == ExitStatus::exited(2));
+    CHECK_THAT(refused.err,
+               ContainsSubstring("rank 3 runs on node ") && ContainsSubstring(": run ddpctl there\n"));
+    CHECK(count_of("\n", refused.err) == 1);
+  }
+  CHECK(count_of("slower than the median", second.err()) == 0);
+  job.end();
+  second.wait();
 }
 
 TEST_CASE("the socket is for its user only, and answers nonsense with an error", "[ctl]") {

@@ -98,6 +98,41 @@ TEST_CASE("what is not known is a dash, and an ended rank says how", "[job_scree
   CHECK_THAT(screen.head[2], ContainsSubstring("does not say how far it is"));
 }
 
+View job_of_nodes() {
+  View view = job_view(1);
+  view["node_name"] = "host1";
+  view["coordinator"] = "host1";
+  view["other_ranks"] = View::array({rank_view(1, 0.04)});
+  view["other_ranks"][0]["node"] = "a-name-that-is-long-2";
+  view["other_ranks"][0]["cpu_percent"] = 75.0;
+  view["stragglers"] = View::array({{{"rank", 1}, {"factor", 2.0}, {"since_step", 7}, {"cause", "compute"}}});
+  return view;
+}
+
+TEST_CASE("the ranks of all nodes are in one table, with the column NODE", "[job_screen]") {
+  const JobScreen screen = job_screen({job_of_nodes(), nullptr}, SortBy::kRank, 100);
+  CHECK(screen.columns == " RANK  NODE        STATE      STEP STEP TIME  OWN TIME  DATA  COMM    CPU    MEM");
+  REQUIRE(screen.rows.size() == 2);
+  CHECK_THAT(screen.rows[0].text, ContainsSubstring("    0  host1       train "));
+  CHECK_THAT(screen.rows[1].text, ContainsSubstring("    1  ..s-long-2  train ") &&
+                                      ContainsSubstring("75 %") && ContainsSubstring("2.0x compute"));
+  CHECK(job_list({job_of_nodes(), job_view(3)})[0].starts_with("JOB       NODE  STATE "));
+  CHECK_THAT(job_list({job_of_nodes()})[1], ContainsSubstring("3f2a91bc  host1 running  99       2 "));
+}
+
+TEST_CASE("one line says where another node's rank is to be looked at", "[job_screen]") {
+  View view = job_of_nodes();
+  CHECK(elsewhere(view, 0).empty());
+  CHECK(elsewhere(view, 1) == "rank 1 runs on node a-name-that-is-long-2: run ddpctl there");
+  CHECK(elsewhere(view, 9) == "rank 9 does not run on this machine");
+  view.erase("other_ranks");
+  CHECK(
+      elsewhere(view, 1) ==
+      "rank 1 does not run on this machine; ddpctl top on host1, which has the coordinator, shows its node");
+  CHECK_THAT(job_screen({view, nullptr}, SortBy::kRank, 100).head.back(),
+             ContainsSubstring("only its ranks are shown; ddpctl on host1"));
+}
+
 TEST_CASE("ranks are sorted by what is asked for", "[job_screen]") {
   View view = job_view(3);
   view["ranks"][2]["resident_bytes"] = 2.0 * (1 << 30);

@@ -43,7 +43,7 @@ Join named(const std::string& name, std::optional<int> node_rank = {}) {
 TEST_CASE("a round begins as soon as MAX nodes have joined and their leader has a port", "[coordinator]") {
   CoordinatorRig rig(job(2, 2, 3));
   const auto a = rig.join("a");
-  CHECK(rig.last<Waiting>(a) == Waiting{1, 2, 2, false, 10'000});
+  CHECK(rig.last<Waiting>(a) == Waiting{1, 2, 2, false, 10'000, 1000});
   CHECK(rig.count<Lead>(a) == 0);
   const auto b = rig.join("b");
   CHECK(rig.last<Waiting>(b).present == 2);

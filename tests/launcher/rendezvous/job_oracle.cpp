@@ -52,6 +52,9 @@ void JobOracle::check(Id id, const Cause& cause, const Outgoing& messages,
     return sent.first == id && !std::holds_alternative<Beat>(sent.second);
   };
   promise(!joins || std::any_of(messages.begin(), messages.end(), answers), "a join without an answer");
+  promise(!said<Summary>(cause) || std::none_of(messages.begin(), messages.end(), answers) ||
+              all<Refused>(messages).empty(),
+          "a node is refused for its summary");
   check_lead(id, cause, messages);
   check_start(messages);
   check_stop(id, cause, messages);

@@ -89,6 +89,7 @@ void JobSimulation::add_node(std::optional<int> node_rank) {
 void JobSimulation::beat(Id id) {
   if (!nodes_.at(id).alive) return;
   say(id, Beat());
+  if (chance(30)) say(id, Summary{last_round_, "{}"});
   after(kBeatPause, [this, id] { beat(id); });
 }
 
@@ -102,7 +103,7 @@ void JobSimulation::talk_nonsense(Id id) {
 
 NodeMessage JobSimulation::random_message() {
   const int round = last_round_ - 1 + static_cast<int>(below(3));
-  switch (below(7)) {
+  switch (below(8)) {
     case 0:
       return nodes_.empty() ? Join() : nodes_.begin()->second.join;
     case 1:
@@ -115,6 +116,8 @@ NodeMessage JobSimulation::random_message() {
       return Ended{round};
     case 5:
       return Leave{SIGTERM};
+    case 6:
+      return Summary{round, "nonsense"};
     default:
       return Beat();
   }

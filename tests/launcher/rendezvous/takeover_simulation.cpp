@@ -176,6 +176,7 @@ void TakeoverSimulation::beat(Host host, std::size_t connection) {
       return lose(host, connection, /*hung_up=*/false);
     }
     send(connection, Beat());
+    send(connection, Summary());
     beat(host, connection);
   });
 }
