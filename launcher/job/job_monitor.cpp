@@ -30,7 +30,8 @@ using json = nlohmann::ordered_json;
 constexpr std::size_t kJobNameSize = 8;
 constexpr std::size_t kMostStackBytes = 1 << 18;  // of a rank
 constexpr std::chrono::milliseconds kStackLook{50};
-constexpr std::size_t kMostSummaries = 256;  // a connection queues no more than 1024 messages
+constexpr std::chrono::seconds kReadGpusEvery{10};  // it loads the driver's library
+constexpr std::size_t kMostSummaries = 256;         // a connection queues no more than 1024 messages
 
 double seconds_since(JobEvents::Clock::time_point time) {
   return std::chrono::duration<double>(JobEvents::Clock::now() - time).count();
@@ -133,7 +134,9 @@ std::vector<Summary> JobMonitor::summaries() {
   if (board_ || !running_) return {};
   if (reading_gpus_.valid() && reading_gpus_.wait_for(std::chrono::seconds(0)) == std::future_status::ready)
     gpus_ = reading_gpus_.get();
-  if (!reading_gpus_.valid() && !job_.topology.host_gpus.empty()) {
+  const auto now = NodesBoard::Clock::now();
+  if (!reading_gpus_.valid() && !job_.topology.host_gpus.empty() && now >= read_gpus_next_) {
+    read_gpus_next_ = now + kReadGpusEvery;
     std::packaged_task<std::map<int, GpuUse>()> read(gpu_use);
     reading_gpus_ = read.get_future();
     std::thread(std::move(read)).detach();  // the driver takes its time, or never answers

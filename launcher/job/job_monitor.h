@@ -78,6 +78,7 @@ class JobMonitor {
   std::optional<NodesBoard> board_;
   std::map<int, GpuUse> gpus_;
   std::future<std::map<int, GpuUse>> reading_gpus_;
+  NodesBoard::Clock::time_point read_gpus_next_;
 };
 
 }  // namespace ddprun::launcher
