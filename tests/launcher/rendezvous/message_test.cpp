@@ -160,6 +160,7 @@ TEST_CASE("a number out of its range is refused", "[message]") {
        {"min_nodes", "max_nodes", "workers", "group_world_size", "world_size", "role_world_size"}},
       {1, 65535, {"port", "master_port"}},
       {1, 64, {"signal"}},
+      {1, 2147483647, {"summary_ms"}},
       {0, 2147483647, {"round", "node_timeout_ms", "restart_count", "former_restarts"}}};
   const auto range_of = [&](const std::string& type, const std::string& field) -> std::pair<int, int> {
     if (field == "exit_code") return {type == "end" ? 0 : 1, 255};  // a failure is not 0
@@ -248,7 +249,9 @@ TEST_CASE("a text that is too long is refused, and cut by who sends it", "[messa
     const json object = json::parse(encode(message));
     for (const auto& [field, value] : object.items()) {
       if (!value.is_string() || field == "type" || field == "kind") continue;
-      const std::size_t most = field == "text" || field == "reason" ? 4096 : 1024;
+      const std::size_t most = field == "rank"                        ? kMaxSummary
+                               : field == "text" || field == "reason" ? 4096
+                                                                      : 1024;
       json other = object;
       other[field] = std::string(most, 'x');
       CHECK(encode(decode(message, other.dump())) == other.dump());
@@ -270,8 +273,9 @@ TEST_CASE("a message fits into a frame, whatever its texts are", "[message]") {
          {std::size_t{1}, std::size_t{600}, std::size_t{2000}, std::size_t{100'000}}) {
       std::string text;
       for (std::size_t i = 0; i < count; ++i) text += bytes;
-      for (const NodeMessage& message : {NodeMessage(Join{text, text, 1, 1, 1, 1, text, text, text}),
-                                         NodeMessage(Failed{0, exited(1), text})}) {
+      for (const NodeMessage& message :
+           {NodeMessage(Join{text, text, 1, 1, 1, 1, text, text, text}),
+            NodeMessage(Failed{0, exited(1), text}), NodeMessage(Summary{0, text})}) {
         const std::string encoded = encode(message);
         CHECK(encoded.size() <= kMaxMessage);
         CHECK_NOTHROW(decode_node_message(encoded));
