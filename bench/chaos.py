@@ -201,7 +201,7 @@ def result(arguments, folder, job):
 
 def picture(path, runs):
     """Steps over time, a line for each run, with a mark at each fault."""
-    width, height, colours = 900, 420, ["#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b"]
+    width, height, colours = 900, 420, ["#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf"]
     longest = max(new[-1][0] - new[0][0] for _, new, _ in runs)
     most = max(new[-1][1] for _, new, _ in runs)
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width + 60} {height + 50}" font-family="sans-serif" font-size="13">',
@@ -209,11 +209,11 @@ def picture(path, runs):
     for i, (name, new, struck) in enumerate(runs):
         place = lambda at, step: (50 + width * (at - new[0][0]) / longest, 10 + height * (1 - step / most))
         points = " ".join("%.1f,%.1f" % place(at, step) for at, step in new)
-        parts.append(f'<polyline fill="none" stroke="{colours[i % 6]}" stroke-width="1.5" points="{points}"/>')
-        parts.append(f'<text x="70" y="{30 + 18 * i}" fill="{colours[i % 6]}">{name}</text>')
+        parts.append(f'<polyline fill="none" stroke="{colours[i % 10]}" stroke-width="1.5" points="{points}"/>')
+        parts.append(f'<text x="70" y="{30 + 18 * i}" fill="{colours[i % 10]}">{name}</text>')
         for at, fault, _ in struck:
             x, y = place(at, max([step for when, step in new if when <= at], default=0))
-            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colours[i % 6]}"><title>{fault}</title></circle>')
+            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colours[i % 10]}"><title>{fault}</title></circle>')
     parts.append(f'<text x="50" y="{height + 40}">0 s</text><text x="{width}" y="{height + 40}">{longest:.0f} s</text>')
     parts.append(f'<text x="5" y="20">{most}</text><text x="5" y="{height + 10}">step</text></svg>')
     path.write_text("\n".join(parts))

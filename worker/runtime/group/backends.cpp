@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <map>
 #include <mutex>
+#include <set>
 #include <thread>
 #include <utility>
 
@@ -58,6 +59,10 @@ bool is_open(int fd, ino_t inode) {
          ::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) == 0 && info.tcpi_state == TCP_ESTABLISHED;
 }
 
+class Gloo;
+std::mutex live_groups_mutex;
+std::set<Gloo*> live_groups;
+
 /// Gloo whose collectives can be aborted. Its own destructor waits until they time out, and it has no call to
 /// give them up (closing its connections wakes nobody on this side) and does not expose its sockets. So this
 /// takes the connections that appeared while it connected, and shuts them down: both ends then see the other
@@ -67,6 +72,10 @@ class Gloo : public ProcessGroupGloo {
   Gloo(const StorePtr& store, int rank, int size, c10::intrusive_ptr<Options> options)
       : Gloo(store, rank, size, std::move(options), open_connections()) {}
   ~Gloo() override {
+    {
+      const std::lock_guard lock(live_groups_mutex);
+      live_groups.erase(this);
+    }
     if (!idle_within(std::chrono::milliseconds(50))) abort();
   }
 
@@ -109,6 +118,8 @@ class Gloo : public ProcessGroupGloo {
       const auto other = others.find(socket.first);
       return other != others.end() && other->second == socket.second;
     });
+    const std::lock_guard lock(live_groups_mutex);
+    live_groups.insert(this);
   }
 
   /// A finished collective may stay on its worker thread for another moment.
@@ -129,6 +140,11 @@ class Gloo : public ProcessGroupGloo {
 };
 
 }  // namespace
+
+void abort_groups() {
+  const std::lock_guard lock(live_groups_mutex);
+  for (Gloo* group : live_groups) group->abort();
+}
 
 std::string checked_interface(const std::string& option) {
   const char* variable = std::getenv("GLOO_SOCKET_IFNAME");

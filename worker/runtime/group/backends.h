@@ -54,4 +54,8 @@ struct GroupParts {
 /// Connects the ranks. The only place that creates or wraps a group's backends.
 c10::intrusive_ptr<c10d::ProcessGroup> make_c10d_group(GroupParts& parts);
 
+/// Fails the collectives under way on the CPU of all groups of this process: a rank whose host is silent
+/// closes no connection.
+void abort_groups();
+
 }  // namespace ddprun::ddp

@@ -18,6 +18,7 @@
 #include <ddprun/common/round_notice.h>
 #include <ddprun/common/standby.h>
 #include <ddprun/flight/watchdog.h>
+#include <ddprun/group/backends.h>
 
 namespace ddprun::ddp {
 namespace {
@@ -27,6 +28,9 @@ using Clock = std::chrono::steady_clock;
 /// From a round's begin until this rank must have left the one before, if that had batches: none takes so
 /// long, but data may take long to load.
 constexpr std::chrono::seconds kLeaveWithin{60};
+/// From a round's begin until the collectives of the one before are aborted: a silent host closes no
+/// connection.
+constexpr std::chrono::seconds kAbortAfter{1};
 
 bool is_socket(int fd) {
   struct stat info {};
@@ -67,7 +71,9 @@ struct Rounds::State {
 
   void end_if_late() {
     const std::scoped_lock lock(mutex);
-    if (!leave_until || Clock::now() < *leave_until) return;
+    if (!leave_until) return;
+    if (Clock::now() >= *leave_until - kLeaveWithin + kAbortAfter) abort_groups();
+    if (Clock::now() < *leave_until) return;
     log_error("another rank was lost, and this one could not leave its round within " +
               std::to_string(kLeaveWithin.count()) + " s");
     std::_Exit(EXIT_FAILURE);
