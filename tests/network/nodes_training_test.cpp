@@ -140,3 +140,28 @@ TEST_CASE("nodes whose own names are those of loopback train as one node does", 
   network.set_names("127.0.1.1 h0 h1\n" + Network::ipv4(0) + " head\n" + Network::ipv6(0) + " head\n");
   check_same(train(network, 2, "head"), train_on_one_node(2), 2);
 }
+
+TEST_CASE("when a node's network is cut, a spare replaces it and the other node's process goes on",
+          "[nodes][training]") {
+  need_fashion_mnist();
+  const Network network(3);
+  const TempDir dir;
+  std::deque<Child> nodes;
+  const auto start = [&](int host) {
+    Command command = training(1, dir.path() / "run");
+    command.argv.insert(command.argv.begin() + 1,
+                        {"--nnodes=2", "--spares=1", "--recover=rank", "--max-restarts=2", "--node-timeout=2",
+                         "--rdzv-id=cut", "--rdzv-endpoint=" + Network::ipv4(0)});
+    command.argv.push_back("--epochs=1000");
+    nodes.emplace_back(network.on(host, command));
+  };
+  for (const int host : {0, 1}) start(host);
+  REQUIRE(nodes[0].wait_for_output("Loss"));
+  start(2);
+  REQUIRE(wait_until([&] { return count_of("standing by", nodes[2].err()) == 1; }));
+  network.cut(1);
+  const bool went_on = nodes[0].wait_for_output("a lost rank was replaced");
+  CAPTURE(nodes[0].out(), nodes[0].err());
+  CHECK(went_on);
+  CHECK(count_of("could not leave its round", nodes[0].err()) == 0);
+}
