@@ -1,6 +1,6 @@
-// Measures what the status channel and the metrics (CSV, JSON lines, TensorBoard, use of resources, every tenth
-// step) cost a step that sleeps for 5 ms: trainings with and without them, in turns, in one process for each rank.
-// Times of this process's CPU, and of ddprun's, which a noisy machine changes least.
+// Measures what the status channel and the metrics (CSV, JSON lines, TensorBoard, use of resources, every
+// tenth step) cost a step that sleeps for 5 ms: trainings with and without them, in turns, in one process for
+// each rank. Times of this process's CPU, and of ddprun's, which a noisy machine changes least.
 //
 //   ddprun --nproc-per-node=2 build/bench/status_cost
 #include <ddprun/runtime.h>
@@ -89,7 +89,9 @@ Times train_once(bool told, const std::filesystem::path& out, Context& ctx) {
 
 void print(const char* what, std::vector<double> values) {
   std::ranges::sort(values);
-  const auto at = [&](double share) { return values[static_cast<std::size_t>(share * static_cast<double>(values.size() - 1))]; };
+  const auto at = [&](double share) {
+    return values[static_cast<std::size_t>(share * static_cast<double>(values.size() - 1))];
+  };
   std::fprintf(stderr, "%-46s %9.1f us (%.1f-%.1f)\n", what, at(0.5), at(0.25), at(0.75));
 }
 
@@ -107,7 +109,8 @@ void measure_calls(const std::filesystem::path& folder) {
   };
   report::MetricRow row;
   std::vector<std::string> columns;
-  for (int i = 0; i < 16; ++i) row.emplace_back(columns.emplace_back("rss_mb_rank" + std::to_string(i)), 1234.5678);
+  for (int i = 0; i < 16; ++i)
+    row.emplace_back(columns.emplace_back("rss_mb_rank" + std::to_string(i)), 1234.5678);
   report::CsvSink csv(folder / "metrics.csv", columns);
   report::JsonlSink jsonl(folder / "metrics.jsonl");
   report::TensorBoardSink events(folder);
@@ -115,7 +118,10 @@ void measure_calls(const std::filesystem::path& folder) {
   report::ResourceUsage usage;
   each("a row of 16 figures in three files", [&] { csv.add(row), jsonl.add(row), events.add(row); });
   each("a line of status", [&] {
-    status.send({.step = 1, .phase = "train", .loss = 0.5, .seconds = {.data = 1.5, .start = report::process_seconds()}});
+    status.send({.step = 1,
+                 .phase = "train",
+                 .loss = 0.5,
+                 .seconds = {.data = 1.5, .start = report::process_seconds()}});
   });
   each("a sample of the process's resources", [&] { usage.sample(); });
 }

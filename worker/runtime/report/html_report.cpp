@@ -41,7 +41,8 @@ std::string figures(const HtmlReport& report, bool charts) {
   std::string html;
   for (const auto& figure : report.figures) {
     if (is_chart(figure) != charts) continue;
-    html += "<figure>" + (figure.title.empty() ? "" : element("figcaption", figure.title)) + "<img" +
+    html += std::string(figure.width >= 1024 ? "<figure class=\"wide\">" : "<figure>") +
+            (figure.title.empty() ? "" : element("figcaption", figure.title)) + "<img" +
             (charts ? " class=\"svg\"" : "") +
             (figure.width > 0 ? " width=\"" + std::to_string(figure.width) + "\"" : "") + " alt=\"" +
             html_text(figure.description) + "\" src=\"data:" + html_text(figure.media_type) + ";base64," +

@@ -63,26 +63,28 @@ void blend(std::uint8_t* pixel, Rgb colour, double share) {
 
 constexpr int kScale = image::kPixelScale;
 
-/// Draws where a mask of the same size ends: a line on a dark one, so that it stands out from any picture.
-void draw_contour(image::Image& onto, const image::Image& mask, Rgb colour) {
+/// Draws where a mask of the same size ends, as far as `reach` on both sides.
+void draw_contour(image::Image& onto, const image::Image& mask, int reach, Rgb colour) {
   const auto inside = [&](int x, int y) {
     return *mask.pixel(std::clamp(x, 0, mask.width - 1), std::clamp(y, 0, mask.height - 1)) >= 128;
   };
-  for (const auto& [reach, ink] : {std::pair(3 * kScale, kBlack), std::pair(kScale, colour)})
-    for (int y = 0; y < onto.height; ++y)
-      for (int x = 0; x < onto.width; ++x)
-        if (inside(x - reach, y) != inside(x + reach, y) || inside(x, y - reach) != inside(x, y + reach))
-          std::copy_n(ink.data(), 3, onto.pixel(x, y));
+  for (int y = 0; y < onto.height; ++y)
+    for (int x = 0; x < onto.width; ++x)
+      if (inside(x - reach, y) != inside(x + reach, y) || inside(x, y - reach) != inside(x, y + reach))
+        std::copy_n(colour.data(), 3, onto.pixel(x, y));
 }
 
-/// The picture with the predicted mask in orange, and the true one's contour in green.
+/// The picture with the predicted mask in orange, and the true one's contour in green. Lines lie on black
+/// ones, so that they stand out from any picture.
 image::Image overlaid(const PredictionRow& row, image::Image picture) {
+  const auto truth = resized(shown_mask(row.truth), picture.width, picture.height);
   const auto predicted = resized(shown_mask(row.predicted), picture.width, picture.height);
   for (int y = 0; y < picture.height; ++y)
     for (int x = 0; x < picture.width; ++x)
       if (*predicted.pixel(x, y) >= 128) blend(picture.pixel(x, y), kOrange, 0.35);
-  draw_contour(picture, resized(shown_mask(row.truth), picture.width, picture.height), kGreen);
-  draw_contour(picture, predicted, kOrange);
+  for (const auto* mask : {&truth, &predicted}) draw_contour(picture, *mask, 3 * kScale, kBlack);
+  draw_contour(picture, truth, kScale, kGreen);
+  draw_contour(picture, predicted, kScale, kOrange);
   return picture;
 }
 

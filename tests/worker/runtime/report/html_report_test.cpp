@@ -25,8 +25,9 @@ HtmlReport example() {
   report.highlights = {{"test accuracy", "99.12 %"}, {"train loss", "0.0123"}, {"time", "2 min 5 s"}};
   const image::LineChart chart{
       .title = "loss", .x_label = "step", .series = {{"loss", {0, 1, 2}, {3, 2, 1}}}};
-  report.figures = {{"loss", "image/svg+xml", image::line_chart_svg(chart), "loss over steps"},
-                    {"wide", "image/png", image::encode_png(image::make_image(3000, 20, 3, 90)), "\"wide\""}};
+  report.figures = {
+      {"loss", "image/svg+xml", image::line_chart_svg(chart), "loss over steps"},
+      {"wide", "image/png", image::encode_png(image::make_image(3000, 20, 3, 90)), "\"wide\"", 1500}};
   report.sections = {
       {"Summary", {{"checkpoint", "/a/" + std::string(300, 'x') + "/last.pt"}, {"steps", "2345"}}, ""},
       {"Configuration", {}, "lr = 0.1\nname = \"" + std::string(500, 'y') + "\"\n<script>\n"}};
@@ -37,7 +38,8 @@ TEST_CASE("text is escaped wherever it stands", "[html_report]") {
   const auto html = to_html(example());
   CHECK_THAT(html, ContainsSubstring("<title>mnist &lt;b&gt;&amp; co&lt;/b&gt;: 2 ranks, 5 epochs</title>"));
   CHECK_THAT(html, ContainsSubstring("<h1>mnist &lt;b&gt;&amp; co&lt;/b&gt;</h1>"));
-  CHECK_THAT(html, ContainsSubstring("alt=\"&quot;wide&quot;\""));
+  CHECK_THAT(html, ContainsSubstring("<figure class=\"wide\"><figcaption>wide</figcaption><img "
+                                     "width=\"1500\" alt=\"&quot;wide&quot;\""));
   CHECK_THAT(html, ContainsSubstring("&lt;script&gt;"));
   CHECK(html.find("<script") == std::string::npos);
   CHECK(html_text("a'b\xff\x01\n") == "a&#39;b\xef\xbf\xbd\xef\xbf\xbd\n");
