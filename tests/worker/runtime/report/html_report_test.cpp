@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include <ddprun/image/drawing.h>
 #include <ddprun/image/image_grid.h>
 #include <ddprun/image/line_chart.h>
 #include <ddprun/image/png.h>
@@ -220,9 +221,9 @@ int pixels_near(const image::Image& picture, int red, int green, int blue) {
 TEST_CASE("in dark mode a picture's ground is dark, and what was photographed stays", "[html_report]") {
   auto photo = image::make_image(112, 112, 3, 40);
   for (std::size_t i = 0; i < photo.bytes.size(); i += 3) photo.bytes[i] = 200;
+  const auto grid = image::draw_image_grid({{photo, "a"}, {photo, "b"}});
   HtmlReport report;
-  report.figures = {
-      {"", "image/png", image::encode_png(image::draw_image_grid({{photo, "a"}, {photo, "b"}})), ""}};
+  report.figures = {{"", "image/png", image::encode_png(grid), "", grid.width / image::kPixelScale}};
   const auto light = test::screenshot(to_html(report), false), dark = test::screenshot(to_html(report), true);
   for (const auto* page : {&light, &dark})
     CHECK(pixels_near(*page, 200, 40, 40) == Approx(2 * 112 * 112).epsilon(0.05));

@@ -50,18 +50,18 @@ TEST_CASE("the contours of both masks stand out from any picture", "[prediction_
     for (int y = 20; y < 40; ++y)
       for (int x = 20; x < 40; ++x) *row.truth.pixel(x - 10, y) = *row.predicted.pixel(x + 14, y) = 1;
     const auto figure = draw_prediction_rows({row});
-    // A square of 20 has a contour of 4 * 100 pixels, two wide.
-    CHECK(count(figure, 0, 230, 118) > 700);
-    CHECK(count(figure, 255, 145, 0) > 700);
+    // A square of 20 has a contour of 4 * 200 pixels, four wide.
+    CHECK(count(figure, 0, 230, 118) > 2800);
+    CHECK(count(figure, 255, 145, 0) > 2800);
     int lines = 0, edged = 0;  // pixels of contours; of these with black beside them
     for (int y = 0; y < figure.height; ++y)
-      for (int x = figure.width * 3 / 4 + 3; x < figure.width - 3; ++x) {
+      for (int x = figure.width * 3 / 4 + 6; x < figure.width - 6; ++x) {
         if (!is_near(figure.pixel(x, y), 0, 230, 118)) continue;
         ++lines;
-        edged += is_near(figure.pixel(x - 2, y), 0, 0, 0) || is_near(figure.pixel(x, y - 2), 0, 0, 0) ||
-                 is_near(figure.pixel(x + 2, y), 0, 0, 0) || is_near(figure.pixel(x, y + 2), 0, 0, 0);
+        edged += is_near(figure.pixel(x - 4, y), 0, 0, 0) || is_near(figure.pixel(x, y - 4), 0, 0, 0) ||
+                 is_near(figure.pixel(x + 4, y), 0, 0, 0) || is_near(figure.pixel(x, y + 4), 0, 0, 0);
       }
-    CHECK(lines > 700);
+    CHECK(lines > 2800);
     CHECK(edged == lines);
   }
 }
