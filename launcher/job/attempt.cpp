@@ -257,7 +257,8 @@ asio::awaitable<void> run_rounds(Job& job, Attempt& attempt, Parts& parts, const
       attempt.outcome = *end;
       const auto* failed = std::get_if<WorkerFailed>(&attempt.outcome);
       if (failed == nullptr || replacing == nullptr ||
-          !others_can_go_on(parts, attempt.round, failed->index) || !replacing->ask(attempt)) {
+          !others_can_go_on(parts, attempt.round, failed->index) ||
+          !replacing->ask(attempt, parts.group.workers()[failed->index].process.pid)) {
         if (lost && std::holds_alternative<EndedByPeers>(attempt.outcome)) attempt.outcome = *lost;
         co_return;
       }

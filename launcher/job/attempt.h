@@ -73,7 +73,7 @@ struct NextRound {
 struct Replacing {
   /// A worker has failed, and the others can go on without it: whether to wait for the nodes to begin a round
   /// in which it is replaced.
-  std::function<bool(const Attempt& attempt)> ask;
+  std::function<bool(const Attempt& attempt, pid_t failed)> ask;
   /// The round that begins.
   std::function<NextRound(const Attempt& attempt)> next;
 };

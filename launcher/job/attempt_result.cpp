@@ -111,6 +111,12 @@ std::string describe_end(const Attempt& attempt) {
   return "the job timed out (--timeout)";
 }
 
+std::string describe_loss(const Attempt& attempt, pid_t failed, OomWatch& oom) {
+  const bool killed = std::get<WorkerFailed>(attempt.outcome).status == ExitStatus::killed(SIGKILL);
+  const std::string memory = describe(oom.look(failed), killed);
+  return describe_end(attempt) + (memory.empty() ? "" : ", " + memory);
+}
+
 void report_attempt(const Job& job, const Attempt& attempt, OomWatch& oom, JobRecord& record) {
   std::vector<WorkerRecord> workers;
   for (std::size_t i = 0; i < attempt.workers.size(); ++i)

@@ -281,8 +281,8 @@ class NodeSupervisor {
   }
 
   /// Tells the coordinator of a worker that can be replaced.
-  bool report_loss(const Attempt& attempt) {
-    const std::string text = describe_end(attempt);
+  bool report_loss(const Attempt& attempt, pid_t failed) {
+    const std::string text = describe_loss(attempt, failed, oom_);
     log_warning(text + "; it is to be started alone again");
     send_failure(attempt.outcome, text + " on node " + name_of_node(nodes_), /*in_place=*/true);
     return true;
@@ -294,8 +294,9 @@ class NodeSupervisor {
     const Peers peers{[this] { return link().end_reason(); },
                       [this](const Attempt& attempt) { report_end(attempt); },
                       [this] { return begins_round(); }};
-    const Replacing replacing{[this](const Attempt& attempt) { return report_loss(attempt); },
-                              [this](const Attempt&) { return next_round(); }};
+    const Replacing replacing{
+        [this](const Attempt& attempt, pid_t failed) { return report_loss(attempt, failed); },
+        [this](const Attempt&) { return next_round(); }};
     const bool recovers = job_.options.recover == Recover::kRank;
     const Attempt attempt = co_await run_attempt(job_, round, std::exchange(port_, std::nullopt), peers,
                                                  recovers ? &replacing : nullptr);

@@ -73,7 +73,7 @@ std::chrono::milliseconds milliseconds_between(JobEvents::Clock::time_point begi
 }
 
 /// Whether a restart is left for the worker that has failed, which is then used. It begins without delay.
-bool use_restart(const Job& job, const Attempt& attempt, OomWatch& oom, int& restarts_used,
+bool use_restart(const Job& job, const Attempt& attempt, pid_t failed, OomWatch& oom, int& restarts_used,
                  JobRecord& record) {
   const auto now = JobEvents::Clock::now();
   const Decision decision = decide(job.options.restart, attempt.outcome, restarts_used,
@@ -81,8 +81,8 @@ bool use_restart(const Job& job, const Attempt& attempt, OomWatch& oom, int& res
   if (!decision.restart) return false;
   restarts_used = decision.restarts_used;
   record.restarts = attempt.round.number + 1;
-  log_warning(describe_end(attempt) + "; starting it alone again: restart " + std::to_string(restarts_used) +
-              " of " + std::to_string(job.options.restart.max_restarts));
+  log_warning(describe_loss(attempt, failed, oom) + "; starting it alone again: restart " +
+              std::to_string(restarts_used) + " of " + std::to_string(job.options.restart.max_restarts));
   EventRecord event{EventRecord::Kind::kRestart, now, attempt.round.number};
   event.rank = attempt.specs[std::get<WorkerFailed>(attempt.outcome).index].rank;
   job.log.add(event);
@@ -110,9 +110,10 @@ asio::awaitable<RunResult> supervise(Job& job, JobRecord& record) {
     Round round = static_round(number, job.workers, port.address, port.port, job.run_id);
     round.restart_count = number;
     round.max_restarts = restarts.max_restarts;
-    const Replacing replacing{
-        [&](const Attempt& attempt) { return use_restart(job, attempt, oom, restarts_used, record); },
-        next_round};
+    const Replacing replacing{[&](const Attempt& attempt, pid_t failed) {
+                                return use_restart(job, attempt, failed, oom, restarts_used, record);
+                              },
+                              next_round};
     const Attempt attempt = co_await run_attempt(
         job, round, std::move(port), {}, job.options.recover == Recover::kRank ? &replacing : nullptr);
     number = attempt.round.number;

@@ -44,6 +44,35 @@ TEST_CASE("a lost worker alone is started again, and the others meet it in a new
   CHECK(record["attempts"][0]["workers"][3]["status"]["signal"] == 9);
 }
 
+TEST_CASE("a worker that the OOM killer took is started alone again, and the reason is told", "[recover]") {
+  // Beside this process's own: ddprun counts the kills of its cgroup.
+  const std::string text = read_file("/proc/self/cgroup", 1 << 16);
+  const auto v1 = text.find(":memory:");
+  const fs::path parent = v1 == std::string::npos
+                              ? "/sys/fs/cgroup"
+                              : "/sys/fs/cgroup/memory" + text.substr(v1 + 8, text.find('\n', v1) - v1 - 8);
+  const fs::path group = parent / ("ddprun-test-" + std::to_string(::getpid()));
+  std::error_code error;
+  if (!fs::create_directory(group, error)) skip("no memory cgroup can be made here: " + error.message());
+  const auto limit = group / (v1 == std::string::npos ? "memory.max" : "memory.limit_in_bytes");
+  if (!(std::ofstream(limit) << "100000000" << std::flush)) {
+    fs::remove(group);
+    skip("no cgroup's memory can be limited here");
+  }
+  {
+    auto command = job(recovering(2), {"recovers", "true", "--old-rank", "1", "fill-memory", "300", "--old",
+                                       "wait-for-round", "--all", "say", "goes on"});
+    command.in_child = [&] { std::ofstream(group / "cgroup.procs") << ::getpid() << std::flush; };
+    const Finished run(command);
+    CHECK(run.status == ExitStatus::exited(0));
+    CHECK(count_of("goes on", run.out) == 2);
+    CHECK_THAT(run.err,
+               ContainsSubstring("rank 1 failed: signal 9 (SIGKILL), out of memory: the kernel killed "));
+    CHECK_THAT(run.err, ContainsSubstring("; starting it alone again: restart 1 of 2"));
+  }
+  CHECK(wait_until([&] { return fs::remove(group, error); }));
+}
+
 TEST_CASE("all workers start again if one of them cannot go on without the lost one", "[recover]") {
   const std::string says = GENERATE("nothing", "false");
   std::vector<std::string> actions = {"recovers", "true"};

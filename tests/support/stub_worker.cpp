@@ -215,6 +215,11 @@ void meet() {
       variable("MASTER_PORT"));
 }
 
+void fill_memory(std::size_t megabytes) {
+  const std::string memory(megabytes << 20, 'x');
+  say("holds " + std::to_string(memory.size()));
+}
+
 /// Waits for the notice of a new round, and makes the environment that of a worker which starts in it.
 void wait_for_round() {
   pollfd entry{std::stoi(variable("DDPRUN_ROUND_FD")), POLLIN, 0};
@@ -316,6 +321,7 @@ class Script {
           for (;;) ::pause();
         }}},
       {"stop-self", {false, [](auto&) { ::raise(SIGSTOP); }}},
+      {"fill-memory", {true, [](auto& mb) { fill_memory(std::stoul(mb)); }}},
       {"spin", {false, [](auto&) { ddprun::test::stub_worker_spin(); }}},
       {"thread", {false, [](auto&) { ddprun::test::start_pausing_thread(); }}},
       {"catch-abort", {false, [](auto&) { ::signal(SIGABRT, [](int) { ::_exit(99); }); }}},
