@@ -55,12 +55,12 @@ TEST_CASE("a worker that the OOM killer took is started alone again, and the rea
   std::error_code error;
   if (!fs::create_directory(group, error)) skip("no memory cgroup can be made here: " + error.message());
   const auto limit = group / (v1 == std::string::npos ? "memory.max" : "memory.limit_in_bytes");
-  if (!(std::ofstream(limit) << "100000000" << std::flush)) {
+  if (!(std::ofstream(limit) << "400000000" << std::flush)) {
     fs::remove(group);
     skip("no cgroup's memory can be limited here");
   }
   {
-    auto command = job(recovering(2), {"recovers", "true", "--old-rank", "1", "fill-memory", "300", "--old",
+    auto command = job(recovering(2), {"recovers", "true", "--old-rank", "1", "fill-memory", "1000", "--old",
                                        "wait-for-round", "--all", "say", "goes on"});
     command.in_child = [&] { std::ofstream(group / "cgroup.procs") << ::getpid() << std::flush; };
     const Finished run(command);
