@@ -20,6 +20,17 @@ def say_result(model, loss):
     print("Loss: %.6f" % loss.item(), "weights:", hashlib.sha256(weights).hexdigest(), flush=True)
 
 
+def train_step(ddp, optimizer, images, labels, order, step):
+    """The loss of this rank's batch of 128, before the step."""
+    picks = order[step * 128 % (len(order) - 128):][:128]
+    batch = images[picks].float().div_(255).sub_(0.1307).div_(0.3081).unsqueeze(1)
+    optimizer.zero_grad()
+    loss = F.nll_loss(ddp(batch), labels[picks])
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
 def main():
     folder, steps, every, path = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -37,12 +48,7 @@ def main():
         step = state["step"]
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[rank::size]
     while step < steps:
-        picks = order[step * 128 % (len(order) - 128):][:128]
-        batch = images[picks].float().div_(255).sub_(0.1307).div_(0.3081).unsqueeze(1)
-        optimizer.zero_grad()
-        loss = F.nll_loss(ddp(batch), labels[picks])
-        loss.backward()
-        optimizer.step()
+        loss = train_step(ddp, optimizer, images, labels, order, step)
         step += 1
         if rank == 0:
             print("step", step, flush=True)

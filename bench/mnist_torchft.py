@@ -13,10 +13,9 @@ import sys
 
 def train(folder, steps, every, path):
     import torch
-    import torch.nn.functional as F
     import torchft
     from mnist_ddp import Net, read_idx
-    from mnist_recovering import say_result
+    from mnist_recovering import say_result, train_step
 
     os.makedirs(os.path.dirname(path), exist_ok=True)
     torch.manual_seed(0)
@@ -43,12 +42,7 @@ def train(folder, steps, every, path):
         manager.load_state_dict(saved["torchft"])
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[replica::2]
     while (step := manager.current_step()) < steps:
-        picks = order[step * 128 % (len(order) - 128):][:128]
-        batch = images[picks].float().div_(255).sub_(0.1307).div_(0.3081).unsqueeze(1)
-        optimizer.zero_grad()
-        loss = F.nll_loss(ddp(batch), labels[picks])
-        loss.backward()
-        optimizer.step()
+        loss = train_step(ddp, optimizer, images, labels, order, step)
         if manager.current_step() > step:
             if manager.participating_rank() == 0:
                 print("step", manager.current_step(), flush=True)

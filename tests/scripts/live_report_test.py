@@ -11,10 +11,11 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 import unittest
 import urllib.error
 import urllib.request
+
+from waiting import wait_for
 
 DDPRUN, WORKER = sys.argv[1:3]
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
@@ -27,16 +28,6 @@ def get(url):
             return answer.status, answer.headers["Content-Type"], answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.headers["Content-Type"], error.read().decode()
-
-
-def wait_for(condition, seconds=120):
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        found = condition()
-        if found:
-            return found
-        time.sleep(0.2)
-    raise AssertionError(f"not within {seconds} s")
 
 
 class Job:
@@ -52,7 +43,7 @@ class Job:
         return self.errors.read().decode()
 
     def __enter__(self):
-        found = wait_for(lambda: re.search(r"http://\S+(?=/metrics)", self.said()))
+        found = wait_for(lambda: re.search(r"http://\S+(?=/metrics)", self.said()), 120)
         return found.group() + "/report"
 
     def __exit__(self, *_):
@@ -67,9 +58,9 @@ def page_of_a_running_training(folder):
         def page_after(earlier):
             status, kind, text = get(url)
             return text if status == 200 and kind.startswith("text/html") and text != earlier else None
-        of_one_row = wait_for(lambda: page_after(None))
-        first = wait_for(lambda: page_after(of_one_row))
-        return first, wait_for(lambda: page_after(first))
+        of_one_row = wait_for(lambda: page_after(None), 120)
+        first = wait_for(lambda: page_after(of_one_row), 120)
+        return first, wait_for(lambda: page_after(first), 120)
 
 
 def shown(pages, serves_head=True):

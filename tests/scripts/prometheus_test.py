@@ -12,11 +12,12 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 import unittest
 import urllib.error
 import urllib.parse
 import urllib.request
+
+from waiting import wait_for
 
 SOURCE = pathlib.Path(__file__).resolve().parents[2]
 DDPRUN = sys.argv[1]
@@ -41,16 +42,6 @@ def get(url, token=None):
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
-
-
-def wait_for(condition, seconds=40):
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        found = condition()
-        if found:
-            return found
-        time.sleep(0.2)
-    raise AssertionError(f"not within {seconds} s")
 
 
 def free_port():

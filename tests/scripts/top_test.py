@@ -8,8 +8,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import unittest
+
+from waiting import wait_for
 
 SOURCE = pathlib.Path(__file__).resolve().parents[2]
 DDPRUN, DDPCTL = sys.argv[1:3]
@@ -36,7 +37,7 @@ class Screen:
         self.job = subprocess.Popen([DDPRUN, f"--nproc-per-node={ranks}", "--prefix", "python3", "-c", TRAINING], env=environment,
                                     stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         sockets = pathlib.Path(self.folder.name, "ddprun")
-        self.wait_for(lambda: list(sockets.glob("*.sock")))
+        wait_for(lambda: list(sockets.glob("*.sock")), 30)
         self.name = next(sockets.glob("*.sock")).stem
         self.tmux = ["tmux", "-f", "/dev/null", "-S", f"{self.folder.name}/tmux"]
         self.call("new-session", "-d", "-s", "top", "-x", str(width), "-y", str(height),
@@ -51,16 +52,6 @@ class Screen:
         subprocess.run([*self.tmux, "kill-server"], capture_output=True)
         self.folder.cleanup()
 
-    @staticmethod
-    def wait_for(condition, seconds=30):
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            found = condition()
-            if found:
-                return found
-            time.sleep(0.1)
-        raise AssertionError(f"not within {seconds} s")
-
     def call(self, *words, env=None):
         return subprocess.run([*self.tmux, *words], check=True, capture_output=True, text=True, env=env, timeout=30).stdout
 
@@ -69,7 +60,7 @@ class Screen:
 
     def shows(self, *texts):
         try:
-            return self.wait_for(lambda: (lambda seen: seen if all(text in seen for text in texts) else None)(self.text()))
+            return wait_for(lambda: (lambda seen: seen if all(text in seen for text in texts) else None)(self.text()), 30)
         except AssertionError:
             raise AssertionError(f"expected {texts}, got\n{self.text()}") from None
 
