@@ -77,15 +77,6 @@ nlohmann::ordered_json to_json(const RunSummary& summary, const Task& task, int 
   return json;
 }
 
-/// Empty if it cannot be read.
-std::string text_of(const std::filesystem::path& file) {
-  try {
-    return read_file(file);
-  } catch (const IoError&) {
-    return "";
-  }
-}
-
 constexpr std::chrono::seconds kPageEvery{5};
 
 /// "1 rank", "2 ranks"
@@ -196,7 +187,7 @@ void RunLog::add_settings() {
   for (const auto& name : run_.metric_columns())
     if (name != "epoch" && name != "step" && name != "lr") tags.push_back(report::tensorboard_tag(name));
   record_->add_events([&](report::TensorBoardSink& sink, std::int64_t step) {
-    sink.add_text("config", step, as_code(text_of(run_.options.out / "config.toml")));
+    sink.add_text("config", step, as_code(text_if_any(run_.options.out / "config.toml")));
     sink.add_settings(step, settings.dump(), tags);
   });
 }

@@ -136,15 +136,6 @@ report::Section section_of(const std::string& title, const std::string& json) {
   return section;
 }
 
-/// Empty if the file cannot be read.
-std::string text_if_any(const std::filesystem::path& file) {
-  try {
-    return read_file(file);
-  } catch (const IoError&) {
-    return "";
-  }
-}
-
 /// A member that is a text; else empty.
 std::string member(const ordered_json& object, const char* name) {
   const auto found = object.find(name);
@@ -268,6 +259,14 @@ std::vector<NamedChart> charts_of(const std::vector<MetricRow>& rows) {
 void write_charts(const std::filesystem::path& folder, const std::vector<NamedChart>& charts) {
   for (const auto& [name, chart] : charts)
     image::write_png(file_in(folder, name), image::draw_line_chart(chart));
+}
+
+std::string text_if_any(const std::filesystem::path& file) {
+  try {
+    return read_file(file);
+  } catch (const IoError&) {
+    return "";
+  }
 }
 
 void write_figure(const std::filesystem::path& folder, const std::string& name, const std::string& png) {

@@ -31,6 +31,9 @@ void write_figure(const std::filesystem::path& folder, const std::string& name, 
 std::vector<report::Figure> report_figures(const std::filesystem::path& folder,
                                            const std::vector<NamedChart>& charts);
 
+/// The file's text; empty if it cannot be read.
+std::string text_if_any(const std::filesystem::path& file);
+
 /// Writes a run's page from the files in its folder; all but metrics.csv may be missing. Invalid JSON is
 /// shown as text.
 ///
