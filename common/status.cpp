@@ -65,7 +65,7 @@ std::string to_json_line(const WorkerStatus& status) {
   for_each_member(status, [&](const std::string& group, const char* name, const auto& member) {
     if (!member) return;
     if constexpr (std::is_same_v<std::decay_t<decltype(*member)>, double>)
-      if (!std::isfinite(*member)) return;
+      if (!std::isfinite(*member) && !group.empty()) return;
     (group.empty() ? object : object[group])[name] = *member;
   });
   return object.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
@@ -84,8 +84,11 @@ std::optional<WorkerStatus> parse_status(std::string_view line, const WorkerStat
       if (!found->is_object()) valid = false;
       from = &*found;
     }
-    if (!from->is_object() || !from->contains(name) || (*from)[name].is_null()) return;
-    valid = take((*from)[name], group, member) && valid;
+    if (!from->is_object() || !from->contains(name)) return;
+    if (!(*from)[name].is_null())
+      valid = take((*from)[name], group, member) && valid;
+    else if constexpr (std::is_same_v<std::decay_t<decltype(*member)>, double>)
+      if (*group == '\0' && member) member = std::numeric_limits<double>::quiet_NaN();
   });
   return valid ? std::optional(status) : std::nullopt;
 } catch (const std::invalid_argument&) {

@@ -36,12 +36,12 @@ struct WorkerStatus {
 
 /// The status as one line of JSON with its '\n', such as
 ///   {"step":1200,"steps":9380,"phase":"train","loss":0.12,"seconds":{"data":1.2,"compute":30.1}}
-/// Leaves out numbers that are not finite.
+/// Leaves out seconds that are not finite; such a loss is null.
 std::string to_json_line(const WorkerStatus& status);
 
 /// Reads such a line from an untrusted program: `before`, with what the line says anew. Ignores unknown
-/// members and null. nullopt: not a JSON object, or a member is not what it should be (counts and seconds are
-/// not negative).
+/// members and null, except that a loss becomes NaN by it. nullopt: not a JSON object, or a member is not
+/// what it should be (counts and seconds are not negative).
 std::optional<WorkerStatus> parse_status(std::string_view line, const WorkerStatus& before = {});
 
 /// A line is at most this long (PIPE_BUF: it is written in one piece or not at all).

@@ -20,7 +20,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-// Counts below 0 and numbers that are not finite are unknown, and so is a phase of NULL.
+// Counts below 0 and numbers that are not finite are unknown, and so is a phase of NULL. A loss that is not
+// finite after others that were is shown as such.
 struct ddprun_status {
   long long step, steps;    // done since step 0, and of how many
   long long epoch, epochs;  // done, and of how many
@@ -95,6 +96,8 @@ static inline int ddprun_report_status(const struct ddprun_status* status) {
   DDPRUN_ADD("epochs", status->epochs, 1);
   DDPRUN_ADD("samples", status->samples, 1);
   DDPRUN_ADD("loss", status->loss, 0);
+  if (!isfinite(status->loss))
+    used += (size_t)snprintf(line + used, sizeof line - used, "%s\"loss\":null", used == 1 ? "" : ",");
   open = used;
   used += (size_t)snprintf(line + used, sizeof line - used, "%s\"seconds\":{", open == 1 ? "" : ",");
   DDPRUN_ADD("data", status->seconds_data, 0);

@@ -2,8 +2,11 @@
 
 #include <array>
 #include <charconv>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <string_view>
+
+#include <ddprun/common/text.h>
 
 namespace ddprun::launcher {
 namespace {
@@ -42,8 +45,9 @@ class MetricsWriter {
     text_ += "# HELP " + name_ + " " + help + "\n# TYPE " + name_ + " " + type + "\n";
   }
   void sample(const std::string& labels, double value) {
-    std::array<char, 64> digits{};
-    const auto end = std::to_chars(digits.data(), digits.data() + digits.size(), value).ptr;
+    std::array<char, 64> digits{"NaN"};
+    char* end = digits.data() + 3;
+    if (!std::isnan(value)) end = std::to_chars(digits.data(), digits.data() + digits.size(), value).ptr;
     text_ +=
         name_ + (labels.empty() ? "" : "{" + labels + "}") + " " + std::string(digits.data(), end) + "\n";
   }
@@ -59,7 +63,7 @@ class MetricsWriter {
 
 std::string label(const std::string& name, std::string_view value) {
   std::string text = name + "=\"";
-  for (const char c : value) {
+  for (const char c : valid_utf8(value)) {
     if (c == '\\' || c == '"') text += '\\';
     text += c == '\n' ? std::string("\\n") : std::string(1, c);
   }
@@ -74,7 +78,7 @@ void write_rank_family(const json& view, const RankMetric& metric, MetricsWriter
   for (const json& rank : view["ranks"]) {
     if (!rank.contains(path)) continue;
     if (!std::exchange(begun, true)) writer.family(metric.name, metric.type, metric.help);
-    writer.sample(rank_label(rank), rank[path].get<double>());
+    writer.sample(rank_label(rank), rank[path].is_null() ? NAN : rank[path].get<double>());
   }
 }
 
@@ -89,15 +93,13 @@ void write_activities(const json& view, MetricsWriter& writer) {
 void write_slowness(const json& view, MetricsWriter& writer) {
   writer.family("worker_slowness_ratio", "gauge",
                 "Own time of a step beside the median rank's; 1 unless it is slow.");
-  json ranks = view["ranks"];
-  if (view.contains("other_ranks"))
-    ranks.insert(ranks.end(), view["other_ranks"].begin(), view["other_ranks"].end());
-  for (const json& rank : ranks) {
-    double factor = 1;
-    for (const json& slow : view["stragglers"])
-      if (slow["rank"] == rank["rank"]) factor = slow["factor"].get<double>();
-    writer.sample(rank_label(rank), factor);
-  }
+  for (const char* ranks : {"ranks", "other_ranks"})
+    for (const json& rank : view.value(ranks, json::array())) {
+      double factor = 1;
+      for (const json& slow : view["stragglers"])
+        if (slow["rank"] == rank["rank"]) factor = slow["factor"].get<double>();
+      writer.sample(rank_label(rank), factor);
+    }
 }
 
 }  // namespace
@@ -117,7 +119,8 @@ std::string metrics_text(const json& view) {
     writer.single("job_remaining_seconds", "gauge", "Time that the steps left will take.",
                   view["remaining_seconds"].get<double>());
   writer.family("worker_up", "gauge", "Whether the worker runs.");
-  for (const json& rank : view["ranks"]) writer.sample(rank_label(rank), rank["state"] == "running" ? 1 : 0);
+  for (const json& rank : view["ranks"])
+    writer.sample(rank_label(rank), rank.contains("exit_code") || rank.contains("signal_name") ? 0 : 1);
   for (const RankMetric& metric : kRankMetrics) write_rank_family(view, metric, writer);
   write_activities(view, writer);
   if (view.contains("stragglers")) write_slowness(view, writer);

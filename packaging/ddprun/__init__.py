@@ -57,8 +57,8 @@ def status(
     said: Dict[str, Any] = {name: int(count) for name, count in counts.items() if count is not None}
     if phase is not None:
         said["phase"] = str(phase)
-    if loss is not None and math.isfinite(loss):
-        said["loss"] = float(loss)
+    if loss is not None:
+        said["loss"] = float(loss) if math.isfinite(loss) else None
     if seconds is not None:
         said["seconds"] = {name: float(value) for name, value in seconds.items() if math.isfinite(value)}
     if memory is not None:

@@ -38,7 +38,6 @@ TEST_CASE("a status is one line of JSON, and comes back", "[status]") {
 
 TEST_CASE("a number that JSON does not know is left out", "[status]") {
   WorkerStatus status;
-  status.loss = std::nan("");
   status.seconds.data = std::numeric_limits<double>::infinity();
   CHECK(to_json_line(status) == "{}\n");
 }
@@ -54,7 +53,17 @@ TEST_CASE("a status adds to what was said before", "[status]") {
   WorkerStatus expected = full_status();
   expected.step = 1201;
   expected.seconds.data = 1.75;
-  CHECK(parse_status(R"({"step":1201,"loss":null,"seconds":{"data":1.75}})", full_status()) == expected);
+  CHECK(parse_status(R"({"step":1201,"phase":null,"seconds":{"data":1.75}})", full_status()) == expected);
+}
+
+TEST_CASE("a loss that is no longer a number does not keep its last value", "[status]") {
+  for (const double loss : {std::nan(""), std::numeric_limits<double>::infinity()}) {
+    WorkerStatus status;
+    status.loss = loss;
+    CHECK(to_json_line(status) == "{\"loss\":null}\n");
+    CHECK(std::isnan(parse_status(to_json_line(status), full_status())->loss.value()));
+    CHECK_FALSE(parse_status(to_json_line(status))->loss);  // a program that knows of no loss
+  }
 }
 
 TEST_CASE("a line that is no status is refused", "[status]") {

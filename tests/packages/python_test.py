@@ -65,6 +65,13 @@ for step in range(1, 140):
         del os.environ["DDPRUN_STATUS_FD"]
         ddprun.status(step=1)
 
+    def test_a_loss_that_is_no_number_is_said_as_null(self):
+        reading, writing = os.pipe()
+        os.environ["DDPRUN_STATUS_FD"] = str(writing)
+        ddprun.status(loss=float("nan"))
+        del os.environ["DDPRUN_STATUS_FD"]
+        self.assertEqual({"loss": None}, json.loads(os.read(reading, 1 << 16)))
+
     def test_heartbeat_does_nothing_without_ddprun(self):
         os.environ.pop("DDPRUN_HEARTBEAT_FD", None)
         ddprun.heartbeat()

@@ -3,6 +3,8 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <cmath>
+
 #include <ddprun/common/files.h>
 #include <ddprun/common/status.h>
 #include "tests/support/catch.h"
@@ -56,6 +58,9 @@ TEST_CASE("what a program in C does not know is not said", "[report_status]") {
   CHECK(extremes->step > std::int64_t{1} << 61);
   CHECK(extremes->phase == std::string(64, 'x'));
   CHECK_FALSE(extremes->loss);
+  WorkerStatus before;
+  before.loss = 0.5;
+  CHECK(std::isnan(parse_status(run_reporter("extremes").line, before)->loss.value()));
 }
 
 TEST_CASE("a program in C does not wait for a full pipe, and runs without ddprun", "[report_status]") {
