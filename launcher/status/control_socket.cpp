@@ -84,22 +84,19 @@ asio::awaitable<void> accept_askers(stream_protocol::acceptor acceptor,
 
 ControlSocket::ControlSocket(asio::io_context& io, const std::string& name, JobQuestions questions) {
   stream_protocol::acceptor acceptor(io);
-  boost::system::error_code error = asio::error::access_denied;
-  for (const auto& folder : control_folders()) {
-    ::mkdir(folder.c_str(), 0700);
-    const auto path = folder / (name + ".sock"), unready = folder / (name + ".new");
-    if (!is_private_folder(folder) || path.native().size() > sizeof(sockaddr_un::sun_path) - 1) continue;
-    acceptor = stream_protocol::acceptor(io);
-    acceptor.open(stream_protocol(), error);
-    if (!error) acceptor.bind(unready.string(), error);
-    if (!error) ::chmod(unready.c_str(), 0600);
-    if (!error) acceptor.listen(stream_protocol::acceptor::max_listen_connections, error);
-    // Only now, for ddpctl takes a socket where nobody listens for one that was left behind.
-    if (!error && ::rename(unready.c_str(), path.c_str()) == 0) path_ = path;
-    if (!error) break;
-  }
+  boost::system::error_code error;
+  const auto folder = control_folder(), path = folder / (name + ".sock"), unready = folder / (name + ".new");
+  ::mkdir(folder.c_str(), 0700);
+  if (!is_private_folder(folder)) error = asio::error::access_denied;
+  if (path.native().size() >= sizeof(sockaddr_un::sun_path)) error = asio::error::name_too_long;
+  if (!error) acceptor.open(stream_protocol(), error);
+  if (!error) acceptor.bind(unready.string(), error);
+  if (!error) ::chmod(unready.c_str(), 0600);
+  if (!error) acceptor.listen(stream_protocol::acceptor::max_listen_connections, error);
+  // Only now, for ddpctl takes a socket where nobody listens for one that was left behind.
+  if (!error && ::rename(unready.c_str(), path.c_str()) == 0) path_ = path;
   if (error) {
-    log_info("ddpctl cannot see this job: its socket cannot be made: " + error.message());
+    log_info("ddpctl cannot see this job: no socket in " + folder.string() + ": " + error.message());
     return;
   }
   asio::co_spawn(

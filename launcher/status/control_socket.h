@@ -13,7 +13,7 @@ namespace ddprun::launcher {
 /// on.
 class ControlSocket {
  public:
-  /// name  of the job, for JOB.sock in the first of control_folders() that serves
+  /// name  of the job, for JOB.sock in control_folder()
   ControlSocket(boost::asio::io_context& io, const std::string& name, JobQuestions questions);
   ~ControlSocket();
   ControlSocket(const ControlSocket&) = delete;

@@ -37,12 +37,9 @@ boost::asio::awaitable<std::string> answer_line(const JobQuestions& questions, s
   co_return reply.dump(-1, ' ', false, json::error_handler_t::replace) + "\n";
 }
 
-std::vector<std::filesystem::path> control_folders() {
-  std::vector<std::filesystem::path> folders;
-  if (const auto runtime = process_env("XDG_RUNTIME_DIR"); runtime && runtime->starts_with('/'))
-    folders.push_back(std::filesystem::path(*runtime) / "ddprun");
-  folders.push_back("/tmp/ddprun-" + std::to_string(::geteuid()));
-  return folders;
+std::filesystem::path control_folder() {
+  if (const auto named = process_env("DDPRUN_CONTROL_DIR"); named && !named->empty()) return *named;
+  return "/tmp/ddprun-" + std::to_string(::geteuid());
 }
 
 bool is_private_folder(const std::filesystem::path& folder) {

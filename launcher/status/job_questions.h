@@ -7,7 +7,6 @@
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
-#include <vector>
 
 namespace ddprun::launcher {
 
@@ -25,8 +24,9 @@ struct JobQuestions {
 /// request that cannot be answered gets {"error": "..."}.
 boost::asio::awaitable<std::string> answer_line(const JobQuestions& questions, std::string line);
 
-/// Where this user's jobs have their sockets, JOB.sock: $XDG_RUNTIME_DIR/ddprun, and /tmp/ddprun-UID.
-std::vector<std::filesystem::path> control_folders();
+/// Where this user's jobs have their sockets, JOB.sock: $DDPRUN_CONTROL_DIR, else /tmp/ddprun-UID. Not in
+/// $XDG_RUNTIME_DIR, which is emptied when the user logs out.
+std::filesystem::path control_folder();
 
 /// Whether this is a folder of this user that nobody else can enter.
 bool is_private_folder(const std::filesystem::path& folder);
