@@ -5,6 +5,14 @@
 
 namespace ddprun::launcher {
 
+double total(const WorkerStatus::Seconds& seconds) {
+  double sum = 0;
+  for (const auto& part : {seconds.data, seconds.compute, seconds.communication, seconds.evaluation,
+                           seconds.checkpoint, seconds.start})
+    sum += part.value_or(0);
+  return sum;
+}
+
 nlohmann::ordered_json to_ledger(double wall, const std::vector<AttemptTimes>& attempts) {
   WorkerStatus::Seconds sum{0, 0, 0, 0, 0, 0};
   double restarts = 0, repeated = 0;
@@ -34,8 +42,6 @@ nlohmann::ordered_json to_ledger(double wall, const std::vector<AttemptTimes>& a
     *sum.checkpoint += spent.checkpoint.value_or(0);
   }
   if (!said) return nullptr;
-  const double known = *sum.start + *sum.data + *sum.compute + *sum.communication + *sum.evaluation +
-                       *sum.checkpoint + restarts + repeated;
   return {{"wall", wall},
           {"start", *sum.start},
           {"data", *sum.data},
@@ -45,7 +51,7 @@ nlohmann::ordered_json to_ledger(double wall, const std::vector<AttemptTimes>& a
           {"checkpoint", *sum.checkpoint},
           {"restarts", restarts},
           {"repeated", repeated},
-          {"other", wall - known}};
+          {"other", wall - total(sum) - restarts - repeated}};
 }
 
 }  // namespace ddprun::launcher

@@ -9,6 +9,9 @@
 
 namespace ddprun::launcher {
 
+/// The sum of what is said.
+double total(const WorkerStatus::Seconds& seconds);
+
 /// The workers of one attempt, as the one that said most tells. Seconds are since the job began.
 struct AttemptTimes {
   double begin = 0, end = 0;

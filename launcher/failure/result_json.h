@@ -24,7 +24,7 @@ struct AttemptRecord {
   std::optional<int> root_cause_rank;
   std::vector<WorkerRecord> workers;
   std::vector<Straggler> stragglers = {};
-  WorkerStatus said = {};  ///< by the node's first worker, at last
+  WorkerStatus said = {};  ///< at last, by the worker of this node that accounts for most time
   std::optional<std::int64_t> first_step = {};
 };
 

@@ -12,6 +12,7 @@
 #include <ddprun/common/text.h>
 #include <ddprun/common/worker_env.h>
 #include "launcher/events/launch_error.h"
+#include "launcher/failure/ledger.h"
 #include "launcher/failure/stack_dump.h"
 #include "launcher/host/port_owner.h"
 #include "launcher/job/dry_run.h"
@@ -353,9 +354,11 @@ asio::awaitable<Attempt> run_attempt(Job& job, Round round, std::optional<HeldPo
   const int signal = co_await prepare_to_stop(job, group, attempt);
   attempt.left = co_await group.stop(signal, job.options.shutdown_timeout);
   parts.statuses.read_now();
-  if (job.workers > 0) {
-    attempt.said = parts.statuses.progress(0).latest();
-    attempt.first_step = parts.statuses.progress(0).first_step();
+  for (std::size_t i = 0; i < group.workers().size(); ++i) {
+    const Progress& progress = parts.statuses.progress(i);
+    if (i > 0 && total(progress.latest().seconds) <= total(attempt.said.seconds)) continue;
+    attempt.said = progress.latest();
+    attempt.first_step = progress.first_step();
   }
   co_await drain(job, group, logs, attempt.left.empty());
   attempt.end = Clock::now();

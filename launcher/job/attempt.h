@@ -39,8 +39,8 @@ struct Attempt {
   std::vector<int> user_signals;                         ///< that end the job
   std::vector<pid_t> left;                               ///< processes that SIGKILL did not end
   std::vector<Straggler> stragglers;                     ///< ranks that were slow for a while
-  WorkerStatus said;                                     ///< by the node's first worker, at last
-  std::optional<std::int64_t> first_step;                ///< that it spoke of
+  WorkerStatus said;  ///< at last, by the worker of this node that accounts for most time
+  std::optional<std::int64_t> first_step;  ///< that it spoke of
 };
 
 /// Descriptors that workers inherit, by index; empty: none.

@@ -139,20 +139,21 @@ asio::awaitable<RunResult> supervise(Job& job, JobRecord& record) {
   }
 }
 
-JobRecord begin_record(const Options& options, const std::string& version, const std::string& run_id) {
+JobRecord begin_record(const Options& options, const JobClock& clock, const std::string& run_id) {
   JobRecord record;
-  record.version = version;
+  record.version = DDPRUN_VERSION;
   record.run_id = run_id;
   record.program = options.program;
   record.max_restarts = options.restart.max_restarts;
-  record.start = JobClock::Wall::now();
+  record.start = clock.date(clock.start());
   return record;
 }
 
-void finish_record(const std::filesystem::path& path, const RunResult& result, JobRecord& record) {
+void finish_record(const std::filesystem::path& path, const RunResult& result, const JobClock& clock,
+                   JobRecord& record) {
   record.exit_code = result.exit_code;
   record.ended_by = result.ended_by;
-  record.end = JobClock::Wall::now();
+  record.end = clock.date(JobEvents::Clock::now());
   if (path.empty()) return;
   try {
     write_result_json(path, record);
@@ -287,15 +288,16 @@ RunResult run_job(const Options& options, const std::vector<std::string>& enviro
   for (const std::string& note : options.notes) log_info(note);
   if (!options.result_json.empty() && !options.dry_run) check_result_json(options.result_json);
   const std::string job_id = boost::uuids::to_string(boost::uuids::random_generator()());
-  JobRecord record = begin_record(options, DDPRUN_VERSION, options.run_id.empty() ? job_id : options.run_id);
+  JobRecord record = begin_record(options, clock, options.run_id.empty() ? job_id : options.run_id);
   try {
     const RunResult result = run_recorded(options, environment, job_id, clock, record);
-    if (!options.dry_run) finish_record(options.result_json, result, record);
+    if (!options.dry_run) finish_record(options.result_json, result, clock, record);
     return result;
   } catch (const std::exception& error) {
     record.message = error.what();
     record.outcome = StartFailed{exit_code_of(error), record.message};
-    if (!options.dry_run) finish_record(options.result_json, {exit_code_of(error), std::nullopt}, record);
+    if (!options.dry_run)
+      finish_record(options.result_json, {exit_code_of(error), std::nullopt}, clock, record);
     throw;
   }
 }

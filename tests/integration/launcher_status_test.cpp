@@ -70,6 +70,26 @@ TEST_CASE("a rank that waits for its data is named for that, and ranks in step a
   CHECK_THAT(Finished(training({}, "0.01 + 0.001 * rank", "0.001")).err, !ContainsSubstring("slower"));
 }
 
+TEST_CASE("the ledger is of the worker that says most", "[status]") {
+  const TempDir folder;
+  const auto result = folder.path() / "result.json";
+  const Finished run(
+      script({"--nproc-per-node=2", "--result-json=" + result.string()},
+             "echo \"{\\\"seconds\\\": {\\\"compute\\\": $RANK}}\" > /proc/self/fd/$DDPRUN_STATUS_FD"));
+  CHECK(run.status == ExitStatus::exited(0));
+  CHECK(json::parse(read_file(result))["ledger"]["compute"] == 1.0);
+}
+
+TEST_CASE("a clock that is set back does not shorten a job", "[status]") {
+  const TempDir folder;
+  const auto result = folder.path() / "result.json";
+  Command command = script({"--result-json=" + result.string()}, "sleep 3");
+  command.env["LD_PRELOAD"] = CLOCK_SET_BACK;
+  command.env["ASAN_OPTIONS"] = "verify_asan_link_order=0";
+  CHECK(Finished(command).status == ExitStatus::exited(0));
+  CHECK(json::parse(read_file(result))["duration_s"] > 2.9);
+}
+
 TEST_CASE("a worker that writes garbage to its status pipe does no harm", "[status]") {
   const Finished run(script({"--nproc-per-node=2"},
                             "yes | head -c 1000000 > /proc/self/fd/$DDPRUN_STATUS_FD; "
