@@ -59,6 +59,13 @@ const ink = button => {
     count += [0, 1, 2].every(j => pixels[i + j] === parseInt(colour.slice(1 + 2 * j, 3 + 2 * j), 16)) && pixels[i + 3] === 255;
   return count;
 };
+// How many pixels of a chart a band between ranks has.
+const shaded = canvas => {
+  const pixels = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
+  let count = 0;
+  for (let i = 3; i < pixels.length; i += 4) count += pixels[i] > 30 && pixels[i] < 60;
+  return count;
+};
 window.onload = () => {
   const found = [...document.querySelectorAll('iframe')].map(frame => {
     const page = frame.contentDocument, images = [...page.images];
@@ -70,6 +77,7 @@ window.onload = () => {
             cards: [...page.querySelectorAll('.chart .highlights div')].map(card => card.textContent),
             curves: [...page.querySelectorAll('.legend button')].map(button => button.querySelector('i').innerHTML),
             ink: [...page.querySelectorAll('.legend button')].map(ink),
+            shaded: [...page.querySelectorAll('.plot')].map(plot => shaded(plot.querySelector('canvas'))),
             after: use(page),
             loaded: images.every(image => image.complete && image.naturalWidth > 0),
             width: page.documentElement.clientWidth, needed: page.documentElement.scrollWidth,
@@ -88,8 +96,8 @@ window.onload = () => {
 /// returns  for each frame: title, heading, text, images, their alts, whether they are loaded, the frame's
 ///          width, the width needed, how many requests went elsewhere, the charts, whether they are drawn,
 ///          their series with the last values, the samples of their lines, how many pixels have their
-///          colours, single values (`cards`), and what becomes of these `after` a click on the first,
-///          smoothing, log scale and epochs as the axis
+///          colours, how many of each chart are `shaded`, single values (`cards`), and what becomes of these
+///          `after` a click on the first, smoothing, log scale and epochs as the axis
 inline nlohmann::json shown_in_browser(const std::string& html, const std::vector<int>& widths) {
   const auto program = browser();
   const TempDir dir;

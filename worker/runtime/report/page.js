@@ -105,6 +105,28 @@
     return [...rows.values()].sort((a, b) => a[0] - b[0]);
   };
 
+  // Shades what lies between the ranks of a metric: lines of {label, colour, points}.
+  const draw_bands = (context, graph, lines) => {
+    const bands = new Map();
+    for (const { label, colour, points } of lines) {
+      const name = label.replace(/_(rank\d+|min|max)$/, "");
+      if (name === label) continue;
+      if (!bands.has(name)) bands.set(name, { colour, ends: new Map() });
+      const { ends } = bands.get(name);
+      for (const [x, y] of points) {
+        const [low, high] = ends.get(x) || [y, y];
+        ends.set(x, [Math.min(low, y), Math.max(high, y)]);
+      }
+    }
+    for (const { colour, ends } of bands.values()) {
+      const ranges = [...ends].sort((a, b) => a[0] - b[0]), edge = i => ranges.map(([x, ys]) => graph.toDomCoords(x, ys[i]));
+      context.fillStyle = colour + "28";
+      context.beginPath();
+      for (const [x, y] of [...edge(0), ...edge(1).reverse()]) context.lineTo(x, y);
+      context.fill();
+    }
+  };
+
   // What its reader chose stays when the page is loaded again.
   const place_of_choices = "ddprun " + location.pathname;
   let chosen = null;
@@ -156,6 +178,8 @@
       visibility: visibility(),
       connectSeparatedPoints: true,
       logscale: controls.log && positive && visibility().includes(true),
+      underlayCallback: (context, area, drawn) =>
+        draw_bands(context, drawn, series.map(({ label }, i) => ({ label, colour: colours[i], points: lines[i] })).filter(({ label }) => !off.has(label))),
       strokeWidth: 1.75,
       gridLineColor: style.getPropertyValue("--grid").trim(),
       axisLineColor: style.getPropertyValue("--line").trim(),

@@ -185,6 +185,25 @@ TEST_CASE("no two of thirty curves look the same", "[html_report]") {
   }
 }
 
+TEST_CASE("what lies between the ranks of a metric is shaded", "[html_report]") {
+  if (kDygraphsScript.empty()) test::skip("this build has no dygraphs");
+  const nlohmann::json columns = {{"step", {1, 2, 3}},
+                                  {"cpu_percent_rank0", {100, 110, 90}},
+                                  {"cpu_percent_rank1", {150, 150, 150}},
+                                  {"cpu_percent_rank2", {200, 190, 210}},
+                                  {"rss_mb_min", {1, 1, 2}},
+                                  {"rss_mb_max", {3, 3, 4}},
+                                  {"train_loss", {3, 2, 1}},
+                                  {"val_loss", {1, 2, 3}}};
+  for (const auto& frame : test::shown_in_browser(page_of_columns(columns), {1200})) {
+    INFO(frame["shaded"].dump());
+    REQUIRE(frame["charts"] == nlohmann::json({"Loss", "CPU, percent of a core", "Memory, MiB"}));
+    CHECK(frame["shaded"][0] < 2000);
+    CHECK(frame["shaded"][1] > 10000);
+    CHECK(frame["shaded"][2] > 10000);
+  }
+}
+
 TEST_CASE("over epochs every row has its place", "[html_report]") {
   if (kDygraphsScript.empty()) test::skip("this build has no dygraphs");
   const nlohmann::json columns = {
