@@ -2,14 +2,17 @@
 
 #include <unistd.h>
 
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <string_view>
 #include <thread>
 
 #include <ddprun/common/errors.h>
+#include <ddprun/common/settings/command.h>
 #include <ddprun/common/text.h>
 
 namespace ddprun::launcher {
@@ -60,7 +63,7 @@ class RankLog {
     std::vector<std::string> files;
     for (const json& rank : view["ranks"])
       if (rank["rank"] == rank_) files = rank["logs"].get<std::vector<std::string>>();
-    for (const std::string& file : files) show(file, read_from(file));
+    for (const std::string& file : files) show_file(file);
     if (!files.empty()) return;
     const json reply = job.ask({{"ask", "output"}, {"rank", rank_}, {"seen", seen_}});
     if (reply["pid"] != pid_) seen_ = 0;  // another worker took its place
@@ -75,33 +78,34 @@ class RankLog {
   }
 
  private:
-  std::string read_from(const std::string& path) {
-    std::ifstream file(path, std::ios::binary);
-    std::uint64_t& offset = offsets_[path];
-    file.seekg(0, std::ios::end);
-    if (!file || static_cast<std::uint64_t>(file.tellg()) < offset) offset = 0;  // it began afresh
-    file.seekg(static_cast<std::streamoff>(offset));
-    std::string bytes{std::istreambuf_iterator<char>(file), {}};
-    offset += bytes.size();
-    return bytes;
-  }
-  void show(const std::string& source, const std::string& bytes) {
-    std::string& text = partial_[source] += bytes;
-    std::size_t end;
-    while ((end = text.find('\n')) != std::string::npos) {
-      print(prefix_ +
-            (::isatty(STDOUT_FILENO) == 1 ? printable(last_shown(text.substr(0, end + 1)))
-                                          : text.substr(0, end)) +
-            "\n");
-      text.erase(0, end + 1);
+  void show_file(const std::string& path) {
+    std::ifstream file(path, std::ios::binary | std::ios::ate);
+    std::streamoff& offset = offsets_[path];
+    if (!file || file.tellg() < offset) offset = 0;  // it began afresh
+    file.seekg(offset);
+    for (std::string bytes(1 << 16, '\0'); file.read(bytes.data(), 1 << 16), file.gcount() > 0;) {
+      offset += file.gcount();
+      show(path, std::string_view(bytes).substr(0, static_cast<std::size_t>(file.gcount())));
     }
+  }
+  void show(const std::string& source, std::string_view bytes) {
+    std::string& text = partial_[source] += bytes;
+    const bool tty = ::isatty(STDOUT_FILENO) == 1;
+    std::string shown;
+    std::size_t begin = 0;
+    for (std::size_t end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1) {
+      const std::string line = text.substr(begin, end - begin);
+      shown += prefix_ + (tty ? printable(last_shown(line)) : line) + "\n";
+    }
+    text.erase(0, begin);
+    if (!shown.empty()) print(shown);
   }
 
   int rank_;
   std::string prefix_;
   int pid_ = 0;
   std::uint64_t seen_ = 0;
-  std::map<std::string, std::uint64_t> offsets_;
+  std::map<std::string, std::streamoff> offsets_;
   std::map<std::string, std::string> partial_;
 };
 
@@ -117,14 +121,19 @@ int show_logs(const CtlOptions& options) {
       any = true;
       const std::string prefix =
           options.rank || view["ranks"].size() == 1 ? "" : "[" + std::to_string(number) + "]: ";
-      logs.try_emplace(number, number, prefix).first->second.show_new(job, view);
+      try {
+        logs.try_emplace(number, number, prefix).first->second.show_new(job, view);
+      } catch (const IoError& error) {  // it has just ended
+        if (!options.follow || error.error_number != 0) throw;
+      }
     }
     if (!any && options.rank) throw UsageError("--rank: " + elsewhere(view, *options.rank));
     if (!options.follow) break;
     std::this_thread::sleep_for(kFollowEvery);
     try {
       view = job.ask({{"ask", "status"}});
-    } catch (const IoError&) {
+    } catch (const IoError& error) {
+      if (error.error_number != 0) throw;
       break;  // the job has ended
     }
   }
@@ -159,46 +168,28 @@ Flags
 
 CtlOptions parse_ctl_options(const std::vector<std::string>& words) {
   CtlOptions options;
-  for (std::size_t i = 0; i < words.size(); ++i) {
-    const std::string name = words[i].substr(0, words[i].find('='));
-    const auto value = [&]() -> std::string {
-      if (name.size() < words[i].size()) return words[i].substr(name.size() + 1);
-      if (i + 1 == words.size()) throw UsageError(name + ": expected a value");
-      return words[++i];
-    };
-    if (name == "-h" || name == "--help") {
-      options.help = true;
-    } else if (name == "--version") {
-      options.version = true;
-    } else if (name == "--once") {
-      options.once = true;
-    } else if (name == "-f" || name == "--follow") {
-      options.follow = true;
-    } else if (name == "--rank") {
-      const std::string text = value();
-      options.rank = parse_integer(text, 0, 1 << 24);
-      if (!options.rank) throw UsageError("--rank: expected a rank, from 0, got " + single_quoted(text));
-    } else if (name == "--interval") {
-      const std::string text = value();
-      options.interval = parse_number(text).value_or(0);
-      if (options.interval < 0.1 || options.interval > 60)
-        throw UsageError("--interval: expected seconds from 0.1 to 60, got " + single_quoted(text));
-    } else if (name.starts_with("-")) {
-      throw UsageError("unknown flag " + single_quoted(name) + " (ddpctl --help)");
-    } else if (options.command.empty()) {
-      options.command = words[i];
-    } else if (options.job.empty()) {
-      options.job = words[i];
-    } else {
-      throw UsageError("unexpected " + single_quoted(words[i]) + ": one JOB is enough");
-    }
-  }
-  if (options.help || options.version) return options;
-  for (const char* command : {"ps", "top", "logs", "stacks", "stop"})
-    if (options.command == command) return options;
-  throw UsageError("expected ps, top, logs, stacks or stop" +
-                   (options.command.empty() ? "" : ", got " + single_quoted(options.command)) +
-                   " (ddpctl --help)");
+  const auto rank_of = [](const std::string& text) -> std::optional<std::optional<int>> {
+    if (const auto rank = parse_integer(text, 0, 1 << 24)) return rank;
+    return std::nullopt;
+  };
+  settings::Command command;
+  command.name = "ddpctl";
+  command.positionals = {{"command", "COMMAND"}, {"job", "[JOB]"}};
+  command.settings = {
+      settings::boolean("help", options.help).short_flag("-h"),
+      settings::boolean("version", options.version),
+      settings::boolean("once", options.once),
+      settings::boolean("follow", options.follow).short_flag("-f"),
+      settings::parsed("rank", options.rank, rank_of, "a rank, from 0"),
+      settings::number("interval", options.interval, {0.1, 60, false, "seconds from 0.1 to 60"}, ""),
+      settings::choice("command", options.command, {"ps", "top", "logs", "stacks", "stop"}).not_a_flag(),
+      settings::text("job", options.job).not_a_flag(),
+  };
+  const settings::Values values = settings::read_words(words, command);
+  values.apply(command.settings);
+  if (!options.help && !options.version && !values.given("command"))
+    throw UsageError("expected ps, top, logs, stacks or stop (ddpctl --help)");
+  return options;
 }
 
 std::string stacks_text(JobConnection& job, std::optional<int> rank) {

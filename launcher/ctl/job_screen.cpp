@@ -20,14 +20,20 @@ std::string format(const char* pattern, Values... values) {
   return text;
 }
 
+/// null is a loss that is NaN.
 std::optional<double> number(const json& object, const char* path) {
   const json::json_pointer pointer(path);
-  if (!object.contains(pointer) || !object[pointer].is_number()) return std::nullopt;
-  return object[pointer].get<double>();
+  if (!object.contains(pointer)) return std::nullopt;
+  if (object[pointer].is_null()) return NAN;
+  return object[pointer].is_number() ? std::optional(object[pointer].get<double>()) : std::nullopt;
 }
 
 std::string words(const json& object, const char* name) {
   return object.contains(name) && object[name].is_string() ? printable(object[name].get<std::string>()) : "";
+}
+
+std::string program_of(const json& view) {
+  return printable(joined(view["program"].get<std::vector<std::string>>(), " "));
 }
 
 /// One line of a table.
@@ -67,7 +73,16 @@ std::string state_text(const json& rank) {
                     phase = rank["status"].contains("phase") ? words(rank["status"], "phase") : "";
   if (state == "exited") return format("exit %.0f", number(rank, "/exit_code").value_or(0));
   if (state == "killed") return words(rank, "signal_name");
-  return phase.empty() ? state : phase;
+  return phase.empty() || state == "stopped" ? state : phase;
+}
+
+/// "silent 0:42" of a rank that has not said anything for some steps.
+std::string silence_of(const json& rank) {
+  constexpr double kLeast = 10, kSteps = 3;
+  const double silent = number(rank, "/said_seconds_ago").value_or(0);
+  const bool ended = rank.contains("exit_code") || rank.contains("signal_name");
+  if (ended || silent < std::max(kLeast, kSteps * number(rank, "/pace/step_seconds").value_or(0))) return "";
+  return "silent " + clock_text(silent);
 }
 
 RankLine line_of(const json& rank, const ScreenState& state, double seconds_apart) {
@@ -77,6 +92,7 @@ RankLine line_of(const json& rank, const ScreenState& state, double seconds_apar
   line.rank = rank.value("rank", 0);
   line.pid = rank.value("pid", 0);
   line.state = state_text(rank);
+  line.note = silence_of(rank);
   if (rank["state"] != "running") line.kind = ScreenRow::Kind::kEnded;
   line.step = number(rank, "/status/step");
   line.step_seconds = number(rank, "/pace/step_seconds");
@@ -108,14 +124,15 @@ void mark_slow(const json& view, std::vector<RankLine>& lines) {
   });
   constexpr double kMarked = 1.05;  // less is chance
   if (lines.size() > 1 && slowest->own && *slowest->own > kMarked * *fastest->own) {
-    slowest->note = "slowest";
+    if (slowest->note.empty()) slowest->note = "slowest";
     slowest->kind = ScreenRow::Kind::kSlowest;
   }
   if (!view.contains("stragglers")) return;
   for (const json& slow : view["stragglers"])
     for (RankLine& line : lines)
       if (slow["rank"] == line.rank) {
-        line.note = format("%.1fx ", slow["factor"].get<double>()) + words(slow, "cause");
+        const double factor = slow["factor"].get<double>();
+        line.note = format(factor < 9.95 ? "%.1fx " : "%.0fx ", factor) + words(slow, "cause");
         line.kind = ScreenRow::Kind::kSlow;
       }
 }
@@ -147,6 +164,7 @@ void sort_lines(SortBy sort_by, std::vector<RankLine>& lines) {
 struct Column {
   std::string title;
   int width;  // negative: flush left
+  int drop;   // on narrow terminals the highest is left out first
   std::string (*text)(const RankLine& line);
 };
 
@@ -157,51 +175,66 @@ std::string known(const std::optional<double>& value, Text text) {
 
 std::string percent_text(double percent) { return format("%.0f %%", percent); }
 
+/// Leaves out columns until there is room for a note.
+void fit(std::vector<Column>& columns, std::size_t width) {
+  constexpr int kNote = 13;  // " 1.8x compute"
+  std::erase_if(columns, [](const Column& column) { return column.width == 0; });
+  int taken = kNote;
+  for (const Column& column : columns) taken += std::abs(column.width);
+  while (columns.size() > 1 && taken > static_cast<int>(width)) {
+    const auto dropped = std::max_element(columns.begin(), columns.end(),
+                                          [](const Column& a, const Column& b) { return a.drop < b.drop; });
+    taken -= std::abs(dropped->width);
+    columns.erase(dropped);
+  }
+}
+
 std::vector<Column> columns_for(const std::vector<RankLine>& lines, std::size_t width) {
+  const auto any = [&](auto has) { return std::any_of(lines.begin(), lines.end(), has); };
+  const bool nodes = any([](const RankLine& line) { return !line.node.empty(); });
+  const bool gpus = any([](const RankLine& line) { return line.gpu || line.gpu_memory; });
   std::vector<Column> columns{
-      {"RANK", 5, [](const RankLine& line) { return std::to_string(line.rank); }},
-      {"STATE", -9, [](const RankLine& line) { return line.state; }},
-      {"STEP", 8,
+      {"RANK", 5, 0, [](const RankLine& line) { return std::to_string(line.rank); }},
+      {"NODE", nodes ? -12 : 0, 4, [](const RankLine& line) { return line.node; }},
+      {"PID", 9, 12, [](const RankLine& line) { return std::to_string(line.pid); }},
+      {"STATE", -10, 1, [](const RankLine& line) { return line.state; }},
+      {"STEP", 8, 5,
        [](const RankLine& line) {
          return known(line.step, [](double step) { return format("%.0f", step); });
        }},
-      {"STEP TIME", 10, [](const RankLine& line) { return known(line.step_seconds, step_text); }},
-      {"OWN TIME", 10, [](const RankLine& line) { return known(line.own, step_text); }},
-      {"DATA", 6, [](const RankLine& line) { return known(line.data, percent_text); }},
-      {"COMM", 6, [](const RankLine& line) { return known(line.communication, percent_text); }},
-      {"CPU", 7, [](const RankLine& line) { return known(line.cpu, percent_text); }},
-      {"MEM", 7, [](const RankLine& line) { return known(line.memory, bytes_text); }},
+      {"STEP TIME", 10, 2, [](const RankLine& line) { return known(line.step_seconds, step_text); }},
+      {"OWN TIME", gpus ? 0 : 9, 3,  // with GPUs: what the shares leave
+       [](const RankLine& line) { return known(line.own, step_text); }},
+      {"DATA", 6, 8, [](const RankLine& line) { return known(line.data, percent_text); }},
+      {"COMM", 6, 9, [](const RankLine& line) { return known(line.communication, percent_text); }},
+      {"CPU", 7, 10, [](const RankLine& line) { return known(line.cpu, percent_text); }},
+      {"MEM", 6, 11, [](const RankLine& line) { return known(line.memory, bytes_text); }},
+      {"GPU", gpus ? 6 : 0, 6, [](const RankLine& line) { return known(line.gpu, percent_text); }},
+      {"GPU MEM", gpus ? 8 : 0, 7, [](const RankLine& line) { return known(line.gpu_memory, bytes_text); }},
+      {"SAMPLES/S", 11, 13,
+       [](const RankLine& line) {
+         return known(line.samples, [](double rate) { return format("%.1f", rate); });
+       }},
+      {"LOSS", 10, 14,
+       [](const RankLine& line) {
+         return known(line.loss, [](double loss) { return format("%.4g", loss); });
+       }},
   };
-  const bool gpus = std::any_of(lines.begin(), lines.end(),
-                                [](const RankLine& line) { return line.gpu || line.gpu_memory; });
-  if (gpus) {
-    columns.erase(columns.begin() + 4);  // own time: what the shares leave
-    columns.push_back({"GPU", 6, [](const RankLine& line) { return known(line.gpu, percent_text); }});
-    columns.push_back(
-        {"GPU MEM", 8, [](const RankLine& line) { return known(line.gpu_memory, bytes_text); }});
-  }
-  constexpr std::size_t kWide = 110;
-  if (width >= kWide) {
-    columns.insert(columns.begin() + 1,
-                   {"PID", 9, [](const RankLine& line) { return std::to_string(line.pid); }});
-    columns.push_back({"SAMPLES/S", 11, [](const RankLine& line) {
-                         return known(line.samples, [](double rate) { return format("%.1f", rate); });
-                       }});
-    columns.push_back({"LOSS", 10, [](const RankLine& line) {
-                         return known(line.loss, [](double loss) { return format("%.4g", loss); });
-                       }});
-  }
-  if (std::any_of(lines.begin(), lines.end(), [](const RankLine& line) { return !line.node.empty(); }))
-    columns.insert(columns.begin() + 1, {"NODE", -12, [](const RankLine& line) { return line.node; }});
+  fit(columns, width);
   return columns;
+}
+
+std::size_t characters(const std::string& text) {
+  return static_cast<std::size_t>(
+      std::count_if(text.begin(), text.end(), [](char byte) { return !is_continuation(byte); }));
 }
 
 std::string in_column(std::string text, int width) {
   const std::size_t size = static_cast<std::size_t>(std::abs(width));
   if (width < 0) text = "  " + text;
   text = shortened(text, size);
-  return width < 0 ? text + std::string(size - text.size(), ' ')
-                   : std::string(size - text.size(), ' ') + text;
+  const std::string rest(size - characters(text), ' ');
+  return width < 0 ? text + rest : rest + text;
 }
 
 std::string progress_bar(double fraction, std::size_t width) {
@@ -211,35 +244,36 @@ std::string progress_bar(double fraction, std::size_t width) {
 
 std::string progress_line(const json& view, const std::vector<RankLine>& lines, std::size_t width) {
   const auto step = number(view, "/step"), steps = number(view, "/steps");
-  if (!step) return "the program does not say how far it is (docs/status.md)";
+  if (lines.empty()) return "no worker runs now";
+  if (!step) return "the program has not said how far it is (docs/status.md)";
   const auto epoch = number(view, "/epoch"), epochs = number(view, "/epochs");
   const auto of = [](const std::optional<double>& all) {
     return all ? format("/%.0f", *all) : std::string();
   };
-  std::string text = epoch ? format("epoch %.0f", *epoch) + of(epochs) + "  " : "";
-  text += format("step %.0f", *step) + of(steps);
-  if (steps && *steps > 0)
-    text +=
-        " " + progress_bar(*step / *steps, width < 100 ? 12 : 50) + format(" %.0f %%", 100 * *step / *steps);
+  std::string begin = epoch ? format("epoch %.0f", *epoch) + of(epochs) + "  " : "", text;
+  begin += format("step %.0f", *step) + of(steps);
+  if (steps && *steps > 0) text = format(" %.0f %%", 100 * *step / *steps);
   if (const auto left = number(view, "/remaining_seconds")) text += "  ETA " + clock_text(*left);
   if (const auto loss = number(view, "/loss")) text += format("  loss %.4g", *loss);
   double samples = 0;
   for (const RankLine& line : lines) samples += line.samples.value_or(0);
   if (samples > 0) text += format("  %.0f samples/s", samples);
-  return text;
+  constexpr std::size_t kLeastBar = 5, kMostBar = 50;
+  const std::size_t taken = begin.size() + text.size() + 3;
+  if (steps && *steps > 0 && taken + kLeastBar <= width)
+    begin += " " + progress_bar(*step / *steps, std::min(width - taken, kMostBar));
+  return begin + text;
 }
 
 std::vector<std::string> head_of(const json& view, const std::vector<RankLine>& lines, std::size_t width) {
   std::string first = "job " + words(view, "job");
   if (words(view, "run_id").rfind(words(view, "job"), 0) != 0) first += " (" + words(view, "run_id") + ")";
-  first += "  " + words(view, "host") + "  " + words(view, "state") + " for " +
-           clock_text(view.value("seconds", 0.0));
+  const std::string state = words(view, "state"), age = clock_text(view.value("seconds", 0.0));
+  first += "  " + words(view, "host") + "  " + state +
+           (state == "running" ? " for " + age : ", begun " + age + " ago");
   first += format("  restarts %d", view.value("restarts", 0));
   if (const int most = view.value("max_restarts", 0); most > 0) first += format(" of %d", most);
-  std::string program;
-  for (const json& word : view["program"])
-    program += (program.empty() ? "" : " ") + printable(word.get<std::string>());
-  std::vector<std::string> head{first, program, progress_line(view, lines, width)};
+  std::vector<std::string> head{first, program_of(view), progress_line(view, lines, width)};
   if (view.contains("coordinator") && !view.contains("other_ranks"))
     head.push_back("node " + words(view, "node_name") + ": only its ranks are shown; ddpctl on " +
                    words(view, "coordinator") + ", which has the coordinator, shows all");
@@ -285,8 +319,9 @@ JobScreen job_screen(const ScreenState& state, SortBy sort_by, std::size_t width
   for (const RankLine& line : lines) {
     std::string text;
     for (const Column& column : columns) text += in_column(column.text(line), column.width);
-    if (!line.note.empty()) text += "  " + line.note;
-    screen.rows.push_back({line.rank, text.substr(0, width), line.kind});
+    if (!line.note.empty()) text += " " + line.note;
+    while (characters(text) > width) text.pop_back();
+    screen.rows.push_back({line.rank, text, line.kind});
   }
   return screen;
 }
@@ -313,16 +348,14 @@ std::vector<std::string> job_list(const std::vector<json>& views) {
     const auto step = number(view, "/step"), steps = number(view, "/steps");
     const auto workers =
         view.value("workers", 0) + static_cast<int>(view.value("other_ranks", json::array()).size());
-    std::string progress = step ? format("%.0f", *step) : "-", program;
+    std::string progress = step ? format("%.0f", *step) : "-";
     if (step && steps) progress += format(" of %.0f", *steps);
-    for (const json& word : view["program"])
-      program += (program.empty() ? "" : " ") + printable(word.get<std::string>());
     lines.push_back(format("%-9s %-*s%-8s %-8d %-8d %-6d %-10s %-16s ",
                            shortened(words(view, "job"), kMostJobName).c_str(), width,
                            words(view, "node_name").c_str(), words(view, "state").c_str(),
                            view.value("pid", 0), workers, view.value("nodes", 1),
                            clock_text(view.value("seconds", 0.0)).c_str(), progress.c_str()) +
-                    program);
+                    program_of(view));
   }
   return lines;
 }

@@ -12,6 +12,7 @@
 #include <ctime>
 
 #include <ddprun/common/errors.h>
+#include <ddprun/common/logging.h>
 #include <ddprun/common/text.h>
 #include "launcher/status/job_questions.h"
 
@@ -64,7 +65,7 @@ json JobConnection::ask(const json& request, std::chrono::seconds patience) {
     char bytes[1 << 16];
     const ssize_t n = ::recv(fd_.get(), bytes, sizeof bytes, 0);
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) throw IoError(path_, "the job does not answer");
+    if (n < 0) throw IoError(path_, "the job does not answer", ETIMEDOUT);
     if (n == 0) throw IoError(path_, "the job has ended");
     received_.append(bytes, static_cast<std::size_t>(n));
   }
@@ -77,19 +78,19 @@ json JobConnection::ask(const json& request, std::chrono::seconds patience) {
 
 std::vector<JobConnection> find_jobs() {
   std::vector<JobConnection> jobs;
-  for (const auto& folder : control_folders()) {
-    if (!is_private_folder(folder)) continue;
-    std::error_code unreadable;
-    for (const auto& entry : std::filesystem::directory_iterator(folder, unreadable)) {
-      if (entry.path().extension() == ".new" && is_old(entry.path())) ::unlink(entry.path().c_str());
-      if (entry.path().extension() != ".sock") continue;
-      try {
-        JobConnection job(entry.path());
-        job.view_ = job.ask({{"ask", "status"}}, kFirstAnswer);
-        jobs.push_back(std::move(job));
-      } catch (const IoError& error) {  // it has ended, or is just about to
-        if (error.error_number == ECONNREFUSED) ::unlink(entry.path().c_str());
-      }
+  const auto folder = control_folder();
+  if (!is_private_folder(folder)) return jobs;
+  std::error_code unreadable;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, unreadable)) {
+    if (entry.path().extension() == ".new" && is_old(entry.path())) ::unlink(entry.path().c_str());
+    if (entry.path().extension() != ".sock") continue;
+    try {
+      JobConnection job(entry.path());
+      job.view_ = job.ask({{"ask", "status"}}, kFirstAnswer);
+      jobs.push_back(std::move(job));
+    } catch (const IoError& error) {  // it has ended, or is just about to, or ddprun is stopped
+      if (error.error_number == ECONNREFUSED) ::unlink(entry.path().c_str());
+      if (error.error_number == ETIMEDOUT) log_warning(error.what());
     }
   }
   std::sort(jobs.begin(), jobs.end(), [](const JobConnection& a, const JobConnection& b) {

@@ -18,7 +18,7 @@ class JobConnection {
   explicit JobConnection(const std::filesystem::path& socket);
 
   /// The answer to a request such as {"ask": "status"}.
-  /// throws  IoError if the job is gone, silent for that long, or answers {"error": ...}
+  /// throws  IoError if the job is gone, silent for that long (ETIMEDOUT), or answers {"error": ...}
   nlohmann::ordered_json ask(const nlohmann::ordered_json& request,
                              std::chrono::seconds patience = std::chrono::seconds(10));
 
@@ -33,7 +33,7 @@ class JobConnection {
   nlohmann::ordered_json view_;
 };
 
-/// All of them, oldest first. Removes sockets that a dead ddprun left behind.
+/// All that answer, oldest first; warns of others. Removes sockets that a dead ddprun left behind.
 std::vector<JobConnection> find_jobs();
 
 /// The job that is meant: by its name, its run id, ddprun's pid, or the beginning of one of the first two.

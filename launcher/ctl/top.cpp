@@ -4,6 +4,7 @@
 #include <curses.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <clocale>
 #include <cstdio>
@@ -102,15 +103,7 @@ class Top {
   void look() {
     state_.before = std::exchange(state_.view, job_.ask({{"ask", "status"}}));
     if (!state_.gpus.empty()) state_.gpus = gpu_use();
-    if (page_ == Page::kLines) read_lines();
-  }
-
-  void read_lines() {
-    if (const auto where = elsewhere(state_.view, selected_); !where.empty()) return void(text_ = {where});
-    const json reply = job_.ask({{"ask", "output"}, {"rank", selected_}, {"seen", 0}});
-    text_ = printable_lines(reply["text"].get<std::string>());
-    if (reply["seen"] == 0)
-      text_ = {"nothing yet, or its output does not pass through ddprun (ddpctl logs shows its files)"};
+    if (page_ == Page::kLines) show_lines();
   }
 
   bool handle(int key) {
@@ -124,7 +117,7 @@ class Top {
       const auto to =
           std::clamp<std::ptrdiff_t>(place - screen_.rows.begin() + by, 0, std::ssize(screen_.rows) - 1);
       selected_ = screen_.rows[static_cast<std::size_t>(to)].rank;
-      if (page_ == Page::kLines) read_lines();
+      if (page_ == Page::kLines) show_lines();
     };
     switch (key) {
       case 'q':
@@ -169,8 +162,12 @@ class Top {
 
   void show_lines() {
     page_ = Page::kLines;
+    text_ = {elsewhere(state_.view, selected_)};
+    if (!text_[0].empty()) return;
     try {
-      read_lines();
+      const json reply = job_.ask({{"ask", "output"}, {"rank", selected_}, {"seen", 0}});
+      text_ = printable_lines(reply["text"].get<std::string>());
+      if (text_.empty()) text_ = {"nothing yet, or it writes to the terminal itself"};
     } catch (const IoError& error) {
       text_ = {error.what()};
     }
@@ -228,11 +225,8 @@ class Top {
   }
 
   void draw_table(int row) {
-    put(row++,
-        screen_.columns +
-            std::string(static_cast<std::size_t>(COLS), ' ')
-                .substr(std::min<std::size_t>(screen_.columns.size(), static_cast<std::size_t>(COLS))),
-        A_REVERSE);
+    put(row, std::string(static_cast<std::size_t>(COLS), ' '), A_REVERSE);
+    put(row++, screen_.columns, A_REVERSE);
     const auto room = static_cast<std::size_t>(std::max(LINES - 1 - row, 1));
     std::size_t selected = 0;
     for (std::size_t i = 0; i < screen_.rows.size(); ++i)
@@ -285,7 +279,8 @@ int show_top(const std::string& wanted, double interval) {
   try {
     const Terminal terminal;
     Top(std::move(job), interval).run();
-  } catch (const IoError&) {
+  } catch (const IoError& error) {
+    if (error.error_number == ETIMEDOUT) throw;  // ddprun is stopped, say
     std::printf("job %s has ended\n", name.c_str());
   }
   return 0;

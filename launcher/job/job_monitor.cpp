@@ -169,6 +169,7 @@ json JobMonitor::rank_view(std::size_t index) const {
   if (const auto use = worker.status ? std::nullopt : process_use(worker.process.pid)) {
     object["cpu_seconds"] = use->cpu_seconds;
     object["resident_bytes"] = use->resident_bytes;
+    if (use->stopped) object["state"] = "stopped";
   }
   object["status"] = json::parse(to_json_line(progress.latest()));
   if (const auto said = progress.said_at()) object["said_seconds_ago"] = seconds_since(*said);

@@ -20,7 +20,8 @@ constexpr int kMostViewLevels = 8;
 json checked(const std::string& text) {
   const json view = parse_shallow_json(text, kMostViewLevels);
   json result = {{"state", view.at("state").get<std::string>()}};
-  for (const char* name : {"rank", "pid", "exit_code", "cpu_seconds", "resident_bytes", "seconds"})
+  for (const char* name :
+       {"rank", "pid", "exit_code", "cpu_seconds", "resident_bytes", "seconds", "said_seconds_ago"})
     if (view.contains(name) && view[name].is_number()) result[name] = view[name];
   for (const char* name : {"rank", "pid"})
     if (!result.at(name).is_number_unsigned() || result[name] > INT_MAX) throw std::out_of_range(name);

@@ -25,7 +25,7 @@ std::optional<ProcessUse> process_use(pid_t pid) {
                   &state, &user, &system, &pages);
   if (fields != 4 || state == 'Z' || state == 'X') return std::nullopt;
   return ProcessUse{static_cast<double>(user + system) / static_cast<double>(::sysconf(_SC_CLK_TCK)),
-                    pages * ::sysconf(_SC_PAGESIZE)};
+                    pages * ::sysconf(_SC_PAGESIZE), state == 'T' || state == 't'};
 }
 
 }  // namespace ddprun::launcher

@@ -11,6 +11,7 @@ namespace ddprun::launcher {
 struct ProcessUse {
   double cpu_seconds = 0;
   std::int64_t resident_bytes = 0;
+  bool stopped = false;  ///< by SIGSTOP or a debugger
 };
 
 /// nullopt: it is gone.

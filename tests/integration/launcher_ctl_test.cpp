@@ -30,7 +30,7 @@ struct SeenJob {
     REQUIRE_FALSE(socket().empty());
   }
   static Command prepared(Command command, const fs::path& folder) {
-    command.env["XDG_RUNTIME_DIR"] = folder.string();
+    command.env["DDPRUN_CONTROL_DIR"] = (folder / "ddprun").string();
     return command;
   }
   fs::path socket() const {
@@ -223,6 +223,48 @@ TEST_CASE("a socket that a killed ddprun left behind is removed", "[ctl]") {
   CHECK(job.ctl({"ps"}).status == ExitStatus::exited(0));
   CHECK(job.socket().empty());
   CHECK_FALSE(fs::exists(unready));
+}
+
+TEST_CASE("a job is seen when its user has logged out and come back", "[ctl]") {
+  const TempDir runtime;  // emptied when the user logs out
+  Command command = speaking_job();
+  command.env["XDG_RUNTIME_DIR"] = runtime.path().string();
+  command.argv.insert(command.argv.begin() + 1, "--rdzv-id=" + runtime.path().string());
+  Child job(command);
+  REQUIRE(wait_until([&] { return count_of("hello", job.out()) == 2; }));
+  CHECK(fs::is_empty(runtime.path()));
+  const Finished seen(Command{{DDPCTL_PROGRAM, "top", runtime.path().string()}});
+  CHECK(seen.status == ExitStatus::exited(0));
+  CHECK_THAT(seen.out, ContainsSubstring("RANK"));
+  job.send_signal(SIGTERM);
+  job.wait();
+}
+
+TEST_CASE("a job whose ddprun is stopped does not answer, and that is said", "[ctl]") {
+  SeenJob job(speaking_job());
+  job.child.send_signal(SIGSTOP);
+  const Finished list = job.ctl({"ps"});
+  job.child.send_signal(SIGCONT);
+  CHECK_THAT(list.err, ContainsSubstring(job.name() + ".sock: the job does not answer"));
+  job.end();
+}
+
+TEST_CASE("a rank that is stopped is shown as such", "[ctl]") {
+  SeenJob job(script({}, "kill -STOP $$"));
+  CHECK(wait_until([&] { return count_of(" stopped ", job.ctl({"top", job.name()}).out) == 1; }));
+  job.child.send_signal(SIGKILL);
+  job.child.wait();
+}
+
+TEST_CASE("long logs are shown at once", "[ctl]") {
+  const TempDir logs;
+  SeenJob job(script({"--nproc-per-node=2", "--redirects=3", "--log-dir=" + logs.path().string()},
+                     "[ $RANK = 1 ] || yes 'a line of a long log' | head -n 800000; echo last; sleep 1000"));
+  REQUIRE(wait_until([&] { return count_of("last", job.ctl({"logs", job.name(), "--rank=1"}).out) == 1; }));
+  const auto begin = std::chrono::steady_clock::now();
+  CHECK(wait_until([&] { return count_of("\n", job.ctl({"logs", job.name(), "--rank=0"}).out) == 800001; }));
+  CHECK(std::chrono::steady_clock::now() - begin < kDeadline);
+  job.end();
 }
 
 TEST_CASE("a folder that others can enter is not used", "[ctl]") {

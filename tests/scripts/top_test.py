@@ -5,6 +5,7 @@ usage: top_test.py DDPRUN DDPCTL
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -33,7 +34,7 @@ class Screen:
 
     def __init__(self, ranks, width, height):
         self.folder = tempfile.TemporaryDirectory()
-        environment = {**os.environ, "PYTHONPATH": str(SOURCE / "packaging"), "XDG_RUNTIME_DIR": self.folder.name}
+        environment = {**os.environ, "PYTHONPATH": str(SOURCE / "packaging"), "DDPRUN_CONTROL_DIR": f"{self.folder.name}/ddprun"}
         self.job = subprocess.Popen([DDPRUN, f"--nproc-per-node={ranks}", "--prefix", "python3", "-c", TRAINING], env=environment,
                                     stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         sockets = pathlib.Path(self.folder.name, "ddprun")
@@ -86,6 +87,18 @@ class Top(unittest.TestCase):
             screen.press("Tab")
             screen.press("q")
             screen.shows("left with 0")
+
+    def test_a_narrow_terminal_shows_whole_columns_and_the_slow_rank(self):
+        with Screen(6, 60, 14) as screen:
+            lines = screen.shows(" OWN TIME\n", "2.0x compute\n").splitlines()
+            self.assertTrue(all(len(line) <= 60 for line in lines))
+
+    def test_when_ddprun_is_stopped_top_says_that_it_does_not_answer(self):
+        with Screen(1, 80, 24) as screen:
+            screen.shows("STEP TIME")
+            screen.job.send_signal(signal.SIGSTOP)
+            screen.shows("the job does not answer", "left with 1")
+            screen.job.send_signal(signal.SIGCONT)
 
     def test_the_slow_one_of_64_ranks_is_named_and_comes_first_by_own_time(self):
         with Screen(64, 200, 50) as screen:

@@ -61,10 +61,84 @@ TEST_CASE("a job on 80 columns", "[job_screen]") {
   CHECK(text_of(job_screen({job_view(2), nullptr}, SortBy::kRank, 80)) ==
         "job 3f2a91bc (my-run)  node1  running for 1:02:05  restarts 1 of 3\n"
         "train.py --lr 0.1\n"
-        "step 1200/9600 [#...........] 12 %  ETA 7:00  loss 0.125\n"
-        " RANK  STATE      STEP STEP TIME  OWN TIME  DATA  COMM    CPU    MEM\n"
-        "    0  train      1200  50.00 ms  25.00 ms  10 %  20 %   50 %   1.0G\n"
-        "    1  train      1200  50.00 ms  35.00 ms  10 %  20 %   50 %   1.0G  slowest\n");
+        "step 1200/9600 [####................................] 12 %  ETA 7:00  loss 0.125\n"
+        " RANK  STATE       STEP STEP TIME OWN TIME  DATA  COMM    CPU   MEM\n"
+        "    0  train       1200  50.00 ms 25.00 ms  10 %  20 %   50 %  1.0G\n"
+        "    1  train       1200  50.00 ms 35.00 ms  10 %  20 %   50 %  1.0G slowest\n");
+}
+
+TEST_CASE("on 80 columns a slow rank's cause and a phase are whole, also with GPUs", "[job_screen]") {
+  View view = job_view(2);
+  view["ranks"][1]["status"]["phase"] = "evaluate";
+  view["stragglers"] =
+      View::array({{{"rank", 1}, {"factor", 12.5}, {"since_step", 7}, {"cause", "compute"}}});
+  for (const std::map<int, GpuUse>& gpus : std::vector<std::map<int, GpuUse>>{{}, {{1001, {50, 1e10}}}}) {
+    const JobScreen screen = job_screen({view, nullptr, gpus}, SortBy::kRank, 80);
+    CHECK_THAT(screen.rows[1].text, ContainsSubstring(" evaluate ") && ContainsSubstring(" 12x compute"));
+  }
+}
+
+TEST_CASE("the bar takes the room that is left, and none is cut for it", "[job_screen]") {
+  View view = job_view(1);
+  view["epoch"] = 3;
+  view["epochs"] = 10;
+  view["ranks"][0]["pace"]["samples_per_second"] = 12345.0;
+  const auto line = [&](std::size_t width) {
+    return job_screen({view, nullptr}, SortBy::kRank, width).head[2];
+  };
+  CHECK(line(80) == "epoch 3/10  step 1200/9600 [.......] 12 %  ETA 7:00  loss 0.125  12345 samples/s");
+  CHECK(line(76) == "epoch 3/10  step 1200/9600 12 %  ETA 7:00  loss 0.125  12345 samples/s");
+}
+
+TEST_CASE("a narrow terminal has fewer columns, and whole ones", "[job_screen]") {
+  const auto columns = [](std::size_t width) {
+    return job_screen({job_view(2), nullptr}, SortBy::kRank, width).columns;
+  };
+  CHECK(columns(60) == " RANK  STATE       STEP STEP TIME OWN TIME");
+  CHECK(columns(40) == " RANK  STATE    STEP TIME");
+  CHECK(columns(200) ==
+        " RANK      PID  STATE       STEP STEP TIME OWN TIME  DATA  COMM    CPU   MEM  SAMPLES/S      LOSS");
+}
+
+TEST_CASE("a rank that has been silent for some steps says so", "[job_screen]") {
+  View view = job_view(3);
+  view["ranks"][0]["said_seconds_ago"] = 42.0;
+  view["ranks"][1]["said_seconds_ago"] = 9.0;
+  view["ranks"][2]["said_seconds_ago"] = 42.0;
+  view["ranks"][2]["pace"]["step_seconds"] = 20.0;
+  const JobScreen screen = job_screen({view, nullptr}, SortBy::kRank, 80);
+  CHECK(screen.rows[0].text.ends_with(" silent 0:42"));
+  CHECK_THAT(screen.rows[1].text, !ContainsSubstring("silent"));
+  CHECK_THAT(screen.rows[2].text, !ContainsSubstring("silent"));
+}
+
+TEST_CASE("a stopped process is shown as such, whatever it said last", "[job_screen]") {
+  View view = job_view(1);
+  view["ranks"][0]["state"] = "stopped";
+  CHECK_THAT(job_screen({view, nullptr}, SortBy::kRank, 80).rows[0].text, ContainsSubstring("  stopped "));
+}
+
+TEST_CASE("a loss that is no number is shown as such", "[job_screen]") {
+  View view = job_view(1);
+  view["loss"] = view["ranks"][0]["status"]["loss"] = nullptr;
+  const std::string text = text_of(job_screen({view, nullptr}, SortBy::kRank, 160));
+  CHECK_THAT(text, ContainsSubstring("  loss nan") && ContainsSubstring("       nan\n"));
+}
+
+TEST_CASE("a job that waits does not seem to have waited since it began", "[job_screen]") {
+  View view = job_view(1);
+  view["state"] = "waiting";
+  view["ranks"] = View::array();
+  const auto head = job_screen({view, nullptr}, SortBy::kRank, 80).head;
+  CHECK_THAT(head[0], ContainsSubstring("  waiting, begun 1:02:05 ago  restarts"));
+  CHECK(head[2] == "no worker runs now");
+}
+
+TEST_CASE("columns stay in line beside letters of several bytes", "[job_screen]") {
+  View view = job_view(2);
+  view["ranks"][0]["status"]["phase"] = "\u00fcben";
+  const JobScreen screen = job_screen({view, nullptr}, SortBy::kRank, 80);
+  CHECK_THAT(screen.rows[0].text, ContainsSubstring("    0  \u00fcben        1200 "));
 }
 
 TEST_CASE("no line is wider than the terminal, whatever there is", "[job_screen]") {
@@ -95,7 +169,7 @@ TEST_CASE("what is not known is a dash, and an ended rank says how", "[job_scree
   CHECK_THAT(screen.rows[0].text, ContainsSubstring("exit 7") && ContainsSubstring("-"));
   CHECK_THAT(screen.rows[1].text, ContainsSubstring("SIGKILL"));
   CHECK(screen.rows[0].kind == ScreenRow::Kind::kEnded);
-  CHECK_THAT(screen.head[2], ContainsSubstring("does not say how far it is"));
+  CHECK_THAT(screen.head[2], ContainsSubstring("has not said how far it is"));
 }
 
 View job_of_nodes() {
@@ -111,7 +185,7 @@ View job_of_nodes() {
 
 TEST_CASE("the ranks of all nodes are in one table, with the column NODE", "[job_screen]") {
   const JobScreen screen = job_screen({job_of_nodes(), nullptr}, SortBy::kRank, 100);
-  CHECK(screen.columns == " RANK  NODE        STATE      STEP STEP TIME  OWN TIME  DATA  COMM    CPU    MEM");
+  CHECK(screen.columns == " RANK  NODE        STATE       STEP STEP TIME OWN TIME  DATA  COMM    CPU   MEM");
   REQUIRE(screen.rows.size() == 2);
   CHECK_THAT(screen.rows[0].text, ContainsSubstring("    0  host1       train "));
   CHECK_THAT(screen.rows[1].text, ContainsSubstring("    1  ..s-long-2  train ") &&
