@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Compiles a part of the product's files file by file, as a unity build hides a missing #include. Each commit has its turn:
-# after PARTS commits in a row every file was compiled.
+# Compiles a part of the product's files, and of the public headers, one by one, as a unity build hides a missing #include. Each
+# commit has its turn: after PARTS commits in a row every file was compiled.
 #
-# usage: scripts/file_by_file.sh [PARTS; 12]      (1: all files)
+# usage: scripts/file_by_file.sh [PARTS; 16]      (1: all files)
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 if [ "${1:-}" = --help ] || [ "${1:-}" = -h ]; then usage; fi
 
 cd "$root"
-parts=${1:-12}
+parts=${1:-16}
 turn=$(($(git rev-list --count HEAD) % parts))
 step "configuring (file by file)" cmake --preset release -B build-files -DDDPRUN_UNITY=OFF -DDDPRUN_TESTS=OFF -DDDPRUN_WERROR=ON
 objects=$(ninja -C build-files -t targets all | sed -n 's/^\(.*\.cpp\.o\): .*/\1/p' | awk "NR % $parts == $turn")

@@ -2,6 +2,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <exception>
+#include <future>
 #include <iostream>
 #include <memory>
 #include <optional>
@@ -136,9 +137,14 @@ train::Ending run_task(Config& config, const ddp::ProcessGroup& group, TaskInMem
 /// Connects, trains and closes the group. nullopt: another rank was lost, and the next round has begun.
 std::optional<train::Ending> run_round(Config& config, ddp::Rounds& rounds, TaskInMemory& memory) {
   const auto run = [&] {
-    // First: data may take minutes to load.
+    // The others wait for a process that takes a lost rank's place: it loads while it connects.
+    std::future<void> loading;
+    if (rounds.env().round > 0 && config.train.memory != nullptr)
+      loading = std::async(std::launch::async, [&] { load_task(config, memory); });
+    // Before the data, which may take minutes to load.
     auto group = ddp::ProcessGroup::connect(rounds.env(), rounds.options(group_options(config)));
     if (rounds.env().round > 0) memory.run.share(group);
+    if (loading.valid()) loading.get();
     if (memory.run.begun && !memory.run.state && config.train.checkpoint.resume.empty())
       config.train.checkpoint.resume = "auto";  // lost before anything was kept in memory
     const auto ending = run_task(config, group, memory);
