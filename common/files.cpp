@@ -3,13 +3,11 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <system_error>
-#include <vector>
 
 #include <ddprun/common/errors.h>
 
@@ -56,6 +54,20 @@ std::string read_file(const UniqueFd& fd, const std::filesystem::path& path, std
   }
 }
 
+std::size_t read_at(const UniqueFd& fd, std::size_t offset, void* to, std::size_t size,
+                    const std::filesystem::path& path) {
+  std::size_t done = 0;
+  while (done < size) {
+    const ssize_t n =
+        ::pread(fd.get(), static_cast<char*>(to) + done, size - done, static_cast<off_t>(offset + done));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) throw IoError(path, "cannot read", errno);
+    if (n == 0) break;
+    done += static_cast<std::size_t>(n);
+  }
+  return done;
+}
+
 int pipe_to_write_to(std::optional<int> fd) {
   struct stat info {};
   if (!fd || ::fstat(*fd, &info) != 0 || !S_ISFIFO(info.st_mode)) return -1;
@@ -97,17 +109,20 @@ UniqueFd open_regular_file(const std::filesystem::path& path) {
   return fd;
 }
 
-std::filesystem::path temporary_beside(const std::filesystem::path& path) {
-  return path.parent_path() / ("." + path.filename().string() + ".tmp." + std::to_string(::getpid()));
+void replace_file_atomic(const std::filesystem::path& path,
+                         const std::function<void(const std::filesystem::path& temporary)>& write) {
+  const auto temporary =
+      path.parent_path() / ("." + path.filename().string() + ".tmp." + std::to_string(::getpid()));
+  try {
+    write(temporary);
+    sync_path(temporary, O_RDONLY);
+    if (::rename(temporary.c_str(), path.c_str()) != 0) throw IoError(path, "cannot replace", errno);
+    sync_path(path.has_parent_path() ? path.parent_path() : ".", O_RDONLY | O_DIRECTORY);
+  } catch (...) {
+    ::unlink(temporary.c_str());
+    throw;
+  }
 }
-
-void commit_file(const std::filesystem::path& temporary, const std::filesystem::path& path) {
-  sync_path(temporary, O_RDONLY);
-  if (::rename(temporary.c_str(), path.c_str()) != 0) throw IoError(path, "cannot replace", errno);
-  sync_path(path.has_parent_path() ? path.parent_path() : ".", O_RDONLY | O_DIRECTORY);
-}
-
-void discard_file(const std::filesystem::path& temporary) noexcept { ::unlink(temporary.c_str()); }
 
 void write_file_atomic(const std::filesystem::path& path, std::string_view bytes) {
   replace_file_atomic(path, [&](const std::filesystem::path& temporary) {

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -41,6 +42,11 @@ std::string read_file(const std::filesystem::path& path, std::size_t max_bytes =
 /// The rest of an open file. path: for the message
 std::string read_file(const UniqueFd& fd, const std::filesystem::path& path, std::size_t max_bytes);
 
+/// Reads up to `size` bytes at an offset of a regular file; returns how many, fewer only at its end.
+/// path: for the message. throws IoError
+std::size_t read_at(const UniqueFd& fd, std::size_t offset, void* to, std::size_t size,
+                    const std::filesystem::path& path);
+
 /// Opens a regular file for reading; refuses a folder, a FIFO or a device. throws IoError naming path
 UniqueFd open_regular_file(const std::filesystem::path& path);
 
@@ -61,8 +67,8 @@ int pipe_to_write_to(std::optional<int> fd);
 void write_file_atomic(const std::filesystem::path& path, std::string_view bytes);
 
 /// The same for a writer that wants a path: calls write(temporary path).
-template <typename Write>
-void replace_file_atomic(const std::filesystem::path& path, Write write);
+void replace_file_atomic(const std::filesystem::path& path,
+                         const std::function<void(const std::filesystem::path& temporary)>& write);
 
 /// Where temporary files go: $TMPDIR, else /tmp; absolute.
 std::filesystem::path temp_folder();
@@ -90,22 +96,5 @@ class TempDir {
 
 /// Where LibTorch and data sets are cached: $XDG_CACHE_HOME/ddprun, else $HOME/.cache/ddprun.
 std::filesystem::path cache_folder();
-
-// -- details of replace_file_atomic --
-std::filesystem::path temporary_beside(const std::filesystem::path& path);
-void commit_file(const std::filesystem::path& temporary, const std::filesystem::path& path);
-void discard_file(const std::filesystem::path& temporary) noexcept;
-
-template <typename Write>
-void replace_file_atomic(const std::filesystem::path& path, Write write) {
-  const auto temporary = temporary_beside(path);
-  try {
-    write(temporary);
-    commit_file(temporary, path);
-  } catch (...) {
-    discard_file(temporary);
-    throw;
-  }
-}
 
 }  // namespace ddprun

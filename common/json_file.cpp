@@ -3,7 +3,6 @@
 #include <nlohmann/json.hpp>
 
 #include <stdexcept>
-#include <string>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>

@@ -6,27 +6,14 @@
 #include <ddprun/common/packet.h>
 
 namespace ddprun {
-namespace {
 
-std::string to_text(const RoundNotice& notice) {
-  return nlohmann::ordered_json{{"round", notice.round},
-                                {"restart_count", notice.restart_count},
-                                {"master_addr", notice.master_addr},
-                                {"master_port", notice.master_port},
-                                {"lost", notice.lost}}
-      .dump();
-}
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RoundNotice, round, restart_count, master_addr, master_port, lost)
+
+namespace {
 
 std::optional<RoundNotice> parse_notice(const std::string& text) {
   try {
-    const auto json = nlohmann::json::parse(text);
-    RoundNotice notice;
-    json.at("round").get_to(notice.round);
-    json.at("restart_count").get_to(notice.restart_count);
-    json.at("master_addr").get_to(notice.master_addr);
-    json.at("master_port").get_to(notice.master_port);
-    json.at("lost").get_to(notice.lost);
-    return notice;
+    return nlohmann::json::parse(text).get<RoundNotice>();
   } catch (const nlohmann::json::exception&) {
     return std::nullopt;
   }
@@ -35,7 +22,8 @@ std::optional<RoundNotice> parse_notice(const std::string& text) {
 }  // namespace
 
 bool send_notice(int fd, const RoundNotice& notice, int store_fd) {
-  return send_packet(fd, to_text(notice), store_fd >= 0 ? std::vector{store_fd} : std::vector<int>());
+  return send_packet(fd, nlohmann::json(notice).dump(),
+                     store_fd >= 0 ? std::vector{store_fd} : std::vector<int>());
 }
 
 std::optional<ReceivedNotice> receive_notice(int fd) {

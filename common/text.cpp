@@ -39,6 +39,24 @@ std::size_t colour_sequence(std::string_view text) {
   return end != std::string_view::npos && text[end] == 'm' ? end + 1 : 0;
 }
 
+bool is_name_start(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
+bool is_name_char(char c) { return is_name_start(c) || (c >= '0' && c <= '9'); }
+
+/// The name after a '$', in braces or not, and the bytes it takes. Empty: there is none.
+struct Placeholder {
+  std::string_view name;
+  std::size_t size = 0;
+};
+
+Placeholder placeholder_at(std::string_view text) {
+  const bool braced = !text.empty() && text[0] == '{';
+  const std::size_t start = braced ? 1 : 0;
+  std::size_t end = start;
+  while (end < text.size() && (end == start ? is_name_start(text[end]) : is_name_char(text[end]))) ++end;
+  if (end == start || (braced && (end == text.size() || text[end] != '}'))) return {};
+  return {text.substr(start, end - start), end + start};
+}
+
 }  // namespace
 
 std::string with_bold_headings(std::string_view text) {
@@ -83,8 +101,50 @@ std::vector<std::string> split(std::string_view text, char separator) {
   }
 }
 
+std::string_view trimmed(std::string_view text, std::string_view characters) {
+  text.remove_prefix(std::min(text.find_first_not_of(characters), text.size()));
+  return text.substr(0, text.find_last_not_of(characters) + 1);  // npos + 1 is 0
+}
+
+std::string lower_case(std::string text) {
+  for (char& letter : text)
+    if (letter >= 'A' && letter <= 'Z') letter = static_cast<char>(letter - 'A' + 'a');
+  return text;
+}
+
+std::string shortest_text(double number) {
+  char text[32];
+  return {text, std::to_chars(text, text + sizeof text, number).ptr};
+}
+
+std::string substituted(std::string_view text,
+                        const std::function<std::optional<std::string>(std::string_view name)>& value_of) {
+  std::string result;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    result += text[i];
+    if (text[i] != '$') continue;
+    const auto [name, size] = placeholder_at(text.substr(i + 1));
+    if (const auto value = name.empty() ? std::nullopt : value_of(name)) {
+      result.pop_back();
+      result += *value;
+      i += size;
+    } else if (text.substr(i + 1, 1) == "$") {
+      ++i;
+    }
+  }
+  return result;
+}
+
+std::string utc_text(std::time_t time, const char* format) {
+  std::tm parts{};
+  ::gmtime_r(&time, &parts);
+  char text[64];
+  std::strftime(text, sizeof text, format, &parts);
+  return text;
+}
+
 std::string with_dashes(std::string name) {
-  std::replace(name.begin(), name.end(), '_', '-');
+  std::ranges::replace(name, '_', '-');
   return name;
 }
 
@@ -125,7 +185,7 @@ std::string one_line(std::string_view text) {
   const auto is_control = [](char c) {
     return c == '\x7f' || (static_cast<unsigned char>(c) < 0x20 && c != '\t');
   };
-  std::replace_if(line.begin(), line.end(), is_control, '?');
+  std::ranges::replace_if(line, is_control, '?');
   return line;
 }
 

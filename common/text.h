@@ -4,6 +4,8 @@
 #include <charconv>
 #include <cstddef>
 #include <cstdint>
+#include <ctime>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -28,6 +30,23 @@ std::optional<bool> parse_truth(std::string_view text);
 
 /// The pieces between the separators: at least one, which may be empty.
 std::vector<std::string> split(std::string_view text, char separator);
+
+/// The text without these characters, white space by default, at both ends.
+std::string_view trimmed(std::string_view text, std::string_view characters = " \t\r\n\v\f");
+
+/// The text with a to z for A to Z.
+std::string lower_case(std::string text);
+
+/// The shortest text that reads back as this number: "0.1", "1e-06".
+std::string shortest_text(double number);
+
+/// Python's string.Template.safe_substitute: replaces ${name} and $name by value_of(name), and $$ by $. A
+/// name that has no value stays.
+std::string substituted(std::string_view text,
+                        const std::function<std::optional<std::string>(std::string_view name)>& value_of);
+
+/// A time in UTC, as strftime() formats it.
+std::string utc_text(std::time_t time, const char* format);
 
 /// "a-b" for "a_b".
 std::string with_dashes(std::string name);

@@ -40,7 +40,7 @@ bool is_near(const std::string& typed, const std::string& flag) {
 }
 
 bool is_in(const std::string& word, const std::vector<std::string>& words) {
-  return std::find(words.begin(), words.end(), word) != words.end();
+  return std::ranges::find(words, word) != words.end();
 }
 
 /// The setting with this flag or alias, or the only one whose flag begins so. throws UsageError
@@ -68,8 +68,8 @@ const Setting& find_flag(const std::string& typed, const Command& command) {
 bool looks_like_flag(const std::string& word, const Command& command) {
   if (word.starts_with("--")) return true;
   return word.size() > 1 && word[0] == '-' &&
-         std::any_of(command.settings.begin(), command.settings.end(),
-                     [&](const Setting& setting) { return setting.alias == word.substr(0, 2); });
+         std::ranges::any_of(command.settings,
+                             [&](const Setting& setting) { return setting.alias == word.substr(0, 2); });
 }
 
 /// Reads the flag at words[i], and its value. Returns the index of the word after it.

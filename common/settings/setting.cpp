@@ -23,12 +23,12 @@ Setting make_text(std::string name, Text& target, std::string type_name, std::st
 
 std::string Setting::key() const {
   auto text = name;
-  std::replace(text.begin(), text.end(), '-', '_');
+  std::ranges::replace(text, '-', '_');
   return text;
 }
 
 bool Setting::belongs_to(const std::string& task) const {
-  return tasks.empty() || std::find(tasks.begin(), tasks.end(), task) != tasks.end();
+  return tasks.empty() || std::ranges::find(tasks, task) != tasks.end();
 }
 
 Setting unbound(std::string name, Setting::Kind kind, std::string help) {

@@ -2,7 +2,6 @@
 // and is bound to the value it sets.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <functional>

@@ -6,7 +6,6 @@
 #include <toml++/toml.h>
 
 #include <algorithm>
-#include <charconv>
 #include <nlohmann/json.hpp>
 
 #include <ddprun/common/errors.h>
@@ -31,12 +30,6 @@ toml::table parse(const std::filesystem::path& path) {
   } catch (const toml::parse_error& error) {
     throw UsageError(place(path, error.source()) + printable(error.description()));
   }
-}
-
-/// The shortest text of just this number.
-std::string number_text(double value) {
-  char text[32];
-  return {text, std::to_chars(text, text + sizeof text, value).ptr};
 }
 
 std::string as_float(std::string number) {
@@ -67,7 +60,7 @@ const KindInfo& info_of(Kind kind) {
 std::optional<std::string> text_of(const toml::node& node) {
   if (const auto* text = node.as_string()) return text->get();
   if (const auto* number = node.as_integer()) return std::to_string(number->get());
-  if (const auto* number = node.as_floating_point()) return number_text(number->get());
+  if (const auto* number = node.as_floating_point()) return shortest_text(number->get());
   if (const auto* truth = node.as_boolean()) return truth->get() ? "true" : "false";
   return {};
 }
@@ -121,8 +114,8 @@ struct Reader {
   }
 
   bool is_section(const std::string& name) const {
-    return std::any_of(command.settings.begin(), command.settings.end(),
-                       [&](const Setting& setting) { return setting.section == name; });
+    return std::ranges::any_of(command.settings,
+                               [&](const Setting& setting) { return setting.section == name; });
   }
 
   void read_setting(const Setting& setting, const std::string& key, const toml::node& node) {
@@ -140,7 +133,7 @@ struct Reader {
 
   void add(const Setting& setting, const std::string& name, const toml::node& node) {
     const auto& [expected, types] = info_of(setting.kind);
-    if (std::find(types.begin(), types.end(), node.type()) == types.end())
+    if (std::ranges::find(types, node.type()) == types.end())
       refuse(node, name + ": expected " + expected + ", got " + shown(node));
     if (const auto* text = node.as_string()) {
       if (text->get().find('\0') != std::string::npos)
@@ -157,7 +150,7 @@ struct Reader {
 std::string literal(const Value& value) {
   if (const auto* truth = std::get_if<bool>(&value)) return *truth ? "true" : "false";
   if (const auto* integer = std::get_if<std::int64_t>(&value)) return std::to_string(*integer);
-  if (const auto* number = std::get_if<double>(&value)) return as_float(number_text(*number));
+  if (const auto* number = std::get_if<double>(&value)) return as_float(shortest_text(*number));
   // JSON's strings are TOML's basic strings, but for one character. A path is bytes, both are UTF-8.
   auto text = nlohmann::json(std::get<std::string>(value))
                   .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);

@@ -11,7 +11,6 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
-#include <ddprun/common/settings/command.h>
 #include <ddprun/common/text.h>
 #include "launcher/cli/options.h"
 #include "launcher/cli/slurm.h"
@@ -42,11 +41,6 @@ bool is_local_endpoint(const std::string& endpoint) {
 }
 
 constexpr std::size_t kMaxTokenBytes = 4096;
-
-std::string trimmed(const std::string& text, const char* characters = " \t\r\n\v\f") {
-  const auto begin = text.find_first_not_of(characters);
-  return begin == std::string::npos ? "" : text.substr(begin, text.find_last_not_of(characters) + 1 - begin);
-}
 
 std::string read_token_file(const std::string& source, const std::filesystem::path& path) {
   const UniqueFd fd = open_regular_file(path);
@@ -87,7 +81,8 @@ void note_single_node(const settings::Values& values, std::vector<std::string>& 
 /// KEY and VALUE, KEY and VALUE, ... of --rdzv-conf. throws UsageError
 std::vector<std::pair<std::string, std::string>> split_conf(const settings::Values& values) {
   std::vector<std::pair<std::string, std::string>> pairs;
-  const std::string text = values.given("rdzv-conf") ? trimmed(values.text("rdzv-conf"), " \t'\"") : "";
+  const std::string conf = values.text("rdzv-conf");
+  const std::string_view text = trimmed(conf, " \t'\"");
   if (text.empty()) return pairs;
   for (const std::string& word : split(text, ',')) {
     const auto equals = word.find('=');
@@ -101,8 +96,7 @@ std::vector<std::pair<std::string, std::string>> split_conf(const settings::Valu
 
 bool wants_file_store(const settings::Values& values) {
   const auto conf = split_conf(values);
-  return std::find(conf.begin(), conf.end(), std::pair<std::string, std::string>("store_type", "file")) !=
-         conf.end();
+  return std::ranges::find(conf, std::pair<std::string, std::string>("store_type", "file")) != conf.end();
 }
 
 /// What the user calls the one node, for MASTER_ADDR; empty if nothing or "localhost", whose lookup may fail.
@@ -247,7 +241,7 @@ std::string read_token(const settings::Values& values, const EnvLookup& environm
   const std::string source = of_file ? values.source("token-file") : kTokenVariable;
   const std::string text =
       of_file ? read_token_file(source, values.text("token-file")) : environment(kTokenVariable).value_or("");
-  std::string token = trimmed(text);
+  std::string token(trimmed(text));
   if (token.empty() && (of_file || !text.empty()))
     throw UsageError(source + ": expected a token, got nothing but white space" +
                      (of_file ? " in " + single_quoted(values.text("token-file")) : ""));

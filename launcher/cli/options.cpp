@@ -3,12 +3,10 @@
 #include <arpa/inet.h>
 
 #include <algorithm>
-#include <set>
 #include <string_view>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/exit_status.h>
-#include <ddprun/common/settings/command.h>
 #include <ddprun/common/text.h>
 
 namespace ddprun::launcher {
@@ -73,11 +71,6 @@ std::optional<Endpoint> parse_metrics_port(const std::string& text) {
   const bool is_address = ::inet_pton(AF_INET, endpoint->host.c_str(), &address) == 1 ||
                           ::inet_pton(AF_INET6, endpoint->host.c_str(), &address) == 1;
   return is_address ? endpoint : std::nullopt;
-}
-
-std::optional<Recover> parse_recover(const std::string& text) {
-  if (text == "all") return Recover::kAll;
-  return text == "rank" ? std::optional(Recover::kRank) : std::nullopt;
 }
 
 std::optional<int> parse_local_rank(std::string_view text) {
@@ -161,7 +154,8 @@ std::vector<Setting> own_flags(Options& options) {
       settings::seconds("restart-backoff", options.restart.backoff, seconds_from(0)),
       settings::seconds("restart-window", options.restart.window, seconds_above_0()),
       raw("restart-on-codes"),
-      parsed("recover", options.recover, parse_recover, "all or rank"),
+      settings::choice<Recover>("recover", options.recover,
+                                {{"all", Recover::kAll}, {"rank", Recover::kRank}}),
       settings::integer("standby", options.standby, 0, 1024, ""),
       prefix,
       no_prefix,

@@ -5,7 +5,6 @@
 #include <csignal>
 #include <cstddef>
 #include <filesystem>
-#include <functional>
 #include <map>
 #include <optional>
 #include <set>

@@ -23,21 +23,14 @@ void add_if_known(json& object, const char* key, const auto& value) {
   if (value) object[key] = *value;
 }
 
-void add_signal(json& object, int signal) {
-  object["signal"] = signal;
-  object["signal_name"] = signal_name(signal);
-}
-
-void add_status(json& object, const ExitStatus& status) {
-  if (status.kind == ExitStatus::Kind::kExited) {
-    object["exit_code"] = status.code;
-  } else {
-    add_signal(object, status.signal);
-    object["core_dumped"] = status.core_dumped;
-  }
-}
-
 }  // namespace
+
+json to_json(const ExitStatus& status) {
+  if (status.kind == ExitStatus::Kind::kExited) return {{"exit_code", status.code}};
+  return {{"signal", status.signal},
+          {"signal_name", signal_name(status.signal)},
+          {"core_dumped", status.core_dumped}};
+}
 
 std::string to_json_line(const EventRecord& event, const JobClock& clock) {
   json object = {{"t_ns", clock.ns(event.at)},
@@ -47,8 +40,8 @@ std::string to_json_line(const EventRecord& event, const JobClock& clock) {
   add_if_known(object, "rank", event.rank);
   add_if_known(object, "local_rank", event.local_rank);
   add_if_known(object, "pid", event.pid);
-  if (event.status) add_status(object, *event.status);
-  if (event.signal) add_signal(object, *event.signal);
+  if (event.status) object.update(to_json(*event.status));
+  if (event.signal) object.update({{"signal", *event.signal}, {"signal_name", signal_name(*event.signal)}});
   add_if_known(object, "exit_code", event.exit_code);
   if (event.delay) object["delay_s"] = std::chrono::duration<double>(*event.delay).count();
   add_if_known(object, "factor", event.factor);

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 
@@ -42,6 +43,9 @@ struct EventRecord {
   std::optional<std::int64_t> since_step = std::nullopt;
   std::optional<std::string> cause = std::nullopt;
 };
+
+/// {"exit_code": 1} or {"signal": 9, "signal_name": "SIGKILL", "core_dumped": false}
+nlohmann::ordered_json to_json(const ExitStatus& status);
 
 /// The event as one line of JSON, including '\n'.
 std::string to_json_line(const EventRecord& event, const JobClock& clock);

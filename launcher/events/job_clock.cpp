@@ -1,7 +1,8 @@
 #include "launcher/events/job_clock.h"
 
 #include <cstdio>
-#include <ctime>
+
+#include <ddprun/common/text.h>
 
 namespace ddprun::launcher {
 
@@ -15,13 +16,10 @@ std::string in_seconds(std::chrono::milliseconds time) {
 std::string utc_iso(JobClock::Wall::time_point time, int digits) {
   const auto whole = std::chrono::floor<std::chrono::seconds>(time);
   const auto micros = std::chrono::duration_cast<std::chrono::microseconds>(time - whole).count();
-  const std::time_t seconds = JobClock::Wall::to_time_t(whole);
-  std::tm parts{};
-  ::gmtime_r(&seconds, &parts);
-  char text[64], fraction[16];
-  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%S.", &parts);
+  char fraction[16];
   std::snprintf(fraction, sizeof fraction, "%06d", static_cast<int>(micros));
-  return text + std::string(fraction, static_cast<std::size_t>(digits)) + "Z";
+  return utc_text(JobClock::Wall::to_time_t(whole), "%Y-%m-%dT%H:%M:%S.") +
+         std::string(fraction, static_cast<std::size_t>(digits)) + "Z";
 }
 
 }  // namespace ddprun::launcher

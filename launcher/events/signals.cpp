@@ -43,15 +43,12 @@ SignalFd::SignalFd(std::vector<int> ending, const std::vector<int>& forwarded) :
   if (!fd_) throw std::system_error(errno, std::generic_category(), "signalfd");
 }
 
-bool SignalFd::ends_job(int signal) const {
-  return std::find(ending_.begin(), ending_.end(), signal) != ending_.end();
-}
+bool SignalFd::ends_job(int signal) const { return std::ranges::find(ending_, signal) != ending_.end(); }
 
 bool SignalFd::end_requested() const {
   sigset_t pending;
   if (::sigpending(&pending) != 0) return false;
-  return std::any_of(ending_.begin(), ending_.end(),
-                     [&](int signal) { return sigismember(&pending, signal) == 1; });
+  return std::ranges::any_of(ending_, [&](int signal) { return sigismember(&pending, signal) == 1; });
 }
 
 void end_by_signal(int signal) {

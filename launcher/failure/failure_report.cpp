@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <csignal>
-#include <ctime>
 #include <exception>
 #include <fstream>
 #include <iterator>
+#include <utility>
 
 #include <ddprun/common/logging.h>
 #include <ddprun/common/text.h>
@@ -21,15 +21,6 @@ constexpr std::size_t kLabelWidth = 10;     // "log files"
 constexpr std::size_t kMaxLineBytes = 500;  // of a worker's line
 constexpr std::size_t kLastLines = 20;      // of its stderr
 constexpr std::size_t kMaxOthers = 8;       // listed one by one
-
-std::string utc(std::chrono::system_clock::time_point time) {
-  const std::time_t seconds = std::chrono::system_clock::to_time_t(time);
-  std::tm parts{};
-  ::gmtime_r(&seconds, &parts);
-  char text[32];
-  std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S UTC", &parts);
-  return text;
-}
 
 /// A worker's text, safe to show and bounded in both directions.
 Lines bounded(const std::string& text, std::size_t first, std::size_t last) {
@@ -118,7 +109,7 @@ std::string describe_root_cause(const FailureReport& report) {
   if (!killed_by_memory && !root.asked_to_end) text += sentence("hint", end_hint(*root.status));
   text += field("error", error_lines(root.error, 12, 8));
   text += field("host", {printable(report.host)});
-  text += field("time", {utc(root.time)});
+  text += field("time", {utc_text(std::chrono::system_clock::to_time_t(root.time), "%Y-%m-%d %H:%M:%S UTC")});
   if (report.max_restarts > 0)
     text += field("attempt", {std::to_string(report.attempt) +
                               " (--max-restarts=" + std::to_string(report.max_restarts) + ")"});
@@ -149,44 +140,38 @@ std::string describe_refusal(const FailureReport& report) {
          " ended by " + describe_end(root) + reason + "\n";
 }
 
+constexpr const char* kSentByOthers =
+    "not sent by ddprun: a batch system, a user, or the program itself sent it";
+constexpr std::pair<int, const char*> kSignalHints[] = {
+    {SIGKILL,
+     "not sent by ddprun: somebody sent it, or the kernel's OOM killer (see dmesg and memory.events)"},
+    {SIGTERM, kSentByOthers},
+    {SIGINT, kSentByOthers},
+    {SIGHUP, kSentByOthers},
+    {SIGQUIT, kSentByOthers},
+    {SIGSEGV, "an invalid memory access, or a stack overflow"},
+    {SIGBUS, "often a full /dev/shm (df /dev/shm), or a mapped file that was truncated"},
+    {SIGABRT, "the program aborted: an uncaught exception, a failed assertion, or a corrupted heap"},
+    {SIGFPE, "usually an integer division by zero"},
+    {SIGILL, "an instruction that this processor lacks: built for another one?"},
+    {SIGPIPE, "it wrote to a pipe or connection whose reader is gone"},
+    {SIGSYS, "a system call that is forbidden here (seccomp)"},
+    {SIGXCPU, "it reached the limit on CPU time (ulimit -t)"},
+    {SIGXFSZ, "it reached the limit on file size (ulimit -f)"},
+};
+
+/// Empty if there is nothing to add.
 std::string signal_hint(int signal) {
-  switch (signal) {
-    case SIGKILL:
-      return "not sent by ddprun: somebody sent it, or the kernel's OOM killer (see dmesg and memory.events)";
-    case SIGTERM:
-    case SIGINT:
-    case SIGHUP:
-    case SIGQUIT:
-      return "not sent by ddprun: a batch system, a user, or the program itself sent it";
-    case SIGSEGV:
-      return "an invalid memory access, or a stack overflow";
-    case SIGBUS:
-      return "often a full /dev/shm (df /dev/shm), or a mapped file that was truncated";
-    case SIGABRT:
-      return "the program aborted: an uncaught exception, a failed assertion, or a corrupted heap";
-    case SIGFPE:
-      return "usually an integer division by zero";
-    case SIGILL:
-      return "an instruction that this processor lacks: built for another one?";
-    case SIGPIPE:
-      return "it wrote to a pipe or connection whose reader is gone";
-    case SIGSYS:
-      return "a system call that is forbidden here (seccomp)";
-    case SIGXCPU:
-      return "it reached the limit on CPU time (ulimit -t)";
-    case SIGXFSZ:
-      return "it reached the limit on file size (ulimit -f)";
-    default:
-      return "";
-  }
+  const auto found = std::ranges::find(kSignalHints, signal, &std::pair<int, const char*>::first);
+  return found == std::end(kSignalHints) ? "" : found->second;
 }
 
 }  // namespace
 
 bool ended_as_told(const ExitStatus& status, const std::vector<int>& signals) {
   if (status.success()) return true;
-  return std::any_of(signals.begin(), signals.end(),
-                     [&](int signal) { return to_exit_code(status) == exit_code_of_signal(signal); });
+  return std::ranges::any_of(signals,
+                             [&](int signal) { return to_exit_code(status) == exit_code_of_signal(signal); });
 }
 
 std::string describe(const FailureReport& report) {
@@ -197,10 +182,8 @@ std::string describe(const FailureReport& report) {
   std::string text = rule + shortened(printable(report.program), kMaxLineBytes) + " FAILED\n" + thin_rule;
   text += "Root Cause (first observed failure):\n" + describe_root_cause(report);
   if (!report.others.empty()) text += thin_rule + "Other Failures:\n" + describe_others(report.others);
-  std::string ended_by_us;
-  for (const std::string& ranks : number_ranges(report.ended_by_us))
-    ended_by_us += (ended_by_us.empty() ? "" : ", ") + ranks;
-  if (!ended_by_us.empty()) text += thin_rule + "ended by ddprun: rank " + ended_by_us + "\n";
+  if (!report.ended_by_us.empty())
+    text += thin_rule + "ended by ddprun: rank " + joined(number_ranges(report.ended_by_us), ", ") + "\n";
   constexpr std::size_t kMostStragglers = 5;
   if (!report.stragglers.empty()) text += thin_rule;
   for (std::size_t i = 0; i < std::min(report.stragglers.size(), kMostStragglers); ++i)
@@ -210,14 +193,8 @@ std::string describe(const FailureReport& report) {
 
 std::string end_hint(const ExitStatus& status) {
   if (status.kind == ExitStatus::Kind::kKilled) return signal_hint(status.signal);
-  switch (status.code) {
-    case 126:
-      return "if the program is a shell script, a command in it cannot be executed";
-    case 127:
-      return "if the program is a shell script, a command in it was not found";
-    default:
-      break;
-  }
+  if (status.code == 126) return "if the program is a shell script, a command in it cannot be executed";
+  if (status.code == 127) return "if the program is a shell script, a command in it was not found";
   const int signal = status.code - 128;
   if (signal < 1 || signal > SIGSYS) return "";
   const std::string hint = signal_hint(signal);

@@ -6,42 +6,16 @@
 #include <cerrno>
 #include <charconv>
 #include <cstdio>
-#include <vector>
 
 #include <ddprun/common/errors.h>
-#include <ddprun/common/files.h>
 #include <ddprun/common/text.h>
+#include "launcher/host/topology.h"
 
 namespace ddprun::launcher {
 namespace {
 
 constexpr std::size_t kMaxTextBytes = 1 << 20;
 constexpr int kMaxLogRecords = 10'000;  // in one look, however fast the kernel writes
-
-bool lists(const std::string& names, const std::string& name) {
-  return ("," + names + ",").find("," + name + ",") != std::string::npos;
-}
-
-struct CgroupPath {
-  bool v2 = false;
-  std::string path;
-};
-
-/// Lines of /proc/PID/cgroup are "ID:CONTROLLERS:PATH"; the one of version 2 has ID 0 and lists none.
-
-std::optional<CgroupPath> memory_cgroup(std::string_view cgroup) {
-  std::optional<CgroupPath> found;
-  for (const std::string& line : split(cgroup, '\n')) {
-    const auto first = line.find(':');
-    const auto second = line.find(':', first + 1);
-    if (first == std::string::npos || second == std::string::npos) continue;
-    const std::string controllers = line.substr(first + 1, second - first - 1);
-    const std::string path = line.substr(second + 1);
-    if (lists(controllers, "memory")) return CgroupPath{false, path};  // then version 2 does not
-    if (line.substr(0, first) == "0" && controllers.empty()) found = CgroupPath{true, path};
-  }
-  return found;
-}
 
 /// A line of mountinfo: "ID PARENT MAJOR:MINOR ROOT MOUNT_POINT OPTIONS [TAGS] - TYPE SOURCE SUPER_OPTIONS".
 struct Mount {
@@ -92,15 +66,18 @@ UniqueFd open_kernel_log() {
 }  // namespace
 
 std::optional<std::filesystem::path> oom_counter_file(std::string_view cgroup, std::string_view mountinfo) {
-  const auto own = memory_cgroup(cgroup);
-  if (!own) return std::nullopt;
+  const std::string lines(cgroup);
+  // A memory controller of version 1 means that version 2 has none.
+  const std::string version1 = own_cgroup(lines, "memory");
+  const bool v2 = version1.empty();
+  const std::string own = v2 ? own_cgroup(lines, "") : version1;
+  if (own.empty()) return std::nullopt;
   for (const std::string& line : split(mountinfo, '\n')) {
     const auto mount = parse_mount(line);
-    if (!mount || mount->type != (own->v2 ? "cgroup2" : "cgroup")) continue;
-    if (!own->v2 && !lists(mount->options, "memory")) continue;
-    if (const auto below = relative_to(mount->root, own->path))
-      return std::filesystem::path(mount->point + *below) /
-             (own->v2 ? "memory.events" : "memory.oom_control");
+    if (!mount || mount->type != (v2 ? "cgroup2" : "cgroup")) continue;
+    if (!v2 && !has_word(mount->options, "memory")) continue;
+    if (const auto below = relative_to(mount->root, own))
+      return std::filesystem::path(mount->point + *below) / (v2 ? "memory.events" : "memory.oom_control");
   }
   return std::nullopt;
 }

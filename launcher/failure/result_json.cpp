@@ -11,6 +11,7 @@
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
 #include <ddprun/common/text.h>
+#include "launcher/events/events_json.h"
 #include "launcher/failure/ledger.h"
 #include "launcher/plan/redact.h"
 
@@ -31,19 +32,11 @@ json signal_or_null(const std::optional<int>& signal) {
   return signal ? json(signal_name(*signal)) : json(nullptr);
 }
 
-json status_json(const std::optional<ExitStatus>& status) {
-  if (!status) return nullptr;
-  if (status->kind == ExitStatus::Kind::kExited) return {{"exit_code", status->code}};
-  return {{"signal", status->signal},
-          {"signal_name", signal_name(status->signal)},
-          {"core_dumped", status->core_dumped}};
-}
-
 json worker_json(const WorkerRecord& worker) {
   json object = {{"rank", worker.rank},
                  {"local_rank", worker.local_rank},
                  {"pid", worker.pid},
-                 {"status", status_json(worker.status)},
+                 {"status", worker.status ? to_json(*worker.status) : json(nullptr)},
                  {"start_ns", worker.start_ns},
                  {"end_ns", value_or_null(worker.end_ns)},
                  {"asked_to_end", worker.asked_to_end}};
@@ -140,7 +133,7 @@ void write_result_json(const std::filesystem::path& path, const JobRecord& recor
     return;
   }
   replace_file_atomic(path, [&](const std::filesystem::path& temporary) {
-    discard_file(temporary);  // left by an earlier process with our pid
+    ::unlink(temporary.c_str());  // left by an earlier process with our pid
     const UniqueFd fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
     if (!fd) throw IoError(path, "cannot create", errno);
     write_text(path, fd.get(), text);

@@ -246,8 +246,8 @@ std::string describe(const StackResult& result) {
 }
 
 int signal_after(const std::vector<StackResult>& results) {
-  const bool abort_tells_more = std::any_of(results.begin(), results.end(), [](const StackResult& result) {
-    const bool python_stacks = std::count(result.tools.begin(), result.tools.end(), "py-spy") > 0;
+  const bool abort_tells_more = std::ranges::any_of(results, [](const StackResult& result) {
+    const bool python_stacks = std::ranges::count(result.tools, "py-spy") > 0;
     return result.tools.empty() || (result.view.catches_abort && !python_stacks);
   });
   return abort_tells_more ? SIGABRT : SIGTERM;

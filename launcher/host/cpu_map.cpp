@@ -6,10 +6,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <memory>
-#include <string>
 #include <system_error>
 
 #include <ddprun/common/errors.h>
+#include <ddprun/common/text.h>
 
 namespace ddprun::launcher {
 namespace {
@@ -92,12 +92,7 @@ class Discovery {
     return cpus;
   }
 
-  CpuList cpus(hwloc_obj_t object) const {
-    CpuList list;
-    const CpuList all = all_cpus(object);
-    std::set_intersection(all.begin(), all.end(), allowed_.begin(), allowed_.end(), std::back_inserter(list));
-    return list;
-  }
+  CpuList cpus(hwloc_obj_t object) const { return common_cpus(all_cpus(object), allowed_); }
 
   /// The objects with an allowed CPU, of the first type that has any.
   std::vector<CpuList> groups(std::initializer_list<hwloc_obj_type_t> types) const {
@@ -120,13 +115,11 @@ class Discovery {
   hwloc_topology_t topology_ = nullptr;
 };
 
-bool overlap(const CpuList& a, const CpuList& b) {
-  return std::find_first_of(a.begin(), a.end(), b.begin(), b.end()) != a.end();
-}
+bool overlap(const CpuList& a, const CpuList& b) { return std::ranges::find_first_of(a, b) != a.end(); }
 
 CpuList merged(const CpuList& a, const CpuList& b) {
   CpuList both;
-  std::set_union(a.begin(), a.end(), b.begin(), b.end(), std::back_inserter(both));
+  std::ranges::set_union(a, b, std::back_inserter(both));
   return both;
 }
 
@@ -158,14 +151,17 @@ std::vector<std::string> number_ranges(const std::vector<int>& numbers) {
 }
 
 std::string describe_cpus(const CpuList& cpus) {
-  if (cpus.empty()) return "none";
-  std::string text;
-  for (const std::string& range : number_ranges(cpus)) text += (text.empty() ? "" : ",") + range;
-  return text;
+  return cpus.empty() ? "none" : joined(number_ranges(cpus), ",");
+}
+
+CpuList common_cpus(const CpuList& a, const CpuList& b) {
+  CpuList both;
+  std::ranges::set_intersection(a, b, std::back_inserter(both));
+  return both;
 }
 
 CpuSet::CpuSet(const CpuList& cpus) {
-  const int highest = cpus.empty() ? 0 : *std::max_element(cpus.begin(), cpus.end());
+  const int highest = cpus.empty() ? 0 : *std::ranges::max_element(cpus);
   const std::size_t bytes = CPU_ALLOC_SIZE(std::max(highest + 1, CPU_SETSIZE));
   words_.resize(bytes / sizeof(unsigned long));
   for (const int cpu : cpus)

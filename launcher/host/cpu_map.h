@@ -17,6 +17,9 @@ std::vector<std::string> number_ranges(const std::vector<int>& numbers);
 /// "0-3,8", as taskset and the kernel write it; "none" if empty.
 std::string describe_cpus(const CpuList& cpus);
 
+/// The CPUs in both lists.
+CpuList common_cpus(const CpuList& a, const CpuList& b);
+
 /// A set for sched_setaffinity(pid, bytes(), data()), not limited to 1024 CPUs as a plain cpu_set_t.
 class CpuSet {
  public:

@@ -4,16 +4,12 @@
 #include <charconv>
 
 #include <ddprun/common/errors.h>
+#include <ddprun/common/text.h>
 
 namespace ddprun::launcher {
 namespace {
 
 constexpr const char* kVariable = "CUDA_VISIBLE_DEVICES";
-
-std::string trimmed(const std::string& text) {
-  const auto begin = text.find_first_not_of(" \t");
-  return begin == std::string::npos ? "" : text.substr(begin, text.find_last_not_of(" \t") - begin + 1);
-}
 
 /// The only GPU for which fits() holds; nullopt for none or several.
 std::optional<int> unique_match(const std::vector<Gpu>& host, const auto& fits) {
@@ -29,8 +25,8 @@ std::optional<int> unique_match(const std::vector<Gpu>& host, const auto& fits) 
 /// The GPU of a MIG instance: "MIG-UUID", or with drivers before 470 "MIG-GPU-UUID/INSTANCE/COMPUTE".
 std::optional<int> find_mig(const std::vector<Gpu>& host, const std::string& entry) {
   const auto by_uuid = unique_match(host, [&](const Gpu& gpu) {
-    return std::any_of(gpu.mig_uuids.begin(), gpu.mig_uuids.end(),
-                       [&](const std::string& uuid) { return uuid.starts_with(entry); });
+    return std::ranges::any_of(gpu.mig_uuids,
+                               [&](const std::string& uuid) { return uuid.starts_with(entry); });
   });
   if (by_uuid) return by_uuid;
   const std::string parent = entry.substr(4, entry.find('/') - 4);
@@ -77,7 +73,7 @@ void add_memory_problems(const Gpu& gpu, const std::vector<int>& ours, std::vect
   for (const GpuProcess& process : gpu.processes) {
     named += process.bytes;
     if (process.bytes <= kHeldMemoryTolerance) continue;
-    if (std::find(ours.begin(), ours.end(), process.pid) != ours.end()) continue;
+    if (std::ranges::find(ours, process.pid) != ours.end()) continue;
     problems.push_back(describe(gpu) + ": process " + std::to_string(process.pid) +
                        " (not of this job) holds " + mebibytes(process.bytes) + " of " +
                        mebibytes(gpu.memory_bytes));
@@ -102,12 +98,8 @@ std::map<int, GpuUse> gpu_use() {
 }
 
 std::vector<std::string> entries_of(const std::string& list) {
-  std::vector<std::string> entries;
-  for (std::size_t begin = 0; begin <= list.size();) {
-    const auto end = std::min(list.find(',', begin), list.size());
-    entries.push_back(trimmed(list.substr(begin, end - begin)));
-    begin = end + 1;
-  }
+  auto entries = split(list, ',');
+  for (std::string& entry : entries) entry = trimmed(entry, " \t");
   return entries;
 }
 
@@ -129,8 +121,7 @@ std::vector<VisibleGpu> visible_gpus(const std::vector<Gpu>& host,
 }
 
 std::vector<VisibleGpu> gpus_of_one_process(const std::vector<VisibleGpu>& visible) {
-  const auto mig =
-      std::find_if(visible.begin(), visible.end(), [](const VisibleGpu& g) { return g.is_mig(); });
+  const auto mig = std::ranges::find_if(visible, [](const VisibleGpu& g) { return g.is_mig(); });
   return {visible.begin(), mig == visible.begin() && mig != visible.end() ? mig + 1 : mig};
 }
 
@@ -158,8 +149,8 @@ std::vector<std::string> one_gpu_each(const std::vector<Gpu>& host, const std::o
 }
 
 bool numbered_by_speed(const std::vector<Gpu>& host) {
-  return std::adjacent_find(host.begin(), host.end(),
-                            [](const Gpu& a, const Gpu& b) { return a.name != b.name; }) != host.end();
+  return std::ranges::adjacent_find(host, [](const Gpu& a, const Gpu& b) { return a.name != b.name; }) !=
+         host.end();
 }
 
 std::string describe(const Gpu& gpu) { return "GPU " + std::to_string(gpu.index) + " (" + gpu.bus_id + ")"; }
@@ -169,7 +160,7 @@ std::vector<std::string> gpu_problems(const std::vector<Gpu>& host, const std::v
   std::vector<std::string> problems;
   for (std::size_t i = 0; i < host.size(); ++i) {
     const auto used = [&](const VisibleGpu& gpu) { return gpu.gpu == static_cast<int>(i); };
-    const auto entry = std::find_if(visible.begin(), visible.end(), used);
+    const auto entry = std::ranges::find_if(visible, used);
     if (entry == visible.end()) continue;
     const Gpu& gpu = host[i];
     // Memory of a GPU that is divided into instances may rightly belong to the neighbours.

@@ -105,8 +105,8 @@ class Nvml {
       const auto pid = static_cast<int>(list[i].pid);
       const std::uint64_t bytes = list[i].bytes == kNotAvailable ? 0 : list[i].bytes;
       // A process that computes and draws is in both lists, with the same figure.
-      const auto known = std::find_if(gpu.processes.begin(), gpu.processes.end(),
-                                      [&](const GpuProcess& process) { return process.pid == pid; });
+      const auto known =
+          std::ranges::find_if(gpu.processes, [&](const GpuProcess& process) { return process.pid == pid; });
       if (known == gpu.processes.end()) {
         gpu.processes.push_back({pid, bytes});
       } else {

@@ -46,7 +46,7 @@ std::vector<std::string> chosen(const std::vector<std::string>& list,
   std::vector<std::string> result;
   for (const std::string& entry : entries_of(*value)) {
     const auto all = indices(list.size());
-    const auto index = std::find(all.begin(), all.end(), entry);
+    const auto index = std::ranges::find(all, entry);
     if (index == all.end() && !entry.starts_with("GPU-")) break;
     result.push_back(index == all.end() ? entry : list[static_cast<std::size_t>(index - all.begin())]);
   }

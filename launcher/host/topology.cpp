@@ -12,6 +12,7 @@
 #include <utility>
 
 #include <ddprun/common/files.h>
+#include <ddprun/common/text.h>
 #include <ddprun/common/worker_env.h>
 #include "launcher/host/sysfs_gpus.h"
 
@@ -31,10 +32,6 @@ std::string read_or_empty(const fs::path& path) {
   return text;
 }
 
-bool has_word(const std::string& list, const std::string& word) {
-  return ("," + list + ",").find("," + word + ",") != std::string::npos;
-}
-
 /// The usual mount points of hierarchies that limit CPU time. Parsing /proc/self/mountinfo would double the
 /// cost of every start.
 struct CgroupMount {
@@ -45,19 +42,6 @@ constexpr CgroupMount kMounts[] = {{"sys/fs/cgroup", true},
                                    {"sys/fs/cgroup/unified", true},
                                    {"sys/fs/cgroup/cpu", false},
                                    {"sys/fs/cgroup/cpu,cpuacct", false}};
-
-/// Lines of /proc/self/cgroup are "ID:CONTROLLERS:PATH"; the one of version 2 lists no controllers.
-std::string own_cgroup(const std::string& cgroups, bool version2) {
-  std::istringstream lines(cgroups);
-  for (std::string line; std::getline(lines, line);) {
-    const auto first = line.find(':');
-    const auto second = first == std::string::npos ? first : line.find(':', first + 1);
-    if (second == std::string::npos) continue;
-    const std::string controllers = line.substr(first + 1, second - first - 1);
-    if (version2 ? controllers.empty() : has_word(controllers, "cpu")) return line.substr(second + 1);
-  }
-  return {};
-}
 
 /// The cgroup's path below the mount point. A container may see the host's path but only its own part of the
 /// hierarchy, so missing leading folders are dropped; the result may be empty.
@@ -79,6 +63,23 @@ std::optional<double> quota_of(const fs::path& folder, bool version2) {
 }
 
 }  // namespace
+
+bool has_word(const std::string& list, const std::string& word) {
+  return ("," + list + ",").find("," + word + ",") != std::string::npos;
+}
+
+// Lines are "ID:CONTROLLERS:PATH"; the one of version 2 lists no controllers.
+std::string own_cgroup(const std::string& cgroups, const std::string& controller) {
+  for (const std::string& line : split(cgroups, '\n')) {
+    const auto first = line.find(':');
+    const auto second = first == std::string::npos ? first : line.find(':', first + 1);
+    if (second == std::string::npos) continue;
+    const std::string controllers = line.substr(first + 1, second - first - 1);
+    if (controller.empty() ? controllers.empty() : has_word(controllers, controller))
+      return line.substr(second + 1);
+  }
+  return {};
+}
 
 CpuList allowed_cpus() {
   // The kernel refuses a set smaller than its own: grow until it fits.
@@ -103,7 +104,7 @@ std::optional<double> cpu_quota(const fs::path& root) {
   for (const CgroupMount& mount : kMounts) {
     const fs::path point = root / mount.point;
     if (::access(point.c_str(), F_OK) != 0) continue;
-    fs::path below = below_mount(point, own_cgroup(cgroups, mount.version2));
+    fs::path below = below_mount(point, own_cgroup(cgroups, mount.version2 ? "" : "cpu"));
     for (;;) {
       const auto quota = quota_of(point / below, mount.version2);
       if (quota) least = std::min(*quota, least.value_or(*quota));

@@ -8,7 +8,6 @@
 #include <utility>
 
 #include <ddprun/common/errors.h>
-#include <ddprun/common/files.h>
 
 namespace ddprun::launcher {
 namespace asio = boost::asio;
@@ -93,8 +92,8 @@ bool AttemptOutput::unread() const { return any(&OutputStream::unread); }
 
 bool AttemptOutput::any(bool (OutputStream::*is)() const) const {
   const auto has = [&](const auto& worker) { return worker->any(is); };
-  return std::any_of(replaced_.begin(), replaced_.end(), has) ||
-         std::any_of(workers_.begin(), workers_.end(), [&](const auto& entry) { return has(entry.second); });
+  return std::ranges::any_of(replaced_, has) ||
+         std::ranges::any_of(workers_, [&](const auto& entry) { return has(entry.second); });
 }
 
 void AttemptOutput::finish() {

@@ -5,24 +5,6 @@
 namespace ddprun::launcher {
 namespace {
 
-bool is_name_start(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
-bool is_name_char(char c) { return is_name_start(c) || (c >= '0' && c <= '9'); }
-
-/// The name after a '$', in braces or not, and the bytes it takes. Empty: there is none.
-struct Placeholder {
-  std::string_view name;
-  std::size_t size = 0;
-};
-
-Placeholder placeholder_at(std::string_view text) {
-  const bool braced = !text.empty() && text[0] == '{';
-  const std::size_t start = braced ? 1 : 0;
-  std::size_t end = start;
-  while (end < text.size() && (end == start ? is_name_start(text[end]) : is_name_char(text[end]))) ++end;
-  if (end == start || (braced && (end == text.size() || text[end] != '}'))) return {};
-  return {text.substr(start, end - start), end + start};
-}
-
 unsigned byte_at(std::string_view text, std::size_t at) {
   return at < text.size() ? static_cast<unsigned char>(text[at]) : 0;
 }
@@ -88,22 +70,12 @@ void LineSplitter::drop_overwritten() {
 }
 
 std::string line_prefix(std::string_view prefix_template, const LineSource& source) {
-  std::string prefix;
-  for (std::size_t i = 0; i < prefix_template.size(); ++i) {
-    prefix += prefix_template[i];
-    if (prefix_template[i] != '$') continue;
-    const std::string_view rest = prefix_template.substr(i + 1);
-    const auto [name, size] = placeholder_at(rest);
-    if (name == "role_name" || name == "local_rank" || name == "rank") {
-      prefix.pop_back();
-      prefix += name == "role_name" ? source.role_name
-                                    : std::to_string(name == "rank" ? source.rank : source.local_rank);
-      i += size;
-    } else if (rest.substr(0, 1) == "$") {
-      ++i;
-    }
-  }
-  return prefix;
+  return substituted(prefix_template, [&](std::string_view name) -> std::optional<std::string> {
+    if (name == "role_name") return source.role_name;
+    if (name == "local_rank") return std::to_string(source.local_rank);
+    if (name == "rank") return std::to_string(source.rank);
+    return std::nullopt;
+  });
 }
 
 std::string sanitized(std::string_view text) {
@@ -137,21 +109,12 @@ std::string sanitized(std::string_view text) {
 }
 
 bool matches_any(std::string_view line, const std::vector<std::string>& texts) {
-  return std::any_of(texts.begin(), texts.end(),
-                     [&](const std::string& text) { return line.find(text) != std::string_view::npos; });
-}
-
-void OutputTail::add(std::string_view bytes) {
-  if (bytes.size() >= kMaxBytes) {
-    bytes_.assign(bytes.substr(bytes.size() - kMaxBytes));
-    return;
-  }
-  if (bytes_.size() + bytes.size() > 2 * kMaxBytes) bytes_.erase(0, bytes_.size() - kMaxBytes);
-  bytes_ += bytes;
+  return std::ranges::any_of(
+      texts, [&](const std::string& text) { return line.find(text) != std::string_view::npos; });
 }
 
 std::vector<std::string> OutputTail::lines() const {
-  std::string_view rest(bytes_);
+  std::string_view rest = end_.after(0);
   if (rest.size() > kMaxBytes) rest.remove_prefix(rest.size() - kMaxBytes);
   std::vector<std::string> lines;
   while (!rest.empty() && lines.size() < kMaxLines) {
@@ -160,7 +123,7 @@ std::vector<std::string> OutputTail::lines() const {
     lines.emplace_back(last_shown(rest.substr(start)));
     rest = rest.substr(0, start);
   }
-  std::reverse(lines.begin(), lines.end());
+  std::ranges::reverse(lines);
   return lines;
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <ddprun/common/text.h>
+#include "launcher/output/recent_output.h"
 
 namespace ddprun::launcher {
 
@@ -39,9 +40,8 @@ struct LineSource {
 
 constexpr const char* kDefaultPrefixTemplate = "[${role_name}${local_rank}]:";
 
-/// The template with ${role_name}, ${local_rank} and ${rank} (or $rank and so on) replaced, and "$$" turned
-/// into "$". Other names stay. This is Python's string.Template.safe_substitute, which torchrun applies to
-/// TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE.
+/// The template, as of TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE, with role_name, local_rank and rank
+/// substituted().
 std::string line_prefix(std::string_view prefix_template, const LineSource& source);
 
 /// The text without what could drive a terminal: control characters and escape sequences, C1 and UTF-8
@@ -58,12 +58,12 @@ class OutputTail {
   static constexpr std::size_t kMaxLines = 20;
   static constexpr std::size_t kMaxBytes = std::size_t{16} << 10;
 
-  void add(std::string_view bytes);
+  void add(std::string_view bytes) { end_.add(bytes); }
   /// The last lines as a terminal would show them, without '\n'. The first may lack its beginning.
   std::vector<std::string> lines() const;
 
  private:
-  std::string bytes_;  // at most twice kMaxBytes
+  RecentOutput end_{kMaxBytes};
 };
 
 // -- details --

@@ -3,13 +3,9 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
-#include <algorithm>
 #include <cerrno>
-#include <string>
-#include <utility>
 
 #include <ddprun/common/errors.h>
-#include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
 
 namespace ddprun::launcher {

@@ -6,7 +6,6 @@
 #include <boost/asio/use_awaitable.hpp>
 #include <cerrno>
 #include <condition_variable>
-#include <csignal>
 #include <deque>
 #include <mutex>
 #include <system_error>

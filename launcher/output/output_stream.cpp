@@ -72,8 +72,7 @@ OutputChannel open_output_terminal(int like, int margin) {
 }
 
 int margin_of(const StreamPlan& plan) {
-  const auto columns =
-      std::count_if(plan.prefix.begin(), plan.prefix.end(), [](char byte) { return !is_continuation(byte); });
+  const auto columns = std::ranges::count_if(plan.prefix, [](char byte) { return !is_continuation(byte); });
   return static_cast<int>(columns) + (plan.timestamps ? kTimeColumns : 0);
 }
 

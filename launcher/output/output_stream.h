@@ -80,8 +80,6 @@ class OutputStream : public std::enable_shared_from_this<OutputStream> {
   bool open() const { return !ended_; }
   /// Gives the worker's terminal the current size of the console's, less the margin.
   void update_window_size();
-  /// True while the console or a stalled disk keeps the worker from writing.
-  bool held_up() const { return held_up_; }
   /// True while there are bytes that were written and not yet passed on.
   bool unread() const;
 

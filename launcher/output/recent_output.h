@@ -10,13 +10,13 @@ namespace ddprun::launcher {
 /// The end of what a worker wrote, stdout and stderr as they came, for those who look later. Bounded.
 class RecentOutput {
  public:
-  static constexpr std::size_t kKept = std::size_t{8} << 10;
+  explicit RecentOutput(std::size_t kept = std::size_t{8} << 10) : kept_(kept) {}
 
   void add(std::string_view bytes) {
     total_ += bytes.size();
-    if (bytes.size() > kKept) bytes.remove_prefix(bytes.size() - kKept);
+    if (bytes.size() > kept_) bytes.remove_prefix(bytes.size() - kept_);
     bytes_ += bytes;
-    if (bytes_.size() > 2 * kKept) bytes_.erase(0, bytes_.size() - kKept);
+    if (bytes_.size() > 2 * kept_) bytes_.erase(0, bytes_.size() - kept_);
   }
   /// How many bytes it wrote in all.
   std::uint64_t total() const { return total_; }
@@ -28,7 +28,8 @@ class RecentOutput {
   }
 
  private:
-  std::string bytes_;  // at most twice kKept
+  std::size_t kept_;
+  std::string bytes_;  // at most twice kept_
   std::uint64_t total_ = 0;
 };
 

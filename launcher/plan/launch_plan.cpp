@@ -1,11 +1,11 @@
 #include "launcher/plan/launch_plan.h"
 
 #include <algorithm>
-#include <cctype>
 #include <string_view>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/exit_status.h>
+#include <ddprun/common/text.h>
 #include <ddprun/common/worker_env.h>
 #include "launcher/host/gpu_list.h"
 
@@ -55,29 +55,11 @@ std::vector<std::string> common_environment(const LaunchContext& context, int wo
   return env;
 }
 
-/// What torchrun does to every argument, Python's string.Template.safe_substitute(local_rank=...): replaces
-/// ${local_rank} and $local_rank, turns $$ into $, and keeps any other $.
+/// What torchrun does to every argument.
 std::string expanded(const std::string& text, const std::string& local_rank) {
-  const std::string name = "local_rank";
-  const auto is_word = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_'; };
-  std::string result;
-  for (std::size_t i = 0; i < text.size();) {
-    const std::size_t plain = i + 1 + name.size();
-    if (text.compare(i, 2, "$$") == 0) {
-      result += '$';
-      i += 2;
-    } else if (text.compare(i, name.size() + 3, "${" + name + "}") == 0) {
-      result += local_rank;
-      i += name.size() + 3;
-    } else if (text.compare(i, name.size() + 1, "$" + name) == 0 &&
-               (plain == text.size() || !is_word(text[plain]))) {
-      result += local_rank;
-      i = plain;
-    } else {
-      result += text[i++];
-    }
-  }
-  return result;
+  return substituted(text, [&](std::string_view name) {
+    return name == "local_rank" ? std::optional(local_rank) : std::nullopt;
+  });
 }
 
 WorkerEnv worker_variables(const LaunchContext& context, const Round& round, int local_rank) {

@@ -7,7 +7,6 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/worker_env.h>
-#include "launcher/host/cpu_map.h"
 
 namespace ddprun::launcher {
 namespace {
@@ -16,12 +15,6 @@ namespace {
 
 std::string flag(NumaBinding mode) {
   return std::string("--numa-binding=") + kNumaBindings.at(static_cast<std::size_t>(mode));
-}
-
-CpuList common_cpus(const CpuList& a, const CpuList& b) {
-  CpuList both;
-  std::set_intersection(a.begin(), a.end(), b.begin(), b.end(), std::back_inserter(both));
-  return both;
 }
 
 /// The non-empty intersections of the groups with cpus.
@@ -40,7 +33,7 @@ CpuList share(const std::vector<CpuList>& cores, std::size_t i, std::size_t n) {
   CpuList cpus;
   for (std::size_t core = begin; core < end; ++core)
     cpus.insert(cpus.end(), cores[core].begin(), cores[core].end());
-  std::sort(cpus.begin(), cpus.end());
+  std::ranges::sort(cpus);
   return cpus;
 }
 
@@ -59,7 +52,7 @@ CpuList exclusive_near(const CpuMap& map, const NumaNode& node, std::size_t i, s
 
 CpuList cache_near(const CpuMap& map, const NumaNode& node, std::size_t i) {
   auto caches = within(node.cpus, map.caches);
-  std::sort(caches.begin(), caches.end(), [](const CpuList& a, const CpuList& b) {
+  std::ranges::sort(caches, [](const CpuList& a, const CpuList& b) {
     return a.size() != b.size() ? a.size() > b.size() : a < b;
   });
   return caches.empty() ? CpuList() : caches[i % caches.size()];
@@ -67,13 +60,13 @@ CpuList cache_near(const CpuMap& map, const NumaNode& node, std::size_t i) {
 
 CpuList near_gpu(const CpuMap& map, const std::vector<int>& gpu_nodes, NumaBinding mode, std::size_t gpu) {
   const int index = node_or_0(gpu_nodes[gpu]);
-  const auto node = std::find_if(map.nodes.begin(), map.nodes.end(),
-                                 [&](const NumaNode& candidate) { return candidate.index == index; });
+  const auto node =
+      std::ranges::find_if(map.nodes, [&](const NumaNode& candidate) { return candidate.index == index; });
   // Its position among the GPUs of the node, and their number.
   const auto same = [&](int other) { return node_or_0(other) == index; };
   const auto place = gpu_nodes.begin() + static_cast<std::ptrdiff_t>(gpu);
   const auto i = static_cast<std::size_t>(std::count_if(gpu_nodes.begin(), place, same));
-  const auto n = static_cast<std::size_t>(std::count_if(gpu_nodes.begin(), gpu_nodes.end(), same));
+  const auto n = static_cast<std::size_t>(std::ranges::count_if(gpu_nodes, same));
 
   CpuList cpus;
   if (node != map.nodes.end()) {
@@ -131,9 +124,8 @@ std::string cut(const std::string& text, std::size_t width) {
 std::string nodes_of(const CpuList& cpus, const std::vector<NumaNode>& nodes) {
   CpuList indices;
   for (const NumaNode& node : nodes)
-    if (std::find_first_of(node.cpus.begin(), node.cpus.end(), cpus.begin(), cpus.end()) != node.cpus.end())
-      indices.push_back(node.index);
-  std::sort(indices.begin(), indices.end());
+    if (std::ranges::find_first_of(node.cpus, cpus) != node.cpus.end()) indices.push_back(node.index);
+  std::ranges::sort(indices);
   return indices.empty() ? "-" : describe_cpus(indices);
 }
 
@@ -204,8 +196,7 @@ std::string cpu_table(const std::vector<PlacedWorker>& workers, const std::vecto
   for (const Row& row : rows)
     for (std::size_t column = 0; column < kCpus; ++column)
       widths[column] = std::max(widths[column], row[column].size());
-  if (std::all_of(workers.begin(), workers.end(), [](const PlacedWorker& w) { return w.gpu.empty(); }))
-    widths[kGpu] = 0;
+  if (std::ranges::all_of(workers, [](const PlacedWorker& w) { return w.gpu.empty(); })) widths[kGpu] = 0;
   std::size_t left = kTableWidth;
   for (std::size_t column = 0; column < kCpus; ++column)
     left -= widths[column] > 0 ? widths[column] + kGap : 0;

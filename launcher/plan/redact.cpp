@@ -12,8 +12,7 @@ constexpr const char* kHidden = "***";
 
 /// The end of the first word that names a secret, or npos.
 std::size_t secret_name_end(std::string_view text) {
-  std::string lower(text);
-  for (char& c : lower) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  const std::string lower = lower_case(std::string(text));
   auto first = std::string::npos;
   for (const std::string_view part : {"token", "secret", "key", "password", "passwd", "credential"})
     if (const auto found = lower.find(part); found != std::string::npos)
@@ -36,7 +35,7 @@ std::string without_url_passwords(std::string word) {
 
 std::string quoted_for_shell(const std::string& word) {
   const bool globs = word.find('*') != word.find(kHidden);  // a '*' other than ours
-  const bool plain = !word.empty() && !globs && std::all_of(word.begin(), word.end(), [](unsigned char c) {
+  const bool plain = !word.empty() && !globs && std::ranges::all_of(word, [](unsigned char c) {
     return std::isalnum(c) != 0 ||
            std::string_view("_-./=:,+@%*").find(static_cast<char>(c)) != std::string_view::npos;
   });

@@ -86,6 +86,18 @@ TEST_CASE("only a regular file is opened, and nothing is waited for", "[files]")
   CHECK_THROWS_WITH(open_regular_file(folder.path() / "none"), ContainsSubstring("No such file"));
 }
 
+TEST_CASE("part of a file is read at an offset, less of it at the end", "[files]") {
+  const TempDir folder;
+  write_file_atomic(folder.path() / "file", "abcdef");
+  const UniqueFd fd = open_regular_file(folder.path() / "file");
+  std::string bytes(4, '?');
+  CHECK(read_at(fd, 1, bytes.data(), bytes.size(), "file") == 4);
+  CHECK(bytes == "bcde");
+  CHECK(read_at(fd, 4, bytes.data(), bytes.size(), "file") == 2);
+  CHECK(bytes == "efde");
+  CHECK(read_at(fd, 6, bytes.data(), bytes.size(), "file") == 0);
+}
+
 TEST_CASE("a temporary folder is private and goes with all it holds", "[files]") {
   std::filesystem::path path;
   {

@@ -123,5 +123,30 @@ TEST_CASE("a help's headings are bold, and nothing else", "[text]") {
   CHECK(with_bold_headings("").empty());
 }
 
+TEST_CASE("the ends of a text are trimmed, not its middle", "[text]") {
+  CHECK(trimmed("\t a b\r\n") == "a b");
+  CHECK(trimmed(" \n").empty());
+  CHECK(trimmed("'a b' ", " '") == "a b");
+}
+
+TEST_CASE("a number is the shortest text that reads back as it", "[text]") {
+  CHECK(shortest_text(0.1) == "0.1");
+  CHECK(shortest_text(2) == "2");
+  CHECK(shortest_text(-1e-300) == "-1e-300");
+}
+
+TEST_CASE("placeholders are those of Python's string.Template, unknown ones stay", "[text]") {
+  const auto value_of = [](std::string_view name) -> std::optional<std::string> {
+    if (name == "rank") return "3";
+    return std::nullopt;
+  };
+  CHECK(substituted("[$rank]${rank}x $$rank", value_of) == "[3]3x $rank");
+  CHECK(substituted("$ranks ${rank $1 $", value_of) == "$ranks ${rank $1 $");
+}
+
+TEST_CASE("a time is written in UTC", "[text]") {
+  CHECK(utc_text(86399, "%Y-%m-%dT%H:%M:%SZ") == "1970-01-01T23:59:59Z");
+}
+
 }  // namespace
 }  // namespace ddprun

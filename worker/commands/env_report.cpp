@@ -14,7 +14,6 @@
 #include <ddprun/common/errors.h>
 #include <ddprun/common/settings/command.h>
 #include <ddprun/common/text.h>
-#include <ddprun/common/worker_env.h>
 #include <ddprun/group/backends.h>
 #include <ddprun/group/collectives.h>
 #include <ddprun/group/cuda_backend.h>
@@ -173,25 +172,6 @@ void write_table(std::ostream& out, const std::vector<RankRow>& ranks) {
   }
 }
 
-/// nullopt for --help.
-std::optional<ddp::ProcessGroup::Options> parse_env_flags(int argc, char** argv) {
-  ddp::ProcessGroup::Options options;
-  std::chrono::milliseconds timeout = std::chrono::seconds(10);
-  settings::Command command;
-  command.name = "worker env";
-  command.description =
-      "prints what a training would find here, and what is wrong. Exits with 1 if anything is wrong.";
-  command.settings = {
-      settings::help_flag(),
-      device_setting(options.device),
-      backend_setting(options.backend),
-      settings::seconds("timeout", timeout, kSeconds, "how long to wait for the other ranks"),
-  };
-  if (!apply_words({argv + 1, argv + argc}, command)) return std::nullopt;
-  options.timeout = options.connect_timeout = timeout;
-  return options;
-}
-
 }  // namespace
 
 EnvReport inspect_environment(const EnvLookup& lookup, const ddp::ProcessGroup::Options& options) {
@@ -249,14 +229,26 @@ std::string to_text(const EnvReport& report, const std::vector<RankRow>& ranks) 
 }
 
 int run_env_command(int argc, char** argv) {
-  const auto options = parse_env_flags(argc, argv);
-  if (!options) return 0;
-  EnvReport report = inspect_environment(process_env, *options);
-  const auto ranks = meet_ranks(report, *options);
+  ddp::ProcessGroup::Options options;
+  std::chrono::milliseconds timeout = std::chrono::seconds(10);
+  settings::Command command;
+  command.name = "worker env";
+  command.description =
+      "prints what a training would find here, and what is wrong. Exits with 1 if anything is wrong.";
+  command.settings = {
+      settings::help_flag(),
+      device_setting(options.device),
+      backend_setting(options.backend),
+      settings::seconds("timeout", timeout, kSeconds, "how long to wait for the other ranks"),
+  };
+  if (!apply_words({argv + 1, argv + argc}, command)) return 0;
+  options.timeout = options.connect_timeout = timeout;
+
+  EnvReport report = inspect_environment(process_env, options);
+  const auto ranks = meet_ranks(report, options);
   if (ranks.size() == 1 || report.env.rank == 0) std::cout << to_text(report, ranks) << std::flush;
-  const bool fine =
-      report.problems.empty() &&
-      std::all_of(ranks.begin(), ranks.end(), [](const RankRow& rank) { return rank.problems.empty(); });
+  const bool fine = report.problems.empty() &&
+                    std::ranges::all_of(ranks, [](const RankRow& rank) { return rank.problems.empty(); });
   return fine ? 0 : 1;
 }
 

@@ -1,7 +1,6 @@
 #include "worker/commands/flight_report.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <iostream>
 #include <map>
 
@@ -22,17 +21,8 @@ constexpr std::size_t kLargestFile = 64 << 20;
 /// Records written on request are not simultaneous: only a rank that is later than this is behind.
 constexpr std::int64_t kPatienceNs = 1'000'000'000;
 
-std::string seconds(std::int64_t nanoseconds) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.1f s", static_cast<double>(nanoseconds) / 1e9);
-  return text;
-}
-
 ddp::RankFlight flight_of(const FlightDump& dump) {
-  ddp::RankFlight flight;
-  flight.rank = dump.rank;
-  flight.collectives = dump.collectives;
-  return flight;
+  return {.rank = dump.rank, .failure = "", .collectives = dump.collectives};
 }
 
 /// The longest time that a rank has waited in the finding's call; 0 if no record holds it any more.
@@ -47,8 +37,8 @@ std::int64_t waited(const Dumps& dumps, const ddp::FlightFinding& finding) {
 }
 
 bool any_failed(const Dumps& dumps, const ddp::FlightFinding& finding) {
-  return std::any_of(dumps.begin(), dumps.end(), [&](const auto& item) {
-    return std::any_of(item.second.collectives.begin(), item.second.collectives.end(), [&](const auto& call) {
+  return std::ranges::any_of(dumps, [&](const auto& item) {
+    return std::ranges::any_of(item.second.collectives, [&](const auto& call) {
       return call.group == finding.group && call.sequence == finding.sequence &&
              call.state == CollectiveState::kFailed;
     });
@@ -56,8 +46,9 @@ bool any_failed(const Dumps& dumps, const ddp::FlightFinding& finding) {
 }
 
 bool only_missing(const ddp::FlightFinding& finding) {
-  return std::all_of(finding.culprits.begin(), finding.culprits.end(),
-                     [](const auto& rank) { return rank.kind == ddp::FlightFinding::Rank::Kind::kMissing; });
+  return std::ranges::all_of(finding.culprits, [](const auto& rank) {
+    return rank.kind == ddp::FlightFinding::Rank::Kind::kMissing;
+  });
 }
 
 using Groups = std::map<std::string, std::vector<int>>;
@@ -70,9 +61,8 @@ Groups groups_of(const Dumps& dumps) {
 
 /// The group of the whole job, in which positions are reported.
 std::string largest_group(const Groups& groups) {
-  const auto largest = std::max_element(groups.begin(), groups.end(), [](const auto& a, const auto& b) {
-    return a.second.size() < b.second.size();
-  });
+  const auto largest = std::ranges::max_element(
+      groups, [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); });
   return largest == groups.end() ? "" : largest->first;
 }
 
@@ -95,12 +85,12 @@ void report_group(const Dumps& dumps, const std::string& group, const std::vecto
   report.lines.push_back(line);
   if (!finding->waiting.empty())
     report.lines.push_back(name + ddp::describe_ranks(finding->waiting) + " waited there, up to " +
-                           seconds(wait));
+                           ddp::seconds_text(wait));
 }
 
 /// The newest record of each rank, ignoring other jobs than the newest record's.
 Dumps newest_of_each_rank(std::vector<FlightDump> list, FlightReport& report) {
-  std::sort(list.begin(), list.end(), [](const auto& a, const auto& b) { return a.time_ns < b.time_ns; });
+  std::ranges::sort(list, [](const auto& a, const auto& b) { return a.time_ns < b.time_ns; });
   const int world_size = list.back().world_size;
   Dumps dumps;
   for (auto& dump : list) {
@@ -120,13 +110,12 @@ void report_positions(const Dumps& dumps, const std::string& group, FlightReport
   for (int rank = 0; rank < world_size; ++rank)
     if (dumps.count(rank) == 0) absent.push_back(rank);
   if (!absent.empty()) report.lines.push_back(ddp::describe_ranks(absent) + ": no record");
-  const auto newest = std::max_element(dumps.begin(), dumps.end(), [](const auto& a, const auto& b) {
-                        return a.second.time_ns < b.second.time_ns;
-                      })->second.time_ns;
+  std::int64_t newest = dumps.begin()->second.time_ns;
+  for (const auto& [rank, dump] : dumps) newest = std::max(newest, dump.time_ns);
   for (const auto& [rank, dump] : dumps) {
     std::string line = "rank " + std::to_string(rank) + " " + describe_position(group, flight_of(dump));
     if (newest - dump.time_ns >= kPatienceNs)
-      line += ", written " + seconds(newest - dump.time_ns) + " before the last";
+      line += ", written " + ddp::seconds_text(newest - dump.time_ns) + " before the last";
     report.lines.push_back(line + ", written because: " + dump.reason);
   }
 }

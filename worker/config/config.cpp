@@ -7,7 +7,6 @@
 #include <cstdlib>
 #include <iostream>
 #include <nlohmann/json.hpp>
-#include <utility>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/logging.h>
@@ -123,8 +122,8 @@ constexpr std::array<std::string_view, 13> kInStates = {
     "lr-interval", "t-max",     "gamma",    "step-size", "plateau-patience", "warmup-steps"};
 
 bool is_positional(const TaskEntry& task, const std::string& name) {
-  return std::any_of(task.positionals.begin(), task.positionals.end(),
-                     [&](const auto& positional) { return positional.first == name; });
+  return std::ranges::any_of(task.positionals,
+                             [&](const auto& positional) { return positional.first == name; });
 }
 
 /// The configuration must outlive the command.
@@ -285,7 +284,7 @@ ResumedConfig resumed_config(const Config& config, const std::string& checkpoint
   };
   for (std::size_t i = 0; i < settings.size(); ++i) {
     const auto key = settings[i].key();
-    const bool in_states = std::find(kInStates.begin(), kInStates.end(), settings[i].name) != kInStates.end();
+    const bool in_states = std::ranges::find(kInStates, settings[i].name) != kInStates.end();
     if (!in_states || !was.contains(key) || !is.contains(key) || was[key] == is[key]) continue;
     if (settings[i].name == "optimizer" && config.stated.contains("optimizer"))
       throw UsageError("--optimizer: expected " + text(was[key]) + ", whose state the checkpoint has, got " +

@@ -21,6 +21,7 @@
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
+#include <ddprun/common/text.h>
 #include <ddprun/common/worker_env.h>
 
 namespace ddprun::worker {
@@ -54,18 +55,8 @@ void make_folders(const fs::path& path) {
   if (error) throw IoError(path, "cannot create the run folder", error.value());
 }
 
-/// In UTC, as strftime() has it.
-std::string utc_time(const char* format) {
-  const std::time_t now = std::time(nullptr);
-  std::tm utc{};
-  ::gmtime_r(&now, &utc);
-  char text[40];
-  std::strftime(text, sizeof text, format, &utc);
-  return text;
-}
-
 fs::path default_run_folder(const std::string& task) {
-  const fs::path base = fs::path("runs") / (task + "-" + utc_time("%Y%m%dT%H%M%SZ"));
+  const fs::path base = fs::path("runs") / (task + "-" + utc_text(std::time(nullptr), "%Y%m%dT%H%M%SZ"));
   // Another run may have started in the same second: the folder is ours only if we create it.
   make_folders("runs");
   std::error_code error;
@@ -145,7 +136,7 @@ void write_config(const fs::path& folder, const Config& config) {
 
 void write_environment(const fs::path& folder, const ddp::ProcessGroup& group) {
   const char* omp = std::getenv("OMP_NUM_THREADS");
-  nlohmann::ordered_json json = {{"date", utc_time("%Y-%m-%d %H:%M UTC")},
+  nlohmann::ordered_json json = {{"date", utc_text(std::time(nullptr), "%Y-%m-%d %H:%M UTC")},
                                  {"command", own_command_line()},
                                  {"ddprun", DDPRUN_VERSION},
                                  {"torch", TORCH_VERSION},

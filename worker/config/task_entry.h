@@ -15,7 +15,7 @@ struct TaskEntry {
   std::string description;  ///< one line, for the help
   std::string footer;       ///< of the task's own help
   /// Settings given without a flag, and their names in the help.
-  std::vector<std::pair<std::string, std::string>> positionals;
+  std::vector<std::pair<std::string, std::string>> positionals = {};
   bool leaves_unused = false;  ///< no step uses some of the model's parameters
   /// Sets the task's defaults, which may depend on other settings.
   void (*set_defaults)(Config&);

@@ -2,7 +2,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <string>
 #include <string_view>
 
 namespace ddprun::sam {
@@ -33,8 +32,7 @@ struct DiceOptions {
 /// target   the same shape, or [B, 1, ...] with to_onehot_y
 /// returns  mean or sum: a scalar. none: [B, C, 1, ...], a 1 for each spatial axis; with batch [C, 1, ...]
 /// throws   std::invalid_argument for both sigmoid and softmax; c10::Error if the shapes differ or a class
-/// number is
-///          out of range
+///          number is out of range
 at::Tensor dice_loss(const at::Tensor& input, const at::Tensor& target, const DiceOptions& options);
 
 /// The focal loss of each element: cross-entropy that discounts confident, correct predictions.

@@ -6,7 +6,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <iostream>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -20,33 +19,6 @@
 
 namespace ddprun::sam {
 namespace {
-
-struct PredictFlags {
-  std::filesystem::path image, checkpoint, mask;
-  std::vector<std::string> points;
-};
-
-/// nullopt if only help was asked for.
-std::optional<PredictFlags> parse_predict_flags(int argc, char** argv) {
-  PredictFlags flags;
-  settings::Command command;
-  command.name = "worker sam";
-  command.description = "with --predict: writes the mask of the object that the points are on, on the CPU.";
-  command.settings = {
-      settings::help_flag(),
-      settings::path("predict", flags.image, "a PNG or JPEG").type("IMAGE"),
-      settings::list("point", flags.points,
-                     "a pixel of the object, or with ,0 a pixel outside of it; can be repeated")
-          .type("X,Y[,0]"),
-      settings::path("checkpoint", flags.checkpoint,
-                     "the model: best/ of a run folder, or what SamModel of transformers has saved")
-          .type("DIR|FILE"),
-      settings::path("mask-out", flags.mask, "PNG to write: 255 where the mask is, 0 elsewhere"),
-  };
-  if (!apply_words({argv + 1, argv + argc}, command, {"predict", "point", "checkpoint", "mask-out"}))
-    return std::nullopt;
-  return flags;
-}
 
 /// Called before reading the model, which takes a while. throws  IoError
 void check_writable(const std::filesystem::path& mask) {
@@ -65,12 +37,29 @@ bool wants_prediction(int argc, char** argv) {
 }
 
 int run_predict_command(int argc, char** argv) {
-  const auto flags = parse_predict_flags(argc, argv);
-  if (!flags) return EXIT_SUCCESS;
-  const auto prompted = read_prompted_picture(flags->image, flags->points);
-  check_writable(flags->mask);
+  std::filesystem::path image, checkpoint, mask_file;
+  std::vector<std::string> points;
+  settings::Command command;
+  command.name = "worker sam";
+  command.description = "with --predict: writes the mask of the object that the points are on, on the CPU.";
+  command.settings = {
+      settings::help_flag(),
+      settings::path("predict", image, "a PNG or JPEG").type("IMAGE"),
+      settings::list("point", points,
+                     "a pixel of the object, or with ,0 a pixel outside of it; can be repeated")
+          .type("X,Y[,0]"),
+      settings::path("checkpoint", checkpoint,
+                     "the model: best/ of a run folder, or what SamModel of transformers has saved")
+          .type("DIR|FILE"),
+      settings::path("mask-out", mask_file, "PNG to write: 255 where the mask is, 0 elsewhere"),
+  };
+  if (!apply_words({argv + 1, argv + argc}, command, {"predict", "point", "checkpoint", "mask-out"}))
+    return EXIT_SUCCESS;
+
+  const auto prompted = read_prompted_picture(image, points);
+  check_writable(mask_file);
   const torch::NoGradGuard no_grad;
-  auto model = read_sam(flags->checkpoint);
+  auto model = read_sam(checkpoint);
   model->eval();
   const SamProcessor processor(
       {.image_size = model->config().vision.image_size, .mask_size = model->config().mask_size()});
@@ -80,8 +69,8 @@ int run_predict_command(int argc, char** argv) {
                      /*multimask=*/false);
   const auto mask =
       processor.mask_logits(output.masks[0][0][0], {prompted.picture->height, prompted.picture->width}) > 0;
-  write_mask(flags->mask, mask);
-  std::cout << "wrote " << flags->mask.string() << ": " << mask.sum().item<std::int64_t>() << " of "
+  write_mask(mask_file, mask);
+  std::cout << "wrote " << mask_file.string() << ": " << mask.sum().item<std::int64_t>() << " of "
             << mask.numel() << " pixels" << std::endl;
   return EXIT_SUCCESS;
 }

@@ -8,12 +8,9 @@
 #include <array>
 #include <cinttypes>
 #include <cmath>
-#include <cstdint>
 #include <cstdio>
 #include <cstring>
-#include <filesystem>
 #include <optional>
-#include <string>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -30,21 +27,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-struct ModelFiles {
-  std::filesystem::path config, weights;
-};
-
-ModelFiles with_config(const fs::path& weights) {
-  const auto config = weights.parent_path() / "config.json";
-  std::error_code unknown;
-  if (!fs::exists(config, unknown))
-    throw IoError(
-        config,
-        "does not exist, expected it beside " + weights.filename().string() +
-            "; of a run, give best/ of its folder or one that `worker export CHECKPOINT FOLDER` writes");
-  return {config, weights};
-}
-
 // Two names of one tensor: transformers writes the first, older releases wrote both.
 constexpr const char* kPositions = "shared_image_embedding.positional_embedding";
 constexpr const char* kSamePositions = "prompt_encoder.shared_embedding.positional_embedding";
@@ -52,8 +34,7 @@ constexpr const char* kSamePositions = "prompt_encoder.shared_embedding.position
 constexpr SamProcessor::Options kProcessor = {};  // for its colours
 
 const torch::Tensor* find(const train::StateDict& weights, const char* name) {
-  const auto found =
-      std::find_if(weights.begin(), weights.end(), [&](const auto& item) { return item.first == name; });
+  const auto found = std::ranges::find_if(weights, [&](const auto& item) { return item.first == name; });
   return found == weights.end() ? nullptr : &found->second;
 }
 
@@ -97,8 +78,7 @@ void check_colours(const std::filesystem::path& path, const nlohmann::json& proc
   const auto same = [](const nlohmann::json& value, double wanted) {
     return value.is_number() && std::abs(value.get<double>() - wanted) < 1e-6;
   };
-  if (found.is_array() && std::equal(found.begin(), found.end(), expected.begin(), expected.end(), same))
-    return;
+  if (found.is_array() && std::ranges::equal(found, expected, same)) return;
   throw IoError(
       path,
       std::string(key) + ": expected " + nlohmann::json(expected).dump() + ", got " +
@@ -118,22 +98,21 @@ void check_processor(const std::filesystem::path& folder) {
 }
 
 /// throws  IoError naming the first tensor that cannot be a weight
-void check_types(const train::StateDict& weights, const std::filesystem::path& source) {
+void check_types(const train::StateDict& weights, const fs::path& source) {
   for (const auto& [name, tensor] : weights)
     if (!tensor.is_floating_point())
       throw IoError(source, "its tensor \"" + name + "\" is of type " + c10::toString(tensor.scalar_type()) +
                                 ", expected floating-point numbers");
 }
 
-/// What `path` means: a folder as Hugging Face's libraries keep a model, or a file of weights with
-/// config.json beside it.
-ModelFiles find_model_files(const fs::path& path) {
+/// The file of weights that `path` means: itself, or in a folder as Hugging Face's libraries keep a model.
+fs::path find_weights(const fs::path& path) {
   std::error_code unknown;
   if (!fs::exists(path, unknown))
     throw IoError(path, "does not exist, expected a model's folder or file of weights");
-  if (!fs::is_directory(path, unknown)) return with_config(path);
+  if (!fs::is_directory(path, unknown)) return path;
   for (const char* name : {"model.safetensors", "pytorch_model.bin"})
-    if (fs::exists(path / name, unknown)) return with_config(path / name);
+    if (fs::exists(path / name, unknown)) return path / name;
   for (const char* name : {"model.safetensors.index.json", "pytorch_model.bin.index.json"})
     if (fs::exists(path / name, unknown))
       throw IoError(path / name,
@@ -141,14 +120,10 @@ ModelFiles find_model_files(const fs::path& path) {
   throw IoError(path, "holds no model, expected model.safetensors or pytorch_model.bin in it");
 }
 
-/// The weights first, then the texts by their files' names, each file at once or not at all.
-void write_model_folder(const fs::path& folder, const train::StateDict& weights,
-                        const std::map<std::string, std::string>& texts) {
+void make_folder(const fs::path& folder) {
   std::error_code failure;
   fs::create_directories(folder, failure);
   if (failure) throw IoError(folder, "cannot be created", failure.value());
-  serialize::write_safetensors(folder / "model.safetensors", weights);
-  for (const auto& [name, text] : texts) write_file_atomic(folder / name, text);
 }
 
 std::uint64_t mixed(std::uint64_t hash, std::uint64_t word) {
@@ -217,10 +192,16 @@ std::uint64_t version_of(const SamImpl& model, c10::DeviceType device) {
 }  // namespace
 
 Sam read_sam(const std::filesystem::path& path) {
-  const auto files = find_model_files(path);
-  check_processor(files.config.parent_path());
-  Sam model(read_sam_config(files.config));
-  load_sam_weights(*model, train::read_weights(files.weights), files.weights);
+  const auto weights = find_weights(path), config = weights.parent_path() / "config.json";
+  std::error_code unknown;
+  if (!fs::exists(config, unknown))
+    throw IoError(
+        config,
+        "does not exist, expected it beside " + weights.filename().string() +
+            "; of a run, give best/ of its folder or one that `worker export CHECKPOINT FOLDER` writes");
+  check_processor(config.parent_path());
+  Sam model(read_sam_config(config));
+  load_sam_weights(*model, train::read_weights(weights), weights);
   return model;
 }
 
@@ -241,10 +222,11 @@ void write_sam(const std::filesystem::path& folder, const SamConfig& config,
   auto written = with_both_names(weights, folder);
   for (auto& [name, tensor] : written)  // under both names, which every release of transformers reads
     if (name == kSamePositions) tensor = tensor.clone();
-  write_model_folder(
-      folder, written,
-      {{"config.json", to_json(config)},
-       {"preprocessor_config.json", processor_json(config.vision.image_size, config.mask_size())}});
+  make_folder(folder);
+  serialize::write_safetensors(folder / "model.safetensors", written);
+  write_file_atomic(folder / "config.json", to_json(config));
+  write_file_atomic(folder / "preprocessor_config.json",
+                    processor_json(config.vision.image_size, config.mask_size()));
 }
 
 std::uint64_t digest(const at::Tensor& tensor, std::uint64_t before) {
@@ -263,9 +245,7 @@ std::uint64_t digest(const at::Tensor& tensor, std::uint64_t before) {
 
 TensorCache::TensorCache(std::filesystem::path folder, std::uint64_t version)
     : folder_(std::move(folder)), version_(version) {
-  std::error_code error;
-  std::filesystem::create_directories(folder_, error);
-  if (error) throw IoError(folder_, "cannot be created", error.value());
+  make_folder(folder_);
 }
 
 at::Tensor TensorCache::get(const at::Tensor& input, const std::function<at::Tensor()>& compute) const {

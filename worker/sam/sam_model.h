@@ -55,8 +55,7 @@ class TensorCache {
 
 /// The shape that --architecture names.
 ///
-///   small              128 pixels, patches of 8, 4 layers of 96, global attention in every second one;
-///   for
+///   small              128 pixels, patches of 8, 4 layers of 96, global attention in every second one; for
 ///                      training from scratch on a small machine
 ///   base, large, huge  the released ones
 ///   FILE               a config.json of transformers' SamModel

@@ -141,30 +141,26 @@ void set_sam_defaults(worker::Config& config) {
 }
 
 }  // namespace
-
 }  // namespace ddprun::sam
 
 namespace ddprun::worker {
 
 TaskEntry sam_task() {
-  TaskEntry entry;
-  entry.name = "sam";
-  entry.description = "Segment Anything with point prompts";
-  entry.footer =
-      "--data takes a folder with images/ and masks/ (pixels number the instances). Without it the task "
-      "looks\n"
-      "for nuclei in $DDPRUN_DATA and the cache folder (scripts/get_data.sh nuclei fetches it), then uses a\n"
-      "sample of 12 images.\n"
-      "--checkpoint takes what transformers' SamModel.save_pretrained wrote (defaults: --lr 1e-4,\n"
-      "--warmup-steps 50, --epochs 20, --batch-size 4, no --ema); without it a new model of --architecture "
-      "is trained. The best weights go to "
-      "best/\n"
-      "in the run folder, which SamModel.from_pretrained reads.\n"
-      "worker sam --predict IMAGE --point X,Y --checkpoint DIR --mask-out FILE predicts a mask.";
-  entry.leaves_unused = true;  // the encoders of boxes and masks and the score's net
-  entry.set_defaults = sam::set_sam_defaults;
-  entry.make = sam::make_sam;
-  return entry;
+  return {
+      .name = "sam",
+      .description = "Segment Anything with point prompts",
+      .footer =
+          R"(--data takes a folder with images/ and masks/ (pixels number the instances). Without it the task looks
+for nuclei in $DDPRUN_DATA and the cache folder (scripts/get_data.sh nuclei fetches it), then uses a
+sample of 12 images.
+--checkpoint takes what transformers' SamModel.save_pretrained wrote (defaults: --lr 1e-4,
+--warmup-steps 50, --epochs 20, --batch-size 4, no --ema); without it a new model of --architecture is trained.
+The best weights go to best/ in the run folder, which SamModel.from_pretrained reads.
+worker sam --predict IMAGE --point X,Y --checkpoint DIR --mask-out FILE predicts a mask.)",
+      .leaves_unused = true,  // the encoders of boxes and masks and the score's net
+      .set_defaults = sam::set_sam_defaults,
+      .make = sam::make_sam,
+  };
 }
 
 }  // namespace ddprun::worker

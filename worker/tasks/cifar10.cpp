@@ -107,18 +107,17 @@ void set_documents_defaults(Config& config) {
 }  // namespace
 
 TaskEntry cifar10_task() {
-  TaskEntry entry;
-  entry.name = "cifar10";
-  entry.description = "ResNet-18 on CIFAR-10";
-  entry.footer =
-      "--data takes the folder of CIFAR-10's binary version, or cifar10. Without it the task looks in\n"
-      "$DDPRUN_DATA and the cache folder (scripts/get_data.sh cifar10 fetches it).\n"
-      "The default --t-max 200 is the walkthrough's: in its 50 epochs the cosine schedule stays above 0.85 "
-      "of\n"
-      "the initial learning rate; --t-max epochs lets it fall to 0.";
-  entry.set_defaults = set_documents_defaults;
-  entry.make = make_cifar10;
-  return entry;
+  return {
+      .name = "cifar10",
+      .description = "ResNet-18 on CIFAR-10",
+      .footer =
+          R"(--data takes the folder of CIFAR-10's binary version, or cifar10. Without it the task looks in
+$DDPRUN_DATA and the cache folder (scripts/get_data.sh cifar10 fetches it).
+The default --t-max 200 is the walkthrough's: in its 50 epochs the cosine schedule stays above 0.85 of
+the initial learning rate; --t-max epochs lets it fall to 0.)",
+      .set_defaults = set_documents_defaults,
+      .make = make_cifar10,
+  };
 }
 
 }  // namespace ddprun::worker

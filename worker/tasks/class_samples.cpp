@@ -23,12 +23,9 @@ image::Image picture_of(const torch::Tensor& input_CHW, const PixelScale& scale)
                               .to(torch::kUInt8)
                               .permute({1, 2, 0})
                               .contiguous();
-  image::Image picture{static_cast<int>(pixels_HWC.size(1)),
-                       static_cast<int>(pixels_HWC.size(0)),
-                       static_cast<int>(pixels_HWC.size(2)),
-                       {}};
-  const auto* bytes = pixels_HWC.const_data_ptr<std::uint8_t>();
-  picture.bytes.assign(bytes, bytes + pixels_HWC.numel());
+  auto picture = image::make_image(static_cast<int>(pixels_HWC.size(1)), static_cast<int>(pixels_HWC.size(0)),
+                                   static_cast<int>(pixels_HWC.size(2)));
+  std::copy_n(pixels_HWC.const_data_ptr<std::uint8_t>(), pixels_HWC.numel(), picture.bytes.begin());
   return picture;
 }
 

@@ -54,18 +54,19 @@ train::Task make_linear(const Config& config) {
 }  // namespace
 
 TaskEntry linear_task() {
-  TaskEntry entry;
-  entry.name = "linear";
-  entry.description = "a linear classifier, on 1000 random samples or a CSV file";
-  entry.footer =
-      "Without --data the labels are random: there is nothing to learn, and the loss approaches ln 2 = "
-      "0.693.";
-  entry.set_defaults = [](Config& config) {
-    config.train.epochs = 10;
-    config.train.batch_size = 32;
+  return {
+      .name = "linear",
+      .description = "a linear classifier, on 1000 random samples or a CSV file",
+      .footer =
+          "Without --data the labels are random: there is nothing to learn, and the loss approaches ln 2 = "
+          "0.693.",
+      .set_defaults =
+          [](Config& config) {
+            config.train.epochs = 10;
+            config.train.batch_size = 32;
+          },
+      .make = make_linear,
   };
-  entry.make = make_linear;
-  return entry;
 }
 
 }  // namespace ddprun::worker

@@ -65,16 +65,15 @@ train::Task make_mnist(const Config& config) {
 }  // namespace
 
 TaskEntry mnist_task() {
-  TaskEntry entry;
-  entry.name = "mnist";
-  entry.description = "the MNIST CNN, on MNIST or Fashion-MNIST";
-  entry.footer =
-      "--data takes a folder with the four IDX files, mnist or fashion-mnist. The default is MNIST if it is "
-      "in\n"
-      "$DDPRUN_DATA/mnist or the cache folder, else Fashion-MNIST.";
-  entry.set_defaults = [](Config&) {};
-  entry.make = make_mnist;
-  return entry;
+  return {
+      .name = "mnist",
+      .description = "the MNIST CNN, on MNIST or Fashion-MNIST",
+      .footer =
+          R"(--data takes a folder with the four IDX files, mnist or fashion-mnist. The default is MNIST if it is in
+$DDPRUN_DATA/mnist or the cache folder, else Fashion-MNIST.)",
+      .set_defaults = [](Config&) {},
+      .make = make_mnist,
+  };
 }
 
 }  // namespace ddprun::worker

@@ -3,7 +3,6 @@
 #include <torch/nn/module.h>
 
 #include <ddprun/common/errors.h>
-#include <ddprun/train/state/state_dict_file.h>
 
 namespace ddprun::worker {
 

@@ -59,20 +59,20 @@ train::Task make_toy(const Config& config) {
 }  // namespace
 
 TaskEntry toy_task() {
-  TaskEntry entry;
-  entry.name = "toy";
-  entry.description = "the tutorial's Trainer: Linear(20, 1) on 2048 random pairs";
-  entry.footer =
-      "After epochs 0, SAVE_EVERY, ... the weights alone, a bare state_dict, go to checkpoint.pt in the run "
-      "folder.\n"
-      "Example: worker toy 50 10";
-  entry.positionals = {{"epochs", "TOTAL_EPOCHS"}, {"save-every", "SAVE_EVERY"}};
-  entry.set_defaults = [](Config& config) {
-    config.train.batch_size = 32;
-    config.train.optim.optimizer.kind = train::OptimizerKind::kSgd;
+  return {
+      .name = "toy",
+      .description = "the tutorial's Trainer: Linear(20, 1) on 2048 random pairs",
+      .footer =
+          R"(After epochs 0, SAVE_EVERY, ... the weights alone, a bare state_dict, go to checkpoint.pt in the run folder.
+Example: worker toy 50 10)",
+      .positionals = {{"epochs", "TOTAL_EPOCHS"}, {"save-every", "SAVE_EVERY"}},
+      .set_defaults =
+          [](Config& config) {
+            config.train.batch_size = 32;
+            config.train.optim.optimizer.kind = train::OptimizerKind::kSgd;
+          },
+      .make = make_toy,
   };
-  entry.make = make_toy;
-  return entry;
 }
 
 }  // namespace ddprun::worker

@@ -1,6 +1,5 @@
 #include "worker/tasks/validation_split.h"
 
-#include <algorithm>
 #include <numeric>
 #include <sstream>
 #include <stdexcept>

@@ -1,7 +1,6 @@
 #include <ddprun/data/cifar10_dataset.h>
 
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -72,15 +71,10 @@ std::vector<RecordFile> open_part(const fs::path& folder, Part part) {
 }
 
 void read_all(const RecordFile& file, std::uint8_t* to, std::int64_t size) {
-  for (std::int64_t done = 0; done < size;) {
-    const auto count = ::read(file.fd.get(), to + done, static_cast<std::size_t>(size - done));
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) throw IoError(file.path, "cannot read", errno);
-    if (count == 0)
-      throw IoError(file.path,
-                    "is cut: expected " + std::to_string(size) + " bytes, got " + std::to_string(done));
-    done += count;
-  }
+  const auto done = read_at(file.fd, 0, to, static_cast<std::size_t>(size), file.path);
+  if (done != static_cast<std::size_t>(size))
+    throw IoError(file.path,
+                  "is cut: expected " + std::to_string(size) + " bytes, got " + std::to_string(done));
 }
 
 /// The first byte of each record.

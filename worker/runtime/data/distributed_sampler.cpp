@@ -1,22 +1,12 @@
 #include <ddprun/data/distributed_sampler.h>
 
 #include <algorithm>
-#include <numeric>
 #include <stdexcept>
 #include <string>
 
 #include <ddprun/data/random.h>
 
 namespace ddprun::data {
-namespace {
-
-std::vector<std::int64_t> counting(std::int64_t size) {
-  std::vector<std::int64_t> order(static_cast<std::size_t>(size));
-  std::iota(order.begin(), order.end(), 0);
-  return order;
-}
-
-}  // namespace
 
 DistributedSampler::DistributedSampler(std::int64_t size, int num_replicas, int rank, const Options& options)
     : size_(size), num_replicas_(num_replicas), rank_(rank), options_(options) {
@@ -43,13 +33,13 @@ std::int64_t DistributedSampler::num_without_padding() const {
 }
 
 std::vector<std::int64_t> DistributedSampler::indices() const {
-  const auto order = options_.shuffle ? randperm(size_, options_.seed + static_cast<std::uint64_t>(epoch_))
-                                      : counting(size_);
+  std::vector<std::int64_t> order;
+  if (options_.shuffle) order = randperm(size_, options_.seed + static_cast<std::uint64_t>(epoch_));
   std::vector<std::int64_t> mine(static_cast<std::size_t>(num_samples()));
   // Padding repeats the order from its start as often as needed: counting modulo size.
   auto place = seen_ + rank_;
   for (auto& index : mine) {
-    index = order[static_cast<std::size_t>(place % size_)];
+    index = options_.shuffle ? order[static_cast<std::size_t>(place % size_)] : place % size_;
     place += num_replicas_;
   }
   return mine;

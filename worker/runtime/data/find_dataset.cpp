@@ -35,7 +35,7 @@ std::optional<fs::path> find_dataset(const std::string& name) {
 }
 
 fs::path find_data(const std::string& source, const std::vector<std::string>& names) {
-  const bool is_name = std::find(names.begin(), names.end(), source) != names.end();
+  const bool is_name = std::ranges::find(names, source) != names.end();
   if (!source.empty() && !is_name) {
     std::error_code unknown;
     if (source.find('/') == source.npos && !fs::exists(source, unknown))

@@ -9,7 +9,6 @@
 #include <string>
 
 #include <ddprun/common/errors.h>
-#include <ddprun/common/files.h>
 
 namespace ddprun::data {
 namespace {

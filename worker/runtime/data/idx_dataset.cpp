@@ -23,11 +23,6 @@ void read_all_of(GzReader& file, const fs::path& path, void* buffer, std::int64_
                             std::to_string(got));
 }
 
-void expect_end(GzReader& file, const fs::path& path) {
-  char extra = 0;
-  if (file.read(&extra, 1) != 0) throw IoError(path, "has more bytes than its header announces");
-}
-
 std::uint32_t big_endian(const unsigned char* bytes) {
   return std::uint32_t{bytes[0]} << 24 | std::uint32_t{bytes[1]} << 16 | std::uint32_t{bytes[2]} << 8 |
          bytes[3];
@@ -68,7 +63,8 @@ torch::Tensor read_idx(const fs::path& path, int dimensions) {
   }
   auto values = torch::empty(shape, torch::kUInt8);
   read_all_of(file, path, values.data_ptr(), values.numel(), "values");
-  expect_end(file, path);
+  if (char extra = 0; file.read(&extra, 1) != 0)
+    throw IoError(path, "has more bytes than its header announces");
   return values;
 }
 

@@ -41,7 +41,7 @@ void write_row(const std::uint8_t* row, std::int64_t width, std::int64_t shift, 
 void check(const ImageTransform::Options& options) {
   if (options.mean.empty() || options.mean.size() != options.std.size())
     throw std::invalid_argument("ImageTransform: expected a mean and a standard deviation for each channel");
-  if (!std::all_of(options.std.begin(), options.std.end(), [](float std) { return std > 0; }))
+  if (!std::ranges::all_of(options.std, [](float std) { return std > 0; }))
     throw std::invalid_argument("ImageTransform: expected standard deviations above 0");
   if (options.padding < 0 || options.padding > kMaxPadding)
     throw std::invalid_argument("ImageTransform: expected 0 <= padding <= 1000");

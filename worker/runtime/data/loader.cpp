@@ -5,8 +5,6 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/types.h>
 
-#include <utility>
-
 namespace ddprun::data {
 namespace {
 

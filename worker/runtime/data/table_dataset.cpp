@@ -8,18 +8,13 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
+#include <ddprun/common/text.h>
 
 namespace ddprun::data {
 namespace {
 
 constexpr std::size_t kShown = 40;  // characters of a wrong value in a message
 constexpr std::string_view kSpaces = " \t\r";
-
-std::string_view trimmed(std::string_view text) {
-  const auto begin = text.find_first_not_of(kSpaces);
-  if (begin == text.npos) return {};
-  return text.substr(begin, text.find_last_not_of(kSpaces) - begin + 1);
-}
 
 /// A parsed number, perhaps not finite.
 struct Number {
@@ -50,7 +45,7 @@ class TableReader {
       const auto line = rest.substr(0, end);
       rest = end == rest.npos ? std::string_view() : rest.substr(end + 1);
       ++line_;
-      if (trimmed(line).empty()) continue;
+      if (trimmed(line, kSpaces).empty()) continue;
       split(line);
       if (columns_ == 0)
         take_first_line();
@@ -73,8 +68,8 @@ class TableReader {
       if (quoted) line = take_quoted(line.substr(begin + 1));
       const auto comma = line.find(',');
       if (!quoted)
-        fields_.emplace_back(trimmed(line.substr(0, comma)));
-      else if (!trimmed(line.substr(0, comma)).empty())
+        fields_.emplace_back(trimmed(line.substr(0, comma), kSpaces));
+      else if (!trimmed(line.substr(0, comma), kSpaces).empty())
         fail(fields_.size() - 1, "expected a comma after the closing quote", line.substr(0, comma));
       if (comma == line.npos) return;
       line.remove_prefix(comma + 1);

@@ -37,11 +37,11 @@ BucketLimits bucket_limits(const DistributedDataParallel::Options& options) {
   const auto& list = options.bucket_bytes_list;
   auto sizes = list;
   sizes.insert(sizes.end(), {options.bucket_bytes, options.first_bucket_bytes.value_or(1)});
-  if (const auto least = *std::min_element(sizes.begin(), sizes.end()); least < 1)
+  if (const auto least = *std::ranges::min_element(sizes); least < 1)
     throw std::invalid_argument("DistributedDataParallel: expected buckets of at least 1 byte, got " +
                                 std::to_string(least));
   BucketLimits limits{};
-  limits.cap = list.empty() ? options.bucket_bytes : *std::max_element(list.begin(), list.end());
+  limits.cap = list.empty() ? options.bucket_bytes : *std::ranges::max_element(list);
   const bool is_default = list.empty() && limits.cap == DistributedDataParallel::Options{}.bucket_bytes;
   limits.first = is_default ? kDefaultFirstBucketBytes : limits.cap;
   if (list.empty()) limits.first = options.first_bucket_bytes.value_or(limits.first);
@@ -104,7 +104,7 @@ std::shared_ptr<c10d::Reducer> make_reducer(const std::vector<torch::Tensor>& pa
                                             const BucketLimits& limits) {
   auto buckets =
       std::get<0>(c10d::compute_bucket_assignment_by_size(parameters, limits.initial, expect_sparse));
-  std::reverse(buckets.begin(), buckets.end());
+  std::ranges::reverse(buckets);
   std::unordered_map<std::size_t, std::string> names_by_index;
   for (const auto& name : names) names_by_index.emplace(names_by_index.size(), name);
   const NamesInErrors names_in_errors;
@@ -184,7 +184,7 @@ DistributedDataParallel::Engine::Engine(const ModelTensors& model, const Process
     names.push_back(name);
   }
   const auto expect_sparse = expect_sparse_gradients(model, parameters);
-  has_sparse_gradients = std::find(expect_sparse.begin(), expect_sparse.end(), true) != expect_sparse.end();
+  has_sparse_gradients = std::ranges::find(expect_sparse, true) != expect_sparse.end();
   reducer = make_reducer(parameters, names, expect_sparse, group, options, limits);
   logger = std::make_shared<c10d::Logger>(reducer);
   reducer->set_logger(logger);

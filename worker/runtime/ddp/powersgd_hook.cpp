@@ -133,8 +133,7 @@ struct PowerSgdRound {
     torch::Tensor q;         ///< [parts, columns, rank], a view of qs
 
     bool knows_q() const {
-      return std::all_of(memories.begin(), memories.end(),
-                         [](const auto& memory) { return memory->q.defined(); });
+      return std::ranges::all_of(memories, [](const auto& memory) { return memory->q.defined(); });
     }
   };
 
@@ -214,7 +213,7 @@ struct PowerSgdRound {
   /// The last iteration's Q, else a random one: the same on every rank, different each time.
   void fill_qs(std::mt19937& random) {
     at::Generator generator;
-    if (!std::all_of(batches.begin(), batches.end(), [](const auto& batch) { return batch.knows_q(); }))
+    if (!std::ranges::all_of(batches, [](const auto& batch) { return batch.knows_q(); }))
       generator = at::make_generator<at::CPUGeneratorImpl>(draw_seed(random));
     for (auto& batch : batches) {
       if (batch.knows_q()) {

@@ -18,7 +18,7 @@ std::vector<NamedTensor> select(const std::vector<NamedTensor>& tensors,
   std::vector<NamedTensor> result;
   std::unordered_set<const void*> seen;
   for (const auto& each : tensors)
-    if (std::find(ignore.begin(), ignore.end(), each.name) == ignore.end() &&
+    if (std::ranges::find(ignore, each.name) == ignore.end() &&
         seen.insert(each.tensor.unsafeGetTensorImpl()).second)
       result.push_back(each);
   return result;
@@ -57,8 +57,8 @@ std::vector<std::string> from_rank_0(const ProcessGroup& group, const std::vecto
 }  // namespace
 
 bool ReplicatedState::has_trainable() const {
-  return std::any_of(parameters.begin(), parameters.end(),
-                     [](const NamedTensor& named) { return named.tensor.requires_grad(); });
+  return std::ranges::any_of(parameters,
+                             [](const NamedTensor& named) { return named.tensor.requires_grad(); });
 }
 
 std::vector<at::Tensor> ReplicatedState::tensors(bool with_buffers) const {
@@ -73,8 +73,7 @@ ReplicatedState replicated_state(const ModelTensors& model, const std::vector<st
   const auto parameters = model.parameters(), buffers = model.buffers();
   for (const auto& name : ignore) {
     const auto is_it = [&](const NamedTensor& each) { return each.name == name; };
-    if (std::none_of(parameters.begin(), parameters.end(), is_it) &&
-        std::none_of(buffers.begin(), buffers.end(), is_it))
+    if (std::ranges::none_of(parameters, is_it) && std::ranges::none_of(buffers, is_it))
       throw std::invalid_argument(
           "DistributedDataParallel: expected parameters and buffers of the module to be ignored, got '" +
           name + "'");
@@ -93,8 +92,8 @@ std::vector<bool> expect_sparse_gradients(const ModelTensors& model,
                                           const std::vector<at::Tensor>& parameters) {
   std::vector<bool> result;
   for (const auto& parameter : parameters)
-    result.push_back(std::any_of(model.sparse.begin(), model.sparse.end(),
-                                 [&](const at::Tensor& weight) { return weight.is_same(parameter); }));
+    result.push_back(std::ranges::any_of(
+        model.sparse, [&](const at::Tensor& weight) { return weight.is_same(parameter); }));
   return result;
 }
 

@@ -53,7 +53,7 @@ Members members_of(const std::string& group, const std::vector<int>& ranks,
 
 /// True if a rank has made this call and it has not completed there.
 bool somebody_waits(const Members& members, std::uint64_t sequence) {
-  return std::any_of(members.begin(), members.end(), [&](const auto& member) {
+  return std::ranges::any_of(members, [&](const auto& member) {
     const auto* call = member.second.at(sequence);
     return call != nullptr && call->state != CollectiveState::kCompleted;
   });
@@ -87,7 +87,7 @@ const CollectiveRecord* expected_call(const Members& members, std::uint64_t sequ
   for (const auto& [rank, member] : members) {
     const auto* call = member.at(sequence);
     if (call == nullptr) continue;
-    const auto same = std::count_if(members.begin(), members.end(), [&](const auto& other) {
+    const auto same = std::ranges::count_if(members, [&](const auto& other) {
       const auto* theirs = other.second.at(sequence);
       return theirs != nullptr && signature(*theirs) == signature(*call);
     });
@@ -101,12 +101,6 @@ FlightFinding::Rank judge_absent(const std::string& group, int rank, const RankF
   if (flight == nullptr) return {rank, Kind::kSilent, ""};
   if (!flight->failure.empty()) return {rank, Kind::kFailed, flight->failure};
   return {rank, flight->answers ? Kind::kMissing : Kind::kSilent, describe_position(group, *flight)};
-}
-
-std::string seconds_text(std::int64_t nanoseconds) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.1f s", static_cast<double>(nanoseconds) / 1e9);
-  return text;
 }
 
 /// Names the ranks that made the call but have ended or failed since; "" if there are none.
@@ -153,6 +147,12 @@ std::string describe_other_end(const CollectiveRecord& call, std::int64_t waited
 
 }  // namespace
 
+std::string seconds_text(std::int64_t nanoseconds) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f s", static_cast<double>(nanoseconds) / 1e9);
+  return text;
+}
+
 std::string describe_ranks(const std::vector<int>& ranks) {
   constexpr std::size_t kNamed = 8;
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
@@ -172,8 +172,8 @@ std::optional<FlightFinding> find_culprits(const std::string& group, const std::
   std::set<std::uint64_t> sequences;
   for (const auto& [rank, member] : members)
     for (const auto& [sequence, call] : member.calls) sequences.insert(sequence);
-  const auto where = std::find_if(sequences.begin(), sequences.end(),
-                                  [&](std::uint64_t sequence) { return ranks_part_at(members, sequence); });
+  const auto where = std::ranges::find_if(
+      sequences, [&](std::uint64_t sequence) { return ranks_part_at(members, sequence); });
   if (where == sequences.end()) return std::nullopt;
 
   FlightFinding finding{group, *where, *expected_call(members, *where, seen_by), {}, {}};
@@ -187,8 +187,7 @@ std::optional<FlightFinding> find_culprits(const std::string& group, const std::
     else
       finding.culprits.push_back({rank, FlightFinding::Rank::Kind::kDiffers, describe(*call)});
   }
-  std::stable_sort(finding.culprits.begin(), finding.culprits.end(),
-                   [](const auto& a, const auto& b) { return a.kind < b.kind; });
+  std::ranges::stable_sort(finding.culprits, [](const auto& a, const auto& b) { return a.kind < b.kind; });
   return finding;
 }
 
@@ -206,7 +205,7 @@ std::string describe_culprits(const FlightFinding& finding, const std::string& d
   // One group for each set of ranks with the same clause, in the order of their first ranks.
   std::vector<std::pair<const FlightFinding::Rank*, std::vector<int>>> groups;
   for (const auto& culprit : finding.culprits) {
-    const auto same = std::find_if(groups.begin(), groups.end(), [&](const auto& group) {
+    const auto same = std::ranges::find_if(groups, [&](const auto& group) {
       return group.first->kind == culprit.kind && group.first->text == culprit.text;
     });
     if (same == groups.end())

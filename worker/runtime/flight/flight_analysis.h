@@ -51,6 +51,9 @@ std::string describe_culprits(const FlightFinding& finding, const std::string& d
 /// collective".
 std::string describe_position(const std::string& group, const RankFlight& flight);
 
+/// "30.0 s"
+std::string seconds_text(std::int64_t nanoseconds);
+
 /// "rank 1", "ranks 1 and 3", "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 61 others"
 std::string describe_ranks(const std::vector<int>& ranks);
 

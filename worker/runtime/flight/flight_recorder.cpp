@@ -4,23 +4,19 @@
 #include <chrono>
 #include <utility>
 
+#include <ddprun/common/text.h>
+
 namespace ddprun::ddp {
 namespace {
 
 constexpr std::array<std::string_view, 4> kStates = {"scheduled", "started", "completed", "failed"};
-
-std::string lower(std::string text) {
-  for (char& letter : text)
-    if (letter >= 'A' && letter <= 'Z') letter = static_cast<char>(letter - 'A' + 'a');
-  return text;
-}
 
 }  // namespace
 
 std::string_view to_text(CollectiveState state) { return kStates[static_cast<std::size_t>(state)]; }
 
 std::optional<CollectiveState> collective_state(std::string_view text) {
-  const auto found = std::find(kStates.begin(), kStates.end(), text);
+  const auto found = std::ranges::find(kStates, text);
   if (found == kStates.end()) return std::nullopt;
   return static_cast<CollectiveState>(found - kStates.begin());
 }
@@ -42,8 +38,7 @@ std::string describe(const CollectiveRecord& record) {
 FlightRecorder::Group FlightRecorder::add_group(const std::string& name, std::vector<int> members) {
   const std::scoped_lock lock(mutex_);
   const auto taken = [&](const std::string& wanted) {
-    return std::any_of(groups_.begin(), groups_.end(),
-                       [&](const GroupState& group) { return group.name == wanted; });
+    return std::ranges::any_of(groups_, [&](const GroupState& group) { return group.name == wanted; });
   };
   std::string free = name;
   for (int number = 2; taken(free); ++number) free = name + "#" + std::to_string(number);
@@ -108,7 +103,7 @@ CollectiveRecord FlightRecorder::to_record(const Entry& entry) const {
   return {.sequence = entry.sequence,
           .group = groups_[entry.group].name,
           .op = call.op,
-          .dtype = lower(call.dtype),
+          .dtype = lower_case(call.dtype),
           .elements = call.elements,
           .tensors = call.tensors,
           .shape = {call.shape.begin(), call.shape.begin() + call.dims},

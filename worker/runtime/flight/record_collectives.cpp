@@ -95,7 +95,7 @@ c10::intrusive_ptr<c10d::Backend> record_collectives(c10::intrusive_ptr<c10d::Ba
   const bool whole_job = global_ranks.empty();
   {
     const std::scoped_lock lock(current().mutex);
-    if (!global_ranks.empty()) watchdog = current().watchdog.lock();
+    if (!whole_job) watchdog = current().watchdog.lock();
     if (!watchdog) {
       watchdog = make_watchdog(store, group_name, backend->getRank(), backend->getSize());
       global_ranks.clear();

@@ -58,11 +58,7 @@ std::mutex known_mutex;
 std::function<bool()> failure_is_known;
 
 bool is_known() {
-  std::function<bool()> known;
-  {
-    const std::scoped_lock lock(known_mutex);
-    known = failure_is_known;
-  }
+  const auto known = (std::scoped_lock(known_mutex), failure_is_known);
   return known && known();
 }
 
@@ -119,10 +115,7 @@ struct Watchdog::Shared {
     return changed.wait_for(lock, within, [&, before = count] { return count > before || ended; });
   }
 
-  std::string failure_now() {
-    const std::scoped_lock lock(mutex);
-    return failure;
-  }
+  std::string failure_now() { return (std::scoped_lock(mutex), failure); }
 
   void dump(const std::string& why) {
     const std::string failed = failure_now();
@@ -203,10 +196,7 @@ struct Watchdog::Shared {
   /// False if the board is gone, or was already.
   template <typename Action>
   bool on_board(Action action) {
-    {
-      const std::scoped_lock lock(mutex);
-      if (board_gone) return false;
-    }
+    if ((std::scoped_lock(mutex), board_gone)) return false;
     try {
       action();
       return true;
@@ -322,11 +312,7 @@ std::string Watchdog::explain(FlightRecorder::Id id, const std::vector<int>& mem
     if (shared.failure.empty()) shared.failure = what + ": " + one_line(cause);
   }
   const bool asked = dump_everywhere(what + " failed");
-  std::vector<RankFlight> flights;
-  {
-    const std::scoped_lock lock(shared.mutex);
-    flights = shared.flights;
-  }
+  const auto flights = (std::scoped_lock(shared.mutex), shared.flights);
   shared.explanation =
       what + ": " +
       why_it_failed(*call, waited_ns, shared.options.rank, members, flights, /*board_gone=*/!asked) + " [" +

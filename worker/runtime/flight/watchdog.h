@@ -3,7 +3,6 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -56,8 +55,7 @@ class Watchdog {
   void stop();
 
   /// The message for a failed collective, in one line:
-  ///   "all_reduce #17 of 4096 float (bucket 2): rank 1 did not arrive within 30.0 s: it is at #16 (...)
-  ///   [CAUSE]"
+  ///   "all_reduce #17 of 4096 float (bucket 2): rank 1 did not arrive within 30.0 s: it is at ... [CAUSE]"
   /// Blocks for little more than answer_within. Later calls that failed for the same reason get the same
   /// text.
   ///

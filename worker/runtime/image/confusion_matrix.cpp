@@ -25,7 +25,7 @@ void check(const ConfusionMatrix& matrix, int size) {
     throw std::invalid_argument(std::to_string(classes) + " classes have " +
                                 std::to_string(classes * classes) + " counts, got " +
                                 std::to_string(matrix.counts.size()));
-  if (std::any_of(matrix.counts.begin(), matrix.counts.end(), [](auto count) { return count < 0; }))
+  if (std::ranges::any_of(matrix.counts, [](auto count) { return count < 0; }))
     throw std::invalid_argument("a count is below zero");
 }
 
@@ -74,8 +74,8 @@ class MatrixPainter {
   /// Whether the names under the columns do not fit side by side.
   bool turned_names() {
     const double room = size_ * 0.7 / static_cast<double>(classes_);
-    return std::any_of(matrix_.classes.begin(), matrix_.classes.end(),
-                       [&](const auto& name) { return text_width(cairo_, name, names_) > room; });
+    return std::ranges::any_of(matrix_.classes,
+                               [&](const auto& name) { return text_width(cairo_, name, names_) > room; });
   }
 
   void paint_row(std::size_t row) {

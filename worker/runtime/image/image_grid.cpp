@@ -4,8 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <sstream>
 
+#include <ddprun/common/text.h>
 #include <ddprun/image/drawing.h>
 
 namespace ddprun::image {
@@ -48,13 +48,6 @@ void frame(Image& onto, int left, int top, int side) {
   }
 }
 
-std::vector<std::string> lines_of(const std::string& caption) {
-  std::vector<std::string> lines;
-  std::istringstream stream(caption);
-  for (std::string line; std::getline(stream, line);) lines.push_back(line);
-  return lines;
-}
-
 struct Layout {
   int columns = 1, rows = 1, side = 1, top = kPadding, caption = kLine;
   int left_of(int tile) const { return kPadding + tile % columns * (side + kGap); }
@@ -66,7 +59,7 @@ Layout layout_of(const std::vector<Tile>& tiles, const std::string& title, int c
   if (columns < 1) columns = static_cast<int>(std::ceil(std::sqrt(count * 1.2)));
   columns = std::min(columns, count);
   std::size_t lines = 1;
-  for (const auto& tile : tiles) lines = std::max(lines, lines_of(tile.caption).size());
+  for (const auto& tile : tiles) lines = std::max(lines, split(tile.caption, '\n').size());
   return {columns, (count + columns - 1) / columns, side_of(tiles),
           kPadding + (title.empty() ? 0 : kGridTitle), 7 + kLine * static_cast<int>(lines)};
 }
@@ -74,7 +67,7 @@ Layout layout_of(const std::vector<Tile>& tiles, const std::string& title, int c
 /// Centred under the picture.
 void draw_caption(cairo_t* cairo, const Layout& layout, int number, const Tile& tile) {
   double y = layout.top_of(number) + layout.side + kLine / 2.0 + 5;
-  for (const auto& line : lines_of(tile.caption)) {
+  for (const auto& line : split(tile.caption, '\n')) {
     TextStyle style{.size = 12, .align = Align::centre, .colour = tile.wrong ? kWrong : kInk};
     if (const double needed = text_width(cairo, line, style); needed > layout.side)
       style.size = std::max(9.0, style.size * layout.side / needed);

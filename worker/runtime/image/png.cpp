@@ -39,16 +39,11 @@ void read_bytes(png_structp png, png_bytep bytes, png_size_t size) {
   rest.remove_prefix(size);
 }
 
-std::vector<png_bytep> rows_of(const Image& image) {
+std::vector<png_bytep> rows_of(const std::vector<png_byte>& bytes, std::size_t height) {
   std::vector<png_bytep> rows;
-  for (int y = 0; y < image.height; ++y)
-    rows.push_back(const_cast<png_bytep>(image.pixel(0, y)));  // libpng asks for it but does not write there
-  return rows;
-}
-
-std::vector<png_bytep> rows_of(std::vector<png_byte>& bytes, std::size_t height) {
-  std::vector<png_bytep> rows;
-  for (std::size_t y = 0; y < height; ++y) rows.push_back(bytes.data() + y * (bytes.size() / height));
+  for (std::size_t y = 0; y < height;
+       ++y)  // when it writes, libpng asks for pointers that it does not use so
+    rows.push_back(const_cast<png_bytep>(bytes.data() + y * (bytes.size() / height)));
   return rows;
 }
 
@@ -152,7 +147,7 @@ std::string encode_png(const Image& image) {
   check_pixels(image);
   Stream stream;
   const Codec codec(stream, true);
-  auto rows = rows_of(image);
+  auto rows = rows_of(image.bytes, static_cast<std::size_t>(image.height));
   if (!write(codec.png(), codec.info(), image, rows.data()))
     throw std::invalid_argument("a picture of " + std::to_string(image.width) + " x " +
                                 std::to_string(image.height) + " pixels cannot be a PNG: " + stream.error);
@@ -167,7 +162,7 @@ Image decode_png(std::string_view bytes, const std::filesystem::path& path, std:
   auto image = make_image(static_cast<int>(png_get_image_width(codec.png(), codec.info())),
                           static_cast<int>(png_get_image_height(codec.png(), codec.info())),
                           png_get_channels(codec.png(), codec.info()));
-  auto rows = rows_of(image);
+  auto rows = rows_of(image.bytes, static_cast<std::size_t>(image.height));
   if (!read_pixels(codec.png(), rows.data())) refuse();
   return image;
 }

@@ -12,15 +12,7 @@ OutputFile::OutputFile(const std::filesystem::path& path)
       error_(fd_ ? 0 : errno) {}
 
 std::size_t OutputFile::append(const void* bytes, std::size_t count) {
-  const char* at = static_cast<const char*>(bytes);
-  for (std::size_t left = count; left > 0 && error_ == 0;) {
-    const auto written = ::write(fd_.get(), at, left);
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) error_ = errno;
-    if (written < 0) break;
-    at += written;
-    left -= static_cast<std::size_t>(written);
-  }
+  if (error_ == 0 && !write_all(fd_.get(), {static_cast<const char*>(bytes), count})) error_ = errno;
   return count;
 }
 

@@ -90,7 +90,7 @@ class Converter {
     if (memory_ == nullptr)
       return tensor.to(at::kCPU, tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
     const bool from_gpu = !tensor.is_cpu();
-    if (from_gpu && std::find(devices_.begin(), devices_.end(), tensor.device()) == devices_.end())
+    if (from_gpu && std::ranges::find(devices_, tensor.device()) == devices_.end())
       devices_.push_back(tensor.device());
     const auto strides = at::infer_dense_strides(tensor.sizes(), tensor.strides());
     const auto target = memory_->take(tensor.nbytes(), from_gpu).view(tensor.scalar_type());

@@ -7,9 +7,7 @@
 #include <ATen/ops/empty.h>
 #include <caffe2/serialize/inline_container.h>
 #include <torch/csrc/jit/serialization/pickler.h>
-#include <unistd.h>
 
-#include <cerrno>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -23,7 +21,6 @@
 #include <ddprun/common/text.h>
 #include <ddprun/serialize/element_types.h>
 #include <ddprun/serialize/output_file.h>
-#include <ddprun/serialize/portable_value.h>
 #include <ddprun/serialize/unpickler.h>
 #include <ddprun/serialize/zip_records.h>
 
@@ -74,18 +71,10 @@ void write_records(OutputFile& file, const Pickle& pickle, const ValueOf& value_
   writer.writeEndOfFile();
 }
 
-std::string first_bytes(const std::filesystem::path& path, std::size_t count) {
-  const auto fd = open_regular_file(path);
-  std::string bytes(count, '\0');
-  const auto got = ::read(fd.get(), bytes.data(), count);
-  if (got < 0) throw IoError(path, "cannot read", errno);
-  bytes.resize(static_cast<std::size_t>(got));
-  return bytes;
-}
-
 /// False for a zip. throws IoError for any other file
 bool is_legacy(const std::filesystem::path& path) {
-  const auto start = first_bytes(path, 64);
+  std::string start(64, '\0');
+  start.resize(read_at(open_regular_file(path), 0, start.data(), start.size(), path));
   if (start.starts_with("PK\x03\x04")) return false;
   if (start.starts_with(kLegacyMagic)) return true;
   if (start.empty()) throw IoError(path, "is empty, expected a file written by torch.save");

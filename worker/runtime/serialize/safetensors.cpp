@@ -49,16 +49,7 @@ class SafetensorsFile {
     throw IoError(path_, "damaged, expected a .safetensors file: " + message);
   }
   void read(std::uint64_t offset, void* bytes, std::uint64_t count) const {
-    char* to = static_cast<char*>(bytes);
-    while (count > 0) {
-      const auto got = ::pread(fd_.get(), to, count, static_cast<off_t>(offset));
-      if (got < 0 && errno == EINTR) continue;
-      if (got < 0) throw IoError(path_, "cannot read", errno);
-      if (got == 0) fail("ends before its time");
-      to += got;
-      offset += static_cast<std::uint64_t>(got);
-      count -= static_cast<std::uint64_t>(got);
-    }
+    if (read_at(fd_, offset, bytes, count, path_) != count) fail("ends before its time");
   }
   std::uint64_t header_size() const {
     std::uint64_t length = 0;  // little endian, as we are
@@ -163,7 +154,7 @@ bool same_memory(const at::Tensor& a, const at::Tensor& b) {
 NamedTensors without_tied(NamedTensors tensors, std::map<std::string, std::string>& metadata) {
   std::unordered_multimap<const void*, const std::pair<std::string, at::Tensor>*> by_memory;
   NamedTensors by_name = tensors;
-  std::sort(by_name.begin(), by_name.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::ranges::sort(by_name, [](const auto& a, const auto& b) { return a.first < b.first; });
   for (const auto& item : by_name) {
     const auto [begin, end] = by_memory.equal_range(item.second.storage().unsafeGetStorageImpl());
     const auto first = std::find_if(
@@ -233,7 +224,7 @@ Safetensors read_safetensors(const std::filesystem::path& path) {
       result.metadata = read_metadata(file, json);
     else
       entries.push_back(make_entry(file, name, json));
-  std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
+  std::ranges::sort(entries, [](const Entry& a, const Entry& b) {
     return std::tie(a.begin, a.end) < std::tie(b.begin, b.end);
   });
   const auto data = 8 + length;
@@ -256,9 +247,8 @@ void write_safetensors(const std::filesystem::path& path, const NamedTensors& te
   check(tensors, metadata);
   auto kept = without_tied(tensors, metadata);
   // Larger elements first, so that every tensor is aligned.
-  std::stable_sort(kept.begin(), kept.end(), [](const auto& a, const auto& b) {
-    return a.second.element_size() > b.second.element_size();
-  });
+  std::ranges::stable_sort(
+      kept, [](const auto& a, const auto& b) { return a.second.element_size() > b.second.element_size(); });
   const auto header = header_of(kept, metadata);
   replace_file_atomic(path, [&](const std::filesystem::path& temporary) {
     OutputFile file(temporary);

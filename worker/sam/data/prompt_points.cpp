@@ -6,12 +6,10 @@
 #include <charconv>
 #include <cmath>
 #include <cstring>
-#include <optional>
-#include <string>
-#include <string_view>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
+#include <ddprun/common/text.h>
 
 namespace ddprun::sam {
 namespace {
@@ -142,36 +140,14 @@ constexpr std::string_view kSpaces = " \t\r";
 constexpr std::array<std::string_view, 4> kColumnNames = {"index", "y", "x", "label"};
 constexpr std::size_t kShown = 40;  // of a wrong value in a message
 
-std::string_view trimmed(std::string_view text) {
-  const auto begin = text.find_first_not_of(kSpaces);
-  if (begin == text.npos) return {};
-  return text.substr(begin, text.find_last_not_of(kSpaces) - begin + 1);
-}
-
 std::string shown(std::string_view text) {
   return "'" + std::string(text.substr(0, kShown)) + (text.size() > kShown ? "...'" : "'");
 }
 
-std::vector<std::string_view> split(std::string_view line) {
-  std::vector<std::string_view> fields;
-  for (;;) {
-    const auto comma = line.find(',');
-    fields.push_back(trimmed(line.substr(0, comma)));
-    if (comma == line.npos) return fields;
-    line.remove_prefix(comma + 1);
-  }
-}
-
-std::optional<double> to_number(std::string_view text) {
-  double value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(value)) return std::nullopt;
-  return value;
-}
-
-std::string plain(double value) {
-  std::array<char, 32> text;
-  return {text.data(), std::to_chars(text.data(), text.data() + text.size(), value).ptr};
+std::vector<std::string> fields_of(std::string_view line) {
+  auto fields = split(line, ',');
+  for (auto& field : fields) field = trimmed(field, kSpaces);
+  return fields;
 }
 
 /// Collects rows of index, y, x and label, refusing invalid ones.
@@ -184,12 +160,13 @@ class PointTable {
     const auto [index, y, x, label] = row;
     const auto images = static_cast<double>(points_.size());
     if (!(index >= 0 && index < images) || index != std::floor(index))
-      fail(where, "expected an index from 0 to " + plain(images - 1) + ", one of " + plain(images) +
-                      " images, got " + plain(index));
+      fail(where, "expected an index from 0 to " + shortest_text(images - 1) + ", one of " +
+                      shortest_text(images) + " images, got " + shortest_text(index));
     if (!(x >= 0 && y >= 0) || !std::isfinite(x) || !std::isfinite(y))
-      fail(where, "expected y and x of a pixel, 0 or more, got " + plain(y) + ", " + plain(x));
+      fail(where,
+           "expected y and x of a pixel, 0 or more, got " + shortest_text(y) + ", " + shortest_text(x));
     if (label != 0 && label != 1)
-      fail(where, "expected a label that is 1 (foreground) or 0 (background), got " + plain(label));
+      fail(where, "expected a label that is 1 (foreground) or 0 (background), got " + shortest_text(label));
     points_[static_cast<std::size_t>(index)].push_back({x, y, label == 1, where});
     ++count_;
   }
@@ -211,17 +188,17 @@ class PointTable {
 
 /// The file's column for each of kColumnNames; label may have none.
 std::array<std::size_t, 4> places_of_columns(std::string_view line, const PointTable& table) {
-  const auto names = split(line);
+  const auto names = fields_of(line);
   std::array<std::size_t, 4> places{};
   std::size_t found = 0;
   for (std::size_t i = 0; i < kColumnNames.size(); ++i) {
-    places[i] =
-        static_cast<std::size_t>(std::find(names.begin(), names.end(), kColumnNames[i]) - names.begin());
+    places[i] = static_cast<std::size_t>(std::ranges::find(names, kColumnNames[i]) - names.begin());
     found += places[i] < names.size() ? 1 : 0;
     if (i < 3 && places[i] == names.size()) found = names.size() + 1;  // one that there must be
   }
   if (found != names.size())
-    table.fail("line 1", "expected the header index,y,x or index,y,x,label, got " + shown(trimmed(line)));
+    table.fail("line 1",
+               "expected the header index,y,x or index,y,x,label, got " + shown(trimmed(line, kSpaces)));
   return places;
 }
 
@@ -229,20 +206,20 @@ std::array<std::size_t, 4> places_of_columns(std::string_view line, const PointT
 class CsvReader {
  public:
   CsvReader(std::string_view header, PointTable& table)
-      : table_(table), places_(places_of_columns(header, table)), columns_(split(header).size()) {}
+      : table_(table), places_(places_of_columns(header, table)), columns_(fields_of(header).size()) {}
 
   void add(std::string_view line, std::int64_t number) {
-    if (trimmed(line).empty()) return;
+    if (trimmed(line, kSpaces).empty()) return;
     const auto where = "line " + std::to_string(number);
-    const auto fields = split(line);
+    const auto fields = fields_of(line);
     if (fields.size() != columns_)
       table_.fail(where, "expected " + std::to_string(columns_) + " values, as the header has names, got " +
                              std::to_string(fields.size()));
     std::array<double, 4> row = {0, 0, 0, 1};
     for (std::size_t i = 0; i < row.size(); ++i) {
       if (places_[i] == columns_) continue;
-      const auto field = fields[places_[i]];
-      const auto value = to_number(field);
+      const auto& field = fields[places_[i]];
+      const auto value = parse_number(field);
       if (!value)
         table_.fail(where, "expected a number as " + std::string(kColumnNames[i]) + ", got " + shown(field));
       row[i] = *value;
@@ -310,11 +287,11 @@ std::vector<std::vector<PromptPoint>> read_points(const fs::path& path, std::int
 }
 
 PromptPoint parse_point(const std::string& text) {
-  const auto fields = split(text);
+  const auto fields = fields_of(text);
   std::array<double, 3> values = {0, 0, 1};
   bool valid = fields.size() == 2 || fields.size() == 3;
   for (std::size_t i = 0; valid && i < fields.size(); ++i) {
-    const auto number = to_number(fields[i]);
+    const auto number = parse_number(fields[i]);
     valid = number.has_value();
     values[i] = number.value_or(0);
   }

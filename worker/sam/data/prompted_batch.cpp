@@ -2,8 +2,6 @@
 
 #include <torch/types.h>
 
-#include <algorithm>
-
 #include <ddprun/common/errors.h>
 #include <ddprun/image/png.h>
 #include <ddprun/image/read_image.h>

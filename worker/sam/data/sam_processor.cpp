@@ -6,7 +6,6 @@
 #include <stdexcept>
 #include <string>
 
-#include <ddprun/image/image.h>
 #include "worker/sam/model/sam_config.h"
 
 namespace ddprun::sam {

@@ -58,8 +58,7 @@ class SamProcessor {
   ///
   /// logits   float [..., L, L] of one image
   /// returns  float [..., height, width], above 0 inside the mask: bilinear to S x S, padding removed,
-  /// bilinear to
-  ///          the original size
+  ///          bilinear to the original size
   at::Tensor mask_logits(const at::Tensor& logits, ImageSize original) const;
 
  private:

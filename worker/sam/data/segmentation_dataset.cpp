@@ -121,9 +121,9 @@ void SegmentationDataset::check_headers() const {
   for (std::int64_t index = 0; index < size(); ++index) {
     const auto& pair = pairs()[static_cast<std::size_t>(index)];
     auto size = image::peek_size(pair.image);
-    const bool fits = size && size->width <= kMaxSegmentedPixels / size->height &&  // without overflow
-                      std::all_of(pair.masks.begin(), pair.masks.end(),
-                                  [&](const auto& mask) { return image::peek_size(mask) == size; });
+    const bool fits =
+        size && size->width <= kMaxSegmentedPixels / size->height &&  // without overflow
+        std::ranges::all_of(pair.masks, [&](const auto& mask) { return image::peek_size(mask) == size; });
     if (!fits) {  // reading it reports what is wrong, if anything
       const auto image = read_segmented_image(pair);
       size = {image.picture.width, image.picture.height};

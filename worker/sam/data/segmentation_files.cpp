@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <string>
 #include <system_error>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
+#include <ddprun/common/text.h>
 #include <ddprun/image/read_image.h>
 
 namespace ddprun::sam {
@@ -14,37 +16,30 @@ namespace {
 
 namespace fs = std::filesystem;
 
-bool has_extension(const fs::path& path, std::initializer_list<const char*> extensions) {
-  auto extension = path.extension().string();
-  for (auto& letter : extension)
-    if (letter >= 'A' && letter <= 'Z') letter = static_cast<char>(letter - 'A' + 'a');
-  return std::find(extensions.begin(), extensions.end(), extension) != extensions.end();
-}
-
-/// A folder's files except hidden ones, ordered by name as bytes.
+/// A folder's entries except hidden ones, ordered by name as bytes.
 std::vector<fs::path> entries_of(const fs::path& folder) {
   std::error_code error;
   std::vector<fs::path> entries;
   for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error))
     if (!it->path().filename().string().starts_with(".")) entries.push_back(it->path());
   if (error) throw IoError(folder, "cannot list the folder", error.value());
-  std::sort(entries.begin(), entries.end(), [](const fs::path& a, const fs::path& b) {
+  std::ranges::sort(entries, [](const fs::path& a, const fs::path& b) {
     return a.filename().native() < b.filename().native();
   });
   return entries;
 }
 
-std::vector<fs::path> images_in(const fs::path& folder) {
+std::vector<fs::path> with_extension(const fs::path& folder, const std::set<std::string>& extensions) {
   auto files = entries_of(folder);
-  std::erase_if(files, [](const fs::path& file) { return !has_extension(file, {".png", ".jpg", ".jpeg"}); });
+  std::erase_if(files,
+                [&](const fs::path& file) { return !extensions.contains(lower_case(file.extension())); });
   return files;
 }
 
-std::vector<fs::path> masks_in(const fs::path& folder) {
-  auto files = entries_of(folder);
-  std::erase_if(files, [](const fs::path& file) { return !has_extension(file, {".png"}); });
-  return files;
+std::vector<fs::path> images_in(const fs::path& folder) {
+  return with_extension(folder, {".png", ".jpg", ".jpeg"});
 }
+std::vector<fs::path> masks_in(const fs::path& folder) { return with_extension(folder, {".png"}); }
 
 std::vector<SegmentationPair> pairs_by_name(const fs::path& images, const fs::path& masks) {
   std::map<std::string, fs::path> mask_of;
@@ -141,7 +136,7 @@ SegmentedImage read_segmented_image(const SegmentationPair& pair) {
       std::transform(instances.values.begin(), instances.values.end(), labels.values.begin(),
                      instances.values.begin(), [](auto old, auto value) { return value != 0 ? value : old; });
   }
-  if (std::all_of(instances.values.begin(), instances.values.end(), [](auto value) { return value == 0; }))
+  if (std::ranges::all_of(instances.values, [](auto value) { return value == 0; }))
     throw IoError(pair.masks.size() == 1 ? pair.masks[0] : pair.masks[0].parent_path(),
                   "is empty: all pixels are 0, expected at least one instance");
   return image;

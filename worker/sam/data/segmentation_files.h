@@ -26,8 +26,7 @@ struct SegmentationPair {
 /// Ignores other files and hidden ones.
 ///
 /// throws  IoError naming the file: no such folder, no images, an image without a mask, a mask without an
-/// image, two
-///         images with the same name
+///         image, two images with the same name
 std::vector<SegmentationPair> find_segmentation_pairs(const std::filesystem::path& folder);
 
 /// A pair's pixels.

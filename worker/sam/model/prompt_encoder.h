@@ -57,8 +57,7 @@ class SamPromptEncoderImpl : public torch::nn::Module {
   SamPromptEncoderImpl(const SamConfig::PromptEncoder& config, SamPositionalEmbedding positions);
 
   /// returns  float [B, P, N', hidden_size]: the points, plus a "no point" if there are no boxes, and two
-  /// corners of
-  ///          each box; undefined without points and boxes
+  ///          corners of each box; undefined without points and boxes
   torch::Tensor sparse(const SamPrompts& prompts);
 
   /// returns  float [B, 1, grid * grid, hidden_size] of a mask; [1, 1, 1, hidden_size] without

@@ -5,7 +5,6 @@
 
 #include <sstream>
 #include <stdexcept>
-#include <string>
 
 namespace ddprun::sam {
 namespace {

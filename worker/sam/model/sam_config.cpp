@@ -1,17 +1,18 @@
 #include "worker/sam/model/sam_config.h"
 
-#include <functional>
+#include <algorithm>
 #include <nlohmann/json.hpp>
-#include <string>
 #include <tuple>
 #include <utility>
-#include <vector>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
 #include <ddprun/common/json_file.h>
 
 namespace ddprun::sam {
+
+NLOHMANN_JSON_SERIALIZE_ENUM(Activation, {{Activation::kGelu, "gelu"}, {Activation::kRelu, "relu"}})
+
 namespace {
 
 /// The keys whose values must be above 0.
@@ -128,38 +129,10 @@ class Section {
     static const json kNothing = json::object();
     return {path_, has(key) ? object_.at(key) : kNothing, std::string(key) + "."};
   }
-  void read(const char* key, std::int64_t& value) const {
-    if (!has(key)) return;
-    const auto& found = object_.at(key);
-    if (!found.is_number_integer() || found < 0 || found > kMostOfAnything)
-      fail(key, "a whole number from 0 to " + std::to_string(kMostOfAnything), found);
-    value = found;
-  }
-  void read(const char* key, double& value) const {
-    if (!has(key)) return;
-    if (!object_.at(key).is_number() || object_.at(key) < 0) fail(key, "a number from 0", object_.at(key));
-    value = object_.at(key);
-  }
-  void read(const char* key, bool& value) const {
-    if (!has(key)) return;
-    if (!object_.at(key).is_boolean()) fail(key, "true or false", object_.at(key));
-    value = object_.at(key);
-  }
-  void read(const char* key, Activation& value) const {
-    if (!has(key)) return;
-    const auto& found = object_.at(key);
-    if (found != "gelu" && found != "relu") fail(key, R"("gelu" or "relu")", found);
-    value = found == "gelu" ? Activation::kGelu : Activation::kRelu;
-  }
-  void read(const char* key, std::vector<std::int64_t>& values) const {
-    if (!has(key)) return;
-    const auto& found = object_.at(key);
-    values.clear();
-    if (!found.is_array()) fail(key, "a list of whole numbers", found);
-    for (const auto& element : found) {
-      if (!element.is_number_integer()) fail(key, "a list of whole numbers", found);
-      values.push_back(element);
-    }
+  /// Leaves the value as it is without the key.
+  template <typename Value>
+  void read(const char* key, Value& value) const {
+    if (has(key)) set(value, key, object_.at(key));
   }
   /// null counts as absent.
   bool has(const char* key) const { return object_.contains(key) && !object_.at(key).is_null(); }
@@ -173,6 +146,30 @@ class Section {
   }
 
  private:
+  void set(std::int64_t& value, const char* key, const json& found) const {
+    if (!found.is_number_integer() || found < 0 || found > kMostOfAnything)
+      fail(key, "a whole number from 0 to " + std::to_string(kMostOfAnything), found);
+    value = found;
+  }
+  void set(double& value, const char* key, const json& found) const {
+    if (!found.is_number() || found < 0) fail(key, "a number from 0", found);
+    value = found;
+  }
+  void set(bool& value, const char* key, const json& found) const {
+    if (!found.is_boolean()) fail(key, "true or false", found);
+    value = found;
+  }
+  void set(Activation& value, const char* key, const json& found) const {
+    if (found != "gelu" && found != "relu") fail(key, R"("gelu" or "relu")", found);
+    value = found;
+  }
+  void set(std::vector<std::int64_t>& values, const char* key, const json& found) const {
+    const auto is_integer = [](const json& element) { return element.is_number_integer(); };
+    if (!found.is_array() || !std::ranges::all_of(found, is_integer))
+      fail(key, "a list of whole numbers", found);
+    found.get_to(values);
+  }
+
   const std::filesystem::path& path_;
   const json& object_;
   std::string prefix_;
@@ -237,17 +234,9 @@ void visit_mask_decoder(MaskDecoder& decoder, const Visit& visit) {
 auto reader(const Section& from) {
   return [from](const char* key, auto& member) { from.read(key, member); };
 }
-
-struct Writer {
-  void operator()(const char* key, Activation activation) const {
-    object[key] = activation == Activation::kGelu ? "gelu" : "relu";
-  }
-  template <typename Member>
-  void operator()(const char* key, const Member& member) const {
-    object[key] = member;
-  }
-  json& object;
-};
+auto writer(json& object) {
+  return [&object](const char* key, const auto& member) { object[key] = member; };
+}
 
 }  // namespace
 
@@ -320,13 +309,13 @@ SamConfig parse_sam_config(const std::string& text, const std::filesystem::path&
 
 std::string to_json(const SamConfig& config) {
   json vision = {{"model_type", "sam_vision_model"}, {"initializer_range", config.initializer_range}};
-  visit_vision(config.vision, Writer{vision});
+  visit_vision(config.vision, writer(vision));
   const auto& encoder = config.prompt_encoder;
   json prompt = {{"model_type", "sam_prompt_encoder"},
                  {"image_embedding_size", encoder.image_size / encoder.patch_size}};
-  visit_prompt_encoder(encoder, Writer{prompt});
+  visit_prompt_encoder(encoder, writer(prompt));
   json decoder = {{"model_type", "sam_mask_decoder"}};
-  visit_mask_decoder(config.mask_decoder, Writer{decoder});
+  visit_mask_decoder(config.mask_decoder, writer(decoder));
   const json root = {{"architectures", {"SamModel"}},
                      {"model_type", "sam"},
                      {"dtype", "float32"},

@@ -135,7 +135,7 @@ torch::nn::Conv2d without_bias(std::int64_t in, std::int64_t out, std::int64_t k
 /// The layer's window; 0: global attention.
 std::int64_t window_of(const SamConfig::Vision& config, std::int64_t layer) {
   const auto& global = config.global_attn_indexes;
-  return std::find(global.begin(), global.end(), layer) == global.end() ? config.window_size : 0;
+  return std::ranges::find(global, layer) == global.end() ? config.window_size : 0;
 }
 
 }  // namespace

@@ -7,8 +7,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <stdexcept>
-#include <string>
 
 #include <ddprun/serialize/dict_reader.h>
 #include <ddprun/train/optim/lr_schedulers.h>
@@ -34,16 +32,6 @@ std::unique_ptr<LrScheduler> make_scheduler(torch::optim::Optimizer& optimizer,
   // After a warm-up the rate stays constant.
   if (options.warmup_steps > 0) return std::make_unique<StepLr>(optimizer, LrScheduleOptions::Step{1, 1.0});
   return nullptr;
-}
-
-std::vector<double> lrs_of(torch::optim::Optimizer& optimizer) {
-  std::vector<double> lrs;
-  for (const auto& group : optimizer.param_groups()) lrs.push_back(group.options().get_lr());
-  return lrs;
-}
-
-void set_lrs(torch::optim::Optimizer& optimizer, const std::vector<double>& lrs) {
-  for (std::size_t i = 0; i < lrs.size(); ++i) optimizer.param_groups()[i].options().set_lr(lrs[i]);
 }
 
 std::int64_t stretched(std::int64_t units, double ratio, std::int64_t least = 1) {

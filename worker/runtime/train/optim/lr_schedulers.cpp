@@ -27,6 +27,16 @@ c10::impl::GenericList to_list(const std::vector<double>& values) {
   return list;
 }
 
+std::vector<double> lrs_of(torch::optim::Optimizer& optimizer) {
+  std::vector<double> lrs;
+  for (const auto& group : optimizer.param_groups()) lrs.push_back(group.options().get_lr());
+  return lrs;
+}
+
+void set_lrs(torch::optim::Optimizer& optimizer, const std::vector<double>& lrs) {
+  for (std::size_t i = 0; i < lrs.size(); ++i) optimizer.param_groups()[i].options().set_lr(lrs[i]);
+}
+
 double scaled_rate(double lr, double from, double to) { return lr == from ? to : lr * (to / from); }
 
 void expect(bool holds, const char* what, double got) {
@@ -37,16 +47,10 @@ void expect(bool holds, const char* what, double got) {
 }
 
 LrScheduler::LrScheduler(torch::optim::Optimizer& optimizer)
-    : optimizer_(optimizer), base_lrs_(current_lrs()), last_lrs_(base_lrs_) {}
-
-std::vector<double> LrScheduler::current_lrs() const {
-  std::vector<double> lrs;
-  for (const auto& group : optimizer_.param_groups()) lrs.push_back(group.options().get_lr());
-  return lrs;
-}
+    : optimizer_(optimizer), base_lrs_(lrs_of(optimizer)), last_lrs_(base_lrs_) {}
 
 void LrScheduler::set_lrs(const std::vector<double>& lrs) {
-  for (std::size_t i = 0; i < lrs.size(); ++i) optimizer_.param_groups()[i].options().set_lr(lrs[i]);
+  train::set_lrs(optimizer_, lrs);
   last_lrs_ = lrs;
 }
 
@@ -119,7 +123,7 @@ StepLr::StepLr(torch::optim::Optimizer& optimizer, const LrScheduleOptions::Step
 }
 
 std::vector<double> StepLr::next_lrs() {
-  auto lrs = current_lrs();
+  auto lrs = lrs_of(optimizer_);
   if (last_epoch_ != 0 && last_epoch_ % options_.step_size == 0)
     for (double& lr : lrs) lr *= options_.gamma;
   return lrs;
@@ -149,7 +153,7 @@ CosineAnnealingLr::CosineAnnealingLr(torch::optim::Optimizer& optimizer,
 }
 
 std::vector<double> CosineAnnealingLr::next_lrs() {
-  auto lrs = current_lrs();
+  auto lrs = lrs_of(optimizer_);
   if (last_epoch_ == 0) return lrs;
   const auto t_max = static_cast<double>(options_.t_max), t = static_cast<double>(last_epoch_);
   const double eta_min = options_.eta_min;
@@ -194,7 +198,7 @@ LinearLr::LinearLr(torch::optim::Optimizer& optimizer, double start_factor, std:
 }
 
 std::vector<double> LinearLr::next_lrs() {
-  auto lrs = current_lrs();
+  auto lrs = lrs_of(optimizer_);
   const double rise = 1.0 - start_factor_;
   for (double& lr : lrs)
     if (last_epoch_ == 0)
@@ -250,7 +254,7 @@ void ReduceLrOnPlateau::tick(std::optional<double> metric) {
     cooldown_counter_ = options_.cooldown;
     bad_epochs_ = 0;
   }
-  last_lrs_ = current_lrs();
+  last_lrs_ = lrs_of(optimizer_);
 }
 
 bool ReduceLrOnPlateau::improves(double value) const {

@@ -20,6 +20,10 @@ class DictReader;
 
 c10::impl::GenericList to_list(const std::vector<double>& values);
 
+/// The learning rates of the optimizer's groups.
+std::vector<double> lrs_of(torch::optim::Optimizer& optimizer);
+void set_lrs(torch::optim::Optimizer& optimizer, const std::vector<double>& lrs);
+
 /// lr x to / from, and exactly to if lr is from
 double scaled_rate(double lr, double from, double to);
 
@@ -73,7 +77,6 @@ class LrScheduler {
   virtual void read_state(const DictReader& state) = 0;
   virtual bool counts_steps() const { return true; }  ///< false: the state has no base_lrs and _step_count
 
-  std::vector<double> current_lrs() const;
   void set_lrs(const std::vector<double>& lrs);
 
   torch::optim::Optimizer& optimizer_;
@@ -132,7 +135,7 @@ class ReduceLrOnPlateau : public LrScheduler {
  private:
   bool improves(double value) const;
   void reduce();
-  std::vector<double> next_lrs() override { return current_lrs(); }
+  std::vector<double> next_lrs() override { return lrs_of(optimizer_); }
   void write_state(c10::impl::GenericDict& state) const override;
   void read_state(const DictReader& state) override;
   bool counts_steps() const override { return false; }

@@ -1,6 +1,5 @@
 #include <ddprun/train/optim/parameter_groups.h>
 
-#include <algorithm>
 #include <map>
 #include <set>
 #include <stdexcept>
