@@ -34,6 +34,10 @@ std::vector<GeneratorState> gather_generator_states(const ddp::ProcessGroup& gro
 c10::IValue gather_powersgd_state(const ddp::PowerSgd& power_sgd, const torch::nn::Module& module,
                                   const ddp::ProcessGroup& group);
 
+/// The same with this rank's errors alone, on any rank.
+c10::IValue own_powersgd_state(const ddp::PowerSgd& power_sgd, const torch::nn::Module& module,
+                               const ddp::ProcessGroup& group);
+
 /// The inverse, on every rank. On another number of ranks, errors start at 0.
 /// throws  IoError naming source and what does not fit
 void load_powersgd_state(ddp::PowerSgd& power_sgd, const torch::nn::Module& module,
