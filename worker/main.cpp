@@ -195,9 +195,8 @@ int main(int argc, char** argv) {
     config.train.memory = &in_memory.run;
     if (env.state_fd && (env.local_rank == 0 || in_memory.run.parts))
       in_memory.run.file = std::make_unique<train::MemoryFile>(*env.state_fd);
-    constexpr off_t kCopies = off_t{1} << 40;
     if (in_memory.run.parts && config.train.checkpoint.replicate_shards)
-      in_memory.run.copies = std::make_unique<train::MemoryFile>(*env.state_fd, kCopies);
+      in_memory.run.copies = std::make_unique<train::MemoryFile>(*env.state_fd, /*begin=*/off_t{1} << 40);
   } else if (rounds.enabled() && env.rank == 0) {
     log_info("if a rank is lost, all start again: they are on GPUs (--recover-on-gpu)");
   }

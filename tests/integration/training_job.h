@@ -101,9 +101,9 @@ inline std::vector<std::string> values_of(const fs::path& out, const std::string
 }
 
 /// The weights in a run's last checkpoint, as the bytes of a .safetensors file.
-inline std::string weights(const fs::path& out) {
+inline std::string weights(const fs::path& out, const std::string& checkpoint = "last.pt") {
   Command command;
-  command.argv = {WORKER_PROGRAM, "export", (out / "checkpoints/last.pt").string(),
+  command.argv = {WORKER_PROGRAM, "export", (out / "checkpoints" / checkpoint).string(),
                   (out / "weights.safetensors").string()};
   Child child(command);
   REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));

@@ -192,9 +192,9 @@ class Trainer {
 
   void keep_part(BatchLosses& losses) {
     const auto begin = Clock::now();
-    const EpochSums sums{totals_, losses};
-    run_.options.memory->keep_part(saver_.state_alone(committed_.at, committed_.position, beside(), sums),
-                                   run_.group);
+    run_.options.memory->keep_part(
+        saver_.state_alone(committed_.at, committed_.position, beside(), EpochSums{totals_, losses}),
+        run_.group);
     keep_next_ = Clock::now() + kKeepRest * (Clock::now() - begin);
   }
 

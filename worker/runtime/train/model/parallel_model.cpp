@@ -241,8 +241,7 @@ void ParallelModel::synchronize_buffers() { engine_->synchronize_buffers(); }
 
 std::optional<Shards> ParallelModel::save(TrainingState& state) {
   auto shards = save_own(state, run_.on_rank_0());
-  if (power_sgd_)
-    state.callbacks[kPowerSgd] = gather_powersgd_state(*power_sgd_, *run_.task.module, run_.group);
+  if (power_sgd_) state.callbacks[kPowerSgd] = powersgd_state(*power_sgd_, *run_.task.module, run_.group);
   return shards;
 }
 
@@ -263,9 +262,10 @@ void ParallelModel::complete(TrainingState& state) {
 void ParallelModel::save_part(TrainingState& state) {
   optimization_.settle();
   state.model = engine_->own_model();
-  state.optimizer = own_optimizer_state_dict(optimization_.optimizer());
+  state.optimizer = optimizer_state_dict(optimization_.optimizer(), /*own=*/true);
   if (const auto* ema = optimization_.ema()) state.ema = ema->state_dict();
-  if (power_sgd_) state.callbacks[kPowerSgd] = own_powersgd_state(*power_sgd_, *run_.task.module, run_.group);
+  if (power_sgd_)
+    state.callbacks[kPowerSgd] = powersgd_state(*power_sgd_, *run_.task.module, run_.group, /*alone=*/true);
   complete(state);
 }
 

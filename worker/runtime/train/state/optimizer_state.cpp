@@ -359,30 +359,22 @@ const torch::optim::OptimizerOptions& options_of(Optimizer& optimizer) {
   return optimizer.param_groups()[0].options();
 }
 
-/// gathered  from the ranks of this optimizer; null: only from this one
-IValue state_dict_of(Optimizer& optimizer, const ZeroOptimizer* gathered) {
+}  // namespace
+
+IValue optimizer_state_dict(Optimizer& optimizer, bool own) {
   return with_kind(options_of(optimizer), [&](auto kind) -> IValue {
     using Kind = decltype(kind);
     auto states = named_states<Kind>(optimizer);
-    if (gathered != nullptr) states = gathered->gather_to_rank_0(states);
-    if (gathered != nullptr && gathered->rank() != 0) return {};
+    if (const auto* zero = dynamic_cast<const ZeroOptimizer*>(&optimizer); zero != nullptr && !own) {
+      states = zero->gather_to_rank_0(states);
+      if (zero->rank() != 0) return {};
+    }
     auto root = make_state();
     root.insert("state", state_of(states));
     root.insert("param_groups", groups_of<Kind>(optimizer));
+    if (own) root.insert("own", true);
     return root;
   });
-}
-
-}  // namespace
-
-IValue own_optimizer_state_dict(Optimizer& optimizer) {
-  auto root = state_dict_of(optimizer, nullptr);
-  root.toGenericDict().insert("own", true);
-  return root;
-}
-
-IValue optimizer_state_dict(Optimizer& optimizer) {
-  return state_dict_of(optimizer, dynamic_cast<const ZeroOptimizer*>(&optimizer));
 }
 
 void load_optimizer_state(Optimizer& optimizer, const IValue& state_dict,

@@ -31,15 +31,6 @@ c10::IValue to_value(const TensorsByName& tensors) {
   return dict;
 }
 
-c10::IValue to_value(const ddp::PowerSgd::State& own, const c10::impl::GenericList& errors) {
-  auto state = make_state();
-  state.insert("iteration", own.iteration);
-  state.insert("random_state", own.random_state);
-  state.insert("qs", to_value(own.qs));
-  state.insert("errors", errors);
-  return state;
-}
-
 TensorsByName to_tensors(const c10::IValue& value) {
   const DictReader reader(value, "PowerSGD");
   TensorsByName tensors;
@@ -87,24 +78,22 @@ at::Tensor to_bytes(const std::string& text) {
 
 }  // namespace
 
-c10::IValue gather_powersgd_state(const ddp::PowerSgd& power_sgd, const torch::nn::Module& module,
-                                  const ddp::ProcessGroup& group) {
+c10::IValue powersgd_state(const ddp::PowerSgd& power_sgd, const torch::nn::Module& module,
+                           const ddp::ProcessGroup& group, bool alone) {
   const auto own = power_sgd.state(module);
   c10::impl::GenericList errors(c10::AnyType::get());
   for (int rank = 0; rank < group.size(); ++rank) {
-    const auto of_rank = errors_of(group, own.errors, rank);
-    if (group.rank() == 0) errors.push_back(to_value(of_rank));
+    const auto here = rank == group.rank() ? own.errors : TensorsByName();
+    const auto of_rank = alone ? here : errors_of(group, own.errors, rank);
+    if (alone || group.rank() == 0) errors.push_back(to_value(of_rank));
   }
-  return group.rank() == 0 ? to_value(own, errors) : c10::IValue();
-}
-
-c10::IValue own_powersgd_state(const ddp::PowerSgd& power_sgd, const torch::nn::Module& module,
-                               const ddp::ProcessGroup& group) {
-  const auto own = power_sgd.state(module);
-  c10::impl::GenericList errors(c10::AnyType::get());
-  for (int rank = 0; rank < group.size(); ++rank)
-    errors.push_back(to_value(rank == group.rank() ? own.errors : TensorsByName()));
-  return to_value(own, errors);
+  if (!alone && group.rank() != 0) return {};
+  auto state = make_state();
+  state.insert("iteration", own.iteration);
+  state.insert("random_state", own.random_state);
+  state.insert("qs", to_value(own.qs));
+  state.insert("errors", errors);
+  return state;
 }
 
 void load_powersgd_state(ddp::PowerSgd& power_sgd, const torch::nn::Module& module,
