@@ -34,7 +34,7 @@ struct WorkerEnv {
   std::optional<int> status_fd;     ///< DDPRUN_STATUS_FD: lines of JSON on its progress (status.h)
   std::optional<int> round_fd;      ///< DDPRUN_ROUND_FD: where ddprun tells of new rounds (round_notice.h)
   int round = 0;                    ///< DDPRUN_ROUND: restarts before this one started, with its round_fd
-  std::optional<int> state_fd;      ///< DDPRUN_STATE_FD: memory that outlives the workers, with round_fd
+  std::optional<int> state_fd;      ///< DDPRUN_STATE_FD: memory that outlives the worker, with round_fd
 };
 
 /// The variables a launcher sets for one worker, in a fixed order.

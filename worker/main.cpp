@@ -10,6 +10,7 @@
 #include <string_view>
 #include <utility>
 
+#include <c10/util/ScopeExit.h>
 #include <torch/types.h>
 
 #include <ddprun/common/heartbeat.h>
@@ -145,10 +146,15 @@ std::optional<train::Ending> run_round(Config& config, ddp::Rounds& rounds, Task
     auto group = ddp::ProcessGroup::connect(rounds.env(), rounds.options(group_options(config)));
     if (rounds.env().round > 0) memory.run.share(group);
     if (loading.valid()) loading.get();
+    memory.run.connect(group, rounds.env().local_world_size);
+    const auto disconnect = c10::make_scope_exit([&] { memory.run.disconnect(); });
+    if (rounds.env().round > 0 && memory.run.parts && !memory.run.state)
+      memory.task.reset();  // it was trained
     if (memory.run.begun && !memory.run.state && config.train.checkpoint.resume.empty())
       config.train.checkpoint.resume = "auto";  // lost before anything was kept in memory
     const auto ending = run_task(config, group, memory);
     rounds.announce(false);
+    if (memory.run.file) memory.run.wait();  // others may be copying
     group.close();
     return ending;
   };
@@ -187,15 +193,18 @@ int main(int argc, char** argv) {
   check_precision(config, chosen.device);
   settle_precision(config, chosen.device, env.rank);
   check_backend(config, chosen.device);
-  // On a GPU a step that was begun cannot be left alone.
-  if (rounds.enabled() && train::can_recover(config.train) && chosen.device.is_cpu()) {
+  const bool on_gpu = chosen.device.is_cuda();
+  // On a GPU a step that was begun cannot be left alone: what it leaves there is not used.
+  in_memory.run.parts = train::keeps_parts(config.train) || on_gpu;
+  if (rounds.enabled() && (!on_gpu || config.recover_on_gpu) && (env.state_fd || !in_memory.run.parts)) {
+    if (on_gpu) ::setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", 1);  // else NCCL ends the process first
     config.train.memory = &in_memory.run;
-    if (env.state_fd && env.local_rank == 0)
+    if (env.state_fd && (env.local_rank == 0 || in_memory.run.parts))
       in_memory.run.file = std::make_unique<train::MemoryFile>(*env.state_fd);
+    if (in_memory.run.parts && config.train.checkpoint.replicate_shards)
+      in_memory.run.copies = std::make_unique<train::MemoryFile>(*env.state_fd, /*begin=*/off_t{1} << 40);
   } else if (rounds.enabled() && env.rank == 0) {
-    log_info(chosen.device.is_cpu()
-                 ? "if a rank is lost, all start again: each has only a part of the state with these flags"
-                 : "if a rank is lost, all start again: they are on GPUs");
+    log_info("if a rank is lost, all start again: they are on GPUs (--recover-on-gpu)");
   }
   std::optional<train::Ending> ending;
   while (!ending) ending = run_round(config, rounds, in_memory);

@@ -303,7 +303,7 @@ std::vector<WorkerSpec> plan_attempt(const Job& job, const Round& round, int sto
   context.heartbeat_fds = fds.heartbeats;
   context.status_fds = fds.statuses;
   context.round_fds = fds.rounds;
-  context.state_fd = job.state.get();
+  context.state_fds = WorkerEnds::numbers(job.states);
   context.cpus = job.placement.cpus;
   context.visible_gpus = job.placement.visible_gpus;
   return plan_workers(context, round, job.topology);

@@ -35,7 +35,7 @@ struct Job {
   std::string job_id, run_id;
   std::filesystem::path timer_file;  ///< of PyTorch's file timers; empty: none are wanted
   JobClock clock;
-  UniqueFd state;  ///< with --recover=rank: memory of the workers that outlives them
+  std::vector<UniqueFd> states;  ///< with --recover=rank: memory that outlives each worker, by local rank
   boost::asio::io_context& io;
   const SignalFd& signals;
   Guard& guard;

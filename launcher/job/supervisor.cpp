@@ -213,12 +213,14 @@ std::filesystem::path timer_file(const std::filesystem::path& temp_path) {
   return ours ? std::filesystem::absolute(*given) : temp_path / "timers";
 }
 
-/// Of a job whose workers are replaced one by one.
-UniqueFd state_memory(const Options& options) {
-  if (options.recover == Recover::kAll) return {};
-  UniqueFd memory(::memfd_create("ddprun-state", MFD_CLOEXEC));
-  if (!memory) throw std::system_error(errno, std::generic_category(), "memfd_create");
-  return memory;
+/// Of a job whose workers are replaced one by one, for each of them.
+std::vector<UniqueFd> state_memory(const Options& options, int workers) {
+  std::vector<UniqueFd> all;
+  for (int i = 0; options.recover != Recover::kAll && i < workers; ++i) {
+    all.emplace_back(::memfd_create("ddprun-state", MFD_CLOEXEC));
+    if (!all.back()) throw std::system_error(errno, std::generic_category(), "memfd_create");
+  }
+  return all;
 }
 
 RunResult run_recorded(const Options& options, const std::vector<std::string>& environment,
@@ -252,7 +254,7 @@ RunResult run_recorded(const Options& options, const std::vector<std::string>& e
           .run_id = record.run_id,
           .timer_file = timer_file(temp_path),
           .clock = clock,
-          .state = state_memory(options),
+          .states = state_memory(options, workers),
           .io = io,
           .signals = signals,
           .guard = guard,

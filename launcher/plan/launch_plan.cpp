@@ -124,7 +124,7 @@ std::vector<WorkerSpec> plan_workers(const LaunchContext& context, const Round& 
     if (!context.round_fds.empty()) {
       variables.round_fd = context.round_fds[i];
       variables.round = round.number;
-      variables.state_fd = context.state_fd;
+      variables.state_fd = context.state_fds[i];
     }
     for (const auto& fd : {variables.store_fd, variables.heartbeat_fd, variables.status_fd,
                            variables.round_fd, variables.state_fd})

@@ -34,12 +34,12 @@ struct LaunchContext {
   std::string job_id;                              ///< see kJobIdVariable
   std::vector<std::filesystem::path> error_files;  ///< of each worker; absolute
   bool may_hang = false;  ///< a timeout is set: workers are traceable, Python dumps its stacks on SIGABRT
-  int state_fd = -1;      ///< memory that outlives the workers, with round_fds
   int store_fd = -1;      ///< bound socket of the master port, for rank 0
   std::filesystem::path timer_file;  ///< TORCHELASTIC_TIMER_FILE; empty: none
 
   // By local rank, or empty.
   std::vector<int> heartbeat_fds, status_fds, round_fds;
+  std::vector<int> state_fds;  ///< memory that outlives the worker, with round_fds
   std::vector<std::vector<int>> cpus;
   std::vector<std::string> visible_gpus;  ///< --virtual-local-rank: values of gpu_variable, with LOCAL_RANK=0
 };

@@ -123,3 +123,33 @@ TEST_CASE("two ranks train over NCCL as on the CPU, and do not wait for their GP
       for (const auto& loss : values_of(out, "train_loss")) CHECK(std::isfinite(std::stod(loss)));
     }
 }
+
+TEST_CASE("on GPUs a lost rank is replaced, and nothing of the step that it left is used", "[fake_gpu]") {
+  need_fashion_mnist();
+  const TempDir dir;
+  const std::string parallel = GENERATE("", "--zero1", "--fsdp");
+  CAPTURE(parallel);
+  const auto events = dir.path() / "events";
+  const auto command = [&](const fs::path& out) {
+    auto job =
+        steps_of("mnist", out, true,
+                 small({"--recover-on-gpu", "--memory-checkpoint-every=3", "--epochs=4", "--no-report"}), 2);
+    std::erase(job.argv, "--max-steps=4");
+    if (!parallel.empty()) job.argv.push_back(parallel);
+    job.argv.insert(job.argv.begin() + 1,
+                    {"--recover=rank", "--max-restarts=5", "--events-json=" + events.string()});
+    return job;
+  };
+  run(command(dir.path() / "whole"));
+  fs::remove(events);
+  Child child(command(dir.path() / "killed"));
+  for (int kill = 1; kill <= 3; ++kill) {
+    REQUIRE(child.wait_for_output("Loss", count_of("Loss", child.out()) + 5));
+    kill_rank(events, kill % 2);
+    REQUIRE(child.wait_for_output("going on after step ", kill));
+  }
+  REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+  CAPTURE(child.out(), child.err());
+  CHECK(count_of("restarting all", child.err()) == 0);
+  CHECK((weights(dir.path() / "whole") == weights(dir.path() / "killed")));
+}

@@ -1,6 +1,7 @@
 #pragma once
 
 // What the tests of the real ddprun with the real worker share.
+#include <csignal>
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -100,13 +101,26 @@ inline std::vector<std::string> values_of(const fs::path& out, const std::string
 }
 
 /// The weights in a run's last checkpoint, as the bytes of a .safetensors file.
-inline std::string weights(const fs::path& out) {
+inline std::string weights(const fs::path& out, const std::string& checkpoint = "last.pt") {
   Command command;
-  command.argv = {WORKER_PROGRAM, "export", (out / "checkpoints/last.pt").string(),
+  command.argv = {WORKER_PROGRAM, "export", (out / "checkpoints" / checkpoint).string(),
                   (out / "weights.safetensors").string()};
   Child child(command);
   REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
   return read_file(out / "weights.safetensors");
+}
+
+/// Kills the worker of this rank, if it has started according to --events-json. (kill(-1) would hit
+/// everybody.)
+inline void kill_rank(const fs::path& events, int rank) {
+  std::istringstream lines(fs::exists(events) ? read_file(events) : "");
+  pid_t pid = 0;
+  for (std::string line; std::getline(lines, line);) {
+    const auto event = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (event.is_object() && event["event"] == "started" && event["rank"] == rank)
+      pid = event["pid"].get<pid_t>();
+  }
+  if (pid > 0) ::kill(pid, SIGKILL);
 }
 
 inline nlohmann::json read_summary(const fs::path& out) {

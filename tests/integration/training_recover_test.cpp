@@ -8,6 +8,7 @@
 #include <sstream>
 #include <thread>
 
+#include "tests/integration/cifar10_files.h"
 #include "tests/integration/node_job.h"
 #include "tests/integration/training_job.h"
 
@@ -31,18 +32,6 @@ Command recovering(int ranks, const fs::path& out, const std::vector<std::string
                       {"--recover=rank", "--max-restarts=" + std::to_string(kRestarts),
                        "--events-json=" + events_of(out).string()});
   return command;
-}
-
-/// Kills the worker of this rank, if it has started. (kill(-1) would hit everybody.)
-void kill_rank(const fs::path& events, int rank) {
-  std::istringstream lines(fs::exists(events) ? read_file(events) : "");
-  pid_t pid = 0;
-  for (std::string line; std::getline(lines, line);) {
-    const auto event = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (event.is_object() && event["event"] == "started" && event["rank"] == rank)
-      pid = event["pid"].get<pid_t>();
-  }
-  if (pid > 0) ::kill(pid, SIGKILL);
 }
 
 /// Whether whole has these values in this order, perhaps with others between.
@@ -223,19 +212,142 @@ TEST_CASE("on two nodes a lost rank costs no step", "[training]") {
   CHECK(values_of(whole, "val_loss") == values_of(killed, "val_loss"));
 }
 
-TEST_CASE("a run whose ranks hold only parts of its state starts again as a whole", "[training]") {
+TEST_CASE("ranks that each have a part of the state go back together to the newest step that all have kept",
+          "[training]") {
+  need_fashion_mnist();
   const TempDir dir;
-  const auto events = dir.path() / "events";
-  auto command = training("linear", 2, dir.path() / "run", {"--epochs=2000", "--resume=auto", "--zero1"});
-  command.argv.insert(command.argv.begin() + 1,
-                      {"--recover=rank", "--max-restarts=1", "--events-json=" + events.string()});
-  Child child(command);
-  REQUIRE(child.wait_for_output("Rank 0, Epoch 5/"));
-  kill_rank(events, 1);
-  REQUIRE(child.wait_for_output("resumed from "));
-  CHECK_THAT(child.err(), ContainsSubstring("all start again"));
-  child.send_signal(SIGTERM);
-  child.wait(kTraining);
+  using Flags = std::vector<std::string>;
+  const auto [ranks, flags] = GENERATE(table<int, Flags>({{2, {"--zero1"}},
+                                                          {3, {"--zero1", "--memory-checkpoint-every=2"}},
+                                                          {2, {"--fsdp", "--memory-checkpoint-every=1"}},
+                                                          {3, {"--fsdp"}},
+                                                          {2, {"--join", "--limit-train=520"}}}));
+  CAPTURE(ranks, flags);
+  const auto whole = dir.path() / "whole", killed = dir.path() / "killed";
+  const auto command = [&, &flags = flags, &ranks = ranks](const fs::path& out) {
+    auto job = recovering(ranks, out, flags);
+    if (flags.front() == "--join")
+      std::erase_if(job.argv, [](const auto& flag) { return flag.find("-every-steps=") != flag.npos; });
+    return job;
+  };
+  Child undisturbed(command(whole));
+  REQUIRE(undisturbed.wait(kTraining) == ExitStatus::exited(0));
+
+  Child child(command(killed));
+  std::mt19937 random(3);
+  for (int kill = 1; kill <= 5; ++kill) {
+    REQUIRE(
+        child.wait_for_output("Loss", count_of("Loss", child.out()) + 1 + static_cast<int>(random() % 8)));
+    kill_rank(events_of(killed), static_cast<int>(random() % static_cast<unsigned>(ranks)));
+    REQUIRE(child.wait_for_output("going on after step ", kill));
+  }
+  REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+  CAPTURE(child.out(), child.err());
+  CHECK(count_of("restarting all", child.err()) == 0);
+  CHECK((weights(whole) == weights(killed)));
+  for (const char* column : {"step", "lr", "train_loss_epoch", "val_loss", "test_loss"}) {
+    CAPTURE(column);
+    CHECK(values_of(whole, column) == values_of(killed, column));
+  }
+}
+
+TEST_CASE("when all ranks with parts of the state are lost, each goes on from its own memory", "[training]") {
+  need_fashion_mnist();
+  const TempDir dir;
+  const auto whole = dir.path() / "whole", killed = dir.path() / "killed";
+  const std::vector<std::string> flags = {"--fsdp", "--memory-checkpoint-every=2",
+                                          "--checkpoint-every-steps=1000"};
+  Child undisturbed(recovering(2, whole, flags));
+  REQUIRE(undisturbed.wait(kTraining) == ExitStatus::exited(0));
+  Child child(recovering(2, killed, flags));
+  for (int kill = 1; kill <= 2; ++kill) {
+    REQUIRE(child.wait_for_output("Loss", count_of("Loss", child.out()) + 6));
+    for (const int rank : {0, 1}) kill_rank(events_of(killed), rank);
+    REQUIRE(child.wait_for_output("going on after step ", kill));
+  }
+  REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+  CHECK((weights(whole) == weights(killed)));
+}
+
+TEST_CASE("batch norm over all ranks goes on in place, and at once", "[training]") {
+  const TempDir dir;
+  write_cifar10(dir.path() / "cifar", 160, 20);
+  const auto command = [&](const fs::path& out) {
+    auto job = training("cifar10", 2, out,
+                        {"--data=" + (dir.path() / "cifar").string(), "--batch-size=8", "--stem=cifar",
+                         "--precision=32", "--sync-bn", "--max-steps=8", "--log-interval=1", "--no-report"});
+    job.argv.insert(job.argv.begin() + 1,
+                    {"--recover=rank", "--max-restarts=2", "--events-json=" + events_of(out).string()});
+    return job;
+  };
+  const auto whole = dir.path() / "whole", killed = dir.path() / "killed";
+  Child undisturbed(command(whole));
+  REQUIRE(undisturbed.wait(kTraining) == ExitStatus::exited(0));
+  Child child(command(killed));
+  REQUIRE(child.wait_for_output("loss", 3));
+  kill_rank(events_of(killed), 1);
+  REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+  CAPTURE(child.out(), child.err());
+  CHECK(count_of("restarting all", child.err()) == 0);
+  CHECK_THAT(child.out(), ContainsSubstring("going on after step "));
+  CHECK((weights(whole, "last.ckpt") == weights(killed, "last.ckpt")));
+}
+
+TEST_CASE("a lost node's parts of the state come from their copies on another node, or all resume",
+          "[training]") {
+  need_fashion_mnist();
+  const TempDir dir;
+  const auto [sharding, copies] = GENERATE(table<std::string, bool>({{"--fsdp", true}, {"--zero1", false}}));
+  CAPTURE(sharding, copies);
+  const auto add_node = [&](NodeJob& nodes, const fs::path& out) {
+    auto command = recovering(1, out, {"--memory-checkpoint-every=2", "--max-steps=20", sharding});
+    if (copies) command.argv.push_back("--replicate-shards");
+    const auto flags =
+        nodes.flags({"--nnodes=2", "--spares=1",
+                     "--events-json=" + events_of(out.string() + std::to_string(nodes.size())).string()});
+    command.argv.insert(std::find(command.argv.begin(), command.argv.end(), WORKER_PROGRAM), flags.begin(),
+                        flags.end());
+    nodes.add(command);
+  };
+  const auto whole = dir.path() / "whole", killed = dir.path() / "killed";
+  NodeJob undisturbed;
+  for (int node = 0; node < 2; ++node) add_node(undisturbed, whole);
+  for (const std::size_t node : {0, 1})
+    REQUIRE(undisturbed.node(node).wait(kTraining) == ExitStatus::exited(0));
+  NodeJob nodes;
+  for (int node = 0; node < 2; ++node) add_node(nodes, killed);
+  REQUIRE(nodes.node(0).wait_for_output("Loss", 1));
+  add_node(nodes, killed);
+  REQUIRE(wait_until([&] { return count_of("standing by", nodes.node(2).err()) > 0; }));
+  REQUIRE(nodes.node(0).wait_for_output("Loss", count_of("Loss", nodes.node(0).out()) + 8));
+  nodes.node(1).send_signal(SIGKILL);
+  REQUIRE(nodes.node(0).wait_for_output(copies ? "going on after step " : "resumed from "));
+  for (const std::size_t node : {0, 2}) REQUIRE(nodes.node(node).wait(kTraining) == ExitStatus::exited(0));
+  CAPTURE(nodes.node(0).out(), nodes.node(0).err(), nodes.node(2).err());
+  CHECK(count_of("in no memory: going on from the last checkpoint", nodes.node(0).err()) == (copies ? 0 : 1));
+  CHECK((weights(whole) == weights(killed)));
+}
+
+TEST_CASE("what PowerSGD has left out of a rank's gradients outlives the rank", "[training]") {
+  need_fashion_mnist();
+  const TempDir dir;
+  // It begins to compress after 1000 steps.
+  const std::vector<std::string> flags = {
+      "--comm-hook=powersgd", "--batch-size=1",         "--epochs=5",
+      "--limit-val=50",       "--val-every-steps=1000", "--log-interval=4"};
+  const auto whole = dir.path() / "whole", killed = dir.path() / "killed";
+  Child undisturbed(recovering(2, whole, flags));
+  REQUIRE(undisturbed.wait(kTraining) == ExitStatus::exited(0));
+  Child child(recovering(2, killed, flags));
+  REQUIRE(child.wait_for_output("Train Epoch: 5", 20));
+  for (const int rank : {0, 1}) {
+    kill_rank(events_of(killed), rank);
+    REQUIRE(child.wait_for_output("going on after step ", rank + 1));
+    REQUIRE(child.wait_for_output("Loss", count_of("Loss", child.out()) + 3));
+  }
+  REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+  CHECK(count_of("restarting all", child.err()) == 0);
+  CHECK((weights(whole) == weights(killed)));
 }
 
 }  // namespace ddprun::test

@@ -25,8 +25,11 @@
 #include <torch/csrc/distributed/c10d/reducer_timer.hpp>
 
 #include <atomic>
+#include <chrono>
+#include <cmath>
 #include <set>
 #include <stdexcept>
+#include <thread>
 
 namespace {
 
@@ -239,7 +242,8 @@ struct Done final : c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 
-/// NCCL's place: Gloo does it with the same memory, at once.
+/// NCCL's place: Gloo does it with the same memory, at once. Does not notice that a rank is lost, and leaves
+/// arbitrary numbers when it is aborted.
 class FakeNccl final : public c10d::Backend {
  public:
   explicit FakeNccl(const ddprun::ddp::NcclGroup& group) : Backend(group.rank, group.size) {
@@ -249,23 +253,24 @@ class FakeNccl final : public c10d::Backend {
         c10::make_intrusive<c10d::PrefixStore>("fake_nccl", group.store), group.rank, group.size, options);
   }
   const std::string getBackendName() const override { return "nccl"; }
+  void abort() override { aborted_ = true; }
 
   Started allreduce(std::vector<Tensor>& tensors, const c10d::AllreduceOptions& options) override {
     auto here = on_cpu(tensors);
-    return done(gloo_->allreduce(here, options), tensors);
+    return done([&] { return gloo_->allreduce(here, options); }, tensors);
   }
   Started broadcast(std::vector<Tensor>& tensors, const c10d::BroadcastOptions& options) override {
     auto here = on_cpu(tensors);
-    return done(gloo_->broadcast(here, options), tensors);
+    return done([&] { return gloo_->broadcast(here, options); }, tensors);
   }
   Started _allgather_base(Tensor& output, Tensor& input, const c10d::AllgatherOptions& options) override {
     auto to = on_cpu(output), from = on_cpu(input);
-    return done(gloo_->_allgather_base(to, from, options), {output});
+    return done([&] { return gloo_->_allgather_base(to, from, options); }, {output});
   }
   Started _reduce_scatter_base(Tensor& output, Tensor& input,
                                const c10d::ReduceScatterOptions& options) override {
     auto to = on_cpu(output), from = on_cpu(input);
-    return done(gloo_->_reduce_scatter_base(to, from, options), {output});
+    return done([&] { return gloo_->_reduce_scatter_base(to, from, options); }, {output});
   }
 
  private:
@@ -278,11 +283,18 @@ class FakeNccl final : public c10d::Backend {
     if (!tensor.is_cuda()) throw std::invalid_argument("NCCL: expected a tensor of the GPU");
     return ::on_cpu(tensor);
   }
-  static Started done(const Started& work, std::vector<Tensor> results) {
-    work->wait();
+  template <typename Start>
+  Started done(const Start& start, std::vector<Tensor> results) {
+    try {
+      start()->wait();
+    } catch (const std::exception&) {
+      while (!aborted_) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      for (auto& result : results) ::on_cpu(result).fill_(std::nan(""));
+    }
     return c10::make_intrusive<Done>(std::move(results));
   }
 
+  std::atomic<bool> aborted_ = false;
   c10::intrusive_ptr<c10d::ProcessGroupGloo> gloo_;
 };
 

@@ -53,6 +53,7 @@ struct Config {
   ddp::BackendChoice backend = ddp::BackendChoice::kAuto;
   bool estimate = false;         ///< measure ten steps and say how long a run would take
   bool fast = false;             ///< what makes training faster and loses no accuracy
+  bool recover_on_gpu = false;   ///< under --recover=rank go on in place on GPUs too
   bool deterministic = false;    ///< use only algorithms whose results repeat bit for bit
   std::set<std::string> stated;  ///< names of the settings that words or a file gave
   bool summary = false;          ///< print the model's layers instead of training

@@ -278,6 +278,12 @@ Settings checkpoint_settings(Config& config) {
           "under ddprun --recover=rank keep the state in ddprun's memory every N steps (default: as often as "
           "costs at most 1 %)")
           .of_this_run(),
+      boolean("replicate-shards", checkpoint.replicate_shards,
+              "under ddprun --recover=rank keep a copy of each rank's part of the state on another node")
+          .of_this_run(),
+      boolean("recover-on-gpu", config.recover_on_gpu,
+              "under ddprun --recover=rank go on in place on GPUs too (has not run on one yet)")
+          .of_this_run(),
       integer("save-every", checkpoint.save_every, 1, kMaxInt,
               "save a checkpoint after epochs 0, N, 2N, ... and the last one"),
       negated("save-last", checkpoint.save_last, "do not keep the newest checkpoint as last.pt"),

@@ -256,20 +256,27 @@ bool has_batch_norm(const torch::nn::Module& module) {
                                                [&](const auto& part) { return is_one(*part); });
 }
 
-int convert_sync_batchnorm(torch::nn::Module& module, const ProcessGroup& group) {
-  for (const auto& part : module.named_modules("", /*include_self=*/false))
-    if (is_plain_batch_norm(*part.value()))
-      throw std::invalid_argument("convert_sync_batchnorm: " + part.key() +
-                                  " is a BatchNorm; declare it as a ddprun::ddp::SyncBatchNorm");
+int set_group(torch::nn::Module& module, const std::optional<ProcessGroup>& group) {
   int count = 0;
   const auto convert = [&](torch::nn::Module& part) {
     auto* norm = dynamic_cast<SyncBatchNormImpl*>(&part);
     if (norm == nullptr) return;
     ++count;
-    norm->group_ = group.size() > 1 ? std::optional(group) : std::nullopt;
+    norm->group_ = group;
   };
   convert(module);
   for (const auto& part : module.modules(/*include_self=*/false)) convert(*part);
+  return count;
+}
+
+void forget_group(torch::nn::Module& module) { set_group(module, std::nullopt); }
+
+int convert_sync_batchnorm(torch::nn::Module& module, const ProcessGroup& group) {
+  for (const auto& part : module.named_modules("", /*include_self=*/false))
+    if (is_plain_batch_norm(*part.value()))
+      throw std::invalid_argument("convert_sync_batchnorm: " + part.key() +
+                                  " is a BatchNorm; declare it as a ddprun::ddp::SyncBatchNorm");
+  const int count = set_group(module, group.size() > 1 ? std::optional(group) : std::nullopt);
   if (count == 0)
     throw std::invalid_argument(
         "convert_sync_batchnorm: expected a ddprun::ddp::SyncBatchNorm in the module, found none");

@@ -36,7 +36,7 @@ class SyncBatchNormImpl : public torch::nn::NormImplBase<0, SyncBatchNormImpl, t
   void _check_input_dim(const torch::Tensor& input) override;
 
  private:
-  friend int convert_sync_batchnorm(torch::nn::Module& module, const ProcessGroup& group);
+  friend int set_group(torch::nn::Module& module, const std::optional<ProcessGroup>& group);
   std::optional<ProcessGroup> group_;  ///< nullopt: not synchronised
 };
 TORCH_MODULE(SyncBatchNorm);
@@ -48,6 +48,9 @@ TORCH_MODULE(SyncBatchNorm);
 /// returns  how many there are
 /// throws   std::invalid_argument naming a BatchNorm in the module, or if there is nothing to convert
 int convert_sync_batchnorm(torch::nn::Module& module, const ProcessGroup& group);
+
+/// The inverse: the module no longer keeps the group's connections open.
+void forget_group(torch::nn::Module& module);
 
 /// Whether there is a SyncBatchNorm or a BatchNorm in the module, or the module is one.
 bool has_batch_norm(const torch::nn::Module& module);

@@ -62,6 +62,8 @@ bool is_open(int fd, ino_t inode) {
 class Gloo;
 std::mutex live_groups_mutex;
 std::set<Gloo*> live_groups;
+// Not destroyed before they are aborted, which would wait for the GPU; and never at the process's end.
+auto& live_nccl = *new std::vector<c10::intrusive_ptr<c10d::Backend>>;
 
 /// Gloo whose collectives can be aborted. Its own destructor waits until they time out, and it has no call to
 /// give them up (closing its connections wakes nobody on this side) and does not expose its sockets. So this
@@ -146,6 +148,11 @@ void abort_groups() {
   for (Gloo* group : live_groups) group->abort();
 }
 
+std::vector<c10::intrusive_ptr<c10d::Backend>> take_nccl_backends() {
+  const std::lock_guard lock(live_groups_mutex);
+  return std::exchange(live_nccl, {});
+}
+
 std::string checked_interface(const std::string& option) {
   const char* variable = std::getenv("GLOO_SOCKET_IFNAME");
   const std::string name = !option.empty() ? option : variable != nullptr ? variable : "";
@@ -187,6 +194,8 @@ c10::intrusive_ptr<c10d::ProcessGroup> make_c10d_group(GroupParts& parts) {
     parts.nccl_backend =
         cuda_plugin().make_nccl({parts.store, parts.rank, parts.size, parts.name, parts.world_ranks,
                                  parts.nccl_timeout, parts.device, parts.nccl_backend});
+    if (const std::lock_guard lock(live_groups_mutex); parts.recovers)
+      live_nccl.push_back(parts.nccl_backend);
     // Counted apart from Gloo's collectives, like those of a subgroup.
     const BackendPtr nccl =
         record_collectives(parts.nccl_backend, parts.store, parts.name + "/nccl", parts.world_ranks);

@@ -47,6 +47,7 @@ struct GroupParts {
   bool one_host = false;       ///< all ranks are on this host, according to the variables
   bool shares_memory = false;  ///< then sum CPU tensors through shared memory
   bool nccl = false;           ///< CUDA tensors use NCCL; else Gloo, as CPU tensors always do
+  bool recovers = false;       ///< a rank may be lost and replaced
   /// NCCL's own backend; until the group is made, that of the group which it is split from.
   c10::intrusive_ptr<c10d::Backend> nccl_backend;
 };
@@ -57,5 +58,9 @@ c10::intrusive_ptr<c10d::ProcessGroup> make_c10d_group(GroupParts& parts);
 /// Fails the collectives under way on the CPU of all groups of this process: a rank whose host is silent
 /// closes no connection.
 void abort_groups();
+
+/// NCCL's backends of all groups that recover: they are in nobody's list any more. Abort them from a thread
+/// that does not wait for a GPU: what they have under way there then ends, with arbitrary numbers.
+std::vector<c10::intrusive_ptr<c10d::Backend>> take_nccl_backends();
 
 }  // namespace ddprun::ddp

@@ -239,6 +239,7 @@ ProcessGroup ProcessGroup::connect(const WorkerEnv& env, const Options& options)
                   ? std::vector<std::string>(devices.size(), "cpu")
                   : exchange(parts.store, env.rank, env.world_size, device.id);
   }
+  parts.recovers = static_cast<bool>(options.give_up);
   parts.nccl = use_nccl(options.backend, devices);
   if (const auto shared = shared_gpu(devices);
       env.rank == 0 && options.backend == BackendChoice::kAuto && !shared.empty())
@@ -311,6 +312,7 @@ void ProcessGroup::close() {
     if (size() > 1) state_->group->barrier()->wait();
     state_->group->shutdown();
   }
+  if (state_->parts.is_whole_job) take_nccl_backends();
   state_->group.reset();
   state_->parts.nccl_backend.reset();
   state_->barrier.reset();

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdlib>
+#include <future>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -19,6 +20,7 @@
 #include <ddprun/common/standby.h>
 #include <ddprun/flight/watchdog.h>
 #include <ddprun/group/backends.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 
 namespace ddprun::ddp {
 namespace {
@@ -51,6 +53,7 @@ struct Rounds::State {
   std::condition_variable told;
   std::optional<ReceivedNotice> newest;  // later than env
   std::optional<Clock::time_point> leave_until;
+  std::shared_future<void> leaving;  // NCCL's communicators are being aborted
   std::thread thread;
 
   void watch() {
@@ -87,6 +90,11 @@ struct Rounds::State {
     newest = std::move(received);
     if (!leave_until && checked) leave_until = Clock::now() + kLeaveWithin;
     over = true;
+    // Not here: should it take too long, this thread ends the process.
+    if (auto backends = take_nccl_backends(); !backends.empty())
+      leaving = std::async(std::launch::async, [backends = std::move(backends)] {
+                  for (const auto& backend : backends) backend->abort();
+                }).share();
     told.notify_all();
   }
 
@@ -96,7 +104,12 @@ struct Rounds::State {
   }
 
   void go_on() {
-    const std::scoped_lock lock(mutex);
+    std::unique_lock lock(mutex);
+    if (const auto before = leaving; before.valid()) {
+      lock.unlock();
+      before.wait();
+      lock.lock();
+    }
     const RoundNotice& notice = newest->notice;
     env.round = notice.round;
     env.restart_count = notice.restart_count;

@@ -15,6 +15,7 @@
 #include <ddprun/common/text.h>
 #include <ddprun/group/collectives.h>
 #include <ddprun/serialize/dict_reader.h>
+#include <ddprun/train/state/run_memory.h>
 
 namespace ddprun::train {
 namespace {
@@ -33,22 +34,27 @@ constexpr const char* kPolicy = "ModelCheckpoint";
 constexpr const char* kEarlyStopping = "EarlyStopping";
 
 /// Every rank's figures, by rank.
-c10::IValue gather_values(const ddp::ProcessGroup& group, const std::vector<double>& values) {
+///
+/// alone  only this rank's; the others' are empty
+c10::IValue values_by_rank(const ddp::ProcessGroup& group, const std::vector<double>& values, bool alone) {
   std::vector<std::vector<double>> columns;
-  for (const double value : values) columns.push_back(ddp::all_gather(group, value));
+  const auto size = static_cast<std::size_t>(group.size());
+  for (const double value : values)
+    columns.push_back(alone ? std::vector<double>(size, value) : ddp::all_gather(group, value));
   c10::impl::GenericList ranks(c10::AnyType::get());
   for (int rank = 0; rank < group.size(); ++rank) {
     c10::impl::GenericList of_rank(c10::AnyType::get());
-    for (const auto& column : columns) of_rank.push_back(column[static_cast<std::size_t>(rank)]);
+    for (const auto& column : columns)
+      if (!alone || rank == group.rank()) of_rank.push_back(column[static_cast<std::size_t>(rank)]);
     ranks.push_back(c10::IValue(of_rank));
   }
   return c10::IValue(ranks);
 }
 
-c10::impl::GenericDict gather_sums(const ddp::ProcessGroup& group, const EpochSums& sums) {
+c10::impl::GenericDict sums_by_rank(const ddp::ProcessGroup& group, const EpochSums& sums, bool alone) {
   auto dict = make_state();
-  dict.insert("totals", gather_values(group, sums.totals.sums()));
-  dict.insert("losses", gather_values(group, {sums.losses.sum(), sums.losses.batches()}));
+  dict.insert("totals", values_by_rank(group, sums.totals.sums(), alone));
+  dict.insert("losses", values_by_rank(group, {sums.losses.sum(), sums.losses.batches()}, alone));
   return dict;
 }
 
@@ -224,7 +230,10 @@ CheckpointSaver::CheckpointSaver(const Run& run, ParallelModel& model, const Cal
 
 void CheckpointSaver::resume(const Resumed& resumed) {
   const auto& state = resumed.state;
-  model_.load(state, resumed.path);
+  if (resumed.path.empty() && run_.options.memory->parts)
+    model_.load_part(state);
+  else
+    model_.load(state, resumed.path);
   if (static_cast<int>(state.generators.size()) == run_.group.size())
     set_generator_state(state.generators[static_cast<std::size_t>(run_.group.rank())], run_.group.device());
   const auto restore = [&](const std::string& name, const auto& load) {
@@ -288,10 +297,11 @@ void CheckpointSaver::add_trainer(c10::impl::GenericDict& own, const TrainState&
 }
 
 TrainingState CheckpointSaver::state_alone(const TrainState& at, const Position& position,
-                                           const InMemory& beside) {
+                                           const InMemory& beside, const std::optional<EpochSums>& part) {
   TrainingState state = begin_state(at, position);
-  model_.save_alone(state);
-  auto own = make_state();
+  part ? model_.save_part(state) : model_.save_alone(state);
+  auto own = part ? sums_by_rank(run_.group, *part, /*alone=*/true) : make_state();
+  if (part && record_ != nullptr) own.insert(kRows, record_->rows());
   add_trainer(own, at);
   own.insert(kSeconds, beside.seconds);
   own.insert(kTrained, beside.trained);
@@ -308,7 +318,7 @@ bool CheckpointSaver::save(const TrainState& at, const Position& position, const
   auto shards = model_.save(state);
   const auto bare = shards && !weights.empty() ? model_.whole_weights() : state.model;
   state.generators = gather_generator_states(run_.group);
-  auto own = gather_sums(run_.group, sums);
+  auto own = sums_by_rank(run_.group, sums, /*alone=*/false);
   add_trainer(own, at);
   state.callbacks[kTrainer] = own;
   if (record_ == nullptr) {

@@ -69,7 +69,10 @@ class CheckpointSaver {
 
   /// What a checkpoint would hold, of this rank and without the others. Tensors share memory with the model's
   /// and the optimizer's.
-  TrainingState state_alone(const TrainState& at, const Position& position, const InMemory& beside);
+  ///
+  /// part  only what this rank has of the model and these sums, for resume() on this rank
+  TrainingState state_alone(const TrainState& at, const Position& position, const InMemory& beside,
+                            const std::optional<EpochSums>& part = {});
 
   /// The best checkpoint, once it is on disk; empty if there is none. Every rank calls it and gets the same.
   std::filesystem::path best_path();

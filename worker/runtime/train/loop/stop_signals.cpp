@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstdint>
 #include <system_error>
+#include <utility>
 
 #include <ddprun/flight/watchdog.h>
 #include <ddprun/group/collectives.h>
@@ -164,8 +165,9 @@ void StopSignals::let_go() {
   if (ending != 0) ::raise(ending);
 }
 
-StopAgreement::StopAgreement(const ddp::ProcessGroup& group, double max_seconds)
-    : group_(group), max_seconds_(max_seconds), signals_(group) {}
+StopAgreement::StopAgreement(const ddp::ProcessGroup& group, double max_seconds,
+                             std::function<bool()> can_keep)
+    : group_(group), max_seconds_(max_seconds), can_keep_(std::move(can_keep)), signals_(group) {}
 
 Requests StopAgreement::after_step() {
   note_progress(Work::kTraining);
@@ -184,13 +186,15 @@ Requests StopAgreement::exchange(Pace& pace) {
   };
   const double step = seconds(pace.last) / static_cast<double>(std::max<std::int64_t>(pace.steps, 1));
   const bool late = max_seconds_ > 0 && seconds(begin_) >= max_seconds_;
-  const auto agreed = ddp::all_reduce_max(
-      group_, {signals_.terminate() ? 1.0 : 0.0, signals_.take_save() ? 1.0 : 0.0, late ? 1.0 : 0.0, step});
+  const bool busy = !can_keep_ || !can_keep_();
+  const auto agreed =
+      ddp::all_reduce_max(group_, {signals_.terminate() ? 1.0 : 0.0, signals_.take_save() ? 1.0 : 0.0,
+                                   late ? 1.0 : 0.0, step, busy ? 1.0 : 0.0});
   pace = {
       time, 0,
       static_cast<std::int64_t>(std::clamp(kSecondsBetween / std::max(agreed[3], 1e-6), 1.0, kMostSteps))};
   if (agreed[0] > 0) signals_.take_over();
-  return {agreed[0] > 0, agreed[1] > 0, agreed[2] > 0};
+  return {agreed[0] > 0, agreed[1] > 0, agreed[2] > 0, agreed[4] == 0};
 }
 
 void StopAgreement::end(const std::function<void()>& save) {

@@ -67,14 +67,16 @@ struct Requests {
   bool terminate = false;  ///< SIGTERM or SIGINT: save a checkpoint and stop
   bool save = false;       ///< SIGUSR1: save a checkpoint
   bool out_of_time = false;
+  bool keep = false;  ///< every rank can keep its state in memory now
 };
 
-/// Makes all ranks see the same requests after the same step. They exchange four numbers about twice a
+/// Makes all ranks see the same requests after the same step. They exchange five numbers about twice a
 /// second, which costs about a thousandth of the time; a single rank checks after every step.
 class StopAgreement {
  public:
   /// max_seconds  from now on; 0: no limit
-  StopAgreement(const ddp::ProcessGroup& group, double max_seconds);
+  /// can_keep     whether this rank can keep its state in memory now; null: never
+  StopAgreement(const ddp::ProcessGroup& group, double max_seconds, std::function<bool()> can_keep = {});
 
   /// Every rank calls it after each step; all must have the same number of steps.
   Requests after_step();
@@ -98,6 +100,7 @@ class StopAgreement {
 
   const ddp::ProcessGroup& group_;
   const double max_seconds_;
+  const std::function<bool()> can_keep_;
   StopSignals signals_;
   const Clock::time_point begin_ = Clock::now();
   Pace steps_, evaluation_;

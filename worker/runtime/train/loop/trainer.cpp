@@ -13,6 +13,7 @@
 #include <ddprun/common/errors.h>
 #include <ddprun/data/distributed_sampler.h>
 #include <ddprun/data/loader.h>
+#include <ddprun/group/collectives.h>
 #include <ddprun/group/cuda_backend.h>
 #include <ddprun/train/loop/callbacks.h>
 #include <ddprun/train/loop/checkpoint_saver.h>
@@ -51,9 +52,10 @@ class Trainer {
                                       .threads = run.options.loader_threads,
                                       .device = run.group.device()}),
         earlier_(resumed_ ? in_memory(resumed_->state) : InMemory{}),
-        agreement_(run.group, run.options.max_seconds > 0
-                                  ? std::max(run.options.max_seconds - earlier_.seconds, kNoTime)
-                                  : 0),
+        agreement_(
+            run.group,
+            run.options.max_seconds > 0 ? std::max(run.options.max_seconds - earlier_.seconds, kNoTime) : 0,
+            [this] { return can_keep_part(); }),
         status_(run, model_, evaluation_, saver_) {}
 
   /// With a memory, leaves the newest whole step there when it throws.
@@ -76,6 +78,7 @@ class Trainer {
     else
       evaluation_.sanity_check();
     commit({at_.epoch, next_epoch_.samples}, at_.evaluating);
+    if (has_parts()) keep_part(next_epoch_.losses);
     if (at_.evaluating != Evaluating::kNothing) train_epoch();
     while (!over()) train_epoch();
     if (terminated_) {
@@ -86,6 +89,7 @@ class Trainer {
     if (recovered_ && !earlier_.trained) save({at_.epoch, next_epoch_.samples}, Occasion::kRequest);
     agreement_.end([&] { saver_.wait(); });
     trained_ = true;
+    if (has_parts()) keep_part_at_once();
     status_.tell("evaluate", at_);
     evaluation_.test_at_end(at_, saver_.best_path());
     evaluation_.draw_figures(at_.step);
@@ -96,7 +100,7 @@ class Trainer {
   /// Of metrics, when the run resumes.
   std::optional<std::int64_t> rows_to_keep() const {
     if (!resumed_) return std::nullopt;
-    return resumed_->path.empty() ? run_.options.memory->rows : rows_of(resumed_->state);
+    return resumed_->path.empty() && !has_parts() ? run_.options.memory->rows : rows_of(resumed_->state);
   }
 
   bool over() const {
@@ -150,10 +154,47 @@ class Trainer {
   void commit_step() {
     commit({at_.epoch, epoch_.samples}, epoch_.done() || over() ? Evaluating::kEpoch : Evaluating::kNothing);
     if (run_.options.memory == nullptr || !run_.options.memory->file) return;
+    if (has_parts()) return keep_part_if_due();
     const auto every = run_.options.checkpoint.memory_every_steps;
     const auto begin = Clock::now();
     if (every > 0 ? at_.step % every != 0 : begin < keep_next_ || !run_.options.memory->file->idle()) return;
     run_.options.memory->keep(saver_.state_alone(committed_.at, committed_.position, beside()));
+    keep_next_ = Clock::now() + kKeepRest * (Clock::now() - begin);
+  }
+
+  // If each rank has a part of the state, all keep theirs after the same step.
+
+  bool has_parts() const { return run_.options.memory != nullptr && run_.options.memory->parts; }
+
+  /// Without a number of steps; with --join ranks may differ in theirs.
+  bool keeps_by_time() const {
+    return run_.options.checkpoint.memory_every_steps == 0 || run_.options.parallel.join;
+  }
+
+  bool can_keep_part() const {
+    return has_parts() && keeps_by_time() && Clock::now() >= keep_next_ && run_.options.memory->ready();
+  }
+
+  void keep_part_if_due() {
+    if (keeps_by_time()) {
+      if (std::exchange(keep_, false)) keep_part(epoch_.losses);
+    } else if (at_.step % run_.options.checkpoint.memory_every_steps == 0 &&
+               std::exchange(kept_step_, at_.step) != at_.step) {
+      keep_part_at_once();
+    }
+  }
+
+  void keep_part_at_once() {
+    run_.options.memory->wait();
+    ddp::all_reduce_max(run_.group, {0});  // all have written the last one
+    keep_part(epoch_.losses);
+  }
+
+  void keep_part(BatchLosses& losses) {
+    const auto begin = Clock::now();
+    run_.options.memory->keep_part(
+        saver_.state_alone(committed_.at, committed_.position, beside(), EpochSums{totals_, losses}),
+        run_.group);
     keep_next_ = Clock::now() + kKeepRest * (Clock::now() - begin);
   }
 
@@ -165,7 +206,7 @@ class Trainer {
   void remember() {
     auto& memory = *run_.options.memory;
     memory.spent = status_.spent();
-    if (memory.state) return;  // it was not yet in use
+    if (memory.state || memory.parts) return;  // not yet in use, or in the file
     const torch::NoGradGuard no_grad;
     const auto buffers = run_.task.module->buffers();
     for (std::size_t i = 0; i < buffers.size(); ++i) buffers[i].copy_(committed_.buffers[i]);
@@ -212,6 +253,7 @@ class Trainer {
     if (join) {
       join->finish();
       heed(agreement_.now());
+      if (!terminated_ && keep_) commit_step();
     }
     log_.clear_bar();
     for (const auto& callback : callbacks_) callback->on_pause(at_);
@@ -309,6 +351,7 @@ class Trainer {
   }
 
   void heed(const Requests& requests) {
+    keep_ = keep_ || requests.keep;
     if (requests.out_of_time) control_.request_stop("the time is up");
     if (requests.terminate) {
       terminated_ = true;
@@ -319,6 +362,7 @@ class Trainer {
 
   bool leaves_evaluation() {
     in_evaluation_ = agreement_.after_evaluating();
+    in_evaluation_.keep = false;  // only between steps
     return in_evaluation_.terminate || in_evaluation_.save;
   }
 
@@ -487,6 +531,8 @@ class Trainer {
   Control control_;
   bool terminated_ = false;
   bool trained_ = false;
+  bool keep_ = false;  ///< the ranks have agreed to
+  std::int64_t kept_step_ = -1;
   bool recovered_ = false;  ///< a lost rank was replaced, and the run went on from memory
   Requests in_evaluation_;
   double seconds_between_epochs_ = 0;  // validation and checkpoint after the last one

@@ -49,6 +49,8 @@ class ParallelEngine {
                                      bool here) = 0;
   virtual void load_optimizer(torch::optim::Optimizer& optimizer, const c10::IValue& state,
                               const std::filesystem::path& source) = 0;
+  /// By name, the tensors of the model that this rank has, its own shards among them. Shares memory.
+  virtual c10::impl::GenericDict own_model() { return state_dict(module_); }
   virtual bool is_sharded() const = 0;
   /// Whether this rank has a part of the parameters only, and reads no more of a sharded checkpoint.
   virtual bool reads_shards() const { return false; }

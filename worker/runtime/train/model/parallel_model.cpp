@@ -26,6 +26,7 @@ namespace ddprun::train {
 namespace {
 
 constexpr const char* kPowerSgd = "PowerSGD";
+constexpr const char* kMemory = "memory";  // in messages
 
 void synchronise_batch_norm(const Run& run) {
   if (ddp::has_batch_norm(*run.task.module))
@@ -187,7 +188,9 @@ ParallelModel::ParallelModel(const Run& run)
                                                 : nullptr),
       optimization_(make_optimization()) {}
 
-ParallelModel::~ParallelModel() = default;
+ParallelModel::~ParallelModel() {
+  if (run_.options.parallel.sync_batch_norm) ddp::forget_group(*run_.task.module);
+}
 
 data::Batch ParallelModel::to_device(const data::Batch& batch) const {
   auto here = batch.mapped(
@@ -238,19 +241,43 @@ void ParallelModel::synchronize_buffers() { engine_->synchronize_buffers(); }
 
 std::optional<Shards> ParallelModel::save(TrainingState& state) {
   auto shards = save_own(state, run_.on_rank_0());
-  if (power_sgd_)
-    state.callbacks[kPowerSgd] = gather_powersgd_state(*power_sgd_, *run_.task.module, run_.group);
+  if (power_sgd_) state.callbacks[kPowerSgd] = powersgd_state(*power_sgd_, *run_.task.module, run_.group);
   return shards;
 }
 
 std::optional<Shards> ParallelModel::save_own(TrainingState& state, bool here) {
   optimization_.settle();
   auto shards = engine_->save(state, optimization_.optimizer(), optimization_.ema(), here);
+  complete(state);
+  return shards;
+}
+
+void ParallelModel::complete(TrainingState& state) {
   optimization_.complete(state.optimizer);
   state.model_config = run_.task.model_config;
   state.lr_schedule = optimization_.schedule_state();
   state.scaler = optimization_.scaler_state();
-  return shards;
+}
+
+void ParallelModel::save_part(TrainingState& state) {
+  optimization_.settle();
+  state.model = engine_->own_model();
+  state.optimizer = optimizer_state_dict(optimization_.optimizer(), /*own=*/true);
+  if (const auto* ema = optimization_.ema()) state.ema = ema->state_dict();
+  if (power_sgd_)
+    state.callbacks[kPowerSgd] = powersgd_state(*power_sgd_, *run_.task.module, run_.group, /*alone=*/true);
+  complete(state);
+}
+
+void ParallelModel::load_part(const TrainingState& state) {
+  const torch::NoGradGuard no_grad;
+  optimization_.settle();
+  const auto kept = state.model.toGenericDict();
+  for (const auto& item : engine_->own_model()) item.value().toTensor().copy_(kept.at(item.key()).toTensor());
+  load_optimizer_state(optimization_.optimizer(), state.optimizer, kMemory);
+  if (auto* ema = optimization_.ema()) ema->load_state_dict(state.ema.toGenericDict());
+  load_power_sgd(state, kMemory);
+  load_schedule(state, kMemory);
 }
 
 void ParallelModel::load(const TrainingState& state, const std::filesystem::path& source) {
@@ -264,6 +291,10 @@ void ParallelModel::load(const TrainingState& state, const std::filesystem::path
     engine_->load_shards(state, source, optimization_.optimizer(), optimization_.ema());
   else
     load_whole(state, source);
+  load_schedule(state, source);
+}
+
+void ParallelModel::load_schedule(const TrainingState& state, const std::filesystem::path& source) {
   try {
     const auto& before = run_.options.optim_before;
     optimization_.load_schedule_state(state.lr_schedule, run_.resumed_at(state), before ? &*before : nullptr,
@@ -278,8 +309,7 @@ void ParallelModel::load(const TrainingState& state, const std::filesystem::path
 void ParallelModel::load_whole(const TrainingState& state, const std::filesystem::path& source) {
   engine_->with_whole_parameters(
       [&] { load_weights(*run_.task.module, named_tensors(state.model), source); });
-  if (const auto kept = state.callbacks.find(kPowerSgd); power_sgd_ && kept != state.callbacks.end())
-    load_powersgd_state(*power_sgd_, *run_.task.module, run_.group, kept->second, source);
+  load_power_sgd(state, source);
   engine_->load_optimizer(optimization_.optimizer(), state.optimizer, source);
   try {
     if (auto* ema = optimization_.ema(); ema != nullptr && state.ema.isGenericDict())
@@ -287,6 +317,11 @@ void ParallelModel::load_whole(const TrainingState& state, const std::filesystem
   } catch (const std::invalid_argument& error) {
     throw IoError(source, error.what());
   }
+}
+
+void ParallelModel::load_power_sgd(const TrainingState& state, const std::filesystem::path& source) {
+  if (const auto kept = state.callbacks.find(kPowerSgd); power_sgd_ && kept != state.callbacks.end())
+    load_powersgd_state(*power_sgd_, *run_.task.module, run_.group, kept->second, source);
 }
 
 c10::IValue ParallelModel::whole_weights() {

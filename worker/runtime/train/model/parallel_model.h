@@ -64,8 +64,11 @@ class ParallelModel {
   /// Fills in the model's part of a checkpoint, as a single rank would have it: on rank 0; None on the
   /// others. If several ranks share the parameters, without those: they are in the returned shards.
   std::optional<Shards> save(TrainingState& state);
-  /// The same on this rank, whichever it is, without the others; if can_recover().
+  /// The same on this rank, whichever it is, without the others; unless keeps_parts().
   void save_alone(TrainingState& state) { save_own(state, /*here=*/true); }
+  /// What this rank has of it, for load_part() on this rank of as many.
+  void save_part(TrainingState& state);
+  void load_part(const TrainingState& state);
   /// The inverse, on every rank. throws  IoError naming source and what does not fit
   void load(const TrainingState& state, const std::filesystem::path& source);
   /// Loads the weights of a checkpoint, or their averages if there are any, on every rank, for evaluation.
@@ -79,10 +82,13 @@ class ParallelModel {
 
  private:
   std::optional<Shards> save_own(TrainingState& state, bool here);
+  void complete(TrainingState& state);
   std::unique_ptr<ParallelEngine> make_engine();
   Optimization make_optimization();
   ddp::CommHook make_hook();
   void load_whole(const TrainingState& state, const std::filesystem::path& source);
+  void load_power_sgd(const TrainingState& state, const std::filesystem::path& source);
+  void load_schedule(const TrainingState& state, const std::filesystem::path& source);
   data::Batch to_device(const data::Batch& batch) const;
 
   const Run& run_;

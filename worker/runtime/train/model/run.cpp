@@ -93,10 +93,9 @@ std::vector<std::string> Run::metric_columns() const {
   return columns;
 }
 
-bool can_recover(const TrainerOptions& options) {
+bool keeps_parts(const TrainerOptions& options) {
   const auto& parallel = options.parallel;
-  return !parallel.fsdp && !parallel.zero1 && !parallel.join && !parallel.sync_batch_norm &&
-         parallel.comm_hook != "powersgd";
+  return parallel.fsdp || parallel.zero1 || parallel.join || parallel.comm_hook == "powersgd";
 }
 
 void check_options(const Task& task, const TrainerOptions& options) {

@@ -53,8 +53,8 @@ struct TrainState {
   double data_wait = 0;                        ///< seconds this rank has waited for batches so far
 };
 
-/// Whether the training can go on when a rank is lost: every rank has all of its state.
-bool can_recover(const TrainerOptions& options);
+/// Whether each rank has a part of the state that no other has.
+bool keeps_parts(const TrainerOptions& options);
 
 /// throws  UsageError for options that do not fit the task
 void check_options(const Task& task, const TrainerOptions& options);

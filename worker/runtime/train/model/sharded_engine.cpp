@@ -3,11 +3,13 @@
 #include <utility>
 
 #include <ATen/core/Dict.h>
+#include <ATen/ops/empty_strided.h>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/serialize/dict_reader.h>
 #include <ddprun/sharding/fully_sharded.h>
 #include <ddprun/train/model/parallel_engine.h>
+#include <ddprun/train/state/run_memory.h>
 #include <ddprun/train/state/sharded_optimizer_state.h>
 
 namespace ddprun::train {
@@ -18,6 +20,8 @@ namespace {
 /// no copy of a weight, which autograd would keep.
 ddp::FullyShardedDataParallel::Options sharding_options(const TrainerOptions& options, const Task& task) {
   ddp::FullyShardedDataParallel::Options sharding{.initialise = task.initialise};
+  if (options.memory != nullptr && options.memory->state)
+    sharding.initialise = [](const std::string&, at::Tensor&) {};  // the shards are about to be loaded
   if (options.precision.precision == Precision::kBf16Mixed)
     sharding.mixed_precision = {.param_dtype = at::kBFloat16, .norms = false};
   if (options.precision.precision == Precision::k16Mixed)
@@ -29,6 +33,17 @@ class ShardedEngine : public ParallelEngine {
  public:
   explicit ShardedEngine(const Run& run)
       : ParallelEngine(run), sharded_(module_, run.group, sharding_options(run.options, run.task)) {}
+  /// If another rank is lost, the next round's gives the parameters memory again.
+  ~ShardedEngine() override {
+    if (run_.options.memory == nullptr || !reads_shards()) return;
+    { const auto ended = std::move(sharded_); }
+    for (auto& parameter : module_.parameters()) {
+      parameter.mutable_grad().reset();
+      parameter.unsafeGetTensorImpl()->shallow_copy_from(
+          at::empty_strided(parameter.sizes(), parameter.strides(), parameter.options().device(at::kMeta))
+              .getIntrusivePtr());
+    }
+  }
 
   std::vector<torch::Tensor> parameters() override { return sharded_.shards(); }
   BatchResult forward(const Compute& compute, std::optional<std::int64_t>) override {
@@ -122,6 +137,12 @@ class ShardedEngine : public ParallelEngine {
   void load_optimizer(torch::optim::Optimizer& optimizer, const c10::IValue& state,
                       const std::filesystem::path& source) override {
     load_sharded_optimizer_state(optimizer, sharded_, module_, state, source);
+  }
+  c10::impl::GenericDict own_model() override {
+    auto own = make_state();
+    for (const auto& unit : sharded_.units()) own.insert(shard_name(own.size()), unit.shard.detach());
+    for (const auto& item : module_.named_buffers()) own.insert(item.key(), item.value());
+    return own;
   }
   bool is_sharded() const override { return true; }
 

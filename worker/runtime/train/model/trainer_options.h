@@ -45,9 +45,10 @@ struct CheckpointOptions {
   /// Steps between the states kept in memory for the case that all ranks are lost (RunMemory::file); 0: as
   /// often as costs at most a hundredth of the time.
   std::int64_t memory_every_steps = 0;
-  bool save_last = true;   ///< keep the newest as last.EXTENSION
-  std::int64_t top_k = 0;  ///< best ones to keep; -1: all
-  std::string filename;    ///< of these, see checkpoint_name()
+  bool replicate_shards = false;  ///< of these, a rank's part is on another node too
+  bool save_last = true;          ///< keep the newest as last.EXTENSION
+  std::int64_t top_k = 0;         ///< best ones to keep; -1: all
+  std::string filename;           ///< of these, see checkpoint_name()
   /// .ckpt: Lightning's format, in which the weights' names begin with the prefix.
   std::string extension = ".pt", prefix;
   std::string monitor;        ///< metric to compare; empty: see choose_monitor()

@@ -38,9 +38,9 @@ bool write_at(int fd, const void* bytes, std::size_t size, off_t at) {
   return true;
 }
 
-std::uint32_t checksum(const std::string& head, const std::string& state) {
-  auto sum = ::crc32_z(0, reinterpret_cast<const Bytef*>(head.data()), head.size());
-  sum = ::crc32_z(sum, reinterpret_cast<const Bytef*>(state.data()), state.size());
+std::uint32_t checksum(const MemoryFile::Record& record) {
+  auto sum = ::crc32_z(0, reinterpret_cast<const Bytef*>(record.head.data()), record.head.size());
+  sum = ::crc32_z(sum, reinterpret_cast<const Bytef*>(record.state.data()), record.state.size());
   return static_cast<std::uint32_t>(sum);
 }
 
@@ -54,75 +54,110 @@ struct MemoryFile::Slot {
   std::uint64_t size() const { return head_size + state_size; }
 };
 
-MemoryFile::MemoryFile(int fd) {
+MemoryFile::MemoryFile(int fd, off_t begin) : begin_(begin) {
   struct stat info {};
   if (::fstat(fd, &info) == 0 && S_ISREG(info.st_mode)) fd_ = fd;
 }
 
-MemoryFile::~MemoryFile() {
+MemoryFile::~MemoryFile() { wait(); }
+
+void MemoryFile::wait() const {
   if (writing_.valid()) writing_.wait();
 }
 
 bool MemoryFile::idle() const {
-  return !writing_.valid() || writing_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+  const bool written =
+      !writing_.valid() || writing_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+  return written && !warned_ && fd_ >= 0;
 }
 
-std::optional<MemoryFile::Slot> MemoryFile::newest() const {
-  std::optional<Slot> found;
+std::vector<MemoryFile::Slot> MemoryFile::slots() const {
+  std::vector<Slot> found;
   for (int i = 0; i < 2; ++i) {
     Slot slot;
-    if (!read_at(fd_, &slot, sizeof slot, i * static_cast<off_t>(sizeof slot)) || slot.magic != kMagic)
-      continue;
-    if (!found || slot.sequence > found->sequence) found = slot;
+    if (read_at(fd_, &slot, sizeof slot, begin_ + i * static_cast<off_t>(sizeof slot)) &&
+        slot.magic == kMagic)
+      found.insert(!found.empty() && slot.sequence > found[0].sequence ? found.begin() : found.end(), slot);
   }
   return found;
 }
 
-void MemoryFile::write(const std::string& head, const c10::IValue& state) {
-  if (writing_.valid()) writing_.wait();
+bool MemoryFile::write_slot(const Slot& slot) {
+  return write_at(fd_, &slot, sizeof slot, begin_ + slot.index * static_cast<off_t>(sizeof slot));
+}
+
+void MemoryFile::write(const std::string& head, const c10::IValue& state, const std::function<void()>& copied,
+                       const std::function<void(const Record&)>& written) {
+  wait();
   if (fd_ < 0 || warned_) return;
   memory_.start_over();
   auto copy = serialize::snapshot(state, memory_);
-  writing_ = std::async(std::launch::async, [this, head, copy = std::move(copy)] {
+  if (copied) copied();
+  writing_ = std::async(std::launch::async, [this, head, copy = std::move(copy), written] {
     const auto pickled = torch::pickle_save(copy);
-    put(head, {pickled.begin(), pickled.end()});
+    const Record record{head, {pickled.begin(), pickled.end()}};
+    put(record);
+    if (written) written(record);
   });
 }
 
-void MemoryFile::put(const std::string& head, const std::string& state) {
-  const auto before = newest();
+void MemoryFile::put(const Record& record) {
+  const auto all = slots();
+  const auto* before = all.empty() ? nullptr : &all[0];
   Slot slot;
-  slot.sequence = before ? before->sequence + 1 : 1;
-  slot.index = before ? 1 - before->index : 0;
-  slot.head_size = head.size();
-  slot.state_size = state.size();
-  slot.checksum = checksum(head, state);
+  slot.sequence = before != nullptr ? before->sequence + 1 : 1;
+  slot.index = before != nullptr ? 1 - before->index : 0;
+  slot.head_size = record.head.size();
+  slot.state_size = record.state.size();
+  slot.checksum = checksum(record);
   // Before the other one if it fits there, else after it.
   slot.offset = kFirst;
-  if (before && before->offset < kFirst + slot.size()) slot.offset = before->offset + before->size();
-  const auto at = static_cast<off_t>(slot.offset);
-  if (write_at(fd_, head.data(), head.size(), at) &&
-      write_at(fd_, state.data(), state.size(), at + static_cast<off_t>(head.size())) &&
-      write_at(fd_, &slot, sizeof slot, slot.index * static_cast<off_t>(sizeof slot)))
+  if (before != nullptr && before->offset < kFirst + slot.size())
+    slot.offset = before->offset + before->size();
+  const auto at = begin_ + static_cast<off_t>(slot.offset);
+  if (write_at(fd_, record.head.data(), record.head.size(), at) &&
+      write_at(fd_, record.state.data(), record.state.size(), at + static_cast<off_t>(record.head.size())) &&
+      write_slot(slot))
     return;
   warned_ = true;
   log_warning(std::string("the training's state no longer fits in memory beside it: ") +
               std::strerror(errno) + "; if all ranks are lost, they go on from the last checkpoint");
 }
 
-std::optional<MemoryFile::Record> MemoryFile::read() const {
-  if (fd_ < 0) return std::nullopt;
-  const auto slot = newest();
-  if (!slot) return std::nullopt;
+std::optional<MemoryFile::Record> MemoryFile::contents(const Slot& slot) const {
   Record record;
-  record.head.resize(slot->head_size);
-  record.state.resize(slot->state_size);
-  const auto at = static_cast<off_t>(slot->offset);
+  record.head.resize(slot.head_size);
+  record.state.resize(slot.state_size);
+  const auto at = begin_ + static_cast<off_t>(slot.offset);
   if (!read_at(fd_, record.head.data(), record.head.size(), at) ||
       !read_at(fd_, record.state.data(), record.state.size(), at + static_cast<off_t>(record.head.size())))
     return std::nullopt;
-  if (checksum(record.head, record.state) != slot->checksum) return std::nullopt;
+  if (checksum(record) != slot.checksum) return std::nullopt;
   return record;
+}
+
+std::optional<MemoryFile::Record> MemoryFile::read() const {
+  if (fd_ < 0) return std::nullopt;
+  const auto all = slots();
+  return all.empty() ? std::nullopt : contents(all[0]);
+}
+
+std::vector<std::string> MemoryFile::heads() const {
+  wait();
+  std::vector<std::string> heads;
+  if (fd_ < 0) return heads;
+  for (const Slot& slot : slots())
+    if (const auto record = contents(slot)) heads.push_back(record->head);
+  return heads;
+}
+
+void MemoryFile::forget(const std::string& head) {
+  for (Slot slot : slots()) {
+    const auto record = contents(slot);
+    if (record && record->head != head) continue;
+    slot.magic = 0;
+    write_slot(slot);
+  }
 }
 
 }  // namespace ddprun::train

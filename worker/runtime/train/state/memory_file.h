@@ -1,9 +1,13 @@
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstdint>
+#include <functional>
 #include <future>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <ATen/core/ivalue.h>
 
@@ -12,38 +16,52 @@
 namespace ddprun::train {
 
 /// A training's newest state in memory that ddprun holds (DDPRUN_STATE_FD, --recover=rank): a file without a
-/// name that outlives every worker of the node. Has room for two states, so that the older one stays whole
-/// while the newer one is written, in the background.
+/// name that outlives the worker. Has room for two states, so that the older one stays whole while the newer
+/// one is written, in the background.
 class MemoryFile {
  public:
-  /// fd  stays open; nothing is kept if it is not a file, as the variable may be left over from elsewhere
-  explicit MemoryFile(int fd);
+  /// fd     stays open; nothing is kept if it is not a file, as the variable may be left over from elsewhere
+  /// begin  of the states in the file: several of these may share it, far apart
+  explicit MemoryFile(int fd, off_t begin = 0);
   /// Waits until the state is written.
   ~MemoryFile();
   MemoryFile(const MemoryFile&) = delete;
   MemoryFile& operator=(const MemoryFile&) = delete;
 
-  /// Whether the last state is written.
+  struct Record {
+    std::string head, state;  ///< what tells states apart, in a few bytes; the state pickled
+  };
+
+  /// Whether the last state is written and there is room for the next.
   bool idle() const;
+  /// Until it is written.
+  void wait() const;
 
   /// Copies the state, and writes it in the background after the last one. Without room for it, as with a
   /// memory limit, warns once and keeps the states before.
   ///
-  /// head  what tells states apart, in a few bytes
-  void write(const std::string& head, const c10::IValue& state);
+  /// copied   called once it is; may throw, and then nothing is written
+  /// written  called in the background once it is
+  void write(const std::string& head, const c10::IValue& state, const std::function<void()>& copied = {},
+             const std::function<void(const Record&)>& written = {});
+  /// At once.
+  void put(const Record& record);
 
-  struct Record {
-    std::string head, state;  ///< the state pickled
-  };
   /// The newest; nullopt: there is none that is whole.
   std::optional<Record> read() const;
+  /// Of the one or two that are whole, the newest first. Waits until the last is written.
+  std::vector<std::string> heads() const;
+  /// Drops the states with this head, and damaged ones.
+  void forget(const std::string& head);
 
  private:
   struct Slot;
-  std::optional<Slot> newest() const;
-  void put(const std::string& head, const std::string& state);
+  std::vector<Slot> slots() const;
+  std::optional<Record> contents(const Slot& slot) const;
+  bool write_slot(const Slot& slot);
 
   int fd_ = -1;
+  off_t begin_;
   serialize::SnapshotMemory memory_;
   bool warned_ = false;
   std::future<void> writing_;

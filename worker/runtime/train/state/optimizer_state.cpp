@@ -329,6 +329,7 @@ Loaded read_all(Optimizer& optimizer, const IValue& state_dict) {
     root.fail("expected " + std::to_string(ours.size()) + " parameter groups, got " +
               std::to_string(groups.size()));
   const auto states = root.dict("state");
+  const bool own = root.has("own");
   Loaded loaded;
   std::size_t index = 0;
   for (std::size_t g = 0; g < ours.size(); ++g) {
@@ -344,8 +345,9 @@ Loaded read_all(Optimizer& optimizer, const IValue& state_dict) {
     const OptionsReader reader{group};
     Kind::options(typed, reader);
     for (std::size_t i = 0; i < ids.size(); ++i, ++index)
-      read_state<Kind>(states, ids[i], index, ours[g].params()[i], typed,
-                       zero == nullptr || zero->owns(index), loaded);
+      if (!own || zero == nullptr || zero->owns(index))
+        read_state<Kind>(states, ids[i], index, ours[g].params()[i], typed,
+                         zero == nullptr || zero->owns(index), loaded);
     loaded.options.push_back(std::move(options));
   }
   return loaded;
@@ -359,17 +361,18 @@ const torch::optim::OptimizerOptions& options_of(Optimizer& optimizer) {
 
 }  // namespace
 
-IValue optimizer_state_dict(Optimizer& optimizer) {
+IValue optimizer_state_dict(Optimizer& optimizer, bool own) {
   return with_kind(options_of(optimizer), [&](auto kind) -> IValue {
     using Kind = decltype(kind);
     auto states = named_states<Kind>(optimizer);
-    if (const auto* zero = dynamic_cast<const ZeroOptimizer*>(&optimizer)) {
+    if (const auto* zero = dynamic_cast<const ZeroOptimizer*>(&optimizer); zero != nullptr && !own) {
       states = zero->gather_to_rank_0(states);
       if (zero->rank() != 0) return {};
     }
     auto root = make_state();
     root.insert("state", state_of(states));
     root.insert("param_groups", groups_of<Kind>(optimizer));
+    if (own) root.insert("own", true);
     return root;
   });
 }

@@ -21,7 +21,9 @@ namespace ddprun::train {
 ///            not 0
 /// returns    a GenericDict; this rank's own tensors share memory with the optimizer's
 /// throws     std::invalid_argument for another optimizer
-c10::IValue optimizer_state_dict(torch::optim::Optimizer& optimizer);
+///
+/// own  a ZeroOptimizer gathers nothing: only the state of what this rank owns, to be loaded there again
+c10::IValue optimizer_state_dict(torch::optim::Optimizer& optimizer, bool own = false);
 
 /// Loads state and options from a state dict of optimizer_state_dict() or Python: all of it or, if anything
 /// does not fit, nothing. Copies tensors to their parameter's type and device. With a ZeroOptimizer, on any

@@ -78,15 +78,16 @@ at::Tensor to_bytes(const std::string& text) {
 
 }  // namespace
 
-c10::IValue gather_powersgd_state(const ddp::PowerSgd& power_sgd, const torch::nn::Module& module,
-                                  const ddp::ProcessGroup& group) {
+c10::IValue powersgd_state(const ddp::PowerSgd& power_sgd, const torch::nn::Module& module,
+                           const ddp::ProcessGroup& group, bool alone) {
   const auto own = power_sgd.state(module);
   c10::impl::GenericList errors(c10::AnyType::get());
   for (int rank = 0; rank < group.size(); ++rank) {
-    const auto of_rank = errors_of(group, own.errors, rank);
-    if (group.rank() == 0) errors.push_back(to_value(of_rank));
+    const auto here = rank == group.rank() ? own.errors : TensorsByName();
+    const auto of_rank = alone ? here : errors_of(group, own.errors, rank);
+    if (alone || group.rank() == 0) errors.push_back(to_value(of_rank));
   }
-  if (group.rank() != 0) return {};
+  if (!alone && group.rank() != 0) return {};
   auto state = make_state();
   state.insert("iteration", own.iteration);
   state.insert("random_state", own.random_state);

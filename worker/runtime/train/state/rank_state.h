@@ -31,8 +31,10 @@ std::vector<GeneratorState> gather_generator_states(const ddp::ProcessGroup& gro
 /// PowerSGD's state on all ranks, for a checkpoint: {"iteration": int, "random_state": str,
 /// "qs": {name: tensor}, "errors": [{name: tensor}, ...] by rank}. Every rank calls it; all but rank 0 get
 /// None.
-c10::IValue gather_powersgd_state(const ddp::PowerSgd& power_sgd, const torch::nn::Module& module,
-                                  const ddp::ProcessGroup& group);
+///
+/// alone  on this rank, whichever it is, and with its errors alone
+c10::IValue powersgd_state(const ddp::PowerSgd& power_sgd, const torch::nn::Module& module,
+                           const ddp::ProcessGroup& group, bool alone = false);
 
 /// The inverse, on every rank. On another number of ranks, errors start at 0.
 /// throws  IoError naming source and what does not fit

@@ -8,7 +8,9 @@
 #include <ATen/ATen.h>
 #include <torch/serialize.h>
 
+#include <ddprun/common/logging.h>
 #include <ddprun/group/collectives.h>
+#include <ddprun/group/rounds.h>
 #include <ddprun/serialize/portable_value.h>
 
 namespace ddprun::train {
@@ -38,6 +40,22 @@ std::string broadcast_bytes(const ddp::ProcessGroup& group, std::string bytes, i
   return bytes;
 }
 
+/// The source's bytes, on that rank.
+std::string pass_bytes(const ddp::ProcessGroup& group, std::string bytes, int source, int destination) {
+  auto size = at::full({1}, static_cast<std::int64_t>(bytes.size()), at::kLong);
+  const auto pass = [&](const at::Tensor& tensor) {
+    std::vector<at::Tensor> tensors = {tensor};
+    const bool sends = group.rank() == source;
+    const auto& handle = group.handle();
+    (sends ? handle->send(tensors, destination, /*tag=*/0) : handle->recv(tensors, source, /*tag=*/0))
+        ->wait();
+  };
+  pass(size);
+  bytes.resize(static_cast<std::size_t>(size.item<std::int64_t>()));
+  pass(at::from_blob(bytes.data(), {size.item<std::int64_t>()}, at::kByte));
+  return bytes;
+}
+
 std::string pickled(const TrainingState& state) {
   const auto bytes = torch::pickle_save(serialize::portable_value(to_value(state)));
   return {bytes.begin(), bytes.end()};
@@ -54,16 +72,115 @@ void RunMemory::keep(const TrainingState& newest) const {
   file->write(head_of(*this, place_of(newest, 0)).dump(), to_value(newest));
 }
 
+void RunMemory::keep_part(const TrainingState& newest, const ddp::ProcessGroup& group) {
+  auto head = head_of(*this, {});
+  head.update({{"rank", group.rank()}, {"ranks", group.size()}, {"number", next_part++}});
+  // On a GPU a step that was begun when a rank was lost goes on with arbitrary numbers: not kept.
+  file->write(head.dump(), to_value(newest), &ddp::Rounds::check,
+              [copying = copying.get()](const MemoryFile::Record& record) {
+                if (copying != nullptr) copying->exchange(record);
+              });
+}
+
+bool RunMemory::ready() const { return file->idle() && (!copying || !copying->failed()); }
+void RunMemory::wait() const { file->wait(); }
+
+void RunMemory::connect(const ddp::ProcessGroup& group, int local_ranks) {
+  if (!copies) return;
+  // The same everywhere, so that each rank has one copy; further than any rank of the same node.
+  const int distance = static_cast<int>(ddp::all_reduce_max(group, {static_cast<double>(local_ranks)})[0]);
+  if (group.size() >= 2 * distance)
+    copying = std::make_unique<PartCopies>(group, distance, *copies);
+  else if (group.rank() == 0)
+    log_warning("--replicate-shards: expected at least twice as many ranks as on the largest node, " +
+                std::to_string(2 * distance) + ", got " + std::to_string(group.size()) + ": no copies");
+}
+
+void RunMemory::disconnect() {
+  if (copying) copying->abort();
+  if (file) file->wait();
+  copying.reset();
+}
+
+void RunMemory::take_over(const std::vector<nlohmann::json>& heads) {
+  for (const auto& each : heads) {
+    if (folder.empty()) folder = each["folder"].get<std::string>();
+    begun = begun || each["begun"].get<bool>();
+  }
+}
+
+std::vector<MemoryFile*> RunMemory::files() const {
+  std::vector<MemoryFile*> all = {file.get()};
+  if (copies) all.push_back(copies.get());
+  return all;
+}
+
+RunMemory::Parts RunMemory::find_parts(const ddp::ProcessGroup& group) {
+  auto own = nlohmann::json::array({head_of(*this, {})});
+  for (const auto* each : files())
+    for (const auto& head : each->heads()) own.push_back(nlohmann::json::parse(head));
+  std::map<std::int64_t, std::map<int, int>> holders;  // by number and rank
+  next_part = 0;
+  int holder = 0;
+  for (const auto& text : ddp::all_gather(group, own.dump())) {
+    const auto heads = nlohmann::json::parse(text).get<std::vector<nlohmann::json>>();
+    take_over(heads);
+    for (const auto& head : heads) {
+      const auto number = head.value("number", std::int64_t{-1});
+      next_part = std::max(next_part, number + 1);
+      if (number < 0 || head["ranks"] != group.size()) continue;
+      const int rank = head["rank"];
+      const auto found = holders[number].try_emplace(rank, holder).first;
+      if (rank == holder) found->second = holder;  // its own
+    }
+    ++holder;
+  }
+  const auto complete = [&](const auto& each) {
+    return static_cast<int>(each.second.size()) == group.size();
+  };
+  const auto newest = std::find_if(holders.rbegin(), holders.rend(), complete);
+  return newest == holders.rend() ? Parts() : Parts{newest->first, newest->second};
+}
+
+void RunMemory::share_parts(const ddp::ProcessGroup& group) {
+  state.reset();
+  const auto parts_of = find_parts(group);
+  if (parts_of.holders.empty()) {
+    if (begun && group.rank() == 0)
+      log_warning("some rank's part of the state is in no memory: going on from the last checkpoint");
+    return;
+  }
+  const auto number_of = [](const std::string& head) {
+    return nlohmann::json::parse(head).value("number", std::int64_t{-1});
+  };
+  // The older of two states is written over next: that must not be the only one that all have.
+  for (auto* each : files())
+    for (const auto& head : each->heads())
+      if (number_of(head) != parts_of.number) each->forget(head);
+  const auto part_of = [&](int rank) {
+    for (const auto* each : files())
+      if (auto record = each->read(); record && nlohmann::json::parse(record->head).value("rank", -1) == rank)
+        return std::move(record->state);
+    return std::string();
+  };
+  std::string own;
+  for (const auto& [rank, holder] : parts_of.holders) {
+    if (group.rank() != rank && group.rank() != holder) continue;
+    auto part = group.rank() == holder ? part_of(rank) : "";
+    if (rank != holder) part = pass_bytes(group, std::move(part), holder, rank);
+    if (group.rank() == rank) own = std::move(part);
+  }
+  state = to_training_state(torch::pickle_load({own.begin(), own.end()}), "memory");
+}
+
 void RunMemory::share(const ddp::ProcessGroup& group) {
+  if (parts) return share_parts(group);
   auto head = head_of(*this, place_of(state, progress));
   const auto kept = file && !state ? file->read() : std::nullopt;
   if (kept) head = nlohmann::json::parse(kept->head);
   std::vector<nlohmann::json> all;
   for (const auto& text : ddp::all_gather(group, head.dump())) all.push_back(nlohmann::json::parse(text));
-  for (const auto& each : all) {
-    if (folder.empty()) folder = each["folder"].get<std::string>();
-    begun = begun || each["begun"].get<bool>();
-  }
+  take_over(all);
   const auto newest = std::max_element(all.begin(), all.end(), [](const auto& a, const auto& b) {
     return place_in(a) < place_in(b);  // the first of equal ones
   });

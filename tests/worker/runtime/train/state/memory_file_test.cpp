@@ -3,7 +3,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <stdexcept>
 #include <string>
+#include <vector>
 
 #include <ATen/ATen.h>
 #include <torch/serialize.h>
@@ -70,6 +72,34 @@ TEST_CASE("a damaged state is none", "[memory_file]") {
   put(fd, "one", 1000, 1);
   damage(fd, 4096 + 1000, 4096 + 1064);
   CHECK_FALSE(MemoryFile(fd.get()).read());
+}
+
+TEST_CASE("two states are listed, and the one to go on from outlives the next write", "[memory_file]") {
+  const auto fd = memory();
+  for (const char* head : {"one", "two", "six"}) put(fd, head, 1000, 1);
+  CHECK(MemoryFile(fd.get()).heads() == std::vector<std::string>{"six", "two"});
+  MemoryFile(fd.get()).forget("six");
+  const auto end_of_two = ::lseek(fd.get(), 0, SEEK_END);
+  put(fd, "ten", 1000, 2);
+  CHECK(MemoryFile(fd.get()).heads() == std::vector<std::string>{"ten", "two"});
+  CHECK(::lseek(fd.get(), 0, SEEK_END) == end_of_two);
+}
+
+TEST_CASE("states far apart in one file do not touch", "[memory_file]") {
+  const auto fd = memory();
+  MemoryFile far(fd.get(), off_t{1} << 40);
+  far.put({"far", "state"});
+  put(fd, "near", 50'000, 1);
+  check_holds(fd, "near", 50'000, 1);
+  CHECK(far.read()->state == "state");
+}
+
+TEST_CASE("a copy that came too late is not written", "[memory_file]") {
+  const auto fd = memory();
+  put(fd, "one", 1000, 1);
+  MemoryFile file(fd.get());
+  CHECK_THROWS(file.write("two", at::ones({10}), [] { throw std::runtime_error("spoilt"); }));
+  CHECK(file.heads() == std::vector<std::string>{"one"});
 }
 
 TEST_CASE("a descriptor that is no file keeps nothing", "[memory_file]") {
