@@ -8,6 +8,8 @@
 #include <cstdlib>
 #include <ctime>
 #include <iostream>
+#include <new>
+#include <system_error>
 
 #include <ddprun/common/error_file.h>
 #include <ddprun/common/errors.h>
@@ -52,6 +54,14 @@ Failure describe_failure(std::exception_ptr exception) {
   } catch (const c10::Error& error) {
     const std::string text = error.what_without_backtrace();  // perhaps with lines of its caller's context
     return {one_line(text.substr(0, text.find('\n'))), 1};
+  } catch (const std::bad_alloc& error) {
+    return {std::string("memory ran out: ") + error.what(), 1};
+  } catch (const std::system_error& error) {  // std::thread's
+    const bool no_thread = error.code() == std::errc::resource_unavailable_try_again;
+    return {
+        one_line((no_thread ? "memory ran out, or threads (ulimit -v, -u): cannot start a thread: " : "") +
+                 std::string(error.what())),
+        1};
   } catch (const std::exception& error) {
     return {one_line(error.what()), 1};
   } catch (...) {

@@ -2,12 +2,16 @@
 
 #include <c10/util/Exception.h>
 
+#include <cerrno>
+#include <new>
 #include <stdexcept>
+#include <system_error>
 
 #include <ddprun/common/errors.h>
 #include "tests/support/catch.h"
 
 using ddprun::describe_failure;
+using ddprun::test::ContainsSubstring;
 
 namespace {
 
@@ -34,6 +38,15 @@ TEST_CASE("a failure is one line, without LibTorch's stack trace", "[failure]") 
   const auto failure = failure_of([] { TORCH_CHECK(false, "shapes differ\nsecond line"); });
   CHECK(failure.message == "shapes differ");
   CHECK(failure.exit_code == 1);
+}
+
+TEST_CASE("a failure for want of memory says so", "[failure]") {
+  CHECK(failure_of([] { throw std::bad_alloc(); }).message == "memory ran out: std::bad_alloc");
+  CHECK_THAT(failure_of([] {
+               throw std::system_error(EAGAIN, std::generic_category());  // as std::thread does
+             }).message,
+             ContainsSubstring("memory ran out, or threads"));
+  CHECK(failure_of([] { throw std::system_error(EPIPE, std::generic_category()); }).message == "Broken pipe");
 }
 
 TEST_CASE("a failure is named whole where a name holds a line end", "[failure]") {
