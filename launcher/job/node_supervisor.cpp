@@ -106,10 +106,8 @@ class NodeSupervisor {
     const bool required = !lost_ && nodes_.is_host.has_value();
     Listening listening = listen_at(endpoint, addresses, required);
     link.fail_unless_greeted = listening.taken;
-    if (listening.taken) {
-      if (port_owner(endpoint.port).find("(ddprun)") == std::string::npos)
-        link.greeting_timeout = kStrangersGreeting;
-    }
+    if (listening.taken && port_owner(endpoint.port).find("(ddprun)") == std::string::npos)
+      link.greeting_timeout = kStrangersGreeting;
     if (!listening.advertised.empty() && link.join.address.empty()) {
       link.join.address = listening.advertised;
       log_info(printable(endpoint.host) + " is a loopback address here: other nodes will use " +
@@ -122,10 +120,11 @@ class NodeSupervisor {
       const auto port = static_cast<unsigned short>(endpoint.port);
       link.instead = {{asio::ip::address_v4::loopback(), port}, {asio::ip::address_v6::loopback(), port}};
     }
-    if (nodes_.token.empty() && !listening.loopback_only)
+    const bool warns = !listening.loopback_only && connections_.servers.empty();
+    if (nodes_.token.empty() && warns)
       log_warning("anyone who reaches " + to_string(endpoint) +
                   " can join this job: no token is set (--token-file, DDPRUN_TOKEN)");
-    if (nodes_.token_is_derived && !listening.loopback_only)
+    if (nodes_.token_is_derived && warns)
       log_warning("anyone who reaches " + to_string(endpoint) +
                   " and knows the job's numbers (squeue) can join this job: its token is derived from them "
                   "(--token-file, DDPRUN_TOKEN)");
@@ -286,11 +285,12 @@ class NodeSupervisor {
     return next;
   }
 
-  /// Tells the coordinator of a worker that can be replaced.
+  /// Tells the coordinator of a worker that can be replaced. round_ may be the next one's already (Lead).
   bool report_loss(const Attempt& attempt, pid_t failed) {
     const std::string text = describe_loss(attempt, failed, oom_);
     log_warning(text + "; it is to be started alone again");
-    send_failure(attempt.outcome, text + " on node " + name_of_node(nodes_), /*in_place=*/true);
+    last_reason_ = text + " on node " + name_of_node(nodes_);
+    link().send(Failed{attempt.round.number, attempt.outcome, last_reason_, /*in_place=*/true});
     return true;
   }
 
@@ -325,9 +325,9 @@ class NodeSupervisor {
     send_failure(attempt.outcome, describe_end(attempt) + " on node " + name_of_node(nodes_));
   }
 
-  void send_failure(const AttemptEnd& end, const std::string& text, bool in_place = false) {
+  void send_failure(const AttemptEnd& end, const std::string& text) {
     last_reason_ = text;
-    link().send(Failed{round_, end, text, in_place});
+    link().send(Failed{round_, end, text});
   }
 
   /// Reports ddprun's own failure; no round follows on this node.

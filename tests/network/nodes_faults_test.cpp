@@ -15,7 +15,12 @@ const ExitStatus kKilled = ExitStatus::killed(SIGKILL);
 
 /// All ranks have met.
 void await_meeting(Nodes& nodes, int ranks) {
-  REQUIRE(wait_until([&] { return count_of("met ", nodes.all_out()) == ranks; }));
+  const bool met = wait_until([&] { return count_of("met ", nodes.all_out()) == ranks; });
+  std::string err;
+  for (std::size_t node = 0; !met && node < nodes.size(); ++node)
+    err += "node " + std::to_string(node) + ":\n" + nodes[node].err();
+  CAPTURE(nodes.all_out(), err);
+  REQUIRE(met);
 }
 
 }  // namespace
@@ -215,8 +220,8 @@ namespace {
 struct TwoAndASpare {
   explicit TwoAndASpare(const Network& network) : nodes(network) {
     const std::string endpoints = Network::ipv4(0) + "," + Network::ipv4(1) + "," + Network::ipv4(2);
-    const Words flags = {"--nnodes=2", "--spares=1", "--node-timeout=2", "--rdzv-id=job",
-                         "--rdzv-endpoint=" + endpoints};
+    const Words flags = {"--nnodes=2",       "--spares=1",    "--max-restarts=1",
+                         "--node-timeout=2", "--rdzv-id=job", "--rdzv-endpoint=" + endpoints};
     for (const int host : {0, 1, 2}) {
       nodes.start(host, flags, {"meet", "wait-for-file", done.string()});
       if (host == 1) await_meeting(nodes, 2);
