@@ -334,3 +334,17 @@ TEST_CASE("a signal on all nodes at once, as from a scheduler, ends the job", "[
     check_nothing_left(nodes[node]);
   }
 }
+
+TEST_CASE("a worker that is lost while the next round begins is replaced in that round", "[nodes]") {
+  const Network network(2, {.ipv4 = true, .slow = Impairment{200ms, 0}});
+  Nodes nodes(network);
+  for (const int host :
+       {0, 1})  // rank 0 is on host 1: its node hears of the round, and 400 ms later of its begin
+    nodes.start(host,
+                elastic("2") + Words{"--node-rank=" + std::to_string(1 - host), "--nproc-per-node=2",
+                                     "--recover=rank", "--max-restarts=1"},
+                {"recovers", "true", "--old-rank", "1", "expect-no-signal", "500", "kill", "9", "--old-rank",
+                 "0", "expect-no-signal", "1100", "kill", "9", "--old", "wait-for-round", "--all", "ready"});
+  nodes.check_all_exit(0);
+  CHECK(count_of("ready ", nodes.all_out()) == 4);
+}
