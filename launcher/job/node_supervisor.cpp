@@ -103,8 +103,7 @@ class NodeSupervisor {
   /// Starts the coordinator here, if this is its host and nobody has.
   void host(const Endpoint& endpoint, const std::vector<asio::ip::tcp::endpoint>& addresses,
             NodeLink::Settings& link) {
-    const bool required = !lost_ && nodes_.is_host.has_value();
-    Listening listening = listen_at(endpoint, addresses, required);
+    Listening listening = listen_at(endpoint, addresses, /*required=*/!lost_ && nodes_.is_host.has_value());
     link.fail_unless_greeted = listening.taken;
     if (listening.taken && port_owner(endpoint.port).find("(ddprun)") == std::string::npos)
       link.greeting_timeout = kStrangersGreeting;
@@ -148,7 +147,8 @@ class NodeSupervisor {
   bool look_again(const std::string& reason, bool hung_up) {
     const bool goes_on =
         nodes_.elastic() || nodes_.spares > 0 || former_.restarts < job_.options.restart.max_restarts;
-    if (nodes_.successors.empty() || !goes_on || !link().was_connected()) return false;
+    const bool ended_here = connections_.server() != nullptr && connections_.server()->ended();
+    if (nodes_.successors.empty() || !goes_on || ended_here || !link().was_connected()) return false;
     former_ = link().former().number == former_.number ? link().former() : former_;
     if (in_round_ || stands_by_) {
       log_once(reason, log_warning);

@@ -376,7 +376,7 @@ void TakeoverSimulation::lose(Host host, std::size_t connection, bool hung_up) {
     program.running.reset();
     const bool goes_on = settings_.min_nodes < settings_.max_nodes || settings_.spares > 0 ||
                          program.former.restarts < settings_.restarts.max_restarts;
-    if (!goes_on) return finish(host);
+    if (!goes_on || (program.coordinator && program.coordinator->ended())) return finish(host);
     program.asking_again_since = now_;
     if (took_part) program.asking_since = now_;
     program.asked.clear();

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <ctime>
 #include <iostream>
+#include <memory>
 #include <new>
 #include <system_error>
 
@@ -29,6 +30,9 @@ void keep_freed_memory() {
   ::mallopt(M_TRIM_THRESHOLD, 2000 << 20);
   ::mallopt(M_TOP_PAD, 64 << 20);
 }
+
+/// Freed when the process fails, which it may for want of memory: to tell of it.
+std::unique_ptr<char[]> spare_memory;
 
 /// Logs the failure, writes the launcher's error file and ends the process at once, without teardown.
 [[noreturn]] void end_in_failure(const Failure& failure) {
@@ -73,10 +77,12 @@ void prepare_worker(const std::string& name) {
   ::signal(SIGPIPE, SIG_IGN);  // a closed stdout (| head) must not end the training
   keep_freed_memory();
   configure_logging(name);
+  spare_memory = std::make_unique<char[]>(1 << 20);
   // Not a catch block, which would unwind the stack: this rank's connections must stay open until the
   // launcher has seen it fail, or other ranks would fail first.
   std::set_terminate([] {
     if (!std::current_exception()) std::abort();
+    spare_memory.reset();
     const auto failure = describe_failure(ddp::explained_failure(std::current_exception()));
     ddp::announce_failure(failure.message);
     end_in_failure(failure);
