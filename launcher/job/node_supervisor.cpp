@@ -70,26 +70,29 @@ class NodeSupervisor {
  private:
   NodeLink& link() { return connections_.links.back(); }
 
-  void connect() {
+  /// hung_up  the coordinator of this node's last round
+  void connect(bool hung_up = false) {
     NodeLink::Settings settings;
     std::vector<Endpoint> endpoints = {nodes_.endpoint};
     endpoints.insert(endpoints.end(), nodes_.successors.begin(), nodes_.successors.end());
     settings.endpoints = in_order_of_asking(std::move(endpoints), lost_);
-    settings.join = {
-        job_.run_id,  name_of_node(nodes_), nodes_.node_rank,  nodes_.min_nodes,       nodes_.max_nodes,
-        job_.workers, nodes_.local_addr,    job_.options.role, known_by(job_.options), former_};
-    if (hung_up_) settings.former_coordinator = lost_;
+    settings.join = {job_.run_id,       name_of_node(nodes_), nodes_.node_rank,
+                     nodes_.min_nodes,  nodes_.max_nodes,     job_.workers,
+                     nodes_.local_addr, job_.options.role,    known_by(job_.options),
+                     former_,           job_.job_id};
+    if (hung_up) settings.former_coordinator = lost_;
     settings.token = nodes_.token;
     settings.timeout = nodes_.join_timeout;
+    settings.since = asking_since_;
     if (lost_) settings.connect_timeout = connect_timeout_after_loss(nodes_.node_timeout);
     settings.before_connecting = [this](std::size_t place, bool asked_all, const auto& addresses,
                                         NodeLink::Settings& link) {
       job_.monitor->set_nodes(name_of_node(nodes_), link.endpoints[place].host);
-      if (connections_.server) return;
+      if (connections_.server() != nullptr) return;
       link.instead.clear();
       link.fail_unless_greeted = false;
       const bool wanted = lost_ || nodes_.is_host.value_or(true);
-      const auto since_loss = lost_ ? std::optional(Clock::now() - lost_at_) : std::nullopt;
+      const auto since_loss = lost_ ? std::optional(Clock::now() - asking_again_since_) : std::nullopt;
       if (wanted && may_host(place, link.endpoints.size(), since_loss, asked_all, nodes_.node_timeout))
         host(link.endpoints[place], addresses, link);
     };
@@ -100,13 +103,10 @@ class NodeSupervisor {
   /// Starts the coordinator here, if this is its host and nobody has.
   void host(const Endpoint& endpoint, const std::vector<asio::ip::tcp::endpoint>& addresses,
             NodeLink::Settings& link) {
-    const bool required = !lost_ && nodes_.is_host.has_value();
-    Listening listening = listen_at(endpoint, addresses, required);
+    Listening listening = listen_at(endpoint, addresses, /*required=*/!lost_ && nodes_.is_host.has_value());
     link.fail_unless_greeted = listening.taken;
-    if (listening.taken) {
-      if (port_owner(endpoint.port).find("(ddprun)") == std::string::npos)
-        link.greeting_timeout = kStrangersGreeting;
-    }
+    if (listening.taken && port_owner(endpoint.port).find("(ddprun)") == std::string::npos)
+      link.greeting_timeout = kStrangersGreeting;
     if (!listening.advertised.empty() && link.join.address.empty()) {
       link.join.address = listening.advertised;
       log_info(printable(endpoint.host) + " is a loopback address here: other nodes will use " +
@@ -119,42 +119,46 @@ class NodeSupervisor {
       const auto port = static_cast<unsigned short>(endpoint.port);
       link.instead = {{asio::ip::address_v4::loopback(), port}, {asio::ip::address_v6::loopback(), port}};
     }
-    if (nodes_.token.empty() && !listening.loopback_only)
+    const bool warns = !listening.loopback_only && connections_.servers.empty();
+    if (nodes_.token.empty() && warns)
       log_warning("anyone who reaches " + to_string(endpoint) +
                   " can join this job: no token is set (--token-file, DDPRUN_TOKEN)");
-    if (nodes_.token_is_derived && !listening.loopback_only)
+    if (nodes_.token_is_derived && warns)
       log_warning("anyone who reaches " + to_string(endpoint) +
                   " and knows the job's numbers (squeue) can join this job: its token is derived from them "
                   "(--token-file, DDPRUN_TOKEN)");
     CoordinatorServer::Listen listen_again;
     if (nodes_.port_is_workers)
       listen_again = [this, addresses] { return listen_at(nodes_.endpoint, addresses, true).sockets; };
-    connections_.server.emplace(
+    CoordinatorServer& server = connections_.servers.emplace_back(
         job_.io,
         CoordinatorSettings{nodes_, job_.run_id, known_by(job_.options), job_.options.restart,
                             job_.options.recover == Recover::kRank, !nodes_.successors.empty(),
-                            lost_.has_value()},
+                            lost_ ? std::optional(asking_since_) : std::nullopt},
         nodes_.token, std::move(listening.sockets), std::move(listen_again));
-    connections_.server->on_all_gone([this] { job_.events.push(PeerEvent{}); });
+    server.on_all_gone([this] { job_.events.push(PeerEvent{}); });
     job_.monitor->gather();
-    connections_.server->on_summary(
+    server.on_summary(
         [&monitor = *job_.monitor](const auto& node, const auto& summary) { monitor.take(node, summary); });
     if (lost_) log_info("this node has the coordinator now, at " + to_string(endpoint));
   }
 
-  /// Looks for a coordinator that takes the lost one's place. False if there is to be none.
-  bool take_over(const CoordinatorLost& lost) {
+  /// Looks for the job's coordinator, perhaps another one. False if there is to be none.
+  bool look_again(const std::string& reason, bool hung_up) {
     const bool goes_on =
         nodes_.elastic() || nodes_.spares > 0 || former_.restarts < job_.options.restart.max_restarts;
-    const bool begun = former_.number >= 0 || stands_by_;
-    if (nodes_.successors.empty() || !begun || !goes_on || !link().was_connected()) return false;
-    log_once(lost.reason, log_warning);
-    log_info("looking for the node that takes the coordinator's place");
-    lost_ = link().endpoint();
-    lost_at_ = Clock::now();
-    hung_up_ = std::exchange(in_round_, false) && lost.hung_up;
+    const bool ended_here = connections_.server() != nullptr && connections_.server()->ended();
+    if (nodes_.successors.empty() || !goes_on || ended_here || !link().was_connected()) return false;
     former_ = link().former().number == former_.number ? link().former() : former_;
-    connect();
+    if (in_round_ || stands_by_) {
+      log_once(reason, log_warning);
+      log_info("looking for the node that takes the coordinator's place");
+      lost_ = link().endpoint();
+      asking_since_ = Clock::now();
+    }
+    stands_by_ = false;
+    asking_again_since_ = Clock::now();
+    connect(std::exchange(in_round_, false) && hung_up);
     return true;
   }
 
@@ -162,8 +166,8 @@ class NodeSupervisor {
   asio::awaitable<std::optional<RunResult>> step() {
     if (auto news = link().next()) {
       if (const auto* lost = std::get_if<CoordinatorLost>(&*news)) {
-        if (!take_over(*lost)) throw LaunchError(LaunchError::kOwnFailure, lost->reason);
-        co_return std::nullopt;
+        if (look_again(lost->reason, lost->hung_up)) co_return std::nullopt;
+        throw LaunchError(LaunchError::kOwnFailure, lost->reason);
       }
       co_return co_await handle(std::get<CoordinatorMessage>(*news));
     }
@@ -186,8 +190,9 @@ class NodeSupervisor {
 
   asio::awaitable<std::optional<RunResult>> handle(const CoordinatorMessage& message) {
     if (const auto* refused = std::get_if<Refused>(&message)) {
-      throw LaunchError(LaunchError::kOwnFailure,
-                        "refused by the coordinator: " + printable(refused->reason));
+      const std::string text = "refused by the coordinator: " + printable(refused->reason);
+      if (!link().has_joined() || !look_again(text, /*hung_up=*/false))
+        throw LaunchError(LaunchError::kOwnFailure, text);
     } else if (const auto* waiting = std::get_if<Waiting>(&message)) {
       log_waiting(*waiting);
     } else if (const auto* lead = std::get_if<Lead>(&message)) {
@@ -280,11 +285,12 @@ class NodeSupervisor {
     return next;
   }
 
-  /// Tells the coordinator of a worker that can be replaced.
+  /// Tells the coordinator of a worker that can be replaced. round_ may be the next one's already (Lead).
   bool report_loss(const Attempt& attempt, pid_t failed) {
     const std::string text = describe_loss(attempt, failed, oom_);
     log_warning(text + "; it is to be started alone again");
-    send_failure(attempt.outcome, text + " on node " + name_of_node(nodes_), /*in_place=*/true);
+    last_reason_ = text + " on node " + name_of_node(nodes_);
+    link().send(Failed{attempt.round.number, attempt.outcome, last_reason_, /*in_place=*/true});
     return true;
   }
 
@@ -319,22 +325,21 @@ class NodeSupervisor {
     send_failure(attempt.outcome, describe_end(attempt) + " on node " + name_of_node(nodes_));
   }
 
-  void send_failure(const AttemptEnd& end, const std::string& text, bool in_place = false) {
+  void send_failure(const AttemptEnd& end, const std::string& text) {
     last_reason_ = text;
-    link().send(Failed{round_, end, text, in_place});
+    link().send(Failed{round_, end, text});
   }
 
   /// Reports ddprun's own failure; no round follows on this node.
   void fail_job(int exit_code, const std::string& text) {
     send_failure(StartFailed{exit_code, text}, text + " on node " + name_of_node(nodes_));
-    if (connections_.server) connections_.server->end(exit_code, last_reason_);
+    connections_.end_job(exit_code, last_reason_);
   }
 
   void leave(int signal) {
-    if (connections_.server)
-      connections_.server->end(
-          exit_code_of_signal(signal),
-          "node " + name_of_node(nodes_) + ", which has the coordinator, received " + signal_name(signal));
+    connections_.end_job(
+        exit_code_of_signal(signal),
+        "node " + name_of_node(nodes_) + ", which has the coordinator, received " + signal_name(signal));
     link().send(Leave{signal});
   }
 
@@ -360,10 +365,8 @@ class NodeSupervisor {
   asio::awaitable<void> say_goodbye() {
     link().finish();
     const auto until = Clock::now() + kGoodbyeTimeout;
-    const auto busy = [this] {
-      return connections_.server ? !connections_.server->all_gone() : !link().finished();
-    };
-    while (busy()) {
+    auto* server = connections_.server();
+    while (server == nullptr ? !link().finished() : !server->all_gone()) {
       const JobEvent event = co_await job_.events.next(until);
       const auto* received = std::get_if<SignalReceived>(&event);
       if (std::holds_alternative<DeadlinePassed>(event)) break;
@@ -381,10 +384,10 @@ class NodeSupervisor {
   FormerRound former_;     ///< the last round
   bool in_round_ = false;  ///< since this node came to its coordinator
   bool stands_by_ = false;
-  std::optional<Endpoint> lost_;  ///< of the last coordinator that was lost
-  Clock::time_point lost_at_;
-  bool hung_up_ = false;
-  std::string last_reason_;  ///< the last reason for an end that the user saw
+  std::optional<Endpoint> lost_;  ///< of the last coordinator that was lost while its job ran
+  Clock::time_point asking_since_ = Clock::now();  ///< since that loss, or the start
+  Clock::time_point asking_again_since_;           ///< since the last connection's end
+  std::string last_reason_;                        ///< the last reason for an end that the user saw
 };
 
 }  // namespace

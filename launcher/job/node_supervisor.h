@@ -2,7 +2,6 @@
 
 #include <boost/asio/awaitable.hpp>
 #include <list>
-#include <optional>
 
 #include "launcher/failure/result_json.h"
 #include "launcher/job/job.h"
@@ -14,8 +13,16 @@ namespace ddprun::launcher {
 
 /// The connections to the other nodes. Must outlive the run of the io_context.
 struct NodeConnections {
-  std::optional<CoordinatorServer> server;  ///< if the coordinator is here
-  std::list<NodeLink> links;                ///< the last is in use; those before have lost their coordinator
+  std::list<CoordinatorServer> servers;  ///< only the last has not resigned
+  std::list<NodeLink> links;             ///< the last is in use; those before have lost their coordinator
+
+  /// Null: the coordinator is not here.
+  CoordinatorServer* server() {
+    return servers.empty() || servers.back().resigned() ? nullptr : &servers.back();
+  }
+  void end_job(int exit_code, const std::string& reason) {
+    if (server() != nullptr) server()->end(exit_code, reason);
+  }
 };
 
 /// Runs this node's part of a job over several nodes: starts, stops and restarts workers as the coordinator

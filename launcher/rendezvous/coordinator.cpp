@@ -28,10 +28,14 @@ constexpr std::size_t kBeatsToLoss = 2 * kBeatsPerTimeout;  // after so many a s
 }  // namespace
 
 Coordinator::Coordinator(CoordinatorSettings settings, Time now)
-    : settings_(std::move(settings)), forming_since_(now), next_beat_(now) {}
+    : settings_(std::move(settings)),
+      forming_since_(settings_.lost_at.value_or(now)),
+      resigns_at_(now + 2 * settings_.node_timeout),
+      next_beat_(now) {}
 
 void Coordinator::receive(NodeId id, const NodeMessage& message, const std::string& address, Time now) {
   const auto found = nodes_.find(id);
+  if (resigned_) return;
   if (const auto* wish = std::get_if<Join>(&message)) {
     if (found == nodes_.end() && gone_.count(id) == 0) join(id, *wish, address, now);
   } else if (found != nodes_.end() && !ended_) {
@@ -47,6 +51,8 @@ const std::string* Coordinator::node_name(NodeId id) const {
 }
 
 void Coordinator::join(NodeId id, const Join& join, const std::string& address, Time now) {
+  if (const auto earlier = by_id_.find(join.id); earlier != by_id_.end())
+    expel(earlier->second, "its ddprun has connected again", now);
   if (ended_) return dismiss(id, last_word(false));
   if (const std::string reason = problem_with(join, address); !reason.empty())
     return dismiss(id, Refused{reason});
@@ -56,6 +62,7 @@ void Coordinator::join(NodeId id, const Join& join, const std::string& address, 
   node.order = next_order_++;
   node.was_in_round = join.former.number >= 0;
   if (join.node_rank) ranks_[*join.node_rank] = id;
+  if (!join.id.empty()) by_id_[join.id] = id;
   ++ready_;
   go_on_after(join.former, now);
   send_waiting(id);
@@ -195,7 +202,8 @@ void Coordinator::remove(Nodes::iterator gone, const std::string& reason, Time n
   const State state = gone->second.state;
   const NodeId id = gone->first;
   const Join join = gone->second.join;
-  if (gone->second.join.node_rank) ranks_.erase(*gone->second.join.node_rank);
+  if (join.node_rank) ranks_.erase(*join.node_rank);
+  by_id_.erase(join.id);
   nodes_.erase(gone);
   if (state == State::kReady) --ready_;
   if (!ended_ && in_minority())
@@ -248,7 +256,7 @@ End Coordinator::last_word(bool has_run) const {
 /// Advances the state, whichever event led to it.
 void Coordinator::check_progress(Time now) {
   if (phase_ == Phase::kRunning && unfinished_ == 0 && !ended_) end(0, "all workers succeeded");
-  if (ended_) return;
+  if (ended_ || resigned_) return;
   if (phase_ == Phase::kRunning) take_joiners_along(now);
   if (phase_ == Phase::kStopping && ready_ == nodes_.size()) {
     phase_ = Phase::kPausing;
@@ -282,6 +290,7 @@ void Coordinator::form(Time now) {
   if (ready_ < static_cast<std::size_t>(settings_.min_nodes) || !enough) {
     last_call_end_.reset();
     if (late) end(LaunchError::kOwnFailure, describe_shortage());
+    resigned_ = !late && !enough && now >= resigns_at_;
     return;
   }
   // Survivors of a round do not wait: more nodes may join while they run.
@@ -420,7 +429,7 @@ void Coordinator::tick(Time now) {
 }
 
 Coordinator::Time Coordinator::next_tick() const {
-  if (ended_) return Time::max();
+  if (ended_ || resigned_) return Time::max();
   Time next = next_beat_;
   if (phase_ == Phase::kPausing) next = std::min(next, pause_end_);
   if (phase_ == Phase::kForming) next = std::min(next, forming_since_ + settings_.join_timeout);

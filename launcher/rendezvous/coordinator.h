@@ -37,7 +37,9 @@ struct CoordinatorSettings : MeetingRules {
   /// If this coordinator is lost, another may take over: of a network that breaks, only the larger part goes
   /// on.
   bool has_successors = false;
-  bool takes_over = false;  ///< from a coordinator that was lost
+  /// Since when the nodes have been without the coordinator whose place this one takes. None: it is the
+  /// first.
+  std::optional<std::chrono::steady_clock::time_point> lost_at;
 };
 
 /// How the job has ended for all nodes.
@@ -62,7 +64,9 @@ class Coordinator {
 
   // A job whose coordinator was lost goes on with another one, which learns from the nodes' Joins what there
   // was. It begins a round once more than half of the last round's nodes have come; the lost coordinator, if
-  // it lives, ends the job with fewer than half. So there are never two rounds beside each other.
+  // it lives, ends the job with fewer than half. So there are never two rounds beside each other. One that
+  // waits in vain for the others resigns: they may be with another coordinator, which its nodes then look
+  // for.
 
   /// A node's message; its first one is Join.
   ///
@@ -85,12 +89,15 @@ class Coordinator {
 
   const std::optional<JobEnd>& ended() const { return ended_; }
 
+  /// It took a lost coordinator's place and began no round: to be dropped, with all connections.
+  bool resigned() const { return resigned_; }
+
   /// The name of a node that has joined; null: there is none.
   const std::string* node_name(NodeId id) const;
 
   /// Whether nodes may join. Not while all nodes of a job of fixed size are connected.
   bool wants_nodes() const {
-    return !ended_ && (elastic() || settings_.spares > 0 || phase_ == Phase::kForming);
+    return !ended_ && !resigned_ && (elastic() || settings_.spares > 0 || phase_ == Phase::kForming);
   }
 
  private:
@@ -133,7 +140,7 @@ class Coordinator {
   std::string describe_shortage() const;
   void go_on_after(const FormerRound& former, Time now);
   bool has_started() const { return running_since_ != Time(); }
-  bool takes_over() const { return (settings_.takes_over || former_.number >= 0) && !has_started(); }
+  bool takes_over() const { return (settings_.lost_at || former_.number >= 0) && !has_started(); }
   std::vector<NodeId> former_members() const;
   std::size_t returned() const;
   bool has_majority() const;
@@ -152,8 +159,9 @@ class Coordinator {
   Nodes nodes_;
   std::set<NodeId> gone_;                  ///< connections that may not join again
   std::unordered_map<int, NodeId> ranks_;  ///< node ranks that are taken
-  std::vector<NodeId> members_;            ///< of the round, by rank, including lost ones
-  FormerRound former_;                     ///< of the coordinator whose place this one takes
+  std::unordered_map<std::string, NodeId> by_id_;
+  std::vector<NodeId> members_;  ///< of the round, by rank, including lost ones
+  FormerRound former_;           ///< of the coordinator whose place this one takes
   /// The members of the last round that was started, except those whose users ended them; and of those
   /// before it, with the beats sent until the next Start, as one that has been silent since may be counted.
   std::vector<NodeId> voters_;
@@ -168,11 +176,12 @@ class Coordinator {
   int restarts_used_ = 0;
   int restart_count_ = 0;
   std::map<std::string, int> losses_;  ///< how often in a row a node was lost from a young round
-  Time forming_since_, running_since_, pause_end_, next_beat_;
+  Time forming_since_, resigns_at_, running_since_, pause_end_, next_beat_;
   std::optional<Time> last_call_end_;  ///< of kForming, and of kRunning once a node waits to join
   std::chrono::milliseconds pause_{0};
   std::vector<std::pair<NodeId, CoordinatorMessage>> messages_;
   std::optional<JobEnd> ended_;
+  bool resigned_ = false;
 };
 
 }  // namespace ddprun::launcher

@@ -183,6 +183,7 @@ void visit(auto& fields, Join& join) {
   fields.integer("former_rank", join.former.group_rank, 0, kMaxCount);
   fields.integer("former_restarts", join.former.restarts, 0, INT_MAX);
   fields.flag("nobody_listens", join.former.nobody_listens);
+  fields.text("id", join.id, kMaxName);
 }
 
 const char* type_of(const Leading&) { return "leading"; }

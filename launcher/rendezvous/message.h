@@ -38,6 +38,8 @@ struct Join {
   std::string role = {};
   std::string program = {};  ///< as in CoordinatorSettings
   FormerRound former = {};
+  /// Of this node's ddprun: another connection with it takes the place of the one before. Empty: unknown.
+  std::string id = {};
   bool operator==(const Join&) const = default;
 };
 

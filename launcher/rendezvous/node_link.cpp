@@ -165,8 +165,8 @@ asio::awaitable<void> NodeLink::run() {
 
 /// Retries until a coordinator answers; gives up on a stranger or another token.
 asio::awaitable<void> NodeLink::connect() {
-  const auto begin = Clock::now();
-  bool logged = false, first = true;
+  const auto begin = settings_.since.value_or(Clock::now());
+  bool logged = Clock::now() >= begin + kNoticeAfter, first = true;
   for (milliseconds pause{50};; pause = std::min(pause * 2, milliseconds(1000))) {
     std::string why;
     try {

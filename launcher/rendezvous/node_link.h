@@ -40,6 +40,7 @@ class NodeLink {
     std::optional<Endpoint> former_coordinator = {};
     std::string token;
     std::chrono::milliseconds timeout{600'000};          ///< for the connection
+    std::optional<JobEvents::Clock::time_point> since;   ///< when that began; none: now
     std::chrono::milliseconds connect_timeout{5'000};    ///< of an attempt at one address
     std::chrono::milliseconds greeting_timeout{10'000};  ///< for the coordinator's first bytes
     bool fail_unless_greeted = false;  ///< give up if something answers but does not greet in time
@@ -79,6 +80,7 @@ class NodeLink {
   /// Where the coordinator is, or is being looked for.
   const Endpoint& endpoint() const { return settings_.endpoints[asked_]; }
   bool was_connected() const { return connection_ != nullptr; }
+  bool has_joined() const { return node_timeout_.count() > 0; }
   const FormerRound& former() const { return settings_.join.former; }
   /// The address at which this node told others to reach it.
   const std::string& join_address() const { return settings_.join.address; }

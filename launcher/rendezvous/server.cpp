@@ -159,7 +159,8 @@ asio::awaitable<void> CoordinatorServer::keep_time() {
 
 /// Nodes that come after the end belong to the next job at this endpoint.
 void CoordinatorServer::open_or_close_port() {
-  const bool wanted = listen_again_ ? coordinator_.wants_nodes() : !coordinator_.ended();
+  const bool wanted =
+      listen_again_ ? coordinator_.wants_nodes() : !coordinator_.ended() && !coordinator_.resigned();
   if (listening_ && !wanted) {
     for (Acceptor& acceptor : acceptors_) acceptor.close();
     listening_ = false;
@@ -182,6 +183,8 @@ void CoordinatorServer::deliver() {
     found->second->write(encode(message));
     if (std::holds_alternative<Refused>(message)) found->second->finish(kRefusalTimeout);
   }
+  if (coordinator_.resigned())
+    for (const auto& [id, connection] : connections_) connection->close();
   if (coordinator_.next_tick() != timer_.expiry()) timer_.cancel();
   if (all_gone() && on_all_gone_) on_all_gone_();
 }

@@ -36,6 +36,9 @@ class CoordinatorServer {
   /// Ends the job on all nodes. Ignored if it has ended.
   void end(int exit_code, const std::string& reason);
 
+  bool ended() const { return coordinator_.ended().has_value(); }
+  /// It has closed its port and connections: another one takes its place.
+  bool resigned() const { return coordinator_.resigned(); }
   /// True once the job has ended and every node has disconnected.
   bool all_gone() const { return coordinator_.ended() && connections_.empty(); }
   void on_all_gone(std::function<void()> callback) { on_all_gone_ = std::move(callback); }

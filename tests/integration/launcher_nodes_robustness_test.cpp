@@ -143,6 +143,34 @@ TEST_CASE("a job that is stopped on all nodes goes on when it is continued", "[n
   CHECK(nodes.wait() == std::vector(2, ExitStatus::exited(0)));
 }
 
+TEST_CASE("a node that was dropped while it was stopped comes back", "[nodes]") {
+  NodeJob nodes;
+  const TempDir dir;
+  const auto done = (dir.path() / "done").string();
+  const std::vector<std::string> flags = {
+      "--rdzv-endpoint=127.0.0.1:" + nodes.port + ",127.0.0.1:" + free_port(), "--rdzv-id=job", "--nnodes=2",
+      "--spares=1", "--node-timeout=2"};
+  const auto start = [&] { nodes.add(job(flags, {"meet", "wait-for-file", done})); };
+  const auto await = [&](std::size_t node, const std::string& line) {
+    const bool came = wait_until([&] { return count_of(line, nodes.node(node).err()) > 0; });
+    CAPTURE(node, line, nodes.node(node).err());
+    REQUIRE(came);
+  };
+  start();
+  await(0, "waiting for nodes: 1");
+  start();
+  REQUIRE(nodes.node(1).wait_for_output("round 0"));
+  start();
+  await(2, "standing by");
+  nodes.node(1).send_signal(SIGSTOP);
+  REQUIRE(nodes.node(2).wait_for_output("met "));
+  nodes.node(1).send_signal(SIGCONT);
+  await(1, "was dropped: no sign of life for 2 s");
+  await(1, "standing by");
+  write_file_atomic(done, "");
+  CHECK(nodes.wait() == std::vector{ExitStatus::exited(0), ExitStatus::exited(125), ExitStatus::exited(0)});
+}
+
 TEST_CASE("a token that Slurm's numbers make is called what it is", "[nodes]") {
   std::string outward;
   for (const std::string& address : own_addresses())

@@ -15,7 +15,12 @@ const ExitStatus kKilled = ExitStatus::killed(SIGKILL);
 
 /// All ranks have met.
 void await_meeting(Nodes& nodes, int ranks) {
-  REQUIRE(wait_until([&] { return count_of("met ", nodes.all_out()) == ranks; }));
+  const bool met = wait_until([&] { return count_of("met ", nodes.all_out()) == ranks; });
+  std::string err;
+  for (std::size_t node = 0; !met && node < nodes.size(); ++node)
+    err += "node " + std::to_string(node) + ":\n" + nodes[node].err();
+  CAPTURE(nodes.all_out(), err);
+  REQUIRE(met);
 }
 
 }  // namespace
@@ -209,6 +214,64 @@ TEST_CASE("the smaller part of a broken network does not go on", "[nodes]") {
   for (const std::size_t other : {0, 2}) nodes.check_end(other, ExitStatus::exited(0));
 }
 
+namespace {
+
+/// Two nodes and a spare on three hosts, each of which may have the coordinator.
+struct TwoAndASpare {
+  explicit TwoAndASpare(const Network& network) : nodes(network) {
+    const std::string endpoints = Network::ipv4(0) + "," + Network::ipv4(1) + "," + Network::ipv4(2);
+    const Words flags = {"--nnodes=2",       "--spares=1",    "--max-restarts=1",
+                         "--node-timeout=2", "--rdzv-id=job", "--rdzv-endpoint=" + endpoints};
+    for (const int host : {0, 1, 2}) {
+      nodes.start(host, flags, {"meet", "wait-for-file", done.string()});
+      if (host == 1) await_meeting(nodes, 2);
+    }
+    await_in(2, "standing by");
+  }
+  void await_in(std::size_t node, const std::string& line) {
+    const bool came = wait_until([&] { return count_of(line, nodes[node].err()) > 0; });
+    CAPTURE(node, line, nodes[0].err(), nodes[1].err(), nodes[2].err());
+    REQUIRE(came);
+  }
+  TempDir dir;
+  std::filesystem::path done = dir.path() / "done";
+  Nodes nodes;
+};
+
+}  // namespace
+
+TEST_CASE("the coordinator's node and the others find each other when its cable is back", "[nodes]") {
+  const Network network(3);
+  TwoAndASpare job(network);
+  network.cut(0);
+  job.await_in(1, "this node has the coordinator now");  // with one of the round's two nodes, as on host 0
+  network.mend(0);
+  await_meeting(job.nodes, 2 + 2);
+  write_file_atomic(job.done, "");
+  job.nodes.check_end(0, ExitStatus::exited(0));
+  int codes = 0;
+  for (const std::size_t node : {1, 2}) {
+    const auto status = job.nodes[node].wait();
+    CAPTURE(job.nodes[node].err());
+    CHECK(status.kind == ExitStatus::Kind::kExited);
+    codes += status.code;
+  }
+  CHECK(codes == 125);  // one of them stood by
+}
+
+TEST_CASE("a node whose cable is back stands by", "[nodes]") {
+  const Network network(3);
+  TwoAndASpare job(network);
+  network.cut(1);
+  await_meeting(job.nodes, 2 + 2);
+  job.await_in(1, "this node has the coordinator now");
+  network.mend(1);
+  job.await_in(1, "standing by");
+  write_file_atomic(job.done, "");
+  for (const std::size_t node : {0, 2}) job.nodes.check_end(node, ExitStatus::exited(0));
+  job.nodes.check_end(1, ExitStatus::exited(125));
+}
+
 TEST_CASE("a link that is cut for less than the node timeout does no harm", "[nodes]") {
   const Network network(2);
   const TempDir dir;
@@ -270,4 +333,18 @@ TEST_CASE("a signal on all nodes at once, as from a scheduler, ends the job", "[
     CHECK((status == ExitStatus::killed(SIGTERM) || status == ExitStatus::exited(128 + SIGTERM)));
     check_nothing_left(nodes[node]);
   }
+}
+
+TEST_CASE("a worker that is lost while the next round begins is replaced in that round", "[nodes]") {
+  const Network network(2, {.ipv4 = true, .slow = Impairment{200ms, 0}});
+  Nodes nodes(network);
+  for (const int host :
+       {0, 1})  // rank 0 is on host 1: its node hears of the round, and 400 ms later of its begin
+    nodes.start(host,
+                elastic("2") + Words{"--node-rank=" + std::to_string(1 - host), "--nproc-per-node=2",
+                                     "--recover=rank", "--max-restarts=1"},
+                {"recovers", "true", "--old-rank", "1", "expect-no-signal", "500", "kill", "9", "--old-rank",
+                 "0", "expect-no-signal", "1100", "kill", "9", "--old", "wait-for-round", "--all", "ready"});
+  nodes.check_all_exit(0);
+  CHECK(count_of("ready ", nodes.all_out()) == 4);
 }

@@ -17,7 +17,7 @@ AttemptEnd exited(int code) { return WorkerFailed{ExitStatus::exited(code)}; }
 
 /// Every message of a node, in every form.
 std::vector<NodeMessage> node_messages() {
-  return {Join{"job 1", "n1", 3, 2, 4, 8, "10.0.0.1", "actor", "train.py"},
+  return {Join{"job 1", "n1", 3, 2, 4, 8, "10.0.0.1", "actor", "train.py", {}, "5e7"},
           Join{"", "n1", std::nullopt, 1, 1'000'000, 1'000'000, ""},
           Leading{0, 65535},
           Failed{2, exited(7), "rank 3 failed with exit code 7: out of range"},
@@ -274,7 +274,7 @@ TEST_CASE("a message fits into a frame, whatever its texts are", "[message]") {
       std::string text;
       for (std::size_t i = 0; i < count; ++i) text += bytes;
       for (const NodeMessage& message :
-           {NodeMessage(Join{text, text, 1, 1, 1, 1, text, text, text}),
+           {NodeMessage(Join{text, text, 1, 1, 1, 1, text, text, text, {}, text}),
             NodeMessage(Failed{0, exited(1), text}), NodeMessage(Summary{0, text})}) {
         const std::string encoded = encode(message);
         CHECK(encoded.size() <= kMaxMessage);

@@ -10,13 +10,14 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kNodeTimeout{100}, kJoinTimeout{1500}, kBeatPause = kNodeTimeout / kBeatsPerTimeout;
+constexpr milliseconds kNodeTimeout{100}, kJoinTimeout{4000}, kBeatPause = kNodeTimeout / kBeatsPerTimeout;
 const milliseconds kConnectTimeout = connect_timeout_after_loss(kNodeTimeout);  // where nobody answers
 constexpr milliseconds kDelay{6};                                               // of a message, at the most
-constexpr milliseconds kDisturbed{900};
+constexpr milliseconds kDisturbed{900}, kPause{300};
 constexpr milliseconds kEnding{300};  // of workers, at the most
 // A loss is noticed, workers end, a coordinator waits in vain, and is lost in its turn.
-constexpr milliseconds kCalm = 4 * kJoinTimeout;
+constexpr milliseconds kCalm = 2 * kJoinTimeout;
+constexpr milliseconds kSettled = kPause + 20 * kNodeTimeout;  // the last round has ended
 
 Endpoint endpoint_of(std::size_t host) { return {"h" + std::to_string(host), 29400}; }
 
@@ -26,9 +27,10 @@ TakeoverSimulation::TakeoverSimulation(unsigned seed, std::vector<std::string>* 
     : random_(seed), trace_(trace), calm_(now_ + kDisturbed), hosts_(2 + below(5)), side_(hosts_.size(), 0) {
   endpoints_ = 2 + below(static_cast<unsigned>(std::min<std::size_t>(hosts_.size(), 3)) - 1);
   settings_.run_id = "job";
-  settings_.min_nodes = 1;
-  settings_.max_nodes = static_cast<int>(hosts_.size());
-  settings_.spares = chance(30) ? 1 : 0;
+  const bool elastic = chance(60);
+  settings_.spares = elastic ? chance(30) : hosts_.size() > 2;
+  settings_.max_nodes = static_cast<int>(hosts_.size()) - (elastic ? 0 : settings_.spares);
+  settings_.min_nodes = elastic ? 1 : settings_.max_nodes;
   settings_.in_place = chance(50);
   settings_.has_successors = true;
   settings_.join_timeout = kJoinTimeout;
@@ -66,6 +68,7 @@ void TakeoverSimulation::run() {
   for (unsigned i = below(8); i > 0; --i)
     after(up_to(static_cast<unsigned>(kDisturbed.count())), [this] { disturb(); });
   after(kDisturbed, [this] { std::fill(side_.begin(), side_.end(), 0); });
+  after(kDisturbed + kSettled, [this] { check_progress(); });
   while (!events_.empty()) {
     const Event next = events_.top();
     events_.pop();
@@ -83,7 +86,7 @@ void TakeoverSimulation::disturb() {
     case 1:
       return kill(host, /*with_power=*/chance(40));
     case 2:
-      hosts_[host].paused_until = now_ + up_to(300);
+      hosts_[host].paused_until = now_ + up_to(kPause.count());
       return note(host, "pauses");
     default:
       for (int& side : side_) side = static_cast<int>(below(2));
@@ -105,15 +108,17 @@ void TakeoverSimulation::kill(Host host, bool with_power) {
       each.to_coordinator.emplace_back();
       carry(i, false);
     }
-    if (each.coordinator == host && std::exchange(each.coordinator_open, false)) {
-      each.to_node.emplace_back();
-      carry(i, true);
-    }
   }
+  hang_up(host);
 }
 
 bool TakeoverSimulation::reach(Host a, Host b) const {
   return a == b || (hosts_[a].powered && hosts_[b].powered && side_[a] == side_[b]);
+}
+
+bool TakeoverSimulation::listens(Host host) const {
+  const auto& coordinator = hosts_[host].coordinator;
+  return hosts_[host].alive && coordinator && !coordinator->ended() && !coordinator->resigned();
 }
 
 /// Asks the next endpoint for the coordinator.
@@ -127,20 +132,20 @@ void TakeoverSimulation::ask(Host host) {
       program.asked.push_back(static_cast<Host>(std::find(all.begin(), all.end(), each) - all.begin()));
   }
   const Host to = program.asked[program.place];
-  const auto since_loss = program.lost ? std::optional(now_ - program.lost_at) : std::nullopt;
-  if (to == host && !program.coordinator &&
+  const auto since_loss = program.lost ? std::optional(now_ - program.asking_again_since) : std::nullopt;
+  if (to == host && (!program.coordinator || program.coordinator->resigned()) &&
       may_host(program.place, program.asked.size(), since_loss, program.asked_all, kNodeTimeout)) {
     note(host, "has the coordinator");
     CoordinatorSettings settings = settings_;
-    settings.takes_over = program.lost.has_value();
+    if (program.lost) settings.lost_at = program.asking_since;
     program.coordinator.emplace(settings, now_);
-    tick(host);
+    tick(host, ++program.term);
   }
-  const bool listens = hosts_[to].alive && hosts_[to].coordinator && !hosts_[to].coordinator->ended();
-  if (reach(host, to) && listens && now_ >= hosts_[to].paused_until) return connect(host, to);
+  const bool refuses = reach(host, to) && !listens(to);
+  if (reach(host, to) && listens(to) && now_ >= hosts_[to].paused_until) return connect(host, to);
   if (!std::exchange(program.asked_once, true) && program.hung_up && to == program.lost)
-    program.former.nobody_listens = reach(host, to) && !listens;
-  Milliseconds pause = reach(host, to) && !listens ? up_to(3) : kConnectTimeout;
+    program.former.nobody_listens = refuses;
+  Milliseconds pause = refuses ? up_to(3) : kConnectTimeout;
   if (++program.place == program.asked.size()) {
     program.place = 0;
     program.asked_all = true;
@@ -162,6 +167,7 @@ void TakeoverSimulation::connect(Host host, Host to) {
   join.min_nodes = settings_.min_nodes;
   join.max_nodes = settings_.max_nodes;
   join.former = program.former;
+  join.id = join.node;
   send(id, join);
   beat(host, id);
 }
@@ -215,13 +221,14 @@ void TakeoverSimulation::carry(std::size_t connection, bool to_node) {
   });
 }
 
-void TakeoverSimulation::tick(Host host) {
+void TakeoverSimulation::tick(Host host, int term) {
+  if (hosts_[host].term != term) return;
   auto& coordinator = *hosts_[host].coordinator;
   coordinator.tick(now_);
   deliver(host);
   if (coordinator.next_tick() == Time::max()) return;
   const auto wait = std::chrono::ceil<Milliseconds>(coordinator.next_tick() - now_);
-  on(host, std::clamp(wait, Milliseconds(1), Milliseconds(10)), [this, host] { tick(host); });
+  on(host, std::clamp(wait, Milliseconds(1), Milliseconds(10)), [this, host, term] { tick(host, term); });
 }
 
 void TakeoverSimulation::deliver(Host host) {
@@ -236,14 +243,24 @@ void TakeoverSimulation::deliver(Host host) {
     connections_[connection].to_node.emplace_back(std::move(message));
     carry(connection, true);
   }
+  if (hosts_[host].coordinator->resigned()) hang_up(host);
+}
+
+/// Closes the coordinator's connections.
+void TakeoverSimulation::hang_up(Host host) {
+  for (std::size_t i = 0; i < connections_.size(); ++i) {
+    Connection& each = connections_[i];
+    if (each.coordinator != host || !std::exchange(each.coordinator_open, false)) continue;
+    each.to_node.emplace_back();
+    carry(i, true);
+  }
 }
 
 /// A coordinator says it.
 void TakeoverSimulation::note_start(Host coordinator, const Start& start) {
   note(coordinator, "starts round " + std::to_string(start.number) + " of " +
                         std::to_string(start.group_world_size) + " nodes");
-  const bool started = std::count(starters_.begin(), starters_.end(), coordinator) > 0;
-  if (!started || starters_.back() == coordinator) return;
+  if (!has_started(coordinator) || starters_.back() == coordinator) return;
   // It has just woken, and does not know yet that it has lost its nodes.
   on(coordinator, 2 * kNodeTimeout, [this, coordinator] {
     if (!hosts_[coordinator].coordinator->ended()) throw BrokenPromise("two coordinators run rounds");
@@ -252,8 +269,7 @@ void TakeoverSimulation::note_start(Host coordinator, const Start& start) {
 
 /// A node has heard it. What only the coordinator's own node hears leads to nothing.
 void TakeoverSimulation::note_round(Host host, Host coordinator, int nodes) {
-  if (host == coordinator && nodes > 1) return;
-  if (std::count(starters_.begin(), starters_.end(), coordinator) > 0) return;
+  if ((host == coordinator && nodes > 1) || has_started(coordinator)) return;
   starters_.push_back(coordinator);
   last_start_ = now_;
 }
@@ -270,6 +286,31 @@ void TakeoverSimulation::check_workers() const {
   }
 }
 
+/// When nothing has disturbed the nodes for long.
+void TakeoverSimulation::check_progress() const {
+  std::vector<const Program*> waiting;
+  std::optional<Host> started;
+  int round = -1, nodes = 0;
+  bool may_host = hosts_[0].alive && !hosts_[0].over;
+  for (Host host = 0; host < hosts_.size(); ++host) {
+    const Program& program = hosts_[host];
+    if (!program.alive || program.over) continue;
+    waiting.push_back(&program);
+    if (listens(host) && has_started(host)) started = host;
+    if (program.former.number > round) round = program.former.number, nodes = program.former.nodes;
+    may_host = may_host || (host < endpoints_ && program.lost);
+  }
+  if (started)
+    for (const Program* each : waiting)
+      if (!each->connection || connections_[*each->connection].coordinator != *started)
+        throw BrokenPromise("a node does not come back to the coordinator");
+  const auto returned = std::count_if(waiting.begin(), waiting.end(),
+                                      [round](const Program* each) { return each->former.number == round; });
+  if (round >= 0 && !started && may_host && waiting.size() >= static_cast<std::size_t>(settings_.min_nodes) &&
+      2 * returned > nodes)
+    throw BrokenPromise("nodes that can go on do not");
+}
+
 void TakeoverSimulation::hear(Host host, std::size_t connection, const CoordinatorMessage& message) {
   Program& program = hosts_[host];
   program.missed_beats = 0;
@@ -279,21 +320,23 @@ void TakeoverSimulation::hear(Host host, std::size_t connection, const Coordinat
       if (hosts_[host].connection == connection) send(connection, answer);
     });
   };
-  if (const auto* lead = std::get_if<Lead>(&message)) {
+  if (const auto* waiting = std::get_if<Waiting>(&message)) {
+    program.joined = true, program.stands_by = waiting->spare;
+  } else if (const auto* lead = std::get_if<Lead>(&message)) {
     say_later(5, Leading{lead->round, 1});
   } else if (const auto* start = std::get_if<Start>(&message)) {
     const int round = start->number;
     note_round(host, connections_[connection].coordinator, start->group_world_size);
     program.running = {connections_[connection].coordinator, round};
-    program.in_round = true;
+    program.in_round = true, program.succeeded = false;
     program.former = {round, start->group_world_size, start->group_rank, start->restart_count, false};
-    on(host, Milliseconds(20) + up_to(500), [this, host, connection, round] {
-      const auto& running = hosts_[host].running;
-      if (hosts_[host].connection != connection || !running || running->second != round) return;
+    on(host, Milliseconds(20) + up_to(500), [this, &program, connection, round] {
+      const auto& running = program.running;
+      if (program.connection != connection || !running || running->second != round) return;
       if (now_ < calm_ && chance(10))
         send(connection, Failed{round, WorkerFailed{ExitStatus::exited(1)}, "a worker failed", chance(50)});
       else
-        send(connection, Succeeded{round});
+        program.succeeded = true, send(connection, Succeeded{round});
     });
   } else if (const auto* stop = std::get_if<Stop>(&message)) {
     const int round = stop->round;
@@ -302,9 +345,21 @@ void TakeoverSimulation::hear(Host host, std::size_t connection, const Coordinat
       hosts_[host].running.reset();
       send(connection, Ended{round});
     });
-  } else if (std::holds_alternative<End>(message) || std::holds_alternative<Refused>(message)) {
+  } else if (const auto* refused = std::get_if<Refused>(&message)) {
+    refuse(host, connection, refused->reason);
+  } else if (std::holds_alternative<End>(message)) {
     finish(host);
   }
+}
+
+void TakeoverSimulation::refuse(Host host, std::size_t connection, const std::string& reason) {
+  note(host, "is refused: " + reason);
+  connections_[connection].node_open = false;
+  send(connection, {});
+  if (hosts_[host].joined) return lose(host, connection, /*hung_up=*/false);
+  if (!hosts_[host].succeeded && reason.find("times soon after") == std::string::npos)
+    throw BrokenPromise("refused: " + reason);
+  finish(host);
 }
 
 /// Of the coordinator: its workers end, and it looks for another one.
@@ -313,13 +368,17 @@ void TakeoverSimulation::lose(Host host, std::size_t connection, bool hung_up) {
   if (program.over) return;
   note(host, "has lost h" + std::to_string(connections_[connection].coordinator));
   program.connection.reset();
-  program.lost = connections_[connection].coordinator;
-  program.hung_up = std::exchange(program.in_round, false) && hung_up;
-  program.asked_once = false;
-  on(host, up_to(chance(80) ? 30 : kEnding.count()), [this, host, &program] {  // its workers end
+  const bool took_part = program.in_round || program.stands_by;
+  if (took_part) program.lost = connections_[connection].coordinator;
+  program.hung_up = program.in_round && hung_up;
+  program.joined = program.in_round = program.stands_by = program.asked_once = false;
+  on(host, up_to(chance(80) ? 30 : kEnding.count()), [this, host, took_part, &program] {  // its workers end
     program.running.reset();
-    if (program.former.number < 0) return finish(host);
-    program.lost_at = program.asking_since = now_;
+    const bool goes_on = settings_.min_nodes < settings_.max_nodes || settings_.spares > 0 ||
+                         program.former.restarts < settings_.restarts.max_restarts;
+    if (!goes_on || (program.coordinator && program.coordinator->ended())) return finish(host);
+    program.asking_again_since = now_;
+    if (took_part) program.asking_since = now_;
     program.asked.clear();
     program.place = 0;
     program.asked_all = false;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <deque>
 #include <functional>
@@ -16,10 +17,13 @@
 namespace ddprun::test {
 using namespace launcher;
 
-/// An elastic job of 2 to 6 hosts, of which some may have the coordinator one after the other, over a network
-/// that breaks in two, while hosts fall out, programs die and pause; all of it from one seed. The promises:
-/// once a coordinator's round has begun, one that was before it begins none, but where it has just woken:
-/// that one ends, with its nodes' workers, as soon as it has noticed; and every program ends in time.
+/// An elastic job, or one of a fixed size with a spare, of 2 to 6 hosts, of which some may have the
+/// coordinator one after the other, over a network that breaks in two, while hosts fall out, programs die and
+/// pause; all of it from one seed. The promises: once a coordinator's round has begun, one that was before it
+/// begins none, but where it has just woken: that one ends, with its nodes' workers, as soon as it has
+/// noticed; no node is sent away before it has succeeded; once nothing disturbs them, nodes that can go on do
+/// so long before
+/// --join-timeout; and every program ends in time.
 class TakeoverSimulation {
  public:
   TakeoverSimulation(unsigned seed, std::vector<std::string>* trace);
@@ -48,12 +52,14 @@ class TakeoverSimulation {
     bool alive = true, powered = true, over = false;
     Time paused_until;
     std::optional<Coordinator> coordinator;
+    int term = 0;                           ///< of the coordinators here
     std::optional<std::size_t> connection;  ///< of connections_
     std::vector<Host> asked;                ///< in this order
     std::size_t place = 0;
     std::optional<Host> lost;
-    bool in_round = false, hung_up = false, asked_once = false, asked_all = false;
-    Time lost_at, asking_since;
+    bool joined = false, in_round = false, stands_by = false;  ///< where it is connected
+    bool succeeded = false, hung_up = false, asked_once = false, asked_all = false;
+    Time asking_since, asking_again_since;  ///< as the NodeSupervisor's
     FormerRound former;
     std::optional<std::pair<Host, int>> running;  ///< whose round its workers are of
     int missed_beats = 0;
@@ -77,6 +83,8 @@ class TakeoverSimulation {
   void disturb();
   void kill(Host host, bool with_power);
   bool reach(Host a, Host b) const;
+  bool listens(Host host) const;
+  bool has_started(Host host) const { return std::count(starters_.begin(), starters_.end(), host) > 0; }
 
   void ask(Host host);
   void connect(Host host, Host to);
@@ -85,12 +93,15 @@ class TakeoverSimulation {
   void send(std::size_t connection, std::optional<NodeMessage> message);
   void hear(Host host, std::size_t connection, const CoordinatorMessage& message);
   void lose(Host host, std::size_t connection, bool hung_up);
+  void refuse(Host host, std::size_t connection, const std::string& reason);
   void finish(Host host);
-  void tick(Host host);
+  void tick(Host host, int term);
   void deliver(Host host);
+  void hang_up(Host host);
   void note_start(Host coordinator, const Start& start);
   void note_round(Host host, Host coordinator, int nodes);
   void check_workers() const;
+  void check_progress() const;
 
   std::mt19937 random_;
   std::vector<std::string>* trace_;

@@ -8,6 +8,9 @@
 #include <cstdlib>
 #include <ctime>
 #include <iostream>
+#include <memory>
+#include <new>
+#include <system_error>
 
 #include <ddprun/common/error_file.h>
 #include <ddprun/common/errors.h>
@@ -27,6 +30,9 @@ void keep_freed_memory() {
   ::mallopt(M_TRIM_THRESHOLD, 2000 << 20);
   ::mallopt(M_TOP_PAD, 64 << 20);
 }
+
+/// Freed when the process fails, which it may for want of memory: to tell of it.
+std::unique_ptr<char[]> spare_memory;
 
 /// Logs the failure, writes the launcher's error file and ends the process at once, without teardown.
 [[noreturn]] void end_in_failure(const Failure& failure) {
@@ -52,6 +58,14 @@ Failure describe_failure(std::exception_ptr exception) {
   } catch (const c10::Error& error) {
     const std::string text = error.what_without_backtrace();  // perhaps with lines of its caller's context
     return {one_line(text.substr(0, text.find('\n'))), 1};
+  } catch (const std::bad_alloc& error) {
+    return {std::string("memory ran out: ") + error.what(), 1};
+  } catch (const std::system_error& error) {  // std::thread's
+    const bool no_thread = error.code() == std::errc::resource_unavailable_try_again;
+    return {
+        one_line((no_thread ? "memory ran out, or threads (ulimit -v, -u): cannot start a thread: " : "") +
+                 std::string(error.what())),
+        1};
   } catch (const std::exception& error) {
     return {one_line(error.what()), 1};
   } catch (...) {
@@ -63,10 +77,12 @@ void prepare_worker(const std::string& name) {
   ::signal(SIGPIPE, SIG_IGN);  // a closed stdout (| head) must not end the training
   keep_freed_memory();
   configure_logging(name);
+  spare_memory = std::make_unique<char[]>(1 << 20);
   // Not a catch block, which would unwind the stack: this rank's connections must stay open until the
   // launcher has seen it fail, or other ranks would fail first.
   std::set_terminate([] {
     if (!std::current_exception()) std::abort();
+    spare_memory.reset();
     const auto failure = describe_failure(ddp::explained_failure(std::current_exception()));
     ddp::announce_failure(failure.message);
     end_in_failure(failure);
