@@ -23,7 +23,6 @@ class PartCopies {
 
   /// Whether a connection is lost.
   bool failed() const { return failed_; }
-
   /// Fails what is under way.
   void abort();
 
