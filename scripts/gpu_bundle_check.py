@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Checks a bundle of gpu_bundle.sh against an installed torch: libraries and symbols, GPU tests, trainings in every precision
-beside the CPU's losses, faults, and steps per second beside Python's. Makes its data itself. Without a GPU it does
+and with a CUDA graph beside the CPU's losses, faults, and steps per second without and with a graph beside Python's. Makes its data itself. Without a GPU it does
 what needs none. Prints a line a check, and exits with 1 if one failed, with 4 if there was no GPU and none failed.
 
 usage: gpu_check.sh --bundle DIR --torch .../site-packages/torch [--out DIR]
@@ -23,6 +23,7 @@ import time
 LIMIT = 600  # seconds of one command
 TASKS = {"mnist": ["--batch-size=128"], "cifar10": ["--batch-size=128", "--stem=cifar", "--lr=0.01", "--val-split=0.1"],
          "toy": ["1", "1"], "linear": [], "sam": ["--data=nuclei-sample", "--architecture=tiny.json"]}
+LONGER = {"linear": ["--epochs=30"]}  # else an epoch or the default has 24 steps
 PRECISIONS = [["--precision=32"], ["--precision=bf16-mixed"], ["--precision=16-mixed"],
               ["--precision=bf16-mixed", "--channels-last"]]
 TINY_SAM = {
@@ -57,9 +58,15 @@ class Check:
         return self.run([self.bundle / "bin/worker", task, f"--out={self.folder / out}", "--no-tensorboard", "--log-interval=1",
                          *data_of(task, self.folder), *TASKS[task], *flags], environment)
 
-    def losses(self, out):
+    def column(self, out, name):
         with open(self.folder / out / "metrics.csv") as file:
-            return [float(row["train_loss"]) for row in csv.DictReader(file) if row.get("train_loss")]
+            return [float(row[name]) for row in csv.DictReader(file) if row.get(name)]
+
+    def losses(self, out):
+        return self.column(out, "train_loss")
+
+    def rates(self, out):
+        return self.column(out, "samples_per_second")
 
 
 def data_of(task, folder):
@@ -119,21 +126,33 @@ def check_tests(check):
             check.say(f"test: {name}", "" if done.returncode == 0 else f"exit {done.returncode}: {done.stdout[-600:]}")
 
 
+def parted(check, done, out, beside, allowed):
+    """Why a training is not as good as another one; empty if it is."""
+    if done.returncode != 0:
+        return f"exit {done.returncode}: {done.stderr[-400:]}"
+    own, other = check.losses(out), check.losses(beside)
+    if len(own) != len(other):
+        return f"{len(own)} losses, expected {len(other)}"
+    part = max(abs(a - b) / max(abs(b), 1e-3) for a, b in zip(own, other))
+    return "" if part <= allowed else f"the losses part from those of {beside} by {part:.1%}, allowed are {allowed:.0%}"
+
+
 def check_trainings(check):
     for task in TASKS:
         for precision in PRECISIONS:
             if "--channels-last" in precision and task not in ("cifar10", "mnist"):
                 continue
             out = task + "-gpu" + "".join(precision)
-            flags = ["--max-steps=8", "--device=cuda", *precision]
-            done = check.worker(task, out, flags, {"DDPRUN_SYNC_DEBUG_MODE": "error"})
-            problem = "" if done.returncode == 0 else f"exit {done.returncode}: {done.stderr[-400:]}"
-            if not problem:
-                gpu, cpu = check.losses(out), check.losses(f"{task}-cpu")
-                part = max(abs(a - b) / max(abs(b), 1e-3) for a, b in zip(gpu, cpu))
-                allowed = 0.01 if precision == ["--precision=32"] else 0.1
-                problem = "" if part <= allowed else f"the losses part from the CPU's by {part:.1%}, allowed are {allowed:.0%}"
-            check.say(f"{task} on the GPU, {' '.join(precision)}, without a wait in a step", problem)
+            flags = ["--device=cuda", *precision]
+            allowed = 0.01 if precision == ["--precision=32"] else 0.1
+            done = check.worker(task, out, ["--max-steps=8", *flags], {"DDPRUN_SYNC_DEBUG_MODE": "error"})
+            check.say(f"{task} on the GPU, {' '.join(precision)}, without a wait in a step", parted(check, done, out, f"{task}-cpu", allowed))
+            # Eleven steps come before the graph. The random numbers are the GPU's in both.
+            check.worker(task, out + "-eager", [*LONGER.get(task, []), "--max-steps=24", *flags])
+            done = check.worker(task, out + "-graph", [*LONGER.get(task, []), "--max-steps=24", "--cuda-graph=on", *flags])
+            problem = parted(check, done, out + "-graph", out + "-eager", allowed)
+            check.say(f"{task} on the GPU, {' '.join(precision)}, as a CUDA graph",
+                      problem or ("" if "as a CUDA graph" in done.stderr else "no graph was captured"))
 
 
 def check_faults(check):
@@ -211,15 +230,16 @@ print(steps / (time.time() - begin))
 def check_speed(check):
     for task, flags in (("mnist", []), ("cifar10", ["--precision=bf16-mixed", "--channels-last"])):
         common = ["--device=cuda", "--epochs=12", "--log-interval=1000", "--loader-threads=2", *flags]
-        done = check.worker(task, f"{task}-speed", common)
-        with open(check.folder / f"{task}-speed/metrics.csv") as file:
-            rates = [float(row["samples_per_second"]) for row in csv.DictReader(file) if row.get("samples_per_second")]
+        ours, errors = {}, ""
+        for graph in ("off", "on"):
+            done = check.worker(task, f"{task}-speed-{graph}", [*common, f"--cuda-graph={graph}"])
+            errors += "" if done.returncode == 0 else f"--cuda-graph={graph}: {done.stderr[-300:]}"
+            ours[graph] = 0 if done.returncode else max(check.rates(f"{task}-speed-{graph}"), default=0) / 128
         theirs = check.run([sys.executable, "-c", PYTHON, task])
         python = float(theirs.stdout.split()[-1]) if theirs.returncode == 0 else 0
-        ours = max(rates, default=0) / 128
-        check.figures[task] = {"steps_per_s": ours, "python_steps_per_s": python}
-        check.say(f"speed of {task}", "" if done.returncode == 0 and python else (done.stderr + theirs.stderr)[-300:],
-                  f"{ours:.1f} steps/s, Python {python:.1f}")
+        check.figures[task] = {"steps_per_s": ours["off"], "graph_steps_per_s": ours["on"], "python_steps_per_s": python}
+        check.say(f"speed of {task}", errors or ("" if python else theirs.stderr[-300:]),
+                  f"{ours['off']:.1f} steps/s, {ours['on']:.1f} with a CUDA graph, Python {python:.1f}")
         profile = check.worker(task, f"{task}-profile", ["--device=cuda", "--max-steps=20", "--profile", *flags])
         traces = list((check.folder / f"{task}-profile").rglob("*trace*.json"))
         if profile.returncode == 0 and traces:

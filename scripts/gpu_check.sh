@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds and runs the tests that need an NVIDIA GPU, and a short training on it. Exits with 4 if there is none.
+# Builds and runs the tests that need an NVIDIA GPU, and two short trainings on it, one as a CUDA graph. Exits with 4 if there is none.
 #
 # usage: scripts/gpu_check.sh [ctest arguments, such as -R NCCL]
 #        scripts/gpu_check.sh --bundle DIR --torch .../site-packages/torch [--out DIR]
@@ -22,3 +22,4 @@ build/bin/worker env --device cuda
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
 build/bin/ddprun --nproc-per-node=2 build/bin/worker mnist --device cuda --max-steps 3 --data fashion-mnist --out "$out/run"
+build/bin/worker mnist --device cuda --max-steps 16 --cuda-graph on --data fashion-mnist --out "$out/graph"

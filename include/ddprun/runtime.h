@@ -26,6 +26,7 @@
 #include <ddprun/group/rounds.h>
 #include <ddprun/group/signal_thread.h>
 #include <ddprun/group/spawn.h>
+#include <ddprun/group/step_graph.h>
 #include <ddprun/image/confusion_matrix.h>
 #include <ddprun/image/image_grid.h>
 #include <ddprun/image/line_chart.h>

@@ -2,6 +2,8 @@
 // demands, never wait for it within a step, and lose nothing on the way.
 #include <algorithm>
 #include <cmath>
+#include <iterator>
+#include <sstream>
 
 #include "tests/integration/cifar10_files.h"
 #include "tests/integration/sam_job.h"
@@ -11,12 +13,16 @@ using namespace ddprun::test;
 
 namespace {
 
-/// Four steps of a task (an epoch with --join), on the fake GPU if `gpu`, where waits within a step are
-/// errors.
+bool names(const std::vector<std::string>& flags, const std::string& flag) {
+  return std::any_of(flags.begin(), flags.end(), [&](const auto& one) { return one.starts_with(flag); });
+}
+
+/// Four steps of a task unless the flags say how many (an epoch with --join), on the fake GPU if `gpu`, where
+/// waits within a step are errors.
 Command steps_of(const std::string& task, const fs::path& out, bool gpu, std::vector<std::string> flags,
                  int ranks = 0) {
   flags.insert(flags.begin(), {"--log-interval=1", "--no-tensorboard"});
-  if (std::find(flags.begin(), flags.end(), "--join") == flags.end()) flags.push_back("--max-steps=4");
+  if (!names(flags, "--join") && !names(flags, "--max-steps")) flags.push_back("--max-steps=4");
   if (gpu) flags.push_back("--device=cuda");
   auto command = training(task, ranks, out, flags);
   command.env["OMP_NUM_THREADS"] = "1";
@@ -37,12 +43,32 @@ std::string run(const Command& command, int code = 0) {
   return child.err();
 }
 
-void check_same_losses(const fs::path& gpu_run, const fs::path& cpu_run) {
+void check_same_losses(const fs::path& gpu_run, const fs::path& cpu_run, double epsilon = 1e-4) {
   const auto gpu = values_of(gpu_run, "train_loss"), cpu = values_of(cpu_run, "train_loss");
   REQUIRE(gpu.size() == cpu.size());
   REQUIRE(gpu.size() >= 4);
   for (std::size_t i = 0; i < gpu.size(); ++i)
-    CHECK(std::stod(gpu[i]) == Approx(std::stod(cpu[i])).epsilon(1e-4));
+    CHECK(std::stod(gpu[i]) == Approx(std::stod(cpu[i])).epsilon(epsilon));
+}
+
+constexpr const char* kCaptured = "from this step on, steps are started as a CUDA graph";
+
+/// A training with and without a graph, on the fake GPU; returns the former's folder.
+fs::path check_graph(const TempDir& dir, const std::string& name, const std::string& task,
+                     std::vector<std::string> flags, int ranks = 0) {
+  if (!names(flags, "--max-steps")) flags.push_back("--max-steps=22");
+  const auto eager = dir.path() / (name + "_eager"), graph = dir.path() / (name + "_graph");
+  run(steps_of(task, eager, true, flags, ranks));
+  flags.push_back("--cuda-graph=on");
+  CHECK_THAT(run(steps_of(task, graph, true, flags, ranks)), ContainsSubstring(kCaptured));
+  check_same_losses(graph, eager, 1e-3);
+  for (const char* metric : {"val_loss", "test_loss"}) {
+    const auto with = values_of(graph, metric), without = values_of(eager, metric);
+    REQUIRE(with.size() == without.size());
+    for (std::size_t i = 0; i < with.size(); ++i)
+      CHECK(std::stod(with[i]) == Approx(std::stod(without[i])).epsilon(1e-3));
+  }
+  return graph;
 }
 
 struct Case {
@@ -77,7 +103,7 @@ TEST_CASE("no step of the five trainings waits for the GPU", "[fake_gpu]") {
 TEST_CASE("a step with loss scaling, averages and clipping does not wait for the GPU", "[fake_gpu]") {
   need_fashion_mnist();
   const TempDir dir;
-  for (const char* optimizer : {"sgd", "adam", "adamw"}) {
+  for (const char* optimizer : {"sgd", "adam", "adamw", "adadelta"}) {
     CAPTURE(optimizer);
     const auto out = dir.path() / optimizer;
     run(steps_of("mnist", out, true,
@@ -152,4 +178,108 @@ TEST_CASE("on GPUs a lost rank is replaced, and nothing of the step that it left
   CAPTURE(child.out(), child.err());
   CHECK(count_of("restarting all", child.err()) == 0);
   CHECK((weights(dir.path() / "whole") == weights(dir.path() / "killed")));
+}
+
+TEST_CASE("steps of a CUDA graph are those without one", "[fake_gpu]") {
+  need_fashion_mnist();
+  const TempDir dir;
+  for (const auto& [task, flags] : all_tasks(dir)) {
+    if (task == "mnist") continue;  // below
+    CAPTURE(task);
+    auto longer = flags;
+    if (task != "toy") longer.push_back("--epochs=30");
+    check_graph(dir, task, task, longer);
+  }
+}
+
+TEST_CASE("a CUDA graph follows rates, steps, scale and averages, and leaves a smaller batch out",
+          "[fake_gpu]") {
+  need_fashion_mnist();
+  const TempDir dir;
+  // 15 batches of 32 and one of 20, twice.
+  const std::vector<std::string> uneven = {"--limit-train=500", "--epochs=2", "--max-steps=30"};
+  const std::vector<std::vector<std::string>> trainings = {
+      {},
+      {"--optimizer=adam", "--lr=0.01", "--lr-schedule=cosine", "--lr-interval=step", "--warmup-steps=15"},
+      // This rate is the same in float32: else 16 bits make a difference of the rounding.
+      {"--optimizer=adamw", "--lr=0.0009765625", "--precision=16-mixed", "--ema=0.9", "--clip-norm=1"},
+      {"--optimizer=sgd", "--momentum=0.9", "--lr=0.01", "--ema=0.9", "--clip-value=0.1"},
+      {"--optimizer=adadelta", "--precision=16-mixed"}};
+  for (std::size_t i = 0; i < trainings.size(); ++i) {
+    CAPTURE(i);
+    auto flags = small(uneven);
+    flags.insert(flags.end(), trainings[i].begin(), trainings[i].end());
+    const auto out = check_graph(dir, std::to_string(i), "mnist", flags);
+    CHECK(read_summary(out)["steps"] == 30);
+  }
+}
+
+TEST_CASE("a run with a CUDA graph resumes as one without", "[fake_gpu]") {
+  need_fashion_mnist();
+  const TempDir dir;
+  const auto flags = small({"--optimizer=adam", "--lr=0.01", "--lr-schedule=step", "--lr-interval=step",
+                            "--gamma=0.9", "--resume=auto", "--ema=0.9", "--epochs=3"});
+  for (const std::string graph : {"off", "on"})
+    for (const char* steps : {"--max-steps=16", "--max-steps=32"}) {
+      auto more = flags;
+      more.insert(more.end(), {steps, "--cuda-graph=" + graph});
+      run(steps_of("mnist", dir.path() / graph, true, more));
+    }
+  check_same_losses(dir.path() / "on", dir.path() / "off", 1e-3);
+}
+
+TEST_CASE("two ranks over NCCL train with a CUDA graph as without one", "[fake_gpu]") {
+  need_fashion_mnist();
+  const TempDir dir;
+  auto cifar = all_tasks(dir)[3].flags;
+  check_graph(dir, "mnist", "mnist", small({"--ema=0.9", "--limit-train=990", "--epochs=2"}), 2);
+  cifar.insert(cifar.end(), {"--epochs=30", "--static-graph=false"});
+  check_graph(dir, "cifar", "cifar10", cifar, 2);
+}
+
+TEST_CASE("a step that cannot be a CUDA graph is told, and goes on without one", "[fake_gpu]") {
+  need_fashion_mnist();
+  const TempDir dir;
+  const auto with = [&](const std::string& choice, std::vector<std::string> flags, int ranks) {
+    flags.insert(flags.end(), {"--overwrite", "--cuda-graph=" + choice});
+    return steps_of("mnist", dir.path() / "run", true, small(flags), ranks);
+  };
+  for (const auto& [flag, ranks] : {std::pair("--accumulate=2", 0),
+                                    {"--nan-check", 0},
+                                    {"--fsdp", 2},
+                                    {"--zero1", 2},
+                                    {"--join", 2},
+                                    {"--find-unused", 2},
+                                    {"--static-graph", 2},
+                                    {"--sync-bn", 2},
+                                    {"--comm-hook=fp16", 2},
+                                    {"--lr-schedule=one-cycle --optimizer=sgd", 0}}) {
+    CAPTURE(flag);
+    std::istringstream words(flag);
+    const std::vector<std::string> flags(std::istream_iterator<std::string>(words), {});
+    const auto name = flags[0].substr(0, flags[0].find('='));
+    auto slow = with("auto", flags, ranks);
+    slow.env.erase("DDPRUN_SYNC_DEBUG_MODE");
+    CHECK_THAT(run(slow), ContainsSubstring("--cuda-graph=auto: no graph with " + name));
+  }
+  CHECK_THAT(run(with("on", {"--accumulate=2"}, 0), 2),
+             ContainsSubstring("--cuda-graph=on: not possible with --accumulate"));
+}
+
+TEST_CASE("a step that waits for the GPU is refused by the capture", "[fake_gpu]") {
+  const TempDir dir;
+  std::ofstream(dir.path() / "tiny.json") << kTinySam;
+  const auto with = [&](const std::string& choice) {
+    auto command = steps_of(
+        "sam", dir.path() / choice, true,
+        {"--architecture=" + (dir.path() / "tiny.json").string(), "--data=nuclei-sample", "--freeze=encoder",
+         "--embedding-cache=" + (dir.path() / "cache").string(), "--max-steps=14", "--cuda-graph=" + choice});
+    command.env.erase("DDPRUN_SYNC_DEBUG_MODE");
+    return command;
+  };
+  const std::string refused =
+      "the step cannot be captured as a CUDA graph: operation not permitted when stream is capturing: copy";
+  CHECK_THAT(run(with("auto")), ContainsSubstring(refused) && ContainsSubstring("; going on without"));
+  CHECK(read_summary(dir.path() / "auto")["steps"] == 14);
+  CHECK_THAT(run(with("on"), 1), ContainsSubstring(refused));
 }

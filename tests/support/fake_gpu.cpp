@@ -5,7 +5,8 @@
 //   FAKE_CUDA="version=...;name=..."
 //
 // It is as strict as CUDA: an operator whose tensors are on different devices fails, and what would make the
-// process wait for the GPU fails where set_sync_debug_mode() forbids that. Gloo does what NCCL would.
+// process wait for the GPU fails where set_sync_debug_mode() forbids that. Gloo does what NCCL would, and
+// fake_graph.h what a CUDA graph would.
 #include <ddprun/group/cuda_plugin.h>
 
 #include <ATen/ATen.h>
@@ -20,27 +21,27 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/core/impl/alloc_cpu.h>
 #include <torch/library.h>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/reducer_timer.hpp>
 
 #include <atomic>
-#include <chrono>
-#include <cmath>
 #include <set>
 #include <stdexcept>
-#include <thread>
+
+#include "tests/support/fake_graph.h"
+#include "tests/support/fake_nccl.h"
 
 namespace {
 
+namespace fake = ddprun::test::fake;
 using at::Tensor;
-using Started = c10::intrusive_ptr<c10d::Work>;
+using fake::on_cpu;
 
 c10::Device the_gpu(c10::kCUDA, 0);    // this rank's, whatever its number
 std::atomic<int> sync_debug_mode = 0;  // 1: warn, 2: error
 std::atomic<std::int64_t> waits = 0;
 
 void note_wait(const std::string& what) {
+  fake::forbid_in_capture(what);
   ++waits;
   if (sync_debug_mode == 2) throw std::runtime_error("called a synchronizing CUDA operation: " + what);
 }
@@ -64,40 +65,43 @@ struct Memory final : c10::DeviceAllocator {
 Memory memory;
 [[maybe_unused]] const bool has_allocator = (c10::SetAllocator(c10::kCUDA, &memory), true);
 
-/// One device with one stream, on which all is done at once.
+/// One device, whose streams do all at once.
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return c10::kCUDA; }
   c10::Device exchangeDevice(c10::Device) const override { return the_gpu; }
   c10::Device getDevice() const override { return the_gpu; }
   void setDevice(c10::Device) const override {}
   void uncheckedSetDevice(c10::Device) const noexcept override {}
-  c10::Stream getStream(c10::Device) const override { return stream(); }
-  c10::Stream getDefaultStream(c10::Device) const override { return stream(); }
-  c10::Stream getStreamFromGlobalPool(c10::Device, bool) const override { return stream(); }
-  c10::Stream getNewStream(c10::Device, int) const override { return stream(); }
-  c10::Stream exchangeStream(c10::Stream) const override { return stream(); }
+  c10::Stream getStream(c10::Device) const override { return stream(fake::current_stream); }
+  c10::Stream getDefaultStream(c10::Device) const override { return stream(fake::kDefaultStream); }
+  c10::Stream getStreamFromGlobalPool(c10::Device, bool) const override { return new_stream(); }
+  c10::Stream getNewStream(c10::Device, int) const override { return new_stream(); }
+  c10::Stream exchangeStream(c10::Stream next) const override {
+    return stream(std::exchange(fake::current_stream, next.id()));
+  }
   c10::DeviceIndex deviceCount() const noexcept override { return 8; }
-  void record(void**, const c10::Stream&, c10::DeviceIndex, c10::EventFlag) const override {}
-  void block(void*, const c10::Stream&) const override {}
-  bool queryEvent(void*) const override { return true; }
+  void record(void** event, const c10::Stream& of, c10::DeviceIndex, c10::EventFlag) const override {
+    fake::record_event(event, of);
+  }
+  void block(void* event, const c10::Stream& it) const override { fake::block_on_event(event, it); }
+  bool queryEvent(void*) const override {
+    fake::forbid_in_capture("event.query");
+    return true;
+  }
   void synchronizeEvent(void*) const override { note_wait("event.synchronize"); }
-  void destroyEvent(void*, c10::DeviceIndex) const noexcept override {}
+  void destroyEvent(void* event, c10::DeviceIndex) const noexcept override {
+    delete static_cast<fake::Event*>(event);
+  }
   bool queryStream(const c10::Stream&) const override { return true; }
   void synchronizeStream(const c10::Stream&) const override { note_wait("stream.synchronize"); }
   void synchronizeDevice(c10::DeviceIndex) const override { note_wait("device.synchronize"); }
-  static c10::Stream stream() { return c10::Stream(c10::Stream::DEFAULT, the_gpu); }
+  static c10::Stream stream(c10::StreamId id) { return c10::Stream(c10::Stream::UNSAFE, the_gpu, id); }
+  static c10::Stream new_stream() {
+    static std::atomic<c10::StreamId> made = fake::kDefaultStream;
+    return stream(++made);
+  }
 };
 [[maybe_unused]] const c10::impl::DeviceGuardImplRegistrar has_guard(c10::kCUDA, new Guard);
-
-/// The same memory as a tensor of the CPU.
-Tensor on_cpu(const Tensor& tensor) {
-  if (!tensor.defined() || tensor.is_cpu()) return tensor;
-  if (tensor.numel() == 0)  // a kernel may make more of it
-    return at::empty_strided(tensor.sizes(), tensor.strides(),
-                             tensor.options().device(at::kCPU).requires_grad(false));
-  return at::from_blob(tensor.unsafeGetTensorImpl()->mutable_data(), tensor.sizes(), tensor.strides(),
-                       tensor.options().device(at::kCPU).requires_grad(false));
-}
 
 /// A tensor of the CPU, made by a kernel, as one of the GPU.
 Tensor on_gpu(const Tensor& tensor) {
@@ -128,12 +132,35 @@ class OnCpu {
     if (gpu_.empty() == false && wide_cpu_)
       throw std::runtime_error("Expected all tensors to be on the same device, but found cuda:0 and cpu: " +
                                name);
+    const auto graph = fake::graph_here();
+    const torch::jit::Stack call(stack->end() - static_cast<std::ptrdiff_t>(arguments), stack->end());
+    if (graph)
+      for (const auto& given : gpu_) graph->keep(given);
     op_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
     const auto results = op_.schema().returns().size();
     for (std::size_t i = stack->size() - results; i < stack->size(); ++i) (*stack)[i] = result((*stack)[i]);
+    if (!graph) return;
+    graph->note(
+        [op = op_, call, alive = gpu_,
+         made = torch::jit::Stack(stack->end() - static_cast<std::ptrdiff_t>(results), stack->end())] {
+          auto again = call;
+          op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &again);
+          for (std::size_t i = 0; i < made.size(); ++i) give_values(made[i], again[i]);
+        });
   }
 
  private:
+  /// Of a repeated call, to what it returned at first.
+  static void give_values(const c10::IValue& made, const c10::IValue& again) {
+    const auto give = [](const Tensor& to, const Tensor& from) {
+      if (to.defined() && to.data_ptr() != from.data_ptr()) on_cpu(to).copy_(from);
+    };
+    if (made.isTensor()) return give(made.toTensor(), again.toTensor());
+    if (!made.isTensorList()) return;
+    const auto to = made.toTensorVector(), from = again.toTensorVector();
+    for (std::size_t i = 0; i < to.size(); ++i) give(to[i], from[i]);
+  }
+
   Tensor tensor(const Tensor& given) {
     if (!given.defined()) return given;
     if (given.is_cpu()) {
@@ -202,7 +229,8 @@ Tensor empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride, std::option
 Tensor& copy(Tensor& self, const Tensor& from, bool non_blocking) {
   if (self.device() != from.device() && !non_blocking)
     note_wait(self.is_cpu() ? "copy to the CPU" : "copy to the GPU");
-  on_cpu(self).copy_(on_cpu(from));
+  if (self.device() != from.device()) fake::forbid_in_capture("copy from or to memory of the CPU");
+  fake::captured({self}, [self, from] { on_cpu(self).copy_(on_cpu(from)); });
   return self;
 }
 
@@ -230,87 +258,33 @@ Tensor unfold(const Tensor& self, int64_t dimension, int64_t size, int64_t step)
   return strided(self, view_of_cpu.sizes(), view_of_cpu.strides(), std::nullopt);
 }
 
-/// A collective that has ended.
-struct Done final : c10d::Work {
-  explicit Done(std::vector<Tensor> results)
-      : future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors())) {
-    future_->markCompleted(results);
-  }
-  bool wait(std::chrono::milliseconds) override { return true; }
-  bool isCompleted() override { return true; }
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
-  c10::intrusive_ptr<c10::ivalue::Future> future_;
-};
-
-/// NCCL's place: Gloo does it with the same memory, at once. Does not notice that a rank is lost, and leaves
-/// arbitrary numbers when it is aborted.
-class FakeNccl final : public c10d::Backend {
- public:
-  explicit FakeNccl(const ddprun::ddp::NcclGroup& group) : Backend(group.rank, group.size) {
-    auto options = c10d::ProcessGroupGloo::Options::create(group.timeout);
-    options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1"));
-    gloo_ = c10::make_intrusive<c10d::ProcessGroupGloo>(
-        c10::make_intrusive<c10d::PrefixStore>("fake_nccl", group.store), group.rank, group.size, options);
-  }
-  const std::string getBackendName() const override { return "nccl"; }
-  void abort() override { aborted_ = true; }
-
-  Started allreduce(std::vector<Tensor>& tensors, const c10d::AllreduceOptions& options) override {
-    auto here = on_cpu(tensors);
-    return done([&] { return gloo_->allreduce(here, options); }, tensors);
-  }
-  Started broadcast(std::vector<Tensor>& tensors, const c10d::BroadcastOptions& options) override {
-    auto here = on_cpu(tensors);
-    return done([&] { return gloo_->broadcast(here, options); }, tensors);
-  }
-  Started _allgather_base(Tensor& output, Tensor& input, const c10d::AllgatherOptions& options) override {
-    auto to = on_cpu(output), from = on_cpu(input);
-    return done([&] { return gloo_->_allgather_base(to, from, options); }, {output});
-  }
-  Started _reduce_scatter_base(Tensor& output, Tensor& input,
-                               const c10d::ReduceScatterOptions& options) override {
-    auto to = on_cpu(output), from = on_cpu(input);
-    return done([&] { return gloo_->_reduce_scatter_base(to, from, options); }, {output});
-  }
-
- private:
-  static std::vector<Tensor> on_cpu(const std::vector<Tensor>& tensors) {
-    std::vector<Tensor> here;
-    for (const auto& tensor : tensors) here.push_back(on_cpu(tensor));
-    return here;
-  }
-  static Tensor on_cpu(const Tensor& tensor) {
-    if (!tensor.is_cuda()) throw std::invalid_argument("NCCL: expected a tensor of the GPU");
-    return ::on_cpu(tensor);
-  }
-  template <typename Start>
-  Started done(const Start& start, std::vector<Tensor> results) {
-    try {
-      start()->wait();
-    } catch (const std::exception&) {
-      while (!aborted_) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      for (auto& result : results) ::on_cpu(result).fill_(std::nan(""));
-    }
-    return c10::make_intrusive<Done>(std::move(results));
-  }
-
-  std::atomic<bool> aborted_ = false;
-  c10::intrusive_ptr<c10d::ProcessGroupGloo> gloo_;
-};
-
 at::Scalar local_scalar(const Tensor& self) {
   note_wait("item");
   return on_cpu(self).item();
 }
 
+/// An operator that this file has for itself.
+Tensor computed(const std::vector<Tensor>& from, const std::function<Tensor()>& compute) {
+  const auto graph = fake::graph_here();
+  if (graph)
+    for (const auto& tensor : from) graph->keep(tensor);
+  const auto made = compute();
+  if (graph) graph->note([from, compute, made] { made.copy_(compute()); });
+  return on_gpu(made);
+}
+
 /// On a CPU there is none from half to float.
 Tensor log_softmax(const Tensor& self, int64_t dim, bool to_float) {
-  return on_gpu(at::_log_softmax(on_cpu(to_float ? self.to(at::kFloat) : self), dim, false));
+  return computed({self}, [self, dim, to_float] {
+    return at::_log_softmax(to_float ? on_cpu(self).to(at::kFloat) : on_cpu(self), dim, false);
+  });
 }
 
 Tensor log_softmax_backward(const Tensor& gradient, const Tensor& output, int64_t dim, at::ScalarType type) {
-  return on_gpu(
-      at::_log_softmax_backward_data(on_cpu(gradient), on_cpu(output), dim, output.scalar_type()).to(type));
+  return computed({gradient, output}, [gradient, output, dim, type] {
+    return at::_log_softmax_backward_data(on_cpu(gradient), on_cpu(output), dim, output.scalar_type())
+        .to(type);
+  });
 }
 
 void record_stream(Tensor&, c10::Stream) {}
@@ -375,7 +349,7 @@ struct CUDAHooks final : CUDAHooksInterface {
   int getNumGPUs() const override { return 8; }
   Device getDeviceFromPtr(void*) const override { return the_gpu; }
   Allocator* getPinnedMemoryAllocator() const override { return c10::GetCPUAllocator(); }
-  bool isPinnedPtr(const void*) const override { return false; }
+  bool isPinnedPtr(const void*) const override { return true; }  // nobody can tell
   const Generator& getDefaultGenerator(DeviceIndex) const override {
     static const Generator generator = at::detail::createCPUGenerator();
     return generator;
@@ -402,14 +376,15 @@ namespace {
 const ddprun::ddp::CudaPlugin kPlugin = {
     ddprun::ddp::kCudaPluginBuild,
     [](const ddprun::ddp::NcclGroup& group) -> c10::intrusive_ptr<c10d::Backend> {
-      return c10::make_intrusive<FakeNccl>(group);
+      return c10::make_intrusive<fake::FakeNccl>(group);
     },
     [](c10d::Backend&, c10::Device) {},
     [](c10::Device device) { the_gpu = device; },
     [] { return std::string("{}"); },
     [] { return "CUDA none, NCCL none, " + std::to_string(waits) + " waits"; },
     [](c10::Device) {},
-    [](int mode) { sync_debug_mode = mode; }};
+    [](int mode) { sync_debug_mode = mode; },
+    [](c10::Device, const std::function<void()>& work) { return fake::capture(work); }};
 
 }  // namespace
 

@@ -303,6 +303,7 @@ Settings checkpoint_settings(Config& config) {
 
 Settings precision_settings(Config& config) {
   using namespace settings;
+  using train::GraphChoice;
   using train::Precision;
   auto& precision = config.train.precision;
   return {
@@ -320,6 +321,10 @@ Settings precision_settings(Config& config) {
               "faster"),
       boolean("cudnn-benchmark", precision.cudnn_benchmark,
               "on a GPU, try cuDNN's algorithms for each new shape and keep the fastest"),
+      choice<GraphChoice>(
+          "cuda-graph", config.train.cuda_graph,
+          {{"off", GraphChoice::kOff}, {"auto", GraphChoice::kAuto}, {"on", GraphChoice::kOn}},
+          "start steps on a GPU as one CUDA graph; auto: where they can be, on: else it is an error"),
   };
 }
 

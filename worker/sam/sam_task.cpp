@@ -92,6 +92,7 @@ train::Task make_sam(const worker::Config& config) {
   task.eval_batch_size = config.train.batch_size;
   task.measures = {"dice", "iou", "pixel_acc"};
   task.class_names = {"mask"};
+  task.shapes_vary = true;  // by the pictures' sizes and numbers of points
   const auto loss = parse_mask_loss(config.model.loss);
   const auto embed = make_embedder(model, config);
   task.compute_loss = [=](const data::Batch& batch) mutable {

@@ -6,10 +6,12 @@
 
 #include <ATen/core/Dict.h>
 #include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/linear.h>
 #include <torch/types.h>
 
 #include <ddprun/group/cuda_backend.h>
 #include <ddprun/group/spawn.h>
+#include <ddprun/group/step_graph.h>
 #include <ddprun/train/model/metrics.h>
 #include <ddprun/train/optim/clip_gradients.h>
 #include <ddprun/train/optim/ema.h>
@@ -58,6 +60,32 @@ Tensors train_on(at::Device device, OptimizerKind kind) {
   return parameters;
 }
 
+/// Weights after 16 steps whose rate falls; the last has a smaller batch. graph  null: none
+torch::Tensor train_steps(at::Device device, OptimizerKind kind, ddp::StepGraph* graph) {
+  torch::manual_seed(3);
+  torch::nn::Linear model(6, 3);
+  model->to(device);
+  const auto optimizer =
+      train::make_optimizer({.kind = kind}, {torch::optim::OptimizerParamGroup(model->parameters())});
+  const auto rate = torch::zeros({}, torch::dtype(torch::kFloat32).device(device));
+  if (graph != nullptr) dynamic_cast<train::HeldBack&>(*optimizer).read_rates({rate});
+  const auto train = [&](const Tensors& batch) {
+    model->zero_grad();
+    const auto loss = model->forward(batch[0]).square().mean();
+    loss.backward();
+    optimizer->step();
+    return loss.detach();
+  };
+  for (int step = 0; step < 16; ++step) {
+    const double lr = 0.1 / (step + 1);
+    optimizer->param_groups()[0].options().set_lr(lr);
+    rate.fill_(lr);
+    const Tensors batch = {torch::randn({step == 15 ? 4 : 8, 6}).to(device)};
+    graph != nullptr ? graph->run(batch, train) : train(batch);
+  }
+  return model->weight;
+}
+
 }  // namespace
 
 TEST_CASE("clipped steps and averages on CUDA are the CPU's, with each optimizer", "[gpu][optimizer]") {
@@ -66,6 +94,19 @@ TEST_CASE("clipped steps and averages on CUDA are the CPU's, with each optimizer
          {OptimizerKind::kSgd, OptimizerKind::kAdam, OptimizerKind::kAdamW, OptimizerKind::kAdadelta}) {
       const auto there = train_on(device, kind), here = train_on(at::kCPU, kind);
       for (std::size_t i = 0; i < here.size(); ++i) expect_close(there[i], here[i]);
+    }
+  });
+}
+
+TEST_CASE("steps of a CUDA graph are the CPU's, with each optimizer", "[gpu][step_graph]") {
+  test::skip_without_a_gpu();
+  spawn(1, [](const WorkerEnv& env) {
+    const auto group = ddp::ProcessGroup::connect(env, {.device = ddp::DeviceChoice::kCuda});
+    for (const auto kind :
+         {OptimizerKind::kSgd, OptimizerKind::kAdam, OptimizerKind::kAdamW, OptimizerKind::kAdadelta}) {
+      ddp::StepGraph graph(group, /*required=*/true);
+      expect_close(train_steps(group.device(), kind, &graph), train_steps(at::kCPU, kind, nullptr));
+      if (!graph.captured()) throw std::runtime_error("expected a graph");
     }
   });
 }

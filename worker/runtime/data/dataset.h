@@ -26,6 +26,17 @@ struct Batch {
     batch.shown = shown;
     return batch;
   }
+
+  /// All except `shown`: input, target, extra.
+  std::vector<at::Tensor> tensors() const {
+    std::vector<at::Tensor> all;
+    mapped([&](const at::Tensor& tensor) { return all.emplace_back(tensor); });
+    return all;
+  }
+  /// The same with other tensors().
+  Batch with(const std::vector<at::Tensor>& others) const {
+    return mapped([next = others.begin()](const at::Tensor&) mutable { return *next++; });
+  }
 };
 
 /// A fixed set of examples, numbered from 0. Const, so several loader threads can read it at once.

@@ -51,6 +51,15 @@ c10::intrusive_ptr<c10d::Work> record_as_one(
 /// group that is not recorded.
 void expect_buckets(c10d::ProcessGroup& group, const std::vector<std::int64_t>& bucket_bytes);
 
+/// While it lives, no collective of GPUs is recorded: those of a CUDA graph that is captured do not run yet.
+class NotRecorded {
+ public:
+  NotRecorded();
+  ~NotRecorded();
+  NotRecorded(const NotRecorded&) = delete;
+  NotRecorded& operator=(const NotRecorded&) = delete;
+};
+
 /// This process's watchdog; nullptr if it is in no job.
 std::shared_ptr<Watchdog> current_watchdog();
 

@@ -1,10 +1,15 @@
 // libddprun_cuda.so: host code only, no kernels.
 #include <ddprun/group/cuda_plugin.h>
 
+#include <ATen/cuda/CUDAGeneratorImpl.h>
+#include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <cuda_runtime_api.h>
 
 #include <functional>
+#include <memory>
+#include <utility>
 
 #include <torch/csrc/cuda/nccl.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
@@ -39,6 +44,38 @@ std::string versions() {
          ", NCCL " + number(nccl >> 32) + "." + number(nccl >> 16) + "." + number(nccl);
 }
 
+template <typename Call>
+void ignoring_errors(Call call) {
+  try {
+    call();
+  } catch (const c10::Error&) {
+  }
+}
+
+/// This thread alone must not make unsafe calls meanwhile: NCCL's watchdog queries events, and loader threads
+/// allocate memory.
+std::function<void()> capture(c10::Device device, const std::function<void()>& work) {
+  const auto pool = at::cuda::graph_pool_handle();
+  const auto generator = at::cuda::detail::getDefaultCUDAGenerator(device.index()),
+             before = generator.clone();
+  const auto graph = std::make_shared<at::cuda::CUDAGraph>();
+  c10::cuda::device_synchronize();
+  bool ended = false;
+  try {
+    graph->capture_begin(pool, cudaStreamCaptureModeThreadLocal);
+    work();
+    ended = true;
+    graph->capture_end();
+  } catch (...) {
+    // Else the allocator goes on as in a capture, and the generator refuses random numbers.
+    if (!ended) ignoring_errors([&] { graph->capture_end(); });
+    ignoring_errors([&] { c10::cuda::CUDACachingAllocator::endAllocateToPool(device.index(), pool); });
+    at::Generator(generator).graphsafe_set_state(before);
+    throw;
+  }
+  return [graph] { graph->replay(); };
+}
+
 const CudaPlugin kPlugin = {
     kCudaPluginBuild,
     make_nccl,
@@ -54,7 +91,8 @@ const CudaPlugin kPlugin = {
     },
     [](int mode) {
       c10::cuda::warning_state().set_sync_debug_mode(static_cast<c10::cuda::SyncDebugMode>(mode));
-    }};
+    },
+    capture};
 
 }  // namespace
 }  // namespace ddprun::ddp

@@ -4,6 +4,7 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <chrono>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -39,6 +40,10 @@ struct CudaPlugin {
   std::string (*versions)();                ///< "CUDA 13.0, NCCL 2.28.9"
   void (*synchronize)(c10::Device device);  ///< waits for all its work
   void (*set_sync_debug_mode)(int mode);    ///< torch.cuda's: 0 nothing, 1 a warning, 2 an error
+  /// Records work's calls on the current stream, and all that waits for them, as a CUDA graph, without
+  /// computing anything. Returns what computes it, each time anew. throws  what work threw, or why it cannot
+  /// be captured
+  std::function<void()> (*capture)(c10::Device device, const std::function<void()>& work);
 };
 
 /// The only symbol that programs look up in it.

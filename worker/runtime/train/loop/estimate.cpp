@@ -46,9 +46,7 @@ double measure(ParallelModel& model, Batches& batches, int count, bool reduce) {
   const auto begin = std::chrono::steady_clock::now();
   for (int step = 0; step < count; ++step) {
     model.zero_grad();
-    const auto pass = model.forward_backward(batches.next(), reduce);
-    if (reduce) model.optimizer_step();
-    pass.loss.item<double>();  // waits for the device
+    model.train(batches.next(), reduce).loss.item<double>();  // waits for the device
   }
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() / count;
 }

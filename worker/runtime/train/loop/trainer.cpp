@@ -285,24 +285,20 @@ class Trainer {
     if (run_.task.epoch_begin_line) log_.print_own(run_.task.epoch_begin_line(rank_epoch()));
   }
 
-  /// Forward and backward, and the optimizer step after its last batch.
   BatchResult train_batch(const data::Batch& batch) {
     std::optional<ddp::SyncDebugScope> no_waits;
     if (batches_here_++ >= kFirstSteps * run_.options.accumulate) no_waits.emplace(run_.group.device());
     const bool last = losses_.batches() + 1 == run_.options.accumulate || epoch_.batch + 1 == epoch_.batches;
     if (losses_.batches() == 0) begin_step();
     const RunStatus::Batch counted_batch(status_, batch.size());
-    auto pass = model_.forward_backward(batch, last);
+    auto pass = model_.train(batch, last);
     const auto counted = std::min(epoch_.to_count, batch.size());
     totals_.add(pass.result, counted);
     losses_.add(pass.loss);
     epoch_.to_count -= counted;
     epoch_.samples += batch.size() * run_.group.size();
     ++epoch_.batch;
-    if (last) {
-      model_.optimizer_step();
-      commit_optimizer_step();
-    }
+    if (last) commit_optimizer_step();
     note_progress(Work::kTraining);
     return std::move(pass.result);
   }

@@ -33,6 +33,7 @@ TrainerOptions of_search(TrainerOptions options) {
   options.optim.schedule = LrScheduleKind::kNone;
   options.optim.warmup_steps = 0;
   options.accumulate = 1;
+  options.cuda_graph = GraphChoice::kOff;
   options.parallel.join = false;
   return options;
 }
@@ -47,9 +48,7 @@ double train_step(ParallelModel& model, const Run& run, std::int64_t number) {
   for (std::int64_t i = 0; i < run.options.batch_size; ++i)
     indices.push_back(all[static_cast<std::size_t>(number * run.options.batch_size + i) % all.size()]);
   model.zero_grad();
-  const auto loss = model.forward_backward(set.get_epoch_batch(indices, /*epoch=*/0), /*last=*/true).loss;
-  model.optimizer_step();
-  return loss.item<double>();
+  return model.train(set.get_epoch_batch(indices, /*epoch=*/0), /*last=*/true).loss.item<double>();
 }
 
 void draw(const Run& run, const char* name, const image::LineChart& chart) {

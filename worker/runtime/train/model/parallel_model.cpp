@@ -14,6 +14,7 @@
 #include <ddprun/ddp/replicated_state.h>
 #include <ddprun/ddp/sync_batch_norm.h>
 #include <ddprun/group/collectives.h>
+#include <ddprun/group/step_graph.h>
 #include <ddprun/sharding/zero_optimizer.h>
 #include <ddprun/train/model/parallel_engine.h>
 #include <ddprun/train/state/optimizer_state.h>
@@ -181,12 +182,25 @@ Optimization ParallelModel::make_optimization() {
                       schedule);
 }
 
+std::unique_ptr<ddp::StepGraph> ParallelModel::make_graph() const {
+  const bool required = run_.options.cuda_graph == GraphChoice::kOn;
+  if (run_.options.cuda_graph == GraphChoice::kOff) return nullptr;
+  const auto obstacle = graph_obstacle(run_);
+  if (obstacle.empty()) return std::make_unique<ddp::StepGraph>(run_.group, required);
+  if (required) throw UsageError("--cuda-graph=on: not possible with " + obstacle);
+  if (run_.on_rank_0()) log_info("--cuda-graph=auto: no graph with " + obstacle);
+  return nullptr;
+}
+
 ParallelModel::ParallelModel(const Run& run)
     : run_(run),
+      graph_(make_graph()),
       engine_(make_engine()),
       nan_check_(run.options.parallel.nan_check ? std::make_unique<ddp::NanCheck>(*run.task.module, run.group)
                                                 : nullptr),
-      optimization_(make_optimization()) {}
+      optimization_(make_optimization()) {
+  if (graph_) optimization_.keep_on_device();
+}
 
 ParallelModel::~ParallelModel() {
   if (run_.options.parallel.sync_batch_norm) ddp::forget_group(*run_.task.module);
@@ -199,9 +213,23 @@ data::Batch ParallelModel::to_device(const data::Batch& batch) const {
   return here;
 }
 
-ParallelModel::Pass ParallelModel::forward_backward(const data::Batch& batch, bool last) {
+ParallelModel::Pass ParallelModel::train(const data::Batch& batch, bool last) {
   const auto here = to_device(batch);
-  const auto samples = run_.options.parallel.join ? std::optional(batch.size()) : std::nullopt;
+  const auto step = [&](const data::Batch& data) {
+    auto pass = forward_backward(data, last);
+    if (last) optimization_.update();
+    return pass;
+  };
+  optimization_.bring_rates();
+  auto pass = graph_
+                  ? graph_->run(here.tensors(), [&](const auto& inputs) { return step(here.with(inputs)); })
+                  : step(here);
+  if (last) optimization_.after_update();
+  return pass;
+}
+
+ParallelModel::Pass ParallelModel::forward_backward(const data::Batch& here, bool last) {
+  const auto samples = run_.options.parallel.join ? std::optional(here.size()) : std::nullopt;
   Pass pass;
   const auto both = [&] {
     {

@@ -14,6 +14,10 @@
 #include <ddprun/train/state/shard_index.h>
 #include <ddprun/train/state/state_dict_file.h>
 
+namespace ddprun::ddp {
+class StepGraph;
+}
+
 namespace ddprun::train {
 
 class ParallelEngine;
@@ -32,12 +36,11 @@ class ParallelModel {
     BatchResult result;
     at::Tensor loss;  ///< the mean of its losses, without gradient
   };
-  /// Forward and backward pass of one batch. Only the last batch of an optimizer step reduces gradients over
-  /// ranks; the ones before it add up locally.
-  /// throws  ddp::NonFiniteGradient if gradients are checked
-  Pass forward_backward(const data::Batch& batch, bool last);
+  /// Forward and backward pass of one batch, and after the last batch of an optimizer step that step. Only
+  /// the last reduces gradients over ranks; the ones before it add up locally. With a CUDA graph the result
+  /// has its values until the next batch. throws  ddp::NonFiniteGradient if gradients are checked
+  Pass train(const data::Batch& batch, bool last);
   void zero_grad();
-  void optimizer_step() { optimization_.optimizer_step(); }
   void end_epoch(std::optional<double> metric) { optimization_.end_epoch(metric); }
 
   /// A forward pass without gradients. If is_sharded(), all ranks must make equally many.
@@ -89,9 +92,12 @@ class ParallelModel {
   void load_whole(const TrainingState& state, const std::filesystem::path& source);
   void load_power_sgd(const TrainingState& state, const std::filesystem::path& source);
   void load_schedule(const TrainingState& state, const std::filesystem::path& source);
+  std::unique_ptr<ddp::StepGraph> make_graph() const;
   data::Batch to_device(const data::Batch& batch) const;
+  Pass forward_backward(const data::Batch& here, bool last);
 
   const Run& run_;
+  std::unique_ptr<ddp::StepGraph> graph_;     // null: none
   std::shared_ptr<ddp::PowerSgd> power_sgd_;  // null unless it compresses the gradients
   std::unique_ptr<ParallelEngine> engine_;
   std::unique_ptr<ddp::NanCheck> nan_check_;

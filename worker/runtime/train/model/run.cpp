@@ -1,6 +1,7 @@
 #include <ddprun/train/model/run.h>
 
 #include <algorithm>
+#include <initializer_list>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -96,6 +97,30 @@ std::vector<std::string> Run::metric_columns() const {
 bool keeps_parts(const TrainerOptions& options) {
   const auto& parallel = options.parallel;
   return parallel.fsdp || parallel.zero1 || parallel.join || parallel.comm_hook == "powersgd";
+}
+
+std::string graph_obstacle(const Run& run) {
+  const auto& options = run.options;
+  const auto& parallel = options.parallel;
+  const bool alone = run.group.size() == 1;
+  for (const auto& [stands, obstacle] : std::initializer_list<std::pair<bool, const char*>>{
+           {!run.group.device().is_cuda(), "a CPU"},
+           {options.accumulate > 1, "--accumulate"},
+           {parallel.fsdp, "--fsdp"},
+           {parallel.nan_check, "--nan-check"},
+           {options.optim.schedule == LrScheduleKind::kOneCycle &&
+                options.optim.optimizer.kind != OptimizerKind::kAdadelta,
+            "--lr-schedule=one-cycle, which changes the momentum too"},
+           {!alone && run.group.device().is_cuda() && run.group.backend() != "nccl", "--backend=gloo"},
+           {!alone && parallel.zero1, "--zero1"},
+           {!alone && parallel.join, "--join"},
+           {!alone && parallel.find_unused, "--find-unused"},
+           {!alone && parallel.static_graph, "--static-graph"},
+           {!alone && parallel.comm_hook != "none", "--comm-hook"},
+           {!alone && parallel.sync_batch_norm, "--sync-bn"},
+           {!alone && run.task.shapes_vary, "several ranks whose batches differ in shape"}})
+    if (stands) return obstacle;
+  return "";
 }
 
 void check_options(const Task& task, const TrainerOptions& options) {

@@ -56,6 +56,9 @@ struct TrainState {
 /// Whether each rank has a part of the state that no other has.
 bool keeps_parts(const TrainerOptions& options);
 
+/// Why steps cannot be a CUDA graph, as far as it is known in advance; empty if they can.
+std::string graph_obstacle(const Run& run);
+
 /// throws  UsageError for options that do not fit the task
 void check_options(const Task& task, const TrainerOptions& options);
 

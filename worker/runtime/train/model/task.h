@@ -75,9 +75,10 @@ struct Task {
   std::shared_ptr<const data::Dataset> validation_set;  ///< null: none
   std::shared_ptr<const data::Dataset> test_set;        ///< null: none
   std::vector<ParameterGroup> parameter_groups;         ///< empty: as OptimOptions::grouping says
-  bool test_every_epoch = false;                        ///< else once, at the end, with the best weights
-  std::int64_t eval_batch_size = 500;                   ///< of validation and test, of each rank
-  std::vector<std::string> measures;  ///< reported beside the loss, as train_NAME, val_NAME, test_NAME
+  bool shapes_vary = false;       ///< those of batches of as many examples may differ, also from rank to rank
+  bool test_every_epoch = false;  ///< else once, at the end, with the best weights
+  std::int64_t eval_batch_size = 500;  ///< of validation and test, of each rank
+  std::vector<std::string> measures;   ///< reported beside the loss, as train_NAME, val_NAME, test_NAME
   /// If there are scores, for a confusion matrix and precision-recall curves: of K classes, whose scores are
   /// [B, K] and their softmax the probabilities; or of one, whose scores are logits like the target, 0 or 1.
   std::vector<std::string> class_names;

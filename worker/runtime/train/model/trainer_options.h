@@ -30,6 +30,10 @@ struct ParallelOptions {
   bool nan_check = false;              ///< stop at the first NaN or infinite gradient
 };
 
+/// Whether steps on a GPU are started as a CUDA graph (ddp::StepGraph). kAuto: where they can be, kOn: else
+/// it is an error.
+enum class GraphChoice { kOff, kAuto, kOn };
+
 struct PrecisionOptions {
   Precision precision = Precision::k32;
   bool channels_last = false;
@@ -86,6 +90,7 @@ struct TrainerOptions {
   /// the states in the checkpoint decide.
   std::optional<OptimOptions> optim_before;
   PrecisionOptions precision;
+  GraphChoice cuda_graph = GraphChoice::kOff;
   CheckpointOptions checkpoint;
   ParallelOptions parallel;
   /// Where a rank keeps the training when another is lost, and from where it goes on. With it the random

@@ -46,6 +46,7 @@ GradScaler::GradScaler(at::Device device, const Options& options) : options_(opt
   scale_ = torch::full({}, options.init_scale, torch::dtype(torch::kFloat32).device(device));
   growth_tracker_ = torch::zeros({}, torch::dtype(torch::kInt32).device(device));
   found_inf_ = torch::zeros({}, torch::dtype(torch::kFloat32).device(device));
+  skipped_on_device_ = torch::zeros_like(found_inf_);
 }
 
 at::Tensor GradScaler::scale(const at::Tensor& loss) const { return options_.enabled ? loss * scale_ : loss; }
@@ -93,12 +94,12 @@ const at::Tensor& GradScaler::step_on_device(torch::optim::Optimizer& optimizer,
   held.hold(found_inf_);
   const auto release = c10::make_scope_exit([&held] { held.hold({}); });
   optimizer.step();
-  skipped_on_device_ = skipped_on_device_.defined() ? skipped_on_device_ + found_inf_ : found_inf_.clone();
+  skipped_on_device_ += found_inf_;
   return found_inf_;
 }
 
 std::int64_t GradScaler::skipped_steps() const {
-  return skipped_steps_ + (skipped_on_device_.defined() ? std::llround(skipped_on_device_.item<float>()) : 0);
+  return skipped_steps_ + (options_.enabled ? std::llround(skipped_on_device_.item<float>()) : 0);
 }
 
 void GradScaler::update() {

@@ -76,7 +76,7 @@ class GradScaler {
 
   Options options_;
   at::Tensor scale_, growth_tracker_, found_inf_;
-  at::Tensor skipped_on_device_;  // of step_on_device()
+  at::Tensor skipped_on_device_;  // steps of step_on_device(), float32
   Stage stage_ = Stage::kReady;
   std::int64_t skipped_steps_ = 0;
 };

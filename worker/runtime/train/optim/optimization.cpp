@@ -4,6 +4,7 @@
 #include <tuple>
 
 #include <ATen/core/Dict.h>
+#include <torch/types.h>
 
 #include <ddprun/serialize/dict_reader.h>
 #include <ddprun/sharding/zero_optimizer.h>
@@ -68,7 +69,7 @@ Optimization::Optimization(Parts parts, const OptimOptions& options, Precision p
       optimizer_(std::move(parts.optimizer)),
       ema_(std::move(parts.ema)),
       sum_over_ranks_(std::move(parts.sum_over_ranks)),
-      on_cpu_(device.is_cpu()),
+      device_(device),
       scaler_(device, {.enabled = precision == Precision::k16Mixed}),
       schedule_(*optimizer_, schedule) {}
 
@@ -84,11 +85,25 @@ void Optimization::clip() {
   if (options_.clip_value > 0) clip_grad_value(parameters, options_.clip_value);
 }
 
-void Optimization::optimizer_step() {
+void Optimization::keep_on_device() {
+  const auto options = torch::dtype(torch::kFloat32).device(device_);
+  for (const auto& group : optimizer_->param_groups())
+    rates_.push_back(torch::full({}, brought_.emplace_back(group.options().get_lr()), options));
+  never_skipped_ = torch::zeros({}, options);
+  held_back(*optimizer_)->read_rates(rates_);
+}
+
+void Optimization::bring_rates() {
+  for (std::size_t i = 0; i < rates_.size(); ++i)
+    if (const double lr = optimizer_->param_groups()[i].options().get_lr(); lr != brought_[i])
+      rates_[i].fill_(brought_[i] = lr);
+}
+
+void Optimization::update() {
   if (scaler_.enabled()) {
     scaler_.unscale(*optimizer_, sum_over_ranks_);
     clip();
-    auto* held = on_cpu_ ? nullptr : held_back(*optimizer_);
+    auto* held = device_.is_cpu() ? nullptr : held_back(*optimizer_);
     if (held != nullptr) {
       const auto& skipped = scaler_.step_on_device(*optimizer_, *held);
       if (ema_) ema_->update(skipped);
@@ -99,9 +114,8 @@ void Optimization::optimizer_step() {
   } else {
     clip();
     optimizer_->step();
-    if (ema_) ema_->update();
+    if (ema_) ema_->update(never_skipped_);
   }
-  schedule_.after_step();
 }
 
 void Optimization::settle() {

@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
@@ -68,7 +69,17 @@ class Optimization {
   /// Unscales, clips, steps, averages and sets the next learning rate, without waiting for the device (unless
   /// the optimizer has no fused kernel that loss scaling can hold back). A step skipped for an infinite
   /// gradient still advances the schedule, as in Lightning.
-  void optimizer_step();
+  void optimizer_step() {
+    update();
+    after_update();
+  }
+
+  /// Has update() find on the device all that changes from step to step, so that a CUDA graph can do it
+  /// again. Then bring_rates() comes before each step, and after_update() follows it, outside of the graph.
+  void keep_on_device();
+  void bring_rates();
+  void update();
+  void after_update() { schedule_.after_step(); }
 
   /// Brings the optimizer's state up to date, before it is read or replaced. Waits for the device.
   void settle();
@@ -101,7 +112,10 @@ class Optimization {
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
   std::unique_ptr<Ema> ema_;
   std::function<void(at::Tensor&)> sum_over_ranks_;
-  bool on_cpu_;
+  at::Device device_;
+  std::vector<at::Tensor> rates_;  // of the groups, on the device; empty: in their options
+  std::vector<double> brought_;    // what they are
+  at::Tensor never_skipped_;       // with rates: 0
   GradScaler scaler_;
   std::int64_t skipped_before_ = 0;  // before the run was resumed
   LrSchedule schedule_;

@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <stdexcept>
 #include <tuple>
 #include <utility>
 
@@ -86,7 +87,9 @@ Tensor state_tensor(Tensor& tensor, const Tensor& parameter) {
   return tensor;
 }
 
-void sgd_step(Optimizer& optimizer, OptimizerParamGroup& group, const std::optional<Tensor>& held) {
+/// rate  undefined: the options'
+void sgd_step(Optimizer& optimizer, OptimizerParamGroup& group, const Tensor& rate,
+              const std::optional<Tensor>& held) {
   const auto& options = static_cast<torch::optim::SGDOptions&>(group.options());
   const bool has_momentum = options.momentum() != 0;
   std::vector<Batch> batches;
@@ -102,10 +105,14 @@ void sgd_step(Optimizer& optimizer, OptimizerParamGroup& group, const std::optio
     add_parameter(batch, parameter);
     if (has_momentum) batch.first.push_back(state_tensor(*buffer, parameter));
   }
-  for (const auto& batch : batches)
-    at::_fused_sgd_(batch.parameters, batch.gradients, batch.first, options.weight_decay(),
-                    options.momentum(), options.lr(), options.dampening(), options.nesterov(),
-                    /*maximize=*/false, batch.first_step, /*grad_scale=*/{}, held);
+  for (const auto& batch : batches) {
+    const auto update = [&](const auto& lr) {
+      at::_fused_sgd_(batch.parameters, batch.gradients, batch.first, options.weight_decay(),
+                      options.momentum(), lr, options.dampening(), options.nesterov(),
+                      /*maximize=*/false, batch.first_step, /*grad_scale=*/{}, held);
+    };
+    rate.defined() ? update(rate) : update(options.lr());
+  }
 }
 
 /// On the parameter's device, where the kernels want it.
@@ -113,89 +120,106 @@ Tensor step_tensor(std::int64_t step, const Tensor& parameter) {
   return torch::full({}, static_cast<double>(step), torch::dtype(torch::kFloat32).device(parameter.device()));
 }
 
-/// Moves the counts to the states. Waits for the device.
+/// The parameter's count on its device, which stays in its memory; the state's steps unless it is ahead of
+/// them.
 template <typename State>
-void settle_counts(DeviceSteps& counts) {
-  std::vector<State*> states;
+Tensor& count_of(DeviceSteps& counts, const State& state, const Tensor& parameter) {
+  auto& [count, settled] = counts[parameter.unsafeGetTensorImpl()];
+  if (!count.defined()) count = step_tensor(state.step(), parameter);
+  if (std::exchange(settled, state.step()) != state.step()) count.fill_(state.step());
+  return count;
+}
+
+/// Copies the counts to the states. Waits for the device.
+template <typename State>
+void settle_counts(Optimizer& optimizer, DeviceSteps& counts) {
+  if (counts.empty()) return;
   Tensors steps;
-  for (const auto& [state, count] : std::exchange(counts, {})) {
-    states.push_back(static_cast<State*>(state));
-    steps.push_back(count);
-  }
-  if (steps.empty()) return;
+  for (const auto& [parameter, step] : counts) steps.push_back(step.count);
   const auto values = torch::stack(steps).cpu();
-  for (std::size_t i = 0; i < states.size(); ++i)
-    states[i]->step(std::llround(values.const_data_ptr<float>()[i]));
+  const auto* value = values.const_data_ptr<float>();
+  for (auto& [parameter, step] : counts) {
+    step.settled = std::llround(*value++);
+    static_cast<State&>(*optimizer.state().at(parameter)).step(step.settled);
+  }
 }
 
 /// For Adam and AdamW, whose options and states differ only in type.
 ///
-/// counts  used instead of the state's steps if `held` is defined: whether this step counts is not known here
+/// rate    undefined: the options'
+/// counts  null: the states' steps are counted. Else the steps on the device: whether this one counts is not
+///         known here
 template <typename Options, typename State, typename Kernel>
-void adam_step(Optimizer& optimizer, OptimizerParamGroup& group, DeviceSteps& counts,
+void adam_step(Optimizer& optimizer, OptimizerParamGroup& group, const Tensor& rate, DeviceSteps* counts,
                const std::optional<Tensor>& held, const Kernel& kernel) {
   const auto& options = static_cast<Options&>(group.options());
   std::vector<Batch> batches;
   for (const auto& parameter : group.params()) {
     if (!parameter.grad().defined()) continue;
     auto& state = state_of<State>(optimizer, parameter);
-    if (!held) state.step(state.step() + 1);
-    auto& batch = batch_for(batches, parameter, held ? 0 : state.step(), false);
-    if (held) {
-      auto& count = counts[&state];
-      if (!count.defined()) count = step_tensor(state.step(), parameter);
-      batch.steps.push_back(count);
-    }
+    if (counts == nullptr) state.step(state.step() + 1);
+    auto& batch = batch_for(batches, parameter, counts == nullptr ? state.step() : 0, false);
+    if (counts != nullptr) batch.steps.push_back(count_of(*counts, state, parameter));
     add_parameter(batch, parameter);
     batch.first.push_back(state_tensor(state.exp_avg(), parameter));
     batch.second.push_back(state_tensor(state.exp_avg_sq(), parameter));
     if (options.amsgrad()) batch.third.push_back(state_tensor(state.max_exp_avg_sq(), parameter));
   }
-  for (const auto& batch : batches) {
-    if (held) {
-      at::_foreach_add_(batch.steps, 1);
-      kernel(batch, batch.steps, options, held);
-      at::_foreach_sub_(batch.steps, Tensors(batch.steps.size(), *held));
-      continue;
-    }
+  for (auto& batch : batches) {
     // Read-only, so one tensor serves all; on the device, to avoid a wait.
-    const auto step = step_tensor(batch.step, batch.parameters[0]);
-    kernel(batch, Tensors(batch.parameters.size(), step), options, held);
+    if (counts == nullptr)
+      batch.steps.assign(batch.parameters.size(), step_tensor(batch.step, batch.parameters[0]));
+    else
+      at::_foreach_add_(batch.steps, 1);
+    rate.defined() ? kernel(batch, rate, options, held) : kernel(batch, options.lr(), options, held);
+    if (held) at::_foreach_sub_(batch.steps, Tensors(batch.steps.size(), *held));
   }
 }
 
-const auto adam_kernel = [](const Batch& batch, const Tensors& steps, const torch::optim::AdamOptions& o,
+const auto adam_kernel = [](const Batch& batch, const auto& lr, const torch::optim::AdamOptions& o,
                             const std::optional<Tensor>& held) {
-  at::_fused_adam_(batch.parameters, batch.gradients, batch.first, batch.second, batch.third, steps, o.lr(),
+  at::_fused_adam_(batch.parameters, batch.gradients, batch.first, batch.second, batch.third, batch.steps, lr,
                    std::get<0>(o.betas()), std::get<1>(o.betas()), o.weight_decay(), o.eps(), o.amsgrad(),
                    /*maximize=*/false, /*grad_scale=*/{}, held);
 };
 
-const auto adamw_kernel = [](const Batch& batch, const Tensors& steps, const torch::optim::AdamWOptions& o,
+const auto adamw_kernel = [](const Batch& batch, const auto& lr, const torch::optim::AdamWOptions& o,
                              const std::optional<Tensor>& held) {
-  at::_fused_adamw_(batch.parameters, batch.gradients, batch.first, batch.second, batch.third, steps, o.lr(),
-                    std::get<0>(o.betas()), std::get<1>(o.betas()), o.weight_decay(), o.eps(), o.amsgrad(),
-                    /*maximize=*/false, /*grad_scale=*/{}, held);
+  at::_fused_adamw_(batch.parameters, batch.gradients, batch.first, batch.second, batch.third, batch.steps,
+                    lr, std::get<0>(o.betas()), std::get<1>(o.betas()), o.weight_decay(), o.eps(),
+                    o.amsgrad(), /*maximize=*/false, /*grad_scale=*/{}, held);
 };
 
 //   s <- rho s + (1 - rho) g^2
 //   d = g sqrt(a + eps) / sqrt(s + eps)
 //   a <- rho a + (1 - rho) d^2
 //   p <- p - lr d
-void adadelta_step(Optimizer& optimizer, OptimizerParamGroup& group) {
+//
+// rate and counts as adam_step()'s; held needs counts
+void adadelta_step(Optimizer& optimizer, OptimizerParamGroup& group, const Tensor& rate, DeviceSteps* counts,
+                   const std::optional<Tensor>& held) {
   const auto& options = static_cast<AdadeltaOptions&>(group.options());
-  Tensors parameters, gradients, square_avgs, acc_deltas;
+  Tensors parameters, gradients, square_avgs, acc_deltas, steps;
   for (const auto& parameter : group.params()) {
     if (!parameter.grad().defined()) continue;
     TORCH_CHECK(!parameter.grad().is_sparse(), "Adadelta: expected dense gradients, got a sparse one");
     auto& state = state_of<AdadeltaParamState>(optimizer, parameter);
-    state.step(state.step() + 1);
+    if (counts == nullptr)
+      state.step(state.step() + 1);
+    else
+      steps.push_back(count_of(*counts, state, parameter));
     parameters.push_back(parameter);
     gradients.push_back(parameter.grad());
     square_avgs.push_back(state_tensor(state.square_avg(), parameter));
     acc_deltas.push_back(state_tensor(state.acc_delta(), parameter));
   }
   if (parameters.empty()) return;
+  Tensors changed, before;
+  for (const auto* tensors : {&parameters, &square_avgs, &acc_deltas, &steps})
+    changed.insert(changed.end(), tensors->begin(), tensors->end());
+  if (held)
+    for (const auto& tensor : changed) before.push_back(tensor.clone());
+  if (counts != nullptr) at::_foreach_add_(steps, 1);
   const double rho = options.rho();
   if (options.weight_decay() != 0)
     gradients = at::_foreach_add(gradients, parameters, options.weight_decay());
@@ -209,7 +233,14 @@ void adadelta_step(Optimizer& optimizer, OptimizerParamGroup& group) {
   at::_foreach_mul_(deltas, gradients);
   at::_foreach_mul_(acc_deltas, rho);
   at::_foreach_addcmul_(acc_deltas, deltas, deltas, 1 - rho);
-  at::_foreach_add_(parameters, deltas, -options.lr());
+  if (rate.defined()) {
+    at::_foreach_mul_(deltas, rate);
+    at::_foreach_sub_(parameters, deltas);
+  } else {
+    at::_foreach_add_(parameters, deltas, -options.lr());
+  }
+  for (std::size_t i = 0; i < before.size(); ++i)
+    changed[i].copy_(torch::where(*held == 0, changed[i], before[i]));
 }
 
 Tensor loss_of(const Optimizer::LossClosure& closure) {
@@ -237,42 +268,38 @@ Tensor FusedSgd::step(LossClosure closure) {
   const bool dampens = std::ranges::any_of(param_groups(), [](const auto& group) {
     return static_cast<const torch::optim::SGDOptions&>(group.options()).dampening() != 0;
   });
-  if (all_fit(*this) && !(dampens && held_))
-    for (auto& group : param_groups()) sgd_step(*this, group, held_);
-  else if (!is_held())
-    SGD::step();
+  const bool fit = all_fit(*this) && !(dampens && held_);
+  for (std::size_t i = 0; fit && i < param_groups().size(); ++i)
+    sgd_step(*this, param_groups()[i], rate(i), held_);
+  if (!fit && !is_held()) SGD::step();
   return loss;
 }
 
-void FusedAdam::settle() { settle_counts<torch::optim::AdamParamState>(counts_); }
+void FusedAdam::settle() { settle_counts<torch::optim::AdamParamState>(*this, counts_); }
 
 Tensor FusedAdam::step(LossClosure closure) {
   const auto loss = loss_of(closure);
   const torch::NoGradGuard no_grad;
   const bool fit = all_fit(*this);
-  if (!fit || !held_) settle();
-  if (fit)
-    for (auto& group : param_groups())
-      adam_step<torch::optim::AdamOptions, torch::optim::AdamParamState>(*this, group, counts_, held_,
-                                                                         adam_kernel);
-  else if (!is_held())
-    Adam::step();
+  auto* counts = counts_for_step(fit);
+  for (std::size_t i = 0; fit && i < param_groups().size(); ++i)
+    adam_step<torch::optim::AdamOptions, torch::optim::AdamParamState>(*this, param_groups()[i], rate(i),
+                                                                       counts, held_, adam_kernel);
+  if (!fit && !is_held()) Adam::step();
   return loss;
 }
 
-void FusedAdamW::settle() { settle_counts<torch::optim::AdamWParamState>(counts_); }
+void FusedAdamW::settle() { settle_counts<torch::optim::AdamWParamState>(*this, counts_); }
 
 Tensor FusedAdamW::step(LossClosure closure) {
   const auto loss = loss_of(closure);
   const torch::NoGradGuard no_grad;
   const bool fit = all_fit(*this);
-  if (!fit || !held_) settle();
-  if (fit)
-    for (auto& group : param_groups())
-      adam_step<torch::optim::AdamWOptions, torch::optim::AdamWParamState>(*this, group, counts_, held_,
-                                                                           adamw_kernel);
-  else if (!is_held())
-    AdamW::step();
+  auto* counts = counts_for_step(fit);
+  for (std::size_t i = 0; fit && i < param_groups().size(); ++i)
+    adam_step<torch::optim::AdamWOptions, torch::optim::AdamWParamState>(*this, param_groups()[i], rate(i),
+                                                                         counts, held_, adamw_kernel);
+  if (!fit && !is_held()) AdamW::step();
   return loss;
 }
 
@@ -292,12 +319,26 @@ Adadelta::Adadelta(std::vector<Tensor> parameters, AdadeltaOptions defaults)
 Tensor Adadelta::step(LossClosure closure) {
   const auto loss = loss_of(closure);
   const torch::NoGradGuard no_grad;
-  if (is_held()) return loss;
-  for (auto& group : param_groups()) adadelta_step(*this, group);
+  auto* counts = counts_for_step(/*can_be_on_device=*/true);
+  for (std::size_t i = 0; i < param_groups().size(); ++i)
+    adadelta_step(*this, param_groups()[i], rate(i), counts, held_);
   return loss;
 }
 
-bool HeldBack::is_held() const { return held_ && held_->item<float>() != 0; }
+void Adadelta::settle() { settle_counts<AdadeltaParamState>(*this, counts_); }
+
+DeviceSteps* HeldBack::counts_for_step(bool can_be_on_device) {
+  if (can_be_on_device && (held_ || !rates_.empty())) return &counts_;
+  settle();
+  counts_.clear();
+  return nullptr;
+}
+
+bool HeldBack::is_held() const {
+  if (!rates_.empty())
+    throw std::runtime_error("learning rates on the device: expected gradients for the fused kernels");
+  return held_ && held_->item<float>() != 0;
+}
 
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(
     const OptimizerSettings& settings, const std::vector<torch::optim::OptimizerParamGroup>& groups) {

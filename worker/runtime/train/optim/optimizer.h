@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include <torch/arg.h>
@@ -44,8 +45,12 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(
 void change_settings(torch::optim::Optimizer& optimizer, const OptimizerSettings& from,
                      const OptimizerSettings& to);
 
-/// The steps of parameters, float32 scalars on their device.
-using DeviceSteps = std::unordered_map<torch::optim::OptimizerParamState*, torch::Tensor>;
+/// A parameter's steps, counted on its device.
+struct DeviceStep {
+  torch::Tensor count;       ///< float32 scalar
+  std::int64_t settled = 0;  ///< what its state had when the two were last the same
+};
+using DeviceSteps = std::unordered_map<void*, DeviceStep>;  ///< by parameter, as Optimizer::state()
 
 /// An optimizer whose step the device can hold back, as torch.optim's with `found_inf`: the process does not
 /// wait to learn whether the step was taken.
@@ -57,12 +62,25 @@ class HeldBack {
   ///       Undefined: every step is taken.
   void hold(const torch::Tensor& held) { held_ = held.defined() ? std::optional(held) : std::nullopt; }
 
+  /// For steps in a CUDA graph, which does again what the device did, with numbers that lie there: counts
+  /// steps on the device, and takes learning rates from there.
+  ///
+  /// rates  of each group, float32 scalars; the options' are ignored
+  void read_rates(std::vector<torch::Tensor> rates) { rates_ = std::move(rates); }
+
   /// Makes the states' numbers of steps those on the device. Call it before states are read or replaced.
   virtual void settle() {}
 
  protected:
-  bool is_held() const;  ///< waits for the device: for updates without a fused kernel
+  /// Where a step counts: on the device if it can, else null, in the states.
+  DeviceSteps* counts_for_step(bool can_be_on_device);
+  /// Whether an update without a fused kernel is held; waits for the device. throws  with rates on the device
+  bool is_held() const;
+  torch::Tensor rate(std::size_t group) const { return rates_.empty() ? torch::Tensor() : rates_.at(group); }
+
   std::optional<torch::Tensor> held_;
+  std::vector<torch::Tensor> rates_;  // of groups; empty: the options'
+  DeviceSteps counts_;
 };
 
 // LibTorch's optimizers on PyTorch's fused kernels, which update all parameters of a kind in one call: bit
@@ -80,9 +98,6 @@ class FusedAdam : public torch::optim::Adam, public HeldBack {
   using Adam::Adam;
   torch::Tensor step(LossClosure closure = nullptr) override;
   void settle() override;
-
- private:
-  DeviceSteps counts_;
 };
 
 class FusedAdamW : public torch::optim::AdamW, public HeldBack {
@@ -90,9 +105,6 @@ class FusedAdamW : public torch::optim::AdamW, public HeldBack {
   using AdamW::AdamW;
   torch::Tensor step(LossClosure closure = nullptr) override;
   void settle() override;
-
- private:
-  DeviceSteps counts_;
 };
 
 struct AdadeltaOptions : torch::optim::OptimizerCloneableOptions<AdadeltaOptions> {
@@ -123,6 +135,7 @@ class Adadelta : public torch::optim::Optimizer, public HeldBack {
 
   /// throws  c10::Error for a sparse gradient
   torch::Tensor step(LossClosure closure = nullptr) override;
+  void settle() override;
 };
 
 }  // namespace ddprun::train

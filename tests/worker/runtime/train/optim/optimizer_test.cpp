@@ -249,3 +249,45 @@ TEST_CASE("a change of settings reaches the groups that have the old value", "[o
   CHECK(changed.weight_decay() == 0.25);
   CHECK(changed.betas() == std::tuple(0.5, 0.999));
 }
+
+TEST_CASE("with rates and steps on the device the weights are those of the options", "[optimizer]") {
+  for (const std::string name :
+       {"sgd_momentum", "sgd_nesterov", "adam_amsgrad", "adamw_amsgrad", "adadelta_decay"}) {
+    CAPTURE(name);
+    torch::manual_seed(1);
+    Tensors weights, others;
+    for (int i = 0; i < 3; ++i) {
+      weights.push_back(torch::randn({4, 2}).requires_grad_());
+      others.push_back(weights[i].detach().clone().requires_grad_());
+    }
+    const auto by_options = make(name, weights), on_device = make(name, others);
+    const Tensors rates = {torch::zeros({}), torch::zeros({})};
+    auto& held_back = dynamic_cast<train::HeldBack&>(*on_device);
+    for (int step = 0; step < 6; ++step) {
+      if (step == 2) held_back.read_rates(rates);  // counts go over there, and back
+      if (step == 4) held_back.settle();           // as for a checkpoint
+      if (step == 5) held_back.read_rates({});
+      for (std::size_t group = 0; group < 2; ++group) {
+        const double lr = 0.1 / static_cast<double>(1 + step + 3 * static_cast<int>(group));
+        rates[group].fill_(lr);
+        by_options->param_groups()[group].options().set_lr(lr);
+        on_device->param_groups()[group].options().set_lr(step < 2 || step == 5 ? lr : 7.0);
+      }
+      for (std::size_t i = 0; i < 3; ++i)
+        others[i].mutable_grad() = weights[i].mutable_grad() = torch::randn({4, 2});
+      by_options->step();
+      on_device->step();
+    }
+    for (std::size_t i = 0; i < 3; ++i) CHECK(torch::allclose(others[i], weights[i], 1e-5, 1e-7));
+    const auto state_of = [](Optimizer& optimizer) {
+      return train::optimizer_state_dict(optimizer).toGenericDict().at("state").toGenericDict();
+    };
+    const auto state = state_of(*on_device), expected = state_of(*by_options);
+    for (const auto& item : expected) {
+      const auto own = state.at(item.key()).toGenericDict();
+      for (const auto& value : item.value().toGenericDict())
+        if (value.value().isTensor())
+          CHECK(torch::allclose(own.at(value.key()).toTensor(), value.value().toTensor(), 1e-5, 1e-7));
+    }
+  }
+}

@@ -195,8 +195,7 @@ struct Compressed {
     for (auto step = from; step < to; ++step) {
       torch::manual_seed(static_cast<std::uint64_t>(100 * step + rank));
       model.zero_grad();
-      model.forward_backward({torch::randn({6, 64}), torch::randn({6, 32})}, true);
-      model.optimizer_step();
+      model.train({torch::randn({6, 64}), torch::randn({6, 32})}, true);
     }
   }
   bool equals(const Compressed& other) const {

@@ -124,9 +124,7 @@ struct Training {
   void train(std::int64_t steps) {
     for (std::int64_t step = 0; step < steps; ++step) {
       model.zero_grad();
-      model.forward_backward(Images().get_batch({2 * step + group.rank(), 3 * step + 5 + group.rank()}),
-                             true);
-      model.optimizer_step();
+      model.train(Images().get_batch({2 * step + group.rank(), 3 * step + 5 + group.rank()}), true);
     }
   }
 

@@ -1,0 +1,148 @@
+#pragma once
+
+// The fake GPU's streams, events and CUDA graphs (fake_gpu.cpp): what reaches a captured stream is noted,
+// with the memory that it uses, and a replay computes just that again. Whatever a real graph would bake in
+// (numbers of the process, old inputs, memory that something else has now) is baked in here too. What may not
+// be captured fails: what waits for the GPU, and work that others than the captured streams do.
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <c10/core/Stream.h>
+
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace ddprun::test::fake {
+
+constexpr c10::StreamId kDefaultStream = 0;
+inline thread_local c10::StreamId current_stream = kDefaultStream;
+
+class Graph {
+ public:
+  explicit Graph(c10::StreamId stream) : streams_{stream} {}
+
+  void note(std::function<void()> call) { calls_.push_back(std::move(call)); }
+  void replay() const {
+    for (const auto& call : calls_) call();
+  }
+
+  bool captures(c10::StreamId stream) const {
+    const std::scoped_lock lock(mutex_);
+    return streams_.contains(stream);
+  }
+  void join(c10::StreamId stream) {
+    if (stream == kDefaultStream)
+      throw std::runtime_error("operation would make the legacy stream depend on a capturing stream");
+    const std::scoped_lock lock(mutex_);
+    streams_.insert(stream);
+  }
+
+  // A capture computes nothing. This one does, for the shapes, and then gives all memory its values of
+  // before.
+  void keep(const at::Tensor& tensor) {
+    if (!tensor.defined() || tensor.storage().nbytes() == 0) return;
+    const auto& storage = tensor.storage();
+    auto& [kept, bytes] = before_[storage.unsafeGetStorageImpl()];
+    if (kept) return;
+    kept = std::make_unique<c10::Storage>(storage);
+    bytes.assign(begin_of(storage), begin_of(storage) + storage.nbytes());
+  }
+  void restore() {
+    for (const auto& [key, value] : before_)
+      std::memcpy(value.first->mutable_data(), value.second.data(), value.second.size());
+    before_.clear();
+  }
+
+ private:
+  static const char* begin_of(const c10::Storage& storage) {
+    return static_cast<const char*>(storage.data());
+  }
+
+  mutable std::mutex mutex_;
+  std::set<c10::StreamId> streams_;
+  std::vector<std::function<void()>> calls_;
+  std::map<const void*, std::pair<std::unique_ptr<c10::Storage>, std::vector<char>>> before_;
+};
+
+struct Capturing {
+  std::mutex mutex;
+  std::shared_ptr<Graph> graph;  // null: none
+};
+inline Capturing capturing;
+
+/// The graph that this thread's stream is captured in; null: none
+inline std::shared_ptr<Graph> graph_here(c10::StreamId stream = current_stream) {
+  const std::scoped_lock lock(capturing.mutex);
+  return capturing.graph && capturing.graph->captures(stream) ? capturing.graph : nullptr;
+}
+
+inline void forbid_in_capture(const std::string& what) {
+  if (graph_here()) throw std::runtime_error("operation not permitted when stream is capturing: " + what);
+}
+
+/// Does it, and notes it. uses: all memory that it may change
+inline void captured(const std::vector<at::Tensor>& uses, const std::function<void()>& call) {
+  const auto graph = graph_here();
+  if (graph)
+    for (const auto& tensor : uses) graph->keep(tensor);
+  call();
+  if (graph) graph->note(call);
+}
+
+inline void set_capturing(std::shared_ptr<Graph> graph) {
+  const std::scoped_lock lock(capturing.mutex);
+  capturing.graph = std::move(graph);
+}
+
+inline std::function<void()> capture(const std::function<void()>& work) {
+  if (current_stream == kDefaultStream)
+    throw std::runtime_error("CUDA graphs must be captured on a non-default stream.");
+  const auto graph = std::make_shared<Graph>(current_stream);
+  auto random = at::detail::getDefaultCPUGenerator();
+  const auto numbers = random.get_state();
+  const auto end = [&] {
+    set_capturing(nullptr);
+    graph->restore();
+    random.set_state(numbers);
+  };
+  set_capturing(graph);
+  try {
+    work();
+  } catch (...) {
+    end();
+    throw;
+  }
+  end();
+  return [graph] { graph->replay(); };
+}
+
+/// When recorded, whether in a captured stream.
+struct Event {
+  std::weak_ptr<Graph> graph;
+};
+
+inline void record_event(void** event, const c10::Stream& stream) {
+  if (*event == nullptr) *event = new Event;
+  static_cast<Event*>(*event)->graph = graph_here(stream.id());
+}
+
+inline void block_on_event(void* event, const c10::Stream& stream) {
+  if (event == nullptr) return;
+  const auto of_event = static_cast<Event*>(event)->graph.lock(), of_stream = graph_here(stream.id());
+  if (of_stream && of_event != of_stream)
+    throw std::runtime_error("dependency created on uncaptured work in another stream");
+  std::shared_ptr<Graph> now;
+  {
+    const std::scoped_lock lock(capturing.mutex);
+    now = capturing.graph;
+  }
+  if (of_event && of_event == now) of_event->join(stream.id());
+}
+
+}  // namespace ddprun::test::fake

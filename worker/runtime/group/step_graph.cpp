@@ -1,0 +1,85 @@
+#include <ddprun/group/step_graph.h>
+
+#include <algorithm>
+#include <exception>
+#include <stdexcept>
+#include <utility>
+
+#include <ATen/ops/empty_like.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/types.h>
+
+#include <ddprun/common/logging.h>
+#include <ddprun/flight/record_collectives.h>
+#include <ddprun/group/collectives.h>
+#include <ddprun/group/cuda_backend.h>
+
+namespace ddprun::ddp {
+namespace {
+
+/// In the first ten steps and in every hundredth DistributedDataParallel's logger takes times, which cannot
+/// be captured. The reducer has its buckets from the second on.
+constexpr std::int64_t kFirst = 12, kTimed = 100;
+
+c10::Stream own_stream(at::Device device) {
+  if (!device.is_cuda())
+    throw std::invalid_argument("StepGraph: expected a group with GPUs, got one on the CPU");
+  cuda_plugin().synchronize(device);  // what was begun on the old stream
+  return c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
+}
+
+bool fits(const StepGraph::Tensors& a, const StepGraph::Tensors& b) {
+  return std::ranges::equal(a, b, [](const at::Tensor& one, const at::Tensor& other) {
+    return one.sizes() == other.sizes() && one.scalar_type() == other.scalar_type();
+  });
+}
+
+/// One line: without what CUDA and LibTorch advise.
+std::string reason_of(const std::exception& error) {
+  const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
+  const std::string text = torch_error != nullptr ? torch_error->what_without_backtrace() : error.what();
+  return text.substr(0, text.find('\n'));
+}
+
+}  // namespace
+
+StepGraph::StepGraph(const ProcessGroup& group, bool required)
+    : group_(group), required_(required), stream_(own_stream(group.device())) {}
+
+StepGraph::~StepGraph() { cuda_plugin().synchronize(group_.device()); }
+
+bool StepGraph::takes(const Tensors& inputs) {
+  const torch::NoGradGuard no_grad;
+  const bool same = fits(inputs, inputs_);
+  if (refused_ || (replay_ && !same)) return false;
+  if (!same) {  // an epoch's last batch may come first
+    inputs_.clear();
+    for (const auto& input : inputs) inputs_.push_back(at::empty_like(input));
+  }
+  ++runs_;
+  if (!replay_ && (!same || runs_ < kFirst || runs_ % kTimed == 0)) return false;
+  for (std::size_t i = 0; i < inputs.size(); ++i) inputs_[i].copy_(inputs[i], /*non_blocking=*/true);
+  return true;
+}
+
+bool StepGraph::capture(const std::function<void()>& step) {
+  std::string problem;
+  try {
+    const NotRecorded not_recorded;
+    replay_ = cuda_plugin().capture(group_.device(), step);
+  } catch (const std::exception& error) {
+    problem = reason_of(error);
+  }
+  refused_ = any_rank_true(group_, !problem.empty());
+  if (!refused_) {
+    if (group_.rank() == 0) log_info("from this step on, steps are started as a CUDA graph");
+    return true;
+  }
+  replay_ = nullptr;
+  if (problem.empty()) problem = "another rank could not";
+  if (required_) throw std::runtime_error("the step cannot be captured as a CUDA graph: " + problem);
+  log_warning("the step cannot be captured as a CUDA graph: " + problem + "; going on without");
+  return false;
+}
+
+}  // namespace ddprun::ddp
