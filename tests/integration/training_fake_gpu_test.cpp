@@ -157,9 +157,10 @@ TEST_CASE("on GPUs a lost rank is replaced, and nothing of the step that it left
   CAPTURE(parallel);
   const auto events = dir.path() / "events";
   const auto command = [&](const fs::path& out) {
-    auto job =
-        steps_of("mnist", out, true,
-                 small({"--recover-on-gpu", "--memory-checkpoint-every=3", "--epochs=4", "--no-report"}), 2);
+    auto job = steps_of("mnist", out, true,
+                        small({"--recover-on-gpu", "--cuda-graph=auto", "--memory-checkpoint-every=3",
+                               "--epochs=4", "--no-report"}),
+                        2);
     std::erase(job.argv, "--max-steps=4");
     if (!parallel.empty()) job.argv.push_back(parallel);
     job.argv.insert(job.argv.begin() + 1,
@@ -177,6 +178,7 @@ TEST_CASE("on GPUs a lost rank is replaced, and nothing of the step that it left
   REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
   CAPTURE(child.out(), child.err());
   CHECK(count_of("restarting all", child.err()) == 0);
+  CHECK(count_of("--cuda-graph=auto: no graph with --recover-on-gpu", child.err()) >= 1);
   CHECK((weights(dir.path() / "whole") == weights(dir.path() / "killed")));
 }
 

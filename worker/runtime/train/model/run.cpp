@@ -105,6 +105,7 @@ std::string graph_obstacle(const Run& run) {
   const bool alone = run.group.size() == 1;
   for (const auto& [stands, obstacle] : std::initializer_list<std::pair<bool, const char*>>{
            {!run.group.device().is_cuda(), "a CPU"},
+           {options.memory != nullptr, "--recover-on-gpu"},
            {options.accumulate > 1, "--accumulate"},
            {parallel.fsdp, "--fsdp"},
            {parallel.nan_check, "--nan-check"},
