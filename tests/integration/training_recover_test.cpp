@@ -339,7 +339,7 @@ TEST_CASE("what PowerSGD has left out of a rank's gradients outlives the rank", 
   Child undisturbed(recovering(2, whole, flags));
   REQUIRE(undisturbed.wait(kTraining) == ExitStatus::exited(0));
   Child child(recovering(2, killed, flags));
-  REQUIRE(child.wait_for_output("Train Epoch: 5", 20));
+  REQUIRE(child.wait_for_output("Train Epoch: 5", 20, kTraining));
   for (const int rank : {0, 1}) {
     kill_rank(events_of(killed), rank);
     REQUIRE(child.wait_for_output("going on after step ", rank + 1));
