@@ -332,9 +332,13 @@ TEST_CASE("what PowerSGD has left out of a rank's gradients outlives the rank", 
   need_fashion_mnist();
   const TempDir dir;
   // It begins to compress after 1000 steps.
-  const std::vector<std::string> flags = {
-      "--comm-hook=powersgd", "--batch-size=1",         "--epochs=5",
-      "--limit-val=50",       "--val-every-steps=1000", "--log-interval=4"};
+  const std::vector<std::string> flags = {"--comm-hook=powersgd",
+                                          "--batch-size=1",
+                                          "--epochs=5",
+                                          "--limit-val=50",
+                                          "--val-every-steps=1000",
+                                          "--log-interval=4",
+                                          "--memory-checkpoint-every=4"};
   const auto whole = dir.path() / "whole", killed = dir.path() / "killed";
   Child undisturbed(recovering(2, whole, flags));
   REQUIRE(undisturbed.wait(kTraining) == ExitStatus::exited(0));
