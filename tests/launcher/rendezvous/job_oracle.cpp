@@ -191,8 +191,12 @@ void JobOracle::check_order(const std::vector<Id>& by_rank) const {
 void JobOracle::check_stop(Id sender, const Cause& cause, const Outgoing& messages) {
   const auto stops = all<Stop>(messages);
   if (stops.empty()) return;
-  const auto leads = all<Lead>(messages);  // of a round in place that another loss ends at once
-  const int led = leads.empty() ? led_round_ : leads.front().second.round;
+  int led = led_round_;
+  for (const auto& [id, message] : messages) {
+    if (std::holds_alternative<Stop>(message)) break;
+    if (const auto* lead = std::get_if<Lead>(&message))
+      led = lead->round;  // in place; another loss ends it at once
+  }
   std::set<Id> stopped, expected;
   for (const auto& [id, stop] : stops) {
     promise(stop.round == led && stop.round > nodes_.at(id).stopped_round, "a stop of a round that is none");
