@@ -206,6 +206,7 @@ asio::awaitable<void> drain(Job& job, WorkerGroup& group, AttemptOutput& logs, b
 /// Whether the job can go on when only this worker is started again.
 bool others_can_go_on(Parts& parts, const Round& round, std::size_t failed) {
   const auto& workers = parts.group.workers();
+  if (workers.size() < static_cast<std::size_t>(round.workers)) return false;  // a signal came first
   for (std::size_t i = 0; i < workers.size(); ++i)
     if (!parts.rounds.abilities(i).recovers ||
         (i != failed && workers[i].status && workers[i].status->success()))
