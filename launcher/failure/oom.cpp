@@ -9,7 +9,7 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/text.h>
-#include "launcher/host/topology.h"
+#include "launcher/host/cgroup.h"
 
 namespace ddprun::launcher {
 namespace {

@@ -13,21 +13,6 @@ namespace ddprun::launcher {
 /// The CPUs that this process may use by its affinity and its cgroup's cpuset. Empty if unknown.
 CpuList allowed_cpus();
 
-/// The path of this process's cgroup that has this controller in version 1, or in version 2 with ""; empty if
-/// it has none.
-///
-/// cgroups  the text of /proc/self/cgroup
-std::string own_cgroup(const std::string& cgroups, const std::string& controller);
-
-/// Whether a list with commas has the word.
-bool has_word(const std::string& list, const std::string& word);
-
-/// The CPU time that cgroups (v1 and v2) allow this process, in CPUs: the least quota / period from its own
-/// cgroup up to the highest visible one. nullopt without a quota.
-///
-/// root    of the file system, for tests
-std::optional<double> cpu_quota(const std::filesystem::path& root = "/");
-
 /// How many processes can compute at once: the allowed CPUs, limited by the quota (rounded up); at least 1.
 int usable_cpus(const CpuList& allowed, const std::optional<double>& quota);
 

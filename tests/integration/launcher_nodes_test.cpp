@@ -316,7 +316,8 @@ TEST_CASE("nodes that come late come together, and nobody has failed", "[nodes]"
   CHECK(nodes.node(0).wait_for_output("runs 0 of 3\n", 1, std::chrono::seconds(10)));
   CHECK(nodes.node(0).out() == "runs 0 of 1\nruns 0 of 3\n");
   for (const std::size_t node : {2U, 1U, 0U}) nodes.node(node).send_signal(SIGTERM);
-  CHECK(nodes.wait() == all(3, ExitStatus::killed(SIGTERM)));
+  // The first node's end may reach another before that one's own signal does: it then exits with 143.
+  for (const ExitStatus& status : nodes.wait()) CHECK(to_exit_code(status) == 128 + SIGTERM);
 }
 
 TEST_CASE("nodes that do not fit are refused, and both sides are named", "[nodes]") {
