@@ -150,8 +150,12 @@ std::optional<train::Ending> run_round(Config& config, ddp::Rounds& rounds, Task
     const auto disconnect = c10::make_scope_exit([&] { memory.run.disconnect(); });
     if (rounds.env().round > 0 && memory.run.parts && !memory.run.state)
       memory.task.reset();  // it was trained
-    if (memory.run.begun && !memory.run.state && config.train.checkpoint.resume.empty())
-      config.train.checkpoint.resume = "auto";  // lost before anything was kept in memory
+    if (memory.run.begun && !memory.run.state) {  // lost before anything was kept in memory
+      auto& resume = config.train.checkpoint.resume;
+      const bool has_saved =
+          group.rank() == 0 && train::find_resume(memory.run.folder, [](const auto&, const auto&) {}).found();
+      if (ddp::any_rank_true(group, has_saved) || resume.empty()) resume = "auto";
+    }
     const auto ending = run_task(config, group, memory);
     rounds.announce(false);
     if (memory.run.file) memory.run.wait();  // others may be copying
@@ -204,7 +208,9 @@ int main(int argc, char** argv) {
     if (in_memory.run.parts && config.train.checkpoint.replicate_shards)
       in_memory.run.copies = std::make_unique<train::MemoryFile>(*env.state_fd, /*begin=*/off_t{1} << 40);
   } else if (rounds.enabled() && env.rank == 0) {
-    log_info("if a rank is lost, all start again: they are on GPUs (--recover-on-gpu)");
+    log_info(std::string("if a rank is lost, all start again: ") +
+             (on_gpu && !config.recover_on_gpu ? "they are on GPUs (--recover-on-gpu)"
+                                               : "ddprun holds no memory for their parts of the state"));
   }
   std::optional<train::Ending> ending;
   while (!ending) ending = run_round(config, rounds, in_memory);

@@ -89,11 +89,12 @@ class RankLog {
     }
   }
   void show(const std::string& source, std::string_view bytes) {
-    std::string& text = partial_[source] += bytes;
+    std::string& text = partial_[source];
+    std::size_t look_from = text.size(), begin = 0;
+    text += bytes;
     const bool tty = ::isatty(STDOUT_FILENO) == 1;
     std::string shown;
-    std::size_t begin = 0;
-    for (std::size_t end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1) {
+    for (std::size_t end; (end = text.find('\n', look_from)) != std::string::npos; begin = look_from = end + 1) {
       const std::string line = text.substr(begin, end - begin);
       shown += prefix_ + (tty ? printable(last_shown(line)) : line) + "\n";
     }

@@ -1,5 +1,7 @@
 #include "launcher/status/control_socket.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -87,7 +89,12 @@ ControlSocket::ControlSocket(asio::io_context& io, const std::string& name, JobQ
   boost::system::error_code error;
   const auto folder = control_folder(), path = folder / (name + ".sock"), unready = folder / (name + ".new");
   ::mkdir(folder.c_str(), 0700);
-  if (!is_private_folder(folder)) error = asio::error::access_denied;
+  if (is_private_folder(folder)) {
+    in_use_.reset(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    ::flock(in_use_.get(), LOCK_SH);
+  } else {
+    error = asio::error::access_denied;
+  }
   if (path.native().size() >= sizeof(sockaddr_un::sun_path)) error = asio::error::name_too_long;
   if (!error) acceptor.open(stream_protocol(), error);
   if (!error) acceptor.bind(unready.string(), error);

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <string>
 
+#include <ddprun/common/files.h>
 #include "launcher/status/job_questions.h"
 
 namespace ddprun::launcher {
@@ -21,6 +22,7 @@ class ControlSocket {
 
  private:
   std::filesystem::path path_;  ///< empty: there is none
+  UniqueFd in_use_;             ///< the folder, locked: systemd-tmpfiles leaves it alone
 };
 
 }  // namespace ddprun::launcher

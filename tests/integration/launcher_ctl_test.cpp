@@ -1,5 +1,8 @@
 // ddpctl, and the socket that it asks.
 
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -183,6 +186,9 @@ TEST_CASE("the socket is for its user only, and answers nonsense with an error",
   CHECK((info.st_mode & 07777) == 0600);
   REQUIRE(::stat(job.socket().parent_path().c_str(), &info) == 0);
   CHECK((info.st_mode & 07777) == 0700);
+  // systemd-tmpfiles, which clears old files from /tmp, leaves locked folders alone.
+  const UniqueFd folder(::open(job.socket().parent_path().c_str(), O_RDONLY | O_DIRECTORY));
+  CHECK(::flock(folder.get(), LOCK_EX | LOCK_NB) == -1);
   for (const char* nonsense :
        {"hello\n", "[]\n", "{\"ask\": 1}\n", "{\"ask\": \"fly\"}\n",
         "{\"ask\": \"output\", \"rank\": \"x\"}\n", "{\"ask\": \"output\", \"rank\": -1}\n", "[[[[[[[[[[\n"})
@@ -247,6 +253,27 @@ TEST_CASE("a job whose ddprun is stopped does not answer, and that is said", "[c
   job.child.send_signal(SIGCONT);
   CHECK_THAT(list.err, ContainsSubstring(job.name() + ".sock: the job does not answer"));
   job.end();
+}
+
+TEST_CASE("a job that ends while it is asked has ended", "[ctl]") {
+  const TempDir folder;
+  ::chmod(folder.path().c_str(), 0700);
+  const UniqueFd ending(::socket(AF_UNIX, SOCK_STREAM, 0));
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::strcpy(address.sun_path, (folder.path() / "ending.sock").c_str());
+  REQUIRE(::bind(ending.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0);
+  REQUIRE(::listen(ending.get(), 1) == 0);
+  Command command{{DDPCTL_PROGRAM, "ps"}};
+  command.env["DDPRUN_CONTROL_DIR"] = folder.path().string();
+  Child list(command);
+  {
+    const UniqueFd asked(::accept(ending.get(), nullptr, nullptr));
+    pollfd question{asked.get(), POLLIN, 0};
+    ::poll(&question, 1, -1);
+  }
+  CHECK(list.wait() == ExitStatus::exited(0));
+  CHECK(list.err() == "");
 }
 
 TEST_CASE("a rank that is stopped is shown as such", "[ctl]") {

@@ -1,6 +1,7 @@
 // The real ddprun with the real worker: mistakes, deaths, signals, full disks.
 #include <sched.h>
 #include <sys/mount.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -36,6 +37,20 @@ TEST_CASE("a full disk is a warning once a checkpoint is there, and a failure if
   CHECK(status == ExitStatus::exited(code));
   CHECK_THAT(child.err(), ContainsSubstring("last.pt: ") && ContainsSubstring(text));
   CHECK(count_of("Test set: ", child.out()) == 2);  // it trained to its end
+}
+
+TEST_CASE("a file at its limit of size is a failed write, not a signal", "[training]") {
+  need_fashion_mnist();
+  const TempDir dir;
+  auto command = mnist(1, dir.path() / "run", small({"--epochs=1"}));
+  command.in_child = [] {
+    const rlimit files{1 << 20, 1 << 20};
+    if (::setrlimit(RLIMIT_FSIZE, &files) != 0) ::_exit(122);
+  };
+  Child child(command);
+  CHECK(child.wait(kTraining) == ExitStatus::exited(1));
+  CHECK_THAT(child.err(), ContainsSubstring("last.pt: ") && ContainsSubstring("File too large") &&
+                              ContainsSubstring("no checkpoint was written in the whole run"));
 }
 
 TEST_CASE("a reader of stdout that goes away does not end the training", "[training]") {

@@ -297,11 +297,18 @@ TEST_CASE("a lost node's parts of the state come from their copies on another no
           "[training]") {
   need_fashion_mnist();
   const TempDir dir;
-  const auto [sharding, copies] = GENERATE(table<std::string, bool>({{"--fsdp", true}, {"--zero1", false}}));
-  CAPTURE(sharding, copies);
+  const auto [sharding, copies, resumes] =
+      GENERATE(table<std::string, bool, bool>({{"--fsdp", true, false}, {"--zero1", false, false}, {"--zero1", false, true}}));
+  CAPTURE(sharding, copies, resumes);
+  std::vector<std::string> more = {"--memory-checkpoint-every=2", "--max-steps=20", sharding};
+  if (copies) more.push_back("--replicate-shards");
+  if (resumes) {
+    Child before(recovering(2, dir.path() / "before", {"--max-steps=4", sharding}));
+    REQUIRE(before.wait(kTraining) == ExitStatus::exited(0));
+    more.push_back("--resume=" + (dir.path() / "before/checkpoints/last.pt").string());
+  }
   const auto add_node = [&](NodeJob& nodes, const fs::path& out) {
-    auto command = recovering(1, out, {"--memory-checkpoint-every=2", "--max-steps=20", sharding});
-    if (copies) command.argv.push_back("--replicate-shards");
+    auto command = recovering(1, out, more);
     const auto flags =
         nodes.flags({"--nnodes=2", "--spares=1",
                      "--events-json=" + events_of(out.string() + std::to_string(nodes.size())).string()});
@@ -321,7 +328,7 @@ TEST_CASE("a lost node's parts of the state come from their copies on another no
   REQUIRE(wait_until([&] { return count_of("standing by", nodes.node(2).err()) > 0; }));
   REQUIRE(nodes.node(0).wait_for_output("Loss", count_of("Loss", nodes.node(0).out()) + 8));
   nodes.node(1).send_signal(SIGKILL);
-  REQUIRE(nodes.node(0).wait_for_output(copies ? "going on after step " : "resumed from "));
+  REQUIRE(nodes.node(0).wait_for_output(copies ? "going on after step " : "resumed from ", resumes ? 2 : 1));
   for (const std::size_t node : {0, 2}) REQUIRE(nodes.node(node).wait(kTraining) == ExitStatus::exited(0));
   CAPTURE(nodes.node(0).out(), nodes.node(0).err(), nodes.node(2).err());
   CHECK(count_of("in no memory: going on from the last checkpoint", nodes.node(0).err()) == (copies ? 0 : 1));

@@ -93,7 +93,11 @@ struct Rounds::State {
     // Not here: should it take too long, this thread ends the process.
     if (auto backends = take_nccl_backends(); !backends.empty())
       leaving = std::async(std::launch::async, [backends = std::move(backends)] {
-                  for (const auto& backend : backends) backend->abort();
+                  for (const auto& backend : backends) try {
+                      backend->abort();
+                    } catch (const std::exception& error) {
+                      log_warning(std::string("cannot abort NCCL's communicator: ") + error.what());
+                    }
                 }).share();
     told.notify_all();
   }

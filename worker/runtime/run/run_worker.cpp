@@ -75,6 +75,7 @@ Failure describe_failure(std::exception_ptr exception) {
 
 void prepare_worker(const std::string& name) {
   ::signal(SIGPIPE, SIG_IGN);  // a closed stdout (| head) must not end the training
+  ::signal(SIGXFSZ, SIG_IGN);  // nor a file that `ulimit -f` keeps small: writing to it fails
   keep_freed_memory();
   configure_logging(name);
   spare_memory = std::make_unique<char[]>(1 << 20);

@@ -150,9 +150,13 @@ class Trainer {
       at::_foreach_copy_(committed_.buffers, buffers);
   }
 
+  void commit_whole_step() {
+    commit({at_.epoch, epoch_.samples}, epoch_.done() || over() ? Evaluating::kEpoch : Evaluating::kNothing);
+  }
+
   /// After a step and what is due after it.
   void commit_step() {
-    commit({at_.epoch, epoch_.samples}, epoch_.done() || over() ? Evaluating::kEpoch : Evaluating::kNothing);
+    commit_whole_step();
     if (run_.options.memory == nullptr || !run_.options.memory->file) return;
     if (has_parts()) return keep_part_if_due();
     const auto every = run_.options.checkpoint.memory_every_steps;
@@ -432,7 +436,7 @@ class Trainer {
     for (const auto& callback : callbacks_) callback->on_pause(at_);
     if (!evaluate(Evaluating::kWithinEpoch, [&] { return evaluation_.within_epoch(at_); })) return false;
     for (const auto& callback : callbacks_) callback->on_validation(at_, control_);
-    commit_step();
+    commit_whole_step();
     if (!epoch_.done()) save(Occasion::kValidation);
     run_.task.module->train();
     return true;

@@ -87,18 +87,29 @@ bool MemoryFile::write_slot(const Slot& slot) {
 }
 
 void MemoryFile::write(const std::string& head, const c10::IValue& state, const std::function<void()>& copied,
-                       const std::function<void(const Record&)>& written) {
+                       const std::function<void(const Record*)>& written) {
   wait();
   if (fd_ < 0 || warned_) return;
   memory_.start_over();
   auto copy = serialize::snapshot(state, memory_);
   if (copied) copied();
   writing_ = std::async(std::launch::async, [this, head, copy = std::move(copy), written] {
-    const auto pickled = torch::pickle_save(copy);
-    const Record record{head, {pickled.begin(), pickled.end()}};
-    put(record);
-    if (written) written(record);
+    Record record{head, {}};
+    try {
+      const auto pickled = torch::pickle_save(copy);
+      record.state.assign(pickled.begin(), pickled.end());
+      put(record);
+    } catch (const std::exception& error) {  // no memory is left, say
+      give_up(error.what());
+    }
+    if (written) written(warned_ ? nullptr : &record);
   });
+}
+
+void MemoryFile::give_up(const std::string& problem) {
+  warned_ = true;
+  log_warning("the training's state no longer fits in memory beside it: " + problem +
+              "; if all ranks are lost, they go on from the last checkpoint");
 }
 
 void MemoryFile::put(const Record& record) {
@@ -119,9 +130,7 @@ void MemoryFile::put(const Record& record) {
       write_at(fd_, record.state.data(), record.state.size(), at + static_cast<off_t>(record.head.size())) &&
       write_slot(slot))
     return;
-  warned_ = true;
-  log_warning(std::string("the training's state no longer fits in memory beside it: ") +
-              std::strerror(errno) + "; if all ranks are lost, they go on from the last checkpoint");
+  give_up(std::strerror(errno));
 }
 
 std::optional<MemoryFile::Record> MemoryFile::contents(const Slot& slot) const {

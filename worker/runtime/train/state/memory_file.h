@@ -41,9 +41,9 @@ class MemoryFile {
   /// memory limit, warns once and keeps the states before.
   ///
   /// copied   called once it is; may throw, and then nothing is written
-  /// written  called in the background once it is
+  /// written  called in the background once it is; with null if it cannot be
   void write(const std::string& head, const c10::IValue& state, const std::function<void()>& copied = {},
-             const std::function<void(const Record&)>& written = {});
+             const std::function<void(const Record*)>& written = {});
   /// At once.
   void put(const Record& record);
 
@@ -59,6 +59,7 @@ class MemoryFile {
   std::vector<Slot> slots() const;
   std::optional<Record> contents(const Slot& slot) const;
   bool write_slot(const Slot& slot);
+  void give_up(const std::string& problem);
 
   int fd_ = -1;
   off_t begin_;

@@ -77,8 +77,8 @@ void RunMemory::keep_part(const TrainingState& newest, const ddp::ProcessGroup& 
   head.update({{"rank", group.rank()}, {"ranks", group.size()}, {"number", next_part++}});
   // On a GPU a step that was begun when a rank was lost goes on with arbitrary numbers: not kept.
   file->write(head.dump(), to_value(newest), &ddp::Rounds::check,
-              [copying = copying.get()](const MemoryFile::Record& record) {
-                if (copying != nullptr) copying->exchange(record);
+              [copying = copying.get()](const MemoryFile::Record* record) {
+                if (copying != nullptr) record != nullptr ? copying->exchange(*record) : copying->abort();
               });
 }
 

@@ -113,4 +113,18 @@ TEST_CASE("a descriptor that is no file keeps nothing", "[memory_file]") {
   ::close(ends[1]);
 }
 
+TEST_CASE("a state that cannot be written is said to whoever waits for it, and the one before stays",
+          "[memory_file]") {
+  const auto fd = memory();
+  put(fd, "good", 10, 1);
+  bool failed = false;
+  MemoryFile file(fd.get());
+  const c10::IValue not_for_files(c10::make_intrusive<c10::ivalue::Future>(c10::NoneType::get()));
+  file.write("bad", not_for_files, {}, [&](const MemoryFile::Record* record) { failed = record == nullptr; });
+  file.wait();
+  CHECK(failed);
+  CHECK_FALSE(file.idle());
+  check_holds(fd, "good", 10, 1);
+}
+
 }  // namespace ddprun::test
