@@ -37,14 +37,17 @@ function(ddprun_sources variable)
   set(${variable} ${sources} PARENT_SCOPE)
 endfunction()
 
-# ddprun_unity(TARGET [EXCEPT FILE...]): compiles a dozen files at a time, so that LibTorch's templates are instantiated once
-# for all of them: a third of the time. The files of EXCEPT stay by themselves.
+# ddprun_unity(TARGET [BATCH N] [EXCEPT FILE...]): compiles N files at a time (12), so that LibTorch's templates are
+# instantiated once for all of them: a third of the time. The files of EXCEPT stay by themselves.
 function(ddprun_unity target)
-  cmake_parse_arguments(ARG "" "" "EXCEPT" ${ARGN})
+  cmake_parse_arguments(ARG "" "BATCH" "EXCEPT" ${ARGN})
   if(NOT DDPRUN_UNITY)
     return()
   endif()
-  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 12)
+  if(NOT ARG_BATCH)
+    set(ARG_BATCH 12)
+  endif()
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${ARG_BATCH})
   # A coroutine's frame holds types of its file's anonymous namespace; GCC allows that in the main file only.
   target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)
   set_source_files_properties(${ARG_EXCEPT} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)

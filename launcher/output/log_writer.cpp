@@ -6,6 +6,7 @@
 #include <boost/asio/use_awaitable.hpp>
 #include <cerrno>
 #include <condition_variable>
+#include <csignal>
 #include <deque>
 #include <mutex>
 #include <system_error>

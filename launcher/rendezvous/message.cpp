@@ -14,12 +14,12 @@
 namespace ddprun::launcher {
 namespace {
 
-using nlohmann::json;
+using Json = nlohmann::json;
 
 constexpr std::size_t kMaxShown = 40;  // bytes of wrong input in a message
 constexpr int kMaxLevels = 32;         // a message has 1
 
-std::string dumped(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
+std::string dumped(const Json& value) { return value.dump(-1, ' ', false, Json::error_handler_t::replace); }
 
 std::string shown(const std::string& got) { return single_quoted(shortened(printable(got), kMaxShown)); }
 
@@ -27,7 +27,7 @@ std::string shown(const std::string& got) { return single_quoted(shortened(print
 std::string fitting(const std::string& text, std::size_t most) {
   for (std::size_t size = most;; size -= size / 4) {
     const std::string in_json = dumped(shortened(text, size));
-    std::string result = json::parse(in_json).get<std::string>();
+    std::string result = Json::parse(in_json).get<std::string>();
     if (result.size() <= most && in_json.size() <= 2 * most) return result;
   }
 }
@@ -53,16 +53,16 @@ class Writer {
   std::string result() const { return dumped(object_); }
 
  private:
-  json object_;
+  Json object_;
 };
 
 /// Reads a message's fields from JSON.
 class Reader {
  public:
-  Reader(const char* type, const json& object) : type_(type), object_(object) {}
+  Reader(const char* type, const Json& object) : type_(type), object_(object) {}
 
   void integer(const char* field, int& value, int least, int most) const {
-    const json* found = find(field);
+    const Json* found = find(field);
     if (found == nullptr || !is_within(*found, least, most))
       fail(field, "an integer from " + std::to_string(least) + " to " + std::to_string(most), found);
     value = found->get<int>();
@@ -73,20 +73,20 @@ class Reader {
   }
 
   void flag(const char* field, bool& value) const {
-    const json* found = find(field);
+    const Json* found = find(field);
     if (found == nullptr || !found->is_boolean()) fail(field, "true or false", found);
     value = found->get<bool>();
   }
 
   void text(const char* field, std::string& value, std::size_t most) const {
-    const json* found = find(field);
+    const Json* found = find(field);
     if (found == nullptr || !found->is_string() || found->get_ref<const std::string&>().size() > most)
       fail(field, "a text of at most " + std::to_string(most) + " bytes", found);
     value = found->get<std::string>();
   }
 
   void choice(const char* field, std::string& value, std::initializer_list<const char*> names) const {
-    const json* found = find(field);
+    const Json* found = find(field);
     std::string all;
     for (const char* name : names) {
       if (found != nullptr && *found == name) {
@@ -99,25 +99,25 @@ class Reader {
   }
 
  private:
-  const json* find(const char* field) const {
+  const Json* find(const char* field) const {
     const auto found = object_.find(field);
     return found == object_.end() ? nullptr : &*found;
   }
 
-  static bool is_within(const json& value, int least, int most) {
+  static bool is_within(const Json& value, int least, int most) {
     if (!value.is_number_integer()) return false;
     if (value.is_number_unsigned() && value.get<std::uint64_t>() > INT_MAX) return false;
     const auto number = value.get<std::int64_t>();
     return least <= number && number <= most;
   }
 
-  [[noreturn]] void fail(const char* field, const std::string& expected, const json* got) const {
+  [[noreturn]] void fail(const char* field, const std::string& expected, const Json* got) const {
     throw ProtocolError(std::string(type_) + ": expected " + field + " to be " + expected + ", got " +
                         (got == nullptr ? "nothing" : shown(dumped(*got))));
   }
 
   const char* type_;
-  const json& object_;
+  const Json& object_;
 };
 
 // The fields of each message on the wire: its type, and visit(fields, message), which writes with a Writer
@@ -273,8 +273,8 @@ std::string encode_any(const auto& messages) {
   return json;
 }
 
-json parse_object(std::string_view text) {
-  json object;
+Json parse_object(std::string_view text) {
+  Json object;
   try {
     object = parse_shallow_json(text, kMaxLevels);
   } catch (const std::invalid_argument& error) {
@@ -287,7 +287,7 @@ json parse_object(std::string_view text) {
 
 /// Reads the message whose type the object names.
 template <typename Messages, std::size_t kIndex = 0>
-Messages read(const json& object, const char* sender) {
+Messages read(const Json& object, const char* sender) {
   if constexpr (kIndex == std::variant_size_v<Messages>) {
     throw ProtocolError(std::string("expected a message of a ") + sender + ", got one of type " +
                         shown(dumped(object["type"])));
