@@ -6,7 +6,6 @@
 #include <utility>
 #include <vector>
 
-#include <ATen/ops/_foreach_copy.h>
 #include <torch/nn/module.h>
 #include <torch/utils.h>
 
@@ -20,6 +19,7 @@
 #include <ddprun/train/loop/epoch_progress.h>
 #include <ddprun/train/loop/run_evaluation.h>
 #include <ddprun/train/loop/run_status.h>
+#include <ddprun/train/loop/step_memory.h>
 #include <ddprun/train/loop/stop_signals.h>
 #include <ddprun/train/model/parallel_model.h>
 #include <ddprun/train/model/run.h>
@@ -55,7 +55,8 @@ class Trainer {
         agreement_(
             run.group,
             run.options.max_seconds > 0 ? std::max(run.options.max_seconds - earlier_.seconds, kNoTime) : 0,
-            [this] { return can_keep_part(); }),
+            [this] { return memory_.can_keep_part(); }),
+        memory_(run, saver_, totals_, log_.record(), [this] { return beside(); }),
         status_(run, model_, evaluation_, saver_) {}
 
   /// With a memory, leaves the newest whole step there when it throws.
@@ -65,7 +66,7 @@ class Trainer {
     try {
       return train();
     } catch (...) {
-      remember();
+      memory_.remember(status_.spent());
       throw;
     }
   }
@@ -77,8 +78,8 @@ class Trainer {
       resume();
     else
       evaluation_.sanity_check();
-    commit({at_.epoch, next_epoch_.samples}, at_.evaluating);
-    if (has_parts()) keep_part(next_epoch_.losses);
+    memory_.commit(at_, {at_.epoch, next_epoch_.samples}, at_.evaluating);
+    if (memory_.has_parts()) memory_.keep_part(next_epoch_.losses);
     if (at_.evaluating != Evaluating::kNothing) train_epoch();
     while (!over()) train_epoch();
     if (terminated_) {
@@ -89,7 +90,7 @@ class Trainer {
     if (recovered_ && !earlier_.trained) save({at_.epoch, next_epoch_.samples}, Occasion::kRequest);
     agreement_.end([&] { saver_.wait(); });
     trained_ = true;
-    if (has_parts()) keep_part_at_once();
+    if (memory_.has_parts()) memory_.keep_part_at_once(epoch_.losses);
     status_.tell("evaluate", at_);
     evaluation_.test_at_end(at_, saver_.best_path());
     evaluation_.draw_figures(at_.step);
@@ -97,10 +98,16 @@ class Trainer {
     return Ending::kComplete;
   }
 
+  InMemory beside() const {
+    return {earlier_.seconds + seconds_since(begin_), terminated_ ? std::nullopt : control_.stop_reason(),
+            earlier_.trained || trained_};
+  }
+
   /// Of metrics, when the run resumes.
   std::optional<std::int64_t> rows_to_keep() const {
     if (!resumed_) return std::nullopt;
-    return resumed_->path.empty() && !has_parts() ? run_.options.memory->rows : rows_of(resumed_->state);
+    const auto* memory = run_.options.memory;
+    return resumed_->path.empty() && !memory->parts ? memory->rows : rows_of(resumed_->state);
   }
 
   bool over() const {
@@ -127,102 +134,6 @@ class Trainer {
     resumed_.reset();  // its tensors are copied
   }
 
-  // -- if another rank is lost --
-
-  /// The training can go on from here, as it stands, if a rank is lost.
-  void commit(const Position& position, Evaluating evaluating) {
-    if (run_.options.memory == nullptr) return;
-    run_.options.memory->state.reset();  // it is in use
-    committed_.at = at_;
-    committed_.position = position;
-    committed_.at.evaluating = evaluating;
-    if (run_.options.accumulate > 1) committed_.totals = totals_.sums();
-    if (evaluating == Evaluating::kWithinEpoch || committed_.buffers.empty()) commit_buffers();
-  }
-
-  /// Only forward passes of training change them.
-  void commit_buffers() {
-    const torch::NoGradGuard no_grad;
-    const auto buffers = run_.task.module->buffers();
-    if (committed_.buffers.empty())
-      for (const auto& buffer : buffers) committed_.buffers.push_back(buffer.clone());
-    else
-      at::_foreach_copy_(committed_.buffers, buffers);
-  }
-
-  void commit_whole_step() {
-    commit({at_.epoch, epoch_.samples}, epoch_.done() || over() ? Evaluating::kEpoch : Evaluating::kNothing);
-  }
-
-  /// After a step and what is due after it.
-  void commit_step() {
-    commit_whole_step();
-    if (run_.options.memory == nullptr || !run_.options.memory->file) return;
-    if (has_parts()) return keep_part_if_due();
-    const auto every = run_.options.checkpoint.memory_every_steps;
-    const auto begin = Clock::now();
-    if (every > 0 ? at_.step % every != 0 : begin < keep_next_ || !run_.options.memory->file->idle()) return;
-    run_.options.memory->keep(saver_.state_alone(committed_.at, committed_.position, beside()));
-    keep_next_ = Clock::now() + kKeepRest * (Clock::now() - begin);
-  }
-
-  // If each rank has a part of the state, all keep theirs after the same step.
-
-  bool has_parts() const { return run_.options.memory != nullptr && run_.options.memory->parts; }
-
-  /// Without a number of steps; with --join ranks may differ in theirs.
-  bool keeps_by_time() const {
-    return run_.options.checkpoint.memory_every_steps == 0 || run_.options.parallel.join;
-  }
-
-  bool can_keep_part() const {
-    return has_parts() && keeps_by_time() && Clock::now() >= keep_next_ && run_.options.memory->ready();
-  }
-
-  void keep_part_if_due() {
-    if (keeps_by_time()) {
-      if (std::exchange(keep_, false)) keep_part(epoch_.losses);
-    } else if (at_.step % run_.options.checkpoint.memory_every_steps == 0 &&
-               std::exchange(kept_step_, at_.step) != at_.step) {
-      keep_part_at_once();
-    }
-  }
-
-  void keep_part_at_once() {
-    run_.options.memory->wait();
-    ddp::all_reduce_max(run_.group, {0});  // all have written the last one
-    keep_part(epoch_.losses);
-  }
-
-  void keep_part(BatchLosses& losses) {
-    const auto begin = Clock::now();
-    run_.options.memory->keep_part(
-        saver_.state_alone(committed_.at, committed_.position, beside(), EpochSums{totals_, losses}),
-        run_.group);
-    keep_next_ = Clock::now() + kKeepRest * (Clock::now() - begin);
-  }
-
-  InMemory beside() const {
-    return {earlier_.seconds + seconds_since(begin_), terminated_ ? std::nullopt : control_.stop_reason(),
-            earlier_.trained || trained_};
-  }
-
-  void remember() {
-    auto& memory = *run_.options.memory;
-    memory.spent = status_.spent();
-    if (memory.state || memory.parts) return;  // not yet in use, or in the file
-    const torch::NoGradGuard no_grad;
-    const auto buffers = run_.task.module->buffers();
-    for (std::size_t i = 0; i < buffers.size(); ++i) buffers[i].copy_(committed_.buffers[i]);
-    memory.state = saver_.state_alone(committed_.at, committed_.position, beside());
-    memory.state->model =
-        copied(memory.state->model.toGenericDict());  // the next engine begins with rank 0's
-    constexpr int kProgress[] = {1, 0, 2};            // by Evaluating: within the epoch comes before nothing
-    memory.progress = kProgress[static_cast<int>(committed_.at.evaluating)];
-    memory.totals = run_.options.accumulate > 1 ? committed_.totals : totals_.sums();
-    if (log_.record() != nullptr) memory.rows = log_.record()->rows();
-  }
-
   // -- training --
 
   void train_epoch() {
@@ -240,7 +151,7 @@ class Trainer {
     if (epoch_.done()) return finish_epoch();
     next_epoch_.samples = epoch_.samples;  // if a resumed run goes on here
     next_epoch_.losses = epoch_.losses;
-    commit({at_.epoch, epoch_.samples}, Evaluating::kNothing);
+    memory_.commit(at_, {at_.epoch, epoch_.samples}, Evaluating::kNothing);
     save(judges_epochs() ? Occasion::kValidation : Occasion::kRequest);
   }
 
@@ -257,7 +168,7 @@ class Trainer {
     if (join) {
       join->finish();
       heed(agreement_.now());
-      if (!terminated_ && keep_) commit_step();
+      if (!terminated_ && memory_.is_agreed()) commit_step();
     }
     log_.clear_bar();
     for (const auto& callback : callbacks_) callback->on_pause(at_);
@@ -317,7 +228,18 @@ class Trainer {
   /// What is due after the step is not done yet.
   void commit_optimizer_step() {
     ++at_.step;
-    commit({at_.epoch, epoch_.samples}, Evaluating::kWithinEpoch);
+    memory_.commit(at_, {at_.epoch, epoch_.samples}, Evaluating::kWithinEpoch);
+  }
+
+  /// What is due after it is done, too, but for a checkpoint.
+  void commit_whole_step() {
+    memory_.commit(at_, {at_.epoch, epoch_.samples},
+                   epoch_.done() || over() ? Evaluating::kEpoch : Evaluating::kNothing);
+  }
+
+  void commit_step() {
+    commit_whole_step();
+    memory_.keep_if_due(epoch_.losses);
   }
 
   /// The epoch's last full batch: the very last may be a single example.
@@ -351,7 +273,7 @@ class Trainer {
   }
 
   void heed(const Requests& requests) {
-    keep_ = keep_ || requests.keep;
+    if (requests.keep) memory_.agree_to_keep();
     if (requests.out_of_time) control_.request_stop("the time is up");
     if (requests.terminate) {
       terminated_ = true;
@@ -462,7 +384,7 @@ class Trainer {
       for (const auto& callback : callbacks_) callback->on_validation(at_, control_);
     totals_ = Totals(run_.task.measures);
     epoch_.losses = {};
-    commit({at_.epoch + 1, 0}, Evaluating::kNothing);
+    memory_.commit(at_, {at_.epoch + 1, 0}, Evaluating::kNothing);
     const bool due = at_.epoch % run_.options.checkpoint.save_every == 0;
     const bool with_weights = due && !run_.task.weights_file.empty();
     if ((due || at_.epoch + 1 >= run_.options.epochs || over()) &&
@@ -514,25 +436,13 @@ class Trainer {
   data::Loader loader_;
   const InMemory earlier_;  ///< if a lost rank was replaced
   StopAgreement agreement_;
+  StepMemory memory_;
   RunStatus status_;
 
-  /// The state is copied in the foreground, and pickled and written in the background for about three times
-  /// as long.
-  static constexpr int kKeepRest = 400;
-  Clock::time_point keep_next_;
-  struct Committed {
-    TrainState at;
-    Position position;
-    std::vector<double> totals;
-    std::vector<at::Tensor> buffers;
-  };
-  Committed committed_;
   TrainState at_;
   Control control_;
   bool terminated_ = false;
   bool trained_ = false;
-  bool keep_ = false;  ///< the ranks have agreed to
-  std::int64_t kept_step_ = -1;
   bool recovered_ = false;  ///< a lost rank was replaced, and the run went on from memory
   Requests in_evaluation_;
   double seconds_between_epochs_ = 0;  // validation and checkpoint after the last one

@@ -1,0 +1,105 @@
+#include <ddprun/train/loop/step_memory.h>
+
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/_foreach_copy.h>
+#include <torch/nn/module.h>
+
+#include <ddprun/group/collectives.h>
+#include <ddprun/train/state/state_dict_file.h>
+
+namespace ddprun::train {
+namespace {
+
+/// The state is copied in the foreground, and pickled and written in the background for about three times as
+/// long.
+constexpr int kKeepRest = 400;
+
+}  // namespace
+
+StepMemory::StepMemory(const Run& run, CheckpointSaver& saver, Totals& totals, const RunRecord* record,
+                       std::function<InMemory()> beside)
+    : run_(run),
+      saver_(saver),
+      totals_(totals),
+      record_(record),
+      beside_(std::move(beside)),
+      memory_(run.options.memory) {}
+
+void StepMemory::commit(const TrainState& at, const Position& position, Evaluating evaluating) {
+  if (memory_ == nullptr) return;
+  memory_->state.reset();  // it is in use
+  committed_.at = at;
+  committed_.position = position;
+  committed_.at.evaluating = evaluating;
+  if (run_.options.accumulate > 1) committed_.totals = totals_.sums();
+  if (evaluating == Evaluating::kWithinEpoch || committed_.buffers.empty()) commit_buffers();
+}
+
+/// Only forward passes of training change them.
+void StepMemory::commit_buffers() {
+  const torch::NoGradGuard no_grad;
+  const auto buffers = run_.task.module->buffers();
+  if (committed_.buffers.empty())
+    for (const auto& buffer : buffers) committed_.buffers.push_back(buffer.clone());
+  else
+    at::_foreach_copy_(committed_.buffers, buffers);
+}
+
+/// Without a number of steps; with --join ranks may differ in theirs.
+bool StepMemory::keeps_by_time() const {
+  return run_.options.checkpoint.memory_every_steps == 0 || run_.options.parallel.join;
+}
+
+bool StepMemory::can_keep_part() const {
+  return has_parts() && keeps_by_time() && Clock::now() >= keep_next_ && memory_->ready();
+}
+
+void StepMemory::keep_if_due(BatchLosses& losses) {
+  if (memory_ == nullptr || !memory_->file) return;
+  const auto every = run_.options.checkpoint.memory_every_steps;
+  const auto step = committed_.at.step;
+  const bool by_time = has_parts() ? keeps_by_time() : every == 0;
+  if (!by_time && step % every != 0) return;
+  if (has_parts()) {
+    if (by_time && std::exchange(agreed_, false)) keep_part(losses);
+    if (!by_time && std::exchange(kept_step_, step) != step) keep_part_at_once(losses);
+    return;
+  }
+  const auto begin = Clock::now();
+  if (by_time && (begin < keep_next_ || !memory_->file->idle())) return;
+  memory_->keep(saver_.state_alone(committed_.at, committed_.position, beside_()));
+  keep_next_ = Clock::now() + kKeepRest * (Clock::now() - begin);
+}
+
+void StepMemory::keep_part_at_once(BatchLosses& losses) {
+  memory_->wait();
+  ddp::all_reduce_max(run_.group, {0});
+  keep_part(losses);
+}
+
+void StepMemory::keep_part(BatchLosses& losses) {
+  const auto begin = Clock::now();
+  memory_->keep_part(
+      saver_.state_alone(committed_.at, committed_.position, beside_(), EpochSums{totals_, losses}),
+      run_.group);
+  keep_next_ = Clock::now() + kKeepRest * (Clock::now() - begin);
+}
+
+void StepMemory::remember(const Ledger& spent) {
+  memory_->spent = spent;
+  if (memory_->state || memory_->parts) return;  // not yet in use, or in the file
+  const torch::NoGradGuard no_grad;
+  const auto buffers = run_.task.module->buffers();
+  for (std::size_t i = 0; i < buffers.size(); ++i) buffers[i].copy_(committed_.buffers[i]);
+  memory_->state = saver_.state_alone(committed_.at, committed_.position, beside_());
+  memory_->state->model =
+      copied(memory_->state->model.toGenericDict());  // the next engine begins with rank 0's
+  constexpr int kProgress[] = {1, 0, 2};              // by Evaluating: within the epoch comes before nothing
+  memory_->progress = kProgress[static_cast<int>(committed_.at.evaluating)];
+  memory_->totals = run_.options.accumulate > 1 ? committed_.totals : totals_.sums();
+  if (record_ != nullptr) memory_->rows = record_->rows();
+}
+
+}  // namespace ddprun::train

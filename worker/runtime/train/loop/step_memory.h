@@ -1,0 +1,71 @@
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <ddprun/train/loop/callbacks.h>
+#include <ddprun/train/loop/checkpoint_saver.h>
+#include <ddprun/train/loop/epoch_progress.h>
+#include <ddprun/train/model/run.h>
+#include <ddprun/train/record/run_record.h>
+#include <ddprun/train/state/ledger.h>
+#include <ddprun/train/state/run_memory.h>
+
+namespace ddprun::train {
+
+/// Puts the newest whole step into the run's RunMemory, from which the training continues if a rank is lost.
+/// Without one (TrainerOptions::memory) its methods do nothing.
+class StepMemory {
+ public:
+  /// totals  of the epoch
+  /// record  null except on rank 0
+  /// beside  what a state in memory has beside a checkpoint's, now
+  StepMemory(const Run& run, CheckpointSaver& saver, Totals& totals, const RunRecord* record,
+             std::function<InMemory()> beside);
+
+  /// From here on the training continues from this step, as it stands.
+  void commit(const TrainState& at, const Position& position, Evaluating evaluating);
+
+  /// After commit(): writes the state to the memory file if it is time.
+  void keep_if_due(BatchLosses& losses);
+
+  // If each rank has a part of the state, all keep theirs after the same step.
+
+  bool has_parts() const { return memory_ != nullptr && memory_->parts; }
+  /// Whether this rank could keep its part now, by time.
+  bool can_keep_part() const;
+  /// All ranks can: the next keep_if_due() does.
+  void agree_to_keep() { agreed_ = true; }
+  bool is_agreed() const { return agreed_; }
+  void keep_part(BatchLosses& losses);
+  /// Every rank calls it: waits until all have written their last part.
+  void keep_part_at_once(BatchLosses& losses);
+
+  /// After a failure: leaves the committed step in the memory.
+  void remember(const Ledger& spent);
+
+ private:
+  void commit_buffers();
+  bool keeps_by_time() const;
+
+  const Run& run_;
+  CheckpointSaver& saver_;
+  Totals& totals_;
+  const RunRecord* record_;
+  const std::function<InMemory()> beside_;
+  RunMemory* const memory_;
+  struct Committed {
+    TrainState at;
+    Position position;
+    std::vector<double> totals;
+    std::vector<at::Tensor> buffers;
+  };
+  Committed committed_;
+  Clock::time_point keep_next_;
+  bool agreed_ = false;
+  std::int64_t kept_step_ = -1;
+};
+
+}  // namespace ddprun::train
