@@ -71,9 +71,9 @@ int main() {
 """
 # By part: program, its output, packages that it finds nowhere, libraries that it must not load.
 PARTS = {
-    "ddp": (DDP, "ranks 1\n", ["ZLIB", "Libzip", "Cairo", "JPEG", "PNG"], ["libcairo", "libzip", "libjpeg", "libpng"]),
+    "ddp": (DDP, "ranks 1\n", ["ZLIB", "Libzip", "Libdeflate", "Cairo", "JPEG", "PNG"], ["libcairo", "libzip", "libdeflate", "libjpeg", "libpng"]),
     "train": (TRAIN, "trained\n", ["Cairo", "JPEG", "PNG"], ["libcairo", "libjpeg", "libpng"]),
-    "report": (REPORT, "drawn 1600\n", ["LibTorch", "Libzip"], ["libtorch", "libzip"]),
+    "report": (REPORT, "drawn 1600\n", ["LibTorch", "Libzip", "Libdeflate"], ["libtorch", "libzip", "libdeflate"]),
 }
 
 

@@ -4,8 +4,10 @@
 #include <string>
 #include <system_error>
 
+#include <c10/util/accumulate.h>
+
 #include <ddprun/common/errors.h>
-#include <ddprun/data/gz_reader.h>
+#include <ddprun/data/gz_file.h>
 
 namespace ddprun::data {
 namespace {
@@ -14,13 +16,15 @@ namespace fs = std::filesystem;
 
 constexpr std::int64_t kMaxBytes = std::int64_t{8} << 30;  // far above any real file
 
-/// Fills the buffer; throws if the file ends too early.
-void read_all_of(GzReader& file, const fs::path& path, void* buffer, std::int64_t size,
-                 const std::string& what) {
-  const auto got = file.read(buffer, static_cast<std::size_t>(size));
-  if (got != static_cast<std::size_t>(size))
+/// The next bytes of a file's content; throws if it ends too early.
+torch::Tensor take(torch::Tensor& content, const fs::path& path, std::int64_t size, const std::string& what) {
+  const auto left = content.numel();
+  if (left < size)
     throw IoError(path, "is cut: expected " + std::to_string(size) + " bytes of " + what + ", got " +
-                            std::to_string(got));
+                            std::to_string(left));
+  const auto taken = content.narrow(0, 0, size);
+  content = content.narrow(0, size, left - size);
+  return taken;
 }
 
 std::uint32_t big_endian(const unsigned char* bytes) {
@@ -43,28 +47,25 @@ fs::path find_idx(const fs::path& folder, const std::string& name) {
 }  // namespace
 
 torch::Tensor read_idx(const fs::path& path, int dimensions) {
-  GzReader file(path);
-  unsigned char header[4];
-  read_all_of(file, path, header, sizeof header, "header");
+  auto content = read_plain_or_gzip(path);
+  const auto next_number = [&] {
+    return big_endian(take(content, path, 4, "header").const_data_ptr<std::uint8_t>());
+  };
+  const auto magic = next_number();
   const std::uint32_t expected = 0x800u + static_cast<std::uint32_t>(dimensions);
-  if (big_endian(header) != expected)
+  if (magic != expected)
     throw IoError(path, "expected magic number " + std::to_string(expected) + " (IDX of unsigned bytes, " +
-                            std::to_string(dimensions) + "-dimensional), got " +
-                            std::to_string(big_endian(header)));
+                            std::to_string(dimensions) + "-dimensional), got " + std::to_string(magic));
   std::vector<std::int64_t> shape;
   std::int64_t bytes = 1;  // counting a size of 0 as 1, so the other sizes are still checked
   for (int i = 0; i < dimensions; ++i) {
-    unsigned char size[4];
-    read_all_of(file, path, size, sizeof size, "header");
-    shape.push_back(big_endian(size));
+    shape.push_back(next_number());
     const auto factor = std::max<std::int64_t>(1, shape.back());
     if (bytes > kMaxBytes / factor) throw IoError(path, "has a header that asks for more than 8 GiB");
     bytes *= factor;
   }
-  auto values = torch::empty(shape, torch::kUInt8);
-  read_all_of(file, path, values.data_ptr(), values.numel(), "values");
-  if (char extra = 0; file.read(&extra, 1) != 0)
-    throw IoError(path, "has more bytes than its header announces");
+  const auto values = take(content, path, c10::multiply_integers(shape), "values").view(shape);
+  if (content.numel() > 0) throw IoError(path, "has more bytes than its header announces");
   return values;
 }
 
