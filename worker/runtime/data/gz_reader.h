@@ -10,9 +10,9 @@
 
 namespace ddprun::data {
 
-/// Reads a plain or gzip file front to back; which one it is, its content tells. Refuses a gzip file that is
-/// truncated, has a wrong checksum or is followed by anything but another gzip file. All functions throw
-/// IoError naming the file.
+/// Reads a plain or gzip file front to back and detects from its content which one it is. Refuses a gzip file
+/// that is truncated, has a wrong checksum or is followed by anything but another gzip file. All functions
+/// throw IoError naming the file.
 class GzReader {
  public:
   explicit GzReader(const std::filesystem::path& path);
@@ -32,7 +32,7 @@ class GzReader {
   std::filesystem::path path_;
   UniqueFd fd_;
   std::vector<unsigned char> buffer_;
-  z_stream stream_{};  // its input is the rest of buffer_, for plain files too
+  z_stream stream_{};  // its input is the rest of buffer_, even for plain files
   bool is_gzip_ = false;
   bool in_member_ = false;  // between a gzip member's header and the end of its trailer
 };

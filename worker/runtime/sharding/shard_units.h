@@ -22,10 +22,10 @@ struct ParameterFacts {
   std::string kind;        ///< a unit holds one kind: type, device, requires_grad
   std::int64_t numel = 0;  ///< elements
   std::int64_t element_bytes = 4;
-  std::optional<std::size_t> asked_unit = {};  ///< the unit the user asked for, by number
+  std::optional<std::size_t> asked_unit = {};  ///< the number of the unit that the user asked for
 };
 
-/// Parameters in a row in a flat tensor that is divided evenly between the ranks.
+/// Parameters laid out in a flat tensor that is divided evenly among the ranks.
 struct PlannedUnit {
   struct Part {
     std::size_t parameter;  ///< its index among the facts
