@@ -64,7 +64,7 @@ std::size_t GzReader::copy(unsigned char* to, std::size_t size) {
   return count;
 }
 
-/// Decompresses; returns fewer bytes than asked for only at the verified end.
+/// Decompresses; returns fewer bytes than requested only at the verified end.
 std::size_t GzReader::inflate(unsigned char* to, std::size_t size) {
   stream_.next_out = to;
   stream_.avail_out = static_cast<uInt>(size);

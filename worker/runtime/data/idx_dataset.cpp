@@ -52,7 +52,7 @@ torch::Tensor read_idx(const fs::path& path, int dimensions) {
                             std::to_string(dimensions) + "-dimensional), got " +
                             std::to_string(big_endian(header)));
   std::vector<std::int64_t> shape;
-  std::int64_t bytes = 1;  // counting a size of 0 as 1, so the other sizes are still checked
+  std::int64_t bytes = 1;  // a size of 0 counts as 1, so the other sizes are still checked
   for (int i = 0; i < dimensions; ++i) {
     unsigned char size[4];
     read_all_of(file, path, size, sizeof size, "header");

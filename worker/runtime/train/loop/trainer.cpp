@@ -32,8 +32,8 @@ namespace {
 
 using Occasion = CheckpointSaver::Occasion;
 
-constexpr double kNoTime = 1e-3;         // seconds that are left; 0 would mean no limit
-constexpr std::int64_t kFirstSteps = 2;  // in which the reducer rebuilds its buckets and cuDNN looks around
+constexpr double kNoTime = 1e-3;         // seconds left; 0 would mean no limit
+constexpr std::int64_t kFirstSteps = 2;  // while the reducer rebuilds buckets and cuDNN searches
 
 class Trainer {
  public:
@@ -58,7 +58,7 @@ class Trainer {
             [this] { return can_keep_part(); }),
         status_(run, model_, evaluation_, saver_) {}
 
-  /// With a memory, leaves the newest whole step there when it throws.
+  /// If there is a memory, leaves the newest whole step there when it throws.
   Ending run() {
     if (run_.options.memory == nullptr) return train();
     run_.options.memory->begin();
@@ -97,7 +97,7 @@ class Trainer {
     return Ending::kComplete;
   }
 
-  /// Of metrics, when the run resumes.
+  /// Rows of metrics, when the run resumes.
   std::optional<std::int64_t> rows_to_keep() const {
     if (!resumed_) return std::nullopt;
     return resumed_->path.empty() && !has_parts() ? run_.options.memory->rows : rows_of(resumed_->state);
@@ -124,15 +124,15 @@ class Trainer {
                    ? "a lost rank was replaced; going on after step " + std::to_string(at_.step)
                    : "resumed from " + resumed_->path.string() + " at step " + std::to_string(at_.step));
     if (recovered_ && !run_.options.memory->totals.empty()) totals_.set_sums(run_.options.memory->totals);
-    resumed_.reset();  // its tensors are copied
+    resumed_.reset();  // its tensors have been copied
   }
 
   // -- if another rank is lost --
 
-  /// The training can go on from here, as it stands, if a rank is lost.
+  /// If a rank is lost, the training can continue from this point.
   void commit(const Position& position, Evaluating evaluating) {
     if (run_.options.memory == nullptr) return;
-    run_.options.memory->state.reset();  // it is in use
+    run_.options.memory->state.reset();  // it is now in use
     committed_.at = at_;
     committed_.position = position;
     committed_.at.evaluating = evaluating;
@@ -140,7 +140,7 @@ class Trainer {
     if (evaluating == Evaluating::kWithinEpoch || committed_.buffers.empty()) commit_buffers();
   }
 
-  /// Only forward passes of training change them.
+  /// Only the training's forward passes change them.
   void commit_buffers() {
     const torch::NoGradGuard no_grad;
     const auto buffers = run_.task.module->buffers();
@@ -154,7 +154,7 @@ class Trainer {
     commit({at_.epoch, epoch_.samples}, epoch_.done() || over() ? Evaluating::kEpoch : Evaluating::kNothing);
   }
 
-  /// After a step and what is due after it.
+  /// After a step and its follow-up work.
   void commit_step() {
     commit_whole_step();
     if (run_.options.memory == nullptr || !run_.options.memory->file) return;
@@ -166,11 +166,11 @@ class Trainer {
     keep_next_ = Clock::now() + kKeepRest * (Clock::now() - begin);
   }
 
-  // If each rank has a part of the state, all keep theirs after the same step.
+  // If each rank has a part of the state, all of them keep theirs after the same step.
 
   bool has_parts() const { return run_.options.memory != nullptr && run_.options.memory->parts; }
 
-  /// Without a number of steps; with --join ranks may differ in theirs.
+  /// Not every so many steps; with --join, ranks may take different numbers of steps.
   bool keeps_by_time() const {
     return run_.options.checkpoint.memory_every_steps == 0 || run_.options.parallel.join;
   }
@@ -216,7 +216,7 @@ class Trainer {
     for (std::size_t i = 0; i < buffers.size(); ++i) buffers[i].copy_(committed_.buffers[i]);
     memory.state = saver_.state_alone(committed_.at, committed_.position, beside());
     memory.state->model =
-        copied(memory.state->model.toGenericDict());  // the next engine begins with rank 0's
+        copied(memory.state->model.toGenericDict());  // the next engine starts with rank 0's
     constexpr int kProgress[] = {1, 0, 2};            // by Evaluating: within the epoch comes before nothing
     memory.progress = kProgress[static_cast<int>(committed_.at.evaluating)];
     memory.totals = run_.options.accumulate > 1 ? committed_.totals : totals_.sums();
@@ -238,7 +238,7 @@ class Trainer {
     const SecondsAdded between(seconds_between_epochs_);
     if (!evaluate_epoch()) return;
     if (epoch_.done()) return finish_epoch();
-    next_epoch_.samples = epoch_.samples;  // if a resumed run goes on here
+    next_epoch_.samples = epoch_.samples;  // if a resumed run continues here
     next_epoch_.losses = epoch_.losses;
     commit({at_.epoch, epoch_.samples}, Evaluating::kNothing);
     save(judges_epochs() ? Occasion::kValidation : Occasion::kRequest);
@@ -274,7 +274,7 @@ class Trainer {
     epoch_.begin = Clock::now();
     sampler_.set_epoch(at_.epoch, epoch_.samples);
     epoch_.indices = sampler_.indices();
-    // The sampler's padding comes last: trained on, but not counted in the metrics.
+    // The sampler's padding comes last: it is trained on, but not counted in the metrics.
     epoch_.to_count = sampler_.num_without_padding();
     if (run_.options.parallel.join) epoch_.indices.resize(static_cast<std::size_t>(epoch_.to_count));
     if (run_.options.drop_last) {
@@ -314,7 +314,7 @@ class Trainer {
           run_.options.seed + static_cast<std::uint64_t>(at_.step) * 0xD1B54A32D192ED03u, run_.group.rank()));
   }
 
-  /// What is due after the step is not done yet.
+  /// The follow-up work of the step is still to be done.
   void commit_optimizer_step() {
     ++at_.step;
     commit({at_.epoch, epoch_.samples}, Evaluating::kWithinEpoch);
@@ -341,7 +341,7 @@ class Trainer {
     if (!terminated_) commit_step();
   }
 
-  /// Validates, heeds requests and saves, as is due after a step.
+  /// Validates, handles requests and saves, as required after a step.
   void act_after_step() {
     const auto validates = run_.options.val_every_steps;
     if (validates > 0 && at_.step % validates == 0 && !validate_within_epoch()) return;
@@ -406,7 +406,7 @@ class Trainer {
     log_.bar(bar);
   }
 
-  /// Of the epochs to come, with their validation, as far as it has been seen.
+  /// Estimates the remaining epochs including validation, from what has been measured.
   double seconds_after_this_epoch(const BarState& bar) const {
     auto epochs = static_cast<double>(run_.options.epochs - at_.epoch - 1);
     if (run_.options.max_steps > 0)
@@ -512,11 +512,11 @@ class Trainer {
   RunEvaluation evaluation_;
   data::DistributedSampler sampler_;
   data::Loader loader_;
-  const InMemory earlier_;  ///< if a lost rank was replaced
+  const InMemory earlier_;  ///< set if a lost rank was replaced
   StopAgreement agreement_;
   RunStatus status_;
 
-  /// The state is copied in the foreground, and pickled and written in the background for about three times
+  /// The state is copied in the foreground, then pickled and written in the background, for about three times
   /// as long.
   static constexpr int kKeepRest = 400;
   Clock::time_point keep_next_;
@@ -531,15 +531,15 @@ class Trainer {
   Control control_;
   bool terminated_ = false;
   bool trained_ = false;
-  bool keep_ = false;  ///< the ranks have agreed to
+  bool keep_ = false;  ///< the ranks have agreed to keep the state
   std::int64_t kept_step_ = -1;
-  bool recovered_ = false;  ///< a lost rank was replaced, and the run went on from memory
+  bool recovered_ = false;  ///< a lost rank was replaced, and the run continued from memory
   Requests in_evaluation_;
   double seconds_between_epochs_ = 0;  // validation and checkpoint after the last one
-  EpochProgress epoch_, next_epoch_;   // the next: where a resumed run starts
-  Totals totals_{run_.task.measures};  // of this epoch and rank
+  EpochProgress epoch_, next_epoch_;   // next: where a resumed run starts
+  Totals totals_{run_.task.measures};  // of this epoch on this rank
   StepLosses losses_;
-  std::int64_t batches_here_ = 0;  // trained on since the process started
+  std::int64_t batches_here_ = 0;  // trained here since the process started
 };
 
 }  // namespace
