@@ -54,7 +54,7 @@ std::string to_json_line(const EventRecord& event, const JobClock& clock);
 /// the recording; the job continues.
 class EventsJson {
  public:
-  /// Appends to the file; creates one with mode 0600. Without a path, records nothing.
+  /// Appends to the file; a new one gets mode 0600. Without a path, records nothing.
   EventsJson(const std::optional<std::filesystem::path>& path, const JobClock& clock);
 
   void add(const EventRecord& event);

@@ -58,8 +58,8 @@ std::string describe(const FailureReport& report);
 /// nothing to add.
 std::string end_hint(const ExitStatus& status);
 
-/// Tells the user where a process's core is: the handler that the kernel passed it to, or the path that
-/// core_pattern(5) names, with its specifiers unexpanded.
+/// Describes for the user where a process's core is: the handler that the kernel passed it to, or the path
+/// that core_pattern(5) names, with its specifiers unexpanded.
 ///
 /// pattern  the content of /proc/sys/kernel/core_pattern; empty: the result is empty
 /// cwd      where the process was started, for a relative pattern

@@ -34,7 +34,7 @@ struct JobRecord {
   std::string run_id;
   std::vector<std::string> program;  ///< with its arguments; to_json redacts them
   int exit_code = 0;                 ///< ddprun's
-  std::optional<int> ended_by;       ///< the signal that ended ddprun
+  std::optional<int> ended_by;       ///< the signal that will end ddprun
   AttemptEnd outcome;
   std::string message;  ///< ddprun's own error, one line
   int max_restarts = 0;

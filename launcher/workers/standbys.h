@@ -22,8 +22,8 @@ class Standbys {
   /// Keeps this many of them from now on. They start one by one, a second apart: next to a starting worker
   /// they would slow it down.
   ///
-  /// process   as for a worker, without descriptors may_start whether the program is known to stand by; asked
-  ///           before each start
+  /// process    as for a worker, without descriptors
+  /// may_start  whether the program is known to stand by; asked before each start
   void keep(int count, ProcessSpec process, std::function<bool()> may_start);
 
   /// Turns one of them into this worker, or starts a new process if none is available.
