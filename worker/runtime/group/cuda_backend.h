@@ -70,7 +70,7 @@ struct RankDevice {
 /// local_world_size  the first rank here says how many GPUs these ranks leave idle; 0: unknown
 RankDevice choose_device(DeviceChoice wanted, int local_rank, int local_world_size = 0);
 
-/// While it lives, an operation that makes the process wait for the GPU is a warning or an error, as
+/// While it lives, an operation that makes the process wait for the GPU causes a warning or an error, as
 /// DDPRUN_SYNC_DEBUG_MODE says: torch.cuda.set_sync_debug_mode(). Does nothing without the variable or on a
 /// CPU.
 class SyncDebugScope {

@@ -41,8 +41,7 @@ class StepGraph {
   StepGraph(const StepGraph&) = delete;
   StepGraph& operator=(const StepGraph&) = delete;
 
-  /// Calls step(inputs), or has the GPU repeat it. Inputs with other shapes than the captured ones go to
-  /// step.
+  /// Calls step(inputs), or has the GPU repeat it. Inputs of shapes that were not captured are for step.
   ///
   /// inputs   on the GPU; everything the step uses that changes between calls
   /// step     gets inputs, or tensors with their values; its result is copied as it is: tensors in it are

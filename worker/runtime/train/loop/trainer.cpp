@@ -170,7 +170,7 @@ class Trainer {
 
   bool has_parts() const { return run_.options.memory != nullptr && run_.options.memory->parts; }
 
-  /// Not every so many steps; with --join, ranks may take different numbers of steps.
+  /// Not at fixed step intervals; with --join, ranks may take different numbers of steps.
   bool keeps_by_time() const {
     return run_.options.checkpoint.memory_every_steps == 0 || run_.options.parallel.join;
   }

@@ -22,8 +22,7 @@ std::string choose_monitor(const Task& task, const std::string& wanted);
 /// As the options say; else kMax for accuracies, Dice and IoU, kMin for losses.
 MonitorMode monitor_mode(const CheckpointOptions& options, const std::string& monitor);
 
-/// What is trained, how, and by which ranks. Shared by every part of the trainer; these three must outlive
-/// it.
+/// What is trained, how, and by which ranks. Every part of the trainer shares it; the three outlive them all.
 struct Run {
   const Task& task;
   const TrainerOptions& options;
