@@ -66,7 +66,7 @@ bool RunEvaluation::evaluate_set(Set which, const TrainState& at, report::Metric
 
 bool RunEvaluation::evaluate_now(Set which, const TrainState& at, report::MetricRow& row) {
   return model_.with_averages([&] {
-    model_.synchronize_buffers();  // also of the averages: this is what a checkpoint contains
+    model_.synchronize_buffers();  // those of the averages: a checkpoint contains them
     return evaluate_set(which, at, row);
   });
 }

@@ -38,7 +38,7 @@ class RunStatus {
   /// In this process so far, including earlier rounds.
   Ledger spent() const;
 
-  /// Tells ddprun how far the training is.
+  /// Tells ddprun how far the training has come.
   void tell(const char* phase, const TrainState& at);
   /// The same, at most ten times a second.
   void tell_step(const TrainState& at) {
