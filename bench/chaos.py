@@ -1,25 +1,25 @@
 #!/usr/bin/env python3
-"""A training under a list of faults that comes from a seed, beside an undisturbed one. Prints tables in Markdown.
+"""Runs a training under a seeded list of faults, next to an undisturbed one. Prints Markdown tables.
 
 usage: chaos.py [--faults 20] [--gap 10] [--seed 1] [--steps 900] [--faults-of NAME,...] [--bin build/bin] [--data FOLDER]
                 [--picture FILE.svg] [--logs FOLDER] [--cases TEXT] [--limit 90] [--faketime libfaketimeMT.so.1] [--cut 5]
                 [--torchrun torchrun] [--ft-launcher ft_launcher] [--torchft PYTHON] [--python python3]
 
-Faults, at random moments `gap` seconds apart on average; a name may be given several times, which makes it more frequent:
+Faults, at random moments `gap` seconds apart on average; repeating a name makes it more frequent:
   kill, segfault, abort   a rank gets SIGKILL, SIGSEGV, SIGABRT
   kill-all                all ranks get SIGKILL
   stop                    a rank stops for a second
   oom                     the kernel's OOM killer ends a rank: it moves to a memory cgroup with a limit of 1 MB (root)
-  bad-alloc               a rank can have no more memory (RLIMIT_AS of the live process), which its next large allocation finds
+  bad-alloc               a rank can get no more memory (RLIMIT_AS of the live process): its next large allocation fails
   disk                    the run folder, a tmpfs of 256 MB, is full for two seconds (root)
   clock                   the wall clock jumps by an hour, the next time back: libfaketime, preloaded into the whole job (not Python's: it breaks time.sleep)
   launcher                the ddprun of a node with a rank gets SIGKILL and starts again after two seconds
-  cut, slow               that node's cable lets nothing through for --cut seconds (5), or 2 Mbit/s
-The last two lines are for jobs on several nodes (network namespaces: several_nodes.py). What this machine cannot do is skipped, and said so.
+  cut, slow               that node's link passes nothing for --cut seconds (5), or only 2 Mbit/s
+The last two lines are for jobs on several nodes (network namespaces: several_nodes.py). Skips what this machine cannot do, and says so.
 
 Programs and launchers are those of recovery.py; the Python programs save every 10 steps. Columns: seconds undisturbed and disturbed, goodput
-(their ratio), seconds from a fault to the first line that speaks of it (and of how many faults there was one), seconds to the next
-new step (median and longest), steps done again, whether the final weights are bit for bit those of the undisturbed run, and the last loss that
+(their ratio), seconds from a fault to the first line that mentions it (and for how many faults there was one), seconds to the next
+new step (median and longest), repeated steps, whether the final weights are bit for bit those of the undisturbed run, and the last loss that
 each printed (of the test; of the last training step in Python). Without a new step or a line for `limit` seconds, a job counts as hung.
 """
 import argparse
@@ -81,7 +81,7 @@ def run(command, folder, planned, arguments, log):
 
 
 def new_steps(job):
-    """Steps that went beyond all before them."""
+    """The steps that exceed all earlier ones."""
     new = []
     for at, step in job.steps:
         if not new or step > new[-1][1]:

@@ -59,7 +59,7 @@ void measure_all_reduce(const ddp::ProcessGroup& group) {
     std::vector<at::Tensor> tensors = {torch::zeros({elements})};
     const int calls = elements > 100000 ? 200 : 1000;
     std::vector<double> without, with;
-    for (int round = 0; round < 21; ++round) {  // in turns
+    for (int round = 0; round < 21; ++round) {  // alternating
       without.push_back(microseconds(calls, [&] { bare.allreduce(tensors, {})->wait(); }));
       with.push_back(microseconds(calls, [&] { recorded->allreduce(tensors, {})->wait(); }));
     }

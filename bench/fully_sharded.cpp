@@ -1,5 +1,5 @@
-// Measures memory and time of fully sharded training beside DDP's, on ranks of one machine, and the cost of
-// watching operators. Prints a table row for each number of ranks.
+// Compares memory and time of fully sharded training with DDP's, on ranks of one machine, and measures the
+// cost of watching operators. Prints a table row for each number of ranks.
 //
 // usage: fully_sharded [MAX_RANKS [UNIT_MIB]]
 
@@ -55,7 +55,7 @@ struct Result {
   double step_ms = 0;
 };
 
-/// The largest over ranks.
+/// The maximum over ranks.
 Result over_ranks(const ddp::ProcessGroup& group, const Result& mine) {
   std::vector<double> all(static_cast<std::size_t>(group.size()) * 3, 0);
   const auto at = static_cast<std::size_t>(group.rank()) * 3;
@@ -111,7 +111,7 @@ void compare(int ranks, std::int64_t unit_bytes) {
     std::printf("| %d | %.0f | %.0f | %.2f | %.0f | %.0f | %.0f | %.0f |\n", ranks, ddp_result.peak_mib,
                 fsdp_result.peak_mib, fsdp_result.peak_mib / ddp_result.peak_mib, ddp_result.rest_mib,
                 fsdp_result.rest_mib, ddp_result.step_ms, fsdp_result.step_ms);
-    std::fflush(stdout);  // a forked rank ends without
+    std::fflush(stdout);  // a forked rank ends without flushing
   });
 }
 
@@ -120,7 +120,7 @@ struct Nobody final : ddp::OperatorListener {
   void after_operator(std::span<const std::size_t>) noexcept override {}
 };
 
-/// Nanoseconds of an operator on tensors of one element.
+/// Nanoseconds per operator on tensors of one element.
 double operator_ns(const torch::Tensor& first, const torch::Tensor& second) {
   const torch::NoGradGuard no_grad;
   constexpr int kOperators = 200000;

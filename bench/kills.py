@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Kills trainings at random moments and goes on with them, until as many kills have come as wanted: no run may lose more than
-docs/training/checkpoints.md says, hang, leave processes behind, or end unlike a run that nothing interrupted.
+"""Kills trainings at random moments and resumes them, until there have been --kills of them: no run may lose more than
+docs/training/checkpoints.md allows, hang, leave processes behind, or end differently from an uninterrupted run.
 
 usage: kills.py [--kills 200] [--seed 0] [--bin build/bin]
 
@@ -134,7 +134,7 @@ class Training:
             ended = job.process.wait(delay) is not None
         except subprocess.TimeoutExpired:
             ended = False
-        # Until it announces itself, the rows are those of the run before.
+        # Until it announces itself, the rows are those of the previous run.
         announced = "Training mnist" in job.log.read_text()
         before = newest_step(self.out()) if announced else 0
         if not ended:
@@ -194,7 +194,7 @@ def main():
                 kills += done is not None
                 runs += done is None
                 print(f"#{kills} {training.name}: {done}" if done else f"{training.name}: a run ended like the uninterrupted one", flush=True)
-        for training in trainings:  # those that are under way
+        for training in trainings:  # those still running
             job = Job(training.programs, training.out(), [*training.flags, "--resume=auto"], training.folder / "log")
             if job.wait(300) != 0 or (job.resumed_at() or 0) < training.promised:
                 print(f"{training.name}: the last run failed:\n{job.log.read_text()}")

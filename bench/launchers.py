@@ -10,7 +10,7 @@ and two bare spawns by a C program are always measured. Launchers take turns; th
   start    all workers are /bin/true: start to exit
   memory   resident memory of the launcher's own process while its workers sleep
   failure  one worker exits with 3, the others sleep: from its end to the launcher's exit (hydra waits for the others)
-  sigkill  the launcher is killed: until no worker and no child of one is left; 5000 if they live on
+  sigkill  the launcher is killed: until no worker or child of one is left; 5000 if they live on
   restart  one worker fails, once: from its end to the first line of the next attempt (only "{restarts}" launchers)
   output   two workers write 64-byte lines, 50 MB each, with a prefix before each line: until all has arrived
 
@@ -40,7 +40,7 @@ int main(int argc, char **argv) {
   return argc < 3;
 }
 """
-OWN_PID = "pid=$(sh -c 'echo $PPID')"  # torchrun makes one $ of two
+OWN_PID = "pid=$(sh -c 'echo $PPID')"  # torchrun turns two $ into one
 QUIET = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 
 
@@ -165,7 +165,7 @@ def main():
                 for name in names:
                     try:
                         results[name].setdefault(case, []).append(cases[case][1](name))
-                    except subprocess.SubprocessError as error:  # hydra at times dies of SIGPIPE
+                    except subprocess.SubprocessError as error:  # hydra sometimes dies of SIGPIPE
                         if name == "ddprun":
                             raise
                         print(f"{name}, {case}: {error}", file=sys.stderr)

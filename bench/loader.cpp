@@ -1,5 +1,5 @@
-// The input pipeline of a task alone, without a model: goes through the training set in random order, once or
-// more. bench/loader.py runs it beside a DataLoader.
+// Only the input pipeline of a task, without a model: goes through the training set in random order, once or
+// more. bench/loader.py runs it next to a DataLoader.
 //
 // usage: loader TASK [flags], see --help; TASK: cifar10 or mnist
 //
@@ -37,7 +37,7 @@ struct BenchOptions {
   bool augment = true, channels_last = false;
 };
 
-/// nullopt if only help was asked for.
+/// nullopt if only help was requested.
 std::optional<BenchOptions> parse_bench_flags(int argc, char** argv) {
   using namespace settings;
   BenchOptions options;
@@ -81,7 +81,7 @@ data::ImageDataset open_images(const BenchOptions& options) {
           data::ImageTransform(std::move(transform))};
 }
 
-/// Images a second; the first batch, which waits for all to begin, is not counted.
+/// Images per second, not counting the first batch, which waits for everyone to start.
 double measure(const data::ImageDataset& images, const BenchOptions& options) {
   data::DistributedSampler sampler(images.size(), 1, 0, {.seed = static_cast<std::uint64_t>(options.seed)});
   data::Loader loader(images, {.batch_size = options.batch_size, .threads = options.threads});

@@ -7,9 +7,9 @@ usage: loader.py --data FOLDER --script PYTHON_SCRIPT [--python PYTHON] [--loade
 FOLDER holds CIFAR-10's binary files. The script gets FOLDER --loader-only --workers N, goes once through the training
 images and prints a JSON line with images_per_second.
 
-Runs take turns, so that a noisy neighbour disturbs all alike. CPU seconds are measured from outside and are of all
-processes of a program, the DataLoader's worker processes too. What a program needs before its first image (imports,
-libraries) is measured with a folder of a few images and taken off, for both alike: what is left is the cost of the
+Runs take turns, so that a noisy neighbour disturbs all alike. CPU seconds are measured from outside, for all
+processes of a program, including the DataLoader's workers. What a program needs before its first image (imports,
+libraries) is measured with a folder of a few images and subtracted for both: the rest is the cost of the
 images. Ours goes through the images --epochs times, or there would be too little to measure. Prints a Markdown table of
 medians (min-max in brackets) and, last, the ratio of images per CPU second, whole programs' and pipelines'.
 """
@@ -25,7 +25,7 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RECORD = 3073
 NAMES = [f"data_batch_{i}.bin" for i in range(1, 6)] + ["test_batch.bin"]
-FEW = 256  # images a file of the small folder: a DataLoader wants a batch for each of its workers
+FEW = 256  # images per file of the small folder: a DataLoader needs a batch for each of its workers
 
 
 def measure(command):

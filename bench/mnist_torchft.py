@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""mnist_recovering.py for torchft: two replicas that go on without each other, each under its own torchrun, and a lighthouse.
+"""mnist_recovering.py for torchft: two replicas that continue without each other, each under its own torchrun, and a lighthouse.
 
 usage: mnist_torchft.py FOLDER STEPS SAVE_EVERY CHECKPOINT      # with a Python that has torchft
 """

@@ -125,7 +125,7 @@ def main():
         for _ in range(arguments.runs):
             for name, launcher in launchers.items():
                 if name != "ddprun" and len(figures[name]) >= 3 or (name != "ddprun" and title.startswith("64")):
-                    continue  # seconds each; and 64 Pythons are more than a small machine has memory for
+                    continue  # seconds each, and 64 Pythons exceed a small machine's memory
                 figures[name].append(measure(launcher))
         print(f"| {title} | " + " | ".join(cell(f, arguments.cap) if f else "" for f in figures.values()) + " |", flush=True)
 

@@ -12,8 +12,8 @@ under ft_launcher of nvidia-resiliency-ext, and one for torchft under a Python t
     peers/bin/pip install --no-deps nvidia-resiliency-ext==0.4.1 torchft==0.2.0
     peers/bin/pip install defusedxml psutil packaging pyyaml opentelemetry-sdk opentelemetry-exporter-otlp
 
-Columns: from the signal to the first line about it, to the first new step (one beyond the newest before the kill), and the steps done again.
-With --goodput SECONDS a fault that often is compared with none over as many steps.
+Columns: from the signal to the first line about it, to the first new step (one beyond the newest before the kill), and the repeated steps.
+With --goodput SECONDS, compares a fault at that interval with none over the same number of steps.
 """
 import argparse
 import contextlib
@@ -70,7 +70,7 @@ class Job:
         return max((step for _, step in self.steps), default=0)
 
     def wait_beyond(self, step, limit=float("inf")):
-        """Until a later step than this one is done: when, or None at the job's end or after so many seconds."""
+        """Until a later step than this one is done: when, or None at the job's end or after that many seconds."""
         until = time.monotonic() + limit
         with self.changed:
             while self.newest() <= step:
@@ -100,7 +100,7 @@ class Job:
         return found
 
     def end(self):
-        """Its exit status; whatever is left of it is killed."""
+        """Its exit status; kills whatever is left of it."""
         left = [*self.descendants(), self.process.pid] if self.process.poll() is None else []
         self.process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -153,7 +153,7 @@ def cases(arguments, every=5):
 
 
 def measure(make_command, ranks, kills):
-    """Seconds to the launcher's word (if it says one), to the next new step, and steps done again; of each kill."""
+    """For each kill: seconds to the launcher's first line about it (if any) and to the next new step, and repeated steps."""
     results = []
     with tempfile.TemporaryDirectory() as folder:
         job = Job([str(word) for word in make_command(pathlib.Path(folder), 100000)], environment(), pathlib.Path(folder) / "events")
@@ -177,7 +177,7 @@ def measure(make_command, ranks, kills):
 
 
 def goodput(make_command, gap, steps):
-    """Seconds for so many steps, with a fault every `gap` seconds; 0: none. And the number of faults."""
+    """Seconds for this many steps, with a fault every `gap` seconds; 0: none. And the number of faults."""
     with tempfile.TemporaryDirectory() as folder:
         begin = time.monotonic()
         job = Job([str(word) for word in make_command(pathlib.Path(folder), steps)], environment(), pathlib.Path(folder) / "events")

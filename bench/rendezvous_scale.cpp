@@ -32,10 +32,10 @@ struct Cost {
 };
 
 struct Result {
-  Cost form;     ///< the first Join until the last Start
-  Cost stop;     ///< a failure until the last Stop
-  Cost restart;  ///< the same failure until the last Start
-  Cost beat;     ///< a sign of life to each node and from each
+  Cost form;     ///< from the first Join to the last Start
+  Cost stop;     ///< from a failure to the last Stop
+  Cost restart;  ///< from the same failure to the last Start
+  Cost beat;     ///< a sign of life to and from each node
   std::size_t peak_bytes = 0;
 };
 

@@ -3,8 +3,8 @@
 
 usage: unshare --net several_nodes.py HOSTS COMMAND...
 
-Where it runs is the bridge, which ends with it. A command that fails or is killed starts again after two seconds, as on a
-node that comes back, until all have ended or one has succeeded. Its variable HOST_NUMBER counts from 0.
+Its own network namespace holds the bridge, which ends with it. A command that fails or is killed starts again after two
+seconds, as on a node that comes back, until all have ended or one has succeeded. Its variable HOST_NUMBER counts from 0.
 """
 import os
 import select

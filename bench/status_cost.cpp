@@ -95,7 +95,7 @@ void print(const char* what, std::vector<double> values) {
   std::fprintf(stderr, "%-46s %9.1f us (%.1f-%.1f)\n", what, at(0.5), at(0.25), at(0.75));
 }
 
-/// The calls alone: a row every tenth step, a line every twentieth, a sample every 200th.
+/// Only the calls: a row every tenth step, a line every twentieth, a sample every 200th.
 void measure_calls(const std::filesystem::path& folder) {
   constexpr int kCalls = 2000;
   const auto each = [](const char* what, const auto& call) {

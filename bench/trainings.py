@@ -28,7 +28,7 @@ def trainings(arguments):
         "mnist, 12,800 samples": (
             ["mnist", "--data", arguments.mnist, "--epochs", "1", "--batch-size", "128", "--limit-train", "12800"],
             [folder / "mnist.py", arguments.mnist, "--batch-size", "128", "--limit", "12800"]),
-        # Python's has neither validation nor test nor checkpoints; ours has little of them.
+        # Python's has no validation, test or checkpoints; ours has few.
         "ResNet-18, 15 steps": (
             ["cifar10", "--data", arguments.cifar10, "--max-steps", "15", "--precision", "32", "--limit-val", "256",
              "--limit-test", "256"],

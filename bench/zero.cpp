@@ -92,7 +92,7 @@ int main(int argc, char** argv) {
     const auto x = torch::randn({4, kWidth});
     std::vector<double> step_ms, optimizer_ms;
     for (int step = 0; step < steps; ++step) {
-      ddp::all_reduce_sum(group, {0});  // all ranks begin together
+      ddp::all_reduce_sum(group, {0});  // all ranks start together
       const auto begin = Clock::now();
       optimizer->zero_grad(/*set_to_none=*/false);
       ddp.forward([&] { return model->forward(x).square().mean(); }).backward();

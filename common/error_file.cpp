@@ -25,7 +25,7 @@ constexpr int kMostJsonLevels = 32;
 constexpr std::int64_t kYear10000 = 253'402'300'800;
 
 std::int64_t parse_timestamp(const json& value) {
-  double seconds = 0;  // holds every whole second of the range exactly
+  double seconds = 0;  // exactly represents every whole second of the range
   if (value.is_number()) seconds = value.get<double>();
   if (value.is_string()) seconds = std::strtod(value.get<std::string>().c_str(), nullptr);
   return seconds >= 0 && seconds < kYear10000 ? static_cast<std::int64_t>(seconds) : 0;
@@ -96,7 +96,7 @@ void write_error_file(const std::filesystem::path& path, const WorkerError& erro
 ErrorFileContent read_error_file(const std::filesystem::path& path) noexcept {
   try {
     return read_and_interpret(path);
-  } catch (const std::invalid_argument& error) {  // of parse_shallow_json()
+  } catch (const std::invalid_argument& error) {  // from parse_shallow_json()
     return {std::nullopt, error.what()};
   } catch (const std::exception& error) {
     return {std::nullopt, std::string("cannot be understood: ") + error.what()};

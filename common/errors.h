@@ -8,7 +8,7 @@
 
 namespace ddprun {
 
-std::string one_line(std::string_view text);  // of text.h
+std::string one_line(std::string_view text);  // in text.h
 
 /// A mistake in what the user typed or set. The message is one line: "CULPRIT: expected X, got Y". Both
 /// programs print it and exit with 2.
@@ -32,7 +32,7 @@ class IoError : public std::runtime_error {
   int error_number;
 };
 
-/// Throws std::logic_error if the condition is false: a bug of ours, not a fault of the user or the system.
+/// Throws std::logic_error if the condition is false: a bug in ddprun, not a fault of the user or the system.
 inline void ensure(bool condition, const char* message) {
   if (!condition) throw std::logic_error(std::string("broken invariant: ") + message);
 }

@@ -35,7 +35,7 @@ constexpr int exit_code_of_signal(int signal) { return 128 + signal; }
 /// The code that a shell shows: the exit code itself, or exit_code_of_signal().
 int to_exit_code(const ExitStatus& status);
 
-/// "SIGTERM" for 15, "SIGRTMIN+1" for a real-time signal, "signal 99" for a number without a name.
+/// "SIGTERM" for 15, "SIGRTMIN+1" for a real-time signal, "signal 99" for an unnamed one.
 std::string signal_name(int signal);
 
 /// 9 for "SIGKILL", "KILL" or "sigkill"; nullopt for an unknown name.

@@ -26,7 +26,7 @@ void sync_path(const std::filesystem::path& path, int flags) {
 }  // namespace
 
 std::string read_file(const std::filesystem::path& path, std::size_t max_bytes) {
-  // Without waiting for whoever writes to a FIFO.
+  // Does not wait for a FIFO's writer.
   const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
   if (!fd) throw IoError(path, "cannot open", errno);
   return read_file(fd, path, max_bytes);
@@ -40,7 +40,7 @@ std::string read_file(const UniqueFd& fd, const std::filesystem::path& path, std
   if (info.st_size > 0) bytes.reserve(std::min(static_cast<std::size_t>(info.st_size), max_bytes));
   char buffer[1 << 16];
   for (;;) {
-    // A regular file is always ready; a FIFO is once something has been written, or its last writer has left.
+    // A regular file is always ready; a FIFO is once it has data or its last writer has left.
     pollfd readable{fd.get(), POLLIN, 0};
     if (::poll(&readable, 1, kPatienceMs) == 0)
       throw IoError(path, "expected a file, got nothing to read in 5 s");

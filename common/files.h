@@ -57,8 +57,8 @@ bool write_all(int fd, std::string_view bytes, int patience_ms = -1) noexcept;
 /// mode: O_RDONLY or O_WRONLY. throws IoError
 UniqueFd open_dev_null(int mode);
 
-/// An inherited descriptor if it is the writing end of a pipe: from now on it does not block, and programs
-/// that this one starts do not inherit it. Else -1, and the descriptor is left alone.
+/// Returns an inherited descriptor if it is the writing end of a pipe: from now on it does not block, and
+/// child programs do not inherit it. Otherwise returns -1 and leaves the descriptor alone.
 int pipe_to_write_to(std::optional<int> fd);
 
 /// Replaces path with the given bytes. Even after a crash the file is either the old one or the new one:
@@ -66,7 +66,7 @@ int pipe_to_write_to(std::optional<int> fd);
 /// throws IoError naming path, and removes the temporary file
 void write_file_atomic(const std::filesystem::path& path, std::string_view bytes);
 
-/// The same for a writer that wants a path: calls write(temporary path).
+/// The same for a writer that needs a path: calls write(temporary path).
 void replace_file_atomic(const std::filesystem::path& path,
                          const std::function<void(const std::filesystem::path& temporary)>& write);
 
@@ -78,7 +78,7 @@ class TempDir {
  public:
   /// In temp_folder(), under a unique name.
   explicit TempDir(const std::string& prefix = "ddprun");
-  /// At this path, where nothing may be yet.
+  /// At this path, which must not exist.
   static TempDir at(const std::filesystem::path& path) { return TempDir(Exactly{path}); }
   ~TempDir();
   TempDir(const TempDir&) = delete;

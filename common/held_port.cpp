@@ -21,7 +21,7 @@ struct SocketAddress {
   }
 };
 
-/// All interfaces for a name, which only others have to look up.
+/// All interfaces if it is a name, which only others have to look up.
 SocketAddress to_address(const std::string& text, int port) {
   addrinfo hints{};
   hints.ai_flags = AI_NUMERICHOST;
@@ -36,7 +36,7 @@ SocketAddress to_address(const std::string& text, int port) {
   return address;
 }
 
-/// None and errno if the address or its port is not available.
+/// An invalid descriptor and errno if the address or its port is not available.
 UniqueFd bind_reusable(const SocketAddress& address) {
   UniqueFd fd(::socket(address.bytes.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const int on = 1, off = 0;
@@ -57,7 +57,7 @@ HeldPort::HeldPort(const std::string& where, int wanted) : address(where) {
     if (!ok) throw std::system_error(errno, std::generic_category(), "a port of " + where);
   };
   const auto is_absent = [](int error) { return error == EADDRNOTAVAIL || error == EAFNOSUPPORT; };
-  SocketAddress all = to_address("::", wanted);  // IPv4 too
+  SocketAddress all = to_address("::", wanted);  // also IPv4
   held_ = bind_reusable(all);
   if (!held_ && is_absent(errno)) held_ = bind_reusable(all = to_address("0.0.0.0", wanted));
   check(static_cast<bool>(held_));

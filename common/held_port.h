@@ -12,11 +12,11 @@ namespace ddprun {
 ///
 /// Two sockets are bound to it with SO_REUSEADDR and do not listen. So bind(0) gives the port to nobody else,
 /// yet rank 0 of any program can bind it and listen. There are two because duplicates of a descriptor share
-/// its listening state: if the parent kept a copy of rank 0's socket, the kernel would go on accepting
+/// its listening state: if the parent kept a copy of rank 0's socket, the kernel would keep accepting
 /// connections after rank 0's death.
 struct HeldPort {
-  /// where   numeric address of the interface for `socket`; a name or a foreign address (as behind NAT) means
-  ///         all of them
+  /// where   numeric address of the interface for `socket`; a name or another host's address (as behind NAT)
+  ///         means all of them
   /// wanted  0: any free port
   /// throws  std::system_error
   explicit HeldPort(const std::string& where = "127.0.0.1", int wanted = 0);
@@ -29,7 +29,7 @@ struct HeldPort {
   UniqueFd held_;
 };
 
-/// The environment, without store_fd, of one of `size` ranks on one node that meet at the port.
+/// The environment, without store_fd, of one of `size` ranks on one node that rendezvous at the port.
 WorkerEnv env_of_rank(const HeldPort& port, int rank, int size);
 
 }  // namespace ddprun

@@ -8,7 +8,7 @@
 
 namespace ddprun {
 
-/// Parses untrusted JSON. Limits its levels, since reading, printing and freeing a value recurse.
+/// Parses untrusted JSON. Limits the depth, since reading, printing and freeing a value recurse.
 ///
 /// throws  std::invalid_argument: "is not JSON", "is nested deeper than 32 levels"
 nlohmann::json parse_shallow_json(std::string_view text, int most_levels);
@@ -19,7 +19,7 @@ nlohmann::json parse_shallow_json(std::string_view text, int most_levels);
 /// throws    IoError naming path
 nlohmann::json read_json(const std::filesystem::path& path, const char* expected);
 
-/// The same for text. path: the file to name
+/// The same for text. path: the file to name in errors
 nlohmann::json parse_json(const std::string& text, const std::filesystem::path& path, const char* expected);
 
 inline constexpr std::size_t kMostJsonBytes = 16 << 20;

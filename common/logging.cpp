@@ -15,7 +15,7 @@
 namespace ddprun {
 namespace {
 
-/// "warning: " and "error: " as compilers write them; nothing before ordinary lines.
+/// "warning: " and "error: " in compiler style; nothing before ordinary lines.
 class LevelWord : public spdlog::custom_flag_formatter {
  public:
   void format(const spdlog::details::log_msg& message, const std::tm&, spdlog::memory_buf_t& out) override {

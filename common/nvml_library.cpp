@@ -58,7 +58,7 @@ std::optional<NvmlLibrary::Memory> NvmlLibrary::memory(Device device) const {
   MemoryInfo info{};
   info.version = kMemoryVersion;
   if (!memory_ || memory_(device, &info) != kSuccess) return std::nullopt;
-  // Drivers differ on whether "used" includes what is reserved; this is right for both.
+  // Drivers differ on whether "used" includes reserved memory; this is right for both.
   return Memory{info.total, info.total - std::min(info.total, info.free + info.reserved)};
 }
 

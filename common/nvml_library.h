@@ -26,18 +26,18 @@ class NvmlLibrary {
 
   /// How many GPUs there are; 0 if the library does not work.
   unsigned count() const { return count_; }
-  /// nullptr if it cannot be reached
+  /// nullptr if it is unreachable
   Device device(unsigned index) const;
   /// "GPU-8f3c...", "MIG-..." for an instance; empty if unknown
   std::string uuid(Device device) const;
 
   struct Memory {
     std::uint64_t total_bytes = 0;
-    std::uint64_t used_bytes = 0;  ///< by programs; not what the driver reserves
+    std::uint64_t used_bytes = 0;  ///< by programs, without the driver's reserve
   };
   std::optional<Memory> memory(Device device) const;
 
-  /// Points function to the library's function of that name, or to nullptr.
+  /// Points function to the library's function with that name, or to nullptr.
   template <typename Function>
   void load(Function*& function, const char* name) const {
     function = reinterpret_cast<Function*>(symbol(name));
@@ -48,7 +48,7 @@ class NvmlLibrary {
 
   void* library_;
   bool initialised_ = false;
-  int status_ = -1;  // of the first call that failed
+  int status_ = -1;  // of the first failed call
   unsigned count_ = 0;
   const char* (*error_string_)(int) = nullptr;
   int (*shutdown_)() = nullptr;

@@ -8,7 +8,7 @@
 
 namespace ddprun {
 
-/// One packet of a SOCK_SEQPACKET socket: text with descriptors beside it (SCM_RIGHTS).
+/// One packet of a SOCK_SEQPACKET socket: text and descriptors (SCM_RIGHTS).
 struct Packet {
   std::string text;
   std::vector<UniqueFd> fds;

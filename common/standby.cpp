@@ -27,7 +27,7 @@ std::optional<int> standby_fd() {
   return static_cast<int>(*fd);
 }
 
-/// throws  nlohmann::json::exception for anything else than an order
+/// throws  nlohmann::json::exception for anything but an order
 void obey(Packet packet) {
   const auto order = nlohmann::json::parse(packet.text);
   for (const auto& [name, value] : order.at("env").items())
@@ -65,7 +65,7 @@ void stand_by() {
   const auto fd = standby_fd();
   if (!fd) return;
   auto packet = receive_packet(*fd, Wait::kYes);
-  if (!packet) std::_Exit(EXIT_SUCCESS);  // ddprun does not need this process any more
+  if (!packet) std::_Exit(EXIT_SUCCESS);  // ddprun no longer needs this process
   ::unsetenv(kVariable);
   ::close(*fd);
   obey(std::move(*packet));

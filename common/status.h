@@ -7,20 +7,20 @@
 
 namespace ddprun {
 
-/// What a worker says of its training. Members without a value are not said.
+/// What a worker reports about its training. Unset members are not reported.
 struct WorkerStatus {
-  std::optional<std::int64_t> step, steps;    ///< done since step 0, and of how many
-  std::optional<std::int64_t> epoch, epochs;  ///< done, and of how many
+  std::optional<std::int64_t> step, steps;    ///< done since step 0, and the total
+  std::optional<std::int64_t> epoch, epochs;  ///< done, and the total
   std::optional<std::string> phase;           ///< such as "train" or "evaluate"
-  std::optional<std::string> report;          ///< the path of a page about the training, for --metrics-port
+  std::optional<std::string> report;          ///< path of a page about the training, for --metrics-port
   std::optional<double> loss;
-  std::optional<std::int64_t> samples;  ///< of this rank since the process began
+  std::optional<std::int64_t> samples;  ///< of this rank since the process started
 
-  /// Since the process began.
+  /// Since the process started.
   struct Seconds {
-    std::optional<double> data;           ///< waited for input
+    std::optional<double> data;           ///< waiting for input
     std::optional<double> compute;        ///< this rank's own work, without waiting for other ranks
-    std::optional<double> communication;  ///< waited for other ranks
+    std::optional<double> communication;  ///< waiting for other ranks
     std::optional<double> evaluation, checkpoint, start;
     bool operator==(const Seconds&) const = default;
   } seconds;
@@ -39,15 +39,15 @@ struct WorkerStatus {
 /// Leaves out seconds that are not finite; such a loss is null.
 std::string to_json_line(const WorkerStatus& status);
 
-/// Reads such a line from an untrusted program: `before`, with what the line says anew. Ignores unknown
-/// members and null, except that a loss becomes NaN by it. nullopt: not a JSON object, or a member is not
-/// what it should be (counts and seconds are not negative).
+/// Reads such a line from an untrusted program: `before`, updated by the line. Ignores unknown members and
+/// null, except that a null loss means NaN. nullopt: not a JSON object, or an invalid member (counts and
+/// seconds are not negative).
 std::optional<WorkerStatus> parse_status(std::string_view line, const WorkerStatus& before = {});
 
 /// A line is at most this long (PIPE_BUF: it is written in one piece or not at all).
 inline constexpr std::size_t kMaxStatusLine = 4096;
 
-/// The worker's side of the status channel: what ddprun shows and measures of it (ddpctl, --metrics-port).
+/// The worker's side of the status channel, which ddprun shows and measures (ddpctl, --metrics-port).
 ///
 ///   StatusChannel channel(from_env().status_fd);   once, early
 ///   channel.send(status);                          every step, or every few
@@ -56,7 +56,7 @@ inline constexpr std::size_t kMaxStatusLine = 4096;
 class StatusChannel {
  public:
   StatusChannel() = default;  ///< goes nowhere
-  /// fd  DDPRUN_STATUS_FD. Goes nowhere unless it is the writing end of a pipe, as Heartbeat's.
+  /// fd  DDPRUN_STATUS_FD. Goes nowhere unless it is the writing end of a pipe, as in Heartbeat.
   explicit StatusChannel(std::optional<int> fd);
 
   /// Never waits and never fails: if the pipe is full, the line is dropped.

@@ -32,7 +32,7 @@ bool is_control(char32_t code) {
   return c0_or_c1 || separator || direction;
 }
 
-/// Bytes of the colour sequence that the text begins with, else 0.
+/// The size in bytes of the colour sequence at the start of the text, else 0.
 std::size_t colour_sequence(std::string_view text) {
   if (text.substr(0, 2) != "\x1b[") return 0;
   const auto end = text.find_first_not_of("0123456789;:", 2);
@@ -42,7 +42,7 @@ std::size_t colour_sequence(std::string_view text) {
 bool is_name_start(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
 bool is_name_char(char c) { return is_name_start(c) || (c >= '0' && c <= '9'); }
 
-/// The name after a '$', in braces or not, and the bytes it takes. Empty: there is none.
+/// The name after a '$', with or without braces, and its size in bytes. Empty: there is none.
 struct Placeholder {
   std::string_view name;
   std::size_t size = 0;
@@ -234,7 +234,7 @@ std::string shortened(const std::string& line, std::size_t max_bytes) {
 }
 
 std::vector<std::string> first_and_last(std::vector<std::string> lines, std::size_t first, std::size_t last) {
-  if (lines.size() <= first + last + 1) return lines;  // the note would take the place of one line
+  if (lines.size() <= first + last + 1) return lines;  // the note would take the place of a single line
   const std::size_t left_out = lines.size() - first - last;
   const auto begin = lines.begin() + static_cast<std::ptrdiff_t>(first);
   *begin = "... (" + std::to_string(left_out) + " lines left out)";

@@ -28,20 +28,20 @@ std::optional<double> parse_number(std::string_view text);
 /// true, t, yes, y, on or 1; false, f, no, n, off or 0; also True and False.
 std::optional<bool> parse_truth(std::string_view text);
 
-/// The pieces between the separators: at least one, which may be empty.
+/// The pieces between the separators: at least one; pieces may be empty.
 std::vector<std::string> split(std::string_view text, char separator);
 
-/// The text without these characters, white space by default, at both ends.
+/// The text without these characters at both ends; by default, without white space.
 std::string_view trimmed(std::string_view text, std::string_view characters = " \t\r\n\v\f");
 
-/// The text with a to z for A to Z.
+/// The text with A to Z in lower case.
 std::string lower_case(std::string text);
 
 /// The shortest text that reads back as this number: "0.1", "1e-06".
 std::string shortest_text(double number);
 
-/// Python's string.Template.safe_substitute: replaces ${name} and $name by value_of(name), and $$ by $. A
-/// name that has no value stays.
+/// Python's string.Template.safe_substitute: replaces ${name} and $name with value_of(name), and $$ with $.
+/// Leaves a name without a value unchanged.
 std::string substituted(std::string_view text,
                         const std::function<std::optional<std::string>(std::string_view name)>& value_of);
 
@@ -64,7 +64,7 @@ struct Utf8Character {
   std::size_t size = 0;  ///< bytes; 0: these bytes are not UTF-8
 };
 
-/// The first character of a text that is not empty.
+/// The first character of a non-empty text.
 Utf8Character first_character(std::string_view text);
 
 /// Whether the byte is the second or a later one of a character.
@@ -77,15 +77,14 @@ std::string valid_utf8(std::string_view text);
 std::string one_line(std::string_view text);
 
 /// One line that cannot drive a terminal: drops colours (ESC [ ... m), and shows '?' for other control
-/// characters, C1 and changes of writing direction included, and for bytes that are not UTF-8. Tabs stay.
+/// characters, C1 and changes of writing direction included, and for bytes that are not UTF-8. Keeps tabs.
 std::string printable(std::string_view line);
 
-/// A help text whose headings, the lines at the margin with indented lines below them, are bold on a
-/// terminal.
+/// A help text with bold headings on a terminal: lines at the margin that have indented lines below them.
 std::string with_bold_headings(std::string_view text);
 
-/// What a terminal finally shows of a line: the part after the last carriage return that is
-/// followed by anything but another. Without its line feed.
+/// What a terminal finally shows of a line: the part after the last carriage return that is followed by
+/// anything but another one. Without its line feed.
 std::string_view last_shown(std::string_view line);
 
 /// The lines of a text, each printable. A line overwritten after a carriage return, such as a
@@ -99,10 +98,10 @@ std::string single_quoted(const std::string& text);
 /// Untrusted text in double quotes, as ASCII without control characters, cut after 80 bytes.
 std::string in_quotes(std::string_view text);
 
-/// At most max_bytes of a line, never splitting a character; "..." replaces what is left out.
+/// At most max_bytes of a line, never splitting a character; "..." replaces the rest.
 std::string shortened(const std::string& line, std::size_t max_bytes);
 
-/// The first and last of many lines, with "... (N lines left out)" between them.
+/// The first and last of many lines, with "... (N lines left out)" in between.
 std::vector<std::string> first_and_last(std::vector<std::string> lines, std::size_t first, std::size_t last);
 
 /// The text in lines of at most width columns, broken at spaces. A longer word gets its own line.

@@ -18,7 +18,7 @@ int parse_int(const std::string& name, const std::string& text, int low, int hig
 
 constexpr int kMaxWorld = 1 << 24;
 
-/// True if a launcher set the rendezvous variables, false if none is set; throws if only some are.
+/// True if a launcher set the rendezvous variables, false if none are set; throws if only some are.
 bool launched(const EnvLookup& lookup) {
   std::string missing, present;
   for (const char* name : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) {

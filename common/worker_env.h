@@ -8,7 +8,7 @@
 
 namespace ddprun {
 
-/// Marks every process of a job, whatever its parent, group or session; "OUTER/INNER" for a job in a job.
+/// Marks every process of a job, whatever its parent, group or session; "OUTER/INNER" for a job within a job.
 inline constexpr char kJobIdVariable[] = "DDPRUN_JOB_ID";
 
 /// What a launcher tells a worker: torchrun's environment variables, and ddprun's own (DDPRUN_).
@@ -28,11 +28,11 @@ struct WorkerEnv {
   int max_restarts = 0;                   ///< TORCHELASTIC_MAX_RESTARTS
   std::string run_id = "none";            ///< TORCHELASTIC_RUN_ID
   bool use_agent_store = false;  ///< TORCHELASTIC_USE_AGENT_STORE: rank 0 is a client of the launcher's store
-  std::string error_file;        ///< TORCHELASTIC_ERROR_FILE; empty: none wanted
+  std::string error_file;        ///< TORCHELASTIC_ERROR_FILE; empty: none
   std::optional<int> store_fd;   ///< DDPRUN_STORE_FD: bound socket of master_port that rank 0 listens on
   std::optional<int> heartbeat_fd;  ///< DDPRUN_HEARTBEAT_FD: each byte written there is a sign of life
   std::optional<int> status_fd;     ///< DDPRUN_STATUS_FD: lines of JSON on its progress (status.h)
-  std::optional<int> round_fd;      ///< DDPRUN_ROUND_FD: where ddprun tells of new rounds (round_notice.h)
+  std::optional<int> round_fd;      ///< DDPRUN_ROUND_FD: where ddprun announces new rounds (round_notice.h)
   int round = 0;                    ///< DDPRUN_ROUND: restarts before this one started, with its round_fd
   std::optional<int> state_fd;      ///< DDPRUN_STATE_FD: memory that outlives the worker, with round_fd
 };
@@ -44,7 +44,7 @@ std::vector<std::pair<std::string, std::string>> to_env(const WorkerEnv& env);
 /// any of their values.
 const std::vector<std::string>& worker_variable_names();
 
-/// Looks one variable up; nullopt if it is not set.
+/// Looks up one variable; nullopt if it is not set.
 using EnvLookup = std::function<std::optional<std::string>(const std::string& name)>;
 
 /// Looks variables up in this process's environment.
@@ -54,10 +54,10 @@ std::optional<std::string> process_env(const std::string& name);
 ///
 /// Without RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT this is a single process started by hand. LOCAL_RANK
 /// defaults to RANK, LOCAL_WORLD_SIZE to WORLD_SIZE, the rest as in the struct.
-/// throws UsageError naming the variable, what was expected and what was got; all missing ones in one line
+/// throws UsageError naming the variable, the expected and the actual value; all missing ones in one line
 WorkerEnv from_env(const EnvLookup& lookup = process_env);
 
-/// The name of this host; "unknown" if the kernel does not say.
+/// The name of this host; "unknown" if the kernel does not tell.
 std::string host_name();
 
 }  // namespace ddprun

@@ -4,10 +4,10 @@ set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cache=${XDG_CACHE_HOME:-${HOME:-}/.cache}/ddprun
 torch_version=2.11.0
-newest_torch_version=2.15.0 # that is tested: cmake/FindLibTorch.cmake
+newest_torch_version=2.15.0 # the newest one tested; see cmake/FindLibTorch.cmake
 libtorch=$cache/libtorch-$torch_version
 
-# Ninja's progress line: the share that is done, commands, seconds.
+# Ninja's progress line: share done, commands, seconds.
 export NINJA_STATUS=${NINJA_STATUS:-'[%p, %f of %t, %e s] '}
 
 say() { printf '%s: %s\n' "${0##*/}" "$*" >&2; }

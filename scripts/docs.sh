@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the documentation as a site into build/site, with mkdocs-material from docs/requirements.txt, which is kept in the
-# cache folder. A dead link is an error. Exits with 4 if the packages cannot be had, as without a network. With doxygen, a reference of
-# the library goes into build/site/api.
+# cache folder. A dead link is an error. Exits with 4 if the packages are unavailable, such as without a network. With
+# doxygen, a reference of the library goes into build/site/api.
 #
 # usage: scripts/docs.sh [--serve]      --serve shows the pages at http://127.0.0.1:8000 and follows changes
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"

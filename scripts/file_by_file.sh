@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Compiles a part of the product's files, and of the public headers, one by one, as a unity build hides a missing #include. Each
-# commit has its turn: after PARTS commits in a row every file was compiled.
+# Compiles part of the product's files and public headers one by one, because a unity build hides a missing #include. Each
+# commit compiles another part: after PARTS commits in a row every file has been compiled.
 #
 # usage: scripts/file_by_file.sh [PARTS; 16]      (1: all files)
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"

@@ -130,7 +130,7 @@ need curl curl
 case ${lines[0]} in *.zip\ *) need unzip unzip ;; esac
 mkdir -p "$folder" || die "$folder: cannot be made"
 exec 9<"$folder"
-flock 9 # another call may be at it
+flock 9 # another call may be running
 if is_complete; then exit 0; fi
 trap 'rm -rf "$parts/unpack"; if [ -d "$parts" ]; then rmdir --ignore-fail-on-non-empty "$parts"; fi' EXIT
 mkdir -p "$parts"

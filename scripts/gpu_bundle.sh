@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Makes a folder with all that a check on a machine with a GPU needs, besides a Python with torch: programs, plug-in, GPU
-# tests, and their libraries but glibc's, libstdc++ and torch's. At most 60 MiB.
+# Makes a folder with everything that a check on a machine with a GPU needs except a Python with torch: programs, plug-in, GPU
+# tests, and their libraries except glibc's, libstdc++ and torch's. At most 60 MiB.
 #
-# usage: scripts/gpu_bundle.sh [DIR]      (default: dist/gpu-bundle; what is in it is replaced)
+# usage: scripts/gpu_bundle.sh [DIR]      (default: dist/gpu-bundle; replaces its contents)
 #
 # There: DIR/gpu_check.sh --bundle DIR --torch .../site-packages/torch
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -22,7 +22,7 @@ cp build/tests/ddprun_{gpu,training_gpu}_tests "$bundle/tests/"
 cp -r share/ddprun/nuclei-sample "$bundle/share/ddprun/"
 cp scripts/{common.sh,gpu_check.sh,gpu_bundle_check.py} "$bundle/"
 
-# Of the system's libraries, those that a bare machine may lack.
+# The system libraries that a bare machine may lack.
 usual='linux-vdso|ld-linux|libc\.so|libm\.so|libdl\.so|librt\.so|libpthread|libutil\.so|libresolv|libstdc\+\+|libgcc_s|libgomp'
 for program in "$bundle"/bin/* "$bundle"/tests/*; do ldd "$program"; done |
   awk '$2 == "=>" && $3 ~ "^/" {print $1, $3}' | sort -u | grep -vE "^($usual)" | grep -vE '/(torch|nvidia)/' |

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Builds and runs the tests that need an NVIDIA GPU, and two short trainings on it, one as a CUDA graph. Exits with 4 if there is none.
+# Builds and runs the tests that need an NVIDIA GPU, and two short trainings on it, one as a CUDA graph. Exits with 4 without a GPU.
 #
 # usage: scripts/gpu_check.sh [ctest arguments, such as -R NCCL]
 #        scripts/gpu_check.sh --bundle DIR --torch .../site-packages/torch [--out DIR]
 #
-# With --bundle it builds nothing, and checks what gpu_bundle.sh made; gpu_bundle_check.py says how.
+# With --bundle it builds nothing, and checks what gpu_bundle.sh made; see gpu_bundle_check.py.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 if [ "${1:-}" = --help ] || [ "${1:-}" = -h ]; then usage; fi
 if [ "${1:-}" = --bundle ]; then exec python3 "$(dirname "${BASH_SOURCE[0]}")/gpu_bundle_check.py" "$@"; fi

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes packages in dist/: deb and wheel of the launcher alone, worker-wheel of the worker, the library and its headers, to
-# be installed beside PyTorch's torch wheel of the same minor version. The wheel's build tools need a network.
+# Makes packages in dist/: deb and wheel contain only the launcher; worker-wheel contains the worker, the library and its
+# headers, to be installed next to PyTorch's torch wheel of the same minor version. The wheel's build tools need a network.
 #
 # usage: scripts/package.sh [deb] [wheel] [worker-wheel]      (default: all)
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"

@@ -2,8 +2,8 @@
 # Installs what a build and its tests need: system packages and LibTorch. Running it again changes nothing.
 #
 # usage: scripts/setup.sh [--cuda] [--dev] [--python] [--no-libtorch]
-#   --cuda         fetch also what a GPU needs (NVIDIA's packages, about 2.6 GB more on disk)
-#   --dev          install also what only developers need (clang-format, clang for scripts/fuzz.sh, Slurm, Prometheus, tmux
+#   --cuda         also fetch what a GPU needs (NVIDIA's packages, about 2.6 GB more on disk)
+#   --dev          also install what only developers need (clang-format, clang for scripts/fuzz.sh, Slurm, Prometheus, tmux
 #                  and a browser for their tests, doxygen for scripts/docs.sh)
 #   --python       make the Python with PyTorch that some tests compare with (tests/requirements.txt), in the cache folder
 #   --no-libtorch  leave LibTorch alone: you pass -DCMAKE_PREFIX_PATH=<unpacked libtorch> to cmake
@@ -30,7 +30,7 @@ packages=(g++ cmake ninja-build ccache git ca-certificates curl unzip python3 py
 
 is_installed() { [ "$(dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
 
-# The distribution's newest Boost that we support: Debian 12 has 1.81 beside its default 1.74, Ubuntu 24.04 has 1.83.
+# The distribution's newest Boost that we support: Debian 12 has 1.81 next to its default 1.74, Ubuntu 24.04 has 1.83.
 boost_package() {
   local name
   for name in libboost1.88-dev libboost1.83-dev libboost1.81-dev; do
@@ -76,7 +76,7 @@ setup_packages() {
   install_packages $missing || die "could not install them (no network, or sudo is not for you?). As root, run: $(by_hand "$missing")"
 }
 
-# For tests that are skipped without it, so the setup goes on if it cannot be installed.
+# For tests that are skipped without it, so the setup continues if it cannot be installed.
 setup_slurm() {
   if is_installed slurm-wlm && is_installed munge; then return; fi
   apt-cache show slurm-wlm >/dev/null 2>&1 || as_root apt-get update >&2 || true
@@ -95,7 +95,7 @@ setup_prometheus() {
   if command -v systemctl >/dev/null; then as_root systemctl disable --now prometheus >&2 || true; fi
 }
 
-# Likewise, for the test that looks at the report page. Ubuntu has it as a snap only, which this does not install.
+# Likewise, for the test that looks at the report page. Ubuntu has it only as a snap, which this does not install.
 setup_browser() {
   if command -v chromium >/dev/null || command -v google-chrome >/dev/null; then return; fi
   if apt-cache policy chromium 2>/dev/null | grep -q 'Candidate: [0-9].*'; then
@@ -108,7 +108,7 @@ setup_browser() {
 
 # libtorch_cpu of this wheel is linked to these two even where there is no GPU.
 cpu_requirements=("torch==$torch_version" nvidia-cuda-cupti==13.0.85 nvidia-cuda-runtime==13.0.96)
-# The rest of what the wheel asks for: what libtorch_cuda is linked to.
+# The wheel's other requirements: the libraries that libtorch_cuda is linked to.
 cuda_requirements=(nvidia-cublas==13.1.0.3 nvidia-cuda-nvrtc==13.0.88 nvidia-cudnn-cu13==9.19.0.56
                    nvidia-cufft==12.0.0.61 nvidia-cufile==1.15.1.6 nvidia-curand==10.4.0.35
                    nvidia-cusolver==12.0.4.66 nvidia-cusparse==12.6.3.3 nvidia-cusparselt-cu13==0.8.0
@@ -119,10 +119,10 @@ cuda_requirements=(nvidia-cublas==13.1.0.3 nvidia-cuda-nvrtc==13.0.88 nvidia-cud
 download() {
   local folder=$1
   shift
-  # What this wheel's generation runs on: glibc 2.28, or anything older.
+  # What this generation of wheels runs on: glibc 2.28, or anything older.
   local platforms=(--platform "manylinux2014_$(uname -m)") minor
   for minor in {17..28}; do platforms+=(--platform "manylinux_2_${minor}_$(uname -m)"); done
-  # Nothing is kept twice: no copy in pip's own cache, and its scratch files beside ours and not in /tmp.
+  # Keep nothing twice: no copy in pip's own cache, and its scratch files next to ours, not in /tmp.
   TMPDIR=$work python3 -m pip download --no-cache-dir --progress-bar on --disable-pip-version-check --no-deps --only-binary=:all: \
     --python-version 3.11 --implementation cp --abi cp311 --abi abi3 --abi none \
     "${platforms[@]}" --dest "$folder" "$@" >&2
@@ -160,7 +160,7 @@ setup_libtorch() {
   mkdir -p "$cache"
   exec 9>"$cache/setup.lock"
   flock 9                      # two setups at once: the second finds everything there
-  rm -rf "$cache"/download.* # of a setup that was killed
+  rm -rf "$cache"/download.* # left by a killed setup
   if [ ! -e "$libtorch/cpu.complete" ]; then
     local free_mb
     free_mb=$(df -Pm "$cache" | awk 'NR==2 {print $4}')
@@ -184,12 +184,12 @@ setup_python() {
   exec 9>"$cache/setup.lock"
   flock 9
   if [ ! -e "$folder/complete" ]; then
-    rm -rf "$cache"/test-python-* "$cache"/download.* # of a setup that was killed, or of other versions
+    rm -rf "$cache"/test-python-* "$cache"/download.* # left by a killed setup or by other versions
     free_mb=$(df -Pm "$cache" | awk 'NR==2 {print $4}')
     ((free_mb > 8000)) || die "$cache: Python's packages need 8 GB while they are unpacked, only $free_mb MB are free"
     work=$(mktemp -d "$cache/download.XXXXXX")
     say "installing PyTorch and the tests' other Python packages (4 GB unpacked) into $folder"
-    # Without pip in it, which Debian would have us install for that: the system's own installs into it.
+    # Without its own pip, which Debian would require us to install: the system's pip installs into it.
     python3 -m venv --without-pip "$folder"
     TMPDIR=$work python3 -m pip --python "$folder/bin/python" --disable-pip-version-check install --quiet --retries 2 \
       --no-cache-dir --no-deps --only-binary=:all: --requirement "$root/tests/requirements.txt" >&2 ||

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the library and its tests with another LibTorch, in a build folder of its own, and runs the tests of DistributedDataParallel,
-# groups and sharding. Exits with 4 if that version cannot be had, as without a network.
+# Builds the library and its tests with another LibTorch, in a separate build folder, and runs the tests of DistributedDataParallel,
+# groups and sharding. Exits with 4 if that version is unavailable, such as without a network.
 #
 # usage: scripts/try_libtorch.sh [--build] VERSION|FOLDER [ctest arguments]
 #   --build  only builds
@@ -15,13 +15,13 @@ case ${1:-} in
   "") say "error: expected a version, such as 2.13.0, or a folder with LibTorch"; exit 2 ;;
 esac
 
-# download FOLDER REQUIREMENT...: wheels, without what they ask for.
+# download FOLDER REQUIREMENT...: wheels, without their requirements.
 download() {
   TMPDIR=$1 python3 -m pip download --no-cache-dir --disable-pip-version-check --no-deps --only-binary=:all: --quiet --retries 1 --dest "$@" >&2
 }
 
-# fetch VERSION: libraries and headers of PyTorch's wheel for the CPU, or else, of the package index's own, whose libraries for the CPU
-# want two of NVIDIA's.
+# fetch VERSION: libraries and headers of PyTorch's wheel for the CPU, or else of the package index's own, whose CPU libraries
+# need two of NVIDIA's.
 fetch() {
   local folder=$cache/libtorch-cpu-$1 work wheel
   if [ ! -e "$folder/complete" ]; then

@@ -43,10 +43,10 @@
 namespace ddprun::worker {
 namespace {
 
-/// Runs the command that the arguments name, if they do not name a task: `worker env`, ...
+/// Runs the command named by the arguments, unless they name a task: `worker env`, ...
 ///
 /// returns  its exit code; nullopt if the first argument is not a command
-/// throws   as the command does
+/// throws   like the command
 std::optional<int> run_command(int argc, char** argv) {
   if (argc < 2) return std::nullopt;
   const std::string_view name = argv[1];
@@ -57,7 +57,7 @@ std::optional<int> run_command(int argc, char** argv) {
   return std::nullopt;
 }
 
-/// What only looks at the task: --summary, --estimate, --eval. False if the task is to be trained.
+/// Modes that only inspect the task: --summary, --estimate, --eval. False if the task is to be trained.
 bool run_instead_of_training(const Config& config, const train::Task& task, const ddp::ProcessGroup& group) {
   std::string text;
   if (config.summary)
@@ -72,14 +72,14 @@ bool run_instead_of_training(const Config& config, const train::Task& task, cons
   return true;
 }
 
-/// What a round of the job leaves to the next one, if a rank is lost in it.
+/// What a round of the job leaves to the next one, if a rank is lost.
 struct TaskInMemory {
   std::optional<train::Task> task;
   train::RunMemory run;
-  bool has_folder = false;  ///< this process, of rank 0, has made or locked the run folder
+  bool has_folder = false;  ///< this process, with rank 0, has made or locked the run folder
 };
 
-/// Once the run folder is known: what is written there before the training, and what a resume changes.
+/// Once the run folder is known: writes its files due before training, and applies a resume's changes.
 void prepare_run(Config& config, const ddp::ProcessGroup& group, TaskInMemory& in_memory) {
   const bool on_rank_0 = group.rank() == 0;
   train::RunMemory& memory = in_memory.run;
@@ -113,7 +113,7 @@ void load_task(const Config& config, TaskInMemory& memory) {
   if (!memory.task) memory.task = make_task(config);
 }
 
-/// Under ddprun --standby: waits until this process is to be a worker, with what needs no GPU loaded.
+/// Under ddprun --standby: waits until this process is needed, having loaded everything that needs no GPU.
 void wait_for_rank(const Config& config, TaskInMemory& memory) {
   const bool on_cpu = config.device == ddp::DeviceChoice::kCpu ||
                       (config.device == ddp::DeviceChoice::kAuto && !ddp::has_cuda_driver());
@@ -121,7 +121,7 @@ void wait_for_rank(const Config& config, TaskInMemory& memory) {
   stand_by();
 }
 
-/// The work of a connected group.
+/// What a connected group does.
 train::Ending run_task(Config& config, const ddp::ProcessGroup& group, TaskInMemory& memory) {
   load_task(config, memory);
   train::Task& task = *memory.task;
@@ -138,7 +138,7 @@ train::Ending run_task(Config& config, const ddp::ProcessGroup& group, TaskInMem
 /// Connects, trains and closes the group. nullopt: another rank was lost, and the next round has begun.
 std::optional<train::Ending> run_round(Config& config, ddp::Rounds& rounds, TaskInMemory& memory) {
   const auto run = [&] {
-    // The others wait for a process that takes a lost rank's place: it loads while it connects.
+    // The others wait for a process that replaces a lost rank, so it loads while it connects.
     std::future<void> loading;
     if (rounds.env().round > 0 && config.train.memory != nullptr)
       loading = std::async(std::launch::async, [&] { load_task(config, memory); });
@@ -149,7 +149,7 @@ std::optional<train::Ending> run_round(Config& config, ddp::Rounds& rounds, Task
     memory.run.connect(group, rounds.env().local_world_size);
     const auto disconnect = c10::make_scope_exit([&] { memory.run.disconnect(); });
     if (rounds.env().round > 0 && memory.run.parts && !memory.run.state)
-      memory.task.reset();  // it was trained
+      memory.task.reset();                        // it has been trained
     if (memory.run.begun && !memory.run.state) {  // lost before anything was kept in memory
       auto& resume = config.train.checkpoint.resume;
       const bool has_saved =
@@ -158,7 +158,7 @@ std::optional<train::Ending> run_round(Config& config, ddp::Rounds& rounds, Task
     }
     const auto ending = run_task(config, group, memory);
     rounds.announce(false);
-    if (memory.run.file) memory.run.wait();  // others may be copying
+    if (memory.run.file) memory.run.wait();  // others may still be copying
     group.close();
     return ending;
   };
@@ -198,10 +198,10 @@ int main(int argc, char** argv) {
   settle_precision(config, chosen.device, env.rank);
   check_backend(config, chosen.device);
   const bool on_gpu = chosen.device.is_cuda();
-  // On a GPU a step that was begun cannot be left alone: what it leaves there is not used.
+  // On a GPU, a step in progress cannot be abandoned cleanly: its results there are not used.
   in_memory.run.parts = train::keeps_parts(config.train) || on_gpu;
   if (rounds.enabled() && (!on_gpu || config.recover_on_gpu) && (env.state_fd || !in_memory.run.parts)) {
-    if (on_gpu) ::setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", 1);  // else NCCL ends the process first
+    if (on_gpu) ::setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", 1);  // otherwise NCCL ends the process first
     config.train.memory = &in_memory.run;
     if (env.state_fd && (env.local_rank == 0 || in_memory.run.parts))
       in_memory.run.file = std::make_unique<train::MemoryFile>(*env.state_fd);

@@ -19,7 +19,7 @@ namespace {
                    (given.in_quotes ? single_quoted(given.text) : given.text));
 }
 
-/// How many letters must be added, removed or changed to get from one word to the other.
+/// The number of letters to add, remove or change to turn one word into the other.
 std::size_t distance(const std::string& a, const std::string& b) {
   std::vector<std::size_t> row(b.size() + 1);
   for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
@@ -43,7 +43,7 @@ bool is_in(const std::string& word, const std::vector<std::string>& words) {
   return std::ranges::find(words, word) != words.end();
 }
 
-/// The setting with this flag or alias, or the only one whose flag begins so. throws UsageError
+/// The setting with this flag or alias, or the only one whose flag begins with it. throws UsageError
 const Setting& find_flag(const std::string& typed, const Command& command) {
   const std::string name = with_dashes(typed);
   std::vector<const Setting*> begins;

@@ -1,4 +1,4 @@
-// A program's settings, as its words, variables and files give them.
+// A program's settings, as given by its command line, variables and files.
 #pragma once
 
 #include <filesystem>
@@ -14,7 +14,7 @@ namespace ddprun::settings {
 
 /// The text given for a setting, and its source: "--role", "PET_ROLE" or "job.toml:3: role".
 struct Given {
-  std::string text;  ///< of a switch: "true" or "false"
+  std::string text;  ///< for a switch: "true" or "false"
   std::string source;
   bool in_quotes = true;  ///< in messages; false for a file's numbers
 };
@@ -24,10 +24,10 @@ class Values {
  public:
   /// A later value replaces an earlier one, except in a list.
   ///
-  /// opposite  the switch was given as --no-NAME: true turns it off
+  /// opposite  the switch was given as --no-NAME, so true turns it off
   /// throws    UsageError for a switch that is neither on nor off
   void add(const Setting& setting, Given given, bool opposite = false);
-  /// Replaces values by those that upper has.
+  /// Replaces values by those in upper.
   void overlay(const Values& upper);
   void drop_empty();
 
@@ -41,7 +41,7 @@ class Values {
   /// Sets what was given. throws UsageError: "SOURCE: expected an integer from 1 to 9, got 'x'"
   void apply(const std::vector<Setting>& settings, const std::string& task = "") const;
 
-  /// For a setting without set(): sets target to parse(text) if given. parse refuses a text by nullopt.
+  /// For a setting without set(): sets target to parse(text) if given. parse rejects a text with nullopt.
   template <typename Parse, typename Target>
   void read(const std::string& name, const std::string& expected, Parse parse, Target& target) const {
     if (!given(name)) return;
@@ -52,14 +52,14 @@ class Values {
   [[noreturn]] void reject(const std::string& name, const std::string& expected) const;
 
  private:
-  std::map<std::string, std::vector<Given>> all_;  // never an empty list
+  std::map<std::string, std::vector<Given>> all_;  // no list is empty
 };
 
 /// A program, or one of its commands, and its settings.
 struct Command {
   std::string name;                 ///< "worker mnist"
-  std::string task;                 ///< "mnist": has this task's settings and those of all tasks
-  std::string description, footer;  ///< of the help
+  std::string task;                 ///< "mnist": has this task's settings and those shared by all tasks
+  std::string description, footer;  ///< in the help
   std::vector<Setting> settings;
   std::vector<std::string> often;  ///< names of settings that the help shows first, under a heading
   /// Settings given without a flag, in this order, and their names in the help.
@@ -83,7 +83,7 @@ std::string variable_name(const std::string& prefix, const Setting& setting);
 void require(const Command& command, const Values& values, const std::vector<std::string>& names = {});
 
 /// Reads and applies the words of a command without variables and files; the positionals and these flags are
-/// required. Prints the help and returns false if the words ask for it.
+/// required. Prints the help and returns false if the words request it.
 bool apply_words(const std::vector<std::string>& words, const Command& command,
                  const std::vector<std::string>& required = {});
 
@@ -97,7 +97,7 @@ bool apply_words(const std::vector<std::string>& words, const Command& command,
 /// section or key, one of another task, and a value of another type
 Values read_toml(const std::filesystem::path& path, const Command& command);
 
-/// The text of a key at the top of the file; empty if it is not there. throws as read_toml()
+/// The text of a key at the top of the file; empty if absent. throws as read_toml()
 std::string top_level_text(const std::filesystem::path& path, const std::string& key);
 
 /// The command's settings as a file for read_toml(). A setting without a value becomes a comment.
@@ -105,13 +105,13 @@ std::string top_level_text(const std::filesystem::path& path, const std::string&
 /// whole  includes settings not needed to repeat a run, such as --out
 std::string to_toml(const Command& command, bool whole);
 
-/// ": did you mean mnist?" for a mistyped or unfinished name; empty if none is like it.
+/// ": did you mean mnist?" for a mistyped or unfinished name; empty if nothing is similar.
 std::string did_you_mean(const std::string& typed, const std::vector<std::string>& names);
 
 /// What --help shows.
 std::string help_text(const Command& command);
 
-/// Prints a help text to stdout, with bold headings on a terminal that takes them.
+/// Prints a help text to stdout, with bold headings if the terminal supports them.
 void print_help(const std::string& text);
 
 }  // namespace ddprun::settings

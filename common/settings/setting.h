@@ -19,8 +19,8 @@ namespace ddprun::settings {
 using Value = std::variant<bool, std::int64_t, double, std::string>;
 
 struct Setting {
-  /// What a file may hold. kSwitch: true or false; the flag takes no value. kScalar: a string, a number, true
-  /// or false. kList: several of those; the flag may be repeated.
+  /// What a file may contain. kSwitch: true or false; the flag takes no value. kScalar: a string, a number,
+  /// true or false. kList: several of those; the flag may be repeated.
   enum class Kind { kSwitch, kInteger, kNumber, kText, kIntegerOrText, kScalar, kList };
 
   std::string name;  ///< "batch-size"; flags and keys may have underscores
@@ -29,8 +29,8 @@ struct Setting {
   std::string help;
   std::string section;                 ///< of the file and of the help; empty: top level
   std::string alias;                   ///< "-r"
-  std::vector<std::string> also;       ///< other flags that mean the same: "--num-workers"
-  std::vector<std::string> elsewhere;  ///< what other programs call the flag, for "did you mean"
+  std::vector<std::string> also;       ///< other flags with the same meaning: "--num-workers"
+  std::vector<std::string> elsewhere;  ///< other programs' names of the flag, for "did you mean"
   std::vector<std::string> tasks;      ///< that have it; empty: all
   bool negated = false;                ///< a switch that is on by default: its flag is --no-NAME, or --NAME
   bool is_flag = true;
@@ -39,7 +39,7 @@ struct Setting {
   bool may_be_empty = false;  ///< scripts fill the flag from variables that may be unset
   bool may_be_short = false;  ///< accepts an unambiguous beginning of the flag's name
 
-  /// Sets the value from text. Returns "" or, if it refuses the text, what it expected: "an integer from 1 to
+  /// Sets the value from text. Returns "" or, if it rejects the text, what it expected: "an integer from 1 to
   /// 9". Empty: the program reads the text itself.
   std::function<std::string(const std::string& text)> set;
   std::function<std::optional<Value>()> get;  ///< nullopt: no value
@@ -66,7 +66,7 @@ struct Setting {
   }
 };
 
-/// Bounds of a number. A default beyond them stands for "no value".
+/// Bounds of a number. A default outside them stands for "no value".
 struct Range {
   double low;
   double high;
@@ -75,7 +75,7 @@ struct Range {
   bool contains(double value) const { return value <= high && (open_low ? value > low : value >= low); }
 };
 
-inline constexpr std::int64_t kMaxCount = std::int64_t{1} << 53;  // beyond it, JSON readers lose digits
+inline constexpr std::int64_t kMaxCount = std::int64_t{1} << 53;  // JSON readers lose digits above it
 inline constexpr std::int64_t kMaxInt = 2147483647;
 
 /// Without a target, for a setting that the program reads itself.
@@ -87,7 +87,7 @@ Setting negated(std::string name, bool& target, std::string help = "");
 /// Number: double, or std::optional of it.
 template <typename Number>
 Setting number(std::string name, Number& target, Range range, std::string help);
-/// A time in seconds, of which milliseconds count. Time: std::chrono::milliseconds, or std::optional of it.
+/// A time in seconds, with millisecond precision. Time: std::chrono::milliseconds, or std::optional of it.
 template <typename Time>
 Setting seconds(std::string name, Time& target, Range range, std::string help = "");
 Setting text(std::string name, std::string& target, std::string help = "");
@@ -95,9 +95,9 @@ Setting path(std::string name, std::filesystem::path& target, std::string help =
 Setting list(std::string name, std::vector<std::string>& target, std::string help);
 Setting choice(std::string name, std::string& target, std::vector<std::string> names, std::string help = "");
 
-/// Sets the target to parse(text), which is nullopt for a text it refuses. Has no get.
+/// Sets the target to parse(text), which is nullopt for a rejected text. Has no get.
 ///
-/// expected  for the message about a refused text
+/// expected  for the message about a rejected text
 template <typename Target, typename Parse>
 Setting parsed(std::string name, Target& target, Parse parse, std::string expected, std::string help = "") {
   Setting setting = unbound(std::move(name), Setting::Kind::kScalar, std::move(help));

@@ -1,7 +1,7 @@
 #include <ddprun/common/settings/command.h>
 
 #define TOML_ENABLE_FORMATTERS 0
-// Debug builds of toml++ assert on files such as "[[[a]]]", which its parser goes on to refuse as it should.
+// Debug builds of toml++ assert on files such as "[[[a]]]", which its parser would then properly reject.
 #define TOML_ASSERT(expression) static_assert(true)
 #include <toml++/toml.h>
 
@@ -56,7 +56,7 @@ const KindInfo& info_of(Kind kind) {
   return infos[static_cast<std::size_t>(kind)];
 }
 
-/// As the command line would have it; nullopt for lists, sections and times.
+/// As on the command line; nullopt for lists, sections and times.
 std::optional<std::string> text_of(const toml::node& node) {
   if (const auto* text = node.as_string()) return text->get();
   if (const auto* number = node.as_integer()) return std::to_string(number->get());
@@ -82,7 +82,7 @@ struct Reader {
     throw UsageError(place(path, node.source()) + printable(what));
   }
 
-  /// The setting of that key in a section ("*": in any): the task's, else another task's; null: none.
+  /// The setting for that key in a section ("*": in any): the task's, else another task's; null: none.
   const Setting* find(const std::string& section, const std::string& key) const {
     const std::string name = with_dashes(key);
     const Setting* found = nullptr;
@@ -151,7 +151,7 @@ std::string literal(const Value& value) {
   if (const auto* truth = std::get_if<bool>(&value)) return *truth ? "true" : "false";
   if (const auto* integer = std::get_if<std::int64_t>(&value)) return std::to_string(*integer);
   if (const auto* number = std::get_if<double>(&value)) return as_float(shortest_text(*number));
-  // JSON's strings are TOML's basic strings, but for one character. A path is bytes, both are UTF-8.
+  // JSON's strings are TOML's basic strings, except for one character. A path is bytes, both are UTF-8.
   auto text = nlohmann::json(std::get<std::string>(value))
                   .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   for (std::size_t at = 0; (at = text.find('\x7f', at)) != std::string::npos;) text.replace(at, 1, "\\u007f");

@@ -1,16 +1,16 @@
-// Tells ddprun, or torchrun, why this program fails: what is written here is the first thing that the
-// launcher shows. C++17, this one header, nothing but the standard library and POSIX.
+// Tells ddprun, or torchrun, why this program fails; the launcher shows this report first. C++17, a single
+// header, only the standard library and POSIX.
 //
 //   #include <ddprun/report_error.h>
 //
 //   int run(int argc, char** argv);                  // the program; may throw
 //   int main(int argc, char** argv) { return ddprun::record(argc, argv, run); }
 //
-// or, for a program that is to end by std::terminate as it always did: ddprun::report_uncaught_exceptions()
-// as the first line of main. A program that notices its failure by itself calls ddprun::report_error("...").
+// or, for a program that should still end by std::terminate, ddprun::report_uncaught_exceptions() as the
+// first line of main. A program that detects its own failure calls ddprun::report_error("...").
 //
-// The report goes to stderr and to the file that TORCHELASTIC_ERROR_FILE names, in torch elastic's format. No
-// launcher, no file. Of several reports the last one stays.
+// The report goes to stderr and to the file that TORCHELASTIC_ERROR_FILE names, in torch elastic's format;
+// without a launcher there is no file. If there are several reports, the last one wins.
 #pragma once
 
 #include <cxxabi.h>
@@ -31,11 +31,11 @@
 namespace ddprun {
 namespace detail {
 
-// A launcher reads no more than 64 KiB; these are bytes as they stand in the file.
+// A launcher reads at most 64 KiB; these are bytes as written to the file.
 constexpr std::size_t kMaxMessage = 24 * 1024;
 constexpr std::size_t kMaxCallStack = 32 * 1024;
 
-/// Bytes of the UTF-8 character that the text begins with; 0 if it is none.
+/// The size in bytes of the UTF-8 character at the start of the text; 0 if there is none.
 inline std::size_t utf8_size(std::string_view text) {
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
   const std::size_t size = byte(0) < 0x80 ? 1 : byte(0) < 0xe0 ? 2 : byte(0) < 0xf0 ? 3 : 4;
@@ -48,7 +48,7 @@ inline std::size_t utf8_size(std::string_view text) {
   return overlong || beyond ? 0 : size;
 }
 
-/// The text as a JSON string of at most max_bytes or so; invalid UTF-8 becomes U+FFFD.
+/// The text as a JSON string of about max_bytes at most; invalid UTF-8 becomes U+FFFD.
 inline std::string json_string(std::string_view text, std::size_t max_bytes) {
   std::string json = "\"";
   while (!text.empty()) {
@@ -84,8 +84,8 @@ inline bool write_and_close(int fd, std::string_view bytes) {
   return ::close(fd) == 0 && bytes.empty();
 }
 
-/// Puts a file of these bytes in the place of path: a reader sees all of them or none. What is there and no
-/// regular file, such as /dev/null, is left alone.
+/// Replaces path with a file of these bytes: a reader sees all of them or none. Leaves anything but a regular
+/// file, such as /dev/null, alone.
 inline bool replace_file(const std::string& path, std::string_view bytes) {
   struct stat info {};
   if (::lstat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode)) return false;
@@ -98,7 +98,7 @@ inline bool replace_file(const std::string& path, std::string_view bytes) {
   return false;
 }
 
-/// "std::runtime_error", for the exception that is being handled.
+/// The type of the current exception: "std::runtime_error".
 inline std::string current_exception_type() {
   const std::type_info* type = abi::__cxa_current_exception_type();
   if (type == nullptr) return "unknown exception";
@@ -109,7 +109,7 @@ inline std::string current_exception_type() {
   return name;
 }
 
-/// "Type: text" for the exception that is being handled, then what std::throw_with_nested put inside it.
+/// "Type: text" for the current exception, then the exceptions nested in it by std::throw_with_nested.
 inline std::string describe_current_exception() {
   try {
     throw;
@@ -133,7 +133,7 @@ inline std::string describe_current_exception() {
 }  // namespace detail
 
 /// Reports why this program is about to fail. returns whether the launcher's file was written; false without
-/// one. Never throws, and leaves the end of the program to the caller.
+/// one. Never throws, and leaves ending the program to the caller.
 ///
 /// message      "Type: text", or any text; UTF-8
 /// call_stack   where it happened, as lines of text; may be empty
@@ -150,11 +150,11 @@ inline bool report_error(const char* message, const char* call_stack = "") noexc
             ", \"extraInfo\": {\"py_callstack\": " + detail::json_string(call_stack, detail::kMaxCallStack) +
             ", \"timestamp\": \"" + std::to_string(std::time(nullptr)) + "\"}}}");
   } catch (...) {
-    return false;  // no memory, perhaps
+    return false;  // perhaps out of memory
   }
 }
 
-/// Reports the exception that is being handled: to be called in a catch block.
+/// Reports the current exception; call it in a catch block.
 inline bool report_current_exception() noexcept {
   try {
     return report_error(detail::describe_current_exception().c_str());
@@ -163,7 +163,7 @@ inline bool report_current_exception() noexcept {
   }
 }
 
-/// Runs a main function. An exception that leaves it is reported, and the result is 1.
+/// Runs a main function. Reports an exception that leaves it and returns 1.
 template <typename Main>
 int record(int argc, char** argv, Main&& main_function) {
   try {
@@ -175,8 +175,8 @@ int record(int argc, char** argv, Main&& main_function) {
   }
 }
 
-/// From now on std::terminate (an exception that nobody catches, in any thread) reports first, and then ends
-/// the program as before: by default with SIGABRT, and a core file where these are on.
+/// From now on std::terminate (an uncaught exception, in any thread) reports first, then ends the program as
+/// before: by default with SIGABRT, and a core file where enabled.
 inline void report_uncaught_exceptions() noexcept {
   static std::terminate_handler previous = nullptr;
   if (previous != nullptr) return;
@@ -191,7 +191,7 @@ inline void report_uncaught_exceptions() noexcept {
         report_error("std::terminate was called without an exception");
       }
     } else if (!reports) {
-      for (;;) ::pause();  // another thread is at it, and ends us all
+      for (;;) ::pause();  // another thread is reporting, and will end the process
     }
     if (previous != nullptr) previous();
     std::abort();

@@ -1,5 +1,5 @@
 // Tells ddprun how this rank's training goes, for ddpctl, --metrics-port and the search for slow ranks. C99
-// or C++, this one header, nothing but the standard library and POSIX.
+// or C++, a single header, only the standard library and POSIX.
 //
 //   #include <ddprun/report_status.h>
 //
@@ -20,15 +20,15 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-// Counts below 0 and numbers that are not finite are unknown, and so is a phase of NULL. A loss that is not
-// finite after others that were is shown as such.
+// Negative counts, non-finite numbers and a NULL phase mean unknown. A loss that becomes non-finite after
+// finite ones is shown as such.
 struct ddprun_status {
-  long long step, steps;    // done since step 0, and of how many
-  long long epoch, epochs;  // done, and of how many
-  long long samples;        // of this rank since the process began
+  long long step, steps;    // done since step 0, and the total
+  long long epoch, epochs;  // done, and the total
+  long long samples;        // of this rank since the process started
   const char* phase;        // such as "train"
   double loss;
-  // Since the process began. Compute is this rank's own work; communication is waiting for other ranks.
+  // Since the process started. Compute is this rank's own work; communication is waiting for other ranks.
   double seconds_data, seconds_compute, seconds_communication, seconds_evaluation, seconds_checkpoint,
       seconds_start;
   long long memory_resident, memory_device;  // bytes
@@ -39,7 +39,7 @@ struct ddprun_status {
 
 // The pipe that DDPRUN_STATUS_FD names; -1: none.
 static inline int ddprun_status_pipe(void) {
-  static int fd = -2;  // not looked for
+  static int fd = -2;  // not looked up yet
   struct stat info;
   char* end;
   if (fd == -2) {
@@ -65,7 +65,7 @@ static inline void ddprun_status_add(char* line, size_t size, size_t* used, cons
   n = snprintf(begin, size - *used, is_count ? "%s\"%s\":%.0f" : "%s\"%s\":%.17g",
                begin[-1] == '{' ? "" : ",", name, value);
   for (int i = 1; i < n; ++i)
-    if (begin[i] == ',') begin[i] = '.';  // the decimal point of some locales
+    if (begin[i] == ',') begin[i] = '.';  // some locales' decimal point
   *used += (size_t)n;
 }
 
@@ -76,8 +76,8 @@ static inline void ddprun_status_text(char* line, size_t* used, const char* text
   }
 }
 
-// Sends the status to ddprun. Never waits: if ddprun is not there or its pipe is full, the status is dropped.
-// returns 1 if it was sent, else 0.
+// Sends the status to ddprun. Never waits: drops the status if ddprun is gone or its pipe is full. returns 1
+// if it was sent, else 0.
 static inline int ddprun_report_status(const struct ddprun_status* status) {
   char line[2048] = "{";
   size_t used = 1, open;

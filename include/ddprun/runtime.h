@@ -1,6 +1,6 @@
 #pragma once
 
-// The whole public interface of ddprun::runtime; each header can be included by itself too.
+// The whole public interface of ddprun::runtime; each header can also be included on its own.
 
 #include <ddprun/common/error_file.h>
 #include <ddprun/common/errors.h>

@@ -55,7 +55,7 @@ std::string read_token_file(const std::string& source, const std::filesystem::pa
   return read_file(fd, path, kMaxTokenBytes);
 }
 
-/// Refuses flags that ask for another node than this one.
+/// Rejects flags that name a node other than this one.
 void check_single_node(const settings::Values& values, bool file_store) {
   using Check = bool (*)(const std::string& value);
   const auto expect = [&](const std::string& name, const std::string& expected, Check right) {
@@ -99,7 +99,7 @@ bool wants_file_store(const settings::Values& values) {
   return std::ranges::find(conf, std::pair<std::string, std::string>("store_type", "file")) != conf.end();
 }
 
-/// What the user calls the one node, for MASTER_ADDR; empty if nothing or "localhost", whose lookup may fail.
+/// The user's name for the only node, for MASTER_ADDR; empty if none or "localhost", whose lookup may fail.
 std::string own_name(const settings::Values& values) {
   std::optional<std::string> host;
   if (values.given("master-addr")) {
@@ -185,7 +185,7 @@ void read_static(const settings::Values& values, Options& options) {
   const int port = nodes.endpoint.port;
   if (options.master_port && *options.master_port != port)
     values.reject("master-port", "the port of --rdzv-endpoint, " + std::to_string(port) + ", or none");
-  // A job that nodes may join while it runs needs the port itself.
+  // A job that nodes may join while it runs needs the port for itself.
   nodes.port_is_workers = nodes.min_nodes == nodes.max_nodes && nodes.spares == 0;
   options.master_port = nodes.port_is_workers ? std::optional(port) : std::nullopt;
   if (!nodes.node_rank)
@@ -199,7 +199,7 @@ void read_static(const settings::Values& values, Options& options) {
   nodes.is_host = hosts;
 }
 
-/// The host of the endpoint runs the coordinator; nodes get ranks when they join.
+/// The endpoint's host runs the coordinator; nodes get ranks when they join.
 void read_dynamic(const settings::Values& values, Options& options) {
   if (!values.given("rdzv-endpoint"))
     throw UsageError(values.source("rdzv-backend") +

@@ -13,10 +13,10 @@ namespace ddprun::launcher {
 
 struct Options;
 
-/// A job over several nodes: how many, and how they find each other.
+/// A job on several nodes: how many, and how they find each other.
 struct NodesOptions : MeetingRules {
-  Endpoint endpoint;  ///< of the coordinator; of one node only its name, if the user gave it one
-  /// Of those that take its place, one after the other, if it is lost.
+  Endpoint endpoint;  ///< of the coordinator; on one node only its name, if the user gave one
+  /// The endpoints that replace it, one after the other, if it is lost.
   std::vector<Endpoint> successors;
   /// Whether this node runs the coordinator; nullopt: only if the endpoint's address is its own.
   std::optional<bool> is_host;
@@ -26,24 +26,24 @@ struct NodesOptions : MeetingRules {
   std::string node_name;                ///< empty: the host's name
   std::string local_addr;               ///< where other nodes reach this one; empty: detected
   std::string token;                    ///< empty: none
-  bool token_is_derived = false;        ///< from Slurm's variables: keeps out mistakes, not attackers
-  int first_local_rank = 0;             ///< Slurm, several tasks a node: this task's local rank
-  std::optional<int> local_world_size;  ///< and the number of tasks on this node
-  std::optional<int> group_rank, group_world_size;  ///< then the node's index and count, for GROUP_RANK
+  bool token_is_derived = false;        ///< from Slurm's variables: prevents mistakes, not attacks
+  int first_local_rank = 0;             ///< Slurm, several tasks per node: this task's local rank
+  std::optional<int> local_world_size;  ///< also the number of tasks on this node
+  std::optional<int> group_rank, group_world_size;  ///< also the node's index and count, for GROUP_RANK
   bool several() const { return max_nodes > 1; }
   bool elastic() const { return min_nodes < max_nodes; }
 };
 
-/// The variable that holds the token. It has no flag because everybody can read command lines.
+/// The variable that contains the token. It has no flag because everyone can read command lines.
 inline constexpr const char* kTokenVariable = "DDPRUN_TOKEN";
 
-/// The run id of several nodes without --rdzv-id, as in torchrun.
+/// The run id of a multi-node job without --rdzv-id, as in torchrun.
 inline constexpr char kDefaultRunId[] = "none";
 
-/// Limit of --nnodes.
+/// The limit for --nnodes.
 constexpr int kMaxNodes = 100'000;
 
-/// The bounds of a flag's time, such as --timeout's.
+/// The bounds for a flag's time, such as --timeout's.
 settings::Range seconds_from(int low);
 
 /// Reads how many nodes there are and how they find each other, from flags or else from Slurm's variables,

@@ -41,7 +41,7 @@ std::optional<std::size_t> parse_bytes(std::string_view text) {
   return value ? std::optional(*value << shift) : std::nullopt;
 }
 
-/// "SIGTERM,INT,10"; "none" is an empty list. Refuses SIGKILL, SIGSTOP and SIGCHLD, which ddprun cannot
+/// "SIGTERM,INT,10"; "none" is an empty list. Rejects SIGKILL, SIGSTOP and SIGCHLD, which ddprun cannot
 /// handle.
 std::optional<std::vector<int>> parse_signals(const std::string& text) {
   std::vector<int> signals;
@@ -88,10 +88,10 @@ std::optional<Streams> parse_streams(std::string_view text) {
 constexpr const char* kSignals =
     "signals such as USR1,SIGTERM,10, or none; not KILL, STOP or CHLD, which cannot be handled";
 
-/// 0 would end or restart the job at once.
+/// 0 would end or restart the job immediately.
 settings::Range seconds_above_0() { return {0, 1'000'000, true, "seconds above 0, such as 30 or 1.5"}; }
 
-/// A flag that is read by hand.
+/// A flag that the program reads itself.
 Setting raw(const std::string& name) { return settings::unbound(name, Setting::Kind::kScalar); }
 Setting raw_switch(const std::string& name) { return settings::unbound(name, Setting::Kind::kSwitch); }
 
@@ -102,7 +102,7 @@ std::vector<Setting> torchrun_flags(Options& options) {
       parsed("nproc-per-node", options.nproc_per_node, parse_nproc,
              "a number from 1 to " + std::to_string(kMaxWorkersPerNode) + ", cpu, gpu, xpu or auto")
           .known_as(
-              {"-n", "--np", "--nprocs", "--ntasks", "--num-processes", "--num-gpus"}),  // "-n" is "-np" too
+              {"-n", "--np", "--nprocs", "--ntasks", "--num-processes", "--num-gpus"}),  // "-n" is also "-np"
       raw("node-rank"),
       raw("master-addr"),
       parsed("master-port", options.master_port, parse_port, "a port from 1 to 65535"),
@@ -191,7 +191,7 @@ void note_without_effect(const Values& values, std::vector<std::string>& notes) 
     if (values.given(name)) notes.push_back("--" + std::string(name) + " has no effect: " + reason);
 }
 
-/// Beyond this host the metrics are for those who know the token.
+/// Beyond this host, metrics require the token.
 void protect_metrics(const Values& values, const EnvLookup& environment, Options& options) {
   if (!options.metrics || options.metrics->host.starts_with("127.") || options.metrics->host == "::1") return;
   options.metrics_token = read_token(values, environment);
@@ -207,7 +207,7 @@ void note_recover(Options& options) {
     options.notes.emplace_back("--recover=rank has no effect without --max-restarts");
 }
 
-/// A signal either ends the job or is passed on. What the user says wins over a default.
+/// A signal either ends the job or is passed on. The user's choice wins over a default.
 void settle_signals(const Values& values, Options& options) {
   std::vector<int>& ending = options.ending_signals;
   std::vector<int>& forwarded = options.forwarded_signals;
@@ -229,7 +229,7 @@ void read_output(const Values& values, OutputOptions& output) {
   const bool needs_files =
       output.redirects.any() || !output.stdout_filters.empty() || !output.stderr_filters.empty();
   output.log_dir = values.text("log-dir", needs_files ? kDefaultLogDir : "");
-  if (output.log_dir == "/dev/null") output.log_dir.clear();  // torchrun's way to ask for no files
+  if (output.log_dir == "/dev/null") output.log_dir.clear();  // torchrun's way to request no files
 }
 
 void read_program(const Values& values, Options& options) {
@@ -305,7 +305,7 @@ settings::Command make_command(Options& options) {
   command.settings = torchrun_flags(options);
   for (Setting& setting : own_flags(options)) command.settings.push_back(std::move(setting));
   for (Setting& setting : command.settings) {
-    // "--token=SECRET" is a mistake that would show the secret as the name of a file.
+    // "--token=SECRET" is a mistake that would reveal the secret as a file name.
     setting.may_be_short = setting.name != "token-file";
     if (setting.kind != Setting::Kind::kSwitch && setting.kind != Setting::Kind::kList)
       setting.kind = Setting::Kind::kScalar;  // a file may quote a number, or not quote a name
@@ -326,7 +326,7 @@ Values read_command_line(const std::vector<std::string>& words, const EnvLookup&
   if (upper.given("config") && !upper.is_true("help"))
     values = settings::read_toml(upper.text("config"), command);
   values.overlay(upper);
-  values.drop_empty();  // only now: an empty value takes away what a layer below it says
+  values.drop_empty();  // only now: an empty value removes the value of a lower layer
   return values;
 }
 
@@ -334,7 +334,7 @@ std::vector<std::string> unknown_variables(const std::vector<std::string>& envir
   std::vector<std::string> names;
   for (const std::string& variable : environment) {
     const std::string name = variable.substr(0, variable.find('='));
-    if (name == kJobIdVariable) return {};  // the outer ddprun has named them
+    if (name == kJobIdVariable) return {};  // the outer ddprun has already named them
     if (name.starts_with("DDPRUN_") && !name.starts_with("DDPRUN_TEST_")) names.push_back(name);
   }
   if (names.empty()) return names;

@@ -43,7 +43,7 @@ struct Streams {
 
 /// The workers and streams that --redirects or --tee selects: of all workers, or of the listed ones only.
 struct StreamSelection {
-  Streams others;                       ///< of local ranks that are not listed
+  Streams others;                       ///< for local ranks not listed
   std::map<int, Streams> by_rank = {};  ///< by local rank
   Streams of(int local_rank) const;
   /// Whether it selects any stream at all.
@@ -56,23 +56,23 @@ inline constexpr char kDefaultLogDir[] = "ddprun_logs";
 
 /// Where the workers' output goes, as in torchrun.
 struct OutputOptions {
-  std::filesystem::path log_dir;  ///< of the job's folder; empty: no files
+  std::filesystem::path log_dir;  ///< parent of the job's folder; empty: no files
   bool log_dir_given = false;     ///< else log_dir is a default
   StreamSelection redirects, tee;
-  std::optional<std::set<int>> shown;  ///< local ranks whose output the console shows; none: all
+  std::optional<std::set<int>> shown;  ///< local ranks whose output the console shows; none given: all
   std::vector<std::string> stdout_filters, stderr_filters;
-  std::optional<bool> prefix;  ///< none: on a terminal with several workers, and with --tee
+  std::optional<bool> prefix;  ///< unset: on a terminal with several workers, and with --tee
   bool timestamps = false;
   std::size_t log_max_size = 0;  ///< bytes; 0: no limit
 };
 
-/// What the user asked for: checked, but not yet compared with the host.
+/// What the user requested: checked, but not yet compared with the host.
 struct Options {
   WorkersWanted nproc_per_node;
   std::string role = "default";
   NodesOptions nodes;
   std::string run_id;              ///< empty: a random one
-  std::optional<int> master_port;  ///< of the workers' store; none: a free port
+  std::optional<int> master_port;  ///< of the workers' store; unset: a free port
 
   std::chrono::milliseconds shutdown_timeout{30'000};  ///< from SIGTERM to SIGKILL
   std::optional<std::chrono::milliseconds> timeout, hang_timeout;
@@ -85,21 +85,21 @@ struct Options {
   OutputOptions output;
   std::filesystem::path result_json, events_json;  ///< empty: none
   std::optional<Endpoint> metrics;                 ///< --metrics-port: an address; port 0 means a free one
-  std::string metrics_token;                       ///< that it asks for; empty: none
+  std::string metrics_token;                       ///< required by it; empty: none
   std::optional<NumaBinding> numa_binding;
   bool virtual_local_rank = false;
-  bool dry_run = false;     ///< show what would start, and exit
+  bool dry_run = false;     ///< show what would start, then exit
   bool show_ranks = false;  ///< a line for each worker that starts
 
-  bool help = false;  ///< show help_text() and exit
+  bool help = false;  ///< show help_text(), then exit
   bool version = false;
-  std::vector<std::string> notes;  ///< for the user, one line each: flags without effect
+  std::vector<std::string> notes;  ///< for the user, one per line: flags without effect
   ProgramKind program_kind = ProgramKind::kExecutable;
   bool expand = false;               ///< replace ${local_rank} in the program's arguments
-  std::vector<std::string> program;  ///< program and arguments, byte for byte; never empty in a run
+  std::vector<std::string> program;  ///< program and arguments, unchanged bytes; never empty in a run
 };
 
-/// Limit of --nproc-per-node: a typing error must not fork the machine to death.
+/// The limit for --nproc-per-node: a typo must not fork the machine to death.
 constexpr int kMaxWorkersPerNode = 4096;
 
 /// Reads the command line (without argv[0]), see read_command_line(). throws UsageError, IoError
@@ -108,14 +108,14 @@ Options parse_options(const std::vector<std::string>& arguments, const EnvLookup
 /// What --help prints.
 std::string help_text();
 
-// Parsers of flags' values; nullopt if the text is not one.
+// Parsers of flag values; nullopt if the text is invalid.
 
 inline constexpr char kStreamSelections[] =
     "0 (none), 1 (stdout), 2 (stderr) or 3 (both) for all workers, or a list such as 0:3,1:1 of local ranks, "
     "each once";
 std::optional<StreamSelection> parse_stream_selection(const std::string& text);
 
-/// "0,2" of --local-ranks-filter.
+/// The expected value of --local-ranks-filter: "0,2".
 inline constexpr char kLocalRanks[] = "local ranks separated by commas, such as 0,2";
 std::optional<std::set<int>> parse_local_ranks(const std::string& text);
 
@@ -128,12 +128,12 @@ std::optional<std::vector<std::string>> parse_line_filters(const std::string& te
 settings::Command make_command(Options& options);
 
 /// The variables of this environment ("NAME=value") that look like ddprun's but are not. None inside a job,
-/// whose ddprun has named them.
+/// whose ddprun has already named them.
 std::vector<std::string> unknown_variables(const std::vector<std::string>& environment);
 
-/// What the words, the variables and the --config file give, "program" included. Flags end at the first word
-/// that is not one, or at "--". The command line wins over DDPRUN_<FLAG>, that over PET_<FLAG> (torchrun's
-/// flags only), and that over the file. throws UsageError; IoError if the file cannot be read
+/// The values from command line, variables and --config file, including "program". Flags end at the first
+/// word that is not one, or at "--". The command line wins over DDPRUN_<FLAG>, which wins over PET_<FLAG>
+/// (torchrun's flags only), which wins over the file. throws UsageError; IoError if the file cannot be read
 settings::Values read_command_line(const std::vector<std::string>& words, const EnvLookup& environment,
                                    const settings::Command& command);
 

@@ -18,7 +18,7 @@ namespace {
 using Names = std::vector<std::string>;
 
 constexpr std::size_t kLongestName = 255, kMostDigits = 18;
-constexpr std::size_t kMostEndpoints = 3;  // nodes that may have the coordinator, one after the other
+constexpr std::size_t kMostEndpoints = 3;  // nodes that may run the coordinator, one after the other
 
 bool is_name_character(char c) {
   return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '-' || c == '_' ||
@@ -45,7 +45,7 @@ std::vector<std::string_view> parts_of(std::string_view text) {
   return parts;
 }
 
-/// Adds "1-3" or "7", with leading zeros as the first number has them.
+/// Adds "1-3" or "7", with leading zeros as in the first number.
 bool add_range(std::string_view text, std::size_t max_names, Names& numbers) {
   const auto dash = text.find('-');
   const auto first_text = text.substr(0, dash);
@@ -61,7 +61,7 @@ bool add_range(std::string_view text, std::size_t max_names, Names& numbers) {
   return true;
 }
 
-/// What is in a bracket: "1-3,7".
+/// The content of a bracket: "1-3,7".
 std::optional<Names> expand_bracket(std::string_view text, std::size_t max_names) {
   Names numbers;
   for (const auto range : parts_of(text))
@@ -103,7 +103,7 @@ std::optional<Names> expand_name(std::string_view text, std::size_t max_names) {
 
 constexpr int kMaxTasks = 100'000;
 constexpr std::int64_t kLastId = 0xfffffffe;
-/// Step numbers from here on mean batch scripts and shells of salloc.
+/// Step numbers from here on stand for batch scripts and salloc's shells.
 constexpr std::int64_t kFirstSpecialStep = 0xfffffff0;
 
 /// Below the kernel's ephemeral ports, and below torchrun's defaults.
@@ -154,7 +154,7 @@ void read_node_tasks(const EnvLookup& environment, SlurmStep& step) {
   step.node_task = static_cast<int>(read_number(environment, "SLURM_LOCALID", 0, step.node_tasks - 1));
 }
 
-/// The number of this process's step; none: there is no step.
+/// The number of this process's step; none: no step.
 std::optional<std::int64_t> step_number(const EnvLookup& environment) {
   if (!environment("SLURM_STEP_ID")) return {};
   const auto number = read_number(environment, "SLURM_STEP_ID", 0, kLastId);
@@ -226,7 +226,7 @@ std::optional<SlurmStep> slurm_step(const EnvLookup& environment) {
     reject("SLURM_NTASKS", "SLURM_STEP_NUM_TASKS=" + std::to_string(step.tasks), tasks);
   const auto job = read_number(environment, "SLURM_JOB_ID", 1, kLastId);
   step.id = std::to_string(job) + "." + std::to_string(*number);
-  // Neighbouring jobs get ports that are far apart, so that their steps do not share one.
+  // Neighbouring jobs get ports far apart, so that their steps do not share one.
   step.port = kFirstPort + static_cast<int>((job * 131 + *number) % kPorts);
   read_nodes(environment, step);
   read_node_tasks(environment, step);
@@ -244,7 +244,7 @@ void apply_step(const SlurmStep& step, const settings::Values& values, Options& 
   const std::string& name = step.nodes[static_cast<std::size_t>(step.node)];
   // On one node nobody connects from outside.
   nodes.endpoint = {step.nodes.size() == 1 ? "127.0.0.1" : step.nodes[0], step.port};
-  if (nodes.spares > 0)  // else nobody could take a lost node's place
+  if (nodes.spares > 0)  // otherwise nobody could replace a lost node
     for (std::size_t i = 1; i < std::min<std::size_t>(step.nodes.size(), kMostEndpoints); ++i)
       nodes.successors.push_back({step.nodes[i], step.port});
   const bool hosts = step.node == 0 && step.node_task == 0;

@@ -15,20 +15,20 @@ namespace ddprun::launcher {
 
 struct Options;
 
-/// This process's place in a Slurm job step: all tasks that one srun started.
+/// This process's place in a Slurm job step: all tasks started by one srun.
 struct SlurmStep {
   std::string id;  ///< "JOB.STEP"
   int port = 0;    ///< where the nodes meet; derived from the step's id, so that steps rarely share one
   std::vector<std::string> nodes;  ///< their names
   int node = 0;                    ///< index of this node in them
-  int tasks = 1;                   ///< of the step
+  int tasks = 1;                   ///< in the step
   int task = 0;                    ///< this task's number in the step
   int node_tasks = 1;              ///< on this node
   int node_task = 0;               ///< this task's number on the node
   bool one_task_a_node() const { return tasks == static_cast<int>(nodes.size()); }
 };
 
-/// This process's job step; nullopt if the step has one task, or outside a step, as in a batch script.
+/// This process's job step; nullopt if the step has one task, or outside a step, such as in a batch script.
 /// throws UsageError naming the variable that is missing, wrong or contradicts another
 std::optional<SlurmStep> slurm_step(const EnvLookup& environment);
 
@@ -43,7 +43,7 @@ void apply_step(const SlurmStep& step, const settings::Values& values, Options& 
 void note_idle_nodes(const settings::Values& values, const EnvLookup& environment, Options& options);
 
 /// The names in a Slurm host list, in order: "n[1-3,7],gpu-[001-010]-ib,x". Numbers have as many digits as
-/// the first of their range; if a name has several brackets, the last one counts fastest. nullopt: not a
+/// the first of their range; if a name has several brackets, the last one varies fastest. nullopt: not a
 /// list, or more than max_names
 std::optional<std::vector<std::string>> expand_host_list(const std::string& text, std::size_t max_names);
 

@@ -54,7 +54,7 @@ int show_once(const std::string& wanted) {
   return 0;
 }
 
-/// What one rank has written: its log files if it has some, else what ddprun keeps.
+/// One rank's output: its log files if it has any, else what ddprun keeps.
 class RankLog {
  public:
   RankLog(int rank, std::string prefix) : rank_(rank), prefix_(std::move(prefix)) {}
@@ -81,7 +81,7 @@ class RankLog {
   void show_file(const std::string& path) {
     std::ifstream file(path, std::ios::binary | std::ios::ate);
     std::streamoff& offset = offsets_[path];
-    if (!file || file.tellg() < offset) offset = 0;  // it began afresh
+    if (!file || file.tellg() < offset) offset = 0;  // the file was started anew
     file.seekg(offset);
     for (std::string bytes(1 << 16, '\0'); file.read(bytes.data(), 1 << 16), file.gcount() > 0;) {
       offset += file.gcount();
@@ -94,7 +94,8 @@ class RankLog {
     text += bytes;
     const bool tty = ::isatty(STDOUT_FILENO) == 1;
     std::string shown;
-    for (std::size_t end; (end = text.find('\n', look_from)) != std::string::npos; begin = look_from = end + 1) {
+    for (std::size_t end; (end = text.find('\n', look_from)) != std::string::npos;
+         begin = look_from = end + 1) {
       const std::string line = text.substr(begin, end - begin);
       shown += prefix_ + (tty ? printable(last_shown(line)) : line) + "\n";
     }
@@ -124,7 +125,7 @@ int show_logs(const CtlOptions& options) {
           options.rank || view["ranks"].size() == 1 ? "" : "[" + std::to_string(number) + "]: ";
       try {
         logs.try_emplace(number, number, prefix).first->second.show_new(job, view);
-      } catch (const IoError& error) {  // it has just ended
+      } catch (const IoError& error) {  // the job has just ended
         if (!options.follow || error.error_number != 0) throw;
       }
     }

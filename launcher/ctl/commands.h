@@ -10,7 +10,7 @@
 
 namespace ddprun::launcher {
 
-/// What the words after `ddpctl` say.
+/// The command line of `ddpctl`.
 struct CtlOptions {
   std::string command, job;
   std::optional<int> rank;
@@ -24,10 +24,10 @@ CtlOptions parse_ctl_options(const std::vector<std::string>& words);
 
 std::string ctl_help();
 
-/// The stacks of a rank, or of all, as text.
+/// The stacks of one rank, or of all, as text.
 std::string stacks_text(JobConnection& job, std::optional<int> rank);
 
-/// Runs a command but for top. returns the exit code
+/// Runs any command except top. returns the exit code
 int run_command(const CtlOptions& options);
 
 }  // namespace ddprun::launcher

@@ -20,7 +20,7 @@ std::string format(const char* pattern, Values... values) {
   return text;
 }
 
-/// null is a loss that is NaN.
+/// null means a NaN loss.
 std::optional<double> number(const json& object, const char* path) {
   const json::json_pointer pointer(path);
   if (!object.contains(pointer)) return std::nullopt;
@@ -45,7 +45,7 @@ struct RankLine {
   ScreenRow::Kind kind = ScreenRow::Kind::kNormal;
 };
 
-/// The end of a node's name if it is too long: nodes often differ there.
+/// The end of a node's name if it is too long, since nodes often differ there.
 std::string node_text(const std::string& name) {
   constexpr std::size_t kMost = 10;
   return name.size() <= kMost ? name : ".." + printable(name.substr(name.size() - kMost + 2));
@@ -57,7 +57,7 @@ std::optional<double> share(const json& rank, const char* path) {
   return 100 * *part / *whole;
 }
 
-/// CPU time for each second since the view before, else since the worker began, in percent.
+/// CPU time as a percentage of the time since the previous view, or else since the worker started.
 std::optional<double> cpu_percent(const json& rank, const json& before, double seconds_apart) {
   const auto used = number(rank, "/cpu_seconds"), lived = number(rank, "/seconds");
   if (!used || !lived || *lived <= 0) return std::nullopt;
@@ -76,7 +76,7 @@ std::string state_text(const json& rank) {
   return phase.empty() || state == "stopped" ? state : phase;
 }
 
-/// "silent 0:42" of a rank that has not said anything for some steps.
+/// "silent 0:42" for a rank that has reported nothing for some steps.
 std::string silence_of(const json& rank) {
   constexpr double kLeast = 10, kSteps = 3;
   const double silent = number(rank, "/said_seconds_ago").value_or(0);
@@ -122,7 +122,7 @@ void mark_slow(const json& view, std::vector<RankLine>& lines) {
   const auto fastest = std::min_element(lines.begin(), lines.end(), [](const RankLine& a, const RankLine& b) {
     return a.own.value_or(1e18) < b.own.value_or(1e18);
   });
-  constexpr double kMarked = 1.05;  // less is chance
+  constexpr double kMarked = 1.05;  // anything less is chance
   if (lines.size() > 1 && slowest->own && *slowest->own > kMarked * *fastest->own) {
     if (slowest->note.empty()) slowest->note = "slowest";
     slowest->kind = ScreenRow::Kind::kSlowest;
@@ -143,7 +143,7 @@ void sort_lines(SortBy sort_by, std::vector<RankLine>& lines) {
       case SortBy::kRank:
         break;
       case SortBy::kStep:
-        return -line.step.value_or(1e18);  // those behind first
+        return -line.step.value_or(1e18);  // furthest behind first
       case SortBy::kOwnTime:
         return line.own.value_or(-1);
       case SortBy::kData:
@@ -163,8 +163,8 @@ void sort_lines(SortBy sort_by, std::vector<RankLine>& lines) {
 
 struct Column {
   std::string title;
-  int width;  // negative: flush left
-  int drop;   // on narrow terminals the highest is left out first
+  int width;  // negative: left-aligned
+  int drop;   // on narrow terminals the highest is dropped first
   std::string (*text)(const RankLine& line);
 };
 
@@ -175,7 +175,7 @@ std::string known(const std::optional<double>& value, Text text) {
 
 std::string percent_text(double percent) { return format("%.0f %%", percent); }
 
-/// Leaves out columns until there is room for a note.
+/// Drops columns until there is room for a note.
 void fit(std::vector<Column>& columns, std::size_t width) {
   constexpr int kNote = 13;  // " 1.8x compute"
   std::erase_if(columns, [](const Column& column) { return column.width == 0; });
@@ -339,7 +339,7 @@ std::string elsewhere(const json& view, int rank) {
 }
 
 std::vector<std::string> job_list(const std::vector<json>& views) {
-  std::size_t widest = 0;  // of the nodes' names
+  std::size_t widest = 0;  // width of the longest node name
   for (const json& view : views) widest = std::max(widest, words(view, "node_name").size());
   const int width = widest == 0 ? 0 : static_cast<int>(std::max<std::size_t>(widest, 4)) + 1;
   std::vector<std::string> lines{format("JOB       %-*s", width, widest == 0 ? "" : "NODE") +

@@ -20,11 +20,11 @@ enum class SortBy {
   kMemory = 'm'
 };
 
-/// Beside the job's own view, for a screen.
+/// What a screen needs in addition to the job's view.
 struct ScreenState {
   nlohmann::ordered_json view;
-  nlohmann::ordered_json before;    ///< the view of the screen before; null: none
-  std::map<int, GpuUse> gpus = {};  ///< by pid; empty: no GPU is known
+  nlohmann::ordered_json before;    ///< the previous screen's view; null: none
+  std::map<int, GpuUse> gpus = {};  ///< by pid; empty: no known GPUs
 };
 
 struct ScreenRow {
@@ -33,7 +33,7 @@ struct ScreenRow {
   enum class Kind { kNormal, kSlow, kSlowest, kEnded } kind = Kind::kNormal;
 };
 
-/// A job as text, at most so many columns wide. What it shows of a program cannot drive the terminal.
+/// A job as text, at most this many columns wide. Text from a program cannot drive the terminal.
 struct JobScreen {
   std::vector<std::string> head;
   std::string columns;
@@ -41,7 +41,7 @@ struct JobScreen {
 };
 JobScreen job_screen(const ScreenState& state, SortBy sort_by, std::size_t width);
 
-/// Where to ask for the output and stacks of a rank that is not of this ddprun, in words; empty: it is.
+/// Where to ask for the output and stacks of a rank of another ddprun, in words; empty: it is ours.
 std::string elsewhere(const nlohmann::ordered_json& view, int rank);
 
 /// The lines of ddpctl ps.

@@ -28,7 +28,7 @@ void set_patience(int fd, std::chrono::seconds patience) {
   ::setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
 }
 
-/// Of a socket that is not listened on yet: its ddprun was killed as it began.
+/// Of a socket that nobody listens on yet: its ddprun was killed at the start.
 bool is_old(const std::filesystem::path& path) {
   struct stat info {};
   constexpr std::time_t kMinute = 60;
@@ -91,7 +91,7 @@ std::vector<JobConnection> find_jobs() {
       JobConnection job(entry.path());
       job.view_ = job.ask({{"ask", "status"}}, kFirstAnswer);
       jobs.push_back(std::move(job));
-    } catch (const IoError& error) {  // it has ended, or is just about to, or ddprun is stopped
+    } catch (const IoError& error) {  // the job has ended or is about to, or ddprun is stopped
       if (error.error_number == ECONNREFUSED) ::unlink(entry.path().c_str());
       if (error.error_number == ETIMEDOUT) log_warning(error.what());
     }

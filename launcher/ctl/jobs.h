@@ -11,18 +11,18 @@
 
 namespace ddprun::launcher {
 
-/// A running job of this user on this machine, asked through its socket (JobQuestions).
+/// A running job of this user on this machine, queried through its socket (JobQuestions).
 class JobConnection {
  public:
-  /// throws IoError if nobody listens there
+  /// throws IoError if nobody is listening there
   explicit JobConnection(const std::filesystem::path& socket);
 
   /// The answer to a request such as {"ask": "status"}.
-  /// throws  IoError if the job is gone, silent for that long (ETIMEDOUT), or answers {"error": ...}
+  /// throws  IoError if the job is gone, silent for too long (ETIMEDOUT), or answers {"error": ...}
   nlohmann::ordered_json ask(const nlohmann::ordered_json& request,
                              std::chrono::seconds patience = std::chrono::seconds(10));
 
-  /// What {"ask": "status"} said when it was found.
+  /// The answer to {"ask": "status"} when the job was found.
   const nlohmann::ordered_json& view() const { return view_; }
 
  private:
@@ -33,11 +33,11 @@ class JobConnection {
   nlohmann::ordered_json view_;
 };
 
-/// All that answer, oldest first; warns of others. Removes sockets that a dead ddprun left behind.
+/// All jobs that answer, oldest first; warns about others. Removes sockets left by a dead ddprun.
 std::vector<JobConnection> find_jobs();
 
-/// The job that is meant: by its name, its run id, ddprun's pid, or the beginning of one of the first two.
-/// Empty: the only job. throws UsageError naming the jobs there are, unless it is one
+/// Finds a job by its name, its run id, ddprun's pid, or a prefix of one of the first two. Empty: the only
+/// job. throws UsageError listing the jobs unless exactly one matches
 JobConnection find_job(const std::string& wanted);
 
 }  // namespace ddprun::launcher

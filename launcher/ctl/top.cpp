@@ -1,6 +1,6 @@
 #include "launcher/ctl/top.h"
 
-#define NCURSES_NOMACROS  // they would take names such as timeout
+#define NCURSES_NOMACROS  // which would claim names such as timeout
 #include <curses.h>
 
 #include <algorithm>
@@ -82,7 +82,7 @@ class Top {
     state_.gpus = gpu_use();
   }
 
-  /// Until the user leaves. throws IoError when the job ends
+  /// Runs until the user leaves. throws IoError when the job ends
   void run() {
     auto next_look = Clock::now() + interval_;
     for (;;) {
@@ -280,7 +280,7 @@ int show_top(const std::string& wanted, double interval) {
     const Terminal terminal;
     Top(std::move(job), interval).run();
   } catch (const IoError& error) {
-    if (error.error_number == ETIMEDOUT) throw;  // ddprun is stopped, say
+    if (error.error_number == ETIMEDOUT) throw;  // for instance because ddprun is stopped
     std::printf("job %s has ended\n", name.c_str());
   }
   return 0;

@@ -21,8 +21,8 @@ struct EventRecord {
     kFirstOutput,  ///< "first_output" of a worker
     kExited,       ///< "exited": a worker, with its status
     kSignal,       ///< "signal": ddprun received one
-    kStopping,     ///< "stopping": ddprun signals the workers to end
-    kKilled,       ///< "killed": ddprun sends SIGKILL to those left
+    kStopping,     ///< "stopping": ddprun sends the workers a signal to end
+    kKilled,       ///< "killed": ddprun sends SIGKILL to the rest
     kRestart,      ///< "restart" after a delay
     kHang,         ///< "hang"
     kTimeout,      ///< "timeout" of the job
@@ -39,7 +39,7 @@ struct EventRecord {
   std::optional<int> signal = std::nullopt;
   std::optional<int> exit_code = std::nullopt;
   std::optional<std::chrono::milliseconds> delay = std::nullopt;
-  std::optional<double> factor = std::nullopt;  ///< of a straggler
+  std::optional<double> factor = std::nullopt;  ///< for a straggler
   std::optional<std::int64_t> since_step = std::nullopt;
   std::optional<std::string> cause = std::nullopt;
 };
@@ -50,11 +50,11 @@ nlohmann::ordered_json to_json(const ExitStatus& status);
 /// The event as one line of JSON, including '\n'.
 std::string to_json_line(const EventRecord& event, const JobClock& clock);
 
-/// The file of --events-json: one line per event, written at once. An error is logged as a warning and ends
-/// the recording; the job goes on.
+/// The file of --events-json: one line per event, written at once. An error is logged as a warning and stops
+/// the recording; the job continues.
 class EventsJson {
  public:
-  /// Appends to the file; a new one has mode 0600. Without a path, records nothing.
+  /// Appends to the file; a new one gets mode 0600. Without a path, records nothing.
   EventsJson(const std::optional<std::filesystem::path>& path, const JobClock& clock);
 
   void add(const EventRecord& event);

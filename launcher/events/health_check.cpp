@@ -23,7 +23,7 @@ namespace {
 constexpr char kHealthPort[] = "TORCHELASTIC_HEALTH_CHECK_PORT";
 constexpr std::string_view kAnswer =
     "HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 3\r\nConnection: close\r\n\r\nok\n";
-constexpr std::chrono::milliseconds kRequestTimeout{200};  // who only connects is answered after it
+constexpr std::chrono::milliseconds kRequestTimeout{200};  // silent clients are answered after it
 constexpr std::chrono::milliseconds kCloseTimeout{1000};
 constexpr int kMaxClients = 16;
 
@@ -48,7 +48,7 @@ asio::awaitable<void> answer(std::shared_ptr<tcp::socket> socket, std::shared_pt
   socket->read_some(asio::buffer(request), error);
   socket->write_some(asio::buffer(kAnswer), error);
   socket->shutdown(tcp::socket::shutdown_send, error);
-  co_await wait_to_read(socket, kCloseTimeout);  // closing before the client does may cost it the answer
+  co_await wait_to_read(socket, kCloseTimeout);  // closing before the client does may lose the answer
 }
 
 asio::awaitable<void> serve(tcp::acceptor acceptor) {
@@ -57,7 +57,7 @@ asio::awaitable<void> serve(tcp::acceptor acceptor) {
     boost::system::error_code error;
     auto socket = std::make_shared<tcp::socket>(
         co_await acceptor.async_accept(asio::redirect_error(asio::use_awaitable, error)));
-    if (error) {  // no descriptor is left, say
+    if (error) {  // for instance no descriptor left
       asio::steady_timer timer(acceptor.get_executor(), kCloseTimeout);
       co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, error));
     } else if (*clients < kMaxClients) {
@@ -67,7 +67,7 @@ asio::awaitable<void> serve(tcp::acceptor acceptor) {
   }
 }
 
-/// On all addresses of IPv6 and IPv4, or of IPv4 where there is no IPv6.
+/// On all IPv6 and IPv4 addresses, or only IPv4 where there is no IPv6.
 tcp::acceptor listen_everywhere(asio::io_context& io, unsigned short port, boost::system::error_code& error) {
   tcp::acceptor acceptor(io);
   auto address = tcp::endpoint(tcp::v6(), port);

@@ -15,15 +15,15 @@ JobEvents::JobEvents(asio::io_context& io, const SignalFd& signals)
 }
 
 JobEvents::~JobEvents() {
-  // Asio would close descriptors that belong to others.
+  // Asio would close descriptors that it does not own.
   signals_.release();
   for (Descriptor& descriptor : pidfds_) descriptor.release();
 }
 
 void JobEvents::watch_exit(std::size_t index, int pidfd) {
   auto& descriptor = pidfds_.emplace_back(io_, pidfd);
-  // epoll reports descriptors in the order in which they became ready, so the first worker to fail comes
-  // first even if ddprun polls late.
+  // epoll reports descriptors in the order they became ready, so the first worker to fail comes first even if
+  // ddprun polls late.
   descriptor.async_wait(Descriptor::wait_read,
                         [this, index, generation = generation_](const boost::system::error_code& error) {
                           if (!error && generation == generation_) push(WorkerExited{index});

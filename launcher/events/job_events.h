@@ -15,16 +15,16 @@
 namespace ddprun::launcher {
 
 struct WorkerExited {
-  std::size_t index;  ///< the one given to watch_exit
+  std::size_t index;  ///< as passed to watch_exit
 };
-struct ChildEnded {};  ///< any child, perhaps an orphan that a worker left behind
+struct ChildEnded {};  ///< any child, perhaps an orphan of a worker
 struct DeadlinePassed {};
 struct PeerEvent {};  ///< something arrived from the job's other nodes
 
 using JobEvent = std::variant<WorkerExited, SignalReceived, ChildEnded, DeadlinePassed, PeerEvent>;
 
-/// Everything that can happen to a running job, in the order in which the kernel saw it. The loop takes one
-/// event at a time and decides; handlers only queue.
+/// Everything that can happen to a running job, in the order the kernel saw it. The loop takes one event at a
+/// time and decides; handlers only queue.
 class JobEvents {
  public:
   using Clock = std::chrono::steady_clock;
@@ -43,7 +43,7 @@ class JobEvents {
   /// True if next() would not wait.
   bool pending() const { return !events_.empty(); }
 
-  /// The next event; DeadlinePassed if none comes in time.
+  /// The next event; DeadlinePassed if none arrives in time.
   boost::asio::awaitable<JobEvent> next(std::optional<Clock::time_point> deadline = std::nullopt);
 
  private:

@@ -9,8 +9,8 @@
 
 namespace ddprun::launcher {
 
-/// The job could not be started or stopped, for a reason other than a worker's. The exit codes are those of
-/// env(1) and timeout(1).
+/// The job could not be started or stopped, through no fault of a worker. The exit codes are those of env(1)
+/// and timeout(1).
 class LaunchError : public std::runtime_error {
  public:
   static constexpr int kUsage = 2;
@@ -19,7 +19,7 @@ class LaunchError : public std::runtime_error {
   static constexpr int kNotExecutable = 126;
   static constexpr int kNotFound = 127;
 
-  /// kNotFound or kNotExecutable, by the errno of exec.
+  /// kNotFound or kNotExecutable, depending on exec's errno.
   static int code_of_exec_error(int error) {
     const bool missing = error == ENOENT || error == ENOTDIR || error == ENAMETOOLONG || error == ELOOP;
     return missing ? kNotFound : kNotExecutable;
@@ -31,7 +31,7 @@ class LaunchError : public std::runtime_error {
   int exit_code;
 };
 
-/// ddprun's exit code if this error ends it.
+/// ddprun's exit code if it ends with this error.
 inline int exit_code_of(const std::exception& error) {
   if (const auto* launch = dynamic_cast<const LaunchError*>(&error)) return launch->exit_code;
   return dynamic_cast<const UsageError*>(&error) != nullptr ? LaunchError::kUsage : LaunchError::kOwnFailure;

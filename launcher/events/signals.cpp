@@ -22,19 +22,19 @@ bool is_ignored(int signal) {
 }  // namespace
 
 SignalFd::SignalFd(std::vector<int> ending, const std::vector<int>& forwarded) : ending_(std::move(ending)) {
-  // Only an ignored SIGHUP is the user's wish (nohup): shells without job control ignore SIGINT and SIGQUIT
+  // Only an ignored SIGHUP is the user's intent (nohup): shells without job control ignore SIGINT and SIGQUIT
   // in every background program.
   if (is_ignored(SIGHUP)) std::erase(ending_, SIGHUP);
   ::signal(SIGPIPE, SIG_IGN);
   for (const int signal : {SIGUSR1, SIGUSR2}) ::signal(signal, SIG_IGN);  // unless handled below
-  ::signal(SIGXFSZ, SIG_IGN);  // a log file at its size limit is a failed write
+  ::signal(SIGXFSZ, SIG_IGN);  // a log file at its size limit causes a failed write
   sigset_t set;
   sigemptyset(&set);
   std::vector<int> handled = {SIGTSTP, SIGWINCH, SIGCHLD};
   handled.insert(handled.end(), ending_.begin(), ending_.end());
   handled.insert(handled.end(), forwarded.begin(), forwarded.end());
   for (const int signal : handled) {
-    // An ignored signal is discarded even while blocked, and with SIGCHLD the exit statuses would be too.
+    // Ignored signals are discarded even while blocked; with SIGCHLD, so would be the exit statuses.
     if (signal != SIGHUP) ::signal(signal, SIG_DFL);
     sigaddset(&set, signal);
   }
@@ -52,7 +52,7 @@ bool SignalFd::end_requested() const {
 }
 
 void end_by_signal(int signal) {
-  ::prctl(PR_SET_DUMPABLE, 0);  // SIGQUIT: no core of ours, only the workers'
+  ::prctl(PR_SET_DUMPABLE, 0);  // SIGQUIT: no core of ddprun, only of the workers
   ::signal(signal, SIG_DFL);
   sigset_t set;
   sigemptyset(&set);

@@ -15,9 +15,9 @@ struct SignalReceived {
 /// Delivers signals to ddprun's loop through a signalfd, so they never interrupt anything; those that arrive
 /// during setup wait until the loop runs.
 ///
-/// Blocks, as long as ddprun runs: signals that end the job (SIGHUP unless it is ignored, as under nohup),
-/// signals that are forwarded, SIGTSTP, SIGWINCH and SIGCHLD. Ignores SIGPIPE: a closed reader of our output
-/// must not end the job.
+/// Blocks, while ddprun runs: signals that end the job (SIGHUP unless it is ignored, as under nohup), signals
+/// that are forwarded, SIGTSTP, SIGWINCH and SIGCHLD. Ignores SIGPIPE: a reader that closes our output must
+/// not end the job.
 class SignalFd {
  public:
   SignalFd(std::vector<int> ending, const std::vector<int>& forwarded);
@@ -35,7 +35,7 @@ class SignalFd {
   UniqueFd fd_;
 };
 
-/// Ends this process by that signal, as the shell or the scheduler expects.
+/// Ends this process by that signal, as the shell or scheduler expects.
 [[noreturn]] void end_by_signal(int signal);
 
 }  // namespace ddprun::launcher

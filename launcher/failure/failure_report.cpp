@@ -16,7 +16,7 @@ namespace {
 
 using Lines = std::vector<std::string>;
 
-constexpr std::size_t kWidth = 80;          // of our own text; a worker's lines are not broken
+constexpr std::size_t kWidth = 80;          // of our own text; a worker's lines are not wrapped
 constexpr std::size_t kLabelWidth = 10;     // "log files"
 constexpr std::size_t kMaxLineBytes = 500;  // of a worker's line
 constexpr std::size_t kLastLines = 20;      // of its stderr
@@ -47,7 +47,7 @@ std::string field(const std::string& label, const Lines& lines) {
   return head + lines.front() + "\n" + rest;
 }
 
-/// A sentence of ours, wrapped.
+/// A sentence by ddprun, wrapped.
 std::string sentence(const std::string& label, const std::string& text) {
   return field(label, wrapped(text, kWidth - kLabelWidth - 4));
 }
@@ -73,13 +73,13 @@ Lines error_lines(const ErrorFileContent& error, std::size_t first, std::size_t 
   return {"the worker's error file " + printable(error.problem)};
 }
 
-/// Shows a traceback once: Python prints what @record has written, too, below a header and outer frames of
-/// its own. Clears the stack if the output has all of it, else drops the part of it from the output.
+/// Shows a traceback once: Python also prints what @record wrote, below a header and outer frames of its own.
+/// Clears the stack if the output contains all of it, else drops the common part from the output.
 void drop_repetition(Lines& stack, Lines& output) {
   if (stack.empty()) return;
   const auto frames = stack.begin() + (stack.front().starts_with("Traceback") && stack.size() > 1 ? 1 : 0);
   if (std::search(output.begin(), output.end(), frames, stack.end()) != output.end()) return stack.clear();
-  constexpr std::ptrdiff_t kEnough = 4;  // lines that two different tracebacks do not share
+  constexpr std::ptrdiff_t kEnough = 4;  // more lines than two different tracebacks share
   if (stack.end() - frames < kEnough) return;
   const auto found = std::search(output.begin(), output.end(), stack.end() - kEnough, stack.end());
   if (found == output.end()) return;
@@ -129,7 +129,7 @@ std::string describe_others(const std::vector<WorkerRecord>& others) {
   return text;
 }
 
-/// A program that refuses its arguments has said why, usually on stderr.
+/// A program that rejects its arguments has said why, usually on stderr.
 std::string describe_refusal(const FailureReport& report) {
   const WorkerRecord& root = report.root_cause;
   const Lines error = error_lines(root.error, 1, 1), last = printable_lines(joined(root.last_lines, "\n"));

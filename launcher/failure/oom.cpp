@@ -15,7 +15,7 @@ namespace ddprun::launcher {
 namespace {
 
 constexpr std::size_t kMaxTextBytes = 1 << 20;
-constexpr int kMaxLogRecords = 10'000;  // in one look, however fast the kernel writes
+constexpr int kMaxLogRecords = 10'000;  // per look, however fast the kernel writes
 
 /// A line of mountinfo: "ID PARENT MAJOR:MINOR ROOT MOUNT_POINT OPTIONS [TAGS] - TYPE SOURCE SUPER_OPTIONS".
 struct Mount {
@@ -67,7 +67,7 @@ UniqueFd open_kernel_log() {
 
 std::optional<std::filesystem::path> oom_counter_file(std::string_view cgroup, std::string_view mountinfo) {
   const std::string lines(cgroup);
-  // A memory controller of version 1 means that version 2 has none.
+  // A memory controller in version 1 means that version 2 has none.
   const std::string version1 = own_cgroup(lines, "memory");
   const bool v2 = version1.empty();
   const std::string own = v2 ? own_cgroup(lines, "") : version1;
@@ -138,7 +138,7 @@ OomFinding OomWatch::look(pid_t pid) {
   OomFinding finding;
   const std::uint64_t kills = read_counter().value_or(0);
   finding.kills = kills > kills_before_ ? kills - kills_before_ : 0;
-  char record[8192];  // one record a read; a smaller buffer is refused
+  char record[8192];  // one record per read, which fails if the buffer is smaller
   for (int i = 0; kernel_log_ && i < kMaxLogRecords; ++i) {
     const ssize_t n = ::read(kernel_log_.get(), record, sizeof record);
     if (n < 0 && (errno == EPIPE || errno == EINTR)) continue;  // EPIPE: overwritten before we read it

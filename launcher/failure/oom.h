@@ -42,18 +42,18 @@ struct OomFinding {
 
 /// The report's line about a worker's memory; may be empty.
 ///
-/// killed   SIGKILL ended the worker, and ddprun did not send it
+/// killed   a SIGKILL that ddprun did not send ended the worker
 std::string describe(const OomFinding& finding, bool killed);
 
-/// Watches for OOM kills. Needs no privileges: it reads the kernel's log only where it may.
+/// Watches for OOM kills. Needs no privileges: reads the kernel's log only if permitted.
 class OomWatch {
  public:
   OomWatch();
 
-  /// What has happened since construction or the last restart(). Does not block.
+  /// What has happened since construction or the last restart(), for this process. Does not block.
   OomFinding look(pid_t pid);
 
-  /// Forgets earlier kills: a new attempt begins.
+  /// Forgets earlier kills because a new attempt begins.
   void restart();
 
  private:

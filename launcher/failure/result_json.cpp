@@ -21,7 +21,7 @@ namespace {
 using json = nlohmann::ordered_json;
 
 constexpr int kFormatVersion = 1;
-constexpr int kPipePatienceMs = 2000;  // for a reader that does not read: the job is over
+constexpr int kPipePatienceMs = 2000;  // how long to wait for a reader that does not read: the job is over
 
 template <typename Value>
 json value_or_null(const std::optional<Value>& value) {
@@ -70,7 +70,7 @@ void write_text(const std::filesystem::path& path, int fd, const std::string& te
   throw IoError(path, "cannot write", errno);
 }
 
-/// A file must not replace /dev/null or the pipe of a shell's >(command).
+/// Must not replace /dev/null or the pipe of a shell's >(command) with a file.
 bool is_device_or_pipe(const std::filesystem::path& path) {
   struct stat info {};
   return ::stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode) && !S_ISDIR(info.st_mode);

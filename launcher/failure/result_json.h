@@ -24,7 +24,7 @@ struct AttemptRecord {
   std::optional<int> root_cause_rank;
   std::vector<WorkerRecord> workers;
   std::vector<Straggler> stragglers = {};
-  WorkerStatus said = {};  ///< at last, by the worker of this node that accounts for most time
+  WorkerStatus said = {};  ///< last report of the worker on this node that accounts for most time
   std::optional<std::int64_t> first_step = {};
 };
 
@@ -34,7 +34,7 @@ struct JobRecord {
   std::string run_id;
   std::vector<std::string> program;  ///< with its arguments; to_json redacts them
   int exit_code = 0;                 ///< ddprun's
-  std::optional<int> ended_by;       ///< the signal that ends ddprun
+  std::optional<int> ended_by;       ///< the signal that will end ddprun
   AttemptEnd outcome;
   std::string message;  ///< ddprun's own error, one line
   int max_restarts = 0;
@@ -47,11 +47,11 @@ struct JobRecord {
 /// The record as a JSON object. Bytes that are not UTF-8 become U+FFFD.
 std::string to_json(const JobRecord& record);
 
-/// Looks, before a job runs, whether its result can be written. throws UsageError naming --result-json
+/// Checks, before a job runs, that its result can be written. throws UsageError naming --result-json
 void check_result_json(const std::filesystem::path& path);
 
-/// Writes it, readable only by the user: replaces a file atomically, or writes into a device or a pipe.
-/// throws IoError
+/// Writes it, readable only by the user: replaces a file atomically, or writes to a device or pipe. throws
+/// IoError
 void write_result_json(const std::filesystem::path& path, const JobRecord& record);
 
 }  // namespace ddprun::launcher

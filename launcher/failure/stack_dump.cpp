@@ -47,12 +47,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// gdb takes some hundred MB for a training: not too many at once.
+// gdb takes several hundred MB per training process: do not run too many at once.
 constexpr unsigned kMaxDebuggers = 8;
 constexpr std::size_t kMaxBytesJudged = 1 << 18;
 constexpr std::size_t kMaxThreads = 512;
 
-/// Without the final newline; empty if it is gone or we may not read it.
+/// Without the final newline; empty if it is gone or unreadable for us.
 std::string read_proc(const fs::path& path) {
   std::ifstream file(path);
   std::ostringstream text;
@@ -94,7 +94,7 @@ std::string find_or_empty(const std::string& name, const std::string& search_pat
   return "";
 }
 
-/// Not the job's variables, which may confuse a debugger's own Python.
+/// Without the job's variables, which may confuse a debugger's own Python.
 bp::environment debugger_environment() {
   bp::environment environment;
   environment["LC_ALL"] = "C";
@@ -104,8 +104,8 @@ bp::environment debugger_environment() {
   return environment;
 }
 
-/// In the debugger's process, before it runs: a session of its own, which we can kill as a group and which
-/// ends with us, default signals, and no descriptor above 2.
+/// Runs in the debugger's process before the debugger: a separate session, which we can kill as a group and
+/// which ends with us, default signals, and no descriptor above 2.
 void isolate_debugger() {
   ::setsid();
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -144,14 +144,14 @@ struct StackDump::Step {
 struct StackDump::Rank {
   StackResult result;
   UniqueFd file;
-  std::deque<Step> steps;  ///< the debugger works on the first
+  std::deque<Step> steps;  ///< the debugger is working on the first
   std::optional<bp::child> debugger;
   off_t output_begin = 0;  ///< where the debugger's output begins
 
   void note_problem(const Step& step, const std::string& problem) {
     if (step.of_worker) add_to(result.problem, step.command.tool + ": " + problem, "; ");
   }
-  /// Its zombie is ddprun's to reap, as any orphan: waiting for it could block.
+  /// ddprun reaps its zombie, as any orphan: waiting for it could block.
   void kill_debugger() {
     ::kill(-debugger->id(), SIGKILL);
     debugger->detach();
@@ -195,7 +195,7 @@ std::vector<StackCommand> stack_commands(const StackTools& tools, pid_t pid, con
   if (!tools.eu_stack.empty()) {
     commands.push_back({"eu-stack", {tools.eu_stack, "-p", number}});
   } else if (!tools.gdb.empty()) {
-    // Without anybody's start-up files and scripts, and without the network.
+    // Without anyone's start-up files and scripts, and without the network.
     commands.push_back({"gdb",
                         {tools.gdb, "-nx", "-batch", "-iex", "set debuginfod enabled off", "-iex",
                          "set auto-load off", "-p", number, "-ex", "thread apply all bt"}});
@@ -287,7 +287,7 @@ void StackDump::look_at(Rank& rank, const fs::path& folder) {
   const pid_t worker = rank.result.pid;
   std::vector<pid_t> pids = group_members(worker);
   std::erase(pids, worker);
-  pids.insert(pids.begin(), worker);  // whether it lives or not
+  pids.insert(pids.begin(), worker);  // dead or alive
   for (const pid_t pid : pids) {
     const KernelView view = kernel_view(pid);
     if (pid == worker) rank.result.view = view;
@@ -306,7 +306,7 @@ bool StackDump::advance() {
     std::error_code reaped_by_others;
     if (rank.debugger && !rank.debugger->running(reaped_by_others)) conclude(rank, /*in_time=*/true);
   }
-  // Every worker before any child of one: time may run out.
+  // Every worker before any worker's children: time may run out.
   for (const bool of_worker : {true, false})
     for (Rank& rank : ranks_) start_next(rank, of_worker);
   return running_ == 0;
@@ -355,7 +355,7 @@ void StackDump::start_next(Rank& rank, bool of_worker) {
   }
 }
 
-/// Judges the output of a rank's debugger, which has ended.
+/// Evaluates the output of a rank's debugger, which has ended.
 void StackDump::conclude(Rank& rank, bool in_time) {
   const Step step = std::move(rank.steps.front());
   rank.steps.pop_front();

@@ -11,20 +11,20 @@
 
 namespace ddprun::launcher {
 
-/// How long the stacks of a whole job may take: it hangs anyway, and gdb needs 5 s of CPU time for each rank
-/// with LibTorch.
+/// How long dumping the stacks of a whole job may take: it hangs anyway, and gdb needs 5 s of CPU time per
+/// rank with LibTorch.
 constexpr std::chrono::seconds kStackDumpTimeout{30};
 
 /// What /proc says about a process. Instant; needs no debugger.
 struct KernelView {
-  std::string text;            ///< a line for the process and one for each thread; empty if it is gone
-  bool stopped = false;        ///< by SIGSTOP or the like: it reacts only to SIGKILL and SIGCONT
+  std::string text;            ///< a line for the process and one per thread; empty if it is gone
+  bool stopped = false;        ///< by SIGSTOP or similar: it reacts only to SIGKILL and SIGCONT
   bool catches_abort = false;  ///< it handles SIGABRT, as Python's faulthandler does
   bool python = false;         ///< it runs a Python interpreter
 };
 
-/// Each thread's name, state, kernel function and system call, as far as we may see them. Leaves out
-/// arguments and environment: they may hold secrets.
+/// Each thread's name, state, kernel function and system call, as far as visible to us. Leaves out arguments
+/// and environment, which may contain secrets.
 KernelView kernel_view(pid_t pid);
 
 /// Paths of the programs that can print another process's stacks; empty: not found.
@@ -43,13 +43,13 @@ struct StackCommand {
   std::vector<std::string> argv;
 };
 
-/// What to run to get all stacks of a process, one after the other: two cannot trace a process at once.
+/// Commands that get all stacks of a process, one after the other: two cannot trace a process at once.
 std::vector<StackCommand> stack_commands(const StackTools& tools, pid_t pid, const KernelView& process);
 
-/// True if a tool's output has at least one stack.
+/// True if a tool's output contains at least one stack.
 bool shows_stacks(std::string_view output);
 
-/// The line of a tool's output that says why it shows no stacks, without control characters; else empty.
+/// The line of a tool's output that says why it shows no stacks, without control characters; empty if none.
 std::string refusal_in(std::string_view output);
 
 /// Why no debugger can attach to any worker; nullopt if one may.
@@ -64,11 +64,11 @@ struct StackTarget {
   pid_t pid = -1;
 };
 
-/// What was found out about one rank.
+/// The findings about one rank.
 struct StackResult {
   int rank = 0;
   pid_t pid = -1;
-  std::filesystem::path file;      ///< empty: none was written
+  std::filesystem::path file;      ///< empty: not written
   std::vector<std::string> tools;  ///< that wrote the worker's own stacks into the file
   std::string problem;             ///< why there are none: one line
   KernelView view;                 ///< of the worker itself, at the beginning
@@ -77,21 +77,21 @@ struct StackResult {
 /// One line for the user: where the stacks are, or why there are none.
 std::string describe(const StackResult& result);
 
-/// The signal to end a hanging job with: SIGABRT where it tells more, with a core file or the stacks of
-/// Python's faulthandler, because a rank has no stacks, or handles SIGABRT and has no Python stacks. Else
-/// SIGTERM.
+/// The signal to end a hanging job with: SIGABRT where it reveals more, through a core file or the stacks of
+/// Python's faulthandler, because a rank has no stacks, or handles SIGABRT and has no Python stacks.
+/// Otherwise SIGTERM.
 int signal_after(const std::vector<StackResult>& results);
 
 /// Writes what every rank of a hanging job is doing to FOLDER/stacks_RANK.txt (mode 0600): at once the
-/// kernel's view of all its processes, then their stacks, with debuggers working on some ranks at a time.
-/// Works on stopped processes too, and leaves every process as it found it.
+/// kernel's view of all its processes, then their stacks, with debuggers working on a few ranks at a time.
+/// Also works on stopped processes, and leaves every process as it found it.
 ///
 /// Nothing here blocks. Call advance() whenever a child of ddprun has ended (debuggers are children, and
-/// anybody may reap them) until it returns true or you give up, and then finish().
+/// anyone may reap them) until it returns true or you give up, and then finish().
 class StackDump {
  public:
   StackDump(const std::vector<StackTarget>& targets, const std::filesystem::path& folder, StackTools tools);
-  /// Kills the remaining debuggers; the processes that they traced go on.
+  /// Kills the remaining debuggers; the processes that they traced continue.
   ~StackDump();
   StackDump(const StackDump&) = delete;
   StackDump& operator=(const StackDump&) = delete;

@@ -37,7 +37,7 @@ constexpr CgroupMount kMounts[] = {{"sys/fs/cgroup", true},
                                    {"sys/fs/cgroup/cpu,cpuacct", false}};
 
 /// The cgroup's path below the mount point. A container may see the host's path but only its own part of the
-/// hierarchy, so missing leading folders are dropped; the result may be empty.
+/// hierarchy, so drops missing leading folders; the result may be empty.
 fs::path below_mount(const fs::path& point, const std::string& cgroup) {
   if (cgroup.find("/..") != std::string::npos) return {};  // outside the visible part
   fs::path below = fs::path(cgroup).relative_path();
@@ -61,7 +61,7 @@ bool has_word(const std::string& list, const std::string& word) {
   return ("," + list + ",").find("," + word + ",") != std::string::npos;
 }
 
-// Lines are "ID:CONTROLLERS:PATH"; the one of version 2 lists no controllers.
+// Lines are "ID:CONTROLLERS:PATH"; version 2's line lists no controllers.
 std::string own_cgroup(const std::string& cgroups, const std::string& controller) {
   for (const std::string& line : split(cgroups, '\n')) {
     const auto first = line.find(':');

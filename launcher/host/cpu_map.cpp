@@ -14,7 +14,7 @@
 namespace ddprun::launcher {
 namespace {
 
-/// The functions of hwloc that we use, while the library is loaded.
+/// The hwloc functions that we use, while the library is loaded.
 class Hwloc {
  public:
   explicit Hwloc(const char* name) : library_(::dlopen(name, RTLD_LAZY | RTLD_LOCAL), ::dlclose) {
@@ -54,12 +54,12 @@ class Hwloc {
   std::unique_ptr<void, int (*)(void*)> library_;
 };
 
-/// A discovered topology. All its lists hold allowed CPUs only.
+/// A discovered topology. All its lists contain only allowed CPUs.
 class Discovery {
  public:
   Discovery(const Hwloc& hwloc, const CpuList& allowed) : hwloc_(hwloc), allowed_(allowed) {
     if (hwloc_.init(&topology_) != 0) fail("hwloc_topology_init");
-    // Include nodes without an allowed CPU, since a GPU may be there. And do not rebind this thread for the
+    // Include nodes without an allowed CPU, since a GPU may be there. Do not rebind this thread for the
     // discovery by CPUID (a flag that hwloc before 2.5 does not know).
     constexpr unsigned long kAll = HWLOC_TOPOLOGY_FLAG_INCLUDE_DISALLOWED;
     if (hwloc_.set_flags(topology_, kAll | HWLOC_TOPOLOGY_FLAG_DONT_CHANGE_BINDING) != 0)

@@ -11,7 +11,7 @@ namespace ddprun::launcher {
 /// CPU numbers of the kernel (hardware threads), ascending and unique.
 using CpuList = std::vector<int>;
 
-/// "0-3", "8" of ascending numbers.
+/// "0-3", "8" for ascending numbers.
 std::vector<std::string> number_ranges(const std::vector<int>& numbers);
 
 /// "0-3,8", as taskset and the kernel write it; "none" if empty.
@@ -20,7 +20,7 @@ std::string describe_cpus(const CpuList& cpus);
 /// The CPUs in both lists.
 CpuList common_cpus(const CpuList& a, const CpuList& b);
 
-/// A set for sched_setaffinity(pid, bytes(), data()), not limited to 1024 CPUs as a plain cpu_set_t.
+/// A set for sched_setaffinity(pid, bytes(), data()), not limited to 1024 CPUs like a plain cpu_set_t.
 class CpuSet {
  public:
   explicit CpuSet(const CpuList& cpus);
@@ -33,7 +33,7 @@ class CpuSet {
 
 /// A NUMA node that has CPUs.
 struct NumaNode {
-  int index = 0;         ///< the kernel's
+  int index = 0;         ///< the kernel's index
   CpuList cpus;          ///< the allowed ones; may be empty
   CpuList package_cpus;  ///< the allowed ones of its package or packages
 };
@@ -42,11 +42,11 @@ struct NumaNode {
 struct CpuMap {
   std::vector<NumaNode> nodes;    ///< of the whole host
   std::vector<CpuList> packages;  ///< sockets
-  std::vector<CpuList> caches;    ///< sharing the outermost cache, mostly L3
+  std::vector<CpuList> caches;    ///< sharing the outermost cache, usually L3
   std::vector<CpuList> cores;     ///< physical cores, in topology order
 };
 
-/// Asks hwloc, which is loaded only here because that takes longer than starting a job. Honours hwloc's
+/// Asks hwloc, which is loaded only here because loading takes longer than starting a job. Honours hwloc's
 /// variables (HWLOC_SYNTHETIC, HWLOC_XMLFILE). A level that hwloc does not report, such as caches in a
 /// virtual machine, falls back to the next larger one.
 ///

@@ -42,7 +42,7 @@ std::optional<int> find_gpu(const std::vector<Gpu>& host, const std::string& ent
   return static_cast<int>(index);
 }
 
-/// Whether both name the same GPU or instance: a GPU can be spelt in two ways.
+/// Whether both name the same GPU or instance: a GPU can be spelled in two ways.
 bool is_same(const VisibleGpu& a, const VisibleGpu& b) {
   if (a.name == b.name) return true;
   return a.gpu >= 0 && a.gpu == b.gpu && !a.is_mig() && !b.is_mig();
@@ -56,7 +56,7 @@ void add(std::vector<VisibleGpu>& list, VisibleGpu gpu, const std::string& value
   list.push_back(std::move(gpu));
 }
 
-/// The entries, without a list of the GPUs.
+/// The entries as they are, without a list of GPUs.
 std::vector<VisibleGpu> as_written(const std::string& value) {
   std::vector<VisibleGpu> list;
   for (const std::string& entry : entries_of(value)) {
@@ -163,7 +163,7 @@ std::vector<std::string> gpu_problems(const std::vector<Gpu>& host, const std::v
     const auto entry = std::ranges::find_if(visible, used);
     if (entry == visible.end()) continue;
     const Gpu& gpu = host[i];
-    // Memory of a GPU that is divided into instances may rightly belong to the neighbours.
+    // Memory of a GPU divided into instances may legitimately belong to the neighbours.
     if (!entry->is_mig()) add_memory_problems(gpu, ours, problems);
     if (gpu.ecc_errors > 0)
       problems.push_back(describe(gpu) + ": uncorrected ECC errors since the driver was loaded: " +

@@ -8,7 +8,7 @@
 namespace ddprun::launcher {
 namespace {
 
-// The part of NVIDIA's nvml.h that we use, so that building does not need it. It is ABI.
+// The part of NVIDIA's nvml.h that we use, so that building does not need it. It is a stable ABI.
 using Device = NvmlLibrary::Device;
 
 struct PciInfo {  // nvmlPciInfo_t
@@ -19,7 +19,7 @@ struct PciInfo {  // nvmlPciInfo_t
 };
 static_assert(sizeof(PciInfo) == 68);
 
-struct ProcessInfo {  // nvmlProcessInfo_v2_t, which _v3 of the function fills
+struct ProcessInfo {  // nvmlProcessInfo_v2_t, filled by version _v3 of the function
   unsigned pid;
   unsigned long long bytes;
   unsigned gpu_instance, compute_instance;
@@ -36,7 +36,7 @@ constexpr int kInsufficientSize = 7;
 constexpr int kUncorrected = 1;  // NVML_MEMORY_ERROR_TYPE_UNCORRECTED
 constexpr int kVolatile = 0;     // NVML_VOLATILE_ECC: since the driver was loaded
 
-/// The functions of NVML that we use. An old driver may lack any: what it would tell stays unknown.
+/// The NVML functions that we use. An old driver may lack any; their information then stays unknown.
 class Nvml {
  public:
   Nvml() {
@@ -97,14 +97,14 @@ class Nvml {
     auto count = static_cast<unsigned>(list.size());
     while (function && (status = function(device, &count, list.data())) == kInsufficientSize &&
            list.size() < (1U << 16)) {
-      list.resize(2 * list.size());  // processes come and go between two calls
+      list.resize(2 * list.size());  // the number of processes may change between two calls
       count = static_cast<unsigned>(list.size());
     }
     if (status != kSuccess) return;
     for (unsigned i = 0; i < count; ++i) {
       const auto pid = static_cast<int>(list[i].pid);
       const std::uint64_t bytes = list[i].bytes == kNotAvailable ? 0 : list[i].bytes;
-      // A process that computes and draws is in both lists, with the same figure.
+      // A process that both computes and draws is in both lists, with the same figure.
       const auto known =
           std::ranges::find_if(gpu.processes, [&](const GpuProcess& process) { return process.pid == pid; });
       if (known == gpu.processes.end()) {

@@ -10,7 +10,7 @@
 namespace ddprun::launcher {
 namespace {
 
-/// The inode of a socket that listens on the port of any address; 0: none.
+/// The inode of a socket that listens on the port at any address; 0: none.
 unsigned long listening_inode(int port) {
   for (const char* table : {"/proc/net/tcp", "/proc/net/tcp6"}) {
     std::ifstream lines(table);

@@ -7,7 +7,7 @@
 
 namespace ddprun::launcher {
 
-/// " by process PID (NAME)" of a visible process that listens on this TCP port, else "". Slow.
+/// " by process PID (NAME)" for a visible process that listens on this TCP port, else "". Slow.
 std::string port_owner(int port);
 
 /// Reserves the wanted port, or a free one. throws LaunchError naming the port and its owner

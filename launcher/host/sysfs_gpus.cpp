@@ -39,7 +39,7 @@ std::vector<std::string> indices(std::size_t count) {
   return list;
 }
 
-/// What a variable chooses from a list by index, in its order, up to the first entry that names none.
+/// The items that a variable selects from a list by index, in its order, up to the first invalid entry.
 std::vector<std::string> chosen(const std::vector<std::string>& list,
                                 const std::optional<std::string>& value) {
   if (!value) return list;
@@ -65,7 +65,7 @@ std::size_t tiles_of(const fs::path& card) {
 
 SysfsGpus amd_gpus(const fs::path& sysfs) {
   std::size_t count = 0;
-  // Nodes of CPUs have id 0; those of GPUs that a container may not use cannot be read.
+  // CPU nodes have id 0; nodes of GPUs that a container may not use are unreadable.
   for (const fs::path& node : numbered(sysfs / "class/kfd/kfd/topology/nodes", ""))
     if (const std::string id = first_word(node / "gpu_id"); !id.empty() && id != "0") ++count;
   SysfsGpus gpus{"ROCR_VISIBLE_DEVICES", chosen(indices(count), process_env("ROCR_VISIBLE_DEVICES"))};

@@ -17,7 +17,7 @@ namespace ddprun::launcher {
 namespace fs = std::filesystem;
 
 CpuList allowed_cpus() {
-  // The kernel refuses a set smaller than its own: grow until it fits.
+  // The kernel rejects a set smaller than its own: grow until it fits.
   for (int bits = 1024; bits <= 1 << 20; bits *= 2) {
     const std::unique_ptr<cpu_set_t, void (*)(cpu_set_t*)> set(CPU_ALLOC(bits),
                                                                [](cpu_set_t* p) { CPU_FREE(p); });

@@ -40,7 +40,7 @@ void note_straggler(Job& job, Attempt& attempt, const Straggler& straggler) {
   if (attempt.stragglers.size() < kMostKept) attempt.stragglers.push_back(straggler);
 }
 
-/// What belongs to the running workers.
+/// Everything that belongs to the running workers.
 struct Parts {
   Heartbeats beats;
   StatusBoard statuses;
@@ -82,7 +82,7 @@ struct WorkerEnds {
                     "cannot start rank " + std::to_string(rank) + ": " + error.what());
 }
 
-/// wanted  of which workers, the others' are -1; empty: of all
+/// wanted  the workers to open them for, -1 for the others; empty: all
 WorkerEnds open_ends(Parts& parts, const Job& job, const Round& round, bool recovers,
                      const std::vector<bool>& wanted) {
   WorkerEnds ends;
@@ -190,8 +190,7 @@ asio::awaitable<bool> wants_to_hurry(Job& job, WorkerGroup& group) {
 }
 
 /// Waits for the rest of the workers' output. A process that cannot be killed may keep a pipe open, and so
-/// may one that is not of the job, such as the server of a terminal multiplexer that was given a worker's
-/// stdout.
+/// may one outside the job, such as a terminal multiplexer's server that was given a worker's stdout.
 asio::awaitable<void> drain(Job& job, WorkerGroup& group, AttemptOutput& logs, bool all_gone) {
   constexpr std::chrono::milliseconds kLook{100};
   while (!co_await logs.wait_for_ends(Clock::now() + kLook))
@@ -203,10 +202,10 @@ asio::awaitable<void> drain(Job& job, WorkerGroup& group, AttemptOutput& logs, b
     if (co_await wants_to_hurry(job, group)) break;
 }
 
-/// Whether the job can go on when only this worker is started again.
+/// Whether the job can continue if only this worker is restarted.
 bool others_can_go_on(Parts& parts, const Round& round, std::size_t failed) {
   const auto& workers = parts.group.workers();
-  if (workers.size() < static_cast<std::size_t>(round.workers)) return false;  // a signal came first
+  if (workers.size() < static_cast<std::size_t>(round.workers)) return false;  // a signal arrived first
   for (std::size_t i = 0; i < workers.size(); ++i)
     if (!parts.rounds.abilities(i).recovers ||
         (i != failed && workers[i].status && workers[i].status->success()))
@@ -215,7 +214,7 @@ bool others_can_go_on(Parts& parts, const Round& round, std::size_t failed) {
          std::any_of(workers.begin(), workers.end(), [](const Worker& worker) { return !worker.status; });
 }
 
-/// Starts the workers that have ended alone again, in a new round, and tells the others of it. False if one
+/// Restarts only the workers that have ended, in a new round, and announces it to the others. False if one
 /// cannot start.
 bool begin_round(Job& job, Attempt& attempt, Parts& parts, NextRound next) {
   const Round& round = attempt.round = next.round;
@@ -249,10 +248,10 @@ bool begin_round(Job& job, Attempt& attempt, Parts& parts, NextRound next) {
   return true;
 }
 
-/// Waits until the attempt ends, with as many rounds in place as there may be.
+/// Waits until the attempt ends, through any number of rounds in place.
 asio::awaitable<void> run_rounds(Job& job, Attempt& attempt, Parts& parts, const Peers& peers,
                                  const Replacing* replacing, const FindHung& find_hung) {
-  std::optional<AttemptEnd> lost;  // what the nodes were asked about
+  std::optional<AttemptEnd> lost;  // the end that the nodes were asked about
   for (;;) {
     auto end = co_await parts.group.wait(job.deadline, find_hung, peers.end_reason, peers.begins_round);
     if (end) {
@@ -274,7 +273,7 @@ asio::awaitable<void> run_rounds(Job& job, Attempt& attempt, Parts& parts, const
   }
 }
 
-/// --standby: once the first worker has said that its program can.
+/// --standby: starts them once the first worker has said that its program supports it.
 void keep_standbys(Job& job, Parts& parts, const Round& round) {
   if (job.options.standby == 0) return;
   const WorkerSpec spec = plan_attempt(job, round, -1)[0];

@@ -17,7 +17,7 @@
 
 namespace ddprun::launcher {
 
-/// A worker that was replaced by another one (--recover=rank).
+/// A replaced worker (--recover=rank).
 struct LostWorker {
   WorkerSpec spec;
   Worker worker;
@@ -39,8 +39,8 @@ struct Attempt {
   std::vector<int> user_signals;                         ///< that end the job
   std::vector<pid_t> left;                               ///< processes that SIGKILL did not end
   std::vector<Straggler> stragglers;                     ///< ranks that were slow for a while
-  WorkerStatus said;  ///< at last, by the worker of this node that accounts for most time
-  std::optional<std::int64_t> first_step;  ///< that it spoke of
+  WorkerStatus said;  ///< last report of the worker on this node that accounts for most time
+  std::optional<std::int64_t> first_step;  ///< reported by that worker
 };
 
 /// Descriptors that workers inherit, by index; empty: none.
@@ -54,7 +54,7 @@ struct WorkerFds {
 std::vector<WorkerSpec> plan_attempt(const Job& job, const Round& round, int store_fd,
                                      const WorkerFds& fds = {});
 
-/// The other nodes; empty on one node.
+/// The other nodes; empty on a single node.
 struct Peers {
   PeerEndReason end_reason;
   /// Called as soon as the attempt's outcome is known, before the workers are stopped.
@@ -63,16 +63,16 @@ struct Peers {
   Interrupted begins_round;
 };
 
-/// A round in which lost workers are started alone again, and its master port if this node has rank 0.
+/// A round in which only lost workers are restarted, and its master port if this node has rank 0.
 struct NextRound {
   Round round;
   std::optional<HeldPort> port;
 };
 
-/// Of an attempt whose workers can be replaced one by one (--recover=rank).
+/// For an attempt whose workers can be replaced one by one (--recover=rank).
 struct Replacing {
-  /// A worker has failed, and the others can go on without it: whether to wait for the nodes to begin a round
-  /// in which it is replaced.
+  /// A worker has failed, and the others can continue without it: whether to wait for the nodes to begin a
+  /// round in which it is replaced.
   std::function<bool(const Attempt& attempt, pid_t failed)> ask;
   /// The round that begins.
   std::function<NextRound(const Attempt& attempt)> next;

@@ -18,7 +18,7 @@ namespace {
 
 using Wall = JobClock::Wall;
 
-/// When the worker wrote its error file; nullopt if it did not.
+/// When the worker wrote its error file; nullopt if it wrote none.
 std::optional<Wall::time_point> error_time(const std::string& path) {
   struct stat info {};
   if (path.empty() || ::lstat(path.c_str(), &info) != 0 || !S_ISREG(info.st_mode) || info.st_size == 0)
@@ -27,11 +27,11 @@ std::optional<Wall::time_point> error_time(const std::string& path) {
       std::chrono::seconds(info.st_mtim.tv_sec) + std::chrono::nanoseconds(info.st_mtim.tv_nsec)));
 }
 
-/// The worker that failed first. The first to exit may have failed because of another one, whose exit takes
-/// longer but whose error file is older.
+/// The worker that failed first. The first to exit may have failed because of another one, which takes longer
+/// to exit but whose error file is older.
 ///
 /// first, ended   the first to exit, and when
-/// workers        if they have ended: one that succeeded is not the cause
+/// workers        if they have ended: a successful one is not the cause
 std::size_t root_cause(const std::vector<WorkerSpec>& specs, std::size_t first, Wall::time_point ended,
                        const std::vector<WorkerRecord>& workers = {}) {
   std::size_t root = first;
@@ -100,7 +100,7 @@ std::string describe_end(const Attempt& attempt) {
     const auto error = read_error_file(spec.error_file).error;
     const std::string message =
         error ? ": " + printable(error->message.substr(0, error->message.find('\n'))) : "";
-    const bool first = spec.rank == attempt.specs[failed->index].rank;  // else it has not been reaped yet
+    const bool first = spec.rank == attempt.specs[failed->index].rank;  // else it is not reaped yet
     return "rank " + std::to_string(spec.rank) + " failed" + (first ? ": " + describe(failed->status) : "") +
            message;
   }

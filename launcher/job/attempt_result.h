@@ -8,10 +8,10 @@
 
 namespace ddprun::launcher {
 
-/// Why it failed, in one line for other nodes: "rank 3 failed: exit code 7: out of range".
+/// Why the attempt failed, in one line for other nodes: "rank 3 failed: exit code 7: out of range".
 std::string describe_end(const Attempt& attempt);
 
-/// The same of a worker that failed and is to be replaced, and whether it ran out of memory.
+/// The same for a failed worker that is to be replaced, and whether it ran out of memory.
 std::string describe_loss(const Attempt& attempt, pid_t failed, OomWatch& oom);
 
 /// Reports how an attempt ended: to the user, to the program that started ddprun, and in the record.

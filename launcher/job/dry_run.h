@@ -10,8 +10,8 @@
 
 namespace ddprun::launcher {
 
-/// The round that --dry-run shows: this node's by its node rank, else the first node's, as if all nodes had
-/// as many workers. Port 0 means a free one.
+/// The round that --dry-run shows: this node's by its node rank, else the first node's, assuming that all
+/// nodes have this many workers. Port 0 means a free one.
 Round shown_round(const Options& options, int workers, const std::string& run_id);
 
 /// What --dry-run prints for each worker: the command, the variables that ddprun sets, CPUs and log files,

@@ -33,7 +33,7 @@ struct Job {
   Placement placement;
   std::optional<JobEvents::Clock::time_point> deadline;
   std::string job_id, run_id;
-  std::filesystem::path timer_file;  ///< of PyTorch's file timers; empty: none are wanted
+  std::filesystem::path timer_file;  ///< of PyTorch's file timers; empty: not wanted
   JobClock clock;
   std::vector<UniqueFd> states;  ///< with --recover=rank: memory that outlives each worker, by local rank
   boost::asio::io_context& io;
@@ -42,7 +42,7 @@ struct Job {
   JobEvents& events;
   EventsJson& log;
   JobOutput& outputs;
-  JobMonitor* monitor = nullptr;  ///< is told of each attempt
+  JobMonitor* monitor = nullptr;  ///< notified of each attempt
 };
 
 }  // namespace ddprun::launcher

@@ -28,7 +28,7 @@ namespace {
 using json = nlohmann::ordered_json;
 
 constexpr std::size_t kJobNameSize = 8;
-constexpr std::size_t kMostStackBytes = 1 << 18;  // of a rank
+constexpr std::size_t kMostStackBytes = 1 << 18;  // per rank
 constexpr std::chrono::milliseconds kStackLook{50};
 constexpr std::chrono::seconds kReadGpusEvery{10};  // it loads the driver's library
 constexpr std::size_t kMostSummaries = 256;         // a connection queues no more than 1024 messages
@@ -58,7 +58,7 @@ void add_exit(json& object, const Worker& worker) {
   }
 }
 
-/// How far the slowest rank is, and how long it will take.
+/// How far the slowest rank is, and its remaining time.
 void add_progress(json& view, const json& ranks) {
   for (const json& rank : ranks) {
     const json& status = rank["status"];
@@ -139,7 +139,7 @@ std::vector<Summary> JobMonitor::summaries() {
     read_gpus_next_ = now + kReadGpusEvery;
     std::packaged_task<std::map<int, GpuUse>()> read(gpu_use);
     reading_gpus_ = read.get_future();
-    std::thread(std::move(read)).detach();  // the driver takes its time, or never answers
+    std::thread(std::move(read)).detach();  // the driver may be slow, or never answer
   }
   std::vector<Summary> summaries;
   for (std::size_t i = 0; i < std::min(running_->group.workers().size(), kMostSummaries); ++i) {

@@ -22,12 +22,12 @@ class WorkerGroup;
 /// A job's name for ddpctl: the beginning of its id.
 std::string job_name(const std::string& job_id);
 
-/// Answers what can be asked of the running job.
+/// Answers queries about the running job.
 class JobMonitor {
  public:
   JobMonitor(Job& job, const JobRecord& record) : job_(job), record_(record) {}
 
-  /// The workers that run now.
+  /// The workers that are running now.
   struct Running {
     const Attempt& attempt;
     const WorkerGroup& group;
@@ -48,17 +48,17 @@ class JobMonitor {
     JobMonitor& monitor_;
   };
 
-  /// They refer to this.
+  /// The answers refer to this object.
   JobQuestions questions();
 
-  // Of a job over several nodes.
+  // For a job on several nodes.
 
-  /// This node's name, and the host on which its coordinator is looked for.
+  /// This node's name, and the host where it looks for the coordinator.
   void set_nodes(std::string node, std::string coordinator);
-  /// The coordinator is in this ddprun: the other nodes tell it of their ranks.
+  /// The coordinator is in this ddprun: the other nodes tell it about their ranks.
   void gather() { board_.emplace(); }
   void take(const std::string& node, const Summary& summary);
-  /// For the coordinator, if that is elsewhere: of the first few hundred workers.
+  /// For the coordinator, if it is elsewhere: summaries of at most the first few hundred workers.
   std::vector<Summary> summaries();
   /// nullopt: only the coordinator's ddprun knows.
   std::optional<std::vector<OwnTime>> other_times() const;
@@ -74,7 +74,7 @@ class JobMonitor {
   Job& job_;
   const JobRecord& record_;
   std::optional<Running> running_;
-  std::string node_, coordinator_;  ///< empty: there is one node
+  std::string node_, coordinator_;  ///< empty: only one node
   std::optional<NodesBoard> board_;
   std::map<int, GpuUse> gpus_;
   std::future<std::map<int, GpuUse>> reading_gpus_;

@@ -24,9 +24,9 @@ namespace {
 
 using Clock = JobEvents::Clock;
 
-// For the other nodes to disconnect from the coordinator.
+// How long the other nodes may take to disconnect from the coordinator.
 constexpr std::chrono::seconds kGoodbyeTimeout{10};
-// Whatever listens on our port is a ddprun, which answers soon, or a stranger in the way.
+// Whatever listens on our port is either a ddprun, which answers soon, or a stranger in the way.
 constexpr std::chrono::milliseconds kStrangersGreeting{500};
 constexpr std::size_t kMostShown = 300;  // bytes of a command
 
@@ -35,7 +35,7 @@ std::string name_of_node(const NodesOptions& nodes) {
 }
 
 /// CoordinatorSettings::program: the command; without its arguments if nodes are told their ranks, as they
-/// may be told more.
+/// may also be told other things.
 std::string known_by(const Options& options) {
   if (options.run_id != kDefaultRunId) return "";
   std::vector<std::string> words = options.program;
@@ -100,7 +100,7 @@ class NodeSupervisor {
     connections_.links.emplace_back(job_.io, job_.events, std::move(settings));
   }
 
-  /// Starts the coordinator here, if this is its host and nobody has.
+  /// Starts the coordinator here, if this is its host and nobody else has started it.
   void host(const Endpoint& endpoint, const std::vector<asio::ip::tcp::endpoint>& addresses,
             NodeLink::Settings& link) {
     Listening listening = listen_at(endpoint, addresses, /*required=*/!lost_ && nodes_.is_host.has_value());
@@ -115,7 +115,7 @@ class NodeSupervisor {
     if (listening.sockets.empty()) return;
     if (listening.at_any_address) {
       log_info(printable(endpoint.host) + " is not an address of this host: listening on all its interfaces");
-      // This host itself may not reach the address.
+      // This host itself may be unable to reach the address.
       const auto port = static_cast<unsigned short>(endpoint.port);
       link.instead = {{asio::ip::address_v4::loopback(), port}, {asio::ip::address_v6::loopback(), port}};
     }
@@ -143,7 +143,7 @@ class NodeSupervisor {
     if (lost_) log_info("this node has the coordinator now, at " + to_string(endpoint));
   }
 
-  /// Looks for the job's coordinator, perhaps another one. False if there is to be none.
+  /// Looks for the job's coordinator, perhaps another one. False if there will be none.
   bool look_again(const std::string& reason, bool hung_up) {
     const bool goes_on =
         nodes_.elastic() || nodes_.spares > 0 || former_.restarts < job_.options.restart.max_restarts;
@@ -223,7 +223,7 @@ class NodeSupervisor {
     return {end.exit_code, std::nullopt};
   }
 
-  /// The user ended this node while its workers were being stopped; if the job has ended, its result counts.
+  /// The user ended this node while its workers were being stopped; if the job has ended, its result wins.
   RunResult leave_or_end(int signal) {
     while (const auto news = link().next())
       if (const auto* message = std::get_if<CoordinatorMessage>(&*news))
@@ -233,7 +233,7 @@ class NodeSupervisor {
     return RunResult::by_signal(signal);
   }
 
-  /// Where the node of rank 0 reserves the workers' port: on the interface by which others reach it.
+  /// Where rank 0's node reserves the workers' port: on the interface by which others reach it.
   std::string port_address() {
     if (!link().join_address().empty()) return link().join_address();
     return is_loopback(link().local_address()) && !is_loopback(link().endpoint().host)
@@ -241,7 +241,7 @@ class NodeSupervisor {
                : link().local_address();
   }
 
-  /// The round as it is on this node.
+  /// The round as seen on this node.
   Round own(const Start& start) {
     Round round = start;
     round.group_rank = nodes_.group_rank.value_or(start.group_rank);
@@ -264,7 +264,7 @@ class NodeSupervisor {
     job_.log.add({EventRecord::Kind::kRestart, Clock::now(), round_});
   }
 
-  /// While workers run: leads a round in place if asked to. True once it begins.
+  /// While workers run: leads a round in place on request. True once it begins.
   bool begins_round() {
     while (const auto* message = link().peek()) {
       if (const auto* start = std::get_if<Start>(message)) return start->in_place;
@@ -285,7 +285,7 @@ class NodeSupervisor {
     return next;
   }
 
-  /// Tells the coordinator of a worker that can be replaced. round_ may be the next one's already (Lead).
+  /// Tells the coordinator about a worker that can be replaced. round_ may already be the next one's (Lead).
   bool report_loss(const Attempt& attempt, pid_t failed) {
     const std::string text = describe_loss(attempt, failed, oom_);
     log_warning(text + "; it is to be started alone again");
@@ -312,7 +312,7 @@ class NodeSupervisor {
     if (const auto* received = std::get_if<SignalReceived>(&attempt.outcome))
       co_return RunResult::by_signal(received->signal);
     if (!attempt.user_signals.empty()) co_return leave_or_end(attempt.user_signals.front());
-    // The coordinator knows of every other end and has sent Stop, which Ended answers, or End.
+    // The coordinator knows of every other end and has sent Stop, answered by Ended, or End.
     if (std::holds_alternative<AllSucceeded>(attempt.outcome)) link().send(Succeeded{round_});
     co_return std::nullopt;
   }
@@ -384,9 +384,9 @@ class NodeSupervisor {
   FormerRound former_;     ///< the last round
   bool in_round_ = false;  ///< since this node came to its coordinator
   bool stands_by_ = false;
-  std::optional<Endpoint> lost_;  ///< of the last coordinator that was lost while its job ran
+  std::optional<Endpoint> lost_;  ///< endpoint of the last coordinator lost while its job ran
   Clock::time_point asking_since_ = Clock::now();  ///< since that loss, or the start
-  Clock::time_point asking_again_since_;           ///< since the last connection's end
+  Clock::time_point asking_again_since_;           ///< since the last connection ended
   std::string last_reason_;                        ///< the last reason for an end that the user saw
 };
 

@@ -13,8 +13,8 @@ namespace ddprun::launcher {
 
 /// The connections to the other nodes. Must outlive the run of the io_context.
 struct NodeConnections {
-  std::list<CoordinatorServer> servers;  ///< only the last has not resigned
-  std::list<NodeLink> links;             ///< the last is in use; those before have lost their coordinator
+  std::list<CoordinatorServer> servers;  ///< only the last one has not resigned
+  std::list<NodeLink> links;             ///< the last one is in use; earlier ones have lost their coordinator
 
   /// Null: the coordinator is not here.
   CoordinatorServer* server() {
@@ -25,8 +25,8 @@ struct NodeConnections {
   }
 };
 
-/// Runs this node's part of a job over several nodes: starts, stops and restarts workers as the coordinator
-/// says, and reports to it.
+/// Runs this node's part of a multi-node job: starts, stops and restarts workers as the coordinator requests,
+/// and reports to it.
 ///
 /// throws  as run_attempt(); LaunchError if the coordinator is unreachable, lost or refuses this node
 boost::asio::awaitable<RunResult> supervise_node(Job& job, NodeConnections& connections, JobRecord& record);

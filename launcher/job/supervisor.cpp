@@ -36,8 +36,8 @@ namespace ddprun::launcher {
 namespace asio = boost::asio;
 namespace {
 
-/// If ddprun starts without stdin, stdout or stderr, our own descriptors would take their numbers, and
-/// workers would write to them.
+/// If ddprun starts without stdin, stdout or stderr, its own descriptors would get their numbers, and workers
+/// would write to them.
 void open_missing_standard_streams() {
   int fd = 0;
   do fd = ::open("/dev/null", O_RDWR);
@@ -72,7 +72,7 @@ std::chrono::milliseconds milliseconds_between(JobEvents::Clock::time_point begi
   return std::chrono::duration_cast<std::chrono::milliseconds>(end - begin);
 }
 
-/// Whether a restart is left for the worker that has failed, which is then used. It begins without delay.
+/// Whether the failed worker has a restart left; if so, uses it. It begins without delay.
 bool use_restart(const Job& job, const Attempt& attempt, pid_t failed, OomWatch& oom, int& restarts_used,
                  JobRecord& record) {
   const auto now = JobEvents::Clock::now();
@@ -90,7 +90,7 @@ bool use_restart(const Job& job, const Attempt& attempt, pid_t failed, OomWatch&
   return true;
 }
 
-/// The next round of one node. Rank 0 may still listen on the port of the last one.
+/// The next round on a single node. Rank 0 may still listen on the port of the last one.
 NextRound next_round(const Attempt& attempt) {
   Round round = attempt.round;
   ++round.number, ++round.restart_count;
@@ -99,7 +99,7 @@ NextRound next_round(const Attempt& attempt) {
   return {round, std::move(port)};
 }
 
-/// Runs attempts until one is the last.
+/// Runs attempts until the last one.
 asio::awaitable<RunResult> supervise(Job& job, JobRecord& record) {
   const RestartSettings& restarts = job.options.restart;
   OomWatch oom;
@@ -205,7 +205,7 @@ RunResult run_loop(asio::io_context& io, asio::awaitable<RunResult> job) {
   return result;
 }
 
-/// The pipe of PyTorch's file timers; empty: none is wanted.
+/// The pipe for PyTorch's file timers; empty: not wanted.
 std::filesystem::path timer_file(const std::filesystem::path& temp_path) {
   if (process_env("TORCHELASTIC_ENABLE_FILE_TIMER") != "1") return {};
   const auto given = process_env("TORCHELASTIC_TIMER_FILE");
@@ -213,7 +213,7 @@ std::filesystem::path timer_file(const std::filesystem::path& temp_path) {
   return ours ? std::filesystem::absolute(*given) : temp_path / "timers";
 }
 
-/// Of a job whose workers are replaced one by one, for each of them.
+/// For a job whose workers are replaced one by one: memory for each of them.
 std::vector<UniqueFd> state_memory(const Options& options, int workers) {
   std::vector<UniqueFd> all;
   for (int i = 0; options.recover != Recover::kAll && i < workers; ++i) {
@@ -233,7 +233,7 @@ RunResult run_recorded(const Options& options, const std::vector<std::string>& e
   open_missing_standard_streams();
   reserve_low_descriptors();
   raise_descriptor_limit();
-  // Handle signals before anything could be left behind, and start the guard before what it removes.
+  // Handle signals before anything could be left behind, and start the guard before creating what it removes.
   const SignalFd signals(options.ending_signals, options.forwarded_signals);
   const auto temp_path = temp_folder() / ("ddprun-" + job_id);
   Guard guard(temp_path, job_id);

@@ -16,7 +16,7 @@ struct RunResult {
   static RunResult by_signal(int signal) { return {exit_code_of_signal(signal), signal}; }
 };
 
-/// Runs one job, leaving no process and no file behind.
+/// Runs one job, leaving no processes or files behind.
 ///
 /// environment   ddprun's own, "NAME=value"
 /// throws        UsageError, LaunchError, IoError, std::system_error

@@ -13,7 +13,7 @@ namespace ddprun::launcher {
 namespace asio = boost::asio;
 
 struct AttemptOutput::Worker {
-  std::shared_ptr<OutputStream> out, err;  // null: does not pass through ddprun
+  std::shared_ptr<OutputStream> out, err;  // null: bypasses ddprun
   OutputTail error_tail;
   RecentOutput recent;
   Clock::time_point last_output = Clock::now();
@@ -50,7 +50,7 @@ UniqueFd AttemptOutput::open_stream(std::size_t index, const StreamPlan& plan, b
     targets.filtered = file;
   }
   if (targets.file || targets.filtered) targets.writer = writer_.get();
-  // The end of stderr is kept for the failure report, wherever it goes.
+  // Keeps the end of stderr for the failure report, wherever it goes.
   if (!targets.console && !targets.file && !targets.filtered && !plan.need_activity && !is_err)
     return open_dev_null(O_WRONLY);
 
@@ -106,7 +106,7 @@ void AttemptOutput::finish() {
 }
 
 asio::awaitable<bool> AttemptOutput::drain_files(std::optional<Clock::time_point> deadline) {
-  if (!writer_) co_return true;  // not "||" before co_await: GCC 12 awaits all the same
+  if (!writer_) co_return true;  // not "||" before co_await: GCC 12 awaits anyway
   co_return co_await writer_->drain(deadline);
 }
 

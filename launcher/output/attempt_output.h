@@ -21,20 +21,20 @@
 
 namespace ddprun::launcher {
 
-/// Passes the output of one attempt's workers on to ddprun's console and to files.
+/// Forwards the output of one attempt's workers to ddprun's console and to files.
 class AttemptOutput {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// folder  of the log files; null if no plan has one. It and the console must outlive this
+  /// folder  of the log files; null if no plan has any. It and the console must outlive this
   AttemptOutput(boost::asio::io_context& io, Console& console, const LogFolder* folder);
   ~AttemptOutput();
   AttemptOutput(const AttemptOutput&) = delete;
   AttemptOutput& operator=(const AttemptOutput&) = delete;
 
   /// Makes the files and pipes of the worker with this index, and begins to read. If the console is a
-  /// terminal, the worker gets terminals too, in raw mode and narrower by what comes before each line. Close
-  /// the result once the worker is started.
+  /// terminal, the worker gets terminals too, in raw mode and narrower by the width of the prefix. Close the
+  /// result once the worker is started.
   /// throws IoError for the files, std::system_error for the pipes
   WorkerOutputs open(std::size_t index, const WorkerOutputPlan& plan);
 
@@ -44,10 +44,10 @@ class AttemptOutput {
   /// Waits until every stream has ended. False at the deadline.
   boost::asio::awaitable<bool> wait_for_ends(std::optional<Clock::time_point> deadline);
 
-  /// Whether bytes that workers wrote have not been passed on.
+  /// Whether bytes that workers wrote have not been forwarded yet.
   bool unread() const;
 
-  /// Closes the streams, after passing on unfinished lines. The console and files may still need draining.
+  /// Closes the streams, after forwarding unfinished lines. The console and files may still need draining.
   void finish();
 
   /// Waits until the log files hold everything. False at the deadline.
@@ -56,15 +56,15 @@ class AttemptOutput {
   /// The end of a worker's stderr, wherever it goes: at most 20 lines and 16 KiB, raw.
   std::vector<std::string> last_error_lines(std::size_t index) const;
 
-  /// The end of what a worker wrote to both streams, as far as it passed through ddprun.
+  /// The end of a worker's output on both streams, as far as it passed through ddprun.
   const RecentOutput& recent(std::size_t index) const;
 
-  /// When a worker last wrote something that passed through ddprun, or was opened. Now, while the console
-  /// or a stalled disk blocks it.
+  /// When a worker last wrote something that passed through ddprun, or was opened. Now, while the console or
+  /// a stalled disk blocks it.
   Clock::time_point last_output(std::size_t index) const;
 
-  /// Adapts the workers' terminals to the current size of ddprun's. It sends no SIGWINCH: theirs is not a
-  /// controlling terminal.
+  /// Adapts the workers' terminals to the current size of ddprun's. Sends no SIGWINCH, because theirs is not
+  /// a controlling terminal.
   void update_window_size();
 
  private:
@@ -80,10 +80,10 @@ class AttemptOutput {
   const LogFolder* folder_;
   std::unique_ptr<LogWriter> writer_;  // null: no files
   std::map<std::size_t, std::unique_ptr<Worker>> workers_;
-  std::vector<std::unique_ptr<Worker>> replaced_;  // lost workers, whose last output may still be on its way
+  std::vector<std::unique_ptr<Worker>> replaced_;  // lost workers, whose last output may still be arriving
   std::map<std::filesystem::path, std::shared_ptr<LogFile>> filtered_files_;
   std::function<void(std::size_t)> on_first_output_;
-  boost::asio::steady_timer ended_;  // cancelled when a stream has ended
+  boost::asio::steady_timer ended_;  // cancelled when a stream ends
 };
 
 }  // namespace ddprun::launcher

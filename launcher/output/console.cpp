@@ -21,9 +21,9 @@ namespace ddprun::launcher {
 namespace asio = boost::asio;
 namespace {
 
-// To the start of the line, and clear it.
+// Go to the start of the line, and clear it.
 constexpr std::string_view kClearLine = "\r\x1b[K";
-// A text wider than the terminal must not wrap: the line above could not be cleared.
+// A text wider than the terminal must not wrap: then the line above could not be cleared.
 constexpr std::string_view kWrapOff = "\x1b[?7l";
 constexpr std::string_view kWrapOn = "\x1b[?7h";
 
@@ -56,7 +56,7 @@ ConsoleSink::ConsoleSink(asio::io_context& io, int fd, std::string name)
   kind_ = Kind::kReopened;
 }
 
-// Asio sets O_NONBLOCK on what it waits for. So it waits for an epoll of ours, which waits for the
+// Asio sets O_NONBLOCK on the descriptors it waits for. So it waits for an epoll of ours, which waits for the
 // descriptor.
 void ConsoleSink::watch_shared() {
   const int watch = ::epoll_create1(EPOLL_CLOEXEC);
@@ -72,7 +72,7 @@ ssize_t ConsoleSink::write_some(std::string_view bytes) {
   if (kind_ == Kind::kShared) {
     pollfd ready{fd_, POLLOUT, 0};
     if (::poll(&ready, 1, 0) <= 0) return 0;
-    bytes = bytes.substr(0, PIPE_BUF);  // a writable pipe takes this much at once
+    bytes = bytes.substr(0, PIPE_BUF);  // a writable pipe accepts this much at once
   }
   ssize_t n;
   do n = ::write(fd_, bytes.data(), bytes.size());
@@ -152,7 +152,7 @@ void ConsoleSink::write_buffer() {
     if (n == 0) break;
     written_ += static_cast<std::size_t>(n);
   }
-  // Dropping what is written pays once it is more than the rest that moves.
+  // Dropping written bytes pays off once they outnumber the rest, which has to move.
   if (written_ >= waiting_bytes()) {
     buffer_.erase(0, written_);
     written_ = 0;

@@ -18,7 +18,7 @@
 namespace ddprun::launcher {
 
 /// Merges the lines of many writers into one stream: whole, in order, through a bounded buffer, and without
-/// waiting for the reader. A writer is identified by an address that it owns.
+/// waiting for the reader. An address that it owns identifies a writer.
 ///
 /// The descriptor is shared with other programs, so O_NONBLOCK must not be set on it. Pipes and terminals are
 /// reopened; where that fails (sockets, another user's terminal), little is written at a time, and only when
@@ -42,13 +42,13 @@ class ConsoleSink : public std::enable_shared_from_this<ConsoleSink> {
   /// Ends the line that the writer has left open.
   void end_line(Writer writer);
 
-  /// On a terminal: shows the text below all lines until the writer writes, or another one calls this.
+  /// On a terminal: shows the text below all lines until the writer writes, or another writer calls this.
   void show_transient(Writer writer, std::string text);
 
   /// The writer is done: its callback is dropped.
   void forget(Writer writer);
 
-  /// False while too much waits to be written.
+  /// False while too much output is queued.
   bool has_room() const { return waiting_bytes() < kFull; }
   /// Calls back once when there is room again.
   void when_room(Writer writer, std::function<void()> callback);
@@ -59,7 +59,7 @@ class ConsoleSink : public std::enable_shared_from_this<ConsoleSink> {
   /// Called whenever everything has been written.
   void on_flushed(std::function<void()> callback) { on_flushed_ = std::move(callback); }
 
-  /// Clears the transient line and writes what can be written, before somebody writes to the descriptor
+  /// Clears the transient line and writes what can be written, before someone writes to the descriptor
   /// directly.
   void make_way();
 
@@ -82,17 +82,17 @@ class ConsoleSink : public std::enable_shared_from_this<ConsoleSink> {
 
   boost::asio::io_context& io_;
   int fd_;
-  boost::asio::posix::stream_descriptor waiter_;  // tells when fd_ can be written
+  boost::asio::posix::stream_descriptor waiter_;  // waits until fd_ is writable
   Kind kind_ = Kind::kFile;
   bool is_terminal_;
   std::string name_;
   std::string buffer_;
   std::size_t written_ = 0;  // of buffer_
-  bool flush_due_ = false;   // posted
-  bool blocked_ = false;     // waits until fd_ can be written
+  bool flush_due_ = false;   // flush() has been posted
+  bool blocked_ = false;     // waiting until fd_ is writable
   bool gone_ = false;        // the reader is gone
   bool warned_ = false;
-  bool line_open_ = false;  // the last line has no end yet
+  bool line_open_ = false;  // the last line is unfinished
   Writer line_owner_ = nullptr;
   std::string transient_;
   Writer transient_owner_ = nullptr;
@@ -101,8 +101,8 @@ class ConsoleSink : public std::enable_shared_from_this<ConsoleSink> {
   std::function<void()> on_flushed_;
 };
 
-/// ddprun's stdout and stderr, shared by all workers. If both lead to the same place they are one sink: lines
-/// keep their order, and there is one transient line.
+/// ddprun's stdout and stderr, shared by all workers. If both lead to the same place, they are one sink:
+/// lines keep their order, and there is one transient line.
 ///
 /// ddprun's own messages bypass this: call make_way() before one.
 class Console {
@@ -117,8 +117,8 @@ class Console {
   const std::shared_ptr<ConsoleSink>& out() { return out_; }
   const std::shared_ptr<ConsoleSink>& err() { return err_; }
 
-  /// Call before writing to stdout or stderr directly: writes what waits, as far as possible, and clears the
-  /// transient line, which is drawn again below.
+  /// Call it before writing to stdout or stderr directly: writes queued output as far as possible, and clears
+  /// the transient line, which is redrawn below.
   void make_way();
 
   /// Waits until everything is written. False at the deadline.

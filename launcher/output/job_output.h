@@ -15,7 +15,7 @@ namespace ddprun::launcher {
 /// What the output options depend on.
 struct OutputPlace {
   bool out_is_terminal = false, err_is_terminal = false;
-  bool need_activity = false;  ///< ddprun has to see when workers write
+  bool need_activity = false;  ///< ddprun has to notice when workers write
   std::string role;
   std::string prefix_template;
   std::filesystem::path attempt_folder;  ///< of this attempt's files
@@ -26,8 +26,8 @@ struct OutputPlace {
 std::vector<WorkerOutputPlan> plan_outputs(const OutputOptions& options, const OutputPlace& place,
                                            int first_rank, int workers);
 
-/// The run id as part of a folder's name: other characters than letters, digits and "._-" become "_"; at most
-/// 64 characters; never only dots.
+/// The run id as part of a folder's name: replaces all but letters, digits and "._-" with "_"; at most 64
+/// characters; never only dots.
 std::string folder_name(const std::string& run_id);
 
 /// Where a job's workers write: ddprun's console, and the job's folder
@@ -50,7 +50,7 @@ class JobOutput {
   /// Makes the folders of an attempt's files. throws IoError
   void make_folders(int attempt, int workers);
 
-  /// The folder for the stacks of a hanging attempt: its own if that outlives the job, else a new one.
+  /// The folder for the stacks of a hanging attempt: its own if it outlives the job, else a new one.
   std::filesystem::path lasting_folder(int attempt) const;
 
   std::vector<WorkerOutputPlan> plan(int attempt, const std::vector<WorkerSpec>& specs) const;

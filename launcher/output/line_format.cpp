@@ -19,7 +19,7 @@ std::size_t csi_size(std::string_view text) {
 /// Measures the escape sequences of one text, in linear time.
 class Sequences {
  public:
-  /// The size of the sequence at the start of `rest`, which is an ESC. Of a sequence that never ends, only
+  /// The size of the sequence at the start of `rest`, which is an ESC. For a sequence that never ends, only
   /// the introducer: the rest is harmless, and shown.
   std::size_t escape_size(std::string_view rest) {
     std::size_t i = 1;
@@ -37,7 +37,7 @@ class Sequences {
   }
 
  private:
-  /// The size of what follows an OSC, DCS, SOS, PM or APC, with its end. 0 if it does not end.
+  /// The size of what follows an OSC, DCS, SOS, PM or APC, including its end. 0 if it does not end.
   std::size_t string_size(std::string_view rest) {
     for (std::size_t i = 0; i < rest.size() && !no_end_ahead_; ++i) {
       if (rest[i] == '\a') return i + 1;
@@ -118,7 +118,7 @@ std::vector<std::string> OutputTail::lines() const {
   if (rest.size() > kMaxBytes) rest.remove_prefix(rest.size() - kMaxBytes);
   std::vector<std::string> lines;
   while (!rest.empty() && lines.size() < kMaxLines) {
-    const auto newline = rest.substr(0, rest.size() - 1).rfind('\n');  // of the line before the last
+    const auto newline = rest.substr(0, rest.size() - 1).rfind('\n');  // end of the line before the last
     const std::size_t start = newline == std::string_view::npos ? 0 : newline + 1;
     lines.emplace_back(last_shown(rest.substr(start)));
     rest = rest.substr(0, start);

@@ -10,21 +10,20 @@
 
 namespace ddprun::launcher {
 
-/// Cuts a stream of bytes into lines, and keeps an unfinished line until more comes. A line longer than
-/// kMaxLine comes out in pieces.
+/// Cuts a byte stream into lines, and keeps an unfinished line until more arrives. Splits a line longer than
+/// kMaxLine into pieces.
 class LineSplitter {
  public:
   static constexpr std::size_t kMaxLine = std::size_t{1} << 20;
 
-  /// Calls on_line(std::string_view) for each line with its '\n', and for each piece of a line that is too
-  /// long.
+  /// Calls on_line(std::string_view) for each line with its '\n', and for each piece of an overlong line.
   template <typename OnLine>
   void add(std::string_view bytes, OnLine on_line);
 
   /// The unfinished line.
   std::string_view partial() const { return partial_; }
   void drop_partial();
-  /// Forgets the part that a terminal would have overwritten (see last_shown): a progress bar's is endless.
+  /// Forgets the part that a terminal would have overwritten (see last_shown): a progress bar never ends.
   void drop_overwritten();
 
  private:
@@ -40,13 +39,13 @@ struct LineSource {
 
 constexpr const char* kDefaultPrefixTemplate = "[${role_name}${local_rank}]:";
 
-/// The template, as of TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE, with role_name, local_rank and rank
+/// The template, as in TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE, with role_name, local_rank and rank
 /// substituted().
 std::string line_prefix(std::string_view prefix_template, const LineSource& source);
 
-/// The text without what could drive a terminal: control characters and escape sequences, C1 and UTF-8
-/// encoded ones too. Tabs, newlines and colours (SGR) stay; colours are reset at the end. Bytes that are not
-/// UTF-8 become U+FFFD.
+/// The text without anything that could drive a terminal: control characters and escape sequences, including
+/// C1 and UTF-8 encoded ones. Keeps tabs, newlines and colours (SGR), and resets colours at the end. Bytes
+/// that are not UTF-8 become U+FFFD.
 std::string sanitized(std::string_view text);
 
 /// True if the line contains one of the texts.
@@ -59,7 +58,7 @@ class OutputTail {
   static constexpr std::size_t kMaxBytes = std::size_t{16} << 10;
 
   void add(std::string_view bytes) { end_.add(bytes); }
-  /// The last lines as a terminal would show them, without '\n'. The first may lack its beginning.
+  /// The last lines as a terminal would show them, without '\n'. The first may be cut at its beginning.
   std::vector<std::string> lines() const;
 
  private:

@@ -11,17 +11,17 @@
 
 namespace ddprun::launcher {
 
-/// A folder for log files, in which nobody else can replace a file: it belongs to us and is not
-/// world-writable, or it has the sticky bit and belongs to us or root, as /tmp does.
+/// A folder for log files, in which nobody else can replace a file: we own it and it is not world-writable,
+/// or it has the sticky bit and is owned by us or root, like /tmp.
 class LogFolder {
  public:
   /// Makes the folder and missing folders above it, with mode 0700.
-  /// throws IoError, also for a folder that is not safe
+  /// throws IoError, also for an unsafe folder
   explicit LogFolder(const std::filesystem::path& path);
 
   const std::filesystem::path& path() const { return path_; }
 
-  /// Opens a folder below this one, and makes missing ones with mode 0700. Existing ones must be safe, and
+  /// Opens a folder below this one, and creates missing ones with mode 0700. Existing ones must be safe and
   /// not links. throws IoError
   UniqueFd open_below(const std::filesystem::path& relative) const;
 
@@ -32,7 +32,7 @@ class LogFolder {
 
 /// A new file of raw bytes, readable only by us.
 ///
-/// A failed write (a full disk, a quota) is a warning, once for each file; later writes are tried again.
+/// A failed write (a full disk, a quota) causes one warning per file; later writes are still attempted.
 class LogFile {
  public:
   /// file      inside the folder: relative to it, or with its path

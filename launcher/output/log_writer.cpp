@@ -31,7 +31,7 @@ struct LogWriter::Queue {
   std::mutex mutex;
   std::condition_variable wake_up;
   std::deque<Piece> pieces;
-  std::size_t bytes = 0;  // of the pieces, and of the one that is being written
+  std::size_t bytes = 0;  // of the pieces, including the one being written
   std::vector<std::string> warnings;
   bool loop_waits = false;  // for room, or for the end
   bool stop = false;
@@ -42,7 +42,7 @@ LogWriter::LogWriter(asio::io_context& io) : queue_(std::make_shared<Queue>()), 
   news_.assign(UniqueFd(::dup(queue_->event.get())).release());
   sigset_t all, before;
   sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are the loop's
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);  // the loop handles signals
   thread_ = std::thread([queue = queue_] { run(queue); });
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   wait_for_news();
@@ -101,7 +101,7 @@ void LogWriter::when_room(Writer writer, std::function<void()> callback) {
   waiters_.push_back({writer, std::move(callback)});
   const std::lock_guard lock(queue_->mutex);
   queue_->loop_waits = true;
-  if (queue_->bytes < kFull / 2) queue_->tell_loop();  // written meanwhile
+  if (queue_->bytes < kFull / 2) queue_->tell_loop();  // written in the meantime
 }
 
 void LogWriter::forget(Writer writer) {

@@ -19,7 +19,7 @@
 namespace ddprun::launcher {
 
 /// Writes log files on a thread, through a bounded queue: a stalled disk blocks the workers, never the event
-/// loop. A writer is identified by an address that it owns.
+/// loop. An address that it owns identifies a writer.
 class LogWriter {
  public:
   using Writer = const void*;
@@ -27,17 +27,17 @@ class LogWriter {
   static constexpr std::size_t kFull = std::size_t{1} << 20;
 
   explicit LogWriter(boost::asio::io_context& io);
-  /// What a stalled disk has not taken by then may be lost.
+  /// May lose what a stalled disk has not accepted by then.
   ~LogWriter();
   LogWriter(const LogWriter&) = delete;
   LogWriter& operator=(const LogWriter&) = delete;
 
-  /// Opens a file whose warnings are logged by the event loop. See LogFile.
+  /// Opens a file whose warnings the event loop logs. See LogFile.
   std::shared_ptr<LogFile> open(const LogFolder& folder, const std::filesystem::path& path,
                                 std::size_t max_size);
   void write(std::shared_ptr<LogFile> file, std::string bytes);
 
-  /// False while too much waits to be written.
+  /// False while too much output is queued.
   bool has_room() const;
   /// Calls back once when there is room again.
   void when_room(Writer writer, std::function<void()> callback);
@@ -60,9 +60,9 @@ class LogWriter {
 
   std::shared_ptr<Queue> queue_;
   boost::asio::posix::stream_descriptor news_;  // an eventfd that the thread writes to
-  boost::asio::steady_timer drained_;           // cancelled at news
+  boost::asio::steady_timer drained_;           // cancelled when the thread reports
   std::vector<Waiter> waiters_;
-  std::shared_ptr<void> alive_ = std::make_shared<char>();  // for handlers that are queued
+  std::shared_ptr<void> alive_ = std::make_shared<char>();  // for queued handlers
   std::thread thread_;
 };
 

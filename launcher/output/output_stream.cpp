@@ -33,7 +33,7 @@ void set_nonblocking(const UniqueFd& fd) {
     throw std::system_error(errno, std::generic_category(), "fcntl");
 }
 
-/// Without echo, and a newline stays one byte.
+/// Without echo; a newline stays one byte.
 bool make_raw(int terminal) {
   termios modes{};
   if (::tcgetattr(terminal, &modes) != 0) return false;
@@ -41,7 +41,7 @@ bool make_raw(int terminal) {
   return ::tcsetattr(terminal, TCSANOW, &modes) == 0;
 }
 
-/// Ignores what is not a terminal. A margin that would leave nothing is ignored, too.
+/// Ignores anything but a terminal, and a margin that would leave nothing.
 void copy_window_size(int from, int to, int margin) {
   winsize size{};
   if (::ioctl(from, TIOCGWINSZ, &size) != 0) return;

@@ -22,14 +22,14 @@ namespace ddprun::launcher {
 struct StreamPlan {
   bool inherit = false;             ///< the worker writes to ddprun's own stream; the rest is ignored
   bool console = true;              ///< its lines appear on ddprun's stream of the same name,
-  bool timestamps = false;          ///< with the time
-  std::string prefix = {};          ///< and this before each
-  std::filesystem::path file = {};  ///< every byte, below the log folder; empty: no file
-  std::filesystem::path filtered_file = {};  ///< the lines that match a filter; workers may share it
-  std::string filtered_prefix = {};          ///< before each of those
+  bool timestamps = false;          ///< preceded by the time
+  std::string prefix = {};          ///< and this prefix
+  std::filesystem::path file = {};  ///< gets every byte, below the log folder; empty: no file
+  std::filesystem::path filtered_file = {};  ///< gets the lines that match a filter; workers may share it
+  std::string filtered_prefix = {};          ///< precedes each of those
   std::vector<std::string> filters = {};
-  std::size_t max_file_size = 0;  ///< at which a file is rotated; 0: no limit
-  bool need_activity = false;     ///< ddprun has to see when the worker writes
+  std::size_t max_file_size = 0;  ///< size at which a file is rotated; 0: no limit
+  bool need_activity = false;     ///< ddprun has to notice when the worker writes
 };
 
 struct WorkerOutputPlan {
@@ -45,12 +45,12 @@ struct OutputChannel {
 /// throws std::system_error
 OutputChannel open_output_pipe();
 
-/// A pseudo-terminal that changes no byte, of the size of the terminal `like` without `margin` columns: for
+/// A pseudo-terminal that changes no bytes, as large as the terminal `like` less `margin` columns: for
 /// programs that show colours and progress bars only on a terminal. A pipe if the system has no terminal
 /// left. throws std::system_error
 OutputChannel open_output_terminal(int like, int margin);
 
-/// The columns before each line of a stream: time and prefix.
+/// The columns before each line of a stream, for time and prefix.
 int margin_of(const StreamPlan& plan);
 
 /// A plan with its targets opened; null: not wanted.
@@ -62,7 +62,7 @@ struct OutputTargets {
   LogWriter* writer = nullptr;                  ///< of the files; must outlive the stream
 };
 
-/// Reads one output stream of a worker and passes it on. While the console or the files' queue has no room it
+/// Reads one output stream of a worker and forwards it. While the console or the files' queue has no room, it
 /// stops reading, so the worker blocks once its pipe is full.
 class OutputStream : public std::enable_shared_from_this<OutputStream> {
  public:
@@ -73,17 +73,17 @@ class OutputStream : public std::enable_shared_from_this<OutputStream> {
   OutputStream(const OutputStream&) = delete;
   OutputStream& operator=(const OutputStream&) = delete;
 
-  /// on_bytes  called with everything read, before it is passed on
+  /// on_bytes  called with everything read, before it is forwarded
   /// on_end    called once, when all copies of the worker's end are closed
   void start(Bytes on_bytes, std::function<void()> on_end);
 
   bool open() const { return !ended_; }
   /// Gives the worker's terminal the current size of the console's, less the margin.
   void update_window_size();
-  /// True while there are bytes that were written and not yet passed on.
+  /// True while there are bytes that were written but not yet forwarded.
   bool unread() const;
 
-  /// Passes on the unfinished line and stops reading.
+  /// Forwards the unfinished line and stops reading.
   void finish();
 
  private:

@@ -7,7 +7,7 @@
 
 namespace ddprun::launcher {
 
-/// The end of what a worker wrote, stdout and stderr as they came, for those who look later. Bounded.
+/// The end of a worker's output, stdout and stderr as they came, for later readers. Bounded.
 class RecentOutput {
  public:
   explicit RecentOutput(std::size_t kept = std::size_t{8} << 10) : kept_(kept) {}
@@ -18,9 +18,9 @@ class RecentOutput {
     bytes_ += bytes;
     if (bytes_.size() > 2 * kept_) bytes_.erase(0, bytes_.size() - kept_);
   }
-  /// How many bytes it wrote in all.
+  /// How many bytes it wrote in total.
   std::uint64_t total() const { return total_; }
-  /// What is left of those after the first `seen` ones.
+  /// What is left of the bytes after the first `seen` ones.
   std::string_view after(std::uint64_t seen) const {
     const std::uint64_t fresh = total_ - (seen < total_ ? seen : total_);
     return std::string_view(bytes_).substr(

@@ -55,7 +55,7 @@ std::vector<std::string> common_environment(const LaunchContext& context, int wo
   return env;
 }
 
-/// What torchrun does to every argument.
+/// Expands an argument as torchrun does.
 std::string expanded(const std::string& text, const std::string& local_rank) {
   return substituted(text, [&](std::string_view name) {
     return name == "local_rank" ? std::optional(local_rank) : std::nullopt;

@@ -11,16 +11,16 @@
 
 namespace ddprun::launcher {
 
-/// One worker, ready to be started.
+/// One worker, ready to start.
 struct WorkerSpec {
   int rank = 0;
   int local_rank = 0;
   std::vector<std::string> argv;
   std::vector<std::string> env;      ///< "NAME=value", the whole environment
   std::filesystem::path error_file;  ///< also in env
-  bool traceable = false;            ///< debuggers may attach, for its stacks
-  bool reads_stdin = false;          ///< gets ddprun's stdin, else /dev/null
-  std::vector<int> inherited_fds;    ///< kept above 2; env names each
+  bool traceable = false;            ///< debuggers may attach to get its stacks
+  bool reads_stdin = false;          ///< gets ddprun's stdin instead of /dev/null
+  std::vector<int> inherited_fds;    ///< besides 0 to 2; env names each
   std::vector<int> cpus;             ///< to run on; empty: all of ddprun's
 };
 

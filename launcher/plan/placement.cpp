@@ -25,7 +25,7 @@ std::vector<CpuList> within(const CpuList& cpus, const std::vector<CpuList>& gro
   return parts;
 }
 
-/// Part i of n of the cores: neighbours, with one core more for the first parts if they do not divide evenly.
+/// Part i of n of the cores: adjacent ones; the first parts get one more if they do not divide evenly.
 CpuList share(const std::vector<CpuList>& cores, std::size_t i, std::size_t n) {
   const std::size_t each = cores.size() / n, rest = cores.size() % n;
   const std::size_t begin = i * each + std::min(i, rest);
@@ -62,7 +62,7 @@ CpuList near_gpu(const CpuMap& map, const std::vector<int>& gpu_nodes, NumaBindi
   const int index = node_or_0(gpu_nodes[gpu]);
   const auto node =
       std::ranges::find_if(map.nodes, [&](const NumaNode& candidate) { return candidate.index == index; });
-  // Its position among the GPUs of the node, and their number.
+  // Its position among the node's GPUs, and their number.
   const auto same = [&](int other) { return node_or_0(other) == index; };
   const auto place = gpu_nodes.begin() + static_cast<std::ptrdiff_t>(gpu);
   const auto i = static_cast<std::size_t>(std::count_if(gpu_nodes.begin(), place, same));
@@ -129,7 +129,7 @@ std::string nodes_of(const CpuList& cpus, const std::vector<NumaNode>& nodes) {
   return indices.empty() ? "-" : describe_cpus(indices);
 }
 
-/// The list cut to the width, at a comma.
+/// The list cut to fit the width, at a comma.
 std::string fitting_cpus(const CpuList& cpus, std::size_t width) {
   std::string text = describe_cpus(cpus);
   if (text.size() <= width) return text;
@@ -224,7 +224,7 @@ std::string cpu_table(const Topology& topology, const Placement& placement, cons
   try {
     nodes = read_cpu_map(topology.allowed_cpus).nodes;
   } catch (const UsageError&) {
-    // Without hwloc the NUMA nodes are not known.
+    // Without hwloc the NUMA nodes are unknown.
   }
   return cpu_table(placed, nodes);
 }

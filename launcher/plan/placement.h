@@ -12,7 +12,7 @@ namespace ddprun::launcher {
 
 /// The CPUs of each worker, by local rank.
 ///
-/// With a GPU for every worker (worker i has GPU i), near that GPU, as torchrun does:
+/// With a GPU for every worker (worker i has GPU i), near that GPU, as in torchrun:
 ///   node           all of the GPU's NUMA node
 ///   socket         all of the package that contains the node
 ///   exclusive      the node's physical cores, divided among its GPUs; the lowest GPUs get the remainder
@@ -28,7 +28,7 @@ std::vector<CpuList> bind_workers(const CpuMap& map, const std::vector<int>& gpu
 /// Where the workers of this node run, by local rank.
 struct Placement {
   std::vector<CpuList> cpus;              ///< to bind to; empty: unbound
-  std::vector<std::string> visible_gpus;  ///< values of Topology::gpu_variable; empty: the same for all
+  std::vector<std::string> visible_gpus;  ///< values for Topology::gpu_variable; empty: the same for all
 };
 
 /// Which GPUs the options depend on.
@@ -41,11 +41,11 @@ Placement place_workers(const Options& options, const Topology& topology, int wo
 struct PlacedWorker {
   int rank = 0;
   int local_rank = 0;
-  std::string gpu;  ///< as shown; empty: none
+  std::string gpu;  ///< as displayed; empty: none
   CpuList cpus;     ///< all that it may use, bound or not
 };
 
-/// The table of --dry-run: a heading and a line for each rank, at most 100 columns wide. Too long a list of
+/// The table of --dry-run: a heading and a line for each rank, at most 100 columns wide. A list of too many
 /// CPUs ends in "... (N CPUs)".
 ///
 /// nodes    the host's; empty if unknown

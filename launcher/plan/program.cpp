@@ -14,7 +14,7 @@
 namespace ddprun::launcher {
 namespace {
 
-/// 0 if the file can be executed, else an errno.
+/// 0 if the file can be executed, else errno.
 int executable_error(const std::string& path) {
   struct stat info {};
   if (::stat(path.c_str(), &info) != 0) return errno;
@@ -28,9 +28,9 @@ int executable_error(const std::string& path) {
                     "cannot run " + path + ": " + std::strerror(error));
 }
 
-/// The Python of scripts and modules.
+/// The Python for scripts and modules.
 std::string default_python() {
-#ifdef DDPRUN_IN_WHEEL  // pip has put ddprun beside the Python of its environment
+#ifdef DDPRUN_IN_WHEEL  // pip has installed ddprun next to its environment's Python
   std::error_code error;
   const auto ours = std::filesystem::read_symlink("/proc/self/exe", error).parent_path() / "python3";
   if (!error && executable_error(ours) == 0) return ours;

@@ -60,7 +60,7 @@ std::string redacted_variable(const std::string& variable) {
 
 std::vector<std::string> redacted(const std::vector<std::string>& arguments) {
   std::vector<std::string> shown;
-  bool value_follows = false;  // the word before was "--api-key"
+  bool value_follows = false;  // the previous word was "--api-key"
   for (const std::string& word : arguments) {
     const bool is_flag = word.size() > 1 && word[0] == '-';
     const bool is_long_flag = word.substr(0, 2) == "--";

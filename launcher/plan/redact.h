@@ -6,8 +6,8 @@
 
 namespace ddprun::launcher {
 
-/// Whether a flag or variable of this name may hold a secret: the name contains, in any case, token, secret,
-/// key, password, passwd or credential.
+/// Whether a flag or variable with this name may hold a secret: the name contains, in any case, token,
+/// secret, key, password, passwd or credential.
 bool is_secret_name(std::string_view name);
 
 /// A command line with "***" for the values of such flags ("--api-key=V", "--api-key V") and variables

@@ -9,28 +9,28 @@
 
 namespace ddprun::launcher {
 
-// Which nodes may join, in which order they rank, and what messages call them. Texts for people are one line,
-// fit for a terminal and short enough for a frame, however many nodes there are and whatever their names.
+// Which nodes may join, how they are ranked, and what messages call them. Texts for people are one line, safe
+// for a terminal and short enough for a frame, however many nodes there are and whatever their names.
 
 /// Why the node cannot join, regardless of the others; names both sides. Empty if it can.
 ///
-/// address   where its connection comes from; empty: from the coordinator's own host
+/// address   the connection's source; empty: the coordinator's own host
 std::string join_problem(const CoordinatorSettings& settings, const Join& join, const std::string& address);
 
-/// Compares names as people count: "node2" before "node10". Runs of digits compare as numbers of any length;
-/// of numbers that differ in leading zeros only, the shorter comes first. A strict weak order.
+/// Compares names in natural order: "node2" before "node10". Runs of digits compare as numbers of any length;
+/// of numbers that differ only in leading zeros, the shorter comes first. A strict weak order.
 bool natural_less(std::string_view a, std::string_view b);
 
 /// "n1 (10.0.0.1)". address as in join_problem()
 std::string describe_node(const Join& join, const std::string& address);
 
-/// "a, b, c"; of many the first few: "a, b, c and 997 more".
+/// "a, b, c"; for many, the first few: "a, b, c and 997 more".
 std::string first_few(const std::vector<std::string>& items);
 
 /// "node rank 1", "node ranks 1, 3-7", "n2 (node rank 1), n4 (node rank 3)".
 ///
 /// ranks   in ascending order
-/// names   of the nodes by node rank, as far as they are known
+/// names   of the nodes by node rank, as far as known
 std::string describe_node_ranks(const std::vector<int>& ranks, const std::vector<std::string>& names);
 
 }  // namespace ddprun::launcher

@@ -14,7 +14,7 @@ namespace ddprun::launcher {
 namespace asio = boost::asio;
 namespace {
 
-// Messages are small and rare: a side that is this far behind is not alive.
+// Messages are small and rare: a side this far behind is dead.
 constexpr std::size_t kMaxQueue = 1024;
 
 }  // namespace

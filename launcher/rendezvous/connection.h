@@ -25,7 +25,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   /// Exchanges greetings, before anything else. throws ProtocolError, boost::system::system_error
   boost::asio::awaitable<void> greet();
-  /// True if the other side is a ddprun of our version, whether or not it has our token.
+  /// True if the other side is a ddprun of our version, with or without our token.
   bool greeted() const { return greeted_; }
 
   /// The next message's payload. throws ProtocolError; boost::system::system_error, also at the end (eof)

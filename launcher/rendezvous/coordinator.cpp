@@ -16,14 +16,14 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr std::size_t kMaxTextBytes = 2000;  // of a node's text, to which we add words
+constexpr std::size_t kMaxTextBytes = 2000;  // of a node's text, to which words are added
 
 // A node lost this often in a row, each time from a young round, would keep restarting the others.
 constexpr int kMaxLosses = 5;
 constexpr std::chrono::minutes kYoung{5};
 constexpr Coordinator::NodeId kNobody = SIZE_MAX;
-constexpr int kSummaryMs = 1000;                            // or 1 ms for each node
-constexpr std::size_t kBeatsToLoss = 2 * kBeatsPerTimeout;  // after so many a silent node is known to be lost
+constexpr int kSummaryMs = 1000;                            // or 1 ms per node
+constexpr std::size_t kBeatsToLoss = 2 * kBeatsPerTimeout;  // after this many, a silent node is known lost
 
 }  // namespace
 
@@ -78,8 +78,8 @@ void Coordinator::go_on_after(const FormerRound& former, Time now) {
   restart_count_ = restarts_used_ = former.restarts + for_the_lost_node;
 }
 
-/// The nodes of the lost coordinator's last round, without its own if that has ended; kNobody for those that
-/// are not here. A node that has come again counts once.
+/// The nodes of the lost coordinator's last round, without its own if that has ended; kNobody for those
+/// missing here. A node that has returned counts once.
 std::vector<Coordinator::NodeId> Coordinator::former_members() const {
   std::map<int, NodeId> by_rank;
   bool ended = false;
@@ -104,7 +104,7 @@ bool Coordinator::has_majority() const {
   return former_.number >= 0 && 2 * returned() > former_members().size();
 }
 
-/// Whether the other part of a broken network may go on without this one.
+/// Whether the other part of a split network may continue without this one.
 bool Coordinator::in_minority() const {
   const auto is_minority = [this](const std::vector<NodeId>& voters) {
     const auto here =
@@ -147,7 +147,7 @@ void Coordinator::handle(NodeId id, Node& node, const NodeMessage& message, Time
       start_round(leading->port, now);
   } else if (const auto* failed = std::get_if<Failed>(&message)) {
     const bool first = phase_ == Phase::kRunning || phase_ == Phase::kLeading;
-    // Of an earlier round: the next one in place will have replaced that worker, too.
+    // From an earlier round: the next one in place has replaced that worker, too.
     const bool known = failed->in_place && failed->round != round_;
     if (in_round && first && failed->round >= first_round_ && failed->round <= round_ && !known)
       fail(*failed, now);
@@ -179,9 +179,9 @@ void Coordinator::lose(NodeId id, const std::string& reason, Time now) {
   check_progress(now);
 }
 
-/// The node is silent, or broke the protocol.
+/// The node is silent, or violated the protocol.
 void Coordinator::expel(NodeId id, const std::string& reason, Time now) {
-  if (ended_) return;  // by the loss of another node
+  if (ended_) return;  // through the loss of another node
   const Node& node = nodes_.at(id);
   dismiss(id, Refused{"node " + describe_node(node.join, node.address) + " was dropped: " + reason});
   drop(id, reason, now);
@@ -253,7 +253,7 @@ End Coordinator::last_word(bool has_run) const {
           "the job " + single_quoted(settings_.run_id) + " ended without this node: " + ended_->reason};
 }
 
-/// Advances the state, whichever event led to it.
+/// Advances the state, whatever event led to it.
 void Coordinator::check_progress(Time now) {
   if (phase_ == Phase::kRunning && unfinished_ == 0 && !ended_) end(0, "all workers succeeded");
   if (ended_ || resigned_) return;
@@ -328,7 +328,7 @@ void Coordinator::close_round() {
   ready_ -= members_.size();
   lead_round(/*in_place=*/false);
   for (const auto& [id, node] : nodes_)
-    if (node.state == State::kReady) send_waiting(id);  // it is a spare now
+    if (node.state == State::kReady) send_waiting(id);  // it has become a spare
 }
 
 /// The round's members are known.
@@ -340,7 +340,7 @@ void Coordinator::lead_round(bool in_place) {
   send(members_.front(), Lead{round_});
 }
 
-/// Puts a node that stands by in the place of a lost member, if the others can go on so.
+/// Replaces a lost member with a standby node, if the others can continue that way.
 bool Coordinator::take_spare(NodeId lost, const Join& join) {
   const auto runs = [this](NodeId id) {
     const auto found = nodes_.find(id);
@@ -349,7 +349,7 @@ bool Coordinator::take_spare(NodeId lost, const Join& join) {
   if (!settings_.in_place || unfinished_ < members_.size() ||
       std::none_of(members_.begin(), members_.end(), runs))
     return false;
-  Nodes::value_type* spare = nullptr;  // the first that came
+  Nodes::value_type* spare = nullptr;  // the first to arrive
   for (auto& entry : nodes_) {
     const Node& node = entry.second;
     const bool fits =

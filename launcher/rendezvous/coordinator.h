@@ -20,25 +20,23 @@ struct MeetingRules {
   int min_nodes = 1, max_nodes = 1;
   int spares = 0;  ///< nodes beyond max_nodes that may stand by to replace lost ones
   std::chrono::milliseconds join_timeout{600'000};  ///< for a round to begin
-  std::chrono::milliseconds last_call{30'000};      ///< to wait for more nodes once min_nodes are there
-  /// After which a silent node is lost (at most 1.25 times this).
+  std::chrono::milliseconds last_call{30'000};  ///< how long to wait for more nodes once min_nodes are there
+  /// A node silent for this long is lost (at most 1.25 times this).
   std::chrono::milliseconds node_timeout{10'000};
   std::vector<std::string> names;  ///< of the nodes by node rank, if known, as in Slurm
 };
 
-/// The job as the coordinator's node defines it; where other nodes specify something, it must agree.
+/// The job as the coordinator's node defines it; anything that other nodes specify must agree.
 struct CoordinatorSettings : MeetingRules {
   std::string run_id;  ///< never empty
-  /// What a job without --rdzv-id is known by: nodes that run another program do not belong to it. Empty:
-  /// any.
+  /// Identifies a job without --rdzv-id: nodes that run another program do not belong to it. Empty: any.
   std::string program;
   RestartSettings restarts;
-  bool in_place = false;  ///< the others go on when a node that stands by replaces a lost one
-  /// If this coordinator is lost, another may take over: of a network that breaks, only the larger part goes
-  /// on.
+  bool in_place = false;  ///< the others continue when a standby node replaces a lost one
+  /// If this coordinator is lost, another may take over: if the network splits, only the larger part
+  /// continues.
   bool has_successors = false;
-  /// Since when the nodes have been without the coordinator whose place this one takes. None: it is the
-  /// first.
+  /// Since when the nodes have lacked the coordinator that this one replaces. None: it is the first.
   std::optional<std::chrono::steady_clock::time_point> lost_at;
 };
 
@@ -51,9 +49,9 @@ struct JobEnd {
 /// The state of one job over all its nodes, and every decision about it. Pure: events come in with their
 /// time, messages come out of take_messages(). A message takes constant time, a round one sort of the nodes.
 ///
-/// A round takes ready nodes: first members of the last round, then the others in the order in which they
-/// joined. Ranks follow the node rank if given, then the natural order of names, then the order of joining. A
-/// closed round never changes: it runs, or is abandoned for the next one.
+/// A round takes ready nodes: first members of the last round, then the others in the order they joined.
+/// Ranks follow the node rank if given, then the natural order of names, then the order of joining. A closed
+/// round never changes: it runs, or is abandoned for the next one.
 class Coordinator {
  public:
   using Clock = std::chrono::steady_clock;
@@ -62,18 +60,18 @@ class Coordinator {
 
   Coordinator(CoordinatorSettings settings, Time now);
 
-  // A job whose coordinator was lost goes on with another one, which learns from the nodes' Joins what there
-  // was. It begins a round once more than half of the last round's nodes have come; the lost coordinator, if
-  // it lives, ends the job with fewer than half. So there are never two rounds beside each other. One that
-  // waits in vain for the others resigns: they may be with another coordinator, which its nodes then look
-  // for.
+  // A job whose coordinator was lost continues with another one, which learns its state from the nodes'
+  // Joins. It begins a round once more than half of the last round's nodes have come; the lost coordinator,
+  // if it lives, ends the job with fewer than half. So two rounds never run side by side. A coordinator that
+  // waits in vain for the others resigns: they may be with another coordinator, for which its nodes then
+  // look.
 
-  /// A node's message; its first one is Join.
+  /// Handles a node's message; its first one is Join.
   ///
   /// address    of the sender, numeric; empty: the coordinator's own host
   void receive(NodeId id, const NodeMessage& message, const std::string& address, Time now);
 
-  /// A connection has ended. To be called for every connection.
+  /// A connection has ended. Call it for every connection.
   void lose(NodeId id, const std::string& reason, Time now);
 
   /// Sends beats, and acts on timeouts.
@@ -89,13 +87,13 @@ class Coordinator {
 
   const std::optional<JobEnd>& ended() const { return ended_; }
 
-  /// It took a lost coordinator's place and began no round: to be dropped, with all connections.
+  /// It replaced a lost coordinator but began no round: drop it with all its connections.
   bool resigned() const { return resigned_; }
 
-  /// The name of a node that has joined; null: there is none.
+  /// The name of a node that has joined; null: no such node.
   const std::string* node_name(NodeId id) const;
 
-  /// Whether nodes may join. Not while all nodes of a job of fixed size are connected.
+  /// Whether nodes may join: not while all nodes of a fixed-size job are connected.
   bool wants_nodes() const {
     return !ended_ && !resigned_ && (elastic() || settings_.spares > 0 || phase_ == Phase::kForming);
   }
@@ -104,15 +102,15 @@ class Coordinator {
   // kForming: waiting for nodes. kLeading: the round is closed, waiting for its leader's port. kStopping:
   // waiting for the last worker to end. kPausing: before a restart.
   enum class Phase { kForming, kLeading, kRunning, kStopping, kPausing };
-  enum class State { kReady, kInRound, kSucceeded };  // kReady: none of its workers lives
+  enum class State { kReady, kInRound, kSucceeded };  // kReady: none of its workers is alive
   struct Node {
     Join join;
     std::string address;
-    std::size_t order = 0;  ///< of joining
+    std::size_t order = 0;  ///< order of joining
     State state = State::kReady;
-    bool was_in_round = false;  ///< the last one
+    bool was_in_round = false;  ///< in the last one
     bool has_run = false;       ///< workers
-    int started = -1;           ///< the last round that it was told to start
+    int started = -1;           ///< the last round it was told to start
     int missed_beats = 0;       ///< beats sent since its last message
   };
   using Nodes = std::unordered_map<NodeId, Node>;
@@ -157,27 +155,27 @@ class Coordinator {
   CoordinatorSettings settings_;
   Phase phase_ = Phase::kForming;
   Nodes nodes_;
-  std::set<NodeId> gone_;                  ///< connections that may not join again
-  std::unordered_map<int, NodeId> ranks_;  ///< node ranks that are taken
+  std::set<NodeId> gone_;                  ///< connections that must not join again
+  std::unordered_map<int, NodeId> ranks_;  ///< node ranks in use
   std::unordered_map<std::string, NodeId> by_id_;
   std::vector<NodeId> members_;  ///< of the round, by rank, including lost ones
-  FormerRound former_;           ///< of the coordinator whose place this one takes
-  /// The members of the last round that was started, except those whose users ended them; and of those
-  /// before it, with the beats sent until the next Start, as one that has been silent since may be counted.
+  FormerRound former_;           ///< of the coordinator that this one replaces
+  /// The members of the last started round, except those whose users ended them; and of earlier rounds, with
+  /// the beats sent until the next Start, since a member that fell silent then may still count.
   std::vector<NodeId> voters_;
   std::vector<std::pair<std::size_t, std::vector<NodeId>>> former_voters_;
-  std::size_t beats_ = 0;  ///< sent to each node; not time, in which this program may have been stopped
+  std::size_t beats_ = 0;  ///< sent to each node; not a time, since this program may have been stopped
   std::size_t next_order_ = 0;
   std::size_t ready_ = 0;       ///< nodes in kReady
   std::size_t unfinished_ = 0;  ///< members in kInRound
   int round_ = -1;
-  int first_round_ = 0;    ///< in which the workers of round_ began
-  bool in_place_ = false;  ///< round_ began with living workers
+  int first_round_ = 0;    ///< the round in which the workers of round_ began
+  bool in_place_ = false;  ///< round_ began with surviving workers
   int restarts_used_ = 0;
   int restart_count_ = 0;
-  std::map<std::string, int> losses_;  ///< how often in a row a node was lost from a young round
+  std::map<std::string, int> losses_;  ///< how many times in a row a node was lost from a young round
   Time forming_since_, resigns_at_, running_since_, pause_end_, next_beat_;
-  std::optional<Time> last_call_end_;  ///< of kForming, and of kRunning once a node waits to join
+  std::optional<Time> last_call_end_;  ///< for kForming, and for kRunning once a node waits to join
   std::chrono::milliseconds pause_{0};
   std::vector<std::pair<NodeId, CoordinatorMessage>> messages_;
   std::optional<JobEnd> ended_;

@@ -6,7 +6,7 @@
 
 namespace ddprun::launcher {
 
-/// Where a server is reached.
+/// The address of a server.
 struct Endpoint {
   std::string host;  ///< a name or an address; IPv6 without brackets
   int port = 0;      ///< 1 to 65535
@@ -16,7 +16,7 @@ struct Endpoint {
 /// Reads "HOST", "HOST:PORT", "[V6]", "[V6]:PORT" or a bare IPv6 address such as "::1".
 std::optional<Endpoint> parse_endpoint(const std::string& text, int default_port);
 
-/// Reads one or more of them, separated by commas.
+/// Reads one or more endpoints, separated by commas.
 std::optional<std::vector<Endpoint>> parse_endpoints(const std::string& text, int default_port);
 
 /// Reads "HOST", "[V6]" or "V6".
@@ -25,17 +25,17 @@ std::optional<std::string> parse_host(const std::string& text);
 /// Whether this is the name or an address of this host, with or without brackets.
 bool is_this_host(const std::string& name);
 
-/// The same, or an alias that is looked up as one of this host's addresses.
+/// The same, or an alias that resolves to one of this host's addresses.
 bool leads_to_this_host(const std::string& name);
 
-/// Whether this is the address of one of this host's interfaces, loopback included.
+/// Whether this is the address of one of this host's interfaces, including loopback.
 bool is_own_address(const std::string& text);
 /// 127.0.0.1, or ::1 on a host without it.
 std::string loopback_address();
 
 struct OwnAddress {
   std::string text;
-  bool outward = false;  ///< others may reach it: of an interface that is up, not loopback or link-local
+  bool outward = false;  ///< reachable for others: on an interface that is up, not loopback or link-local
 };
 
 /// The addresses of this host's interfaces.

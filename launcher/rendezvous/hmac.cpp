@@ -7,8 +7,8 @@
 namespace ddprun::launcher {
 namespace {
 
-// The part of OpenSSL's headers that we use, so that building does not need them. The ABI is the same
-// from 1.0 to 3.
+// The part of OpenSSL's headers that we use, so that building does not need them. The ABI is the same from
+// 1.0 to 3.
 using Digest = struct evp_md_st;
 using Sha256Function = const Digest*();
 using HmacFunction = unsigned char*(const Digest*, const void* key, int key_size,

@@ -16,7 +16,7 @@ inline const std::vector<const char*> kLibcryptoNames{"libcrypto.so.3", "libcryp
 /// throws         LaunchError(kOwnFailure) as require_libcrypto()
 std::string hmac_sha256(std::string_view key, std::string_view message);
 
-/// Takes the same time wherever the texts differ, so that a MAC cannot be guessed byte by byte.
+/// Takes the same time wherever the texts differ, so a MAC cannot be guessed byte by byte.
 bool equal_in_constant_time(std::string_view a, std::string_view b);
 
 /// Checks early that libcrypto can be loaded.

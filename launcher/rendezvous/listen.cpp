@@ -14,7 +14,7 @@ namespace ddprun::launcher {
 using boost::asio::ip::tcp;
 namespace {
 
-/// A listening socket; none and errno if it cannot listen.
+/// A listening socket; empty, with errno set, if it cannot listen.
 UniqueFd try_listen(const tcp::endpoint& address) {
   UniqueFd fd(::socket(address.data()->sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   const int on = 1;
@@ -29,7 +29,7 @@ UniqueFd try_listen(const tcp::endpoint& address) {
   return fd;
 }
 
-/// An address of this host that others may reach; IPv4 first.
+/// An address of this host that others can reach; IPv4 first.
 std::string outward_address() {
   std::string v6;
   for (const OwnAddress& own : own_addresses()) {
@@ -78,7 +78,7 @@ Listening listen_at(const Endpoint& endpoint, const std::vector<tcp::endpoint>& 
     }
     if (errno != EADDRNOTAVAIL && errno != EAFNOSUPPORT) error = errno;
     if (error != EADDRINUSE) continue;
-    result.sockets.clear();  // its owner would answer some of the nodes
+    result.sockets.clear();  // the port's owner would answer some of the nodes
     break;
   }
   if (!result.sockets.empty()) return result;

@@ -15,8 +15,8 @@ struct Listening {
   bool taken = false;             ///< by another process on this host
   bool loopback_only = false;     ///< other hosts cannot reach it
   bool at_any_address = false;    ///< no interface has the endpoint's address, as behind NAT
-  /// The address to give other nodes if the endpoint's name is a loopback address here, as a host's own name
-  /// often is (127.0.1.1); else empty.
+  /// The address to give other nodes if the endpoint's name resolves to a loopback address here, as a host's
+  /// own name often does (127.0.1.1); else empty.
   std::string advertised;
 };
 
@@ -24,7 +24,7 @@ struct Listening {
 /// all interfaces.
 ///
 /// addresses  of the endpoint's host
-/// required   failing to listen is an error; else a taken port means that another ddprun was faster
+/// required   failing to listen is an error; otherwise a port in use means that another ddprun was faster
 /// throws     LaunchError naming the endpoint, and the port's owner if visible
 Listening listen_at(const Endpoint& endpoint, const std::vector<boost::asio::ip::tcp::endpoint>& addresses,
                     bool required);

@@ -17,13 +17,13 @@ namespace ddprun::launcher {
 
 // From a node.
 
-/// The last round that a node was in before it lost its coordinator.
+/// The last round a node was in before it lost its coordinator.
 struct FormerRound {
   int number = -1;  ///< -1: none
-  int nodes = 0;    ///< in it
+  int nodes = 0;    ///< number of nodes in it
   int group_rank = 0;
   int restarts = 0;
-  bool nobody_listens = false;  ///< at the endpoint of its coordinator: that ddprun has ended
+  bool nobody_listens = false;  ///< at its coordinator's endpoint: that ddprun has ended
   bool operator==(const FormerRound&) const = default;
 };
 
@@ -38,7 +38,7 @@ struct Join {
   std::string role = {};
   std::string program = {};  ///< as in CoordinatorSettings
   FormerRound former = {};
-  /// Of this node's ddprun: another connection with it takes the place of the one before. Empty: unknown.
+  /// Identifies this node's ddprun: a new connection with it replaces the previous one. Empty: unknown.
   std::string id = {};
   bool operator==(const Join&) const = default;
 };
@@ -50,13 +50,13 @@ struct Leading {
   bool operator==(const Leading&) const = default;
 };
 
-/// The node's part of the round failed; the node ends its workers itself. "kind" and its fields tell how:
+/// The node's part of the round failed; the node itself ends its workers. "kind" and its fields say how:
 /// exited {exit_code}, killed {signal, core_dumped}, hang, timeout, signal {signal}, start_failed {exit_code}
 struct Failed {
   int round = 0;
   AttemptEnd end;
   std::string text;  ///< one line: "rank 3 failed with exit code 7: out of range"
-  /// The other workers can go on (--recover=rank); they live until Stop comes, or a Start in place.
+  /// The other workers can continue (--recover=rank); they live until Stop, or a Start in place, arrives.
   bool in_place = false;
   bool operator==(const Failed&) const = default;
 };
@@ -67,7 +67,7 @@ struct Succeeded {
   bool operator==(const Succeeded&) const = default;
 };
 
-/// No worker of the round is left on this node: it is ready for another round. The answer to Stop, even if no
+/// No worker of the round is left on this node: it is ready for another round. Answers Stop, even if no
 /// worker was started.
 struct Ended {
   int round = 0;
@@ -80,7 +80,7 @@ struct Leave {
   bool operator==(const Leave&) const = default;
 };
 
-/// What ddpctl shows of a worker. Decides nothing, and may be left out.
+/// What ddpctl shows about a worker. Decides nothing, and may be omitted.
 struct Summary {
   int round = 0;
   std::string rank;  ///< JSON (launcher/status/nodes_board.h)
@@ -89,7 +89,7 @@ struct Summary {
 
 // From the coordinator.
 
-/// The answer to Join, and to Ended while waiting for other nodes.
+/// Answers Join, and Ended while waiting for other nodes.
 struct Waiting {
   int present = 0;  ///< nodes
   int min_nodes = 1, max_nodes = 1;
@@ -111,7 +111,7 @@ struct Lead {
   bool operator==(const Lead&) const = default;
 };
 
-/// "Start the workers"; of a round in place only those that were lost. An empty master_addr means the
+/// "Start the workers"; in a round in place, only the lost ones. An empty master_addr means the
 /// coordinator's, as this node reaches it. The node fills in the fields about itself, which are not sent.
 using Start = Round;
 
@@ -141,7 +141,7 @@ struct Beat {
 using NodeMessage = std::variant<Join, Leading, Failed, Succeeded, Ended, Leave, Summary, Beat>;
 using CoordinatorMessage = std::variant<Waiting, Refused, Lead, Start, Stop, End, Beat>;
 
-/// The other side's bytes break the protocol, or are not signed with our token. One line.
+/// The other side's bytes violate the protocol, or are not signed with our token. One line.
 struct ProtocolError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -150,14 +150,14 @@ inline constexpr std::size_t kMaxMessage = 16384;  ///< bytes of one message's p
 inline constexpr std::size_t kMaxName = 1024;      ///< bytes of a name or address in it
 inline constexpr std::size_t kMaxSummary = 8000;   ///< bytes of a summary's JSON in it
 
-/// The message as JSON of at most kMaxMessage bytes. Invalid UTF-8 becomes U+FFFD, and long strings are cut.
-/// Numbers are not checked: the other side does that.
+/// The message as JSON of at most kMaxMessage bytes. Invalid UTF-8 becomes U+FFFD, and long strings are
+/// truncated. Numbers are not checked: the other side does that.
 std::string encode(const NodeMessage& message);
 std::string encode(const CoordinatorMessage& message);
 
 /// Trusts nothing: checks the ranges of numbers, and the length and UTF-8 of strings. Every field is
-/// required; unknown ones are ignored. Strings may hold control characters: show them through printable() or
-/// single_quoted().
+/// required; unknown ones are ignored. Strings may contain control characters: show them through printable()
+/// or single_quoted().
 ///
 /// throws    ProtocolError naming the message and field, what was expected and what it got
 NodeMessage decode_node_message(std::string_view json);

@@ -37,7 +37,7 @@ namespace {
 constexpr milliseconds kNoticeAfter{3'000};
 constexpr milliseconds kFarewellTimeout{2'000};
 
-/// The address, with an IPv4-mapped one as IPv4.
+/// The address as text, with IPv4-mapped ones as IPv4.
 std::string numeric(const tcp::endpoint& endpoint) {
   const asio::ip::address address = endpoint.address();
   if (address.is_v6() && address.to_v6().is_v4_mapped())
@@ -69,7 +69,7 @@ void look_up(Lookup& lookup) {
   [[maybe_unused]] const ssize_t written = ::write(lookup.done.get(), &one, sizeof one);
 }
 
-/// The addresses of an endpoint's host, in the system's order. A thread looks the name up, so that nobody
+/// The addresses of an endpoint's host, in the system's order. A thread looks up the name, so that nothing
 /// waits for a name server, which may take a minute to fail.
 ///
 /// throws  std::runtime_error naming the host, with the system's reason
@@ -251,8 +251,7 @@ asio::awaitable<void> NodeLink::listen() {
     }
     const bool last = std::holds_alternative<End>(message);
     add(std::move(message));
-    if (last)
-      co_return;  // closes the connection, for which the coordinator waits rather than for our workers
+    if (last) co_return;  // closes the connection; the coordinator waits for that, not for our workers
   }
 }
 
@@ -263,7 +262,7 @@ asio::awaitable<void> NodeLink::beat() {
     boost::system::error_code cancelled;
     co_await timer_.async_wait(asio::redirect_error(asio::use_awaitable, cancelled));
     if (cancelled) continue;
-    // Count beats, not time: a stopped program, as when Slurm suspends a job, hears nobody.
+    // Count beats, not time: a stopped program, such as a job suspended by Slurm, hears nothing.
     if (node_timeout_.count() == 0 || ++missed_beats_ > kBeatsPerTimeout) {
       timed_out_ = true;
       connection_->close();
@@ -272,7 +271,7 @@ asio::awaitable<void> NodeLink::beat() {
   }
 }
 
-/// A coordinator that is slow to read gets fewer summaries.
+/// A coordinator that reads slowly gets fewer summaries.
 asio::awaitable<void> NodeLink::summarise() {
   while (connection_->is_open()) {
     summary_timer_.expires_after(milliseconds(*summary_ms_));

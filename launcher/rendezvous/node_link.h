@@ -19,39 +19,39 @@
 
 namespace ddprun::launcher {
 
-/// The coordinator cannot be reached, or was lost.
+/// The coordinator is unreachable, or was lost.
 struct CoordinatorLost {
   std::string reason;
-  bool hung_up = false;  ///< the connection ended; else nothing was heard for too long
+  bool hung_up = false;  ///< the connection ended; if false, nothing was heard for too long
 };
 
 using CoordinatorEvent = std::variant<CoordinatorMessage, CoordinatorLost>;
 
-/// A node's connection to the coordinator of its job. Queues what arrives, and pushes a PeerEvent to the
-/// job's events for each. Must outlive the run of the io_context.
+/// A node's connection to the coordinator of its job. Queues messages, and pushes a PeerEvent to the job's
+/// events for each. Must outlive the run of the io_context.
 class NodeLink {
  public:
   struct Settings {
-    /// Asked for the coordinator in this order, again and again.
+    /// Tries them in this order, repeatedly, to find the coordinator.
     std::vector<Endpoint> endpoints;
     Join join;
-    /// Of join.former. If the first attempt there is refused, that is known as former.nobody_listens: its
-    /// ddprun ended while it was connected, and cannot have gone on without this node. nullopt: it may have.
+    /// The one in join.former. If the first attempt there is refused, sets former.nobody_listens: its ddprun
+    /// ended while it was connected, and cannot have continued without this node. nullopt: it may have.
     std::optional<Endpoint> former_coordinator = {};
     std::string token;
-    std::chrono::milliseconds timeout{600'000};          ///< for the connection
-    std::optional<JobEvents::Clock::time_point> since;   ///< when that began; none: now
-    std::chrono::milliseconds connect_timeout{5'000};    ///< of an attempt at one address
+    std::chrono::milliseconds timeout{600'000};          ///< for connecting
+    std::optional<JobEvents::Clock::time_point> since;   ///< start of that time; none: now
+    std::chrono::milliseconds connect_timeout{5'000};    ///< for an attempt at one address
     std::chrono::milliseconds greeting_timeout{10'000};  ///< for the coordinator's first bytes
     bool fail_unless_greeted = false;  ///< give up if something answers but does not greet in time
-    /// Connect to these instead of the endpoint's addresses, if there are any.
+    /// If not empty, connect to these instead of the endpoint's addresses.
     std::vector<boost::asio::ip::tcp::endpoint> instead;
     /// Called before each attempt with the endpoint's place in the order, whether all have been asked before,
     /// and the endpoint's addresses; may change the settings, or throw to give up.
     std::function<void(std::size_t place, bool asked_all,
                        const std::vector<boost::asio::ip::tcp::endpoint>& addresses, Settings& settings)>
         before_connecting;
-    /// What the coordinator is to be told of this node's workers now and then, if it wants to know.
+    /// What to tell the coordinator about this node's workers now and then, if it wants to know.
     std::function<std::vector<Summary>()> summaries;
   };
 
@@ -64,7 +64,7 @@ class NodeLink {
   /// The next event, if any. CoordinatorLost is the last one.
   std::optional<CoordinatorEvent> next();
 
-  /// The next message, which stays there; null: none, or the coordinator is lost.
+  /// The next message, which remains queued; null: none, or the coordinator is lost.
   const CoordinatorMessage* peek() const;
 
   /// Why this node's workers must end, if a queued event says so.
@@ -82,7 +82,7 @@ class NodeLink {
   bool was_connected() const { return connection_ != nullptr; }
   bool has_joined() const { return node_timeout_.count() > 0; }
   const FormerRound& former() const { return settings_.join.former; }
-  /// The address at which this node told others to reach it.
+  /// The address that this node gave others to reach it.
   const std::string& join_address() const { return settings_.join.address; }
   /// The coordinator's numeric address as this node reaches it, and the local one of the connection.
   std::string coordinator_address() const { return coordinator_address_; }

@@ -65,7 +65,7 @@ Greeting make_greeting(bool authenticated) {
   ssize_t count = -1;
   do count = ::getrandom(greeting.nonce.data(), greeting.nonce.size(), 0);
   while (count < 0 && errno == EINTR);
-  // So few bytes come at once or not at all.
+  // This few bytes arrive at once or not at all.
   if (count != static_cast<ssize_t>(greeting.nonce.size()))
     throw std::system_error(errno, std::generic_category(), "getrandom");
   return greeting;

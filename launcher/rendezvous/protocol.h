@@ -18,12 +18,12 @@ namespace ddprun::launcher {
 //   MAC = HMAC-SHA256(key, frame's number in its direction (64 bits, big-endian) | payload)
 //   key = HMAC-SHA256(token, "ddprun node" or "ddprun coordinator" | node's nonce | coordinator's nonce)
 //
-// so changed, repeated, missing and reflected frames, and those of other connections, are refused. Only the
-// token is secret.
+// so changed, repeated, missing and reflected frames, and frames from other connections, are rejected. Only
+// the token is secret.
 
 inline constexpr int kProtocolVersion = 3;
 
-/// What either side sends first, in kGreetingSize bytes: magic, version, flags, nonce, zeros.
+/// The first thing each side sends, in kGreetingSize bytes: magic, version, flags, nonce, zeros.
 struct Greeting {
   bool authenticated = false;             ///< has a token: every frame carries a MAC
   std::array<unsigned char, 16> nonce{};  ///< random
@@ -40,12 +40,12 @@ std::string encode(const Greeting& greeting);
 /// throws    ProtocolError if these are not a whole greeting of a ddprun with our version of the protocol
 Greeting decode_greeting(std::string_view bytes);
 
-/// Whether these first bytes can become a greeting of any version: tells strangers at once.
+/// Whether these first bytes can become a greeting of any version: recognises strangers at once.
 bool may_be_greeting(std::string_view begin);
 
 enum class Side { kNode, kCoordinator };
 
-/// What the keys of a connection derive from.
+/// What a connection's keys are derived from.
 struct SessionSecrets {
   std::string token;  ///< any bytes; empty: no MAC
   Greeting node, coordinator;

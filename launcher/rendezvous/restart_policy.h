@@ -30,8 +30,8 @@ struct StartFailed {
 struct TimedOut {
   bool operator==(const TimedOut&) const = default;
 };
-/// These workers hang, by index on their node: first the one that has been silent longest, most likely the
-/// culprit.
+/// These workers hang, by index on their node: the one that has been silent longest comes first, as the most
+/// likely culprit.
 struct Hung {
   std::vector<std::size_t> workers = {};
   bool operator==(const Hung&) const = default;
@@ -46,11 +46,11 @@ struct EndedByPeers {
 using AttemptEnd =
     std::variant<AllSucceeded, WorkerFailed, StartFailed, TimedOut, Hung, SignalReceived, EndedByPeers>;
 
-/// ddprun's exit code for it; 0 if the other nodes ended it, whose coordinator knows the code.
+/// ddprun's exit code for it; 0 if the other nodes ended it, since the coordinator knows the code.
 int to_exit_code(const AttemptEnd& end);
 
-/// "reason" of --result-json, which tells a worker's exit code 2, or 124 to 127, from ddprun's own:
-/// "succeeded", "failed", "signal", "timeout", "hang", "other-node", or of ddprun's own failures
+/// "reason" in --result-json, which distinguishes a worker's exit code 2, or 124 to 127, from ddprun's own:
+/// "succeeded", "failed", "signal", "timeout", "hang", "other-node", or for ddprun's own failures
 /// "own-failure", "not-executable", "not-found", "usage".
 std::string reason_of(const AttemptEnd& end);
 
@@ -74,14 +74,14 @@ RestartCodes parse_restart_codes(std::string_view text, const std::string& flag 
 /// What the user allows.
 struct RestartSettings {
   int max_restarts = 0;
-  std::chrono::milliseconds backoff{0};  ///< before the first restart; doubles with each further one, up to
-                                         ///< 60 s or the first delay, whichever is longer
+  std::chrono::milliseconds backoff{0};  ///< before the first restart; doubles each time, up to 60 s or the
+                                         ///< first delay, whichever is longer
   /// An attempt that runs this long resets budget and backoff. None: never.
   std::optional<std::chrono::milliseconds> window;
   RestartCodes codes;
 };
 
-/// What comes next: a restart, or the end of the job.
+/// What happens next: a restart, or the end of the job.
 struct Decision {
   bool restart = false;
   std::chrono::milliseconds delay{0};  ///< before the restart
@@ -90,8 +90,8 @@ struct Decision {
   std::string reason;                  ///< one clause for the log: why the job restarts or ends
 };
 
-/// Restarts after a failed worker or a hang while the budget lasts; never after a signal of the user,
-/// --timeout or a program that cannot start.
+/// Restarts after a failed worker or a hang while the budget lasts; never after a signal from the user,
+/// --timeout, or a program that cannot start.
 ///
 /// restarts_used   of the last Decision
 /// lived           how long the attempt ran

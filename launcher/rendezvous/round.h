@@ -4,19 +4,19 @@
 
 namespace ddprun::launcher {
 
-/// What the nodes of a job agree on before their workers start, as one node sees it.
+/// What the nodes of a job agree on before their workers start, as seen by one node.
 struct Round {
   int number = 0;            ///< from 0; grows with every start, sometimes by more than 1
   int group_rank = 0;        ///< index of this node
   int group_world_size = 1;  ///< number of nodes
-  int first_rank = 0;        ///< of the first worker that this ddprun starts
+  int first_rank = 0;        ///< rank of the first worker that this ddprun starts
   int first_local_rank = 0;  ///< not 0 if a node has several ddpruns, as with Slurm's tasks
-  int workers = 1;           ///< that this ddprun starts
-  int local_world_size = 1;  ///< workers of the node
-  int world_size = 1;        ///< workers of all nodes
+  int workers = 1;           ///< workers that this ddprun starts
+  int local_world_size = 1;  ///< workers on the node
+  int world_size = 1;        ///< workers on all nodes
   int first_role_rank = 0;   ///< first_rank among the workers of this --role
   int role_world_size = 1;   ///< workers of this --role
-  bool in_place = false;     ///< workers that were lost are started alone again, and the others go on
+  bool in_place = false;     ///< only lost workers are restarted; the others continue
   int restart_count = 0;     ///< after failures; number also grows when nodes come and go
   std::string master_addr;
   int master_port = 0;
@@ -26,7 +26,7 @@ struct Round {
   bool operator==(const Round&) const = default;
 };
 
-/// The round of a job on one node. master_addr: its name; empty: none was given
+/// The round of a job on one node. master_addr: the node's name; empty: not given
 inline Round static_round(int number, int workers, const std::string& master_addr, int master_port,
                           std::string run_id) {
   Round round;

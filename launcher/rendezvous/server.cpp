@@ -20,7 +20,7 @@ using asio::ip::tcp;
 using std::chrono::milliseconds;
 namespace {
 
-// A node sends Join at once; others are strangers and must leave.
+// A node sends Join at once; all others are strangers and must leave.
 constexpr milliseconds kJoinTimeout{10'000};
 constexpr milliseconds kRefusalTimeout{5'000};
 constexpr milliseconds kPauseWithoutDescriptors{100};
@@ -33,14 +33,14 @@ std::string origin(const tcp::socket& socket) {
   return theirs.address().to_string();
 }
 
-/// The most connections without a Join: the other descriptors are for nodes and workers.
+/// The maximum number of connections without a Join: the other descriptors are for nodes and workers.
 std::size_t max_strangers() {
   rlimit files{};
   ::getrlimit(RLIMIT_NOFILE, &files);
   return std::max<std::size_t>(files.rlim_cur / 2, 1);
 }
 
-/// The coordinator cannot work without its timer and acceptors: their failure ends ddprun.
+/// The coordinator cannot work without its timer and acceptors, so their failure ends ddprun.
 void rethrow(const std::exception_ptr& error) {
   if (error) std::rethrow_exception(error);
 }
@@ -106,7 +106,7 @@ asio::awaitable<void> CoordinatorServer::accept(Acceptor& acceptor) {
   }
 }
 
-/// Serves one connection from its greeting to its end. Strangers are not logged: port scanners come all day.
+/// Serves one connection from its greeting to its end. Does not log strangers: port scanners come all day.
 asio::awaitable<void> CoordinatorServer::serve(std::shared_ptr<Connection> connection, Id id) {
   const std::string address = origin(connection->socket());
   std::string reason;
@@ -116,7 +116,7 @@ asio::awaitable<void> CoordinatorServer::serve(std::shared_ptr<Connection> conne
     co_await connection->greet();
     for (;;) {
       const NodeMessage message = decode_node_message(co_await connection->read());
-      if (strangers_.erase(id) > 0) {  // its first
+      if (strangers_.erase(id) > 0) {  // its first message
         connection->clear_time_limit();
         connections_.emplace(id, connection);
       }
@@ -135,7 +135,7 @@ asio::awaitable<void> CoordinatorServer::serve(std::shared_ptr<Connection> conne
   if (malformed) {
     log_warning("a connection from " + (address.empty() ? "this host" : address) + ": " + printable(reason));
     connection->write(
-        encode(Refused{reason}));  // unreadable with another token, which tells the node as much
+        encode(Refused{reason}));  // with another token the node cannot read it, which tells it as much
     connection->finish(kRefusalTimeout);
   } else {
     connection->close();
@@ -151,13 +151,13 @@ asio::awaitable<void> CoordinatorServer::keep_time() {
     timer_.expires_at(coordinator_.next_tick());
     boost::system::error_code woken;
     co_await timer_.async_wait(asio::redirect_error(asio::use_awaitable, woken));
-    if (woken) continue;  // the next tick is earlier now
+    if (woken) continue;  // the next tick is now earlier
     coordinator_.tick(Coordinator::Clock::now());
     deliver();
   }
 }
 
-/// Nodes that come after the end belong to the next job at this endpoint.
+/// Nodes that arrive after the end belong to the next job at this endpoint.
 void CoordinatorServer::open_or_close_port() {
   const bool wanted =
       listen_again_ ? coordinator_.wants_nodes() : !coordinator_.ended() && !coordinator_.resigned();

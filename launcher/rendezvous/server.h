@@ -37,12 +37,12 @@ class CoordinatorServer {
   void end(int exit_code, const std::string& reason);
 
   bool ended() const { return coordinator_.ended().has_value(); }
-  /// It has closed its port and connections: another one takes its place.
+  /// It has closed its port and connections because another coordinator replaces it.
   bool resigned() const { return coordinator_.resigned(); }
   /// True once the job has ended and every node has disconnected.
   bool all_gone() const { return coordinator_.ended() && connections_.empty(); }
   void on_all_gone(std::function<void()> callback) { on_all_gone_ = std::move(callback); }
-  /// Called with the summaries of nodes that have joined.
+  /// Called with the summaries of joined nodes.
   void on_summary(std::function<void(const std::string& node, const Summary& summary)> callback) {
     on_summary_ = std::move(callback);
   }
@@ -63,7 +63,7 @@ class CoordinatorServer {
   std::string token_;
   Listen listen_again_;
   bool listening_ = false;
-  std::list<Acceptor> acceptors_;                          ///< closed ones stay, as accept() still uses them
+  std::list<Acceptor> acceptors_;  ///< closed ones stay, because accept() still uses them
   std::map<Id, std::shared_ptr<Connection>> connections_;  ///< of nodes that have sent Join
   std::map<Id, std::shared_ptr<Connection>> strangers_;    ///< others, oldest first
   boost::asio::steady_timer timer_;

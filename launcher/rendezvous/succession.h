@@ -9,10 +9,10 @@
 
 namespace ddprun::launcher {
 
-// How the nodes of a job with several endpoints find its coordinator, and who takes the place of a lost one.
+// How the nodes of a job with several endpoints find its coordinator, and who replaces a lost one.
 
-/// The endpoints in the order in which a node asks for the coordinator. A new node comes to the first one
-/// last: another may have taken over. After a loss the lost one comes first, then its successors.
+/// The endpoints in the order in which a node asks for the coordinator. A new node asks the first one last,
+/// because another may have taken over. After a loss the lost one comes first, then its successors.
 inline std::vector<Endpoint> in_order_of_asking(std::vector<Endpoint> endpoints,
                                                 const std::optional<Endpoint>& lost) {
   const auto first = lost ? std::find(endpoints.begin(), endpoints.end(), *lost) : endpoints.begin() + 1;
@@ -20,12 +20,12 @@ inline std::vector<Endpoint> in_order_of_asking(std::vector<Endpoint> endpoints,
   return endpoints;
 }
 
-/// Whether the coordinator may run at an endpoint's own host, if nobody answers there. After a loss the
-/// successors have their turns one after the other, and each asks all endpoints before it takes its own:
-/// another one's may have come while this node ended its workers.
+/// Whether an endpoint's own host may run the coordinator, if nobody answers there. After a loss the
+/// successors take turns, and each asks all endpoints before it takes its own: another one may have taken
+/// over while this node ended its workers.
 ///
 /// place       in the order of asking
-/// since_loss  nullopt: none was lost, and the endpoint asked last is the job's first
+/// since_loss  nullopt: no loss, and the endpoint asked last is the job's first
 /// asked_all   since the loss
 inline bool may_host(std::size_t place, std::size_t endpoints,
                      std::optional<std::chrono::steady_clock::duration> since_loss, bool asked_all,

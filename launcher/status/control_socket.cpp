@@ -71,7 +71,7 @@ asio::awaitable<void> accept_askers(stream_protocol::acceptor acceptor,
     boost::system::error_code error;
     auto socket = std::make_shared<Socket>(
         co_await acceptor.async_accept(asio::redirect_error(asio::use_awaitable, error)));
-    if (error) {  // no descriptor is left, say
+    if (error) {  // for instance no descriptor left
       asio::steady_timer pause(acceptor.get_executor(), kAcceptPause);
       co_await pause.async_wait(asio::redirect_error(asio::use_awaitable, error));
     } else if (*askers < kMaxAskers && is_this_user(*socket)) {
@@ -100,7 +100,7 @@ ControlSocket::ControlSocket(asio::io_context& io, const std::string& name, JobQ
   if (!error) acceptor.bind(unready.string(), error);
   if (!error) ::chmod(unready.c_str(), 0600);
   if (!error) acceptor.listen(stream_protocol::acceptor::max_listen_connections, error);
-  // Only now, for ddpctl takes a socket where nobody listens for one that was left behind.
+  // Only now, because ddpctl treats a socket without a listener as abandoned.
   if (!error && ::rename(unready.c_str(), path.c_str()) == 0) path_ = path;
   if (error) {
     log_info("ddpctl cannot see this job: no socket in " + folder.string() + ": " + error.message());

@@ -9,9 +9,9 @@
 
 namespace ddprun::launcher {
 
-/// A Unix socket at which this user, and nobody else, can ask about a running job: ddpctl does. Removed at
-/// the end. A client that does not read its answers is dropped. Without a place for the socket the job goes
-/// on.
+/// A Unix socket where this user, and nobody else, can query a running job, as ddpctl does. Removed at the
+/// end. Drops a client that does not read its answers. If there is no place for the socket, the job
+/// continues.
 class ControlSocket {
  public:
   /// name  of the job, for JOB.sock in control_folder()
@@ -21,8 +21,8 @@ class ControlSocket {
   ControlSocket& operator=(const ControlSocket&) = delete;
 
  private:
-  std::filesystem::path path_;  ///< empty: there is none
-  UniqueFd in_use_;             ///< the folder, locked: systemd-tmpfiles leaves it alone
+  std::filesystem::path path_;  ///< empty: no socket
+  UniqueFd in_use_;             ///< the folder, locked so that systemd-tmpfiles leaves it alone
 };
 
 }  // namespace ddprun::launcher

@@ -31,7 +31,7 @@ boost::asio::awaitable<std::string> answer_line(const JobQuestions& questions, s
     if (ask == "output") reply = questions.output(rank.value_or(0), request.value("seen", std::uint64_t{0}));
     if (ask == "stop") reply = questions.stop();
     if (ask == "stacks") reply = co_await questions.stacks(rank);
-  } catch (const std::exception& error) {  // no JSON, or of another form
+  } catch (const std::exception& error) {  // not JSON, or of another form
     reply = refusal(error.what());
   }
   co_return reply.dump(-1, ' ', false, json::error_handler_t::replace) + "\n";

@@ -10,10 +10,10 @@
 
 namespace ddprun::launcher {
 
-/// What can be asked of a running job. All that waits is a coroutine: an answer never holds up the job.
+/// What can be asked of a running job. All that waits is a coroutine: an answer never delays the job.
 struct JobQuestions {
   std::function<nlohmann::ordered_json()> view;  ///< docs/ddpctl.md
-  /// What a rank wrote after its first `seen` bytes, as far as it is kept.
+  /// A rank's output after its first `seen` bytes, as far as it is kept.
   std::function<nlohmann::ordered_json(int rank, std::uint64_t seen)> output;
   /// The stacks of one rank, or of all.
   std::function<boost::asio::awaitable<nlohmann::ordered_json>(std::optional<int> rank)> stacks;

@@ -47,7 +47,7 @@ struct MetricsService {
 
 using Response = http::response<http::string_body>;
 
-/// The page that a worker of this node has named, as it is now.
+/// The current content of the page that a worker of this node has named.
 void answer_report(const nlohmann::ordered_json& view, Response& response) {
   for (const auto& rank : view["ranks"]) {
     const std::filesystem::path page = rank["status"].value("report", "");
@@ -57,7 +57,7 @@ void answer_report(const nlohmann::ordered_json& view, Response& response) {
       response.body() = read_file(page, kMostReportBytes);
       response.set(http::field::content_type, "text/html; charset=utf-8");
       return;
-    } catch (const IoError&) {  // as if it had none
+    } catch (const IoError&) {  // as if there were none
     }
   }
   response.result(http::status::not_found);
@@ -123,7 +123,7 @@ asio::awaitable<void> accept_browsers(tcp::acceptor acceptor, std::shared_ptr<Me
   for (;;) {
     boost::system::error_code error;
     tcp::socket socket = co_await acceptor.async_accept(asio::redirect_error(asio::use_awaitable, error));
-    if (error) {  // no descriptor is left, say
+    if (error) {  // for instance no descriptor left
       asio::steady_timer pause(acceptor.get_executor(), kHttpPause);
       co_await pause.async_wait(asio::redirect_error(asio::use_awaitable, error));
     } else if (service->clients < kMaxBrowsers) {

@@ -7,11 +7,11 @@
 
 namespace ddprun::launcher {
 
-/// --metrics-port: answers GET /metrics (Prometheus), /report (a worker's page), /status (JSON) and
-/// /healthz at an address.
+/// --metrics-port: answers GET /metrics (Prometheus), /report (a worker's page), /status (JSON) and /healthz
+/// at an address.
 ///
-/// token   asked for as "Authorization: Bearer TOKEN"; empty: nobody is asked
-/// An address that cannot be used is a warning: the job goes on.
+/// token   required as "Authorization: Bearer TOKEN"; empty: not required An unusable address is only a
+///         warning.
 void serve_metrics(boost::asio::io_context& io, const Endpoint& endpoint, const std::string& token,
                    JobQuestions questions);
 

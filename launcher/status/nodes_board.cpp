@@ -16,7 +16,7 @@ constexpr std::chrono::seconds kForgotten{15};
 constexpr std::size_t kMostRanks = 1 << 14;
 constexpr int kMostViewLevels = 8;
 
-/// What ddpctl shows of a view, with the types that it expects. throws std::exception
+/// The parts of a view that ddpctl shows, with the types it expects. throws std::exception
 json checked(const std::string& text) {
   const json view = parse_shallow_json(text, kMostViewLevels);
   json result = {{"state", view.at("state").get<std::string>()}};

@@ -10,15 +10,15 @@
 
 namespace ddprun::launcher {
 
-/// What the other nodes' ddpruns say of their ranks, in the ddprun that has the coordinator. Trusts nothing.
+/// What the other nodes' ddpruns report about their ranks, in the coordinator's ddprun. Trusts nothing.
 class NodesBoard {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// text  a rank's view (docs/ddpctl.md) as JSON; anything else is ignored
+  /// text  a rank's view (docs/ddpctl.md) as JSON; ignores anything else
   void take(const std::string& node, int round, const std::string& text, Clock::time_point now);
 
-  /// The views of the last round's ranks that were heard of lately, with "node" and "cpu_percent".
+  /// The views of the last round's ranks that reported recently, with "node" and "cpu_percent".
   nlohmann::ordered_json ranks(Clock::time_point now) const;
   std::vector<OwnTime> own_times(Clock::time_point now) const;
 

@@ -12,7 +12,7 @@ namespace ddprun::launcher {
 std::optional<ProcessUse> process_use(pid_t pid) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
   const std::string text{std::istreambuf_iterator<char>(file), {}};
-  const auto name_end = text.rfind(')');  // the name may have spaces and ')' in it
+  const auto name_end = text.rfind(')');  // the name may contain spaces and ')'
   if (name_end == std::string::npos) return std::nullopt;
   unsigned long long user = 0, system = 0;
   long long pages = 0;

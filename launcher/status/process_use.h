@@ -7,7 +7,7 @@
 
 namespace ddprun::launcher {
 
-/// What a process has used, by /proc.
+/// What a process has used, according to /proc.
 struct ProcessUse {
   double cpu_seconds = 0;
   std::int64_t resident_bytes = 0;

@@ -39,7 +39,7 @@ void Progress::take_line(std::string_view line, Clock::time_point now) {
   said_at_ = now;
   if (!latest_.step) return;
   if (!first_step_) first_step_ = latest_.step;
-  if (!window_.empty() && *latest_.step < *window_.back().status.step) window_.clear();  // it began anew
+  if (!window_.empty() && *latest_.step < *window_.back().status.step) window_.clear();  // it started over
   const std::size_t size = window_.size();
   if (size >= 2 && window_[size - 1].at - window_[size - 2].at < kPointsApart) {
     window_.back() = {now, latest_};

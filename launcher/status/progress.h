@@ -11,29 +11,29 @@
 
 namespace ddprun::launcher {
 
-/// How a worker's steps go, over the last ten seconds or so.
+/// The pace of a worker's steps, over about the last ten seconds.
 struct Pace {
   double step_seconds = 0;
   double samples_per_second = 0;  ///< 0: unknown
-  /// Of each step; nullopt: not said.
+  /// Per step; nullopt: not reported.
   std::optional<double> data, compute, communication;
-  std::int64_t steps = 0;  ///< that it is measured over
+  std::int64_t steps = 0;  ///< over which it is measured
 };
 
-/// What a worker has said through its status channel, and what follows from it.
+/// What a worker has reported through its status channel, and conclusions from it.
 class Progress {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// Takes bytes from the channel. A line that is no status, or too long for one, is garbage.
+  /// Takes bytes from the channel. Drops a line that is not a status, or too long.
   void add(std::string_view bytes, Clock::time_point now);
 
   const WorkerStatus& latest() const { return latest_; }
-  std::optional<std::int64_t> first_step() const { return first_step_; }  ///< that it has spoken of
-  std::optional<Clock::time_point> said_at() const { return said_at_; }   ///< nullopt: nothing yet
+  std::optional<std::int64_t> first_step() const { return first_step_; }  ///< that it has reported
+  std::optional<Clock::time_point> said_at() const { return said_at_; }   ///< nullopt: never
   std::uint64_t garbage_lines() const { return garbage_; }
 
-  /// nullopt: it has not said of two steps how far it is.
+  /// nullopt: it has not reported two steps.
   std::optional<Pace> pace() const;
 
  private:
@@ -48,7 +48,7 @@ class Progress {
   std::optional<Clock::time_point> said_at_;
   std::uint64_t garbage_ = 0;
   std::string partial_;    ///< of a line, at most kMaxStatusLine
-  bool skipping_ = false;  ///< the rest of a line that is too long
+  bool skipping_ = false;  ///< the rest of an overlong line
   std::deque<Point> window_;
 };
 

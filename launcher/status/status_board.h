@@ -19,18 +19,18 @@ class StatusBoard {
   using OtherTimes = std::function<std::optional<std::vector<OwnTime>>()>;
 
   /// first_rank     of these workers
-  /// others         the times of the other nodes' ranks; nullopt: another ddprun tells who is slow
+  /// others         the times of the other nodes' ranks; nullopt: another ddprun finds the slow ones
   /// on_straggler   called when a rank has been slow for a while
   StatusBoard(boost::asio::io_context& io, int first_rank, OtherTimes others,
               std::function<void(const Straggler&)> on_straggler);
 
-  /// Opens a worker's channel, as WorkerPipes::open; what an earlier worker in its place said is forgotten.
+  /// Opens a worker's channel, like WorkerPipes::open; forgets what an earlier worker in its place reported.
   UniqueFd open(std::size_t index);
 
-  /// Reads what the workers have said by now.
+  /// Reads what the workers have reported so far.
   void read_now() { pipes_.read_now(); }
 
-  /// Looks for slow ranks, about once a second. To be called when another node's times are there.
+  /// Looks for slow ranks, about once a second. Call it when another node's times have arrived.
   void look();
 
   const Progress& progress(std::size_t index) const { return progress_.at(index); }

@@ -10,7 +10,7 @@
 namespace ddprun::launcher {
 namespace {
 
-// Less than this much in each step is noise, however large the factor.
+// Less than this per step is noise, however large the factor.
 constexpr double kLeastExcess = 0.0005;
 
 double lower_median(std::vector<double> values) {

@@ -60,7 +60,7 @@ UniqueFd make_pipe(const std::filesystem::path& path) {
     ::unlink(path.c_str());
   }
   if (::mkfifo(path.c_str(), 0600) != 0) throw IoError(path, kCannotMake, errno);
-  // Also open for writing, or every client that closes it would be the end of the file.
+  // Also opened for writing; otherwise, every client that closes it would cause an end of file.
   UniqueFd fd(::open(path.c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC | O_NOFOLLOW));
   if (!fd) throw IoError(path, kCannotMake, errno);
   return fd;
@@ -118,7 +118,7 @@ struct FileTimers::State : std::enable_shared_from_this<FileTimers::State> {
     timers[key] = {Clock::time_point(std::chrono::duration_cast<Clock::duration>(since)), request.signal};
   }
 
-  /// For the timer that expires first.
+  /// Waits for the timer that expires first.
   void wait() {
     if (timers.empty()) {
       timer.cancel();
@@ -140,7 +140,7 @@ struct FileTimers::State : std::enable_shared_from_this<FileTimers::State> {
     if (found == timers.end() || found->second.expires > Clock::now()) return;
     const int signal = found->second.signal;
     timers.erase(found);
-    if (signal <= 0 || signal >= NSIG) return;  // torch's way to ask for no signal
+    if (signal <= 0 || signal >= NSIG) return;  // torch's way to request no signal
     std::erase_if(timers, [&](const auto& entry) { return entry.first.first == key.first; });
     on_expired({key.first, key.second, signal});
   }

@@ -12,7 +12,7 @@ namespace ddprun::launcher {
 
 /// The server of PyTorch's file timers (torch.distributed.elastic.timer.FileTimerClient). Workers write lines
 /// of JSON into a named pipe: a process, a scope, when its timer expires, and the signal that the process
-/// gets then. A negative time takes the timer away.
+/// gets then. A negative time removes the timer.
 class FileTimers {
  public:
   struct Expired {
@@ -22,7 +22,7 @@ class FileTimers {
   };
   using OnExpired = std::function<void(const Expired& expired)>;
 
-  /// Makes the pipe, in place of one that an earlier job of this user left. throws IoError
+  /// Makes the pipe, replacing one left by an earlier job of this user. throws IoError
   FileTimers(boost::asio::io_context& io, std::filesystem::path path, OnExpired on_expired);
   /// Removes it.
   ~FileTimers();
@@ -31,7 +31,7 @@ class FileTimers {
 
  private:
   struct State;
-  std::shared_ptr<State> state_;  ///< shared with handlers that may be queued when this goes
+  std::shared_ptr<State> state_;  ///< shared with handlers that may still be queued at destruction
 };
 
 }  // namespace ddprun::launcher

@@ -34,7 +34,7 @@ std::vector<pid_t> read_until_launcher_is_gone(int pipe) {
   }
 }
 
-/// Also kills processes that left their groups, as daemons do. A process may fork while we look, or be inside
+/// Also kills processes that left their groups, like daemons. A process may fork while we look, or be inside
 /// execve without an environment to read: repeats until two passes find nothing.
 void kill_job(const std::vector<pid_t>& groups, const std::string& job_id) {
   for (const pid_t group : groups) ::kill(-group, SIGKILL);
@@ -53,7 +53,7 @@ void kill_job(const std::vector<pid_t>& groups, const std::string& job_id) {
   ::sigprocmask(SIG_SETMASK, &all, nullptr);
   ::setsid();
   ::prctl(PR_SET_NAME, "ddprun-guard");
-  [[maybe_unused]] const int ignored = ::chdir("/");  // holds no mount point
+  [[maybe_unused]] const int ignored = ::chdir("/");  // keep no mount point busy
   ::dup2(pipe, STDIN_FILENO);
   for (const int fd : {STDOUT_FILENO, STDERR_FILENO}) ::close(fd);
   close_all_above_stderr();
@@ -70,7 +70,7 @@ Guard::Guard(const std::filesystem::path& folder, const std::string& job_id) {
   if (::pipe2(ends, O_CLOEXEC) != 0) throw std::system_error(errno, std::generic_category(), "pipe");
   UniqueFd reading(ends[0]);
   pipe_.reset(ends[1]);
-  // ddprun never waits for the guard: if somebody freezes it, we lose messages, not the job.
+  // ddprun never waits for the guard: if someone freezes it, we lose messages, not the job.
   ::fcntl(pipe_.get(), F_SETFL, O_NONBLOCK);
   for (const pid_t child : children([](pid_t) { return true; })) earlier_.insert(child);
   pid_ = ::fork();
@@ -90,7 +90,7 @@ Guard::~Guard() {
 }
 
 bool Guard::is_of_job(pid_t child) const {
-  // Each worker has a session of its own, which nobody can leave for ours.
+  // Each worker has its own session, and nobody can leave it for ours.
   return child != pid_ && earlier_.count(child) == 0 && ::getsid(child) != ::getsid(0);
 }
 

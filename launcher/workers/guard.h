@@ -10,12 +10,12 @@
 
 namespace ddprun::launcher {
 
-/// A tiny process that cleans up if ddprun is killed: it kills the job's process groups, and processes that
+/// A tiny process that cleans up if ddprun is killed: it kills the job's process groups and processes that
 /// left them, and removes the job's temporary folder. It reads a pipe whose end-of-file means that ddprun
 /// died, for whatever reason.
 ///
 /// The kernel's parent-death signal ends workers too, but not their children, nor a worker that changed its
-/// user. The guard has its own session, blocks all signals and holds only the pipe, so neither Ctrl-C nor a
+/// user. The guard has its own session, blocks all signals and holds only the pipe: neither Ctrl-C nor a
 /// closed terminal ends it, and no reader of the job's output waits for it.
 class Guard {
  public:
@@ -33,14 +33,14 @@ class Guard {
   int announce_fd() const { return pipe_.get(); }
   void forget(pid_t group);
 
-  /// True for a child of ddprun that a worker left behind; false for the guard, and for processes that the
-  /// shell started before it became ddprun (`sleep 300 & exec ddprun ...`), and their children.
+  /// True for an orphan of a worker that became ddprun's child; false for the guard, and for processes that
+  /// the shell started before it became ddprun (`sleep 300 & exec ddprun ...`), and their children.
   bool is_of_job(pid_t child) const;
 
  private:
   UniqueFd pipe_;
   pid_t pid_ = -1;
-  std::set<pid_t> earlier_;  ///< children that were there before
+  std::set<pid_t> earlier_;  ///< children from before
 };
 
 }  // namespace ddprun::launcher

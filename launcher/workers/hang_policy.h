@@ -12,7 +12,7 @@ namespace ddprun::launcher {
 
 using HangClock = std::chrono::steady_clock;
 
-/// The signs of life of a worker.
+/// A worker's signs of life.
 struct SignsOfLife {
   bool running = true;
   std::optional<HangClock::time_point> last_output;  ///< nullopt: none yet

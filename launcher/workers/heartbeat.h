@@ -19,7 +19,7 @@ class Heartbeats {
   explicit Heartbeats(boost::asio::io_context& io)
       : pipes_(io, [this](std::size_t index, std::string_view) { last_beats_[index] = Clock::now(); }) {}
 
-  /// Opens a worker's pipe, as WorkerPipes::open.
+  /// Opens a worker's pipe, like WorkerPipes::open.
   UniqueFd open(std::size_t index) {
     if (last_beats_.size() <= index) last_beats_.resize(index + 1);
     last_beats_[index].reset();

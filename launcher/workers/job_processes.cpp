@@ -30,7 +30,7 @@ std::string read_proc(pid_t pid, const char* file) {
 
 /// nullopt for a missing process or a zombie.
 std::optional<ProcessState> living(pid_t pid) {
-  // "PID (NAME) STATE PPID PGRP ...", where NAME may hold anything
+  // "PID (NAME) STATE PPID PGRP ...", where NAME may contain anything
   const std::string line = read_proc(pid, "stat");
   const auto name_begin = line.find('('), name_end = line.rfind(") ");
   if (name_begin == std::string::npos || name_end == std::string::npos) return {};

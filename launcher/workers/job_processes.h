@@ -15,7 +15,7 @@ std::vector<pid_t> group_members(pid_t group);
 /// every process.
 std::vector<pid_t> processes_of_job(const std::string& job_id);
 
-/// Our living children that are wanted. Looks closer only at those.
+/// Our living children that are wanted. Looks more closely only at those.
 std::vector<pid_t> children(const std::function<bool(pid_t)>& is_wanted);
 
 }  // namespace ddprun::launcher

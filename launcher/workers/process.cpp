@@ -36,10 +36,10 @@ struct ChildSetup {
   int announce_fd;
   const int* inherited_fds;  // ascending
   std::size_t inherited_count;
-  unsigned highest_fd;             // that the child needs
+  unsigned highest_fd;             // highest one that the child needs
   bool shares_descriptors;         // with us, until it makes its own table
   const rlimit* descriptor_limit;  // null: ours
-  const cpu_set_t* cpus;           // null: as ddprun
+  const cpu_set_t* cpus;           // null: as for ddprun
   std::size_t cpus_size;
   pid_t launcher;
 };
@@ -66,7 +66,7 @@ void reset_signal_dispositions() {
     if (signal != SIGHUP || !ignore_hangup) ::sigaction(signal, &action, nullptr);
 }
 
-/// Sets the child's standard streams. Each source is above 2, or in place already.
+/// Sets the child's standard streams. Each source is above 2, or already in place.
 bool set_standard_streams(const int (&fds)[3]) {
   for (int target = 0; target < 3; ++target)
     if (fds[target] != target && ::dup2(fds[target], target) < 0) return false;
@@ -115,7 +115,7 @@ std::vector<int> open_descriptors() {
   if (::getppid() != setup.launcher) ::_exit(1);                 // ddprun died before the prctl
   if (setup.traceable) ::prctl(PR_SET_PTRACER, setup.launcher);  // fails without Yama, which is fine
   const pid_t pid = ::getpid();
-  // Start even if the pipe is full or its reader dead.
+  // Start even if the pipe is full or its reader is dead.
   if (setup.announce_fd >= 0) [[maybe_unused]]
     const auto ignored = ::write(setup.announce_fd, &pid, sizeof pid);
   if (!set_standard_streams(setup.standard_fds)) fail_child(failure, "dup2");
@@ -140,16 +140,16 @@ int run_child_of(void* child) {
   run_child(static_cast<Child*>(child)->setup, static_cast<Child*>(child)->failure);
 }
 
-// The sanitizers know vfork, but not a child that runs on a stack of its own in our memory.
+// The sanitizers support vfork, but not a child that runs on its own stack in our memory.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr bool kSanitized = true;
 #else
 constexpr bool kSanitized = false;
 #endif
 
-// As vfork, whose cost does not grow with our memory, and whose child reports failure without a pipe. No
-// signal handler may run meanwhile: the caller blocks all signals. Unlike vfork's, the child shares our
-// descriptors until it makes its own table.
+// Like vfork: the cost does not grow with our memory, and the child reports failure without a pipe. No signal
+// handler may run meanwhile: the caller blocks all signals. Unlike vfork's, the child shares our descriptors
+// until it makes its own table.
 [[gnu::noinline]] pid_t start_child(const ChildSetup& setup, volatile ChildFailure& failure) {
   if (kSanitized) {
     const pid_t pid = ::vfork();
@@ -161,11 +161,11 @@ constexpr bool kSanitized = false;
   const int flags = CLONE_VM | CLONE_VFORK | SIGCHLD | (setup.shares_descriptors ? CLONE_FILES : 0);
   const pid_t pid = ::clone(run_child_of, stack + sizeof stack, flags, &child);
   if (pid >= 0 || errno != EINVAL || (flags & CLONE_FILES) == 0) return pid;
-  // QEMU's user mode, as in a container of another architecture, knows only forks.
+  // QEMU's user mode, as in a container for another architecture, supports only forks.
   return ::clone(run_child_of, stack + sizeof stack, flags & ~CLONE_FILES, &child);
 }
 
-/// A copy of the descriptor at a low number if one is reserved. The caller's stays open.
+/// A copy of the descriptor at a low number if one is reserved. The caller's remains open.
 int low_copy(int fd, const UniqueFd& low) {
   return fd > STDERR_FILENO && low && ::dup3(fd, low.get(), O_CLOEXEC) >= 0 ? low.get() : fd;
 }
@@ -219,7 +219,7 @@ std::variant<Process, StartFailure> start_process(const ProcessSpec& spec) {
   ::sigprocmask(SIG_SETMASK, &all, &before);
   const pid_t pid = start_child(setup, failure);
   const int clone_error = errno;
-  for (const UniqueFd& low : low_descriptors)  // or we would keep the worker's output open
+  for (const UniqueFd& low : low_descriptors)  // otherwise we would keep the worker's output open
     if (low && &low != &low_descriptors[3]) ::dup3(low_descriptors[3].get(), low.get(), O_CLOEXEC);
   ::sigprocmask(SIG_SETMASK, &before, nullptr);
 
@@ -229,7 +229,7 @@ std::variant<Process, StartFailure> start_process(const ProcessSpec& spec) {
     return StartFailure{failure.step, failure.error};
   }
   // The pid is ours until we reap it, so there is no race between clone and this. Linux before 5.3 has no
-  // pidfds, and a container's filter may forbid them: then SIGCHLD alone tells of the end.
+  // pidfds, and a container's filter may forbid them: then only SIGCHLD reports the end.
   return Process{pid, UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)))};
 }
 
@@ -241,8 +241,8 @@ std::optional<ExitStatus> try_reap(const Process& process) {
 
 bool signal_group(const Process& process, int signal) {
   // The pidfd names the group even after its leader is reaped. Where the kernel or a container's filter does
-  // not let us use it so, take the number, which stays in use as long as the group has members, the last of
-  // which we, the subreaper, reap.
+  // not allow this, use the number, which stays in use as long as the group has members, the last of which
+  // we, the subreaper, reap.
   if (process.pidfd) {
     if (::syscall(SYS_pidfd_send_signal, process.pidfd.get(), signal, nullptr, kPidfdSignalProcessGroup) == 0)
       return true;

@@ -25,7 +25,7 @@ struct ProcessSpec {
   bool traceable =
       false;             ///< by our descendants, such as debuggers, even if Yama forbids it (ptrace_scope 1)
   int announce_fd = -1;  ///< the new process writes its pid here before it runs the program; -1: nowhere
-  CpuList cpus = {};     ///< to run on; empty: ddprun's
+  CpuList cpus = {};     ///< CPUs to run on; empty: ddprun's
 };
 
 /// A worker's stdout and stderr, closed here once it has started; ddprun's own if unset.
@@ -37,7 +37,7 @@ struct WorkerOutputs {
 /// readable, reaps once, and signals the group until it is gone.
 struct Process {
   pid_t pid = -1;
-  UniqueFd pidfd;  ///< none where the kernel has no pidfds or a filter forbids them: watch SIGCHLD
+  UniqueFd pidfd;  ///< unset where the kernel has no pidfds or a filter forbids them: watch SIGCHLD
 };
 
 /// Why a process could not be started.
@@ -52,7 +52,7 @@ struct StartFailure {
 /// signal when the *thread* that started the child ends.
 std::variant<Process, StartFailure> start_process(const ProcessSpec& spec);
 
-/// Reaps the process if it has ended. Do not call it again after a status was returned.
+/// Reaps the process if it has ended. Do not call it again once it has returned a status.
 std::optional<ExitStatus> try_reap(const Process& process);
 
 /// Signals every member of the process's group (0: only checks). False if none is left.
@@ -61,11 +61,11 @@ bool signal_group(const Process& process, int signal);
 void close_all_above_stderr();
 void close_above_stderr_on_exec();
 
-/// Raises this process's soft limit of descriptors to the hard one; start_process() restores it in children.
+/// Raises this process's soft limit on descriptors to the hard one; start_process() restores it in children.
 void raise_descriptor_limit();
 
-/// Keeps three low descriptors for start_process(): the cost of a start then does not grow with the number of
-/// open descriptors. Call it early.
+/// Keeps three low descriptors for start_process(), so that the cost of a start does not grow with the number
+/// of open descriptors. Call it early.
 void reserve_low_descriptors();
 
 }  // namespace ddprun::launcher

@@ -12,7 +12,7 @@ UniqueFd RoundChannels::open(std::size_t index) {
   if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0)
     throw std::system_error(errno, std::generic_category(), "socketpair");
   if (channels_.size() <= index) channels_.resize(index + 1);
-  abilities(index);  // what the earlier worker has said
+  abilities(index);  // reported by the earlier worker
   channels_[index].ours.reset(ends[0]);
   return UniqueFd(ends[1]);
 }
@@ -24,7 +24,7 @@ const Abilities& RoundChannels::abilities(std::size_t index) {
 }
 
 void RoundChannels::tell(std::size_t index, const RoundNotice& notice, int store_fd) {
-  send_notice(channels_.at(index).ours.get(), notice, store_fd);  // a worker that is gone is noticed anyway
+  send_notice(channels_.at(index).ours.get(), notice, store_fd);  // a missing worker is noticed anyway
 }
 
 }  // namespace ddprun::launcher

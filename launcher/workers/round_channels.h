@@ -8,14 +8,14 @@
 
 namespace ddprun::launcher {
 
-/// The sockets through which ddprun tells workers of new rounds (--recover=rank), DDPRUN_ROUND_FD there.
+/// The sockets through which ddprun announces new rounds to workers (--recover=rank): DDPRUN_ROUND_FD.
 class RoundChannels {
  public:
-  /// Opens a worker's channel; the one of an earlier worker in its place is closed. returns the worker's end,
+  /// Opens a worker's channel, and closes that of an earlier worker in its place. returns the worker's end,
   /// to close once it has inherited it. throws std::system_error
   UniqueFd open(std::size_t index);
 
-  /// What this worker, or an earlier one in its place, has said last.
+  /// What this worker, or an earlier one in its place, last reported.
   const Abilities& abilities(std::size_t index);
 
   /// store_fd  for rank 0, to listen on; -1: none

@@ -22,7 +22,7 @@ namespace {
 
 constexpr std::chrono::seconds kApart{1};
 
-/// What a process with `known` in its environment needs to be this worker.
+/// What a process with `known` in its environment needs to become this worker.
 StandbyOrder order_of(const ProcessSpec& worker, const std::vector<std::string>& known) {
   StandbyOrder order;
   order.fds = {{"0", worker.stdin_fd}, {"1", worker.stdout_fd}, {"2", worker.stderr_fd}};
@@ -40,7 +40,7 @@ StandbyOrder order_of(const ProcessSpec& worker, const std::vector<std::string>&
   return order;
 }
 
-/// Every thread of the process.
+/// Applies to every thread of the process.
 void set_cpus(pid_t pid, const CpuList& cpus) {
   if (cpus.empty()) return;
   const CpuSet set(cpus);
@@ -50,7 +50,7 @@ void set_cpus(pid_t pid, const CpuList& cpus) {
     ::sched_setaffinity(std::atoi(task.path().filename().c_str()), set.bytes(), set.data());
 }
 
-/// Whether the child has not ended. If so, it is not reaped before the next event is handled.
+/// Whether the child is still running. If so, it is not reaped before the next event is handled.
 bool lives(pid_t child) {
   siginfo_t info{};
   return ::waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
@@ -70,7 +70,7 @@ void Standbys::fill() {
   if (waiting_.size() >= count_) return;
   timer_.expires_after(kApart);
   timer_.async_wait([this](const boost::system::error_code& error) {
-    if (error || waiting_.size() >= count_) return;  // end() came first
+    if (error || waiting_.size() >= count_) return;  // end() was called first
     if (may_start_()) start_one();
     fill();
   });

@@ -13,20 +13,20 @@
 
 namespace ddprun::launcher {
 
-/// Processes that have loaded the program and wait until one of them is to be a worker (--standby).
+/// Processes that have loaded the program and wait to become a worker (--standby).
 class Standbys {
  public:
   Standbys(boost::asio::io_context& io, Guard& guard) : guard_(guard), timer_(io) {}
   ~Standbys() { end(); }
 
-  /// Keeps so many of them from now on. They start one by one, a second apart: beside a worker that starts
-  /// they would cost it time.
+  /// Keeps this many of them from now on. They start one by one, a second apart: next to a starting worker
+  /// they would slow it down.
   ///
-  /// process   as a worker's, without descriptors
-  /// may_start whether the program is known to wait; asked before each start
+  /// process    as for a worker, without descriptors
+  /// may_start  whether the program is known to stand by; asked before each start
   void keep(int count, ProcessSpec process, std::function<bool()> may_start);
 
-  /// Makes one of them this worker, or starts it anew if none can be.
+  /// Turns one of them into this worker, or starts a new process if none is available.
   std::variant<Process, StartFailure> start(const ProcessSpec& worker);
 
   /// Ends them all.

@@ -23,8 +23,8 @@ namespace {
 // broken driver). Waiting forever would not help.
 constexpr std::chrono::seconds kKillTimeout{10};
 
-// Every worker's silence is judged at least so often. A look that is late by half of it was kept from us: the
-// whole job was frozen (SIGSTOP, a paused container), or the machine is too busy to judge.
+// Every worker's silence is judged at least this often. A look late by half of this was prevented: the whole
+// job was frozen (SIGSTOP, a paused container), or the machine is too busy to judge.
 constexpr std::chrono::milliseconds kHangLook{1000};
 
 StartFailed start_failed(const std::string& program, int rank, const StartFailure& failure) {
@@ -40,8 +40,8 @@ StartFailed start_failed(const std::string& program, int rank, const StartFailur
   return {LaunchError::code_of_exec_error(failure.error), "cannot run " + program + ": " + reason + hint};
 }
 
-/// A job in the background must not take what is typed at the shell. The kernel would not stop rank 0, which
-/// has its own session.
+/// A background job must not take input typed at the shell. The kernel would not stop rank 0, which has its
+/// own session.
 bool may_read_stdin() { return ::isatty(STDIN_FILENO) == 0 || ::tcgetpgrp(STDIN_FILENO) == ::getpgrp(); }
 
 }  // namespace
@@ -97,7 +97,7 @@ std::variant<Worker, StartFailed> WorkerGroup::replace(std::size_t index, const 
   Worker worker;
   if (auto failed = start_worker(index, program, std::move(output), worker, &standbys)) return *failed;
   Worker& old = workers_[index];
-  index_of_.erase(old.process.pid);  // what is left of its group counts as strays
+  index_of_.erase(old.process.pid);  // the rest of its group counts as strays
   if (!old.group_gone) {
     signal_group(old.process, SIGKILL);
     --groups_left_;
@@ -133,7 +133,7 @@ asio::awaitable<std::optional<AttemptEnd>> WorkerGroup::wait(
       if (signals_.ends_job(received->signal)) co_return *received;
     } else if (const auto* exited = std::get_if<WorkerExited>(&event)) {
       const auto& status = workers_[exited->index].status;
-      if (!status) continue;  // of a worker that was replaced already
+      if (!status) continue;  // of a worker that has already been replaced
       if (!status->success()) co_return WorkerFailed{*status, exited->index};
       if (all_succeeded()) co_return AllSucceeded{};
     }
@@ -175,7 +175,7 @@ asio::awaitable<bool> WorkerGroup::groups_gone(JobEvents::Clock::time_point dead
     if (changed && begin >= next_look && !events_.pending()) {
       if (look_for_processes()) co_return true;
       changed = false;
-      // A look costs time for each process that is left: spend a tenth of it so, however many there are.
+      // A look costs time per remaining process: spend a tenth of the time on it, however many there are.
       const auto end = JobEvents::Clock::now();
       next_look = end + 10 * (end - begin);
     }
@@ -260,8 +260,8 @@ void WorkerGroup::check_group(Worker& worker) {
   guard_.forget(worker.process.pid);
 }
 
-/// Looks at groups without a leader, and signals new strays: a worker may leave one behind while it ends.
-/// True if nothing is left.
+/// Looks at groups without a leader, and signals new strays: a worker may leave one behind as it ends. True
+/// if nothing is left.
 bool WorkerGroup::look_for_processes() {
   for (Worker& worker : workers_)
     if (worker.status) check_group(worker);
@@ -284,7 +284,7 @@ void WorkerGroup::signal_to_end(int signal) {
   record.signal = signal;
   log_.add(record);
   signal_all(signal);
-  if (signal != SIGKILL) signal_all(SIGCONT);  // a stopped process would not notice
+  if (signal != SIGKILL) signal_all(SIGCONT);  // a stopped process would not react
   signalled_strays_.clear();
   look_for_processes();
 }

@@ -24,27 +24,27 @@
 
 namespace ddprun::launcher {
 
-/// Called again at the time that it returns.
+/// Called again at the time it returns.
 using FindHung = std::function<std::variant<LookAgain, Hung>(JobEvents::Clock::time_point now)>;
 
 /// Called after each event: why the job's other nodes want the workers to end, if they do.
 using PeerEndReason = std::function<std::optional<std::string>()>;
 
-/// Called after each event: whether wait() is to return for something else.
+/// Called after each event: whether wait() should return for another reason.
 using Interrupted = std::function<bool()>;
 
-/// A worker that was started.
+/// A started worker.
 struct Worker {
   Process process;
   JobEvents::Clock::time_point started;
-  std::optional<ExitStatus> status;  ///< once it has ended; its children may live on
+  std::optional<ExitStatus> status;  ///< set once it has ended; its children may live on
   JobEvents::Clock::time_point ended;
   bool asked_to_end = false;  ///< it ended after ddprun began to stop the group
   bool group_gone = false;    ///< its process group is empty
 };
 
-/// The workers of this node with their process groups. Processes that leave a group, as daemons do, become
-/// children of ddprun, the subreaper, and end with the job too. The destructor kills workers that still live.
+/// The workers of this node with their process groups. Processes that leave a group, like daemons, become
+/// children of ddprun, the subreaper, and end with the job too. The destructor kills surviving workers.
 class WorkerGroup {
  public:
   WorkerGroup(JobEvents& events, const SignalFd& signals, Guard& guard, EventsJson& log, int attempt);
@@ -57,9 +57,8 @@ class WorkerGroup {
   std::optional<StartFailed> start(const std::string& program, const std::vector<WorkerSpec>& specs,
                                    std::vector<WorkerOutputs> outputs);
 
-  /// Puts another worker, perhaps one of the standbys, in the place of one that has ended; processes that
-  /// that one left behind get SIGKILL.
-  /// returns  the ended one; or why the new one cannot start, and then the old one keeps its place
+  /// Replaces an ended worker, perhaps with one of the standbys; processes that it left behind get SIGKILL.
+  /// returns  the ended one; or why the new one cannot start, in which case the old one keeps its place
   std::variant<Worker, StartFailed> replace(std::size_t index, const std::string& program,
                                             WorkerOutputs output, Standbys& standbys);
 
@@ -121,9 +120,9 @@ class WorkerGroup {
   std::span<const WorkerSpec> specs_;
   std::vector<int> ending_signals_;
   std::function<void()> on_window_change_;
-  std::set<pid_t> signalled_strays_;  ///< got the last of ending_signals_
+  std::set<pid_t> signalled_strays_;  ///< have got the last of ending_signals_
   JobEvents::Clock::time_point resumed_;
-  std::vector<int> user_signals_;  ///< that end the job
+  std::vector<int> user_signals_;  ///< those that end the job
   bool stopping_ = false;
 };
 

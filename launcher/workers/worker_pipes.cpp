@@ -18,7 +18,7 @@ constexpr std::size_t kPipeSize = 1 << 16;
 
 }  // namespace
 
-/// Shared with handlers, one of which may be queued when the workers are gone.
+/// Shared with handlers, one of which may still be queued when the workers are gone.
 struct WorkerPipes::Pipe {
   Pipe(asio::io_context& io, std::size_t worker, std::shared_ptr<const OnBytes> callback)
       : index(worker), on_bytes(std::move(callback)), waiting(io), resting(io) {}
@@ -32,7 +32,7 @@ struct WorkerPipes::Pipe {
   std::size_t index;
   std::shared_ptr<const OnBytes> on_bytes;
   UniqueFd reading;                        ///< none: the workers are gone
-  asio::posix::stream_descriptor waiting;  ///< the same descriptor, while bytes would wake us
+  asio::posix::stream_descriptor waiting;  ///< the same descriptor, while bytes should wake us
   asio::steady_timer resting;
 };
 

@@ -12,7 +12,7 @@
 
 namespace ddprun::launcher {
 
-/// A pipe from each worker. Its writer never waits for ddprun: if the pipe is full, it drops what it has.
+/// A pipe from each worker. Its writer never waits for ddprun: if the pipe is full, it drops its data.
 ///
 /// Pipes are read at most ten times a second, so that short steps do not keep ddprun busy; bytes may seem up
 /// to 0.1 s younger than they are.
@@ -25,11 +25,11 @@ class WorkerPipes {
   WorkerPipes(const WorkerPipes&) = delete;
   WorkerPipes& operator=(const WorkerPipes&) = delete;
 
-  /// Opens a worker's pipe; the one of an earlier worker in its place is closed. returns its writing end, to
+  /// Opens a worker's pipe, and closes that of an earlier worker in its place. returns its writing end, to
   /// close once the worker has inherited it. throws std::system_error
   UniqueFd open(std::size_t index);
 
-  /// Reads what the workers have written by now.
+  /// Reads what the workers have written so far.
   void read_now();
 
  private:

@@ -27,7 +27,7 @@
 # Remove one # and name your cluster's partition with GPUs (sinfo --format="%P %G").
 ##SBATCH --partition=gpu
 
-# Without it a failed command, such as an environment that is not there, goes unnoticed, and the training fails later
+# Without it a failed command, such as for a missing environment, goes unnoticed, and the training fails later
 # for another reason.
 set -euo pipefail
 
@@ -46,7 +46,7 @@ export OMP_NUM_THREADS=$((cpus > workers ? cpus / workers : 1))
 echo "job $SLURM_JOB_ID on $(hostname), $(date -u +%FT%TZ), GPUs: ${CUDA_VISIBLE_DEVICES:-none}"
 echo "$(ddprun --version), $workers workers with OMP_NUM_THREADS=$OMP_NUM_THREADS, program: $*"
 
-# ddprun sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT for each worker; in this script SLURM_PROCID is 0, so a RANK made of
-# it would be 0 for all. It finds a free port; a fixed one fails for the second job on a node. --show-ranks prints them all.
+# ddprun sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT for each worker; in this script SLURM_PROCID is 0, so a RANK
+# made from it would be 0 for all. It finds a free port; a fixed one fails for the second job on a node. --show-ranks prints them all.
 # The exit code, also of the job (scontrol show job), is that of the worker that failed first.
 exec ddprun --standalone --nproc-per-node="$workers" --show-ranks "$@"

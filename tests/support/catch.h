@@ -23,9 +23,9 @@ namespace ddprun::test {
 /// Tells the test program's main that a test case was skipped.
 inline bool test_was_skipped = false;
 
-/// Skips the rest of the test case by an exception, so destructors run. For tests that need what a machine
-/// may lack, such as optional data. If a test case was skipped and none failed, the program exits with 4,
-/// which is ctest's SKIP_RETURN_CODE; ctest runs every test case in its own process.
+/// Skips the rest of the test case by throwing, so destructors run. For tests that need something optional,
+/// such as data. If a test case was skipped and none failed, the program exits with 4, ctest's
+/// SKIP_RETURN_CODE; ctest runs every test case in its own process.
 [[noreturn]] inline void skip(const std::string& why) {
   test_was_skipped = true;
 #ifdef SKIP
@@ -33,7 +33,7 @@ inline bool test_was_skipped = false;
   std::abort();  // not reached
 #else
   std::cout << "skipped: " << why << std::endl;
-  throw Catch::TestFailureException();  // Catch2 2 ends the test case and counts no failure
+  throw Catch::TestFailureException();  // Catch2 2 ends the test case and does not count a failure
 #endif
 }
 

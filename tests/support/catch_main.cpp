@@ -1,4 +1,4 @@
-// main() of every test program, which gives Catch2 2, too, an exit code for skipped tests.
+// main() of every test program; gives Catch2 2 an exit code for skipped tests, too.
 #define CATCH_CONFIG_RUNNER  // of Catch2 2, whose implementation is compiled here
 #include "tests/support/catch.h"
 

@@ -118,7 +118,7 @@ Child::Child(const Command& command) : folder_("ddprun_test"), marker_(unique_ma
                  err = open_file(folder / "err", O_WRONLY | O_CREAT | O_APPEND);
   const auto environment = environment_of(command, temp_folder(), marker_);
   const std::vector<std::string> arguments(command.argv.begin() + 1, command.argv.end());
-  // Catch2 handles signals: one that comes between fork and exec must reach the program.
+  // Catch2 handles signals, but one that arrives between fork and exec must reach the program.
   sigset_t all, before;
   sigfillset(&all);
   ::sigprocmask(SIG_SETMASK, &all, &before);

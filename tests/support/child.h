@@ -23,7 +23,7 @@ inline std::ostream& operator<<(std::ostream& out, const ExitStatus& status) {
 
 namespace ddprun::test {
 
-/// Long enough for anything on a loaded machine.
+/// Long enough for anything on a busy machine.
 constexpr std::chrono::seconds kDeadline{30};
 
 /// Polls until condition() is true. Returns false if the deadline passes.
@@ -37,8 +37,8 @@ struct Command {
   std::function<void()> in_child = {};  ///< runs in the new process before exec: limits, signals, descriptors
 };
 
-/// A started program, its output, and all processes that it starts in turn: they inherit an environment
-/// variable with a unique value. The destructor kills those that are left.
+/// A started program, its output, and all its descendants: they inherit an environment variable with a unique
+/// value. The destructor kills survivors.
 class Child {
  public:
   /// If the program cannot be executed, the exit code is 127, as in a shell.

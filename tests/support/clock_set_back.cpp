@@ -1,4 +1,4 @@
-// LD_PRELOAD: a second after a program begins, somebody sets the machine's clock back by an hour.
+// LD_PRELOAD: one second after a program starts, the machine's clock jumps back by an hour.
 #include <sys/syscall.h>
 #include <unistd.h>
 

@@ -1,7 +1,7 @@
-// A libcuda.so.1 without GPUs: answers what cuda_backend.cpp asks the driver, as the variable FAKE_CUDA says.
+// A libcuda.so.1 without GPUs: answers cuda_backend.cpp's queries to the driver, as described by FAKE_CUDA.
 //
 // FAKE_CUDA    "version=12040;" and then GPUs separated by semicolons, each of words "key=value" in any
-// order:
+//              order:
 //                name=A100     capability=80     mode=2 (prohibited)     uuid=3b (its last byte)
 //              or "error=803": the result of cuInit
 //

@@ -4,8 +4,8 @@
 //   DDPRUN_CUDA_PLUGIN=libfake_gpu.so  LD_PRELOAD=libcuda.so.1 (fake_cuda.cpp)
 //   FAKE_CUDA="version=...;name=..."
 //
-// It is as strict as CUDA: an operator whose tensors are on different devices fails, and what would make the
-// process wait for the GPU fails where set_sync_debug_mode() forbids that. Gloo does what NCCL would, and
+// It is as strict as CUDA: an operator whose tensors are on different devices fails, and anything that makes
+// the process wait for the GPU fails where set_sync_debug_mode() forbids it. Gloo does what NCCL would, and
 // fake_graph.h what a CUDA graph would.
 #include <ddprun/group/cuda_plugin.h>
 
@@ -65,7 +65,7 @@ struct Memory final : c10::DeviceAllocator {
 Memory memory;
 [[maybe_unused]] const bool has_allocator = (c10::SetAllocator(c10::kCUDA, &memory), true);
 
-/// One device, whose streams do all at once.
+/// One device, whose streams execute everything at once.
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return c10::kCUDA; }
   c10::Device exchangeDevice(c10::Device) const override { return the_gpu; }
@@ -103,7 +103,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 };
 [[maybe_unused]] const c10::impl::DeviceGuardImplRegistrar has_guard(c10::kCUDA, new Guard);
 
-/// A tensor of the CPU, made by a kernel, as one of the GPU.
+/// A CPU tensor, made by a kernel, as one on the GPU.
 Tensor on_gpu(const Tensor& tensor) {
   if (!tensor.defined()) return tensor;
   return at::from_blob(
@@ -111,7 +111,7 @@ Tensor on_gpu(const Tensor& tensor) {
       tensor.options().device(the_gpu), the_gpu);
 }
 
-/// Calls the CPU's kernel with the same memory. Arguments that it changes are those that it got.
+/// Calls the CPU kernel on the same memory. Arguments that it changes stay the caller's.
 class OnCpu {
  public:
   explicit OnCpu(const c10::OperatorHandle& op) : op_(op) {}
@@ -150,7 +150,7 @@ class OnCpu {
   }
 
  private:
-  /// Of a repeated call, to what it returned at first.
+  /// Copies the values of a repeated call to what the first call returned.
   static void give_values(const c10::IValue& made, const c10::IValue& again) {
     const auto give = [](const Tensor& to, const Tensor& from) {
       if (to.defined() && to.data_ptr() != from.data_ptr()) on_cpu(to).copy_(from);
@@ -192,7 +192,7 @@ class OnCpu {
       if (cpu_[i].is_same(made)) return resized(gpu_[i], made);
     return on_gpu(made);
   }
-  /// A kernel may give an argument for its result another size, and so other memory.
+  /// A kernel may resize an argument for its result, and so move it to other memory.
   static Tensor resized(const Tensor& own, const Tensor& made) {
     if (own.sizes() == made.sizes()) return own;
     own.unsafeGetTensorImpl()->shallow_copy_from(on_gpu(made).getIntrusivePtr());
@@ -225,7 +225,7 @@ Tensor empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride, std::option
                                            type.value_or(at::kFloat));
 }
 
-/// Between the devices it is a wait, unless asked not to.
+/// Between the devices this is a wait, unless non_blocking.
 Tensor& copy(Tensor& self, const Tensor& from, bool non_blocking) {
   if (self.device() != from.device() && !non_blocking)
     note_wait(self.is_cpu() ? "copy to the CPU" : "copy to the GPU");
@@ -263,7 +263,7 @@ at::Scalar local_scalar(const Tensor& self) {
   return on_cpu(self).item();
 }
 
-/// An operator that this file has for itself.
+/// An operator implemented in this file.
 Tensor computed(const std::vector<Tensor>& from, const std::function<Tensor()>& compute) {
   const auto graph = fake::graph_here();
   if (graph)
@@ -273,7 +273,7 @@ Tensor computed(const std::vector<Tensor>& from, const std::function<Tensor()>& 
   return on_gpu(made);
 }
 
-/// On a CPU there is none from half to float.
+/// The CPU has none from half to float.
 Tensor log_softmax(const Tensor& self, int64_t dim, bool to_float) {
   return computed({self}, [self, dim, to_float] {
     return at::_log_softmax(to_float ? on_cpu(self).to(at::kFloat) : on_cpu(self), dim, false);
@@ -349,7 +349,7 @@ struct CUDAHooks final : CUDAHooksInterface {
   int getNumGPUs() const override { return 8; }
   Device getDeviceFromPtr(void*) const override { return the_gpu; }
   Allocator* getPinnedMemoryAllocator() const override { return c10::GetCPUAllocator(); }
-  bool isPinnedPtr(const void*) const override { return true; }  // nobody can tell
+  bool isPinnedPtr(const void*) const override { return true; }  // unknowable
   const Generator& getDefaultGenerator(DeviceIndex) const override {
     static const Generator generator = at::detail::createCPUGenerator();
     return generator;

@@ -1,9 +1,9 @@
 #pragma once
 
-// The fake GPU's streams, events and CUDA graphs (fake_gpu.cpp): what reaches a captured stream is noted,
-// with the memory that it uses, and a replay computes just that again. Whatever a real graph would bake in
-// (numbers of the process, old inputs, memory that something else has now) is baked in here too. What may not
-// be captured fails: what waits for the GPU, and work that others than the captured streams do.
+// The fake GPU's streams, events and CUDA graphs (fake_gpu.cpp): work that reaches a captured stream is
+// recorded, with the memory that it uses, and a replay computes exactly that again. Whatever a real graph
+// would bake in (host numbers, old inputs, memory that has been reused) is baked in here too. Anything that
+// may not be captured fails: waiting for the GPU, and work on other streams.
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <c10/core/Stream.h>
@@ -43,8 +43,7 @@ class Graph {
     streams_.insert(stream);
   }
 
-  // A capture computes nothing. This one does, for the shapes, and then gives all memory its values of
-  // before.
+  // A real capture computes nothing. This one computes, for the shapes, then restores all memory.
   void keep(const at::Tensor& tensor) {
     if (!tensor.defined() || tensor.storage().nbytes() == 0) return;
     const auto& storage = tensor.storage();
@@ -76,7 +75,7 @@ struct Capturing {
 };
 inline Capturing capturing;
 
-/// The graph that this thread's stream is captured in; null: none
+/// The graph that is capturing this thread's stream; null: none
 inline std::shared_ptr<Graph> graph_here(c10::StreamId stream = current_stream) {
   const std::scoped_lock lock(capturing.mutex);
   return capturing.graph && capturing.graph->captures(stream) ? capturing.graph : nullptr;
@@ -86,7 +85,7 @@ inline void forbid_in_capture(const std::string& what) {
   if (graph_here()) throw std::runtime_error("operation not permitted when stream is capturing: " + what);
 }
 
-/// Does it, and notes it. uses: all memory that it may change
+/// Does it, and records it. uses: all memory that it may change
 inline void captured(const std::vector<at::Tensor>& uses, const std::function<void()>& call) {
   const auto graph = graph_here();
   if (graph)
@@ -122,7 +121,7 @@ inline std::function<void()> capture(const std::function<void()>& work) {
   return [graph] { graph->replay(); };
 }
 
-/// When recorded, whether in a captured stream.
+/// Records whether it was recorded in a captured stream.
 struct Event {
   std::weak_ptr<Graph> graph;
 };

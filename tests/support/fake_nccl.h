@@ -23,7 +23,7 @@ namespace ddprun::test::fake {
 using at::Tensor;
 using Started = c10::intrusive_ptr<c10d::Work>;
 
-/// The same memory as a tensor of the CPU.
+/// The same memory as a CPU tensor.
 inline Tensor on_cpu(const Tensor& tensor) {
   if (!tensor.defined() || tensor.is_cpu()) return tensor;
   if (tensor.numel() == 0)  // a kernel may make more of it
@@ -33,7 +33,7 @@ inline Tensor on_cpu(const Tensor& tensor) {
                        tensor.options().device(at::kCPU).requires_grad(false));
 }
 
-/// A collective that has ended, or that a graph will make: of that nobody may ask.
+/// A collective that has ended, or that a graph will run, which must not be queried.
 struct Done final : c10d::Work {
   explicit Done(std::vector<Tensor> results)
       : future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors())) {
@@ -49,8 +49,8 @@ struct Done final : c10d::Work {
   const bool captured_ = graph_here() != nullptr;
 };
 
-/// NCCL's place: Gloo does it with the same memory, at once. Does not notice that a rank is lost, and leaves
-/// arbitrary numbers when it is aborted.
+/// Stands in for NCCL: Gloo does the work on the same memory, at once. Does not notice a lost rank, and
+/// leaves arbitrary numbers when aborted.
 class FakeNccl final : public c10d::Backend {
  public:
   explicit FakeNccl(const ddp::NcclGroup& group) : Backend(group.rank, group.size) {

@@ -1,4 +1,4 @@
-// A libnvidia-ml.so.1 without GPUs: reports what the variable FAKE_NVML says at initialisation.
+// A libnvidia-ml.so.1 without GPUs: reports what FAKE_NVML describes at initialisation.
 //
 // FAKE_NVML    GPUs separated by semicolons, each of words "key=value" in any order:
 //                uuid=GPU-aaaa     name=A100     bus=3b (hexadecimal)     ecc=2     busy=37
@@ -142,8 +142,8 @@ int nvmlDeviceGetMemoryInfo_v2(FakeGpu* device, Memory* memory) {
 }
 
 int nvmlDeviceGetUtilizationRates(FakeGpu* device, unsigned* percents) {
-  percents[0] = device->busy;  // of the time
-  percents[1] = 0;             // of the memory's time
+  percents[0] = device->busy;  // time
+  percents[1] = 0;             // memory time
   return kSuccess;
 }
 

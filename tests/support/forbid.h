@@ -34,7 +34,7 @@ inline void forbid_shared_descriptors() {
 }
 
 /// In the child: from now on these system calls fail with the error, as on an old kernel (ENOSYS) or in a
-/// container whose seccomp profile does not know them (EPERM).
+/// container whose seccomp profile does not allow them (EPERM).
 inline void forbid(std::initializer_list<long> calls, int error) {
   std::vector<sock_filter> filter = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr))};
   for (const long call : calls) {

@@ -6,7 +6,7 @@
 
 namespace ddprun::test {
 
-/// A number from the golden files, which hold nan, inf and -inf as text.
+/// A number from the golden files, which store nan, inf and -inf as text.
 inline double number(const nlohmann::json& value) {
   if (!value.is_string()) return value.get<double>();
   if (value == "nan") return std::numeric_limits<double>::quiet_NaN();

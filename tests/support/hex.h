@@ -4,7 +4,7 @@
 
 namespace ddprun::test {
 
-/// Two lower-case digits for each byte, so that any string survives JSON.
+/// Two lower-case digits per byte, so that any string survives JSON.
 inline std::string hex(const std::string& bytes) {
   std::string text;
   for (const unsigned char byte : bytes) {

@@ -8,7 +8,7 @@
 
 namespace ddprun::test {
 
-/// Ends every test: whatever happened, no process and no file may be left.
+/// Ends every test: whatever happened, no process and no file may remain.
 inline void check_nothing_left(const Child& ddprun) {
   CHECK(ddprun.nothing_left());
   std::string left;

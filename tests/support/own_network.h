@@ -13,7 +13,7 @@
 
 namespace ddprun::test {
 
-/// Gives the calling process, of one thread, its own network with only loopback, which counts no other
+/// Gives the calling, single-threaded process its own network with only loopback, so it counts no other
 /// program's bytes. Returns false where this is not allowed.
 inline bool enter_own_network() {
   if (::unshare(CLONE_NEWNET) != 0 && ::unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0) return false;
@@ -24,7 +24,7 @@ inline bool enter_own_network() {
   return ::ioctl(socket.get(), SIOCSIFFLAGS, &request) == 0;
 }
 
-/// Takes a family of addresses from a network of one's own. Returns false where this is not allowed.
+/// Removes an address family from this separate network. Returns false where this is not allowed.
 inline bool leave_only_ipv4() {
   std::ofstream switch_off("/proc/sys/net/ipv6/conf/all/disable_ipv6");
   return static_cast<bool>(switch_off << "1" << std::flush);

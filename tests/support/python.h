@@ -10,7 +10,7 @@
 
 namespace ddprun::test {
 
-/// What a shell command prints, after "failed: " if it fails.
+/// The output of a shell command, after "failed: " if it fails.
 inline std::string shell_output(const std::string& command) {
   std::string output;
   FILE* pipe = ::popen((command + " 2>&1").c_str(), "r");
@@ -30,7 +30,7 @@ inline std::string python_with(const std::string& module) {
   return named;
 }
 
-/// Runs the Python script in the folder and checks that it succeeds; skips as python_with() does.
+/// Runs the Python script in the folder and checks that it succeeds; skips like python_with().
 inline void check_python(const std::filesystem::path& folder, const std::string& module,
                          const std::string& script) {
   const auto program = python_with(module);

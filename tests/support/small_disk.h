@@ -24,7 +24,7 @@ inline void fill_disk(const std::filesystem::path& file) {
   while (::write(fd.get(), page.data(), page.size()) > 0) continue;
 }
 
-/// Runs check() in its own process, on a disk of that size. Skips where mounting is not allowed.
+/// Runs check() in its own process, on a disk of this size. Skips where mounting is not allowed.
 inline void on_a_small_disk(const std::filesystem::path& folder, const char* size,
                             const std::function<void(const std::filesystem::path& disk)>& check) {
   if (::getuid() != 0) skip("needs root to make a small disk");

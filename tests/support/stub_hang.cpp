@@ -17,7 +17,7 @@ bool send_beats(int count) {
   return heartbeat.connected();
 }
 
-// Tests look for the names of these two in stacks.
+// Tests look for these two names in stacks.
 
 [[gnu::noinline]] void stub_worker_spin() {
   for (;;) asm volatile("");

@@ -8,7 +8,7 @@ bool send_beats(int count);
 /// An endless loop.
 [[noreturn]] void stub_worker_spin();
 
-/// Starts a thread that waits in stub_worker_thread() for ever, and waits until it runs.
+/// Starts a thread that waits in stub_worker_thread() forever, and waits until it runs.
 void start_pausing_thread();
 
 }  // namespace ddprun::test

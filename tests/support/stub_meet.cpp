@@ -36,7 +36,7 @@ bool host_meeting(std::size_t world_size) {
     const int peer = ::accept(store, nullptr, nullptr);
     std::uint32_t rank = 0;
     if (peer < 0) return false;
-    if (!receive(peer, rank)) continue;  // it left before it sent its rank
+    if (!receive(peer, rank)) continue;  // it disconnected before it sent its rank
     if (rank >= world_size || !ranks.insert(rank).second) return false;
     peers.push_back(peer);
   }
@@ -52,7 +52,7 @@ bool join_meeting(std::uint32_t rank) {
   if (::getaddrinfo(std::getenv("MASTER_ADDR"), std::getenv("MASTER_PORT"), &hints, &address) != 0)
     return false;
   const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(address, ::freeaddrinfo);
-  for (;; ::usleep(1000)) {  // until rank 0 listens; the test has the deadline
+  for (;; ::usleep(1000)) {  // until rank 0 listens; the test has a deadline
     const int fd = ::socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
     std::uint32_t answer = 0;
     if (::connect(fd, address->ai_addr, address->ai_addrlen) == 0 && send(fd, rank) && receive(fd, answer))

@@ -1,4 +1,4 @@
-// A worker that performs the actions in its arguments, one after the other, and then exits with 0:
+// A worker that performs the actions in its arguments one by one, then exits with 0:
 //
 //   stub_worker ready --rank 1 exit 7 --all await     rank 1 exits with 7, the others wait for a signal
 //
@@ -130,7 +130,7 @@ void spawn_child(bool ignores_term) {
   for (;;) ::pause();
 }
 
-/// A process that has left its parent, its group and its session, as daemons do.
+/// A process that has left its parent, group and session, like a daemon.
 void spawn_daemon() {
   int ready[2];
   if (::pipe(ready) != 0) die("cannot make a pipe");
@@ -147,7 +147,7 @@ void spawn_daemon() {
   }
   ::close(ready[1]);
   char byte;
-  [[maybe_unused]] const ssize_t end = ::read(ready[0], &byte, 1);  // until the daemon is one
+  [[maybe_unused]] const ssize_t end = ::read(ready[0], &byte, 1);  // until it is a daemon
   ::close(ready[0]);
 }
 
@@ -183,7 +183,7 @@ void bind_master_port() {
 
 void connect_to_master() {
   const sockaddr_in address = master_address();
-  for (;;) {  // until rank 0 listens; the test has the deadline
+  for (;;) {  // until rank 0 listens; the test has a deadline
     const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
     if (::connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) return;
     ::close(fd);
@@ -220,7 +220,7 @@ void fill_memory(std::size_t megabytes) {
   say("holds " + std::to_string(memory.size()));
 }
 
-/// Waits for the notice of a new round, and makes the environment that of a worker which starts in it.
+/// Waits for the notice of a new round, and adapts the environment to a worker that starts in it.
 void wait_for_round() {
   pollfd entry{std::stoi(variable("DDPRUN_ROUND_FD")), POLLIN, 0};
   if (::poll(&entry, 1, -1) != 1) die("cannot wait for a round");
@@ -274,7 +274,7 @@ class Script {
         applies_ = take() == variable("RANK");
       } else if (word == "--all") {
         applies_ = true;
-      } else if (word == "--old-rank") {  // and not one that was started in its place
+      } else if (word == "--old-rank") {  // not one started in its place
         applies_ = take() == variable("RANK") && variable("DDPRUN_ROUND") == "0";
       } else if (word == "--old") {
         applies_ = variable("DDPRUN_ROUND") == "0";
@@ -357,7 +357,7 @@ class Script {
         }}},
       {"stand-by",
        {true,
-        [](auto& file) {  // made once it waits
+        [](auto& file) {  // it appears once the program waits
           const bool waits = ddprun::stands_by();
           if (waits) ddprun::write_file_atomic(file, "");
           ddprun::stand_by();
@@ -379,7 +379,7 @@ int main(int argc, char** argv) {
     return 0;
   }
   for (const std::string& word : words) {
-    if (word != "await") continue;  // first, so that no signal comes too early
+    if (word != "await") continue;  // first, so that no signal arrives too early
     const sigset_t set = awaited_signals();
     ::sigprocmask(SIG_BLOCK, &set, nullptr);
   }

@@ -14,7 +14,7 @@
 
 namespace ddprun::test {
 
-/// A terminal; the test holds its other end.
+/// A terminal; the test has its other end.
 class Terminal {
  public:
   Terminal() : ours_(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC)) {
@@ -54,7 +54,7 @@ class Screen {
   explicit Screen(const Terminal& terminal)
       : held_(::open(terminal.name_.c_str(), O_RDWR | O_NOCTTY | O_CLOEXEC)),
         reader_([this, fd = terminal.ours_.get()] {
-          // Until nobody has the terminal open any more, and all is read.
+          // Until nobody has the terminal open any more, and everything is read.
           char bytes[4096];
           for (ssize_t size = 0; (size = ::read(fd, bytes, sizeof bytes)) > 0;)
             text_.append(bytes, static_cast<std::size_t>(size));
@@ -65,7 +65,7 @@ class Screen {
   Screen(const Screen&) = delete;
   Screen& operator=(const Screen&) = delete;
 
-  /// All of it. Call it when the programs have ended.
+  /// All output. Call it after the programs have ended.
   const std::string& text() {
     held_.reset();
     if (reader_.joinable()) reader_.join();
@@ -73,7 +73,7 @@ class Screen {
   }
 
  private:
-  UniqueFd held_;  // while nobody else has it open, too
+  UniqueFd held_;  // for the time when nobody else has it open
   std::string text_;
   std::thread reader_;
 };

@@ -6,19 +6,19 @@
 
 namespace ddprun::worker {
 
-/// All of them, by name.
+/// All commands, by name.
 const std::vector<CommandEntry>& all_commands();
 
 // The commands; argv[0] is the command's name. All throw UsageError for unknown arguments.
 
-/// worker env: prints what a training would find here (variables, ranks, devices, backend, addresses,
+/// worker env: prints what a training run would find here (variables, ranks, devices, backend, addresses,
 /// versions) and what is wrong: rank 0 for all ranks or, if they cannot meet, each rank for itself. Returns 0
 /// if all is fine, else 1.
 int run_env_command(int argc, char** argv);
 
-/// worker export CHECKPOINT OUT [--ema] [--prefix P]: writes a model's weights alone from any file that
+/// worker export CHECKPOINT OUT [--ema] [--prefix P]: writes only a model's weights, from any file that
 /// train::read_weights() reads: as a bare state_dict (OUT ends in .pt), as .safetensors, or for SAM as a
-/// folder; or with all that the checkpoint has in Lightning's format (.ckpt). Returns 0; throws IoError too.
+/// folder; or everything, in Lightning's format (.ckpt). Returns 0; throws IoError too.
 int run_export_command(int argc, char** argv);
 
 /// worker report RUN... [--out FILE]: writes the page of a run, or one that compares runs. Returns 0; throws

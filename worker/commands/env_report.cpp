@@ -43,7 +43,7 @@ bool try_to(EnvReport& report, Check check) {
   }
 }
 
-/// Reads the variables; records each wrong one and replaces it by a valid value.
+/// Reads the variables; records each invalid one and replaces it with a valid value.
 void read_variables(EnvReport& report, const EnvLookup& lookup) {
   std::map<std::string, std::string> instead;
   const EnvLookup corrected = [&](const std::string& name) {
@@ -76,7 +76,7 @@ void show_rank(EnvReport& report, const ddp::RankDevice& device, const ddp::Cuda
     report.lines.push_back({"this rank", name, value});
   };
   const auto of = [](int index, int count) { return std::to_string(index) + " of " + std::to_string(count); };
-  if (report.problems.empty()) {  // otherwise these could be placeholders for wrong variables
+  if (report.problems.empty()) {  // otherwise these could be placeholders for invalid variables
     add("rank", of(env.rank, env.world_size));
     add("local rank",
         of(env.local_rank, env.local_world_size) + " on node " + of(env.group_rank, env.group_world_size));
@@ -139,7 +139,7 @@ RankRow decode(const std::string& text) {
   return {json.at(0).get<std::vector<std::string>>(), json.at(1).get<std::vector<std::string>>()};
 }
 
-/// Finds problems that show only when ranks are compared.
+/// Finds problems that only show when ranks are compared.
 void compare(std::vector<RankRow>& ranks) {
   std::map<std::pair<std::string, std::string>, std::string> place_of;
   for (auto& rank : ranks) {

@@ -18,8 +18,8 @@ struct EnvReport {
   std::vector<Line> lines;
   std::vector<std::string> problems;  ///< one line each: what is wrong, what was expected and found
   WorkerEnv env;                      ///< as far as the variables could be read
-  std::string address = "-";          ///< where other ranks reach this one
-  bool can_meet = false;              ///< nothing stops it from connecting to the other ranks
+  std::string address = "-";          ///< where other ranks can reach this one
+  bool can_meet = false;              ///< nothing prevents it from connecting to the other ranks
 };
 
 /// Inspects this process's environment and host without contacting other ranks.
@@ -27,7 +27,7 @@ EnvReport inspect_environment(const EnvLookup& lookup, const ddp::ProcessGroup::
 
 /// One rank's row in the table of ranks.
 struct RankRow {
-  std::vector<std::string> cells;     ///< as kRankColumns
+  std::vector<std::string> cells;     ///< as in kRankColumns
   std::vector<std::string> problems;  ///< of that rank
 };
 inline const std::vector<std::string> kRankColumns = {"rank",    "host",    "local rank", "device",
@@ -38,7 +38,7 @@ inline const std::vector<std::string> kRankColumns = {"rank",    "host",    "loc
 /// returns  every rank's row, by rank; only this rank's if they could not connect
 std::vector<RankRow> meet_ranks(EnvReport& report, const ddp::ProcessGroup::Options& options);
 
-/// The report as text: sections, the table of ranks, and at the end the problems or "all is fine".
+/// The report as text: sections, the table of ranks, then the problems or "all is fine".
 std::string to_text(const EnvReport& report, const std::vector<RankRow>& ranks);
 
 }  // namespace ddprun::worker

@@ -52,7 +52,7 @@ std::optional<ExportFlags> parse_export_flags(int argc, char** argv) {
   return flags;
 }
 
-/// An existing folder, or a path that ends in none of .pt, .safetensors and .ckpt: folder names may have a
+/// An existing folder, or a path that does not end in .pt, .safetensors or .ckpt: folder names may contain a
 /// dot.
 bool is_folder(const std::filesystem::path& out) {
   std::error_code unknown;
@@ -67,13 +67,13 @@ void write_state_dict(const std::filesystem::path& path, const train::OpenWeight
   serialize::write_pt(path, dict, weights.value_of);
 }
 
-/// The weights; for a folder the model's shape, too.
+/// The weights and, for a folder, the model's shape.
 struct Exported {
   train::OpenWeights weights;
   std::string model_config = {};
 };
 
-/// Drops the attribute of a LightningModule under which its whole network is, as there is no model to compare
+/// Drops the LightningModule attribute that contains the whole network, since there is no model to compare
 /// with.
 void drop_attribute(train::StateDict& weights) {
   const auto& first = weights.front().first;
@@ -109,7 +109,7 @@ Exported read_checkpoint(const ExportFlags& flags) {
       state.model_config};
 }
 
-/// Without --ema everything that a training state has.
+/// Without --ema, everything in the training state.
 void write_lightning(const ExportFlags& flags, const Exported& model) {
   auto state = flags.ema ? std::nullopt : train::read_if_checkpoint(flags.checkpoint);
   if (!state) state.emplace();

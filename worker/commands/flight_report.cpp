@@ -18,14 +18,14 @@ using ddp::FlightDump;
 using Dumps = std::map<int, FlightDump>;
 
 constexpr std::size_t kLargestFile = 64 << 20;
-/// Records written on request are not simultaneous: only a rank that is later than this is behind.
+/// Records written on request are not simultaneous: a rank counts as behind only if it is later than this.
 constexpr std::int64_t kPatienceNs = 1'000'000'000;
 
 ddp::RankFlight flight_of(const FlightDump& dump) {
   return {.rank = dump.rank, .failure = "", .collectives = dump.collectives};
 }
 
-/// The longest time that a rank has waited in the finding's call; 0 if no record holds it any more.
+/// The longest time that a rank has waited in the finding's call; 0 if no record contains it any more.
 std::int64_t waited(const Dumps& dumps, const ddp::FlightFinding& finding) {
   std::int64_t longest = 0;
   for (const int rank : finding.waiting)
@@ -88,7 +88,7 @@ void report_group(const Dumps& dumps, const std::string& group, const std::vecto
                            ddp::seconds_text(wait));
 }
 
-/// The newest record of each rank, ignoring other jobs than the newest record's.
+/// The newest record of each rank, ignoring jobs other than the newest record's.
 Dumps newest_of_each_rank(std::vector<FlightDump> list, FlightReport& report) {
   std::ranges::sort(list, [](const auto& a, const auto& b) { return a.time_ns < b.time_ns; });
   const int world_size = list.back().world_size;

@@ -10,7 +10,7 @@ namespace ddprun::worker {
 /// What the flight records of a job's ranks show together.
 struct FlightReport {
   std::vector<std::string> lines;  ///< for the user
-  bool culprit = false;            ///< ranks diverge at a collective
+  bool culprit = false;            ///< whether ranks diverge at a collective
 };
 
 /// Compares the ranks' records. A rank without a record counts as missing where others wait.

@@ -112,11 +112,11 @@ const TaskEntry& find_task(std::vector<std::string>& words, const Words& known) 
                    known.expected());
 }
 
-/// What most people set, first in the help.
+/// The most common settings, first in the help.
 constexpr std::array kOften = {"data",      "out",       "epochs", "batch-size",   "lr",
                                "optimizer", "val-split", "resume", "init-weights", "device"};
 
-/// What the states of optimizers and schedules depend on.
+/// The settings on which the states of optimizers and schedules depend.
 constexpr std::array<std::string_view, 13> kInStates = {
     "lr",          "optimizer", "momentum", "betas",     "weight-decay",     "scale-lr",    "lr-schedule",
     "lr-interval", "t-max",     "gamma",    "step-size", "plateau-patience", "warmup-steps"};
@@ -161,7 +161,7 @@ Command make_command(const TaskEntry& task, Config& config) {
   return command;
 }
 
-/// Drops defaults of the task that contradict what was given.
+/// Drops the task's defaults that contradict given settings.
 void settle_defaults(Config& config, const TaskEntry& task, const settings::Values& given) {
   auto& optim = config.train.optim;
   auto& checkpoint = config.train.checkpoint;
@@ -170,7 +170,7 @@ void settle_defaults(Config& config, const TaskEntry& task, const settings::Valu
   auto& precision = config.train.precision;
   if (config.fast && is_default("channels-last")) precision.channels_last = true;
   if (config.fast && is_default("cudnn-benchmark")) precision.cudnn_benchmark = true;
-  // A static graph finds by itself what no step uses; where it cannot be used, every step must search.
+  // A static graph finds unused parameters by itself; where it cannot be used, every step must search.
   auto& parallel = config.train.parallel;
   if (parallel.static_graph && is_default("static-graph") &&
       (parallel.find_unused || parallel.join || parallel.fsdp))
@@ -183,7 +183,7 @@ void settle_defaults(Config& config, const TaskEntry& task, const settings::Valu
   if (is_default("checkpoint-name")) checkpoint.filename.clear();
 }
 
-/// Refuses settings that exclude each other on every device.
+/// Rejects settings that exclude each other on every device.
 void validate(const Config& config) {
   const auto& train = config.train;
   const auto& ddp = train.parallel;
@@ -243,7 +243,7 @@ Config parse_config(int argc, const char* const* argv, const std::vector<TaskEnt
     require(command, typed);
   values.overlay(typed);
   values.apply(command.settings, task.name);
-  task.set_defaults(config);  // again: some depend on what was given, which wins
+  task.set_defaults(config);  // again: some depend on given settings, which win
   values.apply(command.settings, task.name);
   settle_defaults(config, task, values);
   validate(config);

@@ -14,16 +14,16 @@
 
 namespace ddprun::worker {
 
-/// What the user asked the worker for: one task and its settings.
+/// What the user requested: one task and its settings.
 struct Config {
   std::string task;
 
   struct Data {
-    std::string source;            ///< a folder, the name of a data set, or empty: the task's default
+    std::string source;            ///< a folder, a data set's name, or empty: the task's default
     std::int64_t limit_train = 0;  ///< samples over all ranks; 0: all
     std::int64_t limit_val = 0;
     std::int64_t limit_test = 0;
-    double val_split = 0;      ///< fraction of the training set that is held out for validation; 0: none
+    double val_split = 0;      ///< fraction of the training set held out for validation; 0: none
     bool val_on_test = false;  ///< validate on the test set instead
     bool augment = true;
   } data;
@@ -42,7 +42,7 @@ struct Config {
     std::int64_t image_size = 0;            ///< side of a new model's input in pixels; 0: the architecture's
     std::filesystem::path checkpoint;       ///< an existing model; empty: a new one
     std::string freeze = "none";            ///< "encoder" or "prompt": do not train that part
-    bool gradient_checkpointing = false;    ///< compute the encoder's layers again in backward
+    bool gradient_checkpointing = false;    ///< recompute the encoder's layers in backward
     std::filesystem::path embedding_cache;  ///< a folder for a frozen encoder's outputs; empty: none
     std::filesystem::path points;           ///< empty: random points
     std::int64_t points_per_image = 1;      ///< how many random points
@@ -51,11 +51,11 @@ struct Config {
   train::TrainerOptions train;
   ddp::DeviceChoice device = ddp::DeviceChoice::kAuto;
   ddp::BackendChoice backend = ddp::BackendChoice::kAuto;
-  bool estimate = false;         ///< measure ten steps and say how long a run would take
-  bool fast = false;             ///< what makes training faster and loses no accuracy
-  bool recover_on_gpu = false;   ///< under --recover=rank go on in place on GPUs too
+  bool estimate = false;         ///< measure ten steps and estimate how long a run would take
+  bool fast = false;             ///< settings that make training faster without losing accuracy
+  bool recover_on_gpu = false;   ///< under --recover=rank, also continue in place on GPUs
   bool deterministic = false;    ///< use only algorithms whose results repeat bit for bit
-  std::set<std::string> stated;  ///< names of the settings that words or a file gave
+  std::set<std::string> stated;  ///< names of settings given by the command line or a file
   bool summary = false;          ///< print the model's layers instead of training
   bool find_lr = false;          ///< suggest a learning rate instead of training
   bool find_batch_size = false;  ///< suggest a batch size instead of training
@@ -64,17 +64,17 @@ struct Config {
       1800'000};  ///< of one collective, and of connecting the ranks; only if stated
 };
 
-/// The configuration as a flat JSON object, which checkpoints store.
+/// The configuration as a flat JSON object, stored in checkpoints.
 std::string to_json(const Config& config);
 
-/// The configuration as a TOML file for --config, without what is specific to one run, such as its folder.
+/// The configuration as a TOML file for --config, without settings specific to one run, such as its folder.
 std::string to_toml(const Config& config);
 
-/// What is in force when a run resumes from a checkpoint: in what the optimizer's and the schedule's states
-/// depend on (the learning rate, momentum, ...), the user's word, else the checkpoint's.
+/// What applies when a run resumes from a checkpoint: for settings on which the states of optimizer and
+/// schedule depend (the learning rate, momentum, ...), the user's value, else the checkpoint's.
 struct ResumedConfig {
   Config config;
-  Config before;        ///< what the checkpoint was made with
+  Config before;        ///< the one that made the checkpoint
   std::string changes;  ///< "--lr 0.1 replaces the checkpoint's 0.01", ...; empty: none
 };
 ///
@@ -82,10 +82,10 @@ struct ResumedConfig {
 /// throws  UsageError for another optimizer
 ResumedConfig resumed_config(const Config& config, const std::string& checkpoint_json);
 
-/// How the ranks connect: within --timeout, or in five minutes if it is not given.
+/// How the ranks connect: within --timeout, or within five minutes by default.
 ddp::ProcessGroup::Options group_options(const Config& config);
 
-/// The name of the task and all settings, by sections. The configuration must outlive them.
+/// The name of the task and all settings, by section. The configuration must outlive them.
 std::vector<settings::Setting> all_settings(Config& config);
 
 settings::Setting device_setting(ddp::DeviceChoice& device);
@@ -93,16 +93,16 @@ settings::Setting backend_setting(ddp::BackendChoice& backend);
 /// The bounds of a timeout.
 inline const settings::Range kSeconds{0, 1e9, true, "seconds above 0"};
 
-/// Uses only algorithms whose results repeat bit for bit; an operator without one throws. Does what
-/// torch.use_deterministic_algorithms(True) does, sets cuBLAS's workspace and turns off cuDNN's search for
+/// Uses only algorithms whose results repeat bit for bit; an operator without one throws. Like
+/// torch.use_deterministic_algorithms(True); also sets cuBLAS's workspace and turns off cuDNN's search for
 /// the fastest algorithm. Call it before the first use of a GPU.
 void make_deterministic();
 
 /// throws UsageError for settings that do not work with the loss scaling of 16-mixed, on a GPU
 void check_precision(const Config& config, at::Device device);
 
-/// On a CPU changes 16-mixed to bf16-mixed, as Lightning does, and rank 0 logs it: float16 is slow there, if
-/// it works at all.
+/// On a CPU, changes 16-mixed to bf16-mixed, as Lightning does, and logs it on rank 0: float16 is slow there,
+/// if it works at all.
 void settle_precision(Config& config, at::Device device, int rank);
 
 /// throws  UsageError for --backend=nccl on a CPU; ranks that share a GPU see it when they meet

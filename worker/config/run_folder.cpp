@@ -91,11 +91,11 @@ std::string own_command_line() {
   return text;
 }
 
-/// Of the working directory; empty if that is not in a git repository, or git is not installed.
+/// Of the working directory; empty if it is not in a git repository, or git is not installed.
 std::string git_commit() {
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> git(::popen("git rev-parse HEAD 2>/dev/null", "r"),
                                                             ::pclose);
-  char commit[65] = "";  // of SHA-256
+  char commit[65] = "";  // SHA-256's size
   if (git && std::fscanf(git.get(), "%64[0-9a-f]", commit) != 1) commit[0] = '\0';
   return commit;
 }
@@ -124,7 +124,7 @@ fs::path make_run_folder(const Config& config) {
   for (const auto& path : {folder, folder / "checkpoints"})
     if (::access(path.c_str(), W_OK | X_OK) != 0)
       throw IoError(path, "cannot write to the run folder", errno);
-  // A resumed run's is written when it is known what holds.
+  // A resumed run's is written once it is known which settings apply.
   if (!continues_in(folder, config.train.checkpoint.resume) || !is_there(folder / "config.toml"))
     write_config(folder, config);
   return folder;

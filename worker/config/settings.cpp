@@ -20,7 +20,7 @@ const std::vector<std::string> kWithValidation = {"linear", "mnist", "cifar10", 
 Range positive() { return {0, 1e30, true, "a number above 0"}; }
 Range from_zero() { return {0, 1e30, false, "a number from 0"}; }
 
-/// cosine: a number of units, or "epochs" for all of the run's.
+/// cosine: a number of units, or "epochs" for the whole run.
 Setting t_max(std::int64_t& target) {
   const auto parse = [](const std::string& text) {
     return text == "epochs" ? std::optional<std::int64_t>(0)
@@ -60,7 +60,7 @@ Setting betas(double& first, double& second) {
   return setting;
 }
 
-/// Every name between '{' and '}' but epoch and step, with a value, as metrics have it.
+/// Every name between '{' and '}' except epoch and step, with a value, as in metrics.
 report::MetricRow metrics_in(const std::string& pattern) {
   report::MetricRow metrics;
   for (auto begin = pattern.find('{'); begin != std::string::npos; begin = pattern.find('{', begin + 1)) {
@@ -70,7 +70,7 @@ report::MetricRow metrics_in(const std::string& pattern) {
   return metrics;
 }
 
-/// Refuses a wrong pattern before the training begins, not at its first checkpoint.
+/// Rejects an invalid pattern before the training begins, not at its first checkpoint.
 Setting checkpoint_pattern(std::string& target) {
   auto setting = settings::text("checkpoint-name", target,
                                 "file name of the best checkpoints, with {epoch}, {step} or a metric such as "
@@ -328,7 +328,7 @@ Settings precision_settings(Config& config) {
   };
 }
 
-/// How the ranks work together. PyTorch's names where it has them.
+/// How the ranks work together, with PyTorch's names where they exist.
 Settings ddp_settings(Config& config) {
   using namespace settings;
   auto& ddp = config.train.parallel;

@@ -9,11 +9,11 @@
 
 namespace ddprun::worker {
 
-/// A task as the program knows it.
+/// A task as known to the program.
 struct TaskEntry {
   std::string name;
   std::string description;  ///< one line, for the help
-  std::string footer;       ///< of the task's own help
+  std::string footer;       ///< for the task's own help
   /// Settings given without a flag, and their names in the help.
   std::vector<std::pair<std::string, std::string>> positionals = {};
   bool leaves_unused = false;  ///< no step uses some of the model's parameters
@@ -22,7 +22,7 @@ struct TaskEntry {
   train::Task (*make)(const Config&);
 };
 
-/// A command of the program, beside the tasks.
+/// A command of the program, apart from the tasks.
 struct CommandEntry {
   std::string name;
   std::string usage;  ///< its arguments, for the help

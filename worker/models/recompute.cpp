@@ -14,8 +14,8 @@ using Part = std::function<at::Tensor(const at::Tensor&)>;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// A thread's autocast state on a device. Cast weights are not cached: both runs of a part cast each once,
-/// and an operator that needs gradients must not find a cast made without them.
+/// A thread's autocast state on a device. Cast weights are not cached: both runs of a part cast each weight
+/// once, and an operator that needs gradients must not find a cast made without them.
 struct AutocastState {
   static AutocastState current(c10::DeviceType device) {
     namespace autocast = at::autocast;
@@ -60,7 +60,7 @@ struct Recomputed : torch::autograd::Function<Recomputed> {
     context->saved_data["saved"] = c10::IValue::make_capsule(saved);
     variable_list tensors = {input};
     tensors.insert(tensors.end(), parameters.begin(), parameters.end());
-    context->save_for_backward(std::move(tensors));  // autograd checks that nobody changes them meanwhile
+    context->save_for_backward(std::move(tensors));  // autograd checks that nobody changes them in between
     return saved->part(input);
   }
 
@@ -81,7 +81,7 @@ struct Recomputed : torch::autograd::Function<Recomputed> {
       if (tensor.requires_grad()) sources.push_back(tensor);
     const auto found = torch::autograd::grad({output}, sources, gradients, /*retain_graph=*/std::nullopt,
                                              /*create_graph=*/false, /*allow_unused=*/true);
-    variable_list result(1);  // saved has no gradient
+    variable_list result(1);  // the saved value has no gradient
     auto next = found.begin();
     for (const auto& tensor : tensors) result.push_back(tensor.requires_grad() ? *next++ : at::Tensor());
     return result;

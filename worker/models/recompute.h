@@ -12,7 +12,7 @@ namespace ddprun::models {
 /// from the outer backward, so DistributedDataParallel works as usual. The second run uses the first one's
 /// autocast state. Not for parts that draw random numbers.
 ///
-/// part        must do the same both times; it and what it refers to must live until backward has run
+/// part        must do the same both times; it and everything it refers to must outlive backward
 /// parameters  all tensors except the input through which gradients flow in the part
 /// returns     part(input)
 at::Tensor recomputed(std::function<at::Tensor(const at::Tensor&)> part, const at::Tensor& input,

@@ -53,7 +53,7 @@ ResNet18Impl::ResNet18Impl(int num_classes, Stem stem)
 
 void ResNet18Impl::draw_weights() {
   for (const auto& module : modules(/*include_self=*/false)) {
-    // BatchNorm's weights are 1 and its biases 0 already.
+    // BatchNorm's weights are already 1 and its biases 0.
     if (const auto* convolution = module->as<torch::nn::Conv2d>())
       torch::nn::init::kaiming_normal_(convolution->weight, 0, torch::kFanOut, torch::kReLU);
   }

@@ -33,11 +33,11 @@ class BasicBlockImpl : public torch::nn::Module {
 TORCH_MODULE(BasicBlock);
 
 /// The layers before the first block: for 224 x 224 pictures a 7x7 convolution and a 3x3 max-pooling, each of
-/// stride 2; for 32 x 32 pictures a 3x3 convolution that keeps the size.
+/// stride 2; for 32 x 32 pictures a size-preserving 3x3 convolution.
 enum class Stem { kImagenet, kCifar };
 
-/// ResNet-18 (He et al. 2015, table 1), with torchvision's parameter names and initial weights.
-/// With 10 classes 11,181,642 parameters; 11,173,962 with the stem for CIFAR.
+/// ResNet-18 (He et al. 2015, table 1), with torchvision's parameter names and initial weights. 11,181,642
+/// parameters with 10 classes; 11,173,962 with the CIFAR stem.
 class ResNet18Impl : public torch::nn::Module {
  public:
   explicit ResNet18Impl(int num_classes = 1000, Stem stem = Stem::kImagenet);

@@ -1,1 +1,1 @@
-// Carries the precompiled header: a target needs a source file.
+// Carries the precompiled header, since a target needs a source file.

@@ -1,7 +1,7 @@
 #pragma once
 
-// What most files of the worker include from LibTorch. Files still include what they use; this only makes it
-// cheap.
+// The LibTorch headers that most files of the worker include. Files still include what they use; this only
+// makes it cheap.
 #include <torch/nn/functional.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/conv.h>

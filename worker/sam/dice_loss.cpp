@@ -77,7 +77,7 @@ at::Tensor sigmoid_focal_loss(const at::Tensor& logits, const at::Tensor& target
   const auto x = at_least_float(logits);
   const auto t = target.to(x.scalar_type());
   const auto cross_entropy = x - x * t - at::log_sigmoid(x);
-  // (1 - p_t)^gamma through its logarithm, which stays precise where p_t is near 1.
+  // (1 - p_t)^gamma through its logarithm, which stays precise for p_t near 1.
   const auto loss = (gamma * at::log_sigmoid(x * (1 - 2 * t))).exp() * cross_entropy;
   return alpha < 0 ? loss : (t * alpha + (1 - t) * (1 - alpha)) * loss;
 }

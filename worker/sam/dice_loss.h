@@ -14,10 +14,10 @@ struct DiceOptions {
   bool include_background = true;  ///< false: ignore channel 0, unless it is the only one
   bool to_onehot_y = false;        ///< the target holds class numbers [B, 1, ...]; needs several channels
   bool sigmoid = false;            ///< apply it to the input, which holds logits
-  bool softmax = false;            ///< the same over the channels; needs several channels
+  bool softmax = false;            ///< apply it to the input over the channels; needs several channels
   bool squared_pred = false;       ///< use squares in the denominator
   bool jaccard = false;            ///< soft Jaccard index (IoU) instead of Dice
-  bool batch = false;              ///< sum over the examples, too
+  bool batch = false;              ///< also sum over the examples
   DiceReduction reduction = DiceReduction::kMean;
   double smooth_nr = 1e-5;  ///< added to the numerator
   double smooth_dr = 1e-5;  ///< added to the denominator
@@ -39,7 +39,7 @@ at::Tensor dice_loss(const at::Tensor& input, const at::Tensor& target, const Di
 ///
 ///   alpha_t (1 - p_t)^gamma * -log(p_t),   p_t = p where t is 1, 1 - p where it is 0     Lin et al. 2017
 ///
-/// logits, target  float, of one shape
+/// logits, target  float, of the same shape
 /// alpha           weight of elements that are 1; the others get 1 - alpha; below 0: no weights
 /// returns         the same shape
 at::Tensor sigmoid_focal_loss(const at::Tensor& logits, const at::Tensor& target, double gamma = 2,

@@ -10,7 +10,7 @@ namespace ddprun::sam {
 /// throws   UsageError, IoError
 int run_predict_command(int argc, char** argv);
 
-/// Whether the arguments ask for a prediction.
+/// Whether the arguments request a prediction.
 bool wants_prediction(int argc, char** argv);
 
 }  // namespace ddprun::sam

@@ -27,7 +27,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Two names of one tensor: transformers writes the first, older releases wrote both.
+// Two names for one tensor: transformers writes the first, older releases wrote both.
 constexpr const char* kPositions = "shared_image_embedding.positional_embedding";
 constexpr const char* kSamePositions = "prompt_encoder.shared_embedding.positional_embedding";
 
@@ -55,7 +55,7 @@ train::StateDict with_both_names(train::StateDict weights, const std::filesystem
   return weights;
 }
 
-/// As SamProcessor.save_pretrained() writes it.
+/// As written by SamProcessor.save_pretrained().
 std::string processor_json(std::int64_t image_size, std::int64_t mask_size) {
   const auto square = [](std::int64_t side) { return nlohmann::json{{"height", side}, {"width", side}}; };
   const nlohmann::json root = {{"image_processor_type", "SamImageProcessor"},
@@ -85,7 +85,7 @@ void check_colours(const std::filesystem::path& path, const nlohmann::json& proc
           found.dump(-1, ' ', /*ensure_ascii=*/true, nlohmann::json::error_handler_t::replace).substr(0, 60));
 }
 
-/// A model trained with other colours than SamProcessor's would predict wrongly, and be written back wrongly.
+/// A model trained with colours other than SamProcessor's would predict wrongly, and be saved wrongly.
 void check_processor(const std::filesystem::path& folder) {
   for (const char* name : {"preprocessor_config.json", "processor_config.json"}) {  // of transformers 4 and 5
     std::error_code unknown;
@@ -105,7 +105,7 @@ void check_types(const train::StateDict& weights, const fs::path& source) {
                                 ", expected floating-point numbers");
 }
 
-/// The file of weights that `path` means: itself, or in a folder as Hugging Face's libraries keep a model.
+/// The weights file that `path` means: itself, or one in a folder laid out by Hugging Face's libraries.
 fs::path find_weights(const fs::path& path) {
   std::error_code unknown;
   if (!fs::exists(path, unknown))
@@ -178,7 +178,7 @@ Sam new_or_released(const worker::Config& config) {
   return model;
 }
 
-/// A hash of what the encoder's results depend on apart from the image: weights, shape and precision.
+/// A hash of everything but the image that affects the encoder's results: weights, shape and precision.
 std::uint64_t version_of(const SamImpl& model, c10::DeviceType device) {
   const auto shape = to_json(model.config());
   const bool mixed = at::autocast::is_autocast_enabled(device);
@@ -281,7 +281,7 @@ Sam make_sam_model(const worker::Config& config) {
 Embedder make_embedder(Sam model, const worker::Config& config) {
   Embedder encode = [model](const torch::Tensor& images) mutable { return model->image_embeddings(images); };
   if (config.sam.embedding_cache.empty()) return encode;
-  // Created at the first image, when a resumed run has read its weights.
+  // Created at the first image, after a resumed run has read its weights.
   std::optional<TensorCache> cache;
   return [=, folder = config.sam.embedding_cache](const torch::Tensor& images) mutable {
     if (!cache) cache.emplace(folder, version_of(*model, images.device().type()));

@@ -36,11 +36,11 @@ void write_sam(const std::filesystem::path& folder, const SamConfig& config, con
 /// A hash of a tensor's shape and bytes, chained to `before`; not cryptographic.
 std::uint64_t digest(const at::Tensor& tensor, std::uint64_t before = 0);
 
-/// Keeps expensive results in a folder, each in a file named after its input, also for other runs and ranks.
+/// Keeps expensive results in a folder, each in a file named after its input, for all runs and ranks.
 class TensorCache {
  public:
   /// folder   created if missing
-  /// version  of the computation: results of other versions are not used
+  /// version  of the computation; ignores results of other versions
   /// throws   IoError if the folder cannot be created
   TensorCache(std::filesystem::path folder, std::uint64_t version);
 

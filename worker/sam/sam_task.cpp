@@ -114,17 +114,17 @@ train::Task make_sam(const worker::Config& config) {
   return task;
 }
 
-/// A new model has everything to learn, one from --checkpoint much to lose. Leaves settings unset that apply
-/// only to new models or to drawn points, so that setting them elsewhere is an error.
+/// A new model has everything to learn; one from --checkpoint has much to lose. Leaves settings unset that
+/// apply only to new models or to drawn points, so that setting them elsewhere is an error.
 void set_sam_defaults(worker::Config& config) {
   const bool is_new = config.sam.checkpoint.empty();
   auto& train = config.train;
   config.sam.architecture = is_new ? "small" : "";
   config.sam.points_per_image = config.sam.points.empty() ? 1 : 0;
   config.model.loss = "dice";
-  config.data.augment = config.sam.embedding_cache.empty();  // which keeps images by their pixels
+  config.data.augment = config.sam.embedding_cache.empty();  // which identifies images by their pixels
   config.data.val_split = is_new ? 0.25 : 0.1;
-  train.epochs = is_new ? 400 : 20;  // two ranks take fewer steps an epoch
+  train.epochs = is_new ? 400 : 20;  // two ranks take fewer steps per epoch
   train.batch_size = is_new ? 2 : 4;
   train.optim.optimizer.kind = train::OptimizerKind::kAdamW;
   train.optim.optimizer.lr = is_new ? 5e-4 : 1e-4;

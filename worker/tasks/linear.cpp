@@ -25,8 +25,8 @@ std::string linear_line(const train::RankEpoch& epoch) {
 }
 
 train::Task make_linear(const Config& config) {
-  // The data have a generator of their own: as where a parent draws them, the weights come right after the
-  // seed.
+  // The data use a separate generator: in a program where a parent process draws them, the weights are drawn
+  // right after seeding.
   const auto& table = config.data.source;
   auto samples = std::make_shared<data::TensorDataset>(
       table.empty() ? data::make_linear_dataset(at::make_generator<at::CPUGeneratorImpl>(config.train.seed))

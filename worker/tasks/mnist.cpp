@@ -15,14 +15,14 @@
 namespace ddprun::worker {
 namespace {
 
-/// The files hold no names; the folder's name tells which of the two data sets it is.
+/// The files contain no names; the folder's name tells which of the two data sets it is.
 std::vector<std::string> class_names(const std::filesystem::path& folder) {
   if (folder.string().find("fashion") != std::string::npos)
     return {"T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot"};
   return {"0", "1", "2", "3", "4", "5", "6", "7", "8", "9"};
 }
 
-/// "Train Epoch: 1 [1280/60000 (2%)]\tLoss: 1.873212", as PyTorch's example prints it
+/// "Train Epoch: 1 [1280/60000 (2%)]\tLoss: 1.873212", as printed by PyTorch's example
 std::string mnist_line(const train::TrainProgress& progress) {
   char line[128];
   std::snprintf(line, sizeof line, "Train Epoch: %lld [%lld/%lld (%.0f%%)]\tLoss: %.6f",

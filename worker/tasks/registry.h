@@ -29,8 +29,8 @@ TaskEntry linear_task();
 TaskEntry cifar10_task();
 TaskEntry sam_task();
 
-/// The file of --init-weights or --eval, and its weights; both empty if neither is given. Of a checkpoint
-/// with averaged weights --eval takes those, as the test at the end of a training does. throws  as
+/// The file of --init-weights or --eval, and its weights; both empty if neither is given. From a checkpoint
+/// with averaged weights, --eval takes those, like the test at the end of a training. throws  as
 /// train::read_weights()
 struct GivenWeights {
   std::filesystem::path file;
@@ -38,8 +38,8 @@ struct GivenWeights {
 };
 GivenWeights read_given_weights(const Config& config);
 
-/// make()'s model. With --fsdp it gets memory shard by shard later, unless its weights come from a file or
-/// are looked at: --summary.
+/// Calls make(). With --fsdp the model gets memory shard by shard later, unless its weights come from a file
+/// or are inspected (--summary).
 template <typename Make>
 auto make_model(const Config& config, train::Task& task, const Make& make) {
   const bool given =
@@ -50,7 +50,7 @@ auto make_model(const Config& config, train::Task& task, const Make& make) {
   return deferred.make(make);
 }
 
-/// Loads them, if there are any. throws as train::load_weights()
+/// Loads the weights, if any. throws  as train::load_weights()
 void init_weights(torch::nn::Module& model, const Config& config);
 
 }  // namespace ddprun::worker

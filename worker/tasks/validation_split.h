@@ -12,8 +12,8 @@ struct SplitSet {
   std::shared_ptr<const data::Dataset> validation;  ///< null: none
 };
 
-/// Splits a training set as --val-split, --limit-train and --limit-val say; the seed chooses the examples for
-/// validation.
+/// Splits a training set according to --val-split, --limit-train and --limit-val; the seed picks the examples
+/// for validation.
 ///
 /// plain    the same examples without augmentation, for validation
 /// throws   UsageError if there are too few examples for two parts

@@ -12,7 +12,7 @@ inline constexpr std::array kCifar10Classes = {"airplane", "automobile", "bird",
                                                "dog",      "frog",       "horse", "ship", "truck"};
 
 /// Of the training pixels scaled to [0, 1]. The usual values: the standard deviation is the mean of the
-/// images' own deviations.
+/// per-image deviations.
 inline constexpr std::array kCifar10Mean = {.4914f, .4822f, .4465f};
 inline constexpr std::array kCifar10Std = {.2023f, .1994f, .2010f};
 

@@ -11,7 +11,7 @@ namespace ddprun::data {
 struct Batch {
   at::Tensor input;   ///< float [B, ...], what the model's forward takes
   at::Tensor target;  ///< [B, ...], what the loss compares with; class numbers are int64
-  /// Whatever else a task's step needs, in the order that its data set documents.
+  /// Anything else a task's step needs, in the order its data set documents.
   std::vector<at::Tensor> extra = {};
   /// For figures only; stays on the CPU.
   std::vector<at::Tensor> shown = {};
@@ -48,15 +48,15 @@ class Dataset {
   /// The examples with these numbers, in this order. Every number is in [0, size()).
   virtual Batch get_batch(const std::vector<std::int64_t>& indices) const = 0;
 
-  /// The same as training sees them in this epoch (from 0): data sets that augment do it here, depending only
+  /// The same as training sees them in this epoch (from 0): data sets that augment do so here, depending only
   /// on their seed, the epoch and each example's number. A Loader calls this.
   virtual Batch get_epoch_batch(const std::vector<std::int64_t>& indices, std::int64_t /*epoch*/) const {
     return get_batch(indices);
   }
 
-  /// The same in two halves, for a batch that travels to a GPU: what is small, in any form, made by a loader
-  /// thread, and what remains to be done with it on its device. prepare() makes the values of
-  /// get_epoch_batch() of what get_raw_batch() returned.
+  /// The same in two halves, for a batch that travels to a GPU: a small form, made by a loader thread, and
+  /// the work that remains to be done on the device. prepare() turns what get_raw_batch() returned into the
+  /// values of get_epoch_batch().
   virtual Batch get_raw_batch(const std::vector<std::int64_t>& indices, std::int64_t epoch) const {
     return get_epoch_batch(indices, epoch);
   }

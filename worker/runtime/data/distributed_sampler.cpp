@@ -18,7 +18,7 @@ void DistributedSampler::set_epoch(std::int64_t epoch, std::int64_t seen) {
   if (seen < 0)
     throw std::invalid_argument("DistributedSampler: expected seen >= 0, got " + std::to_string(seen));
   epoch_ = epoch;
-  seen_ = std::min(seen, size_);  // with padding, more may have been seen
+  seen_ = std::min(seen, size_);  // padding may have added more
 }
 
 std::int64_t DistributedSampler::num_samples() const {
@@ -27,7 +27,7 @@ std::int64_t DistributedSampler::num_samples() const {
 }
 
 std::int64_t DistributedSampler::num_without_padding() const {
-  // Places rank, rank + num_replicas, ... of what is left; drop_last cuts off some.
+  // Places rank, rank + num_replicas, ... of the rest; drop_last cuts off some.
   const auto places = (size_ - seen_ - rank_ + num_replicas_ - 1) / num_replicas_;
   return std::min(num_samples(), std::max<std::int64_t>(places, 0));
 }
@@ -36,7 +36,7 @@ std::vector<std::int64_t> DistributedSampler::indices() const {
   std::vector<std::int64_t> order;
   if (options_.shuffle) order = randperm(size_, options_.seed + static_cast<std::uint64_t>(epoch_));
   std::vector<std::int64_t> mine(static_cast<std::size_t>(num_samples()));
-  // Padding repeats the order from its start as often as needed: counting modulo size.
+  // Padding repeats the order from its start as often as needed: counts modulo size.
   auto place = seen_ + rank_;
   for (auto& index : mine) {
     index = options_.shuffle ? order[static_cast<std::size_t>(place % size_)] : place % size_;

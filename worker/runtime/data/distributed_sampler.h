@@ -21,9 +21,9 @@ class DistributedSampler {
   /// throws  std::invalid_argument unless 0 <= rank < num_replicas and size >= 1
   DistributedSampler(std::int64_t size, int num_replicas, int rank, const Options& options);
 
-  /// Sets the epoch, from 0, for indices(). Without it every epoch has the same order.
+  /// Sets the epoch, from 0, for indices(). Without a call, every epoch has the same order.
   ///
-  /// seen    how many places of the epoch's order all ranks together have trained on already; indices()
+  /// seen    how many places of the epoch's order the ranks together have already trained on; indices()
   ///         divides the rest. So an epoch resumes where it stopped, even with another number of ranks. If
   ///         seen is a multiple of num_replicas * batch size, each rank continues with exactly its own share
   /// throws  std::invalid_argument if seen is below 0
@@ -45,7 +45,7 @@ class DistributedSampler {
   std::int64_t epoch_ = 0, seen_ = 0;
 };
 
-/// Every num_replicas-th of 0 .. size-1 from rank on, without padding: all ranks together cover each example
+/// Every num_replicas-th of 0 .. size-1 from rank on, without padding: together, the ranks cover each example
 /// exactly once. For metrics.
 std::vector<std::int64_t> exact_share(std::int64_t size, int num_replicas, int rank);
 

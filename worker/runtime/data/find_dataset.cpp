@@ -12,7 +12,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// <prefix>/share/ddprun beside <prefix>/bin, from where this program runs.
+/// <prefix>/share/ddprun next to <prefix>/bin, where this program is.
 fs::path own_share() {
   std::error_code unknown;
   const auto program = fs::read_symlink("/proc/self/exe", unknown);
@@ -28,7 +28,7 @@ std::optional<fs::path> find_dataset(const std::string& name) {
   roots.push_back(cache_folder() / "data");
   roots.emplace_back("/usr/share/datasets");
   roots.push_back(own_share());
-  std::error_code unreadable;  // a folder we may not read counts as absent
+  std::error_code unreadable;  // an unreadable folder counts as absent
   for (const auto& root : roots)
     if (fs::is_directory(root / name, unreadable)) return root / name;
   return std::nullopt;

@@ -14,10 +14,10 @@ namespace ddprun::data {
 /// returns  nullopt if none of them has it
 std::optional<std::filesystem::path> find_dataset(const std::string& name);
 
-/// The folder that `--data` means: a data set's name, a folder, or, if empty, the first of the names found.
+/// Resolves `--data`: a data set's name, a folder, or, if empty, the first of the names found.
 ///
 /// names   the data sets that a task can train on, the default first
-/// throws  UsageError if the data set is not found, or, with an empty source, none of them is
+/// throws  UsageError if the data set is not found, or, with an empty source, none of them
 std::filesystem::path find_data(const std::string& source, const std::vector<std::string>& names);
 
 }  // namespace ddprun::data

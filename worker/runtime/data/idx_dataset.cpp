@@ -57,7 +57,7 @@ torch::Tensor read_idx(const fs::path& path, int dimensions) {
     throw IoError(path, "expected magic number " + std::to_string(expected) + " (IDX of unsigned bytes, " +
                             std::to_string(dimensions) + "-dimensional), got " + std::to_string(magic));
   std::vector<std::int64_t> shape;
-  std::int64_t bytes = 1;  // counting a size of 0 as 1, so the other sizes are still checked
+  std::int64_t bytes = 1;  // a size of 0 counts as 1, so the other sizes are still checked
   for (int i = 0; i < dimensions; ++i) {
     shape.push_back(next_number());
     const auto factor = std::max<std::int64_t>(1, shape.back());

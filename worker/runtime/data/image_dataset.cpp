@@ -11,9 +11,9 @@ namespace ddprun::data {
 namespace {
 
 constexpr int kMaxPadding = 1000;
-constexpr int kBlocksOfAnEpoch = 256;  // of 4 numbers each; more than are needed today
+constexpr int kBlocksOfAnEpoch = 256;  // of 4 numbers each; more than needed today
 
-/// The part of a window's row of `width` pixels that lies in the image; the rest is padding.
+/// The part of a window's row of `width` pixels that is inside the image; the rest is padding.
 struct Columns {
   std::int64_t begin, end;
 };

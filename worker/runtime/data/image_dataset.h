@@ -10,7 +10,7 @@
 
 namespace ddprun::data {
 
-/// What happens at random to one image in one epoch: it is mirrored, then cropped from a frame of zeros.
+/// The random changes to one image in one epoch: it is mirrored, then cropped from a frame of zeros.
 struct Augmentation {
   bool flip = false;  ///< mirror left and right
   int top = 0,
@@ -25,7 +25,7 @@ class ImageTransform {
  public:
   struct Options {
     std::vector<float> mean, std;  ///< of each channel, of pixels scaled to [0, 1]
-    int padding = 0;               ///< pixels of zeros around the image before cropping; 0: no crop
+    int padding = 0;               ///< width of the frame of zeros before cropping; 0: no crop
     bool flip = false;             ///< mirror half of the images
     std::uint64_t seed = 0;
     bool channels_last = false;  ///< memory is [B, H, W, C], shape still [B, C, H, W]
@@ -52,10 +52,10 @@ class ImageTransform {
   void apply(const std::uint8_t* image_CHW, std::int64_t height, std::int64_t width,
              const Augmentation& augmentation, float* out) const;
 
-  /// apply() for a batch on any device, with its operators and the same values.
+  /// apply() for a batch, with operators of any device and the same values.
   ///
   /// images_BCHW  uint8
-  /// scale_3C11   scale() on the device: CUDA would divide by a number with another rounding than by a tensor
+  /// scale_3C11   scale() on the device: CUDA rounds differently when it divides by a number
   /// drawn_B3     int64: flip, top and left of each image; undefined: none()
   torch::Tensor apply(const torch::Tensor& images_BCHW, const torch::Tensor& scale_3C11,
                       const torch::Tensor& drawn_B3) const;
@@ -70,12 +70,12 @@ enum class Part { kTrain, kTest };
 
 /// Images with class labels. Copies share memory.
 struct Images {
-  torch::Tensor images_NCHW;  ///< uint8; the C * H * W bytes of one image lie together
+  torch::Tensor images_NCHW;  ///< uint8; the C * H * W bytes of one image are contiguous
   torch::Tensor labels_N;     ///< int64
 };
 
-/// Images as a model's input: normalised, and in training augmented as the transform says. For validation on
-/// the same images, use a second one whose transform does not augment.
+/// Images as a model's input: normalised and, in training, augmented by the transform. For validation on the
+/// same images, use another one whose transform does not augment.
 class ImageDataset : public Dataset {
  public:
   /// throws  std::invalid_argument if shapes, dtypes or the number of channels do not fit
@@ -87,7 +87,7 @@ class ImageDataset : public Dataset {
   Batch get_batch(const std::vector<std::int64_t>& indices) const override;
   /// The same, augmented.
   Batch get_epoch_batch(const std::vector<std::int64_t>& indices, std::int64_t epoch) const override;
-  /// The bytes as they are, and what to do with them: the transform's scale, and what it drew, if anything.
+  /// The raw bytes and the work on them: the transform's scale, and what it drew, if anything.
   Batch get_raw_batch(const std::vector<std::int64_t>& indices, std::int64_t epoch) const override;
   Batch prepare(Batch raw) const override;
 

@@ -10,7 +10,7 @@ namespace {
 
 struct Loaded {
   Batch batch;
-  std::optional<c10::Event> ready = {};  ///< on a GPU: when it has arrived
+  std::optional<c10::Event> ready = {};  ///< on a GPU: set when it has arrived
 };
 
 Batch pinned(const Batch& batch) {
@@ -56,7 +56,7 @@ std::optional<Batch> Loader::next() {
     const auto stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
     loaded->ready->block(stream);
     loaded->batch.mapped([&](const at::Tensor& tensor) {
-      tensor.record_stream(stream);  // its memory is another's only once this stream has used it
+      tensor.record_stream(stream);  // its memory is reused only after this stream has used it
       return tensor;
     });
   }

@@ -25,8 +25,8 @@ class Loader {
     int threads = 1;              ///< 0: next() prepares each batch itself
     int ahead = 2;                ///< batches that each thread may be ahead of next()
     bool pin_memory = false;  ///< in page-locked memory, so copies to a GPU can be asynchronous; needs CUDA
-    /// Where batches arrive. Loader threads send those for a GPU ahead, raw and from page-locked memory, on
-    /// streams of their own, where the rest of their work is done too; next() does not wait for them.
+    /// Where batches arrive. For a GPU, loader threads send them ahead, raw and from page-locked memory, and
+    /// finish them there on separate streams; next() does not wait for that.
     at::Device device = at::kCPU;
   };
 

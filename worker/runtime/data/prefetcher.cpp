@@ -50,7 +50,7 @@ struct Prefetcher::Shared {
   }
 
   void run_thread() {
-    const c10::ParallelGuard serial(true);  // else LibTorch gives each loader thread its own team
+    const c10::ParallelGuard serial(true);  // otherwise LibTorch gives each loader thread its own team
     std::unique_lock lock(mutex);
     for (;;) {
       room.wait(lock, [&] { return stopping || (taken < epoch->batches && taken < consumed + window); });

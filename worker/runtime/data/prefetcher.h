@@ -7,15 +7,15 @@
 
 namespace ddprun::data {
 
-/// Batches of any type in a given order, prepared ahead by threads that live as long as this: what Loader and
-/// DataLoader are made of. Batches and their order do not depend on the number of threads.
+/// Batches of any type in a given order, prepared ahead by threads that live as long as this; the basis of
+/// Loader and DataLoader. Batches and their order do not depend on the number of threads.
 class Prefetcher {
  public:
   struct Options {
     std::int64_t batch_size = 1;
     int threads = 1;         ///< 0: next() prepares each batch itself
     int ahead = 2;           ///< batches that each thread may be ahead of next()
-    bool drop_last = false;  ///< leave out an epoch's last batch if it is smaller
+    bool drop_last = false;  ///< drop an epoch's last batch if it is smaller
   };
 
   /// Makes a batch of these examples; several threads call it at once.
@@ -28,10 +28,10 @@ class Prefetcher {
   Prefetcher(const Prefetcher&) = delete;
   Prefetcher& operator=(const Prefetcher&) = delete;
 
-  /// As Loader's.
+  /// As in Loader.
   void start_epoch(std::vector<std::int64_t> indices, std::int64_t epoch = 0, std::int64_t first_batch = 0);
 
-  /// What load returned for the next batch; nullptr after the last. Rethrows what it threw.
+  /// What load returned for the next batch; nullptr after the last. Rethrows load's exceptions.
   std::shared_ptr<void> next();
 
   std::int64_t batches() const;   ///< of the epoch, including skipped ones

@@ -40,7 +40,7 @@ Split random_split(std::int64_t size, double fraction, std::uint64_t seed) {
   if (!(fraction > 0 && fraction < 1))
     throw std::invalid_argument("random_split: expected a fraction above 0 and below 1, got " +
                                 std::to_string(fraction));
-  // PyTorch rounds both parts down, then deals out the rest in turn, to the first part, the second, ...
+  // PyTorch rounds both parts down, then distributes the rest in turn: to the first part, the second, ...
   const auto share = [size](double part) {
     return static_cast<std::int64_t>(std::floor(static_cast<double>(size) * part));
   };

@@ -40,7 +40,7 @@ struct Split {
 /// throws    std::invalid_argument if the fraction is out of range or there are fewer than two examples
 Split random_split(std::int64_t size, double fraction, std::uint64_t seed);
 
-/// The first `limit` of them; all if limit is 0.
+/// The first `limit` of the indices; all if limit is 0.
 std::vector<std::int64_t> first(std::vector<std::int64_t> indices, std::int64_t limit);
 
 }  // namespace ddprun::data

@@ -13,10 +13,10 @@
 namespace ddprun::data {
 namespace {
 
-constexpr std::size_t kShown = 40;  // characters of a wrong value in a message
+constexpr std::size_t kShown = 40;  // characters of an invalid value in a message
 constexpr std::string_view kSpaces = " \t\r";
 
-/// A parsed number, perhaps not finite.
+/// A parsed number, possibly not finite.
 struct Number {
   bool valid;
   double value;
@@ -137,7 +137,7 @@ class TableReader {
   Label label_;
   std::string text_;
   std::int64_t line_ = 0;
-  std::size_t columns_ = 0;  // known from the first line on
+  std::size_t columns_ = 0;  // known once the first line is read
   std::vector<std::string> names_, fields_;
   std::vector<float> values_;
 };

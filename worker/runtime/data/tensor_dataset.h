@@ -32,7 +32,7 @@ class TensorDataset : public Dataset {
 TensorDataset make_toy_dataset(std::optional<at::Generator> generator = std::nullopt,
                                std::int64_t size = 2048);
 
-/// torch.randn(size, 10), then labels torch.randint(0, 2, (size, 1)) as floats: there is nothing to learn.
+/// torch.randn(size, 10), then labels torch.randint(0, 2, (size, 1)) as floats: nothing to learn.
 TensorDataset make_linear_dataset(std::optional<at::Generator> generator = std::nullopt,
                                   std::int64_t size = 1000);
 

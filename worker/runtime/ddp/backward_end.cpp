@@ -15,7 +15,7 @@ struct ScaleGradients : torch::autograd::Function<ScaleGradients> {
     context->set_materialize_grads(false);
     if (scale) context->saved_data["scale"] = *scale;
     variable_list copies;
-    // Copies: a loss that is then changed in place must not be a view of an input.
+    // Copies: a loss that is later changed in place must not be a view of an input.
     for (const auto& input : inputs) copies.push_back(input.clone());
     return copies;
   }
@@ -25,7 +25,7 @@ struct ScaleGradients : torch::autograd::Function<ScaleGradients> {
     if (scale != context->saved_data.end())
       for (auto& gradient : gradients)
         if (gradient.defined()) gradient = gradient * scale->second.toTensor();
-    gradients.insert(gradients.begin(), at::Tensor());  // of scale
+    gradients.insert(gradients.begin(), at::Tensor());  // for scale
     return gradients;
   }
 };

@@ -21,7 +21,7 @@ using CommHook = std::unique_ptr<c10d::CommHookInterface>;
 /// A future result. If it fails, DistributedDataParallel's backward throws the error.
 using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
 
-/// A custom hook: the function is called once for each bucket, as soon as its gradients are there, in the
+/// A custom hook: the function is called once for each bucket, as soon as its gradients are ready, in the
 /// same order on every rank; the future's value, shaped like the buffer, becomes the gradients. The hook must
 /// do the averaging: it gets this rank's gradients undivided.
 ///
@@ -31,7 +31,7 @@ using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
 ///   }));
 CommHook make_comm_hook(std::function<FuturePtr(Bucket&)> function);
 
-/// The hook of that name: "none" (nullptr: register nothing), "fp16", "bf16", or "powersgd" with PyTorch's
+/// The hook with that name: "none" (nullptr: register nothing), "fp16", "bf16", or "powersgd" with PyTorch's
 /// defaults (powersgd_hook.h has the options).
 /// throws  UsageError for another name
 CommHook make_comm_hook(const std::string& name, const ProcessGroup& group);
@@ -51,7 +51,7 @@ CommHook bf16_compress_hook(const ProcessGroup& group);
 FuturePtr all_reduce_async(const ProcessGroup& group, const torch::Tensor& tensor);
 FuturePtr all_reduce_async(const c10::intrusive_ptr<c10d::ProcessGroup>& group, torch::Tensor tensor);
 
-/// The future of change(value), called without gradient mode on a thread of the process group.
+/// A future of change(value). A thread of the process group calls change, without gradient mode.
 template <typename Change>
 FuturePtr then(const FuturePtr& future, Change change) {
   return future->then(

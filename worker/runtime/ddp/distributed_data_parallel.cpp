@@ -22,17 +22,17 @@
 namespace ddprun::ddp {
 namespace {
 
-/// How large buckets may be, in bytes.
+/// Size limits of buckets, in bytes.
 struct BucketLimits {
   std::int64_t first, cap;           ///< of the buckets made after the first backward
-  std::vector<std::size_t> initial;  ///< of those before, in turn; the last for all further
+  std::vector<std::size_t> initial;  ///< of those before, in turn; the last for all further ones
 };
 
 constexpr std::int64_t kDefaultFirstBucketBytes = 1 << 20;
-constexpr int kSampleRate = 10;  // of steps whose times are taken
+constexpr int kSampleRate = 10;  // a step in this many is timed
 
-/// As Python's DistributedDataParallel chooses them. Where buckets are rebuilt after the first backward, in
-/// the order of the gradients' arrival, there is only one before.
+/// As chosen by Python's DistributedDataParallel. Where buckets are rebuilt after the first backward, in the
+/// order in which gradients arrive, there is only one before.
 BucketLimits bucket_limits(const DistributedDataParallel::Options& options) {
   const auto& list = options.bucket_bytes_list;
   auto sizes = list;
@@ -61,7 +61,7 @@ class PendingSum {
   PendingSum(const ProcessGroup& group, c10::Device device, const std::vector<double>& values)
       : values_{on_device(values, device)}, work_(group.handle()->allreduce(values_)) {}
 
-  /// On the device; the process need not wait for it.
+  /// On the device; the host need not wait for it.
   at::Tensor sum() const {
     work_->wait();
     return values_[0];
@@ -85,7 +85,7 @@ class PendingSum {
   c10::intrusive_ptr<c10d::Work> work_;
 };
 
-/// A reducer created while this lives names parameters in its errors; otherwise it gives their indices.
+/// A reducer created while this lives names parameters in its errors; otherwise it gives only indices.
 class NamesInErrors {
  public:
   NamesInErrors() : before_(c10d::debug_level()) {
@@ -149,8 +149,8 @@ struct DistributedDataParallel::Engine {
   std::vector<at::Tensor> parameters;  // the reducer's
   std::vector<std::string> names;
   std::vector<unsigned> hooks;                // of the parameters
-  std::vector<std::int64_t> seen_in_forward;  // by parameter: the forward that its last gradient came from
-  std::int64_t forwards = 0;                  // with gradient, also those of no_sync()
+  std::vector<std::int64_t> seen_in_forward;  // by parameter: the forward that produced its last gradient
+  std::int64_t forwards = 0;                  // with gradient, including those in no_sync()
   bool warned = false;
   bool has_sparse_gradients = false;
 
@@ -158,12 +158,12 @@ struct DistributedDataParallel::Engine {
   bool broadcasts_buffers = false, broadcasts_buffers_next = false;
   std::int64_t iterations = 0;  // the reducer's own count
   std::optional<double> samples;
-  std::optional<PendingSum> samples_of_all;  // the last value of it; in a join others precede it
-  std::optional<PendingSum> active_ranks;    // in a join
+  std::optional<PendingSum> samples_of_all;  // its last value; in a join others precede it
+  std::optional<PendingSum> active_ranks;    // during a join
   std::optional<JoinOptions> join;
 
   std::shared_ptr<c10d::Reducer> reducer;
-  std::shared_ptr<c10d::Logger> logger;      // holds the reducer; goes first
+  std::shared_ptr<c10d::Logger> logger;      // refers to the reducer, so is destroyed first
   std::optional<BackwardEnd> reduce_at_end;  // of the first backward of a static graph
 };
 
@@ -201,10 +201,10 @@ DistributedDataParallel::Engine::~Engine() {
   for (std::size_t i = 0; i < hooks.size(); ++i) parameters[i].remove_hook(hooks[i]);
 }
 
-/// Warns, once, of a gradient that no forward() of this led to: the ranks would drift apart without a word.
+/// Warns, once, about a gradient that no forward() of this led to: the ranks would silently drift apart.
 void DistributedDataParallel::Engine::notice_unsynchronised(std::size_t parameter) {
   const auto* only = torch::autograd::get_current_graph_task_exec_info();
-  if (only != nullptr && !only->empty()) return;  // of autograd::grad(), as for gradient checkpointing
+  if (only != nullptr && !only->empty()) return;  // from autograd::grad(), as for gradient checkpointing
   if (std::exchange(seen_in_forward[parameter], forwards) != forwards || std::exchange(warned, true)) return;
   log_warning(
       "DistributedDataParallel: the gradient of " + names[parameter] +
@@ -213,8 +213,8 @@ void DistributedDataParallel::Engine::notice_unsynchronised(std::size_t paramete
 }
 
 /// Only right before the first forward whose gradients are reduced: until the first reduction ends, the
-/// reducer counts how often each gradient arrives, to wait for as many in every step. It must not count those
-/// of no_sync() before.
+/// reducer counts how often each gradient arrives, to expect as many in every step. It must not count earlier
+/// ones from no_sync().
 void DistributedDataParallel::Engine::start_static_graph() {
   reducer->set_static_graph();
   logger->set_static_graph();
@@ -265,7 +265,7 @@ void DistributedDataParallel::Engine::after_forward(bool synchronize, const Outp
   std::vector<torch::Tensor> used_by;
   if (look_for_unused)
     for (const auto* output : outputs) used_by.push_back(*output);
-  // Without this call the next backward's gradients stay local: that is how no_sync() works.
+  // Without this call the next backward's gradients stay local, which is how no_sync() works.
   if (reduces) {
     reducer->prepare_for_backward(used_by);
     expect_buckets(*group.handle(), logger->get_bucket_sizes());

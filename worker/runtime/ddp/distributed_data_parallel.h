@@ -30,23 +30,23 @@ namespace ddprun::ddp {
 ///   loss.backward();    // gradients are now the mean over ranks
 ///   optimizer.step();
 ///
-/// Every rank must run forward and backward equally often (or use join()). The module must keep its
-/// parameters while this lives. With one rank it does nothing.
+/// Every rank must run forward and backward equally often (or use join()). The module must keep the same
+/// parameters throughout. Does nothing with one rank.
 class DistributedDataParallel {
  public:
   struct Options {
     std::int64_t bucket_bytes = kDefaultBucketBytes;  ///< gradients are reduced in buckets of about this size
     /// The first bucket's size. Default: 1 MiB with the default bucket_bytes, else bucket_bytes.
     std::optional<std::int64_t> first_bucket_bytes = std::nullopt;
-    /// If not empty, replaces the two above: the size of each bucket in turn, the last for all further.
+    /// Unless empty, overrides the two above: the size of each bucket in turn, the last for all further ones.
     std::vector<std::int64_t> bucket_bytes_list = {};
     bool broadcast_buffers = true;  ///< rank 0's buffers (BatchNorm's statistics); see forward()
     /// Do not wait for parameters that forward()'s result or the loss does not depend on. Parameters that no
-    /// rank used keep their gradients. Costs a walk through the graph every step.
+    /// rank used keep their gradients. Walks the graph every step.
     bool find_unused_parameters = false;
-    /// Every step uses the same parameters equally often; the first step finds out which.
+    /// Every step uses the same parameters the same number of times; the first step records which.
     bool static_graph = false;
-    /// Gradients lie in the buckets: saves a copy, and memory. Use zero_grad() here, not the optimizer's.
+    /// Gradients are bucket views: saves a copy and memory. Use zero_grad() here, not the optimizer's.
     bool gradient_as_bucket_view = false;
     /// Do not reduce buckets that no rank uses at all. Needs find_unused_parameters.
     bool skip_all_reduce_unused_parameters = false;
@@ -56,26 +56,26 @@ class DistributedDataParallel {
   /// Checks that all ranks have the same parameters, then copies rank 0's parameters and, with
   /// broadcast_buffers, buffers to every rank.
   /// throws  std::invalid_argument, on every rank, if the modules differ (naming the parameter and the
-  ///         ranks), no parameter requires a gradient, one is sparse or on another kind of device, or the
-  ///         module has no parameter or buffer of a name in ignore
+  ///         ranks), no parameter requires a gradient, one is sparse or on another kind of device, or ignore
+  ///         names an unknown parameter or buffer
   DistributedDataParallel(const ModelTensors& model, const ProcessGroup& group, const Options& options);
   DistributedDataParallel(const ModelTensors& model, const ProcessGroup& group);
-  DistributedDataParallel(DistributedDataParallel&&) noexcept;  ///< not while a NoSync or Join of it lives
+  DistributedDataParallel(DistributedDataParallel&&) noexcept;  ///< only while no NoSync or Join refers to it
   ~DistributedDataParallel();
 
   /// Reduces gradients by this hook instead of a plain all-reduce (comm_hooks.h). The same on every rank,
   /// before the first forward. Never runs with one rank.
-  /// throws  std::invalid_argument if there is a hook already or a forward has run
+  /// throws  std::invalid_argument if a hook is already registered or a forward has run
   void register_comm_hook(std::unique_ptr<c10d::CommHookInterface> hook);
 
   /// Runs compute() as this step's forward pass and returns its result. Broadcasts buffers first, unless the
-  /// previous forward was without gradient or in no_sync(), as in Python: once an accumulation.
+  /// previous forward ran without gradient or in no_sync(): once per accumulation, as in Python.
   ///
   /// compute  returns a tensor, or a type that visit_output (output_tensors.h) supports
   /// samples  how many samples compute()'s mean is over. If given (on all ranks), gradients are the mean over
   ///          all samples of all ranks, even if batches differ in size: backward scales this rank's gradients
   ///          by samples x ranks / all samples. Does not scale the result. Costs a small all-reduce.
-  /// throws  c10::Error, naming parameters, if the previous backward did not reach all that it should have;
+  /// throws  c10::Error, naming the parameters that the previous backward should have reached but did not;
   ///         UnevenInputs; std::invalid_argument if find_unused_parameters or samples finds no tensor with a
   ///         gradient in the result, and on this rank only if samples is less than 1: the others time out
   template <typename Compute>
@@ -86,7 +86,7 @@ class DistributedDataParallel {
     return output;
   }
 
-  /// Removes all gradients, also where the optimizer's zero_grad() throws "Can't detach views in-place".
+  /// Removes all gradients, even where the optimizer's zero_grad() throws "Can't detach views in-place".
   void zero_grad();
 
   /// For gradient accumulation: while the returned object lives, backward only adds to this rank's gradients.

@@ -36,11 +36,11 @@ class [[nodiscard]] Join {
   Join(const Join&) = delete;
   ~Join();
 
-  /// This rank has no more input. Takes part in the other ranks' steps with zero gradients until none has
-  /// input; then copies the parameters and buffers of the highest rank that made the most steps to every
-  /// rank.
-  /// throws  UnevenInputs; c10::Error; std::invalid_argument, on this rank only, if it has had no input at
-  ///         all with DistributedDataParallel::Options::static_graph
+  /// This rank has no more input. Takes part in the other ranks' steps with zero gradients until no rank has
+  /// input; then copies the parameters and buffers of the rank with the most steps (the highest, if several)
+  /// to every rank.
+  /// throws  UnevenInputs; c10::Error; std::invalid_argument, on this rank only, if it never had input, with
+  ///         DistributedDataParallel::Options::static_graph
   void finish();
 
  private:

@@ -45,7 +45,7 @@ ModelTensors::ModelTensors(const torch::jit::Module& module)
       buffers([module] { return list(module.named_buffers()); }) {}
 
 void visit_script_output(c10::IValue& value, const TensorVisitor& visit) {
-  // Containers hand out their elements as constants, but they are this result's own.
+  // Containers return their elements as constants, but they belong to this result.
   const auto each = [&](const c10::IValue& element) {
     visit_script_output(const_cast<c10::IValue&>(element), visit);
   };

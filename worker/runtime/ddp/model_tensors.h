@@ -21,8 +21,8 @@ struct NamedTensor {
   at::Tensor tensor;
 };
 
-/// What the ranks share of a model: its parameters and buffers by name, as they are at each call. Made
-/// without a word of a torch::nn::Module, which must outlive it, and of a torch::jit::Module (TorchScript).
+/// What the ranks share of a model: its parameters and buffers by name, read at each call. Converts
+/// implicitly from a torch::nn::Module, which must outlive it, and from a torch::jit::Module (TorchScript).
 struct ModelTensors {
   using List = std::function<std::vector<NamedTensor>()>;
 

@@ -13,7 +13,7 @@ namespace {
 /// One parameter's counts since the last check.
 struct Found {
   double nans = 0, infinities = 0;
-  torch::Tensor on_device;  ///< the same of a GPU's gradients, to be read later
+  torch::Tensor on_device;  ///< the same for a GPU's gradients, to be read later
 };
 
 torch::Tensor count(const torch::Tensor& gradient) {

@@ -26,7 +26,7 @@ class NonFiniteGradient : public std::runtime_error {
 ///   loss.backward();
 ///   nan_check.check();                  // before optimizer.step()
 ///
-/// Costs one pass over the gradients and a small all-reduce a step; check() copies once from a GPU.
+/// Costs one pass over the gradients and a small all-reduce per step; check() copies once from a GPU.
 class NanCheck {
  public:
   /// The module must outlive it.
@@ -36,8 +36,8 @@ class NanCheck {
   NanCheck& operator=(const NanCheck&) = delete;
 
   /// Every rank calls it after its backward.
-  /// throws  NonFiniteGradient, on all ranks, naming for each rank with one the first such parameter (in the
-  ///         module's order) and how many of its values are NaN and infinite
+  /// throws  NonFiniteGradient, on all ranks, naming for each affected rank the first such parameter (in the
+  ///         module's order) and its numbers of NaN and infinite values
   void check();
 
  private:

@@ -24,7 +24,7 @@ FuturePtr ready() {
   return future;
 }
 
-/// The future that next() returns, called once the first one has succeeded.
+/// The future returned by next(), which is called once the first one has succeeded.
 template <typename Next>
 FuturePtr then_await(const FuturePtr& future, Next next) {
   return future->thenAsync(
@@ -36,9 +36,9 @@ FuturePtr then_await(const FuturePtr& future, Next next) {
       c10::TensorType::get());
 }
 
-/// A second group of the same ranks. Gloo pairs collectives by their order on each rank, which is random for
-/// those started when others finish; here it need not match what backward starts meanwhile. NCCL needs none:
-/// there everything starts in backward's thread.
+/// A second group with the same ranks. Gloo pairs collectives by their order on each rank, which is random
+/// for those started when others finish; here it need not match what backward starts meanwhile. NCCL does not
+/// need it: there everything starts in backward's thread.
 Handle separate_connections(const ProcessGroup& group) {
   if (group.size() == 1 || group.backend() == "nccl") return group.handle();
   std::vector<int> ranks(static_cast<std::size_t>(group.size()));
@@ -84,7 +84,7 @@ torch::Tensor as_matrix(const torch::Tensor& gradient) {
   return gradient.view({gradient.size(0), -1});
 }
 
-/// A view of that shape at the offset, which moves behind it.
+/// A view of this shape at the offset, which advances past it.
 torch::Tensor take(const torch::Tensor& row, std::int64_t& offset, torch::IntArrayRef shape) {
   const auto view = row.narrow(0, offset, c10::multiply_integers(shape)).view(shape);
   offset += view.numel();
@@ -104,7 +104,7 @@ void check(const PowerSgd::Options& options) {
           options.orthogonalization_epsilon);
 }
 
-/// A copy of the entry, of the parameter's type and on its device.
+/// A copy of the entry, with the parameter's type and on its device.
 torch::Tensor fitting(const std::string& what, const torch::Tensor& entry, torch::IntArrayRef shape,
                       const torch::Tensor& parameter) {
   if (entry.sizes() != shape)
@@ -121,7 +121,7 @@ struct PowerSgdMemory {
   torch::Tensor q;      ///< [columns, rank]
 };
 
-/// PowerSgd's arithmetic on one bucket. Holds no process group: its last owner may be one of the group's
+/// PowerSgd's arithmetic on one bucket. Refers to no process group: its last owner may be one of the group's
 /// threads, which cannot end the group.
 struct PowerSgdRound {
   /// Matrices of one shape, compressed in one operation.
@@ -145,7 +145,7 @@ struct PowerSgdRound {
   std::vector<std::shared_ptr<PowerSgdMemory>> memories;  ///< of the gradients
   std::vector<torch::Tensor> plain;                       ///< gradients not worth compressing
   std::vector<Batch> batches;
-  torch::Tensor ps, qs;  ///< all P, all Q in a row
+  torch::Tensor ps, qs;  ///< all P, all Q, concatenated
   PowerSgd::Compression compression;
 
   /// Adds the errors to the bucket's gradients, and picks those worth compressing.
@@ -177,7 +177,7 @@ struct PowerSgdRound {
     allocate();
   }
 
-  /// Behind the last matrix of the same shape, or into its batch.
+  /// Appends it after the last matrix of the same shape, or into its batch.
   void add_to_batches(const torch::Tensor& matrix, const std::shared_ptr<PowerSgdMemory>& memory) {
     const auto alike = std::find_if(batches.rbegin(), batches.rend(), [&](const Batch& batch) {
       return batch.parts.front().sizes() == matrix.sizes();
@@ -226,12 +226,12 @@ struct PowerSgdRound {
     }
   }
 
-  /// Then the sum of ps over ranks.
+  /// Followed by the sum of ps over ranks.
   void compute_ps() {
     for (auto& batch : batches) torch::bmm_out(batch.p, batch.matrices, batch.q);
   }
 
-  /// Then the sum of qs over ranks.
+  /// Followed by the sum of qs over ranks.
   void compute_qs() {
     for (auto& batch : batches) {
       orthogonalize(batch.p, options.orthogonalization_epsilon);
@@ -324,8 +324,7 @@ FuturePtr PowerSgd::reduce(Bucket& bucket) {
   });
 }
 
-/// NCCL: a work's wait() makes this stream wait, not this thread, so one call after the other is overlap
-/// enough.
+/// NCCL: a work's wait() makes this stream wait, not this thread, so consecutive calls overlap enough.
 FuturePtr PowerSgd::reduce_on_stream(PowerSgdRound& round) {
   const auto all_reduce = [&](const torch::Tensor& tensor) {
     std::vector<torch::Tensor> tensors = {tensor};
@@ -350,11 +349,11 @@ FuturePtr PowerSgd::reduce_on_stream(PowerSgdRound& round) {
   std::vector<c10::Device> devices;
   if (!round.buffer.is_cpu()) devices.push_back(round.buffer.device());
   const auto done = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get(), devices);
-  done->markCompleted(round.buffer);  // once this stream has come this far
+  done->markCompleted(round.buffer);  // once this stream gets here
   return done;
 }
 
-/// Starts the plain gradients and P. Q starts when they have arrived, after the previous bucket's Q: in the
+/// Starts the plain gradients and P. Q starts once they have arrived, after the previous bucket's Q: in the
 /// same order on every rank.
 FuturePtr PowerSgd::reduce_compressed(const std::shared_ptr<PowerSgdRound>& round, const FuturePtr& plain) {
   round->fill_qs(random_);

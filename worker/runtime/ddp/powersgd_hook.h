@@ -28,9 +28,9 @@ struct PowerSgdRound;
 ///
 /// Bit for bit torch/distributed/algorithms/ddp_comm_hooks/powerSGD_hook.py, 2.11: same options, defaults,
 /// random numbers and order. Differences:
-/// - The memory belongs to parameters, not to buckets: it survives the rebuild of buckets, so training can
+/// - The memory belongs to parameters, not to buckets: it survives a rebuild of the buckets, so training can
 ///   resume, and any start_iteration is allowed.
-/// - A layer without gradients in some step gets zeros in it, instead of NaN, and goes on learning.
+/// - A layer without gradients in some step gets zeros instead of NaN, and keeps learning.
 /// - Over Gloo no thread waits for a collective, and Q has separate connections: several buckets in flight
 ///   neither mix up their collectives nor block each other.
 ///
@@ -39,9 +39,9 @@ struct PowerSgdRound;
 class PowerSgd {
  public:
   struct Options {
-    std::int64_t rank = 1;                 ///< columns of P and Q: more are more exact, and more to send
+    std::int64_t rank = 1;                 ///< columns of P and Q: more are more exact, and cost more to send
     std::int64_t start_iteration = 1000;   ///< before, a plain all-reduce
-    double min_compression_rate = 2;       ///< send uncompressed what would shrink less than this
+    double min_compression_rate = 2;       ///< send uncompressed if it would shrink by less than this factor
     bool use_error_feedback = true;        ///< add what compression lost to the next gradient
     bool warm_start = true;                ///< begin with the last iteration's Q, not a random one
     double orthogonalization_epsilon = 0;  ///< added to columns' norms
@@ -57,7 +57,7 @@ class PowerSgd {
   /// For checkpoints, by parameter name. Errors differ between ranks; the rest is the same on every rank.
   struct State {
     std::int64_t iteration = 0;
-    std::string random_state;                     ///< of the generator of seeds
+    std::string random_state;                     ///< of the seed generator
     std::map<std::string, torch::Tensor> errors;  ///< shaped as the parameter
     std::map<std::string, torch::Tensor> qs;      ///< [columns, rank]
   };
@@ -96,7 +96,7 @@ class PowerSgd {
   FuturePtr q_started_;  ///< completes when the previous bucket's Q has started
 };
 
-/// The hook of a PowerSgd, which the caller may keep for its state.
+/// The hook for a PowerSgd, which the caller may keep to save its state.
 CommHook powersgd_hook(std::shared_ptr<PowerSgd> power_sgd);
 
 }  // namespace ddprun::ddp

@@ -8,7 +8,7 @@
 
 namespace ddprun::ddp {
 
-/// A module's parameters and buffers except ignored ones. A tensor with several names is here once, under the
+/// A module's parameters and buffers except ignored ones. A tensor with several names appears once, under the
 /// first that is not ignored.
 struct ReplicatedState {
   std::vector<NamedTensor> parameters, buffers;

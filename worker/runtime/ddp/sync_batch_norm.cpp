@@ -43,7 +43,7 @@ Tensor sum_over_ranks(const Group& group, Tensor values) {
 }
 
 /// total  values per channel of all ranks
-/// own    of this one; the device is asked for the total only if these are not enough
+/// own    of this rank; reads the total from the device only if these are not enough
 void check_total(const Tensor& total, std::int64_t own) {
   if (own < 2 && total.item<double>() < 2)
     throw std::invalid_argument(
@@ -51,12 +51,12 @@ void check_total(const Tensor& total, std::int64_t own) {
         std::to_string(total.item<std::int64_t>()));
 }
 
-/// Of the batches of all ranks, per channel. spread is the biased variance on CPU, 1 / sqrt(variance + eps)
-/// on CUDA, as the kernels need it.
+/// Over the batches of all ranks, per channel. spread is the biased variance on CPU, 1 / sqrt(variance + eps)
+/// on CUDA, as the kernels require.
 struct Statistics {
   Tensor mean;
   Tensor spread;
-  Tensor counts;  ///< of each rank; double on CPU, int32 on CUDA
+  Tensor counts;  ///< per rank; double on CPU, int32 on CUDA
 };
 
 struct Running {

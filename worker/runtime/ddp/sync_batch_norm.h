@@ -9,7 +9,7 @@
 
 namespace ddprun::ddp {
 
-/// Batch normalisation whose statistics, in training, are those of all ranks' batches together, as
+/// Batch normalisation that, in training, uses the statistics of all ranks' batches together, like
 /// torch.nn.SyncBatchNorm: N ranks compute what one rank computes on the union of their batches. On CPU and
 /// CUDA; batches may differ in size, and a rank's batch may be empty.
 ///
@@ -26,8 +26,8 @@ class SyncBatchNormImpl : public torch::nn::NormImplBase<0, SyncBatchNormImpl, t
   /// input    [N, C], [N, C, L], [N, C, H, W] or [N, C, D, H, W], float, double, half or bfloat16 (then the
   ///          parameters may be float); contiguous or channels_last is fastest
   /// returns  input's shape and type
-  /// throws   std::invalid_argument for another shape, or if all ranks together have fewer than two values a
-  ///          channel in training
+  /// throws   std::invalid_argument for another shape, or if all ranks together have fewer than two values
+  ///          per channel in training
   torch::Tensor forward(const torch::Tensor& input);
 
   void pretty_print(std::ostream& stream) const override;

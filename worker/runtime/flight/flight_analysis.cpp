@@ -21,7 +21,7 @@ struct Member {
   Calls calls;                         ///< by sequence number
 
   std::uint64_t last() const { return calls.empty() ? 0 : calls.rbegin()->first; }
-  /// The ring drops old calls: those before its first are not missing.
+  /// The ring drops old calls: those before its first one are not missing.
   bool forgot(std::uint64_t sequence) const { return !calls.empty() && sequence < calls.begin()->first; }
   const CollectiveRecord* at(std::uint64_t sequence) const {
     const auto found = calls.find(sequence);
@@ -31,7 +31,7 @@ struct Member {
 
 using Members = std::map<int, Member>;
 
-/// The latest of a rank; nullptr if nothing is known.
+/// The latest state of a rank; nullptr if nothing is known.
 const RankFlight* latest_flight(int rank, const std::vector<RankFlight>& flights) {
   const auto found =
       std::find_if(flights.rbegin(), flights.rend(), [&](const auto& flight) { return flight.rank == rank; });
@@ -75,7 +75,7 @@ bool ranks_part_at(const Members& members, std::uint64_t sequence) {
   return missing && somebody_waits(members, sequence);
 }
 
-/// The most frequent call with that number; of equally frequent ones, the lowest rank's.
+/// The most frequent call with that number; among equally frequent ones, the lowest rank's.
 const CollectiveRecord* expected_call(const Members& members, std::uint64_t sequence,
                                       std::optional<int> seen_by) {
   if (seen_by) {
@@ -125,7 +125,7 @@ std::string describe_without_board(const std::optional<FlightFinding>& finding,
   if (const auto* flight = latest_flight(0, flights); flight != nullptr && !flight->failure.empty())
     text = "rank 0, which keeps the store, has failed: " + flight->failure;
   if (!finding) return text;
-  FlightFinding known = *finding;  // the other ranks' silence means nothing now
+  FlightFinding known = *finding;  // the other ranks' silence no longer means anything
   std::erase_if(known.culprits,
                 [](const auto& rank) { return rank.kind != FlightFinding::Rank::Kind::kDiffers; });
   return text + (known.culprits.empty()
@@ -133,7 +133,7 @@ std::string describe_without_board(const std::optional<FlightFinding>& finding,
                      : "; " + describe_culprits(known, "", " while this rank made that call"));
 }
 
-/// For a send or recv, which have no number: says only where the other rank is.
+/// For a send or recv, which has no number: only says where the other rank is.
 std::string describe_other_end(const CollectiveRecord& call, std::int64_t waited_ns, std::vector<int> members,
                                const std::vector<RankFlight>& flights) {
   if (call.peer < 0) return "no rank sent it within " + seconds_text(waited_ns);

@@ -37,13 +37,13 @@ struct FlightFinding {
 /// agree.
 ///
 /// members  the ranks of the group; one without a RankFlight is silent
-/// seen_by  the rank whose call is the expected one; nullopt: the most frequent call is
+/// seen_by  the rank whose call is expected; nullopt: the most frequent call
 std::optional<FlightFinding> find_culprits(const std::string& group, const std::vector<int>& members,
                                            const std::vector<RankFlight>& flights,
                                            std::optional<int> seen_by = std::nullopt);
 
 /// "rank 1 did not arrive: it is at #16 (all_reduce of 4096 float (bucket 1), completed); rank 2 ...", with
-/// one clause for ranks that did the same.
+/// one clause for all ranks that did the same.
 std::string describe_culprits(const FlightFinding& finding, const std::string& did_not_arrive,
                               const std::string& other_call);
 
@@ -63,8 +63,8 @@ std::string describe_ranks(const std::vector<int>& ranks);
 /// waited_ns   the time since then
 /// rank        the rank that asks
 /// members     the ranks of the call's group
-/// flights     every rank that is known
-/// board_gone  the store could not be asked: the flights are the last known
+/// flights     of all known ranks
+/// board_gone  the store is unreachable: the flights are the last known
 std::string why_it_failed(const CollectiveRecord& call, std::int64_t waited_ns, int rank,
                           const std::vector<int>& members, const std::vector<RankFlight>& flights,
                           bool board_gone);

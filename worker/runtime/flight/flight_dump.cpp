@@ -26,7 +26,7 @@ struct Settings {
 };
 
 Settings& settings() {
-  static auto* const settings = new Settings;  // used by the watchdog's thread too, which may outlive statics
+  static auto* const settings = new Settings;  // for the watchdog's thread too, which may outlive statics
   return *settings;
 }
 
@@ -47,7 +47,7 @@ bool is_launchers_temporary(const std::filesystem::path& path) {
 
 }  // namespace
 
-// Called by nlohmann's library, which finds them by their names.
+// Called by nlohmann's library, which finds them by name.
 
 void from_json(const nlohmann::json& item, CollectiveRecord& record) {
   record.sequence = item.at("sequence").get<std::uint64_t>();

@@ -16,7 +16,7 @@ namespace ddprun::ddp {
 ///   {"version": 1, "rank", "world_size", "reason", "time", "groups": {NAME: [RANK, ...]}, "collectives": [
 ///     {"sequence", "group", "op", "dtype", "elements", "tensors", "shape", "peer", "bucket", "state",
 ///      "created", "ended"}, ...]}
-/// Times are seconds since the epoch; peer, bucket and ended are left out where they do not apply.
+/// Times are seconds since the epoch; peer, bucket and ended are omitted where they do not apply.
 struct FlightDump {
   int rank = 0;
   int world_size = 1;
@@ -32,11 +32,11 @@ std::string to_json(const FlightDump& dump);
 FlightDump parse_flight_dump(const std::string& text);
 
 /// Where this process writes its ring: $DDPRUN_FLIGHT_DIR; else the folder of TORCHELASTIC_ERROR_FILE (this
-/// worker's logs), unless the launcher deletes it; else that of set_flight_folder(); else nowhere.
+/// worker's logs), unless the launcher deletes it; else the folder of set_flight_folder(); else nowhere.
 std::optional<std::filesystem::path> flight_folder();
 void set_flight_folder(const std::filesystem::path& folder);
 
-/// Called with the folder after each dump: writes another recorder's dump (NCCL's) too.
+/// Called with the folder after each dump, to write another recorder's dump (NCCL's) too.
 void set_extra_flight_dump(std::function<void(const std::filesystem::path& folder)> dump);
 
 /// Writes this process's ring into the folder, atomically. Returns the file's path; nullopt without a folder,

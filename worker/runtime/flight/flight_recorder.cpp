@@ -63,7 +63,7 @@ void FlightRecorder::expect_buckets(Group group, std::vector<std::int64_t> bucke
 
 int FlightRecorder::bucket_of(GroupState& group, const Collective& call) {
   if (group.next_bucket >= group.bucket_bytes.size() || call.op != std::string_view("all_reduce")) return -1;
-  // A hook may send float gradients as half as many bytes.
+  // A hook may send float gradients in half as many bytes.
   const std::int64_t expected = group.bucket_bytes[group.next_bucket];
   if (call.bytes != expected && call.elements * 4 != expected) return -1;
   return static_cast<int>(group.next_bucket++);

@@ -34,10 +34,10 @@ struct Collective {
   std::int64_t bytes = 0;       ///< of all tensors handed in
   int peer = -1;                ///< root, source or destination, if there is one
   bool point_to_point = false;  ///< send and recv: only some ranks make the call
-  bool told_by_wait = false;    ///< only wait() reports its end
+  bool told_by_wait = false;    ///< only wait() reports that it has ended
 };
 
-/// A call as readers of the ring get it. Times are nanoseconds since the epoch, 0 if not yet.
+/// A call as the ring returns it. Times are nanoseconds since the epoch, 0 if not yet.
 struct CollectiveRecord {
   std::uint64_t sequence = 0;  ///< in its group, from 1; 0 for send and recv
   std::string group;
@@ -56,7 +56,7 @@ struct CollectiveRecord {
 /// "all_reduce of 4096 float (bucket 2)"
 std::string describe(const CollectiveRecord& record);
 
-/// A ring of this process's last collectives, over all its groups. Costs well under a microsecond a call.
+/// A ring of this process's last collectives, over all its groups. Costs well under a microsecond per call.
 /// Thread-safe.
 class FlightRecorder {
  public:
@@ -66,7 +66,7 @@ class FlightRecorder {
   static constexpr std::size_t kDefaultCapacity = 2000;
   explicit FlightRecorder(std::size_t capacity = kDefaultCapacity) : capacity_(capacity) {}
 
-  /// Appends #2 and so on to a taken name: the ring may still hold the earlier group's calls.
+  /// Appends #2, #3, ... to a name in use: the ring may still hold the earlier group's calls.
   ///
   /// members  its ranks, as ranks of the whole job
   Group add_group(const std::string& name, std::vector<int> members = {});
@@ -85,11 +85,11 @@ class FlightRecorder {
   /// The newest `count`, or all; oldest first.
   std::vector<CollectiveRecord> records(std::optional<std::size_t> count = std::nullopt) const;
 
-  /// The call made last.
+  /// The most recent call.
   std::optional<Id> newest() const;
 
   /// Where a failure began: the group's first pending collective up to this one, else this one. Skips
-  /// told_by_wait ones, which may have ended long ago. nullopt if the ring has dropped this one.
+  /// told_by_wait ones, which may have ended long ago. nullopt if this one is no longer in the ring.
   std::optional<CollectiveRecord> first_pending(Id up_to) const;
 
  private:

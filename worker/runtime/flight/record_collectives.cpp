@@ -19,7 +19,7 @@
 namespace ddprun::ddp {
 namespace {
 
-/// While it lives, LibTorch logs no warnings: of a store that is gone it would print the stack.
+/// While it lives, LibTorch logs no warnings: for a store that is gone it would print the stack.
 struct Quietly {
   const int level = std::exchange(FLAGS_caffe2_log_level, 2);
   ~Quietly() { FLAGS_caffe2_log_level = level; }
@@ -59,11 +59,11 @@ struct CurrentWatchdog {
 };
 
 CurrentWatchdog& current() {
-  static auto* const current = new CurrentWatchdog;  // as flight_recorder()
+  static auto* const current = new CurrentWatchdog;  // like flight_recorder()
   return *current;
 }
 
-/// And not the program's own, which needs no other rank to be explained.
+/// Not one of the program's own, which needs no other rank to explain it.
 bool is_of_backend(const std::exception_ptr& cause) {
   try {
     std::rethrow_exception(cause);
@@ -78,7 +78,7 @@ bool is_of_backend(const std::exception_ptr& cause) {
 
 std::shared_ptr<Watchdog> make_watchdog(const c10::intrusive_ptr<c10d::Store>& store, const std::string& name,
                                         int rank, int size) {
-  auto own = store->clone();  // a store blocks all its users while one of them waits for a key
+  auto own = store->clone();  // a store blocks all users while one of them waits for a key
   Board board = board_of(c10::make_intrusive<c10d::PrefixStore>("flight/" + name, own));
   return std::make_shared<Watchdog>(flight_recorder(), std::move(board),
                                     Watchdog::Options{.rank = rank, .world_size = size});

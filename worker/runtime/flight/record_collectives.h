@@ -26,9 +26,9 @@ class Watchdog;
 
 /// Wraps a backend, for ProcessGroup::setBackend: records every collective in flight_recorder(), and turns
 /// its errors into c10::DistBackendErrors that name the collective and the missing ranks (Watchdog). Returns
-/// the backend of a group of one unchanged.
+/// a one-rank group's backend unchanged.
 ///
-/// store         where the ranks leave messages for each other; used through a separate connection
+/// store         where the ranks leave messages for each other; gets a separate connection
 /// group_name    the same on all ranks of the group
 /// global_ranks  a subgroup's ranks in the whole job; empty for the whole job, whose watchdog also serves
 ///               subgroups made later: only one job at a time can have subgroups
@@ -42,16 +42,16 @@ c10::intrusive_ptr<c10d::Backend> record_collectives(c10::intrusive_ptr<c10d::Ba
 /// device  whose backend to use
 /// op      a literal
 /// tensor  describes the call
-/// start   makes the calls with the backend it is given; returns a work whose wait() waits for all of them
+/// start   makes the calls on the backend passed to it; returns a work whose wait() waits for all of them
 c10::intrusive_ptr<c10d::Work> record_as_one(
     c10d::ProcessGroup& group, c10::DeviceType device, const char* op, const at::Tensor& tensor,
     const std::function<c10::intrusive_ptr<c10d::Work>(c10d::Backend&)>& start);
 
 /// Records the next all-reduces of these sizes, in this order, as the buckets of one backward. Ignored for a
-/// group that is not recorded.
+/// group without recording.
 void expect_buckets(c10d::ProcessGroup& group, const std::vector<std::int64_t>& bucket_bytes);
 
-/// While it lives, no collective of GPUs is recorded: those of a CUDA graph that is captured do not run yet.
+/// While it lives, GPU collectives are not recorded: during the capture of a CUDA graph they do not run yet.
 class NotRecorded {
  public:
   NotRecorded();
@@ -60,20 +60,20 @@ class NotRecorded {
   NotRecorded& operator=(const NotRecorded&) = delete;
 };
 
-/// This process's watchdog; nullptr if it is in no job.
+/// This process's watchdog; nullptr outside a job.
 std::shared_ptr<Watchdog> current_watchdog();
 
-/// Tells the other ranks why this one ends, for their errors to say so. Takes at most a second. For a
-/// program's last catch.
+/// Tells the other ranks why this one ends, so that their errors say so. Takes at most a second. Call it from
+/// a program's last catch.
 void announce_failure(const std::string& message);
 
 /// For a program's terminate handler: Gloo ends the process on its own thread (std::terminate) when a peer
-/// sends more than this rank expects. Of a backend's error, returns one that names the pending collective and
-/// the ranks; without such a collective, and of any other error, the cause.
+/// sends more than this rank expects. Turns a backend's error into one that names the pending collective and
+/// the ranks; returns any other error, or one without such a collective, unchanged.
 ///   std::set_terminate([] { end(explained_failure(std::current_exception())); });
 std::exception_ptr explained_failure(const std::exception_ptr& cause);
 
-/// Writes the rings of all ranks; without a watchdog, this rank's.
+/// Writes the rings of all ranks; only this rank's without a watchdog.
 void dump_flight(const std::string& reason);
 
 }  // namespace ddprun::ddp

@@ -35,7 +35,7 @@ std::string message_of(const std::exception_ptr& exception) {
   return text.substr(0, text.find('\n'));
 }
 
-/// The call as the recorder keeps it.
+/// The call as the recorder stores it.
 ///
 /// peer  root, source or destination; -1: none
 Collective describe_call(const char* op, const Tensors& tensors, int peer = -1) {
@@ -59,7 +59,7 @@ Collective point_to_point(const char* op, const Tensors& tensors, int peer = -1)
   return call;
 }
 
-/// What the works of one recorded group share.
+/// State shared by the works of one recorded group.
 struct Recording {
   FlightRecorder::Group group;
   std::vector<int> members;  ///< as ranks of the whole job
@@ -82,7 +82,7 @@ struct Recording {
     }
   }
 
-  /// To be polled, whenever another one begins and by poll_recordings().
+  /// Adds a work to poll whenever another one begins, and in poll_recordings().
   void add(FlightRecorder::Id id, const WorkPtr& work) {
     poll();
     const std::scoped_lock lock(mutex);
@@ -96,11 +96,11 @@ struct Recordings {
 };
 
 Recordings& recordings() {
-  static auto* const recordings = new Recordings;  // as flight_recorder()
+  static auto* const recordings = new Recordings;  // like flight_recorder()
   return *recordings;
 }
 
-std::atomic<int> not_recorded = 0;  // how many NotRecorded live
+std::atomic<int> not_recorded = 0;  // number of live NotRecorded objects
 
 /// Notes the end of a collective in the recorder, and explains its failure.
 class RecordedWork : public c10d::Work {
@@ -114,7 +114,7 @@ class RecordedWork : public c10d::Work {
     if (future_tells_) {
       inner_->getFuture()->addCallback([recording = recording_, id](c10::ivalue::Future& future) {
         if (future.hasError())
-          recording->explain(id, future.exception_ptr());  // now: perhaps nobody ever waits
+          recording->explain(id, future.exception_ptr());  // now, because perhaps nobody ever waits
         else
           flight_recorder().set_completed(id);
       });
@@ -179,7 +179,7 @@ class RecordingBackend : public c10d::Backend {
   FlightRecorder::Group recorded_group() const { return recording_->group; }
   c10d::Backend& inner() { return *inner_; }
 
-  /// Records what start() makes with the inner backend as one collective.
+  /// Records everything that start() makes with the inner backend as one collective.
   template <typename Start>
   WorkPtr record(const Collective& call, Start start) {
     if (not_recorded > 0 && !recording_->futures_tell) return start();

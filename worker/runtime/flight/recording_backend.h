@@ -15,8 +15,8 @@ namespace ddprun::ddp {
 std::exception_ptr explained(Watchdog& watchdog, FlightRecorder::Id id, const std::vector<int>& members,
                              const std::exception_ptr& cause);
 
-/// Notes which collectives have ended of those whose backend does not tell (NCCL). Else that is noted when
-/// the next one begins.
+/// Marks finished collectives of backends that do not report them (NCCL). Otherwise they are marked when the
+/// next one begins.
 void poll_recordings();
 
 /// Wraps a backend: records each collective in flight_recorder() and forwards every call.

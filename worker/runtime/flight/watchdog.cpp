@@ -21,16 +21,16 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 constexpr std::size_t kTail = 64;                // collectives in an answer
-constexpr std::size_t kShortTail = 2;            // in a position published without a question
+constexpr std::size_t kShortTail = 2;            // in an unrequested position
 constexpr const char* kQuestions = "questions";  // number of questions so far
 constexpr const char* kAsking = "asking";        // the rank that asked last
-constexpr const char* kLeft = "left";            // number of ranks done with the board
+constexpr const char* kLeft = "left";            // number of ranks that no longer need the board
 
 /// What a rank has published on the board.
 struct FlightPosition {
-  std::int64_t answers = 0;  ///< the last question that it has answered
+  std::int64_t answers = 0;  ///< the last question it has answered
   std::int64_t dumped = 0;   ///< the last question for which it has written its ring
-  FlightDump flight;         ///< the newest of its ring; reason: its failure, if it has failed
+  FlightDump flight;         ///< the newest part of its ring; reason: its failure, if it has failed
 
   bool failed() const { return !flight.reason.empty(); }
 };
@@ -96,7 +96,7 @@ struct Watchdog::Shared {
   std::string reason, failure;
   std::uint64_t questions_done = 0, publications = 0;
   std::vector<RankFlight> flights;  // all ranks, after the last question
-  bool board_gone = false;          // it failed once and is not used again
+  bool board_gone = false;          // it failed once and is no longer used
 
   std::mutex explaining;  // one at a time
   std::string explained_group, explanation;
@@ -109,7 +109,7 @@ struct Watchdog::Shared {
     published = Clock::now();
   }
 
-  /// Wakes the thread until it has counted on or ended; false if neither happens in time.
+  /// Wakes the thread until it has reached that count or ended; false if neither happens in time.
   bool wait_for_thread(std::unique_lock<std::mutex>& lock, const std::uint64_t& count, milliseconds within) {
     changed.notify_all();
     return changed.wait_for(lock, within, [&, before = count] { return count > before || ended; });
@@ -128,7 +128,7 @@ struct Watchdog::Shared {
     if (asked <= answered) return;
     answered = asked;
     publish(kTail);
-    // The asking rank's failure explains our own if that rank is gone by then.
+    // The asking rank's failure explains ours if that rank has gone by then.
     if (const auto asking = board.get({kAsking})[0]) asker = std::atoi(asking->c_str());
     read_positions({asker});
     dump("rank " + board.get({kAsking})[0].value_or("?") + " asked");
@@ -166,14 +166,14 @@ struct Watchdog::Shared {
   /// Asks all ranks for their positions and waits a bounded time for the answers, which go into positions.
   /// Returns the question's number.
   std::int64_t ask() {
-    publish(kTail);  // before the question, so that whoever sees it finds the reason
+    publish(kTail);  // before the question, so that everyone who sees it finds the reason
     board.set(kAsking, std::to_string(options.rank));
     const auto question = board.add(kQuestions, 1);
     answered = dumped = question;
     publish(kTail);  // also answers questions asked just before
     const auto deadline = Clock::now() + options.answer_within;
     for (;;) {
-      answer();  // others may ask too
+      answer();  // others may also ask
       read_positions(still_busy(question));
       if (still_busy(question).empty() || Clock::now() >= deadline) return question;
       std::this_thread::sleep_for(milliseconds(20));
@@ -193,7 +193,7 @@ struct Watchdog::Shared {
     changed.notify_all();
   }
 
-  /// False if the board is gone, or was already.
+  /// False if the board is gone, now or earlier.
   template <typename Action>
   bool on_board(Action action) {
     if ((std::scoped_lock(mutex), board_gone)) return false;
@@ -207,7 +207,7 @@ struct Watchdog::Shared {
     }
   }
 
-  /// The board ends with rank 0, which waits a moment until the others are done with it.
+  /// The board ends with rank 0, which briefly waits until the others no longer need it.
   void leave() {
     if (!failure_now().empty()) return;
     on_board([&] {
@@ -235,7 +235,7 @@ struct Watchdog::Shared {
     }
     on_board([&] {
       answer();
-      if (asker >= 0) read_positions({asker});  // its findings
+      if (asker >= 0) read_positions({asker});  // for its findings
       if (publication || Clock::now() - published >= options.publish_every)
         publish(publication ? kTail : kShortTail);
     });
@@ -267,7 +267,7 @@ void Watchdog::stop() {
   std::unique_lock lock(shared_->mutex);
   shared_->stop = true;
   shared_->changed.notify_all();
-  // A thread that hangs in the board is left alone: it shares ownership of all it uses.
+  // Abandons a thread that hangs in the board: it shares ownership of everything it uses.
   shared_->changed.wait_for(lock, shared_->options.answer_within, [this] { return shared_->ended; });
 }
 

@@ -13,8 +13,8 @@
 
 namespace ddprun::ddp {
 
-/// Where the ranks of a job leave messages for each other: a c10d::Store. Called from one thread at a time.
-/// All throw std::exception if the store is gone.
+/// Where a job's ranks leave messages for each other: a c10d::Store. Called from one thread at a time. All
+/// throw std::exception if the store is gone.
 struct Board {
   std::function<void(const std::string& key, const std::string& value)> set;
   /// nullopt for a key that is not set; does not wait
@@ -23,11 +23,11 @@ struct Board {
   std::function<std::int64_t(const std::string& key, std::int64_t amount)> add;
 };
 
-/// Whether a collective has failed in this process, explained or not: then it cannot reach another step.
+/// Whether a collective has failed in this process, explained or not: it cannot reach another step.
 bool collective_failed();
 
-/// known  called when a collective has failed, on any thread; true: the reason is known, and no rank is asked
-///        for an explanation. null: as at first, it never is
+/// known  called when a collective has failed, on any thread; true: the reason is known, so no rank is asked
+///        for an explanation. null (the default): never known
 void set_failure_is_known(std::function<bool()> known);
 
 /// Finds out why a collective failed: which ranks are missing or called something else.
@@ -51,13 +51,12 @@ class Watchdog {
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
 
-  /// Ends the thread, as the destructor does; then the board may go. For the orderly end of a job.
+  /// Ends the thread, as the destructor does; afterwards the board may go. For a job's orderly end.
   void stop();
 
   /// The message for a failed collective, in one line:
   ///   "all_reduce #17 of 4096 float (bucket 2): rank 1 did not arrive within 30.0 s: it is at ... [CAUSE]"
-  /// Blocks for little more than answer_within. Later calls that failed for the same reason get the same
-  /// text.
+  /// Blocks for little more than answer_within. Later failures for the same reason get the same text.
   ///
   /// members  the ranks of its group, as ranks of the whole job
   /// cause    the backend's message

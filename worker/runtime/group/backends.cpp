@@ -62,13 +62,13 @@ bool is_open(int fd, ino_t inode) {
 class Gloo;
 std::mutex live_groups_mutex;
 std::set<Gloo*> live_groups;
-// Not destroyed before they are aborted, which would wait for the GPU; and never at the process's end.
+// Not destroyed before being aborted, since that would wait for the GPU; and never at process exit.
 auto& live_nccl = *new std::vector<c10::intrusive_ptr<c10d::Backend>>;
 
-/// Gloo whose collectives can be aborted. Its own destructor waits until they time out, and it has no call to
-/// give them up (closing its connections wakes nobody on this side) and does not expose its sockets. So this
-/// takes the connections that appeared while it connected, and shuts them down: both ends then see the other
-/// close them.
+/// Gloo whose collectives can be aborted. Its own destructor waits until they time out, it has no call to
+/// cancel them (closing its connections wakes nobody on this side), and it does not expose its sockets. So
+/// this takes the connections that appeared while it connected, and shuts them down: both ends then see the
+/// other close them.
 class Gloo : public ProcessGroupGloo {
  public:
   Gloo(const StorePtr& store, int rank, int size, c10::intrusive_ptr<Options> options)
@@ -81,7 +81,7 @@ class Gloo : public ProcessGroupGloo {
     if (!idle_within(std::chrono::milliseconds(50))) abort();
   }
 
-  /// From now on, sums through this memory.
+  /// From now on, sums use this memory.
   void use(std::unique_ptr<SharedMemory> memory) {
     local_ = std::make_unique<LocalAllReduce>(std::move(memory), getRank(), getSize(), getOptions()->timeout);
   }
@@ -94,7 +94,7 @@ class Gloo : public ProcessGroupGloo {
   }
 
   c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& options) override {
-    if (local_) local_->drain();  // Gloo's own waits for what Gloo has under way
+    if (local_) local_->drain();  // Gloo's own waits for Gloo's running operations
     return ProcessGroupGloo::barrier(options);
   }
 
@@ -196,7 +196,7 @@ c10::intrusive_ptr<c10d::ProcessGroup> make_c10d_group(GroupParts& parts) {
                                  parts.nccl_timeout, parts.device, parts.nccl_backend});
     if (const std::lock_guard lock(live_groups_mutex); parts.recovers)
       live_nccl.push_back(parts.nccl_backend);
-    // Counted apart from Gloo's collectives, like those of a subgroup.
+    // Counted separately from Gloo's collectives, like those of a subgroup.
     const BackendPtr nccl =
         record_collectives(parts.nccl_backend, parts.store, parts.name + "/nccl", parts.world_ranks);
     group->setBackend(at::kCUDA, Type::NCCL, nccl);

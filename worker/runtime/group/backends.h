@@ -25,17 +25,17 @@ namespace ddprun::ddp {
 /// connected: before, MASTER_ADDR may not resolve. Does not look up this host's own name, which often has
 /// only a loopback address or none.
 ///
-/// interface  a network interface's name; empty: loopback on one node, where nothing is open to the network,
-///            otherwise the interface towards rank 0's host
+/// interface  a network interface's name; empty: loopback on one node, not open to the network, else the
+///            interface towards rank 0's host
 /// throws     UsageError if there is no such interface or no route to MASTER_ADDR
 std::shared_ptr<gloo::transport::Device> make_gloo_device(const WorkerEnv& env, const std::string& interface);
 
 /// The option, else GLOO_SOCKET_IFNAME, else "". throws UsageError if this host has no such interface
 std::string checked_interface(const std::string& option);
 
-/// What a group is made of.
+/// The ingredients of a group.
 struct GroupParts {
-  StorePtr store;  ///< this group's only
+  StorePtr store;  ///< for this group only
   int rank = 0;
   int size = 1;
   std::string name;
@@ -48,19 +48,19 @@ struct GroupParts {
   bool shares_memory = false;  ///< then sum CPU tensors through shared memory
   bool nccl = false;           ///< CUDA tensors use NCCL; else Gloo, as CPU tensors always do
   bool recovers = false;       ///< a rank may be lost and replaced
-  /// NCCL's own backend; until the group is made, that of the group which it is split from.
+  /// NCCL's own backend; until the group is made, the backend of the group it is split from.
   c10::intrusive_ptr<c10d::Backend> nccl_backend;
 };
 
 /// Connects the ranks. The only place that creates or wraps a group's backends.
 c10::intrusive_ptr<c10d::ProcessGroup> make_c10d_group(GroupParts& parts);
 
-/// Fails the collectives under way on the CPU of all groups of this process: a rank whose host is silent
-/// closes no connection.
+/// Fails the running CPU collectives of all groups in this process: a rank whose host is silent closes no
+/// connection.
 void abort_groups();
 
-/// NCCL's backends of all groups that recover: they are in nobody's list any more. Abort them from a thread
-/// that does not wait for a GPU: what they have under way there then ends, with arbitrary numbers.
+/// Hands over the NCCL backends of all groups that recover, and forgets them. Abort them from a thread that
+/// does not wait for a GPU: their running operations then end with arbitrary numbers.
 std::vector<c10::intrusive_ptr<c10d::Backend>> take_nccl_backends();
 
 }  // namespace ddprun::ddp

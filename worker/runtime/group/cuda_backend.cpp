@@ -178,7 +178,7 @@ std::string gpu_problem(const CudaDriver& driver, std::size_t index, int built_f
   if (driver.version / 1000 < built_for / 1000)
     return "the NVIDIA driver runs CUDA up to " + cuda_name(driver.version) + ", and this build needs " +
            cuda_name(built_for) + ": update the driver";
-  const int oldest = built_for >= 13000 ? 75 : 50;  // what LibTorch's builds for CUDA 13 and 12 contain
+  const int oldest = built_for >= 13000 ? 75 : 50;  // in LibTorch's builds for CUDA 13 and 12
   if (built_for != 0 && gpu.capability != 0 && gpu.capability < oldest)
     return name + "has compute capability " + std::to_string(gpu.capability / 10) + "." +
            std::to_string(gpu.capability % 10) + ", and a build for CUDA " + cuda_name(built_for) +

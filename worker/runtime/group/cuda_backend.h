@@ -11,7 +11,7 @@
 
 namespace ddprun::ddp {
 
-/// A GPU that CUDA_VISIBLE_DEVICES leaves this process.
+/// A GPU that CUDA_VISIBLE_DEVICES leaves to this process.
 struct Gpu {
   std::string uuid;  ///< 32 hexadecimal digits; differs between all GPUs and MIG instances
   std::string name;
@@ -23,25 +23,24 @@ struct Gpu {
 /// The NVIDIA driver's answers.
 struct CudaDriver {
   std::vector<Gpu> gpus;
-  std::string problem;  ///< why there are none: one line
+  std::string problem;  ///< one line: why there are no answers
   int version = 0;      ///< the newest CUDA it can run, 1000 * major + 10 * minor; 0 without a driver
-  bool broken = false;  ///< there is a driver, and it fails: problem is not just that there is no GPU
+  bool broken = false;  ///< the driver is there but fails: problem is not just a missing GPU
 };
 
-/// Whether there is one (libcuda.so.1), without a question to it.
+/// Whether the driver (libcuda.so.1) exists. Does not call it.
 bool has_cuda_driver();
 
 /// Asks the driver (libcuda.so.1): asking LibTorch too early would make it decide that it has no CUDA.
 /// Processes forked later cannot use CUDA.
 CudaDriver query_cuda_driver();
 
-/// Why a program built for that CUDA cannot compute on the GPU of that index: one line; empty if it can.
+/// Why a program built for that CUDA cannot compute on the GPU with that index: one line; empty if it can.
 ///
-/// built_for  as CudaDriver's version; 0: unknown, so that only the GPU's mode counts
+/// built_for  as CudaDriver's version; 0: unknown, so only the GPU's mode counts
 std::string gpu_problem(const CudaDriver& driver, std::size_t index, int built_for);
 
-/// Why this process sees no GPU although the host has one: one line; empty if it has none, or the user hides
-/// it.
+/// Why this process sees none of the host's GPUs: one line; empty if there are none, or the user hides them.
 ///
 /// dev  where the kernel's device files are
 std::string unseen_gpu(const CudaDriver& driver, const std::filesystem::path& dev = "/dev");
@@ -52,7 +51,7 @@ std::string unseen_gpu(const CudaDriver& driver, const std::filesystem::path& de
 /// Call it before the process first uses autograd, a random generator or torch::cuda: there LibTorch decides
 /// for good whether it has CUDA.
 ///
-/// throws  UsageError saying how to get the plug-in if it is missing, cannot be loaded or is of another
+/// throws  UsageError saying how to get the plug-in if it is missing, cannot be loaded or is from another
 ///         build; std::logic_error if it comes too late
 const CudaPlugin& cuda_plugin();
 
@@ -66,12 +65,12 @@ struct RankDevice {
 /// kAuto takes the CPU if there is no GPU and, with a warning, if the GPU, its driver or the plug-in cannot
 /// be used.
 ///
-/// throws  as cuda_plugin(), and UsageError saying why if a GPU is asked for and cannot be had
+/// throws  as cuda_plugin(), and UsageError saying why a requested GPU is unavailable
 ///
 /// local_world_size  the first rank here says how many GPUs these ranks leave idle; 0: unknown
 RankDevice choose_device(DeviceChoice wanted, int local_rank, int local_world_size = 0);
 
-/// While it lives, an operation that makes the process wait for the GPU is a warning or an error, as
+/// While it lives, an operation that makes the process wait for the GPU causes a warning or an error, as
 /// DDPRUN_SYNC_DEBUG_MODE says: torch.cuda.set_sync_debug_mode(). Does nothing without the variable or on a
 /// CPU.
 class SyncDebugScope {
@@ -88,8 +87,8 @@ class SyncDebugScope {
 
 /// True for NCCL, false for Gloo.
 ///
-/// gpus    what each rank, in their order, computes on: its GPU's UUID, or "cpu"
-/// throws  UsageError naming the ranks if only some have a GPU, or if NCCL is asked for and some have none or
+/// gpus    what each rank computes on, by rank: its GPU's UUID, or "cpu"
+/// throws  UsageError naming the ranks if only some have a GPU, or if NCCL is requested and some have none or
 ///         share one
 bool use_nccl(BackendChoice wanted, const std::vector<std::string>& gpus);
 

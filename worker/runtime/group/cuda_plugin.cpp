@@ -17,7 +17,7 @@
 namespace ddprun::ddp {
 namespace {
 
-/// Connects at once, to this device: the first collective then does not, and a wrong set-up fails here.
+/// Connects now, to this device: otherwise the first collective would, and a wrong set-up fails here.
 c10::intrusive_ptr<c10d::Backend> make_nccl(const NcclGroup& group) {
   c10::cuda::set_device(group.device.index());
   auto options = c10d::ProcessGroupNCCL::Options::create(/*is_high_priority_stream=*/true);
@@ -26,7 +26,7 @@ c10::intrusive_ptr<c10d::Backend> make_nccl(const NcclGroup& group) {
   options->global_ranks_in_group.assign(group.world_ranks.begin(), group.world_ranks.end());
   if (group.split_from) {
     options->split_from = c10::dynamic_intrusive_pointer_cast<c10d::ProcessGroupNCCL>(group.split_from);
-    // The same on all its ranks, and no other group's that is split at the same time: there is none.
+    // Must be the same on all its ranks, and differ from other groups split at the same time: there are none.
     options->split_color = static_cast<int>(std::hash<std::string>()(group.name) & 0x7fffffff);
   }
   auto nccl =
@@ -52,7 +52,7 @@ void ignoring_errors(Call call) {
   }
 }
 
-/// This thread alone must not make unsafe calls meanwhile: NCCL's watchdog queries events, and loader threads
+/// Only this thread must not make unsafe calls meanwhile: NCCL's watchdog queries events, and loader threads
 /// allocate memory.
 std::function<void()> capture(c10::Device device, const std::function<void()>& work) {
   const auto pool = at::cuda::graph_pool_handle();
@@ -67,7 +67,7 @@ std::function<void()> capture(c10::Device device, const std::function<void()>& w
     ended = true;
     graph->capture_end();
   } catch (...) {
-    // Else the allocator goes on as in a capture, and the generator refuses random numbers.
+    // Otherwise the allocator would continue as in a capture, and the generator would refuse random numbers.
     if (!ended) ignoring_errors([&] { graph->capture_end(); });
     ignoring_errors([&] { c10::cuda::CUDACachingAllocator::endAllocateToPool(device.index(), pool); });
     at::Generator(generator).graphsafe_set_state(before);

@@ -15,7 +15,7 @@ class Store;
 
 namespace ddprun::ddp {
 
-/// What an NCCL communicator is made of.
+/// The ingredients of an NCCL communicator.
 struct NcclGroup {
   c10::intrusive_ptr<c10d::Store> store;
   int rank = 0;
@@ -24,25 +24,25 @@ struct NcclGroup {
   std::vector<int> world_ranks;  ///< the members' ranks in the whole job
   std::chrono::milliseconds timeout{};
   c10::Device device = c10::kCPU;
-  /// The backend of a group with all these ranks, whose connections the new one shares; null: none. Its other
-  /// ranks call CudaPlugin::stay_out_of_split() meanwhile.
+  /// The backend of a group with all these ranks, whose connections the new one shares; null: none. The ranks
+  /// of that group that are not in the new one call CudaPlugin::stay_out_of_split() meanwhile.
   c10::intrusive_ptr<c10d::Backend> split_from;
 };
 
-/// The interface of libddprun_cuda.so, which links libtorch_cuda, as the programs do not: loading it
-/// registers CUDA with LibTorch.
+/// The interface of libddprun_cuda.so, which links libtorch_cuda; the programs do not. Loading it registers
+/// CUDA with LibTorch.
 struct CudaPlugin {
   const char* build;  ///< must be kCudaPluginBuild of the program that loads it
   c10::intrusive_ptr<c10d::Backend> (*make_nccl)(const NcclGroup& group);
   void (*stay_out_of_split)(c10d::Backend& of, c10::Device device);
-  void (*set_device)(c10::Device device);   ///< for this thread's CUDA calls that name no device
+  void (*set_device)(c10::Device device);   ///< for this thread's CUDA calls that do not name a device
   std::string (*dump_nccl_trace)();         ///< the flight recorder's ring, as JSON
   std::string (*versions)();                ///< "CUDA 13.0, NCCL 2.28.9"
   void (*synchronize)(c10::Device device);  ///< waits for all its work
   void (*set_sync_debug_mode)(int mode);    ///< torch.cuda's: 0 nothing, 1 a warning, 2 an error
-  /// Records work's calls on the current stream, and all that waits for them, as a CUDA graph, without
-  /// computing anything. Returns what computes it, each time anew. throws  what work threw, or why it cannot
-  /// be captured
+  /// Records as a CUDA graph, without computing, work's calls on the current stream and everything that waits
+  /// for them. Returns a function that computes them, as often as it is called. throws  what work threw, or
+  /// why it cannot be captured
   std::function<void()> (*capture)(c10::Device device, const std::function<void()>& work);
 };
 

@@ -38,7 +38,7 @@ std::vector<Address> addresses_of(const std::string& host) {
   hints.ai_socktype = SOCK_DGRAM;
   hints.ai_flags = AI_NUMERICSERV;
   addrinfo* list = nullptr;
-  // Not port 0, which connect() refuses on some systems; nothing is sent there.
+  // Not port 0, which connect() rejects on some systems; nothing is sent there.
   const int error = ::getaddrinfo(host.c_str(), "1", &hints, &list);
   if (error != 0)
     throw UsageError("MASTER_ADDR: expected the address or name of rank 0's host, got '" + host +

@@ -4,11 +4,11 @@
 
 namespace ddprun::ddp {
 
-/// This host's numeric address on the way to MASTER_ADDR, by which the other ranks can reach it. Asks the
-/// routing table, and the resolver if master_addr is a name; sends nothing.
+/// This host's numeric address towards MASTER_ADDR, at which the other ranks can reach it. Asks the routing
+/// table, and the resolver if master_addr is a name; sends nothing.
 ///
-/// If a name has several addresses, the first with a route counts: others before loopback, which Debian gives
-/// to a host's own name, and IPv4 before IPv6, so that all hosts choose the same.
+/// If a name has several addresses, takes the first with a route, loopback last, because Debian gives it to a
+/// host's own name, and IPv4 before IPv6, so that all hosts choose the same one.
 ///
 /// throws  UsageError naming MASTER_ADDR if it is unknown or has no route
 std::string local_address_towards(const std::string& master_addr);

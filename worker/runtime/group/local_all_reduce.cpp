@@ -13,7 +13,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// How long a call polls for the other ranks: longer than the ranks of a balanced step are apart.
+// How long a call polls for the other ranks: more than the ranks of a balanced step are apart.
 constexpr auto kPatience = std::chrono::microseconds(50);
 
 constexpr std::chrono::milliseconds kForever = std::chrono::hours(24 * 365);
@@ -32,7 +32,7 @@ class LocalAllReduce::Call : public c10d::Work {
         contiguous_(tensors_[0].is_contiguous() ? tensors_[0] : tensors_[0].detach().contiguous()),
         future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))) {}
 
-  const at::Tensor& tensor() const { return contiguous_; }  ///< gets the sum
+  const at::Tensor& tensor() const { return contiguous_; }  ///< receives the sum
   std::vector<at::Tensor> result() override { return tensors_; }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
 
@@ -56,7 +56,7 @@ class LocalAllReduce::Call : public c10d::Work {
   }
 
  private:
-  LocalAllReduce& owner_;  // while this is unfinished
+  LocalAllReduce& owner_;  // only while this is unfinished
   std::vector<at::Tensor> tensors_;
   at::Tensor contiguous_;  // the tensor, or a contiguous copy
   c10::intrusive_ptr<c10::ivalue::Future> future_;
@@ -72,7 +72,7 @@ LocalAllReduce::LocalAllReduce(std::unique_ptr<SharedMemory> memory, int rank, i
 
 LocalAllReduce::~LocalAllReduce() {
   if (::getpid() != process_) {
-    thread_.detach();  // it is the parent's
+    thread_.detach();  // it belongs to the parent
     return;
   }
   {
@@ -128,7 +128,7 @@ void LocalAllReduce::finish_calls() {
   }
 }
 
-/// Does what can be done now of calls_.
+/// Advances calls_ as far as possible now.
 void LocalAllReduce::advance() {
   while (!calls_.empty() && !sum_.has_left()) {
     try {
@@ -159,7 +159,7 @@ void LocalAllReduce::end_first(std::exception_ptr error) {
   has_begun_ = false;
 }
 
-/// In the order of the calls, one thread at a time.
+/// In call order, one thread at a time.
 void LocalAllReduce::tell(Lock& lock) {
   if (teller_ != std::thread::id()) return;
   teller_ = std::this_thread::get_id();
@@ -179,7 +179,7 @@ void LocalAllReduce::tell_finished(Lock& lock) {
   }
 }
 
-/// For the thread in tell(), without which nobody is told.
+/// For the thread in tell(), on which all reports depend.
 void LocalAllReduce::wait_in_callback(Call& call) {
   for (Lock lock(mutex_); !call.isCompleted();) {
     const auto posts = sum_.posts();

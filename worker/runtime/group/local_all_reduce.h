@@ -18,23 +18,23 @@
 
 namespace ddprun::ddp {
 
-/// The all-reduce of a group on one host. Gloo wakes threads for every message, which compete with training
-/// for the CPUs; here the calling thread itself does what the other ranks' progress allows, and goes on. A
-/// background thread does the rest.
+/// The all-reduce of a group on one host. Gloo wakes threads for every message, and they compete with
+/// training for the CPUs; here the calling thread itself does as much as the other ranks' progress allows,
+/// then returns. A background thread does the rest.
 class LocalAllReduce {
  public:
   LocalAllReduce(std::unique_ptr<SharedMemory> memory, int rank, int size, std::chrono::milliseconds timeout);
   ~LocalAllReduce();  ///< unfinished calls fail
 
-  /// Whether it takes this call: a sum of one strided tensor of floats or doubles on the CPU. Shorter types,
-  /// whose sums depend visibly on the order of additions, stay with Gloo. The same on every rank, whatever
-  /// the shapes and strides.
+  /// Whether it supports this call: a sum of one strided tensor of floats or doubles on the CPU. Shorter
+  /// types, whose sums depend visibly on the order of additions, stay with Gloo. The same on every rank,
+  /// whatever the shapes and strides.
   static bool suits(const std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options);
 
   /// Callbacks of the result delay later sums; they may start more and wait() for them, but not for their
   /// futures.
   ///
-  /// number  counts all of the group's all-reduces, also those of Gloo
+  /// number  counts all of the group's all-reduces, including Gloo's
   c10::intrusive_ptr<c10d::Work> run(const std::vector<at::Tensor>& tensors,
                                      const c10d::AllreduceOptions& options, std::uint64_t number);
 
@@ -58,7 +58,7 @@ class LocalAllReduce {
 
   SharedSum sum_;
   const int rank_;
-  const int process_;  // a forked child has another
+  const int process_;  // differs in a forked child
   const std::chrono::milliseconds timeout_;
   std::mutex mutex_;
   std::condition_variable changed_, idle_;
@@ -66,7 +66,7 @@ class LocalAllReduce {
   std::deque<c10::intrusive_ptr<Call>> finished_;  // but not yet reported
   bool has_begun_ = false;
   std::atomic<std::thread::id> teller_ = {};  // in tell()
-  std::string problem_;                       // fails all calls since the first that it failed
+  std::string problem_;                       // fails all calls from the first that it failed
   bool ending_ = false;
   std::thread thread_;
 };

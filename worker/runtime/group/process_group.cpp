@@ -80,8 +80,8 @@ void check_new_group(const ProcessGroup& parent, const std::vector<int>& ranks) 
                                 std::to_string(parent.size() - 1) + ", got " + spell(ranks));
 }
 
-/// Calls it until it returns true, or for so long. False if it never did.
-/// throws  RoundOver once give_up() says so
+/// Calls it until it returns true or the time is up. False if it never did.
+/// throws  RoundOver once give_up() returns true
 bool wait_unless(const std::function<bool()>& give_up, std::chrono::milliseconds timeout,
                  const std::function<bool()>& is_done) {
   const auto deadline = std::chrono::steady_clock::now() + timeout;
@@ -93,7 +93,7 @@ bool wait_unless(const std::function<bool()>& give_up, std::chrono::milliseconds
   return false;
 }
 
-/// A wait that can be given up, for the store's host: that in the store itself cannot.
+/// A wait for the store's host that can be given up, unlike that in the store itself.
 void wait_for_host(const WorkerEnv& env, const ProcessGroup::Options& options) {
   const bool is_host = env.rank == 0 && !env.use_agent_store;
   if (!options.give_up || is_host || options.init_method != "env://") return;
@@ -103,8 +103,8 @@ void wait_for_host(const WorkerEnv& env, const ProcessGroup::Options& options) {
   });
 }
 
-/// A barrier through the store: it needs no connections between the ranks, and when it fails it names the
-/// missing ranks. The last rank to arrive, or the first to time out, decides how it ends for all.
+/// A barrier through the store: needs no connections between the ranks, and names the missing ranks if it
+/// fails. The last rank to arrive, or the first to time out, decides how it ends for all.
 class StoreBarrier {
  public:
   /// world_ranks  of the members, in the order of their ranks in the group
@@ -113,8 +113,8 @@ class StoreBarrier {
 
   /// Returns on all ranks once all have called it, or throws on all.
   ///
-  /// what    begins the error's message
-  /// throws  MissingRanks once a rank has waited that long; c10::Error if the store is unreachable
+  /// what    the beginning of the error's message
+  /// throws  MissingRanks once a rank has waited for that time; c10::Error if the store is unreachable
   void meet(const std::string& what, std::chrono::milliseconds timeout,
             const std::function<bool()>& give_up = {}) {
     if (world_ranks_.size() == 1) return;
@@ -160,7 +160,7 @@ class StoreBarrier {
   }
 
   void give_verdict(const std::string& verdict) {
-    store_->compareSet(keys_ + "verdict", "", verdict);  // unless there is one
+    store_->compareSet(keys_ + "verdict", "", verdict);  // unless there already is one
   }
 
   [[noreturn]] void fail(const std::string& what, const std::string& verdict) {
@@ -186,13 +186,13 @@ class StoreBarrier {
   int rank_;
   std::vector<int> world_ranks_;
   int round_ = 0;
-  std::string keys_;  // how this round's keys begin
+  std::string keys_;  // the prefix of this round's keys
 };
 
 }  // namespace
 
 struct ProcessGroup::State {
-  GroupParts parts;  // a group of one gets its store and device in make()
+  GroupParts parts;  // a one-rank group gets its store and device in make()
   WorkerEnv env;
   std::string interface;
   std::optional<StoreBarrier> barrier;
@@ -215,7 +215,7 @@ ProcessGroup ProcessGroup::connect(const WorkerEnv& env, const Options& options)
   GroupParts& parts = state->parts;
   parts.rank = env.rank;
   parts.size = env.world_size;
-  parts.name = "0";  // as PyTorch calls the group of all ranks
+  parts.name = "0";  // PyTorch's name for the group of all ranks
   parts.timeout = options.timeout.value_or(std::chrono::minutes(30));
   parts.nccl_timeout = options.timeout.value_or(std::chrono::minutes(10));
   state->env = env;
@@ -308,7 +308,7 @@ bool ProcessGroup::has_lost_a_rank() const {
 void ProcessGroup::close() {
   if (std::exchange(state_->closed, true)) return;
   if (state_->group) {
-    if (state_->parts.nccl) cuda_plugin().synchronize(device());  // the barrier is on the CPU only
+    if (state_->parts.nccl) cuda_plugin().synchronize(device());  // the barrier covers only the CPU
     if (size() > 1) state_->group->barrier()->wait();
     state_->group->shutdown();
   }

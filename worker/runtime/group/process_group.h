@@ -20,8 +20,7 @@ class ProcessGroup;
 
 namespace ddprun::ddp {
 
-/// Where a rank's tensors live. kAuto: on a GPU if this host has one and the plug-in is there, else on the
-/// CPU.
+/// Where a rank's tensors live. kAuto: a GPU if the host has one and the plug-in is installed, else the CPU.
 enum class DeviceChoice { kAuto, kCpu, kCuda };
 
 /// The backend for CUDA tensors; CPU tensors always use Gloo. kAuto: NCCL if no ranks share a GPU, else Gloo.
@@ -33,7 +32,7 @@ class MissingRanks : public std::runtime_error {
   MissingRanks(const std::string& message, std::vector<int> missing)
       : std::runtime_error(message), ranks(std::move(missing)) {}
 
-  std::vector<int> ranks;  ///< of the whole job, ascending
+  std::vector<int> ranks;  ///< in the whole job, ascending
 };
 
 /// The ranks of a job, or some of them, and the connections between them. Copies refer to the same group.
@@ -42,11 +41,11 @@ class MissingRanks : public std::runtime_error {
 ///
 /// End it with close() on every rank. Without it, as when an exception unwinds, the destructor drops the
 /// connections, and pending collectives fail on all ranks. Users of its handle(), such as a
-/// DistributedDataParallel or a subgroup, keep what they need alive: destroy them in any order.
+/// DistributedDataParallel or a subgroup, keep what they need alive: destruction order does not matter.
 class ProcessGroup {
  public:
   struct Options {
-    /// Of one collective. Default: as Python's, 30 minutes over Gloo and 10 over NCCL.
+    /// Of one collective. Default: Python's, 30 minutes over Gloo and 10 over NCCL.
     std::optional<std::chrono::milliseconds> timeout = std::nullopt;
     std::chrono::milliseconds connect_timeout = std::chrono::minutes(5);  ///< for all ranks to arrive
     std::chrono::milliseconds notice_after = std::chrono::seconds(5);     ///< log a longer wait
@@ -57,30 +56,30 @@ class ProcessGroup {
     /// and on several the interface towards MASTER_ADDR.
     std::string interface = {};
     /// Sum floats and doubles on the CPU through shared memory instead of sockets, if all ranks are on one
-    /// host and see each other's processes. DDPRUN_SHARED_MEMORY=0 turns it off too.
+    /// host and see each other's processes. DDPRUN_SHARED_MEMORY=0 also turns it off.
     bool shared_memory = true;
     DeviceChoice device = DeviceChoice::kCpu;
-    BackendChoice backend = BackendChoice::kAuto;  ///< of CUDA tensors
-    /// Asked again and again while this rank waits for others; true ends the wait: connect() throws RoundOver
-    /// (rounds.h). May be null.
+    BackendChoice backend = BackendChoice::kAuto;  ///< for CUDA tensors
+    /// Polled while this rank waits for others; true ends the wait: connect() throws RoundOver (rounds.h).
+    /// May be null.
     std::function<bool()> give_up = {};
   };
 
-  /// Meets the other ranks, which pass the same options. The launcher hosts the store of env://, or else rank
-  /// 0, on the launcher's socket (DDPRUN_STORE_FD) if there is one. Unless device is kCpu, connect before the
-  /// first use of autograd or a random generator (cuda_backend.h). Open no TCP connections in other threads
-  /// meanwhile, nor during new_group(): a failing group would shut them down with its own.
+  /// Meets the other ranks, which pass the same options. For env://, the launcher hosts the store, or else
+  /// rank 0, on the launcher's socket (DDPRUN_STORE_FD) if there is one. Unless device is kCpu, connect
+  /// before the first use of autograd or a random generator (cuda_backend.h). Do not open TCP connections in
+  /// other threads meanwhile, nor during new_group(): a failing group would shut them down with its own.
   ///
   /// throws  UsageError for a wrong variable or option: DDPRUN_STORE_FD is not a socket bound to MASTER_PORT,
   ///         there is no such interface, no route to MASTER_ADDR, no such init_method, or device and backend
-  ///         are unavailable; IoError if the folder of file:// is missing; MissingRanks naming the
-  ///         ranks that did not arrive within connect_timeout; c10::Error if rank 0 did not
+  ///         are unavailable; IoError if the folder of file:// is missing; MissingRanks naming the ranks that
+  ///         did not arrive within connect_timeout; c10::Error if rank 0 did not
   static ProcessGroup connect(const WorkerEnv& env, const Options& options);
 
   int rank() const;  ///< in this group
   int size() const;
   const std::vector<int>& world_ranks()
-      const;                  ///< its members' ranks in the whole job, by rank in this group
+      const;                  ///< the members' ranks in the whole job, by rank in this group
   at::Device device() const;  ///< where this rank's module and batches belong
 
   /// The backend for tensors on device(): "gloo" or "nccl".
@@ -97,21 +96,21 @@ class ProcessGroup {
   std::optional<ProcessGroup> new_group(
       std::vector<int> ranks, std::optional<std::chrono::milliseconds> timeout = std::nullopt) const;
 
-  /// Waits until every rank is here, but not for running collectives. Uses only the store, and leaves the
-  /// group usable when it fails.
+  /// Waits for every rank, but not for running collectives. Uses only the store, and leaves the group usable
+  /// when it fails.
   ///
   /// timeout  default: that of a collective
   /// throws   MissingRanks naming the missing ranks, on every rank that came
   void barrier(std::optional<std::chrono::milliseconds> timeout = std::nullopt) const;
 
-  /// Whether the connection to another rank is closed: it has ended. From any thread, until close().
+  /// Whether a connection is closed because its rank has ended. Callable from any thread until close().
   bool has_lost_a_rank() const;
 
-  /// Waits until every rank is here, then drops the connections, so that no rank sees a peer vanish before
-  /// its own end. A second close() does nothing.
+  /// Waits for every rank, then drops the connections, so that no rank sees a peer vanish before its own end.
+  /// A second close() does nothing.
   void close();
 
-  /// For collectives and DistributedDataParallel. In a group of one, the first call creates it.
+  /// For collectives and DistributedDataParallel. In a one-rank group, the first call creates it.
   const c10::intrusive_ptr<c10d::ProcessGroup>& handle() const;
 
  private:

@@ -27,10 +27,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// From a round's begin until this rank must have left the one before, if that had batches: none takes so
-/// long, but data may take long to load.
+/// The time between a round's start and the point when this rank must have left the previous one, if that had
+/// batches: none takes this long, but loading data may.
 constexpr std::chrono::seconds kLeaveWithin{60};
-/// From a round's begin until the collectives of the one before are aborted: a silent host closes no
+/// The time between a round's start and aborting the previous one's collectives: a silent host closes no
 /// connection.
 constexpr std::chrono::seconds kAbortAfter{1};
 
@@ -44,11 +44,11 @@ bool is_socket(int fd) {
 struct Rounds::State {
   inline static std::atomic<State*> of_process = nullptr;
 
-  WorkerEnv env;  // this round's; of the program's thread
+  WorkerEnv env;  // this round's; used by the program's thread
   std::optional<int> fd;
-  UniqueFd stop_event;  // wakes the thread for its end
+  UniqueFd stop_event;  // tells the thread to end
   std::atomic<bool> over = false;
-  std::atomic<bool> checked = false;  // there was a batch in this round
+  std::atomic<bool> checked = false;  // this round has had a batch
   std::mutex mutex;
   std::condition_variable told;
   std::optional<ReceivedNotice> newest;  // later than env
@@ -90,7 +90,7 @@ struct Rounds::State {
     newest = std::move(received);
     if (!leave_until && checked) leave_until = Clock::now() + kLeaveWithin;
     over = true;
-    // Not here: should it take too long, this thread ends the process.
+    // Not in this thread: if it takes too long, this thread ends the process.
     if (auto backends = take_nccl_backends(); !backends.empty())
       leaving = std::async(std::launch::async, [backends = std::move(backends)] {
                   for (const auto& backend : backends) try {
@@ -135,7 +135,7 @@ Rounds::Rounds(const WorkerEnv& env) : state_(std::make_shared<State>()) {
   state_->stop_event.reset(::eventfd(0, EFD_CLOEXEC));
   state_->thread = std::thread([state = state_.get()] { state->watch(); });
   State::of_process = state_.get();
-  // A lost rank needs no explanation: ddprun has told of it by then.
+  // A lost rank needs no explanation: ddprun has reported it by then.
   set_failure_is_known([state = state_] { return state->wait(std::chrono::milliseconds(200)); });
 }
 

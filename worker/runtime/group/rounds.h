@@ -8,14 +8,14 @@
 
 namespace ddprun::ddp {
 
-/// The round of this rank is over: another rank was lost and is replaced.
+/// This rank's round is over: another rank was lost and is being replaced.
 class RoundOver : public std::runtime_error {
  public:
   RoundOver() : std::runtime_error("another rank was lost") {}
 };
 
-/// A worker's side of ddprun --recover=rank. When a rank is lost, ddprun starts it alone again; the others
-/// leave the broken collective, connect again and go on:
+/// A worker's side of ddprun --recover=rank. When a rank is lost, ddprun restarts only that one; the others
+/// leave the broken collective, reconnect and continue:
 ///
 ///   Rounds rounds(from_env());
 ///   rounds.announce(true);
@@ -28,7 +28,7 @@ class RoundOver : public std::runtime_error {
 ///     }
 ///   }
 ///
-/// One for a process. Its thread ends a process that has not left its round in time (a hung device), so that
+/// One per process. Its thread ends a process that does not leave its round in time (a hung device), so that
 /// it is replaced too.
 class Rounds {
  public:
@@ -37,24 +37,24 @@ class Rounds {
   Rounds(const Rounds&) = delete;
   Rounds& operator=(const Rounds&) = delete;
 
-  /// Whether ddprun replaces lost ranks. Else all else here does nothing.
+  /// Whether ddprun replaces lost ranks. If not, everything else here does nothing.
   bool enabled() const;
 
-  /// Tells ddprun whether this program can go on when another rank is lost. Else, and before the first call,
-  /// ddprun starts all ranks again.
+  /// Tells ddprun whether this program can continue after losing another rank. If not, or before the first
+  /// call, ddprun restarts all ranks.
   void announce(bool can_go_on) const;
 
-  /// This round's: MASTER_PORT, the restart count and round change from one to the next.
+  /// This round's environment: MASTER_PORT, the restart count and the round differ in each.
   const WorkerEnv& env() const;
 
-  /// The options, and connect() throws RoundOver once a later round has begun.
+  /// The options, made so that connect() throws RoundOver once a later round has begun.
   ProcessGroup::Options options(ProcessGroup::Options options) const;
 
-  /// Throws RoundOver if it has. Of the process's Rounds; for every batch.
+  /// Throws RoundOver if a later round has begun, according to the process's Rounds. Call it for every batch.
   static void check();
 
-  /// After a failure, with the old group gone: goes to the newest round. False if none begins within half a
-  /// second, or three on several nodes: the failure is this rank's own, or ddprun ends the job.
+  /// After a failure, with the old group destroyed: moves to the newest round. False if none begins within
+  /// half a second, or three on several nodes: the failure is this rank's own, or ddprun ends the job.
   bool next();
 
  private:

@@ -22,7 +22,7 @@ namespace {
 
 constexpr const char* kNo = "no";
 
-/// Identifies this group's memory; lies at its end.
+/// Identifies this group's memory; stored at its end.
 using Mark = std::array<unsigned char, 16>;
 
 UniqueFd open_process(pid_t pid) { return UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0))); }
@@ -47,7 +47,7 @@ std::string process_space() {
   return std::filesystem::read_symlink("/proc/self/ns/pid", none).string();
 }
 
-/// Another rank's part: opens it through rank 0's process, which must be on this host and this user's.
+/// Another rank's part: opens it through rank 0's process, which must be on this host and owned by this user.
 UniqueFd open_file(pid_t pid, int fd) {
   const auto path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(fd);
   std::error_code none;
@@ -69,7 +69,7 @@ SharedMemory::~SharedMemory() {
 
 bool SharedMemory::has_ended(int rank) const {
   const auto& process = processes_[static_cast<std::size_t>(rank)];
-  pollfd poll{process.descriptor.get(), POLLIN, 0};  // without a descriptor nothing is known
+  pollfd poll{process.descriptor.get(), POLLIN, 0};  // nothing is known without a descriptor
   return process.gone || ::poll(&poll, 1, 0) > 0;
 }
 
@@ -83,7 +83,7 @@ std::unique_ptr<SharedMemory> share_memory(const StorePtr& base, int rank, int s
 
   Mark mark{};
   UniqueFd file;
-  bool right = rank == 0;  // not another file that now has that path
+  bool right = rank == 0;  // rather than another file that now has that path
   if (rank == 0) {
     if (wanted) file = make_file(memory->bytes_, mark);
     if (file && (memory->data_ = map(file.get(), memory->bytes_)) != nullptr)

@@ -9,7 +9,7 @@
 
 namespace ddprun::ddp {
 
-/// Memory shared by the ranks of one host, and a descriptor of each of their processes. It is anonymous:
+/// Memory shared by the ranks of one host, with a descriptor of each of their processes. It is anonymous:
 /// nothing is left when the last of them ends, however it ends.
 class SharedMemory {
  public:
@@ -33,11 +33,11 @@ class SharedMemory {
 
   std::byte* data_ = nullptr;
   std::size_t bytes_ = 0;
-  std::vector<Process> processes_;  // of the ranks
+  std::vector<Process> processes_;  // by rank
 };
 
-/// Zero-filled memory for all ranks of a group, which all call it. Returns nullptr, on every rank, if some do
-/// not see each other's processes: on several hosts, in several containers, or where the system forbids it.
+/// Zero-filled memory for all ranks of a group, which all call it. Returns nullptr, on every rank, if some
+/// cannot see each other's processes: on several hosts, in several containers, or where it is forbidden.
 std::unique_ptr<SharedMemory> share_memory(const StorePtr& store, int rank, int size, std::size_t bytes,
                                            bool wanted);
 

@@ -20,8 +20,8 @@ namespace {
 // A piece stays in the cache between its passes; a rank adds up one unit at a time.
 constexpr std::size_t kUnitBytes = std::size_t{64} << 10, kUnits = 16, kPieceBytes = kUnits * kUnitBytes;
 
-// Up to this many ranks, each adds up everything itself: they wait for each other once a piece, not twice.
-// Each then needs a second place for its next piece, while others may still read the one before.
+// Up to this many ranks, each adds up everything itself: they wait for each other once per piece, not twice.
+// Each then needs a second place for its next piece, while others may still read the previous one.
 constexpr int kFew = 4;
 
 std::size_t places(int size) { return static_cast<std::size_t>(size <= kFew ? 2 * size : size + 1); }
@@ -38,16 +38,16 @@ struct SharedSum::Tensor {
 
 /// What a rank tells the others; each on a separate cache line.
 struct alignas(64) SharedSum::Rank {
-  std::atomic<std::uint64_t> pieces;  // that it has put there
+  std::atomic<std::uint64_t> pieces;  // copied there by the rank
   std::atomic<bool> left;
-  Tensor tensors[2];  // of its calls in turn: it may begin the next while others look at this one
+  Tensor tensors[2];  // of its calls, alternating: it may begin the next one while others look at this one
 };
 
 /// Counts from the beginning of the group, starting at zero.
 struct alignas(64) SharedSum::Board {
   std::atomic<std::uint32_t> posts;  // the ranks' actions; they sleep on it
   std::atomic<std::uint32_t> sleepers;
-  std::atomic<std::uint64_t> units_taken, units_added;  // kUnits of each piece, those of a short one empty
+  std::atomic<std::uint64_t> units_taken, units_added;  // kUnits per piece; a short piece has empty ones
 };
 
 std::size_t SharedSum::bytes(int size) {
@@ -92,7 +92,7 @@ bool SharedSum::advance() {
     if (offset_ == 0) check_same_call();
     auto* const target = static_cast<std::byte*>(tensor_.mutable_data_ptr()) + offset_;
     if (is_few()) {
-      // By units, each too short for threads of OpenMP.
+      // By units, each too short for OpenMP threads.
       for (std::size_t begin = 0; begin < piece_bytes(); begin += kUnitBytes)
         add_up(target + begin, begin, std::min(begin + kUnitBytes, piece_bytes()));
     } else {
@@ -110,14 +110,14 @@ bool SharedSum::advance() {
   return false;
 }
 
-/// The place is free: few ranks have all put the piece before, after reading the one before that; of many,
-/// all parts of the piece before have been read, as its sum is there.
+/// The place is free: few ranks have all put the previous piece, after reading the one before; for many
+/// ranks, all parts of the previous piece have been read, since its sum exists.
 void SharedSum::put() {
   ++pieces_;
   const auto* const own = static_cast<const std::byte*>(tensor_.const_data_ptr());
   std::copy_n(own + offset_, piece_bytes(), piece(rank_));
   rank(rank_).pieces = pieces_;
-  if (all_have_put()) post();  // of several that come last, at least one sees all
+  if (all_have_put()) post();  // if several come last, at least one sees all
 }
 
 void SharedSum::post() {
@@ -175,7 +175,7 @@ std::string SharedSum::problem() const {
   if (has_left()) return "the process group was ended";
   for (int of = 0; of < size_; ++of) {
     if (of == rank_) continue;
-    // In this order: it may put its piece and go in between.
+    // In this order, because it may put its piece and leave in between.
     const bool left = rank(of).left, ended = memory_->has_ended(of);
     if (!left && !ended) continue;
     const bool has_put = rank(of).pieces >= pieces_;

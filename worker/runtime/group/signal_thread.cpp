@@ -15,7 +15,7 @@ namespace ddprun::ddp {
 namespace {
 
 std::atomic<int> event_of_handler = -1;
-constexpr std::uint64_t kEnd = std::uint64_t{1} << 32;  // more than any number of unread signals
+constexpr std::uint64_t kEnd = std::uint64_t{1} << 32;  // larger than any number of unread signals
 
 void on_signal(int) {
   const int error = errno;

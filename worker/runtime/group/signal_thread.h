@@ -10,7 +10,7 @@
 namespace ddprun::ddp {
 
 /// While it lives, calls `act` on a separate thread whenever this process gets the signal, without
-/// interrupting the program's system calls. Its end restores the earlier handler.
+/// interrupting the program's system calls. The destructor restores the earlier handler.
 ///
 ///   SignalThread on_request(SIGUSR2, [] { dump_flight("SIGUSR2"); });
 class SignalThread {

@@ -55,7 +55,7 @@ void flush_output() {
   std::fflush(nullptr);
 }
 
-/// Replaces this process's environment by the rank's, whatever launcher started the program.
+/// Replaces this process's environment with the rank's, regardless of the launcher that started the program.
 void set_environment(const WorkerEnv& env) {
   for (const auto& name : worker_variable_names()) ::unsetenv(name.c_str());
   WorkerEnv own = env;
@@ -63,7 +63,7 @@ void set_environment(const WorkerEnv& env) {
   for (const auto& [name, value] : to_env(own)) ::setenv(name.c_str(), value.c_str(), 1);
 }
 
-/// Takes a rank's share of the CPUs, as under ddprun: with a thread for each CPU in every rank, threads would
+/// Takes a rank's share of the CPUs, as under ddprun: with one thread per CPU in every rank, threads would
 /// mostly wait for each other.
 void share_cpus(const WorkerEnv& env) {
   if (std::getenv("OMP_NUM_THREADS") != nullptr || env.local_world_size == 1) return;
@@ -71,7 +71,7 @@ void share_cpus(const WorkerEnv& env) {
   if (::sched_getaffinity(0, sizeof cpus, &cpus) != 0) return;
   const int share = std::max(1, CPU_COUNT(&cpus) / env.local_world_size);
   ::setenv("OMP_NUM_THREADS", std::to_string(share).c_str(), 1);  // for programs started here
-  at::set_num_threads(share);                                     // OpenMP has read its variable already
+  at::set_num_threads(share);                                     // OpenMP has already read its variable
 }
 
 /// The message of what body threw, if it threw.
@@ -92,7 +92,7 @@ std::optional<std::string> run_body(const std::function<void()>& body) {
 [[noreturn]] void run_rank(pid_t parent, int message_fd, const std::function<void()>& body) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(1);
-  ::signal(SIGPIPE, SIG_IGN);  // Gloo may write to a rank that has ended: only its collective should fail
+  ::signal(SIGPIPE, SIG_IGN);  // Gloo may write to a rank that has ended, and only its collective should fail
   const auto error = run_body(body);
   flush_output();
   if (!error) ::_exit(0);
@@ -103,7 +103,7 @@ std::optional<std::string> run_body(const std::function<void()>& body) {
 
 struct Rank {
   pid_t pid = -1;    ///< -1 once it has been waited for
-  UniqueFd pidfd;    ///< readable when it has ended
+  UniqueFd pidfd;    ///< readable once it has ended
   UniqueFd message;  ///< what its body threw
 };
 
@@ -173,7 +173,7 @@ class Ranks {
 };
 
 void end_all(Ranks& ranks, std::chrono::milliseconds grace) {
-  std::string ignored;  // they fail because we end them
+  std::string ignored;  // they fail because we ended them
   ranks.send_to_all(SIGTERM);
   const auto deadline = Clock::now() + grace;
   while (ranks.wait_for_some(deadline, ignored)) {
@@ -202,7 +202,7 @@ void spawn(int n, const std::function<void(const WorkerEnv&)>& body, const Spawn
       share_cpus(env);
       body(env);
     });
-  port.socket.reset();  // only rank 0 has it: the port closes when that ends
+  port.socket.reset();  // only rank 0 has it, so the port closes when that ends
 
   std::string errors;
   while ((errors.empty() || !options.end_others) && ranks.wait_for_some(std::nullopt, errors)) {

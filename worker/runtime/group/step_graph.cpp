@@ -17,14 +17,14 @@
 namespace ddprun::ddp {
 namespace {
 
-/// In the first ten steps and in every hundredth DistributedDataParallel's logger takes times, which cannot
-/// be captured. The reducer has its buckets from the second on.
+/// In the first ten steps and in every hundredth, DistributedDataParallel's logger takes times, which cannot
+/// be captured. The reducer has its final buckets from the second step on.
 constexpr std::int64_t kFirst = 12, kTimed = 100;
 
 c10::Stream own_stream(at::Device device) {
   if (!device.is_cuda())
     throw std::invalid_argument("StepGraph: expected a group with GPUs, got one on the CPU");
-  cuda_plugin().synchronize(device);  // what was begun on the old stream
+  cuda_plugin().synchronize(device);  // for work begun on the old stream
   return c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
 }
 
@@ -34,7 +34,7 @@ bool fits(const StepGraph::Tensors& a, const StepGraph::Tensors& b) {
   });
 }
 
-/// One line: without what CUDA and LibTorch advise.
+/// One line, without CUDA's and LibTorch's advice.
 std::string reason_of(const std::exception& error) {
   const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
   const std::string text = torch_error != nullptr ? torch_error->what_without_backtrace() : error.what();

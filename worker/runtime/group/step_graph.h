@@ -13,8 +13,8 @@
 
 namespace ddprun::ddp {
 
-/// Training steps on a GPU as a CUDA graph: after a few steps one is captured, and from then on the GPU does
-/// the same again, on the same memory, started by a single call instead of one for every kernel.
+/// Runs training steps on a GPU as a CUDA graph: after a few steps it captures one, and from then on the GPU
+/// repeats it on the same memory, started by a single call instead of one per kernel.
 ///
 ///   ddp::StepGraph graph(group);     // before the module's DistributedDataParallel
 ///   ...
@@ -26,26 +26,26 @@ namespace ddprun::ddp {
 ///     return loss.detach();
 ///   });
 ///
-/// The process's own part of the step is not done again: whatever changes from step to step must lie in
-/// tensors that keep their memory. The default random generator draws new numbers.
+/// The step's CPU code does not run again: whatever changes from step to step must lie in tensors that keep
+/// their memory. The default random generator draws new numbers.
 class StepGraph {
  public:
   using Tensors = std::vector<at::Tensor>;
 
-  /// Until it is destroyed, this thread works on a stream of its own, as capturing demands.
+  /// Until it is destroyed, this thread works on a separate stream, as capturing demands.
   ///
-  /// group     of ranks with GPUs of their own, if several. The shapes of their inputs change together
-  /// required  run() throws if a step cannot be captured; else it warns, and steps go on without a graph
+  /// group     if several ranks, each has its own GPU, and their input shapes change together
+  /// required  run() throws if a step cannot be captured; else it warns, and steps run without a graph
   explicit StepGraph(const ProcessGroup& group, bool required = false);
   ~StepGraph();
   StepGraph(const StepGraph&) = delete;
   StepGraph& operator=(const StepGraph&) = delete;
 
-  /// Calls step(inputs), or has the GPU do it again. Inputs of other shapes than those captured are for step.
+  /// Calls step(inputs), or has the GPU repeat it. Inputs of shapes that were not captured are for step.
   ///
-  /// inputs   on the GPU; what the step uses that differs from call to call
-  /// step     gets inputs, or tensors with their values; its result is copied as it is, so that tensors in it
-  ///          are the captured step's, with the values of this call until the next
+  /// inputs   on the GPU; everything the step uses that changes between calls
+  /// step     gets inputs, or tensors with their values; its result is copied as it is: tensors in it are
+  ///          the captured step's and hold this call's values until the next
   template <typename Step>
   auto run(const Tensors& inputs, Step step) -> decltype(step(inputs)) {
     using Result = decltype(step(inputs));
@@ -62,7 +62,7 @@ class StepGraph {
   bool captured() const { return static_cast<bool>(replay_); }
 
  private:
-  /// Whether the graph, or its capture, is for these inputs: then it has their values.
+  /// Whether the graph, or its capture, is for these inputs; if so, it now has their values.
   bool takes(const Tensors& inputs);
   bool capture(const std::function<void()>& step);
 
@@ -70,7 +70,7 @@ class StepGraph {
   bool required_, refused_ = false;
   c10::StreamGuard stream_;
   std::int64_t runs_ = 0;
-  Tensors inputs_;  // the graph's; before: like those of the newest run
+  Tensors inputs_;  // the graph's; before capture, shaped like the newest run's
   std::any result_;
   std::function<void()> replay_;  // null until captured
 };

@@ -24,7 +24,7 @@
 namespace ddprun::ddp {
 namespace {
 
-/// How long wait_for_port() looks for the store's host; then the store's own wait takes over.
+/// How long wait_for_port() looks for the store's host before the store's own wait takes over.
 constexpr std::chrono::milliseconds kLookForHost{5000};
 
 std::optional<int> bound_port(int fd) {
@@ -109,8 +109,8 @@ void check_store(const WorkerEnv& env, const std::string& init_method) {
 StorePtr make_store(const WorkerEnv& env, const std::string& init_method, std::chrono::milliseconds timeout) {
   check_store(env, init_method);
   const auto file = file_of(init_method);
-  // Keys carry the restart count, because a store may outlive a restart with stale addresses in it, and the
-  // run id, because a file may outlive the job.
+  // Keys carry the restart count, because a store may outlive a restart with stale addresses, and the run id,
+  // because a file may outlive the job.
   const std::string attempt = "attempt_" + std::to_string(env.restart_count);
   if (!file) return c10::make_intrusive<c10d::PrefixStore>("ddprun/" + attempt, make_tcp_store(env, timeout));
   return c10::make_intrusive<c10d::PrefixStore>("ddprun/" + env.run_id + "/" + attempt,
@@ -138,9 +138,9 @@ bool wait_for_port(const std::string& host, std::uint16_t port, milliseconds at_
 
 }  // namespace ddprun::ddp
 
-/// Before libc's: LibTorch asks for the name of each peer, only to put it in messages. Where the name server
-/// does not answer, that takes ten seconds a connection and ends in a warning. It gets the address; all other
-/// callers get what they ask for.
+/// Takes precedence over libc's: LibTorch looks up each peer's name, only for messages. Where the name server
+/// does not answer, that takes ten seconds per connection and ends in a warning. It gets the address; all
+/// other callers get what they ask for.
 extern "C" __attribute__((visibility("default"))) int getnameinfo(const sockaddr* address, socklen_t size,
                                                                   char* host, socklen_t host_size,
                                                                   char* service, socklen_t service_size,

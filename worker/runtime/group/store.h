@@ -16,7 +16,7 @@ namespace ddprun::ddp {
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
-/// The store that the ranks find each other through. Waits for its host only.
+/// The store through which the ranks find each other. Waits only for its host.
 ///
 /// init_method  "env://": the TCPStore at MASTER_ADDR and MASTER_PORT, which the launcher or else rank 0
 ///              hosts (on the launcher's socket, if there is one); "file:///PATH": a FileStore in that file,
@@ -29,12 +29,12 @@ StorePtr make_store(const WorkerEnv& env, const std::string& init_method, std::c
 /// For messages: "127.0.0.1:29500" or the file.
 std::string describe_meeting_place(const WorkerEnv& env, const std::string& init_method);
 
-/// Checks what needs no other rank, and keeps the launcher's socket from child processes. throws UsageError
-/// as make_store(), or if DDPRUN_STORE_FD is not a socket of MASTER_PORT
+/// Checks everything that needs no other rank, and keeps the launcher's socket from child processes. throws
+/// UsageError like make_store(), or if DDPRUN_STORE_FD is not a socket of MASTER_PORT
 void check_store(const WorkerEnv& env, const std::string& init_method);
 
-/// Waits until something listens at host:port, by connecting and hanging up. Retries within milliseconds; a
-/// TCPStore client that comes before its host sleeps for half a second or more.
+/// Waits until something listens at host:port, by connecting and disconnecting. Retries within milliseconds;
+/// a TCPStore client that arrives before its host sleeps for half a second or more.
 ///
 /// returns  false on timeout, or if the host has no address
 bool wait_for_port(const std::string& host, std::uint16_t port, std::chrono::milliseconds at_most);

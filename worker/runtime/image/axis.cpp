@@ -21,7 +21,7 @@ double nice_step(double span, const AxisOptions& options) {
   return options.integer ? std::max(step, 1.0) : step;
 }
 
-/// The value with enough digits to tell it from its neighbours, a step away.
+/// The value with enough digits to distinguish it from its neighbours, a step away.
 std::string label_of(double value, double step) {
   if (std::abs(value) < step * 1e-6) value = 0;  // rounding error
   const int step_exponent = static_cast<int>(std::floor(std::log10(step) + kRounding));

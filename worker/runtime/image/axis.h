@@ -5,7 +5,7 @@
 
 namespace ddprun::image {
 
-/// A chart's scale: which values it shows, and where.
+/// A chart's scale: the range of values and the places of ticks.
 struct Axis {
   struct Tick {
     double place = 0;  ///< from 0, the low end, to 1
@@ -40,10 +40,10 @@ struct CurvePoint {
 /// Points joined by a line, between two gaps.
 using Stroke = std::vector<CurvePoint>;
 
-/// The curve on its axes, in a plot whose low ends meet at low_corner.
+/// The curve on its axes, in a plot whose axes start at low_corner.
 ///
 /// Of neighbours in the same pixel column it keeps only the first, lowest, highest and last, which look the
-/// same: at most 4 points a column if x rises.
+/// same: at most 4 points per column if x rises.
 std::vector<Stroke> strokes_of(const std::vector<double>& x, const std::vector<double>& y, const Axis& x_axis,
                                const Axis& y_axis, CurvePoint low_corner, double width, double height);
 

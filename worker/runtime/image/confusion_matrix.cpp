@@ -41,7 +41,7 @@ std::string accuracy_text(const ConfusionMatrix& matrix) {
   return text;
 }
 
-/// Draws one matrix: title, true classes at the left, predicted ones below.
+/// Draws one matrix: title, true classes on the left, predicted ones below.
 class MatrixPainter {
  public:
   MatrixPainter(cairo_t* cairo, const ConfusionMatrix& matrix, const std::string& title, double size)

@@ -46,7 +46,7 @@ void set_font(cairo_t* cairo, const TextStyle& style) {
   cairo_set_font_size(cairo, style.size);
 }
 
-/// The text as one line, cut to what anyone would read: measuring takes time.
+/// The text as one line, cut to what anyone would read, because measuring takes time.
 std::string showable(std::string_view text) { return one_line(valid_utf8(text.substr(0, 400))); }
 
 double advance(cairo_t* cairo, const std::string& text) {
@@ -131,7 +131,7 @@ void draw_text(cairo_t* cairo, double x, double y, std::string_view text, const 
   set_font(cairo, style);
   set_colour(cairo, style.colour);
   const double width = style.align == Align::left ? 0 : advance(cairo, shown);
-  constexpr double kHalfHeight = 0.36;  // of a capital letter's, in sizes of the font
+  constexpr double kHalfHeight = 0.36;  // of a capital letter, relative to the font size
   cairo_move_to(cairo, x - (style.align == Align::centre ? width / 2 : width), y + kHalfHeight * style.size);
   cairo_show_text(cairo, shown.c_str());
 }

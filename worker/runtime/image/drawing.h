@@ -18,14 +18,13 @@ constexpr Colour kQuietInk{0.38, 0.4, 0.43};
 constexpr Colour kGridLine{0.87, 0.88, 0.9};
 constexpr Colour kWrong{0.78, 0.1, 0.1};
 
-/// The colour of series i: seven that most people can tell apart (Okabe and Ito 2008), then again from the
-/// start.
+/// The colour of series i: one of seven that most people can tell apart (Okabe and Ito 2008), repeated.
 Colour colour_of(std::size_t index);
 
 using Draw = std::function<void(cairo_t*)>;
 
-/// Pixels for each unit of a picture's width and height: sharp on screens of high density. Pages show
-/// pictures in units.
+/// Pixels per unit of a picture's width and height: sharp on high-density screens. Pages measure pictures in
+/// units.
 constexpr int kPixelScale = 2;
 
 /// Runs draw() on a white ground, width x height units. returns  RGB; throws std::runtime_error with Cairo's
@@ -34,8 +33,8 @@ Image draw_image(int width, int height, const Draw& draw);
 /// The same as an SVG file, with a transparent ground.
 std::string draw_svg(int width, int height, const Draw& draw);
 
-/// An RGB picture as RGBA, almost opaque (254): the report page turns over what is drawn in dark mode, and
-/// leaves what is pasted on it, opaque, as it is.
+/// An RGB picture as RGBA, almost opaque (254): in dark mode the report page inverts drawings but leaves the
+/// opaque pictures pasted on them alone.
 Image as_drawing(const Image& picture);
 
 /// A small picture of this text, for when there is nothing to draw.
@@ -56,7 +55,7 @@ void draw_text(cairo_t* cairo, double x, double y, std::string_view text, const 
 void draw_text_upwards(cairo_t* cairo, double x, double y, std::string_view text, const TextStyle& style);
 double text_width(cairo_t* cairo, std::string_view text, const TextStyle& style);
 
-/// The text, with its end replaced by "..." if it is wider than this.
+/// The text, ending in "..." if it is wider than this.
 std::string fitted(cairo_t* cairo, const std::string& text, double width, const TextStyle& style);
 
 }  // namespace ddprun::image

@@ -30,10 +30,10 @@ Image make_image(int width, int height, int channels, std::uint8_t value = 0);
 /// throws  std::invalid_argument unless it has 1, 3 or 4 channels, at least one pixel and all its bytes
 void check_pixels(const Image& image);
 
-/// Copies a picture into another one with as many channels; it must fit there.
+/// Copies a picture into another one with the same number of channels; it must fit.
 void paste(const Image& picture, Image& onto, int left, int top);
 
-/// Converts grey, RGB or RGBA to RGB, on a white ground.
+/// Converts grey, RGB or RGBA to RGB on a white background.
 Image to_rgb(const Image& image);
 
 }  // namespace ddprun::image

@@ -22,7 +22,7 @@ int side_of(const std::vector<Tile>& tiles) {
   return longest >= kWanted ? std::min(longest, kMost) : longest * (kWanted / longest);
 }
 
-/// The picture as RGBA that fits into a square, each of its pixels a block.
+/// The picture as RGBA, fitted into a square, each pixel enlarged to a block.
 Image enlarged(const Image& picture, int side) {
   const auto rgb = to_rgb(picture);
   const double scale = static_cast<double>(side) / std::max(rgb.width, rgb.height);

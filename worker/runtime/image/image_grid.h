@@ -7,7 +7,7 @@
 
 namespace ddprun::image {
 
-/// A small picture with its caption, of one line or more: "pred 3 / true 5".
+/// A small picture with a caption of one or more lines: "pred 3 / true 5".
 struct Tile {
   Image picture;  ///< 1, 3 or 4 channels
   std::string caption;
@@ -17,7 +17,7 @@ struct Tile {
 /// Draws the tiles in rows, each picture scaled to the same square without smoothing, keeping its
 /// proportions.
 ///
-/// columns   0: as many as make the grid about square
+/// columns   0: makes the grid about square
 /// returns   RGBA, as_drawing(); a small picture saying so if there are no tiles
 /// throws    std::invalid_argument for a picture that encode_png() refuses
 Image draw_image_grid(const std::vector<Tile>& tiles, const std::string& title = "", int columns = 0);

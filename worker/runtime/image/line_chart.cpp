@@ -16,7 +16,7 @@ namespace {
 
 constexpr int kSmallestWidth = 200, kSmallestHeight = 150;
 constexpr double kChartPadding = 14, kLineHeight = 20;
-constexpr std::size_t kMostMarkers = 60;  // with more points, draw only the line
+constexpr std::size_t kMostMarkers = 60;  // with more points, only the line is drawn
 constexpr TextStyle kTitle{.size = 16, .bold = true};
 constexpr TextStyle kLabel{.size = 13, .align = Align::centre, .colour = kQuietInk};
 constexpr TextStyle kTick{.size = 12, .colour = kQuietInk};

@@ -17,7 +17,7 @@ namespace {
 /// between setjmp and the call.
 struct Stream {
   std::string error = {};
-  std::string_view rest = {};  // to be read
+  std::string_view rest = {};  // still to be read
   std::string written = {};
 };
 
@@ -41,8 +41,7 @@ void read_bytes(png_structp png, png_bytep bytes, png_size_t size) {
 
 std::vector<png_bytep> rows_of(const std::vector<png_byte>& bytes, std::size_t height) {
   std::vector<png_bytep> rows;
-  for (std::size_t y = 0; y < height;
-       ++y)  // when it writes, libpng asks for pointers that it does not use so
+  for (std::size_t y = 0; y < height; ++y)  // libpng wants non-const, but only reads
     rows.push_back(const_cast<png_bytep>(bytes.data() + y * (bytes.size() / height)));
   return rows;
 }
@@ -64,7 +63,7 @@ bool write(png_structp png, png_infop info, const Image& image, png_bytepp rows)
 
 enum class Values { kColours, kLabels };
 
-/// Reads up to the pixels and asks for 8 bits a channel, and for RGB if transparent; for labels, for
+/// Reads up to the pixels and requests 8 bits per channel, and RGB if transparent; for labels, requests
 /// unchanged values in whole bytes.
 bool read_header(png_structp png, png_infop info, std::int64_t max_pixels, Values values) {
   if (setjmp(png_jmpbuf(png)) != 0) return false;

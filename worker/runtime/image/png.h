@@ -8,11 +8,11 @@
 
 namespace ddprun::image {
 
-/// Encodes a picture as PNG, 8 bits a channel. The same picture always gives the same bytes.
+/// Encodes a picture as PNG, 8 bits per channel. The same picture always gives the same bytes.
 /// throws  std::invalid_argument unless it has 1, 3 or 4 channels, at least one pixel and all its bytes
 std::string encode_png(const Image& image);
 
-/// Decodes a PNG file to 8 bits a channel: palettes become RGB, 16 bits are cut to 8, transparency gives
+/// Decodes a PNG file to 8 bits per channel: palettes become RGB, 16 bits are cut to 8, transparency gives
 /// RGBA.
 ///
 /// path    for the message
@@ -20,7 +20,7 @@ std::string encode_png(const Image& image);
 Image decode_png(std::string_view bytes, const std::filesystem::path& path,
                  std::int64_t max_pixels = std::int64_t{1} << 28);
 
-/// An integer for each pixel, as in an instance mask, row by row from the top.
+/// One integer per pixel, as in an instance mask, row by row from the top.
 struct LabelMap {
   int width = 0;
   int height = 0;

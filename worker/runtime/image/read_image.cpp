@@ -1,13 +1,13 @@
 #include <ddprun/image/read_image.h>
 
 #include <csetjmp>
-#include <cstdio>  // which jpeglib.h needs before it
+#include <cstdio>  // required before jpeglib.h
 #include <fstream>
 #include <string>
 #include <system_error>
 
 #include <jpeglib.h>
-// after jpeglib.h, whose version it asks for
+// after jpeglib.h, whose version it checks
 #include <jerror.h>
 
 #include <ddprun/common/errors.h>
@@ -59,7 +59,7 @@ bool read_pixels(Decoder& decoder, Image& image) {
   return true;
 }
 
-/// Ends what jpeg_create_decompress began.
+/// Undoes jpeg_create_decompress.
 struct DestroyAtEnd {
   jpeg_decompress_struct& jpeg;
   ~DestroyAtEnd() { jpeg_destroy_decompress(&jpeg); }

@@ -31,8 +31,8 @@ struct PictureSize {
   bool operator==(const PictureSize&) const = default;
 };
 
-/// The size that a PNG or JPEG file's header states; nullopt if it cannot be told so easily. Never throws:
-/// reading the file tells what is wrong with it.
+/// The size in a PNG or JPEG file's header; nullopt if it is not easy to find. Never throws: reading the file
+/// reports what is wrong with it.
 std::optional<PictureSize> peek_size(const std::filesystem::path& path);
 
 }  // namespace ddprun::image

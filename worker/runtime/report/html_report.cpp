@@ -22,8 +22,7 @@ std::string highlights(const HtmlReport& report) {
   return html + "</dl>\n";
 }
 
-// In dark mode: what as_drawing() marks is turned over, keeping its hues, as charts are; the rest lies over
-// it.
+// In dark mode: inverts what as_drawing() marks, such as charts, and keeps hues; the rest lies on top.
 constexpr std::string_view kDarkFilter =
     R"(<svg width="0" height="0" style="position: absolute" aria-hidden="true">
 <filter id="turned" color-interpolation-filters="sRGB">
@@ -53,7 +52,7 @@ std::string figures(const HtmlReport& report, bool charts) {
          "<div class=\"figures\">\n" + html + "</div>\n";
 }
 
-/// The JSON as it may stand in a script.
+/// The JSON, escaped for a script element.
 std::string script_data(std::string_view json) {
   std::string text;
   for (const char c : json) c == '<' ? text += "\\u003c" : text += c;

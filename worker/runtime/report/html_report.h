@@ -20,7 +20,7 @@ struct Figure {
   std::string media_type;   ///< "image/png", "image/svg+xml"
   std::string bytes;        ///< the file
   std::string description;  ///< the alternative text
-  std::int64_t width = 0;   ///< on the page; 0: as many as it has pixels
+  std::int64_t width = 0;   ///< on the page; 0: its width in pixels
 };
 
 /// A part of the page: a table, preformatted text (a configuration), or both.
@@ -34,18 +34,18 @@ struct HtmlReport {
   std::string title;     ///< "mnist"
   std::string subtitle;  ///< "2026-11-21 14:03 UTC, 2 ranks"
   std::string command;   ///< what was run
-  std::string notice;    ///< "running, as of 14:03:05 UTC": with one, the page is loaded again every 5 s
+  std::string notice;    ///< "running, as of 14:03:05 UTC": if set, the page reloads every 5 s
   std::vector<std::pair<std::string, std::string>> highlights;  ///< few, shown large: {"accuracy", "99.1 %"}
   /// What page.js draws: {"runs": [{"name", "columns": {"step": [...], ...}, "time": {...}, "config"}]};
-  /// empty: the figures alone. Where scripts are off, and in a build without dygraphs, the SVG figures are
+  /// empty: only the figures. Where scripts are off, and in a build without dygraphs, the SVG figures show
   /// the curves.
   std::string runs_json;
   std::vector<Figure> figures;
   std::vector<Section> sections;
 };
 
-/// A self-contained HTML page: no network, pictures and scripts inside. Light or dark as the reader's system,
-/// readable on a phone. Escapes every text and replaces invalid UTF-8.
+/// A self-contained HTML page: pictures and scripts inside, no network. Light or dark like the reader's
+/// system, readable on a phone. Escapes every text and replaces invalid UTF-8.
 std::string to_html(const HtmlReport& report);
 
 }  // namespace ddprun::report

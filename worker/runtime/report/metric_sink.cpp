@@ -52,7 +52,7 @@ std::string begin_of(const std::vector<MetricRow>& first) {
 }  // namespace
 
 std::string number_text(double value) {
-  if (std::isnan(value)) return "nan";  // whatever its sign bit says
+  if (std::isnan(value)) return "nan";  // regardless of its sign bit
   char text[32];
   const bool integer = std::isfinite(value) && value == std::trunc(value) && std::abs(value) < 1e15;
   std::snprintf(text, sizeof text, integer ? "%.0f" : "%.9g", integer ? value + 0.0 : value);  // no "-0"

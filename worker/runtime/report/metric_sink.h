@@ -11,13 +11,13 @@
 
 namespace ddprun::report {
 
-/// The figures of one moment of training by name, a row of metrics.csv. Unknown figures are left out.
+/// The figures of one moment of training by name, a row of metrics.csv. Omits unknown figures.
 using MetricRow = std::vector<std::pair<std::string, double>>;
 
 /// A figure as text: integers without a fraction, others with nine significant digits; "nan", "inf", "-inf".
 std::string number_text(double value);
 
-/// Where rows go. When add() returns, the system has the row, so a killed run keeps what it measured. A row
+/// Where rows go. When add() returns, the kernel has the row, so a killed run keeps its measurements. A row
 /// that cannot be written whole (full disk) leaves nothing behind, and later rows can be written again.
 class MetricSink {
  public:
@@ -34,8 +34,8 @@ class AppendFile {
   /// keep_until_written  a crash leaves either the old file or the new one with these bytes; costs an fsync
   AppendFile(std::filesystem::path path, std::string_view begin, bool keep_until_written = false);
 
-  /// Hands the record to the system: it survives this process, but not a power failure.
-  /// throws  IoError, after removing what was written of the record
+  /// Passes the record to the kernel: it survives this process, but not a power failure.
+  /// throws  IoError, after removing any partial record
   void append(std::string_view record);
 
   const std::filesystem::path& path() const { return path_; }
@@ -51,13 +51,12 @@ class CsvSink : public MetricSink {
  public:
   /// Creates or replaces the file, starting with a header line. throws IoError
   ///
-  /// first  rows to start with, such as a resumed run's earlier ones; an existing file is replaced
-  /// atomically, so
-  ///        a crash loses none of them
+  /// first  rows to start with, such as a resumed run's earlier ones; replaces an existing file atomically,
+  ///        so a crash loses none of them
   CsvSink(const std::filesystem::path& path, std::vector<std::string> columns,
           const std::vector<MetricRow>& first = {});
 
-  /// Leaves columns empty that the row does not name. Numbers as number_text() writes them.
+  /// Leaves columns empty that the row does not name. Formats numbers with number_text().
   /// throws  IoError; std::logic_error for a name without a column
   void add(const MetricRow& row) override;
 
@@ -67,10 +66,10 @@ class CsvSink : public MetricSink {
 };
 
 /// Reads the rows of a file that CsvSink wrote, without empty cells and without a truncated last line.
-/// throws  IoError if it cannot be read, or naming the line that CsvSink cannot have written
+/// throws  IoError if it cannot be read, or naming a line that CsvSink cannot have written
 std::vector<MetricRow> read_metrics_csv(const std::filesystem::path& path);
 
-/// Writes rows as JSON objects, one a line, in the row's order: {"epoch":0,"step":10,"train_loss":0.41}.
+/// Writes rows as JSON objects, one per line, in the row's order: {"epoch":0,"step":10,"train_loss":0.41}.
 /// Numbers as in the CSV file; NaN and infinities become null.
 class JsonlSink : public MetricSink {
  public:

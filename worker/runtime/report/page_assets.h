@@ -4,7 +4,7 @@
 
 namespace ddprun::report {
 
-// Made from page.js, page.css and dygraphs when the build is configured (cmake/page_assets.cmake).
+// Generated from page.js, page.css and dygraphs when the build is configured (cmake/page_assets.cmake).
 
 extern const std::string_view kDygraphsScript;  ///< empty: the build had no dygraphs
 extern const std::string_view kDygraphsStyle, kPageScript, kPageStyle;

@@ -37,13 +37,13 @@ void read_memory(ResourceSample& sample) {
     if (name == "VmHWM:" && status >> kib) sample.peak_rss_mb = kib / 1024;
     if (name == "VmRSS:" && status >> kib) {
       sample.rss_mb = kib / 1024;
-      return;  // it comes after the peak
+      return;  // it follows the peak
     }
     status.ignore(1 << 20, '\n');
   }
 }
 
-/// The hexadecimal digits of a UUID, which the driver and its management library write in two ways.
+/// The hexadecimal digits of a UUID, which the driver and its management library format differently.
 std::string digits_of(const std::string& uuid) {
   std::string digits;
   for (const char c : uuid.substr(uuid.starts_with("GPU-") ? 4 : 0))
@@ -134,11 +134,11 @@ double process_seconds() {
   std::ifstream file("/proc/self/stat");
   std::string text;
   std::getline(file, text, '\0');
-  std::istringstream fields(text.substr(text.rfind(')') + 1));  // a name may hold anything
+  std::istringstream fields(text.substr(text.rfind(')') + 1));  // a name may contain anything
   constexpr int kFieldsBefore = 19;
   std::string skipped;
   for (int i = 0; i < kFieldsBefore; ++i) fields >> skipped;
-  double ticks = 0;  // after the machine's start
+  double ticks = 0;  // since the machine started
   fields >> ticks;
   timespec now{};
   ::clock_gettime(CLOCK_BOOTTIME, &now);

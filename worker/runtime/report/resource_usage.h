@@ -43,7 +43,7 @@ class ResourceUsage {
   double last_cpu_seconds_ = 0;
 };
 
-/// Since this process was started.
+/// Since this process started.
 double process_seconds();
 
 /// Converts a sample to numbers, to send it to another rank, and back; NaN: not known.
@@ -52,9 +52,9 @@ std::vector<double> numbers_of(const ResourceSample& sample);
 /// throws  std::invalid_argument unless there are kResourceNumbers
 ResourceSample sample_of(const std::vector<double>& numbers);
 
-/// The samples of all ranks as one row: cpu_percent, rss_mb, peak_rss_mb, gpu_percent, gpu_memory_mb,
+/// All ranks' samples as one row: cpu_percent, rss_mb, peak_rss_mb, gpu_percent, gpu_memory_mb,
 /// gpu_allocated_mb, gpu_reserved_mb, gpu_peak_mb for one rank; with the suffix "_rank<r>" for up to 16
-/// ranks; for more, only the lowest and the highest of all, with "_min" and "_max".
+/// ranks; for more, only the lowest and the highest, with "_min" and "_max".
 MetricRow resource_row(const std::vector<ResourceSample>& of_ranks);
 /// All names that such a row can have.
 std::vector<std::string> resource_columns(int ranks, bool gpu);

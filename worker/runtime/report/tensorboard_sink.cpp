@@ -45,7 +45,7 @@ constexpr int kStatus = 1, kEndTime = 2, kSuccess = 1;
 pbf_writer begin_event(std::string& bytes, EventTime time) {
   pbf_writer writer(bytes);
   if (time.wall_time != 0) writer.add_double(event::kWallTime, time.wall_time);
-  if (time.step != 0) writer.add_int64(event::kStep, time.step);  // zero is what is not there
+  if (time.step != 0) writer.add_int64(event::kStep, time.step);  // an absent field means zero
   return writer;
 }
 
@@ -81,7 +81,7 @@ void append_little_endian(std::string& bytes, std::uint64_t number, int size) {
   for (int i = 0; i < size; ++i) bytes += static_cast<char>(number >> (8 * i) & 0xFF);
 }
 
-/// CRC-32C (Castagnoli), rotated and shifted as TFRecord files have it.
+/// CRC-32C (Castagnoli), rotated and shifted as in TFRecord files.
 std::uint32_t masked_crc(std::string_view bytes) {
   boost::crc_optimal<32, 0x1EDC6F41, 0xFFFFFFFF, 0xFFFFFFFF, true, true> crc;
   crc.process_bytes(bytes.data(), bytes.size());

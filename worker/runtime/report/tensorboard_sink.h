@@ -21,27 +21,27 @@ struct EventTime {
 
 /// The start of a file: version 2 of the format.
 std::string version_event(double wall_time);
-/// Voids what earlier files of the folder say about this step and later ones.
+/// Voids what the folder's earlier files contain for this step and later ones.
 std::string restart_event(EventTime time);
 /// Where TensorBoard shows a metric: train/loss for "train_loss", val/..., test/..., train/lr,
-/// system/rank1/rss_mb for "rss_mb_rank1". Names of no such group stay as they are.
+/// system/rank1/rss_mb for "rss_mb_rank1". Other names stay unchanged.
 std::string tensorboard_tag(const std::string& metric);
 
-/// Each figure under its tensorboard_tag(), rounded to float as the format demands.
+/// Each figure under its tensorboard_tag(), rounded to float as the format requires.
 std::string scalars_event(EventTime time, const MetricRow& figures);
 std::string image_event(EventTime time, std::string_view tag, std::string_view png, int width, int height,
                         int channels);
-/// Markdown, stored under "<tag>/text_summary" as PyTorch's writer does.
+/// Markdown, stored under "<tag>/text_summary" like PyTorch's writer.
 std::string text_event(EventTime time, std::string_view tag, std::string_view text);
 
-/// An event as it lies in the file: its length and its bytes, each followed by its masked CRC-32C.
+/// An event as stored in the file: its length and its bytes, each followed by its masked CRC-32C.
 std::string framed(std::string_view event);
 
 /// Writes a new event file for TensorBoard: events.out.tfevents.TIME.HOST.PID.N.
 class TensorBoardSink : public MetricSink {
  public:
-  /// purge_from  for a resumed run: TensorBoard forgets this step and later ones of the folder's earlier
-  /// files throws      IoError
+  /// purge_from  for a resumed run: TensorBoard forgets this and later steps of the folder's earlier files
+  /// throws      IoError
   explicit TensorBoardSink(const std::filesystem::path& folder,
                            std::optional<std::int64_t> purge_from = std::nullopt);
 
@@ -57,16 +57,16 @@ class TensorBoardSink : public MetricSink {
   /// throws    IoError
   void add_text(std::string_view tag, std::int64_t step, std::string_view markdown);
 
-  /// Precision and recall at T thresholds; runs with the same tag lie over each other. throws IoError
+  /// Precision and recall at T thresholds; runs with the same tag are drawn over each other. throws IoError
   ///
-  /// negatives, positives  of T each, examples with a probability from i / (T - 1) to that of the next i
+  /// negatives, positives  T of each: examples with a probability in [i, i + 1) / (T - 1)
   void add_pr_curve(std::string_view tag, std::int64_t step, std::span<const double> negatives,
                     std::span<const double> positives);
 
   /// A row of the hparams tab: a JSON object's members that are not null, and metrics by their tags. throws
   /// IoError
   void add_settings(std::int64_t step, std::string_view json, const std::vector<std::string>& tags);
-  /// The run of this row has succeeded. throws IoError
+  /// Marks this row's run as successful. throws IoError
   void add_end(std::int64_t step);
 
   const std::filesystem::path& path() const { return file_.path(); }

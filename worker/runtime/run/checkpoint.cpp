@@ -29,7 +29,7 @@ std::int64_t version_of(const torch::nn::Module& module) {
   return sum;
 }
 
-/// Of the process; made with its first Checkpoint.
+/// The process's; made with its first Checkpoint.
 train::RunMemory& memory_of(Recovery& recovery) {
   if (!recovery.memory) recovery.memory = std::make_shared<train::RunMemory>();
   return *static_cast<train::RunMemory*>(recovery.memory.get());
@@ -46,7 +46,7 @@ Checkpoint::Checkpoint(const Context& context, std::filesystem::path path, torch
       exceptions_(std::uncaught_exceptions()) {
   Recovery* recovery = context.recovery();
   const bool whole = dynamic_cast<ddp::ZeroOptimizer*>(&optimizer) == nullptr;
-  // On a GPU a step that was begun cannot be left alone.
+  // On a GPU, a step in progress cannot be abandoned cleanly.
   if (recovery == nullptr || !whole || !context.device().is_cpu()) return;
   recovery->begin = [this](const BatchPlace& place) { begin(place.epoch, place.batches); };
   recovery->rounds.announce(true);
@@ -121,7 +121,7 @@ std::int64_t Checkpoint::resume() {
 
 void Checkpoint::save(std::int64_t finished_epochs) {
   begin(finished_epochs, 0);
-  auto state = state_after({finished_epochs, 0});  // a ZeroOptimizer's is from every rank
+  auto state = state_after({finished_epochs, 0});  // a ZeroOptimizer's state needs every rank
   if (!context_.is_main()) return;
   state.epoch = finished_epochs - 1;
   train::save_checkpoint(path_, state);

@@ -72,7 +72,7 @@ void Context::begin_batch(std::int64_t epoch, std::int64_t done) const {
   if (recovery_ == nullptr || !recovery_->rounds.enabled() || !recovery_->begin) return;
   ddp::Rounds::check();
   recovery_->begin({epoch, done});
-  // The random numbers of a step depend on the seed and its place alone: a new rank draws the lost one's.
+  // The random numbers of a step depend only on the seed and its place, so a new rank draws the lost one's.
   if (!recovery_->seed) recovery_->seed = at::detail::getDefaultCPUGenerator().current_seed();
   constexpr std::uint64_t kMix[] = {0x9E3779B97F4A7C15u, 0xD1B54A32D192ED03u, 0xA0761D6478BD642Fu};
   torch::manual_seed(*recovery_->seed + static_cast<std::uint64_t>(epoch) * kMix[0] +

@@ -19,9 +19,9 @@ struct Recovery;
 /// How all_reduce() combines the ranks' values: torch.distributed.ReduceOp's SUM, AVG, MAX and MIN.
 enum class Op { kSum, kMean, kMax, kMin };
 
-/// This rank and its job, as run() hands it to a training. Every rank calls the collectives, in the same
-/// order; with one rank they return at once, and with a rank missing they throw c10::Error after the group's
-/// timeout.
+/// This rank and its job, as run() passes them to the training function. Every rank calls the collectives, in
+/// the same order; with one rank they return at once, and with a rank missing they throw c10::Error after the
+/// group's timeout.
 class Context {
  public:
   Context(const WorkerEnv& env, ddp::ProcessGroup group, Recovery* recovery = nullptr);
@@ -34,7 +34,7 @@ class Context {
   const ddp::ProcessGroup& group() const { return group_; }
   const WorkerEnv& env() const { return env_; }
 
-  /// A new tensor on the same device, the same on every rank. Shapes and types are the same everywhere.
+  /// A new tensor on the same device, the same on every rank. Shapes and types must match on all ranks.
   /// throws  std::invalid_argument for the mean of integers
   at::Tensor all_reduce(const at::Tensor& tensor, Op op = Op::kSum) const;
   double all_reduce(double value, Op op = Op::kSum) const;
@@ -46,10 +46,10 @@ class Context {
   std::vector<at::Tensor> all_gather(const at::Tensor& tensor) const;
   std::vector<at::Tensor> gather(const at::Tensor& tensor, int destination = 0) const;
 
-  /// Waits until every rank is here. throws  ddp::MissingRanks naming those that did not come
+  /// Waits for every rank. throws  ddp::MissingRanks naming the missing ones
   void barrier() const { group_.barrier(); }
 
-  /// Rank 0 writes the values and a newline to stdout, at once; the other ranks write nothing.
+  /// Rank 0 immediately writes the values and a newline to stdout; the other ranks write nothing.
   template <typename... Values>
   void print(const Values&... values) const {
     if (!is_main()) return;
@@ -58,14 +58,14 @@ class Context {
     std::cout << line.str() << std::flush;
   }
 
-  /// A sign of life for ddprun --hang-timeout: once a step.
+  /// A sign of life for ddprun --hang-timeout; call it once per step.
   void heartbeat() const { heartbeat_.beat(); }
 
-  // For the DataLoader and the Checkpoint: where the training is, in case a rank is lost.
+  // For DataLoader and Checkpoint: the training's position, in case a rank is lost.
 
-  /// A batch of the epoch begins, after so many. throws  ddp::RoundOver if a rank was lost
+  /// Announces a batch of the epoch, after `done` others. throws  ddp::RoundOver if a rank was lost
   void begin_batch(std::int64_t epoch, std::int64_t done) const;
-  /// How many batches of the epoch to leave out: their steps are done.
+  /// How many batches of the epoch to skip: their steps are done.
   std::int64_t done_batches(std::int64_t epoch) const;
   Recovery* recovery() const { return recovery_; }  ///< null: a lost rank ends the job
 
@@ -76,16 +76,16 @@ class Context {
   Recovery* recovery_;
 };
 
-/// The main() of a training on any number of ranks, under ddprun, torchrun, or alone:
+/// The main() of a training program on any number of ranks, under ddprun, torchrun, or alone:
 ///
 ///   int main() {
 ///     return ddprun::run([](ddprun::Context& ctx) { ... });
 ///   }
 ///
 /// Connects the ranks, and chooses each rank's device, before anything else: by default a GPU if there is
-/// one. Errors end the process as run_worker() says. If another rank is lost under ddprun --recover=rank, and
-/// train has a Checkpoint, it is left by an exception and called again with a new Context; its DataLoader and
-/// Checkpoint go on behind the last step that was completed.
+/// one. Errors end the process as in run_worker(). If another rank is lost under ddprun --recover=rank, and
+/// train has a Checkpoint, an exception leaves train, which is called again with a new Context; its
+/// DataLoader and Checkpoint continue after the last completed step.
 ///
 /// returns  0, for main()
 int run(const std::function<void(Context&)>& train,

@@ -16,13 +16,13 @@ namespace ddprun {
 ///   DataLoader loader(ctx, Moons(4000), {.batch_size = 64});
 ///   for (auto& [input, target] : loader.epoch(epoch)) ...
 ///
-/// Dataset  has size() and one of these, which several threads call at once:
-///          get_batch(const std::vector<int64_t>& indices): a batch of any type;
-///          get(int64_t index): an example of any type, of which collate makes a batch. LibTorch's own data
-///          sets (torch::data::datasets) have it. Or it is an IterableDataset.
+/// Dataset  has size() and one of these, which several threads call at once: get_batch(const
+///          std::vector<int64_t>& indices): a batch of any type; get(int64_t index): an example of any type;
+///          collate makes batches of them. LibTorch's own data sets (torch::data::datasets) have it.
+///          Alternatively, an IterableDataset.
 ///
-/// Batches go to the device tensor by tensor: those that ddp::visit_output() finds in their type. On a GPU
-/// the next batch is copied while the last one is used.
+/// Moves to the device every tensor that ddp::visit_output() finds in a batch. On a GPU the next batch is
+/// copied while the current one is in use.
 template <typename Dataset, typename Collate>
 class DataLoader {
   using Indices = std::vector<std::int64_t>;
@@ -44,11 +44,11 @@ class DataLoader {
   DataLoader(const DataLoader&) = delete;
   DataLoader& operator=(const DataLoader&) = delete;
 
-  /// The batches of an epoch, from 0, for one loop over them. An earlier epoch's rest is dropped.
+  /// The batches of an epoch, from 0, for a single loop. Drops the rest of an earlier epoch.
   EpochOfBatches<DataLoader> epoch(std::int64_t number = 0) {
     auto all = indices(number);
     epoch_ = number;
-    done_ = options_.each_once ? 0 : context_.done_batches(number);  // evaluation is done again
+    done_ = options_.each_once ? 0 : context_.done_batches(number);  // evaluation starts over
     const auto left_out =
         std::min<std::size_t>(all.size(), static_cast<std::size_t>(done_ * options_.batch_size));
     all.erase(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(left_out));
@@ -86,9 +86,9 @@ class DataLoader {
   const std::shared_ptr<Dataset> dataset_;
   const Collate collate_;
   const DataLoaderOptions options_;
-  std::int64_t epoch_ = 0, done_ = 0;  // batches of it, with those left out
+  std::int64_t epoch_ = 0, done_ = 0;  // batches of it, including skipped ones
   DeviceBatches<Batch> to_device_;
-  data::Prefetcher prefetcher_;  // last: its threads use the others
+  data::Prefetcher prefetcher_;  // last: its threads use the members above
 };
 
 }  // namespace ddprun

@@ -13,8 +13,8 @@
 
 namespace ddprun {
 
-/// Batches on their way to the device. On a GPU the next one is copied while the last one is used: from
-/// page-locked memory, on a stream of its own.
+/// Copies batches to the device. On a GPU the next one is copied while the current one is in use: from
+/// page-locked memory, on a separate stream.
 template <typename Batch>
 class DeviceBatches {
  public:
@@ -22,14 +22,14 @@ class DeviceBatches {
     if (!device.is_cpu()) stream_ = guard().getStreamFromGlobalPool(device);
   }
 
-  /// In page-locked memory, if it is for a GPU and pin_memory is true.
+  /// In page-locked memory, if for a GPU and pin_memory is true.
   std::shared_ptr<Batch> prepared(Batch batch, bool pin_memory) const {
     if (pin_memory && device_.is_cuda())
       ddp::visit_output(batch, [](at::Tensor& tensor) { tensor = tensor.pin_memory(); });
     return std::make_shared<Batch>(std::move(batch));
   }
 
-  /// Forgets what was copied ahead.
+  /// Forgets batches copied ahead.
   void start() { ahead_.reset(); }
 
   /// load  returns the next batch; nullptr after the last
@@ -43,7 +43,7 @@ class DeviceBatches {
     copied_it.record(*stream_);
     copied_it.block(current);
     ddp::visit_output(*batch, [&](at::Tensor& tensor) {
-      if (tensor.defined()) tensor.record_stream(current);  // its memory is not used again before
+      if (tensor.defined()) tensor.record_stream(current);  // its memory is not reused before
     });
     ahead_ = copied(load());
     return batch;

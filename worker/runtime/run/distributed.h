@@ -26,15 +26,15 @@ namespace ddprun {
 
 struct BatchPlace;
 
-/// A module that every rank trains with the mean of all ranks' gradients, used like the module itself; also a
-/// torch::jit::Module, a TorchScript model that Python exported:
+/// A module that every rank trains with the mean of all ranks' gradients, used like the module itself. It may
+/// be a torch::jit::Module, a TorchScript model that Python exported:
 ///
 ///   DistributedDataParallel<Net> model(ctx, Net(64));
-///   auto loss = criterion(model(input), target);   // model(...), not model->forward(...): that would not
-///   synchronise loss.backward();
+///   auto loss = criterion(model(input), target);   // model->forward(...) would not synchronise
+///   loss.backward();
 ///
-/// torch.nn.parallel.DistributedDataParallel of Python. ddp::DistributedDataParallel is the engine under it,
-/// for forward passes that are not one call of the module.
+/// The counterpart of Python's torch.nn.parallel.DistributedDataParallel. ddp::DistributedDataParallel is the
+/// engine under it, for forward passes that are not a single call of the module.
 template <typename Module>
 class DistributedDataParallel {
  public:
@@ -47,8 +47,8 @@ class DistributedDataParallel {
   DistributedDataParallel(const Context& context, Module module, const Options& options = {})
       : DistributedDataParallel(context, std::make_shared<Module>(std::move(module)), options) {}
 
-  /// The module's forward(inputs...): any result that ddp::visit_output() knows. Of TorchScript, a
-  /// c10::IValue.
+  /// Calls the module's forward(inputs...): any result that ddp::visit_output() supports. Returns a
+  /// c10::IValue for TorchScript.
   template <typename... Inputs>
   auto operator()(Inputs&&... inputs) {
     return engine_.forward([&] {
@@ -69,7 +69,7 @@ class DistributedDataParallel {
     return result;
   }
 
-  /// While the result lives, backward only adds to this rank's gradients.
+  /// While the returned object lives, backward only adds to this rank's gradients.
   auto no_sync() { return engine_.no_sync(); }
   auto join(const ddp::JoinOptions& options) { return engine_.join(options); }
   void register_comm_hook(ddp::CommHook hook) { engine_.register_comm_hook(std::move(hook)); }
@@ -105,13 +105,13 @@ class Checkpoint {
   Checkpoint(const Checkpoint&) = delete;
   Checkpoint& operator=(const Checkpoint&) = delete;
 
-  /// Loads the file, which only rank 0 needs to see, on every rank; in a later round what the ranks kept.
+  /// Loads the file, which only rank 0 needs to see, on every rank; in a later round, what the ranks kept.
   ///
   /// returns  how many epochs are finished; 0 if there is no file
-  /// throws   IoError naming the file if it is damaged or of another model or optimizer
+  /// throws   IoError naming the file if it is damaged or belongs to another model or optimizer
   std::int64_t resume();
 
-  /// Rank 0 writes the file: whole, or not at all. Every rank calls it.
+  /// Rank 0 writes the file, whole or not at all. Every rank calls it.
   /// throws  IoError naming the file
   void save(std::int64_t finished_epochs);
 
@@ -124,8 +124,8 @@ class Checkpoint {
   std::filesystem::path path_;
   torch::nn::Module& module_;
   torch::optim::Optimizer& optimizer_;
-  int exceptions_;  // on their way when it was made
-  // If a lost rank can be replaced: the current batch, whose step may be done, and what it began with.
+  int exceptions_;  // in flight when it was made
+  // If a lost rank can be replaced: the current batch, whose step may be done, and the state before it.
   std::int64_t epoch_ = -1, done_ = 0, version_ = 0;
   std::vector<at::Tensor> buffers_;
 };

@@ -10,16 +10,16 @@
 
 namespace ddprun {
 
-/// A data set that is read from its beginning, of unknown length: torch.utils.data.IterableDataset. stream()
-/// returns a function that returns the next example of this rank's share, and nullopt after the last. Ranks
-/// whose shares differ train with model.join().
+/// A data set of unknown length, read from its beginning: torch.utils.data.IterableDataset. stream() returns
+/// a function that returns the next example of this rank's share, and nullopt after the last. Ranks with
+/// shares of different lengths train with model.join().
 template <typename Dataset>
 concept IterableDataset = requires(Dataset& dataset, const Context& context) {
   { dataset.stream(context, std::int64_t{0})().has_value() } -> std::convertible_to<bool>;
 };
 
-/// Of an IterableDataset: batches in the stream's order, the next one prepared by a thread (num_workers above
-/// 0). Of the options, shuffle, seed, each_once and prefetch_factor do not apply.
+/// For an IterableDataset: batches in stream order, the next one prepared by a thread if num_workers is above
+/// 0. The options shuffle, seed, each_once and prefetch_factor do not apply.
 template <IterableDataset Dataset, typename Collate>
 class DataLoader<Dataset, Collate> {
   using Stream = decltype(std::declval<Dataset&>().stream(std::declval<const Context&>(), std::int64_t{0}));
@@ -39,7 +39,7 @@ class DataLoader<Dataset, Collate> {
   DataLoader(const DataLoader&) = delete;
   DataLoader& operator=(const DataLoader&) = delete;
 
-  /// The batches of an epoch, for one loop over them.
+  /// The batches of an epoch, for a single loop.
   EpochOfBatches<DataLoader> epoch(std::int64_t number = 0) {
     if (ahead_.valid()) ahead_.wait();
     stream_.emplace(dataset_.stream(context_, number));
@@ -83,7 +83,7 @@ class DataLoader<Dataset, Collate> {
   const DataLoaderOptions options_;
   DeviceBatches<Batch> to_device_;
   std::optional<Stream> stream_;               // empty after its end
-  std::future<std::shared_ptr<Batch>> ahead_;  // last: its thread uses the others
+  std::future<std::shared_ptr<Batch>> ahead_;  // last: its thread uses the members above
 };
 
 }  // namespace ddprun

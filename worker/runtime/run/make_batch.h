@@ -10,16 +10,16 @@
 
 namespace ddprun {
 
-/// As torch.utils.data.DataLoader's and DistributedSampler's.
+/// As in torch.utils.data.DataLoader and DistributedSampler.
 struct DataLoaderOptions {
-  std::int64_t batch_size = 1;  ///< of each rank
+  std::int64_t batch_size = 1;  ///< per rank
   bool shuffle = true;          ///< the same order on any machine, by seed and epoch
   std::uint64_t seed = 0;
-  bool drop_last = false;   ///< leave out an epoch's last batch if it is smaller
+  bool drop_last = false;   ///< drop an epoch's last batch if it is smaller
   bool each_once = false;   ///< for evaluation: no example twice, in order; ranks may differ by one example
   int num_workers = 1;      ///< threads that prepare batches ahead; 0: none
-  int prefetch_factor = 2;  ///< batches that each of them may be ahead
-  bool pin_memory = true;   ///< for a GPU: in page-locked memory, from which copies need no waiting
+  int prefetch_factor = 2;  ///< batches that each thread may prepare ahead
+  bool pin_memory = true;   ///< for a GPU: use page-locked memory, from which copies are asynchronous
 };
 
 /// Stacks examples that are pairs of tensors, or have members data and target as torch::data::Example has.
@@ -38,7 +38,7 @@ struct StackPairs {
   }
 };
 
-/// In data_loader.h.
+/// Defined in data_loader.h.
 template <typename Dataset, typename Collate = StackPairs>
 class DataLoader;
 

@@ -23,15 +23,15 @@
 namespace ddprun {
 namespace {
 
-/// Makes the C library keep the memory of freed tensors for the next step: handing it back costs a page fault
-/// for every 4 KiB when it is needed again.
+/// Makes the C library keep freed tensors' memory for the next step: returning it costs a page fault for
+/// every 4 KiB when it is needed again.
 void keep_freed_memory() {
-  ::mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the largest that glibc takes; larger tensors are still mapped
+  ::mallopt(M_MMAP_THRESHOLD, 32 << 20);  // glibc's maximum; larger tensors are still mapped
   ::mallopt(M_TRIM_THRESHOLD, 2000 << 20);
   ::mallopt(M_TOP_PAD, 64 << 20);
 }
 
-/// Freed when the process fails, which it may for want of memory: to tell of it.
+/// Freed when the process fails, perhaps out of memory, so that it can report this.
 std::unique_ptr<char[]> spare_memory;
 
 /// Logs the failure, writes the launcher's error file and ends the process at once, without teardown.
@@ -56,7 +56,7 @@ Failure describe_failure(std::exception_ptr exception) {
   } catch (const UsageError& error) {
     return {error.what(), 2};
   } catch (const c10::Error& error) {
-    const std::string text = error.what_without_backtrace();  // perhaps with lines of its caller's context
+    const std::string text = error.what_without_backtrace();  // perhaps with lines of context from its caller
     return {one_line(text.substr(0, text.find('\n'))), 1};
   } catch (const std::bad_alloc& error) {
     return {std::string("memory ran out: ") + error.what(), 1};
@@ -75,7 +75,7 @@ Failure describe_failure(std::exception_ptr exception) {
 
 void prepare_worker(const std::string& name) {
   ::signal(SIGPIPE, SIG_IGN);  // a closed stdout (| head) must not end the training
-  ::signal(SIGXFSZ, SIG_IGN);  // nor a file that `ulimit -f` keeps small: writing to it fails
+  ::signal(SIGXFSZ, SIG_IGN);  // nor must a file at its `ulimit -f` limit: writing to it fails
   keep_freed_memory();
   configure_logging(name);
   spare_memory = std::make_unique<char[]>(1 << 20);

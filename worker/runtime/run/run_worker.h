@@ -13,20 +13,20 @@ namespace ddprun {
 ///   int main() { return ddprun::run_worker(train); }
 ///
 /// An uncaught exception on any thread ends the process with one line on stderr and in the launcher's error
-/// file (TORCHELASTIC_ERROR_FILE), and exit code 2 for a UsageError, else 1. Nothing is unwound: connections
-/// to other ranks stay open to the end, so that the launcher sees this rank fail before any other.
+/// file (TORCHELASTIC_ERROR_FILE), and exit code 2 for a UsageError, else 1. No stack unwinds: connections to
+/// other ranks stay open to the end, so that the launcher sees this rank fail before any other.
 ///
-/// Log lines start with the program's name, SIGPIPE is ignored, and memory freed by a step is kept for the
+/// Log lines start with the program's name, SIGPIPE is ignored, and memory that a step frees is kept for the
 /// next one. SIGUSR2 makes every rank dump its last collectives (dump_flight()).
 ///
 /// returns  0, for main()
 int run_worker(const std::function<void(const WorkerEnv&)>& train);
 
-/// Only the preparation, for a main() that looks at its arguments first.
+/// Only prepares, for a main() that looks at its arguments first.
 /// name  the prefix of log lines
 void prepare_worker(const std::string& name);
 
-/// A failure as the user reads it.
+/// A failure as shown to the user.
 struct Failure {
   std::string message;  ///< one line
   int exit_code;        ///< 2 for usage and configuration, 1 for data, files and training

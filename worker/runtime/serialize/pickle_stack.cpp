@@ -14,8 +14,8 @@ namespace {
 
 constexpr int kMaxDepth = 100;
 
-/// Values may nest the same value many times over, so a few bytes could stand for more elements than anyone
-/// can walk through.
+/// Values may nest the same value many times, so a few bytes could stand for more elements than anyone can
+/// walk through.
 constexpr std::int64_t kMaxElements = 10'000'000;
 
 }  // namespace

@@ -22,7 +22,7 @@ class PickleBytes {
 
   char opcode();
   std::string_view take(std::size_t count);
-  std::string_view line();                           ///< up to the newline, which is skipped
+  std::string_view line();                           ///< up to the newline, which it skips
   std::uint64_t unsigned_number(std::size_t count);  ///< little endian, count <= 8 bytes
   std::int64_t long_number();                        ///< a length byte, then the number
   double real_number();                              ///< big endian
@@ -43,11 +43,11 @@ struct Global {
   std::string name;
 };
 
-/// Depth and size of a container's content, and whether it lies in another one. Such a container is closed
+/// Depth and size of a container's content, and whether it is inside another one. Such a container is closed
 /// and must not change any more: this prevents cycles and keeps depth and size correct.
 struct Nesting {
   int depth = 1;
-  std::int64_t elements = 1;  // counted as often as a walk through the value meets them
+  std::int64_t elements = 1;  // counted as often as a walk through the value visits them
   bool closed = false;
 };
 
@@ -81,7 +81,7 @@ class PickleStack {
   /// The value left at the end.
   c10::IValue result() const;
 
-  /// The value or tensor. what: names it in the message if it is a function or a storage
+  /// The value or tensor. what: its name in the message if it is a function or a storage
   const c10::IValue& plain(const Value& value, const char* what) const;
 
   void append(const Arguments& values);     ///< to the list on top

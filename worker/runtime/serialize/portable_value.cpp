@@ -136,7 +136,7 @@ class Converter {
 
   SnapshotMemory* memory_;
   std::unordered_map<const void*, StorageUse> uses_;
-  std::vector<at::Device> devices_;  // with copies under way
+  std::vector<at::Device> devices_;  // with copies in progress
 };
 
 }  // namespace
@@ -146,7 +146,7 @@ at::Tensor SnapshotMemory::take(std::size_t count, bool pinned) {
   auto& buffer = buffers_[next_++];
   if (buffer.bytes.defined() && buffer.bytes.nbytes() == count && buffer.pinned == pinned)
     return buffer.bytes;
-  buffer = {};  // first, for its memory
+  buffer = {};  // first, to free its memory
   const auto options = at::TensorOptions(at::kByte).pinned_memory(pinned);
   buffer = {at::empty({static_cast<std::int64_t>(count)}, options), pinned};
   return buffer.bytes;

@@ -9,15 +9,15 @@
 
 namespace ddprun::serialize {
 
-/// Returns a tensor's values when they are about to be written, for tensors whose storage has a size but no
-/// memory: so a file can be larger than memory. Empty: all tensors have theirs.
+/// Returns the values of a tensor that is about to be written, for tensors whose storage has a size but no
+/// memory, so that a file can be larger than memory. Empty: all tensors have memory.
 using ValueOf = std::function<at::Tensor(const at::Tensor&)>;
 
 /// Memory for a copy of a value's tensors, reused by the next copy: a training's state has the same sizes
 /// every time.
 class SnapshotMemory {
  public:
-  /// Begins the next copy; buffers taken earlier must not be used any more.
+  /// Begins the next copy and invalidates buffers taken earlier.
   void start_over() { next_ = 0; }
 
   /// A CPU buffer, uint8 [count]; pinned if a GPU copies into it.
@@ -41,8 +41,8 @@ class SnapshotMemory {
 /// throws  std::invalid_argument for a kind of value that cannot be written
 c10::IValue portable_value(const c10::IValue& value);
 
-/// The same, with tensors that do not share memory with the value's, which may then change while the copy is
-/// written. Waits for the GPU if tensors are on one.
+/// The same, but tensors do not share memory with the value's, which may change while the copy is written.
+/// Waits for the GPU if tensors are on one.
 ///
 /// memory  holds the copy's tensors; they are valid until memory.start_over()
 c10::IValue snapshot(const c10::IValue& value, SnapshotMemory& memory);

@@ -31,13 +31,13 @@ using namespace std::string_view_literals;
 
 constexpr std::uint64_t kMaxPickle = std::uint64_t{256} << 20;
 
-// How a file begins that torch.save wrote before 1.6, or with _use_new_zipfile_serialization=False.
+// The start of a file that torch.save wrote before 1.6, or with _use_new_zipfile_serialization=False.
 constexpr auto kLegacyMagic = "\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19."sv;
 constexpr auto kLegacyVersion = "\x80\x02M\xe9\x03."sv;  // 1001
 
 struct Pickle {
   std::string bytes;
-  std::vector<at::Tensor> storages;  // a tensor of each, in the order of their keys
+  std::vector<at::Tensor> storages;  // one tensor per storage, in the order of their keys
 };
 
 Pickle make_pickle(const c10::IValue& root) {
@@ -88,7 +88,7 @@ std::optional<std::int64_t> byte_size(const StorageReference& storage) {
   return __builtin_mul_overflow(storage.numel, element, &bytes) ? std::nullopt : std::optional(bytes);
 }
 
-/// The storages of one file: handed out empty, and read once it is known which ones are wanted.
+/// The storages of one file: handed out empty, and read once it is known which ones are needed.
 class Storages {
  public:
   explicit Storages(ZipRecords& records) : records_(records) {}
@@ -169,10 +169,10 @@ std::int64_t take_int64(std::string_view& bytes) {
   return number;
 }
 
-/// The storages that the value of a legacy file refers to; their data follow the value.
+/// The storages that a legacy file's value refers to; their data follow the value.
 class LegacyStorages {
  public:
-  /// most_bytes  of all of them together
+  /// most_bytes  of all storages together
   explicit LegacyStorages(std::size_t most_bytes) : bytes_left_(static_cast<std::int64_t>(most_bytes)) {}
 
   c10::Storage open(const StorageReference& wanted) {

@@ -52,7 +52,7 @@ class SafetensorsFile {
     if (read_at(fd_, offset, bytes, count, path_) != count) fail("ends before its time");
   }
   std::uint64_t header_size() const {
-    std::uint64_t length = 0;  // little endian, as we are
+    std::uint64_t length = 0;  // little endian, like this host
     read(0, &length, sizeof length);
     return length;
   }
@@ -137,7 +137,7 @@ at::Tensor read_tensor(const SafetensorsFile& file, std::uint64_t data, const En
   return tensor;
 }
 
-/// Adds the names that the writer left out because the tensor has another name, too.
+/// Adds the names that the writer omitted because the tensor also has another name.
 void add_tied(Safetensors& file) {
   std::unordered_map<std::string, at::Tensor> known(file.tensors.begin(), file.tensors.end());
   for (const auto& [name, first] : file.metadata)
@@ -150,7 +150,7 @@ bool same_memory(const at::Tensor& a, const at::Tensor& b) {
          a.sizes() == b.sizes() && a.strides() == b.strides() && a.scalar_type() == b.scalar_type();
 }
 
-/// Moves tensors that are the same memory as one with an earlier name into the metadata.
+/// Moves tensors that share memory with one of an earlier name into the metadata.
 NamedTensors without_tied(NamedTensors tensors, std::map<std::string, std::string>& metadata) {
   std::unordered_multimap<const void*, const std::pair<std::string, at::Tensor>*> by_memory;
   NamedTensors by_name = tensors;

@@ -24,7 +24,7 @@ struct Safetensors {
 /// Whether the file begins like a .safetensors file: a header's length, then its opening brace.
 bool is_safetensors(const std::filesystem::path& path);
 
-/// Reads a .safetensors file. Tied weights, which the metadata list as further names of a tensor
+/// Reads a .safetensors file. Tied weights, which the metadata list as additional names of a tensor
 /// (safetensors.torch.save_model), come last and share that tensor's memory.
 ///
 ///   u64 (little endian) header length | {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}}
@@ -34,7 +34,7 @@ bool is_safetensors(const std::filesystem::path& path);
 ///         overlaps
 Safetensors read_safetensors(const std::filesystem::path& path);
 
-/// Writes a .safetensors file, atomically. Of tensors that are the same memory it writes the first by name
+/// Writes a .safetensors file, atomically. Of tensors that share the same memory it writes the first by name
 /// and lists the others in the metadata, NAME: FIRST, as safetensors.torch.save_model does.
 ///
 /// tensors   dense, on any device, with any strides

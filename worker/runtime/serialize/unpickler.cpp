@@ -122,7 +122,7 @@ class Unpickler {
       fail(
           "a tensor whose offset, size and stride are not a number and two tuples of as many numbers, all >= "
           "0");
-    // Neither may overflow int64, nor the product without zeros: TensorImpl multiplies in that order.
+    // Neither may overflow int64, nor may the product without zeros: TensorImpl multiplies in that order.
     auto bytes = static_cast<std::int64_t>(c10::elementSize(viewed.dtype));
     std::int64_t last = offset.toInt();
     bool overflow = false, empty = false;

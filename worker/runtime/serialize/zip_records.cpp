@@ -80,8 +80,8 @@ ZipRecords::Record& ZipRecords::record(const std::string& name) {
   return found->second;
 }
 
-/// Calls sink(offset) for where to put the next bytes, until the record's end. libzip checks the CRC-32 when
-/// asked for more after the last byte.
+/// Calls sink(offset) to learn where to put the next bytes, until the record's end. libzip checks the CRC-32
+/// when asked for more after the last byte.
 template <typename Sink>
 void ZipRecords::read_record(const std::string& name, Record& record, Sink sink) {
   const std::unique_ptr<zip_file, CloseFile> file(zip_fopen_index(archive_.get(), record.index, 0));

@@ -10,8 +10,8 @@ struct zip;
 
 namespace ddprun::serialize {
 
-/// The records of a zip archive as torch.save writes it: uncompressed, all in one folder, each verified by
-/// its CRC-32 when read. All functions throw IoError naming the archive.
+/// The records of a zip archive as written by torch.save: uncompressed, in a single folder, each verified by
+/// CRC-32 when read. All functions throw IoError naming the archive.
 class ZipRecords {
  public:
   explicit ZipRecords(const std::filesystem::path& path);

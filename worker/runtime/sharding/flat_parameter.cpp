@@ -49,8 +49,8 @@ at::Tensor piece(const at::Tensor& full, int rank, int size) {
   return full.narrow(0, rank * numel, numel);
 }
 
-/// Sends to_send(r) to every rank r, and fills to_fill(r) with what it sends here. The flight recorder sees
-/// one collective: op, of the tensor `of`.
+/// Sends to_send(r) to every rank r, and fills to_fill(r) with data from rank r. The flight recorder sees one
+/// collective: op, of the tensor `of`.
 template <typename ToSend, typename ToFill>
 c10::intrusive_ptr<c10d::Work> exchange(const ProcessGroup& group, const char* op, const at::Tensor& of,
                                         int tag, ToSend&& to_send, ToFill&& to_fill) {
@@ -155,7 +155,7 @@ FlatParameter::FlatParameter(const PlannedUnit& plan, std::vector<at::Tensor> pa
   if (compute != own) flat_ = at::empty({plan.numel}, flat_.options().dtype(compute));
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     views_.push_back(view_of(flat_, i));
-    if (meta)  // which set_data() refuses to leave
+    if (meta)  // set_data() refuses to leave it
       parameters_[i].unsafeGetTensorImpl()->shallow_copy_from(views_[i].getIntrusivePtr());
     else
       parameters_[i].set_data(views_[i]);
@@ -169,7 +169,7 @@ FlatParameter::FlatParameter(const PlannedUnit& plan, std::vector<at::Tensor> pa
 
 at::Tensor FlatParameter::view_of(const at::Tensor& flat, std::size_t parameter) const {
   const auto& like = parameters_[parameter];
-  // In the parameter's memory order (channels last, say) if that has no holes.
+  // In the parameter's memory order (such as channels last), if that has no holes.
   if (like.is_non_overlapping_and_dense())
     return flat.as_strided(like.sizes(), like.strides(), offsets_[parameter]);
   return flat.narrow(0, offsets_[parameter], like.numel()).view(like.sizes());
@@ -208,7 +208,7 @@ void FlatParameter::set_memory(at::DataPtr&& data, std::size_t bytes) {
 void FlatParameter::start_gather() {
   if (gathering_ || gathered_) return;
   gathering_ = true;
-  // Into a new tensor, so that no message touches the watched storage.
+  // Gathers into a new tensor, so that no message touches the watched storage.
   all_gather_ = AllGather(*group_, at::empty({flat_.numel()}, flat_.options()),
                           shard_.detach().to(flat_.scalar_type()), tag_);
 }

@@ -29,8 +29,8 @@ struct PlannedUnit;
 class AllGather {
  public:
   AllGather() = default;
-  /// full   1-D, world size * shard's elements; rank r's shard goes to place r
-  /// shard  1-D, of one size everywhere; must not change until wait()
+  /// full   1-D, world size * shard's elements; rank r's shard is the r-th part
+  /// shard  1-D, the same size on every rank; must not change until wait()
   AllGather(const ProcessGroup& group, at::Tensor full, at::Tensor shard, int tag);
   /// The full tensor.
   at::Tensor wait();
@@ -44,9 +44,9 @@ class AllGather {
 class ReduceScatter {
  public:
   ReduceScatter() = default;
-  /// full  1-D, of one size everywhere, a multiple of the world size; must not change until wait()
+  /// full  1-D, the same size on every rank, a multiple of the world size; must not change until wait()
   ReduceScatter(const ProcessGroup& group, at::Tensor full, int tag);
-  /// This rank's part of the sum, in a new tensor. The same on every run: summed in the ranks' order.
+  /// This rank's part of the sum, in a new tensor. Reproducible: adds in rank order.
   at::Tensor wait();
 
  private:
@@ -57,14 +57,14 @@ class ReduceScatter {
 
 /// A unit of FullyShardedDataParallel: some of a module's parameters, as views of one flat tensor whose
 /// memory exists only between gather and free, and this rank's shard of it, which always exists. The
-/// parameters keep their storage, so that tensors that autograd has saved find the data again.
+/// parameters keep their storage, so that tensors saved by autograd find the data again.
 ///
-/// With one rank the shard is the flat tensor, and stays.
+/// With one rank the shard is the flat tensor, and is never freed.
 class FlatParameter {
  public:
   /// Takes rank 0's values, then frees the parameters.
   /// parameters  the plan's, in its order
-  /// names       theirs; a shared parameter's first name
+  /// names       their names; a shared parameter's first name
   /// tag         different for each unit, the same on every rank
   FlatParameter(const PlannedUnit& plan, std::vector<at::Tensor> parameters, std::vector<std::string> names,
                 const ProcessGroup& group, int tag,
@@ -80,7 +80,7 @@ class FlatParameter {
   bool is_sharded() const { return group_->size() > 1; }
   bool is_gathered() const { return gathered_; }
 
-  void start_gather();  ///< does nothing if started or done
+  void start_gather();  ///< does nothing if already started or done
   void finish_gather();
   /// Both, in the shard's type, until free().
   void gather_whole();
@@ -90,8 +90,8 @@ class FlatParameter {
   /// Any later use of a parameter throws this error.
   void fail(const std::string& message);
 
-  /// Takes the gradient that has arrived at a parameter, scaled by 1 / world size. True if every parameter's
-  /// has arrived in this backward.
+  /// Takes the gradient that has arrived at a parameter, scaled by 1 / world size. True once all parameters'
+  /// gradients have arrived in this backward.
   bool take_gradient(std::size_t parameter);
   bool has_gradients() const { return flat_gradient_.defined(); }
   void end_backward() { arrived_.assign(parameters_.size(), false); }
@@ -99,13 +99,13 @@ class FlatParameter {
   /// Sums the flat gradient over the ranks; finish_reduce() adds this rank's part to the shard's gradient.
   void start_reduce();
   void finish_reduce();
-  /// Instead of finish_reduce(), after an error: the other ranks' messages are still coming.
+  /// Call it instead of finish_reduce() after an error: the other ranks' messages still arrive.
   void abandon_reduce() { reduce_scatter_.wait(); }
 
   /// Gathers a tensor of the shard's shape on every rank, of any type: one contiguous tensor per parameter.
   std::map<std::string, at::Tensor> gather(const at::Tensor& shard) const;
-  /// The inverse: this rank's shard of these tensors; undefined if none is one of this unit's.
-  /// throws  std::invalid_argument if only some are, or one differs in shape from its parameter
+  /// The inverse: this rank's shard of these tensors; undefined if none belongs to this unit.
+  /// throws  std::invalid_argument if only some do, or one differs in shape from its parameter
   at::Tensor shard_of(const std::map<std::string, at::Tensor>& by_name) const;
 
  private:
@@ -122,7 +122,7 @@ class FlatParameter {
   const ProcessGroup* group_;
   int tag_;
   at::Tensor flat_, shard_;
-  std::vector<at::Tensor> views_;  ///< of flat_, the parameters' data but for...
+  std::vector<at::Tensor> views_;  ///< of flat_, the parameters' data except for ...
   at::Tensor whole_;               ///< ... gather_whole() in another type
   at::ScalarType reduce_dtype_;
   bool gathering_ = false, gathered_ = false;

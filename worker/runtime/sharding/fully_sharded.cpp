@@ -42,7 +42,7 @@ struct FullyShardedDataParallel::Engine final : OperatorListener {
   Engine(torch::nn::Module& module, const ProcessGroup& group, const Options& options)
       : group(group), buffers(module.buffers()), options(options), schedule(options.prefetch) {
     const Unobserved unobserved;
-    // The units keep a pointer: to this copy, not to the caller's group.
+    // The units keep a pointer to this copy, not to the caller's group.
     units = make_units(module, this->group, options);
     pins.assign(units.size(), 0);
     synchronize_buffers();
@@ -64,7 +64,7 @@ struct FullyShardedDataParallel::Engine final : OperatorListener {
     }
   }
 
-  /// Runs when a parameter has got its gradient.
+  /// Runs when a parameter has received its gradient.
   struct Hook final : torch::autograd::PostAccumulateGradHook {
     Hook(Engine& engine, std::size_t unit, std::size_t parameter)
         : engine(engine), unit(unit), parameter(parameter) {}
@@ -108,7 +108,7 @@ struct FullyShardedDataParallel::Engine final : OperatorListener {
       else if (pins[unit] == 0)
         free(unit);  // the optimizer is about to change the shard
     } catch (const std::exception& error) {
-      // LibTorch would swallow an error here; so make the operator's kernel throw it.
+      // LibTorch would swallow an error here, so make the operator's kernel throw it.
       failed = true;
       for (auto& each : units)
         each.fail(
@@ -165,7 +165,7 @@ struct FullyShardedDataParallel::Engine final : OperatorListener {
     const std::lock_guard lock(mutex);
     const Unobserved unobserved;
     for (std::size_t unit = units.size(); unit-- > 0;) {
-      if (synchronize && units[unit].has_gradients()) reduce(unit);  // some of its parameters were not used
+      if (synchronize && units[unit].has_gradients()) reduce(unit);  // some of its parameters were unused
       units[unit].end_backward();
     }
     finish_reduce();
@@ -199,14 +199,14 @@ struct FullyShardedDataParallel::Engine final : OperatorListener {
   std::vector<torch::Tensor> buffers;
   Options options;
   std::vector<FlatParameter> units;
-  std::mutex mutex;  ///< guards what follows from autograd's threads
+  std::mutex mutex;  ///< guards what follows against autograd's threads
   GatherSchedule schedule;
   std::vector<int> pins;  ///< running operators that use the unit, and FullParameters
   std::set<int> open_backwards;
   std::optional<std::size_t> reducing;
   bool synchronize = true;
   bool failed = false;
-  int full_scopes = 0;  ///< in them one rank alone may use parameters, without changing the schedule
+  int full_scopes = 0;  ///< within them a single rank may use parameters, without changing the schedule
 };
 
 FullyShardedDataParallel::FullyShardedDataParallel(torch::nn::Module& module, const ProcessGroup& group,
@@ -244,7 +244,7 @@ double FullyShardedDataParallel::clip_grad_norm(double max_norm) {
     if (shard.grad().defined()) squares += std::pow(shard.grad().norm().item<double>(), 2);
   const double norm = std::sqrt(all_reduce_sum(engine_->group, {squares})[0]);
   const double scale = max_norm / (norm + 1e-6);
-  if (!(scale >= 1))  // also true of NaN, which then shows
+  if (!(scale >= 1))  // also true for NaN, which then shows
     for (const auto& shard : shards())
       if (shard.grad().defined()) shard.grad().mul_(scale);
   return norm;

@@ -36,38 +36,38 @@ namespace ddprun::ddp {
 ///   optimizer.step();
 ///
 /// All ranks must run the same operators on the parameters in the same order: using one is a collective
-/// operation, also outside forward(). The optimizer must treat every element alike, as SGD, Adam and AdamW
-/// do. When this ends, the module's parameters become unusable.
+/// operation, even outside forward(). The optimizer must treat every element alike, as SGD, Adam and AdamW
+/// do. Its destruction makes the module's parameters unusable.
 class FullyShardedDataParallel {
  public:
-  /// FSDP2's MixedPrecisionPolicy. Shards, and so the optimizer and checkpoints, keep the parameters' own
-  /// types. Cast the inputs yourself. With one rank nothing is gathered, and only output_dtype applies.
+  /// FSDP2's MixedPrecisionPolicy. Shards, and so the optimizer and checkpoints, keep the parameters' types.
+  /// Cast the inputs yourself. With one rank nothing is gathered, and only output_dtype applies.
   struct MixedPrecision {
-    std::optional<at::ScalarType> param_dtype = {};   ///< gathered and computed with; nullopt: as they are
+    std::optional<at::ScalarType> param_dtype = {};   ///< for gathering and computing; nullopt: unchanged
     std::optional<at::ScalarType> reduce_dtype = {};  ///< of gradients between ranks; nullopt: param_dtype
-    std::optional<at::ScalarType> output_dtype = {};  ///< of what forward() returns; nullopt: as it is
-    bool norms = true;  ///< false: modules that have vectors alone, such as BatchNorm, stay as they are
+    std::optional<at::ScalarType> output_dtype = {};  ///< of what forward() returns; nullopt: unchanged
+    bool norms = true;  ///< false: modules that have only vectors, such as BatchNorm, keep their types
   };
 
   struct Options {
-    std::int64_t unit_bytes = 0;  ///< pack modules into units of up to this size; 0: 4 MiB, on a GPU 64 MiB
+    std::int64_t unit_bytes = 0;  ///< pack modules into units up to this size; 0: 4 MiB, or 64 MiB on a GPU
     std::vector<torch::nn::Module*> units = {};  ///< make each of these, with its submodules, a unit
-    int prefetch = 1;               ///< units to gather ahead while one computes; so many more in memory
+    int prefetch = 1;               ///< units to gather ahead while one computes; each takes memory
     bool broadcast_buffers = true;  ///< rank 0's buffers (BatchNorm's statistics) before every forward
     MixedPrecision mixed_precision = {};
-    /// For a module made on the meta device (meta_device.h): sets the values of one parameter or buffer, of
-    /// this name. Whole units at a time have memory, on the group's device. Rank 0's values count.
+    /// For a module made on the meta device (meta_device.h): sets the values of the parameter or buffer with
+    /// this name. Memory is allocated on the group's device, unit by unit. Rank 0's values count.
     std::function<void(const std::string& name, at::Tensor& tensor)> initialise = {};
   };
 
   /// Checks that all ranks have the same parameters, copies rank 0's parameters and buffers to every rank,
   /// and frees all but this rank's share.
   /// throws  std::invalid_argument, on every rank, if modules or options differ between ranks, no parameter
-  ///         requires a gradient, parameters overlap in memory, a unit is not a part of the module, or one on
-  ///         the meta device has no Options::initialise
+  ///         requires a gradient, parameters overlap in memory, a unit is not a part of the module, or a
+  ///         parameter on the meta device has no Options::initialise
   FullyShardedDataParallel(torch::nn::Module& module, const ProcessGroup& group, const Options& options);
   FullyShardedDataParallel(torch::nn::Module& module, const ProcessGroup& group);
-  /// Not while a NoSync or FullParameters of it lives.
+  /// Only while no NoSync or FullParameters refers to it.
   FullyShardedDataParallel(FullyShardedDataParallel&&) noexcept;
   ~FullyShardedDataParallel();
 
@@ -89,12 +89,12 @@ class FullyShardedDataParallel {
   /// .grad() is the gradient's share.
   std::vector<at::Tensor> shards() const;
 
-  /// How long this process has waited for other ranks' shards and gradients so far; on a GPU its streams
-  /// wait.
+  /// How long this process has waited for other ranks' shards and gradients so far; on a GPU, how long its
+  /// streams have.
   static double seconds_waited();
 
   /// Scales the gradients so that their 2-norm, over all ranks, is at most max_norm, like
-  /// torch.nn.utils.clip_grad_norm_. Every rank calls it. Returns the norm before.
+  /// torch.nn.utils.clip_grad_norm_. Every rank calls it. Returns the norm before scaling.
   double clip_grad_norm(double max_norm);
 
   /// While the returned object lives, backward keeps this rank's whole gradients instead of adding to the
@@ -130,8 +130,8 @@ class FullyShardedDataParallel {
   };
   FullParameters full_parameters() { return FullParameters(*this); }
 
-  /// An optimizer's state of the shards (exp_avg, say), whole and by parameter name, on every rank, which all
-  /// call it. per_shard: in the order of shards(); undefined if there is none yet.
+  /// An optimizer's state for the shards (exp_avg, say), whole and by parameter name. Every rank calls it and
+  /// gets the result. per_shard: in the order of shards(); undefined if there is none yet.
   std::map<std::string, at::Tensor> consolidate(const std::vector<at::Tensor>& per_shard) const;
   /// The inverse: this rank's share, in the order of shards(); undefined for units with none of the names.
   /// throws  std::invalid_argument naming a parameter whose unit is incomplete, or of another shape
@@ -140,7 +140,7 @@ class FullyShardedDataParallel {
   /// Where a unit's parameters are, for checkpoints that no rank gathers.
   struct Unit {
     struct Parameter {
-      std::string name;  ///< its first
+      std::string name;  ///< its first name
       at::Tensor tensor;
       std::int64_t offset;                ///< in the unit's flat tensor, in elements
       std::vector<std::int64_t> strides;  ///< of its values there
@@ -148,7 +148,7 @@ class FullyShardedDataParallel {
     std::vector<Parameter> parameters;
     at::Tensor shard;  ///< 1-D; rank r has the flat tensor's elements from r * shard.numel()
   };
-  /// All units, those of frozen parameters too.
+  /// All units, including those of frozen parameters.
   std::vector<Unit> units() const;
 
   /// Copies rank 0's buffers to every rank: before evaluating or saving, so that both see the same model.

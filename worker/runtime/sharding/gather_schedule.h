@@ -7,8 +7,8 @@
 namespace ddprun::ddp {
 
 /// Decides which units of a fully sharded module are in memory, and which to fetch next. A pure function of
-/// the units that operators touch: ranks with the same touches do the same in the same order, which keeps
-/// their collectives together.
+/// the units that operators touch: ranks with the same touches take the same actions in the same order, which
+/// keeps their collectives together.
 ///
 /// It records the touches of a step (from one forward to the next), expects the next step of the same kind to
 /// touch the same units in the same order, and fetches the next units ahead as long as it does.

@@ -18,9 +18,9 @@ namespace {
 
 using torch::jit::Stack;
 using Memory = const c10::StorageImpl*;
-using Storages = std::map<Memory, c10::Storage>;  // by what they stand in for
+using Storages = std::map<Memory, c10::Storage>;  // by the memory they stand in for
 
-// The key that LibTorch leaves free for such modes.
+// The key that LibTorch reserves for such modes.
 constexpr auto kMode = c10::DispatchKey::TESTING_ONLY_GenericMode;
 
 Memory memory_of(const at::Tensor& tensor) { return tensor.storage().unsafeGetStorageImpl(); }
@@ -57,7 +57,7 @@ struct Call {
   std::vector<at::Tensor> results = {};
   std::set<Memory> used = {};
   at::Generator source = at::detail::getDefaultCPUGenerator();
-  at::Tensor random = {};  ///< the source's state before, if it draws numbers
+  at::Tensor random = {};  ///< the generator's state before, if it draws numbers
 
   void run(Storages& storages) const {
     auto stack = map_tensors(arguments, arguments.size(),
@@ -78,7 +78,7 @@ void call_on_meta(const c10::OperatorHandle& op, Stack* stack) {
   const c10::impl::ExcludeDispatchKeyGuard once(kMode);
   const auto& arguments = op.schema().arguments();
   Call call{op, {}};
-  // Of the module's own tensors, FullyShardedDataParallel replaces the storage.
+  // FullyShardedDataParallel replaces the storage of the module's own tensors.
   const auto alias = [&](const at::Tensor& each) {
     if (each.is_meta()) call.used.insert(memory_of(each));
     return each.is_meta() ? each.detach() : each;
@@ -95,7 +95,7 @@ void call_on_meta(const c10::OperatorHandle& op, Stack* stack) {
   map_tensors(*stack, op.schema().returns().size(),
               [&](const at::Tensor& each) { return call.results.emplace_back(alias(each)); });
   if (call.used.empty()) return;
-  if (Storages unused; call.random.defined()) call.run(unused);  // the generator goes on
+  if (Storages unused; call.random.defined()) call.run(unused);  // advances the generator
   calls->push_back(std::move(call));
 }
 

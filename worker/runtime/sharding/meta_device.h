@@ -12,9 +12,9 @@ class Module;
 
 namespace ddprun::ddp {
 
-/// While it lives, this thread makes tensors without memory, unless told a device: Python's
-/// `with torch.device("meta")`. A module made so is for FullyShardedDataParallel, which gives each rank its
-/// share of the memory; see Options::initialise there.
+/// While it lives, this thread makes tensors without memory unless a device is given: Python's `with
+/// torch.device("meta")`. Pass such a module to FullyShardedDataParallel, which gives each rank its share of
+/// the memory; see Options::initialise there.
 ///
 ///   auto model = [] { const ddp::MetaDevice meta; return Transformer(70'000'000'000); }();
 class MetaDevice {
@@ -27,13 +27,13 @@ class MetaDevice {
 
 /// Makes a module without memory that gets its constructor's values later, bit for bit: torchdistX's
 /// deferred_init(). The constructor's operators are recorded, and repeated for one parameter at a time. Each
-/// random number is drawn twice: at first to know the generator's state before every operator.
+/// random number is drawn twice, the first time to learn the generator's state before every operator.
 ///
 ///   ddp::DeferredInit deferred;
 ///   auto model = deferred.make([&] { return Transformer(config); });
 ///   ddp::FullyShardedDataParallel fsdp(*model, group, {.initialise = deferred});
 ///
-/// The constructor must not read its tensors' values, and the module must register all that it keeps.
+/// The constructor must not read its tensors' values, and the module must register everything it keeps.
 class DeferredInit {
  public:
   DeferredInit();

@@ -31,7 +31,7 @@ Registry& registry() {
   return *instance;
 }
 
-/// The listeners that were told of one operator, kept until it ends.
+/// The listeners notified of one operator, kept until it ends.
 struct Told : at::ObserverContext {
   struct Call {
     OperatorListener* listener;

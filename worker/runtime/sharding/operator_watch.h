@@ -9,8 +9,8 @@ struct StorageImpl;
 
 namespace ddprun::ddp {
 
-/// Hears of every operator on a watched tensor, in any thread, before and after its kernel runs; also of
-/// operators inside operators.
+/// Is notified of every operator on a watched tensor, in any thread, before and after its kernel runs,
+/// including operators inside operators.
 class OperatorListener {
  public:
   /// Must not throw: LibTorch would log the error and run the kernel anyway.
@@ -22,10 +22,10 @@ class OperatorListener {
 };
 
 /// Reports operators on tensors with this storage (views included) to the listener, with the label. While
-/// anything is watched, every operator of the process pays for a look at its arguments (bench/RESULTS.md).
+/// anything is watched, every operator in the process has its arguments inspected (bench/RESULTS.md).
 void watch_storage(const c10::StorageImpl* storage, OperatorListener& listener, std::size_t label);
 
-/// Ends what watch_storage() began. No operator on the listener's tensors may be running.
+/// Undoes watch_storage(). No operator on the listener's tensors may be running.
 void unwatch_storages(const OperatorListener& listener);
 
 }  // namespace ddprun::ddp

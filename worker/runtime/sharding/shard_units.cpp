@@ -62,7 +62,7 @@ void check_no_overlap(const std::vector<NamedTensor>& parameters) {
                                   " overlap in memory; expected the same tensor, or separate ones");
 }
 
-constexpr const char* kUncast = " uncast";  // ends the kind of parameters that mixed precision leaves alone
+constexpr const char* kUncast = " uncast";  // ends the kind of parameters that mixed precision does not cast
 
 std::vector<ParameterFacts> facts_of(const std::vector<NamedTensor>& parameters, bool cast_norms) {
   std::vector<ParameterFacts> result;
@@ -137,9 +137,9 @@ void check_same_plan(const ProcessGroup& group, const std::vector<NamedTensor>& 
 
 std::vector<PlannedUnit> plan_units(const std::vector<ParameterFacts>& parameters, std::int64_t unit_bytes,
                                     int world_size) {
-  using Key = std::pair<std::optional<std::size_t>, std::string>;  // the unit asked for, and the kind
+  using Key = std::pair<std::optional<std::size_t>, std::string>;  // the requested unit, and the kind
   std::vector<UnitMembers> units;                                  // in the order of their first parameters
-  std::map<Key, std::size_t> open;                                 // the last unit of each key
+  std::map<Key, std::size_t> open;                                 // the last unit for each key
   for (std::size_t begin = 0; begin < parameters.size();) {
     std::map<Key, UnitMembers> of_module;
     std::size_t end = begin;
@@ -184,7 +184,7 @@ std::vector<FlatParameter> make_units(torch::nn::Module& module, const ProcessGr
     }
   auto facts = facts_of(parameters, options.mixed_precision.norms);
   ask_for_units(options.units, parameters, facts);
-  // A GPU's connections want longer messages, and it computes longer before it needs the next one.
+  // A GPU's connections need longer messages, and it computes longer before it needs the next one.
   const std::int64_t usual = group.device().is_cpu() ? 4 << 20 : 64 << 20;
   const auto plan = plan_units(facts, options.unit_bytes > 0 ? options.unit_bytes : usual, group.size());
   check_same_plan(group, parameters, plan);
@@ -198,7 +198,7 @@ std::vector<FlatParameter> make_units(torch::nn::Module& module, const ProcessGr
       tensors.push_back(parameters[part.parameter].tensor);
       names.push_back(parameters[part.parameter].name);
     }
-    const int tag = static_cast<int>(2 * result.size());  // and the next, for gradients
+    const int tag = static_cast<int>(2 * result.size());  // and the next tag, for gradients
     const bool cast = !facts[unit.parts[0].parameter].kind.ends_with(kUncast);
     result.emplace_back(unit, std::move(tensors), std::move(names), group, tag,
                         cast ? options.mixed_precision : FullyShardedDataParallel::MixedPrecision{},

@@ -22,10 +22,10 @@ struct ParameterFacts {
   std::string kind;        ///< a unit holds one kind: type, device, requires_grad
   std::int64_t numel = 0;  ///< elements
   std::int64_t element_bytes = 4;
-  std::optional<std::size_t> asked_unit = {};  ///< the unit the user asked for, by number
+  std::optional<std::size_t> asked_unit = {};  ///< the number of the requested unit
 };
 
-/// Parameters in a row in a flat tensor that is divided evenly between the ranks.
+/// Parameters laid out in a flat tensor that is divided evenly among the ranks.
 struct PlannedUnit {
   struct Part {
     std::size_t parameter;  ///< its index among the facts
@@ -38,8 +38,8 @@ struct PlannedUnit {
 };
 
 /// Packs modules, in order, into units of at most unit_bytes. A module's own parameters stay together, even
-/// beyond that size, and so do the units that the user asked for. Every parameter starts at a multiple of 64
-/// bytes, like a separate tensor, so that kernels take the same paths.
+/// beyond that size, and so do requested units. Every parameter starts at a multiple of 64 bytes, like a
+/// separate tensor, so that kernels take the same paths.
 std::vector<PlannedUnit> plan_units(const std::vector<ParameterFacts>& parameters, std::int64_t unit_bytes,
                                     int world_size);
 

@@ -49,7 +49,7 @@ ZeroOptimizer::Groups part_of(const ZeroOptimizer::Groups& groups, const std::ve
   return result;
 }
 
-/// A parameter's elements in a flat buffer, where each begins at a cache line, like separate memory.
+/// A parameter's elements in a flat buffer, where each starts at a cache line, like separate memory.
 std::int64_t padded_numel(const Tensor& parameter) {
   const auto line = 64 / static_cast<std::int64_t>(parameter.element_size());
   return (parameter.numel() + line - 1) / line * line;
@@ -208,7 +208,7 @@ std::vector<ZeroOptimizer::NamedTensors> ZeroOptimizer::gather_to_rank_0(
   if (group_.rank() != 0) {
     for (const auto& tensors : own)
       for (const auto& [name, tensor] : tensors) {
-        // Over the CPU, whatever the parameters' device: state dicts are there.
+        // Over the CPU, where state dicts are, whatever the parameters' device.
         std::vector<Tensor> sent = {tensor.detach().cpu().contiguous()};
         group_.handle()->send(sent, /*dstRank=*/0, /*tag=*/0)->wait();
       }

@@ -63,7 +63,7 @@ void blend(std::uint8_t* pixel, Rgb colour, double share) {
 
 constexpr int kScale = image::kPixelScale;
 
-/// Draws where a mask of the same size ends, as far as `reach` on both sides.
+/// Draws the border of a mask of the same size, `reach` pixels wide on both sides.
 void draw_contour(image::Image& onto, const image::Image& mask, int reach, Rgb colour) {
   const auto inside = [&](int x, int y) {
     return *mask.pixel(std::clamp(x, 0, mask.width - 1), std::clamp(y, 0, mask.height - 1)) >= 128;
@@ -74,8 +74,8 @@ void draw_contour(image::Image& onto, const image::Image& mask, int reach, Rgb c
         std::copy_n(colour.data(), 3, onto.pixel(x, y));
 }
 
-/// The picture with the predicted mask in orange, and the true one's contour in green. Lines lie on black
-/// ones, so that they stand out from any picture.
+/// The picture with the predicted mask in orange, and the true one's contour in green. Coloured lines lie on
+/// black ones, so that they stand out from any picture.
 image::Image overlaid(const PredictionRow& row, image::Image picture) {
   const auto truth = resized(shown_mask(row.truth), picture.width, picture.height);
   const auto predicted = resized(shown_mask(row.predicted), picture.width, picture.height);
@@ -129,7 +129,7 @@ void paste(const Panel& panel, image::Image& onto) {
   image::paste(picture, onto, panel.left, panel.top);
 }
 
-/// Draws onto the figure, so that points at a picture's edge are not cut.
+/// Draws onto the figure, so that points at a picture's edge are not cut off.
 void draw_points(image::Image& figure, const Panel& panel, const PredictionRow& row, double arm) {
   constexpr double kThickness = 2.6 * kScale, kHalo = 2.4 * kScale;
   const double scale_x = static_cast<double>(panel.picture.width) / row.picture.width;

@@ -14,9 +14,9 @@
 namespace ddprun::sam {
 namespace {
 
-constexpr std::size_t kMaxHeader = 4096;  // NumPy's own has 128
+constexpr std::size_t kMaxHeader = 4096;  // NumPy's own header has 128
 
-/// What the header says.
+/// The header's contents.
 struct Layout {
   char kind = 'f';  // i, u or f
   std::size_t bytes_each = 8;
@@ -138,7 +138,7 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kSpaces = " \t\r";
 constexpr std::array<std::string_view, 4> kColumnNames = {"index", "y", "x", "label"};
-constexpr std::size_t kShown = 40;  // of a wrong value in a message
+constexpr std::size_t kShown = 40;  // of an invalid value in a message
 
 std::string shown(std::string_view text) {
   return "'" + std::string(text.substr(0, kShown)) + (text.size() > kShown ? "...'" : "'");
@@ -150,7 +150,7 @@ std::vector<std::string> fields_of(std::string_view line) {
   return fields;
 }
 
-/// Collects rows of index, y, x and label, refusing invalid ones.
+/// Collects rows of index, y, x and label, rejecting invalid ones.
 class PointTable {
  public:
   PointTable(const fs::path& path, std::int64_t images)
@@ -194,7 +194,7 @@ std::array<std::size_t, 4> places_of_columns(std::string_view line, const PointT
   for (std::size_t i = 0; i < kColumnNames.size(); ++i) {
     places[i] = static_cast<std::size_t>(std::ranges::find(names, kColumnNames[i]) - names.begin());
     found += places[i] < names.size() ? 1 : 0;
-    if (i < 3 && places[i] == names.size()) found = names.size() + 1;  // one that there must be
+    if (i < 3 && places[i] == names.size()) found = names.size() + 1;  // a required one
   }
   if (found != names.size())
     table.fail("line 1",
@@ -202,7 +202,7 @@ std::array<std::size_t, 4> places_of_columns(std::string_view line, const PointT
   return places;
 }
 
-/// Reads a CSV file's lines as its header says.
+/// Reads a CSV file's lines according to its header.
 class CsvReader {
  public:
   CsvReader(std::string_view header, PointTable& table)

@@ -14,14 +14,14 @@ struct NpyTable {
   std::vector<double> values;  ///< rows * columns, row by row; integers are exact below 2^53
 };
 
-/// Reads a two-dimensional array as numpy.save() writes it: format versions 1 to 3, integers of 1 to 8 bytes
-/// and floats of 4 or 8, either byte order, C or Fortran order.
+/// Reads a two-dimensional array in numpy.save()'s format: versions 1 to 3, integers of 1 to 8 bytes and
+/// floats of 4 or 8, either byte order, C or Fortran order.
 ///
 /// path    for the message
-/// throws  IoError: another kind of array, or not as many bytes as its shape needs
+/// throws  IoError: another kind of array, or a size that does not match its shape
 NpyTable decode_npy(std::string_view bytes, const std::filesystem::path& path);
 
-/// A click into an image, on the pixel in column x and row y, rounded.
+/// A click on the pixel in column x and row y of an image, rounded.
 struct PromptPoint {
   double x = 0;
   double y = 0;
@@ -38,8 +38,8 @@ struct PromptPoint {
 ///
 /// index    the image's number, from 0, in the order of their names
 /// label    1: foreground (default), 0: background
-/// images   how many there are
-/// returns  the points of each image, in the file's order; images that the file does not name have none
+/// images   how many images there are
+/// returns  the points of each image, in the file's order; images missing from the file have none
 /// throws   IoError naming file and line or row: not a number, index or label out of range, negative
 ///          coordinate, wrong number of values, no points at all
 std::vector<std::vector<PromptPoint>> read_points(const std::filesystem::path& path, std::int64_t images);

@@ -14,7 +14,7 @@ ImageSize size_of(const image::Image& picture) { return {picture.height, picture
 
 /// A tensor that shares the picture's memory and keeps it alive.
 at::Tensor as_tensor(const std::shared_ptr<const image::Image>& picture) {
-  auto* bytes = const_cast<std::uint8_t*>(picture->bytes.data());  // read-only tensors do not exist
+  auto* bytes = const_cast<std::uint8_t*>(picture->bytes.data());  // tensors cannot be read-only
   return torch::from_blob(
       bytes, {picture->height, picture->width, 3}, [picture](void*) {}, torch::kUInt8);
 }

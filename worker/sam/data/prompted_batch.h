@@ -20,8 +20,8 @@ struct PromptedPicture {
   at::Tensor truth = {};                        ///< uint8 [H, W], 0 or 1; undefined: unknown
 };
 
-/// Makes a batch of B prompted pictures. S: the model's image_size, L: its mask_size, N: the most points of a
-/// picture, at least 1.
+/// Makes a batch of B prompted pictures. S: the model's image_size, L: its mask_size, N: the most points of
+/// any picture, at least 1.
 ///   input                  float [B, 3, S, S], resized, normalised and padded
 ///   target                 float [B, 1, L, L], the true mask, 0 in the padding and where it is unknown
 ///   extra[kPoints]         float [B, 1, N, 2], points as x, y in the model's frame
@@ -32,7 +32,7 @@ struct PromptedPicture {
 ///   shown[i]               uint8 [H_i, W_i, 3], picture i; shared memory, do not write to it
 data::Batch make_prompted_batch(const std::vector<PromptedPicture>& pictures, const SamProcessor& processor);
 
-/// What lies where in Batch::extra.
+/// The layout of Batch::extra.
 enum Extra : std::size_t { kPoints, kPointLabels, kOriginalSizes, kResizedSizes, kFirstTruth };
 
 inline const at::Tensor& points_of(const data::Batch& batch) { return batch.extra[kPoints]; }

@@ -26,7 +26,7 @@ void check_size(ImageSize size) {
                                 std::to_string(size.width) + " x " + std::to_string(size.height));
 }
 
-/// For each of `count` places its nearest neighbour of `old`, in single precision like ATen.
+/// The nearest neighbour among `old` places for each of `count`, in single precision like ATen.
 at::Tensor nearest(std::int64_t old, std::int64_t count) {
   const float scale = static_cast<float>(old) / static_cast<float>(count);
   auto index = at::empty({count}, at::kLong);

@@ -16,14 +16,14 @@ struct ImageSize {
   bool operator==(const ImageSize&) const = default;
 };
 
-/// Converts images and prompts to SAM's input and its masks back to images, as transformers' SamProcessor:
+/// Converts images and prompts to SAM's input and its masks back to images, like transformers' SamProcessor:
 /// the longest side becomes `image_size` (S here), proportions are kept, and after normalising the image is
 /// padded with zeros to S x S on the right and below. Const, so several threads can use it at once.
 class SamProcessor {
  public:
   struct Options {
     std::int64_t image_size = 1024;  ///< the model's: pixels of a side
-    std::int64_t mask_size = 256;    ///< of its masks
+    std::int64_t mask_size = 256;    ///< of its masks, per side
     std::array<double, 3> mean = {0.485, 0.456, 0.406}, std = {0.229, 0.224, 0.225};  ///< of pixels in [0, 1]
   };
 

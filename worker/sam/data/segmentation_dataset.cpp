@@ -18,7 +18,7 @@ namespace ddprun::sam {
 namespace {
 
 constexpr int kMaxPoints = 256;
-constexpr double kBrightest = 2;  // of an augmented picture; the darkest is half as bright as it was
+constexpr double kBrightest = 2;  // of an augmented picture; the darkest has half its original brightness
 constexpr std::uint64_t kBlocksOfAnEpoch = 1024;  // of 4 numbers each; a point takes 2
 
 /// The numbers of the instances present, and how many pixels each number has.
@@ -65,7 +65,7 @@ at::Tensor region_of(const image::LabelMap& map, const std::vector<PromptPoint>&
 struct Turn {
   bool transpose = false, flip_x = false, flip_y = false;  ///< in this order
 
-  /// Where a point of a picture goes. width, height: of the result
+  /// Maps a point of a picture. width, height: of the result
   PromptPoint operator()(PromptPoint point, std::int64_t width, std::int64_t height) const {
     if (transpose) std::swap(point.x, point.y);
     if (flip_x) point.x = std::max(0.0, static_cast<double>(width - 1) - point.x);
@@ -75,7 +75,7 @@ struct Turn {
   /// values  of type `type`, [height, width, channels] with these sizes
   template <typename Values>
   Values operator()(const Values& values, at::ScalarType type, at::IntArrayRef sizes) const {
-    auto* data = const_cast<typename Values::value_type*>(values.data());  // read-only tensors do not exist
+    auto* data = const_cast<typename Values::value_type*>(values.data());  // tensors cannot be read-only
     auto turned = torch::from_blob(data, sizes, type);
     if (transpose) turned = turned.transpose(0, 1);
     if (flip_x) turned = turned.flip(1);
@@ -86,7 +86,7 @@ struct Turn {
   }
 };
 
-/// gain  of the brightness
+/// gain  brightness factor
 std::shared_ptr<const SegmentedImage> augmented(const SegmentedImage& image, const Turn& turn, double gain) {
   auto result = std::make_shared<SegmentedImage>(image);
   auto& [picture, map] = *result;
@@ -156,7 +156,7 @@ PromptedPicture SegmentationDataset::prompted(std::int64_t index, std::optional<
   auto image = store_->get(static_cast<std::size_t>(index));
   Turn turn;
   if (options_.augment && epoch) {
-    // After the points' numbers.
+    // Uses numbers after those for the points.
     at::Philox4_32 random(options_.seed, static_cast<std::uint64_t>(index),
                           (static_cast<std::uint64_t>(*epoch) + 2) * kBlocksOfAnEpoch - 1);
     const auto which = random();

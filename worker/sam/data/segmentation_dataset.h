@@ -17,8 +17,8 @@ namespace ddprun::sam {
 /// With a file of points, an image's points are one prompt; the true mask is the union of the instances that
 /// its foreground points hit, perhaps none. For an image without points it is the union of all instances.
 ///
-/// Without a file, points are drawn: each picks an instance, then one of its pixels, uniformly. In training
-/// they depend only on (seed, epoch, index), in get_batch() on (seed, index). So do the turns of the images.
+/// Without a file, draws points: each picks an instance, then one of its pixels, uniformly. In training they
+/// depend only on (seed, epoch, index), in get_batch() on (seed, index). So do image rotations.
 class SegmentationDataset : public data::Dataset {
  public:
   struct Options {
@@ -55,7 +55,7 @@ class SegmentationDataset : public data::Dataset {
   std::shared_ptr<const SegmentationStore> store_;
   SamProcessor processor_;
   Options options_;
-  std::vector<std::vector<PromptPoint>> points_;  // of each image; empty: they are drawn
+  std::vector<std::vector<PromptPoint>> points_;  // by image; empty: drawn at random
   bool fixed_points_ = false;
 };
 

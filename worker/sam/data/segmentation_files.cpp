@@ -16,7 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// A folder's entries except hidden ones, ordered by name as bytes.
+/// A folder's entries except hidden ones, in byte order of their names.
 std::vector<fs::path> entries_of(const fs::path& folder) {
   std::error_code error;
   std::vector<fs::path> entries;

@@ -35,7 +35,7 @@ struct SegmentedImage {
   image::LabelMap instances;  ///< same size, at least one instance
 };
 
-/// Larger images are refused: at 6 bytes a pixel this one takes 0.4 GB.
+/// Rejects larger images: at 6 bytes per pixel this one takes 0.4 GB.
 constexpr std::int64_t kMaxSegmentedPixels = std::int64_t{1} << 26;
 
 /// throws  IoError naming the file: unreadable, damaged, more than kMaxSegmentedPixels, mask and image of

@@ -9,7 +9,7 @@
 namespace ddprun::sam {
 namespace {
 
-// Of the layers; attention_downsample_rate applies only to the last attention, as in transformers.
+// For the layers; attention_downsample_rate applies only to the last attention, as in transformers.
 constexpr std::int64_t kLayersDownsampleRate = 2;
 
 torch::nn::ConvTranspose2d doubling(std::int64_t in, std::int64_t out) {
@@ -43,7 +43,7 @@ torch::Tensor SamAttentionImpl::forward(const torch::Tensor& query, const torch:
   auto query_BPNC = q_proj_(query);
   const auto images = query.size(0), prompts = std::max(query.size(1), key.size(1)), tokens = query.size(2);
   if (query.size(1) < prompts) query_BPNC = query_BPNC.expand({-1, prompts, -1, -1});
-  // If prompts have separate keys, treat them like images, else like tokens.
+  // If prompts have separate keys, treat them like images; otherwise, like tokens.
   const auto batch = images * key.size(1);
   const auto heads = [&](const torch::Tensor& x) {
     return x.reshape({batch, x.size(0) * x.size(1) * x.size(2) / batch, heads_, -1}).transpose(1, 2);

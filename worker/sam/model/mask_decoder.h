@@ -25,7 +25,7 @@ class SamAttentionImpl : public torch::nn::Module {
   /// returns    float [B, P, N, C]
   torch::Tensor forward(const torch::Tensor& query, const torch::Tensor& key, const torch::Tensor& value);
 
-  /// For new weights: a query attends most to keys that resemble it, as a point and the pixels around it do.
+  /// For new weights: a query attends most to similar keys, as a point to the pixels around it.
   void attend_to_alike();
 
  private:
@@ -92,7 +92,7 @@ class SamMaskDecoderImpl : public torch::nn::Module {
   /// image_positions  float [1, 1, grid * grid, hidden_size]
   /// prompts          float [B, P, N, hidden_size]; undefined: no prompts, P = 1
   /// multimask        true: M is num_multimask_outputs, ranked by their scores; false: M = 1, the mask for
-  ///                  unambiguous prompts. Runs only the nets of the masks asked for
+  ///                  unambiguous prompts. Runs only the networks of the requested masks
   SamOutput forward(const torch::Tensor& image, const torch::Tensor& image_positions,
                     const torch::Tensor& prompts, bool multimask);
 

@@ -22,7 +22,7 @@ SamPositionalEmbeddingImpl::SamPositionalEmbeddingImpl(std::int64_t features)
     : positional_embedding_(register_buffer("positional_embedding", torch::randn({2, features}))) {}
 
 torch::Tensor SamPositionalEmbeddingImpl::forward(const torch::Tensor& place) {
-  // Not as a matrix product, which autocast would compute in half precision: the angles are large.
+  // Not a matrix product, which autocast would compute in half precision: the angles are large.
   const auto type = positional_embedding_.scalar_type();
   const auto wide = type == torch::kDouble ? torch::kDouble : torch::kFloat;
   const auto frequency = positional_embedding_.to(wide);

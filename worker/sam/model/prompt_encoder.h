@@ -9,7 +9,7 @@
 
 namespace ddprun::sam {
 
-/// Encodes places as sines and cosines of fixed random frequencies (Tancik et al. 2020).
+/// Encodes positions as sines and cosines of fixed random frequencies (Tancik et al. 2020).
 class SamPositionalEmbeddingImpl : public torch::nn::Module {
  public:
   explicit SamPositionalEmbeddingImpl(std::int64_t features);
@@ -60,7 +60,7 @@ class SamPromptEncoderImpl : public torch::nn::Module {
   ///          corners of each box; undefined without points and boxes
   torch::Tensor sparse(const SamPrompts& prompts);
 
-  /// returns  float [B, 1, grid * grid, hidden_size] of a mask; [1, 1, 1, hidden_size] without
+  /// returns  float [B, 1, grid * grid, hidden_size] for a mask; [1, 1, 1, hidden_size] without one
   torch::Tensor dense(const SamPrompts& prompts);
 
  private:

@@ -47,12 +47,12 @@ std::string equal(const char* key, std::int64_t value, const char* other, std::i
 }
 
 constexpr std::int64_t kColours = 3;
-constexpr std::int64_t kMostPatches = 512;                 // of a side, of the image or a window
-constexpr std::int64_t kMostPixels = 1 << 14;              // of a side
+constexpr std::int64_t kMostPatches = 512;                 // per side, of the image or a window
+constexpr std::int64_t kMostPixels = 1 << 14;              // per side
 constexpr std::int64_t kMostModules = 1024;                // of one kind
 constexpr double kMostParameters = std::int64_t{1} << 31;  // three times SAM huge
 
-/// Keys with an upper bound, so that a model no machine can hold is refused before allocation.
+/// Keys with an upper bound, so that a model too large for any machine is rejected before allocation.
 std::vector<std::tuple<const char*, std::int64_t, std::int64_t>> bounded_values(const SamConfig& c) {
   return {{"vision_config.num_hidden_layers", c.vision.num_hidden_layers, kMostModules},
           {"vision_config.image_size", c.vision.image_size, kMostPixels},
@@ -129,7 +129,7 @@ class Section {
     static const json kNothing = json::object();
     return {path_, has(key) ? object_.at(key) : kNothing, std::string(key) + "."};
   }
-  /// Leaves the value as it is without the key.
+  /// Leaves the value unchanged if the key is absent.
   template <typename Value>
   void read(const char* key, Value& value) const {
     if (has(key)) set(value, key, object_.at(key));

@@ -53,7 +53,7 @@ struct SamConfig {
   static SamConfig large();
   static SamConfig huge();
 
-  /// Pixels per side of the masks: four for each patch.
+  /// Pixels per side of the masks: four per patch.
   std::int64_t mask_size() const { return 4 * vision.grid(); }
 };
 
@@ -66,10 +66,10 @@ std::string problem(const SamConfig& config);
 /// throws  IoError naming path, the key and what was expected
 SamConfig read_sam_config(const std::filesystem::path& path);
 
-/// The same from a text. path: the file to name in messages
+/// The same from text. path: the file to name in messages
 SamConfig parse_sam_config(const std::string& text, const std::filesystem::path& path);
 
-/// Writes it as a config.json that transformers reads.
+/// The shape as a config.json for transformers.
 std::string to_json(const SamConfig& config);
 
 }  // namespace ddprun::sam

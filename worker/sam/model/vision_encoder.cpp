@@ -89,7 +89,7 @@ struct RelativeAttention : torch::autograd::Function<RelativeAttention> {
             found.by_row, found.by_column};
   }
 
-  /// With the GPU's kernels, forward once more and backward, which keep no logits.
+  /// With the GPU's kernels: forward once more, then backward; these keep no logits.
   static void add_gradients_of_kernels(const Block& block, const Inputs& in, const at::Tensor& of_out,
                                        Inputs& found) {
     const torch::AutoGradMode with_grad(true);

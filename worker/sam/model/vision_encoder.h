@@ -36,7 +36,7 @@ at::Tensor relative_attention(const at::Tensor& query, const at::Tensor& key, co
 ///   logits = q k / sqrt(D) + q r_h(row - key's row) + q r_w(column - key's column)
 ///
 /// Windows that cross the image's edge are padded with zeros before the layer that computes q, k and v, so
-/// the padding's keys and values are that layer's biases. Only patches of the image have queries.
+/// the padding's keys and values are that layer's biases. Only the image's own patches have queries.
 class VisionAttentionImpl : public torch::nn::Module {
  public:
   /// window  patches per side of a window; 0: the whole image
@@ -47,7 +47,7 @@ class VisionAttentionImpl : public torch::nn::Module {
   torch::Tensor forward(const torch::Tensor& x_BHWC);
 
  private:
-  /// Windows along one axis: `count` of them from `begin` on, with `used` patches of the image in each.
+  /// Windows along one axis: `count` of them starting at `begin`, each with `used` patches of the image.
   struct Band {
     std::int64_t begin, count, used;
   };
@@ -121,7 +121,7 @@ class SamVisionEncoderImpl : public torch::nn::Module {
   /// returns     float [B, grid, grid, output_channels]
   torch::Tensor forward(const torch::Tensor& image_BCHW);
 
-  /// Makes the layers store nothing for backward and run again in it.
+  /// Makes the layers store nothing for backward and rerun there.
   void set_gradient_checkpointing(bool on) { checkpoints_gradients_ = on; }
 
  private:

@@ -26,7 +26,7 @@ class Control {
   std::optional<std::string> reason_;
 };
 
-/// Observes a training run: called on every rank at the same points, in the order of adding, before
+/// Observes a training run: called on every rank at the same points, in the order of addition, before
 /// checkpoints are written.
 class Callback {
  public:
@@ -35,10 +35,10 @@ class Callback {
   virtual void on_step(const TrainState&, Control&) {}
   /// Before a validation or the end of an epoch interrupts the steps.
   virtual void on_pause(const TrainState&) {}
-  /// After a validation, or an epoch without one; not after the sanity check.
+  /// After a validation, or after an epoch without one; not after the sanity check.
   virtual void on_validation(const TrainState&, Control&) {}
 
-  /// The name of its state in checkpoints; empty: no state.
+  /// The key of its state in checkpoints; empty: no state.
   virtual std::string name() const { return ""; }
   virtual c10::IValue state_dict() const { return {}; }
   virtual void load_state_dict(const c10::impl::GenericDict&) {}
@@ -46,7 +46,7 @@ class Callback {
 
 using Callbacks = std::vector<std::unique_ptr<Callback>>;
 
-/// The ones that the options ask for: early stopping, the log of sample indices, the profile.
+/// Those that the options request: early stopping, the log of sample indices, the profile.
 /// resumed  append to the files of an earlier run
 Callbacks make_callbacks(const Run& run, const ParallelModel& model, bool resumed);
 

@@ -23,11 +23,11 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kTrainer = "Trainer";
-constexpr const char* kExamples = "train_examples";  // of the trainer's, as the next three
+constexpr const char* kExamples = "train_examples";  // this and the next three belong to the trainer
 constexpr const char* kEvaluating = "evaluating";
 constexpr const char* kRows = "rows";
 constexpr const char* kMetrics = "metrics";
-constexpr const char* kSeconds = "seconds";  // the next three only in memory
+constexpr const char* kSeconds = "seconds";  // this and the next two only in memory
 constexpr const char* kTrained = "trained";
 constexpr const char* kStop = "stop";
 constexpr const char* kPolicy = "ModelCheckpoint";
@@ -90,7 +90,7 @@ void check_same_run(const Run& run, const Resumed& resumed) {
                      " (--data, --val-split and --limit-train say which)");
 }
 
-/// A callback's name in a checkpoint: in Lightning's format with the arguments that tell Lightning's apart.
+/// A callback's key in a checkpoint: in Lightning's format with the arguments that distinguish Lightning's.
 std::string key_of(const std::string& callback, const Run& run) {
   const bool policy = callback == kPolicy;
   if (run.options.checkpoint.extension != ".ckpt" || !(policy || callback == kEarlyStopping)) return callback;
@@ -107,7 +107,7 @@ c10::IValue callback_state(const TrainingState& state, const std::string& callba
   return found != state.callbacks.end() && found->first.starts_with(theirs) ? found->second : c10::IValue();
 }
 
-/// Lightning records neither ranks nor batch size: as now.
+/// Lightning records neither ranks nor batch size: assumes the current ones.
 void settle_position(TrainingState& state, const Run& run) {
   if (state.world_size != 0) return;
   state.world_size = run.group.size();
@@ -126,7 +126,7 @@ std::vector<double> values_of(const TrainingState& state, const char* key, const
     for (const c10::IValue& value : ranks.get(rank).toList()) values.push_back(value.toDouble());
     const bool same_world = static_cast<int>(ranks.size()) == group.size();
     if (same_world && static_cast<int>(rank) == group.rank()) return values;
-    // On another number of ranks, the first takes the sum.
+    // With another number of ranks, the first rank takes the sum.
     own.resize(values.size());
     for (std::size_t i = 0; i < values.size(); ++i)
       if (group.rank() == 0) own[i] += values[i];
@@ -252,7 +252,7 @@ void CheckpointSaver::resume(const Resumed& resumed) {
   forget_missing();
 }
 
-/// Somebody removed them, or the disk was too full to write them.
+/// Someone removed them, or the disk was too full to write them.
 void CheckpointSaver::forget_missing() {
   for (const auto& path : policy_->forget_missing())
     log_warning(path.string() + ": this best checkpoint is gone and no longer counts");
@@ -328,7 +328,7 @@ bool CheckpointSaver::save(const TrainState& at, const Position& position, const
   }
   own.insert(kRows, record_->rows());
   const bool wrote_weights = !weights.empty() && record_->save_weights(weights, bare);
-  record_->settle();  // the previous plan is carried out or undone
+  record_->settle();  // the previous plan has been carried out or undone
   const auto before = policy_;
   auto request = plan(at, occasion);
   if (shards) write_shards(state, std::move(*shards), request);
@@ -340,7 +340,7 @@ bool CheckpointSaver::save(const TrainState& at, const Position& position, const
 
 /// Every rank calls it; rank 0's request says whether there is a checkpoint, and then waits for the shards.
 void CheckpointSaver::write_shards(TrainingState& state, Shards shards, CheckpointWriter::Request& request) {
-  std::string text;  // the new folder, and the names of all in use
+  std::string text;  // the new folder, and the names of all those in use
   if (!request.paths.empty()) {
     const auto& path = request.paths.front();
     std::ostringstream name;
@@ -353,7 +353,7 @@ void CheckpointSaver::write_shards(TrainingState& state, Shards shards, Checkpoi
   if (text.empty()) return;
   const auto lines = split(text, '\n');
   const auto& folder = lines.front();
-  // Rank 0's are its writer's; on a disk of this host alone, nobody else's.
+  // Rank 0's are removed by its writer; on a host-local disk nobody else would remove these.
   remove_shards_but(fs::path(folder).parent_path(), {lines.begin() + 1, lines.end()});
   if (!shard_writer_) shard_writer_.emplace(run_.group);
   shard_writer_->write(folder, shards.tensors);

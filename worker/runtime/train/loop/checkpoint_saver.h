@@ -31,16 +31,16 @@ struct Resumed {
 /// Finds the checkpoint to resume from, the same on every rank. Every rank calls it.
 ///
 /// returns  nullopt to start from scratch
-/// throws   UsageError if the checkpoint is of another task, batch size, seed or training set; IoError
+/// throws   UsageError if the checkpoint is from another task, batch size, seed or training set; IoError
 std::optional<Resumed> find_resumed(const Run& run);
 
-/// The evaluation in which the checkpoint was made, to begin with.
+/// The evaluation during which the checkpoint was made, to begin with.
 Evaluating evaluating_of(const TrainingState& state);
-/// What a state in memory (state_alone()) has beside a checkpoint's.
+/// What a state in memory (state_alone()) has in addition to a checkpoint's.
 struct InMemory {
-  double seconds = 0;                      ///< that the training has taken
-  std::optional<std::string> stop_reason;  ///< if it is to end here
-  bool trained = false;                    ///< its steps and checkpoints are done
+  double seconds = 0;                      ///< spent on training so far
+  std::optional<std::string> stop_reason;  ///< if the training is to end here
+  bool trained = false;                    ///< all steps and checkpoints are done
 };
 InMemory in_memory(const TrainingState& state);
 
@@ -55,7 +55,7 @@ class CheckpointSaver {
  public:
   using Occasion = CheckpointPolicy::Occasion;
 
-  /// record  null except on rank 0
+  /// record  null on all ranks but 0
   CheckpointSaver(const Run& run, ParallelModel& model, const Callbacks& callbacks, RunRecord* record);
 
   /// Restores the checkpoint's state, on every rank.
@@ -63,14 +63,14 @@ class CheckpointSaver {
 
   /// kRequest writes last only.
   /// weights  also gets the model's bare state_dict; empty: none
-  /// returns  whether it was written; on rank 0
+  /// returns  on rank 0: whether it was written
   bool save(const TrainState& state, const Position& position, const EpochSums& sums, Occasion occasion,
             const std::filesystem::path& weights = {});
 
-  /// What a checkpoint would hold, of this rank and without the others. Tensors share memory with the model's
-  /// and the optimizer's.
+  /// What a checkpoint would hold, from this rank alone. Tensors share memory with the model's and the
+  /// optimizer's.
   ///
-  /// part  only what this rank has of the model and these sums, for resume() on this rank
+  /// part  only this rank's part of the model and these sums, for resume() on this rank
   TrainingState state_alone(const TrainState& at, const Position& position, const InMemory& beside,
                             const std::optional<EpochSums>& part = {});
 
@@ -78,10 +78,10 @@ class CheckpointSaver {
   std::filesystem::path best_path();
   /// Waits until everything is on disk. throws  IoError
   void wait();
-  /// How long checkpoints have stopped the training so far.
+  /// How long checkpoints have held up the training so far.
   double stall_seconds() const { return stall_seconds_; }
 
-  /// The newest; on rank 0.
+  /// The newest checkpoint; on rank 0.
   const std::filesystem::path& last_path() const { return last_path_; }
 
  private:
@@ -96,13 +96,13 @@ class CheckpointSaver {
   ParallelModel& model_;
   const Callbacks& callbacks_;
   RunRecord* record_;
-  std::optional<CheckpointPolicy> policy_;   // rank 0, if the best are kept
+  std::optional<CheckpointPolicy> policy_;   // on rank 0, if the best are kept
   std::optional<ShardWriter> shard_writer_;  // if the model is sharded
   std::filesystem::path last_path_;
   double stall_seconds_ = 0;
 };
 
-/// Restores this rank's sums of the checkpoint's epoch, if it has them. throws  IoError for other measures
+/// Restores this rank's sums of the checkpoint's epoch, if it has any. throws  IoError for other measures
 void load_sums(const EpochSums& sums, const Resumed& resumed, const ddp::ProcessGroup& group);
 
 }  // namespace ddprun::train

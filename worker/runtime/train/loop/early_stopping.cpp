@@ -101,7 +101,7 @@ void EarlyStopping::load_state_dict(const c10::impl::GenericDict& state) {
   const auto stopped_epoch = reader.integer("stopped_epoch");
   const auto best_score = static_cast<float>(reader.number("best_score"));
   const auto patience = reader.integer("patience");
-  // Lightning's before 2.6 have no reason.
+  // Lightning before 2.6 has no reason.
   const auto reason = reader.has("stopping_reason") ? reader.integer("stopping_reason") : 0;
   if (reason < 0 || reason > static_cast<std::int64_t>(Reason::kNonFiniteMetric))
     reader.fail("'stopping_reason': expected 0 to 4, got " + std::to_string(reason));

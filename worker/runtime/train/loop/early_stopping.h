@@ -23,7 +23,7 @@ struct EarlyStoppingOptions {
 };
 
 /// Ends the training when a metric stops improving: Lightning 2.6's EarlyStopping. Values are float32, as
-/// Lightning logs them. With exact metrics all ranks decide the same.
+/// Lightning logs them. With exact metrics all ranks decide alike.
 class EarlyStopping : public Callback {
  public:
   struct Decision {
@@ -34,12 +34,12 @@ class EarlyStopping : public Callback {
   /// throws  std::invalid_argument if patience is negative
   explicit EarlyStopping(EarlyStoppingOptions options);
 
-  /// epoch  saved as stopped_epoch if this stops
+  /// epoch  saved as stopped_epoch if training stops
   Decision check(double value, std::int64_t epoch);
 
   /// Checks the monitored metric, if there is a value.
   void on_validation(const TrainState& state, Control& control) override;
-  double best_score() const { return best_score_; }  ///< infinite without one
+  double best_score() const { return best_score_; }  ///< infinite if there is none
   bool stopped() const { return reason_ != Reason::kNotStopped; }
 
   /// Lightning's keys: wait_count, stopped_epoch, best_score, patience, stopping_reason,

@@ -48,7 +48,7 @@ class StepLosses {
   std::vector<at::Tensor> losses_;
 };
 
-/// The losses of an epoch's batches on this rank, including before it was resumed.
+/// The losses of an epoch's batches on this rank, including those before it was resumed.
 class BatchLosses {
  public:
   BatchLosses() = default;
@@ -65,16 +65,16 @@ class BatchLosses {
 
  private:
   double sum_ = 0, batches_ = 0;
-  at::Tensor recent_;  // the sum of what was added, on its device
+  at::Tensor recent_;  // the sum of the losses just added, on its device
 };
 
 /// The progress of an epoch on this rank.
 struct EpochProgress {
-  std::vector<std::int64_t> indices;  ///< of this rank, from first_batch
+  std::vector<std::int64_t> indices;  ///< this rank's, from first_batch
   std::int64_t batch = 0;             ///< batches done
   std::int64_t batches = 0;           ///< in total
   std::int64_t to_count = 0;          ///< remaining examples, without padding
-  std::int64_t samples = 0;           ///< of all ranks, done
+  std::int64_t samples = 0;           ///< done by all ranks
   std::int64_t first_batch = 0;       ///< where a resumed epoch started
   std::int64_t first_samples = 0;
   BatchLosses losses;            ///< only for Task::epoch_end_line

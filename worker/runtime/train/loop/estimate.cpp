@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kWarmUp = 3, kMeasured = 10;
 
-/// Batches of the first epoch, from its start again where it ends.
+/// Batches of the first epoch, starting over at its end.
 class Batches {
  public:
   Batches(const Run& run)
@@ -41,7 +41,7 @@ class Batches {
   data::Loader loader_;
 };
 
-/// Seconds a batch on this rank. reduce: whether the ranks' gradients are reduced
+/// Seconds per batch on this rank. reduce: whether the ranks' gradients are reduced
 double measure(ParallelModel& model, Batches& batches, int count, bool reduce) {
   const auto begin = std::chrono::steady_clock::now();
   for (int step = 0; step < count; ++step) {

@@ -9,23 +9,23 @@
 
 namespace ddprun::train {
 
-/// What a few steps took, in seconds a batch; the slowest rank counts.
+/// Measured times of a few steps, in seconds per batch; the slowest rank counts.
 struct MeasuredSteps {
   int ranks = 1;
   double batch = 0;        ///< with the gradients' reduction
   double batch_alone = 0;  ///< without it
 };
 
-/// A batch's seconds on that many ranks: what the ranks compute stays, and what they exchange grows as a ring
-/// all-reduce's share, (ranks - 1) / ranks. Measured on one rank, exchanging costs nothing.
+/// Seconds per batch on that many ranks: computing time stays the same, and communication grows like a ring
+/// all-reduce's share, (ranks - 1) / ranks. Measured on one rank, communication costs nothing.
 double seconds_per_batch(const MeasuredSteps& measured, int ranks);
 
-/// A table for 1, 2, 4 and 8 ranks and those measured: seconds a batch, an epoch and the run, and the
-/// efficiency against one rank. samples: of an epoch
+/// A table for 1, 2, 4 and 8 ranks and the measured number: seconds per batch, epoch and run, and the
+/// efficiency against one rank. samples: per epoch
 std::string estimate_table(const MeasuredSteps& measured, std::int64_t samples, std::int64_t batch_size,
                            std::int64_t epochs);
 
-/// Trains for ten steps, after three to warm up, and returns the table, on every rank. Saves nothing.
+/// Trains for ten steps, after three to warm up, and returns the table on every rank. Saves nothing.
 std::string estimate(const Task& task, const TrainerOptions& options, const ddp::ProcessGroup& group);
 
 }  // namespace ddprun::train

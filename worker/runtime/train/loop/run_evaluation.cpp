@@ -49,7 +49,7 @@ void RunEvaluation::sanity_check() {
 bool RunEvaluation::evaluate_set(Set which, const TrainState& at, report::MetricRow& row) {
   const SecondsAdded seconds(evaluation_seconds_);
   const bool test = which == Set::kTest;
-  last_.reset();  // its memory first
+  last_.reset();  // frees its memory first
   last_ = evaluate(test ? *run_.task.test_set : *run_.task.validation_set);
   if (!last_) return false;
   last_set_ = which;
@@ -66,7 +66,7 @@ bool RunEvaluation::evaluate_set(Set which, const TrainState& at, report::Metric
 
 bool RunEvaluation::evaluate_now(Set which, const TrainState& at, report::MetricRow& row) {
   return model_.with_averages([&] {
-    model_.synchronize_buffers();  // of the averages: what a checkpoint holds
+    model_.synchronize_buffers();  // those of the averages: a checkpoint contains them
     return evaluate_set(which, at, row);
   });
 }

@@ -16,7 +16,7 @@ namespace ddprun::train {
 /// Evaluates a run on its data sets and reports the results. All ranks make the same calls.
 class RunEvaluation {
  public:
-  /// leave  asked after each batch that every rank has, until test_at_end(); true, on all ranks: leave the
+  /// leave  asked after each batch that every rank has, until test_at_end(); true, on all ranks, leaves the
   ///        evaluation
   RunEvaluation(const Run& run, ParallelModel& model, RankResources& resources, RunLog& log,
                 std::function<bool()> leave);
@@ -40,7 +40,7 @@ class RunEvaluation {
   /// The final test, with the weights of the best checkpoint; empty: with the current ones.
   void test_at_end(const TrainState& at, const std::filesystem::path& best);
 
-  /// Takes up the validation of a checkpoint's latest metrics.
+  /// Adopts the validation in a checkpoint's latest metrics.
   void resume(const report::MetricRow& metrics);
 
   double seconds() const { return evaluation_seconds_; }
@@ -48,17 +48,17 @@ class RunEvaluation {
   /// Adds the latest results.
   void add_to(RunSummary& summary) const;
 
-  /// Remembers what training_samples.png shows. Costs a copy from the device.
+  /// Remembers the samples for training_samples.png. Costs a copy from the device.
   void show_training(const data::Batch& batch, const BatchResult& result);
 
-  /// Writes training_samples.png, and samples.png and confusion.png of the last evaluation unless they exist.
+  /// Writes training_samples.png and, if missing, the last evaluation's samples.png and confusion.png.
   void draw_figures(std::int64_t step);
 
  private:
   enum class Set { kValidation, kTest };
   /// With the current weights. Adds to the row and prints a line. False if it was left.
   bool evaluate_set(Set which, const TrainState& at, report::MetricRow& row);
-  /// With the averages, if there are any.
+  /// With the averaged weights, if there are any.
   bool evaluate_now(Set which, const TrainState& at, report::MetricRow& row);
   /// Samples and confusion matrix of the last evaluation.
   void draw_last(std::int64_t step);
@@ -72,11 +72,11 @@ class RunEvaluation {
   RunLog& log_;
   std::function<bool()> leave_;
   std::optional<Totals> train_, validation_, test_;  // the latest, over all ranks
-  std::vector<Evaluated> trained_;                   // on the CPU, of rank 0
+  std::vector<Evaluated> trained_;                   // on the CPU; rank 0's
   std::optional<Evaluation> last_;                   // of validation or test
   Set last_set_ = Set::kValidation;
-  bool drawn_ = false;         // the last evaluation
-  Clock::time_point draw_at_;  // after an evaluation, not before
+  bool drawn_ = false;         // whether the last evaluation is drawn
+  Clock::time_point draw_at_;  // the next time at which an evaluation may be drawn
   double train_seconds_ = 0, trained_samples_ = 0, evaluation_seconds_ = 0;
 };
 

@@ -12,13 +12,13 @@
 
 namespace ddprun::train {
 
-/// Where this rank's time goes, and what it tells ddprun of the training (docs/status.md).
+/// Where this rank's time goes, and what it reports to ddprun about the training (docs/status.md).
 class RunStatus {
  public:
   RunStatus(const Run& run, const ParallelModel& model, const RunEvaluation& evaluation,
             const CheckpointSaver& saver);
 
-  /// Counts a training batch while it lives.
+  /// Counts as a training batch while it lives.
   class Batch {
    public:
     Batch(RunStatus& owner, std::int64_t samples);
@@ -35,10 +35,10 @@ class RunStatus {
   double& data_seconds() { return spent_.data; }
   void set_loss(double loss) { told_.loss = loss; }
 
-  /// In this process so far, in earlier rounds too.
+  /// In this process so far, including earlier rounds.
   Ledger spent() const;
 
-  /// Tells ddprun where the training stands.
+  /// Tells ddprun how far the training has come.
   void tell(const char* phase, const TrainState& at);
   /// The same, at most ten times a second.
   void tell_step(const TrainState& at) {

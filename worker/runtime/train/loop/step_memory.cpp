@@ -37,7 +37,7 @@ void StepMemory::commit(const TrainState& at, const Position& position, Evaluati
   if (evaluating == Evaluating::kWithinEpoch || committed_.buffers.empty()) commit_buffers();
 }
 
-/// Only forward passes of training change them.
+/// Only the training's forward passes change them.
 void StepMemory::commit_buffers() {
   const torch::NoGradGuard no_grad;
   const auto buffers = run_.task.module->buffers();
@@ -47,7 +47,7 @@ void StepMemory::commit_buffers() {
     at::_foreach_copy_(committed_.buffers, buffers);
 }
 
-/// Without a number of steps; with --join ranks may differ in theirs.
+/// Not at fixed step intervals; with --join, ranks may take different numbers of steps.
 bool StepMemory::keeps_by_time() const {
   return run_.options.checkpoint.memory_every_steps == 0 || run_.options.parallel.join;
 }

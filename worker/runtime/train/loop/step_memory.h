@@ -15,7 +15,7 @@
 
 namespace ddprun::train {
 
-/// Puts the newest whole step into the run's RunMemory, from which the training continues if a rank is lost.
+/// Keeps the newest whole step in the run's RunMemory, from which the training continues if a rank is lost.
 /// Without one (TrainerOptions::memory) its methods do nothing.
 class StepMemory {
  public:
@@ -25,13 +25,13 @@ class StepMemory {
   StepMemory(const Run& run, CheckpointSaver& saver, Totals& totals, const RunRecord* record,
              std::function<InMemory()> beside);
 
-  /// From here on the training continues from this step, as it stands.
+  /// If a rank is lost, the training continues from this point.
   void commit(const TrainState& at, const Position& position, Evaluating evaluating);
 
   /// After commit(): writes the state to the memory file if it is time.
   void keep_if_due(BatchLosses& losses);
 
-  // If each rank has a part of the state, all keep theirs after the same step.
+  // If each rank has a part of the state, all of them keep theirs after the same step.
 
   bool has_parts() const { return memory_ != nullptr && memory_->parts; }
   /// Whether this rank could keep its part now, by time.

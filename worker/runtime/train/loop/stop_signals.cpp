@@ -23,7 +23,7 @@ using Clock = std::chrono::steady_clock;
 using Milliseconds = std::chrono::milliseconds;
 
 std::atomic<bool> usr1_came = false, taken_over = false;
-std::atomic<int> ending = 0;  // the signal that came: SIGTERM or SIGINT
+std::atomic<int> ending = 0;  // the signal received: SIGTERM or SIGINT
 std::atomic<int> event_of_handler = -1, saving = 0;
 std::atomic<std::int64_t> last_progress_ms = 0;
 std::atomic<std::int64_t> longest_ms[2];  // interval of each Work; 0: none yet
@@ -51,7 +51,7 @@ void on_signal(int signal) {
   errno = error;
 }
 
-/// Waits until the event is written to or the timeout; negative: for ever.
+/// Waits until the event is written to or the timeout passes; negative: forever.
 bool wait_for(int event, std::int64_t timeout_ms) {
   pollfd entry{event, POLLIN, 0};
   const int ready = ::poll(&entry, 1, static_cast<int>(timeout_ms));
@@ -129,7 +129,7 @@ StopSignals::StopSignals(const ddp::ProcessGroup& group) : event_(::eventfd(0, E
   ::sigaction(SIGUSR1, &action, &usr1_);
   ::sigaction(SIGINT, nullptr, &int_);
   if (int_.sa_handler != SIG_IGN)
-    ::sigaction(SIGINT, &action, nullptr);  // ignored by a shell's background job
+    ::sigaction(SIGINT, &action, nullptr);  // a shell's background job ignores it
   watch_ = std::jthread([this, &group](const std::stop_token& stop) {
     watch(stop, event_.get(), group, [this](int signal) {
       ::sigaction(signal, signal == SIGINT ? &int_ : &term_, nullptr);
@@ -200,7 +200,7 @@ Requests StopAgreement::exchange(Pace& pace) {
 void StopAgreement::end(const std::function<void()>& save) {
   signals_.take_over();
   save();
-  ddp::all_reduce_max(group_, {0});  // or the first to end would make the others end, too
+  ddp::all_reduce_max(group_, {0});  // otherwise the first to end would make the others end, too
   signals_.let_go();
 }
 

@@ -11,8 +11,8 @@
 
 namespace ddprun::train {
 
-/// Records SIGTERM, SIGINT and SIGUSR1, so that the training can act on them between two steps. A second
-/// SIGINT ends the process at once. One at a time in a process.
+/// Records SIGTERM, SIGINT and SIGUSR1, so that the training can act on them between steps. A second SIGINT
+/// ends the process at once. One at a time per process.
 ///
 /// A training that is stuck when SIGTERM or SIGINT comes cannot act on it: once a collective has failed or
 /// another rank has ended, or without note_progress(), Saving or take_over() for three seconds (or three
@@ -42,19 +42,18 @@ class StopSignals {
   std::jthread watch_;
 };
 
-/// The signal to end by after a training that was terminated: SIGTERM, or SIGINT if that came to this
-/// process.
+/// The signal to end by after the training was terminated: SIGTERM, or SIGINT if this process received that.
 int ending_signal();
 
-/// What a training does; batches of the two take different times.
+/// What a training does; the two kinds of batches take different times.
 enum class Work { kTraining, kEvaluation };
 
-/// Reports progress: a batch is done.
+/// Reports that a batch is done.
 void note_progress(Work work);
-/// Before its first batch.
+/// Call it before the first batch.
 void begin_work(Work work);
 
-/// Counts as progress while it exists: a checkpoint is being saved.
+/// Counts as progress while it lives: a checkpoint is being saved.
 struct Saving {
   Saving();
   ~Saving();
@@ -78,7 +77,7 @@ class StopAgreement {
   /// can_keep     whether this rank can keep its state in memory now; null: never
   StopAgreement(const ddp::ProcessGroup& group, double max_seconds, std::function<bool()> can_keep = {});
 
-  /// Every rank calls it after each step; all must have the same number of steps.
+  /// Every rank calls it after each step; all must have taken the same number of steps.
   Requests after_step();
   /// The same for the batches of evaluations.
   Requests after_evaluating();
@@ -92,9 +91,9 @@ class StopAgreement {
  private:
   using Clock = std::chrono::steady_clock;
   struct Pace {
-    Clock::time_point last = Clock::now();  // exchange
+    Clock::time_point last = Clock::now();  // of the last exchange
     std::int64_t steps = 0;                 // since then
-    std::int64_t next = 1;                  // exchange after that many
+    std::int64_t next = 1;                  // steps until the next exchange
   };
   Requests exchange(Pace& pace);
 

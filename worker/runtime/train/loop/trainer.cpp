@@ -32,8 +32,8 @@ namespace {
 
 using Occasion = CheckpointSaver::Occasion;
 
-constexpr double kNoTime = 1e-3;         // seconds that are left; 0 would mean no limit
-constexpr std::int64_t kFirstSteps = 2;  // in which the reducer rebuilds its buckets and cuDNN looks around
+constexpr double kNoTime = 1e-3;         // seconds left; 0 would mean no limit
+constexpr std::int64_t kFirstSteps = 2;  // while the reducer rebuilds buckets and cuDNN searches
 
 class Trainer {
  public:
@@ -59,7 +59,7 @@ class Trainer {
         memory_(run, saver_, totals_, log_.record(), [this] { return beside(); }),
         status_(run, model_, evaluation_, saver_) {}
 
-  /// With a memory, leaves the newest whole step there when it throws.
+  /// If there is a memory, leaves the newest whole step there when it throws.
   Ending run() {
     if (run_.options.memory == nullptr) return train();
     run_.options.memory->begin();
@@ -103,7 +103,7 @@ class Trainer {
             earlier_.trained || trained_};
   }
 
-  /// Of metrics, when the run resumes.
+  /// Rows of metrics, when the run resumes.
   std::optional<std::int64_t> rows_to_keep() const {
     if (!resumed_) return std::nullopt;
     const auto* memory = run_.options.memory;
@@ -131,7 +131,7 @@ class Trainer {
                    ? "a lost rank was replaced; going on after step " + std::to_string(at_.step)
                    : "resumed from " + resumed_->path.string() + " at step " + std::to_string(at_.step));
     if (recovered_ && !run_.options.memory->totals.empty()) totals_.set_sums(run_.options.memory->totals);
-    resumed_.reset();  // its tensors are copied
+    resumed_.reset();  // its tensors have been copied
   }
 
   // -- training --
@@ -149,7 +149,7 @@ class Trainer {
     const SecondsAdded between(seconds_between_epochs_);
     if (!evaluate_epoch()) return;
     if (epoch_.done()) return finish_epoch();
-    next_epoch_.samples = epoch_.samples;  // if a resumed run goes on here
+    next_epoch_.samples = epoch_.samples;  // if a resumed run continues here
     next_epoch_.losses = epoch_.losses;
     memory_.commit(at_, {at_.epoch, epoch_.samples}, Evaluating::kNothing);
     save(judges_epochs() ? Occasion::kValidation : Occasion::kRequest);
@@ -185,7 +185,7 @@ class Trainer {
     epoch_.begin = Clock::now();
     sampler_.set_epoch(at_.epoch, epoch_.samples);
     epoch_.indices = sampler_.indices();
-    // The sampler's padding comes last: trained on, but not counted in the metrics.
+    // The sampler's padding comes last: it is trained on, but not counted in the metrics.
     epoch_.to_count = sampler_.num_without_padding();
     if (run_.options.parallel.join) epoch_.indices.resize(static_cast<std::size_t>(epoch_.to_count));
     if (run_.options.drop_last) {
@@ -225,13 +225,13 @@ class Trainer {
           run_.options.seed + static_cast<std::uint64_t>(at_.step) * 0xD1B54A32D192ED03u, run_.group.rank()));
   }
 
-  /// What is due after the step is not done yet.
+  /// The follow-up work of the step is still to be done.
   void commit_optimizer_step() {
     ++at_.step;
     memory_.commit(at_, {at_.epoch, epoch_.samples}, Evaluating::kWithinEpoch);
   }
 
-  /// What is due after it is done, too, but for a checkpoint.
+  /// Its follow-up work is done too, except for a checkpoint.
   void commit_whole_step() {
     memory_.commit(at_, {at_.epoch, epoch_.samples},
                    epoch_.done() || over() ? Evaluating::kEpoch : Evaluating::kNothing);
@@ -263,7 +263,7 @@ class Trainer {
     if (!terminated_) commit_step();
   }
 
-  /// Validates, heeds requests and saves, as is due after a step.
+  /// Validates, handles requests and saves, as required after a step.
   void act_after_step() {
     const auto validates = run_.options.val_every_steps;
     if (validates > 0 && at_.step % validates == 0 && !validate_within_epoch()) return;
@@ -328,7 +328,7 @@ class Trainer {
     log_.bar(bar);
   }
 
-  /// Of the epochs to come, with their validation, as far as it has been seen.
+  /// Estimates the remaining epochs including validation, from what has been measured.
   double seconds_after_this_epoch(const BarState& bar) const {
     auto epochs = static_cast<double>(run_.options.epochs - at_.epoch - 1);
     if (run_.options.max_steps > 0)
@@ -434,7 +434,7 @@ class Trainer {
   RunEvaluation evaluation_;
   data::DistributedSampler sampler_;
   data::Loader loader_;
-  const InMemory earlier_;  ///< if a lost rank was replaced
+  const InMemory earlier_;  ///< set if a lost rank was replaced
   StopAgreement agreement_;
   StepMemory memory_;
   RunStatus status_;
@@ -443,13 +443,13 @@ class Trainer {
   Control control_;
   bool terminated_ = false;
   bool trained_ = false;
-  bool recovered_ = false;  ///< a lost rank was replaced, and the run went on from memory
+  bool recovered_ = false;  ///< a lost rank was replaced, and the run continued from memory
   Requests in_evaluation_;
   double seconds_between_epochs_ = 0;  // validation and checkpoint after the last one
-  EpochProgress epoch_, next_epoch_;   // the next: where a resumed run starts
-  Totals totals_{run_.task.measures};  // of this epoch and rank
+  EpochProgress epoch_, next_epoch_;   // next: where a resumed run starts
+  Totals totals_{run_.task.measures};  // of this epoch on this rank
   StepLosses losses_;
-  std::int64_t batches_here_ = 0;  // trained on since the process started
+  std::int64_t batches_here_ = 0;  // trained here since the process started
 };
 
 }  // namespace

@@ -15,7 +15,7 @@ std::uint64_t rank_seed(std::uint64_t seed, int rank);
 /// How a training ended.
 enum class Ending {
   kComplete,   ///< after its epochs or steps, or stopped by its own rules
-  kTerminated  ///< by a signal on any rank, after a checkpoint; it has not taken effect yet, see
+  kTerminated  ///< by a signal on any rank, after a checkpoint; the signal is still pending, see
                ///< ending_signal()
 };
 
@@ -24,7 +24,7 @@ enum class Ending {
 /// and the summary into the run folder.
 ///
 /// Metrics are exact: every example counts once, on any number of ranks. A resumed run
-/// (options.checkpoint.resume) gives bit for bit the result of an uninterrupted one on the same number of
+/// (options.checkpoint.resume) gives, bit for bit, the result of an uninterrupted one on the same number of
 /// ranks. throws  UsageError for options that do not fit the task, IoError, c10::Error
 Ending fit(const Task& task, const TrainerOptions& options, const ddp::ProcessGroup& group);
 

@@ -25,10 +25,10 @@
 namespace ddprun::train {
 namespace {
 
-constexpr std::size_t kSkipBegin = 10, kSkipEnd = 1;  // of a suggestion
+constexpr std::size_t kSkipBegin = 10, kSkipEnd = 1;  // of the losses considered for a suggestion
 constexpr double kBeta = 0.98, kDivergence = 4;
 
-/// The options of a search: the schedule and what accumulates belong to whole trainings.
+/// The options for a search: the schedule and accumulation belong to whole trainings.
 TrainerOptions of_search(TrainerOptions options) {
   options.optim.schedule = LrScheduleKind::kNone;
   options.optim.warmup_steps = 0;
@@ -38,7 +38,7 @@ TrainerOptions of_search(TrainerOptions options) {
   return options;
 }
 
-/// A step on this rank's samples, which begin again after their last; returns its loss.
+/// A step on this rank's samples, which start over after the last; returns its loss.
 double train_step(ParallelModel& model, const Run& run, std::int64_t number) {
   const auto& set = *run.task.train_set;
   const auto all =
@@ -73,7 +73,7 @@ double free_memory_mb() {
   return HUGE_VAL;
 }
 
-/// Samples a second; nullopt if they do not fit in memory.
+/// Samples per second; nullopt if they do not fit in memory.
 std::optional<double> try_batch_size(ParallelModel& model, const Run& run) {
   constexpr int kSteps = 3;
   try {

@@ -16,7 +16,7 @@ class LrSearch {
   explicit LrSearch(double min_lr = 1e-8, double max_lr = 1, std::int64_t steps = 100)
       : min_lr_(min_lr), max_lr_(max_lr), steps_(steps) {}
 
-  /// Of the next step; nullopt: the search is over.
+  /// For the next step; nullopt: the search is over.
   std::optional<double> next_lr() const;
   /// loss  of the step
   void add(double loss);
@@ -34,16 +34,16 @@ class LrSearch {
   bool diverged_ = false;
 };
 
-/// Trains with rising learning rates, tells the best, and draws lr_finder.png into figures/ of the run
-/// folder. Every rank calls it. The task's module is changed.
+/// Trains with rising learning rates, reports the best, and draws lr_finder.png into figures/ of the run
+/// folder. Every rank calls it. Changes the task's module.
 /// returns  the suggestion
 std::optional<double> find_lr(const Task& task, const TrainerOptions& options,
                               const ddp::ProcessGroup& group);
 
 /// Doubles the batch size from 2 on, for three steps each, until memory or the training set is exhausted, as
-/// Lightning's Tuner.scale_batch_size() does; tells the largest that fits, and draws batch_size_finder.png:
-/// samples a second. On a CPU, a batch that would take more than the free memory is not tried.
-/// returns  the largest batch size that fits; 0: none
+/// Lightning's Tuner.scale_batch_size() does; reports the largest that fits, and draws batch_size_finder.png:
+/// samples per second. On a CPU, does not try a batch that needs more than the free memory.
+/// returns  the largest batch size that fits; 0: none fits
 /// throws   UsageError for several ranks
 std::int64_t find_batch_size(const Task& task, const TrainerOptions& options, const ddp::ProcessGroup& group);
 

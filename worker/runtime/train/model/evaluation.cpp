@@ -71,7 +71,7 @@ std::optional<Evaluation> evaluate(ParallelModel& model, const Run& run, const d
   if (classes > 1) found.confusion.emplace(classes);
   auto probabilities = torch::zeros({run.options.tensorboard ? classes * 2 * kThresholds : 0},
                                     at::device(run.group.device()).dtype(torch::kInt64));
-  const auto fewest = set.size() / run.group.size();  // examples of a rank
+  const auto fewest = set.size() / run.group.size();  // examples on a rank
   std::int64_t shown = 0;
   for (std::int64_t number = 0; max_batches == 0 || number < max_batches; ++number) {
     const auto batch = loader.next();

@@ -21,7 +21,7 @@ class Totals {
   explicit Totals(const std::vector<std::string>& measures);
 
   /// Adds the batch's first `count` examples.
-  /// throws  std::invalid_argument for other measures than the constructor's
+  /// throws  std::invalid_argument if the measures differ from the constructor's
   void add(const BatchResult& result, std::int64_t count);
   double mean_loss() const { return loss_.value(); }
   double samples() const { return loss_.count(); }
@@ -34,7 +34,7 @@ class Totals {
   void append_to(report::MetricRow& row, const std::string& set, const std::string& loss = "") const;
 
   std::vector<double> sums() const;  ///< for checkpoints and sums over ranks
-  /// throws  std::invalid_argument for another number of sums
+  /// throws  std::invalid_argument if the number of sums differs
   void set_sums(const std::vector<double>& sums);
 
  private:
@@ -43,8 +43,8 @@ class Totals {
 };
 
 struct Evaluation {
-  Totals totals;                                  ///< of all ranks
-  std::optional<ConfusionMatrix> confusion = {};  ///< of all ranks, if the task names classes
+  Totals totals;                                  ///< over all ranks
+  std::optional<ConfusionMatrix> confusion = {};  ///< over all ranks, if the task names classes
   std::vector<double> probabilities = {};         ///< the same, for TensorBoard: probability_counts()
   std::vector<Evaluated> shown = {};              ///< this rank's, for Task::draw_samples
 };

@@ -11,7 +11,7 @@ namespace ddprun::train {
 // Metrics whose state is sums: the sum over ranks gives the exact metric of all samples. Sums stay on the
 // samples' device until they are read, so adding does not wait for it.
 
-/// The mean of values, torchmetrics' MeanMetric (in float64). Of `scores.argmax(1) == target` it is
+/// The mean of values, torchmetrics' MeanMetric (in float64). For `scores.argmax(1) == target` it is
 /// Accuracy(task="multiclass", average="micro").
 class Mean {
  public:
@@ -49,10 +49,10 @@ class ConfusionMatrix {
   at::Tensor counts_;
 };
 
-/// For precision-recall curves of each class against the rest: by class, how many other examples, then how
-/// many of its own, got a probability from i / (kThresholds - 1) to that of the next i. On their device.
+/// For precision-recall curves of each class against the rest: for each class, how many other examples, then
+/// how many of its own, have a probability in [i, i + 1) / (kThresholds - 1). On their device.
 ///
-/// scores   [B, K] whose softmax are the probabilities; for one class: logits of any shape [B, ...]
+/// scores   [B, K], whose softmax gives the probabilities; for one class: logits of any shape [B, ...]
 /// target   int64 [B], class numbers; for one class: 0 or 1 for each score
 /// count    examples to take
 /// returns  int64 [classes * 2 * kThresholds]
@@ -63,7 +63,7 @@ constexpr std::int64_t kThresholds = 127;
 /// Element-wise over ranks, such as ddp::all_reduce_sum with a group.
 using SumOverRanks = std::function<std::vector<double>(std::vector<double>)>;
 
-/// Turns each rank's metrics into those of all samples, with one reduction. All ranks pass the same metrics.
+/// Turns each rank's metrics into those of all samples, in one reduction. All ranks pass the same metrics.
 template <typename... Metrics>
 void sum_over_ranks(const SumOverRanks& sum, Metrics&... metrics) {
   std::vector<double> all;

@@ -23,7 +23,7 @@ namespace ddprun::train {
 
 Ema::NamedTensors to_vector(const torch::OrderedDict<std::string, torch::Tensor>& tensors);
 
-/// A state_dict's tensors whose names begin so, without the prefix.
+/// The tensors of a state_dict whose names begin with the prefix, which is dropped.
 StateDict named_tensors(const c10::IValue& dict, const std::string& prefix = "");
 
 /// How ranks share one model.
@@ -36,32 +36,32 @@ class ParallelEngine {
 
   /// What the optimizer updates.
   virtual std::vector<torch::Tensor> parameters() = 0;
-  /// samples  of this rank's batch, if batches of ranks may differ in size and every sample must count alike
+  /// samples  in this rank's batch, if batch sizes may differ between ranks and every sample must count alike
   virtual BatchResult forward(const Compute& compute, std::optional<std::int64_t> samples) = 0;
   virtual BatchResult evaluate(const Compute& compute) = 0;
   virtual void zero_grad(torch::optim::Optimizer& optimizer) = 0;
-  /// Gradients of the pass stay on this rank.
+  /// Keeps the gradients of the pass on this rank.
   virtual void without_reduction(const std::function<void()>& pass) = 0;
   virtual void with_whole_parameters(const std::function<void()>& use) = 0;
   virtual void synchronize_buffers() = 0;
-  /// here  on this rank too, if the state is not sharded
+  /// here  also on this rank, if the state is not sharded
   virtual std::optional<Shards> save(TrainingState& state, torch::optim::Optimizer& optimizer, const Ema* ema,
                                      bool here) = 0;
   virtual void load_optimizer(torch::optim::Optimizer& optimizer, const c10::IValue& state,
                               const std::filesystem::path& source) = 0;
-  /// By name, the tensors of the model that this rank has, its own shards among them. Shares memory.
+  /// The model tensors that this rank has, by name, including its own shards. Shares memory.
   virtual c10::impl::GenericDict own_model() { return state_dict(module_); }
   virtual bool is_sharded() const = 0;
-  /// Whether this rank has a part of the parameters only, and reads no more of a sharded checkpoint.
+  /// Whether this rank has only a part of the parameters and reads only that part of a sharded checkpoint.
   virtual bool reads_shards() const { return false; }
-  /// All of a sharded checkpoint's state that the engine keeps.
+  /// Loads all the state in a sharded checkpoint that the engine keeps.
   virtual void load_shards(const TrainingState&, const std::filesystem::path&, torch::optim::Optimizer&,
                            Ema*) {}
-  /// The weights alone: "model" or "ema".
+  /// Loads only the weights: "model" or "ema".
   virtual void load_shards(const TrainingState&, const std::filesystem::path&, const std::string&) {}
-  /// What Ema averages.
+  /// The parameters that Ema averages.
   virtual Ema::NamedTensors averaged_parameters() { return to_vector(module_.named_parameters()); }
-  /// From a whole state.
+  /// Loads them from a whole state.
   virtual void load_averages(Ema& ema, const c10::IValue& state) {
     ema.load_state_dict(state.toGenericDict());
   }

@@ -69,7 +69,7 @@ class ReplicatedEngine : public ParallelEngine {
     if (hook) ddp_.register_comm_hook(std::move(hook));
   }
 
-  /// Shared ones once, as in Python.
+  /// Shared ones only once, as in Python.
   std::vector<torch::Tensor> parameters() override {
     std::vector<torch::Tensor> parameters;
     for (const auto& each : ddp::replicated_state(module_, {}).parameters) parameters.push_back(each.tensor);
@@ -107,7 +107,7 @@ class ReplicatedEngine : public ParallelEngine {
   ddp::DistributedDataParallel ddp_;
 };
 
-/// Except for what has no memory yet.
+/// Except for tensors without memory so far.
 void move_to(at::Device device, torch::nn::Module& module) {
   auto tensors = module.parameters();
   for (const auto& buffer : module.buffers()) tensors.push_back(buffer);

@@ -22,9 +22,9 @@ namespace ddprun::train {
 
 class ParallelEngine;
 
-/// A task's module and optimizer, trained by the ranks of a group together: replicated or fully sharded, the
-/// optimizer's state whole on every rank or sharded, in the chosen precision. All ranks make the same calls
-/// in the same order.
+/// A task's module and optimizer, trained jointly by the ranks of a group: replicated or fully sharded, the
+/// optimizer state whole on every rank or sharded, in the chosen precision. All ranks make the same calls in
+/// the same order.
 class ParallelModel {
  public:
   /// Moves the module to the group's device. The run must outlive it.
@@ -34,19 +34,19 @@ class ParallelModel {
 
   struct Pass {
     BatchResult result;
-    at::Tensor loss;  ///< the mean of its losses, without gradient
+    at::Tensor loss;  ///< the mean of the batch's losses, without gradient
   };
-  /// Forward and backward pass of one batch, and after the last batch of an optimizer step that step. Only
-  /// the last reduces gradients over ranks; the ones before it add up locally. With a CUDA graph the result
-  /// has its values until the next batch. throws  ddp::NonFiniteGradient if gradients are checked
+  /// Forward and backward pass of one batch; after the last batch of an optimizer step, also that step. Only
+  /// the last reduces gradients over ranks; earlier ones add up locally. With a CUDA graph the result is
+  /// valid until the next batch. throws  ddp::NonFiniteGradient if gradients are checked
   Pass train(const data::Batch& batch, bool last);
   void zero_grad();
   void end_epoch(std::optional<double> metric) { optimization_.end_epoch(metric); }
 
-  /// A forward pass without gradients. If is_sharded(), all ranks must make equally many.
+  /// A forward pass without gradients. If is_sharded(), all ranks must run equally many.
   BatchResult evaluate(const data::Batch& batch);
 
-  /// Calls it while the module has the averaged weights, if there are any.
+  /// Calls it while the module holds the averaged weights, if there are any.
   template <typename Call>
   auto with_averages(Call call) {
     if (optimization_.ema() == nullptr) return call();
@@ -54,7 +54,7 @@ class ParallelModel {
     return call();
   }
 
-  /// With --join: keep it while ranks may have different numbers of steps. Else nullopt.
+  /// With --join: keep it while ranks may take different numbers of steps. Otherwise nullopt.
   std::optional<ddp::Join> join();
   bool is_sharded() const;
 
@@ -64,18 +64,18 @@ class ParallelModel {
   double learning_rate() const { return optimization_.learning_rate(); }
   const Optimization& optimization() const { return optimization_; }
 
-  /// Fills in the model's part of a checkpoint, as a single rank would have it: on rank 0; None on the
-  /// others. If several ranks share the parameters, without those: they are in the returned shards.
+  /// Fills in the model's part of a checkpoint as a single rank would have it: on rank 0; None on the others.
+  /// Leaves out parameters that several ranks share: they are in the returned shards.
   std::optional<Shards> save(TrainingState& state);
-  /// The same on this rank, whichever it is, without the others; unless keeps_parts().
+  /// The same on this rank, whichever it is, without the others; not if keeps_parts().
   void save_alone(TrainingState& state) { save_own(state, /*here=*/true); }
-  /// What this rank has of it, for load_part() on this rank of as many.
+  /// Fills in this rank's part, for load_part() on this rank with the same number of ranks.
   void save_part(TrainingState& state);
   void load_part(const TrainingState& state);
   /// The inverse, on every rank. throws  IoError naming source and what does not fit
   void load(const TrainingState& state, const std::filesystem::path& source);
-  /// Loads the weights of a checkpoint, or their averages if there are any, on every rank, for evaluation.
-  /// Unless it is sharded, only rank 0 reads it.
+  /// Loads a checkpoint's weights, or their averages if there are any, on every rank, for evaluation. Unless
+  /// it is sharded, only rank 0 reads it.
   void load_weights_of(const std::filesystem::path& checkpoint);
   /// The module's whole state_dict: on rank 0; None on the others.
   c10::IValue whole_weights();
@@ -98,13 +98,13 @@ class ParallelModel {
 
   const Run& run_;
   std::unique_ptr<ddp::StepGraph> graph_;     // null: none
-  std::shared_ptr<ddp::PowerSgd> power_sgd_;  // null unless it compresses the gradients
+  std::shared_ptr<ddp::PowerSgd> power_sgd_;  // null unless PowerSGD compresses the gradients
   std::unique_ptr<ParallelEngine> engine_;
   std::unique_ptr<ddp::NanCheck> nan_check_;
   Optimization optimization_;
 };
 
-/// A state's averaged weights if it has them, else the model's: what is evaluated and exported.
+/// A state's averaged weights if it has them, else the model's: the ones to evaluate and export.
 StateDict weights_to_evaluate(const TrainingState& state);
 
 }  // namespace ddprun::train

@@ -13,7 +13,7 @@ namespace {
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-/// Optimizer steps over this many samples of all ranks.
+/// Optimizer steps over this many samples on all ranks.
 std::int64_t steps_of(std::int64_t samples, std::int64_t ranks, const TrainerOptions& options,
                       std::int64_t accumulate) {
   const auto divide = [&](std::int64_t a, std::int64_t b) {
@@ -27,11 +27,11 @@ void add_set(std::vector<std::string>& names, const Task& task, const std::strin
   for (const auto& measure : task.measures) names.push_back(set + "_" + measure);
 }
 
-/// Of the row at the end of an epoch.
+/// In the row at the end of an epoch.
 std::vector<std::string> epoch_metrics(const Task& task) {
   std::vector<std::string> names;
   add_set(names, task, "train");
-  names[0] = "train_loss_epoch";  // train_loss is a step's
+  names[0] = "train_loss_epoch";  // train_loss belongs to a step
   if (task.validation_set) add_set(names, task, "val");
   if (task.test_set && task.test_every_epoch) add_set(names, task, "test");
   return names;

@@ -15,15 +15,14 @@
 namespace ddprun::train {
 
 /// The metric that picks the best checkpoint and drives early stopping and the plateau schedule; by default
-/// the loss of validation, else of a test after every epoch, else of training.
+/// the validation loss, else that of a test after every epoch, else the training loss.
 /// throws  UsageError if the run will have no such metric
 std::string choose_monitor(const Task& task, const std::string& wanted);
 
-/// As the options say, else kMax for accuracies, Dice and IoU, kMin for losses.
+/// As the options say; else kMax for accuracies, Dice and IoU, kMin for losses.
 MonitorMode monitor_mode(const CheckpointOptions& options, const std::string& monitor);
 
-/// What is trained, how, and by which ranks: the same for every part of the trainer, which outlives none of
-/// the three.
+/// What is trained, how, and by which ranks. Every part of the trainer shares it; the three outlive them all.
 struct Run {
   const Task& task;
   const TrainerOptions& options;
@@ -34,35 +33,35 @@ struct Run {
   bool on_rank_0() const { return group.rank() == 0; }
   /// In optimizer steps, as far as they are known in advance.
   RunLength length() const;
-  /// For schedules, where a run stands that resumes from this state.
+  /// For schedules: where a run that resumes from this state continues.
   ResumedAt resumed_at(const TrainingState& state) const;
   /// The columns of metrics.csv.
   std::vector<std::string> metric_columns() const;
 };
 
-/// The evaluation that a training is in.
+/// The evaluation that is in progress.
 enum class Evaluating { kNothing, kWithinEpoch, kEpoch };
 
-/// Where a training stands: the same on every rank, except for the last two.
+/// The position of a training: the same on every rank, except for the last two.
 struct TrainState {
   std::int64_t epoch = 0;  ///< the current one, from 0
   std::int64_t step = 0;   ///< optimizer steps done
   Evaluating evaluating = Evaluating::kNothing;
-  report::MetricRow metrics = {};              ///< known so far: of validation, of the epoch
+  report::MetricRow metrics = {};              ///< known so far: from validation, from the epoch
   std::span<const std::int64_t> indices = {};  ///< in on_step(): the samples of this rank's step
   double data_wait = 0;                        ///< seconds this rank has waited for batches so far
 };
 
-/// Whether each rank has a part of the state that no other has.
+/// Whether each rank has a part of the state that no other rank has.
 bool keeps_parts(const TrainerOptions& options);
 
-/// Why steps cannot be a CUDA graph, as far as it is known in advance; empty if they can.
+/// Why steps cannot run as a CUDA graph, as far as it is known in advance; empty if they can.
 std::string graph_obstacle(const Run& run);
 
 /// throws  UsageError for options that do not fit the task
 void check_options(const Task& task, const TrainerOptions& options);
 
-/// Rank 0 warns if the test set picks checkpoints or ends the run without being asked to.
+/// Rank 0 warns if the test set picks checkpoints or ends the run without having been requested.
 void warn_of_test_set(const Run& run);
 
 }  // namespace ddprun::train

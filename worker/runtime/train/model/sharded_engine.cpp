@@ -16,12 +16,12 @@ namespace ddprun::train {
 namespace {
 
 /// bf16-mixed gathers and reduces in bfloat16, 16-mixed gathers in float16 and reduces in float32, where sums
-/// of scaled gradients do not overflow. Autocast computes as without sharding, on what was gathered: it makes
-/// no copy of a weight, which autograd would keep.
+/// of scaled gradients do not overflow. Autocast computes as without sharding, on the gathered values: it
+/// makes no copy of a weight, which autograd would keep.
 ddp::FullyShardedDataParallel::Options sharding_options(const TrainerOptions& options, const Task& task) {
   ddp::FullyShardedDataParallel::Options sharding{.initialise = task.initialise};
   if (options.memory != nullptr && options.memory->state)
-    sharding.initialise = [](const std::string&, at::Tensor&) {};  // the shards are about to be loaded
+    sharding.initialise = [](const std::string&, at::Tensor&) {};  // the shards will be loaded
   if (options.precision.precision == Precision::kBf16Mixed)
     sharding.mixed_precision = {.param_dtype = at::kBFloat16, .norms = false};
   if (options.precision.precision == Precision::k16Mixed)
@@ -33,7 +33,7 @@ class ShardedEngine : public ParallelEngine {
  public:
   explicit ShardedEngine(const Run& run)
       : ParallelEngine(run), sharded_(module_, run.group, sharding_options(run.options, run.task)) {}
-  /// If another rank is lost, the next round's gives the parameters memory again.
+  /// If another rank is lost, the next round's engine gives the parameters memory again.
   ~ShardedEngine() override {
     if (run_.options.memory == nullptr || !reads_shards()) return;
     { const auto ended = std::move(sharded_); }
@@ -129,7 +129,7 @@ class ShardedEngine : public ParallelEngine {
     const auto shares = sharded_.share_out(whole);
     std::size_t trainable = 0, unit = 0;
     for (const auto& each : sharded_.units()) {
-      const bool frozen = !each.shard.requires_grad();  // its average is itself
+      const bool frozen = !each.shard.requires_grad();  // equal to its average
       own.insert("module." + shard_name(unit++), frozen ? each.shard : shares[trainable++]);
     }
     ema.load_state_dict(own);

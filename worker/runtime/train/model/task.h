@@ -21,10 +21,10 @@ class Module;
 
 namespace ddprun::train {
 
-/// Of one batch of B examples.
+/// The result for one batch of B examples.
 struct BatchResult {
-  torch::Tensor losses = {};  ///< float [B], of each example; training minimises their mean
-  /// Task::measures, in its order: name and one number for each example, [B]. "acc" is 1 or true for a
+  torch::Tensor losses = {};  ///< float [B], one per example; training minimises their mean
+  /// Task::measures, in the same order: a name and one number per example, [B]. "acc" is 1 or true for a
   /// correctly classified example.
   std::vector<std::pair<std::string, torch::Tensor>> measures = {};
   torch::Tensor scores = {};  ///< for figures: Task::class_names; undefined: none
@@ -41,52 +41,52 @@ inline void visit_tensors(BatchResult& result, const std::function<void(torch::T
   visit(result.losses);
 }
 
-/// For a log line of training. Counts are over all ranks.
+/// For a training log line. Counts are over all ranks.
 struct TrainProgress {
   std::int64_t epoch;          ///< from 0
   std::int64_t samples;        ///< of this epoch, before this step
-  std::int64_t samples_done;   ///< of this epoch, with this step
+  std::int64_t samples_done;   ///< of this epoch, including this step
   std::int64_t samples_total;  ///< of an epoch
   double share;                ///< of this epoch's batches, before this step: 0 to 1
   double loss;                 ///< this step's, mean over ranks
 };
 
-/// For a rank's own log line about an epoch.
+/// For one rank's own log line about an epoch.
 struct RankEpoch {
   int rank;
   std::string device;       ///< "GPU" or "CPU"
   std::int64_t epoch;       ///< from 0
-  std::int64_t epochs;      ///< in all
+  std::int64_t epochs;      ///< in total
   std::int64_t batch_size;  ///< of this rank's first batch
   std::int64_t steps;       ///< this rank's batches
-  double loss;              ///< mean of its batches' losses; 0 at the beginning
+  double loss;              ///< mean of its batches' losses; 0 at the start
 };
 
-/// What to train, as data; how to train is up to the trainer.
+/// What to train, as data; the trainer decides how.
 struct Task {
   std::string name;
   std::string data_source;  ///< for the log
   std::shared_ptr<torch::nn::Module> module;
-  /// For a module made without memory, which ParallelOptions::fsdp gives to it shard by shard: sets the
-  /// values of one parameter or buffer, of this name; ddp::DeferredInit does (sharding/meta_device.h). Else
+  /// For a module made without memory, which ParallelOptions::fsdp allocates shard by shard: sets the values
+  /// of the parameter or buffer with this name, as ddp::DeferredInit does (sharding/meta_device.h). Otherwise
   /// null.
   std::function<void(const std::string& name, torch::Tensor& values)> initialise;
   std::shared_ptr<const data::Dataset> train_set;
   std::shared_ptr<const data::Dataset> validation_set;  ///< null: none
   std::shared_ptr<const data::Dataset> test_set;        ///< null: none
-  std::vector<ParameterGroup> parameter_groups;         ///< empty: as OptimOptions::grouping says
-  bool shapes_vary = false;       ///< those of batches of as many examples may differ, also from rank to rank
-  bool test_every_epoch = false;  ///< else once, at the end, with the best weights
-  std::int64_t eval_batch_size = 500;  ///< of validation and test, of each rank
+  std::vector<ParameterGroup> parameter_groups;         ///< empty: as given by OptimOptions::grouping
+  bool shapes_vary = false;            ///< batches of the same size may differ in shape, also between ranks
+  bool test_every_epoch = false;       ///< else once, at the end, with the best weights
+  std::int64_t eval_batch_size = 500;  ///< for validation and test, on each rank
   std::vector<std::string> measures;   ///< reported beside the loss, as train_NAME, val_NAME, test_NAME
-  /// If there are scores, for a confusion matrix and precision-recall curves: of K classes, whose scores are
-  /// [B, K] and their softmax the probabilities; or of one, whose scores are logits like the target, 0 or 1.
+  /// With scores: names for a confusion matrix and precision-recall curves. For K classes, scores are [B, K]
+  /// and their softmax the probabilities; for one, they are logits shaped like the target of 0 or 1.
   std::vector<std::string> class_names;
   std::function<BatchResult(const data::Batch&)> compute_loss;  ///< forward pass and loss
 
   /// Draws the run's training_samples.png and samples.png; may be null. Gets rank 0's last training batch, or
-  /// its first held-out batches with at least `shown_samples` samples (if there are as many), with tensors on
-  /// the CPU, and the name of the set: "training set", "validation set" or "test set".
+  /// its first held-out batches with at least `shown_samples` samples (if available), with tensors on the
+  /// CPU, and the name of the set: "training set", "validation set" or "test set".
   std::function<image::Image(const std::vector<Evaluated>&, const std::string& set)> draw_samples;
   std::int64_t shown_samples = 0;
 
@@ -95,14 +95,14 @@ struct Task {
   std::function<std::string(const RankEpoch&)> epoch_begin_line;
   std::function<std::string(const RankEpoch&)> epoch_end_line;
 
-  std::string model_config;  ///< the model's shape, kept in checkpoints for `worker export`; empty: none
+  std::string model_config;  ///< the model's shape, stored in checkpoints for `worker export`; empty: none
 
-  /// Writes the best weights (the last ones if no best are kept) to best/ of the run folder, for other
+  /// Writes the best weights (the last ones if none are kept as best) to best/ in the run folder, for other
   /// programs. May be null. Rank 0 calls it at the end.
   std::function<void(const std::filesystem::path& folder, const StateDict& weights)> write_weights;
 
-  /// A file in the run folder that gets the bare state_dict with the checkpoint after an epoch, and rank 0's
-  /// line about it.
+  /// A file in the run folder that receives the bare state_dict along with an epoch's checkpoint, and rank
+  /// 0's line about it.
   std::string weights_file;
   std::function<std::string(std::int64_t epoch, const std::filesystem::path& file)> weights_line;
 };

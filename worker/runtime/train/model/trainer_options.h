@@ -17,10 +17,10 @@ struct RunMemory;
 
 /// How ranks train together: torch.nn.parallel.DistributedDataParallel's options and its alternatives.
 struct ParallelOptions {
-  std::int64_t bucket_mb = 25;         ///< about as many MiB of gradients per all-reduce
+  std::int64_t bucket_mb = 25;         ///< approximate MiB of gradients per all-reduce
   bool find_unused = false;            ///< a step may leave parameters unused, different ones each time
   bool static_graph = false;           ///< every step uses the same parameters
-  bool bucket_view = true;             ///< gradients lie in the buckets
+  bool bucket_view = true;             ///< gradients are views of the buckets
   std::string comm_hook = "none";      ///< compresses gradients: none, fp16, bf16 or powersgd
   std::int64_t powersgd_start = 1000;  ///< reductions before PowerSGD begins to compress
   bool sync_batch_norm = false;        ///< batch norm over the batches of all ranks
@@ -30,15 +30,15 @@ struct ParallelOptions {
   bool nan_check = false;              ///< stop at the first NaN or infinite gradient
 };
 
-/// Whether steps on a GPU are started as a CUDA graph (ddp::StepGraph). kAuto: where they can be, kOn: else
-/// it is an error.
+/// Whether to run GPU steps as a CUDA graph (ddp::StepGraph). kAuto: where possible. kOn: an error if
+/// impossible.
 enum class GraphChoice { kOff, kAuto, kOn };
 
 struct PrecisionOptions {
   Precision precision = Precision::k32;
   bool channels_last = false;
-  std::string matmul = "highest";  ///< of float32's matrix products: highest, high or medium
-  bool cudnn_benchmark = false;    ///< cuDNN tries its algorithms for each new shape
+  std::string matmul = "highest";  ///< for float32 matrix products: highest, high or medium
+  bool cudnn_benchmark = false;    ///< let cuDNN try its algorithms for each new shape
 };
 
 /// Which checkpoints to keep, and when to stop early.
@@ -46,18 +46,18 @@ struct CheckpointOptions {
   std::string resume;            ///< "auto", a file, or empty: start from scratch
   std::int64_t every_steps = 0;  ///< 0: only between epochs
   std::int64_t save_every = 1;   ///< after epochs divisible by it, and after the last
-  /// Steps between the states kept in memory for the case that all ranks are lost (RunMemory::file); 0: as
-  /// often as costs at most a hundredth of the time.
+  /// Steps between the states kept in memory in case all ranks are lost (RunMemory::file); 0: as often as
+  /// possible at a cost of at most a hundredth of the time.
   std::int64_t memory_every_steps = 0;
-  bool replicate_shards = false;  ///< of these, a rank's part is on another node too
+  bool replicate_shards = false;  ///< also keep each rank's part of these on another node
   bool save_last = true;          ///< keep the newest as last.EXTENSION
-  std::int64_t top_k = 0;         ///< best ones to keep; -1: all
-  std::string filename;           ///< of these, see checkpoint_name()
+  std::int64_t top_k = 0;         ///< number of best checkpoints to keep; -1: all
+  std::string filename;           ///< of the best ones, see checkpoint_name()
   /// .ckpt: Lightning's format, in which the weights' names begin with the prefix.
   std::string extension = ".pt", prefix;
   std::string monitor;        ///< metric to compare; empty: see choose_monitor()
   std::string mode;           ///< "min" or "max"; empty: by the metric's name
-  std::int64_t patience = 0;  ///< of early stopping; 0: none
+  std::int64_t patience = 0;  ///< for early stopping; 0: none
   double min_delta = 0;
 };
 
@@ -65,40 +65,40 @@ struct TrainerOptions {
   std::int64_t epochs = 5;
   std::int64_t max_steps = 0;        ///< 0: no limit
   double max_seconds = 0;            ///< 0: no limit
-  std::int64_t batch_size = 128;     ///< of each rank
-  bool drop_last = false;            ///< leave out the end of an epoch that fills no batch of every rank
+  std::int64_t batch_size = 128;     ///< per rank
+  bool drop_last = false;            ///< skip the end of an epoch that does not fill a batch on every rank
   std::int64_t accumulate = 1;       ///< batches per optimizer step
   std::int64_t val_every_steps = 0;  ///< 0: after every epoch
-  std::int64_t sanity_batches = 2;   ///< of validation, before the training
+  std::int64_t sanity_batches = 2;   ///< validation batches before the training
   std::int64_t log_interval = 10;    ///< steps between log lines
   std::uint64_t seed = 0;
   int loader_threads = 1;
   bool progress = true;               ///< progress bar, if stderr is a terminal
   bool tensorboard = true;            ///< TensorBoard's event files
-  bool profile = false;               ///< profile some of rank 0's steps
+  bool profile = false;               ///< profile a few of rank 0's steps
   bool report = true;                 ///< report.html, charts and sample pictures at the end
   std::filesystem::path log_indices;  ///< writes every step's samples to FILE.RANK; empty: none
   std::string gpu_uuid;               ///< of this rank's GPU; empty: none
   std::string device_name;            ///< of this rank's GPU; empty: a CPU
-  std::filesystem::path out;          ///< the run folder, made if need be; only rank 0 uses it
-  std::string config_json = "{}";     ///< the run's settings, kept in its checkpoints
+  std::filesystem::path out;          ///< the run folder, created if necessary; only rank 0 uses it
+  std::string config_json = "{}";     ///< the run's settings, stored in its checkpoints
   OptimOptions optim;
-  /// With resume: gets the checkpoint's config_json, "" if there is no checkpoint, on every rank; may change
-  /// these options before the training starts. May be null.
+  /// With resume: gets the checkpoint's config_json on every rank, or "" if there is no checkpoint; may
+  /// change these options before the training starts. May be null.
   std::function<void(TrainerOptions&, const std::string& config_json)> on_resume;
-  /// Those of the run that wrote the checkpoint; what differs from `optim` changes with the resume. nullopt:
-  /// the states in the checkpoint decide.
+  /// Of the run that wrote the checkpoint; settings that differ from `optim` change on resume. nullopt: the
+  /// states in the checkpoint decide.
   std::optional<OptimOptions> optim_before;
   PrecisionOptions precision;
   GraphChoice cuda_graph = GraphChoice::kOff;
   CheckpointOptions checkpoint;
   ParallelOptions parallel;
-  /// Where a rank keeps the training when another is lost, and from where it goes on. With it the random
-  /// numbers of a step depend on (seed, rank, step) alone, so that a new rank draws the lost one's. May be
-  /// null.
+  /// Where a rank keeps the training when another rank is lost, and from where it continues. If set, the
+  /// random numbers of a step depend only on (seed, rank, step), so that a new rank draws the lost one's. May
+  /// be null.
   RunMemory* memory = nullptr;
   Heartbeat heartbeat;   ///< beats at every training step and test batch
-  StatusChannel status;  ///< of this rank: every phase, and a step ten times a second
+  StatusChannel status;  ///< this rank's: every phase, and steps at most ten times a second
 };
 
 }  // namespace ddprun::train

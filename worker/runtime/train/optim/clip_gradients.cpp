@@ -53,7 +53,7 @@ Tensor reduced(Tensor norm, const ClipNormOptions& options) {
 Tensor clip_grad_norm(const Tensors& parameters, double max_norm, const ClipNormOptions& options) {
   const torch::NoGradGuard no_grad;
   const auto groups = gradients_of(parameters);
-  // A rank without gradients takes part in the reduction too.
+  // A rank without gradients also takes part in the reduction.
   const auto device = !groups.empty()      ? groups[0][0].device()
                       : parameters.empty() ? at::Device(at::kCPU)
                                            : parameters[0].device();

@@ -10,12 +10,12 @@ namespace ddprun::train {
 struct ClipNormOptions {
   double norm_type = 2;             ///< may be infinity
   bool error_if_nonfinite = false;  ///< throws instead of scaling by infinity or NaN; waits for the device
-  /// If ranks hold parts of the gradients: sums over ranks, in place, the norm of this rank's part to the
-  /// power of norm_type (for infinity: takes the maximum).
+  /// If ranks hold parts of the gradients: sums over ranks, in place, this rank's partial norm to the power
+  /// of norm_type (for infinity: takes the maximum).
   std::function<void(at::Tensor&)> reduce = {};
 };
 
-/// Scales the parameters' gradients, in place, so that the norm of all of them together is at most max_norm:
+/// Scales the parameters' gradients, in place, so that their total norm is at most max_norm:
 /// torch.nn.utils.clip_grad_norm_, without waiting for the device.
 ///
 ///   g <- g min(1, max_norm / (norm + 1e-6))

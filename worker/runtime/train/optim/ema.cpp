@@ -22,7 +22,7 @@ Ema::NamedTensors to_vector(const torch::OrderedDict<std::string, Tensor>& tenso
   return result;
 }
 
-/// Of one device and type.
+/// For one device and type.
 struct Pairs {
   std::vector<Tensor> averages, sources;
 };
@@ -68,7 +68,7 @@ void Ema::update_unless(const at::Tensor& skipped) {
   if (!updates_on_device_.defined())
     updates_on_device_ = torch::full({}, updates_, skipped.options().dtype(torch::kInt64));
   const auto taken = skipped == 0;
-  const auto first = (updates_on_device_ == 0).to(torch::kDouble);  // which copies: its weight is 1
+  const auto first = (updates_on_device_ == 0).to(torch::kDouble);  // makes lerp copy: its weight is 1
   const auto weight = taken.to(torch::kDouble) * (first * options_.decay + (1 - options_.decay));
   for (auto& entry : entries_) {
     if (entry.alias) continue;

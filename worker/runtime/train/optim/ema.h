@@ -23,7 +23,7 @@ class Ema {
  public:
   struct Options {
     double decay = 0.999;
-    bool average_buffers = false;  ///< else copied from the module at every update()
+    bool average_buffers = false;  ///< if false, copied from the module at every update()
   };
   using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
@@ -32,14 +32,14 @@ class Ema {
   Ema(const torch::nn::Module& module, const Options& options);
   Ema(NamedTensors parameters, NamedTensors buffers, const Options& options);
 
-  /// After every optimizer step.
+  /// Call it after every optimizer step.
   ///
-  /// skipped  if defined, a float32 scalar on the device: unless it is 0, there was no step and nothing is
-  ///          updated; does not wait to learn which
+  /// skipped  if defined, a float32 scalar on the device: if it is not 0, the step was skipped and nothing is
+  ///          updated. Does not wait for the value
   void update(const at::Tensor& skipped = {});
   std::int64_t updates() const;  ///< may wait for the device
 
-  /// While the returned object lives, the module has the averages and update() must not be called. Tensors
+  /// While the returned object lives, the module holds the averages and update() must not be called. Tensors
   /// keep their memory. Does nothing before the first update().
   class [[nodiscard]] Swap {
    public:
@@ -76,7 +76,7 @@ class Ema {
   Options options_;
   std::vector<Entry> entries_;
   std::int64_t updates_ = 0;
-  at::Tensor updates_on_device_;  // if defined, instead: int64 scalar
+  at::Tensor updates_on_device_;  // if defined, replaces the host count: int64 scalar
   bool swapped_ = false;
 };
 

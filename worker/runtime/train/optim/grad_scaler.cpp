@@ -62,7 +62,7 @@ void GradScaler::unscale(torch::optim::Optimizer& optimizer, const Reduce& reduc
     at::_amp_foreach_non_finite_check_and_unscale_(gradients, found_inf_, inverse);
   if (reduce) {
     reduce(found_inf_);
-    found_inf_.clamp_max_(1);  // the kernels of optimizers ask for exactly 1
+    found_inf_.clamp_max_(1);  // the optimizers' kernels require exactly 1
   }
   stage_ = Stage::kUnscaled;
 }

@@ -50,8 +50,8 @@ class GradScaler {
   /// throws   std::logic_error if called twice before update()
   bool step(torch::optim::Optimizer& optimizer, const Reduce& reduce = nullptr);
 
-  /// The same without waiting for the device: the optimizer's kernels read there whether to change anything.
-  /// returns  the float32 scalar that tells them: 1 if the step is skipped, else 0
+  /// The same without waiting for the device: the optimizer's kernels read a flag on the device.
+  /// returns  the flag, a float32 scalar: 1 if the step is skipped, else 0
   const at::Tensor& step_on_device(torch::optim::Optimizer& optimizer, HeldBack& held,
                                    const Reduce& reduce = nullptr);
 

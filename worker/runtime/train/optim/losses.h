@@ -4,7 +4,7 @@
 
 namespace ddprun::train {
 
-// The loss of each of B samples: the mean is the training loss, the sum an exact metric. K classes.
+// The loss of each of B samples, of K classes: the mean is the training loss, the sum an exact metric.
 
 /// scores float [B, K]; target int64 [B], class numbers; returns float [B].
 /// label_smoothing  in [0, 1]: the part of the target spread evenly over all classes

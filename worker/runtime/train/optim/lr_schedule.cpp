@@ -56,7 +56,7 @@ LrSchedule::LrSchedule(torch::optim::Optimizer& optimizer, const LrScheduleOptio
   const auto base_lrs = warmup_ ? warmup_->base_lrs() : std::vector<double>();
   schedule_ = make_scheduler(optimizer, options);
   if (!warmup_) return;
-  // SequentialLR starts with the schedule's first rates and only the warm-up's first step taken.
+  // SequentialLR starts with the schedule's first rates, with only the warm-up's first step taken.
   if (options.kind != LrScheduleKind::kOneCycle) schedule_->set_base_lrs(base_lrs);
   set_lrs(optimizer, schedule_->base_lrs());
   schedule_->undo_first_step();
@@ -100,7 +100,7 @@ c10::impl::GenericDict LrSchedule::state_dict() const {
   state.insert("last_epoch", ticks_);
   state.insert("_last_lr", to_list((in_warmup() ? warmup_ : schedule_)->last_lrs()));
   state.insert("_schedulers", schedulers);
-  state.insert("optimizer_steps", steps_);  // not Python's: decides in which epoch the warm-up ended
+  state.insert("optimizer_steps", steps_);  // not in Python: decides in which epoch the warm-up ended
   return state;
 }
 
@@ -145,7 +145,7 @@ void LrSchedule::stretch_warmup(double ratio) {
   }
 }
 
-/// LinearLR's closed form counts from the rates before the schedule; one-cycle begins below them.
+/// LinearLR's closed form counts from the rates before the schedule; one-cycle starts below them.
 void LrSchedule::move_warmup() {
   warmup_->move_to(ticks_);
   if (options_.kind != LrScheduleKind::kOneCycle) return;

@@ -33,7 +33,7 @@ struct LrScheduleOptions {
   struct Cosine {  ///< CosineAnnealingLR
     std::int64_t t_max = 0;
     double eta_min = 0;
-    bool whole_run = false;  ///< t_max is the length of the run, as one_cycle.total_steps is
+    bool whole_run = false;  ///< t_max is the length of the run, like one_cycle.total_steps
   } cosine;
 
   struct OneCycle {  ///< OneCycleLR
@@ -59,22 +59,22 @@ struct LrScheduleOptions {
   } plateau;
 };
 
-/// Where a run resumes that may have another length, or steps of another size, than the one before.
+/// Where a run resumes, if it may have another length or step size than the earlier one.
 struct ResumedAt {
-  double step_ratio = 1;             ///< an epoch's optimizer steps now, over those before
-  std::int64_t step = 0;             ///< of this run's optimizer steps: all of them less those still to come
+  double step_ratio = 1;             ///< an epoch's optimizer steps now, divided by those before
+  std::int64_t step = 0;             ///< this run's optimizer steps: the total minus the remaining ones
   std::int64_t epoch = 0;            ///< epochs done
   std::int64_t steps_per_epoch = 1;  ///< now
 };
 
-/// The learning rate for world_size ranks: lr x world_size, because a step sees as many times the samples.
+/// The learning rate for world_size ranks: lr x world_size, because a step sees that many times more samples.
 /// Goyal et al. 2017, "Accurate, Large Minibatch SGD", section 2.1
 double scaled_lr(double lr, int world_size);
 
 class LrScheduler;
 
 /// Sets an optimizer's learning rates during training: one of torch.optim.lr_scheduler's schedules, after an
-/// optional linear warm-up. Rates live only in the optimizer's groups, so changing them from outside moves
+/// optional linear warm-up. Rates live only in the optimizer's groups, so changing them from outside shifts
 /// the schedule, as in Python (cosine continues from what it finds).
 ///
 /// A warm-up of W steps makes it torch's SequentialLR([LinearLR(start_factor, total_iters=W), schedule],
@@ -89,31 +89,31 @@ class LrSchedule {
   ~LrSchedule();
   LrSchedule(LrSchedule&&) noexcept;
 
-  /// After every optimizer step.
+  /// Call it after every optimizer step.
   void after_step();
 
-  /// After every epoch.
+  /// Call it after every epoch.
   /// metric  for plateau only
   /// throws  std::invalid_argument if plateau gets none
   void after_epoch(std::optional<double> metric = std::nullopt);
 
-  /// The state_dict() of the schedule's class in Python; with a warm-up SequentialLR's, also for plateau,
-  /// which Python's does not support. Empty for kNone without a warm-up.
+  /// The state_dict() of the schedule's class in Python, or SequentialLR's if there is a warm-up, even for
+  /// plateau, which Python's does not support. Empty for kNone without a warm-up.
   c10::impl::GenericDict state_dict() const;
-  /// Adds to the param_groups of an optimizer's state_dict() what PyTorch's schedules keep there and read
-  /// from there: initial_lr, and of one-cycle max_lr, min_lr, max_momentum and base_momentum.
+  /// Adds to the param_groups of an optimizer's state_dict() what PyTorch's schedules keep there: initial_lr
+  /// and, for one-cycle, max_lr, min_lr, max_momentum and base_momentum.
   void add_to_groups(const c10::impl::GenericList& groups) const;
   /// Restores the schedule's position and lengths; the learning rates are in the optimizer's state.
   /// throws  std::invalid_argument naming a key that is missing or has the wrong type
   void load_state_dict(const c10::impl::GenericDict& state);
 
-  /// After load_state_dict(): makes the schedule the same function of the samples seen if a step now has more
-  /// or fewer of them, and of the samples in all where it lasts for the whole run. Changes nothing for a run
-  /// that is as before.
+  /// After load_state_dict(): if a step now has more or fewer samples, makes the schedule the same function
+  /// of samples seen (and of the total number of samples, if it spans the whole run). Changes nothing for an
+  /// unchanged run.
   void translate(const ResumedAt& at);
-  /// Instead of load_state_dict(): as if the run had had this schedule from the start.
+  /// Instead of load_state_dict(): as if the run had used this schedule from the start.
   void start_at(const ResumedAt& at);
-  /// Multiplies the rates, now and later, by to / from.
+  /// Multiplies all rates, now and later, by to / from.
   void scale_lrs(double from, double to);
 
  private:
@@ -124,12 +124,12 @@ class LrSchedule {
   void move_warmup();
 
   torch::optim::Optimizer* optimizer_;
-  std::vector<double> first_lrs_;  ///< the optimizer's own, which no schedule has changed yet
+  std::vector<double> first_lrs_;  ///< the optimizer's own, before any schedule changed them
   LrScheduleOptions options_;
   std::unique_ptr<LrScheduler> warmup_, schedule_;
   std::int64_t steps_ = 0;  ///< optimizer steps
   std::int64_t ticks_ = 0;  ///< SequentialLR's last_epoch
-  std::int64_t whole_;  ///< the run's units with the warm-up's steps, if the schedule lasts for it; else 0
+  std::int64_t whole_;  ///< the run's units including warm-up steps, if the schedule spans the run; else 0
 };
 
 }  // namespace ddprun::train

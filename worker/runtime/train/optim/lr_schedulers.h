@@ -24,39 +24,39 @@ c10::impl::GenericList to_list(const std::vector<double>& values);
 std::vector<double> lrs_of(torch::optim::Optimizer& optimizer);
 void set_lrs(torch::optim::Optimizer& optimizer, const std::vector<double>& lrs);
 
-/// lr x to / from, and exactly to if lr is from
+/// lr x to / from; exactly `to` if lr equals from
 double scaled_rate(double lr, double from, double to);
 
-/// throws  std::invalid_argument "learning rate schedule: expected WHAT, got GOT" unless it holds
+/// throws  std::invalid_argument "learning rate schedule: expected WHAT, got GOT" unless holds
 void expect(bool holds, const char* what, double got);
 
-/// A schedule of torch.optim.lr_scheduler: the same formulas on the same doubles in the same order, the same
-/// state. Reads and writes the learning rates of the optimizer's groups.
+/// A schedule of torch.optim.lr_scheduler: the same formulas on the same doubles in the same order, and the
+/// same state. Reads and writes the learning rates of the optimizer's groups.
 class LrScheduler {
  public:
   LrScheduler(const LrScheduler&) = delete;
   LrScheduler& operator=(const LrScheduler&) = delete;
   virtual ~LrScheduler() = default;
 
-  /// Goes to the next unit. Only plateau uses metric.
+  /// Moves to the next unit. Only plateau uses metric.
   virtual void tick(std::optional<double> metric);
-  /// Goes to unit 0, whatever the groups have: SequentialLR's start of its next schedule.
+  /// Moves to unit 0, whatever the groups' rates: SequentialLR's start of its next schedule.
   void begin();
   /// Undoes the step of the constructor, as SequentialLR does.
   void undo_first_step() { --last_epoch_; }
   /// SequentialLR's first step of its first schedule, after undo_first_step().
   void take_first_step();
 
-  /// If the groups had other rates when the scheduler was constructed.
+  /// Call it if the groups had other rates when the scheduler was constructed.
   void set_base_lrs(std::vector<double> lrs) { base_lrs_ = std::move(lrs); }
   const std::vector<double>& base_lrs() const { return base_lrs_; }
   /// Multiplies all rates by to / from.
   void scale_lrs(double from, double to);
 
-  /// Units until the end, the lowest rate or the next change: T_max, step_size, ...; null if it has none.
+  /// Units until the end, the lowest rate or the next change: T_max, step_size, ...; null if none.
   virtual std::int64_t* length() { return nullptr; }
   std::int64_t unit() const { return last_epoch_; }
-  /// Goes straight to a unit, to the rates that follow from the first ones.
+  /// Jumps to a unit, with the rates that follow from the first ones.
   void move_to(std::int64_t unit);
   const std::vector<double>& last_lrs() const { return last_lrs_; }
 
@@ -69,13 +69,13 @@ class LrScheduler {
 
   /// At last_epoch_, which was just incremented; 0 in the constructor.
   virtual std::vector<double> next_lrs() = 0;
-  /// At unit 0, whatever the groups have.
+  /// At unit 0, whatever the groups' rates.
   virtual std::vector<double> first_lrs() { return base_lrs_; }
-  /// At last_epoch_, whatever the groups have: the closed form of next_lrs().
+  /// At last_epoch_, whatever the groups' rates: the closed form of next_lrs().
   virtual std::vector<double> lrs_of_unit() { return base_lrs_; }
   virtual void write_state(c10::impl::GenericDict& state) const = 0;
   virtual void read_state(const DictReader& state) = 0;
-  virtual bool counts_steps() const { return true; }  ///< false: the state has no base_lrs and _step_count
+  virtual bool counts_steps() const { return true; }  ///< false: the state lacks base_lrs and _step_count
 
   void set_lrs(const std::vector<double>& lrs);
 
@@ -114,7 +114,7 @@ class CosineAnnealingLr : public LrScheduler {
 
 class LinearLr : public LrScheduler {
  public:
-  /// From start_factor x the groups' rates to those rates, in total_iters steps.
+  /// From start_factor x the groups' rates up to those rates, in total_iters steps.
   LinearLr(torch::optim::Optimizer& optimizer, double start_factor, std::int64_t total_iters);
   std::int64_t* length() override { return &total_iters_; }
 

@@ -16,7 +16,7 @@ bool is_better(MonitorMode mode, Value a, Value b) {
   return mode == MonitorMode::kMin ? a < b : a > b;
 }
 
-/// Any number is better than this infinity.
+/// The infinity that every number improves on.
 template <typename Value>
 Value worst_value(MonitorMode mode) {
   const auto infinity = std::numeric_limits<Value>::infinity();

@@ -130,7 +130,7 @@ void OneCycleLr::write_state(c10::impl::GenericDict& state) const {
 }
 
 void OneCycleLr::read_state(const DictReader& state) {
-  // The options define the cycle but for its length.
+  // The options define the cycle except for its length.
   options_.total_steps = state.positive("total_steps");
 }
 

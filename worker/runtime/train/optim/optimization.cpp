@@ -34,7 +34,7 @@ c10::IValue none_if_empty(const c10::impl::GenericDict& dict) {
   return dict.empty() ? c10::IValue() : c10::IValue(dict);
 }
 
-/// Null: its step cannot be held back on the device.
+/// Null if the device cannot hold back its step.
 HeldBack* held_back(torch::optim::Optimizer& optimizer) {
   auto* zero = dynamic_cast<ddp::ZeroOptimizer*>(&optimizer);
   return dynamic_cast<HeldBack*>(zero != nullptr ? &zero->local() : &optimizer);

@@ -22,10 +22,10 @@ struct OptimOptions {
   OptimizerSettings optimizer;
   GroupingOptions grouping;
   LrScheduleKind schedule = LrScheduleKind::kNone;
-  bool schedule_per_step = false;  ///< per optimizer step, not per epoch; one-cycle always is
+  bool schedule_per_step = false;  ///< per optimizer step, not per epoch; one-cycle always works per step
   std::int64_t t_max = 0;          ///< cosine: units until the lowest learning rate; 0: the whole run
   std::int64_t step_size = 1;      ///< step: units between two changes
-  double gamma = 0.1;              ///< step, plateau: factor of the learning rate
+  double gamma = 0.1;              ///< step, plateau: factor on the learning rate
   std::int64_t plateau_patience = 10;
   std::int64_t warmup_steps = 0;
   bool scale_lr = false;  ///< learning rate x ranks
@@ -45,7 +45,7 @@ struct RunLength {
   }
 };
 
-/// The arguments of a schedule that lasts for the whole run.
+/// The arguments for a schedule that spans the whole run.
 LrScheduleOptions schedule_options(const OptimOptions& options, double lr, const RunLength& length,
                                    MonitorMode mode);
 
@@ -55,7 +55,7 @@ class Optimization {
   struct Parts {
     std::unique_ptr<torch::optim::Optimizer> optimizer;
     std::unique_ptr<Ema> ema;  ///< null: none
-    /// Sums a tensor over ranks, if ranks hold parts of the gradients; else null.
+    /// Sums a tensor over ranks if ranks hold parts of the gradients; otherwise null.
     std::function<void(at::Tensor&)> sum_over_ranks;
   };
   Optimization(Parts parts, const OptimOptions& options, Precision precision, at::Device device,
@@ -74,14 +74,14 @@ class Optimization {
     after_update();
   }
 
-  /// Has update() find on the device all that changes from step to step, so that a CUDA graph can do it
-  /// again. Then bring_rates() comes before each step, and after_update() follows it, outside of the graph.
+  /// Makes update() read on the device everything that changes from step to step, so that a CUDA graph can
+  /// repeat it. Then call bring_rates() before each step, and after_update() after it, outside the graph.
   void keep_on_device();
   void bring_rates();
   void update();
   void after_update() { schedule_.after_step(); }
 
-  /// Brings the optimizer's state up to date, before it is read or replaced. Waits for the device.
+  /// Brings the optimizer's state up to date before it is read or replaced. Waits for the device.
   void settle();
 
   /// metric  for the plateau schedule
@@ -98,11 +98,11 @@ class Optimization {
   c10::IValue scaler_state() const;
   c10::IValue schedule_state() const;
   void load_scaler_state(const c10::IValue& state);
-  /// before  the options that the state was made with, their lr that of all ranks; null: as now. What differs
-  ///         is as it is now, what does not is as in the states.
+  /// before  the options that the state was made with, with all ranks' lr; null: as now. Settings that differ
+  ///         take their current value, others the value in the states.
   void load_schedule_state(const c10::IValue& state, const ResumedAt& at, const OptimOptions* before,
                            double lr_before, double lr_now);
-  /// Adds to an optimizer_state_dict() what the schedule keeps there; not if it is None.
+  /// Adds to an optimizer_state_dict() what the schedule stores there; does nothing for None.
   void complete(const c10::IValue& optimizer_state) const;
 
  private:
@@ -113,9 +113,9 @@ class Optimization {
   std::unique_ptr<Ema> ema_;
   std::function<void(at::Tensor&)> sum_over_ranks_;
   at::Device device_;
-  std::vector<at::Tensor> rates_;  // of the groups, on the device; empty: in their options
-  std::vector<double> brought_;    // what they are
-  at::Tensor never_skipped_;       // with rates: 0
+  std::vector<at::Tensor> rates_;  // of the groups, on the device; empty: in the groups' options
+  std::vector<double> brought_;    // their values
+  at::Tensor never_skipped_;       // a 0, used with rates_
   GradScaler scaler_;
   std::int64_t skipped_before_ = 0;  // before the run was resumed
   LrSchedule schedule_;

@@ -48,7 +48,7 @@ Tensor laid_out_like(const Tensor& parameter, const Tensor& other) {
   return same ? other : torch::empty_like(parameter.detach()).copy_(other);
 }
 
-/// For one call of a kernel: tensors of one device and type, of parameters with equally many steps.
+/// For one kernel call: tensors of one device and type, for parameters with the same number of steps.
 struct Batch {
   Tensors parameters, gradients, first, second, third;  // the state's tensors
   Tensors steps;                                        // counted on the device
@@ -81,7 +81,7 @@ State& state_of(Optimizer& optimizer, const Tensor& parameter) {
   return static_cast<State&>(*slot);
 }
 
-/// A state's tensor, created or converted to the parameter's layout if necessary.
+/// A state tensor, created or converted to the parameter's layout if necessary.
 Tensor state_tensor(Tensor& tensor, const Tensor& parameter) {
   tensor = tensor.defined() ? laid_out_like(parameter, tensor) : torch::zeros_like(parameter.detach());
   return tensor;
@@ -115,12 +115,12 @@ void sgd_step(Optimizer& optimizer, OptimizerParamGroup& group, const Tensor& ra
   }
 }
 
-/// On the parameter's device, where the kernels want it.
+/// On the parameter's device, as the kernels require.
 Tensor step_tensor(std::int64_t step, const Tensor& parameter) {
   return torch::full({}, static_cast<double>(step), torch::dtype(torch::kFloat32).device(parameter.device()));
 }
 
-/// The parameter's count on its device, which stays in its memory; the state's steps unless it is ahead of
+/// The parameter's count on its device, which keeps its memory; starts from the state's steps unless ahead of
 /// them.
 template <typename State>
 Tensor& count_of(DeviceSteps& counts, const State& state, const Tensor& parameter) {
@@ -195,7 +195,7 @@ const auto adamw_kernel = [](const Batch& batch, const auto& lr, const torch::op
 //   a <- rho a + (1 - rho) d^2
 //   p <- p - lr d
 //
-// rate and counts as adam_step()'s; held needs counts
+// rate and counts as in adam_step(); held needs counts
 void adadelta_step(Optimizer& optimizer, OptimizerParamGroup& group, const Tensor& rate, DeviceSteps* counts,
                    const std::optional<Tensor>& held) {
   const auto& options = static_cast<AdadeltaOptions&>(group.options());
@@ -264,7 +264,7 @@ std::unique_ptr<torch::optim::Optimizer> make_adam(
 Tensor FusedSgd::step(LossClosure closure) {
   const auto loss = loss_of(closure);
   const torch::NoGradGuard no_grad;
-  // A momentum that a held first step leaves at 0 is none, except to dampening.
+  // A momentum left at 0 by a held first step counts as none, except for dampening.
   const bool dampens = std::ranges::any_of(param_groups(), [](const auto& group) {
     return static_cast<const torch::optim::SGDOptions&>(group.options()).dampening() != 0;
   });

@@ -18,7 +18,7 @@ namespace ddprun::train {
 
 enum class OptimizerKind { kSgd, kAdam, kAdamW, kAdadelta };
 
-/// torch.optim's arguments. A kind ignores those it does not have; nullopt is the kind's default.
+/// torch.optim's arguments. A kind ignores arguments it does not have; nullopt is the kind's default.
 struct OptimizerSettings {
   OptimizerKind kind = OptimizerKind::kAdam;
   double lr = 1e-3;
@@ -32,15 +32,15 @@ struct OptimizerSettings {
   double rho = 0.9;                         ///< Adadelta
 };
 
-/// One of the optimizers below. Options and states are LibTorch's: optimizer_state_dict(), ZeroOptimizer and
-/// learning rate schedules work with it.
+/// One of the optimizers below. Options and states are LibTorch's, so optimizer_state_dict(), ZeroOptimizer
+/// and learning rate schedules work with it.
 ///
 /// groups  keep options they already have
 /// throws  c10::Error for a setting out of range
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(
     const OptimizerSettings& settings, const std::vector<torch::optim::OptimizerParamGroup>& groups);
 
-/// Changes what differs between two settings, except for the learning rate, in the groups that have the
+/// Applies the differences between two settings, except for the learning rate, to the groups that have the
 /// first one's value.
 void change_settings(torch::optim::Optimizer& optimizer, const OptimizerSettings& from,
                      const OptimizerSettings& to);
@@ -48,38 +48,38 @@ void change_settings(torch::optim::Optimizer& optimizer, const OptimizerSettings
 /// A parameter's steps, counted on its device.
 struct DeviceStep {
   torch::Tensor count;       ///< float32 scalar
-  std::int64_t settled = 0;  ///< what its state had when the two were last the same
+  std::int64_t settled = 0;  ///< the state's count when the two were last equal
 };
-using DeviceSteps = std::unordered_map<void*, DeviceStep>;  ///< by parameter, as Optimizer::state()
+using DeviceSteps = std::unordered_map<void*, DeviceStep>;  ///< by parameter, like Optimizer::state()
 
-/// An optimizer whose step the device can hold back, as torch.optim's with `found_inf`: the process does not
+/// An optimizer whose step the device can hold back, like torch.optim's with `found_inf`: the host does not
 /// wait to learn whether the step was taken.
 class HeldBack {
  public:
   virtual ~HeldBack() = default;
 
-  /// held  for the coming steps: float32 scalar on the device; 1: step() changes nothing, 0: it does.
+  /// held  for the following steps: float32 scalar on the device; 1: step() changes nothing, 0: it does.
   ///       Undefined: every step is taken.
   void hold(const torch::Tensor& held) { held_ = held.defined() ? std::optional(held) : std::nullopt; }
 
-  /// For steps in a CUDA graph, which does again what the device did, with numbers that lie there: counts
-  /// steps on the device, and takes learning rates from there.
+  /// For steps in a CUDA graph, which repeats the device's work with numbers stored there: counts steps on
+  /// the device, and reads learning rates from it.
   ///
-  /// rates  of each group, float32 scalars; the options' are ignored
+  /// rates  one per group, float32 scalars; ignores those in the options
   void read_rates(std::vector<torch::Tensor> rates) { rates_ = std::move(rates); }
 
-  /// Makes the states' numbers of steps those on the device. Call it before states are read or replaced.
+  /// Copies the device's step counts to the states. Call it before states are read or replaced.
   virtual void settle() {}
 
  protected:
-  /// Where a step counts: on the device if it can, else null, in the states.
+  /// Where a step counts: on the device if possible, else null: in the states.
   DeviceSteps* counts_for_step(bool can_be_on_device);
-  /// Whether an update without a fused kernel is held; waits for the device. throws  with rates on the device
+  /// Whether an update without a fused kernel is held; waits for the device. throws  with rates on it
   bool is_held() const;
   torch::Tensor rate(std::size_t group) const { return rates_.empty() ? torch::Tensor() : rates_.at(group); }
 
   std::optional<torch::Tensor> held_;
-  std::vector<torch::Tensor> rates_;  // of groups; empty: the options'
+  std::vector<torch::Tensor> rates_;  // of groups; empty: those in the options
   DeviceSteps counts_;
 };
 
@@ -108,7 +108,7 @@ class FusedAdamW : public torch::optim::AdamW, public HeldBack {
 };
 
 struct AdadeltaOptions : torch::optim::OptimizerCloneableOptions<AdadeltaOptions> {
-  AdadeltaOptions(double lr = 1.0) : lr_(lr) {}  // implicit, like LibTorch's options
+  AdadeltaOptions(double lr = 1.0) : lr_(lr) {}  // implicit, as in LibTorch's options
   TORCH_ARG(double, lr);
   TORCH_ARG(double, rho) = 0.9;
   TORCH_ARG(double, eps) = 1e-6;

@@ -14,7 +14,7 @@ class Module;
 
 namespace ddprun::train {
 
-/// Parameters that an optimizer updates with settings of their own: an entry of param_groups in Python.
+/// Parameters that an optimizer updates with separate settings: an entry of param_groups in Python.
 struct ParameterGroup {
   std::vector<std::string> names;           ///< as in named_parameters()
   double lr_factor = 1;                     ///< x the learning rate
@@ -22,10 +22,10 @@ struct ParameterGroup {
 };
 
 struct GroupingOptions {
-  std::optional<double> norm_weight_decay = {};  ///< of modules with vectors alone: BatchNorm, LayerNorm, ...
+  std::optional<double> norm_weight_decay = {};  ///< for modules with only vectors: BatchNorm, LayerNorm, ...
   std::optional<double> bias_weight_decay = {};  ///< of the other modules' parameters named bias
-  /// Each layer's learning rate over that of the next one; the last layer has the optimizer's. A layer is a
-  /// numbered part of the module ("encoder.layers.3"), else a child of it, without its numbered parts.
+  /// The ratio of each layer's learning rate to the next one's; the last layer has the optimizer's. A layer
+  /// is a numbered part of the module ("encoder.layers.3"), else a child of it, without its numbered parts.
   double layer_decay = 1;
 
   bool any() const { return norm_weight_decay || bias_weight_decay || layer_decay != 1; }
@@ -35,8 +35,8 @@ struct GroupingOptions {
 /// 3.1; the weight decays are those of torchvision's set_weight_decay()
 std::vector<ParameterGroup> group_parameters(const torch::nn::Module& module, const GroupingOptions& options);
 
-/// For an optimizer with these settings. Parameters that no group names come first, in a group of their own;
-/// each tensor comes once, under its first name.
+/// For an optimizer with these settings. Parameters that no group names come first, in a separate group; each
+/// tensor appears once, under its first name.
 /// throws  std::invalid_argument naming a parameter that is not in the module, or in two groups
 std::vector<torch::optim::OptimizerParamGroup> optimizer_groups(const torch::nn::Module& module,
                                                                 const std::vector<ParameterGroup>& groups,

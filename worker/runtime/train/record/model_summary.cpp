@@ -18,16 +18,16 @@ namespace {
 
 using Shape = std::vector<std::int64_t>;
 
-/// Of all of a batch's images, pixels.
+/// Pixels of all images in a batch.
 std::int64_t places(const at::Tensor& image) { return image.numel() / image.size(1); }
 
 /// A running operator.
 struct Operator : at::ObserverContext {
-  std::size_t outside = 0;  ///< the layer before it
+  std::size_t outside = 0;  ///< the enclosing layer
   bool uses_parameters = false;
   Shape input = {};
   std::int64_t flops = 0;
-  bool per_place = false;  ///< of the output
+  bool per_place = false;  ///< counted per place of the output
 };
 
 /// 0 for an operator that consists of others, or is not counted.
@@ -46,7 +46,7 @@ void count_flops(std::string_view name, c10::ArrayRef<const c10::IValue> inputs,
   }
 }
 
-/// Tells a summary of each operator of this thread.
+/// Notifies a summary of each operator on this thread.
 class Watch {
  public:
   Watch(std::vector<LayerSummary>& layers, std::map<const void*, std::size_t> layer_of)
@@ -99,7 +99,7 @@ class Watch {
   static inline thread_local Watch* active = nullptr;
   std::vector<LayerSummary>& layers_;
   std::map<const void*, std::size_t> layer_of_;
-  std::size_t current_;  ///< the last: none
+  std::size_t current_;  ///< the last one means none
   at::CallbackHandle handle_;
 };
 

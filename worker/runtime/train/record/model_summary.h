@@ -8,18 +8,18 @@
 
 namespace ddprun::train {
 
-/// A module with parameters of its own, or what operators without parameters do together.
+/// A module with parameters, or the combined work of operators without parameters.
 struct LayerSummary {
   std::string name;  ///< as in named_modules(); "" for operators without parameters
   std::string type;
   std::vector<std::int64_t> input = {}, output = {};  ///< shapes; empty: unused, or no tensors
-  std::int64_t parameters = 0;                        ///< a shared one counts in its first layer
+  std::int64_t parameters = 0;                        ///< a shared parameter counts in its first layer
   std::int64_t trainable = 0;
-  std::int64_t flops = 0;  ///< of the forward pass: two for a multiplication and addition
+  std::int64_t flops = 0;  ///< of the forward pass: two per multiply-add
 };
 
-/// The layers in order, and what a forward pass of the training set's first example does in them. FLOPs are
-/// those of matrix products, convolutions and attention, as torch.utils.flop_counter counts them.
+/// The layers in order, with the work of a forward pass on the training set's first example. FLOPs are those
+/// of matrix products, convolutions and attention, as in torch.utils.flop_counter.
 std::vector<LayerSummary> summarize(const Task& task);
 
 /// As a table with its totals.

@@ -58,7 +58,7 @@ std::vector<OperatorTime> operator_times(std::vector<Span> spans) {
     const Span* span;
     OperatorTime* time;
   };
-  std::vector<Open> open;  // each within the one before
+  std::vector<Open> open;  // each inside the previous one
   for (const auto& span : spans) {
     while (!open.empty() &&
            (open.back().span->thread != span.thread || open.back().span->end_ns <= span.start_ns))

@@ -22,7 +22,7 @@ using torch::profiler::impl::ActivityType;
 std::vector<OperatorTime> times_on(const kineto::ProfilerResult& result, bool cpu) {
   std::vector<Span> spans;
   for (const auto& event : result.events()) {
-    // Asynchronous events overlap with others of their thread, so they have no self time.
+    // Asynchronous events overlap with others on their thread, so they have no self time.
     if ((event.deviceType() == c10::DeviceType::CPU) != cpu || event.isAsync() || event.isHiddenEvent())
       continue;
     spans.push_back({event.name(),
@@ -41,7 +41,7 @@ void create(const std::filesystem::path& temporary, const std::filesystem::path&
   if (!fd) throw IoError(path, "cannot create", errno);
 }
 
-/// Nor does it report a disk that fills up in the middle.
+/// It does not report a disk that fills up on the way, either.
 void check_whole(const std::filesystem::path& temporary, const std::filesystem::path& path) {
   std::ifstream file(temporary, std::ios::binary);
   file.seekg(-2, std::ios::end);

@@ -7,7 +7,7 @@
 
 namespace ddprun::train {
 
-/// Profiles LibTorch with Kineto: a Chrome trace and a table of the slowest operators. One at a time in a
+/// Profiles LibTorch with Kineto: a Chrome trace and a table of the slowest operators. One at a time per
 /// process, started and stopped by the same thread.
 class Profiler {
  public:

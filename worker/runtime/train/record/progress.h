@@ -16,12 +16,12 @@ struct BarState {
   double loss = 0;
   std::string measure = {};  ///< "acc 0.8731"; empty: none
   std::int64_t first = 0;    ///< batches done before a resumed epoch began
-  double run_left = 0;       ///< seconds to the end of the run, after this epoch; 0: this is the last
+  double run_left = 0;       ///< estimated seconds of the run after this epoch; 0: this is the last
 };
 
 /// How the bar is drawn.
 struct BarStyle {
-  bool blocks = false;  ///< with Unicode's blocks, in eighths of a column, not '#'
+  bool blocks = false;  ///< Unicode blocks, in eighths of a column, instead of '#'
   bool colour = false;
 };
 
@@ -30,14 +30,14 @@ struct BarStyle {
 /// If the terminal is too narrow, the bar shrinks first, then the line is cut.
 std::string render_bar(const BarState& state, int columns, BarStyle style = {});
 
-/// A progress bar on the terminal's last line, below the log, with blocks and colour if the terminal and the
-/// locale take them. Silent unless stderr is a terminal.
+/// A progress bar on the terminal's last line, below the log, with blocks and colour if the terminal and
+/// locale support them. Silent unless stderr is a terminal.
 class Progress {
  public:
-  /// enabled  false: silent on a terminal too
+  /// enabled  false: silent even on a terminal
   explicit Progress(bool enabled);
 
-  /// Whether update() would draw; computing the state may cost time.
+  /// Whether update() would draw now; computing the state may take time.
   bool due() const;
   /// Redraws the bar, at most ten times a second.
   void update(const BarState& state);

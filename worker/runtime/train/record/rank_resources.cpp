@@ -26,7 +26,7 @@ std::vector<double> RankResources::sum(std::vector<double> values, bool at_once)
     sample_ = report::numbers_of(sample);
     sampled_ = now;
   }
-  // Every rank fills only its own slots, so the sum holds the numbers of all.
+  // Every rank fills only its own slots, so the sum contains everyone's numbers.
   constexpr auto kNumbers = static_cast<std::ptrdiff_t>(report::kResourceNumbers);
   const auto count = static_cast<std::ptrdiff_t>(values.size());
   values.resize(static_cast<std::size_t>(count + group_.size() * kNumbers), 0);
@@ -63,7 +63,7 @@ PeakMemory peak_memory(const ddp::ProcessGroup& group) {
   const auto own = gpu_memory(group.device());
   PeakMemory peak;
   peak.rss_mb = ddp::all_reduce_max(group, {report::ResourceUsage().sample().peak_rss_mb})[0];
-  if (!own) return peak;  // then no rank has a GPU
+  if (!own) return peak;  // no rank has a GPU
   const std::vector<double> figures = {own->allocated, own->reserved, own->peak_allocated,
                                        own->peak_reserved};
   std::vector<double> all(4 * static_cast<std::size_t>(group.size()), 0);

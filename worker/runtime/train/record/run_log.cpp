@@ -203,7 +203,7 @@ void RunLog::write_page_so_far() {
   const auto begin = std::chrono::steady_clock::now();
   try {
     write_run_report(run_.options.out, run_.options.out / "report.html", run_.task.name);
-  } catch (const std::exception&) {  // the page of the end says why
+  } catch (const std::exception&) {  // the final page reports why
   }
   const auto end = std::chrono::steady_clock::now();
   next_page_ = std::max(begin + kPageEvery, end + 100 * (end - begin));

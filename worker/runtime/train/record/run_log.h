@@ -43,28 +43,28 @@ std::string result_line(const std::string& set, const Totals& totals);
 /// only rank 0 writes anything.
 class RunLog {
  public:
-  /// resumed_at, resumed_rows  RunRecord::Options
+  /// resumed_at, resumed_rows  as in RunRecord::Options
   RunLog(const Run& run, std::optional<std::int64_t> resumed_at, std::optional<std::int64_t> resumed_rows);
 
   RunRecord* record() { return record_ ? &*record_ : nullptr; }
 
   void print(const std::string& line);      ///< from rank 0
   void print_own(const std::string& line);  ///< from every rank that calls it
-  /// What is trained on what, before the first step.
+  /// Announces, before the first step, what is trained on what.
   void announce(double learning_rate);
   void row(const report::MetricRow& row);
-  /// The log line and row of every log interval, and the row of an epoch's end.
+  /// Writes the log line and row of every log interval, and the row at an epoch's end.
   /// more  added to the row
   void progress(const TrainState& at, const TrainProgress& progress, bool with_line, double learning_rate,
                 const report::MetricRow& more);
   /// set  "Test set", "Validation"
   void result_line(const std::string& set, const Totals& totals);
-  /// Writes the picture to figures/NAME.png and, as this metric, to TensorBoard, if the run has a report.
+  /// Writes the picture to figures/NAME.png and, under this metric, to TensorBoard, if the run has a report.
   /// Errors are only warnings.
   void figure(const std::string& name, const std::string& metric, std::int64_t step,
               const std::function<image::Image()>& draw);
-  /// To TensorBoard: the precision-recall curves of the first 20 classes.
-  /// set: "val", "test"; counts: Evaluation::probabilities
+  /// Sends to TensorBoard the precision-recall curves of the first 20 classes. set: "val", "test"; counts:
+  /// Evaluation::probabilities
   void pr_curves(const std::string& set, std::int64_t step, const std::vector<double>& counts);
 
   /// Warns once per run that the training has diverged.

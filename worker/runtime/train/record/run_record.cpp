@@ -22,7 +22,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// returns  0 if write() succeeds, the error number if the disk is full
+/// returns  0 if write() succeeds, errno if the disk is full
 template <typename Write>
 int unless_disk_full(Write write) {
   try {
@@ -35,7 +35,7 @@ int unless_disk_full(Write write) {
   }
 }
 
-/// The folder's files whose names fit; none without a folder.
+/// The folder's files with matching names; none without a folder.
 template <typename Fits>
 std::vector<fs::path> files_of(const fs::path& folder, Fits fits) {
   std::vector<fs::path> files;
@@ -58,7 +58,7 @@ bool is_temporary(std::string_view name) {
          name.find_first_not_of("0123456789", at + 5) == std::string_view::npos;
 }
 
-/// Starts a metrics file. If a new one fails it is removed, or it would look like a run's.
+/// Starts a metrics file. Removes a new one if it fails, since it would look like a run's.
 template <typename Make>
 auto make_or_remove(const fs::path& path, bool is_new, Make make) {
   try {
@@ -126,7 +126,7 @@ void RunRecord::remove_earlier_run() const {
   if (error) throw IoError(folder_ / "best", "cannot be removed for this run's", error.value());
 }
 
-/// Of the resumed run, up to its checkpoint.
+/// Rows of the resumed run, up to its checkpoint.
 std::vector<report::MetricRow> RunRecord::earlier_rows() const {
   if (!options_.resumed_at || !fs::exists(metrics_path())) return {};
   try {
@@ -189,7 +189,7 @@ void RunRecord::save(const TrainingState& state, CheckpointWriter::Request reque
   for (auto* paths : {&request.paths, &request.doomed})
     std::erase_if(*paths, [](const fs::path& path) { return path.empty(); });
   settle();
-  std::error_code ignored;  // then the write fails
+  std::error_code ignored;  // the write will fail
   fs::create_directory(checkpoint_folder(), ignored);
   pending_ = true;
   undo_ = std::move(undo);

@@ -21,17 +21,17 @@ namespace ddprun::train {
 /// The files of one run, on rank 0: metrics.csv, metrics.jsonl, TensorBoard's events, checkpoints/,
 /// summary.json.
 ///
-/// A full disk never stops a run: it is a warning, and files keep their contents. A run fails at its end only
-/// if it never wrote a checkpoint.
+/// A full disk never stops a run: it causes a warning, and files keep their contents. A run fails at its end
+/// only if it never wrote a checkpoint.
 class RunRecord {
  public:
   struct Options {
     std::vector<std::string> columns = {
         "epoch",     "step",      "lr",       "train_loss",        "train_loss_epoch",
         "train_acc", "test_loss", "test_acc", "samples_per_second"};
-    /// The step a run resumes from: rows up to it are kept. nullopt: an earlier run's files are removed.
+    /// The step from which a run resumes: keeps rows up to it. nullopt: removes an earlier run's files.
     std::optional<std::int64_t> resumed_at = {};
-    /// How many rows there were when its checkpoint was made: later ones of that step are dropped too.
+    /// How many rows there were when its checkpoint was made: also drops later rows of the same step.
     std::optional<std::int64_t> resumed_rows = {};
     bool tensorboard = false;
   };
@@ -40,13 +40,13 @@ class RunRecord {
   RunRecord(std::filesystem::path folder, Options options);
   explicit RunRecord(std::filesystem::path folder);
 
-  /// Rows go there too. make: starts the sink; called again with later rows while the disk is full
+  /// Sends rows there too. make: starts the sink; called again with later rows while the disk is full
   void add_sink(std::function<std::unique_ptr<report::MetricSink>()> make);
 
-  // All of these throw IoError, also of an earlier checkpoint, except for a full disk.
+  // All of these throw IoError, including that of an earlier checkpoint, except for a full disk.
 
   void add_metrics(const report::MetricRow& row);
-  std::int64_t rows() const { return rows_; }  ///< so far, with those of a resumed run
+  std::int64_t rows() const { return rows_; }  ///< so far, including a resumed run's
 
   /// Writes figures/NAME.png and, in TensorBoard, the picture under this tag.
   void add_figure(const std::string& name, const std::string& tag, std::int64_t step,
@@ -56,7 +56,7 @@ class RunRecord {
 
   /// Writes the state in the background, then deletes request.doomed; ignores empty paths. Without a request:
   /// writes to checkpoint_path().
-  /// undo  called by a later member function if the disk was too full for the first file
+  /// undo  called by a later member function if the first file did not fit on the disk
   void save(const TrainingState& state, CheckpointWriter::Request request, std::function<void()> undo = {});
   void save(const TrainingState& state) { save(state, {{checkpoint_path()}}); }
 

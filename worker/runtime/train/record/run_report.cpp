@@ -47,7 +47,7 @@ const std::vector<Kind>& kinds() {
   return all;
 }
 
-/// "epoch" if no two rows of the chart share one, else "step".
+/// "epoch" if no two rows of the chart have the same one, else "step".
 std::string x_axis_of(const std::vector<MetricRow>& rows, const Kind& kind) {
   std::set<double> epochs;
   for (const auto& row : rows) {
@@ -136,7 +136,7 @@ report::Section section_of(const std::string& title, const std::string& json) {
   return section;
 }
 
-/// A member that is a text; else empty.
+/// A text member; empty if it is not text.
 std::string member(const ordered_json& object, const char* name) {
   const auto found = object.find(name);
   return found != object.end() && found->is_string() ? found->get<std::string>() : "";
@@ -149,7 +149,7 @@ std::string counted_member(const ordered_json& object, const char* name, const s
   return ", " + found->dump() + " " + what + (*found == 1 ? "" : "s");
 }
 
-/// ", 2026-11-23 18:03 UTC, on node1, commit 0123456789ab" of environment.json, as far as it says.
+/// ", 2026-11-23 18:03 UTC, on node1, commit 0123456789ab" from environment.json, as far as available.
 std::string describe_origin(const ordered_json& environment) {
   const auto said = [&](const char* before, const std::string& text) {
     return text.empty() ? "" : before + text;
@@ -158,7 +158,7 @@ std::string describe_origin(const ordered_json& environment) {
          said(", commit ", member(environment, "commit").substr(0, 12));
 }
 
-/// What the files of a run's folder say; what cannot be read is empty.
+/// The contents of a run folder's files; unreadable ones are empty.
 struct RunFiles {
   std::string name;
   std::vector<MetricRow> rows;
@@ -197,7 +197,7 @@ std::string runs_for_page(const std::vector<ordered_json>& runs) {
   return ordered_json{{"runs", runs}}.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
 }
 
-/// Instead of a summary: the last value of every metric.
+/// Replaces a summary: the last value of every metric.
 ordered_json so_far(const std::vector<MetricRow>& rows, const std::string& task) {
   ordered_json last = {{"task", task}};
   for (const auto& row : rows)
@@ -214,7 +214,7 @@ std::string utc_now() {
   return text;
 }
 
-/// A value of the summary that is shown large.
+/// A summary value that is shown large.
 struct Highlight {
   const char* key;
   const char* label;
@@ -303,7 +303,7 @@ std::vector<report::Figure> report_figures(const std::filesystem::path& folder,
 void write_run_report(const std::filesystem::path& run_folder, const std::filesystem::path& file,
                       const std::string& running) {
   RunFiles run(run_folder);
-  const bool ended = running.empty() && !run.summary_json.empty();  // else the file is an earlier attempt's
+  const bool ended = running.empty() && !run.summary_json.empty();  // else an earlier attempt's file
   if (!ended) run.summary = so_far(run.rows, running.empty() ? run.name : running);
   if (const auto task = member(run.summary, "task"); !task.empty()) run.name = task;
   report::HtmlReport page;

@@ -18,7 +18,7 @@ struct NamedChart {
 
 /// One chart each for losses (names with "loss"), shares (names ending in "acc", "accuracy", "dice" or "iou")
 /// and the learning rate ("lr"), if the rows have such values. The x axis is "epoch" if every row of a chart
-/// has its own, else "step".
+/// has a different one, else "step".
 std::vector<NamedChart> charts_of(const std::vector<report::MetricRow>& rows);
 
 /// Writes FOLDER/NAME.png for each; creates the folder. throws IoError
@@ -37,14 +37,14 @@ std::string text_if_any(const std::filesystem::path& file);
 /// Writes a run's page from the files in its folder; all but metrics.csv may be missing. Invalid JSON is
 /// shown as text.
 ///
-/// running  the task of a run that goes on: the page shows how far it is, without pictures, and is loaded
-///          again every few seconds
+/// running  the task of an unfinished run: the page shows its progress, without pictures, and reloads every
+///          few seconds
 /// throws   IoError
 void write_run_report(const std::filesystem::path& run_folder, const std::filesystem::path& file,
                       const std::string& running = "");
 
-/// A page with the curves of several runs over each other, and what differs in their configurations.
-/// throws  IoError, for a run without metrics.csv too
+/// Writes a page with the curves of several runs on top of each other, and the differences in configuration.
+/// throws  IoError, including for a run without metrics.csv
 void write_comparison(const std::vector<std::filesystem::path>& run_folders,
                       const std::filesystem::path& file);
 

@@ -37,7 +37,7 @@ constexpr std::int64_t kShardedFormat = 2;  // of an index, which older workers 
 IValue to_value(const nlohmann::json& json) {
   if (json.is_boolean()) return json.get<bool>();
   if (json.is_number_unsigned() && json.get<std::uint64_t>() > std::numeric_limits<std::int64_t>::max())
-    return json.dump();  // Python has such integers, an IValue has not
+    return json.dump();  // Python supports such integers, an IValue does not
   if (json.is_number_integer()) return json.get<std::int64_t>();
   if (json.is_number()) return json.get<double>();
   if (json.is_string()) return json.get<std::string>();
@@ -165,7 +165,7 @@ bool is_state(const c10::IValue& value) {
          (is_lightning(value) && dict.contains("optimizer_states") && dict.contains("loops"));
 }
 
-/// A training state as far as one can tell without reading its tensors.
+/// A training state, as far as known without reading its tensors.
 struct Candidate {
   fs::path path;
   std::int64_t step;

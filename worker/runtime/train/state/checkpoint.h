@@ -36,10 +36,10 @@ struct TrainingState {
   std::vector<GeneratorState> generators = {};        ///< by rank
   std::map<std::string, c10::IValue> callbacks = {};  ///< other states by name
   std::int64_t world_size = 1;
-  /// Where the sharded tensors are (shard_index.h), which model, optimizer and ema then lack; empty if the
+  /// Where the sharded tensors are (shard_index.h); model, optimizer and ema then lack them. Empty if the
   /// state is whole.
   std::string shards = {};
-  /// Of the names in a .ckpt: the attribute of a LightningModule that is the model, and a dot.
+  /// Prefix of the names in a .ckpt: the LightningModule's attribute that is the model, and a dot.
   std::string prefix = {};
   std::string model_config = {};  ///< the model's shape, written by its task; empty if the task implies it
 };
@@ -57,7 +57,7 @@ c10::IValue to_value(const TrainingState& state);
 /// throws  IoError naming the key that is missing or has the wrong type
 TrainingState to_training_state(const c10::IValue& value, const std::filesystem::path& source);
 
-/// What a file of this name holds: to_lightning() if it ends in .ckpt and the state is whole, else
+/// The contents of a file with this name: to_lightning() if it ends in .ckpt and the state is whole, else
 /// to_value().
 c10::IValue to_file_value(const TrainingState& state, const std::filesystem::path& path);
 
@@ -66,13 +66,13 @@ c10::IValue to_file_value(const TrainingState& state, const std::filesystem::pat
 /// throws  IoError naming the path
 void save_checkpoint(const std::filesystem::path& path, const TrainingState& state);
 
-/// Reads a file written by save_checkpoint() or by Lightning's Trainer, of which world_size and position are
-/// as from_lightning() says; tensors are on the CPU. Of a sharded checkpoint, only the index. throws  IoError
-/// naming path and what is wrong: damaged (a CRC-32 covers every byte), only a model's weights,
-///         a newer format, a missing part
+/// Reads a file written by save_checkpoint() or by Lightning's Trainer (from_lightning() says what world_size
+/// and position are then); tensors are on the CPU. Of a sharded checkpoint, reads only the index.
+/// throws  IoError naming path and what is wrong: damaged (a CRC-32 covers every byte), only a model's
+///         weights, a newer format, a missing part
 TrainingState read_checkpoint(const std::filesystem::path& path);
 
-/// The same for a file that may hold weights alone: nullopt.
+/// The same for a file that may hold only weights: then nullopt.
 std::optional<TrainingState> read_if_checkpoint(const std::filesystem::path& path);
 
 /// Reads only model and ema, whole; all other tensors have arbitrary values.
@@ -85,7 +85,7 @@ std::vector<std::filesystem::path> training_state_files(const std::filesystem::p
 struct ResumePoint {
   std::filesystem::path path;        ///< empty if none was found
   TrainingState state;               ///< fully checked
-  std::vector<std::string> skipped;  ///< one line for each damaged file
+  std::vector<std::string> skipped;  ///< one line per damaged file
 
   bool found() const { return !path.empty(); }
 };

@@ -24,7 +24,7 @@ namespace fs = std::filesystem;
 using report::MetricRow;
 using Number = std::variant<std::int64_t, double>;
 
-/// As Python's repr(): the shortest digits that give the same number back.
+/// As Python's repr(): the shortest digits that read back as the same number.
 std::string repr(double value) {
   if (!std::isfinite(value)) return std::isnan(value) ? "nan" : value < 0 ? "-inf" : "inf";
   std::array<char, 64> buffer{};
@@ -72,11 +72,11 @@ std::string print(const std::string& format, Value value) {
   return buffer.data();
 }
 
-/// nullopt where Python refuses that type for that number.
+/// nullopt where Python rejects that type for that number.
 std::optional<std::string> format(const Number& value, const Spec& spec) {
   std::string flags;
   for (const char flag : spec.flags)
-    if (flag != '-') flags += flag;  // Python's default; in C it aligns
+    if (flag != '-') flags += flag;  // Python's default; in C it sets the alignment
   const auto start = "%" + flags + spec.width;
   const auto* integer = std::get_if<std::int64_t>(&value);
   if (spec.type == 'd' || (spec.type == 0 && integer != nullptr)) {
@@ -192,13 +192,13 @@ bool CheckpointPolicy::is_among_top_k(float score) const {
   return is_better(options_.mode, score, worst_kept().second);
 }
 
-std::pair<fs::path, float> CheckpointPolicy::worst_kept() const {  // of equals the first
+std::pair<fs::path, float> CheckpointPolicy::worst_kept() const {  // the first of equals
   return *std::min_element(best_k_.begin(), best_k_.end(), [&](const auto& a, const auto& b) {
     return is_better(options_.mode, b.second, a.second);
   });
 }
 
-std::pair<fs::path, float> CheckpointPolicy::best_kept() const {  // of equals the first
+std::pair<fs::path, float> CheckpointPolicy::best_kept() const {  // the first of equals
   return *std::min_element(best_k_.begin(), best_k_.end(), [&](const auto& a, const auto& b) {
     return is_better(options_.mode, a.second, b.second);
   });

@@ -43,13 +43,13 @@ struct CheckpointPlan {
   std::filesystem::path write, remove;
 };
 
-/// Which checkpoints to write, under what names, and which to remove: Lightning 2.6's ModelCheckpoint without
-/// touching files. Only rank 0 needs one.
+/// Decides which checkpoints to write, under what names, and which to remove: Lightning 2.6's ModelCheckpoint
+/// without touching files. Only rank 0 needs one.
 class CheckpointPolicy {
  public:
   using FileExists = std::function<bool(const std::filesystem::path&)>;
   enum class Occasion {
-    kRequest,    ///< a signal, the end of the time: keeps no checkpoint
+    kRequest,    ///< a signal, or the time limit: keeps no checkpoint
     kStep,       ///< after an optimizer step without validation
     kValidation  ///< after validation or the end of an epoch
   };
@@ -58,7 +58,7 @@ class CheckpointPolicy {
   /// throws  UsageError if save_top_k is below -1, or above 1 without a monitored metric
   CheckpointPolicy(CheckpointPolicyOptions options, FileExists exists);
 
-  /// Decides, and assumes that the plan is carried out. Empty for a step that was saved already, for step 0,
+  /// Decides, and assumes that the plan is carried out. Empty for a step that is already saved, for step 0,
   /// and at kStep without the monitored metric. throws  UsageError at kValidation without it
   CheckpointPlan plan(const report::MetricRow& metrics, std::int64_t epoch, std::int64_t step,
                       Occasion occasion);

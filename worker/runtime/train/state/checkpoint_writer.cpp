@@ -101,7 +101,7 @@ void CheckpointWriter::carry_out(const Request& request) {
     }));
   for (const auto& path : request.paths) {
     serialize::write_pt(path, snapshot_);                            // and verified
-    if (!std::exchange(wrote_first_, true)) remove_doomed(request);  // now: the next may need their place
+    if (!std::exchange(wrote_first_, true)) remove_doomed(request);  // now: the next may need the space
   }
   if (!request.paths.empty()) remove_unused_shards(request.paths.front().parent_path());
 }

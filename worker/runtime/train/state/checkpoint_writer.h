@@ -24,15 +24,15 @@ namespace ddprun::train {
 ///   ... the next step may change the tensors ...
 ///   writer.flush();
 ///
-/// Keeps one copy and reuses its memory. A request waits for the one before it, because every request carries
+/// Keeps one copy and reuses its memory. A request waits for the previous one, because every request carries
 /// its own deletions and memory must stay bounded. Check busy() to skip one instead.
 class CheckpointWriter {
  public:
   struct Request {
-    std::vector<std::filesystem::path> paths;        ///< all are written, in this order, with one extension
+    std::vector<std::filesystem::path> paths;        ///< written in this order; all have one extension
     std::vector<std::filesystem::path> doomed = {};  ///< deleted once the first is on disk and verified
-    /// Called before the first is written, in the background: waits for the ranks' shards, and returns what
-    /// TrainingState::shards becomes. give_up() is true once the writer ends.
+    /// Called in the background before the first is written: waits for the ranks' shards, and returns the new
+    /// TrainingState::shards. give_up() is true once the writer ends.
     std::function<std::string(const std::function<bool()>& give_up)> finish_shards = {};
   };
 
@@ -43,7 +43,7 @@ class CheckpointWriter {
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
 
   /// Copies the state and returns; each file is then written atomically and read back to verify its CRC-32.
-  /// Files to delete that do not exist, or are among paths, are ignored.
+  /// Ignores files to delete that do not exist or are among paths.
   /// throws  IoError of an earlier request, once; this state is then not written
   void write(const TrainingState& state, Request request);
 
@@ -54,7 +54,7 @@ class CheckpointWriter {
   void flush();
 
   /// After flush(), even if it threw: whether the first file of the last request is on disk and `doomed`
-  /// gone.
+  /// deleted.
   bool wrote_first() const { return wrote_first_; }
 
   /// Waits, ignoring errors, and frees the copy.
@@ -72,9 +72,9 @@ class CheckpointWriter {
   c10::IValue snapshot_;            // of the state to be written
   serialize::SnapshotMemory memory_;
   std::exception_ptr error_;
-  bool wrote_first_ = false;  // changed while request_ is there
+  bool wrote_first_ = false;  // changes only while request_ is set
   bool ending_ = false;
-  std::thread thread_;  // last: it uses the others
+  std::thread thread_;  // last: it uses the members above
 };
 
 }  // namespace ddprun::train

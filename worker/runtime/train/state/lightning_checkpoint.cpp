@@ -22,8 +22,8 @@ using c10::impl::GenericList;
 
 constexpr const char* kVersion = "pytorch-lightning_version";
 constexpr const char* kOurs = "ddprun";
-constexpr const char* kScaler = "MixedPrecision";  // the plugin whose state it is
-/// Parts of a state that Lightning has its own places for.
+constexpr const char* kScaler = "MixedPrecision";  // the plugin that owns the state
+/// Parts of a state that have their own places in Lightning.
 constexpr const char* kTheirs[] = {"model", "optimizer", "lr_schedule", "scaler"};
 
 GenericDict dict_of(std::initializer_list<std::pair<const char*, IValue>> items) {
@@ -59,7 +59,7 @@ GenericDict epoch_progress(std::int64_t begun, std::int64_t ended) {
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-/// A rank's batches of the epoch so far: all of them between epochs.
+/// A rank's batches of the epoch so far; between epochs, all of them.
 std::int64_t batches_of(const TrainingState& state, const nlohmann::json& config) {
   if (state.world_size == 0) return state.position.samples;  // another program's
   const auto batch_size = config.value("batch_size", std::int64_t{1});
@@ -91,7 +91,7 @@ GenericDict fit_loop(const TrainingState& state) {
        {"epoch_loop.val_loop.state_dict", make_state()}});
 }
 
-/// What a LightningModule's arguments may ask for: the configuration without what is not set.
+/// What a LightningModule's arguments may need: the configuration without unset values.
 GenericDict hyper_parameters(const IValue& config) {
   auto parameters = make_state();
   for (const auto& item : config.toGenericDict())
@@ -112,7 +112,7 @@ GenericDict implied_config(const IValue& optimizer, const IValue& schedule) {
   if (groups.empty()) return config;
   const DictReader group(groups[0], "optimizer: parameter group 0");
   config.insert("lr", group.number(group.has("initial_lr") ? "initial_lr" : "lr"));
-  config.insert("scale_lr", "none");  // it is that of all ranks
+  config.insert("scale_lr", "none");  // it already applies to all ranks
   for (const char* key : {"momentum", "weight_decay"})
     if (group.has(key)) config.insert(key, group.number(key));
   if (schedule.isNone()) config.insert("lr_schedule", "none");
@@ -127,7 +127,7 @@ GenericDict implied_config(const IValue& optimizer, const IValue& schedule) {
   return config;
 }
 
-/// Where Lightning's loops stand.
+/// The position of Lightning's loops.
 GenericDict position_of(const DictReader& root) {
   const DictReader loops(root.dict("loops"), "Lightning's loops");
   const DictReader fit(loops.dict("fit_loop"), "Lightning's fit_loop");
@@ -136,7 +136,7 @@ GenericDict position_of(const DictReader& root) {
   };
   const auto epochs = current("epoch_progress");
   std::int64_t epoch = epochs.integer("processed"), batches = 0;
-  if (epochs.integer("started") > epoch) {  // it ends once its validation has
+  if (epochs.integer("started") > epoch) {  // an epoch ends after its validation
     const DictReader batch(fit.dict("epoch_loop.batch_progress"), "Lightning's batch_progress");
     if (batch.boolean("is_last_batch"))
       ++epoch;
@@ -146,7 +146,7 @@ GenericDict position_of(const DictReader& root) {
   return dict_of({{"epoch", epoch}, {"samples", batches}});
 }
 
-/// What a file of another program has of a state.
+/// The parts of a state found in another program's file.
 GenericDict state_of_others(const DictReader& root, const IValue& optimizer, const IValue& schedule) {
   const auto position = position_of(root);
   const auto epoch = position.at("epoch").toInt();
@@ -190,7 +190,7 @@ IValue to_lightning(const TrainingState& state) {
     (is_theirs(name) ? theirs : ours).insert(name, callback);
   auto root = dict_of({{"epoch", state.epoch},
                        {"global_step", state.step},
-                       {kVersion, "2.0.0"},  // since then the format is the same
+                       {kVersion, "2.0.0"},  // the format has not changed since
                        {"state_dict", weights},
                        {"hparams_name", "kwargs"},
                        {"hyper_parameters", hyper_parameters(rest.at("config"))}});

@@ -24,9 +24,9 @@ bool is_lightning(const c10::IValue& value);
 /// Whether it also holds a state of ours.
 bool is_our_lightning(const c10::IValue& value);
 
-/// The dict that to_value() would have made of the state in Lightning's dict, with what is there; any other
-/// value as it is. The weights of another program keep their prefix. It does not record ranks and batch size:
-/// "world_size" is 0, and "samples" of "position" counts a rank's batches.
+/// The dict that to_value() would have made from the state in Lightning's dict, as far as present; returns
+/// any other value unchanged. Another program's weights keep their prefix. Lightning does not record ranks
+/// and batch size: "world_size" is 0, and "samples" of "position" counts a rank's batches.
 /// throws  std::invalid_argument naming the key whose value has the wrong type
 c10::IValue from_lightning(const c10::IValue& value);
 

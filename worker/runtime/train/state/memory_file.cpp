@@ -46,7 +46,7 @@ std::uint32_t checksum(const MemoryFile::Record& record) {
 
 }  // namespace
 
-/// One of the file's two, which begins with both of these; its contents follow at `offset`. Written last.
+/// One of the file's two slots, which both begin with this; its contents follow at `offset`. Written last.
 struct MemoryFile::Slot {
   std::uint64_t magic = kMagic, sequence = 0, offset = 0, head_size = 0, state_size = 0, checksum = 0;
   int index = 0;
@@ -99,7 +99,7 @@ void MemoryFile::write(const std::string& head, const c10::IValue& state, const 
       const auto pickled = torch::pickle_save(copy);
       record.state.assign(pickled.begin(), pickled.end());
       put(record);
-    } catch (const std::exception& error) {  // no memory is left, say
+    } catch (const std::exception& error) {  // for instance out of memory
       give_up(error.what());
     }
     if (written) written(warned_ ? nullptr : &record);
@@ -121,7 +121,7 @@ void MemoryFile::put(const Record& record) {
   slot.head_size = record.head.size();
   slot.state_size = record.state.size();
   slot.checksum = checksum(record);
-  // Before the other one if it fits there, else after it.
+  // Before the other one if there is room, else after it.
   slot.offset = kFirst;
   if (before != nullptr && before->offset < kFirst + slot.size())
     slot.offset = before->offset + before->size();

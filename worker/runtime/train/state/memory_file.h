@@ -20,8 +20,8 @@ namespace ddprun::train {
 /// one is written, in the background.
 class MemoryFile {
  public:
-  /// fd     stays open; nothing is kept if it is not a file, as the variable may be left over from elsewhere
-  /// begin  of the states in the file: several of these may share it, far apart
+  /// fd     stays open; nothing is kept unless it is a file, as the variable may be left over from elsewhere
+  /// begin  where the states begin in the file: several of these may share it, far apart
   explicit MemoryFile(int fd, off_t begin = 0);
   /// Waits until the state is written.
   ~MemoryFile();
@@ -29,27 +29,27 @@ class MemoryFile {
   MemoryFile& operator=(const MemoryFile&) = delete;
 
   struct Record {
-    std::string head, state;  ///< what tells states apart, in a few bytes; the state pickled
+    std::string head, state;  ///< what tells states apart, in a few bytes; the pickled state
   };
 
   /// Whether the last state is written and there is room for the next.
   bool idle() const;
-  /// Until it is written.
+  /// Waits until it is.
   void wait() const;
 
-  /// Copies the state, and writes it in the background after the last one. Without room for it, as with a
-  /// memory limit, warns once and keeps the states before.
+  /// Copies the state, and writes it in the background after the previous one. Without room for it, such as
+  /// under a memory limit, warns once and keeps the earlier states.
   ///
-  /// copied   called once it is; may throw, and then nothing is written
-  /// written  called in the background once it is; with null if it cannot be
+  /// copied   called once the state is copied; if it throws, nothing is written
+  /// written  called in the background once it is written; with null on failure
   void write(const std::string& head, const c10::IValue& state, const std::function<void()>& copied = {},
              const std::function<void(const Record*)>& written = {});
-  /// At once.
+  /// Writes it at once.
   void put(const Record& record);
 
-  /// The newest; nullopt: there is none that is whole.
+  /// The newest whole state; nullopt: none.
   std::optional<Record> read() const;
-  /// Of the one or two that are whole, the newest first. Waits until the last is written.
+  /// The heads of the one or two whole states, newest first. Waits until the last is written.
   std::vector<std::string> heads() const;
   /// Drops the states with this head, and damaged ones.
   void forget(const std::string& head);

@@ -37,7 +37,7 @@ using NamedTensors = ZeroOptimizer::NamedTensors;
 // 2.11). One description serves writing and reading:
 //
 //   visit(key, reference)            an option or number
-//   visit.fixed(key, value)          an option that only Python has
+//   visit.fixed(key, value)          an option that exists only in Python
 //   visit(key, tensor, required)     a tensor of the state; may be undefined unless required
 
 template <typename AdamOptions, typename AdamState, bool kDecoupled>
@@ -169,7 +169,7 @@ struct RmsProp {
   }
 };
 
-/// Calls use(kind) with the kind whose options these are; another optimizer is std::invalid_argument.
+/// Calls use(kind) with the kind whose options these are; throws std::invalid_argument for another optimizer.
 template <typename Use>
 auto with_kind(const torch::optim::OptimizerOptions& options, Use use) {
   if (dynamic_cast<const Sgd::Options*>(&options) != nullptr) return use(Sgd{});
@@ -205,7 +205,7 @@ struct StateWriter {
   }
 };
 
-/// For every parameter of all groups what this process has of its state.
+/// For every parameter of all groups, this process's part of its state.
 template <typename Kind>
 std::vector<NamedTensors> named_states(Optimizer& optimizer) {
   std::vector<NamedTensors> result;
@@ -266,7 +266,7 @@ struct OptionsReader {
 struct StateReader {
   const DictReader& entry;
   const Tensor& parameter;
-  bool keep;  ///< false: only check, the state is another rank's
+  bool keep;  ///< false: only check, since the state belongs to another rank
 
   void operator()(const char* key, std::int64_t& step) const {
     step = static_cast<std::int64_t>(entry.number(key));
@@ -283,8 +283,8 @@ struct StateReader {
   }
 };
 
-/// The kind of optimizer that wrote the group, told by the option only it has; ours if it may be either of
-/// two.
+/// The kind of optimizer that wrote the group, recognised by an option unique to it; ours if it may be either
+/// of two.
 std::string kind_of_group(const DictReader& group, const char* ours) {
   if (group.has("nesterov")) return Sgd::kName;
   if (group.has("alpha")) return RmsProp::kName;
@@ -296,7 +296,7 @@ std::string kind_of_group(const DictReader& group, const char* ours) {
   return ours == std::string_view(AdamW::kName) ? AdamW::kName : Adam::kName;  // before torch 2.8
 }
 
-/// What a state dict gives to an optimizer, complete before anything is changed.
+/// What a state dict gives to an optimizer, complete before anything changes.
 struct Loaded {
   std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> options;
   std::vector<std::pair<void*, std::unique_ptr<torch::optim::OptimizerParamState>>> states;

@@ -17,12 +17,12 @@ namespace ddprun::train {
 ///    "param_groups": [{"lr": ..., "betas": (..., ...), ..., "params": [0, 1, ...]}]}
 ///
 /// optimizer  SGD, Adam, AdamW, Adadelta, Adagrad or RMSprop, or a ddp::ZeroOptimizer of these. A
-///            ZeroOptimizer gathers its state on rank 0: every rank must call this, and gets None if it is
-///            not 0
+///            ZeroOptimizer gathers its state on rank 0: every rank must call this, and all but rank 0 get
+///            None
 /// returns    a GenericDict; this rank's own tensors share memory with the optimizer's
 /// throws     std::invalid_argument for another optimizer
 ///
-/// own  a ZeroOptimizer gathers nothing: only the state of what this rank owns, to be loaded there again
+/// own  a ZeroOptimizer gathers nothing: returns only the state this rank owns, to load on this rank again
 c10::IValue optimizer_state_dict(torch::optim::Optimizer& optimizer, bool own = false);
 
 /// Loads state and options from a state dict of optimizer_state_dict() or Python: all of it or, if anything
@@ -30,9 +30,9 @@ c10::IValue optimizer_state_dict(torch::optim::Optimizer& optimizer, bool own = 
 /// number of ranks, every rank passes the whole dict and keeps what it owns.
 ///
 /// source  the file named in errors
-/// throws  IoError if the dict is of another kind of optimizer, has another number of groups or parameters,
-///         lacks a key or has a tensor of another shape;
-///         std::invalid_argument for an optimizer that optimizer_state_dict() does not know
+/// throws  IoError if the dict is for another kind of optimizer, has another number of groups or parameters,
+///         lacks a key or has a tensor of another shape; std::invalid_argument for an optimizer that
+///         optimizer_state_dict() does not support
 void load_optimizer_state(torch::optim::Optimizer& optimizer, const c10::IValue& state_dict,
                           const std::filesystem::path& source);
 

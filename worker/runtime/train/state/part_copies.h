@@ -8,22 +8,22 @@
 
 namespace ddprun::train {
 
-/// Copies of the ranks' parts of the state on other nodes, over connections of their own. For a round; every
-/// rank makes one.
+/// Copies the ranks' parts of the state to other nodes, over separate connections. Every rank makes one per
+/// round.
 class PartCopies {
  public:
-  /// distance  rank r's copy is with rank r + distance
+  /// distance  rank r + distance keeps rank r's copy
   /// file      where this rank keeps the other's
   PartCopies(const ddp::ProcessGroup& group, int distance, MemoryFile& file);
-  /// What is under way in exchange() fails. Nothing may call it any more.
+  /// A running exchange() fails. No further calls are allowed.
   ~PartCopies();
 
-  /// Sends this rank's and keeps the other rank's. Every rank calls it equally often, in any thread.
+  /// Sends this rank's part and keeps the other rank's. Every rank calls it equally often, on any thread.
   void exchange(const MemoryFile::Record& own);
 
   /// Whether a connection is lost.
   bool failed() const { return failed_; }
-  /// Fails what is under way.
+  /// Fails a running exchange().
   void abort();
 
  private:

@@ -21,18 +21,17 @@ struct GeneratorState {
 /// Of this process: the CPU's generator and, if the device is a GPU, that GPU's.
 GeneratorState generator_state(at::Device device);
 
-/// Restores the generators; one whose state is undefined stays as it is.
+/// Restores the generators; leaves one whose state is undefined unchanged.
 /// throws  std::invalid_argument for bytes that are not a generator's state
 void set_generator_state(const GeneratorState& state, at::Device device);
 
 /// Every rank's generator_state(), by rank, on every rank. All ranks call it.
 std::vector<GeneratorState> gather_generator_states(const ddp::ProcessGroup& group);
 
-/// PowerSGD's state on all ranks, for a checkpoint: {"iteration": int, "random_state": str,
-/// "qs": {name: tensor}, "errors": [{name: tensor}, ...] by rank}. Every rank calls it; all but rank 0 get
-/// None.
+/// PowerSGD's state on all ranks, for a checkpoint: {"iteration": int, "random_state": str, "qs": {name:
+/// tensor}, "errors": [{name: tensor}, ...] by rank}. Every rank calls it; all but rank 0 get None.
 ///
-/// alone  on this rank, whichever it is, and with its errors alone
+/// alone  on this rank, whichever it is, with only its errors
 c10::IValue powersgd_state(const ddp::PowerSgd& power_sgd, const torch::nn::Module& module,
                            const ddp::ProcessGroup& group, bool alone = false);
 

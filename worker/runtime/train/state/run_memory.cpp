@@ -16,7 +16,7 @@
 namespace ddprun::train {
 namespace {
 
-/// How far a state is; none comes before all others.
+/// How advanced a state is; none comes first.
 std::vector<std::int64_t> place_of(const std::optional<TrainingState>& state, int progress) {
   if (!state) return {};
   return {state->position.epoch, state->position.samples, state->step, progress};
@@ -75,7 +75,7 @@ void RunMemory::keep(const TrainingState& newest) const {
 void RunMemory::keep_part(const TrainingState& newest, const ddp::ProcessGroup& group) {
   auto head = head_of(*this, {});
   head.update({{"rank", group.rank()}, {"ranks", group.size()}, {"number", next_part++}});
-  // On a GPU a step that was begun when a rank was lost goes on with arbitrary numbers: not kept.
+  // On a GPU, a step that was running when a rank was lost continues with arbitrary numbers: do not keep it.
   file->write(head.dump(), to_value(newest), &ddp::Rounds::check,
               [copying = copying.get()](const MemoryFile::Record* record) {
                 if (copying != nullptr) record != nullptr ? copying->exchange(*record) : copying->abort();
@@ -87,7 +87,7 @@ void RunMemory::wait() const { file->wait(); }
 
 void RunMemory::connect(const ddp::ProcessGroup& group, int local_ranks) {
   if (!copies) return;
-  // The same everywhere, so that each rank has one copy; further than any rank of the same node.
+  // The same everywhere, so that each rank has one copy; large enough to reach another node.
   const int distance = static_cast<int>(ddp::all_reduce_max(group, {static_cast<double>(local_ranks)})[0]);
   if (group.size() >= 2 * distance)
     copying = std::make_unique<PartCopies>(group, distance, *copies);
@@ -131,7 +131,7 @@ RunMemory::Parts RunMemory::find_parts(const ddp::ProcessGroup& group) {
       if (number < 0 || head["ranks"] != group.size()) continue;
       const int rank = head["rank"];
       const auto found = holders[number].try_emplace(rank, holder).first;
-      if (rank == holder) found->second = holder;  // its own
+      if (rank == holder) found->second = holder;  // prefers its own
     }
     ++holder;
   }
@@ -153,7 +153,7 @@ void RunMemory::share_parts(const ddp::ProcessGroup& group) {
   const auto number_of = [](const std::string& head) {
     return nlohmann::json::parse(head).value("number", std::int64_t{-1});
   };
-  // The older of two states is written over next: that must not be the only one that all have.
+  // The older of two states is overwritten next: that must not be the only one that all have.
   for (auto* each : files())
     for (const auto& head : each->heads())
       if (number_of(head) != parts_of.number) each->forget(head);
@@ -192,7 +192,7 @@ void RunMemory::share(const ddp::ProcessGroup& group) {
   state = sends && own ? *own : to_training_state(torch::pickle_load({bytes.begin(), bytes.end()}), "memory");
   progress = 0;
   if (group.rank() != 0) return;
-  // What only rank 0 keeps.
+  // State that only rank 0 keeps.
   auto callbacks = own ? own->callbacks : find_resume(folder).state.callbacks;
   state->callbacks.merge(callbacks);
 }

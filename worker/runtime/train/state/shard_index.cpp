@@ -297,7 +297,7 @@ StateDict ShardReader::hollow(const std::string& key, const c10::IValue& others)
 at::Tensor ShardReader::value_of(const at::Tensor& hollow) {
   const auto found = hollow_.find(hollow.storage().unsafeGetStorageImpl());
   if (found == hollow_.end()) return hollow;
-  // In memory that is kept: freed blocks of many sizes would add up.
+  // Reuses memory: freed blocks of many sizes would add up.
   const auto bytes = static_cast<std::int64_t>(hollow.nbytes());
   if (!scratch_.defined() || scratch_.numel() < bytes) {
     scratch_.reset();
@@ -391,7 +391,7 @@ void remove_unused_shards(const fs::path& folder) {
       if (!value.isGenericDict() || !value.toGenericDict().contains("shards")) continue;
       used.insert(parse_index(value.toGenericDict().at("shards").toStringRef()).folder);
     } catch (const std::exception&) {
-      return;  // perhaps it can be read again later
+      return;  // perhaps it will be readable again later
     }
   }
   if (!error) remove_shards_but(folder, used);

@@ -18,8 +18,8 @@
 
 namespace ddprun::train {
 
-/// Where the sharded tensors of a checkpoint are. Each rank writes its shards to a file of its own, all with
-/// the same layout; the checkpoint itself (the index) has the rest, and this as TrainingState::shards.
+/// Where the sharded tensors of a checkpoint are. Each rank writes its shards to a separate file, all with
+/// the same layout; the checkpoint itself (the index) has the rest, including this as TrainingState::shards.
 ///
 ///   last.pt                           the index, written last
 ///   last-step=80-5f0c.shards/rank-0   units' shards as they are in memory, one after the other
@@ -34,7 +34,7 @@ struct ShardIndex {
     std::int64_t shard_numel = 0;
     std::vector<Parameter> parameters;
   };
-  /// A shard of this unit's values called key: "model", "ema", or the optimizer's key.
+  /// A shard of this unit's values under a key: "model", "ema", or the optimizer's key.
   struct Piece {
     std::string key;
     std::size_t unit = 0;
@@ -43,7 +43,7 @@ struct ShardIndex {
   };
   std::vector<Unit> units;
   std::vector<Piece> pieces;
-  /// In state_dict()'s order: each name and that of its parameter among the units, "" for a buffer.
+  /// In state_dict()'s order: each name with its parameter's name among the units, "" for a buffer.
   std::vector<std::pair<std::string, std::string>> names;
   std::string folder;                                 ///< beside the checkpoint
   std::int64_t bytes = 0;                             ///< of each file
@@ -51,7 +51,7 @@ struct ShardIndex {
 };
 inline constexpr std::int64_t kShardChunk = std::int64_t{4} << 20;
 
-/// What a rank writes of a checkpoint: its pieces, in the index's order.
+/// What a rank writes for a checkpoint: its pieces, in the index's order.
 struct Shards {
   ShardIndex index;
   std::vector<at::Tensor> tensors;
@@ -59,7 +59,7 @@ struct Shards {
   void add(const std::string& key, std::size_t unit, const at::Tensor& shard);
 };
 
-/// Of a module's units, without pieces.
+/// For a module's units, without pieces.
 ShardIndex make_shard_index(const torch::nn::Module& module,
                             const std::vector<ddp::FullyShardedDataParallel::Unit>& units);
 
@@ -68,8 +68,8 @@ std::string to_text(const ShardIndex& index);
 /// Which ranks see which files: "last-step=80-5f0c.shards/rank-0".
 using ShardHolders = std::map<std::string, std::set<int>>;
 
-/// Reads the shards of a checkpoint, only the parts that are asked for, and checks their CRC-32.
-/// All throw IoError naming the file.
+/// Reads only the requested parts of a checkpoint's shards, and checks their CRC-32. All throw IoError naming
+/// the file.
 class ShardReader {
  public:
   /// checkpoint  the path of the index
@@ -78,19 +78,18 @@ class ShardReader {
 
   const ShardIndex& index() const { return index_; }
 
-  /// Reads, to check them, the files that this rank is the first to have; rank 0 those that nobody has, too.
+  /// Reads, to check them, the files that this rank is the first to have; rank 0 also those that nobody has.
   void verify(const ShardHolders& holders = {}, int rank = 0);
 
-  /// A parameter's whole value, contiguous; undefined if it has none called key.
+  /// A parameter's whole value, contiguous; undefined if it has none under the key.
   at::Tensor whole(const std::string& key, const std::string& parameter);
 
-  /// A rank's shard of a unit, however many ranks wrote the files and whatever their units were; undefined if
-  /// none of its parameters has a value called key. throws  IoError also if names or shapes differ
+  /// A rank's shard of a unit, for any number of writing ranks and any units of theirs; undefined if none of
+  /// its parameters has a value under the key. throws  IoError also if names or shapes differ
   at::Tensor shard(const std::string& key, const ddp::FullyShardedDataParallel::Unit& unit, int rank);
 
-  /// The tensors of a state_dict, "model" or "ema", without memory for those that are sharded: value_of()
-  /// reads one of these, valid until the next call, and returns any other as it is. Tied ones share their
-  /// storage.
+  /// The tensors of a state_dict, "model" or "ema", without memory for sharded ones: value_of() reads one of
+  /// these, valid until the next call, and returns any other unchanged. Tied ones share their storage.
   StateDict hollow(const std::string& key, const c10::IValue& others);
   at::Tensor value_of(const at::Tensor& hollow);
 
@@ -112,12 +111,12 @@ class ShardReader {
   std::map<std::pair<std::string, std::string>, Found> places_;        // by key and parameter
   std::map<const void*, std::pair<std::string, std::string>> hollow_;  // by storage
   std::vector<UniqueFd> files_;
-  at::Tensor scratch_;  // of value_of()
-  std::string chunk_;   // the newest one read
+  at::Tensor scratch_;  // for value_of()
+  std::string chunk_;   // the most recently read one
   std::pair<std::size_t, std::int64_t> chunk_at_ = {0, -1};
 };
 
-/// Reads the sharded tensors into the state, which is then whole: for training without shards, and other
+/// Reads the sharded tensors into the state, making it whole: for training without shards, and for other
 /// programs. keys: "model", "ema" and "optimizer", or some of them. Does nothing if the state is whole.
 void gather_shards(TrainingState& state, const std::filesystem::path& source,
                    const std::vector<std::string>& keys);
@@ -125,11 +124,11 @@ void gather_shards(TrainingState& state, const std::filesystem::path& source,
 /// The folders of shards in a folder of checkpoints; none if it cannot be read.
 std::vector<std::filesystem::path> shard_folders(const std::filesystem::path& folder);
 
-/// Removes those that are not named. throws  IoError
+/// Removes shard folders that are not listed. throws  IoError
 void remove_shards_but(const std::filesystem::path& folder, const std::set<std::string>& used);
 
-/// Removes the shard folders in a folder of checkpoints that belong to none of them. If one of them cannot be
-/// read, removes nothing.
+/// Removes shard folders that belong to no checkpoint in the folder. If a checkpoint cannot be read, removes
+/// nothing.
 void remove_unused_shards(const std::filesystem::path& folder);
 
 }  // namespace ddprun::train

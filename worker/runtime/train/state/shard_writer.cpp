@@ -72,7 +72,7 @@ ShardWriter::~ShardWriter() {
 void ShardWriter::write(const fs::path& folder, const std::vector<at::Tensor>& tensors) {
   const torch::NoGradGuard no_grad;
   if (thread_.joinable()) thread_.join();
-  if (++count_ > 1 && rank_ == 0)  // read, or rank 0 would not be here
+  if (++count_ > 1 && rank_ == 0)  // it has been read, or rank 0 would not be here
     for (int rank = 0; rank < size_; ++rank) store_->deleteKey(key_of(count_ - 1, rank));
   folder_ = folder;
   std::size_t bytes = 0;
@@ -150,7 +150,7 @@ void ShardWriter::release(std::string chunk) {
   changed_.notify_all();
 }
 
-/// On the thread.
+/// Runs on the thread.
 void ShardWriter::run(const fs::path& file, const std::string& key) {
   std::string result;
   try {

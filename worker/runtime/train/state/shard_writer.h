@@ -22,7 +22,7 @@ namespace ddprun::train {
 
 /// Writes this rank's shards of a checkpoint, while the other ranks write theirs. A thread writes chunks that
 /// the caller copies into a buffer of at most an eighth of the shards: memory stays bounded, and the caller
-/// waits for the disk's cache only for what does not fit. All ranks make the same calls.
+/// waits for the page cache only for what does not fit. All ranks make the same calls.
 class ShardWriter {
  public:
   explicit ShardWriter(const ddp::ProcessGroup& group);
@@ -32,16 +32,16 @@ class ShardWriter {
   ShardWriter& operator=(const ShardWriter&) = delete;
 
   /// Returns once the tensors may change again. The file is written in the background, flushed to disk, and
-  /// read back to check its CRC-32. Errors show in finished().
+  /// read back to check its CRC-32. finished() reports errors.
   ///
   /// folder   the same on every rank, which creates it if necessary
   /// tensors  contiguous, on any device
   void write(const std::filesystem::path& folder, const std::vector<at::Tensor>& tensors);
 
-  /// On any thread of one rank: waits until all ranks have finished the write() that was last when this was
-  /// called, and returns their CRC-32s, by rank and chunk.
+  /// On any thread of one rank: waits until all ranks have finished the most recent write() before this call,
+  /// and returns their CRC-32s, by rank and chunk.
   ///
-  /// give_up  asked now and then; true ends the wait
+  /// give_up  polled; true ends the wait
   /// throws   IoError if a rank's write failed
   using Checksums = std::vector<std::vector<std::uint32_t>>;
   std::function<Checksums(const std::function<bool()>& give_up)> finished() const;
@@ -58,7 +58,7 @@ class ShardWriter {
   ddp::StorePtr store_;
   std::filesystem::path folder_;
   std::int64_t count_ = 0;  // of write()s
-  std::string chunk_;       // being filled
+  std::string chunk_;       // filling up
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::string> queue_;
@@ -67,13 +67,13 @@ class ShardWriter {
   std::thread thread_;
 };
 
-// -- resuming, perhaps without a common disk; every rank calls these --
+// -- resuming, perhaps without a shared disk; every rank calls these --
 
-/// Rank 0's checkpoint, on the others, which may not have its disk: they get a copy in memory, rank 0
-/// nothing. throws  IoError
+/// Rank 0's checkpoint, on the other ranks, which may not see its disk: they get a copy in memory, rank 0
+/// gets nothing. throws  IoError
 TrainingState receive_checkpoint(const ddp::ProcessGroup& group, const std::filesystem::path& path);
 
-/// folder  of the checkpoints, rank 0's word
+/// folder  of the checkpoints; rank 0's counts
 ShardHolders find_shards(const ddp::ProcessGroup& group, const std::filesystem::path& folder);
 
 /// Checks all files of a sharded checkpoint, each on a rank that has it. Rank 0 passes the checkpoint, or an
@@ -86,8 +86,8 @@ ShardHolders find_shards(const ddp::ProcessGroup& group, const std::filesystem::
 bool verify_shards(const ddp::ProcessGroup& group, const std::filesystem::path& checkpoint,
                    const std::string& shards, const ShardHolders& holders);
 
-/// all  whether a rank needs more than its own file, as it does anyway with another number of ranks
-/// throws  IoError naming a file and the rank that needs it but has it on no disk of its host
+/// all  whether a rank needs more than its own file, which is always so if the number of ranks differs
+/// throws  IoError naming a file and the rank that needs it but has it on none of its host's disks
 void check_holders(const ddp::ProcessGroup& group, const std::filesystem::path& checkpoint,
                    const ShardIndex& index, const ShardHolders& holders, bool all);
 

@@ -19,13 +19,13 @@ class FullyShardedDataParallel;
 
 namespace ddprun::train {
 
-/// The state of an optimizer over sharded.shards(), as optimizer_state_dict() of an optimizer over the
-/// module's parameters. Every rank must call it; all but rank 0 get None. throws  as optimizer_state_dict()
+/// The state of an optimizer over sharded.shards(), like optimizer_state_dict() of an optimizer over the
+/// module's parameters. Every rank must call it; all but rank 0 get None. throws  like optimizer_state_dict()
 c10::IValue sharded_optimizer_state_dict(torch::optim::Optimizer& optimizer,
                                          const ddp::FullyShardedDataParallel& sharded,
                                          const torch::nn::Module& module, int rank);
 
-/// Loads the dict of sharded_optimizer_state_dict() or optimizer_state_dict(), from any number of ranks, into
+/// Loads a dict from sharded_optimizer_state_dict() or optimizer_state_dict(), from any number of ranks, into
 /// an optimizer over sharded.shards(). Every rank passes the whole dict.
 ///
 /// source  the file named in errors

@@ -26,7 +26,7 @@ namespace ddprun::train {
 namespace {
 
 constexpr std::string_view kWrapper = "module.";
-constexpr std::string_view kAverages = "n_averaged";  // AveragedModel's count, beside module.NAME
+constexpr std::string_view kAverages = "n_averaged";  // AveragedModel's count, next to module.NAME
 constexpr std::size_t kNamesShown = 3;
 
 /// Python's order: a module's own parameters, its own buffers, then its children.
@@ -106,13 +106,13 @@ std::optional<StateDict> without_prefix(const StateDict& weights, std::string_vi
   return shorter;
 }
 
-/// From rank 0: every rank reads the file.
+/// Logged only by rank 0: every rank reads the file.
 void say_dropped(std::string_view prefix, const std::filesystem::path& source) {
   if (process_env("RANK").value_or("0") == "0")
     log_info(source.string() + ": the prefix " + in_quotes(std::string(prefix)) + " of all names is dropped");
 }
 
-/// "a." and "a.b." of "a.b.c".
+/// "a." and "a.b." for "a.b.c".
 std::vector<std::string> prefixes_of(const std::string& name) {
   std::vector<std::string> prefixes;
   for (auto dot = name.find('.'); dot != std::string::npos; dot = name.find('.', dot + 1))
@@ -120,7 +120,7 @@ std::vector<std::string> prefixes_of(const std::string& name) {
   return prefixes;
 }
 
-/// Of AveragedModel's state_dict.
+/// From AveragedModel's state_dict.
 StateDict without_counts(StateDict weights) {
   std::erase_if(weights, [](const auto& item) { return item.first == kAverages; });
   return without_prefix(weights, kWrapper).value_or(weights);

@@ -22,21 +22,21 @@ using StateDict = std::vector<std::pair<std::string, at::Tensor>>;
 
 /// Reads a model's weights from a .pt file (a bare state_dict, or a dict with one under "model" (ours) or
 /// "state_dict" (Lightning)) or a .safetensors file, whichever it contains. Drops a "module." (DDP's wrapper)
-/// that precedes every name, and logs so.
+/// that precedes every name, and logs this.
 ///
 /// throws  IoError naming path and what was expected
 StateDict read_weights(const std::filesystem::path& path);
 
-/// The same for the averaged weights that our checkpoints have under "ema".
+/// The same for the averaged weights that our checkpoints store under "ema".
 StateDict read_averaged_weights(const std::filesystem::path& path);
 
-/// The averaged weights of a file that has them, else its weights.
+/// A file's averaged weights if present, else its weights.
 StateDict read_weights_to_evaluate(const std::filesystem::path& path);
 
 /// Which of a file's weights.
 enum class WeightsOf { kModel, kAverages, kAveragesIfAny };
 
-/// A file's weights, of which those in shards are read one by one when they are asked for.
+/// A file's weights; those in shards are read one by one on request.
 struct OpenWeights {
   StateDict tensors;            ///< sharded ones have no memory
   serialize::ValueOf value_of;  ///< empty if none are sharded
@@ -55,7 +55,7 @@ StateDict to_averaged_weights(const c10::IValue& ema, const std::filesystem::pat
 
 /// Copies weights by name into the module's parameters and buffers, converting their dtype: all of them or,
 /// if names or shapes do not fit, none. Drops what precedes every name ("backbone.", the attribute of a
-/// LightningModule; "_orig_mod.", torch.compile's) if they fit without it, and logs so.
+/// LightningModule; "_orig_mod.", torch.compile's) if they fit without it, and logs this.
 ///
 /// source  the file named in errors
 /// throws  IoError listing missing, unexpected and misshapen tensors
@@ -64,7 +64,7 @@ void load_weights(torch::nn::Module& module, const StateDict& weights, const std
 /// A module's parameters and buffers with the names and order of Python's state_dict(). Shares memory.
 c10::impl::GenericDict state_dict(const torch::nn::Module& module);
 
-/// A dict of tensors that do not share memory with these.
+/// A dict of tensors that share no memory with these.
 c10::impl::GenericDict copied(const c10::impl::GenericDict& tensors);
 
 }  // namespace ddprun::train
