@@ -2,7 +2,7 @@
 // resume, metrics for TensorBoard and as JSON lines, charts and a report page come with it, in the run folder
 // "waves".
 //
-//   ddprun --nproc-per-node=2 ./fit    # a second start goes on from the last checkpoint
+//   ddprun --nproc-per-node=2 ./fit    # a second start continues from the last checkpoint
 #include <ddprun/runtime.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/sequential.h>
