@@ -1,8 +1,10 @@
 #include <ddprun/train/state/memory_file.h>
 
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -113,15 +115,21 @@ TEST_CASE("a descriptor that is no file keeps nothing", "[memory_file]") {
   ::close(ends[1]);
 }
 
-TEST_CASE("a state that cannot be written is said to whoever waits for it, and the one before stays",
-          "[memory_file]") {
+TEST_CASE("a state that cannot be written is reported, and the one before stays", "[memory_file]") {
   const auto fd = memory();
   put(fd, "good", 10, 1);
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  rlimit before{};
+  ::getrlimit(RLIMIT_FSIZE, &before);
+  const rlimit small{100'000, before.rlim_max};
+  ::setrlimit(RLIMIT_FSIZE, &small);
   bool failed = false;
   MemoryFile file(fd.get());
-  const c10::IValue not_for_files(c10::make_intrusive<c10::ivalue::Future>(c10::NoneType::get()));
-  file.write("bad", not_for_files, {}, [&](const MemoryFile::Record* record) { failed = record == nullptr; });
+  file.write("large", at::zeros({1'000'000}), {},
+             [&](const MemoryFile::Record* record) { failed = record == nullptr; });
   file.wait();
+  ::setrlimit(RLIMIT_FSIZE, &before);
+  std::signal(SIGXFSZ, handler);
   CHECK(failed);
   CHECK_FALSE(file.idle());
   check_holds(fd, "good", 10, 1);
