@@ -1,10 +1,8 @@
 #include <ddprun/train/state/memory_file.h>
 
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
-#include <csignal>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -14,6 +12,7 @@
 
 #include <ddprun/common/files.h>
 #include "tests/support/catch.h"
+#include "tests/support/file_size_limit.h"
 
 namespace ddprun::test {
 namespace {
@@ -118,18 +117,14 @@ TEST_CASE("a descriptor that is no file keeps nothing", "[memory_file]") {
 TEST_CASE("a state that cannot be written is reported, and the one before stays", "[memory_file]") {
   const auto fd = memory();
   put(fd, "good", 10, 1);
-  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
-  rlimit before{};
-  ::getrlimit(RLIMIT_FSIZE, &before);
-  const rlimit small{100'000, before.rlim_max};
-  ::setrlimit(RLIMIT_FSIZE, &small);
   bool failed = false;
   MemoryFile file(fd.get());
-  file.write("large", at::zeros({1'000'000}), {},
-             [&](const MemoryFile::Record* record) { failed = record == nullptr; });
-  file.wait();
-  ::setrlimit(RLIMIT_FSIZE, &before);
-  std::signal(SIGXFSZ, handler);
+  {
+    const FileSizeLimit limit(100'000);
+    file.write("large", at::zeros({1'000'000}), {},
+               [&](const MemoryFile::Record* record) { failed = record == nullptr; });
+    file.wait();
+  }
   CHECK(failed);
   CHECK_FALSE(file.idle());
   check_holds(fd, "good", 10, 1);
