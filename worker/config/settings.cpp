@@ -242,7 +242,7 @@ Settings train_settings(Config& config) {
       number("max-time", train.max_seconds, kSeconds, "stop after this time").type("SECONDS"),
       integer("batch-size", train.batch_size, 1, kMaxInt, "samples per batch on each rank")
           .known_as({"--global-batch-size"}),
-      boolean("drop-last", train.drop_last, "leave out an epoch's last samples that fill no batch")
+      boolean("drop-last", train.drop_last, "leave out an epoch's last samples if they do not fill a batch")
           .also_as({"--dataloader-drop-last"}),
       integer("accumulate", train.accumulate, 1, kMaxInt, "batches per optimizer step")
           .also_as({"--accumulate-grad-batches", "--gradient-accumulation-steps"}),
@@ -282,7 +282,7 @@ Settings checkpoint_settings(Config& config) {
               "under ddprun --recover=rank keep a copy of each rank's part of the state on another node")
           .of_this_run(),
       boolean("recover-on-gpu", config.recover_on_gpu,
-              "under ddprun --recover=rank go on in place on GPUs too (has not run on one yet)")
+              "under ddprun --recover=rank replace lost ranks on GPUs too (never tried on one yet)")
           .of_this_run(),
       integer("save-every", checkpoint.save_every, 1, kMaxInt,
               "save a checkpoint after epochs 0, N, 2N, ... and the last one"),
@@ -315,16 +315,15 @@ Settings precision_settings(Config& config) {
       boolean("channels-last", precision.channels_last,
               "store images channels-last, which may speed up convolutions"),
       choice("matmul-precision", precision.matmul, {"highest", "high", "medium"},
-             "of float32's matrix products; high: TF32 on a GPU, medium: bf16"),
+             "precision of float32 matrix products; high: TF32 on a GPU, medium: bf16"),
       boolean("fast", config.fast,
-              "--channels-last and --cudnn-benchmark, unless they are given: what is as accurate and often "
-              "faster"),
+              "turn on what is often faster and no less accurate: --channels-last, --cudnn-benchmark"),
       boolean("cudnn-benchmark", precision.cudnn_benchmark,
               "on a GPU, try cuDNN's algorithms for each new shape and keep the fastest"),
       choice<GraphChoice>(
           "cuda-graph", config.train.cuda_graph,
           {{"off", GraphChoice::kOff}, {"auto", GraphChoice::kAuto}, {"on", GraphChoice::kOn}},
-          "start steps on a GPU as one CUDA graph; auto: where they can be, on: else it is an error"),
+          "run each step on a GPU as one CUDA graph; auto: where possible, on: fail otherwise"),
   };
 }
 
@@ -335,9 +334,8 @@ Settings ddp_settings(Config& config) {
   return {
       backend_setting(config.backend),
       seconds("timeout", config.timeout, kSeconds,
-              "fail if a collective takes longer (unless given, over NCCL: 600); if given, also if "
-              "connecting all "
-              "ranks does (else 300)"),
+              "fail if a collective takes longer (default over NCCL: 600); if given, also limits "
+              "connecting all ranks (default: 300)"),
       integer("bucket-mb", ddp.bucket_mb, 1, 1 << 20, "all-reduce gradients in buckets of N MiB")
           .also_as({"--bucket-cap-mb"}),
       boolean("find-unused", ddp.find_unused, "allow steps that leave some parameters unused, at some cost")

@@ -1,9 +1,5 @@
 #include <ddprun/report/metric_sink.h>
 
-#include <sys/resource.h>
-
-#include <csignal>
-
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
 #include "tests/support/catch.h"
