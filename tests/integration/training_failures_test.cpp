@@ -49,8 +49,7 @@ TEST_CASE("a file at its limit of size is a failed write, not a signal", "[train
   };
   Child child(command);
   CHECK(child.wait(kTraining) == ExitStatus::exited(1));
-  CHECK_THAT(child.err(), ContainsSubstring("last.pt: ") && ContainsSubstring("File too large") &&
-                              ContainsSubstring("no checkpoint was written in the whole run"));
+  CHECK_THAT(child.err(), ContainsSubstring("last.pt: cannot write: File too large"));
 }
 
 TEST_CASE("a reader of stdout that goes away does not end the training", "[training]") {
