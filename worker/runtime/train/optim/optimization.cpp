@@ -119,7 +119,7 @@ void Optimization::update() {
 }
 
 void Optimization::settle() {
-  if (auto* held = held_back(*optimizer_)) held->settle();
+  if (auto* held = held_back(*optimizer_)) held->settle(optimizer_.get());
 }
 
 void Optimization::end_epoch(std::optional<double> metric) { schedule_.after_epoch(metric); }

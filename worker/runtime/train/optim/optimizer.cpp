@@ -275,7 +275,9 @@ Tensor FusedSgd::step(LossClosure closure) {
   return loss;
 }
 
-void FusedAdam::settle() { settle_counts<torch::optim::AdamParamState>(*this, counts_); }
+void FusedAdam::settle(Optimizer* holder) {
+  settle_counts<torch::optim::AdamParamState>(holder != nullptr ? *holder : *this, counts_);
+}
 
 Tensor FusedAdam::step(LossClosure closure) {
   const auto loss = loss_of(closure);
@@ -289,7 +291,9 @@ Tensor FusedAdam::step(LossClosure closure) {
   return loss;
 }
 
-void FusedAdamW::settle() { settle_counts<torch::optim::AdamWParamState>(*this, counts_); }
+void FusedAdamW::settle(Optimizer* holder) {
+  settle_counts<torch::optim::AdamWParamState>(holder != nullptr ? *holder : *this, counts_);
+}
 
 Tensor FusedAdamW::step(LossClosure closure) {
   const auto loss = loss_of(closure);
@@ -325,7 +329,9 @@ Tensor Adadelta::step(LossClosure closure) {
   return loss;
 }
 
-void Adadelta::settle() { settle_counts<AdadeltaParamState>(*this, counts_); }
+void Adadelta::settle(Optimizer* holder) {
+  settle_counts<AdadeltaParamState>(holder != nullptr ? *holder : *this, counts_);
+}
 
 DeviceSteps* HeldBack::counts_for_step(bool can_be_on_device) {
   if (can_be_on_device && (held_ || !rates_.empty())) return &counts_;

@@ -69,7 +69,9 @@ class HeldBack {
   void read_rates(std::vector<torch::Tensor> rates) { rates_ = std::move(rates); }
 
   /// Copies the device's step counts to the states. Call it before states are read or replaced.
-  virtual void settle() {}
+  ///
+  /// holder  of the states; null: this optimizer. A ZeroOptimizer's are its own between steps
+  virtual void settle([[maybe_unused]] torch::optim::Optimizer* holder = nullptr) {}
 
  protected:
   /// Where a step counts: on the device if possible, else null: in the states.
@@ -97,14 +99,14 @@ class FusedAdam : public torch::optim::Adam, public HeldBack {
  public:
   using Adam::Adam;
   torch::Tensor step(LossClosure closure = nullptr) override;
-  void settle() override;
+  void settle(torch::optim::Optimizer* holder = nullptr) override;
 };
 
 class FusedAdamW : public torch::optim::AdamW, public HeldBack {
  public:
   using AdamW::AdamW;
   torch::Tensor step(LossClosure closure = nullptr) override;
-  void settle() override;
+  void settle(torch::optim::Optimizer* holder = nullptr) override;
 };
 
 struct AdadeltaOptions : torch::optim::OptimizerCloneableOptions<AdadeltaOptions> {
@@ -135,7 +137,7 @@ class Adadelta : public torch::optim::Optimizer, public HeldBack {
 
   /// throws  c10::Error for a sparse gradient
   torch::Tensor step(LossClosure closure = nullptr) override;
-  void settle() override;
+  void settle(torch::optim::Optimizer* holder = nullptr) override;
 };
 
 }  // namespace ddprun::train
