@@ -14,7 +14,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::int64_t kMaxBytes = std::int64_t{8} << 30;  // far above any real file
+constexpr std::int64_t kMaxValues = std::int64_t{8} << 30;  // far above any real file
 
 /// The next bytes of a file's content; throws if it ends too early.
 torch::Tensor take(torch::Tensor& content, const fs::path& path, std::int64_t size, const std::string& what) {
@@ -61,7 +61,7 @@ torch::Tensor read_idx(const fs::path& path, int dimensions) {
   for (int i = 0; i < dimensions; ++i) {
     shape.push_back(next_number());
     const auto factor = std::max<std::int64_t>(1, shape.back());
-    if (bytes > kMaxBytes / factor) throw IoError(path, "has a header that asks for more than 8 GiB");
+    if (bytes > kMaxValues / factor) throw IoError(path, "has a header that asks for more than 8 GiB");
     bytes *= factor;
   }
   const auto values = take(content, path, c10::multiply_integers(shape), "values").view(shape);
