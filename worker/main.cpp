@@ -75,6 +75,7 @@ bool run_instead_of_training(const Config& config, const train::Task& task, cons
 /// What a round of the job leaves to the next one, if a rank is lost.
 struct TaskInMemory {
   std::optional<train::Task> task;
+  std::future<void> loading;  ///< the task, in another thread
   train::RunMemory run;
   bool has_folder = false;  ///< this process, with rank 0, has made or locked the run folder
 };
@@ -94,7 +95,7 @@ void prepare_run(Config& config, const ddp::ProcessGroup& group, TaskInMemory& i
   memory.folder = ddp::broadcast_from_rank_0(group, on_rank_0 ? absolute(config.train.out).string() : "");
   if (config.train.out.empty()) config.train.out = memory.folder;
   ddp::set_flight_folder((memory.folder / "flight").string());
-  if (on_rank_0) write_environment(config.train.out, group);
+  if (on_rank_0 && !memory.begun) write_environment(config.train.out, group);
   config.train.on_resume = [&config, on_rank_0](train::TrainerOptions& options,
                                                 const std::string& checkpoint_json) {
     const auto resumed =
@@ -113,12 +114,22 @@ void load_task(const Config& config, TaskInMemory& memory) {
   if (!memory.task) memory.task = make_task(config);
 }
 
+/// Whether tasks can be loaded before the device is chosen: LibTorch could decide that it has no CUDA.
+bool is_for_cpu(const Config& config) {
+  return config.device == ddp::DeviceChoice::kCpu ||
+         (config.device == ddp::DeviceChoice::kAuto && !ddp::has_cuda_driver());
+}
+
 /// Under ddprun --standby: waits until this process is needed, having loaded everything that needs no GPU.
 void wait_for_rank(const Config& config, TaskInMemory& memory) {
-  const bool on_cpu = config.device == ddp::DeviceChoice::kCpu ||
-                      (config.device == ddp::DeviceChoice::kAuto && !ddp::has_cuda_driver());
-  if (stands_by() && on_cpu) load_task(config, memory);  // else LibTorch would decide that it has no CUDA
+  if (stands_by() && is_for_cpu(config)) load_task(config, memory);
   stand_by();
+}
+
+/// The others wait for a process that replaces a lost rank, so it loads while it connects.
+void load_in_background(const Config& config, TaskInMemory& memory) {
+  if (memory.loading.valid() || memory.task) return;
+  memory.loading = std::async(std::launch::async, [config, &memory] { load_task(config, memory); });
 }
 
 /// What a connected group does.
@@ -138,14 +149,11 @@ train::Ending run_task(Config& config, const ddp::ProcessGroup& group, TaskInMem
 /// Connects, trains and closes the group. nullopt: another rank was lost, and the next round has begun.
 std::optional<train::Ending> run_round(Config& config, ddp::Rounds& rounds, TaskInMemory& memory) {
   const auto run = [&] {
-    // The others wait for a process that replaces a lost rank, so it loads while it connects.
-    std::future<void> loading;
-    if (rounds.env().round > 0 && config.train.memory != nullptr)
-      loading = std::async(std::launch::async, [&] { load_task(config, memory); });
+    if (rounds.env().round > 0 && config.train.memory != nullptr) load_in_background(config, memory);
     // Before the data, which may take minutes to load.
     auto group = ddp::ProcessGroup::connect(rounds.env(), rounds.options(group_options(config)));
     if (rounds.env().round > 0) memory.run.share(group);
-    if (loading.valid()) loading.get();
+    if (memory.loading.valid()) memory.loading.get();
     memory.run.connect(group, rounds.env().local_world_size);
     const auto disconnect = c10::make_scope_exit([&] { memory.run.disconnect(); });
     if (rounds.env().round > 0 && memory.run.parts && !memory.run.state)
@@ -191,6 +199,7 @@ int main(int argc, char** argv) {
   config.train.heartbeat = Heartbeat(env.heartbeat_fd);
   config.train.status = StatusChannel(env.status_fd);
   ddp::Rounds rounds(env);
+  if (rounds.enabled() && env.round > 0 && is_for_cpu(config)) load_in_background(config, in_memory);
   // Early: LibTorch looks for CUDA only once.
   const auto chosen = ddp::choose_device(config.device, env.local_rank);
   if (chosen.device.is_cuda()) config.train.gpu_uuid = chosen.id, config.train.device_name = chosen.name;
