@@ -333,7 +333,9 @@ TEST_CASE("a lost node's parts of the state come from their copies on another no
   for (const std::size_t node : {0, 1})
     REQUIRE(undisturbed.node(node).wait(kTraining) == ExitStatus::exited(0));
   NodeJob nodes;
-  for (int node = 0; node < 2; ++node) add_node(nodes, killed);
+  add_node(nodes, killed);  // the first to join has rank 0
+  REQUIRE(wait_until([&] { return count_of("waiting for nodes: 1 of 2", nodes.node(0).err()) == 1; }));
+  add_node(nodes, killed);
   REQUIRE(nodes.node(0).wait_for_output("Loss", 1));
   add_node(nodes, killed);
   REQUIRE(wait_until([&] { return count_of("standing by", nodes.node(2).err()) > 0; }));
