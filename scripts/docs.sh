@@ -31,8 +31,9 @@ install_packages() {
 [ -e "$folder/complete" ] || install_packages
 cd "$root"
 export NO_MKDOCS_2_WARNING=1
-if [ "$serve" = yes ]; then exec "$folder/bin/mkdocs" serve; fi
-"$folder/bin/mkdocs" build --strict
+mkdocs=("$folder/bin/python" -m mkdocs)  # its script would name the folder that the cache once had
+if [ "$serve" = yes ]; then exec "${mkdocs[@]}" serve; fi
+"${mkdocs[@]}" build --strict
 if command -v doxygen >/dev/null; then
   doxygen docs/Doxyfile
   sed -i 's|<code>build/site/api/index.html</code>|<a href="api/index.html">the reference</a>|' build/site/runtime.html
