@@ -58,18 +58,18 @@ JobConnection::JobConnection(const std::filesystem::path& socket)
 json JobConnection::ask(const json& request, std::chrono::seconds patience) {
   set_patience(fd_.get(), patience);
   const std::string line = request.dump() + "\n";
-  const auto fail = [&] {
-    if (errno == EAGAIN || errno == EWOULDBLOCK) throw IoError(path_, "the job does not answer", ETIMEDOUT);
+  const auto fail = [&](int error) {
+    if (error == EAGAIN || error == EWOULDBLOCK) throw IoError(path_, "the job does not answer", ETIMEDOUT);
     throw IoError(path_, "the job has ended");
   };
-  if (::send(fd_.get(), line.data(), line.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(line.size())) fail();
+  if (::send(fd_.get(), line.data(), line.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(line.size()))
+    fail(errno);
   std::size_t end;
   while ((end = received_.find('\n')) == std::string::npos) {
     char bytes[1 << 16];
     const ssize_t n = ::recv(fd_.get(), bytes, sizeof bytes, 0);
     if (n < 0 && errno == EINTR) continue;
-    if (n == 0) errno = 0;
-    if (n <= 0) fail();
+    if (n <= 0) fail(n < 0 ? errno : 0);
     received_.append(bytes, static_cast<std::size_t>(n));
   }
   const auto reply = json::parse(received_.substr(0, end), nullptr, /*allow_exceptions=*/false);
