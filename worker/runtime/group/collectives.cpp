@@ -69,7 +69,7 @@ std::vector<std::string> all_gather(const ProcessGroup& group, const std::string
 }
 
 void broadcast_from(const ProcessGroup& group, const std::vector<at::Tensor>& tensors, int source) {
-  constexpr std::size_t kBufferBytes = 16 << 20;  // a copy; PyTorch makes one of up to 250 MB
+  constexpr std::size_t kBufferBytes = 1 << 20;  // smaller tensors are copied into one; larger ones go alone
   if (group.size() > 1 && !tensors.empty())
     c10d::broadcast_coalesced(group.handle(), tensors, kBufferBytes, source);
 }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include <ATen/ATen.h>
+#include <torch/csrc/jit/serialization/pickle.h>
 #include <torch/serialize.h>
 
 #include <ddprun/common/logging.h>
@@ -56,9 +57,33 @@ std::string pass_bytes(const ddp::ProcessGroup& group, std::string bytes, int so
   return bytes;
 }
 
-std::string pickled(const TrainingState& state) {
-  const auto bytes = torch::pickle_save(serialize::portable_value(to_value(state)));
-  return {bytes.begin(), bytes.end()};
+/// The source's state, on every rank: tensors travel as they are, and apart from the rest.
+TrainingState broadcast_state(const ddp::ProcessGroup& group, const std::optional<TrainingState>& state,
+                              int source) {
+  std::vector<at::Tensor> tensors;
+  std::string rest;
+  auto shapes = nlohmann::json::array();
+  if (group.rank() == source) {
+    const auto bytes = torch::jit::pickle(serialize::portable_value(to_value(*state)), &tensors);
+    rest.assign(bytes.begin(), bytes.end());
+    for (auto& tensor : tensors) {
+      tensor = tensor.contiguous();
+      shapes.push_back({static_cast<int>(tensor.scalar_type()), tensor.sizes().vec()});
+    }
+  }
+  rest = broadcast_bytes(group, std::move(rest), source);
+  for (const auto& each : nlohmann::json::parse(broadcast_bytes(group, shapes.dump(), source))) {
+    if (group.rank() == source) break;
+    tensors.push_back(at::empty(each[1].get<std::vector<std::int64_t>>(), each[0].get<at::ScalarType>()));
+  }
+  ddp::broadcast_from(group, tensors, source);
+  if (group.rank() == source) return *state;
+  return to_training_state(torch::jit::unpickle(rest.data(), rest.size(), nullptr, tensors), "memory");
+}
+
+/// The state in a memory file.
+TrainingState unpickled(const std::string& bytes) {
+  return to_training_state(torch::pickle_load({bytes.begin(), bytes.end()}), "memory");
 }
 
 }  // namespace
@@ -170,7 +195,7 @@ void RunMemory::share_parts(const ddp::ProcessGroup& group) {
     if (rank != holder) part = pass_bytes(group, std::move(part), holder, rank);
     if (group.rank() == rank) own = std::move(part);
   }
-  state = to_training_state(torch::pickle_load({own.begin(), own.end()}), "memory");
+  state = unpickled(own);
 }
 
 void RunMemory::share(const ddp::ProcessGroup& group) {
@@ -187,9 +212,8 @@ void RunMemory::share(const ddp::ProcessGroup& group) {
   if (place_in(*newest).empty()) return;
   const auto own = state;  // kept until all have it
   const int source = static_cast<int>(newest - all.begin());
-  const bool sends = group.rank() == source;
-  const auto bytes = broadcast_bytes(group, !sends ? "" : own ? pickled(*own) : kept->state, source);
-  state = sends && own ? *own : to_training_state(torch::pickle_load({bytes.begin(), bytes.end()}), "memory");
+  if (group.rank() == source && !own) state = unpickled(kept->state);
+  state = broadcast_state(group, state, source);
   progress = 0;
   if (group.rank() != 0) return;
   // State that only rank 0 keeps.
