@@ -1,16 +1,21 @@
 // worker: configuration -> process group -> task -> training -> exit code.
+#include <algorithm>
 #include <csignal>
+#include <cstdint>
 #include <cstdlib>
 #include <exception>
 #include <future>
 #include <iostream>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include <c10/util/ScopeExit.h>
+#include <torch/nn/module.h>
 #include <torch/types.h>
 
 #include <ddprun/common/heartbeat.h>
@@ -32,6 +37,7 @@
 #include <ddprun/train/loop/trainer.h>
 #include <ddprun/train/loop/tuner.h>
 #include <ddprun/train/model/run.h>
+#include <ddprun/train/optim/precision.h>
 #include <ddprun/train/record/model_summary.h>
 #include <ddprun/train/state/run_memory.h>
 #include "worker/commands/commands.h"
@@ -120,9 +126,32 @@ bool is_for_cpu(const Config& config) {
          (config.device == ddp::DeviceChoice::kAuto && !ddp::has_cuda_driver());
 }
 
-/// Under ddprun --standby: waits until this process is needed, having loaded everything that needs no GPU.
+/// Runs a step and forgets it: a process's first step is the slowest, as kernels are made and memory is mapped.
+void rehearse(const train::Task& task, const train::TrainerOptions& options) {
+  auto& module = *task.module;
+  if (module.parameters().empty() || module.parameters()[0].is_meta()) return;
+  std::vector<torch::Tensor> buffers;
+  for (const auto& buffer : module.buffers()) buffers.push_back(buffer.clone());
+  std::vector<std::int64_t> examples(
+      static_cast<std::size_t>(std::min(options.batch_size, task.train_set->size())));
+  std::iota(examples.begin(), examples.end(), 0);
+  module.train();
+  {
+    const train::AutocastScope precision(options.precision.precision, c10::DeviceType::CPU);
+    const auto result = task.compute_loss(task.train_set->get_epoch_batch(examples, 0));
+    result.losses.mean().backward();
+  }
+  module.zero_grad();
+  const torch::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < buffers.size(); ++i) module.buffers()[i].copy_(buffers[i]);
+}
+
+/// Under ddprun --standby: waits until this process is needed, having done everything that needs no GPU.
 void wait_for_rank(const Config& config, TaskInMemory& memory) {
-  if (stands_by() && is_for_cpu(config)) load_task(config, memory);
+  if (stands_by() && is_for_cpu(config)) {
+    load_task(config, memory);
+    rehearse(*memory.task, config.train);
+  }
   stand_by();
 }
 

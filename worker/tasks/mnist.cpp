@@ -1,6 +1,8 @@
 // MNIST CNN: the task of PyTorch's MNIST example under DDP, on MNIST or Fashion-MNIST.
 
+#include <cstdint>
 #include <cstdio>
+#include <future>
 #include <memory>
 
 #include <torch/nn/functional/loss.h>
@@ -41,14 +43,16 @@ train::Task make_mnist(const Config& config) {
   task.data_source = folder.string();
   task.module = model.ptr();
   // Without a split, there is no need to read beyond the limit.
-  const auto read = config.data.val_split > 0 ? 0 : config.data.limit_train;
-  const auto all =
-      std::make_shared<data::IdxDataset>(folder, data::Part::kTrain, data::kMnistMean, data::kMnistStd, read);
+  const auto limit = config.data.val_split > 0 ? 0 : config.data.limit_train;
+  const auto read = [&](data::Part part, std::int64_t at_most) {
+    return std::make_shared<data::IdxDataset>(folder, part, data::kMnistMean, data::kMnistStd, at_most);
+  };
+  auto test_set = std::async(std::launch::async, read, data::Part::kTest, config.data.limit_test);
+  const auto all = read(data::Part::kTrain, limit);
   const auto split = split_for_validation(all, all, config);
   task.train_set = split.train;
   task.validation_set = split.validation;
-  task.test_set = std::make_shared<data::IdxDataset>(folder, data::Part::kTest, data::kMnistMean,
-                                                     data::kMnistStd, config.data.limit_test);
+  task.test_set = test_set.get();
   task.test_every_epoch = true;
   task.measures = {"acc"};
   add_class_samples(task, {{data::kMnistMean}, {data::kMnistStd}}, class_names(folder));

@@ -22,6 +22,7 @@ using std::chrono::milliseconds;
 
 constexpr std::size_t kTail = 64;                // collectives in an answer
 constexpr std::size_t kShortTail = 2;            // in an unrequested position
+constexpr milliseconds kKnownWithin{200};        // ddprun has told the reason of a failure by then
 constexpr const char* kQuestions = "questions";  // number of questions so far
 constexpr const char* kAsking = "asking";        // the rank that asked last
 constexpr const char* kLeft = "left";            // number of ranks that no longer need the board
@@ -55,11 +56,11 @@ std::optional<FlightPosition> parse_flight_position(const std::string& text) {
 std::atomic<bool> failed = false;
 
 std::mutex known_mutex;
-std::function<bool()> failure_is_known;
+std::function<bool(milliseconds)> failure_is_known;
 
-bool is_known() {
+bool is_known(milliseconds within) {
   const auto known = (std::scoped_lock(known_mutex), failure_is_known);
-  return known && known();
+  return known && known(within);
 }
 
 std::string position_key(int rank) { return "position_" + std::to_string(rank); }
@@ -68,7 +69,7 @@ std::string position_key(int rank) { return "position_" + std::to_string(rank); 
 
 bool collective_failed() { return failed; }
 
-void set_failure_is_known(std::function<bool()> known) {
+void set_failure_is_known(std::function<bool(milliseconds)> known) {
   const std::scoped_lock lock(known_mutex);
   failure_is_known = std::move(known);
 }
@@ -207,13 +208,14 @@ struct Watchdog::Shared {
     }
   }
 
-  /// The board ends with rank 0, which briefly waits until the others no longer need it.
+  /// The board ends with rank 0, which briefly waits until the others no longer need it, unless one was lost.
   void leave() {
     if (!failure_now().empty()) return;
     on_board([&] {
       const auto deadline = Clock::now() + std::min<milliseconds>(options.answer_within, milliseconds(1000));
       auto gone = board.add(kLeft, 1);
-      while (options.rank == 0 && gone < options.world_size && Clock::now() < deadline) {
+      while (options.rank == 0 && gone < options.world_size && Clock::now() < deadline &&
+             !is_known(milliseconds(0))) {
         std::this_thread::sleep_for(milliseconds(1));
         gone = board.add(kLeft, 0);
       }
@@ -295,7 +297,7 @@ std::string Watchdog::explain(FlightRecorder::Id id, const std::vector<int>& mem
   const auto call = shared.recorder.first_pending(id);
   shared.recorder.set_failed(id);
   if (!call) return one_line(cause);
-  if (is_known()) {
+  if (is_known(kKnownWithin)) {
     const std::scoped_lock lock(shared.mutex);
     shared.failure = one_line(cause);  // nobody waits for this rank at the end
     return shared.failure;

@@ -26,9 +26,10 @@ struct Board {
 /// Whether a collective has failed in this process, explained or not: it cannot reach another step.
 bool collective_failed();
 
-/// known  called when a collective has failed, on any thread; true: the reason is known, so no rank is asked
-///        for an explanation. null (the default): never known
-void set_failure_is_known(std::function<bool()> known);
+/// known  called when a collective has failed or the group ends, on any thread, with the time it may wait;
+///        true: the reason is known, so no rank is asked for an explanation or waited for. null (the
+///        default): never known
+void set_failure_is_known(std::function<bool(std::chrono::milliseconds)> known);
 
 /// Finds out why a collective failed: which ranks are missing or called something else.
 ///

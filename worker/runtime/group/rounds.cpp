@@ -15,6 +15,8 @@
 #include <thread>
 #include <utility>
 
+#include <c10/core/CPUAllocator.h>
+
 #include <ddprun/common/logging.h>
 #include <ddprun/common/round_notice.h>
 #include <ddprun/common/standby.h>
@@ -33,6 +35,8 @@ constexpr std::chrono::seconds kLeaveWithin{60};
 /// The time between a round's start and aborting the previous one's collectives: a silent host closes no
 /// connection.
 constexpr std::chrono::seconds kAbortAfter{1};
+
+thread_local bool leaves_at_once = false;
 
 bool is_socket(int fd) {
   struct stat info {};
@@ -127,6 +131,27 @@ struct Rounds::State {
   }
 };
 
+namespace {
+
+/// LibTorch's, but for LeaveAtOnce.
+class LeavingAllocator final : public c10::Allocator {
+ public:
+  explicit LeavingAllocator(c10::Allocator& all) : all_(all) {}
+  c10::DataPtr allocate(std::size_t bytes) override {
+    if (leaves_at_once) Rounds::check();
+    return all_.allocate(bytes);
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return all_.raw_deleter(); }
+  void copy_data(void* target, const void* source, std::size_t bytes) const override {
+    all_.copy_data(target, source, bytes);
+  }
+
+ private:
+  c10::Allocator& all_;
+};
+
+}  // namespace
+
 Rounds::Rounds(const WorkerEnv& env) : state_(std::make_shared<State>()) {
   state_->env = env;
   if (!env.round_fd || !is_socket(*env.round_fd)) return;  // the variable may be left over from elsewhere
@@ -135,8 +160,10 @@ Rounds::Rounds(const WorkerEnv& env) : state_(std::make_shared<State>()) {
   state_->stop_event.reset(::eventfd(0, EFD_CLOEXEC));
   state_->thread = std::thread([state = state_.get()] { state->watch(); });
   State::of_process = state_.get();
+  static LeavingAllocator allocator(*c10::GetCPUAllocator());
+  c10::SetCPUAllocator(&allocator);
   // A lost rank needs no explanation: ddprun has reported it by then.
-  set_failure_is_known([state = state_] { return state->wait(std::chrono::milliseconds(200)); });
+  set_failure_is_known([state = state_](auto within) { return state->wait(within); });
 }
 
 Rounds::~Rounds() {
@@ -173,5 +200,8 @@ bool Rounds::next() {
   state_->go_on();
   return true;
 }
+
+LeaveAtOnce::LeaveAtOnce() { leaves_at_once = true; }
+LeaveAtOnce::~LeaveAtOnce() { leaves_at_once = false; }
 
 }  // namespace ddprun::ddp

@@ -14,6 +14,7 @@
 #include <ddprun/ddp/replicated_state.h>
 #include <ddprun/ddp/sync_batch_norm.h>
 #include <ddprun/group/collectives.h>
+#include <ddprun/group/rounds.h>
 #include <ddprun/group/step_graph.h>
 #include <ddprun/sharding/zero_optimizer.h>
 #include <ddprun/train/model/parallel_engine.h>
@@ -232,6 +233,7 @@ ParallelModel::Pass ParallelModel::forward_backward(const data::Batch& here, boo
   const auto samples = run_.options.parallel.join ? std::optional(here.size()) : std::nullopt;
   Pass pass;
   const auto both = [&] {
+    const ddp::LeaveAtOnce at_once;
     {
       const AutocastScope precision(run_.options.precision.precision, run_.group.device().type());
       pass.result = engine_->forward([&] { return run_.task.compute_loss(here); }, samples);
