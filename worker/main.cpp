@@ -126,7 +126,8 @@ bool is_for_cpu(const Config& config) {
          (config.device == ddp::DeviceChoice::kAuto && !ddp::has_cuda_driver());
 }
 
-/// Runs a step and forgets it: a process's first step is the slowest, as kernels are made and memory is mapped.
+/// Runs a step and forgets it: a process's first step is the slowest, as kernels are made and memory is
+/// mapped.
 void rehearse(const train::Task& task, const train::TrainerOptions& options) {
   auto& module = *task.module;
   if (module.parameters().empty() || module.parameters()[0].is_meta()) return;

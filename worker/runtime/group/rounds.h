@@ -62,8 +62,9 @@ class Rounds {
   std::shared_ptr<State> state_;
 };
 
-/// While one exists, this thread leaves forward and backward as soon as a later round has begun, rather than at
-/// their next collective: a tensor that it allocates on the CPU throws RoundOver. Weights must not change then.
+/// While one exists, this thread leaves forward and backward as soon as a later round has begun, rather than
+/// at their next collective: a tensor that it allocates on the CPU throws RoundOver. Weights must not change
+/// then.
 class LeaveAtOnce {
  public:
   LeaveAtOnce();

@@ -1,5 +1,6 @@
 #include <ddprun/flight/watchdog.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <map>
 #include <mutex>
@@ -36,9 +37,13 @@ class Table {
             .add =
                 [this](const std::string& key, std::int64_t amount) {
                   std::int64_t sum = 0;
-                  with([&] { sum = numbers_[key] += amount; });
+                  with([&] { sum = numbers_[key] += amount, ++looks_[key]; });
                   return sum;
                 }};
+  }
+  int looks_at(const std::string& key) {
+    const std::scoped_lock lock(mutex_);
+    return looks_[key];
   }
   void break_down() {
     const std::scoped_lock lock(mutex_);
@@ -69,6 +74,7 @@ class Table {
   bool broken_ = false, still_ = false;
   std::map<std::string, std::string> texts_;
   std::map<std::string, std::int64_t> numbers_;
+  std::map<std::string, int> looks_;  // calls of add()
 };
 
 struct Rank {
@@ -141,6 +147,18 @@ TEST_CASE("a board that is gone, or stands still, keeps nobody waiting", "[fligh
                  "all_reduce #1 of 5 float: rank 0, which keeps the store, has ended or does not answer"));
   table.release();
   first.watchdog->announce_failure("the end", 20s);  // the thread is back from the board
+}
+
+TEST_CASE("rank 0 leaves without the others if it is known that one was lost", "[flight]") {
+  Table table;
+  std::atomic<int> asked = 0;
+  set_failure_is_known([&](std::chrono::milliseconds) { return ++asked > 0; });
+  { Rank first(table, 0, 2); }
+  set_failure_is_known(nullptr);
+  CHECK(asked > 0);
+  auto board = table.board();
+  CHECK(board.add("left", 0) == 1);
+  CHECK(table.looks_at("left") == 2);  // ours, and when it left: it did not look again
 }
 
 TEST_CASE("a failure on one rank makes every rank write its ring", "[flight]") {
