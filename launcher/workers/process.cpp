@@ -13,8 +13,6 @@
 #include <climits>
 #include <csignal>
 #include <filesystem>
-#include <optional>
-#include <string>
 
 namespace ddprun::launcher {
 namespace {
@@ -26,28 +24,24 @@ constexpr unsigned kCloseRangeCloexec = 1U << 2;        // CLOSE_RANGE_CLOEXEC
 std::optional<rlimit> inherited_descriptor_limit;  // before raise_descriptor_limit()
 UniqueFd low_descriptors[4];                       // see reserve_low_descriptors(); the last stays /dev/null
 
-/// Prepared before vfork: the child runs in our memory and must not allocate.
-struct ChildSetup {
-  const char* path;
-  char* const* argv;
-  char* const* env;
-  int standard_fds[3];
-  bool traceable;
-  int announce_fd;
-  const int* inherited_fds;  // ascending
-  std::size_t inherited_count;
-  unsigned highest_fd;             // highest one that the child needs
-  bool shares_descriptors;         // with us, until it makes its own table
-  const rlimit* descriptor_limit;  // null: ours
-  const cpu_set_t* cpus;           // null: as for ddprun
-  std::size_t cpus_size;
-  pid_t launcher;
-};
-
 /// The child's failure, in the memory that it shares with us.
 struct ChildFailure {
   const char* step = nullptr;
   int error = 0;
+};
+
+/// Prepared before vfork: the child runs in our memory and must not allocate.
+struct ChildSetup {
+  const ProcessSpec& spec;
+  char* const* argv;
+  char* const* env;
+  int standard_fds[3];
+  const std::vector<int>& inherited_fds;  // ascending
+  const CpuSet& cpus;
+  unsigned highest_fd;      // highest one that the child needs
+  bool shares_descriptors;  // with us, until it makes its own table
+  pid_t launcher;
+  volatile ChildFailure& failure;
 };
 
 [[noreturn]] void fail_child(volatile ChildFailure& failure, const char* step) {
@@ -74,11 +68,11 @@ bool set_standard_streams(const int (&fds)[3]) {
 }
 
 /// Closes all descriptors above 2 except the inherited ones.
-bool keep_descriptors(const int* inherited, std::size_t count) {
+bool keep_descriptors(const std::vector<int>& inherited) {
   unsigned first = 3;
-  for (std::size_t i = 0; i < count; ++i) {
-    const auto kept = static_cast<unsigned>(inherited[i]);
-    if (::fcntl(inherited[i], F_SETFD, 0) != 0) return false;
+  for (const int fd : inherited) {
+    const auto kept = static_cast<unsigned>(fd);
+    if (::fcntl(fd, F_SETFD, 0) != 0) return false;
     if (first < kept) ::syscall(SYS_close_range, first, kept - 1, 0);
     first = kept + 1;
   }
@@ -102,43 +96,37 @@ std::vector<int> open_descriptors() {
 }
 
 /// The child between vfork and execve: system calls only, since it shares the parent's memory.
-[[noreturn]] void run_child(const ChildSetup& setup, volatile ChildFailure& failure) {
+[[noreturn]] void run_child(const ChildSetup& setup) {
+  const ProcessSpec& spec = setup.spec;
   // Our own table of descriptors. Copying only the low ones keeps the start of many workers linear.
   if (setup.shares_descriptors &&
       ::syscall(SYS_close_range, setup.highest_fd + 1, UINT_MAX, kCloseRangeUnshare) != 0)
-    fail_child(failure, "close_range");
+    fail_child(setup.failure, "close_range");
   // A new session, not only a new group: the kernel would stop a background group of ddprun's terminal
   // (SIGTTIN, SIGTTOU) when it reads the terminal or sets its modes. A session without a terminal avoids
   // that, and Ctrl-C reaches the worker only once, through ddprun.
-  if (::setsid() < 0) fail_child(failure, "setsid");
-  if (::prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) fail_child(failure, "prctl(PR_SET_PDEATHSIG)");
-  if (::getppid() != setup.launcher) ::_exit(1);                 // ddprun died before the prctl
-  if (setup.traceable) ::prctl(PR_SET_PTRACER, setup.launcher);  // fails without Yama, which is fine
+  if (::setsid() < 0) fail_child(setup.failure, "setsid");
+  if (::prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) fail_child(setup.failure, "prctl(PR_SET_PDEATHSIG)");
+  if (::getppid() != setup.launcher) ::_exit(1);                // ddprun died before the prctl
+  if (spec.traceable) ::prctl(PR_SET_PTRACER, setup.launcher);  // fails without Yama, which is fine
   const pid_t pid = ::getpid();
   // Start even if the pipe is full or its reader is dead.
-  if (setup.announce_fd >= 0) [[maybe_unused]]
-    const auto ignored = ::write(setup.announce_fd, &pid, sizeof pid);
-  if (!set_standard_streams(setup.standard_fds)) fail_child(failure, "dup2");
-  if (!keep_descriptors(setup.inherited_fds, setup.inherited_count)) fail_child(failure, "fcntl");
-  if (setup.cpus != nullptr && ::sched_setaffinity(0, setup.cpus_size, setup.cpus) != 0)
-    fail_child(failure, "sched_setaffinity");
-  if (setup.descriptor_limit != nullptr) ::setrlimit(RLIMIT_NOFILE, setup.descriptor_limit);
+  if (spec.announce_fd >= 0) [[maybe_unused]]
+    const auto ignored = ::write(spec.announce_fd, &pid, sizeof pid);
+  if (!set_standard_streams(setup.standard_fds)) fail_child(setup.failure, "dup2");
+  if (!keep_descriptors(setup.inherited_fds)) fail_child(setup.failure, "fcntl");
+  if (!spec.cpus.empty() && ::sched_setaffinity(0, setup.cpus.bytes(), setup.cpus.data()) != 0)
+    fail_child(setup.failure, "sched_setaffinity");
+  if (inherited_descriptor_limit) ::setrlimit(RLIMIT_NOFILE, &*inherited_descriptor_limit);
   reset_signal_dispositions();
   sigset_t none;
   sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
-  ::execve(setup.path, setup.argv, setup.env);
-  fail_child(failure, "execve");
+  ::execve(spec.path.c_str(), setup.argv, setup.env);
+  fail_child(setup.failure, "execve");
 }
 
-struct Child {
-  const ChildSetup& setup;
-  volatile ChildFailure& failure;
-};
-
-int run_child_of(void* child) {
-  run_child(static_cast<Child*>(child)->setup, static_cast<Child*>(child)->failure);
-}
+int run_child_of(void* setup) { run_child(*static_cast<const ChildSetup*>(setup)); }
 
 // The sanitizers support vfork, but not a child that runs on its own stack in our memory.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -150,19 +138,18 @@ constexpr bool kSanitized = false;
 // Like vfork: the cost does not grow with our memory, and the child reports failure without a pipe. No signal
 // handler may run meanwhile: the caller blocks all signals. Unlike vfork's, the child shares our descriptors
 // until it makes its own table.
-[[gnu::noinline]] pid_t start_child(const ChildSetup& setup, volatile ChildFailure& failure) {
+[[gnu::noinline]] pid_t start_child(ChildSetup& setup) {
   if (kSanitized) {
     const pid_t pid = ::vfork();
-    if (pid == 0) run_child(setup, failure);
+    if (pid == 0) run_child(setup);
     return pid;
   }
   alignas(16) static char stack[1 << 16];
-  Child child{setup, failure};
   const int flags = CLONE_VM | CLONE_VFORK | SIGCHLD | (setup.shares_descriptors ? CLONE_FILES : 0);
-  const pid_t pid = ::clone(run_child_of, stack + sizeof stack, flags, &child);
+  const pid_t pid = ::clone(run_child_of, stack + sizeof stack, flags, &setup);
   if (pid >= 0 || errno != EINVAL || (flags & CLONE_FILES) == 0) return pid;
   // QEMU's user mode, as in a container for another architecture, supports only forks.
-  return ::clone(run_child_of, stack + sizeof stack, flags & ~CLONE_FILES, &child);
+  return ::clone(run_child_of, stack + sizeof stack, flags & ~CLONE_FILES, &setup);
 }
 
 /// A copy of the descriptor at a low number if one is reserved. The caller's remains open.
@@ -199,25 +186,21 @@ std::variant<Process, StartFailure> start_process(const ProcessSpec& spec) {
             err = low_copy(spec.stderr_fd, low_descriptors[2]);
   const int highest =
       std::max({STDERR_FILENO, in, out, err, spec.announce_fd, inherited.empty() ? 0 : inherited.back()});
-  const ChildSetup setup{spec.path.c_str(),
-                         argv.data(),
-                         env.data(),
-                         {in, out, err},
-                         spec.traceable,
-                         spec.announce_fd,
-                         inherited.data(),
-                         inherited.size(),
-                         static_cast<unsigned>(highest),
-                         has_close_range() && !kSanitized,
-                         inherited_descriptor_limit ? &*inherited_descriptor_limit : nullptr,
-                         spec.cpus.empty() ? nullptr : cpus.data(),
-                         cpus.bytes(),
-                         ::getpid()};
   volatile ChildFailure failure;
+  ChildSetup setup{.spec = spec,
+                   .argv = argv.data(),
+                   .env = env.data(),
+                   .standard_fds = {in, out, err},
+                   .inherited_fds = inherited,
+                   .cpus = cpus,
+                   .highest_fd = static_cast<unsigned>(highest),
+                   .shares_descriptors = has_close_range() && !kSanitized,
+                   .launcher = ::getpid(),
+                   .failure = failure};
   sigset_t all, before;
   sigfillset(&all);
   ::sigprocmask(SIG_SETMASK, &all, &before);
-  const pid_t pid = start_child(setup, failure);
+  const pid_t pid = start_child(setup);
   const int clone_error = errno;
   for (const UniqueFd& low : low_descriptors)  // otherwise we would keep the worker's output open
     if (low && &low != &low_descriptors[3]) ::dup3(low_descriptors[3].get(), low.get(), O_CLOEXEC);
