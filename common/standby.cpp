@@ -1,6 +1,5 @@
 #include <ddprun/common/standby.h>
 
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 

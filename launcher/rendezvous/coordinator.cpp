@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <map>
 #include <tuple>
-#include <utility>
 
 #include <ddprun/common/text.h>
 #include "launcher/events/job_clock.h"

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <initializer_list>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <type_traits>
 
 #include <ddprun/common/errors.h>

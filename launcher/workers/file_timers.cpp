@@ -14,7 +14,6 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <string>
 #include <utility>
 
 #include <ddprun/common/errors.h>

@@ -12,7 +12,8 @@
 #include <cerrno>
 #include <climits>
 #include <csignal>
-#include <filesystem>
+
+#include "launcher/workers/job_processes.h"
 
 namespace ddprun::launcher {
 namespace {
@@ -84,15 +85,6 @@ bool keep_descriptors(const std::vector<int>& inherited) {
 bool has_close_range() {
   static const bool has = ::syscall(SYS_close_range, UINT_MAX, UINT_MAX, 0) == 0;
   return has;
-}
-
-/// Our open descriptors above 2; none without /proc.
-std::vector<int> open_descriptors() {
-  std::vector<int> fds;
-  std::error_code ignored;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", ignored))
-    if (const int fd = std::atoi(entry.path().filename().c_str()); fd > STDERR_FILENO) fds.push_back(fd);
-  return fds;
 }
 
 /// The child between vfork and execve: system calls only, since it shares the parent's memory.
@@ -236,12 +228,14 @@ bool signal_group(const Process& process, int signal) {
 
 void close_all_above_stderr() {
   if (::syscall(SYS_close_range, STDERR_FILENO + 1, UINT_MAX, 0) == 0) return;
-  for (const int fd : open_descriptors()) ::close(fd);
+  for (const int fd : numbers_in("/proc/self/fd"))
+    if (fd > STDERR_FILENO) ::close(fd);
 }
 
 void close_above_stderr_on_exec() {
   if (::syscall(SYS_close_range, STDERR_FILENO + 1, UINT_MAX, kCloseRangeCloexec) == 0) return;  // Linux 5.11
-  for (const int fd : open_descriptors()) ::fcntl(fd, F_SETFD, FD_CLOEXEC);
+  for (const int fd : numbers_in("/proc/self/fd"))
+    if (fd > STDERR_FILENO) ::fcntl(fd, F_SETFD, FD_CLOEXEC);
 }
 
 void raise_descriptor_limit() {

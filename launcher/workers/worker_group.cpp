@@ -10,7 +10,6 @@
 #include <cstring>
 
 #include <ddprun/common/errors.h>
-#include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
 #include "launcher/events/launch_error.h"
 #include "launcher/workers/job_processes.h"
