@@ -139,9 +139,6 @@ void report_attempt(const Job& job, const Attempt& attempt, OomWatch& oom, JobRe
                              attempt.stragglers, attempt.said, attempt.first_step});
   record.outcome = attempt.outcome;
   record.max_restarts = attempt.round.max_restarts;
-}
-
-void throw_if_launch_failed(const Attempt& attempt) {
   if (const auto* failed = std::get_if<StartFailed>(&attempt.outcome))
     throw LaunchError(failed->exit_code, failed->message);
   if (attempt.left.empty()) return;

@@ -114,11 +114,9 @@ asio::awaitable<RunResult> supervise(Job& job, JobRecord& record) {
                                 return use_restart(job, attempt, failed, oom, restarts_used, record);
                               },
                               next_round};
-    const Attempt attempt = co_await run_attempt(
-        job, round, std::move(port), {}, job.options.recover == Recover::kRank ? &replacing : nullptr);
+    const Attempt attempt = co_await run_attempt(job, round, std::move(port), replacing);
     number = attempt.round.number;
     report_attempt(job, attempt, oom, record);
-    throw_if_launch_failed(attempt);
     const auto lived = milliseconds_between(attempt.round_start, attempt.end);
     const Decision decision = decide(restarts, attempt.outcome, restarts_used, lived);
     if (const auto* received = std::get_if<SignalReceived>(&attempt.outcome))
