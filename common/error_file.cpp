@@ -6,6 +6,7 @@
 
 #include <cerrno>
 #include <climits>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <nlohmann/json.hpp>
@@ -32,9 +33,7 @@ std::int64_t parse_timestamp(const json& value) {
 }
 
 std::optional<int> parse_error_code(const json& value) {
-  if (!value.is_number_integer()) return std::nullopt;
-  if (value.is_number_unsigned() && value.get<std::uint64_t>() > INT_MAX) return std::nullopt;
-  const auto code = value.get<std::int64_t>();
+  const double code = value.is_number_integer() ? value.get<double>() : NAN;  // exact for every int
   return code >= INT_MIN && code <= INT_MAX ? std::optional(static_cast<int>(code)) : std::nullopt;
 }
 

@@ -19,8 +19,8 @@
 #include "launcher/job/job_monitor.h"
 #include "launcher/status/status_board.h"
 #include "launcher/workers/file_timers.h"
-#include "launcher/workers/heartbeat.h"
 #include "launcher/workers/round_channels.h"
+#include "launcher/workers/worker_pipes.h"
 
 namespace ddprun::launcher {
 namespace asio = boost::asio;

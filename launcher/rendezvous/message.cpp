@@ -1,10 +1,11 @@
 #include "launcher/rendezvous/message.h"
 
+#include <algorithm>
 #include <climits>
-#include <cstdint>
-#include <initializer_list>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <type_traits>
+#include <vector>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/json_file.h>
@@ -44,7 +45,7 @@ class Writer {
   void text(const char* field, const std::string& value, std::size_t most) {
     object_[field] = fitting(value, most);
   }
-  void choice(const char* field, const std::string& value, std::initializer_list<const char*>) {
+  void choice(const char* field, const std::string& value, const std::vector<std::string>&) {
     ensure(!value.empty(), "a failure is not a success");
     object_[field] = value;
   }
@@ -62,8 +63,7 @@ class Reader {
 
   void integer(const char* field, int& value, int least, int most) const {
     const Json* found = find(field);
-    if (found == nullptr || !is_within(*found, least, most))
-      fail(field, "an integer from " + std::to_string(least) + " to " + std::to_string(most), found);
+    if (found == nullptr || !is_within(*found, least, most)) fail(field, integer_from(least, most), found);
     value = found->get<int>();
   }
 
@@ -84,17 +84,11 @@ class Reader {
     value = found->get<std::string>();
   }
 
-  void choice(const char* field, std::string& value, std::initializer_list<const char*> names) const {
+  void choice(const char* field, std::string& value, const std::vector<std::string>& names) const {
     const Json* found = find(field);
-    std::string all;
-    for (const char* name : names) {
-      if (found != nullptr && *found == name) {
-        value = name;
-        return;
-      }
-      all += (all.empty() ? "" : name == *(names.end() - 1) ? " or " : ", ") + std::string(name);
-    }
-    fail(field, all, found);
+    const auto name = std::ranges::find_if(names, [&](const auto& one) { return found && *found == one; });
+    if (name == names.end()) fail(field, one_of(names), found);
+    value = *name;
   }
 
  private:
@@ -104,9 +98,7 @@ class Reader {
   }
 
   static bool is_within(const Json& value, int least, int most) {
-    if (!value.is_number_integer()) return false;
-    if (value.is_number_unsigned() && value.get<std::uint64_t>() > INT_MAX) return false;
-    const auto number = value.get<std::int64_t>();
+    const double number = value.is_number_integer() ? value.get<double>() : NAN;  // exact for every int
     return least <= number && number <= most;
   }
 
