@@ -64,23 +64,6 @@ ErrorFileContent interpret(const std::string& bytes) {
   return {error, ""};
 }
 
-ErrorFileContent read_and_interpret(const std::filesystem::path& path) {
-  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-  if (!fd && errno == ENOENT) return {};
-  if (!fd && errno == ELOOP) return {std::nullopt, "is a symbolic link, which is not followed"};
-  if (!fd) return {std::nullopt, std::string("cannot be opened: ") + std::strerror(errno)};
-  struct stat info {};
-  if (::fstat(fd.get(), &info) != 0 || !S_ISREG(info.st_mode)) return {std::nullopt, "is not a regular file"};
-  if (::geteuid() != 0 && info.st_uid != ::geteuid()) return {std::nullopt, "belongs to another user"};
-  try {
-    const std::string bytes = read_file(fd, path, kMaxBytes);
-    return bytes.empty() ? ErrorFileContent() : interpret(bytes);  // empty: created in advance, never filled
-  } catch (const IoError& error) {
-    if (error.error_number == 0) return {std::nullopt, "is larger than 64 KiB"};
-    return {std::nullopt, std::string("cannot be read: ") + std::strerror(error.error_number)};
-  }
-}
-
 }  // namespace
 
 void write_error_file(const std::filesystem::path& path, const WorkerError& error) {
@@ -92,14 +75,23 @@ void write_error_file(const std::filesystem::path& path, const WorkerError& erro
   write_file_atomic(path, root.dump(-1, ' ', false, json::error_handler_t::replace));
 }
 
-ErrorFileContent read_error_file(const std::filesystem::path& path) noexcept {
-  try {
-    return read_and_interpret(path);
-  } catch (const std::invalid_argument& error) {  // from parse_shallow_json()
-    return {std::nullopt, error.what()};
-  } catch (const std::exception& error) {
-    return {std::nullopt, std::string("cannot be understood: ") + error.what()};
-  }
+ErrorFileContent read_error_file(const std::filesystem::path& path) noexcept try {
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  if (!fd && errno == ENOENT) return {};
+  if (!fd && errno == ELOOP) return {std::nullopt, "is a symbolic link, which is not followed"};
+  if (!fd) return {std::nullopt, std::string("cannot be opened: ") + std::strerror(errno)};
+  struct stat info {};
+  if (::fstat(fd.get(), &info) != 0 || !S_ISREG(info.st_mode)) return {std::nullopt, "is not a regular file"};
+  if (::geteuid() != 0 && info.st_uid != ::geteuid()) return {std::nullopt, "belongs to another user"};
+  const std::string bytes = read_file(fd, path, kMaxBytes);
+  return bytes.empty() ? ErrorFileContent() : interpret(bytes);  // empty: created in advance, never filled
+} catch (const IoError& error) {                                 // from read_file()
+  if (error.error_number == 0) return {std::nullopt, "is larger than 64 KiB"};
+  return {std::nullopt, std::string("cannot be read: ") + std::strerror(error.error_number)};
+} catch (const std::invalid_argument& error) {  // from parse_shallow_json()
+  return {std::nullopt, error.what()};
+} catch (const std::exception& error) {
+  return {std::nullopt, std::string("cannot be understood: ") + error.what()};
 }
 
 }  // namespace ddprun

@@ -10,12 +10,6 @@
 namespace ddprun {
 namespace {
 
-int parse_int(const std::string& name, const std::string& text, int low, int high) {
-  const auto value = parse_integer(text, low, high);
-  if (!value) throw UsageError(name + ": expected " + integer_from(low, high) + ", got '" + text + "'");
-  return *value;
-}
-
 constexpr int kMaxWorld = 1 << 24;
 
 /// True if a launcher set the rendezvous variables, false if none are set; throws if only some are.
@@ -92,8 +86,10 @@ WorkerEnv from_env(const EnvLookup& lookup) {
     return lookup(name).value_or(fallback);
   };
   const auto integer = [&](const std::string& name, int fallback, int low, int high) {
-    const auto value = text(name, "");
-    return value.empty() ? fallback : parse_int(name, value, low, high);
+    const auto given = text(name, "");
+    const auto value = given.empty() ? fallback : parse_integer(given, low, high);
+    if (!value) throw UsageError(name + ": expected " + integer_from(low, high) + ", got '" + given + "'");
+    return *value;
   };
   const auto descriptor = [&](const std::string& name) {
     const int fd = integer(name, -1, 0, 1 << 20);
