@@ -241,7 +241,7 @@ void Coordinator::stop_round(const std::string& reason, milliseconds pause) {
 void Coordinator::end(int exit_code, const std::string& reason) {
   if (ended_) return;
   ended_ = JobEnd{exit_code, reason};
-  for (const auto& [id, node] : nodes_) send(id, last_word(node.has_run));
+  for (const auto& [id, node] : nodes_) send(id, last_word(node.started >= 0));
 }
 
 /// A node whose workers never ran has not succeeded.
@@ -399,7 +399,6 @@ void Coordinator::start_round(int port, Time now) {
   }
   for (const NodeId id : members_) {
     Node& node = nodes_.at(id);
-    node.has_run = true;
     node.started = round_;
     start.first_role_rank =
         std::exchange(role_ranks[node.join.role], role_ranks[node.join.role] + node.join.workers);

@@ -109,8 +109,7 @@ class Coordinator {
     std::size_t order = 0;  ///< order of joining
     State state = State::kReady;
     bool was_in_round = false;  ///< in the last one
-    bool has_run = false;       ///< workers
-    int started = -1;           ///< the last round it was told to start
+    int started = -1;           ///< the last round it was told to start; -1: its workers never ran
     int missed_beats = 0;       ///< beats sent since its last message
   };
   using Nodes = std::unordered_map<NodeId, Node>;

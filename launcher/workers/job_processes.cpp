@@ -6,8 +6,8 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <optional>
-#include <sstream>
 
 #include <ddprun/common/text.h>
 #include <ddprun/common/worker_env.h>
@@ -24,9 +24,7 @@ struct ProcessState {
 
 std::string read_proc(pid_t pid, const char* file) {
   std::ifstream stream("/proc/" + std::to_string(pid) + "/" + file, std::ios::binary);
-  std::ostringstream text;
-  text << stream.rdbuf();
-  return text.str();
+  return {std::istreambuf_iterator<char>(stream), {}};
 }
 
 /// nullopt for a missing process or a zombie.

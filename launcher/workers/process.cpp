@@ -25,12 +25,6 @@ constexpr unsigned kCloseRangeCloexec = 1U << 2;        // CLOSE_RANGE_CLOEXEC
 std::optional<rlimit> inherited_descriptor_limit;  // before raise_descriptor_limit()
 UniqueFd low_descriptors[4];                       // see reserve_low_descriptors(); the last stays /dev/null
 
-/// The child's failure, in the memory that it shares with us.
-struct ChildFailure {
-  const char* step = nullptr;
-  int error = 0;
-};
-
 /// Prepared before vfork: the child runs in our memory and must not allocate.
 struct ChildSetup {
   const ProcessSpec& spec;
@@ -42,10 +36,10 @@ struct ChildSetup {
   unsigned highest_fd;      // highest one that the child needs
   bool shares_descriptors;  // with us, until it makes its own table
   pid_t launcher;
-  volatile ChildFailure& failure;
+  volatile StartFailure& failure;  // in the memory that it shares with us
 };
 
-[[noreturn]] void fail_child(volatile ChildFailure& failure, const char* step) {
+[[noreturn]] void fail_child(volatile StartFailure& failure, const char* step) {
   failure.error = errno;
   failure.step = step;
   ::_exit(1);
@@ -178,7 +172,7 @@ std::variant<Process, StartFailure> start_process(const ProcessSpec& spec) {
             err = low_copy(spec.stderr_fd, low_descriptors[2]);
   const int highest =
       std::max({STDERR_FILENO, in, out, err, spec.announce_fd, inherited.empty() ? 0 : inherited.back()});
-  volatile ChildFailure failure;
+  volatile StartFailure failure;
   ChildSetup setup{.spec = spec,
                    .argv = argv.data(),
                    .env = env.data(),

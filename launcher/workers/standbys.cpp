@@ -86,7 +86,8 @@ void Standbys::start_one() {
   process.announce_fd = guard_.announce_fd();
   auto started = start_process(process);
   if (const auto* failure = std::get_if<StartFailure>(&started)) {
-    log_warning("--standby: cannot start a process: " + failure->step + ": " + std::strerror(failure->error));
+    log_warning("--standby: cannot start a process: " + std::string(failure->step) + ": " +
+                std::strerror(failure->error));
     count_ = 0;
     return;
   }

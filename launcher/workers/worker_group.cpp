@@ -29,7 +29,7 @@ constexpr std::chrono::milliseconds kHangLook{1000};
 StartFailed start_failed(const std::string& program, int rank, const StartFailure& failure) {
   const std::string reason = std::strerror(failure.error);
   const bool about_the_program =
-      failure.step == "execve" && failure.error != EAGAIN && failure.error != ENOMEM;
+      std::string_view(failure.step) == "execve" && failure.error != EAGAIN && failure.error != ENOMEM;
   if (!about_the_program)
     return {LaunchError::kOwnFailure,
             "cannot start rank " + std::to_string(rank) + ": " + failure.step + ": " + reason};
