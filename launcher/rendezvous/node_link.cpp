@@ -165,8 +165,7 @@ asio::awaitable<void> NodeLink::run() {
 
 /// Retries until a coordinator answers; gives up on a stranger or another token.
 asio::awaitable<void> NodeLink::connect() {
-  const auto begin = settings_.since.value_or(Clock::now());
-  bool logged = Clock::now() >= begin + kNoticeAfter, first = true;
+  bool logged = Clock::now() >= settings_.since + kNoticeAfter, first = true;
   for (milliseconds pause{50};; pause = std::min(pause * 2, milliseconds(1000))) {
     std::string why;
     try {
@@ -187,7 +186,7 @@ asio::awaitable<void> NodeLink::connect() {
       ++asked_;
       continue;
     }
-    const auto waited = Clock::now() - begin;
+    const auto waited = Clock::now() - settings_.since;
     if (waited + pause >= settings_.timeout)
       throw std::runtime_error(why + ", for " + in_seconds(settings_.timeout) + " (--join-timeout)");
     if (!logged && waited >= kNoticeAfter) {
@@ -204,7 +203,7 @@ asio::awaitable<void> NodeLink::connect() {
 /// Tries each address once, in order. throws the last one's error
 asio::awaitable<void> NodeLink::connect_once() {
   const auto addresses = co_await resolve(endpoint());
-  if (settings_.before_connecting) settings_.before_connecting(asked_, asked_all_, addresses, settings_);
+  settings_.before_connecting(asked_, asked_all_, addresses, settings_);
   boost::system::error_code error = asio::error::host_not_found;
   for (const tcp::endpoint& address : settings_.instead.empty() ? addresses : settings_.instead) {
     const auto socket = std::make_shared<tcp::socket>(io_);
@@ -276,7 +275,7 @@ asio::awaitable<void> NodeLink::summarise() {
   while (connection_->is_open()) {
     summary_timer_.expires_after(milliseconds(*summary_ms_));
     co_await summary_timer_.async_wait(asio::use_awaitable);
-    if (connection_->is_sending() || !settings_.summaries) continue;
+    if (connection_->is_sending()) continue;
     for (const Summary& summary : settings_.summaries()) send(summary);
   }
 }
