@@ -190,11 +190,9 @@ bool others_can_go_on(Parts& parts, const Round& round, std::size_t failed) {
   const auto& workers = parts.group.workers();
   if (workers.size() < static_cast<std::size_t>(round.workers)) return false;  // a signal arrived first
   for (std::size_t i = 0; i < workers.size(); ++i)
-    if (!parts.rounds.abilities(i).recovers ||
-        (i != failed && workers[i].status && workers[i].status->success()))
-      return false;
+    if (!parts.rounds.abilities(i).recovers || (i != failed && workers[i].succeeded())) return false;
   return round.world_size > round.workers ||
-         std::any_of(workers.begin(), workers.end(), [](const Worker& worker) { return !worker.status; });
+         std::ranges::any_of(workers, [](const Worker& worker) { return !worker.status; });
 }
 
 /// Restarts only the workers that have ended, in a new round, and announces it to the others. False if one

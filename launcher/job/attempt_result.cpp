@@ -53,7 +53,7 @@ WorkerRecord record_of(const Job& job, const WorkerSpec& spec, const Worker& wor
   record.local_rank = spec.local_rank;
   record.pid = worker.process.pid;
   record.status = worker.status;
-  if (!job.options.result_json.empty() || !worker.status || !worker.status->success())
+  if (!job.options.result_json.empty() || !worker.succeeded())
     record.error = read_error_file(spec.error_file);
   record.asked_to_end = worker.asked_to_end;
   record.start_ns = job.clock.ns(worker.started);

@@ -105,13 +105,11 @@ bool Coordinator::has_majority() const {
 /// Whether the other part of a split network may continue without this one.
 bool Coordinator::in_minority() const {
   const auto is_minority = [this](const std::vector<NodeId>& voters) {
-    const auto here =
-        std::count_if(voters.begin(), voters.end(), [this](NodeId id) { return nodes_.count(id) > 0; });
+    const auto here = std::ranges::count_if(voters, [this](NodeId id) { return nodes_.contains(id); });
     return 2 * static_cast<std::size_t>(here) < voters.size();
   };
   return settings_.has_successors &&
-         (is_minority(voters_) ||
-          std::any_of(former_voters_.begin(), former_voters_.end(), [&](const auto& former) {
+         (is_minority(voters_) || std::ranges::any_of(former_voters_, [&](const auto& former) {
             return beats_ - former.first < kBeatsToLoss && is_minority(former.second);
           }));
 }
@@ -240,13 +238,13 @@ void Coordinator::stop_round(const std::string& reason, milliseconds pause) {
 
 void Coordinator::end(int exit_code, const std::string& reason) {
   if (ended_) return;
-  ended_ = JobEnd{exit_code, reason};
+  ended_ = End{exit_code, reason};
   for (const auto& [id, node] : nodes_) send(id, last_word(node.started >= 0));
 }
 
 /// A node whose workers never ran has not succeeded.
 End Coordinator::last_word(bool has_run) const {
-  if (has_run || ended_->exit_code != 0) return {ended_->exit_code, ended_->reason};
+  if (has_run || ended_->exit_code != 0) return *ended_;
   return {LaunchError::kOwnFailure,
           "the job " + single_quoted(settings_.run_id) + " ended without this node: " + ended_->reason};
 }

@@ -40,12 +40,6 @@ struct CoordinatorSettings : MeetingRules {
   std::optional<std::chrono::steady_clock::time_point> lost_at;
 };
 
-/// How the job has ended for all nodes.
-struct JobEnd {
-  int exit_code = 0;
-  std::string reason;
-};
-
 /// The state of one job over all its nodes, and every decision about it. Pure: events come in with their
 /// time, messages come out of take_messages(). A message takes constant time, a round one sort of the nodes.
 ///
@@ -85,7 +79,8 @@ class Coordinator {
   /// The messages to send since the last call, in order.
   std::vector<std::pair<NodeId, CoordinatorMessage>> take_messages() { return std::exchange(messages_, {}); }
 
-  const std::optional<JobEnd>& ended() const { return ended_; }
+  /// How the job has ended for all nodes.
+  const std::optional<End>& ended() const { return ended_; }
 
   /// It replaced a lost coordinator but began no round: drop it with all its connections.
   bool resigned() const { return resigned_; }
@@ -177,7 +172,7 @@ class Coordinator {
   std::optional<Time> last_call_end_;  ///< for kForming, and for kRunning once a node waits to join
   std::chrono::milliseconds pause_{0};
   std::vector<std::pair<NodeId, CoordinatorMessage>> messages_;
-  std::optional<JobEnd> ended_;
+  std::optional<End> ended_;
   bool resigned_ = false;
 };
 

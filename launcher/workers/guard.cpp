@@ -5,7 +5,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <system_error>
@@ -25,11 +24,10 @@ std::vector<pid_t> read_until_launcher_is_gone(int pipe) {
     const ssize_t n = ::read(pipe, &message, sizeof message);
     if (n < 0 && errno == EINTR) continue;
     if (n != sizeof message) return groups;
-    if (message > 0) {
+    if (message > 0)
       groups.push_back(message);
-    } else {
-      groups.erase(std::remove(groups.begin(), groups.end(), -message), groups.end());
-    }
+    else
+      std::erase(groups, -message);
   }
 }
 

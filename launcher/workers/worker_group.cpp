@@ -134,14 +134,9 @@ asio::awaitable<std::optional<AttemptEnd>> WorkerGroup::wait(
       const auto& status = workers_[exited->index].status;
       if (!status) continue;  // of a worker that has already been replaced
       if (!status->success()) co_return WorkerFailed{*status, exited->index};
-      if (all_succeeded()) co_return AllSucceeded{};
+      if (std::ranges::all_of(workers_, &Worker::succeeded)) co_return AllSucceeded{};
     }
   }
-}
-
-bool WorkerGroup::all_succeeded() const {
-  return std::all_of(workers_.begin(), workers_.end(),
-                     [](const Worker& worker) { return worker.status && worker.status->success(); });
 }
 
 asio::awaitable<bool> WorkerGroup::wait_for_event(JobEvents::Clock::time_point deadline) {

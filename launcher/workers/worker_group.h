@@ -41,6 +41,8 @@ struct Worker {
   JobEvents::Clock::time_point ended;
   bool asked_to_end = false;  ///< it ended after ddprun began to stop the group
   bool group_gone = false;    ///< its process group is empty
+
+  bool succeeded() const { return status && status->success(); }
 };
 
 /// The workers of this node with their process groups. Processes that leave a group, like daemons, become
@@ -95,7 +97,6 @@ class WorkerGroup {
                                           Worker& worker, Standbys* standbys);
   void handle(const JobEvent& event);
   void log_worker(EventRecord::Kind kind, std::size_t index) const;
-  bool all_succeeded() const;
   void record_exit(std::size_t index);
   void reap();
   std::optional<std::size_t> running_worker(pid_t pid) const;
