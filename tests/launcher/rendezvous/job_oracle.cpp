@@ -44,8 +44,7 @@ bool JobOracle::present(Id id) const {
   return found != nodes_.end() && found->second.standing == Standing::kPresent;
 }
 
-void JobOracle::check(Id id, const Cause& cause, const Outgoing& messages,
-                      const std::optional<End>& ended) {
+void JobOracle::check(Id id, const Cause& cause, const Outgoing& messages, const std::optional<End>& ended) {
   const bool joins = nodes_.count(id) == 0 && said<Join>(cause) != nullptr;
   note_input(id, cause);
   const auto answers = [id](const auto& sent) {
