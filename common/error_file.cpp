@@ -22,7 +22,6 @@ namespace {
 using nlohmann::json;
 
 constexpr std::size_t kMaxBytes = 64 * 1024;
-constexpr int kMostJsonLevels = 32;
 constexpr std::int64_t kYear10000 = 253'402'300'800;
 
 std::int64_t parse_timestamp(const json& value) {
@@ -45,7 +44,7 @@ std::string text_of(const json& object, const char* key) {
 }
 
 ErrorFileContent interpret(const std::string& bytes) {
-  const json root = parse_shallow_json(bytes, kMostJsonLevels);
+  const json root = parse_shallow_json(bytes);
   if (!root.is_object() || !root.contains("message")) return {std::nullopt, "is not JSON with a \"message\""};
   const json& message = root["message"];
   WorkerError error;

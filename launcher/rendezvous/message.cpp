@@ -5,7 +5,6 @@
 #include <climits>
 #include <cmath>
 #include <nlohmann/json.hpp>
-#include <type_traits>
 #include <vector>
 
 #include <ddprun/common/errors.h>
@@ -18,7 +17,6 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr std::size_t kMaxShown = 40;  // bytes of wrong input in a message
-constexpr int kMaxLevels = 32;         // a message has 1
 
 std::string dumped(const Json& value) { return value.dump(-1, ' ', false, Json::error_handler_t::replace); }
 
@@ -189,9 +187,8 @@ void visit(auto& fields, Failed& failed) {
   fields.flag("in_place", failed.in_place);
 }
 
-template <typename OfRound>
-requires std::is_same_v<OfRound, Succeeded> || std::is_same_v<OfRound, Ended> || std::is_same_v<OfRound, Lead>
-void visit(auto& fields, OfRound& message) { fields.integer("round", message.round, 0, INT_MAX); }
+/// Succeeded, Ended and Lead: only the round.
+void visit(auto& fields, auto& message) { fields.integer("round", message.round, 0, INT_MAX); }
 
 void visit(auto& fields, Leave& leave) { fields.integer("signal", leave.signal, 1, kMaxSignal); }
 
@@ -260,7 +257,7 @@ std::string write(const Messages& messages) {
 Json parse_object(std::string_view text) {
   Json object;
   try {
-    object = parse_shallow_json(text, kMaxLevels);
+    object = parse_shallow_json(text);
   } catch (const std::invalid_argument& error) {
     throw ProtocolError("expected a message, got " + shown(std::string(text)) + ", which " + error.what());
   }
