@@ -217,8 +217,7 @@ void Coordinator::remove(Nodes::iterator gone, const std::string& reason, Time n
 void Coordinator::fail(const Failed& failed, Time now) {
   const std::string text = shortened(printable(failed.text), kMaxTextBytes);
   const Clock::duration lived = phase_ == Phase::kRunning ? now - running_since_ : Clock::duration(0);
-  const Decision decision =
-      decide(settings_.restarts, failed.end, restarts_used_, std::chrono::duration_cast<milliseconds>(lived));
+  const Decision decision = decide(settings_.restarts, failed.end, restarts_used_, lived);
   if (!decision.restart)  // a failure never ends the job with 0
     return end(decision.exit_code == 0 ? LaunchError::kOwnFailure : decision.exit_code,
                settings_.restarts.max_restarts == 0 ? text : text + "; not restarted: " + decision.reason);

@@ -67,7 +67,7 @@ RestartCodes parse_restart_codes(std::string_view text, const std::string& flag)
 }
 
 Decision decide(const RestartSettings& settings, const AttemptEnd& end, int restarts_used,
-                std::chrono::milliseconds lived) {
+                std::chrono::steady_clock::duration lived) {
   const int exit_code = to_exit_code(end);
   const auto finish = [&](const std::string& why) {
     return Decision{false, std::chrono::milliseconds(0), restarts_used, exit_code, why};

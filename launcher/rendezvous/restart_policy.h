@@ -87,6 +87,6 @@ struct Decision {
 /// restarts_used   of the last Decision
 /// lived           how long the attempt ran
 Decision decide(const RestartSettings& settings, const AttemptEnd& end, int restarts_used,
-                std::chrono::milliseconds lived);
+                std::chrono::steady_clock::duration lived);
 
 }  // namespace ddprun::launcher

@@ -44,12 +44,8 @@ std::optional<ProcessState> living(pid_t pid) {
 
 bool names_job(const std::string& environment, const std::string& job_id) {
   const std::string name = std::string(kJobIdVariable) + "=";
-  for (std::size_t begin = 0; begin < environment.size();) {
-    const auto end = std::min(environment.find('\0', begin), environment.size());
-    if (environment.compare(begin, name.size(), name) == 0)
-      return environment.substr(begin, end - begin).find(job_id) != std::string::npos;
-    begin = end + 1;
-  }
+  for (const std::string& variable : split(environment, '\0'))
+    if (variable.starts_with(name)) return variable.find(job_id) != std::string::npos;
   return false;
 }
 

@@ -86,7 +86,6 @@ std::optional<StartFailed> WorkerGroup::start_worker(std::size_t index, const st
   worker.process = std::move(std::get<Process>(started));
   worker.started = JobEvents::Clock::now();
   index_of_[worker.process.pid] = index;
-  ++groups_left_;
   if (worker.process.pidfd) events_.watch_exit(index, worker.process.pidfd.get());
   return {};
 }
@@ -99,7 +98,6 @@ std::variant<Worker, StartFailed> WorkerGroup::replace(std::size_t index, const 
   index_of_.erase(old.process.pid);  // the rest of its group counts as strays
   if (!old.group_gone) {
     signal_group(old.process, SIGKILL);
-    --groups_left_;
     guard_.forget(old.process.pid);
     old.group_gone = true;
   }
@@ -148,7 +146,6 @@ asio::awaitable<bool> WorkerGroup::wait_for_event(JobEvents::Clock::time_point d
 asio::awaitable<std::vector<pid_t>> WorkerGroup::stop(int signal, std::chrono::milliseconds grace) {
   // Workers that have ended by now did so unasked, even if their events are still queued.
   for (std::size_t i = 0; i < workers_.size(); ++i) record_exit(i);
-  stopping_ = true;
   if (look_for_processes()) co_return std::vector<pid_t>();
   signal_to_end(signal);
   if (co_await groups_gone(JobEvents::Clock::now() + grace, /*can_hurry=*/true))
@@ -216,7 +213,7 @@ void WorkerGroup::record_exit(std::size_t index) {
   worker.status = try_reap(worker.process);
   if (!worker.status) return;
   worker.ended = JobEvents::Clock::now();
-  worker.asked_to_end = stopping_;
+  worker.asked_to_end = !ending_signals_.empty();
   log_worker(EventRecord::Kind::kExited, index);
   check_group(worker);
 }
@@ -250,7 +247,6 @@ std::optional<std::size_t> WorkerGroup::running_worker(pid_t pid) const {
 void WorkerGroup::check_group(Worker& worker) {
   if (worker.group_gone || signal_group(worker.process, 0)) return;
   worker.group_gone = true;
-  --groups_left_;
   guard_.forget(worker.process.pid);
 }
 
@@ -263,7 +259,7 @@ bool WorkerGroup::look_for_processes() {
   if (!ending_signals_.empty())
     for (const pid_t pid : left)
       if (signalled_strays_.insert(pid).second) ::kill(pid, ending_signals_.back());
-  return groups_left_ == 0 && left.empty();
+  return left.empty() && std::ranges::all_of(workers_, &Worker::group_gone);
 }
 
 void WorkerGroup::signal_all(int signal) {

@@ -116,15 +116,13 @@ class WorkerGroup {
   int attempt_;
   std::vector<Worker> workers_;
   std::unordered_map<pid_t, std::size_t> index_of_;  ///< by the worker's pid
-  std::size_t groups_left_ = 0;
-  bool has_child_ended_ = false;  ///< since reap()
+  bool has_child_ended_ = false;                     ///< since reap()
   std::span<const WorkerSpec> specs_;
   std::vector<int> ending_signals_;
   std::function<void()> on_window_change_;
   std::set<pid_t> signalled_strays_;  ///< have got the last of ending_signals_
   JobEvents::Clock::time_point resumed_;
   std::vector<int> user_signals_;  ///< those that end the job
-  bool stopping_ = false;
 };
 
 }  // namespace ddprun::launcher
