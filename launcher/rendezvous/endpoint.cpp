@@ -28,10 +28,9 @@ bool is_ipv6(const std::string& text) {
 
 bool is_name(const std::string& text) {
   constexpr std::size_t kLongestName = 255;
-  return !text.empty() && text.size() <= kLongestName &&
-         std::all_of(text.begin(), text.end(), [](unsigned char c) {
-           return c < 128 && (std::isalnum(c) != 0 || c == '.' || c == '-' || c == '_');
-         });
+  return !text.empty() && text.size() <= kLongestName && std::ranges::all_of(text, [](unsigned char c) {
+    return c < 128 && (std::isalnum(c) != 0 || c == '.' || c == '-' || c == '_');
+  });
 }
 
 std::string without_brackets(const std::string& text) {
