@@ -151,13 +151,6 @@ std::vector<char*> pointers_to(const std::vector<std::string>& strings) {
   return pointers;
 }
 
-pid_t wait_for(pid_t pid, int* status, int flags) {
-  pid_t result;
-  do result = ::waitpid(pid, status, flags);
-  while (result < 0 && errno == EINTR);
-  return result;
-}
-
 }  // namespace
 
 std::variant<Process, StartFailure> start_process(const ProcessSpec& spec) {
@@ -194,7 +187,7 @@ std::variant<Process, StartFailure> start_process(const ProcessSpec& spec) {
 
   if (pid < 0) return StartFailure{"clone", clone_error};
   if (failure.step != nullptr) {
-    wait_for(pid, nullptr, 0);
+    TEMP_FAILURE_RETRY(::waitpid(pid, nullptr, 0));
     return StartFailure{failure.step, failure.error};
   }
   // The pid is ours until we reap it, so there is no race between clone and this. Linux before 5.3 has no
@@ -204,7 +197,7 @@ std::variant<Process, StartFailure> start_process(const ProcessSpec& spec) {
 
 std::optional<ExitStatus> try_reap(const Process& process) {
   int status = 0;
-  if (wait_for(process.pid, &status, WNOHANG) != process.pid) return {};
+  if (TEMP_FAILURE_RETRY(::waitpid(process.pid, &status, WNOHANG)) != process.pid) return {};
   return ExitStatus::from_wait_status(status);
 }
 
