@@ -186,5 +186,5 @@ int main(int argc, char** argv) {
       "Start, ms "
       "| µs a node | messages, bytes a node | beats both ways, ms | µs a node | heap, peak MB | KB a node |\n"
       "|---|---|---|---|---|---|---|---|---|---|---|---|\n");
-  for (const int nodes : counts) ddprun::print_row(nodes);
+  for (const int nodes : counts) ddprun::launcher::print_row(nodes);
 }

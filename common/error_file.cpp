@@ -6,6 +6,7 @@
 
 #include <cerrno>
 #include <climits>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <nlohmann/json.hpp>
@@ -21,7 +22,6 @@ namespace {
 using nlohmann::json;
 
 constexpr std::size_t kMaxBytes = 64 * 1024;
-constexpr int kMostJsonLevels = 32;
 constexpr std::int64_t kYear10000 = 253'402'300'800;
 
 std::int64_t parse_timestamp(const json& value) {
@@ -32,9 +32,7 @@ std::int64_t parse_timestamp(const json& value) {
 }
 
 std::optional<int> parse_error_code(const json& value) {
-  if (!value.is_number_integer()) return std::nullopt;
-  if (value.is_number_unsigned() && value.get<std::uint64_t>() > INT_MAX) return std::nullopt;
-  const auto code = value.get<std::int64_t>();
+  const double code = value.is_number_integer() ? value.get<double>() : NAN;  // exact for every int
   return code >= INT_MIN && code <= INT_MAX ? std::optional(static_cast<int>(code)) : std::nullopt;
 }
 
@@ -46,7 +44,7 @@ std::string text_of(const json& object, const char* key) {
 }
 
 ErrorFileContent interpret(const std::string& bytes) {
-  const json root = parse_shallow_json(bytes, kMostJsonLevels);
+  const json root = parse_shallow_json(bytes);
   if (!root.is_object() || !root.contains("message")) return {std::nullopt, "is not JSON with a \"message\""};
   const json& message = root["message"];
   WorkerError error;
@@ -65,23 +63,6 @@ ErrorFileContent interpret(const std::string& bytes) {
   return {error, ""};
 }
 
-ErrorFileContent read_and_interpret(const std::filesystem::path& path) {
-  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-  if (!fd && errno == ENOENT) return {};
-  if (!fd && errno == ELOOP) return {std::nullopt, "is a symbolic link, which is not followed"};
-  if (!fd) return {std::nullopt, std::string("cannot be opened: ") + std::strerror(errno)};
-  struct stat info {};
-  if (::fstat(fd.get(), &info) != 0 || !S_ISREG(info.st_mode)) return {std::nullopt, "is not a regular file"};
-  if (::geteuid() != 0 && info.st_uid != ::geteuid()) return {std::nullopt, "belongs to another user"};
-  try {
-    const std::string bytes = read_file(fd, path, kMaxBytes);
-    return bytes.empty() ? ErrorFileContent() : interpret(bytes);  // empty: created in advance, never filled
-  } catch (const IoError& error) {
-    if (error.error_number == 0) return {std::nullopt, "is larger than 64 KiB"};
-    return {std::nullopt, std::string("cannot be read: ") + std::strerror(error.error_number)};
-  }
-}
-
 }  // namespace
 
 void write_error_file(const std::filesystem::path& path, const WorkerError& error) {
@@ -93,14 +74,23 @@ void write_error_file(const std::filesystem::path& path, const WorkerError& erro
   write_file_atomic(path, root.dump(-1, ' ', false, json::error_handler_t::replace));
 }
 
-ErrorFileContent read_error_file(const std::filesystem::path& path) noexcept {
-  try {
-    return read_and_interpret(path);
-  } catch (const std::invalid_argument& error) {  // from parse_shallow_json()
-    return {std::nullopt, error.what()};
-  } catch (const std::exception& error) {
-    return {std::nullopt, std::string("cannot be understood: ") + error.what()};
-  }
+ErrorFileContent read_error_file(const std::filesystem::path& path) noexcept try {
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  if (!fd && errno == ENOENT) return {};
+  if (!fd && errno == ELOOP) return {std::nullopt, "is a symbolic link, which is not followed"};
+  if (!fd) return {std::nullopt, std::string("cannot be opened: ") + std::strerror(errno)};
+  struct stat info {};
+  if (::fstat(fd.get(), &info) != 0 || !S_ISREG(info.st_mode)) return {std::nullopt, "is not a regular file"};
+  if (::geteuid() != 0 && info.st_uid != ::geteuid()) return {std::nullopt, "belongs to another user"};
+  const std::string bytes = read_file(fd, path, kMaxBytes);
+  return bytes.empty() ? ErrorFileContent() : interpret(bytes);  // empty: created in advance, never filled
+} catch (const IoError& error) {                                 // from read_file()
+  if (error.error_number == 0) return {std::nullopt, "is larger than 64 KiB"};
+  return {std::nullopt, std::string("cannot be read: ") + std::strerror(error.error_number)};
+} catch (const std::invalid_argument& error) {  // from parse_shallow_json()
+  return {std::nullopt, error.what()};
+} catch (const std::exception& error) {
+  return {std::nullopt, std::string("cannot be understood: ") + error.what()};
 }
 
 }  // namespace ddprun

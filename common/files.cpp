@@ -44,8 +44,7 @@ std::string read_file(const UniqueFd& fd, const std::filesystem::path& path, std
     pollfd readable{fd.get(), POLLIN, 0};
     if (::poll(&readable, 1, kPatienceMs) == 0)
       throw IoError(path, "expected a file, got nothing to read in 5 s");
-    const ssize_t n = ::read(fd.get(), buffer, sizeof buffer);
-    if (n < 0 && errno == EINTR) continue;
+    const ssize_t n = TEMP_FAILURE_RETRY(::read(fd.get(), buffer, sizeof buffer));
     if (n < 0) throw IoError(path, "cannot read", errno);
     if (n == 0) return bytes;
     bytes.append(buffer, static_cast<std::size_t>(n));
@@ -58,9 +57,8 @@ std::size_t read_at(const UniqueFd& fd, std::size_t offset, void* to, std::size_
                     const std::filesystem::path& path) {
   std::size_t done = 0;
   while (done < size) {
-    const ssize_t n =
-        ::pread(fd.get(), static_cast<char*>(to) + done, size - done, static_cast<off_t>(offset + done));
-    if (n < 0 && errno == EINTR) continue;
+    const ssize_t n = TEMP_FAILURE_RETRY(
+        ::pread(fd.get(), static_cast<char*>(to) + done, size - done, static_cast<off_t>(offset + done)));
     if (n < 0) throw IoError(path, "cannot read", errno);
     if (n == 0) break;
     done += static_cast<std::size_t>(n);

@@ -8,13 +8,7 @@
 #include <ddprun/common/files.h>
 
 namespace ddprun {
-namespace {
-
 using nlohmann::json;
-
-constexpr int kMostLevels = 32;
-
-}  // namespace
 
 json parse_shallow_json(std::string_view text, int most_levels) {
   const auto check_depth = [&](int depth, json::parse_event_t, json&) {
@@ -33,7 +27,7 @@ json read_json(const std::filesystem::path& path, const char* expected) {
 
 json parse_json(const std::string& text, const std::filesystem::path& path, const char* expected) {
   try {
-    return parse_shallow_json(text, kMostLevels);
+    return parse_shallow_json(text);
   } catch (const std::invalid_argument& error) {
     throw IoError(path, std::string(error.what()) + ", expected " + expected);
   }

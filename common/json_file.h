@@ -11,7 +11,7 @@ namespace ddprun {
 /// Parses untrusted JSON. Limits the depth, since reading, printing and freeing a value recurse.
 ///
 /// throws  std::invalid_argument: "is not JSON", "is nested deeper than 32 levels"
-nlohmann::json parse_shallow_json(std::string_view text, int most_levels);
+nlohmann::json parse_shallow_json(std::string_view text, int most_levels = 32);
 
 /// Parses an untrusted file of at most kMostJsonBytes and 32 levels.
 ///

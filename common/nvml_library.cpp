@@ -1,7 +1,5 @@
 #include <ddprun/common/nvml_library.h>
 
-#include <dlfcn.h>
-
 #include <algorithm>
 
 namespace ddprun {
@@ -60,10 +58,6 @@ std::optional<NvmlLibrary::Memory> NvmlLibrary::memory(Device device) const {
   if (!memory_ || memory_(device, &info) != kSuccess) return std::nullopt;
   // Drivers differ on whether "used" includes reserved memory; this is right for both.
   return Memory{info.total, info.total - std::min(info.total, info.free + info.reserved)};
-}
-
-void* NvmlLibrary::symbol(const char* name) const {
-  return library_ == nullptr ? nullptr : ::dlsym(library_, name);
 }
 
 }  // namespace ddprun

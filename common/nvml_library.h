@@ -1,5 +1,7 @@
 #pragma once
 
+#include <dlfcn.h>
+
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -40,12 +42,10 @@ class NvmlLibrary {
   /// Points function to the library's function with that name, or to nullptr.
   template <typename Function>
   void load(Function*& function, const char* name) const {
-    function = reinterpret_cast<Function*>(symbol(name));
+    function = library_ == nullptr ? nullptr : reinterpret_cast<Function*>(::dlsym(library_, name));
   }
 
  private:
-  void* symbol(const char* name) const;
-
   void* library_;
   bool initialised_ = false;
   int status_ = -1;  // of the first failed call

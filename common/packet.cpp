@@ -1,6 +1,7 @@
 #include <ddprun/common/packet.h>
 
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
@@ -48,9 +49,7 @@ std::optional<Packet> receive_packet(int fd, Wait wait) {
   message.msg_control = control.bytes;
   message.msg_controllen = sizeof control.bytes;
   const int flags = MSG_CMSG_CLOEXEC | (wait == Wait::kNo ? MSG_DONTWAIT : 0);
-  ssize_t size;
-  do size = ::recvmsg(fd, &message, flags);
-  while (size < 0 && errno == EINTR);
+  const ssize_t size = TEMP_FAILURE_RETRY(::recvmsg(fd, &message, flags));
   if (size <= 0) return std::nullopt;
   packet.text.resize(static_cast<std::size_t>(size));
   const cmsghdr* header = CMSG_FIRSTHDR(&message);

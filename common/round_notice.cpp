@@ -9,29 +9,17 @@ namespace ddprun {
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RoundNotice, round, restart_count, master_addr, master_port, lost)
 
-namespace {
-
-std::optional<RoundNotice> parse_notice(const std::string& text) {
-  try {
-    return nlohmann::json::parse(text).get<RoundNotice>();
-  } catch (const nlohmann::json::exception&) {
-    return std::nullopt;
-  }
-}
-
-}  // namespace
-
 bool send_notice(int fd, const RoundNotice& notice, int store_fd) {
   return send_packet(fd, nlohmann::json(notice).dump(),
                      store_fd >= 0 ? std::vector{store_fd} : std::vector<int>());
 }
 
 std::optional<ReceivedNotice> receive_notice(int fd) {
-  while (auto packet = receive_packet(fd)) {
-    auto notice = parse_notice(packet->text);
-    if (!notice) continue;
-    return ReceivedNotice{std::move(*notice), packet->fds.empty() ? UniqueFd() : std::move(packet->fds[0])};
-  }
+  while (auto packet = receive_packet(fd)) try {
+      return ReceivedNotice{nlohmann::json::parse(packet->text).get<RoundNotice>(),
+                            packet->fds.empty() ? UniqueFd() : std::move(packet->fds[0])};
+    } catch (const nlohmann::json::exception&) {  // not a notice
+    }
   return std::nullopt;
 }
 

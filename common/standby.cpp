@@ -1,6 +1,5 @@
 #include <ddprun/common/standby.h>
 
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -23,8 +22,7 @@ std::optional<int> standby_fd() {
   const char* text = std::getenv(kVariable);
   const auto fd = text == nullptr ? std::nullopt : parse_integer(text, 0, 1 << 20);
   struct stat info {};
-  if (!fd || ::fstat(static_cast<int>(*fd), &info) != 0 || !S_ISSOCK(info.st_mode)) return std::nullopt;
-  return static_cast<int>(*fd);
+  return fd && ::fstat(*fd, &info) == 0 && S_ISSOCK(info.st_mode) ? fd : std::nullopt;
 }
 
 /// throws  nlohmann::json::exception for anything but an order
@@ -35,7 +33,7 @@ void obey(Packet packet) {
   const auto names = order.at("fds").get<std::vector<std::string>>();
   for (std::size_t i = 0; i < names.size() && i < packet.fds.size(); ++i) {
     if (const auto stream = parse_integer(names[i], 0, STDERR_FILENO))
-      ::dup2(packet.fds[i].get(), static_cast<int>(*stream));
+      ::dup2(packet.fds[i].get(), *stream);
     else
       ::setenv(names[i].c_str(), std::to_string(packet.fds[i].release()).c_str(), 1);
   }

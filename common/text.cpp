@@ -209,11 +209,7 @@ std::string printable(std::string_view line) {
 
 std::vector<std::string> printable_lines(std::string_view text) {
   std::vector<std::string> lines;
-  while (!text.empty()) {
-    const auto end = text.find('\n');
-    lines.push_back(printable(last_shown(text.substr(0, end))));
-    text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
-  }
+  for (const std::string& line : split(text, '\n')) lines.push_back(printable(last_shown(line)));
   while (!lines.empty() && lines.back().empty()) lines.pop_back();
   return lines;
 }

@@ -10,13 +10,13 @@
 namespace ddprun {
 namespace {
 
-int parse_int(const std::string& name, const std::string& text, int low, int high) {
-  const auto value = parse_integer(text, low, high);
-  if (!value) throw UsageError(name + ": expected " + integer_from(low, high) + ", got '" + text + "'");
-  return *value;
-}
-
 constexpr int kMaxWorld = 1 << 24;
+
+constexpr std::pair<const char*, std::optional<int> WorkerEnv::*> kDescriptors[] = {
+    {"DDPRUN_STORE_FD", &WorkerEnv::store_fd},   {"DDPRUN_HEARTBEAT_FD", &WorkerEnv::heartbeat_fd},
+    {"DDPRUN_STATUS_FD", &WorkerEnv::status_fd}, {"DDPRUN_ROUND_FD", &WorkerEnv::round_fd},
+    {"DDPRUN_STATE_FD", &WorkerEnv::state_fd},
+};
 
 /// True if a launcher set the rendezvous variables, false if none are set; throws if only some are.
 bool launched(const EnvLookup& lookup) {
@@ -58,14 +58,9 @@ std::vector<std::pair<std::string, std::string>> to_env(const WorkerEnv& env) {
       {"TORCHELASTIC_USE_AGENT_STORE", env.use_agent_store ? "True" : "False"},
       {"TORCHELASTIC_ERROR_FILE", env.error_file},
   };
-  if (env.store_fd) variables.emplace_back("DDPRUN_STORE_FD", std::to_string(*env.store_fd));
-  if (env.heartbeat_fd) variables.emplace_back("DDPRUN_HEARTBEAT_FD", std::to_string(*env.heartbeat_fd));
-  if (env.status_fd) variables.emplace_back("DDPRUN_STATUS_FD", std::to_string(*env.status_fd));
-  if (env.round_fd) {
-    variables.emplace_back("DDPRUN_ROUND_FD", std::to_string(*env.round_fd));
-    variables.emplace_back("DDPRUN_ROUND", std::to_string(env.round));
-    if (env.state_fd) variables.emplace_back("DDPRUN_STATE_FD", std::to_string(*env.state_fd));
-  }
+  for (const auto& [name, fd] : kDescriptors)
+    if (env.*fd) variables.emplace_back(name, std::to_string(*(env.*fd)));
+  if (env.round_fd) variables.emplace_back("DDPRUN_ROUND", std::to_string(env.round));
   return variables;
 }
 
@@ -92,12 +87,10 @@ WorkerEnv from_env(const EnvLookup& lookup) {
     return lookup(name).value_or(fallback);
   };
   const auto integer = [&](const std::string& name, int fallback, int low, int high) {
-    const auto value = text(name, "");
-    return value.empty() ? fallback : parse_int(name, value, low, high);
-  };
-  const auto descriptor = [&](const std::string& name) {
-    const int fd = integer(name, -1, 0, 1 << 20);
-    return fd < 0 ? std::nullopt : std::optional(fd);
+    const auto given = text(name, "");
+    const auto value = given.empty() ? fallback : parse_integer(given, low, high);
+    if (!value) throw UsageError(name + ": expected " + integer_from(low, high) + ", got '" + given + "'");
+    return *value;
   };
   WorkerEnv env;
   env.error_file = text("TORCHELASTIC_ERROR_FILE", "");
@@ -118,12 +111,9 @@ WorkerEnv from_env(const EnvLookup& lookup) {
   env.max_restarts = integer("TORCHELASTIC_MAX_RESTARTS", 0, 0, 1 << 30);
   env.run_id = text("TORCHELASTIC_RUN_ID", env.run_id);
   env.use_agent_store = text("TORCHELASTIC_USE_AGENT_STORE", "False") == "True";
-  env.store_fd = descriptor("DDPRUN_STORE_FD");
-  env.heartbeat_fd = descriptor("DDPRUN_HEARTBEAT_FD");
-  env.status_fd = descriptor("DDPRUN_STATUS_FD");
-  env.round_fd = descriptor("DDPRUN_ROUND_FD");
+  for (const auto& [name, fd] : kDescriptors)
+    if (const int given = integer(name, -1, 0, 1 << 20); given >= 0) env.*fd = given;
   env.round = integer("DDPRUN_ROUND", 0, 0, 1 << 30);
-  env.state_fd = descriptor("DDPRUN_STATE_FD");
   return env;
 }
 

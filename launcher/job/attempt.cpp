@@ -14,19 +14,20 @@
 #include "launcher/events/launch_error.h"
 #include "launcher/failure/ledger.h"
 #include "launcher/failure/stack_dump.h"
-#include "launcher/host/port_owner.h"
 #include "launcher/job/dry_run.h"
 #include "launcher/job/job_monitor.h"
 #include "launcher/status/status_board.h"
 #include "launcher/workers/file_timers.h"
-#include "launcher/workers/heartbeat.h"
 #include "launcher/workers/round_channels.h"
+#include "launcher/workers/worker_pipes.h"
 
 namespace ddprun::launcher {
 namespace asio = boost::asio;
 namespace {
 
 using Clock = JobEvents::Clock;
+
+bool recovers(const Job& job) { return job.options.recover == Recover::kRank; }
 
 void note_straggler(Job& job, Attempt& attempt, const Straggler& straggler) {
   log_warning(describe(straggler));
@@ -63,52 +64,33 @@ struct Parts {
   int store_fd() const { return port ? port->socket.get() : -1; }
 };
 
-/// The workers' ends of their descriptors, by index; closed here once they have inherited them.
-struct WorkerEnds {
-  std::vector<UniqueFd> heartbeats, statuses, rounds;
+std::vector<int> numbers(const std::vector<UniqueFd>& ends) {
+  std::vector<int> fds;
+  for (const UniqueFd& end : ends) fds.push_back(end.get());
+  return fds;
+}
 
-  static std::vector<int> numbers(const std::vector<UniqueFd>& ends) {
-    std::vector<int> fds;
-    for (const UniqueFd& end : ends) fds.push_back(end.get());
-    return fds;
-  }
-  std::vector<WorkerSpec> plan(const Job& job, const Round& round, int store_fd) const {
-    return plan_attempt(job, round, store_fd, {numbers(heartbeats), numbers(statuses), numbers(rounds)});
-  }
-};
-
-[[noreturn]] void fail_to_start(int rank, const std::system_error& error) {
-  throw LaunchError(LaunchError::kOwnFailure,
-                    "cannot start rank " + std::to_string(rank) + ": " + error.what());
+/// Calls open(index) for each worker. throws LaunchError naming the rank
+template <typename Open>
+void open_for_each(const Round& round, Open open) {
+  for (int i = 0; i < round.workers; ++i) try {
+      open(static_cast<std::size_t>(i));
+    } catch (const std::system_error& error) {
+      throw LaunchError(LaunchError::kOwnFailure,
+                        "cannot start rank " + std::to_string(round.first_rank + i) + ": " + error.what());
+    }
 }
 
 /// wanted  the workers to open them for, -1 for the others; empty: all
-WorkerEnds open_ends(Parts& parts, const Job& job, const Round& round, bool recovers,
-                     const std::vector<bool>& wanted) {
+WorkerEnds open_ends(Parts& parts, const Job& job, const Round& round, const std::vector<bool>& wanted) {
   WorkerEnds ends;
-  for (std::size_t i = 0; i < static_cast<std::size_t>(job.workers); ++i) try {
-      const bool open = wanted.empty() || wanted[i];
-      if (job.options.hang_timeout) ends.heartbeats.push_back(open ? parts.beats.open(i) : UniqueFd());
-      ends.statuses.push_back(open ? parts.statuses.open(i) : UniqueFd());
-      if (recovers) ends.rounds.push_back(open ? parts.rounds.open(i) : UniqueFd());
-    } catch (const std::system_error& error) {
-      fail_to_start(round.first_rank + static_cast<int>(i), error);
-    }
+  open_for_each(round, [&](std::size_t i) {
+    const bool open = wanted.empty() || wanted[i];
+    if (job.options.hang_timeout) ends.heartbeats.push_back(open ? parts.beats.open(i) : UniqueFd());
+    ends.statuses.push_back(open ? parts.statuses.open(i) : UniqueFd());
+    if (recovers(job)) ends.rounds.push_back(open ? parts.rounds.open(i) : UniqueFd());
+  });
   return ends;
-}
-
-/// Opens all outputs before the first start, so that nothing runs if descriptors or files are missing.
-std::vector<WorkerOutputs> open_outputs(AttemptOutput& logs, const std::vector<WorkerOutputPlan>& plans,
-                                        const std::vector<WorkerSpec>& specs) {
-  std::vector<WorkerOutputs> outputs;
-  for (std::size_t i = 0; i < plans.size(); ++i) {
-    try {
-      outputs.push_back(logs.open(i, plans[i]));
-    } catch (const std::system_error& error) {
-      fail_to_start(specs[i].rank, error);
-    }
-  }
-  return outputs;
 }
 
 std::vector<SignsOfLife> signs_of_life(const WorkerGroup& group, const AttemptOutput& logs,
@@ -207,11 +189,9 @@ bool others_can_go_on(Parts& parts, const Round& round, std::size_t failed) {
   const auto& workers = parts.group.workers();
   if (workers.size() < static_cast<std::size_t>(round.workers)) return false;  // a signal arrived first
   for (std::size_t i = 0; i < workers.size(); ++i)
-    if (!parts.rounds.abilities(i).recovers ||
-        (i != failed && workers[i].status && workers[i].status->success()))
-      return false;
+    if (!parts.rounds.abilities(i).recovers || (i != failed && workers[i].succeeded())) return false;
   return round.world_size > round.workers ||
-         std::any_of(workers.begin(), workers.end(), [](const Worker& worker) { return !worker.status; });
+         std::ranges::any_of(workers, [](const Worker& worker) { return !worker.status; });
 }
 
 /// Restarts only the workers that have ended, in a new round, and announces it to the others. False if one
@@ -227,8 +207,8 @@ bool begin_round(Job& job, Attempt& attempt, Parts& parts, NextRound next) {
     lost.push_back(parts.group.workers()[i].status.has_value());
     if (lost.back()) notice.lost.push_back(attempt.specs[i].rank);
   }
-  const WorkerEnds ends = open_ends(parts, job, round, /*recovers=*/true, lost);
-  auto specs = ends.plan(job, round, parts.store_fd());
+  const WorkerEnds ends = open_ends(parts, job, round, lost);
+  auto specs = plan_attempt(job, round, parts.store_fd(), ends);
   const auto plans = job.outputs.plan(round.number, specs);
   for (std::size_t i = 0; i < specs.size(); ++i) {
     if (!lost[i]) continue;
@@ -250,16 +230,15 @@ bool begin_round(Job& job, Attempt& attempt, Parts& parts, NextRound next) {
 
 /// Waits until the attempt ends, through any number of rounds in place.
 asio::awaitable<void> run_rounds(Job& job, Attempt& attempt, Parts& parts, const Peers& peers,
-                                 const Replacing* replacing, const FindHung& find_hung) {
+                                 const Replacing& replacing, const FindHung& find_hung) {
   std::optional<AttemptEnd> lost;  // the end that the nodes were asked about
   for (;;) {
     auto end = co_await parts.group.wait(job.deadline, find_hung, peers.end_reason, peers.begins_round);
     if (end) {
       attempt.outcome = *end;
       const auto* failed = std::get_if<WorkerFailed>(&attempt.outcome);
-      if (failed == nullptr || replacing == nullptr ||
-          !others_can_go_on(parts, attempt.round, failed->index) ||
-          !replacing->ask(attempt, parts.group.workers()[failed->index].process.pid)) {
+      if (failed == nullptr || !recovers(job) || !others_can_go_on(parts, attempt.round, failed->index) ||
+          !replacing.ask(attempt, parts.group.workers()[failed->index].process.pid)) {
         if (lost && std::holds_alternative<EndedByPeers>(attempt.outcome)) attempt.outcome = *lost;
         co_return;
       }
@@ -268,7 +247,7 @@ asio::awaitable<void> run_rounds(Job& job, Attempt& attempt, Parts& parts, const
         continue;
       }
     }
-    if (!begin_round(job, attempt, parts, replacing->next(attempt))) co_return;
+    if (!begin_round(job, attempt, parts, replacing.next(attempt))) co_return;
     lost.reset();
   }
 }
@@ -288,7 +267,8 @@ void keep_standbys(Job& job, Parts& parts, const Round& round) {
 
 }  // namespace
 
-std::vector<WorkerSpec> plan_attempt(const Job& job, const Round& round, int store_fd, const WorkerFds& fds) {
+std::vector<WorkerSpec> plan_attempt(const Job& job, const Round& round, int store_fd,
+                                     const WorkerEnds& ends) {
   LaunchContext context;
   context.program = job.program.argv;
   context.expand = job.options.expand;
@@ -300,17 +280,17 @@ std::vector<WorkerSpec> plan_attempt(const Job& job, const Round& round, int sto
   context.may_hang = job.options.timeout || job.options.hang_timeout;
   context.store_fd = store_fd;
   context.timer_file = job.timer_file;
-  context.heartbeat_fds = fds.heartbeats;
-  context.status_fds = fds.statuses;
-  context.round_fds = fds.rounds;
-  context.state_fds = WorkerEnds::numbers(job.states);
+  context.heartbeat_fds = numbers(ends.heartbeats);
+  context.status_fds = numbers(ends.statuses);
+  context.round_fds = numbers(ends.rounds);
+  context.state_fds = numbers(job.states);
   context.cpus = job.placement.cpus;
   context.visible_gpus = job.placement.visible_gpus;
   return plan_workers(context, round, job.topology);
 }
 
-asio::awaitable<Attempt> run_attempt(Job& job, Round round, std::optional<HeldPort> port, Peers peers,
-                                     const Replacing* replacing) {
+asio::awaitable<Attempt> run_attempt(Job& job, Round round, std::optional<HeldPort> port,
+                                     const Replacing& replacing, Peers peers) {
   Attempt attempt;
   attempt.round = round;
   attempt.start = attempt.round_start = Clock::now();
@@ -318,8 +298,8 @@ asio::awaitable<Attempt> run_attempt(Job& job, Round round, std::optional<HeldPo
   Parts parts(job, attempt, std::move(port));
   WorkerGroup& group = parts.group;
   AttemptOutput& logs = parts.logs;
-  WorkerEnds ends = open_ends(parts, job, round, replacing != nullptr, {});
-  attempt.specs = ends.plan(job, round, parts.store_fd());
+  WorkerEnds ends = open_ends(parts, job, round, {});
+  attempt.specs = plan_attempt(job, round, parts.store_fd(), ends);
   const auto output_plans = job.outputs.plan(round.number, attempt.specs);
   for (const WorkerOutputPlan& plan : output_plans) attempt.logs.push_back(job.outputs.files(plan));
 
@@ -330,10 +310,12 @@ asio::awaitable<Attempt> run_attempt(Job& job, Round round, std::optional<HeldPo
     timers.emplace(job.io, job.timer_file,
                    [&](const FileTimers::Expired& expired) { end_expired(expired, group, attempt); });
   const JobMonitor::Watching watching(*job.monitor, {attempt, group, parts.statuses, logs});
-  const auto start_failed =
-      group.start(job.program.path, attempt.specs, open_outputs(logs, output_plans, attempt.specs));
+  // All outputs before the first start, so that nothing runs if descriptors or files are missing.
+  std::vector<WorkerOutputs> worker_outputs;
+  open_for_each(round, [&](std::size_t i) { worker_outputs.push_back(logs.open(i, output_plans[i])); });
+  const auto start_failed = group.start(job.program.path, attempt.specs, std::move(worker_outputs));
   if (parts.port) parts.port->socket.reset();  // only rank 0 may have it
-  ends = {};
+  ends = {};                                   // the workers have inherited them
   if (job.options.show_ranks)
     for (std::size_t i = 0; i < group.workers().size(); ++i)
       log_info(rank_line(attempt.specs[i], host_name(), group.workers()[i].process.pid));
@@ -346,7 +328,7 @@ asio::awaitable<Attempt> run_attempt(Job& job, Round round, std::optional<HeldPo
         return judge_hang(signs_of_life(group, logs, parts.beats),
                           std::max(attempt.round_start, group.resumed()), *job.options.hang_timeout, now);
       };
-    if (replacing != nullptr) keep_standbys(job, parts, round);
+    if (recovers(job)) keep_standbys(job, parts, round);
     co_await run_rounds(job, attempt, parts, peers, replacing, find_hung);
   }
   parts.standbys.end();

@@ -43,16 +43,16 @@ struct Attempt {
   std::optional<std::int64_t> first_step;  ///< reported by that worker
 };
 
-/// Descriptors that workers inherit, by index; empty: none.
-struct WorkerFds {
-  std::vector<int> heartbeats, statuses, rounds;
+/// The workers' ends of their descriptors, by index; empty: none.
+struct WorkerEnds {
+  std::vector<UniqueFd> heartbeats, statuses, rounds;
 };
 
 /// Plans the workers of an attempt.
 ///
 /// store_fd  for rank 0; -1: none
 std::vector<WorkerSpec> plan_attempt(const Job& job, const Round& round, int store_fd,
-                                     const WorkerFds& fds = {});
+                                     const WorkerEnds& ends = {});
 
 /// The other nodes; empty on a single node.
 struct Peers {
@@ -69,7 +69,7 @@ struct NextRound {
   std::optional<HeldPort> port;
 };
 
-/// For an attempt whose workers can be replaced one by one (--recover=rank).
+/// How workers are replaced one by one (--recover=rank).
 struct Replacing {
   /// A worker has failed, and the others can continue without it: whether to wait for the nodes to begin a
   /// round in which it is replaced.
@@ -80,10 +80,9 @@ struct Replacing {
 
 /// Starts the workers, waits for the attempt's outcome, and stops them all.
 ///
-/// port       the round's master port, if this node has rank 0
-/// replacing  null: one failure ends the attempt
-/// throws   LaunchError, IoError, std::system_error for ddprun's own failures
+/// port    the round's master port, if this node has rank 0
+/// throws  LaunchError, IoError, std::system_error for ddprun's own failures
 boost::asio::awaitable<Attempt> run_attempt(Job& job, Round round, std::optional<HeldPort> port,
-                                            Peers peers = {}, const Replacing* replacing = nullptr);
+                                            const Replacing& replacing, Peers peers = {});
 
 }  // namespace ddprun::launcher

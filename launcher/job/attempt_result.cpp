@@ -53,7 +53,7 @@ WorkerRecord record_of(const Job& job, const WorkerSpec& spec, const Worker& wor
   record.local_rank = spec.local_rank;
   record.pid = worker.process.pid;
   record.status = worker.status;
-  if (!job.options.result_json.empty() || !worker.status || !worker.status->success())
+  if (!job.options.result_json.empty() || !worker.succeeded())
     record.error = read_error_file(spec.error_file);
   record.asked_to_end = worker.asked_to_end;
   record.start_ns = job.clock.ns(worker.started);
@@ -139,9 +139,6 @@ void report_attempt(const Job& job, const Attempt& attempt, OomWatch& oom, JobRe
                              attempt.stragglers, attempt.said, attempt.first_step});
   record.outcome = attempt.outcome;
   record.max_restarts = attempt.round.max_restarts;
-}
-
-void throw_if_launch_failed(const Attempt& attempt) {
   if (const auto* failed = std::get_if<StartFailed>(&attempt.outcome))
     throw LaunchError(failed->exit_code, failed->message);
   if (attempt.left.empty()) return;

@@ -15,9 +15,8 @@ std::string describe_end(const Attempt& attempt);
 std::string describe_loss(const Attempt& attempt, pid_t failed, OomWatch& oom);
 
 /// Reports how an attempt ended: to the user, to the program that started ddprun, and in the record.
+///
+/// throws  LaunchError, after that, if a worker could not start, or if a process survived SIGKILL
 void report_attempt(const Job& job, const Attempt& attempt, OomWatch& oom, JobRecord& record);
-
-/// throws  LaunchError if a worker could not start, or if a process survived SIGKILL
-void throw_if_launch_failed(const Attempt& attempt);
 
 }  // namespace ddprun::launcher

@@ -15,15 +15,13 @@ bool contains(const std::vector<std::string>& texts, const std::string& text) {
 }
 
 std::string describe_stream(const char* name, const StreamPlan& plan) {
-  std::string text = std::string("  ") + name + ": ";
-  std::string targets;
-  const auto add = [&](const std::string& target) { targets += (targets.empty() ? "" : ", ") + target; };
+  std::vector<std::string> targets;
   if (plan.inherit || plan.console)
-    add(plan.prefix.empty() ? "console" : "console with prefix " + plan.prefix);
-  if (!plan.inherit && !plan.file.empty()) add(printable(plan.file.string()));
+    targets.push_back(plan.prefix.empty() ? "console" : "console with prefix " + plan.prefix);
+  if (!plan.inherit && !plan.file.empty()) targets.push_back(printable(plan.file.string()));
   if (!plan.inherit && !plan.filtered_file.empty())
-    add(printable(plan.filtered_file.string()) + " (filtered)");
-  return text + (targets.empty() ? "nowhere" : targets) + "\n";
+    targets.push_back(printable(plan.filtered_file.string()) + " (filtered)");
+  return std::string("  ") + name + ": " + (targets.empty() ? "nowhere" : joined(targets, ", ")) + "\n";
 }
 
 }  // namespace

@@ -176,9 +176,8 @@ json JobMonitor::rank_view(std::size_t index) const {
   if (const auto pace = progress.pace()) object["pace"] = pace_json(*pace);
   object["garbage_lines"] = progress.garbage_lines();
   object["logs"] = json::array();
-  if (index < running_->attempt.logs.size())
-    for (const auto& log : running_->attempt.logs[index])
-      object["logs"].push_back(std::filesystem::absolute(log).string());
+  for (const auto& log : running_->attempt.logs[index])
+    object["logs"].push_back(std::filesystem::absolute(log).string());
   return object;
 }
 

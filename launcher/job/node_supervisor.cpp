@@ -303,11 +303,9 @@ class NodeSupervisor {
     const Replacing replacing{
         [this](const Attempt& attempt, pid_t failed) { return report_loss(attempt, failed); },
         [this](const Attempt&) { return next_round(); }};
-    const bool recovers = job_.options.recover == Recover::kRank;
-    const Attempt attempt = co_await run_attempt(job_, round, std::exchange(port_, std::nullopt), peers,
-                                                 recovers ? &replacing : nullptr);
+    const Attempt attempt =
+        co_await run_attempt(job_, round, std::exchange(port_, std::nullopt), replacing, peers);
     report_attempt(job_, attempt, oom_, record_);
-    throw_if_launch_failed(attempt);
     if (const auto* ended = std::get_if<EndedByPeers>(&attempt.outcome)) last_reason_ = ended->reason;
     if (const auto* received = std::get_if<SignalReceived>(&attempt.outcome))
       co_return RunResult::by_signal(received->signal);

@@ -67,17 +67,12 @@ asio::awaitable<std::optional<RunResult>> pause(Job& job, std::chrono::milliseco
   }
 }
 
-std::chrono::milliseconds milliseconds_between(JobEvents::Clock::time_point begin,
-                                               JobEvents::Clock::time_point end) {
-  return std::chrono::duration_cast<std::chrono::milliseconds>(end - begin);
-}
-
 /// Whether the failed worker has a restart left; if so, uses it. It begins without delay.
 bool use_restart(const Job& job, const Attempt& attempt, pid_t failed, OomWatch& oom, int& restarts_used,
                  JobRecord& record) {
   const auto now = JobEvents::Clock::now();
-  const Decision decision = decide(job.options.restart, attempt.outcome, restarts_used,
-                                   milliseconds_between(attempt.round_start, now));
+  const Decision decision =
+      decide(job.options.restart, attempt.outcome, restarts_used, now - attempt.round_start);
   if (!decision.restart) return false;
   restarts_used = decision.restarts_used;
   record.restarts = attempt.round.number + 1;
@@ -114,13 +109,11 @@ asio::awaitable<RunResult> supervise(Job& job, JobRecord& record) {
                                 return use_restart(job, attempt, failed, oom, restarts_used, record);
                               },
                               next_round};
-    const Attempt attempt = co_await run_attempt(
-        job, round, std::move(port), {}, job.options.recover == Recover::kRank ? &replacing : nullptr);
+    const Attempt attempt = co_await run_attempt(job, round, std::move(port), replacing);
     number = attempt.round.number;
     report_attempt(job, attempt, oom, record);
-    throw_if_launch_failed(attempt);
-    const auto lived = milliseconds_between(attempt.round_start, attempt.end);
-    const Decision decision = decide(restarts, attempt.outcome, restarts_used, lived);
+    const Decision decision =
+        decide(restarts, attempt.outcome, restarts_used, attempt.end - attempt.round_start);
     if (const auto* received = std::get_if<SignalReceived>(&attempt.outcome))
       co_return RunResult::by_signal(received->signal);
     if (!decision.restart || !attempt.user_signals.empty()) {

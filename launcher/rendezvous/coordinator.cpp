@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <map>
 #include <tuple>
-#include <utility>
 
 #include <ddprun/common/text.h>
 #include "launcher/events/job_clock.h"
@@ -107,13 +105,11 @@ bool Coordinator::has_majority() const {
 /// Whether the other part of a split network may continue without this one.
 bool Coordinator::in_minority() const {
   const auto is_minority = [this](const std::vector<NodeId>& voters) {
-    const auto here =
-        std::count_if(voters.begin(), voters.end(), [this](NodeId id) { return nodes_.count(id) > 0; });
+    const auto here = std::ranges::count_if(voters, [this](NodeId id) { return nodes_.contains(id); });
     return 2 * static_cast<std::size_t>(here) < voters.size();
   };
   return settings_.has_successors &&
-         (is_minority(voters_) ||
-          std::any_of(former_voters_.begin(), former_voters_.end(), [&](const auto& former) {
+         (is_minority(voters_) || std::ranges::any_of(former_voters_, [&](const auto& former) {
             return beats_ - former.first < kBeatsToLoss && is_minority(former.second);
           }));
 }
@@ -221,8 +217,7 @@ void Coordinator::remove(Nodes::iterator gone, const std::string& reason, Time n
 void Coordinator::fail(const Failed& failed, Time now) {
   const std::string text = shortened(printable(failed.text), kMaxTextBytes);
   const Clock::duration lived = phase_ == Phase::kRunning ? now - running_since_ : Clock::duration(0);
-  const Decision decision =
-      decide(settings_.restarts, failed.end, restarts_used_, std::chrono::duration_cast<milliseconds>(lived));
+  const Decision decision = decide(settings_.restarts, failed.end, restarts_used_, lived);
   if (!decision.restart)  // a failure never ends the job with 0
     return end(decision.exit_code == 0 ? LaunchError::kOwnFailure : decision.exit_code,
                settings_.restarts.max_restarts == 0 ? text : text + "; not restarted: " + decision.reason);
@@ -242,13 +237,13 @@ void Coordinator::stop_round(const std::string& reason, milliseconds pause) {
 
 void Coordinator::end(int exit_code, const std::string& reason) {
   if (ended_) return;
-  ended_ = JobEnd{exit_code, reason};
-  for (const auto& [id, node] : nodes_) send(id, last_word(node.has_run));
+  ended_ = End{exit_code, reason};
+  for (const auto& [id, node] : nodes_) send(id, last_word(node.started >= 0));
 }
 
 /// A node whose workers never ran has not succeeded.
 End Coordinator::last_word(bool has_run) const {
-  if (has_run || ended_->exit_code != 0) return {ended_->exit_code, ended_->reason};
+  if (has_run || ended_->exit_code != 0) return *ended_;
   return {LaunchError::kOwnFailure,
           "the job " + single_quoted(settings_.run_id) + " ended without this node: " + ended_->reason};
 }
@@ -401,7 +396,6 @@ void Coordinator::start_round(int port, Time now) {
   }
   for (const NodeId id : members_) {
     Node& node = nodes_.at(id);
-    node.has_run = true;
     node.started = round_;
     start.first_role_rank =
         std::exchange(role_ranks[node.join.role], role_ranks[node.join.role] + node.join.workers);

@@ -40,12 +40,6 @@ struct CoordinatorSettings : MeetingRules {
   std::optional<std::chrono::steady_clock::time_point> lost_at;
 };
 
-/// How the job has ended for all nodes.
-struct JobEnd {
-  int exit_code = 0;
-  std::string reason;
-};
-
 /// The state of one job over all its nodes, and every decision about it. Pure: events come in with their
 /// time, messages come out of take_messages(). A message takes constant time, a round one sort of the nodes.
 ///
@@ -85,7 +79,8 @@ class Coordinator {
   /// The messages to send since the last call, in order.
   std::vector<std::pair<NodeId, CoordinatorMessage>> take_messages() { return std::exchange(messages_, {}); }
 
-  const std::optional<JobEnd>& ended() const { return ended_; }
+  /// How the job has ended for all nodes.
+  const std::optional<End>& ended() const { return ended_; }
 
   /// It replaced a lost coordinator but began no round: drop it with all its connections.
   bool resigned() const { return resigned_; }
@@ -109,8 +104,7 @@ class Coordinator {
     std::size_t order = 0;  ///< order of joining
     State state = State::kReady;
     bool was_in_round = false;  ///< in the last one
-    bool has_run = false;       ///< workers
-    int started = -1;           ///< the last round it was told to start
+    int started = -1;           ///< the last round it was told to start; -1: its workers never ran
     int missed_beats = 0;       ///< beats sent since its last message
   };
   using Nodes = std::unordered_map<NodeId, Node>;
@@ -178,7 +172,7 @@ class Coordinator {
   std::optional<Time> last_call_end_;  ///< for kForming, and for kRunning once a node waits to join
   std::chrono::milliseconds pause_{0};
   std::vector<std::pair<NodeId, CoordinatorMessage>> messages_;
-  std::optional<JobEnd> ended_;
+  std::optional<End> ended_;
   bool resigned_ = false;
 };
 

@@ -1,11 +1,11 @@
 #include "launcher/rendezvous/message.h"
 
+#include <algorithm>
+#include <array>
 #include <climits>
-#include <cstdint>
-#include <initializer_list>
+#include <cmath>
 #include <nlohmann/json.hpp>
-#include <optional>
-#include <type_traits>
+#include <vector>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/json_file.h>
@@ -17,7 +17,6 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr std::size_t kMaxShown = 40;  // bytes of wrong input in a message
-constexpr int kMaxLevels = 32;         // a message has 1
 
 std::string dumped(const Json& value) { return value.dump(-1, ' ', false, Json::error_handler_t::replace); }
 
@@ -45,7 +44,7 @@ class Writer {
   void text(const char* field, const std::string& value, std::size_t most) {
     object_[field] = fitting(value, most);
   }
-  void choice(const char* field, const std::string& value, std::initializer_list<const char*>) {
+  void choice(const char* field, const std::string& value, const std::vector<std::string>&) {
     ensure(!value.empty(), "a failure is not a success");
     object_[field] = value;
   }
@@ -63,8 +62,7 @@ class Reader {
 
   void integer(const char* field, int& value, int least, int most) const {
     const Json* found = find(field);
-    if (found == nullptr || !is_within(*found, least, most))
-      fail(field, "an integer from " + std::to_string(least) + " to " + std::to_string(most), found);
+    if (found == nullptr || !is_within(*found, least, most)) fail(field, integer_from(least, most), found);
     value = found->get<int>();
   }
 
@@ -85,17 +83,11 @@ class Reader {
     value = found->get<std::string>();
   }
 
-  void choice(const char* field, std::string& value, std::initializer_list<const char*> names) const {
+  void choice(const char* field, std::string& value, const std::vector<std::string>& names) const {
     const Json* found = find(field);
-    std::string all;
-    for (const char* name : names) {
-      if (found != nullptr && *found == name) {
-        value = name;
-        return;
-      }
-      all += (all.empty() ? "" : name == *(names.end() - 1) ? " or " : ", ") + std::string(name);
-    }
-    fail(field, all, found);
+    const auto name = std::ranges::find_if(names, [&](const auto& one) { return found && *found == one; });
+    if (name == names.end()) fail(field, one_of(names), found);
+    value = *name;
   }
 
  private:
@@ -105,9 +97,7 @@ class Reader {
   }
 
   static bool is_within(const Json& value, int least, int most) {
-    if (!value.is_number_integer()) return false;
-    if (value.is_number_unsigned() && value.get<std::uint64_t>() > INT_MAX) return false;
-    const auto number = value.get<std::int64_t>();
+    const double number = value.is_number_integer() ? value.get<double>() : NAN;  // exact for every int
     return least <= number && number <= most;
   }
 
@@ -120,8 +110,8 @@ class Reader {
   const Json& object_;
 };
 
-// The fields of each message on the wire: its type, and visit(fields, message), which writes with a Writer
-// and reads with a Reader. Integers have a range, texts a limit in bytes.
+// The fields of each message on the wire: visit(fields, message) writes with a Writer and reads with a
+// Reader. Integers have a range, texts a limit in bytes.
 
 constexpr int kMaxCount = 1'000'000;  ///< of nodes, ranks and workers
 constexpr int kMaxPort = 65535;
@@ -167,7 +157,6 @@ void visit(auto& fields, AttemptEnd& end) {
   }
 }
 
-const char* type_of(const Join&) { return "join"; }
 void visit(auto& fields, Join& join) {
   fields.text("run_id", join.run_id, kMaxName);
   fields.text("node", join.node, kMaxName);
@@ -186,13 +175,11 @@ void visit(auto& fields, Join& join) {
   fields.text("id", join.id, kMaxName);
 }
 
-const char* type_of(const Leading&) { return "leading"; }
 void visit(auto& fields, Leading& leading) {
   fields.integer("round", leading.round, 0, INT_MAX);
   fields.integer("port", leading.port, 1, kMaxPort);
 }
 
-const char* type_of(const Failed&) { return "failed"; }
 void visit(auto& fields, Failed& failed) {
   fields.integer("round", failed.round, 0, INT_MAX);
   visit(fields, failed.end);
@@ -200,23 +187,16 @@ void visit(auto& fields, Failed& failed) {
   fields.flag("in_place", failed.in_place);
 }
 
-const char* type_of(const Succeeded&) { return "succeeded"; }
-const char* type_of(const Ended&) { return "ended"; }
-const char* type_of(const Lead&) { return "lead"; }
-template <typename OfRound>
-requires std::is_same_v<OfRound, Succeeded> || std::is_same_v<OfRound, Ended> || std::is_same_v<OfRound, Lead>
-void visit(auto& fields, OfRound& message) { fields.integer("round", message.round, 0, INT_MAX); }
+/// Succeeded, Ended and Lead: only the round.
+void visit(auto& fields, auto& message) { fields.integer("round", message.round, 0, INT_MAX); }
 
-const char* type_of(const Leave&) { return "leave"; }
 void visit(auto& fields, Leave& leave) { fields.integer("signal", leave.signal, 1, kMaxSignal); }
 
-const char* type_of(const Summary&) { return "summary"; }
 void visit(auto& fields, Summary& summary) {
   fields.integer("round", summary.round, 0, INT_MAX);
   fields.text("rank", summary.rank, kMaxSummary);
 }
 
-const char* type_of(const Waiting&) { return "waiting"; }
 void visit(auto& fields, Waiting& waiting) {
   fields.integer("present", waiting.present, 0, kMaxCount);
   fields.integer("min_nodes", waiting.min_nodes, 1, kMaxCount);
@@ -226,10 +206,8 @@ void visit(auto& fields, Waiting& waiting) {
   fields.optional_integer("summary_ms", waiting.summary_ms, 1, INT_MAX);
 }
 
-const char* type_of(const Refused&) { return "refused"; }
 void visit(auto& fields, Refused& refused) { fields.text("reason", refused.reason, kMaxText); }
 
-const char* type_of(const Start&) { return "start"; }
 void visit(auto& fields, Start& start) {
   fields.integer("round", start.number, 0, INT_MAX);
   fields.integer("group_rank", start.group_rank, 0, kMaxCount);
@@ -246,29 +224,32 @@ void visit(auto& fields, Start& start) {
   fields.integer("max_restarts", start.max_restarts, 0, kMaxCount);
 }
 
-const char* type_of(const Stop&) { return "stop"; }
 void visit(auto& fields, Stop& stop) {
   fields.integer("round", stop.round, 0, INT_MAX);
   fields.text("reason", stop.reason, kMaxText);
 }
 
-const char* type_of(const End&) { return "end"; }
 void visit(auto& fields, End& end) {
   fields.integer("exit_code", end.exit_code, 0, kMaxExitCode);
   fields.text("reason", end.reason, kMaxText);
 }
 
-const char* type_of(const Beat&) { return "beat"; }
 void visit(auto&, Beat&) {}
 
-std::string write(auto message) {
-  Writer fields(type_of(message));
-  visit(fields, message);
-  return fields.result();
-}
+/// The types of the messages, in their order in the variant.
+template <typename Messages>
+constexpr std::array<const char*, std::variant_size_v<Messages>> kTypes{};
+template <>
+constexpr std::array kTypes<NodeMessage>{"join",  "leading", "failed",  "succeeded",
+                                         "ended", "leave",   "summary", "beat"};
+template <>
+constexpr std::array kTypes<CoordinatorMessage>{"waiting", "refused", "lead", "start", "stop", "end", "beat"};
 
-std::string encode_any(const auto& messages) {
-  std::string json = std::visit([](const auto& message) { return write(message); }, messages);
+template <typename Messages>
+std::string write(const Messages& messages) {
+  Writer fields(kTypes<Messages>.at(messages.index()));
+  std::visit([&](auto message) { visit(fields, message); }, messages);
+  std::string json = fields.result();
   ensure(json.size() <= kMaxMessage, "a message fits into a frame");
   return json;
 }
@@ -276,7 +257,7 @@ std::string encode_any(const auto& messages) {
 Json parse_object(std::string_view text) {
   Json object;
   try {
-    object = parse_shallow_json(text, kMaxLevels);
+    object = parse_shallow_json(text);
   } catch (const std::invalid_argument& error) {
     throw ProtocolError("expected a message, got " + shown(std::string(text)) + ", which " + error.what());
   }
@@ -292,9 +273,10 @@ Messages read(const Json& object, const char* sender) {
     throw ProtocolError(std::string("expected a message of a ") + sender + ", got one of type " +
                         shown(dumped(object["type"])));
   } else {
+    constexpr const char* kType = kTypes<Messages>[kIndex];
+    if (object["type"] != kType) return read<Messages, kIndex + 1>(object, sender);
+    const Reader fields(kType, object);
     std::variant_alternative_t<kIndex, Messages> message;
-    if (object["type"] != type_of(message)) return read<Messages, kIndex + 1>(object, sender);
-    const Reader fields(type_of(message), object);
     visit(fields, message);
     return message;
   }
@@ -302,8 +284,8 @@ Messages read(const Json& object, const char* sender) {
 
 }  // namespace
 
-std::string encode(const NodeMessage& message) { return encode_any(message); }
-std::string encode(const CoordinatorMessage& message) { return encode_any(message); }
+std::string encode(const NodeMessage& message) { return write(message); }
+std::string encode(const CoordinatorMessage& message) { return write(message); }
 
 NodeMessage decode_node_message(std::string_view json) {
   return read<NodeMessage>(parse_object(json), "node");

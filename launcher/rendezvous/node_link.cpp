@@ -1,27 +1,21 @@
 #include "launcher/rendezvous/node_link.h"
 
 #include <netdb.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
 #include <boost/asio/ip/tcp.hpp>
-#include <boost/asio/posix/stream_descriptor.hpp>
-#include <boost/asio/read.hpp>
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/this_coro.hpp>
 #include <boost/asio/use_awaitable.hpp>
-#include <cerrno>
 #include <cstring>
 #include <exception>
+#include <future>
 #include <stdexcept>
-#include <system_error>
 #include <thread>
 #include <utility>
 
-#include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
 #include <ddprun/common/text.h>
 #include "launcher/events/job_clock.h"
@@ -36,6 +30,7 @@ namespace {
 
 constexpr milliseconds kNoticeAfter{3'000};
 constexpr milliseconds kFarewellTimeout{2'000};
+constexpr milliseconds kLongestPause{50};  // between two looks for the result of a name's lookup
 
 /// The address as text, with IPv4-mapped ones as IPv4.
 std::string numeric(const tcp::endpoint& endpoint) {
@@ -45,51 +40,40 @@ std::string numeric(const tcp::endpoint& endpoint) {
   return address.to_string();
 }
 
-struct Lookup {
-  std::string host, port;
-  std::vector<tcp::endpoint> found;
-  int error = 0;  ///< getaddrinfo's
-  UniqueFd done{::eventfd(0, EFD_CLOEXEC)};
-};
-
-void look_up(Lookup& lookup) {
+/// Asks the system, which may take a minute. throws  std::runtime_error naming the host, with its reason
+std::vector<tcp::endpoint> look_up(const Endpoint& endpoint) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* list = nullptr;
-  lookup.error = ::getaddrinfo(lookup.host.c_str(), lookup.port.c_str(), &hints, &list);
+  const auto port = std::to_string(endpoint.port);
+  if (const int error = ::getaddrinfo(endpoint.host.c_str(), port.c_str(), &hints, &list); error != 0)
+    throw std::runtime_error("cannot look up " + single_quoted(endpoint.host) + ": " + ::gai_strerror(error));
+  std::vector<tcp::endpoint> found;
   for (const addrinfo* entry = list; entry != nullptr; entry = entry->ai_next) {
-    tcp::endpoint endpoint;
-    if (entry->ai_addrlen > endpoint.capacity()) continue;
-    endpoint.resize(entry->ai_addrlen);
-    std::memcpy(endpoint.data(), entry->ai_addr, entry->ai_addrlen);
-    lookup.found.push_back(endpoint);
+    tcp::endpoint& address = found.emplace_back();
+    address.resize(entry->ai_addrlen);
+    std::memcpy(address.data(), entry->ai_addr, entry->ai_addrlen);
   }
-  if (list != nullptr) ::freeaddrinfo(list);
-  const std::uint64_t one = 1;
-  [[maybe_unused]] const ssize_t written = ::write(lookup.done.get(), &one, sizeof one);
+  ::freeaddrinfo(list);
+  return found;
 }
 
 /// The addresses of an endpoint's host, in the system's order. A thread looks up the name, so that nothing
-/// waits for a name server, which may take a minute to fail.
-///
-/// throws  std::runtime_error naming the host, with the system's reason
+/// waits for a name server. throws  as look_up()
 asio::awaitable<std::vector<tcp::endpoint>> resolve(Endpoint endpoint) {
-  const auto port = static_cast<unsigned short>(endpoint.port);
   boost::system::error_code is_name;
   const auto address = asio::ip::make_address(endpoint.host, is_name);
-  if (!is_name) co_return std::vector{tcp::endpoint(address, port)};
-  const auto lookup = std::make_shared<Lookup>();
-  lookup->host = endpoint.host;
-  lookup->port = std::to_string(port);
-  if (!lookup->done) throw std::system_error(errno, std::generic_category(), "eventfd");
-  asio::posix::stream_descriptor done(co_await asio::this_coro::executor, ::dup(lookup->done.get()));
-  std::thread([lookup] { look_up(*lookup); }).detach();  // the caller may be gone before it returns
-  std::uint64_t count = 0;
-  co_await asio::async_read(done, asio::buffer(&count, sizeof count), asio::use_awaitable);
-  if (lookup->error != 0)
-    throw std::runtime_error("cannot look up " + single_quoted(endpoint.host) + ": " +
-                             ::gai_strerror(lookup->error));
-  co_return lookup->found;
+  if (!is_name) co_return std::vector{tcp::endpoint(address, static_cast<unsigned short>(endpoint.port))};
+  std::packaged_task<std::vector<tcp::endpoint>()> task([endpoint] { return look_up(endpoint); });
+  auto found = task.get_future();
+  std::thread(std::move(task)).detach();  // the caller may be gone before it returns
+  asio::steady_timer timer(co_await asio::this_coro::executor);
+  for (milliseconds pause{1}; found.wait_for(milliseconds(0)) != std::future_status::ready;
+       pause = std::min(2 * pause, kLongestPause)) {
+    timer.expires_after(pause);
+    co_await timer.async_wait(asio::use_awaitable);
+  }
+  co_return found.get();
 }
 
 }  // namespace
@@ -165,8 +149,7 @@ asio::awaitable<void> NodeLink::run() {
 
 /// Retries until a coordinator answers; gives up on a stranger or another token.
 asio::awaitable<void> NodeLink::connect() {
-  const auto begin = settings_.since.value_or(Clock::now());
-  bool logged = Clock::now() >= begin + kNoticeAfter, first = true;
+  bool logged = Clock::now() >= settings_.since + kNoticeAfter, first = true;
   for (milliseconds pause{50};; pause = std::min(pause * 2, milliseconds(1000))) {
     std::string why;
     try {
@@ -187,7 +170,7 @@ asio::awaitable<void> NodeLink::connect() {
       ++asked_;
       continue;
     }
-    const auto waited = Clock::now() - begin;
+    const auto waited = Clock::now() - settings_.since;
     if (waited + pause >= settings_.timeout)
       throw std::runtime_error(why + ", for " + in_seconds(settings_.timeout) + " (--join-timeout)");
     if (!logged && waited >= kNoticeAfter) {
@@ -204,7 +187,7 @@ asio::awaitable<void> NodeLink::connect() {
 /// Tries each address once, in order. throws the last one's error
 asio::awaitable<void> NodeLink::connect_once() {
   const auto addresses = co_await resolve(endpoint());
-  if (settings_.before_connecting) settings_.before_connecting(asked_, asked_all_, addresses, settings_);
+  settings_.before_connecting(asked_, asked_all_, addresses, settings_);
   boost::system::error_code error = asio::error::host_not_found;
   for (const tcp::endpoint& address : settings_.instead.empty() ? addresses : settings_.instead) {
     const auto socket = std::make_shared<tcp::socket>(io_);
@@ -276,7 +259,7 @@ asio::awaitable<void> NodeLink::summarise() {
   while (connection_->is_open()) {
     summary_timer_.expires_after(milliseconds(*summary_ms_));
     co_await summary_timer_.async_wait(asio::use_awaitable);
-    if (connection_->is_sending() || !settings_.summaries) continue;
+    if (connection_->is_sending()) continue;
     for (const Summary& summary : settings_.summaries()) send(summary);
   }
 }

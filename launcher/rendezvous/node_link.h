@@ -40,7 +40,7 @@ class NodeLink {
     std::optional<Endpoint> former_coordinator = {};
     std::string token;
     std::chrono::milliseconds timeout{600'000};          ///< for connecting
-    std::optional<JobEvents::Clock::time_point> since;   ///< start of that time; none: now
+    JobEvents::Clock::time_point since;                  ///< start of that time
     std::chrono::milliseconds connect_timeout{5'000};    ///< for an attempt at one address
     std::chrono::milliseconds greeting_timeout{10'000};  ///< for the coordinator's first bytes
     bool fail_unless_greeted = false;  ///< give up if something answers but does not greet in time

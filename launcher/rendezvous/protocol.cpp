@@ -1,6 +1,7 @@
 #include "launcher/rendezvous/protocol.h"
 
 #include <sys/random.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -62,9 +63,7 @@ std::string mac_of(const std::string& key, std::uint64_t number, std::string_vie
 Greeting make_greeting(bool authenticated) {
   Greeting greeting;
   greeting.authenticated = authenticated;
-  ssize_t count = -1;
-  do count = ::getrandom(greeting.nonce.data(), greeting.nonce.size(), 0);
-  while (count < 0 && errno == EINTR);
+  const ssize_t count = TEMP_FAILURE_RETRY(::getrandom(greeting.nonce.data(), greeting.nonce.size(), 0));
   // This few bytes arrive at once or not at all.
   if (count != static_cast<ssize_t>(greeting.nonce.size()))
     throw std::system_error(errno, std::generic_category(), "getrandom");

@@ -14,9 +14,11 @@ namespace {
 constexpr int kMaxCode = 255;
 constexpr std::chrono::milliseconds kMaxBackoff{60'000};
 
-RestartCodes::Range parse_item(std::string_view item, const std::string& flag) {
-  if (const auto signal = signal_by_name(item))
-    return {exit_code_of_signal(*signal), exit_code_of_signal(*signal)};
+void add_item(std::string_view item, const std::string& flag, RestartCodes& codes) {
+  if (const auto signal = signal_by_name(item)) {
+    codes.insert(exit_code_of_signal(*signal));
+    return;
+  }
   const auto dash = item.find('-');
   const auto first = parse_integer(item.substr(0, dash), 1, kMaxCode);
   const auto last =
@@ -26,7 +28,7 @@ RestartCodes::Range parse_item(std::string_view item, const std::string& flag) {
                      ": expected exit codes from 1 to 255, ranges such as 3-5 or names of "
                      "signals, separated by commas, got '" +
                      printable(item) + "'");
-  return {*first, *last};
+  for (int code = *first; code <= *last; ++code) codes.insert(code);
 }
 
 /// The delay before restart number n, from 1.
@@ -58,20 +60,14 @@ std::string reason_of(const AttemptEnd& end) {
   return kReasons.at(end.index());
 }
 
-bool RestartCodes::contains(int code) const {
-  return ranges.empty() || std::any_of(ranges.begin(), ranges.end(), [&](const Range& range) {
-           return range.first <= code && code <= range.last;
-         });
-}
-
 RestartCodes parse_restart_codes(std::string_view text, const std::string& flag) {
   RestartCodes codes;
-  for (const std::string& item : split(text, ',')) codes.ranges.push_back(parse_item(item, flag));
+  for (const std::string& item : split(text, ',')) add_item(item, flag, codes);
   return codes;
 }
 
 Decision decide(const RestartSettings& settings, const AttemptEnd& end, int restarts_used,
-                std::chrono::milliseconds lived) {
+                std::chrono::steady_clock::duration lived) {
   const int exit_code = to_exit_code(end);
   const auto finish = [&](const std::string& why) {
     return Decision{false, std::chrono::milliseconds(0), restarts_used, exit_code, why};
@@ -82,7 +78,7 @@ Decision decide(const RestartSettings& settings, const AttemptEnd& end, int rest
   if (const auto* received = std::get_if<SignalReceived>(&end))
     return finish(signal_name(received->signal) + " ends the job");
   if (settings.max_restarts == 0) return finish("--max-restarts is 0");
-  if (!settings.codes.contains(exit_code))
+  if (!settings.codes.empty() && !settings.codes.contains(exit_code))
     return finish("exit code " + std::to_string(exit_code) + " is not among --restart-on-codes");
   if (settings.window && lived >= *settings.window) restarts_used = 0;
   if (restarts_used >= settings.max_restarts)

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstddef>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -54,18 +55,8 @@ int to_exit_code(const AttemptEnd& end);
 /// "own-failure", "not-executable", "not-found", "usage".
 std::string reason_of(const AttemptEnd& end);
 
-/// --restart-on-codes: exit codes as a shell shows them, so SIGKILL is 137 and a hang 124. No ranges means
-/// all codes.
-struct RestartCodes {
-  struct Range {
-    int first = 0;
-    int last = 0;
-    bool operator==(const Range&) const = default;
-  };
-  std::vector<Range> ranges;
-
-  bool contains(int code) const;
-};
+/// --restart-on-codes: exit codes as a shell shows them, so SIGKILL is 137 and a hang 124. Empty means all.
+using RestartCodes = std::set<int>;
 
 /// Reads "1,3-5,SIGKILL,137": codes from 1 to 255, ranges, and names of signals.
 /// throws UsageError naming `flag`, the source of the text
@@ -96,6 +87,6 @@ struct Decision {
 /// restarts_used   of the last Decision
 /// lived           how long the attempt ran
 Decision decide(const RestartSettings& settings, const AttemptEnd& end, int restarts_used,
-                std::chrono::milliseconds lived);
+                std::chrono::steady_clock::duration lived);
 
 }  // namespace ddprun::launcher

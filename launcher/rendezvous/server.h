@@ -25,8 +25,7 @@ class CoordinatorServer {
   /// token    empty: none
   /// sockets  listening
   /// listen   listens again when nodes are missing, if the workers use the port while all are connected;
-  /// throws
-  ///          LaunchError
+  ///          throws LaunchError
   CoordinatorServer(boost::asio::io_context& io, CoordinatorSettings settings, std::string token,
                     std::vector<UniqueFd> sockets, Listen listen = {});
   ~CoordinatorServer();

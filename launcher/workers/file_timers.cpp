@@ -14,7 +14,6 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <string>
 #include <utility>
 
 #include <ddprun/common/errors.h>
@@ -124,9 +123,8 @@ struct FileTimers::State : std::enable_shared_from_this<FileTimers::State> {
       timer.cancel();
       return;
     }
-    const auto first = std::min_element(timers.begin(), timers.end(), [](const auto& a, const auto& b) {
-      return a.second.expires < b.second.expires;
-    });
+    const auto first =
+        std::ranges::min_element(timers, {}, [](const auto& entry) { return entry.second.expires; });
     timer.expires_at(first->second.expires);
     timer.async_wait([self = shared_from_this(), key = first->first](const auto& cancelled) {
       if (cancelled || !self->pipe.is_open()) return;

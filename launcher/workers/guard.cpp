@@ -5,10 +5,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <csignal>
-#include <filesystem>
 #include <system_error>
 #include <vector>
 
@@ -23,14 +21,11 @@ std::vector<pid_t> read_until_launcher_is_gone(int pipe) {
   std::vector<pid_t> groups;
   for (;;) {
     pid_t message = 0;  // writes this small are atomic
-    const ssize_t n = ::read(pipe, &message, sizeof message);
-    if (n < 0 && errno == EINTR) continue;
-    if (n != sizeof message) return groups;
-    if (message > 0) {
+    if (TEMP_FAILURE_RETRY(::read(pipe, &message, sizeof message)) != sizeof message) return groups;
+    if (message > 0)
       groups.push_back(message);
-    } else {
-      groups.erase(std::remove(groups.begin(), groups.end(), -message), groups.end());
-    }
+    else
+      std::erase(groups, -message);
   }
 }
 
@@ -85,8 +80,7 @@ Guard::~Guard() {
   // If it was killed and reaped, its pid may belong to another process.
   if (::waitpid(pid_, nullptr, WNOHANG) != 0) return;
   ::kill(pid_, SIGKILL);
-  while (::waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
-  }
+  TEMP_FAILURE_RETRY(::waitpid(pid_, nullptr, 0));
 }
 
 bool Guard::is_of_job(pid_t child) const {

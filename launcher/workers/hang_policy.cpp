@@ -31,9 +31,7 @@ std::variant<LookAgain, Hung> judge_hang(const std::vector<SignsOfLife>& workers
     }
   }
   if (hung.empty()) return LookAgain{look_again};
-  std::stable_sort(hung.begin(), hung.end(), [&](std::size_t a, std::size_t b) {
-    return latest_sign(workers[a], since) < latest_sign(workers[b], since);
-  });
+  std::ranges::stable_sort(hung, {}, [&](std::size_t i) { return latest_sign(workers[i], since); });
   return Hung{hung};
 }
 

@@ -2,13 +2,14 @@
 
 #include <unistd.h>
 
-#include <charconv>
+#include <climits>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <optional>
-#include <sstream>
 
+#include <ddprun/common/text.h>
 #include <ddprun/common/worker_env.h>
 
 namespace ddprun::launcher {
@@ -23,9 +24,7 @@ struct ProcessState {
 
 std::string read_proc(pid_t pid, const char* file) {
   std::ifstream stream("/proc/" + std::to_string(pid) + "/" + file, std::ios::binary);
-  std::ostringstream text;
-  text << stream.rdbuf();
-  return text.str();
+  return {std::istreambuf_iterator<char>(stream), {}};
 }
 
 /// nullopt for a missing process or a zombie.
@@ -43,41 +42,34 @@ std::optional<ProcessState> living(pid_t pid) {
   return process;
 }
 
-std::vector<pid_t> all_pids() {
-  std::vector<pid_t> pids;
-  std::error_code ignored;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc", ignored)) {
-    const std::string name = entry.path().filename().string();
-    pid_t pid = 0;
-    const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), pid);
-    if (error == std::errc() && end == name.data() + name.size()) pids.push_back(pid);
-  }
-  return pids;
-}
-
 bool names_job(const std::string& environment, const std::string& job_id) {
   const std::string name = std::string(kJobIdVariable) + "=";
-  for (std::size_t begin = 0; begin < environment.size();) {
-    const auto end = std::min(environment.find('\0', begin), environment.size());
-    if (environment.compare(begin, name.size(), name) == 0)
-      return environment.substr(begin, end - begin).find(job_id) != std::string::npos;
-    begin = end + 1;
-  }
+  for (const std::string& variable : split(environment, '\0'))
+    if (variable.starts_with(name)) return variable.find(job_id) != std::string::npos;
   return false;
 }
 
 }  // namespace
 
+std::vector<int> numbers_in(const std::string& folder) {
+  std::vector<int> numbers;
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, ignored))
+    if (const auto number = parse_integer(entry.path().filename().string(), 0, INT_MAX))
+      numbers.push_back(*number);
+  return numbers;
+}
+
 std::vector<pid_t> group_members(pid_t group) {
   std::vector<pid_t> members;
-  for (const pid_t pid : all_pids())
+  for (const pid_t pid : numbers_in("/proc"))
     if (const auto process = living(pid); process && process->group == group) members.push_back(pid);
   return members;
 }
 
 std::vector<pid_t> processes_of_job(const std::string& job_id) {
   std::vector<pid_t> found;
-  for (const pid_t pid : all_pids()) {
+  for (const pid_t pid : numbers_in("/proc")) {
     if (pid == ::getpid() || !names_job(read_proc(pid, "environ"), job_id)) continue;
     // The guard of an inner job kills that job's processes, then exits.
     if (const auto process = living(pid); process && process->name != "ddprun-guard") found.push_back(pid);
@@ -94,7 +86,7 @@ std::vector<pid_t> children(const std::function<bool(pid_t)>& is_wanted) {
       if (is_wanted(pid) && living(pid)) found.push_back(pid);
     return found;
   }
-  for (const pid_t pid : all_pids())
+  for (const pid_t pid : numbers_in("/proc"))
     if (const auto process = living(pid); process && process->parent == ::getpid() && is_wanted(pid))
       found.push_back(pid);
   return found;

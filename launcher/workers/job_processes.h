@@ -8,6 +8,9 @@
 
 namespace ddprun::launcher {
 
+/// The numbers among the names in a folder of /proc: processes, threads or descriptors; none without /proc.
+std::vector<int> numbers_in(const std::string& folder);
+
 /// The living members of a process group. Slow: looks at every process.
 std::vector<pid_t> group_members(pid_t group);
 

@@ -12,9 +12,8 @@
 #include <cerrno>
 #include <climits>
 #include <csignal>
-#include <filesystem>
-#include <optional>
-#include <string>
+
+#include "launcher/workers/job_processes.h"
 
 namespace ddprun::launcher {
 namespace {
@@ -28,29 +27,19 @@ UniqueFd low_descriptors[4];                       // see reserve_low_descriptor
 
 /// Prepared before vfork: the child runs in our memory and must not allocate.
 struct ChildSetup {
-  const char* path;
+  const ProcessSpec& spec;
   char* const* argv;
   char* const* env;
   int standard_fds[3];
-  bool traceable;
-  int announce_fd;
-  const int* inherited_fds;  // ascending
-  std::size_t inherited_count;
-  unsigned highest_fd;             // highest one that the child needs
-  bool shares_descriptors;         // with us, until it makes its own table
-  const rlimit* descriptor_limit;  // null: ours
-  const cpu_set_t* cpus;           // null: as for ddprun
-  std::size_t cpus_size;
+  const std::vector<int>& inherited_fds;  // ascending
+  const CpuSet& cpus;
+  unsigned highest_fd;      // highest one that the child needs
+  bool shares_descriptors;  // with us, until it makes its own table
   pid_t launcher;
+  volatile StartFailure& failure;  // in the memory that it shares with us
 };
 
-/// The child's failure, in the memory that it shares with us.
-struct ChildFailure {
-  const char* step = nullptr;
-  int error = 0;
-};
-
-[[noreturn]] void fail_child(volatile ChildFailure& failure, const char* step) {
+[[noreturn]] void fail_child(volatile StartFailure& failure, const char* step) {
   failure.error = errno;
   failure.step = step;
   ::_exit(1);
@@ -74,11 +63,11 @@ bool set_standard_streams(const int (&fds)[3]) {
 }
 
 /// Closes all descriptors above 2 except the inherited ones.
-bool keep_descriptors(const int* inherited, std::size_t count) {
+bool keep_descriptors(const std::vector<int>& inherited) {
   unsigned first = 3;
-  for (std::size_t i = 0; i < count; ++i) {
-    const auto kept = static_cast<unsigned>(inherited[i]);
-    if (::fcntl(inherited[i], F_SETFD, 0) != 0) return false;
+  for (const int fd : inherited) {
+    const auto kept = static_cast<unsigned>(fd);
+    if (::fcntl(fd, F_SETFD, 0) != 0) return false;
     if (first < kept) ::syscall(SYS_close_range, first, kept - 1, 0);
     first = kept + 1;
   }
@@ -92,53 +81,38 @@ bool has_close_range() {
   return has;
 }
 
-/// Our open descriptors above 2; none without /proc.
-std::vector<int> open_descriptors() {
-  std::vector<int> fds;
-  std::error_code ignored;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", ignored))
-    if (const int fd = std::atoi(entry.path().filename().c_str()); fd > STDERR_FILENO) fds.push_back(fd);
-  return fds;
-}
-
 /// The child between vfork and execve: system calls only, since it shares the parent's memory.
-[[noreturn]] void run_child(const ChildSetup& setup, volatile ChildFailure& failure) {
+[[noreturn]] void run_child(const ChildSetup& setup) {
+  const ProcessSpec& spec = setup.spec;
   // Our own table of descriptors. Copying only the low ones keeps the start of many workers linear.
   if (setup.shares_descriptors &&
       ::syscall(SYS_close_range, setup.highest_fd + 1, UINT_MAX, kCloseRangeUnshare) != 0)
-    fail_child(failure, "close_range");
+    fail_child(setup.failure, "close_range");
   // A new session, not only a new group: the kernel would stop a background group of ddprun's terminal
   // (SIGTTIN, SIGTTOU) when it reads the terminal or sets its modes. A session without a terminal avoids
   // that, and Ctrl-C reaches the worker only once, through ddprun.
-  if (::setsid() < 0) fail_child(failure, "setsid");
-  if (::prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) fail_child(failure, "prctl(PR_SET_PDEATHSIG)");
-  if (::getppid() != setup.launcher) ::_exit(1);                 // ddprun died before the prctl
-  if (setup.traceable) ::prctl(PR_SET_PTRACER, setup.launcher);  // fails without Yama, which is fine
+  if (::setsid() < 0) fail_child(setup.failure, "setsid");
+  if (::prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) fail_child(setup.failure, "prctl(PR_SET_PDEATHSIG)");
+  if (::getppid() != setup.launcher) ::_exit(1);                // ddprun died before the prctl
+  if (spec.traceable) ::prctl(PR_SET_PTRACER, setup.launcher);  // fails without Yama, which is fine
   const pid_t pid = ::getpid();
   // Start even if the pipe is full or its reader is dead.
-  if (setup.announce_fd >= 0) [[maybe_unused]]
-    const auto ignored = ::write(setup.announce_fd, &pid, sizeof pid);
-  if (!set_standard_streams(setup.standard_fds)) fail_child(failure, "dup2");
-  if (!keep_descriptors(setup.inherited_fds, setup.inherited_count)) fail_child(failure, "fcntl");
-  if (setup.cpus != nullptr && ::sched_setaffinity(0, setup.cpus_size, setup.cpus) != 0)
-    fail_child(failure, "sched_setaffinity");
-  if (setup.descriptor_limit != nullptr) ::setrlimit(RLIMIT_NOFILE, setup.descriptor_limit);
+  if (spec.announce_fd >= 0) [[maybe_unused]]
+    const auto ignored = ::write(spec.announce_fd, &pid, sizeof pid);
+  if (!set_standard_streams(setup.standard_fds)) fail_child(setup.failure, "dup2");
+  if (!keep_descriptors(setup.inherited_fds)) fail_child(setup.failure, "fcntl");
+  if (!spec.cpus.empty() && ::sched_setaffinity(0, setup.cpus.bytes(), setup.cpus.data()) != 0)
+    fail_child(setup.failure, "sched_setaffinity");
+  if (inherited_descriptor_limit) ::setrlimit(RLIMIT_NOFILE, &*inherited_descriptor_limit);
   reset_signal_dispositions();
   sigset_t none;
   sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
-  ::execve(setup.path, setup.argv, setup.env);
-  fail_child(failure, "execve");
+  ::execve(spec.path.c_str(), setup.argv, setup.env);
+  fail_child(setup.failure, "execve");
 }
 
-struct Child {
-  const ChildSetup& setup;
-  volatile ChildFailure& failure;
-};
-
-int run_child_of(void* child) {
-  run_child(static_cast<Child*>(child)->setup, static_cast<Child*>(child)->failure);
-}
+int run_child_of(void* setup) { run_child(*static_cast<const ChildSetup*>(setup)); }
 
 // The sanitizers support vfork, but not a child that runs on its own stack in our memory.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -150,19 +124,18 @@ constexpr bool kSanitized = false;
 // Like vfork: the cost does not grow with our memory, and the child reports failure without a pipe. No signal
 // handler may run meanwhile: the caller blocks all signals. Unlike vfork's, the child shares our descriptors
 // until it makes its own table.
-[[gnu::noinline]] pid_t start_child(const ChildSetup& setup, volatile ChildFailure& failure) {
+[[gnu::noinline]] pid_t start_child(ChildSetup& setup) {
   if (kSanitized) {
     const pid_t pid = ::vfork();
-    if (pid == 0) run_child(setup, failure);
+    if (pid == 0) run_child(setup);
     return pid;
   }
   alignas(16) static char stack[1 << 16];
-  Child child{setup, failure};
   const int flags = CLONE_VM | CLONE_VFORK | SIGCHLD | (setup.shares_descriptors ? CLONE_FILES : 0);
-  const pid_t pid = ::clone(run_child_of, stack + sizeof stack, flags, &child);
+  const pid_t pid = ::clone(run_child_of, stack + sizeof stack, flags, &setup);
   if (pid >= 0 || errno != EINVAL || (flags & CLONE_FILES) == 0) return pid;
   // QEMU's user mode, as in a container for another architecture, supports only forks.
-  return ::clone(run_child_of, stack + sizeof stack, flags & ~CLONE_FILES, &child);
+  return ::clone(run_child_of, stack + sizeof stack, flags & ~CLONE_FILES, &setup);
 }
 
 /// A copy of the descriptor at a low number if one is reserved. The caller's remains open.
@@ -176,13 +149,6 @@ std::vector<char*> pointers_to(const std::vector<std::string>& strings) {
   for (const std::string& text : strings) pointers.push_back(const_cast<char*>(text.c_str()));
   pointers.push_back(nullptr);
   return pointers;
-}
-
-pid_t wait_for(pid_t pid, int* status, int flags) {
-  pid_t result;
-  do result = ::waitpid(pid, status, flags);
-  while (result < 0 && errno == EINTR);
-  return result;
 }
 
 }  // namespace
@@ -199,25 +165,21 @@ std::variant<Process, StartFailure> start_process(const ProcessSpec& spec) {
             err = low_copy(spec.stderr_fd, low_descriptors[2]);
   const int highest =
       std::max({STDERR_FILENO, in, out, err, spec.announce_fd, inherited.empty() ? 0 : inherited.back()});
-  const ChildSetup setup{spec.path.c_str(),
-                         argv.data(),
-                         env.data(),
-                         {in, out, err},
-                         spec.traceable,
-                         spec.announce_fd,
-                         inherited.data(),
-                         inherited.size(),
-                         static_cast<unsigned>(highest),
-                         has_close_range() && !kSanitized,
-                         inherited_descriptor_limit ? &*inherited_descriptor_limit : nullptr,
-                         spec.cpus.empty() ? nullptr : cpus.data(),
-                         cpus.bytes(),
-                         ::getpid()};
-  volatile ChildFailure failure;
+  volatile StartFailure failure;
+  ChildSetup setup{.spec = spec,
+                   .argv = argv.data(),
+                   .env = env.data(),
+                   .standard_fds = {in, out, err},
+                   .inherited_fds = inherited,
+                   .cpus = cpus,
+                   .highest_fd = static_cast<unsigned>(highest),
+                   .shares_descriptors = has_close_range() && !kSanitized,
+                   .launcher = ::getpid(),
+                   .failure = failure};
   sigset_t all, before;
   sigfillset(&all);
   ::sigprocmask(SIG_SETMASK, &all, &before);
-  const pid_t pid = start_child(setup, failure);
+  const pid_t pid = start_child(setup);
   const int clone_error = errno;
   for (const UniqueFd& low : low_descriptors)  // otherwise we would keep the worker's output open
     if (low && &low != &low_descriptors[3]) ::dup3(low_descriptors[3].get(), low.get(), O_CLOEXEC);
@@ -225,7 +187,7 @@ std::variant<Process, StartFailure> start_process(const ProcessSpec& spec) {
 
   if (pid < 0) return StartFailure{"clone", clone_error};
   if (failure.step != nullptr) {
-    wait_for(pid, nullptr, 0);
+    TEMP_FAILURE_RETRY(::waitpid(pid, nullptr, 0));
     return StartFailure{failure.step, failure.error};
   }
   // The pid is ours until we reap it, so there is no race between clone and this. Linux before 5.3 has no
@@ -235,7 +197,7 @@ std::variant<Process, StartFailure> start_process(const ProcessSpec& spec) {
 
 std::optional<ExitStatus> try_reap(const Process& process) {
   int status = 0;
-  if (wait_for(process.pid, &status, WNOHANG) != process.pid) return {};
+  if (TEMP_FAILURE_RETRY(::waitpid(process.pid, &status, WNOHANG)) != process.pid) return {};
   return ExitStatus::from_wait_status(status);
 }
 
@@ -253,12 +215,14 @@ bool signal_group(const Process& process, int signal) {
 
 void close_all_above_stderr() {
   if (::syscall(SYS_close_range, STDERR_FILENO + 1, UINT_MAX, 0) == 0) return;
-  for (const int fd : open_descriptors()) ::close(fd);
+  for (const int fd : numbers_in("/proc/self/fd"))
+    if (fd > STDERR_FILENO) ::close(fd);
 }
 
 void close_above_stderr_on_exec() {
   if (::syscall(SYS_close_range, STDERR_FILENO + 1, UINT_MAX, kCloseRangeCloexec) == 0) return;  // Linux 5.11
-  for (const int fd : open_descriptors()) ::fcntl(fd, F_SETFD, FD_CLOEXEC);
+  for (const int fd : numbers_in("/proc/self/fd"))
+    if (fd > STDERR_FILENO) ::fcntl(fd, F_SETFD, FD_CLOEXEC);
 }
 
 void raise_descriptor_limit() {

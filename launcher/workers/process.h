@@ -42,8 +42,8 @@ struct Process {
 
 /// Why a process could not be started.
 struct StartFailure {
-  std::string step;  ///< the call that failed: "execve", "clone"
-  int error = 0;     ///< its errno
+  const char* step = nullptr;  ///< the call that failed: "execve", "clone"
+  int error = 0;               ///< its errno
 };
 
 /// Starts a process as the leader of a new session, with default unblocked signals (an ignored SIGHUP stays

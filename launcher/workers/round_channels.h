@@ -1,6 +1,10 @@
 #pragma once
 
+#include <sys/socket.h>
+
+#include <cerrno>
 #include <cstddef>
+#include <system_error>
 #include <vector>
 
 #include <ddprun/common/files.h>
@@ -13,13 +17,27 @@ class RoundChannels {
  public:
   /// Opens a worker's channel, and closes that of an earlier worker in its place. returns the worker's end,
   /// to close once it has inherited it. throws std::system_error
-  UniqueFd open(std::size_t index);
+  UniqueFd open(std::size_t index) {
+    int ends[2];
+    if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0)
+      throw std::system_error(errno, std::generic_category(), "socketpair");
+    if (channels_.size() <= index) channels_.resize(index + 1);
+    abilities(index);  // reported by the earlier worker
+    channels_[index].ours.reset(ends[0]);
+    return UniqueFd(ends[1]);
+  }
 
   /// What this worker, or an earlier one in its place, last reported.
-  const Abilities& abilities(std::size_t index);
+  const Abilities& abilities(std::size_t index) {
+    Channel& channel = channels_.at(index);
+    if (channel.ours) channel.said = receive_abilities(channel.ours.get()).value_or(channel.said);
+    return channel.said;
+  }
 
   /// store_fd  for rank 0, to listen on; -1: none
-  void tell(std::size_t index, const RoundNotice& notice, int store_fd);
+  void tell(std::size_t index, const RoundNotice& notice, int store_fd) {
+    send_notice(channels_.at(index).ours.get(), notice, store_fd);  // a missing worker is noticed anyway
+  }
 
  private:
   struct Channel {

@@ -3,19 +3,18 @@
 #include <sched.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstring>
-#include <filesystem>
 #include <string>
 #include <utility>
 
 #include <ddprun/common/logging.h>
 #include <ddprun/common/standby.h>
 #include "launcher/host/cpu_map.h"
+#include "launcher/workers/job_processes.h"
 
 namespace ddprun::launcher {
 namespace {
@@ -44,10 +43,8 @@ StandbyOrder order_of(const ProcessSpec& worker, const std::vector<std::string>&
 void set_cpus(pid_t pid, const CpuList& cpus) {
   if (cpus.empty()) return;
   const CpuSet set(cpus);
-  std::error_code error;
-  for (const auto& task :
-       std::filesystem::directory_iterator("/proc/" + std::to_string(pid) + "/task", error))
-    ::sched_setaffinity(std::atoi(task.path().filename().c_str()), set.bytes(), set.data());
+  for (const pid_t task : numbers_in("/proc/" + std::to_string(pid) + "/task"))
+    ::sched_setaffinity(task, set.bytes(), set.data());
 }
 
 /// Whether the child is still running. If so, it is not reaped before the next event is handled.
@@ -89,7 +86,8 @@ void Standbys::start_one() {
   process.announce_fd = guard_.announce_fd();
   auto started = start_process(process);
   if (const auto* failure = std::get_if<StartFailure>(&started)) {
-    log_warning("--standby: cannot start a process: " + failure->step + ": " + std::strerror(failure->error));
+    log_warning("--standby: cannot start a process: " + std::string(failure->step) + ": " +
+                std::strerror(failure->error));
     count_ = 0;
     return;
   }

@@ -10,7 +10,6 @@
 #include <cstring>
 
 #include <ddprun/common/errors.h>
-#include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
 #include "launcher/events/launch_error.h"
 #include "launcher/workers/job_processes.h"
@@ -30,7 +29,7 @@ constexpr std::chrono::milliseconds kHangLook{1000};
 StartFailed start_failed(const std::string& program, int rank, const StartFailure& failure) {
   const std::string reason = std::strerror(failure.error);
   const bool about_the_program =
-      failure.step == "execve" && failure.error != EAGAIN && failure.error != ENOMEM;
+      std::string_view(failure.step) == "execve" && failure.error != EAGAIN && failure.error != ENOMEM;
   if (!about_the_program)
     return {LaunchError::kOwnFailure,
             "cannot start rank " + std::to_string(rank) + ": " + failure.step + ": " + reason};
@@ -87,7 +86,6 @@ std::optional<StartFailed> WorkerGroup::start_worker(std::size_t index, const st
   worker.process = std::move(std::get<Process>(started));
   worker.started = JobEvents::Clock::now();
   index_of_[worker.process.pid] = index;
-  ++groups_left_;
   if (worker.process.pidfd) events_.watch_exit(index, worker.process.pidfd.get());
   return {};
 }
@@ -100,7 +98,6 @@ std::variant<Worker, StartFailed> WorkerGroup::replace(std::size_t index, const 
   index_of_.erase(old.process.pid);  // the rest of its group counts as strays
   if (!old.group_gone) {
     signal_group(old.process, SIGKILL);
-    --groups_left_;
     guard_.forget(old.process.pid);
     old.group_gone = true;
   }
@@ -135,14 +132,9 @@ asio::awaitable<std::optional<AttemptEnd>> WorkerGroup::wait(
       const auto& status = workers_[exited->index].status;
       if (!status) continue;  // of a worker that has already been replaced
       if (!status->success()) co_return WorkerFailed{*status, exited->index};
-      if (all_succeeded()) co_return AllSucceeded{};
+      if (std::ranges::all_of(workers_, &Worker::succeeded)) co_return AllSucceeded{};
     }
   }
-}
-
-bool WorkerGroup::all_succeeded() const {
-  return std::all_of(workers_.begin(), workers_.end(),
-                     [](const Worker& worker) { return worker.status && worker.status->success(); });
 }
 
 asio::awaitable<bool> WorkerGroup::wait_for_event(JobEvents::Clock::time_point deadline) {
@@ -154,7 +146,6 @@ asio::awaitable<bool> WorkerGroup::wait_for_event(JobEvents::Clock::time_point d
 asio::awaitable<std::vector<pid_t>> WorkerGroup::stop(int signal, std::chrono::milliseconds grace) {
   // Workers that have ended by now did so unasked, even if their events are still queued.
   for (std::size_t i = 0; i < workers_.size(); ++i) record_exit(i);
-  stopping_ = true;
   if (look_for_processes()) co_return std::vector<pid_t>();
   signal_to_end(signal);
   if (co_await groups_gone(JobEvents::Clock::now() + grace, /*can_hurry=*/true))
@@ -222,7 +213,7 @@ void WorkerGroup::record_exit(std::size_t index) {
   worker.status = try_reap(worker.process);
   if (!worker.status) return;
   worker.ended = JobEvents::Clock::now();
-  worker.asked_to_end = stopping_;
+  worker.asked_to_end = !ending_signals_.empty();
   log_worker(EventRecord::Kind::kExited, index);
   check_group(worker);
 }
@@ -256,7 +247,6 @@ std::optional<std::size_t> WorkerGroup::running_worker(pid_t pid) const {
 void WorkerGroup::check_group(Worker& worker) {
   if (worker.group_gone || signal_group(worker.process, 0)) return;
   worker.group_gone = true;
-  --groups_left_;
   guard_.forget(worker.process.pid);
 }
 
@@ -269,7 +259,7 @@ bool WorkerGroup::look_for_processes() {
   if (!ending_signals_.empty())
     for (const pid_t pid : left)
       if (signalled_strays_.insert(pid).second) ::kill(pid, ending_signals_.back());
-  return groups_left_ == 0 && left.empty();
+  return left.empty() && std::ranges::all_of(workers_, &Worker::group_gone);
 }
 
 void WorkerGroup::signal_all(int signal) {

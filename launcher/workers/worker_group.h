@@ -41,6 +41,8 @@ struct Worker {
   JobEvents::Clock::time_point ended;
   bool asked_to_end = false;  ///< it ended after ddprun began to stop the group
   bool group_gone = false;    ///< its process group is empty
+
+  bool succeeded() const { return status && status->success(); }
 };
 
 /// The workers of this node with their process groups. Processes that leave a group, like daemons, become
@@ -95,7 +97,6 @@ class WorkerGroup {
                                           Worker& worker, Standbys* standbys);
   void handle(const JobEvent& event);
   void log_worker(EventRecord::Kind kind, std::size_t index) const;
-  bool all_succeeded() const;
   void record_exit(std::size_t index);
   void reap();
   std::optional<std::size_t> running_worker(pid_t pid) const;
@@ -115,15 +116,13 @@ class WorkerGroup {
   int attempt_;
   std::vector<Worker> workers_;
   std::unordered_map<pid_t, std::size_t> index_of_;  ///< by the worker's pid
-  std::size_t groups_left_ = 0;
-  bool has_child_ended_ = false;  ///< since reap()
+  bool has_child_ended_ = false;                     ///< since reap()
   std::span<const WorkerSpec> specs_;
   std::vector<int> ending_signals_;
   std::function<void()> on_window_change_;
   std::set<pid_t> signalled_strays_;  ///< have got the last of ending_signals_
   JobEvents::Clock::time_point resumed_;
   std::vector<int> user_signals_;  ///< those that end the job
-  bool stopping_ = false;
 };
 
 }  // namespace ddprun::launcher

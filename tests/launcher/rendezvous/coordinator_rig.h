@@ -157,7 +157,7 @@ class CoordinatorRig {
   }
 
   std::size_t messages_to(Id id) const { return got_.count(id) == 0 ? 0 : got_.at(id).size(); }
-  const std::optional<JobEnd>& ended() const { return coordinator_.ended(); }
+  const std::optional<End>& ended() const { return coordinator_.ended(); }
   bool resigned() const { return coordinator_.resigned(); }
   Coordinator::Time now() const { return now_; }
 

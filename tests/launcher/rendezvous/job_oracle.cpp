@@ -44,8 +44,7 @@ bool JobOracle::present(Id id) const {
   return found != nodes_.end() && found->second.standing == Standing::kPresent;
 }
 
-void JobOracle::check(Id id, const Cause& cause, const Outgoing& messages,
-                      const std::optional<JobEnd>& ended) {
+void JobOracle::check(Id id, const Cause& cause, const Outgoing& messages, const std::optional<End>& ended) {
   const bool joins = nodes_.count(id) == 0 && said<Join>(cause) != nullptr;
   note_input(id, cause);
   const auto answers = [id](const auto& sent) {
@@ -220,7 +219,7 @@ void JobOracle::check_stop(Id sender, const Cause& cause, const Outgoing& messag
 }
 
 void JobOracle::check_end(Id sender, const Cause& cause, const Outgoing& messages,
-                          const std::optional<JobEnd>& ended) {
+                          const std::optional<End>& ended) {
   const auto ends = all<End>(messages);
   if (over_) {
     promise(said<Join>(cause) ? ends.size() <= 1 : messages.empty(), "a message after the end of the job");

@@ -35,7 +35,7 @@ class JobOracle {
   explicit JobOracle(const CoordinatorSettings& settings) : settings_(settings) {}
 
   /// To be told after each call. throws BrokenPromise
-  void check(Id id, const Cause& cause, const Outgoing& messages, const std::optional<JobEnd>& ended);
+  void check(Id id, const Cause& cause, const Outgoing& messages, const std::optional<End>& ended);
 
   int rounds_in_place() const { return rounds_in_place_; }
 
@@ -57,7 +57,7 @@ class JobOracle {
   void check_in_place(const std::vector<Id>& by_rank);
   void check_order(const std::vector<Id>& by_rank) const;
   void check_stop(Id sender, const Cause& cause, const Outgoing& messages);
-  void check_end(Id sender, const Cause& cause, const Outgoing& messages, const std::optional<JobEnd>& ended);
+  void check_end(Id sender, const Cause& cause, const Outgoing& messages, const std::optional<End>& ended);
   bool present(Id id) const;
 
   CoordinatorSettings settings_;

@@ -27,7 +27,7 @@ class JobSimulation {
   /// Until nothing happens any more. throws BrokenPromise, also if the job does not end in time
   void run();
 
-  const JobEnd& end() const { return *coordinator_.ended(); }
+  const End& end() const { return *coordinator_.ended(); }
   int rounds() const { return last_round_ + 1; }
   int rounds_in_place() const { return oracle_.rounds_in_place(); }
 

@@ -1,4 +1,4 @@
-#include "launcher/workers/heartbeat.h"
+#include "launcher/workers/worker_pipes.h"
 
 #include <fcntl.h>
 #include <unistd.h>
