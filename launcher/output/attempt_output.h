@@ -15,8 +15,8 @@
 
 #include <ddprun/common/files.h>
 #include "launcher/output/console.h"
+#include "launcher/output/line_format.h"
 #include "launcher/output/output_stream.h"
-#include "launcher/output/recent_output.h"
 #include "launcher/workers/process.h"
 
 namespace ddprun::launcher {

@@ -25,7 +25,6 @@
 #include <ddprun/common/text.h>
 #include "launcher/host/port_owner.h"
 #include "launcher/rendezvous/hmac.h"
-#include "launcher/status/metrics_text.h"
 
 namespace ddprun::launcher {
 namespace asio = boost::asio;
