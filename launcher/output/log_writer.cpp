@@ -74,15 +74,14 @@ void LogWriter::run(const std::shared_ptr<Queue>& queue) {
 
 std::shared_ptr<LogFile> LogWriter::open(const LogFolder& folder, const std::filesystem::path& path,
                                          std::size_t max_size) {
-  auto file = std::make_shared<LogFile>(folder, path, max_size);
-  file->on_warning([queue = std::weak_ptr(queue_)](const std::string& text) {
-    const auto shared = queue.lock();
-    if (!shared) return;
-    const std::lock_guard lock(shared->mutex);
-    shared->warnings.push_back(text);
-    shared->tell_loop();
-  });
-  return file;
+  return std::make_shared<LogFile>(folder, path, max_size,
+                                   [queue = std::weak_ptr(queue_)](const std::string& text) {
+                                     const auto shared = queue.lock();
+                                     if (!shared) return;
+                                     const std::lock_guard lock(shared->mutex);
+                                     shared->warnings.push_back(text);
+                                     shared->tell_loop();
+                                   });
 }
 
 void LogWriter::write(std::shared_ptr<LogFile> file, std::string bytes) {
