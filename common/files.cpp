@@ -53,6 +53,15 @@ std::string read_file(const UniqueFd& fd, const std::filesystem::path& path, std
   }
 }
 
+std::string read_or_empty(const std::filesystem::path& path) {
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  std::string text;
+  char buffer[1 << 14];
+  for (ssize_t n = 0; fd && (n = ::read(fd.get(), buffer, sizeof buffer)) > 0;)
+    text.append(buffer, static_cast<std::size_t>(n));
+  return text;
+}
+
 std::size_t read_at(const UniqueFd& fd, std::size_t offset, void* to, std::size_t size,
                     const std::filesystem::path& path) {
   std::size_t done = 0;

@@ -42,6 +42,10 @@ std::string read_file(const std::filesystem::path& path, std::size_t max_bytes =
 /// The rest of an open file. path: for the message
 std::string read_file(const UniqueFd& fd, const std::filesystem::path& path, std::size_t max_bytes);
 
+/// The whole file, or as much as can be read: for files of /proc, /sys and cgroups that not every kernel or
+/// process has. A program's first exception would cost as much as reading many of them.
+std::string read_or_empty(const std::filesystem::path& path);
+
 /// Reads up to `size` bytes at an offset of a regular file; returns how many, fewer only at its end.
 /// path: for the message. throws IoError
 std::size_t read_at(const UniqueFd& fd, std::size_t offset, void* to, std::size_t size,

@@ -30,4 +30,8 @@ std::string stacks_text(JobConnection& job, std::optional<int> rank);
 /// Runs any command except top. returns the exit code
 int run_command(const CtlOptions& options);
 
+/// Shows a job until the user leaves or the job ends: one screen, refreshed every `interval` seconds. returns
+/// the exit code
+int show_top(const std::string& job, double interval);
+
 }  // namespace ddprun::launcher

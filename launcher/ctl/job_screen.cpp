@@ -12,6 +12,7 @@ namespace {
 
 using json = nlohmann::ordered_json;
 constexpr std::size_t kMostJobName = 16;
+constexpr const char* kPercent = "%.0f %%";
 
 template <typename... Values>
 std::string format(const char* pattern, Values... values) {
@@ -138,23 +139,16 @@ void mark_slow(const json& view, std::vector<RankLine>& lines) {
 }
 
 void sort_lines(SortBy sort_by, std::vector<RankLine>& lines) {
+  const std::map<SortBy, std::optional<double> RankLine::*> highest_first{
+      {SortBy::kOwnTime, &RankLine::own},
+      {SortBy::kData, &RankLine::data},
+      {SortBy::kCommunication, &RankLine::communication},
+      {SortBy::kCpu, &RankLine::cpu},
+      {SortBy::kMemory, &RankLine::memory}};
+  const auto found = highest_first.find(sort_by);
   const auto key = [&](const RankLine& line) {
-    switch (sort_by) {
-      case SortBy::kRank:
-        break;
-      case SortBy::kStep:
-        return -line.step.value_or(1e18);  // furthest behind first
-      case SortBy::kOwnTime:
-        return line.own.value_or(-1);
-      case SortBy::kData:
-        return line.data.value_or(-1);
-      case SortBy::kCommunication:
-        return line.communication.value_or(-1);
-      case SortBy::kCpu:
-        return line.cpu.value_or(-1);
-      case SortBy::kMemory:
-        return line.memory.value_or(-1);
-    }
+    if (sort_by == SortBy::kStep) return -line.step.value_or(1e18);  // furthest behind first
+    if (found != highest_first.end()) return (line.*found->second).value_or(-1);
     return -static_cast<double>(line.rank);
   };
   std::stable_sort(lines.begin(), lines.end(),
@@ -168,12 +162,13 @@ struct Column {
   std::string (*text)(const RankLine& line);
 };
 
-template <typename Text>
-std::string known(const std::optional<double>& value, Text text) {
+std::string known(const std::optional<double>& value, std::string (*text)(double)) {
   return value ? text(*value) : "-";
 }
 
-std::string percent_text(double percent) { return format("%.0f %%", percent); }
+std::string known(const std::optional<double>& value, const char* pattern) {
+  return value ? format(pattern, *value) : "-";
+}
 
 /// Drops columns until there is room for a note.
 void fit(std::vector<Column>& columns, std::size_t width) {
@@ -198,27 +193,18 @@ std::vector<Column> columns_for(const std::vector<RankLine>& lines, std::size_t 
       {"NODE", nodes ? -12 : 0, 4, [](const RankLine& line) { return line.node; }},
       {"PID", 9, 12, [](const RankLine& line) { return std::to_string(line.pid); }},
       {"STATE", -10, 1, [](const RankLine& line) { return line.state; }},
-      {"STEP", 8, 5,
-       [](const RankLine& line) {
-         return known(line.step, [](double step) { return format("%.0f", step); });
-       }},
+      {"STEP", 8, 5, [](const RankLine& line) { return known(line.step, "%.0f"); }},
       {"STEP TIME", 10, 2, [](const RankLine& line) { return known(line.step_seconds, step_text); }},
       {"OWN TIME", gpus ? 0 : 9, 3,  // with GPUs: what the shares leave
        [](const RankLine& line) { return known(line.own, step_text); }},
-      {"DATA", 6, 8, [](const RankLine& line) { return known(line.data, percent_text); }},
-      {"COMM", 6, 9, [](const RankLine& line) { return known(line.communication, percent_text); }},
-      {"CPU", 7, 10, [](const RankLine& line) { return known(line.cpu, percent_text); }},
+      {"DATA", 6, 8, [](const RankLine& line) { return known(line.data, kPercent); }},
+      {"COMM", 6, 9, [](const RankLine& line) { return known(line.communication, kPercent); }},
+      {"CPU", 7, 10, [](const RankLine& line) { return known(line.cpu, kPercent); }},
       {"MEM", 6, 11, [](const RankLine& line) { return known(line.memory, bytes_text); }},
-      {"GPU", gpus ? 6 : 0, 6, [](const RankLine& line) { return known(line.gpu, percent_text); }},
+      {"GPU", gpus ? 6 : 0, 6, [](const RankLine& line) { return known(line.gpu, kPercent); }},
       {"GPU MEM", gpus ? 8 : 0, 7, [](const RankLine& line) { return known(line.gpu_memory, bytes_text); }},
-      {"SAMPLES/S", 11, 13,
-       [](const RankLine& line) {
-         return known(line.samples, [](double rate) { return format("%.1f", rate); });
-       }},
-      {"LOSS", 10, 14,
-       [](const RankLine& line) {
-         return known(line.loss, [](double loss) { return format("%.4g", loss); });
-       }},
+      {"SAMPLES/S", 11, 13, [](const RankLine& line) { return known(line.samples, "%.1f"); }},
+      {"LOSS", 10, 14, [](const RankLine& line) { return known(line.loss, "%.4g"); }},
   };
   fit(columns, width);
   return columns;

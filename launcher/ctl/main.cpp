@@ -7,7 +7,6 @@
 #include <ddprun/common/logging.h>
 #include <ddprun/common/settings/command.h>
 #include "launcher/ctl/commands.h"
-#include "launcher/ctl/top.h"
 #include "launcher/events/launch_error.h"
 
 using namespace ddprun;

@@ -1,5 +1,3 @@
-#include "launcher/ctl/top.h"
-
 #define NCURSES_NOMACROS  // which would claim names such as timeout
 #include <curses.h>
 

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <csignal>
 #include <exception>
-#include <fstream>
 #include <iterator>
 #include <utility>
 
+#include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
 #include <ddprun/common/text.h>
 #include "launcher/host/cpu_map.h"
@@ -215,10 +215,8 @@ std::string core_place(std::string_view pattern, pid_t pid, const std::filesyste
 }
 
 std::string core_place(pid_t pid) {
-  std::ifstream file("/proc/sys/kernel/core_pattern");
-  std::string pattern;
-  std::getline(file, pattern);
-  return core_place(pattern, pid, std::filesystem::current_path());
+  const std::string pattern = read_or_empty("/proc/sys/kernel/core_pattern");
+  return core_place(pattern.substr(0, pattern.find('\n')), pid, std::filesystem::current_path());
 }
 
 WorkerError error_for_parent(const FailureReport& report) {

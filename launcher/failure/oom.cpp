@@ -7,14 +7,12 @@
 #include <charconv>
 #include <cstdio>
 
-#include <ddprun/common/errors.h>
 #include <ddprun/common/text.h>
 #include "launcher/host/cgroup.h"
 
 namespace ddprun::launcher {
 namespace {
 
-constexpr std::size_t kMaxTextBytes = 1 << 20;
 constexpr int kMaxLogRecords = 10'000;  // per look, however fast the kernel writes
 
 /// A line of mountinfo: "ID PARENT MAJOR:MINOR ROOT MOUNT_POINT OPTIONS [TAGS] - TYPE SOURCE SUPER_OPTIONS".
@@ -119,24 +117,20 @@ std::string describe(const OomFinding& finding, bool killed) {
          " of this cgroup while the job ran";
 }
 
-OomWatch::OomWatch() : kernel_log_(open_kernel_log()) {
-  try {
-    counter_ = oom_counter_file(read_file("/proc/self/cgroup", kMaxTextBytes),
-                                read_file("/proc/self/mountinfo", kMaxTextBytes));
-  } catch (const IoError&) {
-    // no /proc
-  }
+OomWatch::OomWatch()
+    : counter_(oom_counter_file(read_or_empty("/proc/self/cgroup"), read_or_empty("/proc/self/mountinfo"))),
+      kernel_log_(open_kernel_log()) {
   restart();
 }
 
 void OomWatch::restart() {
-  kills_before_ = read_counter().value_or(0);
+  kills_before_ = count_kills();
   if (kernel_log_) ::lseek(kernel_log_.get(), 0, SEEK_END);
 }
 
 OomFinding OomWatch::look(pid_t pid) {
   OomFinding finding;
-  const std::uint64_t kills = read_counter().value_or(0);
+  const std::uint64_t kills = count_kills();
   finding.kills = kills > kills_before_ ? kills - kills_before_ : 0;
   char record[8192];  // one record per read, which fails if the buffer is smaller
   for (int i = 0; kernel_log_ && i < kMaxLogRecords; ++i) {
@@ -149,13 +143,8 @@ OomFinding OomWatch::look(pid_t pid) {
   return finding;
 }
 
-std::optional<std::uint64_t> OomWatch::read_counter() const {
-  if (!counter_) return std::nullopt;
-  try {
-    return parse_oom_kills(read_file(*counter_, kMaxTextBytes));
-  } catch (const IoError&) {
-    return std::nullopt;
-  }
+std::uint64_t OomWatch::count_kills() const {
+  return counter_ ? parse_oom_kills(read_or_empty(*counter_)).value_or(0) : 0;
 }
 
 }  // namespace ddprun::launcher

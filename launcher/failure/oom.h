@@ -57,7 +57,7 @@ class OomWatch {
   void restart();
 
  private:
-  std::optional<std::uint64_t> read_counter() const;
+  std::uint64_t count_kills() const;
 
   std::optional<std::filesystem::path> counter_;
   std::uint64_t kills_before_ = 0;

@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <nlohmann/json.hpp>
@@ -12,7 +13,6 @@
 #include <ddprun/common/files.h>
 #include <ddprun/common/text.h>
 #include "launcher/events/events_json.h"
-#include "launcher/failure/ledger.h"
 #include "launcher/plan/redact.h"
 
 namespace ddprun::launcher {
@@ -76,16 +76,57 @@ bool is_device_or_pipe(const std::filesystem::path& path) {
   return ::stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode) && !S_ISDIR(info.st_mode);
 }
 
-json ledger_of(const JobRecord& record) {
-  const auto seconds = [](std::int64_t ns) { return static_cast<double>(ns) / 1e9; };
-  std::vector<AttemptTimes> attempts;
-  for (const AttemptRecord& attempt : record.attempts)
-    attempts.push_back({seconds(attempt.start_ns), seconds(attempt.end_ns), attempt.said.seconds,
-                        attempt.first_step, attempt.said.step});
-  return to_ledger(std::chrono::duration<double>(record.end - record.start).count(), attempts);
+}  // namespace
+
+double total(const WorkerStatus::Seconds& seconds) {
+  double sum = 0;
+  for (const auto& part : {seconds.data, seconds.compute, seconds.communication, seconds.evaluation,
+                           seconds.checkpoint, seconds.start})
+    sum += part.value_or(0);
+  return sum;
 }
 
-}  // namespace
+json to_ledger(double wall, const std::vector<AttemptRecord>& attempts) {
+  WorkerStatus::Seconds sum{0, 0, 0, 0, 0, 0};
+  double restarts = 0, repeated = 0;
+  bool said = false;
+  const auto seconds = [](std::int64_t ns) { return static_cast<double>(ns) / 1e9; };
+  for (std::size_t i = 0; i < attempts.size(); ++i) {
+    const AttemptRecord& each = attempts[i];
+    const auto& spent = each.said.seconds;
+    said = said || spent != WorkerStatus::Seconds();
+    const double start = spent.start.value_or(0);
+    if (i == 0)
+      *sum.start += seconds(each.start_ns) + start;
+    else
+      restarts += seconds(each.start_ns - attempts[i - 1].end_ns) + start;
+    double compute = spent.compute.value_or(0);
+    const auto steps = each.said.step.value_or(0) - each.first_step.value_or(0);
+    const auto before = i == 0 ? std::nullopt : attempts[i - 1].said.step;
+    if (before && each.first_step && steps > 0) {
+      const auto again = std::clamp<std::int64_t>(*before - *each.first_step, 0, steps);
+      const double share = static_cast<double>(again) / static_cast<double>(steps);
+      repeated += share * compute;
+      compute -= share * compute;
+    }
+    *sum.compute += compute;
+    *sum.data += spent.data.value_or(0);
+    *sum.communication += spent.communication.value_or(0);
+    *sum.evaluation += spent.evaluation.value_or(0);
+    *sum.checkpoint += spent.checkpoint.value_or(0);
+  }
+  if (!said) return nullptr;
+  return {{"wall", wall},
+          {"start", *sum.start},
+          {"data", *sum.data},
+          {"compute", *sum.compute},
+          {"communication", *sum.communication},
+          {"evaluation", *sum.evaluation},
+          {"checkpoint", *sum.checkpoint},
+          {"restarts", restarts},
+          {"repeated", repeated},
+          {"other", wall - total(sum) - restarts - repeated}};
+}
 
 std::string to_json(const JobRecord& record) {
   json attempts = json::array();
@@ -106,7 +147,7 @@ std::string to_json(const JobRecord& record) {
                  {"start", utc_iso(record.start)},
                  {"end", utc_iso(record.end)},
                  {"duration_s", duration.count()},
-                 {"ledger", ledger_of(record)},
+                 {"ledger", to_ledger(duration.count(), record.attempts)},
                  {"attempts", attempts}};
   if (!record.message.empty()) object["message"] = record.message;
   return object.dump(2, ' ', false, json::error_handler_t::replace) + "\n";

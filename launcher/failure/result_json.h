@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -43,6 +44,18 @@ struct JobRecord {
   JobClock::Wall::time_point end;
   std::vector<AttemptRecord> attempts;
 };
+
+/// The sum of all known seconds.
+double total(const WorkerStatus::Seconds& seconds);
+
+/// Where a job's time went, in seconds that sum up to "wall":
+///   start       until the first batch
+///   data, compute, communication, evaluation, checkpoint   as the workers report (docs/status.md)
+///   restarts    from the end of an attempt to the first batch of the next
+///   repeated    the part of compute spent on steps that an earlier attempt had done
+///   other       everything else, such as the last attempt's end
+/// null if no worker has reported anything.
+nlohmann::ordered_json to_ledger(double wall, const std::vector<AttemptRecord>& attempts);
 
 /// The record as a JSON object. Bytes that are not UTF-8 become U+FFFD.
 std::string to_json(const JobRecord& record);

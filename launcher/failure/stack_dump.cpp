@@ -10,7 +10,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
-#include <fstream>
 #include <sstream>
 #include <thread>
 #include <utility>
@@ -54,10 +53,7 @@ constexpr std::size_t kMaxThreads = 512;
 
 /// Without the final newline; empty if it is gone or unreadable for us.
 std::string read_proc(const fs::path& path) {
-  std::ifstream file(path);
-  std::ostringstream text;
-  text << file.rdbuf();
-  std::string bytes = text.str();
+  std::string bytes = read_or_empty(path);
   while (!bytes.empty() && bytes.back() == '\n') bytes.pop_back();
   return bytes;
 }

@@ -1,6 +1,5 @@
 #include "launcher/host/cgroup.h"
 
-#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,17 +12,6 @@ namespace ddprun::launcher {
 namespace {
 
 namespace fs = std::filesystem;
-
-/// Empty if it cannot be read: not every cgroup has every file, and a program's first exception costs as much
-/// as all the reading here.
-std::string read_or_empty(const fs::path& path) {
-  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  std::string text;
-  char buffer[1 << 14];
-  for (ssize_t n = 0; fd && (n = ::read(fd.get(), buffer, sizeof buffer)) > 0;)
-    text.append(buffer, static_cast<std::size_t>(n));
-  return text;
-}
 
 /// The usual mount points of hierarchies that limit CPU time. Parsing /proc/self/mountinfo would double the
 /// cost of every start.

@@ -12,7 +12,7 @@
 #include <ddprun/common/text.h>
 #include <ddprun/common/worker_env.h>
 #include "launcher/events/launch_error.h"
-#include "launcher/failure/ledger.h"
+#include "launcher/failure/result_json.h"
 #include "launcher/failure/stack_dump.h"
 #include "launcher/job/dry_run.h"
 #include "launcher/job/job_monitor.h"

@@ -18,8 +18,8 @@
 #include "launcher/job/attempt.h"
 #include "launcher/output/attempt_output.h"
 #include "launcher/plan/redact.h"
-#include "launcher/status/process_use.h"
 #include "launcher/status/status_board.h"
+#include "launcher/workers/job_processes.h"
 
 namespace ddprun::launcher {
 namespace asio = boost::asio;

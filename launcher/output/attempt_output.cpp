@@ -3,25 +3,27 @@
 #include <fcntl.h>
 
 #include <algorithm>
-#include <boost/asio/redirect_error.hpp>
-#include <boost/asio/use_awaitable.hpp>
 #include <utility>
 
 #include <ddprun/common/errors.h>
+#include "launcher/events/coroutines.h"
 
 namespace ddprun::launcher {
 namespace asio = boost::asio;
+namespace {
+
+bool any_unread(const std::vector<std::shared_ptr<OutputStream>>& streams) {
+  return std::ranges::any_of(streams, [](const auto& stream) { return stream->unread(); });
+}
+
+}  // namespace
 
 struct AttemptOutput::Worker {
-  std::shared_ptr<OutputStream> out, err;  // null: bypasses ddprun
+  std::vector<std::shared_ptr<OutputStream>> streams;  // those that do not bypass ddprun
   OutputTail error_tail;
   RecentOutput recent;
   Clock::time_point last_output = Clock::now();
   bool has_written = false;
-
-  bool any(bool (OutputStream::*is)() const) const {
-    return (out && ((*out).*is)()) || (err && ((*err).*is)());
-  }
 };
 
 AttemptOutput::AttemptOutput(asio::io_context& io, Console& console, const LogFolder* folder)
@@ -30,9 +32,7 @@ AttemptOutput::AttemptOutput(asio::io_context& io, Console& console, const LogFo
 AttemptOutput::~AttemptOutput() = default;
 
 WorkerOutputs AttemptOutput::open(std::size_t index, const WorkerOutputPlan& plan) {
-  auto& worker = workers_[index];
-  if (worker) replaced_.push_back(std::move(worker));
-  worker = std::make_unique<Worker>();
+  workers_[index] = std::make_unique<Worker>();
   WorkerOutputs ends;
   ends.out = open_stream(index, plan.out, /*is_err=*/false);
   ends.err = open_stream(index, plan.err, /*is_err=*/true);
@@ -57,9 +57,10 @@ UniqueFd AttemptOutput::open_stream(std::size_t index, const StreamPlan& plan, b
   const bool terminal = targets.console && targets.console->is_terminal();
   OutputChannel channel =
       terminal ? open_output_terminal(targets.console->fd(), margin_of(plan)) : open_output_pipe();
-  auto& output = is_err ? workers_.at(index)->err : workers_.at(index)->out;
-  output = std::make_shared<OutputStream>(io_, std::move(channel.reading), std::move(targets));
-  output->start([this, index, is_err](std::string_view bytes) { note_output(index, bytes, is_err); },
+  const auto stream = std::make_shared<OutputStream>(io_, std::move(channel.reading), std::move(targets));
+  streams_.push_back(stream);
+  workers_.at(index)->streams.push_back(stream);
+  stream->start([this, index, is_err](std::string_view bytes) { note_output(index, bytes, is_err); },
                 [this] { ended_.cancel(); });
   return std::move(channel.writing);
 }
@@ -79,30 +80,16 @@ void AttemptOutput::note_output(std::size_t index, std::string_view bytes, bool 
 }
 
 asio::awaitable<bool> AttemptOutput::wait_for_ends(std::optional<Clock::time_point> deadline) {
-  while (any(&OutputStream::open)) {
-    ended_.expires_at(deadline.value_or(Clock::time_point::max()));
-    boost::system::error_code cancelled;
-    co_await ended_.async_wait(asio::redirect_error(asio::use_awaitable, cancelled));
-    if (!cancelled) co_return false;
+  while (std::ranges::any_of(streams_, [](const auto& stream) { return stream->open(); })) {
+    if (!co_await woken(ended_, deadline)) co_return false;
   }
   co_return true;
 }
 
-bool AttemptOutput::unread() const { return any(&OutputStream::unread); }
-
-bool AttemptOutput::any(bool (OutputStream::*is)() const) const {
-  const auto has = [&](const auto& worker) { return worker->any(is); };
-  return std::ranges::any_of(replaced_, has) ||
-         std::ranges::any_of(workers_, [&](const auto& entry) { return has(entry.second); });
-}
+bool AttemptOutput::unread() const { return any_unread(streams_); }
 
 void AttemptOutput::finish() {
-  const auto finish_both = [](const Worker& worker) {
-    for (const auto& stream : {worker.out, worker.err})
-      if (stream) stream->finish();
-  };
-  for (const auto& worker : replaced_) finish_both(*worker);
-  for (const auto& [index, worker] : workers_) finish_both(*worker);
+  for (const auto& stream : streams_) stream->finish();
 }
 
 asio::awaitable<bool> AttemptOutput::drain_files(std::optional<Clock::time_point> deadline) {
@@ -118,13 +105,11 @@ const RecentOutput& AttemptOutput::recent(std::size_t index) const { return work
 
 AttemptOutput::Clock::time_point AttemptOutput::last_output(std::size_t index) const {
   const Worker& worker = *workers_.at(index);
-  return worker.any(&OutputStream::unread) ? Clock::now() : worker.last_output;
+  return any_unread(worker.streams) ? Clock::now() : worker.last_output;
 }
 
 void AttemptOutput::update_window_size() {
-  for (auto& [index, worker] : workers_)
-    for (const auto& stream : {worker->out, worker->err})
-      if (stream) stream->update_window_size();
+  for (const auto& stream : streams_) stream->update_window_size();
 }
 
 }  // namespace ddprun::launcher

@@ -15,8 +15,8 @@
 
 #include <ddprun/common/files.h>
 #include "launcher/output/console.h"
+#include "launcher/output/line_format.h"
 #include "launcher/output/output_stream.h"
-#include "launcher/output/recent_output.h"
 #include "launcher/workers/process.h"
 
 namespace ddprun::launcher {
@@ -70,7 +70,6 @@ class AttemptOutput {
  private:
   struct Worker;
 
-  bool any(bool (OutputStream::*is)() const) const;
   UniqueFd open_stream(std::size_t index, const StreamPlan& plan, bool is_err);
   std::shared_ptr<LogFile> open_file(const std::filesystem::path& path, const StreamPlan& plan);
   void note_output(std::size_t index, std::string_view bytes, bool is_err);
@@ -80,7 +79,8 @@ class AttemptOutput {
   const LogFolder* folder_;
   std::unique_ptr<LogWriter> writer_;  // null: no files
   std::map<std::size_t, std::unique_ptr<Worker>> workers_;
-  std::vector<std::unique_ptr<Worker>> replaced_;  // lost workers, whose last output may still be arriving
+  // Of all workers, also of lost ones, whose last output may still be arriving.
+  std::vector<std::shared_ptr<OutputStream>> streams_;
   std::map<std::filesystem::path, std::shared_ptr<LogFile>> filtered_files_;
   std::function<void(std::size_t)> on_first_output_;
   boost::asio::steady_timer ended_;  // cancelled when a stream ends

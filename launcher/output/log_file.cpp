@@ -4,9 +4,9 @@
 #include <sys/stat.h>
 
 #include <cerrno>
+#include <utility>
 
 #include <ddprun/common/errors.h>
-#include <ddprun/common/logging.h>
 
 namespace ddprun::launcher {
 namespace {
@@ -72,8 +72,9 @@ UniqueFd LogFolder::open_below(const fs::path& relative) const {
   return at;
 }
 
-LogFile::LogFile(const LogFolder& folder, const fs::path& file, std::size_t max_size)
-    : path_((folder.path() / file).lexically_normal()), max_size_(max_size) {
+LogFile::LogFile(const LogFolder& folder, const fs::path& file, std::size_t max_size,
+                 std::function<void(const std::string&)> warn)
+    : path_((folder.path() / file).lexically_normal()), max_size_(max_size), warn_(std::move(warn)) {
   const fs::path relative = path_.lexically_relative(folder.path());
   if (leads_out(relative) || !relative.has_filename())
     throw IoError(path_, "expected a file inside " + folder.path().string());
@@ -116,9 +117,7 @@ void LogFile::rotate() {
 }
 
 void LogFile::warn_once(const char* problem, int error) {
-  if (std::exchange(warned_, true)) return;
-  const std::string text = IoError(path_, problem, error).what();
-  warn_ ? warn_(text) : log_warning(text);
+  if (!std::exchange(warned_, true)) warn_(IoError(path_, problem, error).what());
 }
 
 }  // namespace ddprun::launcher

@@ -5,9 +5,9 @@
 #include <functional>
 #include <string>
 #include <string_view>
-#include <utility>
 
 #include <ddprun/common/files.h>
+#include <ddprun/common/logging.h>
 
 namespace ddprun::launcher {
 
@@ -38,13 +38,12 @@ class LogFile {
   /// file      inside the folder: relative to it, or with its path
   /// max_size  at this size the file is renamed to FILE.1, replacing an earlier one, and a new one begins, at
   ///           the end of a line if possible; 0: no limit
+  /// warn      called with a warning
   /// throws    IoError, also if the file exists
-  LogFile(const LogFolder& folder, const std::filesystem::path& file, std::size_t max_size = 0);
+  LogFile(const LogFolder& folder, const std::filesystem::path& file, std::size_t max_size = 0,
+          std::function<void(const std::string&)> warn = log_warning);
 
   void write(std::string_view bytes);
-
-  /// Called with a warning instead of logging it.
-  void on_warning(std::function<void(const std::string&)> callback) { warn_ = std::move(callback); }
 
   const std::filesystem::path& path() const { return path_; }
 

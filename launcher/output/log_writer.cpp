@@ -2,8 +2,6 @@
 
 #include <sys/eventfd.h>
 
-#include <boost/asio/redirect_error.hpp>
-#include <boost/asio/use_awaitable.hpp>
 #include <cerrno>
 #include <condition_variable>
 #include <csignal>
@@ -14,6 +12,7 @@
 
 #include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
+#include "launcher/events/coroutines.h"
 
 namespace ddprun::launcher {
 namespace asio = boost::asio;
@@ -74,15 +73,14 @@ void LogWriter::run(const std::shared_ptr<Queue>& queue) {
 
 std::shared_ptr<LogFile> LogWriter::open(const LogFolder& folder, const std::filesystem::path& path,
                                          std::size_t max_size) {
-  auto file = std::make_shared<LogFile>(folder, path, max_size);
-  file->on_warning([queue = std::weak_ptr(queue_)](const std::string& text) {
-    const auto shared = queue.lock();
-    if (!shared) return;
-    const std::lock_guard lock(shared->mutex);
-    shared->warnings.push_back(text);
-    shared->tell_loop();
-  });
-  return file;
+  return std::make_shared<LogFile>(folder, path, max_size,
+                                   [queue = std::weak_ptr(queue_)](const std::string& text) {
+                                     const auto shared = queue.lock();
+                                     if (!shared) return;
+                                     const std::lock_guard lock(shared->mutex);
+                                     shared->warnings.push_back(text);
+                                     shared->tell_loop();
+                                   });
 }
 
 void LogWriter::write(std::shared_ptr<LogFile> file, std::string bytes) {
@@ -115,10 +113,7 @@ asio::awaitable<bool> LogWriter::drain(std::optional<Clock::time_point> deadline
       if (queue_->bytes == 0 && queue_->warnings.empty()) co_return true;
       queue_->loop_waits = true;
     }
-    drained_.expires_at(deadline.value_or(Clock::time_point::max()));
-    boost::system::error_code cancelled;
-    co_await drained_.async_wait(asio::redirect_error(asio::use_awaitable, cancelled));
-    if (!cancelled) co_return false;
+    if (!co_await woken(drained_, deadline)) co_return false;
   }
 }
 

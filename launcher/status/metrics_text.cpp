@@ -1,4 +1,4 @@
-#include "launcher/status/metrics_text.h"
+#include "launcher/status/metrics_server.h"
 
 #include <array>
 #include <charconv>

@@ -9,6 +9,7 @@
 #include <iterator>
 #include <optional>
 
+#include <ddprun/common/files.h>
 #include <ddprun/common/text.h>
 #include <ddprun/common/worker_env.h>
 
@@ -23,8 +24,7 @@ struct ProcessState {
 };
 
 std::string read_proc(pid_t pid, const char* file) {
-  std::ifstream stream("/proc/" + std::to_string(pid) + "/" + file, std::ios::binary);
-  return {std::istreambuf_iterator<char>(stream), {}};
+  return read_or_empty("/proc/" + std::to_string(pid) + "/" + file);
 }
 
 /// nullopt for a missing process or a zombie.
@@ -90,6 +90,24 @@ std::vector<pid_t> children(const std::function<bool(pid_t)>& is_wanted) {
     if (const auto process = living(pid); process && process->parent == ::getpid() && is_wanted(pid))
       found.push_back(pid);
   return found;
+}
+
+std::optional<ProcessUse> process_use(pid_t pid) {
+  const std::string text = read_proc(pid, "stat");
+  const auto name_end = text.rfind(')');  // the name may contain spaces and ')'
+  if (name_end == std::string::npos) return std::nullopt;
+  unsigned long long user = 0, system = 0;
+  long long pages = 0;
+  char state = 'Z';
+  // Fields 3, 14, 15 and 24 of proc(5).
+  const int fields =
+      std::sscanf(text.c_str() + name_end + 1,
+                  " %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %llu %llu %*d %*d %*d %*d %*d %*d %*u "
+                  "%*u %lld",
+                  &state, &user, &system, &pages);
+  if (fields != 4 || state == 'Z' || state == 'X') return std::nullopt;
+  return ProcessUse{static_cast<double>(user + system) / static_cast<double>(::sysconf(_SC_CLK_TCK)),
+                    pages * ::sysconf(_SC_PAGESIZE), state == 'T' || state == 't'};
 }
 
 }  // namespace ddprun::launcher

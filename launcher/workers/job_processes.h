@@ -2,7 +2,9 @@
 
 #include <sys/types.h>
 
+#include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,5 +22,15 @@ std::vector<pid_t> processes_of_job(const std::string& job_id);
 
 /// Our living children that are wanted. Looks more closely only at those.
 std::vector<pid_t> children(const std::function<bool(pid_t)>& is_wanted);
+
+/// What a process has used, according to /proc.
+struct ProcessUse {
+  double cpu_seconds = 0;
+  std::int64_t resident_bytes = 0;
+  bool stopped = false;  ///< by SIGSTOP or a debugger
+};
+
+/// nullopt: it is gone.
+std::optional<ProcessUse> process_use(pid_t pid);
 
 }  // namespace ddprun::launcher

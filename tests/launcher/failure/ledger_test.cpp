@@ -1,7 +1,6 @@
-#include "launcher/failure/ledger.h"
-
 #include <nlohmann/json.hpp>
 
+#include "launcher/failure/result_json.h"
 #include "tests/support/catch.h"
 
 namespace ddprun::launcher {
@@ -9,28 +8,35 @@ namespace {
 
 using test::Approx;
 
+AttemptRecord attempt_between(double begin, double end) {
+  AttemptRecord record;
+  record.start_ns = static_cast<std::int64_t>(begin * 1e9);
+  record.end_ns = static_cast<std::int64_t>(end * 1e9);
+  return record;
+}
+
 TEST_CASE("a job whose workers say nothing has no ledger", "[ledger]") {
   CHECK(to_ledger(10, {}).is_null());
-  CHECK(to_ledger(10, {{.begin = 0, .end = 9}}).is_null());
+  CHECK(to_ledger(10, {attempt_between(0, 9)}).is_null());
 }
 
 TEST_CASE("a job's time sums up, with what restarts cost", "[ledger]") {
-  AttemptTimes first{.begin = 0.5, .end = 20};
-  first.spent.data = 1;
-  first.spent.compute = 10;
-  first.spent.communication = 2;
-  first.spent.evaluation = 3;
-  first.spent.checkpoint = 0.5;
-  first.spent.start = 2;
+  AttemptRecord first = attempt_between(0.5, 20);
+  first.said.seconds.data = 1;
+  first.said.seconds.compute = 10;
+  first.said.seconds.communication = 2;
+  first.said.seconds.evaluation = 3;
+  first.said.seconds.checkpoint = 0.5;
+  first.said.seconds.start = 2;
   first.first_step = 0;
-  first.last_step = 100;
-  AttemptTimes second{.begin = 22, .end = 40};
-  second.spent.data = 0.5;
-  second.spent.compute = 8;
-  second.spent.communication = 1;
-  second.spent.start = 3;
+  first.said.step = 100;
+  AttemptRecord second = attempt_between(22, 40);
+  second.said.seconds.data = 0.5;
+  second.said.seconds.compute = 8;
+  second.said.seconds.communication = 1;
+  second.said.seconds.start = 3;
   second.first_step = 75;
-  second.last_step = 175;
+  second.said.step = 175;
   const auto ledger = to_ledger(41, {first, second});
   CHECK(ledger["wall"] == 41.0);
   CHECK(ledger["start"] == Approx(2.5));
@@ -45,11 +51,11 @@ TEST_CASE("a job's time sums up, with what restarts cost", "[ledger]") {
 }
 
 TEST_CASE("steps that were never lost are not repeated", "[ledger]") {
-  AttemptTimes first{.begin = 0, .end = 5}, second{.begin = 5, .end = 9};
-  first.spent.compute = second.spent.compute = 3;
+  AttemptRecord first = attempt_between(0, 5), second = attempt_between(5, 9);
+  first.said.seconds.compute = second.said.seconds.compute = 3;
   first.first_step = 0;
-  first.last_step = second.first_step = 10;
-  second.last_step = 20;
+  first.said.step = second.first_step = 10;
+  second.said.step = 20;
   CHECK(to_ledger(9, {first, second})["repeated"] == 0.0);
 }
 
