@@ -37,18 +37,16 @@ void EarlyStopping::on_validation(const TrainState& state, Control& control) {
   if (const auto decision = check(*value, state.epoch); decision.stop) control.request_stop(decision.reason);
 }
 
-EarlyStopping::Decision EarlyStopping::check(double value, std::int64_t epoch) {
-  auto decision = evaluate(static_cast<float>(value));
-  if (decision.stop) {
-    stopped_epoch_ = epoch;
-    message_ = decision.reason;
-  }
-  return decision;
-}
-
-EarlyStopping::Decision EarlyStopping::evaluate(float value) {
+EarlyStopping::Decision EarlyStopping::check(double metric, std::int64_t epoch) {
+  const auto value = static_cast<float>(metric);
   const auto now = options_.monitor + " = " + text_of(value);
   const auto as_float = [](double threshold) { return static_cast<float>(threshold); };
+  const auto stop = [&](Reason reason, const std::string& text) {
+    reason_ = reason;
+    stopped_epoch_ = epoch;
+    message_ = text;
+    return Decision{true, text};
+  };
   if (options_.check_finite && !std::isfinite(value))
     return stop(Reason::kNonFiniteMetric,
                 now + " is not finite; the best so far was " + text_of(best_score_));
@@ -73,11 +71,6 @@ EarlyStopping::Decision EarlyStopping::evaluate(float value) {
   return {};
 }
 
-EarlyStopping::Decision EarlyStopping::stop(Reason reason, std::string text) {
-  reason_ = reason;
-  return {true, std::move(text)};
-}
-
 std::string EarlyStopping::improvement(float value) const {
   auto text = options_.monitor + " = " + text_of(value) + " is the best so far";
   if (std::isfinite(best_score_)) text += ", better by " + text_of(std::abs(best_score_ - value));
@@ -85,14 +78,12 @@ std::string EarlyStopping::improvement(float value) const {
 }
 
 c10::IValue EarlyStopping::state_dict() const {
-  auto state = make_state();
-  state.insert("wait_count", wait_count_);
-  state.insert("stopped_epoch", stopped_epoch_);
-  state.insert("best_score", torch::full({}, best_score_, torch::kFloat32));
-  state.insert("patience", options_.patience);
-  state.insert("stopping_reason", static_cast<std::int64_t>(reason_));
-  state.insert("stopping_reason_message", message_.empty() ? c10::IValue() : c10::IValue(message_));
-  return state;
+  return make_state({{"wait_count", wait_count_},
+                     {"stopped_epoch", stopped_epoch_},
+                     {"best_score", torch::full({}, best_score_, torch::kFloat32)},
+                     {"patience", options_.patience},
+                     {"stopping_reason", static_cast<std::int64_t>(reason_)},
+                     {"stopping_reason_message", message_.empty() ? c10::IValue() : c10::IValue(message_)}});
 }
 
 void EarlyStopping::load_state_dict(const c10::impl::GenericDict& state) {

@@ -159,31 +159,19 @@ CheckpointPolicy::CheckpointPolicy(CheckpointPolicyOptions options, FileExists e
 
 CheckpointPlan CheckpointPolicy::plan(const MetricRow& metrics, std::int64_t epoch, std::int64_t step,
                                       Occasion occasion) {
-  CheckpointPlan plan;
-  if (occasion == Occasion::kRequest) return plan;
-  const bool known = options_.monitor.empty() || find_metric(metrics, options_.monitor).has_value();
-  if (step == last_step_saved_ || (occasion == Occasion::kStep && !known)) return plan;
-  if (!known && options_.save_top_k != 0)
+  if (occasion == Occasion::kRequest || step == last_step_saved_ || options_.save_top_k == 0) return {};
+  const auto score = find_metric(metrics, options_.monitor);
+  const bool known = options_.monitor.empty() || score;
+  if (!known && occasion == Occasion::kStep) return {};
+  if (!known)
     throw UsageError("monitor: expected one of the metrics " + names_of(metrics) + ", got '" +
                      options_.monitor + "'");
-  plan_top_k(metrics, epoch, step, plan);
-  return plan;
-}
-
-void CheckpointPolicy::plan_top_k(const MetricRow& metrics, std::int64_t epoch, std::int64_t step,
-                                  CheckpointPlan& plan) {
-  if (options_.save_top_k == 0) return;
   const auto name =
       checkpoint_name(options_.filename, metrics, epoch, step, options_.auto_insert_metric_name);
-  if (options_.monitor.empty()) {
-    plan_newest(name, plan);
-  } else if (const auto score = static_cast<float>(*find_metric(metrics, options_.monitor));
-             is_among_top_k(score)) {
-    plan_by_score(score, name, plan);
-  } else {
-    return;
-  }
+  const bool newest = options_.monitor.empty();
+  if (!newest && !is_among_top_k(static_cast<float>(*score))) return {};
   last_step_saved_ = step;
+  return newest ? plan_newest(name) : plan_by_score(static_cast<float>(*score), name);
 }
 
 bool CheckpointPolicy::is_among_top_k(float score) const {
@@ -204,7 +192,7 @@ std::pair<fs::path, float> CheckpointPolicy::best_kept() const {  // the first o
   });
 }
 
-void CheckpointPolicy::plan_by_score(float score, const std::string& name, CheckpointPlan& plan) {
+CheckpointPlan CheckpointPolicy::plan_by_score(float score, const std::string& name) {
   const auto kept = static_cast<std::int64_t>(best_k_.size());
   const auto k = options_.save_top_k == -1 ? kept + 1 : options_.save_top_k;
   const auto has_path = [](const Path& path) { return [&](const auto& each) { return each.first == path; }; };
@@ -212,7 +200,7 @@ void CheckpointPolicy::plan_by_score(float score, const std::string& name, Check
   std::erase_if(best_k_, has_path(removed));
   if (std::isnan(score)) score = worst_value<float>(options_.mode);
 
-  plan.write = free_path(name, removed);
+  CheckpointPlan plan{free_path(name, removed), {}};
   current_score_ = score;
   const auto same = std::find_if(best_k_.begin(), best_k_.end(), has_path(plan.write));
   if (same != best_k_.end())
@@ -223,13 +211,14 @@ void CheckpointPolicy::plan_by_score(float score, const std::string& name, Check
   if (static_cast<std::int64_t>(best_k_.size()) == k) std::tie(kth_best_path_, kth_value_) = worst_kept();
   std::tie(best_path_, best_score_) = best_kept();
   if (!removed.empty() && may_remove(removed, plan.write)) plan.remove = removed;
+  return plan;
 }
 
-void CheckpointPolicy::plan_newest(const std::string& name, CheckpointPlan& plan) {
+CheckpointPlan CheckpointPolicy::plan_newest(const std::string& name) {
   const auto previous = best_path_;
-  plan.write = best_path_ = free_path(name, previous);
-  if (options_.save_top_k == 1 && !previous.empty() && may_remove(previous, plan.write))
-    plan.remove = previous;
+  best_path_ = free_path(name, previous);
+  const bool replaces = options_.save_top_k == 1 && !previous.empty() && may_remove(previous, best_path_);
+  return {best_path_, replaces ? previous : Path()};
 }
 
 fs::path CheckpointPolicy::free_path(const std::string& name, const Path& reusable) const {
@@ -251,17 +240,15 @@ bool CheckpointPolicy::may_remove(const Path& previous, const Path& current) con
 c10::impl::GenericDict CheckpointPolicy::state_dict() const {
   auto kept = make_state();
   for (const auto& [path, score] : best_k_) kept.insert(path.string(), scalar(score));
-  auto state = make_state();
-  state.insert("monitor", options_.monitor.empty() ? c10::IValue() : c10::IValue(options_.monitor));
-  state.insert("best_model_score", scalar(best_score_));
-  state.insert("best_model_path", best_path_.string());
-  state.insert("current_score", scalar(current_score_));
-  state.insert("dirpath", options_.folder.string());
-  state.insert("best_k_models", kept);
-  state.insert("kth_best_model_path", kth_best_path_.string());
-  state.insert("kth_value", scalar(kth_value_));
-  state.insert("last_model_path", std::string());
-  return state;
+  return make_state({{"monitor", options_.monitor.empty() ? c10::IValue() : c10::IValue(options_.monitor)},
+                     {"best_model_score", scalar(best_score_)},
+                     {"best_model_path", best_path_.string()},
+                     {"current_score", scalar(current_score_)},
+                     {"dirpath", options_.folder.string()},
+                     {"best_k_models", kept},
+                     {"kth_best_model_path", kth_best_path_.string()},
+                     {"kth_value", scalar(kth_value_)},
+                     {"last_model_path", ""}});
 }
 
 void CheckpointPolicy::load_state_dict(const c10::impl::GenericDict& state) {
