@@ -2,7 +2,6 @@
 
 #include <sys/mman.h>
 #include <torch/types.h>
-#include <zlib.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -31,11 +30,6 @@ namespace fs = std::filesystem;
 
 constexpr auto kChunk = static_cast<std::size_t>(kShardChunk);
 
-std::uint32_t checksum(const std::string& bytes) {
-  return static_cast<std::uint32_t>(
-      ::crc32(0, reinterpret_cast<const Bytef*>(bytes.data()), static_cast<uInt>(bytes.size())));
-}
-
 fs::path file_of(const fs::path& folder, int rank) { return folder / ("rank-" + std::to_string(rank)); }
 
 std::string key_of(std::int64_t count, int rank) {
@@ -53,7 +47,7 @@ void verify(const fs::path& written, const std::vector<std::uint32_t>& expected)
       if (got < 0) throw IoError(written, "cannot read back", errno);
     }
     chunk.resize(count);
-    if (checksum(chunk) != sum) throw IoError(written, "was not written as it should be: CRC error");
+    if (crc32_of(chunk) != sum) throw IoError(written, "was not written as it should be: CRC error");
     chunk.resize(kChunk);
   }
 }
@@ -131,7 +125,7 @@ std::string ShardWriter::write_file(const fs::path& path) {
     serialize::OutputFile file(temporary);
     if (file.error() != 0) throw IoError(path, "cannot create", file.error());
     for (auto chunk = pop(); !chunk.empty(); chunk = pop()) {
-      sums.push_back(checksum(chunk));
+      sums.push_back(crc32_of(chunk));
       file.append(chunk.data(), chunk.size());
       release(std::move(chunk));
     }

@@ -133,17 +133,6 @@ StateDict plain_weights(const StateDict& weights, const std::filesystem::path& p
   return shorter ? *std::move(shorter) : weights;
 }
 
-StateDict in_memory(OpenWeights weights) {
-  std::unordered_map<const void*, at::Tensor> values;  // tied ones stay tied
-  if (weights.value_of)
-    for (auto& [name, tensor] : weights.tensors) {
-      auto& value = values[tensor.storage().unsafeGetStorageImpl()];
-      if (!value.defined()) value = weights.value_of(tensor).clone();
-      tensor = value;
-    }
-  return std::move(weights.tensors);
-}
-
 /// Why the weights cannot be copied into the targets; empty if they can.
 std::string problem(const StateDict& targets, const std::unordered_map<std::string, torch::Tensor>& weights) {
   NameList missing("missing");
@@ -192,16 +181,20 @@ OpenWeights open_weights(const std::filesystem::path& path, WeightsOf which) {
   return {std::move(weights), [reader](const at::Tensor& tensor) { return reader->value_of(tensor); }};
 }
 
-StateDict read_weights(const std::filesystem::path& path) {
-  return in_memory(open_weights(path, WeightsOf::kModel));
+StateDict with_memory(StateDict tensors, const serialize::ValueOf& value_of) {
+  std::unordered_map<const void*, at::Tensor> values;  // tied ones stay tied
+  if (value_of)
+    for (auto& [name, tensor] : tensors) {
+      auto& value = values[tensor.storage().unsafeGetStorageImpl()];
+      if (!value.defined()) value = value_of(tensor).clone();
+      tensor = value;
+    }
+  return tensors;
 }
 
-StateDict read_averaged_weights(const std::filesystem::path& path) {
-  return in_memory(open_weights(path, WeightsOf::kAverages));
-}
-
-StateDict read_weights_to_evaluate(const std::filesystem::path& path) {
-  return in_memory(open_weights(path, WeightsOf::kAveragesIfAny));
+StateDict read_weights(const std::filesystem::path& path, WeightsOf which) {
+  auto weights = open_weights(path, which);
+  return with_memory(std::move(weights.tensors), weights.value_of);
 }
 
 StateDict to_averaged_weights(const c10::IValue& ema, const std::filesystem::path& source) {
