@@ -5,16 +5,17 @@
 
 #include <algorithm>
 #include <array>
-#include <cctype>
 #include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <regex>
 #include <string_view>
 #include <tuple>
 #include <variant>
 
 #include <ddprun/common/errors.h>
+#include <ddprun/common/text.h>
 #include <ddprun/serialize/dict_reader.h>
 
 namespace ddprun::train {
@@ -39,31 +40,8 @@ std::string repr(double value) {
   return text.find('.') == std::string::npos ? text + ".0" : text;
 }
 
-/// [sign][0][width][.digits][type], a part of Python's format specifications.
-struct Spec {
-  std::string flags, width, digits;
-  char type = 0;
-};
-
-std::optional<Spec> parse_spec(std::string_view text) {
-  Spec spec;
-  std::size_t i = 0;
-  const auto here = [&] { return i < text.size() ? text[i] : '\0'; };
-  const auto number = [&](std::string& into) {
-    while (std::isdigit(static_cast<unsigned char>(here()))) into += text[i++];
-    return into.size() <= 2;
-  };
-  if (here() == '+' || here() == ' ' || here() == '-') spec.flags += text[i++];
-  if (here() == '0') spec.flags += text[i++];
-  if (!number(spec.width)) return std::nullopt;
-  if (here() == '.') {
-    ++i;
-    if (!number(spec.digits) || spec.digits.empty()) return std::nullopt;
-  }
-  if (i < text.size()) spec.type = text[i++];
-  if (i != text.size()) return std::nullopt;
-  return spec;
-}
+/// A part of Python's format specifications: sign, 0, width, .digits, type.
+const std::regex kSpec(R"(([-+ ]?)(0?)(\d{0,2})(\.\d{1,2})?(.?))");
 
 template <typename Value>
 std::string print(const std::string& format, Value value) {
@@ -72,26 +50,23 @@ std::string print(const std::string& format, Value value) {
   return buffer.data();
 }
 
-/// nullopt where Python rejects that type for that number.
-std::optional<std::string> format(const Number& value, const Spec& spec) {
-  std::string flags;
-  for (const char flag : spec.flags)
-    if (flag != '-') flags += flag;  // Python's default; in C it sets the alignment
-  const auto start = "%" + flags + spec.width;
+/// nullopt where Python rejects that format for that number.
+std::optional<std::string> format(const Number& value, const std::string& spec) {
+  std::smatch parts;
+  if (!std::regex_match(spec, parts, kSpec)) return std::nullopt;
+  const auto sign = parts.str(1) == "-" ? "" : parts.str(1);  // Python's default; in C it sets the alignment
+  const auto flags = sign + parts.str(2), width = parts.str(3), digits = parts.str(4), type = parts.str(5);
+  const auto start = "%" + flags + width;
   const auto* integer = std::get_if<std::int64_t>(&value);
-  if (spec.type == 'd' || (spec.type == 0 && integer != nullptr)) {
-    if (integer == nullptr || !spec.digits.empty()) return std::nullopt;
+  if (type == "d" || (type.empty() && integer != nullptr)) {
+    if (integer == nullptr || !digits.empty()) return std::nullopt;
     return print(start + "lld", static_cast<long long>(*integer));
   }
   const double number = integer != nullptr ? static_cast<double>(*integer) : std::get<double>(value);
-  const auto digits = spec.digits.empty() ? "" : "." + spec.digits;
-  if (spec.type == 0) {
-    if (!digits.empty() || !spec.width.empty() || !flags.empty()) return std::nullopt;
-    return repr(number);
-  }
-  if (spec.type == '%') return print(start + digits + "f", 100 * number) + "%";
-  if (std::string_view("eEfFgG").find(spec.type) == std::string_view::npos) return std::nullopt;
-  return print(start + digits + spec.type, number);
+  if (type.empty()) return (digits + width + flags).empty() ? std::optional(repr(number)) : std::nullopt;
+  if (type == "%") return print(start + digits + "f", 100 * number) + "%";
+  if (std::string_view("eEfFgG").find(type) == std::string_view::npos) return std::nullopt;
+  return print(start + digits + type, number);
 }
 
 Number value_of(std::string_view name, const MetricRow& metrics, std::int64_t epoch, std::int64_t step) {
@@ -102,9 +77,9 @@ Number value_of(std::string_view name, const MetricRow& metrics, std::int64_t ep
 }
 
 std::string names_of(const MetricRow& metrics) {
-  std::string names;
-  for (const auto& metric : metrics) names += (names.empty() ? "" : ", ") + metric.first;
-  return names.empty() ? "none" : names;
+  std::vector<std::string> names;
+  for (const auto& [name, value] : metrics) names.push_back(name);
+  return names.empty() ? "none" : joined(names, ", ");
 }
 
 c10::IValue scalar(std::optional<float> value) {
@@ -138,8 +113,8 @@ std::string checkpoint_name(const std::string& pattern, const MetricRow& metrics
     const auto name = field.substr(0, colon);
     if (name.empty() || name.find('{') != std::string::npos)
       refuse("expected a metric's name between '{' and '}'");
-    const auto spec = parse_spec(colon == std::string::npos ? "" : std::string_view(field).substr(colon + 1));
-    const auto text = spec ? format(value_of(name, metrics, epoch, step), *spec) : std::nullopt;
+    const auto text = format(value_of(name, metrics, epoch, step),
+                             colon == std::string::npos ? "" : field.substr(colon + 1));
     if (!text) refuse("expected a format such as 02d or .2f for " + name + ", got '{" + field + "}'");
     result += auto_insert ? name + "=" + *text : *text;
     i = end + 1;
