@@ -22,20 +22,6 @@ Ema::NamedTensors to_vector(const torch::OrderedDict<std::string, Tensor>& tenso
   return result;
 }
 
-/// For one device and type.
-struct Pairs {
-  std::vector<Tensor> averages, sources;
-};
-
-void lerp(const Pairs& pairs, double decay) {
-  if (at::isFloatingType(pairs.averages[0].scalar_type())) {
-    at::_foreach_lerp_(pairs.averages, pairs.sources, 1 - decay);
-    return;
-  }
-  for (std::size_t i = 0; i < pairs.averages.size(); ++i)
-    pairs.averages[i].copy_(pairs.averages[i] * decay + pairs.sources[i] * (1 - decay));
-}
-
 }  // namespace
 
 Ema::Ema(const torch::nn::Module& module, const Options& options)
@@ -89,22 +75,19 @@ void Ema::update(const at::Tensor& skipped) {
   if (skipped.defined() || updates_on_device_.defined())
     return update_unless(
         skipped.defined() ? skipped : torch::zeros({}, updates_on_device_.options().dtype(torch::kFloat32)));
-  std::vector<Pairs> groups;
+  std::vector<Tensor> averages, sources;
   for (auto& entry : entries_) {
     if (entry.alias) continue;
     if (updates_ == 0 || !entry.averaged) {
       entry.average.copy_(entry.source);
-      continue;
+    } else if (at::isFloatingType(entry.average.scalar_type())) {
+      averages.push_back(entry.average);
+      sources.push_back(entry.source);
+    } else {
+      entry.average.copy_(entry.average * options_.decay + entry.source * (1 - options_.decay));
     }
-    const auto same = std::find_if(groups.begin(), groups.end(), [&](const Pairs& pairs) {
-      return pairs.averages[0].device() == entry.average.device() &&
-             pairs.averages[0].scalar_type() == entry.average.scalar_type();
-    });
-    auto& pairs = same != groups.end() ? *same : groups.emplace_back();
-    pairs.averages.push_back(entry.average);
-    pairs.sources.push_back(entry.source);
   }
-  for (const auto& pairs : groups) lerp(pairs, options_.decay);
+  if (!averages.empty()) at::_foreach_lerp_(averages, sources, 1 - options_.decay);
   ++updates_;
 }
 
