@@ -1,7 +1,6 @@
 #include <ddprun/train/loop/estimate.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <set>
 
@@ -10,6 +9,7 @@
 #include <ddprun/data/distributed_sampler.h>
 #include <ddprun/data/loader.h>
 #include <ddprun/group/collectives.h>
+#include <ddprun/train/loop/epoch_progress.h>
 #include <ddprun/train/model/parallel_model.h>
 #include <ddprun/train/model/run.h>
 
@@ -43,12 +43,12 @@ class Batches {
 
 /// Seconds per batch on this rank. reduce: whether the ranks' gradients are reduced
 double measure(ParallelModel& model, Batches& batches, int count, bool reduce) {
-  const auto begin = std::chrono::steady_clock::now();
+  const auto begin = Clock::now();
   for (int step = 0; step < count; ++step) {
     model.zero_grad();
     model.train(batches.next(), reduce).loss.item<double>();  // waits for the device
   }
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() / count;
+  return seconds_since(begin) / count;
 }
 
 /// "12.3 ms", "4.56 s", "12 min", "3.4 h"

@@ -5,11 +5,11 @@
 
 #include <algorithm>
 #include <array>
-#include <cctype>
 #include <cstdio>
 #include <cstdlib>
 
 #include <ddprun/common/logging.h>
+#include <ddprun/common/text.h>
 
 namespace ddprun::train {
 namespace {
@@ -48,8 +48,7 @@ std::string in_blocks(double fraction, int width) {
 bool locale_is_utf8() {
   for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"})
     if (const char* value = std::getenv(name); value != nullptr && *value != '\0') {
-      std::string text(value);
-      for (char& letter : text) letter = static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
+      const auto text = lower_case(value);
       return text.find("utf-8") != text.npos || text.find("utf8") != text.npos;
     }
   return false;

@@ -84,12 +84,6 @@ std::string counted(std::int64_t count, const std::string& what) {
   return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
 }
 
-/// "Process group initialized: 2 ranks over gloo on CPU"
-std::string set_up_line(const Run& run) {
-  return "Process group initialized: " + counted(run.group.size(), "rank") + " over " + run.group.backend() +
-         " on " + (run.options.device_name.empty() ? "CPU" : run.options.device_name);
-}
-
 /// "32-bit, batches of 128 a rank and 256 in all, learning rate 0.001, 1199882 parameters"
 std::string step_line(const Run& run, double learning_rate) {
   constexpr const char* kPrecision[] = {"32-bit", "bf16-mixed", "16-mixed"};
@@ -160,21 +154,17 @@ void RunLog::print(const std::string& line) {
 }
 
 void RunLog::announce(double learning_rate) {
-  auto line = "Training " + run_.task.name + " on " + counted(run_.group.size(), "rank") + ", " +
-              std::to_string(run_.task.train_set->size()) + " training";
-  const auto add = [&](const char* between, const data::Dataset& set, const char* what) {
-    line += between + std::to_string(set.size()) + what;
+  const auto& task = run_.task;
+  auto line = "Training " + task.name + " on " + counted(run_.group.size(), "rank");
+  const auto add = [&](const char* between, const auto& set, const char* what) {
+    if (set) line += between + std::to_string(set->size()) + what;
   };
-  if (run_.task.validation_set && run_.task.test_set) {
-    add(", ", *run_.task.validation_set, " validation");
-    add(" and ", *run_.task.test_set, " test");
-  } else if (run_.task.test_set) {
-    add(" and ", *run_.task.test_set, " test");
-  } else if (run_.task.validation_set) {
-    add(" and ", *run_.task.validation_set, " validation");
-  }
-  print(line + " examples from " + run_.task.data_source);
-  print(set_up_line(run_));
+  add(", ", task.train_set, " training");
+  add(task.test_set ? ", " : " and ", task.validation_set, " validation");
+  add(" and ", task.test_set, " test");
+  print(line + " examples from " + task.data_source);
+  print("Process group initialized: " + counted(run_.group.size(), "rank") + " over " + run_.group.backend() +
+        " on " + (run_.options.device_name.empty() ? "CPU" : run_.options.device_name));
   print(step_line(run_, learning_rate));
   if (record_) add_settings();
 }

@@ -17,6 +17,7 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
+#include <ddprun/common/text.h>
 #include <ddprun/image/drawing.h>
 #include <ddprun/image/png.h>
 #include <ddprun/image/read_image.h>
@@ -205,15 +206,6 @@ ordered_json so_far(const std::vector<MetricRow>& rows, const std::string& task)
   return last;
 }
 
-std::string utc_now() {
-  const std::time_t now = std::time(nullptr);
-  std::tm utc{};
-  ::gmtime_r(&now, &utc);
-  char text[16];
-  std::strftime(text, sizeof text, "%H:%M:%S UTC", &utc);
-  return text;
-}
-
 /// A summary value that is shown large.
 struct Highlight {
   const char* key;
@@ -318,7 +310,7 @@ void write_run_report(const std::filesystem::path& run_folder, const std::filesy
   if (running.empty())
     page.figures = report_figures(run_folder / "figures", charts_of(run.rows));
   else
-    page.notice = "running, as of " + utc_now();
+    page.notice = "running, as of " + utc_text(std::time(nullptr), "%H:%M:%S UTC");
   page.sections = {section_of("Summary", ended ? run.summary_json : run.summary.dump()),
                    {"Configuration", {}, run.config},
                    section_of("Environment", run.environment_json)};
