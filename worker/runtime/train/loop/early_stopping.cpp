@@ -4,23 +4,12 @@
 #include <torch/types.h>
 
 #include <cmath>
-#include <sstream>
 #include <stdexcept>
 #include <utility>
 
 #include <ddprun/serialize/dict_reader.h>
 
 namespace ddprun::train {
-namespace {
-
-std::string text_of(double value) {
-  std::ostringstream text;
-  text << value;
-  return text.str();
-}
-
-}  // namespace
-
 EarlyStopping::EarlyStopping(EarlyStoppingOptions options)
     : options_(std::move(options)),
       min_delta_(
@@ -39,7 +28,7 @@ void EarlyStopping::on_validation(const TrainState& state, Control& control) {
 
 EarlyStopping::Decision EarlyStopping::check(double metric, std::int64_t epoch) {
   const auto value = static_cast<float>(metric);
-  const auto now = options_.monitor + " = " + text_of(value);
+  const auto now = options_.monitor + " = " + c10::str(value);
   const auto as_float = [](double threshold) { return static_cast<float>(threshold); };
   const auto stop = [&](Reason reason, const std::string& text) {
     reason_ = reason;
@@ -49,15 +38,15 @@ EarlyStopping::Decision EarlyStopping::check(double metric, std::int64_t epoch) 
   };
   if (options_.check_finite && !std::isfinite(value))
     return stop(Reason::kNonFiniteMetric,
-                now + " is not finite; the best so far was " + text_of(best_score_));
+                now + " is not finite; the best so far was " + c10::str(best_score_));
   if (const auto threshold = options_.stopping_threshold;
       threshold && is_better(options_.mode, value, as_float(*threshold)))
     return stop(Reason::kStoppingThreshold,
-                now + " has passed the stopping threshold " + text_of(*threshold));
+                now + " has passed the stopping threshold " + c10::str(*threshold));
   if (const auto threshold = options_.divergence_threshold;
       threshold && is_better(options_.mode, -value, -as_float(*threshold)))
     return stop(Reason::kDivergenceThreshold,
-                now + " has passed the divergence threshold " + text_of(*threshold));
+                now + " has passed the divergence threshold " + c10::str(*threshold));
   if (is_better(options_.mode, value - min_delta_, best_score_)) {
     auto text = improvement(value);
     best_score_ = value;
@@ -66,14 +55,14 @@ EarlyStopping::Decision EarlyStopping::check(double metric, std::int64_t epoch) 
   }
   if (++wait_count_ >= options_.patience)
     return stop(Reason::kPatienceExhausted, options_.monitor + " has not been better than " +
-                                                text_of(best_score_) + " in the last " +
+                                                c10::str(best_score_) + " in the last " +
                                                 std::to_string(wait_count_) + " checks");
   return {};
 }
 
 std::string EarlyStopping::improvement(float value) const {
-  auto text = options_.monitor + " = " + text_of(value) + " is the best so far";
-  if (std::isfinite(best_score_)) text += ", better by " + text_of(std::abs(best_score_ - value));
+  auto text = options_.monitor + " = " + c10::str(value) + " is the best so far";
+  if (std::isfinite(best_score_)) text += ", better by " + c10::str(std::abs(best_score_ - value));
   return text;
 }
 
@@ -88,20 +77,18 @@ c10::IValue EarlyStopping::state_dict() const {
 
 void EarlyStopping::load_state_dict(const c10::impl::GenericDict& state) {
   const DictReader reader(state, "early stopping");
-  const auto wait_count = reader.integer("wait_count");
-  const auto stopped_epoch = reader.integer("stopped_epoch");
-  const auto best_score = static_cast<float>(reader.number("best_score"));
-  const auto patience = reader.integer("patience");
+  auto loaded = *this;  // all or nothing
+  loaded.wait_count_ = reader.integer("wait_count");
+  loaded.stopped_epoch_ = reader.integer("stopped_epoch");
+  loaded.best_score_ = static_cast<float>(reader.number("best_score"));
+  loaded.options_.patience = reader.integer("patience");
   // Lightning before 2.6 has no reason.
   const auto reason = reader.has("stopping_reason") ? reader.integer("stopping_reason") : 0;
   if (reason < 0 || reason > static_cast<std::int64_t>(Reason::kNonFiniteMetric))
     reader.fail("'stopping_reason': expected 0 to 4, got " + std::to_string(reason));
-  message_ = reader.has("stopping_reason_message") ? reader.text("stopping_reason_message") : "";
-  wait_count_ = wait_count;
-  stopped_epoch_ = stopped_epoch;
-  best_score_ = best_score;
-  options_.patience = patience;
-  reason_ = static_cast<Reason>(reason);
+  loaded.reason_ = static_cast<Reason>(reason);
+  loaded.message_ = reader.has("stopping_reason_message") ? reader.text("stopping_reason_message") : "";
+  *this = std::move(loaded);
 }
 
 }  // namespace ddprun::train

@@ -3,7 +3,6 @@
 #include <ATen/ops/gradient.h>
 
 #include <cmath>
-#include <cstdio>
 #include <fstream>
 #include <new>
 #include <string>
@@ -14,6 +13,7 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/logging.h>
+#include <ddprun/common/text.h>
 #include <ddprun/data/distributed_sampler.h>
 #include <ddprun/group/collectives.h>
 #include <ddprun/image/line_chart.h>
@@ -59,11 +59,7 @@ void draw(const Run& run, const char* name, const image::LineChart& chart) {
   log_info("drawn in " + (folder / name).string());
 }
 
-std::string short_number(double value) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.3g", value);
-  return text;
-}
+std::string short_number(double value) { return formatted("%.3g", value); }
 
 /// MemAvailable, in MiB.
 double free_memory_mb() {

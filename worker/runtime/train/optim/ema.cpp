@@ -6,7 +6,6 @@
 #include <torch/types.h>
 
 #include <algorithm>
-#include <sstream>
 #include <stdexcept>
 
 #include <ddprun/serialize/dict_reader.h>
@@ -135,10 +134,8 @@ void Ema::load_state_dict(const c10::impl::GenericDict& state) {
   for (const auto& entry : entries_) {
     const auto key = "module." + entry.name;
     const auto value = reader.tensor(key);
-    if (value.sizes() == entry.average.sizes()) continue;
-    std::ostringstream text;
-    text << '\'' << key << "': expected shape " << entry.average.sizes() << ", got " << value.sizes();
-    reader.fail(text.str());
+    if (value.sizes() != entry.average.sizes())
+      reader.fail(c10::str("'", key, "': expected shape ", entry.average.sizes(), ", got ", value.sizes()));
   }
   for (auto& entry : entries_) entry.average.copy_(reader.tensor("module." + entry.name));
   updates_ = updates;

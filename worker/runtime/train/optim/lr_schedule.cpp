@@ -2,7 +2,6 @@
 
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
-#include <ATen/core/jit_type.h>
 #include <torch/optim/optimizer.h>
 
 #include <algorithm>

@@ -2,13 +2,11 @@
 
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
-#include <ATen/core/jit_type.h>
 #include <torch/optim/optimizer.h>
 
 #include <algorithm>
 #include <cmath>
 #include <numbers>
-#include <sstream>
 #include <stdexcept>
 #include <string>
 
@@ -33,10 +31,7 @@ void set_lrs(torch::optim::Optimizer& optimizer, const std::vector<double>& lrs)
 double scaled_rate(double lr, double from, double to) { return lr == from ? to : lr * (to / from); }
 
 void expect(bool holds, const char* what, double got) {
-  if (holds) return;
-  std::ostringstream text;
-  text << "learning rate schedule: expected " << what << ", got " << got;
-  throw std::invalid_argument(text.str());
+  if (!holds) throw std::invalid_argument(c10::str("learning rate schedule: expected ", what, ", got ", got));
 }
 
 LrScheduler::LrScheduler(torch::optim::Optimizer& optimizer)

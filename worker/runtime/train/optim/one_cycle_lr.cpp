@@ -2,7 +2,6 @@
 
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
-#include <ATen/core/jit_type.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>

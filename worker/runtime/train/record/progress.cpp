@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdio>
 #include <cstdlib>
 
 #include <ddprun/common/logging.h>
@@ -16,12 +15,8 @@ namespace {
 
 std::string clock_text(double seconds) {
   const auto whole = static_cast<long long>(std::min(seconds, 359999.0));
-  char text[32];
-  if (whole >= 3600)
-    std::snprintf(text, sizeof text, "%lld:%02lld:%02lld", whole / 3600, whole / 60 % 60, whole % 60);
-  else
-    std::snprintf(text, sizeof text, "%02lld:%02lld", whole / 60, whole % 60);
-  return text;
+  return whole >= 3600 ? formatted("%lld:%02lld:%02lld", whole / 3600, whole / 60 % 60, whole % 60)
+                       : formatted("%02lld:%02lld", whole / 60, whole % 60);
 }
 
 int terminal_columns() {
@@ -67,14 +62,12 @@ std::string render_bar(const BarState& state, int columns, BarStyle style) {
   const auto done = static_cast<double>(state.done - state.first);
   const double left = done > 0 ? state.seconds / done * static_cast<double>(state.total - state.done) : 0;
   const auto run = state.run_left > 0 && done > 0 ? ", run " + clock_text(left + state.run_left) : "";
-  char head[80], tail[200];
-  std::snprintf(head, sizeof head, "%.40s %3.0f%% |", state.label.c_str(), 100 * fraction);
-  std::snprintf(tail, sizeof tail, "| %lld/%lld [%s<%s%s, %.0f samples/s, loss %.4f%s%.40s]",
-                static_cast<long long>(state.done), static_cast<long long>(state.total),
-                clock_text(state.seconds).c_str(), clock_text(left).c_str(), run.c_str(),
-                state.samples_per_second, state.loss, state.measure.empty() ? "" : ", ",
-                state.measure.c_str());
-  const std::string begin(head), end(tail);
+  const auto begin = formatted("%.40s %3.0f%% |", state.label.c_str(), 100 * fraction);
+  const auto end =
+      formatted("| %lld/%lld [%s<%s%s, %.0f samples/s, loss %.4f%s%.40s]", static_cast<long long>(state.done),
+                static_cast<long long>(state.total), clock_text(state.seconds).c_str(),
+                clock_text(left).c_str(), run.c_str(), state.samples_per_second, state.loss,
+                state.measure.empty() ? "" : ", ", state.measure.c_str());
   constexpr int kMaxWidth = 40;
   const int width = std::clamp(columns - static_cast<int>(begin.size() + end.size()), 0, kMaxWidth);
   if (width == 0) return (begin + end).substr(0, static_cast<std::size_t>(std::max(columns, 0)));

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <cstdio>
-#include <iomanip>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -90,12 +88,11 @@ std::string step_line(const Run& run, double learning_rate) {
   const auto& options = run.options;
   std::int64_t parameters = 0;
   for (const auto& parameter : run.task.module->parameters()) parameters += parameter.numel();
-  std::ostringstream line;
-  line << kPrecision[static_cast<int>(options.precision.precision)] << ", batches of " << options.batch_size
-       << " a rank and " << options.batch_size * options.accumulate * run.group.size() << " in all"
-       << (options.accumulate > 1 ? " (" + std::to_string(options.accumulate) + " accumulated)" : "")
-       << ", learning rate " << learning_rate << ", " << parameters << " parameters";
-  return line.str();
+  return c10::str(kPrecision[static_cast<int>(options.precision.precision)], ", batches of ",
+                  options.batch_size, " a rank and ",
+                  options.batch_size * options.accumulate * run.group.size(), " in all",
+                  options.accumulate > 1 ? " (" + std::to_string(options.accumulate) + " accumulated)" : "",
+                  ", learning rate ", learning_rate, ", ", parameters, " parameters");
 }
 
 /// In Markdown.
@@ -109,17 +106,11 @@ std::string as_code(const std::string& text) {
 }  // namespace
 
 std::string result_line(const std::string& set, const Totals& totals) {
-  char text[120];
-  std::snprintf(text, sizeof text, ": Average loss: %.4f", totals.mean_loss());
-  auto line = set + text;
-  for (const auto& [name, mean] : totals.measures()) {
-    if (name == "acc")
-      std::snprintf(text, sizeof text, ", Accuracy: %.0f/%.0f (%.2f%%)", mean.sums()[0], mean.count(),
-                    100 * mean.value());
-    else
-      std::snprintf(text, sizeof text, ", %.60s: %.4f", name.c_str(), mean.value());
-    line += text;
-  }
+  auto line = set + formatted(": Average loss: %.4f", totals.mean_loss());
+  for (const auto& [name, mean] : totals.measures())
+    line += name == "acc" ? formatted(", Accuracy: %.0f/%.0f (%.2f%%)", mean.sums()[0], mean.count(),
+                                      100 * mean.value())
+                          : formatted(", %.60s: %.4f", name.c_str(), mean.value());
   return line;
 }
 
@@ -244,10 +235,8 @@ void RunLog::warn_unless_finite(const std::string& what, double loss, std::int64
 
 void RunLog::finish(const RunSummary& summary) {
   if (!record_) return;
-  std::ostringstream end;
-  end << "Training completed: " << counted(summary.epochs, "epoch") << ", " << counted(summary.steps, "step")
-      << " in " << std::fixed << std::setprecision(1) << summary.seconds << " s";
-  print(end.str());
+  print("Training completed: " + counted(summary.epochs, "epoch") + ", " + counted(summary.steps, "step") +
+        formatted(" in %.1f s", summary.seconds));
   for (std::size_t rank = 0; rank < summary.memory.gpus.size(); ++rank)
     print(describe(summary.memory.gpus[rank], static_cast<int>(rank)));
   if (!summary.stop_reason.empty())

@@ -5,11 +5,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <cstdio>
 #include <ctime>
 #include <functional>
 #include <map>
-#include <optional>
 #include <set>
 #include <system_error>
 #include <utility>
@@ -85,11 +83,8 @@ image::LineChart chart_of(const std::vector<MetricRow>& rows, const Kind& kind) 
 /// Alternative text: the last value of each curve.
 std::string description_of(const image::LineChart& chart) {
   std::string text = chart.title + " over " + chart.x_label + "s";
-  for (const auto& series : chart.series) {
-    char value[32];
-    std::snprintf(value, sizeof value, "%.4g", series.y.back());
-    text += "; " + series.name + " ends at " + value;
-  }
+  for (const auto& series : chart.series)
+    text += "; " + series.name + " ends at " + formatted("%.4g", series.y.back());
   return text;
 }
 
@@ -106,9 +101,7 @@ using Rows = std::vector<std::pair<std::string, std::string>>;
 /// For people: four digits are enough.
 std::string text_of(double value) {
   if (value == std::trunc(value)) return report::number_text(value);
-  char text[32];
-  std::snprintf(text, sizeof text, std::abs(value) >= 1000 && std::abs(value) < 1e9 ? "%.0f" : "%.4g", value);
-  return text;
+  return formatted(std::abs(value) >= 1000 && std::abs(value) < 1e9 ? "%.0f" : "%.4g", value);
 }
 
 std::string text_of(const ordered_json& value) {
@@ -230,10 +223,8 @@ Rows highlights_of(const ordered_json& summary) {
   Rows rows;
   for (const auto& highlight : kHighlights) {
     const auto found = summary.find(highlight.key);
-    if (found == summary.end() || !found->is_number()) continue;
-    char text[48];
-    std::snprintf(text, sizeof text, highlight.format, highlight.scale * found->get<double>());
-    rows.emplace_back(highlight.label, text);
+    if (found != summary.end() && found->is_number())
+      rows.emplace_back(highlight.label, formatted(highlight.format, highlight.scale * found->get<double>()));
   }
   return rows;
 }

@@ -7,7 +7,6 @@
 #include <array>
 #include <charconv>
 #include <cmath>
-#include <cstdio>
 #include <cstdlib>
 #include <regex>
 #include <string_view>
@@ -43,13 +42,6 @@ std::string repr(double value) {
 /// A part of Python's format specifications: sign, 0, width, .digits, type.
 const std::regex kSpec(R"(([-+ ]?)(0?)(\d{0,2})(\.\d{1,2})?(.?))");
 
-template <typename Value>
-std::string print(const std::string& format, Value value) {
-  std::array<char, 512> buffer{};  // digits of the largest double, width and precision of two digits
-  std::snprintf(buffer.data(), buffer.size(), format.c_str(), value);
-  return buffer.data();
-}
-
 /// nullopt where Python rejects that format for that number.
 std::optional<std::string> format(const Number& value, const std::string& spec) {
   std::smatch parts;
@@ -60,13 +52,13 @@ std::optional<std::string> format(const Number& value, const std::string& spec) 
   const auto* integer = std::get_if<std::int64_t>(&value);
   if (type == "d" || (type.empty() && integer != nullptr)) {
     if (integer == nullptr || !digits.empty()) return std::nullopt;
-    return print(start + "lld", static_cast<long long>(*integer));
+    return formatted((start + "lld").c_str(), static_cast<long long>(*integer));
   }
   const double number = integer != nullptr ? static_cast<double>(*integer) : std::get<double>(value);
   if (type.empty()) return (digits + width + flags).empty() ? std::optional(repr(number)) : std::nullopt;
-  if (type == "%") return print(start + digits + "f", 100 * number) + "%";
+  if (type == "%") return formatted((start + digits + "f").c_str(), 100 * number) + "%";
   if (std::string_view("eEfFgG").find(type) == std::string_view::npos) return std::nullopt;
-  return print(start + digits + type, number);
+  return formatted((start + digits + type).c_str(), number);
 }
 
 Number value_of(std::string_view name, const MetricRow& metrics, std::int64_t epoch, std::int64_t step) {
@@ -228,25 +220,22 @@ c10::impl::GenericDict CheckpointPolicy::state_dict() const {
 
 void CheckpointPolicy::load_state_dict(const c10::impl::GenericDict& state) {
   const DictReader reader(state, "checkpoint policy");
-  const Path best_path = reader.text("best_model_path");
+  auto loaded = *this;  // all or nothing
+  loaded.best_path_ = reader.text("best_model_path");
   if (!reader.has("dirpath") || Path(reader.text("dirpath")) == options_.folder) {
-    decltype(best_k_) kept;
+    loaded.best_k_.clear();
     const auto models = reader.dict("best_k_models");
     const DictReader scores(models, "checkpoint policy: best_k_models");
     for (const auto& item : models) {
       if (!item.key().isString()) scores.fail("expected paths as keys, got " + item.key().tagKind());
       const auto path = item.key().toStringRef();
-      kept.emplace_back(path, static_cast<float>(scores.number(path)));
+      loaded.best_k_.emplace_back(path, static_cast<float>(scores.number(path)));
     }
-    const auto best_score = optional_number(reader, "best_model_score");
-    const auto kth_value = static_cast<float>(reader.number("kth_value"));
-    const Path kth_best_path = reader.text("kth_best_model_path");
-    best_k_ = std::move(kept);
-    best_score_ = best_score;
-    kth_value_ = kth_value;
-    kth_best_path_ = kth_best_path;
+    loaded.best_score_ = optional_number(reader, "best_model_score");
+    loaded.kth_value_ = static_cast<float>(reader.number("kth_value"));
+    loaded.kth_best_path_ = reader.text("kth_best_model_path");
   }
-  best_path_ = best_path;
+  *this = std::move(loaded);
 }
 
 std::vector<fs::path> CheckpointPolicy::forget_missing() {

@@ -9,7 +9,6 @@
 
 #include <initializer_list>
 #include <memory>
-#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -266,11 +265,8 @@ struct StateReader {
   void operator()(const char* key, Tensor& tensor, bool required) const {
     if (!required && !entry.has(key)) return;
     const auto value = entry.tensor(key);
-    if (value.sizes() != parameter.sizes()) {
-      std::ostringstream text;
-      text << '\'' << key << "': expected shape " << parameter.sizes() << ", got " << value.sizes();
-      entry.fail(text.str());
-    }
+    if (value.sizes() != parameter.sizes())
+      entry.fail(c10::str("'", key, "': expected shape ", parameter.sizes(), ", got ", value.sizes()));
     if (keep) tensor = torch::empty_like(parameter.detach()).copy_(value);
   }
 };
