@@ -9,7 +9,6 @@
 #include <cstring>
 #include <fstream>
 #include <sstream>
-#include <stdexcept>
 #include <utility>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -59,10 +58,6 @@ ShardWriter::ShardWriter(const ddp::ProcessGroup& group)
       size_(group.size()),
       store_(c10::make_intrusive<c10d::PrefixStore>("shards", group.handle()->getStore()->clone())) {}
 
-ShardWriter::~ShardWriter() {
-  if (thread_.joinable()) thread_.join();
-}
-
 void ShardWriter::write(const fs::path& folder, const std::vector<at::Tensor>& tensors) {
   const torch::NoGradGuard no_grad;
   if (thread_.joinable()) thread_.join();
@@ -74,7 +69,7 @@ void ShardWriter::write(const fs::path& folder, const std::vector<at::Tensor>& t
   most_queued_ = std::max(kChunk, bytes / 8);
   all_queued_ = false;
   thread_ =
-      std::thread([this, file = file_of(folder, rank_), key = key_of(count_, rank_)] { run(file, key); });
+      std::jthread([this, file = file_of(folder, rank_), key = key_of(count_, rank_)] { run(file, key); });
   for (const auto& tensor : tensors) copy(tensor.detach().contiguous().view({-1}));
   if (!chunk_.empty()) push(std::exchange(chunk_, {}));
   const std::lock_guard lock(mutex_);
@@ -105,13 +100,16 @@ void ShardWriter::push(std::string chunk) {
   changed_.notify_all();
 }
 
-/// The next chunk, which counts as queued until release(); empty after the last one.
+/// The next chunk, which counts as queued until the next call; empty after the last one.
 std::string ShardWriter::pop() {
   std::unique_lock lock(mutex_);
+  queued_ -= std::exchange(popped_, 0);
+  changed_.notify_all();
   changed_.wait(lock, [&] { return !queue_.empty() || all_queued_; });
   if (queue_.empty()) return {};
   auto chunk = std::move(queue_.front());
   queue_.pop_front();
+  popped_ = chunk.size();
   return chunk;
 }
 
@@ -127,7 +125,6 @@ std::string ShardWriter::write_file(const fs::path& path) {
     for (auto chunk = pop(); !chunk.empty(); chunk = pop()) {
       sums.push_back(crc32_of(chunk));
       file.append(chunk.data(), chunk.size());
-      release(std::move(chunk));
     }
     file.settle();
     if (file.error() != 0) throw IoError(path, "cannot write", file.error());
@@ -136,12 +133,6 @@ std::string ShardWriter::write_file(const fs::path& path) {
   std::string text = "written";
   for (const auto sum : sums) text += " " + std::to_string(sum);
   return text;
-}
-
-void ShardWriter::release(std::string chunk) {
-  const std::lock_guard lock(mutex_);
-  queued_ -= chunk.size();
-  changed_.notify_all();
 }
 
 /// Runs on the thread.
@@ -154,7 +145,7 @@ void ShardWriter::run(const fs::path& file, const std::string& key) {
   } catch (const std::exception& error) {
     result = std::string("failed 0 ") + error.what();
   }
-  for (auto chunk = pop(); !chunk.empty(); chunk = pop()) release(std::move(chunk));
+  while (!pop().empty()) continue;
   try {
     store_->set(key, result);
   } catch (const std::exception&) {  // rank 0 is gone
