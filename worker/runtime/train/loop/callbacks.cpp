@@ -4,9 +4,6 @@
 #include <exception>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <optional>
-#include <string>
-#include <utility>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>

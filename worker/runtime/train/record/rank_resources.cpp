@@ -1,7 +1,6 @@
 #include <ddprun/train/record/rank_resources.h>
 
 #include <algorithm>
-#include <utility>
 
 #include <c10/core/CachingDeviceAllocator.h>
 

@@ -1,7 +1,6 @@
 #include <ddprun/train/record/run_log.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <iostream>
 #include <nlohmann/json.hpp>

@@ -2,17 +2,14 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <string>
 #include <string_view>
 #include <system_error>
 #include <utility>
-#include <vector>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
 #include <ddprun/image/png.h>
-#include <ddprun/report/metric_sink.h>
 #include <ddprun/serialize/pt_file.h>
 #include <ddprun/train/record/run_report.h>
 #include <ddprun/train/state/shard_index.h>

@@ -11,7 +11,6 @@
 #include <set>
 #include <system_error>
 #include <utility>
-#include <vector>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
@@ -19,8 +18,6 @@
 #include <ddprun/image/drawing.h>
 #include <ddprun/image/png.h>
 #include <ddprun/image/read_image.h>
-#include <ddprun/report/html_report.h>
-#include <ddprun/report/metric_sink.h>
 #include <ddprun/train/optim/monitor.h>
 
 namespace ddprun::train {

@@ -5,10 +5,8 @@
 #include <ATen/core/ivalue.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <stdexcept>
 #include <system_error>
 #include <tuple>

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include <ddprun/common/errors.h>
-#include <ddprun/serialize/portable_value.h>
 #include <ddprun/serialize/pt_file.h>
 #include <ddprun/train/state/shard_index.h>
 

@@ -12,11 +12,9 @@
 #include <mutex>
 #include <stdexcept>
 #include <string>
-#include <vector>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/group/collectives.h>
-#include <ddprun/group/process_group.h>
 #include <ddprun/serialize/dict_reader.h>
 
 namespace ddprun::train {

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cstring>
 #include <nlohmann/json.hpp>
-#include <set>
 #include <stdexcept>
 #include <system_error>
 

@@ -11,7 +11,6 @@
 #include <optional>
 #include <string_view>
 #include <unordered_map>
-#include <utility>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/logging.h>
