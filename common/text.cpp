@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdarg>
+#include <cstdio>
 #include <nlohmann/json.hpp>
 
 namespace ddprun {
@@ -109,6 +111,17 @@ std::string_view trimmed(std::string_view text, std::string_view characters) {
 std::string lower_case(std::string text) {
   for (char& letter : text)
     if (letter >= 'A' && letter <= 'Z') letter = static_cast<char>(letter - 'A' + 'a');
+  return text;
+}
+
+std::string formatted(const char* format, ...) {
+  std::va_list values, again;
+  va_start(values, format);
+  va_copy(again, values);
+  std::string text(static_cast<std::size_t>(std::max(0, std::vsnprintf(nullptr, 0, format, values))), '\0');
+  std::vsnprintf(text.data(), text.size() + 1, format, again);
+  va_end(again);
+  va_end(values);
   return text;
 }
 

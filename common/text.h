@@ -37,6 +37,9 @@ std::string_view trimmed(std::string_view text, std::string_view characters = " 
 /// The text with A to Z in lower case.
 std::string lower_case(std::string text);
 
+/// As std::printf() prints it.
+[[gnu::format(printf, 1, 2)]] std::string formatted(const char* format, ...);
+
 /// The shortest text that reads back as this number: "0.1", "1e-06".
 std::string shortest_text(double number);
 

@@ -30,7 +30,7 @@ void init_weights(torch::nn::Module& model, const Config& config) {
 
 GivenWeights read_given_weights(const Config& config) {
   const auto &init = config.model.init_weights, &eval = config.model.eval;
-  if (!eval.empty()) return {eval, train::read_weights_to_evaluate(eval)};
+  if (!eval.empty()) return {eval, train::read_weights(eval, train::WeightsOf::kAveragesIfAny)};
   return {init, init.empty() ? train::StateDict() : train::read_weights(init)};
 }
 

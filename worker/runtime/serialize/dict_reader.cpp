@@ -22,8 +22,16 @@ std::optional<double> to_number(const IValue& value) {
 
 }  // namespace
 
-c10::impl::GenericDict make_state() {
-  return c10::impl::GenericDict(c10::StringType::get(), c10::AnyType::get());
+c10::impl::GenericDict make_state(std::initializer_list<std::pair<const char*, IValue>> items) {
+  c10::impl::GenericDict state(c10::StringType::get(), c10::AnyType::get());
+  for (const auto& [key, value] : items) state.insert(key, value);
+  return state;
+}
+
+c10::impl::GenericList make_list(const std::vector<IValue>& values) {
+  c10::impl::GenericList list(c10::AnyType::get());
+  for (const auto& value : values) list.push_back(value);
+  return list;
 }
 
 DictReader::DictReader(const IValue& value, std::string owner)

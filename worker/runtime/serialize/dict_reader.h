@@ -4,13 +4,18 @@
 #include <ATen/core/ivalue.h>
 
 #include <cstdint>
+#include <initializer_list>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace ddprun::train {
 
 /// A new dict with string keys.
-c10::impl::GenericDict make_state();
+c10::impl::GenericDict make_state(std::initializer_list<std::pair<const char*, c10::IValue>> items = {});
+
+/// A new list of values of any type.
+c10::impl::GenericList make_list(const std::vector<c10::IValue>& values = {});
 
 /// Reads a state dict. Each call throws std::invalid_argument naming owner and key if the key is missing or
 /// its value has another type.

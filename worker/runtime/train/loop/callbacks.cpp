@@ -3,9 +3,7 @@
 #include <cerrno>
 #include <exception>
 #include <fstream>
-#include <optional>
-#include <string>
-#include <utility>
+#include <nlohmann/json.hpp>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
@@ -28,14 +26,12 @@ class IndexLog : public Callback {
   }
 
   void on_step(const TrainState& state, Control&) override {
-    file_ << "{\"epoch\":" << state.epoch << ",\"step\":" << state.step << ",\"rank\":" << rank_
-          << ",\"indices\":[";
-    const char* comma = "";
-    for (const auto index : state.indices) {
-      file_ << comma << index;
-      comma = ",";
-    }
-    if (!(file_ << "]}" << std::endl)) throw IoError(path_, "cannot write", errno);
+    const nlohmann::ordered_json line = {
+        {"epoch", state.epoch},
+        {"step", state.step},
+        {"rank", rank_},
+        {"indices", std::vector(state.indices.begin(), state.indices.end())}};
+    if (!(file_ << line << std::endl)) throw IoError(path_, "cannot write", errno);
   }
 
  private:

@@ -8,7 +8,6 @@
 
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
-#include <ATen/core/jit_type.h>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/logging.h>
@@ -37,39 +36,35 @@ constexpr const char* kEarlyStopping = "EarlyStopping";
 ///
 /// alone  only this rank's; the others' are empty
 c10::IValue values_by_rank(const ddp::ProcessGroup& group, const std::vector<double>& values, bool alone) {
-  std::vector<std::vector<double>> columns;
-  const auto size = static_cast<std::size_t>(group.size());
-  for (const double value : values)
-    columns.push_back(alone ? std::vector<double>(size, value) : ddp::all_gather(group, value));
-  c10::impl::GenericList ranks(c10::AnyType::get());
-  for (int rank = 0; rank < group.size(); ++rank) {
-    c10::impl::GenericList of_rank(c10::AnyType::get());
-    for (const auto& column : columns)
-      if (!alone || rank == group.rank()) of_rank.push_back(column[static_cast<std::size_t>(rank)]);
-    ranks.push_back(c10::IValue(of_rank));
+  std::vector<c10::IValue> ranks;
+  for (int rank = 0; rank < group.size(); ++rank) ranks.emplace_back(make_list());
+  for (const double value : values) {
+    if (alone) {
+      ranks[static_cast<std::size_t>(group.rank())].toList().push_back(value);
+      continue;
+    }
+    const auto of_ranks = ddp::all_gather(group, value);
+    for (std::size_t rank = 0; rank < ranks.size(); ++rank) ranks[rank].toList().push_back(of_ranks[rank]);
   }
-  return c10::IValue(ranks);
+  return make_list(ranks);
 }
 
 c10::impl::GenericDict sums_by_rank(const ddp::ProcessGroup& group, const EpochSums& sums, bool alone) {
-  auto dict = make_state();
-  dict.insert("totals", values_by_rank(group, sums.totals.sums(), alone));
-  dict.insert("losses", values_by_rank(group, {sums.losses.sum(), sums.losses.batches()}, alone));
-  return dict;
+  return make_state({{"totals", values_by_rank(group, sums.totals.sums(), alone)},
+                     {"losses", values_by_rank(group, {sums.losses.sum(), sums.losses.batches()}, alone)}});
 }
 
-/// nullopt if another program wrote the file.
-std::optional<c10::impl::GenericDict> trainer_state(const TrainingState& state) {
+/// What the trainer kept under a key; nullopt in older checkpoints, or if another program wrote the file.
+std::optional<c10::IValue> kept_by_trainer(const TrainingState& state, const char* key) {
   const auto kept = state.callbacks.find(kTrainer);
   if (kept == state.callbacks.end() || !kept->second.isGenericDict()) return std::nullopt;
-  return kept->second.toGenericDict();
+  const auto dict = kept->second.toGenericDict();
+  return dict.contains(key) ? std::optional(dict.at(key)) : std::nullopt;
 }
 
-/// nullopt in older checkpoints.
 std::optional<std::int64_t> number_of(const TrainingState& state, const char* key) {
-  const auto kept = trainer_state(state);
-  if (!kept || !kept->contains(key)) return std::nullopt;
-  return kept->at(key).toInt();
+  const auto kept = kept_by_trainer(state, key);
+  return kept ? std::optional(kept->toInt()) : std::nullopt;
 }
 
 /// throws  UsageError naming the setting that must not change
@@ -117,9 +112,9 @@ void settle_position(TrainingState& state, const Run& run) {
 
 /// This rank's values; empty if there are none.
 std::vector<double> values_of(const TrainingState& state, const char* key, const ddp::ProcessGroup& group) {
-  const auto kept = trainer_state(state);
-  if (!kept || !kept->contains(key)) return {};
-  const auto ranks = kept->at(key).toList();
+  const auto kept = kept_by_trainer(state, key);
+  if (!kept) return {};
+  const auto ranks = kept->toList();
   std::vector<double> own;
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     std::vector<double> values;
@@ -181,20 +176,19 @@ std::optional<std::int64_t> rows_of(const TrainingState& state) { return number_
 
 report::MetricRow metrics_of(const TrainingState& state) {
   report::MetricRow row;
-  const auto kept = trainer_state(state);
-  if (!kept || !kept->contains(kMetrics)) return row;
-  for (const auto& item : kept->at(kMetrics).toGenericDict())
-    row.emplace_back(item.key().toStringRef(), item.value().toDouble());
+  if (const auto kept = kept_by_trainer(state, kMetrics))
+    for (const auto& item : kept->toGenericDict())
+      row.emplace_back(item.key().toStringRef(), item.value().toDouble());
   return row;
 }
 
 InMemory in_memory(const TrainingState& state) {
   InMemory beside;
-  const auto kept = trainer_state(state);
-  if (!kept || !kept->contains(kSeconds)) return beside;
-  beside.seconds = kept->at(kSeconds).toDouble();
-  beside.trained = kept->at(kTrained).toBool();
-  if (kept->contains(kStop)) beside.stop_reason = kept->at(kStop).toStringRef();
+  const auto seconds = kept_by_trainer(state, kSeconds);
+  if (!seconds) return beside;
+  beside.seconds = seconds->toDouble();
+  beside.trained = kept_by_trainer(state, kTrained)->toBool();
+  if (const auto reason = kept_by_trainer(state, kStop)) beside.stop_reason = reason->toStringRef();
   return beside;
 }
 
@@ -217,15 +211,14 @@ CheckpointSaver::CheckpointSaver(const Run& run, ParallelModel& model, const Cal
   const auto& checkpoint = run.options.checkpoint;
   last_path_ = record_->checkpoint_folder() / ("last" + checkpoint.extension);
   if (checkpoint.top_k == 0) return;
-  CheckpointPolicyOptions policy;
-  policy.folder = record_->checkpoint_folder();
-  policy.filename = checkpoint.filename;
-  policy.extension = checkpoint.extension;
-  policy.monitor = run.monitor;
-  policy.mode = run.mode;
-  policy.save_top_k = checkpoint.top_k;
-  if (checkpoint.resume != "auto") policy.resumed_from = checkpoint.resume;
-  policy_.emplace(policy, [](const std::filesystem::path& path) { return std::filesystem::exists(path); });
+  const CheckpointPolicyOptions policy{.folder = record_->checkpoint_folder(),
+                                       .filename = checkpoint.filename,
+                                       .extension = checkpoint.extension,
+                                       .monitor = run.monitor,
+                                       .mode = run.mode,
+                                       .save_top_k = checkpoint.top_k,
+                                       .resumed_from = checkpoint.resume == "auto" ? "" : checkpoint.resume};
+  policy_.emplace(policy, [](const fs::path& path) { return fs::exists(path); });
 }
 
 void CheckpointSaver::resume(const Resumed& resumed) {
@@ -272,14 +265,12 @@ CheckpointWriter::Request CheckpointSaver::plan(const TrainState& state, Occasio
 }
 
 TrainingState CheckpointSaver::begin_state(const TrainState& at, const Position& position) const {
-  TrainingState state;
-  state.epoch = at.epoch;
-  state.step = at.step;
-  state.position = position;
-  state.config_json = run_.options.config_json;
-  state.prefix = run_.options.checkpoint.prefix;
-  state.world_size = run_.group.size();
-  return state;
+  return {.epoch = at.epoch,
+          .step = at.step,
+          .config_json = run_.options.config_json,
+          .position = position,
+          .world_size = run_.group.size(),
+          .prefix = run_.options.checkpoint.prefix};
 }
 
 void CheckpointSaver::add_callbacks(TrainingState& state) const {

@@ -4,23 +4,12 @@
 #include <torch/types.h>
 
 #include <cmath>
-#include <sstream>
 #include <stdexcept>
 #include <utility>
 
 #include <ddprun/serialize/dict_reader.h>
 
 namespace ddprun::train {
-namespace {
-
-std::string text_of(double value) {
-  std::ostringstream text;
-  text << value;
-  return text.str();
-}
-
-}  // namespace
-
 EarlyStopping::EarlyStopping(EarlyStoppingOptions options)
     : options_(std::move(options)),
       min_delta_(
@@ -37,29 +26,27 @@ void EarlyStopping::on_validation(const TrainState& state, Control& control) {
   if (const auto decision = check(*value, state.epoch); decision.stop) control.request_stop(decision.reason);
 }
 
-EarlyStopping::Decision EarlyStopping::check(double value, std::int64_t epoch) {
-  auto decision = evaluate(static_cast<float>(value));
-  if (decision.stop) {
-    stopped_epoch_ = epoch;
-    message_ = decision.reason;
-  }
-  return decision;
-}
-
-EarlyStopping::Decision EarlyStopping::evaluate(float value) {
-  const auto now = options_.monitor + " = " + text_of(value);
+EarlyStopping::Decision EarlyStopping::check(double metric, std::int64_t epoch) {
+  const auto value = static_cast<float>(metric);
+  const auto now = options_.monitor + " = " + c10::str(value);
   const auto as_float = [](double threshold) { return static_cast<float>(threshold); };
+  const auto stop = [&](Reason reason, const std::string& text) {
+    reason_ = reason;
+    stopped_epoch_ = epoch;
+    message_ = text;
+    return Decision{true, text};
+  };
   if (options_.check_finite && !std::isfinite(value))
     return stop(Reason::kNonFiniteMetric,
-                now + " is not finite; the best so far was " + text_of(best_score_));
+                now + " is not finite; the best so far was " + c10::str(best_score_));
   if (const auto threshold = options_.stopping_threshold;
       threshold && is_better(options_.mode, value, as_float(*threshold)))
     return stop(Reason::kStoppingThreshold,
-                now + " has passed the stopping threshold " + text_of(*threshold));
+                now + " has passed the stopping threshold " + c10::str(*threshold));
   if (const auto threshold = options_.divergence_threshold;
       threshold && is_better(options_.mode, -value, -as_float(*threshold)))
     return stop(Reason::kDivergenceThreshold,
-                now + " has passed the divergence threshold " + text_of(*threshold));
+                now + " has passed the divergence threshold " + c10::str(*threshold));
   if (is_better(options_.mode, value - min_delta_, best_score_)) {
     auto text = improvement(value);
     best_score_ = value;
@@ -68,49 +55,40 @@ EarlyStopping::Decision EarlyStopping::evaluate(float value) {
   }
   if (++wait_count_ >= options_.patience)
     return stop(Reason::kPatienceExhausted, options_.monitor + " has not been better than " +
-                                                text_of(best_score_) + " in the last " +
+                                                c10::str(best_score_) + " in the last " +
                                                 std::to_string(wait_count_) + " checks");
   return {};
 }
 
-EarlyStopping::Decision EarlyStopping::stop(Reason reason, std::string text) {
-  reason_ = reason;
-  return {true, std::move(text)};
-}
-
 std::string EarlyStopping::improvement(float value) const {
-  auto text = options_.monitor + " = " + text_of(value) + " is the best so far";
-  if (std::isfinite(best_score_)) text += ", better by " + text_of(std::abs(best_score_ - value));
+  auto text = options_.monitor + " = " + c10::str(value) + " is the best so far";
+  if (std::isfinite(best_score_)) text += ", better by " + c10::str(std::abs(best_score_ - value));
   return text;
 }
 
 c10::IValue EarlyStopping::state_dict() const {
-  auto state = make_state();
-  state.insert("wait_count", wait_count_);
-  state.insert("stopped_epoch", stopped_epoch_);
-  state.insert("best_score", torch::full({}, best_score_, torch::kFloat32));
-  state.insert("patience", options_.patience);
-  state.insert("stopping_reason", static_cast<std::int64_t>(reason_));
-  state.insert("stopping_reason_message", message_.empty() ? c10::IValue() : c10::IValue(message_));
-  return state;
+  return make_state({{"wait_count", wait_count_},
+                     {"stopped_epoch", stopped_epoch_},
+                     {"best_score", torch::full({}, best_score_, torch::kFloat32)},
+                     {"patience", options_.patience},
+                     {"stopping_reason", static_cast<std::int64_t>(reason_)},
+                     {"stopping_reason_message", message_.empty() ? c10::IValue() : c10::IValue(message_)}});
 }
 
 void EarlyStopping::load_state_dict(const c10::impl::GenericDict& state) {
   const DictReader reader(state, "early stopping");
-  const auto wait_count = reader.integer("wait_count");
-  const auto stopped_epoch = reader.integer("stopped_epoch");
-  const auto best_score = static_cast<float>(reader.number("best_score"));
-  const auto patience = reader.integer("patience");
+  auto loaded = *this;  // all or nothing
+  loaded.wait_count_ = reader.integer("wait_count");
+  loaded.stopped_epoch_ = reader.integer("stopped_epoch");
+  loaded.best_score_ = static_cast<float>(reader.number("best_score"));
+  loaded.options_.patience = reader.integer("patience");
   // Lightning before 2.6 has no reason.
   const auto reason = reader.has("stopping_reason") ? reader.integer("stopping_reason") : 0;
   if (reason < 0 || reason > static_cast<std::int64_t>(Reason::kNonFiniteMetric))
     reader.fail("'stopping_reason': expected 0 to 4, got " + std::to_string(reason));
-  message_ = reader.has("stopping_reason_message") ? reader.text("stopping_reason_message") : "";
-  wait_count_ = wait_count;
-  stopped_epoch_ = stopped_epoch;
-  best_score_ = best_score;
-  options_.patience = patience;
-  reason_ = static_cast<Reason>(reason);
+  loaded.reason_ = static_cast<Reason>(reason);
+  loaded.message_ = reader.has("stopping_reason_message") ? reader.text("stopping_reason_message") : "";
+  *this = std::move(loaded);
 }
 
 }  // namespace ddprun::train

@@ -57,8 +57,6 @@ class EarlyStopping : public Callback {
     kPatienceExhausted = 3,
     kNonFiniteMetric = 4
   };
-  Decision evaluate(float value);
-  Decision stop(Reason reason, std::string text);
   std::string improvement(float value) const;
 
   EarlyStoppingOptions options_;

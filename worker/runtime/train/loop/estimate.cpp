@@ -1,15 +1,15 @@
 #include <ddprun/train/loop/estimate.h>
 
 #include <algorithm>
-#include <chrono>
-#include <cstdio>
 #include <set>
 
 #include <torch/nn/module.h>
 
+#include <ddprun/common/text.h>
 #include <ddprun/data/distributed_sampler.h>
 #include <ddprun/data/loader.h>
 #include <ddprun/group/collectives.h>
+#include <ddprun/train/loop/epoch_progress.h>
 #include <ddprun/train/model/parallel_model.h>
 #include <ddprun/train/model/run.h>
 
@@ -43,25 +43,20 @@ class Batches {
 
 /// Seconds per batch on this rank. reduce: whether the ranks' gradients are reduced
 double measure(ParallelModel& model, Batches& batches, int count, bool reduce) {
-  const auto begin = std::chrono::steady_clock::now();
+  const auto begin = Clock::now();
   for (int step = 0; step < count; ++step) {
     model.zero_grad();
     model.train(batches.next(), reduce).loss.item<double>();  // waits for the device
   }
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() / count;
+  return seconds_since(begin) / count;
 }
 
 /// "12.3 ms", "4.56 s", "12 min", "3.4 h"
 std::string time_text(double seconds) {
-  char text[32];
-  const auto write = [&](const char* format, double value) {
-    std::snprintf(text, sizeof text, format, value);
-    return std::string(text);
-  };
-  if (seconds < 1) return write("%.1f ms", 1000 * seconds);
-  if (seconds < 120) return write("%.1f s", seconds);
-  if (seconds < 7200) return write("%.0f min", seconds / 60);
-  return write("%.1f h", seconds / 3600);
+  if (seconds < 1) return formatted("%.1f ms", 1000 * seconds);
+  if (seconds < 120) return formatted("%.1f s", seconds);
+  if (seconds < 7200) return formatted("%.0f min", seconds / 60);
+  return formatted("%.1f h", seconds / 3600);
 }
 
 }  // namespace
@@ -82,11 +77,9 @@ std::string estimate_table(const MeasuredSteps& measured, std::int64_t samples, 
     const double batch = seconds_per_batch(measured, ranks);
     const auto per_rank = (samples + ranks - 1) / ranks;
     const double epoch = batch * static_cast<double>((per_rank + batch_size - 1) / batch_size);
-    char line[160];
-    std::snprintf(line, sizeof line, "%5d %8s %11s %12s        %3.0f %%%s\n", ranks, time_text(batch).c_str(),
-                  time_text(epoch).c_str(), time_text(epoch * static_cast<double>(epochs)).c_str(),
-                  100 * alone / batch, ranks == measured.ranks ? "   measured" : "");
-    table += line;
+    table += formatted("%5d %8s %11s %12s        %3.0f %%%s\n", ranks, time_text(batch).c_str(),
+                       time_text(epoch).c_str(), time_text(epoch * static_cast<double>(epochs)).c_str(),
+                       100 * alone / batch, ranks == measured.ranks ? "   measured" : "");
   }
   if (measured.ranks == 1)
     table +=

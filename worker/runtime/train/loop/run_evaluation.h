@@ -3,7 +3,6 @@
 #include <filesystem>
 #include <functional>
 #include <optional>
-#include <string>
 
 #include <ddprun/train/loop/epoch_progress.h>
 #include <ddprun/train/model/evaluation.h>

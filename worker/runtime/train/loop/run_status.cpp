@@ -5,7 +5,6 @@
 
 #include <ddprun/report/resource_usage.h>
 #include <ddprun/sharding/fully_sharded.h>
-#include <ddprun/train/loop/checkpoint_saver.h>
 #include <ddprun/train/record/rank_resources.h>
 #include <ddprun/train/state/run_memory.h>
 

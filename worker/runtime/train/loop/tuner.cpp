@@ -2,9 +2,7 @@
 
 #include <ATen/ops/gradient.h>
 
-#include <chrono>
 #include <cmath>
-#include <cstdio>
 #include <fstream>
 #include <new>
 #include <string>
@@ -15,11 +13,13 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/logging.h>
+#include <ddprun/common/text.h>
 #include <ddprun/data/distributed_sampler.h>
 #include <ddprun/group/collectives.h>
 #include <ddprun/image/line_chart.h>
 #include <ddprun/image/png.h>
 #include <ddprun/report/resource_usage.h>
+#include <ddprun/train/loop/epoch_progress.h>
 #include <ddprun/train/model/parallel_model.h>
 
 namespace ddprun::train {
@@ -59,11 +59,7 @@ void draw(const Run& run, const char* name, const image::LineChart& chart) {
   log_info("drawn in " + (folder / name).string());
 }
 
-std::string short_number(double value) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.3g", value);
-  return text;
-}
+std::string short_number(double value) { return formatted("%.3g", value); }
 
 /// MemAvailable, in MiB.
 double free_memory_mb() {
@@ -77,10 +73,9 @@ double free_memory_mb() {
 std::optional<double> try_batch_size(ParallelModel& model, const Run& run) {
   constexpr int kSteps = 3;
   try {
-    const auto begin = std::chrono::steady_clock::now();
+    const auto begin = Clock::now();
     for (int step = 0; step < kSteps; ++step) train_step(model, run, step);
-    const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;
-    return static_cast<double>(kSteps * run.options.batch_size) / time.count();
+    return static_cast<double>(kSteps * run.options.batch_size) / seconds_since(begin);
   } catch (const c10::Error& error) {
     const std::string text = error.what_without_backtrace();
     for (const char* part : {"out of memory", "allocate memory", "not enough memory"})

@@ -1,11 +1,11 @@
 #include <ddprun/train/model/evaluation.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <stdexcept>
 
 #include <torch/nn/module.h>
 
+#include <ddprun/common/text.h>
 #include <ddprun/data/distributed_sampler.h>
 #include <ddprun/data/loader.h>
 #include <ddprun/group/collectives.h>
@@ -44,9 +44,7 @@ void Totals::set_sums(const std::vector<double>& sums) {
 
 std::string Totals::first_measure() const {
   if (measures_.empty()) return "";
-  char text[64];
-  std::snprintf(text, sizeof text, "%.40s %.4f", measures_[0].first.c_str(), measures_[0].second.value());
-  return text;
+  return formatted("%.40s %.4f", measures_[0].first.c_str(), measures_[0].second.value());
 }
 
 void Totals::append_to(report::MetricRow& row, const std::string& set, const std::string& loss) const {

@@ -7,6 +7,7 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/logging.h>
+#include <ddprun/common/text.h>
 
 namespace ddprun::train {
 namespace {
@@ -46,10 +47,8 @@ std::string choose_monitor(const Task& task, const std::string& wanted) {
                                                     : "train_loss_epoch";
   const auto names = epoch_metrics(task);
   if (std::find(names.begin(), names.end(), wanted) != names.end()) return wanted;
-  std::string all;
-  for (const auto& name : names) all += (all.empty() ? "" : ", ") + name;
   throw UsageError("--monitor: this run has no metric '" + wanted + "' after an epoch, expected one of " +
-                   all);
+                   joined(names, ", "));
 }
 
 MonitorMode monitor_mode(const CheckpointOptions& options, const std::string& monitor) {
@@ -140,14 +139,14 @@ void warn_of_test_set(const Run& run) {
   const auto& options = run.options;
   const auto& checkpoint = options.checkpoint;
   if (!run.on_rank_0() || !checkpoint.monitor.empty() || run.monitor != "test_loss") return;
-  std::string judges;
+  std::vector<std::string> judges;
   for (const auto& [used, flag] :
        {std::pair(checkpoint.patience > 0, "--patience"), std::pair(checkpoint.top_k != 0, "--save-top-k"),
         std::pair(options.optim.schedule == LrScheduleKind::kPlateau, "--lr-schedule=plateau")})
-    if (used) judges += (judges.empty() ? "" : ", ") + std::string(flag);
+    if (used) judges.emplace_back(flag);
   if (!judges.empty())
     log_warning(
-        judges +
+        joined(judges, ", ") +
         ": uses test_loss, because there is no validation set; a test set used for selection gives too "
         "good a result; expected --val-split, or --monitor to name another metric");
 }

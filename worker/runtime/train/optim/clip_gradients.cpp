@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <sstream>
 #include <stdexcept>
 
 namespace ddprun::train {
@@ -58,11 +57,8 @@ Tensor clip_grad_norm(const Tensors& parameters, double max_norm, const ClipNorm
                       : parameters.empty() ? at::Device(at::kCPU)
                                            : parameters[0].device();
   const auto norm = reduced(norm_of(groups, device, options.norm_type), options);
-  if (options.error_if_nonfinite && !std::isfinite(norm.item<double>())) {
-    std::ostringstream text;
-    text << "gradient norm: expected a finite value, got " << norm.item<double>();
-    throw std::runtime_error(text.str());
-  }
+  if (options.error_if_nonfinite && !std::isfinite(norm.item<double>()))
+    throw std::runtime_error(c10::str("gradient norm: expected a finite value, got ", norm.item<double>()));
   const auto scale = (max_norm / (norm + 1e-6)).clamp_max(1.0);
   for (const auto& group : groups) at::_foreach_mul_(group, scale.to(group[0].device()));
   return norm;

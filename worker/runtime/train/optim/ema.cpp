@@ -6,7 +6,6 @@
 #include <torch/types.h>
 
 #include <algorithm>
-#include <sstream>
 #include <stdexcept>
 
 #include <ddprun/serialize/dict_reader.h>
@@ -20,20 +19,6 @@ Ema::NamedTensors to_vector(const torch::OrderedDict<std::string, Tensor>& tenso
   Ema::NamedTensors result;
   for (const auto& item : tensors) result.emplace_back(item.key(), item.value());
   return result;
-}
-
-/// For one device and type.
-struct Pairs {
-  std::vector<Tensor> averages, sources;
-};
-
-void lerp(const Pairs& pairs, double decay) {
-  if (at::isFloatingType(pairs.averages[0].scalar_type())) {
-    at::_foreach_lerp_(pairs.averages, pairs.sources, 1 - decay);
-    return;
-  }
-  for (std::size_t i = 0; i < pairs.averages.size(); ++i)
-    pairs.averages[i].copy_(pairs.averages[i] * decay + pairs.sources[i] * (1 - decay));
 }
 
 }  // namespace
@@ -89,22 +74,19 @@ void Ema::update(const at::Tensor& skipped) {
   if (skipped.defined() || updates_on_device_.defined())
     return update_unless(
         skipped.defined() ? skipped : torch::zeros({}, updates_on_device_.options().dtype(torch::kFloat32)));
-  std::vector<Pairs> groups;
+  std::vector<Tensor> averages, sources;
   for (auto& entry : entries_) {
     if (entry.alias) continue;
     if (updates_ == 0 || !entry.averaged) {
       entry.average.copy_(entry.source);
-      continue;
+    } else if (at::isFloatingType(entry.average.scalar_type())) {
+      averages.push_back(entry.average);
+      sources.push_back(entry.source);
+    } else {
+      entry.average.copy_(entry.average * options_.decay + entry.source * (1 - options_.decay));
     }
-    const auto same = std::find_if(groups.begin(), groups.end(), [&](const Pairs& pairs) {
-      return pairs.averages[0].device() == entry.average.device() &&
-             pairs.averages[0].scalar_type() == entry.average.scalar_type();
-    });
-    auto& pairs = same != groups.end() ? *same : groups.emplace_back();
-    pairs.averages.push_back(entry.average);
-    pairs.sources.push_back(entry.source);
   }
-  for (const auto& pairs : groups) lerp(pairs, options_.decay);
+  if (!averages.empty()) at::_foreach_lerp_(averages, sources, 1 - options_.decay);
   ++updates_;
 }
 
@@ -152,10 +134,8 @@ void Ema::load_state_dict(const c10::impl::GenericDict& state) {
   for (const auto& entry : entries_) {
     const auto key = "module." + entry.name;
     const auto value = reader.tensor(key);
-    if (value.sizes() == entry.average.sizes()) continue;
-    std::ostringstream text;
-    text << '\'' << key << "': expected shape " << entry.average.sizes() << ", got " << value.sizes();
-    reader.fail(text.str());
+    if (value.sizes() != entry.average.sizes())
+      reader.fail(c10::str("'", key, "': expected shape ", entry.average.sizes(), ", got ", value.sizes()));
   }
   for (auto& entry : entries_) entry.average.copy_(reader.tensor("module." + entry.name));
   updates_ = updates;

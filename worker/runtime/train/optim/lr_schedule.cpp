@@ -2,7 +2,6 @@
 
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
-#include <ATen/core/jit_type.h>
 #include <torch/optim/optimizer.h>
 
 #include <algorithm>
@@ -10,29 +9,9 @@
 
 #include <ddprun/serialize/dict_reader.h>
 #include <ddprun/train/optim/lr_schedulers.h>
-#include <ddprun/train/optim/one_cycle_lr.h>
 
 namespace ddprun::train {
 namespace {
-
-std::unique_ptr<LrScheduler> make_scheduler(torch::optim::Optimizer& optimizer,
-                                            const LrScheduleOptions& options) {
-  switch (options.kind) {
-    case LrScheduleKind::kStep:
-      return std::make_unique<StepLr>(optimizer, options.step);
-    case LrScheduleKind::kCosine:
-      return std::make_unique<CosineAnnealingLr>(optimizer, options.cosine);
-    case LrScheduleKind::kOneCycle:
-      return std::make_unique<OneCycleLr>(optimizer, options.one_cycle);
-    case LrScheduleKind::kPlateau:
-      return std::make_unique<ReduceLrOnPlateau>(optimizer, options.plateau);
-    case LrScheduleKind::kNone:
-      break;
-  }
-  // After a warm-up the rate stays constant.
-  if (options.warmup_steps > 0) return std::make_unique<StepLr>(optimizer, LrScheduleOptions::Step{1, 1.0});
-  return nullptr;
-}
 
 std::int64_t stretched(std::int64_t units, double ratio, std::int64_t least = 1) {
   return std::max<std::int64_t>(least, std::llround(static_cast<double>(units) * ratio));
@@ -51,10 +30,13 @@ LrSchedule::LrSchedule(torch::optim::Optimizer& optimizer, const LrScheduleOptio
     : optimizer_(&optimizer), first_lrs_(lrs_of(optimizer)), options_(options), whole_(whole_run(options)) {
   if (whole_ > 0 && counts_steps()) whole_ += options.warmup_steps;
   expect(options.warmup_steps >= 0, "0 warm-up steps or more", static_cast<double>(options.warmup_steps));
-  if (options.warmup_steps > 0)
-    warmup_ = std::make_unique<LinearLr>(optimizer, options.warmup_start_factor, options.warmup_steps);
+  if (options.warmup_steps > 0) {
+    warmup_ = make_warmup(optimizer, options.warmup_start_factor, options.warmup_steps);
+    warmup_->take_first_step();
+  }
   const auto base_lrs = warmup_ ? warmup_->base_lrs() : std::vector<double>();
   schedule_ = make_scheduler(optimizer, options);
+  if (schedule_) schedule_->take_first_step();
   if (!warmup_) return;
   // SequentialLR starts with the schedule's first rates, with only the warm-up's first step taken.
   if (options.kind != LrScheduleKind::kOneCycle) schedule_->set_base_lrs(base_lrs);
@@ -91,17 +73,12 @@ void LrSchedule::advance(std::optional<double> metric) {
 
 c10::impl::GenericDict LrSchedule::state_dict() const {
   if (!warmup_) return schedule_ ? schedule_->state_dict() : make_state();
-  c10::impl::GenericList milestones(c10::AnyType::get()), schedulers(c10::AnyType::get());
-  milestones.push_back(options_.warmup_steps);
-  schedulers.push_back(warmup_->state_dict());
-  schedulers.push_back(schedule_->state_dict());
-  auto state = make_state();
-  state.insert("_milestones", milestones);
-  state.insert("last_epoch", ticks_);
-  state.insert("_last_lr", to_list((in_warmup() ? warmup_ : schedule_)->last_lrs()));
-  state.insert("_schedulers", schedulers);
-  state.insert("optimizer_steps", steps_);  // not in Python: decides in which epoch the warm-up ended
-  return state;
+  return make_state(
+      {{"_milestones", make_list({options_.warmup_steps})},
+       {"last_epoch", ticks_},
+       {"_last_lr", to_list((in_warmup() ? warmup_ : schedule_)->last_lrs())},
+       {"_schedulers", make_list({warmup_->state_dict(), schedule_->state_dict()})},
+       {"optimizer_steps", steps_}});  // not in Python: decides in which epoch the warm-up ended
 }
 
 void LrSchedule::load_state_dict(const c10::impl::GenericDict& state) {

@@ -3,6 +3,7 @@
 #include <ATen/core/ivalue.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -42,10 +43,10 @@ class LrScheduler {
   virtual void tick(std::optional<double> metric);
   /// Moves to unit 0, whatever the groups' rates: SequentialLR's start of its next schedule.
   void begin();
-  /// Undoes the step of the constructor, as SequentialLR does.
-  void undo_first_step() { --last_epoch_; }
-  /// SequentialLR's first step of its first schedule, after undo_first_step().
+  /// Sets the first rates: Python does so in the constructor.
   void take_first_step();
+  /// Before SequentialLR's first step of its first schedule.
+  void undo_first_step() { --last_epoch_; }
 
   /// Call it if the groups had other rates when the scheduler was constructed.
   void set_base_lrs(std::vector<double> lrs) { base_lrs_ = std::move(lrs); }
@@ -67,13 +68,11 @@ class LrScheduler {
  protected:
   explicit LrScheduler(torch::optim::Optimizer& optimizer);
 
-  /// At last_epoch_, which was just incremented; 0 in the constructor.
+  /// At last_epoch_, which was just incremented; 0 at first.
   virtual std::vector<double> next_lrs() = 0;
-  /// At unit 0, whatever the groups' rates.
-  virtual std::vector<double> first_lrs() { return base_lrs_; }
   /// At last_epoch_, whatever the groups' rates: the closed form of next_lrs().
   virtual std::vector<double> lrs_of_unit() { return base_lrs_; }
-  virtual void write_state(c10::impl::GenericDict& state) const = 0;
+  virtual c10::impl::GenericDict own_state() const = 0;
   virtual void read_state(const DictReader& state) = 0;
   virtual bool counts_steps() const { return true; }  ///< false: the state lacks base_lrs and _step_count
 
@@ -84,64 +83,18 @@ class LrScheduler {
   std::int64_t last_epoch_ = -1, step_count_ = 0;
 };
 
-class StepLr : public LrScheduler {
- public:
-  StepLr(torch::optim::Optimizer& optimizer, const LrScheduleOptions::Step& options);
-  std::int64_t* length() override { return &options_.step_size; }
+// These throw std::invalid_argument for an option out of range. Then call take_first_step().
 
- private:
-  std::vector<double> next_lrs() override;
-  std::vector<double> lrs_of_unit() override;
-  void write_state(c10::impl::GenericDict& state) const override;
-  void read_state(const DictReader& state) override;
-  LrScheduleOptions::Step options_;
-};
+/// LinearLR: from start_factor x the groups' rates up to those rates, in total_iters steps.
+std::unique_ptr<LrScheduler> make_warmup(torch::optim::Optimizer& optimizer, double start_factor,
+                                         std::int64_t total_iters);
 
-/// Loshchilov and Hutter 2017, "SGDR", section 3, without restarts; as a recursion on the groups' rates.
-class CosineAnnealingLr : public LrScheduler {
- public:
-  CosineAnnealingLr(torch::optim::Optimizer& optimizer, const LrScheduleOptions::Cosine& options);
-  std::int64_t* length() override { return &options_.t_max; }
+/// Null for kNone without a warm-up.
+std::unique_ptr<LrScheduler> make_scheduler(torch::optim::Optimizer& optimizer,
+                                            const LrScheduleOptions& options);
 
- private:
-  std::vector<double> next_lrs() override;
-  std::vector<double> lrs_of_unit() override;
-  std::vector<double> first_lrs() override;
-  void write_state(c10::impl::GenericDict& state) const override;
-  void read_state(const DictReader& state) override;
-  LrScheduleOptions::Cosine options_;
-};
-
-class LinearLr : public LrScheduler {
- public:
-  /// From start_factor x the groups' rates up to those rates, in total_iters steps.
-  LinearLr(torch::optim::Optimizer& optimizer, double start_factor, std::int64_t total_iters);
-  std::int64_t* length() override { return &total_iters_; }
-
- private:
-  std::vector<double> next_lrs() override;
-  std::vector<double> lrs_of_unit() override;
-  void write_state(c10::impl::GenericDict& state) const override;
-  void read_state(const DictReader& state) override;
-  double start_factor_;
-  std::int64_t total_iters_;
-};
-
-class ReduceLrOnPlateau : public LrScheduler {
- public:
-  ReduceLrOnPlateau(torch::optim::Optimizer& optimizer, const LrScheduleOptions::Plateau& options);
-  void tick(std::optional<double> metric) override;
-
- private:
-  bool improves(double value) const;
-  void reduce();
-  std::vector<double> next_lrs() override { return lrs_of(optimizer_); }
-  void write_state(c10::impl::GenericDict& state) const override;
-  void read_state(const DictReader& state) override;
-  bool counts_steps() const override { return false; }
-  LrScheduleOptions::Plateau options_;
-  double best_;
-  std::int64_t cooldown_counter_ = 0, bad_epochs_ = 0;
-};
+/// Smith and Topin 2018, "Super-Convergence".
+std::unique_ptr<LrScheduler> make_one_cycle(torch::optim::Optimizer& optimizer,
+                                            const LrScheduleOptions::OneCycle& options);
 
 }  // namespace ddprun::train

@@ -1,19 +1,13 @@
 #include <ddprun/train/record/profile_table.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <map>
 #include <tuple>
 
+#include <ddprun/common/text.h>
+
 namespace ddprun::train {
 namespace {
-
-template <typename... Values>
-std::string formatted(const char* format, Values... values) {
-  char text[256];
-  std::snprintf(text, sizeof text, format, values...);
-  return text;
-}
 
 double share(double part, double whole) { return whole > 0 ? 100 * part / whole : 0; }
 

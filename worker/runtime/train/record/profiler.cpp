@@ -7,7 +7,6 @@
 #include <cstdlib>
 #include <fstream>
 #include <set>
-#include <string>
 #include <utility>
 
 #include <ddprun/common/errors.h>

@@ -5,23 +5,18 @@
 
 #include <algorithm>
 #include <array>
-#include <cctype>
-#include <cstdio>
 #include <cstdlib>
 
 #include <ddprun/common/logging.h>
+#include <ddprun/common/text.h>
 
 namespace ddprun::train {
 namespace {
 
 std::string clock_text(double seconds) {
   const auto whole = static_cast<long long>(std::min(seconds, 359999.0));
-  char text[32];
-  if (whole >= 3600)
-    std::snprintf(text, sizeof text, "%lld:%02lld:%02lld", whole / 3600, whole / 60 % 60, whole % 60);
-  else
-    std::snprintf(text, sizeof text, "%02lld:%02lld", whole / 60, whole % 60);
-  return text;
+  return whole >= 3600 ? formatted("%lld:%02lld:%02lld", whole / 3600, whole / 60 % 60, whole % 60)
+                       : formatted("%02lld:%02lld", whole / 60, whole % 60);
 }
 
 int terminal_columns() {
@@ -48,8 +43,7 @@ std::string in_blocks(double fraction, int width) {
 bool locale_is_utf8() {
   for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"})
     if (const char* value = std::getenv(name); value != nullptr && *value != '\0') {
-      std::string text(value);
-      for (char& letter : text) letter = static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
+      const auto text = lower_case(value);
       return text.find("utf-8") != text.npos || text.find("utf8") != text.npos;
     }
   return false;
@@ -68,14 +62,12 @@ std::string render_bar(const BarState& state, int columns, BarStyle style) {
   const auto done = static_cast<double>(state.done - state.first);
   const double left = done > 0 ? state.seconds / done * static_cast<double>(state.total - state.done) : 0;
   const auto run = state.run_left > 0 && done > 0 ? ", run " + clock_text(left + state.run_left) : "";
-  char head[80], tail[200];
-  std::snprintf(head, sizeof head, "%.40s %3.0f%% |", state.label.c_str(), 100 * fraction);
-  std::snprintf(tail, sizeof tail, "| %lld/%lld [%s<%s%s, %.0f samples/s, loss %.4f%s%.40s]",
-                static_cast<long long>(state.done), static_cast<long long>(state.total),
-                clock_text(state.seconds).c_str(), clock_text(left).c_str(), run.c_str(),
-                state.samples_per_second, state.loss, state.measure.empty() ? "" : ", ",
-                state.measure.c_str());
-  const std::string begin(head), end(tail);
+  const auto begin = formatted("%.40s %3.0f%% |", state.label.c_str(), 100 * fraction);
+  const auto end =
+      formatted("| %lld/%lld [%s<%s%s, %.0f samples/s, loss %.4f%s%.40s]", static_cast<long long>(state.done),
+                static_cast<long long>(state.total), clock_text(state.seconds).c_str(),
+                clock_text(left).c_str(), run.c_str(), state.samples_per_second, state.loss,
+                state.measure.empty() ? "" : ", ", state.measure.c_str());
   constexpr int kMaxWidth = 40;
   const int width = std::clamp(columns - static_cast<int>(begin.size() + end.size()), 0, kMaxWidth);
   if (width == 0) return (begin + end).substr(0, static_cast<std::size_t>(std::max(columns, 0)));

@@ -1,11 +1,10 @@
 #include <ddprun/train/record/rank_resources.h>
 
 #include <algorithm>
-#include <cstdio>
-#include <utility>
 
 #include <c10/core/CachingDeviceAllocator.h>
 
+#include <ddprun/common/text.h>
 #include <ddprun/group/collectives.h>
 
 namespace ddprun::train {
@@ -52,11 +51,9 @@ std::optional<GpuMemory> gpu_memory(at::Device device) {
 }
 
 std::string describe(const GpuMemory& memory, int rank) {
-  char text[160];
-  std::snprintf(text, sizeof text,
-                "GPU memory of rank %d: %.2f GB allocated, %.2f GB reserved, %.2f GB allocated at its peak",
-                rank, memory.allocated / 1024, memory.reserved / 1024, memory.peak_allocated / 1024);
-  return text;
+  return formatted(
+      "GPU memory of rank %d: %.2f GB allocated, %.2f GB reserved, %.2f GB allocated at its peak", rank,
+      memory.allocated / 1024, memory.reserved / 1024, memory.peak_allocated / 1024);
 }
 
 PeakMemory peak_memory(const ddp::ProcessGroup& group) {

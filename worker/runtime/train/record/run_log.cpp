@@ -1,10 +1,7 @@
 #include <ddprun/train/record/run_log.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
-#include <cstdio>
-#include <iomanip>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -84,24 +81,17 @@ std::string counted(std::int64_t count, const std::string& what) {
   return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
 }
 
-/// "Process group initialized: 2 ranks over gloo on CPU"
-std::string set_up_line(const Run& run) {
-  return "Process group initialized: " + counted(run.group.size(), "rank") + " over " + run.group.backend() +
-         " on " + (run.options.device_name.empty() ? "CPU" : run.options.device_name);
-}
-
 /// "32-bit, batches of 128 a rank and 256 in all, learning rate 0.001, 1199882 parameters"
 std::string step_line(const Run& run, double learning_rate) {
   constexpr const char* kPrecision[] = {"32-bit", "bf16-mixed", "16-mixed"};
   const auto& options = run.options;
   std::int64_t parameters = 0;
   for (const auto& parameter : run.task.module->parameters()) parameters += parameter.numel();
-  std::ostringstream line;
-  line << kPrecision[static_cast<int>(options.precision.precision)] << ", batches of " << options.batch_size
-       << " a rank and " << options.batch_size * options.accumulate * run.group.size() << " in all"
-       << (options.accumulate > 1 ? " (" + std::to_string(options.accumulate) + " accumulated)" : "")
-       << ", learning rate " << learning_rate << ", " << parameters << " parameters";
-  return line.str();
+  return c10::str(kPrecision[static_cast<int>(options.precision.precision)], ", batches of ",
+                  options.batch_size, " a rank and ",
+                  options.batch_size * options.accumulate * run.group.size(), " in all",
+                  options.accumulate > 1 ? " (" + std::to_string(options.accumulate) + " accumulated)" : "",
+                  ", learning rate ", learning_rate, ", ", parameters, " parameters");
 }
 
 /// In Markdown.
@@ -115,17 +105,11 @@ std::string as_code(const std::string& text) {
 }  // namespace
 
 std::string result_line(const std::string& set, const Totals& totals) {
-  char text[120];
-  std::snprintf(text, sizeof text, ": Average loss: %.4f", totals.mean_loss());
-  auto line = set + text;
-  for (const auto& [name, mean] : totals.measures()) {
-    if (name == "acc")
-      std::snprintf(text, sizeof text, ", Accuracy: %.0f/%.0f (%.2f%%)", mean.sums()[0], mean.count(),
-                    100 * mean.value());
-    else
-      std::snprintf(text, sizeof text, ", %.60s: %.4f", name.c_str(), mean.value());
-    line += text;
-  }
+  auto line = set + formatted(": Average loss: %.4f", totals.mean_loss());
+  for (const auto& [name, mean] : totals.measures())
+    line += name == "acc" ? formatted(", Accuracy: %.0f/%.0f (%.2f%%)", mean.sums()[0], mean.count(),
+                                      100 * mean.value())
+                          : formatted(", %.60s: %.4f", name.c_str(), mean.value());
   return line;
 }
 
@@ -160,21 +144,17 @@ void RunLog::print(const std::string& line) {
 }
 
 void RunLog::announce(double learning_rate) {
-  auto line = "Training " + run_.task.name + " on " + counted(run_.group.size(), "rank") + ", " +
-              std::to_string(run_.task.train_set->size()) + " training";
-  const auto add = [&](const char* between, const data::Dataset& set, const char* what) {
-    line += between + std::to_string(set.size()) + what;
+  const auto& task = run_.task;
+  auto line = "Training " + task.name + " on " + counted(run_.group.size(), "rank");
+  const auto add = [&](const char* between, const auto& set, const char* what) {
+    if (set) line += between + std::to_string(set->size()) + what;
   };
-  if (run_.task.validation_set && run_.task.test_set) {
-    add(", ", *run_.task.validation_set, " validation");
-    add(" and ", *run_.task.test_set, " test");
-  } else if (run_.task.test_set) {
-    add(" and ", *run_.task.test_set, " test");
-  } else if (run_.task.validation_set) {
-    add(" and ", *run_.task.validation_set, " validation");
-  }
-  print(line + " examples from " + run_.task.data_source);
-  print(set_up_line(run_));
+  add(", ", task.train_set, " training");
+  add(task.test_set ? ", " : " and ", task.validation_set, " validation");
+  add(" and ", task.test_set, " test");
+  print(line + " examples from " + task.data_source);
+  print("Process group initialized: " + counted(run_.group.size(), "rank") + " over " + run_.group.backend() +
+        " on " + (run_.options.device_name.empty() ? "CPU" : run_.options.device_name));
   print(step_line(run_, learning_rate));
   if (record_) add_settings();
 }
@@ -254,10 +234,8 @@ void RunLog::warn_unless_finite(const std::string& what, double loss, std::int64
 
 void RunLog::finish(const RunSummary& summary) {
   if (!record_) return;
-  std::ostringstream end;
-  end << "Training completed: " << counted(summary.epochs, "epoch") << ", " << counted(summary.steps, "step")
-      << " in " << std::fixed << std::setprecision(1) << summary.seconds << " s";
-  print(end.str());
+  print("Training completed: " + counted(summary.epochs, "epoch") + ", " + counted(summary.steps, "step") +
+        formatted(" in %.1f s", summary.seconds));
   for (std::size_t rank = 0; rank < summary.memory.gpus.size(); ++rank)
     print(describe(summary.memory.gpus[rank], static_cast<int>(rank)));
   if (!summary.stop_reason.empty())

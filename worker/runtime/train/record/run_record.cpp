@@ -2,17 +2,14 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <string>
 #include <string_view>
 #include <system_error>
 #include <utility>
-#include <vector>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
 #include <ddprun/image/png.h>
-#include <ddprun/report/metric_sink.h>
 #include <ddprun/serialize/pt_file.h>
 #include <ddprun/train/record/run_report.h>
 #include <ddprun/train/state/shard_index.h>
@@ -60,7 +57,7 @@ bool is_temporary(std::string_view name) {
 
 /// Starts a metrics file. Removes a new one if it fails, since it would look like a run's.
 template <typename Make>
-auto make_or_remove(const fs::path& path, bool is_new, Make make) {
+std::unique_ptr<report::MetricSink> make_or_remove(const fs::path& path, bool is_new, Make make) {
   try {
     return make();
   } catch (const IoError&) {
@@ -84,17 +81,17 @@ RunRecord::RunRecord(fs::path folder, Options options)
   const auto rows = earlier_rows();
   keep_columns_of(rows);
   rows_ = static_cast<std::int64_t>(rows.size());
-  add_sink([this, rows]() -> std::unique_ptr<report::MetricSink> {
+  add_sink([this, rows] {
     return make_or_remove(metrics_path(), rows.empty(), [&] {
       return std::make_unique<report::CsvSink>(metrics_path(), options_.columns, rows);
     });
   });
-  add_sink([this, rows]() -> std::unique_ptr<report::MetricSink> {
+  add_sink([this, rows] {
     return make_or_remove(jsonl_path(), rows.empty(),
                           [&] { return std::make_unique<report::JsonlSink>(jsonl_path(), rows); });
   });
   if (!options_.tensorboard) return;
-  add_sink([this]() -> std::unique_ptr<report::MetricSink> {
+  add_sink([this] {
     std::optional<std::int64_t> purge_from;
     if (options_.resumed_at) purge_from = *options_.resumed_at + 1;
     auto sink = std::make_unique<report::TensorBoardSink>(folder_, purge_from);

@@ -5,23 +5,19 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <cstdio>
 #include <ctime>
 #include <functional>
 #include <map>
-#include <optional>
 #include <set>
 #include <system_error>
 #include <utility>
-#include <vector>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
+#include <ddprun/common/text.h>
 #include <ddprun/image/drawing.h>
 #include <ddprun/image/png.h>
 #include <ddprun/image/read_image.h>
-#include <ddprun/report/html_report.h>
-#include <ddprun/report/metric_sink.h>
 #include <ddprun/train/optim/monitor.h>
 
 namespace ddprun::train {
@@ -84,11 +80,8 @@ image::LineChart chart_of(const std::vector<MetricRow>& rows, const Kind& kind) 
 /// Alternative text: the last value of each curve.
 std::string description_of(const image::LineChart& chart) {
   std::string text = chart.title + " over " + chart.x_label + "s";
-  for (const auto& series : chart.series) {
-    char value[32];
-    std::snprintf(value, sizeof value, "%.4g", series.y.back());
-    text += "; " + series.name + " ends at " + value;
-  }
+  for (const auto& series : chart.series)
+    text += "; " + series.name + " ends at " + formatted("%.4g", series.y.back());
   return text;
 }
 
@@ -105,9 +98,7 @@ using Rows = std::vector<std::pair<std::string, std::string>>;
 /// For people: four digits are enough.
 std::string text_of(double value) {
   if (value == std::trunc(value)) return report::number_text(value);
-  char text[32];
-  std::snprintf(text, sizeof text, std::abs(value) >= 1000 && std::abs(value) < 1e9 ? "%.0f" : "%.4g", value);
-  return text;
+  return formatted(std::abs(value) >= 1000 && std::abs(value) < 1e9 ? "%.0f" : "%.4g", value);
 }
 
 std::string text_of(const ordered_json& value) {
@@ -205,15 +196,6 @@ ordered_json so_far(const std::vector<MetricRow>& rows, const std::string& task)
   return last;
 }
 
-std::string utc_now() {
-  const std::time_t now = std::time(nullptr);
-  std::tm utc{};
-  ::gmtime_r(&now, &utc);
-  char text[16];
-  std::strftime(text, sizeof text, "%H:%M:%S UTC", &utc);
-  return text;
-}
-
 /// A summary value that is shown large.
 struct Highlight {
   const char* key;
@@ -238,10 +220,8 @@ Rows highlights_of(const ordered_json& summary) {
   Rows rows;
   for (const auto& highlight : kHighlights) {
     const auto found = summary.find(highlight.key);
-    if (found == summary.end() || !found->is_number()) continue;
-    char text[48];
-    std::snprintf(text, sizeof text, highlight.format, highlight.scale * found->get<double>());
-    rows.emplace_back(highlight.label, text);
+    if (found != summary.end() && found->is_number())
+      rows.emplace_back(highlight.label, formatted(highlight.format, highlight.scale * found->get<double>()));
   }
   return rows;
 }
@@ -318,7 +298,7 @@ void write_run_report(const std::filesystem::path& run_folder, const std::filesy
   if (running.empty())
     page.figures = report_figures(run_folder / "figures", charts_of(run.rows));
   else
-    page.notice = "running, as of " + utc_now();
+    page.notice = "running, as of " + utc_text(std::time(nullptr), "%H:%M:%S UTC");
   page.sections = {section_of("Summary", ended ? run.summary_json : run.summary.dump()),
                    {"Configuration", {}, run.config},
                    section_of("Environment", run.environment_json)};

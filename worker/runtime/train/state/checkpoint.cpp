@@ -3,13 +3,10 @@
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
 #include <ATen/core/ivalue.h>
-#include <ATen/core/jit_type.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <stdexcept>
 #include <system_error>
 #include <tuple>
@@ -26,8 +23,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using c10::IValue;
-using c10::impl::GenericDict;
-using c10::impl::GenericList;
 
 constexpr std::int64_t kFormat = 1;
 constexpr std::int64_t kShardedFormat = 2;  // of an index, which older workers cannot resume
@@ -43,7 +38,7 @@ IValue to_value(const nlohmann::json& json) {
   if (json.is_string()) return json.get<std::string>();
   if (json.is_null()) return {};
   if (json.is_array()) {
-    GenericList list(c10::AnyType::get());
+    auto list = make_list();
     for (const auto& element : json) list.push_back(to_value(element));
     return list;
   }
@@ -77,7 +72,7 @@ nlohmann::json to_json(const IValue& value) {
 // -- the generators --
 
 IValue to_value(const std::vector<GeneratorState>& generators) {
-  GenericList list(c10::AnyType::get());
+  auto list = make_list();
   for (const auto& of_rank : generators) {
     auto dict = make_state();
     if (of_rank.cpu.defined()) dict.insert("cpu", of_rank.cpu);
@@ -143,21 +138,6 @@ TrainingState read_state(const IValue& value) {
   return state;
 }
 
-std::vector<fs::path> checkpoint_files(const fs::path& folder) {
-  std::vector<fs::path> files;
-  std::error_code error;
-  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
-    const auto extension = entry->path().extension();
-    std::error_code ignored;
-    if ((extension == ".pt" || extension == ".ckpt") && !entry->path().filename().string().starts_with('.') &&
-        !fs::is_directory(entry->path(), ignored))
-      files.push_back(entry->path());
-  }
-  if (error && error != std::errc::no_such_file_or_directory)
-    throw IoError(folder, "cannot be searched for checkpoints", error.value());
-  return files;
-}
-
 bool is_state(const c10::IValue& value) {
   if (!value.isGenericDict()) return false;
   const auto dict = value.toGenericDict();
@@ -186,27 +166,27 @@ std::optional<Candidate> peek(const fs::path& path) {
 }  // namespace
 
 IValue to_value(const TrainingState& state) {
-  auto root = make_state();
-  root.insert("format", state.shards.empty() ? kFormat : kShardedFormat);
-  root.insert("model", state.model);
-  root.insert("optimizer", state.optimizer);
-  for (const auto& [key, part] :
-       {std::pair{"lr_schedule", &state.lr_schedule}, {"scaler", &state.scaler}, {"ema", &state.ema}})
-    if (!part->isNone()) root.insert(key, *part);
-  if (!state.shards.empty()) root.insert("shards", state.shards);
-  if (!state.model_config.empty()) root.insert("model_config", state.model_config);
-  root.insert("epoch", state.epoch);
-  root.insert("step", state.step);
-  auto position = make_state();
-  position.insert("epoch", state.position.epoch);
-  position.insert("samples", state.position.samples);
-  root.insert("position", position);
-  root.insert("world_size", state.world_size);
-  root.insert("generators", to_value(state.generators));
+  const auto text = [](const std::string& value) { return value.empty() ? IValue() : IValue(value); };
   auto callbacks = make_state();
   for (const auto& [name, callback] : state.callbacks) callbacks.insert(name, callback);
-  root.insert("callbacks", callbacks);
-  root.insert("config", to_value(nlohmann::json::parse(state.config_json)));
+  auto root = make_state(
+      {{"format", state.shards.empty() ? kFormat : kShardedFormat},
+       {"model", state.model},
+       {"optimizer", state.optimizer},
+       {"lr_schedule", state.lr_schedule},
+       {"scaler", state.scaler},
+       {"ema", state.ema},
+       {"shards", text(state.shards)},
+       {"model_config", text(state.model_config)},
+       {"epoch", state.epoch},
+       {"step", state.step},
+       {"position", make_state({{"epoch", state.position.epoch}, {"samples", state.position.samples}})},
+       {"world_size", state.world_size},
+       {"generators", to_value(state.generators)},
+       {"callbacks", callbacks},
+       {"config", to_value(nlohmann::json::parse(state.config_json))}});
+  for (const char* key : {"lr_schedule", "scaler", "ema", "shards", "model_config"})
+    if (root.at(key).isNone()) (void)root.erase(key);
   return root;
 }
 
@@ -245,6 +225,21 @@ TrainingState read_weights_of_checkpoint(const std::filesystem::path& path) {
   auto state = to_training_state(serialize::read_pt(path, {"model", "ema", "state_dict", "ddprun"}), path);
   gather_shards(state, path, {"model", "ema"});
   return state;
+}
+
+std::vector<fs::path> checkpoint_files(const fs::path& folder) {
+  std::vector<fs::path> files;
+  std::error_code error;
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
+    const auto extension = entry->path().extension();
+    std::error_code ignored;
+    if ((extension == ".pt" || extension == ".ckpt") && !entry->path().filename().string().starts_with('.') &&
+        !fs::is_directory(entry->path(), ignored))
+      files.push_back(entry->path());
+  }
+  if (error && error != std::errc::no_such_file_or_directory)
+    throw IoError(folder, "cannot be searched for checkpoints", error.value());
+  return files;
 }
 
 std::vector<fs::path> training_state_files(const fs::path& run_folder) {

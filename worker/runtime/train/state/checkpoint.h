@@ -24,8 +24,8 @@ struct Position {
 /// A checkpoint: everything a training needs to resume as if it had never stopped. IValues are state_dicts,
 /// or None if the training does not use that part.
 struct TrainingState {
-  c10::IValue model;               ///< state_dict() of the module
-  c10::IValue optimizer;           ///< optimizer_state_dict()
+  c10::IValue model = {};          ///< state_dict() of the module
+  c10::IValue optimizer = {};      ///< optimizer_state_dict()
   std::int64_t epoch = 0;          ///< the current or just finished one, from 0
   std::int64_t step = 0;           ///< optimizer steps done
   std::string config_json = "{}";  ///< a JSON object
@@ -77,6 +77,10 @@ std::optional<TrainingState> read_if_checkpoint(const std::filesystem::path& pat
 
 /// Reads only model and ema, whole; all other tensors have arbitrary values.
 TrainingState read_weights_of_checkpoint(const std::filesystem::path& path);
+
+/// The files in a folder that are named like checkpoints; none if it does not exist. throws  IoError if it
+/// cannot be listed
+std::vector<std::filesystem::path> checkpoint_files(const std::filesystem::path& folder);
 
 /// The training states in checkpoints/ of a run folder, including those with damaged tensors; none if the
 /// folder does not exist. throws  IoError if it cannot be listed

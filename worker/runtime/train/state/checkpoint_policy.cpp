@@ -5,16 +5,16 @@
 
 #include <algorithm>
 #include <array>
-#include <cctype>
 #include <charconv>
 #include <cmath>
-#include <cstdio>
 #include <cstdlib>
+#include <regex>
 #include <string_view>
 #include <tuple>
 #include <variant>
 
 #include <ddprun/common/errors.h>
+#include <ddprun/common/text.h>
 #include <ddprun/serialize/dict_reader.h>
 
 namespace ddprun::train {
@@ -39,59 +39,26 @@ std::string repr(double value) {
   return text.find('.') == std::string::npos ? text + ".0" : text;
 }
 
-/// [sign][0][width][.digits][type], a part of Python's format specifications.
-struct Spec {
-  std::string flags, width, digits;
-  char type = 0;
-};
+/// A part of Python's format specifications: sign, 0, width, .digits, type.
+const std::regex kSpec(R"(([-+ ]?)(0?)(\d{0,2})(\.\d{1,2})?(.?))");
 
-std::optional<Spec> parse_spec(std::string_view text) {
-  Spec spec;
-  std::size_t i = 0;
-  const auto here = [&] { return i < text.size() ? text[i] : '\0'; };
-  const auto number = [&](std::string& into) {
-    while (std::isdigit(static_cast<unsigned char>(here()))) into += text[i++];
-    return into.size() <= 2;
-  };
-  if (here() == '+' || here() == ' ' || here() == '-') spec.flags += text[i++];
-  if (here() == '0') spec.flags += text[i++];
-  if (!number(spec.width)) return std::nullopt;
-  if (here() == '.') {
-    ++i;
-    if (!number(spec.digits) || spec.digits.empty()) return std::nullopt;
-  }
-  if (i < text.size()) spec.type = text[i++];
-  if (i != text.size()) return std::nullopt;
-  return spec;
-}
-
-template <typename Value>
-std::string print(const std::string& format, Value value) {
-  std::array<char, 512> buffer{};  // digits of the largest double, width and precision of two digits
-  std::snprintf(buffer.data(), buffer.size(), format.c_str(), value);
-  return buffer.data();
-}
-
-/// nullopt where Python rejects that type for that number.
-std::optional<std::string> format(const Number& value, const Spec& spec) {
-  std::string flags;
-  for (const char flag : spec.flags)
-    if (flag != '-') flags += flag;  // Python's default; in C it sets the alignment
-  const auto start = "%" + flags + spec.width;
+/// nullopt where Python rejects that format for that number.
+std::optional<std::string> format(const Number& value, const std::string& spec) {
+  std::smatch parts;
+  if (!std::regex_match(spec, parts, kSpec)) return std::nullopt;
+  const auto sign = parts.str(1) == "-" ? "" : parts.str(1);  // Python's default; in C it sets the alignment
+  const auto flags = sign + parts.str(2), width = parts.str(3), digits = parts.str(4), type = parts.str(5);
+  const auto start = "%" + flags + width;
   const auto* integer = std::get_if<std::int64_t>(&value);
-  if (spec.type == 'd' || (spec.type == 0 && integer != nullptr)) {
-    if (integer == nullptr || !spec.digits.empty()) return std::nullopt;
-    return print(start + "lld", static_cast<long long>(*integer));
+  if (type == "d" || (type.empty() && integer != nullptr)) {
+    if (integer == nullptr || !digits.empty()) return std::nullopt;
+    return formatted((start + "lld").c_str(), static_cast<long long>(*integer));
   }
   const double number = integer != nullptr ? static_cast<double>(*integer) : std::get<double>(value);
-  const auto digits = spec.digits.empty() ? "" : "." + spec.digits;
-  if (spec.type == 0) {
-    if (!digits.empty() || !spec.width.empty() || !flags.empty()) return std::nullopt;
-    return repr(number);
-  }
-  if (spec.type == '%') return print(start + digits + "f", 100 * number) + "%";
-  if (std::string_view("eEfFgG").find(spec.type) == std::string_view::npos) return std::nullopt;
-  return print(start + digits + spec.type, number);
+  if (type.empty()) return (digits + width + flags).empty() ? std::optional(repr(number)) : std::nullopt;
+  if (type == "%") return formatted((start + digits + "f").c_str(), 100 * number) + "%";
+  if (std::string_view("eEfFgG").find(type) == std::string_view::npos) return std::nullopt;
+  return formatted((start + digits + type).c_str(), number);
 }
 
 Number value_of(std::string_view name, const MetricRow& metrics, std::int64_t epoch, std::int64_t step) {
@@ -102,9 +69,9 @@ Number value_of(std::string_view name, const MetricRow& metrics, std::int64_t ep
 }
 
 std::string names_of(const MetricRow& metrics) {
-  std::string names;
-  for (const auto& metric : metrics) names += (names.empty() ? "" : ", ") + metric.first;
-  return names.empty() ? "none" : names;
+  std::vector<std::string> names;
+  for (const auto& [name, value] : metrics) names.push_back(name);
+  return names.empty() ? "none" : joined(names, ", ");
 }
 
 c10::IValue scalar(std::optional<float> value) {
@@ -138,8 +105,8 @@ std::string checkpoint_name(const std::string& pattern, const MetricRow& metrics
     const auto name = field.substr(0, colon);
     if (name.empty() || name.find('{') != std::string::npos)
       refuse("expected a metric's name between '{' and '}'");
-    const auto spec = parse_spec(colon == std::string::npos ? "" : std::string_view(field).substr(colon + 1));
-    const auto text = spec ? format(value_of(name, metrics, epoch, step), *spec) : std::nullopt;
+    const auto text = format(value_of(name, metrics, epoch, step),
+                             colon == std::string::npos ? "" : field.substr(colon + 1));
     if (!text) refuse("expected a format such as 02d or .2f for " + name + ", got '{" + field + "}'");
     result += auto_insert ? name + "=" + *text : *text;
     i = end + 1;
@@ -159,31 +126,19 @@ CheckpointPolicy::CheckpointPolicy(CheckpointPolicyOptions options, FileExists e
 
 CheckpointPlan CheckpointPolicy::plan(const MetricRow& metrics, std::int64_t epoch, std::int64_t step,
                                       Occasion occasion) {
-  CheckpointPlan plan;
-  if (occasion == Occasion::kRequest) return plan;
-  const bool known = options_.monitor.empty() || find_metric(metrics, options_.monitor).has_value();
-  if (step == last_step_saved_ || (occasion == Occasion::kStep && !known)) return plan;
-  if (!known && options_.save_top_k != 0)
+  if (occasion == Occasion::kRequest || step == last_step_saved_ || options_.save_top_k == 0) return {};
+  const auto score = find_metric(metrics, options_.monitor);
+  const bool known = options_.monitor.empty() || score;
+  if (!known && occasion == Occasion::kStep) return {};
+  if (!known)
     throw UsageError("monitor: expected one of the metrics " + names_of(metrics) + ", got '" +
                      options_.monitor + "'");
-  plan_top_k(metrics, epoch, step, plan);
-  return plan;
-}
-
-void CheckpointPolicy::plan_top_k(const MetricRow& metrics, std::int64_t epoch, std::int64_t step,
-                                  CheckpointPlan& plan) {
-  if (options_.save_top_k == 0) return;
   const auto name =
       checkpoint_name(options_.filename, metrics, epoch, step, options_.auto_insert_metric_name);
-  if (options_.monitor.empty()) {
-    plan_newest(name, plan);
-  } else if (const auto score = static_cast<float>(*find_metric(metrics, options_.monitor));
-             is_among_top_k(score)) {
-    plan_by_score(score, name, plan);
-  } else {
-    return;
-  }
+  const bool newest = options_.monitor.empty();
+  if (!newest && !is_among_top_k(static_cast<float>(*score))) return {};
   last_step_saved_ = step;
+  return newest ? plan_newest(name) : plan_by_score(static_cast<float>(*score), name);
 }
 
 bool CheckpointPolicy::is_among_top_k(float score) const {
@@ -204,7 +159,7 @@ std::pair<fs::path, float> CheckpointPolicy::best_kept() const {  // the first o
   });
 }
 
-void CheckpointPolicy::plan_by_score(float score, const std::string& name, CheckpointPlan& plan) {
+CheckpointPlan CheckpointPolicy::plan_by_score(float score, const std::string& name) {
   const auto kept = static_cast<std::int64_t>(best_k_.size());
   const auto k = options_.save_top_k == -1 ? kept + 1 : options_.save_top_k;
   const auto has_path = [](const Path& path) { return [&](const auto& each) { return each.first == path; }; };
@@ -212,7 +167,7 @@ void CheckpointPolicy::plan_by_score(float score, const std::string& name, Check
   std::erase_if(best_k_, has_path(removed));
   if (std::isnan(score)) score = worst_value<float>(options_.mode);
 
-  plan.write = free_path(name, removed);
+  CheckpointPlan plan{free_path(name, removed), {}};
   current_score_ = score;
   const auto same = std::find_if(best_k_.begin(), best_k_.end(), has_path(plan.write));
   if (same != best_k_.end())
@@ -223,13 +178,14 @@ void CheckpointPolicy::plan_by_score(float score, const std::string& name, Check
   if (static_cast<std::int64_t>(best_k_.size()) == k) std::tie(kth_best_path_, kth_value_) = worst_kept();
   std::tie(best_path_, best_score_) = best_kept();
   if (!removed.empty() && may_remove(removed, plan.write)) plan.remove = removed;
+  return plan;
 }
 
-void CheckpointPolicy::plan_newest(const std::string& name, CheckpointPlan& plan) {
+CheckpointPlan CheckpointPolicy::plan_newest(const std::string& name) {
   const auto previous = best_path_;
-  plan.write = best_path_ = free_path(name, previous);
-  if (options_.save_top_k == 1 && !previous.empty() && may_remove(previous, plan.write))
-    plan.remove = previous;
+  best_path_ = free_path(name, previous);
+  const bool replaces = options_.save_top_k == 1 && !previous.empty() && may_remove(previous, best_path_);
+  return {best_path_, replaces ? previous : Path()};
 }
 
 fs::path CheckpointPolicy::free_path(const std::string& name, const Path& reusable) const {
@@ -251,40 +207,35 @@ bool CheckpointPolicy::may_remove(const Path& previous, const Path& current) con
 c10::impl::GenericDict CheckpointPolicy::state_dict() const {
   auto kept = make_state();
   for (const auto& [path, score] : best_k_) kept.insert(path.string(), scalar(score));
-  auto state = make_state();
-  state.insert("monitor", options_.monitor.empty() ? c10::IValue() : c10::IValue(options_.monitor));
-  state.insert("best_model_score", scalar(best_score_));
-  state.insert("best_model_path", best_path_.string());
-  state.insert("current_score", scalar(current_score_));
-  state.insert("dirpath", options_.folder.string());
-  state.insert("best_k_models", kept);
-  state.insert("kth_best_model_path", kth_best_path_.string());
-  state.insert("kth_value", scalar(kth_value_));
-  state.insert("last_model_path", std::string());
-  return state;
+  return make_state({{"monitor", options_.monitor.empty() ? c10::IValue() : c10::IValue(options_.monitor)},
+                     {"best_model_score", scalar(best_score_)},
+                     {"best_model_path", best_path_.string()},
+                     {"current_score", scalar(current_score_)},
+                     {"dirpath", options_.folder.string()},
+                     {"best_k_models", kept},
+                     {"kth_best_model_path", kth_best_path_.string()},
+                     {"kth_value", scalar(kth_value_)},
+                     {"last_model_path", ""}});
 }
 
 void CheckpointPolicy::load_state_dict(const c10::impl::GenericDict& state) {
   const DictReader reader(state, "checkpoint policy");
-  const Path best_path = reader.text("best_model_path");
+  auto loaded = *this;  // all or nothing
+  loaded.best_path_ = reader.text("best_model_path");
   if (!reader.has("dirpath") || Path(reader.text("dirpath")) == options_.folder) {
-    decltype(best_k_) kept;
+    loaded.best_k_.clear();
     const auto models = reader.dict("best_k_models");
     const DictReader scores(models, "checkpoint policy: best_k_models");
     for (const auto& item : models) {
       if (!item.key().isString()) scores.fail("expected paths as keys, got " + item.key().tagKind());
       const auto path = item.key().toStringRef();
-      kept.emplace_back(path, static_cast<float>(scores.number(path)));
+      loaded.best_k_.emplace_back(path, static_cast<float>(scores.number(path)));
     }
-    const auto best_score = optional_number(reader, "best_model_score");
-    const auto kth_value = static_cast<float>(reader.number("kth_value"));
-    const Path kth_best_path = reader.text("kth_best_model_path");
-    best_k_ = std::move(kept);
-    best_score_ = best_score;
-    kth_value_ = kth_value;
-    kth_best_path_ = kth_best_path;
+    loaded.best_score_ = optional_number(reader, "best_model_score");
+    loaded.kth_value_ = static_cast<float>(reader.number("kth_value"));
+    loaded.kth_best_path_ = reader.text("kth_best_model_path");
   }
-  best_path_ = best_path;
+  *this = std::move(loaded);
 }
 
 std::vector<fs::path> CheckpointPolicy::forget_missing() {

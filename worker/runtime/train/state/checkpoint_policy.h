@@ -84,10 +84,8 @@ class CheckpointPolicy {
   bool is_among_top_k(float score) const;
   std::pair<Path, float> worst_kept() const;
   std::pair<Path, float> best_kept() const;
-  void plan_top_k(const report::MetricRow& metrics, std::int64_t epoch, std::int64_t step,
-                  CheckpointPlan& plan);
-  void plan_by_score(float score, const std::string& name, CheckpointPlan& plan);
-  void plan_newest(const std::string& name, CheckpointPlan& plan);
+  CheckpointPlan plan_by_score(float score, const std::string& name);
+  CheckpointPlan plan_newest(const std::string& name);
   Path free_path(const std::string& name, const Path& reusable) const;
   bool may_remove(const Path& previous, const Path& current) const;
 

@@ -1,13 +1,10 @@
 #pragma once
 
-#include <condition_variable>
-#include <exception>
+#include <atomic>
 #include <filesystem>
 #include <functional>
-#include <mutex>
-#include <optional>
+#include <future>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <ATen/core/ivalue.h>
@@ -36,7 +33,7 @@ class CheckpointWriter {
     std::function<std::string(const std::function<bool()>& give_up)> finish_shards = {};
   };
 
-  CheckpointWriter();
+  CheckpointWriter() = default;
   /// Waits for the current request; its errors are lost unless flush() was called.
   ~CheckpointWriter();
   CheckpointWriter(const CheckpointWriter&) = delete;
@@ -61,20 +58,14 @@ class CheckpointWriter {
   void release_memory();
 
  private:
-  void run();
   void carry_out(const Request& request);
-  void wait_until_idle(std::unique_lock<std::mutex>& lock);
-  void rethrow();
+  void wait() const;
 
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
-  std::optional<Request> request_;  // being written
-  c10::IValue snapshot_;            // of the state to be written
+  c10::IValue snapshot_;  // of the state being written
   serialize::SnapshotMemory memory_;
-  std::exception_ptr error_;
-  bool wrote_first_ = false;  // changes only while request_ is set
-  bool ending_ = false;
-  std::thread thread_;  // last: it uses the members above
+  bool wrote_first_ = false;  // changes only while writing
+  std::atomic<bool> ending_ = false;
+  std::future<void> writing_;
 };
 
 }  // namespace ddprun::train

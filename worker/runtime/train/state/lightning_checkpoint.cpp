@@ -2,7 +2,6 @@
 
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
-#include <ATen/core/jit_type.h>
 
 #include <algorithm>
 #include <initializer_list>
@@ -18,7 +17,6 @@ namespace {
 
 using c10::IValue;
 using c10::impl::GenericDict;
-using c10::impl::GenericList;
 
 constexpr const char* kVersion = "pytorch-lightning_version";
 constexpr const char* kOurs = "ddprun";
@@ -26,17 +24,7 @@ constexpr const char* kScaler = "MixedPrecision";  // the plugin that owns the s
 /// Parts of a state that have their own places in Lightning.
 constexpr const char* kTheirs[] = {"model", "optimizer", "lr_schedule", "scaler"};
 
-GenericDict dict_of(std::initializer_list<std::pair<const char*, IValue>> items) {
-  auto dict = make_state();
-  for (const auto& [key, value] : items) dict.insert(key, value);
-  return dict;
-}
-
-GenericList list_of(const IValue& value) {
-  GenericList list(c10::AnyType::get());
-  if (!value.isNone()) list.push_back(value);
-  return list;
-}
+IValue list_of(const IValue& value) { return value.isNone() ? make_list() : make_list({value}); }
 
 // -- Lightning's progress: how many epochs, batches, steps were ready, started, processed and completed --
 
@@ -47,7 +35,7 @@ GenericDict counts(std::initializer_list<const char*> of, std::int64_t count) {
 }
 
 GenericDict progress(std::initializer_list<const char*> of, std::int64_t total, std::int64_t current) {
-  return dict_of({{"total", counts(of, total)}, {"current", counts(of, current)}});
+  return make_state({{"total", counts(of, total)}, {"current", counts(of, current)}});
 }
 
 GenericDict epoch_progress(std::int64_t begun, std::int64_t ended) {
@@ -79,15 +67,15 @@ GenericDict fit_loop(const TrainingState& state) {
                                  std::max(batches, state.step * accumulate), batches);
   batch_progress.insert("is_last_batch", between);
   const auto optimizer =
-      dict_of({{"step", progress({"ready", "completed"}, state.step, steps)},
-               {"zero_grad", progress({"ready", "started", "completed"}, state.step, steps)}});
-  return dict_of(
+      make_state({{"step", progress({"ready", "completed"}, state.step, steps)},
+                  {"zero_grad", progress({"ready", "started", "completed"}, state.step, steps)}});
+  return make_state(
       {{"state_dict", make_state()},
        {"epoch_progress", epoch_progress(state.position.epoch + (between ? 0 : 1), state.position.epoch)},
-       {"epoch_loop.state_dict", dict_of({{"_batches_that_stepped", state.step}})},
+       {"epoch_loop.state_dict", make_state({{"_batches_that_stepped", state.step}})},
        {"epoch_loop.batch_progress", batch_progress},
        {"epoch_loop.automatic_optimization.state_dict", make_state()},
-       {"epoch_loop.automatic_optimization.optim_progress", dict_of({{"optimizer", optimizer}})},
+       {"epoch_loop.automatic_optimization.optim_progress", make_state({{"optimizer", optimizer}})},
        {"epoch_loop.val_loop.state_dict", make_state()}});
 }
 
@@ -143,7 +131,7 @@ GenericDict position_of(const DictReader& root) {
     else
       batches = current("epoch_loop.batch_progress").integer("processed");
   }
-  return dict_of({{"epoch", epoch}, {"samples", batches}});
+  return make_state({{"epoch", epoch}, {"samples", batches}});
 }
 
 /// The parts of a state found in another program's file.
@@ -151,14 +139,14 @@ GenericDict state_of_others(const DictReader& root, const IValue& optimizer, con
   const auto position = position_of(root);
   const auto epoch = position.at("epoch").toInt();
   const bool between = position.at("samples").toInt() == 0;
-  return dict_of({{"format", 1},
-                  {"epoch", between ? std::max<std::int64_t>(0, epoch - 1) : epoch},
-                  {"step", root.integer("global_step")},
-                  {"position", position},
-                  {"world_size", 0},
-                  {"generators", GenericList(c10::AnyType::get())},
-                  {"callbacks", make_state()},
-                  {"config", implied_config(optimizer, schedule)}});
+  return make_state({{"format", 1},
+                     {"epoch", between ? std::max<std::int64_t>(0, epoch - 1) : epoch},
+                     {"step", root.integer("global_step")},
+                     {"position", position},
+                     {"world_size", 0},
+                     {"generators", make_list()},
+                     {"callbacks", make_state()},
+                     {"config", implied_config(optimizer, schedule)}});
 }
 
 IValue only(const DictReader& root, const char* key) {
@@ -188,18 +176,18 @@ IValue to_lightning(const TrainingState& state) {
     weights.insert(state.prefix + item.key().toStringRef(), item.value());
   for (const auto& [name, callback] : state.callbacks)
     (is_theirs(name) ? theirs : ours).insert(name, callback);
-  auto root = dict_of({{"epoch", state.epoch},
-                       {"global_step", state.step},
-                       {kVersion, "2.0.0"},  // the format has not changed since
-                       {"state_dict", weights},
-                       {"hparams_name", "kwargs"},
-                       {"hyper_parameters", hyper_parameters(rest.at("config"))}});
+  auto root = make_state({{"epoch", state.epoch},
+                          {"global_step", state.step},
+                          {kVersion, "2.0.0"},  // the format has not changed since
+                          {"state_dict", weights},
+                          {"hparams_name", "kwargs"},
+                          {"hyper_parameters", hyper_parameters(rest.at("config"))}});
   if (state.optimizer.isNone()) return root;
-  const auto loop = dict_of({{"state_dict", make_state()}});
-  root.insert("loops", dict_of({{"fit_loop", fit_loop(state)},
-                                {"validate_loop", loop},
-                                {"test_loop", loop.copy()},
-                                {"predict_loop", loop.copy()}}));
+  const auto loop = make_state({{"state_dict", make_state()}});
+  root.insert("loops", make_state({{"fit_loop", fit_loop(state)},
+                                   {"validate_loop", loop},
+                                   {"test_loop", loop.copy()},
+                                   {"predict_loop", loop.copy()}}));
   root.insert("callbacks", theirs);
   root.insert("optimizer_states", list_of(state.optimizer));
   root.insert("lr_schedulers", list_of(state.lr_schedule));

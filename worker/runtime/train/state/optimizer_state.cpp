@@ -7,8 +7,8 @@
 #include <torch/optim/rmsprop.h>
 #include <torch/types.h>
 
+#include <initializer_list>
 #include <memory>
-#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -31,14 +31,15 @@ using ddp::ZeroOptimizer;
 using torch::Tensor;
 using torch::optim::Optimizer;
 using Betas = std::tuple<double, double>;
+using FixedOptions = std::initializer_list<std::pair<const char*, IValue>>;
 using NamedTensors = ZeroOptimizer::NamedTensors;
 
 // Each kind of optimizer: its options and state under the names and in the order of Python's class (torch
 // 2.11). One description serves writing and reading:
 //
-//   visit(key, reference)            an option or number
-//   visit.fixed(key, value)          an option that exists only in Python
-//   visit(key, tensor, required)     a tensor of the state; may be undefined unless required
+//   visit(key, reference)              an option or number
+//   visit.fixed({{key, value}, ...})   options that exist only in Python
+//   visit(key, tensor, required)       a tensor of the state; may be undefined unless required
 
 template <typename AdamOptions, typename AdamState, bool kDecoupled>
 struct AdamKind {
@@ -53,12 +54,12 @@ struct AdamKind {
     visit("eps", options.eps());
     visit("weight_decay", options.weight_decay());
     visit("amsgrad", options.amsgrad());
-    visit.fixed("maximize", false);
-    visit.fixed("foreach", c10::IValue());
-    visit.fixed("capturable", false);
-    visit.fixed("differentiable", false);
-    visit.fixed("fused", c10::IValue());
-    visit.fixed("decoupled_weight_decay", kDecoupled);
+    visit.fixed({{"maximize", false},
+                 {"foreach", {}},
+                 {"capturable", false},
+                 {"differentiable", false},
+                 {"fused", {}},
+                 {"decoupled_weight_decay", kDecoupled}});
   }
   template <typename Visit>
   static void state(State& state, const Options& options, Visit& visit) {
@@ -83,10 +84,7 @@ struct Sgd {
     visit("dampening", options.dampening());
     visit("weight_decay", options.weight_decay());
     visit("nesterov", options.nesterov());
-    visit.fixed("maximize", false);
-    visit.fixed("foreach", c10::IValue());
-    visit.fixed("differentiable", false);
-    visit.fixed("fused", c10::IValue());
+    visit.fixed({{"maximize", false}, {"foreach", {}}, {"differentiable", false}, {"fused", {}}});
   }
   template <typename Visit>
   static void state(State& state, const Options&, Visit& visit) {
@@ -105,10 +103,7 @@ struct AdadeltaKind {
     visit("rho", options.rho());
     visit("eps", options.eps());
     visit("weight_decay", options.weight_decay());
-    visit.fixed("maximize", false);
-    visit.fixed("capturable", false);
-    visit.fixed("foreach", c10::IValue());
-    visit.fixed("differentiable", false);
+    visit.fixed({{"maximize", false}, {"capturable", false}, {"foreach", {}}, {"differentiable", false}});
   }
   template <typename Visit>
   static void state(State& state, const Options&, Visit& visit) {
@@ -130,10 +125,7 @@ struct Adagrad {
     visit("eps", options.eps());
     visit("weight_decay", options.weight_decay());
     visit("initial_accumulator_value", options.initial_accumulator_value());
-    visit.fixed("foreach", c10::IValue());
-    visit.fixed("maximize", false);
-    visit.fixed("differentiable", false);
-    visit.fixed("fused", c10::IValue());
+    visit.fixed({{"foreach", {}}, {"maximize", false}, {"differentiable", false}, {"fused", {}}});
   }
   template <typename Visit>
   static void state(State& state, const Options&, Visit& visit) {
@@ -155,10 +147,7 @@ struct RmsProp {
     visit("eps", options.eps());
     visit("centered", options.centered());
     visit("weight_decay", options.weight_decay());
-    visit.fixed("capturable", false);
-    visit.fixed("foreach", c10::IValue());
-    visit.fixed("maximize", false);
-    visit.fixed("differentiable", false);
+    visit.fixed({{"capturable", false}, {"foreach", {}}, {"maximize", false}, {"differentiable", false}});
   }
   template <typename Visit>
   static void state(State& state, const Options& options, Visit& visit) {
@@ -191,7 +180,9 @@ struct OptionsWriter {
   void operator()(const char* key, const Betas& value) {
     group.insert(key, c10::ivalue::Tuple::create({std::get<0>(value), std::get<1>(value)}));
   }
-  void fixed(const char* key, const IValue& value) { group.insert(key, value); }
+  void fixed(FixedOptions options) {
+    for (const auto& [key, value] : options) group.insert(key, value);
+  }
 };
 
 struct StateWriter {
@@ -234,12 +225,12 @@ GenericDict state_of(const std::vector<NamedTensors>& all) {
 
 template <typename Kind>
 c10::impl::GenericList groups_of(Optimizer& optimizer) {
-  c10::impl::GenericList groups(c10::AnyType::get());
+  auto groups = make_list();
   std::int64_t next_index = 0;
   for (auto& group : optimizer.param_groups()) {
     OptionsWriter writer;
     Kind::options(static_cast<typename Kind::Options&>(group.options()), writer);
-    c10::impl::GenericList indices(c10::AnyType::get());
+    auto indices = make_list();
     for (std::size_t i = 0; i < group.params().size(); ++i) indices.push_back(next_index++);
     writer.group.insert("params", indices);
     groups.push_back(writer.group);
@@ -257,8 +248,8 @@ struct OptionsReader {
     if (both.size() != 2) group.fail(std::string("'") + key + "': expected two numbers");
     value = {both[0], both[1]};
   }
-  void fixed(const char* key, const IValue&) const {
-    if (key == std::string_view("maximize") && group.has(key) && group.boolean(key))
+  void fixed(FixedOptions) const {
+    if (group.has("maximize") && group.boolean("maximize"))
       group.fail("'maximize': expected False, got True");
   }
 };
@@ -274,11 +265,8 @@ struct StateReader {
   void operator()(const char* key, Tensor& tensor, bool required) const {
     if (!required && !entry.has(key)) return;
     const auto value = entry.tensor(key);
-    if (value.sizes() != parameter.sizes()) {
-      std::ostringstream text;
-      text << '\'' << key << "': expected shape " << parameter.sizes() << ", got " << value.sizes();
-      entry.fail(text.str());
-    }
+    if (value.sizes() != parameter.sizes())
+      entry.fail(c10::str("'", key, "': expected shape ", parameter.sizes(), ", got ", value.sizes()));
     if (keep) tensor = torch::empty_like(parameter.detach()).copy_(value);
   }
 };

@@ -2,7 +2,6 @@
 
 #include <exception>
 #include <numeric>
-#include <utility>
 #include <vector>
 
 #include <ATen/ATen.h>

@@ -4,7 +4,6 @@
 #include <ATen/Context.h>
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
-#include <ATen/core/jit_type.h>
 #include <ATen/ops/empty.h>
 #include <torch/types.h>
 
@@ -13,11 +12,9 @@
 #include <mutex>
 #include <stdexcept>
 #include <string>
-#include <vector>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/group/collectives.h>
-#include <ddprun/group/process_group.h>
 #include <ddprun/serialize/dict_reader.h>
 
 namespace ddprun::train {
@@ -81,19 +78,17 @@ at::Tensor to_bytes(const std::string& text) {
 c10::IValue powersgd_state(const ddp::PowerSgd& power_sgd, const torch::nn::Module& module,
                            const ddp::ProcessGroup& group, bool alone) {
   const auto own = power_sgd.state(module);
-  c10::impl::GenericList errors(c10::AnyType::get());
+  auto errors = make_list();
   for (int rank = 0; rank < group.size(); ++rank) {
     const auto here = rank == group.rank() ? own.errors : TensorsByName();
     const auto of_rank = alone ? here : errors_of(group, own.errors, rank);
     if (alone || group.rank() == 0) errors.push_back(to_value(of_rank));
   }
   if (!alone && group.rank() != 0) return {};
-  auto state = make_state();
-  state.insert("iteration", own.iteration);
-  state.insert("random_state", own.random_state);
-  state.insert("qs", to_value(own.qs));
-  state.insert("errors", errors);
-  return state;
+  return make_state({{"iteration", own.iteration},
+                     {"random_state", own.random_state},
+                     {"qs", to_value(own.qs)},
+                     {"errors", errors}});
 }
 
 void load_powersgd_state(ddp::PowerSgd& power_sgd, const torch::nn::Module& module,

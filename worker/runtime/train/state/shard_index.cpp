@@ -2,14 +2,11 @@
 
 #include <torch/nn/module.h>
 #include <torch/types.h>
-#include <unistd.h>
 #include <zlib.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <nlohmann/json.hpp>
-#include <set>
 #include <stdexcept>
 #include <system_error>
 
@@ -105,6 +102,11 @@ at::Tensor make_hollow(const std::vector<std::int64_t>& sizes, at::ScalarType dt
 
 }  // namespace
 
+std::uint32_t crc32_of(const std::string& bytes) {
+  return static_cast<std::uint32_t>(
+      ::crc32(0, reinterpret_cast<const Bytef*>(bytes.data()), static_cast<uInt>(bytes.size())));
+}
+
 ShardIndex make_shard_index(const torch::nn::Module& module, const std::vector<Unit>& units) {
   ShardIndex index;
   std::map<const void*, std::string> first_names;
@@ -125,6 +127,13 @@ ShardIndex make_shard_index(const torch::nn::Module& module, const std::vector<U
     index.names.emplace_back(name, found == parameters.end() ? "" : found->second);
   }
   return index;
+}
+
+std::set<std::string> ShardIndex::optimizer_keys() const {
+  std::set<std::string> keys;
+  for (const auto& piece : pieces)
+    if (piece.key != "model" && piece.key != "ema") keys.insert(piece.key);
+  return keys;
 }
 
 void Shards::add(const std::string& key, std::size_t unit, const at::Tensor& shard) {
@@ -177,19 +186,11 @@ void ShardReader::load_chunk(std::size_t rank, std::int64_t chunk) {
   if (!fd) fd = open_regular_file(file(rank));
   const auto begin = chunk * kShardChunk;
   chunk_.resize(static_cast<std::size_t>(std::min(kShardChunk, index_.bytes - begin)));
-  for (std::size_t done = 0; done < chunk_.size();) {
-    const auto got = ::pread(fd.get(), chunk_.data() + done, chunk_.size() - done,
-                             static_cast<off_t>(begin) + static_cast<off_t>(done));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) throw IoError(file(rank), "cannot read", errno);
-    if (got == 0)
-      throw IoError(file(rank), "damaged, expected " + std::to_string(index_.bytes) + " bytes, got " +
-                                    std::to_string(begin + static_cast<std::int64_t>(done)));
-    done += static_cast<std::size_t>(got);
-  }
-  const auto sum =
-      ::crc32(0, reinterpret_cast<const Bytef*>(chunk_.data()), static_cast<uInt>(chunk_.size()));
-  if (sum != index_.checksums[rank][static_cast<std::size_t>(chunk)])
+  const auto got = read_at(fd, static_cast<std::size_t>(begin), chunk_.data(), chunk_.size(), file(rank));
+  if (got < chunk_.size())
+    throw IoError(file(rank), "damaged, expected " + std::to_string(index_.bytes) + " bytes, got " +
+                                  std::to_string(begin + static_cast<std::int64_t>(got)));
+  if (crc32_of(chunk_) != index_.checksums[rank][static_cast<std::size_t>(chunk)])
     throw IoError(file(rank), "damaged: CRC error in the bytes from " + std::to_string(begin));
   chunk_at_ = {rank, chunk};
 }
@@ -311,21 +312,16 @@ namespace {
 
 c10::IValue gathered(ShardReader& reader, const std::string& key, const c10::IValue& others) {
   auto dict = make_state();
-  std::map<const void*, at::Tensor> values;  // tied ones stay tied
-  for (const auto& [name, tensor] : reader.hollow(key, others)) {
-    auto& value = values[tensor.storage().unsafeGetStorageImpl()];
-    if (!value.defined()) value = reader.value_of(tensor).clone();
-    dict.insert(name, value);
-  }
+  const auto value_of = [&](const at::Tensor& hollow) { return reader.value_of(hollow); };
+  for (const auto& [name, tensor] : with_memory(reader.hollow(key, others), value_of))
+    dict.insert(name, tensor);
   return dict;
 }
 
 c10::IValue gathered_optimizer(ShardReader& reader, const c10::IValue& index) {
   const auto root = index.toGenericDict();
   const DictReader parts(root, "optimizer");
-  std::set<std::string> keys;
-  for (const auto& piece : reader.index().pieces)
-    if (piece.key != "model" && piece.key != "ema") keys.insert(piece.key);
+  const auto keys = reader.index().optimizer_keys();
   c10::impl::GenericDict state(c10::IntType::get(), c10::AnyType::get());
   std::int64_t number = -1;
   for (const auto& [name, parameter] : reader.index().names) {
@@ -339,10 +335,7 @@ c10::IValue gathered_optimizer(ShardReader& reader, const c10::IValue& index) {
     for (const auto& scalar : parts.dict("scalars")) entry.insert(scalar.key().toStringRef(), scalar.value());
     if (!entry.empty()) state.insert(number, entry);
   }
-  auto whole = make_state();
-  whole.insert("state", state);
-  whole.insert("param_groups", root.at("param_groups"));
-  return whole;
+  return make_state({{"state", state}, {"param_groups", root.at("param_groups")}});
 }
 
 }  // namespace
@@ -380,21 +373,16 @@ void remove_shards_but(const fs::path& folder, const std::set<std::string>& used
 
 void remove_unused_shards(const fs::path& folder) {
   std::set<std::string> used;
-  std::error_code error;
-  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
-    const auto& path = entry->path();
-    std::error_code ignored;
-    const bool named_so = path.extension() == ".pt" || path.extension() == ".ckpt";
-    if (!named_so || fs::is_directory(path, ignored) || path.filename().string().starts_with('.')) continue;
-    try {
+  try {
+    for (const auto& path : checkpoint_files(folder)) {
       const auto value = serialize::peek_pt(path);
-      if (!value.isGenericDict() || !value.toGenericDict().contains("shards")) continue;
-      used.insert(parse_index(value.toGenericDict().at("shards").toStringRef()).folder);
-    } catch (const std::exception&) {
-      return;  // perhaps it will be readable again later
+      if (value.isGenericDict() && value.toGenericDict().contains("shards"))
+        used.insert(parse_index(value.toGenericDict().at("shards").toStringRef()).folder);
     }
+  } catch (const std::exception&) {
+    return;  // perhaps it will be readable again later
   }
-  if (!error) remove_shards_but(folder, used);
+  remove_shards_but(folder, used);
 }
 
 }  // namespace ddprun::train

@@ -5,7 +5,6 @@
 #include <map>
 #include <set>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -48,8 +47,13 @@ struct ShardIndex {
   std::string folder;                                 ///< beside the checkpoint
   std::int64_t bytes = 0;                             ///< of each file
   std::vector<std::vector<std::uint32_t>> checksums;  ///< by rank: CRC-32 of each kShardChunk bytes
+
+  std::set<std::string> optimizer_keys() const;  ///< of its pieces
 };
 inline constexpr std::int64_t kShardChunk = std::int64_t{4} << 20;
+
+/// CRC-32.
+std::uint32_t crc32_of(const std::string& bytes);
 
 /// What a rank writes for a checkpoint: its pieces, in the index's order.
 struct Shards {

@@ -2,7 +2,6 @@
 
 #include <sys/mman.h>
 #include <torch/types.h>
-#include <zlib.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -10,7 +9,6 @@
 #include <cstring>
 #include <fstream>
 #include <sstream>
-#include <stdexcept>
 #include <utility>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -31,11 +29,6 @@ namespace fs = std::filesystem;
 
 constexpr auto kChunk = static_cast<std::size_t>(kShardChunk);
 
-std::uint32_t checksum(const std::string& bytes) {
-  return static_cast<std::uint32_t>(
-      ::crc32(0, reinterpret_cast<const Bytef*>(bytes.data()), static_cast<uInt>(bytes.size())));
-}
-
 fs::path file_of(const fs::path& folder, int rank) { return folder / ("rank-" + std::to_string(rank)); }
 
 std::string key_of(std::int64_t count, int rank) {
@@ -53,7 +46,7 @@ void verify(const fs::path& written, const std::vector<std::uint32_t>& expected)
       if (got < 0) throw IoError(written, "cannot read back", errno);
     }
     chunk.resize(count);
-    if (checksum(chunk) != sum) throw IoError(written, "was not written as it should be: CRC error");
+    if (crc32_of(chunk) != sum) throw IoError(written, "was not written as it should be: CRC error");
     chunk.resize(kChunk);
   }
 }
@@ -64,10 +57,6 @@ ShardWriter::ShardWriter(const ddp::ProcessGroup& group)
     : rank_(group.rank()),
       size_(group.size()),
       store_(c10::make_intrusive<c10d::PrefixStore>("shards", group.handle()->getStore()->clone())) {}
-
-ShardWriter::~ShardWriter() {
-  if (thread_.joinable()) thread_.join();
-}
 
 void ShardWriter::write(const fs::path& folder, const std::vector<at::Tensor>& tensors) {
   const torch::NoGradGuard no_grad;
@@ -80,7 +69,7 @@ void ShardWriter::write(const fs::path& folder, const std::vector<at::Tensor>& t
   most_queued_ = std::max(kChunk, bytes / 8);
   all_queued_ = false;
   thread_ =
-      std::thread([this, file = file_of(folder, rank_), key = key_of(count_, rank_)] { run(file, key); });
+      std::jthread([this, file = file_of(folder, rank_), key = key_of(count_, rank_)] { run(file, key); });
   for (const auto& tensor : tensors) copy(tensor.detach().contiguous().view({-1}));
   if (!chunk_.empty()) push(std::exchange(chunk_, {}));
   const std::lock_guard lock(mutex_);
@@ -111,13 +100,16 @@ void ShardWriter::push(std::string chunk) {
   changed_.notify_all();
 }
 
-/// The next chunk, which counts as queued until release(); empty after the last one.
+/// The next chunk, which counts as queued until the next call; empty after the last one.
 std::string ShardWriter::pop() {
   std::unique_lock lock(mutex_);
+  queued_ -= std::exchange(popped_, 0);
+  changed_.notify_all();
   changed_.wait(lock, [&] { return !queue_.empty() || all_queued_; });
   if (queue_.empty()) return {};
   auto chunk = std::move(queue_.front());
   queue_.pop_front();
+  popped_ = chunk.size();
   return chunk;
 }
 
@@ -131,9 +123,8 @@ std::string ShardWriter::write_file(const fs::path& path) {
     serialize::OutputFile file(temporary);
     if (file.error() != 0) throw IoError(path, "cannot create", file.error());
     for (auto chunk = pop(); !chunk.empty(); chunk = pop()) {
-      sums.push_back(checksum(chunk));
+      sums.push_back(crc32_of(chunk));
       file.append(chunk.data(), chunk.size());
-      release(std::move(chunk));
     }
     file.settle();
     if (file.error() != 0) throw IoError(path, "cannot write", file.error());
@@ -142,12 +133,6 @@ std::string ShardWriter::write_file(const fs::path& path) {
   std::string text = "written";
   for (const auto sum : sums) text += " " + std::to_string(sum);
   return text;
-}
-
-void ShardWriter::release(std::string chunk) {
-  const std::lock_guard lock(mutex_);
-  queued_ -= chunk.size();
-  changed_.notify_all();
 }
 
 /// Runs on the thread.
@@ -160,7 +145,7 @@ void ShardWriter::run(const fs::path& file, const std::string& key) {
   } catch (const std::exception& error) {
     result = std::string("failed 0 ") + error.what();
   }
-  for (auto chunk = pop(); !chunk.empty(); chunk = pop()) release(std::move(chunk));
+  while (!pop().empty()) continue;
   try {
     store_->set(key, result);
   } catch (const std::exception&) {  // rank 0 is gone

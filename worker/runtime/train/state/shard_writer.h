@@ -25,9 +25,8 @@ namespace ddprun::train {
 /// waits for the page cache only for what does not fit. All ranks make the same calls.
 class ShardWriter {
  public:
+  /// The destructor waits for the file.
   explicit ShardWriter(const ddp::ProcessGroup& group);
-  /// Waits for the file.
-  ~ShardWriter();
   ShardWriter(const ShardWriter&) = delete;
   ShardWriter& operator=(const ShardWriter&) = delete;
 
@@ -50,7 +49,6 @@ class ShardWriter {
   void copy(const at::Tensor& tensor);
   void push(std::string chunk);
   std::string pop();
-  void release(std::string chunk);
   void run(const std::filesystem::path& file, const std::string& key);
   std::string write_file(const std::filesystem::path& file);
 
@@ -62,9 +60,9 @@ class ShardWriter {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::string> queue_;
-  std::size_t queued_ = 0, most_queued_ = 0;  // bytes
+  std::size_t queued_ = 0, most_queued_ = 0, popped_ = 0;  // bytes
   bool all_queued_ = false;
-  std::thread thread_;
+  std::jthread thread_;  // last: it uses the members above
 };
 
 // -- resuming, perhaps without a shared disk; every rank calls these --

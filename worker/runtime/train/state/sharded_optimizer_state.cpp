@@ -8,7 +8,6 @@
 
 #include <map>
 #include <optional>
-#include <set>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -49,8 +48,7 @@ ShardState collect(const GenericDict& state, std::size_t shards) {
 /// Tensors by key and parameter; scalars are the same for all parameters.
 struct WholeState {
   std::map<std::string, std::map<std::string, torch::Tensor>> tensors;
-  std::map<std::string, c10::IValue> scalars;
-  GenericDict group;
+  GenericDict scalars, group;
 };
 
 /// throws  std::invalid_argument unless the value has the layout of optimizer_state_dict() over the module
@@ -64,7 +62,7 @@ WholeState collect_whole(const c10::IValue& value, const torch::nn::Module& modu
   if (indices.size() != parameters.size())
     root.fail("expected " + std::to_string(parameters.size()) + " parameters, got " +
               std::to_string(indices.size()));
-  WholeState whole{{}, {}, groups[0].toGenericDict()};
+  WholeState whole{{}, make_state(), groups[0].toGenericDict()};
   const auto states = root.dict("state");
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const auto found = states.find(indices[i]);
@@ -75,7 +73,7 @@ WholeState collect_whole(const c10::IValue& value, const torch::nn::Module& modu
       if (item.value().isTensor() && item.value().toTensor().dim() > 0)
         whole.tensors[key][parameters[i].key()] = item.value().toTensor();
       else
-        whole.scalars[key] = item.value();
+        whole.scalars.insert_or_assign(key, item.value());
     }
   }
   return whole;
@@ -92,14 +90,29 @@ std::vector<std::size_t> trainable_units(const ddp::FullyShardedDataParallel& sh
 
 /// {"param_groups": [the group, for parameters 0 to count - 1]}
 GenericDict with_parameters(const GenericDict& group, std::int64_t count) {
-  c10::impl::GenericList indices(c10::AnyType::get()), groups(c10::AnyType::get());
+  auto indices = make_list();
   for (std::int64_t index = 0; index < count; ++index) indices.push_back(index);
   auto copy = group.copy();
   copy.insert_or_assign("params", indices);
-  groups.push_back(copy);
-  auto root = make_state();
-  root.insert("param_groups", groups);
-  return root;
+  return make_state({{"param_groups", make_list({copy})}});
+}
+
+/// Loads the shards' tensors, by key, and the scalars into an optimizer over `count` shards.
+void load(torch::optim::Optimizer& optimizer,
+          const std::map<std::string, std::vector<torch::Tensor>>& tensors, const GenericDict& scalars,
+          const GenericDict& group, std::size_t count, const std::filesystem::path& source) {
+  GenericDict state(c10::IntType::get(), c10::AnyType::get());
+  for (std::size_t i = 0; i < count; ++i) {
+    auto entry = make_state();
+    for (const auto& [key, of_shards] : tensors)
+      if (of_shards.at(i).defined()) entry.insert(key, of_shards[i]);
+    if (!entry.empty() || tensors.empty())
+      for (const auto& scalar : scalars) entry.insert(scalar.key(), scalar.value());
+    if (!entry.empty()) state.insert(static_cast<std::int64_t>(i), entry);
+  }
+  auto root = with_parameters(group, static_cast<std::int64_t>(count));
+  root.insert("state", state);
+  load_optimizer_state(optimizer, root, source);
 }
 
 }  // namespace
@@ -114,7 +127,7 @@ c10::IValue sharded_optimizer_state_dict(torch::optim::Optimizer& optimizer,
   if (rank != 0) return {};
 
   GenericDict state(c10::IntType::get(), c10::AnyType::get());
-  c10::impl::GenericList indices(c10::AnyType::get());
+  auto indices = make_list();
   std::int64_t index = 0;
   for (const auto& parameter : module.named_parameters()) {
     auto entry = make_state();
@@ -148,18 +161,7 @@ void load_sharded_optimizer_state(torch::optim::Optimizer& optimizer,
   } catch (const std::invalid_argument& error) {
     throw IoError(source, where + error.what());
   }
-  GenericDict state(c10::IntType::get(), c10::AnyType::get());
-  for (std::size_t i = 0; i < sharded.shards().size(); ++i) {
-    auto entry = make_state();
-    for (const auto& [key, tensors] : of_shards)
-      if (tensors.at(i).defined()) entry.insert(key, tensors[i]);
-    if (!entry.empty() || whole->tensors.empty())
-      for (const auto& [key, scalar] : whole->scalars) entry.insert(key, scalar);
-    if (!entry.empty()) state.insert(static_cast<std::int64_t>(i), entry);
-  }
-  auto root = with_parameters(whole->group, static_cast<std::int64_t>(sharded.shards().size()));
-  root.insert("state", state);
-  load_optimizer_state(optimizer, root, source);
+  load(optimizer, of_shards, whole->scalars, whole->group, sharded.shards().size(), source);
 }
 
 c10::IValue add_optimizer_pieces(torch::optim::Optimizer& optimizer,
@@ -186,24 +188,12 @@ void load_optimizer_pieces(torch::optim::Optimizer& optimizer, const ddp::FullyS
   const auto groups = from.list("param_groups");
   if (groups.size() != 1 || !groups[0].isGenericDict())
     from.fail("expected one parameter group, as fully sharded training has");
-  std::set<std::string> keys;
-  for (const auto& piece : reader.index().pieces)
-    if (piece.key != "model" && piece.key != "ema") keys.insert(piece.key);
   const auto units = sharded.units();
   const auto trainable = trainable_units(sharded);
-  GenericDict states(c10::IntType::get(), c10::AnyType::get());
-  for (std::size_t i = 0; i < trainable.size(); ++i) {
-    auto entry = make_state();
-    for (const auto& key : keys)
-      if (const auto tensor = reader.shard(key, units[trainable[i]], rank); tensor.defined())
-        entry.insert(key, tensor);
-    if (!entry.empty() || keys.empty())
-      for (const auto& scalar : from.dict("scalars")) entry.insert(scalar.key(), scalar.value());
-    if (!entry.empty()) states.insert(static_cast<std::int64_t>(i), entry);
-  }
-  auto root = with_parameters(groups[0].toGenericDict(), static_cast<std::int64_t>(trainable.size()));
-  root.insert("state", states);
-  load_optimizer_state(optimizer, root, source);
+  std::map<std::string, std::vector<torch::Tensor>> tensors;
+  for (const auto& key : reader.index().optimizer_keys())
+    for (const auto unit : trainable) tensors[key].push_back(reader.shard(key, units[unit], rank));
+  load(optimizer, tensors, from.dict("scalars"), groups[0].toGenericDict(), trainable.size(), source);
 } catch (const std::invalid_argument& error) {
   throw IoError(source, error.what());
 }

@@ -6,12 +6,11 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <map>
 #include <memory>
 #include <optional>
-#include <sstream>
 #include <string_view>
 #include <unordered_map>
-#include <utility>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/logging.h>
@@ -38,30 +37,13 @@ void collect(const torch::nn::Module& module, const std::string& prefix, StateDi
   for (const auto& item : module.named_children()) collect(*item.value(), prefix + item.key() + ".", tensors);
 }
 
-std::string shape_of(const torch::Tensor& tensor) {
-  std::ostringstream text;
-  text << tensor.sizes();
-  return text.str();
+/// One kind of problem, with the first few tensors that have it; empty if none has.
+std::string listed(const std::string& what, std::vector<std::string> tensors) {
+  if (tensors.empty()) return "";
+  const auto more = tensors.size() > kNamesShown ? tensors.size() - kNamesShown : 0;
+  tensors.resize(tensors.size() - more);
+  return what + " " + joined(tensors, ", ") + (more > 0 ? " and " + std::to_string(more) + " more" : "");
 }
-
-/// One kind of problem, with the first few tensors that have it.
-class NameList {
- public:
-  explicit NameList(const char* what) : what_(what) {}
-  void add(const std::string& name, const std::string& detail) {
-    if (++count_ <= kNamesShown) text_ += (count_ > 1 ? ", " : "") + in_quotes(name) + " " + detail;
-  }
-  void append_to(std::string& line) const {
-    if (count_ == 0) return;
-    line += (line.empty() ? "" : "; ") + std::string(what_) + " " + text_;
-    if (count_ > kNamesShown) line += " and " + std::to_string(count_ - kNamesShown) + " more";
-  }
-
- private:
-  const char* what_;
-  std::size_t count_ = 0;
-  std::string text_;
-};
 
 bool is_state_dict(const c10::impl::GenericDict& dict) {
   return !dict.empty() && std::all_of(dict.begin(), dict.end(), [](const auto& item) {
@@ -133,38 +115,26 @@ StateDict plain_weights(const StateDict& weights, const std::filesystem::path& p
   return shorter ? *std::move(shorter) : weights;
 }
 
-StateDict in_memory(OpenWeights weights) {
-  std::unordered_map<const void*, at::Tensor> values;  // tied ones stay tied
-  if (weights.value_of)
-    for (auto& [name, tensor] : weights.tensors) {
-      auto& value = values[tensor.storage().unsafeGetStorageImpl()];
-      if (!value.defined()) value = weights.value_of(tensor).clone();
-      tensor = value;
-    }
-  return std::move(weights.tensors);
-}
-
 /// Why the weights cannot be copied into the targets; empty if they can.
 std::string problem(const StateDict& targets, const std::unordered_map<std::string, torch::Tensor>& weights) {
-  NameList missing("missing");
-  NameList misshapen("with another shape");
-  NameList unexpected("unexpected");
-  std::unordered_map<std::string, torch::Tensor> left = weights;
+  std::vector<std::string> missing, misshapen, unexpected, problems;
+  const auto described = [](const std::string& name, const torch::Tensor& tensor) {
+    return in_quotes(name) + " " + c10::str(tensor.sizes());
+  };
+  std::map<std::string, torch::Tensor> left(weights.begin(), weights.end());
   for (const auto& [name, target] : targets) {
     const auto found = weights.find(name);
     left.erase(name);
     if (found == weights.end())
-      missing.add(name, shape_of(target));
+      missing.push_back(described(name, target));
     else if (found->second.sizes() != target.sizes())
-      misshapen.add(name, shape_of(found->second) + ", expected " + shape_of(target));
+      misshapen.push_back(described(name, found->second) + ", expected " + c10::str(target.sizes()));
   }
-  std::vector<std::string> names;
-  for (const auto& item : left) names.push_back(item.first);
-  std::sort(names.begin(), names.end());
-  for (const auto& name : names) unexpected.add(name, shape_of(left.at(name)));
-  std::string line;
-  for (const auto* list : {&missing, &misshapen, &unexpected}) list->append_to(line);
-  return line;
+  for (const auto& [name, tensor] : left) unexpected.push_back(described(name, tensor));
+  for (const auto& kind : {listed("missing", missing), listed("with another shape", misshapen),
+                           listed("unexpected", unexpected)})
+    if (!kind.empty()) problems.push_back(kind);
+  return joined(problems, "; ");
 }
 
 }  // namespace
@@ -192,16 +162,20 @@ OpenWeights open_weights(const std::filesystem::path& path, WeightsOf which) {
   return {std::move(weights), [reader](const at::Tensor& tensor) { return reader->value_of(tensor); }};
 }
 
-StateDict read_weights(const std::filesystem::path& path) {
-  return in_memory(open_weights(path, WeightsOf::kModel));
+StateDict with_memory(StateDict tensors, const serialize::ValueOf& value_of) {
+  std::unordered_map<const void*, at::Tensor> values;  // tied ones stay tied
+  if (value_of)
+    for (auto& [name, tensor] : tensors) {
+      auto& value = values[tensor.storage().unsafeGetStorageImpl()];
+      if (!value.defined()) value = value_of(tensor).clone();
+      tensor = value;
+    }
+  return tensors;
 }
 
-StateDict read_averaged_weights(const std::filesystem::path& path) {
-  return in_memory(open_weights(path, WeightsOf::kAverages));
-}
-
-StateDict read_weights_to_evaluate(const std::filesystem::path& path) {
-  return in_memory(open_weights(path, WeightsOf::kAveragesIfAny));
+StateDict read_weights(const std::filesystem::path& path, WeightsOf which) {
+  auto weights = open_weights(path, which);
+  return with_memory(std::move(weights.tensors), weights.value_of);
 }
 
 StateDict to_averaged_weights(const c10::IValue& ema, const std::filesystem::path& source) {

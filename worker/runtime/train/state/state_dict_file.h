@@ -24,17 +24,10 @@ using StateDict = std::vector<std::pair<std::string, at::Tensor>>;
 /// "state_dict" (Lightning)) or a .safetensors file, whichever it contains. Drops a "module." (DDP's wrapper)
 /// that precedes every name, and logs this.
 ///
+/// which   or else the averaged weights that our checkpoints store under "ema"
 /// throws  IoError naming path and what was expected
-StateDict read_weights(const std::filesystem::path& path);
-
-/// The same for the averaged weights that our checkpoints store under "ema".
-StateDict read_averaged_weights(const std::filesystem::path& path);
-
-/// A file's averaged weights if present, else its weights.
-StateDict read_weights_to_evaluate(const std::filesystem::path& path);
-
-/// Which of a file's weights.
 enum class WeightsOf { kModel, kAverages, kAveragesIfAny };
+StateDict read_weights(const std::filesystem::path& path, WeightsOf which = WeightsOf::kModel);
 
 /// A file's weights; those in shards are read one by one on request.
 struct OpenWeights {
@@ -42,8 +35,11 @@ struct OpenWeights {
   serialize::ValueOf value_of;  ///< empty if none are sharded
   bool lightning = false;       ///< another program's, in Lightning's layout
 };
-/// throws  as read_weights() and read_averaged_weights()
+/// throws  as read_weights()
 OpenWeights open_weights(const std::filesystem::path& path, WeightsOf which);
+
+/// Reads those that have no memory. Tied ones stay tied.
+StateDict with_memory(StateDict tensors, const serialize::ValueOf& value_of);
 
 /// The tensors of a state_dict in memory, such as TrainingState's.
 /// source  the file named in errors

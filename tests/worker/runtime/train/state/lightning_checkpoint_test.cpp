@@ -59,7 +59,7 @@ TEST_CASE("a .ckpt has Lightning's layout and comes back whole", "[lightning]") 
   save_checkpoint(path, state);
   CHECK(same(to_value(read_checkpoint(path)), to_value(state)));
   CHECK(read_weights(path).front().first == "fc.weight");
-  CHECK(read_averaged_weights(path).front().second.equal(torch::zeros({3})));
+  CHECK(read_weights(path, WeightsOf::kAverages).front().second.equal(torch::zeros({3})));
   CHECK(same(to_value(read_weights_of_checkpoint(path)).toGenericDict().at("model"), state.model));
 
   const auto root = root_of(path);

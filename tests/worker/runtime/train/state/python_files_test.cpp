@@ -127,12 +127,12 @@ TEST_CASE("a module with a part called model keeps its names", "[python_files]")
 
 TEST_CASE("averaged weights are read from a checkpoint as torch's AveragedModel keeps them",
           "[python_files]") {
-  const auto weights = read_averaged_weights(kPythonGolden / "averaged.pt");
+  const auto weights = read_weights(kPythonGolden / "averaged.pt", WeightsOf::kAverages);
   REQUIRE(weights.size() == 2);
   CHECK(weights[0].first == "embed.weight");
   CHECK(weights[1].second.equal(torch::arange(15, torch::kFloat).view({5, 3})));
   CHECK_THROWS_WITH(
-      read_averaged_weights(kStateDicts / "state_dict.pt"),
+      read_weights(kStateDicts / "state_dict.pt", WeightsOf::kAverages),
       ContainsSubstring("holds no averaged weights, expected a checkpoint of a run with --ema"));
 }
 

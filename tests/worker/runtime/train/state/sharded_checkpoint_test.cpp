@@ -284,7 +284,7 @@ TEST_CASE("weights of a sharded checkpoint are exported tensor by tensor", "[sha
     serialize::write_pt(dir.path() / "out.pt", dict, open.value_of);
     serialize::write_safetensors(dir.path() / "out.safetensors", open.tensors, {}, open.value_of);
     CHECK(memory("VmHWM") - before < 35);  // of 72 MB
-    const auto expected = averaged ? read_averaged_weights(path) : read_weights(path);
+    const auto expected = averaged ? read_weights(path, WeightsOf::kAverages) : read_weights(path);
     for (const char* name : {"out.pt", "out.safetensors"}) {
       const auto written = read_weights(dir.path() / name);
       const std::map<std::string, torch::Tensor> by_name(written.begin(), written.end());
