@@ -101,7 +101,6 @@ void check_store(const WorkerEnv& env, const std::string& init_method) {
 }
 
 StorePtr make_store(const WorkerEnv& env, const std::string& init_method, std::chrono::milliseconds timeout) {
-  check_store(env, init_method);
   const auto file = file_of(init_method);
   // Keys carry the restart count, because a store may outlive a restart with stale addresses, and the run id,
   // because a file may outlive the job.
