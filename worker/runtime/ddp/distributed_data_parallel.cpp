@@ -1,20 +1,22 @@
 #include <ddprun/ddp/distributed_data_parallel.h>
 
 #include <algorithm>
+#include <atomic>
 #include <limits>
 #include <stdexcept>
 #include <unordered_map>
 
 #include <torch/nn/module.h>
 
+#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/distributed/c10d/debug.h>
 #include <torch/csrc/distributed/c10d/logger.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
 #include <ddprun/common/logging.h>
-#include <ddprun/ddp/backward_end.h>
 #include <ddprun/ddp/replicated_state.h>
+#include <ddprun/ddp/scale_gradients.h>
 #include <ddprun/flight/flight_analysis.h>
 #include <ddprun/flight/record_collectives.h>
 #include <ddprun/group/collectives.h>
@@ -121,6 +123,7 @@ std::shared_ptr<c10d::Reducer> make_reducer(const std::vector<torch::Tensor>& pa
 struct DistributedDataParallel::Engine {
   Engine(const ModelTensors& model, const ProcessGroup& group, const Options& options);
   ~Engine();
+  void gradient_computed(std::size_t parameter);
   void notice_unsynchronised(std::size_t parameter);
 
   void before_forward(bool synchronize, std::optional<std::int64_t> samples);
@@ -164,7 +167,7 @@ struct DistributedDataParallel::Engine {
 
   std::shared_ptr<c10d::Reducer> reducer;
   std::shared_ptr<c10d::Logger> logger;      // refers to the reducer, so is destroyed first
-  std::optional<BackwardEnd> reduce_at_end;  // of the first backward of a static graph
+  std::atomic<bool> reduces_at_end = false;  // of the next backward: the first of a static graph
 };
 
 DistributedDataParallel::Engine::Engine(const ModelTensors& model, const ProcessGroup& group,
@@ -191,14 +194,20 @@ DistributedDataParallel::Engine::Engine(const ModelTensors& model, const Process
   if (!group.device().is_cuda()) reducer->set_ddp_runtime_logging_sample_rate(kSampleRate);
   logger->set_construction_data_and_log(model.name, {}, -1, options.broadcast_buffers,
                                         /*has_sync_bn=*/false, options.static_graph);
-  if (options.static_graph) reduce_at_end.emplace(parameters, [this] { reducer->delay_all_reduce(); });
   seen_in_forward.resize(parameters.size());
   for (std::size_t i = 0; i < parameters.size(); ++i)
-    hooks.push_back(parameters[i].register_hook([this, i](const at::Tensor&) { notice_unsynchronised(i); }));
+    hooks.push_back(parameters[i].register_hook([this, i](const at::Tensor&) { gradient_computed(i); }));
 }
 
 DistributedDataParallel::Engine::~Engine() {
   for (std::size_t i = 0; i < hooks.size(); ++i) parameters[i].remove_hook(hooks[i]);
+}
+
+/// Runs in backward, before the parameter's gradient is accumulated; each device has a thread.
+void DistributedDataParallel::Engine::gradient_computed(std::size_t parameter) {
+  if (reduces_at_end.exchange(false))
+    torch::autograd::Engine::get_default_engine().queue_callback([this] { reducer->delay_all_reduce(); });
+  notice_unsynchronised(parameter);
 }
 
 /// Warns, once, about a gradient that no forward() of this led to: the ranks would silently drift apart.
@@ -218,7 +227,7 @@ void DistributedDataParallel::Engine::notice_unsynchronised(std::size_t paramete
 void DistributedDataParallel::Engine::start_static_graph() {
   reducer->set_static_graph();
   logger->set_static_graph();
-  reduce_at_end->arm();
+  reduces_at_end = true;
 }
 
 void DistributedDataParallel::Engine::before_forward(bool synchronize,
@@ -226,10 +235,7 @@ void DistributedDataParallel::Engine::before_forward(bool synchronize,
   const bool training = torch::GradMode::is_enabled(), reduces = training && synchronize;
   forwards += training ? 1 : 0;
   if (reduces) {
-    if (options.static_graph && iterations == 0)
-      start_static_graph();
-    else if (reduce_at_end && !reduce_at_end->armed())
-      reduce_at_end.reset();
+    if (options.static_graph && iterations == 0) start_static_graph();
     logger->set_runtime_stats_and_log();
     reducer->prepare_for_forward();
     ++iterations;

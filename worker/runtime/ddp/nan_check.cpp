@@ -61,33 +61,25 @@ NanCheck::~NanCheck() {
 }
 
 void NanCheck::check() {
-  // For each rank, 1 + the index of its first bad parameter, its NaNs and its infinities, summed over ranks.
-  const auto own = 3 * static_cast<std::size_t>(group_.rank());
-  std::vector<double> by_rank(3 * static_cast<std::size_t>(group_.size()), 0);
   std::vector<torch::Tensor> on_device;
   for (const auto& parameter : parameters_)
     if (parameter.found.on_device.defined()) on_device.push_back(parameter.found.on_device);
   const auto counts = on_device.empty() ? torch::Tensor() : torch::cat(on_device).cpu();  // the only copy
   const auto* next = on_device.empty() ? nullptr : counts.const_data_ptr<double>();
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    Found found = std::exchange(parameters_[i].found, {});
+  std::string own;  // this rank's first bad parameter
+  for (auto& parameter : parameters_) {
+    Found found = std::exchange(parameter.found, {});
     if (found.on_device.defined()) add(found, std::exchange(next, next + 2));
-    if (found.nans + found.infinities == 0 || by_rank[own] != 0) continue;
-    by_rank[own] = static_cast<double>(i + 1);
-    by_rank[own + 1] = found.nans;
-    by_rank[own + 2] = found.infinities;
+    if (found.nans + found.infinities == 0 || !own.empty()) continue;
+    const auto number = [](double value) { return std::to_string(std::llround(value)); };
+    own = parameter.name + " on rank " + std::to_string(group_.rank()) + ": " + number(found.nans) +
+          " NaN and " + number(found.infinities) + " infinite of " +
+          std::to_string(parameter.tensor.numel()) + " values";
   }
-  by_rank = all_reduce_sum(group_, std::move(by_rank));
 
   std::string text;
-  for (std::size_t rank = 0; 3 * rank < by_rank.size(); ++rank) {
-    if (by_rank[3 * rank] == 0) continue;
-    const auto& parameter = parameters_[static_cast<std::size_t>(by_rank[3 * rank]) - 1];
-    const auto number = [&](std::size_t i) { return std::to_string(std::llround(by_rank[3 * rank + i])); };
-    text += (text.empty() ? "gradient of " : "; of ") + parameter.name + " on rank " + std::to_string(rank) +
-            ": " + number(1) + " NaN and " + number(2) + " infinite of " +
-            std::to_string(parameter.tensor.numel()) + " values";
-  }
+  for (const auto& bad : all_gather(group_, own))
+    if (!bad.empty()) text += (text.empty() ? "gradient of " : "; of ") + bad;
   if (!text.empty()) throw NonFiniteGradient(text);
 }
 

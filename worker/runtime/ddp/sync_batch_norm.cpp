@@ -1,6 +1,5 @@
 #include <ddprun/ddp/sync_batch_norm.h>
 
-#include <algorithm>
 #include <ostream>
 #include <sstream>
 #include <stdexcept>
@@ -249,23 +248,21 @@ void SyncBatchNormImpl::pretty_print(std::ostream& stream) const {
 }
 
 bool has_batch_norm(const torch::nn::Module& module) {
-  const auto is_one = [](const torch::nn::Module& part) {
-    return is_plain_batch_norm(part) || dynamic_cast<const SyncBatchNormImpl*>(&part) != nullptr;
-  };
-  return is_one(module) || std::ranges::any_of(module.modules(/*include_self=*/false),
-                                               [&](const auto& part) { return is_one(*part); });
+  bool found = false;
+  module.apply([&](const torch::nn::Module& part) {
+    found |= is_plain_batch_norm(part) || dynamic_cast<const SyncBatchNormImpl*>(&part) != nullptr;
+  });
+  return found;
 }
 
 int set_group(torch::nn::Module& module, const std::optional<ProcessGroup>& group) {
   int count = 0;
-  const auto convert = [&](torch::nn::Module& part) {
+  module.apply([&](torch::nn::Module& part) {
     auto* norm = dynamic_cast<SyncBatchNormImpl*>(&part);
     if (norm == nullptr) return;
     ++count;
     norm->group_ = group;
-  };
-  convert(module);
-  for (const auto& part : module.modules(/*include_self=*/false)) convert(*part);
+  });
   return count;
 }
 

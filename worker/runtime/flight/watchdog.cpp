@@ -147,11 +147,6 @@ struct Watchdog::Shared {
     }
   }
 
-  bool answers(int rank, std::int64_t question) const {
-    const auto found = positions.find(rank);
-    return found != positions.end() && (found->second.answers >= question || found->second.failed());
-  }
-
   /// The other ranks that have not yet answered and written their rings.
   std::vector<int> still_busy(std::int64_t question) const {
     std::vector<int> ranks;
@@ -186,9 +181,10 @@ struct Watchdog::Shared {
     const bool reached = on_board([&] { question = ask(); });
     const std::scoped_lock lock(mutex);
     flights.clear();
-    for (const auto& [rank, position] : positions)
-      flights.push_back(
-          {rank, reached && answers(rank, question), position.flight.reason, position.flight.collectives});
+    for (const auto& [rank, position] : positions) {
+      const bool answers = reached && (position.answers >= question || position.failed());
+      flights.push_back({rank, answers, position.flight.reason, position.flight.collectives});
+    }
     flights.push_back({options.rank, true, "", recorder.records(kTail)});
     ++questions_done;
     changed.notify_all();

@@ -7,6 +7,7 @@
 #include <sstream>
 #include <thread>
 
+#include <c10/util/StringUtil.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -60,15 +61,9 @@ std::vector<std::string> exchange(const StorePtr& store, int rank, int size, con
   return all;
 }
 
-std::string spell(const std::vector<int>& ranks) {
-  std::string text;
-  for (const int rank : ranks) text += (text.empty() ? "" : ", ") + std::to_string(rank);
-  return text;
-}
-
 /// throws std::invalid_argument unless they are different ranks of the parent, and the same on every rank
 void check_new_group(const ProcessGroup& parent, const std::vector<int>& ranks) {
-  const auto said = all_gather(parent, spell(ranks));
+  const auto said = all_gather(parent, c10::Join(", ", ranks));
   for (std::size_t rank = 0; rank < said.size(); ++rank)
     if (said[rank] != said[0])
       throw std::invalid_argument("new_group: expected the same ranks from every rank, got " + said[0] +
@@ -77,7 +72,7 @@ void check_new_group(const ProcessGroup& parent, const std::vector<int>& ranks) 
   if (std::adjacent_find(ranks.begin(), ranks.end()) != ranks.end() || ranks.front() < 0 ||
       ranks.back() >= parent.size())
     throw std::invalid_argument("new_group: expected different ranks from 0 to " +
-                                std::to_string(parent.size() - 1) + ", got " + spell(ranks));
+                                std::to_string(parent.size() - 1) + ", got " + c10::Join(", ", ranks));
 }
 
 /// Calls it until it returns true or the time is up. False if it never did.
@@ -235,9 +230,8 @@ ProcessGroup ProcessGroup::connect(const WorkerEnv& env, const Options& options)
     state->barrier.emplace(parts.store, env.rank, parts.world_ranks);
     state->barrier->meet("connecting at " + describe_meeting_place(env, options.init_method),
                          options.connect_timeout, options.give_up);
-    devices = options.device == DeviceChoice::kCpu
-                  ? std::vector<std::string>(devices.size(), "cpu")
-                  : exchange(parts.store, env.rank, env.world_size, device.id);
+    if (options.device != DeviceChoice::kCpu)
+      devices = exchange(parts.store, env.rank, env.world_size, device.id);
   }
   parts.recovers = static_cast<bool>(options.give_up);
   parts.nccl = use_nccl(options.backend, devices);

@@ -16,7 +16,7 @@ namespace ddprun::ddp {
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
-/// The store through which the ranks find each other. Waits only for its host.
+/// The store through which the ranks find each other, after check_store(). Waits only for its host.
 ///
 /// init_method  "env://": the TCPStore at MASTER_ADDR and MASTER_PORT, which the launcher or else rank 0
 ///              hosts (on the launcher's socket, if there is one); "file:///PATH": a FileStore in that file,

@@ -36,11 +36,9 @@ class Works : public c10d::Work {
 
 double waited = 0;  // in seconds
 
-void wait_for(c10::intrusive_ptr<c10d::Work>& work) {
-  const auto started = std::exchange(work, {});
-  if (!started) return;
+void wait_for(c10d::Work& work) {
   const auto begin = std::chrono::steady_clock::now();
-  started->wait();
+  work.wait();
   waited += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
@@ -48,6 +46,19 @@ at::Tensor piece(const at::Tensor& full, int rank, int size) {
   const std::int64_t numel = full.numel() / size;
   return full.narrow(0, rank * numel, numel);
 }
+
+/// Of the parameter's values in the flat tensor: its memory order (such as channels last), if that has no
+/// holes.
+std::vector<std::int64_t> strides_of(const at::Tensor& parameter) {
+  if (parameter.is_non_overlapping_and_dense()) return parameter.strides().vec();
+  const auto contiguous = c10::contiguous_strides(parameter.sizes());
+  return {contiguous.begin(), contiguous.end()};
+}
+
+// CPU tensors travel in point-to-point messages between all ranks: Gloo's all-gather copies through a second
+// buffer of the full size, and its reduce-scatter is an all-reduce of a copy. Messages carry a tag, so ranks
+// that exchange different tensors wait instead of mixing them up. Other tensors use the backend's
+// collectives.
 
 /// Sends to_send(r) to every rank r, and fills to_fill(r) with data from rank r. The flight recorder sees one
 /// collective: op, of the tensor `of`.
@@ -72,56 +83,57 @@ c10::intrusive_ptr<c10d::Work> exchange(const ProcessGroup& group, const char* o
   });
 }
 
+/// Starts to gather every rank's shard, 1-D and of the same size everywhere, which must not change until the
+/// returned function is called: it waits and returns the full tensor, of which rank r's shard is the r-th
+/// part.
+std::function<at::Tensor()> all_gather(const ProcessGroup& group, at::Tensor shard, int tag) {
+  at::Tensor full = at::empty({shard.numel() * group.size()}, shard.options());
+  c10::intrusive_ptr<c10d::Work> work;
+  if (full.is_cpu()) {
+    work = exchange(
+        group, "all_gather_into_tensor", shard, tag, [&](int) { return shard; },
+        [&](int peer) { return piece(full, peer, group.size()); });
+    piece(full, group.rank(), group.size()).copy_(shard);
+  } else {
+    work = all_gather_single(*group.handle(), full, shard);
+  }
+  return [work, shard, full] {
+    wait_for(*work);
+    return full;
+  };
+}
+
+/// Starts to sum a tensor, 1-D and of the same size on every rank, a multiple of the world size, which must
+/// not change until the returned function is called: it waits and returns this rank's part of the sum, in a
+/// new tensor. Reproducible: adds in rank order.
+std::function<at::Tensor()> reduce_scatter(const ProcessGroup& group, at::Tensor full, int tag) {
+  const int rank = group.rank(), size = group.size();
+  if (size == 1) return [full] { return full; };
+  if (!full.is_cpu()) {
+    // Not a view, which zero_grad() could not detach.
+    at::Tensor share = at::empty({full.numel() / size}, full.options());
+    return [work = reduce_scatter_single(*group.handle(), share, full), full, share] {
+      wait_for(*work);
+      return share;
+    };
+  }
+  const at::Tensor received = at::empty({size, full.numel() / size}, full.options());
+  auto work = exchange(
+      group, "reduce_scatter_tensor", received[rank], tag, [&](int peer) { return piece(full, peer, size); },
+      [&](int peer) { return received[peer]; });
+  return [work, full, received, rank, size]() mutable {
+    wait_for(*work);
+    received[rank].copy_(piece(full, rank, size));
+    full.reset();
+    auto sum = received[0].clone();
+    for (int of = 1; of < size; ++of) sum.add_(received[of]);
+    return sum;
+  };
+}
+
 }  // namespace
 
 double FullyShardedDataParallel::seconds_waited() { return waited; }
-
-AllGather::AllGather(const ProcessGroup& group, at::Tensor full, at::Tensor shard, int tag)
-    : full_(std::move(full)), shard_(std::move(shard)) {
-  if (!full_.is_cpu()) {
-    work_ = all_gather_single(*group.handle(), full_, shard_);
-    return;
-  }
-  work_ = exchange(
-      group, "all_gather_into_tensor", shard_, tag, [&](int) { return shard_; },
-      [&](int peer) { return piece(full_, peer, group.size()); });
-  piece(full_, group.rank(), group.size()).copy_(shard_);
-}
-
-at::Tensor AllGather::wait() {
-  wait_for(work_);
-  shard_.reset();
-  return std::exchange(full_, {});
-}
-
-ReduceScatter::ReduceScatter(const ProcessGroup& group, at::Tensor full, int tag)
-    : rank_(group.rank()), full_(std::move(full)) {
-  if (group.size() == 1) return;
-  const std::int64_t numel = full_.numel() / group.size();
-  if (!full_.is_cpu()) {
-    received_ = at::empty({numel}, full_.options());  // not a view, which zero_grad() could not detach
-    work_ = reduce_scatter_single(*group.handle(), received_, full_);
-    return;
-  }
-  received_ = at::empty({group.size(), numel}, full_.options());
-  work_ = exchange(
-      group, "reduce_scatter_tensor", received_[rank_], tag,
-      [&](int peer) { return piece(full_, peer, group.size()); }, [&](int peer) { return received_[peer]; });
-}
-
-at::Tensor ReduceScatter::wait() {
-  wait_for(work_);
-  auto received = std::exchange(received_, {});
-  auto full = std::exchange(full_, {});
-  if (!received.defined()) return full;  // one rank
-  if (!full.is_cpu()) return received;
-  const int size = static_cast<int>(received.size(0));
-  received[rank_].copy_(piece(full, rank_, size));
-  full.reset();
-  auto sum = received[0].clone();
-  for (int rank = 1; rank < size; ++rank) sum.add_(received[rank]);
-  return sum;
-}
 
 FlatParameter::FlatParameter(const PlannedUnit& plan, std::vector<at::Tensor> parameters,
                              std::vector<std::string> names, const ProcessGroup& group, int tag,
@@ -169,23 +181,13 @@ FlatParameter::FlatParameter(const PlannedUnit& plan, std::vector<at::Tensor> pa
 
 at::Tensor FlatParameter::view_of(const at::Tensor& flat, std::size_t parameter) const {
   const auto& like = parameters_[parameter];
-  // In the parameter's memory order (such as channels last), if that has no holes.
-  if (like.is_non_overlapping_and_dense())
-    return flat.as_strided(like.sizes(), like.strides(), offsets_[parameter]);
-  return flat.narrow(0, offsets_[parameter], like.numel()).view(like.sizes());
+  return flat.narrow(0, offsets_[parameter], like.numel()).as_strided(like.sizes(), strides_of(like));
 }
 
 std::vector<FullyShardedDataParallel::Unit::Parameter> FlatParameter::places() const {
   std::vector<FullyShardedDataParallel::Unit::Parameter> places;
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    const auto& like = parameters_[i];
-    auto strides = like.strides().vec();
-    if (!like.is_non_overlapping_and_dense()) {
-      const auto contiguous = c10::contiguous_strides(like.sizes());
-      strides.assign(contiguous.begin(), contiguous.end());
-    }
-    places.push_back({names_[i], like, offsets_[i], std::move(strides)});
-  }
+  for (std::size_t i = 0; i < parameters_.size(); ++i)
+    places.push_back({names_[i], parameters_[i], offsets_[i], strides_of(parameters_[i])});
   return places;
 }
 
@@ -206,11 +208,9 @@ void FlatParameter::set_memory(at::DataPtr&& data, std::size_t bytes) {
 }
 
 void FlatParameter::start_gather() {
-  if (gathering_ || gathered_) return;
-  gathering_ = true;
+  if (all_gather_ || gathered_) return;
   // Gathers into a new tensor, so that no message touches the watched storage.
-  all_gather_ = AllGather(*group_, at::empty({flat_.numel()}, flat_.options()),
-                          shard_.detach().to(flat_.scalar_type()), tag_);
+  all_gather_ = all_gather(*group_, shard_.detach().to(flat_.scalar_type()), tag_);
 }
 
 void FlatParameter::gather_whole() {
@@ -219,30 +219,25 @@ void FlatParameter::gather_whole() {
     return finish_gather();
   }
   free();
-  const auto shard = shard_.detach();
-  whole_ = AllGather(*group_, at::empty({flat_.numel()}, shard.options()), shard, tag_).wait();
+  whole_ = all_gather(*group_, shard_.detach(), tag_)();
   for (std::size_t i = 0; i < parameters_.size(); ++i) parameters_[i].set_data(view_of(whole_, i));
   gathered_ = true;
   versions_ = versions();
 }
 
 void FlatParameter::finish_gather() {
-  if (!gathering_) return;
-  const at::Tensor full = all_gather_.wait();
+  if (!all_gather_) return;
+  const at::Tensor full = std::exchange(all_gather_, {})();
   auto* from = full.storage().unsafeGetStorageImpl();
   const std::size_t bytes = from->nbytes();
   set_memory(from->set_data_ptr(at::DataPtr(nullptr, full.device())), bytes);
-  gathering_ = false;
   gathered_ = true;
   versions_ = versions();
 }
 
 void FlatParameter::free(bool keep) {
   if (!is_sharded()) return;
-  if (gathering_) {
-    all_gather_.wait();
-    gathering_ = false;
-  }
+  if (all_gather_) std::exchange(all_gather_, {})();
   if (!gathered_) return;
   if (keep || versions() != versions_) shard_.detach().copy_(own_part(whole_.defined() ? whole_ : flat_));
   gathered_ = false;
@@ -297,12 +292,12 @@ void FlatParameter::zero_gaps() {
 
 void FlatParameter::start_reduce() {
   zero_gaps();
-  reduce_scatter_ = ReduceScatter(*group_, std::exchange(flat_gradient_, {}), tag_ + 1);
+  reduce_scatter_ = reduce_scatter(*group_, std::exchange(flat_gradient_, {}), tag_ + 1);
   drop_gradients();
 }
 
 void FlatParameter::finish_reduce() {
-  const at::Tensor sum = reduce_scatter_.wait().to(shard_.scalar_type());
+  const at::Tensor sum = std::exchange(reduce_scatter_, {})().to(shard_.scalar_type());
   auto& gradient = shard_.mutable_grad();
   if (gradient.defined())
     gradient.add_(sum);
@@ -312,7 +307,7 @@ void FlatParameter::finish_reduce() {
 
 std::map<std::string, at::Tensor> FlatParameter::gather(const at::Tensor& shard) const {
   at::Tensor full = shard.detach().contiguous();
-  if (is_sharded()) full = AllGather(*group_, at::empty({flat_.numel()}, full.options()), full, tag_).wait();
+  if (is_sharded()) full = all_gather(*group_, full, tag_)();
   std::map<std::string, at::Tensor> tensors;
   for (std::size_t i = 0; i < parameters_.size(); ++i)
     tensors[names_[i]] = view_of(full, i).clone(at::MemoryFormat::Contiguous);

@@ -1,59 +1,20 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ddprun/group/process_group.h>
 #include <ddprun/sharding/fully_sharded.h>
 
-namespace c10d {
-class Work;
-}
-
 namespace ddprun::ddp {
 
 struct PlannedUnit;
-
-// CPU tensors travel in point-to-point messages between all ranks: Gloo's all-gather copies through a second
-// buffer of the full size, and its reduce-scatter is an all-reduce of a copy. Messages carry a tag, so ranks
-// that exchange different tensors wait instead of mixing them up. Other tensors use the backend's
-// collectives.
-
-/// An all-gather in progress.
-class AllGather {
- public:
-  AllGather() = default;
-  /// full   1-D, world size * shard's elements; rank r's shard is the r-th part
-  /// shard  1-D, the same size on every rank; must not change until wait()
-  AllGather(const ProcessGroup& group, at::Tensor full, at::Tensor shard, int tag);
-  /// The full tensor.
-  at::Tensor wait();
-
- private:
-  at::Tensor full_, shard_;
-  c10::intrusive_ptr<c10d::Work> work_;
-};
-
-/// A reduce-scatter (sum) in progress.
-class ReduceScatter {
- public:
-  ReduceScatter() = default;
-  /// full  1-D, the same size on every rank, a multiple of the world size; must not change until wait()
-  ReduceScatter(const ProcessGroup& group, at::Tensor full, int tag);
-  /// This rank's part of the sum, in a new tensor. Reproducible: adds in rank order.
-  at::Tensor wait();
-
- private:
-  int rank_ = 0;
-  at::Tensor full_, received_;
-  c10::intrusive_ptr<c10d::Work> work_;
-};
 
 /// A unit of FullyShardedDataParallel: some of a module's parameters, as views of one flat tensor whose
 /// memory exists only between gather and free, and this rank's shard of it, which always exists. The
@@ -100,7 +61,7 @@ class FlatParameter {
   void start_reduce();
   void finish_reduce();
   /// Call it instead of finish_reduce() after an error: the other ranks' messages still arrive.
-  void abandon_reduce() { reduce_scatter_.wait(); }
+  void abandon_reduce() { std::exchange(reduce_scatter_, {})(); }
 
   /// Gathers a tensor of the shard's shape on every rank, of any type: one contiguous tensor per parameter.
   std::map<std::string, at::Tensor> gather(const at::Tensor& shard) const;
@@ -125,13 +86,13 @@ class FlatParameter {
   std::vector<at::Tensor> views_;  ///< of flat_, the parameters' data except for ...
   at::Tensor whole_;               ///< ... gather_whole() in another type
   at::ScalarType reduce_dtype_;
-  bool gathering_ = false, gathered_ = false;
+  bool gathered_ = false;
   std::int64_t versions_ = 0;
-  AllGather all_gather_;
+  std::function<at::Tensor()> all_gather_;  ///< waits for the full tensor; null: not started
   at::Tensor flat_gradient_;
-  std::vector<bool> arrived_;  ///< in this backward
-  std::vector<bool> filled_;   ///< in flat_gradient_
-  ReduceScatter reduce_scatter_;
+  std::vector<bool> arrived_;                   ///< in this backward
+  std::vector<bool> filled_;                    ///< in flat_gradient_
+  std::function<at::Tensor()> reduce_scatter_;  ///< waits for this rank's part of the sum
 };
 
 }  // namespace ddprun::ddp

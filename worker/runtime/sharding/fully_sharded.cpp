@@ -310,13 +310,4 @@ void FullyShardedDataParallel::synchronize_buffers() {
   engine_->synchronize_buffers();
 }
 
-std::int64_t FullyShardedDataParallel::largest_unit_numel() const {
-  std::int64_t largest = 0;
-  for (const auto& unit : engine_->units)
-    largest = std::max(largest, unit.shard().numel() * engine_->group.size());
-  return largest;
-}
-
-std::size_t FullyShardedDataParallel::unit_count() const { return engine_->units.size(); }
-
 }  // namespace ddprun::ddp

@@ -154,10 +154,6 @@ class FullyShardedDataParallel {
   /// Copies rank 0's buffers to every rank: before evaluating or saving, so that both see the same model.
   void synchronize_buffers();
 
-  /// Elements of the largest unit's flat tensor, and the number of units.
-  std::int64_t largest_unit_numel() const;
-  std::size_t unit_count() const;
-
  private:
   void before_forward();
   void after_forward();

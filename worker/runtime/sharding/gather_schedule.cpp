@@ -16,7 +16,7 @@ std::vector<GatherSchedule::Action> GatherSchedule::begin_step(bool training) {
   as_expected_ = true;
   std::vector<Action> actions;
   for (const std::size_t unit : std::exchange(resident_, {})) actions.push_back({Action::Kind::kFree, unit});
-  has_current_ = false;
+  current_.reset();
   if (limit_ > 1) fetch_next([](std::size_t) { return false; }, actions);
   return actions;
 }
@@ -36,7 +36,6 @@ std::vector<GatherSchedule::Action> GatherSchedule::touch(std::size_t unit,
     make_room(unit, pinned, actions);
   resident_.push_back(unit);
   actions.push_back({Action::Kind::kUse, unit});
-  has_current_ = true;
   current_ = unit;
   if (as_expected_ && limit_ > 1) fetch_next(pinned, actions);
   return actions;
@@ -44,7 +43,7 @@ std::vector<GatherSchedule::Action> GatherSchedule::touch(std::size_t unit,
 
 void GatherSchedule::freed(std::size_t unit) {
   std::erase(resident_, unit);
-  if (is_current(unit)) has_current_ = false;
+  if (is_current(unit)) current_.reset();
 }
 
 void GatherSchedule::make_room(std::size_t keep, const std::function<bool(std::size_t)>& pinned,
@@ -62,15 +61,13 @@ void GatherSchedule::fetch_next(const std::function<bool(std::size_t)>& pinned,
                                 std::vector<Action>& actions) {
   const auto& order = orders_[training_ ? 1 : 0];
   const auto begin = order.begin() + static_cast<std::ptrdiff_t>(std::min(seen_.size(), order.size()));
-  const auto end = order.end() - begin < static_cast<std::ptrdiff_t>(limit_ - 1)
-                       ? order.end()
-                       : begin + static_cast<std::ptrdiff_t>(limit_ - 1);
+  const auto end = begin + std::min(order.end() - begin, static_cast<std::ptrdiff_t>(limit_ - 1));
   for (auto next = begin; next != end; ++next) {
     if (std::find(resident_.begin(), resident_.end(), *next) != resident_.end()) continue;
     const auto needed = [&](std::size_t unit) {
       return pinned(unit) || std::find(begin, next, unit) != next;
     };
-    make_room(has_current_ ? current_ : *next, needed, actions);
+    make_room(current_.value_or(*next), needed, actions);
     if (resident_.size() >= limit_) return;
     actions.push_back({Action::Kind::kFetch, *next});
     resident_.insert(resident_.begin(), *next);  // before the current one, which is freed last

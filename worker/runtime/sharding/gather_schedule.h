@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <optional>
 #include <vector>
 
 namespace ddprun::ddp {
@@ -39,7 +40,7 @@ class GatherSchedule {
   void freed(std::size_t unit);
 
   /// True if touch() of the unit would change nothing.
-  bool is_current(std::size_t unit) const { return has_current_ && current_ == unit; }
+  bool is_current(std::size_t unit) const { return current_ == unit; }
 
  private:
   void make_room(std::size_t keep, const std::function<bool(std::size_t)>& pinned,
@@ -48,8 +49,7 @@ class GatherSchedule {
 
   std::size_t limit_;
   std::vector<std::size_t> resident_;  ///< in memory or being gathered; the least recently used first
-  bool has_current_ = false;
-  std::size_t current_ = 0;
+  std::optional<std::size_t> current_;
   std::vector<std::size_t> orders_[2];  ///< of the last step of each kind
   std::vector<std::size_t> seen_;       ///< in this step
   bool training_ = false;

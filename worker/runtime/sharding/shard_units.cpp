@@ -120,9 +120,7 @@ void check_same_plan(const ProcessGroup& group, const std::vector<NamedTensor>& 
     for (const auto& part : unit.parts)
       text << part.parameter << '@' << part.offset << parameters[part.parameter].tensor.strides() << ' ';
   }
-  constexpr std::size_t kExactInDouble = std::size_t{1} << 53;
-  const auto by_rank =
-      all_gather(group, static_cast<double>(std::hash<std::string>()(text.str()) % kExactInDouble));
+  const auto by_rank = all_gather(group, std::to_string(std::hash<std::string>()(text.str())));
   std::vector<int> ranks;
   for (std::size_t rank = 1; rank < by_rank.size(); ++rank)
     if (by_rank[rank] != by_rank[0]) ranks.push_back(static_cast<int>(rank));

@@ -5,10 +5,11 @@
 #include <algorithm>
 #include <numeric>
 #include <set>
-#include <sstream>
 #include <stdexcept>
+#include <tuple>
 
 #include <torch/types.h>
+#include <nlohmann/json.hpp>
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
@@ -55,29 +56,21 @@ std::int64_t padded_numel(const Tensor& parameter) {
   return (parameter.numel() + line - 1) / line * line;
 }
 
-/// One line per tensor: parameter, name, dtype, sizes.
+/// A tensor's parameter, name, dtype and sizes.
+using Description = std::tuple<std::size_t, std::string, int, std::vector<std::int64_t>>;
+
 std::string describe(const std::vector<ZeroOptimizer::NamedTensors>& own) {
-  std::ostringstream text;
+  std::vector<Description> tensors;
   for (std::size_t i = 0; i < own.size(); ++i)
-    for (const auto& [name, tensor] : own[i]) {
-      text << i << ' ' << name << ' ' << static_cast<int>(tensor.scalar_type());
-      for (const auto size : tensor.sizes()) text << ' ' << size;
-      text << '\n';
-    }
-  return text.str();
+    for (const auto& [name, tensor] : own[i])
+      tensors.emplace_back(i, name, static_cast<int>(tensor.scalar_type()), tensor.sizes().vec());
+  return nlohmann::json(tensors).dump();
 }
 
-void receive_all(const ProcessGroup& group, int source, const std::string& description,
+void receive_all(const ProcessGroup& group, int source, const std::string& descriptions,
                  std::vector<ZeroOptimizer::NamedTensors>& all) {
-  std::istringstream lines(description);
-  for (std::string line; std::getline(lines, line);) {
-    std::istringstream words(line);
-    std::size_t parameter = 0;
-    std::string name;
-    int dtype = 0;
-    words >> parameter >> name >> dtype;
-    std::vector<std::int64_t> sizes;
-    for (std::int64_t size; words >> size;) sizes.push_back(size);
+  for (const auto& [parameter, name, dtype, sizes] :
+       nlohmann::json::parse(descriptions).get<std::vector<Description>>()) {
     std::vector<Tensor> tensors = {torch::empty(sizes, static_cast<torch::Dtype>(dtype))};
     group.handle()->recv(tensors, source, /*tag=*/0)->wait();
     all.at(parameter).emplace_back(name, tensors[0]);

@@ -1,7 +1,7 @@
-#include <ddprun/ddp/backward_end.h>
+#include <ddprun/ddp/scale_gradients.h>
 
+#include <ATen/TensorOperators.h>
 #include <torch/csrc/autograd/custom_function.h>
-#include <torch/csrc/autograd/engine.h>
 
 namespace ddprun::ddp {
 namespace {
@@ -31,17 +31,6 @@ struct ScaleGradients : torch::autograd::Function<ScaleGradients> {
 };
 
 }  // namespace
-
-BackwardEnd::BackwardEnd(const std::vector<at::Tensor>& parameters, std::function<void()> function) {
-  for (const auto& parameter : parameters)
-    hooks_.emplace_back(parameter, parameter.register_hook([this, function](const at::Tensor&) {
-      if (armed_.exchange(false)) torch::autograd::Engine::get_default_engine().queue_callback(function);
-    }));
-}
-
-BackwardEnd::~BackwardEnd() {
-  for (const auto& [parameter, position] : hooks_) parameter.remove_hook(position);
-}
 
 void scale_gradients(const std::vector<at::Tensor*>& tensors, const at::Tensor& scale) {
   variable_list inputs;
