@@ -62,28 +62,20 @@ std::string number_text(double value) {
 AppendFile::AppendFile(std::filesystem::path path, std::string_view begin, bool keep_until_written)
     : path_(std::move(path)) {
   if (keep_until_written) write_file_atomic(path_, begin);
-  file_ = UniqueFd(
-      ::open(path_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | (keep_until_written ? 0 : O_TRUNC), 0644));
+  const int truncate = keep_until_written ? 0 : O_TRUNC;
+  file_ = UniqueFd(::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | truncate, 0644));
   if (!file_) throw IoError(path_, "cannot create", errno);
-  if (keep_until_written) {
+  if (keep_until_written)
     size_ = static_cast<std::int64_t>(begin.size());
-    ::lseek(file_.get(), size_, SEEK_SET);
-  } else {
+  else
     append(begin);
-  }
 }
 
 void AppendFile::append(std::string_view record) {
-  auto rest = record;
-  while (!rest.empty()) {
-    const ssize_t written = ::write(file_.get(), rest.data(), rest.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written <= 0) {
-      const int error = written < 0 ? errno : ENOSPC;
-      if (::ftruncate(file_.get(), size_) == 0) ::lseek(file_.get(), size_, SEEK_SET);
-      throw IoError(path_, "cannot write", error);
-    }
-    rest.remove_prefix(static_cast<std::size_t>(written));
+  if (!write_all(file_.get(), record)) {
+    const int error = errno;
+    [[maybe_unused]] const int ignored = ::ftruncate(file_.get(), size_);
+    throw IoError(path_, "cannot write", error);
   }
   size_ += static_cast<std::int64_t>(record.size());
 }
