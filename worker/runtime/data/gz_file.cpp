@@ -2,7 +2,6 @@
 
 #include <libdeflate.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -29,16 +28,8 @@ at::Tensor read_bytes(const fs::path& path) {
   if (::fstat(fd.get(), &info) != 0) throw IoError(path, "cannot read", errno);
   if (info.st_size > kMaxBytes) throw IoError(path, "is larger than 8 GiB");
   auto bytes = at::empty({info.st_size}, at::kByte);
-  std::int64_t done = 0;
-  while (done < info.st_size) {
-    const auto count = ::read(fd.get(), bytes.data_ptr<std::uint8_t>() + done,
-                              static_cast<std::size_t>(info.st_size - done));
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) throw IoError(path, "cannot read", errno);
-    if (count == 0) break;  // it has just become shorter
-    done += count;
-  }
-  return bytes.narrow(0, 0, done);
+  const auto done = read_at(fd, 0, bytes.mutable_data_ptr(), bytes.nbytes(), path);
+  return bytes.narrow(0, 0, static_cast<std::int64_t>(done));  // fewer: it has just become shorter
 }
 
 /// What the end of a gzip file says of its last member's size, unless that cannot be.
