@@ -277,11 +277,12 @@ c10::IValue under(const c10::IValue& value, const std::vector<std::string>& keys
   return parts;
 }
 
-/// Calls read(); an error in the pickle becomes an IoError naming the file.
-template <typename Read>
-c10::IValue naming_file(const std::filesystem::path& path, Read read) {
+/// An error in the pickle becomes an IoError naming the file.
+///
+/// part_of  for a zip
+c10::IValue read_either(const std::filesystem::path& path, const PartOf& part_of) {
   try {
-    return read();
+    return is_legacy(path) ? read_legacy_pt(path) : read_zip(path, part_of);
   } catch (const UnpickleError& error) {
     throw IoError(
         path, std::string("expected weights or a training state as torch.save writes them: ") + error.what());
@@ -313,22 +314,16 @@ void write_pt(const std::filesystem::path& path, const c10::IValue& root, const 
 }
 
 c10::IValue read_pt(const std::filesystem::path& path) {
-  const bool legacy = is_legacy(path);
-  return naming_file(path, [&] {
-    if (legacy) return read_legacy_pt(path);
-    return read_zip(path, [](const c10::IValue& value) { return value; });
-  });
+  return read_either(path, [](const c10::IValue& value) { return value; });
 }
 
 c10::IValue read_pt(const std::filesystem::path& path, const std::vector<std::string>& keys) {
-  if (is_legacy(path)) return read_pt(path);
-  return naming_file(
-      path, [&] { return read_zip(path, [&](const c10::IValue& value) { return under(value, keys); }); });
+  return read_either(path, [&](const c10::IValue& value) { return under(value, keys); });
 }
 
 c10::IValue peek_pt(const std::filesystem::path& path) {
   if (is_legacy(path)) throw IoError(path, "is in torch's old format, expected a zip");
-  return naming_file(path, [&] { return read_zip(path, nullptr); });
+  return read_either(path, nullptr);
 }
 
 }  // namespace ddprun::serialize
