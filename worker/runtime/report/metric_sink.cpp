@@ -9,11 +9,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
-#include <string>
-#include <string_view>
 
 #include <ddprun/common/errors.h>
-#include <ddprun/common/files.h>
 #include <ddprun/common/text.h>
 
 namespace ddprun::report {
@@ -87,15 +84,12 @@ CsvSink::CsvSink(const std::filesystem::path& path, std::vector<std::string> col
 void CsvSink::add(const MetricRow& row) { file_.append(line_of(row, columns_)); }
 
 std::vector<MetricRow> read_metrics_csv(const std::filesystem::path& path) {
-  const std::string text = read_file(path, std::size_t{1} << 30);
+  auto lines = split(read_file(path, std::size_t{1} << 30), '\n');
+  lines.pop_back();  // empty, or truncated
   std::vector<std::string> columns;
   std::vector<MetricRow> rows;
-  std::string_view rest = text;
-  for (std::size_t number = 1;; ++number) {
-    const auto end = rest.find('\n');
-    if (end == std::string_view::npos) return rows;
-    const auto cells = split(rest.substr(0, end), ',');
-    rest.remove_prefix(end + 1);
+  for (std::size_t number = 1; number <= lines.size(); ++number) {
+    const auto cells = split(lines[number - 1], ',');
     if (number == 1) {
       columns = cells;
       continue;
@@ -116,6 +110,7 @@ std::vector<MetricRow> read_metrics_csv(const std::filesystem::path& path) {
     }
     rows.push_back(std::move(row));
   }
+  return rows;
 }
 
 JsonlSink::JsonlSink(const std::filesystem::path& path, const std::vector<MetricRow>& first)
