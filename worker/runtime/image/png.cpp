@@ -13,25 +13,40 @@
 namespace ddprun::image {
 namespace {
 
-/// Used by libpng's callbacks. libpng leaves a failed call by longjmp, so nothing with a destructor may live
-/// between setjmp and the call.
-struct Stream {
-  std::string error = {};
+/// libpng's structures for reading, and what its callbacks use. libpng leaves a failed call by longjmp, so
+/// nothing with a destructor may live between setjmp and the call.
+struct PngReader {
+  explicit PngReader(std::string_view bytes);
+  ~PngReader() { png_destroy_read_struct(&png, &info, nullptr); }
+  PngReader(const PngReader&) = delete;
+  PngReader& operator=(const PngReader&) = delete;
+
   std::string_view rest;  // still to be read
+  std::string error = {};
+  png_structp png;
+  png_infop info;
 };
 
 void fail(png_structp png, png_const_charp message) {
-  static_cast<Stream*>(png_get_error_ptr(png))->error = message;
+  static_cast<PngReader*>(png_get_error_ptr(png))->error = message;
   std::longjmp(png_jmpbuf(png), 1);
 }
 
 void ignore_warning(png_structp, png_const_charp) {}
 
 void read_bytes(png_structp png, png_bytep bytes, png_size_t size) {
-  auto& rest = static_cast<Stream*>(png_get_io_ptr(png))->rest;
+  auto& rest = static_cast<PngReader*>(png_get_io_ptr(png))->rest;
   if (rest.size() < size) png_error(png, "the file ends too soon");
   std::memcpy(bytes, rest.data(), size);
   rest.remove_prefix(size);
+}
+
+PngReader::PngReader(std::string_view bytes)
+    : rest(bytes),
+      png(png_create_read_struct(PNG_LIBPNG_VER_STRING, this, fail, ignore_warning)),
+      info(png == nullptr ? nullptr : png_create_info_struct(png)) {
+  if (info == nullptr) throw std::bad_alloc();
+  png_set_read_fn(png, this, read_bytes);
 }
 
 std::vector<png_bytep> rows_of(std::vector<png_byte>& bytes, std::size_t height) {
@@ -76,27 +91,6 @@ bool read_pixels(png_structp png, png_bytepp rows) {
   return true;
 }
 
-/// libpng's two structures for reading.
-class PngReader {
- public:
-  explicit PngReader(Stream& stream)
-      : png_(png_create_read_struct(PNG_LIBPNG_VER_STRING, &stream, fail, ignore_warning)),
-        info_(png_ == nullptr ? nullptr : png_create_info_struct(png_)) {
-    if (info_ == nullptr) throw std::bad_alloc();
-    png_set_read_fn(png_, &stream, read_bytes);
-  }
-  ~PngReader() { png_destroy_read_struct(&png_, &info_, nullptr); }
-  PngReader(const PngReader&) = delete;
-  PngReader& operator=(const PngReader&) = delete;
-
-  png_structp png() const { return png_; }
-  png_infop info() const { return info_; }
-
- private:
-  png_structp png_;
-  png_infop info_;
-};
-
 /// Reads a row's values. returns  false if a pixel is not grey
 bool take_labels(const png_byte* row, std::size_t width, int channels, int bytes_each, std::uint16_t* out) {
   const auto channel_at = [&](std::size_t i) {
@@ -131,33 +125,31 @@ std::string encode_png(const Image& image) {
 }
 
 Image decode_png(std::string_view bytes, const std::filesystem::path& path, std::int64_t max_pixels) {
-  Stream stream{.rest = bytes};
-  const PngReader reader(stream);
-  const auto refuse = [&] { throw IoError(path, "is not a readable PNG file: " + stream.error); };
-  if (!read_header(reader.png(), reader.info(), max_pixels, Values::kColours)) refuse();
-  auto image = make_image(static_cast<int>(png_get_image_width(reader.png(), reader.info())),
-                          static_cast<int>(png_get_image_height(reader.png(), reader.info())),
-                          png_get_channels(reader.png(), reader.info()));
+  PngReader reader(bytes);
+  const auto refuse = [&] { throw IoError(path, "is not a readable PNG file: " + reader.error); };
+  if (!read_header(reader.png, reader.info, max_pixels, Values::kColours)) refuse();
+  auto image = make_image(static_cast<int>(png_get_image_width(reader.png, reader.info)),
+                          static_cast<int>(png_get_image_height(reader.png, reader.info)),
+                          png_get_channels(reader.png, reader.info));
   auto rows = rows_of(image.bytes, static_cast<std::size_t>(image.height));
-  if (!read_pixels(reader.png(), rows.data())) refuse();
+  if (!read_pixels(reader.png, rows.data())) refuse();
   return image;
 }
 
 LabelMap decode_png_labels(std::string_view bytes, const std::filesystem::path& path,
                            std::int64_t max_pixels) {
-  Stream stream{.rest = bytes};
-  const PngReader reader(stream);
-  const auto refuse = [&] { throw IoError(path, "is not a readable PNG file: " + stream.error); };
-  if (!read_header(reader.png(), reader.info(), max_pixels, Values::kLabels)) refuse();
-  const std::size_t width = png_get_image_width(reader.png(), reader.info()),
-                    height = png_get_image_height(reader.png(), reader.info());
-  std::vector<png_byte> pixels(png_get_rowbytes(reader.png(), reader.info()) * height);
+  PngReader reader(bytes);
+  const auto refuse = [&] { throw IoError(path, "is not a readable PNG file: " + reader.error); };
+  if (!read_header(reader.png, reader.info, max_pixels, Values::kLabels)) refuse();
+  const std::size_t width = png_get_image_width(reader.png, reader.info),
+                    height = png_get_image_height(reader.png, reader.info);
+  std::vector<png_byte> pixels(png_get_rowbytes(reader.png, reader.info) * height);
   auto rows = rows_of(pixels, height);
-  if (!read_pixels(reader.png(), rows.data())) refuse();
+  if (!read_pixels(reader.png, rows.data())) refuse();
   LabelMap labels{static_cast<int>(width), static_cast<int>(height),
                   std::vector<std::uint16_t>(width * height)};
-  const int channels = png_get_channels(reader.png(), reader.info()),
-            bytes_each = png_get_bit_depth(reader.png(), reader.info()) / 8;
+  const int channels = png_get_channels(reader.png, reader.info),
+            bytes_each = png_get_bit_depth(reader.png, reader.info) / 8;
   for (std::size_t y = 0; y < height; ++y)
     if (!take_labels(rows[y], width, channels, bytes_each, labels.values.data() + y * width))
       throw IoError(path, "has colours, expected a mask: grey numbers of instances, or a palette's");
