@@ -70,16 +70,13 @@ std::vector<RecordFile> open_part(const fs::path& folder, Part part) {
   return files;
 }
 
-void read_all(const RecordFile& file, std::uint8_t* to, std::int64_t size) {
-  const auto done = read_at(file.fd, 0, to, static_cast<std::size_t>(size), file.path);
-  if (done != static_cast<std::size_t>(size))
+/// Reads the file's first records, and their labels: the first byte of each.
+void read_records(const RecordFile& file, std::int64_t count, std::uint8_t* records, std::int64_t* labels) {
+  const auto size = static_cast<std::size_t>(count * kRecordBytes);
+  const auto done = read_at(file.fd, 0, records, size, file.path);
+  if (done != size)
     throw IoError(file.path,
                   "is cut: expected " + std::to_string(size) + " bytes, got " + std::to_string(done));
-}
-
-/// The first byte of each record.
-void read_labels(const RecordFile& file, const std::uint8_t* records, std::int64_t count,
-                 std::int64_t* labels) {
   for (std::int64_t i = 0; i < count; ++i) {
     labels[i] = records[i * kRecordBytes];
     if (labels[i] > 9)
@@ -100,9 +97,8 @@ Images read_cifar10(const fs::path& folder, Part part, std::int64_t limit) {
   std::int64_t done = 0;
   for (const auto& file : files) {
     const auto count = std::min(file.records, size - done);
-    auto* begin = records.mutable_data_ptr<std::uint8_t>() + done * kRecordBytes;
-    read_all(file, begin, count * kRecordBytes);
-    read_labels(file, begin, count, labels.mutable_data_ptr<std::int64_t>() + done);
+    read_records(file, count, records.mutable_data_ptr<std::uint8_t>() + done * kRecordBytes,
+                 labels.mutable_data_ptr<std::int64_t>() + done);
     done += count;
   }
   return {records.slice(1, 1).unflatten(1, {3, kSide, kSide}), labels};

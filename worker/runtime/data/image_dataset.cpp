@@ -13,22 +13,14 @@ namespace {
 constexpr int kMaxPadding = 1000;
 constexpr int kBlocksOfAnEpoch = 256;  // of 4 numbers each; more than needed today
 
-/// The part of a window's row of `width` pixels that is inside the image; the rest is padding.
-struct Columns {
-  std::int64_t begin, end;
-};
-
-Columns columns_within(std::int64_t width, std::int64_t shift) {
-  const auto begin = std::clamp<std::int64_t>(-shift, 0, width);
-  return {begin, std::clamp<std::int64_t>(width - shift, begin, width)};
-}
-
 /// One row of one channel, `Step` floats apart (0: `step`).
 template <int Step>
 void write_row(const std::uint8_t* row, std::int64_t width, std::int64_t shift, bool flip,
                const std::array<float, 256>& table, float* out, std::int64_t step) {
   const auto distance = Step != 0 ? Step : step;
-  const auto [begin, end] = columns_within(width, shift);
+  // The part of the window's row that is inside the image; the rest is padding.
+  const auto begin = std::clamp<std::int64_t>(-shift, 0, width);
+  const auto end = std::clamp<std::int64_t>(width - shift, begin, width);
   for (std::int64_t x = 0; x < begin; ++x) out[x * distance] = table[0];
   const auto last = width - 1 - shift;
   if (flip)

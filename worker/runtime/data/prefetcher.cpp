@@ -35,12 +35,7 @@ struct Prefetcher::Shared {
   }
 
   ~Shared() {
-    {
-      const std::lock_guard lock(mutex);
-      stopping = true;
-    }
-    room.notify_all();
-    for (auto& thread : threads) thread.join();
+    for (auto& thread : threads) thread.request_stop();  // all of them, before any is joined
   }
 
   std::shared_ptr<void> load(const Epoch& from, std::int64_t number) const {
@@ -49,12 +44,12 @@ struct Prefetcher::Shared {
     return load_batch({from.indices.begin() + begin, from.indices.begin() + end}, from.number);
   }
 
-  void run_thread() {
+  void run_thread(const std::stop_token& stop) {
     const c10::ParallelGuard serial(true);  // otherwise LibTorch gives each loader thread its own team
     std::unique_lock lock(mutex);
     for (;;) {
-      room.wait(lock, [&] { return stopping || (taken < epoch->batches && taken < consumed + window); });
-      if (stopping) return;
+      room.wait(lock, stop, [&] { return taken < epoch->batches && taken < consumed + window; });
+      if (stop.stop_requested()) return;
       const auto number = taken++;
       const auto from = epoch;
       lock.unlock();
@@ -76,18 +71,19 @@ struct Prefetcher::Shared {
   const std::int64_t window;
 
   std::mutex mutex;
-  std::condition_variable room, arrived;
+  std::condition_variable_any room;
+  std::condition_variable arrived;
   std::shared_ptr<const Epoch> epoch = std::make_shared<Epoch>();
   std::map<std::int64_t, Result> ready;
   std::int64_t taken = 0, consumed = 0;
-  bool stopping = false;
-  std::vector<std::thread> threads;
+  std::vector<std::jthread> threads;  // last: they use the members above
 };
 
 Prefetcher::Prefetcher(Load load, const Options& options)
     : shared_(std::make_unique<Shared>(std::move(load), options)) {
   for (int i = 0; i < options.threads; ++i)
-    shared_->threads.emplace_back([shared = shared_.get()] { shared->run_thread(); });
+    shared_->threads.emplace_back(
+        [shared = shared_.get()](const std::stop_token& stop) { shared->run_thread(stop); });
 }
 
 Prefetcher::~Prefetcher() = default;

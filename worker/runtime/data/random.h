@@ -1,5 +1,8 @@
 #pragma once
 
+#include <ATen/CPUGeneratorImpl.h>
+#include <torch/types.h>
+
 #include <cstdint>
 #include <vector>
 
@@ -12,6 +15,11 @@ Integer uniform_below(Integer count, std::uint32_t random) {
 }
 
 /// torch.randperm(size, generator=torch.Generator().manual_seed(seed)), bit for bit.
-std::vector<std::int64_t> randperm(std::int64_t size, std::uint64_t seed);
+inline std::vector<std::int64_t> randperm(std::int64_t size, std::uint64_t seed) {
+  const auto order =
+      torch::randperm(size, at::detail::createCPUGenerator(seed), torch::TensorOptions(torch::kInt64));
+  const auto* begin = order.const_data_ptr<std::int64_t>();
+  return {begin, begin + size};
+}
 
 }  // namespace ddprun::data

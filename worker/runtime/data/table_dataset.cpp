@@ -2,6 +2,7 @@
 
 #include <charconv>
 #include <cmath>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -16,19 +17,14 @@ namespace {
 constexpr std::size_t kShown = 40;  // characters of an invalid value in a message
 constexpr std::string_view kSpaces = " \t\r";
 
-/// A parsed number, possibly not finite.
-struct Number {
-  bool valid;
-  double value;
-};
-
-Number to_number(std::string_view text) {
+/// The whole text as a number, possibly not finite.
+std::optional<double> to_number(std::string_view text) {
   if (text.size() > 1 && text[0] == '+' && text[1] != '-') text.remove_prefix(1);
   double value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (end != text.data() + text.size() || text.empty()) return {false, 0};
-  if (error == std::errc::result_out_of_range) return {true, HUGE_VAL};
-  return {error == std::errc(), value};
+  if (end != text.data() + text.size() || text.empty()) return std::nullopt;
+  if (error == std::errc::result_out_of_range) return HUGE_VAL;
+  return error == std::errc() ? std::optional(value) : std::nullopt;
 }
 
 /// Reads a table line by line.
@@ -97,7 +93,7 @@ class TableReader {
       throw IoError(path_, where() + ": expected at least two values, separated by commas, got one: '" +
                                shown(fields_[0]) + "'");
     columns_ = fields_.size();
-    if (fields_.back().empty() || to_number(fields_.back()).valid)
+    if (fields_.back().empty() || to_number(fields_.back()))
       take_line();
     else
       names_ = fields_;
@@ -113,8 +109,8 @@ class TableReader {
   float value_of(std::size_t column) const {
     const auto& text = fields_[column];
     const auto number = to_number(text);
-    if (!number.valid) fail(column, "expected a number", text);
-    const auto value = static_cast<float>(number.value);
+    if (!number) fail(column, "expected a number", text);
+    const auto value = static_cast<float>(*number);
     if (!std::isfinite(value)) fail(column, "expected a finite number in the range of float", text);
     if (label_ == Label::kZeroOrOne && column + 1 == columns_ && value != 0 && value != 1)
       fail(column, "expected a label that is 0 or 1", text);

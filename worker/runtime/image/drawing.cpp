@@ -92,15 +92,13 @@ Image draw_image(int width, int height, const Draw& draw) {
 
 std::string draw_svg(int width, int height, const Draw& draw) {
   std::string svg;
-  {
-    const Surface surface(cairo_svg_surface_create_for_stream(append, &svg, width, height),
-                          cairo_surface_destroy);
-    check(cairo_surface_status(surface.get()));
-    cairo_svg_surface_set_document_unit(surface.get(), CAIRO_SVG_UNIT_PX);
-    run(surface.get(), false, draw);
-    cairo_surface_finish(surface.get());
-    check(cairo_surface_status(surface.get()));
-  }
+  const Surface surface(cairo_svg_surface_create_for_stream(append, &svg, width, height),
+                        cairo_surface_destroy);
+  check(cairo_surface_status(surface.get()));
+  cairo_svg_surface_set_document_unit(surface.get(), CAIRO_SVG_UNIT_PX);
+  run(surface.get(), false, draw);
+  cairo_surface_finish(surface.get());  // writes the rest
+  check(cairo_surface_status(surface.get()));
   return svg;
 }
 
@@ -148,8 +146,8 @@ std::string fitted(cairo_t* cairo, const std::string& text, double width, const 
   if (text_width(cairo, text, style) <= width) return text;
   std::string cut = showable(text);
   while (!cut.empty()) {
-    while (!cut.empty() && (static_cast<unsigned char>(cut.back()) & 0xc0) == 0x80) cut.pop_back();
-    if (!cut.empty()) cut.pop_back();
+    while (is_continuation(cut.back())) cut.pop_back();
+    cut.pop_back();
     if (text_width(cairo, cut + "...", style) <= width) return cut + "...";
   }
   return "";

@@ -19,7 +19,8 @@ constexpr double kChartPadding = 14, kLineHeight = 20;
 constexpr std::size_t kMostMarkers = 60;  // with more points, only the line is drawn
 constexpr TextStyle kTitle{.size = 16, .bold = true};
 constexpr TextStyle kLabel{.size = 13, .align = Align::centre, .colour = kQuietInk};
-constexpr TextStyle kTick{.size = 12, .colour = kQuietInk};
+constexpr TextStyle kXTick{.size = 12, .align = Align::centre, .colour = kQuietInk};
+constexpr TextStyle kYTick{.size = 12, .align = Align::right, .colour = kQuietInk};
 constexpr TextStyle kLegend{.size = 13};
 
 void check(const LineChart& chart, int width, int height) {
@@ -137,7 +138,7 @@ class ChartPainter {
 
   double widest_y_tick() const {
     double widest = 0;
-    for (const auto& tick : axes_.y.ticks) widest = std::max(widest, text_width(cairo_, tick.label, kTick));
+    for (const auto& tick : axes_.y.ticks) widest = std::max(widest, text_width(cairo_, tick.label, kYTick));
     return widest;
   }
 
@@ -155,19 +156,15 @@ class ChartPainter {
     for (const auto& tick : axes_.y.ticks) {
       const double y = plot_.y(tick.place);
       line(plot_.left, y, plot_.right, y, kGridLine);
-      auto style = kTick;
-      style.align = Align::right;
-      draw_text(cairo_, plot_.left - 8, y, tick.label, style);
+      draw_text(cairo_, plot_.left - 8, y, tick.label, kYTick);
     }
     double free_from = 0;  // where the next label may start
     for (const auto& tick : axes_.x.ticks) {
-      const double x = plot_.x(tick.place), half = text_width(cairo_, tick.label, kTick) / 2;
+      const double x = plot_.x(tick.place), half = text_width(cairo_, tick.label, kXTick) / 2;
       line(x, plot_.top, x, plot_.bottom, kGridLine);
       if (x - half < free_from) continue;
-      auto style = kTick;
-      style.align = Align::centre;
       draw_text(cairo_, std::min(x, width_ - half - 2), plot_.bottom + kLineHeight / 2 + 2, tick.label,
-                style);
+                kXTick);
       free_from = x + half + 8;
     }
     line(plot_.left, plot_.bottom, plot_.right, plot_.bottom, kQuietInk);
@@ -215,17 +212,19 @@ class ChartPainter {
   Plot plot_;
 };
 
+Draw painting(const LineChart& chart, int width, int height) {
+  check(chart, width, height);
+  return [=, &chart](cairo_t* cairo) { ChartPainter(cairo, chart, width, height).paint(); };
+}
+
 }  // namespace
 
 Image draw_line_chart(const LineChart& chart, int width, int height) {
-  check(chart, width, height);
-  return draw_image(width, height,
-                    [&](cairo_t* cairo) { ChartPainter(cairo, chart, width, height).paint(); });
+  return draw_image(width, height, painting(chart, width, height));
 }
 
 std::string line_chart_svg(const LineChart& chart, int width, int height) {
-  check(chart, width, height);
-  return draw_svg(width, height, [&](cairo_t* cairo) { ChartPainter(cairo, chart, width, height).paint(); });
+  return draw_svg(width, height, painting(chart, width, height));
 }
 
 }  // namespace ddprun::image

@@ -13,52 +13,46 @@
 namespace ddprun::image {
 namespace {
 
-/// Used by libpng's callbacks. libpng leaves a failed call by longjmp, so nothing with a destructor may live
-/// between setjmp and the call.
-struct Stream {
+/// libpng's structures for reading, and what its callbacks use. libpng leaves a failed call by longjmp, so
+/// nothing with a destructor may live between setjmp and the call.
+struct PngReader {
+  explicit PngReader(std::string_view bytes);
+  ~PngReader() { png_destroy_read_struct(&png, &info, nullptr); }
+  PngReader(const PngReader&) = delete;
+  PngReader& operator=(const PngReader&) = delete;
+
+  std::string_view rest;  // still to be read
   std::string error = {};
-  std::string_view rest = {};  // still to be read
-  std::string written = {};
+  png_structp png;
+  png_infop info;
 };
 
 void fail(png_structp png, png_const_charp message) {
-  static_cast<Stream*>(png_get_error_ptr(png))->error = message;
+  static_cast<PngReader*>(png_get_error_ptr(png))->error = message;
   std::longjmp(png_jmpbuf(png), 1);
 }
 
 void ignore_warning(png_structp, png_const_charp) {}
 
-void write_bytes(png_structp png, png_bytep bytes, png_size_t size) {
-  static_cast<Stream*>(png_get_io_ptr(png))->written.append(reinterpret_cast<const char*>(bytes), size);
-}
-
 void read_bytes(png_structp png, png_bytep bytes, png_size_t size) {
-  auto& rest = static_cast<Stream*>(png_get_io_ptr(png))->rest;
+  auto& rest = static_cast<PngReader*>(png_get_io_ptr(png))->rest;
   if (rest.size() < size) png_error(png, "the file ends too soon");
   std::memcpy(bytes, rest.data(), size);
   rest.remove_prefix(size);
 }
 
-std::vector<png_bytep> rows_of(const std::vector<png_byte>& bytes, std::size_t height) {
+PngReader::PngReader(std::string_view bytes)
+    : rest(bytes),
+      png(png_create_read_struct(PNG_LIBPNG_VER_STRING, this, fail, ignore_warning)),
+      info(png == nullptr ? nullptr : png_create_info_struct(png)) {
+  if (info == nullptr) throw std::bad_alloc();
+  png_set_read_fn(png, this, read_bytes);
+}
+
+std::vector<png_bytep> rows_of(std::vector<png_byte>& bytes, std::size_t height) {
   std::vector<png_bytep> rows;
-  for (std::size_t y = 0; y < height; ++y)  // libpng wants non-const, but only reads
-    rows.push_back(const_cast<png_bytep>(bytes.data() + y * (bytes.size() / height)));
+  for (std::size_t y = 0; y < height; ++y) rows.push_back(bytes.data() + y * (bytes.size() / height));
   return rows;
-}
-
-int colour_type(int channels) {
-  return channels == 1 ? PNG_COLOR_TYPE_GRAY : channels == 3 ? PNG_COLOR_TYPE_RGB : PNG_COLOR_TYPE_RGB_ALPHA;
-}
-
-bool write(png_structp png, png_infop info, const Image& image, png_bytepp rows) {
-  if (setjmp(png_jmpbuf(png)) != 0) return false;
-  png_set_IHDR(png, info, static_cast<png_uint_32>(image.width), static_cast<png_uint_32>(image.height), 8,
-               colour_type(image.channels), PNG_INTERLACE_NONE, PNG_COMPRESSION_TYPE_DEFAULT,
-               PNG_FILTER_TYPE_DEFAULT);
-  png_write_info(png, info);
-  png_write_image(png, rows);
-  png_write_end(png, nullptr);
-  return true;
 }
 
 enum class Values { kColours, kLabels };
@@ -97,34 +91,6 @@ bool read_pixels(png_structp png, png_bytepp rows) {
   return true;
 }
 
-/// libpng's two structures, for reading or writing.
-class Codec {
- public:
-  Codec(Stream& stream, bool writes) : writes_(writes) {
-    png_ = writes ? png_create_write_struct(PNG_LIBPNG_VER_STRING, &stream, fail, ignore_warning)
-                  : png_create_read_struct(PNG_LIBPNG_VER_STRING, &stream, fail, ignore_warning);
-    info_ = png_ == nullptr ? nullptr : png_create_info_struct(png_);
-    if (info_ == nullptr) throw std::bad_alloc();
-    if (writes)
-      png_set_write_fn(png_, &stream, write_bytes, nullptr);
-    else
-      png_set_read_fn(png_, &stream, read_bytes);
-  }
-  ~Codec() {
-    writes_ ? png_destroy_write_struct(&png_, &info_) : png_destroy_read_struct(&png_, &info_, nullptr);
-  }
-  Codec(const Codec&) = delete;
-  Codec& operator=(const Codec&) = delete;
-
-  png_structp png() const { return png_; }
-  png_infop info() const { return info_; }
-
- private:
-  bool writes_;
-  png_structp png_ = nullptr;
-  png_infop info_ = nullptr;
-};
-
 /// Reads a row's values. returns  false if a pixel is not grey
 bool take_labels(const png_byte* row, std::size_t width, int channels, int bytes_each, std::uint16_t* out) {
   const auto channel_at = [&](std::size_t i) {
@@ -144,43 +110,46 @@ bool take_labels(const png_byte* row, std::size_t width, int channels, int bytes
 
 std::string encode_png(const Image& image) {
   check_pixels(image);
-  Stream stream;
-  const Codec codec(stream, true);
-  auto rows = rows_of(image.bytes, static_cast<std::size_t>(image.height));
-  if (!write(codec.png(), codec.info(), image, rows.data()))
+  png_image png = {};
+  png.version = PNG_IMAGE_VERSION;
+  png.width = static_cast<png_uint_32>(image.width);
+  png.height = static_cast<png_uint_32>(image.height);
+  png.format = image.channels == 1 ? PNG_FORMAT_GRAY : image.channels == 3 ? PNG_FORMAT_RGB : PNG_FORMAT_RGBA;
+  png_alloc_size_t size = PNG_IMAGE_PNG_SIZE_MAX(png);
+  std::string bytes(size, '\0');
+  if (png_image_write_to_memory(&png, bytes.data(), &size, 0, image.bytes.data(), 0, nullptr) == 0)
     throw std::invalid_argument("a picture of " + std::to_string(image.width) + " x " +
-                                std::to_string(image.height) + " pixels cannot be a PNG: " + stream.error);
-  return std::move(stream.written);
+                                std::to_string(image.height) + " pixels cannot be a PNG: " + png.message);
+  bytes.resize(size);
+  return bytes;
 }
 
 Image decode_png(std::string_view bytes, const std::filesystem::path& path, std::int64_t max_pixels) {
-  Stream stream{.rest = bytes};
-  const Codec codec(stream, false);
-  const auto refuse = [&] { throw IoError(path, "is not a readable PNG file: " + stream.error); };
-  if (!read_header(codec.png(), codec.info(), max_pixels, Values::kColours)) refuse();
-  auto image = make_image(static_cast<int>(png_get_image_width(codec.png(), codec.info())),
-                          static_cast<int>(png_get_image_height(codec.png(), codec.info())),
-                          png_get_channels(codec.png(), codec.info()));
+  PngReader reader(bytes);
+  const auto refuse = [&] { throw IoError(path, "is not a readable PNG file: " + reader.error); };
+  if (!read_header(reader.png, reader.info, max_pixels, Values::kColours)) refuse();
+  auto image = make_image(static_cast<int>(png_get_image_width(reader.png, reader.info)),
+                          static_cast<int>(png_get_image_height(reader.png, reader.info)),
+                          png_get_channels(reader.png, reader.info));
   auto rows = rows_of(image.bytes, static_cast<std::size_t>(image.height));
-  if (!read_pixels(codec.png(), rows.data())) refuse();
+  if (!read_pixels(reader.png, rows.data())) refuse();
   return image;
 }
 
 LabelMap decode_png_labels(std::string_view bytes, const std::filesystem::path& path,
                            std::int64_t max_pixels) {
-  Stream stream{.rest = bytes};
-  const Codec codec(stream, false);
-  const auto refuse = [&] { throw IoError(path, "is not a readable PNG file: " + stream.error); };
-  if (!read_header(codec.png(), codec.info(), max_pixels, Values::kLabels)) refuse();
-  const std::size_t width = png_get_image_width(codec.png(), codec.info()),
-                    height = png_get_image_height(codec.png(), codec.info());
-  std::vector<png_byte> pixels(png_get_rowbytes(codec.png(), codec.info()) * height);
+  PngReader reader(bytes);
+  const auto refuse = [&] { throw IoError(path, "is not a readable PNG file: " + reader.error); };
+  if (!read_header(reader.png, reader.info, max_pixels, Values::kLabels)) refuse();
+  const std::size_t width = png_get_image_width(reader.png, reader.info),
+                    height = png_get_image_height(reader.png, reader.info);
+  std::vector<png_byte> pixels(png_get_rowbytes(reader.png, reader.info) * height);
   auto rows = rows_of(pixels, height);
-  if (!read_pixels(codec.png(), rows.data())) refuse();
+  if (!read_pixels(reader.png, rows.data())) refuse();
   LabelMap labels{static_cast<int>(width), static_cast<int>(height),
                   std::vector<std::uint16_t>(width * height)};
-  const int channels = png_get_channels(codec.png(), codec.info()),
-            bytes_each = png_get_bit_depth(codec.png(), codec.info()) / 8;
+  const int channels = png_get_channels(reader.png, reader.info),
+            bytes_each = png_get_bit_depth(reader.png, reader.info) / 8;
   for (std::size_t y = 0; y < height; ++y)
     if (!take_labels(rows[y], width, channels, bytes_each, labels.values.data() + y * width))
       throw IoError(path, "has colours, expected a mask: grey numbers of instances, or a palette's");

@@ -20,16 +20,16 @@ namespace {
 /// libjpeg leaves a failed call by longjmp, so nothing with a destructor may live between setjmp and the
 /// call.
 struct Decoder {
+  ~Decoder() { jpeg_destroy_decompress(&jpeg); }
+
   jpeg_decompress_struct jpeg = {};
   jpeg_error_mgr errors = {};
   std::jmp_buf failed = {};
   char message[JMSG_LENGTH_MAX] = "";
 };
 
-Decoder& decoder_of(j_common_ptr jpeg) { return *static_cast<Decoder*>(jpeg->client_data); }
-
 void fail(j_common_ptr jpeg) {
-  auto& decoder = decoder_of(jpeg);
+  auto& decoder = *static_cast<Decoder*>(jpeg->client_data);
   (*jpeg->err->format_message)(jpeg, decoder.message);
   std::longjmp(decoder.failed, 1);
 }
@@ -58,12 +58,6 @@ bool read_pixels(Decoder& decoder, Image& image) {
   jpeg_finish_decompress(&decoder.jpeg);
   return true;
 }
-
-/// Undoes jpeg_create_decompress.
-struct DestroyAtEnd {
-  jpeg_decompress_struct& jpeg;
-  ~DestroyAtEnd() { jpeg_destroy_decompress(&jpeg); }
-};
 
 /// A big-endian unsigned number; 0 past the file's end.
 std::int64_t read_number(std::istream& file, int bytes) {
@@ -99,7 +93,6 @@ Image decode_jpeg(std::string_view bytes, const std::filesystem::path& path, std
   decoder.errors.error_exit = fail;
   decoder.errors.emit_message = on_message;
   jpeg.client_data = &decoder;
-  const DestroyAtEnd end{jpeg};
   const auto refuse = [&](const std::string& why) {
     throw IoError(path, "is not a readable JPEG file: " + why);
   };

@@ -1,9 +1,5 @@
 #include <ddprun/report/html_report.h>
 
-#include <cstddef>
-#include <cstdint>
-#include <string_view>
-
 #include <ddprun/common/text.h>
 #include <ddprun/report/page_assets.h>
 
@@ -34,12 +30,10 @@ constexpr std::string_view kDarkFilter =
 </svg>
 )";
 
-bool is_chart(const Figure& figure) { return figure.media_type == "image/svg+xml"; }
-
 std::string figures(const HtmlReport& report, bool charts) {
   std::string html;
   for (const auto& figure : report.figures) {
-    if (is_chart(figure) != charts) continue;
+    if ((figure.media_type == "image/svg+xml") != charts) continue;
     html += std::string(figure.width >= 1024 ? "<figure class=\"wide\">" : "<figure>") +
             (figure.title.empty() ? "" : element("figcaption", figure.title)) + "<img" +
             (charts ? " class=\"svg\"" : "") +
@@ -79,27 +73,12 @@ std::string section(const Section& section) {
 }  // namespace
 
 std::string html_text(std::string_view text) {
+  constexpr std::string_view kSpecial = "&<>\"'";
+  constexpr const char* kEscapes[] = {"&amp;", "&lt;", "&gt;", "&quot;", "&#39;"};
   std::string html;
   for (const char c : valid_utf8(text)) {
-    switch (c) {
-      case '&':
-        html += "&amp;";
-        break;
-      case '<':
-        html += "&lt;";
-        break;
-      case '>':
-        html += "&gt;";
-        break;
-      case '"':
-        html += "&quot;";
-        break;
-      case '\'':
-        html += "&#39;";
-        break;
-      default:
-        html += c;
-    }
+    const auto special = kSpecial.find(c);
+    special == kSpecial.npos ? html += c : html += kEscapes[special];
   }
   return html;
 }

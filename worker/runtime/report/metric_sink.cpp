@@ -9,11 +9,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
-#include <string>
-#include <string_view>
 
 #include <ddprun/common/errors.h>
-#include <ddprun/common/files.h>
 #include <ddprun/common/text.h>
 
 namespace ddprun::report {
@@ -62,28 +59,20 @@ std::string number_text(double value) {
 AppendFile::AppendFile(std::filesystem::path path, std::string_view begin, bool keep_until_written)
     : path_(std::move(path)) {
   if (keep_until_written) write_file_atomic(path_, begin);
-  file_ = UniqueFd(
-      ::open(path_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | (keep_until_written ? 0 : O_TRUNC), 0644));
+  const int truncate = keep_until_written ? 0 : O_TRUNC;
+  file_ = UniqueFd(::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | truncate, 0644));
   if (!file_) throw IoError(path_, "cannot create", errno);
-  if (keep_until_written) {
+  if (keep_until_written)
     size_ = static_cast<std::int64_t>(begin.size());
-    ::lseek(file_.get(), size_, SEEK_SET);
-  } else {
+  else
     append(begin);
-  }
 }
 
 void AppendFile::append(std::string_view record) {
-  auto rest = record;
-  while (!rest.empty()) {
-    const ssize_t written = ::write(file_.get(), rest.data(), rest.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written <= 0) {
-      const int error = written < 0 ? errno : ENOSPC;
-      if (::ftruncate(file_.get(), size_) == 0) ::lseek(file_.get(), size_, SEEK_SET);
-      throw IoError(path_, "cannot write", error);
-    }
-    rest.remove_prefix(static_cast<std::size_t>(written));
+  if (!write_all(file_.get(), record)) {
+    const int error = errno;
+    [[maybe_unused]] const int ignored = ::ftruncate(file_.get(), size_);
+    throw IoError(path_, "cannot write", error);
   }
   size_ += static_cast<std::int64_t>(record.size());
 }
@@ -95,15 +84,12 @@ CsvSink::CsvSink(const std::filesystem::path& path, std::vector<std::string> col
 void CsvSink::add(const MetricRow& row) { file_.append(line_of(row, columns_)); }
 
 std::vector<MetricRow> read_metrics_csv(const std::filesystem::path& path) {
-  const std::string text = read_file(path, std::size_t{1} << 30);
+  auto lines = split(read_file(path, std::size_t{1} << 30), '\n');
+  lines.pop_back();  // empty, or truncated
   std::vector<std::string> columns;
   std::vector<MetricRow> rows;
-  std::string_view rest = text;
-  for (std::size_t number = 1;; ++number) {
-    const auto end = rest.find('\n');
-    if (end == std::string_view::npos) return rows;
-    const auto cells = split(rest.substr(0, end), ',');
-    rest.remove_prefix(end + 1);
+  for (std::size_t number = 1; number <= lines.size(); ++number) {
+    const auto cells = split(lines[number - 1], ',');
     if (number == 1) {
       columns = cells;
       continue;
@@ -124,6 +110,7 @@ std::vector<MetricRow> read_metrics_csv(const std::filesystem::path& path) {
     }
     rows.push_back(std::move(row));
   }
+  return rows;
 }
 
 JsonlSink::JsonlSink(const std::filesystem::path& path, const std::vector<MetricRow>& first)

@@ -8,7 +8,6 @@
 #include <cmath>
 #include <ctime>
 #include <fstream>
-#include <functional>
 #include <limits>
 #include <sstream>
 #include <stdexcept>
@@ -52,24 +51,10 @@ std::string digits_of(const std::string& uuid) {
   return digits;
 }
 
-struct Figure {
-  const char* name;
-  std::function<std::optional<double>(const ResourceSample&)> of;
-};
-
-const std::vector<Figure>& figures() {
-  static const std::vector<Figure> all = {
-      {"cpu_percent", [](const ResourceSample& sample) { return sample.cpu_percent; }},
-      {"rss_mb", [](const ResourceSample& sample) { return sample.rss_mb; }},
-      {"peak_rss_mb", [](const ResourceSample& sample) { return sample.peak_rss_mb; }},
-      {"gpu_percent", [](const ResourceSample& sample) { return sample.gpu_percent; }},
-      {"gpu_memory_mb", [](const ResourceSample& sample) { return sample.gpu_memory_mb; }},
-      {"gpu_allocated_mb", [](const ResourceSample& sample) { return sample.gpu_allocated_mb; }},
-      {"gpu_reserved_mb", [](const ResourceSample& sample) { return sample.gpu_reserved_mb; }},
-      {"gpu_peak_mb", [](const ResourceSample& sample) { return sample.gpu_peak_mb; }},
-  };
-  return all;
-}
+/// In the order of numbers_of().
+constexpr const char* kFigures[kResourceNumbers] = {"cpu_percent",     "rss_mb",        "peak_rss_mb",
+                                                    "gpu_percent",     "gpu_memory_mb", "gpu_allocated_mb",
+                                                    "gpu_reserved_mb", "gpu_peak_mb"};
 
 std::vector<std::string> names_of(const std::string& figure, int ranks) {
   if (ranks <= 1) return {figure};
@@ -169,27 +154,27 @@ ResourceSample sample_of(const std::vector<double>& numbers) {
 MetricRow resource_row(const std::vector<ResourceSample>& of_ranks) {
   const int ranks = static_cast<int>(of_ranks.size());
   MetricRow row;
-  for (const auto& figure : figures()) {
-    std::vector<std::optional<double>> values;
-    for (const auto& sample : of_ranks) values.push_back(figure.of(sample));
+  for (std::size_t figure = 0; figure < kResourceNumbers; ++figure) {
+    std::vector<double> values;
+    for (const auto& sample : of_ranks) values.push_back(numbers_of(sample)[figure]);
     if (ranks > kMostRanksByName) {
-      std::erase(values, std::nullopt);
+      std::erase_if(values, [](double value) { return std::isnan(value); });
       if (values.empty()) continue;
       const auto [lowest, highest] = std::minmax_element(values.begin(), values.end());
       values = {*lowest, *highest};
     }
-    const auto names = names_of(figure.name, ranks);
+    const auto names = names_of(kFigures[figure], ranks);
     for (std::size_t i = 0; i < values.size(); ++i)
-      if (values[i]) row.emplace_back(names[i], *values[i]);
+      if (!std::isnan(values[i])) row.emplace_back(names[i], values[i]);
   }
   return row;
 }
 
 std::vector<std::string> resource_columns(int ranks, bool gpu) {
   std::vector<std::string> columns;
-  for (const auto& figure : figures())
-    if (gpu || !std::string(figure.name).starts_with("gpu_"))
-      for (auto& name : names_of(figure.name, ranks)) columns.push_back(std::move(name));
+  for (const std::string figure : kFigures)
+    if (gpu || !figure.starts_with("gpu_"))
+      for (auto& name : names_of(figure, ranks)) columns.push_back(std::move(name));
   return columns;
 }
 

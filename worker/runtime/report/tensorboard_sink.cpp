@@ -63,6 +63,19 @@ std::string summary_event(EventTime time, std::string_view tag, Fill fill) {
   return bytes;
 }
 
+/// Calls fill(tensor) for the elements.
+template <typename Fill>
+void add_tensor(pbf_writer& value, int type, std::initializer_list<std::size_t> sizes, Fill fill) {
+  pbf_writer tensor(value, value::kTensor);
+  tensor.add_enum(tensor::kType, type);
+  {
+    pbf_writer shape(tensor, tensor::kShape);
+    for (const auto size : sizes)
+      pbf_writer(shape, kShapeDimension).add_int64(kDimensionSize, static_cast<std::int64_t>(size));
+  }
+  fill(tensor);
+}
+
 void add_plugin(pbf_writer& value, const char* name, const std::string& content = "") {
   pbf_writer metadata(value, value::kMetadata);
   pbf_writer plugin(metadata, kPluginData);
@@ -163,15 +176,8 @@ std::string image_event(EventTime time, std::string_view tag, std::string_view p
 
 std::string text_event(EventTime time, std::string_view tag, std::string_view text) {
   return summary_event(time, std::string(tag) + "/text_summary", [&](pbf_writer& value) {
-    {
-      pbf_writer strings(value, value::kTensor);
-      strings.add_enum(tensor::kType, tensor::kString);
-      {
-        pbf_writer shape(strings, tensor::kShape);
-        pbf_writer(shape, kShapeDimension).add_int64(kDimensionSize, 1);
-      }
-      strings.add_bytes(tensor::kStrings, text.data(), text.size());
-    }
+    add_tensor(value, tensor::kString, {1},
+               [&](pbf_writer& strings) { strings.add_bytes(tensor::kStrings, text.data(), text.size()); });
     add_plugin(value, "text");
   });
 }
@@ -228,16 +234,9 @@ void TensorBoardSink::add_pr_curve(std::string_view tag, std::int64_t step, std:
   std::string content;
   pbf_writer(content).add_int32(kThresholds, static_cast<std::int32_t>(thresholds));
   file_.append(framed(summary_event({now_seconds(), step}, tag, [&](pbf_writer& value) {
-    {
-      pbf_writer numbers(value, value::kTensor);
-      numbers.add_enum(tensor::kType, tensor::kFloat);
-      {
-        pbf_writer shape(numbers, tensor::kShape);
-        for (const auto size : {std::size_t{6}, thresholds})
-          pbf_writer(shape, kShapeDimension).add_int64(kDimensionSize, static_cast<std::int64_t>(size));
-      }
+    add_tensor(value, tensor::kFloat, {6, thresholds}, [&](pbf_writer& numbers) {
       numbers.add_packed_float(tensor::kFloats, rows.begin(), rows.end());
-    }
+    });
     add_plugin(value, "pr_curves", content);
   })));
 }

@@ -13,20 +13,6 @@
 #include <ddprun/run/run_worker.h>
 
 namespace ddprun {
-namespace {
-
-c10d::ReduceOp::RedOpType reduce_op(Op op) {
-  switch (op) {
-    case Op::kMax:
-      return c10d::ReduceOp::MAX;
-    case Op::kMin:
-      return c10d::ReduceOp::MIN;
-    default:
-      return c10d::ReduceOp::SUM;  // Gloo has no AVG
-  }
-}
-
-}  // namespace
 
 Context::Context(const WorkerEnv& env, ddp::ProcessGroup group, Recovery* recovery)
     : env_(env), group_(std::move(group)), heartbeat_(env.heartbeat_fd), recovery_(recovery) {}
@@ -38,8 +24,9 @@ at::Tensor Context::all_reduce(const at::Tensor& tensor, Op op) const {
                                 std::string(c10::toString(tensor.scalar_type())));
   std::vector<at::Tensor> result = {tensor.detach().clone(at::MemoryFormat::Contiguous)};
   if (world_size() == 1) return result[0];
-  c10d::AllreduceOptions options;
-  options.reduceOp = reduce_op(op);
+  c10d::AllreduceOptions options;  // the sum, also for the mean: Gloo has no AVG
+  if (op == Op::kMax) options.reduceOp = c10d::ReduceOp::MAX;
+  if (op == Op::kMin) options.reduceOp = c10d::ReduceOp::MIN;
   group_.handle()->allreduce(result, options)->wait();
   return op == Op::kMean ? result[0].div_(world_size()) : result[0];
 }

@@ -24,8 +24,6 @@ struct TrainingState;
 
 namespace ddprun {
 
-struct BatchPlace;
-
 /// A module that every rank trains with the mean of all ranks' gradients, used like the module itself. It may
 /// be a torch::jit::Module, a TorchScript model that Python exported:
 ///

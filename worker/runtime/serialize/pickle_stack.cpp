@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
 #include <iterator>
 #include <utility>
 
@@ -41,10 +42,8 @@ std::string_view PickleBytes::line() {
 }
 
 std::uint64_t PickleBytes::unsigned_number(std::size_t count) {
-  const auto digits = take(count);
-  std::uint64_t number = 0;
-  for (std::size_t i = 0; i < count; ++i)
-    number |= std::uint64_t{static_cast<unsigned char>(digits[i])} << (8 * i);
+  std::uint64_t number = 0;  // little endian, like this host
+  std::memcpy(&number, take(count).data(), count);
   return number;
 }
 

@@ -176,8 +176,8 @@ class LegacyStorages {
   explicit LegacyStorages(std::size_t most_bytes) : bytes_left_(static_cast<std::int64_t>(most_bytes)) {}
 
   c10::Storage open(const StorageReference& wanted) {
-    auto [place, is_new] = storages_.try_emplace(wanted.key);
-    auto& [bytes, dtype, filled] = place->second;
+    const auto [place, is_new] = storages_.try_emplace(wanted.key, LegacyStorage{wanted});
+    auto& [first, bytes, filled] = place->second;
     if (is_new) {
       const auto count = byte_size(wanted);
       if (!count || *count > bytes_left_)
@@ -185,9 +185,8 @@ class LegacyStorages {
                             " elements reaches beyond the file");
       bytes_left_ -= *count;
       bytes = at::empty({*count}, at::kByte);
-      dtype = wanted.dtype;
     }
-    if (dtype != wanted.dtype || numel(place->second) != wanted.numel)
+    if (first.dtype != wanted.dtype || first.numel != wanted.numel)
       throw UnpickleError("storage " + in_quotes(wanted.key) + " is referred to with two types or sizes");
     return bytes.storage();
   }
@@ -197,14 +196,14 @@ class LegacyStorages {
     if (found == storages_.end() || found->second.filled)
       throw UnpickleError("data of a storage " + in_quotes(key) + " that no tensor refers to");
     auto& storage = found->second;
-    if (const auto count = take_int64(bytes); count != numel(storage))
+    if (const auto count = take_int64(bytes); count != storage.first.numel)
       throw UnpickleError("storage " + in_quotes(key) + " has " + std::to_string(count) +
-                          " elements, expected " + std::to_string(numel(storage)));
+                          " elements, expected " + std::to_string(storage.first.numel));
     if (bytes.size() < storage.bytes.nbytes())
       throw UnpickleError("the file ends in the middle of storage " + in_quotes(key));
     if (storage.bytes.nbytes() > 0)
       std::memcpy(storage.bytes.mutable_data_ptr(), bytes.data(), storage.bytes.nbytes());
-    if (storage.dtype == at::kBool)
+    if (storage.first.dtype == at::kBool)
       if (const auto reason = bad_bools(bytes.data(), storage.bytes.nbytes()))
         throw UnpickleError("storage " + in_quotes(key) + " " + *reason);
     bytes.remove_prefix(storage.bytes.nbytes());
@@ -218,13 +217,10 @@ class LegacyStorages {
 
  private:
   struct LegacyStorage {
-    at::Tensor bytes;
-    at::ScalarType dtype = at::kByte;
+    StorageReference first;  // all others have the same type and size
+    at::Tensor bytes = {};
     bool filled = false;
   };
-  static std::int64_t numel(const LegacyStorage& storage) {
-    return static_cast<std::int64_t>(storage.bytes.nbytes() / c10::elementSize(storage.dtype));
-  }
 
   std::int64_t bytes_left_;
   std::unordered_map<std::string, LegacyStorage> storages_;
@@ -277,11 +273,12 @@ c10::IValue under(const c10::IValue& value, const std::vector<std::string>& keys
   return parts;
 }
 
-/// Calls read(); an error in the pickle becomes an IoError naming the file.
-template <typename Read>
-c10::IValue naming_file(const std::filesystem::path& path, Read read) {
+/// An error in the pickle becomes an IoError naming the file.
+///
+/// part_of  for a zip
+c10::IValue read_either(const std::filesystem::path& path, const PartOf& part_of) {
   try {
-    return read();
+    return is_legacy(path) ? read_legacy_pt(path) : read_zip(path, part_of);
   } catch (const UnpickleError& error) {
     throw IoError(
         path, std::string("expected weights or a training state as torch.save writes them: ") + error.what());
@@ -313,22 +310,16 @@ void write_pt(const std::filesystem::path& path, const c10::IValue& root, const 
 }
 
 c10::IValue read_pt(const std::filesystem::path& path) {
-  const bool legacy = is_legacy(path);
-  return naming_file(path, [&] {
-    if (legacy) return read_legacy_pt(path);
-    return read_zip(path, [](const c10::IValue& value) { return value; });
-  });
+  return read_either(path, [](const c10::IValue& value) { return value; });
 }
 
 c10::IValue read_pt(const std::filesystem::path& path, const std::vector<std::string>& keys) {
-  if (is_legacy(path)) return read_pt(path);
-  return naming_file(
-      path, [&] { return read_zip(path, [&](const c10::IValue& value) { return under(value, keys); }); });
+  return read_either(path, [&](const c10::IValue& value) { return under(value, keys); });
 }
 
 c10::IValue peek_pt(const std::filesystem::path& path) {
   if (is_legacy(path)) throw IoError(path, "is in torch's old format, expected a zip");
-  return naming_file(path, [&] { return read_zip(path, nullptr); });
+  return read_either(path, nullptr);
 }
 
 }  // namespace ddprun::serialize

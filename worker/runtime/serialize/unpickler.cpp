@@ -46,18 +46,15 @@ std::optional<std::vector<std::int64_t>> integers(const c10::IValue& tuple) {
   return numbers;
 }
 
-bool is_function(const std::string& name) {
-  static constexpr std::string_view kNames[] = {"collections.OrderedDict",
-                                                "collections.Counter",
-                                                "torch.Size",
-                                                "torch.device",
-                                                "torch._utils._rebuild_tensor",
-                                                "torch._utils._rebuild_tensor_v2",
-                                                "torch._utils._rebuild_tensor_v3",
-                                                "torch._utils._rebuild_parameter",
-                                                "__builtin__.set"};
-  return std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames);
-}
+constexpr std::string_view kFunctions[] = {"collections.OrderedDict",
+                                           "collections.Counter",
+                                           "torch.Size",
+                                           "torch.device",
+                                           "torch._utils._rebuild_tensor",
+                                           "torch._utils._rebuild_tensor_v2",
+                                           "torch._utils._rebuild_tensor_v3",
+                                           "torch._utils._rebuild_parameter",
+                                           "__builtin__.set"};
 
 class Unpickler {
  public:
@@ -88,7 +85,8 @@ class Unpickler {
   void push_global() {
     std::string name(bytes_.line());
     name.append(".").append(bytes_.line());
-    if (is_function(name) || dtype_named(name, &DtypeNames::storage))
+    const bool is_function = std::ranges::find(kFunctions, name) != std::end(kFunctions);
+    if (is_function || dtype_named(name, &DtypeNames::storage))
       return stack_.push(Value{Global{std::move(name)}});
     if (dtype_named(name, &DtypeNames::dtype)) return stack_.push(std::move(name));
     fail("uses " + in_quotes(name) + ", which is not on the list of what a checkpoint may use");

@@ -1,4 +1,4 @@
-#include <ddprun/data/gz_file.h>
+#include <ddprun/data/idx_dataset.h>
 
 #include <sys/stat.h>
 #include <zlib.h>
