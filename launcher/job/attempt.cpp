@@ -14,6 +14,7 @@
 #include "launcher/events/launch_error.h"
 #include "launcher/failure/result_json.h"
 #include "launcher/failure/stack_dump.h"
+#include "launcher/host/port_owner.h"
 #include "launcher/job/dry_run.h"
 #include "launcher/job/job_monitor.h"
 #include "launcher/status/status_board.h"

@@ -1,21 +1,27 @@
 #include "launcher/rendezvous/node_link.h"
 
 #include <netdb.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
 #include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/posix/stream_descriptor.hpp>
+#include <boost/asio/read.hpp>
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/this_coro.hpp>
 #include <boost/asio/use_awaitable.hpp>
+#include <cerrno>
 #include <cstring>
 #include <exception>
-#include <future>
 #include <stdexcept>
+#include <system_error>
 #include <thread>
 #include <utility>
 
+#include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
 #include <ddprun/common/text.h>
 #include "launcher/events/job_clock.h"
@@ -30,7 +36,6 @@ namespace {
 
 constexpr milliseconds kNoticeAfter{3'000};
 constexpr milliseconds kFarewellTimeout{2'000};
-constexpr milliseconds kLongestPause{50};  // between two looks for the result of a name's lookup
 
 /// The address as text, with IPv4-mapped ones as IPv4.
 std::string numeric(const tcp::endpoint& endpoint) {
@@ -40,40 +45,51 @@ std::string numeric(const tcp::endpoint& endpoint) {
   return address.to_string();
 }
 
-/// Asks the system, which may take a minute. throws  std::runtime_error naming the host, with its reason
-std::vector<tcp::endpoint> look_up(const Endpoint& endpoint) {
+struct Lookup {
+  std::string host, port;
+  std::vector<tcp::endpoint> found;
+  int error = 0;  ///< getaddrinfo's
+  UniqueFd done{::eventfd(0, EFD_CLOEXEC)};
+};
+
+void look_up(Lookup& lookup) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* list = nullptr;
-  const auto port = std::to_string(endpoint.port);
-  if (const int error = ::getaddrinfo(endpoint.host.c_str(), port.c_str(), &hints, &list); error != 0)
-    throw std::runtime_error("cannot look up " + single_quoted(endpoint.host) + ": " + ::gai_strerror(error));
-  std::vector<tcp::endpoint> found;
+  lookup.error = ::getaddrinfo(lookup.host.c_str(), lookup.port.c_str(), &hints, &list);
   for (const addrinfo* entry = list; entry != nullptr; entry = entry->ai_next) {
-    tcp::endpoint& address = found.emplace_back();
-    address.resize(entry->ai_addrlen);
-    std::memcpy(address.data(), entry->ai_addr, entry->ai_addrlen);
+    tcp::endpoint endpoint;
+    if (entry->ai_addrlen > endpoint.capacity()) continue;
+    endpoint.resize(entry->ai_addrlen);
+    std::memcpy(endpoint.data(), entry->ai_addr, entry->ai_addrlen);
+    lookup.found.push_back(endpoint);
   }
-  ::freeaddrinfo(list);
-  return found;
+  if (list != nullptr) ::freeaddrinfo(list);
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = ::write(lookup.done.get(), &one, sizeof one);
 }
 
 /// The addresses of an endpoint's host, in the system's order. A thread looks up the name, so that nothing
-/// waits for a name server. throws  as look_up()
+/// waits for a name server, which may take a minute to fail.
+///
+/// throws  std::runtime_error naming the host, with the system's reason
 asio::awaitable<std::vector<tcp::endpoint>> resolve(Endpoint endpoint) {
+  const auto port = static_cast<unsigned short>(endpoint.port);
   boost::system::error_code is_name;
   const auto address = asio::ip::make_address(endpoint.host, is_name);
-  if (!is_name) co_return std::vector{tcp::endpoint(address, static_cast<unsigned short>(endpoint.port))};
-  std::packaged_task<std::vector<tcp::endpoint>()> task([endpoint] { return look_up(endpoint); });
-  auto found = task.get_future();
-  std::thread(std::move(task)).detach();  // the caller may be gone before it returns
-  asio::steady_timer timer(co_await asio::this_coro::executor);
-  for (milliseconds pause{1}; found.wait_for(milliseconds(0)) != std::future_status::ready;
-       pause = std::min(2 * pause, kLongestPause)) {
-    timer.expires_after(pause);
-    co_await timer.async_wait(asio::use_awaitable);
-  }
-  co_return found.get();
+  if (!is_name) co_return std::vector{tcp::endpoint(address, port)};
+  const auto lookup = std::make_shared<Lookup>();
+  lookup->host = endpoint.host;
+  lookup->port = std::to_string(port);
+  if (!lookup->done) throw std::system_error(errno, std::generic_category(), "eventfd");
+  asio::posix::stream_descriptor done(co_await asio::this_coro::executor, ::dup(lookup->done.get()));
+  std::thread([lookup] { look_up(*lookup); }).detach();  // the caller may be gone before it returns
+  std::uint64_t count = 0;
+  co_await asio::async_read(done, asio::buffer(&count, sizeof count), asio::use_awaitable);
+  if (lookup->error != 0)
+    throw std::runtime_error("cannot look up " + single_quoted(endpoint.host) + ": " +
+                             ::gai_strerror(lookup->error));
+  co_return lookup->found;
 }
 
 }  // namespace
