@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <netdb.h>
+#include <poll.h>
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
@@ -83,10 +84,15 @@ Addresses resolve(const std::string& host, std::uint16_t port) {
 }
 
 bool can_connect(const addrinfo& address, milliseconds at_most) {
-  const UniqueFd fd(::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  const timeval limit{at_most.count() / 1000, at_most.count() % 1000 * 1000};  // connect() keeps to it, too
-  return fd && ::setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit) == 0 &&
-         ::connect(fd.get(), address.ai_addr, address.ai_addrlen) == 0;
+  const UniqueFd fd(::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (fd.get() < 0) return false;
+  if (::connect(fd.get(), address.ai_addr, address.ai_addrlen) == 0) return true;
+  if (errno != EINPROGRESS) return false;
+  pollfd wait{fd.get(), POLLOUT, 0};
+  if (::poll(&wait, 1, static_cast<int>(at_most.count())) != 1) return false;
+  int error = 0;
+  socklen_t size = sizeof error;
+  return ::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &size) == 0 && error == 0;
 }
 
 }  // namespace
