@@ -1,7 +1,6 @@
 // ResNet-18 on CIFAR-10, with the defaults of the Lightning walkthrough except for validation, which uses a
 // part of the training set.
 
-#include <cstdio>
 #include <memory>
 #include <utility>
 
@@ -34,14 +33,6 @@ std::shared_ptr<const data::Dataset> images(const data::Images& images, const Co
   return std::make_shared<data::ImageDataset>(images, data::ImageTransform(std::move(options)));
 }
 
-std::string cifar10_line(const train::TrainProgress& progress) {
-  char line[128];
-  std::snprintf(line, sizeof line, "Epoch %lld [%lld/%lld]\ttrain_loss: %.4f",
-                static_cast<long long>(progress.epoch), static_cast<long long>(progress.samples_done),
-                static_cast<long long>(progress.samples_total), progress.loss);
-  return line;
-}
-
 void add_data(train::Task& task, const Config& config) {
   const auto folder = data::find_data(config.data.source, {"cifar10"});
   task.data_source = folder.string();
@@ -67,8 +58,6 @@ train::Task make_cifar10(const Config& config) {
   });
   init_weights(*model, config);
 
-  task.name = "cifar10";
-  task.module = model.ptr();
   add_data(task, config);
   task.measures = {"acc"};
   add_class_samples(task, pixel_scale(), {data::kCifar10Classes.begin(), data::kCifar10Classes.end()});
@@ -78,7 +67,7 @@ train::Task make_cifar10(const Config& config) {
                               {{"acc", logits_BK.argmax(1) == batch.target}},
                               logits_BK.detach()};
   };
-  task.train_line = cifar10_line;
+  task.train_line = [](const train::TrainProgress& progress) { return epoch_line(progress.epoch, progress); };
   return task;
 }
 

@@ -35,9 +35,7 @@ train::Task make_linear(const Config& config) {
   auto model = make_model(config, task, [&] { return torch::nn::Linear(samples->input().size(1), 1); });
   init_weights(*model, config);
 
-  task.name = "linear";
   task.data_source = table.empty() ? "the seed" : table;
-  task.module = model.ptr();
   const auto split = split_for_validation(samples, samples, config);
   task.train_set = split.train;
   task.validation_set = split.validation;

@@ -37,9 +37,7 @@ train::Task make_mnist(const Config& config) {
   auto model = make_model(config, task, [&] { return models::MnistCnn(config.model.dropout); });
   init_weights(*model, config);
 
-  task.name = "mnist";
   task.data_source = folder.string();
-  task.module = model.ptr();
   // Without a split, there is no need to read beyond the limit.
   const auto read = config.data.val_split > 0 ? 0 : config.data.limit_train;
   const auto all =

@@ -1,5 +1,7 @@
 #include "worker/tasks/registry.h"
 
+#include <cstdio>
+
 #include <torch/nn/module.h>
 
 #include <ddprun/common/errors.h>
@@ -19,8 +21,20 @@ void set_defaults(Config& config) {
 
 train::Task make_task(const Config& config) {
   for (const auto& entry : all_tasks())
-    if (entry.name == config.task) return entry.make(config);
+    if (entry.name == config.task) {
+      auto task = entry.make(config);
+      task.name = entry.name;
+      return task;
+    }
   throw UsageError("unknown task '" + config.task + "'");
+}
+
+std::string epoch_line(std::int64_t epoch, const train::TrainProgress& progress) {
+  char line[128];
+  std::snprintf(line, sizeof line, "Epoch %lld [%lld/%lld]\ttrain_loss: %.4f", static_cast<long long>(epoch),
+                static_cast<long long>(progress.samples_done), static_cast<long long>(progress.samples_total),
+                progress.loss);
+  return line;
 }
 
 void init_weights(torch::nn::Module& model, const Config& config) {

@@ -38,17 +38,22 @@ struct GivenWeights {
 };
 GivenWeights read_given_weights(const Config& config);
 
-/// Calls make(). With --fsdp the model gets memory shard by shard later, unless its weights come from a file
-/// or are inspected (--summary).
+/// Sets task.module to what make() returns, and returns it. With --fsdp the model gets memory shard by shard
+/// later, unless its weights come from a file or are inspected (--summary).
 template <typename Make>
 auto make_model(const Config& config, train::Task& task, const Make& make) {
   const bool given =
       !config.model.init_weights.empty() || !config.model.eval.empty() || !config.sam.checkpoint.empty();
-  if (!config.train.parallel.fsdp || given || config.summary) return make();
+  const bool defer = config.train.parallel.fsdp && !given && !config.summary;
   ddp::DeferredInit deferred;
-  task.initialise = deferred;
-  return deferred.make(make);
+  if (defer) task.initialise = deferred;
+  auto model = defer ? deferred.make(make) : make();
+  task.module = model.ptr();
+  return model;
 }
+
+/// "Epoch 1 [640/50000]\ttrain_loss: 1.8732"
+std::string epoch_line(std::int64_t epoch, const train::TrainProgress& progress);
 
 /// Loads the weights, if any. throws  as train::load_weights()
 void init_weights(torch::nn::Module& model, const Config& config);
