@@ -180,37 +180,6 @@ std::array<std::size_t, 4> places_of_columns(std::string_view line, const PointT
   return places;
 }
 
-/// Reads a CSV file's lines according to its header.
-class CsvReader {
- public:
-  CsvReader(std::string_view header, PointTable& table)
-      : table_(table), places_(places_of_columns(header, table)), columns_(fields_of(header).size()) {}
-
-  void add(std::string_view line, std::int64_t number) {
-    if (trimmed(line, kSpaces).empty()) return;
-    const auto where = "line " + std::to_string(number);
-    const auto fields = fields_of(line);
-    if (fields.size() != columns_)
-      table_.fail(where, "expected " + std::to_string(columns_) + " values, as the header has names, got " +
-                             std::to_string(fields.size()));
-    std::array<double, 4> row = {0, 0, 0, 1};
-    for (std::size_t i = 0; i < row.size(); ++i) {
-      if (places_[i] == columns_) continue;
-      const auto& field = fields[places_[i]];
-      const auto value = parse_number(field);
-      if (!value)
-        table_.fail(where, "expected a number as " + std::string(kColumnNames[i]) + ", got " + shown(field));
-      row[i] = *value;
-    }
-    table_.add(row, where);
-  }
-
- private:
-  PointTable& table_;
-  std::array<std::size_t, 4> places_;
-  std::size_t columns_;
-};
-
 std::string_view take_line(std::string_view& text) {
   const auto line = text.substr(0, text.find('\n'));
   text.remove_prefix(std::min(text.size(), line.size() + 1));
@@ -219,8 +188,28 @@ std::string_view take_line(std::string_view& text) {
 
 void read_csv(std::string_view text, PointTable& table) {
   if (text.starts_with("\xef\xbb\xbf")) text.remove_prefix(3);
-  CsvReader reader(take_line(text), table);
-  for (std::int64_t number = 2; !text.empty(); ++number) reader.add(take_line(text), number);
+  const auto header = take_line(text);
+  const auto places = places_of_columns(header, table);
+  const auto columns = fields_of(header).size();
+  for (std::int64_t number = 2; !text.empty(); ++number) {
+    const auto line = take_line(text);
+    if (trimmed(line, kSpaces).empty()) continue;
+    const auto where = "line " + std::to_string(number);
+    const auto fields = fields_of(line);
+    if (fields.size() != columns)
+      table.fail(where, "expected " + std::to_string(columns) + " values, as the header has names, got " +
+                            std::to_string(fields.size()));
+    std::array<double, 4> row = {0, 0, 0, 1};
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      if (places[i] == columns) continue;
+      const auto& field = fields[places[i]];
+      const auto value = parse_number(field);
+      if (!value)
+        table.fail(where, "expected a number as " + std::string(kColumnNames[i]) + ", got " + shown(field));
+      row[i] = *value;
+    }
+    table.add(row, where);
+  }
 }
 
 void read_npy(std::string_view bytes, const fs::path& path, PointTable& table) {
