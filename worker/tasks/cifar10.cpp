@@ -11,7 +11,6 @@
 #include "worker/models/resnet.h"
 #include "worker/tasks/class_samples.h"
 #include "worker/tasks/registry.h"
-#include "worker/tasks/validation_split.h"
 
 namespace ddprun::worker {
 namespace {

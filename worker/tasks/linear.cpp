@@ -11,7 +11,6 @@
 #include <ddprun/data/tensor_dataset.h>
 #include <ddprun/train/optim/losses.h>
 #include "worker/tasks/registry.h"
-#include "worker/tasks/validation_split.h"
 
 namespace ddprun::worker {
 namespace {

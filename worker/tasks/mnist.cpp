@@ -10,7 +10,6 @@
 #include "worker/models/mnist_cnn.h"
 #include "worker/tasks/class_samples.h"
 #include "worker/tasks/registry.h"
-#include "worker/tasks/validation_split.h"
 
 namespace ddprun::worker {
 namespace {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <filesystem>
+#include <memory>
 #include <vector>
 
 #include <ddprun/sharding/meta_device.h>
@@ -51,6 +52,23 @@ auto make_model(const Config& config, train::Task& task, const Make& make) {
   task.module = model.ptr();
   return model;
 }
+
+struct SplitSet {
+  std::shared_ptr<const data::Dataset> train;
+  std::shared_ptr<const data::Dataset> validation;  ///< null: none
+};
+
+/// Splits a training set according to --val-split, --limit-train and --limit-val; the seed picks the examples
+/// for validation.
+///
+/// plain    the same examples without augmentation, for validation
+/// throws   UsageError if there are too few examples for two parts
+SplitSet split_for_validation(const std::shared_ptr<const data::Dataset>& whole,
+                              const std::shared_ptr<const data::Dataset>& plain, const Config& config);
+
+/// The first `limit` examples; all of them if limit is 0.
+std::shared_ptr<const data::Dataset> first_of(const std::shared_ptr<const data::Dataset>& set,
+                                              std::int64_t limit);
 
 /// "Epoch 1 [640/50000]\ttrain_loss: 1.8732"
 std::string epoch_line(std::int64_t epoch, const train::TrainProgress& progress);
