@@ -13,7 +13,6 @@
 #include "worker/sam/data/segmentation_dataset.h"
 #include "worker/sam/segmentation_metrics.h"
 #include "worker/tasks/registry.h"
-#include "worker/tasks/validation_split.h"
 
 namespace {
 

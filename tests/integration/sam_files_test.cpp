@@ -15,7 +15,6 @@
 #include "worker/sam/sam_model.h"
 #include "worker/sam/segmentation_metrics.h"
 #include "worker/tasks/registry.h"
-#include "worker/tasks/validation_split.h"
 
 using namespace ddprun;
 using ddprun::sam::read_sam;

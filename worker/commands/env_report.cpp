@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <iomanip>
 #include <iostream>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -154,10 +155,6 @@ void compare(std::vector<RankRow>& ranks) {
   }
 }
 
-std::string padded(const std::string& text, std::size_t width) {
-  return text + std::string(width - std::min(width, text.size()), ' ');
-}
-
 void write_table(std::ostream& out, const std::vector<RankRow>& ranks) {
   std::vector<std::vector<std::string>> rows = {kRankColumns};
   for (const auto& rank : ranks) rows.push_back(rank.cells);
@@ -166,7 +163,8 @@ void write_table(std::ostream& out, const std::vector<RankRow>& ranks) {
     for (std::size_t column = 0; column < row.size(); ++column) {
       std::size_t width = 0;
       for (const auto& other : rows) width = std::max(width, other[column].size());
-      out << ' ' << (column + 1 < row.size() ? padded(row[column], width + 1) : row[column]);
+      const bool is_last = column + 1 == row.size();
+      out << ' ' << std::left << std::setw(is_last ? 0 : static_cast<int>(width) + 1) << row[column];
     }
     out << '\n';
   }
@@ -209,12 +207,10 @@ std::vector<RankRow> meet_ranks(EnvReport& report, const ddp::ProcessGroup::Opti
 std::string to_text(const EnvReport& report, const std::vector<RankRow>& ranks) {
   std::ostringstream out;
   std::string section;
-  for (const char* shown : {"variables", "this rank", "libraries"})
-    for (const auto& line : report.lines) {
-      if (line.section != shown) continue;
-      if (section != shown) out << (section = shown) << '\n';
-      out << "  " << padded(line.name, 30) << line.value << '\n';
-    }
+  for (const auto& line : report.lines) {
+    if (section != line.section) out << (section = line.section) << '\n';
+    out << "  " << std::left << std::setw(30) << line.name << line.value << '\n';
+  }
   out << "ranks\n";
   write_table(out, ranks);
   std::vector<std::string> wrong = report.problems;

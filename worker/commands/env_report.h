@@ -15,7 +15,7 @@ struct EnvReport {
     std::string name;
     std::string value;
   };
-  std::vector<Line> lines;
+  std::vector<Line> lines;            ///< those of a section follow each other
   std::vector<std::string> problems;  ///< one line each: what is wrong, what was expected and found
   WorkerEnv env;                      ///< as far as the variables could be read
   std::string address = "-";          ///< where other ranks can reach this one

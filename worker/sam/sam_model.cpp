@@ -97,12 +97,13 @@ void check_processor(const std::filesystem::path& folder) {
   }
 }
 
-/// throws  IoError naming the first tensor that cannot be a weight
-void check_types(const train::StateDict& weights, const fs::path& source) {
+/// source  the file named in errors
+void load_sam_weights(SamImpl& model, const train::StateDict& weights, const fs::path& source) {
   for (const auto& [name, tensor] : weights)
     if (!tensor.is_floating_point())
       throw IoError(source, "its tensor \"" + name + "\" is of type " + c10::toString(tensor.scalar_type()) +
                                 ", expected floating-point numbers");
+  train::load_weights(model, with_both_names(weights, source), source);
 }
 
 /// The weights file that `path` means: itself, or one in a folder laid out by Hugging Face's libraries.
@@ -165,6 +166,19 @@ SamConfig small() {
   return config;
 }
 
+/// What --architecture names.
+SamConfig sam_architecture(const std::string& name) {
+  if (name == "small") return small();
+  if (name == "base") return SamConfig::base();
+  if (name == "large") return SamConfig::large();
+  if (name == "huge") return SamConfig::huge();
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(name, error))
+    throw UsageError("--architecture: expected small, base, large, huge or a config.json, got '" + name +
+                     "'");
+  return read_sam_config(name);
+}
+
 Sam new_or_released(const worker::Config& config) {
   if (!config.sam.checkpoint.empty()) return read_sam(config.sam.checkpoint);
   auto shape = sam_architecture(config.sam.architecture);
@@ -203,11 +217,6 @@ Sam read_sam(const std::filesystem::path& path) {
   Sam model(read_sam_config(config));
   load_sam_weights(*model, train::read_weights(weights), weights);
   return model;
-}
-
-void load_sam_weights(SamImpl& model, const train::StateDict& weights, const std::filesystem::path& source) {
-  check_types(weights, source);
-  train::load_weights(model, with_both_names(weights, source), source);
 }
 
 void write_sam(const std::filesystem::path& folder, const SamImpl& model) {
@@ -256,18 +265,6 @@ at::Tensor TensorCache::get(const at::Tensor& input, const std::function<at::Ten
   const auto result = compute().cpu();
   serialize::write_safetensors(path, {{"result", result}});
   return result;
-}
-
-SamConfig sam_architecture(const std::string& name) {
-  if (name == "small") return small();
-  if (name == "base") return SamConfig::base();
-  if (name == "large") return SamConfig::large();
-  if (name == "huge") return SamConfig::huge();
-  std::error_code error;
-  if (!std::filesystem::is_regular_file(name, error))
-    throw UsageError("--architecture: expected small, base, large, huge or a config.json, got '" + name +
-                     "'");
-  return read_sam_config(name);
 }
 
 Sam make_sam_model(const worker::Config& config) {

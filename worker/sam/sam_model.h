@@ -21,10 +21,6 @@ namespace ddprun::sam {
 ///         that differ from SamProcessor's
 Sam read_sam(const std::filesystem::path& path);
 
-/// Loads only the weights into an existing model.
-/// source  the file named in errors
-void load_sam_weights(SamImpl& model, const train::StateDict& weights, const std::filesystem::path& source);
-
 /// Writes a folder that SamModel.from_pretrained() and SamProcessor.from_pretrained() read:
 /// model.safetensors, config.json and preprocessor_config.json.
 ///
@@ -53,18 +49,13 @@ class TensorCache {
   std::uint64_t version_;
 };
 
-/// The shape that --architecture names.
+/// The configured model: read from --checkpoint, or a new one of --architecture, optionally with
+/// --init-weights; with freezing and recomputation set up. --architecture is one of
 ///
 ///   small              128 pixels, patches of 8, 4 layers of 96, global attention in every second one; for
 ///                      training from scratch on a small machine
 ///   base, large, huge  the released ones
 ///   FILE               a config.json of transformers' SamModel
-///
-/// throws  UsageError if it is neither a name nor a file; IoError as read_sam_config()
-SamConfig sam_architecture(const std::string& name);
-
-/// The configured model: read from --checkpoint, or a new one of --architecture, optionally with
-/// --init-weights; with freezing and recomputation set up.
 ///
 /// throws  UsageError, IoError
 Sam make_sam_model(const worker::Config& config);

@@ -1,6 +1,5 @@
 // Segment Anything, fine-tuned or trained from scratch with point prompts.
 
-#include <cstdio>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -16,21 +15,12 @@
 #include "worker/sam/sam_model.h"
 #include "worker/sam/segmentation_metrics.h"
 #include "worker/tasks/registry.h"
-#include "worker/tasks/validation_split.h"
 
 namespace ddprun::sam {
 namespace {
 
 constexpr std::int64_t kShownSamples = 5;
 constexpr std::size_t kCacheBytes = std::size_t{1} << 30;  // of decoded images, per rank
-
-std::string train_line(const train::TrainProgress& progress) {
-  char line[128];
-  std::snprintf(line, sizeof line, "Epoch %lld [%lld/%lld]\ttrain_loss: %.4f",
-                static_cast<long long>(progress.epoch + 1), static_cast<long long>(progress.samples_done),
-                static_cast<long long>(progress.samples_total), progress.loss);
-  return line;
-}
 
 /// The masks of a batch at its pictures' own sizes: bool [H_i, W_i] each.
 std::vector<torch::Tensor> own_masks(const SamProcessor& processor, const data::Batch& batch,
@@ -86,8 +76,6 @@ train::Task make_sam(const worker::Config& config) {
   const auto shape = model->config();
   const SamProcessor processor({.image_size = shape.vision.image_size, .mask_size = shape.mask_size()});
 
-  task.name = "sam";
-  task.module = model.ptr();
   add_data(task, config, processor);
   task.eval_batch_size = config.train.batch_size;
   task.measures = {"dice", "iou", "pixel_acc"};
@@ -110,7 +98,9 @@ train::Task make_sam(const worker::Config& config) {
     write_sam(folder, shape, weights);
   };
   task.model_config = to_json(shape);
-  task.train_line = train_line;
+  task.train_line = [](const train::TrainProgress& progress) {
+    return worker::epoch_line(progress.epoch + 1, progress);
+  };
   return task;
 }
 

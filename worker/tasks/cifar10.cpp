@@ -1,7 +1,6 @@
 // ResNet-18 on CIFAR-10, with the defaults of the Lightning walkthrough except for validation, which uses a
 // part of the training set.
 
-#include <cstdio>
 #include <memory>
 #include <utility>
 
@@ -12,7 +11,6 @@
 #include "worker/models/resnet.h"
 #include "worker/tasks/class_samples.h"
 #include "worker/tasks/registry.h"
-#include "worker/tasks/validation_split.h"
 
 namespace ddprun::worker {
 namespace {
@@ -32,14 +30,6 @@ std::shared_ptr<const data::Dataset> images(const data::Images& images, const Co
   options.seed = config.train.seed;
   options.channels_last = config.train.precision.channels_last;
   return std::make_shared<data::ImageDataset>(images, data::ImageTransform(std::move(options)));
-}
-
-std::string cifar10_line(const train::TrainProgress& progress) {
-  char line[128];
-  std::snprintf(line, sizeof line, "Epoch %lld [%lld/%lld]\ttrain_loss: %.4f",
-                static_cast<long long>(progress.epoch), static_cast<long long>(progress.samples_done),
-                static_cast<long long>(progress.samples_total), progress.loss);
-  return line;
 }
 
 void add_data(train::Task& task, const Config& config) {
@@ -67,8 +57,6 @@ train::Task make_cifar10(const Config& config) {
   });
   init_weights(*model, config);
 
-  task.name = "cifar10";
-  task.module = model.ptr();
   add_data(task, config);
   task.measures = {"acc"};
   add_class_samples(task, pixel_scale(), {data::kCifar10Classes.begin(), data::kCifar10Classes.end()});
@@ -78,7 +66,7 @@ train::Task make_cifar10(const Config& config) {
                               {{"acc", logits_BK.argmax(1) == batch.target}},
                               logits_BK.detach()};
   };
-  task.train_line = cifar10_line;
+  task.train_line = [](const train::TrainProgress& progress) { return epoch_line(progress.epoch, progress); };
   return task;
 }
 

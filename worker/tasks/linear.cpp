@@ -11,7 +11,6 @@
 #include <ddprun/data/tensor_dataset.h>
 #include <ddprun/train/optim/losses.h>
 #include "worker/tasks/registry.h"
-#include "worker/tasks/validation_split.h"
 
 namespace ddprun::worker {
 namespace {
@@ -35,9 +34,7 @@ train::Task make_linear(const Config& config) {
   auto model = make_model(config, task, [&] { return torch::nn::Linear(samples->input().size(1), 1); });
   init_weights(*model, config);
 
-  task.name = "linear";
   task.data_source = table.empty() ? "the seed" : table;
-  task.module = model.ptr();
   const auto split = split_for_validation(samples, samples, config);
   task.train_set = split.train;
   task.validation_set = split.validation;

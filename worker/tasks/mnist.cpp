@@ -12,7 +12,6 @@
 #include "worker/models/mnist_cnn.h"
 #include "worker/tasks/class_samples.h"
 #include "worker/tasks/registry.h"
-#include "worker/tasks/validation_split.h"
 
 namespace ddprun::worker {
 namespace {
@@ -39,9 +38,7 @@ train::Task make_mnist(const Config& config) {
   auto model = make_model(config, task, [&] { return models::MnistCnn(config.model.dropout); });
   init_weights(*model, config);
 
-  task.name = "mnist";
   task.data_source = folder.string();
-  task.module = model.ptr();
   // Without a split, there is no need to read beyond the limit.
   const auto limit = config.data.val_split > 0 ? 0 : config.data.limit_train;
   const auto read = [&](data::Part part, std::int64_t at_most) {

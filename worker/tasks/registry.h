@@ -1,6 +1,7 @@
 #pragma once
 
 #include <filesystem>
+#include <memory>
 #include <vector>
 
 #include <ddprun/sharding/meta_device.h>
@@ -38,17 +39,39 @@ struct GivenWeights {
 };
 GivenWeights read_given_weights(const Config& config);
 
-/// Calls make(). With --fsdp the model gets memory shard by shard later, unless its weights come from a file
-/// or are inspected (--summary).
+/// Sets task.module to what make() returns, and returns it. With --fsdp the model gets memory shard by shard
+/// later, unless its weights come from a file or are inspected (--summary).
 template <typename Make>
 auto make_model(const Config& config, train::Task& task, const Make& make) {
   const bool given =
       !config.model.init_weights.empty() || !config.model.eval.empty() || !config.sam.checkpoint.empty();
-  if (!config.train.parallel.fsdp || given || config.summary) return make();
+  const bool defer = config.train.parallel.fsdp && !given && !config.summary;
   ddp::DeferredInit deferred;
-  task.initialise = deferred;
-  return deferred.make(make);
+  if (defer) task.initialise = deferred;
+  auto model = defer ? deferred.make(make) : make();
+  task.module = model.ptr();
+  return model;
 }
+
+struct SplitSet {
+  std::shared_ptr<const data::Dataset> train;
+  std::shared_ptr<const data::Dataset> validation;  ///< null: none
+};
+
+/// Splits a training set according to --val-split, --limit-train and --limit-val; the seed picks the examples
+/// for validation.
+///
+/// plain    the same examples without augmentation, for validation
+/// throws   UsageError if there are too few examples for two parts
+SplitSet split_for_validation(const std::shared_ptr<const data::Dataset>& whole,
+                              const std::shared_ptr<const data::Dataset>& plain, const Config& config);
+
+/// The first `limit` examples; all of them if limit is 0.
+std::shared_ptr<const data::Dataset> first_of(const std::shared_ptr<const data::Dataset>& set,
+                                              std::int64_t limit);
+
+/// "Epoch 1 [640/50000]\ttrain_loss: 1.8732"
+std::string epoch_line(std::int64_t epoch, const train::TrainProgress& progress);
 
 /// Loads the weights, if any. throws  as train::load_weights()
 void init_weights(torch::nn::Module& model, const Config& config);

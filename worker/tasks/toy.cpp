@@ -9,7 +9,6 @@
 #include <ddprun/data/tensor_dataset.h>
 #include <ddprun/train/optim/losses.h>
 #include "worker/tasks/registry.h"
-#include "worker/tasks/validation_split.h"
 
 namespace ddprun::worker {
 namespace {
@@ -36,9 +35,7 @@ train::Task make_toy(const Config& config) {
   auto model = make_model(config, task, [&] { return torch::nn::Linear(20, 1); });
   init_weights(*model, config);
 
-  task.name = "toy";
   task.data_source = "the seed";
-  task.module = model.ptr();
   task.train_set = first_of(pairs, config.data.limit_train);
   const bool document = config.model.loss == "cross_entropy";
   if (document)

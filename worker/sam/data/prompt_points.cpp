@@ -1,11 +1,13 @@
 #include "worker/sam/data/prompt_points.h"
 
+#include <torch/types.h>
+
 #include <algorithm>
 #include <array>
 #include <bit>
 #include <charconv>
 #include <cmath>
-#include <cstring>
+#include <utility>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
@@ -18,37 +20,22 @@ constexpr std::size_t kMaxHeader = 4096;  // NumPy's own header has 128
 
 /// The header's contents.
 struct Layout {
-  char kind = 'f';  // i, u or f
-  std::size_t bytes_each = 8;
+  at::ScalarType type = at::kDouble;
   bool big_endian = false;
   bool fortran_order = false;
   std::int64_t rows = 0, columns = 0;
 };
 
-template <typename T>
-double value_as(const std::array<char, 8>& bytes) {
-  T value;
-  std::memcpy(&value, bytes.data(), sizeof value);
-  return static_cast<double>(value);
-}
-
-double number_at(const char* at, const Layout& layout) {
-  std::array<char, 8> bytes{};
-  std::copy_n(at, layout.bytes_each, bytes.begin());
-  if (layout.big_endian != (std::endian::native == std::endian::big))
-    std::reverse(bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(layout.bytes_each));
-  const auto size = layout.bytes_each;
-  if (layout.kind == 'f') return size == 4 ? value_as<float>(bytes) : value_as<double>(bytes);
-  if (layout.kind == 'i')
-    return size == 1   ? value_as<std::int8_t>(bytes)
-           : size == 2 ? value_as<std::int16_t>(bytes)
-           : size == 4 ? value_as<std::int32_t>(bytes)
-                       : value_as<std::int64_t>(bytes);
-  return size == 1   ? value_as<std::uint8_t>(bytes)
-         : size == 2 ? value_as<std::uint16_t>(bytes)
-         : size == 4 ? value_as<std::uint32_t>(bytes)
-                     : value_as<std::uint64_t>(bytes);
-}
+constexpr std::array<std::pair<std::string_view, at::ScalarType>, 10> kTypes = {{{"i1", at::kChar},
+                                                                                 {"i2", at::kShort},
+                                                                                 {"i4", at::kInt},
+                                                                                 {"i8", at::kLong},
+                                                                                 {"u1", at::kByte},
+                                                                                 {"u2", at::kUInt16},
+                                                                                 {"u4", at::kUInt32},
+                                                                                 {"u8", at::kUInt64},
+                                                                                 {"f4", at::kFloat},
+                                                                                 {"f8", at::kDouble}}};
 
 /// Reads a header's text from left to right, and remembers whether anything was unexpected.
 class HeaderText {
@@ -64,12 +51,6 @@ class HeaderText {
   }
   void expect(std::string_view text) { good_ = has(text) && good_; }
 
-  char letter() {
-    if (rest_.empty()) return '\0';
-    const char first = rest_[0];
-    rest_.remove_prefix(1);
-    return first;
-  }
   std::int64_t size() {
     has("");
     std::int64_t size = -1;
@@ -113,8 +94,7 @@ Layout layout_of(const std::string& header, const std::filesystem::path& path) {
   for (const auto* part : {"{", "'descr'", ":", "'"}) text.expect(part);
   layout.big_endian = text.has(">");
   if (!layout.big_endian) text.has("<") || text.has("|") || text.has("=");
-  layout.kind = text.letter();
-  layout.bytes_each = static_cast<std::size_t>(text.letter() - '0');
+  const auto* type = std::ranges::find_if(kTypes, [&](const auto& one) { return text.has(one.first); });
   for (const auto* part : {"'", ",", "'fortran_order'", ":"}) text.expect(part);
   layout.fortran_order = text.has("True");
   if (!layout.fortran_order) text.expect("False");
@@ -126,11 +106,9 @@ Layout layout_of(const std::string& header, const std::filesystem::path& path) {
   text.expect(")");
   text.has(",");
   text.expect("}");
-  const auto size = layout.bytes_each;
-  const bool is_integer = layout.kind == 'i' || layout.kind == 'u';
-  const bool known = size == 8 || size == 4 || (is_integer && (size == 1 || size == 2));
-  if (!text.good() || !known || !(is_integer || layout.kind == 'f'))
+  if (!text.good() || type == kTypes.end())
     throw IoError(path, "expected an array of two dimensions of integers or floats, got " + header);
+  layout.type = type->second;
   return layout;
 }
 
@@ -202,37 +180,6 @@ std::array<std::size_t, 4> places_of_columns(std::string_view line, const PointT
   return places;
 }
 
-/// Reads a CSV file's lines according to its header.
-class CsvReader {
- public:
-  CsvReader(std::string_view header, PointTable& table)
-      : table_(table), places_(places_of_columns(header, table)), columns_(fields_of(header).size()) {}
-
-  void add(std::string_view line, std::int64_t number) {
-    if (trimmed(line, kSpaces).empty()) return;
-    const auto where = "line " + std::to_string(number);
-    const auto fields = fields_of(line);
-    if (fields.size() != columns_)
-      table_.fail(where, "expected " + std::to_string(columns_) + " values, as the header has names, got " +
-                             std::to_string(fields.size()));
-    std::array<double, 4> row = {0, 0, 0, 1};
-    for (std::size_t i = 0; i < row.size(); ++i) {
-      if (places_[i] == columns_) continue;
-      const auto& field = fields[places_[i]];
-      const auto value = parse_number(field);
-      if (!value)
-        table_.fail(where, "expected a number as " + std::string(kColumnNames[i]) + ", got " + shown(field));
-      row[i] = *value;
-    }
-    table_.add(row, where);
-  }
-
- private:
-  PointTable& table_;
-  std::array<std::size_t, 4> places_;
-  std::size_t columns_;
-};
-
 std::string_view take_line(std::string_view& text) {
   const auto line = text.substr(0, text.find('\n'));
   text.remove_prefix(std::min(text.size(), line.size() + 1));
@@ -241,39 +188,57 @@ std::string_view take_line(std::string_view& text) {
 
 void read_csv(std::string_view text, PointTable& table) {
   if (text.starts_with("\xef\xbb\xbf")) text.remove_prefix(3);
-  CsvReader reader(take_line(text), table);
-  for (std::int64_t number = 2; !text.empty(); ++number) reader.add(take_line(text), number);
+  const auto header = take_line(text);
+  const auto places = places_of_columns(header, table);
+  const auto columns = fields_of(header).size();
+  for (std::int64_t number = 2; !text.empty(); ++number) {
+    const auto line = take_line(text);
+    if (trimmed(line, kSpaces).empty()) continue;
+    const auto where = "line " + std::to_string(number);
+    const auto fields = fields_of(line);
+    if (fields.size() != columns)
+      table.fail(where, "expected " + std::to_string(columns) + " values, as the header has names, got " +
+                            std::to_string(fields.size()));
+    std::array<double, 4> row = {0, 0, 0, 1};
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      if (places[i] == columns) continue;
+      const auto& field = fields[places[i]];
+      const auto value = parse_number(field);
+      if (!value)
+        table.fail(where, "expected a number as " + std::string(kColumnNames[i]) + ", got " + shown(field));
+      row[i] = *value;
+    }
+    table.add(row, where);
+  }
 }
 
 void read_npy(std::string_view bytes, const fs::path& path, PointTable& table) {
   const auto array = decode_npy(bytes, path);
-  if (array.columns != 3 && array.columns != 4)
-    throw IoError(path,
-                  "expected 3 columns (index, y, x) or 4 (and label), got " + std::to_string(array.columns));
-  const auto columns = static_cast<std::size_t>(array.columns);
-  for (std::size_t i = 0; i < static_cast<std::size_t>(array.rows); ++i) {
-    const auto* row = array.values.data() + i * columns;
+  const auto columns = array.size(1);
+  if (columns != 3 && columns != 4)
+    throw IoError(path, "expected 3 columns (index, y, x) or 4 (and label), got " + std::to_string(columns));
+  const auto* row = array.const_data_ptr<double>();
+  for (std::int64_t i = 0; i < array.size(0); ++i, row += columns)
     table.add({row[0], row[1], row[2], columns == 4 ? row[3] : 1}, "row " + std::to_string(i));
-  }
 }
 
 }  // namespace
 
-NpyTable decode_npy(std::string_view bytes, const std::filesystem::path& path) {
+at::Tensor decode_npy(std::string_view bytes, const std::filesystem::path& path) {
   const auto layout = layout_of(take_header(bytes, path), path);
+  const auto bytes_each = c10::elementSize(layout.type);
   const auto rows = static_cast<std::size_t>(layout.rows), columns = static_cast<std::size_t>(layout.columns);
   const bool fits = columns == 0 || rows <= bytes.size() / columns;
-  if (!fits || rows * columns * layout.bytes_each != bytes.size())
+  if (!fits || rows * columns * bytes_each != bytes.size())
     throw IoError(path, "holds " + std::to_string(bytes.size()) + " bytes of values, expected " +
                             std::to_string(rows) + " x " + std::to_string(columns) + " numbers of " +
-                            std::to_string(layout.bytes_each) + " bytes");
-  NpyTable table{layout.rows, layout.columns, std::vector<double>(rows * columns)};
-  for (std::size_t row = 0; row < rows; ++row)
-    for (std::size_t column = 0; column < columns; ++column) {
-      const auto place = layout.fortran_order ? column * rows + row : row * columns + column;
-      table.values[row * columns + column] = number_at(bytes.data() + place * layout.bytes_each, layout);
-    }
-  return table;
+                            std::to_string(bytes_each) + " bytes");
+  auto values = at::empty({layout.rows * layout.columns, static_cast<std::int64_t>(bytes_each)}, at::kByte);
+  std::ranges::copy(bytes, values.mutable_data_ptr<std::uint8_t>());
+  if (layout.big_endian != (std::endian::native == std::endian::big)) values = values.flip(1);
+  const auto numbers = values.view(layout.type).to(at::kDouble);
+  return layout.fortran_order ? numbers.view({layout.columns, layout.rows}).t().contiguous()
+                              : numbers.view({layout.rows, layout.columns});
 }
 
 std::vector<std::vector<PromptPoint>> read_points(const fs::path& path, std::int64_t images) {

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <filesystem>
 #include <string>
@@ -8,18 +10,13 @@
 
 namespace ddprun::sam {
 
-struct NpyTable {
-  std::int64_t rows = 0;
-  std::int64_t columns = 0;
-  std::vector<double> values;  ///< rows * columns, row by row; integers are exact below 2^53
-};
-
 /// Reads a two-dimensional array in numpy.save()'s format: versions 1 to 3, integers of 1 to 8 bytes and
 /// floats of 4 or 8, either byte order, C or Fortran order.
 ///
-/// path    for the message
-/// throws  IoError: another kind of array, or a size that does not match its shape
-NpyTable decode_npy(std::string_view bytes, const std::filesystem::path& path);
+/// path     for the message
+/// returns  float64 [rows, columns], contiguous; integers are exact below 2^53
+/// throws   IoError: another kind of array, or a size that does not match its shape
+at::Tensor decode_npy(std::string_view bytes, const std::filesystem::path& path);
 
 /// A click on the pixel in column x and row y of an image, rounded.
 struct PromptPoint {

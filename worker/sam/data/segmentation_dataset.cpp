@@ -139,14 +139,16 @@ std::shared_ptr<const SegmentationDataset> SegmentationDataset::with_fixed_point
 }
 
 data::Batch SegmentationDataset::get_batch(const std::vector<std::int64_t>& indices) const {
-  std::vector<PromptedPicture> pictures;
-  for (const auto index : indices) pictures.push_back(prompted(index, std::nullopt));
-  return make_prompted_batch(pictures, processor_);
+  return batch_of(indices, std::nullopt);
 }
 
 data::Batch SegmentationDataset::get_epoch_batch(const std::vector<std::int64_t>& indices,
                                                  std::int64_t epoch) const {
-  if (fixed_points_) return get_batch(indices);
+  return batch_of(indices, fixed_points_ ? std::nullopt : std::optional(epoch));
+}
+
+data::Batch SegmentationDataset::batch_of(const std::vector<std::int64_t>& indices,
+                                          std::optional<std::int64_t> epoch) const {
   std::vector<PromptedPicture> pictures;
   for (const auto index : indices) pictures.push_back(prompted(index, epoch));
   return make_prompted_batch(pictures, processor_);

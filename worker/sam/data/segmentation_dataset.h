@@ -46,6 +46,7 @@ class SegmentationDataset : public data::Dataset {
   const std::vector<SegmentationPair>& pairs() const { return store_->pairs(); }
 
  private:
+  data::Batch batch_of(const std::vector<std::int64_t>& indices, std::optional<std::int64_t> epoch) const;
   PromptedPicture prompted(std::int64_t index, std::optional<std::int64_t> epoch) const;
   std::vector<PromptPoint> draw(const image::LabelMap& instances, std::int64_t index,
                                 std::optional<std::int64_t> epoch) const;

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
+#include <tuple>
 #include <vector>
 
 namespace ddprun::sam {
@@ -61,39 +63,57 @@ void SamAttentionImpl::attend_to_alike() {
   k_proj_->bias.copy_(q_proj_->bias);
 }
 
-SamTwoWayAttentionBlockImpl::SamTwoWayAttentionBlockImpl(const SamConfig::MaskDecoder& config, bool first)
-    : first_(first),
-      self_attn_(register_module("self_attn", SamAttention(config, 1))),
-      layer_norm1_(register_module("layer_norm1", layer_norm(config.hidden_size, config.layer_norm_eps))),
-      cross_attn_token_to_image_(
-          register_module("cross_attn_token_to_image", SamAttention(config, kLayersDownsampleRate))),
-      layer_norm2_(register_module("layer_norm2", layer_norm(config.hidden_size, config.layer_norm_eps))),
-      mlp_(register_module("mlp", SamMlp(config.hidden_size, config.mlp_dim, config.hidden_act))),
-      layer_norm3_(register_module("layer_norm3", layer_norm(config.hidden_size, config.layer_norm_eps))),
-      layer_norm4_(register_module("layer_norm4", layer_norm(config.hidden_size, config.layer_norm_eps))),
-      cross_attn_image_to_token_(
-          register_module("cross_attn_image_to_token", SamAttention(config, kLayersDownsampleRate))) {}
+/// Tokens attend to each other and to the image, then the image to the tokens.
+class SamTwoWayAttentionBlockImpl : public torch::nn::Module {
+ public:
+  /// first  the first layer: its tokens are their positions
+  SamTwoWayAttentionBlockImpl(const SamConfig::MaskDecoder& config, bool first)
+      : first_(first),
+        self_attn_(register_module("self_attn", SamAttention(config, 1))),
+        layer_norm1_(register_module("layer_norm1", layer_norm(config.hidden_size, config.layer_norm_eps))),
+        cross_attn_token_to_image_(
+            register_module("cross_attn_token_to_image", SamAttention(config, kLayersDownsampleRate))),
+        layer_norm2_(register_module("layer_norm2", layer_norm(config.hidden_size, config.layer_norm_eps))),
+        mlp_(register_module("mlp", SamMlp(config.hidden_size, config.mlp_dim, config.hidden_act))),
+        layer_norm3_(register_module("layer_norm3", layer_norm(config.hidden_size, config.layer_norm_eps))),
+        layer_norm4_(register_module("layer_norm4", layer_norm(config.hidden_size, config.layer_norm_eps))),
+        cross_attn_image_to_token_(
+            register_module("cross_attn_image_to_token", SamAttention(config, kLayersDownsampleRate))) {}
 
-TwoWay SamTwoWayAttentionBlockImpl::forward(const torch::Tensor& token, const torch::Tensor& image,
-                                            const torch::Tensor& token_positions,
-                                            const torch::Tensor& image_positions) {
-  torch::Tensor token_BPNC;
-  if (first_) {
-    token_BPNC = self_attn_(token, token, token);
-  } else {
-    const auto placed = token + token_positions;
-    token_BPNC = token + self_attn_(placed, placed, token);
+  /// token,token_positions  float [B, P, N, C]
+  /// image                  float [B, P or 1, K, C]
+  /// image_positions        float [1, 1, K, C]
+  /// returns                the same shapes, with P
+  TwoWay forward(const torch::Tensor& token, const torch::Tensor& image, const torch::Tensor& token_positions,
+                 const torch::Tensor& image_positions) {
+    torch::Tensor token_BPNC;
+    if (first_) {
+      token_BPNC = self_attn_(token, token, token);
+    } else {
+      const auto placed = token + token_positions;
+      token_BPNC = token + self_attn_(placed, placed, token);
+    }
+    token_BPNC = layer_norm1_(token_BPNC);
+
+    const auto placed_image = image + image_positions;
+    token_BPNC = token_BPNC + cross_attn_token_to_image_(token_BPNC + token_positions, placed_image, image);
+    token_BPNC = layer_norm2_(token_BPNC);
+    token_BPNC = layer_norm3_(token_BPNC + mlp_(token_BPNC));
+
+    const auto seen = cross_attn_image_to_token_(placed_image, token_BPNC + token_positions, token_BPNC);
+    return {token_BPNC, layer_norm4_(image + seen)};
   }
-  token_BPNC = layer_norm1_(token_BPNC);
 
-  const auto placed_image = image + image_positions;
-  token_BPNC = token_BPNC + cross_attn_token_to_image_(token_BPNC + token_positions, placed_image, image);
-  token_BPNC = layer_norm2_(token_BPNC);
-  token_BPNC = layer_norm3_(token_BPNC + mlp_(token_BPNC));
-
-  const auto seen = cross_attn_image_to_token_(placed_image, token_BPNC + token_positions, token_BPNC);
-  return {token_BPNC, layer_norm4_(image + seen)};
-}
+ private:
+  bool first_;
+  SamAttention self_attn_;
+  torch::nn::LayerNorm layer_norm1_;
+  SamAttention cross_attn_token_to_image_;
+  torch::nn::LayerNorm layer_norm2_;
+  SamMlp mlp_;
+  torch::nn::LayerNorm layer_norm3_, layer_norm4_;
+  SamAttention cross_attn_image_to_token_;
+};
 
 SamTwoWayTransformerImpl::SamTwoWayTransformerImpl(const SamConfig::MaskDecoder& config)
     : final_attn_token_to_image_(config, config.attention_downsample_rate),
@@ -102,7 +122,7 @@ SamTwoWayTransformerImpl::SamTwoWayTransformerImpl(const SamConfig::MaskDecoder&
   register_module("final_attn_token_to_image", final_attn_token_to_image_);
   register_module("layer_norm_final_attn", layer_norm_final_attn_);
   for (std::int64_t i = 0; i < config.num_hidden_layers; ++i)
-    layers_->push_back(SamTwoWayAttentionBlock(config, i == 0));
+    layers_->push_back(std::make_shared<SamTwoWayAttentionBlockImpl>(config, i == 0));
 }
 
 TwoWay SamTwoWayTransformerImpl::forward(const torch::Tensor& tokens, torch::Tensor image,
@@ -110,7 +130,7 @@ TwoWay SamTwoWayTransformerImpl::forward(const torch::Tensor& tokens, torch::Ten
   auto token_BPNC = tokens;
   for (const auto& module : *layers_)
     std::tie(token_BPNC, image) =
-        module->as<SamTwoWayAttentionBlock>()->forward(token_BPNC, image, tokens, image_positions);
+        module->as<SamTwoWayAttentionBlockImpl>()->forward(token_BPNC, image, tokens, image_positions);
   const auto seen = final_attn_token_to_image_(token_BPNC + tokens, image + image_positions, image);
   return {layer_norm_final_attn_(token_BPNC + seen), image};
 }

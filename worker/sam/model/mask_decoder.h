@@ -37,31 +37,6 @@ TORCH_MODULE(SamAttention);
 /// Tokens and image.
 using TwoWay = std::pair<torch::Tensor, torch::Tensor>;
 
-/// Tokens attend to each other and to the image, then the image to the tokens.
-class SamTwoWayAttentionBlockImpl : public torch::nn::Module {
- public:
-  /// first  the first layer: its tokens are their positions
-  SamTwoWayAttentionBlockImpl(const SamConfig::MaskDecoder& config, bool first);
-
-  /// token,token_positions  float [B, P, N, C]
-  /// image                  float [B, P or 1, K, C]
-  /// image_positions        float [1, 1, K, C]
-  /// returns                the same shapes, with P
-  TwoWay forward(const torch::Tensor& token, const torch::Tensor& image, const torch::Tensor& token_positions,
-                 const torch::Tensor& image_positions);
-
- private:
-  bool first_;
-  SamAttention self_attn_;
-  torch::nn::LayerNorm layer_norm1_;
-  SamAttention cross_attn_token_to_image_;
-  torch::nn::LayerNorm layer_norm2_;
-  SamMlp mlp_;
-  torch::nn::LayerNorm layer_norm3_, layer_norm4_;
-  SamAttention cross_attn_image_to_token_;
-};
-TORCH_MODULE(SamTwoWayAttentionBlock);
-
 class SamTwoWayTransformerImpl : public torch::nn::Module {
  public:
   explicit SamTwoWayTransformerImpl(const SamConfig::MaskDecoder& config);

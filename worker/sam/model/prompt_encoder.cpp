@@ -1,5 +1,6 @@
 #include "worker/sam/model/prompt_encoder.h"
 
+#include <torch/nn/modules/conv.h>
 #include <torch/types.h>
 
 #include <numbers>
@@ -41,29 +42,40 @@ torch::Tensor SamPositionalEmbeddingImpl::of_grid(std::int64_t side) {
   return forward(place.view({1, 1, side * side, 2}));
 }
 
-SamMaskEmbeddingImpl::SamMaskEmbeddingImpl(const SamConfig::PromptEncoder& config)
-    : activation_(config.hidden_act),
-      conv1_(register_module("conv1", halving(1, config.mask_input_channels / 4))),
-      conv2_(register_module("conv2", halving(config.mask_input_channels / 4, config.mask_input_channels))),
-      conv3_(register_module("conv3", torch::nn::Conv2d(torch::nn::Conv2dOptions(config.mask_input_channels,
-                                                                                 config.hidden_size, 1)))),
-      layer_norm1_(
-          register_module("layer_norm1", layer_norm(config.mask_input_channels / 4, config.layer_norm_eps))),
-      layer_norm2_(
-          register_module("layer_norm2", layer_norm(config.mask_input_channels, config.layer_norm_eps))) {}
+/// Encodes a mask to channels for every patch.
+class SamMaskEmbeddingImpl : public torch::nn::Module {
+ public:
+  explicit SamMaskEmbeddingImpl(const SamConfig::PromptEncoder& config)
+      : activation_(config.hidden_act),
+        conv1_(register_module("conv1", halving(1, config.mask_input_channels / 4))),
+        conv2_(register_module("conv2", halving(config.mask_input_channels / 4, config.mask_input_channels))),
+        conv3_(register_module("conv3", torch::nn::Conv2d(torch::nn::Conv2dOptions(config.mask_input_channels,
+                                                                                   config.hidden_size, 1)))),
+        layer_norm1_(register_module("layer_norm1",
+                                     layer_norm(config.mask_input_channels / 4, config.layer_norm_eps))),
+        layer_norm2_(
+            register_module("layer_norm2", layer_norm(config.mask_input_channels, config.layer_norm_eps))) {}
 
-torch::Tensor SamMaskEmbeddingImpl::forward(const torch::Tensor& mask_B1HW) {
-  const auto half_BHWC = activate(activation_, layer_norm1_(conv1_(mask_B1HW).permute({0, 2, 3, 1})));
-  const auto quarter_BCHW = conv2_(half_BHWC.permute({0, 3, 1, 2}));
-  const auto quarter_BHWC = activate(activation_, layer_norm2_(quarter_BCHW.permute({0, 2, 3, 1})));
-  return torch::linear(quarter_BHWC, conv3_->weight.flatten(1), conv3_->bias);
-}
+  /// mask_B1HW  float [B, 1, 4 grid, 4 grid]
+  /// returns    float [B, grid, grid, hidden_size]
+  torch::Tensor forward(const torch::Tensor& mask_B1HW) {
+    const auto half_BHWC = activate(activation_, layer_norm1_(conv1_(mask_B1HW).permute({0, 2, 3, 1})));
+    const auto quarter_BCHW = conv2_(half_BHWC.permute({0, 3, 1, 2}));
+    const auto quarter_BHWC = activate(activation_, layer_norm2_(quarter_BCHW.permute({0, 2, 3, 1})));
+    return torch::linear(quarter_BHWC, conv3_->weight.flatten(1), conv3_->bias);
+  }
+
+ private:
+  Activation activation_;
+  torch::nn::Conv2d conv1_, conv2_, conv3_;
+  torch::nn::LayerNorm layer_norm1_, layer_norm2_;
+};
 
 SamPromptEncoderImpl::SamPromptEncoderImpl(const SamConfig::PromptEncoder& config,
                                            SamPositionalEmbedding positions)
     : image_size_(config.image_size),
       shared_embedding_(register_module("shared_embedding", std::move(positions))),
-      mask_embed_(register_module("mask_embed", SamMaskEmbedding(config))),
+      mask_embed_(register_module("mask_embed", std::make_shared<SamMaskEmbeddingImpl>(config))),
       no_mask_embed_(register_module("no_mask_embed", torch::nn::Embedding(1, config.hidden_size))),
       point_embed_(register_module("point_embed", torch::nn::ModuleList())),
       not_a_point_embed_(register_module("not_a_point_embed", torch::nn::Embedding(1, config.hidden_size))) {
@@ -82,7 +94,7 @@ torch::Tensor SamPromptEncoderImpl::sparse(const SamPrompts& prompts) {
 
 torch::Tensor SamPromptEncoderImpl::dense(const SamPrompts& prompts) {
   if (!prompts.masks.defined()) return no_mask_embed_->weight.view({1, 1, 1, -1});
-  return mask_embed_(prompts.masks).flatten(1, 2).unsqueeze(1);
+  return mask_embed_->forward(prompts.masks).flatten(1, 2).unsqueeze(1);
 }
 
 torch::Tensor SamPromptEncoderImpl::position(const torch::Tensor& pixels) {

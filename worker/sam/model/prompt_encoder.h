@@ -1,9 +1,9 @@
 #pragma once
 
 #include <torch/nn/modules/container/modulelist.h>
-#include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/embedding.h>
-#include <torch/nn/modules/normalization.h>
+
+#include <memory>
 
 #include "worker/sam/model/layers.h"
 
@@ -26,21 +26,7 @@ class SamPositionalEmbeddingImpl : public torch::nn::Module {
 };
 TORCH_MODULE(SamPositionalEmbedding);
 
-/// Encodes a mask to channels for every patch.
-class SamMaskEmbeddingImpl : public torch::nn::Module {
- public:
-  explicit SamMaskEmbeddingImpl(const SamConfig::PromptEncoder& config);
-
-  /// mask_B1HW  float [B, 1, 4 grid, 4 grid]
-  /// returns    float [B, grid, grid, hidden_size]
-  torch::Tensor forward(const torch::Tensor& mask_B1HW);
-
- private:
-  Activation activation_;
-  torch::nn::Conv2d conv1_, conv2_, conv3_;
-  torch::nn::LayerNorm layer_norm1_, layer_norm2_;
-};
-TORCH_MODULE(SamMaskEmbedding);
+class SamMaskEmbeddingImpl;
 
 /// What to segment; undefined tensors: no such prompts. Coordinates are pixels in the model's frame.
 struct SamPrompts {
@@ -71,7 +57,7 @@ class SamPromptEncoderImpl : public torch::nn::Module {
 
   std::int64_t image_size_;
   SamPositionalEmbedding shared_embedding_;
-  SamMaskEmbedding mask_embed_;
+  std::shared_ptr<SamMaskEmbeddingImpl> mask_embed_;
   torch::nn::Embedding no_mask_embed_;
   torch::nn::ModuleList point_embed_;
   torch::nn::Embedding not_a_point_embed_;

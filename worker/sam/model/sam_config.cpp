@@ -15,25 +15,6 @@ NLOHMANN_JSON_SERIALIZE_ENUM(Activation, {{Activation::kGelu, "gelu"}, {Activati
 
 namespace {
 
-/// The keys whose values must be above 0.
-std::vector<std::pair<const char*, std::int64_t>> positive_values(const SamConfig& c) {
-  return {{"vision_config.hidden_size", c.vision.hidden_size},
-          {"vision_config.num_attention_heads", c.vision.num_attention_heads},
-          {"vision_config.mlp_dim", c.vision.mlp_dim},
-          {"vision_config.image_size", c.vision.image_size},
-          {"vision_config.patch_size", c.vision.patch_size},
-          {"vision_config.output_channels", c.vision.output_channels},
-          {"vision_config.num_pos_feats", c.vision.num_pos_feats},
-          {"prompt_encoder_config.hidden_size", c.prompt_encoder.hidden_size},
-          {"prompt_encoder_config.mask_input_channels", c.prompt_encoder.mask_input_channels},
-          {"mask_decoder_config.hidden_size", c.mask_decoder.hidden_size},
-          {"mask_decoder_config.mlp_dim", c.mask_decoder.mlp_dim},
-          {"mask_decoder_config.num_attention_heads", c.mask_decoder.num_attention_heads},
-          {"mask_decoder_config.attention_downsample_rate", c.mask_decoder.attention_downsample_rate},
-          {"mask_decoder_config.num_multimask_outputs", c.mask_decoder.num_multimask_outputs},
-          {"mask_decoder_config.iou_head_hidden_dim", c.mask_decoder.iou_head_hidden_dim}};
-}
-
 std::string multiple(const char* key, std::int64_t value, const char* of, std::int64_t divisor) {
   if (value % divisor == 0) return "";
   return std::string(key) + ": expected a multiple of " + of + " (" + std::to_string(divisor) + "), got " +
@@ -184,65 +165,61 @@ std::int64_t default_mlp_dim(const Section& from, std::int64_t hidden_size) {
   return static_cast<std::int64_t>(dim);
 }
 
-// The keys of each object with their members, for reading and writing.
+constexpr bool kPositive = true;
 
-template <typename Vision, typename Visit>
-void visit_vision(Vision& vision, const Visit& visit) {
-  visit("hidden_size", vision.hidden_size);
-  visit("num_hidden_layers", vision.num_hidden_layers);
-  visit("num_attention_heads", vision.num_attention_heads);
-  visit("mlp_dim", vision.mlp_dim);
-  visit("num_channels", vision.num_channels);
-  visit("image_size", vision.image_size);
-  visit("patch_size", vision.patch_size);
-  visit("output_channels", vision.output_channels);
-  visit("window_size", vision.window_size);
-  visit("global_attn_indexes", vision.global_attn_indexes);
-  visit("num_pos_feats", vision.num_pos_feats);
-  visit("qkv_bias", vision.qkv_bias);
-  visit("use_abs_pos", vision.use_abs_pos);
-  visit("use_rel_pos", vision.use_rel_pos);
-  visit("hidden_act", vision.hidden_act);
-  visit("layer_norm_eps", vision.layer_norm_eps);
-}
-
-template <typename PromptEncoder, typename Visit>
-void visit_prompt_encoder(PromptEncoder& encoder, const Visit& visit) {
-  visit("hidden_size", encoder.hidden_size);
-  visit("image_size", encoder.image_size);
-  visit("patch_size", encoder.patch_size);
-  visit("mask_input_channels", encoder.mask_input_channels);
-  visit("num_point_embeddings", encoder.num_point_embeddings);
-  visit("hidden_act", encoder.hidden_act);
-  visit("layer_norm_eps", encoder.layer_norm_eps);
-}
-
-template <typename MaskDecoder, typename Visit>
-void visit_mask_decoder(MaskDecoder& decoder, const Visit& visit) {
-  visit("hidden_size", decoder.hidden_size);
-  visit("mlp_dim", decoder.mlp_dim);
-  visit("num_hidden_layers", decoder.num_hidden_layers);
-  visit("num_attention_heads", decoder.num_attention_heads);
-  visit("attention_downsample_rate", decoder.attention_downsample_rate);
-  visit("num_multimask_outputs", decoder.num_multimask_outputs);
-  visit("iou_head_depth", decoder.iou_head_depth);
-  visit("iou_head_hidden_dim", decoder.iou_head_hidden_dim);
-  visit("hidden_act", decoder.hidden_act);
-  visit("layer_norm_eps", decoder.layer_norm_eps);
-}
-
-auto reader(const Section& from) {
-  return [from](const char* key, auto& member) { from.read(key, member); };
-}
-auto writer(json& object) {
-  return [&object](const char* key, const auto& member) { object[key] = member; };
+/// Calls visit(object, key, member) for every key of the file, and visit(object, key, member, kPositive) for
+/// those that must be above 0.
+template <typename Config, typename Visit>
+void visit_keys(Config& config, const Visit& visit) {
+  auto& [vision, prompt, decoder, range] = config;
+  const char* object = "vision_config";
+  visit(object, "hidden_size", vision.hidden_size, kPositive);
+  visit(object, "num_hidden_layers", vision.num_hidden_layers);
+  visit(object, "num_attention_heads", vision.num_attention_heads, kPositive);
+  visit(object, "mlp_dim", vision.mlp_dim, kPositive);
+  visit(object, "num_channels", vision.num_channels);
+  visit(object, "image_size", vision.image_size, kPositive);
+  visit(object, "patch_size", vision.patch_size, kPositive);
+  visit(object, "output_channels", vision.output_channels, kPositive);
+  visit(object, "window_size", vision.window_size);
+  visit(object, "global_attn_indexes", vision.global_attn_indexes);
+  visit(object, "num_pos_feats", vision.num_pos_feats, kPositive);
+  visit(object, "qkv_bias", vision.qkv_bias);
+  visit(object, "use_abs_pos", vision.use_abs_pos);
+  visit(object, "use_rel_pos", vision.use_rel_pos);
+  visit(object, "hidden_act", vision.hidden_act);
+  visit(object, "layer_norm_eps", vision.layer_norm_eps);
+  object = "prompt_encoder_config";
+  visit(object, "hidden_size", prompt.hidden_size, kPositive);
+  visit(object, "image_size", prompt.image_size);
+  visit(object, "patch_size", prompt.patch_size);
+  visit(object, "mask_input_channels", prompt.mask_input_channels, kPositive);
+  visit(object, "num_point_embeddings", prompt.num_point_embeddings);
+  visit(object, "hidden_act", prompt.hidden_act);
+  visit(object, "layer_norm_eps", prompt.layer_norm_eps);
+  object = "mask_decoder_config";
+  visit(object, "hidden_size", decoder.hidden_size, kPositive);
+  visit(object, "mlp_dim", decoder.mlp_dim, kPositive);
+  visit(object, "num_hidden_layers", decoder.num_hidden_layers);
+  visit(object, "num_attention_heads", decoder.num_attention_heads, kPositive);
+  visit(object, "attention_downsample_rate", decoder.attention_downsample_rate, kPositive);
+  visit(object, "num_multimask_outputs", decoder.num_multimask_outputs, kPositive);
+  visit(object, "iou_head_depth", decoder.iou_head_depth);
+  visit(object, "iou_head_hidden_dim", decoder.iou_head_hidden_dim, kPositive);
+  visit(object, "hidden_act", decoder.hidden_act);
+  visit(object, "layer_norm_eps", decoder.layer_norm_eps);
 }
 
 }  // namespace
 
 std::string problem(const SamConfig& config) {
-  for (const auto& [key, value] : positive_values(config))
-    if (value < 1) return std::string(key) + ": expected a number above 0, got " + std::to_string(value);
+  std::string wrong;
+  visit_keys(config, [&](const std::string& object, const char* key, const auto& value, auto... positive) {
+    if constexpr (sizeof...(positive) > 0)
+      if (wrong.empty() && value < 1)
+        wrong = object + "." + key + ": expected a number above 0, got " + std::to_string(value);
+  });
+  if (!wrong.empty()) return wrong;
   if (config.vision.num_channels != kColours)
     return "vision_config.num_channels: expected 3, got " + std::to_string(config.vision.num_channels);
   if (const auto line = too_large(config); !line.empty()) return line;
@@ -300,29 +277,28 @@ SamConfig parse_sam_config(const std::string& text, const std::filesystem::path&
   const auto vision = section.child("vision_config");
   vision.read("hidden_size", config.vision.hidden_size);
   config.vision.mlp_dim = default_mlp_dim(vision, config.vision.hidden_size);
-  visit_vision(config.vision, reader(vision));
-  visit_prompt_encoder(config.prompt_encoder, reader(section.child("prompt_encoder_config")));
-  visit_mask_decoder(config.mask_decoder, reader(section.child("mask_decoder_config")));
+  visit_keys(config, [&](const char* object, const char* key, auto& member, auto...) {
+    section.child(object).read(key, member);
+  });
   if (const auto line = problem(config); !line.empty()) throw IoError(path, line);
   return config;
 }
 
 std::string to_json(const SamConfig& config) {
-  json vision = {{"model_type", "sam_vision_model"}, {"initializer_range", config.initializer_range}};
-  visit_vision(config.vision, writer(vision));
   const auto& encoder = config.prompt_encoder;
-  json prompt = {{"model_type", "sam_prompt_encoder"},
-                 {"image_embedding_size", encoder.image_size / encoder.patch_size}};
-  visit_prompt_encoder(encoder, writer(prompt));
-  json decoder = {{"model_type", "sam_mask_decoder"}};
-  visit_mask_decoder(config.mask_decoder, writer(decoder));
-  const json root = {{"architectures", {"SamModel"}},
-                     {"model_type", "sam"},
-                     {"dtype", "float32"},
-                     {"initializer_range", config.initializer_range},
-                     {"vision_config", vision},
-                     {"prompt_encoder_config", prompt},
-                     {"mask_decoder_config", decoder}};
+  json root = {{"architectures", {"SamModel"}},
+               {"model_type", "sam"},
+               {"dtype", "float32"},
+               {"initializer_range", config.initializer_range},
+               {"vision_config",
+                {{"model_type", "sam_vision_model"}, {"initializer_range", config.initializer_range}}},
+               {"prompt_encoder_config",
+                {{"model_type", "sam_prompt_encoder"},
+                 {"image_embedding_size", encoder.image_size / encoder.patch_size}}},
+               {"mask_decoder_config", {{"model_type", "sam_mask_decoder"}}}};
+  visit_keys(config, [&](const char* object, const char* key, const auto& member, auto...) {
+    root[object][key] = member;
+  });
   return root.dump(2) + "\n";
 }
 

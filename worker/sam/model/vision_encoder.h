@@ -7,7 +7,7 @@
 #include <torch/nn/modules/normalization.h>
 
 #include <cstdint>
-#include <vector>
+#include <memory>
 
 #include "worker/sam/model/layers.h"
 #include "worker/sam/model/sam_config.h"
@@ -30,38 +30,7 @@ namespace ddprun::sam {
 at::Tensor relative_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                               const at::Tensor& by_row, const at::Tensor& by_column);
 
-/// Attention of the image encoder: between all patches, or between those of one window; with relative
-/// positions of rows and columns (Li et al. 2021, MViTv2).
-///
-///   logits = q k / sqrt(D) + q r_h(row - key's row) + q r_w(column - key's column)
-///
-/// Windows that cross the image's edge are padded with zeros before the layer that computes q, k and v, so
-/// the padding's keys and values are that layer's biases. Only the image's own patches have queries.
-class VisionAttentionImpl : public torch::nn::Module {
- public:
-  /// window  patches per side of a window; 0: the whole image
-  VisionAttentionImpl(const SamConfig::Vision& config, std::int64_t window);
-
-  /// x_BHWC   float [B, grid, grid, hidden_size]
-  /// returns  the same shape
-  torch::Tensor forward(const torch::Tensor& x_BHWC);
-
- private:
-  /// Windows along one axis: `count` of them starting at `begin`, each with `used` patches of the image.
-  struct Band {
-    std::int64_t begin, count, used;
-  };
-  std::vector<Band> bands(std::int64_t length) const;
-  torch::Tensor padded_qkv(const torch::Tensor& x_BHWC);
-  torch::Tensor attend(const torch::Tensor& qkv_BHWC, const Band& rows, const Band& columns);
-  torch::Tensor relative_positions(const torch::Tensor& query_BHWD, const torch::Tensor& table);
-
-  std::int64_t heads_, window_;
-  torch::nn::Linear qkv_, proj_;
-  /// [2 window - 1, D] by distance; undefined without relative positions
-  torch::Tensor rel_pos_h_, rel_pos_w_;
-};
-TORCH_MODULE(VisionAttention);
+class VisionAttentionImpl;
 
 /// Cuts a picture into patches and embeds them.
 class SamPatchEmbeddingsImpl : public torch::nn::Module {
@@ -89,7 +58,7 @@ class SamVisionLayerImpl : public torch::nn::Module {
 
  private:
   torch::nn::LayerNorm layer_norm1_;
-  VisionAttention attn_;
+  std::shared_ptr<VisionAttentionImpl> attn_;
   torch::nn::LayerNorm layer_norm2_;
   SamMlp mlp_;
 };

@@ -11,7 +11,7 @@
 #include <ddprun/data/image_dataset.h>
 #include "tests/support/catch.h"
 #include "tests/support/golden.h"
-#include "worker/tasks/validation_split.h"
+#include "worker/tasks/registry.h"
 
 using namespace ddprun::data;
 

@@ -37,9 +37,9 @@ std::string error_of(const std::string& text, std::int64_t images = 3) {
 nlohmann::json decoded(const std::filesystem::path& path) {
   const auto table = sam::decode_npy(read_file(path), path);
   auto rows = nlohmann::json::array();
-  for (std::int64_t row = 0; row < table.rows; ++row) {
-    const auto begin = table.values.begin() + row * table.columns;
-    rows.push_back(std::vector<double>(begin, begin + table.columns));
+  for (std::int64_t row = 0; row < table.size(0); ++row) {
+    const auto* begin = table.const_data_ptr<double>() + row * table.size(1);
+    rows.push_back(std::vector<double>(begin, begin + table.size(1)));
   }
   return rows;
 }
