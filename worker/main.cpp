@@ -83,6 +83,7 @@ struct TaskInMemory {
   std::optional<train::Task> task;
   std::future<void> loading;  ///< the task, in another thread
   train::RunMemory run;
+  bool used = false;        ///< the task may have been trained since it was made
   bool has_folder = false;  ///< this process, with rank 0, has made or locked the run folder
 };
 
@@ -128,7 +129,9 @@ bool is_for_cpu(const Config& config) {
 
 /// Runs a step and forgets it: a process's first step is the slowest, as kernels are made and memory is
 /// mapped.
-void rehearse(const train::Task& task, const train::TrainerOptions& options) {
+void rehearse(const train::Task& task, Config config) {
+  settle_precision(config, at::kCPU, /*rank=*/-1);
+  const train::TrainerOptions& options = config.train;
   auto& module = *task.module;
   if (module.parameters().empty() || module.parameters()[0].is_meta()) return;
   std::vector<torch::Tensor> buffers;
@@ -151,7 +154,10 @@ void rehearse(const train::Task& task, const train::TrainerOptions& options) {
 void wait_for_rank(const Config& config, TaskInMemory& memory) {
   if (stands_by() && is_for_cpu(config)) {
     load_task(config, memory);
-    rehearse(*memory.task, config.train);
+    try {
+      rehearse(*memory.task, config);
+    } catch (const std::exception&) {  // the training's own first step tells
+    }
   }
   stand_by();
 }
@@ -166,6 +172,7 @@ void load_in_background(const Config& config, TaskInMemory& memory) {
 train::Ending run_task(Config& config, const ddp::ProcessGroup& group, TaskInMemory& memory) {
   load_task(config, memory);
   train::Task& task = *memory.task;
+  memory.used = true;
   train::check_options(task, config.train);
   if (run_instead_of_training(config, task, group)) return train::Ending::kComplete;
   prepare_run(config, group, memory);
@@ -182,12 +189,12 @@ std::optional<train::Ending> run_round(Config& config, ddp::Rounds& rounds, Task
     if (rounds.env().round > 0 && config.train.memory != nullptr) load_in_background(config, memory);
     // Before the data, which may take minutes to load.
     auto group = ddp::ProcessGroup::connect(rounds.env(), rounds.options(group_options(config)));
-    if (rounds.env().round > 0) memory.run.share(group);
+    if (rounds.env().round > 0 && config.train.memory != nullptr) memory.run.share(group);
     if (memory.loading.valid()) memory.loading.get();
     memory.run.connect(group, rounds.env().local_world_size);
     const auto disconnect = c10::make_scope_exit([&] { memory.run.disconnect(); });
-    if (rounds.env().round > 0 && memory.run.parts && !memory.run.state)
-      memory.task.reset();                        // it has been trained
+    if (std::exchange(memory.used, false) && !memory.run.state && (memory.run.parts || !memory.run.begun))
+      memory.task.reset();
     if (memory.run.begun && !memory.run.state) {  // lost before anything was kept in memory
       auto& resume = config.train.checkpoint.resume;
       const bool has_saved =

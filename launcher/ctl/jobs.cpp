@@ -43,22 +43,26 @@ bool is_meant(const json& view, const std::string& wanted) {
 
 }  // namespace
 
-JobConnection::JobConnection(const std::filesystem::path& socket)
-    : path_(socket), fd_(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+JobConnection::JobConnection(const std::filesystem::path& socket) : path_(socket) { connect(); }
+
+void JobConnection::connect() {
+  received_.clear();
+  fd_.reset(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
-  if (socket.native().size() >= sizeof address.sun_path)
-    throw IoError(socket, "cannot connect", ENAMETOOLONG);
-  std::strcpy(address.sun_path, socket.c_str());
+  if (path_.native().size() >= sizeof address.sun_path) throw IoError(path_, "cannot connect", ENAMETOOLONG);
+  std::strcpy(address.sun_path, path_.c_str());
   set_patience(fd_.get(), kFirstAnswer);
   if (::connect(fd_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0)
-    throw IoError(socket, "cannot connect", errno);
+    throw IoError(path_, "cannot connect", errno);
 }
 
 json JobConnection::ask(const json& request, std::chrono::seconds patience) {
+  if (!fd_) connect();
   set_patience(fd_.get(), patience);
   const std::string line = request.dump() + "\n";
   const auto fail = [&](int error) {
+    fd_.reset();  // a late answer would be taken for the next one
     if (error == EAGAIN || error == EWOULDBLOCK) throw IoError(path_, "the job does not answer", ETIMEDOUT);
     throw IoError(path_, "the job has ended");
   };

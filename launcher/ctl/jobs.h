@@ -27,8 +27,9 @@ class JobConnection {
 
  private:
   friend std::vector<JobConnection> find_jobs();
+  void connect();
   std::filesystem::path path_;
-  UniqueFd fd_;
+  UniqueFd fd_;  // none after a question without an answer
   std::string received_;
   nlohmann::ordered_json view_;
 };

@@ -348,6 +348,52 @@ TEST_CASE("a lost node's parts of the state come from their copies on another no
   CHECK((weights(whole) == weights(killed)));
 }
 
+TEST_CASE("ranks that have nowhere to keep their parts of the state all start again", "[training]") {
+  const TempDir dir;
+  auto command = training("linear", 2, dir.path() / "run", {"--zero1", "--epochs=400", "--resume=auto"});
+  const auto worker = std::find(command.argv.begin(), command.argv.end(), WORKER_PROGRAM);
+  command.argv.insert(worker, {"--recover=rank", "--max-restarts=2",
+                               "--events-json=" + events_of(dir.path() / "run").string(), "sh", "-c",
+                               "unset DDPRUN_STATE_FD; exec \"$@\"", "sh"});
+  Child child(command);
+  REQUIRE(child.wait_for_output("poch", 4));
+  kill_rank(events_of(dir.path() / "run"), 1);
+  REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+  CAPTURE(child.out(), child.err());
+  CHECK_THAT(child.out() + child.err(), ContainsSubstring("if a rank is lost, all start again"));
+  CHECK(count_of("SIGSEGV", child.err()) == 0);
+  CHECK(count_of("restarting all", child.err()) == 1);
+}
+
+TEST_CASE("a search for the learning rate begins anew if a rank is lost", "[training]") {
+  need_fashion_mnist();
+  const TempDir dir;
+  const auto command = [&](const fs::path& out) {
+    auto job = mnist(
+        2, out,
+        {"--data=fashion-mnist", "--limit-train=4000", "--limit-test=64", "--batch-size=32", "--find-lr"});
+    job.argv.insert(job.argv.begin() + 1,
+                    {"--recover=rank", "--max-restarts=2", "--events-json=" + events_of(out).string()});
+    return job;
+  };
+  const auto suggestion = [](const Child& job) {
+    const auto at = job.out().find("--lr");
+    return at == std::string::npos ? "none" : job.out().substr(at, job.out().find('\n', at) - at);
+  };
+  const auto begin = std::chrono::steady_clock::now();
+  Child undisturbed(command(dir.path() / "whole"));
+  REQUIRE(undisturbed.wait(kTraining) == ExitStatus::exited(0));
+  const auto taken = std::chrono::steady_clock::now() - begin;
+  Child child(command(dir.path() / "killed"));
+  std::this_thread::sleep_for(taken * 3 / 4);
+  kill_rank(events_of(dir.path() / "killed"), 1);
+  REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+  CAPTURE(undisturbed.out(), child.out(), child.err());
+  CHECK(count_of("starting it alone again", child.err()) == 1);
+  CHECK(suggestion(undisturbed) != "none");
+  CHECK(suggestion(child) == suggestion(undisturbed));
+}
+
 TEST_CASE("what PowerSGD has left out of a rank's gradients outlives the rank", "[training]") {
   need_fashion_mnist();
   const TempDir dir;

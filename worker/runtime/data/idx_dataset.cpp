@@ -22,7 +22,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::int64_t kMaxBytes = std::int64_t{8} << 30;  // far above any real file
-constexpr std::int64_t kMaxRatio = 1032;                   // of what is compressed by DEFLATE
+constexpr std::int64_t kLikelyRatio = 64;                  // a damaged file may claim more
 
 at::Tensor read_bytes(const fs::path& path) {
   const UniqueFd fd = open_regular_file(path);
@@ -38,7 +38,7 @@ at::Tensor read_bytes(const fs::path& path) {
 std::int64_t likely_size(const std::uint8_t* file, std::int64_t size) {
   std::int64_t said = 0;
   for (int i = 1; i <= 4 && i <= size; ++i) said = said << 8 | file[size - i];
-  return std::clamp<std::int64_t>(said, 1, size * kMaxRatio);
+  return std::clamp<std::int64_t>(said, 1, std::min(size * kLikelyRatio, kMaxBytes));
 }
 
 /// The next bytes of a file's content; throws if it ends too early.
@@ -88,7 +88,7 @@ at::Tensor read_plain_or_gzip(const fs::path& path) {
         &taken, &got);
     if (result == LIBDEFLATE_INSUFFICIENT_SPACE) {  // several gzip files, one after the other
       if (content.numel() >= kMaxBytes) throw IoError(path, "decompresses to more than 8 GiB");
-      content.resize_({2 * content.numel()});
+      content.resize_({std::min(2 * content.numel(), kMaxBytes)});
     } else if (result == LIBDEFLATE_SUCCESS) {
       read += static_cast<std::int64_t>(taken);
       written += static_cast<std::int64_t>(got);

@@ -62,7 +62,11 @@ TEST_CASE("only the thread that asks for it leaves", "[recover]") {
   const Rank rank;
   rank.lose_another();
   const ddp::LeaveAtOnce at_once;
-  CHECK_THROWS_AS([] { for (;;) torch::zeros({1}); }(), RoundOver);
+  CHECK_THROWS_AS(
+      [] {
+        for (;;) torch::zeros({1});
+      }(),
+      RoundOver);
   std::int64_t sum = 0;
   std::thread([&] { sum = torch::ones({8}).sum().item<std::int64_t>(); }).join();
   CHECK(sum == 8);

@@ -30,21 +30,22 @@ StepMemory::StepMemory(const Run& run, CheckpointSaver& saver, Totals& totals, c
 void StepMemory::commit(const TrainState& at, const Position& position, Evaluating evaluating) {
   if (memory_ == nullptr) return;
   memory_->state.reset();  // it is in use
-  committed_.at = at;
-  committed_.position = position;
-  committed_.at.evaluating = evaluating;
-  if (run_.options.accumulate > 1) committed_.totals = totals_.sums();
-  if (evaluating == Evaluating::kWithinEpoch || committed_.buffers.empty()) commit_buffers();
+  if (!committed_) committed_.emplace();
+  committed_->at = at;
+  committed_->position = position;
+  committed_->at.evaluating = evaluating;
+  if (run_.options.accumulate > 1) committed_->totals = totals_.sums();
+  if (evaluating == Evaluating::kWithinEpoch || committed_->buffers.empty()) commit_buffers();
 }
 
 /// Only the training's forward passes change them.
 void StepMemory::commit_buffers() {
   const torch::NoGradGuard no_grad;
   const auto buffers = run_.task.module->buffers();
-  if (committed_.buffers.empty())
-    for (const auto& buffer : buffers) committed_.buffers.push_back(buffer.clone());
+  if (committed_->buffers.empty())
+    for (const auto& buffer : buffers) committed_->buffers.push_back(buffer.clone());
   else
-    at::_foreach_copy_(committed_.buffers, buffers);
+    at::_foreach_copy_(committed_->buffers, buffers);
 }
 
 /// Not at fixed step intervals; with --join, ranks may take different numbers of steps.
@@ -59,7 +60,7 @@ bool StepMemory::can_keep_part() const {
 void StepMemory::keep_if_due(BatchLosses& losses) {
   if (memory_ == nullptr || !memory_->file) return;
   const auto every = run_.options.checkpoint.memory_every_steps;
-  const auto step = committed_.at.step;
+  const auto step = committed_->at.step;
   const bool by_time = has_parts() ? keeps_by_time() : every == 0;
   if (!by_time && step % every != 0) return;
   if (has_parts()) {
@@ -69,7 +70,7 @@ void StepMemory::keep_if_due(BatchLosses& losses) {
   }
   const auto begin = Clock::now();
   if (by_time && (begin < keep_next_ || !memory_->file->idle())) return;
-  memory_->keep(saver_.state_alone(committed_.at, committed_.position, beside_()));
+  memory_->keep(saver_.state_alone(committed_->at, committed_->position, beside_()));
   keep_next_ = Clock::now() + kKeepRest * (Clock::now() - begin);
 }
 
@@ -82,7 +83,7 @@ void StepMemory::keep_part_at_once(BatchLosses& losses) {
 void StepMemory::keep_part(BatchLosses& losses) {
   const auto begin = Clock::now();
   memory_->keep_part(
-      saver_.state_alone(committed_.at, committed_.position, beside_(), EpochSums{totals_, losses}),
+      saver_.state_alone(committed_->at, committed_->position, beside_(), EpochSums{totals_, losses}),
       run_.group);
   keep_next_ = Clock::now() + kKeepRest * (Clock::now() - begin);
 }
@@ -90,15 +91,16 @@ void StepMemory::keep_part(BatchLosses& losses) {
 void StepMemory::remember(const Ledger& spent) {
   memory_->spent = spent;
   if (memory_->state || memory_->parts) return;  // not yet in use, or in the file
+  if (!committed_) return;
   const torch::NoGradGuard no_grad;
   const auto buffers = run_.task.module->buffers();
-  for (std::size_t i = 0; i < buffers.size(); ++i) buffers[i].copy_(committed_.buffers[i]);
-  memory_->state = saver_.state_alone(committed_.at, committed_.position, beside_());
+  for (std::size_t i = 0; i < buffers.size(); ++i) buffers[i].copy_(committed_->buffers[i]);
+  memory_->state = saver_.state_alone(committed_->at, committed_->position, beside_());
   memory_->state->model =
       copied(memory_->state->model.toGenericDict());  // the next engine begins with rank 0's
   constexpr int kProgress[] = {1, 0, 2};              // by Evaluating: within the epoch comes before nothing
-  memory_->progress = kProgress[static_cast<int>(committed_.at.evaluating)];
-  memory_->totals = run_.options.accumulate > 1 ? committed_.totals : totals_.sums();
+  memory_->progress = kProgress[static_cast<int>(committed_->at.evaluating)];
+  memory_->totals = run_.options.accumulate > 1 ? committed_->totals : totals_.sums();
   if (record_ != nullptr) memory_->rows = record_->rows();
 }
 

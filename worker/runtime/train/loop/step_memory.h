@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -62,7 +63,7 @@ class StepMemory {
     std::vector<double> totals;
     std::vector<at::Tensor> buffers;
   };
-  Committed committed_;
+  std::optional<Committed> committed_;  // nullopt: nothing yet
   Clock::time_point keep_next_;
   bool agreed_ = false;
   std::int64_t kept_step_ = -1;

@@ -113,6 +113,7 @@ void MemoryFile::give_up(const std::string& problem) {
 }
 
 void MemoryFile::put(const Record& record) {
+  if (warned_) return;
   const auto all = slots();
   const auto* before = all.empty() ? nullptr : &all[0];
   Slot slot;
@@ -130,7 +131,7 @@ void MemoryFile::put(const Record& record) {
       write_at(fd_, record.state.data(), record.state.size(), at + static_cast<off_t>(record.head.size())) &&
       write_slot(slot))
     return;
-  give_up(std::strerror(errno));
+  give_up(errno == EFBIG ? "it is larger than the file size limit (ulimit -f) allows" : std::strerror(errno));
 }
 
 std::optional<MemoryFile::Record> MemoryFile::contents(const Slot& slot) const {

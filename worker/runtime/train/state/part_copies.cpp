@@ -36,8 +36,9 @@ void PartCopies::exchange(const MemoryFile::Record& own) try {
   if (failed_) return;
   const auto head = exchange_bytes(own.head);
   file_.put({head, exchange_bytes(own.state)});
-} catch (const std::exception&) {  // a rank is lost
+} catch (const std::exception&) {  // a rank is lost, or has no memory for its part
   failed_ = true;
+  abort();  // so that the next rank does not wait either
 }
 
 std::string PartCopies::exchange_bytes(const std::string& own) {

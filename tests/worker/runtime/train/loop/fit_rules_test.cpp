@@ -21,9 +21,11 @@
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
+#include <ddprun/group/rounds.h>
 #include <ddprun/report/metric_sink.h>
 #include <ddprun/train/loop/trainer.h>
 #include <ddprun/train/loop/tuner.h>
+#include <ddprun/train/state/run_memory.h>
 #include "tests/support/catch.h"
 #include "tests/support/run_ranks.h"
 
@@ -160,6 +162,21 @@ TEST_CASE("the check before the training is of so many batches, and nothing is t
   options.sanity_batches = 2;
   run_alone(task, options);
   CHECK(values_by_epoch(dir.path(), "val_loss").size() == 3);
+}
+
+TEST_CASE("a rank that is lost in the check before the training leaves no state", "[fit]") {
+  const TempDir dir;
+  auto task = one_weight_task();
+  task.module->register_buffer("mean", torch::zeros({1}));
+  task.validation_set = std::make_shared<OnesAndTwos>(4, [](std::int64_t) { throw ddp::RoundOver(); });
+  auto options = three_epochs_in(dir.path());
+  options.sanity_batches = 1;
+  run_ranks(1, [&](const ProcessGroup& group) {
+    RunMemory memory;
+    options.memory = &memory;
+    CHECK_THROWS_AS(fit(task, options, group), ddp::RoundOver);
+    CHECK_FALSE(memory.state);
+  });
 }
 
 TEST_CASE("a weight with two names takes each step once", "[fit]") {

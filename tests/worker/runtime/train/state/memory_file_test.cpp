@@ -127,6 +127,7 @@ TEST_CASE("a state that cannot be written is reported, and the one before stays"
   }
   CHECK(failed);
   CHECK_FALSE(file.idle());
+  file.put({"small", "which would fit"});  // it has given up, and says so once
   check_holds(fd, "good", 10, 1);
 }
 
