@@ -285,3 +285,63 @@ TEST_CASE("a step that waits for the GPU is refused by the capture", "[fake_gpu]
   CHECK(read_summary(dir.path() / "auto")["steps"] == 14);
   CHECK_THAT(run(with("on"), 1), ContainsSubstring(refused));
 }
+
+TEST_CASE("wherever a capture is refused, training goes on as one that tried no graph", "[fake_gpu]") {
+  need_fashion_mnist();
+  const TempDir dir;
+  const int ranks = GENERATE(0, 2);
+  const auto with = [&](const std::string& choice, const std::string& refused) {
+    // The rate is the same in float32.
+    auto command = steps_of("mnist", dir.path() / choice, true,
+                            small({"--batch-size=8", "--limit-test=20", "--max-steps=16", "--optimizer=adamw",
+                                   "--lr=0.0009765625", "--precision=16-mixed", "--ema=0.9", "--clip-norm=1",
+                                   "--no-report", "--overwrite", "--cuda-graph=" + choice}),
+                            ranks);
+    command.env["FAKE_GPU_REFUSES"] = "aten::" + refused;
+    return command;
+  };
+  const std::string line =
+      "the step cannot be captured as a CUDA graph: operation not permitted when stream is capturing: aten::";
+  run(with("off", ""));
+  std::vector<std::string> all = {"convolution_backward", "_fused_adamw_"};
+  if (ranks > 0)
+    all = {"convolution@1",
+           "convolution_backward",
+           "convolution_backward@1",
+           "linalg_vector_norm@0",
+           "_amp_foreach_non_finite_check_and_unscale_",
+           "_fused_adamw_@1",
+           "lerp",
+           "_amp_update_scale_"};
+  for (const auto& refused : all) {
+    CAPTURE(ranks, refused);
+    const auto told = run(with("auto", refused));
+    const auto name = refused.substr(0, refused.find('@'));
+    const std::string rank = refused.ends_with("@1") ? " (rank 1)" : "";
+    CHECK(count_of(line + name + rank + "; going on without", told) == 1);
+    CHECK(count_of("cannot be captured", told) == 1);
+    CHECK(values_of(dir.path() / "auto", "train_loss") == values_of(dir.path() / "off", "train_loss"));
+    CHECK((weights(dir.path() / "auto") == weights(dir.path() / "off")));
+  }
+  if (ranks > 0)
+    CHECK_THAT(run(with("on", "convolution_backward@1"), 1),
+               ContainsSubstring(line + "convolution_backward (rank 1)"));
+}
+
+TEST_CASE("a refused capture leaves BatchNorm and the buckets as they were", "[fake_gpu]") {
+  const TempDir dir;
+  const auto with = [&](const std::string& choice) {
+    auto flags = all_tasks(dir)[3].flags;
+    flags.insert(flags.end(), {"--epochs=30", "--max-steps=16", "--static-graph=false", "--bucket-mb=1",
+                               "--lr=0.0625", "--lr-schedule=none", "--no-report", "--cuda-graph=" + choice});
+    auto command = steps_of("cifar10", dir.path() / choice, true, flags, 2);
+    command.env["FAKE_GPU_REFUSES"] = "aten::native_batch_norm_backward@0";
+    return command;
+  };
+  run(with("off"));
+  CHECK_THAT(run(with("auto")), ContainsSubstring("native_batch_norm_backward; going on without"));
+  for (const char* metric : {"train_loss", "val_loss"}) {
+    CHECK(values_of(dir.path() / "off", metric).size() >= 5);
+    CHECK(values_of(dir.path() / "auto", metric) == values_of(dir.path() / "off", metric));
+  }
+}

@@ -3,6 +3,8 @@
 //
 //   DDPRUN_CUDA_PLUGIN=libfake_gpu.so  LD_PRELOAD=libcuda.so.1 (fake_cuda.cpp)
 //   FAKE_CUDA="version=...;name=..."
+//   FAKE_GPU_REFUSES=aten::NAME    this operator cannot be captured in a CUDA graph
+//   FAKE_GPU_REFUSES=aten::NAME@1  on rank 1
 //
 // It is as strict as CUDA: an operator whose tensors are on different devices fails, and anything that makes
 // the process wait for the GPU fails where set_sync_debug_mode() forbids it. Gloo does what NCCL would, and
@@ -24,6 +26,7 @@
 #include <torch/csrc/distributed/c10d/reducer_timer.hpp>
 
 #include <atomic>
+#include <cstdlib>
 #include <set>
 #include <stdexcept>
 
@@ -44,6 +47,13 @@ void note_wait(const std::string& what) {
   fake::forbid_in_capture(what);
   ++waits;
   if (sync_debug_mode == 2) throw std::runtime_error("called a synchronizing CUDA operation: " + what);
+}
+
+/// As FAKE_GPU_REFUSES says.
+bool refuses(const std::string& name) {
+  static const auto* refused = std::getenv("FAKE_GPU_REFUSES");
+  static const auto* rank = std::getenv("RANK");
+  return refused != nullptr && (name == refused || (rank != nullptr && name + "@" + rank == refused));
 }
 
 struct Memory final : c10::DeviceAllocator {
@@ -126,6 +136,7 @@ class OnCpu {
                                                    "aten::repeat_interleave.Tensor"};
     const auto name = op_.schema().operator_name().name;
     if (kWaiting.contains(name)) note_wait(name);
+    if (refuses(name)) fake::forbid_in_capture(name);
     const auto arguments = op_.schema().arguments().size();
     for (std::size_t i = stack->size() - arguments; i < stack->size(); ++i)
       (*stack)[i] = argument((*stack)[i]);

@@ -94,6 +94,14 @@ inline void captured(const std::vector<at::Tensor>& uses, const std::function<vo
   if (graph) graph->note(call);
 }
 
+/// Does it, or only records it: other ranks' captures may end before they get here.
+inline void done_or_captured(const std::function<void()>& call) {
+  if (const auto graph = graph_here())
+    graph->note(call);
+  else
+    call();
+}
+
 inline void set_capturing(std::shared_ptr<Graph> graph) {
   const std::scoped_lock lock(capturing.mutex);
   capturing.graph = std::move(graph);

@@ -99,7 +99,7 @@ class FakeNccl final : public c10d::Backend {
   /// The first tensor is its result.
   template <typename Start>
   Started collective(const std::vector<Tensor>& tensors, Start start) {
-    captured(tensors, [tensors, start, aborted = aborted_]() mutable {
+    done_or_captured([tensors, start, aborted = aborted_]() mutable {
       try {
         start()->wait();
       } catch (const std::exception&) {

@@ -99,22 +99,34 @@ class NamesInErrors {
   c10d::DebugLevel before_;
 };
 
-std::shared_ptr<c10d::Reducer> make_reducer(const std::vector<torch::Tensor>& parameters,
-                                            const std::vector<std::string>& names,
-                                            const std::vector<bool>& expect_sparse, const ProcessGroup& group,
-                                            const DistributedDataParallel::Options& options,
-                                            const BucketLimits& limits) {
+class Reducer : public c10d::Reducer {
+ public:
+  using c10d::Reducer::Reducer;
+
+  /// reset_state(), without making the buckets anew: that would wait for the device.
+  void abandon_step() {
+    const bool rebuilt = has_rebuilt_bucket_;
+    reset_state();
+    has_rebuilt_bucket_ = rebuilt;
+  }
+};
+
+std::shared_ptr<Reducer> make_reducer(const std::vector<torch::Tensor>& parameters,
+                                      const std::vector<std::string>& names,
+                                      const std::vector<bool>& expect_sparse, const ProcessGroup& group,
+                                      const DistributedDataParallel::Options& options,
+                                      const BucketLimits& limits) {
   auto buckets =
       std::get<0>(c10d::compute_bucket_assignment_by_size(parameters, limits.initial, expect_sparse));
   std::ranges::reverse(buckets);
   std::unordered_map<std::size_t, std::string> names_by_index;
   for (const auto& name : names) names_by_index.emplace(names_by_index.size(), name);
   const NamesInErrors names_in_errors;
-  return std::make_shared<c10d::Reducer>(parameters, std::move(buckets), group.handle(), expect_sparse,
-                                         limits.cap, options.find_unused_parameters,
-                                         options.gradient_as_bucket_view, std::move(names_by_index),
-                                         limits.first, options.skip_all_reduce_unused_parameters,
-                                         /*use_python_reducer=*/false, options.bucket_bytes_list);
+  return std::make_shared<Reducer>(parameters, std::move(buckets), group.handle(), expect_sparse, limits.cap,
+                                   options.find_unused_parameters, options.gradient_as_bucket_view,
+                                   std::move(names_by_index), limits.first,
+                                   options.skip_all_reduce_unused_parameters,
+                                   /*use_python_reducer=*/false, options.bucket_bytes_list);
 }
 
 }  // namespace
@@ -165,7 +177,7 @@ struct DistributedDataParallel::Engine {
   std::optional<PendingSum> active_ranks;    // during a join
   std::optional<JoinOptions> join;
 
-  std::shared_ptr<c10d::Reducer> reducer;
+  std::shared_ptr<Reducer> reducer;
   std::shared_ptr<c10d::Logger> logger;      // refers to the reducer, so is destroyed first
   std::atomic<bool> reduces_at_end = false;  // of the next backward: the first of a static graph
 };
@@ -335,6 +347,11 @@ void DistributedDataParallel::after_forward(const OutputVisitor& visit_output) {
 
 void DistributedDataParallel::zero_grad() {
   for (const auto& each : engine_->model.parameters()) each.tensor.mutable_grad().reset();
+}
+
+void DistributedDataParallel::abandon_step() {
+  if (engine_->reducer) engine_->reducer->abandon_step();
+  zero_grad();
 }
 
 void DistributedDataParallel::synchronize_buffers() {

@@ -89,6 +89,10 @@ class DistributedDataParallel {
   /// Removes all gradients, even where the optimizer's zero_grad() throws "Can't detach views in-place".
   void zero_grad();
 
+  /// Drops a step in which forward or backward threw, and all gradients, so that the next forward can begin.
+  /// Every rank calls it. With static_graph, the first step cannot be dropped.
+  void abandon_step();
+
   /// For gradient accumulation: while the returned object lives, backward only adds to this rank's gradients.
   /// The next backward reduces the sum. Divide the loss by the number of micro-batches yourself.
   class [[nodiscard]] NoSync {

@@ -13,6 +13,7 @@
 #include <ddprun/flight/record_collectives.h>
 #include <ddprun/group/collectives.h>
 #include <ddprun/group/cuda_backend.h>
+#include <ddprun/group/rounds.h>
 
 namespace ddprun::ddp {
 namespace {
@@ -38,7 +39,8 @@ bool fits(const StepGraph::Tensors& a, const StepGraph::Tensors& b) {
 std::string reason_of(const std::exception& error) {
   const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
   const std::string text = torch_error != nullptr ? torch_error->what_without_backtrace() : error.what();
-  return text.substr(0, text.find('\n'));
+  const auto line = text.substr(0, text.find('\n'));
+  return line.empty() ? "an error without a message" : line;
 }
 
 }  // namespace
@@ -63,22 +65,28 @@ bool StepGraph::takes(const Tensors& inputs) {
 }
 
 bool StepGraph::capture(const std::function<void()>& step) {
-  std::string problem;
+  std::string problem;  // empty: none
   try {
     const NotRecorded not_recorded;
     replay_ = cuda_plugin().capture(group_.device(), step);
+  } catch (const RoundOver&) {
+    throw;
   } catch (const std::exception& error) {
     problem = reason_of(error);
   }
-  refused_ = any_rank_true(group_, !problem.empty());
+  const auto problems = all_gather(group_, problem);
+  const auto first = std::ranges::find_if(problems, [](const auto& text) { return !text.empty(); });
+  refused_ = first != problems.end();
   if (!refused_) {
     if (group_.rank() == 0) log_info("from this step on, steps are started as a CUDA graph");
     return true;
   }
   replay_ = nullptr;
-  if (problem.empty()) problem = "another rank could not";
-  if (required_) throw std::runtime_error("the step cannot be captured as a CUDA graph: " + problem);
-  log_warning("the step cannot be captured as a CUDA graph: " + problem + "; going on without");
+  const auto rank = first - problems.begin();
+  const auto line = "the step cannot be captured as a CUDA graph: " + *first +
+                    (rank == 0 ? "" : " (rank " + std::to_string(rank) + ")");
+  if (required_) throw std::runtime_error(line);
+  if (group_.rank() == 0) log_warning(line + "; going on without");
   return false;
 }
 

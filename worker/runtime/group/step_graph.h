@@ -24,7 +24,7 @@ namespace ddprun::ddp {
 ///     loss.backward();
 ///     optimizer.step();              // one that reads its numbers on the GPU: HeldBack::read_rates()
 ///     return loss.detach();
-///   });
+///   }, [&] { ddp.abandon_step(); });
 ///
 /// The step's CPU code does not run again: whatever changes from step to step must lie in tensors that keep
 /// their memory. The default random generator draws new numbers.
@@ -46,14 +46,20 @@ class StepGraph {
   /// inputs   on the GPU; everything the step uses that changes between calls
   /// step     gets inputs, or tensors with their values; its result is copied as it is: tensors in it are
   ///          the captured step's and hold this call's values until the next
+  /// reset    after a refused capture, before step(inputs): undoes what step did on the CPU, on every rank,
+  ///          wherever step threw. The GPU has computed nothing: gradients made by step have no values
   template <typename Step>
-  auto run(const Tensors& inputs, Step step) -> decltype(step(inputs)) {
+  auto run(const Tensors& inputs, Step step, const std::function<void()>& reset = {})
+      -> decltype(step(inputs)) {
     using Result = decltype(step(inputs));
     if (!takes(inputs)) return step(inputs);
     if (!replay_) {
       Result result;
-      if (!capture([&] { result = step(inputs_); })) return step(inputs);
-      result_ = std::move(result);
+      if (capture([&] { result = step(inputs_); })) result_ = std::move(result);
+    }
+    if (!replay_) {
+      if (reset) reset();
+      return step(inputs);
     }
     replay_();
     return std::any_cast<Result>(result_);

@@ -40,6 +40,8 @@ class ParallelEngine {
   virtual BatchResult forward(const Compute& compute, std::optional<std::int64_t> samples) = 0;
   virtual BatchResult evaluate(const Compute& compute) = 0;
   virtual void zero_grad(torch::optim::Optimizer& optimizer) = 0;
+  /// After a forward or backward that threw: drops it and its gradients. Not if the model is sharded.
+  virtual void abandon_step() {}
   /// Keeps the gradients of the pass on this rank.
   virtual void without_reduction(const std::function<void()>& pass) = 0;
   virtual void with_whole_parameters(const std::function<void()>& use) = 0;

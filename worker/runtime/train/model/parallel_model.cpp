@@ -81,6 +81,7 @@ class ReplicatedEngine : public ParallelEngine {
   }
   BatchResult evaluate(const Compute& compute) override { return compute(); }
   void zero_grad(torch::optim::Optimizer&) override { ddp_.zero_grad(); }
+  void abandon_step() override { ddp_.abandon_step(); }
   void without_reduction(const std::function<void()>& pass) override {
     const auto no_sync = ddp_.no_sync();
     pass();
@@ -221,10 +222,14 @@ ParallelModel::Pass ParallelModel::train(const data::Batch& batch, bool last) {
     if (last) optimization_.update();
     return pass;
   };
+  const auto reset = [&] {
+    engine_->abandon_step();
+    optimization_.abandon_update();
+  };
   optimization_.bring_rates();
-  auto pass = graph_
-                  ? graph_->run(here.tensors(), [&](const auto& inputs) { return step(here.with(inputs)); })
-                  : step(here);
+  auto pass = graph_ ? graph_->run(
+                           here.tensors(), [&](const auto& inputs) { return step(here.with(inputs)); }, reset)
+                     : step(here);
   if (last) optimization_.after_update();
   return pass;
 }

@@ -59,6 +59,9 @@ class GradScaler {
   /// throws  std::logic_error unless unscale() or step() was called since the last update()
   void update();
 
+  /// Drops an unscale() or step() that was to be followed by update(): the next step begins.
+  void abandon_step() { stage_ = Stage::kReady; }
+
   double get_scale() const;            ///< 1 if disabled
   std::int64_t skipped_steps() const;  ///< may wait for the device
   bool enabled() const { return options_.enabled; }

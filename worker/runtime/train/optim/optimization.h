@@ -79,6 +79,8 @@ class Optimization {
   void keep_on_device();
   void bring_rates();
   void update();
+  /// Drops an update() that threw before the device computed any of it.
+  void abandon_update() { scaler_.abandon_step(); }
   void after_update() { schedule_.after_step(); }
 
   /// Brings the optimizer's state up to date before it is read or replaced. Waits for the device.
