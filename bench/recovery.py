@@ -32,7 +32,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 STEP = re.compile(r"^step (\d+)$|Train Epoch: (\d+) \[(\d+)/60000")
-EPOCH = 235  # steps
+samples = 256  # a step of both ranks
 
 
 def variable(pid, name):
@@ -60,7 +60,7 @@ class Job:
             with self.changed:
                 self.lines.append((now, line))
                 if found:
-                    step = int(found[1]) if found[1] else (int(found[2]) - 1) * EPOCH + int(found[3]) // 256 + 1
+                    step = int(found[1]) if found[1] else (int(found[2]) - 1) * -(-60000 // samples) + int(found[3]) // samples + 1
                     self.steps.append((now, step))
                 self.changed.notify_all()
         with self.changed:
@@ -119,7 +119,7 @@ def environment():
 def worker(arguments, folder, flags, launcher, steps):
     return [arguments.bin / "ddprun", "--max-restarts=1000", *launcher, arguments.bin / "worker", "mnist", "--data", arguments.data,
             "--epochs=9", f"--max-steps={steps}", "--log-interval=1", "--no-report", "--no-progress", "--no-tensorboard",
-            "--limit-test=500", "--save-every=1000", "--out", folder / "run", *flags]
+            "--limit-test=500", "--save-every=1000", "--out", folder / "run", f"--batch-size={arguments.batch_size}", *flags]
 
 
 def cases(arguments, every=5):
@@ -202,6 +202,7 @@ def add_arguments(parser):
     parser.add_argument("--torchrun", default="")
     parser.add_argument("--ft-launcher", default="")
     parser.add_argument("--torchft", default="", metavar="PYTHON")
+    parser.add_argument("--batch-size", type=int, default=128, help="the worker's, per rank: for a step of another length")
     parser.add_argument("--cases", default="", help="only those whose names have this text")
 
 
@@ -212,6 +213,8 @@ def main():
     parser.add_argument("--goodput", type=float, default=0, help="seconds between faults")
     parser.add_argument("--steps", type=int, default=900, help="of --goodput")
     arguments = parser.parse_args()
+    global samples
+    samples = 2 * arguments.batch_size
     wanted = {name: case for name, case in cases(arguments).items() if arguments.cases in name}
     if arguments.goodput:
         print("| | undisturbed, s | a fault every %g s, s | faults | goodput |\n|---|---|---|---|---|" % arguments.goodput)
