@@ -35,17 +35,18 @@ std::string mnist_line(const train::TrainProgress& progress) {
 train::Task make_mnist(const Config& config) {
   const auto folder = data::find_data(config.data.source, {"mnist", "fashion-mnist"});
   train::Task task;
-  auto model = make_model(config, task, [&] { return models::MnistCnn(config.model.dropout); });
-  init_weights(*model, config);
-
   task.data_source = folder.string();
   // Without a split, there is no need to read beyond the limit.
   const auto limit = config.data.val_split > 0 ? 0 : config.data.limit_train;
   const auto read = [&](data::Part part, std::int64_t at_most) {
     return std::make_shared<data::IdxDataset>(folder, part, data::kMnistMean, data::kMnistStd, at_most);
   };
+  auto train_set = std::async(std::launch::async, read, data::Part::kTrain, limit);
   auto test_set = std::async(std::launch::async, read, data::Part::kTest, config.data.limit_test);
-  const auto all = read(data::Part::kTrain, limit);
+  auto model = make_model(config, task, [&] { return models::MnistCnn(config.model.dropout); });
+  init_weights(*model, config);
+
+  const auto all = train_set.get();
   const auto split = split_for_validation(all, all, config);
   task.train_set = split.train;
   task.validation_set = split.validation;

@@ -1,7 +1,6 @@
 #include <ddprun/data/idx_dataset.h>
 
 #include <libdeflate.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -25,22 +24,12 @@ namespace fs = std::filesystem;
 constexpr std::int64_t kMaxBytes = std::int64_t{8} << 30;  // far above any real file
 constexpr std::int64_t kLikelyRatio = 64;                  // a damaged file may claim more
 
-/// Uninitialised, in huge pages where the system allows it: the kernel maps them faster.
-at::Tensor make_bytes(std::int64_t size) {
-  constexpr std::uintptr_t kHuge = 2 << 20;
-  auto bytes = at::empty({size}, at::kByte);
-  const auto begin = reinterpret_cast<std::uintptr_t>(bytes.data_ptr()), end = begin + bytes.nbytes();
-  const auto first = (begin + kHuge - 1) / kHuge * kHuge;
-  if (first < end) ::madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE);
-  return bytes;
-}
-
 at::Tensor read_bytes(const fs::path& path) {
   const UniqueFd fd = open_regular_file(path);
   struct stat info {};
   if (::fstat(fd.get(), &info) != 0) throw IoError(path, "cannot read", errno);
   if (info.st_size > kMaxBytes) throw IoError(path, "is larger than 8 GiB");
-  auto bytes = make_bytes(info.st_size);
+  auto bytes = at::empty({info.st_size}, at::kByte);
   const auto done = read_at(fd, 0, bytes.mutable_data_ptr(), bytes.nbytes(), path);
   return bytes.narrow(0, 0, static_cast<std::int64_t>(done));  // fewer: it has just become shorter
 }
@@ -89,7 +78,7 @@ at::Tensor read_plain_or_gzip(const fs::path& path) {
   const std::unique_ptr<libdeflate_decompressor, decltype(&libdeflate_free_decompressor)> decompressor(
       ::libdeflate_alloc_decompressor(), &libdeflate_free_decompressor);
   if (!decompressor) throw std::bad_alloc();
-  auto content = make_bytes(likely_size(from, file.numel()));
+  auto content = at::empty({likely_size(from, file.numel())}, at::kByte);
   std::int64_t read = 0, written = 0;
   while (read < file.numel()) {
     std::size_t taken = 0, got = 0;
