@@ -1,16 +1,19 @@
 #include "launcher/events/health_check.h"
 
 #include <boost/asio/buffer.hpp>
+#include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/ip/v6_only.hpp>
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/use_awaitable.hpp>
 #include <chrono>
 #include <memory>
 #include <string_view>
 
 #include <ddprun/common/logging.h>
 #include <ddprun/common/text.h>
-#include "launcher/events/coroutines.h"
 
 namespace ddprun::launcher {
 namespace asio = boost::asio;
@@ -35,8 +38,9 @@ asio::awaitable<void> wait_to_read(std::shared_ptr<tcp::socket> socket, std::chr
   co_await socket->async_wait(tcp::socket::wait_read, asio::redirect_error(asio::use_awaitable, ignored));
 }
 
-asio::awaitable<void> answer(tcp::socket client) {
-  const auto socket = std::make_shared<tcp::socket>(std::move(client));
+asio::awaitable<void> answer(std::shared_ptr<tcp::socket> socket, std::shared_ptr<int> clients) {
+  const auto left = [](int* count) { --*count; };
+  const std::unique_ptr<int, decltype(left)> one_less(clients.get(), left);
   char request[4096];
   boost::system::error_code error;
   socket->non_blocking(true, error);
@@ -45,6 +49,22 @@ asio::awaitable<void> answer(tcp::socket client) {
   socket->write_some(asio::buffer(kAnswer), error);
   socket->shutdown(tcp::socket::shutdown_send, error);
   co_await wait_to_read(socket, kCloseTimeout);  // closing before the client does may lose the answer
+}
+
+asio::awaitable<void> serve(tcp::acceptor acceptor) {
+  const auto clients = std::make_shared<int>(0);
+  for (;;) {
+    boost::system::error_code error;
+    auto socket = std::make_shared<tcp::socket>(
+        co_await acceptor.async_accept(asio::redirect_error(asio::use_awaitable, error)));
+    if (error) {  // for instance no descriptor left
+      asio::steady_timer timer(acceptor.get_executor(), kCloseTimeout);
+      co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, error));
+    } else if (*clients < kMaxClients) {
+      ++*clients;
+      asio::co_spawn(acceptor.get_executor(), answer(std::move(socket), clients), asio::detached);
+    }
+  }
 }
 
 /// On all IPv6 and IPv4 addresses, or only IPv4 where there is no IPv6.
@@ -75,7 +95,7 @@ void answer_health_checks(asio::io_context& io, const std::string& port) {
   tcp::acceptor acceptor = listen_everywhere(io, static_cast<unsigned short>(*number), error);
   if (error)
     return log_warning(std::string(kHealthPort) + ": cannot listen on port " + port + ": " + error.message());
-  asio::co_spawn(io, accept_clients(std::move(acceptor), kMaxClients, answer), asio::detached);
+  asio::co_spawn(io, serve(std::move(acceptor)), asio::detached);
 }
 
 }  // namespace ddprun::launcher

@@ -3,7 +3,8 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
-#include "launcher/events/coroutines.h"
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/use_awaitable.hpp>
 
 namespace ddprun::launcher {
 namespace asio = boost::asio;
@@ -38,8 +39,10 @@ void JobEvents::forget_exits() {
 
 asio::awaitable<JobEvent> JobEvents::next(std::optional<Clock::time_point> deadline) {
   while (events_.empty()) {
-    const bool in_time = co_await woken(wake_up_, deadline);
-    if (!in_time && events_.empty()) co_return DeadlinePassed{};
+    wake_up_.expires_at(deadline.value_or(Clock::time_point::max()));
+    boost::system::error_code cancelled;
+    co_await wake_up_.async_wait(asio::redirect_error(asio::use_awaitable, cancelled));
+    if (!cancelled && events_.empty()) co_return DeadlinePassed{};
   }
   const JobEvent event = events_.front();
   events_.pop_front();

@@ -3,10 +3,11 @@
 #include <fcntl.h>
 
 #include <algorithm>
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/use_awaitable.hpp>
 #include <utility>
 
 #include <ddprun/common/errors.h>
-#include "launcher/events/coroutines.h"
 
 namespace ddprun::launcher {
 namespace asio = boost::asio;
@@ -81,7 +82,10 @@ void AttemptOutput::note_output(std::size_t index, std::string_view bytes, bool 
 
 asio::awaitable<bool> AttemptOutput::wait_for_ends(std::optional<Clock::time_point> deadline) {
   while (std::ranges::any_of(streams_, [](const auto& stream) { return stream->open(); })) {
-    if (!co_await woken(ended_, deadline)) co_return false;
+    ended_.expires_at(deadline.value_or(Clock::time_point::max()));
+    boost::system::error_code cancelled;
+    co_await ended_.async_wait(asio::redirect_error(asio::use_awaitable, cancelled));
+    if (!cancelled) co_return false;
   }
   co_return true;
 }

@@ -7,6 +7,8 @@
 #include <unistd.h>
 
 #include <boost/asio/post.hpp>
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/use_awaitable.hpp>
 #include <cerrno>
 #include <climits>
 #include <cstring>
@@ -14,7 +16,6 @@
 #include <utility>
 
 #include <ddprun/common/logging.h>
-#include "launcher/events/coroutines.h"
 
 namespace ddprun::launcher {
 namespace asio = boost::asio;
@@ -210,7 +211,10 @@ asio::awaitable<bool> Console::drain(std::optional<Clock::time_point> deadline) 
   out_->flush();
   err_->flush();
   while (!out_->flushed() || !err_->flushed()) {
-    if (!co_await woken(wake_up_, deadline)) co_return out_->flushed() && err_->flushed();
+    wake_up_.expires_at(deadline.value_or(Clock::time_point::max()));
+    boost::system::error_code cancelled;
+    co_await wake_up_.async_wait(asio::redirect_error(asio::use_awaitable, cancelled));
+    if (!cancelled) co_return out_->flushed() && err_->flushed();
   }
   co_return true;
 }

@@ -2,6 +2,8 @@
 
 #include <sys/eventfd.h>
 
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/use_awaitable.hpp>
 #include <cerrno>
 #include <condition_variable>
 #include <csignal>
@@ -12,7 +14,6 @@
 
 #include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
-#include "launcher/events/coroutines.h"
 
 namespace ddprun::launcher {
 namespace asio = boost::asio;
@@ -113,7 +114,10 @@ asio::awaitable<bool> LogWriter::drain(std::optional<Clock::time_point> deadline
       if (queue_->bytes == 0 && queue_->warnings.empty()) co_return true;
       queue_->loop_waits = true;
     }
-    if (!co_await woken(drained_, deadline)) co_return false;
+    drained_.expires_at(deadline.value_or(Clock::time_point::max()));
+    boost::system::error_code cancelled;
+    co_await drained_.async_wait(asio::redirect_error(asio::use_awaitable, cancelled));
+    if (!cancelled) co_return false;
   }
 }
 

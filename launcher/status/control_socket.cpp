@@ -7,16 +7,19 @@
 #include <unistd.h>
 
 #include <boost/asio/buffer.hpp>
+#include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
 #include <boost/asio/local/stream_protocol.hpp>
 #include <boost/asio/read_until.hpp>
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/use_awaitable.hpp>
 #include <boost/asio/write.hpp>
 #include <chrono>
 #include <memory>
 #include <utility>
 
 #include <ddprun/common/logging.h>
-#include "launcher/events/coroutines.h"
 
 namespace ddprun::launcher {
 namespace asio = boost::asio;
@@ -27,6 +30,7 @@ using Socket = stream_protocol::socket;
 
 constexpr std::size_t kMaxQuestion = 4096;
 constexpr std::chrono::seconds kAnswerTimeout{5};  // for a client to read its answer
+constexpr std::chrono::seconds kAcceptPause{1};
 constexpr int kMaxAskers = 32;
 
 bool is_this_user(Socket& socket) {
@@ -36,9 +40,11 @@ bool is_this_user(Socket& socket) {
          (peer.uid == ::geteuid() || peer.uid == 0);
 }
 
-asio::awaitable<void> serve_asker(Socket asker, std::shared_ptr<const JobQuestions> questions) {
-  const auto socket = std::make_shared<Socket>(std::move(asker));
-  if (!is_this_user(*socket)) co_return;
+asio::awaitable<void> serve_asker(std::shared_ptr<Socket> socket,
+                                  std::shared_ptr<const JobQuestions> questions,
+                                  std::shared_ptr<int> askers) {
+  const auto left = [](int* count) { --*count; };
+  const std::unique_ptr<int, decltype(left)> one_less(askers.get(), left);
   std::string received;
   for (;;) {
     boost::system::error_code error;
@@ -55,6 +61,24 @@ asio::awaitable<void> serve_asker(Socket asker, std::shared_ptr<const JobQuestio
     co_await asio::async_write(*socket, asio::buffer(reply),
                                asio::redirect_error(asio::use_awaitable, error));
     if (error) co_return;
+  }
+}
+
+asio::awaitable<void> accept_askers(stream_protocol::acceptor acceptor,
+                                    std::shared_ptr<const JobQuestions> questions) {
+  const auto askers = std::make_shared<int>(0);
+  for (;;) {
+    boost::system::error_code error;
+    auto socket = std::make_shared<Socket>(
+        co_await acceptor.async_accept(asio::redirect_error(asio::use_awaitable, error)));
+    if (error) {  // for instance no descriptor left
+      asio::steady_timer pause(acceptor.get_executor(), kAcceptPause);
+      co_await pause.async_wait(asio::redirect_error(asio::use_awaitable, error));
+    } else if (*askers < kMaxAskers && is_this_user(*socket)) {
+      ++*askers;
+      asio::co_spawn(acceptor.get_executor(), serve_asker(std::move(socket), questions, askers),
+                     asio::detached);
+    }
   }
 }
 
@@ -82,10 +106,9 @@ ControlSocket::ControlSocket(asio::io_context& io, const std::string& name, JobQ
     log_info("ddpctl cannot see this job: no socket in " + folder.string() + ": " + error.message());
     return;
   }
-  const auto serve = [shared = std::make_shared<const JobQuestions>(std::move(questions))](Socket asker) {
-    return serve_asker(std::move(asker), shared);
-  };
-  asio::co_spawn(io, accept_clients(std::move(acceptor), kMaxAskers, serve), asio::detached);
+  asio::co_spawn(
+      io, accept_askers(std::move(acceptor), std::make_shared<const JobQuestions>(std::move(questions))),
+      asio::detached);
 }
 
 ControlSocket::~ControlSocket() {

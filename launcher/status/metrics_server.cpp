@@ -1,7 +1,11 @@
 #include "launcher/status/metrics_server.h"
 
+#include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
 #include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/use_awaitable.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/core/tcp_stream.hpp>
 #include <boost/beast/http/message.hpp>
@@ -19,7 +23,6 @@
 #include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
 #include <ddprun/common/text.h>
-#include "launcher/events/coroutines.h"
 #include "launcher/host/port_owner.h"
 #include "launcher/rendezvous/hmac.h"
 
@@ -30,6 +33,7 @@ using asio::ip::tcp;
 namespace {
 
 constexpr std::chrono::seconds kHttpTimeout{10};
+constexpr std::chrono::seconds kHttpPause{1};
 constexpr int kMaxBrowsers = 32;
 constexpr std::uint32_t kMaxHttpHeader = 8192;
 constexpr std::size_t kMostReportBytes = std::size_t{64} << 20;
@@ -37,6 +41,7 @@ constexpr std::size_t kMostReportBytes = std::size_t{64} << 20;
 struct MetricsService {
   JobQuestions questions;
   std::string token;
+  int clients = 0;
 };
 
 using Response = http::response<http::string_body>;
@@ -92,7 +97,9 @@ Response respond(const MetricsService& service, const http::request<http::string
   return response;
 }
 
-asio::awaitable<void> serve_browser(tcp::socket socket, std::shared_ptr<const MetricsService> service) {
+asio::awaitable<void> serve_browser(tcp::socket socket, std::shared_ptr<MetricsService> service) {
+  const auto left = [](MetricsService* of) { --of->clients; };
+  const std::unique_ptr<MetricsService, decltype(left)> one_less(service.get(), left);
   boost::beast::tcp_stream stream(std::move(socket));
   boost::beast::flat_buffer buffer;
   for (bool keep = true; keep;) {
@@ -108,6 +115,20 @@ asio::awaitable<void> serve_browser(tcp::socket socket, std::shared_ptr<const Me
     stream.expires_after(kHttpTimeout);
     co_await http::async_write(stream, response, asio::redirect_error(asio::use_awaitable, error));
     if (error) co_return;
+  }
+}
+
+asio::awaitable<void> accept_browsers(tcp::acceptor acceptor, std::shared_ptr<MetricsService> service) {
+  for (;;) {
+    boost::system::error_code error;
+    tcp::socket socket = co_await acceptor.async_accept(asio::redirect_error(asio::use_awaitable, error));
+    if (error) {  // for instance no descriptor left
+      asio::steady_timer pause(acceptor.get_executor(), kHttpPause);
+      co_await pause.async_wait(asio::redirect_error(asio::use_awaitable, error));
+    } else if (service->clients < kMaxBrowsers) {
+      ++service->clients;
+      asio::co_spawn(acceptor.get_executor(), serve_browser(std::move(socket), service), asio::detached);
+    }
   }
 }
 
@@ -129,9 +150,8 @@ void serve_metrics(asio::io_context& io, const Endpoint& endpoint, const std::st
     return;
   }
   log_info("metrics: http://" + to_string({endpoint.host, acceptor.local_endpoint().port()}) + "/metrics");
-  const auto serve = [service = std::make_shared<const MetricsService>(std::move(questions), token)](
-                         tcp::socket socket) { return serve_browser(std::move(socket), service); };
-  asio::co_spawn(io, accept_clients(std::move(acceptor), kMaxBrowsers, serve), asio::detached);
+  auto service = std::make_shared<MetricsService>(std::move(questions), token);
+  asio::co_spawn(io, accept_browsers(std::move(acceptor), std::move(service)), asio::detached);
 }
 
 }  // namespace ddprun::launcher
