@@ -6,11 +6,11 @@
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
+#include <cctype>
 #include <cstdlib>
 #include <memory>
 #include <utility>
-
-#include <ddprun/common/text.h>
 
 namespace ddprun {
 namespace {
@@ -31,15 +31,19 @@ class LevelWord : public spdlog::custom_flag_formatter {
 spdlog::level::level_enum level_from_environment() {
   const char* value = std::getenv("LOGLEVEL");
   if (value == nullptr) return spdlog::level::info;
-  const std::string name = lower_case(value);
+  std::string name(value);
+  std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return std::tolower(c); });
   const auto level = spdlog::level::from_str(name);
   return level == spdlog::level::off && name != "off" ? spdlog::level::info : level;
 }
 
-std::function<void()> hook;  // see before_logging()
+std::function<void()>& hook() {
+  static std::function<void()> function;
+  return function;
+}
 
 void log(spdlog::level::level_enum level, std::string_view line) {
-  if (hook && spdlog::should_log(level)) hook();
+  if (hook() && spdlog::should_log(level)) hook()();
   spdlog::log(level, line);
 }
 
@@ -62,7 +66,7 @@ bool takes_colours(int descriptor) {
          std::string_view(terminal) != "dumb" && ::isatty(descriptor) == 1;
 }
 
-void before_logging(std::function<void()> function) { hook = std::move(function); }
+void before_logging(std::function<void()> function) { hook() = std::move(function); }
 
 void log_info(std::string_view line) { log(spdlog::level::info, line); }
 void log_warning(std::string_view line) { log(spdlog::level::warn, line); }

@@ -3,19 +3,17 @@
 #include <arpa/inet.h>
 #include <ifaddrs.h>
 #include <net/if.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 
 #include <algorithm>
-#include <boost/asio/io_context.hpp>
-#include <boost/asio/ip/tcp.hpp>
 #include <cctype>
 
 #include <ddprun/common/text.h>
 #include <ddprun/common/worker_env.h>
 
 namespace ddprun::launcher {
-namespace asio = boost::asio;
 namespace {
 
 /// "::1", "fe80::1%eth0"
@@ -36,10 +34,6 @@ bool is_name(const std::string& text) {
 std::string without_brackets(const std::string& text) {
   const bool brackets = text.size() > 2 && text.front() == '[' && text.back() == ']';
   return brackets ? text.substr(1, text.size() - 2) : text;
-}
-
-bool has_address(const std::vector<OwnAddress>& own, const std::string& text) {
-  return std::ranges::find(own, text, &OwnAddress::text) != own.end();
 }
 
 /// The host name without its domain.
@@ -85,22 +79,36 @@ bool is_this_host(const std::string& name) {
 
 bool is_own_address(const std::string& text) {
   const std::string plain = text.substr(0, text.find('%'));
-  return plain == "::1" || plain.starts_with("127.") || has_address(own_addresses(), plain);
+  if (plain == "::1" || plain.rfind("127.", 0) == 0) return true;
+  const auto own = own_addresses();
+  return std::any_of(own.begin(), own.end(),
+                     [&](const OwnAddress& address) { return address.text == plain; });
 }
 
 std::string loopback_address() {
   const auto own = own_addresses();
-  return !has_address(own, "127.0.0.1") && has_address(own, "::1") ? "::1" : "127.0.0.1";
+  const auto has = [&](const char* text) {
+    return std::any_of(own.begin(), own.end(),
+                       [&](const OwnAddress& address) { return address.text == text; });
+  };
+  return !has("127.0.0.1") && has("::1") ? "::1" : "127.0.0.1";
 }
 
 bool leads_to_this_host(const std::string& name) {
   if (is_this_host(name)) return true;
-  asio::io_context io;
-  boost::system::error_code unknown;
-  const auto found = asio::ip::tcp::resolver(io).resolve(without_brackets(name), "", unknown);
-  return std::any_of(found.begin(), found.end(), [](const auto& entry) {
-    return is_own_address(entry.endpoint().address().to_string());
-  });
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* list = nullptr;
+  if (::getaddrinfo(without_brackets(name).c_str(), nullptr, &hints, &list) != 0) return false;
+  bool found = false;
+  for (const addrinfo* entry = list; entry != nullptr && !found; entry = entry->ai_next) {
+    char text[NI_MAXHOST] = "";
+    found = ::getnameinfo(entry->ai_addr, entry->ai_addrlen, text, sizeof text, nullptr, 0, NI_NUMERICHOST) ==
+                0 &&
+            is_own_address(text);
+  }
+  ::freeaddrinfo(list);
+  return found;
 }
 
 std::vector<OwnAddress> own_addresses() {
