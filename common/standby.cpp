@@ -1,5 +1,6 @@
 #include <ddprun/common/standby.h>
 
+#include <poll.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -57,6 +58,11 @@ bool send_order(int fd, const StandbyOrder& order) {
 }
 
 bool stands_by() { return standby_fd().has_value(); }
+
+bool has_order() {
+  pollfd entry{standby_fd().value_or(-1), POLLIN, 0};
+  return entry.fd < 0 || ::poll(&entry, 1, 0) != 0;
+}
 
 void stand_by() {
   called = true;

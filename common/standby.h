@@ -21,6 +21,9 @@ bool send_order(int fd, const StandbyOrder& order);
 /// Whether this process has DDPRUN_STANDBY_FD; if so, load what every rank needs now, then call stand_by().
 bool stands_by();
 
+/// Whether stand_by() would not wait any more.
+bool has_order();
+
 /// Waits until ddprun makes this process a worker, and adopts its environment and standard streams; ends the
 /// process if it is not needed. Returns at once in a process that is already a worker. Call it before reading
 /// the environment and before starting threads that may read it.

@@ -133,31 +133,34 @@ void rehearse(const train::Task& task, Config config) {
   settle_precision(config, at::kCPU, /*rank=*/-1);
   const train::TrainerOptions& options = config.train;
   auto& module = *task.module;
-  if (module.parameters().empty() || module.parameters()[0].is_meta()) return;
-  std::vector<torch::Tensor> buffers;
-  for (const auto& buffer : module.buffers()) buffers.push_back(buffer.clone());
+  const bool without_weights = module.parameters().empty() || module.parameters()[0].is_meta();
+  if (without_weights || !config.sam.embedding_cache.empty())
+    return;  // the cache belongs to the run's weights
+  std::vector<torch::Tensor> before;
+  for (const auto& buffer : module.buffers()) before.push_back(buffer.clone());
+  const auto restore = c10::make_scope_exit([&] {
+    module.zero_grad();
+    const torch::NoGradGuard no_grad;
+    const auto buffers = module.buffers();
+    for (std::size_t i = 0; i < buffers.size(); ++i) buffers[i].copy_(before[i]);
+  });
   std::vector<std::int64_t> examples(
       static_cast<std::size_t>(std::min(options.batch_size, task.train_set->size())));
   std::iota(examples.begin(), examples.end(), 0);
   module.train();
-  {
-    const train::AutocastScope precision(options.precision.precision, c10::DeviceType::CPU);
-    const auto result = task.compute_loss(task.train_set->get_epoch_batch(examples, 0));
-    result.losses.mean().backward();
-  }
-  module.zero_grad();
-  const torch::NoGradGuard no_grad;
-  for (std::size_t i = 0; i < buffers.size(); ++i) module.buffers()[i].copy_(buffers[i]);
+  const train::AutocastScope precision(options.precision.precision, c10::DeviceType::CPU);
+  const auto result = task.compute_loss(task.train_set->get_epoch_batch(examples, 0));
+  result.losses.mean().backward();
 }
 
 /// Under ddprun --standby: waits until this process is needed, having done everything that needs no GPU.
 void wait_for_rank(const Config& config, TaskInMemory& memory) {
   if (stands_by() && is_for_cpu(config)) {
     load_task(config, memory);
-    try {
-      rehearse(*memory.task, config);
-    } catch (const std::exception&) {  // the training's own first step tells
-    }
+    if (!has_order()) try {
+        rehearse(*memory.task, config);
+      } catch (const std::exception&) {  // the training's own first step tells
+      }
   }
   stand_by();
 }
@@ -193,8 +196,7 @@ std::optional<train::Ending> run_round(Config& config, ddp::Rounds& rounds, Task
     if (memory.loading.valid()) memory.loading.get();
     memory.run.connect(group, rounds.env().local_world_size);
     const auto disconnect = c10::make_scope_exit([&] { memory.run.disconnect(); });
-    if (std::exchange(memory.used, false) && !memory.run.state && (memory.run.parts || !memory.run.begun))
-      memory.task.reset();
+    if (std::exchange(memory.used, false) && !memory.run.state) memory.task.reset();
     if (memory.run.begun && !memory.run.state) {  // lost before anything was kept in memory
       auto& resume = config.train.checkpoint.resume;
       const bool has_saved =

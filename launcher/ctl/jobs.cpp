@@ -57,8 +57,15 @@ void JobConnection::connect() {
     throw IoError(path_, "cannot connect", errno);
 }
 
+void JobConnection::reconnect() try { connect(); } catch (const IoError& error) {
+  fd_.reset();
+  if (error.error_number == ENOENT || error.error_number == ECONNREFUSED)
+    throw IoError(path_, "the job has ended");
+  throw;
+}
+
 json JobConnection::ask(const json& request, std::chrono::seconds patience) {
-  if (!fd_) connect();
+  if (!fd_) reconnect();
   set_patience(fd_.get(), patience);
   const std::string line = request.dump() + "\n";
   const auto fail = [&](int error) {

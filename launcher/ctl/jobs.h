@@ -28,6 +28,7 @@ class JobConnection {
  private:
   friend std::vector<JobConnection> find_jobs();
   void connect();
+  void reconnect();
   std::filesystem::path path_;
   UniqueFd fd_;  // none after a question without an answer
   std::string received_;

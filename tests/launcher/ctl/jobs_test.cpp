@@ -6,7 +6,9 @@
 #include <boost/asio/streambuf.hpp>
 #include <boost/asio/write.hpp>
 #include <chrono>
+#include <filesystem>
 #include <future>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -16,8 +18,28 @@
 
 using namespace ddprun;
 using ddprun::launcher::JobConnection;
+using ddprun::test::ContainsSubstring;
 namespace asio = boost::asio;
 using asio::local::stream_protocol;
+
+TEST_CASE("a job that has ended is said to have ended, however often it is asked", "[ctl]") {
+  const TempDir dir;
+  const auto path = dir.path() / "job.sock";
+  asio::io_context context;
+  std::optional<stream_protocol::acceptor> acceptor(std::in_place, context,
+                                                    stream_protocol::endpoint(path.string()));
+  JobConnection connection(path);
+  acceptor.reset();
+  SECTION("its socket is gone") { std::filesystem::remove(path); }
+  SECTION("nobody listens there") {}
+  for (int times = 0; times < 3; ++times) try {
+      connection.ask({{"ask", "status"}});
+      FAIL("it has answered");
+    } catch (const IoError& error) {
+      CHECK(error.error_number == 0);
+      CHECK_THAT(error.what(), ContainsSubstring("the job has ended"));
+    }
+}
 
 TEST_CASE("an answer that comes too late is not taken for the next one", "[ctl]") {
   const TempDir dir;

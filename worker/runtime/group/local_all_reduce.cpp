@@ -38,7 +38,11 @@ class LocalAllReduce::Call : public c10d::Work {
 
   /// Runs callbacks, which may start more calls.
   void tell() {
-    if (!error && !contiguous_.is_same(tensors_[0])) tensors_[0].detach().copy_(contiguous_);
+    if (!error && !contiguous_.is_same(tensors_[0])) try {
+        tensors_[0].detach().copy_(contiguous_);
+      } catch (...) {
+        error = std::current_exception();
+      }
     if (error)
       future_->setError(error);
     else

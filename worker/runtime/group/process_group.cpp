@@ -281,7 +281,9 @@ std::optional<ProcessGroup> ProcessGroup::new_group(std::vector<int> ranks,
   for (const int of_parent : ranks)
     parts.world_ranks.push_back(world_ranks()[static_cast<std::size_t>(of_parent)]);
   parts.store.reset();
-  if (ranks.size() > 1) {
+  if (ranks.size() == 1) {
+    parts.nccl_backend.reset();  // a split would wait for the parent's other ranks
+  } else {
     parts.store = c10::make_intrusive<c10d::PrefixStore>("group_" + name, state_->parts.store);
     state->barrier.emplace(parts.store, parts.rank, parts.world_ranks);
     state->make();

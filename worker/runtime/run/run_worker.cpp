@@ -14,6 +14,7 @@
 
 #include <ddprun/common/error_file.h>
 #include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
 #include <ddprun/common/standby.h>
 #include <ddprun/common/text.h>
@@ -27,7 +28,9 @@ namespace {
 /// every 4 KiB when it is needed again. And makes LibTorch ask for huge pages, which a process's first step
 /// maps faster.
 void keep_freed_memory() {
-  ::setenv("THP_MEM_ALLOC_ENABLE", "1", /*overwrite=*/0);
+  const auto huge_pages = read_or_empty("/sys/kernel/mm/transparent_hugepage/enabled");
+  if (!huge_pages.empty() && huge_pages.find("[never]") == std::string::npos)
+    ::setenv("THP_MEM_ALLOC_ENABLE", "1", /*overwrite=*/0);
   ::mallopt(M_MMAP_THRESHOLD, 32 << 20);  // glibc's maximum; larger tensors are still mapped
   ::mallopt(M_TRIM_THRESHOLD, 2000 << 20);
   ::mallopt(M_TOP_PAD, 64 << 20);

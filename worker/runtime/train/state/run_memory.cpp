@@ -64,8 +64,8 @@ TrainingState broadcast_state(const ddp::ProcessGroup& group, const std::optiona
   std::string rest;
   auto shapes = nlohmann::json::array();
   if (group.rank() == source) {
-    const auto bytes = torch::jit::pickle(serialize::portable_value(to_value(*state)), &tensors);
-    rest.assign(bytes.begin(), bytes.end());
+    const auto pickled = torch::jit::pickle(serialize::portable_value(to_value(*state)), &tensors);
+    rest.assign(pickled.begin(), pickled.end());
     for (auto& tensor : tensors) {
       tensor = tensor.contiguous();
       shapes.push_back({static_cast<int>(tensor.scalar_type()), tensor.sizes().vec()});
@@ -76,7 +76,9 @@ TrainingState broadcast_state(const ddp::ProcessGroup& group, const std::optiona
     if (group.rank() == source) break;
     tensors.push_back(at::empty(each[1].get<std::vector<std::int64_t>>(), each[0].get<at::ScalarType>()));
   }
-  ddp::broadcast_from(group, tensors, source);
+  std::vector<at::Tensor> bytes;  // Gloo does not send every type
+  for (const auto& tensor : tensors) bytes.push_back(tensor.view({-1}).view(at::kByte));
+  ddp::broadcast_from(group, bytes, source);
   if (group.rank() == source) return *state;
   return to_training_state(torch::jit::unpickle(rest.data(), rest.size(), nullptr, tensors), "memory");
 }
