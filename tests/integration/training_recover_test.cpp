@@ -377,8 +377,8 @@ TEST_CASE("a search for the learning rate begins anew if a rank is lost", "[trai
     return job;
   };
   const auto suggestion = [](const Child& job) {
-    const auto at = job.out().find("--lr");
-    return at == std::string::npos ? "none" : job.out().substr(at, job.out().find('\n', at) - at);
+    const auto at = job.err().find("suggested learning rate");
+    return at == std::string::npos ? "none" : job.err().substr(at, job.err().find('\n', at) - at);
   };
   const auto begin = std::chrono::steady_clock::now();
   Child undisturbed(command(dir.path() / "whole"));
