@@ -20,19 +20,3 @@ TEST_CASE("each rank holds a copy of another one's part", "[part_copies]") {
     CHECK_FALSE(copies.failed());
   });
 }
-
-TEST_CASE("a rank without memory for its part keeps nobody waiting, however many there are",
-          "[part_copies]") {
-  const int ranks = GENERATE(3, 4, 5);
-  CAPTURE(ranks);
-  test::run_ranks(ranks, [](const ProcessGroup& group) {
-    const UniqueFd fd(::memfd_create("test", MFD_CLOEXEC));
-    MemoryFile file(fd.get());
-    PartCopies copies(group, /*distance=*/1, file);
-    if (group.rank() == 0)
-      copies.abort();
-    else
-      copies.exchange({"head", std::string(10'000'000, 'x')});
-    CHECK(copies.failed() == (group.rank() != 0));
-  });
-}
