@@ -18,5 +18,6 @@ TEST_CASE("each rank holds a copy of another one's part", "[part_copies]") {
     copies.exchange({"head", "part of rank " + std::to_string(group.rank())});
     CHECK(file.read()->state == "part of rank " + std::to_string((group.rank() + 3) % 4));
     CHECK_FALSE(copies.failed());
+    group.barrier();  // all have theirs
   });
 }
