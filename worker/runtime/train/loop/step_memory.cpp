@@ -90,8 +90,8 @@ void StepMemory::keep_part(BatchLosses& losses) {
 
 void StepMemory::remember(const Ledger& spent) {
   memory_->spent = spent;
-  if (memory_->state || memory_->parts) return;  // not yet in use, or in the file
-  if (!committed_) return;
+  // Not yet in use, in the file, or none so far.
+  if (memory_->state || memory_->parts || !committed_) return;
   const torch::NoGradGuard no_grad;
   const auto buffers = run_.task.module->buffers();
   for (std::size_t i = 0; i < buffers.size(); ++i) buffers[i].copy_(committed_->buffers[i]);
