@@ -125,6 +125,8 @@ TEST_CASE("a wait within a step is an error if asked for", "[fake_gpu]") {
   };
   CHECK_THAT(run(with("error"), 1),
              ContainsSubstring("called a synchronizing CUDA operation: copy to the CPU"));
+  const auto warnings = run(with("warn"));
+  CHECK(count_of("called a synchronizing CUDA operation", warnings) == 2);  // in the steps 3 and 4, each once
   run(with("default"));
   CHECK_THAT(run(with("all"), 2),
              ContainsSubstring("DDPRUN_SYNC_DEBUG_MODE: expected default, warn or error, got 'all'"));
@@ -142,6 +144,11 @@ TEST_CASE("two ranks train over NCCL as on the CPU, and do not wait for their GP
     run(steps_of("mnist", gpu, true, small(exact[i]), 2));
     check_same_losses(gpu, cpu);
   }
+  auto sync_bn = all_tasks(dir)[3].flags;
+  sync_bn.insert(sync_bn.end(), {"--sync-bn", "--static-graph=false"});  // a static graph waits
+  run(steps_of("cifar10", dir.path() / "cpu_bn", false, sync_bn, 2));
+  run(steps_of("cifar10", dir.path() / "gpu_bn", true, sync_bn, 2));
+  check_same_losses(dir.path() / "gpu_bn", dir.path() / "cpu_bn", 1e-3);  // its kernels round differently
   for (const std::string precision : {"16-mixed", "bf16-mixed"})
     for (const std::string parallel : {"--fsdp", "--zero1"}) {
       const auto out = dir.path() / (precision + parallel);

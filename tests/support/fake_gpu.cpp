@@ -46,7 +46,9 @@ std::atomic<std::int64_t> waits = 0;
 void note_wait(const std::string& what) {
   fake::forbid_in_capture(what);
   ++waits;
-  if (sync_debug_mode == 2) throw std::runtime_error("called a synchronizing CUDA operation: " + what);
+  const auto line = "called a synchronizing CUDA operation: " + what;
+  if (sync_debug_mode == 2) throw std::runtime_error(line);
+  if (sync_debug_mode == 1) TORCH_WARN(line);
 }
 
 /// As FAKE_GPU_REFUSES says.
@@ -317,6 +319,43 @@ Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value,
       at::_scaled_dot_product_attention_math(query, key, value, mask, dropout, causal, {}, scale, grouped));
 }
 
+// SyncBatchNorm's kernels, which the CPU does not have.
+
+/// Values of channels, for tensors of x's shape.
+Tensor per_channel(const Tensor& values, const Tensor& x) {
+  std::vector<std::int64_t> shape(static_cast<std::size_t>(x.dim()), 1);
+  shape[1] = -1;
+  return on_cpu(values).view(shape);
+}
+
+Tensor sum_by_channel(const Tensor& values) { return values.transpose(0, 1).flatten(1).sum(1); }
+
+Tensor batch_norm_elemt(const Tensor& x, const std::optional<Tensor>& weight,
+                        const std::optional<Tensor>& bias, const Tensor& mean, const Tensor& invstd, double) {
+  return on_gpu((on_cpu(x) - per_channel(mean, x)) * per_channel(invstd, x) * per_channel(*weight, x) +
+                per_channel(*bias, x));
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> batch_norm_backward_reduce(const Tensor& dy, const Tensor& x,
+                                                                      const Tensor& mean,
+                                                                      const Tensor& invstd,
+                                                                      const std::optional<Tensor>&, bool,
+                                                                      bool, bool) {
+  const auto sum_dy = sum_by_channel(on_cpu(dy));
+  const auto sum_dy_xmu = sum_by_channel(on_cpu(dy) * (on_cpu(x) - per_channel(mean, x)));
+  return {on_gpu(sum_dy), on_gpu(sum_dy_xmu), on_gpu(sum_dy_xmu * on_cpu(invstd)), on_gpu(sum_dy.clone())};
+}
+
+Tensor batch_norm_backward_elemt(const Tensor& dy, const Tensor& x, const Tensor& mean, const Tensor& invstd,
+                                 const std::optional<Tensor>& weight, const Tensor& sum_dy,
+                                 const Tensor& sum_dy_xmu, const Tensor& count) {
+  TORCH_CHECK(count.scalar_type() == at::kInt, "count: expected int32");
+  const auto total = on_cpu(count).sum().to(at::kFloat);
+  const auto scale = per_channel(invstd, x);
+  const auto spread = (on_cpu(x) - per_channel(mean, x)) * scale.square() * per_channel(sum_dy_xmu, x);
+  return on_gpu((on_cpu(dy) - (per_channel(sum_dy, x) + spread) / total) * scale * per_channel(*weight, x));
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(_, CUDA, m) { m.fallback(boxed()); }
@@ -337,6 +376,9 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("convolution", boxed());
   m.impl("convolution_backward", boxed());
   m.impl("scaled_dot_product_attention", attention);
+  m.impl("batch_norm_elemt", batch_norm_elemt);
+  m.impl("batch_norm_backward_reduce", batch_norm_backward_reduce);
+  m.impl("batch_norm_backward_elemt", batch_norm_backward_elemt);
 }
 
 TORCH_LIBRARY_IMPL(aten, AutogradCUDA, m) { m.impl("scaled_dot_product_attention", attention); }

@@ -20,6 +20,7 @@
 #include <ddprun/flight/flight_analysis.h>
 #include <ddprun/flight/record_collectives.h>
 #include <ddprun/group/collectives.h>
+#include <ddprun/group/rounds.h>
 
 namespace ddprun::ddp {
 namespace {
@@ -166,6 +167,7 @@ struct DistributedDataParallel::Engine {
   std::vector<unsigned> hooks;                // of the parameters
   std::vector<std::int64_t> seen_in_forward;  // by parameter: the forward that produced its last gradient
   std::int64_t forwards = 0;                  // with gradient, including those in no_sync()
+  std::size_t gradients = 0;                  // computed since the last of them
   bool warned = false;
   bool has_sparse_gradients = false;
 
@@ -189,7 +191,7 @@ DistributedDataParallel::Engine::Engine(const ModelTensors& model, const Process
   const auto state = replicated_state(model, options.ignore);
   if (group.size() > 1) check_same_module(group, state);
   check_suitable(state);
-  if (group.size() == 1) return;
+  if (!group.communicates()) return;
   broadcast_from_rank_0(group, state.tensors(/*with_buffers=*/options.broadcast_buffers));
 
   broadcasts_buffers = broadcasts_buffers_next = options.broadcast_buffers && !state.buffers.empty();
@@ -220,6 +222,7 @@ void DistributedDataParallel::Engine::gradient_computed(std::size_t parameter) {
   if (reduces_at_end.exchange(false))
     torch::autograd::Engine::get_default_engine().queue_callback([this] { reducer->delay_all_reduce(); });
   notice_unsynchronised(parameter);
+  if (++gradients == parameters.size()) LeaveAtOnce::end();
 }
 
 /// Warns, once, about a gradient that no forward() of this led to: the ranks would silently drift apart.
@@ -246,6 +249,7 @@ void DistributedDataParallel::Engine::before_forward(bool synchronize,
                                                      std::optional<std::int64_t> samples_here) {
   const bool training = torch::GradMode::is_enabled(), reduces = training && synchronize;
   forwards += training ? 1 : 0;
+  gradients = 0;
   if (reduces) {
     if (options.static_graph && iterations == 0) start_static_graph();
     logger->set_runtime_stats_and_log();

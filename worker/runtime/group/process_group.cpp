@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <cstdlib>
 #include <mutex>
 #include <numeric>
 #include <sstream>
+#include <string_view>
 #include <thread>
 
 #include <c10/util/StringUtil.h>
@@ -248,6 +250,10 @@ ProcessGroup ProcessGroup::connect(const WorkerEnv& env, const Options& options)
 
 int ProcessGroup::rank() const { return state_->parts.rank; }
 int ProcessGroup::size() const { return state_->parts.size; }
+bool ProcessGroup::communicates() const {
+  const char* alone = std::getenv("DDPRUN_WORLD_OF_ONE");
+  return size() > 1 || (alone != nullptr && std::string_view(alone) == "1");
+}
 const std::vector<int>& ProcessGroup::world_ranks() const { return state_->parts.world_ranks; }
 at::Device ProcessGroup::device() const { return state_->parts.device; }
 std::string ProcessGroup::backend() const { return state_->parts.nccl ? "nccl" : "gloo"; }

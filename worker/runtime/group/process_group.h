@@ -78,6 +78,9 @@ class ProcessGroup {
 
   int rank() const;  ///< in this group
   int size() const;
+  /// Whether there is another rank to exchange with. For tests on a single GPU, DDPRUN_WORLD_OF_ONE=1 makes a
+  /// rank alone exchange its gradients and parameters with itself.
+  bool communicates() const;
   const std::vector<int>& world_ranks()
       const;                  ///< the members' ranks in the whole job, by rank in this group
   at::Device device() const;  ///< where this rank's module and batches belong

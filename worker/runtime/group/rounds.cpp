@@ -202,6 +202,7 @@ bool Rounds::next() {
 }
 
 LeaveAtOnce::LeaveAtOnce() { leaves_at_once = true; }
-LeaveAtOnce::~LeaveAtOnce() { leaves_at_once = false; }
+LeaveAtOnce::~LeaveAtOnce() { end(); }
+void LeaveAtOnce::end() { leaves_at_once = false; }
 
 }  // namespace ddprun::ddp

@@ -108,7 +108,7 @@ std::function<at::Tensor()> all_gather(const ProcessGroup& group, at::Tensor sha
 /// new tensor. Reproducible: adds in rank order.
 std::function<at::Tensor()> reduce_scatter(const ProcessGroup& group, at::Tensor full, int tag) {
   const int rank = group.rank(), size = group.size();
-  if (size == 1) return [full] { return full; };
+  if (!group.communicates()) return [full] { return full; };
   if (!full.is_cpu()) {
     // Not a view, which zero_grad() could not detach.
     at::Tensor share = at::empty({full.numel() / size}, full.options());

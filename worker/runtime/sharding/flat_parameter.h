@@ -20,7 +20,7 @@ struct PlannedUnit;
 /// memory exists only between gather and free, and this rank's shard of it, which always exists. The
 /// parameters keep their storage, so that tensors saved by autograd find the data again.
 ///
-/// With one rank the shard is the flat tensor, and is never freed.
+/// With one rank alone the shard is the flat tensor, and is never freed.
 class FlatParameter {
  public:
   /// Takes rank 0's values, then frees the parameters.
@@ -38,7 +38,7 @@ class FlatParameter {
   const at::Tensor& shard() const { return shard_; }
   std::vector<FullyShardedDataParallel::Unit::Parameter> places() const;
   const c10::StorageImpl* storage() const { return flat_.storage().unsafeGetStorageImpl(); }
-  bool is_sharded() const { return group_->size() > 1; }
+  bool is_sharded() const { return group_->communicates(); }
   bool is_gathered() const { return gathered_; }
 
   void start_gather();  ///< does nothing if already started or done

@@ -1,19 +1,21 @@
 #include <ddprun/sharding/fully_sharded.h>
 
 #include <algorithm>
-#include <cmath>
 #include <mutex>
 #include <optional>
 #include <set>
 #include <span>
 #include <stdexcept>
 
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/nn/module.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <ddprun/group/collectives.h>
 #include <ddprun/sharding/flat_parameter.h>
@@ -187,7 +189,7 @@ struct FullyShardedDataParallel::Engine final : OperatorListener {
       for (auto& unit : units) unit.drop_gradients();
       open_backwards.clear();
     }
-    if (group.size() > 1) run(schedule.begin_step(training));
+    if (group.communicates()) run(schedule.begin_step(training));
     if (synchronize && options.broadcast_buffers) synchronize_buffers();
   }
 
@@ -237,16 +239,19 @@ std::vector<at::Tensor> FullyShardedDataParallel::shards() const {
   return result;
 }
 
-double FullyShardedDataParallel::clip_grad_norm(double max_norm) {
+at::Tensor FullyShardedDataParallel::clip_grad_norm(double max_norm) {
   const torch::NoGradGuard no_grad;
-  double squares = 0;
+  const auto& group = engine_->group;
+  std::vector<at::Tensor> gradients;
   for (const auto& shard : shards())
-    if (shard.grad().defined()) squares += std::pow(shard.grad().norm().item<double>(), 2);
-  const double norm = std::sqrt(all_reduce_sum(engine_->group, {squares})[0]);
-  const double scale = max_norm / (norm + 1e-6);
-  if (!(scale >= 1))  // also true for NaN, which then shows
-    for (const auto& shard : shards())
-      if (shard.grad().defined()) shard.grad().mul_(scale);
+    if (shard.grad().defined()) gradients.push_back(shard.grad());
+  std::vector<at::Tensor> squares = {at::zeros({}, at::dtype(at::kDouble).device(group.device()))};
+  for (const auto& gradient : gradients)
+    squares[0].add_(at::linalg_vector_norm(gradient).to(at::kDouble).square());
+  if (group.size() > 1) group.handle()->allreduce(squares)->wait();
+  const auto norm = squares[0].sqrt();
+  const auto scale = (max_norm / (norm + 1e-6)).clamp_max(1);  // NaN stays NaN, and shows
+  for (auto& gradient : gradients) gradient.mul_(scale);
   return norm;
 }
 

@@ -94,8 +94,9 @@ class FullyShardedDataParallel {
   static double seconds_waited();
 
   /// Scales the gradients so that their 2-norm, over all ranks, is at most max_norm, like
-  /// torch.nn.utils.clip_grad_norm_. Every rank calls it. Returns the norm before scaling.
-  double clip_grad_norm(double max_norm);
+  /// torch.nn.utils.clip_grad_norm_, without waiting for the device. Every rank calls it. Returns the norm
+  /// before scaling, a float64 scalar on the group's device.
+  at::Tensor clip_grad_norm(double max_norm);
 
   /// While the returned object lives, backward keeps this rank's whole gradients instead of adding to the
   /// shards': accumulation without communication, but with a whole gradient in memory. Divide the loss by the

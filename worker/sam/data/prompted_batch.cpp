@@ -57,6 +57,10 @@ at::Tensor as_mask(const at::Tensor& mask) { return mask.ne(0).to(torch::kUInt8)
 }  // namespace
 
 data::Batch make_prompted_batch(const std::vector<PromptedPicture>& pictures, const SamProcessor& processor) {
+  return prepare_prompted_batch(make_raw_batch(pictures, processor), processor);
+}
+
+data::Batch make_raw_batch(const std::vector<PromptedPicture>& pictures, const SamProcessor& processor) {
   const auto side = processor.options().mask_size;
   std::vector<at::Tensor> inputs, targets, points, labels, truths;
   std::vector<ImageSize> originals, resized;
@@ -64,8 +68,8 @@ data::Batch make_prompted_batch(const std::vector<PromptedPicture>& pictures, co
     const auto size = size_of(*picture.picture);
     const auto truth =
         picture.truth.defined() ? picture.truth : torch::zeros({size.height, size.width}, torch::kUInt8);
-    inputs.push_back(processor.pixel_values(*picture.picture));
-    targets.push_back(processor.low_resolution_mask(truth, side).to(torch::kFloat).unsqueeze(0));
+    inputs.push_back(processor.pixels(*picture.picture));
+    targets.push_back(processor.low_resolution_mask(truth, side).unsqueeze(0));
     points.push_back(coordinates_of(picture, processor));
     labels.push_back(labels_of(picture));
     originals.push_back(size);
@@ -77,8 +81,16 @@ data::Batch make_prompted_batch(const std::vector<PromptedPicture>& pictures, co
                     torch::stack(targets),
                     {prompts.points.to(torch::kFloat), prompts.labels, sizes(originals), sizes(resized)}};
   batch.extra.insert(batch.extra.end(), truths.begin(), truths.end());
+  batch.extra.push_back(processor.colours());
   for (const auto& picture : pictures) batch.shown.push_back(as_tensor(picture.picture));
   return batch;
+}
+
+data::Batch prepare_prompted_batch(data::Batch raw, const SamProcessor& processor) {
+  raw.input = processor.normalised(raw.input, resized_sizes_of(raw), raw.extra.back());
+  raw.target = raw.target.to(torch::kFloat);
+  raw.extra.pop_back();
+  return raw;
 }
 
 PredictionRow prediction_row(const data::Batch& batch, std::int64_t i, const at::Tensor& predicted) {

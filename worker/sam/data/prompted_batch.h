@@ -32,6 +32,10 @@ struct PromptedPicture {
 ///   shown[i]               uint8 [H_i, W_i, 3], picture i; shared memory, do not write to it
 data::Batch make_prompted_batch(const std::vector<PromptedPicture>& pictures, const SamProcessor& processor);
 
+/// The same in two halves, as Dataset::get_raw_batch() and prepare(): pictures and targets travel as bytes.
+data::Batch make_raw_batch(const std::vector<PromptedPicture>& pictures, const SamProcessor& processor);
+data::Batch prepare_prompted_batch(data::Batch raw, const SamProcessor& processor);
+
 /// The layout of Batch::extra.
 enum Extra : std::size_t { kPoints, kPointLabels, kOriginalSizes, kResizedSizes, kFirstTruth };
 

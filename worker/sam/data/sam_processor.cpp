@@ -36,11 +36,6 @@ at::Tensor nearest(std::int64_t old, std::int64_t count) {
   return index;
 }
 
-/// Per-channel values, scaled from [0, 1] to bytes.
-at::Tensor per_channel(const std::array<double, 3>& of_unit) {
-  return at::tensor(at::ArrayRef<double>(of_unit), at::kFloat).mul_(255).view({3, 1, 1});
-}
-
 at::Tensor scaled(const at::Tensor& xy, ImageSize original, ImageSize resized) {
   auto result = xy.to(at::kDouble, /*non_blocking=*/false, /*copy=*/true);
   result.select(-1, 0).mul_(static_cast<double>(resized.width) / static_cast<double>(original.width));
@@ -67,18 +62,40 @@ ImageSize SamProcessor::resized(ImageSize original) const {
 }
 
 at::Tensor SamProcessor::pixel_values(const image::Image& picture) const {
+  const auto size = resized({picture.height, picture.width});
+  const auto sizes = at::tensor({size.height, size.width}, at::kLong).unsqueeze(0);
+  return normalised(pixels(picture).unsqueeze(0), sizes, colours())[0];
+}
+
+at::Tensor SamProcessor::pixels(const image::Image& picture) const {
   auto rgb = image::to_rgb(picture);
   const auto size = resized({rgb.height, rgb.width});
   const auto bytes =
       at::from_blob(rgb.bytes.data(), {1, rgb.height, rgb.width, 3}, at::kByte).permute({0, 3, 1, 2});
-  const auto small =
-      at::_upsample_bilinear2d_aa(bytes, {size.height, size.width}, /*align_corners=*/false)[0];
+  const auto small = at::_upsample_bilinear2d_aa(bytes, {size.height, size.width}, /*align_corners=*/false);
   const auto side = options_.image_size;
-  auto result = at::zeros({3, side, side});
-  result.narrow(1, 0, size.height)
-      .narrow(2, 0, size.width)
-      .copy_(small.to(at::kFloat).sub_(per_channel(options_.mean)).div_(per_channel(options_.std)));
+  auto result = at::zeros({3, side, side}, at::kByte);
+  result.narrow(1, 0, size.height).narrow(2, 0, size.width).copy_(small[0]);
   return result;
+}
+
+at::Tensor SamProcessor::normalised(const at::Tensor& pixels, const at::Tensor& sizes,
+                                    const at::Tensor& colours) const {
+  const auto place = at::arange(options_.image_size, sizes.options());
+  const auto in_padding = [&](std::int64_t side) {
+    return place >= sizes.select(1, side).unsqueeze(1);
+  };  // [B, S]
+  return pixels.to(at::kFloat)
+      .sub_(colours[0])
+      .div_(colours[1])
+      .masked_fill_((in_padding(0).unsqueeze(2) | in_padding(1).unsqueeze(1)).unsqueeze(1), 0);
+}
+
+at::Tensor SamProcessor::colours() const {
+  auto bytes = at::empty({2, 3, 1, 1});
+  std::ranges::copy(options_.mean, bytes.mutable_data_ptr<float>());
+  std::ranges::copy(options_.std, bytes.mutable_data_ptr<float>() + 3);
+  return bytes.mul_(255);
 }
 
 at::Tensor SamProcessor::points(const at::Tensor& points, ImageSize original) const {

@@ -41,6 +41,16 @@ class SamProcessor {
   ///          scaled to [0, 1], normalised, padded
   at::Tensor pixel_values(const image::Image& picture) const;
 
+  /// The same in two halves, the second of which may run on a GPU: pixels() returns uint8 [3, S, S], resized
+  /// and padded, and normalised() the values of B such pictures.
+  ///
+  /// pixels   uint8 [B, 3, S, S]
+  /// sizes    int64 [B, 2], the height and width that resized() gives
+  /// colours  colours() on the device of both
+  at::Tensor pixels(const image::Image& picture) const;
+  at::Tensor normalised(const at::Tensor& pixels, const at::Tensor& sizes, const at::Tensor& colours) const;
+  at::Tensor colours() const;  ///< float [2, 3, 1, 1]: means and standard deviations of bytes
+
   /// points   [..., 2], x and y in pixels of the original image
   /// returns  float64 of the same shape: in the model's frame, before padding
   at::Tensor points(const at::Tensor& points, ImageSize original) const;

@@ -139,19 +139,28 @@ std::shared_ptr<const SegmentationDataset> SegmentationDataset::with_fixed_point
 }
 
 data::Batch SegmentationDataset::get_batch(const std::vector<std::int64_t>& indices) const {
-  return batch_of(indices, std::nullopt);
+  return prepare(raw_batch(indices, std::nullopt));
 }
 
 data::Batch SegmentationDataset::get_epoch_batch(const std::vector<std::int64_t>& indices,
                                                  std::int64_t epoch) const {
-  return batch_of(indices, fixed_points_ ? std::nullopt : std::optional(epoch));
+  return prepare(get_raw_batch(indices, epoch));
 }
 
-data::Batch SegmentationDataset::batch_of(const std::vector<std::int64_t>& indices,
-                                          std::optional<std::int64_t> epoch) const {
+data::Batch SegmentationDataset::get_raw_batch(const std::vector<std::int64_t>& indices,
+                                               std::int64_t epoch) const {
+  return raw_batch(indices, fixed_points_ ? std::nullopt : std::optional(epoch));
+}
+
+data::Batch SegmentationDataset::prepare(data::Batch raw) const {
+  return prepare_prompted_batch(std::move(raw), processor_);
+}
+
+data::Batch SegmentationDataset::raw_batch(const std::vector<std::int64_t>& indices,
+                                           std::optional<std::int64_t> epoch) const {
   std::vector<PromptedPicture> pictures;
   for (const auto index : indices) pictures.push_back(prompted(index, epoch));
-  return make_prompted_batch(pictures, processor_);
+  return make_raw_batch(pictures, processor_);
 }
 
 PromptedPicture SegmentationDataset::prompted(std::int64_t index, std::optional<std::int64_t> epoch) const {

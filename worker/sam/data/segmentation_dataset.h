@@ -42,11 +42,13 @@ class SegmentationDataset : public data::Dataset {
   /// throws  IoError naming the file, as read_segmented_image
   data::Batch get_batch(const std::vector<std::int64_t>& indices) const override;
   data::Batch get_epoch_batch(const std::vector<std::int64_t>& indices, std::int64_t epoch) const override;
+  data::Batch get_raw_batch(const std::vector<std::int64_t>& indices, std::int64_t epoch) const override;
+  data::Batch prepare(data::Batch raw) const override;
 
   const std::vector<SegmentationPair>& pairs() const { return store_->pairs(); }
 
  private:
-  data::Batch batch_of(const std::vector<std::int64_t>& indices, std::optional<std::int64_t> epoch) const;
+  data::Batch raw_batch(const std::vector<std::int64_t>& indices, std::optional<std::int64_t> epoch) const;
   PromptedPicture prompted(std::int64_t index, std::optional<std::int64_t> epoch) const;
   std::vector<PromptPoint> draw(const image::LabelMap& instances, std::int64_t index,
                                 std::optional<std::int64_t> epoch) const;

@@ -8,6 +8,8 @@
 
 #include <ddprun/common/files.h>
 #include <ddprun/common/round_notice.h>
+#include <ddprun/ddp/comm_hooks.h>
+#include <ddprun/ddp/distributed_data_parallel.h>
 #include "tests/support/catch.h"
 
 using namespace ddprun;
@@ -56,6 +58,40 @@ TEST_CASE("a rank leaves its backward pass as soon as another one is lost", "[re
   const auto outside = torch::ones({8}) * 2;  // an optimizer's step ends, for instance
   CHECK(outside.sum().item<int>() == 16);
   CHECK_THROWS_AS(ddp::Rounds::check(), RoundOver);
+}
+
+TEST_CASE("a rank that another one is lost to leaves its pass only before its last gradient", "[recover]") {
+  const bool last = GENERATE(true, false);
+  CAPTURE(last);
+  const Rank rank;
+  ::setenv("DDPRUN_WORLD_OF_ONE", "1", 1);
+  const auto group = ddp::ProcessGroup::connect(rank.env, {});
+  torch::nn::Sequential model(torch::nn::Linear(4, 32), torch::nn::Linear(32, 32), torch::nn::Linear(32, 4));
+  ddp::DistributedDataParallel parallel(*model, group, {.bucket_bytes = 64});
+  ::unsetenv("DDPRUN_WORLD_OF_ONE");
+  int buckets = -1;  // one in the first step, then several
+  parallel.register_comm_hook(ddp::make_comm_hook([&](ddp::Bucket& bucket) {
+    ++buckets;
+    if (buckets > 0 && (last ? bucket.isLast() : buckets == 1)) {
+      rank.lose_another();
+      try {
+        for (;;) ddp::Rounds::check();
+      } catch (const RoundOver&) {
+      }
+    }
+    torch::zeros({1});
+    return ddp::all_reduce_async(group.handle(), bucket.getBufferRef());
+  }));
+  const auto pass = [&] {
+    const ddp::LeaveAtOnce at_once;
+    parallel.forward([&] { return model->forward(torch::ones({2, 4})).sum(); }).backward();
+  };
+  pass();
+  if (last)
+    CHECK_NOTHROW(pass());
+  else
+    CHECK_THROWS_AS(pass(), RoundOver);
+  CHECK((buckets > 1) == last);
 }
 
 TEST_CASE("only the thread that asks for it leaves", "[recover]") {

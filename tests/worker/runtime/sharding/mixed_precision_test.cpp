@@ -1,5 +1,6 @@
 // Fully sharded training in mixed precision: the losses and weights of torch.distributed.fsdp.fully_shard on
 // two ranks over Gloo, with the same MixedPrecisionPolicy.
+#include <ATen/autocast_mode.h>
 #include <ATen/core/Dict.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -18,6 +19,7 @@
 #include <ddprun/sharding/fully_sharded.h>
 #include <ddprun/train/state/state_dict_file.h>
 #include "tests/support/catch.h"
+#include "tests/support/counted_memory.h"
 #include "tests/support/python.h"
 #include "tests/support/run_ranks.h"
 
@@ -172,5 +174,30 @@ TEST_CASE("whole parameters are those of the shards, whatever they are gathered 
       }
     }
     ensure(fsdp.units().size() == 2, "the norm is a unit of its own");
+  });
+}
+
+TEST_CASE("gathered in bfloat16, autograd keeps no copy of a weight under autocast", "[fully_sharded]") {
+  test::run_ranks(2, [](const ProcessGroup& group) {
+    constexpr std::int64_t kWidth = 256, kDepth = 12;
+    constexpr std::size_t kCopy = 2 * kWidth * (kWidth + 1) * kDepth;  // bytes of all weights in bfloat16
+    const auto held = [&](const FullyShardedDataParallel::MixedPrecision& precision) {
+      torch::nn::Sequential net;
+      for (int i = 0; i < kDepth; ++i) net->push_back(torch::nn::Linear(kWidth, kWidth));
+      FullyShardedDataParallel fsdp(*net, group, {.unit_bytes = 1, .mixed_precision = precision});
+      const auto before = test::tensor_bytes();
+      at::autocast::set_autocast_enabled(at::kCPU, true);
+      at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
+      auto loss = fsdp.forward([&] { return net->forward(torch::ones({1, kWidth})).sum(); });
+      at::autocast::clear_cache();
+      at::autocast::set_autocast_enabled(at::kCPU, false);
+      const auto between = test::tensor_bytes() - before;  // forward and backward
+      loss.backward();
+      return between;
+    };
+    at::globalContext().setUserEnabledMkldnn(false);  // it allocates in a way that cannot be counted
+    test::count_tensor_memory();
+    ensure(held({.param_dtype = at::kBFloat16, .norms = false}) < kCopy / 3, "two units at most");
+    ensure(held({}) > kCopy, "a copy of all weights, were they gathered in float32");
   });
 }

@@ -55,6 +55,18 @@ Tensor left_third(std::int64_t height, std::int64_t width) {
 
 }  // namespace
 
+TEST_CASE("images and masks travel to a device as bytes", "[segmentation_dataset]") {
+  const Images images;
+  const auto set = images.set({.augment = true});
+  const auto raw = set.get_raw_batch({0, 1, 2}, 3);
+  CHECK(raw.input.scalar_type() == torch::kUInt8);
+  CHECK(raw.target.scalar_type() == torch::kUInt8);
+  CHECK(equal(set.prepare(raw), set.get_epoch_batch({0, 1, 2}, 3)));
+  CHECK_FALSE(equal(set.prepare(raw), set.get_epoch_batch({0, 1, 2}, 4)));
+  const auto fixed = set.with_fixed_points();
+  CHECK(equal(fixed->prepare(fixed->get_raw_batch({1}, 7)), fixed->get_batch({1})));
+}
+
 TEST_CASE("a batch holds images of any sizes in the model's frame and at their own size",
           "[segmentation_dataset]") {
   const Images images;

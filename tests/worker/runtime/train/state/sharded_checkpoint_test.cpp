@@ -29,6 +29,7 @@
 #include "tests/worker/runtime/serialize/pickled_values.h"
 
 using namespace ddprun;
+using ddprun::test::ContainsSubstring;
 using namespace ddprun::train;
 using ddprun::ddp::ProcessGroup;
 using ddprun::test::run_ranks;
