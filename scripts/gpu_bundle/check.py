@@ -21,6 +21,7 @@ import argparse
 import contextlib
 import datetime
 import json
+import math
 import os
 import pathlib
 import signal
@@ -75,9 +76,11 @@ def compared(check, what, done, out, beside, allowed):
     own, other = check.column(out, "train_loss"), check.column(beside, "train_loss")
     if len(own) != len(other):
         return f"{len(own)} losses, expected {len(other)}"
+    if not all(map(math.isfinite, own)):
+        return "a loss is not finite"
     difference = max(abs(a - b) / max(abs(b), 1e-3) for a, b in zip(own, other))
     check.figures.setdefault("trainings", {})[what] = difference
-    return f"losses differ by {difference:.1%}, allowed are {allowed:.0%}" if not difference <= allowed else "", f"{difference:.2%}"
+    return f"losses differ by {100 * difference:.1f} %, allowed are {100 * allowed:.0f} %" if difference > allowed else "", f"{100 * difference:.2f} %"
 
 
 def check_trainings(check):

@@ -84,10 +84,10 @@ class Check:
         """How many short trainings share the machine."""
         return max(1, min(4, (os.cpu_count() or 1) // 4))
 
-    def worker(self, task, out, flags, environment=None, program=()):
+    def worker(self, task, out, flags, environment=None):
         data = self.folder / task
-        return self.run([*program, self.bundle / "bin/worker", task, *TASKS[task], f"--out={self.folder / out}", "--overwrite",
-                         "--no-tensorboard", "--log-interval=1", *([f"--data={data}"] if data.exists() else []), *flags], environment or {})
+        return self.run([self.bundle / "bin/worker", task, *TASKS[task], f"--out={self.folder / out}", "--overwrite", "--no-tensorboard",
+                         "--log-interval=1", *([f"--data={data}"] if data.exists() else []), *flags], environment or {})
 
     def column(self, out, name):
         with open(self.folder / out / "metrics.csv") as file:

@@ -56,6 +56,11 @@ class Table(unittest.TestCase):
         self.assertEqual([(measured, holds) for _, _, measured, holds in goals(FIGURES)],
                          [("5.00 times", True), ("1.40 times", True), ("0.0", True), ("0.31", True), (None, False)])
 
+    def test_shows_what_failed_and_judges_the_rest(self):
+        figures = {**FIGURES, "speed": {"mnist": {"graph": 10.0, "python": "failed"}, "cifar10": {"python": 1.0}}}
+        self.assertEqual([holds for _, _, _, holds in goals(figures)], [False, False, True, True, False])
+        self.assertIn("| mnist | - | 10.0 | failed | - | - |", markdown(figures))
+
     def test_is_markdown(self):
         text = markdown(FIGURES)
         self.assertIn("| mnist | 2.0 | 10.0 | 2.0 | failed | - |", text)
