@@ -11,7 +11,7 @@ if [ "${1:-}" = --help ] || [ "${1:-}" = -h ]; then usage; fi
 cd "$root"
 bundle=${1:-dist/gpu-bundle}
 case $bundle in -*) die "unknown flag '$bundle', expected a folder" ;; esac
-if [ -e "$bundle" ] && [ ! -e "$bundle/gpu_bundle_check.py" ]; then die "$bundle: is there and no bundle"; fi
+if [ -e "$bundle" ] && [ ! -e "$bundle/gpu_check.sh" ]; then die "$bundle: is there and no bundle"; fi
 cmake --preset release >/dev/null
 step "building" cmake --build build -j "$(jobs)" --target ddprun worker ddprun_cuda ddprun_gpu_tests ddprun_training_gpu_tests
 rm -rf "$bundle"
@@ -20,7 +20,9 @@ cp build/bin/{ddprun,worker} "$bundle/bin/"
 cp build/lib/libddprun_cuda.so "$bundle/lib/"
 cp build/tests/ddprun_{gpu,training_gpu}_tests "$bundle/tests/"
 cp -r share/ddprun/nuclei-sample "$bundle/share/ddprun/"
-cp scripts/{common.sh,gpu_check.sh,gpu_bundle_check.py} "$bundle/"
+cp scripts/{common.sh,gpu_check.sh} bench/sam_nuclei.json "$bundle/"
+cp -r scripts/gpu_bundle "$bundle/"
+rm -rf "$bundle/gpu_bundle/__pycache__"
 
 # The system libraries that a bare machine may lack.
 usual='linux-vdso|ld-linux|libc\.so|libm\.so|libdl\.so|librt\.so|libpthread|libutil\.so|libresolv|libstdc\+\+|libgcc_s|libgomp'

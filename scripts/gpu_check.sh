@@ -2,12 +2,12 @@
 # Builds and runs the tests that need an NVIDIA GPU, and two short trainings on it, one as a CUDA graph. Exits with 4 without a GPU.
 #
 # usage: scripts/gpu_check.sh [ctest arguments, such as -R NCCL]
-#        scripts/gpu_check.sh --bundle DIR --torch .../site-packages/torch [--out DIR]
+#        scripts/gpu_check.sh --bundle DIR --torch .../site-packages/torch [--out DIR] [--cifar10 DIR]
 #
-# With --bundle it builds nothing, and checks what gpu_bundle.sh made; see gpu_bundle_check.py.
+# With --bundle it builds nothing, and checks what gpu_bundle.sh made; see gpu_bundle/check.py.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 if [ "${1:-}" = --help ] || [ "${1:-}" = -h ]; then usage; fi
-if [ "${1:-}" = --bundle ]; then exec python3 "$(dirname "${BASH_SOURCE[0]}")/gpu_bundle_check.py" "$@"; fi
+if [ "${1:-}" = --bundle ]; then exec python3 "$(dirname "${BASH_SOURCE[0]}")/gpu_bundle/check.py" "$@"; fi
 
 cd "$root"
 if ! python3 -c 'import ctypes, sys; sys.exit(ctypes.CDLL("libcuda.so.1").cuInit(0))' 2>/dev/null; then
