@@ -75,7 +75,7 @@ struct Memory final : c10::DeviceAllocator {
 Memory memory;
 [[maybe_unused]] const bool has_allocator = (c10::SetAllocator(c10::kCUDA, &memory), true);
 
-/// One device, whose streams execute everything at once.
+/// One device, whose streams execute everything at once, except NCCL's (fake_nccl.h).
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return c10::kCUDA; }
   c10::Device exchangeDevice(c10::Device) const override { return the_gpu; }
@@ -98,17 +98,21 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     fake::forbid_in_capture("event.query");
     return true;
   }
-  void synchronizeEvent(void*) const override { note_wait("event.synchronize"); }
+  void synchronizeEvent(void* event) const override {
+    note_wait("event.synchronize");
+    if (event != nullptr) fake::wait_for(static_cast<fake::Event*>(event)->results);
+  }
   void destroyEvent(void* event, c10::DeviceIndex) const noexcept override {
     delete static_cast<fake::Event*>(event);
   }
   bool queryStream(const c10::Stream&) const override { return true; }
-  void synchronizeStream(const c10::Stream&) const override { note_wait("stream.synchronize"); }
-  void synchronizeDevice(c10::DeviceIndex) const override { note_wait("device.synchronize"); }
-  static c10::Stream stream(c10::StreamId id) { return c10::Stream(c10::Stream::UNSAFE, the_gpu, id); }
-  static c10::Stream new_stream() {
-    static std::atomic<c10::StreamId> made = fake::kDefaultStream;
-    return stream(++made);
+  void synchronizeStream(const c10::Stream& of) const override {
+    note_wait("stream.synchronize");
+    fake::wait_for_stream(of.id());
+  }
+  void synchronizeDevice(c10::DeviceIndex) const override {
+    note_wait("device.synchronize");
+    fake::wait_for_stream();
   }
 };
 [[maybe_unused]] const c10::impl::DeviceGuardImplRegistrar has_guard(c10::kCUDA, new Guard);
@@ -142,6 +146,8 @@ class OnCpu {
       (*stack)[i] = argument((*stack)[i]);
     if (gpu_.empty() == false && wide_cpu_)
       throw std::runtime_error("Expected all tensors to be on the same device, but found cuda:0 and cpu: " +
+  static c10::Stream stream(c10::StreamId id) { return c10::Stream(c10::Stream::UNSAFE, the_gpu, id); }
+  static c10::Stream new_stream() { return stream(fake::new_stream()); }
                                name);
     const auto graph = fake::graph_here();
     const torch::jit::Stack call(stack->end() - static_cast<std::ptrdiff_t>(arguments), stack->end());
@@ -366,7 +372,10 @@ struct CUDAHooks final : CUDAHooksInterface {
     return generator;
   }
   Generator getNewGenerator(DeviceIndex) const override { return at::detail::createCPUGenerator(); }
-  void deviceSynchronize(DeviceIndex) const override { note_wait("device.synchronize"); }
+  void deviceSynchronize(DeviceIndex) const override {
+    note_wait("device.synchronize");
+    fake::wait_for_stream();
+  }
 };
 REGISTER_CUDA_HOOKS(CUDAHooks)
 
@@ -391,9 +400,9 @@ const ddprun::ddp::CudaPlugin kPlugin = {
     },
     [](c10d::Backend&, c10::Device) {},
     [](c10::Device device) { the_gpu = device; },
-    [] { return std::string("{}"); },
+    [] { return fake::groups_made; },
     [] { return "CUDA none, NCCL none, " + std::to_string(waits) + " waits"; },
-    [](c10::Device) {},
+    [](c10::Device) { fake::wait_for_stream(); },
     [](int mode) { sync_debug_mode = mode; },
     [](c10::Device, const std::function<void()>& work) { return fake::capture(work); }};
 

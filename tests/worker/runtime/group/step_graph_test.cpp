@@ -1,8 +1,6 @@
 // Captures that are refused, on the fake GPU (fake_gpu.cpp): CUDA is used in forked ranks only.
 #include <ddprun/group/step_graph.h>
 
-#include <dlfcn.h>
-#include <cstdlib>
 #include <functional>
 #include <stdexcept>
 #include <string>
@@ -18,28 +16,18 @@
 #include <ddprun/ddp/comm_hooks.h>
 #include <ddprun/ddp/distributed_data_parallel.h>
 #include <ddprun/group/rounds.h>
-#include <ddprun/group/spawn.h>
 #include "tests/support/catch.h"
+#include "tests/support/fake_gpus.h"
 
 using namespace ddprun;
 using ddp::DistributedDataParallel;
 using ddp::ProcessGroup;
 using test::ContainsSubstring;
+using test::on_fake_gpus;
 
 namespace {
 
 constexpr int kCaptured = 12;  // this call of the step is the capture
-
-void on_two_fake_gpus(const std::function<void(const ProcessGroup&)>& body) {
-  if (::dlopen(DDPRUN_FAKE_CUDA, RTLD_NOW | RTLD_LOCAL) == nullptr) throw std::runtime_error(::dlerror());
-  ::setenv("FAKE_CUDA", "version=13000;name=Fake capability=90 uuid=1;name=Fake capability=90 uuid=2", 1);
-  ::setenv("DDPRUN_CUDA_PLUGIN", DDPRUN_FAKE_GPU, 1);
-  spawn(2, [&](const WorkerEnv& env) {
-    auto group = ProcessGroup::connect(env, {.device = ddp::DeviceChoice::kCuda});
-    body(group);
-    group.close();
-  });
-}
 
 struct Training {
   DistributedDataParallel::Options options = {};
@@ -105,7 +93,7 @@ TEST_CASE("a user's step goes on wherever it threw in a capture, on one rank or 
                                            {.hook = "bf16"},
 
                                            {.joins = true}};
-  on_two_fake_gpus([&](const ProcessGroup& group) {
+  on_fake_gpus(2, [&](const ProcessGroup& group) {
     for (std::size_t i = 0; i < trainings.size(); ++i) {
       const auto expected = weights_after(group, trainings[i], nullptr, [](int, Place) {});
       for (const auto where : {Place::kForward, Place::kBackward, Place::kEnd})
@@ -125,7 +113,7 @@ TEST_CASE("a user's step goes on wherever it threw in a capture, on one rank or 
 }
 
 TEST_CASE("a required graph that is refused ends with the reason, on every rank", "[step_graph]") {
-  on_two_fake_gpus([](const ProcessGroup& group) {
+  on_fake_gpus(2, [](const ProcessGroup& group) {
     ddp::StepGraph graph(group, /*required=*/true);
     std::string message;
     try {
@@ -142,7 +130,7 @@ TEST_CASE("a required graph that is refused ends with the reason, on every rank"
 }
 
 TEST_CASE("a lost rank ends a capture as it ends a step", "[step_graph]") {
-  on_two_fake_gpus([](const ProcessGroup& group) {
+  on_fake_gpus(2, [](const ProcessGroup& group) {
     ddp::StepGraph graph(group);
     try {
       weights_after(group, {}, &graph, [&](int call, Place place) {
