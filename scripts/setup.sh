@@ -4,7 +4,7 @@
 # usage: scripts/setup.sh [--cuda] [--dev] [--python] [--no-libtorch]
 #   --cuda         also fetch what a GPU needs (NVIDIA's packages, about 2.6 GB more on disk)
 #   --dev          also install what only developers need (clang-format, clang for scripts/fuzz.sh, Slurm, Prometheus, tmux
-#                  and a browser for their tests, doxygen for scripts/docs.sh)
+#                  and a browser for their tests, doxygen for scripts/docs.sh, NCCL's headers to compile the CUDA plug-in)
 #   --python       make the Python with PyTorch that some tests compare with (tests/requirements.txt), in the cache folder
 #   --no-libtorch  leave LibTorch alone: you pass -DCMAKE_PREFIX_PATH=<unpacked libtorch> to cmake
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -108,11 +108,12 @@ setup_browser() {
 
 # libtorch_cpu of this wheel is linked to these two even where there is no GPU.
 cpu_requirements=("torch==$torch_version" nvidia-cuda-cupti==13.0.85 nvidia-cuda-runtime==13.0.96)
+nccl=nvidia-nccl-cu13==2.28.9
 # The wheel's other requirements: the libraries that libtorch_cuda is linked to.
 cuda_requirements=(nvidia-cublas==13.1.0.3 nvidia-cuda-nvrtc==13.0.88 nvidia-cudnn-cu13==9.19.0.56
                    nvidia-cufft==12.0.0.61 nvidia-cufile==1.15.1.6 nvidia-curand==10.4.0.35
                    nvidia-cusolver==12.0.4.66 nvidia-cusparse==12.6.3.3 nvidia-cusparselt-cu13==0.8.0
-                   nvidia-nccl-cu13==2.28.9 nvidia-nvjitlink==13.0.88 nvidia-nvshmem-cu13==3.4.5
+                   "$nccl" nvidia-nvjitlink==13.0.88 nvidia-nvshmem-cu13==3.4.5
                    nvidia-nvtx==13.0.85)
 
 # download FOLDER REQUIREMENT...: wheels of the fixed Python tag, so that every Python 3 fetches the same files.
@@ -128,12 +129,13 @@ download() {
     "${platforms[@]}" --dest "$folder" "$@" >&2
 }
 
-# unpack FOLDER WHEEL...: only libraries, headers and licences; no Python code.
+# unpack FOLDERS FOLDER WHEEL...: of NVIDIA's FOLDERS (a pattern) and LibTorch only libraries, headers and licences; no Python code.
 unpack() {
   python3 - "$@" <<'PYTHON'
 import re, sys, zipfile
-folder, wheels = sys.argv[1], sys.argv[2:]
-wanted = re.compile(r"torch/lib/(?!libtorch_python)|torch/include/|nvidia/.*/(lib|include)/|[^/]+\.dist-info/(licenses/|LICENSE|License)")
+nvidia, folder, wheels = sys.argv[1], sys.argv[2], sys.argv[3:]
+wanted = re.compile(r"torch/lib/(?!libtorch_python)|torch/include/|nvidia/.*/(" + nvidia +
+                    r")/|[^/]+\.dist-info/(licenses/|LICENSE|License)")
 for wheel in wheels:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder, [n for n in archive.namelist() if wanted.match(n)])
@@ -151,9 +153,29 @@ fetch_wheels() { # fetch_wheels WHAT REQUIREMENT...
   download "$work/wheels" "$@" || die "could not download $what from the Python package index (is there a network?)"
   say "unpacking $what into $libtorch"
   mkdir -p "$libtorch"
-  unpack "$libtorch" "$work"/wheels/*.whl
+  unpack 'lib|include' "$libtorch" "$work"/wheels/*.whl
   rm -rf "$work"
   work=
+}
+
+# For the CUDA plug-in, which every change must compile: the libraries come with --cuda. Without it the plug-in's test is skipped.
+setup_nccl_headers() {
+  local place
+  for place in "$libtorch"/nvidia/*/include /usr/local/cuda/include /usr/local/include /usr/include; do
+    if [ -e "$place/nccl.h" ]; then return; fi
+  done
+  exec 9>"$cache/setup.lock"
+  flock 9
+  work=$(mktemp -d "$cache/download.XXXXXX")
+  say "downloading NCCL's headers (in a package of 197 MB)"
+  if download "$work/wheels" "$nccl"; then
+    unpack include "$libtorch" "$work"/wheels/*.whl
+  else
+    say "warning: could not download NCCL's headers; the CUDA plug-in is not compiled, and its test will be skipped"
+  fi
+  rm -rf "$work"
+  work=
+  exec 9>&-
 }
 
 setup_libtorch() {
@@ -208,5 +230,6 @@ setup_packages
 [ "$dev" = no ] || setup_browser
 [ "$dev" = no ] || setup_doxygen
 [ "$fetch_libtorch" = no ] || setup_libtorch
+[ "$fetch_libtorch" = no ] || [ "$dev" = no ] || setup_nccl_headers
 [ "$python" = no ] || setup_python
 say "ready"

@@ -157,6 +157,52 @@ TEST_CASE("two ranks train over NCCL as on the CPU, and do not wait for their GP
     }
 }
 
+TEST_CASE("as ranks start, it is told which GPUs they share, and how many stay idle", "[fake_gpu]") {
+  const auto told = [](const std::string& gpus, const std::string& backend, int code = 0) {
+    auto command = steps_of("env", "", true, {}, 2);
+    command.argv = {program("DDPRUN_PROGRAM", DDPRUN_PROGRAM),
+                    "--nproc-per-node=2",
+                    worker_program(),
+                    "env",
+                    "--device=cuda",
+                    "--backend=" + backend};
+    command.env["FAKE_CUDA"] = "version=13000;" + gpus;
+    Child child(command);
+    const auto status = child.wait(kTraining);
+    CAPTURE(child.out(), child.err());
+    CHECK(status == ExitStatus::exited(code));
+    return child.out() + child.err();
+  };
+  const std::string shared = "ranks 0 and 1 share GPU 0000000000000000000000000000003b, which NCCL does not";
+  const auto apart = told("uuid=3b;uuid=3c", "auto");
+  CHECK(count_of(" nccl ", apart) == 2);
+  CHECK(count_of(" share GPU ", apart) + count_of("idle", apart) == 0);
+  const auto more = told("uuid=3b;uuid=3c;uuid=3d", "auto");
+  CHECK(count_of("1 of this host's 3 GPUs stay idle", more) == 1);
+  for (const char* one : {"uuid=3b", "uuid=3b mig=41;uuid=3b mig=42"}) {  // NCCL knows no instances
+    CAPTURE(one);
+    const auto both = told(one, "auto");
+    CHECK(count_of(shared, both) == 1);
+    CHECK(count_of(" gloo ", both) == 2);
+    CHECK_THAT(told(one, "nccl", 1),
+               ContainsSubstring("--backend=nccl: expected a separate GPU for every rank"));
+  }
+}
+
+TEST_CASE("a rank without memory on its GPU ends with the allocator's figures, not with a collective",
+          "[fake_gpu]") {
+  need_fashion_mnist();
+  const TempDir dir;
+  auto command = steps_of("mnist", dir.path() / "run", true, small(), 2);
+  command.env["FAKE_GPU_MEMORY"] =
+      "12@1";  // for the weights and their buckets, not for the optimizer's state
+  const auto told = run(command, 1);
+  CHECK_THAT(told, ContainsSubstring("CUDA out of memory. Tried to allocate ") &&
+                       ContainsSubstring("GPU 0 has a total capacity of 12 MiB of which ") &&
+                       ContainsSubstring(" MiB is allocated by PyTorch"));
+  CHECK(count_of("all_reduce", told) == 0);
+}
+
 TEST_CASE("on GPUs a lost rank is replaced, and nothing of the step that it left is used", "[fake_gpu]") {
   need_fashion_mnist();
   const TempDir dir;

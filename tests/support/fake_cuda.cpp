@@ -3,6 +3,7 @@
 // FAKE_CUDA    "version=12040;" and then GPUs separated by semicolons, each of words "key=value" in any
 //              order:
 //                name=A100     capability=80     mode=2 (prohibited)     uuid=3b (its last byte)
+//                mig=3c: it is the instance with this UUID of the GPU with the other one
 //              or "error=803": the result of cuInit
 //
 // A test loads the file (DDPRUN_FAKE_CUDA): dlopen("libcuda.so.1") then finds what is loaded under that name.
@@ -17,7 +18,7 @@ namespace {
 
 struct FakeGpu {
   std::string name = "GPU";
-  int capability = 80, mode = 0, uuid = 0;
+  int capability = 80, mode = 0, uuid = 0, instance = 0;
 };
 
 int version = 0;
@@ -43,6 +44,7 @@ int read_description() {
       if (key == "capability") gpu.capability = std::stoi(rest);
       if (key == "mode") gpu.mode = std::stoi(rest);
       if (key == "uuid") gpu.uuid = std::stoi(rest, nullptr, 16);
+      if (key == "mig") gpu.instance = std::stoi(rest, nullptr, 16);
     }
     if (is_gpu) gpus.push_back(gpu);
   }
@@ -87,9 +89,17 @@ int cuDeviceTotalMem_v2(std::size_t* bytes, int) {
   return 0;
 }
 
-int cuDeviceGetUuid_v2(unsigned char* bytes, int device) {
+/// The whole GPU's.
+int cuDeviceGetUuid(unsigned char* bytes, int device) {
   std::memset(bytes, 0, 16);
   bytes[15] = static_cast<unsigned char>(gpus[static_cast<std::size_t>(device)].uuid);
+  return 0;
+}
+
+int cuDeviceGetUuid_v2(unsigned char* bytes, int device) {
+  cuDeviceGetUuid(bytes, device);
+  const int instance = gpus[static_cast<std::size_t>(device)].instance;
+  if (instance != 0) bytes[15] = static_cast<unsigned char>(instance);
   return 0;
 }
 

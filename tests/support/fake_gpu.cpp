@@ -4,7 +4,8 @@
 //   DDPRUN_CUDA_PLUGIN=libfake_gpu.so  LD_PRELOAD=libcuda.so.1 (fake_cuda.cpp)
 //   FAKE_CUDA="version=...;name=..."
 //   FAKE_GPU_REFUSES=aten::NAME    this operator cannot be captured in a CUDA graph
-//   FAKE_GPU_REFUSES=aten::NAME@1  on rank 1
+//   FAKE_GPU_MEMORY=MIB            all there is for what has been copied to it and what operators do not make
+//   either with @1                 on rank 1
 //
 // It is as strict as CUDA: an operator whose tensors are on different devices fails, and anything that makes
 // the process wait for the GPU fails where set_sync_debug_mode() forbids it. Gloo does what NCCL would, and
@@ -27,6 +28,7 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <cstring>
 #include <set>
 #include <stdexcept>
 
@@ -51,14 +53,31 @@ void note_wait(const std::string& what) {
   if (sync_debug_mode == 1) TORCH_WARN(line);
 }
 
-/// As FAKE_GPU_REFUSES says.
+/// The variable's value "VALUE", or "VALUE@RANK" on that rank; else "".
+std::string of_this_rank(const char* variable) {
+  const auto* const value = std::getenv(variable);
+  const auto* const rank = std::getenv("RANK");
+  const std::string text = value == nullptr ? "" : value, own = text.substr(0, text.find('@'));
+  return text == own || (rank != nullptr && text == own + "@" + rank) ? own : "";
+}
+
 bool refuses(const std::string& name) {
-  static const auto* refused = std::getenv("FAKE_GPU_REFUSES");
-  static const auto* rank = std::getenv("RANK");
-  return refused != nullptr && (name == refused || (rank != nullptr && name + "@" + rank == refused));
+  static const auto refused = of_this_rank("FAKE_GPU_REFUSES");
+  return name == refused;
+}
+
+/// Ends as LibTorch's allocator does, of whose message this is a part.
+[[noreturn]] void no_memory(std::size_t wanted, std::size_t total, std::size_t allocated) {
+  const auto mib = [](std::size_t bytes) { return std::to_string(bytes >> 20) + " MiB"; };
+  TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. Tried to allocate ", mib(wanted),
+                   ". GPU 0 has a total capacity of ", mib(total), " of which ", mib(total - allocated),
+                   " is free. Of the allocated memory ", mib(allocated), " is allocated by PyTorch");
 }
 
 struct Memory final : c10::DeviceAllocator {
+  static constexpr std::size_t kHeader = 64;  // holds the size; keeps the alignment
+  static inline std::atomic<std::size_t> allocated = 0;
+
   bool initialized() override { return true; }
   void emptyCache(c10::MempoolId_t) override {}
   void recordStream(const c10::DataPtr&, c10::Stream) override {}
@@ -66,10 +85,23 @@ struct Memory final : c10::DeviceAllocator {
   void resetAccumulatedStats(c10::DeviceIndex) override {}
   void resetPeakStats(c10::DeviceIndex) override {}
   c10::DataPtr allocate(std::size_t bytes) override {
-    void* memory = bytes == 0 ? nullptr : c10::alloc_cpu(bytes);
-    return {memory, memory, &c10::free_cpu, the_gpu};
+    static const auto limit = of_this_rank("FAKE_GPU_MEMORY");
+    static const auto total = limit.empty() ? ~std::size_t{0} : std::size_t{std::stoul(limit)} << 20;
+    if (bytes == 0) return {nullptr, nullptr, &release, the_gpu};
+    if (allocated + bytes > total) no_memory(bytes, total, allocated);
+    allocated += bytes;
+    auto* const memory = static_cast<char*>(c10::alloc_cpu(bytes + kHeader));
+    std::memcpy(memory, &bytes, sizeof bytes);
+    return {memory + kHeader, memory + kHeader, &release, the_gpu};
   }
-  c10::DeleterFnPtr raw_deleter() const override { return &c10::free_cpu; }
+  static void release(void* memory) {
+    if (memory == nullptr) return;
+    std::size_t bytes = 0;
+    std::memcpy(&bytes, static_cast<char*>(memory) - kHeader, sizeof bytes);
+    allocated -= bytes;
+    c10::free_cpu(static_cast<char*>(memory) - kHeader);
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
   void copy_data(void* to, const void* from, std::size_t bytes) const override {
     default_copy_data(to, from, bytes);
   }
@@ -77,7 +109,7 @@ struct Memory final : c10::DeviceAllocator {
 Memory memory;
 [[maybe_unused]] const bool has_allocator = (c10::SetAllocator(c10::kCUDA, &memory), true);
 
-/// One device, whose streams execute everything at once.
+/// One device, whose streams execute everything at once, except NCCL's (fake_nccl.h).
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return c10::kCUDA; }
   c10::Device exchangeDevice(c10::Device) const override { return the_gpu; }
@@ -100,18 +132,24 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     fake::forbid_in_capture("event.query");
     return true;
   }
-  void synchronizeEvent(void*) const override { note_wait("event.synchronize"); }
+  void synchronizeEvent(void* event) const override {
+    note_wait("event.synchronize");
+    if (event != nullptr) fake::wait_for(static_cast<fake::Event*>(event)->results);
+  }
   void destroyEvent(void* event, c10::DeviceIndex) const noexcept override {
     delete static_cast<fake::Event*>(event);
   }
   bool queryStream(const c10::Stream&) const override { return true; }
-  void synchronizeStream(const c10::Stream&) const override { note_wait("stream.synchronize"); }
-  void synchronizeDevice(c10::DeviceIndex) const override { note_wait("device.synchronize"); }
-  static c10::Stream stream(c10::StreamId id) { return c10::Stream(c10::Stream::UNSAFE, the_gpu, id); }
-  static c10::Stream new_stream() {
-    static std::atomic<c10::StreamId> made = fake::kDefaultStream;
-    return stream(++made);
+  void synchronizeStream(const c10::Stream& of) const override {
+    note_wait("stream.synchronize");
+    fake::wait_for_stream(of.id());
   }
+  void synchronizeDevice(c10::DeviceIndex) const override {
+    note_wait("device.synchronize");
+    fake::wait_for_stream();
+  }
+  static c10::Stream stream(c10::StreamId id) { return c10::Stream(c10::Stream::UNSAFE, the_gpu, id); }
+  static c10::Stream new_stream() { return stream(fake::new_stream()); }
 };
 [[maybe_unused]] const c10::impl::DeviceGuardImplRegistrar has_guard(c10::kCUDA, new Guard);
 
@@ -408,7 +446,10 @@ struct CUDAHooks final : CUDAHooksInterface {
     return generator;
   }
   Generator getNewGenerator(DeviceIndex) const override { return at::detail::createCPUGenerator(); }
-  void deviceSynchronize(DeviceIndex) const override { note_wait("device.synchronize"); }
+  void deviceSynchronize(DeviceIndex) const override {
+    note_wait("device.synchronize");
+    fake::wait_for_stream();
+  }
 };
 REGISTER_CUDA_HOOKS(CUDAHooks)
 
@@ -431,11 +472,11 @@ const ddprun::ddp::CudaPlugin kPlugin = {
     [](const ddprun::ddp::NcclGroup& group) -> c10::intrusive_ptr<c10d::Backend> {
       return c10::make_intrusive<fake::FakeNccl>(group);
     },
-    [](c10d::Backend&, c10::Device) {},
+    [](c10d::Backend& of, c10::Device) { dynamic_cast<fake::FakeNccl&>(of).split("no group"); },
     [](c10::Device device) { the_gpu = device; },
-    [] { return std::string("{}"); },
+    [] { return fake::groups_made; },
     [] { return "CUDA none, NCCL none, " + std::to_string(waits) + " waits"; },
-    [](c10::Device) {},
+    [](c10::Device) { fake::wait_for_stream(); },
     [](int mode) { sync_debug_mode = mode; },
     [](c10::Device, const std::function<void()>& work) { return fake::capture(work); }};
 

@@ -8,14 +8,17 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <c10/core/Stream.h>
 
+#include <atomic>
 #include <cstring>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace ddprun::test::fake {
@@ -94,14 +97,6 @@ inline void captured(const std::vector<at::Tensor>& uses, const std::function<vo
   if (graph) graph->note(call);
 }
 
-/// Does it, or only records it: other ranks' captures may end before they get here.
-inline void done_or_captured(const std::function<void()>& call) {
-  if (const auto graph = graph_here())
-    graph->note(call);
-  else
-    call();
-}
-
 inline void set_capturing(std::shared_ptr<Graph> graph) {
   const std::scoped_lock lock(capturing.mutex);
   capturing.graph = std::move(graph);
@@ -129,18 +124,73 @@ inline std::function<void()> capture(const std::function<void()>& work) {
   return [graph] { graph->replay(); };
 }
 
-/// Records whether it was recorded in a captured stream.
+inline c10::StreamId new_stream() {
+  static std::atomic<c10::StreamId> made = kDefaultStream;
+  return ++made;
+}
+
+/// A result of a stream that appears only once somebody waits for it.
+class Late {
+ public:
+  explicit Late(std::function<void()> appear) : appear_(std::move(appear)) {}
+  void wait() {
+    const std::scoped_lock lock(mutex_);
+    if (const auto appear = std::exchange(appear_, nullptr)) appear();
+    there_ = true;
+  }
+  bool is_there() const { return there_; }
+
+ private:
+  std::mutex mutex_;
+  std::function<void()> appear_;
+  std::atomic<bool> there_ = false;
+};
+using LateResults = std::vector<std::shared_ptr<Late>>;
+
+struct LateStreams {
+  std::mutex mutex;
+  std::map<c10::StreamId, LateResults> results;
+};
+inline LateStreams late_streams;
+
+inline void add_late(c10::StreamId stream, std::function<void()> appear) {
+  const std::scoped_lock lock(late_streams.mutex);
+  auto& results = late_streams.results[stream];
+  std::erase_if(results, [](const auto& result) { return result->is_there(); });
+  results.push_back(std::make_shared<Late>(std::move(appear)));
+}
+
+inline void wait_for(const LateResults& results) {
+  for (const auto& result : results) result->wait();
+}
+
+/// Waits for all that the stream has been given. Without one: for all streams
+inline void wait_for_stream(std::optional<c10::StreamId> stream = std::nullopt) {
+  LateResults all;
+  {
+    const std::scoped_lock lock(late_streams.mutex);
+    for (const auto& [of, results] : late_streams.results)
+      if (!stream || of == *stream) all.insert(all.end(), results.begin(), results.end());
+  }
+  wait_for(all);
+}
+
+/// Knows whether it was recorded in a captured stream, and what that stream had been given.
 struct Event {
   std::weak_ptr<Graph> graph;
+  LateResults results;
 };
 
 inline void record_event(void** event, const c10::Stream& stream) {
   if (*event == nullptr) *event = new Event;
   static_cast<Event*>(*event)->graph = graph_here(stream.id());
+  const std::scoped_lock lock(late_streams.mutex);
+  static_cast<Event*>(*event)->results = late_streams.results[stream.id()];
 }
 
 inline void block_on_event(void* event, const c10::Stream& stream) {
   if (event == nullptr) return;
+  wait_for(static_cast<Event*>(event)->results);
   const auto of_event = static_cast<Event*>(event)->graph.lock(), of_stream = graph_here(stream.id());
   if (of_stream && of_event != of_stream)
     throw std::runtime_error("dependency created on uncaptured work in another stream");

@@ -1,11 +1,17 @@
+#include <ATen/record_function.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/types.h>
 
+#include <memory>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/ddp/distributed_data_parallel.h>
 #include "tests/support/catch.h"
 #include "tests/support/counted_memory.h"
+#include "tests/support/fake_gpus.h"
 #include "tests/support/run_ranks.h"
 #include "tests/worker/sam/sam_support.h"
 #include "worker/sam/model/vision_encoder.h"
@@ -101,4 +107,36 @@ TEST_CASE("attention with relative positions never has a tensor of all pairs", "
     out.sum().backward();
     ensure(take_peak_tensor_bytes() < 64 * 64 * 64 * 64 * sizeof(float) / 4, "a quarter of all pairs");
   });
+}
+
+TEST_CASE("in 16 bits a GPU's own kernels compute the encoder's attention, forwards and backwards", "[sam]") {
+  const auto attend_on = [](std::int64_t kernels, torch::Dtype of_bias) {
+    return [=](const ddp::ProcessGroup& group) {
+      static std::vector<torch::Dtype> biases;  // of each call of the kernels
+      biases.clear();
+      at::addGlobalCallback(at::RecordFunctionCallback([](const at::RecordFunction& call) {
+                              if (std::string_view(call.name()) == "aten::scaled_dot_product_attention")
+                                biases.push_back(call.inputs()[3].toTensor().scalar_type());
+                              return std::unique_ptr<at::ObserverContext>();
+                            }).needsInputs(true));
+      torch::manual_seed(7);
+      std::vector<torch::Tensor> exact, in;
+      for (const std::int64_t width : {6, 6, 6, 3, 5}) {
+        exact.push_back(
+            torch::randn({2, 15, width}).to(torch::kBFloat16).to(torch::kDouble).requires_grad_());
+        in.push_back(exact.back().detach().to(group.device(), torch::kBFloat16).requires_grad_());
+      }
+      const auto gradients_of = [](const std::vector<torch::Tensor>& x) {
+        return torch::autograd::grad({sam::relative_attention(x[0], x[1], x[2], x[3], x[4]).pow(2).sum()}, x);
+      };
+      const auto found = gradients_of(in);
+      ensure(biases == std::vector<torch::Dtype>(static_cast<std::size_t>(kernels), of_bias),
+             "these kernels");
+      const auto expected = gradients_of(exact);
+      for (std::size_t i = 0; i < in.size(); ++i)
+        ensure(relative_difference(found[i].cpu(), expected[i].detach()) < 0.02, "the gradients");
+    };
+  };
+  on_fake_gpus(1, attend_on(2, torch::kBFloat16));
+  run_ranks(1, attend_on(1, torch::kFloat32));  // the CPU's kernels go back through its own arithmetic
 }

@@ -3,8 +3,6 @@
 #include <mutex>
 #include <numeric>
 #include <optional>
-#include <string_view>
-#include <typeinfo>
 #include <utility>
 
 #include <c10/util/Logging.h>
@@ -61,19 +59,6 @@ struct CurrentWatchdog {
 CurrentWatchdog& current() {
   static auto* const current = new CurrentWatchdog;  // like flight_recorder()
   return *current;
-}
-
-/// Not one of the program's own, which needs no other rank to explain it.
-bool is_of_backend(const std::exception_ptr& cause) {
-  try {
-    std::rethrow_exception(cause);
-  } catch (const c10::DistError&) {
-    return true;
-  } catch (const std::exception& error) {
-    return std::string_view(typeid(error).name()).starts_with("N4gloo");  // LibTorch lacks its headers
-  } catch (...) {
-    return false;
-  }
 }
 
 std::shared_ptr<Watchdog> make_watchdog(const c10::intrusive_ptr<c10d::Store>& store, const std::string& name,

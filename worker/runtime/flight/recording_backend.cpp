@@ -9,6 +9,8 @@
 #include <deque>
 #include <mutex>
 #include <string>
+#include <string_view>
+#include <typeinfo>
 #include <utility>
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -69,6 +71,10 @@ struct Recording {
   std::deque<std::pair<FlightRecorder::Id, WorkPtr>> pending = {};
 
   std::exception_ptr explain(FlightRecorder::Id id, const std::exception_ptr& cause) const {
+    if (!is_of_backend(cause)) {
+      flight_recorder().set_failed(id);
+      return cause;
+    }
     return explained(*watchdog, id, members, cause);
   }
 
@@ -357,6 +363,18 @@ class RecordingBackend : public c10d::Backend {
 
 NotRecorded::NotRecorded() { ++not_recorded; }
 NotRecorded::~NotRecorded() { --not_recorded; }
+
+bool is_of_backend(const std::exception_ptr& cause) {
+  try {
+    std::rethrow_exception(cause);
+  } catch (const c10::DistError&) {
+    return true;
+  } catch (const std::exception& error) {
+    return std::string_view(typeid(error).name()).starts_with("N4gloo");  // LibTorch lacks its headers
+  } catch (...) {
+    return false;
+  }
+}
 
 std::exception_ptr explained(Watchdog& watchdog, FlightRecorder::Id id, const std::vector<int>& members,
                              const std::exception_ptr& cause) {

@@ -11,6 +11,10 @@
 
 namespace ddprun::ddp {
 
+/// Not of the program itself, which needs no other rank to explain it: no memory on the GPU, an earlier
+/// kernel.
+bool is_of_backend(const std::exception_ptr& cause);
+
 /// Turns the error of a failed collective into a c10::DistBackendError with Watchdog::explain()'s message.
 std::exception_ptr explained(Watchdog& watchdog, FlightRecorder::Id id, const std::vector<int>& members,
                              const std::exception_ptr& cause);

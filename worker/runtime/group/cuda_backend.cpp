@@ -58,9 +58,20 @@ Gpu describe_gpu(const Library& library, int device) {
   library.call("cuDeviceGetName", takes<char*, int, int>, name, static_cast<int>(sizeof name), device);
   gpu.name = name;
   library.call("cuDeviceTotalMem_v2", takes<std::size_t*, int>, &gpu.memory_bytes, device);
-  Uuid uuid{};
-  if (library.call("cuDeviceGetUuid_v2", takes<Uuid*, int>, &uuid, device) != 0)  // tells MIG instances apart
-    library.call("cuDeviceGetUuid", takes<Uuid*, int>, &uuid, device);
+  const auto uuid = [&](const char* function) -> std::string {
+    Uuid found{};
+    if (library.call(function, takes<Uuid*, int>, &found, device) != 0) return "";
+    std::string digits;
+    for (const unsigned char byte : found.bytes) {
+      constexpr const char* kDigits = "0123456789abcdef";
+      digits += {kDigits[byte >> 4], kDigits[byte & 15]};
+    }
+    return digits;
+  };
+  gpu.whole_uuid = uuid("cuDeviceGetUuid");
+  gpu.uuid = uuid("cuDeviceGetUuid_v2");  // a MIG instance's
+  if (gpu.uuid.empty()) gpu.uuid = gpu.whole_uuid;
+  if (gpu.whole_uuid.empty()) gpu.whole_uuid = gpu.uuid;
   const auto attribute = [&](int which) {
     int value = 0;
     library.call("cuDeviceGetAttribute", takes<int*, int, int>, &value, which, device);
@@ -68,10 +79,6 @@ Gpu describe_gpu(const Library& library, int device) {
   };
   gpu.capability = 10 * attribute(kCapabilityMajor) + attribute(kCapabilityMinor);
   gpu.prohibited = attribute(kComputeMode) == kProhibited;
-  for (const unsigned char byte : uuid.bytes) {
-    constexpr const char* kDigits = "0123456789abcdef";
-    gpu.uuid += {kDigits[byte >> 4], kDigits[byte & 15]};
-  }
   return gpu;
 }
 
@@ -210,7 +217,8 @@ RankDevice choose_device(DeviceChoice wanted, int local_rank, int local_world_si
     if (local_rank == 0 && local_world_size > 0 && idle > 0)
       log_info(std::to_string(idle) + " of this host's " + std::to_string(driver.gpus.size()) +
                " GPUs stay idle (ddprun --nproc-per-node=gpu starts a rank for each)");
-    return {device, driver.gpus[index].uuid, driver.gpus[index].name};
+    const Gpu& gpu = driver.gpus[index];
+    return {device, gpu.uuid, gpu.whole_uuid, gpu.name};
   } catch (const UsageError& error) {
     if (wanted != DeviceChoice::kAuto) throw;
     warn_once(std::string(error.what()) + "; this rank computes on the CPU");

@@ -13,7 +13,8 @@ namespace ddprun::ddp {
 
 /// A GPU that CUDA_VISIBLE_DEVICES leaves to this process.
 struct Gpu {
-  std::string uuid;  ///< 32 hexadecimal digits; differs between all GPUs and MIG instances
+  std::string uuid;        ///< 32 hexadecimal digits; differs between all GPUs and MIG instances
+  std::string whole_uuid;  ///< of a MIG instance, the divided GPU's; else the same
   std::string name;
   std::size_t memory_bytes = 0;
   int capability = 0;       ///< compute capability, 10 * major + minor; 0: unknown
@@ -57,8 +58,9 @@ const CudaPlugin& cuda_plugin();
 
 struct RankDevice {
   c10::Device device = c10::kCPU;
-  std::string id = "cpu";  ///< "cpu", or the GPU's UUID
-  std::string name = {};   ///< the GPU's, such as "NVIDIA H100"
+  std::string id = "cpu";         ///< "cpu", or Gpu::uuid
+  std::string whole_gpu = "cpu";  ///< "cpu", or Gpu::whole_uuid: two ranks with the same cannot use NCCL
+  std::string name = {};          ///< the GPU's, such as "NVIDIA H100"
 };
 
 /// Chooses this rank's device, and loads the plug-in for a GPU: number LOCAL_RANK modulo this host's GPUs.
@@ -87,7 +89,7 @@ class SyncDebugScope {
 
 /// True for NCCL, false for Gloo.
 ///
-/// gpus    what each rank computes on, by rank: its GPU's UUID, or "cpu"
+/// gpus    what each rank computes on, by rank: RankDevice::whole_gpu
 /// throws  UsageError naming the ranks if only some have a GPU, or if NCCL is requested and some have none or
 ///         share one
 bool use_nccl(BackendChoice wanted, const std::vector<std::string>& gpus);

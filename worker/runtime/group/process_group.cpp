@@ -224,7 +224,7 @@ ProcessGroup ProcessGroup::connect(const WorkerEnv& env, const Options& options)
 
   const RankDevice device = choose_device(options.device, env.local_rank, env.local_world_size);
   parts.device = device.device;
-  std::vector<std::string> devices = {device.id};
+  std::vector<std::string> devices = {device.whole_gpu};
   if (env.world_size > 1) {
     const SlowWaitWarning warning(options.notice_after, waiting_line(env, options));
     wait_for_host(env, options);
@@ -233,7 +233,7 @@ ProcessGroup ProcessGroup::connect(const WorkerEnv& env, const Options& options)
     state->barrier->meet("connecting at " + describe_meeting_place(env, options.init_method),
                          options.connect_timeout, options.give_up);
     if (options.device != DeviceChoice::kCpu)
-      devices = exchange(parts.store, env.rank, env.world_size, device.id);
+      devices = exchange(parts.store, env.rank, env.world_size, device.whole_gpu);
   }
   parts.recovers = static_cast<bool>(options.give_up);
   parts.nccl = use_nccl(options.backend, devices);

@@ -38,17 +38,21 @@ inline const ddp::DistributedDataParallel::Options kSmallBuckets = {.bucket_byte
 /// One rank's training, as scripts/make_golden.py does it.
 struct Training {
   explicit Training(const ddp::ProcessGroup& its_group, torch::Dtype its_dtype = torch::kFloat32)
-      : group(its_group), dtype(its_dtype), net(make_net(its_dtype)), ddp(*net, its_group, kSmallBuckets) {
+      : group(its_group),
+        dtype(its_dtype),
+        net(make_net(its_dtype, its_group.device())),
+        ddp(*net, its_group, kSmallBuckets) {
     torch::manual_seed(11);
     images = torch::randn({480, 1, 8, 8});
     labels = torch::avg_pool2d(images, 4).flatten(1).argmax(1);  // the brightest quarter
-    images = images.to(dtype);
+    images = images.to(dtype).to(group.device());
+    labels = labels.to(group.device());
   }
 
-  static Net make_net(torch::Dtype dtype) {
+  static Net make_net(torch::Dtype dtype, torch::Device device) {
     torch::manual_seed(7);
     Net net;
-    net->to(dtype);
+    net->to(device, dtype);
     return net;
   }
 

@@ -1,7 +1,6 @@
 #include <ddprun/ddp/powersgd_hook.h>
 
 #include <torch/nn/modules/linear.h>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <stdexcept>
 #include <string>
@@ -33,73 +32,7 @@ void copy_weights(const Training& from, Training& to) {
   for (std::size_t i = 0; i < source.size(); ++i) target[i].copy_(source[i]);
 }
 
-/// Gloo as NCCL is: a work's future completes at once, and its result is there only behind wait().
-class LateBackend : public c10d::Backend {
- public:
-  explicit LateBackend(c10::intrusive_ptr<c10d::Backend> inner)
-      : Backend(inner->getRank(), inner->getSize()), inner_(std::move(inner)) {}
-
-  const std::string getBackendName() const override { return "nccl"; }
-  c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>& tensors,
-                                           const c10d::BroadcastOptions& options) override {
-    return inner_->broadcast(tensors, options);
-  }
-  c10::intrusive_ptr<c10d::Work> allgather(std::vector<std::vector<at::Tensor>>& outputs,
-                                           std::vector<at::Tensor>& inputs,
-                                           const c10d::AllgatherOptions& options) override {
-    return inner_->allgather(outputs, inputs, options);
-  }
-  c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& options) override {
-    return inner_->barrier(options);
-  }
-  c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors,
-                                           const c10d::AllreduceOptions& options) override {
-    return c10::make_intrusive<LateWork>(*inner_, tensors.at(0), options);
-  }
-
- private:
-  class LateWork : public c10d::Work {
-   public:
-    LateWork(c10d::Backend& inner, const at::Tensor& tensor, const c10d::AllreduceOptions& options)
-        : tensor_(tensor), sum_({tensor.clone()}), work_(inner.allreduce(sum_, options)) {}
-    bool wait(std::chrono::milliseconds) override {
-      work_->wait();
-      tensor_.copy_(sum_[0]);
-      return true;
-    }
-    c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
-      auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
-      future->markCompleted(tensor_);
-      return future;
-    }
-
-   private:
-    at::Tensor tensor_;
-    std::vector<at::Tensor> sum_;
-    c10::intrusive_ptr<c10d::Work> work_;
-  };
-
-  c10::intrusive_ptr<c10d::Backend> inner_;
-};
-
 }  // namespace
-
-TEST_CASE("PowerSGD over NCCL waits for its sums before it uses them", "[powersgd]") {
-  test::run_ranks(2, [](const ProcessGroup& group) {
-    const auto losses = [&] {
-      Training training(group);
-      compress(training, {.rank = 2, .start_iteration = 0});
-      std::vector<double> all;
-      for (int i = 0; i < 5; ++i) all.push_back(training.step(i));
-      return all;
-    };
-    const auto over_gloo = losses();
-    const auto handle = group.handle();
-    handle->setBackend(at::kCPU, c10d::ProcessGroup::BackendType::CUSTOM,
-                       c10::make_intrusive<LateBackend>(handle->getBackend(at::kCPU)));
-    ensure(losses() == over_gloo, "the same losses");
-  });
-}
 
 TEST_CASE("PowerSGD goes on from a saved state as if it had not stopped", "[powersgd]") {
   const bool batched = GENERATE(false, true);

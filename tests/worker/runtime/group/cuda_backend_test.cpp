@@ -128,6 +128,19 @@ TEST_CASE("the driver is asked for versions, modes and architectures", "[cuda_ba
   CHECK(driver.gpus[1].prohibited);
 }
 
+TEST_CASE("an instance of a divided GPU has a UUID of its own, and its GPU's", "[cuda_backend]") {
+  const FakeCuda fake("version=12040;uuid=3b mig=41;uuid=3b mig=42;uuid=3c");
+  const auto gpus = query_cuda_driver().gpus;
+  REQUIRE(gpus.size() == 3);
+  const auto check = [](const Gpu& gpu, const std::string& own, const std::string& whole) {
+    CHECK(gpu.uuid == std::string(30, '0') + own);
+    CHECK(gpu.whole_uuid == std::string(30, '0') + whole);
+  };
+  check(gpus[0], "41", "3b");
+  check(gpus[1], "42", "3b");
+  check(gpus[2], "3c", "3c");
+}
+
 TEST_CASE("a driver that fails is named, and auto computes on the CPU", "[cuda_backend]") {
   for (const char* text : {"error=803", "version=12040;name=T4 capability=75 mode=2"}) {
     const FakeCuda fake(text);

@@ -12,9 +12,11 @@
 #include <ddprun/common/files.h>
 #include <ddprun/ddp/distributed_data_parallel.h>
 #include <ddprun/group/collectives.h>
+#include <ddprun/group/cuda_backend.h>
 #include <ddprun/group/process_group.h>
 #include <ddprun/group/spawn.h>
 #include "tests/support/catch.h"
+#include "tests/support/fake_gpus.h"
 #include "tests/support/run_ranks.h"
 
 using namespace ddprun;
@@ -153,6 +155,36 @@ TEST_CASE("a subgroup that cannot be is refused on every rank", "[groups]") {
     refused(group, {1, 1}, "different ranks from 0 to 1, got 1, 1");
     refused(group, {-1}, "different ranks from 0 to 1, got -1");
     refused(group, {group.rank()}, "the same ranks from every rank, got 0 on rank 0 and 1 on rank 1");
+  });
+}
+
+TEST_CASE(
+    "over NCCL a subgroup is split from its parent's connections, which takes all of the parent's ranks",
+    "[groups]") {
+  test::on_fake_gpus(3, [](const ProcessGroup& world) {
+    const auto backend = [](const ProcessGroup& group, torch::DeviceType type) {
+      return group.handle()->getBackend(type);
+    };
+    ensure(backend(world, torch::kCUDA)->getBackendName() == "nccl", "NCCL");
+    const auto pair = world.new_group({0, 2}, 5s);
+    const auto alone = world.new_group({1});
+    const auto all = world.new_group({0, 1, 2});
+    const auto rest = all->new_group({1, 2});
+    std::vector<torch::Tensor> sums = {torch::ones({1}, world.device())};
+    if (pair) pair->handle()->allreduce(sums)->wait();
+    ensure(sums[0].item<double>() == (world.rank() == 1 ? 1 : 2), "a sum over the subgroup's ranks");
+    ensure(!alone || alone->size() == 1, "a group of one");
+    const std::string expected =
+        std::string("0: ranks 0 1 2, 600 s\n") +
+        (world.rank() == 1 ? "0 is split into no group\n" : "0 is split into 0.1\n0.1: ranks 0 2, 5 s\n") +
+        "0 is split into 0.3\n0.3: ranks 0 1 2, 600 s\n" +
+        (world.rank() == 0 ? "0.3 is split into no group\n"
+                           : "0.3 is split into 0.3.1\n0.3.1: ranks 1 2, 600 s\n");
+    const auto made = ddp::cuda_plugin().dump_nccl_trace();
+    ensure(made == expected, made.c_str());
+    // Python's defaults: NCCL's is above.
+    ensure(backend(world, torch::kCPU)->getBackendOptions()->timeout == 30min, "Gloo's default");
+    ensure(!pair || backend(*pair, torch::kCPU)->getBackendOptions()->timeout == 5s, "Gloo's own");
   });
 }
 

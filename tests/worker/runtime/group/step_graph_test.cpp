@@ -23,7 +23,7 @@ using namespace ddprun;
 using ddp::DistributedDataParallel;
 using ddp::ProcessGroup;
 using test::ContainsSubstring;
-using test::run_on_fake_gpus;
+using test::on_fake_gpus;
 
 namespace {
 
@@ -93,7 +93,7 @@ TEST_CASE("a user's step goes on wherever it threw in a capture, on one rank or 
                                            {.hook = "bf16"},
 
                                            {.joins = true}};
-  run_on_fake_gpus(2, [&](const ProcessGroup& group) {
+  on_fake_gpus(2, [&](const ProcessGroup& group) {
     for (std::size_t i = 0; i < trainings.size(); ++i) {
       const auto expected = weights_after(group, trainings[i], nullptr, [](int, Place) {});
       for (const auto where : {Place::kForward, Place::kBackward, Place::kEnd})
@@ -113,7 +113,7 @@ TEST_CASE("a user's step goes on wherever it threw in a capture, on one rank or 
 }
 
 TEST_CASE("a required graph that is refused ends with the reason, on every rank", "[step_graph]") {
-  run_on_fake_gpus(2, [](const ProcessGroup& group) {
+  on_fake_gpus(2, [](const ProcessGroup& group) {
     ddp::StepGraph graph(group, /*required=*/true);
     std::string message;
     try {
@@ -130,7 +130,7 @@ TEST_CASE("a required graph that is refused ends with the reason, on every rank"
 }
 
 TEST_CASE("a lost rank ends a capture as it ends a step", "[step_graph]") {
-  run_on_fake_gpus(2, [](const ProcessGroup& group) {
+  on_fake_gpus(2, [](const ProcessGroup& group) {
     ddp::StepGraph graph(group);
     try {
       weights_after(group, {}, &graph, [&](int call, Place place) {

@@ -25,6 +25,7 @@
 #include <ddprun/ddp/distributed_data_parallel.h>
 #include "tests/support/catch.h"
 #include "tests/support/counted_memory.h"
+#include "tests/support/fake_gpus.h"
 #include "tests/support/run_ranks.h"
 #include "worker/models/mnist_cnn.h"
 
@@ -598,4 +599,18 @@ TEST_CASE("named modules become units, and the rest is packed", "[fully_sharded]
     FullyShardedDataParallel fsdp(*net, group, options);
     ensure(fsdp.units().size() == 3, "two named units and one for the rest");
   });
+}
+
+TEST_CASE("a unit is of up to 4 MiB on a CPU, and of up to 64 on a GPU", "[fully_sharded]") {
+  const auto count_units = [](std::size_t expected) {
+    return [expected](const ProcessGroup& group) {
+      torch::nn::Sequential model;
+      for (int i = 0; i < 5; ++i)  // 16 MiB and a little
+        model->push_back(torch::nn::Linear(torch::nn::LinearOptions(2048, 2049).bias(false)));
+      model->to(group.device());
+      ensure(FullyShardedDataParallel(*model, group).units().size() == expected, "so many units");
+    };
+  };
+  test::run_ranks(1, count_units(5));
+  test::on_fake_gpus(1, count_units(2));
 }
