@@ -167,6 +167,7 @@ class OnCpu {
   explicit OnCpu(const c10::OperatorHandle& op) : op_(op) {}
 
   void call(torch::jit::Stack* stack) {
+    fake::wait_for_stream(fake::current_stream);
     static const std::set<std::string> kWaiting = {"aten::nonzero",
                                                    "aten::masked_select",
                                                    "aten::equal",
@@ -276,12 +277,20 @@ Tensor empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride, std::option
                                            type.value_or(at::kFloat));
 }
 
-/// Between the devices this is a wait, unless non_blocking.
+/// Between the devices this is a wait, unless non_blocking. Then, on a stream of the program's, a copy to the
+/// GPU is late for other streams.
 Tensor& copy(Tensor& self, const Tensor& from, bool non_blocking) {
   if (self.device() != from.device() && !non_blocking)
     note_wait(self.is_cpu() ? "copy to the CPU" : "copy to the GPU");
   if (self.device() != from.device()) fake::forbid_in_capture("copy from or to memory of the CPU");
-  fake::captured({self}, [self, from] { on_cpu(self).copy_(on_cpu(from)); });
+  const auto work = [self, from] { on_cpu(self).copy_(on_cpu(from)); };
+  fake::wait_for_stream(fake::current_stream);
+  if (!non_blocking || from.is_cuda() || fake::current_stream == fake::kDefaultStream || fake::graph_here()) {
+    fake::captured({self}, work);
+  } else {
+    on_cpu(self).zero_();
+    fake::add_late(fake::current_stream, work);
+  }
   return self;
 }
 

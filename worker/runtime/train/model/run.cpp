@@ -8,6 +8,7 @@
 #include <ddprun/common/errors.h>
 #include <ddprun/common/logging.h>
 #include <ddprun/common/text.h>
+#include <ddprun/ddp/model_tensors.h>
 
 namespace ddprun::train {
 namespace {
@@ -108,6 +109,7 @@ std::string graph_obstacle(const Run& run) {
            {options.accumulate > 1, "--accumulate"},
            {parallel.fsdp, "--fsdp"},
            {parallel.nan_check, "--nan-check"},
+           {!ddp::ModelTensors(*run.task.module).sparse.empty(), "sparse gradients"},
            {options.optim.schedule == LrScheduleKind::kOneCycle &&
                 options.optim.optimizer.kind != OptimizerKind::kAdadelta,
             "--lr-schedule=one-cycle, which changes the momentum too"},

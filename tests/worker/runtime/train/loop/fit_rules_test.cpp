@@ -7,6 +7,7 @@
 //
 // w is 1 at first, and 0.5 w + 0.3 after a step of SGD with the rate 0.1: 0.8, 0.7, 0.65.
 #include <torch/nn/init.h>
+#include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/types.h>
 
@@ -27,6 +28,8 @@
 #include <ddprun/train/loop/tuner.h>
 #include <ddprun/train/state/run_memory.h>
 #include "tests/support/catch.h"
+#include "tests/support/fake_gpus.h"
+#include "tests/support/refused.h"
 #include "tests/support/run_ranks.h"
 
 using namespace ddprun;
@@ -236,4 +239,16 @@ TEST_CASE("with drop_last no step has fewer samples, as with PyTorch's loader", 
   CHECK_THROWS_WITH(
       run_alone(one_weight_task(), options),
       ContainsSubstring("--drop-last: no rank has a whole batch, expected a --batch-size of 2"));
+}
+
+TEST_CASE("a module with sparse gradients is no CUDA graph", "[step_graph]") {
+  const TempDir dir;
+  auto task = one_weight_task();
+  task.module->register_module("table", torch::nn::Embedding(torch::nn::EmbeddingOptions(3, 1).sparse(true)));
+  auto options = three_epochs_in(dir.path());
+  options.cuda_graph = GraphChoice::kOn;
+  test::on_fake_gpus(1, [&](const ProcessGroup& group) {
+    test::ensure_refused([&] { fit(task, options, group); },
+                         "--cuda-graph=on: not possible with sparse gradients");
+  });
 }
