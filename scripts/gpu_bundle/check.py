@@ -59,8 +59,10 @@ def check_cpu(check):
 
 
 def check_tests(check):
+    programs = {"DDPRUN_PROGRAM": str(check.bundle / "bin/ddprun"), "WORKER_PROGRAM": str(check.bundle / "bin/worker")}
+
     def of(program, name):
-        done = check.run([program, name.replace(",", "\\,")], {})
+        done = check.run([program, name.replace(",", "\\,")], programs)
         return "" if done.returncode == 0 else f"exit {done.returncode}: {(done.stdout + done.stderr)[-600:]}"
     tests = [(program, name) for program in sorted((check.bundle / "tests").iterdir())
              for name in check.run([program, "--list-test-names-only", "[gpu]"], {}).stdout.splitlines() if name]
@@ -132,16 +134,17 @@ def killed_rank(check):
 
 
 def check_faults(check):
+    def refused(task, code, line, flags, environment):
+        done = check.worker(task, "fault", ["--device=cuda", *flags], environment)
+        return ended(done, code, ["worker: error: ", line])
+
     few = "per_process_memory_fraction:0.01"
-    checks = [("a hidden GPU", lambda: ended(check.worker("toy", "hidden", ["--device=cuda"], {"CUDA_VISIBLE_DEVICES": ""}), 2,
-                                             ["--device=cuda: expected an NVIDIA GPU"])),
+    checks = [("a hidden GPU", lambda: refused("toy", 2, "--device=cuda: expected an NVIDIA GPU", [], {"CUDA_VISIBLE_DEVICES": ""})),
               ("a killed rank", lambda: killed_rank(check))]
     if check.device == "cuda":
-        checks += [("a missing plug-in", lambda: ended(check.worker("toy", "plugin", ["--device=cuda"], {"DDPRUN_CUDA_PLUGIN": "/no/such.so"}), 2,
-                                                       ["/no/such.so"])),
-                   ("too little memory", lambda: ended(check.worker(
-                       "cifar10", "oom", ["--device=cuda", "--batch-size=18432", "--max-steps=1", "--precision=32"],
-                       {"PYTORCH_CUDA_ALLOC_CONF": few, "PYTORCH_ALLOC_CONF": few}), 1, ["out of memory"]))]
+        checks += [("a missing plug-in", lambda: refused("toy", 2, "/no/such.so", [], {"DDPRUN_CUDA_PLUGIN": "/no/such.so"})),
+                   ("too little memory", lambda: refused("cifar10", 1, "out of memory", ["--batch-size=18432", "--max-steps=1", "--precision=32"],
+                                                         {"PYTORCH_CUDA_ALLOC_CONF": few, "PYTORCH_ALLOC_CONF": few}))]
     check.each(checks)
 
 

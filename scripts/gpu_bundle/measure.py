@@ -25,7 +25,7 @@ def check_speed(check):
         problems = []
         for graph in ("off", "on"):
             out = f"{task}-speed-{graph}"
-            done = check.worker(task, out, [f"--device={check.device}", "--epochs=6", "--log-interval=1000", "--loader-threads=4", *SPEED[task],
+            done = check.worker(task, out, [f"--device={check.device}", "--epochs=6", "--log-interval=1000", "--loader-threads=8", *SPEED[task],
                                             f"--cuda-graph={graph}"])
             if done.returncode == 0:  # the first epoch has warm-up and capture
                 rates["eager" if graph == "off" else "graph"] = statistics.median(check.column(out, "samples_per_second")[1:]) / BATCH[task]

@@ -32,8 +32,7 @@ class Check:
         self.deadline, self.device = self.end, "cpu"
         site = self.torch.parent
         libraries = [self.torch / "lib", *sorted(site.glob("nvidia/*/lib")), self.bundle / "lib"]
-        self.environment = {**os.environ, "LD_LIBRARY_PATH": ":".join(map(str, libraries)),
-                            "DDPRUN_PROGRAM": str(self.bundle / "bin/ddprun"), "WORKER_PROGRAM": str(self.bundle / "bin/worker")}
+        self.environment = {**os.environ, "LD_LIBRARY_PATH": ":".join(map(str, libraries))}
         own = site.parents[2] / "bin/python3"
         self.python = own if own.exists() else sys.executable
 
