@@ -4,7 +4,7 @@
 //   DDPRUN_CUDA_PLUGIN=libfake_gpu.so  LD_PRELOAD=libcuda.so.1 (fake_cuda.cpp)
 //   FAKE_CUDA="version=...;name=..."
 //   FAKE_GPU_REFUSES=aten::NAME    this operator cannot be captured in a CUDA graph
-//   FAKE_GPU_MEMORY=MIB            all there is for what has been copied to it and what operators do not make
+//   FAKE_GPU_MEMORY=MIB            its size; results of operators do not count (fake_memory.h)
 //   either with @1                 on rank 1
 //
 // It is as strict as CUDA: an operator whose tensors are on different devices fails, and anything that makes
@@ -20,25 +20,23 @@
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/native/Resize.h>
 #include <c10/core/CPUAllocator.h>
-#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
-#include <c10/core/impl/alloc_cpu.h>
 #include <torch/library.h>
 #include <torch/csrc/distributed/c10d/reducer_timer.hpp>
 
 #include <atomic>
-#include <cstdlib>
-#include <cstring>
 #include <set>
 #include <stdexcept>
 
 #include "tests/support/fake_graph.h"
+#include "tests/support/fake_memory.h"
 #include "tests/support/fake_nccl.h"
 
 namespace {
 
 namespace fake = ddprun::test::fake;
 using at::Tensor;
+using fake::of_this_rank;
 using fake::on_cpu;
 
 c10::Device the_gpu(c10::kCUDA, 0);    // this rank's, whatever its number
@@ -53,60 +51,12 @@ void note_wait(const std::string& what) {
   if (sync_debug_mode == 1) TORCH_WARN(line);
 }
 
-/// The variable's value "VALUE", or "VALUE@RANK" on that rank; else "".
-std::string of_this_rank(const char* variable) {
-  const auto* const value = std::getenv(variable);
-  const auto* const rank = std::getenv("RANK");
-  const std::string text = value == nullptr ? "" : value, own = text.substr(0, text.find('@'));
-  return text == own || (rank != nullptr && text == own + "@" + rank) ? own : "";
-}
-
 bool refuses(const std::string& name) {
   static const auto refused = of_this_rank("FAKE_GPU_REFUSES");
   return name == refused;
 }
 
-/// Ends as LibTorch's allocator does, of whose message this is a part.
-[[noreturn]] void no_memory(std::size_t wanted, std::size_t total, std::size_t allocated) {
-  const auto mib = [](std::size_t bytes) { return std::to_string(bytes >> 20) + " MiB"; };
-  TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. Tried to allocate ", mib(wanted),
-                   ". GPU 0 has a total capacity of ", mib(total), " of which ", mib(total - allocated),
-                   " is free. Of the allocated memory ", mib(allocated), " is allocated by PyTorch");
-}
-
-struct Memory final : c10::DeviceAllocator {
-  static constexpr std::size_t kHeader = 64;  // holds the size; keeps the alignment
-  static inline std::atomic<std::size_t> allocated = 0;
-
-  bool initialized() override { return true; }
-  void emptyCache(c10::MempoolId_t) override {}
-  void recordStream(const c10::DataPtr&, c10::Stream) override {}
-  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex) override { return {}; }
-  void resetAccumulatedStats(c10::DeviceIndex) override {}
-  void resetPeakStats(c10::DeviceIndex) override {}
-  c10::DataPtr allocate(std::size_t bytes) override {
-    static const auto limit = of_this_rank("FAKE_GPU_MEMORY");
-    static const auto total = limit.empty() ? ~std::size_t{0} : std::size_t{std::stoul(limit)} << 20;
-    if (bytes == 0) return {nullptr, nullptr, &release, the_gpu};
-    if (allocated + bytes > total) no_memory(bytes, total, allocated);
-    allocated += bytes;
-    auto* const memory = static_cast<char*>(c10::alloc_cpu(bytes + kHeader));
-    std::memcpy(memory, &bytes, sizeof bytes);
-    return {memory + kHeader, memory + kHeader, &release, the_gpu};
-  }
-  static void release(void* memory) {
-    if (memory == nullptr) return;
-    std::size_t bytes = 0;
-    std::memcpy(&bytes, static_cast<char*>(memory) - kHeader, sizeof bytes);
-    allocated -= bytes;
-    c10::free_cpu(static_cast<char*>(memory) - kHeader);
-  }
-  c10::DeleterFnPtr raw_deleter() const override { return &release; }
-  void copy_data(void* to, const void* from, std::size_t bytes) const override {
-    default_copy_data(to, from, bytes);
-  }
-};
-Memory memory;
+fake::Memory memory(the_gpu);
 [[maybe_unused]] const bool has_allocator = (c10::SetAllocator(c10::kCUDA, &memory), true);
 
 /// One device, whose streams execute everything at once, except NCCL's (fake_nccl.h).

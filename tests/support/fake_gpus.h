@@ -17,8 +17,7 @@ namespace ddprun::test {
 inline void on_fake_gpus(int ranks, const std::function<void(const ddp::ProcessGroup&)>& body) {
   if (::dlopen(DDPRUN_FAKE_CUDA, RTLD_NOW | RTLD_LOCAL) == nullptr) throw std::runtime_error(::dlerror());
   std::string gpus = "version=13000";
-  for (int rank = 1; rank <= ranks; ++rank)
-    gpus += ";name=Fake capability=90 uuid=" + std::to_string(rank);
+  for (int rank = 1; rank <= ranks; ++rank) gpus += ";name=Fake capability=90 uuid=" + std::to_string(rank);
   ::setenv("FAKE_CUDA", gpus.c_str(), 1);
   ::setenv("DDPRUN_CUDA_PLUGIN", DDPRUN_FAKE_GPU, 1);
   spawn(ranks, [&](const WorkerEnv& env) {
