@@ -9,6 +9,5 @@ using namespace ddprun;
 TEST_CASE("a rank that exchanges with itself trains as one of two equal ranks", "[world_of_one]") {
   const std::string kind = GENERATE("ddp", "fsdp", "powersgd");
   CAPTURE(kind);
-  test::on_fake_gpus(1,
-                         [&](const ddp::ProcessGroup& group) { test::check_world_of_one(group, 8, kind); });
+  test::on_fake_gpus(1, [&](const ddp::ProcessGroup& group) { test::check_world_of_one(group, 8, kind); });
 }

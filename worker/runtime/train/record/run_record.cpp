@@ -214,7 +214,8 @@ void RunRecord::settle() {
 void RunRecord::finish(const std::string& json) {
   flush();
   unless_disk_full([&] { write_file_atomic(summary_path(), json); });
-  if (!saved_) throw IoError(checkpoint_path(), "no checkpoint was written in the whole run", disk_error_);
+  if (!saved_ && disk_error_ != 0)
+    throw IoError(checkpoint_path(), "no checkpoint was written in the whole run", disk_error_);
 }
 
 }  // namespace ddprun::train

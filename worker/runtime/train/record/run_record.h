@@ -69,7 +69,8 @@ class RunRecord {
   /// settle(), then frees the copy in memory.
   void flush();
 
-  /// flush(), then writes summary.json. throws  IoError if no checkpoint was written in the whole run
+  /// flush(), then writes summary.json. throws  IoError if the disk was full and no checkpoint was written in
+  /// the whole run
   void finish(const std::string& json);
 
   std::filesystem::path checkpoint_folder() const { return folder_ / "checkpoints"; }

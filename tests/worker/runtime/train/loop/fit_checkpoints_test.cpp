@@ -230,3 +230,13 @@ TEST_CASE("ranks without a disk in common resume from rank 0's checkpoint", "[fi
     for (std::size_t i = 0; i < apart.size(); ++i) CHECK(apart[i].second.equal(whole[i].second));
   }
 }
+
+TEST_CASE("a run may end without a checkpoint if none is asked for", "[fit]") {
+  const TempDir dir;
+  auto options = options_in(dir.path(), 1);
+  options.checkpoint.top_k = 0;
+  options.checkpoint.save_last = false;
+  run(make_task(), options);
+  CHECK(fs::exists(options.out / "summary.json"));
+  CHECK_FALSE(fs::exists(options.out / "checkpoints/last.pt"));
+}
