@@ -42,7 +42,7 @@ TEST_CASE("a batch travels to the GPU on another stream, for which the current o
     data::Loader loader(numbers, {.batch_size = 4, .threads = 1, .device = group.device()});
     loader.start_epoch({0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11});
     for (float first = 1; const auto batch = loader.next(); first += 4)
-      ensure(batch->input.is_cuda() && batch->input.cpu().equal(torch::arange(first, first + 4)), "values");
+      ensure(batch->target.is_cuda() && batch->target.cpu().equal(torch::arange(first, first + 4)), "values");
     ensure(numbers.stream != stream_here(group.device()), "another stream");
   });
 }
