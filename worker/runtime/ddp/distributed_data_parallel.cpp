@@ -132,12 +132,11 @@ std::shared_ptr<Reducer> make_reducer(const std::vector<torch::Tensor>& paramete
 
 }  // namespace
 
-/// With one rank there is no reducer.
+/// A rank alone has no reducer (ProcessGroup::communicates()).
 struct DistributedDataParallel::Engine {
   Engine(const ModelTensors& model, const ProcessGroup& group, const Options& options);
   ~Engine();
   void gradient_computed(std::size_t parameter);
-  void notice_unsynchronised(std::size_t parameter);
 
   void before_forward(bool synchronize, std::optional<std::int64_t> samples);
   void after_forward(bool synchronize, const OutputVisitor& visit_output);
@@ -221,15 +220,14 @@ DistributedDataParallel::Engine::~Engine() {
 void DistributedDataParallel::Engine::gradient_computed(std::size_t parameter) {
   if (reduces_at_end.exchange(false))
     torch::autograd::Engine::get_default_engine().queue_callback([this] { reducer->delay_all_reduce(); });
-  notice_unsynchronised(parameter);
-  if (++gradients == parameters.size()) LeaveAtOnce::end();
-}
-
-/// Warns, once, about a gradient that no forward() of this led to: the ranks would silently drift apart.
-void DistributedDataParallel::Engine::notice_unsynchronised(std::size_t parameter) {
   const auto* only = torch::autograd::get_current_graph_task_exec_info();
   if (only != nullptr && !only->empty()) return;  // from autograd::grad(), as for gradient checkpointing
-  if (std::exchange(seen_in_forward[parameter], forwards) != forwards || std::exchange(warned, true)) return;
+  if (std::exchange(seen_in_forward[parameter], forwards) != forwards) {
+    if (++gradients == parameters.size()) LeaveAtOnce::end();
+    return;
+  }
+  // No forward() of this led to it: the ranks would silently drift apart.
+  if (std::exchange(warned, true)) return;
   log_warning(
       "DistributedDataParallel: the gradient of " + names[parameter] +
       " comes from a forward pass that the other ranks do not share: call the DistributedDataParallel, "

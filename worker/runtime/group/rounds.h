@@ -69,8 +69,8 @@ class LeaveAtOnce {
  public:
   LeaveAtOnce();
   ~LeaveAtOnce();
-  /// No longer in this pass of this thread. DistributedDataParallel calls it at the last gradient: from here
-  /// on the lost rank may have completed the step, which this one can complete as well.
+  /// No longer in this pass of this thread. DistributedDataParallel calls it at every parameter's last
+  /// gradient: from here on the lost rank may have completed the step, which this one can complete as well.
   static void end();
   LeaveAtOnce(const LeaveAtOnce&) = delete;
   LeaveAtOnce& operator=(const LeaveAtOnce&) = delete;

@@ -247,11 +247,11 @@ at::Tensor FullyShardedDataParallel::clip_grad_norm(double max_norm) {
     if (shard.grad().defined()) gradients.push_back(shard.grad());
   std::vector<at::Tensor> squares = {at::zeros({}, at::dtype(at::kDouble).device(group.device()))};
   for (const auto& gradient : gradients)
-    squares[0].add_(at::linalg_vector_norm(gradient).to(at::kDouble).square());
+    squares[0].add_(at::linalg_vector_norm(gradient).to(group.device(), at::kDouble).square());
   if (group.size() > 1) group.handle()->allreduce(squares)->wait();
   const auto norm = squares[0].sqrt();
   const auto scale = (max_norm / (norm + 1e-6)).clamp_max(1);  // NaN stays NaN, and shows
-  for (auto& gradient : gradients) gradient.mul_(scale);
+  for (auto& gradient : gradients) gradient.mul_(scale.to(gradient.device()));
   return norm;
 }
 

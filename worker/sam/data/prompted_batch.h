@@ -32,7 +32,8 @@ struct PromptedPicture {
 ///   shown[i]               uint8 [H_i, W_i, 3], picture i; shared memory, do not write to it
 data::Batch make_prompted_batch(const std::vector<PromptedPicture>& pictures, const SamProcessor& processor);
 
-/// The same in two halves, as Dataset::get_raw_batch() and prepare(): pictures and targets travel as bytes.
+/// The same in two halves, as Dataset::get_raw_batch() and prepare(): pictures and targets travel as bytes,
+/// and extra ends with processor.colours().
 data::Batch make_raw_batch(const std::vector<PromptedPicture>& pictures, const SamProcessor& processor);
 data::Batch prepare_prompted_batch(data::Batch raw, const SamProcessor& processor);
 

@@ -411,7 +411,8 @@ class Trainer {
     summary.memory = peak_memory(run_.group);
     evaluation_.add_to(summary);
     summary.spent = status_.spent();
-    summary.checkpoint = saver_.last_path();
+    if (const auto& save = run_.options.checkpoint; save.save_last || save.top_k != 0)
+      summary.checkpoint = saver_.last_path();
     summary.best_checkpoint = saver_.best_path();
     summary.stop_reason = control_.stop_reason().value_or("");
     if (run_.options.precision.precision == Precision::k16Mixed)

@@ -102,7 +102,7 @@ bool keeps_parts(const TrainerOptions& options) {
 std::string graph_obstacle(const Run& run) {
   const auto& options = run.options;
   const auto& parallel = options.parallel;
-  const bool alone = run.group.size() == 1;
+  const bool alone = !run.group.communicates();
   for (const auto& [stands, obstacle] : std::initializer_list<std::pair<bool, const char*>>{
            {!run.group.device().is_cuda(), "a CPU"},
            {options.memory != nullptr, "--recover-on-gpu"},

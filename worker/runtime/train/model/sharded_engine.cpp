@@ -85,7 +85,7 @@ class ShardedEngine : public ParallelEngine {
     state.ema = averages;
     return shards;
   }
-  bool reads_shards() const override { return run_.group.size() > 1; }
+  bool reads_shards() const override { return run_.group.communicates(); }
   void load_shards(const TrainingState& state, const std::filesystem::path& source,
                    torch::optim::Optimizer& optimizer, Ema* ema) override {
     load_shards(state, source, "model");

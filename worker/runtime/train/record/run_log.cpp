@@ -45,7 +45,7 @@ nlohmann::ordered_json to_json(const RunSummary& summary, const Task& task, int 
   add(summary.train, "train");
   add(summary.validation, "val");
   add(summary.test, "test");
-  json["checkpoint"] = summary.checkpoint.string();
+  if (!summary.checkpoint.empty()) json["checkpoint"] = summary.checkpoint.string();
   if (!summary.best_checkpoint.empty()) json["best_checkpoint"] = summary.best_checkpoint.string();
   if (!summary.stop_reason.empty()) json["stopped"] = summary.stop_reason;
   if (summary.loss_scale) {
@@ -243,13 +243,13 @@ void RunLog::finish(const RunSummary& summary) {
   // A path is bytes, JSON is UTF-8.
   const auto json = to_json(summary, run_.task, run_.group.size())
                         .dump(2, ' ', false, nlohmann::json::error_handler_t::replace);
-  record_->finish(json + "\n");
+  record_->finish(json + "\n", !summary.checkpoint.empty());
   record_->add_events([&](report::TensorBoardSink& sink, std::int64_t) { sink.add_end(summary.steps); });
-  print("checkpoint: " + summary.checkpoint.string());
+  if (!summary.checkpoint.empty()) print("checkpoint: " + summary.checkpoint.string());
   print("metrics:    " + record_->metrics_path().string());
   print("summary:    " + record_->summary_path().string());
   if (run_.options.report) write_report();
-  if (run_.task.write_weights) write_best(summary);
+  if (run_.task.write_weights && !summary.checkpoint.empty()) write_best(summary);
 }
 
 /// A failure is only a warning: the checkpoint exists.

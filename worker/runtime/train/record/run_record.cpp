@@ -211,10 +211,10 @@ void RunRecord::settle() {
   if (undo && !writer_.wrote_first()) undo();
 }
 
-void RunRecord::finish(const std::string& json) {
+void RunRecord::finish(const std::string& json, bool expects_checkpoint) {
   flush();
   unless_disk_full([&] { write_file_atomic(summary_path(), json); });
-  if (!saved_ && disk_error_ != 0)
+  if (!saved_ && expects_checkpoint)
     throw IoError(checkpoint_path(), "no checkpoint was written in the whole run", disk_error_);
 }
 

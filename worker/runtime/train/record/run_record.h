@@ -69,9 +69,9 @@ class RunRecord {
   /// settle(), then frees the copy in memory.
   void flush();
 
-  /// flush(), then writes summary.json. throws  IoError if the disk was full and no checkpoint was written in
+  /// flush(), then writes summary.json. throws  IoError if a checkpoint is expected and none was written in
   /// the whole run
-  void finish(const std::string& json);
+  void finish(const std::string& json, bool expects_checkpoint = true);
 
   std::filesystem::path checkpoint_folder() const { return folder_ / "checkpoints"; }
   std::filesystem::path checkpoint_path() const { return checkpoint_folder() / "last.pt"; }
