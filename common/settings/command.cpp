@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <cctype>
 #include <cstdio>
-#include <iostream>
 
 #include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
 #include <ddprun/common/text.h>
 
@@ -44,7 +44,9 @@ bool is_in(const std::string& word, const std::vector<std::string>& words) {
 }
 
 /// The setting with this flag or alias, or the only one whose flag begins with it. throws UsageError
-const Setting& find_flag(const std::string& typed, const Command& command) {
+///
+/// word  the whole word, for messages about short flags
+const Setting& find_flag(const std::string& typed, const std::string& word, const Command& command) {
   const std::string name = with_dashes(typed);
   std::vector<const Setting*> begins;
   std::vector<std::string> meant;
@@ -60,7 +62,7 @@ const Setting& find_flag(const std::string& typed, const Command& command) {
   }
   if (begins.size() == 1) return *begins[0];
   throw UsageError(
-      (begins.empty() ? "unknown flag " : "ambiguous flag ") + single_quoted(typed) +
+      (begins.empty() ? "unknown flag " : "ambiguous flag ") + single_quoted(typed[1] == '-' ? typed : word) +
       (meant.empty() ? ", see " + command.name + " --help" : ": did you mean " + one_of(meant) + "?"));
 }
 
@@ -79,7 +81,7 @@ std::size_t read_flag(const std::vector<std::string>& words, std::size_t i, cons
   const bool is_short = word[1] != '-';
   const auto name_end = is_short ? std::size_t{2} : std::min(word.find('='), word.size());
   const std::string name = word.substr(0, name_end);
-  const Setting& setting = find_flag(name, command);
+  const Setting& setting = find_flag(name, word, command);
   const std::string source = is_short ? name : setting.flag();
   std::string text = "true";
   if (name_end < word.size()) {
@@ -258,7 +260,7 @@ bool apply_words(const std::vector<std::string>& words, const Command& command,
 }
 
 void print_help(const std::string& text) {
-  std::cout << (takes_colours(STDOUT_FILENO) ? with_bold_headings(text) : text) << std::flush;
+  write_stdout(takes_colours(STDOUT_FILENO) ? with_bold_headings(text) : text);
 }
 
 std::string did_you_mean(const std::string& typed, const std::vector<std::string>& names) {

@@ -23,12 +23,23 @@ std::string place(const std::filesystem::path& path, const toml::source_region& 
   return printable(path.string() + ":" + std::to_string(where.begin.line) + ": ");
 }
 
+/// toml++'s words for the most common mistakes, in plainer ones.
+std::string plainer(const std::string& text) {
+  const auto has = [&](const char* part) { return text.find(part) != std::string::npos; };
+  if (has("multi-line")) return text;
+  if (has("control characters other than TAB") || has("string: encountered end-of-file"))
+    return std::string("expected the string to end with ") + (has("literal") ? "'" : "\"") + " on this line";
+  if (has("expected value, saw")) return "expected a value after '='";
+  if (has("pair: cannot redefine")) return text.substr(text.find(" '") + 1) + " is given twice";
+  return text;
+}
+
 toml::table parse(const std::filesystem::path& path) {
   const std::string text = read_file(path, kMaxBytes);
   try {
     return toml::parse(text);
   } catch (const toml::parse_error& error) {
-    throw UsageError(place(path, error.source()) + printable(error.description()));
+    throw UsageError(place(path, error.source()) + printable(plainer(std::string(error.description()))));
   }
 }
 
