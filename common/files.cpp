@@ -101,7 +101,7 @@ bool write_all(int fd, std::string_view bytes, int patience_ms) noexcept {
 }
 
 void write_stdout(std::string_view text) {
-  if (!write_all(STDOUT_FILENO, text)) throw IoError("stdout", "cannot write", errno);
+  if (!write_all(STDOUT_FILENO, text) && errno != EPIPE) throw IoError("stdout", "cannot write", errno);
 }
 
 UniqueFd open_dev_null(int mode) {

@@ -106,11 +106,15 @@ const Setting& find_setting(const std::string& name, const Command& command) {
   throw std::logic_error("broken invariant: a positional is a setting");
 }
 
+std::string usage(const Command& command);
+
 Values assign_positionals(const std::vector<std::string>& words, const Command& command) {
   Values values;
   std::size_t place = 0;
   for (const std::string& word : words) {
-    if (place == command.positionals.size()) throw UsageError("unknown argument " + single_quoted(word));
+    if (place == command.positionals.size())
+      throw UsageError("unexpected argument " + single_quoted(word) +
+                       (place == 0 ? ": " + command.name + " takes only flags" : "; " + usage(command)));
     const auto& [name, shown] = command.positionals[place];
     const Setting& setting = find_setting(name, command);
     values.add(setting, {word, shown});
@@ -120,6 +124,7 @@ Values assign_positionals(const std::vector<std::string>& words, const Command& 
 }
 
 std::string usage(const Command& command) {
+  if (!command.usage.empty()) return "usage: " + command.usage;
   std::string text = "usage: " + command.name + " [flags]";
   for (const auto& [name, shown] : command.positionals) text += " " + shown;
   return text;
@@ -153,7 +158,8 @@ std::string help_line(const std::string& name, const std::string& help) {
 std::string help_line(const Setting& setting) {
   const std::string alias = setting.alias.empty() ? "" : setting.alias + ", ";
   const std::string type = setting.type_name.empty() ? "" : " " + setting.type_name;
-  return help_line(alias + setting.flag() + type, setting.help + default_text(setting));
+  return help_line(alias + setting.flag() + type,
+                   setting.help + (setting.help.ends_with(']') ? "" : default_text(setting)));
 }
 
 }  // namespace

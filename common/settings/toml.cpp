@@ -177,13 +177,13 @@ Values read_toml(const std::filesystem::path& path, const Command& command) {
   return std::move(reader.values);
 }
 
-std::string top_level_text(const std::filesystem::path& path, const std::string& key) {
+Given top_level_text(const std::filesystem::path& path, const std::string& key) {
   const auto root = parse(path);
   const auto* node = root.get(key);
-  if (node == nullptr) return "";
+  if (node == nullptr) return {};
   if (!node->is_string())
     throw UsageError(place(path, node->source()) + key + ": expected a string, got " + shown(*node));
-  return node->as_string()->get();
+  return {node->as_string()->get(), place(path, node->source())};
 }
 
 std::string to_toml(const Command& command, bool whole) {
