@@ -27,10 +27,21 @@ class IoError : public std::runtime_error {
                      (error_number != 0 ? std::string(": ") + std::strerror(error_number) : ""))),
         path(std::move(path)),
         error_number(error_number) {}
+  /// Names the flag that named the file, too.
+  IoError(const std::string& flag, const IoError& error)
+      : std::runtime_error(flag + ": " + error.what()), path(error.path), error_number(error.error_number) {}
 
   std::filesystem::path path;
   int error_number;
 };
+
+/// Calls function(); its IoErrors then name the flag: "--config: FILE: cannot open: Permission denied".
+template <typename Function>
+auto for_flag(const std::string& flag, Function function) try {
+  return function();
+} catch (const IoError& error) {
+  throw IoError(flag, error);
+}
 
 /// Throws std::logic_error if the condition is false: a bug in ddprun, not a fault of the user or the system.
 inline void ensure(bool condition, const char* message) {

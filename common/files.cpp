@@ -100,6 +100,10 @@ bool write_all(int fd, std::string_view bytes, int patience_ms) noexcept {
   return true;
 }
 
+void write_stdout(std::string_view text) {
+  if (!write_all(STDOUT_FILENO, text) && errno != EPIPE) throw IoError("stdout", "cannot write", errno);
+}
+
 UniqueFd open_dev_null(int mode) {
   UniqueFd fd(::open("/dev/null", mode | O_CLOEXEC));
   if (!fd) throw IoError("/dev/null", "cannot open", errno);

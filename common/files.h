@@ -58,6 +58,9 @@ UniqueFd open_regular_file(const std::filesystem::path& path);
 /// nothing for patience_ms (-1: wait forever).
 bool write_all(int fd, std::string_view bytes, int patience_ms = -1) noexcept;
 
+/// A reader that has gone (| head) is no error. throws IoError
+void write_stdout(std::string_view text);
+
 /// mode: O_RDONLY or O_WRONLY. throws IoError
 UniqueFd open_dev_null(int mode);
 

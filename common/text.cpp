@@ -167,10 +167,10 @@ std::string joined(const std::vector<std::string>& words, std::string_view separ
   return text;
 }
 
-std::string one_of(const std::vector<std::string>& names) {
+std::string one_of(const std::vector<std::string>& names, const std::string& last) {
   std::string text;
   for (std::size_t i = 0; i < names.size(); ++i)
-    text += (i == 0 ? "" : i + 1 == names.size() ? " or " : ", ") + names[i];
+    text += (i == 0 ? "" : i + 1 == names.size() ? " " + last + " " : ", ") + names[i];
   return text;
 }
 

@@ -57,7 +57,7 @@ std::string with_dashes(std::string name);
 std::string joined(const std::vector<std::string>& words, std::string_view separator);
 
 /// "auto, cpu or cuda"
-std::string one_of(const std::vector<std::string>& names);
+std::string one_of(const std::vector<std::string>& names, const std::string& last = "or");
 
 /// "an integer from 1 to 9"
 std::string integer_from(std::int64_t low, std::int64_t high);

@@ -20,15 +20,17 @@ constexpr std::pair<const char*, std::optional<int> WorkerEnv::*> kDescriptors[]
 
 /// True if a launcher set the rendezvous variables, false if none are set; throws if only some are.
 bool launched(const EnvLookup& lookup) {
-  std::string missing, present;
+  std::vector<std::string> missing, present;
   for (const char* name : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) {
     const auto value = lookup(name);
-    std::string& list = value && !value->empty() ? present : missing;
-    list += (list.empty() ? "" : ", ") + std::string(name);
+    (value && !value->empty() ? present : missing).emplace_back(name);
   }
+  const auto all_are = [](const auto& names) {
+    return one_of(names, "and") + (names.size() == 1 ? " is" : " are");
+  };
   if (!present.empty() && !missing.empty())
-    throw UsageError("environment: " + missing + " not set although " + present +
-                     " is: expected all four (a launcher sets them) or none (one process)");
+    throw UsageError("environment: " + all_are(present) + " set but " + all_are(missing) +
+                     " not: expected all four (a launcher sets them) or none (a single process)");
   return missing.empty();
 }
 

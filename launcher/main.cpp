@@ -1,8 +1,8 @@
 #include <unistd.h>
 
 #include <exception>
-#include <iostream>
 
+#include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
 #include <ddprun/common/settings/command.h>
 #include <ddprun/common/text.h>
@@ -19,13 +19,13 @@ int main(int argc, char** argv) {
   try {
     const Options options = parse_options({argv + (argc > 0 ? 1 : 0), argv + argc});
     if (options.help) settings::print_help(help_text());
-    if (options.version) std::cout << "ddprun " DDPRUN_VERSION "\n";
-    if (options.help || options.version) return std::cout.flush() ? 0 : LaunchError::kOwnFailure;
+    if (options.version) write_stdout("ddprun " DDPRUN_VERSION "\n");
+    if (options.help || options.version) return 0;
 
     std::vector<std::string> environment;
     for (char** variable = environ; *variable != nullptr; ++variable) environment.emplace_back(*variable);
-    if (const auto unknown = unknown_variables(environment); !unknown.empty())
-      log_warning("no flag has such a variable: " + printable(joined(unknown, ", ")));
+    for (const std::string& unknown : unknown_variables(environment))
+      log_warning("unknown variable " + printable(unknown));
     const RunResult result = run_job(options, environment);
     if (result.ended_by) end_by_signal(*result.ended_by);
     return result.exit_code;

@@ -2,12 +2,12 @@
 # Configures and builds; programs go to build/bin (release) or build-NAME/bin.
 #
 # usage: scripts/build.sh [--debug|--asan|--tsan|--portable] [--launcher|--programs] [cmake arguments]
-#   --launcher  only ddprun, which needs no LibTorch
-#   --programs  only ddprun and worker, without tests
+#   --launcher  only ddprun and ddpctl, which need no LibTorch
+#   --programs  only ddprun, ddpctl and worker, without tests
 #   --debug     everything, without optimisation            (build-debug)
 #   --asan      launcher and common, AddressSanitizer+UBSan (build-asan)
 #   --tsan      launcher and common, ThreadSanitizer        (build-tsan)
-#   --portable  ddprun alone, small and stripped, for any Linux with glibc 2.28 or later (build-portable)
+#   --portable  ddprun and ddpctl, small and stripped, for any Linux with glibc 2.28 or later (build-portable)
 #
 # Useful cmake arguments:
 #   -DDDPRUN_UNITY=OFF  compile each file by itself: slower as a whole, but a change to one file takes seconds
@@ -18,14 +18,14 @@ preset=release arguments=() targets=()
 for argument in "$@"; do
   case $argument in
     --debug | --asan | --tsan | --portable) preset=${argument#--} ;;
-    --launcher) targets=(--target ddprun) arguments+=(-DDDPRUN_WORKER=OFF) ;;
-    --programs) targets=(--target ddprun worker) arguments+=(-DDDPRUN_WORKER=ON) ;;
+    --launcher) targets=(--target ddprun ddpctl) arguments+=(-DDDPRUN_WORKER=OFF) ;;
+    --programs) targets=(--target ddprun ddpctl worker) arguments+=(-DDDPRUN_WORKER=ON) ;;
     --help | -h) usage ;;
     -D*) arguments+=("$argument") ;;
     *) say "error: unknown argument '$argument', expected --debug, --asan, --tsan, --portable, --launcher, --programs or -D..."; exit 2 ;;
   esac
 done
-[ "$preset" != portable ] || targets=(--target ddprun)
+[ "$preset" != portable ] || targets=(--target ddprun ddpctl)
 
 cd "$root"
 command -v cmake >/dev/null || die "cmake is missing: run scripts/setup.sh first"

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <cstdlib>
 #include <exception>
+#include <filesystem>
 #include <future>
-#include <iostream>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -18,6 +18,7 @@
 #include <torch/nn/module.h>
 #include <torch/types.h>
 
+#include <ddprun/common/files.h>
 #include <ddprun/common/heartbeat.h>
 #include <ddprun/common/logging.h>
 #include <ddprun/common/standby.h>
@@ -74,7 +75,7 @@ bool run_instead_of_training(const Config& config, const train::Task& task, cons
     train::evaluate_only(task, config.train, group, config.model.eval);
   else
     return false;
-  if (group.rank() == 0) std::cout << text << std::flush;
+  if (group.rank() == 0) write_stdout(text);
   return true;
 }
 
@@ -93,7 +94,9 @@ void prepare_run(Config& config, const ddp::ProcessGroup& group, TaskInMemory& i
   train::RunMemory& memory = in_memory.run;
   if (on_rank_0 && !std::exchange(in_memory.has_folder, true)) {
     if (memory.folder.empty()) {
-      config.train.out = make_run_folder(config);
+      const bool is_new = config.train.out.empty() || !std::filesystem::exists(config.train.out);
+      const auto& folder = config.train.out = make_run_folder(config);
+      if (is_new) before_failure([folder] { remove_unused_run_folder(folder); });
     } else {  // that of the rank 0 that was lost
       config.train.out = memory.folder;
       lock_run_folder(memory.folder);

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <cctype>
 #include <cstdio>
-#include <iostream>
 
 #include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
 #include <ddprun/common/text.h>
 
@@ -44,7 +44,9 @@ bool is_in(const std::string& word, const std::vector<std::string>& words) {
 }
 
 /// The setting with this flag or alias, or the only one whose flag begins with it. throws UsageError
-const Setting& find_flag(const std::string& typed, const Command& command) {
+///
+/// word  the whole word, for messages about short flags
+const Setting& find_flag(const std::string& typed, const std::string& word, const Command& command) {
   const std::string name = with_dashes(typed);
   std::vector<const Setting*> begins;
   std::vector<std::string> meant;
@@ -60,7 +62,7 @@ const Setting& find_flag(const std::string& typed, const Command& command) {
   }
   if (begins.size() == 1) return *begins[0];
   throw UsageError(
-      (begins.empty() ? "unknown flag " : "ambiguous flag ") + single_quoted(typed) +
+      (begins.empty() ? "unknown flag " : "ambiguous flag ") + single_quoted(typed[1] == '-' ? typed : word) +
       (meant.empty() ? ", see " + command.name + " --help" : ": did you mean " + one_of(meant) + "?"));
 }
 
@@ -79,7 +81,7 @@ std::size_t read_flag(const std::vector<std::string>& words, std::size_t i, cons
   const bool is_short = word[1] != '-';
   const auto name_end = is_short ? std::size_t{2} : std::min(word.find('='), word.size());
   const std::string name = word.substr(0, name_end);
-  const Setting& setting = find_flag(name, command);
+  const Setting& setting = find_flag(name, word, command);
   const std::string source = is_short ? name : setting.flag();
   std::string text = "true";
   if (name_end < word.size()) {
@@ -104,11 +106,15 @@ const Setting& find_setting(const std::string& name, const Command& command) {
   throw std::logic_error("broken invariant: a positional is a setting");
 }
 
+std::string usage(const Command& command);
+
 Values assign_positionals(const std::vector<std::string>& words, const Command& command) {
   Values values;
   std::size_t place = 0;
   for (const std::string& word : words) {
-    if (place == command.positionals.size()) throw UsageError("unknown argument " + single_quoted(word));
+    if (place == command.positionals.size())
+      throw UsageError("unexpected argument " + single_quoted(word) +
+                       (place == 0 ? ": " + command.name + " takes only flags" : "; " + usage(command)));
     const auto& [name, shown] = command.positionals[place];
     const Setting& setting = find_setting(name, command);
     values.add(setting, {word, shown});
@@ -118,6 +124,7 @@ Values assign_positionals(const std::vector<std::string>& words, const Command& 
 }
 
 std::string usage(const Command& command) {
+  if (!command.usage.empty()) return "usage: " + command.usage;
   std::string text = "usage: " + command.name + " [flags]";
   for (const auto& [name, shown] : command.positionals) text += " " + shown;
   return text;
@@ -151,7 +158,8 @@ std::string help_line(const std::string& name, const std::string& help) {
 std::string help_line(const Setting& setting) {
   const std::string alias = setting.alias.empty() ? "" : setting.alias + ", ";
   const std::string type = setting.type_name.empty() ? "" : " " + setting.type_name;
-  return help_line(alias + setting.flag() + type, setting.help + default_text(setting));
+  return help_line(alias + setting.flag() + type,
+                   setting.help + (setting.help.ends_with(']') ? "" : default_text(setting)));
 }
 
 }  // namespace
@@ -258,7 +266,7 @@ bool apply_words(const std::vector<std::string>& words, const Command& command,
 }
 
 void print_help(const std::string& text) {
-  std::cout << (takes_colours(STDOUT_FILENO) ? with_bold_headings(text) : text) << std::flush;
+  write_stdout(takes_colours(STDOUT_FILENO) ? with_bold_headings(text) : text);
 }
 
 std::string did_you_mean(const std::string& typed, const std::vector<std::string>& names) {

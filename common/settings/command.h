@@ -60,6 +60,7 @@ struct Command {
   std::string name;                 ///< "worker mnist"
   std::string task;                 ///< "mnist": has this task's settings and those shared by all tasks
   std::string description, footer;  ///< in the help
+  std::string usage = {};  ///< "worker sam --predict IMAGE ..."; empty: made from name and positionals
   std::vector<Setting> settings;
   std::vector<std::string> often;  ///< names of settings that the help shows first, under a heading
   /// Settings given without a flag, in this order, and their names in the help.
@@ -97,8 +98,8 @@ bool apply_words(const std::vector<std::string>& words, const Command& command,
 /// section or key, one of another task, and a value of another type
 Values read_toml(const std::filesystem::path& path, const Command& command);
 
-/// The text of a key at the top of the file; empty if absent. throws as read_toml()
-std::string top_level_text(const std::filesystem::path& path, const std::string& key);
+/// A key at the top of the file, with its place; empty if absent. throws as read_toml()
+Given top_level_text(const std::filesystem::path& path, const std::string& key);
 
 /// The command's settings as a file for read_toml(). A setting without a value becomes a comment.
 ///

@@ -23,12 +23,23 @@ std::string place(const std::filesystem::path& path, const toml::source_region& 
   return printable(path.string() + ":" + std::to_string(where.begin.line) + ": ");
 }
 
+/// toml++'s words for the most common mistakes, in plainer ones.
+std::string plainer(const std::string& text) {
+  const auto has = [&](const char* part) { return text.find(part) != std::string::npos; };
+  if (has("multi-line")) return text;
+  if (has("control characters other than TAB") || has("string: encountered end-of-file"))
+    return std::string("expected the string to end with ") + (has("literal") ? "'" : "\"") + " on this line";
+  if (has("expected value, saw")) return "expected a value after '='";
+  if (has("pair: cannot redefine")) return text.substr(text.find(" '") + 1) + " is given twice";
+  return text;
+}
+
 toml::table parse(const std::filesystem::path& path) {
   const std::string text = read_file(path, kMaxBytes);
   try {
     return toml::parse(text);
   } catch (const toml::parse_error& error) {
-    throw UsageError(place(path, error.source()) + printable(error.description()));
+    throw UsageError(place(path, error.source()) + printable(plainer(std::string(error.description()))));
   }
 }
 
@@ -166,13 +177,13 @@ Values read_toml(const std::filesystem::path& path, const Command& command) {
   return std::move(reader.values);
 }
 
-std::string top_level_text(const std::filesystem::path& path, const std::string& key) {
+Given top_level_text(const std::filesystem::path& path, const std::string& key) {
   const auto root = parse(path);
   const auto* node = root.get(key);
-  if (node == nullptr) return "";
+  if (node == nullptr) return {};
   if (!node->is_string())
     throw UsageError(place(path, node->source()) + key + ": expected a string, got " + shown(*node));
-  return node->as_string()->get();
+  return {node->as_string()->get(), place(path, node->source())};
 }
 
 std::string to_toml(const Command& command, bool whole) {

@@ -11,7 +11,7 @@ usage: ddprun [flags] [--] PROGRAM [arguments]      (every word after PROGRAM is
   ddprun --nproc-per-node=2 ./worker mnist            anything else runs as it is
 
 Workers
-  --nproc-per-node N|cpu|gpu|auto  number of workers, or one per CPU, GPU (xpu: Intel's), or GPU if any else CPU [1]
+  --nproc-per-node N|cpu|gpu|auto  how many workers; cpu, gpu, xpu (Intel GPU): one for each; auto: gpu, else cpu [1]
   -m, --module                     PROGRAM is the name of a Python module
   --no-python                      run PROGRAM as it is, even if its name ends in .py
   --expand                         replace ${local_rank} in PROGRAM and its arguments, and $$ by $
@@ -20,9 +20,9 @@ Workers
   --rdzv-id ID                     name of the job, TORCHELASTIC_RUN_ID [random; on several nodes: none]
 
 Several nodes: start one ddprun on each; under srun no flag is needed
-  --nnodes N|MIN:MAX [--spares K]  number of nodes, and of more that stand by; MIN:MAX starts with MIN and adds more [1]
+  --nnodes N|MIN:MAX [--spares K]  number of nodes, plus K spares; MIN:MAX: start with at least MIN, grow to MAX [1]
   --rdzv-endpoint HOST[:PORT],...  the node where all nodes meet, and those that take its place [port 29400]
-  --node-rank N, --master-addr HOST, --master-port PORT   or, on each node: its number, and where rank 0 is [29500]
+  --node-rank N, --master-addr HOST, --master-port PORT   alternatively: this node's number and node 0's address
   --local-addr HOST                address where other nodes reach this one [its address towards the endpoint]
   --token-file FILE                secret that all nodes share (or DDPRUN_TOKEN); without one, anyone may join
   --join-timeout SECONDS           give up if MIN nodes have not joined by then [600]
@@ -36,7 +36,7 @@ Where they run
 Output
   --prefix, --no-prefix            begin lines with role and local rank, as in [default0]: [if several share a terminal]
   --timestamp                      begin each line with the time (UTC)
-  --log-dir DIR                    log files: DIR/JOB/attempt_N/RANK/{stdout,stderr}.log [ddprun_logs, if there are any]
+  --log-dir DIR                    log files: DIR/JOB/attempt_N/RANK/... [ddprun_logs, if files are requested]
   -r, --redirects 0|1|2|3|RANK:N,..  write 1 stdout, 2 stderr or 3 both to log files, not to the console
   -t, --tee 0|1|2|3|RANK:N,..      show these with a prefix, and write them to log files if --log-dir is given
   --local-ranks-filter RANK,..     show only the output of these workers
@@ -47,7 +47,7 @@ Failures, timeouts and signals
   --max-restarts N                 after a failure restart all workers, at most N times [0]
   --restart-backoff SECONDS        wait before the first restart, twice as long before each further one [0]
   --restart-window SECONDS         an attempt that runs this long resets the restart count
-  --restart-on-codes CODE,..       restart only after these: 1, 3-5, SIGKILL [any failure]
+  --restart-on-codes CODE,..       restart only after these exit codes or signals, such as 1,3-5,SIGKILL [any failure]
   --recover all|rank [--standby N] rank: start only the failed worker again, or take one of N loaded processes [all]
   --timeout SECONDS                end the job after this time, restarts included
   --hang-timeout SECONDS           end the job if its workers show neither output nor a heartbeat this long
@@ -63,7 +63,7 @@ Failures, timeouts and signals
   -h, --help, --version            show this help, the version
 
 Each flag can be written with underscores, as --flag VALUE or --flag=VALUE; if repeated, the last one wins.
-DDPRUN_<FLAG> variables give flags, PET_<FLAG> those of torchrun. Also accepted: --standalone, --rdzv-conf,
+Flags can also be set as DDPRUN_<FLAG>; torchrun's PET_<FLAG> work too. Also accepted: --standalone, --rdzv-conf,
 --rdzv-backend c10d|static; ignored: --monitor-interval, --start-method, --run-path, --event-log-handler, --logs-specs
 
 When a worker fails, ddprun stops the others and exits with its code, or 128 + its signal. Ctrl-C and SIGTERM end

@@ -75,7 +75,7 @@ void note_single_node(const settings::Values& values, std::vector<std::string>& 
   for (const char* name :
        {"local-addr", "rdzv-conf", "join-timeout", "last-call", "node-timeout", "token-file", "spares"})
     if (values.given(name) && !(values.given("metrics-port") && name == std::string_view("token-file")))
-      notes.push_back(values.source(name) + " has no effect: one node has no others to find");
+      notes.push_back(values.source(name) + " has no effect on a single node");
 }
 
 /// KEY and VALUE, KEY and VALUE, ... of --rdzv-conf. throws UsageError
@@ -177,9 +177,10 @@ void read_static(const settings::Values& values, Options& options) {
   NodesOptions& nodes = options.nodes;
   const auto endpoints = read_endpoints(values, options.master_port.value_or(kStaticPort));
   if (endpoints.empty())
-    throw UsageError(values.source("nnodes") + ": expected with several nodes --rdzv-endpoint=HOST:PORT" +
-                     ", or --master-addr=HOST and --node-rank, got " +
-                     (nodes.node_rank ? "only --node-rank" : "neither"));
+    throw UsageError(
+        values.source("nnodes") +
+        ": several nodes need --rdzv-endpoint=HOST[:PORT], or --master-addr=HOST with --node-rank; got " +
+        (nodes.node_rank ? "only --node-rank" : "neither"));
   if (endpoints.size() > 1) values.reject("rdzv-endpoint", "one endpoint, unless --rdzv-backend is c10d");
   nodes.endpoint = endpoints.front();
   const int port = nodes.endpoint.port;
@@ -240,7 +241,8 @@ std::string read_token(const settings::Values& values, const EnvLookup& environm
   const bool of_file = values.given("token-file");
   const std::string source = of_file ? values.source("token-file") : kTokenVariable;
   const std::string text =
-      of_file ? read_token_file(source, values.text("token-file")) : environment(kTokenVariable).value_or("");
+      of_file ? for_flag(source, [&] { return read_token_file(source, values.text("token-file")); })
+              : environment(kTokenVariable).value_or("");
   std::string token(trimmed(text));
   if (token.empty() && (of_file || !text.empty()))
     throw UsageError(source + ": expected a token, got nothing but white space" +
@@ -255,7 +257,8 @@ settings::Range seconds_from(int low) {
 void read_nodes(const settings::Values& values, const EnvLookup& environment, Options& options) {
   NodesOptions& nodes = options.nodes;
   std::pair<int, int> counts{1, 1};
-  values.read("nnodes", "N or MIN:MAX, from 1 to " + std::to_string(kMaxNodes), parse_node_counts, counts);
+  values.read("nnodes", "N or MIN:MAX with 1 <= MIN <= MAX <= " + std::to_string(kMaxNodes),
+              parse_node_counts, counts);
   const bool standalone = values.is_true("standalone");
   const auto step = job_step(values, environment);
   if (step) {

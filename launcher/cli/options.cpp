@@ -61,11 +61,12 @@ std::optional<NumaBinding> parse_numa_binding(const std::string& text) {
   return {};
 }
 
-/// "9400", "0.0.0.0:9400", "[::1]:9400"
+/// "9400", "0.0.0.0:9400", "[::1]:9400", "127.0.0.1:0"
 std::optional<Endpoint> parse_metrics_port(const std::string& text) {
   if (const auto port = parse_integer(text, 0, 65535)) return Endpoint{"127.0.0.1", *port};
-  auto endpoint = parse_endpoint(text, 0);
-  if (!endpoint || endpoint->port == 0) return {};
+  const bool any_port = text.ends_with(":0");
+  auto endpoint = parse_endpoint(any_port ? text.substr(0, text.size() - 2) : text, 0);
+  if (!endpoint || (endpoint->port == 0) != any_port) return {};
   if (endpoint->host == "localhost") endpoint->host = "127.0.0.1";
   in6_addr address{};  // room for both kinds
   const bool is_address = ::inet_pton(AF_INET, endpoint->host.c_str(), &address) == 1 ||
@@ -218,9 +219,11 @@ void settle_signals(const Values& values, Options& options) {
     std::erase_if(forwarded, [&](int signal) { return contains(ending, signal); });
   } else if (!values.given("signals-to-handle")) {
     std::erase_if(ending, [&](int signal) { return contains(forwarded, signal); });
-  } else if (std::any_of(ending.begin(), ending.end(),
-                         [&](int signal) { return contains(forwarded, signal); })) {
-    values.reject("forward-signals", "other signals than --signals-to-handle");
+  } else {
+    for (const int signal : forwarded)
+      if (contains(ending, signal))
+        throw UsageError(values.source("forward-signals") + ": " + signal_name(signal) +
+                         " is also in --signals-to-handle; expected it in only one of them");
   }
 }
 
@@ -324,7 +327,8 @@ Values read_command_line(const std::vector<std::string>& words, const EnvLookup&
   upper.overlay(typed);
   Values values;
   if (upper.given("config") && !upper.is_true("help"))
-    values = settings::read_toml(upper.text("config"), command);
+    values =
+        for_flag(upper.source("config"), [&] { return settings::read_toml(upper.text("config"), command); });
   values.overlay(upper);
   values.drop_empty();  // only now: an empty value removes the value of a lower layer
   return values;
@@ -347,6 +351,7 @@ std::vector<std::string> unknown_variables(const std::vector<std::string>& envir
   for (const Setting& setting : make_command(unused).settings)
     if (setting.is_flag) known.insert(settings::variable_name("DDPRUN_", setting));
   std::erase_if(names, [&](const std::string& name) { return known.count(name) > 0; });
+  for (std::string& name : names) name += settings::did_you_mean(name, {known.begin(), known.end()});
   return names;
 }
 

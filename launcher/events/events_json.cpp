@@ -5,10 +5,12 @@
 
 #include <array>
 #include <cerrno>
+#include <cstring>
 #include <nlohmann/json.hpp>
 
 #include <ddprun/common/errors.h>
 #include <ddprun/common/logging.h>
+#include <ddprun/common/text.h>
 
 namespace ddprun::launcher {
 namespace {
@@ -56,7 +58,9 @@ EventsJson::EventsJson(const std::optional<std::filesystem::path>& path, const J
   path_ = *path;
   fd_.reset(::open(path_.c_str(),
                    O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, 0600));
-  if (!fd_) give_up("cannot open", errno);
+  if (!fd_)
+    throw UsageError("--events-json: expected a file that can be written, got " +
+                     single_quoted(path_.string()) + ": " + std::strerror(errno));
 }
 
 void EventsJson::add(const EventRecord& event) {

@@ -50,11 +50,11 @@ nlohmann::ordered_json to_json(const ExitStatus& status);
 /// The event as one line of JSON, including '\n'.
 std::string to_json_line(const EventRecord& event, const JobClock& clock);
 
-/// The file of --events-json: one line per event, written at once. An error is logged as a warning and stops
-/// the recording; the job continues.
+/// The file of --events-json: one line per event, written at once. An error while writing is logged as a
+/// warning and stops the recording; the job continues.
 class EventsJson {
  public:
-  /// Appends to the file; a new one gets mode 0600. Without a path, records nothing.
+  /// Appends to the file; a new one gets mode 0600. Without a path, records nothing. throws UsageError
   EventsJson(const std::optional<std::filesystem::path>& path, const JobClock& clock);
 
   void add(const EventRecord& event);

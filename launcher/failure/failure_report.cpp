@@ -104,7 +104,7 @@ std::string describe_root_cause(const FailureReport& report) {
   const WorkerRecord& root = report.root_cause;
   const bool killed_by_memory = !root.out_of_memory.empty() && root.status == ExitStatus::killed(SIGKILL);
   std::string text = field("rank", {describe_worker(root)});
-  text += field("ended by", {describe_end(root)});
+  text += field("outcome", {describe_end(root)});
   text += sentence("memory", root.out_of_memory);
   if (!killed_by_memory && !root.asked_to_end) text += sentence("hint", end_hint(*root.status));
   text += field("error", error_lines(root.error, 12, 8));
@@ -137,7 +137,8 @@ std::string describe_refusal(const FailureReport& report) {
   if (!error.empty()) reason = ": " + error.front();
   if (error.empty() && !last.empty()) reason = ": " + shortened(last.back(), kMaxLineBytes);
   return shortened(printable(report.program), kMaxLineBytes) + " FAILED: rank " + std::to_string(root.rank) +
-         " ended by " + describe_end(root) + reason + "\n";
+         " exited with code " + std::to_string(root.status->code) +
+         (root.asked_to_end ? ", after ddprun told it to end" : "") + reason + "\n";
 }
 
 constexpr const char* kSentByOthers =

@@ -135,8 +135,8 @@ std::vector<int> numa_nodes(const std::vector<Gpu>& host, const std::vector<Visi
 std::vector<std::string> one_gpu_each(const std::vector<VisibleGpu>& list, int workers,
                                       const std::string& why) {
   if (list.size() < static_cast<std::size_t>(workers))
-    throw UsageError("--virtual-local-rank: expected a GPU for each of " + std::to_string(workers) +
-                     " workers, got " + std::to_string(list.size()) + why);
+    throw UsageError("--virtual-local-rank: expected a GPU for each worker (" + std::to_string(workers) +
+                     "), found " + (list.empty() ? "none" : std::to_string(list.size())) + why);
   std::vector<std::string> names;
   for (int i = 0; i < workers; ++i) names.push_back(list[static_cast<std::size_t>(i)].name);
   return names;

@@ -186,11 +186,15 @@ asio::awaitable<void> drain(Job& job, WorkerGroup& group, AttemptOutput& logs, b
 }
 
 /// Whether the job can continue if only this worker is restarted.
-bool others_can_go_on(Parts& parts, const Round& round, std::size_t failed) {
+bool others_can_go_on(Parts& parts, Attempt& attempt, std::size_t failed) {
+  const Round& round = attempt.round;
   const auto& workers = parts.group.workers();
   if (workers.size() < static_cast<std::size_t>(round.workers)) return false;  // a signal arrived first
-  for (std::size_t i = 0; i < workers.size(); ++i)
-    if (!parts.rounds.abilities(i).recovers || (i != failed && workers[i].succeeded())) return false;
+  for (std::size_t i = 0; i < workers.size(); ++i) {
+    const auto abilities = parts.rounds.abilities(i);
+    attempt.unannounced = !abilities;
+    if (!abilities || !abilities->recovers || (i != failed && workers[i].succeeded())) return false;
+  }
   return round.world_size > round.workers ||
          std::ranges::any_of(workers, [](const Worker& worker) { return !worker.status; });
 }
@@ -238,7 +242,7 @@ asio::awaitable<void> run_rounds(Job& job, Attempt& attempt, Parts& parts, const
     if (end) {
       attempt.outcome = *end;
       const auto* failed = std::get_if<WorkerFailed>(&attempt.outcome);
-      if (failed == nullptr || !recovers(job) || !others_can_go_on(parts, attempt.round, failed->index) ||
+      if (failed == nullptr || !recovers(job) || !others_can_go_on(parts, attempt, failed->index) ||
           !replacing.ask(attempt, parts.group.workers()[failed->index].process.pid)) {
         if (lost && std::holds_alternative<EndedByPeers>(attempt.outcome)) attempt.outcome = *lost;
         co_return;
@@ -263,7 +267,7 @@ void keep_standbys(Job& job, Parts& parts, const Round& round) {
   });
   process.traceable = spec.traceable;
   parts.standbys.keep(job.options.standby, std::move(process),
-                      [&parts] { return parts.rounds.abilities(0).stands_by; });
+                      [&parts] { return parts.rounds.abilities(0).value_or(Abilities{}).stands_by; });
 }
 
 }  // namespace

@@ -17,6 +17,7 @@
 #include <ddprun/common/errors.h>
 #include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
+#include <ddprun/common/text.h>
 #include "launcher/events/health_check.h"
 #include "launcher/events/launch_error.h"
 #include "launcher/host/gpu_list.h"
@@ -123,7 +124,10 @@ asio::awaitable<RunResult> supervise(Job& job, JobRecord& record) {
     }
     restarts_used = decision.restarts_used;
     record.restarts = number + 1;
-    log_warning("restarting all workers: " + decision.reason);
+    log_warning("restarting all workers" +
+                (attempt.unannounced
+                     ? " (" + decision.reason + "): the program has not announced support for --recover=rank"
+                     : ": " + decision.reason));
     EventRecord event{EventRecord::Kind::kRestart, JobEvents::Clock::now(), number};
     event.delay = decision.delay;
     job.log.add(event);
@@ -161,7 +165,7 @@ void show_plan(Job& job) {
   const auto specs = plan_attempt(job, round, -1);
   const auto text = dry_run_text(job.program.path, specs, job.outputs.plan(0, specs), job.environment) +
                     "\n" + cpu_table(job.topology, job.placement, round);
-  std::fwrite(text.data(), 1, text.size(), stdout);
+  write_stdout(text);
 }
 
 void warn_about_gpus(const Topology& topology) {
@@ -169,13 +173,22 @@ void warn_about_gpus(const Topology& topology) {
   for (const std::string& problem : gpu_problems(topology.host_gpus, topology.visible)) log_warning(problem);
 }
 
-void warn_about_filter(const Options& options, int workers) {
-  std::string missing;
-  for (const int rank : options.output.shown.value_or(std::set<int>()))
-    if (rank >= workers) missing += (missing.empty() ? "" : ", ") + std::to_string(rank);
-  if (!missing.empty())
-    log_warning("--local-ranks-filter: no worker here has the local rank " + missing +
-                ": they go from 0 to " + std::to_string(workers - 1));
+void warn_about_local_ranks(const OutputOptions& output, int workers) {
+  const auto warn = [&](const std::string& flag, const std::set<int>& ranks) {
+    std::vector<std::string> missing;
+    for (auto rank = ranks.lower_bound(workers); rank != ranks.end(); ++rank)
+      missing.push_back(std::to_string(*rank));
+    if (!missing.empty())
+      log_warning(flag + ": no worker here has local rank " + one_of(missing) +
+                  "; local ranks go from 0 to " + std::to_string(workers - 1));
+  };
+  warn("--local-ranks-filter", output.shown.value_or(std::set<int>()));
+  for (const auto& [flag, selection] :
+       {std::pair("--redirects", &output.redirects), {"--tee", &output.tee}}) {
+    std::set<int> ranks;
+    for (const auto& [rank, streams] : selection->by_rank) ranks.insert(rank);
+    warn(flag, ranks);
+  }
 }
 
 void log_threads(const std::vector<std::string>& environment, const Topology& topology, int workers) {
@@ -259,7 +272,7 @@ RunResult run_recorded(const Options& options, const std::vector<std::string>& e
     return {};
   }
   log_threads(environment, topology, workers);
-  warn_about_filter(options, workers);
+  warn_about_local_ranks(options.output, workers);
   const auto port = process_env("TORCHELASTIC_HEALTH_CHECK_PORT");
   if (port && !process_env(kJobIdVariable)) answer_health_checks(io, *port);  // the outer job has it
   JobMonitor monitor(job, record);

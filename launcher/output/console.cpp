@@ -177,9 +177,9 @@ void ConsoleSink::handle_error(int error) {
   const bool disk = error == ENOSPC || error == EDQUOT || error == EFBIG;
   gone_ = !disk;
   if (std::exchange(warned_, true)) return;
-  log_warning("cannot write to " + name_ + ": " + std::strerror(error) +
-              (disk ? ": output is missing there" : ": the workers' further output there is dropped") +
-              ", the job goes on");
+  log_warning("cannot write to " + name_ + " (" + std::strerror(error) +
+              (disk ? "): worker output is missing there" : "): further worker output to it is dropped") +
+              "; the job continues");
 }
 
 void ConsoleSink::hide_transient() {

@@ -4,6 +4,7 @@
 
 #include <cctype>
 
+#include <ddprun/common/errors.h>
 #include <ddprun/common/logging.h>
 #include <ddprun/common/worker_env.h>
 
@@ -94,7 +95,7 @@ std::filesystem::path JobOutput::job_folder(const std::filesystem::path& log_dir
 void JobOutput::make_folders(int attempt, int workers) {
   if (options_.output.log_dir.empty()) return;
   if (!log_folder_) {
-    log_folder_.emplace(job_folder(options_.output.log_dir));
+    for_flag("--log-dir", [&] { log_folder_.emplace(job_folder(options_.output.log_dir)); });
     if (!options_.output.log_dir_given) log_info("log files: " + log_folder_->path().string());
   }
   const LogFolder folder(attempt_folder(attempt));

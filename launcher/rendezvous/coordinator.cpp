@@ -459,9 +459,9 @@ std::string Coordinator::describe_shortage() const {
   const bool by_rank = !elastic() && !ranks_.empty() && ranks_.size() == nodes_.size();
   for (int rank = 0; by_rank && rank < settings_.max_nodes; ++rank)
     if (ranks_.count(rank) == 0) missing.push_back(rank);
-  return std::to_string(nodes_.size()) + " of " + (elastic() ? "at least " : "") +
+  return "only " + std::to_string(nodes_.size()) + " of " + (elastic() ? "at least " : "") +
          std::to_string(settings_.min_nodes) + " nodes joined within " + in_seconds(settings_.join_timeout) +
-         ": " + (came.empty() ? "none" : first_few(came)) +
+         " (--join-timeout): " + (came.empty() ? "none" : first_few(came)) +
          (missing.empty() ? "" : "; missing: " + describe_node_ranks(missing, settings_.names));
 }
 

@@ -72,7 +72,7 @@ void look_up(Lookup& lookup) {
 /// The addresses of an endpoint's host, in the system's order. A thread looks up the name, so that nothing
 /// waits for a name server, which may take a minute to fail.
 ///
-/// throws  std::runtime_error naming the host, with the system's reason
+/// throws  std::runtime_error with the system's reason
 asio::awaitable<std::vector<tcp::endpoint>> resolve(Endpoint endpoint) {
   const auto port = static_cast<unsigned short>(endpoint.port);
   boost::system::error_code is_name;
@@ -87,8 +87,7 @@ asio::awaitable<std::vector<tcp::endpoint>> resolve(Endpoint endpoint) {
   std::uint64_t count = 0;
   co_await asio::async_read(done, asio::buffer(&count, sizeof count), asio::use_awaitable);
   if (lookup->error != 0)
-    throw std::runtime_error("cannot look up " + single_quoted(endpoint.host) + ": " +
-                             ::gai_strerror(lookup->error));
+    throw std::runtime_error(std::string("cannot look up the host: ") + ::gai_strerror(lookup->error));
   co_return lookup->found;
 }
 
@@ -188,7 +187,9 @@ asio::awaitable<void> NodeLink::connect() {
     }
     const auto waited = Clock::now() - settings_.since;
     if (waited + pause >= settings_.timeout)
-      throw std::runtime_error(why + ", for " + in_seconds(settings_.timeout) + " (--join-timeout)");
+      throw LaunchError(LaunchError::kOwnFailure, "cannot reach the coordinator at " + to_string(endpoint()) +
+                                                      " within " + in_seconds(settings_.timeout) +
+                                                      " (--join-timeout): " + why);
     if (!logged && waited >= kNoticeAfter) {
       log_info("trying to reach the coordinator at " + to_string(endpoint()) + ": " + why);
       logged = true;

@@ -82,7 +82,7 @@ Decision decide(const RestartSettings& settings, const AttemptEnd& end, int rest
     return finish("exit code " + std::to_string(exit_code) + " is not among --restart-on-codes");
   if (settings.window && lived >= *settings.window) restarts_used = 0;
   if (restarts_used >= settings.max_restarts)
-    return finish("all " + std::to_string(settings.max_restarts) + " restarts are used up");
+    return finish("--max-restarts=" + std::to_string(settings.max_restarts) + " is used up");
   const int n = restarts_used + 1;
   const auto delay = backoff_before(n, settings.backoff);
   return {true, delay, n, exit_code,

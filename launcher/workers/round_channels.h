@@ -4,6 +4,7 @@
 
 #include <cerrno>
 #include <cstddef>
+#include <optional>
 #include <system_error>
 #include <vector>
 
@@ -27,10 +28,11 @@ class RoundChannels {
     return UniqueFd(ends[1]);
   }
 
-  /// What this worker, or an earlier one in its place, last reported.
-  const Abilities& abilities(std::size_t index) {
+  /// What this worker, or an earlier one in its place, last reported, if anything.
+  const std::optional<Abilities>& abilities(std::size_t index) {
     Channel& channel = channels_.at(index);
-    if (channel.ours) channel.said = receive_abilities(channel.ours.get()).value_or(channel.said);
+    if (channel.ours)
+      if (const auto news = receive_abilities(channel.ours.get())) channel.said = news;
     return channel.said;
   }
 
@@ -42,7 +44,7 @@ class RoundChannels {
  private:
   struct Channel {
     UniqueFd ours;
-    Abilities said;
+    std::optional<Abilities> said;
   };
   std::vector<Channel> channels_;
 };

@@ -61,14 +61,29 @@ TEST_CASE("a mistake that is found before the training leaves no run folder", "[
       {{"linear", "--val-every-steps=3"}, "--val-every-steps: this run has no validation set"},
       {{"linear", "--resume=none.pt"}, "none.pt: does not exist; --resume expects a checkpoint, or auto"},
       {{"linear", "--backend=nccl", "--device=cpu"}, "--backend=nccl: expected a GPU"},
-      {{"mnist", "--data=mnits"}, "--data: expected a folder, mnist or fashion-mnist, got 'mnits'"},
+      {{"mnist", "--data=mnits"},
+       "--data: expected a folder or one of the names mnist, fashion-mnist, got 'mnits'"},
       {{"linear", "--ema=1"}, "--ema: expected a decay from 0 to less than 1"},
+      {{"linear", "--checkpoint-name={foo}"},
+       "--checkpoint-name: this run has no metric 'foo' after an epoch"},
+      {{"linear", "--out=run", "--batch-size=2000", "--drop-last"}, "--drop-last: no rank has a whole batch"},
+      {{"linear", "--out=run", "--resume=/dev/null"}, "/dev/null: "},
+      {{"sam", "--predict", "x.png"},
+       "--point is missing; usage: worker sam --predict IMAGE --point X,Y[,0] --checkpoint DIR|FILE "
+       "--mask-out"},
   }));
   const auto [status, text] = ask(words);
   CAPTURE(words);
   CHECK_FALSE(status == ExitStatus::exited(0));
   CHECK_THAT(text, ContainsSubstring("worker: error: " + message));
   CHECK(count_of("\n", text) == 1);
+}
+
+TEST_CASE("a full disk under stdout is an error", "[training]") {
+  const auto words = GENERATE("--help", "--version", "mnist --print-config");
+  Child child({{"sh", "-c", WORKER_PROGRAM " " + std::string(words) + " > /dev/full"}});
+  CHECK(child.wait(kTraining) == ExitStatus::exited(1));
+  CHECK(child.err() == "worker: error: stdout: cannot write: No space left on device\n");
 }
 
 TEST_CASE("without a checkpoint --resume=auto says so in a line", "[training]") {

@@ -122,7 +122,7 @@ TEST_CASE("an evaluation refuses flags of a training's start, and files that do 
   write_file_atomic(dir.path() / "a.pt", "nonsense");
   Child both(training("linear", 0, dir.path() / "run", {"--eval=a.pt", "--init-weights=b.pt"}));
   CHECK(both.wait() == ExitStatus::exited(2));
-  CHECK_THAT(both.err(), ContainsSubstring("--eval and --init-weights: expected one of them at most"));
+  CHECK_THAT(both.err(), ContainsSubstring("--eval and --init-weights: expected at most one of them"));
   Child bad(training("linear", 0, dir.path() / "run", {"--eval=" + (dir.path() / "a.pt").string()}));
   CHECK(bad.wait() == ExitStatus::exited(1));
   CHECK_THAT(bad.err(), ContainsSubstring("a.pt: "));

@@ -349,7 +349,8 @@ TEST_CASE("a node that never comes ends the wait, and those that came are named"
   nodes.start({"--nnodes=3", "--node-rank=2"}, {"ready"});
   CHECK(nodes.wait() == all(2, ExitStatus::exited(125)));
   for (const std::size_t node : {0U, 1U}) {
-    CHECK_THAT(nodes.node(node).err(), ContainsSubstring("2 of 3 nodes joined within 4 s"));
+    CHECK_THAT(nodes.node(node).err(),
+               ContainsSubstring("only 2 of 3 nodes joined within 4 s (--join-timeout)"));
     CHECK_THAT(nodes.node(node).err(), ContainsSubstring("missing: node rank 1"));
   }
 }

@@ -103,8 +103,14 @@ TEST_CASE("ranks to be shown that do not exist are named", "[output]") {
   const Finished run(script({"--nproc-per-node=2", "--local-ranks-filter=1,2,7"}, "echo $RANK"));
   CHECK(run.status == ExitStatus::exited(0));
   CHECK(run.out == "1\n");
-  CHECK(count_of("--local-ranks-filter: no worker here has the local rank 2, 7: they go from 0 to 1\n",
+  CHECK(count_of("--local-ranks-filter: no worker here has local rank 2 or 7; local ranks go from 0 to 1\n",
                  run.err) == 1);
+  const TempDir folder;
+  const auto log_dir = "--log-dir=" + folder.path().string();
+  const Finished tees(script({"--nproc-per-node=2", "--tee=9:1,1:3", "-r", "4:1", log_dir}, "true"));
+  CHECK(tees.status == ExitStatus::exited(0));
+  CHECK(count_of("--tee: no worker here has local rank 9; local ranks go from 0 to 1\n", tees.err) == 1);
+  CHECK(count_of("--redirects: no worker here has local rank 4;", tees.err) == 1);
 }
 
 TEST_CASE("a log file is begun anew at its size", "[output]") {

@@ -100,8 +100,11 @@ TEST_CASE("reports and warnings say no more than they know", "[launcher]") {
   CHECK_THAT(Finished(script({"--max-restarts=1", "--restart-backoff=0.1"}, "exit 3")).err,
              ContainsSubstring("restart 1 of 1 in 0.1 s"));
   Command command = script({}, "true");
-  command.env["DDPRUN_UNHEARD_OF"] = "1";
-  CHECK(count_of("no flag has such a variable: DDPRUN_UNHEARD_OF\n", Finished(command).err) == 1);
+  command.env["DDPRUN_UNHEARD_OF"] = command.env["DDPRUN_HANG_TIMOUT"] = "1";
+  const Finished variables(command);
+  CHECK(count_of("unknown variable DDPRUN_UNHEARD_OF\n", variables.err) == 1);
+  CHECK(count_of("unknown variable DDPRUN_HANG_TIMOUT: did you mean DDPRUN_HANG_TIMEOUT?\n", variables.err) ==
+        1);
 }
 
 TEST_CASE("ddprun exits with 2 when no program is given", "[launcher]") {
@@ -157,6 +160,21 @@ TEST_CASE("ddprun prints help and version on stdout", "[launcher]") {
   const Finished version({{DDPRUN_PROGRAM, "--version"}});
   CHECK(version.status == ExitStatus::exited(0));
   CHECK_THAT(version.out, ContainsSubstring("ddprun "));
+}
+
+TEST_CASE("output and files that cannot be written are named", "[launcher]") {
+  const auto flags = GENERATE("--help", "--version", "--dry-run true");
+  const Finished full({{"sh", "-c", DDPRUN_PROGRAM " " + std::string(flags) + " > /dev/full"}});
+  CHECK(full.status == ExitStatus::exited(125));
+  CHECK(full.err == "ddprun: error: stdout: cannot write: No space left on device\n");
+  const Finished events(script({"--events-json=/nonexistent/x"}, "true"));
+  CHECK(events.status == ExitStatus::exited(2));
+  CHECK(events.err ==
+        "ddprun: error: --events-json: expected a file that can be written, got '/nonexistent/x': No such "
+        "file or directory\n");
+  const Finished logs(script({"--log-dir=/dev/null/x"}, "true"));
+  CHECK(logs.status == ExitStatus::exited(125));
+  CHECK_THAT(logs.err, ContainsSubstring("--log-dir: /dev/null: cannot open"));
 }
 
 TEST_CASE("ddprun refuses a master port that is in use, naming it", "[launcher]") {

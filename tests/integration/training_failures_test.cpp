@@ -125,7 +125,7 @@ TEST_CASE("a mistake is one line, and ddprun shows it as the root cause", "[trai
   }
   SECTION("unknown data set") {
     flags = {"--data=mnits"};
-    message = "--data: expected a folder, mnist or fashion-mnist, got 'mnits'";
+    message = "--data: expected a folder or one of the names mnist, fashion-mnist, got 'mnits'";
     code = 2;
   }
   SECTION("bad flag") {

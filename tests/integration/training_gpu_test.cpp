@@ -52,7 +52,7 @@ TEST_CASE("cifar10 trains on a GPU in 16 bits, channels last, and goes on with t
     Child child(training("cifar10", 1, out, flags));
     REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
     check_nothing_left(child);
-    CHECK(count_of("using bf16-mixed on a CPU", child.err()) == 0);
+    CHECK(count_of("becomes bf16-mixed on a CPU", child.err()) == 0);
     return child.out();
   };
   run({"--max-steps=6"});

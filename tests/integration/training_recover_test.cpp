@@ -344,7 +344,8 @@ TEST_CASE("a lost node's parts of the state come from their copies on another no
   REQUIRE(nodes.node(0).wait_for_output(copies ? "going on after step " : "resumed from ", resumes ? 2 : 1));
   for (const std::size_t node : {0, 2}) REQUIRE(nodes.node(node).wait(kTraining) == ExitStatus::exited(0));
   CAPTURE(nodes.node(0).out(), nodes.node(0).err(), nodes.node(2).err());
-  CHECK(count_of("in no memory: going on from the last checkpoint", nodes.node(0).err()) == (copies ? 0 : 1));
+  CHECK(count_of("part of the state was lost: continuing from the last checkpoint", nodes.node(0).err()) ==
+        (copies ? 0 : 1));
   CHECK((weights(whole) == weights(killed)));
 }
 

@@ -20,7 +20,7 @@ TEST_CASE("two ranks train, evaluate and leave a checkpoint, metrics and a summa
 
   CHECK_THAT(child.out(), ContainsSubstring("Process group initialized: 2 ranks over gloo on CPU\n"));
   CHECK_THAT(child.out(),
-             ContainsSubstring("32-bit, batches of 32 a rank and 64 in all, learning rate 0.001, "
+             ContainsSubstring("32-bit, batch size 32 per rank, 64 in total, learning rate 0.001, "
                                "1199882 parameters\n"));
   CHECK_THAT(child.out(), ContainsSubstring("Train Epoch: 1 [0/640 (0%)]\tLoss: "));
   CHECK_THAT(child.out(), ContainsSubstring("Train Epoch: 2 [512/640 (80%)]\tLoss: "));

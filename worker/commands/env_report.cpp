@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <iomanip>
-#include <iostream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -13,6 +12,7 @@
 #include <thread>
 
 #include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
 #include <ddprun/common/settings/command.h>
 #include <ddprun/common/text.h>
 #include <ddprun/group/backends.h>
@@ -226,6 +226,7 @@ std::string to_text(const EnvReport& report, const std::vector<RankRow>& ranks) 
 
 int run_env_command(int argc, char** argv) {
   ddp::ProcessGroup::Options options;
+  options.device = ddp::DeviceChoice::kAuto;  // as a training
   std::chrono::milliseconds timeout = std::chrono::seconds(10);
   settings::Command command;
   command.name = "worker env";
@@ -242,7 +243,7 @@ int run_env_command(int argc, char** argv) {
 
   EnvReport report = inspect_environment(process_env, options);
   const auto ranks = meet_ranks(report, options);
-  if (ranks.size() == 1 || report.env.rank == 0) std::cout << to_text(report, ranks) << std::flush;
+  if (ranks.size() == 1 || report.env.rank == 0) write_stdout(to_text(report, ranks));
   const bool fine = report.problems.empty() &&
                     std::ranges::all_of(ranks, [](const RankRow& rank) { return rank.problems.empty(); });
   return fine ? 0 : 1;

@@ -164,10 +164,7 @@ int run_flight_report(int argc, char** argv) {
       std::cout << one_line(entry->path().string() + ": " + problem.what()) << '\n';
     }
   }
-  if (dumps.empty()) {
-    std::cout << one_line(folder.string() + ": no flight record could be read here") << std::endl;
-    return 1;
-  }
+  if (dumps.empty()) throw IoError(folder, "found no readable flight_RANK.json");
   const auto report = make_flight_report(std::move(dumps));
   for (const auto& line : report.lines) std::cout << one_line(line) << '\n';
   std::cout << std::flush;

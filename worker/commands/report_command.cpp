@@ -16,8 +16,8 @@ int run_report_command(int argc, char** argv) {
   settings::Command command;
   command.name = "worker report";
   command.description =
-      "writes a run's page again, or compares runs on one page: their curves over each other, and what "
-      "differs in their settings.";
+      "writes a run's page again, or compares runs on one page: overlays their curves and lists the settings "
+      "that differ.";
   command.positionals = {{"runs", "RUN..."}};
   command.settings = {
       settings::help_flag(),

@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
-#include <iostream>
 #include <nlohmann/json.hpp>
 
 #include <ddprun/common/errors.h>
+#include <ddprun/common/files.h>
 #include <ddprun/common/logging.h>
 #include <ddprun/common/settings/command.h>
 #include <ddprun/common/text.h>
@@ -22,7 +22,7 @@ using settings::unbound;
 using Kind = settings::Setting::Kind;
 
 [[noreturn]] void print_and_exit(const std::string& text) {
-  std::cout << text << std::flush;
+  write_stdout(text);
   std::exit(EXIT_SUCCESS);
 }
 
@@ -88,12 +88,14 @@ std::string leading_config(const std::vector<std::string>& words) {
 
 /// The task named by the first word, which this removes, or by the file of a leading --config.
 const TaskEntry& find_task(std::vector<std::string>& words, const Words& known) {
-  std::string name;
+  std::string name, place;
   if (const auto file = leading_config(words); !file.empty()) {
-    name = settings::top_level_text(file, "task");
+    const auto given = for_flag("--config", [&] { return settings::top_level_text(file, "task"); });
+    name = given.text, place = given.source;
     if (name.empty())
-      throw UsageError(file + ": expected task = \"" + one_of(names_of(known.tasks)) +
-                       "\", or TASK before --config");
+      throw UsageError(
+          file + ": names no task: expected an entry such as task = \"mnist\", or worker TASK --config " +
+          file);
   } else {
     const Command program = make_program(known);
     const auto first = read_words({words.begin(), words.begin() + (words.empty() ? 0 : 1)}, program);
@@ -108,7 +110,7 @@ const TaskEntry& find_task(std::vector<std::string>& words, const Words& known) 
   auto names = names_of(known.tasks);
   for (auto& command : names_of(known.commands)) names.push_back(std::move(command));
   const auto hint = settings::did_you_mean(name, names);
-  throw UsageError("unknown task " + single_quoted(name) + hint + (hint.empty() ? ", " : " ") +
+  throw UsageError(place + "unknown task " + single_quoted(name) + hint + (hint.empty() ? ", " : " ") +
                    known.expected());
 }
 
@@ -188,7 +190,7 @@ void validate(const Config& config) {
   const auto& train = config.train;
   const auto& ddp = train.parallel;
   const auto refuse = [](bool both, const std::string& first, const std::string& second) {
-    if (both) throw UsageError(first + " and " + second + ": expected one of them at most");
+    if (both) throw UsageError(first + " and " + second + ": expected at most one of them");
   };
   refuse(ddp.fsdp && ddp.zero1, "--fsdp", "--zero1");
   refuse(train.drop_last && ddp.join, "--drop-last", "--join");
@@ -238,7 +240,7 @@ Config parse_config(int argc, const char* const* argv, const std::vector<TaskEnt
   if (typed.is_true("help")) help_and_exit(command);
   settings::Values values;
   if (typed.given("config"))
-    values = settings::read_toml(typed.text("config"), command);
+    values = for_flag("--config", [&] { return settings::read_toml(typed.text("config"), command); });
   else
     require(command, typed);
   values.overlay(typed);
@@ -331,7 +333,10 @@ void settle_precision(Config& config, at::Device device, int rank) {
   if (precision != train::Precision::k16Mixed || device.is_cuda()) return;
   precision = train::Precision::kBf16Mixed;
   config.train.config_json = to_json(config);
-  if (rank == 0) log_info("--precision=16-mixed: using bf16-mixed on a CPU");
+  if (rank == 0)
+    log_info(std::string(config.stated.contains("precision") ? "--precision=16-mixed"
+                                                             : "16-mixed, the task's default,") +
+             " becomes bf16-mixed on a CPU");
 }
 
 void check_backend(const Config& config, at::Device device) {

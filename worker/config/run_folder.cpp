@@ -4,11 +4,13 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
 #include <fstream>
+#include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -128,6 +130,15 @@ fs::path make_run_folder(const Config& config) {
   if (!continues_in(folder, config.train.checkpoint.resume) || !is_there(folder / "config.toml"))
     write_config(folder, config);
   return folder;
+}
+
+void remove_unused_run_folder(const fs::path& folder) {
+  std::error_code error;
+  const fs::path first[] = {"checkpoints", "config.toml", "environment.json"};
+  for (const auto& entry : fs::directory_iterator(folder, error))
+    if (std::ranges::find(first, entry.path().filename()) == std::end(first)) return;
+  if (!fs::remove(folder / first[0], error)) return;  // not empty
+  for (const auto& path : {folder / first[1], folder / first[2], folder}) fs::remove(path, error);
 }
 
 void write_config(const fs::path& folder, const Config& config) {

@@ -16,6 +16,9 @@ namespace ddprun::worker {
 ///          IoError if a folder cannot be made or written to
 std::filesystem::path make_run_folder(const Config& config);
 
+/// Removes the folder if it holds only what every run writes before its first step.
+void remove_unused_run_folder(const std::filesystem::path& folder);
+
 /// Keeps other processes from using the run folder until this one ends. throws as make_run_folder()
 void lock_run_folder(const std::filesystem::path& folder);
 

@@ -60,28 +60,23 @@ Setting betas(double& first, double& second) {
   return setting;
 }
 
-/// Every name between '{' and '}' except epoch and step, with a value, as in metrics.
-report::MetricRow metrics_in(const std::string& pattern) {
-  report::MetricRow metrics;
-  for (auto begin = pattern.find('{'); begin != std::string::npos; begin = pattern.find('{', begin + 1)) {
-    const auto name = pattern.substr(begin + 1, pattern.find_first_of(":}", begin) - begin - 1);
-    if (name != "epoch" && name != "step") metrics.emplace_back(name, 0.5);
-  }
-  return metrics;
-}
-
 /// Rejects an invalid pattern before the training begins, not at its first checkpoint.
 Setting checkpoint_pattern(std::string& target) {
   auto setting = settings::text("checkpoint-name", target,
                                 "file name of the best checkpoints, with {epoch}, {step} or a metric such as "
                                 "{val_loss:.3f} (default: {epoch}-{step})")
                      .type("PATTERN");
-  setting.set = [&target](const std::string& pattern) {
+  setting.set = [&target](const std::string& pattern) -> std::string {
     try {
-      const auto name = train::checkpoint_name(pattern, metrics_in(pattern), 0, 0);
+      report::MetricRow metrics;
+      for (const auto& name : train::metrics_in(pattern)) metrics.emplace_back(name, 0.5);
+      const auto name = train::checkpoint_name(pattern, metrics, 0, 0);
       if (name.find('/') != std::string::npos) return "a file name without '/'";
-    } catch (const UsageError&) {
-      return "a pattern such as {epoch:02d}-{val_loss:.3f}";
+    } catch (const UsageError& error) {
+      const std::string why = error.what();
+      const auto format = why.rfind("a format such as ");
+      return format == std::string::npos ? "a pattern such as {epoch:02d}-{val_loss:.3f}"
+                                         : why.substr(format, why.rfind(", got ") - format);
     }
     target = pattern;
     return "";
@@ -282,7 +277,7 @@ Settings checkpoint_settings(Config& config) {
               "under ddprun --recover=rank keep a copy of each rank's part of the state on another node")
           .of_this_run(),
       boolean("recover-on-gpu", config.recover_on_gpu,
-              "under ddprun --recover=rank replace lost ranks on GPUs too (never tried on one yet)")
+              "under ddprun --recover=rank replace lost ranks on GPUs too (untested on a real GPU)")
           .of_this_run(),
       integer("save-every", checkpoint.save_every, 1, kMaxInt,
               "save a checkpoint after epochs 0, N, 2N, ... and the last one"),
@@ -333,9 +328,10 @@ Settings ddp_settings(Config& config) {
   auto& ddp = config.train.parallel;
   return {
       backend_setting(config.backend),
-      seconds("timeout", config.timeout, kSeconds,
-              "fail if a collective takes longer (default over NCCL: 600); if given, also limits "
-              "connecting all ranks (default: 300)"),
+      seconds(
+          "timeout", config.timeout, kSeconds,
+          "fail if a collective takes longer [1800; over NCCL 600]; if given, also the limit for connecting "
+          "all ranks [300]"),
       integer("bucket-mb", ddp.bucket_mb, 1, 1 << 20, "all-reduce gradients in buckets of N MiB")
           .also_as({"--bucket-cap-mb"}),
       boolean("find-unused", ddp.find_unused, "allow steps that leave some parameters unused, at some cost")

@@ -41,6 +41,7 @@ int run_predict_command(int argc, char** argv) {
   std::vector<std::string> points;
   settings::Command command;
   command.name = "worker sam";
+  command.usage = "worker sam --predict IMAGE --point X,Y[,0] --checkpoint DIR|FILE --mask-out FILE";
   command.description = "with --predict: writes the mask of the object that the points are on, on the CPU.";
   command.settings = {
       settings::help_flag(),

@@ -144,8 +144,9 @@ TaskEntry sam_task() {
           R"(--data takes a folder with images/ and masks/ (pixels number the instances). Without it the task looks
 for nuclei in $DDPRUN_DATA and the cache folder (scripts/get_data.sh nuclei fetches it), then uses a
 sample of 12 images.
---checkpoint takes what transformers' SamModel.save_pretrained wrote (defaults: --lr 1e-4,
---warmup-steps 50, --epochs 20, --batch-size 4, no --ema); without it a new model of --architecture is trained.
+--checkpoint takes what transformers' SamModel.save_pretrained wrote (defaults: --lr 1e-4, --warmup-steps 50,
+--weight-decay 0.01, --lr-schedule none, --epochs 20, --batch-size 4, --val-split 0.1, --patience 10, no --ema);
+without it a new model of --architecture is trained.
 The best weights go to best/ in the run folder, which SamModel.from_pretrained reads.
 worker sam --predict IMAGE --point X,Y --checkpoint DIR --mask-out FILE predicts a mask.)",
       .leaves_unused = true,  // the encoders of boxes and masks and the score's net

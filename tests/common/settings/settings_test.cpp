@@ -78,7 +78,7 @@ TEST_CASE("words without a flag are positionals, and a list takes every mention"
   CHECK(targets.points == Words{"1,2", "3,4"});
   CHECK(apply({"7", "--epochs=8"}).epochs == 8);
   CHECK_THROWS_WITH(apply({"--", "--x"}), "EPOCHS: expected an integer from 1 to 100, got '--x'");
-  CHECK_THROWS_WITH(apply({"7", "8"}), "unknown argument '8'");
+  CHECK_THROWS_WITH(apply({"7", "8"}), ContainsSubstring("unexpected argument '8'; usage: prog [flags] "));
 }
 
 TEST_CASE("a mistyped flag is named with the flags that were meant", "[settings]") {

@@ -53,8 +53,9 @@ TEST_CASE("the number of nodes may be fixed or a range", "[node_options]") {
 TEST_CASE("an invalid number of nodes is refused", "[node_options]") {
   const std::string text = GENERATE(values<std::string>(
       {"0", "-1", "a", "2:1", "0:2", "1:2:3", "1:", ":2", ":", "2x", "1.5", " 2", "100001", "1:100001"}));
-  CHECK_THROWS_WITH(parse_nodes({"--nnodes=" + text, "--rdzv-endpoint=a"}),
-                    ContainsSubstring("--nnodes: expected N or MIN:MAX, from 1 to 100000, got '" + text));
+  CHECK_THROWS_WITH(
+      parse_nodes({"--nnodes=" + text, "--rdzv-endpoint=a"}),
+      ContainsSubstring("--nnodes: expected N or MIN:MAX with 1 <= MIN <= MAX <= 100000, got '" + text));
 }
 
 TEST_CASE("the wildcard address is refused as a meeting place", "[node_options]") {
@@ -129,13 +130,15 @@ TEST_CASE("a static endpoint is the address and port of node rank 0", "[node_opt
 
 TEST_CASE("several nodes need to be told where they meet", "[node_options]") {
   const auto [flags, message] = GENERATE(table<Words, std::string>({
-      {Words{}, "--nnodes: expected with several nodes --rdzv-endpoint=HOST:PORT, or --master-addr=HOST and"},
+      {Words{},
+       "--nnodes: several nodes need --rdzv-endpoint=HOST[:PORT], or --master-addr=HOST with --node-rank; "
+       "got neither"},
       {{"--node-rank=1"},
-       "--nnodes: expected with several nodes --rdzv-endpoint=HOST:PORT, or --master-addr=HOST and "
-       "--node-rank, got only --node-rank"},
+       "--nnodes: several nodes need --rdzv-endpoint=HOST[:PORT], or --master-addr=HOST with --node-rank; "
+       "got only --node-rank"},
       {{"--rdzv-backend=c10d", "--rdzv-endpoint=/shared/file", "--rdzv-conf=store_type=file"},
        "--rdzv-conf: expected no store_type=file, but --rdzv-endpoint=HOST:PORT, where the nodes meet"},
-      {{"--rdzv-backend=static"}, "--nnodes: expected with several nodes --rdzv-endpoint"},
+      {{"--rdzv-backend=static"}, "--nnodes: several nodes need --rdzv-endpoint"},
       {{"--rdzv-backend=c10d"}, "--rdzv-backend: expected --rdzv-endpoint=HOST:PORT with c10d, got none"},
       {{"--rdzv-backend=c10d", "--master-addr=a"}, "--rdzv-backend: expected --rdzv-endpoint=HOST:PORT with"},
       {{"--master-addr=a"}, "--master-addr: expected --node-rank with it, from 0 to 1, got none"},
@@ -258,7 +261,7 @@ TEST_CASE("one node notes what only several need", "[node_options]") {
   const Options options = parse_nodes({"--local-addr=a", "--rdzv-conf=x=1", "--join-timeout=5",
                                        "--last-call=5", "--node-timeout=5", "--token-file=/no/such/file"});
   REQUIRE(options.notes.size() == 6);
-  CHECK(options.notes[0] == "--local-addr has no effect: one node has no others to find");
+  CHECK(options.notes[0] == "--local-addr has no effect on a single node");
   CHECK(options.nodes.token.empty());
   CHECK_THROWS_WITH(parse_nodes({"--rdzv-conf=x"}), ContainsSubstring("--rdzv-conf: expected KEY=VALUE"));
   CHECK(parse_nodes({"--rdzv-conf=store_type=file", "--rdzv-endpoint=/tmp/x"}).notes.size() == 1);

@@ -147,6 +147,7 @@ TEST_CASE("unknown flags, missing values and missing programs are usage errors",
   CHECK_THROWS_WITH(parse({"--nope"}), ContainsSubstring("unknown flag '--nope'"));
   CHECK_THROWS_WITH(parse({"--nope=3"}), ContainsSubstring("unknown flag '--nope'"));
   CHECK_THROWS_WITH(parse({"-x"}), ContainsSubstring("unknown flag '-x'"));
+  CHECK_THROWS_WITH(parse({"-np", "2"}), "unknown flag '-np': did you mean --nproc-per-node?");
   for (const char* flag : {"--nprocs-per-node=2", "-n", "-np", "--nprocs=2"})
     CHECK_THROWS_WITH(parse({flag, "2"}), ContainsSubstring("did you mean --nproc-per-node?"));
   CHECK_THROWS_AS(parse({"--nproc-per-node="}), UsageError);
@@ -162,7 +163,7 @@ TEST_CASE("variables that only look like ddprun's are named", "[options]") {
                            "DDPRUN_DATA=/d", "DDPRUN_TEST_PYTHON=p", "PATH=/bin", "PET_NOPE=1"})
             .empty());
   CHECK(unknown_variables({"DDPRUN_NPROC=2", "DDPRUN_X=3", "PATH=/bin"}) ==
-        Words{"DDPRUN_NPROC", "DDPRUN_X"});
+        Words{"DDPRUN_NPROC: did you mean DDPRUN_NPROC_PER_NODE?", "DDPRUN_X"});
   CHECK(
       unknown_variables({"DDPRUN_NPROC=2", "DDPRUN_JOB_ID=outer"}).empty());  // the outer ddprun has named it
 }
@@ -280,6 +281,10 @@ TEST_CASE("a bad configuration file is one line naming file and culprit", "[opti
       {"role = [\"a\", \"b\"]", "job.toml:1: role: expected a string, a number, true or false, got a list"},
       {"\n[section]\nrole = 1", "job.toml:2: unknown section [section]"},
       {"role = ", "job.toml:1: "},
+      {"role =\n", "job.toml:1: expected a value after '='"},
+      {"role = \"abc\n", "job.toml:1: expected the string to end with \" on this line"},
+      {"role = 'abc", "job.toml:1: expected the string to end with ' on this line"},
+      {"role = \"a\"\nrole = \"b\"", "job.toml:2: 'role' is given twice"},
       {"[[[a]]]", "job.toml:1: "},
       {"\n[#a]", "job.toml:2: "},
       {"\"a\\nb\" = 1", "job.toml:1: unknown key 'a?b'"},
@@ -294,6 +299,10 @@ TEST_CASE("a bad configuration file is one line naming file and culprit", "[opti
     CHECK(std::string(error.what()).find('\n') == std::string::npos);
   }
   CHECK_THROWS_AS(parse({"--config=" + (folder.path() / "missing").string()}), IoError);
+  CHECK_THROWS_WITH(parse({"--config=/missing"}),
+                    "--config: /missing: cannot open: No such file or directory");
+  CHECK_THROWS_WITH(parse({"--nnodes=2", "--rdzv-endpoint=a", "--token-file=/missing"}),
+                    "--token-file: /missing: cannot open: No such file or directory");
 }
 
 TEST_CASE("a script and a module are Python's, unless the user says otherwise", "[options]") {
@@ -315,14 +324,17 @@ TEST_CASE("a signal ends the job or is passed on, as the user says", "[options]"
   CHECK(hup_passed.ending_signals == std::vector<int>{SIGTERM, SIGINT, SIGQUIT});
   CHECK(hup_passed.forwarded_signals == std::vector<int>{SIGHUP});
   CHECK(parse({"--forward-signals=none"}).forwarded_signals.empty());
-  CHECK_THROWS_AS(parse({"--signals-to-handle=SIGTERM", "--forward-signals=SIGTERM"}), UsageError);
+  CHECK_THROWS_WITH(
+      parse({"--signals-to-handle=SIGTERM", "--forward-signals=USR1,SIGTERM"}),
+      "--forward-signals: SIGTERM is also in --signals-to-handle; expected it in only one of them");
 }
 
 TEST_CASE("metrics are served on loopback, or elsewhere to those who know the token", "[options]") {
   CHECK(parse({"--metrics-port=9400"}).metrics == Endpoint{"127.0.0.1", 9400});
   CHECK(parse({"--metrics-port=[::1]:9400"}).metrics == Endpoint{"::1", 9400});
   CHECK(parse({"--metrics-port=localhost:9400"}).metrics_token.empty());
-  for (const char* bad : {"x", "70000", "node1:9400", "0.0.0.0", "0.0.0.0:0"})
+  CHECK(parse({"--metrics-port=127.0.0.1:0"}).metrics == Endpoint{"127.0.0.1", 0});
+  for (const char* bad : {"x", "70000", "node1:9400", "0.0.0.0", "::0", "127.0.0.1:9400:0"})
     CHECK_THROWS_WITH(parse({std::string("--metrics-port=") + bad}),
                       ContainsSubstring("--metrics-port: expected a port, or ADDRESS:PORT"));
   CHECK_THROWS_WITH(parse({"--metrics-port=0.0.0.0:9400"}),

@@ -40,7 +40,7 @@ train.py FAILED
 --------------------------------------------------------------------------------
 Root Cause (first observed failure):
   rank      : 3 (local_rank: 1, pid: 123)
-  ended by  : exit code 7
+  outcome   : exit code 7
   error     : ValueError: two
               lines
   host      : node1
@@ -157,12 +157,12 @@ TEST_CASE("a usage error is one line, with the program's own words", "[failure_r
   report.root_cause.status = ExitStatus::exited(2);
   report.root_cause.last_lines = {"worker: error: --epochs: expected a number"};
   report.others = {{0, 0, 120, ExitStatus::exited(2), {}, {}, true}};
-  CHECK(describe(report) == "train.py FAILED: rank 3 ended by exit code 2: --epochs: expected a number\n");
+  CHECK(describe(report) == "train.py FAILED: rank 3 exited with code 2: --epochs: expected a number\n");
   report.root_cause.error = {};
   report.root_cause.last_lines = {"usage: train.py", "train.py: error: no such flag", ""};
-  CHECK(describe(report) == "train.py FAILED: rank 3 ended by exit code 2: train.py: error: no such flag\n");
+  CHECK(describe(report) == "train.py FAILED: rank 3 exited with code 2: train.py: error: no such flag\n");
   report.root_cause.last_lines.clear();
-  CHECK(describe(report) == "train.py FAILED: rank 3 ended by exit code 2\n");
+  CHECK(describe(report) == "train.py FAILED: rank 3 exited with code 2\n");
 }
 
 TEST_CASE("the last twenty lines of stderr are shown, bars in their last state", "[failure_report]") {

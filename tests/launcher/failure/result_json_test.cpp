@@ -207,17 +207,17 @@ TEST_CASE("events are appended and are there at once", "[events_json]") {
   CHECK(fs::status(path).permissions() == (fs::perms::owner_read | fs::perms::owner_write));
 }
 
-TEST_CASE("a link is not followed, a full disk and a missing folder end no job", "[events_json]") {
+TEST_CASE("a link is not followed, a missing folder is refused, a full disk ends no job", "[events_json]") {
   const TempDir folder;
   const auto target = folder.path() / "target";
   const auto link = folder.path() / "link";
   write_file_atomic(target, "");
   fs::create_symlink(target, link);
-  for (const fs::path& path : {link, fs::path("/dev/full"), fs::path("/nowhere/events"), folder.path()}) {
-    EventsJson log(path, kClock);
-    log.add(event(EventRecord::Kind::kStarted, 0s));
-    log.add(event(EventRecord::Kind::kFinished, 0s));
-  }
+  for (const fs::path& path : {link, fs::path("/nowhere/events"), folder.path()})
+    CHECK_THROWS_AS(EventsJson(path, kClock), UsageError);
+  EventsJson full("/dev/full", kClock);
+  full.add(event(EventRecord::Kind::kStarted, 0s));
+  full.add(event(EventRecord::Kind::kFinished, 0s));
   CHECK(read_file(target).empty());
   EventsJson(std::nullopt, kClock).add(event(EventRecord::Kind::kStarted, 0s));
 }

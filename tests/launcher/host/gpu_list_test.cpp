@@ -110,12 +110,12 @@ TEST_CASE("virtual local ranks take entries as they are written where NVML is mi
 
 TEST_CASE("more virtual local ranks than GPUs are refused", "[gpu_list]") {
   CHECK_THROWS_WITH(one_gpu_each(four(), "1,2", 3),
-                    "--virtual-local-rank: expected a GPU for each of 3 workers, got 2 "
+                    "--virtual-local-rank: expected a GPU for each worker (3), found 2 "
                     "(CUDA_VISIBLE_DEVICES='1,2')");
   CHECK_THROWS_AS(one_gpu_each(four(), std::nullopt, 5), UsageError);
   CHECK_THROWS_AS(one_gpu_each(four(), "", 1), UsageError);
   CHECK_THROWS_WITH(one_gpu_each({}, std::nullopt, 1),
-                    "--virtual-local-rank: expected a GPU for each of 1 workers, got 0");
+                    "--virtual-local-rank: expected a GPU for each worker (1), found none");
 }
 
 }  // namespace

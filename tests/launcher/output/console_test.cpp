@@ -112,7 +112,10 @@ TEST_CASE("when the reader is gone the output is dropped with one warning, and t
     CHECK(rig.console.out()->has_room());
   }
   CHECK(read_available(rig.err.ours) == "error\nerror\nerror\n");
-  CHECK_THAT(log.text(), ContainsSubstring("ddprun: warning: cannot write to stdout: Broken pipe"));
+  CHECK_THAT(
+      log.text(),
+      ContainsSubstring(
+          "ddprun: warning: cannot write to stdout (Broken pipe): further worker output to it is dropped; "));
   CHECK(count_of("\n", log.text()) == 1);
 }
 
@@ -140,7 +143,8 @@ TEST_CASE("a full disk under stdout is one warning", "[console]") {
     console.out()->write(&io, "", "line\n");
     CHECK(run(io, console.drain()) == true);
   }
-  CHECK(count_of("cannot write to stdout: No space left on device: output is missing", log.text()) == 1);
+  CHECK(count_of("cannot write to stdout (No space left on device): worker output is missing", log.text()) ==
+        1);
 }
 
 TEST_CASE("a closed stdout loses its output and nothing else", "[console]") {

@@ -119,7 +119,8 @@ TEST_CASE("the join timeout says who came and which node ranks are missing", "[a
   rig.join(rig.wish_of_rank("n4", 4));
   const auto id = rig.join(rig.wish_of_rank("n1", 1));
   CHECK(too_late(rig, id) ==
-        "2 of 6 nodes joined within 600 s: n4 (10.0.0.1), n1 (10.0.0.2); missing: node ranks 0, 2-3, 5");
+        "only 2 of 6 nodes joined within 600 s (--join-timeout): n4 (10.0.0.1), n1 (10.0.0.2); missing: node "
+        "ranks 0, 2-3, 5");
 }
 
 TEST_CASE("the join timeout names missing nodes where names are known", "[admission]") {
@@ -127,22 +128,25 @@ TEST_CASE("the join timeout names missing nodes where names are known", "[admiss
   settings.names = {"n1", "n2", "n3"};
   CoordinatorRig rig(settings);
   const auto id = rig.join(rig.wish_of_rank("n2", 1));
-  CHECK(too_late(rig, id) ==
-        "1 of 3 nodes joined within 600 s: n2 (10.0.0.1); missing: n1 (node rank 0), n3 "
-        "(node rank 2)");
+  CHECK(
+      too_late(rig, id) ==
+      "only 1 of 3 nodes joined within 600 s (--join-timeout): n2 (10.0.0.1); missing: n1 (node rank 0), n3 "
+      "(node rank 2)");
 }
 
 TEST_CASE("the join timeout names no ranks where not all nodes have one", "[admission]") {
   CoordinatorRig without(job(2, 2));
   const auto a = without.join("a");
-  CHECK(too_late(without, a) == "1 of 2 nodes joined within 600 s: a (10.0.0.1)");
+  CHECK(too_late(without, a) == "only 1 of 2 nodes joined within 600 s (--join-timeout): a (10.0.0.1)");
   CoordinatorRig mixed(job(3, 3));
   mixed.join("a");
   const auto b = mixed.join(mixed.wish_of_rank("b", 0));
-  CHECK(too_late(mixed, b) == "2 of 3 nodes joined within 600 s: a (10.0.0.1), b (10.0.0.2)");
+  CHECK(too_late(mixed, b) ==
+        "only 2 of 3 nodes joined within 600 s (--join-timeout): a (10.0.0.1), b (10.0.0.2)");
   CoordinatorRig elastic(job(2, 3));
   const auto c = elastic.join(elastic.wish_of_rank("c", 2));
-  CHECK(too_late(elastic, c) == "1 of at least 2 nodes joined within 600 s: c (10.0.0.1)");
+  CHECK(too_late(elastic, c) ==
+        "only 1 of at least 2 nodes joined within 600 s (--join-timeout): c (10.0.0.1)");
 }
 
 TEST_CASE("a node that runs another program belongs to another job, unless a run id says otherwise",
@@ -166,7 +170,7 @@ TEST_CASE("the join timeout of a job without nodes ends it too", "[admission]") 
   CoordinatorRig rig(job(2, 2));
   rig.pass(600s);
   REQUIRE(rig.ended());
-  CHECK(rig.ended()->reason == "0 of 2 nodes joined within 600 s: none");
+  CHECK(rig.ended()->reason == "only 0 of 2 nodes joined within 600 s (--join-timeout): none");
 }
 
 TEST_CASE("the join timeout names few of many nodes", "[admission]") {

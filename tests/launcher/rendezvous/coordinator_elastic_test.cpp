@@ -262,7 +262,7 @@ TEST_CASE("survivors below MIN wait for joiners, until the join timeout", "[elas
     } else {
       rig.pass(1ms);
       CHECK_THAT(rig.last<End>(ids[1]).reason,
-                 ContainsSubstring("1 of at least 2 nodes joined within 600 s: b"));
+                 ContainsSubstring("only 1 of at least 2 nodes joined within 600 s (--join-timeout): b"));
       CHECK(rig.last<End>(ids[1]).exit_code == 125);
     }
   }

@@ -56,7 +56,7 @@ TEST_CASE("a failure restarts all nodes once the last worker has ended", "[coord
   rig.obey();
   for (const auto id : rig.ids) CHECK(rig.last<Start>(id).number == 1);
   rig.say(rig.a, failed(8, 1));
-  CHECK(rig.last<End>(rig.b) == End{8, "rank 0 failed; not restarted: all 1 restarts are used up"});
+  CHECK(rig.last<End>(rig.b) == End{8, "rank 0 failed; not restarted: --max-restarts=1 is used up"});
 }
 
 TEST_CASE("a hang is retried, and finally ends with 124", "[coordinator]") {

@@ -82,8 +82,9 @@ TEST_CASE("each variable that is wrong is told, all at once", "[env_report]") {
   CHECK(problem("MASTER_PORT", "99999") == "MASTER_PORT: expected an integer from 1 to 65535, got '99999'");
   CHECK(problem("LOCAL_RANK", "5") == "LOCAL_RANK: expected an integer from 0 to 1, got '5'");
   CHECK(problem("LOCAL_WORLD_SIZE", "0") == "LOCAL_WORLD_SIZE: expected an integer from 1 to 2, got '0'");
-  CHECK_THAT(problem("MASTER_ADDR", ""),
-             ContainsSubstring("environment: MASTER_ADDR not set although RANK, WORLD_SIZE"));
+  CHECK_THAT(
+      problem("MASTER_ADDR", ""),
+      ContainsSubstring("environment: RANK, WORLD_SIZE and MASTER_PORT are set but MASTER_ADDR is not: "));
   CHECK_THAT(problem("MASTER_ADDR", "no..name"),
              ContainsSubstring("MASTER_ADDR: expected the address or name"));
   CHECK_THAT(problem("DDPRUN_STORE_FD", "987654"),

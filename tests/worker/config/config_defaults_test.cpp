@@ -26,7 +26,7 @@ TEST_CASE("a task's default gives way to what is given, one that is given does n
     CHECK(parse({task, "--clip-value=0"}).train.optim.clip_norm == 1.0);
     CHECK(parse({task, "--clip-norm=0", "--clip-value=0.5"}).train.optim.clip_value == 0.5);
     CHECK_THROWS_WITH(parse({task, "--clip-norm=1", "--clip-value=0.5"}),
-                      "--clip-norm and --clip-value: expected one of them at most");
+                      "--clip-norm and --clip-value: expected at most one of them");
 
     // Nothing is validated: the default metric and the default name, of validation, have nothing to tell.
     const auto unjudged = parse({task, "--val-split=0"}).train.checkpoint;

@@ -128,13 +128,18 @@ TEST_CASE("a mistake in a configuration file is one line that names file and lin
 TEST_CASE("a configuration file that is not there or names no task is refused", "[config]") {
   const TempDir dir;
   CHECK_THROWS_AS(parse({"mnist", "--config", (dir.path() / "none.toml").string()}), IoError);
-  CHECK_THROWS_WITH(parse({"--config", write(dir, "[train]\nepochs = 1\n")}),
-                    ContainsSubstring("expected task = "));
+  CHECK_THROWS_WITH(
+      parse({"--config", write(dir, "[train]\nepochs = 1\n")}),
+      ContainsSubstring(": names no task: expected an entry such as task = \"mnist\", or worker TASK"));
+  CHECK_THROWS_WITH(parse({"--config", write(dir, "# a\ntask = \"foo\"\n")}),
+                    ContainsSubstring(".toml:2: unknown task 'foo', expected a task ("));
+  CHECK_THROWS_WITH(parse({"--config=/none.toml"}),
+                    "--config: /none.toml: cannot open: No such file or directory");
   CHECK_THROWS_WITH(parse({"mnist", "--config"}), "--config: expected a value, got none");
 }
 
 TEST_CASE("flags that exclude each other are refused in a file too", "[config]") {
   const TempDir dir;
   CHECK_THROWS_WITH(parse({"mnist", "--config", write(dir, "[ddp]\nfsdp = true\nzero1 = true\n")}),
-                    "--fsdp and --zero1: expected one of them at most");
+                    "--fsdp and --zero1: expected at most one of them");
 }

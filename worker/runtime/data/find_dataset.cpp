@@ -19,17 +19,22 @@ fs::path own_share() {
   return program.parent_path().parent_path() / "share" / "ddprun";
 }
 
-}  // namespace
-
-std::optional<fs::path> find_dataset(const std::string& name) {
+/// Where data sets are looked for, in this order.
+std::vector<fs::path> data_folders() {
   std::vector<fs::path> roots;
   if (const char* data = std::getenv("DDPRUN_DATA"); data != nullptr && *data != '\0')
     roots.emplace_back(data);
   roots.push_back(cache_folder() / "data");
   roots.emplace_back("/usr/share/datasets");
   roots.push_back(own_share());
+  return roots;
+}
+
+}  // namespace
+
+std::optional<fs::path> find_dataset(const std::string& name) {
   std::error_code unreadable;  // an unreadable folder counts as absent
-  for (const auto& root : roots)
+  for (const auto& root : data_folders())
     if (fs::is_directory(root / name, unreadable)) return root / name;
   return std::nullopt;
 }
@@ -39,17 +44,18 @@ fs::path find_data(const std::string& source, const std::vector<std::string>& na
   if (!source.empty() && !is_name) {
     std::error_code unknown;
     if (source.find('/') == source.npos && !fs::exists(source, unknown))
-      throw UsageError("--data: expected a folder" + std::string(names.size() > 1 ? ", " : " or ") +
-                       one_of(names) + ", got " + single_quoted(source));
+      throw UsageError("--data: expected a folder or " +
+                       std::string(names.size() > 1 ? "one of the names " : "") + joined(names, ", ") +
+                       ", got " + single_quoted(source));
     return source;
   }
   for (const auto& name : is_name ? std::vector{source} : names)
     if (const auto folder = find_dataset(name)) return *folder;
   const auto& name = is_name ? source : names.front();
-  throw UsageError("--data: data set '" + name + "' not found in $DDPRUN_DATA/" + name +
-                   ", the cache folder's data/" + name + " or /usr/share/datasets/" + name +
-                   "; expected it there (scripts/get_data.sh " + name +
-                   " fetches it), or a folder with its files");
+  std::vector<std::string> folders;
+  for (const auto& folder : data_folders()) folders.push_back(folder.string());
+  throw UsageError("--data: no data set '" + name + "' in " + one_of(folders) + "; scripts/get_data.sh " +
+                   name + " fetches it");
 }
 
 }  // namespace ddprun::data

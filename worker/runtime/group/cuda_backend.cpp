@@ -146,7 +146,7 @@ CudaDriver query_cuda_driver() {
   CudaDriver driver;
   const Library library;
   if (!library) {
-    driver.problem = "no NVIDIA driver here (libcuda.so.1 cannot be loaded)";
+    driver.problem = "this machine has no NVIDIA driver (libcuda.so.1 cannot be loaded)";
     return driver;
   }
   library.call("cuDriverGetVersion", takes<int*>, &driver.version);

@@ -11,6 +11,7 @@
 #include <memory>
 #include <new>
 #include <system_error>
+#include <utility>
 
 #include <ddprun/common/error_file.h>
 #include <ddprun/common/errors.h>
@@ -38,6 +39,11 @@ void keep_freed_memory() {
 
 /// Freed when the process fails, perhaps out of memory, so that it can report this.
 std::unique_ptr<char[]> spare_memory;
+
+std::function<void()>& last_act() {
+  static std::function<void()> function;
+  return function;
+}
 
 /// Logs the failure, writes the launcher's error file and ends the process at once, without teardown.
 [[noreturn]] void end_in_failure(const Failure& failure) {
@@ -91,9 +97,12 @@ void prepare_worker(const std::string& name) {
     spare_memory.reset();
     const auto failure = describe_failure(ddp::explained_failure(std::current_exception()));
     ddp::announce_failure(failure.message);
+    if (last_act()) last_act()();
     end_in_failure(failure);
   });
 }
+
+void before_failure(std::function<void()> function) { last_act() = std::move(function); }
 
 int run_worker(const std::function<void(const WorkerEnv&)>& train) {
   prepare_worker(::program_invocation_short_name);

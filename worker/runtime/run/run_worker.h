@@ -26,6 +26,9 @@ int run_worker(const std::function<void(const WorkerEnv&)>& train);
 /// name  the prefix of log lines
 void prepare_worker(const std::string& name);
 
+/// Calls it before an uncaught exception ends the process.
+void before_failure(std::function<void()> function);
+
 /// A failure as shown to the user.
 struct Failure {
   std::string message;  ///< one line

@@ -113,7 +113,8 @@ SegmentationDataset::SegmentationDataset(const std::filesystem::path& folder, Sa
   if (options.points_per_image < 1 || options.points_per_image > kMaxPoints)
     throw std::invalid_argument("SegmentationDataset: expected 1 <= points_per_image <= " +
                                 std::to_string(kMaxPoints));
-  if (!options.points.empty()) points_ = read_points(options.points, size());
+  if (!options.points.empty())
+    points_ = for_flag("--points", [&] { return read_points(options.points, size()); });
   check_headers();
 }
 

@@ -86,7 +86,7 @@ TEST_CASE("what --checkpoint or --points would make idle is refused by name", "[
        {{"--points=a", "--points-per-image=1"}, "points-per-image"}}));
   const auto first = words[0].substr(0, words[0].find('='));
   CHECK_THROWS_AS(parse_sam(words), UsageError);
-  CHECK_THROWS_WITH(parse_sam(words), first + " and --" + second + ": expected one of them at most");
+  CHECK_THROWS_WITH(parse_sam(words), first + " and --" + second + ": expected at most one of them");
   CHECK_NOTHROW(parse_sam({words[0]}));
   CHECK_NOTHROW(parse_sam({words[1]}));
 }

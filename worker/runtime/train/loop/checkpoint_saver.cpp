@@ -147,8 +147,8 @@ std::optional<Resumed> find_resumed(const Run& run) {
     for (const auto& line : found.skipped) log_warning(line);
     resumed = {found.path, std::move(found.state)};
     if (found.path.empty())
-      log_info("--resume=auto: no checkpoint in " + folder.string() +
-               (found.skipped.empty() ? "" : " is good") + "; starting from scratch");
+      log_info(std::string("--resume=auto: no ") + (found.skipped.empty() ? "" : "usable ") +
+               "checkpoint in " + folder.string() + "; starting from scratch");
   } else {
     resumed = {wanted, read_checkpoint(wanted)};
     if (!resumed.state.shards.empty()) verify(resumed.path, resumed.state.shards);

@@ -9,6 +9,7 @@
 #include <ddprun/common/logging.h>
 #include <ddprun/common/text.h>
 #include <ddprun/ddp/model_tensors.h>
+#include <ddprun/train/state/checkpoint_policy.h>
 
 namespace ddprun::train {
 namespace {
@@ -39,6 +40,13 @@ std::vector<std::string> epoch_metrics(const Task& task) {
   return names;
 }
 
+void check_metric(const Task& task, const std::string& flag, const std::string& name) {
+  const auto names = epoch_metrics(task);
+  if (std::find(names.begin(), names.end(), name) == names.end())
+    throw UsageError(flag + ": this run has no metric '" + name + "' after an epoch, expected one of " +
+                     joined(names, ", "));
+}
+
 }  // namespace
 
 std::string choose_monitor(const Task& task, const std::string& wanted) {
@@ -46,10 +54,8 @@ std::string choose_monitor(const Task& task, const std::string& wanted) {
     return task.validation_set                      ? "val_loss"
            : task.test_set && task.test_every_epoch ? "test_loss"
                                                     : "train_loss_epoch";
-  const auto names = epoch_metrics(task);
-  if (std::find(names.begin(), names.end(), wanted) != names.end()) return wanted;
-  throw UsageError("--monitor: this run has no metric '" + wanted + "' after an epoch, expected one of " +
-                   joined(names, ", "));
+  check_metric(task, "--monitor", wanted);
+  return wanted;
 }
 
 MonitorMode monitor_mode(const CheckpointOptions& options, const std::string& monitor) {
@@ -127,6 +133,8 @@ std::string graph_obstacle(const Run& run) {
 
 void check_options(const Task& task, const TrainerOptions& options) {
   choose_monitor(task, options.checkpoint.monitor);
+  for (const auto& name : metrics_in(options.checkpoint.filename))
+    if (name != "lr") check_metric(task, "--checkpoint-name", name);
   if (options.parallel.fsdp && (!task.parameter_groups.empty() || options.optim.grouping.any()))
     throw UsageError(
         "--fsdp: expected one group of parameters, without --norm-weight-decay, --bias-weight-decay and "

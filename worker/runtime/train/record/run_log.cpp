@@ -81,15 +81,15 @@ std::string counted(std::int64_t count, const std::string& what) {
   return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
 }
 
-/// "32-bit, batches of 128 a rank and 256 in all, learning rate 0.001, 1199882 parameters"
+/// "32-bit, batch size 128 per rank, 256 in total, learning rate 0.001, 1199882 parameters"
 std::string step_line(const Run& run, double learning_rate) {
   constexpr const char* kPrecision[] = {"32-bit", "bf16-mixed", "16-mixed"};
   const auto& options = run.options;
   std::int64_t parameters = 0;
   for (const auto& parameter : run.task.module->parameters()) parameters += parameter.numel();
-  return c10::str(kPrecision[static_cast<int>(options.precision.precision)], ", batches of ",
-                  options.batch_size, " a rank and ",
-                  options.batch_size * options.accumulate * run.group.size(), " in all",
+  return c10::str(kPrecision[static_cast<int>(options.precision.precision)], ", batch size ",
+                  options.batch_size, " per rank, ",
+                  options.batch_size * options.accumulate * run.group.size(), " in total",
                   options.accumulate > 1 ? " (" + std::to_string(options.accumulate) + " accumulated)" : "",
                   ", learning rate ", learning_rate, ", ", parameters, " parameters");
 }
@@ -153,8 +153,10 @@ void RunLog::announce(double learning_rate) {
   add(task.test_set ? ", " : " and ", task.validation_set, " validation");
   add(" and ", task.test_set, " test");
   print(line + " examples from " + task.data_source);
-  print("Process group initialized: " + counted(run_.group.size(), "rank") + " over " + run_.group.backend() +
-        " on " + (run_.options.device_name.empty() ? "CPU" : run_.options.device_name));
+  const std::string device = run_.options.device_name.empty() ? "CPU" : run_.options.device_name;
+  print(run_.group.size() == 1 ? "Single process on " + device + ": no process group needed"
+                               : "Process group initialized: " + counted(run_.group.size(), "rank") +
+                                     " over " + run_.group.backend() + " on " + device);
   print(step_line(run_, learning_rate));
   if (record_) add_settings();
 }
@@ -280,7 +282,7 @@ void RunLog::write_report() {
 void RunLog::terminate(const std::filesystem::path& checkpoint) {
   if (!record_) return;
   record_->flush();
-  print("terminated; --resume continues from " + checkpoint.string());
+  print("terminated; continue with --resume " + checkpoint.string());
 }
 
 }  // namespace ddprun::train

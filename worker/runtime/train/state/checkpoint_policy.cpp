@@ -61,6 +61,8 @@ std::optional<std::string> format(const Number& value, const std::string& spec) 
   return formatted((start + digits + type).c_str(), number);
 }
 
+bool is_count(std::string_view name) { return name == "epoch" || name == "step"; }
+
 Number value_of(std::string_view name, const MetricRow& metrics, std::int64_t epoch, std::int64_t step) {
   if (name == "epoch") return epoch;
   if (name == "step") return step;
@@ -107,11 +109,22 @@ std::string checkpoint_name(const std::string& pattern, const MetricRow& metrics
       refuse("expected a metric's name between '{' and '}'");
     const auto text = format(value_of(name, metrics, epoch, step),
                              colon == std::string::npos ? "" : field.substr(colon + 1));
-    if (!text) refuse("expected a format such as 02d or .2f for " + name + ", got '{" + field + "}'");
+    if (!text)
+      refuse("expected a format such as " + std::string(is_count(name) ? "02d" : ".2f") + " for " + name +
+             ", got '{" + field + "}'");
     result += auto_insert ? name + "=" + *text : *text;
     i = end + 1;
   }
   return result;
+}
+
+std::vector<std::string> metrics_in(const std::string& pattern) {
+  std::vector<std::string> names;
+  for (auto begin = pattern.find('{'); begin != std::string::npos; begin = pattern.find('{', begin + 1)) {
+    auto name = pattern.substr(begin + 1, pattern.find_first_of(":}", begin) - begin - 1);
+    if (!is_count(name)) names.push_back(std::move(name));
+  }
+  return names;
 }
 
 CheckpointPolicy::CheckpointPolicy(CheckpointPolicyOptions options, FileExists exists)

@@ -26,6 +26,9 @@ namespace ddprun::train {
 std::string checkpoint_name(const std::string& pattern, const report::MetricRow& metrics, std::int64_t epoch,
                             std::int64_t step, bool auto_insert = true);
 
+/// The names between '{' and '}' in such a pattern, except epoch and step.
+std::vector<std::string> metrics_in(const std::string& pattern);
+
 /// Lightning's ModelCheckpoint arguments, with its defaults.
 struct CheckpointPolicyOptions {
   std::filesystem::path folder;  ///< of the checkpoints

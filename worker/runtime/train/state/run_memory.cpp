@@ -174,7 +174,7 @@ void RunMemory::share_parts(const ddp::ProcessGroup& group) {
   const auto parts_of = find_parts(group);
   if (parts_of.holders.empty()) {
     if (begun && group.rank() == 0)
-      log_warning("some rank's part of the state is in no memory: going on from the last checkpoint");
+      log_warning("a rank's part of the state was lost: continuing from the last checkpoint");
     return;
   }
   const auto number_of = [](const std::string& head) {
