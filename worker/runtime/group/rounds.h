@@ -69,7 +69,7 @@ class LeaveAtOnce {
  public:
   LeaveAtOnce();
   ~LeaveAtOnce();
-  /// No longer in this pass of this thread. DistributedDataParallel calls it at every parameter's last
+  /// No longer in this pass of this thread. DistributedDataParallel calls it once every parameter has its
   /// gradient: from here on the lost rank may have completed the step, which this one can complete as well.
   static void end();
   LeaveAtOnce(const LeaveAtOnce&) = delete;
