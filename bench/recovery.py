@@ -14,7 +14,7 @@ under ft_launcher of nvidia-resiliency-ext, and one for torchft under a Python t
 
 Columns: from the signal to the first line about it, to the first new step (one beyond the newest before the kill), and the repeated steps.
 With --goodput SECONDS, compares a fault at that interval with none over the same number of steps. With --cost PAIRS, compares the CPU
-seconds of 100 steps with and without --recover=rank, without faults, in turns.
+seconds of 100 steps with and without --recover=rank, without faults: both jobs run at once, on a core each, and swap cores.
 """
 import argparse
 import contextlib
@@ -197,23 +197,30 @@ def goodput(make_command, gap, steps):
         return last - first, faults
 
 
-def cpu_seconds(command):
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([str(word) for word in command], env=environment(), stdout=subprocess.DEVNULL, check=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+def cpu_seconds(commands):
+    """Of jobs that run at the same time, each on one core."""
+    pids = [os.posix_spawnp("taskset", ["taskset", "--cpu-list", str(core), *map(str, command)], environment(),
+                            file_actions=[(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]) for core, command in enumerate(commands)]
+    seconds = []
+    for pid in pids:
+        _, status, usage = os.wait4(pid, 0)
+        if status:
+            sys.exit(f"a job has failed: {os.waitstatus_to_exitcode(status)}")
+        seconds.append(usage.ru_utime + usage.ru_stime)
+    return seconds
 
 
 def cost(arguments, steps=100):
-    """For each pair, the CPU seconds with --recover=rank divided by those without, less what a run of one step takes."""
-    ratios = []
-    for _ in range(arguments.cost):
-        taken = []
-        for launcher in (["--nproc-per-node=2"], ["--nproc-per-node=2", "--recover=rank"]):
-            with tempfile.TemporaryDirectory() as folder:
-                once, all_steps = (cpu_seconds(worker(arguments, pathlib.Path(folder), ["--overwrite"], launcher, count)) for count in (1, steps))
-                taken.append(all_steps - once)
-        ratios.append(taken[1] / taken[0])
+    """For each pair, the CPU seconds of the steps with --recover=rank divided by those without. Two cores take turns with two jobs of two ranks."""
+    launchers, ratios = (["--nproc-per-node=2"], ["--nproc-per-node=2", "--recover=rank"]), []
+    for pair in range(arguments.cost):
+        with tempfile.TemporaryDirectory() as folder:
+            order = [pair % 2, 1 - pair % 2]  # by core
+            once, all_steps = (cpu_seconds([worker(arguments, pathlib.Path(folder, str(which)), ["--overwrite"], launchers[which], count)
+                                            for which in order]) for count in (1, steps))
+            taken = dict(zip(order, (whole - start for whole, start in zip(all_steps, once))))
+            ratios.append(taken[1] / taken[0])
+            print(f"{taken[1]:.2f} s / {taken[0]:.2f} s", flush=True)
     return ratios
 
 
