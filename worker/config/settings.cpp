@@ -72,11 +72,8 @@ Setting checkpoint_pattern(std::string& target) {
       for (const auto& name : train::metrics_in(pattern)) metrics.emplace_back(name, 0.5);
       const auto name = train::checkpoint_name(pattern, metrics, 0, 0);
       if (name.find('/') != std::string::npos) return "a file name without '/'";
-    } catch (const UsageError& error) {
-      const std::string why = error.what();
-      const auto format = why.rfind("a format such as ");
-      return format == std::string::npos ? "a pattern such as {epoch:02d}-{val_loss:.3f}"
-                                         : why.substr(format, why.rfind(", got ") - format);
+    } catch (const train::CheckpointNameError& error) {
+      return error.expected;
     }
     target = pattern;
     return "";

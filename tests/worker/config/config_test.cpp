@@ -263,7 +263,7 @@ TEST_CASE("a bad value is refused in one line that names flag, expectation and v
       {"--optimizer", "lion", "--optimizer: expected sgd, adam, adamw or adadelta, got 'lion'"},
       {"--precision", "16", "--precision: expected 32, bf16-mixed or 16-mixed, got '16'"},
       {"--save-top-k", "-2", "--save-top-k: expected an integer from -1 to"},
-      {"--checkpoint-name", "{epoch:02d", "--checkpoint-name: expected a pattern such as {epoch:02d}-"},
+      {"--checkpoint-name", "{epoch:02d", "--checkpoint-name: expected '}' after '{', got '{epoch:02d'"},
       {"--checkpoint-name", "{val_acc:d}",
        "--checkpoint-name: expected a format such as .2f for val_acc, got '"},
       {"--checkpoint-name", "../x", "--checkpoint-name: expected a file name without '/', got '../x'"},

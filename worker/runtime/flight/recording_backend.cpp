@@ -71,7 +71,7 @@ struct Recording {
   std::deque<std::pair<FlightRecorder::Id, WorkPtr>> pending = {};
 
   std::exception_ptr explain(FlightRecorder::Id id, const std::exception_ptr& cause) const {
-    if (!futures_tell && !is_of_backend(cause)) {  // Gloo's threads do nothing else
+    if (!futures_tell && !is_of_backend(cause)) {  // over Gloo all count as the backend's
       flight_recorder().set_failed(id);
       return cause;
     }

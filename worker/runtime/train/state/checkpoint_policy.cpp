@@ -90,28 +90,25 @@ std::optional<float> optional_number(const DictReader& reader, const std::string
 std::string checkpoint_name(const std::string& pattern, const MetricRow& metrics, std::int64_t epoch,
                             std::int64_t step, bool auto_insert) {
   if (pattern.empty()) return checkpoint_name("{epoch}-{step}", metrics, epoch, step, auto_insert);
-  const auto refuse = [&](const std::string& why) {
-    throw UsageError("checkpoint name '" + pattern + "': " + why);
-  };
+  const auto refuse = [&](const std::string& expected) { throw CheckpointNameError(pattern, expected); };
   std::string result;
   for (std::size_t i = 0; i < pattern.size();) {
-    if (pattern[i] == '}') refuse("expected '{' before '}'");
+    if (pattern[i] == '}') refuse("'{' before '}'");
     if (pattern[i] != '{') {
       result += pattern[i++];
       continue;
     }
     const auto end = pattern.find('}', i);
-    if (end == std::string::npos) refuse("expected '}' after '{'");
+    if (end == std::string::npos) refuse("'}' after '{'");
     const auto field = pattern.substr(i + 1, end - i - 1);
     const auto colon = field.find(':');
     const auto name = field.substr(0, colon);
     if (name.empty() || name.find('{') != std::string::npos)
-      refuse("expected a metric's name between '{' and '}'");
+      refuse("a metric's name between '{' and '}'");
     const auto text = format(value_of(name, metrics, epoch, step),
                              colon == std::string::npos ? "" : field.substr(colon + 1));
     if (!text)
-      refuse("expected a format such as " + std::string(is_count(name) ? "02d" : ".2f") + " for " + name +
-             ", got '{" + field + "}'");
+      refuse("a format such as " + std::string(is_count(name) ? "02d" : ".2f") + " for " + name);
     result += auto_insert ? name + "=" + *text : *text;
     i = end + 1;
   }

@@ -10,10 +10,20 @@
 #include <utility>
 #include <vector>
 
+#include <ddprun/common/errors.h>
 #include <ddprun/report/metric_sink.h>
 #include <ddprun/train/optim/monitor.h>
 
 namespace ddprun::train {
+
+/// What is wrong with a pattern for checkpoint_name().
+struct CheckpointNameError : UsageError {
+  CheckpointNameError(const std::string& pattern, std::string expected_there)
+      : UsageError("checkpoint name '" + pattern + "': expected " + expected_there),
+        expected(std::move(expected_there)) {}
+
+  std::string expected;  ///< "'}' after '{'"
+};
 
 /// A checkpoint's name without extension, from Lightning's pattern: {name} or {name:spec} becomes name=value,
 /// formatted by Python's rules. epoch and step are integers, metrics float32; a missing metric is 0.
@@ -22,7 +32,7 @@ namespace ddprun::train {
 ///
 /// pattern      empty: {epoch}-{step}
 /// auto_insert  false omits "name="
-/// throws       UsageError for unmatched braces or a spec other than [sign][0][width][.digits][d|e|f|g|%]
+/// throws       CheckpointNameError for unmatched braces or a spec other than [sign][0][width][.digits][d|e|f|g|%]
 std::string checkpoint_name(const std::string& pattern, const report::MetricRow& metrics, std::int64_t epoch,
                             std::int64_t step, bool auto_insert = true);
 
