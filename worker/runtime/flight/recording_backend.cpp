@@ -3,10 +3,13 @@
 #include <ATen/core/ivalue.h>
 #include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
+#include <c10/util/ScopeExit.h>
 
 #include <algorithm>
 #include <atomic>
+#include <condition_variable>
 #include <deque>
+#include <list>
 #include <mutex>
 #include <string>
 #include <string_view>
@@ -61,6 +64,21 @@ Collective point_to_point(const char* op, const Tensors& tensors, int peer = -1)
   return call;
 }
 
+using Future = c10::ivalue::Future;
+
+/// The time for works to end by themselves once their backend is aborted.
+constexpr std::chrono::milliseconds kAbortedWithin{200};
+
+std::exception_ptr backend_error(const std::string& message) {
+  try {
+    C10_THROW_ERROR(DistBackendError, message);
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
+std::exception_ptr abort_error() { return backend_error("the process group was aborted"); }
+
 /// State shared by the works of one recorded group.
 struct Recording {
   FlightRecorder::Group group;
@@ -69,6 +87,14 @@ struct Recording {
   bool futures_tell;  ///< a work's future completes with its collective: true of Gloo, not of NCCL
   std::mutex mutex = {};
   std::deque<std::pair<FlightRecorder::Id, WorkPtr>> pending = {};
+  // -- where futures tell --
+  std::condition_variable ended = {};
+  int running = 0;                  ///< collectives whose future is not complete
+  std::list<WorkPtr> passing = {};  ///< sends and receives that are waited for
+  std::list<std::pair<FlightRecorder::Id, c10::intrusive_ptr<Future>>> promised = {};  ///< to callers
+  std::atomic<bool> aborted = false;
+  std::mutex aborting = {};
+  c10d::Backend* backend = nullptr;  ///< null once destroyed
 
   std::exception_ptr explain(FlightRecorder::Id id, const std::exception_ptr& cause) const {
     if (!futures_tell && !is_of_backend(cause)) {  // over Gloo all count as the backend's
@@ -94,6 +120,58 @@ struct Recording {
     const std::scoped_lock lock(mutex);
     pending.emplace_back(id, work);
   }
+
+  void count(int change) {
+    const std::scoped_lock lock(mutex);
+    running += change;
+    ended.notify_all();
+  }
+
+  bool idle_within(std::chrono::milliseconds patience) {
+    std::unique_lock lock(mutex);
+    return ended.wait_for(lock, patience, [this] { return running == 0; });
+  }
+
+  /// Waits for a send or receive, until abort().
+  bool pass(const WorkPtr& work, std::chrono::milliseconds timeout) {
+    std::unique_lock lock(mutex);
+    if (aborted) std::rethrow_exception(abort_error());
+    const auto entry = passing.insert(passing.end(), work);
+    lock.unlock();
+    const auto forget = c10::make_scope_exit([&] {
+      lock.lock();
+      passing.erase(entry);
+    });
+    if (!work->wait(timeout)) std::rethrow_exception(abort_error());
+    return true;
+  }
+
+  /// The future may also fail by abort().
+  void promise(FlightRecorder::Id id, const c10::intrusive_ptr<Future>& future) {
+    const std::scoped_lock lock(mutex);
+    if (aborted) return future->setError(abort_error());
+    promised.emplace_back(id, future);
+  }
+  /// False if abort() has failed it.
+  bool keep_promise(FlightRecorder::Id id, const c10::intrusive_ptr<Future>& future) {
+    const std::scoped_lock lock(mutex);
+    return std::erase(promised, std::pair(id, future)) > 0;
+  }
+
+  /// Also fails, a moment later, whatever still waits: Gloo wakes nobody who waits for the rest of a message.
+  void abort() {
+    const std::scoped_lock abort_lock(aborting);
+    if (backend == nullptr) return;
+    backend->abort();
+    if (!futures_tell) return;
+    idle_within(kAbortedWithin);
+    std::unique_lock lock(mutex);
+    aborted = true;
+    for (const auto& work : passing) work->abort();
+    const auto waiting = std::exchange(promised, {});
+    lock.unlock();
+    for (const auto& [id, future] : waiting) future->setError(explain(id, abort_error()));
+  }
 };
 
 struct Recordings {
@@ -111,20 +189,25 @@ std::atomic<int> not_recorded = 0;  // number of live NotRecorded objects
 /// Notes the end of a collective in the recorder, and explains its failure.
 class RecordedWork : public c10d::Work {
  public:
-  RecordedWork(std::shared_ptr<Recording> recording, FlightRecorder::Id id, WorkPtr inner, bool told_by_wait)
+  RecordedWork(std::shared_ptr<Recording> recording, FlightRecorder::Id id, WorkPtr inner,
+               const Collective& call)
       : Work(-1, inner->retrieveOpType()),
         recording_(std::move(recording)),
         id_(id),
         inner_(std::move(inner)),
-        future_tells_(recording_->futures_tell && !told_by_wait) {
+        future_tells_(recording_->futures_tell && !call.point_to_point && !call.told_by_wait),
+        passes_(recording_->futures_tell && call.point_to_point) {
     if (future_tells_) {
-      inner_->getFuture()->addCallback([recording = recording_, id](c10::ivalue::Future& future) {
+      recording_->count(1);
+      inner_->getFuture()->addCallback([recording = recording_, id](Future& future) {
+        recording->count(-1);
+        if (recording->aborted) return;  // perhaps long ago
         if (future.hasError())
           recording->explain(id, future.exception_ptr());  // now, because perhaps nobody ever waits
         else
           flight_recorder().set_completed(id);
       });
-    } else if (!told_by_wait) {
+    } else if (!call.point_to_point && !call.told_by_wait) {
       recording_->add(id_, inner_);
     }
   }
@@ -143,7 +226,9 @@ class RecordedWork : public c10d::Work {
 
   bool wait(std::chrono::milliseconds timeout) override {
     try {
-      const bool done = inner_->wait(timeout);
+      const bool done = future_tells_ && timeout == kNoTimeout ? wait_unless_aborted()
+                        : passes_                              ? recording_->pass(inner_, timeout)
+                                                               : inner_->wait(timeout);
       if (!future_tells_ && recording_->futures_tell) flight_recorder().set_completed(id_);
       return done;
     } catch (...) {
@@ -155,7 +240,9 @@ class RecordedWork : public c10d::Work {
     auto inner = inner_->getFuture();
     if (!future_tells_) return inner;
     auto outer = inner->createInstance(inner->elementType());
-    inner->addCallback([outer, recording = recording_, id = id_](c10::ivalue::Future& future) {
+    recording_->promise(id_, outer);
+    inner->addCallback([outer, recording = recording_, id = id_](Future& future) {
+      if (!recording->keep_promise(id, outer)) return;
       if (future.hasError())
         outer->setError(recording->explain(id, future.exception_ptr()));
       else
@@ -165,10 +252,19 @@ class RecordedWork : public c10d::Work {
   }
 
  private:
+  bool wait_unless_aborted() {
+    for (;;) try {
+        return inner_->wait(std::chrono::milliseconds(100));
+      } catch (...) {
+        if (inner_->isCompleted()) return inner_->wait();
+        if (recording_->aborted) std::rethrow_exception(abort_error());
+      }
+  }
+
   const std::shared_ptr<Recording> recording_;
   const FlightRecorder::Id id_;
   const WorkPtr inner_;
-  const bool future_tells_;
+  const bool future_tells_, passes_;
 };
 
 class RecordingBackend : public c10d::Backend {
@@ -180,6 +276,13 @@ class RecordingBackend : public c10d::Backend {
         recording_(std::move(recording)),
         stops_watchdog_(stops_watchdog) {
     setBoundDeviceId(inner_->getBoundDeviceId());
+    recording_->backend = inner_.get();
+  }
+  ~RecordingBackend() override {
+    if (recording_->futures_tell && !recording_->idle_within(std::chrono::milliseconds(50))) abort();
+    const std::scoped_lock lock(recording_->aborting);
+    recording_->backend = nullptr;
+    if (!recording_->idle_within({})) inner_.release();  // its destructor would wait for what never ends
   }
 
   FlightRecorder::Group recorded_group() const { return recording_->group; }
@@ -203,8 +306,7 @@ class RecordingBackend : public c10d::Backend {
       coalesced_.push_back(id);
       return work;
     }
-    const bool told_by_wait = call.point_to_point || call.told_by_wait;
-    if (work) return c10::make_intrusive<RecordedWork>(recording_, id, std::move(work), told_by_wait);
+    if (work) return c10::make_intrusive<RecordedWork>(recording_, id, std::move(work), call);
     recorder.set_completed(id);
     return work;
   }
@@ -339,7 +441,7 @@ class RecordingBackend : public c10d::Backend {
     return inner_->allocateTensor(size, options);
   }
   bool supportsTensorAlloc(c10::DeviceIndex device) override { return inner_->supportsTensorAlloc(device); }
-  void abort() override { inner_->abort(); }
+  void abort() override { recording_->abort(); }
   void shutdown() override {
     if (stops_watchdog_) recording_->watchdog->stop();  // before rank 0's store goes
     inner_->shutdown();
@@ -352,7 +454,7 @@ class RecordingBackend : public c10d::Backend {
     return call;
   }
 
-  const c10::intrusive_ptr<c10d::Backend> inner_;
+  c10::intrusive_ptr<c10d::Backend> inner_;
   const std::shared_ptr<Recording> recording_;
   const bool stops_watchdog_;
   bool coalescing_ = false;
@@ -378,18 +480,21 @@ bool is_of_backend(const std::exception_ptr& cause) {
 
 std::exception_ptr explained(Watchdog& watchdog, FlightRecorder::Id id, const std::vector<int>& members,
                              const std::exception_ptr& cause) {
-  const auto message = watchdog.explain(id, members, message_of(cause));
-  try {
-    C10_THROW_ERROR(DistBackendError, message);
-  } catch (...) {
-    return std::current_exception();
-  }
+  return backend_error(watchdog.explain(id, members, message_of(cause)));
 }
 
 void poll_recordings() {
   const std::scoped_lock lock(recordings().mutex);
   for (const auto& entry : recordings().all)
     if (const auto recording = entry.lock()) recording->poll();
+}
+
+std::function<void()> abort_of_cpu_groups() {
+  const std::scoped_lock lock(recordings().mutex);
+  return [all = recordings().all] {
+    for (const auto& entry : all)
+      if (const auto recording = entry.lock(); recording && recording->futures_tell) recording->abort();
+  };
 }
 
 c10::intrusive_ptr<c10d::Backend> make_recording_backend(c10::intrusive_ptr<c10d::Backend> inner,

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <exception>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -22,6 +23,10 @@ std::exception_ptr explained(Watchdog& watchdog, FlightRecorder::Id id, const st
 /// Marks finished collectives of backends that do not report them (NCCL). Otherwise they are marked when the
 /// next one begins.
 void poll_recordings();
+
+/// Aborts the CPU collectives of all groups that this process has now: a rank whose host is silent closes no
+/// connection.
+std::function<void()> abort_of_cpu_groups();
 
 /// Wraps a backend: records each collective in flight_recorder() and forwards every call.
 ///

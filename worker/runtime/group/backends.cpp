@@ -12,7 +12,6 @@
 #include <filesystem>
 #include <map>
 #include <mutex>
-#include <set>
 #include <thread>
 #include <utility>
 
@@ -33,6 +32,7 @@ namespace {
 
 using c10d::ProcessGroupGloo;
 
+using Clock = std::chrono::steady_clock;
 using Sockets = std::map<int, ino_t>;  // by descriptor
 
 /// This process's TCP connections.
@@ -50,18 +50,21 @@ Sockets open_connections() {
   return found;
 }
 
-/// False once either end has closed it.
-bool is_open(int fd, ino_t inode) {
+/// False once this end has closed it.
+bool is_same(int fd, ino_t inode) {
   struct stat status {};
-  tcp_info info{};
-  socklen_t size = sizeof info;
-  return ::fstat(fd, &status) == 0 && status.st_ino == inode &&
-         ::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) == 0 && info.tcpi_state == TCP_ESTABLISHED;
+  return ::fstat(fd, &status) == 0 && status.st_ino == inode;
 }
 
-class Gloo;
-std::mutex live_groups_mutex;
-std::set<Gloo*> live_groups;
+/// False once either end has closed it.
+bool is_open(int fd, ino_t inode) {
+  tcp_info info{};
+  socklen_t size = sizeof info;
+  return is_same(fd, inode) && ::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) == 0 &&
+         info.tcpi_state == TCP_ESTABLISHED;
+}
+
+std::mutex live_nccl_mutex;
 // Not destroyed before being aborted, since that would wait for the GPU; and never at process exit.
 auto& live_nccl = *new std::vector<c10::intrusive_ptr<c10d::Backend>>;
 
@@ -74,10 +77,6 @@ class Gloo : public ProcessGroupGloo {
   Gloo(const StorePtr& store, int rank, int size, c10::intrusive_ptr<Options> options)
       : Gloo(store, rank, size, std::move(options), open_connections()) {}
   ~Gloo() override {
-    {
-      const std::lock_guard lock(live_groups_mutex);
-      live_groups.erase(this);
-    }
     if (!idle_within(std::chrono::milliseconds(50))) abort();
   }
 
@@ -105,12 +104,15 @@ class Gloo : public ProcessGroupGloo {
     return all_open ? c10d::ErrorType::SUCCESS : c10d::ErrorType::COMM_ERROR;
   }
 
+  /// Afterwards nothing more is received into any tensor.
   void abort() override {
     if (local_) local_->abort();
-    for (const auto& [fd, inode] : connections_) {
-      struct stat status {};
-      if (::fstat(fd, &status) == 0 && status.st_ino == inode) ::shutdown(fd, SHUT_RD);
-    }
+    for (const auto& [fd, inode] : connections_)
+      if (is_same(fd, inode)) ::shutdown(fd, SHUT_RD);
+    const auto deadline = Clock::now() + std::chrono::seconds(1);
+    const auto is_closed = [](const auto& socket) { return !is_same(socket.first, socket.second); };
+    while (!std::ranges::all_of(connections_, is_closed) && Clock::now() < deadline)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 
  private:
@@ -120,19 +122,17 @@ class Gloo : public ProcessGroupGloo {
       const auto other = others.find(socket.first);
       return other != others.end() && other->second == socket.second;
     });
-    const std::lock_guard lock(live_groups_mutex);
-    live_groups.insert(this);
   }
 
   /// A finished collective may stay on its worker thread for another moment.
   bool idle_within(std::chrono::milliseconds patience) {
-    const auto deadline = std::chrono::steady_clock::now() + patience;
+    const auto deadline = Clock::now() + patience;
     for (;; std::this_thread::sleep_for(std::chrono::milliseconds(1))) {
       const std::lock_guard lock(workMutex_);
       const auto is_done = [](const auto& work) { return !work; };
       if (workQueue_.empty() && std::all_of(workInProgress_.begin(), workInProgress_.end(), is_done))
         return true;
-      if (std::chrono::steady_clock::now() > deadline) return false;
+      if (Clock::now() > deadline) return false;
     }
   }
 
@@ -143,13 +143,8 @@ class Gloo : public ProcessGroupGloo {
 
 }  // namespace
 
-void abort_groups() {
-  const std::lock_guard lock(live_groups_mutex);
-  for (Gloo* group : live_groups) group->abort();
-}
-
 std::vector<c10::intrusive_ptr<c10d::Backend>> take_nccl_backends() {
-  const std::lock_guard lock(live_groups_mutex);
+  const std::lock_guard lock(live_nccl_mutex);
   return std::exchange(live_nccl, {});
 }
 
@@ -194,8 +189,7 @@ c10::intrusive_ptr<c10d::ProcessGroup> make_c10d_group(GroupParts& parts) {
     parts.nccl_backend =
         cuda_plugin().make_nccl({parts.store, parts.rank, parts.size, parts.name, parts.world_ranks,
                                  parts.nccl_timeout, parts.device, parts.nccl_backend});
-    if (const std::lock_guard lock(live_groups_mutex); parts.recovers)
-      live_nccl.push_back(parts.nccl_backend);
+    if (const std::lock_guard lock(live_nccl_mutex); parts.recovers) live_nccl.push_back(parts.nccl_backend);
     // Counted separately from Gloo's collectives, like those of a subgroup.
     const BackendPtr nccl =
         record_collectives(parts.nccl_backend, parts.store, parts.name + "/nccl", parts.world_ranks);

@@ -55,10 +55,6 @@ struct GroupParts {
 /// Connects the ranks. The only place that creates or wraps a group's backends.
 c10::intrusive_ptr<c10d::ProcessGroup> make_c10d_group(GroupParts& parts);
 
-/// Fails the running CPU collectives of all groups in this process: a rank whose host is silent closes no
-/// connection.
-void abort_groups();
-
 /// Hands over the NCCL backends of all groups that recover, and forgets them. Abort them from a thread that
 /// does not wait for a GPU: their running operations then end with arbitrary numbers.
 std::vector<c10::intrusive_ptr<c10d::Backend>> take_nccl_backends();

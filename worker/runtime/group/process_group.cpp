@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <condition_variable>
 #include <cstdlib>
+#include <future>
 #include <mutex>
 #include <numeric>
 #include <sstream>
@@ -100,6 +101,20 @@ void wait_for_host(const WorkerEnv& env, const ProcessGroup::Options& options) {
   });
 }
 
+/// Calls it in a thread, which is left behind if the wait is given up: the store and Gloo cannot give up
+/// connecting.
+/// throws  RoundOver once give_up() has returned true for a while
+template <typename Connect>
+auto call_unless(const std::function<bool()>& give_up, Connect connect) {
+  if (!give_up) return connect();
+  std::packaged_task<decltype(connect())()> task(std::move(connect));
+  auto done = task.get_future();
+  std::thread(std::move(task)).detach();
+  for (int over = 0; done.wait_for(std::chrono::milliseconds(3)) != std::future_status::ready;)
+    if (give_up() && ++over > 100) throw RoundOver();
+  return done.get();
+}
+
 /// A barrier through the store: needs no connections between the ranks, and names the missing ranks if it
 /// fails. The last rank to arrive, or the first to time out, decides how it ends for all.
 class StoreBarrier {
@@ -188,11 +203,12 @@ class StoreBarrier {
 
 }  // namespace
 
-struct ProcessGroup::State {
+struct ProcessGroup::State : std::enable_shared_from_this<State> {
   GroupParts parts;  // a one-rank group gets its store and device in make()
   WorkerEnv env;
   std::string interface;
   std::optional<StoreBarrier> barrier;
+  std::function<bool()> give_up;
   int subgroups = 0;
   bool closed = false;
   std::once_flag made;
@@ -205,6 +221,11 @@ struct ProcessGroup::State {
       group = make_c10d_group(parts);
     });
   }
+
+  void connect() {
+    if (parts.nccl) return make();  // it needs this thread's device
+    call_unless(give_up, [self = shared_from_this()] { self->make(); });
+  }
 };
 
 ProcessGroup ProcessGroup::connect(const WorkerEnv& env, const Options& options) {
@@ -216,6 +237,7 @@ ProcessGroup ProcessGroup::connect(const WorkerEnv& env, const Options& options)
   parts.timeout = options.timeout.value_or(std::chrono::minutes(30));
   parts.nccl_timeout = options.timeout.value_or(std::chrono::minutes(10));
   state->env = env;
+  state->give_up = options.give_up;
   state->interface = checked_interface(options.interface);
   parts.world_ranks.resize(static_cast<std::size_t>(env.world_size));
   std::iota(parts.world_ranks.begin(), parts.world_ranks.end(), 0);
@@ -228,7 +250,10 @@ ProcessGroup ProcessGroup::connect(const WorkerEnv& env, const Options& options)
   if (env.world_size > 1) {
     const SlowWaitWarning warning(options.notice_after, waiting_line(env, options));
     wait_for_host(env, options);
-    parts.store = make_store(env, options.init_method, options.connect_timeout);
+    parts.store =
+        call_unless(options.give_up, [env, method = options.init_method, patience = options.connect_timeout] {
+          return make_store(env, method, patience);
+        });
     state->barrier.emplace(parts.store, env.rank, parts.world_ranks);
     state->barrier->meet("connecting at " + describe_meeting_place(env, options.init_method),
                          options.connect_timeout, options.give_up);
@@ -244,7 +269,7 @@ ProcessGroup ProcessGroup::connect(const WorkerEnv& env, const Options& options)
                 "at most one rank for each GPU");
   // Simulated nodes on one host use the network.
   parts.one_host = env.world_size > 1 && env.local_world_size == env.world_size;
-  if (env.world_size > 1) state->make();
+  if (env.world_size > 1) state->connect();
   return ProcessGroup(std::move(state));
 }
 
@@ -282,6 +307,7 @@ std::optional<ProcessGroup> ProcessGroup::new_group(std::vector<int> ranks,
   parts.timeout = timeout.value_or(parts.timeout);
   parts.nccl_timeout = timeout.value_or(parts.nccl_timeout);
   state->env = state_->env;
+  state->give_up = state_->give_up;
   state->interface = state_->interface;
   parts.world_ranks.clear();
   for (const int of_parent : ranks)
@@ -292,14 +318,15 @@ std::optional<ProcessGroup> ProcessGroup::new_group(std::vector<int> ranks,
   } else {
     parts.store = c10::make_intrusive<c10d::PrefixStore>("group_" + name, state_->parts.store);
     state->barrier.emplace(parts.store, parts.rank, parts.world_ranks);
-    state->make();
+    state->connect();
   }
   return ProcessGroup(std::move(state));
 }
 
 void ProcessGroup::barrier(std::optional<std::chrono::milliseconds> timeout) const {
   ensure(!state_->closed, "the process group is closed");
-  if (state_->barrier) state_->barrier->meet("barrier", timeout.value_or(state_->parts.timeout));
+  if (state_->barrier)
+    state_->barrier->meet("barrier", timeout.value_or(state_->parts.timeout), state_->give_up);
 }
 
 bool ProcessGroup::has_lost_a_rank() const {

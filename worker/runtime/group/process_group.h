@@ -60,8 +60,8 @@ class ProcessGroup {
     bool shared_memory = true;
     DeviceChoice device = DeviceChoice::kCpu;
     BackendChoice backend = BackendChoice::kAuto;  ///< for CUDA tensors
-    /// Polled while this rank waits for others; true ends the wait: connect() throws RoundOver (rounds.h).
-    /// May be null.
+    /// Polled while this rank waits for others; true ends the wait: connect() and barrier() throw RoundOver
+    /// (rounds.h). May be null.
     std::function<bool()> give_up = {};
   };
 

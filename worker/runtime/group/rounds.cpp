@@ -20,6 +20,7 @@
 #include <ddprun/common/logging.h>
 #include <ddprun/common/round_notice.h>
 #include <ddprun/common/standby.h>
+#include <ddprun/flight/recording_backend.h>
 #include <ddprun/flight/watchdog.h>
 #include <ddprun/group/backends.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -33,8 +34,8 @@ using Clock = std::chrono::steady_clock;
 /// batches: none takes this long, but loading data may.
 constexpr std::chrono::seconds kLeaveWithin{60};
 /// The time between a round's start and aborting the previous one's collectives: a silent host closes no
-/// connection.
-constexpr std::chrono::seconds kAbortAfter{1};
+/// connection, and Gloo does not notice one that closes in the middle of a message.
+constexpr std::chrono::milliseconds kAbortAfter{300};
 
 thread_local bool leaves_at_once = false;
 
@@ -56,7 +57,7 @@ struct Rounds::State {
   std::mutex mutex;
   std::condition_variable told;
   std::optional<ReceivedNotice> newest;  // later than env
-  std::optional<Clock::time_point> leave_until;
+  std::optional<Clock::time_point> abort_at, leave_until;
   std::shared_future<void> leaving;  // NCCL's communicators are being aborted
   std::thread thread;
 
@@ -65,7 +66,7 @@ struct Rounds::State {
     for (;;) {
       const int ready = ::poll(entries, 2, timeout_ms());
       if (entries[1].revents != 0) return;
-      if (ready == 0) end_if_late();
+      if (ready == 0) insist();
       if ((entries[0].revents & POLLIN) != 0) take();
       if ((entries[0].revents & (POLLHUP | POLLERR)) != 0) entries[0].fd = -1;  // ddprun is gone
     }
@@ -73,14 +74,19 @@ struct Rounds::State {
 
   int timeout_ms() {
     const std::scoped_lock lock(mutex);
-    return leave_until ? 1000 : -1;
+    return abort_at ? 100 : -1;
   }
 
-  void end_if_late() {
-    const std::scoped_lock lock(mutex);
-    if (!leave_until) return;
-    if (Clock::now() >= *leave_until - kLeaveWithin + kAbortAfter) abort_groups();
-    if (Clock::now() < *leave_until) return;
+  /// That this rank leaves its round, once that is over.
+  void insist() {
+    std::unique_lock lock(mutex);
+    if (!abort_at || Clock::now() < *abort_at) return;
+    abort_at = Clock::now() + std::chrono::seconds(1);
+    const auto abort = abort_of_cpu_groups();  // of none that is made once the lock is free
+    lock.unlock();
+    abort();
+    lock.lock();
+    if (!leave_until || Clock::now() < *leave_until) return;
     log_error("another rank was lost, and this one could not leave its round within " +
               std::to_string(kLeaveWithin.count()) + " s");
     std::_Exit(EXIT_FAILURE);
@@ -92,6 +98,7 @@ struct Rounds::State {
     const std::scoped_lock lock(mutex);
     if (received->notice.round <= env.round) return;
     newest = std::move(received);
+    if (!abort_at) abort_at = Clock::now() + kAbortAfter;
     if (!leave_until && checked) leave_until = Clock::now() + kLeaveWithin;
     over = true;
     // Not in this thread: if it takes too long, this thread ends the process.
@@ -126,6 +133,7 @@ struct Rounds::State {
     env.store_fd = std::nullopt;
     if (newest->store) env.store_fd = newest->store.release();  // the store closes it
     newest.reset();
+    abort_at.reset();
     leave_until.reset();
     over = checked = false;
   }

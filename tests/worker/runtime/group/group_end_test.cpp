@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <optional>
 #include <stdexcept>
+#include <thread>
 
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
@@ -18,6 +19,7 @@
 #include <ddprun/ddp/sync_batch_norm.h>
 #include <ddprun/flight/flight_dump.h>
 #include <ddprun/flight/record_collectives.h>
+#include <ddprun/flight/watchdog.h>
 #include <ddprun/group/collectives.h>
 #include <ddprun/group/process_group.h>
 #include <ddprun/group/spawn.h>
@@ -226,6 +228,47 @@ TEST_CASE("a pending collective fails at once when its group is destroyed, or ab
     }
     gone.send();
     ensure(failed, "a collective that the other rank did not join fails");
+  });
+}
+
+TEST_CASE("a rank leaves in the middle of a message when its group is aborted", "[group_end]") {
+  const auto how = GENERATE("wait", "future", "point to point");
+  const bool receives = GENERATE(false, true);  // the rank that leaves
+  CAPTURE(how, receives);
+  const HeldPort port;
+  test::fork_ranks(2, [&](int rank) {
+    std::optional group = ProcessGroup::connect(test::rank_env(port, rank, 2), {.timeout = 10min});
+    ddp::set_failure_is_known([](auto) { return true; });  // asks nobody for the reason
+    std::vector<torch::Tensor> tensors = {torch::ones({40'000'000})};
+    group->barrier();
+    const int source = receives ? 1 : 0;
+    const auto& handle = group->handle();
+    const auto work = std::string(how) != "point to point" ? handle->broadcast(tensors, {.rootRank = source})
+                      : rank == source                     ? handle->send(tensors, 1 - rank, 0)
+                                                           : handle->recv(tensors, 1 - rank, 0);
+    if (rank == 1) {
+      std::this_thread::sleep_for(20ms);  // far less than the message takes
+      ::_exit(0);
+    }
+    std::jthread aborts([&] {
+      while (!group->has_lost_a_rank()) std::this_thread::sleep_for(1ms);
+      std::this_thread::sleep_for(50ms);
+      handle->abort();
+    });
+    const auto begin = std::chrono::steady_clock::now();
+    bool failed = false;
+    try {
+      if (std::string(how) == "future")
+        work->getFuture()->waitAndThrow();
+      else
+        work->wait();
+    } catch (const std::exception&) {
+      failed = true;
+    }
+    aborts.join();
+    group.reset();
+    ensure(failed, "the message did not get through");
+    ensure(std::chrono::steady_clock::now() - begin < 20s, "neither the wait nor the group's end lasts");
   });
 }
 
