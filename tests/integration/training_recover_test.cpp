@@ -145,6 +145,26 @@ TEST_CASE("when all ranks are lost, the run goes on from ddprun's memory", "[tra
   CHECK(values_of(whole, "val_loss") == values_of(killed, "val_loss"));
 }
 
+TEST_CASE("a checkpoint that is newer than what ddprun's memory holds is resumed instead", "[training]") {
+  need_fashion_mnist();
+  const TempDir dir;
+  const auto whole = dir.path() / "whole", killed = dir.path() / "killed";
+  const bool parts = GENERATE(false, true);
+  CAPTURE(parts);
+  std::vector<std::string> flags = {"--memory-checkpoint-every=6", "--checkpoint-every-steps=4"};
+  if (parts) flags.push_back("--fsdp");
+  Child undisturbed(recovering(2, whole, flags));
+  REQUIRE(undisturbed.wait(kTraining) == ExitStatus::exited(0));
+  Child child(recovering(2, killed, flags));
+  REQUIRE(child.wait_for_output("Loss", 9));  // in memory: step 6, on the disk: step 8
+  for (const int rank : {0, 1})
+    if (rank == 1 || !parts) kill_rank(events_of(killed), rank);
+  REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
+  CAPTURE(child.out(), child.err());
+  CHECK(child.out().find("resumed from ") < child.out().find("at step 8"));
+  CHECK((weights(whole) == weights(killed)));
+}
+
 TEST_CASE("what a validation found and that the run is to stop outlive a lost rank", "[training]") {
   need_fashion_mnist();
   const TempDir dir;
@@ -237,6 +257,7 @@ TEST_CASE("ranks that each have a part of the state go back together to the newe
   const auto whole = dir.path() / "whole", killed = dir.path() / "killed";
   const auto command = [&, &flags = flags, &ranks = ranks](const fs::path& out) {
     auto job = recovering(ranks, out, flags);
+    job.argv.push_back("--checkpoint-every-steps=1000");  // otherwise a checkpoint may be newer
     if (flags.front() == "--join")
       std::erase_if(job.argv, [](const auto& flag) { return flag.find("-every-steps=") != flag.npos; });
     return job;
@@ -308,11 +329,14 @@ TEST_CASE("a lost node's parts of the state come from their copies on another no
           "[training]") {
   need_fashion_mnist();
   const TempDir dir;
-  const auto [sharding, copies, resumes] = GENERATE(table<std::string, bool, bool>(
-      {{"--fsdp", true, false}, {"--zero1", false, false}, {"--zero1", false, true}}));
+  const auto [sharding, copies, resumes] =
+      GENERATE(table<std::string, bool, bool>({{"--fsdp", true, false},
+                                               {"--zero1", true, false},
+                                               {"--zero1", false, false},
+                                               {"--zero1", false, true}}));
   CAPTURE(sharding, copies, resumes);
   std::vector<std::string> more = {"--memory-checkpoint-every=2", "--max-steps=20", sharding};
-  if (copies) more.push_back("--replicate-shards");
+  if (copies) more.insert(more.end(), {"--replicate-shards", "--checkpoint-every-steps=1000"});
   if (resumes) {
     Child before(recovering(2, dir.path() / "before", {"--max-steps=4", sharding}));
     REQUIRE(before.wait(kTraining) == ExitStatus::exited(0));

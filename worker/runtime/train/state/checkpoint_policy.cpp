@@ -103,12 +103,10 @@ std::string checkpoint_name(const std::string& pattern, const MetricRow& metrics
     const auto field = pattern.substr(i + 1, end - i - 1);
     const auto colon = field.find(':');
     const auto name = field.substr(0, colon);
-    if (name.empty() || name.find('{') != std::string::npos)
-      refuse("a metric's name between '{' and '}'");
+    if (name.empty() || name.find('{') != std::string::npos) refuse("a metric's name between '{' and '}'");
     const auto text = format(value_of(name, metrics, epoch, step),
                              colon == std::string::npos ? "" : field.substr(colon + 1));
-    if (!text)
-      refuse("a format such as " + std::string(is_count(name) ? "02d" : ".2f") + " for " + name);
+    if (!text) refuse("a format such as " + std::string(is_count(name) ? "02d" : ".2f") + " for " + name);
     result += auto_insert ? name + "=" + *text : *text;
     i = end + 1;
   }

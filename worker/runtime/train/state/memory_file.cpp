@@ -108,8 +108,9 @@ void MemoryFile::write(const std::string& head, const c10::IValue& state, const 
 
 void MemoryFile::give_up(const std::string& problem) {
   warned_ = true;
-  log_warning("the training's state no longer fits in memory beside it: " + problem +
-              "; if all ranks are lost, they go on from the last checkpoint");
+  log_warning(
+      "the training's state no longer fits in memory beside it: " + problem +
+      "; if it is needed, the run continues from what was kept until now, or from a newer checkpoint");
 }
 
 void MemoryFile::put(const Record& record) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <ranges>
 #include <string>
 #include <utility>
 
@@ -100,7 +101,7 @@ void RunMemory::keep(const TrainingState& newest) const {
 }
 
 void RunMemory::keep_part(const TrainingState& newest, const ddp::ProcessGroup& group) {
-  auto head = head_of(*this, {});
+  auto head = head_of(*this, place_of(newest, 0));
   head.update({{"rank", group.rank()}, {"ranks", group.size()}, {"number", next_part++}});
   // On a GPU, a step that was running when a rank was lost continues with arbitrary numbers: do not keep it.
   file->write(head.dump(), to_value(newest), &ddp::Rounds::check,
@@ -142,11 +143,20 @@ std::vector<MemoryFile*> RunMemory::files() const {
   return all;
 }
 
+bool RunMemory::saved_later(const ddp::ProcessGroup& group, const std::vector<std::int64_t>& place) const {
+  bool later = false;
+  if (group.rank() == 0) {
+    const auto saved = find_resume(folder, [](const auto&, const auto&) {});
+    later = saved.found() && place_of(saved.state, 0) > place;
+  }
+  return ddp::any_rank_true(group, later);
+}
+
 RunMemory::Parts RunMemory::find_parts(const ddp::ProcessGroup& group) {
   auto own = nlohmann::json::array({head_of(*this, {})});
   for (const auto* each : files())
     for (const auto& head : each->heads()) own.push_back(nlohmann::json::parse(head));
-  std::map<std::int64_t, std::map<int, int>> holders;  // by number and rank
+  std::map<std::int64_t, Parts> kept;  // by number
   next_part = 0;
   int holder = 0;
   for (const auto& text : ddp::all_gather(group, own.dump())) {
@@ -157,16 +167,16 @@ RunMemory::Parts RunMemory::find_parts(const ddp::ProcessGroup& group) {
       next_part = std::max(next_part, number + 1);
       if (number < 0 || head["ranks"] != group.size()) continue;
       const int rank = head["rank"];
-      const auto found = holders[number].try_emplace(rank, holder).first;
+      auto& [_, place, holders] = kept[number];
+      place = place_in(head);
+      const auto found = holders.try_emplace(rank, holder).first;
       if (rank == holder) found->second = holder;  // prefers its own
     }
     ++holder;
   }
-  const auto complete = [&](const auto& each) {
-    return static_cast<int>(each.second.size()) == group.size();
-  };
-  const auto newest = std::find_if(holders.rbegin(), holders.rend(), complete);
-  return newest == holders.rend() ? Parts() : Parts{newest->first, newest->second};
+  for (auto& [number, parts_of] : std::views::reverse(kept))
+    if (parts_of.number = number; static_cast<int>(parts_of.holders.size()) == group.size()) return parts_of;
+  return {};
 }
 
 void RunMemory::share_parts(const ddp::ProcessGroup& group) {
@@ -177,6 +187,7 @@ void RunMemory::share_parts(const ddp::ProcessGroup& group) {
       log_warning("a rank's part of the state was lost: continuing from the last checkpoint");
     return;
   }
+  if (saved_later(group, parts_of.place)) return;
   const auto number_of = [](const std::string& head) {
     return nlohmann::json::parse(head).value("number", std::int64_t{-1});
   };
@@ -204,7 +215,7 @@ void RunMemory::share(const ddp::ProcessGroup& group) {
   if (parts) return share_parts(group);
   auto head = head_of(*this, place_of(state, progress));
   const auto kept = file && !state ? file->read() : std::nullopt;
-  if (kept) head = nlohmann::json::parse(kept->head);
+  if (kept) (head = nlohmann::json::parse(kept->head))["kept"] = true;
   std::vector<nlohmann::json> all;
   for (const auto& text : ddp::all_gather(group, head.dump())) all.push_back(nlohmann::json::parse(text));
   take_over(all);
@@ -212,6 +223,7 @@ void RunMemory::share(const ddp::ProcessGroup& group) {
     return place_in(a) < place_in(b);  // the first of equal ones
   });
   if (place_in(*newest).empty()) return;
+  if (newest->contains("kept") && saved_later(group, place_in(*newest))) return state.reset();
   const auto own = state;  // kept until all have it
   const int source = static_cast<int>(newest - all.begin());
   if (group.rank() == source && !own) state = unpickled(kept->state);

@@ -60,17 +60,20 @@ struct RunMemory {
 
   /// Gives every rank the newest state of any rank or of the file, and the folder. Every rank calls it first
   /// in a later round. If rank 0 is new, the state that only rank 0 keeps comes from the newest checkpoint.
-  /// With parts, each rank gets its own; if one is nowhere, none does, and rank 0 says so.
+  /// With parts, each rank gets its own; if one is nowhere, none does, and rank 0 says so. None does either
+  /// if what the files hold is older than the newest checkpoint.
   void share(const ddp::ProcessGroup& group);
 
  private:
   /// Which rank holds each rank's part.
   struct Parts {
     std::int64_t number = -1;
+    std::vector<std::int64_t> place;
     std::map<int, int> holders;
   };
   std::vector<MemoryFile*> files() const;
   void take_over(const std::vector<nlohmann::json>& heads);
+  bool saved_later(const ddp::ProcessGroup& group, const std::vector<std::int64_t>& place) const;
   Parts find_parts(const ddp::ProcessGroup& group);
   void share_parts(const ddp::ProcessGroup& group);
 };

@@ -156,8 +156,7 @@ TEST_CASE("a pattern that is none is refused", "[checkpoint_policy]") {
   CHECK_THROWS_WITH(name("epoch}"), "checkpoint name 'epoch}': expected '{' before '}'");
   CHECK_THROWS_WITH(name("{}"), "checkpoint name '{}': expected a metric's name between '{' and '}'");
   CHECK_THROWS_WITH(name("{{epoch}}"), ContainsSubstring("expected a metric's name"));
-  CHECK_THROWS_WITH(name("{loss:d}"),
-                    "checkpoint name '{loss:d}': expected a format such as .2f for loss");
+  CHECK_THROWS_WITH(name("{loss:d}"), "checkpoint name '{loss:d}': expected a format such as .2f for loss");
   for (const auto* spec : {"{loss:.2}", "{loss:x}", "{loss:.f}", "{loss:100f}", "{epoch:.2d}", "{loss:.2ff}"})
     CHECK_THROWS_AS(name(spec), UsageError);
 }
