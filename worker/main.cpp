@@ -174,6 +174,19 @@ void load_in_background(const Config& config, TaskInMemory& memory) {
   memory.loading = std::async(std::launch::async, [config, &memory] { load_task(config, memory); });
 }
 
+void tell_of_unused_flags(const Config& config, bool recovers, bool parts) {
+  const auto& checkpoint = config.train.checkpoint;
+  const auto tell = [](bool is_set, const std::string& why) {
+    if (is_set && from_env().rank == 0) log_info(why);
+  };
+  const std::string without = " has no effect without ddprun --recover=rank";
+  tell(checkpoint.replicate_shards && !recovers, "--replicate-shards" + without);
+  tell(checkpoint.memory_every_steps > 0 && !recovers, "--memory-checkpoint-every" + without);
+  tell(config.recover_on_gpu && !recovers, "--recover-on-gpu" + without);
+  tell(checkpoint.replicate_shards && recovers && !parts,
+       "--replicate-shards has no effect: every rank has the whole state");
+}
+
 /// What a connected group does.
 train::Ending run_task(Config& config, const ddp::ProcessGroup& group, TaskInMemory& memory) {
   load_task(config, memory);
@@ -263,6 +276,7 @@ int main(int argc, char** argv) {
              (on_gpu && !config.recover_on_gpu ? "they are on GPUs (--recover-on-gpu)"
                                                : "ddprun holds no memory for their parts of the state"));
   }
+  tell_of_unused_flags(config, rounds.enabled(), in_memory.run.parts);
   std::optional<train::Ending> ending;
   while (!ending) ending = run_round(config, rounds, in_memory);
   if (*ending == train::Ending::kTerminated) ::raise(train::ending_signal());

@@ -226,7 +226,7 @@ TEST_CASE("on GPUs a lost rank is replaced, and nothing of the step that it left
   for (int kill = 1; kill <= 3; ++kill) {
     REQUIRE(child.wait_for_output("Loss", count_of("Loss", child.out()) + 5));
     kill_rank(events, kill % 2);
-    REQUIRE(child.wait_for_output("going on after step ", kill));
+    REQUIRE(child.wait_for_output("continuing from memory after step ", kill));
   }
   REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
   CAPTURE(child.out(), child.err());

@@ -138,7 +138,7 @@ TEST_CASE("when all ranks are lost, the run goes on from ddprun's memory", "[tra
   for (int kill = 1; kill <= 3; ++kill) {
     REQUIRE(child.wait_for_output("Loss", count_of("Loss", child.out()) + 6));
     for (const int rank : {0, 1}) kill_rank(events_of(killed), rank);
-    REQUIRE(child.wait_for_output("going on after step ", kill));
+    REQUIRE(child.wait_for_output("continuing from memory after step ", kill));
   }
   REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
   CHECK((weights(whole) == weights(killed)));
@@ -232,7 +232,7 @@ TEST_CASE("on two nodes a lost rank costs no step", "[training]") {
       REQUIRE(nodes.node(0).wait_for_output("Loss", count_of("Loss", nodes.node(0).out()) + 3));
       const int rank = kill % 2;
       kill_rank(events_of(out.string() + std::to_string(rank)), rank);
-      REQUIRE(nodes.node(0).wait_for_output("going on after step ", kill));
+      REQUIRE(nodes.node(0).wait_for_output("continuing from memory after step ", kill));
     }
     CHECK(nodes.wait() == std::vector<ExitStatus>(2, ExitStatus::exited(0)));
   };
@@ -272,7 +272,9 @@ TEST_CASE("ranks that each have a part of the state go back together to the newe
     kill_rank(events_of(killed), static_cast<int>(random() % static_cast<unsigned>(ranks)));
     // An epoch's checkpoint may be newer than what is in memory.
     REQUIRE(wait_until([&] {
-      return count_of("going on after step ", child.out()) + count_of("resumed from ", child.out()) >= kill;
+      return count_of("continuing from memory after step ", child.out()) +
+                 count_of("resumed from ", child.out()) >=
+             kill;
     }));
   }
   REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
@@ -297,7 +299,7 @@ TEST_CASE("when all ranks with parts of the state are lost, each goes on from it
   for (int kill = 1; kill <= 2; ++kill) {
     REQUIRE(child.wait_for_output("Loss", count_of("Loss", child.out()) + 6));
     for (const int rank : {0, 1}) kill_rank(events_of(killed), rank);
-    REQUIRE(child.wait_for_output("going on after step ", kill));
+    REQUIRE(child.wait_for_output("continuing from memory after step ", kill));
   }
   REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
   CHECK((weights(whole) == weights(killed)));
@@ -323,7 +325,7 @@ TEST_CASE("batch norm over all ranks goes on in place, and at once", "[training]
   REQUIRE(child.wait(kTraining) == ExitStatus::exited(0));
   CAPTURE(child.out(), child.err());
   CHECK(count_of("restarting all", child.err()) == 0);
-  CHECK_THAT(child.out(), ContainsSubstring("going on after step "));
+  CHECK_THAT(child.out(), ContainsSubstring("continuing from memory after step "));
   CHECK((weights(whole, "last.ckpt") == weights(killed, "last.ckpt")));
 }
 
@@ -367,7 +369,8 @@ TEST_CASE("a lost node's parts of the state come from their copies on another no
   REQUIRE(wait_until([&] { return count_of("standing by", nodes.node(2).err()) > 0; }));
   REQUIRE(nodes.node(0).wait_for_output("Loss", count_of("Loss", nodes.node(0).out()) + 8));
   nodes.node(1).send_signal(SIGKILL);
-  REQUIRE(nodes.node(0).wait_for_output(copies ? "going on after step " : "resumed from ", resumes ? 2 : 1));
+  REQUIRE(nodes.node(0).wait_for_output(copies ? "continuing from memory after step " : "resumed from ",
+                                        resumes ? 2 : 1));
   for (const std::size_t node : {0, 2}) REQUIRE(nodes.node(node).wait(kTraining) == ExitStatus::exited(0));
   CAPTURE(nodes.node(0).out(), nodes.node(0).err(), nodes.node(2).err());
   CHECK(count_of("part of the state was lost: continuing from the last checkpoint", nodes.node(0).err()) ==
@@ -435,7 +438,7 @@ TEST_CASE("what PowerSGD has left out of a rank's gradients outlives the rank", 
   REQUIRE(child.wait_for_output("Train Epoch: 5", 20, kTraining));
   for (const int rank : {0, 1}) {
     kill_rank(events_of(killed), rank);
-    const bool went_on = child.wait_for_output("going on after step ", rank + 1) &&
+    const bool went_on = child.wait_for_output("continuing from memory after step ", rank + 1) &&
                          child.wait_for_output("Loss", count_of("Loss", child.out()) + 3);
     CAPTURE(rank, child.out(), child.err());
     REQUIRE(went_on);
@@ -444,7 +447,7 @@ TEST_CASE("what PowerSGD has left out of a rank's gradients outlives the rank", 
   CHECK(count_of("restarting all", child.err()) == 0);
   // Rounding differs in a round's first step (docs/recovery.md), and that grows: compare the steps after it.
   const auto expected = losses_of(undisturbed.out());
-  const auto recovered = child.out().find("going on after step ");
+  const auto recovered = child.out().find("continuing from memory after step ");
   int compared = 0;
   for (const auto& [place, loss] : losses_of(child.out().substr(recovered))) {
     CAPTURE(place);

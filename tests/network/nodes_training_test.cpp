@@ -160,7 +160,7 @@ TEST_CASE("when a node's network is cut, a spare replaces it and the other node'
   start(2);
   REQUIRE(wait_until([&] { return count_of("standing by", nodes[2].err()) == 1; }));
   network.cut(1);
-  const bool went_on = nodes[0].wait_for_output("a lost rank was replaced");
+  const bool went_on = nodes[0].wait_for_output("continuing from memory");
   CAPTURE(nodes[0].out(), nodes[0].err());
   CHECK(went_on);
   CHECK(count_of("could not leave its round", nodes[0].err()) == 0);

@@ -202,6 +202,14 @@ void Rounds::check() {
   if (state->over) throw RoundOver();
 }
 
+void Rounds::leave() {
+  State* state = State::of_process.load();
+  if (state == nullptr) return;
+  const std::scoped_lock lock(state->mutex);
+  state->leave_until.reset();
+  state->checked = false;
+}
+
 bool Rounds::next() {
   const bool several_nodes = env().group_world_size > 1;
   if (!enabled() || !state_->wait(std::chrono::milliseconds(several_nodes ? 3000 : 500))) return false;

@@ -53,6 +53,9 @@ class Rounds {
   /// Throws RoundOver if a later round has begun, according to the process's Rounds. Call it for every batch.
   static void check();
 
+  /// This rank has left the batch that it was in when the round ended: it may take its time to connect.
+  static void leave();
+
   /// After a failure, with the old group destroyed: moves to the newest round. False if none begins within
   /// half a second, or three on several nodes: the failure is this rank's own, or ddprun ends the job.
   bool next();

@@ -14,6 +14,7 @@
 #include <ddprun/data/loader.h>
 #include <ddprun/group/collectives.h>
 #include <ddprun/group/cuda_backend.h>
+#include <ddprun/group/rounds.h>
 #include <ddprun/train/loop/callbacks.h>
 #include <ddprun/train/loop/checkpoint_saver.h>
 #include <ddprun/train/loop/epoch_progress.h>
@@ -66,6 +67,7 @@ class Trainer {
     try {
       return train();
     } catch (...) {
+      ddp::Rounds::leave();  // a checkpoint may still be written
       memory_.remember(status_.spent());
       throw;
     }
@@ -128,7 +130,7 @@ class Trainer {
     recovered_ = resumed_->path.empty();
     if (earlier_.stop_reason) control_.request_stop(*earlier_.stop_reason);
     log_.print(recovered_
-                   ? "a lost rank was replaced; going on after step " + std::to_string(at_.step)
+                   ? "continuing from memory after step " + std::to_string(at_.step)
                    : "resumed from " + resumed_->path.string() + " at step " + std::to_string(at_.step));
     if (recovered_ && !run_.options.memory->totals.empty()) totals_.set_sums(run_.options.memory->totals);
     resumed_.reset();  // its tensors have been copied

@@ -101,6 +101,10 @@ void RunMemory::keep(const TrainingState& newest) const {
 }
 
 void RunMemory::keep_part(const TrainingState& newest, const ddp::ProcessGroup& group) {
+  if (copying && copying->failed()) {  // with all ranks there
+    if (group.rank() == 0) log_warning("--replicate-shards: a connection was lost: no more copies for now");
+    copying.reset();
+  }
   auto head = head_of(*this, place_of(newest, 0));
   head.update({{"rank", group.rank()}, {"ranks", group.size()}, {"number", next_part++}});
   // On a GPU, a step that was running when a rank was lost continues with arbitrary numbers: do not keep it.
@@ -110,7 +114,7 @@ void RunMemory::keep_part(const TrainingState& newest, const ddp::ProcessGroup& 
               });
 }
 
-bool RunMemory::ready() const { return file->idle() && (!copying || !copying->failed()); }
+bool RunMemory::ready() const { return file->idle(); }
 void RunMemory::wait() const { file->wait(); }
 
 void RunMemory::connect(const ddp::ProcessGroup& group, int local_ranks) {
