@@ -5,6 +5,7 @@
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -117,11 +118,17 @@ class Gloo : public ProcessGroupGloo {
 
  private:
   Gloo(const StorePtr& store, int rank, int size, c10::intrusive_ptr<Options> options, const Sockets& others)
-      : ProcessGroupGloo(store, rank, size, std::move(options)), connections_(open_connections()) {
-    std::erase_if(connections_, [&](const auto& socket) {
-      const auto other = others.find(socket.first);
-      return other != others.end() && other->second == socket.second;
-    });
+      : ProcessGroupGloo(store, rank, size, std::move(options)) {
+    // Gloo accepts the connections of others in the background.
+    const auto deadline = Clock::now() + std::chrono::seconds(1);
+    do {
+      connections_ = open_connections();
+      std::erase_if(connections_, [&](const auto& socket) {
+        const auto other = others.find(socket.first);
+        return other != others.end() && other->second == socket.second;
+      });
+    } while (static_cast<int>(connections_.size()) < size - 1 && Clock::now() < deadline &&
+             ::usleep(1000) == 0);
   }
 
   /// A finished collective may stay on its worker thread for another moment.

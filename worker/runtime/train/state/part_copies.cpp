@@ -1,7 +1,11 @@
 #include <ddprun/train/state/part_copies.h>
 
+#include <chrono>
+#include <condition_variable>
 #include <exception>
+#include <mutex>
 #include <numeric>
+#include <thread>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -34,6 +38,14 @@ void PartCopies::abort() { group_.handle()->getBackend(at::kCPU)->abort(); }
 
 void PartCopies::exchange(const MemoryFile::Record& own) try {
   if (failed_) return;
+  // Gloo may not notice that a connection has closed.
+  const std::jthread watch([this](const std::stop_token& stop) {
+    std::mutex mutex;
+    std::unique_lock lock(mutex);
+    std::condition_variable_any ended;
+    while (!ended.wait_for(lock, stop, std::chrono::milliseconds(200), [&] { return stop.stop_requested(); }))
+      if (group_.has_lost_a_rank()) return abort();
+  });
   const auto head = exchange_bytes(own.head);
   file_.put({head, exchange_bytes(own.state)});
 } catch (const std::exception&) {  // a rank is lost, or has no memory for its part
