@@ -50,20 +50,22 @@ int main() {
     ddprun::Checkpoint checkpoint(ctx, "own_worker.pt", model, optimizer);
 
     for (std::int64_t epoch = checkpoint.resume(); epoch < 5; checkpoint.save(++epoch)) {
-      double loss_sum = 0, right = 0;
       for (auto& [input, target] : loader.epoch(epoch)) {
         optimizer.zero_grad();
         auto loss = torch::cross_entropy_loss(model(input), target);
         loss.backward();  // now each gradient is the mean over the ranks
         optimizer.step();
-        loss_sum += loss.item<double>();
         ctx.heartbeat();  // for ddprun --hang-timeout
       }
       const torch::NoGradGuard no_grad;
-      for (auto& [input, target] : test_loader.epoch())
-        right += model(input).argmax(1).eq(target).sum().item<double>();
-      const double loss = ctx.all_reduce(loss_sum / static_cast<double>(loader.batches()), ddprun::Op::kMean);
-      const double accuracy = ctx.all_reduce(right) / static_cast<double>(test_loader.dataset().size());
+      double loss_sum = 0, right = 0;
+      for (auto& [input, target] : test_loader.epoch()) {
+        const auto output = model(input);
+        loss_sum += torch::cross_entropy_loss(output, target, {}, at::Reduction::Sum).item<double>();
+        right += output.argmax(1).eq(target).sum().item<double>();
+      }
+      const auto points = static_cast<double>(test_loader.dataset().size());
+      const double loss = ctx.all_reduce(loss_sum) / points, accuracy = ctx.all_reduce(right) / points;
       ctx.print("epoch ", epoch + 1, ": loss ", loss, ", accuracy ", accuracy);
     }
   });

@@ -1,9 +1,13 @@
 // A program on ddprun::run, for training_recover_test.cpp: a small network with dropout, whose steps take a
-// moment. Rank 0 prints each step and writes checkpoints to the path that it is given.
+// moment. Rank 0 prints each step and writes checkpoints to the path that it is given, before the optimizer's
+// name.
 #include <ddprun/runtime.h>
 #include <torch/torch.h>
 
 #include <chrono>
+#include <memory>
+#include <stdexcept>
+#include <string>
 #include <thread>
 
 namespace {
@@ -24,15 +28,26 @@ struct Net : torch::nn::Module {
   torch::nn::Linear output{register_module("output", torch::nn::Linear(32, 1))};
 };
 
+std::unique_ptr<torch::optim::Optimizer> make_optimizer(const std::string& name, Net& model) {
+  if (name == "sgd") return std::make_unique<torch::optim::SGD>(model.parameters(), 1e-2);
+  if (name == "adam") return std::make_unique<torch::optim::Adam>(model.parameters(), 1e-2);
+  return ddprun::train::make_optimizer({.kind = ddprun::train::OptimizerKind::kAdamW, .lr = 1e-2},
+                                       {{model.parameters()}});
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 2) return 2;
-  const std::string path = argv[1];
+  if (argc != 3) return 2;
+  const std::string path = argv[1], name = argv[2];
+  torch::manual_seed(0);
   return ddprun::run([&](ddprun::Context& ctx) {
-    torch::manual_seed(0);
+    const auto drawn = torch::rand({1}).item<double>();  // such as a split of the data
+    if (ctx.all_reduce(drawn, ddprun::Op::kMin) != ctx.all_reduce(drawn, ddprun::Op::kMax))
+      throw std::runtime_error("expected the same random numbers on all ranks");
     ddprun::DistributedDataParallel<Net> model(ctx, Net());
-    torch::optim::Adam optimizer(model->parameters(), 1e-2);
+    const auto made = make_optimizer(name, model.module());
+    auto& optimizer = *made;
     ddprun::DataLoader loader(ctx, Numbers(), {.batch_size = 8});
     ddprun::Checkpoint checkpoint(ctx, path, model, optimizer);
     for (std::int64_t epoch = checkpoint.resume(); epoch < 8; checkpoint.save(++epoch))

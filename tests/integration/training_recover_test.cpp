@@ -98,6 +98,8 @@ TEST_CASE("ranks that are killed at any moment are replaced, and the weights are
 }
 
 TEST_CASE("a program on ddprun::run goes on in place, with its loader and its checkpoint", "[training]") {
+  const auto optimizer = GENERATE(as<std::string>(), "sgd", "adam", "fused adamw");
+  CAPTURE(optimizer);
   const TempDir dir;
   const auto command = [&](const std::string& file) {
     Command job;
@@ -107,7 +109,8 @@ TEST_CASE("a program on ddprun::run goes on in place, with its loader and its ch
                 "--max-restarts=" + std::to_string(kRestarts),
                 "--events-json=" + events_of(dir.path() / file).string(),
                 RECOVERING_WORKER_PROGRAM,
-                (dir.path() / file).string()};
+                (dir.path() / file).string(),
+                optimizer};
     return job;
   };
   Child undisturbed(command("whole.pt"));

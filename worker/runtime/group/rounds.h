@@ -20,10 +20,12 @@ class RoundOver : public std::runtime_error {
 ///   Rounds rounds(from_env());
 ///   rounds.announce(true);
 ///   for (;;) {
-///     const auto group = ProcessGroup::connect(rounds.env(), rounds.options({}));
 ///     try {
-///       return train(group);
-///     } catch (const std::exception&) {
+///       auto group = ProcessGroup::connect(rounds.env(), rounds.options({}));
+///       train(group);
+///       rounds.announce(false);
+///       return group.close();
+///     } catch (const std::exception&) {  // the group is destroyed
 ///       if (!rounds.next()) throw;
 ///     }
 ///   }

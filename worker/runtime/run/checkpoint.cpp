@@ -1,17 +1,22 @@
+#include <ATen/CPUGeneratorImpl.h>
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 #include <torch/serialize.h>
 #include <torch/utils.h>
 
+#include <algorithm>
+#include <cstring>
 #include <exception>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include <ddprun/common/logging.h>
 #include <ddprun/group/collectives.h>
 #include <ddprun/run/distributed.h>
 #include <ddprun/run/recovery.h>
+#include <ddprun/run/run_worker.h>
 #include <ddprun/sharding/zero_optimizer.h>
 #include <ddprun/train/state/checkpoint.h>
 #include <ddprun/train/state/optimizer_state.h>
@@ -22,10 +27,24 @@ namespace ddprun {
 
 namespace {
 
-/// Changes whenever an optimizer changes a weight.
-std::int64_t version_of(const torch::nn::Module& module) {
-  std::int64_t sum = 0;
-  for (const auto& parameter : module.parameters()) sum += parameter._version();
+/// Tells whether a step changed the weights, from at most 16 times 8 bytes of each. Tensors' own version
+/// counters would not tell: some optimizers write past them.
+std::uint64_t sample_of(const std::vector<at::Tensor>& parameters) {
+  constexpr std::size_t kWord = sizeof(std::uint64_t), kSamples = 16;
+  std::uint64_t sum = 0;
+  for (const auto& parameter : parameters) {
+    if (!parameter.has_storage() || parameter.storage().data() == nullptr) continue;
+    if (!parameter.is_non_overlapping_and_dense()) continue;
+    const auto* bytes = static_cast<const char*>(parameter.const_data_ptr());
+    const std::size_t size = parameter.nbytes(), words = std::max<std::size_t>(size / kWord, 1);
+    const auto samples = std::min(words, kSamples);
+    for (std::size_t i = 0; i < samples; ++i) {
+      std::uint64_t word = 0;
+      std::memcpy(&word, bytes + i * words / samples * kWord, std::min(kWord, size));
+      sum = (sum ^ word) * 0x9E3779B97F4A7C15u;
+      sum ^= sum >> 32;
+    }
+  }
   return sum;
 }
 
@@ -38,74 +57,111 @@ train::RunMemory& memory_of(Recovery& recovery) {
 }  // namespace
 
 Checkpoint::Checkpoint(const Context& context, std::filesystem::path path, torch::nn::Module& module,
-                       torch::optim::Optimizer& optimizer)
+                       torch::optim::Optimizer& optimizer, const ddp::DistributedDataParallel* engine)
     : context_(context),
       path_(std::move(path)),
       module_(module),
       optimizer_(optimizer),
+      engine_(engine),
       exceptions_(std::uncaught_exceptions()) {
   Recovery* recovery = context.recovery();
-  const bool whole = dynamic_cast<ddp::ZeroOptimizer*>(&optimizer) == nullptr;
-  // On a GPU, a step in progress cannot be abandoned cleanly.
-  if (recovery == nullptr || !whole || !context.device().is_cpu()) return;
-  recovery->begin = [this](const BatchPlace& place) { begin(place.epoch, place.batches); };
+  if (recovery == nullptr || !recovery->rounds.enabled()) return;
+  auto& round = recovery->round;
+  const char* problem = nullptr;
+  if (round.checkpoints++ > 0) problem = "there is more than one Checkpoint";
+  if (dynamic_cast<ddp::ZeroOptimizer*>(&optimizer) != nullptr)
+    problem = "each has a part of the ZeroOptimizer's state";
+  if (!context.device().is_cpu()) problem = "they are on GPUs";  // a step there cannot be abandoned cleanly
+  if (problem != nullptr) {
+    if (context.is_main()) log_info(std::string("if a rank is lost, all start again: ") + problem);
+    round.remember = nullptr;
+    if (round.checkpoints > 1) recovery->rounds.announce(false);
+    return;
+  }
+  recovery_ = recovery;
+  parameters_ = module.parameters();
+  round.remember = [this] { remember(); };
+  round.seed = at::detail::getDefaultCPUGenerator().current_seed();
   recovery->rounds.announce(true);
 }
 
 Checkpoint::~Checkpoint() {
-  Recovery* recovery = context_.recovery();
-  if (recovery == nullptr || !recovery->begin) return;
-  auto& memory = memory_of(*recovery);
-  if (recovery->rounds.enabled() && std::uncaught_exceptions() > exceptions_ && !memory.state &&
-      epoch_ >= 0) {
-    const bool done = version_of(module_) != version_;  // this batch's step
-    const torch::NoGradGuard no_grad;
-    const auto buffers = module_.buffers();
-    for (std::size_t i = 0; !done && i < buffers.size(); ++i) buffers[i].copy_(buffers_[i]);
-    memory.state = state_after({epoch_, done_ + (done ? 1 : 0)});
-    memory.state->model =
-        train::copied(memory.state->model.toGenericDict());  // the next model takes rank 0's
-  }
-  recovery->begin = nullptr;
+  if (recovery_ == nullptr || !recovery_->round.remember) return;
+  if (std::uncaught_exceptions() > exceptions_) try {
+      keep_in_memory();
+    } catch (const std::exception&) {  // for instance out of memory
+      log_warning(std::string("cannot keep the training's state: ") +
+                  describe_failure(std::current_exception()).message);
+    }
+  recovery_->round.remember = nullptr;
+}
+
+/// Called whenever the weights are those of the training's position.
+void Checkpoint::remember() {
+  weights_ = sample_of(parameters_);
+  averaged_passes_ = engine_ != nullptr ? engine_->averaged_passes() : 0;
+  buffers_.clear();
+  for (const auto& buffer : module_.buffers()) buffers_.push_back(buffer.detach().clone());
+}
+
+/// Unless it is not certain which steps are done.
+void Checkpoint::keep_in_memory() {
+  auto& memory = memory_of(*recovery_);
+  const auto& round = recovery_->round;
+  const bool changed = sample_of(parameters_) != weights_;
+  const bool averaged = engine_ != nullptr && engine_->averaged_passes() != averaged_passes_;
+  const bool done = changed && round.in_batch;  // this batch's step
+  if (memory.state || round.place.epoch < 0 || (!done && (changed || averaged))) return;
+  const torch::NoGradGuard no_grad;
+  const auto buffers = module_.buffers();
+  for (std::size_t i = 0; !done && i < buffers.size(); ++i) buffers[i].copy_(buffers_[i]);
+  auto state = state_after({round.place.epoch, round.place.batches + (done ? 1 : 0)});
+  state.model = train::copied(state.model.toGenericDict());  // the next model takes rank 0's
+  memory.state = std::move(state);
 }
 
 void Checkpoint::load(const train::TrainingState& state) {
   train::load_weights(module_, train::to_weights(state.model, path_), path_);
   train::load_optimizer_state(optimizer_, state.optimizer, path_);
+  for (const auto& part : parts_)
+    if (const auto found = state.callbacks.find(part.name); found != state.callbacks.end())
+      part.load(found->second);
 }
 
 train::TrainingState Checkpoint::state_after(const train::Position& position) const {
   train::TrainingState state{.model = train::state_dict(module_),
                              .optimizer = train::optimizer_state_dict(optimizer_)};
-  state.epoch = position.epoch;
+  state.epoch = position.epoch - (position.epoch == saved_ && position.samples == 0 ? 1 : 0);
   state.position = position;
   state.world_size = context_.world_size();
+  for (const auto& part : parts_) state.callbacks[part.name] = part.save();
   return state;
 }
 
 /// returns  the epoch
-std::int64_t Checkpoint::begin(std::int64_t epoch, std::int64_t done) {
-  const Recovery* recovery = context_.recovery();
-  if (recovery == nullptr || !recovery->begin || !recovery->rounds.enabled()) return epoch;
-  epoch_ = epoch;
-  done_ = done;
-  version_ = version_of(module_);
-  buffers_.clear();
-  for (const auto& buffer : module_.buffers()) buffers_.push_back(buffer.detach().clone());
-  return epoch;
+std::int64_t Checkpoint::begin(const train::Position& position) {
+  if (recovery_ == nullptr) return position.epoch;
+  recovery_->round.next_epoch = position.epoch;
+  recovery_->set_place({position.epoch, position.samples}, false);
+  return position.epoch;
 }
 
 std::int64_t Checkpoint::resume() {
-  if (Recovery* recovery = context_.recovery();
-      recovery != nullptr && recovery->begin && context_.env().round > 0) {
-    auto& memory = memory_of(*recovery);
+  if (recovery_ != nullptr && context_.env().round > 0) {
+    auto& memory = memory_of(*recovery_);
     memory.share(context_.group());
     if (const auto state = std::exchange(memory.state, std::nullopt)) {
-      context_.print("a lost rank was replaced; going on in epoch ", state->position.epoch + 1);
-      recovery->begin_with = {state->position.epoch, state->position.samples};
+      const auto& position = state->position;
+      context_.print("a lost rank was replaced; going on in epoch ", position.epoch + 1);
       load(*state);
-      return begin(state->position.epoch, state->position.samples);
+      recovery_->round.begin_with = {position.epoch, position.samples};
+      if (state->epoch < position.epoch) {  // in save(), where rank 0 may have been lost
+        saved_ = position.epoch;
+        if (context_.is_main()) train::save_checkpoint(path_, *state);
+      }
+      return begin(position);
     }
+    context_.print("no rank has the training's state: going on from the last checkpoint");
   }
   std::string bytes;
   if (context_.is_main() && std::filesystem::exists(path_)) {
@@ -113,18 +169,17 @@ std::int64_t Checkpoint::resume() {
     bytes.assign(pickled.begin(), pickled.end());
   }
   if (context_.world_size() > 1) bytes = ddp::broadcast_from_rank_0(context_.group(), bytes);
-  if (bytes.empty()) return begin(0, 0);
+  if (bytes.empty()) return begin({});
   const auto state = train::to_training_state(torch::pickle_load({bytes.begin(), bytes.end()}), path_);
   load(state);
-  return begin(state.position.epoch, 0);
+  return begin({state.position.epoch, 0});
 }
 
 void Checkpoint::save(std::int64_t finished_epochs) {
-  begin(finished_epochs, 0);
-  auto state = state_after({finished_epochs, 0});  // a ZeroOptimizer's state needs every rank
-  if (!context_.is_main()) return;
-  state.epoch = finished_epochs - 1;
-  train::save_checkpoint(path_, state);
+  saved_ = finished_epochs;
+  if (recovery_ != nullptr && finished_epochs > recovery_->round.place.epoch) begin({finished_epochs, 0});
+  const auto state = state_after({finished_epochs, 0});  // a ZeroOptimizer's state needs every rank
+  if (context_.is_main()) train::save_checkpoint(path_, state);
 }
 
 }  // namespace ddprun

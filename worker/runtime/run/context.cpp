@@ -55,26 +55,38 @@ std::vector<at::Tensor> Context::gather(const at::Tensor& tensor, int destinatio
   return rank() == destination ? all : std::vector<at::Tensor>();
 }
 
-void Context::begin_batch(std::int64_t epoch, std::int64_t done) const {
-  if (recovery_ == nullptr || !recovery_->rounds.enabled() || !recovery_->begin) return;
-  ddp::Rounds::check();
-  recovery_->begin({epoch, done});
+std::optional<std::int64_t> Context::begin_epoch(std::int64_t number) const {
+  if (recovery_ == nullptr || !recovery_->round.remember) return 0;
+  auto& round = recovery_->round;
+  if (number != round.next_epoch) {  // the training's last batch is over
+    if (round.in_batch) recovery_->set_place({round.place.epoch, round.place.batches + 1}, false);
+    return std::nullopt;
+  }
+  ++round.next_epoch;
+  return number == round.begin_with.epoch ? round.begin_with.batches : 0;
+}
+
+void Context::begin_batch(std::int64_t epoch, std::int64_t done, bool more) const {
+  if (recovery_ == nullptr || !recovery_->round.remember) return;
+  recovery_->set_place({epoch, done}, more);  // first: the last batch's step is done
+  check_round();
   // The random numbers of a step depend only on the seed and its place, so a new rank draws the lost one's.
-  if (!recovery_->seed) recovery_->seed = at::detail::getDefaultCPUGenerator().current_seed();
   constexpr std::uint64_t kMix[] = {0x9E3779B97F4A7C15u, 0xD1B54A32D192ED03u, 0xA0761D6478BD642Fu};
-  torch::manual_seed(*recovery_->seed + static_cast<std::uint64_t>(epoch) * kMix[0] +
+  torch::manual_seed(recovery_->round.seed + static_cast<std::uint64_t>(epoch) * kMix[0] +
                      static_cast<std::uint64_t>(done) * kMix[1] +
                      static_cast<std::uint64_t>(rank()) * kMix[2]);
 }
 
-std::int64_t Context::done_batches(std::int64_t epoch) const {
-  return recovery_ != nullptr && epoch == recovery_->begin_with.epoch ? recovery_->begin_with.batches : 0;
-}
+void Context::check_round() const { ddp::Rounds::check(); }
 
 int run(const std::function<void(Context&)>& train, const ddp::ProcessGroup::Options& options) {
   return run_worker([&](const WorkerEnv& env) {
     Recovery recovery(env);
+    auto generator = at::detail::getDefaultCPUGenerator();
+    const auto random = generator.get_state();
     const auto run_round = [&] {
+      recovery.round = {};
+      generator.set_state(random);  // what train draws is the same on a new rank
       auto group = ddp::ProcessGroup::connect(recovery.rounds.env(), recovery.rounds.options(options));
       Context context(recovery.rounds.env(), group, &recovery);
       train(context);

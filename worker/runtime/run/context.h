@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <iostream>
+#include <optional>
 #include <sstream>
 #include <vector>
 
@@ -63,10 +64,14 @@ class Context {
 
   // For DataLoader and Checkpoint: the training's position, in case a rank is lost.
 
-  /// Announces a batch of the epoch, after `done` others. throws  ddp::RoundOver if a rank was lost
-  void begin_batch(std::int64_t epoch, std::int64_t done) const;
-  /// How many batches of the epoch to skip: their steps are done.
-  std::int64_t done_batches(std::int64_t epoch) const;
+  /// Begins an epoch with a loader that may be the training's: the first to begin the next epoch is.
+  /// returns  how many batches to skip, as their steps are done; nullopt: the loader is another one
+  std::optional<std::int64_t> begin_epoch(std::int64_t number) const;
+  /// Begins the training's batch after `done` others of the epoch; if no more, ends the epoch. throws  as
+  /// check_round()
+  void begin_batch(std::int64_t epoch, std::int64_t done, bool more) const;
+  /// throws  ddp::RoundOver if a rank was lost
+  void check_round() const;
   Recovery* recovery() const { return recovery_; }  ///< null: a lost rank ends the job
 
  private:
@@ -84,8 +89,8 @@ class Context {
 ///
 /// Connects the ranks, and chooses each rank's device, before anything else: by default a GPU if there is
 /// one. Errors end the process as in run_worker(). If another rank is lost under ddprun --recover=rank, and
-/// train has a Checkpoint, an exception leaves train, which is called again with a new Context; its
-/// DataLoader and Checkpoint continue after the last completed step.
+/// train has a Checkpoint, an exception leaves train, which is called again with a new Context and the random
+/// numbers of the first call; its DataLoader and Checkpoint continue after the last completed step.
 ///
 /// returns  0, for main()
 int run(const std::function<void(Context&)>& train,

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <algorithm>
-
 #include <ddprun/data/distributed_sampler.h>
 #include <ddprun/data/prefetcher.h>
 #include <ddprun/run/context.h>
@@ -46,24 +44,25 @@ class DataLoader {
 
   /// The batches of an epoch, from 0, for a single loop. Drops the rest of an earlier epoch.
   EpochOfBatches<DataLoader> epoch(std::int64_t number = 0) {
-    auto all = indices(number);
+    const auto done = options_.each_once ? std::nullopt : context_.begin_epoch(number);
+    trains_ = done.has_value();
     epoch_ = number;
-    done_ = options_.each_once ? 0 : context_.done_batches(number);  // evaluation starts over
-    const auto left_out =
-        std::min<std::size_t>(all.size(), static_cast<std::size_t>(done_ * options_.batch_size));
-    all.erase(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(left_out));
-    prefetcher_.start_epoch(std::move(all), number);
+    done_ = done.value_or(0);
+    prefetcher_.start_epoch(indices(number), number, done_);
     to_device_.start();
     return {this};
   }
 
   /// The next batch of the epoch; nullptr after the last.
   std::shared_ptr<Batch> next() {
-    if (!options_.each_once) context_.begin_batch(epoch_, done_++);
+    const bool more = done_ < batches();
+    trains_ ? context_.begin_batch(epoch_, done_, more) : context_.check_round();
+    done_ += more ? 1 : 0;
     return to_device_.next([this] { return std::static_pointer_cast<Batch>(prefetcher_.next()); });
   }
 
-  std::int64_t batches() const { return prefetcher_.batches(); }  ///< of the current epoch, on this rank
+  /// Of the current epoch, on this rank, including those skipped after a lost rank.
+  std::int64_t batches() const { return prefetcher_.batches(); }
   Dataset& dataset() const { return *dataset_; }
 
  private:
@@ -87,6 +86,7 @@ class DataLoader {
   const Collate collate_;
   const DataLoaderOptions options_;
   std::int64_t epoch_ = 0, done_ = 0;  // batches of it, including skipped ones
+  bool trains_ = false;                // its position is the training's
   DeviceBatches<Batch> to_device_;
   data::Prefetcher prefetcher_;  // last: its threads use the members above
 };

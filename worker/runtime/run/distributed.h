@@ -1,8 +1,12 @@
 #pragma once
 
+#include <ATen/core/ivalue.h>
+
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
+#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -95,13 +99,29 @@ class Checkpoint {
   template <typename Module>
   Checkpoint(const Context& context, std::filesystem::path path, DistributedDataParallel<Module>& model,
              torch::optim::Optimizer& optimizer)
-      : Checkpoint(context, std::move(path), model.module(), optimizer) {}
+      : Checkpoint(context, std::move(path), model.module(), optimizer, &model.engine()) {}
+  /// engine  what averages the module's gradients, if anything does
   Checkpoint(const Context& context, std::filesystem::path path, torch::nn::Module& module,
-             torch::optim::Optimizer& optimizer);
+             torch::optim::Optimizer& optimizer, const ddp::DistributedDataParallel* engine = nullptr);
   /// If another rank was lost, keeps the state for the next round.
   ~Checkpoint();
   Checkpoint(const Checkpoint&) = delete;
   Checkpoint& operator=(const Checkpoint&) = delete;
+
+  /// Also keeps another part of the training, in the file and in memory: anything with state_dict() and
+  /// load_state_dict(), such as train::Ema, LrSchedule and GradScaler. Call it before resume(), which loads
+  /// the part unless the file was written without it. The part must outlive this.
+  template <typename Part>
+  void keep(const std::string& name, Part& part) {
+    keep(
+        name, [&part] { return c10::IValue(part.state_dict()); },
+        [&part](const c10::IValue& state) { part.load_state_dict(state.toGenericDict()); });
+  }
+  /// The same for any other state.
+  void keep(const std::string& name, std::function<c10::IValue()> save,
+            std::function<void(const c10::IValue&)> load) {
+    parts_.push_back({name, std::move(save), std::move(load)});
+  }
 
   /// Loads the file, which only rank 0 needs to see, on every rank; in a later round, what the ranks kept.
   ///
@@ -114,7 +134,9 @@ class Checkpoint {
   void save(std::int64_t finished_epochs);
 
  private:
-  std::int64_t begin(std::int64_t epoch, std::int64_t done);
+  void remember();
+  void keep_in_memory();
+  std::int64_t begin(const train::Position& position);
   void load(const train::TrainingState& state);
   train::TrainingState state_after(const train::Position& position) const;
 
@@ -122,9 +144,20 @@ class Checkpoint {
   std::filesystem::path path_;
   torch::nn::Module& module_;
   torch::optim::Optimizer& optimizer_;
-  int exceptions_;  // in flight when it was made
-  // If a lost rank can be replaced: the current batch, whose step may be done, and the state before it.
-  std::int64_t epoch_ = -1, done_ = 0, version_ = 0;
+  struct Part {
+    std::string name;
+    std::function<c10::IValue()> save;
+    std::function<void(const c10::IValue&)> load;
+  };
+  std::vector<Part> parts_;
+  const ddp::DistributedDataParallel* engine_;
+  int exceptions_;                // in flight when it was made
+  Recovery* recovery_ = nullptr;  // null: no state is kept for a lost rank's replacement
+  std::int64_t saved_ = -1;       // the finished epochs of the last save()
+  std::vector<at::Tensor> parameters_;
+  // As last remembered, to tell whether a step was taken since.
+  std::uint64_t weights_ = 0;
+  std::int64_t averaged_passes_ = 0;
   std::vector<at::Tensor> buffers_;
 };
 

@@ -42,6 +42,11 @@ class DataLoader<Dataset, Collate> {
   /// The batches of an epoch, for a single loop.
   EpochOfBatches<DataLoader> epoch(std::int64_t number = 0) {
     if (ahead_.valid()) ahead_.wait();
+    const auto done = context_.begin_epoch(number);
+    trains_ = done.has_value();
+    epoch_ = number;
+    done_ = done.value_or(0);
+    left_out_ = done_ * options_.batch_size;
     stream_.emplace(dataset_.stream(context_, number));
     ahead_ = prepare();
     to_device_.start();
@@ -49,11 +54,15 @@ class DataLoader<Dataset, Collate> {
   }
 
   std::shared_ptr<Batch> next() {
-    return to_device_.next([this] {
-      auto batch = ahead_.get();
+    auto batch = to_device_.next([this] {
+      auto next = ahead_.get();
       ahead_ = prepare();
-      return batch;
+      return next;
     });
+    const bool more = batch != nullptr;
+    trains_ ? context_.begin_batch(epoch_, done_, more) : context_.check_round();
+    done_ += more ? 1 : 0;
+    return batch;
   }
 
   Dataset& dataset() { return dataset_; }
@@ -65,6 +74,8 @@ class DataLoader<Dataset, Collate> {
   }
 
   std::shared_ptr<Batch> make() {
+    for (; stream_ && left_out_ > 0; --left_out_)
+      if (!(*stream_)()) stream_.reset();
     std::vector<Example> examples;
     const auto size = static_cast<std::size_t>(options_.batch_size);
     while (stream_ && examples.size() < size) {
@@ -81,6 +92,9 @@ class DataLoader<Dataset, Collate> {
   Dataset dataset_;
   const Collate collate_;
   const DataLoaderOptions options_;
+  std::int64_t epoch_ = 0, done_ = 0;  // batches of it, including skipped ones
+  std::int64_t left_out_ = 0;          // examples of the batches to skip
+  bool trains_ = false;                // its position is the training's
   DeviceBatches<Batch> to_device_;
   std::optional<Stream> stream_;               // empty after its end
   std::future<std::shared_ptr<Batch>> ahead_;  // last: its thread uses the members above

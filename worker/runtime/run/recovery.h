@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 
 #include <ddprun/group/rounds.h>
 
@@ -11,19 +10,32 @@ namespace ddprun {
 
 /// A position in the training: this epoch, after this many batches on each rank.
 struct BatchPlace {
-  std::int64_t epoch = 0, batches = 0;
+  std::int64_t epoch = -1, batches = 0;
 };
 
-/// What run() keeps for the next round if a rank is lost (ddprun --recover=rank): the position from the
-/// DataLoader, the state from the Checkpoint.
+/// How run() continues if a rank is lost (ddprun --recover=rank): the position is from the DataLoader, the
+/// state from the Checkpoint.
 struct Recovery {
   explicit Recovery(const WorkerEnv& env) : rounds(env) {}
 
   ddp::Rounds rounds;
-  std::shared_ptr<void> memory;                  ///< the Checkpoint's; null: none
-  BatchPlace begin_with;                         ///< where this round begins
-  std::function<void(const BatchPlace&)> begin;  ///< the Checkpoint's, called at each batch; null: none
-  std::optional<std::uint64_t> seed;             ///< chosen by the program
+  std::shared_ptr<void> memory;  ///< the Checkpoint's; null: none
+
+  struct Round {
+    int checkpoints = 0;             ///< made so far
+    std::function<void()> remember;  ///< the Checkpoint's; null: no state is kept
+    std::uint64_t seed = 0;          ///< chosen by the program
+    BatchPlace begin_with;           ///< where this round begins
+    std::int64_t next_epoch = -1;    ///< begun next by the loader that trains
+    BatchPlace place;                ///< of the weights, when remembered
+    bool in_batch = false;           ///< the step of the batch there may be done
+  } round;
+
+  void set_place(const BatchPlace& place, bool in_batch) {
+    round.place = place;
+    round.in_batch = in_batch;
+    if (round.remember) round.remember();
+  }
 };
 
 }  // namespace ddprun

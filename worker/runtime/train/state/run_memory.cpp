@@ -235,6 +235,7 @@ void RunMemory::share(const ddp::ProcessGroup& group) {
   progress = 0;
   if (group.rank() != 0) return;
   // State that only rank 0 keeps.
+  if (!own && folder.empty()) return;
   auto callbacks = own ? own->callbacks : find_resume(folder).state.callbacks;
   state->callbacks.merge(callbacks);
 }
