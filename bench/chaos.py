@@ -19,7 +19,7 @@ The last two lines are for jobs on several nodes (network namespaces: several_no
 
 Programs and launchers are those of recovery.py; the Python programs save every 10 steps. Columns: seconds undisturbed and disturbed, goodput
 (their ratio), seconds from a fault to the first line that mentions it (and for how many faults there was one), seconds to the next
-new step (median and longest), repeated steps, whether the final weights are bit for bit those of the undisturbed run, and the last loss that
+new step (median, 99th percentile, longest), repeated steps, whether the final weights are bit for bit those of the undisturbed run, and the last loss that
 each printed (of the test; of the last training step in Python). Without a new step or a line for `limit` seconds, a job counts as hung.
 """
 import argparse
@@ -147,7 +147,7 @@ def main():
             arguments.faults_of = [each for each in arguments.faults_of if each != fault]
     if arguments.logs:
         arguments.logs.mkdir(parents=True, exist_ok=True)
-    columns = ["", "undisturbed, s", "disturbed, s", "faults", "goodput", "first word, s", "next new step, s", "longest", "done again", "weights", "loss"]
+    columns = ["", "undisturbed, s", "disturbed, s", "faults", "goodput", "first word, s", "next new step, s", "p99", "longest", "repeated", "weights", "loss"]
     print("| " + " | ".join(columns) + " |" + "\n|" + "---|" * len(columns), flush=True)
     runs, by_fault = [], {}
     for name, (make_command, ranks) in recovery.cases(arguments, every=10).items():
@@ -181,7 +181,8 @@ def main():
         runs += [(name, new, struck)] if len(new) > 1 else []
         same = outcome or ("-" if results[0][0] is None else "equal" if results[0][0] == results[1][0] else "differ")
         cells = [name, "%.1f" % took[0], "%.1f" % took[-1], len(struck), "-" if outcome else "%.1f %%" % (100 * took[0] / took[1]),
-                 f"{median(words)} ({len(words)})", median(blinks), "%.2f" % max(blinks, default=0), len(job.steps) - len(new), same,
+                 f"{median(words)} ({len(words)})", median(blinks), "%.2f" % sorted([0, *blinks])[round(0.99 * len(blinks))],
+                 "%.2f" % max(blinks, default=0), len(job.steps) - len(new), same,
                  " / ".join(loss for _, loss in results)]
         print("| " + " | ".join(map(str, cells)) + " |", flush=True)
     names = list(dict.fromkeys(name for row in by_fault.values() for name in row))

@@ -206,7 +206,7 @@ TEST_CASE("a rank without memory on its GPU ends with the allocator's figures, n
 TEST_CASE("on GPUs a lost rank is replaced, and nothing of the step that it left is used", "[fake_gpu]") {
   need_fashion_mnist();
   const TempDir dir;
-  const std::string parallel = GENERATE("", "--zero1", "--fsdp");
+  const std::string parallel = GENERATE("", "--zero1", "--fsdp", "--precision=16-mixed");
   CAPTURE(parallel);
   const auto events = dir.path() / "events";
   const auto command = [&](const fs::path& out) {

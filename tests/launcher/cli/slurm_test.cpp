@@ -180,6 +180,16 @@ TEST_CASE("with one task a node each is a node of the job", "[slurm]") {
   CHECK(options.notes.empty());
 }
 
+TEST_CASE("with spares the step's next nodes may take the coordinator's place", "[slurm]") {
+  const auto successors = [](std::vector<std::string> flags) {
+    return parse_steps(std::move(flags), one_task(0)).nodes.successors;
+  };
+  CHECK(successors({"--nproc-per-node=4"}).empty());
+  const auto with_spare = successors({"--nproc-per-node=4", "--spares=1", "--recover=rank"});
+  REQUIRE(with_spare.size() == 1);
+  CHECK(with_spare[0] == Endpoint{"n2", 20000 + 6 * 131 + 3});
+}
+
 TEST_CASE("with several tasks a node each is a worker", "[slurm]") {
   const Options options = parse_steps({}, third_task());
   const NodesOptions& nodes = options.nodes;
