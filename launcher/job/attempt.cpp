@@ -185,15 +185,15 @@ asio::awaitable<void> drain(Job& job, WorkerGroup& group, AttemptOutput& logs, b
     if (co_await wants_to_hurry(job, group)) break;
 }
 
-/// Whether the job can continue if only this worker is restarted.
-bool others_can_go_on(Parts& parts, Attempt& attempt, std::size_t failed) {
+/// Whether the job can continue if only workers that failed are restarted.
+bool others_can_go_on(Parts& parts, Attempt& attempt) {
   const Round& round = attempt.round;
   const auto& workers = parts.group.workers();
   if (workers.size() < static_cast<std::size_t>(round.workers)) return false;  // a signal arrived first
   for (std::size_t i = 0; i < workers.size(); ++i) {
     const auto abilities = parts.rounds.abilities(i);
     attempt.unannounced = !abilities;
-    if (!abilities || !abilities->recovers || (i != failed && workers[i].succeeded())) return false;
+    if (!abilities || !abilities->recovers || workers[i].succeeded()) return false;
   }
   return round.world_size > round.workers ||
          std::ranges::any_of(workers, [](const Worker& worker) { return !worker.status; });
@@ -242,7 +242,7 @@ asio::awaitable<void> run_rounds(Job& job, Attempt& attempt, Parts& parts, const
     if (end) {
       attempt.outcome = *end;
       const auto* failed = std::get_if<WorkerFailed>(&attempt.outcome);
-      if (failed == nullptr || !recovers(job) || !others_can_go_on(parts, attempt, failed->index) ||
+      if (failed == nullptr || !recovers(job) || !others_can_go_on(parts, attempt) ||
           !replacing.ask(attempt, parts.group.workers()[failed->index].process.pid)) {
         if (lost && std::holds_alternative<EndedByPeers>(attempt.outcome)) attempt.outcome = *lost;
         co_return;
@@ -251,6 +251,9 @@ asio::awaitable<void> run_rounds(Job& job, Attempt& attempt, Parts& parts, const
         if (!lost) lost = attempt.outcome;
         continue;
       }
+    } else if (!others_can_go_on(parts, attempt)) {
+      attempt.outcome = EndedByPeers{peers.decline(attempt)};
+      co_return;
     }
     if (!begin_round(job, attempt, parts, replacing.next(attempt))) co_return;
     lost.reset();

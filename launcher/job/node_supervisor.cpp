@@ -276,9 +276,19 @@ class NodeSupervisor {
     return false;
   }
 
+  /// The round in place that begins.
+  Round take_round() { return own(std::get<Start>(std::get<CoordinatorMessage>(*link().next()))); }
+
+  std::string decline(const Attempt& attempt) {
+    const Round round = take_round();
+    last_reason_ = "the workers of node " + name_of_node(nodes_) + " cannot continue without the lost ones" +
+                   (attempt.unannounced ? ": the program has not announced support for --recover=rank" : "");
+    link().send(Failed{round.number, EndedByPeers{}, last_reason_});
+    return last_reason_;
+  }
+
   NextRound next_round() {
-    const auto news = link().next();
-    NextRound next{own(std::get<Start>(std::get<CoordinatorMessage>(*news))), {}};
+    NextRound next{take_round(), {}};
     next.port = std::exchange(port_, std::nullopt);
     count_restart();
     last_reason_.clear();
@@ -297,9 +307,9 @@ class NodeSupervisor {
   asio::awaitable<std::optional<RunResult>> run_round(const Start& start) {
     const Round round = own(start);
     if (!record_.attempts.empty()) count_restart();
-    const Peers peers{[this] { return link().end_reason(); },
-                      [this](const Attempt& attempt) { report_end(attempt); },
-                      [this] { return begins_round(); }};
+    const Peers peers{
+        [this] { return link().end_reason(); }, [this](const Attempt& attempt) { report_end(attempt); },
+        [this] { return begins_round(); }, [this](const Attempt& attempt) { return decline(attempt); }};
     const Replacing replacing{
         [this](const Attempt& attempt, pid_t failed) { return report_loss(attempt, failed); },
         [this](const Attempt&) { return next_round(); }};

@@ -216,6 +216,10 @@ void Coordinator::remove(Nodes::iterator gone, const std::string& reason, Time n
 
 void Coordinator::fail(const Failed& failed, Time now) {
   const std::string text = shortened(printable(failed.text), kMaxTextBytes);
+  // What began the round in place has been counted, if it counts.
+  if (in_place_ && (std::holds_alternative<EndedByPeers>(failed.end) ||
+                    (std::holds_alternative<WorkerFailed>(failed.end) && failed.round < round_)))
+    return stop_round(text, pause_);
   const Clock::duration lived = phase_ == Phase::kRunning ? now - running_since_ : Clock::duration(0);
   const Decision decision = decide(settings_.restarts, failed.end, restarts_used_, lived);
   if (!decision.restart)  // a failure never ends the job with 0
@@ -223,6 +227,7 @@ void Coordinator::fail(const Failed& failed, Time now) {
                settings_.restarts.max_restarts == 0 ? text : text + "; not restarted: " + decision.reason);
   restarts_used_ = decision.restarts_used;
   ++restart_count_;
+  pause_ = decision.delay;
   if (failed.in_place && phase_ == Phase::kRunning && unfinished_ == members_.size())
     return lead_round(/*in_place=*/true);
   stop_round(text + "; " + decision.reason, decision.delay);
@@ -356,6 +361,7 @@ bool Coordinator::take_spare(NodeId lost, const Join& join) {
   spare->second.was_in_round = true;
   --ready_;
   std::replace(members_.begin(), members_.end(), lost, spare->first);
+  pause_ = milliseconds(0);
   lead_round(/*in_place=*/true);
   return true;
 }

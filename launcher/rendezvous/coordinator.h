@@ -169,8 +169,8 @@ class Coordinator {
   int restart_count_ = 0;
   std::map<std::string, int> losses_;  ///< how many times in a row a node was lost from a young round
   Time forming_since_, resigns_at_, running_since_, pause_end_, next_beat_;
-  std::optional<Time> last_call_end_;  ///< for kForming, and for kRunning once a node waits to join
-  std::chrono::milliseconds pause_{0};
+  std::optional<Time> last_call_end_;   ///< for kForming, and for kRunning once a node waits to join
+  std::chrono::milliseconds pause_{0};  ///< before all workers restart
   std::vector<std::pair<NodeId, CoordinatorMessage>> messages_;
   std::optional<End> ended_;
   bool resigned_ = false;

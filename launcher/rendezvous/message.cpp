@@ -126,6 +126,7 @@ const char* kind_of(const AttemptEnd& end) {
   if (std::holds_alternative<Hung>(end)) return "hang";
   if (std::holds_alternative<TimedOut>(end)) return "timeout";
   if (std::holds_alternative<SignalReceived>(end)) return "signal";
+  if (std::holds_alternative<EndedByPeers>(end)) return "other-node";
   return std::holds_alternative<StartFailed>(end) ? "start_failed" : "";
 }
 
@@ -138,7 +139,8 @@ Alternative& as(AttemptEnd& end) {
 
 void visit(auto& fields, AttemptEnd& end) {
   std::string kind = kind_of(end);
-  fields.choice("kind", kind, {"exited", "killed", "hang", "timeout", "signal", "start_failed"});
+  fields.choice("kind", kind,
+                {"exited", "killed", "hang", "timeout", "signal", "other-node", "start_failed"});
   if (kind == "exited") {
     fields.integer("exit_code", as<WorkerFailed>(end).status.code, 1, kMaxExitCode);
   } else if (kind == "killed") {
@@ -150,6 +152,8 @@ void visit(auto& fields, AttemptEnd& end) {
     as<Hung>(end);
   } else if (kind == "timeout") {
     as<TimedOut>(end);
+  } else if (kind == "other-node") {
+    as<EndedByPeers>(end);
   } else if (kind == "signal") {
     fields.integer("signal", as<SignalReceived>(end).signal, 1, kMaxSignal);
   } else {

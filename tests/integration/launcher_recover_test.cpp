@@ -225,10 +225,11 @@ TEST_CASE("a worker is replaced while rank 0 listens on a port that the user cho
 TEST_CASE("a node that stands by takes a lost node's place, and the other node's workers go on",
           "[recover]") {
   const bool in_place = GENERATE(true, false);
-  CAPTURE(in_place);
+  const bool wanted = in_place || GENERATE(true, false);  // of a program that does not announce support
+  CAPTURE(in_place, wanted);
   NodeJob nodes;
   std::vector<std::string> flags = {"--nnodes=2", "--spares=1", "--nproc-per-node=1"};
-  if (in_place) flags.insert(flags.end(), {"--recover=rank", "--max-restarts=1"});
+  if (wanted) flags.insert(flags.end(), {"--recover=rank", "--max-restarts=1"});
   std::vector<std::string> actions = {"ready", "pause"};
   if (in_place) actions = {"recovers", "true", "ready", "--old", "meet", "wait-for-round", "--all", "meet"};
   nodes.start(flags, actions);
@@ -245,6 +246,7 @@ TEST_CASE("a node that stands by takes a lost node's place, and the other node's
   CHECK(ends[0] == (in_place ? ExitStatus::exited(0) : ExitStatus::killed(SIGTERM)));
   CHECK(ends[2] == ExitStatus::exited(in_place ? 0 : 128 + SIGTERM));
   CHECK(count_of("ready ", nodes.node(0).out()) == (in_place ? 1 : 2));
+  CHECK(count_of("has not announced support", nodes.node(0).err()) == (wanted && !in_place ? 1 : 0));
 }
 
 TEST_CASE("all nodes' workers start again if those of one cannot go on", "[recover]") {

@@ -87,6 +87,29 @@ TEST_CASE("a node that stands by takes a lost node's place, and the others go on
   CHECK_FALSE(rig.ended());
 }
 
+TEST_CASE("a node whose workers cannot go on without the lost ones costs no second restart",
+          "[coordinator]") {
+  auto settings = job(2, 2, 1);
+  settings.spares = 1;
+  settings.in_place = true;
+  const bool spare = GENERATE(true, false), early = GENERATE(true, false);
+  TwoNodes rig(settings);
+  const auto other = rig.join("c");
+  if (spare)
+    rig.lose(rig.b);
+  else
+    rig.say(rig.b, lost(0));
+  if (!early) rig.obey();
+  rig.say(rig.a, early ? failed(7) : Failed{1, EndedByPeers{}, "the workers cannot continue"});
+  CHECK(rig.last<Stop>(rig.a).round == 1);
+  rig.obey();
+  for (const auto id : {rig.a, spare ? other : rig.b}) {
+    CHECK(rig.last<Start>(id).number == 2);
+    CHECK_FALSE(rig.last<Start>(id).in_place);
+    CHECK(rig.last<Start>(id).restart_count == (spare ? 0 : 1));
+  }
+}
+
 TEST_CASE("no round in place begins once a node has succeeded, or goes on without a lost node",
           "[coordinator]") {
   TwoNodes rig(2);

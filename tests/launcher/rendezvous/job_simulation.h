@@ -80,6 +80,7 @@ class JobSimulation {
   void hear(Id id, const CoordinatorMessage& message);
   void start_workers(Id id, int round);
   void fail_workers(Id id, int round);
+  void decline(Id id, int round);
   void end_workers(Id id, int round);
 
   void coordinate(Id id, const Cause& cause);
@@ -90,6 +91,7 @@ class JobSimulation {
   std::vector<std::string>* trace_;
   unsigned failures_;  ///< of a node's rounds, in percent
   unsigned in_place_;  ///< of the failures: after which the other workers could go on
+  unsigned unable_;    ///< of the nodes: to continue in a round in place, in percent
   unsigned longest_round_ms_;
   Time now_ = Time() + std::chrono::hours(1), start_ = now_;
   Time calm_;           ///< from then on nothing goes wrong

@@ -124,15 +124,16 @@ NodeMessage JobSimulation::random_message() {
 }
 
 AttemptEnd JobSimulation::random_failure() {
-  static const std::array<AttemptEnd, 8> ends = {WorkerFailed{ExitStatus::exited(1)},
+  static const std::array<AttemptEnd, 9> ends = {WorkerFailed{ExitStatus::exited(1)},
                                                  WorkerFailed{ExitStatus::exited(7)},
                                                  WorkerFailed{ExitStatus::killed(SIGSEGV)},
                                                  Hung{},
                                                  TimedOut{},
                                                  SignalReceived{SIGTERM},
                                                  StartFailed{127},
+                                                 EndedByPeers{},
                                                  AllSucceeded{}};
-  return chance(80) ? ends.at(below(4)) : ends.at(below(8));
+  return chance(80) ? ends.at(below(4)) : ends.at(below(9));
 }
 
 void JobSimulation::hear(Id id, const CoordinatorMessage& message) {
@@ -152,6 +153,7 @@ void JobSimulation::hear(Id id, const CoordinatorMessage& message) {
       throw BrokenPromise("a start while workers of another round live");
     if (node.honest && node.running && *node.running >= start->number)
       throw BrokenPromise("a round in place that is not newer than the workers' own");
+    if (node.running && chance(unable_)) return decline(id, start->number);
     start_workers(id, start->number);
   } else if (const auto* stop = std::get_if<Stop>(&message)) {
     end_workers(id, stop->round);
@@ -181,6 +183,15 @@ void JobSimulation::fail_workers(Id id, int round) {
   say(id, Failed{round, random_failure(), "a worker failed", in_place});
   nodes_.at(id).lacks_worker = true;
   if (!in_place && chance(50)) end_workers(id, round);  // else once it is told to
+}
+
+/// A round in place.
+void JobSimulation::decline(Id id, int round) {
+  note(id, "declines");
+  nodes_.at(id).running = round;
+  nodes_.at(id).lacks_worker = true;
+  say(id, Failed{round, EndedByPeers{}, "the workers cannot continue"});
+  if (chance(50)) end_workers(id, round);
 }
 
 void JobSimulation::end_workers(Id id, int round) {

@@ -28,6 +28,7 @@ std::vector<NodeMessage> node_messages() {
           Failed{2, TimedOut{}, "timeout"},
           Failed{2, SignalReceived{15}, "signal"},
           Failed{2, StartFailed{127}, "not found"},
+          Failed{2, EndedByPeers{}, "cannot continue"},
           Failed{2, WorkerFailed{ExitStatus::killed(9)}, "killed", true},
           Succeeded{2147483647},
           Ended{1},
@@ -198,7 +199,7 @@ TEST_CASE("how a node failed is one of the known kinds", "[message]") {
   json object = json::parse(encode(Failed{0, Hung{}, ""}));
   object["kind"] = "succeeded";
   CHECK(message_of(object.dump()) ==
-        "failed: expected kind to be exited, killed, hang, timeout, signal or start_failed, got "
+        "failed: expected kind to be exited, killed, hang, timeout, signal, other-node or start_failed, got "
         "'\"succeeded\"'");
   CHECK_THROWS_AS(encode(Failed{0, AllSucceeded{}, ""}), std::logic_error);
 }
