@@ -295,7 +295,7 @@ class NodeSupervisor {
     return next;
   }
 
-  /// Tells the coordinator about a worker that can be replaced. round_ may already be the next one's (Lead).
+  /// Tells the coordinator about a worker that can be replaced.
   bool report_loss(const Attempt& attempt, pid_t failed) {
     const std::string text = describe_loss(attempt, failed, oom_);
     log_warning(text + "; it is to be started alone again");
@@ -321,7 +321,7 @@ class NodeSupervisor {
       co_return RunResult::by_signal(received->signal);
     if (!attempt.user_signals.empty()) co_return leave_or_end(attempt.user_signals.front());
     // The coordinator knows of every other end and has sent Stop, answered by Ended, or End.
-    if (std::holds_alternative<AllSucceeded>(attempt.outcome)) link().send(Succeeded{round_});
+    if (std::holds_alternative<AllSucceeded>(attempt.outcome)) link().send(Succeeded{attempt.round.number});
     co_return std::nullopt;
   }
 
@@ -330,17 +330,18 @@ class NodeSupervisor {
     if (std::holds_alternative<AllSucceeded>(attempt.outcome) ||
         std::holds_alternative<EndedByPeers>(attempt.outcome))
       return;
-    send_failure(attempt.outcome, describe_end(attempt) + " on node " + name_of_node(nodes_));
+    send_failure(attempt.round.number, attempt.outcome,
+                 describe_end(attempt) + " on node " + name_of_node(nodes_));
   }
 
-  void send_failure(const AttemptEnd& end, const std::string& text) {
+  void send_failure(int round, const AttemptEnd& end, const std::string& text) {
     last_reason_ = text;
-    link().send(Failed{round_, end, text});
+    link().send(Failed{round, end, text});
   }
 
   /// Reports ddprun's own failure; no round follows on this node.
   void fail_job(int exit_code, const std::string& text) {
-    send_failure(StartFailed{exit_code, text}, text + " on node " + name_of_node(nodes_));
+    send_failure(round_, StartFailed{exit_code, text}, text + " on node " + name_of_node(nodes_));
     connections_.end_job(exit_code, last_reason_);
   }
 
@@ -388,7 +389,7 @@ class NodeSupervisor {
   JobRecord& record_;
   OomWatch oom_;
   std::optional<HeldPort> port_;
-  int round_ = 0;
+  int round_ = 0;          ///< the last one heard of; the workers may be of an earlier one (Lead)
   FormerRound former_;     ///< the last round
   bool in_round_ = false;  ///< since this node came to its coordinator
   bool stands_by_ = false;

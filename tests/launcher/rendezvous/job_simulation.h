@@ -45,6 +45,7 @@ class JobSimulation {
     bool honest = true;
     bool lacks_worker = false;                          ///< that is to be replaced in the next round in place
     std::optional<int> running;                         ///< the round that its workers are of
+    bool succeeded = false;                             ///< its workers
     int last_ended = -1;                                ///< the last round whose workers it has ended
     Time last_to_node, last_from_node;                  ///< when the youngest message on its way arrives
     std::deque<std::optional<NodeMessage>> on_its_way;  ///< to the coordinator; none: the connection's end

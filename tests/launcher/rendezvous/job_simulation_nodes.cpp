@@ -137,7 +137,7 @@ AttemptEnd JobSimulation::random_failure() {
 }
 
 void JobSimulation::hear(Id id, const CoordinatorMessage& message) {
-  const Node& node = nodes_.at(id);
+  Node& node = nodes_.at(id);
   if (!node.alive || node.silent) return;
   if (!std::holds_alternative<Beat>(message)) note(id, "hears message " + std::to_string(message.index()));
   if (const auto* lead = std::get_if<Lead>(&message)) {
@@ -158,7 +158,10 @@ void JobSimulation::hear(Id id, const CoordinatorMessage& message) {
   } else if (const auto* stop = std::get_if<Stop>(&message)) {
     end_workers(id, stop->round);
   } else if (std::holds_alternative<End>(message) || std::holds_alternative<Refused>(message)) {
-    nodes_.at(id).running.reset();
+    const auto* end = std::get_if<End>(&message);
+    if (end != nullptr && end->exit_code == 0 && node.honest && node.running && !node.succeeded)
+      throw BrokenPromise("the job has succeeded while workers run");
+    node.running.reset();
     after(up_to(20), [this, id] { hang_up(id); });
   }
 }
@@ -166,12 +169,13 @@ void JobSimulation::hear(Id id, const CoordinatorMessage& message) {
 /// Or, of a round in place, those that were lost.
 void JobSimulation::start_workers(Id id, int round) {
   nodes_.at(id).running = round;
-  nodes_.at(id).lacks_worker = false;
+  nodes_.at(id).lacks_worker = nodes_.at(id).succeeded = false;
   after(Milliseconds(1) + up_to(longest_round_ms_), [this, id, round] {
     if (nodes_.at(id).running != round || nodes_.at(id).lacks_worker) return;
     if (now_ < calm_ && chance(failures_)) {
       fail_workers(id, round);
     } else {
+      nodes_.at(id).succeeded = true;
       say(id, Succeeded{round});
       if (chance(10)) hang_up(id);
     }
