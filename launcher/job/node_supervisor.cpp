@@ -145,8 +145,10 @@ class NodeSupervisor {
 
   /// Looks for the job's coordinator, perhaps another one. False if there will be none.
   bool look_again(const std::string& reason, bool hung_up) {
+    const auto window = job_.options.restart.window;
+    if (in_round_ && window && Clock::now() - round_since_ >= *window) former_.restarts_used = 0;
     const bool goes_on =
-        nodes_.elastic() || nodes_.spares > 0 || former_.restarts < job_.options.restart.max_restarts;
+        nodes_.elastic() || nodes_.spares > 0 || former_.restarts_used < job_.options.restart.max_restarts;
     const bool ended_here = connections_.server() != nullptr && connections_.server()->ended();
     if (nodes_.successors.empty() || !goes_on || ended_here || !link().was_connected()) return false;
     former_ = link().former().number == former_.number ? link().former() : former_;
@@ -253,7 +255,9 @@ class NodeSupervisor {
       round.master_addr = nodes_.port_is_workers ? nodes_.endpoint.host : link().coordinator_address();
     round_ = round.number;
     in_round_ = true;
-    former_ = {start.number, start.group_world_size, start.group_rank, start.restart_count, false};
+    former_ = {start.number, start.group_world_size, start.group_rank, start.restart_count,
+               false,        start.restarts_used};
+    round_since_ = Clock::now();
     if (start.group_rank != 0) port_.reset();
     oom_.restart();
     return round;
@@ -389,8 +393,9 @@ class NodeSupervisor {
   JobRecord& record_;
   OomWatch oom_;
   std::optional<HeldPort> port_;
-  int round_ = 0;          ///< the last one heard of; the workers may be of an earlier one (Lead)
-  FormerRound former_;     ///< the last round
+  int round_ = 0;       ///< the last one heard of; the workers may be of an earlier one (Lead)
+  FormerRound former_;  ///< the last round
+  Clock::time_point round_since_;
   bool in_round_ = false;  ///< since this node came to its coordinator
   bool stands_by_ = false;
   std::optional<Endpoint> lost_;  ///< endpoint of the last coordinator lost while its job ran

@@ -73,7 +73,8 @@ void Coordinator::go_on_after(const FormerRound& former, Time now) {
   former_ = former;
   round_ = former.number;
   const int for_the_lost_node = elastic() || settings_.spares > 0 ? 0 : 1;
-  restart_count_ = restarts_used_ = former.restarts + for_the_lost_node;
+  restart_count_ = former.restarts + for_the_lost_node;
+  restarts_used_ = former.restarts_used + for_the_lost_node;
 }
 
 /// The nodes of the lost coordinator's last round, without its own if that has ended; kNobody for those
@@ -393,6 +394,7 @@ void Coordinator::start_round(int port, Time now) {
   start.master_port = port;
   start.run_id = settings_.run_id;
   start.restart_count = restart_count_;
+  start.restarts_used = restarts_used_;
   start.max_restarts = settings_.restarts.max_restarts;
   std::map<std::string, int> role_sizes, role_ranks;
   for (const NodeId id : members_) {

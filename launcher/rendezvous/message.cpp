@@ -175,6 +175,7 @@ void visit(auto& fields, Join& join) {
   fields.integer("former_nodes", join.former.nodes, 0, kMaxCount);
   fields.integer("former_rank", join.former.group_rank, 0, kMaxCount);
   fields.integer("former_restarts", join.former.restarts, 0, INT_MAX);
+  fields.integer("former_restarts_used", join.former.restarts_used, 0, kMaxCount);
   fields.flag("nobody_listens", join.former.nobody_listens);
   fields.text("id", join.id, kMaxName);
 }
@@ -225,6 +226,7 @@ void visit(auto& fields, Start& start) {
   fields.text("run_id", start.run_id, kMaxName);
   fields.flag("in_place", start.in_place);
   fields.integer("restart_count", start.restart_count, 0, INT_MAX);
+  fields.integer("restarts_used", start.restarts_used, 0, kMaxCount);
   fields.integer("max_restarts", start.max_restarts, 0, kMaxCount);
 }
 

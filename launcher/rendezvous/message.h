@@ -24,6 +24,7 @@ struct FormerRound {
   int group_rank = 0;
   int restarts = 0;
   bool nobody_listens = false;  ///< at its coordinator's endpoint: that ddprun has ended
+  int restarts_used = 0;        ///< as in Round
   bool operator==(const FormerRound&) const = default;
 };
 

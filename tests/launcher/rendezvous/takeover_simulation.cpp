@@ -329,7 +329,8 @@ void TakeoverSimulation::hear(Host host, std::size_t connection, const Coordinat
     note_round(host, connections_[connection].coordinator, start->group_world_size);
     program.running = {connections_[connection].coordinator, round};
     program.in_round = true, program.succeeded = false;
-    program.former = {round, start->group_world_size, start->group_rank, start->restart_count, false};
+    program.former = {round, start->group_world_size, start->group_rank, start->restart_count,
+                      false, start->restarts_used};
     on(host, Milliseconds(20) + up_to(500), [this, &program, connection, round] {
       const auto& running = program.running;
       if (program.connection != connection || !running || running->second != round) return;
@@ -375,7 +376,7 @@ void TakeoverSimulation::lose(Host host, std::size_t connection, bool hung_up) {
   on(host, up_to(chance(80) ? 30 : kEnding.count()), [this, host, took_part, &program] {  // its workers end
     program.running.reset();
     const bool goes_on = settings_.min_nodes < settings_.max_nodes || settings_.spares > 0 ||
-                         program.former.restarts < settings_.restarts.max_restarts;
+                         program.former.restarts_used < settings_.restarts.max_restarts;
     if (!goes_on || (program.coordinator && program.coordinator->ended())) return finish(host);
     program.asking_again_since = now_;
     if (took_part) program.asking_since = now_;
