@@ -281,7 +281,13 @@ class NodeSupervisor {
   }
 
   /// The round in place that begins.
-  Round take_round() { return own(std::get<Start>(std::get<CoordinatorMessage>(*link().next()))); }
+  Round take_round() {
+    const Round round = own(std::get<Start>(std::get<CoordinatorMessage>(*link().next())));
+    // Of several losses it names the first.
+    if (!round.reason.starts_with(last_reason_)) log_warning(last_reason_ + "; replacing this rank, too");
+    log_warning(printable(round.reason));
+    return round;
+  }
 
   std::string decline(const Attempt& attempt) {
     const Round round = take_round();
@@ -301,15 +307,15 @@ class NodeSupervisor {
 
   /// Tells the coordinator about a worker that can be replaced.
   bool report_loss(const Attempt& attempt, pid_t failed) {
-    const std::string text = describe_loss(attempt, failed, oom_);
-    log_warning(text + "; it is to be started alone again");
-    last_reason_ = text + " on node " + name_of_node(nodes_);
+    last_reason_ = describe_loss(attempt, failed, oom_) + " on node " + name_of_node(nodes_);
     link().send(Failed{attempt.round.number, attempt.outcome, last_reason_, /*in_place=*/true});
     return true;
   }
 
   asio::awaitable<std::optional<RunResult>> run_round(const Start& start) {
     const Round round = own(start);
+    if (!start.reason.empty()) log_warning(printable(start.reason));
+    last_reason_.clear();
     if (!record_.attempts.empty()) count_restart();
     const Peers peers{
         [this] { return link().end_reason(); }, [this](const Attempt& attempt) { report_end(attempt); },

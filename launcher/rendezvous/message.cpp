@@ -228,6 +228,7 @@ void visit(auto& fields, Start& start) {
   fields.integer("restart_count", start.restart_count, 0, INT_MAX);
   fields.integer("restarts_used", start.restarts_used, 0, kMaxCount);
   fields.integer("max_restarts", start.max_restarts, 0, kMaxCount);
+  fields.text("reason", start.reason, kMaxText);
 }
 
 void visit(auto& fields, Stop& stop) {

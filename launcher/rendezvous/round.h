@@ -23,6 +23,7 @@ struct Round {
   int master_port = 0;
   std::string run_id;
   int max_restarts = 0;
+  std::string reason;  ///< why it is in place, for the log
 
   bool operator==(const Round&) const = default;
 };

@@ -90,7 +90,8 @@ nlohmann::json start_of_second_node(int round, bool in_place) {
           {"first_role_rank", 1}, {"role_world_size", 2},
           {"restart_count", 0},   {"master_addr", "127.0.0.1"},
           {"master_port", 1},     {"run_id", "x"},
-          {"in_place", in_place}, {"max_restarts", 0}};
+          {"in_place", in_place}, {"restarts_used", 0},
+          {"max_restarts", 0},    {"reason", ""}};
 }
 
 TEST_CASE("a coordinator's words cannot drive the terminal", "[nodes]") {

@@ -1,4 +1,4 @@
-// --recover=rank: a worker that failed is started alone again.
+// --recover=rank: only a worker that failed is replaced.
 
 #include <csignal>
 #include <fstream>
@@ -34,7 +34,7 @@ TEST_CASE("a lost worker alone is started again, and the others meet it in a new
   CHECK(count_of("lost [" + lost + "] in round 1", run.out) == 2);
   CHECK(count_of("rank 0 lost", run.out) == count_of("with a socket", run.out));
   CHECK_THAT(run.err, ContainsSubstring("rank " + lost +
-                                        " failed: signal 9 (SIGKILL); starting it alone again: "
+                                        " failed: signal 9 (SIGKILL); replacing only this rank: "
                                         "restart 1 of 2"));
   const auto record = json::parse(read_file(result));
   CHECK(record["restarts"] == 1);
@@ -44,7 +44,43 @@ TEST_CASE("a lost worker alone is started again, and the others meet it in a new
   CHECK(record["attempts"][0]["workers"][3]["status"]["signal"] == 9);
 }
 
-TEST_CASE("a worker that the OOM killer took is started alone again, and the reason is told", "[recover]") {
+TEST_CASE("an error as a round in place begins ends the survivors as any end does", "[recover]") {
+  const TempDir dir;
+  const auto result = dir.path() / "result.json", logs = dir.path() / "logs";
+  const auto go = (dir.path() / "go").string();
+  Child child(job(recovering(2, {"--log-dir=" + logs.string(), "--result-json=" + result.string()}),
+                  {"recovers", "true", "--rank", "0", "daemon", "ready", "await", "--rank", "1", "ready",
+                   "wait-for-file", go, "kill", "9"}));
+  REQUIRE(child.wait_for_output("ready ", 2));
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(logs))
+    if (entry.path().filename() == "attempt_0")
+      write_file_atomic(entry.path().parent_path() / "attempt_1", "");
+  write_file_atomic(go, "");
+  CHECK(child.wait() == ExitStatus::exited(125));
+  CHECK(count_of("got SIGTERM rank 0", child.out()) == 1);
+  CHECK(json::parse(read_file(result))["attempts"].size() == 1);
+  check_nothing_left(child);
+}
+
+TEST_CASE("a signal that is passed on does not end a worker that does not handle it yet", "[recover]") {
+  const bool handles = GENERATE(true, false);
+  const TempDir dir;
+  const auto events = dir.path() / "events.json";
+  const auto go = (dir.path() / "go").string();
+  Child child(script(recovering(2, {"--events-json=" + events.string()}),
+                     std::string(handles ? "trap 'echo got it' USR1; " : "") + "echo ready; until [ -e " +
+                         go + " ]; do sleep 0.02; done"));
+  REQUIRE(child.wait_for_output("ready", 2));
+  child.send_signal(SIGUSR1);
+  CHECK(wait_until([&] { return count_of("SIGUSR1", read_file(events)) > 0; }));
+  write_file_atomic(go, "");
+  CHECK(child.wait() == ExitStatus::exited(0));
+  CHECK(count_of("got it", child.out()) == (handles ? 2 : 0));
+  CHECK(count_of("failed", child.err()) == 0);
+  check_nothing_left(child);
+}
+
+TEST_CASE("a worker that the OOM killer took is replaced alone, and the reason is told", "[recover]") {
   // Beside this process's own: ddprun counts the kills of its cgroup.
   const std::string text = read_file("/proc/self/cgroup", 1 << 16);
   const auto v1 = text.find(":memory:");
@@ -68,7 +104,7 @@ TEST_CASE("a worker that the OOM killer took is started alone again, and the rea
     CHECK(count_of("goes on", run.out) == 2);
     CHECK_THAT(run.err,
                ContainsSubstring("rank 1 failed: signal 9 (SIGKILL), out of memory: the kernel killed "));
-    CHECK_THAT(run.err, ContainsSubstring("; starting it alone again: restart 1 of 2"));
+    CHECK_THAT(run.err, ContainsSubstring("; replacing only this rank: restart 1 of 2"));
   }
   CHECK(wait_until([&] { return fs::remove(group, error); }));
 }
@@ -89,7 +125,7 @@ TEST_CASE("all workers start again if one of them cannot go on without the lost 
                                             ? "restarting all workers (restart 1 of 2): the program has not "
                                               "announced support for --recover=rank\n"
                                             : "restarting all workers: restart 1 of 2\n"));
-  CHECK(count_of("alone", run.err) == 0);
+  CHECK(count_of("only this rank", run.err) == 0);
 }
 
 TEST_CASE("a worker that always fails uses up the restarts, and its code is the job's", "[recover]") {
@@ -208,7 +244,7 @@ TEST_CASE("a worker that is lost on one of two nodes is replaced alone, and thos
   CHECK(count_of(", round 0 at", out) == 4);
   CHECK(count_of(", round 1 at", out) == 4);
   CHECK(count_of(" in round 1", out) == 3);
-  CHECK(count_of("it is to be started alone again", err) == 1);
+  CHECK(count_of("replacing only this rank: restart 1 of 2", err) == 2);
 }
 
 TEST_CASE("a worker is replaced while rank 0 listens on a port that the user chose", "[recover]") {
@@ -247,6 +283,8 @@ TEST_CASE("a node that stands by takes a lost node's place, and the other node's
   CHECK(ends[2] == ExitStatus::exited(in_place ? 0 : 128 + SIGTERM));
   CHECK(count_of("ready ", nodes.node(0).out()) == (in_place ? 1 : 2));
   CHECK(count_of("has not announced support", nodes.node(0).err()) == (wanted && !in_place ? 1 : 0));
+  for (const std::size_t node : {0U, 2U})
+    CHECK(count_of(" takes its ranks", nodes.node(node).err()) == (wanted ? 1 : 0));
 }
 
 TEST_CASE("all nodes' workers start again if those of one cannot go on", "[recover]") {

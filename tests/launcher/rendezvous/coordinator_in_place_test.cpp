@@ -3,7 +3,7 @@
 #include "launcher/rendezvous/coordinator.h"
 #include "tests/launcher/rendezvous/coordinator_rig.h"
 
-// Rounds in place (--recover=rank): a lost worker is started alone again, and the others go on.
+// Rounds in place (--recover=rank): only a lost worker is replaced, and the others go on.
 
 namespace ddprun::launcher {
 namespace {
@@ -28,6 +28,7 @@ TEST_CASE("a lost worker begins a round in place of the same nodes", "[coordinat
     CHECK(start.number == 1);
     CHECK(start.in_place);
     CHECK(start.restart_count == 1);
+    CHECK(start.reason == "rank 1 was killed; replacing only this rank: restart 1 of 2");
     CHECK(start.master_port == 2001);
     CHECK(start.group_rank == (id == rig.a ? 0 : 1));
   }
@@ -81,6 +82,8 @@ TEST_CASE("a node that stands by takes a lost node's place, and the others go on
     CHECK(start.group_rank == 0);
     CHECK(rig.count<Stop>(rig.b) == 0);
     CHECK(rig.last<Start>(rig.b).master_addr == "10.0.0.3");
+    CHECK(start.reason ==
+          "node a (10.0.0.1) was lost: the connection ended; node c (10.0.0.3) takes its ranks");
   } else {
     CHECK(rig.last<Stop>(rig.b).round == 0);
   }
